@@ -1,0 +1,88 @@
+package leaky
+
+// Shape is what a bucket holds its units to. Bytes and packets are limited
+// together: a unit leaves when both allow it.
+type Shape struct {
+	Bytes   Rate
+	Packets Rate
+
+	// BytesBurst and PacketsBurst are how long a bucket may have been idle to
+	// its credit, as time at the rate. 0 is strict smoothing.
+	BytesBurst   Time
+	PacketsBurst Time
+
+	// MaxDelay is the depth of the queue: a unit that would wait longer is
+	// excess. The unit's own cost does not count, so that a unit larger than
+	// the queue passes when the bucket is empty.
+	MaxDelay Time
+}
+
+// Bucket is the state of a leaky bucket: two virtual times that move together.
+// The zero Bucket is empty. A bucket with Drained(now) is indistinguishable from
+// the zero one, so it may be forgotten.
+//
+// A Bucket is not safe for concurrent use: its owner, or the owner's lock,
+// makes each decision one step.
+type Bucket struct {
+	bytes   Time
+	packets Time
+}
+
+// Depart returns the earliest instant, not before now, at which the next unit
+// may leave.
+func (b *Bucket) Depart(s *Shape, now Time) Time {
+	return max(now, b.bytes.Sub(s.BytesBurst), b.packets.Sub(s.PacketsBurst))
+}
+
+// Charge adds a unit that leaves, or has been given a place in the queue, at
+// now.
+func (b *Bucket) Charge(s *Shape, bytes, packets uint64, now Time) {
+	if !s.Bytes.Unlimited() {
+		b.bytes = max(b.bytes, now).Add(s.Bytes.Cost(bytes))
+	}
+	if !s.Packets.Unlimited() {
+		b.packets = max(b.packets, now).Add(s.Packets.Cost(packets))
+	}
+}
+
+// Offer decides over a unit that arrives at now. It returns the instant at which
+// the unit may leave, and charges it; or, when that is more than MaxDelay away,
+// false, and changes nothing.
+func (b *Bucket) Offer(s *Shape, bytes, packets uint64, now Time) (depart Time, ok bool) {
+	depart = b.Depart(s, now)
+	if depart-now > s.MaxDelay {
+		return depart, false
+	}
+	b.Charge(s, bytes, packets, now)
+	return depart, true
+}
+
+// Until returns the instant at which b will have drained.
+func (b *Bucket) Until() Time { return max(b.bytes, b.packets) }
+
+// Drained reports whether b equals the zero Bucket at now and ever after.
+func (b *Bucket) Drained(now Time) bool { return b.Until() <= now }
+
+// Inherit puts b at least as deep into debt as debt is.
+func (b *Bucket) Inherit(debt Bucket) {
+	b.bytes = max(b.bytes, debt.Until())
+	b.packets = max(b.packets, debt.Until())
+}
+
+// Rescale keeps the backlog in bytes and in packets when the shape changes from
+// old to next at now, so that a new rate hands out no fresh burst.
+func (b *Bucket) Rescale(old, next *Shape, now Time) {
+	b.bytes = now.Add(old.Bytes.rescale(b.bytes.Sub(now), next.Bytes))
+	b.packets = now.Add(old.Packets.rescale(b.packets.Sub(now), next.Packets))
+}
+
+// Late returns the instant to charge for a unit that was ready at ready, and
+// that leaves at now because whoever released it woke up late. The lateness is
+// given back up to slack, and no further: with a slack of one unit, at most two
+// leave at once.
+//
+// Without it every late wake-up is lost for ever and the mean falls short of the
+// rate; with all of it, a stall ends in a burst.
+func Late(ready, now, slack Time) Time {
+	return min(now, max(ready, now.Sub(slack)))
+}

@@ -1,0 +1,21 @@
+// Package leaky holds the arithmetic of a leaky bucket used as a queue, and the
+// clock work that releases units at the instants it computes.
+//
+// A bucket is one number: t, the virtual time at which it will have drained.
+// A unit of n bytes that arrives at now is handled by four lines:
+//
+//	cost   = n / rate                      (as time, rounded up)
+//	depart = max(now, t - burst)
+//	if depart - now > max_delay: excess    (the bucket is full, nothing changes)
+//	t      = max(t, now) + cost
+//
+// This is the virtual scheduling form of the generic cell rate algorithm
+// (ITU-T I.371, annex A) with the cost of a unit in place of a fixed increment.
+// What leaves a bucket in any interval [s, e] is at most
+// rate * (e - s) + burst + one unit.
+//
+// Everything is integer arithmetic on ticks of 1/64 ns, and every addition
+// saturates: an overflow makes a bucket slower, never faster.
+//
+// Nothing here reads a clock except [Pacer] and [Clock]; time is an argument.
+package leaky

@@ -1,0 +1,117 @@
+package leaky
+
+import (
+	"math/bits"
+	"time"
+)
+
+// Rate is how fast units may pass, kept as the cost of one unit in ticks:
+// mult / 2^shift. The zero Rate is unlimited; its units cost nothing.
+//
+// A multiplication and a shift stand for the division, as in the kernel's
+// struct psched_ratecfg (net/sched/sch_generic.c), because BPF has no 128-bit
+// division. mult is rounded up and holds at least 32 significant bits, so a
+// cost is never less than n / rate and never more than a tick and one part in
+// 2^31 above it.
+type Rate struct {
+	mult  uint64
+	max   uint64 // largest n that Cost can multiply in 64 bits
+	shift uint8
+}
+
+// NewRate returns the rate of n units every per. n = 0 or per <= 0 give the
+// unlimited Rate. Bytes at b bit/s are NewRate(b, 8*time.Second).
+func NewRate(n uint64, per time.Duration) Rate {
+	if n == 0 || per <= 0 {
+		return Rate{}
+	}
+	span := uint64(FromDuration(per))
+
+	// Scale span / n up until the quotient has 32 bits or more.
+	var shift uint8
+	for shift < 62 && quotientBelow(span, shift, n, 1<<31) {
+		shift++
+	}
+	hi, lo := shiftLeft(span, shift)
+	mult, rem := bits.Div64(hi, lo, n)
+	if rem > 0 {
+		mult++
+	}
+	return Rate{mult: mult, max: uint64(Forever) / mult, shift: shift}
+}
+
+// Cost returns the time n units take, rounded up; at most Forever.
+func (r Rate) Cost(n uint64) Time {
+	if n > r.max {
+		return r.bigCost(n)
+	}
+	return Time((n*r.mult + (1<<r.shift - 1)) >> r.shift)
+}
+
+func (r Rate) bigCost(n uint64) Time {
+	hi, lo := bits.Mul64(n, r.mult)
+	lo, carry := bits.Add64(lo, 1<<r.shift-1, 0)
+	hi += carry
+	if hi>>r.shift != 0 {
+		return Forever
+	}
+	return min(Time(hi<<(64-r.shift)|lo>>r.shift), Forever)
+}
+
+// Units returns how many units fit into t at rate r, rounded down. It is
+// meaningless for the unlimited Rate, for which it returns 0.
+func (r Rate) Units(t Time) uint64 {
+	if r.mult == 0 {
+		return 0
+	}
+	hi, lo := shiftLeft(uint64(t), r.shift)
+	if hi >= r.mult {
+		return 1<<64 - 1
+	}
+	q, _ := bits.Div64(hi, lo, r.mult)
+	return q
+}
+
+// Unlimited reports whether r is the zero Rate.
+func (r Rate) Unlimited() bool { return r.mult == 0 }
+
+// rescale converts a backlog from rate r to rate next, keeping the number of
+// units, rounded up.
+func (r Rate) rescale(backlog Time, next Rate) Time {
+	if r == next || backlog == 0 {
+		return backlog
+	}
+	if r.mult == 0 || next.mult == 0 {
+		return 0
+	}
+	// backlog * (next.mult / 2^next.shift) / (r.mult / 2^r.shift)
+	hi, lo := bits.Mul64(uint64(backlog), next.mult)
+	if hi >= r.mult {
+		return Forever
+	}
+	q, rem := bits.Div64(hi, lo, r.mult)
+	if rem > 0 {
+		q++
+	}
+	switch {
+	case r.shift >= next.shift:
+		up := r.shift - next.shift
+		if bits.Len64(q)+int(up) > 62 {
+			return Forever
+		}
+		return Time(q << up)
+	default:
+		down := next.shift - r.shift
+		return min(Time((q+(1<<down-1))>>down), Forever)
+	}
+}
+
+func shiftLeft(v uint64, s uint8) (hi, lo uint64) {
+	return v >> (64 - s), v << s
+}
+
+func quotientBelow(span uint64, shift uint8, n, bound uint64) bool {
+	hi, lo := shiftLeft(span, shift)
+	bhi, blo := bits.Mul64(n, bound)
+	return hi < bhi || hi == bhi && lo < blo
+}

@@ -1,0 +1,62 @@
+package leaky
+
+import (
+	"math"
+	"time"
+)
+
+// Time is an instant or a span in ticks of 1/64 ns. Instants count from an
+// origin of the clock's own choosing and last 9.1 years from there; spans
+// saturate at Forever.
+//
+// Whole nanoseconds would be too coarse: 64 bytes at 10 Gbit/s cost 51.2 ns.
+type Time uint64
+
+const (
+	// ticksPerNano makes the rounding error of a 64-byte unit at 10 Gbit/s
+	// 0.006 %.
+	ticksPerNano = 64
+
+	// Second is one second in ticks.
+	Second Time = 1e9 * ticksPerNano
+
+	// Forever is the longest span. A cost that reaches it stands for a unit
+	// that can never be paid for.
+	Forever Time = 1 << 62
+)
+
+// FromDuration converts d to ticks. A negative d is 0; one beyond Forever
+// (2.3 years) is Forever.
+func FromDuration(d time.Duration) Time {
+	if d <= 0 {
+		return 0
+	}
+	if uint64(d) > uint64(Forever)/ticksPerNano {
+		return Forever
+	}
+	return Time(d) * ticksPerNano
+}
+
+// Duration converts t to nanoseconds, rounded up.
+func (t Time) Duration() time.Duration {
+	if t > math.MaxUint64-(ticksPerNano-1) {
+		return time.Duration(math.MaxUint64 / ticksPerNano)
+	}
+	return time.Duration((t + ticksPerNano - 1) / ticksPerNano)
+}
+
+// Sub returns t - u, or 0 when u is later.
+func (t Time) Sub(u Time) Time {
+	if t < u {
+		return 0
+	}
+	return t - u
+}
+
+// Add returns t + d, saturating at the last instant.
+func (t Time) Add(d Time) Time {
+	if sum := t + d; sum >= t {
+		return sum
+	}
+	return math.MaxUint64
+}

@@ -1,0 +1,132 @@
+package shaper
+
+import (
+	"net/netip"
+	"strings"
+	"time"
+)
+
+// MaxLimits is how many limits one policy holds: limit i owns bit i of a [Set].
+const MaxLimits = 64
+
+// Limit is one rule: it selects traffic, splits it by key into buckets, and says
+// what each bucket is held to.
+type Limit struct {
+	Name  string // unique; buckets survive a reload under it
+	Match Match
+
+	// Key splits the selected traffic; each distinct key has a bucket and a
+	// connection count of its own. The zero Fields is one for all.
+	Key        Fields
+	IPv4Prefix int // bits of an IPv4 source that make the key, 1 to 32
+	IPv6Prefix int // bits of an IPv6 source that make the key, 1 to 128
+
+	Direction Direction
+
+	Rate         uint64    // bit/s of L4 payload, 8 to 1e12; 0 is none
+	Packets      Frequency // datagrams or packets; zero is none
+	Burst        uint64    // bytes; 0 is strict smoothing
+	BurstPackets uint64    // packets; 0 is strict smoothing
+	MaxDelay     time.Duration
+
+	Connections    int           // in flight for each key; 0 is no cap
+	NewConnections Frequency     // for each key; zero is none
+	MaxWait        time.Duration // a connection may wait this long
+	MaxWaiting     int           // connections that may wait at once, over all keys
+
+	Excess  Excess
+	Observe bool // count what the limit would do, and do nothing
+}
+
+// Frequency is N events every Per. The zero Frequency is no limit.
+type Frequency struct {
+	N   uint64
+	Per time.Duration
+}
+
+// Match selects traffic. An empty field selects all; the fields are joined by
+// and, the values of one field by or.
+type Match struct {
+	Listen   []string // names of listeners
+	Protocol Protocol
+	Source   []netip.Prefix
+	ASN      []uint32
+	Port     []PortRange // destination ports, as the source sees them
+}
+
+// PortRange is the ports First to Last, both included.
+type PortRange struct{ First, Last uint16 }
+
+// Protocol is a transport protocol.
+type Protocol uint8
+
+// The protocols, with their names in configuration.
+const (
+	AnyProtocol Protocol = iota // ""
+	TCP                         // "tcp"
+	UDP                         // "udp"
+)
+
+func (p Protocol) String() string { return [...]string{"any", "tcp", "udp"}[p] }
+
+// Direction is which way traffic flows.
+type Direction uint8
+
+// The directions. Both has one bucket for the sum.
+const (
+	ToDownstream Direction = iota
+	FromDownstream
+	Both
+)
+
+func (d Direction) String() string {
+	return [...]string{"to-downstream", "from-downstream", "both"}[d]
+}
+
+// Fields is the set of properties that make up a key.
+type Fields uint8
+
+// The properties a key may be made of.
+const (
+	KeySource     Fields = 1 << iota // source address, cut to a prefix
+	KeyASN                           // autonomous system of the source, 0 when unknown
+	KeyPort                          // destination port
+	KeyListen                        // listener
+	KeyConnection                    // each connection or UDP flow apart
+)
+
+var fieldNames = [...]string{"source", "asn", "port", "listen", "connection"}
+
+// FieldNames lists the names of the properties in configuration, in the order of
+// their bits.
+func FieldNames() []string { return fieldNames[:] }
+
+func (f Fields) String() string {
+	if f == 0 {
+		return "all"
+	}
+	var names []string
+	for i, name := range fieldNames {
+		if f&(1<<i) != 0 {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, ",")
+}
+
+// Excess is what a refused connection gets.
+type Excess uint8
+
+// The answers to a refused connection.
+const (
+	ExcessReset Excess = iota // RST: the client knows at once
+	ExcessClose               // FIN, as if the downstream had closed
+)
+
+func (e Excess) String() string { return [...]string{"reset", "close"}[e] }
+
+// Listener is what a policy has to know of a place where traffic enters.
+type Listener struct {
+	Name     string
+	TCP, UDP bool
+}
