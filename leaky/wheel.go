@@ -38,6 +38,7 @@ func (e *Event) Scheduled() bool { return e.next != nil }
 // A Wheel is not safe for concurrent use.
 type Wheel struct {
 	slots   [slotCount]Event // list heads
+	ready   Event            // list head of what Advance is about to fire
 	words   [slotCount / 64]uint64
 	summary [slotCount / 64 / 64]uint64
 	pos     uint64 // slot number, not wrapped, up to which events have fired
@@ -92,8 +93,8 @@ func (w *Wheel) Next() (at Time, ok bool) {
 // Advance fires the events that are due at now, in order of their slots and
 // within a slot in the order they were scheduled.
 func (w *Wheel) Advance(now Time) {
-	var ready Event
-	ready.next, ready.prev = &ready, &ready
+	ready := &w.ready
+	ready.next, ready.prev = ready, ready
 	target := uint64(now) >> slotShift
 	for w.len > 0 {
 		slot := w.first(uint16(w.pos & slotMask))
@@ -101,16 +102,16 @@ func (w *Wheel) Advance(now Time) {
 		if number > target {
 			break
 		}
-		w.collect(slot, number, now, &ready)
+		w.collect(slot, number, now)
 		if number == target {
 			break
 		}
 		w.pos = number + 1
 	}
 	w.pos = max(w.pos, target)
-	for ready.next != &ready {
+	for ready.next != ready {
 		e := ready.next
-		ready.next, e.next.prev = e.next, &ready
+		ready.next, e.next.prev = e.next, ready
 		e.next, e.prev = nil, nil
 		e.Fire(now)
 	}
@@ -118,8 +119,8 @@ func (w *Wheel) Advance(now Time) {
 
 // collect moves the due events of a slot to the end of ready, and places the
 // others anew, counting from the slot's number.
-func (w *Wheel) collect(slot uint16, number uint64, now Time, ready *Event) {
-	head := &w.slots[slot]
+func (w *Wheel) collect(slot uint16, number uint64, now Time) {
+	head, ready := &w.slots[slot], &w.ready
 	e, last := head.next, head.prev
 	last.next = nil
 	head.next, head.prev = head, head

@@ -21,15 +21,15 @@ type Reason uint8
 
 // The reasons.
 const (
-	None           Reason = iota // passed
-	ByRate                       // the bucket's bytes or packets are paced
-	QueueFull                    // the bucket's queue holds max_delay already
-	ByConnections                // all slots of the key are taken
-	ByNew                        // new connections of the key are paced
-	WaitTimeout                  // waited max_wait for a slot
-	WaitingFull                  // max_waiting connections wait already
-	ClientGone                   // the client left while it waited
-	MemoryFull                   // the memory for queued datagrams is used up
+	None          Reason = iota // passed
+	ByRate                      // the bucket's bytes or packets are paced
+	QueueFull                   // the bucket's queue holds max_delay already
+	ByConnections               // all slots of the key are taken
+	ByNew                       // new connections of the key are paced
+	WaitTimeout                 // waited max_wait for a slot
+	WaitingFull                 // max_waiting connections wait already
+	ClientGone                  // the client left while it waited
+	MemoryFull                  // the memory for queued datagrams is used up
 	numReasons
 )
 

@@ -1,0 +1,117 @@
+package leaky
+
+import (
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func TestSleepNeverReturnsEarly(t *testing.T) {
+	clock := NewClock()
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() { // signals end system calls early
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = syscall.Kill(syscall.Getpid(), syscall.SIGURG)
+				time.Sleep(100 * time.Microsecond)
+			}
+		}
+	}()
+	for _, d := range []time.Duration{0, time.Microsecond, 100 * time.Microsecond, 5 * time.Millisecond} {
+		for range 20 {
+			until := clock.Now() + FromDuration(d)
+			clock.Sleep(until)
+			if now := clock.Now(); now < until {
+				t.Fatalf("slept %v: back %v early", d, (until - now).Duration())
+			}
+		}
+	}
+}
+
+// run paces packets at rate for d and returns the instants they left at.
+func run(p *Pacer, clock *Clock, s *Shape, d time.Duration) []Time {
+	var b Bucket
+	var left []Time
+	slack := s.Packets.Cost(1)
+	end := clock.Now() + FromDuration(d)
+	var e Event
+	e.Fire = func(now Time) {
+		for b.Depart(s, now) <= now {
+			b.Charge(s, 0, 1, Late(b.Until(), now, slack))
+			left = append(left, now)
+		}
+		p.Schedule(&e, b.Depart(s, now))
+	}
+	b.Charge(s, 0, 1, clock.Now())
+	p.Schedule(&e, b.Until())
+	p.Run(func(until Time) bool {
+		clock.Sleep(min(until, end))
+		return clock.Now() < end
+	})
+	return left
+}
+
+func TestPacerHoldsTheEnvelope(t *testing.T) {
+	clock := NewClock()
+	p := NewPacer(clock)
+	const pps = 5000
+	s := Shape{Packets: NewRate(pps, time.Second)}
+	left := run(p, clock, &s, 500*time.Millisecond)
+	low, sigma := 0.0, 0.0
+	for i, at := range left {
+		line := pps * float64(at) / float64(Second)
+		if i == 0 {
+			low = -line
+		}
+		low = min(low, float64(i)-line)
+		sigma = max(sigma, float64(i+1)-line-low)
+	}
+	if sigma > 2.001 {
+		t.Errorf("sigma %.3f packets, want at most 2", sigma)
+	}
+	if len(left) < pps/2*7/10 {
+		t.Errorf("%d packets left in 0.5 s, want about %d", len(left), pps/2)
+	}
+	counts, sum := p.Late()
+	var n uint64
+	for _, c := range counts {
+		n += c
+	}
+	if n < uint64(len(left))/2 || sum <= 0 {
+		t.Errorf("lateness of %d wake-ups noted, sum %v, for %d packets", n, sum, len(left))
+	}
+}
+
+// BenchmarkPacer reports what pacing costs at 10,000 packets a second, as a
+// share of one core, and how even the gaps are.
+func BenchmarkPacer(b *testing.B) {
+	clock := NewClock()
+	s := Shape{Packets: NewRate(10_000, time.Second)}
+	for b.Loop() {
+		p := NewPacer(clock)
+		before := cpuTime()
+		start := time.Now()
+		left := run(p, clock, &s, time.Second)
+		elapsed := time.Since(start)
+		b.ReportMetric(100*float64(cpuTime()-before)/float64(elapsed), "%core")
+		b.ReportMetric(float64(len(left))/elapsed.Seconds(), "packets/s")
+		gaps := make([]time.Duration, 0, len(left))
+		for i := 1; i < len(left); i++ {
+			gaps = append(gaps, (left[i] - left[i-1]).Duration())
+		}
+		slices.Sort(gaps)
+		b.ReportMetric(float64(gaps[len(gaps)/100])/1e3, "p1-gap-us")
+		b.ReportMetric(float64(gaps[len(gaps)*99/100])/1e3, "p99-gap-us")
+	}
+}
+
+func cpuTime() time.Duration {
+	var ru syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &ru)
+	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
+}
