@@ -57,16 +57,27 @@ func (b *Bucket) Offer(s *Shape, bytes, packets uint64, now Time) (depart Time, 
 	return depart, true
 }
 
+// Refund takes back a charge that nothing but charges has followed.
+func (b *Bucket) Refund(s *Shape, bytes, packets uint64) {
+	b.bytes = b.bytes.Sub(s.Bytes.Cost(bytes))
+	b.packets = b.packets.Sub(s.Packets.Cost(packets))
+}
+
 // Until returns the instant at which b will have drained.
 func (b *Bucket) Until() Time { return max(b.bytes, b.packets) }
 
 // Drained reports whether b equals the zero Bucket at now and ever after.
 func (b *Bucket) Drained(now Time) bool { return b.Until() <= now }
 
-// Inherit puts b at least as deep into debt as debt is.
+// Inherit puts b as deep into debt, in time, as a bucket of any shape is.
 func (b *Bucket) Inherit(debt Bucket) {
-	b.bytes = max(b.bytes, debt.Until())
-	b.packets = max(b.packets, debt.Until())
+	b.Merge(Bucket{bytes: debt.Until(), packets: debt.Until()})
+}
+
+// Merge puts b at least as deep into debt as o, a bucket of the same shape.
+func (b *Bucket) Merge(o Bucket) {
+	b.bytes = max(b.bytes, o.bytes)
+	b.packets = max(b.packets, o.packets)
 }
 
 // Rescale keeps the backlog in bytes and in packets when the shape changes from

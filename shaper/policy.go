@@ -1,0 +1,279 @@
+package shaper
+
+import (
+	"cmp"
+	"fmt"
+	"math/bits"
+	"net/netip"
+	"slices"
+	"sort"
+
+	"shaperd/leaky"
+	"shaperd/shaper/asn"
+)
+
+// Set is a set of the limits of one policy, limit i in bit i.
+type Set uint64
+
+// All yields the limits of s, the most specific first.
+func (s Set) All(yield func(int) bool) {
+	for ; s != 0; s &= s - 1 {
+		if !yield(bits.TrailingZeros64(uint64(s))) {
+			return
+		}
+	}
+}
+
+// Flow is one connection, or the datagrams between one pair of sockets.
+type Flow struct {
+	Source     netip.Addr // without a zone; IPv4, not IPv4-mapped IPv6
+	Port       uint16     // destination port, as the source sees it
+	Listen     uint16     // index of the listener
+	Protocol   Protocol
+	Connection uint64 // tells flows apart
+}
+
+// Route is what a policy says of a flow: the limits it is under in each
+// direction, and its source's ASN.
+type Route struct {
+	ASN            uint32
+	ToDownstream   Set
+	FromDownstream Set
+}
+
+// Limits returns the limits of both directions.
+func (r Route) Limits() Set { return r.ToDownstream | r.FromDownstream }
+
+// Policy is an immutable set of compiled limits. Limits are ordered from the
+// most to the least specific key; in that order a unit passes them.
+//
+// Classification is bit-vector matching (Lakshman and Stiliadis, SIGCOMM 1998):
+// one lookup for each property of a flow gives the limits that property allows,
+// and the answer is the intersection. It costs the same for 1 limit and for 64.
+type Policy struct {
+	limits    []Limit
+	shapes    []leaky.Shape
+	newConns  []leaky.Shape // in packets
+	states    []*State
+	sources   sources
+	ports     []uint16 // starts of segments
+	portSets  []Set
+	listen    []Set
+	listenID  []uint16
+	protocol  [3]Set
+	direction [2]Set
+}
+
+// Compile checks limits and builds a policy of them. listeners names the places
+// where traffic enters, by the indexes that flows carry. table may be nil; then
+// every ASN is 0. With observe no limit is enforced.
+//
+// The error holds a *LimitError for each limit at fault.
+func (s *Shaper) Compile(limits []Limit, listeners []Listener, table *asn.Table, observe bool) (*Policy, error) {
+	if err := validate(limits, listeners); err != nil {
+		return nil, err
+	}
+	p := &Policy{
+		limits: slices.Clone(limits),
+		listen: make([]Set, len(listeners)),
+	}
+	slices.SortStableFunc(p.limits, func(a, b Limit) int { return cmp.Compare(b.specificity(), a.specificity()) })
+	for _, l := range listeners {
+		p.listenID = append(p.listenID, s.listenID(l.Name))
+	}
+	for i := range p.limits {
+		l := &p.limits[i]
+		l.Observe = l.Observe || observe
+		bit := Set(1) << i
+		for _, n := range l.Match.listeners(listeners) {
+			p.listen[n] |= bit
+		}
+		if l.Match.Protocol != UDP {
+			p.protocol[TCP] |= bit
+		}
+		if l.Match.Protocol != TCP {
+			p.protocol[UDP] |= bit
+		}
+		if l.Direction != FromDownstream {
+			p.direction[ToDownstream] |= bit
+		}
+		if l.Direction != ToDownstream {
+			p.direction[FromDownstream] |= bit
+		}
+		p.shapes = append(p.shapes, l.shape())
+		p.newConns = append(p.newConns, leaky.Shape{
+			Packets:  leaky.NewRate(l.NewConnections.N, l.NewConnections.Per),
+			MaxDelay: leaky.FromDuration(l.MaxWait),
+		})
+		p.states = append(p.states, s.state(l.Name))
+	}
+	p.sources = buildSources(p.limits, table)
+	p.buildPorts()
+	return p, nil
+}
+
+// specificity orders limits: a narrower key has a higher one.
+func (l *Limit) specificity() int {
+	n := 0
+	if l.Key&KeyConnection != 0 {
+		n += 1 << 12
+	}
+	if l.Key&KeySource != 0 {
+		n += 1<<10 + l.IPv4Prefix + l.IPv6Prefix
+	}
+	for _, f := range []Fields{KeyPort, KeyASN, KeyListen} {
+		if l.Key&f != 0 {
+			n += 1 << 8
+		}
+	}
+	return n
+}
+
+func (p *Policy) buildPorts() {
+	starts := []int{0}
+	for i := range p.limits {
+		for _, r := range p.limits[i].Match.Port {
+			starts = append(starts, int(r.First), int(r.Last)+1)
+		}
+	}
+	slices.Sort(starts)
+	for _, start := range slices.Compact(starts) {
+		if start > 65535 {
+			break
+		}
+		var set Set
+		for i := range p.limits {
+			m := &p.limits[i].Match
+			if len(m.Port) == 0 || slices.ContainsFunc(m.Port, func(r PortRange) bool {
+				return int(r.First) <= start && start <= int(r.Last)
+			}) {
+				set |= 1 << i
+			}
+		}
+		p.ports = append(p.ports, uint16(start))
+		p.portSets = append(p.portSets, set)
+	}
+}
+
+// Len returns the number of limits.
+func (p *Policy) Len() int { return len(p.limits) }
+
+// Limit returns limit i, which must not be changed.
+func (p *Policy) Limit(i int) *Limit { return &p.limits[i] }
+
+// Shape returns what a bucket of limit i is held to.
+func (p *Policy) Shape(i int) *leaky.Shape { return &p.shapes[i] }
+
+// NewConnections returns what new connections of limit i are held to, as
+// packets.
+func (p *Policy) NewConnections(i int) *leaky.Shape { return &p.newConns[i] }
+
+// State returns what limit i has counted.
+func (p *Policy) State(i int) *State { return p.states[i] }
+
+// Route classifies f.
+func (p *Policy) Route(f *Flow) Route {
+	c := p.sources.lookup(f.Source)
+	set := c.set & p.portSet(f.Port) & p.listen[f.Listen] & p.protocol[f.Protocol]
+	return Route{
+		ASN:            c.asn,
+		ToDownstream:   set & p.direction[ToDownstream],
+		FromDownstream: set & p.direction[FromDownstream],
+	}
+}
+
+func (p *Policy) portSet(port uint16) Set {
+	if len(p.ports) == 1 {
+		return p.portSets[0]
+	}
+	i := sort.Search(len(p.ports), func(i int) bool { return p.ports[i] > port })
+	return p.portSets[i-1]
+}
+
+// Key identifies a bucket: a limit and the properties of a flow that its key
+// names, the others zero. Keys may be compared; they stay the same over reloads.
+type Key struct {
+	Source     [16]byte // masked; IPv4 as IPv4-mapped
+	Connection uint64
+	Limit      uint32 // State.ID of the limit
+	ASN        uint32
+	Port       uint16
+	Listen     uint16
+	_          uint32
+}
+
+// Key returns the key of f, routed as r, under limit i.
+func (p *Policy) Key(i int, f *Flow, r Route) Key {
+	l := &p.limits[i]
+	k := Key{Limit: p.states[i].ID}
+	if l.Key&KeySource != 0 {
+		k.Source = maskSource(f.Source, l.IPv4Prefix, l.IPv6Prefix)
+	}
+	if l.Key&KeyASN != 0 {
+		k.ASN = r.ASN
+	}
+	if l.Key&KeyPort != 0 {
+		k.Port = f.Port
+	}
+	if l.Key&KeyListen != 0 {
+		k.Listen = p.listenID[f.Listen]
+	}
+	if l.Key&KeyConnection != 0 {
+		k.Connection = f.Connection
+	}
+	return k
+}
+
+func maskSource(a netip.Addr, bits4, bits6 int) [16]byte {
+	b := a.As16()
+	bits := bits6
+	if a.Is4() {
+		bits = 96 + bits4
+	}
+	if bits < 128 {
+		i := bits / 8
+		b[i] &= ^byte(0xff >> (bits % 8))
+		clear(b[i+1:])
+	}
+	return b
+}
+
+// SourcePrefix returns the source that k stands for under limit i, or false when
+// sources are not part of the key.
+func (p *Policy) SourcePrefix(i int, k Key) (netip.Prefix, bool) {
+	l := &p.limits[i]
+	if l.Key&KeySource == 0 {
+		return netip.Prefix{}, false
+	}
+	if a := netip.AddrFrom16(k.Source); a.Is4In6() {
+		return netip.PrefixFrom(a.Unmap(), l.IPv4Prefix), true
+	}
+	return netip.PrefixFrom(netip.AddrFrom16(k.Source), l.IPv6Prefix), true
+}
+
+// Describe writes the key of f under limit i for people.
+func (p *Policy) Describe(i int, f *Flow, r Route, listeners []Listener) string {
+	l := &p.limits[i]
+	if l.Key == 0 {
+		return "all"
+	}
+	var parts []string
+	add := func(field Fields, format string, arg any) {
+		if l.Key&field != 0 {
+			parts = append(parts, fmt.Sprintf(format, arg))
+		}
+	}
+	prefix, _ := p.SourcePrefix(i, p.Key(i, f, r))
+	add(KeySource, "source %v", prefix)
+	add(KeyASN, "asn %d", r.ASN)
+	add(KeyPort, "port %d", f.Port)
+	add(KeyListen, "listen %s", listeners[f.Listen].Name)
+	if l.Key&KeyConnection != 0 {
+		parts = append(parts, "this connection")
+	}
+	s := parts[0]
+	for _, part := range parts[1:] {
+		s += ", " + part
+	}
+	return s
+}

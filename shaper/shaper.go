@@ -1,0 +1,194 @@
+package shaper
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"shaperd/leaky"
+)
+
+// Shaper holds the policy in force, and the buckets and counts that outlive
+// policies. It is safe for concurrent use: every decision is one step, so
+// concurrent ones admit exactly what sequential ones would.
+type Shaper struct {
+	policy atomic.Pointer[Policy]
+
+	mu        sync.Mutex
+	table     *table
+	states    map[string]*State
+	listenIDs map[string]uint16
+}
+
+// New returns a shaper with an empty policy and room for the buckets of so many
+// keys at once, at 76 bytes each.
+func New(keys int) *Shaper {
+	s := &Shaper{
+		table:     newTable(keys),
+		states:    map[string]*State{},
+		listenIDs: map[string]uint16{},
+	}
+	s.policy.Store(&Policy{ports: []uint16{0}, portSets: []Set{0}})
+	return s
+}
+
+// Policy returns the policy in force.
+func (s *Shaper) Policy() *Policy { return s.policy.Load() }
+
+// Swap puts next in force at now. The buckets of a limit that stays, by name,
+// stay too; where its rate changed they keep their backlog in bytes and packets.
+func (s *Shaper) Swap(next *Policy, now leaky.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	changes := map[uint32][2]*leaky.Shape{}
+	for i, state := range next.states {
+		old := s.policy.Load().index(state)
+		if old < 0 {
+			continue
+		}
+		prev := s.policy.Load()
+		if prev.shapes[old] != next.shapes[i] {
+			changes[state.ID] = [2]*leaky.Shape{&prev.shapes[old], &next.shapes[i]}
+		}
+		if prev.newConns[old] != next.newConns[i] {
+			changes[state.ID+1] = [2]*leaky.Shape{&prev.newConns[old], &next.newConns[i]}
+		}
+	}
+	if len(changes) > 0 {
+		s.table.each(func(k *Key, b *leaky.Bucket) {
+			if c, ok := changes[k.Limit]; ok {
+				b.Rescale(c[0], c[1], now)
+			}
+		})
+	}
+	s.policy.Store(next)
+}
+
+// index returns which limit of p has counted into state, or -1.
+func (p *Policy) index(state *State) int {
+	for i, st := range p.states {
+		if st == state {
+			return i
+		}
+	}
+	return -1
+}
+
+// Decision is what became of a unit.
+type Decision struct {
+	Verdict Verdict
+	Reason  Reason
+	Depart  leaky.Time // when it may leave, not before now
+	Limit   int        // that delayed it longest, or refused it; -1 when it passed
+}
+
+// Decide offers a unit of f, routed as r by p, to the limits of set: all of them
+// take it, or the first that does not refuses it and none is charged. It counts
+// the unit under every limit that decided over it.
+//
+// Limits that enforce and limits that observe must not be offered together, as
+// the latter refuse nothing.
+func (s *Shaper) Decide(p *Policy, f *Flow, r Route, set Set, bytes, packets uint64, now leaky.Time) Decision {
+	d := Decision{Depart: now, Limit: -1}
+	var delayed Set
+	s.mu.Lock()
+	for i := range set.All {
+		key := p.Key(i, f, r)
+		slot := s.table.get(&key, s.table.place(&key), now)
+		depart, ok := slot.bucket.Offer(&p.shapes[i], bytes, packets, now)
+		if !ok {
+			s.refund(p, f, r, set&(1<<i-1), bytes, packets)
+			s.mu.Unlock()
+			p.states[i].count(Refuse, QueueFull, bytes, packets)
+			return Decision{Verdict: Refuse, Reason: QueueFull, Depart: depart, Limit: i}
+		}
+		if depart > now {
+			delayed |= 1 << i
+		}
+		if depart > d.Depart {
+			d = Decision{Verdict: Delay, Reason: ByRate, Depart: depart, Limit: i}
+		}
+	}
+	s.mu.Unlock()
+	for i := range set.All {
+		if delayed&(1<<i) != 0 {
+			p.states[i].count(Delay, ByRate, bytes, packets)
+		} else {
+			p.states[i].count(Pass, None, bytes, packets)
+		}
+	}
+	return d
+}
+
+// refund takes back what the limits of set were charged for a unit that another
+// one refused.
+func (s *Shaper) refund(p *Policy, f *Flow, r Route, set Set, bytes, packets uint64) {
+	for i := range set.All {
+		key := p.Key(i, f, r)
+		if slot := s.table.find(&key, s.table.place(&key)); slot != nil {
+			slot.bucket.Refund(&p.shapes[i], bytes, packets)
+		}
+	}
+}
+
+func (s *State) count(v Verdict, r Reason, bytes, packets uint64) {
+	s.Bytes.Add(v, r, bytes)
+	s.Packets.Add(v, r, packets)
+}
+
+// CheckOut takes the bucket of k out of the table and gives it to the caller,
+// who is its only owner until CheckIn.
+func (s *Shaper) CheckOut(k Key) leaky.Bucket {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.table.remove(&k, s.table.place(&k))
+}
+
+// CheckIn gives a bucket back. One that has drained at now needs no place.
+func (s *Shaper) CheckIn(k Key, b leaky.Bucket, now leaky.Time) {
+	if b.Drained(now) {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	slot := s.table.get(&k, s.table.place(&k), now)
+	slot.bucket.Merge(b)
+}
+
+// Buckets tells how full the table of buckets is.
+type Buckets struct {
+	Entries, Capacity               int
+	EvictedDrained, EvictedIndebted uint64
+}
+
+// Buckets returns how full the table of buckets is.
+func (s *Shaper) Buckets() Buckets {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return Buckets{
+		Entries: s.table.entries, Capacity: len(s.table.slots),
+		EvictedDrained: s.table.evictedDrained, EvictedIndebted: s.table.evictedIndebted,
+	}
+}
+
+// state returns the state of the limit named name, the same for ever.
+func (s *Shaper) state(name string) *State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := s.states[name]
+	if st == nil {
+		st = &State{Name: name, ID: uint32(2 * len(s.states))}
+		s.states[name] = st
+	}
+	return st
+}
+
+func (s *Shaper) listenID(name string) uint16 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id, ok := s.listenIDs[name]
+	if !ok {
+		id = uint16(len(s.listenIDs) + 1)
+		s.listenIDs[name] = id
+	}
+	return id
+}

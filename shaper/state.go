@@ -1,0 +1,57 @@
+package shaper
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// State is what a limit has done, kept under its name from policy to policy.
+// All of it may be read and written by any goroutine.
+type State struct {
+	Name string
+
+	// ID marks the limit in keys. ID+1 marks it in the keys of its new
+	// connections, which have buckets of their own.
+	ID uint32
+
+	Bytes       Counts
+	Packets     Counts
+	Connections Counts
+
+	InFlight atomic.Int64 // connections that hold a slot
+	Waiting  atomic.Int64 // connections that wait for one
+
+	Wait  Histogram // of connections for a slot, those that got one
+	Queue Histogram // of units in the bucket's queue
+}
+
+// Counts counts by verdict and reason.
+type Counts [Verdicts][Reasons]atomic.Uint64
+
+// Add counts n.
+func (c *Counts) Add(v Verdict, r Reason, n uint64) { c[v][r].Add(n) }
+
+// HistogramBounds are the upper bounds of a Histogram's classes.
+var HistogramBounds = [...]time.Duration{
+	100 * time.Microsecond, 250 * time.Microsecond, 500 * time.Microsecond,
+	time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond,
+	10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond,
+	100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond,
+	time.Second, 2500 * time.Millisecond, 5 * time.Second, 10 * time.Second,
+}
+
+// Histogram counts spans of time by class.
+type Histogram struct {
+	Counts [len(HistogramBounds) + 1]atomic.Uint64 // the last one beyond all bounds
+	Sum    atomic.Uint64                           // ns
+}
+
+// Observe counts d.
+func (h *Histogram) Observe(d time.Duration) {
+	i := 0
+	for i < len(HistogramBounds) && d > HistogramBounds[i] {
+		i++
+	}
+	h.Counts[i].Add(1)
+	h.Sum.Add(uint64(max(d, 0)))
+}

@@ -1,0 +1,103 @@
+package shaper
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"shaperd/leaky"
+)
+
+// LimitError is a limit that cannot be compiled.
+type LimitError struct {
+	Limit int    // index into the limits given to Compile
+	Name  string // of the limit
+	Key   string // of the value at fault, as configuration spells it
+	Msg   string
+}
+
+func (e *LimitError) Error() string {
+	return fmt.Sprintf("limit %q: %s: %s", e.Name, e.Key, e.Msg)
+}
+
+// Bounds of what a limit may ask for.
+const (
+	MinRate      = 8 // bit/s
+	MaxRate      = 1e12
+	MaxMaxDelay  = time.Hour
+	MaxBurstTime = 30 * 24 * time.Hour
+)
+
+// validate finds what cannot be compiled. Configuration has more to say to its
+// author; this keeps a Policy sound whoever makes it.
+func validate(limits []Limit, listeners []Listener) error {
+	if len(limits) > MaxLimits {
+		return fmt.Errorf("%d limits: at most %d", len(limits), MaxLimits)
+	}
+	var errs []error
+	names := map[string]bool{}
+	for i := range limits {
+		l := &limits[i]
+		bad := func(key, format string, args ...any) {
+			errs = append(errs, &LimitError{Limit: i, Name: l.Name, Key: key, Msg: fmt.Sprintf(format, args...)})
+		}
+		if names[l.Name] {
+			bad("name", "used twice")
+		}
+		names[l.Name] = true
+		if l.Rate == 0 && l.Packets.N == 0 && l.Connections == 0 && l.NewConnections.N == 0 {
+			bad("rate", "one of rate, packets, connections, new_connections is needed")
+		}
+		if l.Rate != 0 && (l.Rate < MinRate || l.Rate > MaxRate) {
+			bad("rate", "%d bit/s: from %d to 1e12", l.Rate, MinRate)
+		}
+		if l.Packets.N != 0 && l.Match.Protocol != UDP {
+			for _, name := range l.Match.listeners(listeners) {
+				if listeners[name].TCP {
+					bad("packets", "listener %q proxies TCP, which has no packets here: match protocol \"udp\"", listeners[name].Name)
+					break
+				}
+			}
+		}
+		for _, name := range l.Match.Listen {
+			if !slices.ContainsFunc(listeners, func(n Listener) bool { return n.Name == name }) {
+				bad("match.listen", "there is no listener %q", name)
+			}
+		}
+		if l.Key&KeySource != 0 && (l.IPv4Prefix < 1 || l.IPv4Prefix > 32 || l.IPv6Prefix < 1 || l.IPv6Prefix > 128) {
+			bad("ipv4_prefix", "/%d and ipv6_prefix /%d: from 1 to 32 and from 1 to 128", l.IPv4Prefix, l.IPv6Prefix)
+		}
+		if l.MaxDelay < 0 || l.MaxDelay > MaxMaxDelay {
+			bad("max_delay", "%v: from 0 to %v", l.MaxDelay, MaxMaxDelay)
+		}
+		shape := l.shape()
+		if longest := leaky.FromDuration(MaxBurstTime); shape.BytesBurst > longest || shape.PacketsBurst > longest {
+			bad("burst", "takes more than %v at the rate", MaxBurstTime)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// listeners returns the indexes of the listeners that m selects.
+func (m *Match) listeners(all []Listener) []int {
+	var selected []int
+	for i, l := range all {
+		if len(m.Listen) == 0 || slices.Contains(m.Listen, l.Name) {
+			selected = append(selected, i)
+		}
+	}
+	return selected
+}
+
+// shape is what a bucket of l is held to.
+func (l *Limit) shape() leaky.Shape {
+	s := leaky.Shape{
+		Bytes:    leaky.NewRate(l.Rate, 8*time.Second),
+		Packets:  leaky.NewRate(l.Packets.N, l.Packets.Per),
+		MaxDelay: leaky.FromDuration(l.MaxDelay),
+	}
+	s.BytesBurst = s.Bytes.Cost(l.Burst)
+	s.PacketsBurst = s.Packets.Cost(l.BurstPackets)
+	return s
+}
