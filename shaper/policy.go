@@ -59,9 +59,11 @@ type Policy struct {
 	ports     []uint16 // starts of segments
 	portSets  []Set
 	listen    []Set
-	listenID  []uint16
+	listeners []*ListenerState
+	byListen  map[string]uint16
 	protocol  [3]Set
 	direction [2]Set
+	paced     Set // limits with a rate or packets; the others have no buckets of bytes
 }
 
 // Compile checks limits and builds a policy of them. listeners names the places
@@ -74,12 +76,14 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, table *asn.Table,
 		return nil, err
 	}
 	p := &Policy{
-		limits: slices.Clone(limits),
-		listen: make([]Set, len(listeners)),
+		limits:   slices.Clone(limits),
+		listen:   make([]Set, len(listeners)+1), // the last one for traffic of none of them
+		byListen: map[string]uint16{},
 	}
 	slices.SortStableFunc(p.limits, func(a, b Limit) int { return cmp.Compare(b.specificity(), a.specificity()) })
-	for _, l := range listeners {
-		p.listenID = append(p.listenID, s.listenID(l.Name))
+	for i, l := range listeners {
+		p.listeners = append(p.listeners, s.Listener(l.Name))
+		p.byListen[l.Name] = uint16(i)
 	}
 	for i := range p.limits {
 		l := &p.limits[i]
@@ -87,6 +91,9 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, table *asn.Table,
 		bit := Set(1) << i
 		for _, n := range l.Match.listeners(listeners) {
 			p.listen[n] |= bit
+		}
+		if len(l.Match.Listen) == 0 {
+			p.listen[len(listeners)] |= bit
 		}
 		if l.Match.Protocol != UDP {
 			p.protocol[TCP] |= bit
@@ -101,6 +108,9 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, table *asn.Table,
 			p.direction[FromDownstream] |= bit
 		}
 		p.shapes = append(p.shapes, l.shape())
+		if l.Rate != 0 || l.Packets.N != 0 {
+			p.paced |= bit
+		}
 		p.newConns = append(p.newConns, leaky.Shape{
 			Packets:  leaky.NewRate(l.NewConnections.N, l.NewConnections.Per),
 			MaxDelay: leaky.FromDuration(l.MaxWait),
@@ -171,6 +181,27 @@ func (p *Policy) NewConnections(i int) *leaky.Shape { return &p.newConns[i] }
 // State returns what limit i has counted.
 func (p *Policy) State(i int) *State { return p.states[i] }
 
+// ListenIndex returns the index of the listener named name. A flow may outlive
+// its listener: it is then under the limits that name none, by an index of their
+// own.
+func (p *Policy) ListenIndex(name string) uint16 {
+	if i, ok := p.byListen[name]; ok {
+		return i
+	}
+	return uint16(len(p.listen) - 1)
+}
+
+// Observed returns the limits of set that pace traffic, but only observe.
+func (p *Policy) Observed(set Set) Set {
+	var observed Set
+	for i := range set.All {
+		if p.limits[i].Observe && p.paced&(1<<i) != 0 {
+			observed |= 1 << i
+		}
+	}
+	return observed
+}
+
 // Route classifies f.
 func (p *Policy) Route(f *Flow) Route {
 	c := p.sources.lookup(f.Source)
@@ -199,7 +230,6 @@ type Key struct {
 	ASN        uint32
 	Port       uint16
 	Listen     uint16
-	_          uint32
 }
 
 // Key returns the key of f, routed as r, under limit i.
@@ -216,13 +246,23 @@ func (p *Policy) Key(i int, f *Flow, r Route) Key {
 		k.Port = f.Port
 	}
 	if l.Key&KeyListen != 0 {
-		k.Listen = p.listenID[f.Listen]
+		k.Listen = p.listenID(f.Listen)
 	}
 	if l.Key&KeyConnection != 0 {
 		k.Connection = f.Connection
 	}
 	return k
 }
+
+func (p *Policy) listenID(i uint16) uint16 {
+	if int(i) < len(p.listeners) {
+		return p.listeners[i].ID
+	}
+	return 0
+}
+
+// Listeners returns the states of the policy's listeners, by index.
+func (p *Policy) Listeners() []*ListenerState { return p.listeners }
 
 func maskSource(a netip.Addr, bits4, bits6 int) [16]byte {
 	b := a.As16()
@@ -267,7 +307,11 @@ func (p *Policy) Describe(i int, f *Flow, r Route, listeners []Listener) string 
 	add(KeySource, "source %v", prefix)
 	add(KeyASN, "asn %d", r.ASN)
 	add(KeyPort, "port %d", f.Port)
-	add(KeyListen, "listen %s", listeners[f.Listen].Name)
+	listen := "none"
+	if int(f.Listen) < len(listeners) {
+		listen = listeners[f.Listen].Name
+	}
+	add(KeyListen, "listen %s", listen)
 	if l.Key&KeyConnection != 0 {
 		parts = append(parts, "this connection")
 	}

@@ -83,6 +83,9 @@ func buildSources(limits []Limit, table *asn.Table) sources {
 	for i := range limits {
 		m := &limits[i].Match
 		for _, p := range m.Source {
+			if p.Addr().Is4In6() && p.Bits() >= 96 {
+				p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+			}
 			p = p.Masked()
 			add(p.Addr(), lastAddr(p), edge{limit: int8(i)})
 		}

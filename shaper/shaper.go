@@ -16,42 +16,41 @@ type Shaper struct {
 	mu        sync.Mutex
 	table     *table
 	states    map[string]*State
-	listenIDs map[string]uint16
+	listeners map[string]*ListenerState
 }
 
 // New returns a shaper with an empty policy and room for the buckets of so many
-// keys at once, at 76 bytes each.
+// keys at once, at 80 bytes each.
 func New(keys int) *Shaper {
 	s := &Shaper{
 		table:     newTable(keys),
 		states:    map[string]*State{},
-		listenIDs: map[string]uint16{},
+		listeners: map[string]*ListenerState{},
 	}
-	s.policy.Store(&Policy{ports: []uint16{0}, portSets: []Set{0}})
+	empty, _ := s.Compile(nil, nil, nil, false) // nothing in it can be wrong
+	s.policy.Store(empty)
 	return s
 }
 
 // Policy returns the policy in force.
 func (s *Shaper) Policy() *Policy { return s.policy.Load() }
 
-// Swap puts next in force at now. The buckets of a limit that stays, by name,
-// stay too; where its rate changed they keep their backlog in bytes and packets.
+// Swap puts next in force at now. The buckets of a limit that stays, by name, or
+// that comes back, stay too; where its rate changed they keep their backlog in
+// bytes and packets.
 func (s *Shaper) Swap(next *Policy, now leaky.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	changes := map[uint32][2]*leaky.Shape{}
+	change := func(id uint32, last **leaky.Shape, shape *leaky.Shape) {
+		if *last != nil && **last != *shape {
+			changes[id] = [2]*leaky.Shape{*last, shape}
+		}
+		*last = shape
+	}
 	for i, state := range next.states {
-		old := s.policy.Load().index(state)
-		if old < 0 {
-			continue
-		}
-		prev := s.policy.Load()
-		if prev.shapes[old] != next.shapes[i] {
-			changes[state.ID] = [2]*leaky.Shape{&prev.shapes[old], &next.shapes[i]}
-		}
-		if prev.newConns[old] != next.newConns[i] {
-			changes[state.ID+1] = [2]*leaky.Shape{&prev.newConns[old], &next.newConns[i]}
-		}
+		change(state.ID, &state.shape, &next.shapes[i])
+		change(state.ID+1, &state.newConns, &next.newConns[i])
 	}
 	if len(changes) > 0 {
 		s.table.each(func(k *Key, b *leaky.Bucket) {
@@ -63,8 +62,8 @@ func (s *Shaper) Swap(next *Policy, now leaky.Time) {
 	s.policy.Store(next)
 }
 
-// index returns which limit of p has counted into state, or -1.
-func (p *Policy) index(state *State) int {
+// Index returns which limit of p has counted into state, or -1.
+func (p *Policy) Index(state *State) int {
 	for i, st := range p.states {
 		if st == state {
 			return i
@@ -91,12 +90,12 @@ func (s *Shaper) Decide(p *Policy, f *Flow, r Route, set Set, bytes, packets uin
 	d := Decision{Depart: now, Limit: -1}
 	var delayed Set
 	s.mu.Lock()
-	for i := range set.All {
+	for i := range (set & p.paced).All {
 		key := p.Key(i, f, r)
 		slot := s.table.get(&key, s.table.place(&key), now)
 		depart, ok := slot.bucket.Offer(&p.shapes[i], bytes, packets, now)
 		if !ok {
-			s.refund(p, f, r, set&(1<<i-1), bytes, packets)
+			s.refund(p, f, r, set&p.paced&(1<<i-1), bytes, packets)
 			s.mu.Unlock()
 			p.states[i].count(Refuse, QueueFull, bytes, packets)
 			return Decision{Verdict: Refuse, Reason: QueueFull, Depart: depart, Limit: i}
@@ -182,13 +181,14 @@ func (s *Shaper) state(name string) *State {
 	return st
 }
 
-func (s *Shaper) listenID(name string) uint16 {
+// Listener returns the state of the listener named name, the same for ever.
+func (s *Shaper) Listener(name string) *ListenerState {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	id, ok := s.listenIDs[name]
-	if !ok {
-		id = uint16(len(s.listenIDs) + 1)
-		s.listenIDs[name] = id
+	st := s.listeners[name]
+	if st == nil {
+		st = &ListenerState{Name: name, ID: uint16(len(s.listeners) + 1)}
+		s.listeners[name] = st
 	}
-	return id
+	return st
 }

@@ -3,6 +3,8 @@ package shaper
 import (
 	"sync/atomic"
 	"time"
+
+	"shaperd/leaky"
 )
 
 // State is what a limit has done, kept under its name from policy to policy.
@@ -23,6 +25,8 @@ type State struct {
 
 	Wait  Histogram // of connections for a slot, those that got one
 	Queue Histogram // of units in the bucket's queue
+
+	shape, newConns *leaky.Shape // last in force, or nil; guarded by Shaper.mu
 }
 
 // Counts counts by verdict and reason.
@@ -54,4 +58,21 @@ func (h *Histogram) Observe(d time.Duration) {
 	}
 	h.Counts[i].Add(1)
 	h.Sum.Add(uint64(max(d, 0)))
+}
+
+// ListenerState is what a listener has done, kept under its name from policy to
+// policy. All of it may be read and written by any goroutine.
+type ListenerState struct {
+	Name string
+	ID   uint16 // marks the listener in keys
+
+	Open           atomic.Int64  // TCP connections with a downstream
+	Flows          atomic.Int64  // UDP flows
+	ToDownstream   atomic.Uint64 // bytes
+	FromDownstream atomic.Uint64
+	Accepted       atomic.Uint64 // TCP connections
+	DialErrors     atomic.Uint64
+	FlowsOpened    atomic.Uint64
+	FlowsRefused   atomic.Uint64 // datagrams for whose flow there was no room
+	SendErrors     atomic.Uint64 // datagrams a socket did not take, or that came back as an error
 }

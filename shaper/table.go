@@ -11,20 +11,21 @@ import (
 // table holds buckets by key, in a fixed number of slots and without a pointer,
 // so that the garbage collector has nothing to look at.
 //
-// A key may stand in one of two groups of eight slots, and goes to the emptier
-// one (Azar, Broder, Karlin and Upfal, "Balanced allocations", 1999), which fills
-// nearly all slots before a group overflows. A byte of each key's hash stands in
-// a word a group: the words of a million keys stay in cache, and a search reads
-// one slot.
+// A key may stand in one of two groups of sixteen slots, and goes to the one with
+// more room (Azar, Broder, Karlin and Upfal, "Balanced allocations", 1999), which
+// fills nearly all slots before a group overflows. A drained bucket is room: it
+// equals a fresh one. A byte of each key's hash stands in a word a group: the
+// words of a million keys stay in cache, and a search reads one slot.
 //
-// When both groups are full the key takes the place of the one that drains
-// first. If that has drained already, nothing is lost: it equals a fresh one. If
-// not, the newcomer inherits its debt, as the smallest counter is inherited in
-// Space-Saving (Metwally, Agrawal and El Abbadi, ICDT 2005): a key that is not
-// in the table never owes more than any in its groups, so a flood of keys can
-// slow newcomers, but cannot buy anybody a fresh bucket.
+// When neither group has room the key takes the place of the one that drains
+// first, and the group's floor keeps what that one owed. A newcomer inherits the
+// floors of its groups, as the smallest counter is inherited in Space-Saving
+// (Metwally, Agrawal and El Abbadi, ICDT 2005): a key that is not in the table
+// never owes more, so a flood of keys can slow newcomers, but cannot buy anybody
+// a fresh bucket.
 type table struct {
-	tags    []uint64 // a byte a slot; 0 is empty
+	tags    [][2]uint64 // a byte a slot; 0 is empty
+	floors  []leaky.Bucket
 	slots   []slot
 	seed    maphash.Seed
 	entries int
@@ -39,21 +40,25 @@ type slot struct {
 }
 
 const (
-	groupSize = 8
+	groupSize = 16
 	lowBits   = 0x0101010101010101
 	highBits  = 0x8080808080808080
 
 	// spare is the share of slots beyond the promised number of keys: with so
 	// many, a million random keys found place without one eviction.
-	spare = 6
+	spare = 5
+
+	// keyBytes is the part of a Key that holds values; padding follows.
+	keyBytes = unsafe.Offsetof(Key{}.Listen) + unsafe.Sizeof(Key{}.Listen)
 )
 
 func newTable(keys int) *table {
-	groups := (keys + keys/spare + groupSize - 1) / groupSize
+	groups := max(1, (keys+keys/spare+groupSize-1)/groupSize)
 	return &table{
-		tags:  make([]uint64, groups),
-		slots: make([]slot, groups*groupSize),
-		seed:  maphash.MakeSeed(),
+		tags:   make([][2]uint64, groups),
+		floors: make([]leaky.Bucket, groups),
+		slots:  make([]slot, groups*groupSize),
+		seed:   maphash.MakeSeed(),
 	}
 }
 
@@ -64,54 +69,39 @@ type place struct {
 }
 
 func (t *table) place(k *Key) place {
-	h := maphash.Bytes(t.seed, unsafe.Slice((*byte)(unsafe.Pointer(k)), unsafe.Sizeof(*k)))
+	h := maphash.Bytes(t.seed, unsafe.Slice((*byte)(unsafe.Pointer(k)), keyBytes))
 	n := uint64(len(t.tags))
 	return place{
 		first:  uint32((h & (1<<32 - 1)) * n >> 32),
 		second: uint32((h * 0x9e3779b97f4a7c15 >> 32) * n >> 32),
-		tag:    (h>>57 | 0x80) * lowBits,
+		tag:    max(h>>56, 1) * lowBits,
 	}
 }
 
-// find returns the slot of k, or nil.
+// find returns the slot of k, or nil. Both groups are searched as one: which of
+// them holds a key is a coin toss that no branch predictor foresees.
 func (t *table) find(k *Key, p place) *slot {
-	if s := t.findIn(p.first, k, p.tag); s != nil {
-		return s
-	}
-	return t.findIn(p.second, k, p.tag)
-}
-
-func (t *table) findIn(group uint32, k *Key, tag uint64) *slot {
-	x := t.tags[group] ^ tag
-	// The lowest match is exact; others may be false, and fail the comparison.
-	for m := (x - lowBits) &^ x & highBits; m != 0; m &= m - 1 {
-		if s := &t.slots[group*groupSize+uint32(bits.TrailingZeros64(m))/8]; s.key == *k {
+	a, b := &t.tags[p.first], &t.tags[p.second]
+	m := matches(a[0], p.tag) | matches(a[1], p.tag)<<8 | matches(b[0], p.tag)<<16 | matches(b[1], p.tag)<<24
+	for ; m != 0; m &= m - 1 {
+		i := uint32(bits.TrailingZeros64(m))
+		group := p.first
+		if i >= groupSize {
+			group = p.second
+		}
+		if s := &t.slots[group*groupSize+i%groupSize]; s.key == *k {
 			return s
 		}
 	}
 	return nil
 }
 
-// vacancy returns where k, which is not in the table, would be put, and whether
-// another key stands there.
-func (t *table) vacancy(p place) (index uint32, taken bool) {
-	free1, free2 := ^t.tags[p.first]&highBits, ^t.tags[p.second]&highBits
-	if free1|free2 != 0 {
-		group, free := p.first, free1
-		if bits.OnesCount64(free2) > bits.OnesCount64(free1) {
-			group, free = p.second, free2
-		}
-		return group*groupSize + uint32(bits.TrailingZeros64(free))/8, false
-	}
-	index = p.first * groupSize
-	for _, group := range [...]uint32{p.first, p.second} {
-		for i := group * groupSize; i < (group+1)*groupSize; i++ {
-			if t.slots[i].bucket.Until() < t.slots[index].bucket.Until() {
-				index = i
-			}
-		}
-	}
-	return index, true
+// matches returns a bit for each byte of tags that equals tag. Bits above the
+// lowest may be false, and fail the comparison of keys.
+func matches(tags, tag uint64) uint64 {
+	x := tags ^ tag
+	m := (x - lowBits) &^ x & highBits
+	return m >> 7 * 0x0102040810204080 >> 56 // the high bits of the bytes, side by side
 }
 
 // get returns the slot of k, making room for it if it has none.
@@ -119,42 +109,66 @@ func (t *table) get(k *Key, p place, now leaky.Time) *slot {
 	if s := t.find(k, p); s != nil {
 		return s
 	}
-	i, taken := t.vacancy(p)
+	i := t.roomiest(p, now)
 	s := &t.slots[i]
+	group, shift := i/groupSize, i%8*8
+	tags := &t.tags[group][i%groupSize/8]
 	switch {
-	case !taken:
+	case *tags>>shift&0xff == 0:
 		t.entries++
 	case s.bucket.Drained(now):
 		t.evictedDrained++
 	default:
 		t.evictedIndebted++
+		t.floors[group].Inherit(s.bucket)
 	}
-	var debt leaky.Bucket
-	if taken {
-		debt.Inherit(s.bucket)
-	}
-	*s = slot{key: *k, bucket: debt}
-	shift := i % groupSize * 8
-	word := &t.tags[i/groupSize]
-	*word = *word&^(0xff<<shift) | p.tag&(0xff<<shift)
+	*s = slot{key: *k, bucket: t.newcomer(p)}
+	*tags = *tags&^(0xff<<shift) | p.tag&(0xff<<shift)
 	return s
+}
+
+// roomiest returns the slot to put a new key of place p into: the one that drains
+// first in the group with more room.
+func (t *table) roomiest(p place, now leaky.Time) uint32 {
+	first, room1 := t.room(p.first, now)
+	second, room2 := t.room(p.second, now)
+	if room2 > room1 || room2 == 0 && room1 == 0 && t.slots[second].bucket.Until() < t.slots[first].bucket.Until() {
+		return second
+	}
+	return first
+}
+
+// room returns the slot of a group that drains first, and how many have drained.
+// Empty ones have.
+func (t *table) room(group uint32, now leaky.Time) (soonest uint32, room int) {
+	soonest = group * groupSize
+	for i := soonest; i < (group+1)*groupSize; i++ {
+		if t.slots[i].bucket.Drained(now) {
+			room++
+		}
+		if t.slots[i].bucket.Until() < t.slots[soonest].bucket.Until() {
+			soonest = i
+		}
+	}
+	return soonest, room
+}
+
+// newcomer returns the bucket of a key that is not in the table.
+func (t *table) newcomer(p place) leaky.Bucket {
+	b := t.floors[p.first]
+	b.Merge(t.floors[p.second])
+	return b
 }
 
 // remove takes k out of the table and returns its bucket.
 func (t *table) remove(k *Key, p place) leaky.Bucket {
 	s := t.find(k, p)
 	if s == nil {
-		i, taken := t.vacancy(p)
-		if !taken {
-			return leaky.Bucket{}
-		}
-		var debt leaky.Bucket
-		debt.Inherit(t.slots[i].bucket)
-		return debt
+		return t.newcomer(p)
 	}
 	b := s.bucket
 	i := uint32((uintptr(unsafe.Pointer(s)) - uintptr(unsafe.Pointer(&t.slots[0]))) / unsafe.Sizeof(*s))
-	t.tags[i/groupSize] &^= 0xff << (i % groupSize * 8)
+	t.tags[i/groupSize][i%groupSize/8] &^= 0xff << (i % 8 * 8)
 	*s = slot{}
 	t.entries--
 	return b
@@ -162,10 +176,12 @@ func (t *table) remove(k *Key, p place) leaky.Bucket {
 
 // each calls f for every key in the table.
 func (t *table) each(f func(k *Key, b *leaky.Bucket)) {
-	for g, tags := range t.tags {
-		for m := tags & highBits; m != 0; m &= m - 1 {
-			s := &t.slots[g*groupSize+bits.TrailingZeros64(m)/8]
-			f(&s.key, &s.bucket)
+	for g := range t.tags {
+		for i := range groupSize {
+			if t.tags[g][i/8]>>(i%8*8)&0xff != 0 {
+				s := &t.slots[g*groupSize+i]
+				f(&s.key, &s.bucket)
+			}
 		}
 	}
 }

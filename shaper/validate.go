@@ -25,7 +25,8 @@ func (e *LimitError) Error() string {
 const (
 	MinRate      = 8 // bit/s
 	MaxRate      = 1e12
-	MaxMaxDelay  = time.Hour
+	MaxMaxDelay  = time.Hour // max_wait as well
+	MaxPer       = 366 * 24 * time.Hour
 	MaxBurstTime = 30 * 24 * time.Hour
 )
 
@@ -58,6 +59,36 @@ func validate(limits []Limit, listeners []Listener) error {
 					bad("packets", "listener %q proxies TCP, which has no packets here: match protocol \"udp\"", listeners[name].Name)
 					break
 				}
+			}
+		}
+		for _, f := range []struct {
+			key  string
+			freq Frequency
+		}{{"packets", l.Packets}, {"new_connections", l.NewConnections}} {
+			if f.freq.N != 0 && (f.freq.Per <= 0 || f.freq.Per > MaxPer) {
+				bad(f.key, "%d every %v: every 1ns to %v", f.freq.N, f.freq.Per, MaxPer)
+			}
+			if f.freq.N > MaxRate {
+				bad(f.key, "%d every %v: at most 1e12", f.freq.N, f.freq.Per)
+			}
+		}
+		if l.Connections < 0 || l.MaxWaiting < 0 {
+			bad("connections", "%d, and max_waiting %d: from 0", l.Connections, l.MaxWaiting)
+		}
+		if l.MaxWait < 0 || l.MaxWait > MaxMaxDelay {
+			bad("max_wait", "%v: from 0 to %v", l.MaxWait, MaxMaxDelay)
+		}
+		if l.Match.Protocol > UDP || l.Direction > Both || l.Excess > ExcessClose || l.Key>>len(fieldNames) != 0 {
+			bad("match", "protocol %d, direction %d, excess %d or key %#x is none", l.Match.Protocol, l.Direction, l.Excess, uint8(l.Key))
+		}
+		for _, p := range l.Match.Source {
+			if !p.IsValid() {
+				bad("match.source", "%v is no prefix", p)
+			}
+		}
+		for _, r := range l.Match.Port {
+			if r.First > r.Last {
+				bad("match.port", "%d-%d ends before it begins", r.First, r.Last)
 			}
 		}
 		for _, name := range l.Match.Listen {

@@ -1,0 +1,116 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"shaperd/shaper"
+	"shaperd/shaper/config"
+)
+
+// errCheck says that a file is wrong; what is wrong with it was printed.
+var errCheck = errors.New("configuration has errors")
+
+func checkCommand(e env) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "check FILE...",
+		Short: "Check configuration files and print what they come to",
+		Long: `Check configuration files, and the conf.d folder beside each, as "run" and a
+reload would. Prints what they come to, rates in bits and in bytes. Exits with 1
+when one of them is wrong.`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(_ *cobra.Command, files []string) error {
+			var results []checked
+			bad := false
+			for _, file := range files {
+				r := check(file)
+				bad = bad || len(r.Errors) > 0
+				results = append(results, r)
+			}
+			if asJSON {
+				out := json.NewEncoder(e.stdout)
+				out.SetIndent("", "  ")
+				if err := out.Encode(results); err != nil {
+					return err
+				}
+			} else {
+				for _, r := range results {
+					r.print(e)
+				}
+			}
+			if bad {
+				return errCheck
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// checked is the result for one file.
+type checked struct {
+	File   string       `json:"file"`
+	OK     bool         `json:"ok"`
+	Errors []checkError `json:"errors,omitempty"`
+	Config any          `json:"config,omitempty"`
+
+	loaded *loaded
+}
+
+type checkError struct {
+	File    string `json:"file"`
+	Line    int    `json:"line,omitempty"`
+	Column  int    `json:"column,omitempty"`
+	Message string `json:"message"`
+}
+
+func check(file string) checked {
+	r := checked{File: file}
+	l, err := load(file)
+	if err == nil {
+		_, err = l.compile(shaper.New(1))
+	}
+	if err != nil {
+		r.Errors = checkErrors(file, err)
+		return r
+	}
+	r.OK, r.loaded, r.Config = true, l, l.config.Canonical()
+	return r
+}
+
+func checkErrors(file string, err error) []checkError {
+	var all config.Errors
+	var one *config.Error
+	switch {
+	case errors.As(err, &all):
+	case errors.As(err, &one):
+		all = config.Errors{one}
+	default:
+		return []checkError{{File: file, Message: err.Error()}}
+	}
+	var out []checkError
+	for _, e := range all {
+		out = append(out, checkError{File: e.File, Line: e.Line, Column: e.Column, Message: e.Msg})
+	}
+	return out
+}
+
+func (r checked) print(e env) {
+	if r.OK {
+		fmt.Fprintf(e.stdout, "%s: ok\n", r.File)
+		r.loaded.config.WriteText(e.stdout)
+		return
+	}
+	for _, c := range r.Errors {
+		if c.Line == 0 {
+			fmt.Fprintln(e.stderr, c.Message)
+			continue
+		}
+		fmt.Fprintf(e.stderr, "%s:%d:%d: %s\n", c.File, c.Line, c.Column, c.Message)
+	}
+}

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"shaperd/conn"
+	"shaperd/shaper"
+	"shaperd/shaper/asn"
+	"shaperd/shaper/config"
+)
+
+// loaded is a configuration with everything it refers to.
+type loaded struct {
+	config  *config.Config
+	asns    *asn.Table // nil when no files are named
+	listens []conn.Listen
+}
+
+func load(path string) (*loaded, error) {
+	c, err := config.Load(path)
+	if err != nil {
+		return nil, err
+	}
+	l := &loaded{config: c, listens: listens(c)}
+	if len(c.ASN.Files) > 0 {
+		if l.asns, err = asn.Load(c.ASN.Files...); err != nil {
+			return nil, fmt.Errorf("[asn] files of %s: %w", path, err)
+		}
+	}
+	return l, nil
+}
+
+// compile builds the policy of l for s.
+func (l *loaded) compile(s *shaper.Shaper) (*shaper.Policy, error) {
+	p, err := s.Compile(l.config.Limits, l.config.Listeners(), l.asns, l.config.Daemon.Observe)
+	var at *shaper.LimitError
+	if errors.As(err, &at) {
+		return nil, l.config.Error(at.Limit, at.Key, at.Msg)
+	}
+	return p, err
+}
+
+// listens turns ranges of ports into single ones.
+func listens(c *config.Config) []conn.Listen {
+	var all []conn.Listen
+	for _, from := range c.Listen {
+		to := conn.Listen{
+			Name: from.Name, ConnectTimeout: from.ConnectTimeout,
+			IdleTimeout: from.IdleTimeout, MaxFlows: from.MaxFlows,
+		}
+		for _, a := range from.Addresses {
+			for port := int(a.Ports.First); port <= int(a.Ports.Last); port++ {
+				to.Endpoints = append(to.Endpoints, conn.Endpoint{
+					Protocol: a.Protocol,
+					Addr:     netip.AddrPortFrom(a.Addr, uint16(port)),
+					SamePort: a.Ports.First != a.Ports.Last,
+				})
+			}
+		}
+		for _, d := range from.Downstream {
+			to.Downstream = append(to.Downstream, conn.Downstream{Host: d.Host, Port: d.Port})
+		}
+		all = append(all, to)
+	}
+	return all
+}

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/spf13/cobra"
+
+	"shaperd/conn"
+	"shaperd/control"
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+type runFlags struct {
+	config       string
+	logFormat    string
+	logLevel     string
+	drainTimeout time.Duration
+}
+
+func runCommand(e env) *cobra.Command {
+	var f runFlags
+	cmd := &cobra.Command{
+		Use:   "run",
+		Short: "Run the daemon",
+		Long: `Run the daemon in the foreground. SIGHUP reloads the configuration in place; when
+the new one is wrong, the old one stays. SIGTERM drains: no new connections, those
+that are there go on until --drain-timeout.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log, err := newLogger(e, f)
+			if err != nil {
+				return err
+			}
+			return serve(cmd.Context(), e, f, log)
+		},
+	}
+	cmd.Flags().StringVar(&f.config, "config", "/etc/shaperd/shaperd.toml", "configuration `file`; conf.d/*.toml beside it is read too")
+	cmd.Flags().StringVar(&f.logFormat, "log-format", "text", "text or json")
+	cmd.Flags().StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
+	cmd.Flags().DurationVar(&f.drainTimeout, "drain-timeout", 30*time.Second, "how long connections may go on after SIGTERM")
+	return cmd
+}
+
+func newLogger(e env, f runFlags) (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(f.logLevel)); err != nil {
+		return nil, fmt.Errorf("--log-level %q: debug, info, warn or error", f.logLevel)
+	}
+	opts := &slog.HandlerOptions{Level: level}
+	switch f.logFormat {
+	case "text":
+		return slog.New(slog.NewTextHandler(e.stderr, opts)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(e.stderr, opts)), nil
+	}
+	return nil, fmt.Errorf("--log-format %q: text or json", f.logFormat)
+}
+
+// server is a running daemon.
+type server struct {
+	flags   runFlags
+	log     *slog.Logger
+	clock   *leaky.Clock
+	shaper  *shaper.Shaper
+	proxy   *conn.Proxy
+	reloads *control.Reloads
+	metrics *control.Metrics
+	loaded  *loaded
+}
+
+// serve runs until ctx ends, then drains. Things are stopped in the order:
+// ports, connections, the metrics endpoint, which shows the drain.
+func serve(ctx context.Context, e env, f runFlags, log *slog.Logger) error {
+	start := time.Now()
+	l, err := load(f.config)
+	if err != nil {
+		return err
+	}
+	s := &server{flags: f, log: log, clock: leaky.NewClock(), loaded: l, reloads: &control.Reloads{}}
+	s.shaper = shaper.New(l.config.Daemon.Buckets)
+	policy, err := l.compile(s.shaper)
+	if err != nil {
+		return err
+	}
+	if s.proxy, err = conn.New(s.shaper, s.clock, log); err != nil {
+		return err
+	}
+	defer s.proxy.Close()
+	if s.metrics, err = control.ServeMetrics(l.config.Daemon.Metrics, s.shaper, s.proxy, s.reloads); err != nil {
+		return err
+	}
+	defer s.metrics.Close()
+	if err := s.proxy.Apply(ctx, l.listens, policy); err != nil {
+		return err
+	}
+	s.reloads.Note(nil, time.Since(start))
+	log.Info("ready", "config", f.config, "limits", policy.Len(), "listeners", len(l.listens),
+		"mode", mode(l.config.Daemon.Observe), "version", version)
+	notify(daemon.SdNotifyReady)
+
+	watchdog := startWatchdog(ctx, s.proxy)
+	defer watchdog()
+	for {
+		select {
+		case <-e.reload:
+			s.reload(ctx)
+		case <-ctx.Done():
+			return s.drain()
+		}
+	}
+}
+
+// reload puts the configuration file in force as it is now. On an error
+// everything stays as it was.
+func (s *server) reload(ctx context.Context) {
+	notify(daemon.SdNotifyReloading + "\n" + daemon.SdNotifyMonotonicUsec())
+	defer notify(daemon.SdNotifyReady)
+	start := time.Now()
+	err := s.tryReload(ctx)
+	took := time.Since(start)
+	s.reloads.Note(err, took)
+	if err != nil {
+		s.log.Error("reload: the old configuration stays in force", "err", err)
+		return
+	}
+	s.log.Info("reloaded", "limits", s.shaper.Policy().Len(), "mode", mode(s.loaded.config.Daemon.Observe), "took", took)
+}
+
+func (s *server) tryReload(ctx context.Context) error {
+	l, err := load(s.flags.config)
+	if err != nil {
+		return err
+	}
+	policy, err := l.compile(s.shaper)
+	if err != nil {
+		return err
+	}
+	was, is := s.loaded.config.Daemon, l.config.Daemon
+	if was.Buckets != is.Buckets || was.Metrics != is.Metrics {
+		return errors.New("[daemon] buckets and metrics cannot change while the daemon runs: restart it")
+	}
+	if err := s.proxy.Apply(ctx, l.listens, policy); err != nil {
+		return err
+	}
+	s.loaded = l
+	return nil
+}
+
+func (s *server) drain() error {
+	notify(daemon.SdNotifyStopping)
+	s.log.Info("draining", "timeout", s.flags.drainTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), s.flags.drainTimeout)
+	defer cancel()
+	if left := s.proxy.Drain(ctx); left > 0 {
+		s.log.Warn("drain timeout: connections are reset", "connections", left)
+	}
+	s.log.Info("stopped")
+	return nil
+}
+
+// startWatchdog tells systemd that the daemon is alive for as long as its loop
+// answers. It returns what ends it.
+func startWatchdog(ctx context.Context, p *conn.Proxy) (stop func()) {
+	interval, err := daemon.SdWatchdogEnabled(false)
+	if err != nil || interval == 0 {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(interval / 3)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				alive, cancel := context.WithTimeout(ctx, interval/3)
+				if p.Alive(alive) {
+					notify(daemon.SdNotifyWatchdog)
+				}
+				cancel()
+			}
+		}
+	}()
+	return func() { cancel(); <-done }
+}
+
+// notify tells the service manager, if there is one.
+func notify(state string) { _, _ = daemon.SdNotify(false, state) }
+
+func mode(observe bool) string {
+	if observe {
+		return "observe"
+	}
+	return "enforce"
+}

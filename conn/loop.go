@@ -1,0 +1,199 @@
+package conn
+
+import (
+	"fmt"
+	"sync"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// watcher is told when its descriptor has something to do.
+type watcher interface {
+	ready(events uint32, now leaky.Time)
+}
+
+// loop is the thread that moves bytes. Its fields belong to that thread, but for
+// the posted work.
+type loop struct {
+	clock *leaky.Clock
+	pacer *leaky.Pacer
+	lines *lines
+
+	epoll    int
+	wake     int // eventfd
+	watched  []watched
+	events   [128]unix.EpollEvent
+	again    []func(now leaky.Time) // work left over, for the next round
+	spare    []func(now leaky.Time)
+	scratch  []byte // what is in hand while it moves from socket to socket
+	stopping bool
+
+	batch       *batch
+	datagrams   []*datagram                // to be used again
+	buffers     [len(bufferSizes)][][]byte // likewise
+	queuedBytes int                        // of the buffers in use
+
+	mu     sync.Mutex
+	posted []func(now leaky.Time)
+	done   chan struct{}
+}
+
+// watched is who is told about a descriptor. generation tells a descriptor from
+// an earlier one of the same number, of which an event may still be in hand.
+type watched struct {
+	watcher    watcher
+	generation int32
+}
+
+// scratchSize is the most that moves from one TCP socket to the other at once.
+const scratchSize = 64 << 10
+
+func newLoop(clock *leaky.Clock, s *shaper.Shaper) (*loop, error) {
+	l := &loop{
+		clock:   clock,
+		pacer:   leaky.NewPacer(clock),
+		scratch: make([]byte, scratchSize),
+		batch:   newBatch(),
+		done:    make(chan struct{}),
+	}
+	l.lines = newLines(s, &l.pacer.Wheel)
+	var err error
+	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return nil, fmt.Errorf("create epoll: %w", err)
+	}
+	if l.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		unix.Close(l.epoll)
+		return nil, fmt.Errorf("create eventfd: %w", err)
+	}
+	if err := l.watch(l.wake, unix.EPOLLIN, wakeup{l}); err != nil {
+		unix.Close(l.epoll)
+		unix.Close(l.wake)
+		return nil, err
+	}
+	return l, nil
+}
+
+// run works until stop is called. It closes the loop's own descriptors.
+func (l *loop) run() {
+	l.pacer.Run(l.round)
+	unix.Close(l.wake)
+	unix.Close(l.epoll)
+	close(l.done)
+}
+
+// stop ends run, once what is posted has been done, and waits for it.
+func (l *loop) stop() {
+	l.post(func(leaky.Time) { l.stopping = true })
+	<-l.done
+}
+
+// post has f called on the loop's thread. After stop it is lost.
+func (l *loop) post(f func(now leaky.Time)) {
+	l.mu.Lock()
+	first := len(l.posted) == 0
+	l.posted = append(l.posted, f)
+	l.mu.Unlock()
+	if first {
+		one := uint64(1)
+		// A full counter is a wake-up already, and a closed one needs none.
+		_, _ = unix.Write(l.wake, unsafe.Slice((*byte)(unsafe.Pointer(&one)), 8))
+	}
+}
+
+// call has f called on the loop's thread and waits for it.
+func (l *loop) call(f func(now leaky.Time)) {
+	ran := make(chan struct{})
+	l.post(func(now leaky.Time) { f(now); close(ran) })
+	select {
+	case <-ran:
+	case <-l.done:
+	}
+}
+
+// later has f called in the next round, after other sockets had their turn.
+func (l *loop) later(f func(now leaky.Time)) { l.again = append(l.again, f) }
+
+// watch has w told about events on fd.
+func (l *loop) watch(fd int, events uint32, w watcher) error {
+	for fd >= len(l.watched) {
+		l.watched = append(l.watched, watched{})
+	}
+	at := &l.watched[fd]
+	at.watcher = w
+	at.generation++
+	ev := unix.EpollEvent{Events: events, Fd: int32(fd), Pad: at.generation}
+	if err := unix.EpollCtl(l.epoll, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
+		at.watcher = nil
+		return fmt.Errorf("watch socket: %w", err)
+	}
+	return nil
+}
+
+// forget ends watch, and is followed by closing fd.
+func (l *loop) forget(fd int) {
+	if fd < len(l.watched) {
+		l.watched[fd].watcher = nil
+	}
+	_ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, fd, nil)
+}
+
+// round waits until something is ready, at most until until, and handles it.
+func (l *loop) round(until leaky.Time) bool {
+	if len(l.again) > 0 {
+		until = 0
+	}
+	n := l.poll(until.Sub(l.clock.Now()))
+	now := l.clock.Now()
+	for i := range n {
+		ev := &l.events[i]
+		if at := l.watched[ev.Fd]; at.watcher != nil && at.generation == ev.Pad {
+			at.watcher.ready(ev.Events, now)
+		}
+	}
+	work := l.again
+	l.again = l.spare[:0]
+	for i, f := range work {
+		work[i] = nil
+		f(now)
+	}
+	l.spare = work
+	return !l.stopping
+}
+
+// poll waits for events, at most for timeout. A long wait is left a little early
+// and without a Go processor; a short one keeps it, see [leaky.ShortWait].
+func (l *loop) poll(timeout leaky.Time) int {
+	call := unix.RawSyscall6
+	if !leaky.ShortWait(timeout) {
+		call = unix.Syscall6
+		timeout -= leaky.FromDuration(time.Millisecond)
+	}
+	ts := unix.NsecToTimespec(int64(min(timeout, leaky.Forever/2).Duration()))
+	n, _, errno := call(unix.SYS_EPOLL_PWAIT2, uintptr(l.epoll),
+		uintptr(unsafe.Pointer(&l.events[0])), uintptr(len(l.events)),
+		uintptr(unsafe.Pointer(&ts)), 0, 0)
+	if errno != 0 { // EINTR
+		return 0
+	}
+	return int(n)
+}
+
+// wakeup does the posted work.
+type wakeup struct{ *loop }
+
+func (w wakeup) ready(_ uint32, now leaky.Time) {
+	var count [8]byte
+	_, _ = unix.Read(w.wake, count[:])
+	w.mu.Lock()
+	posted := w.posted
+	w.posted = nil
+	w.mu.Unlock()
+	for _, f := range posted {
+		f(now)
+	}
+}

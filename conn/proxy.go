@@ -1,0 +1,255 @@
+package conn
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// Proxy is the proxy plane. Its methods may be called from any goroutine.
+type Proxy struct {
+	shaper  *shaper.Shaper
+	clock   *leaky.Clock
+	loop    *loop
+	gates   *gates
+	log     *slog.Logger
+	refused *sampler
+
+	ctx    context.Context // ends when connections on their way have to give up
+	cancel context.CancelFunc
+	work   sync.WaitGroup // goroutines of listeners and of connections on their way
+	nextID atomic.Uint64
+	open   atomic.Int64 // TCP connections, from accept to end
+
+	mu    sync.Mutex // of a change of listeners
+	sites map[string]*site
+	ports map[Endpoint]port // by place
+
+	sessions map[*session]struct{} // the loop's
+	flows    map[flowKey]*udpFlow  // the loop's
+}
+
+// site is a Listen in force, kept under its name.
+type site struct {
+	name   string
+	config atomic.Pointer[siteConfig]
+	turn   atomic.Uint32 // of downstreams
+	counts *shaper.ListenerState
+
+	unanswered flowList // the loop's
+}
+
+type siteConfig struct {
+	Listen
+	addrs []netip.Addr // of the downstreams, for UDP
+}
+
+// service is what a port is for.
+type service struct {
+	*site
+	samePort bool
+}
+
+// port is an open Endpoint.
+type port interface {
+	serve(service) // starts it, or changes what it serves
+	close()
+}
+
+// New returns a proxy that holds traffic to the policy of s. It listens once
+// Apply has been called, and has to be closed.
+func New(s *shaper.Shaper, clock *leaky.Clock, log *slog.Logger) (*Proxy, error) {
+	l, err := newLoop(clock, s)
+	if err != nil {
+		return nil, err
+	}
+	p := &Proxy{
+		shaper: s, clock: clock, loop: l, log: log,
+		gates: newGates(s, clock), refused: newSampler(log),
+		sites: map[string]*site{}, ports: map[Endpoint]port{},
+		sessions: map[*session]struct{}{}, flows: map[flowKey]*udpFlow{},
+	}
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	go l.run()
+	return p, nil
+}
+
+// Apply puts listens and policy in force. It opens the ports that are new, then
+// swaps the policy, then closes the ports that have gone. Ports that stay are not
+// touched, nor are connections, those of a closed port included: they move to
+// their new limits, and what waits for them keeps its turn. On an error nothing
+// has changed.
+func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Policy) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	sites := map[string]*site{}
+	configs := map[*site]*siteConfig{}
+	ports := map[Endpoint]port{}
+	services := map[port]service{}
+	var opened []port
+	committed := false
+	defer func() {
+		if !committed {
+			for _, l := range opened {
+				l.close()
+			}
+		}
+	}()
+	for _, listen := range listens {
+		config, err := resolve(ctx, listen)
+		if err != nil {
+			return err
+		}
+		s := p.sites[listen.Name]
+		if s == nil {
+			s = &site{name: listen.Name, counts: p.shaper.Listener(listen.Name)}
+		}
+		sites[listen.Name], configs[s] = s, config
+		for _, e := range listen.Endpoints {
+			l, ok := p.ports[e.place()]
+			if !ok {
+				if l, err = p.openPort(e); err != nil {
+					return fmt.Errorf("listener %q: %w", listen.Name, err)
+				}
+				opened = append(opened, l)
+			}
+			ports[e.place()], services[l] = l, service{s, e.SamePort}
+		}
+	}
+	committed = true
+
+	p.loop.call(func(now leaky.Time) {
+		units := p.loop.lines.clear()
+		p.loop.lines.swap(policy, now)
+		p.gates.swap(policy)
+		for s, config := range configs {
+			s.config.Store(config)
+		}
+		for s := range p.sessions {
+			s.reroute(policy)
+			s.slots.move(policy, &s.flow, s.route)
+		}
+		for _, f := range p.flows {
+			f.reroute(policy)
+			f.slots.move(policy, &f.flow, f.route)
+		}
+		for _, u := range units {
+			u.owner.resubmit(now)
+		}
+	})
+	for l, s := range services {
+		l.serve(s)
+	}
+	for e, l := range p.ports {
+		if ports[e] != l {
+			l.close()
+		}
+	}
+	p.sites, p.ports = sites, ports
+	return nil
+}
+
+func (p *Proxy) openPort(e Endpoint) (port, error) {
+	if e.Protocol == shaper.UDP {
+		return p.openUDP(e.Addr)
+	}
+	return p.openTCP(e.Addr)
+}
+
+// resolve looks up the downstreams of UDP, whose datagrams cannot wait for it.
+func resolve(ctx context.Context, l Listen) (*siteConfig, error) {
+	config := &siteConfig{Listen: l}
+	for _, d := range l.Downstream {
+		addr, err := netip.ParseAddr(d.Host)
+		if err != nil && l.hasUDP() {
+			addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", d.Host)
+			if err != nil {
+				return nil, fmt.Errorf("listener %q: resolve downstream: %w", l.Name, err)
+			}
+			addr = addrs[0]
+		}
+		config.addrs = append(config.addrs, addr.Unmap())
+	}
+	return config, nil
+}
+
+func (l *Listen) hasUDP() bool {
+	for _, e := range l.Endpoints {
+		if e.Protocol == shaper.UDP {
+			return true
+		}
+	}
+	return false
+}
+
+// Drain closes all TCP ports and waits until the last TCP connection has ended,
+// or ctx has. It returns how many are left.
+func (p *Proxy) Drain(ctx context.Context) int {
+	p.mu.Lock()
+	for e, l := range p.ports {
+		if e.Protocol == shaper.TCP {
+			l.close()
+			delete(p.ports, e)
+		}
+	}
+	p.mu.Unlock()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for p.open.Load() > 0 {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return int(p.open.Load())
+		}
+	}
+	return 0
+}
+
+// Close resets what connections are left and frees everything. The order is:
+// ports, so that nothing new comes; connections on their way, which then reach
+// the loop or give up; sessions and flows; the loop.
+func (p *Proxy) Close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, l := range p.ports {
+		l.close()
+	}
+	p.ports = nil
+	p.cancel()
+	p.work.Wait()
+	p.loop.call(func(now leaky.Time) {
+		for s := range p.sessions {
+			s.abort(now)
+		}
+		for _, f := range p.flows {
+			f.close(now)
+		}
+	})
+	p.loop.stop()
+}
+
+// Alive reports whether the loop answers before ctx ends.
+func (p *Proxy) Alive(ctx context.Context) bool {
+	ran := make(chan struct{})
+	p.loop.post(func(leaky.Time) { close(ran) })
+	select {
+	case <-ran:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// Late returns how late the loop's thread woke up, see [leaky.Pacer.Late].
+func (p *Proxy) Late() ([len(leaky.LateBounds) + 1]uint64, time.Duration) {
+	return p.loop.pacer.Late()
+}

@@ -1,0 +1,368 @@
+package conn
+
+import (
+	"container/list"
+	"context"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// udpPort is a socket that datagrams of clients arrive at. It belongs to the
+// loop's thread once it serves.
+type udpPort struct {
+	proxy   *Proxy
+	fd      int
+	port    uint16
+	service atomic.Pointer[service]
+}
+
+// flowKey tells flows apart: by the client and by the address it asked, from
+// which the replies have to come.
+type flowKey struct {
+	port   *udpPort
+	client netip.AddrPort
+	asked  netip.Addr
+}
+
+// udpFlow is the datagrams between one client and one downstream. It belongs to
+// the loop's thread.
+type udpFlow struct {
+	key    flowKey
+	proxy  *Proxy
+	site   *site
+	flow   shaper.Flow
+	route  shaper.Route
+	slots  *slots
+	fd     int // connected to the downstream
+	to     replyTo
+	up     udpDirection
+	down   udpDirection
+	seen   leaky.Time
+	queued int // datagrams
+	expiry leaky.Event
+	mute   *list.Element // in site.unanswered, until the downstream has answered
+}
+
+// udpDirection is one way of a flow.
+type udpDirection struct {
+	path     []*line
+	observed shaper.Set
+}
+
+// flowList is the flows without an answer, the oldest first. They are what a
+// flood of spoofed sources leaves behind, and make room when there is none.
+type flowList struct{ list.List }
+
+// datagram is a queued datagram.
+type datagram struct {
+	unit
+	flow *udpFlow
+	down bool
+	data []byte
+	held bool // data is a buffer of the loop, not lent
+}
+
+const (
+	// maxQueued bounds the memory of queued datagrams: bytes of their buffers.
+	maxQueued = 128 << 20
+
+	// udpCredit is how many datagrams a late wake-up gives back.
+	udpCredit = 1
+
+	// udpBuffer is asked for as the receive buffer of a port, so that it holds
+	// what arrives while the loop is busy elsewhere.
+	udpBuffer = 4 << 20
+)
+
+func (p *Proxy) openUDP(addr netip.AddrPort) (port, error) {
+	fd, err := bindUDP(addr)
+	if err != nil {
+		return nil, explainBind(err, "udp://"+addr.String())
+	}
+	bound, err := localPort(fd)
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("listen on udp://%s: %w", addr, err)
+	}
+	return &udpPort{proxy: p, fd: fd, port: bound}, nil
+}
+
+func (u *udpPort) serve(s service) {
+	if u.service.Swap(&s) != nil {
+		return
+	}
+	u.proxy.loop.call(func(leaky.Time) {
+		if err := u.proxy.loop.watch(u.fd, unix.EPOLLIN, u); err != nil {
+			u.proxy.log.Error("watch UDP port", "listener", s.name, "port", u.port, "err", err)
+		}
+	})
+}
+
+// close ends the port and its flows, which have nothing to reply from any more.
+func (u *udpPort) close() {
+	u.proxy.loop.call(func(now leaky.Time) {
+		u.proxy.loop.forget(u.fd)
+		for _, f := range u.proxy.flows {
+			if f.key.port == u {
+				f.close(now)
+			}
+		}
+		unix.Close(u.fd)
+	})
+}
+
+// ready takes in a batch of datagrams; epoll reports the port again when there
+// are more.
+func (u *udpPort) ready(_ uint32, now leaky.Time) {
+	l := u.proxy.loop
+	for i := range l.batch.receive(u.fd) {
+		m := l.batch.message(i)
+		if m.truncated || !m.from.IsValid() {
+			u.service.Load().counts.SendErrors.Add(1)
+			continue
+		}
+		if f := u.flow(m, now); f != nil {
+			f.seen = now
+			f.forward(m.data, false, now)
+		}
+	}
+}
+
+// flow returns the flow of m, made if need be, or nil when there is no room or no
+// slot for it.
+func (u *udpPort) flow(m message, now leaky.Time) *udpFlow {
+	p, s := u.proxy, u.service.Load()
+	key := flowKey{port: u, client: m.from, asked: m.to}
+	if f := p.flows[key]; f != nil {
+		return f
+	}
+	f := &udpFlow{key: key, proxy: p, site: s.site, fd: -1, to: newReplyTo(m), seen: now}
+	policy := p.shaper.Policy()
+	f.flow = shaper.Flow{
+		Source: m.from.Addr().Unmap().WithZone(""), Port: u.port, Protocol: shaper.UDP,
+		Listen: policy.ListenIndex(s.name), Connection: p.nextID.Add(1),
+	}
+	if s.counts.Flows.Load() >= int64(s.config.Load().MaxFlows) && !s.unanswered.evict(now) {
+		s.counts.FlowsRefused.Add(1)
+		return nil
+	}
+	slots, refusal := p.gates.acquire(context.Background(), policy, &f.flow, policy.Route(&f.flow), false)
+	if refusal != nil {
+		return nil
+	}
+	f.slots = slots
+	if err := f.dial(s.samePort); err != nil {
+		slots.release()
+		s.counts.DialErrors.Add(1)
+		p.refused.note("open UDP flow", "listener", s.name, "err", err)
+		return nil
+	}
+	p.flows[key] = f
+	s.counts.Flows.Add(1)
+	s.counts.FlowsOpened.Add(1)
+	f.mute = s.unanswered.PushBack(f)
+	f.reroute(policy)
+	f.expiry.Fire = f.expire
+	p.loop.pacer.Schedule(&f.expiry, now+f.idleTimeout())
+	return f
+}
+
+// dial connects a socket of f to the downstream whose turn it is.
+func (f *udpFlow) dial(samePort bool) error {
+	config := f.site.config.Load()
+	i := int(f.site.turn.Add(1)-1) % len(config.Downstream)
+	to := netip.AddrPortFrom(config.addrs[i], config.Downstream[i].port(f.flow.Port, samePort))
+	fd, err := connectUDP(to)
+	if err != nil {
+		return fmt.Errorf("connect to %s: %w", to, err)
+	}
+	if err := f.proxy.loop.watch(fd, unix.EPOLLIN, f); err != nil {
+		unix.Close(fd)
+		return err
+	}
+	f.fd = fd
+	return nil
+}
+
+func (f *udpFlow) idleTimeout() leaky.Time {
+	return leaky.FromDuration(f.site.config.Load().IdleTimeout)
+}
+
+func (f *udpFlow) reroute(policy *shaper.Policy) {
+	f.flow.Listen = policy.ListenIndex(f.site.name)
+	f.route = policy.Route(&f.flow)
+	f.up.reroute(f, policy, f.route.ToDownstream)
+	f.down.reroute(f, policy, f.route.FromDownstream)
+}
+
+func (d *udpDirection) reroute(f *udpFlow, policy *shaper.Policy, set shaper.Set) {
+	lines, old := f.proxy.loop.lines, d.path
+	d.path = lines.path(policy, &f.flow, f.route, set)
+	lines.release(old, f.proxy.clock.Now())
+	d.observed = policy.Observed(set)
+}
+
+// ready takes in the downstream's datagrams.
+func (f *udpFlow) ready(_ uint32, now leaky.Time) {
+	l := f.proxy.loop
+	n := l.batch.receive(f.fd)
+	if n == 0 {
+		// An ICMP error wakes the socket up without a datagram. Reading it clears
+		// it; who sends next is told by counting.
+		f.site.counts.SendErrors.Add(takeError(f.fd))
+		return
+	}
+	f.seen = now
+	if f.mute != nil {
+		f.site.unanswered.Remove(f.mute)
+		f.mute = nil
+	}
+	for i := range n {
+		if m := l.batch.message(i); !m.truncated {
+			f.forward(m.data, true, now)
+		}
+	}
+}
+
+// forward sends a datagram on, at once, later, or not at all. data is only lent.
+func (f *udpFlow) forward(data []byte, down bool, now leaky.Time) {
+	d, p := &f.up, f.proxy
+	if down {
+		d = &f.down
+	}
+	n := uint64(len(data))
+	if d.observed != 0 {
+		p.shaper.Decide(p.shaper.Policy(), &f.flow, f.route, d.observed, n, 1, now)
+	}
+	if len(d.path) == 0 {
+		f.transmit(data, down)
+		return
+	}
+	l, reason := full(d.path, now), shaper.QueueFull
+	if l == nil && p.loop.queuedBytes+bufferSize(len(data)) > maxQueued {
+		l, reason = d.path[0], shaper.MemoryFull
+	}
+	if l != nil {
+		l.state.Bytes.Add(shaper.Refuse, reason, n)
+		l.state.Packets.Add(shaper.Refuse, reason, 1)
+		return
+	}
+	dg := p.loop.newDatagram()
+	dg.flow, dg.down, dg.data = f, down, data
+	dg.unit = unit{owner: dg, path: d.path, bytes: n, packets: 1, credit: udpCredit}
+	f.queued++
+	p.loop.lines.submit(&dg.unit, now)
+	if dg.queued {
+		p.loop.hold(dg)
+	}
+}
+
+// transmit puts a datagram on the wire and reports whether the kernel took it.
+func (f *udpFlow) transmit(data []byte, down bool) bool {
+	var errno unix.Errno
+	count := &f.site.counts.ToDownstream
+	if down {
+		count = &f.site.counts.FromDownstream
+		errno = f.proxy.loop.batch.reply(f.key.port.fd, &f.to, data)
+	} else {
+		_, errno = send(f.fd, data)
+		if errno == unix.ECONNREFUSED {
+			_, errno = send(f.fd, data) // the error was of an earlier datagram
+		}
+	}
+	if errno != 0 {
+		f.site.counts.SendErrors.Add(1)
+		return false
+	}
+	count.Add(uint64(len(data)))
+	return true
+}
+
+func (dg *datagram) send(leaky.Time) (bytes, packets uint64, again bool) {
+	n := uint64(len(dg.data))
+	ok := dg.flow.transmit(dg.data, dg.down)
+	dg.flow.queued--
+	dg.flow.proxy.loop.freeDatagram(dg)
+	if !ok {
+		return 0, 0, false
+	}
+	return n, 1, false
+}
+
+func (dg *datagram) resubmit(now leaky.Time) {
+	dg.path = dg.flow.up.path
+	if dg.down {
+		dg.path = dg.flow.down.path
+	}
+	if len(dg.path) == 0 {
+		dg.send(now)
+		return
+	}
+	arrived := dg.arrived
+	dg.flow.proxy.loop.lines.submit(&dg.unit, now)
+	if dg.queued {
+		dg.arrived = arrived
+	}
+}
+
+func (f *udpFlow) expire(now leaky.Time) {
+	if end := f.seen + f.idleTimeout(); end > now || f.queued > 0 {
+		f.proxy.loop.pacer.Schedule(&f.expiry, max(end, now+leaky.Second))
+		return
+	}
+	f.close(now)
+}
+
+// close forgets f, and drops what it has queued.
+func (f *udpFlow) close(now leaky.Time) {
+	l := f.proxy.loop
+	l.pacer.Cancel(&f.expiry)
+	if f.queued > 0 {
+		for _, dg := range f.datagrams() {
+			l.lines.withdraw(&dg.unit, now)
+			l.freeDatagram(dg)
+		}
+	}
+	l.lines.release(f.up.path, now)
+	l.lines.release(f.down.path, now)
+	l.forget(f.fd)
+	unix.Close(f.fd)
+	delete(f.proxy.flows, f.key)
+	if f.mute != nil {
+		f.site.unanswered.Remove(f.mute)
+	}
+	f.site.counts.Flows.Add(-1)
+	f.slots.release()
+}
+
+// datagrams returns what f has queued.
+func (f *udpFlow) datagrams() []*datagram {
+	var queued []*datagram
+	for _, path := range [][]*line{f.up.path, f.down.path} {
+		for _, l := range path {
+			for u := l.head; u != nil; u = u.next {
+				if dg, ok := u.owner.(*datagram); ok && dg.flow == f {
+					queued = append(queued, dg)
+				}
+			}
+		}
+	}
+	return queued
+}
+
+// evict closes the oldest flow of l that has nothing queued.
+func (l *flowList) evict(now leaky.Time) bool {
+	for e := l.Front(); e != nil; e = e.Next() {
+		if f := e.Value.(*udpFlow); f.queued == 0 {
+			f.close(now)
+			return true
+		}
+	}
+	return false
+}

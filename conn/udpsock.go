@@ -1,0 +1,278 @@
+package conn
+
+import (
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// batch is the memory of recvmmsg and sendmsg calls, used again for each.
+type batch struct {
+	headers  [batchSize]mmsghdr
+	vectors  [batchSize]unix.Iovec
+	names    [batchSize]unix.RawSockaddrInet6
+	controls [batchSize][controlSize]byte
+	data     [batchSize][]byte
+
+	out       unix.Msghdr
+	outVector unix.Iovec
+}
+
+const (
+	batchSize   = 32
+	maxDatagram = 65536 // one more than there can be, to see a truncation
+
+	// controlSize holds one IP_PKTINFO or IPV6_PKTINFO.
+	controlSize = unix.SizeofCmsghdr + unix.SizeofInet6Pktinfo + 4
+)
+
+// mmsghdr is struct mmsghdr of recvmmsg(2).
+type mmsghdr struct {
+	header unix.Msghdr
+	len    uint32
+	_      [4]byte
+}
+
+// message is a received datagram. Its data are valid until the next receive.
+type message struct {
+	from      netip.AddrPort
+	to        netip.Addr // the local address it was sent to
+	data      []byte
+	truncated bool
+}
+
+func newBatch() *batch {
+	b := new(batch)
+	for i := range b.headers {
+		b.data[i] = make([]byte, maxDatagram)
+		b.vectors[i].Base = &b.data[i][0]
+		b.vectors[i].SetLen(maxDatagram)
+		b.headers[i].header = unix.Msghdr{
+			Name: (*byte)(unsafe.Pointer(&b.names[i])),
+			Iov:  &b.vectors[i],
+		}
+		b.headers[i].header.SetIovlen(1)
+		b.headers[i].header.Control = &b.controls[i][0]
+	}
+	return b
+}
+
+// receive takes in what fd has, up to batchSize datagrams.
+func (b *batch) receive(fd int) int {
+	for i := range b.headers {
+		b.headers[i].header.Namelen = unix.SizeofSockaddrInet6
+		b.headers[i].header.SetControllen(controlSize)
+	}
+	n, _, errno := unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(fd),
+		uintptr(unsafe.Pointer(&b.headers[0])), batchSize, unix.MSG_DONTWAIT, 0, 0)
+	if errno != 0 {
+		return 0
+	}
+	return int(n)
+}
+
+// message returns datagram i of the last receive.
+func (b *batch) message(i int) message {
+	h := &b.headers[i]
+	m := message{
+		data:      b.data[i][:min(h.len, maxDatagram)],
+		truncated: h.header.Flags&unix.MSG_TRUNC != 0,
+	}
+	if h.header.Namelen > 0 {
+		m.from = fromSockaddr(&b.names[i])
+	}
+	control := b.controls[i][:h.header.Controllen]
+	if len(control) >= unix.SizeofCmsghdr {
+		c := (*unix.Cmsghdr)(unsafe.Pointer(&control[0]))
+		info := control[unix.SizeofCmsghdr:]
+		switch {
+		case c.Level == unix.IPPROTO_IP && c.Type == unix.IP_PKTINFO && len(info) >= unix.SizeofInet4Pktinfo:
+			m.to = netip.AddrFrom4([4]byte(info[4:8])) // ipi_spec_dst
+		case c.Level == unix.IPPROTO_IPV6 && c.Type == unix.IPV6_PKTINFO && len(info) >= unix.SizeofInet6Pktinfo:
+			m.to = netip.AddrFrom16([16]byte(info[:16]))
+			if scope := binary.NativeEndian.Uint32(info[16:]); m.to.IsLinkLocalUnicast() && scope != 0 {
+				m.to = m.to.WithZone(zoneOf(scope))
+			}
+		}
+	}
+	return m
+}
+
+// replyTo is where replies go and what they come from, ready for sendmsg.
+type replyTo struct {
+	name       unix.RawSockaddrInet6
+	nameLen    uint32
+	control    [controlSize]byte
+	controlLen int
+}
+
+func newReplyTo(m message) replyTo {
+	var r replyTo
+	r.nameLen = toSockaddr(m.from, &r.name)
+	c := (*unix.Cmsghdr)(unsafe.Pointer(&r.control[0]))
+	info := r.control[unix.SizeofCmsghdr:]
+	switch {
+	case m.to.Is4():
+		c.Level, c.Type = unix.IPPROTO_IP, unix.IP_PKTINFO
+		a := m.to.As4()
+		copy(info[4:8], a[:])
+		c.SetLen(unix.CmsgLen(unix.SizeofInet4Pktinfo))
+		r.controlLen = unix.CmsgSpace(unix.SizeofInet4Pktinfo)
+	case m.to.Is6():
+		c.Level, c.Type = unix.IPPROTO_IPV6, unix.IPV6_PKTINFO
+		a := m.to.As16()
+		copy(info[:16], a[:])
+		binary.NativeEndian.PutUint32(info[16:], r.name.Scope_id)
+		c.SetLen(unix.CmsgLen(unix.SizeofInet6Pktinfo))
+		r.controlLen = unix.CmsgSpace(unix.SizeofInet6Pktinfo)
+	}
+	return r
+}
+
+// reply sends a datagram from fd as to says.
+func (b *batch) reply(fd int, to *replyTo, data []byte) unix.Errno {
+	b.outVector.Base = unsafe.SliceData(data)
+	b.outVector.SetLen(len(data))
+	b.out = unix.Msghdr{Name: (*byte)(unsafe.Pointer(&to.name)), Namelen: to.nameLen, Iov: &b.outVector}
+	b.out.SetIovlen(1)
+	if to.controlLen > 0 {
+		b.out.Control = &to.control[0]
+		b.out.SetControllen(to.controlLen)
+	}
+	_, _, errno := unix.RawSyscall6(unix.SYS_SENDMSG, uintptr(fd),
+		uintptr(unsafe.Pointer(&b.out)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0, 0)
+	b.out, b.outVector = unix.Msghdr{}, unix.Iovec{}
+	return errno
+}
+
+// bindUDP opens the socket of a port. It tells the address each datagram was
+// sent to.
+func bindUDP(addr netip.AddrPort) (fd int, err error) {
+	fd, err = udpSocket(addr.Addr())
+	if err != nil {
+		return -1, err
+	}
+	defer func() {
+		if err != nil {
+			unix.Close(fd)
+		}
+	}()
+	if addr.Addr().Is4() {
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_PKTINFO, 1)
+	} else {
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1)
+		if err == nil {
+			err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1)
+		}
+	}
+	if err != nil {
+		return -1, err
+	}
+	// Forced past the system's limit where that is allowed; else what it allows.
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, udpBuffer) != nil {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, udpBuffer)
+	}
+	return fd, unix.Bind(fd, sockaddr(addr))
+}
+
+func connectUDP(to netip.AddrPort) (int, error) {
+	fd, err := udpSocket(to.Addr())
+	if err != nil {
+		return -1, err
+	}
+	if err := unix.Connect(fd, sockaddr(to)); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+func udpSocket(a netip.Addr) (int, error) {
+	family := unix.AF_INET6
+	if a.Is4() {
+		family = unix.AF_INET
+	}
+	return unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+}
+
+func localPort(fd int) (uint16, error) {
+	sa, err := unix.Getsockname(fd)
+	if err != nil {
+		return 0, err
+	}
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		return uint16(sa.Port), nil
+	case *unix.SockaddrInet6:
+		return uint16(sa.Port), nil
+	}
+	return 0, unix.EAFNOSUPPORT
+}
+
+// takeError reads the error a socket has pending, and returns how many it was.
+func takeError(fd int) uint64 {
+	if n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); err == nil && n != 0 {
+		return 1
+	}
+	return 0
+}
+
+func sockaddr(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16(), ZoneId: scopeOf(a.Addr().Zone())}
+}
+
+// fromSockaddr reads an address of either family. The port is in network order.
+func fromSockaddr(sa *unix.RawSockaddrInet6) netip.AddrPort {
+	port := sa.Port>>8 | sa.Port<<8
+	switch sa.Family {
+	case unix.AF_INET:
+		v4 := (*unix.RawSockaddrInet4)(unsafe.Pointer(sa))
+		return netip.AddrPortFrom(netip.AddrFrom4(v4.Addr), port)
+	case unix.AF_INET6:
+		addr := netip.AddrFrom16(sa.Addr)
+		if sa.Scope_id != 0 {
+			addr = addr.WithZone(zoneOf(sa.Scope_id))
+		}
+		return netip.AddrPortFrom(addr, port)
+	}
+	return netip.AddrPort{}
+}
+
+func toSockaddr(a netip.AddrPort, sa *unix.RawSockaddrInet6) (size uint32) {
+	port := a.Port()>>8 | a.Port()<<8
+	if a.Addr().Is4() {
+		*(*unix.RawSockaddrInet4)(unsafe.Pointer(sa)) = unix.RawSockaddrInet4{
+			Family: unix.AF_INET, Port: port, Addr: a.Addr().As4(),
+		}
+		return unix.SizeofSockaddrInet4
+	}
+	*sa = unix.RawSockaddrInet6{
+		Family: unix.AF_INET6, Port: port, Addr: a.Addr().As16(), Scope_id: scopeOf(a.Addr().Zone()),
+	}
+	return unix.SizeofSockaddrInet6
+}
+
+// zoneOf and scopeOf turn interface indexes into zones and back. Only link-local
+// addresses have them.
+func zoneOf(index uint32) string {
+	if ifi, err := net.InterfaceByIndex(int(index)); err == nil {
+		return ifi.Name
+	}
+	return ""
+}
+
+func scopeOf(zone string) uint32 {
+	if zone == "" {
+		return 0
+	}
+	if ifi, err := net.InterfaceByName(zone); err == nil {
+		return uint32(ifi.Index)
+	}
+	return 0
+}

@@ -1,0 +1,143 @@
+package control
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// collector reads the counts at each scrape. Labels are names and words of the
+// configuration and of closed enums, never of traffic.
+type collector struct {
+	shaper  *shaper.Shaper
+	plane   Plane
+	reloads *Reloads
+}
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("shaperd_"+name, help, labels, nil)
+}
+
+var (
+	limitLabels = []string{"limit", "mode", "verdict", "reason"}
+
+	limitBytes = desc("limit_bytes_total", "Payload bytes by what the limit decided, or would decide when it only observes.", limitLabels...)
+	limitPkts  = desc("limit_packets_total", "Datagrams by what the limit decided, or would decide.", limitLabels...)
+	limitConns = desc("limit_connections_total", "Connections by what the limit decided, or would decide.", limitLabels...)
+	inFlight   = desc("limit_connections_in_flight", "Connections that hold a slot of the limit.", "limit")
+	waiting    = desc("limit_connections_waiting", "Connections that wait for a slot of the limit.", "limit")
+	waitTime   = desc("limit_connection_wait_seconds", "How long connections waited for the slot they got.", "limit")
+	queueDelay = desc("limit_queue_delay_seconds", "How long delayed units waited in the limit's queues.", "limit")
+
+	listenerOpen     = desc("listener_connections_open", "TCP connections that are forwarded.", "listener")
+	listenerFlows    = desc("listener_udp_flows", "UDP flows that are forwarded.", "listener")
+	listenerBytes    = desc("listener_bytes_total", "Payload bytes forwarded.", "listener", "direction")
+	listenerAccepted = desc("listener_connections_accepted_total", "TCP connections accepted.", "listener")
+	listenerOpened   = desc("listener_udp_flows_opened_total", "UDP flows opened.", "listener")
+	listenerRefused  = desc("listener_udp_flows_refused_total", "Datagrams dropped because there was no room for their flow.", "listener")
+	listenerDial     = desc("listener_dial_errors_total", "Connections for which no downstream could be reached.", "listener")
+	listenerSend     = desc("listener_send_errors_total", "Datagrams that a socket did not take or that came back as an error.", "listener")
+
+	bucketEntries   = desc("buckets", "Buckets in the table. Those of limits in use by an open flow are not among them.")
+	bucketCapacity  = desc("buckets_capacity", "Buckets the table has room for.")
+	bucketEvictions = desc("buckets_evicted_total", "Buckets that made room for another one, by whether they still owed something, which the other one then inherited.", "state")
+
+	late = desc("pacer_late_seconds", "How late the pacing thread woke up.")
+
+	reloadOK      = desc("config_reload_success", "1 when the last reload succeeded, 0 when the old configuration stayed.")
+	reloadTime    = desc("config_reload_timestamp_seconds", "When the configuration in force was loaded.")
+	reloadSeconds = desc("config_reload_duration_seconds", "How long the last reload took.")
+	reloadTotal   = desc("config_reloads_total", "Reloads by result, the first load among them.", "result")
+)
+
+// Describe sends nothing: the metrics depend on the configuration.
+func (c *collector) Describe(chan<- *prometheus.Desc) {}
+
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	policy := c.shaper.Policy()
+	for i := range policy.Len() {
+		l, s := policy.Limit(i), policy.State(i)
+		mode := "enforce"
+		if l.Observe {
+			mode = "observe"
+		}
+		for _, m := range []struct {
+			desc   *prometheus.Desc
+			counts *shaper.Counts
+		}{{limitBytes, &s.Bytes}, {limitPkts, &s.Packets}, {limitConns, &s.Connections}} {
+			for v := range shaper.Verdicts {
+				for r := range shaper.Reasons {
+					if n := m.counts[v][r].Load(); n > 0 || v == 0 && r == 0 {
+						counter(m.desc, n, l.Name, mode, shaper.Verdict(v).String(), shaper.Reason(r).String())
+					}
+				}
+			}
+		}
+		gauge(inFlight, float64(s.InFlight.Load()), l.Name)
+		gauge(waiting, float64(s.Waiting.Load()), l.Name)
+		ch <- histogram(waitTime, &s.Wait, l.Name)
+		ch <- histogram(queueDelay, &s.Queue, l.Name)
+	}
+	for _, n := range policy.Listeners() {
+		gauge(listenerOpen, float64(n.Open.Load()), n.Name)
+		gauge(listenerFlows, float64(n.Flows.Load()), n.Name)
+		counter(listenerBytes, n.ToDownstream.Load(), n.Name, shaper.ToDownstream.String())
+		counter(listenerBytes, n.FromDownstream.Load(), n.Name, shaper.FromDownstream.String())
+		counter(listenerAccepted, n.Accepted.Load(), n.Name)
+		counter(listenerOpened, n.FlowsOpened.Load(), n.Name)
+		counter(listenerRefused, n.FlowsRefused.Load(), n.Name)
+		counter(listenerDial, n.DialErrors.Load(), n.Name)
+		counter(listenerSend, n.SendErrors.Load(), n.Name)
+	}
+	b := c.shaper.Buckets()
+	gauge(bucketEntries, float64(b.Entries))
+	gauge(bucketCapacity, float64(b.Capacity))
+	counter(bucketEvictions, b.EvictedDrained, "drained")
+	counter(bucketEvictions, b.EvictedIndebted, "indebted")
+	ch <- c.late()
+	c.collectReloads(gauge, counter)
+}
+
+func (c *collector) collectReloads(gauge func(*prometheus.Desc, float64, ...string), counter func(*prometheus.Desc, uint64, ...string)) {
+	c.reloads.mu.Lock()
+	defer c.reloads.mu.Unlock()
+	ok := 1.0
+	if c.reloads.failed {
+		ok = 0
+	}
+	gauge(reloadOK, ok)
+	gauge(reloadTime, float64(c.reloads.last.UnixMilli())/1e3)
+	gauge(reloadSeconds, c.reloads.took.Seconds())
+	counter(reloadTotal, c.reloads.ok, "success")
+	counter(reloadTotal, c.reloads.notOkay, "failure")
+}
+
+func (c *collector) late() prometheus.Metric {
+	counts, sum := c.plane.Late()
+	return constHistogram(late, leaky.LateBounds[:], func(i int) uint64 { return counts[i] }, sum)
+}
+
+func histogram(d *prometheus.Desc, h *shaper.Histogram, label string) prometheus.Metric {
+	return constHistogram(d, shaper.HistogramBounds[:], func(i int) uint64 { return h.Counts[i].Load() },
+		time.Duration(h.Sum.Load()), label)
+}
+
+func constHistogram(d *prometheus.Desc, bounds []time.Duration, count func(int) uint64, sum time.Duration, labels ...string) prometheus.Metric {
+	buckets := make(map[float64]uint64, len(bounds))
+	var n uint64
+	for i, bound := range bounds {
+		n += count(i)
+		buckets[bound.Seconds()] = n
+	}
+	n += count(len(bounds))
+	return prometheus.MustNewConstHistogram(d, n, sum.Seconds(), buckets, labels...)
+}

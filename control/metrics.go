@@ -1,0 +1,93 @@
+// Package control shows what the daemon does.
+package control
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// Plane is what metrics show of a plane that holds traffic back.
+type Plane interface {
+	// Late returns how late units left, see leaky.Pacer.Late.
+	Late() ([len(leaky.LateBounds) + 1]uint64, time.Duration)
+}
+
+// Reloads keeps the result of the last reload. The zero value is ready for use
+// by several goroutines.
+type Reloads struct {
+	mu          sync.Mutex
+	last        time.Time // of the last one that succeeded
+	took        time.Duration
+	failed      bool
+	ok, notOkay uint64
+}
+
+// Note keeps the result of a reload that took took.
+func (r *Reloads) Note(err error, took time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.took = took
+	if r.failed = err != nil; r.failed {
+		r.notOkay++
+		return
+	}
+	r.ok++
+	r.last = time.Now()
+}
+
+// Metrics is the endpoint that Prometheus scrapes.
+type Metrics struct {
+	server *http.Server
+	done   chan struct{}
+}
+
+// ServeMetrics serves /metrics at addr, a host:port; "" serves nothing.
+func ServeMetrics(addr string, s *shaper.Shaper, p Plane, r *Reloads) (*Metrics, error) {
+	m := &Metrics{done: make(chan struct{})}
+	if addr == "" {
+		close(m.done)
+		return m, nil
+	}
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("[daemon] metrics: %w", err)
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		&collector{shaper: s, plane: p, reloads: r},
+	)
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	m.server = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, MaxHeaderBytes: 16 << 10}
+	go func() {
+		defer close(m.done)
+		_ = m.server.Serve(ln) // ends with Close
+	}()
+	return m, nil
+}
+
+// Close ends the endpoint.
+func (m *Metrics) Close() error {
+	var err error
+	if m.server != nil {
+		err = m.server.Close()
+	}
+	<-m.done
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}

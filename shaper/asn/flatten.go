@@ -1,0 +1,152 @@
+package asn
+
+import (
+	"fmt"
+	"slices"
+)
+
+// flatten turns what was read for a family, which it sorts and changes in place,
+// into segments. The rules:
+//
+//   - Ranges that overlap must be of one ASN. Ranges of one ASN that overlap or
+//     adjoin count as one range.
+//   - Equal prefixes must be of one ASN. Else the more specific prefix wins.
+//   - A range and a prefix that overlap must be of one ASN, unless the prefix
+//     is smaller than the range and lies inside it, where the prefix wins.
+func flatten[A key[A]](b *builder, f family[A], highest A) (segments[A], error) {
+	sortEntries(f.prefixes)
+	sortEntries(f.ranges)
+	ranges, err := unite(b, f.ranges)
+	if err != nil {
+		return segments[A]{}, err
+	}
+
+	s := sweep[A]{b: b, highest: highest}
+	for prefixes := f.prefixes; len(ranges) > 0 || len(prefixes) > 0; {
+		// At one first address the range goes first: prefixes are checked
+		// against it.
+		if len(prefixes) == 0 || len(ranges) > 0 && ranges[0].first.compare(prefixes[0].first) <= 0 {
+			err, ranges = s.addRange(ranges[0]), ranges[1:]
+		} else {
+			err, prefixes = s.addPrefix(prefixes[0]), prefixes[1:]
+		}
+		if err != nil {
+			return segments[A]{}, err
+		}
+	}
+	s.advance(highest)
+	// The clones drop the room that append left.
+	s.out.start, s.out.asn = slices.Clone(s.out.start), slices.Clone(s.out.asn)
+	s.out.index = makeIndex(s.out.start)
+	return s.out, nil
+}
+
+// unite makes one range of sorted ranges of one ASN that overlap or adjoin. It
+// has the source of the lowest.
+func unite[A key[A]](b *builder, ranges []entry[A]) ([]entry[A], error) {
+	out := ranges[:0]
+	var reach entry[A] // the range so far that ends highest
+	for i, r := range ranges {
+		overlap := i > 0 && r.first.compare(reach.last) <= 0
+		switch {
+		case overlap && (b.strict || r.asn != reach.asn):
+			return nil, overlapError(b, reach, r)
+		case overlap && r.last.compare(reach.last) <= 0:
+		case overlap, i > 0 && r.first == reach.last.next() && r.asn == reach.asn:
+			reach, out[len(out)-1].last = r, r.last
+		default:
+			reach, out = r, append(out, r)
+		}
+	}
+	return out, nil
+}
+
+// sweep walks up the address space and writes out which ASN holds what. It is
+// given ranges and prefixes in the order of their first addresses.
+type sweep[A key[A]] struct {
+	b       *builder
+	highest A
+	out     segments[A]
+	pos     A // everything below pos is in out
+
+	inRange bool
+	cur     entry[A]   // the range that holds pos, with inRange
+	stack   []entry[A] // the prefixes that hold pos, the most specific last
+}
+
+// leave drops what ends below pos.
+func (s *sweep[A]) leave() {
+	for n := len(s.stack); n > 0 && s.stack[n-1].last.compare(s.pos) < 0; n-- {
+		s.stack = s.stack[:n-1]
+	}
+	s.inRange = s.inRange && s.cur.last.compare(s.pos) >= 0
+}
+
+// advance writes out everything from pos to last, and moves pos beyond it. At
+// the end of the address space pos wraps around, and the sweep is over.
+func (s *sweep[A]) advance(last A) {
+	for {
+		s.leave()
+		top := s.cur
+		if n := len(s.stack); n > 0 {
+			top = s.stack[n-1]
+		} else if !s.inRange {
+			s.pos = last.next()
+			return
+		}
+		end := top.last
+		if last.compare(end) < 0 {
+			end = last
+		}
+		s.out.put(s.pos, end, s.highest, top.asn)
+		s.pos = end.next()
+		if end == last {
+			return
+		}
+	}
+}
+
+func (s *sweep[A]) moveTo(first A) {
+	if s.pos.compare(first) < 0 {
+		s.advance(first.prev())
+	}
+	s.leave()
+}
+
+func (s *sweep[A]) addRange(r entry[A]) error {
+	s.moveTo(r.first)
+	for _, p := range s.stack {
+		if p.asn != r.asn {
+			return overlapError(s.b, p, r)
+		}
+	}
+	s.cur, s.inRange = r, true
+	return nil
+}
+
+func (s *sweep[A]) addPrefix(p entry[A]) error {
+	s.moveTo(p.first)
+	if r := s.cur; s.inRange && r.asn != p.asn {
+		if c := p.last.compare(r.last); c > 0 || c == 0 && p.first == r.first {
+			return overlapError(s.b, r, p)
+		}
+	}
+	if n := len(s.stack); n > 0 && s.stack[n-1].first == p.first && s.stack[n-1].last == p.last {
+		if q := s.stack[n-1]; q.asn != p.asn {
+			return overlapError(s.b, q, p)
+		}
+		return nil
+	}
+	s.stack = append(s.stack, p)
+	return nil
+}
+
+// overlapError stands at the entry that was read later and names the earlier.
+func overlapError[A key[A]](b *builder, x, y entry[A]) error {
+	if x.src.compare(y.src) > 0 {
+		x, y = y, x
+	}
+	return fmt.Errorf("%s: %s-%s AS%d overlaps %s-%s AS%d of %s; expected one ASN for an address",
+		b.place(y.src), y.first.addr(), y.last.addr(), y.asn,
+		x.first.addr(), x.last.addr(), x.asn, b.place(x.src))
+}

@@ -1,0 +1,222 @@
+package asn
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/netip"
+	"strconv"
+
+	"github.com/oschwald/maxminddb-golang/v2"
+)
+
+const (
+	mmdbMarker = "\xab\xcd\xefMaxMind.com"
+	// mmdbSeparator is the run of zeros between search tree and data, in bytes.
+	mmdbSeparator = 16
+)
+
+// readMMDB takes in a binary file.
+func (b *builder) readMMDB(br *bufio.Reader, name string) error {
+	data, err := io.ReadAll(br)
+	if err != nil {
+		return fmt.Errorf("%s: read file: %w", name, readError(err))
+	}
+	marker := bytes.LastIndex(data, []byte(mmdbMarker))
+	if marker < 0 {
+		return binaryError(name, data)
+	}
+	w, err := newTreeWalk(data, marker)
+	if err != nil {
+		return fmt.Errorf("%s: open MMDB: %w; the file is cut short or damaged", name, err)
+	}
+	w.b, w.src = b, source{file: uint16(len(b.files) - 1)}
+	if err := w.walk(0, addr6{}, w.root); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if len(w.asns) > 0 && !w.found {
+		return fmt.Errorf("%s: MMDB of type %s has records without autonomous_system_number or asn; expected an ASN database",
+			name, quote(w.db.Metadata.DatabaseType))
+	}
+	return nil
+}
+
+// treeWalk visits the networks of an MMDB (the MaxMind DB file format, 2.0).
+// The library decodes the records; its own iterator is not used, as it follows
+// branches that join again without a bound: 128 nodes can make 2^128 networks.
+//
+// A tree of IPv4 is walked as what it would be inside a tree of IPv6: the
+// addresses of ::/96.
+type treeWalk struct {
+	db       *maxminddb.Reader
+	tree     []byte
+	nodes    uint64 // in the tree
+	nodeSize uint64 // in bytes
+	dataSize uint64 // in bytes
+	root     int    // depth of node 0: 96 for IPv4, 0 for IPv6
+	v4Root   uint64 // what ::/96 points to; IPv6 only
+	steps    uint64 // nodes visited
+	maxSteps uint64
+
+	asns  map[uint64]uint32 // by record pointer: many networks share a record
+	found bool              // some record has an ASN field
+
+	b   *builder
+	src source
+}
+
+// newTreeWalk checks that the tree and the data lie where the metadata says.
+func newTreeWalk(data []byte, marker int) (*treeWalk, error) {
+	db, err := maxminddb.OpenBytes(data)
+	if err != nil {
+		return nil, libraryError(err)
+	}
+	m := db.Metadata
+	w := &treeWalk{db: db, nodes: uint64(m.NodeCount), nodeSize: uint64(m.RecordSize) / 4, asns: map[uint64]uint32{}}
+	switch m.RecordSize {
+	case 24, 28, 32:
+	default:
+		return nil, fmt.Errorf("record size %d: expected 24, 28 or 32", m.RecordSize)
+	}
+	// Divided, as the product may overflow.
+	if uint64(marker) < mmdbSeparator || w.nodes > (uint64(marker)-mmdbSeparator)/w.nodeSize {
+		return nil, fmt.Errorf("%d tree nodes do not fit in %d bytes", w.nodes, marker)
+	}
+	w.tree = data[:w.nodes*w.nodeSize]
+	w.dataSize = uint64(marker) - mmdbSeparator - uint64(len(w.tree))
+	// A node of a tree is visited once. Some room is left for branches that a
+	// writer has joined to save space.
+	w.maxSteps = min(16*w.nodes+1<<16, 1<<25)
+
+	switch m.IPVersion {
+	case 4:
+		w.root = 96
+	case 6:
+		for range 96 {
+			if w.v4Root < w.nodes {
+				w.v4Root, _ = w.node(w.v4Root)
+			}
+		}
+	default:
+		return nil, fmt.Errorf("IP version %d: expected 4 or 6", m.IPVersion)
+	}
+	return w, nil
+}
+
+// node returns the records of a node, which must be below w.nodes.
+func (w *treeWalk) node(i uint64) (left, right uint64) {
+	b := w.tree[i*w.nodeSize : (i+1)*w.nodeSize]
+	switch w.nodeSize {
+	case 6:
+		return uint64(b[0])<<16 | uint64(b[1])<<8 | uint64(b[2]),
+			uint64(b[3])<<16 | uint64(b[4])<<8 | uint64(b[5])
+	case 7:
+		// The middle byte holds the high four bits of both.
+		return uint64(b[3]>>4)<<24 | uint64(b[0])<<16 | uint64(b[1])<<8 | uint64(b[2]),
+			uint64(b[3]&15)<<24 | uint64(b[4])<<16 | uint64(b[5])<<8 | uint64(b[6])
+	}
+	return uint64(binary.BigEndian.Uint32(b)), uint64(binary.BigEndian.Uint32(b[4:]))
+}
+
+// walk takes in the networks under a record: the one at a, of depth bits.
+func (w *treeWalk) walk(record uint64, a addr6, depth int) error {
+	switch {
+	case record == w.nodes:
+		return nil
+	case record > w.nodes:
+		return w.leaf(record, a, depth)
+	case w.root == 0 && depth > 0 && record == w.v4Root && (depth != 96 || a != addr6{}):
+		return nil // an alias of the IPv4 subtree
+	case depth == 128:
+		return fmt.Errorf("search tree is deeper than an address at %s; the file is damaged", a.addr())
+	case w.steps == w.maxSteps:
+		return fmt.Errorf("search tree of %d nodes takes over %d steps; the file is damaged", w.nodes, w.maxSteps)
+	}
+	w.steps++
+	left, right := w.node(record)
+	if err := w.walk(left, a, depth+1); err != nil {
+		return err
+	}
+	if depth < 64 {
+		a.hi |= 1 << (63 - depth)
+	} else {
+		a.lo |= 1 << (127 - depth)
+	}
+	return w.walk(right, a, depth+1)
+}
+
+// leaf takes in one network.
+func (w *treeWalk) leaf(record uint64, a addr6, depth int) error {
+	inV4 := a.hi == 0 && a.lo>>32 == 0 // a lies in ::/96
+	network := netip.PrefixFrom(a.addr(), depth)
+	if inV4 && depth >= 96 {
+		network = netip.PrefixFrom(addr4(a.lo).addr(), depth-96)
+	}
+
+	asn, ok := w.asns[record]
+	if !ok {
+		var err error
+		if asn, err = w.decode(record); err != nil {
+			return fmt.Errorf("network %s: %w", network, err)
+		}
+		w.asns[record] = asn
+	}
+	w.b.addNetwork(network, asn, w.src)
+	if inV4 && depth < 96 {
+		// A network that holds all of ::/96 answers for all of IPv4.
+		w.b.addNetwork(netip.PrefixFrom(netip.IPv4Unspecified(), 0), asn, w.src)
+	}
+	return nil
+}
+
+// decode reads the ASN of a record, 0 when it has none.
+func (w *treeWalk) decode(record uint64) (uint32, error) {
+	if record < w.nodes+mmdbSeparator || record-w.nodes-mmdbSeparator >= w.dataSize {
+		return 0, errors.New("record lies outside the data; the file is damaged")
+	}
+	var fields struct {
+		Number any `maxminddb:"autonomous_system_number"`
+		ASN    any `maxminddb:"asn"`
+	}
+	if err := w.db.LookupOffset(uintptr(record - w.nodes - mmdbSeparator)).Decode(&fields); err != nil {
+		return 0, fmt.Errorf("decode record: %w; the file is damaged", libraryError(err))
+	}
+	value := fields.Number
+	if value == nil {
+		value = fields.ASN
+	}
+	w.found = w.found || value != nil
+	switch v := value.(type) {
+	case nil:
+		return 0, nil
+	case uint64:
+		if v <= math.MaxUint32 {
+			return uint32(v), nil
+		}
+	case int32:
+		if v >= 0 {
+			return uint32(v), nil
+		}
+	case string:
+		// Writers that make a database of a spreadsheet have no other way to
+		// leave a field out.
+		if v == "" {
+			return 0, nil
+		}
+		return parseASN(v)
+	}
+	return 0, asnError(fmt.Sprint(value))
+}
+
+// libraryError makes one printable line of an error that may repeat any bytes of
+// the file.
+func libraryError(err error) error {
+	const longest = 200 // bytes
+	msg := err.Error()
+	msg = strconv.Quote(msg[:min(len(msg), longest)])
+	return errors.New(msg[1 : len(msg)-1])
+}

@@ -1,0 +1,332 @@
+package shaper
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"shaperd/shaper/asn"
+)
+
+// naiveRoute compares every field of every limit with the flow.
+func naiveRoute(p *Policy, listeners []Listener, table *asn.Table, f *Flow) Route {
+	var r Route
+	if usesASN(p.limits) {
+		r.ASN = table.Lookup(f.Source)
+	}
+	for i := range p.Len() {
+		l := p.Limit(i)
+		m := &l.Match
+		switch {
+		case len(m.Listen) > 0 && (int(f.Listen) >= len(listeners) || !slices.Contains(m.Listen, listeners[f.Listen].Name)),
+			m.Protocol != AnyProtocol && m.Protocol != f.Protocol,
+			len(m.Source) > 0 && !slices.ContainsFunc(m.Source, func(p netip.Prefix) bool { return p.Contains(f.Source) }),
+			len(m.ASN) > 0 && !slices.Contains(m.ASN, r.ASN),
+			len(m.Port) > 0 && !slices.ContainsFunc(m.Port, func(r PortRange) bool { return r.First <= f.Port && f.Port <= r.Last }):
+			continue
+		}
+		if l.Direction == ToDownstream || l.Direction == Both {
+			r.ToDownstream |= 1 << i
+		}
+		if l.Direction == FromDownstream || l.Direction == Both {
+			r.FromDownstream |= 1 << i
+		}
+	}
+	return r
+}
+
+// world is what random policies and flows are drawn from: few addresses and
+// ports, so that prefixes nest and flows stand at their edges.
+type world struct {
+	*rand.Rand
+	sources   []netip.Addr
+	ports     []uint16
+	listeners []Listener
+}
+
+func newWorld(rnd *rand.Rand) *world {
+	w := &world{Rand: rnd, ports: []uint16{0, 1, 2, 53, 65534, 65535}}
+	for _, s := range []string{"0.0.0.0", "255.255.255.255", "10.0.0.0", "10.255.255.255", "127.255.255.255", "128.0.0.0", "::", "::1", "2001:db8::", "2001:db8:ffff:ffff:ffff:ffff:ffff:ffff", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"} {
+		w.sources = append(w.sources, netip.MustParseAddr(s))
+	}
+	for range 8 {
+		w.sources = append(w.sources, ipv4Addr(rnd.Uint32()), ipv4Addr(10<<24|rnd.Uint32()&0xffff), w.address6())
+		w.ports = append(w.ports, uint16(rnd.Uint32()))
+	}
+	for i := range 1 + rnd.IntN(5) {
+		w.listeners = append(w.listeners, Listener{Name: fmt.Sprint("listener", i), TCP: i%2 == 0, UDP: true})
+	}
+	return w
+}
+
+func (w *world) address6() netip.Addr {
+	b := [16]byte{0x20, 0x01, 0x0d, 0xb8}
+	for i := 4 + w.IntN(12); i < 16; i++ {
+		b[i] = byte(w.Uint32())
+	}
+	return netip.AddrFrom16(b)
+}
+
+// source draws an address that stands in a prefix of another policy, at its
+// edges, or one beside them.
+func (w *world) source() netip.Addr {
+	a := w.sources[w.IntN(len(w.sources))]
+	switch w.IntN(8) {
+	case 0:
+		a = ipv4Addr(w.Uint32())
+	case 1:
+		a = w.address6()
+	case 2, 3:
+		p := w.prefix()
+		a = p.Addr()
+		if w.IntN(2) == 0 {
+			a = lastAddr(p)
+		}
+	}
+	switch w.IntN(4) {
+	case 0:
+		if n := a.Next(); n.IsValid() {
+			a = n
+		}
+	case 1:
+		if n := a.Prev(); n.IsValid() {
+			a = n
+		}
+	}
+	return a.Unmap()
+}
+
+func (w *world) prefix() netip.Prefix {
+	a := w.sources[w.IntN(len(w.sources))]
+	bits := w.IntN(a.BitLen() + 1)
+	switch w.IntN(4) {
+	case 0:
+		bits = a.BitLen()
+	case 1:
+		bits = bits / 8 * 8
+	}
+	p, _ := a.Prefix(bits)
+	return p
+}
+
+func (w *world) port() uint16 {
+	p := w.ports[w.IntN(len(w.ports))]
+	switch w.IntN(4) {
+	case 0:
+		return p + 1
+	case 1:
+		return p - 1
+	}
+	return p
+}
+
+// some draws 0 to n values, none of them half of the time.
+func some[T any](w *world, n int, draw func() T) (values []T) {
+	if w.IntN(2) == 0 {
+		return nil
+	}
+	for range w.IntN(n + 1) {
+		values = append(values, draw())
+	}
+	return values
+}
+
+func (w *world) limit(i int) Limit {
+	return Limit{
+		Name: fmt.Sprint("limit", i), Rate: 8e6,
+		Match: Match{
+			Listen:   some(w, 2, func() string { return w.listeners[w.IntN(len(w.listeners))].Name }),
+			Protocol: Protocol(w.IntN(3)),
+			Source:   some(w, 5, w.prefix),
+			ASN:      some(w, 4, func() uint32 { return w.Uint32N(12) }),
+			Port: some(w, 4, func() PortRange {
+				a, b := w.port(), w.port()
+				if w.IntN(3) == 0 {
+					b = a
+				}
+				return PortRange{min(a, b), max(a, b)}
+			}),
+		},
+		Key:        Fields(w.IntN(1 << len(fieldNames))),
+		IPv4Prefix: 1 + w.IntN(32), IPv6Prefix: 1 + w.IntN(128),
+		Direction: Direction(w.IntN(3)),
+	}
+}
+
+func (w *world) limits(n int) (limits []Limit) {
+	for i := range n {
+		limits = append(limits, w.limit(i))
+	}
+	return limits
+}
+
+// table cuts some prefixes out of each other and gives the pieces AS numbers.
+func (w *world) table(t testing.TB) *asn.Table {
+	var ranges []asn.Range
+	for _, is4 := range []bool{true, false} {
+		var edges []netip.Addr
+		for range 20 {
+			if p := w.prefix(); p.Addr().Is4() == is4 {
+				edges = append(edges, p.Addr(), lastAddr(p))
+			}
+		}
+		edges = slices.DeleteFunc(edges, netip.Addr.Is4In6) // ::/80 ends in one
+		slices.SortFunc(edges, netip.Addr.Compare)
+		edges = slices.Compact(edges)
+		for i := 0; i+1 < len(edges); i += 2 {
+			ranges = append(ranges, asn.Range{First: edges[i], Last: edges[i+1], ASN: 1 + w.Uint32N(10)})
+		}
+	}
+	table, err := asn.New(ranges)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return table
+}
+
+func (w *world) flow() *Flow {
+	return &Flow{
+		Source: w.source(), Port: w.port(), Listen: uint16(w.IntN(len(w.listeners) + 1)),
+		Protocol: TCP + Protocol(w.IntN(2)), Connection: w.Uint64(),
+	}
+}
+
+func TestRouteAgainstNaive(t *testing.T) {
+	rnd := newRand(t)
+	policies, flows := 500, 250
+	if testing.Short() {
+		policies = 50
+	}
+	var matched, missed, known, orphans int
+	for n := range policies {
+		w := newWorld(rnd)
+		var table *asn.Table
+		if n%4 != 0 {
+			table = w.table(t)
+		}
+		p, err := New(100).Compile(w.limits(1+rnd.IntN(MaxLimits)), w.listeners, table, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range flows {
+			f := w.flow()
+			got, want := p.Route(f), naiveRoute(p, w.listeners, table, f)
+			if got != want {
+				t.Fatalf("flow %+v: %s", *f, cmp.Diff(want, got))
+			}
+			matched += len(slices.Collect(got.Limits().All))
+			missed += p.Len() - len(slices.Collect(got.Limits().All))
+			if got.ASN != 0 {
+				known++
+			}
+			if int(f.Listen) == len(w.listeners) && got.Limits() != 0 {
+				orphans++
+			}
+		}
+	}
+	if matched == 0 || missed == 0 || known == 0 || orphans == 0 {
+		t.Errorf("nothing was classified: %d matches, %d misses, %d with an ASN, %d without a listener", matched, missed, known, orphans)
+	}
+}
+
+// A table of more than indexFrom segments is searched by way of an index.
+func TestRouteInLargeTable(t *testing.T) {
+	w := newWorld(newRand(t))
+	var ranges []asn.Range
+	for at := uint64(w.Uint32N(100)); at < 1<<32; {
+		length := uint64(1) << w.IntN(20)
+		last := min(at+length-1, 1<<32-1)
+		ranges = append(ranges, asn.Range{First: ipv4Addr(uint32(at)), Last: ipv4Addr(uint32(last)), ASN: 1 + w.Uint32N(12)})
+		at = last + 1
+		if w.IntN(2) == 0 {
+			at += uint64(w.Uint32N(1 << 18))
+		}
+	}
+	table, err := asn.New(ranges)
+	if err != nil {
+		t.Fatal(err)
+	}
+	limits := w.limits(MaxLimits)
+	limits[0].Key |= KeyASN
+	p, err := New(100).Compile(limits, w.listeners, table, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.sources.v4Index == nil || len(p.sources.v4) < indexFrom {
+		t.Fatalf("%d IPv4 segments and no index", len(p.sources.v4))
+	}
+	for n := range 60000 {
+		f := w.flow()
+		if r := ranges[w.IntN(len(ranges))]; n%2 == 0 {
+			f.Source = []netip.Addr{r.First, r.Last, r.First.Prev(), r.Last.Next()}[w.IntN(4)]
+		}
+		if !f.Source.IsValid() {
+			continue
+		}
+		if got, want := p.Route(f), naiveRoute(p, w.listeners, table, f); got != want {
+			t.Fatalf("flow %+v: %s", *f, cmp.Diff(want, got))
+		}
+	}
+}
+
+func TestRouteTable(t *testing.T) {
+	listeners := []Listener{{Name: "a", TCP: true}, {Name: "b", UDP: true}}
+	prefixes := func(s ...string) (p []netip.Prefix) {
+		for _, s := range s {
+			p = append(p, netip.MustParsePrefix(s))
+		}
+		return p
+	}
+	for _, tt := range []struct {
+		name   string
+		match  Match
+		source string
+		port   uint16
+		listen uint16
+		want   bool
+	}{
+		{"empty match", Match{}, "192.0.2.1", 0, 0, true},
+		{"empty match, no listener", Match{}, "192.0.2.1", 0, 2, true},
+		{"all of IPv4", Match{Source: prefixes("0.0.0.0/0")}, "255.255.255.255", 1, 0, true},
+		{"all of IPv4 is not IPv6", Match{Source: prefixes("0.0.0.0/0")}, "::1", 1, 0, false},
+		{"all of IPv6 is not IPv4", Match{Source: prefixes("::/0")}, "192.0.2.1", 1, 0, false},
+		{"all of IPv6", Match{Source: prefixes("::/0")}, "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", 1, 0, true},
+		{"host", Match{Source: prefixes("192.0.2.1/32")}, "192.0.2.1", 1, 0, true},
+		{"beside a host", Match{Source: prefixes("192.0.2.1/32")}, "192.0.2.2", 1, 0, false},
+		{"unmasked prefix", Match{Source: prefixes("192.0.2.99/24")}, "192.0.2.1", 1, 0, true},
+		{"IPv4-mapped prefix", Match{Source: prefixes("::ffff:192.0.2.0/120")}, "192.0.2.1", 1, 0, true},
+		{"around a nested prefix", Match{Source: prefixes("10.0.0.0/8", "10.1.0.0/16")}, "10.2.0.0", 1, 0, true},
+		{"the same prefix twice", Match{Source: prefixes("10.0.0.0/8", "10.0.0.0/8")}, "11.0.0.0", 1, 0, false},
+		{"port 0", Match{Port: []PortRange{{0, 0}}}, "192.0.2.1", 0, 0, true},
+		{"port 65535", Match{Port: []PortRange{{65535, 65535}}}, "192.0.2.1", 65535, 0, true},
+		{"above a range", Match{Port: []PortRange{{1, 65534}}}, "192.0.2.1", 65535, 0, false},
+		{"ranges that touch", Match{Port: []PortRange{{1, 5}, {6, 9}}}, "192.0.2.1", 6, 0, true},
+		{"listener", Match{Listen: []string{"b"}}, "192.0.2.1", 1, 1, true},
+		{"other listener", Match{Listen: []string{"b"}}, "192.0.2.1", 1, 0, false},
+		{"named listener, no listener", Match{Listen: []string{"b"}}, "192.0.2.1", 1, 2, false},
+		{"unknown ASN", Match{ASN: []uint32{0}}, "192.0.2.1", 1, 0, true},
+		{"ASN without a table", Match{ASN: []uint32{64500}}, "192.0.2.1", 1, 0, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := mustCompile(t, New(1), []Limit{{Name: "l", Rate: 8, Match: tt.match}}, listeners)
+			f := Flow{Source: netip.MustParseAddr(tt.source), Port: tt.port, Listen: tt.listen, Protocol: TCP}
+			if got := p.Route(&f).ToDownstream == 1; got != tt.want {
+				t.Errorf("matches = %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestEmptyPolicy(t *testing.T) {
+	p := New(1).Policy()
+	for _, source := range []string{"192.0.2.1", "2001:db8::1"} {
+		f := Flow{Source: netip.MustParseAddr(source), Listen: p.ListenIndex("gone"), Protocol: TCP}
+		if got := p.Route(&f); got != (Route{}) {
+			t.Errorf("%s: %+v, want no limits", source, got)
+		}
+	}
+}

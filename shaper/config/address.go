@@ -1,0 +1,185 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"shaperd/shaper"
+)
+
+// parseAddress reads where to listen: "tcp://0.0.0.0:5432" or
+// "udp://[::]:8000-8010".
+func parseAddress(s string) (Address, error) {
+	bad := func(problem string) (Address, error) {
+		return Address{}, fmt.Errorf("%s %s", quote(s), problem)
+	}
+	scheme, rest, ok := strings.Cut(s, "://")
+	var a Address
+	switch {
+	case !ok:
+		return bad(`does not start with a protocol: write "tcp://0.0.0.0:5432" or "udp://[::]:53"`)
+	case scheme == "tcp":
+		a.Protocol = shaper.TCP
+	case scheme == "udp":
+		a.Protocol = shaper.UDP
+	default:
+		return bad(`is neither "tcp://" nor "udp://"`)
+	}
+	colon := strings.LastIndexByte(rest, ':')
+	if colon < 0 || strings.HasSuffix(rest, "]") {
+		return bad(`has no port: end it with one such as ":5432" or a range such as ":8000-8010"`)
+	}
+	host := rest[:colon]
+	addr, err := parseIP(host)
+	if err != nil {
+		return bad(`has no IP address to listen on, such as "0.0.0.0" or "[::]"`)
+	}
+	if addr.Zone() != "" {
+		return bad("has an IPv6 zone, which is not supported")
+	}
+	a.Addr = addr.Unmap()
+	if a.Ports, err = parsePorts(rest[colon+1:]); err != nil {
+		return bad("has a bad port: " + err.Error())
+	}
+	return a, nil
+}
+
+// parseIP reads an IPv4 address, or an IPv6 address in brackets.
+func parseIP(host string) (netip.Addr, error) {
+	addr, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(host, "["), "]"))
+	if err == nil && addr.Is6() != (strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]")) {
+		err = errors.New("brackets are for IPv6 alone")
+	}
+	return addr, err
+}
+
+// parsePorts reads a port, "5432", or a range, "8000-8010".
+func parsePorts(s string) (shaper.PortRange, error) {
+	first, last, isRange := strings.Cut(s, "-")
+	if !isRange {
+		last = first
+	}
+	a, errA := parsePort(first)
+	b, errB := parsePort(last)
+	switch {
+	case errA != nil || errB != nil:
+		return shaper.PortRange{}, fmt.Errorf("%s is not a port from 1 to 65535, or a range such as \"8000-8010\"", quote(s))
+	case a > b:
+		return shaper.PortRange{}, fmt.Errorf("%s runs backwards: write \"%d-%d\"", quote(s), b, a)
+	}
+	return shaper.PortRange{First: a, Last: b}, nil
+}
+
+func formatPorts(p shaper.PortRange) string {
+	if p.First == p.Last {
+		return strconv.Itoa(int(p.First))
+	}
+	return fmt.Sprintf("%d-%d", p.First, p.Last)
+}
+
+func parsePort(s string) (uint16, error) {
+	n, err := strconv.ParseUint(s, 10, 16)
+	if err == nil && n == 0 {
+		err = strconv.ErrRange
+	}
+	return uint16(n), err
+}
+
+// parseDownstream reads "10.0.0.5:5432", "db.local:5432", "[fd00::5]:5432", or
+// any of them without the port.
+func parseDownstream(s string) (Downstream, error) {
+	bad := func(problem string) (Downstream, error) {
+		return Downstream{}, fmt.Errorf("%s %s", quote(s), problem)
+	}
+	if strings.Contains(s, "://") {
+		return bad("has a protocol: write host:port; the listener's address says tcp or udp")
+	}
+	if addr, err := netip.ParseAddr(s); err == nil && addr.Is6() {
+		return bad(fmt.Sprintf("is an IPv6 address: write %q, with brackets", "["+s+"]"))
+	}
+	var d Downstream
+	host := s
+	if colon := strings.LastIndexByte(s, ':'); colon >= 0 && !strings.HasSuffix(s, "]") {
+		port, err := parsePort(s[colon+1:])
+		if err != nil {
+			return bad("has a bad port: one from 1 to 65535, or none to keep the port that the source asked for")
+		}
+		host, d.Port = s[:colon], port
+	}
+	addr, err := parseIP(host)
+	switch {
+	case err == nil && addr.Zone() != "":
+		return bad("has an IPv6 zone, which is not supported")
+	case err == nil && addr.IsUnspecified():
+		return bad("is an address to listen on, not one to connect to")
+	case err == nil:
+		d.Host = addr.Unmap().String()
+	case isHostname(host):
+		d.Host = host
+	default:
+		return bad(`is not a host with an optional port, such as "10.0.0.5:5432", "db.local" or "[fd00::5]:5432"`)
+	}
+	return d, nil
+}
+
+// isHostname reports whether s may be resolved as a name. A name whose last
+// label is a number is a mistyped address (RFC 3696, section 2).
+func isHostname(s string) bool {
+	if len(s) > 253 {
+		return false
+	}
+	labels := strings.Split(strings.TrimSuffix(s, "."), ".")
+	for _, label := range labels {
+		if label == "" || len(label) > 63 || label[0] == '-' || label[len(label)-1] == '-' {
+			return false
+		}
+		if strings.Trim(strings.ToLower(label), "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" {
+			return false
+		}
+	}
+	return strings.Trim(labels[len(labels)-1], "0123456789") != ""
+}
+
+// parsePrefix reads "192.0.2.0/24" or "2001:db8::/32"; a prefix of IPv4-mapped
+// addresses is returned as IPv4.
+func parsePrefix(s string) (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(s)
+	if err != nil {
+		if addr, err := netip.ParseAddr(s); err == nil && addr.Zone() == "" {
+			return p, fmt.Errorf("%s has no length: write %q", quote(s), netip.PrefixFrom(addr, addr.BitLen()))
+		}
+		if strings.Contains(s, "%") {
+			return p, fmt.Errorf("%s has an IPv6 zone, which is not supported", quote(s))
+		}
+		return p, fmt.Errorf("%s is not a prefix such as \"192.0.2.0/24\" or \"2001:db8::/32\"", quote(s))
+	}
+	if p.Addr().Is4In6() && p.Bits() >= 96 {
+		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+	}
+	if p != p.Masked() {
+		return p, fmt.Errorf("%s has bits set after the first %d: write %q", quote(s), p.Bits(), p.Masked())
+	}
+	return p, nil
+}
+
+// parseMetrics reads the host:port of the metrics endpoint, or "" for none. Any
+// free port is taken for port 0.
+func parseMetrics(s string) (string, error) {
+	if s == "" {
+		return "", nil
+	}
+	colon := strings.LastIndexByte(s, ':')
+	if colon < 0 {
+		return "", fmt.Errorf("%s has no port: write an address such as \"127.0.0.1:9464\", or \"\" for none", quote(s))
+	}
+	host := s[:colon]
+	addr, err := parseIP(host)
+	_, errPort := strconv.ParseUint(s[colon+1:], 10, 16)
+	if host != "" && (err != nil && !isHostname(host) || addr.Zone() != "") || errPort != nil {
+		return "", fmt.Errorf("%s is not an address such as \"127.0.0.1:9464\", or \"\" for none", quote(s))
+	}
+	return s, nil
+}

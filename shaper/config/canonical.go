@@ -1,0 +1,276 @@
+package config
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"shaperd/shaper"
+)
+
+// canonical is a configuration with every default filled in and every value in
+// its one spelling, without the keys of a limit that are not in use.
+type canonical struct {
+	Daemon canonicalDaemon   `json:"daemon"`
+	ASN    canonicalASN      `json:"asn"`
+	Listen []canonicalListen `json:"listen"`
+	Limit  []canonicalLimit  `json:"limit"`
+}
+
+type canonicalDaemon struct {
+	Mode    string `json:"mode"`
+	Metrics string `json:"metrics"`
+	Buckets int    `json:"buckets"`
+}
+
+type canonicalASN struct {
+	Files []string `json:"files"`
+}
+
+type canonicalListen struct {
+	Name           string         `json:"name"`
+	Address        []string       `json:"address"`
+	Downstream     []string       `json:"downstream"`
+	ConnectTimeout *canonicalTime `json:"connect_timeout,omitempty"`
+	IdleTimeout    *canonicalTime `json:"idle_timeout,omitempty"`
+	MaxFlows       int            `json:"max_flows,omitempty"`
+}
+
+type canonicalLimit struct {
+	Name           string              `json:"name"`
+	Mode           string              `json:"mode"`
+	Match          canonicalMatch      `json:"match"`
+	Key            []string            `json:"key"`
+	IPv4Prefix     int                 `json:"ipv4_prefix,omitempty"`
+	IPv6Prefix     int                 `json:"ipv6_prefix,omitempty"`
+	Direction      string              `json:"direction,omitempty"`
+	Rate           *canonicalRate      `json:"rate,omitempty"`
+	Burst          *canonicalSize      `json:"burst,omitempty"`
+	Packets        *canonicalFrequency `json:"packets,omitempty"`
+	BurstPackets   *uint64             `json:"burst_packets,omitempty"`
+	MaxDelay       *canonicalTime      `json:"max_delay,omitempty"`
+	Connections    int                 `json:"connections,omitempty"`
+	NewConnections *canonicalFrequency `json:"new_connections,omitempty"`
+	MaxWait        *canonicalTime      `json:"max_wait,omitempty"`
+	MaxWaiting     *int                `json:"max_waiting,omitempty"`
+	Excess         string              `json:"excess,omitempty"`
+}
+
+type canonicalMatch struct {
+	Listen   []string `json:"listen,omitempty"`
+	Protocol string   `json:"protocol,omitempty"`
+	Source   []string `json:"source,omitempty"`
+	ASN      []uint32 `json:"asn,omitempty"`
+	Port     []string `json:"port,omitempty"`
+}
+
+type canonicalRate struct {
+	Text           string  `json:"text"`
+	BitsPerSecond  uint64  `json:"bits_per_second"`
+	BytesPerSecond float64 `json:"bytes_per_second"` // exact: an eighth of an integer below 2^53
+}
+
+type canonicalSize struct {
+	Text  string `json:"text"`
+	Bytes uint64 `json:"bytes"`
+}
+
+type canonicalTime struct {
+	Text    string  `json:"text"`
+	Seconds float64 `json:"seconds"`
+}
+
+type canonicalFrequency struct {
+	Text    string  `json:"text"`
+	Count   uint64  `json:"count"`
+	Seconds float64 `json:"seconds"` // Count in so many
+}
+
+func (v *canonicalRate) String() string      { return v.Text }
+func (v *canonicalSize) String() string      { return v.Text }
+func (v *canonicalTime) String() string      { return v.Text }
+func (v *canonicalFrequency) String() string { return v.Text }
+
+// Canonical returns c for encoding/json: every default filled in, every value in
+// one spelling, and quantities as numbers too.
+func (c *Config) Canonical() any { return c.canonical() }
+
+func (c *Config) canonical() canonical {
+	v := canonical{
+		Daemon: canonicalDaemon{modeName(c.Daemon.Observe).String(), c.Daemon.Metrics, c.Daemon.Buckets},
+		ASN:    canonicalASN{append([]string{}, c.ASN.Files...)},
+		Listen: []canonicalListen{},
+		Limit:  []canonicalLimit{},
+	}
+	listeners := c.Listeners()
+	for i, l := range c.Listen {
+		w := canonicalListen{Name: l.Name, Address: texts(l.Addresses), Downstream: texts(l.Downstream)}
+		if listeners[i].TCP {
+			w.ConnectTimeout = canonicalDuration(l.ConnectTimeout)
+		}
+		if listeners[i].UDP {
+			w.IdleTimeout, w.MaxFlows = canonicalDuration(l.IdleTimeout), l.MaxFlows
+		}
+		v.Listen = append(v.Listen, w)
+	}
+	for _, l := range c.Limits {
+		v.Limit = append(v.Limit, canonicalLimitOf(l))
+	}
+	return v
+}
+
+func canonicalLimitOf(l shaper.Limit) canonicalLimit {
+	v := canonicalLimit{
+		Name: l.Name,
+		Mode: modeName(l.Observe).String(),
+		Key:  []string{},
+		Match: canonicalMatch{
+			Listen: l.Match.Listen,
+			Source: texts(l.Match.Source),
+			ASN:    l.Match.ASN,
+		},
+	}
+	if l.Match.Protocol != shaper.AnyProtocol {
+		v.Match.Protocol = l.Match.Protocol.String()
+	}
+	for _, p := range l.Match.Port {
+		v.Match.Port = append(v.Match.Port, formatPorts(p))
+	}
+	for i, name := range shaper.FieldNames() {
+		if l.Key&(1<<i) != 0 {
+			v.Key = append(v.Key, name)
+		}
+	}
+	if l.Key&shaper.KeySource != 0 {
+		v.IPv4Prefix, v.IPv6Prefix = l.IPv4Prefix, l.IPv6Prefix
+	}
+	if l.Rate > 0 {
+		v.Rate = &canonicalRate{FormatRate(l.Rate) + " = " + FormatRateBytes(l.Rate), l.Rate, float64(l.Rate) / 8}
+		v.Burst = &canonicalSize{FormatSize(l.Burst), l.Burst}
+	}
+	if l.Packets.N > 0 {
+		v.Packets = canonicalCount(l.Packets)
+		if l.Packets.Per == time.Second {
+			v.Packets.Text = strings.Replace(v.Packets.Text, "/s", "pps", 1)
+		}
+		v.BurstPackets = &l.BurstPackets
+	}
+	if l.Rate > 0 || l.Packets.N > 0 {
+		v.Direction = l.Direction.String()
+		v.MaxDelay = canonicalDuration(l.MaxDelay)
+	}
+	if l.NewConnections.N > 0 {
+		v.NewConnections = canonicalCount(l.NewConnections)
+	}
+	if l.Connections > 0 || l.NewConnections.N > 0 {
+		v.Connections = l.Connections
+		v.MaxWait = canonicalDuration(l.MaxWait)
+		v.MaxWaiting = &l.MaxWaiting
+		v.Excess = l.Excess.String()
+	}
+	return v
+}
+
+func canonicalDuration(d time.Duration) *canonicalTime {
+	return &canonicalTime{FormatDuration(d), d.Seconds()}
+}
+
+func canonicalCount(f shaper.Frequency) *canonicalFrequency {
+	return &canonicalFrequency{FormatFrequency(f), f.N, f.Per.Seconds()}
+}
+
+func texts[T fmt.Stringer](values []T) []string {
+	var s []string
+	for _, v := range values {
+		s = append(s, v.String())
+	}
+	return s
+}
+
+// WriteText writes what [Config.Canonical] returns for people to read.
+func (c *Config) WriteText(w io.Writer) error {
+	v := c.canonical()
+	var b bytes.Buffer
+	line := func(key string, value any) { fmt.Fprintf(&b, "  %-16s %v\n", key, value) }
+	list := func(key string, values []string) {
+		if len(values) > 0 {
+			line(key, strings.Join(values, ", "))
+		}
+	}
+
+	b.WriteString("daemon\n")
+	line("mode", v.Daemon.Mode)
+	if v.Daemon.Metrics == "" {
+		line("metrics", "off")
+	} else {
+		line("metrics", v.Daemon.Metrics)
+	}
+	line("buckets", v.Daemon.Buckets)
+	if len(v.ASN.Files) > 0 {
+		b.WriteString("\nasn\n")
+		list("files", v.ASN.Files)
+	}
+	for _, l := range v.Listen {
+		fmt.Fprintf(&b, "\nlisten %s\n", l.Name)
+		list("address", l.Address)
+		list("downstream", l.Downstream)
+		if l.ConnectTimeout != nil {
+			line("connect_timeout", l.ConnectTimeout)
+		}
+		if l.IdleTimeout != nil {
+			line("idle_timeout", l.IdleTimeout)
+			line("max_flows", l.MaxFlows)
+		}
+	}
+	for _, l := range v.Limit {
+		fmt.Fprintf(&b, "\nlimit %s\n", l.Name)
+		l.write(line, list)
+	}
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+func (l *canonicalLimit) write(line func(string, any), list func(string, []string)) {
+	line("mode", l.Mode)
+	list("match listen", l.Match.Listen)
+	if l.Match.Protocol != "" {
+		line("match protocol", l.Match.Protocol)
+	}
+	list("match source", l.Match.Source)
+	if len(l.Match.ASN) > 0 {
+		line("match asn", strings.Trim(strings.ReplaceAll(fmt.Sprint(l.Match.ASN), " ", ", "), "[]"))
+	}
+	list("match port", l.Match.Port)
+	if len(l.Key) == 0 {
+		line("key", "one bucket for all")
+	}
+	list("key", l.Key)
+	if l.IPv4Prefix > 0 {
+		line("source prefix", fmt.Sprintf("/%d of IPv4, /%d of IPv6", l.IPv4Prefix, l.IPv6Prefix))
+	}
+	if l.Rate != nil {
+		line("rate", l.Rate)
+		line("burst", l.Burst)
+	}
+	if l.Packets != nil {
+		line("packets", l.Packets)
+		line("burst_packets", *l.BurstPackets)
+	}
+	if l.MaxDelay != nil {
+		line("max_delay", l.MaxDelay)
+		line("direction", l.Direction)
+	}
+	if l.Connections > 0 {
+		line("connections", l.Connections)
+	}
+	if l.NewConnections != nil {
+		line("new_connections", l.NewConnections)
+	}
+	if l.MaxWait != nil {
+		line("max_wait", l.MaxWait)
+		line("max_waiting", *l.MaxWaiting)
+		line("excess", l.Excess)
+	}
+}

@@ -1,0 +1,186 @@
+// Package config turns TOML files into the values the daemon runs on.
+//
+// A mistake is an [Error] with file, line and column; all mistakes of all files
+// are reported together. What loads is sound: it compiles, and no key of it is
+// silently without effect.
+package config
+
+import (
+	"cmp"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"shaperd/shaper"
+)
+
+// Config is a checked configuration.
+type Config struct {
+	Daemon Daemon
+	ASN    ASN
+	Listen []Listen
+	Limits []shaper.Limit
+
+	limitAt []*node // where each of Limits stands
+}
+
+// Daemon is what concerns the whole daemon.
+type Daemon struct {
+	Observe bool   // count what the limits would do, and enforce none
+	Metrics string // host:port of the Prometheus endpoint; "" is off
+	Buckets int    // capacity of the bucket table, 1024 to 67108864
+}
+
+// ASN says where the data that maps addresses to AS numbers comes from.
+type ASN struct {
+	Files []string // not opened here: they need not exist yet
+}
+
+// Listen is one listener: where traffic enters, and where it goes.
+type Listen struct {
+	Name           string
+	Addresses      []Address
+	Downstream     []Downstream
+	ConnectTimeout time.Duration // of one TCP connection attempt, 1ms to 1h
+	IdleTimeout    time.Duration // of UDP flows, 10ms to 24h
+	MaxFlows       int           // UDP flows at once, 1 to 1048576
+}
+
+// Address is a range of ports to listen on. An IPv6 address takes IPv6 traffic
+// alone, the wildcard [::] too: it is meant to be opened with IPV6_V6ONLY.
+type Address struct {
+	Protocol shaper.Protocol // TCP or UDP
+	Addr     netip.Addr      // without a zone, never IPv4-mapped
+	Ports    shaper.PortRange
+}
+
+func (a Address) String() string {
+	return a.Protocol.String() + "://" + net.JoinHostPort(a.Addr.String(), formatPorts(a.Ports))
+}
+
+func (a Address) single() bool { return a.Ports.First == a.Ports.Last }
+
+// Downstream is a host that receives traffic. Use [Downstream.Target] to find
+// the port.
+type Downstream struct {
+	Host string // an IP address, without brackets, or a name to resolve
+	Port uint16 // 0 is the port the source asked for
+}
+
+// Target returns the host:port for traffic that came to one port of a: the port
+// of d, or the same port when d has none or a is a range.
+func (d Downstream) Target(a Address, port uint16) string {
+	if d.Port != 0 && a.single() {
+		port = d.Port
+	}
+	return net.JoinHostPort(d.Host, strconv.Itoa(int(port)))
+}
+
+func (d Downstream) String() string {
+	if d.Port != 0 {
+		return net.JoinHostPort(d.Host, strconv.Itoa(int(d.Port)))
+	}
+	if strings.Contains(d.Host, ":") {
+		return "[" + d.Host + "]"
+	}
+	return d.Host
+}
+
+// Listeners returns what a policy has to know of the listeners, in their order.
+func (c *Config) Listeners() []shaper.Listener {
+	listeners := make([]shaper.Listener, len(c.Listen))
+	for i, l := range c.Listen {
+		listeners[i].Name = l.Name
+		for _, a := range l.Addresses {
+			listeners[i].TCP = listeners[i].TCP || a.Protocol == shaper.TCP
+			listeners[i].UDP = listeners[i].UDP || a.Protocol == shaper.UDP
+		}
+	}
+	return listeners
+}
+
+// Error returns an error about c.Limits[limit] that stands at a key of it, such
+// as "rate" or "match.listen", or at the limit's header when it has no such key.
+func (c *Config) Error(limit int, key, msg string) *Error {
+	n := c.limitAt[limit]
+	for _, part := range strings.Split(key, ".") {
+		n = n.child(part)
+	}
+	return n.error(msg)
+}
+
+// Error is a mistake at a place in a configuration file.
+type Error struct {
+	File         string
+	Line, Column int // from 1; columns count bytes
+	Msg          string
+}
+
+func (e *Error) Error() string {
+	return e.File + ":" + strconv.Itoa(e.Line) + ":" + strconv.Itoa(e.Column) + ": " + e.Msg
+}
+
+// Errors is the mistakes of a configuration, in the order of its files, lines
+// and columns. It is never empty.
+type Errors []*Error
+
+// Error returns the mistakes one a line.
+func (e Errors) Error() string {
+	lines := make([]string, len(e))
+	for i, err := range e {
+		lines[i] = err.Error()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Unwrap lets errors.As find the first *Error.
+func (e Errors) Unwrap() []error {
+	errs := make([]error, len(e))
+	for i, err := range e {
+		errs[i] = err
+	}
+	return errs
+}
+
+// report collects mistakes in any order.
+type report struct{ mistakes []mistake }
+
+// maxMistakes bounds the time and the lines that a hopeless file takes.
+const maxMistakes = 50
+
+type mistake struct {
+	at  *node
+	msg string
+}
+
+func (r *report) add(at *node, msg string) {
+	if !r.full() {
+		r.mistakes = append(r.mistakes, mistake{at, msg})
+	}
+}
+
+// full reports whether to look no further.
+func (r *report) full() bool { return len(r.mistakes) >= maxMistakes }
+
+// errors returns the mistakes in order, or nil.
+func (r *report) errors() error {
+	if len(r.mistakes) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(r.mistakes, func(a, b mistake) int {
+		return cmp.Or(cmp.Compare(a.at.file.order, b.at.file.order), cmp.Compare(a.at.offset, b.at.offset))
+	})
+	errs := make(Errors, len(r.mistakes))
+	for i, m := range r.mistakes {
+		errs[i] = m.at.error(m.msg)
+	}
+	if r.full() {
+		last := *errs[len(errs)-1]
+		last.Msg = "too many mistakes: there may be more than these"
+		errs = append(errs, &last)
+	}
+	return errs
+}

@@ -1,0 +1,465 @@
+package config
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"pgregory.net/rapid"
+
+	"shaperd/shaper"
+)
+
+const listenDB = `
+[[listen]]
+name       = "db"
+address    = ["tcp://0.0.0.0:5432", "udp://[::]:8000-8010"]
+downstream = ["10.0.0.5:5432"]
+`
+
+// write makes a folder of files, named in pairs with their texts, and returns it.
+func write(t *testing.T, files ...string) string {
+	t.Helper()
+	folder := t.TempDir()
+	for i := 0; i < len(files); i += 2 {
+		path := filepath.Join(folder, files[i])
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(files[i+1]), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return folder
+}
+
+func mustLoad(t *testing.T, text string) *Config {
+	t.Helper()
+	c, err := Load(filepath.Join(write(t, "shaperd.toml", text), "shaperd.toml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestLoad(t *testing.T) {
+	for _, test := range []struct {
+		name, text string
+		want       Config
+	}{
+		{"defaults", listenDB + "[[limit]]\nname = \"l\"\nrate = \"10Mbit/s\"\n", Config{
+			Daemon: Daemon{Metrics: "127.0.0.1:9464", Buckets: 1048576},
+			Listen: []Listen{{
+				Name: "db",
+				Addresses: []Address{
+					{shaper.TCP, netip.IPv4Unspecified(), shaper.PortRange{First: 5432, Last: 5432}},
+					{shaper.UDP, netip.IPv6Unspecified(), shaper.PortRange{First: 8000, Last: 8010}},
+				},
+				Downstream:     []Downstream{{"10.0.0.5", 5432}},
+				ConnectTimeout: 5 * time.Second,
+				IdleTimeout:    time.Minute,
+				MaxFlows:       4096,
+			}},
+			Limits: []shaper.Limit{{
+				Name: "l", IPv4Prefix: 32, IPv6Prefix: 64, Rate: 10e6,
+				MaxDelay: 200 * time.Millisecond, MaxWait: 2 * time.Second, MaxWaiting: 1000,
+			}},
+		}},
+		{"everything", `
+daemon = { mode = "observe", metrics = "", buckets = 4096 }
+asn.files = ["/usr/share/asn.csv"]
+[[listen]]
+name            = "sms"
+address         = ["udp://[::ffff:192.0.2.1]:53", "tcp://[2001:db8::1]:53"]
+downstream      = ["[fd00::5]:5353", "[::ffff:10.0.0.1]", "db.local", "Under_Score.:1"]
+connect_timeout = "1s"
+idle_timeout    = "1m30s"
+max_flows       = 7
+[[limit]]
+name            = "bytes"
+match           = { listen = ["sms"], protocol = "", source = ["::ffff:10.0.0.0/104", "2001:db8::/32"], asn = [64500], port = ["53", "50-60"] }
+key             = ["source", "asn", "port", "listen"]
+ipv4_prefix     = 24
+ipv6_prefix     = 56
+direction       = "both"
+rate            = "5MiB/s"
+burst           = "64KiB"
+max_delay       = "1s"
+connections     = 5
+new_connections = "5/min"
+max_wait        = "0s"
+max_waiting     = 0
+excess          = "close"
+mode            = "observe"
+[[limit]]
+name          = "packets"
+match         = { protocol = "udp" }
+key           = ["connection"]
+packets       = "2000pps"
+burst_packets = 3
+direction     = "from-downstream"
+`, Config{
+			Daemon: Daemon{Observe: true, Buckets: 4096},
+			ASN:    ASN{Files: []string{"/usr/share/asn.csv"}},
+			Listen: []Listen{{
+				Name: "sms",
+				Addresses: []Address{
+					{shaper.UDP, netip.MustParseAddr("192.0.2.1"), shaper.PortRange{First: 53, Last: 53}},
+					{shaper.TCP, netip.MustParseAddr("2001:db8::1"), shaper.PortRange{First: 53, Last: 53}},
+				},
+				Downstream:     []Downstream{{"fd00::5", 5353}, {"10.0.0.1", 0}, {"db.local", 0}, {"Under_Score.", 1}},
+				ConnectTimeout: time.Second,
+				IdleTimeout:    90 * time.Second,
+				MaxFlows:       7,
+			}},
+			Limits: []shaper.Limit{
+				{
+					Name: "bytes",
+					Match: shaper.Match{
+						Listen: []string{"sms"},
+						Source: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8::/32")},
+						ASN:    []uint32{64500},
+						Port:   []shaper.PortRange{{First: 53, Last: 53}, {First: 50, Last: 60}},
+					},
+					Key:        shaper.KeySource | shaper.KeyASN | shaper.KeyPort | shaper.KeyListen,
+					IPv4Prefix: 24, IPv6Prefix: 56, Direction: shaper.Both,
+					Rate: 5 << 23, Burst: 65536, MaxDelay: time.Second,
+					Connections: 5, NewConnections: shaper.Frequency{N: 5, Per: time.Minute},
+					Excess: shaper.ExcessClose, Observe: true,
+				},
+				{
+					Name: "packets", Match: shaper.Match{Protocol: shaper.UDP}, Key: shaper.KeyConnection,
+					IPv4Prefix: 32, IPv6Prefix: 64, Direction: shaper.FromDownstream,
+					Packets: shaper.Frequency{N: 2000, Per: time.Second}, BurstPackets: 3, MaxDelay: 200 * time.Millisecond,
+					MaxWait: 2 * time.Second, MaxWaiting: 1000,
+				},
+			},
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got := mustLoad(t, test.text)
+			if diff := cmp.Diff(&test.want, got, cmpopts.IgnoreUnexported(Config{}),
+				cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+				cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+				t.Error("-want +got:\n", diff)
+			}
+			compile(t, got)
+		})
+	}
+}
+
+// compile checks that what loads compiles.
+func compile(t interface{ Fatalf(string, ...any) }, c *Config) {
+	if _, err := shaper.New(1024).Compile(c.Limits, c.Listeners(), nil, c.Daemon.Observe); err != nil {
+		t.Fatalf("loads, but does not compile: %v", err)
+	}
+}
+
+func TestConfD(t *testing.T) {
+	folder := write(t,
+		"shaperd.toml", "[asn]\nfiles = [\"asn.csv\"]\n[daemon]\nmetrics = \"\"\n"+listenDB,
+		"conf.d/20-more.toml", "[asn]\nfiles = [\"more.csv\"]\n[[limit]]\nname = \"second\"\nrate = \"1MB/s\"\nmatch.listen = [\"web\"]\n",
+		"conf.d/10-first.toml", "[daemon]\nmode = \"observe\"\n[[limit]]\nname = \"first\"\nrate = \"1MB/s\"\n[[listen]]\nname = \"web\"\naddress = [\"tcp://[::]:80\"]\ndownstream = [\"web.local\"]\n",
+		"conf.d/.hidden.toml", "not TOML",
+		"conf.d/30-other.conf", "not TOML",
+		"conf.d/40-saved.toml~", "not TOML",
+	)
+	c, err := Load(filepath.Join(folder, "shaperd.toml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Daemon{Observe: true, Metrics: "", Buckets: 1048576}
+	if c.Daemon != want {
+		t.Errorf("daemon is %v, want %v", c.Daemon, want)
+	}
+	var names []string
+	for _, l := range c.Limits {
+		names = append(names, l.Name)
+	}
+	for _, l := range c.Listen {
+		names = append(names, l.Name)
+	}
+	if want := []string{"first", "second", "db", "web"}; !slices.Equal(names, want) {
+		t.Errorf("limits and listeners are %v, want %v", names, want)
+	}
+	if want := []string{folder + "/asn.csv", folder + "/conf.d/more.csv"}; !slices.Equal(c.ASN.Files, want) {
+		t.Errorf("ASN files are %v, want %v", c.ASN.Files, want)
+	}
+}
+
+func TestMistakesAcrossFiles(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		files []string
+		want  []string
+	}{
+		{"daemon key", []string{"[daemon]\nmode = \"observe\"\n" + listenDB, "[daemon]\nmode = \"enforce\"\nbuckets = 2048\n", "\n[daemon]\nbuckets = 2048\n"}, []string{
+			`conf.d/1.toml:2:1: mode: set already at shaperd.toml:2`,
+			`conf.d/2.toml:3:1: buckets: set already at conf.d/1.toml:3`,
+		}},
+		{"names", []string{listenDB, strings.ReplaceAll(listenDB, "::", "::1"), "[[limit]]\nname = \"l\"\nrate = \"1MB/s\"\n", "[[limit]]\nrate = \"1MB/s\"\nname = \"l\"\n"}, []string{
+			`conf.d/1.toml:3:1: name: "db" is the name of another [[listen]] at shaperd.toml:3`,
+			`conf.d/1.toml:4:15: address: "tcp://0.0.0.0:5432" overlaps "tcp://0.0.0.0:5432" at shaperd.toml:4`,
+			`conf.d/1.toml:4:37: address: "udp://[::1]:8000-8010" overlaps "udp://[::]:8000-8010" at shaperd.toml:4`,
+			`conf.d/3.toml:3:1: name: "l" is the name of another [[limit]] at conf.d/2.toml:2`,
+		}},
+		{"ASN file", []string{listenDB + "[asn]\nfiles = [\"conf.d/asn.csv\"]", "[asn]\nfiles = [\"asn.csv\"]"}, []string{
+			`conf.d/1.toml:2:10: files: "asn.csv" is named already at shaperd.toml:7`,
+		}},
+		// Names that a broken file may hold are not reported as unknown.
+		{"syntax", []string{listenDB, "[[listen]]\nname = \"web\"\n[", "[[limit]]\nname = \"l\"\nrate = \"1M\"\nmatch.listen = [\"web\"]\n"}, []string{
+			`conf.d/1.toml:3:2: TOML syntax: unexpected end of table name (table names cannot be empty)`,
+			`conf.d/2.toml:3:1: rate: "1M" says neither bits nor bytes: write "1Mbit/s" or "1MB/s"`,
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			files := []string{"shaperd.toml", test.files[0]}
+			for i, text := range test.files[1:] {
+				files = append(files, fmt.Sprintf("conf.d/%d.toml", i+1), text)
+			}
+			folder := write(t, files...)
+			_, err := Load(filepath.Join(folder, "shaperd.toml"))
+			got := strings.ReplaceAll(fmt.Sprint(err), folder+"/", "")
+			if diff := cmp.Diff(test.want, strings.Split(got, "\n")); diff != "" {
+				t.Error("-want +got:\n", diff)
+			}
+		})
+	}
+}
+
+func TestUnreadableFiles(t *testing.T) {
+	folder := write(t, "shaperd.toml", listenDB, "conf.d/folder.toml/x", "", "other/shaperd.toml", listenDB, "other/conf.d", "")
+	for path, want := range map[string]error{
+		"absent.toml":        fs.ErrNotExist,
+		"shaperd.toml":       nil, // conf.d/folder.toml is a folder
+		"other/shaperd.toml": nil, // conf.d is a file
+		".":                  nil,
+	} {
+		_, err := Load(filepath.Join(folder, path))
+		if err == nil || want != nil && !errors.Is(err, want) {
+			t.Errorf("%s: error is %v, want %v", path, err, want)
+		} else if !strings.HasPrefix(err.Error(), "read configuration: ") {
+			t.Errorf("%s: error is %v", path, err)
+		}
+	}
+}
+
+func TestErrorAtLimit(t *testing.T) {
+	c := mustLoad(t, listenDB+`
+[[limit]]
+name = "first"
+rate = "1MB/s"
+
+[[limit]]
+name = "second"
+match = { protocol = "tcp", listen = ["db"] }
+rate = "1MB/s"
+`)
+	for key, want := range map[string]string{
+		"rate":           "14:1",
+		"match.listen":   "13:29",
+		"match.protocol": "13:11",
+		"match.source":   "13:1",
+		"packets":        "11:1",
+		"":               "11:1",
+	} {
+		e := c.Error(1, key, "is bad")
+		if got := fmt.Sprintf("%d:%d", e.Line, e.Column); got != want || filepath.Base(e.File) != "shaperd.toml" {
+			t.Errorf("error at %q is %v, want %s", key, e, want)
+		}
+	}
+}
+
+func TestErrorsAs(t *testing.T) {
+	_, err := Load("testdata/bad/several.toml")
+	var first *Error
+	if !errors.As(err, &first) || first.Line != 2 {
+		t.Errorf("the first error is %v", first)
+	}
+}
+
+func TestTarget(t *testing.T) {
+	single := Address{shaper.TCP, netip.IPv4Unspecified(), shaper.PortRange{First: 80, Last: 80}}
+	ports := Address{shaper.UDP, netip.IPv6Unspecified(), shaper.PortRange{First: 8000, Last: 8010}}
+	for _, test := range []struct {
+		d    Downstream
+		a    Address
+		port uint16
+		want string
+	}{
+		{Downstream{"10.0.0.5", 5432}, single, 80, "10.0.0.5:5432"},
+		{Downstream{"10.0.0.5", 0}, single, 80, "10.0.0.5:80"},
+		{Downstream{"10.0.0.5", 5432}, ports, 8003, "10.0.0.5:8003"},
+		{Downstream{"fd00::5", 0}, ports, 8010, "[fd00::5]:8010"},
+		{Downstream{"db.local", 0}, ports, 8010, "db.local:8010"},
+	} {
+		if got := test.d.Target(test.a, test.port); got != test.want {
+			t.Errorf("%v for port %d of %v is %s, want %s", test.d, test.port, test.a, got, test.want)
+		}
+	}
+}
+
+// TestReference checks that every key stands in the reference file, in use or
+// behind a "# ", and that it loads both as it is and with those in use.
+func TestReference(t *testing.T) {
+	const path = "../../configs/shaperd.toml"
+	c, err := Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	compile(t, c)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := newFile(path, 0, regexp.MustCompile(`(?m)^# (\w+ *= )`).ReplaceAllString(string(text), "$1"))
+	if _, err := load([]*file{f}); err != nil {
+		t.Error("with the keys in comments: ", err)
+	}
+	root, _ := scan(f)
+	all := func(key string) (keys []string) {
+		for _, n := range root.keys[key].elems {
+			for key := range n.keys {
+				keys = append(keys, key)
+			}
+		}
+		return keys
+	}
+	for _, table := range []struct {
+		name         string
+		known, there []string
+	}{
+		{"the file", fileKeys, mapKeys(root.keys)},
+		{"[daemon]", daemonKeys, mapKeys(root.keys["daemon"].keys)},
+		{"[asn]", asnKeys, mapKeys(root.keys["asn"].keys)},
+		{"[[listen]]", listenKeys, all("listen")},
+		{"[[limit]]", limitKeys, all("limit")},
+		{"match", matchKeys, mapKeys(root.keys["limit"].elems[0].keys["match"].keys)},
+	} {
+		for _, key := range table.known {
+			if !slices.Contains(table.there, key) {
+				t.Errorf("%s in the reference has no %s", table.name, key)
+			}
+		}
+	}
+}
+
+func mapKeys(m map[string]*node) (keys []string) {
+	for key := range m {
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+func TestExamples(t *testing.T) {
+	paths, err := filepath.Glob("../../configs/*.toml")
+	if err != nil || len(paths) < 4 {
+		t.Fatal(paths, err)
+	}
+	for _, path := range paths {
+		c, err := Load(path)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		compile(t, c)
+	}
+}
+
+// TestEveryKeyIsRead gives each known key a value of a wrong type: a key that
+// nothing reads would be accepted.
+func TestEveryKeyIsRead(t *testing.T) {
+	for header, keys := range map[string][]string{
+		"": fileKeys, "[daemon]": daemonKeys, "[asn]": asnKeys, "[[listen]]": listenKeys, "[[limit]]": limitKeys, "[limit.match]": matchKeys,
+	} {
+		for _, key := range keys {
+			text := header + "\n" + key + " = 1979-05-27\n"
+			if header == "[limit.match]" {
+				text = "[[limit]]\n" + text
+			}
+			_, err := load([]*file{newFile("f.toml", 0, text)})
+			line := 1 + strings.Count(text[:strings.LastIndex(text, key)], "\n")
+			want := fmt.Sprintf("f.toml:%d:1: %s", line, key)
+			if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "a date or time") {
+				t.Errorf("%s %s: errors are\n%v\nwant %s", header, key, err, want)
+			}
+		}
+	}
+}
+
+func TestCanonical(t *testing.T) {
+	c, err := Load("../../configs/shaperd.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.ASN.Files = []string{"/usr/share/shaperd/asn.csv"}
+	c.Limits[1].Match.ASN = []uint32{64500, 64501}
+	var text strings.Builder
+	if err := c.WriteText(&text); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "testdata/canonical.txt", text.String())
+	encoded, err := json.MarshalIndent(c.Canonical(), "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "testdata/canonical.json", string(encoded)+"\n")
+}
+
+// TestLoadedCompiles makes files of random keys: each loads and compiles, or has
+// mistakes in places that exist.
+func TestLoadedCompiles(t *testing.T) {
+	values := map[string][]string{
+		"match.listen": {`["db"]`, `["sms"]`, `["db", "sms"]`}, "match.protocol": {`"tcp"`, `"udp"`},
+		"match.source": {`["10.0.0.0/8"]`, `["::/0"]`, `["0.0.0.0/0", "2001:db8::/32"]`}, "match.asn": {`[]`, `[64500]`},
+		"match.port": {`["5432"]`, `["8000-8005", "1"]`, `["1-65535"]`},
+		"key":        {`[]`, `["source"]`, `["asn", "port"]`, `["connection"]`}, "ipv4_prefix": {"1", "32"}, "ipv6_prefix": {"1", "128"},
+		"direction": {`"both"`, `"from-downstream"`}, "mode": {`"observe"`}, "excess": {`"close"`},
+		"rate": {`"1B/s"`, `"1Tbit/s"`, `"10Mbit/s"`}, "packets": {`"1/h"`, `"1000000000/s"`}, "connections": {"1", "1048576"}, "new_connections": {`"1/h"`, `"1000000000/s"`},
+		"burst": {`"0B"`, `"2592000B"`, `"2592001B"`, `"1000000TB"`, `"324PB"`, `"324000TB"`}, "burst_packets": {"0", "720", "721", "1000000000000"},
+		"max_delay": {`"0s"`, `"1h"`}, "max_wait": {`"0s"`, `"1h"`}, "max_waiting": {"0", "1048576"},
+	}
+	var keys []string
+	for key := range values {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	loaded, refused := 0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		var b strings.Builder
+		b.WriteString(listenDB + "[[listen]]\nname = \"sms\"\naddress = [\"udp://0.0.0.0:2775\"]\ndownstream = [\"sms.local\"]\n")
+		if rapid.Bool().Draw(t, "asn") {
+			b.WriteString("[asn]\nfiles = [\"asn.csv\"]\n")
+		}
+		for i := range rapid.IntRange(1, 3).Draw(t, "limits") {
+			fmt.Fprintf(&b, "[[limit]]\nname = \"l%d\"\n", i)
+			for _, key := range rapid.SliceOfNDistinct(rapid.SampledFrom(keys), 1, 6, rapid.ID).Draw(t, "keys") {
+				fmt.Fprintf(&b, "%s = %s\n", key, rapid.SampledFrom(values[key]).Draw(t, key))
+			}
+		}
+		c, err := load([]*file{newFile("f.toml", 0, b.String())})
+		if err != nil {
+			refused++
+			return
+		}
+		loaded++
+		compile(t, c)
+		if _, err := json.Marshal(c.Canonical()); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if loaded == 0 || refused == 0 {
+		t.Errorf("%d loaded, %d were refused: want some of both", loaded, refused)
+	}
+}

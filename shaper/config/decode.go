@@ -1,0 +1,296 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"shaperd/shaper"
+)
+
+// The keys of each table.
+var (
+	fileKeys   = []string{"daemon", "asn", "listen", "limit"}
+	daemonKeys = []string{"mode", "metrics", "buckets"}
+	asnKeys    = []string{"files"}
+	listenKeys = []string{"name", "address", "downstream", "connect_timeout", "idle_timeout", "max_flows"}
+	limitKeys  = []string{
+		"name", "match", "key", "ipv4_prefix", "ipv6_prefix", "direction",
+		"rate", "packets", "burst", "burst_packets", "max_delay",
+		"connections", "new_connections", "max_wait", "max_waiting", "excess", "mode",
+	}
+	matchKeys = []string{"listen", "protocol", "source", "asn", "port"}
+)
+
+// loader gathers one configuration from several files.
+type loader struct {
+	report
+	c *Config
+
+	daemonKeys map[string]*node // where the keys of [daemon] were set
+	asnFiles   map[string]*node // where files were named
+	listens    []table          // of c.Listen
+	addresses  []placedAddress
+	limits     []table          // of c.Limits
+	matched    [][]item[string] // listeners that c.Limits match
+	unparsed   bool             // a file has a syntax error: names may be missing
+}
+
+// placedAddress is an address of one listener.
+type placedAddress struct {
+	Address
+	listen int
+	at     *node
+}
+
+// file decodes one file.
+func (l *loader) file(t table) {
+	t.closed(fileKeys)
+	if daemon, ok := t.table("daemon", "[daemon]", daemonKeys); ok {
+		l.daemon(daemon)
+	}
+	if asn, ok := t.table("asn", "[asn]", asnKeys); ok {
+		l.asn(asn)
+	}
+	for _, listen := range t.tables("listen", listenKeys) {
+		l.listen(listen)
+	}
+	for _, limit := range t.tables("limit", limitKeys) {
+		l.limit(limit)
+	}
+}
+
+func (l *loader) daemon(t table) {
+	for key := range t.values {
+		at := t.at.child(key)
+		if first := l.daemonKeys[key]; first != nil {
+			t.bad(key, "set already at %s:%d", first.file.name, first.line())
+		}
+		l.daemonKeys[key] = at
+	}
+	d := &l.c.Daemon
+	mode(t, &d.Observe)
+	if s, ok := t.text("metrics", d.Metrics); ok {
+		var err error
+		if d.Metrics, err = parseMetrics(s); err != nil {
+			t.bad("metrics", "%v", err)
+		}
+	}
+	t.integer("buckets", &d.Buckets, 1<<10, 1<<26)
+}
+
+// mode sets *observe from the key "mode".
+func mode(t table, observe *bool) {
+	m := modeName(*observe)
+	choice(t, "mode", &m, modeName(false), modeName(true))
+	*observe = bool(m)
+}
+
+// modeName is whether a mode is "observe", under its name.
+type modeName bool
+
+func (m modeName) String() string {
+	if m {
+		return "observe"
+	}
+	return "enforce"
+}
+
+func (l *loader) asn(t table) {
+	folder := filepath.Dir(t.at.file.name)
+	for _, f := range list(t, "files", `strings such as "asn.csv"`, notEmpty) {
+		path := f.value
+		if !filepath.IsAbs(path) {
+			path = filepath.Join(folder, path)
+		}
+		if first := l.asnFiles[path]; first != nil {
+			l.add(f.at, fmt.Sprintf("files: %s is named already at %s:%d", quote(f.value), first.file.name, first.line()))
+			continue
+		}
+		l.asnFiles[path] = f.at
+		l.c.ASN.Files = append(l.c.ASN.Files, path)
+	}
+}
+
+func notEmpty(s string) (string, error) {
+	if s == "" || strings.ContainsRune(s, 0) {
+		return "", fmt.Errorf("%s is not the name of a file", quote(s))
+	}
+	return s, nil
+}
+
+// name reads the key "name" of a listener or a limit.
+func name(t table) string {
+	s, ok := t.text("name", "db")
+	if ok && !isName(s) {
+		t.bad("name", "%s is not 1 to 64 letters, digits, \"-\", \"_\" and \".\"", quote(s))
+	}
+	return s
+}
+
+// isName keeps names fit for metric labels and logs.
+func isName(s string) bool {
+	return s != "" && len(s) <= 64 && strings.Trim(strings.ToLower(s), "abcdefghijklmnopqrstuvwxyz0123456789-_.") == ""
+}
+
+func (l *loader) listen(t table) {
+	t.required("name", "address", "downstream")
+	listen := Listen{
+		Name:           name(t),
+		ConnectTimeout: 5 * time.Second,
+		IdleTimeout:    time.Minute,
+		MaxFlows:       4096,
+	}
+	addresses := list(t, "address", `strings such as "tcp://0.0.0.0:5432"`, parseAddress)
+	listen.Addresses = values(addresses)
+	for _, a := range addresses {
+		l.addresses = append(l.addresses, placedAddress{a.value, len(l.c.Listen), a.at})
+	}
+	downstream := list(t, "downstream", `strings such as "10.0.0.5:5432"`, parseDownstream)
+	listen.Downstream = values(downstream)
+	for _, key := range []string{"address", "downstream"} {
+		if elems, ok := elements(t.values[key]); ok && len(elems) == 0 {
+			t.bad(key, "is empty; give it at least one")
+		}
+	}
+	t.duration("connect_timeout", &listen.ConnectTimeout, time.Millisecond, time.Hour)
+	t.duration("idle_timeout", &listen.IdleTimeout, 10*time.Millisecond, 24*time.Hour)
+	t.integer("max_flows", &listen.MaxFlows, 1, 1<<20)
+
+	for _, d := range downstream {
+		checkDownstream(t, addresses, d)
+	}
+	protocols := map[shaper.Protocol]bool{}
+	for _, a := range addresses {
+		protocols[a.value.Protocol] = true
+	}
+	if len(addresses) > 0 {
+		l.idle(t, protocols[shaper.TCP], "a tcp address", "connect_timeout")
+		l.idle(t, protocols[shaper.UDP], "a udp address", "idle_timeout", "max_flows")
+	}
+	l.c.Listen = append(l.c.Listen, listen)
+	l.listens = append(l.listens, t)
+}
+
+// checkDownstream reports a port that no address makes use of, and traffic that
+// would come back to the listener for ever.
+func checkDownstream(t table, addresses []item[Address], d item[Downstream]) {
+	used := d.value.Port == 0 || len(addresses) == 0
+	ip, _ := netip.ParseAddr(d.value.Host)
+	for _, a := range addresses {
+		single := a.value.single()
+		used = used || single
+		same := d.value.Port == 0 || !single || d.value.Port == a.value.Ports.First
+		here := ip == a.value.Addr || a.value.Addr.IsUnspecified() && ip.IsLoopback() && ip.Is4() == a.value.Addr.Is4()
+		if same && here {
+			t.add(d.at, fmt.Sprintf("downstream: %q is this listener's own address %q", d.value, a.value))
+		}
+	}
+	if !used {
+		t.add(d.at, fmt.Sprintf("downstream: %q has a port, but a range of ports maps to the same ports: write %q",
+			d.value, Downstream{Host: d.value.Host}))
+	}
+}
+
+// idle reports keys that have no effect, when they need something that is not there.
+func (l *loader) idle(t table, there bool, needed string, keys ...string) {
+	for _, key := range keys {
+		if !there && t.has(key) {
+			t.bad(key, "has no effect without %s", needed)
+		}
+	}
+}
+
+func (l *loader) limit(t table) {
+	t.required("name")
+	limit := shaper.Limit{
+		Name:       name(t),
+		IPv4Prefix: 32,
+		IPv6Prefix: 64,
+		MaxDelay:   200 * time.Millisecond,
+		MaxWait:    2 * time.Second,
+		MaxWaiting: 1000,
+	}
+	var listen []item[string]
+	if match, ok := t.table("match", "match", matchKeys); ok {
+		limit.Match = decodeMatch(match)
+		listen = list(match, "listen", `names of listeners, such as "db"`, asIs)
+		limit.Match.Listen = values(listen)
+	}
+	for _, f := range list(t, "key", `strings such as "source"`, parseField) {
+		limit.Key |= f.value
+	}
+	t.integer("ipv4_prefix", &limit.IPv4Prefix, 1, 32)
+	t.integer("ipv6_prefix", &limit.IPv6Prefix, 1, 128)
+	choice(t, "direction", &limit.Direction, shaper.ToDownstream, shaper.FromDownstream, shaper.Both)
+
+	quantity(t, "rate", &limit.Rate, "10Mbit/s", ParseRate)
+	quantity(t, "packets", &limit.Packets, "5000pps", ParseFrequency)
+	quantity(t, "burst", &limit.Burst, "64KiB", ParseSize)
+	burstPackets := 0
+	t.integer("burst_packets", &burstPackets, 0, 1e12)
+	limit.BurstPackets = uint64(burstPackets)
+	t.duration("max_delay", &limit.MaxDelay, 0, shaper.MaxMaxDelay)
+
+	connections := 100
+	t.integer("connections", &connections, 1, 1<<20)
+	if t.has("connections") {
+		limit.Connections = connections
+	}
+	quantity(t, "new_connections", &limit.NewConnections, "50/s", parseConnectionFrequency)
+	t.duration("max_wait", &limit.MaxWait, 0, time.Hour)
+	t.integer("max_waiting", &limit.MaxWaiting, 0, 1<<20)
+	choice(t, "excess", &limit.Excess, shaper.ExcessReset, shaper.ExcessClose)
+	mode(t, &limit.Observe)
+
+	l.effect(t, limit)
+	l.c.Limits = append(l.c.Limits, limit)
+	l.c.limitAt = append(l.c.limitAt, t.at)
+	l.limits = append(l.limits, t)
+	l.matched = append(l.matched, listen)
+}
+
+// decodeMatch reads a match, but for its listeners.
+func decodeMatch(t table) shaper.Match {
+	var m shaper.Match
+	if t.values["protocol"] != "" {
+		choice(t, "protocol", &m.Protocol, shaper.TCP, shaper.UDP)
+	}
+	m.Source = values(list(t, "source", `prefixes such as "192.0.2.0/24"`, parsePrefix))
+	m.ASN = values(list(t, "asn", "AS numbers such as 64500", parseASN))
+	m.Port = values(list(t, "port", `ports such as "5432" or "8000-8010"`, parsePorts))
+	return m
+}
+
+func asIs(s string) (string, error) { return s, nil }
+
+func parseASN(n int64) (uint32, error) {
+	if n < 1 || n > 1<<32-1 {
+		return 0, fmt.Errorf("%d is not an AS number from 1 to 4294967295", n)
+	}
+	return uint32(n), nil
+}
+
+// parseField reads one property that a key is made of.
+func parseField(s string) (shaper.Fields, error) {
+	if s == "all" {
+		return 0, errors.New(`"all" is written [], one bucket for all`)
+	}
+	i := slices.Index(shaper.FieldNames(), s)
+	if i < 0 {
+		return 0, errors.New(unknown(s, shaper.FieldNames()))
+	}
+	return 1 << i, nil
+}
+
+// parseConnectionFrequency refuses the one unit that only packets have.
+func parseConnectionFrequency(s string) (shaper.Frequency, error) {
+	if number, ok := strings.CutSuffix(s, "pps"); ok {
+		return shaper.Frequency{}, fmt.Errorf("%s counts packets: write %q", quote(s), number+"/s")
+	}
+	return ParseFrequency(s)
+}

@@ -1,0 +1,95 @@
+package config
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// FuzzUnits checks that what a parser accepts is formatted to something it reads
+// as the same.
+func FuzzUnits(f *testing.F) {
+	for _, s := range []string{
+		"10Mbit/s", "1.5MB/s", "5MiB/s", "10mbps", "10M", "64KiB", "0B", "2000pps", "5/min", "2/h", "200ms", "1h30m", "-1", "1Tibit", "0.000008Mbit/s", "8 kbit",
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		if rate, err := ParseRate(s); err == nil {
+			for _, formatted := range []string{FormatRate(rate), FormatRateBytes(rate)} {
+				if again, err := ParseRate(formatted); again != rate {
+					t.Errorf("rate %q is %d, formatted %s, read as %d, %v", s, rate, formatted, again, err)
+				}
+			}
+		}
+		if size, err := ParseSize(s); err == nil {
+			if again, err := ParseSize(FormatSize(size)); again != size || err != nil {
+				t.Errorf("size %q is %d, formatted %s, read as %d, %v", s, size, FormatSize(size), again, err)
+			}
+		}
+		if n, err := ParseFrequency(s); err == nil {
+			if again, err := ParseFrequency(FormatFrequency(n)); again != n {
+				t.Errorf("frequency %q is %v, formatted %s, read as %v, %v", s, n, FormatFrequency(n), again, err)
+			}
+		}
+		if d, err := ParseDuration(s); err == nil {
+			if again, err := ParseDuration(FormatDuration(d)); again != d || err != nil || d < 0 {
+				t.Errorf("time %q is %d, formatted %s, read as %d, %v", s, d, FormatDuration(d), again, err)
+			}
+		}
+		parseAddress(s)
+		parseDownstream(s)
+		parsePrefix(s)
+		parsePorts(s)
+		parseMetrics(s)
+	})
+}
+
+// FuzzTOML checks that any bytes load into what compiles and can be shown, or
+// give mistakes in places that exist, and that the scanner finds all that the
+// decoder does.
+func FuzzTOML(f *testing.F) {
+	for _, pattern := range []string{"testdata/bad/*.toml", "../../configs/*.toml"} {
+		paths, err := filepath.Glob(pattern)
+		if err != nil {
+			f.Fatal(err)
+		}
+		for _, path := range paths {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				f.Fatal(err)
+			}
+			if len(text) < 1<<12 {
+				f.Add(string(text))
+			}
+		}
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		file0 := newFile("f.toml", 0, text)
+		c, err := load([]*file{file0})
+		if err == nil {
+			compile(t, c)
+			if err := c.WriteText(io.Discard); err != nil {
+				t.Error(err)
+			}
+			if _, err := json.Marshal(c.Canonical()); err != nil {
+				t.Error(err)
+			}
+		} else {
+			var mistakes Errors
+			if !errors.As(err, &mistakes) {
+				t.Fatalf("error is %v, want Errors", err)
+			}
+			checkPlaces(t, text, mistakes)
+		}
+		var values map[string]any
+		if root, refused := scan(file0); refused == nil && decode(file0.text, &values) == nil {
+			if err := sameShape(root, values); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}

@@ -1,0 +1,120 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+)
+
+// Load reads the configuration at path, and then every *.toml in a folder conf.d
+// beside it, in the order of their names; hidden files are left out. The
+// listeners, limits and ASN files of all of them add up.
+//
+// The error is an [Errors], or that of the operating system when a file cannot
+// be read. The data files that the configuration names are not opened.
+func Load(path string) (*Config, error) {
+	paths := []string{path}
+	folder := filepath.Join(filepath.Dir(path), "conf.d")
+	entries, err := os.ReadDir(folder)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read configuration: %w", err)
+	}
+	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), ".toml") && !strings.HasPrefix(e.Name(), ".") {
+			paths = append(paths, filepath.Join(folder, e.Name()))
+		}
+	}
+	files := make([]*file, len(paths))
+	for i, path := range paths {
+		text, err := readFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("read configuration: %w", err)
+		}
+		files[i] = newFile(path, i, text)
+	}
+	return load(files)
+}
+
+// readFile reads at most one byte more than a file may have.
+func readFile(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	return string(text), err
+}
+
+// load makes a configuration of files, the main one first.
+func load(files []*file) (*Config, error) {
+	l := loader{
+		c:          &Config{Daemon: Daemon{Metrics: "127.0.0.1:9464", Buckets: 1 << 20}},
+		daemonKeys: map[string]*node{},
+		asnFiles:   map[string]*node{},
+	}
+	for _, f := range files {
+		root, values := l.parse(f)
+		if values != nil {
+			l.file(table{&l.report, "", values, root})
+		}
+	}
+	if !l.unparsed {
+		l.check(&node{file: files[0]})
+	}
+	if err := l.errors(); err != nil {
+		return nil, err
+	}
+	return l.c, nil
+}
+
+// parse returns the values of f and where they stand, or nil when it has a
+// syntax error.
+func (l *loader) parse(f *file) (*node, map[string]any) {
+	root, refused := scan(f)
+	if len(f.text) > maxFile {
+		refused = &mistake{root, "the file is larger than 4 MiB"}
+	}
+	var values map[string]any
+	if refused == nil {
+		refused = syntax(root, decode(f.text, &values))
+	}
+	if refused != nil {
+		l.add(refused.at, refused.msg)
+		l.unparsed = true
+		return nil, nil
+	}
+	return root, values
+}
+
+// decode is toml.Decode without its panics: some malformed input makes it panic
+// with a message that starts with "BUG".
+func decode(text string, v any) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("the TOML parser gave up: %v", r)
+		}
+	}()
+	_, err = toml.Decode(text, v)
+	return err
+}
+
+// syntax places a decoder's error in the file of root.
+func syntax(root *node, err error) *mistake {
+	if err == nil {
+		return nil
+	}
+	var parse toml.ParseError
+	if !errors.As(err, &parse) {
+		return &mistake{root, err.Error()}
+	}
+	// The decoder's lines are off by one at line ends; its offsets are right.
+	offset := min(max(parse.Position.Start, 0), len(root.file.text))
+	return &mistake{&node{file: root.file, offset: offset}, "TOML syntax: " + clip(parse.Message, 200)}
+}

@@ -1,0 +1,349 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// table reads the values of one TOML table, and reports what is wrong with them.
+type table struct {
+	*report
+	name   string // as a user writes it: "[[limit]]", "match"; "" is the file
+	values map[string]any
+	at     *node
+}
+
+// item is an element of an array.
+type item[T any] struct {
+	value T
+	at    *node
+}
+
+func (t table) has(key string) bool { _, ok := t.values[key]; return ok }
+
+// bad reports a mistake in the value of a key.
+func (t table) bad(key, format string, args ...any) {
+	t.add(t.at.child(key), key+": "+fmt.Sprintf(format, args...))
+}
+
+// closed reports the keys that are not among those known.
+func (t table) closed(known []string) {
+	var unknown []string
+	for key := range t.values {
+		if !slices.Contains(known, key) {
+			unknown = append(unknown, key)
+		}
+	}
+	slices.SortFunc(unknown, func(a, b string) int {
+		return cmp.Compare(t.at.child(a).offset, t.at.child(b).offset)
+	})
+	for _, key := range unknown[:min(len(unknown), maxMistakes)] {
+		msg := "unknown key " + quote(key)
+		if t.name != "" {
+			msg += " in " + t.name
+		}
+		if near := nearest(key, known); near != "" {
+			msg += fmt.Sprintf("; did you mean %q?", near)
+		} else {
+			msg += "; known here: " + strings.Join(known, ", ")
+		}
+		t.add(t.at.child(key), msg)
+	}
+}
+
+// required reports the keys that are missing.
+func (t table) required(keys ...string) {
+	for _, key := range keys {
+		if !t.has(key) {
+			t.add(t.at, fmt.Sprintf("%s has no %s", t.name, key))
+		}
+	}
+}
+
+// table returns the table under a key, with its keys checked.
+func (t table) table(key, name string, known []string) (table, bool) {
+	v, ok := t.values[key]
+	if !ok {
+		return table{}, false
+	}
+	values, ok := v.(map[string]any)
+	if !ok {
+		t.add(t.at.child(key), fmt.Sprintf("%s must be a table, not %s", key, kind(v)))
+		return table{}, false
+	}
+	sub := table{t.report, name, values, t.at.child(key)}
+	sub.closed(known)
+	return sub, true
+}
+
+// tables returns the tables of the array under a key, with their keys checked.
+func (t table) tables(key string, known []string) []table {
+	v, ok := t.values[key]
+	if !ok {
+		return nil
+	}
+	name, at := "[["+key+"]]", t.at.child(key)
+	if _, ok := v.(map[string]any); ok {
+		t.add(at, fmt.Sprintf("write %s with two brackets: there may be several", name))
+		return nil
+	}
+	elems, ok := elements(v)
+	if !ok {
+		t.add(at, fmt.Sprintf("%s must be tables %s, not %s", key, name, kind(v)))
+	}
+	var tables []table
+	for i, v := range elems {
+		values, ok := v.(map[string]any)
+		if !ok {
+			t.add(at.elem(i), fmt.Sprintf("an element of %s must be a table, not %s", key, kind(v)))
+			continue
+		}
+		sub := table{t.report, name, values, at.elem(i)}
+		sub.closed(known)
+		tables = append(tables, sub)
+	}
+	return tables
+}
+
+// elements returns the elements of an array; the decoder has two kinds of it.
+func elements(v any) ([]any, bool) {
+	tables, ok := v.([]map[string]any)
+	if !ok {
+		elems, ok := v.([]any)
+		return elems, ok
+	}
+	elems := make([]any, len(tables))
+	for i, t := range tables {
+		elems[i] = t
+	}
+	return elems, true
+}
+
+// text returns the string under a key.
+func (t table) text(key, example string) (string, bool) {
+	v, ok := t.values[key]
+	if !ok {
+		return "", false
+	}
+	s, ok := v.(string)
+	if !ok {
+		t.bad(key, "must be a string such as %q, not %s", example, kind(v))
+	}
+	return s, ok
+}
+
+// integer sets *into to the integer under a key.
+func (t table) integer(key string, into *int, first, last int64) {
+	v, ok := t.values[key]
+	if !ok {
+		return
+	}
+	n, ok := v.(int64)
+	switch {
+	case !ok:
+		t.bad(key, "must be an integer such as %d, not %s", *into, kind(v))
+	case n < first || n > last:
+		t.bad(key, "%d is not from %d to %d", n, first, last)
+	default:
+		*into = int(n)
+	}
+}
+
+// quantity sets *into to the value of a string with a unit under a key.
+func quantity[T any](t table, key string, into *T, example string, parse func(string) (T, error)) {
+	v, ok := t.values[key]
+	if !ok {
+		return
+	}
+	s, ok := v.(string)
+	number, isNumber := decimalText(v)
+	switch {
+	case ok:
+		value, err := parse(s)
+		if err != nil {
+			t.bad(key, "%v", err)
+			return
+		}
+		*into = value
+	case isNumber:
+		// What the parser says of a number without a unit offers the readings.
+		_, err := parse(number)
+		t.bad(key, "must be a string such as %q, not %s: %v", example, kind(v), err)
+	default:
+		t.bad(key, "must be a string such as %q, not %s", example, kind(v))
+	}
+}
+
+func decimalText(v any) (string, bool) {
+	switch v := v.(type) {
+	case int64:
+		return strconv.FormatInt(v, 10), true
+	case float64:
+		return strconv.FormatFloat(v, 'f', -1, 64), !math.IsNaN(v) && !math.IsInf(v, 0)
+	}
+	return "", false
+}
+
+// duration sets *into to the time under a key.
+func (t table) duration(key string, into *time.Duration, first, last time.Duration) {
+	quantity(t, key, into, FormatDuration(*into), func(s string) (time.Duration, error) {
+		d, err := ParseDuration(s)
+		if err == nil && (d < first || d > last) {
+			err = fmt.Errorf("%s is not from %s to %s", quote(s), FormatDuration(first), FormatDuration(last))
+		}
+		return d, err
+	})
+}
+
+// choice sets *into to the one of options that stands under a key.
+func choice[T fmt.Stringer](t table, key string, into *T, options ...T) {
+	s, ok := t.text(key, options[0].String())
+	if !ok {
+		return
+	}
+	var names []string
+	for _, o := range options {
+		if o.String() == s {
+			*into = o
+			return
+		}
+		names = append(names, o.String())
+	}
+	t.bad(key, "%s", unknown(s, names))
+}
+
+// list returns what parse makes of the elements of the array under a key, which
+// must differ.
+func list[E any, T comparable](t table, key, what string, parse func(E) (T, error)) []item[T] {
+	v, ok := t.values[key]
+	if !ok {
+		return nil
+	}
+	elems, ok := elements(v)
+	if !ok {
+		t.bad(key, "must be an array of %s, not %s", what, kind(v))
+		return nil
+	}
+	var items []item[T]
+	seen := map[T]bool{}
+	for i, v := range elems {
+		if t.full() {
+			break
+		}
+		at := t.at.child(key).elem(i)
+		e, ok := v.(E)
+		if !ok {
+			t.add(at, fmt.Sprintf("%s: must hold %s, not %s", key, what, kind(v)))
+			continue
+		}
+		value, err := parse(e)
+		if err != nil {
+			t.add(at, fmt.Sprintf("%s: %v", key, err))
+			continue
+		}
+		if seen[value] {
+			t.add(at, fmt.Sprintf("%s: %s stands there twice", key, quote(fmt.Sprint(e))))
+			continue
+		}
+		seen[value] = true
+		items = append(items, item[T]{value, at})
+	}
+	return items
+}
+
+// values returns the values of items.
+func values[T any](items []item[T]) []T {
+	var vs []T
+	for _, i := range items {
+		vs = append(vs, i.value)
+	}
+	return vs
+}
+
+// kind describes a value of the wrong type.
+func kind(v any) string {
+	switch v := v.(type) {
+	case string:
+		return "string " + quote(v)
+	case int64:
+		return fmt.Sprintf("integer %d", v)
+	case float64:
+		return fmt.Sprintf("float %v", v)
+	case bool:
+		return fmt.Sprintf("boolean %t", v)
+	case time.Time:
+		return "a date or time"
+	case map[string]any:
+		return "a table"
+	}
+	return "an array"
+}
+
+// quote quotes text from a file, the beginning of it when it is long.
+func quote(s string) string { return strconv.Quote(clip(s, 80)) }
+
+func clip(s string, most int) string {
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + "..."
+}
+
+// unknown says that s is none of names.
+func unknown(s string, names []string) string {
+	quoted := make([]string, len(names))
+	for i, name := range names {
+		quoted[i] = strconv.Quote(name)
+	}
+	msg := fmt.Sprintf("%s is not one of %s", quote(s), strings.Join(quoted, ", "))
+	if near := nearest(s, names); near != "" {
+		msg += fmt.Sprintf("; did you mean %q?", near)
+	}
+	return msg
+}
+
+// nearest returns the one of names that s is most likely a misspelling of, or
+// "" when it resembles none.
+func nearest(s string, names []string) string {
+	best, least := "", 0
+	for _, name := range names {
+		d := distance(strings.ToLower(s), strings.ToLower(name))
+		if d <= 1+len(name)/4 && (best == "" || d < least) {
+			best, least = name, d
+		}
+	}
+	return best
+}
+
+// distance is how many characters must be added, left out, changed or swapped
+// with their neighbour to make b of a (optimal string alignment).
+func distance(a, b string) int {
+	if max(len(a), len(b)) > 64 {
+		return math.MaxInt
+	}
+	var before, last, row [65]int
+	for j := range len(b) + 1 {
+		last[j] = j
+	}
+	for i := range len(a) {
+		row[0] = i + 1
+		for j := range len(b) {
+			d := last[j]
+			if a[i] != b[j] {
+				d++
+			}
+			d = min(d, row[j]+1, last[j+1]+1)
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				d = min(d, before[j-1]+1)
+			}
+			row[j+1] = d
+		}
+		before, last = last, row
+	}
+	return last[len(b)]
+}

@@ -1,0 +1,261 @@
+package config
+
+import (
+	"fmt"
+	"math/big"
+	"strconv"
+	"strings"
+	"time"
+
+	"shaperd/shaper"
+)
+
+// scale is a prefix of a unit.
+type scale struct {
+	prefix string
+	factor uint64
+}
+
+// The scales, SI before binary, each from the largest.
+var (
+	decimal = []scale{{"T", 1e12}, {"G", 1e9}, {"M", 1e6}, {"k", 1e3}, {"", 1}}
+	binary  = []scale{{"Ti", 1 << 40}, {"Gi", 1 << 30}, {"Mi", 1 << 20}, {"Ki", 1 << 10}}
+)
+
+// parts is a number and its unit, cut apart: "1.5Mbit/s" is 1.5, "M", "bit", "/s".
+type parts struct {
+	number string
+	scale  scale
+	base   string
+	per    string
+}
+
+// cut takes a quantity apart. The case of a prefix does not matter: no unit here
+// is milli. What follows it is left as it is, because b and B differ.
+func cut(s string) (parts, error) {
+	digits := strings.TrimLeft(s, "0123456789.")
+	p := parts{number: s[:len(s)-len(digits)]}
+	whole, fraction, point := strings.Cut(p.number, ".")
+	switch {
+	case strings.HasPrefix(s, "-"):
+		return p, fmt.Errorf("%s is negative", quote(s))
+	case whole == "" || point && (fraction == "" || strings.Contains(fraction, ".")):
+		return p, fmt.Errorf("%s does not start with a number", quote(s))
+	case len(p.number) > 40:
+		return p, fmt.Errorf("%s has too many digits", quote(s))
+	}
+	p.base, p.per, _ = strings.Cut(strings.TrimPrefix(digits, " "), "/")
+	if p.per != "" || strings.HasSuffix(digits, "/") {
+		p.per = "/" + p.per
+	}
+	for _, scales := range [][]scale{binary, decimal} {
+		for _, p.scale = range scales {
+			n := len(p.scale.prefix)
+			if len(p.base) >= n && strings.EqualFold(p.base[:n], p.scale.prefix) {
+				p.base = p.base[n:]
+				return p, nil
+			}
+		}
+	}
+	panic("unreachable: the last prefix is empty")
+}
+
+// in writes the number with another unit.
+func (p parts) in(unit string) string { return p.number + p.scale.prefix + unit }
+
+func (p parts) zero() bool { return strings.Trim(p.number, "0.") == "" }
+
+// errZero is for those who mean "unlimited".
+func errZero(s string) error {
+	return fmt.Errorf("%s would stop all traffic; to have no limit, remove the key", quote(s))
+}
+
+// times returns number * scale * factor, if that is an integer.
+func (p parts) times(factor uint64) (*big.Int, bool) {
+	r, _ := new(big.Rat).SetString(p.number)
+	n := new(big.Int).SetUint64(p.scale.factor)
+	n.Mul(n, new(big.Int).SetUint64(factor))
+	r.Mul(r, new(big.Rat).SetInt(n))
+	return r.Num(), r.IsInt()
+}
+
+// ParseRate reads a rate in bits, "10Mbit/s" or "10Mbit", or in bytes, "5MB/s"
+// or "5MiB/s", and returns bit/s, from 8 to 1e12. The case of "bit" and of the
+// prefix does not matter; a lone b is refused, and so is every other spelling
+// that some read as bits and some as bytes.
+func ParseRate(s string) (uint64, error) {
+	p, err := cut(s)
+	if err != nil {
+		return 0, err
+	}
+	readings := fmt.Sprintf("write %q or %q", p.in("bit/s"), p.in("B/s"))
+	factor := uint64(1)
+	switch {
+	case p.zero():
+		return 0, errZero(s)
+	case p.base == "" && p.per == "":
+		return 0, fmt.Errorf("%s says neither bits nor bytes: %s", quote(s), readings)
+	case p.base == "pps":
+		return 0, fmt.Errorf("%s counts packets: that is the key packets", quote(s))
+	case strings.EqualFold(p.base, "bps"):
+		return 0, fmt.Errorf("%s is in bytes to tc and in bits to most people: %s", quote(s), readings)
+	case p.base == "b":
+		return 0, fmt.Errorf("%s may be in bits or in bytes: %s", quote(s), readings)
+	case p.base == "B" && p.per == "":
+		return 0, fmt.Errorf("%s is a size, not a rate: write %q", quote(s), p.in("B/s"))
+	case p.base == "B" && p.per == "/s":
+		factor = 8
+	case !strings.EqualFold(p.base, "bit") || p.per != "" && p.per != "/s":
+		return 0, fmt.Errorf("%s has an unknown unit: write a rate such as \"10Mbit/s\" or \"5MB/s\"", quote(s))
+	}
+	n, exact := p.times(factor)
+	switch {
+	case exact && n.Cmp(big.NewInt(shaper.MaxRate)) > 0:
+		return 0, fmt.Errorf("%s is above 1Tbit/s", quote(s))
+	case !exact:
+		return 0, fmt.Errorf("%s is not a whole number of bits a second", quote(s))
+	case n.Cmp(big.NewInt(shaper.MinRate)) < 0:
+		return 0, fmt.Errorf("%s is below 1B/s", quote(s))
+	}
+	return n.Uint64(), nil
+}
+
+// FormatRate writes a rate in bits: "10Mbit/s". It is the inverse of ParseRate.
+func FormatRate(bits uint64) string { return inScale(bits, 1, decimal) + "bit/s" }
+
+// FormatRateBytes writes a rate in bytes: "1.25MB/s" for 10 Mbit/s. ParseRate
+// reads it back.
+func FormatRateBytes(bits uint64) string {
+	return inScale(bits, 8, decimal) + "B/s"
+}
+
+// ParseSize reads a size in bytes, "64kB" or "64KiB", at most 1EB.
+func ParseSize(s string) (uint64, error) {
+	p, err := cut(s)
+	if err != nil {
+		return 0, err
+	}
+	switch {
+	case p.per != "":
+		return 0, fmt.Errorf("%s is a rate, not a size: write a size such as \"64KiB\"", quote(s))
+	case p.base == "" && p.scale.prefix == "":
+		return 0, fmt.Errorf("%s has no unit: write %q or %q", quote(s), p.in("B"), p.in("KiB"))
+	case p.base == "b" && p.scale.prefix == "":
+		return 0, fmt.Errorf("%s may be in bits or in bytes: write %q or %q", quote(s), p.in("B"), p.in("KiB"))
+	case p.base == "" || p.base == "b":
+		letter := p.scale.prefix[:1]
+		si, iec := strings.Replace(letter, "K", "k", 1), strings.ToUpper(letter)+"i"
+		return 0, fmt.Errorf("%s is ambiguous: write %q or %q", quote(s), p.number+si+"B", p.number+iec+"B")
+	case p.base != "B":
+		return 0, fmt.Errorf("%s has an unknown unit: write a size in bytes such as \"64KiB\" or \"64kB\"", quote(s))
+	}
+	n, exact := p.times(1)
+	if !exact {
+		return 0, fmt.Errorf("%s is not a whole number of bytes", quote(s))
+	}
+	if n.Cmp(big.NewInt(maxSize)) > 0 {
+		return 0, fmt.Errorf("%s is above 1EB", quote(s))
+	}
+	return n.Uint64(), nil
+}
+
+const maxSize = 1e18
+
+// FormatSize writes a size, "64KiB" or "1.5kB", whichever is shorter. It is the
+// inverse of ParseSize.
+func FormatSize(bytes uint64) string {
+	si := inScale(bytes, 1, decimal)
+	if bytes < binary[len(binary)-1].factor {
+		return si + "B"
+	}
+	if iec := inScale(bytes, 1, binary); len(iec) <= len(si)+1 {
+		return iec + "B"
+	}
+	return si + "B"
+}
+
+// inScale writes n/parts, exactly, in the largest scale that leaves 1 or more.
+func inScale(n, parts uint64, scales []scale) string {
+	i := 0
+	for i < len(scales)-1 && n < scales[i].factor*parts {
+		i++
+	}
+	unit := scales[i].factor * parts
+	digits := strconv.FormatUint(n/unit, 10)
+	if rest := n % unit; rest > 0 {
+		digits += "."
+		for ; rest > 0; rest %= unit {
+			rest *= 10
+			digits += strconv.FormatUint(rest/unit, 10)
+		}
+	}
+	return digits + scales[i].prefix
+}
+
+// periods are what a frequency may be counted over.
+var periods = map[string]time.Duration{"pps": time.Second, "/s": time.Second, "/min": time.Minute, "/h": time.Hour}
+
+const maxFrequency = 1e9
+
+// ParseFrequency reads a number of events: "2000pps", "50/s", "5/min" or "2/h";
+// from 1 to 1e9, without decimals.
+func ParseFrequency(s string) (shaper.Frequency, error) {
+	unit := strings.TrimLeft(s, "0123456789")
+	number := s[:len(s)-len(unit)]
+	per, ok := periods[unit]
+	switch {
+	case strings.HasPrefix(s, "-"):
+		return shaper.Frequency{}, fmt.Errorf("%s is negative", quote(s))
+	case number != "" && strings.Trim(number, "0") == "":
+		return shaper.Frequency{}, errZero(s)
+	case number != "" && unit == "":
+		return shaper.Frequency{}, fmt.Errorf("%s has no unit: write %q or %q", quote(s), number+"/s", number+"/min")
+	case number == "" || !ok:
+		return shaper.Frequency{}, fmt.Errorf("%s is not a whole number a second, minute or hour, such as \"50/s\", \"5/min\" or \"2/h\"", quote(s))
+	}
+	n, err := strconv.ParseUint(number, 10, 64)
+	if err != nil || n > maxFrequency {
+		return shaper.Frequency{}, fmt.Errorf("%s is above 1000000000", quote(s))
+	}
+	return shaper.Frequency{N: n, Per: per}, nil
+}
+
+// FormatFrequency is the inverse of ParseFrequency, for the periods it knows.
+func FormatFrequency(f shaper.Frequency) string {
+	unit := "/s"
+	switch f.Per {
+	case time.Minute:
+		unit = "/min"
+	case time.Hour:
+		unit = "/h"
+	}
+	return strconv.FormatUint(f.N, 10) + unit
+}
+
+// ParseDuration reads a time as [time.ParseDuration] does, but wants a unit even
+// on 0 and refuses a sign.
+func ParseDuration(s string) (time.Duration, error) {
+	d, err := time.ParseDuration(s)
+	switch {
+	case strings.HasPrefix(s, "-"):
+		return 0, fmt.Errorf("%s is negative", quote(s))
+	case s != "" && strings.Trim(s, "0123456789.") == "":
+		return 0, fmt.Errorf("%s has no unit: write %q or %q", quote(s), s+"ms", s+"s")
+	case err != nil || strings.HasPrefix(s, "+"):
+		return 0, fmt.Errorf("%s is not a time such as \"200ms\", \"2s\" or \"1m30s\"", quote(s))
+	}
+	return d, nil
+}
+
+// FormatDuration is the inverse of ParseDuration: as [time.Duration.String], but
+// without zeros at the end: "1h", not "1h0m0s".
+func FormatDuration(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}

@@ -1,0 +1,50 @@
+package shaper
+
+import (
+	"flag"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"shaperd/leaky"
+)
+
+var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random tests")
+
+func newRand(t testing.TB) *rand.Rand {
+	t.Logf("-seed=%d", *seed)
+	return rand.New(rand.NewPCG(*seed, 0))
+}
+
+func mustCompile(t testing.TB, s *Shaper, limits []Limit, listeners []Listener) *Policy {
+	t.Helper()
+	p, err := s.Compile(limits, listeners, nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+var udpOnly = []Listener{{Name: "dns", UDP: true}}
+
+// fromIPv4 is a flow of the n-th source.
+func fromIPv4(n uint32) *Flow {
+	return &Flow{Source: ipv4Addr(n), Port: 53, Protocol: UDP, Connection: uint64(n)}
+}
+
+func ipv4Addr(n uint32) netip.Addr {
+	return netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
+}
+
+// level reads how deep the bucket of f under limit i is in debt, and whether it
+// is in the table.
+func (s *Shaper) level(p *Policy, i int, f *Flow) (leaky.Bucket, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := p.Key(i, f, p.Route(f))
+	if slot := s.table.find(&k, s.table.place(&k)); slot != nil {
+		return slot.bucket, true
+	}
+	return leaky.Bucket{}, false
+}

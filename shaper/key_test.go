@@ -1,0 +1,170 @@
+package shaper
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestKeyNamesOnlyItsFields(t *testing.T) {
+	rnd := newRand(t)
+	for range 20 {
+		w := newWorld(rnd)
+		table := w.table(t)
+		p, err := New(1).Compile(w.limits(MaxLimits), w.listeners, table, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 200 {
+			f := w.flow()
+			r := p.Route(f)
+			for i := range p.Len() {
+				l := p.Limit(i)
+				want := Key{Limit: p.State(i).ID}
+				if l.Key&KeySource != 0 {
+					bits := l.IPv6Prefix
+					if f.Source.Is4() {
+						bits = l.IPv4Prefix
+					}
+					prefix, _ := f.Source.Prefix(bits)
+					want.Source = prefix.Addr().As16()
+					if got, ok := p.SourcePrefix(i, p.Key(i, f, r)); !ok || got != prefix {
+						t.Fatalf("source %v /%d: SourcePrefix = %v, %v", f.Source, bits, got, ok)
+					}
+				} else if got, ok := p.SourcePrefix(i, p.Key(i, f, r)); ok {
+					t.Fatalf("SourcePrefix = %v of a key without a source", got)
+				}
+				if l.Key&KeyASN != 0 {
+					want.ASN = table.Lookup(f.Source)
+				}
+				if l.Key&KeyPort != 0 {
+					want.Port = f.Port
+				}
+				if l.Key&KeyListen != 0 {
+					want.Listen = p.listenID(f.Listen)
+				}
+				if l.Key&KeyConnection != 0 {
+					want.Connection = f.Connection
+				}
+				if got := p.Key(i, f, r); got != want {
+					t.Fatalf("limit %d, %v, flow %+v: %s", i, l.Key, *f, cmp.Diff(want, got))
+				}
+			}
+		}
+	}
+}
+
+func TestKeyMask(t *testing.T) {
+	for _, tt := range []struct {
+		name         string
+		source       string
+		bits4, bits6 int
+		want         string
+	}{
+		{"host of IPv4", "192.0.2.129", 32, 64, "192.0.2.129/32"},
+		{"within a byte", "192.0.2.129", 25, 64, "192.0.2.128/25"},
+		{"one bit", "192.0.2.129", 1, 64, "128.0.0.0/1"},
+		{"usual IPv6", "2001:db8:1:2:3:4:5:6", 32, 64, "2001:db8:1:2::/64"},
+		{"host of IPv6", "2001:db8::6", 32, 128, "2001:db8::6/128"},
+		{"one bit of IPv6", "ffff::1", 32, 1, "8000::/1"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := mustCompile(t, New(1), []Limit{{
+				Name: "l", Rate: 8, Key: KeySource, IPv4Prefix: tt.bits4, IPv6Prefix: tt.bits6,
+			}}, udpOnly)
+			f := Flow{Source: netip.MustParseAddr(tt.source), Protocol: UDP}
+			got, ok := p.SourcePrefix(0, p.Key(0, &f, p.Route(&f)))
+			if !ok || got.String() != tt.want {
+				t.Errorf("prefix %v, %v, want %v", got, ok, tt.want)
+			}
+		})
+	}
+}
+
+func TestKeysOutliveReloads(t *testing.T) {
+	w := newWorld(newRand(t))
+	w.listeners = []Listener{{Name: "a", UDP: true}, {Name: "b", TCP: true}, {Name: "c", TCP: true, UDP: true}}
+	s := New(1)
+	limits := w.limits(20)
+	before := mustCompile(t, s, limits, w.listeners)
+	for round := range 20 {
+		reordered, listeners := slices.Clone(limits), slices.Clone(w.listeners)
+		w.Shuffle(len(reordered), func(i, j int) { reordered[i], reordered[j] = reordered[j], reordered[i] })
+		w.Shuffle(len(listeners), func(i, j int) { listeners[i], listeners[j] = listeners[j], listeners[i] })
+		if round%2 == 0 {
+			reordered = append([]Limit{{Name: "new", Rate: 8}}, reordered...)
+		}
+		after := mustCompile(t, s, reordered, listeners)
+		for range 50 {
+			f1 := w.flow()
+			f2 := *f1
+			f2.Listen = after.ListenIndex("gone")
+			if int(f1.Listen) < len(w.listeners) {
+				f2.Listen = after.ListenIndex(w.listeners[f1.Listen].Name)
+			}
+			for i := range before.Len() {
+				j := after.Index(before.State(i))
+				k1, k2 := before.Key(i, f1, before.Route(f1)), after.Key(j, &f2, after.Route(&f2))
+				if k1 != k2 {
+					t.Fatalf("limit %q, flow %+v: %s", before.Limit(i).Name, *f1, cmp.Diff(k1, k2))
+				}
+			}
+		}
+	}
+	if got := mustCompile(t, s, nil, nil).Index(before.State(0)); got != -1 {
+		t.Errorf("Index of a limit that is gone = %d, want -1", got)
+	}
+}
+
+func TestDescribe(t *testing.T) {
+	listeners := []Listener{{Name: "front", TCP: true}}
+	for _, tt := range []struct {
+		key    Fields
+		source string
+		listen uint16
+		want   string
+	}{
+		{0, "192.0.2.1", 0, "all"},
+		{KeySource, "192.0.2.1", 0, "source 192.0.2.0/24"},
+		{KeySource, "2001:db8::1", 0, "source 2001:db8::/56"},
+		{KeyASN, "192.0.2.1", 0, "asn 64500"},
+		{KeyPort, "192.0.2.1", 0, "port 443"},
+		{KeyListen, "192.0.2.1", 0, "listen front"},
+		{KeyListen, "192.0.2.1", 1, "listen none"},
+		{KeyPort, "192.0.2.1", 1, "port 443"},
+		{KeyConnection, "192.0.2.1", 0, "this connection"},
+		{KeySource | KeyASN | KeyPort | KeyListen | KeyConnection, "192.0.2.1", 0, "source 192.0.2.0/24, asn 64500, port 443, listen front, this connection"},
+	} {
+		t.Run(tt.key.String(), func(t *testing.T) {
+			p := mustCompile(t, New(1), []Limit{{Name: "l", Rate: 8, Key: tt.key, IPv4Prefix: 24, IPv6Prefix: 56}}, listeners)
+			f := Flow{Source: netip.MustParseAddr(tt.source), Port: 443, Listen: tt.listen, Protocol: TCP}
+			if got := p.Describe(0, &f, Route{ASN: 64500}, listeners); got != tt.want {
+				t.Errorf("Describe = %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// Limits are passed from the narrowest key to the widest, ties as configured.
+func TestOrderOfLimits(t *testing.T) {
+	limits := []Limit{
+		{Name: "all", Rate: 8},
+		{Name: "asn", Rate: 8, Key: KeyASN},
+		{Name: "wide", Rate: 8, Key: KeySource, IPv4Prefix: 8, IPv6Prefix: 32},
+		{Name: "all too", Rate: 8},
+		{Name: "narrow", Rate: 8, Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64},
+		{Name: "narrow and port", Rate: 8, Key: KeySource | KeyPort, IPv4Prefix: 32, IPv6Prefix: 64},
+		{Name: "connection", Rate: 8, Key: KeyConnection},
+	}
+	p := mustCompile(t, New(1), limits, udpOnly)
+	var got []string
+	for i := range p.Len() {
+		got = append(got, p.Limit(i).Name)
+	}
+	want := []string{"connection", "narrow and port", "narrow", "wide", "asn", "all", "all too"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}

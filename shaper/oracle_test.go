@@ -1,0 +1,141 @@
+package shaper
+
+import (
+	"math/big"
+	"time"
+
+	"shaperd/leaky"
+)
+
+// naiveLevel is the backlog of one bucket in bytes or in packets, exactly: it
+// drains by rate units every span, and is kept multiplied by span.
+type naiveLevel struct {
+	rate, span uint64 // units every span ticks; rate 0 is unlimited
+	burst      uint64 // units
+	level      big.Int
+	charged    int64 // units ever charged, each of which may have been rounded up
+}
+
+func (l *naiveLevel) drain(d leaky.Time) {
+	l.level.Sub(&l.level, mul(l.rate, uint64(d)))
+	if l.level.Sign() < 0 {
+		l.level.SetInt64(0)
+	}
+}
+
+func (l *naiveLevel) charge(n uint64) {
+	if l.rate != 0 {
+		l.level.Add(&l.level, mul(n, l.span))
+		l.charged++
+	}
+}
+
+// wait is how long, in ticks, the backlog beyond burst takes to drain.
+func (l *naiveLevel) wait() *big.Rat {
+	if l.rate == 0 {
+		return new(big.Rat)
+	}
+	beyond := new(big.Int).Sub(&l.level, mul(l.burst, l.span))
+	if beyond.Sign() < 0 {
+		return new(big.Rat)
+	}
+	return new(big.Rat).SetFrac(beyond, new(big.Int).SetUint64(l.rate))
+}
+
+// tolerance is how far package leaky may be from wait: a tick and a part in 2^31
+// of each cost, as leaky.Rate documents, and the same of the burst.
+func (l *naiveLevel) tolerance() *big.Rat {
+	if l.rate == 0 {
+		return new(big.Rat)
+	}
+	total := new(big.Int).Add(&l.level, mul(l.burst, l.span))
+	tol := new(big.Rat).SetFrac(total, new(big.Int).SetUint64(l.rate))
+	tol.Mul(tol, big.NewRat(1, 1<<30))
+	return tol.Add(tol, big.NewRat(l.charged+2, 1))
+}
+
+func mul(a, b uint64) *big.Int {
+	return new(big.Int).Mul(new(big.Int).SetUint64(a), new(big.Int).SetUint64(b))
+}
+
+func ratOf(t leaky.Time) *big.Rat { return new(big.Rat).SetInt(new(big.Int).SetUint64(uint64(t))) }
+
+type naiveBucket struct {
+	at             leaky.Time
+	bytes, packets naiveLevel
+}
+
+// naiveShaper decides over units with a bucket a key in a map.
+type naiveShaper struct {
+	policy  *Policy
+	buckets map[Key]*naiveBucket
+}
+
+func (o *naiveShaper) bucket(i int, f *Flow, r Route, now leaky.Time) *naiveBucket {
+	k := o.policy.Key(i, f, r)
+	b := o.buckets[k]
+	if b == nil {
+		l := o.policy.Limit(i)
+		b = &naiveBucket{at: now}
+		b.bytes = naiveLevel{rate: l.Rate, span: uint64(8 * leaky.Second), burst: l.Burst}
+		b.packets = naiveLevel{rate: l.Packets.N, span: uint64(leaky.FromDuration(max(l.Packets.Per, time.Nanosecond))), burst: l.BurstPackets}
+		o.buckets[k] = b
+	}
+	b.bytes.drain(now - b.at)
+	b.packets.drain(now - b.at)
+	b.at = now
+	return b
+}
+
+// verdict is the answer of exact arithmetic: the wait of each limit of a unit,
+// and how far from it rounded arithmetic may be.
+type naiveAnswer struct {
+	wait, tolerance map[int]*big.Rat
+}
+
+func (o *naiveShaper) ask(f *Flow, r Route, set Set, now leaky.Time) naiveAnswer {
+	a := naiveAnswer{wait: map[int]*big.Rat{}, tolerance: map[int]*big.Rat{}}
+	for i := range set.All {
+		b := o.bucket(i, f, r, now)
+		a.wait[i] = larger(b.bytes.wait(), b.packets.wait())
+		a.tolerance[i] = larger(b.bytes.tolerance(), b.packets.tolerance())
+	}
+	return a
+}
+
+func (o *naiveShaper) charge(f *Flow, r Route, set Set, bytes, packets uint64, now leaky.Time) {
+	for i := range set.All {
+		b := o.bucket(i, f, r, now)
+		b.bytes.charge(bytes)
+		b.packets.charge(packets)
+	}
+}
+
+// longest returns the longest wait of all limits.
+func (a naiveAnswer) longest() *big.Rat {
+	longest := new(big.Rat)
+	for _, w := range a.wait {
+		longest = larger(longest, w)
+	}
+	return longest
+}
+
+// close reports whether got is limit i's wait, or within the tolerance of it.
+func (a naiveAnswer) close(i int, got leaky.Time) bool {
+	off := new(big.Rat).Sub(ratOf(got), a.wait[i])
+	return off.Abs(off).Cmp(a.tolerance[i]) <= 0
+}
+
+// refuses reports whether limit i must refuse, and whether it may.
+func (a naiveAnswer) refuses(i int, maxDelay leaky.Time) (must, may bool) {
+	least := new(big.Rat).Sub(a.wait[i], a.tolerance[i])
+	most := new(big.Rat).Add(a.wait[i], a.tolerance[i])
+	return least.Cmp(ratOf(maxDelay)) > 0, most.Cmp(ratOf(maxDelay)) > 0
+}
+
+func larger(a, b *big.Rat) *big.Rat {
+	if a.Cmp(b) < 0 {
+		return b
+	}
+	return a
+}

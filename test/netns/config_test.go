@@ -1,0 +1,54 @@
+package netns
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// config is the text of a configuration with one listener called door, that
+// hears TCP and UDP at every address of the family, in front of its downstream.
+func config(f family, limits ...string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "[daemon]\nmode = \"enforce\"\nmetrics = %q\n\n", metricsAddr)
+	fmt.Fprintf(&b, "[[listen]]\nname = \"door\"\naddress = [%q, %q]\ndownstream = [%q]\n",
+		fmt.Sprintf("tcp://%v", netip.AddrPortFrom(f.any, tcpPort)),
+		fmt.Sprintf("udp://%v-8010", netip.AddrPortFrom(f.any, 8000)),
+		bracketed(f.downstream))
+	for _, l := range limits {
+		fmt.Fprintf(&b, "\n[[limit]]\n%s\n", l)
+	}
+	return b.String()
+}
+
+// bracketed is a host without a port.
+func bracketed(a netip.Addr) string {
+	if a.Is6() {
+		return "[" + a.String() + "]"
+	}
+	return a.String()
+}
+
+// limit is the lines of a limit called name.
+func limit(name string, lines ...string) string {
+	return fmt.Sprintf("name = %q\n%s", name, strings.Join(lines, "\n"))
+}
+
+// In most tests there is one limit for TCP or for UDP.
+const (
+	onTCP = `match = { listen = ["door"], protocol = "tcp" }`
+	onUDP = `match = { listen = ["door"], protocol = "udp" }`
+
+	keyAll    = `key = []`
+	keySource = "key = [\"source\"]\nipv4_prefix = 24\nipv6_prefix = 56"
+)
+
+// door is where the client reaches the listener by TCP.
+func (f family) door() netip.AddrPort { return netip.AddrPortFrom(f.proxy, tcpPort) }
+
+// tcp is where the downstream listens.
+func (f family) tcp() netip.AddrPort { return netip.AddrPortFrom(f.downstream, tcpPort) }
+
+// udpDoor and udp are the same for datagrams.
+func (f family) udpDoor() netip.AddrPort { return netip.AddrPortFrom(f.proxy, udpPort) }
+func (f family) udp() netip.AddrPort     { return netip.AddrPortFrom(f.downstream, udpPort) }

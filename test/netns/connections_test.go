@@ -1,0 +1,303 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// serveSlowly answers each connection to the address at after the time service:
+// one byte for one byte, and then it closes.
+func (h *host) serveSlowly(t testing.TB, at netip.AddrPort, service time.Duration) {
+	h.serveTCP(t, at, func(c *net.TCPConn) {
+		var b [1]byte
+		if _, err := io.ReadFull(c, b[:]); err != nil {
+			return
+		}
+		time.Sleep(service)
+		_, _ = c.Write(b[:])
+	})
+}
+
+// ask makes one request to a slow server, and returns how long it took.
+func (h *host) ask(from netip.Addr, to netip.AddrPort) (time.Duration, error) {
+	start := time.Now()
+	c, err := h.dialTCP(from, to)
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	if _, err := c.Write([]byte{1}); err != nil {
+		return 0, err
+	}
+	if err := c.SetReadDeadline(start.Add(20 * time.Second)); err != nil {
+		return 0, err
+	}
+	got, err := io.ReadAll(c)
+	if err != nil {
+		return 0, err
+	}
+	if len(got) != 1 {
+		return 0, fmt.Errorf("the answer has %d bytes, want 1", len(got))
+	}
+	return time.Since(start), nil
+}
+
+// repeat asks from clients goroutines for the time d. It returns how long the
+// answers took, sorted, and how many requests failed.
+func (h *host) repeat(from netip.Addr, to netip.AddrPort, clients int, d time.Duration) (took []time.Duration, failed int) {
+	var group sync.WaitGroup
+	var mu sync.Mutex
+	deadline := time.Now().Add(d)
+	for range clients {
+		group.Go(func() {
+			for time.Now().Before(deadline) {
+				one, err := h.ask(from, to)
+				mu.Lock()
+				if err != nil {
+					failed++
+				} else {
+					took = append(took, one)
+				}
+				mu.Unlock()
+				if err != nil {
+					time.Sleep(10 * time.Millisecond)
+				}
+			}
+		})
+	}
+	group.Wait()
+	slices.Sort(took)
+	return took, failed
+}
+
+// inFlight returns when connections were opened at the downstream, and how many
+// were open after each change, as frames at its interface tell: from the SYN until
+// both sides have sent their FIN, or one a RST. A program there would notice an
+// end late, and count too many.
+func inFlight(list []arrival) (opened, levels []event) {
+	type state struct{ in, out bool }
+	open := map[netip.AddrPort]*state{}
+	for _, a := range list {
+		peer := a.from
+		if a.outgoing {
+			peer = a.to
+		}
+		if a.flags&flagSYN != 0 && !a.outgoing && open[peer] == nil {
+			open[peer] = &state{}
+			opened = append(opened, event{a.at, 1})
+			levels = append(levels, event{a.at, len(open)})
+		}
+		s := open[peer]
+		if s == nil {
+			continue
+		}
+		if a.flags&flagFIN != 0 {
+			if a.outgoing {
+				s.out = true
+			} else {
+				s.in = true
+			}
+		}
+		if a.flags&flagRST != 0 || s.in && s.out {
+			delete(open, peer)
+			levels = append(levels, event{a.at, len(open)})
+		}
+	}
+	return opened, levels
+}
+
+// mostOpen is the highest of levels from start up to end.
+func mostOpen(levels []event, start, end time.Duration) int {
+	most := 0
+	if before := between(levels, 0, start); len(before) != 0 {
+		most = before[len(before)-1].n
+	}
+	for _, l := range between(levels, start, end) {
+		most = max(most, l.n)
+	}
+	return most
+}
+
+// TestConnectionCap has a hog with 200 connections at a cap of ten. The polite
+// source, with one at a time, is to have its turn soon.
+func TestConnectionCap(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			fairly(t, func() (stallReport, error) { return measureConnectionCap(t, f) })
+		})
+	}
+}
+
+func measureConnectionCap(t *testing.T, f family) (stallReport, error) {
+	const limitTo, service = 10, 100 * time.Millisecond
+	n := newNetwork(t)
+	n.downstream.serveSlowly(t, f.tcp(), service)
+	d := n.shaper.shaperd(t, config(f, limit("slots", onTCP, keyAll,
+		fmt.Sprintf("connections = %d", limitTo), `max_wait = "10s"`, `max_waiting = 1000`)))
+	stalls := startStallWatch(t)
+	c := n.downstream.capture(t, downstreamLink, tcpPort, 1<<16)
+	var hog []time.Duration
+	var hogFailed int
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		hog, hogFailed = n.client.repeat(f.sources[0], f.door(), 200, 2500*time.Millisecond)
+	}()
+	time.Sleep(300 * time.Millisecond) // all of the hog's connections wait now
+	m := d.metrics()
+	polite, failed := n.client.repeat(f.sources[1], f.door(), 1, 2*time.Second)
+	<-done
+	list, report := c.stop(), stalls.stop()
+
+	opened, levels := inFlight(list)
+	most := mostOpen(levels, 0, time.Hour)
+	t.Logf("%d connections, at most %d in flight; hog %d answers in p50 %v; polite %d in p50 %v, p90 %v; %v",
+		len(opened), most, len(hog), percentile(hog, 50), len(polite), percentile(polite, 50), percentile(polite, 90), report)
+	if most > limitTo {
+		t.Errorf("%d connections were in flight at once, the cap is %d", most, limitTo)
+	}
+	if most < limitTo {
+		t.Errorf("only %d connections were in flight at once: the cap of %d was not reached", most, limitTo)
+	}
+	if failed+hogFailed != 0 {
+		t.Errorf("%d polite and %d other requests failed, want none", failed, hogFailed)
+	}
+	if got := percentile(hog, 50) - service; got < time.Second {
+		t.Errorf("the hog waited only %v: it was not limited", got)
+	}
+	var errs []error
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	wait := percentile(polite, 50) - service
+	check(wait <= 200*time.Millisecond, "the polite source waited %v, want at most 200 ms", wait)
+	wait = percentile(polite, 90) - service
+	check(wait <= 300*time.Millisecond+report.longest(), "one in ten times the polite source waited %v, want at most 300 ms", wait)
+	// Ten slots of a tenth of a second are a hundred connections a second.
+	check(len(opened) >= 200, "%d connections reached the downstream: slots stood empty", len(opened))
+	got := m.sum("in_flight", `limit="slots"`)
+	check(got == limitTo, "the metrics say %v in flight, want %d\n%s", got, limitTo, m)
+	got = m.sum("waiting", `limit="slots"`)
+	check(got >= 150 && got <= 200, "the metrics say %v waiting, want about 190\n%s", got, m)
+	return report, errors.Join(errs...)
+}
+
+// TestConnectionRefusal has more connections than slots and places to wait.
+func TestConnectionRefusal(t *testing.T) {
+	const maxWait = 300 * time.Millisecond
+	f := ipv4
+	for _, test := range []struct {
+		excess string
+		want   error
+	}{{"reset", syscall.ECONNRESET}, {"close", io.EOF}} {
+		t.Run(test.excess, func(t *testing.T) {
+			n := newNetwork(t)
+			s := n.downstream.newSink(t, f.tcp())
+			d := n.shaper.shaperd(t, config(f, limit("slots", onTCP, keyAll, `connections = 1`,
+				`max_waiting = 2`, fmt.Sprintf("max_wait = %q\nexcess = %q", maxWait, test.excess))))
+			holder := n.client.newBulk(t, f.sources[0], f.door(), 1, 'h')
+			s.wait(t, 'h', 1, 5*time.Second)
+			start := time.Now()
+			var waiting []*net.TCPConn
+			for range 2 {
+				waiting = append(waiting, n.client.mustDial(t, f.sources[1], f.door()))
+			}
+			waitFor(t, 5*time.Second, func() error {
+				if got := d.metrics().sum("waiting", `limit="slots"`); got != 2 {
+					return fmt.Errorf("%v connections wait, want 2", got)
+				}
+				return nil
+			})
+			if err := n.client.dialToEnd(f.sources[1], f.door()); !errors.Is(err, test.want) {
+				t.Errorf("without a place to wait, a connection ends with %v, want %v", err, test.want)
+			}
+			if took := time.Since(start); took > maxWait {
+				t.Logf("the machine is slow: the third connection ended after %v", took)
+			}
+			for _, c := range waiting {
+				if err := endOf(c); !errors.Is(err, test.want) {
+					t.Errorf("after max_wait, a connection ends with %v, want %v", err, test.want)
+				}
+			}
+			if took := time.Since(start); took < maxWait || took > maxWait+2*time.Second {
+				t.Errorf("waiting ended after %v, want %v", took, maxWait)
+			}
+			if arrived, ended := s.count(); arrived != 1 || ended != 0 {
+				t.Errorf("%d connections arrived at the downstream and %d ended, want 1 and 0", arrived, ended)
+			}
+			m := d.metrics()
+			for reason, want := range map[string]float64{"waiting-full": 1, "wait-timeout": 2} {
+				if got := m.sum("connections", `limit="slots"`, `verdict="refuse"`, `reason="`+reason+`"`); got != want {
+					t.Errorf("the metrics say %v refused for %s, want %v\n%s", got, reason, want, m)
+				}
+			}
+			// A client that leaves frees its place in the queue, and the slot.
+			holder.abort()
+			waitFor(t, 5*time.Second, func() error {
+				if got := d.metrics().sum("in_flight", `limit="slots"`); got != 0 {
+					return fmt.Errorf("%v connections are in flight, want none", got)
+				}
+				return nil
+			})
+			n.client.newBulk(t, f.sources[1], f.door(), 1, 'n')
+			s.wait(t, 'n', 1, 5*time.Second)
+		})
+	}
+}
+
+// dialToEnd connects, and returns how the connection ended. A reset may come so
+// soon that connecting itself fails with it.
+func (h *host) dialToEnd(from netip.Addr, to netip.AddrPort) error {
+	c, err := h.dialTCP(from, to)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return endOf(c)
+}
+
+// endOf waits for the end of what c receives, and returns how it ended.
+func endOf(c *net.TCPConn) error {
+	if err := c.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return err
+	}
+	n, err := io.Copy(io.Discard, c)
+	switch {
+	case err != nil:
+		return err
+	case n != 0:
+		return fmt.Errorf("%d bytes came first", n)
+	}
+	return io.EOF
+}
+
+// TestNewConnections opens connections faster than they are let through.
+func TestNewConnections(t *testing.T) {
+	f := ipv4
+	fairly(t, func() (stallReport, error) {
+		n := newNetwork(t)
+		n.downstream.serveSlowly(t, f.tcp(), 0)
+		d := n.shaper.shaperd(t, config(f, limit("openings", onTCP, keyAll,
+			`new_connections = "50/s"`, `max_wait = "5s"`, `max_waiting = 1000`)))
+		stalls := startStallWatch(t)
+		c := n.downstream.capture(t, downstreamLink, tcpPort, 1<<14)
+		_, failed := n.client.repeat(f.sources[0], f.door(), 20, 2*time.Second)
+		list, report := c.stop(), stalls.stop()
+		if failed != 0 {
+			t.Errorf("%d requests failed, want none", failed)
+		}
+		mustHaveLimited(t, d, "openings")
+		opened, _ := inFlight(list)
+		return report, hold(t, envelope{rate: 50, burst: 2.5, unit: "connections"}, opened, 0.05, report)
+	})
+}

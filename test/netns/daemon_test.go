@@ -1,0 +1,312 @@
+package netns
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const metricsAddr = "127.0.0.1:9464" // inside the shaper
+
+// A daemon is a running shaperd.
+type daemon struct {
+	t      testing.TB
+	host   *host
+	config string // path
+	cmd    *exec.Cmd
+	notify *net.UnixConn
+	log    logBuffer
+	exited chan struct{} // closed when it has ended, with status set
+	status error
+	ending bool // the test ended it
+}
+
+// daemonPath returns the path of the daemon under test.
+func daemonPath(t testing.TB) string {
+	t.Helper()
+	path := os.Getenv("SHAPERD_BIN")
+	if path == "" {
+		path = filepath.Join("..", "..", "bin", "shaperd")
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Fatalf("no daemon to test: %v\nrun \"make build\" first, or set SHAPERD_BIN to the binary", err)
+	}
+	return path
+}
+
+// shaperd starts the daemon inside the host and waits until it is ready.
+func (h *host) shaperd(t testing.TB, config string, args ...string) *daemon {
+	t.Helper()
+	// Not the test's own directory: its name may be too long for a socket's.
+	dir, err := os.MkdirTemp("", "shaperd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	d := &daemon{t: t, host: h, config: filepath.Join(dir, "shaperd.toml"), exited: make(chan struct{})}
+	socket := filepath.Join(dir, "notify")
+	d.notify, err = net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.notify.Close() })
+	d.write(config)
+
+	d.cmd = exec.Command(daemonPath(t), append([]string{"run", "--config", d.config}, args...)...)
+	d.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+socket)
+	d.cmd.Stdout, d.cmd.Stderr = &d.log, &d.log
+	if err := h.start(d.cmd); err != nil {
+		t.Fatalf("start shaperd: %v", err)
+	}
+	go func() {
+		d.status = d.cmd.Wait()
+		close(d.exited)
+	}()
+	t.Cleanup(d.end)
+	d.await("READY=1")
+	return d
+}
+
+func (d *daemon) write(config string) {
+	d.t.Helper()
+	next := d.config + ".next"
+	if err := os.WriteFile(next, []byte(config), 0o644); err != nil {
+		d.t.Fatal(err)
+	}
+	if err := os.Rename(next, d.config); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// await reads notifications until one has the line want.
+func (d *daemon) await(want string) {
+	d.t.Helper()
+	const most = 10 * time.Second
+	deadline := time.Now().Add(most)
+	buf := make([]byte, 4096)
+	for time.Now().Before(deadline) {
+		select {
+		case <-d.exited:
+			d.t.Fatalf("shaperd ended (%v) before it said %s", d.status, want)
+		default:
+		}
+		if err := d.notify.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+			d.t.Fatal(err)
+		}
+		n, err := d.notify.Read(buf)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			continue
+		}
+		if err != nil {
+			d.t.Fatalf("read notification: %v", err)
+		}
+		if slices.Contains(strings.Split(string(buf[:n]), "\n"), want) {
+			return
+		}
+	}
+	d.t.Fatalf("shaperd did not say %s in %v", want, most)
+}
+
+// reload gives the daemon another configuration and waits until it has done with
+// it, whether it took it or not.
+func (d *daemon) reload(config string) {
+	d.t.Helper()
+	d.write(config)
+	d.signal(unix.SIGHUP)
+	d.await("RELOADING=1")
+	d.await("READY=1")
+}
+
+func (d *daemon) signal(sig unix.Signal) {
+	d.t.Helper()
+	if err := d.cmd.Process.Signal(sig); err != nil {
+		d.t.Fatalf("signal shaperd: %v", err)
+	}
+}
+
+// terminate sends SIGTERM. The daemon may end from now on.
+func (d *daemon) terminate() {
+	d.t.Helper()
+	d.ending = true
+	d.signal(unix.SIGTERM)
+}
+
+// waitExit waits for the daemon's end and fails the test when it is no clean one.
+func (d *daemon) waitExit(most time.Duration) {
+	d.t.Helper()
+	select {
+	case <-d.exited:
+		if d.status != nil {
+			d.t.Errorf("shaperd ended with: %v", d.status)
+		}
+	case <-time.After(most):
+		d.t.Errorf("shaperd still runs %v after SIGTERM", most)
+	}
+}
+
+func (d *daemon) running() bool {
+	select {
+	case <-d.exited:
+		return false
+	default:
+		return true
+	}
+}
+
+// end ends the daemon without waiting for its connections.
+func (d *daemon) end() {
+	if d.running() {
+		_ = d.cmd.Process.Kill()
+		<-d.exited
+	} else if !d.ending {
+		d.t.Errorf("shaperd ended by itself: %v", d.status)
+	}
+	text := d.log.String()
+	for _, bad := range []string{"panic:", "fatal error:", "DATA RACE"} {
+		if strings.Contains(text, bad) {
+			d.t.Errorf("shaperd wrote %q", bad)
+		}
+	}
+	if d.t.Failed() {
+		d.t.Logf("shaperd wrote:\n%s", text)
+	}
+}
+
+// logBuffer keeps the first part of what is written to it.
+type logBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	const most = 256 << 10
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if room := most - b.buf.Len(); room > 0 {
+		b.buf.Write(p[:min(len(p), room)])
+	}
+	return len(p), nil
+}
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// samples are metrics: the name with its labels, as written, and the value.
+type samples map[string]float64
+
+// metrics scrapes the daemon.
+func (d *daemon) metrics() samples {
+	d.t.Helper()
+	transport := &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, addr string) (c net.Conn, err error) {
+			d.host.do(func() { c, err = new(net.Dialer).DialContext(ctx, network, addr) })
+			return c, err
+		},
+	}
+	client := http.Client{Transport: transport, Timeout: 5 * time.Second}
+	resp, err := client.Get("http://" + metricsAddr + "/metrics")
+	if err != nil {
+		d.t.Fatalf("scrape metrics: %v", err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		d.t.Fatalf("scrape metrics: %s, %v", resp.Status, err)
+	}
+	m, err := parseMetrics(string(text))
+	if err != nil {
+		d.t.Fatalf("scrape metrics: %v", err)
+	}
+	return m
+}
+
+func parseMetrics(text string) (samples, error) {
+	m := samples{}
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		cut := strings.LastIndexByte(line, ' ')
+		if cut < 0 {
+			return nil, fmt.Errorf("no value in %q", line)
+		}
+		v, err := strconv.ParseFloat(line[cut+1:], 64)
+		if err != nil {
+			return nil, fmt.Errorf("value in %q: %w", line, err)
+		}
+		m[line[:cut]] = v
+	}
+	return m, nil
+}
+
+// sum adds up the samples of the metric called name, or of every metric with
+// that word in its name, that have all the labels, each written name="value".
+func (m samples) sum(name string, labels ...string) (total float64) {
+	for series, v := range m {
+		metric, rest, _ := strings.Cut(series, "{")
+		if strings.HasSuffix(metric, "_bucket") || !strings.Contains(metric, name) {
+			continue
+		}
+		if !slices.ContainsFunc(labels, func(l string) bool { return !strings.Contains(rest, l) }) {
+			total += v
+		}
+	}
+	return total
+}
+
+// String lists what the daemon says of itself, and leaves out its runtime.
+func (m samples) String() string {
+	var lines []string
+	for series, v := range m {
+		if strings.HasPrefix(series, "shaperd") && !strings.Contains(series, "_bucket{") {
+			lines = append(lines, fmt.Sprintf("%s %v", series, v))
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// cpuTime is the processor time that the daemon has used.
+func (d *daemon) cpuTime() time.Duration {
+	d.t.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.cmd.Process.Pid))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	// The name, in parentheses, may hold anything; utime and stime are the 12th
+	// and 13th fields behind it, in hundredths of a second.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	var ticks int64
+	for _, f := range fields[11:13] {
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			d.t.Fatalf("read processor time: %v", err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond
+}

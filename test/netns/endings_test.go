@@ -1,0 +1,232 @@
+package netns
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// noise returns n bytes that repeat nowhere.
+func noise(n int) []byte {
+	p := make([]byte, n)
+	_, _ = rand.NewChaCha8([32]byte{byte(n), byte(n >> 8), byte(n >> 16)}).Read(p)
+	return p
+}
+
+// slowTCP holds each direction back, so that ends arrive behind bytes that wait.
+var slowTCP = []string{
+	limit("slow-to", onTCP, `key = ["connection"]`, `rate = "4MiB/s"`),
+	limit("slow-from", onTCP, `key = ["connection"]`, `rate = "4MiB/s"`, `direction = "from-downstream"`),
+}
+
+const patience = 10 * time.Second
+
+// TestHalfClose ends one direction, and has the other go on.
+func TestHalfClose(t *testing.T) {
+	request, answer := noise(1<<20), noise(1<<20+1)
+	for _, f := range families {
+		t.Run(f.name+"/client first", func(t *testing.T) {
+			n := newNetwork(t)
+			got := make(chan error, 1)
+			n.downstream.serveTCP(t, f.tcp(), func(c *net.TCPConn) {
+				all, err := io.ReadAll(c)
+				if err == nil && !bytes.Equal(all, request) {
+					err = fmt.Errorf("the request arrived with %d bytes of %d", len(all), len(request))
+				}
+				got <- err
+				_, _ = c.Write(answer)
+			})
+			n.shaper.shaperd(t, config(f, slowTCP...))
+			c := dialPatiently(t, n, f)
+			if _, err := c.Write(request); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+			if err := receive(got); err != nil {
+				t.Fatalf("downstream: %v", err)
+			}
+			if all, err := io.ReadAll(c); err != nil || !bytes.Equal(all, answer) {
+				t.Errorf("the answer has %d bytes of %d, and ends with %v", len(all), len(answer), err)
+			}
+		})
+		t.Run(f.name+"/downstream first", func(t *testing.T) {
+			n := newNetwork(t)
+			got := make(chan error, 1)
+			n.downstream.serveTCP(t, f.tcp(), func(c *net.TCPConn) {
+				_, err := c.Write(answer)
+				err = errors.Join(err, c.CloseWrite())
+				all, readErr := io.ReadAll(c)
+				if readErr == nil && !bytes.Equal(all, request) {
+					readErr = fmt.Errorf("the request arrived with %d bytes of %d", len(all), len(request))
+				}
+				got <- errors.Join(err, readErr)
+			})
+			n.shaper.shaperd(t, config(f, slowTCP...))
+			c := dialPatiently(t, n, f)
+			if all, err := io.ReadAll(c); err != nil || !bytes.Equal(all, answer) {
+				t.Fatalf("the answer has %d bytes of %d, and ends with %v", len(all), len(answer), err)
+			}
+			if _, err := c.Write(request); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+			if err := receive(got); err != nil {
+				t.Errorf("downstream: %v", err)
+			}
+		})
+	}
+}
+
+// TestReset has a reset arrive as one, not as a clean end.
+func TestReset(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name+"/client", func(t *testing.T) {
+			n := newNetwork(t)
+			got := make(chan error, 1)
+			n.downstream.serveTCP(t, f.tcp(), func(c *net.TCPConn) {
+				_, _ = c.Write([]byte{1})
+				_, err := io.Copy(io.Discard, c)
+				got <- err
+			})
+			n.shaper.shaperd(t, config(f, slowTCP...))
+			c := dialPatiently(t, n, f)
+			if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
+				t.Fatal(err)
+			}
+			abort(c)
+			if err := receive(got); !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("the downstream sees %v, want a reset", err)
+			}
+		})
+		t.Run(f.name+"/downstream", func(t *testing.T) {
+			n := newNetwork(t)
+			n.downstream.serveTCP(t, f.tcp(), func(c *net.TCPConn) {
+				_, _ = io.ReadFull(c, make([]byte, 1))
+				abort(c)
+			})
+			n.shaper.shaperd(t, config(f, slowTCP...))
+			c := dialPatiently(t, n, f)
+			if _, err := c.Write([]byte{1}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.Copy(io.Discard, c); !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("the client sees %v, want a reset", err)
+			}
+		})
+	}
+	t.Run("no downstream", func(t *testing.T) {
+		n := newNetwork(t)
+		n.shaper.shaperd(t, config(ipv4, slowTCP...))
+		if err := n.client.dialToEnd(ipv4.sources[0], ipv4.door()); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("without a downstream the client sees %v, want a reset", err)
+		}
+	})
+}
+
+// TestDrain sends SIGTERM while connections are busy: they go on to their end,
+// new ones are refused, and the daemon ends with the last one.
+func TestDrain(t *testing.T) {
+	f := ipv4
+	request := noise(1 << 20)
+	n := newNetwork(t)
+	n.downstream.serveTCP(t, f.tcp(), func(c *net.TCPConn) {
+		all, err := io.ReadAll(c)
+		if err == nil && bytes.Equal(all, request) {
+			_, _ = io.WriteString(c, "whole")
+		}
+	})
+	d := n.shaper.shaperd(t, config(f, limit("slow", onTCP, keySource, `rate = "2MiB/s"`)), "--drain-timeout", "20s")
+	b := &bulk{}
+	for range 3 {
+		b.conns = append(b.conns, dialPatiently(t, n, f))
+	}
+	start := time.Now()
+	done := make(chan error, 1)
+	go func() {
+		done <- b.each(func(c *net.TCPConn) error {
+			if _, err := c.Write(request); err != nil {
+				return err
+			}
+			if err := c.CloseWrite(); err != nil {
+				return err
+			}
+			all, err := io.ReadAll(c)
+			if err == nil && string(all) != "whole" {
+				err = fmt.Errorf("the answer is %q", all)
+			}
+			return err
+		})
+	}()
+	time.Sleep(300 * time.Millisecond)
+	d.terminate()
+	waitFor(t, time.Second, func() error {
+		c, err := n.client.dialTCP(f.sources[1], f.door())
+		if err == nil {
+			abort(c)
+			return errors.New("a new connection is accepted after SIGTERM")
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.ECONNRESET) {
+			return fmt.Errorf("a new connection after SIGTERM: %w", err)
+		}
+		return nil
+	})
+	if !d.running() {
+		t.Fatal("shaperd ended before its connections")
+	}
+	if err := receive(done); err != nil {
+		t.Errorf("while draining: %v", err)
+	}
+	if took := time.Since(start); took < time.Second {
+		t.Errorf("3 MiB took %v: they were not limited to 2 MiB/s", took)
+	}
+	d.waitExit(3 * time.Second)
+}
+
+// TestDrainTimeout has a connection that never ends.
+func TestDrainTimeout(t *testing.T) {
+	f := ipv4
+	n := newNetwork(t)
+	s := n.downstream.newSink(t, f.tcp())
+	d := n.shaper.shaperd(t, config(f, slowTCP...), "--drain-timeout", "700ms")
+	b := n.client.newBulk(t, f.sources[0], f.door(), 1, 'x')
+	s.wait(t, 'x', 1, 5*time.Second)
+	start := time.Now()
+	d.terminate()
+	d.waitExit(4 * time.Second)
+	if took := time.Since(start); took < 600*time.Millisecond {
+		t.Errorf("the daemon ended after %v, its connection had 700 ms left to end", took)
+	}
+	if err := endOf(b.conns[0]); err == nil || errors.Is(err, syscall.ETIMEDOUT) {
+		t.Errorf("the connection ends with %v", err)
+	}
+}
+
+// dialPatiently connects to the door, for as long as a test may take.
+func dialPatiently(t *testing.T, n *network, f family) *net.TCPConn {
+	t.Helper()
+	c := n.client.mustDial(t, f.sources[0], f.door())
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// receive returns what comes out of ch, or an error when that takes too long.
+func receive(ch <-chan error) error {
+	select {
+	case err := <-ch:
+		return err
+	case <-time.After(patience):
+		return fmt.Errorf("nothing happened in %v", patience)
+	}
+}

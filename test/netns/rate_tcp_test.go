@@ -1,0 +1,236 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// tenMiB is the envelope that most TCP tests hold the daemon to: 10 MiB/s, and no
+// more than 24 kB at once.
+var tenMiB = envelope{rate: 10 << 20, burst: 24e3, unit: "bytes"}
+
+const tenMiBLimit = `rate = "10MiB/s"
+burst = "0B"
+max_delay = "500ms"`
+
+// room for the frames of so many seconds at 10 MiB/s
+func framesOf(seconds int) int { return seconds * 12000 }
+
+// TestTCPEnvelope is four connections on one key, in both IP versions.
+func TestTCPEnvelope(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			fairly(t, func() (stallReport, error) {
+				n := newNetwork(t)
+				s := n.downstream.newSink(t, f.tcp())
+				d := n.shaper.shaperd(t, config(f, limit("smooth", onTCP, keySource, tenMiBLimit)))
+				b := n.client.newBulk(t, f.sources[0], f.door(), 4, 'x')
+				stalls := startStallWatch(t)
+				c := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(5))
+				if err := b.flood(2500 * time.Millisecond); err != nil {
+					t.Fatal(err)
+				}
+				end := c.elapsed()
+				events, report := between(bytesOf(inbound(c.stop())), 0, end), stalls.stop()
+				mustHaveLimited(t, d, "smooth")
+				return report, errors.Join(hold(t, tenMiB, events, 0.02, report), s.fairShares(0.15))
+			})
+		})
+	}
+}
+
+// TestTCPFromDownstream is the same the other way, seen at the client.
+func TestTCPFromDownstream(t *testing.T) {
+	f := ipv4
+	fairly(t, func() (stallReport, error) {
+		n := newNetwork(t)
+		n.downstream.serveTCP(t, f.tcp(), func(c *net.TCPConn) { _, _ = io.Copy(c, zeros{}) })
+		d := n.shaper.shaperd(t, config(f, limit("answers", onTCP, keyAll, `direction = "from-downstream"`, tenMiBLimit)))
+		stalls := startStallWatch(t)
+		c := n.client.capture(t, clientLink, tcpPort, framesOf(4))
+		b := n.client.newBulk(t, f.sources[0], f.door(), 4, 'x')
+		deadline := time.Now().Add(2 * time.Second)
+		err := b.each(func(c *net.TCPConn) error {
+			if err := c.SetReadDeadline(deadline); err != nil {
+				return err
+			}
+			_, err := io.Copy(io.Discard, c)
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				return nil
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		end := c.elapsed()
+		events, report := between(bytesOf(inbound(c.stop())), 0, end), stalls.stop()
+		mustHaveLimited(t, d, "answers")
+		return report, hold(t, tenMiB, events, 0.02, report)
+	})
+}
+
+// TestTCPAfterIdle pauses: the time in which nothing was sent earns no credit.
+func TestTCPAfterIdle(t *testing.T) {
+	f := ipv4
+	fairly(t, func() (stallReport, error) {
+		n := newNetwork(t)
+		s := n.downstream.newSink(t, f.tcp())
+		d := n.shaper.shaperd(t, config(f, limit("smooth", onTCP, keySource, tenMiBLimit)))
+		b := n.client.newBulk(t, f.sources[0], f.door(), 4, 'x')
+		stalls := startStallWatch(t)
+		c := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(5))
+		if err := b.send(1 << 20); err != nil {
+			t.Fatal(err)
+		}
+		s.wait(t, 'x', b.sent.Load(), 5*time.Second)
+		idle := c.elapsed()
+		time.Sleep(800 * time.Millisecond)
+		woke := c.elapsed()
+		if err := b.flood(1500 * time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+		end := c.elapsed()
+		events, report := between(bytesOf(inbound(c.stop())), 0, end), stalls.stop()
+		if quiet := between(events, idle+time.Millisecond, woke); len(quiet) != 0 {
+			t.Fatalf("%d bytes arrived while the source was idle", total(quiet))
+		}
+		mustHaveLimited(t, d, "smooth")
+		err := hold(t, tenMiB, between(events, woke, end), 0.02, report)
+		if over := tenMiB.checkBurst(events, report); over != nil {
+			err = errors.Join(err, fmt.Errorf("over the pause: %w", over))
+		}
+		return report, err
+	})
+}
+
+// TestIdleMembers has 49 idle connections on the key of a busy one, which is to
+// get all of the rate.
+func TestIdleMembers(t *testing.T) {
+	f := ipv4
+	fairly(t, func() (stallReport, error) {
+		n := newNetwork(t)
+		s := n.downstream.newSink(t, f.tcp())
+		d := n.shaper.shaperd(t, config(f, limit("smooth", onTCP, keySource, tenMiBLimit)))
+		n.client.newBulk(t, f.sources[0], f.door(), 49, 'i')
+		b := n.client.newBulk(t, f.sources[0], f.door(), 1, 'b')
+		s.wait(t, 'i', 49, 5*time.Second)
+		s.wait(t, 'b', 1, 5*time.Second)
+		stalls := startStallWatch(t)
+		c := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(4))
+		if err := b.flood(2 * time.Second); err != nil {
+			t.Fatal(err)
+		}
+		end := c.elapsed()
+		list, report := s.of('b', inbound(c.stop())), stalls.stop()
+		mustHaveLimited(t, d, "smooth")
+		return report, hold(t, tenMiB, between(bytesOf(list), 0, end), 0.02, report)
+	})
+}
+
+// TestTwoSourcesTCP has one source send by twenty connections as fast as it can.
+// The other, with one connection, is to have all of its own rate.
+func TestTwoSourcesTCP(t *testing.T) {
+	e := envelope{rate: 2 << 20, burst: 24e3, unit: "bytes"}
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			fairly(t, func() (stallReport, error) {
+				n := newNetwork(t)
+				s := n.downstream.newSink(t, f.tcp())
+				d := n.shaper.shaperd(t, config(f, limit("each", onTCP, keySource, `rate = "2MiB/s"`, `max_delay = "500ms"`)))
+				quiet := n.client.newBulk(t, f.sources[1], f.door(), 1, 'q')
+				loud := n.client.newBulk(t, f.sources[0], f.door(), 20, 'l')
+				stalls := startStallWatch(t)
+				c := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(4))
+				done := make(chan error)
+				go func() { done <- loud.flood(2500 * time.Millisecond) }()
+				err := errors.Join(quiet.flood(2500*time.Millisecond), <-done)
+				if err != nil {
+					t.Fatal(err)
+				}
+				end := c.elapsed()
+				list, report := inbound(c.stop()), stalls.stop()
+				mustHaveLimited(t, d, "each")
+				for _, tag := range []byte("ql") {
+					if held := hold(t, e, between(bytesOf(s.of(tag, list)), 0, end), 0.03, report); held != nil {
+						err = errors.Join(err, fmt.Errorf("source %c: %w", tag, held))
+					}
+				}
+				return report, err
+			})
+		})
+	}
+}
+
+// TestObserve counts what the limit would do, and does nothing.
+func TestObserve(t *testing.T) {
+	f := ipv4
+	n := newNetwork(t)
+	s := n.downstream.newSink(t, f.tcp())
+	text := strings.Replace(config(f, limit("smooth", onTCP, keySource, `rate = "1MiB/s"`)), `"enforce"`, `"observe"`, 1)
+	d := n.shaper.shaperd(t, text)
+	b := n.client.newBulk(t, f.sources[0], f.door(), 1, 'x')
+	start := time.Now()
+	if err := b.send(5 << 20); err != nil {
+		t.Fatal(err)
+	}
+	s.wait(t, 'x', b.sent.Load(), 5*time.Second)
+	if took := time.Since(start); took > 2500*time.Millisecond {
+		t.Errorf("observed traffic took %v, as if the limit were enforced", took)
+	}
+	mustHaveLimited(t, d, "smooth")
+}
+
+// inbound returns the frames that came to the host that captured.
+func inbound(list []arrival) []arrival {
+	var in []arrival
+	for _, a := range list {
+		if !a.outgoing {
+			in = append(in, a)
+		}
+	}
+	return in
+}
+
+// hold checks events against the envelope, and logs what they were.
+func hold(t *testing.T, e envelope, events []event, tolerance float64, report stallReport) error {
+	t.Helper()
+	t.Logf("%d %s, mean %+.3f %% off the rate, sigma %.0f; %v",
+		total(events), e.unit, 100*(meanRate(events)/e.rate-1), sigma(events, e.rate), report)
+	return errors.Join(e.checkBurst(events, report), e.checkMean(events, tolerance, report))
+}
+
+// mustHaveLimited fails when the daemon does not say that the limit held anything
+// back: a test of a limiter that never limits proves nothing.
+func mustHaveLimited(t *testing.T, d *daemon, name string) {
+	t.Helper()
+	m := d.metrics()
+	label := `limit="` + name + `"`
+	if m.sum("", label, `verdict="delay"`)+m.sum("", label, `verdict="refuse"`) == 0 {
+		t.Errorf("the metrics know of no delay and no refusal by %s:\n%s", name, m)
+	}
+}
+
+// fairShares compares what the sink's connections got: each is to have the same,
+// within tolerance of their mean.
+func (s *sink) fairShares(tolerance float64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var sum float64
+	for _, c := range s.conns {
+		sum += float64(c.got.Load())
+	}
+	mean := sum / float64(len(s.conns))
+	for _, c := range s.conns {
+		if got := float64(c.got.Load()); got < mean*(1-tolerance) || got > mean*(1+tolerance) {
+			return fmt.Errorf("one of %d connections got %.0f bytes, their mean is %.0f", len(s.conns), got, mean)
+		}
+	}
+	return nil
+}

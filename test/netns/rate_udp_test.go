@@ -1,0 +1,156 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+)
+
+// TestUDPPacketRate offers twice the rate. What leaves is to be paced, in order,
+// and never later than the queue is deep; what does not leave is to be counted.
+func TestUDPPacketRate(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			fairly(t, func() (stallReport, error) { return measureUDPPacketRate(t, f) })
+		})
+	}
+}
+
+func measureUDPPacketRate(t *testing.T, f family) (stallReport, error) {
+	const maxDelay = 50 * time.Millisecond
+	n := newNetwork(t)
+	n.downstream.discardUDP(t, f.udp())
+	d := n.shaper.shaperd(t, config(f, limit("sms", onUDP, keySource,
+		`packets = "10000pps"`, `burst = "0B"`, fmt.Sprintf("max_delay = %q", maxDelay))))
+	stalls := startStallWatch(t)
+	c := n.downstream.capture(t, downstreamLink, udpPort, 1<<16)
+	p := n.client.newPaced(t, f.sources[0], f.udpDoor(), paced{tag: 1, size: 512, rate: 20000})
+	sent, err := p.send(2500 * time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := c.elapsed()
+	time.Sleep(4 * maxDelay) // until the queue is empty
+	list, report := inbound(c.stop()), stalls.stop()
+
+	// Each datagram on its own, and a late one made up for by the next.
+	busy := between(packetsOf(list), 0, end)
+	errs := []error{hold(t, envelope{rate: 10000, burst: 2.5, unit: "datagrams"}, busy, 0.02, report)}
+	failed := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	gap := gaps(busy)
+	t.Logf("gaps p1 %v, p50 %v, p99 %v, longest %v", percentile(gap, 1), percentile(gap, 50), percentile(gap, 99), percentile(gap, 100))
+	if got := percentile(gap, 50); got < 90*time.Microsecond || got > 110*time.Microsecond {
+		failed("the median gap is %v, want 100 us", got)
+	}
+
+	for i, a := range list {
+		if a.payload != 512 {
+			t.Fatalf("a datagram of %d bytes arrived, sent were 512", a.payload)
+		}
+		if i > 0 && a.sent(c) < list[i-1].sent(c) {
+			t.Fatalf("datagram %d overtook the one before", i)
+		}
+	}
+	waits := waitsOf(c, list)
+	// The queue's depth, one datagram, and what a stall adds at either end.
+	most := maxDelay + 2*time.Millisecond + 2*report.longest()
+	if got := percentile(waits, 99); got > most || got < maxDelay/2 {
+		failed("1 %% of the datagrams waited more than %v, want %v to %v", got, maxDelay/2, most)
+	}
+
+	m := d.metrics()
+	refused := m.sum("packets", `limit="sms"`, `verdict="refuse"`)
+	lost := float64(sent - len(list))
+	t.Logf("%d sent, %d arrived, %.0f counted as refused; waits p50 %v, p99 %v", sent, len(list), refused,
+		percentile(waits, 50), percentile(waits, 99))
+	if lost < 0.4*float64(sent) {
+		failed("only %.0f of %d datagrams were held back", lost, sent)
+	}
+	// What the kernel dropped before the daemon could read it, it cannot count.
+	if refused > lost || refused < 0.95*lost {
+		failed("%.0f datagrams are counted as refused, %.0f did not arrive\n%s", refused, lost, m)
+	}
+	return report, errors.Join(errs...)
+}
+
+// waitsOf returns how long datagrams took from their sender to the capture c,
+// sorted.
+func waitsOf(c *capture, list []arrival) []time.Duration {
+	waits := make([]time.Duration, len(list))
+	for i, a := range list {
+		waits[i] = a.at - a.sent(c)
+	}
+	slices.Sort(waits)
+	return waits
+}
+
+// TestUDPByteRate limits bytes, with datagrams of several sizes.
+func TestUDPByteRate(t *testing.T) {
+	f := ipv4
+	e := envelope{rate: 2 << 20, burst: 3 * 1472, unit: "bytes"}
+	fairly(t, func() (stallReport, error) {
+		n := newNetwork(t)
+		n.downstream.discardUDP(t, f.udp())
+		d := n.shaper.shaperd(t, config(f, limit("bytes", onUDP, keyAll, `rate = "2MiB/s"`, `max_delay = "50ms"`)))
+		stalls := startStallWatch(t)
+		c := n.downstream.capture(t, downstreamLink, udpPort, 1<<16)
+		errs := make(chan error)
+		for i, size := range []int{64, 512, 1472} {
+			p := n.client.newPaced(t, f.sources[i], f.udpDoor(), paced{tag: byte(i), size: size, rate: 2000})
+			go func() {
+				_, err := p.send(1500 * time.Millisecond)
+				errs <- err
+			}()
+		}
+		if err := errors.Join(<-errs, <-errs, <-errs); err != nil {
+			t.Fatal(err)
+		}
+		end := c.elapsed()
+		events, report := between(bytesOf(inbound(c.stop())), 0, end), stalls.stop()
+		mustHaveLimited(t, d, "bytes")
+		return report, hold(t, e, events, 0.02, report)
+	})
+}
+
+// TestTwoSourcesUDP has one source send ten times its limit. The other, below
+// its own limit, is to lose nothing and to wait for nothing.
+func TestTwoSourcesUDP(t *testing.T) {
+	f := ipv4
+	e := envelope{rate: 2000, burst: 2.5, unit: "datagrams"}
+	fairly(t, func() (stallReport, error) {
+		n := newNetwork(t)
+		n.downstream.discardUDP(t, f.udp())
+		d := n.shaper.shaperd(t, config(f, limit("each", onUDP, keySource, `packets = "2000pps"`, `max_delay = "100ms"`)))
+		stalls := startStallWatch(t)
+		c := n.downstream.capture(t, downstreamLink, udpPort, 1<<16)
+		loud := n.client.newPaced(t, f.sources[0], f.udpDoor(), paced{tag: 'l', size: 256, rate: 20000})
+		quiet := n.client.newPaced(t, f.sources[1], f.udpDoor(), paced{tag: 'q', size: 256, rate: 1000})
+		done := make(chan error)
+		go func() {
+			_, err := loud.send(2 * time.Second)
+			done <- err
+		}()
+		sent, err := quiet.send(2 * time.Second)
+		if err := errors.Join(err, <-done); err != nil {
+			t.Fatal(err)
+		}
+		end := c.elapsed()
+		time.Sleep(200 * time.Millisecond)
+		list, report := inbound(c.stop()), stalls.stop()
+		mustHaveLimited(t, d, "each")
+
+		errs := []error{hold(t, e, between(packetsOf(tagged(list, 'l')), 0, end), 0.02, report)}
+		got := tagged(list, 'q')
+		waits := waitsOf(c, got)
+		t.Logf("quiet: %d of %d arrived, waits p50 %v, p99 %v", len(got), sent, percentile(waits, 50), percentile(waits, 99))
+		if len(got) < sent*99/100 {
+			errs = append(errs, fmt.Errorf("%d of the quiet source's %d datagrams arrived", len(got), sent))
+		}
+		if most := 5*time.Millisecond + report.longest(); percentile(waits, 90) > most {
+			errs = append(errs, fmt.Errorf("10 %% of the quiet source's datagrams waited more than %v, want at most %v", percentile(waits, 90), most))
+		}
+		return report, errors.Join(errs...)
+	})
+}

@@ -1,0 +1,219 @@
+package netns
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// stallEnv is set in the environment of the process that watches for stalls. A
+// process of its own sees those of the machine and none of the test's runtime.
+const stallEnv = "SHAPERD_NETNS_STALLS"
+
+const (
+	stallPeriod = 200 * time.Microsecond // between two looks at the clock
+	stallLeast  = 300 * time.Microsecond // lateness from which on a wake-up is a stall
+)
+
+// A stall is a wake-up that came late.
+type stall struct {
+	cpu  int
+	at   time.Duration // when it was due, on CLOCK_REALTIME
+	late time.Duration
+}
+
+type stallReport []stall
+
+func (r stallReport) longest() time.Duration {
+	var d time.Duration
+	for _, s := range r {
+		d = max(d, s.late)
+	}
+	return d
+}
+
+// sum is the time in stalls of a millisecond and more, over all processors, in
+// seconds.
+func (r stallReport) sum() float64 {
+	var d time.Duration
+	for _, s := range r {
+		if s.late >= time.Millisecond {
+			d += s.late
+		}
+	}
+	return d.Seconds()
+}
+
+// loud reports whether the machine stalled so much, while it was watched for the
+// time watched, that a measurement tells little of the daemon.
+func (r stallReport) loud(watched time.Duration) bool {
+	return r.longest() > stallAlibi || r.sum() > 0.1*watched.Seconds()
+}
+
+// fairly fails the test with the error of measure. When the machine was loud
+// meanwhile it measures again, twice at most: a defect fails each time.
+func fairly(t *testing.T, measure func() (stallReport, error)) {
+	t.Helper()
+	for again := 2; ; again-- {
+		start := time.Now()
+		report, err := measure()
+		if err == nil {
+			return
+		}
+		if again == 0 || !report.loud(time.Since(start)) {
+			t.Error(err)
+			return
+		}
+		t.Logf("once more, because the machine had %v: %v", report, err)
+	}
+}
+
+func (r stallReport) String() string {
+	if len(r) == 0 {
+		return fmt.Sprintf("no stall of %v or more", stallLeast)
+	}
+	late := make([]time.Duration, len(r))
+	for i, s := range r {
+		late[i] = s.late
+	}
+	slices.Sort(late)
+	return fmt.Sprintf("%d stalls of %v or more (median %v, longest %v), %.1f ms in those of 1 ms or more",
+		len(r), stallLeast, percentile(late, 50).Round(time.Microsecond),
+		r.longest().Round(time.Microsecond), 1000*r.sum())
+}
+
+// A stallWatch records how late the machine wakes a sleeper on each processor.
+type stallWatch struct {
+	t     testing.TB
+	cmd   *exec.Cmd
+	stdin io.Closer
+	out   io.Reader
+	done  bool
+}
+
+func startStallWatch(t testing.TB) *stallWatch {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &stallWatch{t: t, cmd: exec.Command(self)}
+	w.cmd.Env = append(os.Environ(), stallEnv+"=1")
+	w.cmd.Stderr = os.Stderr
+	if w.stdin, err = w.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := w.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.out = bufio.NewReader(out)
+	if err := w.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.finish() })
+	var ready string
+	if _, err := fmt.Fscanln(w.out, &ready); err != nil {
+		t.Fatalf("start stall watch: %v", err)
+	}
+	return w
+}
+
+// stop ends the watch and returns what it saw.
+func (w *stallWatch) stop() stallReport {
+	w.t.Helper()
+	report, err := w.finish()
+	if err != nil {
+		w.t.Fatalf("stall watch: %v", err)
+	}
+	return report
+}
+
+func (w *stallWatch) finish() (stallReport, error) {
+	if w.done {
+		return nil, nil
+	}
+	w.done = true
+	w.stdin.Close()
+	var report stallReport
+	for {
+		var s stall
+		_, err := fmt.Fscanln(w.out, &s.cpu, &s.at, &s.late)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, errors.Join(err, w.cmd.Wait())
+		}
+		report = append(report, s)
+	}
+	return report, w.cmd.Wait()
+}
+
+// watchStalls is the watching process: it watches until stdin ends, and then
+// prints the stalls.
+func watchStalls(stdin io.Reader, stdout io.Writer) error {
+	var allowed unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
+		return fmt.Errorf("read affinity: %w", err)
+	}
+	var stop atomic.Bool
+	var group sync.WaitGroup
+	var mu sync.Mutex
+	var report stallReport
+	for cpu := range len(allowed) * 64 {
+		if !allowed.IsSet(cpu) {
+			continue
+		}
+		group.Go(func() {
+			list := watchStallsOn(cpu, &stop)
+			mu.Lock()
+			defer mu.Unlock()
+			report = append(report, list...)
+		})
+	}
+	fmt.Fprintln(stdout, "ready")
+	_, err := io.Copy(io.Discard, stdin)
+	stop.Store(true)
+	group.Wait()
+	w := bufio.NewWriter(stdout)
+	for _, s := range report {
+		fmt.Fprintln(w, s.cpu, int64(s.at), int64(s.late))
+	}
+	return errors.Join(err, w.Flush())
+}
+
+func watchStallsOn(cpu int, stop *atomic.Bool) (list stallReport) {
+	runtime.LockOSThread() // for good: the thread is bound to one processor
+	var only unix.CPUSet
+	only.Set(cpu)
+	if err := unix.SchedSetaffinity(0, &only); err != nil {
+		panic(err)
+	}
+	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
+		panic(err)
+	}
+	for due := now().mono; !stop.Load(); {
+		due += stallPeriod
+		ts := unix.NsecToTimespec(int64(due))
+		for unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &ts, nil) == unix.EINTR {
+		}
+		woke := now()
+		if late := woke.mono - due; late >= stallLeast {
+			list = append(list, stall{cpu, woke.real - late, late})
+			due = woke.mono
+		}
+	}
+	return list
+}

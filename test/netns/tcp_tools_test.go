@@ -1,0 +1,258 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// serveTCP calls handle for each connection to the address at inside the host,
+// until the test ends. Connections that are open then are reset.
+func (h *host) serveTCP(t testing.TB, at netip.AddrPort, handle func(*net.TCPConn)) {
+	t.Helper()
+	l := h.listenTCP(t, at)
+	var group sync.WaitGroup
+	var mu sync.Mutex
+	open := map[*net.TCPConn]bool{}
+	group.Go(func() {
+		for {
+			c, err := l.AcceptTCP()
+			if err != nil {
+				return
+			}
+			mu.Lock()
+			open[c] = true
+			mu.Unlock()
+			group.Go(func() {
+				handle(c)
+				mu.Lock()
+				delete(open, c)
+				mu.Unlock()
+				c.Close()
+			})
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		mu.Lock()
+		for c := range open {
+			abort(c)
+		}
+		mu.Unlock()
+		group.Wait()
+	})
+}
+
+// abort resets the connection, and drops what it has not sent yet.
+func abort(c *net.TCPConn) {
+	_ = c.SetLinger(0)
+	_ = c.Close()
+}
+
+// A sink reads connections to their end. The first byte of each is its tag: the
+// proxy stands between, so that a connection's own address tells nothing of its
+// source.
+type sink struct {
+	mu    sync.Mutex
+	conns []*sunk
+}
+
+// A sunk is one connection of a sink.
+type sunk struct {
+	tag  byte
+	from netip.AddrPort
+	got  atomic.Int64 // bytes, with the tag
+	err  error        // what ended it, under the sink's lock; io.EOF is a clean end
+}
+
+// newSink starts a sink at the address at inside the host.
+func (h *host) newSink(t testing.TB, at netip.AddrPort) *sink {
+	t.Helper()
+	s := &sink{}
+	h.serveTCP(t, at, s.drain)
+	return s
+}
+
+func (s *sink) drain(c *net.TCPConn) {
+	buf := make([]byte, 64<<10)
+	if _, err := io.ReadFull(c, buf[:1]); err != nil {
+		return
+	}
+	one := &sunk{tag: buf[0], from: unmapped(c.RemoteAddr())}
+	one.got.Add(1)
+	s.mu.Lock()
+	s.conns = append(s.conns, one)
+	s.mu.Unlock()
+	for {
+		n, err := c.Read(buf)
+		one.got.Add(int64(n))
+		if err != nil {
+			s.mu.Lock()
+			one.err = err
+			s.mu.Unlock()
+			return
+		}
+	}
+}
+
+func unmapped(a net.Addr) netip.AddrPort {
+	ap := a.(*net.TCPAddr).AddrPort()
+	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+}
+
+// got is the bytes that arrived with the tag.
+func (s *sink) got(tag byte) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var n int64
+	for _, c := range s.conns {
+		if c.tag == tag {
+			n += c.got.Load()
+		}
+	}
+	return n
+}
+
+// count is how many connections arrived so far, and how many of them ended.
+func (s *sink) count() (arrived, ended int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.conns {
+		if c.err != nil {
+			ended++
+		}
+	}
+	return len(s.conns), ended
+}
+
+// of returns the arrivals that belong to connections with the tag.
+func (s *sink) of(tag byte, list []arrival) []arrival {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	from := map[netip.AddrPort]bool{}
+	for _, c := range s.conns {
+		from[c.from] = c.tag == tag
+	}
+	var mine []arrival
+	for _, a := range list {
+		if from[a.from] {
+			mine = append(mine, a)
+		}
+	}
+	return mine
+}
+
+// wait waits until the sink got n bytes with the tag.
+func (s *sink) wait(t testing.TB, tag byte, n int64, most time.Duration) {
+	t.Helper()
+	waitFor(t, most, func() error {
+		if got := s.got(tag); got < n {
+			return fmt.Errorf("%d of %d bytes arrived at the downstream", got, n)
+		}
+		return nil
+	})
+}
+
+// waitFor waits until check returns nil, and fails the test with what check says
+// when that takes longer than most.
+func waitFor(t testing.TB, most time.Duration, check func() error) {
+	t.Helper()
+	for deadline := time.Now().Add(most); ; time.Sleep(5 * time.Millisecond) {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("after %v: %v", most, err)
+		}
+	}
+}
+
+// A bulk is connections that send to a sink.
+type bulk struct {
+	conns []*net.TCPConn
+	sent  atomic.Int64 // bytes, with the tags
+}
+
+// newBulk opens count connections from the address from inside the host. The
+// caller need not close them.
+func (h *host) newBulk(t testing.TB, from netip.Addr, to netip.AddrPort, count int, tag byte) *bulk {
+	t.Helper()
+	b := &bulk{}
+	for range count {
+		c := h.mustDial(t, from, to)
+		// Little in flight, so that a pause of the sender is one at the proxy.
+		if err := c.SetWriteBuffer(128 << 10); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write([]byte{tag}); err != nil {
+			t.Fatalf("send tag: %v", err)
+		}
+		b.sent.Add(1)
+		b.conns = append(b.conns, c)
+	}
+	t.Cleanup(b.abort)
+	return b
+}
+
+// send sends n bytes by each connection.
+func (b *bulk) send(n int64) error {
+	return b.each(func(c *net.TCPConn) error {
+		done, err := io.Copy(c, io.LimitReader(zeros{}, n))
+		b.sent.Add(done)
+		return err
+	})
+}
+
+// flood sends by each connection for the time d.
+func (b *bulk) flood(d time.Duration) error {
+	deadline := time.Now().Add(d)
+	return b.each(func(c *net.TCPConn) error {
+		if err := c.SetWriteDeadline(deadline); err != nil {
+			return err
+		}
+		defer c.SetWriteDeadline(time.Time{})
+		block := make([]byte, 32<<10)
+		for {
+			n, err := c.Write(block)
+			b.sent.Add(int64(n))
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+		}
+	})
+}
+
+func (b *bulk) each(fn func(*net.TCPConn) error) error {
+	errs := make([]error, len(b.conns))
+	var group sync.WaitGroup
+	for i, c := range b.conns {
+		group.Go(func() { errs[i] = fn(c) })
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}
+
+func (b *bulk) abort() {
+	for _, c := range b.conns {
+		abort(c)
+	}
+}
+
+// zeros is an endless source of bytes.
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
+}

@@ -1,0 +1,127 @@
+package netns
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+const iperfPort = 5201
+
+// iperf3 runs an iperf3 server at the downstream and a client against the door,
+// and fills report with what the client found.
+func iperf3(t *testing.T, n *network, f family, report any, args ...string) {
+	t.Helper()
+	tool, err := exec.LookPath("iperf3")
+	if err != nil {
+		t.Fatalf("%v: \"make test\" installs it, and so does \"apt-get install iperf3\"", err)
+	}
+	port := fmt.Sprint(iperfPort)
+
+	server := exec.Command(tool, "--server", "--one-off", "--forceflush", "--port", port)
+	out, in := io.Pipe()
+	server.Stdout, server.Stderr = in, in
+	if err := n.downstream.start(server); err != nil {
+		t.Fatalf("start iperf3: %v", err)
+	}
+	listens, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		var said bytes.Buffer
+		buf := make([]byte, 1<<10)
+		for waiting := true; ; {
+			n, err := out.Read(buf)
+			said.Write(buf[:n])
+			if waiting && strings.Contains(said.String(), "listening") {
+				close(listens)
+				waiting = false
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		_ = server.Process.Kill() // it may wait for a client that never came
+		_ = server.Wait()
+		in.Close()
+		<-ended
+	})
+	select {
+	case <-listens:
+	case <-time.After(5 * time.Second):
+		t.Fatal("the iperf3 server does not listen")
+	}
+
+	var stdout, stderr bytes.Buffer
+	client := exec.Command(tool, append([]string{
+		"--client", f.proxy.String(), "--bind", f.sources[0].String(), "--port", port, "--json", "--connect-timeout", "3000",
+	}, args...)...)
+	client.Stdout, client.Stderr = &stdout, &stderr
+	if err := n.client.start(client); err != nil {
+		t.Fatalf("start iperf3: %v", err)
+	}
+	late := time.AfterFunc(20*time.Second, func() { _ = client.Process.Kill() })
+	defer late.Stop()
+	if err := client.Wait(); err != nil {
+		t.Fatalf("iperf3: %v\n%s%s", err, stdout.Bytes(), stderr.Bytes())
+	}
+	if err := json.Unmarshal(stdout.Bytes(), report); err != nil {
+		t.Fatalf("read the report of iperf3: %v\n%s", err, stdout.Bytes())
+	}
+}
+
+// iperfConfig is config with iperf3's port.
+func iperfConfig(f family, limits ...string) string {
+	text := config(f, limits...)
+	tcp, udp := netip.AddrPortFrom(f.any, tcpPort), netip.AddrPortFrom(f.any, 8000)
+	at := netip.AddrPortFrom(f.any, iperfPort)
+	return strings.NewReplacer(fmt.Sprint("tcp://", tcp), fmt.Sprint("tcp://", at),
+		fmt.Sprint("udp://", udp, "-8010"), fmt.Sprint("udp://", at)).Replace(text)
+}
+
+// TestIperf3 has a tool that knows nothing of these tests find the limits.
+func TestIperf3(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name+"/tcp", func(t *testing.T) {
+			n := newNetwork(t)
+			d := n.shaper.shaperd(t, iperfConfig(f, limit("smooth", onTCP, keySource, tenMiBLimit)))
+			var report struct {
+				End struct {
+					SumReceived struct {
+						Rate float64 `json:"bits_per_second"`
+					} `json:"sum_received"`
+				}
+			}
+			iperf3(t, n, f, &report, "--time", "2", "--parallel", "2")
+			got, want := report.End.SumReceived.Rate, 8*tenMiB.rate
+			if got < 0.93*want || got > 1.05*want {
+				t.Errorf("iperf3 finds %.2f Mbit/s, want %.2f", got/1e6, want/1e6)
+			}
+			mustHaveLimited(t, d, "smooth")
+		})
+		t.Run(f.name+"/udp", func(t *testing.T) {
+			n := newNetwork(t)
+			d := n.shaper.shaperd(t, iperfConfig(f, limit("sms", onUDP, keySource, `packets = "1000pps"`, `max_delay = "50ms"`)))
+			var report struct {
+				End struct {
+					Sum struct {
+						Packets int     `json:"packets"`
+						Lost    float64 `json:"lost_percent"`
+					}
+				}
+			}
+			iperf3(t, n, f, &report, "--udp", "--time", "2", "--length", "512", "--bitrate", "8192000") // 2,000 a second
+			if sum := report.End.Sum; sum.Packets < 3000 || sum.Lost < 40 || sum.Lost > 60 {
+				t.Errorf("iperf3 finds %.1f %% of %d datagrams lost, want half of 4000", sum.Lost, sum.Packets)
+			}
+			mustHaveLimited(t, d, "sms")
+		})
+	}
+}

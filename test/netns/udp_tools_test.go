@@ -1,0 +1,136 @@
+package netns
+
+import (
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A datagram of a paced sender begins with the time it was sent, in ns since
+// 1970, and the sender's tag.
+func stamp(payload []byte, sent time.Duration, tag byte) {
+	binary.BigEndian.PutUint64(payload, uint64(sent))
+	payload[8] = tag
+}
+
+func (a *arrival) tag() byte { return a.head[8] }
+
+// sent is when the datagram was sent, as the capture c has its times.
+func (a *arrival) sent(c *capture) time.Duration {
+	return time.Duration(binary.BigEndian.Uint64(a.head[:])) - c.began.real
+}
+
+// tagged returns the datagrams with the tag.
+func tagged(list []arrival, tag byte) []arrival {
+	var mine []arrival
+	for _, a := range list {
+		if a.tag() == tag {
+			mine = append(mine, a)
+		}
+	}
+	return mine
+}
+
+// paced is a sender of datagrams.
+type paced struct {
+	conn *net.UDPConn
+	tag  byte
+	size int // of a payload
+	rate int // datagrams a second
+}
+
+// newPaced makes a sender from the address from inside the host.
+func (h *host) newPaced(t testing.TB, from netip.Addr, to netip.AddrPort, p paced) *paced {
+	t.Helper()
+	var err error
+	h.do(func() {
+		p.conn, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)), net.UDPAddrFromAddrPort(to))
+	})
+	if err != nil {
+		t.Fatalf("dial from %s: %v", h.name, err)
+	}
+	t.Cleanup(func() { p.conn.Close() })
+	return &p
+}
+
+// send sends for the time d, and returns how many datagrams it sent. It sends
+// what is due every 200 us.
+func (p *paced) send(d time.Duration) (sent int, err error) {
+	const period = 200 * time.Microsecond
+	raw, err := p.conn.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	payload := make([]byte, p.size)
+	start := clock(unix.CLOCK_MONOTONIC)
+	for at := time.Duration(0); at < d; at += period {
+		ts := unix.NsecToTimespec(int64(start + at))
+		for unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &ts, nil) == unix.EINTR {
+		}
+		due := int((at + period).Seconds() * float64(p.rate))
+		var failed error
+		err := raw.Write(func(fd uintptr) bool {
+			for ; sent < due; sent++ {
+				stamp(payload, clock(unix.CLOCK_REALTIME), p.tag)
+				// A full device queue loses a datagram, as it would on a wire.
+				if _, failed = unix.Write(int(fd), payload); failed != nil && failed != unix.ENOBUFS && failed != unix.EAGAIN {
+					return true
+				}
+				failed = nil
+			}
+			return true
+		})
+		if err == nil {
+			err = failed
+		}
+		if err != nil {
+			return sent, err
+		}
+	}
+	return sent, nil
+}
+
+// discardUDP takes datagrams to the address at and throws them away in the
+// kernel, before they cost anything.
+func (h *host) discardUDP(t testing.TB, at netip.AddrPort) {
+	t.Helper()
+	raw, err := h.listenUDP(t, at).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = raw.Control(func(fd uintptr) {
+		err = setFilter(int(fd), []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}})
+	})
+	if err != nil {
+		t.Fatalf("discard at %v: %v", at, err)
+	}
+}
+
+// echoUDP sends every datagram to the address at back to where it came from.
+func (h *host) echoUDP(t testing.TB, at netip.AddrPort) {
+	t.Helper()
+	c := h.listenUDP(t, at)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		buf := make([]byte, 1<<16)
+		for {
+			n, from, err := c.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return
+			}
+			_, _ = c.WriteToUDPAddrPort(buf[:n], from)
+		}
+	}()
+	t.Cleanup(func() {
+		c.Close()
+		<-done
+	})
+}
