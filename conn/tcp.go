@@ -283,11 +283,17 @@ func (s *session) close(now leaky.Time) {
 func recv(fd int, b []byte) (int, unix.Errno) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd),
 		uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), unix.MSG_DONTWAIT, 0, 0)
-	return int(n), errno
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), 0
 }
 
 func send(fd int, b []byte) (int, unix.Errno) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd),
 		uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
-	return int(n), errno
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), 0
 }

@@ -13,7 +13,8 @@ type naiveLevel struct {
 	rate, span uint64 // units every span ticks; rate 0 is unlimited
 	burst      uint64 // units
 	level      big.Int
-	charged    int64 // units ever charged, each of which may have been rounded up
+	charged    int64   // charges so far, each of which may have been rounded up
+	total      big.Int // what they came to, times span
 }
 
 func (l *naiveLevel) drain(d leaky.Time) {
@@ -26,6 +27,7 @@ func (l *naiveLevel) drain(d leaky.Time) {
 func (l *naiveLevel) charge(n uint64) {
 	if l.rate != 0 {
 		l.level.Add(&l.level, mul(n, l.span))
+		l.total.Add(&l.total, mul(n, l.span))
 		l.charged++
 	}
 }
@@ -43,12 +45,12 @@ func (l *naiveLevel) wait() *big.Rat {
 }
 
 // tolerance is how far package leaky may be from wait: a tick and a part in 2^31
-// of each cost, as leaky.Rate documents, and the same of the burst.
+// of each cost so far, as leaky.Rate documents, and the same of the burst.
 func (l *naiveLevel) tolerance() *big.Rat {
 	if l.rate == 0 {
 		return new(big.Rat)
 	}
-	total := new(big.Int).Add(&l.level, mul(l.burst, l.span))
+	total := new(big.Int).Add(&l.total, mul(l.burst, l.span))
 	tol := new(big.Rat).SetFrac(total, new(big.Int).SetUint64(l.rate))
 	tol.Mul(tol, big.NewRat(1, 1<<30))
 	return tol.Add(tol, big.NewRat(l.charged+2, 1))
@@ -87,7 +89,7 @@ func (o *naiveShaper) bucket(i int, f *Flow, r Route, now leaky.Time) *naiveBuck
 	return b
 }
 
-// verdict is the answer of exact arithmetic: the wait of each limit of a unit,
+// naiveAnswer is the answer of exact arithmetic: the wait of each limit of a unit,
 // and how far from it rounded arithmetic may be.
 type naiveAnswer struct {
 	wait, tolerance map[int]*big.Rat
@@ -111,26 +113,29 @@ func (o *naiveShaper) charge(f *Flow, r Route, set Set, bytes, packets uint64, n
 	}
 }
 
-// longest returns the longest wait of all limits.
-func (a naiveAnswer) longest() *big.Rat {
-	longest := new(big.Rat)
-	for _, w := range a.wait {
-		longest = larger(longest, w)
-	}
-	return longest
-}
-
 // close reports whether got is limit i's wait, or within the tolerance of it.
 func (a naiveAnswer) close(i int, got leaky.Time) bool {
 	off := new(big.Rat).Sub(ratOf(got), a.wait[i])
 	return off.Abs(off).Cmp(a.tolerance[i]) <= 0
 }
 
-// refuses reports whether limit i must refuse, and whether it may.
-func (a naiveAnswer) refuses(i int, maxDelay leaky.Time) (must, may bool) {
-	least := new(big.Rat).Sub(a.wait[i], a.tolerance[i])
-	most := new(big.Rat).Add(a.wait[i], a.tolerance[i])
-	return least.Cmp(ratOf(maxDelay)) > 0, most.Cmp(ratOf(maxDelay)) > 0
+// exceeds reports whether limit i's wait is longer than got, beyond the tolerance.
+func (a naiveAnswer) exceeds(i int, got leaky.Time) bool {
+	return new(big.Rat).Sub(a.wait[i], a.tolerance[i]).Cmp(ratOf(got)) > 0
+}
+
+// refusing returns the limits of set that must refuse, and those that may.
+func (a naiveAnswer) refusing(p *Policy, set Set) (must, may Set) {
+	for i := range set.All {
+		most := ratOf(p.Shape(i).MaxDelay)
+		if a.exceeds(i, p.Shape(i).MaxDelay) {
+			must |= 1 << i
+		}
+		if new(big.Rat).Add(a.wait[i], a.tolerance[i]).Cmp(most) > 0 {
+			may |= 1 << i
+		}
+	}
+	return must, may
 }
 
 func larger(a, b *big.Rat) *big.Rat {

@@ -132,6 +132,8 @@ func TestBadFiles(t *testing.T) {
 		"one_field.csv":               `:3: "198.51.100.0": an empty or missing field; ` + expectedLine,
 		"only_as0.csv":                `: holds no range with an ASN; ` + expectedFormats,
 		"only_comments.csv":           `: holds no range with an ASN; ` + expectedFormats,
+		"open_quote_second.csv":       `:1: "\"192.0.2.255,64500": expected a closing quote`,
+		"open_quote_third.csv":        `:1: "\"64500": expected a closing quote`,
 		"open_quote.csv":              `:3: "\"198.51.100.0,198.51.100.255,64501": expected a closing quote`,
 		"order.csv":                   `:3: range 198.51.100.255-198.51.100.0 starts above its end; expected first <= last`,
 		"origins.pfx2as":              `:1: ASN "x": expected 0 to 4294967295, with or without AS before it`,
@@ -182,11 +184,15 @@ func TestUnreadableFiles(t *testing.T) {
 	if err := os.Truncate(large, maxFile+1); err != nil {
 		t.Fatal(err)
 	}
+	dirInfo, err := os.Stat(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
 	missing := filepath.Join(dir, "asn.csv")
 	for _, tt := range []struct{ name, path, want string }{
 		{"missing", missing, missing + ": find ASN file: stat " + missing +
 			": no such file or directory; check the path and that the daemon's user may read it"},
-		{"directory", dir, dir + ": not a regular file (drwxr-xr-x); name a file"},
+		{"directory", dir, dir + ": not a regular file (" + dirInfo.Mode().String() + "); name a file"},
 		{"pipe", pipe, pipe + ": not a regular file (prw-------); name a file"},
 		{"over 1 GiB", large, large + ": 1073741825 bytes; expected at most 1073741824"},
 	} {
@@ -198,7 +204,7 @@ func TestUnreadableFiles(t *testing.T) {
 	if _, err := Load(missing); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("error %v does not wrap the cause", err)
 	}
-	_, err := Load()
+	_, err = Load()
 	checkError(t, err, "load ASN table: no file named; expected at least one")
 	_, err = Load(make([]string, 1<<16)...)
 	checkError(t, err, "load ASN table: 65536 files; expected at most 65535")
@@ -237,18 +243,28 @@ func TestStreamErrors(t *testing.T) {
 		{"gzip, cut", bytes.NewReader(zipped[:len(zipped)-1]), maxFile, "f:2: read line: unexpected EOF: the file is cut short; fetch it again"},
 		{"gzip, damaged", bytes.NewReader(badData), maxFile, "f:1: read line: flate: corrupt input before offset 1: the file is damaged; fetch it again"},
 		{"gzip, checksum", bytes.NewReader(badSum), maxFile, "f:2: read line: gzip: invalid checksum: the file is damaged; fetch it again"},
-		{"gzip, more after it", bytes.NewReader(append(slices.Clone(zipped), "more than ten bytes"...)), maxFile,
-			"f:2: read line: gzip: invalid header: the file is damaged; fetch it again"},
-		{"gzip of gzip", bytes.NewReader(zip(t, string(zipped))), maxFile,
-			"f: gzip file inside a gzip file; unpack it first: " + expectedFormats},
+		{
+			"gzip, more after it", bytes.NewReader(append(slices.Clone(zipped), "more than ten bytes"...)), maxFile,
+			"f:2: read line: gzip: invalid header: the file is damaged; fetch it again",
+		},
+		{
+			"gzip of gzip", bytes.NewReader(zip(t, string(zipped))), maxFile,
+			"f: gzip file inside a gzip file; unpack it first: " + expectedFormats,
+		},
 		{"tar in gzip", bytes.NewReader(zip(t, string(tar))), maxFile, "f: tar archive; unpack it first: " + expectedFormats},
 		{"empty gzip", bytes.NewReader(zip(t, "")), maxFile, "f: file is empty; " + expectedFormats},
-		{"longer than the limit", strings.NewReader(strings.Repeat(line, 3)), int64(2 * len(line)),
-			"f:1: read line: file is longer than the limit of 1 GiB"},
-		{"longer than the limit, unpacked", bytes.NewReader(zip(t, strings.Repeat(line, 9000))), 1000,
-			"f:1: read line: file is longer than the limit of 1 GiB"},
-		{"long line", strings.NewReader(line + line[:len(line)-1] + "," + strings.Repeat("x", maxLine)), maxFile,
-			`f:2: line "192.0.2.0,192.0.2.255,64500,xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"... is longer than 65536 bytes; ` + expectedLine},
+		{
+			"longer than the limit", strings.NewReader(strings.Repeat(line, 3)), int64(2 * len(line)),
+			"f:1: read line: file is longer than the limit of 1 GiB",
+		},
+		{
+			"longer than the limit, unpacked", bytes.NewReader(zip(t, strings.Repeat(line, 9000))), 1000,
+			"f:1: read line: file is longer than the limit of 1 GiB",
+		},
+		{
+			"long line", strings.NewReader(line + line[:len(line)-1] + "," + strings.Repeat("x", maxLine)), maxFile,
+			`f:2: line "192.0.2.0,192.0.2.255,64500,xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"... is longer than 65536 bytes; ` + expectedLine,
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var b builder

@@ -92,12 +92,14 @@ func TestMMDB(t *testing.T) {
 		{"all of IPv4", mmdbwriter.Options{IPVersion: 4}, []network{{"0.0.0.0/0", number(7)}}, everything[:1]},
 		{"everything", mmdbwriter.Options{DisableIPv4Aliasing: true}, []network{{"::/0", number(7)}}, everything},
 		{
-			"IPv4-mapped", mmdbwriter.Options{DisableIPv4Aliasing: true},
+			"IPv4-mapped",
+			mmdbwriter.Options{DisableIPv4Aliasing: true},
 			[]network{{"::ffff:192.0.2.0/120", number(7)}, {"2001:db8::/32", number(64501)}},
 			[]Range{rng("192.0.2.0", "192.0.2.255", 7), someRanges[3]},
 		},
 		{
-			"fields", mmdbwriter.Options{},
+			"fields",
+			mmdbwriter.Options{},
 			[]network{
 				{"10.0.0.0/32", mmdbtype.Map{"autonomous_system_number": mmdbtype.Uint64(1)}},
 				{"10.0.0.1/32", mmdbtype.Map{"autonomous_system_number": mmdbtype.Uint16(2)}},
@@ -160,11 +162,13 @@ func TestMMDBErrors(t *testing.T) {
 	}
 	good := one(number(64500))
 	// change replaces a part of the good file, metadata included.
-	change := func(old, new string) []byte {
-		if !bytes.Contains(good, []byte(old)) {
-			t.Fatalf("%q is not in the file", old)
+	change := func(oldNew ...string) []byte {
+		for i := 0; i < len(oldNew); i += 2 {
+			if !bytes.Contains(good, []byte(oldNew[i])) {
+				t.Fatalf("%q is not in the file", oldNew[i])
+			}
 		}
-		return bytes.Replace(good, []byte(old), []byte(new), 1)
+		return []byte(strings.NewReplacer(oldNew...).Replace(string(good)))
 	}
 	// record overwrites the left record of a node of 28 bits.
 	record := func(node int, value byte) []byte {
@@ -213,6 +217,11 @@ func TestMMDBErrors(t *testing.T) {
 		{"record size", change("record_size\xa1\x1c", "record_size\xa1\x14"), "input: open MMDB: "},
 		{"IP version", change("ip_version\xa1\x04", "ip_version\xa1\x05"), "input: open MMDB: IP version 5: expected 4 or 6; the file is cut short or damaged"},
 		{"too many nodes", change("node_count\xc1\x18", "node_count\xc1\xff"), "input: open MMDB: "},
+		{
+			// (1<<64)/6 nodes: the size of tree and separator overflows to 12 bytes.
+			"tree larger than memory", change("record_size\xa1\x1c", "record_size\xa1\x18", "node_count\xc1\x18", "node_count\x08\x02\x2a\xaa\xaa\xaa\xaa\xaa\xaa\xaa"),
+			"input: open MMDB: 3074457345618258602 tree nodes do not fit in 259 bytes; the file is cut short or damaged",
+		},
 		{"tree of loops", record(1, 0), "input: search tree is deeper than an address at ::aaaa:aaaa; the file is damaged"},
 		{"pointer into the separator", record(1, 24+15), "input: network 128.0.0.0/2: record lies outside the data; the file is damaged"},
 		{"pointer beyond the data", record(1, 255), "input: network 128.0.0.0/2: record lies outside the data; the file is damaged"},

@@ -82,27 +82,33 @@ func TestNewErrors(t *testing.T) {
 	}{
 		{"no address", []Range{{ASN: 1}}, "build ASN table: range 0: range without an address at each end"},
 		{
-			"no last address", []Range{{First: netip.IPv4Unspecified(), ASN: 1}},
+			"no last address",
+			[]Range{{First: netip.IPv4Unspecified(), ASN: 1}},
 			"build ASN table: range 0: range without an address at each end",
 		},
 		{
-			"zone", []Range{rng("fe80::1", "fe80::2", 1), rng("fe80::5%eth0", "fe80::6", 1)},
+			"zone",
+			[]Range{rng("fe80::1", "fe80::2", 1), rng("fe80::5%eth0", "fe80::6", 1)},
 			"build ASN table: range 1: range fe80::5%eth0-fe80::6 has a zone; expected addresses without one",
 		},
 		{
-			"two families", []Range{rng("10.0.0.1", "2001:db8::", 1)},
+			"two families",
+			[]Range{rng("10.0.0.1", "2001:db8::", 1)},
 			"build ASN table: range 0: range 10.0.0.1-2001:db8:: is of IPv4 at one end and of IPv6 at the other; expected one family",
 		},
 		{
-			"wrong order", []Range{rng("10.0.0.2", "10.0.0.1", 1)},
+			"wrong order",
+			[]Range{rng("10.0.0.2", "10.0.0.1", 1)},
 			"build ASN table: range 0: range 10.0.0.2-10.0.0.1 starts above its end; expected first <= last",
 		},
 		{
-			"overlap", []Range{rng("10.0.0.9", "10.0.0.12", 1), rng("10.0.0.1", "10.0.0.9", 2)},
+			"overlap",
+			[]Range{rng("10.0.0.9", "10.0.0.12", 1), rng("10.0.0.1", "10.0.0.9", 2)},
 			"build ASN table: range 1: 10.0.0.1-10.0.0.9 AS2 overlaps 10.0.0.9-10.0.0.12 AS1 of range 0; expected one ASN for an address",
 		},
 		{
-			"overlap of one ASN", []Range{rng("2001:db8::", "2001:db8::9", 7), rng("2001:db8::2", "2001:db8::3", 7)},
+			"overlap of one ASN",
+			[]Range{rng("2001:db8::", "2001:db8::9", 7), rng("2001:db8::2", "2001:db8::3", 7)},
 			"build ASN table: range 1: 2001:db8::2-2001:db8::3 AS7 overlaps 2001:db8::-2001:db8::9 AS7 of range 0; expected one ASN for an address",
 		},
 	} {

@@ -15,20 +15,21 @@ const (
 	maxPorts     = 1024 // that one limit matches
 )
 
-// effect reports keys of a limit that would have none, and what is too long.
-func (l *loader) effect(t table, limit shaper.Limit) {
+// checkEffect reports keys of a limit that would have none, and bursts that last
+// too long.
+func checkEffect(t table, limit shaper.Limit) {
 	rate, packets := t.has("rate"), t.has("packets")
 	shapes := rate || packets
 	counts := t.has("connections") || t.has("new_connections")
 	if !shapes && !counts {
-		l.add(t.at, "[[limit]] limits nothing: give it rate, packets, connections or new_connections")
+		t.add(t.at, "[[limit]] limits nothing: give it rate, packets, connections or new_connections")
 		return
 	}
-	l.idle(t, rate, "rate", "burst")
-	l.idle(t, packets, "packets", "burst_packets")
-	l.idle(t, shapes, "rate or packets", "max_delay", "direction")
-	l.idle(t, counts, "connections or new_connections", "max_wait", "max_waiting", "excess")
-	l.idle(t, limit.Key&shaper.KeySource != 0, `"source" in key`, "ipv4_prefix", "ipv6_prefix")
+	t.idle(rate, "rate", "burst")
+	t.idle(packets, "packets", "burst_packets")
+	t.idle(shapes, "rate or packets", "max_delay", "direction")
+	t.idle(counts, "connections or new_connections", "max_wait", "max_waiting", "excess")
+	t.idle(limit.Key&shaper.KeySource != 0, `"source" in key`, "ipv4_prefix", "ipv6_prefix")
 	for _, key := range []string{"connections", "new_connections"} {
 		if limit.Key&shaper.KeyConnection != 0 && t.has(key) {
 			t.bad(key, "has no effect with \"connection\" in key, where each connection is alone")
@@ -67,8 +68,9 @@ func (l *loader) check(root *node) {
 	if len(l.mistakes) > 0 {
 		return
 	}
+	listeners := l.c.Listeners()
 	for i, limit := range l.c.Limits {
-		l.checkReach(l.limits[i], limit)
+		l.checkReach(l.limits[i], limit, listeners)
 	}
 }
 
@@ -142,21 +144,22 @@ func (l *loader) checkMatch(t table, limit shaper.Limit) {
 }
 
 // checkReach reports limits, and ports of limits, that no traffic can meet.
-func (l *loader) checkReach(t table, limit shaper.Limit) {
+func (l *loader) checkReach(t table, limit shaper.Limit, listeners []shaper.Listener) {
 	m, match := limit.Match, t.at.child("match")
 	var selected, met []Address
 	for i, listen := range l.c.Listen {
 		if len(m.Listen) > 0 && !slices.Contains(m.Listen, listen.Name) {
 			continue
 		}
-		for _, a := range l.c.Listen[i].Addresses {
+		for _, a := range listen.Addresses {
 			selected = append(selected, a)
 			if m.Protocol == shaper.AnyProtocol || m.Protocol == a.Protocol {
 				met = append(met, a)
 			}
 		}
-		if limit.Packets.N > 0 && m.Protocol != shaper.UDP && l.c.Listeners()[i].TCP {
+		if limit.Packets.N > 0 && m.Protocol != shaper.UDP && listeners[i].TCP {
 			t.bad("packets", "listener %q proxies TCP, where a byte stream has no packets to count; match protocol \"udp\", or use rate", listen.Name)
+			return
 		}
 	}
 	if len(met) == 0 {

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -308,113 +307,6 @@ func TestTarget(t *testing.T) {
 			t.Errorf("%v for port %d of %v is %s, want %s", test.d, test.port, test.a, got, test.want)
 		}
 	}
-}
-
-// TestReference checks that every key stands in the reference file, in use or
-// behind a "# ", and that it loads both as it is and with those in use.
-func TestReference(t *testing.T) {
-	const path = "../../configs/shaperd.toml"
-	c, err := Load(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	compile(t, c)
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := newFile(path, 0, regexp.MustCompile(`(?m)^# (\w+ *= )`).ReplaceAllString(string(text), "$1"))
-	if _, err := load([]*file{f}); err != nil {
-		t.Error("with the keys in comments: ", err)
-	}
-	root, _ := scan(f)
-	all := func(key string) (keys []string) {
-		for _, n := range root.keys[key].elems {
-			for key := range n.keys {
-				keys = append(keys, key)
-			}
-		}
-		return keys
-	}
-	for _, table := range []struct {
-		name         string
-		known, there []string
-	}{
-		{"the file", fileKeys, mapKeys(root.keys)},
-		{"[daemon]", daemonKeys, mapKeys(root.keys["daemon"].keys)},
-		{"[asn]", asnKeys, mapKeys(root.keys["asn"].keys)},
-		{"[[listen]]", listenKeys, all("listen")},
-		{"[[limit]]", limitKeys, all("limit")},
-		{"match", matchKeys, mapKeys(root.keys["limit"].elems[0].keys["match"].keys)},
-	} {
-		for _, key := range table.known {
-			if !slices.Contains(table.there, key) {
-				t.Errorf("%s in the reference has no %s", table.name, key)
-			}
-		}
-	}
-}
-
-func mapKeys(m map[string]*node) (keys []string) {
-	for key := range m {
-		keys = append(keys, key)
-	}
-	return keys
-}
-
-func TestExamples(t *testing.T) {
-	paths, err := filepath.Glob("../../configs/*.toml")
-	if err != nil || len(paths) < 4 {
-		t.Fatal(paths, err)
-	}
-	for _, path := range paths {
-		c, err := Load(path)
-		if err != nil {
-			t.Error(err)
-			continue
-		}
-		compile(t, c)
-	}
-}
-
-// TestEveryKeyIsRead gives each known key a value of a wrong type: a key that
-// nothing reads would be accepted.
-func TestEveryKeyIsRead(t *testing.T) {
-	for header, keys := range map[string][]string{
-		"": fileKeys, "[daemon]": daemonKeys, "[asn]": asnKeys, "[[listen]]": listenKeys, "[[limit]]": limitKeys, "[limit.match]": matchKeys,
-	} {
-		for _, key := range keys {
-			text := header + "\n" + key + " = 1979-05-27\n"
-			if header == "[limit.match]" {
-				text = "[[limit]]\n" + text
-			}
-			_, err := load([]*file{newFile("f.toml", 0, text)})
-			line := 1 + strings.Count(text[:strings.LastIndex(text, key)], "\n")
-			want := fmt.Sprintf("f.toml:%d:1: %s", line, key)
-			if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "a date or time") {
-				t.Errorf("%s %s: errors are\n%v\nwant %s", header, key, err, want)
-			}
-		}
-	}
-}
-
-func TestCanonical(t *testing.T) {
-	c, err := Load("../../configs/shaperd.toml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.ASN.Files = []string{"/usr/share/shaperd/asn.csv"}
-	c.Limits[1].Match.ASN = []uint32{64500, 64501}
-	var text strings.Builder
-	if err := c.WriteText(&text); err != nil {
-		t.Fatal(err)
-	}
-	golden(t, "testdata/canonical.txt", text.String())
-	encoded, err := json.MarshalIndent(c.Canonical(), "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
-	golden(t, "testdata/canonical.json", string(encoded)+"\n")
 }
 
 // TestLoadedCompiles makes files of random keys: each loads and compiles, or has

@@ -169,8 +169,8 @@ func (l *loader) listen(t table) {
 		protocols[a.value.Protocol] = true
 	}
 	if len(addresses) > 0 {
-		l.idle(t, protocols[shaper.TCP], "a tcp address", "connect_timeout")
-		l.idle(t, protocols[shaper.UDP], "a udp address", "idle_timeout", "max_flows")
+		t.idle(protocols[shaper.TCP], "a tcp address", "connect_timeout")
+		t.idle(protocols[shaper.UDP], "a udp address", "idle_timeout", "max_flows")
 	}
 	l.c.Listen = append(l.c.Listen, listen)
 	l.listens = append(l.listens, t)
@@ -193,15 +193,6 @@ func checkDownstream(t table, addresses []item[Address], d item[Downstream]) {
 	if !used {
 		t.add(d.at, fmt.Sprintf("downstream: %q has a port, but a range of ports maps to the same ports: write %q",
 			d.value, Downstream{Host: d.value.Host}))
-	}
-}
-
-// idle reports keys that have no effect, when they need something that is not there.
-func (l *loader) idle(t table, there bool, needed string, keys ...string) {
-	for _, key := range keys {
-		if !there && t.has(key) {
-			t.bad(key, "has no effect without %s", needed)
-		}
 	}
 }
 
@@ -247,7 +238,7 @@ func (l *loader) limit(t table) {
 	choice(t, "excess", &limit.Excess, shaper.ExcessReset, shaper.ExcessClose)
 	mode(t, &limit.Observe)
 
-	l.effect(t, limit)
+	checkEffect(t, limit)
 	l.c.Limits = append(l.c.Limits, limit)
 	l.c.limitAt = append(l.c.limitAt, t.at)
 	l.limits = append(l.limits, t)

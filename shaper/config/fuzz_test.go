@@ -3,10 +3,12 @@ package config
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 )
 
 // FuzzUnits checks that what a parser accepts is formatted to something it reads
@@ -68,6 +70,8 @@ func FuzzTOML(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, text string) {
+		hang := time.AfterFunc(10*time.Second, func() { panic(fmt.Sprintf("hangs on %q", text)) })
+		defer hang.Stop()
 		file0 := newFile("f.toml", 0, text)
 		c, err := load([]*file{file0})
 		if err == nil {

@@ -65,6 +65,15 @@ func (t table) required(keys ...string) {
 	}
 }
 
+// idle reports keys that stand there and have no effect, unless what they need is there.
+func (t table) idle(there bool, needed string, keys ...string) {
+	for _, key := range keys {
+		if !there && t.has(key) {
+			t.bad(key, "has no effect without %s", needed)
+		}
+	}
+}
+
 // table returns the table under a key, with its keys checked.
 func (t table) table(key, name string, known []string) (table, bool) {
 	v, ok := t.values[key]

@@ -33,8 +33,8 @@ type parts struct {
 // cut takes a quantity apart. The case of a prefix does not matter: no unit here
 // is milli. What follows it is left as it is, because b and B differ.
 func cut(s string) (parts, error) {
-	digits := strings.TrimLeft(s, "0123456789.")
-	p := parts{number: s[:len(s)-len(digits)]}
+	unit := strings.TrimLeft(s, "0123456789.")
+	p := parts{number: s[:len(s)-len(unit)]}
 	whole, fraction, point := strings.Cut(p.number, ".")
 	switch {
 	case strings.HasPrefix(s, "-"):
@@ -44,9 +44,9 @@ func cut(s string) (parts, error) {
 	case len(p.number) > 40:
 		return p, fmt.Errorf("%s has too many digits", quote(s))
 	}
-	p.base, p.per, _ = strings.Cut(strings.TrimPrefix(digits, " "), "/")
-	if p.per != "" || strings.HasSuffix(digits, "/") {
-		p.per = "/" + p.per
+	p.base = strings.TrimPrefix(unit, " ")
+	if slash := strings.IndexByte(p.base, '/'); slash >= 0 {
+		p.base, p.per = p.base[:slash], p.base[slash:]
 	}
 	for _, scales := range [][]scale{binary, decimal} {
 		for _, p.scale = range scales {
@@ -60,7 +60,7 @@ func cut(s string) (parts, error) {
 	panic("unreachable: the last prefix is empty")
 }
 
-// in writes the number with another unit.
+// in writes the quantity with another unit behind its prefix.
 func (p parts) in(unit string) string { return p.number + p.scale.prefix + unit }
 
 func (p parts) zero() bool { return strings.Trim(p.number, "0.") == "" }
@@ -93,7 +93,7 @@ func ParseRate(s string) (uint64, error) {
 	switch {
 	case p.zero():
 		return 0, errZero(s)
-	case p.base == "" && p.per == "":
+	case p.base == "":
 		return 0, fmt.Errorf("%s says neither bits nor bytes: %s", quote(s), readings)
 	case p.base == "pps":
 		return 0, fmt.Errorf("%s counts packets: that is the key packets", quote(s))
@@ -125,9 +125,7 @@ func FormatRate(bits uint64) string { return inScale(bits, 1, decimal) + "bit/s"
 
 // FormatRateBytes writes a rate in bytes: "1.25MB/s" for 10 Mbit/s. ParseRate
 // reads it back.
-func FormatRateBytes(bits uint64) string {
-	return inScale(bits, 8, decimal) + "B/s"
-}
+func FormatRateBytes(bits uint64) string { return inScale(bits, 8, decimal) + "B/s" }
 
 // ParseSize reads a size in bytes, "64kB" or "64KiB", at most 1EB.
 func ParseSize(s string) (uint64, error) {

@@ -127,7 +127,7 @@ func (e envelope) checkBurst(events []event, stalls stallReport) error {
 	}
 	allowed := e.burst + e.rate*min(stalls.longest(), stallAlibi).Seconds()
 	if s := sigma(events, e.rate); s > allowed {
-		return fmt.Errorf("sigma is %.0f %s, want at most %.0f + %.0f for the longest stall of %v",
+		return fmt.Errorf("sigma is %.1f %s, want at most %.1f + %.1f for the longest stall of %v",
 			s, e.unit, e.burst, allowed-e.burst, stalls.longest())
 	}
 	const windows = 5
@@ -140,7 +140,7 @@ func (e envelope) checkBurst(events []event, stalls stallReport) error {
 	}
 	slices.Sort(sigmas)
 	if s := sigmas[windows/2]; s > e.burst {
-		return fmt.Errorf("sigma is beyond %.0f %s in most of %d windows: %.0f", e.burst, e.unit, windows, sigmas)
+		return fmt.Errorf("sigma is beyond %.1f %s in most of %d windows: %.1f", e.burst, e.unit, windows, sigmas)
 	}
 	return nil
 }
@@ -156,7 +156,7 @@ func (e envelope) checkMean(events []event, tolerance float64, stalls stallRepor
 		return fmt.Errorf("nothing arrived")
 	}
 	span := events[len(events)-1].at - events[0].at
-	lost := min(stalls.sum()/span.Seconds(), 0.1)
+	lost := stalls.share(span)
 	if least := e.rate * (1 - tolerance - lost); got < least {
 		return fmt.Errorf("mean rate is %.0f %s/s, want at least %.0f (stalls of %.1f ms in all)",
 			got, e.unit, least, 1000*stalls.sum())

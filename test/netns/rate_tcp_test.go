@@ -201,7 +201,7 @@ func inbound(list []arrival) []arrival {
 // hold checks events against the envelope, and logs what they were.
 func hold(t *testing.T, e envelope, events []event, tolerance float64, report stallReport) error {
 	t.Helper()
-	t.Logf("%d %s, mean %+.3f %% off the rate, sigma %.0f; %v",
+	t.Logf("%d %s, mean %+.3f %% off the rate, sigma %.2f; %v",
 		total(events), e.unit, 100*(meanRate(events)/e.rate-1), sigma(events, e.rate), report)
 	return errors.Join(e.checkBurst(events, report), e.checkMean(events, tolerance, report))
 }

@@ -90,38 +90,54 @@ func iperfConfig(f family, limits ...string) string {
 func TestIperf3(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name+"/tcp", func(t *testing.T) {
-			n := newNetwork(t)
-			d := n.shaper.shaperd(t, iperfConfig(f, limit("smooth", onTCP, keySource, tenMiBLimit)))
-			var report struct {
-				End struct {
-					SumReceived struct {
-						Rate float64 `json:"bits_per_second"`
-					} `json:"sum_received"`
-				}
-			}
-			iperf3(t, n, f, &report, "--time", "2", "--parallel", "2")
-			got, want := report.End.SumReceived.Rate, 8*tenMiB.rate
-			if got < 0.93*want || got > 1.05*want {
-				t.Errorf("iperf3 finds %.2f Mbit/s, want %.2f", got/1e6, want/1e6)
-			}
-			mustHaveLimited(t, d, "smooth")
+			fairly(t, func() (stallReport, error) { return iperf3TCP(t, f) })
 		})
 		t.Run(f.name+"/udp", func(t *testing.T) {
-			n := newNetwork(t)
-			d := n.shaper.shaperd(t, iperfConfig(f, limit("sms", onUDP, keySource, `packets = "1000pps"`, `max_delay = "50ms"`)))
-			var report struct {
-				End struct {
-					Sum struct {
-						Packets int     `json:"packets"`
-						Lost    float64 `json:"lost_percent"`
-					}
-				}
-			}
-			iperf3(t, n, f, &report, "--udp", "--time", "2", "--length", "512", "--bitrate", "8192000") // 2,000 a second
-			if sum := report.End.Sum; sum.Packets < 3000 || sum.Lost < 40 || sum.Lost > 60 {
-				t.Errorf("iperf3 finds %.1f %% of %d datagrams lost, want half of 4000", sum.Lost, sum.Packets)
-			}
-			mustHaveLimited(t, d, "sms")
+			fairly(t, func() (stallReport, error) { return iperf3UDP(t, f) })
 		})
 	}
+}
+
+const iperfTime = 2 * time.Second
+
+func iperf3TCP(t *testing.T, f family) (stallReport, error) {
+	n := newNetwork(t)
+	d := n.shaper.shaperd(t, iperfConfig(f, limit("smooth", onTCP, keySource, tenMiBLimit)))
+	var report struct {
+		End struct {
+			SumReceived struct {
+				Rate float64 `json:"bits_per_second"`
+			} `json:"sum_received"`
+		}
+	}
+	stalls := startStallWatch(t)
+	iperf3(t, n, f, &report, "--time", fmt.Sprint(iperfTime.Seconds()), "--parallel", "2")
+	stalled := stalls.stop()
+	mustHaveLimited(t, d, "smooth")
+	got, want := report.End.SumReceived.Rate, 8*tenMiB.rate
+	if got < (0.93-stalled.share(iperfTime))*want || got > 1.05*want {
+		return stalled, fmt.Errorf("iperf3 finds %.2f Mbit/s, want %.2f; %v", got/1e6, want/1e6, stalled)
+	}
+	return stalled, nil
+}
+
+func iperf3UDP(t *testing.T, f family) (stallReport, error) {
+	n := newNetwork(t)
+	d := n.shaper.shaperd(t, iperfConfig(f, limit("sms", onUDP, keySource, `packets = "1000pps"`, `max_delay = "50ms"`)))
+	var report struct {
+		End struct {
+			Sum struct {
+				Packets int     `json:"packets"`
+				Lost    float64 `json:"lost_percent"`
+			}
+		}
+	}
+	stalls := startStallWatch(t)
+	iperf3(t, n, f, &report, "--udp", "--time", fmt.Sprint(iperfTime.Seconds()), "--length", "512", "--bitrate", "8192000") // 2,000 a second
+	stalled := stalls.stop()
+	mustHaveLimited(t, d, "sms")
+	if sum := report.End.Sum; sum.Packets < 3000 || sum.Lost < 40 || sum.Lost > 60+100*stalled.share(iperfTime) {
+		return stalled, fmt.Errorf("iperf3 finds %.1f %% of %d datagrams lost, want half of 4000; %v", sum.Lost, sum.Packets, stalled)
+	}
+	return stalled, nil
 }

@@ -1,0 +1,76 @@
+package conn
+
+import (
+	"flag"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random tests")
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	goleak.VerifyTestMain(m)
+}
+
+func newRand(t testing.TB) *rand.Rand {
+	t.Logf("-seed=%d", *seed)
+	return rand.New(rand.NewPCG(*seed, 0))
+}
+
+// policy puts limits in force for one listener, "l".
+func policy(t testing.TB, s *shaper.Shaper, limits ...shaper.Limit) *shaper.Policy {
+	t.Helper()
+	for i := range limits {
+		l := &limits[i]
+		if l.IPv4Prefix == 0 {
+			l.IPv4Prefix, l.IPv6Prefix = 32, 64
+		}
+		if l.Packets.N > 0 {
+			l.Match.Protocol = shaper.UDP
+		}
+	}
+	p, err := s.Compile(limits, []shaper.Listener{{Name: "l", TCP: true, UDP: true}}, nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func flowFrom(source string, port uint16) *shaper.Flow {
+	return &shaper.Flow{Source: netip.MustParseAddr(source), Port: port, Protocol: shaper.TCP}
+}
+
+func testLog(t testing.TB) *slog.Logger {
+	level := slog.LevelError
+	if testing.Verbose() {
+		level = slog.LevelDebug
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+}
+
+// sigma is the least burst with which the departures keep to rate, in units.
+type sigma struct {
+	rate      float64 // units a tick
+	sent      float64
+	low, most float64
+	started   bool
+}
+
+func (s *sigma) add(at leaky.Time, n uint64) {
+	line := s.rate * float64(at)
+	if !s.started || s.sent-line < s.low {
+		s.low, s.started = s.sent-line, true
+	}
+	s.sent += float64(n)
+	s.most = max(s.most, s.sent-line-s.low)
+}

@@ -1,0 +1,332 @@
+package conn
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// rig runs lines on a clock of its own.
+type rig struct {
+	t      *testing.T
+	shaper *shaper.Shaper
+	wheel  *leaky.Wheel
+	lines  *lines
+	policy *shaper.Policy
+	left   map[*line]*sigma
+	count  int
+}
+
+func newRig(t *testing.T, limits ...shaper.Limit) *rig {
+	s := shaper.New(1000)
+	r := &rig{t: t, shaper: s, wheel: new(leaky.Wheel), left: map[*line]*sigma{}}
+	r.lines = newLines(s, r.wheel)
+	r.policy = policy(t, s, limits...)
+	s.Swap(r.policy, 0)
+	return r
+}
+
+func (r *rig) path(f *shaper.Flow) []*line {
+	route := r.policy.Route(f)
+	path := r.lines.path(r.policy, f, route, route.ToDownstream)
+	for _, l := range path {
+		if r.left[l] == nil {
+			r.left[l] = &sigma{rate: float64(r.policy.Limit(l.limit).Rate) / 8 / float64(leaky.Second)}
+		}
+	}
+	return path
+}
+
+// packet leaves once; a stream leaves as long as it has something.
+type packet struct {
+	unit
+	rig   *rig
+	id    int
+	after *int // id of the last one of its kind that left
+	late  leaky.Time
+}
+
+func (p *packet) send(now leaky.Time) (bytes, packets uint64, again bool) {
+	if p.after != nil {
+		if p.id < *p.after {
+			p.rig.t.Fatalf("unit %d left after unit %d of the same flow", p.id, *p.after)
+		}
+		*p.after = p.id
+	}
+	p.rig.note(&p.unit, now, p.bytes)
+	return p.bytes, 1, false
+}
+
+func (p *packet) resubmit(now leaky.Time) { p.rig.lines.submit(&p.unit, now) }
+
+type stream struct {
+	unit
+	rig   *rig
+	left  uint64
+	moved uint64
+}
+
+func (s *stream) send(now leaky.Time) (bytes, packets uint64, again bool) {
+	n := min(s.bytes, s.left)
+	s.left -= n
+	s.moved += n
+	s.rig.note(&s.unit, now, n)
+	return n, 0, s.left > 0
+}
+
+func (s *stream) resubmit(now leaky.Time) { s.rig.lines.submit(&s.unit, now) }
+
+func (r *rig) note(u *unit, now leaky.Time, n uint64) {
+	r.count++
+	for _, l := range u.path {
+		r.left[l].add(now, n)
+	}
+}
+
+// advance fires what is due up to now, each a little late.
+func (r *rig) advance(now leaky.Time, late func() leaky.Time) {
+	for {
+		at, ok := r.wheel.Next()
+		if !ok || at > now {
+			return
+		}
+		r.wheel.Advance(min(now, at+late()))
+	}
+}
+
+func onTime() leaky.Time { return 0 }
+
+func TestEveryBucketKeepsItsEnvelope(t *testing.T) {
+	rnd := newRand(t)
+	const maxUnit = 1500
+	var refused, delayed int
+	for round := range 40 {
+		keys := []shaper.Fields{0, shaper.KeySource, shaper.KeyPort, shaper.KeySource | shaper.KeyPort, shaper.KeyConnection}
+		var limits []shaper.Limit
+		for i := range 1 + rnd.IntN(4) {
+			limits = append(limits, shaper.Limit{
+				Name: fmt.Sprint("limit", i), Key: keys[rnd.IntN(len(keys))], MaxDelay: time.Duration(rnd.IntN(50)) * time.Millisecond,
+				Rate: 1e6 + rnd.Uint64N(1e7), Burst: uint64(rnd.IntN(2) * 10000),
+			})
+		}
+		r := newRig(t, limits...)
+		type client struct {
+			path []*line
+			last int
+		}
+		var clients []*client
+		for i := range 12 {
+			f := &shaper.Flow{
+				Source: netip.AddrFrom4([4]byte{10, 0, 0, byte(i % 4)}), Port: uint16(1 + i%3), Protocol: shaper.TCP,
+				Connection: uint64(i),
+			}
+			clients = append(clients, &client{path: r.path(f), last: -1})
+		}
+		late := func() leaky.Time { return leaky.Time(rnd.Uint64N(uint64(leaky.Second / 2000))) }
+		now := leaky.Second
+		admitted := 0
+		for id := range 3000 {
+			now += leaky.Time(rnd.Uint64N(uint64(leaky.Second / 1000)))
+			r.advance(now, late)
+			c := clients[rnd.IntN(len(clients))]
+			n := 64 + rnd.Uint64N(maxUnit-63)
+			if full(c.path, now) != nil {
+				refused++
+				continue
+			}
+			p := &packet{rig: r, id: id, after: &c.last}
+			p.unit = unit{owner: p, path: c.path, bytes: n, packets: 1, credit: 1}
+			admitted++
+			r.lines.submit(&p.unit, now)
+			if p.queued {
+				delayed++
+			}
+		}
+		r.advance(now+100*leaky.Second, late)
+		if r.count != admitted {
+			t.Fatalf("round %d: %d units left of %d", round, r.count, admitted)
+		}
+		for l, s := range r.left {
+			limit := r.policy.Limit(l.limit)
+			if bound := float64(limit.Burst) + 2*maxUnit + 1; s.most > bound {
+				t.Errorf("round %d: %v: sigma %.0f bytes, want at most %.0f", round, limit.Name, s.most, bound)
+			}
+			if l.head != nil || l.holder != nil || l.queuedBytes != 0 || l.queuedPackets != 0 {
+				t.Errorf("round %d: %v is not empty: %+v", round, limit.Name, l)
+			}
+		}
+	}
+	if refused == 0 || delayed == 0 {
+		t.Errorf("a test that limits nothing: %d refused, %d delayed", refused, delayed)
+	}
+}
+
+// A unit must not wait longer than the queue is deep, but for its own cost and
+// the lateness of the clock work.
+func TestNoUnitWaitsBeyondMaxDelay(t *testing.T) {
+	rnd := newRand(t)
+	r := newRig(t, shaper.Limit{Name: "all", Rate: 8e6, MaxDelay: 20 * time.Millisecond})
+	path := r.path(flowFrom("10.0.0.1", 1))
+	now, worst := leaky.Second, leaky.Time(0)
+	var refused int
+	for range 5000 {
+		now += leaky.Time(rnd.Uint64N(uint64(leaky.Second / 1500)))
+		r.advance(now, onTime)
+		if full(path, now) != nil {
+			refused++
+			continue
+		}
+		p := &timed{packet: packet{rig: r}, worst: &worst}
+		p.unit = unit{owner: p, path: path, bytes: 1000, packets: 1, credit: 1}
+		r.lines.submit(&p.unit, now)
+	}
+	r.advance(now+leaky.Second, onTime)
+	if refused == 0 {
+		t.Error("nothing was refused")
+	}
+	if bound := leaky.FromDuration(21 * time.Millisecond); worst > bound || worst < bound/2 {
+		t.Errorf("the longest wait was %v, want up to %v", worst.Duration(), bound.Duration())
+	}
+}
+
+type timed struct {
+	packet
+	worst *leaky.Time
+}
+
+func (p *timed) send(now leaky.Time) (bytes, packets uint64, again bool) {
+	*p.worst = max(*p.worst, now-p.arrived)
+	return p.packet.send(now)
+}
+
+func TestStreamsOfOneBucketTakeTurns(t *testing.T) {
+	r := newRig(t, shaper.Limit{Name: "per-source", Key: shaper.KeySource, Rate: 80e6})
+	path := r.path(flowFrom("10.0.0.1", 1))
+	var streams []*stream
+	for range 50 {
+		s := &stream{rig: r, left: 1 << 40}
+		s.unit = unit{owner: s, path: path, bytes: 7000, credit: grantCredit}
+		streams = append(streams, s)
+	}
+	for _, s := range streams {
+		r.lines.submit(&s.unit, leaky.Second)
+	}
+	r.advance(3*leaky.Second, onTime)
+	var sum uint64
+	for _, s := range streams {
+		sum += s.moved
+		// The first one has its second grant before the last one's first.
+		if diff := int64(s.moved) - int64(streams[1].moved); diff > 14000 || diff < -14000 {
+			t.Errorf("one stream moved %d bytes, another %d", s.moved, streams[1].moved)
+		}
+	}
+	if want := uint64(20e6); sum < want-14000 || sum > want+14000 {
+		t.Errorf("%d bytes moved in 2 s, want %d", sum, want)
+	}
+}
+
+func TestSlowKeyDoesNotHoldUpTheOthers(t *testing.T) {
+	r := newRig(t,
+		shaper.Limit{Name: "all", Rate: 800e6},
+		shaper.Limit{Name: "per-source", Key: shaper.KeySource, Rate: 8e3})
+	var moved [10]*stream
+	for i := range moved {
+		s := &stream{rig: r, left: 1 << 40}
+		s.unit = unit{owner: s, path: r.path(flowFrom(fmt.Sprintf("10.0.0.%d", i), 1)), bytes: 1448, credit: grantCredit}
+		moved[i] = s
+		r.lines.submit(&s.unit, leaky.Second)
+	}
+	r.advance(21*leaky.Second, onTime)
+	for i, s := range moved {
+		if s.moved < 18000 || s.moved > 21500 {
+			t.Errorf("source %d moved %d bytes in 20 s, want about 20000", i, s.moved)
+		}
+	}
+}
+
+func TestWithdraw(t *testing.T) {
+	r := newRig(t,
+		shaper.Limit{Name: "all", Rate: 8e6},
+		shaper.Limit{Name: "per-source", Key: shaper.KeySource, Rate: 8e6})
+	var packets []*packet
+	for i := range 9 {
+		p := &packet{rig: r, id: i}
+		p.unit = unit{owner: p, path: r.path(flowFrom(fmt.Sprintf("10.0.0.%d", i%3), 1)), bytes: 1000, packets: 1, credit: 1}
+		packets = append(packets, p)
+		r.lines.submit(&p.unit, leaky.Second)
+	}
+	for _, i := range []int{8, 1, 4} { // a tail, a holder of its first line, one behind it
+		r.lines.withdraw(&packets[i].unit, leaky.Second)
+		r.lines.withdraw(&packets[i].unit, leaky.Second)
+	}
+	r.advance(10*leaky.Second, onTime)
+	if r.count != 6 {
+		t.Errorf("%d units left, want 6", r.count)
+	}
+	for _, l := range r.lines.byKey {
+		if l.head != nil || l.holder != nil || l.queuedBytes != 0 {
+			t.Errorf("line of %s is not empty", l.state.Name)
+		}
+	}
+}
+
+func TestSwapKeepsTurnsAndBacklog(t *testing.T) {
+	limit := shaper.Limit{Name: "all", Rate: 8e6, MaxDelay: time.Second}
+	r := newRig(t, limit)
+	path := r.path(flowFrom("10.0.0.1", 1))
+	last := -1
+	now := leaky.Second
+	for i := range 100 {
+		p := &packet{rig: r, id: i, after: &last}
+		p.unit = unit{owner: p, path: path, bytes: 1000, packets: 1, credit: 1}
+		r.lines.submit(&p.unit, now)
+	}
+	r.advance(now+leaky.Second/100, onTime) // 10 of them
+	if r.count < 9 || r.count > 12 {
+		t.Fatalf("%d units left in 10 ms, want 10", r.count)
+	}
+	now += leaky.Second / 100
+	limit.Rate = 4e6
+	units := r.lines.clear()
+	r.policy = policy(t, r.shaper, limit)
+	r.lines.swap(r.policy, now)
+	before := r.count
+	for _, u := range units {
+		u.owner.resubmit(now)
+	}
+	if r.count-before > 1 {
+		t.Errorf("%d units left at once after the reload", r.count-before)
+	}
+	r.advance(now+leaky.Second/10, onTime) // 50 at half the rate
+	if n := r.count - before; n < 49 || n > 52 {
+		t.Errorf("%d units left in 100 ms, want 50", n)
+	}
+	r.advance(now+leaky.Second, onTime)
+	if r.count != 100 {
+		t.Errorf("%d units left, want 100", r.count)
+	}
+}
+
+func TestReleaseKeepsDebt(t *testing.T) {
+	r := newRig(t, shaper.Limit{Name: "all", Rate: 8e3, MaxDelay: time.Minute})
+	f := flowFrom("10.0.0.1", 1)
+	path := r.path(f)
+	p := &packet{rig: r}
+	p.unit = unit{owner: p, path: path, bytes: 1000, packets: 1, credit: 1}
+	r.lines.submit(&p.unit, leaky.Second) // costs a second
+	r.lines.release(path, leaky.Second)
+	if len(r.lines.byKey) != 0 {
+		t.Fatal("a line without a flow is kept")
+	}
+	again := r.path(f)
+	q := &packet{rig: r}
+	q.unit = unit{owner: q, path: again, bytes: 1000, packets: 1, credit: 1}
+	r.lines.submit(&q.unit, leaky.Second+leaky.Second/2)
+	if !q.queued {
+		t.Error("a new connection got a fresh bucket")
+	}
+}

@@ -1,0 +1,186 @@
+package shaper
+
+import (
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"shaperd/leaky"
+)
+
+// inParallel runs f n times at once.
+func inParallel(n int, f func(g int)) {
+	var wg sync.WaitGroup
+	for g := range n {
+		wg.Go(func() { f(g) })
+	}
+	wg.Wait()
+}
+
+const (
+	goroutines = 4
+	each       = 20000 // decisions of a goroutine
+)
+
+// At a standing clock the order of decisions does not matter: concurrent ones
+// admit exactly what sequential ones do.
+func TestConcurrentEqualsSequential(t *testing.T) {
+	limits := []Limit{
+		{Name: "source", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Rate: 8e8, MaxDelay: 20 * time.Millisecond},
+		{Name: "port", Key: KeyPort, Packets: Frequency{100_000, time.Second}, MaxDelay: 200 * time.Millisecond},
+		{Name: "all", Rate: 8e9, MaxDelay: 10 * time.Millisecond},
+	}
+	var admitted [2]int64
+	for i, workers := range []int{1, goroutines} {
+		s := New(1000)
+		p := mustCompile(t, s, limits[:1], udpOnly) // one bucket decides
+		f := fromIPv4(1)
+		r := p.Route(f)
+		var n atomic.Int64
+		inParallel(workers, func(int) {
+			for range each * goroutines / workers {
+				if s.Decide(p, f, r, r.ToDownstream, 1000, 1, leaky.Second).Verdict != Refuse {
+					n.Add(1)
+				}
+			}
+		})
+		admitted[i] = n.Load()
+	}
+	// 20 ms at 1e8 bytes/s, and one unit more: the queue test is of the wait before it.
+	if want := int64(2001); admitted != [2]int64{want, want} {
+		t.Errorf("admitted %v, want %d each", admitted, want)
+	}
+
+	s := New(1000)
+	p := mustCompile(t, s, limits, udpOnly)
+	var bySource [goroutines]atomic.Int64
+	inParallel(goroutines, func(g int) {
+		f := fromIPv4(uint32(g))
+		r := p.Route(f)
+		for range each {
+			if s.Decide(p, f, r, r.ToDownstream, 1000, 1, leaky.Second).Verdict != Refuse {
+				bySource[g].Add(1)
+			}
+		}
+	})
+	var sum int64
+	for g := range goroutines {
+		sum += bySource[g].Load()
+	}
+	// Four sources could have 2001 each; all together 10 ms at 1e9 bytes/s is
+	// 10001, so each source's own limit holds.
+	if want := int64(goroutines * 2001); sum != want {
+		t.Errorf("%d goroutines were admitted %d units, want %d", goroutines, sum, want)
+	}
+}
+
+// With a clock that advances, what is admitted stays within the envelope of each
+// bucket, and uses all of it.
+func TestConcurrentEnvelope(t *testing.T) {
+	const unit = 500
+	for _, tt := range []struct {
+		name    string
+		sources int // 1: all hammer one bucket
+		limits  []Limit
+		rate    float64 // bytes/s that all sources together may have
+		depth   float64 // bytes that their queues hold
+	}{
+		{"one bucket", 1, []Limit{{Name: "all", Rate: 8e8, MaxDelay: time.Millisecond}}, 1e8, 1e5},
+		{"a source each", 16, []Limit{{Name: "source", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Rate: 8e6, MaxDelay: time.Millisecond}}, 16e6, 16e3},
+		{"sources under one limit", 16, []Limit{
+			{Name: "source", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Rate: 8e7, MaxDelay: 10 * time.Millisecond},
+			{Name: "port", Key: KeyPort, Packets: Frequency{1e6, time.Second}, MaxDelay: time.Second},
+			{Name: "all", Rate: 2.4e8, MaxDelay: time.Millisecond},
+		}, 3e7, 3e4},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := New(1000)
+			p := mustCompile(t, s, tt.limits, udpOnly)
+			var clock, bytes, refused, delayed atomic.Uint64
+			const step = uint64(leaky.Second) / 1_000_000 // a decision a microsecond: 5e8 bytes/s are offered
+			start := uint64(leaky.Second)
+			clock.Store(start)
+			inParallel(goroutines, func(int) {
+				for range each {
+					now := leaky.Time(clock.Add(step))
+					f := fromIPv4(uint32(uint64(now) / step % uint64(tt.sources)))
+					r := p.Route(f)
+					switch s.Decide(p, f, r, r.ToDownstream, unit, 1, now).Verdict {
+					case Refuse:
+						refused.Add(1)
+						continue
+					case Delay:
+						delayed.Add(1)
+					}
+					bytes.Add(unit)
+				}
+			})
+			line := tt.rate * float64(clock.Load()-start) / float64(leaky.Second)
+			got := float64(bytes.Load())
+			if most := line + tt.depth + float64(unit*tt.sources); got > most {
+				t.Errorf("%.0f bytes admitted, at most %.0f", got, most)
+			}
+			if least := line * 0.95; got < least {
+				t.Errorf("%.0f bytes admitted, at least %.0f", got, least)
+			}
+			if refused.Load() == 0 || delayed.Load() == 0 {
+				t.Errorf("a test that limits nothing: refused %d, delayed %d", refused.Load(), delayed.Load())
+			}
+			var counted uint64
+			for v := range Refuse {
+				for r := range Reasons {
+					counted += p.State(0).Bytes[v][r].Load()
+				}
+			}
+			if counted != bytes.Load() {
+				t.Errorf("%d bytes counted, %d admitted", counted, bytes.Load())
+			}
+		})
+	}
+}
+
+// Every method at once, for the race detector and the table's invariants.
+func TestConcurrentReloads(t *testing.T) {
+	rnd := newRand(t)
+	s := New(64)
+	compile := func(rate uint64) *Policy {
+		p, err := s.Compile([]Limit{
+			{Name: "source", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Rate: rate, MaxDelay: time.Millisecond},
+			{Name: "all", Rate: 100 * rate, MaxDelay: time.Millisecond},
+		}, udpOnly, nil, rate%2 == 0)
+		if err != nil {
+			t.Error(err)
+		}
+		return p
+	}
+	s.Swap(compile(8e6), 0)
+	var clock atomic.Uint64
+	seeds := [goroutines]uint64{rnd.Uint64(), rnd.Uint64(), rnd.Uint64(), rnd.Uint64()}
+	inParallel(goroutines, func(g int) {
+		rnd := rand.New(rand.NewPCG(seeds[g], 0))
+		for n := range each / 4 {
+			now := leaky.Time(clock.Add(uint64(leaky.Second) / 100_000))
+			p := s.Policy()
+			f := fromIPv4(rnd.Uint32N(300))
+			r := p.Route(f)
+			switch {
+			case n%500 == 0:
+				s.Swap(compile(8e6+rnd.Uint64N(1e6)), now)
+			case n%10 == 0:
+				k := p.Key(0, f, r)
+				b := s.CheckOut(k)
+				b.Offer(p.Shape(0), 1000, 1, now)
+				s.CheckIn(k, b, now)
+			case n%100 == 1:
+				s.Buckets()
+			default:
+				s.Decide(p, f, r, r.ToDownstream, 1000, 1, now)
+			}
+		}
+	})
+	if err := s.table.check(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,162 @@
+package shaper
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"shaperd/leaky"
+)
+
+// backlog is what is left of a bucket at now in bytes and in packets.
+func (s *Shaper) backlog(p *Policy, i int, f *Flow, now leaky.Time) (bytes, packets uint64) {
+	b, _ := s.level(p, i, f)
+	owed := probe(b, now)
+	return p.Shape(i).Bytes.Units(owed[0] - now), p.Shape(i).Packets.Units(owed[1] - now)
+}
+
+func TestReloadKeepsBacklog(t *testing.T) {
+	bySource := Limit{
+		Name: "source", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64,
+		Rate: 1e6, Packets: Frequency{N: 100, Per: time.Second}, MaxDelay: time.Hour,
+	}
+	with := func(change func(l *Limit)) Limit {
+		l := bySource
+		change(&l)
+		return l
+	}
+	for _, tt := range []struct {
+		name           string
+		reloads        [][]Limit
+		bytes, packets uint64
+	}{
+		{"unchanged", [][]Limit{{bySource}}, 15000, 10},
+		{"slower", [][]Limit{{with(func(l *Limit) { l.Rate = 1000 })}}, 15000, 10},
+		{"faster", [][]Limit{{with(func(l *Limit) { l.Rate = 1e10 })}}, 15000, 10},
+		{"packets slower", [][]Limit{{with(func(l *Limit) { l.Packets.N = 3 })}}, 15000, 10},
+		{"other period", [][]Limit{{with(func(l *Limit) { l.Packets = Frequency{100, time.Minute} })}}, 15000, 10},
+		{"burst", [][]Limit{{with(func(l *Limit) { l.Burst = 3000 })}}, 15000, 10},
+		{"max_delay", [][]Limit{{with(func(l *Limit) { l.MaxDelay = time.Millisecond })}}, 15000, 10},
+		{"there and back", [][]Limit{{with(func(l *Limit) { l.Rate = 8 })}, {bySource}}, 15000, 10},
+		{"bytes given up", [][]Limit{{with(func(l *Limit) { l.Rate = 0 })}}, 0, 10},
+		{"another limit beside", [][]Limit{{{Name: "new", Rate: 8}, bySource}}, 15000, 10},
+		{"removed and back", [][]Limit{nil, {bySource}}, 15000, 10},
+		{"removed and back faster", [][]Limit{nil, {with(func(l *Limit) { l.Rate = 1e9 })}}, 15000, 10},
+		{"removed and back slower", [][]Limit{nil, nil, {with(func(l *Limit) { l.Rate = 8000 })}}, 15000, 10},
+		{"renamed", [][]Limit{{with(func(l *Limit) { l.Name = "other" })}}, 0, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := New(100)
+			p := mustCompile(t, s, []Limit{bySource}, udpOnly)
+			now := leaky.Second
+			s.Swap(p, now)
+			f := fromIPv4(1)
+			for range 10 {
+				r := p.Route(f)
+				s.Decide(p, f, r, r.ToDownstream, 1500, 1, now)
+			}
+			for _, limits := range tt.reloads {
+				p = mustCompile(t, s, limits, udpOnly)
+				s.Swap(p, now)
+				if s.Policy() != p {
+					t.Fatal("the policy is not in force")
+				}
+			}
+			i := p.Len() - 1
+			if p.Limit(0).Key == KeySource {
+				i = 0
+			}
+			bytes, packets := s.backlog(p, i, f, now)
+			if bytes < tt.bytes || bytes > tt.bytes+2 || packets != tt.packets {
+				t.Errorf("%d bytes and %d packets, want %d and %d", bytes, packets, tt.bytes, tt.packets)
+			}
+		})
+	}
+}
+
+// A reload with any rate, at any moment, hands out no more than the envelope: the
+// sum over the times each rate was in force.
+func TestReloadsGiveNoBurst(t *testing.T) {
+	rnd := newRand(t)
+	var refused, reloads int
+	for range 30 {
+		s := New(100)
+		f := fromIPv4(1)
+		var p *Policy
+		var r Route
+		now := leaky.Second
+		const unit, maxDelay = 1000, 20 * time.Millisecond
+		// Bytes that the limit allowed to leave so far, beyond one unit.
+		allowed, sent := 0.0, 0.0
+		var rate uint64
+		reload := func() {
+			rate = 1e5 + rnd.Uint64N(uint64(1e5)<<rnd.IntN(10))
+			p = mustCompile(t, s, []Limit{{Name: "l", Rate: rate, MaxDelay: maxDelay}}, udpOnly)
+			s.Swap(p, now)
+			r = p.Route(f)
+			reloads++
+		}
+		reload()
+		for range 3000 {
+			step := leaky.Time(rnd.Uint64N(uint64(leaky.Second / 500)))
+			now += step
+			allowed += float64(rate) / 8 * float64(step) / float64(leaky.Second)
+			if rnd.IntN(100) == 0 {
+				reload()
+			}
+			if d := s.Decide(p, f, r, r.ToDownstream, unit, 1, now); d.Verdict == Refuse {
+				refused++
+				continue
+			}
+			sent += unit
+			// The queue holds max_delay of the rate that was in force when it filled.
+			backlog, _ := s.backlog(p, 0, f, now)
+			if left := sent - float64(backlog); left > allowed+unit+2 {
+				t.Fatalf("%.0f bytes left, %.0f allowed", left, allowed)
+			}
+		}
+	}
+	if refused == 0 || reloads < 100 {
+		t.Errorf("a test that limits nothing: refused %d, reloaded %d times", refused, reloads)
+	}
+}
+
+func TestReloadRescalesNewConnections(t *testing.T) {
+	s := New(10)
+	load := func(n uint64) *Policy {
+		p := mustCompile(t, s, []Limit{{Name: "l", NewConnections: Frequency{n, time.Second}, MaxWait: time.Second}}, udpOnly)
+		s.Swap(p, leaky.Second)
+		return p
+	}
+	p := load(10)
+	k := p.Key(0, fromIPv4(1), Route{})
+	k.Limit++
+	var b leaky.Bucket
+	b.Charge(p.NewConnections(0), 0, 5, leaky.Second)
+	s.CheckIn(k, b, leaky.Second)
+	p = load(100)
+	got := s.CheckOut(k)
+	if want := leaky.Second + p.NewConnections(0).Packets.Cost(5); got.Until() != want {
+		t.Errorf("5 connections drain after %v, want %v", (got.Until() - leaky.Second).Duration(), (want - leaky.Second).Duration())
+	}
+}
+
+func TestReloadKeepsCounts(t *testing.T) {
+	s := New(10)
+	f := fromIPv4(1)
+	for range 3 {
+		p := mustCompile(t, s, []Limit{{Name: "l", Rate: 1e6 + rand.Uint64N(1e6)}}, udpOnly)
+		s.Swap(p, leaky.Second)
+		s.Decide(p, f, p.Route(f), 1, 10, 1, leaky.Second*leaky.Time(1+rand.Uint64N(1000)))
+	}
+	var bytes uint64
+	st := s.Policy().State(0)
+	for v := range Verdicts {
+		for r := range Reasons {
+			bytes += st.Bytes[v][r].Load()
+		}
+	}
+	if bytes != 30 {
+		t.Errorf("%d bytes counted over three policies, want 30", bytes)
+	}
+}
