@@ -26,6 +26,7 @@ type unit struct {
 	pos     int
 	waited  shaper.Set // positions in path at which it had to wait
 	arrived leaky.Time
+	ready   leaky.Time // since when lateness counts; before arrived for one that comes again
 	bytes   uint64 // expected; a TCP grant may move less
 	packets uint64
 	credit  uint64 // units of lateness that are given back
@@ -64,13 +65,14 @@ type line struct {
 type lines struct {
 	shaper *shaper.Shaper
 	wheel  *leaky.Wheel
+	clock  func() leaky.Time
 	byKey  map[shaper.Key]*line
 	work   []*line // whose heads may be able to move
 	busy   bool    // run is at work
 }
 
-func newLines(s *shaper.Shaper, w *leaky.Wheel) *lines {
-	return &lines{shaper: s, wheel: w, byKey: map[shaper.Key]*line{}}
+func newLines(s *shaper.Shaper, w *leaky.Wheel, clock func() leaky.Time) *lines {
+	return &lines{shaper: s, wheel: w, clock: clock, byKey: map[shaper.Key]*line{}}
 }
 
 // path returns the lines that a flow's units pass under set, in order. Limits
@@ -122,12 +124,13 @@ func full(path []*line, now leaky.Time) *line {
 
 // submit queues u, which must have a path. It may leave before submit returns.
 func (ls *lines) submit(u *unit, now leaky.Time) {
-	u.arrived, u.pos, u.waited, u.queued = now, 0, 0, true
+	u.arrived, u.ready = now, now
 	ls.enqueue(u)
 	ls.run(now)
 }
 
 func (ls *lines) enqueue(u *unit) {
+	u.pos, u.waited, u.queued = 0, 0, true
 	for _, l := range u.path {
 		l.queuedBytes += u.bytes
 		l.queuedPackets += u.packets
@@ -203,12 +206,21 @@ func (ls *lines) depart(u *unit, now leaky.Time) {
 		l.queuedPackets -= u.packets
 	}
 	u.queued = false
-	path, arrived, waited, credit := u.path, u.arrived, u.waited, u.credit
+	path, arrived, ready, waited, credit := u.path, u.arrived, u.ready, u.waited, u.credit
 	bytes, packets, again := u.owner.send(now)
+	if bytes|packets != 0 {
+		// The thread may have been held up since now was read, and the unit left
+		// later than that: charged to the earlier instant, more would follow it
+		// than the rate allows.
+		now = ls.clock()
+	}
+	var last leaky.Time
 	for i, l := range path {
 		if bytes|packets != 0 {
 			slack := max(l.shape.Bytes.Cost(bytes), l.shape.Packets.Cost(packets))
-			l.bucket.Charge(l.shape, bytes, packets, leaky.Late(arrived, now, leaky.Time(credit)*slack))
+			charged := leaky.Late(ready, now, leaky.Time(credit)*slack)
+			l.bucket.Charge(l.shape, bytes, packets, charged)
+			last = max(last, charged)
 			verdict, reason := shaper.Pass, shaper.None
 			if waited&(1<<i) != 0 {
 				verdict, reason = shaper.Delay, shaper.ByRate
@@ -220,7 +232,8 @@ func (ls *lines) depart(u *unit, now leaky.Time) {
 		ls.consider(l)
 	}
 	if again {
-		u.arrived, u.pos, u.waited, u.queued = now, 0, 0, true
+		// It was there all the time, so what is left of the lateness is its own.
+		u.arrived, u.ready = now, last
 		ls.enqueue(u)
 	}
 }

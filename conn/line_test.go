@@ -17,14 +17,15 @@ type rig struct {
 	wheel  *leaky.Wheel
 	lines  *lines
 	policy *shaper.Policy
+	now    leaky.Time
 	left   map[*line]*sigma
 	count  int
 }
 
 func newRig(t *testing.T, limits ...shaper.Limit) *rig {
 	s := shaper.New(1000)
-	r := &rig{t: t, shaper: s, wheel: new(leaky.Wheel), left: map[*line]*sigma{}}
-	r.lines = newLines(s, r.wheel)
+	r := &rig{t: t, shaper: s, wheel: new(leaky.Wheel), now: leaky.Second, left: map[*line]*sigma{}}
+	r.lines = newLines(s, r.wheel, func() leaky.Time { return r.now })
 	r.policy = policy(t, s, limits...)
 	s.Swap(r.policy, 0)
 	return r
@@ -92,9 +93,11 @@ func (r *rig) advance(now leaky.Time, late func() leaky.Time) {
 	for {
 		at, ok := r.wheel.Next()
 		if !ok || at > now {
+			r.now = now
 			return
 		}
-		r.wheel.Advance(min(now, at+late()))
+		r.now = max(r.now, min(now, at+late()))
+		r.wheel.Advance(r.now)
 	}
 }
 

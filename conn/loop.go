@@ -61,7 +61,7 @@ func newLoop(clock *leaky.Clock, s *shaper.Shaper) (*loop, error) {
 		batch:   newBatch(),
 		done:    make(chan struct{}),
 	}
-	l.lines = newLines(s, &l.pacer.Wheel)
+	l.lines = newLines(s, &l.pacer.Wheel, clock.Now)
 	var err error
 	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("create epoll: %w", err)

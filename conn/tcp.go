@@ -111,6 +111,18 @@ func (d *direction) reroute(policy *shaper.Policy, set shaper.Set) {
 		grant = min(grant, l.shape.Bytes.Units(leaky.FromDuration(grantTime)))
 	}
 	d.unit.bytes = max(grant, minGrant)
+	d.boundUnsent()
+}
+
+// boundUnsent keeps what dst's socket holds unsent to about one grant. A
+// downstream that pauses would otherwise be hit by all that was written
+// meanwhile, at once, when it goes on. An error leaves it so.
+func (d *direction) boundUnsent() {
+	lowat := 0 // the system's default
+	if len(d.unit.path) > 0 {
+		lowat = int(d.unit.bytes)
+	}
+	_ = unix.SetsockoptInt(d.dst.fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, lowat)
 }
 
 func (side *side) ready(events uint32, now leaky.Time) {

@@ -63,20 +63,11 @@ func (a Address) String() string {
 
 func (a Address) single() bool { return a.Ports.First == a.Ports.Last }
 
-// Downstream is a host that receives traffic. Use [Downstream.Target] to find
-// the port.
+// Downstream is a host that receives traffic. What comes to a range of ports goes
+// to the same port whatever Port says; a listener with ranges alone has no Port.
 type Downstream struct {
 	Host string // an IP address, without brackets, or a name to resolve
 	Port uint16 // 0 is the port the source asked for
-}
-
-// Target returns the host:port for traffic that came to one port of a: the port
-// of d, or the same port when d has none or a is a range.
-func (d Downstream) Target(a Address, port uint16) string {
-	if d.Port != 0 && a.single() {
-		port = d.Port
-	}
-	return net.JoinHostPort(d.Host, strconv.Itoa(int(port)))
 }
 
 func (d Downstream) String() string {

@@ -93,8 +93,8 @@ func (l *loader) parse(f *file) (*node, map[string]any) {
 	return root, values
 }
 
-// decode is toml.Decode without its panics: some malformed input makes it panic
-// with a message that starts with "BUG".
+// decode is toml.Decode without its panics. It panics where it finds itself
+// inconsistent ("BUG: ..."); a bad file must not end a daemon that reloads it.
 func decode(text string, v any) (err error) {
 	defer func() {
 		if r := recover(); r != nil {

@@ -116,4 +116,10 @@ func TestCanonical(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, "testdata/canonical.json", string(encoded)+"\n")
+
+	c.Daemon.Metrics = ""
+	text.Reset()
+	if err := c.WriteText(&text); err != nil || !strings.Contains(text.String(), "  metrics          off\n") {
+		t.Errorf("without metrics: %v\n%s", err, text.String())
+	}
 }

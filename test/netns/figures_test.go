@@ -93,7 +93,9 @@ func printFigures(t *testing.T, e envelope, events []event, report stallReport) 
 		t.Fatal("nothing arrived")
 	}
 	t.Logf("mean %.1f %s/s, %+.4f %% off the rate of %.0f", meanRate(events), e.unit, 100*(meanRate(events)/e.rate-1), e.rate)
-	t.Logf("sigma %.1f %s", sigma(events, e.rate), e.unit)
+	burst, in := worstInterval(events, e.rate)
+	t.Logf("sigma %.1f %s, from %d of them in %v at %v", burst, e.unit, total(in),
+		(in[len(in)-1].at - in[0].at).Round(time.Microsecond), in[0].at.Round(time.Microsecond))
 
 	var windows []float64
 	first := events[0].at

@@ -50,15 +50,26 @@ func packetsOf(list []arrival) []event {
 // any interval of length t there are at most rate*t + sigma units. One unit alone
 // has its own size as sigma.
 func sigma(events []event, rate float64) float64 {
-	var worst, count float64
+	s, _ := worstInterval(events, rate)
+	return s
+}
+
+// worstInterval returns sigma, and the events in the interval that has it.
+func worstInterval(events []event, rate float64) (sigma float64, in []event) {
+	var count float64
 	least := math.Inf(1) // of units before an event, less rate*t at the event
-	for _, e := range events {
+	first := 0           // the event that has it
+	for i, e := range events {
 		free := rate * e.at.Seconds()
-		least = min(least, count-free)
+		if count-free < least {
+			least, first = count-free, i
+		}
 		count += float64(e.n)
-		worst = max(worst, count-free-least)
+		if s := count - free - least; s > sigma {
+			sigma, in = s, events[first:i+1]
+		}
 	}
-	return worst
+	return sigma, in
 }
 
 func total(events []event) int {

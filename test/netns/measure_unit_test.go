@@ -66,6 +66,7 @@ func TestSigmaOracle(t *testing.T) {
 		}
 		rate := 1 + 2e6*r.Float64()
 		want := 0.0
+		_, in := worstInterval(events, rate)
 		for i := range events {
 			for k := i; k < len(events); k++ {
 				n := float64(total(events[i : k+1]))
@@ -74,6 +75,9 @@ func TestSigmaOracle(t *testing.T) {
 		}
 		if got := sigma(events, rate); math.Abs(got-want) > 1e-3 {
 			t.Fatalf("sigma of %v at %v is %v, want %v", events, rate, got, want)
+		}
+		if got := float64(total(in)) - rate*(in[len(in)-1].at-in[0].at).Seconds(); math.Abs(got-want) > 1e-3 {
+			t.Fatalf("the worst interval of %v at %v has a sigma of %v, want %v", events, rate, got, want)
 		}
 	}
 }

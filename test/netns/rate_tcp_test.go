@@ -110,6 +110,46 @@ func TestTCPAfterIdle(t *testing.T) {
 	})
 }
 
+// TestTCPAfterPause has the downstream stop reading, and then read again. What the
+// proxy sent for it meanwhile must not have piled up to arrive at once.
+func TestTCPAfterPause(t *testing.T) {
+	const connections = 4
+	f := ipv4
+	// Beside the envelope, what each connection may hold unsent: some 16 KiB, as
+	// TCP_NOTSENT_LOWAT would have it, and the write that goes beyond.
+	e := tenMiB
+	e.burst += connections * 24e3
+	fairly(t, func() (stallReport, error) {
+		n := newNetwork(t)
+		// A window that fills soon.
+		n.downstream.sysctl(t, "net/ipv4/tcp_rmem", "4096 32768 65536")
+		s := n.downstream.newSink(t, f.tcp())
+		d := n.shaper.shaperd(t, config(f, limit("smooth", onTCP, keySource, tenMiBLimit)))
+		b := n.client.newBulk(t, f.sources[0], f.door(), connections, 'x')
+		s.wait(t, 'x', connections, 5*time.Second)
+		stalls := startStallWatch(t)
+		c := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(5))
+		done := make(chan error, 1)
+		go func() { done <- b.flood(2 * time.Second) }()
+		time.Sleep(500 * time.Millisecond)
+		s.pause(500 * time.Millisecond)
+		again := c.elapsed()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		end := c.elapsed()
+		events, report := between(bytesOf(inbound(c.stop())), 0, end), stalls.stop()
+		before := between(events, again-200*time.Millisecond, again-10*time.Millisecond)
+		if got := total(before); float64(got) > 0.05*e.rate {
+			t.Fatalf("%d bytes arrived while the downstream did not read: it never pushed back", got)
+		}
+		mustHaveLimited(t, d, "smooth")
+		after := between(events, again, end)
+		t.Logf("after the pause: sigma %.0f bytes; %v", sigma(after, e.rate), report)
+		return report, errors.Join(e.checkBurst(after, report), e.checkMean(after, 0.05, report))
+	})
+}
+
 // TestIdleMembers has 49 idle connections on the key of a busy one, which is to
 // get all of the rate.
 func TestIdleMembers(t *testing.T) {

@@ -60,8 +60,9 @@ func abort(c *net.TCPConn) {
 // proxy stands between, so that a connection's own address tells nothing of its
 // source.
 type sink struct {
-	mu    sync.Mutex
-	conns []*sunk
+	mu      sync.Mutex
+	conns   []*sunk
+	reading sync.RWMutex // held by whoever reads, and to have nobody read
 }
 
 // A sunk is one connection of a sink.
@@ -91,7 +92,9 @@ func (s *sink) drain(c *net.TCPConn) {
 	s.conns = append(s.conns, one)
 	s.mu.Unlock()
 	for {
+		s.reading.RLock()
 		n, err := c.Read(buf)
+		s.reading.RUnlock()
 		one.got.Add(int64(n))
 		if err != nil {
 			s.mu.Lock()
@@ -100,6 +103,13 @@ func (s *sink) drain(c *net.TCPConn) {
 			return
 		}
 	}
+}
+
+// pause has nobody read for the time d. All connections must be busy.
+func (s *sink) pause(d time.Duration) {
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	time.Sleep(d)
 }
 
 func unmapped(a net.Addr) netip.AddrPort {

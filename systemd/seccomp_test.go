@@ -1,0 +1,180 @@
+package systemd
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+var auditArch = map[string]uint32{
+	"amd64": unix.AUDIT_ARCH_X86_64,
+	"arm64": unix.AUDIT_ARCH_AARCH64,
+}
+
+var families = map[string]uint32{
+	"AF_INET":    unix.AF_INET,
+	"AF_INET6":   unix.AF_INET6,
+	"AF_NETLINK": unix.AF_NETLINK,
+	"AF_UNIX":    unix.AF_UNIX,
+}
+
+// syscallGroups returns the groups of system calls that a unit may name.
+func syscallGroups(t testing.TB) map[string][]string {
+	t.Helper()
+	stdout, _ := run(t, "systemd-analyze", "syscall-filter", "--no-pager")
+	groups := map[string][]string{}
+	group := ""
+	for line := range strings.Lines(stdout) {
+		name := strings.TrimSpace(line)
+		switch {
+		case name == "" || name[0] == '#':
+		case line[0] == '@':
+			group = name
+		default:
+			groups[group] = append(groups[group], name)
+		}
+	}
+	return groups
+}
+
+// allowed returns the system calls that the unit allows: those of @default, and
+// what the lines of SystemCallFilter add and, with "~", take away, in their order.
+func (u unit) allowed(t testing.TB) []string {
+	t.Helper()
+	groups := syscallGroups(t)
+	var expand func(name string) []string
+	expand = func(name string) []string {
+		if name[0] != '@' {
+			return []string{name}
+		}
+		members, ok := groups[name]
+		if !ok {
+			t.Fatalf("%s: SystemCallFilter has %s, which is not a group", unitFile, name)
+		}
+		var all []string
+		for _, m := range members {
+			all = append(all, expand(m)...)
+		}
+		return all
+	}
+	set := map[string]bool{}
+	for _, line := range slices.Insert(slices.Clone(u["Service"]["SystemCallFilter"]), 0, "@default") {
+		names, remove := strings.CutPrefix(line, "~")
+		for group := range strings.FieldsSeq(names) {
+			for _, name := range expand(group) {
+				set[name] = !remove
+			}
+		}
+	}
+	maps.DeleteFunc(set, func(_ string, in bool) bool { return !in })
+	return slices.Sorted(maps.Keys(set))
+}
+
+// syscallNumbers reads the constants of golang.org/x/sys/unix.
+func syscallNumbers(t testing.TB) map[string]uint32 {
+	t.Helper()
+	dir, _ := run(t, "go", "list", "-m", "-f", "{{.Dir}}", "golang.org/x/sys")
+	path := filepath.Join(strings.TrimSpace(dir), "unix", "zsysnum_linux_"+runtime.GOARCH+".go")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	numbers := map[string]uint32{}
+	for _, m := range regexp.MustCompile(`\bSYS_(\w+)\s*=\s*(\d+)`).FindAllStringSubmatch(string(text), -1) {
+		n, err := strconv.ParseUint(m[2], 10, 32)
+		if err != nil {
+			t.Fatal(err)
+		}
+		numbers[strings.ToLower(m[1])] = uint32(n)
+	}
+	return numbers
+}
+
+// Where struct seccomp_data has its fields; of arguments the low word, on a
+// little-endian machine.
+const (
+	offNumber = 0
+	offArch   = 4
+	offArg0   = 16
+	offArg2   = 32
+)
+
+// seccomp returns the program that does what the unit's SystemCallFilter,
+// SystemCallArchitectures, RestrictAddressFamilies and MemoryDenyWriteExecute do,
+// but for one thing: a call that is not allowed raises SIGSYS, so that even a
+// program that would put up with an error ends, and a Go program shows where it
+// made the call.
+func (u unit) seccomp(t testing.TB) []unix.SockFilter {
+	t.Helper()
+	arch, ok := auditArch[runtime.GOARCH]
+	if !ok {
+		t.Fatalf("the tests do not know %s", runtime.GOARCH)
+	}
+	if u.service(t, "SystemCallArchitectures") != "native" || u.service(t, "MemoryDenyWriteExecute") != "true" {
+		t.Fatal("the tests do not know these SystemCallArchitectures and MemoryDenyWriteExecute")
+	}
+	load := func(offset uint32) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset}
+	}
+	equal := func(k uint32, yes, no uint8) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: yes, Jf: no, K: k}
+	}
+	and := func(k uint32) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: k}
+	}
+	allow := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}
+	deny := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_TRAP}
+
+	program := []unix.SockFilter{load(offArch), equal(arch, 1, 0), deny}
+	// Rules that look at an argument end in a verdict. "only" keeps them from the
+	// other system calls.
+	only := func(number uint32, rule ...unix.SockFilter) {
+		program = append(program, load(offNumber), equal(number, 0, uint8(len(rule))))
+		program = append(program, rule...)
+	}
+	rule := []unix.SockFilter{load(offArg0)}
+	for name := range strings.FieldsSeq(u.service(t, "RestrictAddressFamilies")) {
+		family, ok := families[name]
+		if !ok {
+			t.Fatalf("the tests do not know %s", name)
+		}
+		rule = append(rule, equal(family, 0, 1), allow)
+	}
+	only(unix.SYS_SOCKET, append(rule, deny)...)
+	const writeExec = unix.PROT_WRITE | unix.PROT_EXEC
+	only(unix.SYS_MMAP, load(offArg2), and(writeExec), equal(writeExec, 0, 1), deny, allow)
+	only(unix.SYS_MPROTECT, load(offArg2), and(unix.PROT_EXEC), equal(0, 1, 0), deny, allow)
+
+	numbers := syscallNumbers(t)
+	program = append(program, load(offNumber))
+	for _, name := range u.allowed(t) {
+		if n, ok := numbers[name]; ok { // others belong to other architectures
+			program = append(program, equal(n, 0, 1), allow)
+		}
+	}
+	return append(program, deny)
+}
+
+// TestAllowed guards against a line of SystemCallFilter that undoes another.
+func TestAllowed(t *testing.T) {
+	got := readUnit(t).allowed(t)
+	for _, name := range []string{"epoll_pwait2", "recvmmsg", "sendmsg", "clock_nanosleep", "prctl", "execve", "prlimit64"} {
+		if !slices.Contains(got, name) {
+			t.Errorf("%s is not allowed", name)
+		}
+	}
+	for _, name := range []string{"bpf", "setuid", "ptrace", "mount", "setrlimit", "io_uring_setup", "process_vm_writev", "chown"} {
+		if slices.Contains(got, name) {
+			t.Errorf("%s is allowed", name)
+		}
+	}
+	t.Logf("%d system calls are allowed", len(got))
+}

@@ -1,0 +1,202 @@
+// Package systemd tests the files that run shaperd as a systemd service. It needs
+// root, the tools of the Debian packages systemd and procps, and a built binary:
+// the file that SHAPERD_BIN names, or bin/shaperd at the top of the repository.
+// No test starts a service manager or changes the host.
+package systemd
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// run runs a tool that must succeed and returns what it printed.
+func run(t testing.TB, name string, args ...string) (stdout, stderr string) {
+	t.Helper()
+	stdout, stderr, err := try(t, name, args...)
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s%s", name, strings.Join(args, " "), err, stdout, stderr)
+	}
+	return stdout, stderr
+}
+
+// try runs a tool that may exit with an error. That it is missing is no such one.
+func try(t testing.TB, name string, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		t.Fatalf("%v: scripts/install-deps installs it", err)
+	}
+	var out, errs bytes.Buffer
+	cmd := exec.Command(path, args...)
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err = cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatalf("run %s: %v", name, err)
+	}
+	return out.String(), errs.String(), err
+}
+
+// daemonPath returns the path of the built binary.
+func daemonPath(t testing.TB) string {
+	t.Helper()
+	path := os.Getenv("SHAPERD_BIN")
+	if path == "" {
+		path = filepath.Join("..", "bin", "shaperd")
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Fatalf("no daemon to test: %v\nrun \"make build\" first, or set SHAPERD_BIN to the binary", err)
+	}
+	return path
+}
+
+func write(t testing.TB, path, text string, mode fs.FileMode) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), mode); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(path, mode); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestVerify(t *testing.T) {
+	text, err := os.ReadFile(unitFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := []struct {
+		name string
+		old  string // what to replace in the unit
+		new  string
+		want string // part of the complaint; "" is none
+	}{
+		{name: "as shipped"},
+		{name: "unknown key", old: "WatchdogSec=", new: "WatchdogSecs=", want: "Unknown key 'WatchdogSecs'"},
+		{name: "unknown type", old: "Type=notify", new: "Type=notified", want: "Failed to parse service type"},
+		{name: "no such program", old: "ExecStart=/usr/bin/", new: "ExecStart=/opt/", want: "/opt/shaperd is not executable"},
+		{name: "no such target", old: "Wants=network-online.target", new: "Requires=net.target", want: "net.target not found"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			unit := strings.Replace(string(text), tt.old, tt.new, 1)
+			if tt.old != "" && unit == string(text) {
+				t.Fatalf("%s does not have %q", unitFile, tt.old)
+			}
+			root := t.TempDir()
+			units := filepath.Join(root, "usr/lib/systemd/system")
+			write(t, filepath.Join(units, unitFile), unit, 0o644)
+			for _, name := range []string{"basic", "multi-user", "network-online", "shutdown", "sysinit"} {
+				write(t, filepath.Join(units, name+".target"), "[Unit]\nDescription="+name+"\n", 0o644)
+			}
+			for _, program := range []string{"usr/bin/shaperd", "bin/kill"} {
+				write(t, filepath.Join(root, program), "#!/bin/sh\n", 0o755)
+			}
+			stdout, stderr, err := try(t, "systemd-analyze", "verify", "--man=no", "--root="+root, filepath.Join(units, unitFile))
+			got := stdout + stderr
+			switch {
+			case tt.want == "" && (err != nil || got != ""):
+				t.Errorf("verify: %v\n%s", err, got)
+			case tt.want != "" && !strings.Contains(got, tt.want):
+				t.Errorf("verify: %v\n%swant %q", err, got, tt.want)
+			}
+		})
+	}
+}
+
+func TestSecurity(t *testing.T) {
+	const most = 2.0
+	stdout, _ := run(t, "systemd-analyze", "security", "--offline=true", "--no-pager", unitFile)
+	found := regexp.MustCompile(`Overall exposure level for shaperd\.service: ([0-9.]+) `).FindStringSubmatch(stdout)
+	if found == nil {
+		t.Fatalf("no score in:\n%s", stdout)
+	}
+	score, err := strconv.ParseFloat(found[1], 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if score > most {
+		t.Errorf("exposure level %.1f, want at most %.1f\n%s", score, most, stdout)
+	}
+	t.Logf("exposure level %.1f", score)
+}
+
+func TestSysusers(t *testing.T) {
+	root := t.TempDir()
+	if err := os.Mkdir(filepath.Join(root, "etc"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	file, err := filepath.Abs("shaperd.sysusers")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, stderr := run(t, "systemd-sysusers", "--root="+root, file); strings.Contains(stderr, file) {
+		t.Errorf("systemd-sysusers complains:\n%s", stderr)
+	}
+	u := readUnit(t)
+	for _, f := range []struct {
+		path string
+		name string
+		want []string // "": any
+	}{
+		{path: "etc/passwd", name: u.service(t, "User"), want: []string{"shaperd", "x", "", "", "Traffic shaping proxy", "/", "/usr/sbin/nologin"}},
+		{path: "etc/group", name: u.service(t, "Group"), want: []string{"shaperd", "x", "", ""}},
+	} {
+		text, err := os.ReadFile(filepath.Join(root, f.path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for line := range strings.Lines(string(text)) {
+			if name, _, _ := strings.Cut(line, ":"); name == f.name {
+				got = strings.Split(strings.TrimSuffix(line, "\n"), ":")
+			}
+		}
+		for i := range min(len(got), len(f.want)) {
+			if f.want[i] == "" {
+				got[i] = ""
+			}
+		}
+		if diff := cmp.Diff(f.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s\nin:\n%s", f.path, diff, text)
+		}
+	}
+}
+
+// TestStopTimeout compares the unit with the daemon's own default.
+func TestStopTimeout(t *testing.T) {
+	help, _ := run(t, daemonPath(t), "run", "--help")
+	found := regexp.MustCompile(`--drain-timeout .*\(default ([^)]+)\)`).FindStringSubmatch(help)
+	if found == nil {
+		t.Fatalf("no --drain-timeout in:\n%s", help)
+	}
+	drain, err := time.ParseDuration(found[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop, err := time.ParseDuration(readUnit(t).service(t, "TimeoutStopSec"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if stop < drain+5*time.Second {
+		t.Errorf("TimeoutStopSec=%v, but a drain takes up to %v", stop, drain)
+	}
+}

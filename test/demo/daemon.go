@@ -1,0 +1,227 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// What the downstream is promised.
+const (
+	totalRate      = 2 << 20    // bytes a second, of all sources
+	sourceRate     = 1792 << 10 // bytes a second, of one
+	maxConnections = 10
+)
+
+const metricsAddr = "127.0.0.1:9464" // inside the shaper
+
+// configuration is the daemon's. A connection passes limits on connections in
+// their order here and waits at one with the slots of those before: so what is
+// narrow stands first.
+func configuration() string {
+	return fmt.Sprintf(`[daemon]
+metrics = %q
+
+[[listen]]
+name       = "gateway"
+address    = ["tcp://%[2]s", "udp://%[2]s"]
+downstream = [%[3]q]
+
+# No source takes all of it.
+[[limit]]
+name        = "per-source"
+match       = { listen = ["gateway"] }
+key         = ["source"]
+ipv4_prefix = 24
+rate        = "%[4]dKiB/s"
+
+[[limit]]
+name        = "connections-per-source"
+match       = { listen = ["gateway"], protocol = "tcp" }
+key         = ["source"]
+ipv4_prefix = 24
+connections = 8
+max_wait    = "3s"
+
+# Never more at once, and never faster, than the gateway can bear.
+[[limit]]
+name        = "connections"
+match       = { listen = ["gateway"], protocol = "tcp" }
+connections = %[5]d
+max_wait    = "3s"
+
+[[limit]]
+name  = "bytes"
+match = { listen = ["gateway"] }
+rate  = "%[6]dKiB/s"
+
+[[limit]]
+name        = "messages-per-source"
+match       = { listen = ["gateway"], protocol = "udp" }
+key         = ["source"]
+ipv4_prefix = 24
+packets     = "80pps"
+
+[[limit]]
+name    = "messages"
+match   = { listen = ["gateway"], protocol = "udp" }
+packets = "150pps"
+`, metricsAddr, fmt.Sprintf("%v:%d", proxyAddr, port), fmt.Sprintf("%v:%d", downstreamAddr, port),
+		sourceRate>>10, maxConnections, totalRate>>10)
+}
+
+// A daemon is a running shaperd.
+type daemon struct {
+	host   *host
+	dir    string // of its configuration
+	cmd    *exec.Cmd
+	log    bytes.Buffer // to be read when it has exited
+	exited chan error
+}
+
+// startDaemon starts the binary inside the host and waits until it is ready.
+func startDaemon(ctx context.Context, h *host, binary string) (*daemon, error) {
+	dir, err := os.MkdirTemp("", "shaperd-demo-")
+	if err != nil {
+		return nil, err
+	}
+	d := &daemon{host: h, dir: dir, exited: make(chan error, 1)}
+	config := filepath.Join(dir, "shaperd.toml")
+	if err := os.WriteFile(config, []byte(configuration()), 0o644); err != nil {
+		os.RemoveAll(dir)
+		return nil, err
+	}
+	socket := filepath.Join(dir, "notify")
+	notify, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	if err != nil {
+		os.RemoveAll(dir)
+		return nil, err
+	}
+	defer notify.Close()
+	d.cmd = exec.Command(binary, "run", "--config", config, "--drain-timeout", "2s")
+	d.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+socket)
+	d.cmd.Stdout, d.cmd.Stderr = &d.log, &d.log
+	if err := h.start(d.cmd); err != nil {
+		os.RemoveAll(dir)
+		return nil, fmt.Errorf("start %s: %w", binary, err)
+	}
+	go func() { d.exited <- d.cmd.Wait() }()
+	if err := d.awaitReady(ctx, notify); err != nil {
+		return nil, errors.Join(err, d.stop())
+	}
+	return d, nil
+}
+
+// awaitReady waits for the message that a service manager would wait for.
+func (d *daemon) awaitReady(ctx context.Context, notify *net.UnixConn) error {
+	ready := make(chan error, 1)
+	go func() {
+		_ = notify.SetReadDeadline(time.Now().Add(5 * time.Second))
+		buf := make([]byte, 4096)
+		for {
+			n, err := notify.Read(buf)
+			if err != nil || slices.Contains(strings.Split(string(buf[:n]), "\n"), "READY=1") {
+				ready <- err
+				return
+			}
+		}
+	}()
+	select {
+	case err := <-ready:
+		if err != nil {
+			return fmt.Errorf("shaperd is not ready: %w", err)
+		}
+		return nil
+	case err := <-d.exited:
+		d.exited <- err
+		return errors.New("shaperd ended before it was ready")
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// stop ends the daemon as a service manager would. It is an error when the daemon
+// had ended before, does not end in time or not cleanly.
+func (d *daemon) stop() error {
+	defer os.RemoveAll(d.dir)
+	fault := ""
+	select {
+	case err := <-d.exited:
+		fault = fmt.Sprintf("shaperd ended by itself: %v", err)
+	default:
+		_ = d.cmd.Process.Signal(unix.SIGTERM)
+		select {
+		case err := <-d.exited:
+			if err != nil {
+				fault = fmt.Sprintf("shaperd ended with: %v", err)
+			}
+		case <-time.After(6 * time.Second):
+			_ = d.cmd.Process.Kill()
+			<-d.exited
+			fault = "shaperd still ran 6 s after SIGTERM"
+		}
+	}
+	if fault == "" {
+		return nil
+	}
+	text := d.log.String()
+	return fmt.Errorf("%s; it wrote:\n%s", fault, text[max(0, len(text)-4000):])
+}
+
+// A refusal is what the daemon says it turned away.
+type refusal struct {
+	limit, reason, what string
+	count               int
+}
+
+// refusals fetches the daemon's metrics.
+func (d *daemon) refusals() ([]refusal, error) {
+	transport := &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, addr string) (c net.Conn, err error) {
+			err = d.host.do(func() error { c, err = new(net.Dialer).DialContext(ctx, network, addr); return err })
+			return c, err
+		},
+	}
+	client := http.Client{Transport: transport, Timeout: 5 * time.Second}
+	resp, err := client.Get("http://" + metricsAddr + "/metrics")
+	if err != nil {
+		return nil, fmt.Errorf("fetch metrics: %w", err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return nil, fmt.Errorf("fetch metrics: %w", err)
+	}
+	return parseRefusals(string(text)), nil
+}
+
+var refused = regexp.MustCompile(`(?m)^shaperd_limit_(packets|connections)_total` +
+	`\{limit="([^"]*)",mode="enforce",reason="([^"]*)",verdict="refuse"\} (\S+)$`)
+
+func parseRefusals(metrics string) (list []refusal) {
+	for _, m := range refused.FindAllStringSubmatch(metrics, -1) {
+		what := m[1]
+		if what == "packets" {
+			what = "datagrams"
+		}
+		if count, err := strconv.ParseFloat(m[4], 64); err == nil && count > 0 {
+			list = append(list, refusal{limit: m[2], reason: m[3], what: what, count: int(count)})
+		}
+	}
+	return list
+}
