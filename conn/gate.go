@@ -21,9 +21,10 @@ type gates struct {
 	shaper *shaper.Shaper
 	clock  *leaky.Clock
 
-	mu    sync.Mutex
-	byKey map[shaper.Key]*gate
-	rooms map[*shaper.State]*room
+	mu     sync.Mutex
+	policy *shaper.Policy // that the gates are set to
+	byKey  map[shaper.Key]*gate
+	rooms  map[*shaper.State]*room
 }
 
 // gate is the semaphore of one key. Free slots go to the waiting sources in
@@ -73,7 +74,7 @@ type slots struct {
 
 func newGates(s *shaper.Shaper, clock *leaky.Clock) *gates {
 	return &gates{
-		shaper: s, clock: clock,
+		shaper: s, clock: clock, policy: s.Policy(),
 		byKey: map[shaper.Key]*gate{}, rooms: map[*shaper.State]*room{},
 	}
 }
@@ -228,22 +229,29 @@ func (s *slots) move(p *shaper.Policy, f *shaper.Flow, r shaper.Route) {
 	}
 }
 
-// swap applies a new policy to the gates. Waiters stay where they are.
+// swap sets the gates to a new policy. Waiters stay where they are.
 func (g *gates) swap(p *shaper.Policy) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.policy = p
 	now := g.clock.Now()
 	for _, gt := range g.byKey {
-		i := p.Index(gt.state)
-		if i < 0 { // the limit has gone: nothing holds its waiters back
-			gt.observe = true
-		} else {
-			shape := p.NewConnections(i)
-			gt.bucket.Rescale(gt.shape, shape, now)
-			gt.limit, gt.shape, gt.observe = p.Limit(i).Connections, shape, p.Limit(i).Observe
-		}
+		g.set(gt, now)
 		g.dispatch(gt, now)
 	}
+}
+
+// set makes gt what the policy says of its limit. A connection may come here by
+// way of an older policy; when its limit has gone, nothing holds it back.
+func (g *gates) set(gt *gate, now leaky.Time) {
+	i := g.policy.Index(gt.state)
+	if i < 0 {
+		gt.observe = true
+		return
+	}
+	shape := g.policy.NewConnections(i)
+	gt.bucket.Rescale(gt.shape, shape, now)
+	gt.limit, gt.shape, gt.observe = g.policy.Limit(i).Connections, shape, g.policy.Limit(i).Observe
 }
 
 // gate returns the gate of f under limit i, made if need be.
@@ -258,8 +266,11 @@ func (g *gates) gate(p *shaper.Policy, i int, f *shaper.Flow, r shaper.Route) *g
 			rm = &room{}
 			g.rooms[state] = rm
 		}
-		gt = &gate{key: key, state: state, room: rm, sources: map[netip.Addr]*source{}, bucket: g.shaper.CheckOut(key)}
-		gt.limit, gt.shape, gt.observe = p.Limit(i).Connections, p.NewConnections(i), p.Limit(i).Observe
+		gt = &gate{
+			key: key, state: state, room: rm, sources: map[netip.Addr]*source{},
+			limit: p.Limit(i).Connections, shape: p.NewConnections(i), bucket: g.shaper.CheckOut(key),
+		}
+		g.set(gt, g.clock.Now())
 		g.byKey[key] = gt
 	}
 	return gt

@@ -27,7 +27,7 @@ type unit struct {
 	waited  shaper.Set // positions in path at which it had to wait
 	arrived leaky.Time
 	ready   leaky.Time // since when lateness counts; before arrived for one that comes again
-	bytes   uint64 // expected; a TCP grant may move less
+	bytes   uint64     // expected; a TCP grant may move less
 	packets uint64
 	credit  uint64 // units of lateness that are given back
 	queued  bool

@@ -37,6 +37,7 @@ type loop struct {
 	datagrams   []*datagram                // to be used again
 	buffers     [len(bufferSizes)][][]byte // likewise
 	queuedBytes int                        // of the buffers in use
+	maxQueued   int
 
 	mu     sync.Mutex
 	posted []func(now leaky.Time)
@@ -58,8 +59,8 @@ func newLoop(clock *leaky.Clock, s *shaper.Shaper) (*loop, error) {
 		clock:   clock,
 		pacer:   leaky.NewPacer(clock),
 		scratch: make([]byte, scratchSize),
-		batch:   newBatch(),
-		done:    make(chan struct{}),
+		batch:   newBatch(), maxQueued: maxQueued,
+		done: make(chan struct{}),
 	}
 	l.lines = newLines(s, &l.pacer.Wheel, clock.Now)
 	var err error

@@ -481,6 +481,31 @@ func TestUDPQueueIsBoundedByTime(t *testing.T) {
 	}
 }
 
+func TestUDPQueueIsBoundedByMemory(t *testing.T) {
+	server, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	r := start(t, shaper.UDP, server.LocalAddr().String(), shaper.Limit{Name: "bytes", Rate: 8e3, MaxDelay: time.Hour})
+	r.proxy.loop.call(func(leaky.Time) { r.proxy.loop.maxQueued = 10 * 2048 })
+	c, err := net.Dial("udp4", r.addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for range 50 {
+		c.Write(make([]byte, 1000))
+	}
+	state := r.shaper.Policy().State(0)
+	waitFor(t, "39 refusals", func() bool { return state.Packets[shaper.Refuse][shaper.MemoryFull].Load() == 39 })
+	r.proxy.loop.call(func(leaky.Time) {
+		if n := r.proxy.loop.queuedBytes; n != 10*2048 {
+			t.Errorf("%d bytes are queued", n)
+		}
+	})
+}
+
 func TestUDPFlowsAreBounded(t *testing.T) {
 	server, err := net.ListenPacket("udp4", "127.0.0.1:0")
 	if err != nil {

@@ -245,7 +245,7 @@ func (f *udpFlow) forward(data []byte, down bool, now leaky.Time) {
 		return
 	}
 	l, reason := full(d.path, now), shaper.QueueFull
-	if l == nil && p.loop.queuedBytes+bufferSize(len(data)) > maxQueued {
+	if l == nil && p.loop.queuedBytes+bufferSize(len(data)) > p.loop.maxQueued {
 		l, reason = d.path[0], shaper.MemoryFull
 	}
 	if l != nil {

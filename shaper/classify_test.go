@@ -198,7 +198,7 @@ func (w *world) flow() *Flow {
 func TestRouteAgainstNaive(t *testing.T) {
 	rnd := newRand(t)
 	policies, flows := 500, 250
-	if testing.Short() {
+	if brief() {
 		policies = 50
 	}
 	var matched, missed, known, orphans int

@@ -71,7 +71,7 @@ func (s *Shaper) probes(p *Policy, f *Flow, set Set, now leaky.Time) (levels [][
 func TestDecideAgainstOracle(t *testing.T) {
 	rnd := newRand(t)
 	policies, units := 150, 250
-	if testing.Short() {
+	if brief() {
 		policies = 40
 	}
 	delayedBy, refusedBy := map[Fields]int{}, map[Fields]int{}

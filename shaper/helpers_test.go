@@ -12,6 +12,12 @@ import (
 
 var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random tests")
 
+// raceDetector makes everything ten times slower; race_test.go sets it.
+var raceDetector bool
+
+// brief reports whether tests of one goroutine should be content with less.
+func brief() bool { return raceDetector || testing.Short() }
+
 func newRand(t testing.TB) *rand.Rand {
 	t.Logf("-seed=%d", *seed)
 	return rand.New(rand.NewPCG(*seed, 0))

@@ -207,7 +207,7 @@ func TestCapacityAsPromised(t *testing.T) {
 	for _, tt := range []struct{ keys, tables, rounds int }{
 		{10_000, 5, 4}, {30_000, 5, 3}, {100_000, 2, 3}, {1_000_000, 1, 1},
 	} {
-		if testing.Short() && tt.keys > 100_000 {
+		if brief() && tt.keys > 100_000 {
 			continue
 		}
 		t.Run(fmt.Sprint(tt.keys), func(t *testing.T) {
@@ -238,7 +238,7 @@ func TestFloodTakesNoMemory(t *testing.T) {
 	kept := mine
 
 	flood := 1_000_000
-	if testing.Short() {
+	if brief() {
 		flood = 100_000
 	}
 	var before, after runtime.MemStats

@@ -20,19 +20,19 @@ func explainCommand(e env) *cobra.Command {
 		Short: "Tell which limits a connection would be under, and which binds first",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
+			addr, err := netip.ParseAddr(source)
+			if err != nil {
+				return usageError{fmt.Errorf("--source %q: an IPv4 or IPv6 address is needed", source)}
+			}
+			protocol, port, err := parseTo(to)
+			if err != nil {
+				return err
+			}
 			l, err := load(file)
 			if err != nil {
 				return err
 			}
 			p, err := l.compile(shaper.New(1))
-			if err != nil {
-				return err
-			}
-			addr, err := netip.ParseAddr(source)
-			if err != nil {
-				return fmt.Errorf("--source %q: an IPv4 or IPv6 address is needed", source)
-			}
-			protocol, port, err := parseTo(to)
 			if err != nil {
 				return err
 			}
@@ -42,8 +42,6 @@ func explainCommand(e env) *cobra.Command {
 	cmd.Flags().StringVar(&file, "config", "/etc/shaperd/shaperd.toml", "configuration `file`")
 	cmd.Flags().StringVar(&source, "source", "", "`address` of the client")
 	cmd.Flags().StringVar(&to, "to", "", "`protocol/port` that the client asks for, such as tcp/5432")
-	_ = cmd.MarkFlagRequired("source")
-	_ = cmd.MarkFlagRequired("to")
 	return cmd
 }
 
@@ -51,7 +49,7 @@ func parseTo(s string) (shaper.Protocol, uint16, error) {
 	name, number, ok := strings.Cut(s, "/")
 	port, err := strconv.ParseUint(number, 10, 16)
 	if !ok || err != nil || port == 0 || name != "tcp" && name != "udp" {
-		return 0, 0, fmt.Errorf("--to %q: a protocol and a port are needed, such as tcp/5432 or udp/53", s)
+		return 0, 0, usageError{fmt.Errorf("--to %q: a protocol and a port are needed, such as tcp/5432 or udp/53", s)}
 	}
 	if name == "tcp" {
 		return shaper.TCP, uint16(port), nil

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -20,31 +21,53 @@ type env struct {
 	reload         <-chan os.Signal
 }
 
+// Exit codes.
+const (
+	exitFailure = 1
+	exitUsage   = 2
+)
+
 func main() {
 	// One more than usual: the pacing thread keeps one for itself, see leaky.Pacer.
 	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the drain at once
 	reload := make(chan os.Signal, 1)
 	signal.Notify(reload, syscall.SIGHUP)
-	if err := run(ctx, env{stdout: os.Stdout, stderr: os.Stderr, reload: reload}, os.Args[1:]); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+	err := run(ctx, env{stdout: os.Stdout, stderr: os.Stderr, reload: reload}, os.Args[1:])
+	var usage usageError
+	switch {
+	case errors.As(err, &usage):
+		fmt.Fprintf(os.Stderr, "shaperd: %v\nSee \"shaperd --help\".\n", err)
+		os.Exit(exitUsage)
+	case err != nil:
+		fmt.Fprintf(os.Stderr, "shaperd: %v\n", err)
+		os.Exit(exitFailure)
 	}
 }
 
-// run is the whole command.
+// usageError is a command line that makes no sense.
+type usageError struct{ error }
+
+// run is the whole command. Its error is a usageError when the arguments are
+// wrong.
 func run(ctx context.Context, e env, args []string) error {
+	understood := false
 	root := &cobra.Command{
-		Use:           "shaperd",
-		Short:         "Hold traffic to what a fragile server can bear",
-		SilenceUsage:  true,
-		SilenceErrors: true,
+		Use:              "shaperd",
+		Short:            "Hold traffic to what a fragile server can bear",
+		SilenceUsage:     true,
+		SilenceErrors:    true,
+		PersistentPreRun: func(*cobra.Command, []string) { understood = true },
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(runCommand(e), checkCommand(e), explainCommand(e), versionCommand(e))
 	root.SetArgs(args)
 	root.SetOut(e.stdout)
 	root.SetErr(e.stderr)
-	return root.ExecuteContext(ctx)
+	err := root.ExecuteContext(ctx)
+	if err != nil && !understood {
+		return usageError{err}
+	}
+	return err
 }

@@ -50,7 +50,7 @@ that are there go on until --drain-timeout.`,
 func newLogger(e env, f runFlags) (*slog.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(f.logLevel)); err != nil {
-		return nil, fmt.Errorf("--log-level %q: debug, info, warn or error", f.logLevel)
+		return nil, usageError{fmt.Errorf("--log-level %q: debug, info, warn or error", f.logLevel)}
 	}
 	opts := &slog.HandlerOptions{Level: level}
 	switch f.logFormat {
@@ -59,7 +59,7 @@ func newLogger(e env, f runFlags) (*slog.Logger, error) {
 	case "json":
 		return slog.New(slog.NewJSONHandler(e.stderr, opts)), nil
 	}
-	return nil, fmt.Errorf("--log-format %q: text or json", f.logFormat)
+	return nil, usageError{fmt.Errorf("--log-format %q: text or json", f.logFormat)}
 }
 
 // server is a running daemon.
@@ -70,12 +70,12 @@ type server struct {
 	shaper  *shaper.Shaper
 	proxy   *conn.Proxy
 	reloads *control.Reloads
-	metrics *control.Metrics
 	loaded  *loaded
 }
 
-// serve runs until ctx ends, then drains. Things are stopped in the order:
-// ports, connections, the metrics endpoint, which shows the drain.
+// serve runs until ctx ends, then drains. The end comes in the order: ports,
+// connections, then the watchdog and the metrics endpoint, which go on during the
+// drain, then what is left of the proxy.
 func serve(ctx context.Context, e env, f runFlags, log *slog.Logger) error {
 	start := time.Now()
 	l, err := load(f.config)
@@ -92,10 +92,11 @@ func serve(ctx context.Context, e env, f runFlags, log *slog.Logger) error {
 		return err
 	}
 	defer s.proxy.Close()
-	if s.metrics, err = control.ServeMetrics(l.config.Daemon.Metrics, s.shaper, s.proxy, s.reloads); err != nil {
+	metrics, err := control.ServeMetrics(l.config.Daemon.Metrics, s.shaper, s.proxy, s.reloads)
+	if err != nil {
 		return err
 	}
-	defer s.metrics.Close()
+	defer metrics.Close()
 	if err := s.proxy.Apply(ctx, l.listens, policy); err != nil {
 		return err
 	}

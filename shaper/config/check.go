@@ -25,7 +25,8 @@ func checkEffect(t table, limit shaper.Limit) {
 		t.add(t.at, "[[limit]] limits nothing: give it rate, packets, connections or new_connections")
 		return
 	}
-	t.idle(rate, "rate", "burst")
+	// Written out, the default says what is so anyway.
+	t.idle(rate || limit.Burst == 0, "rate", "burst")
 	t.idle(packets, "packets", "burst_packets")
 	t.idle(shapes, "rate or packets", "max_delay", "direction")
 	t.idle(counts, "connections or new_connections", "max_wait", "max_waiting", "excess")

@@ -1,0 +1,109 @@
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+GO ?= go
+VERSION ?= $(shell git -c safe.directory='$(CURDIR)' describe --tags --always --dirty 2>/dev/null || echo devel)
+FUZZTIME ?= 60s
+BENCHTIME ?= 1s
+DESTDIR ?=
+
+# A checkout may belong to somebody other than who builds it.
+export GOFLAGS += -buildvcs=false
+# What the tests from outside run.
+export SHAPERD_BIN := $(CURDIR)/bin/shaperd
+
+asn := $(CURDIR)/build/asn
+packages = $(shell $(GO) list ./... | grep -v '/test/')
+
+.PHONY: all
+all: build
+
+.PHONY: build
+build:
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/shaperd ./cmd/shaperd
+
+# Needs root: the tests make network namespaces, and change users.
+.PHONY: test
+test: deps build format vet unit outside timed
+
+.PHONY: deps
+deps:
+	scripts/install-deps
+
+# A published table of autonomous systems. It is fetched once.
+.PHONY: asn
+asn: deps
+	shaper/asn/testdata/fetch.sh '$(asn)'
+
+.PHONY: unit
+unit: build asn
+	CGO_ENABLED=1 SHAPERD_ASN_DATA='$(asn)' $(GO) test -race -shuffle=on -timeout 10m $(packages)
+
+# Tests of the built binary. They measure time, and so have the machine alone.
+.PHONY: outside
+outside: deps build unit
+	$(GO) test -count=1 -shuffle=on -p 1 -timeout 10m ./test/...
+
+# Once more without the race detector, for the bounds on time and memory that do
+# not hold with it, and with every benchmark run once.
+.PHONY: timed
+timed: asn unit outside
+	SHAPERD_ASN_DATA='$(asn)' $(GO) test -shuffle=on -bench . -benchtime 1x -p 1 -timeout 10m $(packages)
+
+.PHONY: bench
+bench:
+	$(GO) test -run '^$$' -bench . -benchmem -benchtime '$(BENCHTIME)' -p 1 -timeout 60m $(packages)
+
+# Needs root.
+.PHONY: demo
+demo: deps build
+	$(GO) run ./test/demo
+
+.PHONY: lint
+lint: format vet staticcheck
+
+.PHONY: format
+format:
+	@files=$$($(GO) tool gofumpt -l .); if [[ -n $$files ]]; then \
+		printf 'run "go tool gofumpt -w ." for these:\n%s\n' "$$files" >&2; exit 1; fi
+
+.PHONY: vet
+vet:
+	$(GO) vet ./...
+
+.PHONY: staticcheck
+staticcheck:
+	$(GO) tool staticcheck ./...
+
+# Needs the network: known vulnerabilities in what the daemon is built from.
+.PHONY: vuln
+vuln:
+	$(GO) tool govulncheck ./...
+
+# Fails when what is committed is not what comes out.
+.PHONY: generate
+generate:
+	$(GO) generate ./...
+	git diff --exit-code -- $$(git grep -lE '^// Code generated .* DO NOT EDIT\.$$' -- '*.go') '*.o'
+
+.PHONY: fuzz
+fuzz:
+	@grep -rEo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sort | while IFS=: read -r file target; do \
+		target=$${target#func }; \
+		echo "$${file%/*} $$target, $(FUZZTIME)"; \
+		$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime '$(FUZZTIME)' "$${file%/*}"; \
+	done
+
+.PHONY: install
+install: build
+	install -D -m 0755 bin/shaperd '$(DESTDIR)/usr/bin/shaperd'
+	install -D -m 0644 systemd/shaperd.service '$(DESTDIR)/usr/lib/systemd/system/shaperd.service'
+	install -D -m 0644 systemd/shaperd.sysusers '$(DESTDIR)/usr/lib/sysusers.d/shaperd.conf'
+	install -d -m 0755 '$(DESTDIR)/etc/shaperd/conf.d'
+	install -d -m 0755 '$(DESTDIR)/usr/share/doc/shaperd/examples'
+	install -m 0644 CHANGELOG.md LICENSE NOTICE '$(DESTDIR)/usr/share/doc/shaperd/'
+	install -m 0644 configs/*.toml '$(DESTDIR)/usr/share/doc/shaperd/examples/'
+
+.PHONY: clean
+clean:
+	rm -rf bin build

@@ -1,0 +1,293 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// output is a buffer that several goroutines may use.
+type output struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}
+
+func command(t *testing.T, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	var out, errOut output
+	err = run(t.Context(), env{stdout: &out, stderr: &errOut}, args)
+	return out.String(), errOut.String(), err
+}
+
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func writeConfig(t *testing.T, path, text string) string {
+	t.Helper()
+	if path == "" {
+		path = filepath.Join(t.TempDir(), "shaperd.toml")
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+const limitPerSource = `
+[[limit]]
+name = "per-source"
+key  = ["source"]
+rate = "%s"
+connections = 5
+`
+
+func configText(listen, metrics, downstream, rate string) string {
+	return fmt.Sprintf(`[daemon]
+metrics = %q
+[[listen]]
+name = "db"
+address = ["tcp://%s"]
+downstream = [%q]
+`+limitPerSource, metrics, listen, downstream, rate)
+}
+
+func TestArguments(t *testing.T) {
+	good := writeConfig(t, "", configText("127.0.0.1:5432", "", "127.0.0.1:5433", "1MB/s"))
+	bad := writeConfig(t, "", configText("127.0.0.1:5432", "", "127.0.0.1:5433", "10mbps"))
+	for _, tt := range []struct {
+		name   string
+		args   []string
+		usage  bool   // a wrong command line
+		fails  bool   // something else is wrong
+		output string // on stdout, stderr or in the error
+	}{
+		{"version", []string{"version"}, false, false, "shaperd "},
+		{"unknown verb", []string{"fly"}, true, true, `unknown command "fly"`},
+		{"unknown flag", []string{"run", "--confg", "x"}, true, true, "unknown flag: --confg"},
+		{"wrong log format", []string{"run", "--log-format", "xml"}, true, true, `--log-format "xml": text or json`},
+		{"wrong log level", []string{"run", "--log-level", "loud"}, true, true, `--log-level "loud": debug`},
+		{"wrong duration", []string{"run", "--drain-timeout", "soon"}, true, true, "--drain-timeout"},
+		{"no such file", []string{"run", "--config", "/nowhere.toml"}, false, true, "/nowhere.toml"},
+		{"check nothing", []string{"check"}, true, true, "requires at least 1 arg"},
+		{"check good", []string{"check", good}, false, false, ": ok"},
+		{"check bad", []string{"check", bad}, false, true, bad + ":11:1: "},
+		{"check as JSON", []string{"check", "--json", good, bad}, false, true, `"line": 11`},
+		{"explain", []string{"explain", "--config", good, "--source", "192.0.2.1", "--to", "tcp/5432"}, false, false, `"per-source" binds first`},
+		{"explain mapped address", []string{"explain", "--config", good, "--source", "::ffff:192.0.2.1", "--to", "tcp/5432"}, false, false, "source 192.0.2.1/32"},
+		{"explain other port", []string{"explain", "--config", good, "--source", "192.0.2.1", "--to", "tcp/1"}, false, true, "no listener takes tcp/1"},
+		{"explain bad source", []string{"explain", "--config", good, "--source", "here", "--to", "tcp/1"}, true, true, `--source "here"`},
+		{"explain bad target", []string{"explain", "--config", good, "--source", "::1", "--to", "sctp/1"}, true, true, `--to "sctp/1"`},
+		{"explain without target", []string{"explain", "--source", "::1"}, true, true, `--to ""`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			stdout, stderr, err := command(t, tt.args...)
+			var usage usageError
+			if (err != nil) != tt.fails || errors.As(err, &usage) != tt.usage {
+				t.Errorf("err = %v, want failure %v, usage error %v", err, tt.fails, tt.usage)
+			}
+			if all := stdout + stderr + fmt.Sprint(err); !strings.Contains(all, tt.output) {
+				t.Errorf("%q is not in:\n%s", tt.output, all)
+			}
+		})
+	}
+}
+
+// process is a running "shaperd run".
+type process struct {
+	t      *testing.T
+	log    *output
+	reload chan os.Signal
+	stop   context.CancelFunc
+	ended  chan error
+}
+
+func startDaemon(t *testing.T, config string, args ...string) *process {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	d := &process{t: t, log: new(output), reload: make(chan os.Signal, 1), stop: cancel, ended: make(chan error, 1)}
+	e := env{stdout: io.Discard, stderr: d.log, reload: d.reload}
+	go func() { d.ended <- run(ctx, e, append([]string{"run", "--config", config}, args...)) }()
+	t.Cleanup(func() { cancel(); <-d.ended })
+	d.waitLog("msg=ready")
+	return d
+}
+
+func (d *process) waitLog(text string) {
+	d.t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); !strings.Contains(d.log.String(), text); time.Sleep(2 * time.Millisecond) {
+		select {
+		case err := <-d.ended:
+			d.ended <- err
+			d.t.Fatalf("ended: %v\n%s", err, d.log)
+		default:
+		}
+		if time.Now().After(deadline) {
+			d.t.Fatalf("%q is not in the log:\n%s", text, d.log)
+		}
+	}
+}
+
+func echoServer(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() { defer c.Close(); io.Copy(c, c) })
+		}
+	})
+	t.Cleanup(func() { l.Close(); wg.Wait() })
+	return l.Addr().String()
+}
+
+func ping(c net.Conn) error {
+	c.SetDeadline(time.Now().Add(5 * time.Second))
+	if _, err := c.Write([]byte("ping")); err != nil {
+		return err
+	}
+	_, err := io.ReadFull(c, make([]byte, 4))
+	return err
+}
+
+func TestRunReloadDrain(t *testing.T) {
+	listen, metrics, downstream := freePort(t), freePort(t), echoServer(t)
+	path := writeConfig(t, "", configText(listen, metrics, downstream, "1MB/s"))
+	d := startDaemon(t, path, "--drain-timeout", "5s")
+	c, err := net.Dial("tcp4", listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := ping(c); err != nil {
+		t.Fatal(err)
+	}
+	if got := scrape(t, metrics); !strings.Contains(got, `shaperd_limit_connections_in_flight{limit="per-source"} 1`) ||
+		!strings.Contains(got, "shaperd_config_reload_success 1") {
+		t.Errorf("metrics:\n%s", got)
+	}
+
+	writeConfig(t, path, configText(listen, metrics, downstream, "10mbps"))
+	d.reload <- syscall.SIGHUP
+	d.waitLog("the old configuration stays in force")
+	if got := scrape(t, metrics); !strings.Contains(got, "shaperd_config_reload_success 0") {
+		t.Errorf("a failed reload shows as success")
+	}
+	if !strings.Contains(d.log.String(), path+":11:1") {
+		t.Errorf("the log does not say where the mistake is:\n%s", d.log)
+	}
+	if err := ping(c); err != nil {
+		t.Errorf("after a bad reload: %v", err)
+	}
+
+	writeConfig(t, path, configText(listen, freePort(t), downstream, "1MB/s"))
+	d.reload <- syscall.SIGHUP
+	d.waitLog("restart it")
+
+	second := freePort(t)
+	writeConfig(t, path, configText(listen, metrics, downstream, "2MB/s")+
+		fmt.Sprintf("[[listen]]\nname = \"second\"\naddress = [\"tcp://%s\"]\ndownstream = [%q]\n", second, downstream))
+	d.reload <- syscall.SIGHUP
+	d.waitLog("msg=reloaded")
+	if err := ping(c); err != nil {
+		t.Errorf("after a reload: %v", err)
+	}
+	c2, err := net.Dial("tcp4", second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ping(c2); err != nil {
+		t.Errorf("on the new listener: %v", err)
+	}
+	c2.Close()
+
+	d.stop()
+	d.waitLog("msg=draining")
+	if err := ping(c); err != nil {
+		t.Errorf("while draining: %v", err)
+	}
+	c.Close()
+	d.waitLog("msg=stopped")
+}
+
+func TestPortInUse(t *testing.T) {
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for name, text := range map[string]string{
+		"listener": configText(l.Addr().String(), "", "127.0.0.1:1", "1MB/s"),
+		"metrics":  configText(freePort(t), l.Addr().String(), "127.0.0.1:1", "1MB/s"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, _, err := command(t, "run", "--config", writeConfig(t, "", text))
+			if err == nil || !strings.Contains(err.Error(), "in use") || !strings.Contains(err.Error(), l.Addr().String()) {
+				t.Errorf("err = %v", err)
+			}
+		})
+	}
+}
+
+func TestUnreadableASNData(t *testing.T) {
+	text := configText(freePort(t), "", "127.0.0.1:1", "1MB/s") + "[asn]\nfiles = [\"missing.csv\"]\n"
+	_, _, err := command(t, "run", "--config", writeConfig(t, "", text))
+	if err == nil || !strings.Contains(err.Error(), "missing.csv") {
+		t.Errorf("err = %v", err)
+	}
+}
+
+func scrape(t *testing.T, addr string) string {
+	t.Helper()
+	r, err := http.Get("http://" + addr + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer http.DefaultClient.CloseIdleConnections()
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}

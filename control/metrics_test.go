@@ -1,0 +1,136 @@
+package control
+
+import (
+	"errors"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"go.uber.org/goleak"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+type fakePlane struct{}
+
+func (fakePlane) Late() (counts [len(leaky.LateBounds) + 1]uint64, sum time.Duration) {
+	counts[0], counts[len(counts)-1] = 3, 1
+	return counts, 70 * time.Millisecond
+}
+
+// busy returns a shaper on which every count of every limit is used.
+func busy(t *testing.T, limits int) *shaper.Shaper {
+	t.Helper()
+	s := shaper.New(1000)
+	var all []shaper.Limit
+	for i := range limits {
+		all = append(all, shaper.Limit{Name: string(rune('a'+i/26)) + string(rune('a'+i%26)), Rate: 8e6, Observe: i%2 == 1})
+	}
+	p, err := s.Compile(all, []shaper.Listener{{Name: "l", TCP: true}}, nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Swap(p, leaky.Second)
+	for i := range p.Len() {
+		st := p.State(i)
+		for v := range shaper.Verdicts {
+			for r := range shaper.Reasons {
+				st.Bytes.Add(shaper.Verdict(v), shaper.Reason(r), 1000)
+				st.Packets.Add(shaper.Verdict(v), shaper.Reason(r), 2)
+				st.Connections.Add(shaper.Verdict(v), shaper.Reason(r), 1)
+			}
+		}
+		st.Wait.Observe(3 * time.Millisecond)
+		st.Queue.Observe(time.Hour)
+	}
+	return s
+}
+
+func TestMetricsAreWellFormed(t *testing.T) {
+	reloads := &Reloads{}
+	reloads.Note(nil, time.Millisecond)
+	reloads.Note(errors.New("no"), time.Millisecond)
+	c := &collector{shaper: busy(t, 2), plane: fakePlane{}, reloads: reloads}
+	problems, err := testutil.CollectAndLint(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+	want := `
+# HELP shaperd_config_reload_success 1 when the last reload succeeded, 0 when the old configuration stayed.
+# TYPE shaperd_config_reload_success gauge
+shaperd_config_reload_success 0
+# HELP shaperd_config_reloads_total Reloads by result, the first load among them.
+# TYPE shaperd_config_reloads_total counter
+shaperd_config_reloads_total{result="failure"} 1
+shaperd_config_reloads_total{result="success"} 1
+`
+	if err := testutil.CollectAndCompare(c, strings.NewReader(want), "shaperd_config_reload_success", "shaperd_config_reloads_total"); err != nil {
+		t.Error(err)
+	}
+}
+
+// The number of series depends on the configuration alone.
+func TestCardinalityIsBounded(t *testing.T) {
+	const limits = shaper.MaxLimits
+	s := busy(t, limits)
+	c := &collector{shaper: s, plane: fakePlane{}, reloads: &Reloads{}}
+	before := testutil.CollectAndCount(c)
+	p := s.Policy()
+	for i := range 10000 {
+		f := shaper.Flow{Source: addr(i), Port: uint16(i), Protocol: shaper.TCP}
+		r := p.Route(&f)
+		s.Decide(p, &f, r, r.ToDownstream, 100, 1, leaky.Second)
+	}
+	if after := testutil.CollectAndCount(c); after != before {
+		t.Errorf("%d series became %d", before, after)
+	}
+	if most := limits*(3*shaper.Verdicts*shaper.Reasons+4) + 100; before > most {
+		t.Errorf("%d series, at most %d", before, most)
+	}
+}
+
+func TestServeMetrics(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := l.Addr().String()
+	if _, err := ServeMetrics(at, busy(t, 1), fakePlane{}, &Reloads{}); err == nil {
+		t.Error("served on a port in use")
+	}
+	l.Close()
+	m, err := ServeMetrics(at, busy(t, 1), fakePlane{}, &Reloads{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer http.DefaultClient.CloseIdleConnections()
+	for path, want := range map[string]int{"/metrics": 200, "/": 404} {
+		r, err := http.Get("http://" + at + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Body.Close()
+		if r.StatusCode != want {
+			t.Errorf("GET %s: %d, want %d", path, r.StatusCode, want)
+		}
+	}
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+	off, err := ServeMetrics("", nil, nil, nil)
+	if err != nil || off.Close() != nil {
+		t.Errorf("off: %v", err)
+	}
+}
+
+func addr(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}) }

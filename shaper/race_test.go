@@ -1,0 +1,5 @@
+//go:build race
+
+package shaper
+
+func init() { raceDetector = true }

@@ -1,0 +1,195 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Colours, and how a terminal is told.
+const (
+	bold   = "1"
+	dim    = "2"
+	red    = "31"
+	green  = "32"
+	yellow = "33"
+)
+
+// A terminal shows progress: a block that is refreshed, or lines where out is no
+// terminal.
+type terminal struct {
+	out    io.Writer
+	live   bool
+	colour bool
+}
+
+func newTerminal(out io.Writer) *terminal {
+	t := &terminal{out: out}
+	if f, ok := out.(*os.File); ok {
+		_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+		t.live = err == nil && os.Getenv("TERM") != "dumb"
+	}
+	t.colour = t.live && os.Getenv("NO_COLOR") == ""
+	return t
+}
+
+func (t *terminal) paint(code, text string) string {
+	if !t.colour {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
+}
+
+func (t *terminal) introduce() {
+	fmt.Fprintf(t.out, `%s
+Two polite sources and a greedy one (%d connections at once, floods of datagrams)
+work with a server that has %d workers and an accept queue of %d: once straight,
+once through shaperd.
+
+`, t.paint(bold, "A fragile server, with and without shaperd"), greedyConnections, workers, backlog)
+}
+
+const (
+	sampleEvery = 100 * time.Millisecond
+	plainEvery  = 3 * time.Second
+	sparkWidth  = 56
+)
+
+// watch shows how the phase goes until ctx ends.
+func (t *terminal) watch(ctx context.Context, p *phase, number, of int) {
+	var rates []int64 // bytes a second, in each sample
+	var last int64
+	start := time.Now()
+	ticks := time.NewTicker(sampleEvery)
+	defer ticks.Stop()
+	if !t.live {
+		fmt.Fprintf(t.out, "%d/%d %s\n", number, of, p.title)
+	}
+	nextPlain := plainEvery
+	for first := true; ; first = false {
+		done := false
+		select {
+		case <-ctx.Done():
+			done = true
+		case <-ticks.C:
+		}
+		elapsed := time.Since(start)
+		total := p.capture.payload.Load()
+		rates = append(rates, (total-last)*int64(time.Second/sampleEvery))
+		last = total
+		switch {
+		case t.live:
+			t.block(p, number, of, elapsed, rates, first)
+		case done || elapsed >= nextPlain:
+			nextPlain += plainEvery
+			fmt.Fprintf(t.out, "  %2.0f s  %s\n", elapsed.Seconds(), strings.Join(t.state(p), "; "))
+		}
+		if done {
+			fmt.Fprintln(t.out)
+			return
+		}
+	}
+}
+
+// block draws the block, over the one before unless it is the first.
+func (t *terminal) block(p *phase, number, of int, elapsed time.Duration, rates []int64, first bool) {
+	const width = 24
+	filled := int(min(1, elapsed.Seconds()/p.length.Seconds()) * width)
+	bar := strings.Repeat("━", filled) + t.paint(dim, strings.Repeat("─", width-filled))
+	lines := append([]string{
+		fmt.Sprintf("%s  %s %2.0f s", t.paint(bold, fmt.Sprintf("%d/%d %-15s", number, of, p.title)), bar, elapsed.Seconds()),
+		fmt.Sprintf("    arriving   %s %5.1f MB/s", t.paint(yellow, spark(rates)), float64(mean(rates, 10))/1e6),
+	}, t.state(p)...)
+	var b strings.Builder
+	if !first {
+		fmt.Fprintf(&b, "\x1b[%dA", len(lines))
+	}
+	for i, l := range lines {
+		if i >= 2 {
+			l = "    " + l
+		}
+		fmt.Fprintf(&b, "\x1b[2K%s\n", l)
+	}
+	io.WriteString(t.out, b.String())
+}
+
+// state is one line each for the polite sources, the greedy one and the downstream.
+func (t *terminal) state(p *phase) []string {
+	alarm := func(n int, text string) string {
+		text = grouped(n) + " " + text
+		if n == 0 {
+			return text
+		}
+		return t.paint(red, text)
+	}
+	a, b, g := p.tallies[0], p.tallies[1], p.tallies[greedy]
+	lines := []string{
+		fmt.Sprintf("polite     %s requests answered, %s", grouped(int(a.answered.Load()+b.answered.Load())),
+			alarm(int(a.failed.Load()+b.failed.Load()), "failed")),
+		fmt.Sprintf("greedy     %s requests answered, %s failed", grouped(int(g.answered.Load())), grouped(int(g.failed.Load()))),
+	}
+	if l, err := p.fragile.losses(); err == nil {
+		lines = append(lines, fmt.Sprintf("downstream %s, %s",
+			alarm(l.overflows, "accept queue overflows"), alarm(l.datagrams, "datagrams lost")))
+	}
+	if !t.live { // in one line, without columns
+		for i, l := range lines {
+			lines[i] = strings.Join(strings.Fields(l), " ")
+		}
+	}
+	return lines
+}
+
+func mean(list []int64, last int) (m int64) {
+	list = list[max(0, len(list)-last):]
+	for _, v := range list {
+		m += v
+	}
+	return m / int64(max(1, len(list)))
+}
+
+// spark draws the last values as a row of bars, against the highest of all.
+func spark(values []int64) string {
+	levels := []rune(" ▁▂▃▄▅▆▇█")
+	var highest int64 = 1
+	for _, v := range values {
+		highest = max(highest, v)
+	}
+	var b strings.Builder
+	shown := values[max(0, len(values)-sparkWidth):]
+	for _, v := range shown {
+		level := int(v * int64(len(levels)-1) / highest)
+		if v > 0 {
+			level = max(1, level)
+		}
+		b.WriteRune(levels[level])
+	}
+	b.WriteString(strings.Repeat(" ", sparkWidth-len(shown)))
+	return b.String()
+}
+
+func (t *terminal) table(list []row) {
+	line := func(style, label, before, after string) {
+		fmt.Fprintln(t.out, t.paint(style, fmt.Sprintf("%-38s %17s %17s", label, before, after)))
+	}
+	line(bold, "", "direct", "through shaperd")
+	for _, r := range list {
+		line("0", r.Label, r.Before, r.After)
+	}
+}
+
+func (t *terminal) promises(list []promise) {
+	fmt.Fprintln(t.out)
+	for _, p := range list {
+		mark := t.paint(green, "kept  ")
+		if !p.Kept {
+			mark = t.paint(red, "BROKEN")
+		}
+		fmt.Fprintf(t.out, "%s  %s\n", mark, p.Text)
+	}
+}
