@@ -48,7 +48,6 @@ type packet struct {
 	rig   *rig
 	id    int
 	after *int // id of the last one of its kind that left
-	late  leaky.Time
 }
 
 func (p *packet) send(now leaky.Time) (bytes, packets uint64, again bool) {

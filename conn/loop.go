@@ -51,6 +51,10 @@ type watched struct {
 	generation int32
 }
 
+// punctual is how long before a unit has to leave sockets are no longer listened
+// to: handling one takes as long, and would make it late.
+const punctual = leaky.Second / 1e6 * 30
+
 // scratchSize is the most that moves from one TCP socket to the other at once.
 const scratchSize = 64 << 10
 
@@ -148,8 +152,13 @@ func (l *loop) round(until leaky.Time) bool {
 	if len(l.again) > 0 {
 		until = 0
 	}
-	n := l.poll(until.Sub(l.clock.Now()))
 	now := l.clock.Now()
+	if until > now && until-now <= punctual {
+		l.clock.Sleep(until)
+		return !l.stopping
+	}
+	n := l.poll(until.Sub(now))
+	now = l.clock.Now()
 	for i := range n {
 		ev := &l.events[i]
 		if at := l.watched[ev.Fd]; at.watcher != nil && at.generation == ev.Pad {

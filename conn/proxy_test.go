@@ -20,14 +20,14 @@ import (
 
 // running is a proxy between a loopback port and a downstream of the test.
 type running struct {
-	t      *testing.T
+	t      testing.TB
 	proxy  *Proxy
 	shaper *shaper.Shaper
 	listen Listen
 }
 
 // start runs a proxy in front of downstream, which is an address of this host.
-func start(t *testing.T, protocol shaper.Protocol, downstream string, limits ...shaper.Limit) *running {
+func start(t testing.TB, protocol shaper.Protocol, downstream string, limits ...shaper.Limit) *running {
 	t.Helper()
 	s, clock := shaper.New(10000), leaky.NewClock()
 	p, err := New(s, clock, testLog(t))
@@ -55,7 +55,7 @@ func (r *running) apply(limits ...shaper.Limit) {
 
 func (r *running) addr() string { return r.listen.Endpoints[0].Addr.String() }
 
-func freePort(t *testing.T, protocol shaper.Protocol) string {
+func freePort(t testing.TB, protocol shaper.Protocol) string {
 	t.Helper()
 	if protocol == shaper.UDP {
 		c, err := net.ListenPacket("udp4", "127.0.0.1:0")
@@ -74,7 +74,7 @@ func freePort(t *testing.T, protocol shaper.Protocol) string {
 }
 
 // serveTCP handles each connection in a goroutine until the test ends.
-func serveTCP(t *testing.T, handle func(*net.TCPConn)) string {
+func serveTCP(t testing.TB, handle func(*net.TCPConn)) string {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {

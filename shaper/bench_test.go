@@ -81,9 +81,12 @@ func BenchmarkDecide(b *testing.B) {
 			}
 			runtime.GC()
 			runtime.ReadMemStats(&after)
-			start := time.Now()
-			runtime.GC()
-			gc := time.Since(start)
+			gc := time.Hour // the least of a few: other processes' time slices count too
+			for range 5 {
+				start := time.Now()
+				runtime.GC()
+				gc = min(gc, time.Since(start))
+			}
 			b.ReportAllocs()
 			var d draw
 			for b.Loop() {

@@ -10,27 +10,32 @@ import (
 	"shaperd/leaky"
 )
 
-// inParallel runs f n times at once.
+// inParallel runs f n times at once, and lets none begin before all can.
 func inParallel(n int, f func(g int)) {
-	var wg sync.WaitGroup
+	var ready, done sync.WaitGroup
+	ready.Add(n)
 	for g := range n {
-		wg.Go(func() { f(g) })
+		done.Go(func() {
+			ready.Done()
+			ready.Wait()
+			f(g)
+		})
 	}
-	wg.Wait()
+	done.Wait()
 }
 
 const (
 	goroutines = 4
-	each       = 20000 // decisions of a goroutine
+	each       = 50000 // decisions of a goroutine
 )
 
 // At a standing clock the order of decisions does not matter: concurrent ones
 // admit exactly what sequential ones do.
 func TestConcurrentEqualsSequential(t *testing.T) {
 	limits := []Limit{
-		{Name: "source", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Rate: 8e8, MaxDelay: 20 * time.Millisecond},
-		{Name: "port", Key: KeyPort, Packets: Frequency{100_000, time.Second}, MaxDelay: 200 * time.Millisecond},
-		{Name: "all", Rate: 8e9, MaxDelay: 10 * time.Millisecond},
+		{Name: "source", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Rate: 8e8, MaxDelay: 300 * time.Millisecond},
+		{Name: "port", Key: KeyPort, Packets: Frequency{100_000, time.Second}, MaxDelay: 1250 * time.Millisecond},
+		{Name: "all", Rate: 8e9, MaxDelay: 100 * time.Millisecond},
 	}
 	var admitted [2]int64
 	for i, workers := range []int{1, goroutines} {
@@ -48,31 +53,27 @@ func TestConcurrentEqualsSequential(t *testing.T) {
 		})
 		admitted[i] = n.Load()
 	}
-	// 20 ms at 1e8 bytes/s, and one unit more: the queue test is of the wait before it.
-	if want := int64(2001); admitted != [2]int64{want, want} {
+	// 300 ms at 1e8 bytes/s, and a unit more: the queue test is of the wait before it.
+	if want := int64(30_001); admitted != [2]int64{want, want} {
 		t.Errorf("admitted %v, want %d each", admitted, want)
 	}
 
+	// 30,001 for each source would do for its own limit, 125,001 in all for the
+	// port's packets, 100,001 for all: that one refuses.
 	s := New(1000)
 	p := mustCompile(t, s, limits, udpOnly)
-	var bySource [goroutines]atomic.Int64
+	var sum atomic.Int64
 	inParallel(goroutines, func(g int) {
 		f := fromIPv4(uint32(g))
 		r := p.Route(f)
 		for range each {
 			if s.Decide(p, f, r, r.ToDownstream, 1000, 1, leaky.Second).Verdict != Refuse {
-				bySource[g].Add(1)
+				sum.Add(1)
 			}
 		}
 	})
-	var sum int64
-	for g := range goroutines {
-		sum += bySource[g].Load()
-	}
-	// Four sources could have 2001 each; all together 10 ms at 1e9 bytes/s is
-	// 10001, so each source's own limit holds.
-	if want := int64(goroutines * 2001); sum != want {
-		t.Errorf("%d goroutines were admitted %d units, want %d", goroutines, sum, want)
+	if want := int64(100_001); sum.Load() != want {
+		t.Errorf("%d goroutines were admitted %d units, want %d", goroutines, sum.Load(), want)
 	}
 }
 

@@ -1,6 +1,7 @@
 package shaper
 
 import (
+	"math/bits"
 	"sync"
 	"sync/atomic"
 
@@ -53,6 +54,7 @@ func (s *Shaper) Swap(next *Policy, now leaky.Time) {
 		change(state.ID+1, &state.newConns, &next.newConns[i])
 	}
 	if len(changes) > 0 {
+		// The table's floors keep their time: they stand for keys of any limit.
 		s.table.each(func(k *Key, b *leaky.Bucket) {
 			if c, ok := changes[k.Limit]; ok {
 				b.Rescale(c[0], c[1], now)
@@ -90,7 +92,8 @@ func (s *Shaper) Decide(p *Policy, f *Flow, r Route, set Set, bytes, packets uin
 	d := Decision{Depart: now, Limit: -1}
 	var delayed Set
 	s.mu.Lock()
-	for i := range (set & p.paced).All {
+	for left := set & p.paced; left != 0; left &= left - 1 { // Set.All would cost 3 ns a limit
+		i := bits.TrailingZeros64(uint64(left))
 		key := p.Key(i, f, r)
 		slot := s.table.get(&key, s.table.place(&key), now)
 		depart, ok := slot.bucket.Offer(&p.shapes[i], bytes, packets, now)
@@ -108,7 +111,8 @@ func (s *Shaper) Decide(p *Policy, f *Flow, r Route, set Set, bytes, packets uin
 		}
 	}
 	s.mu.Unlock()
-	for i := range set.All {
+	for left := set; left != 0; left &= left - 1 {
+		i := bits.TrailingZeros64(uint64(left))
 		if delayed&(1<<i) != 0 {
 			p.states[i].count(Delay, ByRate, bytes, packets)
 		} else {

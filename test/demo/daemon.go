@@ -24,6 +24,7 @@ import (
 const (
 	totalRate      = 2 << 20    // bytes a second, of all sources
 	sourceRate     = 1792 << 10 // bytes a second, of one
+	messageRate    = 150        // datagrams a second, of all
 	maxConnections = 10
 )
 
@@ -43,8 +44,8 @@ downstream = [%[3]q]
 
 # No source takes all of it.
 [[limit]]
-name        = "per-source"
-match       = { listen = ["gateway"] }
+name        = "bytes-per-source"
+match       = { listen = ["gateway"], protocol = "tcp" }
 key         = ["source"]
 ipv4_prefix = 24
 rate        = "%[4]dKiB/s"
@@ -66,7 +67,7 @@ max_wait    = "3s"
 
 [[limit]]
 name  = "bytes"
-match = { listen = ["gateway"] }
+match = { listen = ["gateway"], protocol = "tcp" }
 rate  = "%[6]dKiB/s"
 
 [[limit]]
@@ -79,9 +80,9 @@ packets     = "80pps"
 [[limit]]
 name    = "messages"
 match   = { listen = ["gateway"], protocol = "udp" }
-packets = "150pps"
+packets = "%[7]dpps"
 `, metricsAddr, fmt.Sprintf("%v:%d", proxyAddr, port), fmt.Sprintf("%v:%d", downstreamAddr, port),
-		sourceRate>>10, maxConnections, totalRate>>10)
+		sourceRate>>10, maxConnections, totalRate>>10, messageRate)
 }
 
 // A daemon is a running shaperd.

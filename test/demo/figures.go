@@ -20,28 +20,39 @@ type figures struct {
 	acked     int
 	p50, p99  time.Duration // of the polite sources' answered requests
 	losses    losses
-	most      int                   // connections at once
-	worst     int                   // bytes within a window
-	sigma     float64               // bytes beyond the rate of all
-	sigmas    [len(sources)]float64 // bytes beyond the rate of one
+	most      int     // connections at once
+	bytes     traffic // by TCP
+	datagrams traffic
+	sigmas    [len(sources)]float64 // bytes beyond the rate of one source
 	refusals  []refusal
-	arrived   [][len(sources)]int // bytes, in each window
-	connected []int               // most at once, in each window
+	connected []int // most at once, in each window
+}
+
+// traffic is what arrived at the downstream, in bytes or in datagrams.
+type traffic struct {
+	windows [][len(sources)]int // in each window of time, by source
+	worst   int                 // in any interval as wide as a window
+	sigma   float64             // beyond the rate of all sources
+}
+
+func newTraffic(events []event, rate float64, length time.Duration) traffic {
+	return traffic{bins(events, window, length), worstWindow(events, window), sigma(events, rate)}
 }
 
 func measure(p *phase) figures {
-	events := attribute(p.result.arrivals)
+	bytes, datagrams := attribute(p.result.arrivals)
 	levels := inFlight(p.result.arrivals)
 	f := figures{
 		title: p.title, shaped: p.shaped, length: p.length, greedyAt: p.greedyAt,
 		losses: p.result.losses, refusals: p.result.refusals,
-		most: most(levels), worst: worstWindow(events, window), sigma: sigma(events, totalRate),
-		arrived: bins(events, window, p.length), connected: levelBins(levels, window, p.length),
+		most: most(levels), connected: levelBins(levels, window, p.length),
+		bytes:     newTraffic(bytes, totalRate, p.length),
+		datagrams: newTraffic(datagrams, messageRate, p.length),
 	}
 	var polite tally
 	for i, t := range p.tallies {
 		f.answered[i], f.failed[i] = int(t.answered.Load()), int(t.failed.Load())
-		f.sigmas[i] = sigma(only(events, i), sourceRate)
+		f.sigmas[i] = sigma(only(bytes, i), sourceRate)
 		if i != greedy {
 			f.sent += int(t.sent.Load())
 			f.acked += int(t.acked.Load())
@@ -99,8 +110,9 @@ func rows(before, after figures) []row {
 	add("accept queue overflows", func(f figures) string { return grouped(f.losses.overflows) })
 	add("datagrams lost in the full buffer", func(f figures) string { return grouped(f.losses.datagrams) })
 	add("most connections at once", func(f figures) string { return grouped(f.most) })
-	add("most bytes in any 10 ms", func(f figures) string { return grouped(f.worst) })
-	add("sigma, bytes beyond 2 MiB/s", func(f figures) string { return grouped(int(f.sigma)) })
+	add("most bytes in any 10 ms", func(f figures) string { return grouped(f.bytes.worst) })
+	add("sigma, bytes beyond "+bytesPerSecond(totalRate), func(f figures) string { return grouped(int(f.bytes.sigma)) })
+	add("most datagrams in any 10 ms", func(f figures) string { return grouped(f.datagrams.worst) })
 	return list
 }
 
@@ -110,9 +122,12 @@ type promise struct {
 	Kept bool
 }
 
-// sigmaBound is what may exceed a rate at once. The daemon's own bound is far
-// smaller; a busy machine delivers late, and then together.
-const sigmaBound = 64 << 10
+// What may exceed a rate at once. The daemon's own bounds are far smaller; a busy
+// machine delivers late, and then together.
+const (
+	sigmaBytes     = 64 << 10
+	sigmaDatagrams = 16
+)
 
 // promises judges the phase with the daemon.
 func promises(f figures) []promise {
@@ -121,9 +136,12 @@ func promises(f figures) []promise {
 		list = append(list, promise{fmt.Sprintf(format, args...), kept})
 	}
 	add(f.most <= maxConnections, "never more than %d connections at once: at most %d", maxConnections, f.most)
-	add(f.sigma <= sigmaBound, "never faster than %s, all together: at most %s bytes beyond it", bytesPerSecond(totalRate), grouped(int(f.sigma)))
-	add(f.sigmas[greedy] <= sigmaBound, "no source faster than %s: the greedy one at most %s bytes beyond it",
+	add(f.bytes.sigma <= sigmaBytes, "never faster than %s, all together: at most %s bytes beyond it",
+		bytesPerSecond(totalRate), grouped(int(f.bytes.sigma)))
+	add(f.sigmas[greedy] <= sigmaBytes, "no source faster than %s: the greedy one at most %s bytes beyond it",
 		bytesPerSecond(sourceRate), grouped(int(f.sigmas[greedy])))
+	add(f.datagrams.sigma <= sigmaDatagrams, "never more than %d datagrams a second: at most %d beyond it",
+		messageRate, int(f.datagrams.sigma))
 	add(f.losses == losses{}, "nothing lost at the downstream: %s overflows, %s datagrams",
 		grouped(f.losses.overflows), grouped(f.losses.datagrams))
 	failed, of := f.politeFailed()

@@ -67,7 +67,7 @@ func run(ctx context.Context, out io.Writer, args []string) error {
 	t.introduce()
 	phases := [2]*phase{newPhase("Direct", false, *length), newPhase("Through shaperd", true, *length)}
 	for i, p := range phases {
-		watch := func(ctx context.Context, p *phase) { t.watch(ctx, p, i+1, len(phases)) }
+		watch := func(ctx context.Context) { t.watch(ctx, p, i+1, len(phases)) }
 		if err := p.run(ctx, path, watch); err != nil {
 			return err
 		}

@@ -14,11 +14,10 @@ type event struct {
 	n      int
 }
 
-// attribute returns the payload that came in, by source. Behind the shaper all
-// packets come from its address, so the tag tells: a connection's first byte, or
-// a datagram's.
-func attribute(list []arrival) []event {
-	var events []event
+// attribute returns what came in, by source: payload bytes by TCP, and datagrams.
+// Behind the shaper all packets come from its address, so the tag tells: a
+// connection's first byte, or a datagram's.
+func attribute(list []arrival) (bytes, datagrams []event) {
 	owners := map[netip.AddrPort]int{}
 	for _, a := range list {
 		if a.outgoing {
@@ -34,15 +33,16 @@ func attribute(list []arrival) []event {
 		if !known || !a.tcp {
 			of = slices.IndexFunc(sources[:], func(s source) bool { return s.tag == a.first })
 		}
-		if of < 0 {
-			continue
-		}
-		if a.tcp {
+		switch {
+		case of < 0: // nobody's
+		case a.tcp:
 			owners[a.peer] = of
+			bytes = append(bytes, event{a.at, of, a.payload})
+		default:
+			datagrams = append(datagrams, event{a.at, of, 1})
 		}
-		events = append(events, event{a.at, of, a.payload})
 	}
-	return events
+	return bytes, datagrams
 }
 
 // only returns the events of one source.

@@ -44,10 +44,9 @@ func newPhase(title string, shaped bool, length time.Duration) *phase {
 	return p
 }
 
-// run builds the hosts, does the work and takes all down again. It calls watching
-// when the work begins, with a function that looks at it, and what that returns
-// when the work is over.
-func (p *phase) run(ctx context.Context, binary string, watch func(context.Context, *phase)) (err error) {
+// run builds the hosts, does the work and takes all down again. It calls watch when
+// the work begins, with a context that ends with the work.
+func (p *phase) run(ctx context.Context, binary string, watch func(context.Context)) (err error) {
 	n, err := newNetwork()
 	if err != nil {
 		return err
@@ -91,15 +90,18 @@ func (p *phase) run(ctx context.Context, binary string, watch func(context.Conte
 
 // work has the three sources send. The greedy one comes later and goes on until
 // the polite ones have their last answers.
-func (p *phase) work(ctx context.Context, client *host, to netip.AddrPort, watch func(context.Context, *phase)) {
+func (p *phase) work(ctx context.Context, client *host, to netip.AddrPort, watch func(context.Context)) {
 	working, end := context.WithCancel(ctx)
 	var polite, others sync.WaitGroup
 	deadline := time.Now().Add(p.length)
-	others.Go(func() { watch(working, p) })
+	others.Go(func() { watch(working) })
 	for i, s := range sources {
 		sender := sender{source: s, host: client, to: to, tally: p.tallies[i]}
 		if i != greedy {
-			polite.Go(func() { sender.beOrderly(working, deadline) })
+			polite.Go(func() {
+				pause(working, time.Duration(i)*politePause/2) // not in step
+				sender.beOrderly(working, deadline)
+			})
 			continue
 		}
 		others.Go(func() {

@@ -40,9 +40,9 @@ const (
 // What the greedy source does: as many connections as it likes, trying again and
 // again, and bursts of datagrams.
 const (
-	greedyConnections = 200
+	greedyConnections = 300
 	greedyBody        = 32 << 10
-	greedyDial        = 300 * time.Millisecond
+	greedyDial        = 200 * time.Millisecond
 	greedyPatience    = 10 * time.Second
 	greedyRetry       = 100 * time.Millisecond // after a failure
 	greedyBurst       = 100                    // datagrams

@@ -101,10 +101,11 @@ func (p panel) axes(unit string, steps int) {
 	}
 }
 
-// limit draws a dashed line at value, and says what it is at the right end.
+// limit draws a dashed line at value, and says what it is at the left end, where
+// the pictures are calm.
 func (p panel) limit(value float64, label string) {
 	p.line(p.x, p.atY(value), p.x+p.w, p.atY(value), "limit")
-	p.text(p.x+p.w-4, p.atY(value)-6, "mark halo", "end", label)
+	p.text(p.x+4, p.atY(value)-6, "mark halo", "start", label)
 }
 
 // area fills from the bottom to values, each as wide as the others.

@@ -23,9 +23,10 @@ const (
 // A terminal shows progress: a block that is refreshed, or lines where out is no
 // terminal.
 type terminal struct {
-	out    io.Writer
-	live   bool
-	colour bool
+	out     io.Writer
+	live    bool
+	colour  bool
+	highest int64 // rate so far, of all phases: the scale of the bars
 }
 
 func newTerminal(out io.Writer) *terminal {
@@ -39,7 +40,7 @@ func newTerminal(out io.Writer) *terminal {
 }
 
 func (t *terminal) paint(code, text string) string {
-	if !t.colour {
+	if !t.colour || code == "" {
 		return text
 	}
 	return "\x1b[" + code + "m" + text + "\x1b[0m"
@@ -57,7 +58,7 @@ once through shaperd.
 const (
 	sampleEvery = 100 * time.Millisecond
 	plainEvery  = 3 * time.Second
-	sparkWidth  = 56
+	sparkWidth  = 48
 )
 
 // watch shows how the phase goes until ctx ends.
@@ -82,6 +83,7 @@ func (t *terminal) watch(ctx context.Context, p *phase, number, of int) {
 		total := p.capture.payload.Load()
 		rates = append(rates, (total-last)*int64(time.Second/sampleEvery))
 		last = total
+		t.highest = max(t.highest, rates[len(rates)-1])
 		switch {
 		case t.live:
 			t.block(p, number, of, elapsed, rates, first)
@@ -103,7 +105,7 @@ func (t *terminal) block(p *phase, number, of int, elapsed time.Duration, rates 
 	bar := strings.Repeat("━", filled) + t.paint(dim, strings.Repeat("─", width-filled))
 	lines := append([]string{
 		fmt.Sprintf("%s  %s %2.0f s", t.paint(bold, fmt.Sprintf("%d/%d %-15s", number, of, p.title)), bar, elapsed.Seconds()),
-		fmt.Sprintf("    arriving   %s %5.1f MB/s", t.paint(yellow, spark(rates)), float64(mean(rates, 10))/1e6),
+		fmt.Sprintf("    arriving   %s %5.1f MB/s", t.paint(yellow, spark(rates, t.highest)), float64(mean(rates, 10))/1e6),
 	}, t.state(p)...)
 	var b strings.Builder
 	if !first {
@@ -153,17 +155,13 @@ func mean(list []int64, last int) (m int64) {
 	return m / int64(max(1, len(list)))
 }
 
-// spark draws the last values as a row of bars, against the highest of all.
-func spark(values []int64) string {
+// spark draws the last values as a row of bars, the highest one in full height.
+func spark(values []int64, highest int64) string {
 	levels := []rune(" ▁▂▃▄▅▆▇█")
-	var highest int64 = 1
-	for _, v := range values {
-		highest = max(highest, v)
-	}
 	var b strings.Builder
 	shown := values[max(0, len(values)-sparkWidth):]
 	for _, v := range shown {
-		level := int(v * int64(len(levels)-1) / highest)
+		level := int(v * int64(len(levels)-1) / max(1, highest))
 		if v > 0 {
 			level = max(1, level)
 		}
@@ -179,7 +177,7 @@ func (t *terminal) table(list []row) {
 	}
 	line(bold, "", "direct", "through shaperd")
 	for _, r := range list {
-		line("0", r.Label, r.Before, r.After)
+		line("", r.Label, r.Before, r.After)
 	}
 }
 

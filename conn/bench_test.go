@@ -1,0 +1,127 @@
+package conn
+
+import (
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// BenchmarkLine times one unit through two lines, without sockets.
+func BenchmarkLine(b *testing.B) {
+	s := shaper.New(1000)
+	wheel, now := new(leaky.Wheel), leaky.Second
+	ls := newLines(s, wheel, func() leaky.Time { return now })
+	p := policy(b, s,
+		shaper.Limit{Name: "all", Rate: 100e9, MaxDelay: time.Second},
+		shaper.Limit{Name: "per-source", Key: shaper.KeySource, Rate: 10e9, MaxDelay: time.Second})
+	s.Swap(p, 0)
+	f := flowFrom("10.0.0.1", 1)
+	route := p.Route(f)
+	u := &benchUnit{}
+	u.unit = unit{owner: u, path: ls.path(p, f, route, route.ToDownstream), bytes: 1500, packets: 1, credit: 1}
+	b.ReportAllocs()
+	for b.Loop() {
+		ls.submit(&u.unit, now)
+		for u.queued {
+			now, _ = wheel.Next()
+			wheel.Advance(now)
+		}
+	}
+}
+
+type benchUnit struct{ unit }
+
+func (u *benchUnit) send(leaky.Time) (bytes, packets uint64, again bool) { return 1500, 1, false }
+func (u *benchUnit) resubmit(leaky.Time)                                 {}
+
+// BenchmarkUDP sends datagrams through the proxy and reports what came out, and
+// beside it what came without a proxy.
+func BenchmarkUDP(b *testing.B) {
+	for _, tt := range []struct {
+		name   string
+		proxy  bool
+		limits []shaper.Limit
+	}{
+		{"direct", false, nil},
+		{"proxy", true, nil},
+		{"limited", true, []shaper.Limit{{Name: "l", Rate: 100e9, MaxDelay: time.Second}}},
+	} {
+		b.Run(tt.name, func(b *testing.B) {
+			server, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer server.Close()
+			server.SetReadBuffer(4 << 20)
+			to := server.LocalAddr().String()
+			if tt.proxy {
+				to = start(b, shaper.UDP, to, tt.limits...).addr()
+			}
+			c, err := net.Dial("udp4", to)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer c.Close()
+			data, in := make([]byte, 512), make([]byte, 2048)
+			const window = 32 // in the buffers, so that nothing is lost
+			sent := 0
+			for b.Loop() {
+				c.Write(data)
+				if sent++; sent%window == 0 {
+					server.SetReadDeadline(time.Now().Add(time.Second))
+					for range window {
+						if _, err := server.Read(in); err != nil {
+							b.Fatal(err)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkTCP moves a megabyte through a connection, with and without a proxy.
+func BenchmarkTCP(b *testing.B) {
+	for _, tt := range []struct {
+		name   string
+		proxy  bool
+		limits []shaper.Limit
+	}{
+		{"direct", false, nil},
+		{"proxy", true, nil},
+		{"limited", true, []shaper.Limit{{Name: "l", Rate: 1e12}}},
+	} {
+		b.Run(tt.name, func(b *testing.B) {
+			const size = 1 << 20
+			to := serveTCP(b, func(c *net.TCPConn) {
+				in := make([]byte, size)
+				for {
+					if _, err := io.ReadFull(c, in); err != nil {
+						return
+					}
+					c.Write(in[:1])
+				}
+			})
+			if tt.proxy {
+				to = start(b, shaper.TCP, to, tt.limits...).addr()
+			}
+			c, err := net.Dial("tcp4", to)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer c.Close()
+			data := make([]byte, size)
+			b.SetBytes(size)
+			for b.Loop() {
+				c.Write(data)
+				if _, err := io.ReadFull(c, data[:1]); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"encoding/xml"
+	"errors"
+	"io"
+	"math"
+	"strings"
+	"testing"
+	"time"
+)
+
+// example is figures that a phase could come to.
+func example(shaped bool) figures {
+	bytes := []event{{at: 20 * time.Millisecond, source: 0, n: 2000}, {at: 2 * time.Second, source: greedy, n: 30000}}
+	f := figures{
+		title: "Direct", shaped: shaped, length: 3 * time.Second, greedyAt: time.Second,
+		answered: [3]int{20, 30, 50}, acked: 5, sent: 5, most: 10,
+		bytes:     newTraffic(bytes, totalRate, 3*time.Second),
+		datagrams: newTraffic(nil, messageRate, 3*time.Second),
+		connected: levelBins([]event{{at: time.Second, n: 10}}, window, 3*time.Second),
+		refusals:  []refusal{{"per<source>", "queue_full", "datagrams", 12345}},
+	}
+	return f
+}
+
+func TestPicturesAreXML(t *testing.T) {
+	before, after := example(false), example(true)
+	empty := figures{length: 3 * time.Second, bytes: newTraffic(nil, totalRate, 3*time.Second), connected: make([]int, 300)}
+	for name, picture := range map[string]string{
+		"bytes":       bytesFigure(before, after).draw(wide, true),
+		"bytes small": bytesFigure(before, after).draw(narrow, false),
+		"nothing":     bytesFigure(empty, empty).draw(wide, true),
+		"datagrams":   datagramsFigure(before, after).draw(wide, true),
+		"connections": connections(before, after, narrow.width),
+	} {
+		d := xml.NewDecoder(strings.NewReader(picture))
+		for {
+			_, err := d.Token()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+		}
+		for _, bad := range []string{"NaN", "Inf", "http://", "https://"} {
+			if strings.Contains(strings.Replace(picture, "http://www.w3.org/2000/svg", "", 1), bad) {
+				t.Errorf("%s has %s", name, bad)
+			}
+		}
+	}
+}
+
+func TestTextIsEscaped(t *testing.T) {
+	d := &drawing{width: 10, height: 10}
+	d.text(1, 2, "name", "start", `a < b & "c"`)
+	got := d.svg(`<"label">`, false)
+	for _, want := range []string{"a &lt; b &amp; &#34;c&#34;", `aria-label="&lt;&#34;label&#34;&gt;"`} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%s is not in %s", want, got)
+		}
+	}
+}
+
+func TestPage(t *testing.T) {
+	got, err := render(example(false), example(true), promises(example(true)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"12,345 datagrams by the limit &#34;per&lt;source&gt;&#34;: queue full", "connections = 10", "<svg", "prefers-color-scheme: dark"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%s is missing", want)
+		}
+	}
+	for _, bad := range []string{"ZgotmplZ", "src=", "@import", "url(", "<script"} {
+		if strings.Contains(got, bad) {
+			t.Errorf("the page has %s", bad)
+		}
+	}
+}
+
+func TestPromises(t *testing.T) {
+	if err := broken(promises(example(true))); err != nil {
+		t.Errorf("kept, but: %v", err)
+	}
+	for name, spoil := range map[string]func(*figures){
+		"connections at once":     func(f *figures) { f.most = maxConnections + 1 },
+		"2 MiB/s":                 func(f *figures) { f.bytes.sigma = sigmaBytes + 1 },
+		"1.75 MiB/s":              func(f *figures) { f.sigmas[greedy] = sigmaBytes + 1 },
+		"datagrams a second":      func(f *figures) { f.datagrams.sigma = sigmaDatagrams + 1 },
+		"1 overflows":             func(f *figures) { f.losses.overflows = 1 },
+		"1 datagrams":             func(f *figures) { f.losses.datagrams = 1 },
+		"requests 1 failed":       func(f *figures) { f.failed[1] = 1 },
+		"requests 0 failed":       func(f *figures) { f.answered[0] = 0 },
+		"5 datagrams 1 were lost": func(f *figures) { f.acked-- },
+		"0 answers":               func(f *figures) { f.answered[greedy] = 0 },
+	} {
+		f := example(true)
+		spoil(&f)
+		err := broken(promises(f))
+		if err == nil || !strings.Contains(err.Error(), name) || strings.Contains(err.Error(), ";") {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
+
+func TestNumbers(t *testing.T) {
+	for n, want := range map[int]string{0: "0", 999: "999", 1000: "1,000", -1000: "-1,000", -100: "-100", 12345678: "12,345,678"} {
+		if got := grouped(n); got != want {
+			t.Errorf("%d is written %s", n, got)
+		}
+	}
+	for v, want := range map[float64]float64{0.9: 1, 1: 1, 1.1: 2, 3: 5, 70: 100, 0.03: 0.05} {
+		if got := niceStep(v); math.Abs(got-want) > 1e-12 {
+			t.Errorf("the step after %v is %v, want %v", v, got, want)
+		}
+	}
+	if got := spark([]int64{0, 1, 50, 100}, 100); !strings.HasPrefix(got, " ▁▄█") || len([]rune(got)) != sparkWidth {
+		t.Errorf("the bars are %q", got)
+	}
+	if got := bytesPerSecond(sourceRate); got != "1.75 MiB/s" {
+		t.Errorf("got %s", got)
+	}
+}
