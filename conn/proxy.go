@@ -191,22 +191,32 @@ func (l *Listen) hasUDP() bool {
 	return false
 }
 
-// Drain closes all TCP ports and waits until the last TCP connection has ended,
-// or ctx has. It returns how many are left.
+// Drain closes all TCP ports and takes no more datagrams in, and waits until the
+// last TCP connection and the last queued datagram have gone, or ctx has ended. It
+// returns how many connections are left.
 func (p *Proxy) Drain(ctx context.Context) int {
 	p.mu.Lock()
+	var udp []*udpPort
 	for e, l := range p.ports {
-		if e.Protocol == shaper.TCP {
-			l.close()
-			delete(p.ports, e)
+		if u, ok := l.(*udpPort); ok {
+			udp = append(udp, u)
+			continue
 		}
+		l.close()
+		delete(p.ports, e)
 	}
 	p.mu.Unlock()
+	p.loop.call(func(leaky.Time) {
+		for _, u := range udp {
+			u.pause()
+		}
+	})
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	for p.open.Load() > 0 {
+	for queued := 1; p.open.Load() > 0 || queued > 0; {
 		select {
 		case <-tick.C:
+			p.loop.call(func(leaky.Time) { queued = p.loop.queuedBytes })
 		case <-ctx.Done():
 			return int(p.open.Load())
 		}

@@ -481,6 +481,38 @@ func TestUDPQueueIsBoundedByTime(t *testing.T) {
 	}
 }
 
+func TestDrainSendsWhatIsQueued(t *testing.T) {
+	server, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	r := start(t, shaper.UDP, server.LocalAddr().String(), shaper.Limit{
+		Name: "packets", Packets: shaper.Frequency{N: 100, Per: time.Second}, MaxDelay: time.Second,
+	})
+	c, err := net.Dial("udp4", r.addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for range 20 {
+		c.Write(make([]byte, 100))
+	}
+	state := r.shaper.Policy().State(0)
+	waitFor(t, "the first", func() bool { return r.shaper.Listener("l").ToDownstream.Load() > 0 })
+	if left := r.proxy.Drain(t.Context()); left != 0 {
+		t.Errorf("%d connections left, want none", left)
+	}
+	if n := state.Packets[shaper.Delay][shaper.ByRate].Load() + state.Packets[shaper.Pass][shaper.None].Load(); n != 20 {
+		t.Errorf("%d of 20 datagrams left", n)
+	}
+	c.Write(make([]byte, 100))
+	time.Sleep(20 * time.Millisecond)
+	if n := r.shaper.Listener("l").ToDownstream.Load(); n != 2000 {
+		t.Errorf("%d bytes were forwarded, want 2000: a draining port takes datagrams in", n)
+	}
+}
+
 func TestUDPQueueIsBoundedByMemory(t *testing.T) {
 	server, err := net.ListenPacket("udp4", "127.0.0.1:0")
 	if err != nil {

@@ -117,11 +117,15 @@ func (u *udpPort) close() {
 	})
 }
 
+// pause has datagrams left where they are; replies go on.
+func (u *udpPort) pause() { u.proxy.loop.forget(u.fd) }
+
 // ready takes in a batch of datagrams; epoll reports the port again when there
 // are more.
 func (u *udpPort) ready(_ uint32, now leaky.Time) {
 	l := u.proxy.loop
-	for i := range l.batch.receive(u.fd) {
+	n, _ := l.batch.receive(u.fd)
+	for i := range n {
 		m := l.batch.message(i)
 		if m.truncated || !m.from.IsValid() {
 			u.service.Load().counts.SendErrors.Add(1)
@@ -211,11 +215,11 @@ func (d *udpDirection) reroute(f *udpFlow, policy *shaper.Policy, set shaper.Set
 // ready takes in the downstream's datagrams.
 func (f *udpFlow) ready(_ uint32, now leaky.Time) {
 	l := f.proxy.loop
-	n := l.batch.receive(f.fd)
+	n, errno := l.batch.receive(f.fd)
 	if n == 0 {
-		// An ICMP error wakes the socket up without a datagram. Reading it clears
-		// it; who sends next is told by counting.
-		f.site.counts.SendErrors.Add(takeError(f.fd))
+		if errno != unix.EAGAIN {
+			f.site.counts.SendErrors.Add(1)
+		}
 		return
 	}
 	f.seen = now

@@ -60,8 +60,9 @@ func newBatch() *batch {
 	return b
 }
 
-// receive takes in what fd has, up to batchSize datagrams.
-func (b *batch) receive(fd int) int {
+// receive takes in what fd has, up to batchSize datagrams. An error it has
+// pending, of an ICMP message, comes instead of datagrams, and is gone then.
+func (b *batch) receive(fd int) (int, unix.Errno) {
 	for i := range b.headers {
 		b.headers[i].header.Namelen = unix.SizeofSockaddrInet6
 		b.headers[i].header.SetControllen(controlSize)
@@ -69,9 +70,9 @@ func (b *batch) receive(fd int) int {
 	n, _, errno := unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(fd),
 		uintptr(unsafe.Pointer(&b.headers[0])), batchSize, unix.MSG_DONTWAIT, 0, 0)
 	if errno != 0 {
-		return 0
+		return 0, errno
 	}
-	return int(n)
+	return int(n), 0
 }
 
 // message returns datagram i of the last receive.
@@ -210,14 +211,6 @@ func localPort(fd int) (uint16, error) {
 		return uint16(sa.Port), nil
 	}
 	return 0, unix.EAFNOSUPPORT
-}
-
-// takeError reads the error a socket has pending, and returns how many it was.
-func takeError(fd int) uint64 {
-	if n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); err == nil && n != 0 {
-		return 1
-	}
-	return 0
 }
 
 func sockaddr(a netip.AddrPort) unix.Sockaddr {
