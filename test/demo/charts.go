@@ -47,7 +47,7 @@ func (a arrivalsFigure) draw(s size, alone bool) string {
 	}
 	y = d.legend(y, left)
 	before, after := highest(a.of(a.before)), highest(a.of(a.after))
-	scale := max(before, after) / a.per * 1.08
+	scale := max(before, after, a.rate) / a.per * 1.08
 	enlarged := max(after, a.rate) / a.per * 1.4
 	shown := min(s.shown, a.before.length)
 	for _, plot := range []struct {
@@ -131,8 +131,10 @@ func connections(before, after figures, width float64) string {
 		d.text(x+16, 20, "", "start", [...]string{"direct", "through shaperd"}[i])
 		x += 72
 	}
-	p := panel{drawing: d, x: left, y: 20 + margin, w: width - left - right, h: 200,
-		seconds: before.length.Seconds(), top: float64(max(before.most, after.most, maxConnections)) * 1.12}
+	p := panel{
+		drawing: d, x: left, y: 20 + margin, w: width - left - right, h: 200,
+		seconds: before.length.Seconds(), top: float64(max(before.most, after.most, maxConnections)) * 1.12,
+	}
 	p.axes("connections", 5)
 	for _, f := range []figures{before, after} {
 		values := make([]float64, len(f.connected))

@@ -24,11 +24,14 @@ func TestParse(t *testing.T) {
 		ok       bool
 	}{
 		{"tcp, cut short", ip(6, 20+24+100, tcp...), false, arrival{
-			peer: netip.MustParseAddrPort("10.1.1.10:4096"), tcp: true, flags: flagSYN | flagACK, payload: 100, first: 'A'}, true},
+			peer: netip.MustParseAddrPort("10.1.1.10:4096"), tcp: true, flags: flagSYN | flagACK, payload: 100, first: 'A',
+		}, true},
 		{"outgoing", ip(6, 20+24, tcp...), true, arrival{
-			peer: netip.MustParseAddrPort("10.2.0.5:2775"), tcp: true, flags: flagSYN | flagACK, outgoing: true}, true},
+			peer: netip.MustParseAddrPort("10.2.0.5:2775"), tcp: true, flags: flagSYN | flagACK, outgoing: true,
+		}, true},
 		{"udp", ip(17, 20+10, udp...), false, arrival{
-			peer: netip.MustParseAddrPort("10.1.1.10:4096"), payload: 2, first: 'G'}, true},
+			peer: netip.MustParseAddrPort("10.1.1.10:4096"), payload: 2, first: 'G',
+		}, true},
 		{"icmp", ip(1, 28, ports...), false, arrival{}, false},
 		{"short", ip(6, 40, ports...), false, arrival{}, false},
 		{"ipv6", []byte{0x60, 0, 0, 0}, false, arrival{}, false},

@@ -76,7 +76,7 @@ func render(before, after figures, promises []promise) (string, error) {
 func refusalLines(list []refusal) (lines []string) {
 	for _, r := range list {
 		lines = append(lines, fmt.Sprintf("%s %s by the limit %q: %s",
-			grouped(r.count), r.what, r.limit, strings.ReplaceAll(r.reason, "_", " ")))
+			grouped(r.count), r.what, r.limit, strings.ReplaceAll(r.reason, "-", " ")))
 	}
 	return lines
 }

@@ -19,7 +19,7 @@ func example(shaped bool) figures {
 		bytes:     newTraffic(bytes, totalRate, 3*time.Second),
 		datagrams: newTraffic(nil, messageRate, 3*time.Second),
 		connected: levelBins([]event{{at: time.Second, n: 10}}, window, 3*time.Second),
-		refusals:  []refusal{{"per<source>", "queue_full", "datagrams", 12345}},
+		refusals:  []refusal{{"per<source>", "queue-full", "datagrams", 12345}},
 	}
 	return f
 }
