@@ -51,9 +51,10 @@ type watched struct {
 	generation int32
 }
 
-// punctual is how long before a unit has to leave sockets are no longer listened
-// to: handling one takes as long, and would make it late.
-const punctual = leaky.Second / 1e6 * 30
+// punctual is how close a departure is when sockets are only looked at, and not
+// waited for: a wake-up takes 20 us, and what it brings about as long again, which
+// would make the departure late. Sockets then wait up to punctual.
+const punctual = leaky.Second / 1e6 * 100
 
 // scratchSize is the most that moves from one TCP socket to the other at once.
 const scratchSize = 64 << 10
@@ -148,17 +149,19 @@ func (l *loop) forget(fd int) {
 }
 
 // round waits until something is ready, at most until until, and handles it.
+// Before a departure that is near it handles what is ready, and waits for that.
 func (l *loop) round(until leaky.Time) bool {
 	if len(l.again) > 0 {
 		until = 0
 	}
-	now := l.clock.Now()
-	if until > now && until-now <= punctual {
-		l.clock.Sleep(until)
-		return !l.stopping
+	wait := until.Sub(l.clock.Now())
+	n := 0
+	if wait > punctual {
+		n = l.poll(wait)
+	} else {
+		n = l.poll(0)
 	}
-	n := l.poll(until.Sub(now))
-	now = l.clock.Now()
+	now := l.clock.Now()
 	for i := range n {
 		ev := &l.events[i]
 		if at := l.watched[ev.Fd]; at.watcher != nil && at.generation == ev.Pad {
@@ -172,6 +175,12 @@ func (l *loop) round(until leaky.Time) bool {
 		f(now)
 	}
 	l.spare = work
+	if wait <= punctual && len(l.again) == 0 {
+		if at, ok := l.pacer.Next(); ok { // it may be sooner now
+			until = min(until, at)
+		}
+		l.clock.Sleep(until)
+	}
 	return !l.stopping
 }
 
