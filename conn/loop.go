@@ -28,6 +28,7 @@ type loop struct {
 	wake     int // eventfd
 	watched  []watched
 	events   [128]unix.EpollEvent
+	timeout  unix.Timespec
 	again    []func(now leaky.Time) // work left over, for the next round
 	spare    []func(now leaky.Time)
 	scratch  []byte // what is in hand while it moves from socket to socket
@@ -166,6 +167,7 @@ func (l *loop) round(until leaky.Time) bool {
 		ev := &l.events[i]
 		if at := l.watched[ev.Fd]; at.watcher != nil && at.generation == ev.Pad {
 			at.watcher.ready(ev.Events, now)
+			l.pacer.Fire()
 		}
 	}
 	work := l.again
@@ -173,6 +175,7 @@ func (l *loop) round(until leaky.Time) bool {
 	for i, f := range work {
 		work[i] = nil
 		f(now)
+		l.pacer.Fire()
 	}
 	l.spare = work
 	if wait <= punctual && len(l.again) == 0 {
@@ -192,10 +195,10 @@ func (l *loop) poll(timeout leaky.Time) int {
 		call = unix.Syscall6
 		timeout -= leaky.FromDuration(time.Millisecond)
 	}
-	ts := unix.NsecToTimespec(int64(min(timeout, leaky.Forever/2).Duration()))
+	l.timeout = unix.NsecToTimespec(int64(min(timeout, leaky.Forever/2).Duration()))
 	n, _, errno := call(unix.SYS_EPOLL_PWAIT2, uintptr(l.epoll),
 		uintptr(unsafe.Pointer(&l.events[0])), uintptr(len(l.events)),
-		uintptr(unsafe.Pointer(&ts)), 0, 0)
+		uintptr(unsafe.Pointer(&l.timeout)), 0, 0)
 	if errno != 0 { // EINTR
 		return 0
 	}

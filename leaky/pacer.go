@@ -51,18 +51,24 @@ func (p *Pacer) Run(wait func(until Time) bool) {
 	// The default slack lets a sleep end 50 us late. An error would leave it so.
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
 	for {
+		p.Fire()
 		at, ok := p.Next()
-		if ok {
-			if now := p.clock.Now(); at <= now {
-				p.noteLate(now - at)
-				p.Advance(now)
-			}
-			at, _ = p.Next()
-		} else {
+		if !ok {
 			at = Forever
 		}
 		if !wait(at) {
 			return
+		}
+	}
+}
+
+// Fire fires what is due. Run does so before each wait; a wait with much to do
+// calls it now and then.
+func (p *Pacer) Fire() {
+	if at, ok := p.Next(); ok {
+		if now := p.clock.Now(); at <= now {
+			p.noteLate(now - at)
+			p.Advance(now)
 		}
 	}
 }
