@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"sync"
@@ -81,69 +82,56 @@ func (t *tcpPort) accept() {
 
 // connect brings c past the gates, to a downstream, and into the loop.
 func (p *Proxy) connect(s *service, c *net.TCPConn, port uint16) {
-	source := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap().WithZone("")
-	policy := p.shaper.Policy()
 	sess := &session{proxy: p, site: s.site, flow: shaper.Flow{
-		Source: source, Port: port, Protocol: shaper.TCP,
-		Listen: policy.ListenIndex(s.name), Connection: p.nextID.Add(1),
+		Source: c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap().WithZone(""),
+		Port:   port, Protocol: shaper.TCP, Connection: p.nextID.Add(1),
 	}}
-	ctx, cancel := context.WithCancel(p.ctx)
-	defer cancel()
-	watched := make(chan struct{})
-	go func() {
-		defer close(watched)
-		if clientGone(c) {
-			cancel()
-		}
-	}()
-	stopWatching := func() {
-		c.SetReadDeadline(time.Unix(1, 0))
-		<-watched
-	}
-	fail := func(excess shaper.Excess) {
-		stopWatching()
-		if excess == shaper.ExcessReset {
-			c.SetLinger(0)
-		}
-		c.Close()
-		p.open.Add(-1)
-	}
-
-	slots, refusal := p.gates.acquire(ctx, policy, &sess.flow, policy.Route(&sess.flow), true)
+	slots, refusal := p.gates.acquire(&sess.flow, s.name, watchClient(c))
 	if refusal != nil {
 		p.refused.note("connection refused", "limit", refusal.limit, "reason", refusal.reason.String(),
-			"listener", s.name, "source", source)
-		fail(refusal.excess)
-		return
-	}
-	server, err := s.dial(ctx, port)
-	if err != nil {
-		if ctx.Err() == nil {
-			s.counts.DialErrors.Add(1)
-			p.refused.note("dial downstream", "listener", s.name, "err", err)
-		}
-		slots.release()
-		fail(shaper.ExcessReset)
-		return
-	}
-	stopWatching()
-	sess.slots = slots
-	sess.client.fd, err = detach(c)
-	if err == nil {
-		sess.server.fd, err = detach(server)
-		if err != nil {
-			unix.Close(sess.client.fd)
-		}
-	}
-	if err != nil {
-		p.refused.note("take over connection", "listener", s.name, "err", err)
-		server.Close()
-		slots.release()
+			"listener", s.name, "source", sess.flow.Source)
+		refuse(c, refusal.excess)
 		p.open.Add(-1)
 		return
 	}
+	fail := func(msg string, err error) {
+		p.refused.note(msg, "listener", s.name, "err", err)
+		slots.release()
+		refuse(c, shaper.ExcessReset)
+		p.open.Add(-1)
+	}
+	server, err := s.dial(p.ctx, port)
+	if err != nil {
+		s.counts.DialErrors.Add(1)
+		fail("dial downstream", err)
+		return
+	}
+	if sess.server.fd, err = detach(server); err != nil {
+		server.Close()
+		fail("take over connection", err)
+		return
+	}
+	if sess.client.fd, err = detach(c); err != nil {
+		unix.Close(sess.server.fd)
+		fail("take over connection", err)
+		return
+	}
+	sess.slots = slots
 	s.counts.Open.Add(1)
-	p.loop.post(func(now leaky.Time) { p.loop.adopt(sess, policy, now) })
+	p.loop.post(func(now leaky.Time) { p.loop.adopt(sess, now) })
+}
+
+// refuse ends c. A close that is not a reset takes in what the client has sent,
+// up to a bound: the kernel resets a connection that is closed with data unread.
+func refuse(c *net.TCPConn, excess shaper.Excess) {
+	defer c.Close()
+	if excess == shaper.ExcessReset {
+		c.SetLinger(0)
+		return
+	}
+	c.CloseWrite()
+	c.SetReadDeadline(time.Now().Add(time.Second))
+	io.CopyN(io.Discard, c, 64<<10)
 }
 
 // dial connects to the downstream whose turn it is, or to the next ones.
@@ -166,9 +154,28 @@ func (s *service) dial(ctx context.Context, port uint16) (*net.TCPConn, error) {
 	return nil, errors.Join(errs...)
 }
 
+// watchClient returns a watch over the client of c.
+func watchClient(c *net.TCPConn) watch {
+	return func() (<-chan struct{}, func()) {
+		gone, ended := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(ended)
+			if clientGone(c) {
+				close(gone)
+			}
+		}()
+		return gone, func() {
+			c.SetReadDeadline(time.Unix(1, 0))
+			<-ended
+			c.SetReadDeadline(time.Time{})
+		}
+	}
+}
+
 // clientGone waits until the client of c has left, and returns true, or until
 // c's read deadline passes. A client that has sent something and no more may
-// wait for an answer: it is taken to be there.
+// wait for an answer: it is taken to be there. One that has ended without a word
+// is not.
 func clientGone(c *net.TCPConn) bool {
 	rc, err := c.SyscallConn()
 	if err != nil {
@@ -189,9 +196,9 @@ func clientGone(c *net.TCPConn) bool {
 	return gone
 }
 
-// detach takes the socket out of c, and with it out of the Go runtime's poller.
+// detach takes the socket out of c, and with it out of the Go runtime's poller. On
+// an error c stays as it is.
 func detach(c *net.TCPConn) (fd int, err error) {
-	defer c.Close()
 	rc, err := c.SyscallConn()
 	if err != nil {
 		return -1, err
@@ -201,6 +208,9 @@ func detach(c *net.TCPConn) (fd int, err error) {
 		fd, dupErr = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0)
 	}); err != nil {
 		return -1, err
+	}
+	if dupErr == nil {
+		c.Close()
 	}
 	return fd, dupErr
 }

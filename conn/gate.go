@@ -1,8 +1,8 @@
 package conn
 
 import (
-	"context"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,11 +14,13 @@ import (
 // that caps connections in flight, or paces new ones. They are safe for
 // concurrent use.
 //
-// A connection under several limits passes their gates in the policy's order,
-// and holds each slot until it ends.
+// A connection under several limits passes their gates one after the other, in
+// the same order as all others, and holds each slot until it ends. Those that
+// pace come last, so that what they let through is under way at once.
 type gates struct {
-	shaper *shaper.Shaper
-	clock  *leaky.Clock
+	shaper  *shaper.Shaper
+	clock   *leaky.Clock
+	closing <-chan struct{} // ends all waits
 
 	mu     sync.Mutex
 	policy *shaper.Policy // that the gates are set to
@@ -45,16 +47,14 @@ type gate struct {
 
 // slots are what one connection holds. They are released once.
 type slots struct {
-	gates *gates
-	held  []*gate
+	gates  *gates
+	policy *shaper.Policy // under which they were taken
+	held   []*gate
 }
 
-func newGates(s *shaper.Shaper, clock *leaky.Clock) *gates {
-	return &gates{
-		shaper: s, clock: clock, policy: s.Policy(),
-		byKey: map[shaper.Key]*gate{}, rooms: map[*shaper.State]*room{},
-	}
-}
+// watch tells a connection that waits when its client has left. stop ends the
+// watch, and returns when it has.
+type watch func() (gone <-chan struct{}, stop func())
 
 // refusal is why a connection was not let through.
 type refusal struct {
@@ -63,121 +63,164 @@ type refusal struct {
 	excess shaper.Excess
 }
 
-// acquire takes a slot at every gate that f, routed as r, has to pass, and waits
-// for them. It gives up when ctx ends, as the client has gone then. Without wait
-// it takes only slots that are free.
-func (g *gates) acquire(ctx context.Context, p *shaper.Policy, f *shaper.Flow, r shaper.Route, wait bool) (*slots, *refusal) {
-	got := &slots{gates: g}
-	for i := range r.Limits().All {
-		l := p.Limit(i)
-		if l.Connections == 0 && l.NewConnections.N == 0 {
-			continue
-		}
-		reason := g.pass(ctx, p, i, f, r, wait, got)
-		if reason != shaper.None {
-			got.release()
-			return nil, &refusal{limit: l.Name, reason: reason, excess: l.Excess}
-		}
+func newGates(s *shaper.Shaper, clock *leaky.Clock, closing <-chan struct{}) *gates {
+	return &gates{
+		shaper: s, clock: clock, closing: closing, policy: s.Policy(),
+		byKey: map[shaper.Key]*gate{}, rooms: map[*shaper.State]*room{},
 	}
-	return got, nil
 }
 
-// pass takes a slot at the gate of limit i and notes it in got.
-func (g *gates) pass(ctx context.Context, p *shaper.Policy, i int, f *shaper.Flow, r shaper.Route, wait bool, got *slots) shaper.Reason {
-	l, state := p.Limit(i), p.State(i)
-	now := g.clock.Now()
+// acquire takes a slot at every gate that f, a flow of the listener named listen,
+// has to pass, and waits for them. It gives up when the client leaves. With a nil
+// watch it takes only slots that are free.
+//
+// It routes f anew when a reload comes while it waits: the slots it has got are
+// kept where the new policy asks for the same ones, and else given up.
+func (g *gates) acquire(f *shaper.Flow, listen string, client watch) (*slots, *refusal) {
 	g.mu.Lock()
-	gt := g.gate(p, i, f, r)
+	defer g.mu.Unlock()
+	since := g.clock.Now()
+	got := &slots{gates: g}
+	for {
+		policy := g.policy
+		got.policy = policy
+		f.Listen = policy.ListenIndex(listen)
+		r := policy.Route(f)
+		limits := gated(policy, r)
+		if !got.prefix(policy, limits, f, r) {
+			got.free()
+		}
+		for len(got.held) < len(limits) && g.policy == policy {
+			i := limits[len(got.held)]
+			gt := g.gate(policy, i, f, r)
+			if reason := g.pass(gt, policy.Limit(i), f, since, client); reason != shaper.None {
+				got.free()
+				return nil, &refusal{limit: policy.Limit(i).Name, reason: reason, excess: policy.Limit(i).Excess}
+			}
+			got.held = append(got.held, gt)
+		}
+		if g.policy == policy {
+			return got, nil
+		}
+	}
+}
+
+// gated returns the limits of r that have gates, in the order of passing them.
+func gated(p *shaper.Policy, r shaper.Route) []int {
+	var capped, paced []int
+	for i := range r.Limits().All {
+		switch l := p.Limit(i); {
+		case l.NewConnections.N != 0:
+			paced = append(paced, i)
+		case l.Connections != 0:
+			capped = append(capped, i)
+		}
+	}
+	return append(capped, paced...)
+}
+
+// pass takes a slot of gt, at once or after a wait.
+func (g *gates) pass(gt *gate, l *shaper.Limit, f *shaper.Flow, since leaky.Time, client watch) shaper.Reason {
+	now := g.clock.Now()
 	blocked := gt.blocked(now)
+	if blocked == shaper.None && len(gt.turns) > 0 {
+		blocked = shaper.ByConnections // others wait already
+	}
 	switch {
-	case blocked == shaper.None && len(gt.turns) == 0:
+	case blocked == shaper.None:
 		gt.grant(now, now)
+		gt.state.Connections.Add(shaper.Pass, shaper.None, 1)
+		gt.state.Wait.Observe(0)
+		return shaper.None
 	case gt.observe:
 		gt.inFlight++
-		state.InFlight.Add(1)
-	case !wait:
+		gt.state.InFlight.Add(1)
+		gt.state.Connections.Add(shaper.Delay, blocked, 1)
+		return shaper.None
+	case client == nil:
+		gt.state.Connections.Add(shaper.Refuse, blocked, 1)
 		g.drop(gt, now)
-		g.mu.Unlock()
-		state.Connections.Add(shaper.Refuse, blocked, 1)
 		return blocked
-	default:
-		return g.wait(ctx, gt, l, f, got, now)
-	}
-	got.held = append(got.held, gt)
-	g.mu.Unlock()
-	if blocked == shaper.None {
-		state.Connections.Add(shaper.Pass, shaper.None, 1)
-		state.Wait.Observe(0)
-	} else {
-		state.Connections.Add(shaper.Delay, blocked, 1)
-	}
-	return shaper.None
-}
-
-// wait queues at gt, with g.mu held, and unlocks it.
-func (g *gates) wait(ctx context.Context, gt *gate, l *shaper.Limit, f *shaper.Flow, got *slots, now leaky.Time) shaper.Reason {
-	state := gt.state
-	blocked := gt.blocked(now)
-	if blocked == shaper.None {
-		blocked = shaper.ByConnections // others wait already
 	}
 	w := &waiter{since: now, decided: make(chan struct{})}
 	if !gt.enqueue(w, f.Source, l.MaxWaiting) {
+		gt.state.Connections.Add(shaper.Refuse, shaper.WaitingFull, 1)
 		g.drop(gt, now)
-		g.mu.Unlock()
-		state.Connections.Add(shaper.Refuse, shaper.WaitingFull, 1)
 		return shaper.WaitingFull
 	}
 	g.dispatch(gt, now)
-	g.mu.Unlock()
+	return g.wait(gt, w, blocked, l.MaxWait-(now-since).Duration(), client)
+}
 
-	timeout := time.NewTimer(l.MaxWait)
-	defer timeout.Stop()
+// wait waits for w's turn at gt, where blocked keeps it. It lets go of g.mu
+// meanwhile.
+func (g *gates) wait(gt *gate, w *waiter, blocked shaper.Reason, most time.Duration, client watch) shaper.Reason {
+	g.mu.Unlock()
+	gone, stop := client()
+	timeout := time.NewTimer(most)
 	var gaveUp shaper.Reason
 	select {
 	case <-w.decided:
 	case <-timeout.C:
 		gaveUp = shaper.WaitTimeout
-	case <-ctx.Done():
+	case <-gone:
+		gaveUp = shaper.ClientGone
+	case <-g.closing:
 		gaveUp = shaper.ClientGone
 	}
+	timeout.Stop()
+	stop()
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	now = g.clock.Now()
+	now := g.clock.Now()
 	switch {
 	case w.granted && gaveUp != shaper.ClientGone:
-		got.held = append(got.held, gt)
-		state.Connections.Add(shaper.Delay, blocked, 1)
-		state.Wait.Observe((now - w.since).Duration())
+		gt.state.Connections.Add(shaper.Delay, blocked, 1)
+		gt.state.Wait.Observe((now - w.since).Duration())
 		return shaper.None
 	case w.granted:
 		gt.inFlight--
-		state.InFlight.Add(-1)
+		gt.state.InFlight.Add(-1)
 	case w.refused != shaper.None:
 		gaveUp = w.refused
 	default:
 		w.source.remove(w)
 	}
-	state.Connections.Add(shaper.Refuse, gaveUp, 1)
+	gt.state.Connections.Add(shaper.Refuse, gaveUp, 1)
 	g.dispatch(gt, now)
 	g.drop(gt, now)
 	return gaveUp
 }
 
-// release frees the slots, the last taken first.
+// release frees the slots.
 func (s *slots) release() {
-	g := s.gates
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	now := g.clock.Now()
-	for i := len(s.held) - 1; i >= 0; i-- {
-		gt := s.held[i]
+	s.gates.mu.Lock()
+	defer s.gates.mu.Unlock()
+	s.free()
+}
+
+// free is release with the lock held. The slot taken last goes first.
+func (s *slots) free() {
+	now := s.gates.clock.Now()
+	for _, gt := range slices.Backward(s.held) {
 		gt.inFlight--
 		gt.state.InFlight.Add(-1)
-		g.dispatch(gt, now)
-		g.drop(gt, now)
+		s.gates.dispatch(gt, now)
+		s.gates.drop(gt, now)
 	}
 	s.held = nil
+}
+
+// prefix reports whether what s holds is where f begins to pass limits.
+func (s *slots) prefix(p *shaper.Policy, limits []int, f *shaper.Flow, r shaper.Route) bool {
+	if len(s.held) > len(limits) {
+		return false
+	}
+	for n, gt := range s.held {
+		if gt.key != gateKey(p, limits[n], f, r) {
+			return false
+		}
+	}
+	return true
 }
 
 // move brings the slots in line with a new policy: those of limits that f is no
@@ -187,54 +230,49 @@ func (s *slots) move(p *shaper.Policy, f *shaper.Flow, r shaper.Route) {
 	g := s.gates
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	now := g.clock.Now()
-	old := s.held
-	s.held = nil
-	for i := range r.Limits().All {
-		if l := p.Limit(i); l.Connections != 0 || l.NewConnections.N != 0 {
-			gt := g.gate(p, i, f, r)
-			gt.inFlight++
-			gt.state.InFlight.Add(1)
-			s.held = append(s.held, gt)
-		}
+	old := slots{gates: g, held: s.held}
+	s.policy, s.held = p, nil
+	for _, i := range gated(p, r) {
+		gt := g.gate(p, i, f, r)
+		gt.inFlight++
+		gt.state.InFlight.Add(1)
+		s.held = append(s.held, gt)
 	}
-	for _, gt := range old {
-		gt.inFlight--
-		gt.state.InFlight.Add(-1)
-		g.dispatch(gt, now)
-		g.drop(gt, now)
-	}
+	old.free()
 }
 
-// swap sets the gates to a new policy. Waiters stay where they are.
-func (g *gates) swap(p *shaper.Policy) {
+// swap sets the gates to a new policy, which publish puts in force everywhere
+// else: no connection sees the one without the other. Waiters keep their turns; in
+// front of a limit that has gone nothing holds them back, and acquire goes on
+// with the new policy.
+func (g *gates) swap(p *shaper.Policy, publish func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	publish()
 	g.policy = p
 	now := g.clock.Now()
 	for _, gt := range g.byKey {
-		g.set(gt, now)
+		if i := p.Index(gt.state); i >= 0 {
+			shape := p.NewConnections(i)
+			gt.bucket.Rescale(gt.shape, shape, now)
+			gt.limit, gt.shape, gt.observe = p.Limit(i).Connections, shape, p.Limit(i).Observe
+		} else {
+			gt.observe = true
+		}
 		g.dispatch(gt, now)
 	}
 }
 
-// set makes gt what the policy says of its limit. A connection may come here by
-// way of an older policy; when its limit has gone, nothing holds it back.
-func (g *gates) set(gt *gate, now leaky.Time) {
-	i := g.policy.Index(gt.state)
-	if i < 0 {
-		gt.observe = true
-		return
-	}
-	shape := g.policy.NewConnections(i)
-	gt.bucket.Rescale(gt.shape, shape, now)
-	gt.limit, gt.shape, gt.observe = g.policy.Limit(i).Connections, shape, g.policy.Limit(i).Observe
-}
-
-// gate returns the gate of f under limit i, made if need be.
-func (g *gates) gate(p *shaper.Policy, i int, f *shaper.Flow, r shaper.Route) *gate {
+func gateKey(p *shaper.Policy, i int, f *shaper.Flow, r shaper.Route) shaper.Key {
 	key := p.Key(i, f, r)
 	key.Limit++ // the bucket of new connections, see shaper.State
+	return key
+}
+
+// gate returns the gate of f under limit i of the policy in force, made if need
+// be.
+func (g *gates) gate(p *shaper.Policy, i int, f *shaper.Flow, r shaper.Route) *gate {
+	key := gateKey(p, i, f, r)
 	gt := g.byKey[key]
 	if gt == nil {
 		state := p.State(i)
@@ -245,9 +283,9 @@ func (g *gates) gate(p *shaper.Policy, i int, f *shaper.Flow, r shaper.Route) *g
 		}
 		gt = &gate{
 			key: key, state: state, room: rm, sources: map[netip.Addr]*source{},
-			limit: p.Limit(i).Connections, shape: p.NewConnections(i), bucket: g.shaper.CheckOut(key),
+			limit: p.Limit(i).Connections, shape: p.NewConnections(i), observe: p.Limit(i).Observe,
+			bucket: g.shaper.CheckOut(key),
 		}
-		g.set(gt, g.clock.Now())
 		g.byKey[key] = gt
 	}
 	return gt

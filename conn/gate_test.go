@@ -24,20 +24,19 @@ type gateRig struct {
 func newGateRig(t *testing.T, limits ...shaper.Limit) *gateRig {
 	s := shaper.New(1000)
 	r := &gateRig{t: t, shaper: s, clock: leaky.NewClock()}
-	r.gates = newGates(s, r.clock)
+	r.gates = newGates(s, r.clock, nil)
 	r.swap(limits...)
 	return r
 }
 
 func (r *gateRig) swap(limits ...shaper.Limit) {
 	p := policy(r.t, r.shaper, limits...)
-	r.gates.swap(p)
-	r.shaper.Swap(p, r.clock.Now())
+	r.gates.swap(p, func() { r.shaper.Swap(p, r.clock.Now()) })
 }
 
 func (r *gateRig) acquire(ctx context.Context, f *shaper.Flow) (*slots, *refusal) {
-	p := r.shaper.Policy()
-	return r.gates.acquire(ctx, p, f, p.Route(f), true)
+	copied := *f // each connection has its own
+	return r.gates.acquire(&copied, "l", func() (<-chan struct{}, func()) { return ctx.Done(), func() {} })
 }
 
 func (r *gateRig) must(f *shaper.Flow) *slots {
@@ -290,10 +289,9 @@ func TestObservedGateOnlyCounts(t *testing.T) {
 
 func TestWithoutWaitAFullGateRefuses(t *testing.T) {
 	r := newGateRig(t, shaper.Limit{Name: "all", Connections: 1, MaxWait: time.Second, MaxWaiting: 10})
-	p := r.shaper.Policy()
 	f := flowFrom("10.0.0.1", 1)
 	a := r.must(f)
-	if _, why := r.gates.acquire(context.Background(), p, f, p.Route(f), false); why == nil || why.reason != shaper.ByConnections {
+	if _, why := r.gates.acquire(f, "l", nil); why == nil || why.reason != shaper.ByConnections {
 		t.Errorf("refusal %+v, want for connections", why)
 	}
 	a.release()
@@ -320,4 +318,62 @@ func TestSlotsFollowANewPolicy(t *testing.T) {
 	a.release()
 	b.release()
 	r.idle()
+}
+
+// Waiters whose limit goes by another name or key after a reload wait on, under
+// the new one.
+func TestReloadLetsNobodySlipThrough(t *testing.T) {
+	for name, next := range map[string]shaper.Limit{
+		"renamed":   {Name: "other", Connections: 2},
+		"other key": {Name: "cap", Key: shaper.KeySource, Connections: 2},
+		"the same":  {Name: "cap", Connections: 2},
+		"lower":     {Name: "cap", Connections: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				next.MaxWait, next.MaxWaiting = 10*time.Second, 100
+				r := newGateRig(t, shaper.Limit{Name: "cap", Connections: 2, MaxWait: 10 * time.Second, MaxWaiting: 100})
+				var inFlight, most, got atomic.Int64
+				var wg sync.WaitGroup
+				for range 60 {
+					wg.Go(func() {
+						s := r.must(flowFrom("10.0.0.1", 1))
+						// What is in flight has its slots moved, as the loop does it.
+						if p := r.shaper.Policy(); s.policy != p {
+							t.Error("the slots are of an older policy")
+						}
+						got.Add(1)
+						most.Store(max(most.Load(), inFlight.Add(1)))
+						time.Sleep(50 * time.Millisecond)
+						inFlight.Add(-1)
+						s.release()
+					})
+				}
+				time.Sleep(125 * time.Millisecond) // six have been in, two are
+				r.swap(next)
+				wg.Wait()
+				// Two of the old limit and, as nothing moved them here, two of the new one.
+				if most.Load() > 4 || got.Load() != 60 {
+					t.Errorf("%d at once, %d got in", most.Load(), got.Load())
+				}
+				r.idle()
+			})
+		})
+	}
+}
+
+func TestReloadKeepsTheDebtOfNewConnections(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limit := func(n uint64) shaper.Limit {
+			return shaper.Limit{Name: "l", NewConnections: shaper.Frequency{N: n, Per: time.Second}, MaxWait: time.Hour, MaxWaiting: 100}
+		}
+		r := newGateRig(t, limit(1000))
+		r.must(flowFrom("10.0.0.1", 1)).release()
+		r.swap(limit(1))
+		start := time.Now()
+		r.must(flowFrom("10.0.0.1", 1)).release()
+		if d := time.Since(start); d < 900*time.Millisecond || d > time.Second {
+			t.Errorf("waited %v, want the second that one connection costs now", d)
+		}
+	})
 }

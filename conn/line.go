@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"cmp"
 	"slices"
 
 	"shaperd/leaky"
@@ -19,7 +20,8 @@ import (
 //
 // The price is that a line stands still while its head waits in a later one:
 // traffic of the same key that would not have met that line waits too. It is
-// what first-in-first-out means, and limits whose keys nest are not affected.
+// what first-in-first-out means. Limits of which one matches no more and splits no
+// less than the other are not affected.
 type unit struct {
 	owner   sender
 	path    []*line
@@ -30,8 +32,10 @@ type unit struct {
 	bytes   uint64     // expected; a TCP grant may move less
 	packets uint64
 	credit  uint64 // units of lateness that are given back
-	queued  bool
-	next    *unit
+
+	droppable  bool // refused by a line whose queue is full
+	queued     bool
+	next, prev *unit // in the line at pos
 }
 
 // sender puts a unit on the wire. It returns what really left, and whether it
@@ -42,6 +46,9 @@ type sender interface {
 	// resubmit is called for a unit that clear took out of its lines, when its
 	// path may have changed.
 	resubmit(now leaky.Time)
+
+	// refused is called for a droppable unit that has no place in a line.
+	refused(by *line)
 }
 
 // line is the queue in front of one bucket, for as long as a flow needs it.
@@ -109,39 +116,39 @@ func (ls *lines) release(path []*line, now leaky.Time) {
 	}
 }
 
-// full returns the first line of path whose queue has no room for another unit
-// at now, or nil.
-func full(path []*line, now leaky.Time) *line {
-	for _, l := range path {
-		b := l.bucket
-		b.Charge(l.shape, l.queuedBytes, l.queuedPackets, now)
-		if b.Depart(l.shape, now)-now > l.shape.MaxDelay {
-			return l
-		}
-	}
-	return nil
+// full reports whether the queue of l has no room for another unit at now.
+func (l *line) full(now leaky.Time) bool {
+	b := l.bucket
+	b.Charge(l.shape, l.queuedBytes, l.queuedPackets, now)
+	return b.Depart(l.shape, now)-now > l.shape.MaxDelay
 }
 
-// submit queues u, which must have a path. It may leave before submit returns.
+// submit queues u, which must have a path. It may leave, or be refused, before
+// submit returns.
 func (ls *lines) submit(u *unit, now leaky.Time) {
 	u.arrived, u.ready = now, now
-	ls.enqueue(u)
+	ls.enqueue(u, now)
 	ls.run(now)
 }
 
-func (ls *lines) enqueue(u *unit) {
+func (ls *lines) enqueue(u *unit, now leaky.Time) {
 	u.pos, u.waited, u.queued = 0, 0, true
-	for _, l := range u.path {
-		l.queuedBytes += u.bytes
-		l.queuedPackets += u.packets
-	}
-	ls.join(u)
+	ls.join(u, now)
 }
 
-// join puts u at the end of the line it has come to.
-func (ls *lines) join(u *unit) {
+// join puts u at the end of the line it has come to. It counts there, and not in
+// the later ones: what is held up here takes no room from others there.
+func (ls *lines) join(u *unit, now leaky.Time) {
 	l := u.path[u.pos]
-	u.next = nil
+	if u.droppable && l.full(now) {
+		u.queued = false
+		ls.leave(u, u.pos)
+		u.owner.refused(l)
+		return
+	}
+	l.queuedBytes += u.bytes
+	l.queuedPackets += u.packets
+	u.prev, u.next = l.tail, nil
 	if l.head == nil {
 		l.head = u
 	} else {
@@ -152,6 +159,16 @@ func (ls *lines) join(u *unit) {
 		u.waited |= 1 << u.pos
 	}
 	ls.consider(l)
+}
+
+// leave lets the next ones have the first n lines of u, which u held.
+func (ls *lines) leave(u *unit, n int) {
+	for _, l := range u.path[:n] {
+		l.holder = nil
+		l.queuedBytes -= u.bytes
+		l.queuedPackets -= u.packets
+		ls.consider(l)
+	}
 }
 
 func (ls *lines) consider(l *line) {
@@ -187,24 +204,18 @@ func (ls *lines) serve(l *line, now leaky.Time) {
 		ls.wheel.Schedule(&l.event, at)
 		return
 	}
-	if l.head = u.next; l.head == nil {
-		l.tail = nil
-	}
+	l.remove(u)
 	l.holder = u
 	if u.pos+1 < len(u.path) {
 		u.pos++
-		ls.join(u)
+		ls.join(u, now)
 		return
 	}
 	ls.depart(u, now)
 }
 
 func (ls *lines) depart(u *unit, now leaky.Time) {
-	for _, l := range u.path {
-		l.holder = nil
-		l.queuedBytes -= u.bytes
-		l.queuedPackets -= u.packets
-	}
+	ls.leave(u, len(u.path))
 	u.queued = false
 	path, arrived, ready, waited, credit := u.path, u.arrived, u.ready, u.waited, u.credit
 	bytes, packets, again := u.owner.send(now)
@@ -229,49 +240,45 @@ func (ls *lines) depart(u *unit, now leaky.Time) {
 			l.state.Bytes.Add(verdict, reason, bytes)
 			l.state.Packets.Add(verdict, reason, packets)
 		}
-		ls.consider(l)
 	}
 	if again {
 		// It was there all the time, so what is left of the lateness is its own.
 		u.arrived, u.ready = now, last
-		ls.enqueue(u)
+		ls.enqueue(u, now)
 	}
 }
 
-// withdraw takes u out of the lines it is in.
-func (ls *lines) withdraw(u *unit, now leaky.Time) {
-	if !u.queued {
-		return
-	}
-	u.queued = false
-	for i, l := range u.path {
+// withdraw takes units out of the lines they are in, and only then lets others
+// move.
+func (ls *lines) withdraw(now leaky.Time, units ...*unit) {
+	for _, u := range units {
+		if !u.queued {
+			continue
+		}
+		u.queued = false
+		l := u.path[u.pos]
+		l.remove(u)
 		l.queuedBytes -= u.bytes
 		l.queuedPackets -= u.packets
-		switch {
-		case i < u.pos:
-			l.holder = nil
-		case i == u.pos:
-			l.remove(u)
-		}
 		ls.consider(l)
+		ls.leave(u, u.pos)
 	}
 	ls.run(now)
 }
 
+// remove unlinks u, which stands in l.
 func (l *line) remove(u *unit) {
-	var before *unit
-	for at := l.head; at != u; at = at.next {
-		before = at
-	}
-	if before == nil {
+	if u.prev == nil {
 		l.head = u.next
 	} else {
-		before.next = u.next
+		u.prev.next = u.next
 	}
-	if l.tail == u {
-		l.tail = before
+	if u.next == nil {
+		l.tail = u.prev
+	} else {
+		u.next.prev = u.prev
 	}
-	u.next = nil
+	u.next, u.prev = nil, nil
 }
 
 // clear empties all lines and returns their units, the longest waiting first.
@@ -285,13 +292,11 @@ func (ls *lines) clear() []*unit {
 		ls.wheel.Cancel(&l.event)
 	}
 	slices.SortStableFunc(units, func(a, b *unit) int {
-		if a.arrived < b.arrived {
-			return -1
-		}
-		return 1
+		// Of those that came together, one that has got further is ahead.
+		return cmp.Or(cmp.Compare(a.arrived, b.arrived), cmp.Compare(b.pos, a.pos))
 	})
 	for _, u := range units {
-		u.next, u.queued = nil, false
+		u.next, u.prev, u.queued = nil, nil, false
 	}
 	return units
 }

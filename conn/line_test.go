@@ -20,11 +20,14 @@ type rig struct {
 	now    leaky.Time
 	left   map[*line]*sigma
 	count  int
+
+	refused   int
+	refusedBy map[string]int
 }
 
 func newRig(t *testing.T, limits ...shaper.Limit) *rig {
 	s := shaper.New(1000)
-	r := &rig{t: t, shaper: s, wheel: new(leaky.Wheel), now: leaky.Second, left: map[*line]*sigma{}}
+	r := &rig{t: t, shaper: s, wheel: new(leaky.Wheel), now: leaky.Second, left: map[*line]*sigma{}, refusedBy: map[string]int{}}
 	r.lines = newLines(s, r.wheel, func() leaky.Time { return r.now })
 	r.policy = policy(t, s, limits...)
 	s.Swap(r.policy, 0)
@@ -63,6 +66,11 @@ func (p *packet) send(now leaky.Time) (bytes, packets uint64, again bool) {
 
 func (p *packet) resubmit(now leaky.Time) { p.rig.lines.submit(&p.unit, now) }
 
+func (p *packet) refused(by *line) {
+	p.rig.refused++
+	p.rig.refusedBy[by.state.Name]++
+}
+
 type stream struct {
 	unit
 	rig   *rig
@@ -79,6 +87,8 @@ func (s *stream) send(now leaky.Time) (bytes, packets uint64, again bool) {
 }
 
 func (s *stream) resubmit(now leaky.Time) { s.rig.lines.submit(&s.unit, now) }
+
+func (s *stream) refused(by *line) { s.rig.t.Errorf("%s refused a grant", by.state.Name) }
 
 func (r *rig) note(u *unit, now leaky.Time, n uint64) {
 	r.count++
@@ -130,27 +140,22 @@ func TestEveryBucketKeepsItsEnvelope(t *testing.T) {
 		}
 		late := func() leaky.Time { return leaky.Time(rnd.Uint64N(uint64(leaky.Second / 2000))) }
 		now := leaky.Second
-		admitted := 0
 		for id := range 3000 {
 			now += leaky.Time(rnd.Uint64N(uint64(leaky.Second / 1000)))
 			r.advance(now, late)
 			c := clients[rnd.IntN(len(clients))]
 			n := 64 + rnd.Uint64N(maxUnit-63)
-			if full(c.path, now) != nil {
-				refused++
-				continue
-			}
 			p := &packet{rig: r, id: id, after: &c.last}
-			p.unit = unit{owner: p, path: c.path, bytes: n, packets: 1, credit: 1}
-			admitted++
+			p.unit = unit{owner: p, path: c.path, bytes: n, packets: 1, credit: 1, droppable: true}
 			r.lines.submit(&p.unit, now)
 			if p.queued {
 				delayed++
 			}
 		}
 		r.advance(now+100*leaky.Second, late)
-		if r.count != admitted {
-			t.Fatalf("round %d: %d units left of %d", round, r.count, admitted)
+		refused += r.refused
+		if r.count+r.refused != 3000 {
+			t.Fatalf("round %d: %d units left and %d were refused, of 3000", round, r.count, r.refused)
 		}
 		for l, s := range r.left {
 			limit := r.policy.Limit(l.limit)
@@ -174,20 +179,15 @@ func TestNoUnitWaitsBeyondMaxDelay(t *testing.T) {
 	r := newRig(t, shaper.Limit{Name: "all", Rate: 8e6, MaxDelay: 20 * time.Millisecond})
 	path := r.path(flowFrom("10.0.0.1", 1))
 	now, worst := leaky.Second, leaky.Time(0)
-	var refused int
 	for range 5000 {
 		now += leaky.Time(rnd.Uint64N(uint64(leaky.Second / 1500)))
 		r.advance(now, onTime)
-		if full(path, now) != nil {
-			refused++
-			continue
-		}
 		p := &timed{packet: packet{rig: r}, worst: &worst}
-		p.unit = unit{owner: p, path: path, bytes: 1000, packets: 1, credit: 1}
+		p.unit = unit{owner: p, path: path, bytes: 1000, packets: 1, credit: 1, droppable: true}
 		r.lines.submit(&p.unit, now)
 	}
 	r.advance(now+leaky.Second, onTime)
-	if refused == 0 {
+	if r.refused == 0 {
 		t.Error("nothing was refused")
 	}
 	if bound := leaky.FromDuration(21 * time.Millisecond); worst > bound || worst < bound/2 {
@@ -250,6 +250,36 @@ func TestSlowKeyDoesNotHoldUpTheOthers(t *testing.T) {
 	}
 }
 
+// What waits in the queue of its own source must not take room in the queue of
+// the limit for all.
+func TestQueueOfOneSourceTakesNoRoomFromAnother(t *testing.T) {
+	r := newRig(t,
+		shaper.Limit{Name: "all", Rate: 8e6, MaxDelay: 100 * time.Millisecond},
+		shaper.Limit{Name: "per-source", Key: shaper.KeySource, Rate: 80e3, MaxDelay: 5 * time.Second})
+	send := func(source string, n int, now leaky.Time) {
+		path := r.path(flowFrom(source, 1))
+		for range n {
+			p := &packet{rig: r}
+			p.unit = unit{owner: p, path: path, bytes: 1000, packets: 1, credit: 1, droppable: true}
+			r.lines.submit(&p.unit, now)
+		}
+	}
+	now := leaky.Second
+	for i := range 20 {
+		for hog := range 4 {
+			send(fmt.Sprintf("10.0.0.%d", 1+hog), 40, now)
+		}
+		if i > 0 { // the hogs' first ones all came at once
+			send("10.0.1.1", 1, now)
+		}
+		now += leaky.Second / 4
+		r.advance(now, onTime)
+	}
+	if r.refusedBy["all"] != 0 || r.refusedBy["per-source"] == 0 {
+		t.Errorf("refused: %v, want the hogs by their own limit alone", r.refusedBy)
+	}
+}
+
 func TestWithdraw(t *testing.T) {
 	r := newRig(t,
 		shaper.Limit{Name: "all", Rate: 8e6},
@@ -262,8 +292,8 @@ func TestWithdraw(t *testing.T) {
 		r.lines.submit(&p.unit, leaky.Second)
 	}
 	for _, i := range []int{8, 1, 4} { // a tail, a holder of its first line, one behind it
-		r.lines.withdraw(&packets[i].unit, leaky.Second)
-		r.lines.withdraw(&packets[i].unit, leaky.Second)
+		r.lines.withdraw(leaky.Second, &packets[i].unit)
+		r.lines.withdraw(leaky.Second, &packets[i].unit)
 	}
 	r.advance(10*leaky.Second, onTime)
 	if r.count != 6 {
@@ -273,6 +303,23 @@ func TestWithdraw(t *testing.T) {
 		if l.head != nil || l.holder != nil || l.queuedBytes != 0 {
 			t.Errorf("line of %s is not empty", l.state.Name)
 		}
+	}
+}
+
+// Units that are withdrawn together must not let each other go.
+func TestWithdrawnUnitsDoNotLeave(t *testing.T) {
+	r := newRig(t, shaper.Limit{Name: "all", Rate: 8e6})
+	path := r.path(flowFrom("10.0.0.1", 1))
+	var units []*unit
+	for i := range 5 {
+		p := &packet{rig: r, id: i}
+		p.unit = unit{owner: p, path: path, bytes: 1000, packets: 1, credit: 1}
+		r.lines.submit(&p.unit, leaky.Second)
+		units = append(units, &p.unit)
+	}
+	r.lines.withdraw(2*leaky.Second, units...) // long after the next one was due
+	if r.count != 1 {
+		t.Errorf("%d units left, want the first alone", r.count)
 	}
 }
 

@@ -25,7 +25,7 @@ type loop struct {
 	lines *lines
 
 	epoll    int
-	wake     int // eventfd
+	wake     int // eventfd; closed under mu
 	watched  []watched
 	events   [128]unix.EpollEvent
 	timeout  unix.Timespec
@@ -77,7 +77,13 @@ func newLoop(clock *leaky.Clock, s *shaper.Shaper) (*loop, error) {
 		unix.Close(l.epoll)
 		return nil, fmt.Errorf("create eventfd: %w", err)
 	}
-	if err := l.watch(l.wake, unix.EPOLLIN, wakeup{l}); err != nil {
+	err = l.watch(l.wake, unix.EPOLLIN, wakeup{l})
+	if err == nil {
+		if _, errno := l.epollWait(true); errno != 0 && errno != unix.EINTR {
+			err = fmt.Errorf("wait for sockets: epoll_pwait2, which Linux has since 5.11: %w", errno)
+		}
+	}
+	if err != nil {
 		unix.Close(l.epoll)
 		unix.Close(l.wake)
 		return nil, err
@@ -88,7 +94,10 @@ func newLoop(clock *leaky.Clock, s *shaper.Shaper) (*loop, error) {
 // run works until stop is called. It closes the loop's own descriptors.
 func (l *loop) run() {
 	l.pacer.Run(l.round)
+	l.mu.Lock()
 	unix.Close(l.wake)
+	l.wake = -1
+	l.mu.Unlock()
 	unix.Close(l.epoll)
 	close(l.done)
 }
@@ -102,13 +111,11 @@ func (l *loop) stop() {
 // post has f called on the loop's thread. After stop it is lost.
 func (l *loop) post(f func(now leaky.Time)) {
 	l.mu.Lock()
-	first := len(l.posted) == 0
+	defer l.mu.Unlock()
 	l.posted = append(l.posted, f)
-	l.mu.Unlock()
-	if first {
+	if len(l.posted) == 1 && l.wake >= 0 {
 		one := uint64(1)
-		// A full counter is a wake-up already, and a closed one needs none.
-		_, _ = unix.Write(l.wake, unsafe.Slice((*byte)(unsafe.Pointer(&one)), 8))
+		_, _ = unix.Write(l.wake, unsafe.Slice((*byte)(unsafe.Pointer(&one)), 8)) // full is a wake-up already
 	}
 }
 
@@ -163,6 +170,7 @@ func (l *loop) round(until leaky.Time) bool {
 		n = l.poll(0)
 	}
 	now := l.clock.Now()
+	l.pacer.Skip(now)
 	for i := range n {
 		ev := &l.events[i]
 		if at := l.watched[ev.Fd]; at.watcher != nil && at.generation == ev.Pad {
@@ -190,19 +198,29 @@ func (l *loop) round(until leaky.Time) bool {
 // poll waits for events, at most for timeout. A long wait is left a little early
 // and without a Go processor; a short one keeps it, see [leaky.ShortWait].
 func (l *loop) poll(timeout leaky.Time) int {
-	call := unix.RawSyscall6
-	if !leaky.ShortWait(timeout) {
-		call = unix.Syscall6
+	short := leaky.ShortWait(timeout)
+	if !short {
 		timeout -= leaky.FromDuration(time.Millisecond)
 	}
 	l.timeout = unix.NsecToTimespec(int64(min(timeout, leaky.Forever/2).Duration()))
-	n, _, errno := call(unix.SYS_EPOLL_PWAIT2, uintptr(l.epoll),
-		uintptr(unsafe.Pointer(&l.events[0])), uintptr(len(l.events)),
-		uintptr(unsafe.Pointer(&l.timeout)), 0, 0)
+	n, errno := l.epollWait(short)
 	if errno != 0 { // EINTR
 		return 0
 	}
-	return int(n)
+	return n
+}
+
+func (l *loop) epollWait(short bool) (int, unix.Errno) {
+	var n uintptr
+	var errno unix.Errno
+	if short {
+		n, _, errno = unix.RawSyscall6(unix.SYS_EPOLL_PWAIT2, uintptr(l.epoll), uintptr(unsafe.Pointer(&l.events[0])),
+			uintptr(len(l.events)), uintptr(unsafe.Pointer(&l.timeout)), 0, 0)
+	} else {
+		n, _, errno = unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(l.epoll), uintptr(unsafe.Pointer(&l.events[0])),
+			uintptr(len(l.events)), uintptr(unsafe.Pointer(&l.timeout)), 0, 0)
+	}
+	return int(n), errno
 }
 
 // wakeup does the posted work.

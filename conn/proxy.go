@@ -73,11 +73,12 @@ func New(s *shaper.Shaper, clock *leaky.Clock, log *slog.Logger) (*Proxy, error)
 	}
 	p := &Proxy{
 		shaper: s, clock: clock, loop: l, log: log,
-		gates: newGates(s, clock), refused: newSampler(log),
-		sites: map[string]*site{}, ports: map[Endpoint]port{},
+		refused: newSampler(log),
+		sites:   map[string]*site{}, ports: map[Endpoint]port{},
 		sessions: map[*session]struct{}{}, flows: map[flowKey]*udpFlow{},
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
+	p.gates = newGates(s, clock, p.ctx.Done())
 	go l.run()
 	return p, nil
 }
@@ -129,8 +130,7 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 
 	p.loop.call(func(now leaky.Time) {
 		units := p.loop.lines.clear()
-		p.loop.lines.swap(policy, now)
-		p.gates.swap(policy)
+		p.gates.swap(policy, func() { p.loop.lines.swap(policy, now) })
 		for s, config := range configs {
 			s.config.Store(config)
 		}

@@ -205,6 +205,110 @@ func TestHalfCloseIsKept(t *testing.T) {
 	}
 }
 
+func TestHalfCloseWithoutAWord(t *testing.T) {
+	addr := serveTCP(t, func(c *net.TCPConn) { c.Write([]byte("banner")) })
+	r := start(t, shaper.TCP, addr)
+	for range 50 {
+		c := dial(t, r.addr())
+		c.CloseWrite()
+		if got, err := io.ReadAll(c); err != nil || string(got) != "banner" {
+			t.Fatalf("got %q, err %v", got, err)
+		}
+	}
+	r.settle()
+}
+
+// A read stops at urgent data; what is behind it must not stay behind.
+func TestUrgentDataDoesNotStall(t *testing.T) {
+	for name, limits := range map[string][]shaper.Limit{
+		"without limits": nil,
+		"limited":        {{Name: "up", Rate: 80e6}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := start(t, shaper.TCP, serveTCP(t, echo), limits...)
+			for range 20 {
+				c := dial(t, r.addr())
+				rc, err := c.SyscallConn()
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.Write([]byte("abc"))
+				rc.Control(func(fd uintptr) { err = syscall.Sendto(int(fd), []byte("!"), syscall.MSG_OOB, nil) })
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.Write([]byte("def"))
+				got := make([]byte, 6)
+				c.SetDeadline(time.Now().Add(2 * time.Second))
+				if n, err := io.ReadFull(c, got); err != nil || string(got) != "abcdef" {
+					t.Fatalf("got %q, err %v", got[:n], err)
+				}
+				c.Close()
+			}
+		})
+	}
+}
+
+func TestRefusedByClosing(t *testing.T) {
+	hold := make(chan struct{})
+	r := start(t, shaper.TCP, serveTCP(t, func(*net.TCPConn) { <-hold }),
+		shaper.Limit{Name: "cap", Connections: 1, Excess: shaper.ExcessClose})
+	t.Cleanup(func() { close(hold) })
+	first := dial(t, r.addr())
+	first.Write([]byte("x"))
+	waitFor(t, "a slot in use", func() bool { return r.shaper.Policy().State(0).InFlight.Load() == 1 })
+	c := dial(t, r.addr())
+	c.Write([]byte("a request"))
+	if n, err := c.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("read %d bytes, %v, want the end", n, err)
+	}
+}
+
+// Work that is put off must not pile up, or the rest of the loop waits for it.
+func TestPutOffWorkDoesNotPileUp(t *testing.T) {
+	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(io.Discard, c) }))
+	const streams = 8
+	stop := time.Now().Add(500 * time.Millisecond)
+	var wg sync.WaitGroup
+	for range streams {
+		c := dial(t, r.addr())
+		wg.Go(func() {
+			for b := make([]byte, 1<<20); time.Now().Before(stop); {
+				c.Write(b)
+			}
+			c.Close()
+		})
+	}
+	most := 0
+	for time.Now().Before(stop) {
+		r.proxy.loop.call(func(leaky.Time) { most = max(most, len(r.proxy.loop.again)) })
+	}
+	wg.Wait()
+	if most > 2*streams || most == 0 {
+		t.Errorf("up to %d pieces of work were put off for %d streams", most, streams)
+	}
+	r.settle()
+}
+
+func TestResetsUnderASharedLimit(t *testing.T) {
+	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) {
+		go io.Copy(io.Discard, c)
+		for b := make([]byte, 64<<10); ; {
+			if _, err := c.Write(b); err != nil {
+				return
+			}
+		}
+	}), shaper.Limit{Name: "both", Direction: shaper.Both, Rate: 80e6})
+	for range 40 {
+		c := dial(t, r.addr())
+		go c.Write(make([]byte, 4<<20))
+		time.Sleep(5 * time.Millisecond)
+		c.SetLinger(0)
+		c.Close()
+	}
+	r.settle()
+}
+
 func TestResetIsPassedOn(t *testing.T) {
 	limited := shaper.Limit{Name: "up", Rate: 1e6}
 	t.Run("from the client", func(t *testing.T) {
@@ -448,6 +552,68 @@ func TestUDP(t *testing.T) {
 			r.settle() // the flow expires
 		})
 	}
+}
+
+func TestUDPUnderAConnectionCap(t *testing.T) {
+	server, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	r := start(t, shaper.UDP, server.LocalAddr().String(),
+		shaper.Limit{Name: "cap", Connections: 2, MaxWait: time.Second, MaxWaiting: 10})
+	for range 3 {
+		c, err := net.Dial("udp4", r.addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		c.Write([]byte("x"))
+	}
+	state := r.shaper.Policy().State(0)
+	waitFor(t, "the third to be refused", func() bool { return state.Connections[shaper.Refuse][shaper.ByConnections].Load() == 1 })
+	if n := state.Connections[shaper.Pass][shaper.None].Load(); n != 2 {
+		t.Errorf("%d flows passed, want 2", n)
+	}
+	for range 2 {
+		server.SetReadDeadline(time.Now().Add(time.Second))
+		if _, _, err := server.ReadFrom(make([]byte, 10)); err != nil {
+			t.Error(err)
+		}
+	}
+	r.settle()
+}
+
+func TestUDPPortThatGoesTakesItsQueueAlong(t *testing.T) {
+	server, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	limit := shaper.Limit{Name: "both", Direction: shaper.Both, Rate: 8e5, MaxDelay: time.Second}
+	r := start(t, shaper.UDP, server.LocalAddr().String(), limit)
+	c, err := net.Dial("udp4", r.addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for range 50 {
+		c.Write(make([]byte, 1000))
+	}
+	counts := r.shaper.Listener("l")
+	waitFor(t, "the first ones", func() bool { return counts.ToDownstream.Load() >= 2000 })
+	r.listen.Endpoints = []Endpoint{{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(freePort(t, shaper.UDP))}}
+	r.apply(limit)
+	r.proxy.loop.call(func(leaky.Time) {
+		seen := map[*datagram]bool{}
+		for _, dg := range r.proxy.loop.datagrams {
+			if seen[dg] {
+				t.Error("a datagram was freed twice")
+			}
+			seen[dg] = true
+		}
+	})
+	r.settle()
 }
 
 func TestUDPQueueIsBoundedByTime(t *testing.T) {

@@ -32,7 +32,7 @@ type side struct {
 	fd       int
 	readable bool
 	writable bool
-	hungUp   bool // the peer has sent its last byte; it may be unread
+	unsure   bool // a short read does not mean that nothing is left
 }
 
 // direction moves bytes from src to dst. Nothing is read before it may be
@@ -44,6 +44,7 @@ type direction struct {
 	unit     unit
 	observed shaper.Set
 	left     []byte // read, but refused by dst's buffer
+	putOff   bool   // resume will be called
 	ended    bool   // src has sent its last byte
 	shut     bool   // and dst was told
 	bytes    *atomic.Uint64
@@ -66,9 +67,8 @@ const (
 	turn = 2
 )
 
-// adopt takes over the two connected sockets of s, whose slots were taken under
-// policy. It owns them from then on.
-func (l *loop) adopt(s *session, policy *shaper.Policy, now leaky.Time) {
+// adopt takes over the two connected sockets of s. It owns them from then on.
+func (l *loop) adopt(s *session, now leaky.Time) {
 	s.loop = l
 	s.client.session, s.server.session = s, s
 	s.up = direction{session: s, src: &s.client, dst: &s.server, bytes: &s.site.counts.ToDownstream}
@@ -77,12 +77,12 @@ func (l *loop) adopt(s *session, policy *shaper.Policy, now leaky.Time) {
 		d.unit = unit{owner: d, credit: grantCredit}
 	}
 	s.proxy.sessions[s] = struct{}{}
-	present := s.proxy.shaper.Policy()
-	s.reroute(present)
-	if present != policy {
-		s.slots.move(present, &s.flow, s.route)
+	policy := s.proxy.shaper.Policy()
+	s.reroute(policy)
+	if s.slots.policy != policy { // a reload came during the dial
+		s.slots.move(policy, &s.flow, s.route)
 	}
-	const events uint32 = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | 1<<31 // EPOLLET
+	const events uint32 = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLPRI | unix.EPOLLRDHUP | 1<<31 // EPOLLET
 	for _, side := range []*side{&s.client, &s.server} {
 		if err := l.watch(side.fd, events, side); err != nil {
 			s.proxy.log.Error("watch connection", "listener", s.site.name, "err", err)
@@ -134,9 +134,11 @@ func (side *side) ready(events uint32, now leaky.Time) {
 		s.abort(now)
 		return
 	}
-	if events&(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLHUP) != 0 {
+	if events&(unix.EPOLLIN|unix.EPOLLPRI|unix.EPOLLRDHUP|unix.EPOLLHUP) != 0 {
 		side.readable = true
-		side.hungUp = side.hungUp || events&unix.EPOLLRDHUP != 0
+		// The end, or urgent data, at which a read stops, may be all that is left:
+		// no edge would tell. The urgent byte itself is not passed on.
+		side.unsure = side.unsure || events&(unix.EPOLLPRI|unix.EPOLLRDHUP) != 0
 	}
 	if events&(unix.EPOLLOUT|unix.EPOLLHUP) != 0 {
 		side.writable = true
@@ -148,7 +150,7 @@ func (side *side) ready(events uint32, now leaky.Time) {
 
 // advance moves what can be moved, or queues for it.
 func (d *direction) advance(now leaky.Time) {
-	if d.unit.queued || !d.movable() {
+	if d.unit.queued || d.putOff || !d.movable() {
 		return
 	}
 	if len(d.unit.path) > 0 {
@@ -164,13 +166,21 @@ func (d *direction) advance(now leaky.Time) {
 			return
 		}
 	}
-	d.session.loop.later(d.resume)
+	d.putItOff()
 }
 
 func (d *direction) resubmit(now leaky.Time) { d.resume(now) }
 
+func (d *direction) refused(*line) {} // a grant is not droppable
+
+func (d *direction) putItOff() {
+	d.putOff = true
+	d.session.loop.later(d.resume)
+}
+
 // resume is advance, for work that was put off.
 func (d *direction) resume(now leaky.Time) {
+	d.putOff = false
 	if d.session.closed {
 		return
 	}
@@ -189,7 +199,7 @@ func (d *direction) send(now leaky.Time) (bytes, packets uint64, again bool) {
 		d.observe(uint64(n), now)
 	}
 	if d.shut {
-		d.session.loop.later(d.resume) // not now: the caller has yet to charge the lines
+		d.putItOff() // the caller has yet to charge the lines
 	}
 	return uint64(n), 0, d.movable()
 }
@@ -218,7 +228,7 @@ func (d *direction) move(limit int) int {
 			d.ended = true
 		}
 		b = d.session.loop.scratch[:n]
-		if n > 0 && n < limit && !d.src.hungUp {
+		if n > 0 && n < limit && !d.src.unsure {
 			d.src.readable = false // emptied: an edge tells when there is more
 		}
 	}
@@ -269,19 +279,17 @@ func (s *session) abort(now leaky.Time) {
 	s.close(now)
 }
 
-// close frees everything at once, but for the lines of a unit that is just being
-// sent: they are given back when it has been charged.
+// close frees everything. The lines are given back a little later: the caller may
+// be one of them, about to be charged for what was just sent.
 func (s *session) close(now leaky.Time) {
 	s.closed = true
+	s.loop.lines.withdraw(now, &s.up.unit, &s.down.unit)
 	for _, side := range []*side{&s.client, &s.server} {
 		s.loop.forget(side.fd)
 		unix.Close(side.fd)
 	}
 	delete(s.proxy.sessions, s)
-	for _, d := range []*direction{&s.up, &s.down} {
-		s.loop.lines.withdraw(&d.unit, now)
-		d.left = nil
-	}
+	s.up.left, s.down.left = nil, nil
 	s.loop.later(func(now leaky.Time) {
 		s.loop.lines.release(s.up.unit.path, now)
 		s.loop.lines.release(s.down.unit.path, now)

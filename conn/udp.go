@@ -2,7 +2,6 @@ package conn
 
 import (
 	"container/list"
-	"context"
 	"fmt"
 	"net/netip"
 	"sync/atomic"
@@ -27,6 +26,7 @@ type udpPort struct {
 type flowKey struct {
 	port   *udpPort
 	client netip.AddrPort
+	scope  uint32
 	asked  netip.Addr
 }
 
@@ -44,7 +44,7 @@ type udpFlow struct {
 	up     udpDirection
 	down   udpDirection
 	seen   leaky.Time
-	queued int // datagrams
+	queued *datagram // the first of a list
 	expiry leaky.Event
 	mute   *list.Element // in site.unanswered, until the downstream has answered
 }
@@ -55,7 +55,7 @@ type udpDirection struct {
 	observed shaper.Set
 }
 
-// flowList is the flows without an answer, the oldest first. They are what a
+// flowList is the flows without an answer, the longest idle first. They are what a
 // flood of spoofed sources leaves behind, and make room when there is none.
 type flowList struct{ list.List }
 
@@ -66,6 +66,8 @@ type datagram struct {
 	down bool
 	data []byte
 	held bool // data is a buffer of the loop, not lent
+
+	next, prev *datagram // of the flow
 }
 
 const (
@@ -133,6 +135,9 @@ func (u *udpPort) ready(_ uint32, now leaky.Time) {
 		}
 		if f := u.flow(m, now); f != nil {
 			f.seen = now
+			if f.mute != nil {
+				f.site.unanswered.MoveToBack(f.mute)
+			}
 			f.forward(m.data, false, now)
 		}
 	}
@@ -142,21 +147,20 @@ func (u *udpPort) ready(_ uint32, now leaky.Time) {
 // slot for it.
 func (u *udpPort) flow(m message, now leaky.Time) *udpFlow {
 	p, s := u.proxy, u.service.Load()
-	key := flowKey{port: u, client: m.from, asked: m.to}
+	key := flowKey{port: u, client: m.from, scope: m.scope, asked: m.to}
 	if f := p.flows[key]; f != nil {
 		return f
 	}
 	f := &udpFlow{key: key, proxy: p, site: s.site, fd: -1, to: newReplyTo(m), seen: now}
-	policy := p.shaper.Policy()
 	f.flow = shaper.Flow{
 		Source: m.from.Addr().Unmap().WithZone(""), Port: u.port, Protocol: shaper.UDP,
-		Listen: policy.ListenIndex(s.name), Connection: p.nextID.Add(1),
+		Connection: p.nextID.Add(1),
 	}
 	if s.counts.Flows.Load() >= int64(s.config.Load().MaxFlows) && !s.unanswered.evict(now) {
 		s.counts.FlowsRefused.Add(1)
 		return nil
 	}
-	slots, refusal := p.gates.acquire(context.Background(), policy, &f.flow, policy.Route(&f.flow), false)
+	slots, refusal := p.gates.acquire(&f.flow, s.name, nil)
 	if refusal != nil {
 		return nil
 	}
@@ -171,7 +175,7 @@ func (u *udpPort) flow(m message, now leaky.Time) *udpFlow {
 	s.counts.Flows.Add(1)
 	s.counts.FlowsOpened.Add(1)
 	f.mute = s.unanswered.PushBack(f)
-	f.reroute(policy)
+	f.reroute(p.shaper.Policy())
 	f.expiry.Fire = f.expire
 	p.loop.pacer.Schedule(&f.expiry, now+f.idleTimeout())
 	return f
@@ -181,6 +185,9 @@ func (u *udpPort) flow(m message, now leaky.Time) *udpFlow {
 func (f *udpFlow) dial(samePort bool) error {
 	config := f.site.config.Load()
 	i := int(f.site.turn.Add(1)-1) % len(config.Downstream)
+	if !config.addrs[i].IsValid() {
+		return fmt.Errorf("downstream %s has no address yet", config.Downstream[i].Host)
+	}
 	to := netip.AddrPortFrom(config.addrs[i], config.Downstream[i].port(f.flow.Port, samePort))
 	fd, err := connectUDP(to)
 	if err != nil {
@@ -240,7 +247,7 @@ func (f *udpFlow) forward(data []byte, down bool, now leaky.Time) {
 	if down {
 		d = &f.down
 	}
-	n := uint64(len(data))
+	n := charged(data)
 	if d.observed != 0 {
 		p.shaper.Decide(p.shaper.Policy(), &f.flow, f.route, d.observed, n, 1, now)
 	}
@@ -248,24 +255,27 @@ func (f *udpFlow) forward(data []byte, down bool, now leaky.Time) {
 		f.transmit(data, down)
 		return
 	}
-	l, reason := full(d.path, now), shaper.QueueFull
-	if l == nil && p.loop.queuedBytes+bufferSize(len(data)) > p.loop.maxQueued {
-		l, reason = d.path[0], shaper.MemoryFull
-	}
-	if l != nil {
-		l.state.Bytes.Add(shaper.Refuse, reason, n)
-		l.state.Packets.Add(shaper.Refuse, reason, 1)
+	if p.loop.queuedBytes+bufferSize(len(data)) > p.loop.maxQueued {
+		d.path[0].state.Bytes.Add(shaper.Refuse, shaper.MemoryFull, n)
+		d.path[0].state.Packets.Add(shaper.Refuse, shaper.MemoryFull, 1)
 		return
 	}
 	dg := p.loop.newDatagram()
 	dg.flow, dg.down, dg.data = f, down, data
-	dg.unit = unit{owner: dg, path: d.path, bytes: n, packets: 1, credit: udpCredit}
-	f.queued++
+	dg.unit = unit{owner: dg, path: d.path, bytes: n, packets: 1, credit: udpCredit, droppable: true}
+	if dg.next = f.queued; dg.next != nil {
+		dg.next.prev = dg
+	}
+	f.queued = dg
 	p.loop.lines.submit(&dg.unit, now)
-	if dg.queued {
+	if dg.unit.queued {
 		p.loop.hold(dg)
 	}
 }
+
+// charged is what a datagram costs in bytes. An empty one costs one, or a limit in
+// bytes would let any number of them wait.
+func charged(data []byte) uint64 { return max(uint64(len(data)), 1) }
 
 // transmit puts a datagram on the wire and reports whether the kernel took it.
 func (f *udpFlow) transmit(data []byte, down bool) bool {
@@ -276,8 +286,8 @@ func (f *udpFlow) transmit(data []byte, down bool) bool {
 		errno = f.proxy.loop.batch.reply(f.key.port.fd, &f.to, data)
 	} else {
 		_, errno = send(f.fd, data)
-		if errno == unix.ECONNREFUSED {
-			_, errno = send(f.fd, data) // the error was of an earlier datagram
+		if errno != 0 && errno != unix.EAGAIN {
+			_, errno = send(f.fd, data) // the error may have been of an earlier datagram
 		}
 	}
 	if errno != 0 {
@@ -289,14 +299,32 @@ func (f *udpFlow) transmit(data []byte, down bool) bool {
 }
 
 func (dg *datagram) send(leaky.Time) (bytes, packets uint64, again bool) {
-	n := uint64(len(dg.data))
+	n := charged(dg.data)
 	ok := dg.flow.transmit(dg.data, dg.down)
-	dg.flow.queued--
-	dg.flow.proxy.loop.freeDatagram(dg)
+	dg.free()
 	if !ok {
 		return 0, 0, false
 	}
 	return n, 1, false
+}
+
+func (dg *datagram) refused(by *line) {
+	by.state.Bytes.Add(shaper.Refuse, shaper.QueueFull, charged(dg.data))
+	by.state.Packets.Add(shaper.Refuse, shaper.QueueFull, 1)
+	dg.free()
+}
+
+// free takes dg out of its flow. It may be used again for another one.
+func (dg *datagram) free() {
+	if dg.prev == nil {
+		dg.flow.queued = dg.next
+	} else {
+		dg.prev.next = dg.next
+	}
+	if dg.next != nil {
+		dg.next.prev = dg.prev
+	}
+	dg.flow.proxy.loop.freeDatagram(dg)
 }
 
 func (dg *datagram) resubmit(now leaky.Time) {
@@ -308,6 +336,7 @@ func (dg *datagram) resubmit(now leaky.Time) {
 		dg.send(now)
 		return
 	}
+	dg.droppable = false // it has been admitted once
 	arrived := dg.arrived
 	dg.flow.proxy.loop.lines.submit(&dg.unit, now)
 	if dg.queued {
@@ -316,7 +345,7 @@ func (dg *datagram) resubmit(now leaky.Time) {
 }
 
 func (f *udpFlow) expire(now leaky.Time) {
-	if end := f.seen + f.idleTimeout(); end > now || f.queued > 0 {
+	if end := f.seen + f.idleTimeout(); end > now || f.queued != nil {
 		f.proxy.loop.pacer.Schedule(&f.expiry, max(end, now+leaky.Second))
 		return
 	}
@@ -327,11 +356,13 @@ func (f *udpFlow) expire(now leaky.Time) {
 func (f *udpFlow) close(now leaky.Time) {
 	l := f.proxy.loop
 	l.pacer.Cancel(&f.expiry)
-	if f.queued > 0 {
-		for _, dg := range f.datagrams() {
-			l.lines.withdraw(&dg.unit, now)
-			l.freeDatagram(dg)
-		}
+	var queued []*unit
+	for dg := f.queued; dg != nil; dg = dg.next {
+		queued = append(queued, &dg.unit)
+	}
+	l.lines.withdraw(now, queued...)
+	for f.queued != nil {
+		f.queued.free()
 	}
 	l.lines.release(f.up.path, now)
 	l.lines.release(f.down.path, now)
@@ -345,28 +376,12 @@ func (f *udpFlow) close(now leaky.Time) {
 	f.slots.release()
 }
 
-// datagrams returns what f has queued.
-func (f *udpFlow) datagrams() []*datagram {
-	var queued []*datagram
-	for _, path := range [][]*line{f.up.path, f.down.path} {
-		for _, l := range path {
-			for u := l.head; u != nil; u = u.next {
-				if dg, ok := u.owner.(*datagram); ok && dg.flow == f {
-					queued = append(queued, dg)
-				}
-			}
-		}
-	}
-	return queued
-}
-
-// evict closes the oldest flow of l that has nothing queued.
+// evict closes the flow of l that has been idle longest.
 func (l *flowList) evict(now leaky.Time) bool {
-	for e := l.Front(); e != nil; e = e.Next() {
-		if f := e.Value.(*udpFlow); f.queued == 0 {
-			f.close(now)
-			return true
-		}
+	e := l.Front()
+	if e == nil {
+		return false
 	}
-	return false
+	e.Value.(*udpFlow).close(now)
+	return true
 }

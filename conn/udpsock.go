@@ -2,7 +2,6 @@ package conn
 
 import (
 	"encoding/binary"
-	"net"
 	"net/netip"
 	"unsafe"
 
@@ -39,6 +38,7 @@ type mmsghdr struct {
 // message is a received datagram. Its data are valid until the next receive.
 type message struct {
 	from      netip.AddrPort
+	scope     uint32     // interface of a link-local from; netip would want its name
 	to        netip.Addr // the local address it was sent to
 	data      []byte
 	truncated bool
@@ -83,7 +83,7 @@ func (b *batch) message(i int) message {
 		truncated: h.header.Flags&unix.MSG_TRUNC != 0,
 	}
 	if h.header.Namelen > 0 {
-		m.from = fromSockaddr(&b.names[i])
+		m.from, m.scope = fromSockaddr(&b.names[i])
 	}
 	control := b.controls[i][:h.header.Controllen]
 	if len(control) >= unix.SizeofCmsghdr {
@@ -94,9 +94,6 @@ func (b *batch) message(i int) message {
 			m.to = netip.AddrFrom4([4]byte(info[4:8])) // ipi_spec_dst
 		case c.Level == unix.IPPROTO_IPV6 && c.Type == unix.IPV6_PKTINFO && len(info) >= unix.SizeofInet6Pktinfo:
 			m.to = netip.AddrFrom16([16]byte(info[:16]))
-			if scope := binary.NativeEndian.Uint32(info[16:]); m.to.IsLinkLocalUnicast() && scope != 0 {
-				m.to = m.to.WithZone(zoneOf(scope))
-			}
 		}
 	}
 	return m
@@ -112,10 +109,11 @@ type replyTo struct {
 
 func newReplyTo(m message) replyTo {
 	var r replyTo
-	r.nameLen = toSockaddr(m.from, &r.name)
+	r.nameLen = toSockaddr(m.from, m.scope, &r.name)
 	c := (*unix.Cmsghdr)(unsafe.Pointer(&r.control[0]))
 	info := r.control[unix.SizeofCmsghdr:]
 	switch {
+	case m.to.IsMulticast(): // nothing is sent from there
 	case m.to.Is4():
 		c.Level, c.Type = unix.IPPROTO_IP, unix.IP_PKTINFO
 		a := m.to.As4()
@@ -126,7 +124,7 @@ func newReplyTo(m message) replyTo {
 		c.Level, c.Type = unix.IPPROTO_IPV6, unix.IPV6_PKTINFO
 		a := m.to.As16()
 		copy(info[:16], a[:])
-		binary.NativeEndian.PutUint32(info[16:], r.name.Scope_id)
+		binary.NativeEndian.PutUint32(info[16:], m.scope)
 		c.SetLen(unix.CmsgLen(unix.SizeofInet6Pktinfo))
 		r.controlLen = unix.CmsgSpace(unix.SizeofInet6Pktinfo)
 	}
@@ -217,27 +215,23 @@ func sockaddr(a netip.AddrPort) unix.Sockaddr {
 	if a.Addr().Is4() {
 		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
 	}
-	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16(), ZoneId: scopeOf(a.Addr().Zone())}
+	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
 }
 
 // fromSockaddr reads an address of either family. The port is in network order.
-func fromSockaddr(sa *unix.RawSockaddrInet6) netip.AddrPort {
+func fromSockaddr(sa *unix.RawSockaddrInet6) (a netip.AddrPort, scope uint32) {
 	port := sa.Port>>8 | sa.Port<<8
 	switch sa.Family {
 	case unix.AF_INET:
 		v4 := (*unix.RawSockaddrInet4)(unsafe.Pointer(sa))
-		return netip.AddrPortFrom(netip.AddrFrom4(v4.Addr), port)
+		return netip.AddrPortFrom(netip.AddrFrom4(v4.Addr), port), 0
 	case unix.AF_INET6:
-		addr := netip.AddrFrom16(sa.Addr)
-		if sa.Scope_id != 0 {
-			addr = addr.WithZone(zoneOf(sa.Scope_id))
-		}
-		return netip.AddrPortFrom(addr, port)
+		return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), port), sa.Scope_id
 	}
-	return netip.AddrPort{}
+	return netip.AddrPort{}, 0
 }
 
-func toSockaddr(a netip.AddrPort, sa *unix.RawSockaddrInet6) (size uint32) {
+func toSockaddr(a netip.AddrPort, scope uint32, sa *unix.RawSockaddrInet6) (size uint32) {
 	port := a.Port()>>8 | a.Port()<<8
 	if a.Addr().Is4() {
 		*(*unix.RawSockaddrInet4)(unsafe.Pointer(sa)) = unix.RawSockaddrInet4{
@@ -246,26 +240,7 @@ func toSockaddr(a netip.AddrPort, sa *unix.RawSockaddrInet6) (size uint32) {
 		return unix.SizeofSockaddrInet4
 	}
 	*sa = unix.RawSockaddrInet6{
-		Family: unix.AF_INET6, Port: port, Addr: a.Addr().As16(), Scope_id: scopeOf(a.Addr().Zone()),
+		Family: unix.AF_INET6, Port: port, Addr: a.Addr().As16(), Scope_id: scope,
 	}
 	return unix.SizeofSockaddrInet6
-}
-
-// zoneOf and scopeOf turn interface indexes into zones and back. Only link-local
-// addresses have them.
-func zoneOf(index uint32) string {
-	if ifi, err := net.InterfaceByIndex(int(index)); err == nil {
-		return ifi.Name
-	}
-	return ""
-}
-
-func scopeOf(zone string) uint32 {
-	if zone == "" {
-		return 0
-	}
-	if ifi, err := net.InterfaceByName(zone); err == nil {
-		return uint32(ifi.Index)
-	}
-	return 0
 }

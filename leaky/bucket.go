@@ -81,10 +81,15 @@ func (b *Bucket) Merge(o Bucket) {
 }
 
 // Rescale keeps the backlog in bytes and in packets when the shape changes from
-// old to next at now, so that a new rate hands out no fresh burst.
+// old to next at now, so that a new rate hands out no fresh burst. An empty bucket
+// stays empty.
 func (b *Bucket) Rescale(old, next *Shape, now Time) {
-	b.bytes = now.Add(old.Bytes.rescale(b.bytes.Sub(now), next.Bytes))
-	b.packets = now.Add(old.Packets.rescale(b.packets.Sub(now), next.Packets))
+	if backlog := b.bytes.Sub(now); backlog > 0 {
+		b.bytes = now.Add(old.Bytes.rescale(backlog, next.Bytes))
+	}
+	if backlog := b.packets.Sub(now); backlog > 0 {
+		b.packets = now.Add(old.Packets.rescale(backlog, next.Packets))
+	}
 }
 
 // Late returns the instant to charge for a unit that was ready at ready, and

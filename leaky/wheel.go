@@ -74,6 +74,14 @@ func (w *Wheel) Cancel(e *Event) {
 	}
 }
 
+// Skip brings an empty wheel up to now. Without it the first event after a long
+// rest is looked for through all the slots of that time.
+func (w *Wheel) Skip(now Time) {
+	if w.len == 0 {
+		w.pos = max(w.pos, uint64(now)>>slotShift)
+	}
+}
+
 // Next returns the instant at which Advance has something to do, which may be
 // past; ok is false when nothing is scheduled.
 func (w *Wheel) Next() (at Time, ok bool) {

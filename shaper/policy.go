@@ -122,18 +122,25 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, table *asn.Table,
 	return p, nil
 }
 
-// specificity orders limits: a narrower key has a higher one.
+// specificity orders limits: a narrower key has a higher one, and of equal keys a
+// narrower match.
 func (l *Limit) specificity() int {
 	n := 0
 	if l.Key&KeyConnection != 0 {
-		n += 1 << 12
+		n += 1 << 14
 	}
 	if l.Key&KeySource != 0 {
-		n += 1<<10 + l.IPv4Prefix + l.IPv6Prefix
+		n += 1<<12 + (l.IPv4Prefix+l.IPv6Prefix)<<3
 	}
 	for _, f := range []Fields{KeyPort, KeyASN, KeyListen} {
 		if l.Key&f != 0 {
 			n += 1 << 8
+		}
+	}
+	m := &l.Match
+	for _, narrows := range []bool{m.Protocol != AnyProtocol, len(m.Listen) > 0, len(m.Source) > 0, len(m.ASN) > 0, len(m.Port) > 0} {
+		if narrows {
+			n++
 		}
 	}
 	return n

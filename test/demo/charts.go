@@ -37,7 +37,7 @@ func datagramsFigure(before, after figures) arrivalsFigure {
 	}
 }
 
-// draw draws direct, through the daemon at the same scale, and that again enlarged.
+// draw draws direct, through the daemon at the same scale, and that enlarged.
 func (a arrivalsFigure) draw(s size, alone bool) string {
 	d := &drawing{width: s.width}
 	y := 0.0
@@ -57,8 +57,8 @@ func (a arrivalsFigure) draw(s size, alone bool) string {
 		steps  int
 	}{
 		{"Direct", a.before, 200, scale, 5},
-		{"Through shaperd, same scale", a.after, 200, scale, 5},
-		{"Through shaperd, enlarged", a.after, 120, enlarged, 4},
+		{"Through shaperd", a.after, 200, scale, 5},
+		{"The same, enlarged", a.after, 120, enlarged, 4},
 	} {
 		y += margin
 		p := panel{drawing: d, x: left, y: y, w: s.width - left - right, h: plot.h, seconds: shown.Seconds(), top: plot.top}

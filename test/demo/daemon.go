@@ -26,13 +26,15 @@ const (
 	sourceRate     = 1792 << 10 // bytes a second, of one
 	messageRate    = 150        // datagrams a second, of all
 	maxConnections = 10
+
+	// Of one source: with one polite source beside the greedy one, all are in use,
+	// and the other polite one waits for its turn.
+	sourceConnections = 9
 )
 
 const metricsAddr = "127.0.0.1:9464" // inside the shaper
 
-// configuration is the daemon's. A connection passes limits on connections in
-// their order here and waits at one with the slots of those before: so what is
-// narrow stands first.
+// configuration is the daemon's.
 func configuration() string {
 	return fmt.Sprintf(`[daemon]
 metrics = %q
@@ -55,7 +57,7 @@ name        = "connections-per-source"
 match       = { listen = ["gateway"], protocol = "tcp" }
 key         = ["source"]
 ipv4_prefix = 24
-connections = 8
+connections = %[8]d
 max_wait    = "3s"
 
 # Never more at once, and never faster, than the gateway can bear.
@@ -82,7 +84,7 @@ name    = "messages"
 match   = { listen = ["gateway"], protocol = "udp" }
 packets = "%[7]dpps"
 `, metricsAddr, fmt.Sprintf("%v:%d", proxyAddr, port), fmt.Sprintf("%v:%d", downstreamAddr, port),
-		sourceRate>>10, maxConnections, totalRate>>10, messageRate)
+		sourceRate>>10, maxConnections, totalRate>>10, messageRate, sourceConnections)
 }
 
 // A daemon is a running shaperd.
@@ -96,7 +98,7 @@ type daemon struct {
 
 // startDaemon starts the binary inside the host and waits until it is ready.
 func startDaemon(ctx context.Context, h *host, binary string) (*daemon, error) {
-	dir, err := os.MkdirTemp("", "shaperd-demo-")
+	dir, err := os.MkdirTemp("", fmt.Sprintf("%s%d-", prefix, os.Getpid()))
 	if err != nil {
 		return nil, err
 	}

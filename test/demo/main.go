@@ -59,7 +59,7 @@ func run(ctx context.Context, out io.Writer, args []string) error {
 	if _, err := os.Stat(path); err != nil {
 		return fmt.Errorf("no daemon at %s: run make build", *binary)
 	}
-	if err := sweep("/run/netns"); err != nil {
+	if err := errors.Join(sweep("/run/netns", removeNamespace), sweep(os.TempDir(), os.RemoveAll)); err != nil {
 		return err
 	}
 

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// prefix begins the name of every namespace, followed by the process that made it.
+// prefix begins the name of every namespace and temporary folder, followed by the process that made it.
 const prefix = "shaperd-demo-"
 
 // Addresses. The client host has one address in a /24 of its own for each source.
@@ -239,26 +239,28 @@ func (h *host) defaultRoute(via netip.Addr) error {
 	return nil
 }
 
-// sweep removes the namespaces in dir that crashed runs left behind. Their daemons
-// are gone: they die with the process that started them.
-func sweep(dir string) error {
+// sweep removes with remove what crashed runs left behind in dir: namespaces, and
+// folders for configurations. Their daemons are gone: they die with the process
+// that started them.
+func sweep(dir string, remove func(path string) error) error {
 	left, err := filepath.Glob(filepath.Join(dir, prefix+"*"))
 	if err != nil {
 		return err
 	}
 	for _, path := range left {
-		name := filepath.Base(path)
-		if pid, ok := owner(name); !ok || unix.Kill(pid, 0) != unix.ESRCH {
+		if pid, ok := owner(filepath.Base(path)); !ok || unix.Kill(pid, 0) != unix.ESRCH {
 			continue
 		}
-		if err := netns.DeleteNamed(name); err != nil {
-			return fmt.Errorf("remove leftover network namespace %s: %w", name, err)
+		if err := remove(path); err != nil {
+			return fmt.Errorf("remove leftover %s: %w", path, err)
 		}
 	}
 	return nil
 }
 
-// owner returns the process that made the namespace called name.
+func removeNamespace(path string) error { return netns.DeleteNamed(filepath.Base(path)) }
+
+// owner returns the process that made the namespace or the folder called name.
 func owner(name string) (pid int, ok bool) {
 	rest, ours := strings.CutPrefix(name, prefix)
 	digits, _, cut := strings.Cut(rest, "-")

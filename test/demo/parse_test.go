@@ -1,8 +1,10 @@
 package main
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -85,18 +87,25 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// TestSweepLeavesOthers looks at names only: none of them is of a crashed run.
-func TestSweepLeavesOthers(t *testing.T) {
+// TestSweep removes what belongs to a process that is gone, and nothing else.
+func TestSweep(t *testing.T) {
+	gone := exec.Command("true")
+	if err := gone.Run(); err != nil {
+		t.Fatal(err)
+	}
 	dir := t.TempDir()
-	for _, name := range []string{"other", "shaperd-demo-1-client", "shaperd-demo-x-client"} {
+	crashed := fmt.Sprintf("%s%d-client", prefix, gone.Process.Pid)
+	for _, name := range []string{crashed, "other", "shaperd-demo-1-client", "shaperd-demo-x-client"} {
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := sweep(dir); err != nil {
-		t.Error(err)
-	}
-	if left, _ := filepath.Glob(filepath.Join(dir, "*")); len(left) != 3 {
-		t.Errorf("left are %v", left)
+	var removed []string
+	err := sweep(dir, func(path string) error {
+		removed = append(removed, filepath.Base(path))
+		return nil
+	})
+	if diff := cmp.Diff([]string{crashed}, removed); err != nil || diff != "" {
+		t.Errorf("%v\n%s", err, diff)
 	}
 }
