@@ -2,15 +2,16 @@ package conn
 
 import (
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
 )
 
-// sampler logs events that may come by the thousand: of each kind the first few,
-// then one a second, with the number of those left out. The kind is the message
-// and the first attribute.
+// sampler logs events that may come by the thousand: of each kind the first five,
+// then one a second, and how many were left out. The kind is the message and the
+// first attribute.
 type sampler struct {
 	log   *slog.Logger
 	mu    sync.Mutex
@@ -39,16 +40,26 @@ func (s *sampler) note(msg string, attrs ...any) {
 		k = &sampled{limiter: rate.NewLimiter(rate.Every(time.Second), 5)}
 		s.kinds[kind] = k
 	}
-	if !k.limiter.Allow() {
-		k.omitted++
-		s.mu.Unlock()
-		return
+	allowed := k.limiter.Allow()
+	if !allowed {
+		if k.omitted++; k.omitted == 1 {
+			time.AfterFunc(omittedAfter, func() { s.flush(k, msg, attrs[:2]) })
+		}
 	}
-	omitted := k.omitted
+	s.mu.Unlock()
+	if allowed {
+		s.log.Warn(msg, attrs...)
+	}
+}
+
+// omittedAfter is how long events that are left out are counted before they are
+// told of.
+const omittedAfter = 2 * time.Second
+
+func (s *sampler) flush(k *sampled, msg string, kind []any) {
+	s.mu.Lock()
+	n := k.omitted
 	k.omitted = 0
 	s.mu.Unlock()
-	if omitted > 0 {
-		attrs = append(attrs, "omitted", omitted)
-	}
-	s.log.Warn(msg, attrs...)
+	s.log.Warn(msg+", more of them", append(slices.Clone(kind), "omitted", n)...)
 }

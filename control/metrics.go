@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -60,6 +61,9 @@ func ServeMetrics(addr string, s *shaper.Shaper, p Plane, r *Reloads) (*Metrics,
 		return m, nil
 	}
 	ln, err := net.Listen("tcp", addr)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("[daemon] metrics: listen on %s: the port is in use; see \"ss -lntup\" for whose it is", addr)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("[daemon] metrics: %w", err)
 	}

@@ -22,7 +22,12 @@ func checkCommand(e env) *cobra.Command {
 		Long: `Check configuration files, and the conf.d folder beside each, as "run" and a
 reload would. Prints what they come to, rates in bits and in bytes. Exits with 1
 when one of them is wrong.`,
-		Args: cobra.MinimumNArgs(1),
+		Args: func(_ *cobra.Command, files []string) error {
+			if len(files) == 0 {
+				return errors.New("check needs a FILE, such as /etc/shaperd/shaperd.toml")
+			}
+			return nil
+		},
 		RunE: func(_ *cobra.Command, files []string) error {
 			var results []checked
 			bad := false
@@ -39,7 +44,9 @@ when one of them is wrong.`,
 				}
 			} else {
 				for _, r := range results {
-					r.print(e)
+					if err := r.print(e); err != nil {
+						return err
+					}
 				}
 			}
 			if bad {
@@ -100,11 +107,10 @@ func checkErrors(file string, err error) []checkError {
 	return out
 }
 
-func (r checked) print(e env) {
+func (r checked) print(e env) error {
 	if r.OK {
 		fmt.Fprintf(e.stdout, "%s: ok\n", r.File)
-		r.loaded.config.WriteText(e.stdout)
-		return
+		return r.loaded.config.WriteText(e.stdout)
 	}
 	for _, c := range r.Errors {
 		if c.Line == 0 {
@@ -113,4 +119,5 @@ func (r checked) print(e env) {
 		}
 		fmt.Fprintf(e.stderr, "%s:%d:%d: %s\n", c.File, c.Line, c.Column, c.Message)
 	}
+	return nil
 }

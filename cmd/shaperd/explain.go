@@ -16,9 +16,9 @@ import (
 func explainCommand(e env) *cobra.Command {
 	var file, source, to string
 	cmd := &cobra.Command{
-		Use:   "explain --config FILE --source IP --to tcp/PORT",
+		Use:   "explain --config FILE --source IP --to tcp|udp/PORT",
 		Short: "Tell which limits a connection would be under, and which binds first",
-		Args:  cobra.NoArgs,
+		Args:  noArgs(""),
 		RunE: func(*cobra.Command, []string) error {
 			addr, err := netip.ParseAddr(source)
 			if err != nil {
@@ -72,8 +72,11 @@ func explain(e env, c *config.Config, p *shaper.Policy, source netip.Addr, proto
 	f := shaper.Flow{Source: source, Port: port, Protocol: protocol, Listen: uint16(listen)}
 	r := p.Route(&f)
 	fmt.Fprintf(e.stdout, "%v to %s/%d: listener %q", source, protocol, port, c.Listen[listen].Name)
-	if r.ASN != 0 {
+	switch {
+	case r.ASN != 0:
 		fmt.Fprintf(e.stdout, ", AS%d", r.ASN)
+	case len(c.ASN.Files) > 0:
+		fmt.Fprint(e.stdout, ", unknown AS")
 	}
 	fmt.Fprintln(e.stdout)
 	if r.Limits() == 0 {

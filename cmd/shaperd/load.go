@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 
 	"shaperd/conn"
@@ -26,7 +25,7 @@ func load(path string) (*loaded, error) {
 	l := &loaded{config: c, listens: listens(c)}
 	if len(c.ASN.Files) > 0 {
 		if l.asns, err = asn.Load(c.ASN.Files...); err != nil {
-			return nil, fmt.Errorf("[asn] files of %s: %w", path, err)
+			return nil, c.ASNError(err)
 		}
 	}
 	return l, nil

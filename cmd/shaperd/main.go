@@ -19,6 +19,7 @@ import (
 type env struct {
 	stdout, stderr io.Writer
 	reload         <-chan os.Signal
+	force          <-chan os.Signal // ends a drain at once
 }
 
 // Exit codes.
@@ -30,11 +31,16 @@ const (
 func main() {
 	// One more than usual: the pacing thread keeps one for itself, see leaky.Pacer.
 	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	context.AfterFunc(ctx, stop) // a second signal ends the drain at once
-	reload := make(chan os.Signal, 1)
+	ctx, stop := context.WithCancel(context.Background())
+	first, force, reload := make(chan os.Signal, 1), make(chan os.Signal, 1), make(chan os.Signal, 1)
+	signal.Notify(first, syscall.SIGTERM, syscall.SIGINT)
 	signal.Notify(reload, syscall.SIGHUP)
-	err := run(ctx, env{stdout: os.Stdout, stderr: os.Stderr, reload: reload}, os.Args[1:])
+	go func() {
+		<-first
+		signal.Notify(force, syscall.SIGTERM, syscall.SIGINT)
+		stop()
+	}()
+	err := run(ctx, env{stdout: os.Stdout, stderr: os.Stderr, reload: reload, force: force}, os.Args[1:])
 	var usage usageError
 	switch {
 	case errors.As(err, &usage):
@@ -43,6 +49,16 @@ func main() {
 	case err != nil:
 		fmt.Fprintf(os.Stderr, "shaperd: %v\n", err)
 		os.Exit(exitFailure)
+	}
+}
+
+// noArgs refuses arguments, and says what was probably meant.
+func noArgs(hint string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return fmt.Errorf("%s takes no arguments, and not %q%s", cmd.Name(), args[0], hint)
+		}
+		return nil
 	}
 }
 
@@ -55,6 +71,7 @@ func run(ctx context.Context, e env, args []string) error {
 	understood := false
 	root := &cobra.Command{
 		Use:              "shaperd",
+		Version:          version,
 		Short:            "Hold traffic to what a fragile server can bear",
 		SilenceUsage:     true,
 		SilenceErrors:    true,

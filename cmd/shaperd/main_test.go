@@ -100,9 +100,12 @@ func TestArguments(t *testing.T) {
 		{"unknown flag", []string{"run", "--confg", "x"}, true, true, "unknown flag: --confg"},
 		{"wrong log format", []string{"run", "--log-format", "xml"}, true, true, `--log-format "xml": text or json`},
 		{"wrong log level", []string{"run", "--log-level", "loud"}, true, true, `--log-level "loud": debug`},
+		{"version flag", []string{"--version"}, false, false, "devel"},
+		{"file as argument", []string{"run", "x.toml"}, true, true, "named by --config"},
+		{"negative drain", []string{"run", "--drain-timeout", "-5s"}, true, true, "cannot be negative"},
 		{"wrong duration", []string{"run", "--drain-timeout", "soon"}, true, true, "--drain-timeout"},
 		{"no such file", []string{"run", "--config", "/nowhere.toml"}, false, true, "/nowhere.toml"},
-		{"check nothing", []string{"check"}, true, true, "requires at least 1 arg"},
+		{"check nothing", []string{"check"}, true, true, "check needs a FILE"},
 		{"check good", []string{"check", good}, false, false, ": ok"},
 		{"check bad", []string{"check", bad}, false, true, bad + ":11:1: "},
 		{"check as JSON", []string{"check", "--json", good, bad}, false, true, `"line": 11`},
@@ -131,6 +134,7 @@ type process struct {
 	t      *testing.T
 	log    *output
 	reload chan os.Signal
+	force  chan os.Signal
 	stop   context.CancelFunc
 	ended  chan error
 }
@@ -138,8 +142,8 @@ type process struct {
 func startDaemon(t *testing.T, config string, args ...string) *process {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	d := &process{t: t, log: new(output), reload: make(chan os.Signal, 1), stop: cancel, ended: make(chan error, 1)}
-	e := env{stdout: io.Discard, stderr: d.log, reload: d.reload}
+	d := &process{t: t, log: new(output), reload: make(chan os.Signal, 1), force: make(chan os.Signal, 1), stop: cancel, ended: make(chan error, 1)}
+	e := env{stdout: io.Discard, stderr: d.log, reload: d.reload, force: d.force}
 	go func() { d.ended <- run(ctx, e, append([]string{"run", "--config", config}, args...)) }()
 	t.Cleanup(func() { cancel(); <-d.ended })
 	d.waitLog("msg=ready")
@@ -222,7 +226,7 @@ func TestRunReloadDrain(t *testing.T) {
 
 	writeConfig(t, path, configText(listen, freePort(t), downstream, "1MB/s"))
 	d.reload <- syscall.SIGHUP
-	d.waitLog("restart it")
+	d.waitLog("takes a restart")
 
 	second := freePort(t)
 	writeConfig(t, path, configText(listen, metrics, downstream, "2MB/s")+
@@ -250,6 +254,58 @@ func TestRunReloadDrain(t *testing.T) {
 	d.waitLog("msg=stopped")
 }
 
+func TestSecondSignalEndsTheDrain(t *testing.T) {
+	listen := freePort(t)
+	d := startDaemon(t, writeConfig(t, "", configText(listen, "", echoServer(t), "1MB/s")), "--log-format", "text")
+	c, err := net.Dial("tcp4", listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := ping(c); err != nil {
+		t.Fatal(err)
+	}
+	d.stop()
+	d.waitLog("msg=draining")
+	d.force <- syscall.SIGTERM
+	d.waitLog("connections=1")
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the client read %v, want a reset", err)
+	}
+	if err := <-d.ended; !errors.Is(err, errForced) {
+		t.Errorf("ended with %v", err)
+	}
+	d.ended <- nil
+}
+
+func TestRefusalsAreSummedUp(t *testing.T) {
+	listen := freePort(t)
+	text := strings.Replace(configText(listen, "", echoServer(t), "1MB/s"), "connections = 5", "connections = 1\nmax_wait = \"0s\"", 1)
+	d := startDaemon(t, writeConfig(t, "", text))
+	first, err := net.Dial("tcp4", listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ping(first); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		c, err := net.Dial("tcp4", listen)
+		if err == nil {
+			if err := ping(c); err == nil {
+				t.Error("a second connection got through")
+			}
+			c.Close()
+		}
+	}
+	first.Close()
+	d.stop()
+	d.waitLog(`msg=refused limit=per-source reason=wait-timeout mode=enforce datagrams=0 connections=20`)
+	if n := strings.Count(d.log.String(), "connection refused"); n < 5 || n > 7 {
+		t.Errorf("%d refusals were logged one by one:\n%s", n, d.log)
+	}
+}
+
 func TestPortInUse(t *testing.T) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
@@ -272,7 +328,7 @@ func TestPortInUse(t *testing.T) {
 func TestUnreadableASNData(t *testing.T) {
 	text := configText(freePort(t), "", "127.0.0.1:1", "1MB/s") + "[asn]\nfiles = [\"missing.csv\"]\n"
 	_, _, err := command(t, "run", "--config", writeConfig(t, "", text))
-	if err == nil || !strings.Contains(err.Error(), "missing.csv") {
+	if err == nil || !strings.Contains(err.Error(), "missing.csv") || !strings.Contains(err.Error(), "shaperd.toml:14:10: ") {
 		t.Errorf("err = %v", err)
 	}
 }

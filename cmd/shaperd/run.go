@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -14,6 +15,7 @@ import (
 	"shaperd/control"
 	"shaperd/leaky"
 	"shaperd/shaper"
+	"shaperd/shaper/config"
 )
 
 type runFlags struct {
@@ -30,9 +32,12 @@ func runCommand(e env) *cobra.Command {
 		Short: "Run the daemon",
 		Long: `Run the daemon in the foreground. SIGHUP reloads the configuration in place; when
 the new one is wrong, the old one stays. SIGTERM drains: no new connections, those
-that are there go on until --drain-timeout.`,
-		Args: cobra.NoArgs,
+that are there go on until --drain-timeout. A second SIGTERM ends the drain.`,
+		Args: noArgs("; the configuration is named by --config"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.drainTimeout < 0 {
+				return usageError{fmt.Errorf("--drain-timeout %v: it cannot be negative", f.drainTimeout)}
+			}
 			log, err := newLogger(e, f)
 			if err != nil {
 				return err
@@ -107,12 +112,18 @@ func serve(ctx context.Context, e env, f runFlags, log *slog.Logger) error {
 
 	watchdog := startWatchdog(ctx, s.proxy)
 	defer watchdog()
+	refusals := newRefusalLog(s.shaper, log)
+	defer refusals.write()
+	tick := time.NewTicker(refusalInterval)
+	defer tick.Stop()
 	for {
 		select {
 		case <-e.reload:
 			s.reload(ctx)
+		case <-tick.C:
+			refusals.write()
 		case <-ctx.Done():
-			return s.drain()
+			return s.drain(e.force)
 		}
 	}
 }
@@ -127,10 +138,18 @@ func (s *server) reload(ctx context.Context) {
 	took := time.Since(start)
 	s.reloads.Note(err, took)
 	if err != nil {
-		s.log.Error("reload: the old configuration stays in force", "err", err)
+		var mistakes config.Errors
+		if !errors.As(err, &mistakes) {
+			s.log.Error("reload", "err", err)
+		}
+		for _, m := range mistakes {
+			s.log.Error("reload", "err", m)
+		}
+		s.log.Error("the old configuration stays in force")
 		return
 	}
-	s.log.Info("reloaded", "limits", s.shaper.Policy().Len(), "mode", mode(s.loaded.config.Daemon.Observe), "took", took)
+	s.log.Info("reloaded", "limits", s.shaper.Policy().Len(), "listeners", len(s.loaded.listens),
+		"mode", mode(s.loaded.config.Daemon.Observe), "took", took.String())
 }
 
 func (s *server) tryReload(ctx context.Context) error {
@@ -143,8 +162,11 @@ func (s *server) tryReload(ctx context.Context) error {
 		return err
 	}
 	was, is := s.loaded.config.Daemon, l.config.Daemon
-	if was.Buckets != is.Buckets || was.Metrics != is.Metrics {
-		return errors.New("[daemon] buckets and metrics cannot change while the daemon runs: restart it")
+	if was.Buckets != is.Buckets {
+		return fmt.Errorf("[daemon] buckets: %d became %d, which takes a restart", was.Buckets, is.Buckets)
+	}
+	if was.Metrics != is.Metrics {
+		return fmt.Errorf("[daemon] metrics: %q became %q, which takes a restart", was.Metrics, is.Metrics)
 	}
 	if err := s.proxy.Apply(ctx, l.listens, policy); err != nil {
 		return err
@@ -153,12 +175,31 @@ func (s *server) tryReload(ctx context.Context) error {
 	return nil
 }
 
-func (s *server) drain() error {
+// errForced says that connections were cut for the asking.
+var errForced = errors.New("a second signal ended the drain: connections were reset")
+
+func (s *server) drain(force <-chan os.Signal) error {
 	notify(daemon.SdNotifyStopping)
-	s.log.Info("draining", "timeout", s.flags.drainTimeout)
+	s.log.Info("draining", "timeout", s.flags.drainTimeout.String())
 	ctx, cancel := context.WithTimeout(context.Background(), s.flags.drainTimeout)
 	defer cancel()
-	if left := s.proxy.Drain(ctx); left > 0 {
+	forced := make(chan struct{})
+	go func() {
+		select {
+		case <-force:
+			close(forced)
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	left := s.proxy.Drain(ctx)
+	select {
+	case <-forced:
+		s.log.Warn("second signal: connections are reset", "connections", left)
+		return errForced
+	default:
+	}
+	if left > 0 {
 		s.log.Warn("drain timeout: connections are reset", "connections", left)
 	}
 	s.log.Info("stopped")

@@ -15,7 +15,7 @@ func versionCommand(e env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
-		Args:  cobra.NoArgs,
+		Args:  noArgs(""),
 		Run: func(*cobra.Command, []string) {
 			fmt.Fprintf(e.stdout, "shaperd %s %s %s/%s%s\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH, revision())
 		},

@@ -25,6 +25,7 @@ type Config struct {
 	Limits []shaper.Limit
 
 	limitAt []*node // where each of Limits stands
+	asnAt   []*node // where each of ASN.Files stands
 }
 
 // Daemon is what concerns the whole daemon.
@@ -101,6 +102,18 @@ func (c *Config) Error(limit int, key, msg string) *Error {
 		n = n.child(part)
 	}
 	return n.error(msg)
+}
+
+// ASNError returns err, of loading c.ASN.Files, as an error at the file that its
+// message begins with.
+func (c *Config) ASNError(err error) *Error {
+	at := c.asnAt[0]
+	for i, path := range c.ASN.Files {
+		if strings.HasPrefix(err.Error(), path+":") {
+			at = c.asnAt[i]
+		}
+	}
+	return at.error("files: " + err.Error())
 }
 
 // Error is a mistake at a place in a configuration file.

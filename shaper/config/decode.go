@@ -113,6 +113,7 @@ func (l *loader) asn(t table) {
 		}
 		l.asnFiles[path] = f.at
 		l.c.ASN.Files = append(l.c.ASN.Files, path)
+		l.c.asnAt = append(l.c.asnAt, f.at)
 	}
 }
 
