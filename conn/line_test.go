@@ -280,6 +280,29 @@ func TestQueueOfOneSourceTakesNoRoomFromAnother(t *testing.T) {
 	}
 }
 
+// Datagrams that wait for a limit of their own must not hold up the TCP that
+// shares their wider one.
+func TestDatagramsDoNotHoldUpStreams(t *testing.T) {
+	r := newRig(t,
+		shaper.Limit{Name: "bytes", Key: shaper.KeySource, Rate: 8e6, MaxDelay: time.Second},
+		shaper.Limit{Name: "datagrams", Key: shaper.KeySource, Packets: shaper.Frequency{N: 10, Per: time.Second}, MaxDelay: time.Second})
+	tcp, udp := flowFrom("10.0.0.1", 1), flowFrom("10.0.0.1", 1)
+	udp.Protocol = shaper.UDP
+	s := &stream{rig: r, left: 1 << 40}
+	s.unit = unit{owner: s, path: r.path(tcp), bytes: minGrant, credit: grantCredit}
+	path := r.path(udp)
+	for range 50 {
+		p := &packet{rig: r}
+		p.unit = unit{owner: p, path: path, bytes: 1000, packets: 1, credit: 1, droppable: true}
+		r.lines.submit(&p.unit, leaky.Second)
+	}
+	r.lines.submit(&s.unit, leaky.Second)
+	r.advance(2*leaky.Second, onTime)
+	if s.moved < 980e3 || r.refusedBy["datagrams"] == 0 {
+		t.Errorf("the stream moved %d bytes in a second, want nearly 1,000,000; refused %v", s.moved, r.refusedBy)
+	}
+}
+
 func TestWithdraw(t *testing.T) {
 	r := newRig(t,
 		shaper.Limit{Name: "all", Rate: 8e6},
