@@ -73,7 +73,7 @@ func TestGateNeverExceedsItsCapNorLosesAWakeUp(t *testing.T) {
 		limits := func(cap int) []shaper.Limit {
 			return []shaper.Limit{
 				{Name: "per-source", Key: shaper.KeySource, Connections: 1 + cap/2, MaxWait: 10 * time.Millisecond, MaxWaiting: 60},
-				{Name: "all", Connections: cap, MaxWait: 4 * time.Millisecond, MaxWaiting: 15},
+				{Name: "all", Connections: cap, MaxWait: 6 * time.Millisecond, MaxWaiting: 20},
 			}
 		}
 		const first = 10
@@ -98,7 +98,7 @@ func TestGateNeverExceedsItsCapNorLosesAWakeUp(t *testing.T) {
 					slots.release()
 				}
 				cancel()
-				time.Sleep(time.Duration(rnd.IntN(500)) * time.Microsecond)
+				time.Sleep(time.Duration(rnd.IntN(5000)) * time.Microsecond)
 			}
 		}
 		const workers = 100
@@ -150,7 +150,8 @@ func TestGateNeverExceedsItsCapNorLosesAWakeUp(t *testing.T) {
 				t.Errorf("nobody was refused for %v", reason)
 			}
 		}
-		t.Logf("%d operations, %d got a slot, %d checks", operations, got.Load(), checks)
+		t.Logf("%d operations, %d got a slot, %d client gone, %d timeout, %d full, %d checks", operations, got.Load(),
+			reasons[shaper.ClientGone].Load(), reasons[shaper.WaitTimeout].Load(), reasons[shaper.WaitingFull].Load(), checks)
 	})
 }
 

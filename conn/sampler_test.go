@@ -22,6 +22,12 @@ func (b *lockedBuffer) Write(p []byte) (int, error) {
 	return b.Buffer.Write(p)
 }
 
+func (b *lockedBuffer) String() string {
+	b.Lock()
+	defer b.Unlock()
+	return b.Buffer.String()
+}
+
 func TestSampler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out lockedBuffer
