@@ -1,0 +1,284 @@
+package conn
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+func TestTCPCarriesEveryByte(t *testing.T) {
+	for name, limits := range map[string][]shaper.Limit{
+		"without limits": nil,
+		"limited": {
+			{Name: "up", Rate: 400e6, MaxDelay: time.Second},
+			{Name: "both", Key: shaper.KeySource, Direction: shaper.Both, Rate: 800e6},
+		},
+		"observed": {{Name: "o", Rate: 8e6, Observe: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := start(t, shaper.TCP, serveTCP(t, echo), limits...)
+			var wg sync.WaitGroup
+			for range 4 {
+				wg.Go(func() {
+					sent := randomBytes(8 << 20)
+					c := dial(t, r.addr())
+					go func() {
+						c.Write(sent)
+						c.CloseWrite()
+					}()
+					got, err := io.ReadAll(c)
+					if err != nil || !bytes.Equal(got, sent) {
+						t.Errorf("got %d of %d bytes back, equal %v, err %v", len(got), len(sent), bytes.Equal(got, sent), err)
+					}
+				})
+			}
+			wg.Wait()
+			r.settle()
+		})
+	}
+}
+
+func TestHalfCloseIsKept(t *testing.T) {
+	for name, limits := range map[string][]shaper.Limit{
+		"without limits": nil,
+		"limited":        {{Name: "up", Rate: 8e6, Direction: shaper.Both}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			answer := randomBytes(300_000)
+			addr := serveTCP(t, func(c *net.TCPConn) {
+				if got, err := io.ReadAll(c); err != nil || len(got) != 100_000 {
+					t.Errorf("downstream got %d bytes, err %v", len(got), err)
+				}
+				c.Write(answer)
+			})
+			r := start(t, shaper.TCP, addr, limits...)
+			c := dial(t, r.addr())
+			c.Write(randomBytes(100_000))
+			c.CloseWrite()
+			got, err := io.ReadAll(c)
+			if err != nil || !bytes.Equal(got, answer) {
+				t.Errorf("client got %d of %d bytes, err %v", len(got), len(answer), err)
+			}
+			r.settle()
+		})
+	}
+}
+
+func TestHalfCloseWithoutAWord(t *testing.T) {
+	addr := serveTCP(t, func(c *net.TCPConn) { c.Write([]byte("banner")) })
+	r := start(t, shaper.TCP, addr)
+	for range 50 {
+		c := dial(t, r.addr())
+		c.CloseWrite()
+		if got, err := io.ReadAll(c); err != nil || string(got) != "banner" {
+			t.Fatalf("got %q, err %v", got, err)
+		}
+	}
+	r.settle()
+}
+
+// A read stops at urgent data; what is behind it must not stay behind.
+func TestUrgentDataDoesNotStall(t *testing.T) {
+	for name, limits := range map[string][]shaper.Limit{
+		"without limits": nil,
+		"limited":        {{Name: "up", Rate: 80e6}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := start(t, shaper.TCP, serveTCP(t, echo), limits...)
+			for range 20 {
+				c := dial(t, r.addr())
+				rc, err := c.SyscallConn()
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.Write([]byte("abc"))
+				rc.Control(func(fd uintptr) { err = syscall.Sendto(int(fd), []byte("!"), syscall.MSG_OOB, nil) })
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.Write([]byte("def"))
+				got := make([]byte, 6)
+				c.SetDeadline(time.Now().Add(2 * time.Second))
+				if n, err := io.ReadFull(c, got); err != nil || string(got) != "abcdef" {
+					t.Fatalf("got %q, err %v", got[:n], err)
+				}
+				c.Close()
+			}
+		})
+	}
+}
+
+func TestRefusedByClosing(t *testing.T) {
+	hold := make(chan struct{})
+	r := start(t, shaper.TCP, serveTCP(t, func(*net.TCPConn) { <-hold }),
+		shaper.Limit{Name: "cap", Connections: 1, Excess: shaper.ExcessClose})
+	t.Cleanup(func() { close(hold) })
+	first := dial(t, r.addr())
+	first.Write([]byte("x"))
+	waitFor(t, "a slot in use", func() bool { return r.shaper.Policy().State(0).InFlight.Load() == 1 })
+	c := dial(t, r.addr())
+	c.Write([]byte("a request"))
+	if n, err := c.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("read %d bytes, %v, want the end", n, err)
+	}
+}
+
+// Work that is put off must not pile up, or the rest of the loop waits for it.
+func TestPutOffWorkDoesNotPileUp(t *testing.T) {
+	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(io.Discard, c) }))
+	const streams = 8
+	stop := time.Now().Add(500 * time.Millisecond)
+	var wg sync.WaitGroup
+	for range streams {
+		c := dial(t, r.addr())
+		wg.Go(func() {
+			for b := make([]byte, 1<<20); time.Now().Before(stop); {
+				c.Write(b)
+			}
+			c.Close()
+		})
+	}
+	most := 0
+	for time.Now().Before(stop) {
+		r.proxy.loop.call(func(leaky.Time) { most = max(most, len(r.proxy.loop.again)) })
+	}
+	wg.Wait()
+	if most > 2*streams || most == 0 {
+		t.Errorf("up to %d pieces of work were put off for %d streams", most, streams)
+	}
+	r.settle()
+}
+
+func TestResetsUnderASharedLimit(t *testing.T) {
+	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) {
+		go io.Copy(io.Discard, c)
+		for b := make([]byte, 64<<10); ; {
+			if _, err := c.Write(b); err != nil {
+				return
+			}
+		}
+	}), shaper.Limit{Name: "both", Direction: shaper.Both, Rate: 80e6})
+	for range 40 {
+		c := dial(t, r.addr())
+		go c.Write(make([]byte, 4<<20))
+		time.Sleep(5 * time.Millisecond)
+		c.SetLinger(0)
+		c.Close()
+	}
+	r.settle()
+}
+
+func TestResetIsPassedOn(t *testing.T) {
+	limited := shaper.Limit{Name: "up", Rate: 1e6}
+	t.Run("from the client", func(t *testing.T) {
+		ended := make(chan error, 1)
+		addr := serveTCP(t, func(c *net.TCPConn) {
+			_, err := io.Copy(io.Discard, c)
+			ended <- err
+		})
+		r := start(t, shaper.TCP, addr, limited)
+		c := dial(t, r.addr())
+		c.Write(randomBytes(1 << 20)) // more than the rate lets through soon
+		time.Sleep(50 * time.Millisecond)
+		c.SetLinger(0)
+		c.Close()
+		select {
+		case err := <-ended:
+			if !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("the downstream read %v, want a reset", err)
+			}
+		case <-time.After(time.Second):
+			t.Error("the downstream was not told")
+		}
+		r.settle()
+	})
+	t.Run("from the downstream", func(t *testing.T) {
+		addr := serveTCP(t, func(c *net.TCPConn) {
+			io.ReadFull(c, make([]byte, 1))
+			c.SetLinger(0)
+		})
+		r := start(t, shaper.TCP, addr, limited)
+		c := dial(t, r.addr())
+		c.Write([]byte("x"))
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("the client read %v, want a reset", err)
+		}
+		r.settle()
+	})
+	t.Run("downstream refuses", func(t *testing.T) {
+		r := start(t, shaper.TCP, freePort(t, shaper.TCP))
+		c, err := net.Dial("tcp4", r.addr())
+		if err == nil {
+			defer c.Close()
+			_, err = c.Read(make([]byte, 1))
+		}
+		if !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("the client saw %v, want a reset", err)
+		}
+		r.settle()
+	})
+}
+
+// A throttled source is held back by TCP: what it can send ahead is bounded by
+// the kernel's buffers.
+func TestThrottledSourceIsHeldBack(t *testing.T) {
+	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(io.Discard, c) }),
+		shaper.Limit{Name: "up", Rate: 80e3})
+	c := dial(t, r.addr())
+	c.SetDeadline(time.Now().Add(500 * time.Millisecond))
+	n, err := c.Write(make([]byte, 64<<20))
+	if err == nil || n > 16<<20 {
+		t.Errorf("wrote %d bytes, err %v: nothing held it back", n, err)
+	}
+	r.proxy.loop.call(func(leaky.Time) {
+		for s := range r.proxy.sessions {
+			if len(s.up.left) > scratchSize {
+				t.Errorf("%d bytes are buffered", len(s.up.left))
+			}
+		}
+	})
+}
+
+func TestClientThatLeavesFreesItsPlace(t *testing.T) {
+	hold := make(chan struct{})
+	addr := serveTCP(t, func(*net.TCPConn) { <-hold })
+	t.Cleanup(func() { close(hold) })
+	limit := shaper.Limit{Name: "cap", Connections: 1, MaxWait: time.Minute, MaxWaiting: 10}
+	r := start(t, shaper.TCP, addr, limit)
+	state := r.shaper.Policy().State(0)
+	first := dial(t, r.addr())
+	first.Write([]byte("x"))
+	waitFor(t, "a slot in use", func() bool { return state.InFlight.Load() == 1 })
+	for name, leave := range map[string]func(*net.TCPConn){
+		"by closing":   func(c *net.TCPConn) { c.Close() },
+		"by resetting": func(c *net.TCPConn) { c.Write([]byte("x")); c.SetLinger(0); c.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := dial(t, r.addr())
+			waitFor(t, "a waiter", func() bool { return state.Waiting.Load() == 1 })
+			leave(c)
+			waitFor(t, "no waiter", func() bool { return state.Waiting.Load() == 0 })
+		})
+	}
+	// One that has asked and half-closed still waits for its answer.
+	c := dial(t, r.addr())
+	c.Write([]byte("x"))
+	c.CloseWrite()
+	waitFor(t, "a waiter", func() bool { return state.Waiting.Load() == 1 })
+	time.Sleep(50 * time.Millisecond)
+	if state.Waiting.Load() != 1 {
+		t.Error("a client that half-closed was taken to have left")
+	}
+	// In flight, a reset frees the slot.
+	first.SetLinger(0)
+	first.Close()
+	waitFor(t, "the next one in flight", func() bool { return state.Waiting.Load() == 0 && state.InFlight.Load() == 1 })
+}

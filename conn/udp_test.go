@@ -1,0 +1,265 @@
+package conn
+
+import (
+	"bytes"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+func TestUDP(t *testing.T) {
+	server, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	go func() {
+		b := make([]byte, 65536)
+		for {
+			n, from, err := server.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			server.WriteTo(b[:n], from)
+		}
+	}()
+	for name, limits := range map[string][]shaper.Limit{
+		"without limits": nil,
+		"limited": {
+			{Name: "bytes", Key: shaper.KeySource, Direction: shaper.Both, Rate: 80e6, MaxDelay: time.Second},
+			{Name: "packets", Direction: shaper.Both, Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: time.Second},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := start(t, shaper.UDP, server.LocalAddr().String(), limits...)
+			c, err := net.Dial("udp4", r.addr())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			c.SetDeadline(time.Now().Add(5 * time.Second))
+			for _, size := range []int{0, 1, 1472, 1500, 9000, 65507} {
+				sent := randomBytes(size)
+				if _, err := c.Write(sent); err != nil {
+					t.Fatal(err)
+				}
+				got := make([]byte, 65536)
+				n, err := c.Read(got)
+				if err != nil || !bytes.Equal(got[:n], sent) {
+					t.Errorf("%d bytes: got %d back, err %v", size, n, err)
+				}
+			}
+			r.settle() // the flow expires
+		})
+	}
+}
+
+func TestUDPUnderAConnectionCap(t *testing.T) {
+	server, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	r := start(t, shaper.UDP, server.LocalAddr().String(),
+		shaper.Limit{Name: "cap", Connections: 2, MaxWait: time.Second, MaxWaiting: 10})
+	for range 3 {
+		c, err := net.Dial("udp4", r.addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		c.Write([]byte("x"))
+	}
+	state := r.shaper.Policy().State(0)
+	waitFor(t, "the third to be refused", func() bool { return state.Connections[shaper.Refuse][shaper.ByConnections].Load() == 1 })
+	if n := state.Connections[shaper.Pass][shaper.None].Load(); n != 2 {
+		t.Errorf("%d flows passed, want 2", n)
+	}
+	for range 2 {
+		server.SetReadDeadline(time.Now().Add(time.Second))
+		if _, _, err := server.ReadFrom(make([]byte, 10)); err != nil {
+			t.Error(err)
+		}
+	}
+	r.settle()
+}
+
+func TestUDPPortThatGoesTakesItsQueueAlong(t *testing.T) {
+	server, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	limit := shaper.Limit{Name: "both", Direction: shaper.Both, Rate: 8e5, MaxDelay: time.Second}
+	r := start(t, shaper.UDP, server.LocalAddr().String(), limit)
+	c, err := net.Dial("udp4", r.addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for range 50 {
+		c.Write(make([]byte, 1000))
+	}
+	counts := r.shaper.Listener("l")
+	waitFor(t, "the first ones", func() bool { return counts.ToDownstream.Load() >= 2000 })
+	r.listen.Endpoints = []Endpoint{{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(freePort(t, shaper.UDP))}}
+	r.apply(limit)
+	r.proxy.loop.call(func(leaky.Time) {
+		seen := map[*datagram]bool{}
+		for _, dg := range r.proxy.loop.datagrams {
+			if seen[dg] {
+				t.Error("a datagram was freed twice")
+			}
+			seen[dg] = true
+		}
+	})
+	r.settle()
+}
+
+func TestUDPQueueIsBoundedByTime(t *testing.T) {
+	server, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	r := start(t, shaper.UDP, server.LocalAddr().String(), shaper.Limit{
+		Name: "packets", Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: 50 * time.Millisecond,
+	})
+	c, err := net.Dial("udp4", r.addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for range 500 {
+		c.Write(make([]byte, 100))
+	}
+	state := r.shaper.Policy().State(0)
+	got := 0
+	for b := make([]byte, 2000); ; got++ {
+		server.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+		if _, _, err := server.ReadFrom(b); err != nil {
+			break
+		}
+	}
+	dropped := int(state.Packets[shaper.Refuse][shaper.QueueFull].Load())
+	if got < 50 || got > 200 || got+dropped != 500 {
+		t.Errorf("%d arrived and %d were dropped, of 500 at once with room for 51", got, dropped)
+	}
+}
+
+func TestDrainSendsWhatIsQueued(t *testing.T) {
+	server, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	r := start(t, shaper.UDP, server.LocalAddr().String(), shaper.Limit{
+		Name: "packets", Packets: shaper.Frequency{N: 100, Per: time.Second}, MaxDelay: time.Second,
+	})
+	c, err := net.Dial("udp4", r.addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for range 20 {
+		c.Write(make([]byte, 100))
+	}
+	state := r.shaper.Policy().State(0)
+	waitFor(t, "the first", func() bool { return r.shaper.Listener("l").ToDownstream.Load() > 0 })
+	if left := r.proxy.Drain(t.Context()); left != 0 {
+		t.Errorf("%d connections left, want none", left)
+	}
+	if n := state.Packets[shaper.Delay][shaper.ByRate].Load() + state.Packets[shaper.Pass][shaper.None].Load(); n != 20 {
+		t.Errorf("%d of 20 datagrams left", n)
+	}
+	c.Write(make([]byte, 100))
+	time.Sleep(20 * time.Millisecond)
+	if n := r.shaper.Listener("l").ToDownstream.Load(); n != 2000 {
+		t.Errorf("%d bytes were forwarded, want 2000: a draining port takes datagrams in", n)
+	}
+}
+
+func TestUDPQueueIsBoundedByMemory(t *testing.T) {
+	server, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	r := start(t, shaper.UDP, server.LocalAddr().String(), shaper.Limit{Name: "bytes", Rate: 8e3, MaxDelay: time.Hour})
+	r.proxy.loop.call(func(leaky.Time) { r.proxy.loop.maxQueued = 10 * 2048 })
+	c, err := net.Dial("udp4", r.addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for range 50 {
+		c.Write(make([]byte, 1000))
+	}
+	state := r.shaper.Policy().State(0)
+	waitFor(t, "39 refusals", func() bool { return state.Packets[shaper.Refuse][shaper.MemoryFull].Load() == 39 })
+	r.proxy.loop.call(func(leaky.Time) {
+		if n := r.proxy.loop.queuedBytes; n != 10*2048 {
+			t.Errorf("%d bytes are queued", n)
+		}
+	})
+}
+
+func TestUDPFlowsAreBounded(t *testing.T) {
+	server, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	go func() { // answers only who asks for it
+		b := make([]byte, 2000)
+		for {
+			n, from, err := server.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			if string(b[:n]) == "ping" {
+				server.WriteTo(b[:n], from)
+			}
+		}
+	}()
+	r := start(t, shaper.UDP, server.LocalAddr().String())
+	r.listen.MaxFlows, r.listen.IdleTimeout = 20, time.Minute
+	r.apply()
+	ping := func(c net.Conn) error {
+		c.SetDeadline(time.Now().Add(2 * time.Second))
+		if _, err := c.Write([]byte("ping")); err != nil {
+			return err
+		}
+		_, err := c.Read(make([]byte, 10))
+		return err
+	}
+	honest, err := net.Dial("udp4", r.addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer honest.Close()
+	if err := ping(honest); err != nil {
+		t.Fatal(err)
+	}
+	for range 200 {
+		c, err := net.Dial("udp4", r.addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close() // not before, or its port may come twice
+		c.Write([]byte("x"))
+	}
+	counts := r.shaper.Listener("l")
+	waitFor(t, "the flood", func() bool { return counts.FlowsOpened.Load() == 201 })
+	if n := counts.Flows.Load(); n > 20 {
+		t.Errorf("%d flows are open, want at most 20", n)
+	}
+	before := counts.FlowsOpened.Load()
+	if err := ping(honest); err != nil || counts.FlowsOpened.Load() != before {
+		t.Errorf("the answered flow was lost: err %v", err)
+	}
+}
