@@ -54,7 +54,6 @@ type sender interface {
 // line is the queue in front of one bucket, for as long as a flow needs it.
 type line struct {
 	key    shaper.Key
-	limit  int
 	shape  *leaky.Shape
 	state  *shaper.State
 	bucket leaky.Bucket
@@ -98,7 +97,7 @@ func (ls *lines) path(p *shaper.Policy, f *shaper.Flow, r shaper.Route, set shap
 			l.event.Fire = func(now leaky.Time) { ls.consider(l); ls.run(now) }
 			ls.byKey[key] = l
 		}
-		l.limit, l.shape, l.state = i, shape, p.State(i)
+		l.shape, l.state = shape, p.State(i)
 		l.refs++
 		path = append(path, l)
 	}
@@ -307,7 +306,7 @@ func (ls *lines) swap(policy *shaper.Policy, now leaky.Time) {
 	for _, l := range ls.byKey {
 		if i := policy.Index(l.state); i >= 0 && policy.Shape(i) != l.shape {
 			l.bucket.Rescale(l.shape, policy.Shape(i), now)
-			l.limit, l.shape = i, policy.Shape(i)
+			l.shape = policy.Shape(i)
 		}
 	}
 	ls.shaper.Swap(policy, now)

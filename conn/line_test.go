@@ -39,7 +39,7 @@ func (r *rig) path(f *shaper.Flow) []*line {
 	path := r.lines.path(r.policy, f, route, route.ToDownstream)
 	for _, l := range path {
 		if r.left[l] == nil {
-			r.left[l] = &sigma{rate: float64(r.policy.Limit(l.limit).Rate) / 8 / float64(leaky.Second)}
+			r.left[l] = &sigma{rate: float64(r.policy.Limit(r.policy.Index(l.state)).Rate) / 8 / float64(leaky.Second)}
 		}
 	}
 	return path
@@ -158,7 +158,7 @@ func TestEveryBucketKeepsItsEnvelope(t *testing.T) {
 			t.Fatalf("round %d: %d units left and %d were refused, of 3000", round, r.count, r.refused)
 		}
 		for l, s := range r.left {
-			limit := r.policy.Limit(l.limit)
+			limit := r.policy.Limit(r.policy.Index(l.state))
 			if bound := float64(limit.Burst) + 2*maxUnit + 1; s.most > bound {
 				t.Errorf("round %d: %v: sigma %.0f bytes, want at most %.0f", round, limit.Name, s.most, bound)
 			}

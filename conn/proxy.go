@@ -85,9 +85,9 @@ func New(s *shaper.Shaper, clock *leaky.Clock, log *slog.Logger) (*Proxy, error)
 
 // Apply puts listens and policy in force. It opens the ports that are new, then
 // swaps the policy, then closes the ports that have gone. Ports that stay are not
-// touched, nor are connections, those of a closed port included: they move to
-// their new limits, and what waits for them keeps its turn. On an error nothing
-// has changed.
+// touched, nor are TCP connections, those of a closed port included: they move to
+// their new limits, and what waits under a limit that stays keeps its turn. The
+// UDP flows of a closed port end with it. On an error nothing has changed.
 func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Policy) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -11,12 +11,31 @@ import (
 	"shaperd/shaper"
 )
 
-func TestUDP(t *testing.T) {
-	server, err := net.ListenPacket("udp4", "127.0.0.1:0")
+// serveUDP opens a socket for the test.
+func serveUDP(t *testing.T) net.PacketConn {
+	t.Helper()
+	c, err := net.ListenPacket("udp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer server.Close()
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// dialUDP opens a socket that stays open as long as the test, so that its port
+// does not come twice.
+func dialUDP(t *testing.T, r *running) net.Conn {
+	t.Helper()
+	c, err := net.Dial("udp4", r.addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func TestUDP(t *testing.T) {
+	server := serveUDP(t)
 	go func() {
 		b := make([]byte, 65536)
 		for {
@@ -36,11 +55,7 @@ func TestUDP(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := start(t, shaper.UDP, server.LocalAddr().String(), limits...)
-			c, err := net.Dial("udp4", r.addr())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer c.Close()
+			c := dialUDP(t, r)
 			c.SetDeadline(time.Now().Add(5 * time.Second))
 			for _, size := range []int{0, 1, 1472, 1500, 9000, 65507} {
 				sent := randomBytes(size)
@@ -59,19 +74,11 @@ func TestUDP(t *testing.T) {
 }
 
 func TestUDPUnderAConnectionCap(t *testing.T) {
-	server, err := net.ListenPacket("udp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Close()
+	server := serveUDP(t)
 	r := start(t, shaper.UDP, server.LocalAddr().String(),
 		shaper.Limit{Name: "cap", Connections: 2, MaxWait: time.Second, MaxWaiting: 10})
 	for range 3 {
-		c, err := net.Dial("udp4", r.addr())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
+		c := dialUDP(t, r)
 		c.Write([]byte("x"))
 	}
 	state := r.shaper.Policy().State(0)
@@ -89,18 +96,10 @@ func TestUDPUnderAConnectionCap(t *testing.T) {
 }
 
 func TestUDPPortThatGoesTakesItsQueueAlong(t *testing.T) {
-	server, err := net.ListenPacket("udp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Close()
+	server := serveUDP(t)
 	limit := shaper.Limit{Name: "both", Direction: shaper.Both, Rate: 8e5, MaxDelay: time.Second}
 	r := start(t, shaper.UDP, server.LocalAddr().String(), limit)
-	c, err := net.Dial("udp4", r.addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := dialUDP(t, r)
 	for range 50 {
 		c.Write(make([]byte, 1000))
 	}
@@ -121,19 +120,11 @@ func TestUDPPortThatGoesTakesItsQueueAlong(t *testing.T) {
 }
 
 func TestUDPQueueIsBoundedByTime(t *testing.T) {
-	server, err := net.ListenPacket("udp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Close()
+	server := serveUDP(t)
 	r := start(t, shaper.UDP, server.LocalAddr().String(), shaper.Limit{
 		Name: "packets", Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: 50 * time.Millisecond,
 	})
-	c, err := net.Dial("udp4", r.addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := dialUDP(t, r)
 	for range 500 {
 		c.Write(make([]byte, 100))
 	}
@@ -152,19 +143,11 @@ func TestUDPQueueIsBoundedByTime(t *testing.T) {
 }
 
 func TestDrainSendsWhatIsQueued(t *testing.T) {
-	server, err := net.ListenPacket("udp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Close()
+	server := serveUDP(t)
 	r := start(t, shaper.UDP, server.LocalAddr().String(), shaper.Limit{
 		Name: "packets", Packets: shaper.Frequency{N: 100, Per: time.Second}, MaxDelay: time.Second,
 	})
-	c, err := net.Dial("udp4", r.addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := dialUDP(t, r)
 	for range 20 {
 		c.Write(make([]byte, 100))
 	}
@@ -184,18 +167,10 @@ func TestDrainSendsWhatIsQueued(t *testing.T) {
 }
 
 func TestUDPQueueIsBoundedByMemory(t *testing.T) {
-	server, err := net.ListenPacket("udp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Close()
+	server := serveUDP(t)
 	r := start(t, shaper.UDP, server.LocalAddr().String(), shaper.Limit{Name: "bytes", Rate: 8e3, MaxDelay: time.Hour})
 	r.proxy.loop.call(func(leaky.Time) { r.proxy.loop.maxQueued = 10 * 2048 })
-	c, err := net.Dial("udp4", r.addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := dialUDP(t, r)
 	for range 50 {
 		c.Write(make([]byte, 1000))
 	}
@@ -209,11 +184,7 @@ func TestUDPQueueIsBoundedByMemory(t *testing.T) {
 }
 
 func TestUDPFlowsAreBounded(t *testing.T) {
-	server, err := net.ListenPacket("udp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Close()
+	server := serveUDP(t)
 	go func() { // answers only who asks for it
 		b := make([]byte, 2000)
 		for {
@@ -237,20 +208,12 @@ func TestUDPFlowsAreBounded(t *testing.T) {
 		_, err := c.Read(make([]byte, 10))
 		return err
 	}
-	honest, err := net.Dial("udp4", r.addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer honest.Close()
+	honest := dialUDP(t, r)
 	if err := ping(honest); err != nil {
 		t.Fatal(err)
 	}
 	for range 200 {
-		c, err := net.Dial("udp4", r.addr())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close() // not before, or its port may come twice
+		c := dialUDP(t, r)
 		c.Write([]byte("x"))
 	}
 	counts := r.shaper.Listener("l")
