@@ -227,7 +227,8 @@ func (ls *lines) depart(u *unit, now leaky.Time) {
 	var last leaky.Time
 	for i, l := range path {
 		if bytes|packets != 0 {
-			slack := max(l.shape.Bytes.Cost(bytes), l.shape.Packets.Cost(packets))
+			ofBytes, ofPackets := l.shape.Cost(bytes, packets)
+			slack := max(ofBytes, ofPackets)
 			charged := leaky.Late(ready, now, leaky.Time(credit)*slack)
 			l.bucket.Charge(l.shape, bytes, packets, charged)
 			last = max(last, charged)

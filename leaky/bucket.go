@@ -6,6 +6,10 @@ type Shape struct {
 	Bytes   Rate
 	Packets Rate
 
+	// Overhead is how many bytes each packet counts for beside those it brings:
+	// its headers, which are no payload but take room on a line.
+	Overhead uint64
+
 	// BytesBurst and PacketsBurst are how long a bucket may have been idle to
 	// its credit, as time at the rate. 0 is strict smoothing.
 	BytesBurst   Time
@@ -15,6 +19,11 @@ type Shape struct {
 	// excess. The unit's own cost does not count, so that a unit larger than
 	// the queue passes when the bucket is empty.
 	MaxDelay Time
+}
+
+// Cost returns how long a unit takes at the rate of bytes, and at that of packets.
+func (s *Shape) Cost(bytes, packets uint64) (ofBytes, ofPackets Time) {
+	return s.Bytes.Cost(bytes + packets*s.Overhead), s.Packets.Cost(packets)
 }
 
 // Bucket is the state of a leaky bucket: two virtual times that move together.
@@ -37,11 +46,12 @@ func (b *Bucket) Depart(s *Shape, now Time) Time {
 // Charge adds a unit that leaves, or has been given a place in the queue, at
 // now.
 func (b *Bucket) Charge(s *Shape, bytes, packets uint64, now Time) {
+	ofBytes, ofPackets := s.Cost(bytes, packets)
 	if !s.Bytes.Unlimited() {
-		b.bytes = max(b.bytes, now).Add(s.Bytes.Cost(bytes))
+		b.bytes = max(b.bytes, now).Add(ofBytes)
 	}
 	if !s.Packets.Unlimited() {
-		b.packets = max(b.packets, now).Add(s.Packets.Cost(packets))
+		b.packets = max(b.packets, now).Add(ofPackets)
 	}
 }
 
@@ -59,8 +69,9 @@ func (b *Bucket) Offer(s *Shape, bytes, packets uint64, now Time) (depart Time, 
 
 // Refund takes back a charge that nothing but charges has followed.
 func (b *Bucket) Refund(s *Shape, bytes, packets uint64) {
-	b.bytes = b.bytes.Sub(s.Bytes.Cost(bytes))
-	b.packets = b.packets.Sub(s.Packets.Cost(packets))
+	ofBytes, ofPackets := s.Cost(bytes, packets)
+	b.bytes = b.bytes.Sub(ofBytes)
+	b.packets = b.packets.Sub(ofPackets)
 }
 
 // Until returns the instant at which b will have drained.

@@ -126,6 +126,7 @@ func TestOfferAgainstOracle(t *testing.T) {
 			MaxDelay:     Time(rnd.Uint64N(uint64(Second / 10))),
 			BytesBurst:   Time(rnd.Uint64N(2)) * Time(rnd.Uint64N(uint64(Second/100))),
 			PacketsBurst: 0,
+			Overhead:     rnd.Uint64N(2) * rnd.Uint64N(1000),
 		}
 		oracle := naive{
 			bytesRate: new(big.Rat).Inv(ticks(1, bits, 8*time.Second)),
@@ -138,7 +139,7 @@ func TestOfferAgainstOracle(t *testing.T) {
 		var b Bucket
 		now := Time(rnd.Uint64N(uint64(Second)))
 		oracle.at = now
-		mean := s.Bytes.Cost(750) + s.Packets.Cost(1)
+		mean := s.Bytes.Cost(750+s.Overhead) + s.Packets.Cost(1)
 		units := 0
 		for range 200 {
 			now += Time(rnd.Uint64N(uint64(mean)))
@@ -163,7 +164,7 @@ func TestOfferAgainstOracle(t *testing.T) {
 			if depart > now {
 				delayed++
 			}
-			oracle.bytes.Add(oracle.bytes, big.NewRat(int64(n), 1))
+			oracle.bytes.Add(oracle.bytes, big.NewRat(int64(n+s.Overhead), 1))
 			if oracle.packetsRate != nil {
 				oracle.packets.Add(oracle.packets, big.NewRat(1, 1))
 				if b.packets > b.bytes {
