@@ -35,11 +35,11 @@ func policy(t testing.TB, s *shaper.Shaper, limits ...shaper.Limit) *shaper.Poli
 		if l.IPv4Prefix == 0 {
 			l.IPv4Prefix, l.IPv6Prefix = 32, 64
 		}
-		if l.Packets.N > 0 {
+		if l.Packets.N > 0 || l.Overhead > 0 {
 			l.Match.Protocol = shaper.UDP
 		}
 	}
-	p, err := s.Compile(limits, []shaper.Listener{{Name: "l", TCP: true, UDP: true}}, nil, false)
+	p, err := s.Compile(limits, []shaper.Listener{{Name: "l", TCP: true, UDP: true}}, nil, nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -280,6 +280,27 @@ func TestQueueOfOneSourceTakesNoRoomFromAnother(t *testing.T) {
 	}
 }
 
+// A datagram takes its overhead from the rate, and room in the queue for it.
+func TestOverheadOfDatagrams(t *testing.T) {
+	r := newRig(t, shaper.Limit{Name: "bytes", Rate: 8e6, Overhead: 900, MaxDelay: 100 * time.Millisecond})
+	f := flowFrom("10.0.0.1", 1)
+	f.Protocol = shaper.UDP
+	path := r.path(f)
+	for range 1000 {
+		p := &packet{rig: r}
+		p.unit = unit{owner: p, path: path, bytes: 100, packets: 1, credit: 1, droppable: true}
+		r.lines.submit(&p.unit, leaky.Second)
+	}
+	// One leaves at once, 100 more find the queue not deeper than max_delay.
+	if r.refused != 899 {
+		t.Errorf("%d of 1000 were refused, want 899", r.refused)
+	}
+	r.advance(leaky.Second+leaky.Second/20, onTime)
+	if r.count != 51 {
+		t.Errorf("%d of 1000 bytes each left in 50 ms at 1 MB/s, want 51", r.count)
+	}
+}
+
 // Datagrams that wait for a limit of their own must not hold up the TCP that
 // shares their wider one.
 func TestDatagramsDoNotHoldUpStreams(t *testing.T) {

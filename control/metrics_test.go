@@ -33,7 +33,7 @@ func busy(t *testing.T, limits int) *shaper.Shaper {
 	for i := range limits {
 		all = append(all, shaper.Limit{Name: string(rune('a'+i/26)) + string(rune('a'+i%26)), Rate: 8e6, Observe: i%2 == 1})
 	}
-	p, err := s.Compile(all, []shaper.Listener{{Name: "l", TCP: true}}, nil, false)
+	p, err := s.Compile(all, []shaper.Listener{{Name: "l", TCP: true}}, nil, nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -191,7 +191,7 @@ func BenchmarkRoute(b *testing.B) {
 	} {
 		b.Run(bb.name, func(b *testing.B) {
 			start := time.Now()
-			p, err := New(1).Compile(bb.limits, udpOnly, bb.table, false)
+			p, err := New(1).Compile(bb.limits, udpOnly, nil, bb.table, false)
 			if err != nil {
 				b.Fatal(err)
 			}

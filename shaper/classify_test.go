@@ -1,7 +1,9 @@
 package shaper
 
 import (
+	"bytes"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -13,8 +15,9 @@ import (
 )
 
 // naiveRoute compares every field of every limit with the flow.
-func naiveRoute(p *Policy, listeners []Listener, table *asn.Table, f *Flow) Route {
+func (w *world) naiveRoute(p *Policy, table *asn.Table, f *Flow) Route {
 	var r Route
+	listener, attachment := w.met(f)
 	if usesASN(p.limits) {
 		r.ASN = table.Lookup(f.Source)
 	}
@@ -22,9 +25,12 @@ func naiveRoute(p *Policy, listeners []Listener, table *asn.Table, f *Flow) Rout
 		l := p.Limit(i)
 		m := &l.Match
 		switch {
-		case len(m.Listen) > 0 && (int(f.Listen) >= len(listeners) || !slices.Contains(m.Listen, listeners[f.Listen].Name)),
+		case (len(m.Attach) > 0) != (int(f.Listen) > len(w.listeners)),
+			len(m.Listen) > 0 && !slices.Contains(m.Listen, listener),
+			len(m.Attach) > 0 && !slices.Contains(m.Attach, attachment),
 			m.Protocol != AnyProtocol && m.Protocol != f.Protocol,
 			len(m.Source) > 0 && !slices.ContainsFunc(m.Source, func(p netip.Prefix) bool { return p.Contains(f.Source) }),
+			len(m.Destination) > 0 && !slices.ContainsFunc(m.Destination, func(p netip.Prefix) bool { return p.Contains(f.Destination) }),
 			len(m.ASN) > 0 && !slices.Contains(m.ASN, r.ASN),
 			len(m.Port) > 0 && !slices.ContainsFunc(m.Port, func(r PortRange) bool { return r.First <= f.Port && f.Port <= r.Last }):
 			continue
@@ -43,9 +49,10 @@ func naiveRoute(p *Policy, listeners []Listener, table *asn.Table, f *Flow) Rout
 // ports, so that prefixes nest and flows stand at their edges.
 type world struct {
 	*rand.Rand
-	sources   []netip.Addr
-	ports     []uint16
-	listeners []Listener
+	sources     []netip.Addr
+	ports       []uint16
+	listeners   []Listener
+	attachments []Attachment
 }
 
 func newWorld(rnd *rand.Rand) *world {
@@ -60,7 +67,22 @@ func newWorld(rnd *rand.Rand) *world {
 	for i := range 1 + rnd.IntN(5) {
 		w.listeners = append(w.listeners, Listener{Name: fmt.Sprint("listener", i), TCP: i%2 == 0, UDP: true})
 	}
+	for i := range 1 + rnd.IntN(3) {
+		w.attachments = append(w.attachments, Attachment{fmt.Sprint("attachment", i)})
+	}
 	return w
+}
+
+// met returns the names of the listener and of the attachment of f, "" for none.
+func (w *world) met(f *Flow) (listener, attachment string) {
+	i := int(f.Listen)
+	if i < len(w.listeners) {
+		listener = w.listeners[i].Name
+	}
+	if i -= len(w.listeners) + 1; i >= 0 && i < len(w.attachments) {
+		attachment = w.attachments[i].Name
+	}
+	return listener, attachment
 }
 
 func (w *world) address6() netip.Addr {
@@ -136,11 +158,11 @@ func some[T any](w *world, n int, draw func() T) (values []T) {
 }
 
 func (w *world) limit(i int) Limit {
-	return Limit{
+	l := Limit{
 		Name: fmt.Sprint("limit", i), Rate: 8e6,
 		Match: Match{
 			Listen:   some(w, 2, func() string { return w.listeners[w.IntN(len(w.listeners))].Name }),
-			Protocol: Protocol(w.IntN(3)),
+			Protocol: Protocol(w.IntN(int(ICMP))),
 			Source:   some(w, 5, w.prefix),
 			ASN:      some(w, 4, func() uint32 { return w.Uint32N(12) }),
 			Port: some(w, 4, func() PortRange {
@@ -155,6 +177,22 @@ func (w *world) limit(i int) Limit {
 		IPv4Prefix: 1 + w.IntN(32), IPv6Prefix: 1 + w.IntN(128),
 		Direction: Direction(w.IntN(3)),
 	}
+	l.Key &^= KeyAttach
+	if w.IntN(2) == 0 {
+		return l
+	}
+	l.Match.Attach = []string{w.attachments[w.IntN(len(w.attachments))].Name}
+	if w.IntN(2) == 0 {
+		l.Match.Attach = append(l.Match.Attach, w.attachments[w.IntN(len(w.attachments))].Name)
+	}
+	l.Match.Listen, l.Direction = nil, ToDownstream
+	l.Match.Destination = some(w, 5, w.prefix)
+	if w.IntN(4) == 0 {
+		l.Match.Protocol, l.Match.Port = ICMP, nil
+	}
+	l.Key &^= KeyListen
+	l.Key |= Fields(w.IntN(2)) * KeyAttach
+	return l
 }
 
 func (w *world) limits(n int) (limits []Limit) {
@@ -189,10 +227,15 @@ func (w *world) table(t testing.TB) *asn.Table {
 }
 
 func (w *world) flow() *Flow {
-	return &Flow{
+	f := &Flow{
 		Source: w.source(), Port: w.port(), Listen: uint16(w.IntN(len(w.listeners) + 1)),
 		Protocol: TCP + Protocol(w.IntN(2)), Connection: w.Uint64(),
 	}
+	if w.IntN(2) == 0 {
+		f.Listen = uint16(len(w.listeners) + 1 + w.IntN(len(w.attachments)+1))
+		f.Destination, f.Protocol = w.source(), Protocol(w.IntN(int(numProtocols)))
+	}
+	return f
 }
 
 func TestRouteAgainstNaive(t *testing.T) {
@@ -201,20 +244,20 @@ func TestRouteAgainstNaive(t *testing.T) {
 	if brief() {
 		policies = 50
 	}
-	var matched, missed, known, orphans int
+	var matched, missed, known, orphans, destined int
 	for n := range policies {
 		w := newWorld(rnd)
 		var table *asn.Table
 		if n%4 != 0 {
 			table = w.table(t)
 		}
-		p, err := New(100).Compile(w.limits(1+rnd.IntN(MaxLimits)), w.listeners, table, false)
+		p, err := New(100).Compile(w.limits(1+rnd.IntN(MaxLimits)), w.listeners, w.attachments, table, false)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for range flows {
 			f := w.flow()
-			got, want := p.Route(f), naiveRoute(p, w.listeners, table, f)
+			got, want := p.Route(f), w.naiveRoute(p, table, f)
 			if got != want {
 				t.Fatalf("flow %+v: %s", *f, cmp.Diff(want, got))
 			}
@@ -226,10 +269,14 @@ func TestRouteAgainstNaive(t *testing.T) {
 			if int(f.Listen) == len(w.listeners) && got.Limits() != 0 {
 				orphans++
 			}
+			if got.Limits()&p.destined != 0 {
+				destined++
+			}
 		}
 	}
-	if matched == 0 || missed == 0 || known == 0 || orphans == 0 {
-		t.Errorf("nothing was classified: %d matches, %d misses, %d with an ASN, %d without a listener", matched, missed, known, orphans)
+	if matched == 0 || missed == 0 || known == 0 || orphans == 0 || destined == 0 {
+		t.Errorf("nothing was classified: %d matches, %d misses, %d with an ASN, %d without a listener, %d with a destination",
+			matched, missed, known, orphans, destined)
 	}
 }
 
@@ -252,7 +299,7 @@ func TestRouteInLargeTable(t *testing.T) {
 	}
 	limits := w.limits(MaxLimits)
 	limits[0].Key |= KeyASN
-	p, err := New(100).Compile(limits, w.listeners, table, false)
+	p, err := New(100).Compile(limits, w.listeners, w.attachments, table, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,7 +314,7 @@ func TestRouteInLargeTable(t *testing.T) {
 		if !f.Source.IsValid() {
 			continue
 		}
-		if got, want := p.Route(f), naiveRoute(p, w.listeners, table, f); got != want {
+		if got, want := p.Route(f), w.naiveRoute(p, table, f); got != want {
 			t.Fatalf("flow %+v: %s", *f, cmp.Diff(want, got))
 		}
 	}
@@ -329,4 +376,115 @@ func TestEmptyPolicy(t *testing.T) {
 			t.Errorf("%s: %+v, want no limits", source, got)
 		}
 	}
+}
+
+func TestRouteAtAttachments(t *testing.T) {
+	uplink := []string{"uplink"}
+	to := func(s string) []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix(s)} }
+	listeners := []Listener{{Name: "a", TCP: true}}
+	for _, tt := range []struct {
+		name        string
+		match       Match
+		at          func(*Policy) uint16
+		protocol    Protocol
+		destination string
+		want        bool
+	}{
+		{"attachment", Match{Attach: uplink}, attachedTo("uplink"), TCP, "10.0.0.1", true},
+		{"the rest of IP", Match{Attach: uplink}, attachedTo("uplink"), AnyProtocol, "10.0.0.1", true},
+		{"the rest of IP is not TCP", Match{Attach: uplink, Protocol: TCP}, attachedTo("uplink"), AnyProtocol, "10.0.0.1", false},
+		{"ICMP", Match{Attach: uplink, Protocol: ICMP}, attachedTo("uplink"), ICMP, "10.0.0.1", true},
+		{"ICMP is not UDP", Match{Attach: uplink, Protocol: ICMP}, attachedTo("uplink"), UDP, "10.0.0.1", false},
+		{"other attachment", Match{Attach: uplink}, attachedTo("downlink"), TCP, "10.0.0.1", false},
+		{"attachment that is gone", Match{Attach: uplink}, attachedTo("gone"), TCP, "10.0.0.1", false},
+		{"limit of listeners", Match{}, attachedTo("uplink"), TCP, "10.0.0.1", false},
+		{"limit of attachments", Match{Attach: uplink}, func(p *Policy) uint16 { return p.ListenIndex("a") }, TCP, "", false},
+		{"limit of attachments, no listener", Match{Attach: uplink}, func(p *Policy) uint16 { return p.ListenIndex("gone") }, TCP, "", false},
+		{"destination", Match{Attach: uplink, Destination: to("10.0.0.0/31")}, attachedTo("uplink"), TCP, "10.0.0.1", true},
+		{"beside the destination", Match{Attach: uplink, Destination: to("10.0.0.0/31")}, attachedTo("uplink"), TCP, "10.0.0.2", false},
+		{"IPv6 destination", Match{Attach: uplink, Destination: to("fd00::/8")}, attachedTo("uplink"), TCP, "fd00::1", true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := mustCompile(t, New(1), []Limit{{Name: "l", Rate: 8, Match: tt.match}}, listeners, Attachment{"uplink"}, Attachment{"downlink"})
+			f := Flow{Source: netip.MustParseAddr("192.0.2.1"), Port: 1, Listen: tt.at(p), Protocol: tt.protocol}
+			if tt.destination != "" {
+				f.Destination = netip.MustParseAddr(tt.destination)
+			}
+			if got := p.Route(&f).ToDownstream == 1; got != tt.want {
+				t.Errorf("matches = %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
+
+func attachedTo(name string) func(*Policy) uint16 {
+	return func(p *Policy) uint16 { return p.AttachIndex(name) }
+}
+
+// What a plane that classifies by itself is given says the same as Route.
+func TestTables(t *testing.T) {
+	rnd := newRand(t)
+	policies := 200
+	if brief() {
+		policies = 20
+	}
+	for range policies {
+		w := newWorld(rnd)
+		p, err := New(1).Compile(w.limits(1+rnd.IntN(20)), w.listeners, w.attachments, w.table(t), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 50 {
+			f := w.flow()
+			c, destinations := Class{}, Set(0)
+			if f.Source.Is4() {
+				c = segment(t, p.Sources4(), ipv4(f.Source), number)
+			} else {
+				c = segment(t, p.Sources6(), f.Source.As16(), number6)
+			}
+			if f.Destination.Is4() {
+				destinations = segment(t, p.Destinations4(), ipv4(f.Destination), number)
+			} else {
+				destinations = segment(t, p.Destinations6(), f.Destination.As16(), number6)
+			}
+			if !p.HasDestinations() && destinations != 1<<p.Len()-1 {
+				t.Fatalf("destinations of limits that name none are %b", destinations)
+			}
+			ports := segment(t, p.Ports(), f.Port, func(a, b uint16) int { return int(a) - int(b) })
+			set := c.Set & destinations & ports & p.PlaceSet(f.Listen) & p.ProtocolSet(f.Protocol)
+			if r := p.Route(f); r.ASN != c.ASN || r.Limits() != set {
+				t.Fatalf("flow %+v: tables say AS%d and %b, Route %+v", *f, c.ASN, set, r)
+			}
+		}
+	}
+	p := mustCompile(t, New(1), []Limit{{Name: "slots", Connections: 1}, {Name: "rate", Rate: 8}}, udpOnly)
+	if got := p.Paced(); got != 0b10 {
+		t.Errorf("paced limits are %b", got)
+	}
+}
+
+func number(a, b uint32) int    { return int(int64(a) - int64(b)) }
+func number6(a, b [16]byte) int { return bytes.Compare(a[:], b[:]) }
+
+// segment returns the value of the segment that at lies in.
+func segment[K, V comparable](t *testing.T, segments iter.Seq2[K, V], at K, compare func(a, b K) int) V {
+	t.Helper()
+	var value, last V
+	var before K
+	n := 0
+	for start, v := range segments {
+		if n == 0 && start != before || n > 0 && (compare(before, start) >= 0 || v == last) {
+			t.Fatalf("segment %d starts at %v, after one at %v", n, start, before)
+		}
+		if compare(start, at) <= 0 {
+			value = v
+		}
+		before, last = start, v
+		n++
+	}
+	for range segments {
+		return value // a break ends it
+	}
+	t.Fatal("no segments")
+	return value
 }

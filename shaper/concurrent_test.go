@@ -150,7 +150,7 @@ func TestConcurrentReloads(t *testing.T) {
 		p, err := s.Compile([]Limit{
 			{Name: "source", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Rate: rate, MaxDelay: time.Millisecond},
 			{Name: "all", Rate: 100 * rate, MaxDelay: time.Millisecond},
-		}, udpOnly, nil, rate%2 == 0)
+		}, udpOnly, nil, nil, rate%2 == 0)
 		if err != nil {
 			t.Error(err)
 		}

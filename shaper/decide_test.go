@@ -29,6 +29,7 @@ func randomLimits(rnd *rand.Rand, n int) (limits []Limit) {
 		if kinds&1 != 0 {
 			l.Rate = 1e5 + rnd.Uint64N(uint64(1e5)<<rnd.IntN(8))
 			l.Burst = uint64(rnd.IntN(2) * rnd.IntN(6000))
+			l.Overhead = rnd.IntN(2) * rnd.IntN(MaxOverhead)
 		}
 		if kinds&2 != 0 {
 			l.Packets = Frequency{N: 10 + rnd.Uint64N(uint64(10)<<rnd.IntN(8)), Per: time.Second}
@@ -258,7 +259,7 @@ func TestObserve(t *testing.T) {
 			p, err := s.Compile([]Limit{
 				{Name: "paced", Rate: 8000, Observe: tt.limit},
 				{Name: "slots", Connections: 1, Observe: tt.limit},
-			}, udpOnly, nil, tt.daemon)
+			}, udpOnly, nil, nil, tt.daemon)
 			if err != nil {
 				t.Fatal(err)
 			}

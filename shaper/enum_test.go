@@ -19,9 +19,9 @@ func TestEnumNames(t *testing.T) {
 			"none", "rate", "queue-full", "connections", "new-connections",
 			"wait-timeout", "waiting-full", "client-gone", "memory-full",
 		}},
-		{"Protocol", values[Protocol](int(UDP) + 1), []string{"any", "tcp", "udp"}},
+		{"Protocol", values[Protocol](int(numProtocols)), []string{"any", "tcp", "udp", "icmp"}},
 		{"Direction", values[Direction](int(Both) + 1), []string{"to-downstream", "from-downstream", "both"}},
-		{"Excess", values[Excess](int(ExcessClose) + 1), []string{"reset", "close"}},
+		{"Excess", values[Excess](int(ExcessDrop) + 1), []string{"reset", "close", "drop"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var got []string
@@ -60,8 +60,8 @@ func TestFieldNames(t *testing.T) {
 			t.Errorf("field %d is %q, its name %q", i, got, name)
 		}
 	}
-	all := KeySource | KeyASN | KeyPort | KeyListen | KeyConnection
-	if got, want := all.String(), "source,asn,port,listen,connection"; got != want || int(all) != 1<<len(FieldNames())-1 {
+	all := KeySource | KeyASN | KeyPort | KeyListen | KeyConnection | KeyAttach
+	if got, want := all.String(), "source,asn,port,listen,connection,attach"; got != want || int(all) != 1<<len(FieldNames())-1 {
 		t.Errorf("all fields are %q, want %q", got, want)
 	}
 }

@@ -23,9 +23,9 @@ func newRand(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(*seed, 0))
 }
 
-func mustCompile(t testing.TB, s *Shaper, limits []Limit, listeners []Listener) *Policy {
+func mustCompile(t testing.TB, s *Shaper, limits []Limit, listeners []Listener, attachments ...Attachment) *Policy {
 	t.Helper()
-	p, err := s.Compile(limits, listeners, nil, false)
+	p, err := s.Compile(limits, listeners, attachments, nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}

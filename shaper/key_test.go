@@ -13,7 +13,7 @@ func TestKeyNamesOnlyItsFields(t *testing.T) {
 	for range 20 {
 		w := newWorld(rnd)
 		table := w.table(t)
-		p, err := New(1).Compile(w.limits(MaxLimits), w.listeners, table, false)
+		p, err := New(1).Compile(w.limits(MaxLimits), w.listeners, w.attachments, table, false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -42,8 +42,8 @@ func TestKeyNamesOnlyItsFields(t *testing.T) {
 				if l.Key&KeyPort != 0 {
 					want.Port = f.Port
 				}
-				if l.Key&KeyListen != 0 {
-					want.Listen = p.listenID(f.Listen)
+				if l.Key&(KeyListen|KeyAttach) != 0 {
+					want.Listen = p.places[f.Listen].id
 				}
 				if l.Key&KeyConnection != 0 {
 					want.Connection = f.Connection
@@ -88,21 +88,28 @@ func TestKeysOutliveReloads(t *testing.T) {
 	w.listeners = []Listener{{Name: "a", UDP: true}, {Name: "b", TCP: true}, {Name: "c", TCP: true, UDP: true}}
 	s := New(1)
 	limits := w.limits(20)
-	before := mustCompile(t, s, limits, w.listeners)
+	before := mustCompile(t, s, limits, w.listeners, w.attachments...)
 	for round := range 20 {
-		reordered, listeners := slices.Clone(limits), slices.Clone(w.listeners)
+		reordered, listeners, attachments := slices.Clone(limits), slices.Clone(w.listeners), slices.Clone(w.attachments)
 		w.Shuffle(len(reordered), func(i, j int) { reordered[i], reordered[j] = reordered[j], reordered[i] })
 		w.Shuffle(len(listeners), func(i, j int) { listeners[i], listeners[j] = listeners[j], listeners[i] })
+		w.Shuffle(len(attachments), func(i, j int) { attachments[i], attachments[j] = attachments[j], attachments[i] })
 		if round%2 == 0 {
 			reordered = append([]Limit{{Name: "new", Rate: 8}}, reordered...)
 		}
-		after := mustCompile(t, s, reordered, listeners)
+		after := mustCompile(t, s, reordered, listeners, attachments...)
 		for range 50 {
 			f1 := w.flow()
 			f2 := *f1
-			f2.Listen = after.ListenIndex("gone")
-			if int(f1.Listen) < len(w.listeners) {
-				f2.Listen = after.ListenIndex(w.listeners[f1.Listen].Name)
+			switch listener, attachment := w.met(f1); {
+			case attachment != "":
+				f2.Listen = after.AttachIndex(attachment)
+			case listener != "":
+				f2.Listen = after.ListenIndex(listener)
+			case int(f1.Listen) == len(w.listeners):
+				f2.Listen = after.ListenIndex("gone")
+			default:
+				f2.Listen = after.AttachIndex("gone")
 			}
 			for i := range before.Len() {
 				j := after.Index(before.State(i))
@@ -120,6 +127,7 @@ func TestKeysOutliveReloads(t *testing.T) {
 
 func TestDescribe(t *testing.T) {
 	listeners := []Listener{{Name: "front", TCP: true}}
+	attached := Match{Attach: []string{"uplink"}}
 	for _, tt := range []struct {
 		key    Fields
 		source string
@@ -136,11 +144,17 @@ func TestDescribe(t *testing.T) {
 		{KeyPort, "192.0.2.1", 1, "port 443"},
 		{KeyConnection, "192.0.2.1", 0, "this connection"},
 		{KeySource | KeyASN | KeyPort | KeyListen | KeyConnection, "192.0.2.1", 0, "source 192.0.2.0/24, asn 64500, port 443, listen front, this connection"},
+		{KeyAttach, "192.0.2.1", 2, "attach uplink"},
+		{KeyAttach, "192.0.2.1", 3, "attach none"},
 	} {
 		t.Run(tt.key.String(), func(t *testing.T) {
-			p := mustCompile(t, New(1), []Limit{{Name: "l", Rate: 8, Key: tt.key, IPv4Prefix: 24, IPv6Prefix: 56}}, listeners)
+			l := Limit{Name: "l", Rate: 8, Key: tt.key, IPv4Prefix: 24, IPv6Prefix: 56}
+			if tt.key&KeyAttach != 0 {
+				l.Match = attached
+			}
+			p := mustCompile(t, New(1), []Limit{l}, listeners, Attachment{"uplink"})
 			f := Flow{Source: netip.MustParseAddr(tt.source), Port: 443, Listen: tt.listen, Protocol: TCP}
-			if got := p.Describe(0, &f, Route{ASN: 64500}, listeners); got != tt.want {
+			if got := p.Describe(0, &f, Route{ASN: 64500}); got != tt.want {
 				t.Errorf("Describe = %q, want %q", got, tt.want)
 			}
 		})
@@ -157,13 +171,16 @@ func TestOrderOfLimits(t *testing.T) {
 		{Name: "narrow", Rate: 8, Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64},
 		{Name: "narrow and port", Rate: 8, Key: KeySource | KeyPort, IPv4Prefix: 32, IPv6Prefix: 64},
 		{Name: "connection", Rate: 8, Key: KeyConnection},
+		{Name: "attach", Rate: 8, Key: KeyAttach, Match: Match{Attach: []string{"uplink"}}},
+		{Name: "destination", Rate: 8, Match: Match{Attach: []string{"uplink"}, Destination: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}},
+		{Name: "attachment", Rate: 8, Match: Match{Attach: []string{"uplink"}}},
 	}
-	p := mustCompile(t, New(1), limits, udpOnly)
+	p := mustCompile(t, New(1), limits, udpOnly, Attachment{"uplink"})
 	var got []string
 	for i := range p.Len() {
 		got = append(got, p.Limit(i).Name)
 	}
-	want := []string{"connection", "narrow and port", "narrow", "wide", "asn", "all", "all too"}
+	want := []string{"connection", "narrow and port", "narrow", "wide", "attach", "asn", "destination", "attachment", "all", "all too"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

@@ -9,8 +9,18 @@ import (
 // MaxLimits is how many limits one policy holds: limit i owns bit i of a [Set].
 const MaxLimits = 64
 
+// MaxAttachments is how many attachments there may be.
+const MaxAttachments = 64
+
+// MaxConnectionLimits is how many limits with Connections may match one
+// attachment: so many counts a connection is entered in.
+const MaxConnectionLimits = 4
+
 // Limit is one rule: it selects traffic, splits it by key into buckets, and says
 // what each bucket is held to.
+//
+// Its buckets live in one plane. A limit that names attachments is for the
+// packets at those; any other is for what the listeners proxy.
 type Limit struct {
 	Name  string // unique; buckets survive a reload under it
 	Match Match
@@ -21,22 +31,33 @@ type Limit struct {
 	IPv4Prefix int // bits of an IPv4 source that make the key, 1 to 32
 	IPv6Prefix int // bits of an IPv6 source that make the key, 1 to 128
 
-	Direction Direction
+	Direction Direction // ToDownstream at attachments, which see one direction
 
 	Rate         uint64    // bit/s of L4 payload, 8 to 1e12; 0 is none
 	Packets      Frequency // datagrams or packets; zero is none
 	Burst        uint64    // bytes; 0 is strict smoothing
 	BurstPackets uint64    // packets; 0 is strict smoothing
+	Overhead     int       // bytes that each packet counts for beside its payload, 0 to 1000
 	MaxDelay     time.Duration
 
+	// ECNMark is the percentage of MaxDelay beyond which an ECN-capable packet
+	// that has to wait is marked CE, 1 to 100. At attachments alone. No packet is
+	// marked with 100, as it would be dropped, nor with 0.
+	ECNMark int
+
+	// At attachments connections are those of TCP. None waits for a slot there,
+	// and a SYN waits for its turn in NewConnections.
 	Connections    int           // in flight for each key; 0 is no cap
 	NewConnections Frequency     // for each key; zero is none
 	MaxWait        time.Duration // a connection may wait this long
-	MaxWaiting     int           // connections that may wait at once, over all keys
+	MaxWaiting     int           // connections that may wait at once, over all keys; at listeners alone
 
 	Excess  Excess
 	Observe bool // count what the limit would do, and do nothing
 }
+
+// OfAttachments reports whether l is for attachments, and not for listeners.
+func (l *Limit) OfAttachments() bool { return len(l.Match.Attach) > 0 }
 
 // Frequency is N events every Per. The zero Frequency is no limit.
 type Frequency struct {
@@ -47,11 +68,13 @@ type Frequency struct {
 // Match selects traffic. An empty field selects all; the fields are joined by
 // and, the values of one field by or.
 type Match struct {
-	Listen   []string // names of listeners
-	Protocol Protocol
-	Source   []netip.Prefix
-	ASN      []uint32
-	Port     []PortRange // destination ports, as the source sees them
+	Listen      []string // names of listeners
+	Attach      []string // names of attachments; none are listeners
+	Protocol    Protocol
+	Source      []netip.Prefix
+	Destination []netip.Prefix // at attachments alone
+	ASN         []uint32
+	Port        []PortRange // destination ports, as the source sees them
 }
 
 // PortRange is the ports First to Last, both included.
@@ -60,14 +83,17 @@ type PortRange struct{ First, Last uint16 }
 // Protocol is a transport protocol.
 type Protocol uint8
 
-// The protocols, with their names in configuration.
+// The protocols, with their names in configuration. In a match AnyProtocol is all
+// of IP; in a flow it is what is none of the others.
 const (
 	AnyProtocol Protocol = iota // ""
 	TCP                         // "tcp"
 	UDP                         // "udp"
+	ICMP                        // "icmp": ICMP and ICMPv6; at attachments alone
+	numProtocols
 )
 
-func (p Protocol) String() string { return [...]string{"any", "tcp", "udp"}[p] }
+func (p Protocol) String() string { return [...]string{"any", "tcp", "udp", "icmp"}[p] }
 
 // Direction is which way traffic flows.
 type Direction uint8
@@ -92,10 +118,11 @@ const (
 	KeyASN                           // autonomous system of the source, 0 when unknown
 	KeyPort                          // destination port
 	KeyListen                        // listener
-	KeyConnection                    // each connection or UDP flow apart
+	KeyConnection                    // each connection or UDP flow apart; each 5-tuple at attachments
+	KeyAttach                        // attachment
 )
 
-var fieldNames = [...]string{"source", "asn", "port", "listen", "connection"}
+var fieldNames = [...]string{"source", "asn", "port", "listen", "connection", "attach"}
 
 // FieldNames lists the names of the properties in configuration, in the order of
 // their bits.
@@ -120,13 +147,18 @@ type Excess uint8
 // The answers to a refused connection.
 const (
 	ExcessReset Excess = iota // RST: the client knows at once
-	ExcessClose               // FIN, as if the downstream had closed
+	ExcessClose               // FIN, as if the downstream had closed; at listeners alone
+	ExcessDrop                // nothing: the client tries again; at attachments alone
 )
 
-func (e Excess) String() string { return [...]string{"reset", "close"}[e] }
+func (e Excess) String() string { return [...]string{"reset", "close", "drop"}[e] }
 
-// Listener is what a policy has to know of a place where traffic enters.
+// Listener is what a policy has to know of a place where traffic is proxied.
 type Listener struct {
 	Name     string
 	TCP, UDP bool
 }
+
+// Attachment is what a policy has to know of a place where packets pass, in one
+// direction, through interfaces.
+type Attachment struct{ Name string }

@@ -108,7 +108,7 @@ func (o *naiveShaper) ask(f *Flow, r Route, set Set, now leaky.Time) naiveAnswer
 func (o *naiveShaper) charge(f *Flow, r Route, set Set, bytes, packets uint64, now leaky.Time) {
 	for i := range set.All {
 		b := o.bucket(i, f, r, now)
-		b.bytes.charge(bytes)
+		b.bytes.charge(bytes + packets*uint64(o.policy.Limit(i).Overhead))
 		b.packets.charge(packets)
 	}
 }

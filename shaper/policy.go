@@ -26,11 +26,12 @@ func (s Set) All(yield func(int) bool) {
 
 // Flow is one connection, or the datagrams between one pair of sockets.
 type Flow struct {
-	Source     netip.Addr // without a zone; IPv4, not IPv4-mapped IPv6
-	Port       uint16     // destination port, as the source sees it
-	Listen     uint16     // index of the listener
-	Protocol   Protocol
-	Connection uint64 // tells flows apart
+	Source      netip.Addr // without a zone; IPv4, not IPv4-mapped IPv6
+	Destination netip.Addr // likewise; of flows at attachments alone
+	Port        uint16     // destination port, as the source sees it; 0 when it has none
+	Listen      uint16     // index of the listener or attachment
+	Protocol    Protocol
+	Connection  uint64 // tells flows apart
 }
 
 // Route is what a policy says of a flow: the limits it is under in each
@@ -51,55 +52,54 @@ func (r Route) Limits() Set { return r.ToDownstream | r.FromDownstream }
 // one lookup for each property of a flow gives the limits that property allows,
 // and the answer is the intersection. It costs the same for 1 limit and for 64.
 type Policy struct {
-	limits    []Limit
-	shapes    []leaky.Shape
-	newConns  []leaky.Shape // in packets
-	states    []*State
-	sources   sources
-	ports     []uint16 // starts of segments
-	portSets  []Set
-	listen    []Set
-	listeners []*ListenerState
-	byListen  map[string]uint16
-	protocol  [3]Set
-	direction [2]Set
-	paced     Set // limits with a rate or packets; the others have no buckets of bytes
+	limits       []Limit
+	shapes       []leaky.Shape
+	newConns     []leaky.Shape // in packets
+	states       []*State
+	sources      addresses
+	destinations addresses
+	ports        []uint16 // starts of segments
+	portSets     []Set
+	places       []site
+	listeners    []*ListenerState // the first of places
+	byListen     map[string]uint16
+	byAttach     map[string]uint16
+	protocol     [numProtocols]Set
+	direction    [2]Set
+	paced        Set // limits with a rate or packets; the others have no buckets of bytes
+	destined     Set // limits that name destinations
 }
 
-// Compile checks limits and builds a policy of them. listeners names the places
-// where traffic enters, by the indexes that flows carry. table may be nil; then
-// every ASN is 0. With observe no limit is enforced.
+// site is where flows are met: at a listener, at an attachment, or at neither.
+type site struct {
+	name string // "" is neither
+	id   uint16 // marks it in keys; 0 is neither
+	set  Set    // the limits of its flows
+}
+
+// Compile checks limits and builds a policy of them. listeners and attachments
+// name the places where traffic is met. table may be nil; then every ASN is 0.
+// With observe no limit is enforced.
 //
 // The error holds a *LimitError for each limit at fault.
-func (s *Shaper) Compile(limits []Limit, listeners []Listener, table *asn.Table, observe bool) (*Policy, error) {
-	if err := validate(limits, listeners); err != nil {
+func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Attachment, table *asn.Table, observe bool) (*Policy, error) {
+	if err := validate(limits, listeners, attachments); err != nil {
 		return nil, err
 	}
-	p := &Policy{
-		limits:   slices.Clone(limits),
-		listen:   make([]Set, len(listeners)+1), // the last one for traffic of none of them
-		byListen: map[string]uint16{},
-	}
+	p := &Policy{limits: slices.Clone(limits), byListen: map[string]uint16{}, byAttach: map[string]uint16{}}
 	slices.SortStableFunc(p.limits, func(a, b Limit) int { return cmp.Compare(b.specificity(), a.specificity()) })
-	for i, l := range listeners {
-		p.listeners = append(p.listeners, s.Listener(l.Name))
-		p.byListen[l.Name] = uint16(i)
-	}
+	p.addPlaces(s, listeners, attachments)
 	for i := range p.limits {
 		l := &p.limits[i]
 		l.Observe = l.Observe || observe
 		bit := Set(1) << i
-		for _, n := range l.Match.listeners(listeners) {
-			p.listen[n] |= bit
+		for protocol := range p.protocol {
+			if l.Match.Protocol == AnyProtocol || l.Match.Protocol == Protocol(protocol) {
+				p.protocol[protocol] |= bit
+			}
 		}
-		if len(l.Match.Listen) == 0 {
-			p.listen[len(listeners)] |= bit
-		}
-		if l.Match.Protocol != UDP {
-			p.protocol[TCP] |= bit
-		}
-		if l.Match.Protocol != TCP {
-			p.protocol[UDP] |= bit
+		if len(l.Match.Destination) > 0 {
+			p.destined |= bit
 		}
 		if l.Direction != FromDownstream {
 			p.direction[ToDownstream] |= bit
@@ -118,8 +118,40 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, table *asn.Table,
 		p.states = append(p.states, s.state(l.Name))
 	}
 	p.sources = buildSources(p.limits, table)
+	p.destinations = buildDestinations(p.limits)
 	p.buildPorts()
 	return p, nil
+}
+
+// addPlaces gives listeners the indexes from 0, what has no listener any more the
+// next one, attachments those that follow, and what has no attachment the last.
+func (p *Policy) addPlaces(s *Shaper, listeners []Listener, attachments []Attachment) {
+	add := func(name string, id uint16, matches func(*Match) bool) {
+		at := site{name: name, id: id}
+		for i := range p.limits {
+			if matches(&p.limits[i].Match) {
+				at.set |= 1 << i
+			}
+		}
+		p.places = append(p.places, at)
+	}
+	for _, l := range listeners {
+		state := s.Listener(l.Name)
+		p.byListen[l.Name] = uint16(len(p.places))
+		p.listeners = append(p.listeners, state)
+		add(l.Name, state.ID, func(m *Match) bool { return m.listener(l.Name) })
+	}
+	add("", 0, func(m *Match) bool { return m.listener("") })
+	for _, a := range attachments {
+		p.byAttach[a.Name] = uint16(len(p.places))
+		add(a.Name, s.Attachment(a.Name), func(m *Match) bool { return slices.Contains(m.Attach, a.Name) })
+	}
+	add("", 0, func(*Match) bool { return false })
+}
+
+// listener reports whether m selects the listener named name.
+func (m *Match) listener(name string) bool {
+	return len(m.Attach) == 0 && (len(m.Listen) == 0 || slices.Contains(m.Listen, name))
 }
 
 // specificity orders limits: a narrower key has a higher one, and of equal keys a
@@ -132,13 +164,16 @@ func (l *Limit) specificity() int {
 	if l.Key&KeySource != 0 {
 		n += 1<<12 + (l.IPv4Prefix+l.IPv6Prefix)<<3
 	}
-	for _, f := range []Fields{KeyPort, KeyASN, KeyListen} {
+	for _, f := range []Fields{KeyPort, KeyASN, KeyListen, KeyAttach} {
 		if l.Key&f != 0 {
 			n += 1 << 8
 		}
 	}
 	m := &l.Match
-	for _, narrows := range []bool{m.Protocol != AnyProtocol, len(m.Listen) > 0, len(m.Source) > 0, len(m.ASN) > 0, len(m.Port) > 0} {
+	for _, narrows := range []bool{
+		m.Protocol != AnyProtocol, len(m.Listen) > 0, len(m.Attach) > 0,
+		len(m.Source) > 0, len(m.Destination) > 0, len(m.ASN) > 0, len(m.Port) > 0,
+	} {
 		if narrows {
 			n++
 		}
@@ -166,6 +201,9 @@ func (p *Policy) buildPorts() {
 			}) {
 				set |= 1 << i
 			}
+		}
+		if n := len(p.portSets); n > 0 && p.portSets[n-1] == set {
+			continue
 		}
 		p.ports = append(p.ports, uint16(start))
 		p.portSets = append(p.portSets, set)
@@ -195,7 +233,16 @@ func (p *Policy) ListenIndex(name string) uint16 {
 	if i, ok := p.byListen[name]; ok {
 		return i
 	}
-	return uint16(len(p.listen) - 1)
+	return uint16(len(p.listeners))
+}
+
+// AttachIndex returns the index of the attachment named name. Flows of one that is
+// not the policy's are under no limit, by an index of their own.
+func (p *Policy) AttachIndex(name string) uint16 {
+	if i, ok := p.byAttach[name]; ok {
+		return i
+	}
+	return uint16(len(p.places) - 1)
 }
 
 // Observed returns the limits of set that pace traffic, but only observe.
@@ -212,9 +259,12 @@ func (p *Policy) Observed(set Set) Set {
 // Route classifies f.
 func (p *Policy) Route(f *Flow) Route {
 	c := p.sources.lookup(f.Source)
-	set := c.set & p.portSet(f.Port) & p.listen[f.Listen] & p.protocol[f.Protocol]
+	set := c.Set & p.portSet(f.Port) & p.places[f.Listen].set & p.protocol[f.Protocol]
+	if set&p.destined != 0 {
+		set &= p.destinations.lookup(f.Destination).Set
+	}
 	return Route{
-		ASN:            c.asn,
+		ASN:            c.ASN,
 		ToDownstream:   set & p.direction[ToDownstream],
 		FromDownstream: set & p.direction[FromDownstream],
 	}
@@ -236,7 +286,7 @@ type Key struct {
 	Limit      uint32 // State.ID of the limit
 	ASN        uint32
 	Port       uint16
-	Listen     uint16
+	Listen     uint16 // ID of the listener, or of the attachment
 }
 
 // Key returns the key of f, routed as r, under limit i.
@@ -252,20 +302,13 @@ func (p *Policy) Key(i int, f *Flow, r Route) Key {
 	if l.Key&KeyPort != 0 {
 		k.Port = f.Port
 	}
-	if l.Key&KeyListen != 0 {
-		k.Listen = p.listenID(f.Listen)
+	if l.Key&(KeyListen|KeyAttach) != 0 {
+		k.Listen = p.places[f.Listen].id
 	}
 	if l.Key&KeyConnection != 0 {
 		k.Connection = f.Connection
 	}
 	return k
-}
-
-func (p *Policy) listenID(i uint16) uint16 {
-	if int(i) < len(p.listeners) {
-		return p.listeners[i].ID
-	}
-	return 0
 }
 
 // Listeners returns the states of the policy's listeners, by index.
@@ -299,7 +342,7 @@ func (p *Policy) SourcePrefix(i int, k Key) (netip.Prefix, bool) {
 }
 
 // Describe writes the key of f under limit i for people.
-func (p *Policy) Describe(i int, f *Flow, r Route, listeners []Listener) string {
+func (p *Policy) Describe(i int, f *Flow, r Route) string {
 	l := &p.limits[i]
 	if l.Key == 0 {
 		return "all"
@@ -314,11 +357,9 @@ func (p *Policy) Describe(i int, f *Flow, r Route, listeners []Listener) string 
 	add(KeySource, "source %v", prefix)
 	add(KeyASN, "asn %d", r.ASN)
 	add(KeyPort, "port %d", f.Port)
-	listen := "none"
-	if int(f.Listen) < len(listeners) {
-		listen = listeners[f.Listen].Name
-	}
-	add(KeyListen, "listen %s", listen)
+	at := cmp.Or(p.places[f.Listen].name, "none")
+	add(KeyListen, "listen %s", at)
+	add(KeyAttach, "attach %s", at)
 	if l.Key&KeyConnection != 0 {
 		parts = append(parts, "this connection")
 	}

@@ -8,33 +8,31 @@ import (
 	"shaperd/shaper/asn"
 )
 
-// class is what a source address tells: its ASN and the limits it may be under.
-type class struct {
-	asn uint32
-	set Set
+// Class is what an address tells: its ASN, of sources alone, and the limits it may
+// be under.
+type Class struct {
+	ASN uint32
+	Set Set
 }
 
-// sources maps a source address to its class. Each family's addresses are cut
-// into segments of one class, from one start to the next, the first at the least
+// addresses maps an address to its class. Each family's addresses are cut into
+// segments of one class, from one start to the next, the first at the least
 // address: one binary search answers for all limits and the whole ASN table. An
 // IPv4 segment takes 8 bytes, an IPv6 one 20.
-//
-// The same segments, written as prefixes, are what the packet plane puts into
-// its longest-prefix table.
-type sources struct {
+type addresses struct {
 	v4      []uint32
 	v4Class []uint32 // index into classes
 	v4Index []uint32 // number of starts below each /16; nil for a small table
 	v6      []address
 	v6Class []uint32
-	classes []class
+	classes []Class
 }
 
 // indexFrom is the number of IPv4 segments from which an index pays: it takes
 // 256 KiB, and saves most of the 19 steps a full ASN table needs.
 const indexFrom = 4096
 
-func (s *sources) lookup(addr netip.Addr) class {
+func (s *addresses) lookup(addr netip.Addr) Class {
 	if addr.Is4() {
 		p := ipv4(addr)
 		lo, hi := 1, len(s.v4)
@@ -55,8 +53,41 @@ func (s *sources) lookup(addr netip.Addr) class {
 	return s.classes[s.v6Class[i-1]]
 }
 
+// buildSources classifies source addresses by prefix and ASN.
+func buildSources(limits []Limit, table *asn.Table) addresses {
+	b := newAddressBuilder(limits, func(m *Match) []netip.Prefix { return m.Source })
+	for i := range limits {
+		for _, n := range limits[i].Match.ASN {
+			b.anyASN &^= 1 << i
+			b.asns[n] |= 1 << i
+		}
+	}
+	if table != nil && usesASN(limits) {
+		for r := range table.All() {
+			b.add(r.First, r.Last, edge{limit: -1, asn: r.ASN})
+		}
+	}
+	return b.build()
+}
+
+// buildDestinations classifies destination addresses by prefix.
+func buildDestinations(limits []Limit) addresses {
+	b := newAddressBuilder(limits, func(m *Match) []netip.Prefix { return m.Destination })
+	return b.build()
+}
+
+// addressBuilder turns prefixes and ranges into edges, and those into segments.
+type addressBuilder struct {
+	v4, v6  []edge
+	anyAddr Set // limits that take every address
+	anyASN  Set // limits that take every ASN
+	asns    map[uint32]Set
+	index   map[Class]uint32
+	classes []Class
+}
+
 // edge is where the classes of addresses may change: at the first address of a
-// limit's source prefix or of an ASN's range, and after its last one.
+// limit's prefix or of an ASN's range, and after its last one.
 type edge struct {
 	at    address
 	limit int8 // whose prefix begins or ends; -1 for an ASN's range
@@ -64,54 +95,48 @@ type edge struct {
 	asn   uint32
 }
 
-func buildSources(limits []Limit, table *asn.Table) sources {
-	s := sources{}
-	b := sourceBuilder{index: map[class]uint32{}, classes: &s.classes, asns: map[uint32]Set{}}
-	var v4, v6 []edge
-	add := func(first, last netip.Addr, e edge) {
-		edges, end := &v6, address{^uint64(0), ^uint64(0)}
-		if first.Is4() {
-			edges, end = &v4, address{0, 1<<32 - 1}
-		}
-		e.at, e.delta = addressOf(first), 1
-		*edges = append(*edges, e)
-		if e.at = addressOf(last); e.at != end {
-			e.at, e.delta = e.at.next(), -1
-			*edges = append(*edges, e)
-		}
-	}
+func newAddressBuilder(limits []Limit, prefixes func(*Match) []netip.Prefix) *addressBuilder {
+	b := &addressBuilder{anyASN: ^Set(0), asns: map[uint32]Set{}, index: map[Class]uint32{}}
 	for i := range limits {
-		m := &limits[i].Match
-		for _, p := range m.Source {
+		all := prefixes(&limits[i].Match)
+		for _, p := range all {
 			if p.Addr().Is4In6() && p.Bits() >= 96 {
 				p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
 			}
 			p = p.Masked()
-			add(p.Addr(), lastAddr(p), edge{limit: int8(i)})
+			b.add(p.Addr(), lastAddr(p), edge{limit: int8(i)})
 		}
-		if len(m.Source) == 0 {
-			b.anySource |= 1 << i
-		}
-		if len(m.ASN) == 0 {
-			b.anyASN |= 1 << i
-		}
-		for _, n := range m.ASN {
-			b.asns[n] |= 1 << i
+		if len(all) == 0 {
+			b.anyAddr |= 1 << i
 		}
 	}
-	if table != nil && usesASN(limits) {
-		for r := range table.All() {
-			add(r.First, r.Last, edge{limit: -1, asn: r.ASN})
-		}
+	return b
+}
+
+func (b *addressBuilder) add(first, last netip.Addr, e edge) {
+	edges, end := &b.v6, address{^uint64(0), ^uint64(0)}
+	if first.Is4() {
+		edges, end = &b.v4, address{0, 1<<32 - 1}
 	}
-	b.sweep(v4, func(at address, c uint32) {
+	e.at, e.delta = addressOf(first), 1
+	*edges = append(*edges, e)
+	if e.at = addressOf(last); e.at != end {
+		e.at, e.delta = e.at.next(), -1
+		*edges = append(*edges, e)
+	}
+}
+
+func (b *addressBuilder) build() addresses {
+	var s addresses
+	b.sweep(b.v4, func(at address, c uint32) {
 		s.v4 = append(s.v4, uint32(at.lo))
 		s.v4Class = append(s.v4Class, c)
 	})
-	b.sweep(v6, func(at address, c uint32) {
+	b.sweep(b.v6, func(at address, c uint32) {
 		s.v6 = append(s.v6, at)
 		s.v6Class = append(s.v6Class, c)
 	})
+	s.classes = b.classes
 	if len(s.v4) >= indexFrom {
 		s.v4Index = make([]uint32, 1<<16+1)
 		i := 0
@@ -125,17 +150,9 @@ func buildSources(limits []Limit, table *asn.Table) sources {
 	return s
 }
 
-// sourceBuilder turns edges into segments.
-type sourceBuilder struct {
-	anySource, anyASN Set // limits that take every source, every ASN
-	asns              map[uint32]Set
-	index             map[class]uint32
-	classes           *[]class
-}
-
 // sweep walks the edges of one family in order and emits a segment wherever the
 // class changes.
-func (b *sourceBuilder) sweep(edges []edge, emit func(at address, class uint32)) {
+func (b *addressBuilder) sweep(edges []edge, emit func(at address, class uint32)) {
 	slices.SortFunc(edges, func(x, y edge) int {
 		switch {
 		case x.at.less(y.at):
@@ -149,13 +166,13 @@ func (b *sourceBuilder) sweep(edges []edge, emit func(at address, class uint32))
 	var asn uint32
 	last := ^uint32(0)
 	put := func(at address) {
-		set := b.anySource
+		set := b.anyAddr
 		for i, n := range inside {
 			if n > 0 {
 				set |= 1 << i
 			}
 		}
-		c := b.classOf(class{asn: asn, set: set & (b.anyASN | b.asns[asn])})
+		c := b.classOf(Class{ASN: asn, Set: set & (b.anyASN | b.asns[asn])})
 		if c != last {
 			emit(at, c)
 			last = c
@@ -179,12 +196,12 @@ func (b *sourceBuilder) sweep(edges []edge, emit func(at address, class uint32))
 	put(at)
 }
 
-func (b *sourceBuilder) classOf(c class) uint32 {
+func (b *addressBuilder) classOf(c Class) uint32 {
 	i, ok := b.index[c]
 	if !ok {
-		i = uint32(len(*b.classes))
+		i = uint32(len(b.classes))
 		b.index[c] = i
-		*b.classes = append(*b.classes, c)
+		b.classes = append(b.classes, c)
 	}
 	return i
 }

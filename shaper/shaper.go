@@ -18,6 +18,7 @@ type Shaper struct {
 	table     *table
 	states    map[string]*State
 	listeners map[string]*ListenerState
+	attached  map[string]uint16 // IDs of attachments
 }
 
 // New returns a shaper with an empty policy and room for the buckets of so many
@@ -27,8 +28,9 @@ func New(keys int) *Shaper {
 		table:     newTable(keys),
 		states:    map[string]*State{},
 		listeners: map[string]*ListenerState{},
+		attached:  map[string]uint16{},
 	}
-	empty, _ := s.Compile(nil, nil, nil, false) // nothing in it can be wrong
+	empty, _ := s.Compile(nil, nil, nil, nil, false) // nothing in it can be wrong
 	s.policy.Store(empty)
 	return s
 }
@@ -195,4 +197,17 @@ func (s *Shaper) Listener(name string) *ListenerState {
 		s.listeners[name] = st
 	}
 	return st
+}
+
+// Attachment returns what marks the attachment named name in keys, the same for
+// ever.
+func (s *Shaper) Attachment(name string) (id uint16) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id, ok := s.attached[name]
+	if !ok {
+		id = uint16(len(s.attached) + 1)
+		s.attached[name] = id
+	}
+	return id
 }

@@ -28,15 +28,20 @@ const (
 	MaxMaxDelay  = time.Hour // max_wait as well
 	MaxPer       = 366 * 24 * time.Hour
 	MaxBurstTime = 30 * 24 * time.Hour
+	MaxOverhead  = 1000 // bytes
 )
 
 // validate finds what cannot be compiled. Configuration has more to say to its
 // author; this keeps a Policy sound whoever makes it.
-func validate(limits []Limit, listeners []Listener) error {
+func validate(limits []Limit, listeners []Listener, attachments []Attachment) error {
 	if len(limits) > MaxLimits {
 		return fmt.Errorf("%d limits: at most %d", len(limits), MaxLimits)
 	}
+	if len(attachments) > MaxAttachments {
+		return fmt.Errorf("%d attachments: at most %d", len(attachments), MaxAttachments)
+	}
 	var errs []error
+	counting := map[string]int{} // limits with connections by attachment
 	names := map[string]bool{}
 	for i := range limits {
 		l := &limits[i]
@@ -53,13 +58,13 @@ func validate(limits []Limit, listeners []Listener) error {
 		if l.Rate != 0 && (l.Rate < MinRate || l.Rate > MaxRate) {
 			bad("rate", "%d bit/s: from %d to 1e12", l.Rate, MinRate)
 		}
-		if l.Packets.N != 0 && l.Match.Protocol != UDP {
-			for _, name := range l.Match.listeners(listeners) {
-				if listeners[name].TCP {
-					bad("packets", "listener %q proxies TCP, which has no packets here: match protocol \"udp\"", listeners[name].Name)
-					break
-				}
-			}
+		if l.Overhead < 0 || l.Overhead > MaxOverhead {
+			bad("overhead", "%d bytes: from 0 to %d", l.Overhead, MaxOverhead)
+		}
+		if l.OfAttachments() {
+			l.validateOfAttachments(attachments, counting, bad)
+		} else {
+			l.validateOfListeners(listeners, bad)
 		}
 		for _, f := range []struct {
 			key  string
@@ -78,7 +83,7 @@ func validate(limits []Limit, listeners []Listener) error {
 		if l.MaxWait < 0 || l.MaxWait > MaxMaxDelay {
 			bad("max_wait", "%v: from 0 to %v", l.MaxWait, MaxMaxDelay)
 		}
-		if l.Match.Protocol > UDP || l.Direction > Both || l.Excess > ExcessClose || l.Key>>len(fieldNames) != 0 {
+		if l.Match.Protocol >= numProtocols || l.Direction > Both || l.Excess > ExcessDrop || l.Key>>len(fieldNames) != 0 {
 			bad("match", "protocol %d, direction %d, excess %d or key %#x is none", l.Match.Protocol, l.Direction, l.Excess, uint8(l.Key))
 		}
 		for _, p := range l.Match.Source {
@@ -86,14 +91,14 @@ func validate(limits []Limit, listeners []Listener) error {
 				bad("match.source", "%v is no prefix", p)
 			}
 		}
+		for _, p := range l.Match.Destination {
+			if !p.IsValid() {
+				bad("match.destination", "%v is no prefix", p)
+			}
+		}
 		for _, r := range l.Match.Port {
 			if r.First > r.Last {
 				bad("match.port", "%d-%d ends before it begins", r.First, r.Last)
-			}
-		}
-		for _, name := range l.Match.Listen {
-			if !slices.ContainsFunc(listeners, func(n Listener) bool { return n.Name == name }) {
-				bad("match.listen", "there is no listener %q", name)
 			}
 		}
 		if l.Key&KeySource != 0 && (l.IPv4Prefix < 1 || l.IPv4Prefix > 32 || l.IPv6Prefix < 1 || l.IPv6Prefix > 128) {
@@ -110,15 +115,81 @@ func validate(limits []Limit, listeners []Listener) error {
 	return errors.Join(errs...)
 }
 
-// listeners returns the indexes of the listeners that m selects.
-func (m *Match) listeners(all []Listener) []int {
-	var selected []int
-	for i, l := range all {
-		if len(m.Listen) == 0 || slices.Contains(m.Listen, l.Name) {
-			selected = append(selected, i)
+// validateOfListeners finds what a limit of listeners cannot ask for.
+func (l *Limit) validateOfListeners(listeners []Listener, bad func(key, format string, args ...any)) {
+	for _, name := range l.Match.Listen {
+		if !slices.ContainsFunc(listeners, func(n Listener) bool { return n.Name == name }) {
+			bad("match.listen", "there is no listener %q", name)
 		}
 	}
-	return selected
+	tcp := slices.IndexFunc(listeners, func(n Listener) bool { return n.TCP && l.Match.listener(n.Name) })
+	for _, counts := range []struct {
+		key   string
+		there bool
+	}{{"packets", l.Packets.N != 0}, {"overhead", l.Overhead != 0}} {
+		if counts.there && l.Match.Protocol != UDP && tcp >= 0 {
+			bad(counts.key, "listener %q proxies TCP, which has no packets here: match protocol \"udp\"", listeners[tcp].Name)
+		}
+	}
+	for _, packet := range []struct {
+		key   string
+		there bool
+	}{
+		{"match.destination", len(l.Match.Destination) > 0},
+		{"match.protocol", l.Match.Protocol == ICMP},
+		{"key", l.Key&KeyAttach != 0},
+		{"ecn_mark", l.ECNMark != 0},
+		{"excess", l.Excess == ExcessDrop},
+	} {
+		if packet.there {
+			bad(packet.key, "only for limits that match attachments")
+		}
+	}
+}
+
+// validateOfAttachments finds what a limit of attachments cannot ask for. It
+// counts the limits with connections of each attachment in counting.
+func (l *Limit) validateOfAttachments(attachments []Attachment, counting map[string]int, bad func(key, format string, args ...any)) {
+	if len(l.Match.Listen) > 0 {
+		bad("match.attach", "with match.listen: a limit's buckets live in one plane")
+	}
+	for _, name := range l.Match.Attach {
+		if !slices.Contains(attachments, Attachment{name}) {
+			bad("match.attach", "there is no attachment %q", name)
+		}
+	}
+	noTCP := l.Match.Protocol == UDP || l.Match.Protocol == ICMP
+	if l.Connections != 0 && noTCP {
+		bad("connections", "counts TCP connections, and %v has none", l.Match.Protocol)
+	}
+	if l.NewConnections.N != 0 && noTCP {
+		bad("new_connections", "counts TCP connections, and %v has none", l.Match.Protocol)
+	}
+	if l.Connections != 0 {
+		for i, name := range l.Match.Attach {
+			if slices.Contains(l.Match.Attach[:i], name) {
+				continue
+			}
+			if counting[name]++; counting[name] > MaxConnectionLimits {
+				bad("connections", "more than %d limits with connections match attachment %q", MaxConnectionLimits, name)
+			}
+		}
+	}
+	if l.Match.Protocol == ICMP && len(l.Match.Port) > 0 {
+		bad("match.port", "icmp has no ports")
+	}
+	if l.Direction != ToDownstream {
+		bad("direction", "%v: an attachment sees one direction", l.Direction)
+	}
+	if l.Key&KeyListen != 0 {
+		bad("key", "attachments have no listener")
+	}
+	if l.Excess == ExcessClose {
+		bad("excess", "%v: only for limits of listeners", l.Excess)
+	}
+	if l.ECNMark < 0 || l.ECNMark > 100 {
+		bad("ecn_mark", "%d %%: from 0 to 100", l.ECNMark)
+	}
 }
 
 // shape is what a bucket of l is held to.
@@ -126,6 +197,7 @@ func (l *Limit) shape() leaky.Shape {
 	s := leaky.Shape{
 		Bytes:    leaky.NewRate(l.Rate, 8*time.Second),
 		Packets:  leaky.NewRate(l.Packets.N, l.Packets.Per),
+		Overhead: uint64(l.Overhead),
 		MaxDelay: leaky.FromDuration(l.MaxDelay),
 	}
 	s.BytesBurst = s.Bytes.Cost(l.Burst)

@@ -88,7 +88,7 @@ func explain(e env, c *config.Config, p *shaper.Policy, source netip.Addr, proto
 	fmt.Fprintln(w, "LIMIT\tBUCKET\tDIRECTION\tHELD TO\tMODE")
 	for i := range r.Limits().All {
 		l := p.Limit(i)
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", l.Name, p.Describe(i, &f, r, c.Listeners()), l.Direction, heldTo(l), mode(l.Observe))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", l.Name, p.Describe(i, &f, r), l.Direction, heldTo(l), mode(l.Observe))
 	}
 	if err := w.Flush(); err != nil {
 		return err

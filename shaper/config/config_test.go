@@ -185,7 +185,7 @@ func TestHostname(t *testing.T) {
 
 // compile checks that what loads compiles.
 func compile(t interface{ Fatalf(string, ...any) }, c *Config) {
-	if _, err := shaper.New(1024).Compile(c.Limits, c.Listeners(), nil, c.Daemon.Observe); err != nil {
+	if _, err := shaper.New(1024).Compile(c.Limits, c.Listeners(), nil, nil, c.Daemon.Observe); err != nil {
 		t.Fatalf("loads, but does not compile: %v", err)
 	}
 }
