@@ -16,6 +16,7 @@ type canonical struct {
 	Daemon canonicalDaemon   `json:"daemon"`
 	ASN    canonicalASN      `json:"asn"`
 	Listen []canonicalListen `json:"listen"`
+	Attach []canonicalAttach `json:"attach"`
 	Limit  []canonicalLimit  `json:"limit"`
 }
 
@@ -23,6 +24,7 @@ type canonicalDaemon struct {
 	Mode    string `json:"mode"`
 	Metrics string `json:"metrics"`
 	Buckets int    `json:"buckets"`
+	Pins    string `json:"pins,omitempty"`
 }
 
 type canonicalASN struct {
@@ -38,6 +40,17 @@ type canonicalListen struct {
 	MaxFlows       int            `json:"max_flows,omitempty"`
 }
 
+type canonicalAttach struct {
+	Name        string         `json:"name"`
+	Interface   []string       `json:"interface"`
+	Direction   string         `json:"direction"`
+	Mode        string         `json:"mode"`
+	Hook        string         `json:"hook"`
+	OnStop      string         `json:"on_stop"`
+	Queue       int            `json:"queue,omitempty"`
+	IdleTimeout *canonicalTime `json:"idle_timeout,omitempty"`
+}
+
 type canonicalLimit struct {
 	Name           string              `json:"name"`
 	Mode           string              `json:"mode"`
@@ -50,7 +63,9 @@ type canonicalLimit struct {
 	Burst          *canonicalSize      `json:"burst,omitempty"`
 	Packets        *canonicalFrequency `json:"packets,omitempty"`
 	BurstPackets   *uint64             `json:"burst_packets,omitempty"`
+	Overhead       *canonicalSize      `json:"overhead,omitempty"`
 	MaxDelay       *canonicalTime      `json:"max_delay,omitempty"`
+	ECNMark        *canonicalPercent   `json:"ecn_mark,omitempty"`
 	Connections    int                 `json:"connections,omitempty"`
 	NewConnections *canonicalFrequency `json:"new_connections,omitempty"`
 	MaxWait        *canonicalTime      `json:"max_wait,omitempty"`
@@ -59,11 +74,13 @@ type canonicalLimit struct {
 }
 
 type canonicalMatch struct {
-	Listen   []string `json:"listen,omitempty"`
-	Protocol string   `json:"protocol,omitempty"`
-	Source   []string `json:"source,omitempty"`
-	ASN      []uint32 `json:"asn,omitempty"`
-	Port     []string `json:"port,omitempty"`
+	Listen      []string `json:"listen,omitempty"`
+	Attach      []string `json:"attach,omitempty"`
+	Protocol    string   `json:"protocol,omitempty"`
+	Source      []string `json:"source,omitempty"`
+	Destination []string `json:"destination,omitempty"`
+	ASN         []uint32 `json:"asn,omitempty"`
+	Port        []string `json:"port,omitempty"`
 }
 
 type canonicalRate struct {
@@ -82,6 +99,11 @@ type canonicalTime struct {
 	Seconds float64 `json:"seconds"`
 }
 
+type canonicalPercent struct {
+	Text    string `json:"text"`
+	Percent int    `json:"percent"`
+}
+
 type canonicalFrequency struct {
 	Text    string  `json:"text"`
 	Count   uint64  `json:"count"`
@@ -91,6 +113,7 @@ type canonicalFrequency struct {
 func (v *canonicalRate) String() string      { return v.Text }
 func (v *canonicalSize) String() string      { return v.Text }
 func (v *canonicalTime) String() string      { return v.Text }
+func (v *canonicalPercent) String() string   { return v.Text }
 func (v *canonicalFrequency) String() string { return v.Text }
 
 // Canonical returns c for encoding/json: every default filled in, every value in
@@ -99,9 +122,10 @@ func (c *Config) Canonical() any { return c.canonical() }
 
 func (c *Config) canonical() canonical {
 	v := canonical{
-		Daemon: canonicalDaemon{modeName(c.Daemon.Observe).String(), c.Daemon.Metrics, c.Daemon.Buckets},
+		Daemon: canonicalDaemon{Mode: modeName(c.Daemon.Observe).String(), Metrics: c.Daemon.Metrics, Buckets: c.Daemon.Buckets},
 		ASN:    canonicalASN{append([]string{}, c.ASN.Files...)},
 		Listen: []canonicalListen{},
+		Attach: []canonicalAttach{},
 		Limit:  []canonicalLimit{},
 	}
 	listeners := c.Listeners()
@@ -115,6 +139,20 @@ func (c *Config) canonical() canonical {
 		}
 		v.Listen = append(v.Listen, w)
 	}
+	for _, a := range c.Attach {
+		v.Daemon.Pins = c.Daemon.Pins
+		w := canonicalAttach{
+			Name: a.Name, Interface: a.Interfaces, Direction: a.Direction.String(),
+			Mode: a.Mode.String(), Hook: a.Hook.String(), OnStop: a.OnStop.String(),
+		}
+		if a.Mode == Shape {
+			w.Queue = a.Queue
+		}
+		if len(counting(c.Limits, a.Name)) > 0 {
+			w.IdleTimeout = canonicalDuration(a.IdleTimeout)
+		}
+		v.Attach = append(v.Attach, w)
+	}
 	for _, l := range c.Limits {
 		v.Limit = append(v.Limit, canonicalLimitOf(l))
 	}
@@ -127,9 +165,11 @@ func canonicalLimitOf(l shaper.Limit) canonicalLimit {
 		Mode: modeName(l.Observe).String(),
 		Key:  []string{},
 		Match: canonicalMatch{
-			Listen: l.Match.Listen,
-			Source: texts(l.Match.Source),
-			ASN:    l.Match.ASN,
+			Listen:      l.Match.Listen,
+			Attach:      l.Match.Attach,
+			Source:      texts(l.Match.Source),
+			Destination: texts(l.Match.Destination),
+			ASN:         l.Match.ASN,
 		},
 	}
 	if l.Match.Protocol != shaper.AnyProtocol {
@@ -149,6 +189,9 @@ func canonicalLimitOf(l shaper.Limit) canonicalLimit {
 	if l.Rate > 0 {
 		v.Rate = &canonicalRate{FormatRate(l.Rate) + " = " + FormatRateBytes(l.Rate), l.Rate, float64(l.Rate) / 8}
 		v.Burst = &canonicalSize{FormatSize(l.Burst), l.Burst}
+		if l.Overhead > 0 {
+			v.Overhead = &canonicalSize{FormatSize(uint64(l.Overhead)), uint64(l.Overhead)}
+		}
 	}
 	if l.Packets.N > 0 {
 		v.Packets = canonicalCount(l.Packets)
@@ -158,17 +201,25 @@ func canonicalLimitOf(l shaper.Limit) canonicalLimit {
 		v.BurstPackets = &l.BurstPackets
 	}
 	if l.Rate > 0 || l.Packets.N > 0 {
-		v.Direction = l.Direction.String()
 		v.MaxDelay = canonicalDuration(l.MaxDelay)
+		if l.OfAttachments() {
+			v.ECNMark = &canonicalPercent{fmt.Sprintf("%d%%", l.ECNMark), l.ECNMark}
+		} else {
+			v.Direction = l.Direction.String()
+		}
 	}
 	if l.NewConnections.N > 0 {
 		v.NewConnections = canonicalCount(l.NewConnections)
 	}
 	if l.Connections > 0 || l.NewConnections.N > 0 {
 		v.Connections = l.Connections
-		v.MaxWait = canonicalDuration(l.MaxWait)
-		v.MaxWaiting = &l.MaxWaiting
 		v.Excess = l.Excess.String()
+		if !l.OfAttachments() {
+			v.MaxWaiting = &l.MaxWaiting
+		}
+		if !l.OfAttachments() || l.NewConnections.N > 0 {
+			v.MaxWait = canonicalDuration(l.MaxWait)
+		}
 	}
 	return v
 }
@@ -193,7 +244,7 @@ func texts[T fmt.Stringer](values []T) []string {
 func (c *Config) WriteText(w io.Writer) error {
 	v := c.canonical()
 	var b bytes.Buffer
-	line := func(key string, value any) { fmt.Fprintf(&b, "  %-16s %v\n", key, value) }
+	line := func(key string, value any) { fmt.Fprintf(&b, "  %-17s %v\n", key, value) }
 	list := func(key string, values []string) {
 		if len(values) > 0 {
 			line(key, strings.Join(values, ", "))
@@ -208,6 +259,9 @@ func (c *Config) WriteText(w io.Writer) error {
 		line("metrics", v.Daemon.Metrics)
 	}
 	line("buckets", v.Daemon.Buckets)
+	if v.Daemon.Pins != "" {
+		line("pins", v.Daemon.Pins)
+	}
 	if len(v.ASN.Files) > 0 {
 		b.WriteString("\nasn\n")
 		list("files", v.ASN.Files)
@@ -224,6 +278,20 @@ func (c *Config) WriteText(w io.Writer) error {
 			line("max_flows", l.MaxFlows)
 		}
 	}
+	for _, a := range v.Attach {
+		fmt.Fprintf(&b, "\nattach %s\n", a.Name)
+		list("interface", a.Interface)
+		line("direction", a.Direction)
+		line("mode", a.Mode)
+		line("hook", a.Hook)
+		line("on_stop", a.OnStop)
+		if a.Queue > 0 {
+			line("queue", a.Queue)
+		}
+		if a.IdleTimeout != nil {
+			line("idle_timeout", a.IdleTimeout)
+		}
+	}
 	for _, l := range v.Limit {
 		fmt.Fprintf(&b, "\nlimit %s\n", l.Name)
 		l.write(line, list)
@@ -235,10 +303,12 @@ func (c *Config) WriteText(w io.Writer) error {
 func (l *canonicalLimit) write(line func(string, any), list func(string, []string)) {
 	line("mode", l.Mode)
 	list("match listen", l.Match.Listen)
+	list("match attach", l.Match.Attach)
 	if l.Match.Protocol != "" {
 		line("match protocol", l.Match.Protocol)
 	}
 	list("match source", l.Match.Source)
+	list("match destination", l.Match.Destination)
 	if len(l.Match.ASN) > 0 {
 		line("match asn", strings.Trim(strings.ReplaceAll(fmt.Sprint(l.Match.ASN), " ", ", "), "[]"))
 	}
@@ -258,8 +328,16 @@ func (l *canonicalLimit) write(line func(string, any), list func(string, []strin
 		line("packets", l.Packets)
 		line("burst_packets", *l.BurstPackets)
 	}
+	if l.Overhead != nil {
+		line("overhead", l.Overhead)
+	}
 	if l.MaxDelay != nil {
 		line("max_delay", l.MaxDelay)
+	}
+	if l.ECNMark != nil {
+		line("ecn_mark", l.ECNMark)
+	}
+	if l.Direction != "" {
 		line("direction", l.Direction)
 	}
 	if l.Connections > 0 {
@@ -270,7 +348,11 @@ func (l *canonicalLimit) write(line func(string, any), list func(string, []strin
 	}
 	if l.MaxWait != nil {
 		line("max_wait", l.MaxWait)
+	}
+	if l.MaxWaiting != nil {
 		line("max_waiting", *l.MaxWaiting)
+	}
+	if l.Excess != "" {
 		line("excess", l.Excess)
 	}
 }

@@ -27,10 +27,17 @@ func checkEffect(t table, limit shaper.Limit) {
 	}
 	// Written out, the default says what is so anyway.
 	t.idle(rate || limit.Burst == 0, "rate", "burst")
+	t.idle(rate || limit.Overhead == 0, "rate", "overhead")
 	t.idle(packets, "packets", "burst_packets")
 	t.idle(shapes, "rate or packets", "max_delay", "direction")
 	t.idle(counts, "connections or new_connections", "max_wait", "max_waiting", "excess")
 	t.idle(limit.Key&shaper.KeySource != 0, `"source" in key`, "ipv4_prefix", "ipv6_prefix")
+	switch match, _ := t.values["match"].(map[string]any); {
+	case limit.OfAttachments():
+		checkOfAttachments(t, limit, counts)
+	case match["attach"] == nil: // else a mistake is reported there
+		checkOfListeners(t, limit)
+	}
 	for _, key := range []string{"connections", "new_connections"} {
 		if limit.Key&shaper.KeyConnection != 0 && t.has(key) {
 			t.bad(key, "has no effect with \"connection\" in key, where each connection is alone")
@@ -48,47 +55,60 @@ func checkEffect(t table, limit shaper.Limit) {
 
 // check finds mistakes between tables. root is the place of the main file.
 func (l *loader) check(root *node) {
-	if len(l.listens) == 0 {
-		l.add(root, "there is no [[listen]]: nothing to do")
+	if len(l.listens)+len(l.attaches) == 0 {
+		l.add(root, "there is no [[listen]] and no [[attach]]: nothing to do")
 	}
 	if len(l.limits) > shaper.MaxLimits {
 		l.add(l.limits[shaper.MaxLimits].at, fmt.Sprintf("%d limits, more than the %d there may be", len(l.limits), shaper.MaxLimits))
 	}
-	l.checkNames(l.listens)
+	l.checkNames(slices.Concat(l.listens, l.attaches))
 	l.checkNames(l.limits)
 	l.checkOverlaps()
-	var names []string
+	l.checkAttach()
+	var listeners, attachments []string
 	for _, listen := range l.c.Listen {
-		names = append(names, listen.Name)
+		listeners = append(listeners, listen.Name)
+	}
+	for _, attach := range l.c.Attach {
+		attachments = append(attachments, attach.Name)
 	}
 	for i, limit := range l.c.Limits {
-		l.checkListen(l.matched[i], names)
+		l.checkKnown(l.matched[i].listen, "listen", "listener", listeners)
+		l.checkKnown(l.matched[i].attach, "attach", "attachment", attachments)
 		l.checkMatch(l.limits[i], limit)
 	}
 	// With a mistake somewhere, what a limit seems to match may not be so.
 	if len(l.mistakes) > 0 {
 		return
 	}
-	listeners := l.c.Listeners()
+	l.checkCounting()
 	for i, limit := range l.c.Limits {
-		l.checkReach(l.limits[i], limit, listeners)
+		if limit.OfAttachments() {
+			l.checkFamilies(l.limits[i], limit)
+		} else {
+			l.checkReach(l.limits[i], limit, l.c.Listeners())
+		}
 	}
 }
 
 // checkNames reports names that stand twice.
 func (l *loader) checkNames(tables []table) {
-	first := map[string]*node{}
+	first := map[string]table{}
 	for _, t := range tables {
 		name, ok := t.values["name"].(string)
 		if !ok {
 			continue
 		}
-		at := t.at.child("name")
-		if f := first[name]; f != nil {
-			t.bad("name", "%s is the name of another %s at %s:%d", quote(name), t.name, f.file.name, f.line())
+		f, taken := first[name]
+		if !taken {
+			first[name] = t
 			continue
 		}
-		first[name] = at
+		other, at := "another", f.at.child("name")
+		if f.name != t.name {
+			other = "the"
+		}
+		t.bad("name", "%s is the name of %s %s at %s:%d", quote(name), other, f.name, at.file.name, at.line())
 	}
 }
 
@@ -116,13 +136,13 @@ func (a Address) overlaps(b Address) bool {
 
 func intersects(a, b shaper.PortRange) bool { return a.First <= b.Last && b.First <= a.Last }
 
-// checkListen reports names of listeners that none has.
-func (l *loader) checkListen(matched []item[string], names []string) {
+// checkKnown reports names, under a key of match, that none of what has.
+func (l *loader) checkKnown(matched []item[string], key, what string, names []string) {
 	for _, m := range matched {
 		if slices.Contains(names, m.value) || l.full() {
 			continue
 		}
-		msg := fmt.Sprintf("listen: there is no listener %s", quote(m.value))
+		msg := fmt.Sprintf("%s: there is no %s %s", key, what, quote(m.value))
 		if near := nearest(m.value, names); near != "" {
 			msg += fmt.Sprintf("; did you mean %q?", near)
 		}
@@ -147,6 +167,10 @@ func (l *loader) checkMatch(t table, limit shaper.Limit) {
 // checkReach reports limits, and ports of limits, that no traffic can meet.
 func (l *loader) checkReach(t table, limit shaper.Limit, listeners []shaper.Listener) {
 	m, match := limit.Match, t.at.child("match")
+	if len(listeners) == 0 {
+		l.add(t.at, "[[limit]] matches nothing, as there is no [[listen]]; name attachments in match.attach")
+		return
+	}
 	var selected, met []Address
 	for i, listen := range l.c.Listen {
 		if len(m.Listen) > 0 && !slices.Contains(m.Listen, listen.Name) {
@@ -158,9 +182,17 @@ func (l *loader) checkReach(t table, limit shaper.Limit, listeners []shaper.List
 				met = append(met, a)
 			}
 		}
-		if limit.Packets.N > 0 && m.Protocol != shaper.UDP && listeners[i].TCP {
-			t.bad("packets", "listener %q proxies TCP, where a byte stream has no packets to count; match protocol \"udp\", or use rate", listen.Name)
-			return
+		if m.Protocol == shaper.UDP || !listeners[i].TCP {
+			continue
+		}
+		for _, counts := range []struct {
+			key, instead string
+			there        bool
+		}{{"packets", "use rate", limit.Packets.N > 0}, {"overhead", "leave it out", limit.Overhead > 0}} {
+			if counts.there {
+				t.bad(counts.key, "listener %q proxies TCP, where a byte stream has no packets to count; match protocol \"udp\", or %s", listen.Name, counts.instead)
+				return
+			}
 		}
 	}
 	if len(met) == 0 {
@@ -174,6 +206,17 @@ func (l *loader) checkReach(t table, limit shaper.Limit, listeners []shaper.List
 	}
 	if !slices.ContainsFunc(met, func(a Address) bool { return meets(a, m) }) {
 		l.add(match, "match: no listener has the protocol, the ports and the address family together: nothing can match")
+	}
+}
+
+// checkFamilies reports sources and destinations that no packet has together.
+func (l *loader) checkFamilies(t table, limit shaper.Limit) {
+	m := limit.Match
+	common := len(m.Source) == 0 || len(m.Destination) == 0 || slices.ContainsFunc(m.Source, func(s netip.Prefix) bool {
+		return slices.ContainsFunc(m.Destination, func(d netip.Prefix) bool { return s.Addr().Is4() == d.Addr().Is4() })
+	})
+	if !common {
+		l.add(t.at.child("match"), "match: source and destination have no address family in common: nothing can match")
 	}
 }
 

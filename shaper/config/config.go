@@ -22,6 +22,7 @@ type Config struct {
 	Daemon Daemon
 	ASN    ASN
 	Listen []Listen
+	Attach []Attach
 	Limits []shaper.Limit
 
 	limitAt []*node // where each of Limits stands
@@ -33,6 +34,7 @@ type Daemon struct {
 	Observe bool   // count what the limits would do, and enforce none
 	Metrics string // host:port of the Prometheus endpoint; "" is off
 	Buckets int    // capacity of the bucket table, 1024 to 67108864
+	Pins    string // folder, on a bpffs, of what attachments leave in the kernel; an absolute path
 }
 
 // ASN says where the data that maps addresses to AS numbers comes from.
@@ -92,6 +94,15 @@ func (c *Config) Listeners() []shaper.Listener {
 		}
 	}
 	return listeners
+}
+
+// Attachments returns what a policy has to know of the attachments, in their order.
+func (c *Config) Attachments() []shaper.Attachment {
+	attachments := make([]shaper.Attachment, len(c.Attach))
+	for i, a := range c.Attach {
+		attachments[i].Name = a.Name
+	}
+	return attachments
 }
 
 // Error returns an error about c.Limits[limit] that stands at a key of it, such

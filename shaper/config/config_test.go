@@ -58,7 +58,7 @@ func TestLoad(t *testing.T) {
 		want       Config
 	}{
 		{"defaults", listenDB + "[[limit]]\nname = \"l\"\nrate = \"10Mbit/s\"\n", Config{
-			Daemon: Daemon{Metrics: "127.0.0.1:9464", Buckets: 1048576},
+			Daemon: Daemon{Metrics: "127.0.0.1:9464", Buckets: 1048576, Pins: "/sys/fs/bpf/shaperd"},
 			Listen: []Listen{{
 				Name: "db",
 				Addresses: []Address{
@@ -76,7 +76,7 @@ func TestLoad(t *testing.T) {
 			}},
 		}},
 		{"everything", `
-daemon = { mode = "observe", metrics = "", buckets = 4096 }
+daemon = { mode = "observe", metrics = "", buckets = 4096, pins = "/run/bpf/x/" }
 asn.files = ["/usr/share/asn.csv"]
 [[listen]]
 name            = "sms"
@@ -108,8 +108,9 @@ key           = ["connection"]
 packets       = "2000pps"
 burst_packets = 3
 direction     = "from-downstream"
+overhead      = "0B"
 `, Config{
-			Daemon: Daemon{Observe: true, Buckets: 4096},
+			Daemon: Daemon{Observe: true, Buckets: 4096, Pins: "/run/bpf/x"},
 			ASN:    ASN{Files: []string{"/usr/share/asn.csv"}},
 			Listen: []Listen{{
 				Name: "sms",
@@ -142,6 +143,97 @@ direction     = "from-downstream"
 					IPv4Prefix: 32, IPv6Prefix: 64, Direction: shaper.FromDownstream,
 					Packets: shaper.Frequency{N: 2000, Per: time.Second}, BurstPackets: 3, MaxDelay: 200 * time.Millisecond,
 					MaxWait: 2 * time.Second, MaxWaiting: 1000,
+				},
+			},
+		}},
+		{"defaults of an attachment", "[[attach]]\nname = \"uplink\"\ninterface = \"eth0\"\n" +
+			"[[limit]]\nname = \"l\"\nrate = \"10Mbit/s\"\nmatch.attach = [\"uplink\"]\n", Config{
+			Daemon: Daemon{Metrics: "127.0.0.1:9464", Buckets: 1048576, Pins: "/sys/fs/bpf/shaperd"},
+			Attach: []Attach{{Name: "uplink", Interfaces: []string{"eth0"}, Queue: 100000, IdleTimeout: time.Hour}},
+			Limits: []shaper.Limit{{
+				Name: "l", Match: shaper.Match{Attach: []string{"uplink"}}, IPv4Prefix: 32, IPv6Prefix: 64,
+				Rate: 10e6, MaxDelay: 200 * time.Millisecond, ECNMark: 50, MaxWait: 2 * time.Second,
+			}},
+		}},
+		{"everything of attachments", `
+[[attach]]
+name         = "up"
+interface    = ["eth0", "wg[0-9]", "tap-with-a-long-name-*"]
+mode         = "shape"
+direction    = "egress"
+hook         = "clsact"
+on_stop      = "keep"
+queue        = 1000
+idle_timeout = "240h"
+[[attach]]
+name      = "down"
+interface = ["eth0"]
+direction = "ingress"
+mode      = "police"
+hook      = "xdp"
+[[attach]]
+name      = "watch"
+interface = "*"
+mode      = "observe"
+hook      = "tcx"
+on_stop   = "open"
+[[limit]]
+name            = "tcp"
+match           = { attach = ["up", "down"], protocol = "tcp", source = ["fd00::/8"], destination = ["::ffff:10.0.0.5/128", "fd01::/16"], port = ["22"] }
+key             = ["source", "port", "attach", "connection"]
+direction       = "to-downstream"
+rate            = "5MB/s"
+overhead        = "1kB"
+packets         = "100pps"
+ecn_mark        = "1%"
+[[limit]]
+name            = "connections"
+match.attach    = ["up"]
+connections     = 5
+new_connections = "5/min"
+max_wait        = "0s"
+excess          = "drop"
+[[limit]]
+name     = "icmp"
+match    = { attach = ["up"], protocol = "icmp" }
+packets  = "10pps"
+ecn_mark = "100%"
+`, Config{
+			Daemon: Daemon{Metrics: "127.0.0.1:9464", Buckets: 1048576, Pins: "/sys/fs/bpf/shaperd"},
+			Attach: []Attach{
+				{
+					Name: "up", Interfaces: []string{"eth0", "wg[0-9]", "tap-with-a-long-name-*"},
+					Hook: HookClsact, OnStop: StopKeep, Queue: 1000, IdleTimeout: 240 * time.Hour,
+				},
+				{
+					Name: "down", Interfaces: []string{"eth0"}, Direction: Ingress, Mode: Police, Hook: HookXDP,
+					Queue: 100000, IdleTimeout: time.Hour,
+				},
+				{Name: "watch", Interfaces: []string{"*"}, Mode: Observe, Hook: HookTCX, Queue: 100000, IdleTimeout: time.Hour},
+			},
+			Limits: []shaper.Limit{
+				{
+					Name: "tcp",
+					Match: shaper.Match{
+						Attach: []string{"up", "down"}, Protocol: shaper.TCP,
+						Source:      []netip.Prefix{netip.MustParsePrefix("fd00::/8")},
+						Destination: []netip.Prefix{netip.MustParsePrefix("10.0.0.5/32"), netip.MustParsePrefix("fd01::/16")},
+						Port:        []shaper.PortRange{{First: 22, Last: 22}},
+					},
+					Key:        shaper.KeySource | shaper.KeyPort | shaper.KeyAttach | shaper.KeyConnection,
+					IPv4Prefix: 32, IPv6Prefix: 64, Rate: 40e6, Overhead: 1000,
+					Packets: shaper.Frequency{N: 100, Per: time.Second}, MaxDelay: 200 * time.Millisecond, ECNMark: 1,
+					MaxWait: 2 * time.Second,
+				},
+				{
+					Name: "connections", Match: shaper.Match{Attach: []string{"up"}}, IPv4Prefix: 32, IPv6Prefix: 64,
+					MaxDelay: 200 * time.Millisecond, ECNMark: 50,
+					Connections: 5, NewConnections: shaper.Frequency{N: 5, Per: time.Minute}, Excess: shaper.ExcessDrop,
+				},
+				{
+					Name: "icmp", Match: shaper.Match{Attach: []string{"up"}, Protocol: shaper.ICMP}, IPv4Prefix: 32, IPv6Prefix: 64,
+					Packets: shaper.Frequency{N: 10, Per: time.Second}, MaxDelay: 200 * time.Millisecond, ECNMark: 100,
+					MaxWait: 2 * time.Second,
 				},
 			},
 		}},
@@ -185,7 +277,7 @@ func TestHostname(t *testing.T) {
 
 // compile checks that what loads compiles.
 func compile(t interface{ Fatalf(string, ...any) }, c *Config) {
-	if _, err := shaper.New(1024).Compile(c.Limits, c.Listeners(), nil, nil, c.Daemon.Observe); err != nil {
+	if _, err := shaper.New(1024).Compile(c.Limits, c.Listeners(), c.Attachments(), nil, c.Daemon.Observe); err != nil {
 		t.Fatalf("loads, but does not compile: %v", err)
 	}
 }
@@ -203,7 +295,7 @@ func TestConfD(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Daemon{Observe: true, Metrics: "", Buckets: 1048576}
+	want := Daemon{Observe: true, Metrics: "", Buckets: 1048576, Pins: "/sys/fs/bpf/shaperd"}
 	if c.Daemon != want {
 		t.Errorf("daemon is %v, want %v", c.Daemon, want)
 	}
@@ -305,6 +397,29 @@ rate = "1MB/s"
 	}
 }
 
+func TestEnumNames(t *testing.T) {
+	for i, want := range []string{"egress", "ingress"} {
+		if got := AttachDirection(i).String(); got != want {
+			t.Errorf("direction %d is %s, want %s", i, got, want)
+		}
+	}
+	for i, want := range []string{"shape", "police", "observe"} {
+		if got := AttachMode(i).String(); got != want {
+			t.Errorf("mode %d is %s, want %s", i, got, want)
+		}
+	}
+	for i, want := range []string{"auto", "tcx", "clsact", "xdp"} {
+		if got := Hook(i).String(); got != want {
+			t.Errorf("hook %d is %s, want %s", i, got, want)
+		}
+	}
+	for i, want := range []string{"open", "keep"} {
+		if got := OnStop(i).String(); got != want {
+			t.Errorf("on_stop %d is %s, want %s", i, got, want)
+		}
+	}
+}
+
 func TestErrorsAs(t *testing.T) {
 	_, err := Load("testdata/bad/several.toml")
 	var first *Error
@@ -317,11 +432,12 @@ func TestErrorsAs(t *testing.T) {
 // mistakes in places that exist.
 func TestLoadedCompiles(t *testing.T) {
 	values := map[string][]string{
-		"match.listen": {`["db"]`, `["sms"]`, `["db", "sms"]`}, "match.protocol": {`"tcp"`, `"udp"`},
+		"match.listen": {`["db"]`, `["sms"]`, `["db", "sms"]`}, "match.protocol": {`"tcp"`, `"udp"`, `"icmp"`},
+		"match.attach": {`["up"]`, `["down"]`, `["up", "down"]`}, "match.destination": {`["10.0.0.0/8"]`, `["::/0"]`},
 		"match.source": {`["10.0.0.0/8"]`, `["::/0"]`, `["0.0.0.0/0", "2001:db8::/32"]`}, "match.asn": {`[]`, `[64500]`},
 		"match.port": {`["5432"]`, `["8000-8005", "1"]`, `["1-65535"]`},
-		"key":        {`[]`, `["source"]`, `["asn", "port"]`, `["connection"]`}, "ipv4_prefix": {"1", "32"}, "ipv6_prefix": {"1", "128"},
-		"direction": {`"both"`, `"from-downstream"`}, "mode": {`"observe"`}, "excess": {`"close"`},
+		"key":        {`[]`, `["source"]`, `["asn", "port"]`, `["connection"]`, `["listen"]`, `["attach"]`}, "ipv4_prefix": {"1", "32"}, "ipv6_prefix": {"1", "128"},
+		"direction": {`"both"`, `"from-downstream"`}, "mode": {`"observe"`}, "excess": {`"close"`, `"drop"`}, "overhead": {`"0B"`, `"1kB"`}, "ecn_mark": {`"1%"`},
 		"rate": {`"1B/s"`, `"1Tbit/s"`, `"10Mbit/s"`}, "packets": {`"1/h"`, `"1000000000/s"`}, "connections": {"1", "1048576"}, "new_connections": {`"1/h"`, `"1000000000/s"`},
 		"burst": {`"0B"`, `"2592000B"`, `"2592001B"`, `"1000000TB"`, `"324PB"`, `"324000TB"`}, "burst_packets": {"0", "720", "721", "1000000000000"},
 		"max_delay": {`"0s"`, `"1h"`}, "max_wait": {`"0s"`, `"1h"`}, "max_waiting": {"0", "1048576"},
@@ -331,10 +447,12 @@ func TestLoadedCompiles(t *testing.T) {
 		keys = append(keys, key)
 	}
 	slices.Sort(keys)
-	loaded, refused := 0, 0
+	loaded, refused, ofAttachments := 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		var b strings.Builder
 		b.WriteString(listenDB + "[[listen]]\nname = \"sms\"\naddress = [\"udp://0.0.0.0:2775\"]\ndownstream = [\"sms.local\"]\n")
+		b.WriteString("[[attach]]\nname = \"up\"\ninterface = \"eth0\"\n[[attach]]\nname = \"down\"\ninterface = \"eth0\"\ndirection = \"ingress\"\n")
+		attached := rapid.Bool().Draw(t, "attached")
 		if rapid.Bool().Draw(t, "asn") {
 			b.WriteString("[asn]\nfiles = [\"asn.csv\"]\n")
 		}
@@ -346,6 +464,9 @@ func TestLoadedCompiles(t *testing.T) {
 			if !slices.Contains(some, main) {
 				some = append(some, main)
 			}
+			if attached && !slices.Contains(some, "match.attach") {
+				some = append(some, "match.attach")
+			}
 			for _, key := range some {
 				fmt.Fprintf(&b, "%s = %s\n", key, rapid.SampledFrom(values[key]).Draw(t, key))
 			}
@@ -356,13 +477,16 @@ func TestLoadedCompiles(t *testing.T) {
 			return
 		}
 		loaded++
+		if c.Limits[0].OfAttachments() {
+			ofAttachments++
+		}
 		compile(t, c)
 		if _, err := json.Marshal(c.Canonical()); err != nil {
 			t.Fatal(err)
 		}
 	})
 	t.Logf("%d loaded, %d were refused", loaded, refused)
-	if loaded == 0 || refused == 0 {
-		t.Errorf("%d loaded, %d were refused: want some of both", loaded, refused)
+	if ofAttachments == 0 || ofAttachments == loaded || refused == 0 {
+		t.Errorf("%d loaded, %d of them for attachments, %d were refused: want some of all", loaded, ofAttachments, refused)
 	}
 }

@@ -14,16 +14,17 @@ import (
 
 // The keys of each table.
 var (
-	fileKeys   = []string{"daemon", "asn", "listen", "limit"}
-	daemonKeys = []string{"mode", "metrics", "buckets"}
+	fileKeys   = []string{"daemon", "asn", "listen", "attach", "limit"}
+	daemonKeys = []string{"mode", "metrics", "buckets", "pins"}
 	asnKeys    = []string{"files"}
 	listenKeys = []string{"name", "address", "downstream", "connect_timeout", "idle_timeout", "max_flows"}
+	attachKeys = []string{"name", "interface", "direction", "mode", "hook", "on_stop", "queue", "idle_timeout"}
 	limitKeys  = []string{
 		"name", "match", "key", "ipv4_prefix", "ipv6_prefix", "direction",
-		"rate", "packets", "burst", "burst_packets", "max_delay",
+		"rate", "packets", "burst", "burst_packets", "overhead", "max_delay", "ecn_mark",
 		"connections", "new_connections", "max_wait", "max_waiting", "excess", "mode",
 	}
-	matchKeys = []string{"listen", "protocol", "source", "asn", "port"}
+	matchKeys = []string{"listen", "attach", "protocol", "source", "destination", "asn", "port"}
 )
 
 // loader gathers one configuration from several files.
@@ -35,10 +36,15 @@ type loader struct {
 	asnFiles   map[string]*node // where files were named
 	listens    []table          // of c.Listen
 	addresses  []placedAddress
-	limits     []table          // of c.Limits
-	matched    [][]item[string] // listeners that c.Limits match
-	unparsed   bool             // a file has a syntax error: names may be missing
+	attaches   []table // of c.Attach
+	interfaces []placedInterface
+	limits     []table   // of c.Limits
+	matched    []matched // by c.Limits
+	unparsed   bool      // a file has a syntax error: names may be missing
 }
+
+// matched is what a limit names.
+type matched struct{ listen, attach []item[string] }
 
 // placedAddress is an address of one listener.
 type placedAddress struct {
@@ -58,6 +64,9 @@ func (l *loader) file(t table) {
 	}
 	for _, listen := range t.tables("listen", listenKeys) {
 		l.listen(listen)
+	}
+	for _, attach := range t.tables("attach", attachKeys) {
+		l.attach(attach)
 	}
 	for _, limit := range t.tables("limit", limitKeys) {
 		l.limit(limit)
@@ -81,6 +90,12 @@ func (l *loader) daemon(t table) {
 		}
 	}
 	t.integer("buckets", &d.Buckets, 1<<10, 1<<26)
+	if s, ok := t.text("pins", d.Pins); ok {
+		var err error
+		if d.Pins, err = parsePins(s); err != nil {
+			t.bad("pins", "%v", err)
+		}
+	}
 }
 
 // mode sets *observe from the key "mode".
@@ -124,7 +139,7 @@ func notEmpty(s string) (string, error) {
 	return s, nil
 }
 
-// name reads the key "name" of a listener or a limit.
+// name reads the key "name" of a listener, an attachment or a limit.
 func name(t table) string {
 	s, ok := t.text("name", "db")
 	if ok && !isName(s) {
@@ -207,11 +222,18 @@ func (l *loader) limit(t table) {
 		MaxWait:    2 * time.Second,
 		MaxWaiting: 1000,
 	}
-	var listen []item[string]
+	var names matched
 	if match, ok := t.table("match", "match", matchKeys); ok {
 		limit.Match = decodeMatch(match)
-		listen = list(match, "listen", `names of listeners, such as "db"`, asIs)
-		limit.Match.Listen = values(listen)
+		names.listen = list(match, "listen", `names of listeners, such as "db"`, asIs)
+		names.attach = list(match, "attach", `names of attachments, such as "uplink"`, asIs)
+		if elems, ok := elements(match.values["attach"]); ok && len(elems) == 0 {
+			match.bad("attach", "is empty; name attachments, or leave it out for listeners")
+		}
+		limit.Match.Listen, limit.Match.Attach = values(names.listen), values(names.attach)
+	}
+	if limit.OfAttachments() {
+		limit.ECNMark, limit.MaxWaiting = 50, 0
 	}
 	for _, f := range list(t, "key", `strings such as "source"`, parseField) {
 		limit.Key |= f.value
@@ -226,7 +248,9 @@ func (l *loader) limit(t table) {
 	burstPackets := 0
 	t.integer("burst_packets", &burstPackets, 0, 1e12)
 	limit.BurstPackets = uint64(burstPackets)
+	quantity(t, "overhead", &limit.Overhead, "38B", parseOverhead)
 	t.duration("max_delay", &limit.MaxDelay, 0, shaper.MaxMaxDelay)
+	quantity(t, "ecn_mark", &limit.ECNMark, "50%", parsePercent)
 
 	connections := 100
 	t.integer("connections", &connections, 1, 1<<20)
@@ -236,23 +260,24 @@ func (l *loader) limit(t table) {
 	quantity(t, "new_connections", &limit.NewConnections, "50/s", parseConnectionFrequency)
 	t.duration("max_wait", &limit.MaxWait, 0, time.Hour)
 	t.integer("max_waiting", &limit.MaxWaiting, 0, 1<<20)
-	choice(t, "excess", &limit.Excess, shaper.ExcessReset, shaper.ExcessClose)
+	choice(t, "excess", &limit.Excess, shaper.ExcessReset, shaper.ExcessClose, shaper.ExcessDrop)
 	mode(t, &limit.Observe)
 
 	checkEffect(t, limit)
 	l.c.Limits = append(l.c.Limits, limit)
 	l.c.limitAt = append(l.c.limitAt, t.at)
 	l.limits = append(l.limits, t)
-	l.matched = append(l.matched, listen)
+	l.matched = append(l.matched, names)
 }
 
-// decodeMatch reads a match, but for its listeners.
+// decodeMatch reads a match, but for the names of listeners and attachments.
 func decodeMatch(t table) shaper.Match {
 	var m shaper.Match
 	if t.values["protocol"] != "" {
-		choice(t, "protocol", &m.Protocol, shaper.TCP, shaper.UDP)
+		choice(t, "protocol", &m.Protocol, shaper.TCP, shaper.UDP, shaper.ICMP)
 	}
 	m.Source = values(list(t, "source", `prefixes such as "192.0.2.0/24"`, parsePrefix))
+	m.Destination = values(list(t, "destination", `prefixes such as "10.0.0.5/32"`, parsePrefix))
 	m.ASN = values(list(t, "asn", "AS numbers such as 64500", parseASN))
 	m.Port = values(list(t, "port", `ports such as "5432" or "8000-8010"`, parsePorts))
 	return m

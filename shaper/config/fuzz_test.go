@@ -43,6 +43,11 @@ func FuzzUnits(f *testing.F) {
 			}
 		}
 		parseAddress(s)
+		parseInterface(s)
+		parseOverhead(s)
+		if n, err := parsePercent(s); err == nil && (n < 1 || n > 100) {
+			t.Errorf("%q is read as %d %%", s, n)
+		}
 		parseDownstream(s)
 		parsePrefix(s)
 		parsePorts(s)

@@ -14,7 +14,7 @@ import (
 
 // Load reads the configuration at path, and then every *.toml in a folder conf.d
 // beside it, in the order of their names; hidden files are left out. The
-// listeners, limits and ASN files of all of them add up.
+// listeners, attachments, limits and ASN files of all of them add up.
 //
 // The error is an [Errors], or that of the operating system when a file cannot
 // be read. The data files that the configuration names are not opened.
@@ -55,7 +55,7 @@ func readFile(path string) (string, error) {
 // load makes a configuration of files, the main one first.
 func load(files []*file) (*Config, error) {
 	l := loader{
-		c:          &Config{Daemon: Daemon{Metrics: "127.0.0.1:9464", Buckets: 1 << 20}},
+		c:          &Config{Daemon: Daemon{Metrics: "127.0.0.1:9464", Buckets: 1 << 20, Pins: "/sys/fs/bpf/shaperd"}},
 		daemonKeys: map[string]*node{},
 		asnFiles:   map[string]*node{},
 	}

@@ -31,11 +31,15 @@ func TestReference(t *testing.T) {
 	root, _ := scan(f)
 	all := func(key string) (keys []string) {
 		for _, n := range root.keys[key].elems {
-			for key := range n.keys {
-				keys = append(keys, key)
-			}
+			keys = append(keys, mapKeys(n.keys)...)
 		}
 		return keys
+	}
+	var match []string
+	for _, n := range root.keys["limit"].elems {
+		if m := n.keys["match"]; m != nil {
+			match = append(match, mapKeys(m.keys)...)
+		}
 	}
 	for _, table := range []struct {
 		name         string
@@ -45,8 +49,9 @@ func TestReference(t *testing.T) {
 		{"[daemon]", daemonKeys, mapKeys(root.keys["daemon"].keys)},
 		{"[asn]", asnKeys, mapKeys(root.keys["asn"].keys)},
 		{"[[listen]]", listenKeys, all("listen")},
+		{"[[attach]]", attachKeys, all("attach")},
 		{"[[limit]]", limitKeys, all("limit")},
-		{"match", matchKeys, mapKeys(root.keys["limit"].elems[0].keys["match"].keys)},
+		{"match", matchKeys, match},
 	} {
 		for _, key := range table.known {
 			if !slices.Contains(table.there, key) {
@@ -65,7 +70,7 @@ func mapKeys(m map[string]*node) (keys []string) {
 
 func TestExamples(t *testing.T) {
 	paths, err := filepath.Glob("../../configs/*.toml")
-	if err != nil || len(paths) < 4 {
+	if err != nil || len(paths) < 5 {
 		t.Fatal(paths, err)
 	}
 	for _, path := range paths {
@@ -82,7 +87,7 @@ func TestExamples(t *testing.T) {
 // nothing reads would be accepted.
 func TestEveryKeyIsRead(t *testing.T) {
 	for header, keys := range map[string][]string{
-		"": fileKeys, "[daemon]": daemonKeys, "[asn]": asnKeys, "[[listen]]": listenKeys, "[[limit]]": limitKeys, "[limit.match]": matchKeys,
+		"": fileKeys, "[daemon]": daemonKeys, "[asn]": asnKeys, "[[listen]]": listenKeys, "[[attach]]": attachKeys, "[[limit]]": limitKeys, "[limit.match]": matchKeys,
 	} {
 		for _, key := range keys {
 			text := header + "\n" + key + " = 1979-05-27\n"
@@ -119,7 +124,7 @@ func TestCanonical(t *testing.T) {
 
 	c.Daemon.Metrics = ""
 	text.Reset()
-	if err := c.WriteText(&text); err != nil || !strings.Contains(text.String(), "  metrics          off\n") {
+	if err := c.WriteText(&text); err != nil || !strings.Contains(text.String(), "  metrics           off\n") {
 		t.Errorf("without metrics: %v\n%s", err, text.String())
 	}
 }

@@ -1,0 +1,269 @@
+package config
+
+import (
+	"fmt"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"shaperd/shaper"
+)
+
+// Attach is one attachment: the interfaces at which packets meet the limits.
+type Attach struct {
+	Name        string
+	Interfaces  []string // names, or patterns as [path.Match] reads them
+	Direction   AttachDirection
+	Mode        AttachMode
+	Hook        Hook
+	OnStop      OnStop
+	Queue       int           // packets that an interface's queue holds, 1000 to 10000000; of Shape alone
+	IdleTimeout time.Duration // of TCP connections that are counted, 1s to 240h
+}
+
+// AttachDirection is which way packets pass the interface.
+type AttachDirection uint8
+
+// The directions, as the host sees them.
+const (
+	Egress AttachDirection = iota
+	Ingress
+)
+
+func (d AttachDirection) String() string { return [...]string{"egress", "ingress"}[d] }
+
+// AttachMode is what happens to packets that come too fast.
+type AttachMode uint8
+
+// The modes.
+const (
+	Shape   AttachMode = iota // held until they may leave
+	Police                    // dropped when they would wait longer than max_delay; else they pass at once
+	Observe                   // counted
+)
+
+func (m AttachMode) String() string { return [...]string{"shape", "police", "observe"}[m] }
+
+// Hook is where in the kernel packets are met.
+type Hook uint8
+
+// The hooks.
+const (
+	HookAuto   Hook = iota // TCX where the kernel has it, else clsact
+	HookTCX                // links of tc, from Linux 6.6
+	HookClsact             // filters of tc's qdisc clsact
+	HookXDP                // the driver: before the kernel makes a packet of what came in
+)
+
+func (h Hook) String() string { return [...]string{"auto", "tcx", "clsact", "xdp"}[h] }
+
+// OnStop is what happens to traffic when no daemon runs.
+type OnStop uint8
+
+// What the end of the daemon leaves.
+const (
+	StopOpen OnStop = iota // traffic passes without limits
+	StopKeep               // the limits last in force stay so
+)
+
+func (s OnStop) String() string { return [...]string{"open", "keep"}[s] }
+
+// placedInterface is a name or a pattern of one attachment.
+type placedInterface struct {
+	name      string
+	direction AttachDirection
+	at        *node
+}
+
+func (l *loader) attach(t table) {
+	t.required("name", "interface")
+	attach := Attach{Name: name(t), Queue: 100_000, IdleTimeout: time.Hour}
+	interfaces := interfaces(t)
+	attach.Interfaces = values(interfaces)
+	choice(t, "direction", &attach.Direction, Egress, Ingress)
+	choice(t, "mode", &attach.Mode, Shape, Police, Observe)
+	choice(t, "hook", &attach.Hook, HookAuto, HookTCX, HookClsact, HookXDP)
+	choice(t, "on_stop", &attach.OnStop, StopOpen, StopKeep)
+	t.integer("queue", &attach.Queue, 1000, 10_000_000)
+	t.duration("idle_timeout", &attach.IdleTimeout, time.Second, 240*time.Hour)
+
+	t.idle(attach.Mode == Shape, `mode "shape"`, "queue")
+	switch {
+	case attach.Hook == HookXDP && attach.Direction != Ingress:
+		t.bad("hook", `"xdp" meets packets that come in: write direction = "ingress", or leave hook out`)
+	case attach.Hook == HookXDP && attach.Mode == Shape:
+		t.bad("hook", `"xdp" cannot hold packets: write mode = "police" or "observe", or leave hook out`)
+	}
+	for _, i := range interfaces {
+		l.interfaces = append(l.interfaces, placedInterface{i.value, attach.Direction, i.at})
+	}
+	l.c.Attach = append(l.c.Attach, attach)
+	l.attaches = append(l.attaches, t)
+}
+
+// interfaces reads the key "interface", one or an array of them.
+func interfaces(t table) []item[string] {
+	switch v := t.values["interface"].(type) {
+	case nil:
+		return nil
+	case string:
+		t.values["interface"] = []any{v}
+	default:
+		if elems, ok := elements(v); !ok {
+			t.bad("interface", "must be a string such as \"eth0\", or an array of them, not %s", kind(v))
+			return nil
+		} else if len(elems) == 0 {
+			t.bad("interface", "is empty; give it at least one")
+			return nil
+		}
+	}
+	return list(t, "interface", `strings such as "eth0"`, parseInterface)
+}
+
+// parseInterface reads the name of an interface, or a pattern of names. The kernel
+// takes no other names (dev_valid_name in net/core/dev.c).
+func parseInterface(s string) (string, error) {
+	_, err := path.Match(s, "")
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("%s is not a valid pattern: it knows \"*\", \"?\" and sets such as \"[0-9]\"", quote(s))
+	case s == "" || s == "." || s == ".." || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || strings.ContainsRune("/:\x7f", r) }):
+		return "", fmt.Errorf("%s is not the name of an interface, such as \"eth0\", or a pattern of names, such as \"eth*\"", quote(s))
+	case len(s) > 15 && !strings.ContainsAny(s, `*?[\`):
+		return "", fmt.Errorf("%s is longer than the 15 bytes that the name of an interface has", quote(s))
+	}
+	return s, nil
+}
+
+// parsePins reads the path of a folder.
+func parsePins(s string) (string, error) {
+	if !filepath.IsAbs(s) || strings.ContainsRune(s, 0) {
+		return "", fmt.Errorf("%s is not an absolute path such as \"/sys/fs/bpf/shaperd\"", quote(s))
+	}
+	return filepath.Clean(s), nil
+}
+
+// checkOfListeners reports what only a limit of attachments may have.
+func checkOfListeners(t table, limit shaper.Limit) {
+	const instead = "name attachments in match.attach"
+	match := t.at.child("match")
+	if len(limit.Match.Destination) > 0 {
+		t.add(match.child("destination"), "destination: a listener's traffic goes to its downstream; "+instead)
+	}
+	if limit.Match.Protocol == shaper.ICMP {
+		t.add(match.child("protocol"), "protocol: no listener takes \"icmp\"; "+instead)
+	}
+	if limit.Key&shaper.KeyAttach != 0 {
+		t.bad("key", "\"attach\" tells attachments apart; %s", instead)
+	}
+	if limit.Excess == shaper.ExcessDrop {
+		t.bad("excess", "\"drop\" leaves a connection unanswered, and a listener has answered already; use \"reset\" or \"close\", or %s", instead)
+	}
+	t.idle(false, "match.attach", "ecn_mark")
+}
+
+// checkOfAttachments reports what a limit of attachments cannot have. counts says
+// whether it counts connections.
+func checkOfAttachments(t table, limit shaper.Limit, counts bool) {
+	m, match := limit.Match, t.at.child("match")
+	if len(m.Listen) > 0 {
+		t.add(match.child("attach"), "attach: not together with listen: a limit's buckets live in one plane: make it two limits")
+	}
+	if m.Protocol == shaper.ICMP && len(m.Port) > 0 {
+		t.add(match.child("port"), "port: \"icmp\" has no ports")
+	}
+	if m.Protocol == shaper.UDP || m.Protocol == shaper.ICMP {
+		for _, key := range []string{"connections", "new_connections"} {
+			if t.has(key) {
+				t.bad(key, "counts the connections of TCP, and match.protocol is %q", m.Protocol)
+			}
+		}
+	}
+	if limit.Direction != shaper.ToDownstream {
+		t.bad("direction", "an attachment sees one direction; add another [[attach]] with direction = \"ingress\"")
+	}
+	if limit.Key&shaper.KeyListen != 0 {
+		t.bad("key", "\"listen\" tells listeners apart, and this limit is for attachments: write \"attach\"")
+	}
+	if limit.Excess == shaper.ExcessClose {
+		t.bad("excess", "\"close\" is for listeners: an attachment can refuse a connection with \"reset\", or \"drop\" it")
+	}
+	if counts {
+		const reason = "at attachments no connection waits for a slot"
+		t.idle(t.has("new_connections"), "new_connections: "+reason, "max_wait")
+		if t.has("max_waiting") {
+			t.bad("max_waiting", "has no effect: "+reason)
+		}
+	}
+	t.idle(limit.Rate > 0 || limit.Packets.N > 0, "rate or packets", "ecn_mark")
+}
+
+// checkAttach finds mistakes between attachments.
+func (l *loader) checkAttach() {
+	if len(l.attaches) > shaper.MaxAttachments {
+		l.add(l.attaches[shaper.MaxAttachments].at, fmt.Sprintf("%d attachments, more than the %d there may be", len(l.attaches), shaper.MaxAttachments))
+		return
+	}
+	type placed struct {
+		name      string
+		direction AttachDirection
+	}
+	first := map[placed]*node{}
+	for _, i := range l.interfaces {
+		p := placed{i.name, i.direction}
+		if f := first[p]; f != nil {
+			l.add(i.at, fmt.Sprintf("interface: %s, direction %s, is attached already at %s:%d", quote(i.name), i.direction, f.file.name, f.line()))
+			continue
+		}
+		first[p] = i.at
+	}
+}
+
+// checkCounting reports attachments whose connections are counted by too many
+// limits, or by none though they say how.
+func (l *loader) checkCounting() {
+	for i, attach := range l.c.Attach {
+		limits := counting(l.c.Limits, attach.Name)
+		l.attaches[i].idle(len(limits) > 0, "a limit with connections that matches this attachment", "idle_timeout")
+		for _, limit := range limits[min(len(limits), shaper.MaxConnectionLimits):] {
+			l.limits[limit].bad("connections", "more than %d limits with connections match attachment %q", shaper.MaxConnectionLimits, attach.Name)
+		}
+	}
+}
+
+// counting returns which limits count connections at an attachment.
+func counting(limits []shaper.Limit, attachment string) (indexes []int) {
+	for i, l := range limits {
+		if l.Connections > 0 && slices.Contains(l.Match.Attach, attachment) {
+			indexes = append(indexes, i)
+		}
+	}
+	return indexes
+}
+
+// parseOverhead reads a size of packet headers.
+func parseOverhead(s string) (int, error) {
+	n, err := ParseSize(s)
+	if err == nil && n > shaper.MaxOverhead {
+		err = fmt.Errorf("%s is above %s", quote(s), FormatSize(shaper.MaxOverhead))
+	}
+	return int(n), err
+}
+
+// parsePercent reads a whole percentage, "50%", from 1 to 100.
+func parsePercent(s string) (int, error) {
+	number, unit := strings.CutSuffix(s, "%")
+	n, err := strconv.ParseUint(number, 10, 32)
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("%s is not a whole percentage such as \"50%%\"", quote(s))
+	case !unit:
+		return 0, fmt.Errorf("%s has no unit: write %q", quote(s), s+"%")
+	case n < 1 || n > 100:
+		return 0, fmt.Errorf("%s is not from 1%% to 100%%", quote(s))
+	}
+	return int(n), nil
+}
