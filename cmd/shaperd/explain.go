@@ -1,8 +1,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -13,20 +15,39 @@ import (
 	"shaperd/shaper/config"
 )
 
+// question is what is asked about: a connection, or packets.
+type question struct {
+	source, destination netip.Addr // the latter is invalid when nobody said
+	protocol            shaper.Protocol
+	port                uint16
+	attach              string // "" asks for a listener
+}
+
 func explainCommand(e env) *cobra.Command {
-	var file, source, to string
+	var file, source, destination, to, attach string
 	cmd := &cobra.Command{
-		Use:   "explain --config FILE --source IP --to tcp|udp/PORT",
+		Use:   "explain --config FILE --source IP --to tcp|udp/PORT [--attach NAME [--destination IP]]",
 		Short: "Tell which limits a connection would be under, and which binds first",
 		Args:  noArgs(""),
 		RunE: func(*cobra.Command, []string) error {
-			addr, err := netip.ParseAddr(source)
-			if err != nil {
-				return usageError{fmt.Errorf("--source %q: an IPv4 or IPv6 address is needed", source)}
-			}
-			protocol, port, err := parseTo(to)
-			if err != nil {
+			q := question{attach: attach}
+			var err error
+			if q.source, err = parseAddr("source", source); err != nil {
 				return err
+			}
+			if q.protocol, q.port, err = parseTo(to, attach != ""); err != nil {
+				return err
+			}
+			if destination != "" {
+				if attach == "" {
+					return usageError{errors.New("--destination is for packets at an attachment: name it with --attach")}
+				}
+				if q.destination, err = parseAddr("destination", destination); err != nil {
+					return err
+				}
+				if q.source.Is4() != q.destination.Is4() {
+					return usageError{fmt.Errorf("--source %v and --destination %v: both must be IPv4 or IPv6", q.source, q.destination)}
+				}
 			}
 			l, err := load(file)
 			if err != nil {
@@ -36,20 +57,37 @@ func explainCommand(e env) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return explain(e, l.config, p, addr.Unmap().WithZone(""), protocol, port)
+			return explain(e, l.config, p, q)
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "/etc/shaperd/shaperd.toml", "configuration `file`")
 	cmd.Flags().StringVar(&source, "source", "", "`address` of the client")
-	cmd.Flags().StringVar(&to, "to", "", "`protocol/port` that the client asks for, such as tcp/5432")
+	cmd.Flags().StringVar(&to, "to", "", "`protocol/port` that the client asks for, such as tcp/5432; or icmp, at an attachment")
+	cmd.Flags().StringVar(&attach, "attach", "", "`name` of an attachment: tell about packets there, not about a listener's connections")
+	cmd.Flags().StringVar(&destination, "destination", "", "`address` that packets at the attachment are for")
 	return cmd
 }
 
-func parseTo(s string) (shaper.Protocol, uint16, error) {
+func parseAddr(flag, s string) (netip.Addr, error) {
+	addr, err := netip.ParseAddr(s)
+	if err != nil {
+		return addr, usageError{fmt.Errorf("--%s %q: an IPv4 or IPv6 address is needed", flag, s)}
+	}
+	return addr.Unmap().WithZone(""), nil
+}
+
+func parseTo(s string, attached bool) (shaper.Protocol, uint16, error) {
+	if attached && s == shaper.ICMP.String() {
+		return shaper.ICMP, 0, nil
+	}
 	name, number, ok := strings.Cut(s, "/")
 	port, err := strconv.ParseUint(number, 10, 16)
 	if !ok || err != nil || port == 0 || name != "tcp" && name != "udp" {
-		return 0, 0, usageError{fmt.Errorf("--to %q: a protocol and a port are needed, such as tcp/5432 or udp/53", s)}
+		or := ""
+		if attached {
+			or = ", or icmp"
+		}
+		return 0, 0, usageError{fmt.Errorf("--to %q: a protocol and a port are needed, such as tcp/5432 or udp/53%s", s, or)}
 	}
 	if name == "tcp" {
 		return shaper.TCP, uint16(port), nil
@@ -57,21 +95,39 @@ func parseTo(s string) (shaper.Protocol, uint16, error) {
 	return shaper.UDP, uint16(port), nil
 }
 
-func explain(e env, c *config.Config, p *shaper.Policy, source netip.Addr, protocol shaper.Protocol, port uint16) error {
-	listen := -1
-	for i, l := range c.Listen {
-		for _, a := range l.Addresses {
-			if a.Protocol == protocol && a.Addr.Is4() == source.Is4() && a.Ports.First <= port && port <= a.Ports.Last {
-				listen = i
-			}
+// to writes what the packets or the connection are for.
+func (q *question) to() string {
+	s := q.protocol.String()
+	if q.port != 0 {
+		s += fmt.Sprintf("/%d", q.port)
+	}
+	if q.destination.IsValid() {
+		s = fmt.Sprintf("%v, %s", q.destination, s)
+	}
+	return s
+}
+
+func explain(e env, c *config.Config, p *shaper.Policy, q question) error {
+	f := shaper.Flow{Source: q.source, Destination: q.destination, Port: q.port, Protocol: q.protocol}
+	var attach *config.Attach
+	var where string
+	if q.attach == "" {
+		l := listener(c, q)
+		if l == nil {
+			return fmt.Errorf("no listener takes %s from %v", q.to(), q.source)
 		}
+		f.Listen = p.ListenIndex(l.Name)
+		where = fmt.Sprintf("listener %q", l.Name)
+	} else {
+		var err error
+		if attach, err = attachment(c, p, q); err != nil {
+			return err
+		}
+		f.Listen = p.AttachIndex(attach.Name)
+		where = fmt.Sprintf("attachment %q, %v of %s, mode %v", attach.Name, attach.Direction, strings.Join(attach.Interfaces, ", "), attach.Mode)
 	}
-	if listen < 0 {
-		return fmt.Errorf("no listener takes %s/%d from %v", protocol, port, source)
-	}
-	f := shaper.Flow{Source: source, Port: port, Protocol: protocol, Listen: uint16(listen)}
 	r := p.Route(&f)
-	fmt.Fprintf(e.stdout, "%v to %s/%d: listener %q", source, protocol, port, c.Listen[listen].Name)
+	fmt.Fprintf(e.stdout, "%v to %s: %s", q.source, q.to(), where)
 	switch {
 	case r.ASN != 0:
 		fmt.Fprintf(e.stdout, ", AS%d", r.ASN)
@@ -88,14 +144,48 @@ func explain(e env, c *config.Config, p *shaper.Policy, source netip.Addr, proto
 	fmt.Fprintln(w, "LIMIT\tBUCKET\tDIRECTION\tHELD TO\tMODE")
 	for i := range r.Limits().All {
 		l := p.Limit(i)
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", l.Name, p.Describe(i, &f, r), l.Direction, heldTo(l), mode(l.Observe))
+		direction, observe := l.Direction.String(), l.Observe
+		if attach != nil {
+			direction, observe = attach.Direction.String(), l.Observe || attach.Mode == config.Observe
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", l.Name, p.Describe(i, &f, r), direction, heldTo(l), mode(observe))
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
 	fmt.Fprintln(e.stdout)
-	bindsFirst(e, p, r)
+	if attach != nil && attach.Mode == config.Observe {
+		fmt.Fprintln(e.stdout, "The attachment observes: nothing is held back.")
+		return nil
+	}
+	bindsFirst(e, p, r, attach != nil)
 	return nil
+}
+
+// listener returns the listener that takes a connection, or nil.
+func listener(c *config.Config, q question) *config.Listen {
+	for i, l := range c.Listen {
+		for _, a := range l.Addresses {
+			if a.Protocol == q.protocol && a.Addr.Is4() == q.source.Is4() && a.Ports.First <= q.port && q.port <= a.Ports.Last {
+				return &c.Listen[i]
+			}
+		}
+	}
+	return nil
+}
+
+// attachment returns the attachment that q names.
+func attachment(c *config.Config, p *shaper.Policy, q question) (*config.Attach, error) {
+	n := slices.IndexFunc(c.Attach, func(a config.Attach) bool { return a.Name == q.attach })
+	if n < 0 {
+		return nil, fmt.Errorf("there is no attachment %q", q.attach)
+	}
+	for i := range p.PlaceSet(p.AttachIndex(q.attach)).All {
+		if l := p.Limit(i); len(l.Match.Destination) > 0 && !q.destination.IsValid() {
+			return nil, usageError{fmt.Errorf("limit %q matches destinations: name one with --destination", l.Name)}
+		}
+	}
+	return &c.Attach[n], nil
 }
 
 // heldTo writes what one bucket of l is held to.
@@ -103,6 +193,9 @@ func heldTo(l *shaper.Limit) string {
 	var parts []string
 	if l.Rate != 0 {
 		s := config.FormatRate(l.Rate)
+		if l.Overhead > 0 {
+			s += " with " + config.FormatSize(uint64(l.Overhead)) + " a packet"
+		}
 		if l.Burst > 0 {
 			s += " burst " + config.FormatSize(l.Burst)
 		}
@@ -124,7 +217,7 @@ func heldTo(l *shaper.Limit) string {
 	if l.NewConnections.N != 0 {
 		parts = append(parts, config.FormatFrequency(l.NewConnections)+" new connections")
 	}
-	if l.Connections != 0 || l.NewConnections.N != 0 {
+	if l.Connections != 0 && !l.OfAttachments() || l.NewConnections.N != 0 {
 		parts = append(parts, "wait "+l.MaxWait.String())
 	}
 	return strings.Join(parts, ", ")
@@ -132,7 +225,7 @@ func heldTo(l *shaper.Limit) string {
 
 // bindsFirst tells, for each thing that is limited, which limit a source that
 // asks for ever more would meet first.
-func bindsFirst(e env, p *shaper.Policy, r shaper.Route) {
+func bindsFirst(e env, p *shaper.Policy, r shaper.Route, attached bool) {
 	least := func(what string, set shaper.Set, value func(*shaper.Limit) float64) {
 		best := -1
 		for i := range set.All {
@@ -147,10 +240,15 @@ func bindsFirst(e env, p *shaper.Policy, r shaper.Route) {
 	}
 	rate := func(l *shaper.Limit) float64 { return float64(l.Rate) }
 	packets := func(l *shaper.Limit) float64 { return perSecond(l.Packets) }
-	least("Bytes to the downstream", r.ToDownstream, rate)
-	least("Bytes from the downstream", r.FromDownstream, rate)
-	least("Packets to the downstream", r.ToDownstream, packets)
-	least("Packets from the downstream", r.FromDownstream, packets)
+	if attached {
+		least("Bytes", r.ToDownstream, rate)
+		least("Packets", r.ToDownstream, packets)
+	} else {
+		least("Bytes to the downstream", r.ToDownstream, rate)
+		least("Bytes from the downstream", r.FromDownstream, rate)
+		least("Packets to the downstream", r.ToDownstream, packets)
+		least("Packets from the downstream", r.FromDownstream, packets)
+	}
 	least("Connections in flight", r.Limits(), func(l *shaper.Limit) float64 { return float64(l.Connections) })
 	least("New connections", r.Limits(), func(l *shaper.Limit) float64 { return perSecond(l.NewConnections) })
 }

@@ -33,7 +33,7 @@ func load(path string) (*loaded, error) {
 
 // compile builds the policy of l for s.
 func (l *loaded) compile(s *shaper.Shaper) (*shaper.Policy, error) {
-	p, err := s.Compile(l.config.Limits, l.config.Listeners(), nil, l.asns, l.config.Daemon.Observe)
+	p, err := s.Compile(l.config.Limits, l.config.Listeners(), l.config.Attachments(), l.asns, l.config.Daemon.Observe)
 	var at *shaper.LimitError
 	if errors.As(err, &at) {
 		return nil, l.config.Error(at.Limit, at.Key, at.Msg)

@@ -88,6 +88,34 @@ downstream = [%q]
 func TestArguments(t *testing.T) {
 	good := writeConfig(t, "", configText("127.0.0.1:5432", "", "127.0.0.1:5433", "1MB/s"))
 	bad := writeConfig(t, "", configText("127.0.0.1:5432", "", "127.0.0.1:5433", "10mbps"))
+	attached := writeConfig(t, "", `
+[[attach]]
+name      = "uplink"
+interface = ["eth0", "wg*"]
+mode      = "police"
+[[attach]]
+name      = "watch"
+interface = "eth1"
+direction = "ingress"
+mode      = "observe"
+[[limit]]
+name     = "machines"
+match    = { attach = ["uplink"], destination = ["10.0.0.0/8", "fd00::/8"] }
+key      = ["source", "attach"]
+rate     = "1MB/s"
+overhead = "38B"
+[[limit]]
+name        = "sessions"
+match       = { attach = ["uplink", "watch"], protocol = "tcp" }
+connections = 5
+[[limit]]
+name    = "ping"
+match   = { attach = ["uplink"], protocol = "icmp" }
+packets = "10pps"
+`)
+	packets := func(attach string, more ...string) []string {
+		return append([]string{"explain", "--config", attached, "--attach", attach, "--source", "192.0.2.1"}, more...)
+	}
 	for _, tt := range []struct {
 		name   string
 		args   []string
@@ -114,6 +142,22 @@ func TestArguments(t *testing.T) {
 		{"explain other port", []string{"explain", "--config", good, "--source", "192.0.2.1", "--to", "tcp/1"}, false, true, "no listener takes tcp/1"},
 		{"explain bad source", []string{"explain", "--config", good, "--source", "here", "--to", "tcp/1"}, true, true, `--source "here"`},
 		{"explain bad target", []string{"explain", "--config", good, "--source", "::1", "--to", "sctp/1"}, true, true, `--to "sctp/1"`},
+		{"explain icmp at listeners", []string{"explain", "--config", good, "--source", "::1", "--to", "icmp"}, true, true, `--to "icmp"`},
+		{"explain destination at listeners", []string{"explain", "--config", good, "--source", "::1", "--to", "tcp/1", "--destination", "::1"}, true, true, "name it with --attach"},
+		{"explain packets", packets("uplink", "--to", "tcp/22", "--destination", "10.0.0.1"), false, false, `192.0.2.1 to 10.0.0.1, tcp/22: attachment "uplink", egress of eth0, wg*, mode police`},
+		{"explain key", packets("uplink", "--to", "tcp/22", "--destination", "10.0.0.1"), false, false, "source 192.0.2.1/32, attach uplink"},
+		{"explain overhead", packets("uplink", "--to", "tcp/22", "--destination", "10.0.0.1"), false, false, "8Mbit/s with 38B a packet, queue 200ms"},
+		{"explain bytes", packets("uplink", "--to", "tcp/22", "--destination", "10.0.0.1"), false, false, `Bytes: "machines" binds first`},
+		{"explain icmp", packets("uplink", "--to", "icmp", "--destination", "::ffff:192.0.2.9"), false, false, `Packets: "ping" binds first`},
+		{"explain observing", packets("watch", "--to", "tcp/22"), false, false, "The attachment observes: nothing is held back."},
+		{"explain without limits", packets("watch", "--to", "udp/22"), false, false, "192.0.2.1 to udp/22: attachment \"watch\", ingress of eth1, mode observe\nNo limit matches"},
+		{"explain without destination", packets("uplink", "--to", "tcp/22"), true, true, `limit "machines" matches destinations: name one with --destination`},
+		{"explain bad destination", packets("uplink", "--to", "tcp/22", "--destination", "there"), true, true, `--destination "there"`},
+		{"explain two families", packets("uplink", "--to", "tcp/22", "--destination", "fd00::1"), true, true, "both must be IPv4 or IPv6"},
+		{"explain other attachment", packets("downlink", "--to", "tcp/22"), false, true, `there is no attachment "downlink"`},
+		{"explain other protocol", packets("uplink", "--to", "gre"), true, true, "udp/53, or icmp"},
+		{"check attachments", []string{"check", attached}, false, false, "\nattach watch\n"},
+		{"run attachments", []string{"run", "--config", attached}, false, true, "the packet plane is not in this build yet"},
 		{"explain without target", []string{"explain", "--source", "::1"}, true, true, `--to ""`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -227,6 +271,9 @@ func TestRunReloadDrain(t *testing.T) {
 	writeConfig(t, path, configText(listen, freePort(t), downstream, "1MB/s"))
 	d.reload <- syscall.SIGHUP
 	d.waitLog("takes a restart")
+	writeConfig(t, path, strings.Replace(configText(listen, metrics, downstream, "1MB/s"), "[daemon]", "[daemon]\npins = \"/run/bpf\"", 1))
+	d.reload <- syscall.SIGHUP
+	d.waitLog(`pins: \"/sys/fs/bpf/shaperd\" became \"/run/bpf\", which takes a restart`)
 
 	second := freePort(t)
 	writeConfig(t, path, configText(listen, metrics, downstream, "2MB/s")+

@@ -87,6 +87,9 @@ func serve(ctx context.Context, e env, f runFlags, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	if len(l.config.Attach) > 0 {
+		return errNoPacketPlane
+	}
 	s := &server{flags: f, log: log, clock: leaky.NewClock(), loaded: l, reloads: &control.Reloads{}}
 	s.shaper = shaper.New(l.config.Daemon.Buckets)
 	policy, err := l.compile(s.shaper)
@@ -128,6 +131,9 @@ func serve(ctx context.Context, e env, f runFlags, log *slog.Logger) error {
 	}
 }
 
+// errNoPacketPlane says that attachments can be checked and explained alone.
+var errNoPacketPlane = errors.New("[[attach]]: the packet plane is not in this build yet")
+
 // reload puts the configuration file in force as it is now. On an error
 // everything stays as it was.
 func (s *server) reload(ctx context.Context) {
@@ -157,6 +163,9 @@ func (s *server) tryReload(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if len(l.config.Attach) > 0 {
+		return errNoPacketPlane
+	}
 	policy, err := l.compile(s.shaper)
 	if err != nil {
 		return err
@@ -167,6 +176,9 @@ func (s *server) tryReload(ctx context.Context) error {
 	}
 	if was.Metrics != is.Metrics {
 		return fmt.Errorf("[daemon] metrics: %q became %q, which takes a restart", was.Metrics, is.Metrics)
+	}
+	if was.Pins != is.Pins {
+		return fmt.Errorf("[daemon] pins: %q became %q, which takes a restart", was.Pins, is.Pins)
 	}
 	if err := s.proxy.Apply(ctx, l.listens, policy); err != nil {
 		return err
