@@ -60,12 +60,13 @@ demo: deps build
 	$(GO) run ./test/demo
 
 .PHONY: lint
-lint: format vet staticcheck
+lint: format vet staticcheck generate
 
 .PHONY: format
-format:
+format: deps
 	@files=$$($(GO) tool gofumpt -l .); if [[ -n $$files ]]; then \
 		printf 'run "go tool gofumpt -w ." for these:\n%s\n' "$$files" >&2; exit 1; fi
+	@clang-format-14 --dry-run --Werror bpf/*.[ch]
 
 .PHONY: vet
 vet:
@@ -82,7 +83,7 @@ vuln:
 
 # Fails when what is committed is not what comes out.
 .PHONY: generate
-generate:
+generate: deps
 	$(GO) generate ./...
 	git diff --exit-code -- $$(git grep -lE '^// Code generated .* DO NOT EDIT\.$$' -- '*.go') '*.o'
 

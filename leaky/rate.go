@@ -72,6 +72,11 @@ func (r Rate) Units(t Time) uint64 {
 	return q
 }
 
+// Parts returns what r is made of, for arithmetic elsewhere: a unit costs
+// mult / 2^shift ticks, and max is the largest n whose product with mult, rounded
+// up, stays below 2^63.
+func (r Rate) Parts() (mult, limit uint64, shift uint8) { return r.mult, r.max, r.shift }
+
 // Unlimited reports whether r is the zero Rate.
 func (r Rate) Unlimited() bool { return r.mult == 0 }
 

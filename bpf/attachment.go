@@ -1,0 +1,8 @@
+package bpf
+
+// Modes, as the programs number them.
+const (
+	modeShape = iota
+	modePolice
+	modeObserve
+)

@@ -1,0 +1,241 @@
+package bpf
+
+import (
+	"encoding/binary"
+	"iter"
+	"slices"
+	"unsafe"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// numbers says by which numbers the kernel knows what a policy calls by name. They
+// stay the same over policies and restarts, as buckets and programs are marked with
+// them.
+type numbers struct {
+	limits      map[string]uint32 // below len(kernelPolicy.Limit) * 4
+	attachments map[string]uint32
+}
+
+// image is a policy as the programs read it.
+type image struct {
+	policy kernelPolicy
+	lines  []kernelLine
+	sets   map[shaper.Set]uint32
+	order  []shaper.Set // the keys of sets, by number
+}
+
+// hashes are the random multipliers of the table of buckets.
+type hashes [17][2]uint64
+
+const keyWords = uint64(len(hashes{}))
+
+// newImage writes p for the programs. Bits of sets are those of p.
+func newImage(p *shaper.Policy, n numbers, h hashes, bucketLines uint32) *image {
+	im := &image{sets: map[shaper.Set]uint32{}}
+	k := &im.policy
+	k.Hash = h
+	k.BucketLines = bucketLines
+	k.Paced = uint64(p.Paced())
+	for protocol := range k.Protocol {
+		k.Protocol[protocol] = uint64(p.ProtocolSet(shaper.Protocol(protocol)))
+	}
+	for name, number := range n.attachments {
+		k.Place[number] = uint64(p.PlaceSet(p.AttachIndex(name)))
+	}
+	for i := range p.Len() {
+		l := p.Limit(i)
+		bit := uint64(1) << i
+		if l.Observe {
+			k.Observed |= bit
+		}
+		if l.Connections > 0 || l.NewConnections.N > 0 {
+			k.Counted |= bit
+		}
+		k.Limit[i] = newLimit(l, p.Shape(i), p.NewConnections(i), n.limits[l.Name], h)
+	}
+	im.lines = append(im.lines, kernelLine{}) // line 0 stands for none
+	k.Source4 = im.segments4(p.Sources4())
+	k.Source6 = im.segments6(p.Sources6())
+	k.Destination4 = im.segments4(classes(p.Destinations4()))
+	k.Destination6 = im.segments6(classes(p.Destinations6()))
+	k.Port = im.segments4(ports(p.Ports()))
+	k.Sets = uint32(len(im.lines))
+	for chunk := range slices.Chunk(im.order, 8) {
+		var l kernelLine
+		for i, set := range chunk {
+			l.Word[i] = uint64(set)
+		}
+		im.lines = append(im.lines, l)
+	}
+	return im
+}
+
+// newLimit writes one limit, whose number is its own for ever.
+func newLimit(l *shaper.Limit, shape, newConns *leaky.Shape, number uint32, h hashes) kernelLimit {
+	k := kernelLimit{
+		MaxDelay:    uint64(shape.MaxDelay),
+		MarkDelay:   markDelay(l, shape),
+		Connections: uint32(l.Connections),
+		Overhead:    uint32(shape.Overhead),
+		Fields:      uint32(l.Key),
+		State:       number,
+	}
+	for i, m := range []struct {
+		rate  leaky.Rate
+		burst leaky.Time
+	}{{shape.Bytes, shape.BytesBurst}, {shape.Packets, shape.PacketsBurst}, {newConns.Packets, newConns.PacketsBurst}} {
+		k.Meter[i] = newMeter(m.rate, m.burst, uint64(number)*uint64(len(k.Meter))+uint64(i)+1, h)
+	}
+	k.Mask = [2][4]uint32{mask(96 + l.IPv4Prefix), mask(l.IPv6Prefix)}
+	if l.Excess == shaper.ExcessDrop {
+		k.Silent = 1
+	}
+	return k
+}
+
+func newMeter(rate leaky.Rate, burst leaky.Time, number uint64, h hashes) kernelMeter {
+	m := kernelMeter{Burst: uint64(burst), Id: number << 48}
+	var shift uint8
+	m.Rate.Mult, m.Rate.Max, shift = rate.Parts()
+	m.Rate.Shift = uint64(shift)
+	for i := range m.Hash {
+		m.Hash[i] = h[keyWords-1][i] * number
+	}
+	return m
+}
+
+// markDelay returns how long a packet of l may wait before it is marked.
+func markDelay(l *shaper.Limit, shape *leaky.Shape) uint64 {
+	if l.ECNMark <= 0 || l.ECNMark >= 100 {
+		return 1<<64 - 1
+	}
+	return uint64(shape.MaxDelay) / 100 * uint64(l.ECNMark)
+}
+
+// mask returns the first bits of an IPv6 address.
+func mask(bits int) [4]uint32 {
+	var m [4]uint32
+	for i := range m {
+		m[i] = ^uint32(0) << max(32-max(bits-32*i, 0), 0)
+	}
+	return m
+}
+
+// indexFrom is the number of lines from which an index by the upper 16 bits of a
+// number pays: it takes 512 KiB.
+const indexFrom = 512
+
+// segments4 writes segments of 32-bit numbers.
+func (im *image) segments4(all iter.Seq2[uint32, shaper.Class]) kernelSegments {
+	s := kernelSegments{Line: uint32(len(im.lines))}
+	var last *kernelLine4
+	var first shaper.Class
+	var starts []uint32 // of lines
+	n := 0
+	for start, c := range all {
+		if n == 0 {
+			first = c
+		}
+		if n%len(last.Start) == 0 {
+			im.lines = append(im.lines, kernelLine{})
+			starts = append(starts, start)
+		}
+		last = (*kernelLine4)(unsafe.Pointer(&im.lines[len(im.lines)-1]))
+		last.Start[last.Used] = start
+		last.Asn[last.Used] = c.ASN
+		last.Set[last.Used] = im.set(c.Set)
+		last.Used++
+		n++
+	}
+	if n == 1 && first.ASN == 0 {
+		im.lines = im.lines[:s.Line]
+		return kernelSegments{Set: uint64(first.Set)}
+	}
+	s.Lines = uint32(len(im.lines)) - s.Line
+	if s.Lines >= indexFrom {
+		s.Index = uint32(len(im.lines))
+		im.index(starts)
+	}
+	return s
+}
+
+// index writes, for each value of the upper 16 bits, the lines that may hold such a
+// number: the first of them, and the one after the last.
+func (im *image) index(starts []uint32) {
+	low, high := 0, 0
+	for upper := uint64(0); upper < 1<<16; upper++ {
+		if upper%8 == 0 {
+			im.lines = append(im.lines, kernelLine{})
+		}
+		for low+1 < len(starts) && uint64(starts[low+1]) <= upper<<16 {
+			low++
+		}
+		for high < len(starts) && uint64(starts[high]) < (upper+1)<<16 {
+			high++
+		}
+		im.lines[len(im.lines)-1].Word[upper%8] = uint64(low) | uint64(high)<<32
+	}
+}
+
+// segments6 writes segments of 128-bit numbers.
+func (im *image) segments6(all iter.Seq2[[16]byte, shaper.Class]) kernelSegments {
+	s := kernelSegments{Line: uint32(len(im.lines))}
+	var last *kernelLine6
+	var first shaper.Class
+	n := 0
+	for start, c := range all {
+		if n == 0 {
+			first = c
+		}
+		if n%len(last.Start) == 0 {
+			im.lines = append(im.lines, kernelLine{})
+		}
+		last = (*kernelLine6)(unsafe.Pointer(&im.lines[len(im.lines)-1]))
+		last.Start[last.Used] = [2]uint64{binary.BigEndian.Uint64(start[:8]), binary.BigEndian.Uint64(start[8:])}
+		last.Asn[last.Used] = c.ASN
+		last.Set[last.Used] = im.set(c.Set)
+		last.Used++
+		n++
+	}
+	if n == 1 && first.ASN == 0 {
+		im.lines = im.lines[:s.Line]
+		return kernelSegments{Set: uint64(first.Set)}
+	}
+	s.Lines = uint32(len(im.lines)) - s.Line
+	return s
+}
+
+// set returns the number of a set.
+func (im *image) set(set shaper.Set) uint32 {
+	n, ok := im.sets[set]
+	if !ok {
+		n = uint32(len(im.order))
+		im.sets[set] = n
+		im.order = append(im.order, set)
+	}
+	return n
+}
+
+// classes yields segments without an ASN.
+func classes[K any](all iter.Seq2[K, shaper.Set]) iter.Seq2[K, shaper.Class] {
+	return func(yield func(K, shaper.Class) bool) {
+		for start, set := range all {
+			if !yield(start, shaper.Class{Set: set}) {
+				return
+			}
+		}
+	}
+}
+
+// ports yields segments of ports as those of wider numbers.
+func ports(all iter.Seq2[uint16, shaper.Set]) iter.Seq2[uint32, shaper.Class] {
+	return func(yield func(uint32, shaper.Class) bool) {
+		for start, c := range classes(all) {
+			if !yield(uint32(start), c) {
+				return
+			}
+		}
+	}
+}

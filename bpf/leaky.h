@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The arithmetic of package leaky, statement for statement. A Bucket of that
+ * package is two virtual times, of bytes and of packets; here each is a word of
+ * its own. Times and costs are in ticks of 1/64 ns.
+ *
+ * Several CPUs share a bucket, so what package leaky does under a lock is done
+ * here with atomic operations: see bucket_charge. */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#define TICKS_PER_NANO 64ULL
+#define FOREVER (1ULL << 62)
+
+/* How fast units may pass: one costs mult / 2^shift ticks. mult is 0 for an
+ * unlimited rate; max is the largest n that rate_cost multiplies in 64 bits. */
+struct rate {
+	__u64 mult;
+	__u64 max;
+	__u64 shift;
+};
+
+/* Makes the compiler forget what it knows of a number, so that it keeps a check of
+ * its bounds that the verifier needs to see. */
+#define hide(n) asm volatile("" : "+r"(n))
+
+static __always_inline __u64 time_sub(__u64 t, __u64 u)
+{
+	return t < u ? 0 : t - u;
+}
+
+static __always_inline __u64 time_add(__u64 t, __u64 d)
+{
+	__u64 sum = t + d;
+
+	return sum >= t ? sum : ~0ULL;
+}
+
+static __always_inline __u64 time_max(__u64 t, __u64 u)
+{
+	return t > u ? t : u;
+}
+
+/* The cost of n units in 128 bits, at most FOREVER. */
+static __noinline __u64 rate_big_cost(__u64 mult, __u64 shift, __u64 n)
+{
+	__u64 lo_lo = (n & 0xffffffff) * (mult & 0xffffffff);
+	__u64 lo_hi = (n & 0xffffffff) * (mult >> 32);
+	__u64 hi_lo = (n >> 32) * (mult & 0xffffffff);
+	__u64 hi_hi = (n >> 32) * (mult >> 32);
+	__u64 mid = (lo_lo >> 32) + (lo_hi & 0xffffffff) + hi_lo;
+	__u64 lo = mid << 32 | (lo_lo & 0xffffffff);
+	__u64 hi = hi_hi + (lo_hi >> 32) + (mid >> 32);
+	__u64 up = (1ULL << (shift & 63)) - 1;
+
+	lo += up;
+	hi += lo < up;
+	shift &= 63;
+	if (hi >> shift)
+		return FOREVER;
+	if (shift)
+		lo = hi << (64 - shift) | lo >> shift;
+	return lo < FOREVER ? lo : FOREVER;
+}
+
+/* The time n units take, rounded up; at most FOREVER. */
+static __always_inline __u64 rate_cost(const struct rate *r, __u64 n)
+{
+	if (n > r->max)
+		return rate_big_cost(r->mult, r->shift, n);
+	return (n * r->mult + ((1ULL << (r->shift & 63)) - 1)) >> (r->shift & 63);
+}
+
+/* The earliest instant, not before now, at which the next unit may leave. */
+static __always_inline __u64 bucket_depart(__u64 t, __u64 burst, __u64 now)
+{
+	return time_max(now, time_sub(t, burst));
+}
+
+/* Charges a unit that leaves, or is given a place in the queue, at now:
+ *
+ *	t = max(t, now) + cost
+ *
+ * as one step. Returns t as it was before. A bucket with a backlog takes one
+ * atomic addition, which cannot fail. One that has drained takes a
+ * compare-and-swap, which fails only when another CPU has just charged it, and
+ * then most often finds a backlog. */
+static __always_inline __u64 bucket_charge(__u64 *bucket, __u64 cost, __u64 now)
+{
+	__u64 t = *(volatile __u64 *)bucket;
+
+	for (int i = 0; i < 4; i++) {
+		__u64 seen;
+
+		if (t >= now)
+			break;
+		seen = __sync_val_compare_and_swap(bucket, t, now + cost);
+		if (seen == t)
+			return t;
+		t = seen;
+	}
+	return __sync_fetch_and_add(bucket, cost);
+}
+
+/* Takes back a charge. */
+static __always_inline void bucket_refund(__u64 *bucket, __u64 cost)
+{
+	__sync_fetch_and_sub(bucket, cost);
+}
+
+/* Puts a bucket at least as deep into debt as t. */
+static __always_inline void bucket_merge(__u64 *bucket, __u64 t)
+{
+	__u64 seen = *(volatile __u64 *)bucket;
+
+	for (int i = 0; i < 4; i++) {
+		__u64 was = seen;
+
+		if (was >= t)
+			return;
+		seen = __sync_val_compare_and_swap(bucket, was, t);
+		if (seen == was)
+			return;
+	}
+}

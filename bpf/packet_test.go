@@ -1,0 +1,266 @@
+package bpf
+
+import (
+	"encoding/binary"
+	"hash/fnv"
+	"math/rand/v2"
+	"net/netip"
+
+	"shaperd/shaper"
+)
+
+// sample is a packet, and what it is to a policy, by how it was made.
+type sample struct {
+	data     []byte
+	ip       bool // nothing else is shaped
+	flow     shaper.Flow
+	bytes    uint64
+	segments uint64
+	gsoSize  uint32
+	stamp    uint64 // of its departure, ns; 0 is none
+}
+
+// Numbers of IP protocols, for the tests.
+const (
+	ipICMP   = 1
+	ipTCP    = 6
+	ipUDP    = 17
+	ipSCTP   = 132
+	ipICMPv6 = 58
+)
+
+// maker makes random packets of few flows, so that keys come back.
+type maker struct {
+	*rand.Rand
+	flows     []tuple
+	fragments map[fragmentKey][2]uint16
+}
+
+// tuple is what the packets of a flow have in common.
+type tuple struct {
+	source, destination netip.Addr
+	protocol            byte
+	sport, dport        uint16
+}
+
+type fragmentKey struct {
+	source, destination netip.Addr
+	id                  uint32
+	protocol            byte
+}
+
+func newMaker(rnd *rand.Rand) *maker {
+	m := &maker{Rand: rnd, fragments: map[fragmentKey][2]uint16{}}
+	for range 300 {
+		ipv4 := m.IntN(2) == 0
+		protocol := []byte{ipTCP, ipTCP, ipTCP, ipUDP, ipUDP, ipICMP, ipSCTP}[m.IntN(7)]
+		if protocol == ipICMP && !ipv4 {
+			protocol = ipICMPv6
+		}
+		m.flows = append(m.flows, tuple{
+			m.address(ipv4), m.address(ipv4), protocol,
+			uint16(1024 + m.IntN(3)), somePorts[m.IntN(len(somePorts))],
+		})
+	}
+	return m
+}
+
+// address draws from a space that random prefixes cut.
+func (m *maker) address(ipv4 bool) netip.Addr {
+	if ipv4 {
+		return netip.AddrFrom4([4]byte{byte(10 + m.IntN(2)), byte(m.IntN(2)), byte(m.IntN(3)), byte(m.IntN(4))})
+	}
+	a := [16]byte{0x20, 0x01, 0x0d, byte(0xb8 + m.IntN(2))}
+	a[7], a[8], a[15] = byte(m.IntN(3)), byte(m.IntN(2)), byte(m.IntN(4))
+	return netip.AddrFrom16(a)
+}
+
+var somePorts = []uint16{22, 53, 80, 443, 5432, 8000, 8005, 8010, 65535}
+
+// packet makes a packet.
+func (m *maker) packet() sample {
+	var s sample
+	flow := m.flows[m.IntN(len(m.flows))]
+	source, destination, protocol := flow.source, flow.destination, flow.protocol
+	sport, dport := flow.sport, flow.dport
+	ipv4 := source.Is4()
+	payload := m.IntN(300)
+	s.segments = 1
+	s.ip = true
+
+	var l4 []byte
+	ported := false
+	switch protocol {
+	case ipTCP:
+		l4 = make([]byte, 20+4*m.IntN(5))
+		l4[12] = byte(len(l4)/4) << 4
+		l4[13] = 0x10
+		ported = true
+	case ipUDP:
+		l4 = make([]byte, 8)
+		ported = true
+	}
+	if ported {
+		binary.BigEndian.PutUint16(l4, sport)
+		binary.BigEndian.PutUint16(l4[2:], dport)
+	}
+	headers := len(l4)
+	l4 = append(l4, make([]byte, payload)...)
+
+	// A part of the packets are fragments, cut off, or trains of segments.
+	fragment, first := m.IntN(10) == 0, m.IntN(2) == 0
+	id := uint32(m.IntN(50))
+	switch {
+	case fragment:
+		key := fragmentKey{source, destination, id, protocol}
+		switch {
+		case !first:
+			headers = 0
+			sport, dport = m.fragments[key][0], m.fragments[key][1]
+		case ported:
+			m.fragments[key] = [2]uint16{sport, dport}
+		}
+		if !ported {
+			sport, dport = 0, 0
+		}
+	case m.IntN(20) == 0: // what is left is less than a header
+		l4 = l4[:m.IntN(min(len(l4), 8)+1)]
+		if len(l4) < headers {
+			headers = 0
+			sport, dport = 0, 0
+		}
+	case (protocol == ipTCP || protocol == ipUDP) && m.IntN(5) == 0:
+		s.gsoSize = uint32(1 + m.IntN(100))
+		s.segments = uint64(1 + m.IntN(40))
+	}
+	if !ported {
+		sport, dport = 0, 0
+	}
+	s.bytes = max(uint64(len(l4)-headers), 1)
+
+	var l3 []byte
+	if ipv4 {
+		l3 = m.ipv4(source, destination, protocol, l4, fragment, first, id)
+	} else {
+		l3 = m.ipv6(source, destination, protocol, l4, fragment, first, id)
+	}
+	s.data = append(m.ethernet(ipv4), l3...)
+	s.data = append(s.data, make([]byte, m.IntN(2)*m.IntN(46))...) // padding is no payload
+
+	h := fnv.New64a()
+	_, _ = h.Write(source.AsSlice())
+	_, _ = h.Write(destination.AsSlice())
+	_, _ = h.Write([]byte{byte(sport >> 8), byte(sport), byte(dport >> 8), byte(dport), protocol})
+	s.flow = shaper.Flow{Source: source, Destination: destination, Port: dport, Connection: h.Sum64()}
+	switch protocol {
+	case ipTCP:
+		s.flow.Protocol = shaper.TCP
+	case ipUDP:
+		s.flow.Protocol = shaper.UDP
+	case ipICMP, ipICMPv6:
+		s.flow.Protocol = shaper.ICMP
+	}
+	if m.IntN(50) == 0 && !fragment {
+		m.spoil(&s, ipv4)
+	}
+	return s
+}
+
+// spoil makes a packet that is no IP.
+func (m *maker) spoil(s *sample, ipv4 bool) {
+	s.ip = false
+	at := 12
+	for binary.BigEndian.Uint16(s.data[at:]) == 0x8100 || binary.BigEndian.Uint16(s.data[at:]) == 0x88a8 {
+		at += 4
+	}
+	l3 := at + 2
+	size := 40
+	if ipv4 {
+		size = 20
+	}
+	switch n := m.IntN(3); {
+	case n == 0:
+		s.data[at], s.data[at+1] = 0x08, 0x06 // ARP
+	case n == 1 || at == 12: // a test run takes no bare IP header that is cut off
+		s.data[l3] ^= 0x10 // the version of another IP
+	default:
+		s.data = s.data[:l3+1+m.IntN(size-1)]
+	}
+}
+
+func (m *maker) ethernet(ipv4 bool) []byte {
+	b := make([]byte, 12)
+	for range m.IntN(4) - 1 { // 0, 0, 1 or 2 tags
+		b = append(b, 0x81, 0x00, 0, byte(m.IntN(256)))
+	}
+	if len(b) > 16 {
+		b[12], b[13] = 0x88, 0xa8
+	}
+	if ipv4 {
+		return append(b, 0x08, 0x00)
+	}
+	return append(b, 0x86, 0xdd)
+}
+
+func (m *maker) ipv4(source, destination netip.Addr, protocol byte, l4 []byte, fragment, first bool, id uint32) []byte {
+	b := make([]byte, 20+4*m.IntN(3)) // with options
+	b[0] = 0x40 | byte(len(b)/4)
+	binary.BigEndian.PutUint16(b[2:], uint16(len(b)+len(l4)))
+	binary.BigEndian.PutUint16(b[4:], uint16(id))
+	if fragment && first {
+		b[6] = 0x20
+	} else if fragment {
+		binary.BigEndian.PutUint16(b[6:], uint16(m.IntN(2))<<13|uint16(1+m.IntN(8000)))
+	} else if m.IntN(2) == 0 {
+		b[6] = 0x40 // not to be fragmented
+	}
+	b[9] = protocol
+	copy(b[12:], source.AsSlice())
+	copy(b[16:], destination.AsSlice())
+	return append(b, l4...)
+}
+
+func (m *maker) ipv6(source, destination netip.Addr, protocol byte, l4 []byte, fragment, first bool, id uint32) []byte {
+	type extension struct {
+		number byte
+		data   []byte
+	}
+	var chain []extension
+	if m.IntN(4) == 0 {
+		chain = append(chain, extension{0, make([]byte, 8*(1+m.IntN(2)))})
+	}
+	if m.IntN(8) == 0 {
+		chain = append(chain, extension{43, make([]byte, 8)})
+	}
+	if fragment {
+		f := make([]byte, 8)
+		if first {
+			f[3] = 1
+		} else {
+			binary.BigEndian.PutUint16(f[2:], uint16(1+m.IntN(8000))<<3|uint16(m.IntN(2)))
+		}
+		binary.BigEndian.PutUint32(f[4:], id)
+		chain = append(chain, extension{44, f})
+	}
+	if m.IntN(8) == 0 && (!fragment || first) {
+		chain = append(chain, extension{60, make([]byte, 8)})
+	}
+	next := protocol
+	body := l4
+	for i := len(chain) - 1; i >= 0; i-- {
+		e := chain[i]
+		e.data[0] = next
+		if e.number != 44 {
+			e.data[1] = byte(len(e.data)/8 - 1)
+		}
+		next = e.number
+		body = append(e.data, body...)
+	}
+	b := make([]byte, 40)
+	b[0] = 0x60
+	binary.BigEndian.PutUint16(b[4:], uint16(len(body)))
+	b[6], b[7] = next, 64
+	copy(b[8:], source.AsSlice())
+	copy(b[24:], destination.AsSlice())
+	return append(b, body...)
+}

@@ -1,0 +1,347 @@
+package bpf
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+	"shaperd/shaper/asn"
+)
+
+var (
+	seed     = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random tests")
+	policies = flag.Int("policies", 200, "random policies of the parity test")
+	packets  = flag.Int("packets", 5000, "random packets for each of them")
+)
+
+func newRand(t testing.TB) *rand.Rand {
+	t.Logf("-seed=%d", *seed)
+	return rand.New(rand.NewPCG(*seed, 0))
+}
+
+// skb is struct __sk_buff, in which a test run gives and returns what goes with a
+// packet.
+type skb struct {
+	_           [38]uint32
+	Tstamp      uint64
+	_           uint32
+	GSOSegments uint32
+	_           uint64
+	GSOSize     uint32
+	_           uint32
+	_           uint64
+}
+
+// bench is the programs under test, on a clock of the test's own.
+type bench struct {
+	*kernel
+	kernelPrograms
+	kernelVariables
+}
+
+// testKeys is more than any test has, so that none is evicted.
+const testKeys = 1 << 17
+
+var longestBurst = leaky.FromDuration(shaper.MaxBurstTime)
+
+func newBench(t testing.TB, at kernelAttachment) *bench {
+	t.Helper()
+	k, err := newKernel(testKeys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { k.kernelMaps.Close() })
+	b := &bench{kernel: k}
+	var objects struct {
+		kernelPrograms
+		kernelVariables
+	}
+	if err := k.load(at, map[string]any{kernelVarUnderTest: uint32(1)}, &objects); err != nil {
+		t.Fatalf("%+v", err)
+	}
+	b.kernelPrograms, b.kernelVariables = objects.kernelPrograms, objects.kernelVariables
+	t.Cleanup(func() { b.kernelPrograms.Close() })
+	return b
+}
+
+// Actions of tc.
+const (
+	tcNext = math.MaxUint32
+	tcDrop = 2
+)
+
+// run gives a packet to the tc program at now, and returns the verdict, the
+// decision and the packet's stamp.
+func (b *bench) run(t testing.TB, s *sample, now uint64) (action uint32, d kernelDecision, stamp uint64) {
+	t.Helper()
+	if err := b.TestNow.Set(now); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.TestDecision.Set(kernelDecision{}); err != nil {
+		t.Fatal(err)
+	}
+	in := skb{Tstamp: s.stamp, GSOSize: s.gsoSize}
+	if s.gsoSize > 0 {
+		in.GSOSegments = uint32(s.segments)
+	}
+	var out skb
+	action, err := b.ShaperdTc.Run(&ebpf.RunOptions{Data: s.data, Context: in, ContextOut: &out})
+	if err != nil {
+		t.Fatalf("run: %v: %+v %x", err, in, s.data)
+	}
+	if err := b.TestDecision.Get(&d); err != nil {
+		t.Fatal(err)
+	}
+	return action, d, out.Tstamp
+}
+
+// randomLimits makes limits of one attachment, which match packets of a maker.
+func randomLimits(m *maker) []shaper.Limit {
+	limits := make([]shaper.Limit, 1+m.IntN(6))
+	if m.IntN(20) == 0 {
+		limits = make([]shaper.Limit, shaper.MaxLimits)
+	}
+	for i := range limits {
+		l := shaper.Limit{
+			Name: fmt.Sprint("l", i), IPv4Prefix: 1 + m.IntN(32), IPv6Prefix: 1 + m.IntN(128),
+			Key:      shaper.Fields(m.Uint64N(64)) &^ shaper.KeyListen,
+			MaxDelay: time.Duration(m.Uint64N(uint64(time.Second))) * time.Duration(m.IntN(2)),
+			ECNMark:  m.IntN(101),
+			Observe:  m.IntN(8) == 0,
+			Match:    shaper.Match{Attach: []string{"here"}},
+		}
+		if m.IntN(8) == 0 {
+			l.Match.Attach = []string{"elsewhere"}
+		}
+		if m.IntN(3) == 0 {
+			l.Match.Protocol = shaper.Protocol(m.IntN(4))
+		}
+		for range m.IntN(4) * m.IntN(2) {
+			l.Match.Source = append(l.Match.Source, m.prefix())
+		}
+		for range m.IntN(4) * m.IntN(2) {
+			l.Match.Destination = append(l.Match.Destination, m.prefix())
+		}
+		for range m.IntN(3) * m.IntN(2) {
+			l.Match.ASN = append(l.Match.ASN, uint32(1+m.IntN(4)))
+		}
+		if l.Match.Protocol != shaper.ICMP {
+			for range m.IntN(3) * m.IntN(2) {
+				first := somePorts[m.IntN(len(somePorts))]
+				l.Match.Port = append(l.Match.Port, shaper.PortRange{First: first, Last: first + uint16(m.Uint64N(uint64(min(math.MaxUint16-int(first), 20)+1)))})
+			}
+		}
+		kinds := 1 + m.IntN(3)
+		if kinds&1 != 0 {
+			l.Rate = m.logarithmic(1e5, 1e8)
+			if m.IntN(4) == 0 {
+				l.Rate = m.logarithmic(shaper.MinRate, shaper.MaxRate)
+			}
+			l.Burst = m.Uint64N(3000) * m.Uint64N(2)
+			l.Overhead = m.IntN(60) * m.IntN(2)
+			if leaky.NewRate(l.Rate, 8*time.Second).Cost(l.Burst) > longestBurst {
+				l.Burst = 0
+			}
+		}
+		if kinds&2 != 0 {
+			l.Packets = shaper.Frequency{N: m.logarithmic(10, 1e5), Per: time.Second}
+			if m.IntN(4) == 0 {
+				l.Packets = shaper.Frequency{N: m.logarithmic(1, 1e12), Per: time.Duration(1 + m.Int64N(int64(shaper.MaxPer)))}
+			}
+			l.BurstPackets = m.Uint64N(20) * m.Uint64N(2)
+			if leaky.NewRate(l.Packets.N, l.Packets.Per).Cost(l.BurstPackets) > longestBurst {
+				l.BurstPackets = 0
+			}
+		}
+		limits[i] = l
+	}
+	return limits
+}
+
+// logarithmic draws a number from a to b, each order of magnitude as often.
+func (m *maker) logarithmic(a, b float64) uint64 {
+	return uint64(a * math.Exp(m.Float64()*math.Log(b/a)))
+}
+
+func (m *maker) prefix() netip.Prefix {
+	a := m.address(m.IntN(2) == 0)
+	p, _ := a.Prefix(m.IntN(a.BitLen() + 1))
+	return p
+}
+
+func asnTable(t testing.TB, m *maker) *asn.Table {
+	var ranges []asn.Range
+	for i := range 4 {
+		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(10 + i/2), byte(i % 2)}), 16)
+		ranges = append(ranges, asn.Range{First: p.Addr(), Last: lastOf(p), ASN: uint32(1 + m.IntN(4))})
+	}
+	p := netip.MustParsePrefix("2001:db8::/56")
+	ranges = append(ranges, asn.Range{First: p.Addr(), Last: lastOf(p), ASN: uint32(1 + m.IntN(4))})
+	table, err := asn.New(ranges)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return table
+}
+
+func lastOf(p netip.Prefix) netip.Addr {
+	b := p.Addr().AsSlice()
+	for i := p.Bits(); i < len(b)*8; i++ {
+		b[i/8] |= 0x80 >> (i % 8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// expect says what package shaper decides over a packet.
+func expect(s *shaper.Shaper, p *shaper.Policy, k *sample, now leaky.Time) (shaper.Decision, bool) {
+	f := k.flow
+	f.Listen = p.AttachIndex("here")
+	r := p.Route(&f)
+	if !k.ip || r.ToDownstream == 0 {
+		return shaper.Decision{}, false
+	}
+	var observed shaper.Set
+	for i := range r.ToDownstream.All {
+		if p.Limit(i).Observe {
+			observed |= 1 << i
+		}
+	}
+	if observed != 0 {
+		s.Decide(p, &f, r, observed, k.bytes, k.segments, now)
+	}
+	return s.Decide(p, &f, r, r.ToDownstream&^observed, k.bytes, k.segments, now), true
+}
+
+func testHashes(m *maker) (h hashes) {
+	for i := range h {
+		h[i] = [2]uint64{m.Uint64(), m.Uint64()}
+	}
+	return h
+}
+
+// TestParity runs random packets through package shaper and through the program in
+// the kernel: they must agree over every packet, to the tick.
+func TestParity(t *testing.T) {
+	rnd := newRand(t)
+	b := newBench(t, kernelAttachment{Place: 3, Mode: modeShape, Ethernet: 1, Keep: 1})
+	var delays, refusals, stamped, unlimited int
+	for policy := range *policies {
+		m := newMaker(rnd)
+		h := testHashes(m)
+		now := leaky.Time(m.Uint64N(uint64(leaky.Forever)/64)) * 64
+		s := shaper.New(testKeys)
+		b.clear(t)
+		limits := randomLimits(m)
+		p, err := s.Compile(limits, nil, []shaper.Attachment{{Name: "here"}, {Name: "elsewhere"}}, asnTable(t, m), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := numbers{limits: map[string]uint32{}, attachments: map[string]uint32{"here": 3, "elsewhere": 9}}
+		for i, l := range limits {
+			n.limits[l.Name] = uint32(255 - i)
+		}
+		s.Swap(p, now)
+		if err := b.swap(newImage(p, n, h, b.Buckets.MaxEntries())); err != nil {
+			t.Fatal(err)
+		}
+		for i := range *packets {
+			k := m.packet()
+			if m.IntN(10) == 0 {
+				k.stamp = uint64(now/64) + m.Uint64N(1e8)
+			}
+			now += m.pause()
+			want, limited := expect(s, p, &k, now)
+			action, got, stamp := b.run(t, &k, uint64(now/64))
+			wantAction, wantStamp := uint32(tcNext), k.stamp
+			if limited {
+				if want.Verdict == shaper.Refuse {
+					wantAction = tcDrop
+				} else {
+					wantStamp = max(wantStamp, uint64(want.Depart.Duration()))
+				}
+			}
+			number := uint32(math.MaxUint32)
+			if want.Limit >= 0 {
+				number = uint32(want.Limit)
+			}
+			if !limited {
+				unlimited++
+				if (got != kernelDecision{}) || action != wantAction || stamp != wantStamp {
+					t.Fatalf("policy %d, packet %d, under no limit: %d %+v stamp %d, want stamp %d\n%x", policy, i, int32(action), got, stamp, wantStamp, k.data)
+				}
+				continue
+			}
+			var bytes, segments uint32
+			if err := errors.Join(b.TestBytes.Get(&bytes), b.TestSegments.Get(&segments)); err != nil {
+				t.Fatal(err)
+			}
+			if uint64(bytes) != k.bytes || uint64(segments) != k.segments {
+				t.Fatalf("policy %d, packet %d: %d bytes in %d segments, want %d in %d\n%+v\n%x", policy, i, bytes, segments, k.bytes, k.segments, k.flow, k.data)
+			}
+			if action != wantAction || stamp != wantStamp && action != tcDrop || got.Verdict != uint32(want.Verdict) ||
+				got.Reason != uint32(want.Reason) || leaky.Time(got.Depart) != want.Depart || got.Limit != number {
+				t.Fatalf("policy %d, packet %d at %d: kernel %d %+v stamp %d, shaper %+v stamp %d\n%+v\n%+v\n%x",
+					policy, i, now, int32(action), got, stamp, want, wantStamp, k.flow, *p.Limit(max(want.Limit, 0)), k.data)
+			}
+			switch want.Verdict {
+			case shaper.Delay:
+				delays++
+			case shaper.Refuse:
+				refusals++
+			}
+			if k.stamp > 0 && stamp == k.stamp {
+				stamped++
+			}
+		}
+	}
+	if c, err := b.tableCounts(); err != nil || c.EvictedIndebted > 0 || c.Lost > 0 {
+		t.Errorf("%+v, %v: the table is too small for this test", c, err)
+	}
+	total := *policies * *packets
+	t.Logf("%d packets: %d delayed, %d refused, %d under no limit, %d kept a later stamp", total, delays, refusals, unlimited, stamped)
+	for what, n := range map[string]int{"delays": delays, "refusals": refusals, "packets under no limit": unlimited, "later stamps": stamped} {
+		if n < total/200 {
+			t.Errorf("only %d %s", n, what)
+		}
+	}
+}
+
+// clear makes the programs forget all they saw.
+func (b *bench) clear(t *testing.T) {
+	t.Helper()
+	lines := b.Buckets.MaxEntries()
+	keys := make([]uint32, lines)
+	for i := range keys {
+		keys[i] = uint32(i)
+	}
+	if _, err := b.Buckets.BatchUpdate(keys, make([]kernelBucketLine, lines), nil); err != nil {
+		t.Fatal(err)
+	}
+	var key kernelFragment
+	for b.Fragments.NextKey(nil, &key) == nil {
+		if err := b.Fragments.Delete(&key); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// pause is how long until the next packet, in whole ns, as packets are stamped.
+func (m *maker) pause() leaky.Time {
+	switch m.IntN(1000) {
+	case 0:
+		return leaky.Time(m.Uint64N(1e9)) * 64 * 3600 // days
+	case 1, 2:
+		return leaky.Time(m.Uint64N(1e9)) * 64
+	}
+	return leaky.Time(m.Uint64N(1e6)) * 64 * leaky.Time(m.IntN(2))
+}

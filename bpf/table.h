@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The table of buckets: virtual times by limit and key, in lines of one cache line
+ * each. A key may stand in one of two lines and goes to the one with more room
+ * (Azar, Broder, Karlin and Upfal, "Balanced allocations", 1999), which fills half
+ * of all places before hardly one key in 100,000 finds no room. A drained bucket
+ * is room: it equals a fresh one.
+ *
+ * When neither line has room the key takes the place of the one that drains first,
+ * and the line's floor keeps what that one owed. A newcomer inherits the floors of
+ * its lines: see package shaper, whose table does the same.
+ *
+ * All CPUs use the table at once and none waits for another. A tag of 64 bits
+ * stands for a key: 16 bits for the limit's meter, 48 of a universal hash of the
+ * key with random multipliers, so nobody outside can look for two keys that share
+ * a bucket, and two of a million share one with a chance of one in a hundred
+ * thousand. */
+#pragma once
+
+#include "policy.h"
+
+#define PLACES 4
+#define NOWHERE (~0U)
+
+struct bucket_line {
+	__u64 tag[PLACES]; /* 0 is empty */
+	__u64 until[PLACES];
+};
+
+/* Sized when the programs are loaded. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct bucket_line);
+} buckets SEC(".maps");
+
+/* What evicted keys owed, a line of buckets each. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} floors SEC(".maps");
+
+struct table_count {
+	__u64 entries; /* places ever taken: they are reused, not emptied */
+	__u64 evicted_drained;
+	__u64 evicted_indebted;
+	__u64 lost; /* found no place because other CPUs were faster */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct table_count);
+} table_counts SEC(".maps");
+
+static __always_inline __u64 load_word(const __u64 *word)
+{
+	return *(const volatile __u64 *)word;
+}
+
+/* The two functions below are written without a branch: the verifier would follow
+ * each one's both ways, and all their combinations. */
+
+/* Returns the place in the table of a tag, if line l holds it, or NOWHERE. */
+static __always_inline __u32 find_tag(const struct bucket_line *l, __u32 line, __u64 tag)
+{
+	/* The lowest bit of each number below 16, a hexadecimal digit each. */
+	const __u64 lowest_of = 0x0102010301020100;
+	__u64 found = 0;
+
+#pragma unroll
+	for (int i = 0; i < PLACES; i++) {
+		__u64 other = load_word(&l->tag[i]) ^ tag;
+
+		found |= ((other | -other) >> 63 ^ 1) << i;
+	}
+	return found ? line * PLACES + (lowest_of >> found * 4 & 3) : NOWHERE;
+}
+
+/* The place of a line that drains first, and how many have drained. */
+struct room {
+	__u64 until;
+	__u64 drained;
+	__u64 place;
+};
+
+static __always_inline struct room room_in(const struct bucket_line *l, __u64 now)
+{
+	struct room r = { .until = FOREVER << 1 };
+
+#pragma unroll
+	for (__u64 i = 0; i < PLACES; i++) {
+		__u64 tag = load_word(&l->tag[i]);
+		__u64 taken = -((tag | -tag) >> 63), sooner;
+		__u64 until;
+
+		hide(taken);
+		until = (load_word(&l->until[i]) | 1) & taken; /* 0 in an empty place */
+		sooner = -((until - r.until) >> 63);
+		hide(sooner);
+		r.drained += (until - now - 1) >> 63;
+		r.until ^= (until ^ r.until) & sooner;
+		r.place ^= (i ^ r.place) & sooner;
+	}
+	return r;
+}
+
+/* The functions that are not static are checked by the verifier by themselves, and
+ * not once more for each way that leads to a call. */
+
+/* Puts the newcomers to a line at least as deep into debt as t. */
+__noinline int raise_floor(__u32 line, __u64 t)
+{
+	__u64 *floor = bpf_map_lookup_elem(&floors, &line);
+
+	if (floor)
+		bucket_merge(floor, t);
+	return 0;
+}
+
+/* Puts the bucket at a place at least as deep into debt as newcomers to its lines. */
+__noinline int inherit(__u32 place, __u32 first, __u32 second)
+{
+	__u32 line = place / PLACES;
+	struct bucket_line *l = bpf_map_lookup_elem(&buckets, &line);
+	__u64 *a = bpf_map_lookup_elem(&floors, &first);
+	__u64 *b = bpf_map_lookup_elem(&floors, &second);
+
+	if (l && a && b)
+		bucket_merge(&l->until[place % PLACES], time_max(load_word(a), load_word(b)));
+	return 0;
+}
+
+/* Makes a place for tag, which is in neither line, and returns it; NOWHERE when
+ * another CPU was faster. */
+__noinline __u32 table_insert(__u64 tag, __u32 first, __u32 second, __u64 now)
+{
+	struct bucket_line *a = bpf_map_lookup_elem(&buckets, &first), *l = a;
+	struct bucket_line *b = bpf_map_lookup_elem(&buckets, &second);
+	__u32 zero = 0, line = first, i, earlier;
+	struct table_count *count = bpf_map_lookup_elem(&table_counts, &zero);
+	struct room r, rb;
+	__u64 was;
+
+	if (!a || !b || !count)
+		return NOWHERE;
+	r = room_in(a, now);
+	rb = room_in(b, now);
+	if (rb.drained > r.drained || (!rb.drained && !r.drained && rb.until < r.until)) {
+		l = b;
+		line = second;
+		r = rb;
+	}
+	i = r.place % PLACES;
+	was = load_word(&l->tag[i]);
+	if (r.until > now)
+		raise_floor(line, r.until);
+	if (__sync_val_compare_and_swap(&l->tag[i], was, tag) != was)
+		return NOWHERE;
+	if (!was)
+		count->entries++;
+	else if (r.until <= now)
+		count->evicted_drained++;
+	else
+		count->evicted_indebted++;
+	inherit(line * PLACES + i, first, second);
+	/* Another CPU may have put the same tag elsewhere at the same time. Both see
+	 * both now, and take the first. */
+	earlier = find_tag(a, first, tag);
+	if (earlier == NOWHERE)
+		earlier = find_tag(b, second, tag);
+	if (earlier == NOWHERE || earlier == line * PLACES + i)
+		return line * PLACES + i;
+	if (__sync_val_compare_and_swap(&l->tag[i], tag, 0) == tag && !was)
+		count->entries--;
+	return earlier;
+}
+
+/* Returns the place of a tag, new if it had none; NOWHERE when other CPUs were
+ * faster four times over. first and second are its lines. */
+__noinline __u32 table_place(__u64 tag, __u32 first, __u32 second, __u64 now)
+{
+	__u32 place = NOWHERE, zero = 0;
+	struct table_count *count;
+
+	for (int i = 0; i < 4 && place == NOWHERE; i++) {
+		const struct bucket_line *a = bpf_map_lookup_elem(&buckets, &first);
+		const struct bucket_line *b = bpf_map_lookup_elem(&buckets, &second);
+
+		if (!a || !b)
+			return NOWHERE;
+		place = find_tag(a, first, tag);
+		if (place == NOWHERE)
+			place = find_tag(b, second, tag);
+		if (place == NOWHERE)
+			place = table_insert(tag, first, second, now);
+	}
+	count = bpf_map_lookup_elem(&table_counts, &zero);
+	if (place == NOWHERE && count)
+		count->lost++;
+	return place;
+}
+
+/* Returns the bucket at a place, if it is still that of tag. */
+static __always_inline __u64 *bucket_at(__u32 place, __u64 tag)
+{
+	__u32 line = place / PLACES;
+	struct bucket_line *l = bpf_map_lookup_elem(&buckets, &line);
+
+	if (!l || load_word(&l->tag[place % PLACES]) != tag)
+		return 0;
+	return &l->until[place % PLACES];
+}
