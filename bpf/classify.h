@@ -7,8 +7,7 @@
 #include "packet.h"
 #include "policy.h"
 
-struct class
-{
+struct found {
 	__u64 set;
 	__u32 asn;
 };
@@ -27,7 +26,7 @@ static __always_inline __u64 set_at(const struct policy *p, void *table, __u32 i
 
 /* Finds the segment of n: the last one that starts at n or before. */
 static __always_inline void find4(const struct policy *p, void *table, const struct segments *s, __u32 n,
-				  struct class *c)
+				  struct found *c)
 {
 	__u32 low = 0, high = s->lines; /* the segment's line is in [low, high) */
 	struct line4 *l;
@@ -76,7 +75,7 @@ static __always_inline int at_or_before(const __u64 start[2], const __u64 n[2])
 }
 
 static __always_inline void find6(const struct policy *p, void *table, const struct segments *s, const __u64 n[2],
-				  struct class *c)
+				  struct found *c)
 {
 	__u32 low = 0, high = s->lines;
 	struct line6 *l;
@@ -103,7 +102,7 @@ static __always_inline void find6(const struct policy *p, void *table, const str
 
 /* Finds the class of an address, IPv4 or IPv6. */
 static __always_inline void find_address(const struct policy *p, void *table, const struct segments *s4,
-					 const struct segments *s6, const __u32 *address, int ipv4, struct class *c)
+					 const struct segments *s6, const __u32 *address, int ipv4, struct found *c)
 {
 	c->asn = 0;
 	if (ipv4) {
@@ -125,7 +124,7 @@ static __always_inline __u64 classify(const struct policy *p, struct packet *k, 
 	__u32 slot = p->slot;
 	void *table = bpf_map_lookup_elem(&tables, &slot);
 	__u64 set = p->place[place % MAX_PLACES] & p->protocol[k->protocol % PROTOCOLS];
-	struct class c;
+	struct found c;
 
 	find_address(p, table, &p->source4, &p->source6, k->source, k->ipv4, &c);
 	k->asn = c.asn;

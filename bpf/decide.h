@@ -91,6 +91,12 @@ struct {
 	__type(value, struct scratch);
 } scratches SEC(".maps");
 
+/* Parses the scratch's head: see parse_packet. */
+__noinline int parse(struct scratch *s, int ethernet)
+{
+	return s ? parse_packet(&s->head, &s->packet, ethernet) : 0;
+}
+
 /* The number of the lowest bit of a set that is not empty (Leiserson, Prokop and
  * Randall, "Using de Bruijn sequences to index a 1 in a computer word", 1998). */
 static const __u8 lowest_bit[64] = {

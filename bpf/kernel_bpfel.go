@@ -200,6 +200,7 @@ const (
 	kernelMapTableCounts  = "table_counts"
 	kernelMapTables       = "tables"
 	kernelProgShaperdTc   = "shaperd_tc"
+	kernelProgShaperdXdp  = "shaperd_xdp"
 	kernelVarHere         = "here"
 	kernelVarTestBytes    = "test_bytes"
 	kernelVarTestDecision = "test_decision"
@@ -253,7 +254,8 @@ type kernelSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type kernelProgramSpecs struct {
-	ShaperdTc *ebpf.ProgramSpec `ebpf:"shaperd_tc"`
+	ShaperdTc  *ebpf.ProgramSpec `ebpf:"shaperd_tc"`
+	ShaperdXdp *ebpf.ProgramSpec `ebpf:"shaperd_xdp"`
 }
 
 // kernelMapSpecs contains maps before they are loaded into the kernel.
@@ -350,12 +352,14 @@ type kernelVariables struct {
 //
 // It can be passed to loadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type kernelPrograms struct {
-	ShaperdTc *ebpf.Program `ebpf:"shaperd_tc"`
+	ShaperdTc  *ebpf.Program `ebpf:"shaperd_tc"`
+	ShaperdXdp *ebpf.Program `ebpf:"shaperd_xdp"`
 }
 
 func (p *kernelPrograms) Close() error {
 	return _KernelClose(
 		p.ShaperdTc,
+		p.ShaperdXdp,
 	)
 }
 

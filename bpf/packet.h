@@ -240,7 +240,7 @@ static __always_inline void parse_transport(const struct head *h, struct packet 
 /* Parses a packet that begins with an Ethernet header, or with an IP one. Returns
  * whether it is IP; nothing else is shaped. A packet whose transport header is cut
  * off, or beyond the head, has port 0. */
-static __always_inline int parse(const struct head *h, struct packet *k, int ethernet)
+static __always_inline int parse_packet(const struct head *h, struct packet *k, int ethernet)
 {
 	struct carried c = {};
 	__u32 type = 0, l3 = 0;

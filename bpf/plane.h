@@ -50,21 +50,23 @@ static __always_inline struct scratch *scratch(void)
 	return bpf_map_lookup_elem(&scratches, &zero);
 }
 
-/* Decides over the scratch's packet and leaves the decision there. Returns whether
- * there is one that holds. */
-static __always_inline int enforce(struct scratch *s, __u64 now)
+/* Decides over the packet whose head is in the scratch, and leaves the decision
+ * there. Returns whether there is one that holds. */
+static __always_inline int enforce(struct scratch *s, __u32 segments)
 {
 	__u32 zero = 0;
 	void *policies_now = bpf_map_lookup_elem(&policies, &zero);
 	const struct policy *p;
-	__u64 set, *heartbeat;
+	__u64 set, *heartbeat, now;
 
-	if (!policies_now)
+	if (!policies_now || !parse(s, here.ethernet))
 		return 0;
+	s->packet.segments = segments;
 	p = bpf_map_lookup_elem(policies_now, &zero);
 	heartbeat = bpf_map_lookup_elem(&heartbeats, &zero);
 	if (!p || !heartbeat)
 		return 0;
+	now = clock();
 	if (!here.keep && now / TICKS_PER_NANO > *heartbeat + GRACE)
 		return 0;
 	set = classify(p, &s->packet, here.place);

@@ -1,45 +1,86 @@
 //go:build ignore
 
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The programs. */
+/* The programs: of tc and tcx hooks at egress and ingress, and of XDP. */
 #include "plane.h"
 
 #define TC_NEXT -1 /* TCX_NEXT and TC_ACT_UNSPEC: the next program, as if there were none */
 #define TC_DROP 2
 
+/* Marks an ECN-capable packet CE (RFC 3168, section 5), as bpf_skb_ecn_set_ce does. */
+static __always_inline void mark_xdp(struct xdp_md *xdp, const struct scratch *s)
+{
+	__u32 l3 = s->packet.l3, first = load16(&s->head, l3), sum;
+	__u16 to;
+
+	if (s->packet.ipv4) {
+		if (!(first & 3) || (first & 3) == 3)
+			return;
+		/* The checksum is of the other words: ~(~sum + ~old + new), RFC 1624. */
+		sum = (~load16(&s->head, l3 + 10) & 0xffff) + (~first & 0xffff) + (first | 3);
+		sum = (sum & 0xffff) + (sum >> 16);
+		sum = (sum & 0xffff) + (sum >> 16);
+		to = __builtin_bswap16(~sum);
+		bpf_xdp_store_bytes(xdp, l3 + 10, &to, sizeof(to));
+		first |= 3;
+	} else {
+		if (!(first & 0x30) || (first & 0x30) == 0x30)
+			return;
+		first |= 0x30;
+	}
+	to = __builtin_bswap16(first);
+	bpf_xdp_store_bytes(xdp, l3, &to, sizeof(to));
+}
+
 SEC("tc")
 int shaperd_tc(struct __sk_buff *skb)
 {
 	struct scratch *s = scratch();
-	struct head *h;
-	__u64 now;
+	__u64 depart;
 
 	if (!s)
 		return TC_NEXT;
-	h = &s->head;
-	h->length = skb->len;
-	h->have = h->length < HEAD ? h->length : HEAD;
-	if (h->have == 0 || bpf_skb_load_bytes(skb, 0, h->data, h->have))
+	s->head.length = skb->len;
+	s->head.have = skb->len < HEAD ? skb->len : HEAD;
+	if (!s->head.have || bpf_skb_load_bytes(skb, 0, s->head.data, s->head.have))
 		return TC_NEXT;
-	if (!parse(h, &s->packet, here.ethernet))
-		return TC_NEXT;
-	s->packet.segments = skb->gso_segs ?: 1;
-	now = clock();
-	if (!enforce(s, now))
+	if (!enforce(s, skb->gso_segs ?: 1))
 		return TC_NEXT;
 	if (s->decision.verdict == VERDICT_REFUSE)
 		return TC_DROP;
 	if (s->decision.mark)
 		bpf_skb_ecn_set_ce(skb);
 	if (here.mode == MODE_SHAPE) {
-		__u64 depart = (s->decision.depart + TICKS_PER_NANO - 1) / TICKS_PER_NANO;
-
+		depart = (s->decision.depart + TICKS_PER_NANO - 1) / TICKS_PER_NANO;
 		/* A stamp that is later already, of TCP's pacing or of SO_TXTIME, is
 		 * the sender's own and not the bucket's: nobody else waits for it. */
 		if (depart > skb->tstamp)
 			skb->tstamp = depart;
 	}
 	return TC_NEXT;
+}
+
+SEC("xdp.frags")
+int shaperd_xdp(struct xdp_md *xdp)
+{
+	struct scratch *s = scratch();
+	__u64 length, have;
+
+	if (!s)
+		return XDP_PASS;
+	length = bpf_xdp_get_buff_len(xdp);
+	have = length < HEAD ? length : HEAD;
+	if (!have || bpf_xdp_load_bytes(xdp, 0, s->head.data, have))
+		return XDP_PASS;
+	s->head.length = length;
+	s->head.have = have;
+	if (!enforce(s, 1))
+		return XDP_PASS;
+	if (s->decision.verdict == VERDICT_REFUSE)
+		return XDP_DROP;
+	if (s->decision.mark)
+		mark_xdp(xdp, s);
+	return XDP_PASS;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";
