@@ -86,13 +86,18 @@ func newLimit(l *shaper.Limit, shape, newConns *leaky.Shape, number uint32, h ha
 		rate  leaky.Rate
 		burst leaky.Time
 	}{{shape.Bytes, shape.BytesBurst}, {shape.Packets, shape.PacketsBurst}, {newConns.Packets, newConns.PacketsBurst}} {
-		k.Meter[i] = newMeter(m.rate, m.burst, uint64(number)*uint64(len(k.Meter))+uint64(i)+1, h)
+		k.Meter[i] = newMeter(m.rate, m.burst, meterNumber(number, i), h)
 	}
 	k.Mask = [2][4]uint32{mask(96 + l.IPv4Prefix), mask(l.IPv6Prefix)}
 	if l.Excess == shaper.ExcessDrop {
 		k.Silent = 1
 	}
 	return k
+}
+
+// meterNumber marks a limit's meter in the table of buckets. It is not 0.
+func meterNumber(limit uint32, meter int) uint64 {
+	return uint64(limit)*uint64(len(kernelLimit{}.Meter)) + uint64(meter) + 1
 }
 
 func newMeter(rate leaky.Rate, burst leaky.Time, number uint64, h hashes) kernelMeter {

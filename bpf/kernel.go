@@ -1,33 +1,104 @@
 package bpf
 
 import (
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
 )
 
 // kernel is the maps that all programs share, and the policy in them.
 type kernel struct {
 	kernelMaps
-	spec *ebpf.CollectionSpec
-	slot uint32 // of the table in force
+	*registry
+	spec    *ebpf.CollectionSpec
+	buckets []kernelBucketLine // as the programs see them
 }
 
-// newKernel makes the maps, with room for the buckets of so many keys. Nothing is
-// enforced before the first swap.
-func newKernel(keys int) (*kernel, error) {
+// abi is the version of what is in the maps. Maps of another version are of no use.
+const abi = 1
+
+// folder returns where maps for so many keys are pinned. Maps of another size are
+// other maps.
+func folder(pins string, keys int) string {
+	return filepath.Join(pins, fmt.Sprintf("v%d-%d", abi, keys))
+}
+
+// openKernel opens the maps pinned under pins, or makes them, with room for the
+// buckets of so many keys. Nothing is enforced before the first swap.
+func openKernel(pins string, keys int) (*kernel, error) {
+	dir := folder(pins, keys)
+	if err := makeFolder(dir); err != nil {
+		return nil, err
+	}
 	spec, err := loadKernel()
 	if err != nil {
 		return nil, err
 	}
-	k := &kernel{spec: spec}
 	lines := bucketLines(keys)
 	spec.Maps[kernelMapBuckets].MaxEntries = lines
 	spec.Maps[kernelMapFloors].MaxEntries = lines
-	if err := spec.LoadAndAssign(&k.kernelMaps, nil); err != nil {
-		return nil, fmt.Errorf("create maps: %w", err)
+	for _, name := range sharedMaps {
+		spec.Maps[name].Pinning = ebpf.PinByName
 	}
+	k := &kernel{spec: spec}
+	if err := spec.LoadAndAssign(&k.kernelMaps, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}}); err != nil {
+		return nil, privileges(fmt.Errorf("create maps: %w", err))
+	}
+	if k.registry, err = openRegistry(dir); err != nil {
+		k.kernelMaps.Close()
+		return nil, err
+	}
+	size := int(lines) * int(unsafe.Sizeof(kernelBucketLine{}))
+	memory, err := unix.Mmap(k.Buckets.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		k.close()
+		return nil, fmt.Errorf("map buckets: %w", err)
+	}
+	k.buckets = unsafe.Slice((*kernelBucketLine)(unsafe.Pointer(&memory[0])), lines)
 	return k, nil
+}
+
+// close lets go of the maps. What is pinned stays.
+func (k *kernel) close() {
+	if k.buckets != nil {
+		memory := unsafe.Slice((*byte)(unsafe.Pointer(&k.buckets[0])), len(k.buckets)*int(unsafe.Sizeof(k.buckets[0])))
+		_ = unix.Munmap(memory)
+	}
+	_ = k.store.Close()
+	_ = k.kernelMaps.Close()
+}
+
+// makeFolder makes a folder on a bpf file system.
+func makeFolder(dir string) error {
+	parent := dir
+	var fs unix.Statfs_t
+	for unix.Statfs(parent, &fs) != nil && parent != "/" {
+		parent = filepath.Dir(parent)
+	}
+	if fs.Type != unix.BPF_FS_MAGIC {
+		return fmt.Errorf("[daemon] pins: %s is not on a bpf file system: run \"mount -t bpf bpf /sys/fs/bpf\", or name a folder on one", dir)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return privileges(fmt.Errorf("[daemon] pins: %w", err))
+	}
+	return nil
+}
+
+// privileges adds to an error what is most often missing.
+func privileges(err error) error {
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) && errors.As(err, new(*os.PathError)) {
+		return fmt.Errorf("%w: the packet plane needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, and write access to the folder of pins", err)
+	}
+	return err
 }
 
 // bucketLines returns how many lines hold the buckets of so many keys: twice the
@@ -40,7 +111,7 @@ func bucketLines(keys int) uint32 {
 // swap puts a policy in force with one update of a map: each packet meets the old
 // policy or the new one. It returns when no packet meets the old one any more.
 func (k *kernel) swap(im *image) error {
-	slot := 1 - k.slot
+	slot := k.freeSlot()
 	table := k.spec.Maps[kernelMapTables].InnerMap.Copy()
 	table.MaxEntries = uint32(len(im.lines))
 	lines, err := ebpf.NewMap(table)
@@ -55,9 +126,6 @@ func (k *kernel) swap(im *image) error {
 	if _, err := lines.BatchUpdate(keys, im.lines, nil); err != nil {
 		return fmt.Errorf("fill table: %w", err)
 	}
-	if err := k.Tables.Put(slot, lines); err != nil {
-		return fmt.Errorf("add table: %w", err)
-	}
 	policy, err := ebpf.NewMap(k.spec.Maps[kernelMapPolicies].InnerMap.Copy())
 	if err != nil {
 		return fmt.Errorf("create policy: %w", err)
@@ -67,13 +135,88 @@ func (k *kernel) swap(im *image) error {
 	if err := policy.Put(uint32(0), &im.policy); err != nil {
 		return fmt.Errorf("fill policy: %w", err)
 	}
+
+	k.Slots = [2]uint32{k.Slots[1], slot}
+	if err := k.save(); err != nil {
+		return err
+	}
+	if err := k.Tables.Put(slot, lines); err != nil {
+		return fmt.Errorf("add table: %w", err)
+	}
 	if err := k.Policies.Put(uint32(0), policy); err != nil {
 		return fmt.Errorf("swap policy: %w", err)
 	}
-	k.slot = slot
-	// What is left of the old policy takes memory alone.
-	_ = k.Tables.Delete(1 - slot)
+	for other := range k.Tables.MaxEntries() {
+		if other != slot {
+			_ = k.Tables.Delete(other) // takes memory alone
+		}
+	}
 	return nil
+}
+
+// rescale keeps the backlog of the buckets of a meter, in units, when its rate
+// changes from old to next at now. Packets may charge them meanwhile.
+func (k *kernel) rescale(meters map[uint64][2]leaky.Rate, now leaky.Time) {
+	for i := range k.buckets {
+		for j := range k.buckets[i].Tag {
+			change, ok := meters[atomic.LoadUint64(&k.buckets[i].Tag[j])>>48]
+			if !ok {
+				continue
+			}
+			for {
+				until := atomic.LoadUint64(&k.buckets[i].Until[j])
+				backlog := leaky.Time(until).Sub(now)
+				if backlog == 0 || atomic.CompareAndSwapUint64(&k.buckets[i].Until[j], until,
+					uint64(now.Add(change[0].Rescale(backlog, change[1])))) {
+					break
+				}
+			}
+		}
+	}
+}
+
+// adoptPolicy swaps in p and rescales what changed.
+func (k *kernel) adoptPolicy(p *shaper.Policy, n numbers) error {
+	changes := map[uint64][2]leaky.Rate{}
+	for i := range p.Len() {
+		l := p.Limit(i)
+		known := k.Limits[l.Name]
+		if known == nil {
+			continue
+		}
+		was, is := known.Rates.meters(), ratesOf(l).meters()
+		for j := range is {
+			if was[j] != is[j] {
+				changes[meterNumber(known.Number, j)] = [2]leaky.Rate{was[j], is[j]}
+			}
+		}
+	}
+	if err := k.swap(newImage(p, n, k.Hashes, k.Buckets.MaxEntries())); err != nil {
+		return err
+	}
+	if len(changes) > 0 {
+		k.rescale(changes, monotonic())
+	}
+	k.adopt(n, p)
+	return k.save()
+}
+
+// monotonic returns the time as the programs have it.
+func monotonic() leaky.Time {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // cannot fail
+	return leaky.Time(ts.Nano()) * leaky.FromDuration(1)
+}
+
+// beat tells the programs that a daemon is there.
+func (k *kernel) beat() error {
+	return k.Heartbeats.Put(uint32(0), uint64(monotonic()/leaky.FromDuration(1)))
+}
+
+// sharedMaps are the maps that all instances of a program share.
+var sharedMaps = []string{
+	kernelMapBuckets, kernelMapFloors, kernelMapFragments, kernelMapHeartbeats, kernelMapPolicies,
+	kernelMapScratches, kernelMapStates, kernelMapTableCounts, kernelMapTables,
 }
 
 // load loads the programs, for where they are to be attached.
@@ -88,12 +231,7 @@ func (k *kernel) load(at kernelAttachment, variables map[string]any, objects any
 			return err
 		}
 	}
-	return spec.LoadAndAssign(objects, &ebpf.CollectionOptions{MapReplacements: k.shared()})
-}
-
-// shared returns the maps that all instances of a program share.
-func (k *kernel) shared() map[string]*ebpf.Map {
-	return map[string]*ebpf.Map{
+	err := spec.LoadAndAssign(objects, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
 		kernelMapBuckets:     k.Buckets,
 		kernelMapFloors:      k.Floors,
 		kernelMapFragments:   k.Fragments,
@@ -103,7 +241,8 @@ func (k *kernel) shared() map[string]*ebpf.Map {
 		kernelMapStates:      k.States,
 		kernelMapTableCounts: k.TableCounts,
 		kernelMapTables:      k.Tables,
-	}
+	}})
+	return privileges(err)
 }
 
 // tableCounts returns what has become of places in the table of buckets.

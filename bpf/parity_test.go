@@ -7,6 +7,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/netip"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -55,11 +57,11 @@ var longestBurst = leaky.FromDuration(shaper.MaxBurstTime)
 
 func newBench(t testing.TB, at kernelAttachment) *bench {
 	t.Helper()
-	k, err := newKernel(testKeys)
+	k, err := openKernel(filepath.Join(pins, strings.ReplaceAll(t.Name(), "/", "-")), testKeys)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { k.kernelMaps.Close() })
+	t.Cleanup(k.close)
 	b := &bench{kernel: k}
 	var objects struct {
 		kernelPrograms
@@ -244,15 +246,15 @@ func testHashes(m *maker) (h hashes) {
 // TestParity runs random packets through package shaper and through the programs in
 // the kernel: they must agree over every packet, to the tick.
 func TestParity(t *testing.T) {
-	t.Run("tc", func(t *testing.T) { testParity(t, modeShape, (*bench).tc) })
-	t.Run("xdp", func(t *testing.T) { testParity(t, modePolice, (*bench).xdp) })
+	t.Run("tc", func(t *testing.T) { testParity(t, uint32(Shape), (*bench).tc) })
+	t.Run("xdp", func(t *testing.T) { testParity(t, uint32(Police), (*bench).xdp) })
 }
 
 func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample) (uint32, uint64)) {
 	rnd := newRand(t)
 	b := newBench(t, kernelAttachment{Place: 3, Mode: mode, Ethernet: 1, Keep: 1})
 	next, drop := uint32(tcNext), uint32(tcDrop)
-	if mode == modePolice {
+	if mode == uint32(Police) {
 		next, drop = xdpPass, xdpDrop
 	}
 	var delays, refusals, stamped, unlimited int
@@ -261,7 +263,7 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 		h := testHashes(m)
 		now := leaky.Time(m.Uint64N(uint64(leaky.Forever)/64)) * 64
 		s := shaper.New(testKeys)
-		b.clear(t)
+		b.clear()
 		limits := randomLimits(m)
 		p, err := s.Compile(limits, nil, []shaper.Attachment{{Name: "here"}, {Name: "elsewhere"}}, asnTable(t, m), false)
 		if err != nil {
@@ -272,12 +274,12 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 			n.limits[l.Name] = uint32(255 - i)
 		}
 		s.Swap(p, now)
-		if err := b.swap(newImage(p, n, h, b.Buckets.MaxEntries())); err != nil {
+		if err := b.swap(newImage(p, n, h, b.kernel.Buckets.MaxEntries())); err != nil {
 			t.Fatal(err)
 		}
 		for i := range *packets {
 			k := m.packet()
-			if mode == modePolice {
+			if mode == uint32(Police) {
 				k.gsoSize, k.segments = 0, 1 // XDP comes before packets are joined
 			} else if m.IntN(10) == 0 {
 				k.stamp = uint64(now/64) + m.Uint64N(1e8)
@@ -289,7 +291,7 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 			if limited {
 				if want.Verdict == shaper.Refuse {
 					wantAction = drop
-				} else if mode == modeShape {
+				} else if mode == uint32(Shape) {
 					wantStamp = max(wantStamp, uint64(want.Depart.Duration()))
 				}
 			}
@@ -337,27 +339,17 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 			t.Errorf("only %d %s", n, what)
 		}
 	}
-	if mode == modeShape && stamped < total/200 {
+	if mode == uint32(Shape) && stamped < total/200 {
 		t.Errorf("only %d later stamps", stamped)
 	}
 }
 
 // clear makes the programs forget all they saw.
-func (b *bench) clear(t *testing.T) {
-	t.Helper()
-	lines := b.Buckets.MaxEntries()
-	keys := make([]uint32, lines)
-	for i := range keys {
-		keys[i] = uint32(i)
-	}
-	if _, err := b.Buckets.BatchUpdate(keys, make([]kernelBucketLine, lines), nil); err != nil {
-		t.Fatal(err)
-	}
+func (b *bench) clear() {
+	clear(b.buckets)
 	var key kernelFragment
 	for b.Fragments.NextKey(nil, &key) == nil {
-		if err := b.Fragments.Delete(&key); err != nil {
-			t.Fatal(err)
-		}
+		_ = b.Fragments.Delete(&key)
 	}
 }
 

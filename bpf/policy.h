@@ -134,10 +134,11 @@ struct table_map {
 	__type(value, struct line);
 };
 
-/* One slot is in force; the next policy's table goes into another. */
+/* One slot is in force; the next policy goes to another. Three, as a daemon that
+ * was killed amid a swap leaves two that may be in force. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
-	__uint(max_entries, 2);
+	__uint(max_entries, 3);
 	__type(key, __u32);
 	__array(values, struct table_map);
 } tables SEC(".maps");

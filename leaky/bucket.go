@@ -96,10 +96,10 @@ func (b *Bucket) Merge(o Bucket) {
 // stays empty.
 func (b *Bucket) Rescale(old, next *Shape, now Time) {
 	if backlog := b.bytes.Sub(now); backlog > 0 {
-		b.bytes = now.Add(old.Bytes.rescale(backlog, next.Bytes))
+		b.bytes = now.Add(old.Bytes.Rescale(backlog, next.Bytes))
 	}
 	if backlog := b.packets.Sub(now); backlog > 0 {
-		b.packets = now.Add(old.Packets.rescale(backlog, next.Packets))
+		b.packets = now.Add(old.Packets.Rescale(backlog, next.Packets))
 	}
 }
 

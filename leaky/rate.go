@@ -80,9 +80,9 @@ func (r Rate) Parts() (mult, limit uint64, shift uint8) { return r.mult, r.max, 
 // Unlimited reports whether r is the zero Rate.
 func (r Rate) Unlimited() bool { return r.mult == 0 }
 
-// rescale converts a backlog from rate r to rate next, keeping the number of
-// units, rounded up.
-func (r Rate) rescale(backlog Time, next Rate) Time {
+// Rescale converts a backlog from rate r to rate next, keeping the number of
+// units, rounded up. It is 0 when either is unlimited, and at most Forever.
+func (r Rate) Rescale(backlog Time, next Rate) Time {
 	if r == next || backlog == 0 {
 		return backlog
 	}

@@ -19,6 +19,7 @@ type State struct {
 	Bytes       Counts
 	Packets     Counts
 	Connections Counts
+	Marked      atomic.Uint64 // packets marked CE
 
 	InFlight atomic.Int64 // connections that hold a slot
 	Waiting  atomic.Int64 // connections that wait for one

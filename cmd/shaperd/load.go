@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 
+	"shaperd/bpf"
 	"shaperd/conn"
 	"shaperd/shaper"
 	"shaperd/shaper/asn"
@@ -15,6 +16,7 @@ type loaded struct {
 	config  *config.Config
 	asns    *asn.Table // nil when no files are named
 	listens []conn.Listen
+	attach  []bpf.Attachment
 }
 
 func load(path string) (*loaded, error) {
@@ -22,7 +24,7 @@ func load(path string) (*loaded, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &loaded{config: c, listens: listens(c)}
+	l := &loaded{config: c, listens: listens(c), attach: attachments(c)}
 	if len(c.ASN.Files) > 0 {
 		if l.asns, err = asn.Load(c.ASN.Files...); err != nil {
 			return nil, c.ASNError(err)
@@ -62,6 +64,24 @@ func listens(c *config.Config) []conn.Listen {
 			to.Downstream = append(to.Downstream, conn.Downstream{Host: d.Host, Port: d.Port})
 		}
 		all = append(all, to)
+	}
+	return all
+}
+
+// attachments says to the packet plane what the configuration says.
+func attachments(c *config.Config) []bpf.Attachment {
+	var all []bpf.Attachment
+	for _, a := range c.Attach {
+		all = append(all, bpf.Attachment{
+			Name:        a.Name,
+			Interfaces:  a.Interfaces,
+			Ingress:     a.Direction == config.Ingress,
+			Mode:        map[config.AttachMode]bpf.Mode{config.Shape: bpf.Shape, config.Police: bpf.Police, config.Observe: bpf.Observe}[a.Mode],
+			Hook:        map[config.Hook]bpf.Hook{config.HookAuto: bpf.Auto, config.HookTCX: bpf.TCX, config.HookClsact: bpf.Clsact, config.HookXDP: bpf.XDP}[a.Hook],
+			Keep:        a.OnStop == config.StopKeep,
+			Queue:       a.Queue,
+			IdleTimeout: a.IdleTimeout,
+		})
 	}
 	return all
 }

@@ -157,7 +157,7 @@ packets = "10pps"
 		{"explain other attachment", packets("downlink", "--to", "tcp/22"), false, true, `there is no attachment "downlink"`},
 		{"explain other protocol", packets("uplink", "--to", "gre"), true, true, "udp/53, or icmp"},
 		{"check attachments", []string{"check", attached}, false, false, "\nattach watch\n"},
-		{"run attachments", []string{"run", "--config", attached}, false, true, "the packet plane is not in this build yet"},
+		{"run attachments", []string{"run", "--config", attached}, false, true, "is not on a bpf file system"},
 		{"explain without target", []string{"explain", "--source", "::1"}, true, true, `--to ""`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

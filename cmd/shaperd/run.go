@@ -75,6 +75,7 @@ type server struct {
 	shaper  *shaper.Shaper
 	proxy   *conn.Proxy
 	reloads *control.Reloads
+	plane   *packetPlane
 	loaded  *loaded
 }
 
@@ -87,11 +88,9 @@ func serve(ctx context.Context, e env, f runFlags, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	if len(l.config.Attach) > 0 {
-		return errNoPacketPlane
-	}
 	s := &server{flags: f, log: log, clock: leaky.NewClock(), loaded: l, reloads: &control.Reloads{}}
 	s.shaper = shaper.New(l.config.Daemon.Buckets)
+	s.plane = &packetPlane{shaper: s.shaper, log: log}
 	policy, err := l.compile(s.shaper)
 	if err != nil {
 		return err
@@ -105,12 +104,14 @@ func serve(ctx context.Context, e env, f runFlags, log *slog.Logger) error {
 		return err
 	}
 	defer metrics.Close()
-	if err := s.proxy.Apply(ctx, l.listens, policy); err != nil {
+	if err := s.apply(ctx, l, policy); err != nil {
+		s.plane.close()
 		return err
 	}
+	defer s.plane.close()
 	s.reloads.Note(nil, time.Since(start))
 	log.Info("ready", "config", f.config, "limits", policy.Len(), "listeners", len(l.listens),
-		"mode", mode(l.config.Daemon.Observe), "version", version)
+		"attachments", len(l.attach), "mode", mode(l.config.Daemon.Observe), "version", version)
 	notify(daemon.SdNotifyReady)
 
 	watchdog := startWatchdog(ctx, s.proxy)
@@ -130,9 +131,6 @@ func serve(ctx context.Context, e env, f runFlags, log *slog.Logger) error {
 		}
 	}
 }
-
-// errNoPacketPlane says that attachments can be checked and explained alone.
-var errNoPacketPlane = errors.New("[[attach]]: the packet plane is not in this build yet")
 
 // reload puts the configuration file in force as it is now. On an error
 // everything stays as it was.
@@ -163,9 +161,6 @@ func (s *server) tryReload(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if len(l.config.Attach) > 0 {
-		return errNoPacketPlane
-	}
 	policy, err := l.compile(s.shaper)
 	if err != nil {
 		return err
@@ -180,11 +175,24 @@ func (s *server) tryReload(ctx context.Context) error {
 	if was.Pins != is.Pins {
 		return fmt.Errorf("[daemon] pins: %q became %q, which takes a restart", was.Pins, is.Pins)
 	}
-	if err := s.proxy.Apply(ctx, l.listens, policy); err != nil {
+	if err := s.apply(ctx, l, policy); err != nil {
 		return err
 	}
 	s.loaded = l
 	return nil
+}
+
+// apply puts l, compiled to policy, in force in both planes, or in none.
+func (s *server) apply(ctx context.Context, l *loaded, policy *shaper.Policy) error {
+	change, err := s.plane.prepare(l, policy)
+	if err != nil {
+		return err
+	}
+	if err := s.proxy.Apply(ctx, l.listens, policy); err != nil {
+		change.cancel()
+		return err
+	}
+	return change.commit()
 }
 
 // errForced says that connections were cut for the asking.

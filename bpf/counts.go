@@ -1,0 +1,88 @@
+package bpf
+
+import (
+	"fmt"
+
+	"shaperd/shaper"
+)
+
+// counted is what of the programs' counters has been added to package shaper's, by
+// the number of the limit.
+type counted map[uint32]kernelState
+
+// start takes what is counted already, before this daemon, as added.
+func (c counted) start(k *kernel) {
+	for _, known := range k.Limits {
+		if s, err := k.state(known.Number); err == nil {
+			c[known.Number] = s
+		}
+	}
+}
+
+// state sums up what all CPUs have counted for a limit.
+func (k *kernel) state(number uint32) (kernelState, error) {
+	var cpus []kernelState
+	if err := k.States.Lookup(number, &cpus); err != nil {
+		return kernelState{}, fmt.Errorf("read %s: %w", kernelMapStates, err)
+	}
+	var sum kernelState
+	for i := range cpus {
+		sum.add(&cpus[i])
+	}
+	return sum, nil
+}
+
+func (s *kernelState) add(o *kernelState) {
+	for i := range s.Taken {
+		for j := range s.Taken[i] {
+			s.Taken[i][j] += o.Taken[i][j]
+		}
+	}
+	for i := range s.Refused {
+		s.Refused[i] += o.Refused[i]
+		s.MemoryFull[i] += o.MemoryFull[i]
+	}
+	for i := range s.Wait {
+		s.Wait[i] += o.Wait[i]
+	}
+	s.Waited += o.Waited
+	s.Marked += o.Marked
+}
+
+// sync adds what the programs have counted since the last time to the counts of
+// the limits, which metrics and logs show.
+func (p *Plane) sync() error {
+	if p.policy == nil {
+		return nil
+	}
+	for i := range p.policy.Len() {
+		l := p.policy.Limit(i)
+		if !l.OfAttachments() {
+			continue
+		}
+		number := p.numbers.limits[l.Name]
+		now, err := p.kernel.state(number)
+		if err != nil {
+			return err
+		}
+		was := p.counted[number]
+		p.counted[number] = now
+		addCounts(p.policy.State(i), &was, &now)
+	}
+	return nil
+}
+
+// addCounts adds the difference of two readings to a limit's counts.
+func addCounts(to *shaper.State, was, now *kernelState) {
+	for i, counts := range []*shaper.Counts{&to.Bytes, &to.Packets} {
+		counts.Add(shaper.Pass, shaper.None, now.Taken[0][i]-was.Taken[0][i])
+		counts.Add(shaper.Delay, shaper.ByRate, now.Taken[1][i]-was.Taken[1][i])
+		counts.Add(shaper.Refuse, shaper.QueueFull, now.Refused[i]-was.Refused[i])
+		counts.Add(shaper.Refuse, shaper.MemoryFull, now.MemoryFull[i]-was.MemoryFull[i])
+	}
+	for i := range now.Wait {
+		to.Queue.Counts[i].Add(now.Wait[i] - was.Wait[i])
+	}
+	to.Queue.Sum.Add(now.Waited - was.Waited)
+	to.Marked.Add(now.Marked - was.Marked)
+}

@@ -1,0 +1,103 @@
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"shaperd/leaky"
+)
+
+// savedPoint is what has to be known of an attachment at an interface to take it
+// away, by a daemon that did not put it there.
+type savedPoint struct {
+	Attachment string
+	Ifindex    int
+	Ingress    bool
+	Hook       Hook
+}
+
+// pin is the name of a link's pin. A bpf file system takes no dots.
+func (s savedPoint) pin(dir string) string {
+	return filepath.Join(dir, "links", fmt.Sprintf("%d-%s-%s", s.Ifindex, way(s.Ingress), s.Hook))
+}
+
+// adopt finds the point as an earlier daemon left it.
+func (s savedPoint) adopt(dir string) (*point, error) {
+	pt := &point{Attachment: Attachment{Name: s.Attachment, Ingress: s.Ingress, Hook: s.Hook}, ifindex: s.Ifindex}
+	if l, err := netlink.LinkByIndex(s.Ifindex); err == nil {
+		pt.ifname = l.Attrs().Name
+	}
+	at := pt.key()
+	l, err := link.LoadPinnedLink(s.pin(dir), nil)
+	switch {
+	case err == nil:
+		pt.hook = &linkHook{l, at}
+	case errors.Is(err, os.ErrNotExist) && (s.Hook == Clsact || s.Hook == Auto):
+		pt.hook = &clsactHook{at: at}
+	default:
+		return nil, err
+	}
+	return pt, nil
+}
+
+// Detach removes every trace of planes whose programs and maps are pinned under the
+// folder pins: what a daemon left that was killed, or that was to keep them.
+func Detach(pins string) error {
+	dirs, err := filepath.Glob(filepath.Join(pins, "v*"))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, dir := range dirs {
+		errs = append(errs, detachFolder(dir))
+	}
+	if err := os.Remove(pins); err != nil && !errors.Is(err, os.ErrNotExist) {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func detachFolder(dir string) error {
+	r, err := openRegistry(dir)
+	if err != nil {
+		return privileges(err)
+	}
+	defer r.store.Close()
+	var errs []error
+	for _, s := range r.Points {
+		pt, err := s.adopt(dir)
+		if err == nil {
+			err = pt.detach()
+		}
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err // the registry is needed to try again
+	}
+	return os.RemoveAll(dir)
+}
+
+// Alive reports whether a daemon is running whose maps are pinned under the folder
+// pins, by its heartbeat.
+func Alive(pins string) bool {
+	dirs, _ := filepath.Glob(filepath.Join(pins, "v*"))
+	for _, dir := range dirs {
+		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, kernelMapHeartbeats), nil)
+		if err != nil {
+			continue
+		}
+		var last uint64
+		err = m.Lookup(uint32(0), &last)
+		_ = m.Close()
+		if err == nil && monotonic() < leaky.Time(last)*leaky.FromDuration(1)+leaky.FromDuration(3*beatInterval) {
+			return true
+		}
+	}
+	return false
+}

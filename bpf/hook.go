@@ -1,0 +1,206 @@
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// hook holds one program at an interface. Other programs there are left alone.
+type hook interface {
+	// update puts another program in the place of the present one; no packet
+	// meets neither.
+	update(*ebpf.Program) error
+	// check returns an error when the program is not at the interface any more.
+	check() error
+	// detach takes the program away.
+	detach() error
+	// release lets go of it; what is pinned stays attached.
+	release()
+}
+
+var errDetached = errors.New("somebody has detached it")
+
+// side is one of the two ways through an interface.
+type side struct {
+	ifindex int
+	ingress bool
+}
+
+// attach puts a program at a hook, and pins at pin what holds it there.
+func attach(h Hook, at side, program *ebpf.Program, pin string) (hook, error) {
+	switch h {
+	case XDP:
+		return attachLink(pin, at, func() (link.Link, error) { return attachXDP(at.ifindex, program) })
+	case Clsact:
+		return attachClsact(at, program)
+	case TCX:
+		return attachLink(pin, at, func() (link.Link, error) { return attachTCX(at, program) })
+	}
+	l, err := attach(TCX, at, program, pin)
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		return attach(Clsact, at, program, pin)
+	}
+	return l, err
+}
+
+func attachTCX(at side, program *ebpf.Program) (link.Link, error) {
+	kind := ebpf.AttachTCXEgress
+	if at.ingress {
+		kind = ebpf.AttachTCXIngress
+	}
+	return link.AttachTCX(link.TCXOptions{Interface: at.ifindex, Program: program, Attach: kind})
+}
+
+func attachXDP(ifindex int, program *ebpf.Program) (link.Link, error) {
+	l, err := link.AttachXDP(link.XDPOptions{Interface: ifindex, Program: program})
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
+		// The driver has no XDP: the kernel does it later, at the cost of a copy.
+		l, err = link.AttachXDP(link.XDPOptions{Interface: ifindex, Program: program, Flags: link.XDPGenericMode})
+	}
+	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
+		return nil, fmt.Errorf("another XDP program is there, and an interface takes one: write hook = \"tcx\" or \"clsact\" (%w)", err)
+	}
+	return l, err
+}
+
+// linkHook is a program held by a link, which is pinned: it stays attached when
+// the daemon ends.
+type linkHook struct {
+	link.Link
+	at side
+}
+
+func attachLink(pin string, at side, create func() (link.Link, error)) (hook, error) {
+	l, err := create()
+	if err != nil {
+		return nil, err
+	}
+	_ = os.Remove(pin) // of a link that is no more
+	if err := l.Pin(pin); err != nil {
+		_ = l.Close()
+		return nil, fmt.Errorf("pin link: %w", err)
+	}
+	return &linkHook{l, at}, nil
+}
+
+func (h *linkHook) update(program *ebpf.Program) error { return h.Link.Update(program) }
+
+func (h *linkHook) check() error {
+	info, err := h.Link.Info()
+	if err != nil {
+		return err
+	}
+	var ifindex uint32
+	if tcx := info.TCX(); tcx != nil {
+		ifindex = tcx.Ifindex
+		if at := ebpf.AttachType(tcx.AttachType) == ebpf.AttachTCXIngress; at != h.at.ingress {
+			return errDetached
+		}
+	} else if xdp := info.XDP(); xdp != nil {
+		ifindex = xdp.Ifindex
+	}
+	if ifindex != uint32(h.at.ifindex) {
+		return errDetached
+	}
+	return nil
+}
+
+func (h *linkHook) detach() error {
+	err := h.Link.Unpin()
+	if errors.Is(err, os.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, h.Link.Close())
+}
+
+func (h *linkHook) release() { _ = h.Link.Close() }
+
+// clsactHook is a program held by a filter of the qdisc clsact, for kernels before
+// tcx. The filter stays when the daemon ends.
+type clsactHook struct {
+	at      side
+	program ebpf.ProgramID // 0 for that of another daemon
+}
+
+// The filter is recognised by these. Priorities are shared by all tools; cilium has
+// 1, and what came first stays first.
+const (
+	clsactPriority = 0x5ad
+	clsactHandle   = 0x5ad
+	clsactName     = "shaperd"
+)
+
+func attachClsact(at side, program *ebpf.Program) (hook, error) {
+	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: at.ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+	}}
+	if err := netlink.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
+		return nil, fmt.Errorf("add qdisc clsact: %w", err)
+	}
+	h := &clsactHook{at: at}
+	return h, h.update(program)
+}
+
+func (h *clsactHook) parent() uint32 {
+	if h.at.ingress {
+		return netlink.HANDLE_MIN_INGRESS
+	}
+	return netlink.HANDLE_MIN_EGRESS
+}
+
+func (h *clsactHook) filter() *netlink.BpfFilter {
+	return &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: h.at.ifindex, Parent: h.parent(), Handle: clsactHandle,
+			Priority: clsactPriority, Protocol: unix.ETH_P_ALL,
+		},
+		Name: clsactName, DirectAction: true,
+	}
+}
+
+func (h *clsactHook) update(program *ebpf.Program) error {
+	info, err := program.Info()
+	if err != nil {
+		return err
+	}
+	f := h.filter()
+	f.Fd = program.FD()
+	if err := netlink.FilterReplace(f); err != nil {
+		return fmt.Errorf("add filter to clsact: %w", err)
+	}
+	h.program, _ = info.ID()
+	return nil
+}
+
+func (h *clsactHook) check() error {
+	link, err := netlink.LinkByIndex(h.at.ifindex)
+	if err != nil {
+		return err
+	}
+	filters, err := netlink.FilterList(link, h.parent())
+	if err != nil {
+		return err
+	}
+	for _, f := range filters {
+		if b, ok := f.(*netlink.BpfFilter); ok && b.Priority == clsactPriority && (h.program == 0 || ebpf.ProgramID(b.Id) == h.program) {
+			return nil
+		}
+	}
+	return errDetached
+}
+
+func (h *clsactHook) detach() error {
+	err := netlink.FilterDel(h.filter())
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
+		return nil // somebody was faster, or the interface is gone
+	}
+	return err
+}
+
+func (h *clsactHook) release() {}

@@ -1,0 +1,47 @@
+package bpf
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// pins is a bpf file system of the tests' own.
+const pins = "/sys/fs/bpf"
+
+// TestMain runs the tests in namespaces of their own: interfaces and mounts are gone
+// with them, even after a crash.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	const inside = "SHAPERD_TEST_INSIDE"
+	if os.Getenv(inside) == "" {
+		cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+		cmd.Env = append(os.Environ(), inside+"=1")
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+		cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET, Pdeathsig: unix.SIGKILL}
+		err := cmd.Run()
+		var exit *exec.ExitError
+		switch {
+		case errors.As(err, &exit):
+			os.Exit(exit.ExitCode())
+		case err != nil:
+			fmt.Fprintln(os.Stderr, "the tests need root:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	err := errors.Join(
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+		unix.Mount("bpf", pins, "bpf", 0, ""),
+	)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "mount:", err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}

@@ -1,0 +1,207 @@
+package bpf
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// registry is what has to be known of the maps beside what is in them: by which
+// numbers buckets and programs are marked, how keys are hashed, and what was there
+// before. It is kept with the maps, so that a new daemon, or one that is to remove
+// every trace, takes over from one that was killed.
+type registry struct {
+	Hashes      hashes
+	Slots       [2]uint32 // of tables, the last ones used: one of them is in force
+	Limits      map[string]*knownLimit
+	Attachments map[string]uint32
+	Points      []savedPoint
+
+	store *ebpf.Map
+}
+
+// knownLimit is a limit that has been in force, by its name.
+type knownLimit struct {
+	Number uint32
+	Rates  rates // last in force: a change rescales the buckets
+}
+
+// rates is what makes up the rates of a limit's meters.
+type rates struct {
+	BitsPerSecond uint64
+	Packets, New  shaper.Frequency
+}
+
+func ratesOf(l *shaper.Limit) rates {
+	return rates{BitsPerSecond: l.Rate, Packets: l.Packets, New: l.NewConnections}
+}
+
+// meters returns the rates in the order of a limit's meters.
+func (r rates) meters() [3]leaky.Rate {
+	return [3]leaky.Rate{
+		leaky.NewRate(r.BitsPerSecond, 8*time.Second),
+		leaky.NewRate(r.Packets.N, r.Packets.Per),
+		leaky.NewRate(r.New.N, r.New.Per),
+	}
+}
+
+// registrySpec is one value of JSON: few read it, and seldom.
+var registrySpec = ebpf.MapSpec{
+	Name: "registry", Type: ebpf.Array, KeySize: 4, ValueSize: 1 << 18, MaxEntries: 1, Pinning: ebpf.PinByName,
+}
+
+// openRegistry reads the registry that is pinned in a folder, or makes one.
+func openRegistry(folder string) (*registry, error) {
+	store, err := ebpf.NewMapWithOptions(&registrySpec, ebpf.MapOptions{PinPath: folder})
+	if err != nil {
+		return nil, fmt.Errorf("open registry: %w", err)
+	}
+	r := &registry{Limits: map[string]*knownLimit{}, Attachments: map[string]uint32{}, store: store}
+	var text []byte
+	if err := store.Lookup(uint32(0), &text); err != nil {
+		store.Close()
+		return nil, fmt.Errorf("read registry: %w", err)
+	}
+	if text = bytes.TrimRight(text, "\x00"); len(text) > 0 {
+		if err := json.Unmarshal(text, r); err != nil {
+			store.Close()
+			return nil, fmt.Errorf("read registry: %w", err)
+		}
+		return r, nil
+	}
+	var random [len(r.Hashes) * 16]byte
+	_, _ = rand.Read(random[:])
+	for i := range r.Hashes {
+		r.Hashes[i] = [2]uint64{binary.NativeEndian.Uint64(random[16*i:]), binary.NativeEndian.Uint64(random[16*i+8:])}
+	}
+	return r, r.save()
+}
+
+func (r *registry) save() error {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("write registry: %w", err)
+	}
+	if len(text) > int(registrySpec.ValueSize) {
+		return fmt.Errorf("write registry: %d bytes, more than the %d there may be", len(text), registrySpec.ValueSize)
+	}
+	value := make([]byte, registrySpec.ValueSize)
+	copy(value, text)
+	if err := r.store.Put(uint32(0), value); err != nil {
+		return fmt.Errorf("write registry: %w", err)
+	}
+	return nil
+}
+
+// freeSlot returns a slot of tables that is not in force.
+func (r *registry) freeSlot() uint32 {
+	slot := uint32(0)
+	for slot == r.Slots[0] || slot == r.Slots[1] {
+		slot++
+	}
+	return slot
+}
+
+// Numbers there are, as the programs have them.
+var (
+	maxLimits      = uint32(256)
+	maxAttachments = uint32(len(kernelPolicy{}.Place))
+)
+
+// number gives numbers to the limits and attachments of a policy. What an earlier
+// one had keeps its number until the numbers run out.
+func (r *registry) number(p *shaper.Policy, attachments []Attachment) (numbers, error) {
+	n := numbers{limits: map[string]uint32{}, attachments: map[string]uint32{}}
+	for i := range p.Len() {
+		name := p.Limit(i).Name
+		if known := r.Limits[name]; known != nil {
+			n.limits[name] = known.Number
+		}
+	}
+	taken := map[uint32]string{}
+	for name, known := range r.Limits {
+		taken[known.Number] = name
+	}
+	for i := range p.Len() {
+		name := p.Limit(i).Name
+		if _, ok := n.limits[name]; ok {
+			continue
+		}
+		number, ok := freeNumber(maxLimits, taken, n.limits)
+		if !ok {
+			return n, fmt.Errorf("limit %q: no number is left for it", name) // a policy has fewer
+		}
+		n.limits[name] = number
+		taken[number] = name
+	}
+	taken = map[uint32]string{}
+	for name, number := range r.Attachments {
+		taken[number] = name
+	}
+	for _, a := range attachments {
+		if number, ok := r.Attachments[a.Name]; ok {
+			n.attachments[a.Name] = number
+		}
+	}
+	for _, a := range attachments {
+		if _, ok := n.attachments[a.Name]; ok {
+			continue
+		}
+		number, ok := freeNumber(maxAttachments, taken, n.attachments)
+		if !ok {
+			return n, fmt.Errorf("attachment %q: no number is left for it", a.Name)
+		}
+		n.attachments[a.Name] = number
+		taken[number] = a.Name
+	}
+	return n, nil
+}
+
+// freeNumber returns a number that nobody has, or else one of somebody who is not
+// in use.
+func freeNumber(limit uint32, taken map[uint32]string, used map[string]uint32) (uint32, bool) {
+	for number := range limit {
+		if _, ok := taken[number]; !ok {
+			return number, true
+		}
+	}
+	for number := range limit {
+		if _, ok := used[taken[number]]; !ok {
+			return number, true
+		}
+	}
+	return 0, false
+}
+
+// adopt remembers what is in force now.
+func (r *registry) adopt(n numbers, p *shaper.Policy) {
+	for name, known := range r.Limits {
+		for other, number := range n.limits {
+			if number == known.Number && other != name {
+				delete(r.Limits, name)
+			}
+		}
+	}
+	for i := range p.Len() {
+		l := p.Limit(i)
+		r.Limits[l.Name] = &knownLimit{Number: n.limits[l.Name], Rates: ratesOf(l)}
+	}
+	for name, number := range r.Attachments {
+		for other, taken := range n.attachments {
+			if number == taken && other != name {
+				delete(r.Attachments, name)
+			}
+		}
+	}
+	for name, number := range n.attachments {
+		r.Attachments[name] = number
+	}
+}

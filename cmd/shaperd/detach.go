@@ -1,0 +1,41 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"shaperd/bpf"
+)
+
+func detachCommand(e env) *cobra.Command {
+	var pins string
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "detach",
+		Short: "Take away what a daemon left attached to interfaces",
+		Long: `Take away every program, map, queue and link that a daemon left at interfaces when
+it was killed, or that on_stop = "keep" left enforced. A daemon that runs takes them
+away itself, when its configuration does not name them any more.`,
+		Args: noArgs(""),
+		RunE: func(*cobra.Command, []string) error {
+			if _, err := os.Stat(pins); errors.Is(err, os.ErrNotExist) {
+				fmt.Fprintf(e.stdout, "nothing is pinned in %s\n", pins)
+				return nil
+			}
+			if bpf.Alive(pins) && !force {
+				return errors.New("a daemon is running: stop it first, or take the attachments out of its configuration and reload it")
+			}
+			if err := bpf.Detach(pins); err != nil {
+				return err
+			}
+			fmt.Fprintf(e.stdout, "detached all of %s\n", pins)
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&pins, "pins", "/sys/fs/bpf/shaperd", "`folder` of [daemon] pins")
+	cmd.Flags().BoolVar(&force, "force", false, "even while a daemon runs")
+	return cmd
+}

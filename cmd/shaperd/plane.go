@@ -1,0 +1,92 @@
+package main
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+
+	"shaperd/bpf"
+	"shaperd/shaper"
+)
+
+// packetPlane is the packet plane of a daemon, which is there only while the
+// configuration names attachments: it needs privileges that the proxy does not.
+type packetPlane struct {
+	shaper *shaper.Shaper
+	log    *slog.Logger
+	plane  *bpf.Plane
+}
+
+// planeChange is a change of the packet plane that waits for the proxy's.
+type planeChange struct {
+	*packetPlane
+	change *bpf.Change
+	opened bool // the plane was not there before
+	ends   bool // there are no attachments any more
+}
+
+func (p *packetPlane) prepare(l *loaded, policy *shaper.Policy) (*planeChange, error) {
+	c := &planeChange{packetPlane: p, ends: len(l.attach) == 0}
+	pins := l.config.Daemon.Pins
+	if c.ends && p.plane == nil {
+		// What an earlier daemon was to keep is not in this configuration.
+		if _, err := os.Stat(pins); errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
+			return c, nil
+		}
+		return c, bpf.Detach(pins)
+	}
+	if p.plane == nil {
+		plane, err := bpf.Open(p.shaper, pins, l.config.Daemon.Buckets, p.log)
+		if err != nil {
+			return nil, err
+		}
+		p.plane, c.opened = plane, true
+	}
+	change, err := p.plane.Prepare(l.attach, policy)
+	if err != nil {
+		c.abandon()
+		return nil, err
+	}
+	c.change = change
+	return c, nil
+}
+
+// abandon leaves the plane as it was found.
+func (c *planeChange) abandon() {
+	if c.opened {
+		c.plane.Release()
+		c.plane = nil
+	}
+}
+
+func (c *planeChange) cancel() {
+	if c.change != nil {
+		c.change.Cancel()
+		c.abandon()
+	}
+}
+
+func (c *planeChange) commit() error {
+	if c.change == nil {
+		return nil
+	}
+	if err := c.change.Commit(); err != nil {
+		c.abandon()
+		return err
+	}
+	if c.ends {
+		c.close()
+	}
+	return nil
+}
+
+// close ends the plane. What is to be kept while no daemon runs stays.
+func (p *packetPlane) close() {
+	if p.plane == nil {
+		return
+	}
+	if err := p.plane.Close(); err != nil {
+		p.log.Error("detach", "err", err)
+	}
+	p.plane = nil
+}
