@@ -206,6 +206,7 @@ const (
 	kernelVarTestDecision = "test_decision"
 	kernelVarTestNow      = "test_now"
 	kernelVarTestSegments = "test_segments"
+	kernelVarTestSources  = "test_sources"
 	kernelVarUnderTest    = "under_test"
 	kernelVarUnusedLine   = "unused_line"
 	kernelVarUnusedLine4  = "unused_line4"
@@ -282,6 +283,7 @@ type kernelVariableSpecs struct {
 	TestDecision *ebpf.VariableSpec `ebpf:"test_decision"`
 	TestNow      *ebpf.VariableSpec `ebpf:"test_now"`
 	TestSegments *ebpf.VariableSpec `ebpf:"test_segments"`
+	TestSources  *ebpf.VariableSpec `ebpf:"test_sources"`
 	UnderTest    *ebpf.VariableSpec `ebpf:"under_test"`
 	UnusedLine   *ebpf.VariableSpec `ebpf:"unused_line"`
 	UnusedLine4  *ebpf.VariableSpec `ebpf:"unused_line4"`
@@ -342,6 +344,7 @@ type kernelVariables struct {
 	TestDecision *ebpf.Variable `ebpf:"test_decision"`
 	TestNow      *ebpf.Variable `ebpf:"test_now"`
 	TestSegments *ebpf.Variable `ebpf:"test_segments"`
+	TestSources  *ebpf.Variable `ebpf:"test_sources"`
 	UnderTest    *ebpf.Variable `ebpf:"under_test"`
 	UnusedLine   *ebpf.Variable `ebpf:"unused_line"`
 	UnusedLine4  *ebpf.Variable `ebpf:"unused_line4"`

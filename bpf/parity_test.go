@@ -56,8 +56,12 @@ const testKeys = 1 << 17
 var longestBurst = leaky.FromDuration(shaper.MaxBurstTime)
 
 func newBench(t testing.TB, at kernelAttachment) *bench {
+	return newVariant(t, at, map[string]any{kernelVarUnderTest: uint32(1)})
+}
+
+func newVariant(t testing.TB, at kernelAttachment, variables map[string]any) *bench {
 	t.Helper()
-	k, err := openKernel(filepath.Join(pins, strings.ReplaceAll(t.Name(), "/", "-")), testKeys)
+	k, err := openKernel(filepath.Join(pins, strings.NewReplacer("/", "-", ".", "-").Replace(t.Name())), testKeys)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +71,7 @@ func newBench(t testing.TB, at kernelAttachment) *bench {
 		kernelPrograms
 		kernelVariables
 	}
-	if err := k.load(at, map[string]any{kernelVarUnderTest: uint32(1)}, &objects); err != nil {
+	if err := k.load(at, variables, &objects); err != nil {
 		t.Fatalf("%+v", err)
 	}
 	b.kernelPrograms, b.kernelVariables = objects.kernelPrograms, objects.kernelVariables

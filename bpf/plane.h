@@ -23,6 +23,7 @@ const volatile struct attachment here;
 
 /* Set for tests alone, which give the time and want to see the decision. */
 const volatile __u32 under_test;
+const volatile __u32 test_sources; /* draw IPv4 sources at random, so many */
 volatile __u64 test_now;
 volatile struct decision test_decision;
 volatile __u32 test_bytes, test_segments;
@@ -62,6 +63,8 @@ static __always_inline int enforce(struct scratch *s, __u32 segments)
 	if (!policies_now || !parse(s, here.ethernet))
 		return 0;
 	s->packet.segments = segments;
+	if (test_sources)
+		s->packet.source[3] = (__u64)bpf_get_prandom_u32() * test_sources >> 32;
 	p = bpf_map_lookup_elem(policies_now, &zero);
 	heartbeat = bpf_map_lookup_elem(&heartbeats, &zero);
 	if (!p || !heartbeat)

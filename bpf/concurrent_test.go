@@ -1,0 +1,92 @@
+package bpf
+
+import (
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// TestConcurrent hammers one bucket from all CPUs at once: it admits what its rate
+// says, and no more, whoever loses a race.
+func TestConcurrent(t *testing.T) {
+	const (
+		rate  = 400_000 // a fraction of what is offered
+		depth = 20 * time.Millisecond
+		span  = time.Second
+	)
+	k := newVariant(t, kernelAttachment{Mode: uint32(Police), Ethernet: 1, Keep: 1}, nil)
+	for _, c := range []struct {
+		name   string
+		limits []shaper.Limit
+	}{
+		{"one limit", []shaper.Limit{
+			{Name: "a", Packets: shaper.Frequency{N: rate, Per: time.Second}, MaxDelay: depth},
+		}},
+		// The wide one refuses, the others are refunded.
+		{"three limits", []shaper.Limit{
+			{Name: "a", Packets: shaper.Frequency{N: rate, Per: time.Second}, MaxDelay: depth},
+			{Name: "b", Key: shaper.KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Packets: shaper.Frequency{N: rate + rate/100, Per: time.Second}, MaxDelay: depth},
+			{Name: "c", Key: shaper.KeyPort, Rate: 8 * 100 * (rate + rate/50), MaxDelay: depth},
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for i := range c.limits {
+				c.limits[i].Match.Attach = []string{"here"}
+			}
+			clear(k.buckets)
+			k.use(t, c.limits, nil)
+			before := k.totals(t)
+			start := monotonic()
+			end := start + leaky.FromDuration(span)
+			var wg sync.WaitGroup
+			for range runtime.NumCPU() {
+				wg.Go(func() {
+					for monotonic() < end {
+						if _, err := k.ShaperdTc.Run(&ebpf.RunOptions{Data: datagram(1), Repeat: 1000}); err != nil {
+							t.Error(err)
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+			took := (monotonic() - start).Duration()
+			after := k.totals(t)
+			admitted := float64(after.taken - before.taken)
+			refused := after.refused - before.refused
+			want := rate * (took + depth).Seconds()
+			t.Logf("%.0f admitted, %d refused in %v: %+.3f %% of the rate", admitted, refused, took, (admitted/want-1)*100)
+			if admitted > want*1.005 || admitted < want*0.995 {
+				t.Errorf("want %.0f, within 0.5 %%", want)
+			}
+			if refused < uint64(admitted) {
+				t.Errorf("only %d packets were refused: that is no hammer", refused)
+			}
+		})
+	}
+}
+
+type totals struct{ taken, refused uint64 }
+
+// totals counts packets under limit a, and those that any limit refused.
+func (b *bench) totals(t *testing.T) totals {
+	t.Helper()
+	var sum totals
+	for number := range maxLimits {
+		s, err := b.state(number)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum.refused += s.Refused[1]
+		if number == 0 {
+			sum.taken = s.Taken[0][1] + s.Taken[1][1]
+		}
+	}
+	return sum
+}
