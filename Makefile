@@ -13,6 +13,7 @@ export GOFLAGS += -buildvcs=false
 export SHAPERD_BIN := $(CURDIR)/bin/shaperd
 
 asn := $(CURDIR)/build/asn
+vm := $(CURDIR)/build/vm
 packages = $(shell $(GO) list ./... | grep -v '/test/')
 
 .PHONY: all
@@ -35,13 +36,18 @@ deps:
 asn: deps
 	shaper/asn/testdata/fetch.sh '$(asn)'
 
+# The kernels that tests boot. They are fetched once.
+.PHONY: vm-kernels
+vm-kernels: deps
+	test/vm/fetch.sh '$(vm)'
+
 .PHONY: unit
 unit: build asn
 	CGO_ENABLED=1 SHAPERD_ASN_DATA='$(asn)' $(GO) test -race -shuffle=on -timeout 10m $(packages)
 
-# Tests of the built binary. They measure time, and so have the machine alone.
+# Tests of the built binary, and inside other kernels. They measure time, and so have the machine alone.
 .PHONY: outside
-outside: deps build unit
+outside: deps build vm-kernels unit
 	$(GO) test -count=1 -shuffle=on -p 1 -timeout 10m ./test/...
 
 # Once more without the race detector, for the bounds on time and memory that do
@@ -71,10 +77,12 @@ format: deps
 .PHONY: vet
 vet:
 	$(GO) vet ./...
+	$(GO) vet -tags vmguest ./...
 
 .PHONY: staticcheck
 staticcheck:
 	$(GO) tool staticcheck ./...
+	$(GO) tool staticcheck -tags vmguest ./...
 
 # Needs the network: known vulnerabilities in what the daemon is built from.
 .PHONY: vuln

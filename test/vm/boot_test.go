@@ -1,0 +1,78 @@
+package vm
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+)
+
+// options are those of the kernel.
+var options = []string{
+	"console=ttyS0", "panic=-1", "oops=panic",
+	"mitigations=off", // the guest trusts its tests
+	// The emulated time stamp counter is the host's. Some kernels distrust it
+	// for the name of the processor, and then have a clock that is slow to read.
+	"tsc=reliable",
+}
+
+// boot runs the kernel in a file with an image until it powers off, and returns
+// what its tests and its kernel wrote, with an error as well. The guest ends with
+// ctx, with this process, or when its kernel panics. Its files are put into dir.
+func boot(ctx context.Context, dir, kernel string, image []byte) (output, console []byte, err error) {
+	if err := os.WriteFile(filepath.Join(dir, "image"), image, 0o600); err != nil {
+		return nil, nil, err
+	}
+	kernel, err = filepath.Abs(kernel)
+	if err != nil {
+		return nil, nil, err
+	}
+	cmd := exec.CommandContext(ctx, "qemu-system-x86_64",
+		"-nodefaults", "-no-user-config", "-display", "none",
+		// With a thread for each processor, qemu before 8.1 lets one run what
+		// another has just overwritten, and a kernel that patches itself panics
+		// now and then: https://gitlab.com/qemu-project/qemu/-/commit/deba78709a
+		"-accel", "tcg,thread=single", "-cpu", "max", "-smp", "2", "-m", "2G",
+		"-serial", "file:console", "-serial", "file:output",
+		"-no-reboot", // a panic resets the machine, and so ends it
+		"-kernel", kernel, "-initrd", "image", "-append", strings.Join(options, " "))
+	if cmd.Err != nil {
+		return nil, nil, fmt.Errorf("%w: \"make deps\" installs it", cmd.Err)
+	}
+	var said bytes.Buffer
+	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, &said, &said
+	// The kernel kills it when the thread that started it ends.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	err = cmd.Run()
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		err = fmt.Errorf("run guest: %w\n%s", err, said.Bytes())
+	}
+	output, outputErr := os.ReadFile(filepath.Join(dir, "output"))
+	console, consoleErr := os.ReadFile(filepath.Join(dir, "console"))
+	err = errors.Join(err, outputErr, consoleErr)
+	if err == nil && !bytes.HasSuffix(output, []byte(mark+"off\n")) {
+		err = errors.New("the guest ended before its tests did")
+	}
+	return output, console, err
+}
+
+// lastLines returns the last n lines of text, or all when there are fewer.
+func lastLines(text []byte, n int) []byte {
+	text = bytes.TrimSpace(bytes.ReplaceAll(text, []byte("\r"), nil))
+	at := len(text)
+	for ; n > 0 && at >= 0; n-- {
+		at = bytes.LastIndexByte(text[:at], '\n')
+	}
+	return text[at+1:]
+}

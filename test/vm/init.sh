@@ -1,0 +1,44 @@
+#!/bin/sh
+# The first process of a guest. It makes the system that tests expect, runs them,
+# and powers off. Should it end before that, the kernel panics.
+#
+# The second serial port has what the tests write, so that the kernel's messages
+# do not mix with it. A line that begins with the byte 1 says where in it we are.
+set -eu
+export PATH=/bin:/usr/bin HOME=/root TMPDIR=/tmp
+
+/bin/busybox mkdir -p /dev /etc /proc /root /run /sys /tmp /usr/bin
+/bin/busybox --install -s /usr/bin
+mount -t devtmpfs dev /dev
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t bpf bpf /sys/fs/bpf
+mount -t cgroup2 cgroup /sys/fs/cgroup
+mount -t tmpfs run /run
+while read -r module; do
+	insmod "$module"
+done </modules/order
+for link in dummy0 ifb0 ifb1; do # of the modules' own accord
+	/bin/ip link delete "$link"
+done
+ip link set lo up
+echo 127.0.0.1 localhost >/etc/hosts
+
+stty -F /dev/ttyS1 raw
+exec 3>/dev/ttyS1
+read -r uptime _ </proc/uptime
+printf '\001booted %s %s\n' "$(uname -r)" "$uptime" >&3
+while read -r suite; do
+	cd "/suites/$suite"
+	set --
+	while read -r arg; do
+		set -- "$@" "$arg"
+	done <args
+	printf '\001begin %s\n' "$suite" >&3
+	status=0
+	./test "$@" </dev/null >&3 2>&1 || status=$?
+	printf '\001end %s\n' "$status" >&3
+done </suites/order
+printf '\001off\n' >&3
+stty -F /dev/ttyS1 raw # when all of it is out
+poweroff -f
