@@ -78,8 +78,7 @@ struct charge {
 /* What does not fit onto the stack. A program runs to its end before the next one
  * begins on the same CPU. */
 struct scratch {
-	struct head head;
-	struct packet packet;
+	struct parser parser;
 	struct decision decision;
 	struct charge charge[MAX_LIMITS];
 };
@@ -90,12 +89,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct scratch);
 } scratches SEC(".maps");
-
-/* Parses the scratch's head: see parse_packet. */
-__noinline int parse(struct scratch *s, int ethernet)
-{
-	return s ? parse_packet(&s->head, &s->packet, ethernet) : 0;
-}
 
 /* The number of the lowest bit of a set that is not empty (Leiserson, Prokop and
  * Randall, "Using de Bruijn sequences to index a 1 in a computer word", 1998). */
@@ -215,11 +208,11 @@ __noinline int count_refused(const struct policy *p, const struct scratch *s)
 	if (!to)
 		return 0;
 	if (s->decision.reason == REASON_QUEUE_FULL) {
-		to->refused[0] += s->packet.bytes;
-		to->refused[1] += s->packet.segments;
+		to->refused[0] += s->parser.packet.bytes;
+		to->refused[1] += s->parser.packet.segments;
 	} else {
-		to->memory_full[0] += s->packet.bytes;
-		to->memory_full[1] += s->packet.segments;
+		to->memory_full[0] += s->parser.packet.bytes;
+		to->memory_full[1] += s->parser.packet.segments;
 	}
 	return 0;
 }
@@ -237,8 +230,8 @@ __noinline int count_taken(const struct policy *p, const struct scratch *s, __u6
 		if (!to)
 			return 0;
 		taken = to->taken[delayed >> number & 1];
-		taken[0] += s->packet.bytes;
-		taken[1] += s->packet.segments;
+		taken[0] += s->parser.packet.bytes;
+		taken[1] += s->parser.packet.segments;
 	}
 	if (delayed) {
 		struct state *to = state_of(&p->limit[s->decision.limit % MAX_LIMITS]);
@@ -263,17 +256,17 @@ __noinline __u64 quote(const struct policy *p, struct scratch *s, __u32 number, 
 		return 0;
 	l = &p->limit[number % MAX_LIMITS];
 	c = &s->charge[number % MAX_LIMITS];
-	hash_key(p, l, &s->packet, place, hash);
+	hash_key(p, l, &s->parser.packet, place, hash);
 #pragma unroll
 	for (int j = METER_BYTES; j <= METER_PACKETS; j++) {
 		const struct meter *m = &l->meter[j];
-		__u64 n = s->packet.segments, *bucket;
+		__u64 n = s->parser.packet.segments, *bucket;
 
 		c->place[j] = NOWHERE;
 		if (!m->rate.mult)
 			continue;
 		if (j == METER_BYTES)
-			n = s->packet.bytes + n * l->overhead;
+			n = s->parser.packet.bytes + n * l->overhead;
 		c->cost[j] = rate_cost(&m->rate, n);
 		c->hash[j] = join(m, hash);
 		c->place[j] = place_of(p, m, c->hash[j], now);

@@ -114,28 +114,40 @@ type kernelPolicy struct {
 }
 
 type kernelScratch struct {
-	_    structs.HostLayout
-	Head struct {
-		_      structs.HostLayout
-		Length uint32
-		Have   uint32
-		Data   [192]uint8
-	}
-	Packet struct {
-		_           structs.HostLayout
-		Source      [4]uint32
-		Destination [4]uint32
-		Bytes       uint32
-		Segments    uint32
-		Asn         uint32
-		L3          uint32
-		L4          uint32
-		SourcePort  uint16
-		Port        uint16
-		Protocol    uint8
-		Transport   uint8
-		Ipv4        uint8
-		TcpFlags    uint8
+	_      structs.HostLayout
+	Parser struct {
+		_    structs.HostLayout
+		Head struct {
+			_      structs.HostLayout
+			Length uint32
+			Have   uint32
+			Data   [192]uint8
+		}
+		Packet struct {
+			_           structs.HostLayout
+			Source      [4]uint32
+			Destination [4]uint32
+			Bytes       uint32
+			Segments    uint32
+			Asn         uint32
+			L3          uint32
+			L4          uint32
+			SourcePort  uint16
+			Port        uint16
+			Protocol    uint8
+			Transport   uint8
+			Ipv4        uint8
+			TcpFlags    uint8
+		}
+		Carried struct {
+			_        structs.HostLayout
+			At       uint32
+			End      uint32
+			Id       uint32
+			Fragment uint8
+			First    uint8
+			_        [2]byte
+		}
 	}
 	_        [4]byte
 	Decision struct {

@@ -31,6 +31,9 @@
 /* Headers further in than this are not seen. */
 #define HEAD 192
 
+/* Nothing shorter is IP. */
+#define SHORTEST 20
+
 /* IPv6 extension headers that are looked through: a host need not take each more
  * than once, and destination options twice (RFC 8200, section 4.1). */
 #define MAX_EXTENSIONS 7
@@ -56,6 +59,21 @@ struct head {
 	__u32 length; /* of the packet */
 	__u32 have;   /* bytes of data */
 	__u8 data[HEAD];
+};
+
+/* What IP says of what it carries. */
+struct carried {
+	__u32 at, end; /* offsets */
+	__u32 id;      /* of a fragmented datagram */
+	__u8 fragment, first;
+};
+
+/* All that parsing needs. It is in a map, not on the stack: what the verifier knows of
+ * a map is little, so that many ways through the parser look the same to it. */
+struct parser {
+	struct head head;
+	struct packet packet;
+	struct carried carried;
 };
 
 /* The first fragment of a datagram leaves its ports for the others, which have
@@ -114,21 +132,17 @@ static __always_inline void fragment_ports(struct packet *k, __u32 id, int first
 	}
 }
 
-/* What IP says of what it carries. */
-struct carried {
-	__u32 at, end; /* offsets */
-	__u32 id;      /* of a fragmented datagram */
-	__u8 fragment, first;
-};
-
 /* Whether a length of 0 stands for one beyond 16 bits, of a train of segments. */
 static __always_inline int jumbo(__u32 length, __u32 room)
 {
 	return length == 0 && room > 0xffff;
 }
 
-static __always_inline int parse_ipv4(const struct head *h, struct packet *k, struct carried *c)
+static __always_inline int parse_ipv4(struct parser *p)
 {
+	const struct head *h = &p->head;
+	struct packet *k = &p->packet;
+	struct carried *c = &p->carried;
 	__u32 l3 = k->l3, room = h->length - l3, size, total, offset;
 
 	if (l3 + 20 > h->have)
@@ -153,8 +167,54 @@ static __always_inline int parse_ipv4(const struct head *h, struct packet *k, st
 	return 1;
 }
 
-static __always_inline int parse_ipv6(const struct head *h, struct packet *k, struct carried *c)
+/* Steps over an extension header. Returns 0 when what comes next is none, or is the
+ * rest of a datagram without its headers. */
+__noinline int step_over(struct parser *p)
 {
+	const struct head *h;
+	struct packet *k;
+	struct carried *c;
+	__u32 at, size;
+
+	if (!p)
+		return 0;
+	h = &p->head;
+	k = &p->packet;
+	c = &p->carried;
+	at = c->at;
+	size = (load8(h, at + 1) + 1) << 3;
+
+	switch (k->transport) {
+	case IPPROTO_HOPOPTS:
+	case IPPROTO_ROUTING:
+	case IPPROTO_DSTOPTS:
+		break;
+	case IPPROTO_AH:
+		size = (load8(h, at + 1) + 2) << 2;
+		break;
+	case IPPROTO_FRAGMENT:
+		size = 8;
+		break;
+	default:
+		return 0;
+	}
+	if (at + size > c->end || at + 8 > h->have)
+		return 0;
+	if (k->transport == IPPROTO_FRAGMENT) {
+		c->fragment = (load16(h, at + 2) & 0xfff9) != 0;
+		c->first = (load16(h, at + 2) & 0xfff8) == 0;
+		c->id = load32(h, at + 4);
+	}
+	k->transport = load8(h, at);
+	c->at += size;
+	return !c->fragment || c->first;
+}
+
+static __always_inline int parse_ipv6(struct parser *p)
+{
+	const struct head *h = &p->head;
+	struct packet *k = &p->packet;
+	struct carried *c = &p->carried;
 	__u32 l3 = k->l3, room = h->length - l3, total;
 
 	if (l3 + 40 > h->have || load8(h, l3) >> 4 != 6)
@@ -167,39 +227,16 @@ static __always_inline int parse_ipv6(const struct head *h, struct packet *k, st
 	k->transport = load8(h, l3 + 6);
 	c->at = l3 + 40;
 	c->end = l3 + total;
-	for (int i = 0; i < MAX_EXTENSIONS; i++) {
-		__u32 size;
-
-		switch (k->transport) {
-		case IPPROTO_HOPOPTS:
-		case IPPROTO_ROUTING:
-		case IPPROTO_DSTOPTS:
-			size = (load8(h, c->at + 1) + 1) << 3;
-			break;
-		case IPPROTO_AH:
-			size = (load8(h, c->at + 1) + 2) << 2;
-			break;
-		case IPPROTO_FRAGMENT:
-			size = 8;
-			c->fragment = (load16(h, c->at + 2) & 0xfff9) != 0;
-			c->first = (load16(h, c->at + 2) & 0xfff8) == 0;
-			c->id = load32(h, c->at + 4);
-			break;
-		default:
-			return 1;
-		}
-		if (c->at + size > c->end || c->at + 8 > h->have)
-			return 1;
-		k->transport = load8(h, c->at);
-		c->at += size;
-		if (c->fragment && !c->first)
-			return 1;
-	}
+	for (int i = 0; i < MAX_EXTENSIONS && step_over(p); i++)
+		;
 	return 1;
 }
 
-static __always_inline void parse_transport(const struct head *h, struct packet *k, const struct carried *c)
+static __always_inline void parse_transport(struct parser *p)
 {
+	const struct head *h = &p->head;
+	struct packet *k = &p->packet;
+	const struct carried *c = &p->carried;
 	__u32 at = c->at, size;
 
 	k->bytes = c->end - at;
@@ -240,13 +277,19 @@ static __always_inline void parse_transport(const struct head *h, struct packet 
 /* Parses a packet that begins with an Ethernet header, or with an IP one. Returns
  * whether it is IP; nothing else is shaped. A packet whose transport header is cut
  * off, or beyond the head, has port 0. */
-static __always_inline int parse_packet(const struct head *h, struct packet *k, int ethernet)
+__noinline int parse(struct parser *p, int ethernet)
 {
-	struct carried c = {};
+	const struct head *h;
+	struct packet *k;
 	__u32 type = 0, l3 = 0;
 	int ok;
 
+	if (!p)
+		return 0;
+	h = &p->head;
+	k = &p->packet;
 	__builtin_memset(k, 0, sizeof(*k));
+	p->carried.fragment = 0;
 	if (ethernet) {
 		l3 = 14;
 		type = load16(h, 12);
@@ -266,14 +309,14 @@ static __always_inline int parse_packet(const struct head *h, struct packet *k, 
 		return 0;
 	k->l3 = l3;
 	if (type == ETHERTYPE_IPV4)
-		ok = parse_ipv4(h, k, &c);
+		ok = parse_ipv4(p);
 	else if (type == ETHERTYPE_IPV6)
-		ok = parse_ipv6(h, k, &c);
+		ok = parse_ipv6(p);
 	else
 		return 0;
 	if (!ok)
 		return 0;
-	parse_transport(h, k, &c);
+	parse_transport(p);
 	/* As in the proxy, an empty packet counts as one byte. */
 	k->bytes = k->bytes ?: 1;
 	return 1;

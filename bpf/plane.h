@@ -60,11 +60,11 @@ static __always_inline int enforce(struct scratch *s, __u32 segments)
 	const struct policy *p;
 	__u64 set, *heartbeat, now;
 
-	if (!policies_now || !parse(s, here.ethernet))
+	if (!policies_now || !parse(&s->parser, here.ethernet))
 		return 0;
-	s->packet.segments = segments;
+	s->parser.packet.segments = segments;
 	if (test_sources)
-		s->packet.source[3] = (__u64)bpf_get_prandom_u32() * test_sources >> 32;
+		s->parser.packet.source[3] = (__u64)bpf_get_prandom_u32() * test_sources >> 32;
 	p = bpf_map_lookup_elem(policies_now, &zero);
 	heartbeat = bpf_map_lookup_elem(&heartbeats, &zero);
 	if (!p || !heartbeat)
@@ -72,7 +72,7 @@ static __always_inline int enforce(struct scratch *s, __u32 segments)
 	now = clock();
 	if (!here.keep && now / TICKS_PER_NANO > *heartbeat + GRACE)
 		return 0;
-	set = classify(p, &s->packet, here.place);
+	set = classify(p, &s->parser.packet, here.place);
 	if (!set)
 		return 0;
 	if (here.mode == MODE_OBSERVE) {
@@ -84,8 +84,8 @@ static __always_inline int enforce(struct scratch *s, __u32 segments)
 	decide(p, s, set & ~p->observed, here.place, now);
 	if (under_test) {
 		test_decision = s->decision;
-		test_bytes = s->packet.bytes;
-		test_segments = s->packet.segments;
+		test_bytes = s->parser.packet.bytes;
+		test_segments = s->parser.packet.segments;
 	}
 	return 1;
 }

@@ -10,14 +10,14 @@
 /* Marks an ECN-capable packet CE (RFC 3168, section 5), as bpf_skb_ecn_set_ce does. */
 static __always_inline void mark_xdp(struct xdp_md *xdp, const struct scratch *s)
 {
-	__u32 l3 = s->packet.l3, first = load16(&s->head, l3), sum;
+	__u32 l3 = s->parser.packet.l3, first = load16(&s->parser.head, l3), sum;
 	__u16 to;
 
-	if (s->packet.ipv4) {
+	if (s->parser.packet.ipv4) {
 		if (!(first & 3) || (first & 3) == 3)
 			return;
 		/* The checksum is of the other words: ~(~sum + ~old + new), RFC 1624. */
-		sum = (~load16(&s->head, l3 + 10) & 0xffff) + (~first & 0xffff) + (first | 3);
+		sum = (~load16(&s->parser.head, l3 + 10) & 0xffff) + (~first & 0xffff) + (first | 3);
 		sum = (sum & 0xffff) + (sum >> 16);
 		sum = (sum & 0xffff) + (sum >> 16);
 		to = __builtin_bswap16(~sum);
@@ -36,14 +36,17 @@ SEC("tc")
 int shaperd_tc(struct __sk_buff *skb)
 {
 	struct scratch *s = scratch();
-	__u64 depart;
+	__u64 depart, have;
 
 	if (!s)
 		return TC_NEXT;
-	s->head.length = skb->len;
-	s->head.have = skb->len < HEAD ? skb->len : HEAD;
-	if (!s->head.have || bpf_skb_load_bytes(skb, 0, s->head.data, s->head.have))
+	have = skb->len;
+	if (have > HEAD)
+		have = HEAD;
+	if (have < SHORTEST || bpf_skb_load_bytes(skb, 0, s->parser.head.data, have))
 		return TC_NEXT;
+	s->parser.head.length = skb->len;
+	s->parser.head.have = have;
 	if (!enforce(s, skb->gso_segs ?: 1))
 		return TC_NEXT;
 	if (s->decision.verdict == VERDICT_REFUSE)
@@ -70,10 +73,10 @@ int shaperd_xdp(struct xdp_md *xdp)
 		return XDP_PASS;
 	length = bpf_xdp_get_buff_len(xdp);
 	have = length < HEAD ? length : HEAD;
-	if (!have || bpf_xdp_load_bytes(xdp, 0, s->head.data, have))
+	if (have < SHORTEST || bpf_xdp_load_bytes(xdp, 0, s->parser.head.data, have))
 		return XDP_PASS;
-	s->head.length = length;
-	s->head.have = have;
+	s->parser.head.length = length;
+	s->parser.head.have = have;
 	if (!enforce(s, 1))
 		return XDP_PASS;
 	if (s->decision.verdict == VERDICT_REFUSE)
