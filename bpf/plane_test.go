@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"shaperd/leaky"
 	"shaperd/shaper"
 )
 
@@ -285,6 +286,7 @@ func stale(t *testing.T, p *testPlane) {
 	if err := m.Put(uint32(0), uint64(1)); err != nil {
 		t.Fatal(err)
 	}
+	within(t, 10*time.Second, func() bool { return monotonic() > 6*leaky.Second }) // for a host that has just booted
 }
 
 // assertNothing asserts that no trace is left.
