@@ -20,20 +20,32 @@ type savedPoint struct {
 	Ifindex    int
 	Ingress    bool
 	Hook       Hook
+	Mode       Mode
+	Former     *former // of a point that shapes
 }
 
 // pin is the name of a link's pin. A bpf file system takes no dots.
 func (s savedPoint) pin(dir string) string {
-	return filepath.Join(dir, "links", fmt.Sprintf("%d-%s-%s", s.Ifindex, way(s.Ingress), s.Hook))
+	name := fmt.Sprintf("%d-%s-%s", s.Ifindex, way(s.Ingress), s.Hook)
+	if s.Ingress && s.Mode == Shape {
+		name += "-ifb"
+	}
+	return filepath.Join(dir, "links", name)
 }
 
 // adopt finds the point as an earlier daemon left it.
 func (s savedPoint) adopt(dir string) (*point, error) {
-	pt := &point{Attachment: Attachment{Name: s.Attachment, Ingress: s.Ingress, Hook: s.Hook}, ifindex: s.Ifindex}
+	pt := &point{Attachment: Attachment{Name: s.Attachment, Ingress: s.Ingress, Hook: s.Hook, Mode: s.Mode}, ifindex: s.Ifindex, former: s.Former}
 	if l, err := netlink.LinkByIndex(s.Ifindex); err == nil {
 		pt.ifname = l.Attrs().Name
 	}
 	at := pt.key()
+	if pt.detours() {
+		at = side{}
+		if ifb, err := netlink.LinkByName(ifbName(s.Ifindex)); err == nil {
+			at.ifindex = ifb.Attrs().Index
+		}
+	}
 	l, err := link.LoadPinnedLink(s.pin(dir), nil)
 	switch {
 	case err == nil:

@@ -137,14 +137,22 @@ const (
 )
 
 func attachClsact(at side, program *ebpf.Program) (hook, error) {
-	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
-		LinkIndex: at.ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
-	}}
-	if err := netlink.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
-		return nil, fmt.Errorf("add qdisc clsact: %w", err)
+	if err := addClsact(at.ifindex); err != nil {
+		return nil, err
 	}
 	h := &clsactHook{at: at}
 	return h, h.update(program)
+}
+
+// addClsact gives an interface the qdisc clsact, if it has none.
+func addClsact(ifindex int) error {
+	err := netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+	}})
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add qdisc clsact: %w", err)
+	}
+	return nil
 }
 
 func (h *clsactHook) parent() uint32 {
@@ -197,10 +205,10 @@ func (h *clsactHook) check() error {
 
 func (h *clsactHook) detach() error {
 	err := netlink.FilterDel(h.filter())
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
-		return nil // somebody was faster, or the interface is gone
+	if err != nil && !gone(err) {
+		return fmt.Errorf("remove filter from clsact: %w", err)
 	}
-	return err
+	return nil
 }
 
 func (h *clsactHook) release() {}

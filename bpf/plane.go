@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -83,6 +84,7 @@ type Change struct {
 	wanted      map[side]*Attachment
 	added       []*point
 	changed     map[*point]*programs
+	queued      []*point // of changed, those that got a queue
 }
 
 // Prepare makes everything ready that may fail to put attachments, and the policy
@@ -121,8 +123,14 @@ func (c *Change) prepare() (err error) {
 		if err != nil {
 			return err
 		}
-		if present != nil && present.Hook == a.Hook {
+		if present != nil && present.Hook == a.Hook && present.detours() == a.detours() {
 			c.changed[present] = progs
+			if a.Mode == Shape && present.Mode != Shape {
+				if err := present.addQueue(a); err != nil {
+					return attachError(a, present.ifname, privileges(err))
+				}
+				c.queued = append(c.queued, present)
+			}
 			continue
 		}
 		pt, err := p.attach(key, a, progs)
@@ -140,6 +148,9 @@ func (c *Change) Cancel() {
 	defer c.plane.mu.Unlock()
 	for _, pt := range c.added {
 		_ = pt.detach()
+	}
+	for _, pt := range c.queued {
+		_ = pt.removeQueue()
 	}
 	for _, progs := range c.changed {
 		progs.close()
@@ -184,7 +195,7 @@ func (p *Plane) save() {
 	slices.SortFunc(points, func(a, b savedPoint) int {
 		return cmp.Or(cmp.Compare(a.Attachment, b.Attachment), cmp.Compare(a.Ifindex, b.Ifindex))
 	})
-	if slices.Equal(points, p.kernel.Points) {
+	if reflect.DeepEqual(points, p.kernel.Points) {
 		return
 	}
 	p.kernel.Points = points
@@ -234,13 +245,14 @@ type point struct {
 	ifindex int
 	ifname  string
 	hook    hook
+	former  *former   // what stood where the queue is; nil without a queue
 	progs   *programs // nil for what another daemon attached
 }
 
 func (pt *point) key() side { return side{pt.ifindex, pt.Ingress} }
 
 func (pt *point) saved() savedPoint {
-	return savedPoint{pt.Name, pt.ifindex, pt.Ingress, pt.Hook}
+	return savedPoint{pt.Name, pt.ifindex, pt.Ingress, pt.Hook, pt.Mode, pt.former}
 }
 
 func (pt *point) String() string { return pt.Name + " at " + pt.ifname }
@@ -304,10 +316,84 @@ func (p *Plane) attach(key side, a *Attachment, progs *programs) (*point, error)
 		return nil, attachError(a, strconv.Itoa(key.ifindex), err)
 	}
 	pt := &point{Attachment: *a, ifindex: key.ifindex, ifname: l.Attrs().Name, progs: progs}
-	if pt.hook, err = attach(a.Hook, key, progs.limit, pt.saved().pin(p.dir)); err != nil {
+	at := key
+	if a.detours() {
+		ifb, err := setUpIFB(l)
+		if err != nil {
+			return nil, attachError(a, pt.ifname, privileges(err))
+		}
+		at = side{ifindex: ifb.Attrs().Index}
+	}
+	pt.hook, err = attach(a.Hook, at, progs.limit, pt.saved().pin(p.dir))
+	if err == nil && a.Mode == Shape {
+		if err = pt.addQueue(a); err != nil {
+			_ = pt.hook.detach()
+		}
+	}
+	if err != nil {
+		if a.detours() {
+			_ = removeIFB(key.ifindex)
+		}
 		return nil, attachError(a, pt.ifname, privileges(err))
 	}
 	return pt, nil
+}
+
+// detours reports whether packets of a pass an intermediate device.
+func (a *Attachment) detours() bool { return a.Ingress && a.Mode == Shape }
+
+// addQueue gives a point the queue of a.
+func (pt *point) addQueue(a *Attachment) error {
+	l, err := netlink.LinkByIndex(pt.ifindex)
+	if err != nil {
+		return err
+	}
+	at := l
+	if a.detours() {
+		if at, err = netlink.LinkByName(ifbName(pt.ifindex)); err != nil {
+			return err
+		}
+	}
+	was, err := setUpQueue(at, a.queue())
+	if was != nil {
+		pt.former = was
+	}
+	if err == nil && a.detours() {
+		err = divert(l, at)
+	}
+	if err != nil {
+		return errors.Join(err, pt.removeQueue())
+	}
+	return nil
+}
+
+// removeQueue takes the queue of a point away, and puts back what stood there.
+func (pt *point) removeQueue() error {
+	if pt.Ingress {
+		return removeIFB(pt.ifindex)
+	}
+	l, err := netlink.LinkByIndex(pt.ifindex)
+	if err != nil {
+		return nil // it is gone, with its queue
+	}
+	return restoreQueue(l, pt.former)
+}
+
+// checkQueue returns an error when the queue of a point is not as it was made.
+func (pt *point) checkQueue() error {
+	l, err := netlink.LinkByIndex(pt.ifindex)
+	if err != nil {
+		return err
+	}
+	if pt.Ingress {
+		if err := checkDetour(l); err != nil {
+			return err
+		}
+		if l, err = netlink.LinkByName(ifbName(pt.ifindex)); err != nil {
+			return err
+		}
+	}
+	return checkQueue(l, pt.queue())
 }
 
 // replace puts other programs in place.
@@ -316,13 +402,24 @@ func (pt *point) replace(progs *programs, a *Attachment) error {
 		return err
 	}
 	pt.closePrograms()
+	was := pt.Attachment
 	pt.progs, pt.Attachment = progs, *a
+	if a.Mode == Shape {
+		return pt.addQueue(a)
+	}
+	if was.Mode == Shape {
+		return pt.removeQueue()
+	}
 	return nil
 }
 
 func (pt *point) detach() error {
 	defer pt.closePrograms()
-	return pt.hook.detach()
+	err := pt.hook.detach()
+	if pt.Mode == Shape {
+		err = errors.Join(err, pt.removeQueue())
+	}
+	return err
 }
 
 func (pt *point) closePrograms() {
@@ -412,7 +509,11 @@ func (p *Plane) check() {
 			p.drop(pt)
 			continue
 		}
-		if err := pt.hook.check(); err != nil {
+		err := pt.hook.check()
+		if err == nil && pt.Mode == Shape {
+			err = pt.checkQueue()
+		}
+		if err != nil {
 			p.fault(pt.String(), err)
 			_ = pt.detach()
 			delete(p.points, key)

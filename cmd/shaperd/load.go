@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"net/netip"
+	"slices"
 
 	"shaperd/bpf"
 	"shaperd/conn"
@@ -40,7 +41,28 @@ func (l *loaded) compile(s *shaper.Shaper) (*shaper.Policy, error) {
 	if errors.As(err, &at) {
 		return nil, l.config.Error(at.Limit, at.Key, at.Msg)
 	}
-	return p, err
+	if err != nil {
+		return nil, err
+	}
+	return p, l.checkQueues(p)
+}
+
+// checkQueues finds limits of p whose packets the queue of an attachment would not
+// hold.
+func (l *loaded) checkQueues(p *shaper.Policy) error {
+	for i := range p.Len() {
+		limit := p.Limit(i)
+		for j := range l.attach {
+			if !slices.Contains(limit.Match.Attach, l.attach[j].Name) {
+				continue
+			}
+			if err := l.attach[j].Holds(p.Shape(i)); err != nil {
+				at := slices.IndexFunc(l.config.Limits, func(o shaper.Limit) bool { return o.Name == limit.Name })
+				return l.config.Error(at, "max_delay", "max_delay: "+err.Error())
+			}
+		}
+	}
+	return nil
 }
 
 // listens turns ranges of ports into single ones.
