@@ -566,6 +566,7 @@ func (p *Plane) Release() {
 
 func (p *Plane) release() {
 	p.kernel.close()
+	p.kernel = nil
 	_ = os.Remove(filepath.Join(p.dir, "links")) // when nothing is pinned there
 }
 

@@ -14,6 +14,7 @@ import (
 type collector struct {
 	shaper  *shaper.Shaper
 	plane   Plane
+	packets Packets
 	reloads *Reloads
 }
 
@@ -45,6 +46,19 @@ var (
 	bucketCapacity  = desc("buckets_capacity", "Buckets the table has room for.")
 	bucketEvictions = desc("buckets_evicted_total", "Buckets that made room for another one, by whether they still owed something, which the other one then inherited.", "state")
 
+	limitMarked = desc("limit_marked_packets_total", "Packets marked CE as they had to wait long.", "limit")
+
+	attachmentUp      = desc("attachment_up", "1 when packets at the interface meet the limits, 0 when they do not; the interface is empty while there is none.", "attachment", "interface", "direction", "mode")
+	attachmentQueue   = desc("attachment_queue_packets", "Packets that the interface's queue holds.", "attachment", "interface", "direction")
+	attachmentBacklog = desc("attachment_queue_bytes", "Bytes that the interface's queue holds, headers included.", "attachment", "interface", "direction")
+	attachmentDrops   = desc("attachment_queue_drops_total", "Packets that the interface's queue dropped after they had been charged: it is too short.", "attachment", "interface", "direction")
+
+	packetBuckets   = desc("packet_buckets", "Buckets of the packet plane that owe something.")
+	packetCapacity  = desc("packet_buckets_capacity", "Buckets the packet plane's table has places for.")
+	packetEvictions = desc("packet_buckets_evicted_total", "Buckets of the packet plane that made room for another one, by whether they still owed something, which the other one then inherited.", "state")
+	packetLost      = desc("packet_buckets_lost_total", "Packets refused because other CPUs took every place they tried.")
+	packetErrors    = desc("packet_plane_readable", "0 when the packet plane could not be read.")
+
 	late = desc("pacer_late_seconds", "How late the pacing thread woke up.")
 
 	reloadOK      = desc("config_reload_success", "1 when the last reload succeeded, 0 when the old configuration stayed.")
@@ -63,6 +77,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
 	}
+	c.collectPackets(gauge, counter) // first: it brings the counts up to date
 	policy := c.shaper.Policy()
 	for i := range policy.Len() {
 		l, s := policy.Limit(i), policy.State(i)
@@ -86,6 +101,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(waiting, float64(s.Waiting.Load()), l.Name)
 		ch <- histogram(waitTime, &s.Wait, l.Name)
 		ch <- histogram(queueDelay, &s.Queue, l.Name)
+		if l.OfAttachments() {
+			counter(limitMarked, s.Marked.Load(), l.Name)
+		}
 	}
 	for _, n := range policy.Listeners() {
 		gauge(listenerOpen, float64(n.Open.Load()), n.Name)
@@ -105,6 +123,35 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	counter(bucketEvictions, b.EvictedIndebted, "indebted")
 	ch <- c.late()
 	c.collectReloads(gauge, counter)
+}
+
+func (c *collector) collectPackets(gauge func(*prometheus.Desc, float64, ...string), counter func(*prometheus.Desc, uint64, ...string)) {
+	s, ok, err := c.packets.PacketStatus()
+	if !ok {
+		return
+	}
+	if err != nil {
+		gauge(packetErrors, 0)
+		return
+	}
+	gauge(packetErrors, 1)
+	for _, a := range s.Attachments {
+		up := 0.0
+		if a.Up {
+			up = 1
+		}
+		gauge(attachmentUp, up, a.Name, a.Interface, a.Direction, a.Mode)
+		if a.Queue != nil {
+			gauge(attachmentQueue, float64(a.Queue.Packets), a.Name, a.Interface, a.Direction)
+			gauge(attachmentBacklog, float64(a.Queue.Bytes), a.Name, a.Interface, a.Direction)
+			counter(attachmentDrops, a.Queue.Drops, a.Name, a.Interface, a.Direction)
+		}
+	}
+	gauge(packetBuckets, float64(s.Buckets.Live))
+	gauge(packetCapacity, float64(s.Buckets.Capacity))
+	counter(packetEvictions, s.Buckets.EvictedDrained, "drained")
+	counter(packetEvictions, s.Buckets.EvictedIndebted, "indebted")
+	counter(packetLost, s.Buckets.Lost)
 }
 
 func (c *collector) collectReloads(gauge func(*prometheus.Desc, float64, ...string), counter func(*prometheus.Desc, uint64, ...string)) {

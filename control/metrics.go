@@ -24,6 +24,33 @@ type Plane interface {
 	Late() ([len(leaky.LateBounds) + 1]uint64, time.Duration)
 }
 
+// Packets is what metrics show of a packet plane.
+type Packets interface {
+	// PacketStatus returns what the plane does, and brings the counts of its limits
+	// up to date; false when there is none.
+	PacketStatus() (PacketStatus, bool, error)
+}
+
+// PacketStatus is what a packet plane does.
+type PacketStatus struct {
+	Attachments []Attachment
+	Buckets     struct {
+		Live, Capacity                        int
+		EvictedDrained, EvictedIndebted, Lost uint64
+	}
+}
+
+// Attachment is an attachment at an interface; Interface is empty when it is at none.
+type Attachment struct {
+	Name, Interface, Direction, Mode string
+
+	Up    bool
+	Queue *Queue // nil when it holds no packets
+}
+
+// Queue is the queue of an interface.
+type Queue struct{ Packets, Bytes, Drops uint64 }
+
 // Reloads keeps the result of the last reload. The zero value is ready for use
 // by several goroutines.
 type Reloads struct {
@@ -54,7 +81,7 @@ type Metrics struct {
 }
 
 // ServeMetrics serves /metrics at addr, a host:port; "" serves nothing.
-func ServeMetrics(addr string, s *shaper.Shaper, p Plane, r *Reloads) (*Metrics, error) {
+func ServeMetrics(addr string, s *shaper.Shaper, p Plane, k Packets, r *Reloads) (*Metrics, error) {
 	m := &Metrics{done: make(chan struct{})}
 	if addr == "" {
 		close(m.done)
@@ -71,7 +98,7 @@ func ServeMetrics(addr string, s *shaper.Shaper, p Plane, r *Reloads) (*Metrics,
 	registry.MustRegister(
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		&collector{shaper: s, plane: p, reloads: r},
+		&collector{shaper: s, plane: p, packets: k, reloads: r},
 	)
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))

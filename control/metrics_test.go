@@ -25,6 +25,18 @@ func (fakePlane) Late() (counts [len(leaky.LateBounds) + 1]uint64, sum time.Dura
 	return counts, 70 * time.Millisecond
 }
 
+// fakePackets is a packet plane with an attachment that shapes, and one at no interface.
+type fakePackets struct{}
+
+func (fakePackets) PacketStatus() (s PacketStatus, ok bool, err error) {
+	s.Attachments = []Attachment{
+		{Name: "lost", Direction: "ingress", Mode: "police"},
+		{Name: "uplink", Interface: "eth0", Direction: "egress", Mode: "shape", Up: true, Queue: &Queue{Packets: 7, Bytes: 7000, Drops: 3}},
+	}
+	s.Buckets.Live, s.Buckets.Capacity, s.Buckets.EvictedIndebted = 5, 2048, 1
+	return s, true, nil
+}
+
 // busy returns a shaper on which every count of every limit is used.
 func busy(t *testing.T, limits int) *shaper.Shaper {
 	t.Helper()
@@ -57,7 +69,7 @@ func TestMetricsAreWellFormed(t *testing.T) {
 	reloads := &Reloads{}
 	reloads.Note(nil, time.Millisecond)
 	reloads.Note(errors.New("no"), time.Millisecond)
-	c := &collector{shaper: busy(t, 2), plane: fakePlane{}, reloads: reloads}
+	c := &collector{shaper: busy(t, 2), plane: fakePlane{}, packets: fakePackets{}, reloads: reloads}
 	problems, err := testutil.CollectAndLint(c)
 	if err != nil {
 		t.Fatal(err)
@@ -73,8 +85,19 @@ shaperd_config_reload_success 0
 # TYPE shaperd_config_reloads_total counter
 shaperd_config_reloads_total{result="failure"} 1
 shaperd_config_reloads_total{result="success"} 1
+# HELP shaperd_attachment_up 1 when packets at the interface meet the limits, 0 when they do not; the interface is empty while there is none.
+# TYPE shaperd_attachment_up gauge
+shaperd_attachment_up{attachment="lost",direction="ingress",interface="",mode="police"} 0
+shaperd_attachment_up{attachment="uplink",direction="egress",interface="eth0",mode="shape"} 1
+# HELP shaperd_attachment_queue_drops_total Packets that the interface's queue dropped after they had been charged: it is too short.
+# TYPE shaperd_attachment_queue_drops_total counter
+shaperd_attachment_queue_drops_total{attachment="uplink",direction="egress",interface="eth0"} 3
+# HELP shaperd_packet_buckets Buckets of the packet plane that owe something.
+# TYPE shaperd_packet_buckets gauge
+shaperd_packet_buckets 5
 `
-	if err := testutil.CollectAndCompare(c, strings.NewReader(want), "shaperd_config_reload_success", "shaperd_config_reloads_total"); err != nil {
+	if err := testutil.CollectAndCompare(c, strings.NewReader(want), "shaperd_config_reload_success", "shaperd_config_reloads_total",
+		"shaperd_attachment_up", "shaperd_attachment_queue_drops_total", "shaperd_packet_buckets"); err != nil {
 		t.Error(err)
 	}
 }
@@ -83,7 +106,7 @@ shaperd_config_reloads_total{result="success"} 1
 func TestCardinalityIsBounded(t *testing.T) {
 	const limits = shaper.MaxLimits
 	s := busy(t, limits)
-	c := &collector{shaper: s, plane: fakePlane{}, reloads: &Reloads{}}
+	c := &collector{shaper: s, plane: fakePlane{}, packets: fakePackets{}, reloads: &Reloads{}}
 	before := testutil.CollectAndCount(c)
 	p := s.Policy()
 	for i := range 10000 {
@@ -105,11 +128,11 @@ func TestServeMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := l.Addr().String()
-	if _, err := ServeMetrics(at, busy(t, 1), fakePlane{}, &Reloads{}); err == nil {
+	if _, err := ServeMetrics(at, busy(t, 1), fakePlane{}, fakePackets{}, &Reloads{}); err == nil {
 		t.Error("served on a port in use")
 	}
 	l.Close()
-	m, err := ServeMetrics(at, busy(t, 1), fakePlane{}, &Reloads{})
+	m, err := ServeMetrics(at, busy(t, 1), fakePlane{}, fakePackets{}, &Reloads{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +150,7 @@ func TestServeMetrics(t *testing.T) {
 	if err := m.Close(); err != nil {
 		t.Error(err)
 	}
-	off, err := ServeMetrics("", nil, nil, nil)
+	off, err := ServeMetrics("", nil, nil, nil, nil)
 	if err != nil || off.Close() != nil {
 		t.Errorf("off: %v", err)
 	}

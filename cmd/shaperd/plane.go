@@ -4,9 +4,12 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"sync/atomic"
 
 	"shaperd/bpf"
+	"shaperd/control"
 	"shaperd/shaper"
+	"shaperd/shaper/config"
 )
 
 // packetPlane is the packet plane of a daemon, which is there only while the
@@ -15,6 +18,34 @@ type packetPlane struct {
 	shaper *shaper.Shaper
 	log    *slog.Logger
 	plane  *bpf.Plane
+	shown  atomic.Pointer[bpf.Plane] // plane, for metrics
+}
+
+// PacketStatus returns what metrics show.
+func (p *packetPlane) PacketStatus() (out control.PacketStatus, ok bool, err error) {
+	plane := p.shown.Load()
+	if plane == nil {
+		return out, false, nil
+	}
+	s, err := plane.Status()
+	if err != nil {
+		return out, true, err
+	}
+	for _, pt := range s.Points {
+		direction := config.Egress
+		if pt.Ingress {
+			direction = config.Ingress
+		}
+		a := control.Attachment{
+			Name: pt.Attachment, Interface: pt.Interface, Direction: direction.String(), Mode: pt.Mode.String(), Up: pt.Err == "",
+		}
+		if pt.Mode == bpf.Shape {
+			a.Queue = (*control.Queue)(&pt.Queue)
+		}
+		out.Attachments = append(out.Attachments, a)
+	}
+	out.Buckets = s.Buckets
+	return out, true, nil
 }
 
 // planeChange is a change of the packet plane that waits for the proxy's.
@@ -74,6 +105,7 @@ func (c *planeChange) commit() error {
 		c.abandon()
 		return err
 	}
+	c.shown.Store(c.plane)
 	if c.ends {
 		c.close()
 	}
@@ -85,6 +117,7 @@ func (p *packetPlane) close() {
 	if p.plane == nil {
 		return
 	}
+	p.shown.Store(nil)
 	if err := p.plane.Close(); err != nil {
 		p.log.Error("detach", "err", err)
 	}

@@ -1,0 +1,139 @@
+package bpf
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+)
+
+// Status is what a plane does.
+type Status struct {
+	Points  []PointStatus // by attachment and interface
+	Buckets BucketStatus
+}
+
+// PointStatus is an attachment at an interface, or an attachment that is at none.
+type PointStatus struct {
+	Attachment string
+	Interface  string // "" for none
+	Ingress    bool
+	Mode       Mode
+	Err        string // why it is not attached; "" when it is
+	Queue      QueueStatus
+}
+
+// QueueStatus is the queue of an interface.
+type QueueStatus struct {
+	Packets, Bytes uint64 // in it now
+	Drops          uint64 // since it was made: of packets that had been charged
+}
+
+// BucketStatus tells how full the table of buckets is.
+type BucketStatus struct {
+	Live, Capacity                        int
+	EvictedDrained, EvictedIndebted, Lost uint64
+}
+
+// Status returns what the plane does, and adds to the counts of the limits what the
+// programs have counted so far.
+func (p *Plane) Status() (Status, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.kernel == nil {
+		return Status{}, errors.New("the packet plane has ended")
+	}
+	if err := p.sync(); err != nil {
+		return Status{}, err
+	}
+	counts, err := p.kernel.tableCounts()
+	if err != nil {
+		return Status{}, err
+	}
+	s := Status{Buckets: BucketStatus{
+		Live: p.kernel.live(), Capacity: len(p.kernel.buckets) * len(kernelBucketLine{}.Tag),
+		EvictedDrained: counts.EvictedDrained, EvictedIndebted: counts.EvictedIndebted, Lost: counts.Lost,
+	}}
+	for i := range p.attachments {
+		a := &p.attachments[i]
+		found := false
+		for _, pt := range p.points {
+			if pt.Name == a.Name {
+				s.Points = append(s.Points, p.statusOf(pt))
+				found = true
+			}
+		}
+		if !found {
+			err := p.faults[a.Name]
+			if err == "" {
+				err = "it is at no interface"
+			}
+			s.Points = append(s.Points, PointStatus{Attachment: a.Name, Ingress: a.Ingress, Mode: a.Mode, Err: err})
+		}
+	}
+	slices.SortFunc(s.Points, func(a, b PointStatus) int {
+		return cmp.Or(cmp.Compare(a.Attachment, b.Attachment), cmp.Compare(a.Interface, b.Interface))
+	})
+	return s, nil
+}
+
+func (p *Plane) statusOf(pt *point) PointStatus {
+	s := PointStatus{Attachment: pt.Name, Interface: pt.ifname, Ingress: pt.Ingress, Mode: pt.Mode, Err: p.faults[pt.String()]}
+	if pt.Mode == Shape {
+		var err error
+		if s.Queue, err = pt.queueStatus(); err != nil && s.Err == "" {
+			s.Err = err.Error()
+		}
+	}
+	return s
+}
+
+// live counts the buckets that have not drained.
+func (k *kernel) live() int {
+	n, now := 0, uint64(monotonic())
+	for i := range k.buckets {
+		for j := range k.buckets[i].Tag {
+			if atomic.LoadUint64(&k.buckets[i].Until[j]) > now {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// queueStatus sums up over the transmit queues of the device that holds packets.
+func (pt *point) queueStatus() (s QueueStatus, err error) {
+	var l netlink.Link
+	if pt.Ingress {
+		l, err = netlink.LinkByName(ifbName(pt.ifindex))
+	} else {
+		l, err = netlink.LinkByIndex(pt.ifindex)
+	}
+	if err != nil {
+		return s, err
+	}
+	all, err := qdiscs(l)
+	if err != nil {
+		return s, err
+	}
+	for _, d := range all {
+		if d.Kind != "fq" || d.Handle != ownHandle && d.Parent>>16 != ownMajor {
+			continue
+		}
+		attrs, err := nl.ParseRouteAttrAsMap(d.stats)
+		if err != nil {
+			return s, fmt.Errorf("statistics of qdisc %s: %w", d.Kind, err)
+		}
+		if q := attrs[nl.TCA_STATS_QUEUE].Value; len(q) >= 12 { // struct gnet_stats_queue
+			s.Packets += uint64(binary.NativeEndian.Uint32(q))
+			s.Bytes += uint64(binary.NativeEndian.Uint32(q[4:]))
+			s.Drops += uint64(binary.NativeEndian.Uint32(q[8:]))
+		}
+	}
+	return s, nil
+}
