@@ -175,8 +175,8 @@ func (k *kernel) rescale(meters map[uint64][2]leaky.Rate, now leaky.Time) {
 	}
 }
 
-// adoptPolicy swaps in p and rescales what changed.
-func (k *kernel) adoptPolicy(p *shaper.Policy, n numbers) error {
+// adoptPolicy swaps in p and rescales, at now, what changed.
+func (k *kernel) adoptPolicy(p *shaper.Policy, n numbers, now leaky.Time) error {
 	changes := map[uint64][2]leaky.Rate{}
 	for i := range p.Len() {
 		l := p.Limit(i)
@@ -195,7 +195,7 @@ func (k *kernel) adoptPolicy(p *shaper.Policy, n numbers) error {
 		return err
 	}
 	if len(changes) > 0 {
-		k.rescale(changes, monotonic())
+		k.rescale(changes, now)
 	}
 	k.adopt(n, p)
 	return k.save()

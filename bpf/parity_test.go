@@ -30,6 +30,8 @@ func newRand(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(*seed, 0))
 }
 
+func rndOf(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 0)) }
+
 // skb is struct __sk_buff, in which a test run gives and returns what goes with a
 // packet.
 type skb struct {
@@ -109,7 +111,7 @@ func (b *bench) tc(t testing.TB, s *sample) (action uint32, stamp uint64) {
 	var out skb
 	action, err := b.ShaperdTc.Run(&ebpf.RunOptions{Data: s.data, Context: in, ContextOut: &out})
 	if err != nil {
-		t.Fatalf("run: %v: %+v %x", err, in, s.data)
+		t.Fatalf("run: %v: %d bytes %+v %x", err, len(s.data), in, s.data[:min(len(s.data), 100)])
 	}
 	return action, out.Tstamp
 }
@@ -117,7 +119,7 @@ func (b *bench) tc(t testing.TB, s *sample) (action uint32, stamp uint64) {
 func (b *bench) xdp(t testing.TB, s *sample) (action uint32, stamp uint64) {
 	action, err := b.ShaperdXdp.Run(&ebpf.RunOptions{Data: s.data})
 	if err != nil {
-		t.Fatalf("run: %v: %x", err, s.data)
+		t.Fatalf("run: %v: %d bytes, %x", err, len(s.data), s.data[:min(len(s.data), 100)])
 	}
 	return action, s.stamp
 }

@@ -160,7 +160,7 @@ func (c *Change) Cancel() {
 // Commit puts the change in force. On an error all stays as it was.
 func (c *Change) Commit() error {
 	p := c.plane
-	if err := p.kernel.adoptPolicy(c.policy, c.numbers); err != nil {
+	if err := p.kernel.adoptPolicy(c.policy, c.numbers, monotonic()); err != nil {
 		c.Cancel()
 		return err
 	}
