@@ -20,6 +20,8 @@ type hook interface {
 	check() error
 	// detach takes the program away.
 	detach() error
+	// repin pins what holds the program elsewhere.
+	repin(path string) error
 	// release lets go of it; what is pinned stays attached.
 	release()
 }
@@ -119,6 +121,13 @@ func (h *linkHook) detach() error {
 	return errors.Join(err, h.Link.Close())
 }
 
+func (h *linkHook) repin(path string) error {
+	if err := h.Link.Pin(path); err != nil {
+		return fmt.Errorf("pin link: %w", err)
+	}
+	return nil
+}
+
 func (h *linkHook) release() { _ = h.Link.Close() }
 
 // clsactHook is a program held by a filter of the qdisc clsact, for kernels before
@@ -210,5 +219,7 @@ func (h *clsactHook) detach() error {
 	}
 	return nil
 }
+
+func (h *clsactHook) repin(string) error { return nil }
 
 func (h *clsactHook) release() {}

@@ -3,6 +3,7 @@ package bpf
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -17,6 +18,11 @@ import (
 
 // ifbName is the name of the intermediate device of an interface.
 func ifbName(ifindex int) string { return fmt.Sprint("shaperd", ifindex) }
+
+// isOwnIFB reports whether l is an intermediate device of this package.
+func isOwnIFB(l netlink.Link) bool {
+	return l.Type() == "ifb" && strings.HasPrefix(l.Attrs().Name, "shaperd")
+}
 
 // The filter that makes the detour is recognised by these.
 const (

@@ -64,15 +64,39 @@ func Open(s *shaper.Shaper, pins string, keys int, log *slog.Logger) (*Plane, er
 		return nil, fmt.Errorf("[daemon] pins: %w", err)
 	}
 	p.counted.start(k)
-	for _, saved := range k.Points {
-		pt, err := saved.adopt(p.dir)
+	p.takeOver(p.dir, k.Points)
+	for _, other := range p.otherFolders() {
+		r, err := openRegistry(other)
 		if err != nil {
-			log.Warn("take over an attachment", "attachment", saved.Attachment, "err", err)
+			log.Warn("take over from another version", "folder", other, "err", err)
+			continue
+		}
+		p.takeOver(other, r.Points)
+		_ = r.store.Close()
+	}
+	return p, nil
+}
+
+// takeOver finds the points that are pinned in a folder.
+func (p *Plane) takeOver(dir string, points []savedPoint) {
+	for _, saved := range points {
+		pt, err := saved.adopt(dir)
+		if err == nil && dir != p.dir {
+			err = pt.hook.repin(saved.pin(p.dir))
+		}
+		if err != nil {
+			p.log.Warn("take over an attachment", "attachment", saved.Attachment, "err", err)
 			continue
 		}
 		p.points[pt.key()] = pt
 	}
-	return p, nil
+}
+
+// otherFolders returns where maps of another version or size are pinned. Their
+// buckets are of no use.
+func (p *Plane) otherFolders() (others []string) {
+	all, _ := filepath.Glob(filepath.Join(filepath.Dir(p.dir), "v*"))
+	return slices.DeleteFunc(all, func(dir string) bool { return dir == p.dir })
 }
 
 // Change is a policy with its attachments, ready to be put in force.
@@ -182,6 +206,9 @@ func (c *Change) Commit() error {
 		}
 	}
 	p.save()
+	for _, other := range p.otherFolders() {
+		p.fault(other, os.RemoveAll(other))
+	}
 	p.start()
 	return nil
 }
@@ -225,7 +252,7 @@ func wantedPoints(attachments []Attachment) (map[side]*Attachment, error) {
 		a := &attachments[i]
 		for _, l := range links {
 			attrs := l.Attrs()
-			if !a.matches(attrs.Name) {
+			if !a.matches(attrs.Name) || isOwnIFB(l) {
 				continue
 			}
 			at := side{attrs.Index, a.Ingress}

@@ -142,11 +142,12 @@ type testPlane struct {
 	t      *testing.T
 	shaper *shaper.Shaper
 	pins   string
+	keys   int
 }
 
 func openPlane(t *testing.T) *testPlane {
 	t.Helper()
-	p := &testPlane{t: t, pins: filepath.Join(pins, strings.NewReplacer("/", "-", ".", "-").Replace(t.Name()))}
+	p := &testPlane{t: t, keys: 1024, pins: filepath.Join(pins, strings.NewReplacer("/", "-", ".", "-").Replace(t.Name()))}
 	p.open()
 	t.Cleanup(func() {
 		if p.Plane != nil {
@@ -159,7 +160,7 @@ func openPlane(t *testing.T) *testPlane {
 func (p *testPlane) open() {
 	p.t.Helper()
 	p.shaper = shaper.New(1024)
-	plane, err := Open(p.shaper, p.pins, 1024, slog.New(slog.NewTextHandler(p.t.Output(), nil)))
+	plane, err := Open(p.shaper, p.pins, p.keys, slog.New(slog.NewTextHandler(p.t.Output(), nil)))
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -399,4 +400,34 @@ func TestReloadKeepsBacklog(t *testing.T) {
 	l.Name = "ten"
 	p.apply([]shaper.Limit{l}, a)
 	w.want(p, 1, 20, 0)
+}
+
+// A daemon with a table of another size takes over what is attached, and leaves
+// nothing of the old one.
+func TestAnotherSize(t *testing.T) {
+	for _, hook := range hooks(t) {
+		t.Run(hook.String(), func(t *testing.T) {
+			w := newWire(t, "size")
+			p := openPlane(t)
+			a := Attachment{Name: "here", Interfaces: []string{"size1"}, Ingress: true, Mode: Police, Hook: hook, Keep: true}
+			p.apply([]shaper.Limit{tenAnHour("here")}, a)
+			w.want(p, 1, 20, 10)
+			p.crash()
+			p.keys = 4096
+			p.open()
+			w.want(p, 1, 20, 0) // of the old table still
+			p.apply([]shaper.Limit{tenAnHour("here")}, a)
+			w.want(p, 1, 20, 10)
+			if folders, err := filepath.Glob(filepath.Join(p.pins, "*")); err != nil || len(folders) != 1 {
+				t.Errorf("%v, %v: want one folder", folders, err)
+			}
+			p.crash()
+			w.want(p, 1, 20, 0)
+			if err := Detach(p.pins); err != nil {
+				t.Fatal(err)
+			}
+			p.Plane = nil
+			assertNothing(t, w.to, p.pins)
+		})
+	}
 }
