@@ -588,7 +588,18 @@ func (p *Plane) Release() {
 	for _, pt := range p.points {
 		pt.hook.release()
 	}
+	unused := len(p.kernel.Points) == 0
 	p.release()
+	if unused {
+		_ = p.remove()
+	}
+}
+
+// remove removes what is pinned.
+func (p *Plane) remove() error {
+	err := os.RemoveAll(p.dir)
+	_ = os.Remove(filepath.Dir(p.dir)) // when nothing else is in it
+	return err
 }
 
 func (p *Plane) release() {
@@ -620,8 +631,7 @@ func (p *Plane) Close() error {
 	p.save()
 	p.release()
 	if !keep {
-		errs = append(errs, os.RemoveAll(p.dir))
-		_ = os.Remove(filepath.Dir(p.dir)) // when nothing else is in it
+		errs = append(errs, p.remove())
 	}
 	return errors.Join(errs...)
 }

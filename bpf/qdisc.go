@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"time"
 
@@ -333,4 +334,27 @@ func qdiscRequest(l netlink.Link, kind, flags int, d qdisc) error {
 		return fmt.Errorf("qdisc %s: %w", d.Kind, err)
 	}
 	return nil
+}
+
+// ProbeShape returns an error when the kernel cannot hold packets, as mode "shape"
+// needs. It tries in a network namespace that is gone afterwards; nil is also for what
+// it may not try.
+func ProbeShape() error {
+	result := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends, and the namespace with it
+		if unix.Unshare(unix.CLONE_NEWNET) != nil {
+			result <- nil
+			return
+		}
+		lo, err := netlink.LinkByName("lo")
+		if err == nil {
+			err = replaceQdisc(lo, qdisc{Kind: "fq", Handle: ownHandle, Parent: netlink.HANDLE_ROOT})
+		}
+		if !errors.Is(err, errNoFQ) {
+			err = nil
+		}
+		result <- err
+	}()
+	return <-result
 }

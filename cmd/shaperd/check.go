@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"shaperd/bpf"
 	"shaperd/shaper"
 	"shaperd/shaper/config"
 )
@@ -33,6 +34,11 @@ when one of them is wrong.`,
 			bad := false
 			for _, file := range files {
 				r := check(file)
+				if r.OK && r.loaded.shapes() {
+					if err := bpf.ProbeShape(); err != nil {
+						fmt.Fprintf(e.stderr, "%s: here \"run\" would fail: %v\n", file, err)
+					}
+				}
 				bad = bad || len(r.Errors) > 0
 				results = append(results, r)
 			}

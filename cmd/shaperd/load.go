@@ -47,6 +47,11 @@ func (l *loaded) compile(s *shaper.Shaper) (*shaper.Policy, error) {
 	return p, l.checkQueues(p)
 }
 
+// shapes reports whether any attachment holds packets.
+func (l *loaded) shapes() bool {
+	return slices.ContainsFunc(l.attach, func(a bpf.Attachment) bool { return a.Mode == bpf.Shape })
+}
+
 // checkQueues finds limits of p whose packets the queue of an attachment would not
 // hold.
 func (l *loaded) checkQueues(p *shaper.Policy) error {
