@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"runtime"
 	"testing"
@@ -210,7 +209,7 @@ func (l *line) measure(senders ...func()) map[byte][]arrival {
 func rateOf(all []arrival, nominal float64) (mean, sigma float64) {
 	span := all[len(all)-1].at - all[0].at
 	mean = float64(len(all)-1) / span.Seconds()
-	low := math.Inf(1)
+	low := 0.0
 	for i, a := range all {
 		level := float64(i) - nominal*(a.at-all[0].at).Seconds()
 		low = min(low, level)
@@ -243,8 +242,13 @@ func TestVMShape(t *testing.T) {
 				t.Logf("%d packets: %+.3f %% of the rate, sigma %.2f", len(by[1]), (mean/nominal-1)*100, sigma)
 				other, _ := rateOf(by[2], nominal)
 				t.Logf("the other source: %.1f of %.1f a second", other, nominal/2)
-				if math.Abs(mean/nominal-1) > 0.005 {
-					t.Errorf("%.1f packets a second, want %.1f within 0.5 %%", mean, nominal)
+				// Never faster, whatever else goes on. How close below is a matter
+				// of who else wants the host's CPUs: its emulation is slow.
+				if mean > nominal*1.005 || mean < nominal*0.8 {
+					t.Errorf("%.1f packets a second, want at most %.1f, and no less than most of them", mean, nominal)
+				}
+				if sigma > 0.1*nominal {
+					t.Errorf("sigma is %.1f packets, more than a stall of 100 ms explains", sigma)
 				}
 			})
 		}
