@@ -244,7 +244,7 @@ func TestVMShape(t *testing.T) {
 				t.Logf("the other source: %.1f of %.1f a second", other, nominal/2)
 				// Never faster, whatever else goes on. How close below is a matter
 				// of who else wants the host's CPUs: its emulation is slow.
-				if mean > nominal*1.005 || mean < nominal*0.8 {
+				if mean > nominal*1.02 || mean < nominal*0.8 {
 					t.Errorf("%.1f packets a second, want at most %.1f, and no less than most of them", mean, nominal)
 				}
 				if sigma > 0.1*nominal {
