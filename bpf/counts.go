@@ -47,6 +47,18 @@ func (s *kernelState) add(o *kernelState) {
 	}
 	s.Waited += o.Waited
 	s.Marked += o.Marked
+	for i := range s.Connections {
+		s.Connections[i] += o.Connections[i]
+	}
+	s.OverConnections += o.OverConnections
+	s.OverNew += o.OverNew
+	s.ConnectionsMemoryFull += o.ConnectionsMemoryFull
+	s.Adopted += o.Adopted
+	s.InFlight += o.InFlight
+	for i := range s.Opening {
+		s.Opening[i] += o.Opening[i]
+	}
+	s.Opened += o.Opened
 }
 
 // sync adds what the programs have counted since the last time to the counts of
@@ -85,4 +97,15 @@ func addCounts(to *shaper.State, was, now *kernelState) {
 	}
 	to.Queue.Sum.Add(now.Waited - was.Waited)
 	to.Marked.Add(now.Marked - was.Marked)
+	to.Connections.Add(shaper.Pass, shaper.None, now.Connections[0]-was.Connections[0])
+	to.Connections.Add(shaper.Delay, shaper.ByNew, now.Connections[1]-was.Connections[1])
+	to.Connections.Add(shaper.Refuse, shaper.ByConnections, now.OverConnections-was.OverConnections)
+	to.Connections.Add(shaper.Refuse, shaper.ByNew, now.OverNew-was.OverNew)
+	to.Connections.Add(shaper.Refuse, shaper.MemoryFull, now.ConnectionsMemoryFull-was.ConnectionsMemoryFull)
+	to.InFlight.Store(int64(now.InFlight))
+	to.Wait.Counts[0].Add(now.Connections[0] - was.Connections[0])
+	for i := range now.Opening {
+		to.Wait.Counts[i].Add(now.Opening[i] - was.Opening[i])
+	}
+	to.Wait.Sum.Add(now.Opened - was.Opened)
 }

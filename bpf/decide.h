@@ -10,6 +10,7 @@
 #pragma once
 
 #include "classify.h"
+#include "conns.h"
 #include "packet.h"
 #include "table.h"
 
@@ -46,16 +47,20 @@ struct decision {
 
 /* What a limit has done, on one CPU. */
 struct state {
-	__u64 taken[2][2];     /* at once, later: bytes, packets */
-	__u64 refused[2];      /* queue full: bytes, packets */
-	__u64 memory_full[2];  /* no place in the table: bytes, packets */
-	__u64 marked;	       /* packets */
-	__u64 wait[WAITS + 1]; /* packets by class of wait, the last one beyond all bounds */
-	__u64 waited;	       /* ns */
-	__u64 connections;     /* let through */
-	__u64 connections_delayed;
-	__u64 over_connections; /* SYNs refused */
+	__u64 taken[2][2];	/* at once, later: bytes, packets */
+	__u64 refused[2];	/* queue full: bytes, packets */
+	__u64 memory_full[2];	/* no place in the table: bytes, packets */
+	__u64 marked;		/* packets */
+	__u64 wait[WAITS + 1];	/* packets by class of wait, the last one beyond all bounds */
+	__u64 waited;		/* ns */
+	__u64 connections[2];	/* let through: at once, later */
+	__u64 over_connections; /* refused: SYNs */
 	__u64 over_new;
+	__u64 connections_memory_full;
+	__u64 adopted;		  /* taken in, as they were there before */
+	__u64 in_flight;	  /* slots taken less those given back here, maybe below 0 */
+	__u64 opening[WAITS + 1]; /* connections held back, by class of wait */
+	__u64 opened;		  /* waited, ns */
 };
 
 struct {
@@ -80,6 +85,7 @@ struct charge {
 struct scratch {
 	struct parser parser;
 	struct decision decision;
+	struct opening opening;
 	struct charge charge[MAX_LIMITS];
 };
 
@@ -89,19 +95,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct scratch);
 } scratches SEC(".maps");
-
-/* The number of the lowest bit of a set that is not empty (Leiserson, Prokop and
- * Randall, "Using de Bruijn sequences to index a 1 in a computer word", 1998). */
-static const __u8 lowest_bit[64] = {
-	0,  1,	2,  53, 3,  7,	54, 27, 4,  38, 41, 8,	34, 55, 48, 28, 62, 5,	39, 46, 44, 42,
-	22, 9,	24, 35, 59, 56, 49, 18, 29, 11, 63, 52, 6,  26, 37, 40, 33, 47, 61, 45, 43, 21,
-	23, 58, 17, 10, 51, 25, 36, 32, 60, 20, 57, 16, 50, 31, 19, 15, 30, 14, 13, 12,
-};
-
-static __always_inline __u32 lowest(__u64 set)
-{
-	return lowest_bit[((set & -set) * 0x022fdd63cc95386dULL) >> 58];
-}
 
 /* Adds a word of a key to its hash: multilinear hashing, whose upper 32 bits are
  * strongly universal (Lemire and Kaser, "Strongly universal string hashing is
@@ -170,7 +163,15 @@ static __always_inline struct state *state_of(const struct limit *l)
 	return bpf_map_lookup_elem(&states, &i);
 }
 
-static __always_inline void count_wait(struct state *s, __u64 ticks)
+static __always_inline void count_in_flight(__u32 number, __u64 n)
+{
+	struct state *s = bpf_map_lookup_elem(&states, &number);
+
+	if (s)
+		s->in_flight += n;
+}
+
+static __always_inline void count_wait(__u64 *classes, __u64 *sum, __u64 ticks)
 {
 	/* shaper.HistogramBounds, in ns. */
 	static const __u64 bounds[WAITS] = {
@@ -185,8 +186,8 @@ static __always_inline void count_wait(struct state *s, __u64 ticks)
 		class += (bounds[i] - wait) >> 63; /* without a branch: 16 of them make 65,536 paths */
 	hide(class);
 	if (class <= WAITS)
-		s->wait[class]++;
-	s->waited += wait;
+		classes[class]++;
+	*sum += wait;
 }
 
 static __always_inline void refuse(struct decision *d, __u32 limit, __u32 reason, __u64 depart)
@@ -207,7 +208,13 @@ __noinline int count_refused(const struct policy *p, const struct scratch *s)
 	to = state_of(&p->limit[s->decision.limit % MAX_LIMITS]);
 	if (!to)
 		return 0;
-	if (s->decision.reason == REASON_QUEUE_FULL) {
+	if (s->decision.reason == REASON_CONNECTIONS) {
+		to->over_connections++;
+	} else if (s->decision.reason == REASON_NEW) {
+		to->over_new++;
+	} else if (s->opening.refused) {
+		to->connections_memory_full++;
+	} else if (s->decision.reason == REASON_QUEUE_FULL) {
 		to->refused[0] += s->parser.packet.bytes;
 		to->refused[1] += s->parser.packet.segments;
 	} else {
@@ -233,15 +240,49 @@ __noinline int count_taken(const struct policy *p, const struct scratch *s, __u6
 		taken[0] += s->parser.packet.bytes;
 		taken[1] += s->parser.packet.segments;
 	}
-	if (delayed) {
+	if (s->decision.reason == REASON_RATE) {
 		struct state *to = state_of(&p->limit[s->decision.limit % MAX_LIMITS]);
 
 		if (!to)
 			return 0;
 		to->marked += s->decision.mark;
-		count_wait(to, s->decision.depart - now);
+		count_wait(to->wait, &to->waited, s->decision.depart - now);
 	}
 	return 0;
+}
+
+/* Counts a connection that the limits of set let through, and those of delayed hold
+ * back. */
+__noinline int count_opened(const struct policy *p, const struct scratch *s, __u64 set, __u64 delayed, __u64 now)
+{
+	struct state *to;
+
+	if (!p || !s)
+		return 0;
+	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
+		__u32 number = lowest(set) % MAX_LIMITS;
+
+		to = state_of(&p->limit[number]);
+		if (!to)
+			return 0;
+		to->connections[delayed >> number & 1]++;
+	}
+	/* The one that holds it back longest knows for how long. */
+	if (s->decision.reason == REASON_NEW) {
+		to = state_of(&p->limit[s->decision.limit % MAX_LIMITS]);
+		if (to)
+			count_wait(to->opening, &to->opened, s->decision.depart - now);
+	}
+	return 0;
+}
+
+/* Added to a limit's number for what it holds new connections to, instead of bytes
+ * and packets. */
+#define OF_NEW MAX_LIMITS
+
+static __always_inline int of_new(__u32 number, int meter)
+{
+	return !(number & OF_NEW) == (meter != METER_NEW);
 }
 
 /* Finds what limit number is to charge for the scratch's packet, and when it lets it
@@ -258,10 +299,12 @@ __noinline __u64 quote(const struct policy *p, struct scratch *s, __u32 number, 
 	c = &s->charge[number % MAX_LIMITS];
 	hash_key(p, l, &s->parser.packet, place, hash);
 #pragma unroll
-	for (int j = METER_BYTES; j <= METER_PACKETS; j++) {
+	for (int j = 0; j < METERS; j++) {
 		const struct meter *m = &l->meter[j];
 		__u64 n = s->parser.packet.segments, *bucket;
 
+		if (!of_new(number, j))
+			continue;
 		c->place[j] = NOWHERE;
 		if (!m->rate.mult)
 			continue;
@@ -299,11 +342,11 @@ __noinline __u64 charge(const struct policy *p, struct scratch *s, __u32 number,
 	l = &p->limit[number % MAX_LIMITS];
 	c = &s->charge[number % MAX_LIMITS];
 #pragma unroll
-	for (int j = METER_BYTES; j <= METER_PACKETS; j++) {
+	for (int j = 0; j < METERS; j++) {
 		const struct meter *m = &l->meter[j];
 		__u64 tag = tag_of(m, c->hash[j]), before;
 
-		if (c->place[j] == NOWHERE)
+		if (!of_new(number, j) || c->place[j] == NOWHERE)
 			continue;
 		before = charge_place(c->place[j], tag, c->cost[j], now);
 		if (before == GONE) {
@@ -329,25 +372,206 @@ __noinline int refund(const struct policy *p, const struct scratch *s, __u32 num
 	l = &p->limit[number % MAX_LIMITS];
 	c = &s->charge[number % MAX_LIMITS];
 #pragma unroll
-	for (int j = METER_BYTES; j <= METER_PACKETS; j++) {
-		__u64 *bucket = bucket_at(c->place[j], tag_of(&l->meter[j], c->hash[j]));
+	for (int j = 0; j < METERS; j++) {
+		__u64 *bucket;
 
+		if (!of_new(number, j))
+			continue;
+		bucket = bucket_at(c->place[j], tag_of(&l->meter[j], c->hash[j]));
 		if (bucket)
 			bucket_refund(bucket, c->cost[j]);
 	}
 	return 0;
 }
 
-/* Decides over the scratch's packet at now, under the limits of set; see package
- * shaper for what becomes of it. */
-__noinline int decide(const struct policy *p, struct scratch *s, __u64 set, __u32 place, __u64 now)
+/* A limit has refused a connection, and not just a packet, when kind is not 0. */
+static __always_inline void refused_connection(const struct policy *p, struct scratch *s, __u32 kind)
 {
-	__u64 paced, delayed = 0, left;
+	s->opening.refused = !!kind;
+	s->opening.silent = p->limit[s->decision.limit % MAX_LIMITS].silent;
+}
+
+/* Takes a slot for the scratch's packet under limit number, beside those that it has.
+ * Returns an enum slot_result. */
+__noinline int take_slot(const struct policy *p, struct scratch *s, __u32 number)
+{
+	const struct limit *l;
+	const struct meter *m;
+	__u64 hash[2], answer;
+	struct opening *o;
+	struct state *to;
+	__u32 held;
+
+	if (!p || !s)
+		return SLOT_LOST;
+	o = &s->opening;
+	l = &p->limit[number % MAX_LIMITS];
+	to = state_of(l);
+	held = o->held;
+	if (!to || held >= MAX_HELD)
+		return SLOT_LOST;
+	hash_key(p, l, &s->parser.packet, here.place, hash);
+	m = &l->meter[METER_NEW];
+	hash[0] = join(m, hash);
+	answer = slot_take(hash[0], o->adopt ? SLOT_MOST : l->connections);
+	if (answer >> 32 == SLOT_FULL && o->observe) {
+		to->over_connections++;
+		o->over |= 1ULL << (number % MAX_LIMITS);
+		answer = slot_take(hash[0], SLOT_MOST);
+	}
+	if (answer >> 32 == SLOT_TAKEN) {
+		o->flight.slot[held] = hash[0] << SLOT_BITS | l->state;
+		o->flight.slot_place[held] = answer;
+		o->held = held + 1;
+		to->in_flight++;
+		to->adopted += o->adopt;
+	} else if (o->observe) {
+		to->connections_memory_full++;
+	}
+	return answer >> 32;
+}
+
+/* Takes slots under the limits of set, or none: see refuse. */
+__noinline int take_slots(const struct policy *p, struct scratch *s, __u64 set, __u64 now)
+{
+	if (!p || !s)
+		return 0;
+	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
+		__u32 number = lowest(set) % MAX_LIMITS, result;
+
+		if (!p->limit[number].connections)
+			continue;
+		result = take_slot(p, s, number);
+		if (result == SLOT_TAKEN || s->opening.observe)
+			continue;
+		refuse(&s->decision, number, result == SLOT_FULL ? REASON_CONNECTIONS : REASON_MEMORY_FULL, now);
+		refused_connection(p, s, OF_NEW);
+		return 0;
+	}
+	return 1;
+}
+
+/* Takes back what the limits of set were charged for a packet, and those of opening
+ * for a connection. */
+__noinline int refund_all(const struct policy *p, const struct scratch *s, __u64 set, __u64 opening)
+{
+	if (!p || !s)
+		return 0;
+	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1)
+		refund(p, s, lowest(set));
+	for (int i = 0; i < MAX_LIMITS && opening; i++, opening &= opening - 1)
+		refund(p, s, lowest(opening) | OF_NEW);
+	return 0;
+}
+
+/* Gives back the slots that were taken for a connection that does not begin. */
+static __always_inline void drop_slots(struct opening *o)
+{
+	give_back(&o->flight, o->held);
+	o->held = 0;
+}
+
+/* Enters the connection that the scratch's packet begins. */
+static __always_inline int insert(struct scratch *s, __u64 now)
+{
+	struct opening *o = &s->opening;
+	const struct packet *k = &s->parser.packet;
+	__u64 depart = here.mode == MODE_SHAPE ? s->decision.depart : now;
+	__u32 end = sequence_after(k);
+
+	o->flight.next[0] = o->flight.ack[1] = end;
+	o->flight.next[1] = o->flight.ack[0] = 0;
+	return open_connection(o, SYN_OF, now / TICKS_PER_NANO, depart / TICKS_PER_NANO);
+}
+
+/* Asks the limits of set whether they take the scratch's packet. kind is 0 for their
+ * bytes and packets, or OF_NEW. One that does not refuses it. */
+__noinline int ask(const struct policy *p, struct scratch *s, __u64 set, __u32 kind, __u64 now)
+{
 	struct decision *d;
 
 	if (!p || !s)
 		return 0;
+	d = &s->decision;
+	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
+		__u32 number = lowest(set) % MAX_LIMITS;
+		const struct limit *l = &p->limit[number];
+		__u64 depart = quote(p, s, number | kind, here.place, now);
+
+		if (depart && depart - now <= (kind ? l->max_wait : l->max_delay))
+			continue;
+		refuse(d, number, depart ? kind ? REASON_NEW : REASON_QUEUE_FULL : REASON_MEMORY_FULL, depart ?: now);
+		refused_connection(p, s, kind);
+		return 0;
+	}
+	return 1;
+}
+
+/* Charges the limits of set, and returns those that make the packet wait. */
+__noinline __u64 settle(const struct policy *p, struct scratch *s, __u64 set, __u32 kind, __u64 now)
+{
+	struct decision *d;
+	__u64 waits = 0;
+
+	if (!p || !s)
+		return 0;
+	d = &s->decision;
+	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
+		__u32 number = lowest(set) % MAX_LIMITS;
+		const struct limit *l = &p->limit[number];
+		__u64 depart = charge(p, s, number | kind, now);
+
+		waits |= (__u64)(depart > now) << number;
+		if (depart - now > (kind ? l->max_wait : l->max_delay)) {
+			refuse(d, number, kind ? REASON_NEW : REASON_QUEUE_FULL, depart);
+			refused_connection(p, s, kind);
+		} else if (d->verdict != VERDICT_REFUSE && depart > d->depart) {
+			d->depart = depart;
+			d->limit = number;
+			d->reason = kind ? REASON_NEW : REASON_RATE;
+		}
+	}
+	return waits;
+}
+
+/* Enters the connection that the scratch's packet begins, which the limits of opening
+ * count. Returns those that let it through. */
+__noinline __u64 enter(const struct policy *p, struct scratch *s, __u64 opening, __u64 now)
+{
+	struct opening *o;
+	int result;
+
+	if (!p || !s)
+		return 0;
+	o = &s->opening;
+	result = insert(s, now);
+	if (result == OPENED)
+		return opening;
+	if (result == OPEN_FAILED && opening && !o->observe) {
+		refuse(&s->decision, lowest(opening), REASON_MEMORY_FULL, now);
+		refused_connection(p, s, OF_NEW);
+		return opening;
+	}
+	/* Another CPU has met its first SYN just now; or nobody minds. */
+	drop_slots(o);
+	refund_all(p, s, 0, opening);
+	return 0;
+}
+
+/* Decides over the scratch's packet at now, under the limits of set; see package
+ * shaper for what becomes of it. When it is the first SYN of a connection, all limits
+ * that count it take it too, or it is refused and nothing is charged. */
+__noinline int decide(const struct policy *p, struct scratch *s, __u64 set, __u64 now)
+{
+	__u64 paced, opening, delayed, waits = 0;
+	struct opening *o;
+	struct decision *d;
+
+	if (!p || !s)
+		return 0;
+	o = &s->opening;
 	paced = set & p->paced;
+	opening = o->first ? set & p->counted : 0;
 	d = &s->decision;
 	d->depart = now;
 	d->verdict = VERDICT_PASS;
@@ -355,47 +579,29 @@ __noinline int decide(const struct policy *p, struct scratch *s, __u64 set, __u3
 	d->limit = NO_LIMIT;
 	d->mark = 0;
 
-	left = paced;
-	for (int i = 0; i < MAX_LIMITS && left; i++, left &= left - 1) {
-		__u32 number = lowest(left) % MAX_LIMITS;
-		__u64 depart = quote(p, s, number, place, now);
-
-		if (!depart) {
-			refuse(d, number, REASON_MEMORY_FULL, now);
-			goto refused;
-		}
-		if (depart - now > p->limit[number].max_delay) {
-			refuse(d, number, REASON_QUEUE_FULL, depart);
-			goto refused;
-		}
-	}
-
-	left = paced;
-	for (int i = 0; i < MAX_LIMITS && left; i++, left &= left - 1) {
-		__u32 number = lowest(left) % MAX_LIMITS;
-		__u64 depart = charge(p, s, number, now);
-
-		delayed |= (__u64)(depart > now) << number;
-		if (depart > d->depart) {
-			d->depart = depart;
-			d->limit = number;
-		}
-		if (depart - now > p->limit[number].max_delay)
-			refuse(d, number, REASON_QUEUE_FULL, depart);
-	}
+	if (opening && !take_slots(p, s, opening, now))
+		goto refused;
+	if (!ask(p, s, paced, 0, now) || (opening && !ask(p, s, opening, OF_NEW, now)))
+		goto refused;
+	delayed = settle(p, s, paced, 0, now);
+	if (opening)
+		waits = settle(p, s, opening, OF_NEW, now);
+	if (o->insert && d->verdict != VERDICT_REFUSE)
+		opening = enter(p, s, opening, now);
 	if (d->verdict == VERDICT_REFUSE) {
-		left = paced;
-		for (int i = 0; i < MAX_LIMITS && left; i++, left &= left - 1)
-			refund(p, s, lowest(left));
+		refund_all(p, s, paced, opening);
 		goto refused;
 	}
 
 	if (d->depart > now) {
 		d->verdict = VERDICT_DELAY;
-		d->reason = REASON_RATE;
-		d->mark = d->depart - now > p->limit[d->limit % MAX_LIMITS].mark_delay;
+		d->mark = d->reason == REASON_RATE && d->depart - now > p->limit[d->limit % MAX_LIMITS].mark_delay;
 	}
+	if (opening)
+		count_opened(p, s, opening & ~o->over, waits, now);
 	return count_taken(p, s, set, delayed, now);
 refused:
+	if (o->first && !o->observe)
+		drop_slots(o);
 	return count_refused(p, s);
 }

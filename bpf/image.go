@@ -77,6 +77,7 @@ func newLimit(l *shaper.Limit, shape, newConns *leaky.Shape, number uint32, h ha
 	k := kernelLimit{
 		MaxDelay:    uint64(shape.MaxDelay),
 		MarkDelay:   markDelay(l, shape),
+		MaxWait:     uint64(newConns.MaxDelay),
 		Connections: uint32(l.Connections),
 		Overhead:    uint32(shape.Overhead),
 		Fields:      uint32(l.Key),

@@ -21,10 +21,13 @@ type kernel struct {
 	*registry
 	spec    *ebpf.CollectionSpec
 	buckets []kernelBucketLine // as the programs see them
+	slots   []uint64           // likewise
+
+	excess, claims map[slot]uint32 // that reconcile found the last time
 }
 
 // abi is the version of what is in the maps. Maps of another version are of no use.
-const abi = 1
+const abi = 2
 
 // folder returns where maps for so many keys are pinned. Maps of another size are
 // other maps.
@@ -64,6 +67,10 @@ func openKernel(pins string, keys int) (*kernel, error) {
 		return nil, fmt.Errorf("map buckets: %w", err)
 	}
 	k.buckets = unsafe.Slice((*kernelBucketLine)(unsafe.Pointer(&memory[0])), lines)
+	if err := k.mapSlots(); err != nil {
+		k.close()
+		return nil, err
+	}
 	return k, nil
 }
 
@@ -73,6 +80,7 @@ func (k *kernel) close() {
 		memory := unsafe.Slice((*byte)(unsafe.Pointer(&k.buckets[0])), len(k.buckets)*int(unsafe.Sizeof(k.buckets[0])))
 		_ = unix.Munmap(memory)
 	}
+	k.unmapSlots()
 	_ = k.store.Close()
 	_ = k.kernelMaps.Close()
 }
@@ -215,8 +223,9 @@ func (k *kernel) beat() error {
 
 // sharedMaps are the maps that all instances of a program share.
 var sharedMaps = []string{
-	kernelMapBuckets, kernelMapFloors, kernelMapFragments, kernelMapHeartbeats, kernelMapPolicies,
-	kernelMapScratches, kernelMapStates, kernelMapTableCounts, kernelMapTables,
+	kernelMapBuckets, kernelMapConnSlots, kernelMapConnections, kernelMapFloors, kernelMapFragments,
+	kernelMapHeartbeats, kernelMapPolicies, kernelMapReversed, kernelMapScratches, kernelMapStates,
+	kernelMapSweepers, kernelMapTableCounts, kernelMapTables, kernelMapTurns,
 }
 
 // load loads the programs, for where they are to be attached.
@@ -226,6 +235,9 @@ func (k *kernel) load(at kernelAttachment, variables map[string]any, objects any
 	if err := set(kernelVarHere, at); err != nil {
 		return err
 	}
+	if err := set(kernelVarSlotLines, k.ConnSlots.MaxEntries()); err != nil {
+		return err
+	}
 	for name, value := range variables {
 		if err := set(name, value); err != nil {
 			return err
@@ -233,14 +245,19 @@ func (k *kernel) load(at kernelAttachment, variables map[string]any, objects any
 	}
 	err := spec.LoadAndAssign(objects, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
 		kernelMapBuckets:     k.Buckets,
+		kernelMapConnSlots:   k.ConnSlots,
+		kernelMapConnections: k.Connections,
 		kernelMapFloors:      k.Floors,
 		kernelMapFragments:   k.Fragments,
 		kernelMapHeartbeats:  k.Heartbeats,
 		kernelMapPolicies:    k.Policies,
+		kernelMapReversed:    k.Reversed,
 		kernelMapScratches:   k.Scratches,
 		kernelMapStates:      k.States,
 		kernelMapTableCounts: k.TableCounts,
+		kernelMapSweepers:    k.Sweepers,
 		kernelMapTables:      k.Tables,
+		kernelMapTurns:       k.Turns,
 	}})
 	return privileges(err)
 }

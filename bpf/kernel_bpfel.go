@@ -14,11 +14,14 @@ import (
 )
 
 type kernelAttachment struct {
-	_        structs.HostLayout
-	Place    uint32
-	Mode     uint32
-	Ethernet uint32
-	Keep     uint32
+	_           structs.HostLayout
+	Place       uint32
+	Mode        uint32
+	Ethernet    uint32
+	Keep        uint32
+	Egress      uint32
+	Pad         uint32
+	IdleTimeout uint64
 }
 
 type kernelBucketLine struct {
@@ -36,6 +39,19 @@ type kernelDecision struct {
 	Mark    uint32
 }
 
+type kernelFlight struct {
+	_         structs.HostLayout
+	Word      uint64
+	Seen      uint64
+	Check     uint64
+	Idle      uint64
+	Slot      [4]uint64
+	SlotPlace [4]uint32
+	Next      [2]uint32
+	Ack       [2]uint32
+	Fin       [2]uint32
+}
+
 type kernelFragment struct {
 	_           structs.HostLayout
 	Source      [4]uint32
@@ -49,6 +65,7 @@ type kernelLimit struct {
 	Meter       [3]kernelMeter
 	MaxDelay    uint64
 	MarkDelay   uint64
+	MaxWait     uint64
 	Mask        [2][4]uint32
 	Connections uint32
 	Overhead    uint32
@@ -128,10 +145,13 @@ type kernelScratch struct {
 			Source      [4]uint32
 			Destination [4]uint32
 			Bytes       uint32
+			Payload     uint32
 			Segments    uint32
 			Asn         uint32
 			L3          uint32
 			L4          uint32
+			TcpSeq      uint32
+			TcpAck      uint32
 			SourcePort  uint16
 			Port        uint16
 			Protocol    uint8
@@ -149,7 +169,6 @@ type kernelScratch struct {
 			_        [2]byte
 		}
 	}
-	_        [4]byte
 	Decision struct {
 		_       structs.HostLayout
 		Depart  uint64
@@ -157,6 +176,21 @@ type kernelScratch struct {
 		Reason  uint32
 		Limit   uint32
 		Mark    uint32
+	}
+	Opening struct {
+		_        structs.HostLayout
+		Tuple    kernelTuple
+		Flight   kernelFlight
+		Earliest uint64
+		Over     uint64
+		First    uint32
+		Insert   uint32
+		Observe  uint32
+		Adopt    uint32
+		Held     uint32
+		Refused  uint32
+		Silent   uint32
+		_        [4]byte
 	}
 	Charge [64]struct {
 		_     structs.HostLayout
@@ -176,18 +210,37 @@ type kernelSegments struct {
 	Pad   uint32
 }
 
+type kernelSlotLine struct {
+	_    structs.HostLayout
+	Word [8]uint64
+}
+
 type kernelState struct {
-	_                  structs.HostLayout
-	Taken              [2][2]uint64
-	Refused            [2]uint64
-	MemoryFull         [2]uint64
-	Marked             uint64
-	Wait               [17]uint64
-	Waited             uint64
-	Connections        uint64
-	ConnectionsDelayed uint64
-	OverConnections    uint64
-	OverNew            uint64
+	_                     structs.HostLayout
+	Taken                 [2][2]uint64
+	Refused               [2]uint64
+	MemoryFull            [2]uint64
+	Marked                uint64
+	Wait                  [17]uint64
+	Waited                uint64
+	Connections           [2]uint64
+	OverConnections       uint64
+	OverNew               uint64
+	ConnectionsMemoryFull uint64
+	Adopted               uint64
+	InFlight              uint64
+	Opening               [17]uint64
+	Opened                uint64
+}
+
+type kernelSweeper struct {
+	_     structs.HostLayout
+	Timer struct {
+		_ structs.HostLayout
+		_ [16]byte
+	}
+	Started uint64
+	Swept   uint64
 }
 
 type kernelTableCount struct {
@@ -198,31 +251,55 @@ type kernelTableCount struct {
 	Lost            uint64
 }
 
+type kernelTuple struct {
+	_             structs.HostLayout
+	Initiator     [4]uint32
+	Responder     [4]uint32
+	InitiatorPort uint16
+	ResponderPort uint16
+	Place         uint32
+}
+
+type kernelTurn struct {
+	_     structs.HostLayout
+	Tuple kernelTuple
+	Check uint64
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	kernelMapBuckets      = "buckets"
-	kernelMapFloors       = "floors"
-	kernelMapFragments    = "fragments"
-	kernelMapHeartbeats   = "heartbeats"
-	kernelMapPolicies     = "policies"
-	kernelMapScratches    = "scratches"
-	kernelMapStates       = "states"
-	kernelMapTableCounts  = "table_counts"
-	kernelMapTables       = "tables"
-	kernelProgShaperdTc   = "shaperd_tc"
-	kernelProgShaperdXdp  = "shaperd_xdp"
-	kernelVarHere         = "here"
-	kernelVarTestBytes    = "test_bytes"
-	kernelVarTestDecision = "test_decision"
-	kernelVarTestNow      = "test_now"
-	kernelVarTestSegments = "test_segments"
-	kernelVarTestSources  = "test_sources"
-	kernelVarUnderTest    = "under_test"
-	kernelVarUnusedLine   = "unused_line"
-	kernelVarUnusedLine4  = "unused_line4"
-	kernelVarUnusedLine6  = "unused_line6"
+	kernelMapBuckets         = "buckets"
+	kernelMapConnSlots       = "conn_slots"
+	kernelMapConnections     = "connections"
+	kernelMapFloors          = "floors"
+	kernelMapFragments       = "fragments"
+	kernelMapHeartbeats      = "heartbeats"
+	kernelMapPolicies        = "policies"
+	kernelMapReversed        = "reversed"
+	kernelMapScratches       = "scratches"
+	kernelMapStates          = "states"
+	kernelMapSweepers        = "sweepers"
+	kernelMapTableCounts     = "table_counts"
+	kernelMapTables          = "tables"
+	kernelMapTurns           = "turns"
+	kernelProgShaperdReplies = "shaperd_replies"
+	kernelProgShaperdTc      = "shaperd_tc"
+	kernelProgShaperdXdp     = "shaperd_xdp"
+	kernelVarHere            = "here"
+	kernelVarSlotLines       = "slot_lines"
+	kernelVarSweepInterval   = "sweep_interval"
+	kernelVarTestBytes       = "test_bytes"
+	kernelVarTestDecision    = "test_decision"
+	kernelVarTestNow         = "test_now"
+	kernelVarTestSegments    = "test_segments"
+	kernelVarTestSources     = "test_sources"
+	kernelVarUnderTest       = "under_test"
+	kernelVarUnsettled       = "unsettled"
+	kernelVarUnusedLine      = "unused_line"
+	kernelVarUnusedLine4     = "unused_line4"
+	kernelVarUnusedLine6     = "unused_line6"
 )
 
 // loadKernel returns the embedded CollectionSpec for kernel.
@@ -267,8 +344,9 @@ type kernelSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type kernelProgramSpecs struct {
-	ShaperdTc  *ebpf.ProgramSpec `ebpf:"shaperd_tc"`
-	ShaperdXdp *ebpf.ProgramSpec `ebpf:"shaperd_xdp"`
+	ShaperdReplies *ebpf.ProgramSpec `ebpf:"shaperd_replies"`
+	ShaperdTc      *ebpf.ProgramSpec `ebpf:"shaperd_tc"`
+	ShaperdXdp     *ebpf.ProgramSpec `ebpf:"shaperd_xdp"`
 }
 
 // kernelMapSpecs contains maps before they are loaded into the kernel.
@@ -276,30 +354,38 @@ type kernelProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type kernelMapSpecs struct {
 	Buckets     *ebpf.MapSpec `ebpf:"buckets"`
+	ConnSlots   *ebpf.MapSpec `ebpf:"conn_slots"`
+	Connections *ebpf.MapSpec `ebpf:"connections"`
 	Floors      *ebpf.MapSpec `ebpf:"floors"`
 	Fragments   *ebpf.MapSpec `ebpf:"fragments"`
 	Heartbeats  *ebpf.MapSpec `ebpf:"heartbeats"`
 	Policies    *ebpf.MapSpec `ebpf:"policies"`
+	Reversed    *ebpf.MapSpec `ebpf:"reversed"`
 	Scratches   *ebpf.MapSpec `ebpf:"scratches"`
 	States      *ebpf.MapSpec `ebpf:"states"`
+	Sweepers    *ebpf.MapSpec `ebpf:"sweepers"`
 	TableCounts *ebpf.MapSpec `ebpf:"table_counts"`
 	Tables      *ebpf.MapSpec `ebpf:"tables"`
+	Turns       *ebpf.MapSpec `ebpf:"turns"`
 }
 
 // kernelVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type kernelVariableSpecs struct {
-	Here         *ebpf.VariableSpec `ebpf:"here"`
-	TestBytes    *ebpf.VariableSpec `ebpf:"test_bytes"`
-	TestDecision *ebpf.VariableSpec `ebpf:"test_decision"`
-	TestNow      *ebpf.VariableSpec `ebpf:"test_now"`
-	TestSegments *ebpf.VariableSpec `ebpf:"test_segments"`
-	TestSources  *ebpf.VariableSpec `ebpf:"test_sources"`
-	UnderTest    *ebpf.VariableSpec `ebpf:"under_test"`
-	UnusedLine   *ebpf.VariableSpec `ebpf:"unused_line"`
-	UnusedLine4  *ebpf.VariableSpec `ebpf:"unused_line4"`
-	UnusedLine6  *ebpf.VariableSpec `ebpf:"unused_line6"`
+	Here          *ebpf.VariableSpec `ebpf:"here"`
+	SlotLines     *ebpf.VariableSpec `ebpf:"slot_lines"`
+	SweepInterval *ebpf.VariableSpec `ebpf:"sweep_interval"`
+	TestBytes     *ebpf.VariableSpec `ebpf:"test_bytes"`
+	TestDecision  *ebpf.VariableSpec `ebpf:"test_decision"`
+	TestNow       *ebpf.VariableSpec `ebpf:"test_now"`
+	TestSegments  *ebpf.VariableSpec `ebpf:"test_segments"`
+	TestSources   *ebpf.VariableSpec `ebpf:"test_sources"`
+	UnderTest     *ebpf.VariableSpec `ebpf:"under_test"`
+	Unsettled     *ebpf.VariableSpec `ebpf:"unsettled"`
+	UnusedLine    *ebpf.VariableSpec `ebpf:"unused_line"`
+	UnusedLine4   *ebpf.VariableSpec `ebpf:"unused_line4"`
+	UnusedLine6   *ebpf.VariableSpec `ebpf:"unused_line6"`
 }
 
 // kernelObjects contains all objects after they have been loaded into the kernel.
@@ -323,27 +409,37 @@ func (o *kernelObjects) Close() error {
 // It can be passed to loadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type kernelMaps struct {
 	Buckets     *ebpf.Map `ebpf:"buckets"`
+	ConnSlots   *ebpf.Map `ebpf:"conn_slots"`
+	Connections *ebpf.Map `ebpf:"connections"`
 	Floors      *ebpf.Map `ebpf:"floors"`
 	Fragments   *ebpf.Map `ebpf:"fragments"`
 	Heartbeats  *ebpf.Map `ebpf:"heartbeats"`
 	Policies    *ebpf.Map `ebpf:"policies"`
+	Reversed    *ebpf.Map `ebpf:"reversed"`
 	Scratches   *ebpf.Map `ebpf:"scratches"`
 	States      *ebpf.Map `ebpf:"states"`
+	Sweepers    *ebpf.Map `ebpf:"sweepers"`
 	TableCounts *ebpf.Map `ebpf:"table_counts"`
 	Tables      *ebpf.Map `ebpf:"tables"`
+	Turns       *ebpf.Map `ebpf:"turns"`
 }
 
 func (m *kernelMaps) Close() error {
 	return _KernelClose(
 		m.Buckets,
+		m.ConnSlots,
+		m.Connections,
 		m.Floors,
 		m.Fragments,
 		m.Heartbeats,
 		m.Policies,
+		m.Reversed,
 		m.Scratches,
 		m.States,
+		m.Sweepers,
 		m.TableCounts,
 		m.Tables,
+		m.Turns,
 	)
 }
 
@@ -351,28 +447,33 @@ func (m *kernelMaps) Close() error {
 //
 // It can be passed to loadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type kernelVariables struct {
-	Here         *ebpf.Variable `ebpf:"here"`
-	TestBytes    *ebpf.Variable `ebpf:"test_bytes"`
-	TestDecision *ebpf.Variable `ebpf:"test_decision"`
-	TestNow      *ebpf.Variable `ebpf:"test_now"`
-	TestSegments *ebpf.Variable `ebpf:"test_segments"`
-	TestSources  *ebpf.Variable `ebpf:"test_sources"`
-	UnderTest    *ebpf.Variable `ebpf:"under_test"`
-	UnusedLine   *ebpf.Variable `ebpf:"unused_line"`
-	UnusedLine4  *ebpf.Variable `ebpf:"unused_line4"`
-	UnusedLine6  *ebpf.Variable `ebpf:"unused_line6"`
+	Here          *ebpf.Variable `ebpf:"here"`
+	SlotLines     *ebpf.Variable `ebpf:"slot_lines"`
+	SweepInterval *ebpf.Variable `ebpf:"sweep_interval"`
+	TestBytes     *ebpf.Variable `ebpf:"test_bytes"`
+	TestDecision  *ebpf.Variable `ebpf:"test_decision"`
+	TestNow       *ebpf.Variable `ebpf:"test_now"`
+	TestSegments  *ebpf.Variable `ebpf:"test_segments"`
+	TestSources   *ebpf.Variable `ebpf:"test_sources"`
+	UnderTest     *ebpf.Variable `ebpf:"under_test"`
+	Unsettled     *ebpf.Variable `ebpf:"unsettled"`
+	UnusedLine    *ebpf.Variable `ebpf:"unused_line"`
+	UnusedLine4   *ebpf.Variable `ebpf:"unused_line4"`
+	UnusedLine6   *ebpf.Variable `ebpf:"unused_line6"`
 }
 
 // kernelPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to loadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type kernelPrograms struct {
-	ShaperdTc  *ebpf.Program `ebpf:"shaperd_tc"`
-	ShaperdXdp *ebpf.Program `ebpf:"shaperd_xdp"`
+	ShaperdReplies *ebpf.Program `ebpf:"shaperd_replies"`
+	ShaperdTc      *ebpf.Program `ebpf:"shaperd_tc"`
+	ShaperdXdp     *ebpf.Program `ebpf:"shaperd_xdp"`
 }
 
 func (p *kernelPrograms) Close() error {
 	return _KernelClose(
+		p.ShaperdReplies,
 		p.ShaperdTc,
 		p.ShaperdXdp,
 	)

@@ -41,11 +41,14 @@
 struct packet {
 	__u32 source[4]; /* host order; IPv4 as IPv4-mapped IPv6 */
 	__u32 destination[4];
-	__u32 bytes;	/* of payload: what IP carries, less a TCP or UDP header */
+	__u32 bytes;	/* of payload: what IP carries, less a TCP or UDP header; 1 if empty */
+	__u32 payload;	/* the same, but 0 if empty */
 	__u32 segments; /* packets on the wire */
 	__u32 asn;
-	__u32 l3;	   /* offset of the IP header */
-	__u32 l4;	   /* offset of the TCP or UDP header; 0 unless it is all there */
+	__u32 l3; /* offset of the IP header */
+	__u32 l4; /* offset of the TCP or UDP header; 0 unless it is all there */
+	__u32 tcp_seq;
+	__u32 tcp_ack;
 	__u16 source_port; /* host order; 0 where there is none */
 	__u16 port;	   /* of the destination */
 	__u8 protocol;	   /* enum protocol */
@@ -268,8 +271,11 @@ static __always_inline void parse_transport(struct parser *p)
 	k->l4 = at;
 	k->source_port = load16(h, at);
 	k->port = load16(h, at + 2);
-	if (k->protocol == PROTOCOL_TCP)
+	if (k->protocol == PROTOCOL_TCP) {
+		k->tcp_seq = load32(h, at + 4);
+		k->tcp_ack = load32(h, at + 8);
 		k->tcp_flags = load8(h, at + 13);
+	}
 	if (c->fragment)
 		fragment_ports(k, c->id, 1);
 }
@@ -318,6 +324,7 @@ __noinline int parse(struct parser *p, int ethernet)
 		return 0;
 	parse_transport(p);
 	/* As in the proxy, an empty packet counts as one byte. */
+	k->payload = k->bytes;
 	k->bytes = k->bytes ?: 1;
 	return 1;
 }

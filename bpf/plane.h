@@ -5,26 +5,8 @@
 
 #include "decide.h"
 
-enum mode {
-	MODE_SHAPE,
-	MODE_POLICE,
-	MODE_OBSERVE,
-};
-
-/* Where one instance of a program is attached. */
-struct attachment {
-	__u32 place; /* in policy.place */
-	__u32 mode;
-	__u32 ethernet; /* packets begin with an Ethernet header */
-	__u32 keep;	/* goes on when the daemon is gone */
-};
-
-const volatile struct attachment here;
-
-/* Set for tests alone, which give the time and want to see the decision. */
-const volatile __u32 under_test;
+/* For tests alone, which want to see the decision. */
 const volatile __u32 test_sources; /* draw IPv4 sources at random, so many */
-volatile __u64 test_now;
 volatile struct decision test_decision;
 volatile __u32 test_bytes, test_segments;
 
@@ -38,12 +20,6 @@ struct {
 
 #define GRACE (5ULL * 1000 * 1000 * 1000)
 
-/* Now, in ticks. */
-static __always_inline __u64 clock(void)
-{
-	return (under_test ? test_now : bpf_ktime_get_ns()) * TICKS_PER_NANO;
-}
-
 static __always_inline struct scratch *scratch(void)
 {
 	__u32 zero = 0;
@@ -51,37 +27,142 @@ static __always_inline struct scratch *scratch(void)
 	return bpf_map_lookup_elem(&scratches, &zero);
 }
 
+/* The policy in force, unless there is none or the daemon is gone. */
+static __always_inline const struct policy *policy_now(__u64 now)
+{
+	__u32 zero = 0;
+	void *policies_now = bpf_map_lookup_elem(&policies, &zero);
+	__u64 *heartbeat = bpf_map_lookup_elem(&heartbeats, &zero);
+
+	if (!policies_now || !heartbeat)
+		return 0;
+	if (!here.keep && now / TICKS_PER_NANO > *heartbeat + GRACE)
+		return 0;
+	return bpf_map_lookup_elem(policies_now, &zero);
+}
+
+/* Takes note of a segment from the initiator's side, and finds out whether it begins
+ * a connection. */
+__noinline int forward(struct scratch *s, __u64 now)
+{
+	struct opening *o;
+	__u32 one = 1;
+	int known;
+
+	if (!s)
+		return 0;
+	o = &s->opening;
+	known = follow(&s->parser.packet, o, 0, now / TICKS_PER_NANO);
+	if (known != UNKNOWN)
+		return 0;
+	if (begins(&s->parser.packet)) {
+		o->first = 1;
+		/* It is in this direction now. */
+		bpf_map_delete_elem(&reversed, &o->tuple);
+	} else if ((s->parser.packet.tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == (TCP_SYN | TCP_ACK) &&
+		   likely(&o->tuple)) {
+		/* It answers one from the other side. */
+		bpf_map_update_elem(&reversed, &o->tuple, &one, BPF_ANY);
+	}
+	return 0;
+}
+
+/* Takes in a connection that was there before: the responder sends, so it has it.
+ * The scratch's packet is one of its segments. It is in flight whatever the limits
+ * say; they let no new one through until it fits. */
+__noinline int adopt(const struct policy *p, struct scratch *s, __u64 now)
+{
+	struct opening *o;
+	struct packet *k;
+	__u32 end;
+	__u64 set;
+
+	if (!p || !s)
+		return 0;
+	o = &s->opening;
+	k = &s->parser.packet;
+	if (bpf_map_lookup_elem(&reversed, &o->tuple))
+		return 0;
+#pragma unroll
+	for (int i = 0; i < 4; i++) {
+		k->source[i] = o->tuple.initiator[i];
+		k->destination[i] = o->tuple.responder[i];
+	}
+	k->source_port = o->tuple.initiator_port;
+	k->port = o->tuple.responder_port;
+	set = classify(p, k, here.place) & p->counted;
+	if (!set)
+		return 0;
+	o->observe = o->adopt = 1;
+	take_slots(p, s, set, now);
+	end = sequence_after(k);
+	o->flight.next[1] = o->flight.ack[0] = end;
+	o->flight.next[0] = o->flight.ack[1] = k->tcp_ack;
+	if (open_connection(o, SYNS, now / TICKS_PER_NANO, now / TICKS_PER_NANO) != OPENED)
+		drop_slots(o);
+	return 0;
+}
+
+/* Takes note of a packet from the responders' side, whose head is in the scratch. */
+static __always_inline void take_note(struct scratch *s)
+{
+	const struct policy *p;
+	__u64 now;
+
+	if (!parse(&s->parser, here.ethernet) || s->parser.packet.protocol != PROTOCOL_TCP || !s->parser.packet.l4)
+		return;
+	now = clock();
+	p = policy_now(now);
+	if (!p || !(p->counted & p->place[here.place % MAX_PLACES] & p->protocol[PROTOCOL_TCP]))
+		return;
+	clear_opening(&s->opening);
+	if (follow(&s->parser.packet, &s->opening, 1, now / TICKS_PER_NANO) != UNKNOWN)
+		return;
+	if ((s->parser.packet.tcp_flags & (TCP_ACK | TCP_SYN | TCP_FIN | TCP_RST)) == TCP_ACK &&
+	    likely(&s->opening.tuple))
+		adopt(p, s, now);
+}
+
 /* Decides over the packet whose head is in the scratch, and leaves the decision
  * there. Returns whether there is one that holds. */
 static __always_inline int enforce(struct scratch *s, __u32 segments)
 {
-	__u32 zero = 0;
-	void *policies_now = bpf_map_lookup_elem(&policies, &zero);
+	struct opening *o = &s->opening;
 	const struct policy *p;
-	__u64 set, *heartbeat, now;
+	__u64 set, now;
 
-	if (!policies_now || !parse(&s->parser, here.ethernet))
+	if (!parse(&s->parser, here.ethernet))
 		return 0;
 	s->parser.packet.segments = segments;
 	if (test_sources)
 		s->parser.packet.source[3] = (__u64)bpf_get_prandom_u32() * test_sources >> 32;
-	p = bpf_map_lookup_elem(policies_now, &zero);
-	heartbeat = bpf_map_lookup_elem(&heartbeats, &zero);
-	if (!p || !heartbeat)
-		return 0;
 	now = clock();
-	if (!here.keep && now / TICKS_PER_NANO > *heartbeat + GRACE)
+	p = policy_now(now);
+	if (!p)
 		return 0;
 	set = classify(p, &s->parser.packet, here.place);
 	if (!set)
 		return 0;
+	clear_opening(o);
+	if (set & p->counted && s->parser.packet.protocol == PROTOCOL_TCP && s->parser.packet.l4)
+		forward(s, now);
 	if (here.mode == MODE_OBSERVE) {
-		decide(p, s, set, here.place, now);
+		o->observe = 1;
+		o->insert = o->first;
+		decide(p, s, set, now);
+		if (o->first && s->decision.verdict == VERDICT_REFUSE && insert(s, now) != OPENED)
+			drop_slots(o);
 		return 0;
 	}
-	if (set & p->observed)
-		decide(p, s, set & p->observed, here.place, now);
-	decide(p, s, set & ~p->observed, here.place, now);
+	if (set & p->observed) {
+		o->observe = 1;
+		decide(p, s, set & p->observed, now);
+		o->observe = 0;
+	}
+	o->insert = o->first;
+	decide(p, s, set & ~p->observed, now);
+	if (here.mode == MODE_SHAPE && o->earliest > s->decision.depart / TICKS_PER_NANO)
+		s->decision.depart = o->earliest * TICKS_PER_NANO;
 	if (under_test) {
 		test_decision = s->decision;
 		test_bytes = s->parser.packet.bytes;

@@ -49,6 +49,7 @@ struct limit {
 	struct meter meter[METERS];
 	__u64 max_delay;  /* ticks */
 	__u64 mark_delay; /* a packet that waits longer is marked CE; ticks */
+	__u64 max_wait;	  /* of a new connection; ticks */
 	__u32 mask[2][4]; /* of a source: IPv4 as IPv4-mapped, IPv6 */
 	__u32 connections;
 	__u32 overhead; /* bytes added to a packet's payload */

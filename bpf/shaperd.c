@@ -1,8 +1,10 @@
 //go:build ignore
 
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The programs: of tc and tcx hooks at egress and ingress, and of XDP. */
+/* The programs: of tc and tcx hooks at egress and ingress, and of XDP; and the one
+ * that sees the replies to what they let through, at the other tc hook. */
 #include "plane.h"
+#include "reset.h"
 
 #define TC_NEXT -1 /* TCX_NEXT and TC_ACT_UNSPEC: the next program, as if there were none */
 #define TC_DROP 2
@@ -32,25 +34,38 @@ static __always_inline void mark_xdp(struct xdp_md *xdp, const struct scratch *s
 	bpf_xdp_store_bytes(xdp, l3, &to, sizeof(to));
 }
 
+/* Whether the answer to what was refused is an RST. */
+static __always_inline int answered(const struct scratch *s)
+{
+	return s->opening.refused && !s->opening.silent;
+}
+
+static __always_inline int load_tc(struct __sk_buff *skb, struct scratch *s)
+{
+	__u64 have = skb->len;
+
+	if (have > HEAD)
+		have = HEAD;
+	if (have < SHORTEST || bpf_skb_load_bytes(skb, 0, s->parser.head.data, have))
+		return 0;
+	s->parser.head.length = skb->len;
+	s->parser.head.have = have;
+	return 1;
+}
+
 SEC("tc")
 int shaperd_tc(struct __sk_buff *skb)
 {
 	struct scratch *s = scratch();
-	__u64 depart, have;
+	__u64 depart;
 
-	if (!s)
+	if (!s || !load_tc(skb, s) || !enforce(s, skb->gso_segs ?: 1))
 		return TC_NEXT;
-	have = skb->len;
-	if (have > HEAD)
-		have = HEAD;
-	if (have < SHORTEST || bpf_skb_load_bytes(skb, 0, s->parser.head.data, have))
-		return TC_NEXT;
-	s->parser.head.length = skb->len;
-	s->parser.head.have = have;
-	if (!enforce(s, skb->gso_segs ?: 1))
-		return TC_NEXT;
-	if (s->decision.verdict == VERDICT_REFUSE)
+	if (s->decision.verdict == VERDICT_REFUSE) {
+		if (answered(s) && reset_tc(skb, s))
+			return bpf_redirect(skb->ifindex, here.egress ? BPF_F_INGRESS : 0);
 		return TC_DROP;
+	}
 	if (s->decision.mark)
 		bpf_skb_ecn_set_ce(skb);
 	if (here.mode == MODE_SHAPE) {
@@ -60,6 +75,16 @@ int shaperd_tc(struct __sk_buff *skb)
 		if (depart > skb->tstamp)
 			skb->tstamp = depart;
 	}
+	return TC_NEXT;
+}
+
+SEC("tc")
+int shaperd_replies(struct __sk_buff *skb)
+{
+	struct scratch *s = scratch();
+
+	if (s && load_tc(skb, s))
+		take_note(s);
 	return TC_NEXT;
 }
 
@@ -80,7 +105,7 @@ int shaperd_xdp(struct xdp_md *xdp)
 	if (!enforce(s, 1))
 		return XDP_PASS;
 	if (s->decision.verdict == VERDICT_REFUSE)
-		return XDP_DROP;
+		return answered(s) && reset_xdp(xdp, s) ? XDP_TX : XDP_DROP;
 	if (s->decision.mark)
 		mark_xdp(xdp, s);
 	return XDP_PASS;

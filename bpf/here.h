@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Where one instance of the programs is attached, and the time there. */
+#pragma once
+
+#include "leaky.h"
+
+enum mode {
+	MODE_SHAPE,
+	MODE_POLICE,
+	MODE_OBSERVE,
+};
+
+struct attachment {
+	__u32 place; /* in policy.place */
+	__u32 mode;
+	__u32 ethernet; /* packets begin with an Ethernet header */
+	__u32 keep;	/* goes on when the daemon is gone */
+	__u32 egress;
+	__u32 pad;
+	__u64 idle_timeout; /* of TCP connections, ns */
+};
+
+const volatile struct attachment here;
+
+/* Set for tests alone, which give the time and want to see the decision. */
+const volatile __u32 under_test;
+volatile __u64 test_now;
+
+/* Now, in ns and in ticks. */
+static __always_inline __u64 clock_ns(void)
+{
+	return under_test ? test_now : bpf_ktime_get_ns();
+}
+
+static __always_inline __u64 clock(void)
+{
+	return clock_ns() * TICKS_PER_NANO;
+}

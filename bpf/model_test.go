@@ -1,0 +1,332 @@
+package bpf
+
+import (
+	"flag"
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+var steps = flag.Int("steps", 60_000, "random segments of the model test")
+
+// modelled is a connection as the model knows it.
+type modelled struct {
+	syn, fin, doubt [2]bool
+	established     bool
+	closed, expired bool
+	seen            uint64
+	next, ack, end  [2]uint32
+	held            []string // keys of the slots
+}
+
+// model is a table of TCP connections with caps, in which one thing happens after
+// another. Like the programs without their timer, it finds out that a connection has
+// expired when the next segment comes.
+type model struct {
+	caps  map[string]int // by the name of the limit, for each source
+	conns map[int]*modelled
+	slots map[string]int
+
+	reversed map[int]bool // the initiator has answered a SYN
+}
+
+func (m *model) close(c *modelled, now uint64) {
+	c.closed, c.seen = true, now
+	for _, key := range c.held {
+		m.slots[key]--
+	}
+	c.held = nil
+}
+
+// take enters a connection under all limits, if they have room or it is forced.
+func (m *model) take(id int, keys map[string]string, forced bool) *modelled {
+	var held []string
+	for limit, key := range keys {
+		if !forced && m.slots[key] >= m.caps[limit] {
+			return nil
+		}
+		held = append(held, key)
+	}
+	for _, key := range held {
+		m.slots[key]++
+	}
+	c := &modelled{held: held}
+	m.conns[id] = c
+	return c
+}
+
+// packet says what becomes of a segment: whether it is refused.
+func (m *model) packet(id, side int, flags byte, seq, acked uint32, n int, keys map[string]string, now uint64) (refused bool) {
+	c := m.conns[id]
+	begins := side == client && flags&(syn|ack|rst) == syn
+	other := 1 - side
+	if c != nil && !c.closed {
+		patience := testUnsettled
+		if c.established && !c.doubt[0] && !c.doubt[1] && (!c.fin[0] || !c.fin[1]) {
+			patience = testIdle
+		}
+		switch {
+		case now-c.seen >= patience:
+			m.close(c, now)
+			c.expired = true
+		case begins && c.fin[0] && c.fin[1]:
+			m.close(c, now)
+		}
+	}
+	if c != nil && c.closed && (begins || c.expired) {
+		c = nil
+	}
+	end := seq + uint32(n)
+	if flags&syn != 0 {
+		end++
+	}
+	if flags&fin != 0 {
+		end++
+	}
+	switch {
+	case c == nil && begins:
+		delete(m.reversed, id)
+		if c = m.take(id, keys, false); c == nil {
+			return true
+		}
+		c.syn[client], c.seen = true, now
+		c.next[client], c.ack[server] = end, end
+		return false
+	case c == nil && side == client && flags&(syn|ack|rst) == syn|ack:
+		m.reversed[id] = true
+		return false
+	case c == nil && side == server && flags&(syn|ack|rst|fin) == ack && !m.reversed[id]:
+		c = m.take(id, keys, true)
+		c.syn, c.seen = [2]bool{true, true}, now
+		c.next = [2]uint32{acked, end}
+		c.ack = [2]uint32{end, acked}
+		return false
+	case c == nil || c.closed:
+		return false
+	}
+
+	c.seen = now
+	if flags&rst != 0 {
+		believed := seq == c.ack[other] || seq == c.next[side]
+		if !c.syn[side] {
+			believed = flags&ack != 0 && acked == c.next[other]
+		}
+		if believed {
+			m.close(c, now)
+		} else {
+			c.doubt[side] = true
+		}
+		return false
+	}
+	both := c.syn[0] && c.syn[1]
+	c.next[side] = end
+	if flags&ack != 0 {
+		c.ack[side] = acked
+	}
+	if flags&syn != 0 {
+		if !c.syn[side] {
+			c.ack[other] = end
+		}
+		c.syn[side] = true
+	}
+	if flags&fin != 0 {
+		c.fin[side], c.end[side] = true, end
+	}
+	c.doubt[side] = false
+	if side == client && flags&ack != 0 && both && acked == c.next[server] {
+		c.established = true
+	}
+	if c.fin[0] && c.fin[1] && c.ack[0] == c.end[1] && c.ack[1] == c.end[0] {
+		m.close(c, now)
+	}
+	return false
+}
+
+// TestModel plays random segments of few connections, most of them as TCP would send
+// them, to the programs and to a model: they agree over each one.
+func TestModel(t *testing.T) {
+	rnd := newRand(t)
+	b := newTCPVariant(t, Police, map[string]any{
+		kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Hour),
+	}, testIdle)
+	all := shaper.Limit{Name: "all", Connections: 6}
+	one := capped(3)
+	b.limit(all, one)
+	m := &model{caps: map[string]int{"all": 6, "capped": 3}, conns: map[int]*modelled{}, slots: map[string]int{}, reversed: map[int]bool{}}
+	// The server's port is lower, as adoption wants it.
+	var dialogues []*dialogue
+	for i := range 12 {
+		dialogues = append(dialogues, dial(fmt.Sprintf("10.0.0.%d:%d", 1+i%3, 40000+i)))
+	}
+	var refusals, closes, expiries, adoptions int
+	for step := range *steps {
+		id := rnd.IntN(len(dialogues))
+		d := dialogues[id]
+		keys := map[string]string{"all": "all", "capped": d.ends[client].Addr().String()}
+		side := rnd.IntN(2)
+		was := m.conns[id]
+		lives := was != nil && !was.closed
+		flags := []byte{ack, ack, ack, ack | fin, ack | fin, rst, rst | ack, syn, syn | ack, 0, fin, syn | fin}[rnd.IntN(12)]
+		if !lives && rnd.IntN(3) > 0 {
+			side, flags = client, syn
+		} else if lives && !(was.syn[0] && was.syn[1]) && rnd.IntN(2) == 0 {
+			side, flags = server, syn|ack
+		} else if lives && rnd.IntN(3) > 0 {
+			flags = []byte{ack, ack | fin}[rnd.IntN(2)]
+		}
+		if begins := side == client && flags == syn; begins && !lives {
+			d.next = [2]uint32{rnd.Uint32(), rnd.Uint32()}
+		}
+		n := rnd.IntN(3) * rnd.IntN(100)
+		seq, acked := d.next[side], d.next[1-side]
+		switch rnd.IntN(12) {
+		case 0:
+			seq += uint32(rnd.IntN(5)) - 2
+		case 1:
+			acked += uint32(rnd.IntN(5)) - 2
+		case 2:
+			seq, acked = rnd.Uint32(), rnd.Uint32()
+		default:
+			d.next[side] = seq + uint32(n)
+			if flags&syn != 0 {
+				d.next[side]++
+			}
+			if flags&fin != 0 {
+				d.next[side]++
+			}
+		}
+		if flags&ack == 0 {
+			acked = 0
+		}
+		switch rnd.IntN(200) {
+		case 0:
+			b.now += rnd.Uint64N(3 * testIdle)
+		case 1, 2, 3:
+			b.now += rnd.Uint64N(2 * testUnsettled)
+		case 4:
+			b.now += []uint64{testIdle, testIdle - 1, testUnsettled, testUnsettled - 1}[rnd.IntN(4)]
+		default:
+			b.now += rnd.Uint64N(uint64(time.Millisecond))
+		}
+		packet := d.segment(side, flags, seq, acked, n)
+		refused := m.packet(id, side, flags, seq, acked, n, keys, b.now)
+		action := uint32(passed)
+		if side == client {
+			action, _, _ = b.send(packet)
+		} else {
+			b.reply(packet)
+		}
+		want := uint32(passed)
+		if refused {
+			want = answered
+			if n > 0 {
+				want = dropped
+			}
+			refusals++
+		}
+		held := 0
+		for _, n := range m.slots {
+			held += n
+		}
+		one, _ := b.state(0)
+		two, _ := b.state(1)
+		if action != want || int(one.InFlight+two.InFlight) != held || step%5000 == 0 && b.inFlight() != held {
+			t.Fatalf("step %d: side %d, flags %x, seq %d, ack %d, %d bytes at %d: action %d, want %d; %d and %d in flight, want %d\nbefore: %+v",
+				step, side, flags, seq, acked, n, b.now, int32(action), int32(want), one.InFlight, two.InFlight, held, was)
+		}
+		is := m.conns[id]
+		switch {
+		case lives && was.expired:
+			expiries++
+		case lives && was.closed:
+			closes++
+		case is != was && side == server:
+			adoptions++
+		}
+	}
+	t.Logf("%d refusals, %d closed, %d expired, %d adopted", refusals, closes, expiries, adoptions)
+	if least := *steps / 1000; refusals < least || closes < least || expiries < least || adoptions < least {
+		t.Error("too few of something")
+	}
+}
+
+// TestNewConnectionsParity sends SYNs at random times: the programs and package leaky
+// agree over each, to the tick.
+func TestNewConnectionsParity(t *testing.T) {
+	rnd := newRand(t)
+	b := newTCP(t, Shape)
+	var delays, refusals int
+	for round := range 30 {
+		b.forget()
+		var limits []shaper.Limit
+		for i := range 1 + rnd.IntN(5) {
+			l := shaper.Limit{
+				Name: fmt.Sprint("l", i), Key: []shaper.Fields{0, shaper.KeySource, shaper.KeyPort, shaper.KeySource | shaper.KeyAttach}[rnd.IntN(4)],
+				IPv4Prefix: 1 + rnd.IntN(32), IPv6Prefix: 64,
+				NewConnections: shaper.Frequency{N: 1 + rnd.Uint64N(1000), Per: time.Duration(1 + rnd.Int64N(int64(10*time.Second)))},
+				MaxWait:        time.Duration(rnd.Int64N(int64(time.Second))) * time.Duration(rnd.IntN(2)),
+				Match:          shaper.Match{Attach: []string{"here"}},
+			}
+			limits = append(limits, l)
+		}
+		b.limit(limits...)
+		s := shaper.New(1)
+		p, err := s.Compile(limits, nil, []shaper.Attachment{{Name: "here"}}, nil, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		buckets := map[shaper.Key]*leaky.Bucket{}
+		mean := float64(limits[0].NewConnections.Per) / float64(limits[0].NewConnections.N)
+		for i := range 500 {
+			b.now += uint64(rnd.ExpFloat64() * mean * math.Exp(rnd.NormFloat64()))
+			now := leaky.Time(b.now) * leaky.FromDuration(1)
+			d := dial(fmt.Sprintf("10.0.%d.%d:%d", rnd.IntN(2), rnd.IntN(3), 20000+i))
+			f := shaper.Flow{Source: d.ends[client].Addr(), Destination: testServer.Addr(), Port: testServer.Port(), Listen: p.AttachIndex("here"), Protocol: shaper.TCP}
+			r := p.Route(&f)
+			want := shaper.Decision{Depart: now, Limit: -1}
+			var charged []int
+			bucket := func(i int) *leaky.Bucket {
+				key := p.Key(i, &f, r)
+				if buckets[key] == nil {
+					buckets[key] = &leaky.Bucket{}
+				}
+				return buckets[key]
+			}
+			for i := range p.Len() {
+				depart, ok := bucket(i).Offer(p.NewConnections(i), 0, 1, now)
+				if !ok {
+					want = shaper.Decision{Verdict: shaper.Refuse, Reason: shaper.ByNew, Depart: depart, Limit: i}
+					for _, i := range charged {
+						bucket(i).Refund(p.NewConnections(i), 0, 1)
+					}
+					break
+				}
+				charged = append(charged, i)
+				if depart > want.Depart {
+					want = shaper.Decision{Verdict: shaper.Delay, Reason: shaper.ByNew, Depart: depart, Limit: i}
+				}
+			}
+			action, got, stamp := b.send(d.say(client, syn, 0))
+			wantAction, wantStamp := uint32(passed), uint64(want.Depart.Duration())
+			switch want.Verdict {
+			case shaper.Delay:
+				delays++
+			case shaper.Refuse:
+				wantAction, wantStamp = answered, 0
+				refusals++
+			}
+			if action != wantAction || stamp != wantStamp || got.Verdict != uint32(want.Verdict) || got.Reason != uint32(want.Reason) ||
+				leaky.Time(got.Depart) != want.Depart || got.Limit != uint32(want.Limit) {
+				t.Fatalf("round %d, SYN %d at %d: action %d, %+v, stamp %d; want %+v, stamp %d\n%+v", round, i, now, int32(action), got, stamp, want, wantStamp, limits)
+			}
+		}
+	}
+	t.Logf("%d delayed, %d refused", delays, refusals)
+	if delays < 500 || refusals < 500 {
+		t.Error("too few of something")
+	}
+}

@@ -1,0 +1,313 @@
+package bpf
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"shaperd/shaper"
+)
+
+// Flags of TCP.
+const (
+	fin = 1 << iota
+	syn
+	rst
+	_
+	ack
+)
+
+// The sides of a connection.
+const (
+	client = iota
+	server
+)
+
+// dialogue is a TCP connection, of which segments are made.
+type dialogue struct {
+	ends [2]netip.AddrPort
+	next [2]uint32 // sequence numbers
+}
+
+var testServer = netip.MustParseAddrPort("10.9.9.9:5432")
+
+// dial makes a connection that nobody has seen yet.
+func dial(clientEnd string) *dialogue {
+	d := &dialogue{ends: [2]netip.AddrPort{netip.MustParseAddrPort(clientEnd), testServer}}
+	d.next[client] = 1000 * uint32(d.ends[client].Port())
+	d.next[server] = ^d.next[client]
+	return d
+}
+
+// say makes the next segment of a side, with n bytes of payload.
+func (d *dialogue) say(side int, flags byte, n int) []byte {
+	b := d.segment(side, flags, d.next[side], d.next[1-side], n)
+	d.next[side] += uint32(n)
+	if flags&syn != 0 {
+		d.next[side]++
+	}
+	if flags&fin != 0 {
+		d.next[side]++
+	}
+	return b
+}
+
+// segment makes any segment of a side, with correct checksums.
+func (d *dialogue) segment(side int, flags byte, seq, acked uint32, n int) []byte {
+	var options []byte
+	if flags&syn != 0 {
+		options = []byte{2, 4, 0x05, 0xb4, 4, 2, 8, 10, 1, 2, 3, 4, 0, 0, 0, 0, 1, 3, 3, 7}
+	}
+	l4 := make([]byte, 20+len(options)+n)
+	from, to := d.ends[side], d.ends[1-side]
+	binary.BigEndian.PutUint16(l4, from.Port())
+	binary.BigEndian.PutUint16(l4[2:], to.Port())
+	binary.BigEndian.PutUint32(l4[4:], seq)
+	if flags&ack != 0 {
+		binary.BigEndian.PutUint32(l4[8:], acked)
+	}
+	l4[12] = byte(20+len(options)) / 4 << 4
+	l4[13] = flags
+	binary.BigEndian.PutUint16(l4[14:], 64240)
+	copy(l4[20:], options)
+	for i := range n {
+		l4[20+len(options)+i] = byte(i)
+	}
+	binary.BigEndian.PutUint16(l4[16:], ^checksum(l4, pseudo(from.Addr(), to.Addr(), len(l4))))
+
+	b := []byte{2, 0, 0, 0, 0, byte(2 - side), 2, 0, 0, 0, 0, byte(1 + side)}
+	if from.Addr().Is4() {
+		b = append(b, 0x08, 0x00, 0x45, 0x10, 0, 0, 0x12, 0x34, 0x40, 0, 61, ipTCP, 0, 0)
+		b = append(append(b, from.Addr().AsSlice()...), to.Addr().AsSlice()...)
+		binary.BigEndian.PutUint16(b[16:], uint16(20+len(l4)))
+		binary.BigEndian.PutUint16(b[24:], ^checksum(b[14:34], 0))
+	} else {
+		b = append(b, 0x86, 0xdd, 0x60, 0x01, 0x23, 0x45, byte(len(l4)>>8), byte(len(l4)), ipTCP, 61)
+		b = append(append(b, from.Addr().AsSlice()...), to.Addr().AsSlice()...)
+	}
+	return append(b, l4...)
+}
+
+// pseudo is the sum of what TCP's checksum takes from IP.
+func pseudo(from, to netip.Addr, length int) uint32 {
+	return uint32(checksum(from.AsSlice(), 0)) + uint32(checksum(to.AsSlice(), 0)) + ipTCP + uint32(length)
+}
+
+func checksum(b []byte, sum uint32) uint16 {
+	for i := 0; i+1 < len(b); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	if len(b)%2 == 1 {
+		sum += uint32(b[len(b)-1]) << 8
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return uint16(sum)
+}
+
+// tcpBench is the programs of an attachment whose limits count connections.
+type tcpBench struct {
+	*bench
+	t   testing.TB
+	now uint64 // ns
+}
+
+const (
+	testIdle      = uint64(time.Hour)
+	testUnsettled = uint64(unsettled)
+)
+
+// newTCP is a bench on a clock of its own.
+func newTCP(t testing.TB, mode Mode, limits ...shaper.Limit) *tcpBench {
+	return newTCPVariant(t, mode, map[string]any{kernelVarUnderTest: uint32(1)}, testIdle, limits...)
+}
+
+func newTCPVariant(t testing.TB, mode Mode, variables map[string]any, idle uint64, limits ...shaper.Limit) *tcpBench {
+	t.Helper()
+	at := kernelAttachment{Mode: uint32(mode), Ethernet: 1, Keep: 1, IdleTimeout: idle}
+	b := &tcpBench{bench: newVariant(t, at, variables), t: t, now: uint64(time.Hour)}
+	b.forget()
+	b.limit(limits...)
+	return b
+}
+
+// capped is a limit of connections for each source.
+func capped(n int) shaper.Limit {
+	return shaper.Limit{Name: "capped", Key: shaper.KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Connections: n}
+}
+
+// silently makes the refusals of a limit drops: a test run that repeats goes on with
+// the packet as the last run left it.
+func silently(l shaper.Limit) shaper.Limit {
+	l.Excess = shaper.ExcessDrop
+	return l
+}
+
+// limit puts limits in force.
+func (b *tcpBench) limit(limits ...shaper.Limit) {
+	b.t.Helper()
+	limits = append([]shaper.Limit(nil), limits...)
+	for i := range limits {
+		limits[i].Match.Attach = []string{"here"}
+		if limits[i].IPv4Prefix == 0 {
+			limits[i].IPv4Prefix, limits[i].IPv6Prefix = 32, 64
+		}
+	}
+	b.use(b.t, limits, nil)
+}
+
+// What became of a packet of the initiator's side.
+const (
+	passed   = tcNext
+	dropped  = tcDrop
+	answered = 7 // redirected, as an RST
+)
+
+// send gives a packet of the initiator's side to the program that limits.
+func (b *tcpBench) send(packet []byte) (action uint32, d kernelDecision, stamp uint64) {
+	b.t.Helper()
+	return b.run(b.t, &sample{data: packet}, b.now, (*bench).tc)
+}
+
+// reply gives a packet of the responder's side to the program that takes note.
+func (b *tcpBench) reply(packet []byte) {
+	b.t.Helper()
+	if err := b.TestNow.Set(b.now); err != nil {
+		b.t.Fatal(err)
+	}
+	action, err := b.ShaperdReplies.Run(&ebpf.RunOptions{Data: packet})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if action != tcNext {
+		b.t.Errorf("a reply met action %d", int32(action))
+	}
+}
+
+// exchange gives a segment to the program that it meets.
+func (b *tcpBench) exchange(d *dialogue, side int, flags byte, n int) uint32 {
+	b.t.Helper()
+	packet := d.say(side, flags, n)
+	if side == server {
+		b.reply(packet)
+		return passed
+	}
+	action, _, _ := b.send(packet)
+	return action
+}
+
+// open sends the first SYN of a connection.
+func (b *tcpBench) open(d *dialogue) uint32 {
+	b.t.Helper()
+	return b.exchange(d, client, syn, 0)
+}
+
+// establish makes a connection.
+func (b *tcpBench) establish(d *dialogue) {
+	b.t.Helper()
+	if action := b.open(d); action != passed {
+		b.t.Fatalf("SYN of %v met action %d", d.ends, int32(action))
+	}
+	b.exchange(d, server, syn|ack, 0)
+	b.exchange(d, client, ack, 0)
+	b.exchange(d, server, ack, 100)
+	b.exchange(d, client, ack, 10)
+}
+
+// inFlight is the sum of all counts. It fails the test when the connections in the
+// map do not hold as many, or when the counters say otherwise.
+func (b *tcpBench) inFlight() int {
+	b.t.Helper()
+	sum := 0
+	c, err := b.count(^uint64(0))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for place, word := range b.slots {
+		n := word & slotCount
+		if n > slotMost {
+			b.t.Errorf("a claim is left at %d", place)
+			continue
+		}
+		sum += int(n)
+		if held := c.held[slot{uint32(place), word >> slotBits}]; n > 0 && uint64(held) != n {
+			b.t.Errorf("place %d counts %d, connections hold %d", place, n, held)
+		}
+	}
+	held, counted := int64(0), int64(0)
+	for number, n := range c.inFlight {
+		held += n
+		if s, err := b.state(number); err != nil || int64(s.InFlight) != n {
+			b.t.Errorf("limit %d: %d in flight by its counter, %d by the connections: %v", number, int64(s.InFlight), n, err)
+		}
+	}
+	for number := range uint32(8) {
+		s, err := b.state(number)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		counted += int64(s.InFlight)
+	}
+	if held != int64(sum) || counted != int64(sum) {
+		b.t.Errorf("%d in flight, but connections hold %d, and counters say %d", sum, held, counted)
+	}
+	return sum
+}
+
+// expectInFlight fails the test when there are not n in flight.
+func (b *tcpBench) expectInFlight(n int) {
+	b.t.Helper()
+	if got := b.inFlight(); got != n {
+		b.t.Errorf("%d connections in flight, want %d", got, n)
+	}
+}
+
+// entries counts the connections in the map: those that live and those that are gone.
+func (b *tcpBench) entries() (live, gone int) {
+	b.t.Helper()
+	c, err := b.count(0)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return c.live, c.gone
+}
+
+// counters returns what has been counted for the first limit.
+func (b *tcpBench) counters() kernelState {
+	b.t.Helper()
+	s, err := b.state(0)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return s
+}
+
+// forget empties all maps.
+func (b *tcpBench) forget() {
+	b.t.Helper()
+	b.clear()
+	clear(b.slots)
+	var tuples []kernelTuple
+	err := b.eachConnection(func(t *kernelTuple, _ *kernelFlight) { tuples = append(tuples, *t) })
+	for i := range tuples {
+		err = errors.Join(err, b.Connections.Delete(&tuples[i]))
+	}
+	var turn [48]byte
+	for b.Turns.LookupAndDelete(nil, &turn) == nil {
+	}
+	var t kernelTuple
+	for b.Reversed.NextKey(nil, &t) == nil {
+		_ = b.Reversed.Delete(&t)
+	}
+	for number := range maxLimits {
+		err = errors.Join(err, b.States.Put(number, make([]kernelState, ebpf.MustPossibleCPU())))
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
