@@ -3,6 +3,8 @@ package bpf
 import (
 	"path"
 	"time"
+
+	"shaperd/shaper"
 )
 
 // Attachment is where packets meet the limits that name it.
@@ -41,6 +43,25 @@ const (
 )
 
 func (h Hook) String() string { return [...]string{"auto", "tcx", "clsact", "xdp"}[h] }
+
+// ofReplies returns the hook for the program on the other side of the interface: XDP
+// has none there.
+func (h Hook) ofReplies() Hook {
+	if h == XDP {
+		return Auto
+	}
+	return h
+}
+
+// counts reports whether limits of p count connections at a.
+func (a *Attachment) counts(p *shaper.Policy) bool {
+	for i := range p.PlaceSet(p.AttachIndex(a.Name)).All {
+		if l := p.Limit(i); l.Connections > 0 || l.NewConnections.N > 0 {
+			return true
+		}
+	}
+	return false
+}
 
 // matches reports whether a belongs at an interface.
 func (a *Attachment) matches(name string) bool {

@@ -21,6 +21,7 @@ type savedPoint struct {
 	Ingress    bool
 	Hook       Hook
 	Mode       Mode
+	Counts     bool    // there is a program for replies
 	Former     *former // of a point that shapes
 }
 
@@ -46,16 +47,23 @@ func (s savedPoint) adopt(dir string) (*point, error) {
 			at.ifindex = ifb.Attrs().Index
 		}
 	}
-	l, err := link.LoadPinnedLink(s.pin(dir), nil)
+	var err error
+	if pt.hook, err = adoptHook(s.pin(dir), s.Hook, at, limiting); err == nil && s.Counts {
+		pt.replies, err = adoptHook(s.pin(dir)+repliesPin, s.Hook.ofReplies(), side{s.Ifindex, !s.Ingress}, noting)
+	}
+	return pt, err
+}
+
+// adoptHook finds a program as an earlier daemon attached it.
+func adoptHook(pin string, h Hook, at side, r role) (hook, error) {
+	l, err := link.LoadPinnedLink(pin, nil)
 	switch {
 	case err == nil:
-		pt.hook = &linkHook{l, at}
-	case errors.Is(err, os.ErrNotExist) && (s.Hook == Clsact || s.Hook == Auto):
-		pt.hook = &clsactHook{at: at}
-	default:
-		return nil, err
+		return &linkHook{l, at}, nil
+	case errors.Is(err, os.ErrNotExist) && (h == Clsact || h == Auto):
+		return &clsactHook{at: at, role: r}, nil
 	}
-	return pt, nil
+	return nil, err
 }
 
 // Detach removes every trace of planes whose programs and maps are pinned under the

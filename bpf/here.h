@@ -16,7 +16,7 @@ struct attachment {
 	__u32 ethernet; /* packets begin with an Ethernet header */
 	__u32 keep;	/* goes on when the daemon is gone */
 	__u32 egress;
-	__u32 pad;
+	__u32 ifindex;	    /* of the interface; 0 for that of the packet */
 	__u64 idle_timeout; /* of TCP connections, ns */
 };
 

@@ -34,19 +34,28 @@ type side struct {
 	ingress bool
 }
 
+// role is what a program does at an interface. Both may be at one side of it, for
+// different attachments.
+type role uint16
+
+const (
+	limiting role = iota
+	noting        // what comes back of the connections that are counted
+)
+
 // attach puts a program at a hook, and pins at pin what holds it there.
-func attach(h Hook, at side, program *ebpf.Program, pin string) (hook, error) {
+func attach(h Hook, at side, r role, program *ebpf.Program, pin string) (hook, error) {
 	switch h {
 	case XDP:
 		return attachLink(pin, at, func() (link.Link, error) { return attachXDP(at.ifindex, program) })
 	case Clsact:
-		return attachClsact(at, program)
+		return attachClsact(at, r, program)
 	case TCX:
 		return attachLink(pin, at, func() (link.Link, error) { return attachTCX(at, program) })
 	}
-	l, err := attach(TCX, at, program, pin)
+	l, err := attach(TCX, at, r, program, pin)
 	if errors.Is(err, ebpf.ErrNotSupported) {
-		return attach(Clsact, at, program, pin)
+		return attach(Clsact, at, r, program, pin)
 	}
 	return l, err
 }
@@ -134,22 +143,23 @@ func (h *linkHook) release() { _ = h.Link.Close() }
 // tcx. The filter stays when the daemon ends.
 type clsactHook struct {
 	at      side
+	role    role
 	program ebpf.ProgramID // 0 for that of another daemon
 }
 
 // The filter is recognised by these. Priorities are shared by all tools; cilium has
 // 1, and what came first stays first.
 const (
-	clsactPriority = 0x5ad
+	clsactPriority = 0x5ad // the role is added
 	clsactHandle   = 0x5ad
 	clsactName     = "shaperd"
 )
 
-func attachClsact(at side, program *ebpf.Program) (hook, error) {
+func attachClsact(at side, r role, program *ebpf.Program) (hook, error) {
 	if err := addClsact(at.ifindex); err != nil {
 		return nil, err
 	}
-	h := &clsactHook{at: at}
+	h := &clsactHook{at: at, role: r}
 	return h, h.update(program)
 }
 
@@ -164,6 +174,8 @@ func addClsact(ifindex int) error {
 	return nil
 }
 
+func (h *clsactHook) priority() uint16 { return clsactPriority + uint16(h.role) }
+
 func (h *clsactHook) parent() uint32 {
 	if h.at.ingress {
 		return netlink.HANDLE_MIN_INGRESS
@@ -175,7 +187,7 @@ func (h *clsactHook) filter() *netlink.BpfFilter {
 	return &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: h.at.ifindex, Parent: h.parent(), Handle: clsactHandle,
-			Priority: clsactPriority, Protocol: unix.ETH_P_ALL,
+			Priority: h.priority(), Protocol: unix.ETH_P_ALL,
 		},
 		Name: clsactName, DirectAction: true,
 	}
@@ -205,7 +217,7 @@ func (h *clsactHook) check() error {
 		return err
 	}
 	for _, f := range filters {
-		if b, ok := f.(*netlink.BpfFilter); ok && b.Priority == clsactPriority && (h.program == 0 || ebpf.ProgramID(b.Id) == h.program) {
+		if b, ok := f.(*netlink.BpfFilter); ok && b.Priority == h.priority() && (h.program == 0 || ebpf.ProgramID(b.Id) == h.program) {
 			return nil
 		}
 	}

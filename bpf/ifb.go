@@ -26,8 +26,8 @@ func isOwnIFB(l netlink.Link) bool {
 
 // The filter that makes the detour is recognised by these.
 const (
-	detourPriority = 0x5ae
-	detourHandle   = 0x5ae
+	detourPriority = 0x5b0
+	detourHandle   = 0x5b0
 )
 
 // setUpIFB makes the intermediate device of an interface, and returns it. Packets make

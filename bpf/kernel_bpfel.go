@@ -20,7 +20,7 @@ type kernelAttachment struct {
 	Ethernet    uint32
 	Keep        uint32
 	Egress      uint32
-	Pad         uint32
+	Ifindex     uint32
 	IdleTimeout uint64
 }
 

@@ -21,9 +21,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
+	"shaperd/leaky"
 	"shaperd/shaper"
 )
 
@@ -82,7 +82,7 @@ func (p *Plane) takeOver(dir string, points []savedPoint) {
 	for _, saved := range points {
 		pt, err := saved.adopt(dir)
 		if err == nil && dir != p.dir {
-			err = pt.hook.repin(saved.pin(p.dir))
+			err = pt.repin(saved.pin(p.dir))
 		}
 		if err != nil {
 			p.log.Warn("take over an attachment", "attachment", saved.Attachment, "err", err)
@@ -97,120 +97,6 @@ func (p *Plane) takeOver(dir string, points []savedPoint) {
 func (p *Plane) otherFolders() (others []string) {
 	all, _ := filepath.Glob(filepath.Join(filepath.Dir(p.dir), "v*"))
 	return slices.DeleteFunc(all, func(dir string) bool { return dir == p.dir })
-}
-
-// Change is a policy with its attachments, ready to be put in force.
-type Change struct {
-	plane       *Plane
-	attachments []Attachment
-	policy      *shaper.Policy
-	numbers     numbers
-	wanted      map[side]*Attachment
-	added       []*point
-	changed     map[*point]*programs
-	queued      []*point // of changed, those that got a queue
-}
-
-// Prepare makes everything ready that may fail to put attachments, and the policy
-// that names them, in force. Nothing is enforced, or enforced otherwise, before
-// Commit; Cancel takes back what was made. An interface that is not there is
-// attached to when it appears.
-func (p *Plane) Prepare(attachments []Attachment, policy *shaper.Policy) (*Change, error) {
-	p.mu.Lock()
-	c := &Change{plane: p, attachments: slices.Clone(attachments), policy: policy, changed: map[*point]*programs{}}
-	if err := c.prepare(); err != nil {
-		c.Cancel()
-		return nil, err
-	}
-	return c, nil
-}
-
-func (c *Change) prepare() (err error) {
-	p := c.plane
-	if c.numbers, err = p.kernel.number(c.policy, c.attachments); err != nil {
-		return err
-	}
-	if c.wanted, err = wantedPoints(c.attachments); err != nil {
-		return err
-	}
-	if err := p.kernel.beat(); err != nil {
-		return fmt.Errorf("heartbeat: %w", err)
-	}
-	// Programs of attachments that are not in the policy in force let everything
-	// pass: it is the swap that begins to enforce.
-	for key, a := range c.wanted {
-		present := p.points[key]
-		if present != nil && present.same(a) {
-			continue
-		}
-		progs, err := p.load(a, key.ifindex, c.numbers)
-		if err != nil {
-			return err
-		}
-		if present != nil && present.Hook == a.Hook && present.detours() == a.detours() {
-			c.changed[present] = progs
-			if a.Mode == Shape && present.Mode != Shape {
-				if err := present.addQueue(a); err != nil {
-					return attachError(a, present.ifname, privileges(err))
-				}
-				c.queued = append(c.queued, present)
-			}
-			continue
-		}
-		pt, err := p.attach(key, a, progs)
-		if err != nil {
-			progs.close()
-			return err
-		}
-		c.added = append(c.added, pt)
-	}
-	return nil
-}
-
-// Cancel takes back what Prepare made.
-func (c *Change) Cancel() {
-	defer c.plane.mu.Unlock()
-	for _, pt := range c.added {
-		_ = pt.detach()
-	}
-	for _, pt := range c.queued {
-		_ = pt.removeQueue()
-	}
-	for _, progs := range c.changed {
-		progs.close()
-	}
-}
-
-// Commit puts the change in force. On an error all stays as it was.
-func (c *Change) Commit() error {
-	p := c.plane
-	if err := p.kernel.adoptPolicy(c.policy, c.numbers, monotonic()); err != nil {
-		c.Cancel()
-		return err
-	}
-	defer p.mu.Unlock()
-	p.attachments, p.numbers, p.policy = c.attachments, c.numbers, c.policy
-	for pt, progs := range c.changed {
-		p.fault(pt.String(), pt.replace(progs, c.wanted[pt.key()]))
-	}
-	for _, pt := range c.added {
-		if old := p.points[pt.key()]; old != nil {
-			p.drop(old) // it is at another hook
-		}
-		p.points[pt.key()] = pt
-		p.log.Info("attached", "attachment", pt.Name, "interface", pt.ifname, "direction", way(pt.Ingress), "mode", pt.Mode.String())
-	}
-	for key, pt := range p.points {
-		if c.wanted[key] == nil {
-			p.drop(pt)
-		}
-	}
-	p.save()
-	for _, other := range p.otherFolders() {
-		p.fault(other, os.RemoveAll(other))
-	}
-	p.start()
-	return nil
 }
 
 // save remembers what is attached, for a daemon to come.
@@ -266,195 +152,6 @@ func wantedPoints(attachments []Attachment) (map[side]*Attachment, error) {
 	return wanted, nil
 }
 
-// point is an attachment at an interface.
-type point struct {
-	Attachment
-	ifindex int
-	ifname  string
-	hook    hook
-	former  *former   // what stood where the queue is; nil without a queue
-	progs   *programs // nil for what another daemon attached
-}
-
-func (pt *point) key() side { return side{pt.ifindex, pt.Ingress} }
-
-func (pt *point) saved() savedPoint {
-	return savedPoint{pt.Name, pt.ifindex, pt.Ingress, pt.Hook, pt.Mode, pt.former}
-}
-
-func (pt *point) String() string { return pt.Name + " at " + pt.ifname }
-
-// same reports whether nothing has changed that a program knows.
-func (pt *point) same(a *Attachment) bool {
-	return pt.progs != nil && pt.Name == a.Name && pt.Mode == a.Mode && pt.Hook == a.Hook && pt.Keep == a.Keep &&
-		pt.Queue == a.Queue && pt.IdleTimeout == a.IdleTimeout
-}
-
-// programs are the programs of one attachment.
-type programs struct {
-	limit *ebpf.Program // holds packets to the limits
-}
-
-func (p *programs) close() { _ = p.limit.Close() }
-
-// load loads the programs of a for an interface.
-func (p *Plane) load(a *Attachment, ifindex int, n numbers) (*programs, error) {
-	l, err := netlink.LinkByIndex(ifindex)
-	if err != nil {
-		return nil, attachError(a, strconv.Itoa(ifindex), err)
-	}
-	at := kernelAttachment{Place: n.attachments[a.Name], Mode: uint32(a.Mode)}
-	if hasEthernet(l) {
-		at.Ethernet = 1
-	}
-	if a.Keep {
-		at.Keep = 1
-	}
-	var tc struct {
-		Program *ebpf.Program `ebpf:"shaperd_tc"`
-	}
-	var xdp struct {
-		Program *ebpf.Program `ebpf:"shaperd_xdp"`
-	}
-	if a.Hook == XDP {
-		err = p.kernel.load(at, nil, &xdp)
-		tc.Program = xdp.Program
-	} else {
-		err = p.kernel.load(at, nil, &tc)
-	}
-	if err != nil {
-		return nil, attachError(a, l.Attrs().Name, err)
-	}
-	return &programs{limit: tc.Program}, nil
-}
-
-// hasEthernet reports whether packets at l begin with an Ethernet header.
-func hasEthernet(l netlink.Link) bool {
-	switch l.Attrs().EncapType {
-	case "ether", "loopback":
-		return true
-	}
-	return false
-}
-
-func (p *Plane) attach(key side, a *Attachment, progs *programs) (*point, error) {
-	l, err := netlink.LinkByIndex(key.ifindex)
-	if err != nil {
-		return nil, attachError(a, strconv.Itoa(key.ifindex), err)
-	}
-	pt := &point{Attachment: *a, ifindex: key.ifindex, ifname: l.Attrs().Name, progs: progs}
-	at := key
-	if a.detours() {
-		ifb, err := setUpIFB(l)
-		if err != nil {
-			return nil, attachError(a, pt.ifname, privileges(err))
-		}
-		at = side{ifindex: ifb.Attrs().Index}
-	}
-	pt.hook, err = attach(a.Hook, at, progs.limit, pt.saved().pin(p.dir))
-	if err == nil && a.Mode == Shape {
-		if err = pt.addQueue(a); err != nil {
-			_ = pt.hook.detach()
-		}
-	}
-	if err != nil {
-		if a.detours() {
-			_ = removeIFB(key.ifindex)
-		}
-		return nil, attachError(a, pt.ifname, privileges(err))
-	}
-	return pt, nil
-}
-
-// detours reports whether packets of a pass an intermediate device.
-func (a *Attachment) detours() bool { return a.Ingress && a.Mode == Shape }
-
-// addQueue gives a point the queue of a.
-func (pt *point) addQueue(a *Attachment) error {
-	l, err := netlink.LinkByIndex(pt.ifindex)
-	if err != nil {
-		return err
-	}
-	at := l
-	if a.detours() {
-		if at, err = netlink.LinkByName(ifbName(pt.ifindex)); err != nil {
-			return err
-		}
-	}
-	was, err := setUpQueue(at, a.queue())
-	if was != nil {
-		pt.former = was
-	}
-	if err == nil && a.detours() {
-		err = divert(l, at)
-	}
-	if err != nil {
-		return errors.Join(err, pt.removeQueue())
-	}
-	return nil
-}
-
-// removeQueue takes the queue of a point away, and puts back what stood there.
-func (pt *point) removeQueue() error {
-	if pt.Ingress {
-		return removeIFB(pt.ifindex)
-	}
-	l, err := netlink.LinkByIndex(pt.ifindex)
-	if err != nil {
-		return nil // it is gone, with its queue
-	}
-	return restoreQueue(l, pt.former)
-}
-
-// checkQueue returns an error when the queue of a point is not as it was made.
-func (pt *point) checkQueue() error {
-	l, err := netlink.LinkByIndex(pt.ifindex)
-	if err != nil {
-		return err
-	}
-	if pt.Ingress {
-		if err := checkDetour(l); err != nil {
-			return err
-		}
-		if l, err = netlink.LinkByName(ifbName(pt.ifindex)); err != nil {
-			return err
-		}
-	}
-	return checkQueue(l, pt.queue())
-}
-
-// replace puts other programs in place.
-func (pt *point) replace(progs *programs, a *Attachment) error {
-	if err := pt.hook.update(progs.limit); err != nil {
-		return err
-	}
-	pt.closePrograms()
-	was := pt.Attachment
-	pt.progs, pt.Attachment = progs, *a
-	if a.Mode == Shape {
-		return pt.addQueue(a)
-	}
-	if was.Mode == Shape {
-		return pt.removeQueue()
-	}
-	return nil
-}
-
-func (pt *point) detach() error {
-	defer pt.closePrograms()
-	err := pt.hook.detach()
-	if pt.Mode == Shape {
-		err = errors.Join(err, pt.removeQueue())
-	}
-	return err
-}
-
-func (pt *point) closePrograms() {
-	if pt.progs != nil {
-		pt.progs.close()
-	}
-}
-
 // drop takes a point away.
 func (p *Plane) drop(pt *point) {
 	if err := pt.detach(); err != nil {
@@ -487,6 +184,7 @@ func (p *Plane) fault(what string, err error) {
 const (
 	beatInterval  = time.Second
 	checkInterval = 2 * time.Second
+	countInterval = 10 * time.Second
 )
 
 // start begins to look after what is attached.
@@ -516,6 +214,15 @@ func (p *Plane) start() {
 		p.fault("heartbeat", p.kernel.beat())
 		p.fault("counters", p.sync())
 	})
+	every(countInterval, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		repaired, _, err := p.kernel.reconcile(uint64(monotonic() / leaky.FromDuration(1)))
+		p.fault("connections", err)
+		if repaired > 0 {
+			p.log.Warn("connection counts repaired", "slots", repaired)
+		}
+	})
 	every(checkInterval, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -537,6 +244,12 @@ func (p *Plane) check() {
 			continue
 		}
 		err := pt.hook.check()
+		if err == nil && pt.replies != nil {
+			err = pt.replies.check()
+		}
+		if err == nil && (pt.replies != nil) != pt.counts(p.policy) {
+			err = errDetached
+		}
 		if err == nil && pt.Mode == Shape {
 			err = pt.checkQueue()
 		}
@@ -574,7 +287,7 @@ func present(a *Attachment, wanted map[side]*Attachment) error {
 }
 
 func (p *Plane) add(key side, a *Attachment) (*point, error) {
-	progs, err := p.load(a, key.ifindex, p.numbers)
+	progs, err := p.load(a, key.ifindex, p.numbers, a.counts(p.policy))
 	if err != nil {
 		return nil, err
 	}
@@ -586,7 +299,7 @@ func (p *Plane) Release() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, pt := range p.points {
-		pt.hook.release()
+		pt.letGo()
 	}
 	unused := len(p.kernel.Points) == 0
 	p.release()
@@ -621,7 +334,7 @@ func (p *Plane) Close() error {
 	keep := false
 	for _, pt := range p.points {
 		if pt.Keep {
-			pt.hook.release()
+			pt.letGo()
 			keep = true
 			continue
 		}

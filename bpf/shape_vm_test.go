@@ -76,15 +76,15 @@ func newLine(t *testing.T, name string, ingress bool) *line {
 	return l
 }
 
-// host is a network namespace, held by a thread in it.
-type host struct {
+// farHost is a network namespace, held by a thread in it.
+type farHost struct {
 	fd   int
 	work chan func()
 }
 
-func elsewhere(t *testing.T) *host {
+func elsewhere(t *testing.T) *farHost {
 	t.Helper()
-	h := &host{work: make(chan func())}
+	h := &farHost{work: make(chan func())}
 	ready := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
@@ -104,7 +104,7 @@ func elsewhere(t *testing.T) *host {
 	return h
 }
 
-func (h *host) do(f func()) {
+func (h *farHost) do(f func()) {
 	done := make(chan struct{})
 	h.work <- func() { defer close(done); f() }
 	<-done
@@ -124,7 +124,7 @@ func (l *line) offer(source byte, interval, span time.Duration, ecn byte) (sent 
 	binary.BigEndian.PutUint16(frame[16:], uint16(len(frame)-14))
 	binary.BigEndian.PutUint16(frame[38:], uint16(8+l.expected))
 	frame[15] = ecn
-	checksum(frame[14:34])
+	headerSum(frame[14:34])
 	start := time.Now()
 	for {
 		due := int(time.Since(start)/interval) + 1
@@ -141,7 +141,7 @@ func (l *line) offer(source byte, interval, span time.Duration, ecn byte) (sent 
 	}
 }
 
-func checksum(header []byte) {
+func headerSum(header []byte) {
 	header[10], header[11] = 0, 0
 	var sum uint32
 	for i := 0; i < len(header); i += 2 {

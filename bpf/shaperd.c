@@ -63,7 +63,7 @@ int shaperd_tc(struct __sk_buff *skb)
 		return TC_NEXT;
 	if (s->decision.verdict == VERDICT_REFUSE) {
 		if (answered(s) && reset_tc(skb, s))
-			return bpf_redirect(skb->ifindex, here.egress ? BPF_F_INGRESS : 0);
+			return bpf_redirect(here.ifindex ?: skb->ifindex, here.egress ? BPF_F_INGRESS : 0);
 		return TC_DROP;
 	}
 	if (s->decision.mark)

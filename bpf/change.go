@@ -1,0 +1,123 @@
+package bpf
+
+import (
+	"fmt"
+	"os"
+	"slices"
+
+	"shaperd/shaper"
+)
+
+// Change is a policy with its attachments, ready to be put in force.
+type Change struct {
+	plane       *Plane
+	attachments []Attachment
+	policy      *shaper.Policy
+	numbers     numbers
+	wanted      map[side]*Attachment
+	added       []*point
+	changed     map[*point]*programs
+	queued      []*point // of changed, those that got a queue
+}
+
+// Prepare makes everything ready that may fail to put attachments, and the policy
+// that names them, in force. Nothing is enforced, or enforced otherwise, before
+// Commit; Cancel takes back what was made. An interface that is not there is
+// attached to when it appears.
+func (p *Plane) Prepare(attachments []Attachment, policy *shaper.Policy) (*Change, error) {
+	p.mu.Lock()
+	c := &Change{plane: p, attachments: slices.Clone(attachments), policy: policy, changed: map[*point]*programs{}}
+	if err := c.prepare(); err != nil {
+		c.Cancel()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *Change) prepare() (err error) {
+	p := c.plane
+	if c.numbers, err = p.kernel.number(c.policy, c.attachments); err != nil {
+		return err
+	}
+	if c.wanted, err = wantedPoints(c.attachments); err != nil {
+		return err
+	}
+	if err := p.kernel.beat(); err != nil {
+		return fmt.Errorf("heartbeat: %w", err)
+	}
+	// Programs of attachments that are not in the policy in force let everything
+	// pass: it is the swap that begins to enforce.
+	for key, a := range c.wanted {
+		present := p.points[key]
+		if present != nil && present.same(a) && (present.replies != nil) == a.counts(c.policy) {
+			continue
+		}
+		progs, err := p.load(a, key.ifindex, c.numbers, a.counts(c.policy))
+		if err != nil {
+			return err
+		}
+		if present != nil && present.Hook == a.Hook && present.detours() == a.detours() {
+			c.changed[present] = progs
+			if a.Mode == Shape && present.Mode != Shape {
+				if err := present.addQueue(a); err != nil {
+					return attachError(a, present.ifname, privileges(err))
+				}
+				c.queued = append(c.queued, present)
+			}
+			continue
+		}
+		pt, err := p.attach(key, a, progs)
+		if err != nil {
+			progs.close()
+			return err
+		}
+		c.added = append(c.added, pt)
+	}
+	return nil
+}
+
+// Cancel takes back what Prepare made.
+func (c *Change) Cancel() {
+	defer c.plane.mu.Unlock()
+	for _, pt := range c.added {
+		_ = pt.detach()
+	}
+	for _, pt := range c.queued {
+		_ = pt.removeQueue()
+	}
+	for _, progs := range c.changed {
+		progs.close()
+	}
+}
+
+// Commit puts the change in force. On an error all stays as it was.
+func (c *Change) Commit() error {
+	p := c.plane
+	if err := p.kernel.adoptPolicy(c.policy, c.numbers, monotonic()); err != nil {
+		c.Cancel()
+		return err
+	}
+	defer p.mu.Unlock()
+	p.attachments, p.numbers, p.policy = c.attachments, c.numbers, c.policy
+	for pt, progs := range c.changed {
+		p.fault(pt.String(), pt.replace(progs, c.wanted[pt.key()], pt.saved().pin(p.dir)))
+	}
+	for _, pt := range c.added {
+		if old := p.points[pt.key()]; old != nil {
+			p.drop(old) // it is at another hook
+		}
+		p.points[pt.key()] = pt
+		p.log.Info("attached", "attachment", pt.Name, "interface", pt.ifname, "direction", way(pt.Ingress), "mode", pt.Mode.String())
+	}
+	for key, pt := range p.points {
+		if c.wanted[key] == nil {
+			p.drop(pt)
+		}
+	}
+	p.save()
+	for _, other := range p.otherFolders() {
+		p.fault(other, os.RemoveAll(other))
+	}
+	p.start()
+	return nil
+}
