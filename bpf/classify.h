@@ -12,129 +12,151 @@ struct found {
 	__u32 asn;
 };
 
+#define NOT_FOUND (~0ULL)
+
 static __always_inline void *table_line(void *table, __u32 line)
 {
 	return bpf_map_lookup_elem(table, &line);
 }
 
-static __always_inline __u64 set_at(const struct policy *p, void *table, __u32 i)
+/* Finds the segment of n, the last one that starts at n or before, in a table's lines.
+ * Returns its ASN in the lower half and the number of its set in the upper one. */
+__noinline __u64 find4(__u32 slot, __u32 line, __u32 lines, __u32 index, __u32 n)
 {
-	struct line *l = table_line(table, p->sets + i / 8);
-
-	return l ? l->word[i % 8] : 0;
-}
-
-/* Finds the segment of n: the last one that starts at n or before. */
-static __always_inline void find4(const struct policy *p, void *table, const struct segments *s, __u32 n,
-				  struct found *c)
-{
-	__u32 low = 0, high = s->lines; /* the segment's line is in [low, high) */
+	__u32 low = 0, high = lines; /* the segment's line is in [low, high) */
+	void *table = bpf_map_lookup_elem(&tables, &slot);
 	struct line4 *l;
 
-	if (s->index) {
-		/* The line of the last segment that starts below each /16 or at
-		 * its first address: n is there or further on, and no further than
-		 * where the next /16 begins. */
-		__u32 i = n >> 16;
-		struct line *index = table_line(table, s->index + i / 8);
+	if (!table)
+		return NOT_FOUND;
+	if (index) {
+		/* The line of the last segment that starts below each /16 or at its
+		 * first address, and the one after the last that starts in it. */
+		__u32 upper = n >> 16;
+		struct line *i = table_line(table, index + upper / 8);
 
-		if (!index)
-			return;
-		low = index->word[i % 8];
-		high = index->word[i % 8] >> 32;
+		if (!i)
+			return NOT_FOUND;
+		low = i->word[upper % 8];
+		high = i->word[upper % 8] >> 32;
 	}
 	for (int i = 0; i < 24 && high - low > 1; i++) {
 		__u32 mid = (low + high) / 2;
 
-		l = table_line(table, s->line + mid);
+		l = table_line(table, line + mid);
 		if (!l)
-			return;
+			return NOT_FOUND;
 		if (l->start[0] <= n)
 			low = mid;
 		else
 			high = mid;
 	}
-	l = table_line(table, s->line + low);
+	l = table_line(table, line + low);
 	if (!l)
-		return;
-	__u32 asn = l->asn[0], set = l->set[0];
+		return NOT_FOUND;
+	__u64 found = l->asn[0] | (__u64)l->set[0] << 32;
 #pragma unroll
-	for (int i = 1; i < SEGMENTS4; i++) {
-		if (l->start[i] <= n && i < l->used) {
-			asn = l->asn[i];
-			set = l->set[i];
-		}
-	}
-	c->asn = asn;
-	c->set = set_at(p, table, set);
+	for (int i = 1; i < SEGMENTS4; i++)
+		if (l->start[i] <= n && i < l->used)
+			found = l->asn[i] | (__u64)l->set[i] << 32;
+	return found;
 }
 
-static __always_inline int at_or_before(const __u64 start[2], const __u64 n[2])
+static __always_inline int at_or_before(const __u64 start[2], __u64 upper, __u64 lower)
 {
-	return start[0] < n[0] || (start[0] == n[0] && start[1] <= n[1]);
+	return start[0] < upper || (start[0] == upper && start[1] <= lower);
 }
 
-static __always_inline void find6(const struct policy *p, void *table, const struct segments *s, const __u64 n[2],
-				  struct found *c)
+__noinline __u64 find6(__u32 slot, __u32 line, __u32 lines, __u64 upper, __u64 lower)
 {
-	__u32 low = 0, high = s->lines;
+	__u32 low = 0, high = lines, i;
+	void *table = bpf_map_lookup_elem(&tables, &slot);
 	struct line6 *l;
 
-	for (int i = 0; i < 24 && high - low > 1; i++) {
+	if (!table)
+		return NOT_FOUND;
+	for (i = 0; i < 24 && high - low > 1; i++) {
 		__u32 mid = (low + high) / 2;
 
-		l = table_line(table, s->line + mid);
+		l = table_line(table, line + mid);
 		if (!l)
-			return;
-		if (at_or_before(l->start[0], n))
+			return NOT_FOUND;
+		if (at_or_before(l->start[0], upper, lower))
 			low = mid;
 		else
 			high = mid;
 	}
-	l = table_line(table, s->line + low);
+	l = table_line(table, line + low);
 	if (!l)
-		return;
-	__u32 i = l->used > 1 && at_or_before(l->start[1], n);
+		return NOT_FOUND;
+	if (l->used > 1 && at_or_before(l->start[1], upper, lower))
+		return l->asn[1] | (__u64)l->set[1] << 32;
+	return l->asn[0] | (__u64)l->set[0] << 32;
+}
 
-	c->asn = l->asn[i];
-	c->set = set_at(p, table, l->set[i]);
+/* Returns the set that a search found. */
+static __always_inline __u64 set_found(const struct policy *p, __u64 found)
+{
+	__u32 slot = p->slot, i = found >> 32;
+	void *table;
+	struct line *l;
+
+	if (found == NOT_FOUND)
+		return 0;
+	table = bpf_map_lookup_elem(&tables, &slot);
+	l = table ? table_line(table, p->sets + i / 8) : 0;
+	return l ? l->word[i % 8] : 0;
+}
+
+static __always_inline void find_number(const struct policy *p, const struct segments *s, __u32 n, struct found *c)
+{
+	__u64 found;
+
+	c->asn = 0;
+	c->set = s->set;
+	if (!s->lines)
+		return;
+	found = find4(p->slot, s->line, s->lines, s->index, n);
+	c->asn = found;
+	c->set = set_found(p, found);
 }
 
 /* Finds the class of an address, IPv4 or IPv6. */
-static __always_inline void find_address(const struct policy *p, void *table, const struct segments *s4,
-					 const struct segments *s6, const __u32 *address, int ipv4, struct found *c)
+static __always_inline void find_address(const struct policy *p, const struct segments *s4, const struct segments *s6,
+					 const __u32 *address, int ipv4, struct found *c)
 {
-	c->asn = 0;
-	if (ipv4) {
-		c->set = s4->set;
-		if (s4->lines && table)
-			find4(p, table, s4, address[3], c);
-	} else {
-		__u64 n[2] = { (__u64)address[0] << 32 | address[1], (__u64)address[2] << 32 | address[3] };
+	__u64 found;
 
-		c->set = s6->set;
-		if (s6->lines && table)
-			find6(p, table, s6, n, c);
+	if (ipv4) {
+		find_number(p, s4, address[3], c);
+		return;
 	}
+	c->asn = 0;
+	c->set = s6->set;
+	if (!s6->lines)
+		return;
+	found = find6(p->slot, s6->line, s6->lines, (__u64)address[0] << 32 | address[1],
+		      (__u64)address[2] << 32 | address[3]);
+	c->asn = found;
+	c->set = set_found(p, found);
 }
 
 /* Returns the limits that a packet at place is under, and sets its ASN. */
-static __always_inline __u64 classify(const struct policy *p, struct packet *k, __u32 place)
+__noinline __u64 classify(const struct policy *p, struct packet *k, __u32 place)
 {
-	__u32 slot = p->slot;
-	void *table = bpf_map_lookup_elem(&tables, &slot);
-	__u64 set = p->place[place % MAX_PLACES] & p->protocol[k->protocol % PROTOCOLS];
 	struct found c;
+	__u64 set;
 
-	find_address(p, table, &p->source4, &p->source6, k->source, k->ipv4, &c);
+	if (!p || !k)
+		return 0;
+	set = p->place[place % MAX_PLACES] & p->protocol[k->protocol % PROTOCOLS];
+	find_address(p, &p->source4, &p->source6, k->source, k->ipv4, &c);
 	k->asn = c.asn;
 	set &= c.set;
 	if (!set)
 		return 0;
-	find_address(p, table, &p->destination4, &p->destination6, k->destination, k->ipv4, &c);
+	find_address(p, &p->destination4, &p->destination6, k->destination, k->ipv4, &c);
 	set &= c.set;
-	c.set = p->port.set;
-	if (p->port.lines && table)
-		find4(p, table, &p->port, k->port, &c);
+	find_number(p, &p->port, k->port, &c);
 	return set & c.set;
 }

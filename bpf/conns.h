@@ -321,13 +321,15 @@ __noinline int note(struct flight *f, const struct packet *k, __u64 hash, __u32 
 __noinline int follow(const struct packet *k, struct opening *o, __u32 side, __u64 now)
 {
 	struct flight *f;
+	struct tuple t; /* on the stack: before 6.5 a key may not be in what an argument points to */
 	__u64 word, hash, seen;
 	int again;
 
 	if (!k || !o)
 		return UNKNOWN;
 	tuple_of(k, side, &o->tuple);
-	f = bpf_map_lookup_elem(&connections, &o->tuple);
+	t = o->tuple;
+	f = bpf_map_lookup_elem(&connections, &t);
 	if (!f)
 		return UNKNOWN;
 	hash = flight_hash(&o->tuple);
@@ -423,9 +425,9 @@ enum opened {
 };
 
 /* Enters the connection in the place of one with the same tuple that is closed. */
-static __always_inline int open_again(struct opening *o)
+static __always_inline int open_again(const struct opening *o, const struct tuple *t)
 {
-	struct flight *f = bpf_map_lookup_elem(&connections, &o->tuple);
+	struct flight *f = bpf_map_lookup_elem(&connections, t);
 	__u64 word;
 
 	if (!f)
@@ -451,10 +453,21 @@ static __always_inline int open_again(struct opening *o)
 												       : OPEN_FAILED;
 }
 
+/* Before Linux 6.5 what goes into a map may not be in what an argument points to, and
+ * for the stack it is too large. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct flight);
+} staging SEC(".maps");
+
 /* Enters the connection in the map, with the slots that were taken for it. */
 __noinline int open_connection(struct opening *o, __u64 flags, __u64 now, __u64 depart)
 {
 	struct turn turn = {};
+	struct flight *staged;
+	__u32 zero = 0;
 	long err;
 
 	if (!o || !start_sweeper())
@@ -468,14 +481,18 @@ __noinline int open_connection(struct opening *o, __u64 flags, __u64 now, __u64 
 		if (i >= o->held)
 			o->flight.slot_place[i] = NOWHERE;
 	}
-	err = bpf_map_update_elem(&connections, &o->tuple, &o->flight, BPF_NOEXIST);
-	if (err)
-		return err == -17 /* EEXIST */ ? open_again(o) : OPEN_FAILED;
 	turn.tuple = o->tuple;
+	staged = bpf_map_lookup_elem(&staging, &zero);
+	if (!staged)
+		return OPEN_FAILED;
+	*staged = o->flight;
+	err = bpf_map_update_elem(&connections, &turn.tuple, staged, BPF_NOEXIST);
+	if (err)
+		return err == -17 /* EEXIST */ ? open_again(o, &turn.tuple) : OPEN_FAILED;
 	turn.check = o->flight.check;
 	if (!bpf_map_push_elem(&turns, &turn, 0))
 		return OPENED;
 	/* It would never end. This cannot be: there is a turn for each. */
-	bpf_map_delete_elem(&connections, &o->tuple);
+	bpf_map_delete_elem(&connections, &turn.tuple);
 	return OPEN_FAILED;
 }

@@ -486,7 +486,7 @@ static __always_inline int insert(struct scratch *s, __u64 now)
 
 /* Asks the limits of set whether they take the scratch's packet. kind is 0 for their
  * bytes and packets, or OF_NEW. One that does not refuses it. */
-__noinline int ask(const struct policy *p, struct scratch *s, __u64 set, __u32 kind, __u64 now)
+static __always_inline int ask(const struct policy *p, struct scratch *s, __u64 set, __u32 kind, __u64 now)
 {
 	struct decision *d;
 
@@ -508,7 +508,7 @@ __noinline int ask(const struct policy *p, struct scratch *s, __u64 set, __u32 k
 }
 
 /* Charges the limits of set, and returns those that make the packet wait. */
-__noinline __u64 settle(const struct policy *p, struct scratch *s, __u64 set, __u32 kind, __u64 now)
+static __always_inline __u64 settle(const struct policy *p, struct scratch *s, __u64 set, __u32 kind, __u64 now)
 {
 	struct decision *d;
 	__u64 waits = 0;

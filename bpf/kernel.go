@@ -225,7 +225,7 @@ func (k *kernel) beat() error {
 var sharedMaps = []string{
 	kernelMapBuckets, kernelMapConnSlots, kernelMapConnections, kernelMapFloors, kernelMapFragments,
 	kernelMapHeartbeats, kernelMapPolicies, kernelMapReversed, kernelMapScratches, kernelMapStates,
-	kernelMapSweepers, kernelMapTableCounts, kernelMapTables, kernelMapTurns,
+	kernelMapStaging, kernelMapSweepers, kernelMapTableCounts, kernelMapTables, kernelMapTurns,
 }
 
 // load loads the programs, for where they are to be attached.
@@ -253,6 +253,7 @@ func (k *kernel) load(at kernelAttachment, variables map[string]any, objects any
 		kernelMapPolicies:    k.Policies,
 		kernelMapReversed:    k.Reversed,
 		kernelMapScratches:   k.Scratches,
+		kernelMapStaging:     k.Staging,
 		kernelMapStates:      k.States,
 		kernelMapTableCounts: k.TableCounts,
 		kernelMapSweepers:    k.Sweepers,

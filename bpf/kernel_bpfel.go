@@ -138,7 +138,7 @@ type kernelScratch struct {
 			_      structs.HostLayout
 			Length uint32
 			Have   uint32
-			Data   [192]uint8
+			Data   [264]uint8
 		}
 		Packet struct {
 			_           structs.HostLayout
@@ -279,6 +279,7 @@ const (
 	kernelMapPolicies        = "policies"
 	kernelMapReversed        = "reversed"
 	kernelMapScratches       = "scratches"
+	kernelMapStaging         = "staging"
 	kernelMapStates          = "states"
 	kernelMapSweepers        = "sweepers"
 	kernelMapTableCounts     = "table_counts"
@@ -362,6 +363,7 @@ type kernelMapSpecs struct {
 	Policies    *ebpf.MapSpec `ebpf:"policies"`
 	Reversed    *ebpf.MapSpec `ebpf:"reversed"`
 	Scratches   *ebpf.MapSpec `ebpf:"scratches"`
+	Staging     *ebpf.MapSpec `ebpf:"staging"`
 	States      *ebpf.MapSpec `ebpf:"states"`
 	Sweepers    *ebpf.MapSpec `ebpf:"sweepers"`
 	TableCounts *ebpf.MapSpec `ebpf:"table_counts"`
@@ -417,6 +419,7 @@ type kernelMaps struct {
 	Policies    *ebpf.Map `ebpf:"policies"`
 	Reversed    *ebpf.Map `ebpf:"reversed"`
 	Scratches   *ebpf.Map `ebpf:"scratches"`
+	Staging     *ebpf.Map `ebpf:"staging"`
 	States      *ebpf.Map `ebpf:"states"`
 	Sweepers    *ebpf.Map `ebpf:"sweepers"`
 	TableCounts *ebpf.Map `ebpf:"table_counts"`
@@ -435,6 +438,7 @@ func (m *kernelMaps) Close() error {
 		m.Policies,
 		m.Reversed,
 		m.Scratches,
+		m.Staging,
 		m.States,
 		m.Sweepers,
 		m.TableCounts,

@@ -46,6 +46,7 @@ static __always_inline const struct policy *policy_now(__u64 now)
 __noinline int forward(struct scratch *s, __u64 now)
 {
 	struct opening *o;
+	struct tuple t;
 	__u32 one = 1;
 	int known;
 
@@ -58,11 +59,13 @@ __noinline int forward(struct scratch *s, __u64 now)
 	if (begins(&s->parser.packet)) {
 		o->first = 1;
 		/* It is in this direction now. */
-		bpf_map_delete_elem(&reversed, &o->tuple);
+		t = o->tuple;
+		bpf_map_delete_elem(&reversed, &t);
 	} else if ((s->parser.packet.tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == (TCP_SYN | TCP_ACK) &&
 		   likely(&o->tuple)) {
 		/* It answers one from the other side. */
-		bpf_map_update_elem(&reversed, &o->tuple, &one, BPF_ANY);
+		t = o->tuple;
+		bpf_map_update_elem(&reversed, &t, &one, BPF_ANY);
 	}
 	return 0;
 }
@@ -74,6 +77,7 @@ __noinline int adopt(const struct policy *p, struct scratch *s, __u64 now)
 {
 	struct opening *o;
 	struct packet *k;
+	struct tuple t;
 	__u32 end;
 	__u64 set;
 
@@ -81,7 +85,8 @@ __noinline int adopt(const struct policy *p, struct scratch *s, __u64 now)
 		return 0;
 	o = &s->opening;
 	k = &s->parser.packet;
-	if (bpf_map_lookup_elem(&reversed, &o->tuple))
+	t = o->tuple;
+	if (bpf_map_lookup_elem(&reversed, &t))
 		return 0;
 #pragma unroll
 	for (int i = 0; i < 4; i++) {

@@ -18,20 +18,17 @@ struct reset {
 
 static __always_inline void store8(struct head *h, __u32 at, __u8 n)
 {
-	if (at < HEAD)
-		h->data[at] = n;
+	h->data[bounded(at)] = n;
 }
 
 static __always_inline void store16(struct head *h, __u32 at, __u16 n)
 {
-	if (at < HEAD - 1)
-		*(__u16 *)(h->data + at) = __builtin_bswap16(n);
+	*(__u16 *)(h->data + bounded(at)) = __builtin_bswap16(n);
 }
 
 static __always_inline void store32(struct head *h, __u32 at, __u32 n)
 {
-	if (at < HEAD - 3)
-		*(__u32 *)(h->data + at) = __builtin_bswap32(n);
+	*(__u32 *)(h->data + bounded(at)) = __builtin_bswap32(n);
 }
 
 static __always_inline void swap32(struct head *h, __u32 a, __u32 b)
@@ -139,7 +136,7 @@ __noinline int make_reset(struct scratch *s, struct reset *r)
 
 /* Turns a packet at tc round. Its checksum may be one that a network card is still to
  * make; only the kernel knows, so it is changed by what the packet changes by. */
-static __always_inline int reset_tc(struct __sk_buff *skb, struct scratch *s)
+static __noinline int reset_tc(struct __sk_buff *skb, struct scratch *s)
 {
 	struct reset r = {};
 	__u32 sum;
@@ -164,10 +161,11 @@ static __always_inline int reset_tc(struct __sk_buff *skb, struct scratch *s)
 	return 1;
 }
 
-static __always_inline int reset_xdp(struct xdp_md *xdp, struct scratch *s)
+static __noinline int reset_xdp(struct xdp_md *xdp, struct scratch *s)
 {
 	struct reset r = {};
 	__u32 length = s->parser.head.length, least;
+	__u64 size;
 
 	if (!make_reset(s, &r))
 		return 0;
@@ -177,7 +175,9 @@ static __always_inline int reset_xdp(struct xdp_md *xdp, struct scratch *s)
 	least = r.length > least ? r.length : least;
 	if (least < length && bpf_xdp_adjust_tail(xdp, (int)least - (int)length))
 		return 0;
-	length = r.length;
-	hide(length);
-	return length && length <= HEAD && !bpf_xdp_store_bytes(xdp, 0, s->parser.head.data, length);
+	size = r.length;
+	hide(size);
+	if (size < TCP_HEADER || size > HEAD)
+		return 0;
+	return !bpf_xdp_store_bytes(xdp, 0, s->parser.head.data, size);
 }

@@ -10,7 +10,7 @@
 #define TC_DROP 2
 
 /* Marks an ECN-capable packet CE (RFC 3168, section 5), as bpf_skb_ecn_set_ce does. */
-static __always_inline void mark_xdp(struct xdp_md *xdp, const struct scratch *s)
+static __noinline void mark_xdp(struct xdp_md *xdp, const struct scratch *s)
 {
 	__u32 l3 = s->parser.packet.l3, first = load16(&s->parser.head, l3), sum;
 	__u16 to;
