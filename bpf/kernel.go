@@ -221,6 +221,9 @@ func (k *kernel) beat() error {
 	return k.Heartbeats.Put(uint32(0), uint64(monotonic()/leaky.FromDuration(1)))
 }
 
+// stopped tells whoever asks that no daemon is there any more.
+func (k *kernel) stopped() error { return k.Heartbeats.Put(uint32(0), uint64(0)) }
+
 // sharedMaps are the maps that all instances of a program share.
 var sharedMaps = []string{
 	kernelMapBuckets, kernelMapConnSlots, kernelMapConnections, kernelMapFloors, kernelMapFragments,

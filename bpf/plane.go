@@ -342,6 +342,8 @@ func (p *Plane) Close() error {
 		delete(p.points, pt.key())
 	}
 	p.save()
+	// Nobody needs to wait until the last heartbeat is an old one.
+	errs = append(errs, p.kernel.stopped())
 	p.release()
 	if !keep {
 		errs = append(errs, p.remove())

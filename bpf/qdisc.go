@@ -164,7 +164,10 @@ func tune(l netlink.Link, q queue) error {
 		default:
 			err = replaceQdisc(l, qdisc{Kind: "fq", Parent: parent, Options: q.options()})
 		}
-		if err != nil {
+		switch {
+		case errors.Is(err, errNoFQ):
+			return err // which has nothing to do with this queue
+		case err != nil:
 			return fmt.Errorf("transmit queue %d: %w", i, err)
 		}
 	}

@@ -150,6 +150,14 @@ func (d *daemon) terminate() {
 	d.signal(unix.SIGTERM)
 }
 
+// kill ends the daemon before it can do anything about it.
+func (d *daemon) kill() {
+	d.t.Helper()
+	d.ending = true
+	d.signal(unix.SIGKILL)
+	<-d.exited
+}
+
 // waitExit waits for the daemon's end and fails the test when it is no clean one.
 func (d *daemon) waitExit(most time.Duration) {
 	d.t.Helper()

@@ -54,7 +54,7 @@ func prepare() error {
 	if home, err = netns.Get(); err != nil {
 		return fmt.Errorf("open own namespace: %w", err)
 	}
-	return sweep("/run/netns")
+	return errors.Join(sweep("/run/netns"), sweepPins())
 }
 
 // sweep removes the namespaces that crashed runs left behind. Their daemons are

@@ -14,9 +14,9 @@ import (
 
 const iperfPort = 5201
 
-// iperf3 runs an iperf3 server at the downstream and a client against the door,
-// and fills report with what the client found.
-func iperf3(t *testing.T, n *network, f family, report any, args ...string) {
+// iperf3 runs an iperf3 server at the downstream and a client that knows it by the
+// address to, and fills report with what the client found.
+func iperf3(t *testing.T, n *network, f family, to netip.Addr, report any, args ...string) {
 	t.Helper()
 	tool, err := exec.LookPath("iperf3")
 	if err != nil {
@@ -61,7 +61,7 @@ func iperf3(t *testing.T, n *network, f family, report any, args ...string) {
 
 	var stdout, stderr bytes.Buffer
 	client := exec.Command(tool, append([]string{
-		"--client", f.proxy.String(), "--bind", f.sources[0].String(), "--port", port, "--json", "--connect-timeout", "3000",
+		"--client", to.String(), "--bind", f.sources[0].String(), "--port", port, "--json", "--connect-timeout", "3000",
 	}, args...)...)
 	client.Stdout, client.Stderr = &stdout, &stderr
 	if err := n.client.start(client); err != nil {
@@ -111,7 +111,7 @@ func iperf3TCP(t *testing.T, f family) (stallReport, error) {
 		}
 	}
 	stalls := startStallWatch(t)
-	iperf3(t, n, f, &report, "--time", fmt.Sprint(iperfTime.Seconds()), "--parallel", "2")
+	iperf3(t, n, f, f.proxy, &report, "--time", fmt.Sprint(iperfTime.Seconds()), "--parallel", "2")
 	stalled := stalls.stop()
 	mustHaveLimited(t, d, "smooth")
 	got, want := report.End.SumReceived.Rate, 8*tenMiB.rate
@@ -133,7 +133,7 @@ func iperf3UDP(t *testing.T, f family) (stallReport, error) {
 		}
 	}
 	stalls := startStallWatch(t)
-	iperf3(t, n, f, &report, "--udp", "--time", fmt.Sprint(iperfTime.Seconds()), "--length", "512", "--bitrate", "8192000") // 2,000 a second
+	iperf3(t, n, f, f.proxy, &report, "--udp", "--time", fmt.Sprint(iperfTime.Seconds()), "--length", "512", "--bitrate", "8192000") // 2,000 a second
 	stalled := stalls.stop()
 	mustHaveLimited(t, d, "sms")
 	if sum := report.End.Sum; sum.Packets < 3000 || sum.Lost < 40 || sum.Lost > 60+100*stalled.share(iperfTime) {

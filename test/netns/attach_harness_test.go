@@ -1,0 +1,180 @@
+package netns
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// newPins mounts a bpf file system of the test's own, and returns where on it a
+// daemon may pin.
+func newPins(t testing.TB) string {
+	t.Helper()
+	// bpf file systems are found again by this name after a crash, see sweepPins.
+	dir, err := os.MkdirTemp("", fmt.Sprintf("%s%d-", prefix, os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := removePins(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := unix.Mount("bpf", dir, "bpf", 0, ""); err != nil {
+		t.Fatalf("mount a bpf file system: %v", err)
+	}
+	return filepath.Join(dir, "pins")
+}
+
+// removePins removes a bpf file system. What was attached by links that are pinned
+// there is attached no more.
+func removePins(dir string) error {
+	if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("unmount %s: %w", dir, err)
+	}
+	return os.Remove(dir)
+}
+
+// sweepPins removes the bpf file systems that crashed runs left behind.
+func sweepPins() error {
+	names, err := filepath.Glob(filepath.Join(os.TempDir(), prefix+"*"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range names {
+		pid, ok := owner(filepath.Base(dir))
+		if !ok || unix.Kill(pid, 0) != unix.ESRCH {
+			continue
+		}
+		if err := removePins(dir); err != nil {
+			return fmt.Errorf("remove leftover: %w", err)
+		}
+	}
+	return nil
+}
+
+// attachConfig is the text of a configuration without listeners.
+func attachConfig(pins string, attach string, limits ...string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "[daemon]\nmetrics = %q\npins = %q\nbuckets = 4096\n\n[[attach]]\n%s\n", metricsAddr, pins, attach)
+	for _, l := range limits {
+		fmt.Fprintf(&b, "\n[[limit]]\n%s\n", l)
+	}
+	return b.String()
+}
+
+// attach is the lines of an attachment called wall, for what leaves by an interface.
+func attach(at, mode string, lines ...string) string {
+	return fmt.Sprintf("name = \"wall\"\ninterface = %q\ndirection = \"egress\"\nmode = %q\n%s", at, mode, strings.Join(lines, "\n"))
+}
+
+const (
+	atWall    = `match = { attach = ["wall"] }`
+	udpAtWall = `match = { attach = ["wall"], protocol = "udp" }`
+
+	keyAddress = `key = ["source"]`
+)
+
+// A result is what a command that ended by itself left.
+type result struct {
+	stdout, stderr string
+	code           int
+}
+
+// command runs shaperd inside the host until it ends.
+func (h *host) command(t testing.TB, args ...string) result {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	cmd := exec.Command(daemonPath(t), args...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := h.start(cmd); err != nil {
+		t.Fatalf("start shaperd: %v", err)
+	}
+	late := time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
+	defer late.Stop()
+	if err := cmd.Wait(); err != nil && !errors.As(err, new(*exec.ExitError)) {
+		t.Fatalf("shaperd %s: %v", strings.Join(args, " "), err)
+	}
+	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+}
+
+// configFile writes a configuration for a command.
+func configFile(t testing.TB, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "shaperd.toml")
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// programs lists what the packet plane may have at the interfaces of the host:
+// programs, filters, queues and devices.
+func (h *host) programs(t testing.TB) (found []string) {
+	t.Helper()
+	all, err := h.links.LinkList()
+	if err != nil {
+		t.Fatalf("list interfaces of %s: %v", h.name, err)
+	}
+	for _, l := range all {
+		name := l.Attrs().Name
+		if l.Type() == "ifb" {
+			found = append(found, "device "+name)
+		}
+		for _, kind := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress, ebpf.AttachXDP} {
+			var q *link.QueryResult
+			h.do(func() { q, err = link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: kind}) })
+			if err == nil && len(q.Programs) > 0 {
+				found = append(found, fmt.Sprintf("%v at %s", kind, name))
+			}
+		}
+		if x := l.Attrs().Xdp; x != nil && x.Attached {
+			found = append(found, "XDP at "+name)
+		}
+		for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+			filters, err := h.links.FilterList(l, parent)
+			if err == nil && len(filters) > 0 { // without clsact it is an error
+				found = append(found, fmt.Sprintf("%s filter at %s", filters[0].Type(), name))
+			}
+		}
+		queues, err := h.links.QdiscList(l)
+		if err != nil {
+			t.Fatalf("list qdiscs of %s: %v", h.name, err)
+		}
+		for _, q := range queues {
+			if kind := q.Type(); kind == "fq" || kind == "mq" {
+				found = append(found, kind+" at "+name)
+			}
+		}
+	}
+	return found
+}
+
+// mustBeClean fails when the packet plane left anything.
+func (h *host) mustBeClean(t testing.TB, pins string) {
+	t.Helper()
+	if found := h.programs(t); len(found) > 0 {
+		t.Errorf("left at interfaces: %v", found)
+	}
+	if _, err := os.Stat(pins); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("left pinned in %s: %v", pins, cmp.Or(err, errors.New("the folder")))
+	}
+}
+
+// up is the metric that tells whether the attachment wall is at an interface.
+func (m samples) up(at, mode string) (float64, bool) {
+	v, ok := m[fmt.Sprintf(`shaperd_attachment_up{attachment="wall",direction="egress",interface=%q,mode=%q}`, at, mode)]
+	return v, ok
+}

@@ -1,0 +1,204 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Two limits at one attachment, for verbs that only read.
+var twoLimits = []string{
+	limit("each", `match = { attach = ["wall"], protocol = "tcp", destination = ["10.2.0.0/24"] }`, keyAddress, "ipv4_prefix = 24",
+		`rate = "10Mbit/s"`, `max_delay = "200ms"`, `connections = 5`),
+	limit("all", atWall, `key = ["attach"]`, `rate = "100Mbit/s"`, `overhead = "90B"`, `packets = "5000pps"`, `max_delay = "50ms"`),
+}
+
+// TestAttachExplain asks about packets, of which the daemon need not run.
+func TestAttachExplain(t *testing.T) {
+	h := newNetwork(t).shaper
+	file := configFile(t, attachConfig("/sys/fs/bpf/none", attach(shaperRight, "police"), twoLimits...))
+	for _, test := range []struct {
+		name, source, destination, to string
+		want                          result
+	}{
+		{"both limits", "10.1.1.10", "10.2.0.5", "tcp/5432", result{stdout: `10.1.1.10 to 10.2.0.5, tcp/5432: attachment "wall", egress of right, mode police
+
+LIMIT  BUCKET              DIRECTION  HELD TO                                                  MODE
+each   source 10.1.1.0/24  egress     10Mbit/s, queue 200ms, 5 connections                     enforce
+all    attach wall         egress     100Mbit/s with 90B a packet, 5000/s packets, queue 50ms  enforce
+
+Bytes: "each" binds first.
+Packets: "all" binds first.
+Connections in flight: "each" binds first.
+`}},
+		{"one limit", "fd00:1::10", "fd00:2::5", "icmp", result{stdout: `fd00:1::10 to fd00:2::5, icmp: attachment "wall", egress of right, mode police
+
+LIMIT  BUCKET       DIRECTION  HELD TO                                                  MODE
+all    attach wall  egress     100Mbit/s with 90B a packet, 5000/s packets, queue 50ms  enforce
+
+Bytes: "all" binds first.
+Packets: "all" binds first.
+`}},
+		{"no destination", "10.1.1.10", "", "tcp/5432", result{
+			code: 2, stderr: "shaperd: limit \"each\" matches destinations: name one with --destination\nSee \"shaperd --help\".\n",
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			args := []string{"explain", "--config", file, "--attach", "wall", "--source", test.source, "--to", test.to}
+			if test.destination != "" {
+				args = append(args, "--destination", test.destination)
+			}
+			if diff := cmp.Diff(test.want, h.command(t, args...), cmp.AllowUnexported(result{})); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// TestAttachCheck has limits whose packets an interface's queue could not hold.
+func TestAttachCheck(t *testing.T) {
+	h := newNetwork(t).shaper
+	for _, test := range []struct {
+		name  string
+		lines []string
+		line  int
+		want  string // "" when the queue holds them
+	}{
+		{
+			"bytes",
+			[]string{`rate = "100Mbit/s"`, `max_delay = "1s"`},
+			18,
+			`max_delay: 1s at this rate may be 8632 packets, more than the 1000 that attachment "wall" has room for: lower max_delay, or raise its "queue"`,
+		},
+		{
+			"packets",
+			[]string{`packets = "5010pps"`, `max_delay = "200ms"`},
+			18,
+			`max_delay: 200ms at this rate may be 1001 packets, more than the 1000 that attachment "wall" has room for: lower max_delay, or raise its "queue"`,
+		},
+		{"full", []string{`packets = "5000pps"`, `max_delay = "200ms"`}, 0, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			file := configFile(t, attachConfig("/sys/fs/bpf/none", attach(shaperRight, "shape", "queue = 1000"),
+				limit("each", append([]string{atWall, keyAddress}, test.lines...)...)))
+			got := h.command(t, "check", file)
+			want := result{code: 1, stderr: fmt.Sprintf("%s:%d:1: %s\nshaperd: configuration has errors\n", file, test.line, test.want)}
+			if test.want == "" {
+				want = result{stdout: got.stdout}
+				if !hasFQ(t) {
+					want.stderr = fmt.Sprintf("%s: here \"run\" would fail: %s\n", file, noFQ)
+				}
+				if !strings.HasPrefix(got.stdout, file+": ok\n") {
+					t.Errorf("check prints\n%s", got.stdout)
+				}
+			}
+			if diff := cmp.Diff(want, got, cmp.AllowUnexported(result{})); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+const noFQ = `this kernel has no sch_fq, which mode = "shape" needs: load the module with "modprobe sch_fq", write mode = "police", or put a [[listen]] in the way instead`
+
+// hasFQ reports whether this kernel has the queue that holds packets.
+func hasFQ(t *testing.T) bool {
+	t.Helper()
+	h := newHost(t, fmt.Sprintf("%s%d-%d-fq", prefix, os.Getpid(), networks.Add(1)))
+	err := h.links.QdiscAdd(&netlink.GenericQdisc{
+		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: h.mustLink(t, "lo").Attrs().Index, Parent: netlink.HANDLE_ROOT},
+		QdiscType:  "fq",
+	})
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+// TestAttachShape wants to hold packets. Where the kernel cannot, the daemon says so
+// in one sentence, and leaves nothing behind; package vm tests those that can.
+func TestAttachShape(t *testing.T) {
+	for _, direction := range []string{"egress", "ingress"} {
+		t.Run(direction, func(t *testing.T) {
+			n := newNetwork(t)
+			pins := newPins(t)
+			at := strings.Replace(attach(shaperRight, "shape"), "egress", direction, 1)
+			text := attachConfig(pins, at, twoLimits...)
+			if hasFQ(t) {
+				d := n.shaper.shaperd(t, text)
+				if len(n.shaper.programs(t)) == 0 {
+					t.Error("nothing is attached")
+				}
+				d.terminate()
+				d.waitExit(5 * time.Second)
+			} else {
+				want := result{code: 1, stderr: fmt.Sprintf("shaperd: attach \"wall\" to right, %s: %s\n", direction, noFQ)}
+				if diff := cmp.Diff(want, n.shaper.command(t, "run", "--config", configFile(t, text)), cmp.AllowUnexported(result{})); diff != "" {
+					t.Error(diff)
+				}
+			}
+			n.shaper.mustBeClean(t, pins)
+		})
+	}
+}
+
+// TestAttachRefused has a reload fail whose mistake shows at the interfaces alone: what
+// was in force stays.
+func TestAttachRefused(t *testing.T) {
+	fl := flood{rate: 2000, depth: 200}
+	fairly(t, func() (stallReport, error) {
+		f := ipv4
+		n := newNetwork(t)
+		n.forward(t)
+		n.downstream.discardUDP(t, f.udp())
+		pins := newPins(t)
+		text := attachConfig(pins, attach(shaperRight, "police"), fl.lines())
+		d := n.shaper.shaperd(t, text)
+		before := n.shaper.programs(t)
+		return fl.during(t, n, f, 1500*time.Millisecond, 0.01, func(*capture) {
+			time.Sleep(500 * time.Millisecond)
+			d.reload(text + "\n[[attach]]\nname = \"door\"\ninterface = \"r*\"\ndirection = \"egress\"\nmode = \"police\"\n")
+			const want = `attachments \"wall\" and \"door\" are both at right, egress: their limits would count packets twice`
+			if said := d.log.String(); !strings.Contains(said, want) {
+				t.Errorf("the log has not %s:\n%s", want, said)
+			}
+			if diff := cmp.Diff(before, n.shaper.programs(t)); diff != "" {
+				t.Errorf("attached is something else: %s", diff)
+			}
+		})
+	})
+}
+
+// TestSweepPins finds what a crashed run left behind, and leaves alone what is in use.
+func TestSweepPins(t *testing.T) {
+	gone := exec.Command("true")
+	if err := gone.Run(); err != nil {
+		t.Fatal(err)
+	}
+	mine := filepath.Dir(newPins(t))
+	left := filepath.Join(os.TempDir(), prefix+strconv.Itoa(gone.Process.Pid)+"-sweep")
+	t.Cleanup(func() { _ = removePins(left) })
+	if err := errors.Join(os.Mkdir(left, 0o700), unix.Mount("bpf", left, "bpf", 0, "")); err != nil {
+		t.Fatal(err)
+	}
+	if err := sweepPins(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s is still there", left)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(mine, &fs); err != nil || fs.Type != unix.BPF_FS_MAGIC {
+		t.Errorf("%s was removed: %v", mine, err)
+	}
+}
