@@ -3,6 +3,7 @@ package bpf
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -24,46 +25,61 @@ func isOwnIFB(l netlink.Link) bool {
 	return l.Type() == "ifb" && strings.HasPrefix(l.Attrs().Name, "shaperd")
 }
 
-// The filter that makes the detour is recognised by these.
-const (
-	detourPriority = 0x5b0
-	detourHandle   = 0x5b0
-)
-
 // setUpIFB makes the intermediate device of an interface, and returns it. Packets make
 // no detour before divert.
 func setUpIFB(l netlink.Link) (netlink.Link, error) {
 	name := ifbName(l.Attrs().Index)
 	ifb, err := netlink.LinkByName(name)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = name
-		attrs.MTU = l.Attrs().MTU
-		err = netlink.LinkAdd(&netlink.Ifb{LinkAttrs: attrs})
-		if errors.Is(err, unix.EOPNOTSUPP) {
-			err = errors.New(`this kernel has no ifb, which mode = "shape" needs at ingress: load the module with "modprobe ifb", or write mode = "police"`)
-		}
-		if err == nil {
-			ifb, err = netlink.LinkByName(name)
-		}
+		ifb, err = addIFB(l, name)
+	}
+	if err == nil && ifb.Type() != "ifb" {
+		err = fmt.Errorf("there is a %s of this name", ifb.Type())
+	}
+	if err == nil {
+		err = netlink.LinkSetUp(ifb)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("intermediate device %s: %w", name, err)
-	}
-	if err := netlink.LinkSetUp(ifb); err != nil {
 		return nil, fmt.Errorf("intermediate device %s: %w", name, err)
 	}
 	return ifb, nil
 }
 
-func detour(l, ifb netlink.Link) *netlink.MatchAll {
-	action := netlink.NewMirredAction(ifb.Attrs().Index)
-	return &netlink.MatchAll{
+func addIFB(l netlink.Link, name string) (netlink.Link, error) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	attrs.MTU = l.Attrs().MTU
+	// As many queues as packets come in by, but none that no processor would serve:
+	// each has a lock and a tasklet of its own.
+	attrs.NumTxQueues = max(1, min(l.Attrs().NumRxQueues, runtime.NumCPU()))
+	err := netlink.LinkAdd(&netlink.Ifb{LinkAttrs: attrs})
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, errors.New(`this kernel has no ifb, which mode = "shape" needs at ingress: load the module with "modprobe ifb", or write mode = "police"`)
+	}
+	if err != nil {
+		return nil, err
+	}
+	ifb, err := netlink.LinkByName(name)
+	if err == nil {
+		// For people who list their interfaces, and for nothing else.
+		_ = netlink.LinkSetAlias(ifb, "shaperd ingress of "+l.Attrs().Name)
+	}
+	return ifb, err
+}
+
+// detourPriority is that of the filter that makes the detour, by which it is
+// recognised. Filters behind it see no packets: those that come back meet none.
+const detourPriority = 0x5b0
+
+// detour is the filter that sends all that comes in to a device. It is of the kind
+// u32, which unlike matchall can be pointed elsewhere while packets pass.
+func detour(l netlink.Link, to int) *netlink.U32 {
+	return &netlink.U32{
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS,
-			Priority: detourPriority, Handle: detourHandle, Protocol: unix.ETH_P_ALL,
+			Priority: detourPriority, Protocol: unix.ETH_P_ALL,
 		},
-		Actions: []netlink.Action{action},
+		Actions: []netlink.Action{netlink.NewMirredAction(to)},
 	}
 }
 
@@ -72,44 +88,75 @@ func divert(l, ifb netlink.Link) error {
 	if err := addClsact(l.Attrs().Index); err != nil {
 		return err
 	}
-	if checkDetour(l) == nil {
-		return nil
+	present, err := findDetour(l)
+	if err != nil {
+		return err
 	}
-	if err := netlink.FilterReplace(detour(l, ifb)); err != nil {
+	f := detour(l, ifb.Attrs().Index)
+	if present != nil {
+		if present.RedirIndex == ifb.Attrs().Index {
+			return nil
+		}
+		f.Handle = present.Handle
+	}
+	if err := netlink.FilterReplace(f); err != nil {
 		return fmt.Errorf("detour through %s: %w", ifb.Attrs().Name, err)
 	}
 	return nil
 }
 
-// checkDetour returns an error when packets do not make the detour any more.
-func checkDetour(l netlink.Link) error {
-	if _, err := netlink.LinkByName(ifbName(l.Attrs().Index)); err != nil {
-		return err
-	}
+// findDetour returns the filter that makes the detour, or nil.
+func findDetour(l netlink.Link) (*netlink.U32, error) {
 	filters, err := netlink.FilterList(l, netlink.HANDLE_MIN_INGRESS)
+	if err != nil && !gone(err) {
+		return nil, fmt.Errorf("list filters of %s: %w", l.Attrs().Name, err)
+	}
+	for _, f := range filters {
+		if u, ok := f.(*netlink.U32); ok && u.Priority == detourPriority {
+			return u, nil
+		}
+	}
+	return nil, nil
+}
+
+// checkDetour returns an error when packets do not make the detour any more. While
+// its device is gone or down they are lost.
+func checkDetour(l netlink.Link) error {
+	ifb, err := netlink.LinkByName(ifbName(l.Attrs().Index))
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return errDetached
+	}
 	if err != nil {
 		return err
 	}
-	for _, f := range filters {
-		if f.Type() == "matchall" && f.Attrs().Priority == detourPriority {
-			return nil
-		}
+	f, err := findDetour(l)
+	if err != nil {
+		return err
 	}
-	return errDetached
+	if f == nil || f.RedirIndex != ifb.Attrs().Index || ifb.Attrs().RawFlags&unix.IFF_UP == 0 {
+		return errDetached
+	}
+	return nil
 }
 
 // removeIFB ends the detour and removes the intermediate device, with what is queued
 // in it.
 func removeIFB(ifindex int) error {
 	var errs []error
-	ifb, err := netlink.LinkByName(ifbName(ifindex))
-	if err == nil {
-		if l, err := netlink.LinkByIndex(ifindex); err == nil {
-			if err := netlink.FilterDel(detour(l, ifb)); err != nil && !gone(err) {
-				errs = append(errs, fmt.Errorf("end the detour: %w", err))
+	if l, err := netlink.LinkByIndex(ifindex); err == nil {
+		// The filter first, even without its device: what it cannot send on is lost.
+		if f, err := findDetour(l); err != nil {
+			errs = append(errs, err)
+		} else if f != nil {
+			if err := netlink.FilterDel(f); err != nil && !gone(err) {
+				errs = append(errs, fmt.Errorf("end the detour of %s: %w", l.Attrs().Name, err))
 			}
 		}
-		errs = append(errs, netlink.LinkDel(ifb))
+	}
+	if ifb, err := netlink.LinkByName(ifbName(ifindex)); err == nil && isOwnIFB(ifb) {
+		if err := netlink.LinkDel(ifb); err != nil && !gone(err) {
+			errs = append(errs, fmt.Errorf("remove %s: %w", ifb.Attrs().Name, err))
+		}
 	}
 	return errors.Join(errs...)
 }

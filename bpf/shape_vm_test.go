@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"testing"
 	"time"
 	"unsafe"
@@ -74,40 +73,6 @@ func newLine(t *testing.T, name string, ingress bool) *line {
 	}
 	time.Sleep(100 * time.Millisecond)
 	return l
-}
-
-// farHost is a network namespace, held by a thread in it.
-type farHost struct {
-	fd   int
-	work chan func()
-}
-
-func elsewhere(t *testing.T) *farHost {
-	t.Helper()
-	h := &farHost{work: make(chan func())}
-	ready := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
-			h.fd, err = unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		}
-		ready <- err
-		for f := range h.work {
-			f()
-		}
-	}()
-	if err := <-ready; err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { close(h.work); unix.Close(h.fd) })
-	return h
-}
-
-func (h *farHost) do(f func()) {
-	done := make(chan struct{})
-	h.work <- func() { defer close(done); f() }
-	<-done
 }
 
 // arrival is a frame that came through.

@@ -71,8 +71,13 @@ int shaperd_tc(struct __sk_buff *skb)
 	if (here.mode == MODE_SHAPE) {
 		depart = (s->decision.depart + TICKS_PER_NANO - 1) / TICKS_PER_NANO;
 		/* A stamp that is later already, of TCP's pacing or of SO_TXTIME, is
-		 * the sender's own and not the bucket's: nobody else waits for it. */
-		if (depart > skb->tstamp)
+		 * the sender's own and not the bucket's: nobody else waits for it.
+		 *
+		 * The kernel is told that the stamp is of a departure: behind a detour
+		 * it would take it for the time of arrival, and show it to programs
+		 * that ask for that (SO_TIMESTAMP). It is not told of a packet whose
+		 * VLAN tag is in front of its IP header. */
+		if (depart > skb->tstamp && bpf_skb_set_tstamp(skb, depart, BPF_SKB_TSTAMP_DELIVERY_MONO))
 			skb->tstamp = depart;
 	}
 	return TC_NEXT;
