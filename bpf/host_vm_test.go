@@ -1,3 +1,5 @@
+//go:build vmguest
+
 package bpf
 
 import (
