@@ -6,9 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"net/netip"
-	"os/exec"
 	"runtime"
-	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -66,7 +64,7 @@ func cable(t *testing.T, name string, queues int) (near netlink.Link, far *farHo
 	}
 	must(t, netlink.LinkAdd(veth))
 	t.Cleanup(func() { _ = netlink.LinkDel(veth) })
-	near, far = linkNamed(t, name), elsewhere(t)
+	far = elsewhere(t)
 	must(t, netlink.LinkSetNsFd(linkNamed(t, "far0"), far.fd))
 	must(t, up(name, nearAddrs))
 	var err error
@@ -99,16 +97,6 @@ func linkNamed(t *testing.T, name string) netlink.Link {
 		t.Fatalf("%s: %v", name, err)
 	}
 	return l
-}
-
-// tc runs tc with the words of a line.
-func tc(t *testing.T, line string) string {
-	t.Helper()
-	out, err := exec.Command("tc", strings.Fields(line)...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("tc %s: %v\n%s", line, err, out)
-	}
-	return string(out)
 }
 
 func must(t *testing.T, err error) {

@@ -169,8 +169,12 @@ func TestAttachRefused(t *testing.T) {
 			time.Sleep(500 * time.Millisecond)
 			d.reload(text + "\n[[attach]]\nname = \"door\"\ninterface = \"r*\"\ndirection = \"egress\"\nmode = \"police\"\n")
 			const want = `attachments \"wall\" and \"door\" are both at right, egress: their limits would count packets twice`
-			if said := d.log.String(); !strings.Contains(said, want) {
-				t.Errorf("the log has not %s:\n%s", want, said)
+			for end := time.Now().Add(3 * time.Second); !strings.Contains(d.log.String(), want); {
+				if time.Now().After(end) {
+					t.Errorf("the log has not %s:\n%s", want, d.log.String())
+					break
+				}
+				time.Sleep(20 * time.Millisecond)
 			}
 			if diff := cmp.Diff(before, n.shaper.programs(t)); diff != "" {
 				t.Errorf("attached is something else: %s", diff)
