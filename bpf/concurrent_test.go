@@ -62,8 +62,10 @@ func TestConcurrent(t *testing.T) {
 			refused := after.refused - before.refused
 			want := rate * (took + depth).Seconds()
 			t.Logf("%.0f admitted, %d refused in %v: %+.3f %% of the rate", admitted, refused, took, (admitted/want-1)*100)
-			if admitted > want*1.005 || admitted < want*0.995 {
-				t.Errorf("want %.0f, within 0.5 %%", want)
+			// Not more, whatever else goes on; less when others had the CPUs for
+			// longer than the depth.
+			if admitted > want*1.005 || admitted < want*0.7 {
+				t.Errorf("want %.0f, at most 0.5 %% more, and most of them", want)
 			}
 			if refused < uint64(admitted) {
 				t.Errorf("only %d packets were refused: that is no hammer", refused)

@@ -67,7 +67,7 @@ func TestParallelSYNs(t *testing.T) {
 			stop := b.watch()
 			b.flood(dial("10.0.0.1:40000").say(client, syn, 0), n)
 			seen, looks := stop()
-			if seen > most || looks < 3 {
+			if seen > most || looks < 1 {
 				t.Errorf("up to %d were counted at once, in %d looks", seen, looks)
 			}
 			s := b.counters()
