@@ -204,7 +204,7 @@ func TestAttachReload(t *testing.T) {
 				}
 			},
 		}, {
-			"programs", 20, 0.01,
+			"programs", 10, 0.01,
 			func(pins string) []string {
 				return []string{
 					attachConfig(pins, attach(shaperRight, "police", `on_stop = "keep"`), fl.lines()),
@@ -236,7 +236,7 @@ func TestAttachReload(t *testing.T) {
 					time.Sleep(300 * time.Millisecond)
 					began := c.elapsed()
 					for i := range test.reloads {
-						time.Sleep(began + time.Duration(i)*4*time.Second/time.Duration(test.reloads) - c.elapsed())
+						time.Sleep(began + time.Duration(i)*3*time.Second/time.Duration(test.reloads) - c.elapsed())
 						d.reload(texts[i%len(texts)])
 					}
 					if took := c.elapsed(); took > 4500*time.Millisecond {
