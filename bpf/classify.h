@@ -142,7 +142,7 @@ static __always_inline void find_address(const struct policy *p, const struct se
 }
 
 /* Returns the limits that a packet at place is under, and sets its ASN. */
-__noinline __u64 classify(const struct policy *p, struct packet *k, __u32 place)
+static __always_inline __u64 classify(const struct policy *p, struct packet *k, __u32 place)
 {
 	struct found c;
 	__u64 set;

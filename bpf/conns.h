@@ -227,6 +227,7 @@ struct opening {
 	struct flight flight;
 	__u64 earliest; /* a SYN that is sent again leaves no sooner than the first, ns */
 	__u64 over;	/* limits that observe, and would have refused it */
+	__u64 waits;	/* limits that hold it back */
 	__u32 first;	/* the packet is its first SYN */
 	__u32 insert;	/* it begins when it is let through */
 	__u32 observe;	/* it is let through whatever limits say */
@@ -238,7 +239,7 @@ struct opening {
 
 static __always_inline void clear_opening(struct opening *o)
 {
-	o->earliest = o->over = 0;
+	o->earliest = o->over = o->waits = 0;
 	o->first = o->insert = o->observe = o->adopt = o->held = 0;
 	o->refused = o->silent = 0;
 }
@@ -468,7 +469,7 @@ __noinline int open_connection(struct opening *o, __u64 flags, __u64 now, __u64 
 	struct turn turn = {};
 	struct flight *staged;
 	__u32 zero = 0;
-	long err;
+	int err; /* Linux 6.1 leaves the upper half of it undefined */
 
 	if (!o || !start_sweeper())
 		return OPEN_FAILED;

@@ -6,7 +6,13 @@
  * CPU may have charged one of them in between: what a charge finds is what counts,
  * and when that is beyond max_delay after all, everything is refunded. So a bucket
  * never admits more than its rate, whoever else is at it, and one that is full is
- * only read. */
+ * only read.
+ *
+ * What every packet passes is inlined: to return from a function takes 10 ns on a
+ * processor that has to guard its returns (AMD's up to Zen 4), a third of what a limit
+ * takes. What few pass is in functions that are not static, which the verifier checks
+ * once and by themselves. The time is read from the scratch again and again, as the
+ * verifier would follow all that comparisons tell about one that is in a register. */
 #pragma once
 
 #include "classify.h"
@@ -40,7 +46,7 @@ struct decision {
 	__u32 verdict;
 	__u32 reason;
 	__u32 limit; /* that delayed it longest, or refused it; NO_LIMIT when it passed */
-	__u32 mark;  /* beyond the limit's mark_delay */
+	__u32 mark;  /* it can carry a mark, and waits for more than the limit's mark_delay */
 };
 
 #define WAITS 16 /* bounds of shaper.HistogramBounds */
@@ -77,12 +83,13 @@ struct charge {
 	__u64 cost[METERS];
 	__u64 hash[METERS];
 	__u32 place[METERS]; /* NOWHERE where it charges nothing */
-	__u32 pad;
+	__u32 waits;	     /* it makes the packet wait */
 };
 
 /* What does not fit onto the stack. A program runs to its end before the next one
  * begins on the same CPU. */
 struct scratch {
+	__u64 now; /* ticks */
 	struct parser parser;
 	struct decision decision;
 	struct opening opening;
@@ -106,21 +113,24 @@ struct {
 	})
 
 /* Hashes what of a packet is in the key of a limit. */
-static __always_inline void hash_key(const struct policy *p, const struct limit *l, const struct packet *k, __u32 place,
+static __always_inline void hash_key(const struct policy *p, const struct limit *l, const struct packet *k,
 				     __u64 hash[2])
 {
 	hash[0] = hash[1] = 0;
 	if (l->fields & KEY_SOURCE) {
-		const __u32 *mask = l->mask[!k->ipv4];
-
+		if (k->ipv4) { /* the words before are 0 */
+			HASH(0xffffULL, 2);
+			HASH((__u64)(k->source[3] & l->mask[0][3]), 3);
+		} else {
 #pragma unroll
-		for (int i = 0; i < 4; i++)
-			HASH((__u64)(k->source[i] & mask[i]), i);
+			for (int i = 0; i < 4; i++)
+				HASH((__u64)(k->source[i] & l->mask[1][i]), i);
+		}
 	}
 	if (l->fields & KEY_ASN)
 		HASH((__u64)k->asn, 4);
 	if (l->fields & (KEY_PORT | KEY_ATTACH)) {
-		__u64 word = (l->fields & KEY_PORT ? k->port : 0) | (__u64)(l->fields & KEY_ATTACH ? place + 1 : 0)
+		__u64 word = (l->fields & KEY_PORT ? k->port : 0) | (__u64)(l->fields & KEY_ATTACH ? here.place + 1 : 0)
 									    << 16;
 
 		HASH(word, 5);
@@ -147,13 +157,27 @@ static __always_inline __u64 tag_of(const struct meter *m, __u64 hash)
 	return m->id | (hash & 0xffffffffffffULL);
 }
 
-/* Returns the place of a meter's bucket in the table. */
-static __always_inline __u32 place_of(const struct policy *p, const struct meter *m, __u64 hash, __u64 now)
+/* The two lines of the table in which the bucket of a key's hash may stand. */
+static __always_inline __u32 first_line(const struct policy *p, __u64 hash)
 {
-	__u32 first = (hash >> 32) * p->bucket_lines >> 32;
-	__u32 second = (hash * 0x9e3779b97f4a7c15ULL >> 32) * p->bucket_lines >> 32;
+	return (hash >> 32) * p->bucket_lines >> 32;
+}
 
-	return table_place(tag_of(m, hash), first, second, now);
+static __always_inline __u32 second_line(const struct policy *p, __u64 hash)
+{
+	return (hash * 0x9e3779b97f4a7c15ULL >> 32) * p->bucket_lines >> 32;
+}
+
+/* Returns the place of a meter's bucket in the table. */
+static __always_inline __u32 place_of(const struct policy *p, const struct scratch *s, __u64 tag, __u64 hash)
+{
+	__u32 place = find_in(first_line(p, hash), tag);
+
+	if (place == NOWHERE)
+		place = find_in(second_line(p, hash), tag);
+	if (place == NOWHERE)
+		place = table_place(tag, first_line(p, hash), second_line(p, hash), load_word(&s->now));
+	return place;
 }
 
 static __always_inline struct state *state_of(const struct limit *l)
@@ -224,36 +248,50 @@ __noinline int count_refused(const struct policy *p, const struct scratch *s)
 	return 0;
 }
 
-/* Counts a packet that all limits of set took, and those of delayed hold back. */
-__noinline int count_taken(const struct policy *p, const struct scratch *s, __u64 set, __u64 delayed, __u64 now)
+/* What a limit took of the scratch's packet, now or later. */
+static __always_inline void count(const struct limit *l, const struct scratch *s, int later, __u64 n)
+{
+	struct state *to = state_of(l);
+
+	if (!to)
+		return;
+	to->taken[later][0] += n * s->parser.packet.bytes;
+	to->taken[later][1] += n * s->parser.packet.segments;
+}
+
+/* Counts a packet at once under the limits of set, which charge nothing for it. */
+__noinline int count_free(const struct policy *p, const struct scratch *s, __u64 set)
 {
 	if (!p || !s)
 		return 0;
-	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
-		__u32 number = lowest(set) % MAX_LIMITS;
-		struct state *to = state_of(&p->limit[number]);
-		__u64 *taken;
-
-		if (!to)
-			return 0;
-		taken = to->taken[delayed >> number & 1];
-		taken[0] += s->parser.packet.bytes;
-		taken[1] += s->parser.packet.segments;
-	}
-	if (s->decision.reason == REASON_RATE) {
-		struct state *to = state_of(&p->limit[s->decision.limit % MAX_LIMITS]);
-
-		if (!to)
-			return 0;
-		to->marked += s->decision.mark;
-		count_wait(to->wait, &to->waited, s->decision.depart - now);
-	}
+	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1)
+		count(&p->limit[lowest(set) % MAX_LIMITS], s, 0, 1);
 	return 0;
 }
 
-/* Counts a connection that the limits of set let through, and those of delayed hold
- * back. */
-__noinline int count_opened(const struct policy *p, const struct scratch *s, __u64 set, __u64 delayed, __u64 now)
+/* Marks a packet that its limit delays for longer than it says, if it may be marked,
+ * and counts the delay: under the one limit that delays it longest. */
+__noinline int delayed(const struct policy *p, struct scratch *s, __u64 ticks)
+{
+	const struct limit *l;
+	struct state *to;
+
+	if (!p || !s)
+		return 0;
+	l = &p->limit[s->decision.limit % MAX_LIMITS];
+	s->decision.mark = !s->opening.observe && ticks > l->mark_delay && markable(&s->parser);
+	to = state_of(l);
+	if (!to)
+		return 0;
+	if (s->decision.mark)
+		to->marked += s->parser.packet.segments;
+	if (here.mode != MODE_POLICE)
+		count_wait(to->wait, &to->waited, ticks);
+	return 0;
+}
+
+/* Counts a connection that the limits of set let through, at once or later. */
+__noinline int count_opened(const struct policy *p, const struct scratch *s, __u64 set)
 {
 	struct state *to;
 
@@ -265,13 +303,13 @@ __noinline int count_opened(const struct policy *p, const struct scratch *s, __u
 		to = state_of(&p->limit[number]);
 		if (!to)
 			return 0;
-		to->connections[delayed >> number & 1]++;
+		to->connections[s->opening.waits >> number & 1]++;
 	}
 	/* The one that holds it back longest knows for how long. */
-	if (s->decision.reason == REASON_NEW) {
+	if (s->opening.waits && s->decision.reason == REASON_NEW) {
 		to = state_of(&p->limit[s->decision.limit % MAX_LIMITS]);
 		if (to)
-			count_wait(to->opening, &to->opened, s->decision.depart - now);
+			count_wait(to->opening, &to->opened, s->decision.depart - s->now);
 	}
 	return 0;
 }
@@ -287,17 +325,13 @@ static __always_inline int of_new(__u32 number, int meter)
 
 /* Finds what limit number is to charge for the scratch's packet, and when it lets it
  * leave. Returns 0 when there is no place for one of its buckets. */
-__noinline __u64 quote(const struct policy *p, struct scratch *s, __u32 number, __u32 place, __u64 now)
+static __always_inline __u64 quote(const struct policy *p, struct scratch *s, __u32 number)
 {
-	__u64 hash[2], depart = now;
-	const struct limit *l;
-	struct charge *c;
+	const struct limit *l = &p->limit[number % MAX_LIMITS];
+	struct charge *c = &s->charge[number % MAX_LIMITS];
+	__u64 hash[2], depart = load_word(&s->now);
 
-	if (!p || !s)
-		return 0;
-	l = &p->limit[number % MAX_LIMITS];
-	c = &s->charge[number % MAX_LIMITS];
-	hash_key(p, l, &s->parser.packet, place, hash);
+	hash_key(p, l, &s->parser.packet, hash);
 #pragma unroll
 	for (int j = 0; j < METERS; j++) {
 		const struct meter *m = &l->meter[j];
@@ -312,51 +346,53 @@ __noinline __u64 quote(const struct policy *p, struct scratch *s, __u32 number, 
 			n = s->parser.packet.bytes + n * l->overhead;
 		c->cost[j] = rate_cost(&m->rate, n);
 		c->hash[j] = join(m, hash);
-		c->place[j] = place_of(p, m, c->hash[j], now);
+		c->place[j] = place_of(p, s, tag_of(m, c->hash[j]), c->hash[j]);
 		bucket = bucket_at(c->place[j], tag_of(m, c->hash[j]));
 		if (!bucket)
 			return 0;
-		depart = time_max(depart, bucket_depart(load_word(bucket), m->burst, now));
+		depart = time_max(depart, bucket_depart(load_word(bucket), m->burst, load_word(&s->now)));
 	}
 	return depart;
 }
 
-/* Charges the bucket of tag at a place, and returns it as it was before, or GONE when
- * another key has taken the place. */
-__noinline __u64 charge_place(__u32 place, __u64 tag, __u64 cost, __u64 now)
+/* Charges the bucket of a meter that charge could not: it had drained and made room
+ * for a key of this very packet or on another CPU, or another CPU has just charged it.
+ * Returns it as it was before, or GONE when there is no place for it. */
+__noinline __u64 charge_again(const struct policy *p, struct scratch *s, __u32 number, __u32 meter)
 {
-	__u64 *bucket = bucket_at(place, tag);
+	const struct meter *m;
+	struct charge *c;
+	__u64 *bucket;
 
-	return bucket ? bucket_charge(bucket, cost, now) : GONE;
+	if (!p || !s || meter >= METERS)
+		return GONE;
+	m = &p->limit[number % MAX_LIMITS].meter[meter];
+	c = &s->charge[number % MAX_LIMITS];
+	c->place[meter] = table_place(tag_of(m, c->hash[meter]), first_line(p, c->hash[meter]),
+				      second_line(p, c->hash[meter]), s->now);
+	bucket = bucket_at(c->place[meter], tag_of(m, c->hash[meter]));
+	return bucket ? bucket_charge(bucket, c->cost[meter], s->now) : GONE;
 }
 
 /* Charges what was quoted, and returns when the packet may leave after all. */
-__noinline __u64 charge(const struct policy *p, struct scratch *s, __u32 number, __u64 now)
+static __always_inline __u64 charge(const struct policy *p, struct scratch *s, __u32 number)
 {
-	const struct limit *l;
-	struct charge *c;
-	__u64 depart = now;
+	const struct limit *l = &p->limit[number % MAX_LIMITS];
+	struct charge *c = &s->charge[number % MAX_LIMITS];
+	__u64 depart = load_word(&s->now);
 
-	if (!p || !s)
-		return 0;
-	l = &p->limit[number % MAX_LIMITS];
-	c = &s->charge[number % MAX_LIMITS];
 #pragma unroll
 	for (int j = 0; j < METERS; j++) {
 		const struct meter *m = &l->meter[j];
-		__u64 tag = tag_of(m, c->hash[j]), before;
+		__u64 before, *bucket;
 
 		if (!of_new(number, j) || c->place[j] == NOWHERE)
 			continue;
-		before = charge_place(c->place[j], tag, c->cost[j], now);
-		if (before == GONE) {
-			/* It had drained, and made room for a key of this very packet
-			 * or on another CPU. */
-			c->place[j] = place_of(p, m, c->hash[j], now);
-			before = charge_place(c->place[j], tag, c->cost[j], now);
-		}
+		bucket = bucket_at(c->place[j], tag_of(m, c->hash[j]));
+		if (!bucket || !bucket_try(bucket, c->cost[j], load_word(&s->now), &before))
+			before = charge_again(p, s, number, j);
 		if (before != GONE)
-			depart = time_max(depart, bucket_depart(before, m->burst, now));
+			depart = time_max(depart, bucket_depart(before, m->burst, load_word(&s->now)));
 	}
 	return depart;
 }
@@ -381,13 +417,15 @@ __noinline int refund(const struct policy *p, const struct scratch *s, __u32 num
 		if (bucket)
 			bucket_refund(bucket, c->cost[j]);
 	}
+	if (!(number & OF_NEW))
+		count(l, s, c->waits & 1, -1);
 	return 0;
 }
 
-/* A limit has refused a connection, and not just a packet, when kind is not 0. */
-static __always_inline void refused_connection(const struct policy *p, struct scratch *s, __u32 kind)
+/* A limit has refused a connection, and not just a packet. */
+static __always_inline void refused_connection(const struct policy *p, struct scratch *s)
 {
-	s->opening.refused = !!kind;
+	s->opening.refused = 1;
 	s->opening.silent = p->limit[s->decision.limit % MAX_LIMITS].silent;
 }
 
@@ -410,7 +448,7 @@ __noinline int take_slot(const struct policy *p, struct scratch *s, __u32 number
 	held = o->held;
 	if (!to || held >= MAX_HELD)
 		return SLOT_LOST;
-	hash_key(p, l, &s->parser.packet, here.place, hash);
+	hash_key(p, l, &s->parser.packet, hash);
 	m = &l->meter[METER_NEW];
 	hash[0] = join(m, hash);
 	answer = slot_take(hash[0], o->adopt ? SLOT_MOST : l->connections);
@@ -432,7 +470,7 @@ __noinline int take_slot(const struct policy *p, struct scratch *s, __u32 number
 }
 
 /* Takes slots under the limits of set, or none: see refuse. */
-__noinline int take_slots(const struct policy *p, struct scratch *s, __u64 set, __u64 now)
+__noinline int take_slots(const struct policy *p, struct scratch *s, __u64 set)
 {
 	if (!p || !s)
 		return 0;
@@ -444,8 +482,8 @@ __noinline int take_slots(const struct policy *p, struct scratch *s, __u64 set, 
 		result = take_slot(p, s, number);
 		if (result == SLOT_TAKEN || s->opening.observe)
 			continue;
-		refuse(&s->decision, number, result == SLOT_FULL ? REASON_CONNECTIONS : REASON_MEMORY_FULL, now);
-		refused_connection(p, s, OF_NEW);
+		refuse(&s->decision, number, result == SLOT_FULL ? REASON_CONNECTIONS : REASON_MEMORY_FULL, s->now);
+		refused_connection(p, s);
 		return 0;
 	}
 	return 1;
@@ -472,136 +510,175 @@ static __always_inline void drop_slots(struct opening *o)
 }
 
 /* Enters the connection that the scratch's packet begins. */
-static __always_inline int insert(struct scratch *s, __u64 now)
+static __always_inline int insert(struct scratch *s)
 {
 	struct opening *o = &s->opening;
 	const struct packet *k = &s->parser.packet;
-	__u64 depart = here.mode == MODE_SHAPE ? s->decision.depart : now;
+	__u64 depart = here.mode == MODE_SHAPE ? s->decision.depart : s->now;
 	__u32 end = sequence_after(k);
 
 	o->flight.next[0] = o->flight.ack[1] = end;
 	o->flight.next[1] = o->flight.ack[0] = 0;
-	return open_connection(o, SYN_OF, now / TICKS_PER_NANO, depart / TICKS_PER_NANO);
+	return open_connection(o, SYN_OF, s->now / TICKS_PER_NANO, depart / TICKS_PER_NANO);
 }
 
-/* Asks the limits of set whether they take the scratch's packet. kind is 0 for their
- * bytes and packets, or OF_NEW. One that does not refuses it. */
-static __always_inline int ask(const struct policy *p, struct scratch *s, __u64 set, __u32 kind, __u64 now)
+/* Whether a packet or a connection that may leave at depart waits until then. It does
+ * not where packets are policed: it passes at once, or not at all. */
+static __always_inline int waits_until(const struct scratch *s, __u64 depart)
 {
-	struct decision *d;
+	return here.mode != MODE_POLICE && depart > load_word(&s->now);
+}
+
+/* Has the decision say what a limit makes of a packet that may leave at depart, and
+ * waits for most at most. */
+static __always_inline void weigh(struct scratch *s, __u32 number, __u64 depart, __u64 most, __u32 full, __u32 rate)
+{
+	struct decision *d = &s->decision;
+
+	if (depart - load_word(&s->now) > most) {
+		refuse(d, number, full, depart);
+	} else if (d->verdict != VERDICT_REFUSE && depart > d->depart) {
+		d->depart = depart;
+		d->limit = number;
+		d->reason = rate;
+	}
+}
+
+/* Has the limits of set take the scratch's packet, bytes and packets. Returns whether
+ * they were charged; the decision says if one of them refuses it nevertheless. */
+__noinline int take(const struct policy *p, struct scratch *s, __u64 set)
+{
+	__u64 rest = set;
 
 	if (!p || !s)
 		return 0;
-	d = &s->decision;
+	for (int i = 0; i < MAX_LIMITS && rest; i++, rest &= rest - 1) {
+		__u32 number = lowest(rest) % MAX_LIMITS;
+		__u64 depart = quote(p, s, number);
+
+		if (depart && depart - load_word(&s->now) <= p->limit[number].max_delay)
+			continue;
+		refuse(&s->decision, number, depart ? REASON_QUEUE_FULL : REASON_MEMORY_FULL, depart ?: s->now);
+		return 0;
+	}
 	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
 		__u32 number = lowest(set) % MAX_LIMITS;
-		const struct limit *l = &p->limit[number];
-		__u64 depart = quote(p, s, number | kind, here.place, now);
+		struct charge *c = &s->charge[number];
+		__u64 depart = charge(p, s, number);
 
-		if (depart && depart - now <= (kind ? l->max_wait : l->max_delay))
-			continue;
-		refuse(d, number, depart ? kind ? REASON_NEW : REASON_QUEUE_FULL : REASON_MEMORY_FULL, depart ?: now);
-		refused_connection(p, s, kind);
-		return 0;
+		c->waits = waits_until(s, depart);
+		count(&p->limit[number], s, c->waits & 1, 1);
+		weigh(s, number, depart, p->limit[number].max_delay, REASON_QUEUE_FULL, REASON_RATE);
 	}
 	return 1;
 }
 
-/* Charges the limits of set, and returns those that make the packet wait. */
-static __always_inline __u64 settle(const struct policy *p, struct scratch *s, __u64 set, __u32 kind, __u64 now)
+__noinline __u64 quote_new(const struct policy *p, struct scratch *s, __u32 number)
 {
-	struct decision *d;
-	__u64 waits = 0;
+	return p && s ? quote(p, s, number % MAX_LIMITS | OF_NEW) : 0;
+}
+
+__noinline __u64 charge_new(const struct policy *p, struct scratch *s, __u32 number)
+{
+	return p && s ? charge(p, s, number % MAX_LIMITS | OF_NEW) : 0;
+}
+
+/* The same for the connection that the packet begins. */
+__noinline int take_new(const struct policy *p, struct scratch *s, __u64 set)
+{
+	__u64 rest = set;
 
 	if (!p || !s)
 		return 0;
-	d = &s->decision;
+	s->opening.waits = 0;
+	for (int i = 0; i < MAX_LIMITS && rest; i++, rest &= rest - 1) {
+		__u32 number = lowest(rest) % MAX_LIMITS;
+		__u64 depart = quote_new(p, s, number);
+
+		if (depart && depart - load_word(&s->now) <= p->limit[number].max_wait)
+			continue;
+		refuse(&s->decision, number, depart ? REASON_NEW : REASON_MEMORY_FULL, depart ?: s->now);
+		refused_connection(p, s);
+		return 0;
+	}
 	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
 		__u32 number = lowest(set) % MAX_LIMITS;
-		const struct limit *l = &p->limit[number];
-		__u64 depart = charge(p, s, number | kind, now);
+		__u64 depart = charge_new(p, s, number);
 
-		waits |= (__u64)(depart > now) << number;
-		if (depart - now > (kind ? l->max_wait : l->max_delay)) {
-			refuse(d, number, kind ? REASON_NEW : REASON_QUEUE_FULL, depart);
-			refused_connection(p, s, kind);
-		} else if (d->verdict != VERDICT_REFUSE && depart > d->depart) {
-			d->depart = depart;
-			d->limit = number;
-			d->reason = kind ? REASON_NEW : REASON_RATE;
-		}
+		s->opening.waits |= (__u64)waits_until(s, depart) << number;
+		weigh(s, number, depart, p->limit[number].max_wait, REASON_NEW, REASON_NEW);
 	}
-	return waits;
+	if (s->decision.verdict == VERDICT_REFUSE)
+		refused_connection(p, s);
+	return 1;
 }
 
-/* Enters the connection that the scratch's packet begins, which the limits of opening
- * count. Returns those that let it through. */
-__noinline __u64 enter(const struct policy *p, struct scratch *s, __u64 opening, __u64 now)
+/* Has the limits of set take the connection that the scratch's packet begins, and enters
+ * it. The decision says if one of them refuses it; then none is charged. */
+__noinline int begin(const struct policy *p, struct scratch *s, __u64 set)
 {
 	struct opening *o;
+	struct decision *d;
 	int result;
 
 	if (!p || !s)
 		return 0;
 	o = &s->opening;
-	result = insert(s, now);
-	if (result == OPENED)
-		return opening;
-	if (result == OPEN_FAILED && opening && !o->observe) {
-		refuse(&s->decision, lowest(opening), REASON_MEMORY_FULL, now);
-		refused_connection(p, s, OF_NEW);
-		return opening;
+	d = &s->decision;
+	if (set && !take_new(p, s, set))
+		return 0;
+	if (o->insert && d->verdict != VERDICT_REFUSE) {
+		result = insert(s);
+		if (result == OPEN_FAILED && set && !o->observe) {
+			refuse(d, lowest(set), REASON_MEMORY_FULL, s->now);
+			refused_connection(p, s);
+		} else if (result != OPENED) {
+			/* Another CPU has met its first SYN just now; or nobody minds. */
+			drop_slots(o);
+			return refund_all(p, s, 0, set);
+		}
 	}
-	/* Another CPU has met its first SYN just now; or nobody minds. */
-	drop_slots(o);
-	refund_all(p, s, 0, opening);
-	return 0;
+	if (d->verdict == VERDICT_REFUSE)
+		return refund_all(p, s, 0, set);
+	return set ? count_opened(p, s, set & ~o->over) : 0;
 }
 
-/* Decides over the scratch's packet at now, under the limits of set; see package
- * shaper for what becomes of it. When it is the first SYN of a connection, all limits
- * that count it take it too, or it is refused and nothing is charged. */
-__noinline int decide(const struct policy *p, struct scratch *s, __u64 set, __u64 now)
+/* Decides over the scratch's packet under the limits of set; see package shaper for
+ * what becomes of it. When it is the first SYN of a connection, all limits that count
+ * it take it too, or it is refused and nothing is charged. */
+static __always_inline void decide(const struct policy *p, struct scratch *s, __u64 set)
 {
-	__u64 paced, opening, delayed, waits = 0;
-	struct opening *o;
-	struct decision *d;
+	__u64 paced = set & p->paced, opening;
+	struct opening *o = &s->opening;
+	struct decision *d = &s->decision;
 
-	if (!p || !s)
-		return 0;
-	o = &s->opening;
-	paced = set & p->paced;
 	opening = o->first ? set & p->counted : 0;
-	d = &s->decision;
-	d->depart = now;
+	d->depart = s->now;
 	d->verdict = VERDICT_PASS;
 	d->reason = REASON_NONE;
 	d->limit = NO_LIMIT;
 	d->mark = 0;
 
-	if (opening && !take_slots(p, s, opening, now))
+	if (opening && !take_slots(p, s, opening))
 		goto refused;
-	if (!ask(p, s, paced, 0, now) || (opening && !ask(p, s, opening, OF_NEW, now)))
+	if (paced && !take(p, s, paced))
 		goto refused;
-	delayed = settle(p, s, paced, 0, now);
-	if (opening)
-		waits = settle(p, s, opening, OF_NEW, now);
-	if (o->insert && d->verdict != VERDICT_REFUSE)
-		opening = enter(p, s, opening, now);
+	if (o->first && d->verdict != VERDICT_REFUSE)
+		begin(p, s, opening);
 	if (d->verdict == VERDICT_REFUSE) {
-		refund_all(p, s, paced, opening);
+		refund_all(p, s, paced, 0);
 		goto refused;
 	}
-
-	if (d->depart > now) {
+	if (d->depart > s->now) {
 		d->verdict = VERDICT_DELAY;
-		d->mark = d->reason == REASON_RATE && d->depart - now > p->limit[d->limit % MAX_LIMITS].mark_delay;
+		if (d->reason == REASON_RATE)
+			delayed(p, s, d->depart - s->now);
 	}
-	if (opening)
-		count_opened(p, s, opening & ~o->over, waits, now);
-	return count_taken(p, s, set, delayed, now);
+	if (set & ~paced)
+		count_free(p, s, set & ~paced);
+	return;
 refused:
 	if (o->first && !o->observe)
 		drop_slots(o);
-	return count_refused(p, s);
+	count_refused(p, s);
 }

@@ -132,6 +132,7 @@ type kernelPolicy struct {
 
 type kernelScratch struct {
 	_      structs.HostLayout
+	Now    uint64
 	Parser struct {
 		_    structs.HostLayout
 		Head struct {
@@ -183,6 +184,7 @@ type kernelScratch struct {
 		Flight   kernelFlight
 		Earliest uint64
 		Over     uint64
+		Waits    uint64
 		First    uint32
 		Insert   uint32
 		Observe  uint32
@@ -197,7 +199,7 @@ type kernelScratch struct {
 		Cost  [3]uint64
 		Hash  [3]uint64
 		Place [3]uint32
-		Pad   uint32
+		Waits uint32
 	}
 }
 

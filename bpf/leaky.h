@@ -4,7 +4,7 @@
  * its own. Times and costs are in ticks of 1/64 ns.
  *
  * Several CPUs share a bucket, so what package leaky does under a lock is done
- * here with atomic operations: see bucket_charge. */
+ * here with atomic operations: see bucket_try. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -43,7 +43,7 @@ static __always_inline __u64 time_max(__u64 t, __u64 u)
 }
 
 /* The cost of n units in 128 bits, at most FOREVER. */
-static __noinline __u64 rate_big_cost(__u64 mult, __u64 shift, __u64 n)
+__noinline __u64 rate_big_cost(__u64 mult, __u64 shift, __u64 n)
 {
 	__u64 lo_lo = (n & 0xffffffff) * (mult & 0xffffffff);
 	__u64 lo_hi = (n & 0xffffffff) * (mult >> 32);
@@ -82,23 +82,29 @@ static __always_inline __u64 bucket_depart(__u64 t, __u64 burst, __u64 now)
  *
  *	t = max(t, now) + cost
  *
- * as one step. Returns t as it was before. A bucket with a backlog takes one
- * atomic addition, which cannot fail. One that has drained takes a
- * compare-and-swap, which fails only when another CPU has just charged it, and
- * then most often finds a backlog. */
-static __always_inline __u64 bucket_charge(__u64 *bucket, __u64 cost, __u64 now)
+ * as one step, and sets before to what t was. A bucket with a backlog takes one atomic
+ * addition, which cannot fail. One that has drained takes a compare-and-swap, which
+ * fails when another CPU has just charged it. Returns whether it was charged. */
+static __always_inline int bucket_try(__u64 *bucket, __u64 cost, __u64 now, __u64 *before)
 {
 	__u64 t = *(volatile __u64 *)bucket;
 
-	for (int i = 0; i < 4; i++) {
-		__u64 seen;
+	if (t >= now) {
+		*before = __sync_fetch_and_add(bucket, cost);
+		return 1;
+	}
+	*before = t;
+	return __sync_val_compare_and_swap(bucket, t, now + cost) == t;
+}
 
-		if (t >= now)
-			break;
-		seen = __sync_val_compare_and_swap(bucket, t, now + cost);
-		if (seen == t)
-			return t;
-		t = seen;
+/* The same until it is charged. Returns t as it was before. */
+static __always_inline __u64 bucket_charge(__u64 *bucket, __u64 cost, __u64 now)
+{
+	__u64 before;
+
+	for (int i = 0; i < 4; i++) {
+		if (bucket_try(bucket, cost, now, &before))
+			return before;
 	}
 	return __sync_fetch_and_add(bucket, cost);
 }

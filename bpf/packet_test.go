@@ -18,6 +18,9 @@ type sample struct {
 	segments uint64
 	gsoSize  uint32
 	stamp    uint64 // of its departure, ns; 0 is none
+	l3       int    // offset of the IP header
+	ecn      byte   // RFC 3168
+	after    []byte // data after the program
 }
 
 // Numbers of IP protocols, for the tests.
@@ -144,7 +147,11 @@ func (m *maker) packet() sample {
 	} else {
 		l3 = m.ipv6(source, destination, protocol, l4, fragment, first, id)
 	}
-	s.data = append(m.ethernet(ipv4), l3...)
+	s.ecn = byte(m.IntN(4))
+	setECN(l3, s.ecn)
+	s.data = m.ethernet(ipv4)
+	s.l3 = len(s.data)
+	s.data = append(s.data, l3...)
 	s.data = append(s.data, make([]byte, m.IntN(2)*m.IntN(46))...) // padding is no payload
 
 	h := fnv.New64a()
@@ -164,6 +171,18 @@ func (m *maker) packet() sample {
 		m.spoil(&s, ipv4)
 	}
 	return s
+}
+
+// setECN sets a bare packet's two bits of it.
+func setECN(l3 []byte, ecn byte) {
+	if l3[0]>>4 == 6 {
+		l3[1] = l3[1]&^0x30 | ecn<<4
+		return
+	}
+	l3[1] = l3[1]&^3 | ecn
+	size := int(l3[0]&0xf) * 4
+	binary.BigEndian.PutUint16(l3[10:], 0)
+	binary.BigEndian.PutUint16(l3[10:], ^checksum(l3[:size], 0))
 }
 
 // spoil makes a packet that is no IP.

@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"bytes"
 	"errors"
 	"flag"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -53,6 +55,7 @@ type bench struct {
 	*kernel
 	kernelPrograms
 	kernelVariables
+	out [4096]byte
 }
 
 // testKeys is more than any test has, so that none is evicted.
@@ -112,7 +115,9 @@ func (b *bench) tc(t testing.TB, s *sample) (action uint32, stamp uint64) {
 		in.GSOSegments = uint32(s.segments)
 	}
 	var out skb
-	action, err := b.ShaperdTc.Run(&ebpf.RunOptions{Data: s.data, Context: in, ContextOut: &out})
+	options := &ebpf.RunOptions{Data: s.data, DataOut: b.out[:], Context: in, ContextOut: &out}
+	action, err := b.ShaperdTc.Run(options)
+	s.after = options.DataOut
 	if err != nil {
 		t.Fatalf("run: %v: %d bytes %+v %x", err, len(s.data), in, s.data[:min(len(s.data), 100)])
 	}
@@ -120,7 +125,9 @@ func (b *bench) tc(t testing.TB, s *sample) (action uint32, stamp uint64) {
 }
 
 func (b *bench) xdp(t testing.TB, s *sample) (action uint32, stamp uint64) {
-	action, err := b.ShaperdXdp.Run(&ebpf.RunOptions{Data: s.data})
+	options := &ebpf.RunOptions{Data: s.data, DataOut: b.out[:]}
+	action, err := b.ShaperdXdp.Run(options)
+	s.after = options.DataOut
 	if err != nil {
 		t.Fatalf("run: %v: %d bytes, %x", err, len(s.data), s.data[:min(len(s.data), 100)])
 	}
@@ -271,12 +278,13 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 		policies /= 10 // one goroutine has no races, and the run without the detector does all
 	}
 	var delays, refusals, stamped, unlimited int
+	var marks uint64
 	for policy := range policies {
 		m := newMaker(rnd)
 		h := testHashes(m)
 		now := leaky.Time(m.Uint64N(uint64(leaky.Forever)/64)) * 64
 		s := shaper.New(testKeys)
-		b.clear()
+		b.clear(t)
 		limits := randomLimits(m)
 		p, err := s.Compile(limits, nil, []shaper.Attachment{{Name: "here"}, {Name: "elsewhere"}}, asnTable(t, m), false)
 		if err != nil {
@@ -290,6 +298,7 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 		if err := b.swap(newImage(p, n, h, b.kernel.Buckets.MaxEntries())); err != nil {
 			t.Fatal(err)
 		}
+		marked := make([]uint64, len(limits))
 		for i := range *packets {
 			k := m.packet()
 			if mode == uint32(Police) {
@@ -300,13 +309,21 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 			now += m.pause()
 			want, limited := expect(s, p, &k, now)
 			action, got, stamp := b.run(t, &k, uint64(now/64), run)
-			wantAction, wantStamp := next, k.stamp
+			wantAction, wantStamp, wantData := next, k.stamp, k.data
 			if limited {
 				if want.Verdict == shaper.Refuse {
 					wantAction = drop
 				} else if mode == uint32(Shape) {
 					wantStamp = max(wantStamp, uint64(want.Depart.Duration()))
 				}
+				if want.Verdict == shaper.Delay && (k.ecn == 1 || k.ecn == 2) && uint64(want.Depart-now) > markDelay(p.Limit(want.Limit), p.Shape(want.Limit)) {
+					wantData = slices.Clone(k.data)
+					setECN(wantData[k.l3:], 3)
+					marked[want.Limit] += k.segments
+				}
+			}
+			if !bytes.Equal(k.after, wantData) {
+				t.Fatalf("policy %d, packet %d is\n%x after, want\n%x", policy, i, k.after, wantData)
 			}
 			number := uint32(math.MaxUint32)
 			if want.Limit >= 0 {
@@ -319,12 +336,12 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 				}
 				continue
 			}
-			var bytes, segments uint32
-			if err := errors.Join(b.TestBytes.Get(&bytes), b.TestSegments.Get(&segments)); err != nil {
+			var size, segments uint32
+			if err := errors.Join(b.TestBytes.Get(&size), b.TestSegments.Get(&segments)); err != nil {
 				t.Fatal(err)
 			}
-			if uint64(bytes) != k.bytes || uint64(segments) != k.segments {
-				t.Fatalf("policy %d, packet %d: %d bytes in %d segments, want %d in %d\n%+v\n%x", policy, i, bytes, segments, k.bytes, k.segments, k.flow, k.data)
+			if uint64(size) != k.bytes || uint64(segments) != k.segments {
+				t.Fatalf("policy %d, packet %d: %d bytes in %d segments, want %d in %d\n%+v\n%x", policy, i, size, segments, k.bytes, k.segments, k.flow, k.data)
 			}
 			if action != wantAction || stamp != wantStamp && action != drop || got.Verdict != uint32(want.Verdict) ||
 				got.Reason != uint32(want.Reason) || leaky.Time(got.Depart) != want.Depart || got.Limit != number {
@@ -341,14 +358,18 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 				stamped++
 			}
 		}
+		for i := range p.Len() {
+			b.sameCounts(t, n.limits[p.Limit(i).Name], p.State(i), marked[i], mode == uint32(Police))
+			marks += marked[i]
+		}
 	}
 	if c, err := b.tableCounts(); err != nil || c.EvictedIndebted > 0 || c.Lost > 0 {
 		t.Errorf("%+v, %v: the table is too small for this test", c, err)
 	}
 	total := policies * *packets
-	t.Logf("%d packets: %d delayed, %d refused, %d under no limit, %d kept a later stamp", total, delays, refusals, unlimited, stamped)
-	for what, n := range map[string]int{"delays": delays, "refusals": refusals, "packets under no limit": unlimited} {
-		if n < 1+total/2000 {
+	t.Logf("%d packets: %d delayed, %d refused, %d marked, %d under no limit, %d kept a later stamp", total, delays, refusals, marks, unlimited, stamped)
+	for what, n := range map[string]int{"delays": delays, "refusals": refusals, "packets under no limit": unlimited, "marks": int(marks)} {
+		if n < 1+total/5000 {
 			t.Errorf("only %d %s", n, what)
 		}
 	}
@@ -357,9 +378,42 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 	}
 }
 
+// sameCounts holds what the programs counted for a limit to what package shaper did.
+// Where packets are policed none waits.
+func (b *bench) sameCounts(t testing.TB, number uint32, want *shaper.State, marked uint64, police bool) {
+	t.Helper()
+	got, err := b.state(number)
+	if err != nil {
+		t.Fatal(err)
+	}
+	waits := uint64(0)
+	for _, n := range got.Wait {
+		waits += n
+	}
+	for i, c := range []*shaper.Counts{&want.Bytes, &want.Packets} {
+		pass, delay := c[shaper.Pass][shaper.None].Load(), c[shaper.Delay][shaper.ByRate].Load()
+		if police {
+			pass, delay = pass+delay, 0
+		}
+		refuse := c[shaper.Refuse][shaper.QueueFull].Load()
+		if got.Taken[0][i] != pass || got.Taken[1][i] != delay || got.Refused[i] != refuse {
+			t.Fatalf("limit %s counted %+v, want %d now, %d later and %d refused", want.Name, got, pass, delay, refuse)
+		}
+	}
+	if got.Marked != marked || police && waits != 0 {
+		t.Fatalf("limit %s counted %d marks and %d waits, want %d marks", want.Name, got.Marked, waits, marked)
+	}
+}
+
 // clear makes the programs forget all they saw.
-func (b *bench) clear() {
+func (b *bench) clear(t testing.TB) {
+	t.Helper()
 	clear(b.buckets)
+	for number := range b.States.MaxEntries() {
+		if err := b.States.Update(number, make([]kernelState, ebpf.MustPossibleCPU()), ebpf.UpdateAny); err != nil {
+			t.Fatal(err)
+		}
+	}
 	var key kernelFragment
 	for b.Fragments.NextKey(nil, &key) == nil {
 		_ = b.Fragments.Delete(&key)

@@ -27,23 +27,27 @@ static __always_inline struct scratch *scratch(void)
 	return bpf_map_lookup_elem(&scratches, &zero);
 }
 
-/* The policy in force, unless there is none or the daemon is gone. */
-static __always_inline const struct policy *policy_now(__u64 now)
+/* The policy in force, if there is one. */
+static __always_inline const struct policy *policy_now(void)
 {
 	__u32 zero = 0;
 	void *policies_now = bpf_map_lookup_elem(&policies, &zero);
+
+	return policies_now ? bpf_map_lookup_elem(policies_now, &zero) : 0;
+}
+
+/* Whether the policy holds: the daemon is there, or it is to hold without it. */
+static __always_inline int in_force(__u64 now)
+{
+	__u32 zero = 0;
 	__u64 *heartbeat = bpf_map_lookup_elem(&heartbeats, &zero);
 
-	if (!policies_now || !heartbeat)
-		return 0;
-	if (!here.keep && now / TICKS_PER_NANO > *heartbeat + GRACE)
-		return 0;
-	return bpf_map_lookup_elem(policies_now, &zero);
+	return here.keep || (heartbeat && now / TICKS_PER_NANO <= *heartbeat + GRACE);
 }
 
 /* Takes note of a segment from the initiator's side, and finds out whether it begins
  * a connection. */
-__noinline int forward(struct scratch *s, __u64 now)
+__noinline int forward(struct scratch *s)
 {
 	struct opening *o;
 	struct tuple t;
@@ -53,7 +57,7 @@ __noinline int forward(struct scratch *s, __u64 now)
 	if (!s)
 		return 0;
 	o = &s->opening;
-	known = follow(&s->parser.packet, o, 0, now / TICKS_PER_NANO);
+	known = follow(&s->parser.packet, o, 0, s->now / TICKS_PER_NANO);
 	if (known != UNKNOWN)
 		return 0;
 	if (begins(&s->parser.packet)) {
@@ -73,16 +77,17 @@ __noinline int forward(struct scratch *s, __u64 now)
 /* Takes in a connection that was there before: the responder sends, so it has it.
  * The scratch's packet is one of its segments. It is in flight whatever the limits
  * say; they let no new one through until it fits. */
-__noinline int adopt(const struct policy *p, struct scratch *s, __u64 now)
+__noinline int adopt(const struct policy *p, struct scratch *s)
 {
+	__u64 set, now;
 	struct opening *o;
 	struct packet *k;
 	struct tuple t;
 	__u32 end;
-	__u64 set;
 
 	if (!p || !s)
 		return 0;
+	now = s->now / TICKS_PER_NANO;
 	o = &s->opening;
 	k = &s->parser.packet;
 	t = o->tuple;
@@ -99,11 +104,11 @@ __noinline int adopt(const struct policy *p, struct scratch *s, __u64 now)
 	if (!set)
 		return 0;
 	o->observe = o->adopt = 1;
-	take_slots(p, s, set, now);
+	take_slots(p, s, set);
 	end = sequence_after(k);
 	o->flight.next[1] = o->flight.ack[0] = end;
 	o->flight.next[0] = o->flight.ack[1] = k->tcp_ack;
-	if (open_connection(o, SYNS, now / TICKS_PER_NANO, now / TICKS_PER_NANO) != OPENED)
+	if (open_connection(o, SYNS, now, now) != OPENED)
 		drop_slots(o);
 	return 0;
 }
@@ -112,20 +117,21 @@ __noinline int adopt(const struct policy *p, struct scratch *s, __u64 now)
 static __always_inline void take_note(struct scratch *s)
 {
 	const struct policy *p;
-	__u64 now;
 
 	if (!parse(&s->parser, here.ethernet) || s->parser.packet.protocol != PROTOCOL_TCP || !s->parser.packet.l4)
 		return;
-	now = clock();
-	p = policy_now(now);
+	p = policy_now();
 	if (!p || !(p->counted & p->place[here.place % MAX_PLACES] & p->protocol[PROTOCOL_TCP]))
 		return;
+	s->now = clock();
+	if (!in_force(s->now))
+		return;
 	clear_opening(&s->opening);
-	if (follow(&s->parser.packet, &s->opening, 1, now / TICKS_PER_NANO) != UNKNOWN)
+	if (follow(&s->parser.packet, &s->opening, 1, s->now / TICKS_PER_NANO) != UNKNOWN)
 		return;
 	if ((s->parser.packet.tcp_flags & (TCP_ACK | TCP_SYN | TCP_FIN | TCP_RST)) == TCP_ACK &&
 	    likely(&s->opening.tuple))
-		adopt(p, s, now);
+		adopt(p, s);
 }
 
 /* Decides over the packet whose head is in the scratch, and leaves the decision
@@ -134,38 +140,40 @@ static __always_inline int enforce(struct scratch *s, __u32 segments)
 {
 	struct opening *o = &s->opening;
 	const struct policy *p;
-	__u64 set, now;
+	__u64 set;
 
 	if (!parse(&s->parser, here.ethernet))
 		return 0;
 	s->parser.packet.segments = segments;
 	if (test_sources)
 		s->parser.packet.source[3] = (__u64)bpf_get_prandom_u32() * test_sources >> 32;
-	now = clock();
-	p = policy_now(now);
+	p = policy_now();
 	if (!p)
 		return 0;
 	set = classify(p, &s->parser.packet, here.place);
 	if (!set)
 		return 0;
+	s->now = clock();
+	if (!in_force(s->now))
+		return 0;
 	clear_opening(o);
 	if (set & p->counted && s->parser.packet.protocol == PROTOCOL_TCP && s->parser.packet.l4)
-		forward(s, now);
+		forward(s);
 	if (here.mode == MODE_OBSERVE) {
 		o->observe = 1;
 		o->insert = o->first;
-		decide(p, s, set, now);
-		if (o->first && s->decision.verdict == VERDICT_REFUSE && insert(s, now) != OPENED)
+		decide(p, s, set);
+		if (o->first && s->decision.verdict == VERDICT_REFUSE && insert(s) != OPENED)
 			drop_slots(o);
 		return 0;
 	}
 	if (set & p->observed) {
 		o->observe = 1;
-		decide(p, s, set & p->observed, now);
+		decide(p, s, set & p->observed);
 		o->observe = 0;
 	}
 	o->insert = o->first;
-	decide(p, s, set & ~p->observed, now);
+	decide(p, s, set & ~p->observed);
 	if (here.mode == MODE_SHAPE && o->earliest > s->decision.depart / TICKS_PER_NANO)
 		s->decision.depart = o->earliest * TICKS_PER_NANO;
 	if (under_test) {

@@ -59,8 +59,8 @@ static __always_inline __u32 sum_of(const struct head *h, __u32 at, __u32 words)
 	return sum;
 }
 
-/* Makes an RST of the SYN in the scratch. Returns 0 when it is one that is better
- * dropped: with payload, or with options of IP. */
+/* Makes an RST of the SYN whose head is in the scratch, with all its options. Returns 0
+ * when it is one that is better dropped: with payload, or with options of IP. */
 __noinline int make_reset(struct scratch *s, struct reset *r)
 {
 	const struct packet *k;
@@ -141,7 +141,7 @@ static __noinline int reset_tc(struct __sk_buff *skb, struct scratch *s)
 	struct reset r = {};
 	__u32 sum;
 
-	if (skb->gso_segs > 1 || !make_reset(s, &r))
+	if (skb->gso_segs > 1 || !copy_tc(skb, &s->parser.head) || !make_reset(s, &r))
 		return 0;
 	sum = r.l4;
 	hide(sum);
@@ -167,7 +167,7 @@ static __noinline int reset_xdp(struct xdp_md *xdp, struct scratch *s)
 	__u32 length = s->parser.head.length, least;
 	__u64 size;
 
-	if (!make_reset(s, &r))
+	if (!copy_xdp(xdp, &s->parser.head) || !make_reset(s, &r))
 		return 0;
 	store16(&s->parser.head, r.l4 + 16, r.sum);
 	/* A frame is no shorter than this on the wire. */

@@ -290,7 +290,7 @@ func (b *tcpBench) counters() kernelState {
 // forget empties all maps.
 func (b *tcpBench) forget() {
 	b.t.Helper()
-	b.clear()
+	b.clear(b.t)
 	clear(b.slots)
 	var tuples []kernelTuple
 	err := b.eachConnection(func(t *kernelTuple, _ *kernelFlight) { tuples = append(tuples, *t) })

@@ -9,29 +9,44 @@
 #define TC_NEXT -1 /* TCX_NEXT and TC_ACT_UNSPEC: the next program, as if there were none */
 #define TC_DROP 2
 
-/* Marks an ECN-capable packet CE (RFC 3168, section 5), as bpf_skb_ecn_set_ce does. */
+/* Two words of an IP header that is marked. */
+struct marked {
+	__u16 first, sum; /* network order; sum of IPv4 alone */
+};
+
+/* What a mark of congestion makes of a packet that can be marked, CE of RFC 3168. */
+static __always_inline struct marked marked(const struct parser *p)
+{
+	__u32 l3 = p->packet.l3, first = load16(&p->head, l3), with = first | (p->packet.ipv4 ? 3 : 0x30), sum;
+
+	/* The checksum is of the other words: ~(~sum + ~old + new), RFC 1624. */
+	sum = (~load16(&p->head, l3 + 10) & 0xffff) + (~first & 0xffff) + with;
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (struct marked){
+		.first = __builtin_bswap16(with),
+		.sum = __builtin_bswap16(~sum),
+	};
+}
+
+/* bpf_skb_ecn_set_ce would take a VLAN tag in front of the IP header for that header,
+ * and leave alone what somebody captures. */
+static __noinline void mark_tc(struct __sk_buff *skb, const struct scratch *s)
+{
+	struct marked to = marked(&s->parser);
+
+	bpf_skb_store_bytes(skb, s->parser.packet.l3, &to.first, sizeof(to.first), BPF_F_RECOMPUTE_CSUM);
+	if (s->parser.packet.ipv4)
+		bpf_skb_store_bytes(skb, s->parser.packet.l3 + 10, &to.sum, sizeof(to.sum), BPF_F_RECOMPUTE_CSUM);
+}
+
 static __noinline void mark_xdp(struct xdp_md *xdp, const struct scratch *s)
 {
-	__u32 l3 = s->parser.packet.l3, first = load16(&s->parser.head, l3), sum;
-	__u16 to;
+	struct marked to = marked(&s->parser);
 
-	if (s->parser.packet.ipv4) {
-		if (!(first & 3) || (first & 3) == 3)
-			return;
-		/* The checksum is of the other words: ~(~sum + ~old + new), RFC 1624. */
-		sum = (~load16(&s->parser.head, l3 + 10) & 0xffff) + (~first & 0xffff) + (first | 3);
-		sum = (sum & 0xffff) + (sum >> 16);
-		sum = (sum & 0xffff) + (sum >> 16);
-		to = __builtin_bswap16(~sum);
-		bpf_xdp_store_bytes(xdp, l3 + 10, &to, sizeof(to));
-		first |= 3;
-	} else {
-		if (!(first & 0x30) || (first & 0x30) == 0x30)
-			return;
-		first |= 0x30;
-	}
-	to = __builtin_bswap16(first);
-	bpf_xdp_store_bytes(xdp, l3, &to, sizeof(to));
+	bpf_xdp_store_bytes(xdp, s->parser.packet.l3, &to.first, sizeof(to.first));
+	if (s->parser.packet.ipv4)
+		bpf_xdp_store_bytes(xdp, s->parser.packet.l3 + 10, &to.sum, sizeof(to.sum));
 }
 
 /* Whether the answer to what was refused is an RST. */
@@ -40,17 +55,18 @@ static __always_inline int answered(const struct scratch *s)
 	return s->opening.refused && !s->opening.silent;
 }
 
-static __always_inline int load_tc(struct __sk_buff *skb, struct scratch *s)
+static __always_inline int load_tc(struct __sk_buff *skb, struct head *h)
 {
-	__u64 have = skb->len;
+	h->length = skb->len;
+	h->have = copy_plain(h, (void *)(long)skb->data, (void *)(long)skb->data_end);
+	return h->have || copy_tc(skb, h);
+}
 
-	if (have > HEAD)
-		have = HEAD;
-	if (have < SHORTEST || bpf_skb_load_bytes(skb, 0, s->parser.head.data, have))
-		return 0;
-	s->parser.head.length = skb->len;
-	s->parser.head.have = have;
-	return 1;
+static __always_inline int load_xdp(struct xdp_md *xdp, struct head *h)
+{
+	h->length = bpf_xdp_get_buff_len(xdp);
+	h->have = copy_plain(h, (void *)(long)xdp->data, (void *)(long)xdp->data_end);
+	return h->have || copy_xdp(xdp, h);
 }
 
 SEC("tc")
@@ -59,7 +75,7 @@ int shaperd_tc(struct __sk_buff *skb)
 	struct scratch *s = scratch();
 	__u64 depart;
 
-	if (!s || !load_tc(skb, s) || !enforce(s, skb->gso_segs ?: 1))
+	if (!s || !load_tc(skb, &s->parser.head) || !enforce(s, skb->gso_segs ?: 1))
 		return TC_NEXT;
 	if (s->decision.verdict == VERDICT_REFUSE) {
 		if (answered(s) && reset_tc(skb, s))
@@ -67,7 +83,7 @@ int shaperd_tc(struct __sk_buff *skb)
 		return TC_DROP;
 	}
 	if (s->decision.mark)
-		bpf_skb_ecn_set_ce(skb);
+		mark_tc(skb, s);
 	if (here.mode == MODE_SHAPE) {
 		depart = (s->decision.depart + TICKS_PER_NANO - 1) / TICKS_PER_NANO;
 		/* A stamp that is later already, of TCP's pacing or of SO_TXTIME, is
@@ -88,7 +104,7 @@ int shaperd_replies(struct __sk_buff *skb)
 {
 	struct scratch *s = scratch();
 
-	if (s && load_tc(skb, s))
+	if (s && load_tc(skb, &s->parser.head))
 		take_note(s);
 	return TC_NEXT;
 }
@@ -97,17 +113,8 @@ SEC("xdp.frags")
 int shaperd_xdp(struct xdp_md *xdp)
 {
 	struct scratch *s = scratch();
-	__u64 length, have;
 
-	if (!s)
-		return XDP_PASS;
-	length = bpf_xdp_get_buff_len(xdp);
-	have = length < HEAD ? length : HEAD;
-	if (have < SHORTEST || bpf_xdp_load_bytes(xdp, 0, s->parser.head.data, have))
-		return XDP_PASS;
-	s->parser.head.length = length;
-	s->parser.head.have = have;
-	if (!enforce(s, 1))
+	if (!s || !load_xdp(xdp, &s->parser.head) || !enforce(s, 1))
 		return XDP_PASS;
 	if (s->decision.verdict == VERDICT_REFUSE)
 		return answered(s) && reset_xdp(xdp, s) ? XDP_TX : XDP_DROP;

@@ -62,51 +62,21 @@ static __always_inline __u64 load_word(const __u64 *word)
 	return *(const volatile __u64 *)word;
 }
 
-/* The two functions below are written without a branch: the verifier would follow
- * each one's both ways, and all their combinations. */
-
 /* Returns the place in the table of a tag, if line l holds it, or NOWHERE. */
 static __always_inline __u32 find_tag(const struct bucket_line *l, __u32 line, __u64 tag)
 {
-	/* The lowest bit of each number below 16, a hexadecimal digit each. */
-	const __u64 lowest_of = 0x0102010301020100;
-	__u64 found = 0;
-
 #pragma unroll
-	for (int i = 0; i < PLACES; i++) {
-		__u64 other = load_word(&l->tag[i]) ^ tag;
-
-		found |= ((other | -other) >> 63 ^ 1) << i;
-	}
-	return found ? line * PLACES + (lowest_of >> found * 4 & 3) : NOWHERE;
+	for (int i = 0; i < PLACES; i++)
+		if (load_word(&l->tag[i]) == tag)
+			return line * PLACES + i;
+	return NOWHERE;
 }
 
-/* The place of a line that drains first, and how many have drained. */
-struct room {
-	__u64 until;
-	__u64 drained;
-	__u64 place;
-};
-
-static __always_inline struct room room_in(const struct bucket_line *l, __u64 now)
+static __always_inline __u32 find_in(__u32 line, __u64 tag)
 {
-	struct room r = { .until = FOREVER << 1 };
+	const struct bucket_line *l = bpf_map_lookup_elem(&buckets, &line);
 
-#pragma unroll
-	for (__u64 i = 0; i < PLACES; i++) {
-		__u64 tag = load_word(&l->tag[i]);
-		__u64 taken = -((tag | -tag) >> 63), sooner;
-		__u64 until;
-
-		hide(taken);
-		until = (load_word(&l->until[i]) | 1) & taken; /* 0 in an empty place */
-		sooner = -((until - r.until) >> 63);
-		hide(sooner);
-		r.drained += (until - now - 1) >> 63;
-		r.until ^= (until ^ r.until) & sooner;
-		r.place ^= (i ^ r.place) & sooner;
-	}
-	return r;
+	return l ? find_tag(l, line, tag) : NOWHERE;
 }
 
 /* The functions that are not static are checked by the verifier by themselves, and
@@ -135,35 +105,61 @@ __noinline int inherit(__u32 place, __u32 first, __u32 second)
 	return 0;
 }
 
+/* When the bucket at a place of a line drains; 0 where there is none. */
+static __always_inline __u64 drains(const struct bucket_line *l, __u32 i)
+{
+	return load_word(&l->tag[i]) ? load_word(&l->until[i]) | 1 : 0;
+}
+
+/* Returns the place of a line that drains first, and above PLACES how many have. */
+__noinline __u32 room_in(__u32 line, __u64 now)
+{
+	const struct bucket_line *l = bpf_map_lookup_elem(&buckets, &line);
+	__u64 soonest = ~0ULL;
+	__u32 place = 0, drained = 0;
+
+	if (!l)
+		return 0;
+	for (__u32 i = 0; i < PLACES; i++) {
+		__u64 until = drains(l, i);
+
+		drained += until <= now;
+		if (until < soonest) {
+			soonest = until;
+			place = i;
+		}
+	}
+	return drained * PLACES + place;
+}
+
 /* Makes a place for tag, which is in neither line, and returns it; NOWHERE when
  * another CPU was faster. */
 __noinline __u32 table_insert(__u64 tag, __u32 first, __u32 second, __u64 now)
 {
 	struct bucket_line *a = bpf_map_lookup_elem(&buckets, &first), *l = a;
 	struct bucket_line *b = bpf_map_lookup_elem(&buckets, &second);
-	__u32 zero = 0, line = first, i, earlier;
+	__u32 zero = 0, line = first, i, earlier, room = room_in(first, now), other = room_in(second, now);
 	struct table_count *count = bpf_map_lookup_elem(&table_counts, &zero);
-	struct room r, rb;
-	__u64 was;
+	__u64 was, until;
 
 	if (!a || !b || !count)
 		return NOWHERE;
-	r = room_in(a, now);
-	rb = room_in(b, now);
-	if (rb.drained > r.drained || (!rb.drained && !r.drained && rb.until < r.until)) {
+	if (other / PLACES > room / PLACES ||
+	    (other / PLACES == 0 && room / PLACES == 0 && drains(b, other % PLACES) < drains(a, room % PLACES))) {
 		l = b;
 		line = second;
-		r = rb;
+		room = other;
 	}
-	i = r.place % PLACES;
+	i = room % PLACES;
 	was = load_word(&l->tag[i]);
-	if (r.until > now)
-		raise_floor(line, r.until);
+	until = drains(l, i);
+	if (until > now)
+		raise_floor(line, until);
 	if (__sync_val_compare_and_swap(&l->tag[i], was, tag) != was)
 		return NOWHERE;
 	if (!was)
 		count->entries++;
-	else if (r.until <= now)
+	else if (until <= now)
 		count->evicted_drained++;
 	else
 		count->evicted_indebted++;

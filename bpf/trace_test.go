@@ -62,7 +62,7 @@ type replay struct {
 }
 
 func (b *bench) trace(t *testing.T, folder string) {
-	b.clear()
+	b.clear(t)
 	r := &replay{bench: b, t: t, folder: folder, shaper: shaper.New(testKeys), ports: map[uint32]uint16{}, now: 1000 * leaky.Second}
 	r.load("policy.toml")
 	lines := strings.Split(strings.TrimSpace(r.read("arrivals.txt")), "\n")
