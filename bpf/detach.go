@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -67,19 +68,23 @@ func adoptHook(pin string, h Hook, at side, r role) (hook, error) {
 }
 
 // Detach removes every trace of planes whose programs and maps are pinned under the
-// folder pins: what a daemon left that was killed, or that was to keep them.
+// folder pins: what a daemon left that was killed, or that was to keep them. The
+// folder stays when it is not this process's to remove.
 func Detach(pins string) error {
-	dirs, err := filepath.Glob(filepath.Join(pins, "v*"))
+	entries, err := os.ReadDir(pins)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
-		return err
+		return privileges(err)
 	}
 	var errs []error
-	for _, dir := range dirs {
-		errs = append(errs, detachFolder(dir))
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), "v") {
+			errs = append(errs, detachFolder(filepath.Join(pins, e.Name())))
+		}
 	}
-	if err := os.Remove(pins); err != nil && !errors.Is(err, os.ErrNotExist) {
-		errs = append(errs, err)
-	}
+	_ = os.Remove(pins)
 	return errors.Join(errs...)
 }
 

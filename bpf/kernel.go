@@ -1,7 +1,6 @@
 package bpf
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -99,14 +98,6 @@ func makeFolder(dir string) error {
 		return privileges(fmt.Errorf("[daemon] pins: %w", err))
 	}
 	return nil
-}
-
-// privileges adds to an error what is most often missing.
-func privileges(err error) error {
-	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) && errors.As(err, new(*os.PathError)) {
-		return fmt.Errorf("%w: the packet plane needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, and write access to the folder of pins", err)
-	}
-	return err
 }
 
 // bucketLines returns how many lines hold the buckets of so many keys: twice the

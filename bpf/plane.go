@@ -51,6 +51,9 @@ type Plane struct {
 // makes one, with room for the buckets of so many keys. What an earlier daemon left
 // attached stays as it is until the first Commit.
 func Open(s *shaper.Shaper, pins string, keys int, log *slog.Logger) (*Plane, error) {
+	if err := mayOpen(); err != nil {
+		return nil, err
+	}
 	k, err := openKernel(pins, keys)
 	if err != nil {
 		return nil, err

@@ -1,25 +1,20 @@
 package systemd
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 	"unsafe"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -31,8 +26,16 @@ const (
 // A sandbox is what a program is started in.
 type sandbox struct {
 	UID          int
-	Capabilities []int // ambient, and the bound
+	Capabilities []int    // ambient, and the bound
+	Writable     []string // under /sys; after "-" what need not be there
 	Filter       []unix.SockFilter
+}
+
+var capabilities = map[string]int{
+	"CAP_BPF":              unix.CAP_BPF,
+	"CAP_NET_ADMIN":        unix.CAP_NET_ADMIN,
+	"CAP_NET_BIND_SERVICE": unix.CAP_NET_BIND_SERVICE,
+	"CAP_PERFMON":          unix.CAP_PERFMON,
 }
 
 func TestMain(m *testing.M) {
@@ -56,10 +59,10 @@ func enter(file string, args []string) error {
 	}
 	// All that follows is of this thread, which takes the process over at the end.
 	runtime.LockOSThread()
-	var bits [2]uint32
-	for _, c := range s.Capabilities {
-		bits[c/32] |= 1 << (c % 32)
+	if err := protectSys(s.Writable); err != nil {
+		return fmt.Errorf("make /sys read-only: %w", err)
 	}
+	bits := s.bits()
 	for c := 0; ; c++ {
 		if slices.Contains(s.Capabilities, c) {
 			continue
@@ -85,8 +88,8 @@ func enter(file string, args []string) error {
 	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	data := [2]unix.CapUserData{
-		{Effective: bits[0], Permitted: bits[0], Inheritable: bits[0]},
-		{Effective: bits[1], Permitted: bits[1], Inheritable: bits[1]},
+		{Effective: uint32(bits), Permitted: uint32(bits), Inheritable: uint32(bits)},
+		{Effective: uint32(bits >> 32), Permitted: uint32(bits >> 32), Inheritable: uint32(bits >> 32)},
 	}
 	if err := unix.Capset(&header, &data[0]); err != nil {
 		return fmt.Errorf("set capabilities: %w", err)
@@ -111,267 +114,41 @@ func enter(file string, args []string) error {
 	return fmt.Errorf("run %s: %w", path, unix.Exec(path, args, env))
 }
 
-// A stage is a network of its own with the files that the unit's commands find,
-// and a TCP and a UDP server that send back what they get.
-type stage struct {
-	dir     string
-	unit    unit
-	sandbox string // file
-	notify  *net.UnixConn
+// bits returns the capabilities as a set.
+func (s *sandbox) bits() (set uint64) {
+	for _, c := range s.Capabilities {
+		set |= 1 << c
+	}
+	return set
 }
 
-const config = `
-[daemon]
-metrics = "127.0.0.1:9464"
-
-[asn]
-files = ["asn.csv"]
-
-[[listen]]
-name       = "web"
-address    = ["tcp://0.0.0.0:80", "tcp://[::]:80"]
-downstream = ["localhost:7000"]
-
-[[listen]]
-name       = "names"
-address    = ["udp://0.0.0.0:53", "udp://[::]:53"]
-downstream = ["127.0.0.1:7000"]
-
-[[limit]]
-name        = "all"
-key         = ["source", "asn"]
-rate        = "2MB/s"
-max_delay   = "1s"
-`
-
-// newStage moves the test into a network namespace with nothing but a loopback
-// interface. The namespace ends with the test's thread.
-func newStage(t *testing.T, u unit) *stage {
-	t.Helper()
-	runtime.LockOSThread() // and never unlocked: the thread ends with the test
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("make a network namespace: %v: run these tests as root", err)
-	}
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := netlink.LinkSetUp(lo); err != nil {
-		t.Fatal(err)
-	}
-	addr, err := netlink.ParseAddr("fe80::1/64")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr.Flags = unix.IFA_F_NODAD
-	if err := netlink.AddrAdd(lo, addr); err != nil {
-		t.Fatal(err)
-	}
-
-	// Not the test's own directory: other users cannot enter it.
-	dir, err := os.MkdirTemp("", "shaperd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	s := &stage{dir: dir, unit: u, sandbox: filepath.Join(dir, "sandbox.json")}
-	write(t, filepath.Join(dir, "shaperd.toml"), config, 0o644)
-	write(t, filepath.Join(dir, "asn.csv"), "127.0.0.0,127.255.255.255,64500,loopback\n", 0o644)
-	s.copyProgram(t, daemonPath(t), "shaperd")
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.copyProgram(t, self, "enter")
-
-	spec := sandbox{UID: nobody, Filter: u.seccomp(t)}
-	if got := u.service(t, "AmbientCapabilities") + u.service(t, "CapabilityBoundingSet"); got != "CAP_NET_BIND_SERVICECAP_NET_BIND_SERVICE" {
-		t.Fatalf("the unit's capabilities are %s", got)
-	}
-	spec.Capabilities = []int{unix.CAP_NET_BIND_SERVICE}
-	text, err := json.Marshal(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	write(t, s.sandbox, string(text), 0o644)
-
-	socket := filepath.Join(dir, "notify")
-	s.notify, err = net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { s.notify.Close() })
-	if err := os.Chmod(socket, 0o777); err != nil {
-		t.Fatal(err)
-	}
-	s.echo(t)
-	return s
-}
-
-func (s *stage) copyProgram(t *testing.T, from, name string) {
-	t.Helper()
-	text, err := os.ReadFile(from)
-	if err != nil {
-		t.Fatal(err)
-	}
-	write(t, filepath.Join(s.dir, name), string(text), 0o755)
-}
-
-// echo starts the servers. They end with the test.
-func (s *stage) echo(t *testing.T) {
-	t.Helper()
-	ln, err := net.Listen("tcp", ":7000")
-	if err != nil {
-		t.Fatal(err)
-	}
-	packets, err := net.ListenPacket("udp", "127.0.0.1:7000")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var work sync.WaitGroup
-	t.Cleanup(func() {
-		ln.Close()
-		packets.Close()
-		work.Wait()
-	})
-	work.Go(func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			work.Go(func() {
-				defer c.Close()
-				_, _ = io.Copy(c, c)
-			})
+// protectSys does for this thread what ProtectKernelTunables does to /sys, and
+// ReadWritePaths.
+func protectSys(writable []string) error {
+	err := errors.Join(
+		unix.Unshare(unix.CLONE_NEWNS),
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+		unix.MountSetattr(unix.AT_FDCWD, "/sys", unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}),
+	)
+	for _, dir := range writable {
+		dir, optional := strings.CutPrefix(dir, "-")
+		if _, absent := os.Stat(dir); optional && absent != nil {
+			continue
 		}
-	})
-	work.Go(func() {
-		buf := make([]byte, 1<<16)
-		for {
-			n, from, err := packets.ReadFrom(buf)
-			if err != nil {
-				return
-			}
-			_, _ = packets.WriteTo(buf[:n], from)
-		}
-	})
-}
-
-// command returns a command line of the unit, ready to be run in the sandbox.
-func (s *stage) command(line string, pid int) *exec.Cmd {
-	line = strings.NewReplacer(
-		"/usr/bin/shaperd", filepath.Join(s.dir, "shaperd"),
-		"/etc/shaperd", s.dir,
-		"$MAINPID", fmt.Sprint(pid),
-	).Replace(line)
-	cmd := exec.Command(filepath.Join(s.dir, "enter"), strings.Fields(line)...)
-	cmd.Env = []string{
-		"PATH=" + os.Getenv("PATH"),
-		sandboxEnv + "=" + s.sandbox,
-		"NOTIFY_SOCKET=" + filepath.Join(s.dir, "notify"),
-		"WATCHDOG_USEC=600000",
+		err = errors.Join(err,
+			unix.Mount(dir, dir, "", unix.MS_BIND, ""),
+			unix.MountSetattr(unix.AT_FDCWD, dir, 0, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}),
+		)
 	}
-	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	return cmd
-}
-
-// await reads notifications until one has the line want.
-func (s *stage) await(t *testing.T, want string) {
-	t.Helper()
-	if err := s.notify.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
-	buf := make([]byte, 4096)
-	for {
-		n, err := s.notify.Read(buf)
-		if err != nil {
-			t.Fatalf("the daemon did not say %s: %v", want, err)
-		}
-		if slices.Contains(strings.Split(string(buf[:n]), "\n"), want) {
-			return
-		}
-	}
-}
-
-// exchange sends data and wants it back.
-func exchange(t *testing.T, c net.Conn, data []byte) {
-	t.Helper()
-	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Write(data); err != nil {
-		t.Fatal(err)
-	}
-	back := make([]byte, len(data))
-	if _, err := io.ReadFull(c, back); err != nil {
-		t.Fatalf("%s: %v", c.RemoteAddr(), err)
-	}
-	if !bytes.Equal(back, data) {
-		t.Errorf("%s: what came back is not what was sent", c.RemoteAddr())
-	}
-}
-
-func dial(t *testing.T, network, addr string) net.Conn {
-	t.Helper()
-	c, err := net.Dial(network, addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
-	return c
+	return err
 }
 
 // TestSandbox takes the daemon through its life by the unit's own commands, as an
 // ordinary user with the unit's one capability, under the unit's system call
 // filter.
 func TestSandbox(t *testing.T) {
-	u := readUnit(t)
-	s := newStage(t, u)
-
-	before, err := s.command(u.service(t, "ExecStartPre"), 0).CombinedOutput()
-	if err != nil {
-		t.Fatalf("ExecStartPre: %v\n%s", err, before)
-	}
-	var log bytes.Buffer
-	daemon := s.command(u.service(t, "ExecStart"), 0)
-	daemon.Stdout, daemon.Stderr = &log, &log
-	if err := daemon.Start(); err != nil {
-		t.Fatal(err)
-	}
-	exited := make(chan error, 1)
-	go func() { exited <- daemon.Wait() }()
-	stopped := false
-	t.Cleanup(func() {
-		if !stopped {
-			_ = daemon.Process.Kill()
-			<-exited
-		}
-		if t.Failed() {
-			t.Logf("the daemon's log:\n%s", log.Bytes())
-		}
-	})
-	s.await(t, "READY=1")
-
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", daemon.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{
-		fmt.Sprintf("Uid:\t%d\t%[1]d\t%[1]d\t%[1]d", nobody),
-		"Groups:\t ",
-		fmt.Sprintf("CapEff:\t%016x", 1<<unix.CAP_NET_BIND_SERVICE),
-		fmt.Sprintf("CapBnd:\t%016x", 1<<unix.CAP_NET_BIND_SERVICE),
-		"NoNewPrivs:\t1",
-		"Seccomp:\t2",
-	} {
-		if !strings.Contains(string(status), want+"\n") {
-			t.Errorf("the daemon is not in its sandbox, want %q:\n%s", want, status)
-		}
-	}
+	s := newStage(t, readUnit(t, unitFile), config)
+	d := s.start(t)
 
 	large := bytes.Repeat([]byte("shaperd "), 1<<14)
 	for _, addr := range []string{"127.0.0.1", "::1", "fe80::1%lo"} {
@@ -380,77 +157,73 @@ func TestSandbox(t *testing.T) {
 		tcp.Close()
 		exchange(t, dial(t, "udp", net.JoinHostPort(addr, "53")), large[:1000])
 	}
-	metrics := dial(t, "tcp", "127.0.0.1:9464")
-	if _, err := io.WriteString(metrics, "GET /metrics HTTP/1.0\r\n\r\n"); err != nil {
-		t.Fatal(err)
-	}
-	answer, err := http.ReadResponse(bufio.NewReader(metrics), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := io.ReadAll(answer.Body)
-	if err != nil || answer.StatusCode != http.StatusOK || !bytes.Contains(text, []byte("\nprocess_start_time_seconds ")) {
-		t.Errorf("metrics: %s, %v:\n%s", answer.Status, err, text)
+	if text := metrics(t); !strings.Contains(text, "\nprocess_start_time_seconds ") {
+		t.Errorf("no start time in the metrics:\n%s", text)
 	}
 	s.await(t, "WATCHDOG=1")
-
-	for _, line := range u["Service"]["ExecReload"] {
-		if out, err := s.command(line, daemon.Process.Pid).CombinedOutput(); err != nil {
-			t.Fatalf("ExecReload=%s: %v\n%s", line, err, out)
-		}
-	}
-	s.await(t, "RELOADING=1")
-	s.await(t, "READY=1")
+	s.reload(t, d)
 
 	last := dial(t, "tcp", "127.0.0.1:80")
 	exchange(t, last, large)
-	if err := daemon.Process.Signal(unix.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	s.await(t, "STOPPING=1")
+	s.terminate(t, d)
 	s.await(t, "WATCHDOG=1")
 	exchange(t, last, large)
 	last.Close()
-	select {
-	case err := <-exited:
-		stopped = true
-		if err != nil {
-			t.Errorf("the daemon ended with %v", err)
-		}
-	case <-time.After(10 * time.Second):
-		t.Error("the daemon did not end")
-	}
+	d.end(t)
 }
 
 // TestSandboxReload has a configuration with an error fail the reload before the
 // daemon hears of it.
 func TestSandboxReload(t *testing.T) {
-	u := readUnit(t)
-	s := newStage(t, u)
-	write(t, filepath.Join(s.dir, "shaperd.toml"), strings.Replace(config, "2MB/s", "2mbps", 1), 0o644)
-	out, err := s.command(u["Service"]["ExecReload"][0], 0).CombinedOutput()
+	s := newStage(t, readUnit(t, unitFile), strings.Replace(config, "2MB/s", "2mbps", 1))
+	out, err := s.command(s.unit["Service"]["ExecReload"][0], 0).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "2mbps") {
 		t.Errorf("the first ExecReload: %v\n%s", err, out)
 	}
 }
 
-// TestSandboxHolds takes something away from the unit that the daemon needs.
+// TestSandboxHolds takes something away that the daemon needs, from the unit or from
+// the drop-in.
 func TestSandboxHolds(t *testing.T) {
+	unit, both := []string{unitFile}, []string{unitFile, dropIn}
+	lacks := func(what string) string {
+		return "shaperd: the packet plane lacks " + what + ": run shaperd as root, or copy " +
+			"/usr/share/doc/shaperd/examples/packet-plane.conf to /etc/systemd/system/shaperd.service.d/ " +
+			`and run "systemctl daemon-reload"` + "\n"
+	}
 	for _, tt := range []struct {
-		name   string
-		change func(service map[string][]string)
+		name     string
+		files    []string
+		old, new string // what to replace in them
+		want     string // of what the daemon prints
 	}{
-		{"system call", func(service map[string][]string) {
-			service["SystemCallFilter"] = append(service["SystemCallFilter"], "~epoll_pwait2")
-		}},
-		{"address family", func(service map[string][]string) {
-			service["RestrictAddressFamilies"] = []string{"AF_UNIX"}
-		}},
+		{"system call", unit, "@setuid", "@setuid epoll_pwait2", "SIGSYS"},
+		{"address family", unit, "AF_INET AF_INET6 AF_NETLINK ", "", "SIGSYS"},
+		{"drop-in", unit, "", "", lacks("CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON")},
+		{"CAP_BPF", both, "=CAP_BPF", "=", lacks("CAP_BPF")},
+		{"CAP_NET_ADMIN", both, "CAP_NET_ADMIN ", "", lacks("CAP_NET_ADMIN")},
+		{"CAP_PERFMON", both, " CAP_PERFMON", "", lacks("CAP_PERFMON")},
+		{"bpf", both, "SystemCallFilter=bpf\n", "", "SIGSYS"},
+		{"way to the pins", both, "ExecStartPre=+/bin/chmod", "#", "permission denied: the packet plane lacks the system call bpf, or"},
+		{"pins", both, "ExecStartPre=+/usr/bin/install", "#", "read-only file system: the packet plane lacks the system call bpf, or"},
+		{"writing to them", both, "ReadWritePaths=", "#", "read-only file system: the packet plane lacks the system call bpf, or"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			u := readUnit(t)
-			tt.change(u["Service"])
-			s := newStage(t, u)
+			text := ""
+			for _, file := range tt.files {
+				text += readFile(t, file)
+			}
+			changed := strings.ReplaceAll(text, tt.old, tt.new)
+			if tt.old != "" && changed == text {
+				t.Fatalf("the files do not have %q", tt.old)
+			}
+			u := parseUnit(t, changed)
+			s := newStage(t, u, config+attachment)
+			for _, line := range u["Service"]["ExecStartPre"][1:] { // without the "check"
+				if out, err := s.command(line, 0).CombinedOutput(); err != nil {
+					t.Fatalf("ExecStartPre=%s: %v\n%s", line, err, out)
+				}
+			}
 			var out bytes.Buffer
 			cmd := s.command(u.service(t, "ExecStart"), 0)
 			cmd.Stdout, cmd.Stderr = &out, &out
@@ -459,9 +232,8 @@ func TestSandboxHolds(t *testing.T) {
 			}
 			late := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
 			defer late.Stop()
-			err := cmd.Wait()
-			if err == nil || !strings.Contains(out.String(), "SIGSYS") {
-				t.Errorf("the daemon ended with %v, want SIGSYS:\n%s", err, out.String())
+			if err := cmd.Wait(); err == nil || !strings.Contains(out.String(), tt.want) {
+				t.Errorf("the daemon ended with %v, want %q:\n%s", err, tt.want, out.String())
 			}
 		})
 	}

@@ -181,16 +181,29 @@ func (u unit) seccomp(t testing.TB) []unix.SockFilter {
 
 // TestAllowed guards against a line of SystemCallFilter that undoes another.
 func TestAllowed(t *testing.T) {
-	got := readUnit(t).allowed(t)
-	for _, name := range []string{"epoll_pwait2", "recvmmsg", "sendmsg", "clock_nanosleep", "prctl", "execve", "prlimit64"} {
-		if !slices.Contains(got, name) {
-			t.Errorf("%s is not allowed", name)
-		}
+	needed := []string{"epoll_pwait2", "recvmmsg", "sendmsg", "clock_nanosleep", "prctl", "execve", "prlimit64"}
+	never := []string{"setuid", "ptrace", "mount", "setrlimit", "io_uring_setup", "process_vm_writev", "chown", "perf_event_open"}
+	for _, tt := range []struct {
+		name       string
+		files      []string
+		yes, never []string
+	}{
+		{"alone", []string{unitFile}, needed, append(never, "bpf")},
+		{"with the drop-in", []string{unitFile, dropIn}, append(needed, "bpf"), never},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got := readUnit(t, tt.files...).allowed(t)
+			for _, name := range tt.yes {
+				if !slices.Contains(got, name) {
+					t.Errorf("%s is not allowed", name)
+				}
+			}
+			for _, name := range tt.never {
+				if slices.Contains(got, name) {
+					t.Errorf("%s is allowed", name)
+				}
+			}
+			t.Logf("%d system calls are allowed", len(got))
+		})
 	}
-	for _, name := range []string{"bpf", "setuid", "ptrace", "mount", "setrlimit", "io_uring_setup", "process_vm_writev", "chown"} {
-		if slices.Contains(got, name) {
-			t.Errorf("%s is allowed", name)
-		}
-	}
-	t.Logf("%d system calls are allowed", len(got))
 }

@@ -79,13 +79,10 @@ func write(t testing.TB, path, text string, mode fs.FileMode) {
 }
 
 func TestVerify(t *testing.T) {
-	text, err := os.ReadFile(unitFile)
-	if err != nil {
-		t.Fatal(err)
-	}
 	tests := []struct {
 		name string
-		old  string // what to replace in the unit
+		file string // the unit, unless told
+		old  string // what to replace in it
 		new  string
 		want string // part of the complaint; "" is none
 	}{
@@ -94,16 +91,23 @@ func TestVerify(t *testing.T) {
 		{name: "unknown type", old: "Type=notify", new: "Type=notified", want: "Failed to parse service type"},
 		{name: "no such program", old: "ExecStart=/usr/bin/", new: "ExecStart=/opt/", want: "/opt/shaperd is not executable"},
 		{name: "no such target", old: "Wants=network-online.target", new: "Requires=net.target", want: "net.target not found"},
+		{name: "unknown key in the drop-in", file: dropIn, old: "ReadWritePaths=", new: "WritePaths=", want: "Unknown key 'WritePaths'"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			unit := strings.Replace(string(text), tt.old, tt.new, 1)
-			if tt.old != "" && unit == string(text) {
-				t.Fatalf("%s does not have %q", unitFile, tt.old)
+			text := map[string]string{unitFile: readFile(t, unitFile), dropIn: readFile(t, dropIn)}
+			if tt.file == "" {
+				tt.file = unitFile
 			}
+			changed := strings.Replace(text[tt.file], tt.old, tt.new, 1)
+			if tt.old != "" && changed == text[tt.file] {
+				t.Fatalf("%s does not have %q", tt.file, tt.old)
+			}
+			text[tt.file] = changed
 			root := t.TempDir()
 			units := filepath.Join(root, "usr/lib/systemd/system")
-			write(t, filepath.Join(units, unitFile), unit, 0o644)
+			write(t, filepath.Join(units, unitFile), text[unitFile], 0o644)
+			write(t, filepath.Join(root, "etc/systemd/system", unitFile+".d", dropIn), text[dropIn], 0o644)
 			for _, name := range []string{"basic", "multi-user", "network-online", "shutdown", "sysinit"} {
 				write(t, filepath.Join(units, name+".target"), "[Unit]\nDescription="+name+"\n", 0o644)
 			}
@@ -123,20 +127,35 @@ func TestVerify(t *testing.T) {
 }
 
 func TestSecurity(t *testing.T) {
-	const most = 2.0
-	stdout, _ := run(t, "systemd-analyze", "security", "--offline=true", "--no-pager", unitFile)
-	found := regexp.MustCompile(`Overall exposure level for shaperd\.service: ([0-9.]+) `).FindStringSubmatch(stdout)
-	if found == nil {
-		t.Fatalf("no score in:\n%s", stdout)
+	for _, tt := range []struct {
+		name    string
+		dropIns []string
+		most    float64
+	}{
+		{"alone", nil, 1.8},
+		{"with the drop-in", []string{dropIn}, 2.0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			write(t, filepath.Join(dir, unitFile), readFile(t, unitFile), 0o644)
+			for _, file := range tt.dropIns {
+				write(t, filepath.Join(dir, unitFile+".d", file), readFile(t, file), 0o644)
+			}
+			stdout, _ := run(t, "systemd-analyze", "security", "--offline=true", "--no-pager", filepath.Join(dir, unitFile))
+			found := regexp.MustCompile(`Overall exposure level for shaperd\.service: ([0-9.]+) `).FindStringSubmatch(stdout)
+			if found == nil {
+				t.Fatalf("no score in:\n%s", stdout)
+			}
+			score, err := strconv.ParseFloat(found[1], 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if score > tt.most {
+				t.Errorf("exposure level %.1f, want at most %.1f\n%s", score, tt.most, stdout)
+			}
+			t.Logf("exposure level %.1f", score)
+		})
 	}
-	score, err := strconv.ParseFloat(found[1], 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if score > most {
-		t.Errorf("exposure level %.1f, want at most %.1f\n%s", score, most, stdout)
-	}
-	t.Logf("exposure level %.1f", score)
 }
 
 func TestSysusers(t *testing.T) {
@@ -151,7 +170,7 @@ func TestSysusers(t *testing.T) {
 	if _, stderr := run(t, "systemd-sysusers", "--root="+root, file); strings.Contains(stderr, file) {
 		t.Errorf("systemd-sysusers complains:\n%s", stderr)
 	}
-	u := readUnit(t)
+	u := readUnit(t, unitFile)
 	for _, f := range []struct {
 		path string
 		name string
@@ -192,7 +211,7 @@ func TestStopTimeout(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stop, err := time.ParseDuration(readUnit(t).service(t, "TimeoutStopSec"))
+	stop, err := time.ParseDuration(readUnit(t, unitFile).service(t, "TimeoutStopSec"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,23 +6,36 @@ import (
 	"testing"
 )
 
-const unitFile = "shaperd.service"
+const (
+	unitFile = "shaperd.service"
+	dropIn   = "packet-plane.conf"
+)
 
 // A unit is the settings of a unit file by section and key, in the order in which
 // they stand in it.
 type unit map[string]map[string][]string
 
-func readUnit(t testing.TB) unit {
+// readUnit reads the unit, or the unit and its drop-in, which adds to it.
+func readUnit(t testing.TB, files ...string) unit {
 	t.Helper()
-	text, err := os.ReadFile(unitFile)
+	text := ""
+	for _, file := range files {
+		text += readFile(t, file)
+	}
+	return parseUnit(t, text)
+}
+
+func readFile(t testing.TB, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return parseUnit(t, string(text))
+	return string(text)
 }
 
-// parseUnit reads what shaperd.service is made of: no line goes on in the next
-// one, and no empty value takes back earlier ones.
+// parseUnit reads what shaperd.service and its drop-in are made of: no line goes on
+// in the next one, and no empty value takes back earlier ones.
 func parseUnit(t testing.TB, text string) unit {
 	t.Helper()
 	u := unit{}
@@ -33,8 +46,11 @@ func parseUnit(t testing.TB, text string) unit {
 			continue
 		}
 		if line[0] == '[' {
-			section = map[string][]string{}
-			u[strings.Trim(line, "[]")] = section
+			name := strings.Trim(line, "[]")
+			if u[name] == nil {
+				u[name] = map[string][]string{}
+			}
+			section = u[name]
 			continue
 		}
 		key, value, ok := strings.Cut(line, "=")
@@ -44,6 +60,11 @@ func parseUnit(t testing.TB, text string) unit {
 		section[key] = append(section[key], value)
 	}
 	return u
+}
+
+// list returns the words of a setting whose lines add up.
+func (u unit) list(key string) []string {
+	return strings.Fields(strings.Join(u["Service"][key], " "))
 }
 
 // service returns the value of a setting that stands once in [Service].

@@ -22,7 +22,7 @@ var (
 // suites are the packages whose tests run in each kernel.
 var suites = []suite{
 	{pkg: "test/vm/guest"},
-	{pkg: "bpf", run: "TestParity|TestVerified|TestPolice|TestCapOutlives|TestVM", args: []string{"-policies=20", "-packets=500"}},
+	{pkg: "bpf", run: "TestParity|TestPrivileges|TestVerified|TestPolice|TestCapOutlives|TestVM", args: []string{"-policies=20", "-packets=500"}},
 }
 
 // kernels are those of fetch.sh.
