@@ -18,6 +18,7 @@ type arrival struct {
 	seq      uint32   // TCP
 	flags    uint8    // TCP; 0 of UDP
 	outgoing bool     // sent by the host that captures
+	marked   bool     // CE: it met congestion (RFC 3168)
 	head     [16]byte // the first bytes of a UDP payload
 }
 
@@ -48,8 +49,15 @@ type capture struct {
 // instant is one moment on two clocks: frames have the first, pacing the second.
 type instant struct{ real, mono time.Duration }
 
+// now reads both clocks again when too much passed between them.
 func now() instant {
-	return instant{clock(unix.CLOCK_REALTIME), clock(unix.CLOCK_MONOTONIC)}
+	for {
+		before := clock(unix.CLOCK_MONOTONIC)
+		real := clock(unix.CLOCK_REALTIME)
+		if mono := clock(unix.CLOCK_MONOTONIC); mono-before < 200*time.Microsecond {
+			return instant{real, mono}
+		}
+	}
 }
 
 func clock(id int32) time.Duration {
@@ -168,10 +176,12 @@ func parse(p []byte) (a arrival, ok bool) {
 		}
 		src, dst = netip.AddrFrom4([4]byte(p[12:])), netip.AddrFrom4([4]byte(p[16:]))
 		proto, transport = p[9], p[header:]
+		a.marked = p[1]&3 == 3
 		length = int(binary.BigEndian.Uint16(p[2:])) - header
 	case len(p) >= 40 && p[0]>>4 == 6:
 		src, dst = netip.AddrFrom16([16]byte(p[8:])), netip.AddrFrom16([16]byte(p[24:]))
 		proto, transport = p[6], p[40:]
+		a.marked = p[1]>>4&3 == 3
 		length = int(binary.BigEndian.Uint16(p[4:]))
 	default:
 		return a, false

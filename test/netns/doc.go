@@ -14,7 +14,8 @@
 //
 // The tests need root and a built binary: the file that SHAPERD_BIN names, or
 // bin/shaperd at the top of the repository. Nothing here imports the daemon's
-// packages.
+// packages. Tests of what this machine's kernel may not have run in the guests of
+// package vm.
 //
 // With -figures, the test of that name measures for ten seconds a case, and
 // prints what it finds:

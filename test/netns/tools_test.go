@@ -18,16 +18,33 @@ const iperfPort = 5201
 // address to, and fills report with what the client found.
 func iperf3(t *testing.T, n *network, f family, to netip.Addr, report any, args ...string) {
 	t.Helper()
+	at := netip.AddrPortFrom(to, iperfPort)
+	n.downstream.iperf3Server(t, at.Port())
+	if err := n.client.iperf3Client(f.sources[0], at, report, args...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// iperf3Path returns the path of the tool.
+func iperf3Path() (string, error) {
 	tool, err := exec.LookPath("iperf3")
 	if err != nil {
-		t.Fatalf("%v: \"make test\" installs it, and so does \"apt-get install iperf3\"", err)
+		err = fmt.Errorf("%w: \"make test\" installs it, and so does \"apt-get install iperf3\"", err)
 	}
-	port := fmt.Sprint(iperfPort)
+	return tool, err
+}
 
-	server := exec.Command(tool, "--server", "--one-off", "--forceflush", "--port", port)
+// iperf3Server starts a server inside the host, for one client.
+func (h *host) iperf3Server(t *testing.T, port uint16) {
+	t.Helper()
+	tool, err := iperf3Path()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := exec.Command(tool, "--server", "--one-off", "--forceflush", "--port", fmt.Sprint(port))
 	out, in := io.Pipe()
 	server.Stdout, server.Stderr = in, in
-	if err := n.downstream.start(server); err != nil {
+	if err := h.start(server); err != nil {
 		t.Fatalf("start iperf3: %v", err)
 	}
 	listens, ended := make(chan struct{}), make(chan struct{})
@@ -58,23 +75,31 @@ func iperf3(t *testing.T, n *network, f family, to netip.Addr, report any, args 
 	case <-time.After(5 * time.Second):
 		t.Fatal("the iperf3 server does not listen")
 	}
+}
 
+// iperf3Client runs a client inside the host, and fills report with what it found.
+func (h *host) iperf3Client(from netip.Addr, to netip.AddrPort, report any, args ...string) error {
+	tool, err := iperf3Path()
+	if err != nil {
+		return err
+	}
 	var stdout, stderr bytes.Buffer
 	client := exec.Command(tool, append([]string{
-		"--client", to.String(), "--bind", f.sources[0].String(), "--port", port, "--json", "--connect-timeout", "3000",
+		"--client", to.Addr().String(), "--bind", from.String(), "--port", fmt.Sprint(to.Port()), "--json", "--connect-timeout", "3000",
 	}, args...)...)
 	client.Stdout, client.Stderr = &stdout, &stderr
-	if err := n.client.start(client); err != nil {
-		t.Fatalf("start iperf3: %v", err)
+	if err := h.start(client); err != nil {
+		return fmt.Errorf("start iperf3: %w", err)
 	}
 	late := time.AfterFunc(20*time.Second, func() { _ = client.Process.Kill() })
 	defer late.Stop()
 	if err := client.Wait(); err != nil {
-		t.Fatalf("iperf3: %v\n%s%s", err, stdout.Bytes(), stderr.Bytes())
+		return fmt.Errorf("iperf3: %w\n%s%s", err, stdout.Bytes(), stderr.Bytes())
 	}
 	if err := json.Unmarshal(stdout.Bytes(), report); err != nil {
-		t.Fatalf("read the report of iperf3: %v\n%s", err, stdout.Bytes())
+		return fmt.Errorf("read the report of iperf3: %w\n%s", err, stdout.Bytes())
 	}
+	return nil
 }
 
 // iperfConfig is config with iperf3's port.

@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"cmp"
 	"encoding/binary"
 	"net"
 	"net/netip"
@@ -42,6 +43,8 @@ type paced struct {
 	tag  byte
 	size int // of a payload
 	rate int // datagrams a second
+
+	period time.Duration // between two looks at what is due; 200 us when 0
 }
 
 // newPaced makes a sender from the address from inside the host.
@@ -58,10 +61,9 @@ func (h *host) newPaced(t testing.TB, from netip.Addr, to netip.AddrPort, p pace
 	return &p
 }
 
-// send sends for the time d, and returns how many datagrams it sent. It sends
-// what is due every 200 us.
+// send sends for the time d, and returns how many datagrams it sent.
 func (p *paced) send(d time.Duration) (sent int, err error) {
-	const period = 200 * time.Microsecond
+	period := cmp.Or(p.period, 200*time.Microsecond)
 	raw, err := p.conn.SyscallConn()
 	if err != nil {
 		return 0, err

@@ -3,9 +3,9 @@
 // and the one that the tests start on may have none of it.
 //
 // A kernel boots in qemu with neither a disk nor acceleration, from an image that
-// holds a few tools, the modules, and test binaries. The image is made anew each
-// time. The guest runs the binaries one after the other and powers off; their
-// tests become subtests here:
+// holds a few tools, the modules, the daemon that "make build" builds, and test
+// binaries. The image is made anew each time. The guest runs the binaries one after
+// the other and powers off; their tests become subtests here:
 //
 //	TestKernels/6.12/guest/TestIFB
 //

@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -48,9 +49,9 @@ func build(ctx context.Context, dir string, suites []suite) error {
 	return nil
 }
 
-// makeImage returns what a guest boots from: its first process, tools, the modules
-// of the kernel at dir, and the suites, whose tests are compiled in binaries. Each
-// suite gets flags behind its own.
+// makeImage returns what a guest boots from: its first process, tools, the daemon, the
+// modules of the kernel at dir, and the suites, whose tests are compiled in binaries.
+// Each suite gets flags behind its own.
 func makeImage(dir, binaries string, suites []suite, flags ...string) ([]byte, error) {
 	var a archive
 	a.add("/init", 0o755, firstProcess)
@@ -59,6 +60,9 @@ func makeImage(dir, binaries string, suites []suite, flags ...string) ([]byte, e
 		if err := a.addTool(name); err != nil {
 			return nil, fmt.Errorf("%w: \"make deps\" installs what is missing", err)
 		}
+	}
+	if err := a.copy("/bin/shaperd", daemonPath()); err != nil {
+		return nil, fmt.Errorf("%w: \"make build\" builds it", err)
 	}
 	if err := a.addModules(filepath.Join(dir, "modules")); err != nil {
 		return nil, err
@@ -72,6 +76,11 @@ func makeImage(dir, binaries string, suites []suite, flags ...string) ([]byte, e
 	}
 	a.add("/suites/order", 0o644, lines(order))
 	return a.end(), nil
+}
+
+// daemonPath returns the path of the daemon under test.
+func daemonPath() string {
+	return cmp.Or(os.Getenv("SHAPERD_BIN"), filepath.Join(top, "bin/shaperd"))
 }
 
 func (a *archive) addModules(dir string) error {

@@ -22,7 +22,8 @@ var (
 // suites are the packages whose tests run in each kernel.
 var suites = []suite{
 	{pkg: "test/vm/guest"},
-	{pkg: "bpf", run: "TestParity|TestPrivileges|TestVerified|TestPolice|TestCapOutlives|TestVM", args: []string{"-policies=20", "-packets=500"}},
+	{pkg: "bpf", run: "TestCapOutlives|TestConnections|TestMarks|TestNewConnectionsWait|TestParity|TestPolice|TestPrivileges|TestReset|TestVerified|TestVM", args: []string{"-policies=20", "-packets=500"}},
+	{pkg: "test/netns", run: "TestVM"},
 }
 
 // kernels are those of fetch.sh.

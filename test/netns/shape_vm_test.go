@@ -1,0 +1,260 @@
+//go:build vmguest
+
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+)
+
+// These tests have an attachment hold packets, which takes a kernel that can: package
+// vm runs them in some. A guest has two slow processors that one of the machine's
+// emulates. So each measures several things at once, of sources with buckets of their
+// own, and what is in a network is little.
+
+// TestVMEgress has the shaper hold what leaves it for the downstream: what it forwards,
+// and what its own programs send.
+func TestVMEgress(t *testing.T) {
+	const span = 6 * time.Second
+	fairly(t, func() (stallReport, error) {
+		n := newNetwork(t)
+		n.forward(t)
+		n.trains(t, littleTrain)
+		pins := newPins(t)
+		d := n.shaper.shaperd(t, attachConfig(pins, attach(shaperRight, "shape", "queue = 5000"),
+			guestLimit("tcp", `match = { attach = ["wall"], protocol = "tcp", port = ["5201", "5202"] }`, fourMbit, guestDelay),
+			// TCP has two segments at most in a queue of its own host. So a segment
+			// that leaves late makes the next one late, but for a burst.
+			guestLimit("own", `match = { attach = ["wall"], port = ["5203"] }`, 2*little, guestDelay, `burst = "4kB"`),
+			guestLimit("marked", `match = { attach = ["wall"], port = ["5204"] }`, 2*little, guestDelay),
+			guestLimit("udp", udpAtWall, little, guestDelay)))
+
+		// ECN for what goes to this address.
+		heeding := netip.MustParseAddr("10.2.0.6")
+		n.downstream.addAddrs(t, downstreamLink, ipv4.innerBits, heeding)
+		n.client.tool(t, "ip", "route", "add", heeding.String(), "via", ipv4.proxy.String(), "features", "ecn")
+		streams := []*stream{
+			n.newStream(t, "one connection", n.client, ipv4.sources[0], ipv4.downstream, 5201),
+			n.newStream(t, "four connections", n.client, ipv6.sources[0], ipv6.downstream, 5202, "--parallel", "4"),
+			n.newStream(t, "the shaper's own", n.shaper, ipv6.inner, ipv6.downstream, 5203),
+			n.newStream(t, "marked", n.client, ipv4.sources[0], heeding, 5204),
+		}
+		rates := []float64{fourMbit, fourMbit, 2 * little, 2 * little}
+		fl := n.newFloods(t)
+		stop := watchGuest()
+		sending := []func() error{fl.run(span)}
+		for _, s := range streams {
+			sending = append(sending, s.run(span))
+		}
+		if err := atOnce(sending...); err != nil {
+			t.Fatal(err)
+		}
+		report := stop()
+		m := d.metrics()
+		for _, name := range []string{"tcp", "own", "marked", "udp"} {
+			mustHaveLimited(t, d, name)
+		}
+		errs := []error{fl.check(t, report)}
+		for i, s := range streams {
+			s.arrived = inbound(s.capture.stop())
+			errs = append(errs, exact(t, s.name, s.capture, s.arrived, rates[i], tolerance, report))
+			t.Logf("%s: %d segments arrived, %d were sent again", s.name, len(s.arrived), s.resent)
+		}
+
+		marked, err := marks(streams[3].arrived)
+		counted := m.sum("marked", `limit="marked"`)
+		t.Logf("marked: %d segments, %v are counted, %v of all limits; %v were refused", marked, counted, m.sum("marked"),
+			m.sum("limit_packets", `limit="marked"`, `verdict="refuse"`))
+		if marked == 0 || marked != int(counted) || counted != m.sum("marked") {
+			err = errors.Join(err, fmt.Errorf("%d marks arrived, %v are counted, %v of all limits", marked, counted, m.sum("marked")))
+		}
+		errs = append(errs, err)
+		if drops := m.sum("attachment_queue_drops"); drops != 0 {
+			errs = append(errs, fmt.Errorf("the queue dropped %v packets", drops))
+		}
+		t.Log(report)
+		d.terminate()
+		d.waitExit(5 * time.Second)
+		n.shaper.mustBeClean(t, pins)
+		return report, errors.Join(errs...)
+	})
+}
+
+// TestVMIngress has the shaper hold what comes in.
+func TestVMIngress(t *testing.T) {
+	const span = 4500 * time.Millisecond
+	fairly(t, func() (stallReport, error) {
+		n := newNetwork(t)
+		n.forward(t)
+		far, source := n.addFar(t)
+		pins := newPins(t)
+		at := strings.NewReplacer(shaperRight, shaperLeft, "egress", "ingress").Replace(attach(shaperRight, "shape", "queue = 5000", `on_stop = "keep"`))
+		d := n.shaper.shaperd(t, attachConfig(pins, at,
+			guestLimit("tcp", `match = { attach = ["wall"], protocol = "tcp" }`, fourMbit, guestDelay), guestLimit("udp", udpAtWall, little, guestDelay)))
+		s := n.newStream(t, "tcp", far, source, ipv4.downstream, 5201)
+		fl := n.newFloods(t)
+		stop := watchGuest()
+		if err := atOnce(s.run(span), fl.run(span)); err != nil {
+			t.Fatal(err)
+		}
+		report := stop()
+		mustHaveLimited(t, d, "tcp")
+		mustHaveLimited(t, d, "udp")
+		err := errors.Join(exact(t, s.name, s.capture, inbound(s.capture.stop()), fourMbit, tolerance, report), fl.check(t, report))
+		t.Log(report)
+		d.terminate()
+		d.waitExit(5 * time.Second)
+		n.shaper.mustDetach(t, pins)
+		return report, err
+	})
+}
+
+// TestVMTrains has a connection send long trains of segments, as fast as the guest
+// can. It may be slower than the limit, for want of time.
+func TestVMTrains(t *testing.T) {
+	const rate = 100e6 / 8 // bytes a second
+	fairly(t, func() (stallReport, error) {
+		n := newNetwork(t)
+		n.forward(t)
+		n.trains(t, longTrain)
+		d := n.shaper.shaperd(t, attachConfig(newPins(t), attach(shaperRight, "shape", "queue = 5000"), guestLimit("each", atWall, rate, guestDelay)))
+		s := n.newStream(t, "trains", n.client, ipv4.sources[0], ipv4.downstream, 5201)
+		stop := watchGuest()
+		if err := s.run(4 * time.Second)(); err != nil {
+			t.Fatal(err)
+		}
+		report := stop()
+		mustHaveLimited(t, d, "each")
+		list := inbound(s.capture.stop())
+		err := exact(t, s.name, s.capture, list, rate, 0.5, report)
+		t.Logf("%d trains, %d segments sent again; %v", len(list), s.resent, report)
+		return report, err
+	})
+}
+
+// TestVMReload reloads, and kills and starts, while a source sends four times its
+// limit, and another one has a connection.
+func TestVMReload(t *testing.T) {
+	const reloads = 15
+	fairly(t, func() (stallReport, error) {
+		f := ipv4
+		n := newNetwork(t)
+		n.forward(t)
+		n.trains(t, littleTrain)
+		n.downstream.discardUDP(t, f.udp())
+		n.downstream.iperf3Server(t, iperfPort)
+		pins := newPins(t)
+		lines := guestLimit("each", atWall, little, "500ms") // longer than a stall is
+		text := func(queue int, more ...string) string {
+			return attachConfig(pins, attach(shaperRight, "shape", `on_stop = "keep"`, fmt.Sprint("queue = ", queue)), append(more, lines)...)
+		}
+		d := n.shaper.shaperd(t, text(5000))
+		stop := watchGuest()
+		udp := n.downstream.capture(t, downstreamLink, udpPort, 1<<14)
+		tcp := n.downstream.capture(t, downstreamLink, iperfPort, 1<<14)
+		endTCP := n.client.iperf3Endless(t, f.sources[0], netip.AddrPortFrom(f.downstream, iperfPort))
+		endUDP := n.client.newPaced(t, f.sources[1], f.udp(), paced{size: guestSize, rate: 4 * littleFlood, period: guestPeriod}).endless()
+		time.Sleep(guestSkip)
+
+		other := limit("other", `match = { attach = ["wall"], source = ["10.9.0.0/16"] }`, keyAll, `rate = "1MB/s"`)
+		queue := 5000
+		began := tcp.elapsed()
+		for i := range reloads {
+			if i%5 == 1 {
+				queue++ // which takes other programs, and another queue
+			}
+			if i%2 == 0 {
+				d.reload(text(queue, other))
+			} else {
+				d.reload(text(queue))
+			}
+		}
+		reloaded := tcp.elapsed()
+		d.kill()
+		time.Sleep(500 * time.Millisecond)
+		d = n.shaper.shaperd(t, text(5000))
+		started := tcp.elapsed()
+		time.Sleep(time.Second)
+		err := endUDP()
+		endTCP()
+		report := stop()
+		if err != nil {
+			t.Fatal(err)
+		}
+		mustHaveLimited(t, d, "each")
+		t.Logf("%d reloads took %v; killed and started again after %v; %v", reloads, reloaded-began, started-reloaded, report)
+
+		segments := inbound(tcp.stop())
+		errs := []error{
+			exact(t, "udp", udp, inbound(udp.stop()), little, tolerance, report),
+			exact(t, "tcp", tcp, segments, little, tolerance, report),
+		}
+		connections := map[netip.AddrPort]bool{}
+		for _, a := range segments {
+			connections[a.from] = true
+		}
+		if len(connections) != 2 { // iperf3 has one for its own ends
+			errs = append(errs, fmt.Errorf("%d connections were opened, want 2", len(connections)))
+		}
+		if last := segments[len(segments)-1].at; last < started+500*time.Millisecond {
+			errs = append(errs, fmt.Errorf("the last segment arrived after %v, the daemon started after %v", last, started))
+		}
+		return report, errors.Join(errs...)
+	})
+}
+
+// TestVMQueue looks with tc at what the daemon does with queues, and has it put back
+// what was there.
+func TestVMQueue(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		former []string
+		end    func(t *testing.T, h *host, d *daemon, pins string, text func(queue int, onStop string) string)
+	}{
+		{
+			"by the next daemon",
+			[]string{"handle", "7:", "fq_codel", "limit", "777", "target", "7ms"},
+			func(t *testing.T, h *host, d *daemon, pins string, text func(int, string) string) {
+				d.kill()
+				h.checkQueue(t, shaperRight, 6000)
+				d = h.shaperd(t, text(7000, "open"))
+				h.checkQueue(t, shaperRight, 7000)
+				d.terminate()
+				d.waitExit(5 * time.Second)
+				h.mustBeClean(t, pins)
+			},
+		},
+		{
+			"by command",
+			[]string{"pfifo", "limit", "77"},
+			func(t *testing.T, h *host, d *daemon, pins string, _ func(int, string) string) {
+				d.terminate()
+				d.waitExit(5 * time.Second)
+				h.mustDetach(t, pins)
+			},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			h := newNetwork(t).shaper
+			pins := newPins(t)
+			h.tool(t, "tc", append([]string{"qdisc", "replace", "dev", shaperRight, "root"}, test.former...)...)
+			before := h.tool(t, "tc", "qdisc", "show", "dev", shaperRight, "root")
+			text := func(queue int, onStop string) string {
+				return attachConfig(pins, attach(shaperRight, "shape", fmt.Sprint("queue = ", queue), fmt.Sprintf("on_stop = %q", onStop)),
+					guestLimit("each", atWall, fourMbit, guestDelay))
+			}
+			d := h.shaperd(t, text(5000, "keep"))
+			h.checkQueue(t, shaperRight, 5000)
+			d.reload(text(6000, "keep"))
+			h.checkQueue(t, shaperRight, 6000)
+			test.end(t, h, d, pins, text)
+			if after := h.tool(t, "tc", "qdisc", "show", "dev", shaperRight, "root"); after != before {
+				t.Errorf("there is\n%swant\n%s", after, before)
+			}
+		})
+	}
+}
