@@ -69,7 +69,12 @@ func newBench(t testing.TB, at kernelAttachment) *bench {
 
 func newVariant(t testing.TB, at kernelAttachment, variables map[string]any) *bench {
 	t.Helper()
-	k, err := openKernel(filepath.Join(pins, strings.NewReplacer("/", "-", ".", "-").Replace(t.Name())), testKeys)
+	return newSized(t, testKeys, at, variables)
+}
+
+func newSized(t testing.TB, keys int, at kernelAttachment, variables map[string]any) *bench {
+	t.Helper()
+	k, err := openKernel(filepath.Join(pins, strings.NewReplacer("/", "-", ".", "-").Replace(t.Name())), keys)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,7 @@
 #include "decide.h"
 
 /* For tests alone, which want to see the decision. */
-const volatile __u32 test_sources; /* draw IPv4 sources at random, so many */
+const volatile __u32 test_sources; /* draw sources at random, so many */
 volatile struct decision test_decision;
 volatile __u32 test_bytes, test_segments;
 
@@ -145,8 +145,9 @@ static __always_inline int enforce(struct scratch *s, __u32 segments)
 	if (!parse(&s->parser, here.ethernet))
 		return 0;
 	s->parser.packet.segments = segments;
-	if (test_sources)
-		s->parser.packet.source[3] = (__u64)bpf_get_prandom_u32() * test_sources >> 32;
+	if (test_sources) /* of IPv6 in the first word, of which prefixes are made */
+		s->parser.packet.source[s->parser.packet.ipv4 ? 3 : 0] =
+			(__u64)bpf_get_prandom_u32() * test_sources >> 32;
 	p = policy_now();
 	if (!p)
 		return 0;
