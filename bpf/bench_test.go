@@ -1,10 +1,7 @@
 package bpf
 
 import (
-	"encoding/binary"
 	"fmt"
-	"math/rand/v2"
-	"net/netip"
 	"testing"
 	"time"
 
@@ -42,6 +39,11 @@ func (b *bench) use(t testing.TB, limits []shaper.Limit, table *asn.Table) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	b.useCompiled(t, p)
+}
+
+func (b *bench) useCompiled(t testing.TB, p *shaper.Policy) {
+	t.Helper()
 	n, err := b.number(p, []Attachment{{Name: "here"}})
 	if err != nil {
 		t.Fatal(err)
@@ -109,7 +111,7 @@ func BenchmarkFullTable(b *testing.B) {
 		all     = 1<<32 - 1
 		routed6 = 0x2000_0000 + 115_000<<8 // of the first word of an address: half of what is in the table
 	)
-	table := fullTable(b)
+	_, table := fullTable(b)
 	limits := limitsOf(4)
 	limits[0].Rate = 8 // a packet takes longer than the benchmark
 	limits[1].Key, limits[2].Key = shaper.KeyASN, shaper.KeyASN
@@ -143,36 +145,4 @@ func BenchmarkFullTable(b *testing.B) {
 			}
 		})
 	}
-}
-
-// fullTable is as large as a published table: 400,000 ranges of IPv4 and 115,000 of
-// IPv6, of 91,000 autonomous systems.
-func fullTable(t testing.TB) *asn.Table {
-	t.Helper()
-	const asns = 91_000
-	rnd := rand.New(rand.NewPCG(1, 0))
-	var ranges []asn.Range
-	const step = 1 << 32 / 400_000
-	for first := uint64(0); first+step < 1<<32; first += step {
-		last := first + step - 1 - rnd.Uint64N(step/2)
-		ranges = append(ranges, asn.Range{First: ipv4(uint32(first)), Last: ipv4(uint32(last)), ASN: 1 + rnd.Uint32N(asns)})
-	}
-	for i := range uint64(115_000) {
-		var first [16]byte
-		binary.BigEndian.PutUint64(first[:], 0x2000_0000_0000_0000+i<<40)
-		last := first
-		for j := 5 + rnd.IntN(3); j < 16; j++ {
-			last[j] = 0xff
-		}
-		ranges = append(ranges, asn.Range{First: netip.AddrFrom16(first), Last: netip.AddrFrom16(last), ASN: 1 + rnd.Uint32N(asns)})
-	}
-	table, err := asn.New(ranges)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return table
-}
-
-func ipv4(n uint32) netip.Addr {
-	return netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
 }

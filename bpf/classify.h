@@ -62,31 +62,35 @@ __noinline __u64 find4(__u32 slot, __u32 line, __u32 lines, __u32 index, __u32 n
 	return found;
 }
 
-static __always_inline int at_or_before(const __u64 start[2], __u64 upper, __u64 lower)
+static __always_inline __u32 at_or_before(const __u64 start[2], __u64 upper, __u64 lower)
 {
-	return start[0] < upper || (start[0] == upper && start[1] <= lower);
+	return (start[0] < upper) | ((start[0] == upper) & (start[1] <= lower));
 }
 
+/* The same for an address of IPv6. Above the lines that hold segments stands a tree of
+ * lines with the starts of four below each; line is its root. The children of the tree's
+ * node i are 4i + 1 and the next three, as in a heap. */
 __noinline __u64 find6(__u32 slot, __u32 line, __u32 lines, __u64 upper, __u64 lower)
 {
-	__u32 low = 0, high = lines, i;
+	__u32 node = 0, first = 0; /* first is the leftmost node of the same depth */
 	void *table = bpf_map_lookup_elem(&tables, &slot);
 	struct line6 *l;
 
 	if (!table)
 		return NOT_FOUND;
-	for (i = 0; i < 24 && high - low > 1; i++) {
-		__u32 mid = (low + high) / 2;
+	for (__u64 leaves = 1; leaves < 1 << 24 && leaves < lines; leaves *= 4) {
+		const struct node6 *n = table_line(table, line + node);
 
-		l = table_line(table, line + mid);
-		if (!l)
+		if (!n)
 			return NOT_FOUND;
-		if (at_or_before(l->start[0], upper, lower))
-			low = mid;
-		else
-			high = mid;
+		node = 4 * node + 1 + at_or_before(n->start[1], upper, lower) +
+		       at_or_before(n->start[2], upper, lower) + at_or_before(n->start[3], upper, lower);
+		first = 4 * first + 1;
 	}
-	l = table_line(table, line + low);
+	/* The highest address is at or behind what fills up the tree. */
+	if (node > first + lines - 1)
+		node = first + lines - 1;
+	l = table_line(table, line + node);
 	if (!l)
 		return NOT_FOUND;
 	if (l->used > 1 && at_or_before(l->start[1], upper, lower))

@@ -3,6 +3,7 @@ package bpf
 import (
 	"encoding/binary"
 	"iter"
+	"math"
 	"slices"
 	"unsafe"
 
@@ -185,32 +186,55 @@ func (im *image) index(starts []uint32) {
 	}
 }
 
-// segments6 writes segments of 128-bit numbers.
+// segments6 writes segments of 128-bit numbers, and a tree above them.
 func (im *image) segments6(all iter.Seq2[[16]byte, shaper.Class]) kernelSegments {
-	s := kernelSegments{Line: uint32(len(im.lines))}
-	var last *kernelLine6
-	var first shaper.Class
-	n := 0
+	var leaves []kernelLine6
 	for start, c := range all {
-		if n == 0 {
-			first = c
+		if n := len(leaves); n == 0 || leaves[n-1].Used == uint64(len(leaves[n-1].Start)) {
+			leaves = append(leaves, kernelLine6{})
 		}
-		if n%len(last.Start) == 0 {
-			im.lines = append(im.lines, kernelLine{})
-		}
-		last = (*kernelLine6)(unsafe.Pointer(&im.lines[len(im.lines)-1]))
+		last := &leaves[len(leaves)-1]
 		last.Start[last.Used] = [2]uint64{binary.BigEndian.Uint64(start[:8]), binary.BigEndian.Uint64(start[8:])}
 		last.Asn[last.Used] = c.ASN
 		last.Set[last.Used] = im.set(c.Set)
 		last.Used++
-		n++
 	}
-	if n == 1 && first.ASN == 0 {
-		im.lines = im.lines[:s.Line]
-		return kernelSegments{Set: uint64(first.Set)}
+	if len(leaves) == 1 && leaves[0].Used == 1 && leaves[0].Asn[0] == 0 {
+		return kernelSegments{Set: uint64(im.order[leaves[0].Set[0]])}
 	}
-	s.Lines = uint32(len(im.lines)) - s.Line
+	s := kernelSegments{Line: uint32(len(im.lines)), Lines: uint32(len(leaves))}
+	starts := make([][2]uint64, len(leaves))
+	for i := range leaves {
+		starts[i] = leaves[i].Start[0]
+	}
+	im.tree(starts)
+	for i := range leaves {
+		im.lines = append(im.lines, *(*kernelLine)(unsafe.Pointer(&leaves[i])))
+	}
 	return s
+}
+
+// tree writes the tree above lines that begin with starts, level by level from the
+// root. Where there is no line below, it has the highest address.
+func (im *image) tree(starts [][2]uint64) {
+	const children = len(kernelNode6{}.Start)
+	all := 1 // lines that the tree has room for
+	for all < len(starts) {
+		all *= children
+	}
+	for below := all / children; below >= 1; below /= children { // lines below a child
+		for at := 0; at < all; {
+			var n kernelNode6
+			for i := range n.Start {
+				n.Start[i] = [2]uint64{math.MaxUint64, math.MaxUint64}
+				if at < len(starts) {
+					n.Start[i] = starts[at]
+				}
+				at += below
+			}
+			im.lines = append(im.lines, *(*kernelLine)(unsafe.Pointer(&n)))
+		}
+	}
 }
 
 // set returns the number of a set.

@@ -110,6 +110,11 @@ type kernelMeter struct {
 	Id    uint64
 }
 
+type kernelNode6 struct {
+	_     structs.HostLayout
+	Start [4][2]uint64
+}
+
 type kernelPolicy struct {
 	_            structs.HostLayout
 	Hash         [17][2]uint64
@@ -303,6 +308,7 @@ const (
 	kernelVarUnusedLine      = "unused_line"
 	kernelVarUnusedLine4     = "unused_line4"
 	kernelVarUnusedLine6     = "unused_line6"
+	kernelVarUnusedNode6     = "unused_node6"
 )
 
 // loadKernel returns the embedded CollectionSpec for kernel.
@@ -390,6 +396,7 @@ type kernelVariableSpecs struct {
 	UnusedLine    *ebpf.VariableSpec `ebpf:"unused_line"`
 	UnusedLine4   *ebpf.VariableSpec `ebpf:"unused_line4"`
 	UnusedLine6   *ebpf.VariableSpec `ebpf:"unused_line6"`
+	UnusedNode6   *ebpf.VariableSpec `ebpf:"unused_node6"`
 }
 
 // kernelObjects contains all objects after they have been loaded into the kernel.
@@ -466,6 +473,7 @@ type kernelVariables struct {
 	UnusedLine    *ebpf.Variable `ebpf:"unused_line"`
 	UnusedLine4   *ebpf.Variable `ebpf:"unused_line4"`
 	UnusedLine6   *ebpf.Variable `ebpf:"unused_line6"`
+	UnusedNode6   *ebpf.Variable `ebpf:"unused_node6"`
 }
 
 // kernelPrograms contains all programs after they have been loaded into the kernel.

@@ -63,9 +63,9 @@ struct limit {
  * With no lines every number is in the one range of set. */
 struct segments {
 	__u64 set;
-	__u32 line;  /* the first of the lines */
-	__u32 lines; /* how many */
-	__u32 index; /* the line of starts by the upper 16 bits, or 0 */
+	__u32 line;  /* the first of the lines; of IPv6 the root above them */
+	__u32 lines; /* how many with segments */
+	__u32 index; /* the line of starts by the upper 16 bits, or 0; of IPv4 and ports */
 	__u32 pad;
 };
 
@@ -107,11 +107,17 @@ struct line6 {
 	__u64 pad;
 };
 
+/* The starts of the four lines below a line. */
+struct node6 {
+	__u64 start[4][2];
+};
+
 /* For these to be written out in the type information, which Go's types are made
  * from. */
 const struct line *unused_line __attribute__((unused));
 const struct line4 *unused_line4 __attribute__((unused));
 const struct line6 *unused_line6 __attribute__((unused));
+const struct node6 *unused_node6 __attribute__((unused));
 
 struct policy_map {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
