@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -74,11 +75,15 @@ func newVariant(t testing.TB, at kernelAttachment, variables map[string]any) *be
 
 func newSized(t testing.TB, keys int, at kernelAttachment, variables map[string]any) *bench {
 	t.Helper()
-	k, err := openKernel(filepath.Join(pins, strings.NewReplacer("/", "-", ".", "-").Replace(t.Name())), keys)
+	dir := filepath.Join(pins, strings.NewReplacer("/", "-", ".", "-").Replace(t.Name()))
+	k, err := openKernel(dir, keys)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(k.close)
+	t.Cleanup(func() {
+		k.close()
+		_ = os.RemoveAll(dir) // a kernel takes 100 MB
+	})
 	b := &bench{kernel: k}
 	var objects struct {
 		kernelPrograms

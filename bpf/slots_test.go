@@ -71,10 +71,16 @@ func (b *tcpBench) watch() (stop func() (most, looks int)) {
 	}
 }
 
+// patient makes the programs wait for an answer to a SYN for as long as a test takes.
+func patient(variables map[string]any) map[string]any {
+	variables[kernelVarUnsettled] = uint64(time.Hour)
+	return variables
+}
+
 // TestParallelSYNs opens connections of random sources from all CPUs at once: just as
 // many pass as the cap allows, and there are never more.
 func TestParallelSYNs(t *testing.T) {
-	b := newTCPVariant(t, Police, map[string]any{kernelVarTestSources: uint32(1<<32 - 1)}, testIdle)
+	b := newTCPVariant(t, Police, patient(map[string]any{kernelVarTestSources: uint32(1<<32 - 1)}), testIdle)
 	const n = 100_000
 	for _, most := range []int{1, 2, 1000, 20_000} {
 		t.Run(fmt.Sprint(most), func(t *testing.T) {
@@ -84,7 +90,7 @@ func TestParallelSYNs(t *testing.T) {
 			stop := b.watch()
 			b.flood(dial("10.0.0.1:40000").say(client, syn, 0), n)
 			seen, looks := stop()
-			if seen > most || looks < 1 {
+			if seen > most || looks == 0 {
 				t.Errorf("up to %d were counted at once, in %d looks", seen, looks)
 			}
 			s := b.counters()
@@ -100,7 +106,7 @@ func TestParallelSYNs(t *testing.T) {
 // one gets it.
 func TestParallelNewcomers(t *testing.T) {
 	const rounds = 3_000
-	b := newTCPVariant(t, Police, nil, testIdle, capped(1))
+	b := newTCPVariant(t, Police, patient(map[string]any{}), testIdle, capped(1))
 	cpus := max(runtime.NumCPU(), 2)
 	var barrier, passes atomic.Int64
 	var wg sync.WaitGroup
@@ -147,7 +153,7 @@ func TestParallelChurn(t *testing.T) {
 		lines uint32 // of the table: in one line all keys meet
 	}{{1, 0}, {2, 0}, {1, 1}, {3, 2}} {
 		t.Run(fmt.Sprint(c.most, " of ", c.lines), func(t *testing.T) {
-			variables := map[string]any{kernelVarTestSources: uint32(4)}
+			variables := patient(map[string]any{kernelVarTestSources: uint32(4)})
 			if c.lines > 0 {
 				variables[kernelVarSlotLines] = c.lines
 			}
@@ -171,7 +177,7 @@ func TestParallelChurn(t *testing.T) {
 			seen, looks := stop()
 			s := b.counters()
 			t.Logf("%d passed, %d were refused; %d looks", s.Connections[0], s.OverConnections, looks)
-			if seen != c.most || s.Connections[0] < 50 || s.OverConnections < 1000 || s.ConnectionsMemoryFull > s.Connections[0]/1000 {
+			if seen != c.most || s.Connections[0] < 20 || s.OverConnections < 100 || s.ConnectionsMemoryFull > s.Connections[0]/1000 {
 				t.Errorf("up to %d at once; %d for lack of room", seen, s.ConnectionsMemoryFull)
 			}
 			b.inFlight()
@@ -257,7 +263,7 @@ func TestReconcile(t *testing.T) {
 
 // TestReconcileAmidTraffic finds nothing to repair while connections come and go.
 func TestReconcileAmidTraffic(t *testing.T) {
-	b := newTCPVariant(t, Police, map[string]any{kernelVarTestSources: uint32(300)}, testIdle, silently(capped(3)), silently(shaper.Limit{Name: "all", Connections: 500}))
+	b := newTCPVariant(t, Police, patient(map[string]any{kernelVarTestSources: uint32(300)}), testIdle, silently(capped(3)), silently(shaper.Limit{Name: "all", Connections: 500}))
 	var end atomic.Bool
 	var wg sync.WaitGroup
 	for i := range 4 {
