@@ -31,10 +31,13 @@ func (p *Proxy) openTCP(addr netip.AddrPort) (port, error) {
 	if addr.Addr().Is6() {
 		network = "tcp6"
 	}
-	ln, err := net.ListenTCP(network, net.TCPAddrFromAddrPort(addr))
+	config := net.ListenConfig{Control: p.control}
+	config.SetMultipathTCP(false) // whose sockets cannot be owned: there is one inside the other
+	l, err := config.Listen(context.Background(), network, addr.String())
 	if err != nil {
 		return nil, explainBind(err, "tcp://"+addr.String())
 	}
+	ln := l.(*net.TCPListener)
 	return &tcpPort{proxy: p, ln: ln, port: ln.Addr().(*net.TCPAddr).AddrPort().Port()}, nil
 }
 
@@ -100,7 +103,7 @@ func (p *Proxy) connect(s *service, c *net.TCPConn, port uint16) {
 		refuse(c, shaper.ExcessReset)
 		p.open.Add(-1)
 	}
-	server, err := s.dial(p.ctx, port)
+	server, err := p.dial(s, port)
 	if err != nil {
 		s.counts.DialErrors.Add(1)
 		fail("dial downstream", err)
@@ -118,6 +121,9 @@ func (p *Proxy) connect(s *service, c *net.TCPConn, port uint16) {
 	}
 	sess.slots = slots
 	s.counts.Open.Add(1)
+	p.owner.RLock()
+	defer p.owner.RUnlock()
+	p.mark(sess.client.fd, sess.server.fd) // again: they may be older than the owner
 	p.loop.post(func(now leaky.Time) { p.loop.adopt(sess, now) })
 }
 
@@ -134,20 +140,20 @@ func refuse(c *net.TCPConn, excess shaper.Excess) {
 	io.CopyN(io.Discard, c, 64<<10)
 }
 
-// dial connects to the downstream whose turn it is, or to the next ones.
-func (s *service) dial(ctx context.Context, port uint16) (*net.TCPConn, error) {
+// dial connects to the downstream of s whose turn it is, or to the next ones.
+func (p *Proxy) dial(s *service, port uint16) (*net.TCPConn, error) {
 	config := s.config.Load()
-	dialer := net.Dialer{Timeout: config.ConnectTimeout}
+	dialer := net.Dialer{Timeout: config.ConnectTimeout, Control: p.control}
 	var errs []error
 	first := int(s.turn.Add(1) - 1)
 	for i := range config.Downstream {
 		d := config.Downstream[(first+i)%len(config.Downstream)]
-		c, err := dialer.DialContext(ctx, "tcp", d.address(port, s.samePort))
+		c, err := dialer.DialContext(p.ctx, "tcp", d.address(port, s.samePort))
 		if err == nil {
 			return c.(*net.TCPConn), nil
 		}
 		errs = append(errs, err)
-		if ctx.Err() != nil {
+		if p.ctx.Err() != nil {
 			break
 		}
 	}

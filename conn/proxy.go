@@ -22,6 +22,7 @@ type Proxy struct {
 	gates   *gates
 	log     *slog.Logger
 	refused *sampler
+	owner   owner
 
 	ctx    context.Context // ends when connections on their way have to give up
 	cancel context.CancelFunc
