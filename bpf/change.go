@@ -2,6 +2,7 @@ package bpf
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 
@@ -12,6 +13,7 @@ import (
 type Change struct {
 	plane       *Plane
 	attachments []Attachment
+	listeners   []netip.AddrPort
 	policy      *shaper.Policy
 	numbers     numbers
 	wanted      map[side]*Attachment
@@ -23,10 +25,14 @@ type Change struct {
 // Prepare makes everything ready that may fail to put attachments, and the policy
 // that names them, in force. Nothing is enforced, or enforced otherwise, before
 // Commit; Cancel takes back what was made. An interface that is not there is
-// attached to when it appears.
-func (p *Plane) Prepare(attachments []Attachment, policy *shaper.Policy) (*Change, error) {
+// attached to when it appears. At listeners the proxy takes TCP: what it takes is
+// not counted at attachments. See [Plane.Own] too.
+func (p *Plane) Prepare(attachments []Attachment, listeners []netip.AddrPort, policy *shaper.Policy) (*Change, error) {
 	p.mu.Lock()
-	c := &Change{plane: p, attachments: slices.Clone(attachments), policy: policy, changed: map[*point]*programs{}}
+	c := &Change{
+		plane: p, attachments: slices.Clone(attachments), listeners: slices.Clone(listeners), policy: policy,
+		changed: map[*point]*programs{},
+	}
 	if err := c.prepare(); err != nil {
 		c.Cancel()
 		return nil, err
@@ -44,6 +50,9 @@ func (c *Change) prepare() (err error) {
 	}
 	if err := p.kernel.beat(); err != nil {
 		return fmt.Errorf("heartbeat: %w", err)
+	}
+	if err := p.kernel.addListeners(c.listeners); err != nil {
+		return err
 	}
 	// Programs of attachments that are not in the policy in force let everything
 	// pass: it is the swap that begins to enforce.
@@ -88,6 +97,7 @@ func (c *Change) Cancel() {
 	for _, progs := range c.changed {
 		progs.close()
 	}
+	_ = c.plane.kernel.keepListeners(c.plane.listeners)
 }
 
 // Commit puts the change in force. On an error all stays as it was.
@@ -98,7 +108,8 @@ func (c *Change) Commit() error {
 		return err
 	}
 	defer p.mu.Unlock()
-	p.attachments, p.numbers, p.policy = c.attachments, c.numbers, c.policy
+	p.attachments, p.listeners, p.numbers, p.policy = c.attachments, c.listeners, c.numbers, c.policy
+	p.fault("listeners", p.kernel.keepListeners(c.listeners))
 	for pt, progs := range c.changed {
 		p.fault(pt.String(), pt.replace(progs, c.wanted[pt.key()], pt.saved().pin(p.dir)))
 	}

@@ -218,8 +218,9 @@ func (k *kernel) stopped() error { return k.Heartbeats.Put(uint32(0), uint64(0))
 // sharedMaps are the maps that all instances of a program share.
 var sharedMaps = []string{
 	kernelMapBuckets, kernelMapConnSlots, kernelMapConnections, kernelMapFloors, kernelMapFragments,
-	kernelMapHeartbeats, kernelMapPolicies, kernelMapReversed, kernelMapScratches, kernelMapStates,
-	kernelMapStaging, kernelMapSweepers, kernelMapTableCounts, kernelMapTables, kernelMapTurns,
+	kernelMapHeartbeats, kernelMapListeners, kernelMapPolicies, kernelMapProxied, kernelMapReversed,
+	kernelMapScratches, kernelMapStates, kernelMapStaging, kernelMapSweepers, kernelMapTableCounts,
+	kernelMapTables, kernelMapTurns,
 }
 
 // load loads the programs, for where they are to be attached.
@@ -244,7 +245,9 @@ func (k *kernel) load(at kernelAttachment, variables map[string]any, objects any
 		kernelMapFloors:      k.Floors,
 		kernelMapFragments:   k.Fragments,
 		kernelMapHeartbeats:  k.Heartbeats,
+		kernelMapListeners:   k.Listeners,
 		kernelMapPolicies:    k.Policies,
+		kernelMapProxied:     k.Proxied,
 		kernelMapReversed:    k.Reversed,
 		kernelMapScratches:   k.Scratches,
 		kernelMapStaging:     k.Staging,

@@ -97,6 +97,12 @@ type kernelLine6 struct {
 	Pad   uint64
 }
 
+type kernelListener struct {
+	_       structs.HostLayout
+	Address [4]uint32
+	Port    uint32
+}
+
 type kernelMeter struct {
 	_    structs.HostLayout
 	Rate struct {
@@ -283,7 +289,9 @@ const (
 	kernelMapFloors          = "floors"
 	kernelMapFragments       = "fragments"
 	kernelMapHeartbeats      = "heartbeats"
+	kernelMapListeners       = "listeners"
 	kernelMapPolicies        = "policies"
+	kernelMapProxied         = "proxied"
 	kernelMapReversed        = "reversed"
 	kernelMapScratches       = "scratches"
 	kernelMapStaging         = "staging"
@@ -368,7 +376,9 @@ type kernelMapSpecs struct {
 	Floors      *ebpf.MapSpec `ebpf:"floors"`
 	Fragments   *ebpf.MapSpec `ebpf:"fragments"`
 	Heartbeats  *ebpf.MapSpec `ebpf:"heartbeats"`
+	Listeners   *ebpf.MapSpec `ebpf:"listeners"`
 	Policies    *ebpf.MapSpec `ebpf:"policies"`
+	Proxied     *ebpf.MapSpec `ebpf:"proxied"`
 	Reversed    *ebpf.MapSpec `ebpf:"reversed"`
 	Scratches   *ebpf.MapSpec `ebpf:"scratches"`
 	Staging     *ebpf.MapSpec `ebpf:"staging"`
@@ -425,7 +435,9 @@ type kernelMaps struct {
 	Floors      *ebpf.Map `ebpf:"floors"`
 	Fragments   *ebpf.Map `ebpf:"fragments"`
 	Heartbeats  *ebpf.Map `ebpf:"heartbeats"`
+	Listeners   *ebpf.Map `ebpf:"listeners"`
 	Policies    *ebpf.Map `ebpf:"policies"`
+	Proxied     *ebpf.Map `ebpf:"proxied"`
 	Reversed    *ebpf.Map `ebpf:"reversed"`
 	Scratches   *ebpf.Map `ebpf:"scratches"`
 	Staging     *ebpf.Map `ebpf:"staging"`
@@ -444,7 +456,9 @@ func (m *kernelMaps) Close() error {
 		m.Floors,
 		m.Fragments,
 		m.Heartbeats,
+		m.Listeners,
 		m.Policies,
+		m.Proxied,
 		m.Reversed,
 		m.Scratches,
 		m.Staging,

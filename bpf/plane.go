@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -37,6 +38,7 @@ type Plane struct {
 	mu          sync.Mutex
 	kernel      *kernel
 	attachments []Attachment
+	listeners   []netip.AddrPort
 	numbers     numbers
 	policy      *shaper.Policy
 	points      map[side]*point
@@ -345,6 +347,7 @@ func (p *Plane) Close() error {
 		delete(p.points, pt.key())
 	}
 	p.save()
+	errs = append(errs, p.kernel.keepListeners(nil)) // others may listen there
 	// Nobody needs to wait until the last heartbeat is an old one.
 	errs = append(errs, p.kernel.stopped())
 	p.release()

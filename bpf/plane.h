@@ -4,6 +4,7 @@
 #pragma once
 
 #include "decide.h"
+#include "own.h"
 
 /* For tests alone, which want to see the decision. */
 const volatile __u32 test_sources; /* draw sources at random, so many */
@@ -114,7 +115,7 @@ __noinline int adopt(const struct policy *p, struct scratch *s)
 }
 
 /* Takes note of a packet from the responders' side, whose head is in the scratch. */
-static __always_inline void take_note(struct scratch *s)
+static __always_inline void take_note(struct __sk_buff *skb, struct scratch *s)
 {
 	const struct policy *p;
 
@@ -130,13 +131,13 @@ static __always_inline void take_note(struct scratch *s)
 	if (follow(&s->parser.packet, &s->opening, 1, s->now / TICKS_PER_NANO) != UNKNOWN)
 		return;
 	if ((s->parser.packet.tcp_flags & (TCP_ACK | TCP_SYN | TCP_FIN | TCP_RST)) == TCP_ACK &&
-	    likely(&s->opening.tuple))
+	    likely(&s->opening.tuple) && !of_proxy(skb, 0, !here.egress, &s->parser.packet))
 		adopt(p, s);
 }
 
 /* Decides over the packet whose head is in the scratch, and leaves the decision
  * there. Returns whether there is one that holds. */
-static __always_inline int enforce(struct scratch *s, __u32 segments)
+static __always_inline int enforce(void *ctx, int xdp, struct scratch *s, __u32 segments)
 {
 	struct opening *o = &s->opening;
 	const struct policy *p;
@@ -160,6 +161,8 @@ static __always_inline int enforce(struct scratch *s, __u32 segments)
 	clear_opening(o);
 	if (set & p->counted && s->parser.packet.protocol == PROTOCOL_TCP && s->parser.packet.l4)
 		forward(s);
+	if (o->first && of_proxy(ctx, xdp, here.egress, &s->parser.packet))
+		o->first = 0;
 	if (here.mode == MODE_OBSERVE) {
 		o->observe = 1;
 		o->insert = o->first;

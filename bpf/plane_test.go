@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -139,10 +140,11 @@ func tenAnHour(attachment string) shaper.Limit {
 // testPlane is a plane with pins of the test's own.
 type testPlane struct {
 	*Plane
-	t      *testing.T
-	shaper *shaper.Shaper
-	pins   string
-	keys   int
+	t         *testing.T
+	shaper    *shaper.Shaper
+	pins      string
+	keys      int
+	listeners []netip.AddrPort
 }
 
 func openPlane(t *testing.T) *testPlane {
@@ -183,7 +185,7 @@ func (p *testPlane) tryApply(limits []shaper.Limit, attachments ...Attachment) e
 	if err != nil {
 		return err
 	}
-	c, err := p.Prepare(attachments, policy)
+	c, err := p.Prepare(attachments, p.listeners, policy)
 	if err != nil {
 		return err
 	}

@@ -95,6 +95,18 @@ func listens(c *config.Config) []conn.Listen {
 	return all
 }
 
+// tcpListeners returns where the proxy takes TCP.
+func (l *loaded) tcpListeners() (all []netip.AddrPort) {
+	for _, listen := range l.listens {
+		for _, e := range listen.Endpoints {
+			if e.Protocol == shaper.TCP {
+				all = append(all, e.Addr)
+			}
+		}
+	}
+	return all
+}
+
 // attachments says to the packet plane what the configuration says.
 func attachments(c *config.Config) []bpf.Attachment {
 	var all []bpf.Attachment

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"shaperd/bpf"
+	"shaperd/conn"
 	"shaperd/control"
 	"shaperd/shaper"
 	"shaperd/shaper/config"
@@ -16,6 +17,7 @@ import (
 // configuration names attachments: it needs privileges that the proxy does not.
 type packetPlane struct {
 	shaper *shaper.Shaper
+	proxy  *conn.Proxy
 	log    *slog.Logger
 	plane  *bpf.Plane
 	shown  atomic.Pointer[bpf.Plane] // plane, for metrics
@@ -72,8 +74,9 @@ func (p *packetPlane) prepare(l *loaded, policy *shaper.Policy) (*planeChange, e
 			return nil, err
 		}
 		p.plane, c.opened = plane, true
+		p.proxy.Own(plane.Own)
 	}
-	change, err := p.plane.Prepare(l.attach, policy)
+	change, err := p.plane.Prepare(l.attach, l.tcpListeners(), policy)
 	if err != nil {
 		c.abandon()
 		return nil, err
@@ -85,6 +88,7 @@ func (p *packetPlane) prepare(l *loaded, policy *shaper.Policy) (*planeChange, e
 // abandon leaves the plane as it was found.
 func (c *planeChange) abandon() {
 	if c.opened {
+		c.proxy.Own(nil)
 		c.plane.Release()
 		c.plane = nil
 	}
@@ -118,6 +122,7 @@ func (p *packetPlane) close() {
 		return
 	}
 	p.shown.Store(nil)
+	p.proxy.Own(nil)
 	if err := p.plane.Close(); err != nil {
 		p.log.Error("detach", "err", err)
 	}

@@ -90,7 +90,6 @@ func serve(ctx context.Context, e env, f runFlags, log *slog.Logger) error {
 	}
 	s := &server{flags: f, log: log, clock: leaky.NewClock(), loaded: l, reloads: &control.Reloads{}}
 	s.shaper = shaper.New(l.config.Daemon.Buckets)
-	s.plane = &packetPlane{shaper: s.shaper, log: log}
 	policy, err := l.compile(s.shaper)
 	if err != nil {
 		return err
@@ -99,6 +98,7 @@ func serve(ctx context.Context, e env, f runFlags, log *slog.Logger) error {
 		return err
 	}
 	defer s.proxy.Close()
+	s.plane = &packetPlane{shaper: s.shaper, proxy: s.proxy, log: log}
 	metrics, err := control.ServeMetrics(l.config.Daemon.Metrics, s.shaper, s.proxy, s.plane, s.reloads)
 	if err != nil {
 		return err

@@ -22,7 +22,7 @@ var (
 // suites are the packages whose tests run in each kernel.
 var suites = []suite{
 	{pkg: "test/vm/guest"},
-	{pkg: "bpf", run: "TestCapOutlives|TestConnections|TestMarks|TestNewConnectionsWait|TestParity|TestPolice|TestPrivileges|TestReset|TestVerified|TestVM", args: []string{"-policies=20", "-packets=500"}},
+	{pkg: "bpf", run: "TestCapOutlives|TestConnections|TestMarks|TestNewConnectionsWait|TestOwn$|TestParity|TestPolice|TestPrivileges|TestReset|TestVerified|TestVM", args: []string{"-policies=20", "-packets=500"}},
 	{pkg: "test/netns", run: "TestVM"},
 }
 

@@ -1,0 +1,123 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestAttachOwn has connections of the proxy pass an attachment whose limit counts all
+// others: those that were there before it, and new ones. The listeners change meanwhile.
+func TestAttachOwn(t *testing.T) {
+	for _, f := range families {
+		for _, ingress := range []bool{true, false} {
+			for _, routes := range []bool{true, false} {
+				t.Run(fmt.Sprintf("%s, ingress %v, routes %v", f.name, ingress, routes), func(t *testing.T) {
+					testAttachOwn(t, f, ingress, routes)
+				})
+			}
+		}
+	}
+}
+
+func testAttachOwn(t *testing.T, f family, ingress, routes bool) {
+	n := newNetwork(t)
+	if routes {
+		n.forward(t)
+	}
+	s := n.downstream.newSink(t, f.tcp())
+	second := netip.AddrPortFrom(f.alias, tcpPort+1)
+	n.downstream.serveTCP(t, netip.AddrPortFrom(f.downstream, second.Port()), s.drain)
+	pins := newPins(t)
+	const ofProxy, ofOthers = 12, 3
+	door := limit("door", onTCP, keyAll, fmt.Sprintf("connections = %d", ofProxy), `max_wait = "50ms"`)
+	others := limit("others", `match = { attach = ["wall"], protocol = "tcp" }`, fmt.Sprintf("connections = %d", ofOthers))
+	at := attach(shaperRight, "police")
+	from, source, to := n.shaper, f.inner, f.tcp()
+	if ingress {
+		at = strings.Replace(attach(shaperLeft, "police"), "egress", "ingress", 1)
+		from, source = n.client, f.sources[1]
+		if !routes {
+			to = netip.AddrPortFrom(f.proxy, tcpPort+2)
+			n.shaper.newSink(t, to)
+		}
+	}
+	text := func(attached bool, listeners ...netip.AddrPort) string {
+		text := config(f, door)
+		var more strings.Builder
+		for _, l := range listeners {
+			fmt.Fprintf(&more, ", %q", "tcp://"+l.String())
+		}
+		first := fmt.Sprintf("%q", fmt.Sprintf("tcp://%v", netip.AddrPortFrom(f.any, tcpPort)))
+		text = strings.Replace(text, first, first+more.String(), 1)
+		text = strings.Replace(text, "[daemon]\n", fmt.Sprintf("[daemon]\npins = %q\n", pins), 1)
+		if attached {
+			text += fmt.Sprintf("\n[[attach]]\n%s\n\n[[limit]]\n%s\n", at, others)
+		}
+		return text
+	}
+
+	d := n.shaper.shaperd(t, text(false))
+	all := []*bulk{
+		n.client.newBulk(t, f.sources[0], f.door(), 4, 'p'),
+		from.newBulk(t, source, to, 2, 'o'),
+	}
+	s.wait(t, 'p', 4, 5*time.Second)
+	d.reload(text(true))
+	speak := func(inFlight float64) {
+		t.Helper()
+		for range 3 {
+			for _, b := range all {
+				if err := b.send(1); err != nil {
+					t.Fatal(err)
+				}
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		waitFor(t, 5*time.Second, func() error {
+			m := d.metrics()
+			if got := m.sum("in_flight", `limit="others"`); got != inFlight {
+				return fmt.Errorf("%v connections are in flight, want %v\n%s", got, inFlight, m)
+			}
+			return nil
+		})
+	}
+	speak(2)
+
+	d.reload(text(true, second))
+	all = append(all,
+		n.client.newBulk(t, f.sources[0], f.door(), 4, 'q'),
+		n.client.newBulk(t, f.sources[0], second, 4, 'r'),
+		from.newBulk(t, source, to, 1, 's'),
+	)
+	s.wait(t, 'q', 4, 5*time.Second)
+	s.wait(t, 'r', 4, 5*time.Second)
+	speak(3)
+	if err := from.dialToEnd(source, to); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("a connection beyond the limit of others ends with %v", err)
+	}
+	if err := n.client.dialToEnd(f.sources[0], f.door()); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("a connection beyond the proxy's limit ends with %v", err)
+	}
+
+	// The connections of a listener that has gone are still the proxy's.
+	d.reload(text(true))
+	speak(3)
+	for _, b := range all {
+		b.abort()
+	}
+	waitFor(t, 5*time.Second, func() error {
+		m := d.metrics()
+		if got := m.sum("in_flight"); got != 0 {
+			return fmt.Errorf("%v connections are in flight at the end", got)
+		}
+		return nil
+	})
+	d.terminate()
+	d.waitExit(5 * time.Second)
+	n.shaper.mustBeClean(t, pins)
+}
