@@ -44,6 +44,7 @@ type Plane struct {
 	points      map[side]*point
 	faults      map[string]string // by what they are of; each is logged once
 	counted     counted
+	pressures   map[string]*pressure // by what they are of
 
 	stop func()
 	done sync.WaitGroup
@@ -62,7 +63,7 @@ func Open(s *shaper.Shaper, pins string, keys int, log *slog.Logger) (*Plane, er
 	}
 	p := &Plane{
 		log: log, shaper: s, dir: folder(pins, keys), kernel: k,
-		points: map[side]*point{}, faults: map[string]string{}, counted: counted{},
+		points: map[side]*point{}, faults: map[string]string{}, counted: counted{}, pressures: map[string]*pressure{},
 	}
 	if err := os.MkdirAll(filepath.Join(p.dir, "links"), 0o700); err != nil {
 		k.close()
@@ -177,11 +178,11 @@ func (p *Plane) fault(what string, err error) {
 	}
 	if text == "" {
 		delete(p.faults, what)
-		p.log.Info("attachment is back", "what", what)
+		p.log.Info("packet plane: well again", "what", what)
 		return
 	}
 	p.faults[what] = text
-	p.log.Error("attachment", "what", what, "err", text)
+	p.log.Error("packet plane", "what", what, "err", text)
 }
 
 // Intervals at which the plane looks after itself. What is amiss is found within
@@ -232,6 +233,7 @@ func (p *Plane) start() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.check()
+		p.checkRoom()
 	})
 }
 

@@ -1,15 +1,18 @@
 package bpf
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -145,6 +148,25 @@ type testPlane struct {
 	pins      string
 	keys      int
 	listeners []netip.AddrPort
+	logged    syncBuffer
+}
+
+// syncBuffer is a buffer for several goroutines.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
 }
 
 func openPlane(t *testing.T) *testPlane {
@@ -162,7 +184,7 @@ func openPlane(t *testing.T) *testPlane {
 func (p *testPlane) open() {
 	p.t.Helper()
 	p.shaper = shaper.New(1024)
-	plane, err := Open(p.shaper, p.pins, p.keys, slog.New(slog.NewTextHandler(p.t.Output(), nil)))
+	plane, err := Open(p.shaper, p.pins, p.keys, slog.New(slog.NewTextHandler(io.MultiWriter(p.t.Output(), &p.logged), nil)))
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -239,6 +261,22 @@ func TestPolice(t *testing.T) {
 				t.Errorf("pins are left: %v", left)
 			}
 		})
+	}
+}
+
+// A table that is too small is said to be so, within 5 s.
+func TestNoRoomForBuckets(t *testing.T) {
+	w := newWire(t, "full")
+	p := &testPlane{t: t, keys: 4, pins: filepath.Join(pins, "NoRoomForBuckets")}
+	p.open()
+	t.Cleanup(func() { _ = p.Close() })
+	p.apply([]shaper.Limit{tenAnHour("here")}, Attachment{Name: "here", Interfaces: []string{"full0"}, Mode: Police})
+	for source := range byte(40) {
+		w.send(1+source, 20)
+	}
+	within(t, 5*time.Second, func() bool { return strings.Contains(p.logged.String(), `raise \"buckets\"`) })
+	if s, err := p.Status(); err != nil || s.Buckets.EvictedIndebted == 0 {
+		t.Errorf("%+v, %v", s, err)
 	}
 }
 
