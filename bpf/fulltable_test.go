@@ -100,7 +100,8 @@ func TestFullTableSwap(t *testing.T) {
 	end.Store(true)
 	done.Wait()
 	t.Logf("%d packets meanwhile; a swap took %v; 1,000 packets took %v at most", sent, took, longest)
-	if n := count() - before; n != sent {
+	// More when a signal interrupted a run, which is then done again.
+	if n := count() - before; n < sent {
 		t.Errorf("%d packets were under a limit, of %d", n, sent)
 	}
 }
