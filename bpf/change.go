@@ -51,11 +51,11 @@ func (c *Change) prepare() (err error) {
 	if err := p.kernel.beat(); err != nil {
 		return fmt.Errorf("heartbeat: %w", err)
 	}
+	p.since = p.kernel.Generation + 1 // until then what is attached lets everything pass
+	defer func() { p.since = 0 }()
 	if err := p.kernel.addListeners(c.listeners); err != nil {
 		return err
 	}
-	// Programs of attachments that are not in the policy in force let everything
-	// pass: it is the swap that begins to enforce.
 	for key, a := range c.wanted {
 		present := p.points[key]
 		if present != nil && present.same(a) && (present.replies != nil) == a.counts(c.policy) {
@@ -103,7 +103,7 @@ func (c *Change) Cancel() {
 // Commit puts the change in force. On an error all stays as it was.
 func (c *Change) Commit() error {
 	p := c.plane
-	if err := p.kernel.adoptPolicy(c.policy, c.numbers, monotonic()); err != nil {
+	if err := p.kernel.adoptPolicy(c.policy, c.numbers, monotonic); err != nil {
 		c.Cancel()
 		return err
 	}

@@ -407,13 +407,16 @@ static __always_inline int start_sweeper(void)
 {
 	__u32 zero = 0;
 	struct sweeper *s = bpf_map_lookup_elem(&sweepers, &zero);
+	int err;
 
 	if (!s)
 		return 0;
 	if (s->started)
 		return 1;
-	if (bpf_timer_init(&s->timer, &sweepers, 1 /* CLOCK_MONOTONIC */) || bpf_timer_set_callback(&s->timer, sweep) ||
-	    bpf_timer_start(&s->timer, sweep_interval, 0))
+	err = bpf_timer_init(&s->timer, &sweepers, 1 /* CLOCK_MONOTONIC */);
+	if (err && err != -16 /* EBUSY: another CPU does the same just now */)
+		return 0;
+	if (bpf_timer_set_callback(&s->timer, sweep) || bpf_timer_start(&s->timer, sweep_interval, 0))
 		return 0;
 	s->started = 1;
 	return 1;

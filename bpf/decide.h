@@ -76,9 +76,10 @@ struct {
 	__type(value, struct state);
 } states SEC(".maps");
 
-/* What a limit is to charge for a packet, by meter. */
-#define GONE (~0ULL)
+/* What is returned for a bucket that there is no place for: it drains never. */
+#define NO_BUCKET (~0ULL)
 
+/* What a limit is to charge for a packet, by meter. */
 struct charge {
 	__u64 cost[METERS];
 	__u64 hash[METERS];
@@ -357,7 +358,7 @@ static __always_inline __u64 quote(const struct policy *p, struct scratch *s, __
 
 /* Charges the bucket of a meter that charge could not: it had drained and made room
  * for a key of this very packet or on another CPU, or another CPU has just charged it.
- * Returns it as it was before, or GONE when there is no place for it. */
+ * Returns it as it was before, or NO_BUCKET when there is no place for it. */
 __noinline __u64 charge_again(const struct policy *p, struct scratch *s, __u32 number, __u32 meter)
 {
 	const struct meter *m;
@@ -365,13 +366,13 @@ __noinline __u64 charge_again(const struct policy *p, struct scratch *s, __u32 n
 	__u64 *bucket;
 
 	if (!p || !s || meter >= METERS)
-		return GONE;
+		return NO_BUCKET;
 	m = &p->limit[number % MAX_LIMITS].meter[meter];
 	c = &s->charge[number % MAX_LIMITS];
 	c->place[meter] = table_place(tag_of(m, c->hash[meter]), first_line(p, c->hash[meter]),
 				      second_line(p, c->hash[meter]), s->now);
 	bucket = bucket_at(c->place[meter], tag_of(m, c->hash[meter]));
-	return bucket ? bucket_charge(bucket, c->cost[meter], s->now) : GONE;
+	return bucket ? bucket_charge(bucket, c->cost[meter], s->now) : NO_BUCKET;
 }
 
 /* Charges what was quoted, and returns when the packet may leave after all. */
@@ -391,8 +392,8 @@ static __always_inline __u64 charge(const struct policy *p, struct scratch *s, _
 		bucket = bucket_at(c->place[j], tag_of(m, c->hash[j]));
 		if (!bucket || !bucket_try(bucket, c->cost[j], load_word(&s->now), &before))
 			before = charge_again(p, s, number, j);
-		if (before != GONE)
-			depart = time_max(depart, bucket_depart(before, m->burst, load_word(&s->now)));
+		/* NO_BUCKET is beyond any delay: what cannot be charged does not pass. */
+		depart = time_max(depart, bucket_depart(before, m->burst, load_word(&s->now)));
 	}
 	return depart;
 }
@@ -544,9 +545,40 @@ static __always_inline void weigh(struct scratch *s, __u32 number, __u64 depart,
 	}
 }
 
+__noinline __u64 quote_new(const struct policy *p, struct scratch *s, __u32 number)
+{
+	return p && s ? quote(p, s, number % MAX_LIMITS | OF_NEW) : 0;
+}
+
+__noinline __u64 charge_new(const struct policy *p, struct scratch *s, __u32 number)
+{
+	return p && s ? charge(p, s, number % MAX_LIMITS | OF_NEW) : 0;
+}
+
+/* Asks the limits of set for the connection that the packet begins. Returns 0 when one
+ * refuses it. */
+__noinline int ask_new(const struct policy *p, struct scratch *s, __u64 set)
+{
+	__u64 rest = set;
+
+	if (!p || !s)
+		return 0;
+	for (int i = 0; i < MAX_LIMITS && rest; i++, rest &= rest - 1) {
+		__u32 number = lowest(rest) % MAX_LIMITS;
+		__u64 depart = quote_new(p, s, number);
+
+		if (depart && depart - load_word(&s->now) <= p->limit[number].max_wait)
+			continue;
+		refuse(&s->decision, number, depart ? REASON_NEW : REASON_MEMORY_FULL, depart ?: s->now);
+		refused_connection(p, s);
+		return 0;
+	}
+	return 1;
+}
+
 /* Has the limits of set take the scratch's packet, bytes and packets. Returns whether
  * they were charged; the decision says if one of them refuses it nevertheless. */
-__noinline int take(const struct policy *p, struct scratch *s, __u64 set)
+__noinline int take(const struct policy *p, struct scratch *s, __u64 set, __u64 opening)
 {
 	__u64 rest = set;
 
@@ -561,6 +593,8 @@ __noinline int take(const struct policy *p, struct scratch *s, __u64 set)
 		refuse(&s->decision, number, depart ? REASON_QUEUE_FULL : REASON_MEMORY_FULL, depart ?: s->now);
 		return 0;
 	}
+	if (opening && !ask_new(p, s, opening))
+		return 0;
 	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
 		__u32 number = lowest(set) % MAX_LIMITS;
 		struct charge *c = &s->charge[number];
@@ -573,34 +607,12 @@ __noinline int take(const struct policy *p, struct scratch *s, __u64 set)
 	return 1;
 }
 
-__noinline __u64 quote_new(const struct policy *p, struct scratch *s, __u32 number)
-{
-	return p && s ? quote(p, s, number % MAX_LIMITS | OF_NEW) : 0;
-}
-
-__noinline __u64 charge_new(const struct policy *p, struct scratch *s, __u32 number)
-{
-	return p && s ? charge(p, s, number % MAX_LIMITS | OF_NEW) : 0;
-}
-
-/* The same for the connection that the packet begins. */
+/* Has the limits of set take the connection. */
 __noinline int take_new(const struct policy *p, struct scratch *s, __u64 set)
 {
-	__u64 rest = set;
-
 	if (!p || !s)
 		return 0;
 	s->opening.waits = 0;
-	for (int i = 0; i < MAX_LIMITS && rest; i++, rest &= rest - 1) {
-		__u32 number = lowest(rest) % MAX_LIMITS;
-		__u64 depart = quote_new(p, s, number);
-
-		if (depart && depart - load_word(&s->now) <= p->limit[number].max_wait)
-			continue;
-		refuse(&s->decision, number, depart ? REASON_NEW : REASON_MEMORY_FULL, depart ?: s->now);
-		refused_connection(p, s);
-		return 0;
-	}
 	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
 		__u32 number = lowest(set) % MAX_LIMITS;
 		__u64 depart = charge_new(p, s, number);
@@ -625,8 +637,8 @@ __noinline int begin(const struct policy *p, struct scratch *s, __u64 set)
 		return 0;
 	o = &s->opening;
 	d = &s->decision;
-	if (set && !take_new(p, s, set))
-		return 0;
+	if (set)
+		take_new(p, s, set);
 	if (o->insert && d->verdict != VERDICT_REFUSE) {
 		result = insert(s);
 		if (result == OPEN_FAILED && set && !o->observe) {
@@ -661,7 +673,7 @@ static __always_inline void decide(const struct policy *p, struct scratch *s, __
 
 	if (opening && !take_slots(p, s, opening))
 		goto refused;
-	if (paced && !take(p, s, paced))
+	if (paced | opening && !take(p, s, paced, opening))
 		goto refused;
 	if (o->first && d->verdict != VERDICT_REFUSE)
 		begin(p, s, opening);

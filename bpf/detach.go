@@ -63,9 +63,20 @@ func adoptHook(pin string, h Hook, at side, r role) (hook, error) {
 		return &linkHook{l, at}, nil
 	case errors.Is(err, os.ErrNotExist) && (h == Clsact || h == Auto):
 		return &clsactHook{at: at, role: r}, nil
+	case errors.Is(err, os.ErrNotExist):
+		return goneHook{}, nil
 	}
 	return nil, err
 }
+
+// goneHook is what a daemon had taken away when it was killed.
+type goneHook struct{}
+
+func (goneHook) update(*ebpf.Program) error { return errDetached }
+func (goneHook) check() error               { return errDetached }
+func (goneHook) detach() error              { return nil }
+func (goneHook) repin(string) error         { return nil }
+func (goneHook) release()                   {}
 
 // Detach removes every trace of planes whose programs and maps are pinned under the
 // folder pins: what a daemon left that was killed, or that was to keep them. The

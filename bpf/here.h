@@ -18,6 +18,8 @@ struct attachment {
 	__u32 egress;
 	__u32 ifindex;	    /* of the interface; 0 for that of the packet */
 	__u64 idle_timeout; /* of TCP connections, ns */
+	__u32 since;	    /* generation of the first policy that is enforced */
+	__u32 pad;
 };
 
 const volatile struct attachment here;

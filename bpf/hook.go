@@ -47,11 +47,11 @@ const (
 func attach(h Hook, at side, r role, program *ebpf.Program, pin string) (hook, error) {
 	switch h {
 	case XDP:
-		return attachLink(pin, at, func() (link.Link, error) { return attachXDP(at.ifindex, program) })
+		return attachLink(pin, at, program, func() (link.Link, error) { return attachXDP(at.ifindex, program) })
 	case Clsact:
 		return attachClsact(at, r, program)
 	case TCX:
-		return attachLink(pin, at, func() (link.Link, error) { return attachTCX(at, program) })
+		return attachLink(pin, at, program, func() (link.Link, error) { return attachTCX(at, program) })
 	}
 	l, err := attach(TCX, at, r, program, pin)
 	if errors.Is(err, ebpf.ErrNotSupported) {
@@ -87,7 +87,15 @@ type linkHook struct {
 	at side
 }
 
-func attachLink(pin string, at side, create func() (link.Link, error)) (hook, error) {
+func attachLink(pin string, at side, program *ebpf.Program, create func() (link.Link, error)) (hook, error) {
+	// A daemon that was killed before it remembered it.
+	if l, err := link.LoadPinnedLink(pin, nil); err == nil {
+		h := &linkHook{l, at}
+		if h.check() == nil && h.update(program) == nil {
+			return h, nil
+		}
+		_ = l.Close()
+	}
 	l, err := create()
 	if err != nil {
 		return nil, err

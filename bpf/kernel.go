@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -109,8 +110,11 @@ func bucketLines(keys int) uint32 {
 
 // swap puts a policy in force with one update of a map: each packet meets the old
 // policy or the new one. It returns when no packet meets the old one any more.
-func (k *kernel) swap(im *image) error {
-	slot := k.freeSlot()
+func (k *kernel) swap(im *image, changes map[uint64][2]leaky.Rate, now func() leaky.Time) error {
+	tables, slot, err := k.freeSlot()
+	if err != nil {
+		return err
+	}
 	table := k.spec.Maps[kernelMapTables].InnerMap.Copy()
 	table.MaxEntries = uint32(len(im.lines))
 	lines, err := ebpf.NewMap(table)
@@ -130,27 +134,62 @@ func (k *kernel) swap(im *image) error {
 		return fmt.Errorf("create policy: %w", err)
 	}
 	defer policy.Close()
-	im.policy.Slot = slot
+	im.policy.Slot, im.policy.Generation = slot, k.Generation+1
 	if err := policy.Put(uint32(0), &im.policy); err != nil {
 		return fmt.Errorf("fill policy: %w", err)
 	}
 
-	k.Slots = [2]uint32{k.Slots[1], slot}
+	info, err := policy.Info()
+	if err != nil {
+		return fmt.Errorf("policy: %w", err)
+	}
+	id, _ := info.ID()
+	tables[uint32(id)] = slot
+	k.registry.Tables = tables
+	k.Generation++
 	if err := k.save(); err != nil {
 		return err
 	}
-	if err := k.Tables.Put(slot, lines); err != nil {
+	if err := k.kernelMaps.Tables.Put(slot, lines); err != nil {
 		return fmt.Errorf("add table: %w", err)
 	}
+	// At the last moment before the swap: what is charged behind it is at the new rate.
+	if len(changes) > 0 {
+		k.rescale(changes, now())
+	}
 	if err := k.Policies.Put(uint32(0), policy); err != nil {
+		for meter, c := range changes {
+			changes[meter] = [2]leaky.Rate{c[1], c[0]}
+		}
+		if len(changes) > 0 {
+			k.rescale(changes, now())
+		}
 		return fmt.Errorf("swap policy: %w", err)
 	}
-	for other := range k.Tables.MaxEntries() {
+	for other := range k.kernelMaps.Tables.MaxEntries() {
 		if other != slot {
-			_ = k.Tables.Delete(other) // takes memory alone
+			_ = k.kernelMaps.Tables.Delete(other) // takes memory alone
 		}
 	}
 	return nil
+}
+
+// freeSlot returns a slot of tables that is not in force, and the one that is by the
+// policy that names it. Which policy that is only the map says: a daemon may have been
+// killed before a swap, or after it.
+func (k *kernel) freeSlot() (inForce map[uint32]uint32, free uint32, err error) {
+	inForce = map[uint32]uint32{}
+	var id uint32
+	err = k.Policies.Lookup(uint32(0), &id)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return inForce, 0, nil
+	}
+	if err != nil {
+		return nil, 0, fmt.Errorf("policy in force: %w", err)
+	}
+	slot := k.registry.Tables[id]
+	inForce[id] = slot
+	return inForce, (slot + 1) % k.kernelMaps.Tables.MaxEntries(), nil
 }
 
 // rescale keeps the backlog of the buckets of a meter, in units, when its rate
@@ -174,8 +213,8 @@ func (k *kernel) rescale(meters map[uint64][2]leaky.Rate, now leaky.Time) {
 	}
 }
 
-// adoptPolicy swaps in p and rescales, at now, what changed.
-func (k *kernel) adoptPolicy(p *shaper.Policy, n numbers, now leaky.Time) error {
+// adoptPolicy swaps in p and rescales what changed.
+func (k *kernel) adoptPolicy(p *shaper.Policy, n numbers, now func() leaky.Time) error {
 	changes := map[uint64][2]leaky.Rate{}
 	for i := range p.Len() {
 		l := p.Limit(i)
@@ -190,11 +229,8 @@ func (k *kernel) adoptPolicy(p *shaper.Policy, n numbers, now leaky.Time) error 
 			}
 		}
 	}
-	if err := k.swap(newImage(p, n, k.Hashes, k.Buckets.MaxEntries())); err != nil {
+	if err := k.swap(newImage(p, n, k.Hashes, k.Buckets.MaxEntries()), changes, now); err != nil {
 		return err
-	}
-	if len(changes) > 0 {
-		k.rescale(changes, now)
 	}
 	k.adopt(n, p)
 	return k.save()
@@ -254,7 +290,7 @@ func (k *kernel) load(at kernelAttachment, variables map[string]any, objects any
 		kernelMapStates:      k.States,
 		kernelMapTableCounts: k.TableCounts,
 		kernelMapSweepers:    k.Sweepers,
-		kernelMapTables:      k.Tables,
+		kernelMapTables:      k.kernelMaps.Tables,
 		kernelMapTurns:       k.Turns,
 	}})
 	return privileges(err)

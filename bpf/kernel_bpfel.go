@@ -22,6 +22,8 @@ type kernelAttachment struct {
 	Egress      uint32
 	Ifindex     uint32
 	IdleTimeout uint64
+	Since       uint32
+	Pad         uint32
 }
 
 type kernelBucketLine struct {
@@ -137,7 +139,7 @@ type kernelPolicy struct {
 	Slot         uint32
 	Sets         uint32
 	BucketLines  uint32
-	Pad          uint32
+	Generation   uint32
 	Limit        [64]kernelLimit
 }
 

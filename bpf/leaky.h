@@ -120,7 +120,7 @@ static __always_inline void bucket_merge(__u64 *bucket, __u64 t)
 {
 	__u64 seen = *(volatile __u64 *)bucket;
 
-	for (int i = 0; i < 4; i++) {
+	for (int i = 0; i < 16; i++) {
 		__u64 was = seen;
 
 		if (was >= t)

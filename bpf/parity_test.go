@@ -305,7 +305,7 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 			n.limits[l.Name] = uint32(255 - i)
 		}
 		s.Swap(p, now)
-		if err := b.swap(newImage(p, n, h, b.kernel.Buckets.MaxEntries())); err != nil {
+		if err := b.swap(newImage(p, n, h, b.kernel.Buckets.MaxEntries()), nil, nil); err != nil {
 			t.Fatal(err)
 		}
 		marked := make([]uint64, len(limits))

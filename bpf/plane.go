@@ -44,6 +44,7 @@ type Plane struct {
 	points      map[side]*point
 	faults      map[string]string // by what they are of; each is logged once
 	counted     counted
+	since       uint32               // generation of the policy that programs are loaded for
 	pressures   map[string]*pressure // by what they are of
 
 	stop func()

@@ -122,7 +122,8 @@ static __always_inline void take_note(struct __sk_buff *skb, struct scratch *s)
 	if (!parse(&s->parser, here.ethernet) || s->parser.packet.protocol != PROTOCOL_TCP || !s->parser.packet.l4)
 		return;
 	p = policy_now();
-	if (!p || !(p->counted & p->place[here.place % MAX_PLACES] & p->protocol[PROTOCOL_TCP]))
+	if (!p || p->generation < here.since ||
+	    !(p->counted & p->place[here.place % MAX_PLACES] & p->protocol[PROTOCOL_TCP]))
 		return;
 	s->now = clock();
 	if (!in_force(s->now))
@@ -137,7 +138,7 @@ static __always_inline void take_note(struct __sk_buff *skb, struct scratch *s)
 
 /* Decides over the packet whose head is in the scratch, and leaves the decision
  * there. Returns whether there is one that holds. */
-static __always_inline int enforce(void *ctx, int xdp, struct scratch *s, __u32 segments)
+static __always_inline int enforce(void *ctx, int xdp, struct scratch *s, __u32 segments, __u32 size)
 {
 	struct opening *o = &s->opening;
 	const struct policy *p;
@@ -145,12 +146,15 @@ static __always_inline int enforce(void *ctx, int xdp, struct scratch *s, __u32 
 
 	if (!parse(&s->parser, here.ethernet))
 		return 0;
+	/* A train from a guest, or from a virtual card, has not been counted yet. */
+	if (!segments)
+		segments = size ? (s->parser.packet.bytes + size - 1) / size : 1;
 	s->parser.packet.segments = segments;
 	if (test_sources) /* of IPv6 in the first word, of which prefixes are made */
 		s->parser.packet.source[s->parser.packet.ipv4 ? 3 : 0] =
 			(__u64)bpf_get_prandom_u32() * test_sources >> 32;
 	p = policy_now();
-	if (!p)
+	if (!p || p->generation < here.since)
 		return 0;
 	set = classify(p, &s->parser.packet, here.place);
 	if (!set)
@@ -163,21 +167,20 @@ static __always_inline int enforce(void *ctx, int xdp, struct scratch *s, __u32 
 		forward(s);
 	if (o->first && of_proxy(ctx, xdp, here.egress, &s->parser.packet))
 		o->first = 0;
-	if (here.mode == MODE_OBSERVE) {
+	if (set & p->observed) {
 		o->observe = 1;
-		o->insert = o->first;
-		decide(p, s, set);
+		decide(p, s, set & p->observed);
+	}
+	/* What an observed limit said of the connection is not for the others. */
+	o->refused = o->silent = 0;
+	o->observe = here.mode == MODE_OBSERVE;
+	o->insert = o->first;
+	decide(p, s, set & ~p->observed);
+	if (here.mode == MODE_OBSERVE) {
 		if (o->first && s->decision.verdict == VERDICT_REFUSE && insert(s) != OPENED)
 			drop_slots(o);
 		return 0;
 	}
-	if (set & p->observed) {
-		o->observe = 1;
-		decide(p, s, set & p->observed);
-		o->observe = 0;
-	}
-	o->insert = o->first;
-	decide(p, s, set & ~p->observed);
 	if (here.mode == MODE_SHAPE && o->earliest > s->decision.depart / TICKS_PER_NANO)
 		s->decision.depart = o->earliest * TICKS_PER_NANO;
 	if (under_test) {

@@ -3,6 +3,7 @@ package bpf
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"strconv"
 
 	"github.com/cilium/ebpf"
@@ -50,13 +51,17 @@ const repliesPin = "-replies"
 
 // load loads the programs of a for an interface.
 func (p *Plane) load(a *Attachment, ifindex int, n numbers, counts bool) (*programs, error) {
+	// The verifier takes its time, and whoever looks after the heartbeat waits for it.
+	if err := p.kernel.beat(); err != nil {
+		return nil, fmt.Errorf("heartbeat: %w", err)
+	}
 	l, err := netlink.LinkByIndex(ifindex)
 	if err != nil {
 		return nil, attachError(a, strconv.Itoa(ifindex), err)
 	}
 	at := kernelAttachment{
 		Place: n.attachments[a.Name], Mode: uint32(a.Mode), Ethernet: number(hasEthernet(l)), Keep: number(a.Keep),
-		Egress: number(!a.Ingress), Ifindex: uint32(ifindex), IdleTimeout: uint64(a.IdleTimeout),
+		Egress: number(!a.Ingress), Ifindex: uint32(ifindex), IdleTimeout: uint64(a.IdleTimeout), Since: p.since,
 	}
 	var tc struct {
 		Limit *ebpf.Program `ebpf:"shaperd_tc"`

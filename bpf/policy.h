@@ -80,7 +80,7 @@ struct policy {
 	__u32 slot;	    /* in tables */
 	__u32 sets;	    /* the line of the sets that segments name */
 	__u32 bucket_lines; /* capacity of the table of buckets */
-	__u32 pad;
+	__u32 generation;   /* one more than that of the policy before */
 	struct limit limit[MAX_LIMITS];
 };
 
@@ -141,8 +141,7 @@ struct table_map {
 	__type(value, struct line);
 };
 
-/* One slot is in force; the next policy goes to another. Three, as a daemon that
- * was killed amid a swap leaves two that may be in force. */
+/* One slot is in force; the next policy goes to another. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__uint(max_entries, 3);

@@ -20,7 +20,8 @@ import (
 // every trace, takes over from one that was killed.
 type registry struct {
 	Hashes      hashes
-	Slots       [2]uint32 // of tables, the last ones used: one of them is in force
+	Tables      map[uint32]uint32 // slots of tables, by the IDs of policies' maps that may be in force
+	Generation  uint32            // of the policy in force, or more
 	Limits      map[string]*knownLimit
 	Attachments map[string]uint32
 	Points      []savedPoint
@@ -99,15 +100,6 @@ func (r *registry) save() error {
 		return fmt.Errorf("write registry: %w", err)
 	}
 	return nil
-}
-
-// freeSlot returns a slot of tables that is not in force.
-func (r *registry) freeSlot() uint32 {
-	slot := uint32(0)
-	for slot == r.Slots[0] || slot == r.Slots[1] {
-		slot++
-	}
-	return slot
 }
 
 // Numbers there are, as the programs have them.

@@ -141,7 +141,7 @@ static __noinline int reset_tc(struct __sk_buff *skb, struct scratch *s)
 	struct reset r = {};
 	__u32 sum;
 
-	if (skb->gso_segs > 1 || !copy_tc(skb, &s->parser.head) || !make_reset(s, &r))
+	if (!copy_tc(skb, &s->parser.head) || !make_reset(s, &r))
 		return 0;
 	sum = r.l4;
 	hide(sum);

@@ -75,7 +75,7 @@ int shaperd_tc(struct __sk_buff *skb)
 	struct scratch *s = scratch();
 	__u64 depart;
 
-	if (!s || !load_tc(skb, &s->parser.head) || !enforce(skb, 0, s, skb->gso_segs ?: 1))
+	if (!s || !load_tc(skb, &s->parser.head) || !enforce(skb, 0, s, skb->gso_segs, skb->gso_size))
 		return TC_NEXT;
 	if (s->decision.verdict == VERDICT_REFUSE) {
 		if (answered(s) && reset_tc(skb, s))
@@ -114,7 +114,7 @@ int shaperd_xdp(struct xdp_md *xdp)
 {
 	struct scratch *s = scratch();
 
-	if (!s || !load_xdp(xdp, &s->parser.head) || !enforce(xdp, 1, s, 1))
+	if (!s || !load_xdp(xdp, &s->parser.head) || !enforce(xdp, 1, s, 1, 0))
 		return XDP_PASS;
 	if (s->decision.verdict == VERDICT_REFUSE)
 		return answered(s) && reset_xdp(xdp, s) ? XDP_TX : XDP_DROP;

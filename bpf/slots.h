@@ -60,7 +60,8 @@ struct words {
 	__u32 free;
 };
 
-/* Looks at a line, without a branch: see find_tag. Returns a struct words of 8 bits
+/* Looks at a line, without a branch: the verifier would follow each one's both ways, and
+ * all their combinations. Returns a struct words of 8 bits
  * each, above them the number of free words, or ~0. */
 __noinline __u64 see_words(__u32 line, __u64 tag)
 {

@@ -132,6 +132,27 @@ __noinline __u32 room_in(__u32 line, __u64 now)
 	return drained * PLACES + place;
 }
 
+/* Ends the other bucket of the tag at place, if a line has one, and has that one inherit
+ * what it owes. */
+__noinline int unite(__u32 line, __u32 place)
+{
+	__u32 own = place / PLACES;
+	struct bucket_line *l = bpf_map_lookup_elem(&buckets, &line);
+	struct bucket_line *to = bpf_map_lookup_elem(&buckets, &own);
+	__u64 tag;
+
+	if (!l || !to)
+		return 0;
+	tag = load_word(&to->tag[place % PLACES]);
+	for (__u32 i = 0; i < PLACES; i++) {
+		if (line * PLACES + i == place || load_word(&l->tag[i]) != tag)
+			continue;
+		__sync_val_compare_and_swap(&l->tag[i], tag, 0);
+		bucket_merge(&to->until[place % PLACES], load_word(&l->until[i]));
+	}
+	return 0;
+}
+
 /* Makes a place for tag, which is in neither line, and returns it; NOWHERE when
  * another CPU was faster. */
 __noinline __u32 table_insert(__u64 tag, __u32 first, __u32 second, __u64 now)
@@ -157,6 +178,10 @@ __noinline __u32 table_insert(__u64 tag, __u32 first, __u32 second, __u64 now)
 		raise_floor(line, until);
 	if (__sync_val_compare_and_swap(&l->tag[i], was, tag) != was)
 		return NOWHERE;
+	/* The key may have been charged until this moment. */
+	until = was ? load_word(&l->until[i]) | 1 : 0;
+	if (until > now)
+		raise_floor(line, until);
 	if (!was)
 		count->entries++;
 	else if (until <= now)
@@ -169,8 +194,13 @@ __noinline __u32 table_insert(__u64 tag, __u32 first, __u32 second, __u64 now)
 	earlier = find_tag(a, first, tag);
 	if (earlier == NOWHERE)
 		earlier = find_tag(b, second, tag);
-	if (earlier == NOWHERE || earlier == line * PLACES + i)
+	if (earlier == NOWHERE || earlier == line * PLACES + i) {
+		/* One that was put behind it may have been charged already. */
+		unite(first, line * PLACES + i);
+		if (second != first)
+			unite(second, line * PLACES + i);
 		return line * PLACES + i;
+	}
 	if (__sync_val_compare_and_swap(&l->tag[i], tag, 0) == tag && !was)
 		count->entries--;
 	return earlier;

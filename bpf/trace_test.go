@@ -132,7 +132,7 @@ func (r *replay) load(name string) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	if err := r.adoptPolicy(p, n, r.now); err != nil {
+	if err := r.adoptPolicy(p, n, func() leaky.Time { return r.now }); err != nil {
 		r.t.Fatal(err)
 	}
 	r.policy = p

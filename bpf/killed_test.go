@@ -1,0 +1,169 @@
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// TestBeatsWhileLoading takes over many interfaces, which takes longer than a daemon may
+// be silent: it is not.
+func TestBeatsWhileLoading(t *testing.T) {
+	const interfaces = 14
+	for i := range interfaces {
+		pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprint("many", i)}, PeerName: fmt.Sprint("more", i)}
+		if err := netlink.LinkAdd(pair); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = netlink.LinkDel(pair) })
+	}
+	p := openPlane(t)
+	limit := tenAnHour("edge")
+	limit.Connections = 100
+	a := Attachment{Name: "edge", Interfaces: []string{"many*"}, Mode: Police}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p.apply([]shaper.Limit{limit}, a)
+	}()
+	began, longest := time.Now(), time.Duration(0)
+	for {
+		select {
+		case <-done:
+			t.Logf("attaching took %v; the heartbeat was %v old at most", time.Since(began), longest)
+			if longest > 4*time.Second {
+				t.Error("the limits were almost off")
+			}
+			return
+		case <-time.After(50 * time.Millisecond):
+			var last uint64
+			if err := p.kernel.Heartbeats.Lookup(uint32(0), &last); err != nil {
+				t.Error(err)
+			}
+			if last > 0 {
+				longest = max(longest, (monotonic() - leaky.Time(last)*leaky.FromDuration(1)).Duration())
+			}
+		}
+	}
+}
+
+// TestPreparedIsNotInForce prepares another interface, and another hook: before Commit
+// packets meet what they met before.
+func TestPreparedIsNotInForce(t *testing.T) {
+	one, other := newWire(t, "pa"), newWire(t, "pb")
+	p := openPlane(t)
+	a := Attachment{Name: "edge", Interfaces: []string{one.from.Attrs().Name}, Mode: Police, Hook: hooks(t)[0]}
+	p.apply([]shaper.Limit{tenAnHour("edge")}, a)
+
+	wide := a
+	wide.Interfaces = append(wide.Interfaces, other.from.Attrs().Name)
+	c := p.prepare(wide)
+	other.want(p, 1, 20, 20)
+	c.Cancel()
+
+	moved := a
+	moved.Hook = Clsact
+	c = p.prepare(moved)
+	one.want(p, 2, 20, 10)
+	c.Cancel()
+
+	c = p.prepare(wide)
+	if err := c.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	other.want(p, 3, 20, 10)
+}
+
+func (p *testPlane) prepare(a Attachment) *Change {
+	p.t.Helper()
+	policy, err := p.shaper.Compile([]shaper.Limit{tenAnHour(a.Name)}, nil, []shaper.Attachment{{Name: a.Name}}, nil, false)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	c, err := p.Prepare([]Attachment{a}, nil, policy)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return c
+}
+
+// TestKilledWhilePreparing has a daemon killed that has attached what it does not
+// remember yet.
+func TestKilledWhilePreparing(t *testing.T) {
+	for _, hook := range hooks(t) {
+		t.Run(hook.String(), func(t *testing.T) {
+			w := newWire(t, "kp")
+			p := openPlane(t)
+			a := Attachment{Name: "edge", Interfaces: []string{w.to.Attrs().Name}, Ingress: true, Mode: Police, Hook: hook}
+			c := p.prepare(a)
+			for _, pt := range c.added { // as the kernel does
+				pt.letGo()
+				pt.closePrograms()
+			}
+			p.kernel.close()
+			p.Plane = nil
+			p.open()
+			p.apply([]shaper.Limit{tenAnHour("edge")}, a)
+			w.want(p, 1, 20, 10)
+		})
+	}
+}
+
+// TestKilledWhileDetaching has a daemon killed that remembers what it has detached.
+func TestKilledWhileDetaching(t *testing.T) {
+	for _, hook := range hooks(t) {
+		t.Run(hook.String(), func(t *testing.T) {
+			w := newWire(t, "kd")
+			p := openPlane(t)
+			a := Attachment{Name: "edge", Interfaces: []string{w.to.Attrs().Name}, Ingress: true, Mode: Police, Hook: hook, Keep: true}
+			p.apply([]shaper.Limit{tenAnHour("edge")}, a)
+			p.stop()
+			p.done.Wait()
+			for _, pt := range p.points {
+				if err := pt.detach(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			p.kernel.close()
+			p.Plane = nil
+			if err := Detach(p.pins); err != nil {
+				t.Error(err)
+			}
+			if _, err := os.Stat(p.pins); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("pins are left: %v", err)
+			}
+		})
+	}
+}
+
+// TestKilledWhileSwapping has daemons killed one after the other between noting a swap
+// and making it: none takes the table in force for free.
+func TestKilledWhileSwapping(t *testing.T) {
+	b := newTCP(t, Police, shaper.Limit{Name: "p", Packets: shaper.Frequency{N: 1000, Per: time.Second}})
+	var id uint32
+	if err := b.Policies.Lookup(uint32(0), &id); err != nil {
+		t.Fatal(err)
+	}
+	inForce := b.registry.Tables[id]
+	for i := range uint32(5) {
+		tables, slot, err := b.kernel.freeSlot()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if slot == inForce {
+			t.Fatalf("after %d kills slot %d is in force and thought free", i, inForce)
+		}
+		tables[1_000_000+i] = slot
+		b.registry.Tables = tables
+		if err := b.save(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

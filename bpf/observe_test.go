@@ -1,0 +1,104 @@
+package bpf
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"shaperd/shaper"
+)
+
+// TestObservedRefusal has an observed limit refuse a SYN that another one drops: it is
+// dropped, and counted, as without the first.
+func TestObservedRefusal(t *testing.T) {
+	b := newTCP(t, Police,
+		shaper.Limit{Name: "rate", Packets: shaper.Frequency{N: 1, Per: time.Hour}},
+		shaper.Limit{Name: "seen", Observe: true, NewConnections: shaper.Frequency{N: 1, Per: time.Hour}})
+	b.open(dial("10.0.0.1:40000"))
+	action, _, _ := b.send(dial("10.0.0.1:40001").say(client, syn, 0))
+	if s := b.counters(); action != dropped || s.Refused[1] != 1 || s.ConnectionsMemoryFull != 0 {
+		t.Errorf("action %d; %d refused, %d for lack of memory", int32(action), s.Refused[1], s.ConnectionsMemoryFull)
+	}
+}
+
+// TestObserveCounts holds what an attachment counts that observes to what one does that
+// shapes, beside a limit that observes itself.
+func TestObserveCounts(t *testing.T) {
+	var got [2]kernelState
+	for i, mode := range []Mode{Shape, Observe} {
+		t.Run(mode.String(), func(t *testing.T) {
+			b := newTCP(t, mode,
+				shaper.Limit{Name: "rate", Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: time.Second},
+				shaper.Limit{Name: "seen", Observe: true, Packets: shaper.Frequency{N: 1, Per: time.Hour}})
+			for range 10 {
+				b.run(t, &sample{data: datagram(1)}, b.now, (*bench).tc)
+			}
+			got[i] = b.counters()
+		})
+	}
+	if got[0].Taken != got[1].Taken || got[0].Taken[1][1] != 9 {
+		t.Errorf("shape counts %v, observe %v", got[0].Taken, got[1].Taken)
+	}
+}
+
+// TestCountersRise reads counters while SYNs are refused: none ever falls, which would
+// be taken for a restart.
+func TestCountersRise(t *testing.T) {
+	b := newTCPVariant(t, Police, nil, testIdle,
+		shaper.Limit{Name: "rate", Packets: shaper.Frequency{N: 1e9, Per: time.Second}, MaxDelay: time.Second},
+		silently(shaper.Limit{Name: "new", NewConnections: shaper.Frequency{N: 1, Per: time.Hour}}))
+	b.open(dial("10.0.0.1:40000"))
+	var end atomic.Bool
+	var sending sync.WaitGroup
+	sending.Go(func() {
+		syn := dial("10.0.0.1:40001").say(client, syn, 0)
+		for !end.Load() {
+			if _, err := b.ShaperdTc.Run(&ebpf.RunOptions{Data: syn, Repeat: 10_000}); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	var last uint64
+	fell, reads := 0, 0
+	for began := time.Now(); time.Since(began) < time.Second; reads++ {
+		s := b.counters()
+		n := s.Taken[0][1] + s.Taken[1][1]
+		if n < last {
+			fell++
+		}
+		last = n
+	}
+	end.Store(true)
+	sending.Wait()
+	if fell > 0 || reads < 100 {
+		t.Errorf("%d of %d readings were below the one before", fell, reads)
+	}
+}
+
+// TestFirstConnections opens the first connections of all on several CPUs at once.
+func TestFirstConnections(t *testing.T) {
+	var refused atomic.Int32
+	for range 5 {
+		b := newTCPVariant(t, Police, nil, testIdle, capped(1000))
+		var ready, done sync.WaitGroup
+		ready.Add(2)
+		for _, client := range []string{"10.0.0.1:40000", "10.0.0.1:40001"} {
+			packet := dial(client).say(0, syn, 0)
+			done.Go(func() {
+				ready.Done()
+				ready.Wait()
+				if action, err := b.ShaperdTc.Run(&ebpf.RunOptions{Data: packet}); err != nil || action != tcNext {
+					refused.Add(1)
+				}
+			})
+		}
+		done.Wait()
+		b.kernel.close()
+	}
+	if n := refused.Load(); n > 0 {
+		t.Errorf("%d were refused under a cap of 1,000", n)
+	}
+}

@@ -1,0 +1,87 @@
+package bpf
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+	"shaperd/shaper/asn"
+)
+
+// rated is a policy with one limit of all packets.
+func rated(t *testing.T, rate uint64, table *asn.Table) *shaper.Policy {
+	t.Helper()
+	l := shaper.Limit{
+		Name: "a", Match: shaper.Match{Attach: []string{"here"}}, IPv4Prefix: 32, IPv6Prefix: 64,
+		Rate: rate, MaxDelay: 100 * time.Millisecond,
+	}
+	if table != nil {
+		l.Match.ASN = []uint32{1, 2, 3}
+	}
+	p, err := shaper.New(1024).Compile([]shaper.Limit{l}, nil, []shaper.Attachment{{Name: "here"}}, table, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// adoptRated puts such a policy in force as a reload does.
+func (b *bench) adoptRated(t *testing.T, p *shaper.Policy) numbers {
+	t.Helper()
+	n, err := b.number(p, []Attachment{{Name: "here"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.adoptPolicy(p, n, monotonic); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// TestLowerRateAmidPackets lowers the rate under a source that keeps to both rates: it
+// loses nothing.
+func TestLowerRateAmidPackets(t *testing.T) {
+	b := newVariant(t, kernelAttachment{Mode: uint32(Police), Ethernet: 1, Keep: 1}, nil)
+	b.adoptRated(t, rated(t, 1e9, nil))
+	var end atomic.Bool
+	var sending sync.WaitGroup
+	sending.Go(func() {
+		for !end.Load() { // less than 1 Mbit/s
+			if _, err := b.ShaperdTc.Run(&ebpf.RunOptions{Data: datagram(1)}); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(800 * time.Microsecond)
+		}
+	})
+	time.Sleep(200 * time.Millisecond)
+	before := b.totals(t)
+	b.adoptRated(t, rated(t, 1e7, nil))
+	time.Sleep(500 * time.Millisecond)
+	end.Store(true)
+	sending.Wait()
+	after := b.totals(t)
+	if after.refused > before.refused || after.taken < before.taken+50 {
+		t.Errorf("%d packets taken, %d refused", after.taken-before.taken, after.refused-before.refused)
+	}
+}
+
+// TestLowerRateAfterDrain has a bucket drain while a policy is made that takes long: it
+// stays drained.
+func TestLowerRateAfterDrain(t *testing.T) {
+	_, table := fullTable(t)
+	b := newVariant(t, kernelAttachment{Mode: uint32(Police), Ethernet: 1, Keep: 1}, nil)
+	n := b.adoptRated(t, rated(t, 1e9, table))
+	slow := rated(t, 1e6, table)
+	bucket := &b.buckets[7]
+	bucket.Tag[0] = meterNumber(n.limits["a"], 0)<<48 | 5
+	bucket.Until[0] = uint64(monotonic() + leaky.FromDuration(5*time.Millisecond))
+	b.adoptRated(t, slow)
+	if owes := leaky.Time(bucket.Until[0]).Sub(monotonic()); owes > 0 {
+		t.Errorf("it owes %v", owes.Duration())
+	}
+}
