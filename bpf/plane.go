@@ -201,6 +201,7 @@ func (p *Plane) start() {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	p.stop = cancel
+	p.checkRoom() // what had none before is none of this daemon's
 	every := func(interval time.Duration, do func()) {
 		p.done.Go(func() {
 			tick := time.NewTicker(interval)

@@ -41,7 +41,7 @@ func (p *Plane) checkRoom() {
 func (p *Plane) press(what string, times uint64, problem string) {
 	now := time.Now()
 	pr := p.pressures[what]
-	if pr == nil { // what was before this daemon is none of its
+	if pr == nil {
 		pr = &pressure{times: times}
 		p.pressures[what] = pr
 	}

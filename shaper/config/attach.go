@@ -222,14 +222,43 @@ func (l *loader) checkAttach() {
 	}
 }
 
-// checkCounting reports attachments whose connections are counted by too many
-// limits, or by none though they say how.
-func (l *loader) checkCounting() {
+// checkLimited reports attachments that no limit is for, and those whose connections
+// are counted by too many limits, or by none though they say how.
+func (l *loader) checkLimited() {
 	for i, attach := range l.c.Attach {
+		if !slices.ContainsFunc(l.c.Limits, func(l shaper.Limit) bool { return slices.Contains(l.Match.Attach, attach.Name) }) {
+			l.attaches[i].bad("name", "no limit names %s in match.attach, so nothing is held to anything there", quote(attach.Name))
+			continue
+		}
 		limits := counting(l.c.Limits, attach.Name)
 		l.attaches[i].idle(len(limits) > 0, "a limit with connections that matches this attachment", "idle_timeout")
 		for _, limit := range limits[min(len(limits), shaper.MaxConnectionLimits):] {
 			l.limits[limit].bad("connections", "more than %d limits with connections match attachment %q", shaper.MaxConnectionLimits, attach.Name)
+		}
+	}
+}
+
+// observeAttachments has limits observe that are for attachments which do. One for both
+// kinds would have what is only observed use up the buckets of what is not.
+func (l *loader) observeAttachments() {
+	for i := range l.c.Limits {
+		var observes, enforces string
+		for _, attach := range l.c.Attach {
+			switch {
+			case !slices.Contains(l.c.Limits[i].Match.Attach, attach.Name):
+			case attach.Mode == Observe:
+				observes = attach.Name
+			default:
+				enforces = attach.Name
+			}
+		}
+		switch {
+		case observes == "":
+		case enforces == "" || l.c.Limits[i].Observe:
+			l.c.Limits[i].Observe = true
+		default:
+			l.add(l.limits[i].at.child("match").child("attach"), fmt.Sprintf(
+				"attach: %s only observes and %s does not, and their packets would share buckets: make it two limits", quote(observes), quote(enforces)))
 		}
 	}
 }

@@ -81,7 +81,8 @@ func (l *loader) check(root *node) {
 	if len(l.mistakes) > 0 {
 		return
 	}
-	l.checkCounting()
+	l.checkLimited()
+	l.observeAttachments()
 	for i, limit := range l.c.Limits {
 		if limit.OfAttachments() {
 			l.checkFamilies(l.limits[i], limit)
