@@ -26,7 +26,7 @@ var (
 	limitLabels = []string{"limit", "mode", "verdict", "reason"}
 
 	limitBytes = desc("limit_bytes_total", "Payload bytes by what the limit decided, or would decide when it only observes.", limitLabels...)
-	limitPkts  = desc("limit_packets_total", "Datagrams by what the limit decided, or would decide.", limitLabels...)
+	limitPkts  = desc("limit_packets_total", "Datagrams, and packets at attachments, by what the limit decided, or would decide.", limitLabels...)
 	limitConns = desc("limit_connections_total", "Connections by what the limit decided, or would decide.", limitLabels...)
 	inFlight   = desc("limit_connections_in_flight", "Connections that hold a slot of the limit.", "limit")
 	waiting    = desc("limit_connections_waiting", "Connections that wait for a slot of the limit.", "limit")

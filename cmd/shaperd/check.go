@@ -7,7 +7,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd/bpf"
 	"shaperd/shaper"
 	"shaperd/shaper/config"
 )
@@ -34,10 +33,11 @@ when one of them is wrong.`,
 			bad := false
 			for _, file := range files {
 				r := check(file)
-				if r.OK && r.loaded.shapes() {
-					if err := bpf.ProbeShape(); err != nil {
-						fmt.Fprintf(e.stderr, "%s: here \"run\" would fail: %v\n", file, err)
-					}
+				if r.OK {
+					r.Notes = append(r.loaded.notes(), r.loaded.notesHere()...)
+				}
+				for _, note := range r.Notes {
+					fmt.Fprintf(e.stderr, "%s: %s\n", file, note)
 				}
 				bad = bad || len(r.Errors) > 0
 				results = append(results, r)
@@ -70,6 +70,7 @@ type checked struct {
 	File   string       `json:"file"`
 	OK     bool         `json:"ok"`
 	Errors []checkError `json:"errors,omitempty"`
+	Notes  []string     `json:"notes,omitempty"` // what is hardly meant, or does not work here
 	Config any          `json:"config,omitempty"`
 
 	loaded *loaded

@@ -26,7 +26,8 @@ away itself, when its configuration does not name them any more.`,
 				return nil
 			}
 			if bpf.Alive(pins) && !force {
-				return errors.New("a daemon is running: stop it first, or take the attachments out of its configuration and reload it")
+				return errors.New("a daemon runs, or did 5 s ago: stop it first, or take the attachments out of its configuration and reload it; " +
+					"where it was killed, try again in 5 s")
 			}
 			if err := bpf.Detach(pins); err != nil {
 				return err

@@ -114,6 +114,9 @@ func explain(e env, c *config.Config, p *shaper.Policy, q question) error {
 	if q.attach == "" {
 		l := listener(c, q)
 		if l == nil {
+			if len(c.Attach) > 0 {
+				return fmt.Errorf("no listener takes %s from %v: for packets at an attachment, name it with --attach", q.to(), q.source)
+			}
 			return fmt.Errorf("no listener takes %s from %v", q.to(), q.source)
 		}
 		f.Listen = p.ListenIndex(l.Name)

@@ -106,12 +106,22 @@ rate     = "1MB/s"
 overhead = "38B"
 [[limit]]
 name        = "sessions"
-match       = { attach = ["uplink", "watch"], protocol = "tcp" }
+match       = { attach = ["uplink"], protocol = "tcp" }
 connections = 5
+[[limit]]
+name    = "seen"
+match   = { attach = ["watch"], protocol = "tcp" }
+packets = "10pps"
 [[limit]]
 name    = "ping"
 match   = { attach = ["uplink"], protocol = "icmp" }
 packets = "10pps"
+`)
+	idle := writeConfig(t, "", configText("127.0.0.1:5432", "", "127.0.0.1:5433", "1MB/s")+`
+[[attach]]
+name      = "idle"
+interface = "nowhere0"
+mode      = "police"
 `)
 	packets := func(attach string, more ...string) []string {
 		return append([]string{"explain", "--config", attached, "--attach", attach, "--source", "192.0.2.1"}, more...)
@@ -157,6 +167,10 @@ packets = "10pps"
 		{"explain other attachment", packets("downlink", "--to", "tcp/22"), false, true, `there is no attachment "downlink"`},
 		{"explain other protocol", packets("uplink", "--to", "gre"), true, true, "udp/53, or icmp"},
 		{"check attachments", []string{"check", attached}, false, false, "\nattach watch\n"},
+		{"check an attachment without limits", []string{"check", idle}, false, false, `attachment "idle": no limit names it`},
+		{"check an interface that is not there", []string{"check", idle}, false, false, `attachment "idle": here is no interface nowhere0 yet`},
+		{"check notes as JSON", []string{"check", "--json", idle}, false, false, `"notes": [`},
+		{"explain without --attach", []string{"explain", "--config", attached, "--source", "192.0.2.1", "--to", "tcp/22"}, false, true, "name it with --attach"},
 		{"run attachments", []string{"run", "--config", attached}, false, true, "is not on a bpf file system"},
 		{"explain without target", []string{"explain", "--source", "::1"}, true, true, `--to ""`},
 	} {
@@ -347,7 +361,7 @@ func TestRefusalsAreSummedUp(t *testing.T) {
 	}
 	first.Close()
 	d.stop()
-	d.waitLog(`msg=refused limit=per-source reason=wait-timeout mode=enforce datagrams=0 connections=20`)
+	d.waitLog(`msg=refused limit=per-source reason=wait-timeout mode=enforce packets=0 connections=20`)
 	if n := strings.Count(d.log.String(), "connection refused"); n < 5 || n > 7 {
 		t.Errorf("%d refusals were logged one by one:\n%s", n, d.log)
 	}

@@ -44,7 +44,7 @@ func (r *refusalLog) write() {
 			}
 			r.log.Warn("refused", "limit", state.Name, "reason", shaper.Reason(reason).String(),
 				"mode", mode(policy.Limit(i).Observe),
-				"datagrams", now[0]-seen[reason][0], "connections", now[1]-seen[reason][1])
+				"packets", now[0]-seen[reason][0], "connections", now[1]-seen[reason][1])
 			seen[reason] = now
 		}
 	}

@@ -112,6 +112,7 @@ func serve(ctx context.Context, e env, f runFlags, log *slog.Logger) error {
 	s.reloads.Note(nil, time.Since(start))
 	log.Info("ready", "config", f.config, "limits", policy.Len(), "listeners", len(l.listens),
 		"attachments", len(l.attach), "mode", mode(l.config.Daemon.Observe), "version", version)
+	s.noteOddities()
 	notify(daemon.SdNotifyReady)
 
 	watchdog := startWatchdog(ctx, s.proxy)
@@ -153,7 +154,14 @@ func (s *server) reload(ctx context.Context) {
 		return
 	}
 	s.log.Info("reloaded", "limits", s.shaper.Policy().Len(), "listeners", len(s.loaded.listens),
-		"mode", mode(s.loaded.config.Daemon.Observe), "took", took.String())
+		"attachments", len(s.loaded.attach), "mode", mode(s.loaded.config.Daemon.Observe), "took", took.String())
+	s.noteOddities()
+}
+
+func (s *server) noteOddities() {
+	for _, note := range s.loaded.notes() {
+		s.log.Warn(note)
+	}
 }
 
 func (s *server) tryReload(ctx context.Context) error {

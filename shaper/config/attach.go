@@ -222,14 +222,10 @@ func (l *loader) checkAttach() {
 	}
 }
 
-// checkLimited reports attachments that no limit is for, and those whose connections
-// are counted by too many limits, or by none though they say how.
-func (l *loader) checkLimited() {
+// checkCounting reports attachments whose connections are counted by too many
+// limits, or by none though they say how.
+func (l *loader) checkCounting() {
 	for i, attach := range l.c.Attach {
-		if !slices.ContainsFunc(l.c.Limits, func(l shaper.Limit) bool { return slices.Contains(l.Match.Attach, attach.Name) }) {
-			l.attaches[i].bad("name", "no limit names %s in match.attach, so nothing is held to anything there", quote(attach.Name))
-			continue
-		}
 		limits := counting(l.c.Limits, attach.Name)
 		l.attaches[i].idle(len(limits) > 0, "a limit with connections that matches this attachment", "idle_timeout")
 		for _, limit := range limits[min(len(limits), shaper.MaxConnectionLimits):] {

@@ -81,7 +81,7 @@ func (l *loader) check(root *node) {
 	if len(l.mistakes) > 0 {
 		return
 	}
-	l.checkLimited()
+	l.checkCounting()
 	l.observeAttachments()
 	for i, limit := range l.c.Limits {
 		if limit.OfAttachments() {
