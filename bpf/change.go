@@ -19,7 +19,6 @@ type Change struct {
 	wanted      map[side]*Attachment
 	added       []*point
 	changed     map[*point]*programs
-	queued      []*point // of changed, those that got a queue
 }
 
 // Prepare makes everything ready that may fail to put attachments, and the policy
@@ -68,16 +67,14 @@ func (c *Change) prepare() (err error) {
 		if present != nil && present.Hook == a.Hook && present.detours() == a.detours() {
 			c.changed[present] = progs
 			if a.Mode == Shape && present.Mode != Shape {
-				if err := present.addQueue(a); err != nil {
+				if err := p.addQueue(key, a); err != nil {
 					return attachError(a, present.ifname, privileges(err))
 				}
-				c.queued = append(c.queued, present)
 			}
 			continue
 		}
 		pt, err := p.attach(key, a, progs)
 		if err != nil {
-			progs.close()
 			return err
 		}
 		c.added = append(c.added, pt)
@@ -91,13 +88,12 @@ func (c *Change) Cancel() {
 	for _, pt := range c.added {
 		_ = pt.detach()
 	}
-	for _, pt := range c.queued {
-		_ = pt.removeQueue()
-	}
 	for _, progs := range c.changed {
 		progs.close()
 	}
 	_ = c.plane.kernel.keepListeners(c.plane.listeners)
+	c.plane.fault("queues", c.plane.tidy())
+	c.plane.save()
 }
 
 // Commit puts the change in force. On an error all stays as it was.
@@ -111,7 +107,7 @@ func (c *Change) Commit() error {
 	p.attachments, p.listeners, p.numbers, p.policy = c.attachments, c.listeners, c.numbers, c.policy
 	p.fault("listeners", p.kernel.keepListeners(c.listeners))
 	for pt, progs := range c.changed {
-		p.fault(pt.String(), pt.replace(progs, c.wanted[pt.key()], pt.saved().pin(p.dir)))
+		p.fault(pt.String(), p.replace(pt, progs, c.wanted[pt.key()]))
 	}
 	for _, pt := range c.added {
 		if old := p.points[pt.key()]; old != nil {
@@ -125,6 +121,7 @@ func (c *Change) Commit() error {
 			p.drop(pt)
 		}
 	}
+	p.fault("queues", p.tidy())
 	p.save()
 	for _, other := range p.otherFolders() {
 		p.fault(other, os.RemoveAll(other))

@@ -22,8 +22,7 @@ type savedPoint struct {
 	Ingress    bool
 	Hook       Hook
 	Mode       Mode
-	Counts     bool    // there is a program for replies
-	Former     *former // of a point that shapes
+	Counts     bool // there is a program for replies
 }
 
 // pin is the name of a link's pin. A bpf file system takes no dots.
@@ -37,7 +36,7 @@ func (s savedPoint) pin(dir string) string {
 
 // adopt finds the point as an earlier daemon left it.
 func (s savedPoint) adopt(dir string) (*point, error) {
-	pt := &point{Attachment: Attachment{Name: s.Attachment, Ingress: s.Ingress, Hook: s.Hook, Mode: s.Mode}, ifindex: s.Ifindex, former: s.Former}
+	pt := &point{Attachment: Attachment{Name: s.Attachment, Ingress: s.Ingress, Hook: s.Hook, Mode: s.Mode}, ifindex: s.Ifindex}
 	if l, err := netlink.LinkByIndex(s.Ifindex); err == nil {
 		pt.ifname = l.Attrs().Name
 	}
@@ -113,6 +112,7 @@ func detachFolder(dir string) error {
 		}
 		errs = append(errs, err)
 	}
+	errs = append(errs, r.tidy(func(side) bool { return false }))
 	if err := errors.Join(errs...); err != nil {
 		return err // the registry is needed to try again
 	}

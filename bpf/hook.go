@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -164,7 +165,7 @@ const (
 )
 
 func attachClsact(at side, r role, program *ebpf.Program) (hook, error) {
-	if err := addClsact(at.ifindex); err != nil {
+	if err := addClsact(at); err != nil {
 		return nil, err
 	}
 	h := &clsactHook{at: at, role: r}
@@ -172,14 +173,72 @@ func attachClsact(at side, r role, program *ebpf.Program) (hook, error) {
 }
 
 // addClsact gives an interface the qdisc clsact, if it has none.
-func addClsact(ifindex int) error {
-	err := netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
-		LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
-	}})
-	if err != nil && !errors.Is(err, unix.EEXIST) {
+func addClsact(at side) error {
+	err := netlink.QdiscAdd(clsact(at.ifindex))
+	if errors.Is(err, unix.EEXIST) {
+		err = nil
+		if !at.ingress { // for which the qdisc ingress does as well
+			err = onlyIngress(at.ifindex)
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("add qdisc clsact: %w", err)
 	}
 	return nil
+}
+
+// onlyIngress returns an error when an interface has the older qdisc ingress, which
+// takes filters of egress for its own.
+func onlyIngress(ifindex int) error {
+	l, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		return err
+	}
+	present, err := clsactOf(l)
+	if err == nil && present != nil && present.Kind == "ingress" {
+		err = fmt.Errorf("the qdisc ingress is in its place: remove that with \"tc qdisc del dev %s ingress\"", l.Attrs().Name)
+	}
+	return err
+}
+
+func clsact(ifindex int) *netlink.Clsact {
+	return &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+	}}
+}
+
+// clsactOf returns the qdisc clsact or ingress of an interface, or nil.
+func clsactOf(l netlink.Link) (*qdisc, error) {
+	all, err := qdiscs(l)
+	if i := slices.IndexFunc(all, func(d qdisc) bool { return d.Parent == netlink.HANDLE_CLSACT }); i >= 0 {
+		return &all[i], nil
+	}
+	return nil, err
+}
+
+// removeClsact removes the qdisc clsact from an interface when it has no filters. It
+// reports whether the qdisc is gone.
+func removeClsact(ifindex int) (bool, error) {
+	l, err := netlink.LinkByIndex(ifindex)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if present, err := clsactOf(l); err != nil || present == nil {
+		return err == nil, err
+	}
+	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+		filters, err := netlink.FilterList(l, parent)
+		if err != nil || len(filters) > 0 {
+			return false, err
+		}
+	}
+	if err := netlink.QdiscDel(clsact(ifindex)); err != nil && !gone(err) {
+		return false, fmt.Errorf("remove qdisc clsact of %s: %w", l.Attrs().Name, err)
+	}
+	return true, nil
 }
 
 func (h *clsactHook) priority() uint16 { return clsactPriority + uint16(h.role) }
@@ -217,11 +276,14 @@ func (h *clsactHook) update(program *ebpf.Program) error {
 
 func (h *clsactHook) check() error {
 	link, err := netlink.LinkByIndex(h.at.ifindex)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return errDetached
+	}
 	if err != nil {
 		return err
 	}
 	filters, err := netlink.FilterList(link, h.parent())
-	if err != nil {
+	if err != nil && !gone(err) {
 		return err
 	}
 	for _, f := range filters {

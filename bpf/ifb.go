@@ -79,13 +79,16 @@ func detour(l netlink.Link, to int) *netlink.U32 {
 			LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS,
 			Priority: detourPriority, Protocol: unix.ETH_P_ALL,
 		},
+		// Without keys, of which any packet has all. Linux 6.12 warns of itself when
+		// it copies one.
+		Sel:     &netlink.TcU32Sel{Flags: netlink.TC_U32_TERMINAL},
 		Actions: []netlink.Action{netlink.NewMirredAction(to)},
 	}
 }
 
 // divert sends what comes in through the intermediate device.
 func divert(l, ifb netlink.Link) error {
-	if err := addClsact(l.Attrs().Index); err != nil {
+	if err := addClsact(side{l.Attrs().Index, true}); err != nil {
 		return err
 	}
 	present, err := findDetour(l)
@@ -99,7 +102,10 @@ func divert(l, ifb netlink.Link) error {
 		}
 		f.Handle = present.Handle
 	}
-	if err := netlink.FilterReplace(f); err != nil {
+	if err = netlink.FilterReplace(f); errors.Is(err, unix.ENOENT) {
+		err = errors.New(`this kernel lacks what mode = "shape" needs at ingress: load the modules with "modprobe -a cls_u32 act_mirred", or write mode = "police"`)
+	}
+	if err != nil {
 		return fmt.Errorf("detour through %s: %w", ifb.Attrs().Name, err)
 	}
 	return nil

@@ -75,10 +75,12 @@ func Open(s *shaper.Shaper, pins string, keys int, log *slog.Logger) (*Plane, er
 	for _, other := range p.otherFolders() {
 		r, err := openRegistry(other)
 		if err != nil {
-			log.Warn("take over from another version", "folder", other, "err", err)
-			continue
+			k.close()
+			return nil, privileges(err)
 		}
 		p.takeOver(other, r.Points)
+		k.Queues = append(k.Queues, r.Queues...)
+		k.Clsacts = append(k.Clsacts, r.Clsacts...)
 		_ = r.store.Close()
 	}
 	return p, nil
@@ -88,6 +90,10 @@ func Open(s *shaper.Shaper, pins string, keys int, log *slog.Logger) (*Plane, er
 func (p *Plane) takeOver(dir string, points []savedPoint) {
 	for _, saved := range points {
 		pt, err := saved.adopt(dir)
+		if err == nil && (pt.hook.check() != nil || p.points[pt.key()] != nil) {
+			_ = pt.detach() // it is there no more, or was about to replace the one that is
+			continue
+		}
 		if err == nil && dir != p.dir {
 			err = pt.repin(saved.pin(p.dir))
 		}
@@ -166,6 +172,11 @@ func (p *Plane) drop(pt *point) {
 	}
 	delete(p.points, pt.key())
 	p.fault(pt.String(), nil)
+}
+
+// tidy removes what was made for points that are no more.
+func (p *Plane) tidy() error {
+	return p.kernel.tidy(func(at side) bool { return p.points[at] != nil && p.points[at].Mode == Shape })
 }
 
 // fault logs what becomes of something, when it changes.
@@ -252,18 +263,17 @@ func (p *Plane) check() {
 			p.drop(pt)
 			continue
 		}
-		err := pt.hook.check()
-		if err == nil && pt.replies != nil {
-			err = pt.replies.check()
+		err := pt.check()
+		if err == nil && (!pt.same(wanted[key]) || (pt.replies != nil) != pt.counts(p.policy)) {
+			err = errDetached // Commit could not replace its programs
 		}
-		if err == nil && (pt.replies != nil) != pt.counts(p.policy) {
-			err = errDetached
+		if errors.Is(err, errQueue) {
+			if err = p.addQueue(key, &pt.Attachment); err == nil {
+				p.log.Warn("somebody had changed the queue", "attachment", pt.Name, "interface", pt.ifname)
+			}
 		}
-		if err == nil && pt.Mode == Shape {
-			err = pt.checkQueue()
-		}
-		if err != nil {
-			p.fault(pt.String(), err)
+		p.fault(pt.String(), err)
+		if errors.Is(err, errDetached) { // other errors say that there is no telling
 			_ = pt.detach()
 			delete(p.points, key)
 		}
@@ -282,6 +292,7 @@ func (p *Plane) check() {
 	for i := range p.attachments {
 		p.fault(p.attachments[i].Name, present(&p.attachments[i], wanted))
 	}
+	p.fault("queues", p.tidy())
 	p.save()
 }
 
@@ -310,7 +321,7 @@ func (p *Plane) Release() {
 	for _, pt := range p.points {
 		pt.letGo()
 	}
-	unused := len(p.kernel.Points) == 0
+	unused := len(p.kernel.Points)+len(p.kernel.Queues)+len(p.kernel.Clsacts) == 0
 	p.release()
 	if unused {
 		_ = p.remove()
@@ -350,13 +361,14 @@ func (p *Plane) Close() error {
 		errs = append(errs, pt.detach())
 		delete(p.points, pt.key())
 	}
+	errs = append(errs, p.tidy())
 	p.save()
 	errs = append(errs, p.kernel.keepListeners(nil)) // others may listen there
 	// Nobody needs to wait until the last heartbeat is an old one.
 	errs = append(errs, p.kernel.stopped())
 	p.release()
-	if !keep {
-		errs = append(errs, p.remove())
+	if err := errors.Join(errs...); err != nil || keep {
+		return err // what is left, "shaperd detach" finds by the registry
 	}
-	return errors.Join(errs...)
+	return p.remove()
 }

@@ -17,14 +17,13 @@ type point struct {
 	ifname  string
 	hook    hook
 	replies hook      // of the program for replies; nil without one
-	former  *former   // what stood where the queue is; nil without a queue
 	progs   *programs // nil for what another daemon attached
 }
 
 func (pt *point) key() side { return side{pt.ifindex, pt.Ingress} }
 
 func (pt *point) saved() savedPoint {
-	return savedPoint{pt.Name, pt.ifindex, pt.Ingress, pt.Hook, pt.Mode, pt.replies != nil, pt.former}
+	return savedPoint{pt.Name, pt.ifindex, pt.Ingress, pt.Hook, pt.Mode, pt.replies != nil}
 }
 
 func (pt *point) String() string { return pt.Name + " at " + pt.ifname }
@@ -105,37 +104,52 @@ func hasEthernet(l netlink.Link) bool {
 	return false
 }
 
+// attach puts programs at an interface, or closes them.
 func (p *Plane) attach(key side, a *Attachment, progs *programs) (*point, error) {
 	l, err := netlink.LinkByIndex(key.ifindex)
 	if err != nil {
+		progs.close()
 		return nil, attachError(a, strconv.Itoa(key.ifindex), err)
 	}
 	pt := &point{Attachment: *a, ifindex: key.ifindex, ifname: l.Attrs().Name, progs: progs}
-	at := key
-	if a.detours() {
-		ifb, err := setUpIFB(l)
-		if err != nil {
-			return nil, attachError(a, pt.ifname, privileges(err))
-		}
-		at = side{ifindex: ifb.Attrs().Index}
-	}
-	pin := pt.saved().pin(p.dir)
-	pt.hook, err = attach(a.Hook, at, limiting, progs.limit, pin)
-	if err == nil {
-		if err = pt.attachReplies(pin); err == nil && a.Mode == Shape {
-			err = pt.addQueue(a)
-		}
-		if err != nil {
-			err = errors.Join(err, pt.detachPrograms())
-		}
-	}
-	if err != nil {
-		if a.detours() {
-			_ = removeIFB(key.ifindex)
-		}
+	if err := p.attachTo(l, pt); err != nil {
+		progs.close()
 		return nil, attachError(a, pt.ifname, privileges(err))
 	}
 	return pt, nil
+}
+
+// attachTo puts a point at an interface. On an error tidy removes its queue.
+func (p *Plane) attachTo(l netlink.Link, pt *point) error {
+	s := pt.saved()
+	s.Counts = pt.progs.replies != nil
+	if err := p.kernel.keepPoint(l, s); err != nil {
+		return err
+	}
+	if pt.Mode == Shape {
+		if err := p.addQueue(pt.key(), &pt.Attachment); err != nil {
+			return err
+		}
+	}
+	at, ifb := pt.key(), l
+	var err error
+	if pt.detours() {
+		if ifb, err = pt.link(); err != nil {
+			return err
+		}
+		at = side{ifindex: ifb.Attrs().Index}
+	}
+	pin := s.pin(p.dir)
+	if pt.hook, err = attach(pt.Hook, at, limiting, pt.progs.limit, pin); err != nil {
+		return err
+	}
+	if err = pt.attachReplies(pin); err == nil && pt.detours() {
+		err = divert(l, ifb)
+	}
+	if err != nil {
+		err = errors.Join(err, pt.detachPrograms())
+	}
+	return err
 }
 
 // attachReplies attaches the program for replies at the other side of the interface,
@@ -159,76 +173,74 @@ func (pt *point) detachPrograms() error {
 // detours reports whether packets of a pass an intermediate device.
 func (a *Attachment) detours() bool { return a.Ingress && a.Mode == Shape }
 
-// addQueue gives a point the queue of a.
-func (pt *point) addQueue(a *Attachment) error {
-	l, err := netlink.LinkByIndex(pt.ifindex)
+// addQueue makes the queue of a, or changes the one that is there to it.
+func (p *Plane) addQueue(key side, a *Attachment) error {
+	l, err := netlink.LinkByIndex(key.ifindex)
 	if err != nil {
 		return err
 	}
-	at := l
-	if a.detours() {
-		if at, err = netlink.LinkByName(ifbName(pt.ifindex)); err != nil {
+	// Before a device is made for it. What stood before one that is there already,
+	// which nobody remembers, nobody knows.
+	if p.kernel.queueAt(key) == nil {
+		if err := p.kernel.keepQueue(key, nil); err != nil {
 			return err
 		}
 	}
-	was, err := setUpQueue(at, a.queue())
-	if was != nil {
-		pt.former = was
+	if a.detours() {
+		if l, err = setUpIFB(l); err != nil {
+			return err
+		}
 	}
-	if err == nil && a.detours() {
-		err = divert(l, at)
-	}
-	if err != nil {
-		return errors.Join(err, pt.removeQueue())
-	}
-	return nil
+	return setUpQueue(l, a.queue(), func(was former) error { return p.kernel.keepQueue(key, was) })
 }
 
-// removeQueue takes the queue of a point away, and puts back what stood there.
-func (pt *point) removeQueue() error {
-	if pt.Ingress {
-		return removeIFB(pt.ifindex)
+// link returns the interface whose queue holds the packets of a point.
+func (pt *point) link() (netlink.Link, error) {
+	if pt.detours() {
+		return netlink.LinkByName(ifbName(pt.ifindex))
 	}
-	l, err := netlink.LinkByIndex(pt.ifindex)
-	if err != nil {
-		return nil // it is gone, with its queue
-	}
-	return restoreQueue(l, pt.former)
+	return netlink.LinkByIndex(pt.ifindex)
 }
 
-// checkQueue returns an error when the queue of a point is not as it was made.
-func (pt *point) checkQueue() error {
-	l, err := netlink.LinkByIndex(pt.ifindex)
-	if err != nil {
+// check returns an error when a point is not as it was made: errDetached when packets
+// do not pass its programs, errQueue when its queue is another.
+func (pt *point) check() error {
+	err := pt.hook.check()
+	if err == nil && pt.replies != nil {
+		err = pt.replies.check()
+	}
+	if err != nil || pt.Mode != Shape {
 		return err
 	}
-	if pt.Ingress {
+	if pt.detours() {
+		l, err := netlink.LinkByIndex(pt.ifindex)
+		if err != nil {
+			return err
+		}
 		if err := checkDetour(l); err != nil {
 			return err
 		}
-		if l, err = netlink.LinkByName(ifbName(pt.ifindex)); err != nil {
-			return err
-		}
+	}
+	l, err := pt.link()
+	if err != nil {
+		return err
 	}
 	return checkQueue(l, pt.queue())
 }
 
-// replace puts other programs in place.
-func (pt *point) replace(progs *programs, a *Attachment, pin string) error {
+// replace puts other programs in the place of a point's.
+func (p *Plane) replace(pt *point, progs *programs, a *Attachment) error {
+	pin := pt.saved().pin(p.dir)
 	if err := pt.hook.update(progs.limit); err != nil {
 		return err
 	}
 	pt.closePrograms()
-	was := pt.Attachment
 	pt.progs, pt.Attachment = progs, *a
 	if err := pt.replaceReplies(pin); err != nil {
 		return err
 	}
 	if a.Mode == Shape {
-		return pt.addQueue(a)
-	}
-	if was.Mode == Shape {
-		return pt.removeQueue()
+		return p.addQueue(pt.key(), a)
 	}
 	return nil
 }
@@ -246,13 +258,10 @@ func (pt *point) replaceReplies(pin string) error {
 	return err
 }
 
+// detach takes a point away. Its queue is left to tidy.
 func (pt *point) detach() error {
 	defer pt.closePrograms()
-	err := pt.detachPrograms()
-	if pt.Mode == Shape {
-		err = errors.Join(err, pt.removeQueue())
-	}
-	return err
+	return pt.detachPrograms()
 }
 
 // repin pins what holds the programs elsewhere.

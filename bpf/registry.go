@@ -5,10 +5,13 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 
 	"shaperd/leaky"
 	"shaperd/shaper"
@@ -19,12 +22,15 @@ import (
 // before. It is kept with the maps, so that a new daemon, or one that is to remove
 // every trace, takes over from one that was killed.
 type registry struct {
+	Format      int // registryFormat
 	Hashes      hashes
 	Tables      map[uint32]uint32 // slots of tables, by the IDs of policies' maps that may be in force
 	Generation  uint32            // of the policy in force, or more
 	Limits      map[string]*knownLimit
 	Attachments map[string]uint32
 	Points      []savedPoint
+	Queues      []savedQueue
+	Clsacts     []int // interfaces that had no qdisc clsact
 
 	store *ebpf.Map
 }
@@ -54,6 +60,10 @@ func (r rates) meters() [3]leaky.Rate {
 	}
 }
 
+// registryFormat is the version of what is in a registry. One of another version
+// may say what stood at an interface in a way that is not understood here.
+const registryFormat = 1
+
 // registrySpec is one value of JSON: few read it, and seldom.
 var registrySpec = ebpf.MapSpec{
 	Name: "registry", Type: ebpf.Array, KeySize: 4, ValueSize: 1 << 18, MaxEntries: 1, Pinning: ebpf.PinByName,
@@ -76,8 +86,13 @@ func openRegistry(folder string) (*registry, error) {
 			store.Close()
 			return nil, fmt.Errorf("read registry: %w", err)
 		}
+		if r.Format != registryFormat {
+			store.Close()
+			return nil, fmt.Errorf("%s is of another version of shaperd: take it away with \"shaperd detach\" of that version, or remove the folder", folder)
+		}
 		return r, nil
 	}
+	r.Format = registryFormat
 	var random [len(r.Hashes) * 16]byte
 	_, _ = rand.Read(random[:])
 	for i := range r.Hashes {
@@ -100,6 +115,90 @@ func (r *registry) save() error {
 		return fmt.Errorf("write registry: %w", err)
 	}
 	return nil
+}
+
+// savedQueue is a queue that is made at an interface, and what stood there.
+type savedQueue struct {
+	Ifindex int
+	Ingress bool // it is behind a detour, and goes with its device
+	Former  former
+}
+
+func (q *savedQueue) at() side { return side{q.Ifindex, q.Ingress} }
+
+// queueAt returns what is known of a queue, or nil.
+func (r *registry) queueAt(at side) *savedQueue {
+	for i := range r.Queues {
+		if r.Queues[i].at() == at {
+			return &r.Queues[i]
+		}
+	}
+	return nil
+}
+
+// keepQueue remembers a queue that is about to be made.
+func (r *registry) keepQueue(at side, was former) error {
+	if q := r.queueAt(at); q != nil {
+		q.Former = was
+	} else {
+		r.Queues = append(r.Queues, savedQueue{at.ifindex, at.ingress, was})
+	}
+	return r.save()
+}
+
+// keepPoint remembers a point that is about to be made, and that its interface has no
+// qdisc clsact, if that is so.
+func (r *registry) keepPoint(l netlink.Link, s savedPoint) error {
+	present, err := clsactOf(l)
+	if err != nil {
+		return err
+	}
+	if present == nil && !slices.Contains(r.Clsacts, s.Ifindex) {
+		r.Clsacts = append(r.Clsacts, s.Ifindex)
+	}
+	if !slices.Contains(r.Points, s) {
+		r.Points = append(r.Points, s)
+	}
+	return r.save()
+}
+
+// tidy removes the queues that are not needed, and each qdisc clsact that is no use to
+// anybody.
+func (r *registry) tidy(needed func(side) bool) error {
+	var errs []error
+	n := len(r.Queues) + len(r.Clsacts)
+	r.Queues = slices.DeleteFunc(r.Queues, func(q savedQueue) bool {
+		if needed(q.at()) {
+			return false
+		}
+		err := q.remove()
+		errs = append(errs, err)
+		return err == nil
+	})
+	r.Clsacts = slices.DeleteFunc(r.Clsacts, func(ifindex int) bool {
+		removed, err := removeClsact(ifindex)
+		errs = append(errs, err)
+		return removed
+	})
+	if len(r.Queues)+len(r.Clsacts) != n {
+		errs = append(errs, r.save())
+	}
+	return errors.Join(errs...)
+}
+
+// remove removes a queue, and puts back what stood there.
+func (q *savedQueue) remove() error {
+	if q.Ingress {
+		return removeIFB(q.Ifindex)
+	}
+	l, err := netlink.LinkByIndex(q.Ifindex)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil // it is gone, with its queue
+	}
+	if err != nil {
+		return err
+	}
+	return restoreQueue(l, q.Former)
 }
 
 // Numbers there are, as the programs have them.

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"testing"
 	"time"
 	"unsafe"
@@ -221,40 +220,5 @@ func TestVMShape(t *testing.T) {
 				}
 			})
 		}
-	}
-}
-
-func TestVMQueueIsRestored(t *testing.T) {
-	l := newLine(t, "shape0", false)
-	if err := netlink.QdiscReplace(&netlink.Tbf{
-		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.from.Attrs().Index, Handle: netlink.MakeHandle(7, 0), Parent: netlink.HANDLE_ROOT},
-		Rate:       1 << 20, Limit: 1 << 16, Buffer: 1 << 16,
-	}); err != nil {
-		t.Fatal(err)
-	}
-	before, err := qdiscs(l.from)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := openPlane(t)
-	a := Attachment{Name: "here", Interfaces: []string{"shape0"}, Mode: Shape, Queue: 5000}
-	p.apply(nil, a)
-	now, err := qdiscs(l.from)
-	if err != nil || rootOf(now).Handle != ownHandle {
-		t.Fatalf("%+v, %v: want the queue", now, err)
-	}
-	if err := checkQueue(l.from, a.queue()); err != nil {
-		t.Error(err)
-	}
-	if err := p.Close(); err != nil {
-		t.Fatal(err)
-	}
-	p.Plane = nil
-	after, err := qdiscs(l.from)
-	if err != nil || rootOf(after).Kind != "tbf" || string(rootOf(after).Options) != string(rootOf(before).Options) {
-		t.Errorf("%+v, %v: want %+v", after, err, before)
-	}
-	if _, err := os.Stat(p.pins); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("pins are left: %v", err)
 	}
 }

@@ -2,14 +2,9 @@ package bpf
 
 import (
 	"cmp"
-	"encoding/binary"
 	"errors"
-	"fmt"
 	"slices"
 	"sync/atomic"
-
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 )
 
 // Status is what a plane does.
@@ -26,12 +21,6 @@ type PointStatus struct {
 	Mode       Mode
 	Err        string // why it is not attached; "" when it is
 	Queue      QueueStatus
-}
-
-// QueueStatus is the queue of an interface.
-type QueueStatus struct {
-	Packets, Bytes uint64 // in it now
-	Drops          uint64 // since it was made: of packets that had been charged
 }
 
 // BucketStatus tells how full the table of buckets is.
@@ -104,36 +93,4 @@ func (k *kernel) live() int {
 		}
 	}
 	return n
-}
-
-// queueStatus sums up over the transmit queues of the device that holds packets.
-func (pt *point) queueStatus() (s QueueStatus, err error) {
-	var l netlink.Link
-	if pt.Ingress {
-		l, err = netlink.LinkByName(ifbName(pt.ifindex))
-	} else {
-		l, err = netlink.LinkByIndex(pt.ifindex)
-	}
-	if err != nil {
-		return s, err
-	}
-	all, err := qdiscs(l)
-	if err != nil {
-		return s, err
-	}
-	for _, d := range all {
-		if d.Kind != "fq" || d.Handle != ownHandle && d.Parent>>16 != ownMajor {
-			continue
-		}
-		attrs, err := nl.ParseRouteAttrAsMap(d.stats)
-		if err != nil {
-			return s, fmt.Errorf("statistics of qdisc %s: %w", d.Kind, err)
-		}
-		if q := attrs[nl.TCA_STATS_QUEUE].Value; len(q) >= 12 { // struct gnet_stats_queue
-			s.Packets += uint64(binary.NativeEndian.Uint32(q))
-			s.Bytes += uint64(binary.NativeEndian.Uint32(q[4:]))
-			s.Drops += uint64(binary.NativeEndian.Uint32(q[8:]))
-		}
-	}
-	return s, nil
 }

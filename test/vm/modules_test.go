@@ -12,7 +12,7 @@ import (
 var modules = []string{
 	"veth", "ifb", "dummy",
 	"sch_ingress", // clsact, too
-	"sch_cake", "sch_fq", "sch_fq_codel", "sch_htb", "sch_netem", "sch_prio", "sch_tbf",
+	"sch_cake", "sch_codel", "sch_fq", "sch_fq_codel", "sch_htb", "sch_netem", "sch_prio", "sch_tbf",
 	"cls_bpf", "cls_flower", "cls_matchall", "cls_u32",
 	"act_bpf", "act_gact", "act_mirred", "act_police", "act_skbedit",
 	"tcp_bbr",

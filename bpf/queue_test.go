@@ -1,0 +1,318 @@
+package bpf
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/vishvananda/netlink"
+)
+
+// newDevice makes a device with so many transmit queues. Its peer has the name and 1.
+func newDevice(t *testing.T, name string, queues int) netlink.Link {
+	t.Helper()
+	veth := &netlink.Veth{LinkAttrs: netlink.NewLinkAttrs(), PeerName: name + "1"}
+	veth.Name, veth.NumTxQueues, veth.NumRxQueues = name, queues, queues
+	if err := netlink.LinkAdd(veth); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = netlink.LinkDel(veth) })
+	l, err := netlink.LinkByName(name)
+	if err == nil {
+		err = netlink.LinkSetUp(l)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// tc runs lines of tc's on a device.
+func tc(t *testing.T, l netlink.Link, lines ...string) {
+	t.Helper()
+	for _, line := range lines {
+		object, rest, _ := strings.Cut(line, " ")
+		verb, rest, _ := strings.Cut(rest, " ")
+		args := append([]string{object, verb, "dev", l.Attrs().Name}, strings.Fields(rest)...)
+		if out, err := exec.Command("tc", args...).CombinedOutput(); err != nil {
+			t.Fatalf("tc %s: %v\n%s", strings.Join(args, " "), err, out)
+		}
+	}
+}
+
+func qdiscsOf(t *testing.T, l netlink.Link) []qdisc {
+	t.Helper()
+	all, err := qdiscs(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// wantQdiscs asserts that a device has the disciplines it once had, byte for byte.
+func wantQdiscs(t *testing.T, l netlink.Link, want []qdisc) {
+	t.Helper()
+	if diff := cmp.Diff(want, qdiscsOf(t, l), cmpopts.IgnoreUnexported(qdisc{})); diff != "" {
+		t.Errorf("disciplines (-want +got):\n%s", diff)
+	}
+}
+
+// standIn puts what looks like the queue at a device, on kernels without sch_fq.
+func standIn(t *testing.T, l netlink.Link) {
+	t.Helper()
+	kind := "pfifo"
+	if l.Attrs().NumTxQueues > 1 {
+		kind = "mq"
+	}
+	if err := replaceQdisc(l, qdisc{Kind: kind, Handle: ownHandle, Parent: netlink.HANDLE_ROOT}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestFormerIsPutBack(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		queues int
+		lines  []string
+	}{
+		{"none", 1, nil},
+		{"noqueue", 1, []string{"qdisc replace root handle 7: noqueue"}},
+		{"pfifo", 1, []string{"qdisc replace root handle 7: pfifo limit 77"}},
+		{"bfifo", 1, []string{"qdisc replace root handle 7: bfifo limit 77777"}},
+		{"tbf", 1, []string{"qdisc replace root handle 7: tbf rate 20mbit burst 20k latency 70ms peakrate 30mbit mtu 2000"}},
+		{"beside clsact", 1, []string{"qdisc replace root handle 7: pfifo limit 77", "qdisc add clsact"}},
+		{"none of two queues", 2, nil},
+		{"mq", 2, []string{"qdisc replace root handle 7: mq"}},
+		{"mq with others", 2, []string{"qdisc replace root handle 7: mq", "qdisc replace parent 7:1 handle 8: pfifo limit 77", "qdisc replace parent 7:2 tbf rate 20mbit burst 20k latency 70ms"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := newDevice(t, "former", c.queues)
+			tc(t, l, c.lines...)
+			before := qdiscsOf(t, l)
+			was, err := capture(l, before)
+			if err != nil {
+				t.Fatal(err)
+			}
+			standIn(t, l)
+			if err := restoreQueue(l, was); err != nil {
+				t.Fatal(err)
+			}
+			wantQdiscs(t, l, before)
+			tc(t, l, "qdisc replace root handle 9: pfifo")
+			after := qdiscsOf(t, l)
+			if err := restoreQueue(l, was); err != nil {
+				t.Fatal(err)
+			}
+			wantQdiscs(t, l, after) // it is somebody else's
+		})
+	}
+}
+
+// What could not be put back is refused, and stays.
+func TestFormerIsRefused(t *testing.T) {
+	for _, c := range []struct {
+		name, what string
+		lines      []string
+	}{
+		{"htb", "htb", []string{"qdisc replace root handle 7: htb default 1", "class add parent 7: classid 7:1 htb rate 1mbit"}},
+		{"below tbf", "htb", []string{"qdisc replace root handle 7: tbf rate 20mbit burst 20k latency 70ms", "qdisc replace parent 7:1 handle 8: htb"}},
+		{"sizes", "pfifo with a table of sizes", []string{"qdisc replace root handle 7: stab linklayer atm overhead 10 pfifo"}},
+		{"below mq", "htb", []string{"qdisc replace root handle 7: mq", "qdisc replace parent 7:2 handle 8: htb"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			queues := 1
+			if c.name == "below mq" {
+				queues = 2
+			}
+			l := newDevice(t, "refused", queues)
+			tc(t, l, c.lines...)
+			before := qdiscsOf(t, l)
+			p := openPlane(t)
+			err := p.tryApply(nil, Attachment{Name: "here", Interfaces: []string{"refused"}, Mode: Shape, Queue: 5000})
+			want := `attach "here" to refused, egress: refused has a qdisc ` + c.what + ` of its own, which mode = "shape" would remove for good: ` +
+				`write mode = "police", attach to another interface, or remove it with "tc qdisc del dev refused root"`
+			if err == nil || err.Error() != want {
+				t.Errorf("got  %v\nwant %s", err, want)
+			}
+			wantQdiscs(t, l, before)
+			p.Release()
+			p.Plane = nil
+			assertNothing(t, l, p.pins)
+		})
+	}
+}
+
+// A daemon is killed at each step of making a queue. The next one, or "shaperd detach",
+// leaves what stood there before.
+func TestKilledMakingQueue(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		making func(t *testing.T, l netlink.Link, p *testPlane)
+	}{
+		{"before it is there", func(*testing.T, netlink.Link, *testPlane) {}},
+		{"before it is attached to", func(t *testing.T, l netlink.Link, _ *testPlane) { standIn(t, l) }},
+		{"behind a detour", func(t *testing.T, l netlink.Link, p *testPlane) {
+			err := p.kernel.keepQueue(side{l.Attrs().Index, true}, nil)
+			ifb, ifbErr := setUpIFB(l)
+			if err := errors.Join(err, ifbErr, addClsact(side{l.Attrs().Index, true})); err != nil {
+				t.Fatal(err)
+			}
+			if err := divert(l, ifb); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	} {
+		for _, detach := range []bool{false, true} {
+			t.Run(c.name+map[bool]string{false: ", started", true: ", detached"}[detach], func(t *testing.T) {
+				l := newDevice(t, "killed", 2)
+				tc(t, l, "qdisc replace root handle 7: mq", "qdisc replace parent 7:2 handle 8: pfifo limit 77")
+				before := qdiscsOf(t, l)
+				p := openPlane(t)
+				was, err := capture(l, before)
+				at := savedPoint{Attachment: "here", Ifindex: l.Attrs().Index, Mode: Shape}
+				err = errors.Join(err, p.kernel.keepPoint(l, at), p.kernel.keepQueue(side{ifindex: l.Attrs().Index}, was))
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.making(t, l, p)
+				p.Release()
+				if detach {
+					p.Plane = nil
+					if err := Detach(p.pins); err != nil {
+						t.Fatal(err)
+					}
+				} else {
+					p.open()
+					p.apply(nil)
+					if err := p.Close(); err != nil {
+						t.Fatal(err)
+					}
+					p.Plane = nil
+				}
+				wantQdiscs(t, l, before)
+				if _, err := netlink.LinkByName(ifbName(l.Attrs().Index)); !errors.As(err, new(netlink.LinkNotFoundError)) {
+					t.Errorf("the device of the detour: %v", err)
+				}
+				assertNothing(t, l, p.pins)
+			})
+		}
+	}
+}
+
+// What stood there is back when the kernel cannot hold packets, and when the daemon ends.
+func TestNoFQ(t *testing.T) {
+	no := ProbeShape()
+	l := newDevice(t, "nofq", 2)
+	tc(t, l, "qdisc replace root handle 7: mq", "qdisc replace parent 7:2 handle 8: pfifo limit 77")
+	before := qdiscsOf(t, l)
+	p := openPlane(t)
+	for _, ingress := range []bool{false, true} {
+		a := Attachment{Name: "here", Interfaces: []string{"nofq"}, Ingress: ingress, Mode: Shape, Queue: 5000}
+		if err := p.tryApply(nil, a); !errors.Is(err, no) {
+			t.Errorf("%v, want %v", err, no)
+		}
+		p.apply(nil)
+		wantQdiscs(t, l, before)
+	}
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+	p.Plane = nil
+	assertNothing(t, l, p.pins)
+}
+
+// The qdisc clsact goes when it was not there before, and nobody else uses it.
+func TestClsact(t *testing.T) {
+	const theirs = "filter add ingress protocol all prio 1 u32 match u8 0 0"
+	for _, c := range []struct {
+		name          string
+		before, while []string
+		stays         bool
+		filters       int
+	}{
+		{"ours", nil, nil, false, 0},
+		{"somebody else's", []string{"qdisc add clsact"}, nil, true, 0},
+		{"somebody else's, with a filter", []string{"qdisc add clsact", theirs}, nil, true, 1},
+		{"ours, with somebody else's filter", nil, []string{theirs}, true, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := newDevice(t, "clsact", 1)
+			tc(t, l, c.before...)
+			p := openPlane(t)
+			a := Attachment{Name: "here", Interfaces: []string{"clsact"}, Mode: Police, Hook: Clsact, Keep: true}
+			p.apply(nil, a)
+			tc(t, l, c.while...)
+			p.crash()
+			p.open()
+			p.apply(nil, a)
+			a.Keep = false
+			p.apply(nil, a)
+			if err := p.Close(); err != nil {
+				t.Fatal(err)
+			}
+			p.Plane = nil
+			present, err := clsactOf(l)
+			if err != nil || (present != nil) != c.stays {
+				t.Errorf("%+v, %v: want that it stays: %v", present, err, c.stays)
+			}
+			filters, err := netlink.FilterList(l, netlink.HANDLE_MIN_INGRESS)
+			if c.stays && (err != nil || len(filters) != c.filters) {
+				t.Errorf("filters %v, %v: want %d", filters, err, c.filters)
+			}
+		})
+	}
+}
+
+// The qdisc ingress would take filters of egress for its own.
+func TestOnlyIngress(t *testing.T) {
+	l := newDevice(t, "only", 1)
+	tc(t, l, "qdisc add ingress")
+	p := openPlane(t)
+	a := Attachment{Name: "here", Interfaces: []string{"only"}, Mode: Police, Hook: Clsact}
+	err := p.tryApply(nil, a)
+	want := `attach "here" to only, egress: add qdisc clsact: the qdisc ingress is in its place: remove that with "tc qdisc del dev only ingress"`
+	if err == nil || err.Error() != want {
+		t.Errorf("got  %v\nwant %s", err, want)
+	}
+	a.Ingress = true
+	p.apply(nil, a)
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p.Plane = nil
+	if present, err := clsactOf(l); err != nil || present == nil {
+		t.Errorf("%+v, %v: want the qdisc ingress", present, err)
+	}
+	assertNothing(t, l, p.pins)
+}
+
+// A registry of another format is neither read nor thrown away.
+func TestRegistryFormat(t *testing.T) {
+	p := openPlane(t)
+	dir := p.dir
+	p.kernel.Format++
+	p.kernel.Clsacts = []int{1} // or else nothing is there to keep
+	if err := p.kernel.save(); err != nil {
+		t.Fatal(err)
+	}
+	p.Release()
+	p.Plane = nil
+	defer os.RemoveAll(p.pins)
+	want := dir + ` is of another version of shaperd: take it away with "shaperd detach" of that version, or remove the folder`
+	for _, keys := range []int{p.keys, 2 * p.keys} {
+		if _, err := Open(p.shaper, p.pins, keys, nil); err == nil || err.Error() != want {
+			t.Errorf("open for %d keys: %v, want %s", keys, err, want)
+		}
+	}
+	if err := Detach(p.pins); err == nil || err.Error() != want {
+		t.Errorf("detach: %v, want %s", err, want)
+	}
+	if _, err := os.Stat(filepath.Join(dir, registrySpec.Name)); err != nil {
+		t.Error(err)
+	}
+}
