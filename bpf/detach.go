@@ -98,12 +98,22 @@ func Detach(pins string) error {
 	return errors.Join(errs...)
 }
 
+// Pinned reports whether anything of shaperd is pinned under the folder pins.
+func Pinned(pins string) bool {
+	found, _ := filepath.Glob(filepath.Join(pins, "v*", kernelMapHeartbeats))
+	return len(found) > 0
+}
+
 func detachFolder(dir string) error {
 	r, err := openRegistry(dir)
 	if err != nil {
 		return privileges(err)
 	}
 	defer r.store.Close()
+	if here := namespace(); r.Namespace != here {
+		return fmt.Errorf("%s is of interfaces in another network namespace: run this there, with \"ip netns exec\" or \"nsenter --net\"; "+
+			"if it is gone, remove the folder", dir)
+	}
 	var errs []error
 	for _, s := range r.Points {
 		pt, err := s.adopt(dir)

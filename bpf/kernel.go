@@ -58,8 +58,9 @@ func openKernel(pins string, keys int) (*kernel, error) {
 	}
 	if k.registry, err = openRegistry(dir); err != nil {
 		k.kernelMaps.Close()
-		return nil, err
+		return nil, privileges(err)
 	}
+	k.Namespace = namespace()
 	size := int(lines) * int(unsafe.Sizeof(kernelBucketLine{}))
 	memory, err := unix.Mmap(k.Buckets.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {

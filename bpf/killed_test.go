@@ -4,10 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"shaperd/leaky"
 	"shaperd/shaper"
@@ -166,4 +171,63 @@ func TestKilledWhileSwapping(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// TestOverlapAppears has an interface appear that two attachments match: one has it, and
+// what appears after it is found as ever.
+func TestOverlapAppears(t *testing.T) {
+	w := newWire(t, "over")
+	p := openPlane(t)
+	p.apply([]shaper.Limit{tenAnHour("a")},
+		Attachment{Name: "a", Interfaces: []string{"lap*"}, Mode: Police},
+		Attachment{Name: "b", Interfaces: []string{"*p9", w.from.Attrs().Name}, Mode: Police})
+	for _, name := range []string{"lap9", "lap5"} {
+		pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "peer" + name}
+		if err := netlink.LinkAdd(pair); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = netlink.LinkDel(pair) })
+		within(t, 5*time.Second, func() bool {
+			s, err := p.Status()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return slices.ContainsFunc(s.Points, func(pt PointStatus) bool { return pt.Interface == name && pt.Attachment == "a" && pt.Err == "" })
+		})
+	}
+	if !strings.Contains(p.logged.String(), "are both at lap9") {
+		t.Error("nothing is said of the interface that both match")
+	}
+}
+
+// TestDetachElsewhere takes away from another network namespace what is in this one: it
+// is refused, and works here.
+func TestDetachElsewhere(t *testing.T) {
+	w := newWire(t, "else")
+	p := openPlane(t)
+	a := Attachment{Name: "edge", Interfaces: []string{"else1"}, Ingress: true, Mode: Police, Hook: Clsact, Keep: true}
+	p.apply([]shaper.Limit{tenAnHour("edge")}, a)
+	p.crash()
+	p.Plane = nil
+	if Pinned(filepath.Dir(p.pins)) || !Pinned(p.pins) {
+		t.Error("the folder above is taken for that of the pins, or the latter not")
+	}
+	elsewhere := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with its namespace
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			elsewhere <- err
+			return
+		}
+		elsewhere <- Detach(p.pins)
+	}()
+	if err := <-elsewhere; err == nil || !strings.Contains(err.Error(), "another network namespace") {
+		t.Errorf("%v, want that it is another network namespace", err)
+	}
+	w.want(nil, 1, 20, 10)
+	if err := Detach(p.pins); err != nil {
+		t.Error(err)
+	}
+	w.want(nil, 1, 20, 20)
+	assertNothing(t, w.to, p.pins)
 }

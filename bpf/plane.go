@@ -17,7 +17,6 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -102,6 +101,7 @@ func (p *Plane) takeOver(dir string, points []savedPoint) {
 			continue
 		}
 		p.points[pt.key()] = pt
+		p.log.Info("taken over", "attachment", pt.Name, "interface", pt.ifname)
 	}
 }
 
@@ -140,8 +140,10 @@ func way(ingress bool) string {
 	return "egress"
 }
 
-// wantedPoints finds where attachments are to be.
+// wantedPoints finds where attachments are to be. Where two of them meet, the first has
+// the interface, and there is an error beside the points; without them it is another.
 func wantedPoints(attachments []Attachment) (map[side]*Attachment, error) {
+	var errs []error
 	links, err := netlink.LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("list interfaces: %w", err)
@@ -156,13 +158,14 @@ func wantedPoints(attachments []Attachment) (map[side]*Attachment, error) {
 			}
 			at := side{attrs.Index, a.Ingress}
 			if other := wanted[at]; other != nil {
-				return nil, fmt.Errorf("attachments %q and %q are both at %s, %s: their limits would count packets twice",
-					other.Name, a.Name, attrs.Name, way(a.Ingress))
+				errs = append(errs, fmt.Errorf("attachments %q and %q are both at %s, %s, where their limits would count packets twice: "+
+					`change the "interface" of one`, other.Name, a.Name, attrs.Name, way(a.Ingress)))
+				continue
 			}
 			wanted[at] = a
 		}
 	}
-	return wanted, nil
+	return wanted, errors.Join(errs...)
 }
 
 // drop takes a point away.
@@ -172,6 +175,7 @@ func (p *Plane) drop(pt *point) {
 	}
 	delete(p.points, pt.key())
 	p.fault(pt.String(), nil)
+	p.log.Info("detached", "attachment", pt.Name, "interface", pt.ifname)
 }
 
 // tidy removes what was made for points that are no more.
@@ -254,7 +258,7 @@ func (p *Plane) start() {
 func (p *Plane) check() {
 	wanted, err := wantedPoints(p.attachments)
 	p.fault("interfaces", err)
-	if err != nil {
+	if wanted == nil {
 		return
 	}
 	for key, pt := range p.points {
@@ -281,10 +285,9 @@ func (p *Plane) check() {
 	for key, a := range wanted {
 		if p.points[key] == nil {
 			pt, err := p.add(key, a)
-			p.fault(a.Name+" at "+strconv.Itoa(key.ifindex), err)
+			p.fault(a.Name+" at "+nameOf(key.ifindex), err)
 			if err == nil {
 				p.points[key] = pt
-				p.fault(pt.String(), nil)
 				p.log.Info("attached", "attachment", pt.Name, "interface", pt.ifname)
 			}
 		}
@@ -356,6 +359,7 @@ func (p *Plane) Close() error {
 		if pt.Keep {
 			pt.letGo()
 			keep = true
+			p.log.Info("stays in force without a daemon", "attachment", pt.Name, "interface", pt.ifname)
 			continue
 		}
 		errs = append(errs, pt.detach())

@@ -286,3 +286,11 @@ func (pt *point) closePrograms() {
 		pt.progs.close()
 	}
 }
+
+// nameOf returns the name of an interface, for messages.
+func nameOf(ifindex int) string {
+	if l, err := netlink.LinkByIndex(ifindex); err == nil {
+		return l.Attrs().Name
+	}
+	return strconv.Itoa(ifindex)
+}

@@ -44,7 +44,8 @@ func privileges(err error) error {
 		if lacks := mayOpen(); lacks != nil {
 			return fmt.Errorf("%w: %w", err, lacks)
 		}
-		return fmt.Errorf("%w: %w", err, lacking("the system call bpf, or write access to the folder of pins"))
+		return fmt.Errorf("%w: %w; what a daemon of another user left there, \"shaperd detach\" takes away as root",
+			err, lacking("the system call bpf, or access to what is in the folder of pins"))
 	}
 	return err
 }

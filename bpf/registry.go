@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"shaperd/leaky"
 	"shaperd/shaper"
@@ -30,7 +31,8 @@ type registry struct {
 	Attachments map[string]uint32
 	Points      []savedPoint
 	Queues      []savedQueue
-	Clsacts     []int // interfaces that had no qdisc clsact
+	Clsacts     []int  // interfaces that had no qdisc clsact
+	Namespace   uint64 // of the network that the interfaces are in
 
 	store *ebpf.Map
 }
@@ -75,7 +77,7 @@ func openRegistry(folder string) (*registry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open registry: %w", err)
 	}
-	r := &registry{Limits: map[string]*knownLimit{}, Attachments: map[string]uint32{}, store: store}
+	r := &registry{Limits: map[string]*knownLimit{}, Attachments: map[string]uint32{}, Namespace: namespace(), store: store}
 	var text []byte
 	if err := store.Lookup(uint32(0), &text); err != nil {
 		store.Close()
@@ -295,4 +297,13 @@ func (r *registry) adopt(n numbers, p *shaper.Policy) {
 	for name, number := range n.attachments {
 		r.Attachments[name] = number
 	}
+}
+
+// namespace returns the number of the network namespace of this thread, or 0.
+func namespace() uint64 {
+	var s unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &s); err != nil {
+		return 0
+	}
+	return s.Ino
 }

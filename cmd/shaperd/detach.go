@@ -3,7 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
@@ -21,8 +21,11 @@ it was killed, or that on_stop = "keep" left enforced. A daemon that runs takes 
 away itself, when its configuration does not name them any more.`,
 		Args: noArgs(""),
 		RunE: func(*cobra.Command, []string) error {
-			if _, err := os.Stat(pins); errors.Is(err, os.ErrNotExist) {
-				fmt.Fprintf(e.stdout, "nothing is pinned in %s\n", pins)
+			if !filepath.IsAbs(pins) {
+				return usageError{fmt.Errorf("--pins %q: an absolute path is needed", pins)}
+			}
+			if !bpf.Pinned(pins) {
+				fmt.Fprintf(e.stdout, "nothing of shaperd is pinned in %s\n", pins)
 				return nil
 			}
 			if bpf.Alive(pins) && !force {

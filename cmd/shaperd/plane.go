@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"sync/atomic"
@@ -66,7 +67,10 @@ func (p *packetPlane) prepare(l *loaded, policy *shaper.Policy) (*planeChange, e
 		if _, err := os.Stat(pins); errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
 			return c, nil
 		}
-		return c, bpf.Detach(pins)
+		if err := bpf.Detach(pins); err != nil {
+			return nil, fmt.Errorf("what an earlier daemon attached is still in force: run \"shaperd detach --pins %s\" as root: %w", pins, err)
+		}
+		return c, nil
 	}
 	if p.plane == nil {
 		plane, err := bpf.Open(p.shaper, pins, l.config.Daemon.Buckets, p.log)

@@ -306,7 +306,7 @@ func TestAttachKilledKeep(t *testing.T) {
 			t.Errorf("detach: %+v", r)
 		}
 		n.shaper.mustBeClean(t, pins)
-		if r := n.shaper.command(t, "detach", "--pins", pins); r.code != 0 || r.stdout != "nothing is pinned in "+pins+"\n" {
+		if r := n.shaper.command(t, "detach", "--pins", pins); r.code != 0 || r.stdout != "nothing of shaperd is pinned in "+pins+"\n" {
 			t.Errorf("detach once more: %+v", r)
 		}
 		return report, err

@@ -168,7 +168,7 @@ func TestAttachRefused(t *testing.T) {
 		return fl.during(t, n, f, 1500*time.Millisecond, 0.01, func(*capture) {
 			time.Sleep(500 * time.Millisecond)
 			d.reload(text + "\n[[attach]]\nname = \"door\"\ninterface = \"r*\"\ndirection = \"egress\"\nmode = \"police\"\n")
-			const want = `attachments \"wall\" and \"door\" are both at right, egress: their limits would count packets twice`
+			const want = `attachments \"wall\" and \"door\" are both at right, egress, where their limits would count packets twice`
 			for end := time.Now().Add(3 * time.Second); !strings.Contains(d.log.String(), want); {
 				if time.Now().After(end) {
 					t.Errorf("the log has not %s:\n%s", want, d.log.String())
