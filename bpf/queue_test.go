@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -51,6 +52,8 @@ func qdiscsOf(t *testing.T, l netlink.Link) []qdisc {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// The kernel has no order but for the root, which comes first.
+	slices.SortFunc(all[min(1, len(all)):], func(a, b qdisc) int { return int(a.Parent) - int(b.Parent) })
 	return all
 }
 
