@@ -156,14 +156,14 @@ func (k *kernel) swap(im *image, changes map[uint64][2]leaky.Rate, now func() le
 	}
 	// At the last moment before the swap: what is charged behind it is at the new rate.
 	if len(changes) > 0 {
-		k.rescale(changes, now())
+		k.rescale(changes, now)
 	}
 	if err := k.Policies.Put(uint32(0), policy); err != nil {
 		for meter, c := range changes {
 			changes[meter] = [2]leaky.Rate{c[1], c[0]}
 		}
 		if len(changes) > 0 {
-			k.rescale(changes, now())
+			k.rescale(changes, now)
 		}
 		return fmt.Errorf("swap policy: %w", err)
 	}
@@ -194,8 +194,10 @@ func (k *kernel) freeSlot() (inForce map[uint32]uint32, free uint32, err error) 
 }
 
 // rescale keeps the backlog of the buckets of a meter, in units, when its rate
-// changes from old to next at now. Packets may charge them meanwhile.
-func (k *kernel) rescale(meters map[uint64][2]leaky.Rate, now leaky.Time) {
+// changes from old to next. Packets may charge them meanwhile, so the time is read
+// anew for each bucket that owes: to walk the table may take longer than any backlog.
+func (k *kernel) rescale(meters map[uint64][2]leaky.Rate, now func() leaky.Time) {
+	begun := now()
 	for i := range k.buckets {
 		for j := range k.buckets[i].Tag {
 			change, ok := meters[atomic.LoadUint64(&k.buckets[i].Tag[j])>>48]
@@ -204,6 +206,10 @@ func (k *kernel) rescale(meters map[uint64][2]leaky.Rate, now leaky.Time) {
 			}
 			for {
 				until := atomic.LoadUint64(&k.buckets[i].Until[j])
+				if leaky.Time(until) <= begun {
+					break
+				}
+				now := now()
 				backlog := leaky.Time(until).Sub(now)
 				if backlog == 0 || atomic.CompareAndSwapUint64(&k.buckets[i].Until[j], until,
 					uint64(now.Add(change[0].Rescale(backlog, change[1])))) {
