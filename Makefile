@@ -48,7 +48,7 @@ unit: build asn
 # Tests of the built binary, and inside other kernels. They measure time, and so have the machine alone.
 .PHONY: outside
 outside: deps build vm-kernels unit
-	$(GO) test -count=1 -shuffle=on -p 1 -timeout 10m ./test/...
+	$(GO) test -count=1 -shuffle=on -p 1 -timeout 15m ./test/...
 
 # Once more without the race detector, for the bounds on time and memory that do
 # not hold with it, and with every benchmark run once.

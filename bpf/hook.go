@@ -288,14 +288,22 @@ func (h *clsactHook) check() error {
 	}
 	for _, f := range filters {
 		if b, ok := f.(*netlink.BpfFilter); ok && b.Priority == h.priority() && (h.program == 0 || ebpf.ProgramID(b.Id) == h.program) {
+			h.program = ebpf.ProgramID(b.Id)
 			return nil
 		}
 	}
 	return errDetached
 }
 
+// detach leaves the filter when another hook has put its program there.
 func (h *clsactHook) detach() error {
-	err := netlink.FilterDel(h.filter())
+	err := h.check()
+	if errors.Is(err, errDetached) {
+		return nil
+	}
+	if err == nil {
+		err = netlink.FilterDel(h.filter())
+	}
 	if err != nil && !gone(err) {
 		return fmt.Errorf("remove filter from clsact: %w", err)
 	}

@@ -118,6 +118,9 @@ func TestVMQueueOutlivesChange(t *testing.T) {
 		a := c.a
 		a.Mode, a.Hook = c.mode, c.hook
 		p.apply(nil, a)
+		p.mu.Lock()
+		must(t, p.points[side{ifindex: l.Attrs().Index}].hook.check())
+		p.mu.Unlock()
 		if a.Mode == Shape {
 			must(t, checkQueue(l, a.queue()))
 		} else {
