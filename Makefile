@@ -56,8 +56,26 @@ outside: deps build vm-kernels unit
 timed: asn unit outside
 	SHAPERD_ASN_DATA='$(asn)' $(GO) test -shuffle=on -bench . -benchtime 1x -p 1 -timeout 10m $(packages)
 
-.PHONY: bench
-bench:
+# shaperd and its peers side by side. Needs root, and the machine alone.
+BENCH ?=
+
+.PHONY: bench bench-short
+bench: build peers
+	$(GO) build -o bin/bench ./test/bench
+	bin/bench $(BENCH)
+
+bench-short: build peers
+	$(GO) build -o bin/bench ./test/bench
+	bin/bench -short $(BENCH)
+
+# What shaperd is measured beside. It is fetched once.
+.PHONY: peers
+peers: deps
+	scripts/install-peers build/peers
+
+# Go's benchmarks of the packages.
+.PHONY: gobench
+gobench:
 	$(GO) test -run '^$$' -bench . -benchmem -benchtime '$(BENCHTIME)' -p 1 -timeout 60m $(packages)
 
 # Needs root.

@@ -1,0 +1,228 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// equalPart is what one connection gets of a rate that a program cannot share: the
+// setting that favours it, as all connections are busy all the time.
+func (t task) equalPart() (rate int64, setting string) {
+	if t.flows <= 1 {
+		return t.rate, ""
+	}
+	return t.rate / int64(t.flows), fmt.Sprintf("1/%d of the rate for each connection, as it cannot share one", t.flows)
+}
+
+// startHAProxy starts HAProxy 3 beside its own C library.
+func startHAProxy(ctx context.Context, t task) (*running, error) {
+	var b strings.Builder
+	fmt.Fprintf(&b, "global\n  maxconn %d\n  nbthread %d\ndefaults\n  mode tcp\n  timeout connect 5s\n  timeout client 120s\n  timeout server 120s\n  timeout queue 60s\n",
+		max(2000, t.conns+100), threads)
+	if t.rate == 0 {
+		b.WriteString("  option splice-auto\n")
+	}
+	fmt.Fprintf(&b, "frontend f\n  bind %s\n", atProxy)
+	if t.rate > 0 {
+		fmt.Fprintf(&b, "  filter bwlim-in up limit %d key src table t_up min-size 2896\n  tcp-request content set-bandwidth-limit up\n", t.rate)
+	}
+	fmt.Fprintf(&b, "  default_backend b\nbackend b\n  server s %s", atDownstream)
+	if t.slots > 0 {
+		fmt.Fprintf(&b, " maxconn %d", t.slots)
+	}
+	b.WriteString("\n")
+	if t.rate > 0 {
+		b.WriteString("backend t_up\n  stick-table type ip size 100k expire 60s store bytes_in_rate(1s)\n")
+	}
+	dir, path, err := configured("haproxy.cfg", b.String())
+	if err != nil {
+		return nil, err
+	}
+	command := append(t.bins.haproxy3, "-db", "-f", path)
+	return proxied(ctx, t, dir, command[0], command[1:]...)
+}
+
+// threads is what a program may use: all processors.
+const threads = 2
+
+func startNginx(ctx context.Context, t task) (*running, error) {
+	part, setting := t.equalPart()
+	protocol := ""
+	if t.udp {
+		protocol = " udp reuseport"
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, `load_module /usr/lib/nginx/modules/ngx_stream_module.so;
+daemon off;
+pid nginx.pid;
+error_log stderr crit;
+worker_processes %d;
+worker_rlimit_nofile 20000;
+events { worker_connections 19000; }
+stream {
+  upstream u { zone u 64k; server %s`, threads, atDownstream)
+	if t.slots > 0 {
+		fmt.Fprintf(&b, " max_conns=%d", t.slots)
+	}
+	fmt.Fprintf(&b, "; }\n  server { listen %s%s; proxy_half_close on; proxy_pass u;", atProxy, protocol)
+	if t.udp {
+		b.Reset()
+		fmt.Fprintf(&b, "load_module /usr/lib/nginx/modules/ngx_stream_module.so;\ndaemon off;\npid nginx.pid;\nerror_log stderr crit;\n"+
+			"worker_processes %d;\nevents { worker_connections 19000; }\nstream {\n  server { listen %s udp reuseport; proxy_pass %s;", threads, atProxy, atDownstream)
+	}
+	if part > 0 {
+		fmt.Fprintf(&b, " proxy_upload_rate %d;", part)
+	}
+	b.WriteString(" }\n}\n")
+	dir, path, err := configured("nginx.conf", b.String())
+	if err != nil {
+		return nil, err
+	}
+	// Its workers change their user, and could not enter a folder of root's.
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return nil, err
+	}
+	r, err := proxied(ctx, t, dir, "/usr/sbin/nginx", "-p", dir, "-c", path)
+	if err == nil {
+		r.setting = setting
+		r.reload = func() error { return r.process.cmd.Process.Signal(unix.SIGHUP) }
+	}
+	return r, err
+}
+
+func startToxiproxy(ctx context.Context, t task) (*running, error) {
+	const api = "127.0.0.1:8474"
+	dir, _, err := configured("unused", "")
+	if err != nil {
+		return nil, err
+	}
+	p, err := startProcess(t.net.middle, dir, t.bins.toxiproxy, "-host", "127.0.0.1", "-port", "8474")
+	if err != nil {
+		return nil, err
+	}
+	r := &running{to: atProxy, process: p}
+	if err := p.listening(ctx, netip.MustParseAddrPort(api), false); err != nil {
+		_ = p.stop()
+		return nil, err
+	}
+	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, addr string) (c net.Conn, err error) {
+			err = t.net.middle.Do(func() error { c, err = new(net.Dialer).DialContext(ctx, network, addr); return err })
+			return c, err
+		},
+	}}
+	post := func(path string, body any) error {
+		b, err := json.Marshal(body)
+		if err != nil {
+			return err
+		}
+		answer, err := client.Post("http://"+api+path, "application/json", bytes.NewReader(b))
+		if err != nil {
+			return err
+		}
+		defer answer.Body.Close()
+		if answer.StatusCode >= 300 {
+			return fmt.Errorf("toxiproxy: %s for %s", answer.Status, path)
+		}
+		return nil
+	}
+	err = post("/proxies", map[string]any{"name": "t", "listen": atProxy.String(), "upstream": atDownstream.String(), "enabled": true})
+	if part, setting := t.equalPart(); err == nil && part > 0 {
+		r.setting = setting
+		err = post("/proxies/t/toxics", map[string]any{
+			"type": "bandwidth", "stream": "upstream",
+			"attributes": map[string]any{"rate": part / 1000},
+		})
+	}
+	if err == nil {
+		err = p.listening(ctx, atProxy, false)
+	}
+	if err != nil {
+		_ = p.stop()
+		return nil, err
+	}
+	return r, nil
+}
+
+func startRedir(ctx context.Context, t task) (*running, error) {
+	dir, _, err := configured("unused", "")
+	if err != nil {
+		return nil, err
+	}
+	args := []string{"-n"}
+	part, setting := t.equalPart()
+	if part > 0 {
+		args = append(args, "-m", fmt.Sprint(8*part))
+	}
+	r, err := proxied(ctx, t, dir, "redir", append(args, atProxy.String(), atDownstream.String())...)
+	if err == nil {
+		r.setting = setting
+	}
+	return r, err
+}
+
+// startNaive starts the proxy that this harness brings.
+func startNaive(ctx context.Context, t task) (*running, error) {
+	dir, _, err := configured("unused", "")
+	if err != nil {
+		return nil, err
+	}
+	protocol := "tcp"
+	if t.udp {
+		protocol = "udp"
+	}
+	return proxied(ctx, t, dir, t.bins.self, "naive", protocol, atProxy.String(), atDownstream.String(),
+		fmt.Sprint(t.rate), fmt.Sprint(t.slots))
+}
+
+// Of each segment the kernel's queues count these bytes beside its payload.
+const (
+	segment  = 1448
+	overhead = 66
+)
+
+// wire converts a rate of payload to one with headers.
+func wire(rate int64) int64 { return rate * (segment + overhead) / segment }
+
+// onePerMilli is a burst of a millisecond, and of two packets at least.
+func onePerMilli(rate int64) int64 { return max(2*(segment+overhead), rate/1000) }
+
+func startTBF(_ context.Context, t task) (*running, error) {
+	rate := wire(t.rate)
+	err := t.net.middle.Run("tc", "qdisc", "replace", "dev", "right", "root", "tbf",
+		"rate", fmt.Sprintf("%dbps", rate), "burst", fmt.Sprint(onePerMilli(rate)), "latency", "50ms")
+	return kernelShaper(t), err
+}
+
+func startHTB(_ context.Context, t task) (*running, error) {
+	run := func(args ...string) error { return t.net.middle.Run("tc", args...) }
+	err := run("qdisc", "replace", "dev", "right", "root", "handle", "1:", "htb")
+	rate := wire(t.rate)
+	for i := range max(t.keys, 1) {
+		class := fmt.Sprintf("1:%x", i+1)
+		if err == nil {
+			err = run("class", "add", "dev", "right", "parent", "1:", "classid", class, "htb",
+				"rate", fmt.Sprintf("%dbps", rate), "burst", fmt.Sprint(onePerMilli(rate)), "cburst", fmt.Sprint(onePerMilli(rate)))
+		}
+		if err == nil {
+			err = run("filter", "add", "dev", "right", "parent", "1:", "protocol", "ip", "prio", "1",
+				"u32", "match", "ip", "src", source(i).String()+"/32", "flowid", class)
+		}
+	}
+	return kernelShaper(t), err
+}
+
+func kernelShaper(t task) *running {
+	return &running{to: atDownstream, undo: func() error { return t.net.middle.Run("tc", "qdisc", "del", "dev", "right", "root") }}
+}

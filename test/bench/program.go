@@ -1,0 +1,175 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"shaperd/test/lab"
+)
+
+// A task is what a program is to do between the client and the downstream.
+type task struct {
+	net   *network
+	bins  binaries
+	udp   bool
+	rate  int64 // bytes of payload a second for each source; 0 is no limit
+	flows int   // connections of a source: what can only limit each by itself gets an equal part
+	keys  int   // sources, from source(0) on
+	slots int   // connections at the downstream at once; 0 is no limit
+	conns int   // connections that there may be in all
+
+	limits string // more of shaperd's configuration
+}
+
+// binaries are where the programs are.
+type binaries struct {
+	shaperd   string
+	self      string // this harness, for the proxy that it brings
+	haproxy3  []string
+	toxiproxy string
+}
+
+// A program is one that does a task, or some tasks.
+type program struct {
+	name  string
+	about string
+	// cannot says why it has no part in a task, and is "" when it has one.
+	cannot func(task) string
+	start  func(context.Context, task) (*running, error)
+}
+
+// running is a program at work.
+type running struct {
+	to      netip.AddrPort // where clients connect
+	setting string         // how its configuration differs from what one would expect
+	process *process       // nil for what the kernel does
+	reload  func() error   // nil when it cannot
+	undo    func() error   // nil when nothing stays behind
+}
+
+func (r *running) pid() int {
+	if r.process == nil {
+		return 0
+	}
+	return r.process.cmd.Process.Pid
+}
+
+// peak is the most resident memory that the program's processes have had, in bytes; 0
+// where there are none.
+func (r *running) peak() float64 {
+	if r.process == nil {
+		return 0
+	}
+	return memory(r.pid(), "VmHWM:")
+}
+
+func (r *running) stop() (err error) {
+	if r.process != nil {
+		err = r.process.stop()
+	}
+	if r.undo != nil {
+		err = r.undo()
+	}
+	return err
+}
+
+// configured writes a program's configuration into a folder of its own.
+func configured(name, text string) (dir, path string, err error) {
+	if dir, err = lab.TempDir(); err != nil {
+		return "", "", err
+	}
+	path = filepath.Join(dir, name)
+	return dir, path, os.WriteFile(path, []byte(text), 0o644)
+}
+
+// proxied starts a proxy and waits until it listens.
+func proxied(ctx context.Context, t task, dir, name string, args ...string) (*running, error) {
+	p, err := startProcess(t.net.middle, dir, name, args...)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.listening(ctx, atProxy, t.udp); err != nil {
+		_ = p.stop()
+		return nil, err
+	}
+	return &running{to: atProxy, process: p}, nil
+}
+
+// programs are all there are. The first is the subject.
+var programs = []program{
+	{subject, "this program", anything, startShaperd},
+	{"direct", "the downstream itself, over a router: what the machine can do", cannotLimit, startDirect},
+	{"haproxy", "HAProxy 3, with option splice-auto or a shared bandwidth limit", tcpOnly, startHAProxy},
+	{"nginx", "nginx, stream module", anything, startNginx},
+	{"toxiproxy", "toxiproxy, with the toxic bandwidth", tcpNoSlots, startToxiproxy},
+	{"redir", "redir, with -m", tcpNoSlots, startRedir},
+	{"naive", "a proxy in Go of 150 lines, with golang.org/x/time/rate", anything, startNaive},
+	{"tbf", "the kernel's token bucket filter at the router", oneBucket, startTBF},
+	{"htb", "the kernel's hierarchical token bucket at the router", kernelOnly, startHTB},
+}
+
+func cannotLimit(t task) string {
+	if t.rate > 0 || t.slots > 0 {
+		return "limits nothing"
+	}
+	return ""
+}
+
+func tcpOnly(t task) string {
+	if t.udp {
+		return "TCP only"
+	}
+	return ""
+}
+
+func tcpNoSlots(t task) string {
+	if t.slots > 0 {
+		return "has no cap on connections"
+	}
+	return tcpOnly(t)
+}
+
+func anything(task) string { return "" }
+
+func kernelOnly(t task) string {
+	if t.slots > 0 || t.rate == 0 {
+		return "limits bytes only"
+	}
+	return ""
+}
+
+func oneBucket(t task) string {
+	if t.keys > 1 {
+		return "has one bucket"
+	}
+	return kernelOnly(t)
+}
+
+func startDirect(context.Context, task) (*running, error) {
+	return &running{to: atDownstream}, nil
+}
+
+// startShaperd starts the daemon as an operator would configure it.
+func startShaperd(ctx context.Context, t task) (*running, error) {
+	protocol := "tcp"
+	if t.udp {
+		protocol = "udp"
+	}
+	text := fmt.Sprintf("[daemon]\nmetrics = \"\"\n\n[[listen]]\nname = \"in\"\naddress = [\"%s://%s\"]\ndownstream = [%q]\n",
+		protocol, atProxy, atDownstream)
+	if t.rate > 0 {
+		text += fmt.Sprintf("\n[[limit]]\nname = \"rate\"\nkey = [\"source\"]\nrate = \"%dB/s\"\n", t.rate)
+	}
+	if t.slots > 0 {
+		text += fmt.Sprintf("\n[[limit]]\nname = \"slots\"\nconnections = %d\nmax_wait = \"60s\"\nmax_waiting = 10000\n", t.slots)
+	}
+	text += t.limits
+	dir, path, err := configured("shaperd.toml", text)
+	if err != nil {
+		return nil, err
+	}
+	return proxied(ctx, t, dir, t.bins.shaperd, "run", "--config", path, "--drain-timeout", "0s")
+}

@@ -1,0 +1,307 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"shaperd/test/lab"
+)
+
+// proxies are the programs that carry bytes without a limit.
+var proxies = []string{subject, "direct", "haproxy", "nginx", "toxiproxy", "redir", "naive"}
+
+func loadsW4(short bool) (list []load) {
+	type shape struct {
+		conns, size int
+		name        string
+	}
+	shapes := []shape{
+		{1, 256 << 10, "messages of 256 KiB"},
+		{4, 256 << 10, "messages of 256 KiB"},
+		{64, 256 << 10, "messages of 256 KiB"},
+		{1, 1 << 10, "messages of 1 KiB"},
+		{4, 1 << 10, "messages of 1 KiB"},
+		{64, 1 << 10, "messages of 1 KiB"},
+	}
+	span := 2 * time.Second
+	programs := proxies
+	if short {
+		shapes, span, programs = shapes[1:2], time.Second, []string{subject, "direct", "haproxy", "nginx", "naive"}
+	}
+	for _, s := range shapes {
+		list = append(list, load{
+			name:  fmt.Sprintf("%d %s, %s", s.conns, plural(s.conns, "connection"), s.name),
+			about: "connections that send all they can", headline: "throughput",
+			figures: []string{"throughput", "jain", "cpu", "user", "system", "softirq", "machine", "memory"}, programs: programs,
+			task: func(n *network, b binaries) task { return task{net: n, bins: b, conns: s.conns} },
+			measure: func(ctx context.Context, n *network, r *running) (sample, error) {
+				return measureThroughput(ctx, n, r, s.conns, s.size, span)
+			},
+		})
+	}
+	return list
+}
+
+// headers are what a segment's interface counts beside its payload: Ethernet, IPv4 and
+// TCP with timestamps.
+const headers = 14 + 20 + 32
+
+func measureThroughput(ctx context.Context, n *network, r *running, conns, size int, span time.Duration) (s sample, err error) {
+	down, err := newSink(n.downstream, discard)
+	if err != nil {
+		return s, err
+	}
+	defer down.close()
+	busy, err := dialStreams(ctx, n.client, source(0), r.to, conns)
+	if err != nil {
+		return s, err
+	}
+	defer func() { closeAll(busy) }()
+	var sent sync.WaitGroup
+	sent.Go(func() { sendAll(busy, settle+span, size) })
+	time.Sleep(settle)
+	c, err := metered(n, r, span)
+	sent.Wait()
+	if err != nil {
+		return s, err
+	}
+	bytes := c.payload(headers)
+	s.figures = map[string]float64{"throughput": 8 * bytes / 1e9 / c.seconds}
+	s.addCost(r, c.cost, bytes)
+	s.addMemory(r.peak())
+	return s, nil
+}
+
+// carried is what passed the downstream's interface in a time, and what it cost.
+type carried struct {
+	lab.Counters
+	seconds float64
+	cost    usage
+}
+
+func (c carried) payload(headers uint64) float64 { return float64(c.Bytes - headers*c.Packets) }
+
+// metered counts for a time what the downstream's interface receives. Where there are
+// super-packets it counts them as one, with one header.
+func metered(n *network, r *running, span time.Duration) (c carried, err error) {
+	began := time.Now()
+	before, err1 := n.downstream.Received(downstreamLink)
+	cost, err2 := used(r.pid())
+	time.Sleep(span)
+	after, err3 := n.downstream.Received(downstreamLink)
+	c.seconds = time.Since(began).Seconds()
+	now, err4 := used(r.pid())
+	c.Packets, c.Bytes, c.cost = after.Packets-before.Packets, after.Bytes-before.Bytes, now.sub(cost)
+	return c, errors.Join(err1, err2, err3, err4)
+}
+
+func loadsW5(short bool) (list []load) {
+	clients, span := []int{1, 32}, 3*time.Second
+	programs := []string{subject, "direct", "haproxy", "nginx", "toxiproxy", "redir", "naive"}
+	if short {
+		clients, span, programs = clients[1:], 1500*time.Millisecond, []string{subject, "direct", "haproxy", "nginx", "naive"}
+	}
+	for _, n := range clients {
+		list = append(list, load{
+			name:  fmt.Sprintf("%d %s", n, plural(n, "client")),
+			about: "clients that connect, send 64 bytes, wait for their echo and close, again and again", headline: "connections",
+			figures: []string{"connections", "p50", "p99", "failed", "cpu-connection", "memory"}, programs: programs,
+			task: func(net *network, b binaries) task { return task{net: net, bins: b, conns: n} },
+			measure: func(ctx context.Context, net *network, r *running) (sample, error) {
+				return measureConnections(ctx, net, r, n, span)
+			},
+		})
+	}
+	return list
+}
+
+func measureConnections(ctx context.Context, n *network, r *running, clients int, span time.Duration) (s sample, err error) {
+	down, err := newSink(n.downstream, echo)
+	if err != nil {
+		return s, err
+	}
+	defer down.close()
+	before, err := used(r.pid())
+	if err != nil {
+		return s, err
+	}
+	began := time.Now()
+	took, failed := repeatExchange(ctx, n.client, source(0), clients, r.to, began.Add(span), 5*time.Second)
+	seconds := time.Since(began).Seconds()
+	after, err := used(r.pid())
+	if err != nil {
+		return s, err
+	}
+	if len(took) == 0 {
+		return s, errors.New("no connection was answered")
+	}
+	cost := after.sub(before)
+	s = sample{figures: map[string]float64{
+		"connections": float64(len(took)) / seconds,
+		"p50":         millis(lab.Percentile(took, 50)), "p99": millis(lab.Percentile(took, 99)),
+		"failed": 100 * float64(failed) / float64(len(took)+failed),
+	}}
+	if r.process != nil {
+		s.figures["cpu-connection"] = (cost.user + cost.system).Seconds() * 1e6 / float64(len(took))
+	}
+	s.addMemory(r.peak())
+	return s, nil
+}
+
+func millis(d time.Duration) float64 { return d.Seconds() * 1000 }
+
+// repeatExchange has clients make connections one after the other until a time. It
+// returns how long each took, sorted, and how many failed.
+func repeatExchange(ctx context.Context, h *lab.Host, from netip.Addr, clients int, to netip.AddrPort, until time.Time, patience time.Duration) ([]time.Duration, int) {
+	var mu sync.Mutex
+	var all []time.Duration
+	var failed atomic.Int64
+	var group sync.WaitGroup
+	for range clients {
+		group.Go(func() {
+			var took []time.Duration
+			for time.Now().Before(until) && ctx.Err() == nil {
+				d, err := exchange(ctx, h, from, to, patience)
+				if err != nil {
+					failed.Add(1)
+					continue
+				}
+				took = append(took, d)
+			}
+			mu.Lock()
+			all = append(all, took...)
+			mu.Unlock()
+		})
+	}
+	group.Wait()
+	slices.Sort(all)
+	return all, int(failed.Load())
+}
+
+const (
+	slots    = 10
+	service  = 100 * time.Millisecond
+	hogConns = 200
+)
+
+func loadsW6(short bool) []load {
+	span := 8 * time.Second
+	if short {
+		span = 3 * time.Second
+	}
+	return []load{{
+		name:     "10 slots, 200 connections of a hog",
+		about:    "a server that takes 100 ms for each connection and may have 10 at once; one source has 200 connections, another one asks once in a while",
+		headline: "p50", figures: []string{"p50", "p99", "worst", "failed", "hog", "inflight"},
+		programs: []string{subject, "haproxy", "nginx", "naive"},
+		task:     func(n *network, b binaries) task { return task{net: n, bins: b, slots: slots, conns: hogConns + 10} },
+		measure: func(ctx context.Context, n *network, r *running) (sample, error) {
+			return measureHog(ctx, n, r, span)
+		},
+	}}
+}
+
+func measureHog(ctx context.Context, n *network, r *running, span time.Duration) (s sample, err error) {
+	down, err := newSink(n.downstream, func(c *net.TCPConn) {
+		var buf [64]byte
+		if _, err := io.ReadFull(c, buf[:]); err == nil {
+			time.Sleep(service)
+			_, _ = c.Write(buf[:])
+		}
+	})
+	if err != nil {
+		return s, err
+	}
+	defer down.close()
+	capture, err := n.downstream.Capture(downstreamLink, lab.Filter{Port: port}, 2_000_000)
+	if err != nil {
+		return s, err
+	}
+	defer capture.Close()
+	const hog, polite = 0, 1
+	until := time.Now().Add(span)
+	var group sync.WaitGroup
+	var greedy []time.Duration
+	group.Go(func() {
+		greedy, _ = repeatExchange(ctx, n.client, source(hog), hogConns, r.to, until, 30*time.Second)
+	})
+	time.Sleep(settle) // until its connections are there
+	took, failed := repeatExchange(ctx, n.client, source(polite), 1, r.to, until, 30*time.Second)
+	group.Wait()
+	list, err := capture.Finish()
+	if err != nil {
+		return s, err
+	}
+	if len(took) == 0 {
+		return s, errors.New("the polite source got no answer")
+	}
+	most := 0
+	for _, level := range lab.Levels(list) {
+		most = max(most, level.N)
+	}
+	return sample{figures: map[string]float64{
+		"p50": millis(lab.Percentile(took, 50)), "p99": millis(lab.Percentile(took, 99)), "worst": millis(took[len(took)-1]),
+		"failed":   100 * float64(failed) / float64(len(took)+failed),
+		"hog":      float64(len(greedy)) / span.Seconds(),
+		"inflight": float64(most),
+	}}, nil
+}
+
+// loadsW9 opens connections that do nothing.
+func loadsW9(short bool) []load {
+	conns := 8000
+	if short {
+		conns = 500
+	}
+	return []load{{
+		name:  fmt.Sprintf("%d idle connections", conns),
+		about: "connections that sent one message and wait", headline: "per-connection", repeat: 1,
+		figures: []string{"per-connection", "memory"}, programs: []string{subject, "haproxy", "nginx", "toxiproxy", "redir", "naive"},
+		task: func(n *network, b binaries) task { return task{net: n, bins: b, conns: conns} },
+		measure: func(ctx context.Context, n *network, r *running) (sample, error) {
+			return measureIdle(ctx, n, r, conns)
+		},
+	}}
+}
+
+func measureIdle(ctx context.Context, n *network, r *running, conns int) (s sample, err error) {
+	down, err := newSink(n.downstream, echo)
+	if err != nil {
+		return s, err
+	}
+	defer down.close()
+	empty := memory(r.pid(), "VmRSS:")
+	var open []stream
+	defer func() { closeAll(open) }()
+	for len(open) < conns {
+		list, err := dialStreams(ctx, n.client, source(len(open)/100%sources), r.to, min(100, conns-len(open)))
+		open = append(open, list...)
+		if err != nil {
+			return s, fmt.Errorf("after %d connections: %w", len(open), err)
+		}
+		for _, st := range list {
+			var buf [64]byte
+			_ = st.c.SetDeadline(time.Now().Add(5 * time.Second))
+			if _, err := st.c.Write(buf[:]); err != nil {
+				return s, err
+			}
+			if _, err := io.ReadFull(st.c, buf[:]); err != nil {
+				return s, fmt.Errorf("connection %d of %d: %w", len(open), conns, err)
+			}
+		}
+	}
+	time.Sleep(time.Second)
+	full := memory(r.pid(), "VmRSS:")
+	return sample{figures: map[string]float64{
+		"per-connection": (full - empty) / 1024 / float64(conns),
+		"memory":         r.peak() / 1e6,
+	}}, nil
+}

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
+
+	"shaperd/test/lab"
+)
+
+func loadsW7(short bool) (list []load) {
+	sizes, span := []int{64, 200, 1200}, 2*time.Second
+	if short {
+		sizes, span = sizes[2:], time.Second
+	}
+	for _, size := range sizes {
+		for _, gso := range []bool{false, true} {
+			how := "one by one"
+			if gso {
+				how = "by segmentation offload"
+			}
+			list = append(list, load{
+				name:  fmt.Sprintf("%d B, %s", size, how),
+				about: "datagrams of one source, as many as it can send; one by one 64 to a system call, or super-packets of up to 64 datagrams", headline: "cpu-packet",
+				figures: []string{"packets", "cpu-packet", "machine-packet", "memory"}, programs: []string{subject, "direct", "nginx", "naive"},
+				task: func(n *network, b binaries) task { return task{net: n, bins: b, udp: true} },
+				measure: func(ctx context.Context, n *network, r *running) (sample, error) {
+					return measureDatagrams(ctx, n, r, size, gso, span)
+				},
+			})
+		}
+	}
+	return list
+}
+
+// udpHeaders are what an interface counts beside a datagram's payload.
+const udpHeaders = 14 + 20 + 8
+
+func measureDatagrams(ctx context.Context, n *network, r *running, size int, gso bool, span time.Duration) (s sample, err error) {
+	// Nobody reads: what arrives has been counted, and is thrown away where it is cheap.
+	mute, err := n.downstream.ListenUDP(atDownstream)
+	if err != nil {
+		return s, err
+	}
+	defer mute.Close()
+	_ = mute.SetReadBuffer(1)
+	ctx, cancel := context.WithCancel(ctx)
+	var sending sync.WaitGroup
+	defer func() { cancel(); sending.Wait() }()
+	fault := make(chan error, 1)
+	sending.Go(func() { fault <- blast(ctx, n.client, source(0), r.to, size, gso) })
+	time.Sleep(settle)
+	c, err := metered(n, r, span)
+	if err != nil {
+		return s, err
+	}
+	select {
+	case err := <-fault:
+		return s, fmt.Errorf("send: %w", err)
+	default:
+	}
+	datagrams := c.payload(udpHeaders) / float64(size)
+	if datagrams < 100 {
+		return s, fmt.Errorf("only %.0f datagrams arrived", datagrams)
+	}
+	s = sample{figures: map[string]float64{
+		"packets":        datagrams / c.seconds / 1000,
+		"machine-packet": c.cost.machine.Seconds() * 1e6 / datagrams,
+	}}
+	if r.process != nil {
+		s.figures["cpu-packet"] = (c.cost.user + c.cost.system).Seconds() * 1e6 / datagrams
+	}
+	s.addMemory(r.peak())
+	return s, nil
+}
+
+// blast sends datagrams until ctx ends.
+func blast(ctx context.Context, h *lab.Host, from netip.Addr, to netip.AddrPort, size int, gso bool) error {
+	c, err := h.DialUDP(from, to)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	batch := make([]ipv4.Message, 64)
+	each := size
+	if gso {
+		batch = batch[:1]
+		each = min(64, 65_000/size) * size
+		raw, err := c.SyscallConn()
+		if err != nil {
+			return err
+		}
+		if err := raw.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_SEGMENT, size)
+		}); err != nil {
+			return err
+		}
+	}
+	for i := range batch {
+		batch[i].Buffers = [][]byte{zeros[:each]}
+	}
+	p := ipv4.NewPacketConn(c)
+	for ctx.Err() == nil {
+		if _, err := p.WriteBatch(batch, 0); err != nil && ctx.Err() == nil {
+			// A full queue, or a port that nobody has yet.
+			time.Sleep(time.Millisecond)
+		}
+	}
+	return nil
+}

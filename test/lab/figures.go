@@ -1,0 +1,184 @@
+package lab
+
+import (
+	"math"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// An Event is n units at an instant: bytes of a segment, or one datagram.
+type Event struct {
+	At time.Duration
+	N  int
+}
+
+// Bytes turns arrivals into events that count their payload. Segments without any are
+// left out, and so is what TCP sent before.
+func Bytes(list []Arrival) []Event {
+	type place struct {
+		from, to netip.AddrPort
+		seq      uint32
+	}
+	sent := make(map[place]int, len(list))
+	events := make([]Event, 0, len(list))
+	for _, a := range list {
+		n := a.Payload
+		if a.Flags != 0 {
+			key := place{a.From, a.To, a.Seq}
+			n -= sent[key]
+			sent[key] = max(sent[key], a.Payload)
+		}
+		if n > 0 {
+			events = append(events, Event{a.At, n})
+		}
+	}
+	return events
+}
+
+// Packets turns arrivals into events that count one each.
+func Packets(list []Arrival) []Event {
+	events := make([]Event, len(list))
+	for i, a := range list {
+		events[i] = Event{a.At, 1}
+	}
+	return events
+}
+
+// Total is the units of all events.
+func Total(events []Event) int {
+	n := 0
+	for _, e := range events {
+		n += e.N
+	}
+	return n
+}
+
+// Mean is the units a second from the first event to the last one. The first event's
+// units belong to the time before it.
+func Mean(events []Event) float64 {
+	if len(events) < 2 {
+		return 0
+	}
+	first, last := events[0], events[len(events)-1]
+	return float64(Total(events[1:])) / (last.At - first.At).Seconds()
+}
+
+// Sigma is the smallest burst that explains events at rate units a second: in any
+// interval of length t there are at most rate*t + sigma units. One unit alone has its
+// own size as sigma.
+func Sigma(events []Event, rate float64) float64 {
+	s, _ := WorstInterval(events, rate)
+	return s
+}
+
+// WorstInterval returns sigma, and the events in the interval that has it.
+func WorstInterval(events []Event, rate float64) (sigma float64, in []Event) {
+	var count float64
+	least := math.Inf(1) // of units before an event, less rate*t at the event
+	first := 0           // the event that has it
+	for i, e := range events {
+		free := rate * e.At.Seconds()
+		if count-free < least {
+			least, first = count-free, i
+		}
+		count += float64(e.N)
+		if s := count - free - least; s > sigma {
+			sigma, in = s, events[first:i+1]
+		}
+	}
+	return sigma, in
+}
+
+// WorstWindow is the most units within any interval of that width.
+func WorstWindow(events []Event, width time.Duration) (worst int) {
+	sum, oldest := 0, 0
+	for _, e := range events {
+		sum += e.N
+		for e.At-events[oldest].At >= width {
+			sum -= events[oldest].N
+			oldest++
+		}
+		worst = max(worst, sum)
+	}
+	return worst
+}
+
+// Gaps returns the times between events that follow each other, sorted.
+func Gaps(events []Event) []time.Duration {
+	var list []time.Duration
+	for i := 1; i < len(events); i++ {
+		list = append(list, events[i].At-events[i-1].At)
+	}
+	slices.Sort(list)
+	return list
+}
+
+// Between returns the events from start up to end.
+func Between(events []Event, start, end time.Duration) []Event {
+	at := func(e Event, t time.Duration) int { return int(e.At - t) }
+	i, _ := slices.BinarySearchFunc(events, start, at)
+	j, _ := slices.BinarySearchFunc(events, end, at)
+	return events[i:max(i, j)]
+}
+
+// Percentile returns the value below or at which p percent of sorted lie.
+func Percentile[T any](sorted []T, p float64) T {
+	var none T
+	if len(sorted) == 0 {
+		return none
+	}
+	rank := int(math.Ceil(p/100*float64(len(sorted)))) - 1
+	return sorted[max(0, min(rank, len(sorted)-1))]
+}
+
+// Jain is Jain's index of fairness (Jain, Chiu and Hawe, 1984) of shares: 1 when all
+// are the same, 1/n when one has all.
+func Jain(shares []float64) float64 {
+	var sum, squares float64
+	for _, x := range shares {
+		sum += x
+		squares += x * x
+	}
+	if squares == 0 {
+		return 0
+	}
+	return sum * sum / (float64(len(shares)) * squares)
+}
+
+// Levels returns how many connections were open after each change, as a capture with
+// both directions at the server saw it: from the SYN-ACK until both sides have sent a
+// FIN, or one a RST. What waits in the accept queue counts too.
+func Levels(list []Arrival) []Event {
+	const in, out = 1, 2
+	var levels []Event
+	closing := map[netip.AddrPort]int{} // which sides of an open connection are
+	for _, a := range list {
+		if a.Flags == 0 {
+			continue
+		}
+		peer := a.From
+		if a.Outgoing {
+			peer = a.To
+		}
+		sides, open := closing[peer]
+		switch {
+		case !open && a.Outgoing && a.Flags&(SYN|ACK) == SYN|ACK:
+			closing[peer] = 0
+			levels = append(levels, Event{a.At, len(closing)})
+			continue
+		case !open:
+			continue
+		case a.Flags&FIN != 0 && a.Outgoing:
+			sides |= out
+		case a.Flags&FIN != 0:
+			sides |= in
+		}
+		closing[peer] = sides
+		if sides == in|out || a.Flags&RST != 0 {
+			delete(closing, peer)
+			levels = append(levels, Event{a.At, len(closing)})
+		}
+	}
+	return levels
+}

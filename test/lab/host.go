@@ -1,0 +1,261 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// prefix begins the name of every namespace and folder, followed by the process that
+// made it.
+const prefix = "shaperd-"
+
+var hosts atomic.Int32
+
+// A Host is a network namespace. Its methods are safe for concurrent use.
+type Host struct {
+	Name    string
+	home    netns.NsHandle // where this program was started
+	ns      netns.NsHandle
+	links   *netlink.Handle
+	starts  chan func()
+	started sync.WaitGroup
+}
+
+// NewHost makes a namespace, with a role in its name.
+func NewHost(role string) (*Host, error) {
+	h := &Host{
+		Name: fmt.Sprintf("%s%d-%d-%s", prefix, os.Getpid(), hosts.Add(1), role),
+		home: netns.None(), ns: netns.None(), starts: make(chan func()),
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var err error
+	if h.home, err = netns.Get(); err != nil {
+		return nil, fmt.Errorf("open own namespace: %w", err)
+	}
+	h.ns, err = netns.NewNamed(h.Name)
+	h.leave()
+	if err != nil {
+		h.home.Close()
+		return nil, fmt.Errorf("make network namespace %s: %w", h.Name, err)
+	}
+	h.started.Go(h.launch)
+	if h.links, err = netlink.NewHandleAt(h.ns); err == nil {
+		err = h.Up("lo")
+	}
+	if err = errors.Join(err, h.plain()); err != nil {
+		h.Remove()
+		return nil, fmt.Errorf("set up %s: %w", h.Name, err)
+	}
+	return h, nil
+}
+
+// plain has addresses usable at once, and senders that do not pace themselves: they
+// would smooth what the program under test does not.
+func (h *Host) plain() error {
+	control := "reno"
+	var known []byte
+	err := h.Do(func() (err error) {
+		known, err = os.ReadFile("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+		return err
+	})
+	if slices.Contains(strings.Fields(string(known)), "cubic") {
+		control = "cubic"
+	}
+	return errors.Join(err,
+		h.Sysctl("net/ipv6/conf/all/accept_dad", "0"),
+		h.Sysctl("net/ipv6/conf/default/accept_dad", "0"),
+		h.Sysctl("net/ipv4/tcp_congestion_control", control))
+}
+
+// Remove takes the namespace away, and ends what runs in it.
+func (h *Host) Remove() {
+	close(h.starts)
+	h.started.Wait()
+	if h.links != nil {
+		h.links.Close()
+	}
+	h.ns.Close()
+	h.home.Close()
+	// What is left behind here, the next run sweeps.
+	_ = netns.DeleteNamed(h.Name)
+}
+
+// enter moves the calling goroutine's thread into the host until leave.
+func (h *Host) enter() {
+	runtime.LockOSThread()
+	if err := netns.Set(h.ns); err != nil {
+		panic(fmt.Sprintf("enter namespace %s: %v", h.Name, err))
+	}
+}
+
+func (h *Host) leave() {
+	if err := netns.Set(h.home); err != nil {
+		panic(fmt.Sprintf("return to own namespace: %v", err))
+	}
+	runtime.UnlockOSThread()
+}
+
+// Do runs fn inside the host. Sockets that fn opens stay there.
+func (h *Host) Do(fn func() error) error {
+	h.enter()
+	defer h.leave()
+	return fn()
+}
+
+// launch starts the host's processes, all from one thread that lives as long as the
+// host: the kernel ends them with the thread that started them, so that they never
+// outlive this program, however it ends.
+func (h *Host) launch() {
+	runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
+	if err := netns.Set(h.ns); err != nil {
+		panic(fmt.Sprintf("enter namespace %s: %v", h.Name, err))
+	}
+	for start := range h.starts {
+		start()
+	}
+}
+
+// Start starts cmd inside the host, in a process group of its own: an interrupt from
+// the terminal is for this program, which ends what it started.
+func (h *Host) Start(cmd *exec.Cmd) error {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	done := make(chan error)
+	h.starts <- func() { done <- cmd.Start() }
+	return <-done
+}
+
+// Run runs a command inside the host to its end. The error has what it wrote.
+func (h *Host) Run(name string, args ...string) error {
+	var out strings.Builder
+	cmd := exec.Command(name, args...)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := h.Start(cmd)
+	if err == nil {
+		err = cmd.Wait()
+	}
+	if err != nil {
+		return fmt.Errorf("%s %s in %s: %w: %s", name, strings.Join(args, " "), h.Name, err, out.String())
+	}
+	return nil
+}
+
+// Sysctl sets a kernel parameter of the host.
+func (h *Host) Sysctl(name, value string) error {
+	err := h.Do(func() error { return os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0) })
+	if err != nil {
+		return fmt.Errorf("set %s in %s: %w", name, h.Name, err)
+	}
+	return nil
+}
+
+// Dial connects by TCP from an address of the host. The thread is inside the host
+// only until the socket exists, so that many may wait for a connection.
+func (h *Host) Dial(ctx context.Context, from netip.Addr, to netip.AddrPort, patience time.Duration) (*net.TCPConn, error) {
+	leave := sync.OnceFunc(h.leave)
+	d := net.Dialer{
+		LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0)),
+		Timeout:   patience,
+		Control: func(_, _ string, raw syscall.RawConn) error {
+			leave()
+			// A port serves connections to several addresses at once.
+			return raw.Control(func(fd uintptr) {
+				_ = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
+			})
+		},
+	}
+	h.enter()
+	defer leave()
+	c, err := d.DialContext(ctx, "tcp", to.String())
+	if err != nil {
+		return nil, err
+	}
+	return c.(*net.TCPConn), nil
+}
+
+// Listen listens for TCP inside the host.
+func (h *Host) Listen(at netip.AddrPort) (l *net.TCPListener, err error) {
+	config := net.ListenConfig{}
+	config.SetMultipathTCP(false)
+	err = h.Do(func() error {
+		any, err := config.Listen(context.Background(), "tcp", at.String())
+		if err == nil {
+			l = any.(*net.TCPListener)
+		}
+		return err
+	})
+	return l, err
+}
+
+// DialUDP opens a datagram socket inside the host, connected to an address.
+func (h *Host) DialUDP(from netip.Addr, to netip.AddrPort) (c *net.UDPConn, err error) {
+	err = h.Do(func() error {
+		c, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)), net.UDPAddrFromAddrPort(to))
+		return err
+	})
+	return c, err
+}
+
+// ListenUDP opens a datagram socket inside the host.
+func (h *Host) ListenUDP(at netip.AddrPort) (c *net.UDPConn, err error) {
+	err = h.Do(func() error {
+		c, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
+		return err
+	})
+	return c, err
+}
+
+// Sweep removes the namespaces, and the folders of [TempDir], that crashed processes
+// left behind. Theirs are those whose process is gone; what they started went with it.
+func Sweep() error {
+	return errors.Join(
+		sweep("/run/netns", func(path string) error { return netns.DeleteNamed(filepath.Base(path)) }),
+		sweep(os.TempDir(), os.RemoveAll))
+}
+
+// TempDir makes a folder. The caller removes it.
+func TempDir() (string, error) {
+	return os.MkdirTemp("", fmt.Sprintf("%s%d-", prefix, os.Getpid()))
+}
+
+func sweep(dir string, remove func(path string) error) error {
+	left, err := filepath.Glob(filepath.Join(dir, prefix+"*"))
+	if err != nil {
+		return err
+	}
+	for _, path := range left {
+		if pid, ok := owner(filepath.Base(path)); !ok || unix.Kill(pid, 0) != unix.ESRCH {
+			continue
+		}
+		if err := remove(path); err != nil {
+			return fmt.Errorf("remove leftover %s: %w", path, err)
+		}
+	}
+	return nil
+}
+
+// owner returns the process that made the namespace or the folder called name.
+func owner(name string) (pid int, ok bool) {
+	rest, ours := strings.CutPrefix(name, prefix)
+	digits, _, cut := strings.Cut(rest, "-")
+	pid, err := strconv.Atoi(digits)
+	return pid, ours && cut && err == nil && pid > 0
+}
