@@ -68,6 +68,16 @@ bench-short: build peers
 	$(GO) build -o bin/bench ./test/bench
 	bin/bench -short $(BENCH)
 
+# Profiles of one load, "make profile WORK='W1 10 MB/s, 4'"; PROGRAM=haproxy profiles a peer.
+WORK ?= W1 10 MB/s, 4
+PROGRAM ?= shaperd
+
+.PHONY: profile
+profile: peers
+	CGO_ENABLED=0 $(GO) build -trimpath -tags profile -o bin/shaperd-profile ./cmd/shaperd
+	$(GO) build -o bin/bench ./test/bench
+	bin/bench -shaperd bin/shaperd-profile -profile build/profile/'$(PROGRAM)' -programs '$(PROGRAM)' -work '$(WORK)'
+
 # What shaperd is measured beside. It is fetched once.
 .PHONY: peers
 peers: deps
@@ -95,12 +105,12 @@ format: deps
 .PHONY: vet
 vet:
 	$(GO) vet ./...
-	$(GO) vet -tags vmguest ./...
+	$(GO) vet -tags vmguest,profile ./...
 
 .PHONY: staticcheck
 staticcheck:
 	$(GO) tool staticcheck ./...
-	$(GO) tool staticcheck -tags vmguest ./...
+	$(GO) tool staticcheck -tags vmguest,profile ./...
 
 # Needs the network: known vulnerabilities in what the daemon is built from.
 .PHONY: vuln

@@ -140,7 +140,8 @@ func BenchmarkFullTable(b *testing.B) {
 				b.Fatal(err)
 			}
 			timeProgram(b, k.ShaperdTc, c.packet)
-			if pressure, err := k.tableCounts(); err != nil || pressure.EvictedIndebted > 0 {
+			// That there is room is a promise of chance: now and then a key has none.
+			if pressure, err := k.tableCounts(); err != nil || pressure.EvictedIndebted > million/10_000 {
 				b.Errorf("%+v, %v: the table was too small", pressure, err)
 			}
 		})

@@ -27,6 +27,8 @@ type bench struct {
 	match  *regexp.Regexp
 	log    io.Writer
 	report *report
+
+	profiler *profiler
 }
 
 func (b *bench) run(ctx context.Context, list []work) error {
@@ -118,6 +120,7 @@ func (b *bench) once(ctx context.Context, p program, t task, l load) (s sample, 
 	if err != nil {
 		return s, "", err
 	}
+	r.profiler = b.profiler
 	s, err = l.measure(ctx, b.net, r)
 	return s, r.setting, errors.Join(err, r.stop())
 }

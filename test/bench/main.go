@@ -43,6 +43,7 @@ func command(args []string) error {
 	peers := flags.String("peers", "build/peers", "the `folder` of install-peers")
 	out := flags.String("out", "bench", "the `folder` for report.html and report.json")
 	compare := flags.String("compare", "", "compare with the report.json of an earlier run in this `file`")
+	profiles := flags.String("profile", "", "profile the program, or the one of -programs, into this `folder`, and print what is at the top; a Go profile takes a daemon with the build tag profile")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return nil
@@ -79,14 +80,25 @@ func command(args []string) error {
 	b := &bench{net: net, bins: bins, short: *short, repeat: *repeat, match: pattern, log: os.Stdout, report: &report{
 		Began: time.Now(), Short: *short, Machine: thisMachine(), Versions: bins.versions(),
 	}}
+	b.profiler = &profiler{dir: *profiles}
+	if err := b.profiler.prepare(); err != nil {
+		return err
+	}
+	if *profiles != "" && *only == "" {
+		*only = subject
+	}
 	if *only != "" {
 		b.only = strings.Split(*only, ",")
 	}
-	if *short {
+	if *short || *profiles != "" {
 		b.repeat = 1
 	}
 	if err := b.run(ctx, works); err != nil {
 		return err
+	}
+	if *profiles != "" {
+		b.profiler.print(os.Stdout, bins.shaperd)
+		return nil
 	}
 	if err := b.report.write(*out); err != nil {
 		return err

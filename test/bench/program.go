@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -48,6 +49,9 @@ type running struct {
 	process *process       // nil for what the kernel does
 	reload  func() error   // nil when it cannot
 	undo    func() error   // nil when nothing stays behind
+
+	profiles bool // it makes profiles of itself
+	profiler *profiler
 }
 
 func (r *running) pid() int {
@@ -55,6 +59,20 @@ func (r *running) pid() int {
 		return 0
 	}
 	return r.process.cmd.Process.Pid
+}
+
+// begin begins what is measured: it returns what has been used so far.
+func (r *running) begin() (usage, error) {
+	if err := r.profiler.begin(r); err != nil {
+		return usage{}, err
+	}
+	return used(r.pid())
+}
+
+// end ends it, and returns what was used since.
+func (r *running) end(before usage) (usage, error) {
+	after, err := used(r.pid())
+	return after.sub(before), errors.Join(err, r.profiler.end(r))
 }
 
 // peak is the most resident memory that the program's processes have had, in bytes; 0
@@ -171,5 +189,9 @@ func startShaperd(ctx context.Context, t task) (*running, error) {
 	if err != nil {
 		return nil, err
 	}
-	return proxied(ctx, t, dir, t.bins.shaperd, "run", "--config", path, "--drain-timeout", "0s")
+	r, err := proxied(ctx, t, dir, t.bins.shaperd, "run", "--config", path, "--drain-timeout", "0s")
+	if err == nil {
+		r.profiles = true
+	}
+	return r, err
 }

@@ -74,9 +74,9 @@ func (l shaped) measure(ctx context.Context, n *network, r *running) (s sample, 
 	sent.Go(func() { sendAll(busy, lead+l.span, 64<<10) })
 	time.Sleep(lead)
 	from := capture.Elapsed()
-	before, err := used(r.pid())
+	before, err := r.begin()
 	sent.Wait()
-	after, err2 := used(r.pid())
+	cost, err2 := r.end(before)
 	to := capture.Elapsed()
 	memory := r.peak()
 	closeAll(busy)
@@ -92,7 +92,7 @@ func (l shaped) measure(ctx context.Context, n *network, r *running) (s sample, 
 		return s, fmt.Errorf("only %d segments arrived", len(events))
 	}
 	s = judge(events, nominal)
-	s.addCost(r, after.sub(before), float64(lab.Total(events)))
+	s.addCost(r, cost, float64(lab.Total(events)))
 	s.addMemory(memory)
 	if len(busy) > 1 {
 		s.figures["jain"] = jain(list, from, to)

@@ -92,14 +92,15 @@ func (c carried) payload(headers uint64) float64 { return float64(c.Bytes - head
 // metered counts for a time what the downstream's interface receives. Where there are
 // super-packets it counts them as one, with one header.
 func metered(n *network, r *running, span time.Duration) (c carried, err error) {
+	cost, err1 := r.begin()
 	began := time.Now()
-	before, err1 := n.downstream.Received(downstreamLink)
-	cost, err2 := used(r.pid())
+	before, err2 := n.downstream.Received(downstreamLink)
 	time.Sleep(span)
 	after, err3 := n.downstream.Received(downstreamLink)
 	c.seconds = time.Since(began).Seconds()
-	now, err4 := used(r.pid())
-	c.Packets, c.Bytes, c.cost = after.Packets-before.Packets, after.Bytes-before.Bytes, now.sub(cost)
+	var err4 error
+	c.cost, err4 = r.end(cost)
+	c.Packets, c.Bytes = after.Packets-before.Packets, after.Bytes-before.Bytes
 	return c, errors.Join(err1, err2, err3, err4)
 }
 
@@ -129,21 +130,20 @@ func measureConnections(ctx context.Context, n *network, r *running, clients int
 		return s, err
 	}
 	defer down.close()
-	before, err := used(r.pid())
+	before, err := r.begin()
 	if err != nil {
 		return s, err
 	}
 	began := time.Now()
 	took, failed := repeatExchange(ctx, n.client, source(0), clients, r.to, began.Add(span), 5*time.Second)
 	seconds := time.Since(began).Seconds()
-	after, err := used(r.pid())
+	cost, err := r.end(before)
 	if err != nil {
 		return s, err
 	}
 	if len(took) == 0 {
 		return s, errors.New("no connection was answered")
 	}
-	cost := after.sub(before)
 	s = sample{figures: map[string]float64{
 		"connections": float64(len(took)) / seconds,
 		"p50":         millis(lab.Percentile(took, 50)), "p99": millis(lab.Percentile(took, 99)),
