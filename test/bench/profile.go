@@ -28,6 +28,10 @@ func (p *profiler) prepare() error {
 	if p.dir == "" {
 		return nil
 	}
+	var err error
+	if p.dir, err = filepath.Abs(p.dir); err != nil {
+		return err
+	}
 	return errors.Join(os.RemoveAll(p.dir), os.MkdirAll(p.dir, 0o755), os.Setenv("SHAPERD_PROFILE", p.dir))
 }
 
@@ -73,7 +77,8 @@ func (p *profiler) print(w io.Writer, binary string) {
 	at := func(name string) string { return filepath.Join(p.dir, name) }
 	top := func(title string, lines int, cmd ...string) {
 		out, err := exec.Command(cmd[0], cmd[1:]...).Output()
-		if err != nil || len(out) == 0 {
+		if err != nil {
+			fmt.Fprintf(w, "\n%s: %v\n", title, err)
 			return
 		}
 		kept := slices.DeleteFunc(strings.Split(string(out), "\n"), func(line string) bool {
@@ -81,8 +86,12 @@ func (p *profiler) print(w io.Writer, binary string) {
 		})
 		fmt.Fprintf(w, "\n%s\n  %s\n", title, strings.Join(kept[:min(lines, len(kept))], "\n  "))
 	}
-	top("In Go: "+at("cpu.pprof"), 30, "go", "tool", "pprof", "-top", "-nodecount=24", binary, at("cpu.pprof"))
-	top("Allocated: "+at("allocs.pprof"), 20, "go", "tool", "pprof", "-sample_index=alloc_space", "-top", "-nodecount=14",
-		"-diff_base", at("allocs-before.pprof"), binary, at("allocs.pprof"))
-	top("With the kernel: "+at("perf.data"), 40, "perf", "report", "-i", at("perf.data"), "--stdio", "--no-children", "-g", "none", "--percent-limit", "0.7")
+	if _, err := os.Stat(at("cpu.pprof")); err == nil {
+		top("In Go: "+at("cpu.pprof"), 30, "go", "tool", "pprof", "-top", "-nodecount=24", binary, at("cpu.pprof"))
+		top("Allocated: "+at("allocs.pprof"), 20, "go", "tool", "pprof", "-sample_index=alloc_space", "-top", "-nodecount=14",
+			"-diff_base", at("allocs-before.pprof"), binary, at("allocs.pprof"))
+	}
+	if _, err := os.Stat(at("perf.data")); err == nil {
+		top("With the kernel: "+at("perf.data"), 40, "perf", "report", "-i", at("perf.data"), "--stdio", "--no-children", "-g", "none", "--percent-limit", "0.7")
+	}
 }
