@@ -27,7 +27,8 @@ func (t task) equalPart() (rate int64, setting string) {
 // startHAProxy starts HAProxy 3 beside its own C library.
 func startHAProxy(ctx context.Context, t task) (*running, error) {
 	var b strings.Builder
-	fmt.Fprintf(&b, "global\n  maxconn %d\n  nbthread %d\ndefaults\n  mode tcp\n  timeout connect 5s\n  timeout client 120s\n  timeout server 120s\n  timeout queue 60s\n",
+	// It reserves two descriptors for each pipe that it may splice through.
+	fmt.Fprintf(&b, "global\n  maxconn %d\n  maxpipes 500\n  nbthread %d\ndefaults\n  mode tcp\n  timeout connect 5s\n  timeout client 120s\n  timeout server 120s\n  timeout queue 60s\n",
 		max(2000, t.conns+100), threads)
 	if t.rate == 0 {
 		b.WriteString("  option splice-auto\n")

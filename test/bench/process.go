@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -45,6 +46,8 @@ func startProcess(h *lab.Host, dir, name string, args ...string) (*process, erro
 	p := &process{host: h, cmd: exec.Command(name, args...), exited: make(chan struct{}), dir: dir}
 	p.cmd.Dir = dir
 	p.cmd.Stdout, p.cmd.Stderr = p, p
+	// What it forks ends with it, whatever the kernel thinks who its parent is.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
 	if err := h.Start(p.cmd); err != nil {
 		os.RemoveAll(dir)
 		return nil, fmt.Errorf("start %s: %w", name, err)
@@ -208,10 +211,18 @@ func used(root int) (u usage, err error) {
 	return u, nil
 }
 
-// memory adds up a field of the status of a process and of all it started, in bytes.
-func memory(root int, field string) (sum float64) {
+// peak is the most resident memory that a process and all it started have had, in
+// bytes. What they share counts for each.
+func peak(root int) float64 { return memory(root, "status", "VmHWM:") }
+
+// resident is the memory of a process and all it started, in bytes. What they share
+// counts once.
+func resident(root int) float64 { return memory(root, "smaps_rollup", "Pss:") }
+
+// memory adds up a field of a file of /proc over a process and all it started.
+func memory(root int, file, field string) (sum float64) {
 	for _, pid := range tree(root) {
-		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
 		for line := range strings.Lines(string(b)) {
 			if rest, ok := strings.CutPrefix(line, field); ok {
 				n, _ := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 64)

@@ -81,7 +81,7 @@ func (r *running) peak() float64 {
 	if r.process == nil {
 		return 0
 	}
-	return memory(r.pid(), "VmHWM:")
+	return peak(r.pid())
 }
 
 func (r *running) stop() (err error) {
@@ -123,7 +123,7 @@ var programs = []program{
 	{"haproxy", "HAProxy 3, with option splice-auto or a shared bandwidth limit", tcpOnly, startHAProxy},
 	{"nginx", "nginx, stream module", anything, startNginx},
 	{"toxiproxy", "toxiproxy, with the toxic bandwidth", tcpNoSlots, startToxiproxy},
-	{"redir", "redir, with -m", tcpNoSlots, startRedir},
+	{"redir", "redir, with -m", fewConnections, startRedir},
 	{"naive", "a proxy in Go of 150 lines, with golang.org/x/time/rate", anything, startNaive},
 	{"tbf", "the kernel's token bucket filter at the router", oneBucket, startTBF},
 	{"htb", "the kernel's hierarchical token bucket at the router", kernelOnly, startHTB},
@@ -151,6 +151,13 @@ func tcpNoSlots(t task) string {
 }
 
 func anything(task) string { return "" }
+
+func fewConnections(t task) string {
+	if t.conns > 1000 {
+		return "forks a process for each connection"
+	}
+	return tcpNoSlots(t)
+}
 
 func kernelOnly(t task) string {
 	if t.slots > 0 || t.rate == 0 {

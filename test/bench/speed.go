@@ -278,7 +278,7 @@ func measureIdle(ctx context.Context, n *network, r *running, conns int) (s samp
 		return s, err
 	}
 	defer down.close()
-	empty := memory(r.pid(), "VmRSS:")
+	empty := resident(r.pid())
 	var open []stream
 	defer func() { closeAll(open) }()
 	for len(open) < conns {
@@ -299,7 +299,7 @@ func measureIdle(ctx context.Context, n *network, r *running, conns int) (s samp
 		}
 	}
 	time.Sleep(time.Second)
-	full := memory(r.pid(), "VmRSS:")
+	full := resident(r.pid())
 	return sample{figures: map[string]float64{
 		"per-connection": (full - empty) / 1024 / float64(conns),
 		"memory":         r.peak() / 1e6,

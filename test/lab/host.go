@@ -137,7 +137,10 @@ func (h *Host) launch() {
 // Start starts cmd inside the host, in a process group of its own: an interrupt from
 // the terminal is for this program, which ends what it started.
 func (h *Host) Start(cmd *exec.Cmd) error {
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig, cmd.SysProcAttr.Setpgid = syscall.SIGKILL, true
 	done := make(chan error)
 	h.starts <- func() { done <- cmd.Start() }
 	return <-done
