@@ -40,6 +40,7 @@ func profile(dir string, begin bool) error {
 	} else {
 		pprof.StopCPUProfile()
 	}
+	runtime.GC() // allocations are those up to the last collection
 	f, err := os.Create(filepath.Join(dir, name))
 	if err != nil {
 		return err
