@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"shaperd/test/lab"
 )
 
 // What the downstream is promised.
@@ -89,7 +91,7 @@ packets = "%[7]dpps"
 
 // A daemon is a running shaperd.
 type daemon struct {
-	host   *host
+	host   *lab.Host
 	dir    string // of its configuration
 	cmd    *exec.Cmd
 	log    bytes.Buffer // to be read when it has exited
@@ -97,8 +99,8 @@ type daemon struct {
 }
 
 // startDaemon starts the binary inside the host and waits until it is ready.
-func startDaemon(ctx context.Context, h *host, binary string) (*daemon, error) {
-	dir, err := os.MkdirTemp("", fmt.Sprintf("%s%d-", prefix, os.Getpid()))
+func startDaemon(ctx context.Context, h *lab.Host, binary string) (*daemon, error) {
+	dir, err := lab.TempDir()
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +120,7 @@ func startDaemon(ctx context.Context, h *host, binary string) (*daemon, error) {
 	d.cmd = exec.Command(binary, "run", "--config", config, "--drain-timeout", "2s")
 	d.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+socket)
 	d.cmd.Stdout, d.cmd.Stderr = &d.log, &d.log
-	if err := h.start(d.cmd); err != nil {
+	if err := h.Start(d.cmd); err != nil {
 		os.RemoveAll(dir)
 		return nil, fmt.Errorf("start %s: %w", binary, err)
 	}
@@ -196,7 +198,7 @@ func (d *daemon) refusals() ([]refusal, error) {
 	transport := &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, addr string) (c net.Conn, err error) {
-			err = d.host.do(func() error { c, err = new(net.Dialer).DialContext(ctx, network, addr); return err })
+			err = d.host.Do(func() error { c, err = new(net.Dialer).DialContext(ctx, network, addr); return err })
 			return c, err
 		},
 	}

@@ -14,12 +14,14 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"shaperd/test/lab"
 )
 
 // What the downstream can bear.
 const (
 	workers     = 10                    // requests it serves at once
-	backlog     = 8                     // connections the kernel may hold for it
+	backlog     = 10                    // connections the kernel may hold for it; all that the daemon lets in, if workers are late
 	service     = 40 * time.Millisecond // for a request, when nobody waits
 	slowdown    = 4 * time.Millisecond  // more, for each connection that waits
 	tcpBuffer   = 32 << 10              // SO_RCVBUF of a connection
@@ -36,7 +38,7 @@ const requestHead = 5
 // database or a gateway does that is short of memory and locks. What its small
 // queues cannot hold the kernel throws away.
 type downstream struct {
-	host     *host
+	host     *lab.Host
 	listener net.Listener
 	gateway  net.PacketConn
 	group    sync.WaitGroup
@@ -45,9 +47,9 @@ type downstream struct {
 	open map[net.Conn]bool // being served
 }
 
-func newDownstream(h *host) (*downstream, error) {
+func newDownstream(h *lab.Host) (*downstream, error) {
 	d := &downstream{host: h, open: map[net.Conn]bool{}}
-	if err := h.do(d.listen); err != nil {
+	if err := h.Do(d.listen); err != nil {
 		return nil, fmt.Errorf("start the downstream: %w", err)
 	}
 	for range workers {
@@ -187,7 +189,7 @@ type losses struct {
 
 // losses reads the counters. They begin at zero with the namespace.
 func (d *downstream) losses() (l losses, err error) {
-	err = d.host.do(func() error {
+	err = d.host.Do(func() error {
 		// Not /proc/net: that is the main thread's.
 		tcp, err := readCounters("/proc/thread-self/net/netstat")
 		if err != nil {

@@ -3,9 +3,12 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
+
+	"shaperd/test/lab"
 )
 
 // figures are what one phase came to.
@@ -35,24 +38,24 @@ type traffic struct {
 	sigma   float64             // beyond the rate of all sources
 }
 
-func newTraffic(events []event, rate float64, length time.Duration) traffic {
-	return traffic{bins(events, window, length), worstWindow(events, window), sigma(events, rate)}
+func newTraffic(f flow, rate float64, length time.Duration) traffic {
+	return traffic{f.bins(window, length), lab.WorstWindow(f.all, window), lab.Sigma(f.all, rate)}
 }
 
 func measure(p *phase) figures {
 	bytes, datagrams := attribute(p.result.arrivals)
-	levels := inFlight(p.result.arrivals)
+	levels := lab.Levels(p.result.arrivals)
 	f := figures{
 		title: p.title, shaped: p.shaped, length: p.length, greedyAt: p.greedyAt,
 		losses: p.result.losses, refusals: p.result.refusals,
-		most: most(levels), connected: levelBins(levels, window, p.length),
+		most: lab.Highest(levels, 0, math.MaxInt64), connected: levelBins(levels, window, p.length),
 		bytes:     newTraffic(bytes, totalRate, p.length),
 		datagrams: newTraffic(datagrams, messageRate, p.length),
 	}
 	var polite tally
 	for i, t := range p.tallies {
 		f.answered[i], f.failed[i] = int(t.answered.Load()), int(t.failed.Load())
-		f.sigmas[i] = sigma(only(bytes, i), sourceRate)
+		f.sigmas[i] = lab.Sigma(bytes.of[i], sourceRate)
 		if i != greedy {
 			f.sent += int(t.sent.Load())
 			f.acked += int(t.acked.Load())
@@ -60,7 +63,7 @@ func measure(p *phase) figures {
 		}
 	}
 	took := polite.latencies()
-	f.p50, f.p99 = percentile(took, 50), percentile(took, 99)
+	f.p50, f.p99 = lab.Percentile(took, 50), lab.Percentile(took, 99)
 	return f
 }
 

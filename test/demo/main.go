@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"shaperd/test/lab"
 )
 
 func main() {
@@ -59,7 +61,7 @@ func run(ctx context.Context, out io.Writer, args []string) error {
 	if _, err := os.Stat(path); err != nil {
 		return fmt.Errorf("no daemon at %s: run make build", *binary)
 	}
-	if err := errors.Join(sweep("/run/netns", removeNamespace), sweep(os.TempDir(), os.RemoveAll)); err != nil {
+	if err := lab.Sweep(); err != nil {
 		return err
 	}
 

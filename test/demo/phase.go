@@ -1,20 +1,21 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
+
+	"shaperd/test/lab"
 )
 
 // The course of a phase.
 const (
 	greedyStart = 1500 * time.Millisecond // until then the polite sources are alone
 	window      = 10 * time.Millisecond   // of the pictures and of the worst burst
+
+	framesPerSecond = 30_000 // at the downstream's interface, at most
 )
 
 // A phase is the same work, once without and once with the daemon.
@@ -23,7 +24,6 @@ type phase struct {
 	shaped   bool
 	length   time.Duration
 	tallies  [len(sources)]*tally
-	capture  *capture
 	fragile  *downstream
 	greedyAt time.Duration // when it started, as arrivals have it
 	result   result
@@ -31,7 +31,7 @@ type phase struct {
 
 // result is what a phase left behind.
 type result struct {
-	arrivals []arrival
+	arrivals []lab.Arrival
 	losses   losses
 	refusals []refusal // of the daemon
 }
@@ -64,21 +64,21 @@ func (p *phase) run(ctx context.Context, binary string, watch func(context.Conte
 		}
 		defer func() { err = errors.Join(err, d.stop()) }()
 		to = netip.AddrPortFrom(proxyAddr, port)
-	} else if err := n.shaper.sysctl("net/ipv4/ip_forward", "1"); err != nil {
-		return fmt.Errorf("route in the shaper: %w", err)
-	}
-	if p.capture, err = newCapture(n.downstream, downstreamLink); err != nil {
+	} else if err := n.shaper.Sysctl("net/ipv4/ip_forward", "1"); err != nil {
 		return err
 	}
-	p.work(ctx, n.client, to, watch)
-	if p.result.arrivals, err = p.capture.finish(); err != nil {
+	capture, err := n.downstream.Capture(downstreamLink, lab.Filter{Port: port}, int(p.length.Seconds()*framesPerSecond))
+	if err != nil {
+		return err
+	}
+	defer capture.Close()
+	p.work(ctx, n.client, to, capture, watch)
+	if p.result.arrivals, err = capture.Finish(); err != nil {
 		return err
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	// Frames are stamped on two cores.
-	slices.SortStableFunc(p.result.arrivals, func(a, b arrival) int { return cmp.Compare(a.at, b.at) })
 	if d != nil {
 		if p.result.refusals, err = d.refusals(); err != nil {
 			return err
@@ -90,7 +90,7 @@ func (p *phase) run(ctx context.Context, binary string, watch func(context.Conte
 
 // work has the three sources send. The greedy one comes later and goes on until
 // the polite ones have their last answers.
-func (p *phase) work(ctx context.Context, client *host, to netip.AddrPort, watch func(context.Context)) {
+func (p *phase) work(ctx context.Context, client *lab.Host, to netip.AddrPort, capture *lab.Capture, watch func(context.Context)) {
 	working, end := context.WithCancel(ctx)
 	var polite, others sync.WaitGroup
 	deadline := time.Now().Add(p.length)
@@ -106,7 +106,7 @@ func (p *phase) work(ctx context.Context, client *host, to netip.AddrPort, watch
 		}
 		others.Go(func() {
 			pause(working, greedyStart)
-			p.greedyAt = p.capture.elapsed()
+			p.greedyAt = capture.Elapsed()
 			sender.beGreedy(working)
 		})
 	}

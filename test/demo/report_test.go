@@ -8,17 +8,21 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"shaperd/test/lab"
 )
 
 // example is figures that a phase could come to.
 func example(shaped bool) figures {
-	bytes := []event{{at: 20 * time.Millisecond, source: 0, n: 2000}, {at: 2 * time.Second, source: greedy, n: 30000}}
+	var bytes flow
+	bytes.add(0, lab.Event{At: 20 * time.Millisecond, N: 2000})
+	bytes.add(greedy, lab.Event{At: 2 * time.Second, N: 30000})
 	f := figures{
 		title: "Direct", shaped: shaped, length: 3 * time.Second, greedyAt: time.Second,
 		answered: [3]int{20, 30, 50}, acked: 5, sent: 5, most: 10,
 		bytes:     newTraffic(bytes, totalRate, 3*time.Second),
-		datagrams: newTraffic(nil, messageRate, 3*time.Second),
-		connected: levelBins([]event{{at: time.Second, n: 10}}, window, 3*time.Second),
+		datagrams: newTraffic(flow{}, messageRate, 3*time.Second),
+		connected: levelBins([]lab.Event{{At: time.Second, N: 10}}, window, 3*time.Second),
 		refusals:  []refusal{{"per<source>", "queue-full", "datagrams", 12345}},
 	}
 	return f
@@ -26,7 +30,7 @@ func example(shaped bool) figures {
 
 func TestPicturesAreXML(t *testing.T) {
 	before, after := example(false), example(true)
-	empty := figures{length: 3 * time.Second, bytes: newTraffic(nil, totalRate, 3*time.Second), connected: make([]int, 300)}
+	empty := figures{length: 3 * time.Second, bytes: newTraffic(flow{}, totalRate, 3*time.Second), connected: make([]int, 300)}
 	for name, picture := range map[string]string{
 		"bytes":       bytesFigure(before, after).draw(wide, true),
 		"bytes small": bytesFigure(before, after).draw(narrow, false),

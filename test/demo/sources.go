@@ -10,8 +10,9 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
+
+	"shaperd/test/lab"
 )
 
 // A source is one of the three senders. All sit on the client host.
@@ -69,7 +70,7 @@ func (t *tally) latencies() []time.Duration {
 // A sender is a source that works towards one address.
 type sender struct {
 	source
-	host  *host
+	host  *lab.Host
 	to    netip.AddrPort
 	tally *tally
 }
@@ -115,7 +116,7 @@ func pause(ctx context.Context, d time.Duration) {
 // of ctx cut short does not count.
 func (s sender) request(ctx context.Context, body int, dial, patience time.Duration) bool {
 	start := time.Now()
-	err := s.try(ctx, body, start.Add(dial), start.Add(patience))
+	err := s.try(ctx, body, dial, start.Add(patience))
 	took := time.Since(start)
 	if ctx.Err() != nil {
 		return false
@@ -131,8 +132,8 @@ func (s sender) request(ctx context.Context, body int, dial, patience time.Durat
 	return true
 }
 
-func (s sender) try(ctx context.Context, body int, dialBy, deadline time.Time) error {
-	c, err := s.dial(ctx, dialBy)
+func (s sender) try(ctx context.Context, body int, dial time.Duration, deadline time.Time) error {
+	c, err := s.host.Dial(ctx, s.addr, s.to, dial)
 	if err != nil {
 		return err
 	}
@@ -155,28 +156,10 @@ func (s sender) try(ctx context.Context, body int, dialBy, deadline time.Time) e
 	return err
 }
 
-// dial connects from the source's own address. The thread is inside the client
-// host only until the socket exists, so that many may wait for a connection.
-func (s sender) dial(ctx context.Context, deadline time.Time) (net.Conn, error) {
-	leave := sync.OnceFunc(s.host.leave)
-	d := net.Dialer{
-		LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(s.addr, 0)),
-		Deadline:  deadline,
-		Control:   func(string, string, syscall.RawConn) error { leave(); return nil },
-	}
-	s.host.enter()
-	defer leave()
-	return d.DialContext(ctx, "tcp4", s.to.String())
-}
-
 // sendDatagrams sends count datagrams again and again, and counts what comes
 // back. After the deadline it waits a moment for the last.
 func (s sender) sendDatagrams(ctx context.Context, deadline time.Time, every time.Duration, count int) {
-	var c *net.UDPConn
-	err := s.host.do(func() (err error) {
-		c, err = net.DialUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(s.addr, 0)), net.UDPAddrFromAddrPort(s.to))
-		return err
-	})
+	c, err := s.host.DialUDP(s.addr, s.to)
 	if err != nil {
 		return // nothing sent, nothing acknowledged
 	}

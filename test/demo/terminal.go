@@ -64,7 +64,7 @@ const (
 // watch shows how the phase goes until ctx ends.
 func (t *terminal) watch(ctx context.Context, p *phase, number, of int) {
 	var rates []int64 // bytes a second, in each sample
-	var last int64
+	var last uint64
 	start := time.Now()
 	ticks := time.NewTicker(sampleEvery)
 	defer ticks.Stop()
@@ -80,8 +80,11 @@ func (t *terminal) watch(ctx context.Context, p *phase, number, of int) {
 		case <-ticks.C:
 		}
 		elapsed := time.Since(start)
-		total := p.capture.payload.Load()
-		rates = append(rates, (total-last)*int64(time.Second/sampleEvery))
+		total := last
+		if c, err := p.fragile.host.Received(downstreamLink); err == nil {
+			total = c.Bytes
+		}
+		rates = append(rates, int64(total-last)*int64(time.Second/sampleEvery))
 		last = total
 		t.highest = max(t.highest, rates[len(rates)-1])
 		switch {

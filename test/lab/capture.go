@@ -1,10 +1,12 @@
 package lab
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -21,7 +23,7 @@ type Arrival struct {
 	Flags    uint8    // of TCP; 0 of UDP
 	Outgoing bool     // sent by the host that captures
 	Marked   bool     // CE: it met congestion (RFC 3168)
-	Head     [16]byte // the first bytes of a UDP payload
+	Head     [16]byte // the first bytes of the payload; of TCP with many options fewer are kept
 }
 
 // TCP header flags.
@@ -33,8 +35,8 @@ const (
 )
 
 const (
-	slotSize  = 160     // of a frame in the ring, with all headers and the head of a UDP payload
-	snapSize  = 64      // bytes of a frame that are kept
+	slotSize  = 160     // bytes of the ring for a frame, 80 of them about it
+	snapSize  = 80      // bytes of a frame that are kept: headers and the head of the payload
 	blockSize = 1 << 20 // of the ring's memory
 	// linkOffset is where the link-layer address stands in a slot.
 	linkOffset = (int(unsafe.Sizeof(unix.Tpacket2Hdr{})) + unix.TPACKET_ALIGNMENT - 1) &^ (unix.TPACKET_ALIGNMENT - 1)
@@ -122,10 +124,13 @@ func (c *Capture) open(link string, filter Filter, frames int) error {
 	return unix.Bind(c.fd, &unix.SockaddrLinklayer{Protocol: everything, Ifindex: int(req.Uint32())})
 }
 
-// Elapsed is the time since the capture began, as arrivals have it.
-func (c *Capture) Elapsed() time.Duration { return clock(unix.CLOCK_REALTIME) - c.began.real }
+// At returns t as arrivals have it: as the time since the capture began.
+func (c *Capture) At(t time.Time) time.Duration { return time.Duration(t.UnixNano()) - c.began.real }
 
-// Finish ends the capture and returns what it saw. It is an error when the kernel had
+// Elapsed is the time since the capture began.
+func (c *Capture) Elapsed() time.Duration { return c.At(time.Now()) }
+
+// Finish ends the capture and returns what it saw, in the order of time. It is an error when the kernel had
 // to leave out a frame, or the clock was set meanwhile: the measurement is worth
 // nothing then.
 func (c *Capture) Finish() ([]Arrival, error) {
@@ -159,6 +164,8 @@ func (c *Capture) Finish() ([]Arrival, error) {
 		a.Outgoing = (*unix.RawSockaddrLinklayer)(unsafe.Pointer(&slot[linkOffset])).Pkttype == unix.PACKET_OUTGOING
 		list[i] = a
 	}
+	// Several processors stamp frames and write them to the ring.
+	slices.SortStableFunc(list, func(a, b Arrival) int { return cmp.Compare(a.At, b.At) })
 	return list, nil
 }
 
@@ -204,17 +211,18 @@ func parse(p []byte) (a Arrival, ok bool) {
 		a.Seq = binary.BigEndian.Uint32(transport[4:])
 		a.Flags = transport[13]
 	case proto == unix.IPPROTO_UDP && len(transport) >= 8:
-		copy(a.Head[:], transport[8:])
 	default:
 		return a, false
 	}
 	a.From = netip.AddrPortFrom(src, binary.BigEndian.Uint16(transport))
 	a.To = netip.AddrPortFrom(dst, binary.BigEndian.Uint16(transport[2:]))
 	a.Payload = length - header
+	copy(a.Head[:], transport[min(header, len(transport)):])
 	return a, a.Payload >= 0
 }
 
-// program keeps TCP and UDP from and to the port; of fragments the first, which has it.
+// program keeps TCP and UDP from and to the port; of the fragments of IPv4 the first,
+// which has it, and of those of IPv6 none.
 func (f Filter) program() []bpf.Instruction {
 	const v6, accept, reject = 16, 23, 24 // where jumps lead to
 	to := func(at, target int) uint8 { return uint8(target - at - 1) }

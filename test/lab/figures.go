@@ -104,6 +104,18 @@ func WorstWindow(events []Event, width time.Duration) (worst int) {
 	return worst
 }
 
+// Highest is the highest of levels from start up to end, and of the one before them.
+func Highest(levels []Event, start, end time.Duration) (highest int) {
+	before := Between(levels, 0, start)
+	for _, l := range levels[max(0, len(before)-1):] {
+		if l.At >= end {
+			break
+		}
+		highest = max(highest, l.N)
+	}
+	return highest
+}
+
 // Gaps returns the times between events that follow each other, sorted.
 func Gaps(events []Event) []time.Duration {
 	var list []time.Duration

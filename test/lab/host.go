@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -34,7 +35,7 @@ type Host struct {
 	Name    string
 	home    netns.NsHandle // where this program was started
 	ns      netns.NsHandle
-	links   *netlink.Handle
+	Links   *netlink.Handle // to its interfaces
 	starts  chan func()
 	started sync.WaitGroup
 }
@@ -58,7 +59,7 @@ func NewHost(role string) (*Host, error) {
 		return nil, fmt.Errorf("make network namespace %s: %w", h.Name, err)
 	}
 	h.started.Go(h.launch)
-	if h.links, err = netlink.NewHandleAt(h.ns); err == nil {
+	if h.Links, err = netlink.NewHandleAt(h.ns); err == nil {
 		err = h.Up("lo")
 	}
 	if err = errors.Join(err, h.plain()); err != nil {
@@ -90,8 +91,8 @@ func (h *Host) plain() error {
 func (h *Host) Remove() {
 	close(h.starts)
 	h.started.Wait()
-	if h.links != nil {
-		h.links.Close()
+	if h.Links != nil {
+		h.Links.Close()
 	}
 	h.ns.Close()
 	h.home.Close()
@@ -148,6 +149,12 @@ func (h *Host) Start(cmd *exec.Cmd) error {
 
 // Run runs a command inside the host to its end. The error has what it wrote.
 func (h *Host) Run(name string, args ...string) error {
+	_, err := h.Output(name, args...)
+	return err
+}
+
+// Output is Run that also returns what the command wrote.
+func (h *Host) Output(name string, args ...string) (string, error) {
 	var out strings.Builder
 	cmd := exec.Command(name, args...)
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -156,9 +163,9 @@ func (h *Host) Run(name string, args ...string) error {
 		err = cmd.Wait()
 	}
 	if err != nil {
-		return fmt.Errorf("%s %s in %s: %w: %s", name, strings.Join(args, " "), h.Name, err, out.String())
+		err = fmt.Errorf("%s %s in %s: %w: %s", name, strings.Join(args, " "), h.Name, err, out.String())
 	}
-	return nil
+	return out.String(), err
 }
 
 // Sysctl sets a kernel parameter of the host.
@@ -229,9 +236,7 @@ func (h *Host) ListenUDP(at netip.AddrPort) (c *net.UDPConn, err error) {
 // Sweep removes the namespaces, and the folders of [TempDir], that crashed processes
 // left behind. Theirs are those whose process is gone; what they started went with it.
 func Sweep() error {
-	return errors.Join(
-		sweep("/run/netns", func(path string) error { return netns.DeleteNamed(filepath.Base(path)) }),
-		sweep(os.TempDir(), os.RemoveAll))
+	return errors.Join(sweep("/run/netns"), sweep(os.TempDir()))
 }
 
 // TempDir makes a folder. The caller removes it.
@@ -239,7 +244,7 @@ func TempDir() (string, error) {
 	return os.MkdirTemp("", fmt.Sprintf("%s%d-", prefix, os.Getpid()))
 }
 
-func sweep(dir string, remove func(path string) error) error {
+func sweep(dir string) error {
 	left, err := filepath.Glob(filepath.Join(dir, prefix+"*"))
 	if err != nil {
 		return err
@@ -248,8 +253,9 @@ func sweep(dir string, remove func(path string) error) error {
 		if pid, ok := owner(filepath.Base(path)); !ok || unix.Kill(pid, 0) != unix.ESRCH {
 			continue
 		}
-		if err := remove(path); err != nil {
-			return fmt.Errorf("remove leftover %s: %w", path, err)
+		// Somebody else may sweep, too.
+		if err := RemovePins(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove leftover: %w", err)
 		}
 	}
 	return nil

@@ -25,7 +25,7 @@ func Join(a *Host, aLink string, b *Host, bLink string) error {
 
 // change applies fn to one of the host's interfaces.
 func (h *Host) change(link, doing string, fn func(netlink.Link) error) error {
-	l, err := h.links.LinkByName(link)
+	l, err := h.Links.LinkByName(link)
 	if err == nil {
 		err = fn(l)
 	}
@@ -36,13 +36,13 @@ func (h *Host) change(link, doing string, fn func(netlink.Link) error) error {
 }
 
 // Up sets an interface up.
-func (h *Host) Up(link string) error { return h.change(link, "set up", h.links.LinkSetUp) }
+func (h *Host) Up(link string) error { return h.change(link, "set up", h.Links.LinkSetUp) }
 
 // Segments sets of how many segments a super-packet that enters a link may be. With 1
 // each frame that arrives is one segment with a time of its own, as a wire would carry
 // it.
 func (h *Host) Segments(link string, n int) error {
-	return h.change(link, "segment at", func(l netlink.Link) error { return h.links.LinkSetGSOMaxSegs(l, n) })
+	return h.change(link, "segment at", func(l netlink.Link) error { return h.Links.LinkSetGSOMaxSegs(l, n) })
 }
 
 // Address gives addresses to an interface, usable at once.
@@ -53,7 +53,7 @@ func (h *Host) Address(link string, bits int, addrs ...netip.Addr) error {
 			if a.Is6() {
 				addr.Flags = unix.IFA_F_NODAD
 			}
-			if err := h.links.AddrAdd(l, addr); err != nil {
+			if err := h.Links.AddrAdd(l, addr); err != nil {
 				return err
 			}
 		}
@@ -64,7 +64,7 @@ func (h *Host) Address(link string, bits int, addrs ...netip.Addr) error {
 // Route routes everything of via's IP version by via.
 func (h *Host) Route(via netip.Addr) error {
 	everything := &net.IPNet{IP: make(net.IP, via.BitLen()/8), Mask: net.CIDRMask(0, via.BitLen())}
-	if err := h.links.RouteAdd(&netlink.Route{Dst: everything, Gw: via.AsSlice()}); err != nil {
+	if err := h.Links.RouteAdd(&netlink.Route{Dst: everything, Gw: via.AsSlice()}); err != nil {
 		return fmt.Errorf("route by %s in %s: %w", via, h.Name, err)
 	}
 	return nil

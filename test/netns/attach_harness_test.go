@@ -15,54 +15,22 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
+
+	"shaperd/test/lab"
 )
 
 // newPins mounts a bpf file system of the test's own, and returns where on it a
 // daemon may pin.
 func newPins(t testing.TB) string {
 	t.Helper()
-	// bpf file systems are found again by this name after a crash, see sweepPins.
-	dir, err := os.MkdirTemp("", fmt.Sprintf("%s%d-", prefix, os.Getpid()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir, err := lab.NewPins()
+	must(t, err)
 	t.Cleanup(func() {
-		if err := removePins(dir); err != nil {
+		if err := lab.RemovePins(dir); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := unix.Mount("bpf", dir, "bpf", 0, ""); err != nil {
-		t.Fatalf("mount a bpf file system: %v", err)
-	}
 	return filepath.Join(dir, "pins")
-}
-
-// removePins removes a bpf file system. What was attached by links that are pinned
-// there is attached no more.
-func removePins(dir string) error {
-	if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
-		return fmt.Errorf("unmount %s: %w", dir, err)
-	}
-	return os.Remove(dir)
-}
-
-// sweepPins removes the bpf file systems that crashed runs left behind.
-func sweepPins() error {
-	names, err := filepath.Glob(filepath.Join(os.TempDir(), prefix+"*"))
-	if err != nil {
-		return err
-	}
-	for _, dir := range names {
-		pid, ok := owner(filepath.Base(dir))
-		if !ok || unix.Kill(pid, 0) != unix.ESRCH {
-			continue
-		}
-		if err := removePins(dir); err != nil {
-			return fmt.Errorf("remove leftover: %w", err)
-		}
-	}
-	return nil
 }
 
 // attachConfig is the text of a configuration without listeners.
@@ -99,7 +67,7 @@ func (h *host) command(t testing.TB, args ...string) result {
 	var stdout, stderr bytes.Buffer
 	cmd := exec.Command(daemonPath(t), args...)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := h.start(cmd); err != nil {
+	if err := h.Start(cmd); err != nil {
 		t.Fatalf("start shaperd: %v", err)
 	}
 	late := time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
@@ -124,9 +92,9 @@ func configFile(t testing.TB, text string) string {
 // programs, filters, queues and devices.
 func (h *host) programs(t testing.TB) (found []string) {
 	t.Helper()
-	all, err := h.links.LinkList()
+	all, err := h.Links.LinkList()
 	if err != nil {
-		t.Fatalf("list interfaces of %s: %v", h.name, err)
+		t.Fatalf("list interfaces of %s: %v", h.Name, err)
 	}
 	for _, l := range all {
 		name := l.Attrs().Name
@@ -135,7 +103,10 @@ func (h *host) programs(t testing.TB) (found []string) {
 		}
 		for _, kind := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress, ebpf.AttachXDP} {
 			var q *link.QueryResult
-			h.do(func() { q, err = link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: kind}) })
+			err := h.Do(func() (err error) {
+				q, err = link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: kind})
+				return err
+			})
 			if err == nil && len(q.Programs) > 0 {
 				found = append(found, fmt.Sprintf("%v at %s", kind, name))
 			}
@@ -144,14 +115,14 @@ func (h *host) programs(t testing.TB) (found []string) {
 			found = append(found, "XDP at "+name)
 		}
 		for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
-			filters, err := h.links.FilterList(l, parent)
+			filters, err := h.Links.FilterList(l, parent)
 			if err == nil && len(filters) > 0 { // without clsact it is an error
 				found = append(found, fmt.Sprintf("%s filter at %s", filters[0].Type(), name))
 			}
 		}
-		queues, err := h.links.QdiscList(l)
+		queues, err := h.Links.QdiscList(l)
 		if err != nil {
-			t.Fatalf("list qdiscs of %s: %v", h.name, err)
+			t.Fatalf("list qdiscs of %s: %v", h.Name, err)
 		}
 		for _, q := range queues {
 			if kind := q.Type(); kind == "fq" || kind == "mq" {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"shaperd/test/lab"
 )
 
 // In these tests the shaper routes, and the packets that leave it for the downstream
@@ -33,7 +35,7 @@ func (f flood) envelope() envelope {
 }
 
 // steady leaves out the datagrams that passed at once in the beginning.
-func (f flood) steady(list []arrival) []arrival {
+func (f flood) steady(list []lab.Arrival) []lab.Arrival {
 	if len(list) > 2*f.depth {
 		return list[2*f.depth:]
 	}
@@ -78,12 +80,12 @@ func measurePolice(t *testing.T, f family) (stallReport, error) {
 	if err := errors.Join(err, ofLoud.err); err != nil {
 		t.Fatal(err)
 	}
-	list, report := inbound(c.stop()), stalls.stop()
+	list, report := c.stop(), stalls.stop()
 
 	got := tagged(list, 'l')
 	errs := []error{
-		e.checkBurst(packetsOf(got), report),
-		hold(t, e, packetsOf(got[min(len(got), 500):]), 0.01, report),
+		e.checkBurst(lab.Packets(got), report),
+		hold(t, e, lab.Packets(got[min(len(got), 500):]), 0.01, report),
 	}
 	if arrived := len(tagged(list, 'q')); arrived != ofQuiet {
 		errs = append(errs, fmt.Errorf("%d of the quiet source's %d datagrams arrived", arrived, ofQuiet))
@@ -110,7 +112,7 @@ func TestAttachPoliceTCP(t *testing.T) {
 				n := newNetwork(t)
 				n.forward(t)
 				// As on a wire: of a train of segments that comes too fast all would go.
-				n.client.segmentAlone(t, clientLink)
+				must(t, n.client.Segments(clientLink, 1))
 				d := n.shaper.shaperd(t, attachConfig(newPins(t), attach(shaperRight, "police"),
 					limit("each", atWall, keyAddress, `rate = "80Mbit/s"`, `max_delay = "100ms"`)))
 				var report struct {
@@ -157,7 +159,7 @@ func TestAttachObserve(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				list, report := inbound(c.stop()), stalls.stop()
+				list, report := c.stop(), stalls.stop()
 				m := d.metrics()
 				counted := func(verdict string) float64 {
 					return m.sum("limit_packets", `limit="each"`, fmt.Sprintf("verdict=%q", verdict))
@@ -234,12 +236,12 @@ func TestAttachReload(t *testing.T) {
 				d := n.shaper.shaperd(t, attachConfig(pins, attach(shaperRight, "police"), fl.lines()))
 				return fl.during(t, n, f, 4500*time.Millisecond, test.tolerance, func(c *capture) {
 					time.Sleep(300 * time.Millisecond)
-					began := c.elapsed()
+					began := c.Elapsed()
 					for i := range test.reloads {
-						time.Sleep(began + time.Duration(i)*3*time.Second/time.Duration(test.reloads) - c.elapsed())
+						time.Sleep(began + time.Duration(i)*3*time.Second/time.Duration(test.reloads) - c.Elapsed())
 						d.reload(texts[i%len(texts)])
 					}
-					if took := c.elapsed(); took > 4500*time.Millisecond {
+					if took := c.Elapsed(); took > 4500*time.Millisecond {
 						t.Errorf("the flood ended before the last reload, after %v", took)
 					}
 					mustHaveLimited(t, d, "each")
@@ -265,11 +267,11 @@ func (fl flood) during(t *testing.T, n *network, f family, span time.Duration, t
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	list, report := inbound(c.stop()), stalls.stop()
+	list, report := c.stop(), stalls.stop()
 	e := fl.envelope()
 	errs := []error{
-		e.checkBurst(packetsOf(list), report),
-		hold(t, e, packetsOf(fl.steady(list)), tolerance, report),
+		e.checkBurst(lab.Packets(list), report),
+		hold(t, e, lab.Packets(fl.steady(list)), tolerance, report),
 	}
 	if most := e.rate*span.Seconds() + e.burst; float64(len(list)) > most {
 		errs = append(errs, fmt.Errorf("%d datagrams arrived, want at most %.0f", len(list), most))
@@ -347,26 +349,26 @@ func measureKilledOpen(t *testing.T, fl flood) (stallReport, error) {
 	}()
 	time.Sleep(time.Second)
 	d.kill()
-	killed := c.elapsed()
+	killed := c.Elapsed()
 	time.Sleep(6500 * time.Millisecond)
-	restarted := c.elapsed()
+	restarted := c.Elapsed()
 	again := n.shaper.shaperd(t, text)
 	s := <-done
 	if s.err != nil {
 		t.Fatal(s.err)
 	}
-	list, report := inbound(c.stop()), stalls.stop()
+	list, report := c.stop(), stalls.stop()
 
 	e := fl.envelope()
-	limited := between(packetsOf(fl.steady(list)), 0, killed+3900*time.Millisecond)
+	limited := lab.Between(lab.Packets(fl.steady(list)), 0, killed+3900*time.Millisecond)
 	errs := []error{hold(t, e, limited, 0.01, report)}
-	open := between(packetsOf(list), killed+5*time.Second+100*time.Millisecond, restarted)
+	open := lab.Between(lab.Packets(list), killed+5*time.Second+100*time.Millisecond, restarted)
 	offered := envelope{rate: float64(4 * fl.rate), burst: 4 * float64(fl.rate), unit: "datagrams"}
 	if err := offered.checkMean(open, 0.05, report); err != nil {
 		errs = append(errs, fmt.Errorf("5 s after the daemon was killed: %w", err))
 	}
 	// The next one finds buckets that have drained.
-	errs = append(errs, hold(t, e, between(packetsOf(list), restarted+500*time.Millisecond, span), 0.02, report))
+	errs = append(errs, hold(t, e, lab.Between(lab.Packets(list), restarted+500*time.Millisecond, span), 0.02, report))
 
 	again.kill()
 	time.Sleep(3500 * time.Millisecond) // as long as it may still be alive
@@ -401,9 +403,10 @@ func TestAttachAppears(t *testing.T) {
 	n.downstream.discardUDP(t, netip.AddrPortFrom(f.any, udpPort))
 	for _, name := range []string{"late0", "late0", "late1"} {
 		before := len(d.log.String())
-		join(t, n.shaper, name, n.downstream, "new")
-		n.shaper.addAddrs(t, name, 24, netip.MustParseAddr("10.3.0.1"))
-		n.downstream.addAddrs(t, "new", 24, netip.MustParseAddr("10.3.0.5"))
+		must(t, errors.Join(
+			lab.Join(n.shaper.Host, name, n.downstream.Host, "new"),
+			n.shaper.Address(name, 24, netip.MustParseAddr("10.3.0.1")),
+			n.downstream.Address("new", 24, netip.MustParseAddr("10.3.0.5"))))
 		wantUp(name, 1)
 		if _, ok := d.metrics().up("", "police"); ok {
 			t.Error("the attachment is at no interface, too, by the metrics")
@@ -415,10 +418,10 @@ func TestAttachAppears(t *testing.T) {
 		if sent, err := p.send(500 * time.Millisecond); err != nil || sent != 500 {
 			t.Fatalf("%d sent, %v", sent, err)
 		}
-		if got := len(inbound(c.stop())); got < 1 || got > 2 {
+		if got := len(c.stop()); got < 1 || got > 2 {
 			t.Errorf("%d of 500 datagrams passed %s, want 1", got, name)
 		}
-		if err := n.shaper.links.LinkDel(n.shaper.mustLink(t, name)); err != nil {
+		if err := n.shaper.Links.LinkDel(n.shaper.mustLink(t, name)); err != nil {
 			t.Fatal(err)
 		}
 		wantUp("", 0)
@@ -445,7 +448,7 @@ func TestAttachRenamed(t *testing.T) {
 	rename := func(from, to string) {
 		t.Helper()
 		l := n.shaper.mustLink(t, from)
-		if err := errors.Join(n.shaper.links.LinkSetDown(l), n.shaper.links.LinkSetName(l, to), n.shaper.links.LinkSetUp(l)); err != nil {
+		if err := errors.Join(n.shaper.Links.LinkSetDown(l), n.shaper.Links.LinkSetName(l, to), n.shaper.Links.LinkSetUp(l)); err != nil {
 			t.Fatal(err)
 		}
 	}

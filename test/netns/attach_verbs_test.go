@@ -3,10 +3,6 @@ package netns
 import (
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -114,8 +110,8 @@ const noFQ = `this kernel has no sch_fq, which mode = "shape" needs: load the mo
 // hasFQ reports whether this kernel has the queue that holds packets.
 func hasFQ(t *testing.T) bool {
 	t.Helper()
-	h := newHost(t, fmt.Sprintf("%s%d-%d-fq", prefix, os.Getpid(), networks.Add(1)))
-	err := h.links.QdiscAdd(&netlink.GenericQdisc{
+	h := newHost(t, "fq")
+	err := h.Links.QdiscAdd(&netlink.GenericQdisc{
 		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: h.mustLink(t, "lo").Attrs().Index, Parent: netlink.HANDLE_ROOT},
 		QdiscType:  "fq",
 	})
@@ -181,28 +177,4 @@ func TestAttachRefused(t *testing.T) {
 			}
 		})
 	})
-}
-
-// TestSweepPins finds what a crashed run left behind, and leaves alone what is in use.
-func TestSweepPins(t *testing.T) {
-	gone := exec.Command("true")
-	if err := gone.Run(); err != nil {
-		t.Fatal(err)
-	}
-	mine := filepath.Dir(newPins(t))
-	left := filepath.Join(os.TempDir(), prefix+strconv.Itoa(gone.Process.Pid)+"-sweep")
-	t.Cleanup(func() { _ = removePins(left) })
-	if err := errors.Join(os.Mkdir(left, 0o700), unix.Mount("bpf", left, "bpf", 0, "")); err != nil {
-		t.Fatal(err)
-	}
-	if err := sweepPins(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%s is still there", left)
-	}
-	var fs unix.Statfs_t
-	if err := unix.Statfs(mine, &fs); err != nil || fs.Type != unix.BPF_FS_MAGIC {
-		t.Errorf("%s was removed: %v", mine, err)
-	}
 }

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"shaperd/test/lab"
 )
 
 // serveSlowly answers each connection to the address at after the time service:
@@ -78,52 +80,16 @@ func (h *host) repeat(from netip.Addr, to netip.AddrPort, clients int, d time.Du
 	return took, failed
 }
 
-// inFlight returns when connections were opened at the downstream, and how many
-// were open after each change, as frames at its interface tell: from the SYN until
-// both sides have sent their FIN, or one a RST. A program there would notice an
-// end late, and count too many.
-func inFlight(list []arrival) (opened, levels []event) {
-	type state struct{ in, out bool }
-	open := map[netip.AddrPort]*state{}
-	for _, a := range list {
-		peer := a.from
-		if a.outgoing {
-			peer = a.to
+// openings returns when connections were opened at the downstream, of the levels there.
+func openings(levels []lab.Event) (opened []lab.Event) {
+	open := 0
+	for _, l := range levels {
+		if l.N > open {
+			opened = append(opened, lab.Event{At: l.At, N: 1})
 		}
-		if a.flags&flagSYN != 0 && !a.outgoing && open[peer] == nil {
-			open[peer] = &state{}
-			opened = append(opened, event{a.at, 1})
-			levels = append(levels, event{a.at, len(open)})
-		}
-		s := open[peer]
-		if s == nil {
-			continue
-		}
-		if a.flags&flagFIN != 0 {
-			if a.outgoing {
-				s.out = true
-			} else {
-				s.in = true
-			}
-		}
-		if a.flags&flagRST != 0 || s.in && s.out {
-			delete(open, peer)
-			levels = append(levels, event{a.at, len(open)})
-		}
+		open = l.N
 	}
-	return opened, levels
-}
-
-// mostOpen is the highest of levels from start up to end.
-func mostOpen(levels []event, start, end time.Duration) int {
-	most := 0
-	if before := between(levels, 0, start); len(before) != 0 {
-		most = before[len(before)-1].n
-	}
-	for _, l := range between(levels, start, end) {
-		most = max(most, l.n)
-	}
-	return most
+	return opened
 }
 
 // TestConnectionCap has a hog with 200 connections at a cap of ten. The polite
@@ -143,7 +109,7 @@ func measureConnectionCap(t *testing.T, f family) (stallReport, error) {
 	d := n.shaper.shaperd(t, config(f, limit("slots", onTCP, keyAll,
 		fmt.Sprintf("connections = %d", limitTo), `max_wait = "10s"`, `max_waiting = 1000`)))
 	stalls := startStallWatch(t)
-	c := n.downstream.capture(t, downstreamLink, tcpPort, 1<<16)
+	c := n.downstream.captureBy(t, downstreamLink, lab.Filter{Port: tcpPort}, 1<<16)
 	var hog []time.Duration
 	var hogFailed int
 	done := make(chan struct{})
@@ -157,10 +123,10 @@ func measureConnectionCap(t *testing.T, f family) (stallReport, error) {
 	<-done
 	list, report := c.stop(), stalls.stop()
 
-	opened, levels := inFlight(list)
-	most := mostOpen(levels, 0, time.Hour)
+	levels := lab.Levels(list)
+	opened, most := openings(levels), lab.Highest(levels, 0, time.Hour)
 	t.Logf("%d connections, at most %d in flight; hog %d answers in p50 %v; polite %d in p50 %v, p90 %v; %v",
-		len(opened), most, len(hog), percentile(hog, 50), len(polite), percentile(polite, 50), percentile(polite, 90), report)
+		len(opened), most, len(hog), lab.Percentile(hog, 50), len(polite), lab.Percentile(polite, 50), lab.Percentile(polite, 90), report)
 	if most > limitTo {
 		t.Errorf("%d connections were in flight at once, the cap is %d", most, limitTo)
 	}
@@ -170,7 +136,7 @@ func measureConnectionCap(t *testing.T, f family) (stallReport, error) {
 	if failed+hogFailed != 0 {
 		t.Errorf("%d polite and %d other requests failed, want none", failed, hogFailed)
 	}
-	if got := percentile(hog, 50) - service; got < time.Second {
+	if got := lab.Percentile(hog, 50) - service; got < time.Second {
 		t.Errorf("the hog waited only %v: it was not limited", got)
 	}
 	var errs []error
@@ -179,9 +145,9 @@ func measureConnectionCap(t *testing.T, f family) (stallReport, error) {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	wait := percentile(polite, 50) - service
+	wait := lab.Percentile(polite, 50) - service
 	check(wait <= 200*time.Millisecond, "the polite source waited %v, want at most 200 ms", wait)
-	wait = percentile(polite, 90) - service
+	wait = lab.Percentile(polite, 90) - service
 	check(wait <= 300*time.Millisecond+report.longest(), "one in ten times the polite source waited %v, want at most 300 ms", wait)
 	// Ten slots of a tenth of a second are a hundred connections a second.
 	check(len(opened) >= 200, "%d connections reached the downstream: slots stood empty", len(opened))
@@ -290,14 +256,13 @@ func TestNewConnections(t *testing.T) {
 		d := n.shaper.shaperd(t, config(f, limit("openings", onTCP, keyAll,
 			`new_connections = "50/s"`, `max_wait = "5s"`, `max_waiting = 1000`)))
 		stalls := startStallWatch(t)
-		c := n.downstream.capture(t, downstreamLink, tcpPort, 1<<14)
+		c := n.downstream.captureBy(t, downstreamLink, lab.Filter{Port: tcpPort}, 1<<14)
 		_, failed := n.client.repeat(f.sources[0], f.door(), 20, 2*time.Second)
 		list, report := c.stop(), stalls.stop()
 		if failed != 0 {
 			t.Errorf("%d requests failed, want none", failed)
 		}
 		mustHaveLimited(t, d, "openings")
-		opened, _ := inFlight(list)
-		return report, hold(t, envelope{rate: 50, burst: 2.5, unit: "connections"}, opened, 0.05, report)
+		return report, hold(t, envelope{rate: 50, burst: 2.5, unit: "connections"}, openings(lab.Levels(list)), 0.05, report)
 	})
 }

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"shaperd/test/lab"
 )
 
 const metricsAddr = "127.0.0.1:9464" // inside the shaper
@@ -57,7 +59,7 @@ func daemonPath(t testing.TB) string {
 func (h *host) shaperd(t testing.TB, config string, args ...string) *daemon {
 	t.Helper()
 	// Not the test's own directory: its name may be too long for a socket's.
-	dir, err := os.MkdirTemp("", "shaperd")
+	dir, err := lab.TempDir()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +76,7 @@ func (h *host) shaperd(t testing.TB, config string, args ...string) *daemon {
 	d.cmd = exec.Command(daemonPath(t), append([]string{"run", "--config", d.config}, args...)...)
 	d.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+socket)
 	d.cmd.Stdout, d.cmd.Stderr = &d.log, &d.log
-	if err := h.start(d.cmd); err != nil {
+	if err := h.Start(d.cmd); err != nil {
 		t.Fatalf("start shaperd: %v", err)
 	}
 	go func() {
@@ -230,7 +232,7 @@ func (d *daemon) metrics() samples {
 	transport := &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, addr string) (c net.Conn, err error) {
-			d.host.do(func() { c, err = new(net.Dialer).DialContext(ctx, network, addr) })
+			err = d.host.Do(func() error { c, err = new(net.Dialer).DialContext(ctx, network, addr); return err })
 			return c, err
 		},
 	}

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"shaperd/test/lab"
 )
 
 // figureTime is how long each case of TestFigures measures.
@@ -48,17 +50,17 @@ func tcpFigures(t *testing.T, f family, busy, idle int, pause time.Duration) {
 		s.wait(t, 'b', b.sent.Load(), 5*time.Second)
 		time.Sleep(pause)
 	}
-	start, cpu := c.elapsed(), d.cpuTime()
+	start, cpu := c.Elapsed(), d.cpuTime()
 	if err := b.flood(figureTime); err != nil {
 		t.Fatal(err)
 	}
-	end := c.elapsed()
+	end := c.Elapsed()
 	cpu = d.cpuTime() - cpu
-	list, report := s.of('b', inbound(c.stop())), stalls.stop()
-	all := bytesOf(list)
-	printFigures(t, tenMiB, between(all, start, end), report)
+	list, report := s.of('b', c.stop()), stalls.stop()
+	all := lab.Bytes(list)
+	printFigures(t, tenMiB, lab.Between(all, start, end), report)
 	if pause != 0 {
-		t.Logf("sigma with what came before the pause: %.0f bytes", sigma(between(all, 0, end), tenMiB.rate))
+		t.Logf("sigma with what came before the pause: %.0f bytes", lab.Sigma(lab.Between(all, 0, end), tenMiB.rate))
 	}
 	t.Logf("cost: %.1f %% of a processor", 100*cpu.Seconds()/(end-start).Seconds())
 	mustHaveLimited(t, d, "smooth")
@@ -76,53 +78,53 @@ func udpFigures(t *testing.T, f family) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	end := c.elapsed()
+	end := c.Elapsed()
 	cpu = d.cpuTime() - cpu
 	time.Sleep(200 * time.Millisecond)
-	list, report := inbound(c.stop()), stalls.stop()
-	printFigures(t, envelope{rate: 10000, unit: "datagrams"}, between(packetsOf(list), 0, end), report)
+	list, report := c.stop(), stalls.stop()
+	printFigures(t, envelope{rate: 10000, unit: "datagrams"}, lab.Between(lab.Packets(list), 0, end), report)
 	t.Logf("%d sent, %d arrived, %.0f counted as refused", sent, len(list),
 		d.metrics().sum("packets", `limit="sms"`, `verdict="refuse"`))
 	t.Logf("cost: %.1f %% of a processor", 100*cpu.Seconds()/end.Seconds())
 	mustHaveLimited(t, d, "sms")
 }
 
-func printFigures(t *testing.T, e envelope, events []event, report stallReport) {
+func printFigures(t *testing.T, e envelope, events []lab.Event, report stallReport) {
 	t.Helper()
 	if len(events) < 2 {
 		t.Fatal("nothing arrived")
 	}
-	t.Logf("mean %.1f %s/s, %+.4f %% off the rate of %.0f", meanRate(events), e.unit, 100*(meanRate(events)/e.rate-1), e.rate)
-	burst, in := worstInterval(events, e.rate)
-	t.Logf("sigma %.1f %s, from %d of them in %v at %v", burst, e.unit, total(in),
-		(in[len(in)-1].at - in[0].at).Round(time.Microsecond), in[0].at.Round(time.Microsecond))
+	t.Logf("mean %.1f %s/s, %+.4f %% off the rate of %.0f", lab.Mean(events), e.unit, 100*(lab.Mean(events)/e.rate-1), e.rate)
+	burst, in := lab.WorstInterval(events, e.rate)
+	t.Logf("sigma %.1f %s, from %d of them in %v at %v", burst, e.unit, lab.Total(in),
+		(in[len(in)-1].At - in[0].At).Round(time.Microsecond), in[0].At.Round(time.Microsecond))
 
 	var windows []float64
-	first := events[0].at
+	first := events[0].At
 	for i := range 10 {
-		w := between(events, first+time.Duration(i)*figureTime/10, first+time.Duration(i+1)*figureTime/10)
-		windows = append(windows, sigma(w, e.rate))
+		w := lab.Between(events, first+time.Duration(i)*figureTime/10, first+time.Duration(i+1)*figureTime/10)
+		windows = append(windows, lab.Sigma(w, e.rate))
 	}
 	t.Logf("sigma of each tenth: %.1f", windows)
 
-	sorted := gaps(events)
+	sorted := lab.Gaps(events)
 	line := "gaps:"
 	for _, p := range []float64{1, 5, 25, 50, 75, 95, 99, 99.9, 100} {
-		line += fmt.Sprintf(" p%v %.1f us,", p, float64(percentile(sorted, p))/1e3)
+		line += fmt.Sprintf(" p%v %.1f us,", p, float64(lab.Percentile(sorted, p))/1e3)
 	}
 	t.Log(line[:len(line)-1])
 
 	type gap struct{ at, long time.Duration }
 	var worst []gap
 	for i := 1; i < len(events); i++ {
-		worst = append(worst, gap{events[i-1].at, events[i].at - events[i-1].at})
+		worst = append(worst, gap{events[i-1].At, events[i].At - events[i-1].At})
 	}
 	slices.SortFunc(worst, func(a, b gap) int { return cmp.Compare(b.long, a.long) })
 	for _, g := range worst[:min(5, len(worst))] {
 		t.Logf("gap of %v at %v", g.long.Round(time.Microsecond), g.at.Round(time.Microsecond))
 	}
 	// Strict shaping never makes up for a gap longer than its catch-up.
-	span := events[len(events)-1].at - first
+	span := events[len(events)-1].At - first
 	var over time.Duration
 	for _, g := range worst {
 		if g.long >= 2*time.Millisecond {
@@ -130,6 +132,6 @@ func printFigures(t *testing.T, e envelope, events []event, report stallReport) 
 		}
 	}
 	t.Logf("short of the rate by %.1f ms of traffic; gaps of 2 ms or more hold %.1f ms",
-		1000*(1-meanRate(events)/e.rate)*span.Seconds(), 1000*over.Seconds())
+		1000*(1-lab.Mean(events)/e.rate)*span.Seconds(), 1000*over.Seconds())
 	t.Logf("machine: %v", report)
 }

@@ -1,15 +1,11 @@
 package netns
 
 import (
-	"fmt"
-	"net"
+	"errors"
 	"net/netip"
-	"os"
-	"sync/atomic"
 	"testing"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
+	"shaperd/test/lab"
 )
 
 // A network is three hosts in a row.
@@ -73,97 +69,31 @@ const (
 	udpPort = 8003 // inside a range of ports that the tests listen on
 )
 
-var networks atomic.Int32
-
 // newNetwork makes the three hosts and joins them. They go when the test ends.
 func newNetwork(t testing.TB) *network {
 	t.Helper()
-	n := networks.Add(1)
-	named := func(role string) *host {
-		return newHost(t, fmt.Sprintf("%s%d-%d-%s", prefix, os.Getpid(), n, role))
-	}
-	net := &network{client: named("client"), shaper: named("shaper"), downstream: named("downstream")}
-	join(t, net.client, clientLink, net.shaper, shaperLeft)
-	join(t, net.shaper, shaperRight, net.downstream, downstreamLink)
+	n := &network{client: newHost(t, "client"), shaper: newHost(t, "shaper"), downstream: newHost(t, "downstream")}
+	must(t, errors.Join(
+		lab.Join(n.client.Host, clientLink, n.shaper.Host, shaperLeft),
+		lab.Join(n.shaper.Host, shaperRight, n.downstream.Host, downstreamLink)))
 	for _, f := range families {
-		net.client.addAddrs(t, clientLink, f.outerBits, f.sources[:]...)
-		net.shaper.addAddrs(t, shaperLeft, f.outerBits, f.proxy, f.alias)
-		net.shaper.addAddrs(t, shaperRight, f.innerBits, f.inner)
-		net.downstream.addAddrs(t, downstreamLink, f.innerBits, f.downstream)
-		net.client.addDefault(t, f.proxy)
-		net.downstream.addDefault(t, f.inner)
+		must(t, errors.Join(
+			n.client.Address(clientLink, f.outerBits, f.sources[:]...),
+			n.shaper.Address(shaperLeft, f.outerBits, f.proxy, f.alias),
+			n.shaper.Address(shaperRight, f.innerBits, f.inner),
+			n.downstream.Address(downstreamLink, f.innerBits, f.downstream),
+			n.client.Route(f.proxy), n.downstream.Route(f.inner)))
 	}
-	// Each captured frame is to be one segment with a time of its own, as a wire
-	// would carry it. Neighbours in one large frame would have no gaps.
-	net.shaper.segmentAlone(t, shaperLeft)
-	net.shaper.segmentAlone(t, shaperRight)
-	return net
+	// Neighbours in one large frame would have no gaps.
+	must(t, errors.Join(n.shaper.Segments(shaperLeft, 1), n.shaper.Segments(shaperRight, 1)))
+	return n
 }
 
 // forward lets the shaper route, so that the client reaches the downstream with
 // no daemon between them.
 func (n *network) forward(t testing.TB) {
 	t.Helper()
-	n.shaper.sysctl(t, "net/ipv4/ip_forward", "1")
-	n.shaper.sysctl(t, "net/ipv6/conf/all/forwarding", "1")
-}
-
-// join lays a cable between two hosts.
-func join(t testing.TB, a *host, aLink string, b *host, bLink string) {
-	t.Helper()
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = aLink
-	attrs.MTU = 1500
-	attrs.Namespace = netlink.NsFd(a.ns)
-	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: bLink, PeerNamespace: netlink.NsFd(b.ns)}
-	if err := netlink.LinkAdd(veth); err != nil {
-		t.Fatalf("join %s and %s: %v", a.name, b.name, err)
-	}
-	for _, end := range []struct {
-		*host
-		link string
-	}{{a, aLink}, {b, bLink}} {
-		if err := end.links.LinkSetUp(end.mustLink(t, end.link)); err != nil {
-			t.Fatalf("set %s up in %s: %v", end.link, end.name, err)
-		}
-	}
-}
-
-func (h *host) mustLink(t testing.TB, name string) netlink.Link {
-	t.Helper()
-	link, err := h.links.LinkByName(name)
-	if err != nil {
-		t.Fatalf("find %s in %s: %v", name, h.name, err)
-	}
-	return link
-}
-
-func (h *host) addAddrs(t testing.TB, link string, bits int, list ...netip.Addr) {
-	t.Helper()
-	for _, a := range list {
-		addr := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(bits, a.BitLen())}}
-		if a.Is6() {
-			addr.Flags = unix.IFA_F_NODAD // usable at once
-		}
-		if err := h.links.AddrAdd(h.mustLink(t, link), addr); err != nil {
-			t.Fatalf("add %s to %s in %s: %v", a, link, h.name, err)
-		}
-	}
-}
-
-func (h *host) addDefault(t testing.TB, via netip.Addr) {
-	t.Helper()
-	everything := &net.IPNet{IP: make(net.IP, via.BitLen()/8), Mask: net.CIDRMask(0, via.BitLen())}
-	if err := h.links.RouteAdd(&netlink.Route{Dst: everything, Gw: via.AsSlice()}); err != nil {
-		t.Fatalf("route by %s in %s: %v", via, h.name, err)
-	}
-}
-
-// segmentAlone makes the kernel cut TCP and UDP super-packets into segments
-// before they enter the link.
-func (h *host) segmentAlone(t testing.TB, link string) {
-	t.Helper()
-	if err := h.links.LinkSetGSOMaxSegs(h.mustLink(t, link), 1); err != nil {
-		t.Fatalf("segment at %s in %s: %v", link, h.name, err)
-	}
+	must(t, errors.Join(
+		n.shaper.Sysctl("net/ipv4/ip_forward", "1"),
+		n.shaper.Sysctl("net/ipv6/conf/all/forwarding", "1")))
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"shaperd/test/lab"
 )
 
 // tenMiB is the envelope that most TCP tests hold the daemon to: 10 MiB/s, and no
@@ -36,8 +38,8 @@ func TestTCPEnvelope(t *testing.T) {
 				if err := b.flood(2500 * time.Millisecond); err != nil {
 					t.Fatal(err)
 				}
-				end := c.elapsed()
-				events, report := between(bytesOf(inbound(c.stop())), 0, end), stalls.stop()
+				end := c.Elapsed()
+				events, report := lab.Between(lab.Bytes(c.stop()), 0, end), stalls.stop()
 				mustHaveLimited(t, d, "smooth")
 				return report, errors.Join(hold(t, tenMiB, events, 0.02, report), s.fairShares(0.15))
 			})
@@ -69,8 +71,8 @@ func TestTCPFromDownstream(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		end := c.elapsed()
-		events, report := between(bytesOf(inbound(c.stop())), 0, end), stalls.stop()
+		end := c.Elapsed()
+		events, report := lab.Between(lab.Bytes(c.stop()), 0, end), stalls.stop()
 		mustHaveLimited(t, d, "answers")
 		return report, hold(t, tenMiB, events, 0.02, report)
 	})
@@ -90,19 +92,19 @@ func TestTCPAfterIdle(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.wait(t, 'x', b.sent.Load(), 5*time.Second)
-		idle := c.elapsed()
+		idle := c.Elapsed()
 		time.Sleep(800 * time.Millisecond)
-		woke := c.elapsed()
+		woke := c.Elapsed()
 		if err := b.flood(1500 * time.Millisecond); err != nil {
 			t.Fatal(err)
 		}
-		end := c.elapsed()
-		events, report := between(bytesOf(inbound(c.stop())), 0, end), stalls.stop()
-		if quiet := between(events, idle+time.Millisecond, woke); len(quiet) != 0 {
-			t.Fatalf("%d bytes arrived while the source was idle", total(quiet))
+		end := c.Elapsed()
+		events, report := lab.Between(lab.Bytes(c.stop()), 0, end), stalls.stop()
+		if quiet := lab.Between(events, idle+time.Millisecond, woke); len(quiet) != 0 {
+			t.Fatalf("%d bytes arrived while the source was idle", lab.Total(quiet))
 		}
 		mustHaveLimited(t, d, "smooth")
-		err := hold(t, tenMiB, between(events, woke, end), 0.02, report)
+		err := hold(t, tenMiB, lab.Between(events, woke, end), 0.02, report)
 		if over := tenMiB.checkBurst(events, report); over != nil {
 			err = errors.Join(err, fmt.Errorf("over the pause: %w", over))
 		}
@@ -122,7 +124,7 @@ func TestTCPAfterPause(t *testing.T) {
 	fairly(t, func() (stallReport, error) {
 		n := newNetwork(t)
 		// A window that fills soon.
-		n.downstream.sysctl(t, "net/ipv4/tcp_rmem", "4096 32768 65536")
+		must(t, n.downstream.Sysctl("net/ipv4/tcp_rmem", "4096 32768 65536"))
 		s := n.downstream.newSink(t, f.tcp())
 		d := n.shaper.shaperd(t, config(f, limit("smooth", onTCP, keySource, tenMiBLimit)))
 		b := n.client.newBulk(t, f.sources[0], f.door(), connections, 'x')
@@ -133,19 +135,19 @@ func TestTCPAfterPause(t *testing.T) {
 		go func() { done <- b.flood(2 * time.Second) }()
 		time.Sleep(500 * time.Millisecond)
 		s.pause(500 * time.Millisecond)
-		again := c.elapsed()
+		again := c.Elapsed()
 		if err := <-done; err != nil {
 			t.Fatal(err)
 		}
-		end := c.elapsed()
-		events, report := between(bytesOf(inbound(c.stop())), 0, end), stalls.stop()
-		before := between(events, again-200*time.Millisecond, again-10*time.Millisecond)
-		if got := total(before); float64(got) > 0.05*e.rate {
+		end := c.Elapsed()
+		events, report := lab.Between(lab.Bytes(c.stop()), 0, end), stalls.stop()
+		before := lab.Between(events, again-200*time.Millisecond, again-10*time.Millisecond)
+		if got := lab.Total(before); float64(got) > 0.05*e.rate {
 			t.Fatalf("%d bytes arrived while the downstream did not read: it never pushed back", got)
 		}
 		mustHaveLimited(t, d, "smooth")
-		after := between(events, again, end)
-		t.Logf("after the pause: sigma %.0f bytes; %v", sigma(after, e.rate), report)
+		after := lab.Between(events, again, end)
+		t.Logf("after the pause: sigma %.0f bytes; %v", lab.Sigma(after, e.rate), report)
 		return report, errors.Join(e.checkBurst(after, report), e.checkMean(after, 0.05, report))
 	})
 }
@@ -167,10 +169,10 @@ func TestIdleMembers(t *testing.T) {
 		if err := b.flood(2 * time.Second); err != nil {
 			t.Fatal(err)
 		}
-		end := c.elapsed()
-		list, report := s.of('b', inbound(c.stop())), stalls.stop()
+		end := c.Elapsed()
+		list, report := s.of('b', c.stop()), stalls.stop()
 		mustHaveLimited(t, d, "smooth")
-		return report, hold(t, tenMiB, between(bytesOf(list), 0, end), 0.02, report)
+		return report, hold(t, tenMiB, lab.Between(lab.Bytes(list), 0, end), 0.02, report)
 	})
 }
 
@@ -194,11 +196,11 @@ func TestTwoSourcesTCP(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				end := c.elapsed()
-				list, report := inbound(c.stop()), stalls.stop()
+				end := c.Elapsed()
+				list, report := c.stop(), stalls.stop()
 				mustHaveLimited(t, d, "each")
 				for _, tag := range []byte("ql") {
-					if held := hold(t, e, between(bytesOf(s.of(tag, list)), 0, end), 0.03, report); held != nil {
+					if held := hold(t, e, lab.Between(lab.Bytes(s.of(tag, list)), 0, end), 0.03, report); held != nil {
 						err = errors.Join(err, fmt.Errorf("source %c: %w", tag, held))
 					}
 				}
@@ -227,22 +229,11 @@ func TestObserve(t *testing.T) {
 	mustHaveLimited(t, d, "smooth")
 }
 
-// inbound returns the frames that came to the host that captured.
-func inbound(list []arrival) []arrival {
-	var in []arrival
-	for _, a := range list {
-		if !a.outgoing {
-			in = append(in, a)
-		}
-	}
-	return in
-}
-
 // hold checks events against the envelope, and logs what they were.
-func hold(t *testing.T, e envelope, events []event, tolerance float64, report stallReport) error {
+func hold(t *testing.T, e envelope, events []lab.Event, tolerance float64, report stallReport) error {
 	t.Helper()
 	t.Logf("%d %s, mean %+.3f %% off the rate, sigma %.2f; %v",
-		total(events), e.unit, 100*(meanRate(events)/e.rate-1), sigma(events, e.rate), report)
+		lab.Total(events), e.unit, 100*(lab.Mean(events)/e.rate-1), lab.Sigma(events, e.rate), report)
 	return errors.Join(e.checkBurst(events, report), e.checkMean(events, tolerance, report))
 }
 

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"shaperd/test/lab"
 )
 
 // pacedBurst is what a paced stream of datagrams may exceed its rate by: one on
@@ -36,31 +38,31 @@ func measureUDPPacketRate(t *testing.T, f family) (stallReport, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	end := c.elapsed()
+	end := c.Elapsed()
 	time.Sleep(4 * maxDelay) // until the queue is empty
-	list, report := inbound(c.stop()), stalls.stop()
+	list, report := c.stop(), stalls.stop()
 
-	busy := between(packetsOf(list), 0, end)
+	busy := lab.Between(lab.Packets(list), 0, end)
 	errs := []error{hold(t, envelope{rate: 10000, burst: pacedBurst, unit: "datagrams"}, busy, 0.02, report)}
 	failed := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	gap := gaps(busy)
-	t.Logf("gaps p1 %v, p50 %v, p99 %v, longest %v", percentile(gap, 1), percentile(gap, 50), percentile(gap, 99), percentile(gap, 100))
-	if got := percentile(gap, 50); got < 90*time.Microsecond || got > 110*time.Microsecond {
+	gap := lab.Gaps(busy)
+	t.Logf("gaps p1 %v, p50 %v, p99 %v, longest %v", lab.Percentile(gap, 1), lab.Percentile(gap, 50), lab.Percentile(gap, 99), lab.Percentile(gap, 100))
+	if got := lab.Percentile(gap, 50); got < 90*time.Microsecond || got > 110*time.Microsecond {
 		failed("the median gap is %v, want 100 us", got)
 	}
 
 	for i, a := range list {
-		if a.payload != 512 {
-			t.Fatalf("a datagram of %d bytes arrived, sent were 512", a.payload)
+		if a.Payload != 512 {
+			t.Fatalf("a datagram of %d bytes arrived, sent were 512", a.Payload)
 		}
-		if i > 0 && a.sent(c) < list[i-1].sent(c) {
+		if i > 0 && c.sent(a) < c.sent(list[i-1]) {
 			t.Fatalf("datagram %d overtook the one before", i)
 		}
 	}
 	waits := waitsOf(c, list)
 	// The queue's depth, one datagram, and what a stall adds at either end.
 	most := maxDelay + 2*time.Millisecond + 2*report.longest()
-	if got := percentile(waits, 99); got > most || got < maxDelay/2 {
+	if got := lab.Percentile(waits, 99); got > most || got < maxDelay/2 {
 		failed("1 %% of the datagrams waited more than %v, want %v to %v", got, maxDelay/2, most)
 	}
 
@@ -68,7 +70,7 @@ func measureUDPPacketRate(t *testing.T, f family) (stallReport, error) {
 	refused := m.sum("packets", `limit="sms"`, `verdict="refuse"`)
 	lost := float64(sent - len(list))
 	t.Logf("%d sent, %d arrived, %.0f counted as refused; waits p50 %v, p99 %v", sent, len(list), refused,
-		percentile(waits, 50), percentile(waits, 99))
+		lab.Percentile(waits, 50), lab.Percentile(waits, 99))
 	if lost < 0.4*float64(sent) {
 		failed("only %.0f of %d datagrams were held back", lost, sent)
 	}
@@ -81,10 +83,10 @@ func measureUDPPacketRate(t *testing.T, f family) (stallReport, error) {
 
 // waitsOf returns how long datagrams took from their sender to the capture c,
 // sorted.
-func waitsOf(c *capture, list []arrival) []time.Duration {
+func waitsOf(c *capture, list []lab.Arrival) []time.Duration {
 	waits := make([]time.Duration, len(list))
 	for i, a := range list {
-		waits[i] = a.at - a.sent(c)
+		waits[i] = a.At - c.sent(a)
 	}
 	slices.Sort(waits)
 	return waits
@@ -111,8 +113,8 @@ func TestUDPByteRate(t *testing.T) {
 		if err := errors.Join(<-errs, <-errs, <-errs); err != nil {
 			t.Fatal(err)
 		}
-		end := c.elapsed()
-		events, report := between(bytesOf(inbound(c.stop())), 0, end), stalls.stop()
+		end := c.Elapsed()
+		events, report := lab.Between(lab.Bytes(c.stop()), 0, end), stalls.stop()
 		mustHaveLimited(t, d, "bytes")
 		return report, hold(t, e, events, 0.02, report)
 	})
@@ -140,20 +142,20 @@ func TestTwoSourcesUDP(t *testing.T) {
 		if err := errors.Join(err, <-done); err != nil {
 			t.Fatal(err)
 		}
-		end := c.elapsed()
+		end := c.Elapsed()
 		time.Sleep(200 * time.Millisecond)
-		list, report := inbound(c.stop()), stalls.stop()
+		list, report := c.stop(), stalls.stop()
 		mustHaveLimited(t, d, "each")
 
-		errs := []error{hold(t, e, between(packetsOf(tagged(list, 'l')), 0, end), 0.02, report)}
+		errs := []error{hold(t, e, lab.Between(lab.Packets(tagged(list, 'l')), 0, end), 0.02, report)}
 		got := tagged(list, 'q')
 		waits := waitsOf(c, got)
-		t.Logf("quiet: %d of %d arrived, waits p50 %v, p99 %v", len(got), sent, percentile(waits, 50), percentile(waits, 99))
+		t.Logf("quiet: %d of %d arrived, waits p50 %v, p99 %v", len(got), sent, lab.Percentile(waits, 50), lab.Percentile(waits, 99))
 		if len(got) < sent*99/100 {
 			errs = append(errs, fmt.Errorf("%d of the quiet source's %d datagrams arrived", len(got), sent))
 		}
-		if most := 5*time.Millisecond + report.longest(); percentile(waits, 90) > most {
-			errs = append(errs, fmt.Errorf("10 %% of the quiet source's datagrams waited more than %v, want at most %v", percentile(waits, 90), most))
+		if most := 5*time.Millisecond + report.longest(); lab.Percentile(waits, 90) > most {
+			errs = append(errs, fmt.Errorf("10 %% of the quiet source's datagrams waited more than %v, want at most %v", lab.Percentile(waits, 90), most))
 		}
 		return report, errors.Join(errs...)
 	})

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"shaperd/test/lab"
 )
 
 // A phase is a time with one rate, in bytes a second. Reloads take their time:
@@ -17,7 +19,7 @@ type phase struct {
 
 // alongPhases moves each event to the time at which it would be, were the rate
 // always 1: a burst over varying rates becomes one over a rate of 1.
-func alongPhases(events []event, phases []phase) []event {
+func alongPhases(events []lab.Event, phases []phase) []lab.Event {
 	credit := func(at time.Duration) float64 {
 		var sum float64
 		for i, p := range phases {
@@ -29,9 +31,9 @@ func alongPhases(events []event, phases []phase) []event {
 		}
 		return sum
 	}
-	moved := make([]event, len(events))
+	moved := make([]lab.Event, len(events))
 	for i, e := range events {
-		moved[i] = event{time.Duration(credit(e.at) * float64(time.Second)), e.n}
+		moved[i] = lab.Event{At: time.Duration(credit(e.At) * float64(time.Second)), N: e.N}
 	}
 	return moved
 }
@@ -43,7 +45,7 @@ func TestAlongPhases(t *testing.T) {
 	for at, want := range map[time.Duration]time.Duration{
 		0: 0, s: 10 * s, 2 * s: 20 * s, 2500 * time.Millisecond: 25 * s, 3 * s: 30 * s, 4 * s: 31 * s, 9 * s: 32 * s,
 	} {
-		if got := alongPhases([]event{{at, 1}}, phases)[0].at; (got - want).Abs() > time.Microsecond {
+		if got := alongPhases([]lab.Event{{At: at, N: 1}}, phases)[0].At; (got - want).Abs() > time.Microsecond {
 			t.Errorf("%v becomes %v, want %v", at, got, want)
 		}
 	}
@@ -73,9 +75,9 @@ func measureReload(t *testing.T) (stallReport, error) {
 
 	var phases []phase
 	run := func(mib int, most time.Duration) {
-		phases = append(phases, phase{start: c.elapsed(), rate: float64(mib << 20)})
+		phases = append(phases, phase{start: c.Elapsed(), rate: float64(mib << 20)})
 		time.Sleep(most)
-		phases[len(phases)-1].end = c.elapsed()
+		phases[len(phases)-1].end = c.Elapsed()
 	}
 	run(4, 700*time.Millisecond)
 	for _, mode := range []string{"250ms", "300ms"} { // the same rate, written anew
@@ -104,14 +106,14 @@ func measureReload(t *testing.T) (stallReport, error) {
 	if err := <-done; err != nil {
 		t.Fatalf("a connection broke: %v", err)
 	}
-	events, report := bytesOf(inbound(c.stop())), stalls.stop()
+	events, report := lab.Bytes(c.stop()), stalls.stop()
 
 	if arrived, ended := s.count(); arrived != 4 || ended != 0 {
 		t.Errorf("%d connections arrived at the downstream and %d ended, want 4 and 0", arrived, ended)
 	}
-	moved := alongPhases(between(events, phases[0].start, phases[len(phases)-1].end), phases)
+	moved := alongPhases(lab.Between(events, phases[0].start, phases[len(phases)-1].end), phases)
 	allowed := burst + 24e3 + 8*(1<<20)*min(report.longest(), stallAlibi).Seconds()
-	got := sigma(moved, 1)
+	got := lab.Sigma(moved, 1)
 	t.Logf("sigma over all phases %.0f bytes, %d of them the burst; %v", got, burst, report)
 	if got < burst/2 {
 		t.Errorf("sigma over all phases is %.0f bytes: the burst of %d was never used", got, burst)
@@ -127,7 +129,7 @@ func measureReload(t *testing.T) (stallReport, error) {
 			start += 300 * time.Millisecond // the burst
 		}
 		e := envelope{rate: p.rate, unit: "bytes"}
-		if err := e.checkMean(between(events, start, p.end), 0.06, report); err != nil {
+		if err := e.checkMean(lab.Between(events, start, p.end), 0.06, report); err != nil {
 			errs = append(errs, fmt.Errorf("phase %d, %.0f MiB/s: %w", i, p.rate/(1<<20), err))
 		}
 	}
@@ -143,7 +145,7 @@ func TestReloadConnections(t *testing.T) {
 		return config(f, limit("slots", onTCP, keyAll, fmt.Sprintf("connections = %d", slots), `max_wait = "10s"`, `max_waiting = 100`))
 	}
 	d := n.shaper.shaperd(t, text(8))
-	c := n.downstream.capture(t, downstreamLink, tcpPort, 1<<16)
+	c := n.downstream.captureBy(t, downstreamLink, lab.Filter{Port: tcpPort}, 1<<16)
 	failed := make(chan int, 1)
 	go func() {
 		_, n := n.client.repeat(f.sources[0], f.door(), 40, 2*time.Second)
@@ -158,16 +160,16 @@ func TestReloadConnections(t *testing.T) {
 		if i != 0 {
 			d.reload(text(s.slots))
 		}
-		s.start = c.elapsed() + 200*time.Millisecond // those in flight end
+		s.start = c.Elapsed() + 200*time.Millisecond // those in flight end
 		time.Sleep(650 * time.Millisecond)
-		s.end = c.elapsed()
+		s.end = c.Elapsed()
 	}
 	if n := <-failed; n != 0 {
 		t.Errorf("%d requests failed, want none", n)
 	}
-	_, levels := inFlight(c.stop())
+	levels := lab.Levels(c.stop())
 	for _, s := range steps {
-		if got := mostOpen(levels, s.start, s.end); got != s.slots {
+		if got := lab.Highest(levels, s.start, s.end); got != s.slots {
 			t.Errorf("at most %d connections were in flight, the cap was %d then", got, s.slots)
 		}
 	}

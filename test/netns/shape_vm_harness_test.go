@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -15,6 +14,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"shaperd/test/lab"
 )
 
 // fourMbit is what each source is held to where nothing else is said.
@@ -47,16 +48,16 @@ func watchGuest() (stop func() stallReport) {
 	end, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		for due := now(); ; {
-			due.mono += period
+		for due := time.Now(); ; {
+			due = due.Add(period)
 			select {
 			case <-end:
 				return
-			case <-time.After(due.mono - now().mono):
+			case <-time.After(time.Until(due)):
 			}
-			woke := now()
-			if late := woke.mono - due.mono; late >= time.Millisecond {
-				list = append(list, stall{at: woke.real - late, late: late})
+			woke := time.Now()
+			if late := woke.Sub(due); late >= time.Millisecond {
+				list = append(list, stall{at: due, late: late})
 				due = woke
 			}
 		}
@@ -76,18 +77,11 @@ func atOnce(all ...func() error) error {
 }
 
 // tool runs a program inside the host, and returns what it writes.
-func (h *host) tool(t *testing.T, name string, args ...string) string {
+func (h *host) tool(t testing.TB, name string, args ...string) string {
 	t.Helper()
-	cmd := exec.Command(name, args...)
-	var out strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := h.start(cmd); err != nil {
-		t.Fatalf("start %s: %v", name, err)
-	}
-	if err := cmd.Wait(); err != nil {
-		t.Fatalf("%s %q: %v\n%s", name, args, err, out.String())
-	}
-	return out.String()
+	out, err := h.Output(name, args...)
+	must(t, err)
+	return out
 }
 
 const (
@@ -100,16 +94,10 @@ const (
 // many: that spares the guest most of its work.
 func (n *network) trains(t *testing.T, length int) {
 	t.Helper()
-	n.client.train(t, clientLink, length)
-	n.shaper.train(t, shaperLeft, length)
-	n.shaper.train(t, shaperRight, length)
-}
-
-func (h *host) train(t *testing.T, link string, length int) {
-	t.Helper()
-	if err := h.links.LinkSetGSOMaxSegs(h.mustLink(t, link), length); err != nil {
-		t.Fatalf("segment at %s in %s: %v", link, h.name, err)
-	}
+	must(t, errors.Join(
+		n.client.Segments(clientLink, length),
+		n.shaper.Segments(shaperLeft, length),
+		n.shaper.Segments(shaperRight, length)))
 }
 
 // addFar puts a host behind the client, which routes for it. What a host sends over a
@@ -118,15 +106,14 @@ func (h *host) train(t *testing.T, link string, length int) {
 func (n *network) addFar(t *testing.T) (far *host, source netip.Addr) {
 	t.Helper()
 	source, via := netip.MustParseAddr("10.4.0.10"), netip.MustParseAddr("10.4.0.1")
-	far = newHost(t, fmt.Sprintf("%s%d-%d-far", prefix, os.Getpid(), networks.Add(1)))
-	join(t, far, "out", n.client, "back")
-	far.addAddrs(t, "out", 24, source)
-	n.client.addAddrs(t, "back", 24, via)
-	far.addDefault(t, via)
-	n.client.sysctl(t, "net/ipv4/ip_forward", "1")
+	far = newHost(t, "far")
+	must(t, errors.Join(
+		lab.Join(far.Host, "out", n.client.Host, "back"),
+		far.Address("out", 24, source), n.client.Address("back", 24, via), far.Route(via),
+		n.client.Sysctl("net/ipv4/ip_forward", "1")))
 	n.shaper.tool(t, "ip", "route", "add", "10.4.0.0/24", "via", ipv4.sources[0].String())
 	n.trains(t, littleTrain)
-	far.train(t, "out", littleTrain)
+	must(t, far.Segments("out", littleTrain))
 	return far, source
 }
 
@@ -138,7 +125,7 @@ type stream struct {
 	to      netip.AddrPort
 	args    []string
 	capture *capture
-	arrived []arrival
+	arrived []lab.Arrival
 	resent  int // segments
 }
 
@@ -170,7 +157,7 @@ func (s *stream) run(span time.Duration) func() error {
 func (h *host) iperf3Endless(t *testing.T, from netip.Addr, to netip.AddrPort) (end func()) {
 	t.Helper()
 	client := exec.Command("iperf3", "--client", to.Addr().String(), "--bind", from.String(), "--port", fmt.Sprint(to.Port()), "--time", "0")
-	if err := h.start(client); err != nil {
+	if err := h.Start(client); err != nil {
 		t.Fatalf("start iperf3: %v", err)
 	}
 	return func() {
@@ -197,32 +184,32 @@ func (p *paced) endless() (end func() error) {
 // of it to the envelope, in which a stall has room, and to the mean what is behind the
 // first second and before the last packets. That may be less by a share of it, and by
 // the stalls that are long enough for a queue to run empty.
-func exact(t *testing.T, what string, c *capture, list []arrival, rate, less float64, stalls stallReport) error {
+func exact(t *testing.T, what string, c *capture, list []lab.Arrival, rate, less float64, stalls stallReport) error {
 	t.Helper()
 	events := payloads(list)
-	first := slices.IndexFunc(events, func(e event) bool { return e.n > 1000 })
+	first := slices.IndexFunc(events, func(e lab.Event) bool { return e.N > 1000 })
 	if first < 0 || len(events) < first+100 {
 		return fmt.Errorf("%s: %d packets arrived", what, len(events))
 	}
-	burst := sigma(events, rate)
-	largest := slices.MaxFunc(events, func(a, b event) int { return a.n - b.n }).n
-	in := between(events, events[first].at+guestSkip, events[len(events)-1].at-300*time.Millisecond)
+	burst := lab.Sigma(events, rate)
+	largest := slices.MaxFunc(events, func(a, b lab.Event) int { return a.N - b.N }).N
+	in := lab.Between(events, events[first].At+guestSkip, events[len(events)-1].At-300*time.Millisecond)
 	if len(in) < 50 {
 		return fmt.Errorf("%s: %d packets arrived in the time that counts", what, len(in))
 	}
 	in = punctual(in, rate)
-	start, span := in[0].at, in[len(in)-1].at-in[0].at
+	start, span := in[0].At, in[len(in)-1].At-in[0].At
 	var stalled time.Duration
 	for _, s := range stalls {
-		if at := s.at - c.began.real - start; s.late >= stallAlibi && at > -s.late && at < span {
+		if at := c.At(s.at) - start; s.late >= stallAlibi && at > -s.late && at < span {
 			stalled += s.late
 		}
 	}
 	// A packet has the next one wait, and so the last one belongs to the time behind it.
-	off := float64(total(in[:len(in)-1]))/span.Seconds()/rate - 1
+	off := float64(lab.Total(in[:len(in)-1]))/span.Seconds()/rate - 1
 	t.Logf("%s: %+.3f %% off the rate in %.1f s, sigma %.1f units of %d bytes (from the beginning %.1f), longest gap %.1f ms, stalled for %.0f ms",
-		what, 100*off, span.Seconds(), sigma(in, rate)/float64(largest), largest, burst/float64(largest),
-		1000*percentile(gaps(in), 100).Seconds(), 1000*stalled.Seconds())
+		what, 100*off, span.Seconds(), lab.Sigma(in, rate)/float64(largest), largest, burst/float64(largest),
+		1000*lab.Percentile(lab.Gaps(in), 100).Seconds(), 1000*stalled.Seconds())
 	// A burst handed out would be all that max_delay holds, which is more.
 	if burst > rate*(0.1+stalls.longest().Seconds()) {
 		return fmt.Errorf("%s: sigma is %.0f ms of the rate", what, 1000*burst/rate)
@@ -235,17 +222,17 @@ func exact(t *testing.T, what string, c *capture, list []arrival, rate, less flo
 
 // punctual returns in without what is before and behind two packets that were hardly
 // late, one of the first and one of the last.
-func punctual(in []event, rate float64) []event {
+func punctual(in []lab.Event, rate float64) []lab.Event {
 	const edge = 300 * time.Millisecond
 	var sum, most, mostLast float64
 	first, last := 0, len(in)-1
 	for i, e := range in {
-		credit := sum - rate*(e.at-in[0].at).Seconds() // less by what it is late
-		sum += float64(e.n)
-		if e.at < in[0].at+edge && (i == 0 || credit > most) {
+		credit := sum - rate*(e.At-in[0].At).Seconds() // less by what it is late
+		sum += float64(e.N)
+		if e.At < in[0].At+edge && (i == 0 || credit > most) {
 			first, most = i, credit
 		}
-		if e.at > in[len(in)-1].at-edge && (mostLast == 0 || credit > mostLast) {
+		if e.At > in[len(in)-1].At-edge && (mostLast == 0 || credit > mostLast) {
 			last, mostLast = i, credit
 		}
 	}
@@ -254,19 +241,17 @@ func punctual(in []event, rate float64) []event {
 
 // payloads turns arrivals into events that count bytes as a limit does, those too that
 // TCP sent before.
-func payloads(list []arrival) []event {
-	var events []event
+func payloads(list []lab.Arrival) []lab.Event {
+	var events []lab.Event
 	for _, a := range list {
-		if !a.outgoing {
-			events = append(events, event{a.at, max(a.payload, 1)})
-		}
+		events = append(events, lab.Event{At: a.At, N: max(a.Payload, 1)})
 	}
 	return events
 }
 
 // marks returns how many of the segments arrived with a mark, and an error when one
 // was lost before the first of them.
-func marks(list []arrival) (marked int, err error) {
+func marks(list []lab.Arrival) (marked int, err error) {
 	const again = 100 * time.Millisecond // until a lost segment is there again; one that was overtaken is there sooner
 	type connection struct {
 		next uint32        // what comes next in its sequence
@@ -275,17 +260,17 @@ func marks(list []arrival) (marked int, err error) {
 	connections := map[netip.AddrPort]*connection{}
 	var first time.Duration
 	for _, a := range list {
-		end := a.seq + uint32(a.payload)
-		if a.flags&flagSYN != 0 {
-			connections[a.from] = &connection{next: end + 1}
+		end := a.Seq + uint32(a.Payload)
+		if a.Flags&lab.SYN != 0 {
+			connections[a.From] = &connection{next: end + 1}
 			continue
 		}
-		c := connections[a.from]
-		switch ahead := int32(a.seq - c.next); {
+		c := connections[a.From]
+		switch ahead := int32(a.Seq - c.next); {
 		case ahead > 0 && c.gap == 0:
-			c.gap = a.at
+			c.gap = a.At
 		case ahead < 0 && c.gap > 0:
-			if a.at-c.gap > again && (marked == 0 || c.gap < first) {
+			if a.At-c.gap > again && (marked == 0 || c.gap < first) {
 				err = errors.New("a segment was lost before any was marked")
 			}
 			c.gap = 0
@@ -293,19 +278,19 @@ func marks(list []arrival) (marked int, err error) {
 		if int32(end-c.next) > 0 {
 			c.next = end
 		}
-		if a.marked {
+		if a.Marked {
 			if marked == 0 {
-				first = a.at
+				first = a.At
 			}
-			marked += (a.payload + segmentSize - 1) / segmentSize
+			marked += (a.Payload + segmentSize - 1) / segmentSize
 		}
 	}
 	return marked, err
 }
 
-func ofSource(list []arrival, source netip.Addr) (mine []arrival) {
-	for _, a := range inbound(list) {
-		if a.from.Addr() == source {
+func ofSource(list []lab.Arrival, source netip.Addr) (mine []lab.Arrival) {
+	for _, a := range list {
+		if a.From.Addr() == source {
 			mine = append(mine, a)
 		}
 	}
@@ -367,12 +352,12 @@ func (fl *floods) check(t *testing.T, stalls stallReport) error {
 		errs = append(errs, exact(t, "udp, "+f.name, fl.capture, ofSource(list, f.sources[1]), little, tolerance, stalls))
 		quiet := ofSource(list, f.sources[2])
 		waits := waitsOf(fl.capture, quiet)
-		t.Logf("udp, %s: the quiet source's %d datagrams took %v (p50), %v (p99)", f.name, len(quiet), percentile(waits, 50), percentile(waits, 99))
+		t.Logf("udp, %s: the quiet source's %d datagrams took %v (p50), %v (p99)", f.name, len(quiet), lab.Percentile(waits, 50), lab.Percentile(waits, 99))
 		if sent := fl.sent[2*i+1]; len(quiet) != sent || sent == 0 {
 			errs = append(errs, fmt.Errorf("%d of the quiet source's %d datagrams arrived", len(quiet), sent))
 		}
 		// Those of the flood wait for 200 ms.
-		if p50 := percentile(waits, 50); p50 > 20*time.Millisecond {
+		if p50 := lab.Percentile(waits, 50); p50 > 20*time.Millisecond {
 			errs = append(errs, fmt.Errorf("the quiet source's datagrams took %v (p50)", p50))
 		}
 	}

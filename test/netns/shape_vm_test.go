@@ -35,7 +35,7 @@ func TestVMEgress(t *testing.T) {
 
 		// ECN for what goes to this address.
 		heeding := netip.MustParseAddr("10.2.0.6")
-		n.downstream.addAddrs(t, downstreamLink, ipv4.innerBits, heeding)
+		must(t, n.downstream.Address(downstreamLink, ipv4.innerBits, heeding))
 		n.client.tool(t, "ip", "route", "add", heeding.String(), "via", ipv4.proxy.String(), "features", "ecn")
 		streams := []*stream{
 			n.newStream(t, "one connection", n.client, ipv4.sources[0], ipv4.downstream, 5201),
@@ -60,7 +60,7 @@ func TestVMEgress(t *testing.T) {
 		}
 		errs := []error{fl.check(t, report)}
 		for i, s := range streams {
-			s.arrived = inbound(s.capture.stop())
+			s.arrived = s.capture.stop()
 			errs = append(errs, exact(t, s.name, s.capture, s.arrived, rates[i], tolerance, report))
 			t.Logf("%s: %d segments arrived, %d were sent again", s.name, len(s.arrived), s.resent)
 		}
@@ -104,7 +104,7 @@ func TestVMIngress(t *testing.T) {
 		report := stop()
 		mustHaveLimited(t, d, "tcp")
 		mustHaveLimited(t, d, "udp")
-		err := errors.Join(exact(t, s.name, s.capture, inbound(s.capture.stop()), fourMbit, tolerance, report), fl.check(t, report))
+		err := errors.Join(exact(t, s.name, s.capture, s.capture.stop(), fourMbit, tolerance, report), fl.check(t, report))
 		t.Log(report)
 		d.terminate()
 		d.waitExit(5 * time.Second)
@@ -129,7 +129,7 @@ func TestVMTrains(t *testing.T) {
 		}
 		report := stop()
 		mustHaveLimited(t, d, "each")
-		list := inbound(s.capture.stop())
+		list := s.capture.stop()
 		err := exact(t, s.name, s.capture, list, rate, 0.5, report)
 		t.Logf("%d trains, %d segments sent again; %v", len(list), s.resent, report)
 		return report, err
@@ -162,7 +162,7 @@ func TestVMReload(t *testing.T) {
 
 		other := limit("other", `match = { attach = ["wall"], source = ["10.9.0.0/16"] }`, keyAll, `rate = "1MB/s"`)
 		queue := 5000
-		began := tcp.elapsed()
+		began := tcp.Elapsed()
 		for i := range reloads {
 			if i%5 == 1 {
 				queue++ // which takes other programs, and another queue
@@ -173,11 +173,11 @@ func TestVMReload(t *testing.T) {
 				d.reload(text(queue))
 			}
 		}
-		reloaded := tcp.elapsed()
+		reloaded := tcp.Elapsed()
 		d.kill()
 		time.Sleep(500 * time.Millisecond)
 		d = n.shaper.shaperd(t, text(5000))
-		started := tcp.elapsed()
+		started := tcp.Elapsed()
 		time.Sleep(time.Second)
 		err := endUDP()
 		endTCP()
@@ -188,19 +188,19 @@ func TestVMReload(t *testing.T) {
 		mustHaveLimited(t, d, "each")
 		t.Logf("%d reloads took %v; killed and started again after %v; %v", reloads, reloaded-began, started-reloaded, report)
 
-		segments := inbound(tcp.stop())
+		segments := tcp.stop()
 		errs := []error{
-			exact(t, "udp", udp, inbound(udp.stop()), little, tolerance, report),
+			exact(t, "udp", udp, udp.stop(), little, tolerance, report),
 			exact(t, "tcp", tcp, segments, little, tolerance, report),
 		}
 		connections := map[netip.AddrPort]bool{}
 		for _, a := range segments {
-			connections[a.from] = true
+			connections[a.From] = true
 		}
 		if len(connections) != 2 { // iperf3 has one for its own ends
 			errs = append(errs, fmt.Errorf("%d connections were opened, want 2", len(connections)))
 		}
-		if last := segments[len(segments)-1].at; last < started+500*time.Millisecond {
+		if last := segments[len(segments)-1].At; last < started+500*time.Millisecond {
 			errs = append(errs, fmt.Errorf("the last segment arrived after %v, the daemon started after %v", last, started))
 		}
 		return report, errors.Join(errs...)

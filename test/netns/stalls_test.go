@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"shaperd/test/lab"
 )
 
 // stallEnv is set in the environment of the process that watches for stalls. A
@@ -29,7 +31,7 @@ const (
 // A stall is a wake-up that came late.
 type stall struct {
 	cpu  int
-	at   time.Duration // when it was due, on CLOCK_REALTIME
+	at   time.Time // when it was due
 	late time.Duration
 }
 
@@ -95,7 +97,7 @@ func (r stallReport) String() string {
 	}
 	slices.Sort(late)
 	return fmt.Sprintf("%d stalls of %v or more (median %v, longest %v), %.1f ms in those of 1 ms or more",
-		len(r), stallLeast, percentile(late, 50).Round(time.Microsecond),
+		len(r), stallLeast, lab.Percentile(late, 50).Round(time.Microsecond),
 		r.longest().Round(time.Microsecond), 1000*r.sum())
 }
 
@@ -155,13 +157,15 @@ func (w *stallWatch) finish() (stallReport, error) {
 	var report stallReport
 	for {
 		var s stall
-		_, err := fmt.Fscanln(w.out, &s.cpu, &s.at, &s.late)
+		var at int64
+		_, err := fmt.Fscanln(w.out, &s.cpu, &at, &s.late)
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
 			return nil, errors.Join(err, w.cmd.Wait())
 		}
+		s.at = time.Unix(0, at)
 		report = append(report, s)
 	}
 	return report, w.cmd.Wait()
@@ -195,7 +199,7 @@ func watchStalls(stdin io.Reader, stdout io.Writer) error {
 	group.Wait()
 	w := bufio.NewWriter(stdout)
 	for _, s := range report {
-		fmt.Fprintln(w, s.cpu, int64(s.at), int64(s.late))
+		fmt.Fprintln(w, s.cpu, s.at.UnixNano(), int64(s.late))
 	}
 	return errors.Join(err, w.Flush())
 }
@@ -210,16 +214,22 @@ func watchStallsOn(cpu int, stop *atomic.Bool) (list stallReport) {
 	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
 		panic(err)
 	}
-	for due := now().mono; !stop.Load(); {
-		due += stallPeriod
-		ts := unix.NsecToTimespec(int64(due))
-		for unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &ts, nil) == unix.EINTR {
-		}
-		woke := now()
-		if late := woke.mono - due; late >= stallLeast {
-			list = append(list, stall{cpu, woke.real - late, late})
-			due = woke.mono
+	for due := time.Now(); !stop.Load(); {
+		due = due.Add(stallPeriod)
+		sleepUntil(due)
+		woke := time.Now()
+		if late := woke.Sub(due); late >= stallLeast {
+			list = append(list, stall{cpu, due, late})
+			due = woke
 		}
 	}
 	return list
+}
+
+// sleepUntil has the thread sleep, which wakes up sooner than a goroutine may.
+func sleepUntil(due time.Time) {
+	for left := time.Until(due); left > 0; left = time.Until(due) {
+		ts := unix.NsecToTimespec(int64(left))
+		_ = unix.Nanosleep(&ts, nil) // a signal may end it
+	}
 }

@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"shaperd/test/lab"
 )
 
 // serveTCP calls handle for each connection to the address at inside the host,
@@ -143,16 +145,16 @@ func (s *sink) count() (arrived, ended int) {
 }
 
 // of returns the arrivals that belong to connections with the tag.
-func (s *sink) of(tag byte, list []arrival) []arrival {
+func (s *sink) of(tag byte, list []lab.Arrival) []lab.Arrival {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	from := map[netip.AddrPort]bool{}
 	for _, c := range s.conns {
 		from[c.from] = c.tag == tag
 	}
-	var mine []arrival
+	var mine []lab.Arrival
 	for _, a := range list {
-		if from[a.from] {
+		if from[a.From] {
 			mine = append(mine, a)
 		}
 	}

@@ -44,7 +44,7 @@ func (h *host) iperf3Server(t *testing.T, port uint16) {
 	server := exec.Command(tool, "--server", "--one-off", "--forceflush", "--port", fmt.Sprint(port))
 	out, in := io.Pipe()
 	server.Stdout, server.Stderr = in, in
-	if err := h.start(server); err != nil {
+	if err := h.Start(server); err != nil {
 		t.Fatalf("start iperf3: %v", err)
 	}
 	listens, ended := make(chan struct{}), make(chan struct{})
@@ -88,7 +88,7 @@ func (h *host) iperf3Client(from netip.Addr, to netip.AddrPort, report any, args
 		"--client", to.Addr().String(), "--bind", from.String(), "--port", fmt.Sprint(to.Port()), "--json", "--connect-timeout", "3000",
 	}, args...)...)
 	client.Stdout, client.Stderr = &stdout, &stderr
-	if err := h.start(client); err != nil {
+	if err := h.Start(client); err != nil {
 		return fmt.Errorf("start iperf3: %w", err)
 	}
 	late := time.AfterFunc(20*time.Second, func() { _ = client.Process.Kill() })

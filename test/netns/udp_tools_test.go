@@ -10,27 +10,29 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"shaperd/test/lab"
 )
 
 // A datagram of a paced sender begins with the time it was sent, in ns since
 // 1970, and the sender's tag.
-func stamp(payload []byte, sent time.Duration, tag byte) {
-	binary.BigEndian.PutUint64(payload, uint64(sent))
+func stamp(payload []byte, sent time.Time, tag byte) {
+	binary.BigEndian.PutUint64(payload, uint64(sent.UnixNano()))
 	payload[8] = tag
 }
 
-func (a *arrival) tag() byte { return a.head[8] }
+func tagOf(a lab.Arrival) byte { return a.Head[8] }
 
-// sent is when the datagram was sent, as the capture c has its times.
-func (a *arrival) sent(c *capture) time.Duration {
-	return time.Duration(binary.BigEndian.Uint64(a.head[:])) - c.began.real
+// sent is when the datagram was sent, as the capture has its times.
+func (c *capture) sent(a lab.Arrival) time.Duration {
+	return c.At(time.Unix(0, int64(binary.BigEndian.Uint64(a.Head[:]))))
 }
 
 // tagged returns the datagrams with the tag.
-func tagged(list []arrival, tag byte) []arrival {
-	var mine []arrival
+func tagged(list []lab.Arrival, tag byte) []lab.Arrival {
+	var mine []lab.Arrival
 	for _, a := range list {
-		if a.tag() == tag {
+		if tagOf(a) == tag {
 			mine = append(mine, a)
 		}
 	}
@@ -51,12 +53,8 @@ type paced struct {
 func (h *host) newPaced(t testing.TB, from netip.Addr, to netip.AddrPort, p paced) *paced {
 	t.Helper()
 	var err error
-	h.do(func() {
-		p.conn, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)), net.UDPAddrFromAddrPort(to))
-	})
-	if err != nil {
-		t.Fatalf("dial from %s: %v", h.name, err)
-	}
+	p.conn, err = h.DialUDP(from, to)
+	must(t, err)
 	t.Cleanup(func() { p.conn.Close() })
 	return &p
 }
@@ -71,16 +69,14 @@ func (p *paced) send(d time.Duration) (sent int, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	payload := make([]byte, p.size)
-	start := clock(unix.CLOCK_MONOTONIC)
+	start := time.Now()
 	for at := time.Duration(0); at < d; at += period {
-		ts := unix.NsecToTimespec(int64(start + at))
-		for unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &ts, nil) == unix.EINTR {
-		}
+		sleepUntil(start.Add(at))
 		due := int((at + period).Seconds() * float64(p.rate))
 		var failed error
 		err := raw.Write(func(fd uintptr) bool {
 			for ; sent < due; sent++ {
-				stamp(payload, clock(unix.CLOCK_REALTIME), p.tag)
+				stamp(payload, time.Now(), p.tag)
 				// A full device queue loses a datagram, as it would on a wire.
 				if _, failed = unix.Write(int(fd), payload); failed != nil && failed != unix.ENOBUFS && failed != unix.EAGAIN {
 					return true
@@ -108,7 +104,8 @@ func (h *host) discardUDP(t testing.TB, at netip.AddrPort) {
 		t.Fatal(err)
 	}
 	err = raw.Control(func(fd uintptr) {
-		err = setFilter(int(fd), []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}})
+		err = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
+			&unix.SockFprog{Len: 1, Filter: &unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K}})
 	})
 	if err != nil {
 		t.Fatalf("discard at %v: %v", at, err)

@@ -1,0 +1,30 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// NewPins makes a folder with a BPF file system of its own. The caller removes it with
+// [RemovePins].
+func NewPins() (dir string, err error) {
+	if dir, err = TempDir(); err != nil {
+		return "", err
+	}
+	if err := unix.Mount("bpf", dir, "bpf", 0, ""); err != nil {
+		return "", fmt.Errorf("mount a BPF file system: %w", errors.Join(err, os.Remove(dir)))
+	}
+	return dir, nil
+}
+
+// RemovePins removes the folder, or another one of [TempDir]. What was attached by links
+// that are pinned there is attached no more.
+func RemovePins(dir string) error {
+	if err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("unmount %s: %w", dir, err)
+	}
+	return os.RemoveAll(dir)
+}
