@@ -60,12 +60,10 @@ timed: asn unit outside
 BENCH ?=
 
 .PHONY: bench bench-short
-bench: build peers
-	$(GO) build -o bin/bench ./test/bench
+bench: build asn peers vm-kernels
 	bin/bench $(BENCH)
 
-bench-short: build peers
-	$(GO) build -o bin/bench ./test/bench
+bench-short: build asn peers vm-kernels
 	bin/bench -short $(BENCH)
 
 # Profiles of one load, "make profile WORK='W1 10 MB/s, 4'"; PROGRAM=haproxy profiles a peer.
@@ -73,15 +71,16 @@ WORK ?= W1 10 MB/s, 4
 PROGRAM ?= shaperd
 
 .PHONY: profile
-profile: peers
+profile: asn peers
 	CGO_ENABLED=0 $(GO) build -trimpath -tags profile -o bin/shaperd-profile ./cmd/shaperd
-	$(GO) build -o bin/bench ./test/bench
 	bin/bench -shaperd bin/shaperd-profile -profile build/profile/'$(PROGRAM)' -programs '$(PROGRAM)' -work '$(WORK)'
 
-# What shaperd is measured beside. It is fetched once.
+# The harness, and what shaperd is measured beside, which is fetched once.
 .PHONY: peers
 peers: deps
 	scripts/install-peers build/peers
+	$(GO) build -o build/peers/naive ./test/bench/naive
+	$(GO) build -o bin/bench ./test/bench
 
 # Go's benchmarks of the packages.
 .PHONY: gobench

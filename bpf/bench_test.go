@@ -2,6 +2,7 @@ package bpf
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -69,14 +70,19 @@ func BenchmarkPacket(b *testing.B) {
 // newTimed is the programs as they are used, by the kernel's clock.
 func newTimed(t testing.TB, at kernelAttachment) *bench { return newVariant(t, at, nil) }
 
-// timeProgram runs a program over a packet b.N times in the kernel.
+// timeProgram runs a program over a packet b.N times in the kernel, again and again, and
+// reports the least: what else the machine does takes its time too.
 func timeProgram(b *testing.B, program *ebpf.Program, data []byte) {
 	b.Helper()
-	_, took, err := program.Benchmark(data, b.N, nil)
-	if err != nil {
-		b.Fatal(err)
+	least := time.Hour
+	for range 8 {
+		_, took, err := program.Benchmark(data, b.N, nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		least = min(least, took)
 	}
-	b.ReportMetric(float64(took.Nanoseconds()), "ns/op")
+	b.ReportMetric(float64(least.Nanoseconds()), "ns/op")
 }
 
 // BenchmarkHarness reports what is no part of the programs in other figures: what a
@@ -111,7 +117,15 @@ func BenchmarkFullTable(b *testing.B) {
 		all     = 1<<32 - 1
 		routed6 = 0x2000_0000 + 115_000<<8 // of the first word of an address: half of what is in the table
 	)
-	_, table := fullTable(b)
+	ranges, table := fullTable(b)
+	sixteen := slices.Clone(ranges[:16])
+	for i := range sixteen {
+		sixteen[i].First, sixteen[i].Last = ipv4(uint32(i)<<28), ipv4(uint32(i)<<28+1<<27)
+	}
+	few, err := asn.New(sixteen)
+	if err != nil {
+		b.Fatal(err)
+	}
 	limits := limitsOf(4)
 	limits[0].Rate = 8 // a packet takes longer than the benchmark
 	limits[1].Key, limits[2].Key = shaper.KeyASN, shaper.KeyASN
@@ -125,7 +139,9 @@ func BenchmarkFullTable(b *testing.B) {
 		sources uint32
 		packet  []byte
 	}{
+		{"IPv4, one source, one limit by ASN of 16", free, few, 0, datagram(1)},
 		{"IPv4, one source, one limit by ASN", free, table, 0, datagram(1)},
+		{"IPv4, all addresses, one limit by ASN of 16", free, few, all, datagram(1)},
 		{"IPv4, all addresses, one limit by ASN", free, table, all, datagram(1)},
 		{"IPv6, one source, one limit by ASN", free, table, 0, ecnDatagram(true, 0)},
 		{"IPv6, all prefixes, one limit by ASN", free, table, routed6, ecnDatagram(true, 0)},

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"debug/buildinfo"
 	"errors"
 	"fmt"
 	"io"
@@ -31,8 +32,11 @@ type bench struct {
 	profiler *profiler
 }
 
+// run measures until the first error of the subject. What was measured until then is in
+// the report.
 func (b *bench) run(ctx context.Context, list []work) error {
 	began := time.Now()
+	defer func() { b.report.Seconds = time.Since(began).Seconds() }()
 	for _, w := range list {
 		for _, l := range w.loads(b.short) {
 			if !b.match.MatchString(w.name + " " + l.name) {
@@ -46,7 +50,6 @@ func (b *bench) run(ctx context.Context, list []work) error {
 			writeCell(b.log, c)
 		}
 	}
-	b.report.Seconds = time.Since(began).Seconds()
 	if len(b.report.Cells) == 0 {
 		return errors.New("no load matches")
 	}
@@ -56,7 +59,7 @@ func (b *bench) run(ctx context.Context, list []work) error {
 // cell has each program meet a load, one after the other, again and again: so all of
 // them have the same share of the machine's good and bad moments.
 func (b *bench) cell(ctx context.Context, w work, l load) (*cell, error) {
-	c := &cell{Work: w.name, Name: l.name, Load: l.about, Headline: l.headline, Figures: l.figures}
+	c := &cell{Work: w.name, Name: l.name, Load: l.about, Headline: l.headline, Figures: l.figures, Baseline: l.baseline}
 	repeat := b.repeat
 	if l.repeat > 0 {
 		repeat = min(repeat, l.repeat)
@@ -68,72 +71,98 @@ func (b *bench) cell(ctx context.Context, w work, l load) (*cell, error) {
 				return nil, err
 			}
 			for _, name := range l.programs {
-				if s, ok := all[name]; ok {
-					c.add(name, s)
+				for _, s := range all[name] {
+					c.add(name, slices.Contains(l.peers, name), s)
 				}
 			}
 		}
 		return c, nil
 	}
-	t := l.task(b.net, b.bins)
-	for i := range repeat {
-		for _, p := range programs {
-			if len(l.programs) > 0 && !slices.Contains(l.programs, p.name) || len(b.only) > 0 && !slices.Contains(b.only, p.name) {
-				continue
+	rows := l.rows
+	if rows == nil {
+		rows = b.able(l, c)
+	}
+	for range repeat {
+		for _, r := range rows {
+			if o := c.outcome(r.name); o != nil && o.Cannot != "" {
+				continue // its repetitions stay beside those of the others
 			}
-			if why := p.cannot(t); why != "" {
-				if i == 0 {
-					c.Outcomes = append(c.Outcomes, &outcome{Program: p.name, Cannot: why})
-				}
-				continue
-			}
-			s, setting, err := b.once(ctx, p, t, l)
+			s, setting, err := b.once(ctx, r, l)
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
-			if err != nil && p.name != subject {
+			if err != nil && r.peer {
 				// A peer that fails is a result. The table shows it.
-				fmt.Fprintf(b.log, "%s %s: %s: %v\n", w.name, l.name, p.name, err)
-				if o := c.outcome(p.name); o == nil {
-					c.Outcomes = append(c.Outcomes, &outcome{Program: p.name, Cannot: firstLine(err)})
-				}
+				fmt.Fprintf(b.log, "%s %s: %s: %v\n", w.name, l.name, r.name, err)
+				c.of(r.name, r.peer).Cannot = firstLine(err)
 				continue
 			}
 			if err != nil {
-				return nil, fmt.Errorf("%s: %w", p.name, err)
+				return nil, fmt.Errorf("%s: %w", r.name, err)
 			}
-			c.add(p.name, s)
-			c.outcome(p.name).Setting = setting
+			c.add(r.name, r.peer, s)
+			c.outcome(r.name).Setting = setting
 		}
 	}
 	return c, nil
 }
 
+// failure begins what an outcome says of a program that should have had a part.
+const failure = "failed: "
+
+// able returns the programs that have a part in a load, and says in the cell why others
+// have none.
+func (b *bench) able(l load, c *cell) (rows []row) {
+	t := l.task(b.net, b.bins)
+	for _, p := range programs {
+		if len(l.programs) > 0 && !slices.Contains(l.programs, p.name) || len(b.only) > 0 && !slices.Contains(b.only, p.name) {
+			continue
+		}
+		if why := p.cannot(t); why != "" {
+			c.Outcomes = append(c.Outcomes, &outcome{Program: p.name, Cannot: why})
+			continue
+		}
+		rows = append(rows, row{name: p.name, peer: p.name != subject && p.name != ceiling, start: p.start})
+	}
+	return rows
+}
+
 func firstLine(err error) string {
 	line, _, _ := strings.Cut(err.Error(), "\n")
-	return "failed: " + line
+	return failure + line
 }
 
 // once starts a program, has it meet a load, and ends it.
-func (b *bench) once(ctx context.Context, p program, t task, l load) (s sample, setting string, err error) {
-	r, err := p.start(ctx, t)
+func (b *bench) once(ctx context.Context, r row, l load) (s sample, setting string, err error) {
+	if r.task == nil {
+		r.task = l.task
+	}
+	if r.measure == nil {
+		r.measure = l.measure
+	}
+	at, err := r.start(ctx, r.task(b.net, b.bins))
 	if err != nil {
 		return s, "", err
 	}
-	r.profiler = b.profiler
-	s, err = l.measure(ctx, b.net, r)
-	return s, r.setting, errors.Join(err, r.stop())
+	at.profiler = b.profiler
+	s, err = r.measure(ctx, b.net, at)
+	return s, at.setting, errors.Join(err, at.stop())
 }
 
-func (c *cell) add(program string, s sample) {
+// of returns the outcome of a program, which it makes when there is none.
+func (c *cell) of(program string, peer bool) *outcome {
 	o := c.outcome(program)
 	if o == nil {
-		o = &outcome{Program: program}
+		o = &outcome{Program: program, Peer: peer}
 		c.Outcomes = append(c.Outcomes, o)
 	}
+	return o
+}
+
+func (c *cell) add(program string, peer bool, s sample) {
+	o := c.of(program, peer)
 	if o.Figures == nil {
-		o.Figures, o.Cannot = map[string]stat{}, ""
-		o.Series = s.series
+		o.Figures, o.Series = map[string]stat{}, s.series
 	}
 	for key, x := range s.figures {
 		st := o.Figures[key]
@@ -158,21 +187,21 @@ func thisMachine() machine {
 }
 
 // findBinaries finds what is measured; install-peers has put most of it into peers.
-func findBinaries(shaperd, peers string) (b binaries, err error) {
-	if b.self, err = os.Executable(); err != nil {
-		return b, err
-	}
+func findBinaries(shaperd, peers, asn string) (b binaries, err error) {
 	if b.shaperd, err = filepath.Abs(shaperd); err != nil {
 		return b, err
 	}
 	if peers, err = filepath.Abs(peers); err != nil {
 		return b, err
 	}
-	b.toxiproxy = filepath.Join(peers, "toxiproxy")
+	if b.asn, err = filepath.Abs(asn); err != nil {
+		return b, err
+	}
+	b.toxiproxy, b.naive = filepath.Join(peers, "toxiproxy"), filepath.Join(peers, "naive")
 	root := filepath.Join(peers, "haproxy")
 	lib := filepath.Join(root, "usr/lib/x86_64-linux-gnu")
 	b.haproxy3 = []string{filepath.Join(lib, "ld-linux-x86-64.so.2"), "--library-path", lib, filepath.Join(root, "usr/sbin/haproxy")}
-	for _, path := range []string{b.shaperd, b.toxiproxy, b.haproxy3[0], b.haproxy3[3], "/usr/sbin/nginx"} {
+	for _, path := range []string{b.shaperd, b.toxiproxy, b.naive, b.haproxy3[0], b.haproxy3[3], "/usr/sbin/nginx", filepath.Join(b.asn, asnFiles[0])} {
 		if _, err := os.Stat(path); err != nil {
 			return b, fmt.Errorf("%w: \"make bench\" builds and installs what is measured", err)
 		}
@@ -191,8 +220,18 @@ func (b binaries) versions() map[string]string {
 		subject:     line(b.shaperd, "version"),
 		"haproxy":   line(append(slices.Clone(b.haproxy3), "-v")...),
 		"nginx":     line("/usr/sbin/nginx", "-v"),
-		"toxiproxy": line(b.toxiproxy, "-version"),
+		"toxiproxy": moduleVersion(b.toxiproxy),
 		"redir":     line("redir", "--version"),
 		"tbf":       line("tc", "-V"),
+		"nftables":  line("nft", "-v"),
 	}
+}
+
+// moduleVersion is the version of the module that a binary in Go was built from.
+func moduleVersion(path string) string {
+	info, err := buildinfo.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	return info.Main.Path + " " + info.Main.Version
 }

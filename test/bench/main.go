@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"time"
@@ -31,9 +30,6 @@ func main() {
 }
 
 func command(args []string) error {
-	if len(args) > 0 && args[0] == "naive" {
-		return runNaive(args[1:])
-	}
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	short := flags.Bool("short", false, "a small part of each work, once: that it works, and that generous bounds hold")
 	repeat := flags.Int("repeat", 3, "repetitions of each load")
@@ -41,7 +37,9 @@ func command(args []string) error {
 	only := flags.String("programs", "", "only these `programs`, with commas between them")
 	shaperd := flags.String("shaperd", "bin/shaperd", "the daemon's `file`")
 	peers := flags.String("peers", "build/peers", "the `folder` of install-peers")
+	asn := flags.String("asn", "build/asn", "the `folder` of the published table of autonomous systems")
 	out := flags.String("out", "bench", "the `folder` for report.html and report.json")
+	again := flags.String("again", "", "measure nothing: show the report.json of an earlier run in this `file`")
 	compare := flags.String("compare", "", "compare with the report.json of an earlier run in this `file`")
 	profiles := flags.String("profile", "", "profile the program, or the one of -programs, into this `folder`, and print what is at the top; a Go profile takes a daemon with the build tag profile")
 	if err := flags.Parse(args); err != nil {
@@ -60,13 +58,20 @@ func command(args []string) error {
 			return err
 		}
 	}
+	if *again != "" {
+		r, err := readReport(*again)
+		if err != nil {
+			return err
+		}
+		return r.present(os.Stdout, *out, earlier)
+	}
 	if os.Geteuid() != 0 {
 		return errors.New("network namespaces need root")
 	}
 	if err := lab.Sweep(); err != nil {
 		return err
 	}
-	bins, err := findBinaries(*shaperd, *peers)
+	bins, err := findBinaries(*shaperd, *peers, *asn)
 	if err != nil {
 		return err
 	}
@@ -78,7 +83,7 @@ func command(args []string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()
 	b := &bench{net: net, bins: bins, short: *short, repeat: *repeat, match: pattern, log: os.Stdout, report: &report{
-		Began: time.Now(), Short: *short, Machine: thisMachine(), Versions: bins.versions(),
+		Began: time.Now(), Short: *short, Command: "bench " + strings.Join(args, " "), Machine: thisMachine(), Versions: bins.versions(),
 	}}
 	b.profiler = &profiler{dir: *profiles}
 	if err := b.profiler.prepare(); err != nil {
@@ -93,19 +98,16 @@ func command(args []string) error {
 	if *short || *profiles != "" {
 		b.repeat = 1
 	}
-	if err := b.run(ctx, works); err != nil {
-		return err
+	failed := b.run(ctx, works)
+	if len(b.report.Cells) == 0 {
+		return failed
 	}
 	if *profiles != "" {
 		b.profiler.print(os.Stdout, bins.shaperd)
-		return nil
+		return failed
 	}
-	if err := b.report.write(*out); err != nil {
-		return err
-	}
-	fmt.Printf("\n%s and report.json beside it: %d loads in %.0f s\n", filepath.Join(*out, "report.html"), len(b.report.Cells), b.report.Seconds)
-	if earlier != nil {
-		writeComparison(os.Stdout, earlier, b.report)
+	if err := b.report.present(os.Stdout, *out, earlier); err != nil || failed != nil {
+		return errors.Join(failed, err)
 	}
 	if *short {
 		return b.report.bounds()

@@ -6,12 +6,28 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 )
 
-// write writes the report into a folder, as JSON and as a page.
-func (r *report) write(dir string) error {
+// present writes the report into a folder, and sums it up. It compares it with an
+// earlier one unless that is nil.
+func (r *report) present(w io.Writer, dir string, earlier *report) error {
+	if err := r.write(dir, earlier); err != nil {
+		return err
+	}
+	r.writeSummary(w)
+	if earlier != nil {
+		writeComparison(w, earlier, r)
+	}
+	fmt.Fprintf(w, "\n%s and report.json beside it: %d loads in %.0f s\n", filepath.Join(dir, "report.html"), len(r.Cells), r.Seconds)
+	return nil
+}
+
+// write writes the report into a folder, as JSON and as a page. The page compares it
+// with an earlier one unless that is nil.
+func (r *report) write(dir string, earlier *report) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -19,7 +35,14 @@ func (r *report) write(dir string) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, "report.json"), append(text, '\n'), 0o644)
+	if err := os.WriteFile(filepath.Join(dir, "report.json"), append(text, '\n'), 0o644); err != nil {
+		return err
+	}
+	html, err := r.page(earlier)
+	if err != nil {
+		return fmt.Errorf("write the page: %w", err)
+	}
+	return os.WriteFile(filepath.Join(dir, "report.html"), html, 0o644)
 }
 
 func readReport(path string) (*report, error) {
@@ -34,87 +57,15 @@ func readReport(path string) (*report, error) {
 	return r, nil
 }
 
-// writeCell prints a cell as a table: a row for each program, medians, and in brackets
-// how many times better shaperd is.
-func writeCell(w io.Writer, c *cell) {
-	fmt.Fprintf(w, "\n%s  %s\n", c.Work, c.Name)
-	var keys []string
-	for _, key := range c.Figures {
-		for _, o := range c.Outcomes {
-			if _, ok := o.Figures[key]; ok {
-				keys = append(keys, key)
-				break
-			}
-		}
-	}
-	rows := [][]string{{""}}
-	units := []string{""}
-	for _, key := range keys {
-		f := figureOf(key)
-		rows[0] = append(rows[0], f.title)
-		units = append(units, f.unit)
-	}
-	rows = append(rows, units)
-	ours := c.outcome(subject)
-	for _, o := range c.Outcomes {
-		row := []string{o.Program}
-		for _, key := range keys {
-			st, ok := o.Figures[key]
-			if !ok {
-				row = append(row, "")
-				continue
-			}
-			cell := figureOf(key).format(st.median())
-			if ours != nil && o != ours {
-				if r, ok := c.compare(key, ours, o); ok {
-					cell += " (" + r.String() + ")"
-				}
-			}
-			row = append(row, cell)
-		}
-		if o.Cannot != "" {
-			row = []string{o.Program, o.Cannot}
-		}
-		rows = append(rows, row)
-	}
-	widths := make([]int, len(keys)+1)
-	for _, row := range rows {
-		for i, cell := range row {
-			if len(row) == len(widths) {
-				widths[i] = max(widths[i], len(cell))
-			}
-		}
-	}
-	for _, row := range rows {
-		var line strings.Builder
-		for i, cell := range row {
-			if i == 0 {
-				fmt.Fprintf(&line, "  %-*s", max(widths[0], 9), cell)
-			} else {
-				fmt.Fprintf(&line, "  %*s", widths[i], cell)
-			}
-		}
-		fmt.Fprintln(w, strings.TrimRight(line.String(), " "))
-	}
-}
-
-// String is the ratio, with a ~ when repetitions differ much.
-func (r ratio) String() string {
-	text := strconv.FormatFloat(r.value, 'f', 2, 64)
-	if r.value >= 10 {
-		text = strconv.FormatFloat(r.value, 'f', 0, 64)
-	}
-	if r.noisy() {
-		return "~" + text
-	}
-	return text
-}
-
 func (f figure) format(x float64) string {
 	if f.digits < 0 {
 		return grouped(int(x + 0.5))
 	}
-	return strconv.FormatFloat(x, 'f', f.digits, 64)
+	text := strconv.FormatFloat(x, 'f', f.digits, 64)
+	if strings.Trim(text, "-0.") == "" {
+		text = strings.TrimPrefix(text, "-")
+	}
+	return text
 }
 
 // grouped writes n with a comma between thousands.
@@ -126,6 +77,124 @@ func grouped(n int) string {
 	return s
 }
 
-func writeComparison(io.Writer, *report, *report) {}
+// ceiling is the program that is no peer: there is none between the hosts. Its ratios
+// say what standing between them costs; they are no wins and no losses.
+const ceiling = "direct"
 
-func (r *report) bounds() error { return nil }
+// measured are the figures of a cell that any program has.
+func (c *cell) measured() (list []figure) {
+	for _, key := range c.Figures {
+		for _, o := range c.Outcomes {
+			if len(o.Figures[key].Samples) > 0 {
+				list = append(list, figureOf(key))
+				break
+			}
+		}
+	}
+	return list
+}
+
+// ratioTo compares the baseline with the program of an outcome. It is false for the
+// baseline itself and where there is nothing to compare.
+func (c *cell) ratioTo(o *outcome, key string) (ratio, bool) {
+	ours := c.baseline()
+	if ours == nil || o == nil || o == ours {
+		return ratio{}, false
+	}
+	return c.compare(key, ours, o)
+}
+
+// failures says how many attempts failed where that is 1 % or more: other figures are
+// of those that did not, and look better for it.
+func (o *outcome) failures() string {
+	if o == nil || len(o.Figures["failed"].Samples) == 0 || o.Figures["failed"].median() < 1 {
+		return ""
+	}
+	return short(o.Figures["failed"].median()) + " % failed"
+}
+
+// A group is the cells of one work.
+type group struct {
+	name, title string
+	cells       []*cell
+	programs    []string // that have figures, in the order in which they appear
+}
+
+// byWork groups the cells of a report, in their order.
+func (r *report) byWork() (list []*group) {
+	find := func(name string) *group {
+		for _, g := range list {
+			if g.name == name {
+				return g
+			}
+		}
+		g := &group{name: name}
+		for _, w := range works {
+			if w.name == name {
+				g.title = w.title
+			}
+		}
+		list = append(list, g)
+		return g
+	}
+	for _, c := range r.Cells {
+		g := find(c.Work)
+		g.cells = append(g.cells, c)
+	}
+	for _, g := range list {
+		g.programs = g.order()
+	}
+	return list
+}
+
+// order is that of programs, and of the cells for those that only they know.
+func (g *group) order() (names []string) {
+	var all []string
+	for _, p := range programs {
+		all = append(all, p.name)
+	}
+	for _, c := range g.cells {
+		for _, o := range c.Outcomes {
+			if !slices.Contains(all, o.Program) {
+				all = append(all, o.Program)
+			}
+		}
+	}
+	for _, name := range all {
+		if slices.ContainsFunc(g.cells, func(c *cell) bool {
+			o := c.outcome(name)
+			return o != nil && len(o.Figures) > 0
+		}) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// An absence is why a program has no part in some cells of a work.
+type absence struct {
+	Program, Why string
+	Cells        []string // none is all
+}
+
+// absences are those of a work, each reason once.
+func (g *group) absences() (list []*absence) {
+	for _, c := range g.cells {
+		for _, o := range c.Outcomes {
+			if o.Cannot == "" {
+				continue
+			}
+			i := slices.IndexFunc(list, func(a *absence) bool { return a.Program == o.Program && a.Why == o.Cannot })
+			if i < 0 {
+				i, list = len(list), append(list, &absence{Program: o.Program, Why: o.Cannot})
+			}
+			list[i].Cells = append(list[i].Cells, c.Name)
+		}
+	}
+	for _, a := range list {
+		if len(a.Cells) == len(g.cells) {
+			a.Cells = nil
+		}
+	}
+	return list
+}

@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -45,12 +47,30 @@ func startHAProxy(ctx context.Context, t task) (*running, error) {
 	if t.rate > 0 {
 		b.WriteString("backend t_up\n  stick-table type ip size 100k expire 60s store bytes_in_rate(1s)\n")
 	}
+	for i := range t.idle {
+		fmt.Fprintf(&b, "backend idle%d\n  stick-table type ip size 100k expire 60s store bytes_in_rate(1s)\n", i)
+	}
 	dir, path, err := configured("haproxy.cfg", b.String())
 	if err != nil {
 		return nil, err
 	}
-	command := append(t.bins.haproxy3, "-db", "-f", path)
-	return proxied(ctx, t, dir, command[0], command[1:]...)
+	command := slices.Clone(t.bins.haproxy3)
+	if t.reloads {
+		// The master starts itself again by its name, which has to bring its C library.
+		script := filepath.Join(dir, "haproxy")
+		text := fmt.Sprintf("#!/bin/sh\nexec %s --argv0 \"$0\" %s \"$@\"\n", command[0], strings.Join(command[1:], " "))
+		if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
+			return nil, err
+		}
+		command = []string{script, "-W"}
+	}
+	command = append(command, "-db", "-f", path)
+	r, err := proxied(ctx, t, dir, command[0], command[1:]...)
+	if err == nil && t.reloads {
+		r.done = "Loading success"
+		r.reload = func() error { return r.process.cmd.Process.Signal(unix.SIGUSR2) }
+	}
+	return r, err
 }
 
 // threads is what a program may use: all processors.
@@ -62,16 +82,24 @@ func startNginx(ctx context.Context, t task) (*running, error) {
 	if t.udp {
 		protocol = " udp reuseport"
 	}
+	level := "crit"
+	if t.reloads {
+		level = "notice"
+	}
 	var b strings.Builder
 	fmt.Fprintf(&b, `load_module /usr/lib/nginx/modules/ngx_stream_module.so;
 daemon off;
 pid nginx.pid;
-error_log stderr crit;
+error_log stderr %s;
 worker_processes %d;
 worker_rlimit_nofile 20000;
 events { worker_connections 19000; }
 stream {
-  upstream u { zone u 64k; server %s`, threads, atDownstream)
+`, level, threads)
+	for i := range t.idle {
+		fmt.Fprintf(&b, "  limit_conn_zone $binary_remote_addr zone=idle%d:1m;\n", i)
+	}
+	fmt.Fprintf(&b, "  upstream u { zone u 64k; server %s", atDownstream)
 	if t.slots > 0 {
 		fmt.Fprintf(&b, " max_conns=%d", t.slots)
 	}
@@ -96,6 +124,7 @@ stream {
 	r, err := proxied(ctx, t, dir, "/usr/sbin/nginx", "-p", dir, "-c", path)
 	if err == nil {
 		r.setting = setting
+		r.done = ": reconfiguring"
 		r.reload = func() error { return r.process.cmd.Process.Signal(unix.SIGHUP) }
 	}
 	return r, err
@@ -173,7 +202,7 @@ func startRedir(ctx context.Context, t task) (*running, error) {
 	return r, err
 }
 
-// startNaive starts the proxy that this harness brings.
+// startNaive starts the proxy that the harness brings.
 func startNaive(ctx context.Context, t task) (*running, error) {
 	dir, _, err := configured("unused", "")
 	if err != nil {
@@ -183,7 +212,7 @@ func startNaive(ctx context.Context, t task) (*running, error) {
 	if t.udp {
 		protocol = "udp"
 	}
-	return proxied(ctx, t, dir, t.bins.self, "naive", protocol, atProxy.String(), atDownstream.String(),
+	return proxied(ctx, t, dir, t.bins.naive, protocol, atProxy.String(), atDownstream.String(),
 		fmt.Sprint(t.rate), fmt.Sprint(t.slots))
 }
 

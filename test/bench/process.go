@@ -35,7 +35,7 @@ type process struct {
 func (p *process) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.text.Len() < 1<<16 {
+	if p.text.Len() < 1<<20 {
 		p.text.Write(b)
 	}
 	return len(b), nil
@@ -88,6 +88,30 @@ func (p *process) listening(ctx context.Context, at netip.AddrPort, udp bool) er
 			return p.fault("does not listen after 10 s")
 		}
 	}
+}
+
+// count returns how often the program has written a text.
+func (p *process) count(text string) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return strings.Count(p.text.String(), text)
+}
+
+// wrote waits until the program has written a text so many times.
+func (p *process) wrote(ctx context.Context, text string, times int) error {
+	for deadline := time.Now().Add(20 * time.Second); p.count(text) < times; {
+		select {
+		case <-p.exited:
+			return p.fault("ended by itself")
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(2 * time.Millisecond):
+		}
+		if time.Now().After(deadline) {
+			return p.fault(fmt.Sprintf("does not write %q", text))
+		}
+	}
+	return nil
 }
 
 func (p *process) fault(what string) error {

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
 	"shaperd/test/lab"
 )
 
@@ -22,13 +24,16 @@ type task struct {
 	slots int   // connections at the downstream at once; 0 is no limit
 	conns int   // connections that there may be in all
 
-	limits string // more of shaperd's configuration
+	reloads bool   // it is reloaded meanwhile
+	idle    int    // limits, or tables, that nothing meets, beside those that do
+	limits  string // more of shaperd's configuration
 }
 
 // binaries are where the programs are.
 type binaries struct {
 	shaperd   string
-	self      string // this harness, for the proxy that it brings
+	naive     string
+	asn       string // the folder of the table of autonomous systems
 	haproxy3  []string
 	toxiproxy string
 }
@@ -48,6 +53,7 @@ type running struct {
 	setting string         // how its configuration differs from what one would expect
 	process *process       // nil for what the kernel does
 	reload  func() error   // nil when it cannot
+	done    string         // what it writes once for each reload, when it is done
 	undo    func() error   // nil when nothing stays behind
 
 	profiles bool // it makes profiles of itself
@@ -124,7 +130,7 @@ var programs = []program{
 	{"nginx", "nginx, stream module", anything, startNginx},
 	{"toxiproxy", "toxiproxy, with the toxic bandwidth", tcpNoSlots, startToxiproxy},
 	{"redir", "redir, with -m", fewConnections, startRedir},
-	{"naive", "a proxy in Go of 150 lines, with golang.org/x/time/rate", anything, startNaive},
+	{"naive", "a proxy in Go of 150 lines, with golang.org/x/time/rate", noReload, startNaive},
 	{"tbf", "the kernel's token bucket filter at the router", oneBucket, startTBF},
 	{"htb", "the kernel's hierarchical token bucket at the router", kernelOnly, startHTB},
 }
@@ -159,6 +165,13 @@ func fewConnections(t task) string {
 	return tcpNoSlots(t)
 }
 
+func noReload(t task) string {
+	if t.reloads {
+		return "has no reload"
+	}
+	return ""
+}
+
 func kernelOnly(t task) string {
 	if t.slots > 0 || t.rate == 0 {
 		return "limits bytes only"
@@ -191,6 +204,9 @@ func startShaperd(ctx context.Context, t task) (*running, error) {
 	if t.slots > 0 {
 		text += fmt.Sprintf("\n[[limit]]\nname = \"slots\"\nconnections = %d\nmax_wait = \"60s\"\nmax_waiting = 10000\n", t.slots)
 	}
+	for i := range t.idle {
+		text += fmt.Sprintf("\n[[limit]]\nname = \"idle%d\"\nmatch = { source = [\"10.9.%d.0/24\"] }\nkey = [\"source\"]\nrate = \"1MB/s\"\n", i, i)
+	}
 	text += t.limits
 	dir, path, err := configured("shaperd.toml", text)
 	if err != nil {
@@ -199,6 +215,8 @@ func startShaperd(ctx context.Context, t task) (*running, error) {
 	r, err := proxied(ctx, t, dir, t.bins.shaperd, "run", "--config", path, "--drain-timeout", "0s")
 	if err == nil {
 		r.profiles = true
+		r.done = "msg=reloaded"
+		r.reload = func() error { return r.process.cmd.Process.Signal(unix.SIGHUP) }
 	}
 	return r, err
 }

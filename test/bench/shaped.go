@@ -21,6 +21,9 @@ type shaped struct {
 	still int   // connections of the first source beside them that do nothing
 	pause time.Duration
 	span  time.Duration // of what is measured
+
+	reloads bool // while it is measured
+	idle    int  // limits, or tables, beside
 }
 
 var shapedFigures = []string{
@@ -31,7 +34,7 @@ var shapedFigures = []string{
 const settle = 500 * time.Millisecond // from the first byte to what is measured
 
 func (l shaped) task(n *network, b binaries) task {
-	return task{net: n, bins: b, rate: l.rate, keys: l.keys, flows: l.flows, conns: l.keys*l.flows + l.still}
+	return task{net: n, bins: b, rate: l.rate, keys: l.keys, flows: l.flows, conns: l.keys*l.flows + l.still, reloads: l.reloads, idle: l.idle}
 }
 
 // measure has one program shape the load.
@@ -70,12 +73,18 @@ func (l shaped) measure(ctx context.Context, n *network, r *running) (s sample, 
 			return s, err
 		}
 	}
+	from := capture.Elapsed() + lead
 	var sent sync.WaitGroup
-	sent.Go(func() { sendAll(busy, lead+l.span, 64<<10) })
+	cut := 0
+	sent.Go(func() { cut = sendAll(busy, lead+l.span, 64<<10) })
 	time.Sleep(lead)
-	from := capture.Elapsed()
 	before, err := r.begin()
+	stop := func() float64 { return 0 }
+	if l.reloads {
+		stop = r.keepReloading(ctx)
+	}
 	sent.Wait()
+	reloads := stop()
 	cost, err2 := r.end(before)
 	to := capture.Elapsed()
 	memory := r.peak()
@@ -94,6 +103,9 @@ func (l shaped) measure(ctx context.Context, n *network, r *running) (s sample, 
 	s = judge(events, nominal)
 	s.addCost(r, cost, float64(lab.Total(events)))
 	s.addMemory(memory)
+	if l.reloads {
+		s.figures["reloads"], s.figures["cut"] = reloads, float64(cut)
+	}
 	if len(busy) > 1 {
 		s.figures["jain"] = jain(list, from, to)
 	}

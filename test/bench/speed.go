@@ -240,19 +240,20 @@ func measureHog(ctx context.Context, n *network, r *running, span time.Duration)
 	if err != nil {
 		return s, err
 	}
-	if len(took) == 0 {
-		return s, errors.New("the polite source got no answer")
-	}
 	most := 0
 	for _, level := range lab.Levels(list) {
 		most = max(most, level.N)
 	}
-	return sample{figures: map[string]float64{
-		"p50": millis(lab.Percentile(took, 50)), "p99": millis(lab.Percentile(took, 99)), "worst": millis(took[len(took)-1]),
-		"failed":   100 * float64(failed) / float64(len(took)+failed),
+	s = sample{figures: map[string]float64{
+		"failed":   100 * float64(failed) / float64(max(1, len(took)+failed)),
 		"hog":      float64(len(greedy)) / span.Seconds(),
 		"inflight": float64(most),
-	}}, nil
+	}}
+	if len(took) > 0 { // that all were refused is a result too
+		s.figures["p50"], s.figures["p99"] = millis(lab.Percentile(took, 50)), millis(lab.Percentile(took, 99))
+		s.figures["worst"] = millis(took[len(took)-1])
+	}
+	return s, nil
 }
 
 // loadsW9 opens connections that do nothing.

@@ -6,7 +6,9 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -126,24 +128,32 @@ func closeAll(list []stream) {
 
 var zeros = make([]byte, 256<<10)
 
-// send writes messages of a size as fast as they are taken, until a time.
-func (s stream) send(until time.Time, size int) {
+// send writes messages of a size as fast as they are taken, until a time. It is false
+// when the connection ended before.
+func (s stream) send(until time.Time, size int) bool {
 	_ = s.c.SetWriteDeadline(until)
 	for time.Now().Before(until) {
 		if _, err := s.c.Write(zeros[:size]); err != nil {
-			return
+			return errors.Is(err, os.ErrDeadlineExceeded)
 		}
 	}
+	return true
 }
 
-// sendAll has all streams send.
-func sendAll(list []stream, span time.Duration, size int) {
+// sendAll has all streams send, and returns how many were cut.
+func sendAll(list []stream, span time.Duration, size int) (cut int) {
 	until := time.Now().Add(span)
 	var group sync.WaitGroup
+	var ended atomic.Int32
 	for _, s := range list {
-		group.Go(func() { s.send(until, size) })
+		group.Go(func() {
+			if !s.send(until, size) {
+				ended.Add(1)
+			}
+		})
 	}
 	group.Wait()
+	return int(ended.Load())
 }
 
 // exchange makes one connection, sends 64 bytes and waits for their echo.

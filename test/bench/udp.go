@@ -30,7 +30,9 @@ func loadsW7(short bool) (list []load) {
 				figures: []string{"packets", "cpu-packet", "machine-packet", "memory"}, programs: []string{subject, "direct", "nginx", "naive"},
 				task: func(n *network, b binaries) task { return task{net: n, bins: b, udp: true} },
 				measure: func(ctx context.Context, n *network, r *running) (sample, error) {
-					return measureDatagrams(ctx, n, r, size, gso, span)
+					return measureDatagrams(ctx, n, r, size, span, func(ctx context.Context) error {
+						return blast(ctx, n.client, source(0), r.to, size, gso)
+					})
 				},
 			})
 		}
@@ -41,7 +43,9 @@ func loadsW7(short bool) (list []load) {
 // udpHeaders are what an interface counts beside a datagram's payload.
 const udpHeaders = 14 + 20 + 8
 
-func measureDatagrams(ctx context.Context, n *network, r *running, size int, gso bool, span time.Duration) (s sample, err error) {
+// measureDatagrams counts what arrives of the datagrams that send sends until its context
+// ends.
+func measureDatagrams(ctx context.Context, n *network, r *running, size int, span time.Duration, send func(context.Context) error) (s sample, err error) {
 	// Nobody reads: what arrives has been counted, and is thrown away where it is cheap.
 	mute, err := n.downstream.ListenUDP(atDownstream)
 	if err != nil {
@@ -53,7 +57,7 @@ func measureDatagrams(ctx context.Context, n *network, r *running, size int, gso
 	var sending sync.WaitGroup
 	defer func() { cancel(); sending.Wait() }()
 	fault := make(chan error, 1)
-	sending.Go(func() { fault <- blast(ctx, n.client, source(0), r.to, size, gso) })
+	sending.Go(func() { fault <- send(ctx) })
 	time.Sleep(settle)
 	c, err := metered(n, r, span)
 	if err != nil {

@@ -20,10 +20,25 @@ type load struct {
 	figures  []string // that it has
 	programs []string // that may have a part; none is all
 	repeat   int      // repetitions; 0 as many as asked for
+	peers    []string // of programs, where own measures them
+	baseline string   // the row that the others are compared with; "" is the subject
 	task     func(*network, binaries) task
 	measure  func(context.Context, *network, *running) (sample, error)
-	// own measures what is no program between hosts. It replaces task and measure.
-	own func(context.Context, *bench) (map[string]sample, error)
+	// rows replace the programs where a load compares something else.
+	rows []row
+	// own measures what is no program between hosts. It replaces task and measure, and
+	// returns what each of programs came to, once or several times.
+	own func(context.Context, *bench) (map[string][]sample, error)
+}
+
+// A row is what meets a load: a program, or a variant of one.
+type row struct {
+	name  string
+	peer  bool // its failure is a result
+	start func(context.Context, task) (*running, error)
+	// task and measure are the load's where they are nil.
+	task    func(*network, binaries) task
+	measure func(context.Context, *network, *running) (sample, error)
 }
 
 // works are all there are.
@@ -35,7 +50,11 @@ var works = []work{
 	{"W5", "connections", loadsW5},
 	{"W6", "a hog at a full semaphore", loadsW6},
 	{"W7", "UDP without a limit", loadsW7},
+	{"W8", "a million keys", loadsW8},
 	{"W9", "idle connections", loadsW9},
+	{"W10", "packets at an interface", loadsW10},
+	{"W11", "reloads under load", loadsW11},
+	{"W12", "how costs grow", loadsW12},
 }
 
 func (l shaped) load(name, about, headline string, programs ...string) load {

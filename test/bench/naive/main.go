@@ -1,3 +1,6 @@
+// Command naive is the proxy that one would write in an afternoon: a goroutine for each
+// direction, golang.org/x/time/rate for each source, a channel as semaphore. The
+// harness measures it beside the others.
 package main
 
 import (
@@ -7,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"strconv"
 	"sync"
 	"time"
@@ -14,8 +18,11 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// naive is the proxy that one would write in an afternoon: a goroutine for each
-// direction, golang.org/x/time/rate for each source, a channel as semaphore.
+func main() {
+	fmt.Fprintln(os.Stderr, "naive:", run(os.Args[1:]))
+	os.Exit(1)
+}
+
 type naive struct {
 	downstream string
 	rate       rate.Limit // bytes a second; rate.Inf
@@ -25,12 +32,13 @@ type naive struct {
 	limiters map[netip.Addr]*rate.Limiter
 }
 
-const naiveChunk = 32 << 10
+const chunk = 32 << 10
 
-// runNaive is the subcommand: protocol, address, downstream, rate and slots.
-func runNaive(args []string) error {
+// run serves until an error: protocol, address, downstream, rate in bytes a second and
+// slots are its arguments, 0 for no limit.
+func run(args []string) error {
 	if len(args) != 5 {
-		return errors.New("naive: protocol, address, downstream, rate and slots are needed")
+		return errors.New("protocol, address, downstream, rate and slots are needed")
 	}
 	n := &naive{downstream: args[2], rate: rate.Inf, limiters: map[netip.Addr]*rate.Limiter{}}
 	bytes, err := strconv.ParseInt(args[3], 10, 64)
@@ -68,7 +76,7 @@ func (n *naive) limiter(from netip.Addr) *rate.Limiter {
 	defer n.mu.Unlock()
 	l := n.limiters[from]
 	if l == nil {
-		l = rate.NewLimiter(n.rate, naiveChunk)
+		l = rate.NewLimiter(n.rate, chunk)
 		n.limiters[from] = l
 	}
 	return l
@@ -94,7 +102,7 @@ func (n *naive) serve(c *net.TCPConn) {
 			return
 		}
 		l := n.limiter(c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr())
-		buf := make([]byte, naiveChunk)
+		buf := make([]byte, chunk)
 		for {
 			got, err := c.Read(buf)
 			if err != nil || l.WaitN(context.Background(), got) != nil {
