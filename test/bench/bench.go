@@ -85,7 +85,7 @@ func (b *bench) cell(ctx context.Context, w work, l load) (*cell, error) {
 	for range repeat {
 		for _, r := range rows {
 			if o := c.outcome(r.name); o != nil && o.Cannot != "" {
-				continue // its repetitions stay beside those of the others
+				continue // the repetitions of all stay side by side
 			}
 			s, setting, err := b.once(ctx, r, l)
 			if ctx.Err() != nil {

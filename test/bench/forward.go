@@ -21,7 +21,7 @@ import (
 // kernel, and have no process.
 
 // far is a rate beyond what the machine can forward, in bits a second.
-const far = 40e9
+const far = 900e9
 
 // attached starts shaperd with an attachment at an interface of the middle; at is its
 // settings, limits the keys of its limits.
@@ -31,7 +31,7 @@ func attached(at string, keys ...string) func(context.Context, task) (*running, 
 		if err != nil {
 			return nil, err
 		}
-		undo := func() error { return lab.RemovePins(pins) }
+		undo := func() error { return lab.RemoveDir(pins) }
 		text := fmt.Sprintf("[daemon]\nmetrics = \"\"\npins = %q\n\n[[attach]]\nname = \"wall\"\n%s\n", filepath.Join(pins, "pins"), at)
 		for i, key := range keys {
 			text += fmt.Sprintf("\n[[limit]]\nname = \"far%d\"\nmatch = { attach = [\"wall\"] }\nkey = [%s]\nrate = \"%.0fGbit/s\"\n", i, key, far/1e9)

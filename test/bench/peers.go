@@ -69,6 +69,10 @@ func startHAProxy(ctx context.Context, t task) (*running, error) {
 	if err == nil && t.reloads {
 		r.done = "Loading success"
 		r.reload = func() error { return r.process.cmd.Process.Signal(unix.SIGUSR2) }
+		if err = r.process.wrote(ctx, r.done, 1); err != nil { // before that it loses signals
+			_ = r.stop()
+			return nil, err
+		}
 	}
 	return r, err
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -239,9 +238,18 @@ func Sweep() error {
 	return errors.Join(sweep("/run/netns"), sweep(os.TempDir()))
 }
 
-// TempDir makes a folder. The caller removes it.
+// TempDir makes a folder. The caller removes it, by [RemoveDir] when a file system is
+// mounted there.
 func TempDir() (string, error) {
 	return os.MkdirTemp("", fmt.Sprintf("%s%d-", prefix, os.Getpid()))
+}
+
+// RemoveDir removes a folder, and what is mounted there.
+func RemoveDir(path string) error {
+	if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && err != unix.EINVAL && err != unix.ENOENT {
+		return fmt.Errorf("unmount %s: %w", path, err)
+	}
+	return os.RemoveAll(path)
 }
 
 func sweep(dir string) error {
@@ -253,8 +261,7 @@ func sweep(dir string) error {
 		if pid, ok := owner(filepath.Base(path)); !ok || unix.Kill(pid, 0) != unix.ESRCH {
 			continue
 		}
-		// Somebody else may sweep, too.
-		if err := RemovePins(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := RemoveDir(path); err != nil {
 			return fmt.Errorf("remove leftover: %w", err)
 		}
 	}

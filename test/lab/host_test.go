@@ -215,7 +215,7 @@ func TestSweep(t *testing.T) {
 	left := []string{namespace, unmounted, folder}
 	t.Cleanup(func() {
 		for _, path := range left {
-			_ = RemovePins(path)
+			_ = RemoveDir(path)
 		}
 	})
 

@@ -9,7 +9,7 @@ import (
 )
 
 // NewPins makes a folder with a BPF file system of its own. The caller removes it with
-// [RemovePins].
+// [RemoveDir]. What was attached by links that are pinned there is attached no more then.
 func NewPins() (dir string, err error) {
 	if dir, err = TempDir(); err != nil {
 		return "", err
@@ -18,13 +18,4 @@ func NewPins() (dir string, err error) {
 		return "", fmt.Errorf("mount a BPF file system: %w", errors.Join(err, os.Remove(dir)))
 	}
 	return dir, nil
-}
-
-// RemovePins removes the folder, or another one of [TempDir]. What was attached by links
-// that are pinned there is attached no more.
-func RemovePins(dir string) error {
-	if err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
-		return fmt.Errorf("unmount %s: %w", dir, err)
-	}
-	return os.RemoveAll(dir)
 }

@@ -28,7 +28,7 @@ func TestPins(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, dir := range []string{dir, other} {
-		if err := RemovePins(dir); err != nil {
+		if err := RemoveDir(dir); err != nil {
 			t.Error(err)
 		}
 		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {

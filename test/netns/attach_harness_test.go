@@ -26,7 +26,7 @@ func newPins(t testing.TB) string {
 	dir, err := lab.NewPins()
 	must(t, err)
 	t.Cleanup(func() {
-		if err := lab.RemovePins(dir); err != nil {
+		if err := lab.RemoveDir(dir); err != nil {
 			t.Error(err)
 		}
 	})
