@@ -206,7 +206,7 @@ func TestAttachReload(t *testing.T) {
 				}
 			},
 		}, {
-			"programs", 10, 0.01,
+			"programs", 5, 0.01,
 			func(pins string) []string {
 				return []string{
 					attachConfig(pins, attach(shaperRight, "police", `on_stop = "keep"`), fl.lines()),
@@ -216,7 +216,7 @@ func TestAttachReload(t *testing.T) {
 		}, {
 			// For a moment each packet has to pass both hooks: what one takes, the
 			// other then refuses.
-			"hooks", 10, 0.3,
+			"hooks", 5, 0.3,
 			func(pins string) []string {
 				return []string{
 					attachConfig(pins, attach(shaperRight, "police", `hook = "clsact"`), fl.lines()),
