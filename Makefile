@@ -54,7 +54,8 @@ outside: deps build vm-kernels unit
 # not hold with it, and with every benchmark run once.
 .PHONY: timed
 timed: asn unit outside
-	SHAPERD_ASN_DATA='$(asn)' $(GO) test -shuffle=on -bench . -benchtime 1x -p 1 -timeout 10m $(packages)
+	SHAPERD_ASN_DATA='$(asn)' $(GO) test -shuffle=on -bench . -benchtime 1x -p 1 -timeout 10m $(filter-out %/bpf,$(packages))
+	SHAPERD_ASN_DATA='$(asn)' $(GO) test -run 'Parity|Concurrent' -bench . -benchtime 1x -timeout 10m ./bpf
 
 # shaperd and its peers side by side. Needs root, and the machine alone.
 BENCH ?=
