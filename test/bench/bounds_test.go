@@ -23,7 +23,10 @@ func TestBounds(t *testing.T) {
 		{"no headline", func(r *report) { delete(ours(r, 1), "p50") }, "shaperd has no p50, which it is about"},
 		{"a figure is missing", func(r *report) { delete(ours(r, 1), "p99") }, "shaperd has no p99, and others have"},
 		{"no subject", func(r *report) { r.Cells[1].Outcomes = r.Cells[1].Outcomes[1:] }, "shaperd has no figures"},
-		{"a peer failed", func(r *report) { r.Cells[0].outcome("toxiproxy").Cannot = failure + "no such file" }, "toxiproxy failed: no such file"},
+		{"all peers failed", func(r *report) {
+			o := r.Cells[1].outcome("naive")
+			o.Cannot, o.Figures = failure+"no such file", nil
+		}, "W6 a hog: all peers failed"},
 	} {
 		r := example()
 		test.spoil(r)
@@ -33,6 +36,11 @@ func TestBounds(t *testing.T) {
 		}
 	}
 	r := example()
+	r.Cells[0].outcome("toxiproxy").Cannot = failure + "no such file"
+	if err := r.bounds(); err != nil {
+		t.Errorf("one of several peers failed: %v", err)
+	}
+	r = example()
 	ours(r, 0)["sigma"] = stat{[]float64{900}}
 	ours(r, 1)["p50"] = stat{[]float64{5000}}
 	if err := r.bounds(); err == nil || strings.Count(err.Error(), "\n") != 2 || !strings.HasPrefix(err.Error(), "2 things are wrong:") {
