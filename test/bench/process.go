@@ -61,13 +61,13 @@ func startProcess(h *lab.Host, dir, name string, args ...string) (*process, erro
 
 // listening waits until a host listens for TCP at an address, or has a UDP socket there.
 func (p *process) listening(ctx context.Context, at netip.AddrPort, udp bool) error {
-	table := "/proc/thread-self/net/tcp"
+	table, state := "/proc/thread-self/net/tcp", "0A" // TCP_LISTEN
 	if udp {
-		table = "/proc/thread-self/net/udp"
+		table, state = "/proc/thread-self/net/udp", "07" // TCP_CLOSE
 	}
 	a := at.Addr().As4()
-	want := fmt.Sprintf(": %02X%02X%02X%02X:%04X", a[3], a[2], a[1], a[0], at.Port())
-	any := fmt.Sprintf(": 00000000:%04X", at.Port())
+	want := fmt.Sprintf(": %02X%02X%02X%02X:%04X 00000000:0000 %s", a[3], a[2], a[1], a[0], at.Port(), state)
+	any := fmt.Sprintf(": 00000000:%04X 00000000:0000 %s", at.Port(), state)
 	for deadline := time.Now().Add(10 * time.Second); ; {
 		var sockets []byte
 		err := p.host.Do(func() (err error) { sockets, err = os.ReadFile(table); return err })
