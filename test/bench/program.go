@@ -95,7 +95,7 @@ func (r *running) stop() (err error) {
 		err = r.process.stop()
 	}
 	if r.undo != nil {
-		err = r.undo()
+		err = errors.Join(err, r.undo())
 	}
 	return err
 }

@@ -40,7 +40,7 @@ func loadsW4(short bool) (list []load) {
 		list = append(list, load{
 			name:  fmt.Sprintf("%d %s, %s", s.conns, plural(s.conns, "connection"), s.name),
 			about: "connections that send all they can", headline: "throughput",
-			figures: []string{"throughput", "jain", "cpu", "user", "system", "softirq", "machine", "memory"}, programs: programs,
+			figures: []string{"throughput", "cpu", "user", "system", "softirq", "machine", "memory"}, programs: programs,
 			task: func(n *network, b binaries) task { return task{net: n, bins: b, conns: s.conns} },
 			measure: func(ctx context.Context, n *network, r *running) (sample, error) {
 				return measureThroughput(ctx, n, r, s.conns, s.size, span)
