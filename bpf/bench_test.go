@@ -156,8 +156,8 @@ func BenchmarkFullTable(b *testing.B) {
 				b.Fatal(err)
 			}
 			timeProgram(b, k.ShaperdTc, c.packet)
-			// Some hashes lay sources in a row out less evenly than others.
-			if pressure, err := k.tableCounts(); err != nil || pressure.EvictedIndebted > million/20 {
+			// By chance a few keys find all of their places taken.
+			if pressure, err := k.tableCounts(); err != nil || pressure.EvictedIndebted > million/1000 {
 				b.Errorf("%+v, %v: the table was too small", pressure, err)
 			}
 		})

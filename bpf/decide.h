@@ -147,10 +147,15 @@ static __always_inline void hash_key(const struct policy *p, const struct limit 
 	}
 }
 
-/* Joins a meter's hash and a key's to one of 64 bits. */
+/* Joins a meter's hash and a key's to one of 64 bits, and mixes them. Multilinear
+ * hashes of addresses in a row lie at regular distances, which would crowd some lines
+ * of the table with some hashes. */
 static __always_inline __u64 join(const struct meter *m, const __u64 hash[2])
 {
-	return ((m->hash[0] + hash[0]) & 0xffffffff00000000ULL) | (m->hash[1] + hash[1]) >> 32;
+	__u64 h = ((m->hash[0] + hash[0]) & 0xffffffff00000000ULL) | (m->hash[1] + hash[1]) >> 32;
+
+	h = (h ^ h >> 32) * 0xd6e8feb86659fd93ULL;
+	return h ^ h >> 32;
 }
 
 static __always_inline __u64 tag_of(const struct meter *m, __u64 hash)
