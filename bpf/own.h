@@ -35,14 +35,6 @@ struct {
 	__type(value, __u32);
 } listeners SEC(".maps");
 
-/* Whether the proxy sends the packet, at egress. What is forwarded has no socket. */
-static __always_inline int from_proxy(struct __sk_buff *skb)
-{
-	struct bpf_sock *sk = skb->sk;
-
-	return sk && bpf_sk_storage_get(&proxied, sk, 0, 0);
-}
-
 /* Whether the packet, at ingress, is for this host. A socket that listens on all
  * addresses is found for one that is to be forwarded too. */
 static __noinline int for_host(void *ctx, const struct packet *k)
@@ -109,42 +101,86 @@ static __always_inline int at_listener(const volatile struct bpf_sock *sk)
 	return !!bpf_map_lookup_elem(&listeners, &l);
 }
 
-/* Whether the proxy gets the packet, at ingress: a first SYN by the socket that
- * listens, whatever there is left of an earlier connection with the same ports, and
- * any other segment by its connection's own. */
-static __always_inline int for_proxy(void *ctx, const struct packet *k, int xdp)
+/* Whether the proxy gets the connection that a SYN begins at ingress, whatever there is
+ * left of an earlier one with the same ports. */
+static __always_inline int to_proxy(void *ctx, const struct packet *k, int xdp)
 {
-	int first = begins(k), is = 0;
 	struct bpf_sock *sk;
+	int is = 0;
 
-	if (first && !for_host(ctx, k))
+	if (!for_host(ctx, k))
 		return 0;
-	sk = receiver(ctx, k, first ? 0 : k->source_port);
+	sk = receiver(ctx, k, 0);
 	if (!sk)
 		return 0;
-	if ((sk->state == BPF_TCP_LISTEN) == first)
+	if (sk->state == BPF_TCP_LISTEN)
 		is = xdp ? at_listener(sk) : !!bpf_sk_storage_get(&proxied, sk, 0, 0);
 	bpf_sk_release(sk);
 	return is;
 }
 
-static __noinline int for_proxy_tc(struct __sk_buff *skb, const struct packet *k)
+static __noinline int to_proxy_tc(struct __sk_buff *skb, const struct packet *k)
 {
 	/* A bridge passes on what is for other hosts, whether it forwards or not. */
-	if (begins(k) && skb->pkt_type != PACKET_HOST)
-		return 0;
-	return for_proxy(skb, k, 0);
+	return skb->pkt_type == PACKET_HOST && to_proxy(skb, k, 0);
 }
 
-static __noinline int for_proxy_xdp(struct xdp_md *xdp, const struct packet *k)
+static __noinline int to_proxy_xdp(struct xdp_md *xdp, const struct packet *k)
 {
-	return for_proxy(xdp, k, 1);
+	return to_proxy(xdp, k, 1);
 }
 
-/* Whether a packet of TCP is one of the proxy's connections. */
-static __always_inline int of_proxy(void *ctx, int xdp, int egress, const struct packet *k)
+/* Whether the proxy sends the packet, at egress. What is forwarded has no socket. */
+static __always_inline int from_proxy(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = skb->sk;
+
+	return sk && bpf_sk_storage_get(&proxied, sk, 0, 0);
+}
+
+/* Whether a SYN begins a connection of the proxy. */
+static __always_inline int begins_proxied(void *ctx, int xdp, const struct packet *k)
 {
 	if (xdp)
-		return for_proxy_xdp(ctx, k);
-	return egress ? from_proxy(ctx) : for_proxy_tc(ctx, k);
+		return to_proxy_xdp(ctx, k);
+	return here.egress ? from_proxy(ctx) : to_proxy_tc(ctx, k);
+}
+
+/* Whether a segment at egress, not the first, is of a connection that lives and is not
+ * the proxy's. What is forwarded has no socket; neither has what this host answers
+ * for a connection that has ended, except that of TIME_WAIT, or of no connection. */
+static __always_inline int sent_by_other(struct __sk_buff *skb)
+{
+	__u32 came_from = ((volatile struct __sk_buff *)skb)->ingress_ifindex;
+	struct bpf_sock *sk = skb->sk;
+
+	if (!sk)
+		return !!came_from;
+	if (sk->state == BPF_TCP_TIME_WAIT || bpf_sk_storage_get(&proxied, sk, 0, 0))
+		return 0;
+	sk = bpf_sk_fullsock(sk);
+	return !(sk && sk->state == BPF_TCP_CLOSE && sk->protocol == IPPROTO_TCP);
+}
+
+/* The same at ingress. One for this host that has no socket any more has ended. */
+static __noinline int for_other(struct __sk_buff *skb, const struct packet *k)
+{
+	struct bpf_sock *sk = receiver(skb, k, k->source_port);
+	int lives = 0, is = 0;
+
+	if (sk) {
+		lives = sk->state != BPF_TCP_LISTEN;
+		is = lives && !bpf_sk_storage_get(&proxied, sk, 0, 0);
+		bpf_sk_release(sk);
+	}
+	if (lives)
+		return is;
+	return skb->pkt_type != PACKET_HOST || !for_host(skb, k);
+}
+
+/* Whether a segment that comes back to who began the connection is of one that limits
+ * count. */
+static __always_inline int of_other(struct __sk_buff *skb, const struct packet *k)
+{
+	return here.egress ? for_other(skb, k) : sent_by_other(skb);
 }

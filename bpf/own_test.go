@@ -2,6 +2,7 @@ package bpf
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -172,12 +173,12 @@ func testOwn(t *testing.T, n ownNet, a Attachment) {
 	b.wantInFlight(before)
 
 	mine = append(mine, b.want(true, 2*most, 2*most)...)
+	b.ended()
 	others = append(others, b.want(false, most, most-before)...)
 	b.wantInFlight(most)
 	b.want(true, 1, 1)
 
 	if b.Ingress {
-		b.portsAgain()
 		again := netip.AddrPortFrom(netip.MustParsePrefix(n.inside).Addr(), 82)
 		first := b.listen(true, again)
 		b.listeners = append(b.listeners, again)
@@ -372,12 +373,25 @@ func (b *ownBench) dialer(from int) *net.Dialer {
 	return &net.Dialer{Timeout: time.Second, LocalAddr: &net.TCPAddr{IP: ip, Port: from}}
 }
 
-// portsAgain connects to the proxy from a port of which it remembers a connection.
-func (b *ownBench) portsAgain() {
+// ended has the responder say more to connections of the proxy that have ended.
+func (b *ownBench) ended() {
 	b.t.Helper()
+	adopted := b.adopted()
+	defer func() {
+		b.t.Helper()
+		if n := b.adopted() - adopted; n != 0 {
+			b.t.Errorf("%d connections that have ended are counted", n)
+		}
+	}()
+	if !b.Ingress {
+		b.to.do(func() error { return acknowledge(b.outside, 80, 51200) })
+		return
+	}
+	// The second time it connects from a port of which the proxy remembers the first.
 	for range 2 {
 		b.from.do(func() error {
-			c, err := b.connect(b.dialer(61500), at(b.inside, 80))
+			const from = 61500
+			c, err := b.connect(b.dialer(from), at(b.inside, 80))
 			if err != nil || c == nil {
 				return fmt.Errorf("a connection of the proxy: %v", err)
 			}
@@ -386,9 +400,43 @@ func (b *ownBench) portsAgain() {
 			if err == nil {
 				_, err = io.ReadAll(c)
 			}
-			return errors.Join(err, c.Close())
+			return errors.Join(err, c.Close(), acknowledge(b.inside, from, 80))
 		})
 	}
+}
+
+// adopted returns how many connections were counted that nobody saw begin.
+func (b *ownBench) adopted() uint64 {
+	b.t.Helper()
+	s, err := b.kernel.state(b.numbers.limits["cap"])
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return s.Adopted
+}
+
+// acknowledge sends a segment of no connection. Who has TIME_WAIT for it answers.
+func acknowledge(to string, from, port uint16) error {
+	c, err := net.Dial("ip:tcp", netip.MustParsePrefix(to).Addr().String())
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	const flagACK = 1 << 4
+	tcp := binary.BigEndian.AppendUint16(nil, from)
+	tcp = binary.BigEndian.AppendUint16(tcp, port)
+	tcp = append(tcp, 1, 2, 3, 4, 5, 6, 7, 8, 5<<4, flagACK, 1, 0, 0, 0, 0, 0)
+	near, far := c.LocalAddr().(*net.IPAddr).IP.To16(), c.RemoteAddr().(*net.IPAddr).IP.To16()
+	sum := uint32(unix.IPPROTO_TCP + len(tcp))
+	for words := slices.Concat(near, far, tcp); len(words) > 0; words = words[2:] {
+		sum += uint32(binary.BigEndian.Uint16(words)) // the 0xffff that IPv4 has here is none
+	}
+	for sum>>16 != 0 {
+		sum = sum&0xffff + sum>>16
+	}
+	binary.BigEndian.PutUint16(tcp[16:], ^uint16(sum))
+	_, err = c.Write(tcp)
+	return err
 }
 
 func (b *ownBench) wantInFlight(want int64) {

@@ -132,7 +132,7 @@ static __always_inline void take_note(struct __sk_buff *skb, struct scratch *s)
 	if (follow(&s->parser.packet, &s->opening, 1, s->now / TICKS_PER_NANO) != UNKNOWN)
 		return;
 	if ((s->parser.packet.tcp_flags & (TCP_ACK | TCP_SYN | TCP_FIN | TCP_RST)) == TCP_ACK &&
-	    likely(&s->opening.tuple) && !of_proxy(skb, 0, !here.egress, &s->parser.packet))
+	    likely(&s->opening.tuple) && of_other(skb, &s->parser.packet))
 		adopt(p, s);
 }
 
@@ -165,7 +165,7 @@ static __always_inline int enforce(void *ctx, int xdp, struct scratch *s, __u32 
 	clear_opening(o);
 	if (set & p->counted && s->parser.packet.protocol == PROTOCOL_TCP && s->parser.packet.l4)
 		forward(s);
-	if (o->first && of_proxy(ctx, xdp, here.egress, &s->parser.packet))
+	if (o->first && begins_proxied(ctx, xdp, &s->parser.packet))
 		o->first = 0;
 	if (set & p->observed) {
 		o->observe = 1;
