@@ -1,15 +1,10 @@
 package conn
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/netip"
-	"sync"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -17,29 +12,84 @@ import (
 	"shaperd/shaper"
 )
 
-// tcpPort accepts connections and brings them to the loop.
+// tcpPort is a socket that listens. It belongs to the loop's thread once it serves.
 type tcpPort struct {
 	proxy   *Proxy
-	ln      *net.TCPListener
+	fd      int
 	port    uint16
 	service atomic.Pointer[service]
-	once    sync.Once
+	rested  leaky.Event // ends the rest of a port that could not accept
 }
 
+const (
+	// backlog is how many connections wait in the kernel to be accepted; the system
+	// has its own bound, net.core.somaxconn.
+	backlog = 4096
+
+	// acceptTurn is how many connections a port accepts before other sockets, and
+	// departures, have their turn.
+	acceptTurn = 8
+
+	// acceptRest is how long a port rests when descriptors or memory have run out.
+	acceptRest = leaky.Second / 50
+)
+
 func (p *Proxy) openTCP(addr netip.AddrPort) (port, error) {
-	network := "tcp4"
-	if addr.Addr().Is6() {
-		network = "tcp6"
-	}
-	config := net.ListenConfig{Control: p.control}
-	config.SetMultipathTCP(false) // whose sockets cannot be owned: there is one inside the other
-	l, err := config.Listen(context.Background(), network, addr.String())
+	fd, err := p.listenTCP(addr)
 	if err != nil {
 		return nil, explainBind(err, "tcp://"+addr.String())
 	}
-	ln := l.(*net.TCPListener)
-	return &tcpPort{proxy: p, ln: ln, port: ln.Addr().(*net.TCPAddr).AddrPort().Port()}, nil
+	bound, err := localPort(fd)
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("listen on tcp://%s: %w", addr, err)
+	}
+	t := &tcpPort{proxy: p, fd: fd, port: bound}
+	t.rested.Fire = func(leaky.Time) { p.loop.rewatch(t.fd, unix.EPOLLIN) }
+	return t, nil
 }
+
+// listenTCP returns a listening socket, whose options its connections inherit.
+func (p *Proxy) listenTCP(addr netip.AddrPort) (int, error) {
+	fd, err := tcpSocket(addr.Addr())
+	if err != nil {
+		return -1, err
+	}
+	p.mark(fd)
+	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	if err == nil && addr.Addr().Is6() {
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1)
+	}
+	if err == nil {
+		err = unix.Bind(fd, sockaddr(addr))
+	}
+	if err == nil {
+		err = unix.Listen(fd, backlog)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// tcpSocket returns a socket that sends small segments at once and finds out when the
+// other side is gone. An error of these options leaves them as they are.
+func tcpSocket(a netip.Addr) (int, error) {
+	fd, err := socket(a, unix.SOCK_STREAM)
+	if err != nil {
+		return -1, err
+	}
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, keepAlive)
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, keepAlive)
+	return fd, nil
+}
+
+// keepAlive is after how many seconds of silence the other side is asked whether it is
+// there, and how often.
+const keepAlive = 15
 
 // explainBind says what to do about the usual reasons why a port cannot be had.
 func explainBind(err error, endpoint string) error {
@@ -56,167 +106,185 @@ func explainBind(err error, endpoint string) error {
 }
 
 func (t *tcpPort) serve(s service) {
-	t.service.Store(&s)
-	t.once.Do(func() { t.proxy.work.Go(t.accept) })
+	if t.service.Swap(&s) != nil {
+		return
+	}
+	t.proxy.loop.call(func(leaky.Time) {
+		if err := t.proxy.loop.watch(t.fd, unix.EPOLLIN, t); err != nil {
+			t.proxy.log.Error("watch TCP port", "listener", s.name, "port", t.port, "err", err)
+		}
+	})
 }
 
-func (t *tcpPort) close() { t.ln.Close() }
+// close ends the port. Connections that it has not accepted yet are reset.
+func (t *tcpPort) close() {
+	t.proxy.loop.call(func(leaky.Time) {
+		t.proxy.loop.pacer.Cancel(&t.rested)
+		t.proxy.loop.forget(t.fd)
+		unix.Close(t.fd)
+	})
+}
 
-func (t *tcpPort) accept() {
-	p := t.proxy
-	for {
-		c, err := t.ln.AcceptTCP()
-		if errors.Is(err, net.ErrClosed) {
+// ready accepts connections; epoll reports the port again when there are more.
+func (t *tcpPort) ready(_ uint32, now leaky.Time) {
+	for range acceptTurn {
+		fd, from, errno := accept(t.fd)
+		switch errno {
+		case 0:
+			t.proxy.accepted(t.service.Load(), fd, from, t.port, now)
+		case unix.EAGAIN:
+			return
+		case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM:
+			// The connection stays in the kernel's queue.
+			t.proxy.refused.note("accept", "listener", t.service.Load().name, "err", errno)
+			t.proxy.loop.rewatch(t.fd, 0)
+			t.proxy.loop.pacer.Schedule(&t.rested, now+acceptRest)
+			return
+		default: // of a connection that has ended already
+		}
+	}
+}
+
+// accepted brings a connection to the gates.
+func (p *Proxy) accepted(sv *service, fd int, from netip.Addr, port uint16, now leaky.Time) {
+	sv.counts.Accepted.Add(1)
+	s := &session{proxy: p, service: sv}
+	s.owner, s.listen = s, sv.name
+	s.flow = shaper.Flow{Source: from, Port: port, Protocol: shaper.TCP, Connection: p.nextID.Add(1)}
+	s.client = side{session: s, fd: fd}
+	s.server = side{session: s, fd: -1}
+	if err := p.loop.watch(fd, edges, &s.client); err != nil {
+		p.refused.note("watch connection", "listener", sv.name, "err", err)
+		unix.Close(fd)
+		return
+	}
+	p.mark(fd) // it may have come before its listener had an owner
+	p.sessions[s] = struct{}{}
+	p.open.Add(1)
+	p.gates.enter(&s.entrant, now)
+}
+
+// admitted is called at the last gate.
+func (s *session) admitted(now leaky.Time) {
+	s.stage = dialing
+	s.timer.Fire = s.dialTimeout
+	s.first = int(s.turn.Add(1) - 1)
+	s.dial(now)
+}
+
+// refused is called when a gate has no place for s.
+func (s *session) refused(why refusal, now leaky.Time) {
+	s.proxy.refused.note("connection refused", "limit", why.limit.Name, "reason", why.reason.String(),
+		"listener", s.name, "source", s.flow.Source)
+	if why.reason == shaper.ClientGone {
+		s.refuse(shaper.ExcessReset, now)
+		return
+	}
+	s.refuse(why.limit.Excess, now)
+}
+
+// dial connects to the downstream whose turn it is, or to the next ones.
+func (s *session) dial(now leaky.Time) {
+	config := s.config.Load()
+	for ; s.tried < len(config.Downstream); s.tried++ {
+		i := (s.first + s.tried) % len(config.Downstream)
+		err := s.connect(config, i)
+		if err == nil {
+			s.proxy.loop.pacer.Schedule(&s.timer, now+leaky.FromDuration(config.ConnectTimeout))
 			return
 		}
-		if err != nil {
-			// Descriptors or memory have run out. The connection stays in the
-			// kernel's queue.
-			p.refused.note("accept", "listener", t.service.Load().name, "err", err)
-			time.Sleep(20 * time.Millisecond)
-			continue
-		}
-		s := t.service.Load()
-		s.counts.Accepted.Add(1)
-		p.open.Add(1)
-		p.work.Go(func() { p.connect(s, c, t.port) })
+		s.dialFailed(config, i, err)
 	}
+	s.counts.DialErrors.Add(1)
+	s.abort(now)
 }
 
-// connect brings c past the gates, to a downstream, and into the loop.
-func (p *Proxy) connect(s *service, c *net.TCPConn, port uint16) {
-	sess := &session{proxy: p, site: s.site, flow: shaper.Flow{
-		Source: c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap().WithZone(""),
-		Port:   port, Protocol: shaper.TCP, Connection: p.nextID.Add(1),
-	}}
-	slots, refusal := p.gates.acquire(&sess.flow, s.name, watchClient(c))
-	if refusal != nil {
-		p.refused.note("connection refused", "limit", refusal.limit, "reason", refusal.reason.String(),
-			"listener", s.name, "source", sess.flow.Source)
-		refuse(c, refusal.excess)
-		p.open.Add(-1)
-		return
+// connect begins to connect to downstream i.
+func (s *session) connect(config *siteConfig, i int) error {
+	addr := config.addr(i)
+	if !addr.IsValid() {
+		return errNoAddress
 	}
-	fail := func(msg string, err error) {
-		p.refused.note(msg, "listener", s.name, "err", err)
-		slots.release()
-		refuse(c, shaper.ExcessReset)
-		p.open.Add(-1)
-	}
-	server, err := p.dial(s, port)
+	fd, err := tcpSocket(addr)
 	if err != nil {
-		s.counts.DialErrors.Add(1)
-		fail("dial downstream", err)
-		return
+		return err
 	}
-	if sess.server.fd, err = detach(server); err != nil {
-		server.Close()
-		fail("take over connection", err)
-		return
+	s.proxy.mark(fd)
+	err = unix.Connect(fd, sockaddr(netip.AddrPortFrom(addr, config.Downstream[i].port(s.flow.Port, s.samePort))))
+	if err == nil || err == unix.EINPROGRESS {
+		s.server = side{session: s, fd: fd}
+		err = s.proxy.loop.watch(fd, edges, &s.server)
 	}
-	if sess.client.fd, err = detach(c); err != nil {
-		unix.Close(sess.server.fd)
-		fail("take over connection", err)
-		return
+	if err != nil {
+		s.server.fd = -1
+		unix.Close(fd)
 	}
-	sess.slots = slots
-	s.counts.Open.Add(1)
-	p.owner.RLock()
-	defer p.owner.RUnlock()
-	p.mark(sess.client.fd, sess.server.fd) // again: they may be older than the owner
-	p.loop.post(func(now leaky.Time) { p.loop.adopt(sess, now) })
+	return err
 }
 
-// refuse ends c. A close that is not a reset takes in what the client has sent,
-// up to a bound: the kernel resets a connection that is closed with data unread.
-func refuse(c *net.TCPConn, excess shaper.Excess) {
-	defer c.Close()
-	if excess == shaper.ExcessReset {
-		c.SetLinger(0)
-		return
-	}
-	c.CloseWrite()
-	c.SetReadDeadline(time.Now().Add(time.Second))
-	io.CopyN(io.Discard, c, 64<<10)
+func (s *session) dialFailed(config *siteConfig, i int, err error) {
+	d := config.Downstream[i]
+	s.proxy.refused.note("dial downstream", "listener", s.name, "downstream", d.address(s.flow.Port, s.samePort), "err", err)
 }
 
-// dial connects to the downstream of s whose turn it is, or to the next ones.
-func (p *Proxy) dial(s *service, port uint16) (*net.TCPConn, error) {
+// dialed is told of the connection under way.
+func (s *session) dialed(events uint32, now leaky.Time) {
+	if events&(unix.EPOLLERR|unix.EPOLLHUP) != 0 {
+		errno, _ := unix.GetsockoptInt(s.server.fd, unix.SOL_SOCKET, unix.SO_ERROR)
+		s.dialAgain(unix.Errno(errno), now)
+		return
+	}
+	if events&unix.EPOLLOUT != 0 {
+		s.proxy.loop.pacer.Cancel(&s.timer)
+		s.begin(now)
+	}
+}
+
+func (s *session) dialTimeout(now leaky.Time) { s.dialAgain(unix.ETIMEDOUT, now) }
+
+func (s *session) dialAgain(err error, now leaky.Time) {
+	l := s.proxy.loop
+	l.pacer.Cancel(&s.timer)
+	l.close(s.server.fd)
+	s.server.fd = -1
 	config := s.config.Load()
-	dialer := net.Dialer{Timeout: config.ConnectTimeout, Control: p.control}
-	var errs []error
-	first := int(s.turn.Add(1) - 1)
-	for i := range config.Downstream {
-		d := config.Downstream[(first+i)%len(config.Downstream)]
-		c, err := dialer.DialContext(p.ctx, "tcp", d.address(port, s.samePort))
-		if err == nil {
-			return c.(*net.TCPConn), nil
+	s.dialFailed(config, (s.first+s.tried)%len(config.Downstream), err)
+	s.tried++
+	s.dial(now)
+}
+
+// refuse ends s, whose client has come no further. A close that is not a reset takes
+// in what the client has sent, up to a bound: the kernel resets a connection that is
+// closed with data unread.
+func (s *session) refuse(excess shaper.Excess, now leaky.Time) {
+	s.stage = leaving
+	if excess == shaper.ExcessReset {
+		s.abort(now)
+		return
+	}
+	_ = unix.Shutdown(s.client.fd, unix.SHUT_WR)
+	s.timer.Fire = s.close
+	s.proxy.loop.pacer.Schedule(&s.timer, now+farewellTime)
+	s.farewell = farewellBytes
+	s.sayFarewell(now)
+}
+
+const (
+	farewellBytes = 64 << 10
+	farewellTime  = leaky.Second
+)
+
+// sayFarewell takes in what a client sends that was refused.
+func (s *session) sayFarewell(now leaky.Time) {
+	for s.farewell > 0 {
+		n, errno := recv(s.client.fd, s.proxy.loop.scratch[:min(s.farewell, scratchSize)])
+		if errno == unix.EAGAIN {
+			return
 		}
-		errs = append(errs, err)
-		if p.ctx.Err() != nil {
+		if errno != 0 || n == 0 {
 			break
 		}
+		s.farewell -= n
 	}
-	return nil, errors.Join(errs...)
-}
-
-// watchClient returns a watch over the client of c.
-func watchClient(c *net.TCPConn) watch {
-	return func() (<-chan struct{}, func()) {
-		gone, ended := make(chan struct{}), make(chan struct{})
-		go func() {
-			defer close(ended)
-			if clientGone(c) {
-				close(gone)
-			}
-		}()
-		return gone, func() {
-			c.SetReadDeadline(time.Unix(1, 0))
-			<-ended
-			c.SetReadDeadline(time.Time{})
-		}
-	}
-}
-
-// clientGone waits until the client of c has left, and returns true, or until
-// c's read deadline passes. A client that has sent something and no more may
-// wait for an answer: it is taken to be there. One that has ended without a word
-// is not.
-func clientGone(c *net.TCPConn) bool {
-	rc, err := c.SyscallConn()
-	if err != nil {
-		return false
-	}
-	gone := false
-	_ = rc.Read(func(fd uintptr) bool {
-		fds := [...]unix.PollFd{{Fd: int32(fd)}}
-		if n, _ := unix.Poll(fds[:], 0); n > 0 && fds[0].Revents&(unix.POLLERR|unix.POLLHUP) != 0 {
-			gone = true
-			return true
-		}
-		var b [1]byte
-		n, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
-		gone = err == nil && n == 0
-		return gone
-	})
-	return gone
-}
-
-// detach takes the socket out of c, and with it out of the Go runtime's poller. On
-// an error c stays as it is.
-func detach(c *net.TCPConn) (fd int, err error) {
-	rc, err := c.SyscallConn()
-	if err != nil {
-		return -1, err
-	}
-	var dupErr error
-	if err := rc.Control(func(old uintptr) {
-		fd, dupErr = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0)
-	}); err != nil {
-		return -1, err
-	}
-	if dupErr == nil {
-		c.Close()
-	}
-	return fd, dupErr
+	s.close(now)
 }

@@ -2,30 +2,29 @@ package conn
 
 import (
 	"net/netip"
-	"slices"
-	"sync"
-	"time"
 
 	"shaperd/leaky"
 	"shaperd/shaper"
 )
 
 // gates are the semaphores in front of downstreams: one for each limit and key
-// that caps connections in flight, or paces new ones. They are safe for
-// concurrent use.
+// that caps connections in flight, or paces new ones. They belong to the loop's
+// thread.
 //
 // A connection under several limits passes their gates one after the other, in
 // the same order as all others, and holds each slot until it ends. Those that
 // pace come last, so that what they let through is under way at once.
 type gates struct {
-	shaper  *shaper.Shaper
-	clock   *leaky.Clock
-	closing <-chan struct{} // ends all waits
+	shaper *shaper.Shaper
+	wheel  *leaky.Wheel
+	clock  func() leaky.Time
 
-	mu     sync.Mutex
-	policy *shaper.Policy // that the gates are set to
-	byKey  map[shaper.Key]*gate
-	rooms  map[*shaper.State]*room
+	policy  *shaper.Policy // that the gates are set to
+	byKey   map[shaper.Key]*gate
+	rooms   map[*shaper.State]*room
+	limits  []int      // of gated, to be used again
+	granted []*entrant // that go on in run
+	busy    bool       // run is at work
 }
 
 // gate is the semaphore of one key. Free slots go to the waiting sources in
@@ -39,9 +38,9 @@ type gate struct {
 	shape    *leaky.Shape // of new connections
 	bucket   leaky.Bucket // likewise
 	inFlight int
-	turns    []*source // that have waiters, the next one first
+	turn     *source // of a ring of those with waiters; nil when nobody waits
 	sources  map[netip.Addr]*source
-	timer    *time.Timer // runs when the bucket, not a slot, is waited for
+	timer    leaky.Event // set when the bucket, not a slot, is waited for
 	observe  bool        // count, and let everybody pass
 }
 
@@ -52,156 +51,162 @@ type slots struct {
 	held   []*gate
 }
 
-// watch tells a connection that waits when its client has left. stop ends the
-// watch, and returns when it has.
-type watch func() (gone <-chan struct{}, stop func())
+// entrant is a connection on its way past the gates, and the slots it has got.
+type entrant struct {
+	slots
+	flow   shaper.Flow
+	route  shaper.Route // under slots.policy
+	listen string
+	since  leaky.Time // when it came
+
+	owner interface {
+		admitted(now leaky.Time)
+		refused(why refusal, now leaky.Time)
+	}
+
+	source     *source       // in whose queue it waits; nil when it does not
+	next, prev *entrant      // in that queue
+	limit      *shaper.Limit // at whose gate it waits
+	blocked    shaper.Reason // what kept it
+	timeout    leaky.Event
+}
 
 // refusal is why a connection was not let through.
 type refusal struct {
-	limit  string
+	limit  *shaper.Limit
 	reason shaper.Reason
-	excess shaper.Excess
 }
 
-func newGates(s *shaper.Shaper, clock *leaky.Clock, closing <-chan struct{}) *gates {
+func newGates(s *shaper.Shaper, w *leaky.Wheel, clock func() leaky.Time) *gates {
 	return &gates{
-		shaper: s, clock: clock, closing: closing, policy: s.Policy(),
+		shaper: s, wheel: w, clock: clock, policy: s.Policy(),
 		byKey: map[shaper.Key]*gate{}, rooms: map[*shaper.State]*room{},
 	}
 }
 
-// acquire takes a slot at every gate that f, a flow of the listener named listen,
-// has to pass, and waits for them. It gives up when the client leaves. With a nil
-// watch it takes only slots that are free.
+// enter brings e past the gates, now or when its turn comes. Its owner is told once
+// that it was admitted or refused, which may be before enter returns.
 //
-// It routes f anew when a reload comes while it waits: the slots it has got are
+// It is routed anew when a reload comes while it waits: the slots it has got are
 // kept where the new policy asks for the same ones, and else given up.
-func (g *gates) acquire(f *shaper.Flow, listen string, client watch) (*slots, *refusal) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	since := g.clock.Now()
-	got := &slots{gates: g}
-	for {
-		policy := g.policy
-		got.policy = policy
-		f.Listen = policy.ListenIndex(listen)
-		r := policy.Route(f)
-		limits := gated(policy, r)
-		if !got.prefix(policy, limits, f, r) {
-			got.free()
-		}
-		for len(got.held) < len(limits) && g.policy == policy {
-			i := limits[len(got.held)]
-			gt := g.gate(policy, i, f, r)
-			if reason := g.pass(gt, policy.Limit(i), f, since, client); reason != shaper.None {
-				got.free()
-				return nil, &refusal{limit: policy.Limit(i).Name, reason: reason, excess: policy.Limit(i).Excess}
-			}
-			got.held = append(got.held, gt)
-		}
-		if g.policy == policy {
-			return got, nil
-		}
-	}
+func (g *gates) enter(e *entrant, now leaky.Time) {
+	e.gates, e.since = g, now
+	g.advance(e, now)
+	g.run(now)
 }
 
-// gated returns the limits of r that have gates, in the order of passing them.
-func gated(p *shaper.Policy, r shaper.Route) []int {
-	var capped, paced []int
-	for i := range r.Limits().All {
-		switch l := p.Limit(i); {
-		case l.NewConnections.N != 0:
-			paced = append(paced, i)
-		case l.Connections != 0:
-			capped = append(capped, i)
-		}
+// leave ends the wait of e, if it waits.
+func (g *gates) leave(e *entrant, why shaper.Reason, now leaky.Time) {
+	if e.source == nil {
+		return
 	}
-	return append(capped, paced...)
+	gt := e.source.gate
+	g.unqueue(e)
+	g.refuse(e, gt, why, now)
+	g.run(now)
 }
 
-// pass takes a slot of gt, at once or after a wait.
-func (g *gates) pass(gt *gate, l *shaper.Limit, f *shaper.Flow, since leaky.Time, client watch) shaper.Reason {
-	now := g.clock.Now()
-	blocked := gt.blocked(now)
-	if blocked == shaper.None && len(gt.turns) > 0 {
-		blocked = shaper.ByConnections // others wait already
+// take takes the slots that f, a flow of the listener named listen, needs, if all are
+// free.
+func (g *gates) take(f *shaper.Flow, listen string, now leaky.Time) (slots, bool) {
+	got := slots{gates: g, policy: g.policy}
+	f.Listen = g.policy.ListenIndex(listen)
+	r := g.policy.Route(f)
+	for _, i := range g.gated(r) {
+		gt := g.gate(i, f, r)
+		if blocked := gt.try(now); blocked != shaper.None {
+			gt.state.Connections.Add(shaper.Refuse, blocked, 1)
+			g.drop(gt, now)
+			got.release(now)
+			return slots{}, false
+		}
+		got.held = append(got.held, gt)
 	}
-	switch {
-	case blocked == shaper.None:
-		gt.grant(now, now)
-		gt.state.Connections.Add(shaper.Pass, shaper.None, 1)
-		gt.state.Wait.Observe(0)
-		return shaper.None
-	case gt.observe:
-		gt.inFlight++
-		gt.state.InFlight.Add(1)
-		gt.state.Connections.Add(shaper.Delay, blocked, 1)
-		return shaper.None
-	case client == nil:
-		gt.state.Connections.Add(shaper.Refuse, blocked, 1)
-		g.drop(gt, now)
-		return blocked
+	return got, true
+}
+
+// run lets those go on that have got a slot.
+func (g *gates) run(now leaky.Time) {
+	if g.busy {
+		return
 	}
-	w := &waiter{since: now, decided: make(chan struct{})}
-	if !gt.enqueue(w, f.Source, l.MaxWaiting) {
-		gt.state.Connections.Add(shaper.Refuse, shaper.WaitingFull, 1)
-		g.drop(gt, now)
-		return shaper.WaitingFull
+	g.busy = true
+	for i := 0; i < len(g.granted); i++ {
+		e := g.granted[i]
+		g.granted[i] = nil
+		g.advance(e, now)
 	}
+	g.granted = g.granted[:0]
+	g.busy = false
+}
+
+// advance brings e as far as it can come at now.
+func (g *gates) advance(e *entrant, now leaky.Time) {
+	if e.policy != g.policy {
+		e.policy = g.policy
+		e.flow.Listen = e.policy.ListenIndex(e.listen)
+		e.route = e.policy.Route(&e.flow)
+		if !e.prefix(g.gated(e.route)) {
+			e.free(now)
+		}
+	}
+	limits := g.gated(e.route)
+	for len(e.held) < len(limits) {
+		i := limits[len(e.held)]
+		gt := g.gate(i, &e.flow, e.route)
+		e.limit, e.blocked = g.policy.Limit(i), gt.try(now)
+		if e.blocked != shaper.None {
+			g.wait(e, gt, now)
+			return
+		}
+		e.held = append(e.held, gt)
+	}
+	e.owner.admitted(now)
+}
+
+// wait has e wait for its turn at gt, if there is room.
+func (g *gates) wait(e *entrant, gt *gate, now leaky.Time) {
+	if !g.enqueue(gt, e, now) {
+		g.refuse(e, gt, shaper.WaitingFull, now)
+		return
+	}
+	e.timeout.Fire = func(now leaky.Time) { g.leave(e, shaper.WaitTimeout, now) }
+	g.wheel.Schedule(&e.timeout, e.since+leaky.FromDuration(e.limit.MaxWait))
 	g.dispatch(gt, now)
-	return g.wait(gt, w, blocked, l.MaxWait-(now-since).Duration(), client)
 }
 
-// wait waits for w's turn at gt, where blocked keeps it. It lets go of g.mu
-// meanwhile.
-func (g *gates) wait(gt *gate, w *waiter, blocked shaper.Reason, most time.Duration, client watch) shaper.Reason {
-	g.mu.Unlock()
-	gone, stop := client()
-	timeout := time.NewTimer(most)
-	var gaveUp shaper.Reason
-	select {
-	case <-w.decided:
-	case <-timeout.C:
-		gaveUp = shaper.WaitTimeout
-	case <-gone:
-		gaveUp = shaper.ClientGone
-	case <-g.closing:
-		gaveUp = shaper.ClientGone
-	}
-	timeout.Stop()
-	stop()
-	g.mu.Lock()
-	now := g.clock.Now()
-	switch {
-	case w.granted && gaveUp != shaper.ClientGone:
-		gt.state.Connections.Add(shaper.Delay, blocked, 1)
-		gt.state.Wait.Observe((now - w.since).Duration())
-		return shaper.None
-	case w.granted:
-		gt.inFlight--
-		gt.state.InFlight.Add(-1)
-	case w.refused != shaper.None:
-		gaveUp = w.refused
-	default:
-		w.source.remove(w)
-	}
-	gt.state.Connections.Add(shaper.Refuse, gaveUp, 1)
-	g.dispatch(gt, now)
+func (g *gates) refuse(e *entrant, gt *gate, why shaper.Reason, now leaky.Time) {
+	gt.state.Connections.Add(shaper.Refuse, why, 1)
+	e.free(now)
 	g.drop(gt, now)
-	return gaveUp
+	e.owner.refused(refusal{e.limit, why}, now)
+}
+
+// gated returns the limits of r that have gates, in the order of passing them. It is
+// valid until the next call.
+func (g *gates) gated(r shaper.Route) []int {
+	g.limits = g.limits[:0]
+	for _, paced := range [...]bool{false, true} {
+		for i := range r.Limits().All {
+			if l := g.policy.Limit(i); (l.NewConnections.N != 0) == paced && (paced || l.Connections != 0) {
+				g.limits = append(g.limits, i)
+			}
+		}
+	}
+	return g.limits
 }
 
 // release frees the slots.
-func (s *slots) release() {
-	s.gates.mu.Lock()
-	defer s.gates.mu.Unlock()
-	s.free()
+func (s *slots) release(now leaky.Time) {
+	s.free(now)
+	s.gates.run(now)
 }
 
-// free is release with the lock held. The slot taken last goes first.
-func (s *slots) free() {
-	now := s.gates.clock.Now()
-	for _, gt := range slices.Backward(s.held) {
+// free is release, but who gets the slots goes on only in the next run. The slot
+// taken last goes first.
+func (s *slots) free(now leaky.Time) {
+	for i := len(s.held) - 1; i >= 0; i-- {
+		gt := s.held[i]
 		gt.inFlight--
 		gt.state.InFlight.Add(-1)
 		s.gates.dispatch(gt, now)
@@ -210,13 +215,13 @@ func (s *slots) free() {
 	s.held = nil
 }
 
-// prefix reports whether what s holds is where f begins to pass limits.
-func (s *slots) prefix(p *shaper.Policy, limits []int, f *shaper.Flow, r shaper.Route) bool {
-	if len(s.held) > len(limits) {
+// prefix reports whether what e holds is where it begins to pass limits.
+func (e *entrant) prefix(limits []int) bool {
+	if len(e.held) > len(limits) {
 		return false
 	}
-	for n, gt := range s.held {
-		if gt.key != gateKey(p, limits[n], f, r) {
+	for n, gt := range e.held {
+		if gt.key != gateKey(e.policy, limits[n], &e.flow, e.route) {
 			return false
 		}
 	}
@@ -226,31 +231,28 @@ func (s *slots) prefix(p *shaper.Policy, limits []int, f *shaper.Flow, r shaper.
 // move brings the slots in line with a new policy: those of limits that f is no
 // longer under are freed, those of new ones taken, over the cap if need be, as
 // the connection is in flight whether they allow it or not.
-func (s *slots) move(p *shaper.Policy, f *shaper.Flow, r shaper.Route) {
+func (s *slots) move(f *shaper.Flow, r shaper.Route, now leaky.Time) {
 	g := s.gates
-	g.mu.Lock()
-	defer g.mu.Unlock()
+	if s.policy == g.policy {
+		return
+	}
 	old := slots{gates: g, held: s.held}
-	s.policy, s.held = p, nil
-	for _, i := range gated(p, r) {
-		gt := g.gate(p, i, f, r)
+	s.policy, s.held = g.policy, nil
+	for _, i := range g.gated(r) {
+		gt := g.gate(i, f, r)
 		gt.inFlight++
 		gt.state.InFlight.Add(1)
 		s.held = append(s.held, gt)
 	}
-	old.free()
+	old.free(now)
 }
 
 // swap sets the gates to a new policy, which publish puts in force everywhere
-// else: no connection sees the one without the other. Waiters keep their turns; in
-// front of a limit that has gone nothing holds them back, and acquire goes on
-// with the new policy.
-func (g *gates) swap(p *shaper.Policy, publish func()) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+// else. Waiters keep their turns; in front of a limit that is gone they need not wait
+// any more. Who has got a slot goes on in the next run.
+func (g *gates) swap(p *shaper.Policy, publish func(), now leaky.Time) {
 	publish()
 	g.policy = p
-	now := g.clock.Now()
 	for _, gt := range g.byKey {
 		if i := p.Index(gt.state); i >= 0 {
 			shape := p.NewConnections(i)
@@ -260,6 +262,11 @@ func (g *gates) swap(p *shaper.Policy, publish func()) {
 			gt.observe = true
 		}
 		g.dispatch(gt, now)
+	}
+	for state := range g.rooms {
+		if p.Index(state) < 0 && g.rooms[state].waiting == 0 {
+			delete(g.rooms, state)
+		}
 	}
 }
 
@@ -271,21 +278,23 @@ func gateKey(p *shaper.Policy, i int, f *shaper.Flow, r shaper.Route) shaper.Key
 
 // gate returns the gate of f under limit i of the policy in force, made if need
 // be.
-func (g *gates) gate(p *shaper.Policy, i int, f *shaper.Flow, r shaper.Route) *gate {
-	key := gateKey(p, i, f, r)
+func (g *gates) gate(i int, f *shaper.Flow, r shaper.Route) *gate {
+	key := gateKey(g.policy, i, f, r)
 	gt := g.byKey[key]
 	if gt == nil {
-		state := p.State(i)
+		state := g.policy.State(i)
 		rm := g.rooms[state]
 		if rm == nil {
 			rm = &room{}
 			g.rooms[state] = rm
 		}
+		l := g.policy.Limit(i)
 		gt = &gate{
-			key: key, state: state, room: rm, sources: map[netip.Addr]*source{},
-			limit: p.Limit(i).Connections, shape: p.NewConnections(i), observe: p.Limit(i).Observe,
+			key: key, state: state, room: rm,
+			limit: l.Connections, shape: g.policy.NewConnections(i), observe: l.Observe,
 			bucket: g.shaper.CheckOut(key),
 		}
+		gt.timer.Fire = func(now leaky.Time) { g.dispatch(gt, now); g.run(now) }
 		g.byKey[key] = gt
 	}
 	return gt
@@ -293,14 +302,32 @@ func (g *gates) gate(p *shaper.Policy, i int, f *shaper.Flow, r shaper.Route) *g
 
 // drop forgets gt when nobody holds a slot of it or waits for one.
 func (g *gates) drop(gt *gate, now leaky.Time) {
-	if gt.inFlight > 0 || len(gt.turns) > 0 || g.byKey[gt.key] != gt {
+	if gt.inFlight > 0 || gt.turn != nil || g.byKey[gt.key] != gt {
 		return
 	}
-	if gt.timer != nil {
-		gt.timer.Stop()
-	}
+	g.wheel.Cancel(&gt.timer)
 	delete(g.byKey, gt.key)
 	g.shaper.CheckIn(gt.key, gt.bucket, now)
+}
+
+// try takes a slot for one who does not wait, or returns why there is none.
+func (gt *gate) try(now leaky.Time) shaper.Reason {
+	blocked := gt.blocked(now)
+	if blocked == shaper.None && gt.turn != nil {
+		blocked = shaper.ByConnections // others wait already
+	}
+	switch {
+	case blocked == shaper.None:
+		gt.grant(now, now)
+		gt.state.Connections.Add(shaper.Pass, shaper.None, 1)
+		gt.state.Wait.Observe(0)
+	case gt.observe:
+		gt.inFlight++
+		gt.state.InFlight.Add(1)
+		gt.state.Connections.Add(shaper.Delay, blocked, 1)
+		blocked = shaper.None
+	}
+	return blocked
 }
 
 // blocked returns what keeps gt shut at now.
@@ -325,35 +352,33 @@ func (gt *gate) grant(since, now leaky.Time) {
 // dispatch gives what gt has to those who wait, and sees to it that it is called
 // again when there will be more.
 func (g *gates) dispatch(gt *gate, now leaky.Time) {
-	for len(gt.turns) > 0 {
-		blocked := gt.blocked(now)
-		if gt.observe {
-			blocked = shaper.None
+	for gt.turn != nil {
+		if !gt.observe {
+			switch gt.blocked(now) {
+			case shaper.ByConnections:
+				return // until a slot is released
+			case shaper.ByNew:
+				g.wheel.Schedule(&gt.timer, gt.bucket.Depart(gt.shape, now))
+				return
+			}
 		}
-		switch blocked {
-		case shaper.ByConnections:
-			return // until a slot is released
-		case shaper.ByNew:
-			g.arm(gt, (gt.bucket.Depart(gt.shape, now) - now).Duration())
-			return
+		e := gt.turn.head
+		gt.turn = gt.turn.next
+		g.unqueue(e)
+		if !gt.shape.Packets.Unlimited() {
+			now = g.clock() // what leaves later than it is charged for is followed too soon
 		}
-		w := gt.pop()
-		gt.grant(w.since, now)
-		w.granted = true
-		close(w.decided)
+		gt.grant(e.since, now)
+		gt.state.Connections.Add(shaper.Delay, e.blocked, 1)
+		gt.state.Wait.Observe((now - e.since).Duration())
+		e.held = append(e.held, gt)
+		g.granted = append(g.granted, e)
 	}
 }
 
-func (g *gates) arm(gt *gate, d time.Duration) {
-	if gt.timer == nil {
-		gt.timer = time.AfterFunc(d, func() {
-			g.mu.Lock()
-			defer g.mu.Unlock()
-			if g.byKey[gt.key] == gt {
-				g.dispatch(gt, g.clock.Now())
-			}
-		})
-		return
-	}
-	gt.timer.Reset(d)
+// unqueue takes e out of the queue it waits in.
+func (g *gates) unqueue(e *entrant) {
+	g.wheel.Cancel(&e.timeout)
+	e.source.remove(e)
+	e.source = nil
 }

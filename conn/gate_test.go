@@ -1,64 +1,169 @@
 package conn
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
-	"sync"
-	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"shaperd/leaky"
 	"shaperd/shaper"
 )
 
+// gateRig runs gates on a clock of its own.
 type gateRig struct {
 	t      *testing.T
 	shaper *shaper.Shaper
-	clock  *leaky.Clock
+	wheel  *leaky.Wheel
+	now    leaky.Time
 	gates  *gates
 }
 
 func newGateRig(t *testing.T, limits ...shaper.Limit) *gateRig {
-	s := shaper.New(1000)
-	r := &gateRig{t: t, shaper: s, clock: leaky.NewClock()}
-	r.gates = newGates(s, r.clock, nil)
+	r := &gateRig{t: t, shaper: shaper.New(1000), wheel: new(leaky.Wheel), now: leaky.Second}
+	r.gates = newGates(r.shaper, r.wheel, func() leaky.Time { return r.now })
 	r.swap(limits...)
 	return r
 }
 
 func (r *gateRig) swap(limits ...shaper.Limit) {
 	p := policy(r.t, r.shaper, limits...)
-	r.gates.swap(p, func() { r.shaper.Swap(p, r.clock.Now()) })
+	r.gates.swap(p, func() { r.shaper.Swap(p, r.now) }, r.now)
+	r.gates.run(r.now)
 }
 
-func (r *gateRig) acquire(ctx context.Context, f *shaper.Flow) (*slots, *refusal) {
-	copied := *f // each connection has its own
-	return r.gates.acquire(&copied, "l", func() (<-chan struct{}, func()) { return ctx.Done(), func() {} })
-}
+// sleep lets d pass.
+func (r *gateRig) sleep(d time.Duration) { r.until(r.now + leaky.FromDuration(d)) }
 
-func (r *gateRig) must(f *shaper.Flow) *slots {
-	r.t.Helper()
-	s, refused := r.acquire(context.Background(), f)
-	if refused != nil {
-		r.t.Fatalf("refused: %+v", refused)
+func (r *gateRig) until(end leaky.Time) {
+	for r.step(end) {
 	}
-	return s
+	r.now = end
+}
+
+// step goes to the next event, if there is one up to end.
+func (r *gateRig) step(end leaky.Time) bool {
+	at, ok := r.wheel.Next()
+	if !ok || at > end {
+		return false
+	}
+	r.now = max(r.now, at)
+	r.wheel.Advance(r.now)
+	return true
+}
+
+// after calls f after d.
+func (r *gateRig) after(d time.Duration, f func()) *leaky.Event {
+	e := &leaky.Event{Fire: func(leaky.Time) { f() }}
+	r.wheel.Schedule(e, r.now+leaky.FromDuration(d))
+	return e
+}
+
+// visitor is a connection. then, if set, is called when it is admitted or refused.
+type visitor struct {
+	entrant
+	rig  *gateRig
+	in   bool
+	why  shaper.Reason // None as long as it is not refused
+	at   leaky.Time    // when it was admitted or refused
+	then func()
+}
+
+func (v *visitor) admitted(now leaky.Time) {
+	if v.in || v.why != shaper.None {
+		v.rig.t.Error("told twice")
+	}
+	v.in = true
+	v.told(now)
+}
+
+func (v *visitor) refused(why refusal, now leaky.Time) {
+	if v.in || v.why != shaper.None || why.limit == nil || why.reason == shaper.None || len(v.held) > 0 {
+		v.rig.t.Errorf("told twice, or wrongly: %+v", why)
+	}
+	v.why = why.reason
+	v.told(now)
+}
+
+func (v *visitor) told(now leaky.Time) {
+	v.at = now
+	if v.then != nil {
+		v.then()
+	}
+}
+
+// visit sends a connection of source to the gates.
+func (r *gateRig) visit(source string, then func(*visitor)) *visitor {
+	v := &visitor{rig: r}
+	v.owner, v.listen, v.flow = v, "l", *flowFrom(source, 1)
+	if then != nil {
+		v.then = func() { then(v) }
+	}
+	r.gates.enter(&v.entrant, r.now)
+	return v
+}
+
+func (v *visitor) leave()  { v.rig.gates.leave(&v.entrant, shaper.ClientGone, v.rig.now) }
+func (v *visitor) finish() { v.release(v.rig.now) }
+
+func (r *gateRig) must(source string) *visitor {
+	r.t.Helper()
+	v := r.visit(source, nil)
+	if !v.in {
+		r.t.Fatalf("%s is not in, refused for %v", source, v.why)
+	}
+	return v
 }
 
 // idle checks that nothing is left behind.
 func (r *gateRig) idle() {
 	r.t.Helper()
-	r.gates.mu.Lock()
-	defer r.gates.mu.Unlock()
 	if n := len(r.gates.byKey); n != 0 {
 		r.t.Errorf("%d gates are left", n)
 	}
 	for state, room := range r.gates.rooms {
 		if room.waiting != 0 || len(room.longest) != 0 || state.InFlight.Load() != 0 || state.Waiting.Load() != 0 {
 			r.t.Errorf("%s: %d waiting, %d in flight", state.Name, room.waiting, state.InFlight.Load())
+		}
+	}
+	if n := r.wheel.Len(); n != 0 {
+		r.t.Errorf("%d events are left", n)
+	}
+}
+
+// consistent checks that nobody waits for what is free, and that queues, rooms and
+// counts agree.
+func (r *gateRig) consistent() {
+	waiting := map[*room]int{}
+	for _, gt := range r.gates.byKey {
+		if gt.turn != nil && gt.blocked(r.now) == shaper.None {
+			r.t.Fatalf("%s: a slot is free and somebody waits for it", gt.state.Name)
+		}
+		sources := 0
+		for src := gt.turn; src != nil; {
+			n := 0
+			for e := src.head; e != nil; e = e.next {
+				if e.source != src {
+					r.t.Fatal("an entrant is in a queue that it does not know of")
+				}
+				n++
+			}
+			if n == 0 || n != src.len || gt.sources[src.addr] != src {
+				r.t.Fatalf("a queue of %d has %d", src.len, n)
+			}
+			waiting[gt.room] += n
+			sources++
+			if src = src.next; src == gt.turn {
+				break
+			}
+		}
+		if sources != len(gt.sources) {
+			r.t.Fatalf("%d sources take turns, of %d", sources, len(gt.sources))
+		}
+	}
+	for state, room := range r.gates.rooms {
+		if room.waiting != waiting[room] || int(state.Waiting.Load()) != room.waiting {
+			r.t.Fatalf("%s: %d wait, %d are counted, %d shown", state.Name, waiting[room], room.waiting, state.Waiting.Load())
 		}
 	}
 }
@@ -69,233 +174,207 @@ func TestGateNeverExceedsItsCapNorLosesAWakeUp(t *testing.T) {
 	if testing.Short() || raceEnabled {
 		operations = 50_000
 	}
-	synctest.Test(t, func(t *testing.T) {
-		limits := func(cap int) []shaper.Limit {
-			return []shaper.Limit{
-				{Name: "per-source", Key: shaper.KeySource, Connections: 1 + cap/2, MaxWait: 10 * time.Millisecond, MaxWaiting: 60},
-				{Name: "all", Connections: cap, MaxWait: 6 * time.Millisecond, MaxWaiting: 20},
-			}
+	limits := func(cap int) []shaper.Limit {
+		return []shaper.Limit{
+			{Name: "per-source", Key: shaper.KeySource, Connections: 1 + cap/2, MaxWait: 10 * time.Millisecond, MaxWaiting: 60},
+			{Name: "all", Connections: cap, MaxWait: 6 * time.Millisecond, MaxWaiting: 20},
 		}
-		const first = 10
-		r := newGateRig(t, limits(first)...)
-		var cap, inFlight, most, got, refused atomic.Int64
-		var resize sync.RWMutex // the cap holds still while it is compared
-		cap.Store(first)
-		var reasons [shaper.Reasons]atomic.Int64
-		work := func(rnd *rand.Rand, f *shaper.Flow, n int) {
-			for range n {
-				ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rnd.IntN(30_000))*time.Microsecond)
-				slots, why := r.acquire(ctx, f)
-				if why != nil {
-					refused.Add(1)
-					reasons[why.reason].Add(1)
-				} else {
-					got.Add(1)
-					now := inFlight.Add(1)
-					most.Store(max(most.Load(), now))
-					time.Sleep(time.Duration(rnd.IntN(2000)) * time.Microsecond)
-					inFlight.Add(-1)
-					slots.release()
-				}
-				cancel()
-				time.Sleep(time.Duration(rnd.IntN(5000)) * time.Microsecond)
-			}
+	}
+	const first, visitors = 10, 100
+	r := newGateRig(t, limits(first)...)
+	cap, inFlight, got, begun := first, 0, 0, 0
+	var reasons [shaper.Reasons]int
+	random := func(most int) time.Duration { return time.Duration(rnd.IntN(most)) * time.Microsecond }
+	var visit func(source string)
+	again := func(source string) { r.after(random(5000), func() { visit(source) }) }
+	visit = func(source string) {
+		if begun == operations {
+			return
 		}
-		const workers = 100
-		var wg sync.WaitGroup
-		for i := range workers {
-			rnd := rand.New(rand.NewPCG(rnd.Uint64(), 0))
-			f := flowFrom(fmt.Sprintf("10.0.0.%d", i%7), 1)
-			wg.Go(func() { work(rnd, f, operations/workers) })
+		begun++
+		gone := &leaky.Event{}
+		v := r.visit(source, func(v *visitor) {
+			r.wheel.Cancel(gone)
+			if !v.in {
+				reasons[v.why]++
+				again(source)
+				return
+			}
+			got++
+			if inFlight++; inFlight > cap {
+				t.Fatalf("%d in flight, cap %d", inFlight, cap)
+			}
+			r.after(random(2000), func() {
+				inFlight--
+				v.finish()
+				again(source)
+			})
+		})
+		if v.source != nil {
+			gone.Fire = func(leaky.Time) { v.leave() }
+			r.wheel.Schedule(gone, r.now+leaky.FromDuration(random(30_000)))
 		}
-		done := make(chan struct{})
-		go func() { wg.Wait(); close(done) }()
-		caps := rand.New(rand.NewPCG(rnd.Uint64(), 1))
-		checks := 0
-		for running := true; running; checks++ {
-			select {
-			case <-done:
-				running = false
-			case <-time.After(time.Duration(1+caps.IntN(50)) * time.Millisecond):
-			}
-			resize.Lock()
-			synctest.Wait() // everybody sleeps or waits: what is open now stays open
-			r.gates.mu.Lock()
-			for _, gt := range r.gates.byKey {
-				if len(gt.turns) > 0 && gt.blocked(r.clock.Now()) == shaper.None {
-					t.Fatalf("%s: a slot is free and %d sources wait for it", gt.state.Name, len(gt.turns))
-				}
-				if gt.state.Name == "all" && int64(gt.inFlight) < inFlight.Load() {
-					t.Fatalf("%d in flight, counted %d", inFlight.Load(), gt.inFlight)
-				}
-			}
-			r.gates.mu.Unlock()
-			if n := most.Swap(inFlight.Load()); n > cap.Load() {
-				t.Fatalf("%d in flight, cap %d", n, cap.Load())
-			}
-			if caps.IntN(4) == 0 {
-				next := int64(2 + caps.IntN(15))
-				r.swap(limits(int(next))...)
-				// What is in flight stays, so the old cap binds until it has drained.
-				cap.Store(max(next, inFlight.Load()))
-			}
-			resize.Unlock()
+	}
+	for i := range visitors {
+		visit(fmt.Sprintf("10.0.0.%d", i%7))
+	}
+	resize := r.now
+	for r.step(leaky.Forever) {
+		r.consistent()
+		if cap > r.gates.policy.Limit(1).Connections {
+			cap = max(inFlight, r.gates.policy.Limit(1).Connections)
 		}
-		r.idle()
-		if int(got.Load()+refused.Load()) != operations/workers*workers {
-			t.Errorf("%d got a slot, %d were refused, of %d", got.Load(), refused.Load(), operations)
+		if r.now > resize && begun < operations {
+			resize = r.now + leaky.FromDuration(random(200_000))
+			next := 2 + rnd.IntN(15)
+			// What is in flight stays, so the old cap binds until it has drained.
+			cap = max(next, inFlight)
+			r.swap(limits(next)...)
 		}
-		for _, reason := range []shaper.Reason{shaper.ClientGone, shaper.WaitTimeout, shaper.WaitingFull} {
-			if reasons[reason].Load() == 0 {
-				t.Errorf("nobody was refused for %v", reason)
-			}
+	}
+	r.idle()
+	refused := 0
+	for _, n := range reasons {
+		refused += n
+	}
+	if got+refused != operations {
+		t.Errorf("%d got a slot, %d were refused, of %d", got, refused, operations)
+	}
+	for _, reason := range []shaper.Reason{shaper.ClientGone, shaper.WaitTimeout, shaper.WaitingFull} {
+		if reasons[reason] == 0 {
+			t.Errorf("nobody was refused for %v", reason)
 		}
-		t.Logf("%d operations, %d got a slot, %d client gone, %d timeout, %d full, %d checks", operations, got.Load(),
-			reasons[shaper.ClientGone].Load(), reasons[shaper.WaitTimeout].Load(), reasons[shaper.WaitingFull].Load(), checks)
-	})
+	}
+	t.Logf("%d operations, %d got a slot, %d client gone, %d timeout, %d full", operations, got,
+		reasons[shaper.ClientGone], reasons[shaper.WaitTimeout], reasons[shaper.WaitingFull])
 }
 
 func TestPoliteSourceDoesNotWaitBehindAHog(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newGateRig(t, shaper.Limit{Name: "all", Connections: 10, MaxWait: 10 * time.Second, MaxWaiting: 1000})
-		const service = 100 * time.Millisecond
-		stop := make(chan struct{})
-		var wg sync.WaitGroup
-		for range 200 {
-			wg.Go(func() {
-				for {
-					select {
-					case <-stop:
-						return
-					default:
-						s := r.must(flowFrom("10.0.0.1", 1))
-						time.Sleep(service)
-						s.release()
-					}
+	r := newGateRig(t, shaper.Limit{Name: "all", Connections: 10, MaxWait: 10 * time.Second, MaxWaiting: 1000})
+	const service = 100 * time.Millisecond
+	hogs := true
+	var hog func()
+	hog = func() {
+		r.visit("10.0.0.1", func(v *visitor) {
+			r.after(service, func() {
+				v.finish()
+				if hogs {
+					hog()
 				}
 			})
+		})
+	}
+	for range 200 {
+		hog()
+	}
+	r.sleep(time.Second)
+	var worst time.Duration
+	for range 20 {
+		begun, done := r.now, false
+		r.visit("10.0.0.2", func(v *visitor) {
+			worst = max(worst, (v.at - begun).Duration())
+			r.after(service, func() { v.finish(); done = true })
+		})
+		for !done {
+			r.step(leaky.Forever)
 		}
-		time.Sleep(time.Second)
-		var worst time.Duration
-		for range 20 {
-			start := time.Now()
-			s := r.must(flowFrom("10.0.0.2", 1))
-			worst = max(worst, time.Since(start))
-			time.Sleep(service)
-			s.release()
-		}
-		close(stop)
-		wg.Wait()
-		if worst > 2*service || worst == 0 {
-			t.Errorf("the polite source waited up to %v, want some, at most %v", worst, 2*service)
-		}
-		r.idle()
-	})
+	}
+	hogs = false
+	r.sleep(time.Minute)
+	if worst > 2*service || worst == 0 {
+		t.Errorf("the polite source waited up to %v, want some, at most %v", worst, 2*service)
+	}
+	r.idle()
 }
 
 func TestFullRoomIsSharedBySources(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newGateRig(t, shaper.Limit{Name: "all", Connections: 1, MaxWait: time.Minute, MaxWaiting: 10})
-		first := r.must(flowFrom("10.0.0.1", 1))
-		var wg sync.WaitGroup
-		var hogGot, hogFull atomic.Int64
-		for range 20 {
-			wg.Go(func() {
-				s, why := r.acquire(context.Background(), flowFrom("10.0.0.1", 1))
-				if why != nil {
-					if why.reason == shaper.WaitingFull {
-						hogFull.Add(1)
-					}
-					return
-				}
-				hogGot.Add(1)
-				s.release()
-			})
-		}
-		synctest.Wait()
-		if hogFull.Load() != 10 {
-			t.Errorf("%d of 20 were refused, want 10", hogFull.Load())
-		}
-		politeGot := make(chan bool)
-		go func() {
-			s, why := r.acquire(context.Background(), flowFrom("10.0.0.2", 1))
-			if why == nil {
-				s.release()
+	r := newGateRig(t, shaper.Limit{Name: "all", Connections: 1, MaxWait: time.Minute, MaxWaiting: 10})
+	first := r.must("10.0.0.1")
+	var got, full int
+	for range 20 {
+		r.visit("10.0.0.1", func(v *visitor) {
+			switch {
+			case v.in:
+				got++
+				v.finish()
+			case v.why == shaper.WaitingFull:
+				full++
 			}
-			politeGot <- why == nil
-		}()
-		synctest.Wait()
-		if hogFull.Load() != 11 {
-			t.Errorf("the polite source took no place from the hog")
-		}
-		first.release()
-		if !<-politeGot {
-			t.Error("the polite source was refused")
-		}
-		wg.Wait()
-		if hogGot.Load() != 9 {
-			t.Errorf("%d of the hog's got a slot, want 9", hogGot.Load())
-		}
-		r.idle()
-	})
+		})
+	}
+	if full != 10 {
+		t.Errorf("%d of 20 were refused, want 10", full)
+	}
+	polite := r.visit("10.0.0.2", func(v *visitor) { v.finish() })
+	if full != 11 {
+		t.Errorf("the polite source took no place from the hog")
+	}
+	first.finish()
+	if !polite.in {
+		t.Error("the polite source was refused")
+	}
+	if got != 9 {
+		t.Errorf("%d of the hog's got a slot, want 9", got)
+	}
+	r.idle()
 }
 
 func TestNewConnectionsAreSpaced(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newGateRig(t, shaper.Limit{
-			Name: "all", NewConnections: shaper.Frequency{N: 50, Per: time.Second}, MaxWait: 10 * time.Second, MaxWaiting: 1000,
-		})
-		var mu sync.Mutex
-		var at []time.Duration
-		start := time.Now()
-		var wg sync.WaitGroup
-		for i := range 100 {
-			wg.Go(func() {
-				s := r.must(flowFrom(fmt.Sprintf("10.0.0.%d", i), 1))
-				mu.Lock()
-				at = append(at, time.Since(start))
-				mu.Unlock()
-				s.release()
-			})
-		}
-		wg.Wait()
-		for i := range at {
-			if want := time.Duration(i) * 20 * time.Millisecond; at[i] < want || at[i] > want+time.Millisecond {
-				t.Fatalf("connection %d after %v, want %v", i, at[i], want)
-			}
-		}
-		time.Sleep(time.Hour)
-		before := time.Now()
-		r.must(flowFrom("10.0.0.1", 1)).release()
-		r.must(flowFrom("10.0.0.1", 1)).release()
-		if d := time.Since(before); d < 20*time.Millisecond {
-			t.Errorf("after an hour's rest two came %v apart", d)
-		}
-		r.idle()
+	r := newGateRig(t, shaper.Limit{
+		Name: "all", NewConnections: shaper.Frequency{N: 50, Per: time.Second}, MaxWait: 10 * time.Second, MaxWaiting: 1000,
 	})
+	var at []time.Duration
+	start := r.now
+	for i := range 100 {
+		r.visit(fmt.Sprintf("10.0.0.%d", i), func(v *visitor) {
+			at = append(at, (v.at - start).Duration())
+			v.finish()
+		})
+	}
+	r.sleep(10 * time.Second)
+	for i := range 100 {
+		if want := time.Duration(i) * 20 * time.Millisecond; at[i] < want || at[i] > want+time.Microsecond {
+			t.Fatalf("connection %d after %v, want %v", i, at[i], want)
+		}
+	}
+	r.sleep(time.Hour)
+	before := r.now
+	r.must("10.0.0.1").finish()
+	second := r.visit("10.0.0.1", func(v *visitor) { v.finish() })
+	r.sleep(time.Second)
+	if d := (second.at - before).Duration(); d < 20*time.Millisecond {
+		t.Errorf("after an hour's rest two came %v apart", d)
+	}
+	r.idle()
 }
 
 func TestObservedGateOnlyCounts(t *testing.T) {
 	r := newGateRig(t, shaper.Limit{Name: "all", Connections: 1, MaxWait: time.Second, MaxWaiting: 10, Observe: true})
-	f := flowFrom("10.0.0.1", 1)
-	a, b := r.must(f), r.must(f)
+	a, b := r.must("10.0.0.1"), r.must("10.0.0.1")
 	state := r.shaper.Policy().State(0)
 	if state.InFlight.Load() != 2 || state.Connections[shaper.Delay][shaper.ByConnections].Load() != 1 {
 		t.Errorf("in flight %d, would have waited %d", state.InFlight.Load(), state.Connections[shaper.Delay][shaper.ByConnections].Load())
 	}
-	a.release()
-	b.release()
+	a.finish()
+	b.finish()
 	r.idle()
 }
 
-func TestWithoutWaitAFullGateRefuses(t *testing.T) {
+func TestTakeDoesNotWait(t *testing.T) {
 	r := newGateRig(t, shaper.Limit{Name: "all", Connections: 1, MaxWait: time.Second, MaxWaiting: 10})
-	f := flowFrom("10.0.0.1", 1)
-	a := r.must(f)
-	if _, why := r.gates.acquire(f, "l", nil); why == nil || why.reason != shaper.ByConnections {
-		t.Errorf("refusal %+v, want for connections", why)
+	a := r.must("10.0.0.1")
+	if _, ok := r.gates.take(flowFrom("10.0.0.1", 1), "l", r.now); ok {
+		t.Error("a slot was taken that is not free")
 	}
-	a.release()
+	if n := r.shaper.Policy().State(0).Connections[shaper.Refuse][shaper.ByConnections].Load(); n != 1 {
+		t.Errorf("%d refusals are counted, want 1", n)
+	}
+	a.finish()
+	got, ok := r.gates.take(flowFrom("10.0.0.1", 1), "l", r.now)
+	if !ok {
+		t.Fatal("a free slot was not taken")
+	}
+	got.release(r.now)
 	r.idle()
 }
 
@@ -303,21 +382,23 @@ func TestSlotsFollowANewPolicy(t *testing.T) {
 	one := shaper.Limit{Name: "one", Connections: 5, MaxWait: time.Millisecond, MaxWaiting: 1}
 	two := shaper.Limit{Name: "two", Key: shaper.KeySource, Connections: 1, MaxWait: time.Millisecond, MaxWaiting: 1}
 	r := newGateRig(t, one)
-	f := flowFrom("10.0.0.1", 1)
-	a, b := r.must(f), r.must(f)
+	a, b := r.must("10.0.0.1"), r.must("10.0.0.1")
 	r.swap(two)
 	p := r.shaper.Policy()
-	a.move(p, f, p.Route(f))
-	b.move(p, f, p.Route(f))
+	for _, v := range []*visitor{a, b} {
+		v.move(&v.flow, p.Route(&v.flow), r.now)
+	}
 	if n := p.State(0).InFlight.Load(); n != 2 {
 		t.Errorf("%d in flight under the new limit, want 2", n)
 	}
-	if _, why := r.acquire(context.Background(), f); why == nil {
-		t.Error("a third connection got a slot of one")
+	third := r.visit("10.0.0.1", nil)
+	r.sleep(time.Second)
+	if third.why != shaper.WaitTimeout {
+		t.Errorf("a third connection got a slot of one, or was refused for %v", third.why)
 	}
-	r.must(flowFrom("10.0.0.2", 1)).release()
-	a.release()
-	b.release()
+	r.must("10.0.0.2").finish()
+	a.finish()
+	b.finish()
 	r.idle()
 }
 
@@ -331,50 +412,69 @@ func TestReloadLetsNobodySlipThrough(t *testing.T) {
 		"lower":     {Name: "cap", Connections: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				next.MaxWait, next.MaxWaiting = 10*time.Second, 100
-				r := newGateRig(t, shaper.Limit{Name: "cap", Connections: 2, MaxWait: 10 * time.Second, MaxWaiting: 100})
-				var inFlight, most, got atomic.Int64
-				var wg sync.WaitGroup
-				for range 60 {
-					wg.Go(func() {
-						s := r.must(flowFrom("10.0.0.1", 1))
-						// What is in flight has its slots moved, as the loop does it.
-						if p := r.shaper.Policy(); s.policy != p {
-							t.Error("the slots are of an older policy")
-						}
-						got.Add(1)
-						most.Store(max(most.Load(), inFlight.Add(1)))
-						time.Sleep(50 * time.Millisecond)
-						inFlight.Add(-1)
-						s.release()
+			next.MaxWait, next.MaxWaiting = 10*time.Second, 100
+			r := newGateRig(t, shaper.Limit{Name: "cap", Connections: 2, MaxWait: 10 * time.Second, MaxWaiting: 100})
+			var inFlight, most, got int
+			for range 60 {
+				r.visit("10.0.0.1", func(v *visitor) {
+					if v.policy != r.shaper.Policy() {
+						t.Error("the slots are of an older policy")
+					}
+					got++
+					inFlight++
+					most = max(most, inFlight)
+					r.after(50*time.Millisecond, func() {
+						inFlight--
+						v.finish()
 					})
-				}
-				time.Sleep(125 * time.Millisecond) // six have been in, two are
-				r.swap(next)
-				wg.Wait()
-				// Two of the old limit and, as nothing moved them here, two of the new one.
-				if most.Load() > 4 || got.Load() != 60 {
-					t.Errorf("%d at once, %d got in", most.Load(), got.Load())
-				}
-				r.idle()
-			})
+				})
+			}
+			r.sleep(125 * time.Millisecond) // six have been in, two are
+			r.swap(next)
+			r.sleep(time.Minute)
+			// Two of the old limit and, as nothing moved them here, two of the new one.
+			if most > 4 || got != 60 {
+				t.Errorf("%d at once, %d got in", most, got)
+			}
+			r.idle()
 		})
 	}
 }
 
 func TestReloadKeepsTheDebtOfNewConnections(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		limit := func(n uint64) shaper.Limit {
-			return shaper.Limit{Name: "l", NewConnections: shaper.Frequency{N: n, Per: time.Second}, MaxWait: time.Hour, MaxWaiting: 100}
+	limit := func(n uint64) shaper.Limit {
+		return shaper.Limit{Name: "l", NewConnections: shaper.Frequency{N: n, Per: time.Second}, MaxWait: time.Hour, MaxWaiting: 100}
+	}
+	r := newGateRig(t, limit(1000))
+	r.must("10.0.0.1").finish()
+	r.swap(limit(1))
+	start := r.now
+	v := r.visit("10.0.0.1", func(v *visitor) { v.finish() })
+	r.sleep(time.Hour)
+	if d := (v.at - start).Duration(); d < 900*time.Millisecond || d > time.Second {
+		t.Errorf("waited %v, want the second that one connection costs now", d)
+	}
+}
+
+// A source with many waiters that leave at once, in any order.
+func TestWaitersLeaveInAnyOrder(t *testing.T) {
+	rnd := newRand(t)
+	r := newGateRig(t, shaper.Limit{Name: "all", Connections: 1, MaxWait: time.Minute, MaxWaiting: 1000})
+	first := r.must("10.0.0.1")
+	var waiting []*visitor
+	for i := range 900 {
+		waiting = append(waiting, r.visit(fmt.Sprintf("10.0.0.%d", i%9), nil))
+	}
+	rand.New(rand.NewPCG(rnd.Uint64(), 0)).Shuffle(len(waiting), func(i, j int) { waiting[i], waiting[j] = waiting[j], waiting[i] })
+	for i, v := range waiting {
+		v.leave()
+		if v.why != shaper.ClientGone {
+			t.Fatalf("refused for %v", v.why)
 		}
-		r := newGateRig(t, limit(1000))
-		r.must(flowFrom("10.0.0.1", 1)).release()
-		r.swap(limit(1))
-		start := time.Now()
-		r.must(flowFrom("10.0.0.1", 1)).release()
-		if d := time.Since(start); d < 900*time.Millisecond || d > time.Second {
-			t.Errorf("waited %v, want the second that one connection costs now", d)
+		if i%50 == 0 {
+			r.consistent()
 		}
-	})
+	}
+	first.finish()
+	r.idle()
 }

@@ -24,15 +24,17 @@ type loop struct {
 	pacer *leaky.Pacer
 	lines *lines
 
-	epoll    int
-	wake     int // eventfd; closed under mu
-	watched  []watched
-	events   [128]unix.EpollEvent
-	timeout  unix.Timespec
-	again    []func(now leaky.Time) // work left over, for the next round
-	spare    []func(now leaky.Time)
-	scratch  []byte // what is in hand while it moves from socket to socket
-	stopping bool
+	epoll     int
+	wake      int // eventfd; closed under mu
+	watched   []watched
+	events    [128]unix.EpollEvent
+	timeout   unix.Timespec
+	again     []func(now leaky.Time) // work left over, for the next round
+	spare     []func(now leaky.Time)
+	scratch   []byte  // what is in hand while it moves from socket to socket
+	pipes     []*pipe // empty ones
+	pipeCount int
+	stopping  bool
 
 	batch       *batch
 	datagrams   []*datagram                // to be used again
@@ -57,7 +59,7 @@ type watched struct {
 // would make the departure late. Sockets then wait up to punctual.
 const punctual = leaky.Second / 1e6 * 100
 
-// scratchSize is the most that moves from one TCP socket to the other at once.
+// scratchSize is the most that is copied from one TCP socket to the other at once.
 const scratchSize = 64 << 10
 
 func newLoop(clock *leaky.Clock, s *shaper.Shaper) (*loop, error) {
@@ -99,6 +101,9 @@ func (l *loop) run() {
 	l.wake = -1
 	l.mu.Unlock()
 	unix.Close(l.epoll)
+	for _, p := range l.pipes {
+		l.dropPipe(p)
+	}
 	close(l.done)
 }
 
@@ -148,7 +153,19 @@ func (l *loop) watch(fd int, events uint32, w watcher) error {
 	return nil
 }
 
-// forget ends watch, and is followed by closing fd.
+// rewatch changes the events of a descriptor that is watched.
+func (l *loop) rewatch(fd int, events uint32) {
+	ev := unix.EpollEvent{Events: events, Fd: int32(fd), Pad: l.watched[fd].generation}
+	_ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_MOD, fd, &ev)
+}
+
+// close closes a descriptor that is watched, and of which there is no duplicate.
+func (l *loop) close(fd int) {
+	l.watched[fd].watcher = nil
+	unix.Close(fd)
+}
+
+// forget ends watch.
 func (l *loop) forget(fd int) {
 	if fd < len(l.watched) {
 		l.watched[fd].watcher = nil

@@ -2,7 +2,6 @@ package conn
 
 import (
 	"sync"
-	"syscall"
 
 	"shaperd/leaky"
 )
@@ -24,36 +23,28 @@ func (p *Proxy) Own(own func(fd int) error) {
 	p.mu.Lock()
 	for _, port := range p.ports {
 		if t, ok := port.(*tcpPort); ok {
-			if c, err := t.ln.SyscallConn(); err == nil {
-				_ = p.control("", "", c)
-			}
+			p.mark(t.fd)
 		}
 	}
 	p.mu.Unlock()
 	p.loop.call(func(leaky.Time) {
-		p.owner.RLock()
-		defer p.owner.RUnlock()
 		for s := range p.sessions {
-			p.mark(s.client.fd, s.server.fd)
+			p.mark(s.client.fd)
+			if s.server.fd >= 0 {
+				p.mark(s.server.fd)
+			}
 		}
 	})
 }
 
-// control is what [net.ListenConfig] and [net.Dialer] call with a new socket.
-func (p *Proxy) control(_, _ string, c syscall.RawConn) error {
+// mark tells the owner of a socket.
+func (p *Proxy) mark(fd int) {
 	p.owner.RLock()
 	defer p.owner.RUnlock()
-	return c.Control(func(fd uintptr) { p.mark(int(fd)) })
-}
-
-// mark tells the owner, under its lock, of sockets.
-func (p *Proxy) mark(fds ...int) {
 	if p.owner.own == nil {
 		return
 	}
-	for _, fd := range fds {
-		if err := p.owner.own(fd); err != nil {
-			p.refused.note("a connection may count twice", "err", err)
-		}
+	if err := p.owner.own(fd); err != nil {
+		p.refused.note("a connection may count twice", "err", err)
 	}
 }

@@ -59,7 +59,7 @@ func TestOwn(t *testing.T) {
 	r.proxy.Own(own)
 	want("what is there", map[string]int{"listens": 1, "connected": 2})
 	use()
-	want("a connection", map[string]int{"new": 1, "connected": 2})
+	want("a connection", map[string]int{"new": 1, "connected": 1})
 	r.listen.Endpoints = append(r.listen.Endpoints, Endpoint{Protocol: shaper.TCP, Addr: netip.MustParseAddrPort(freePort(t, shaper.TCP))})
 	r.apply()
 	want("a listener", map[string]int{"new": 1})

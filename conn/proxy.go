@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -24,9 +23,7 @@ type Proxy struct {
 	refused *sampler
 	owner   owner
 
-	ctx    context.Context // ends when connections on their way have to give up
-	cancel context.CancelFunc
-	work   sync.WaitGroup // goroutines of listeners and of connections on their way
+	names  *resolver
 	nextID atomic.Uint64
 	open   atomic.Int64 // TCP connections, from accept to end
 
@@ -50,8 +47,11 @@ type site struct {
 
 type siteConfig struct {
 	Listen
-	addrs []netip.Addr // of the downstreams, for UDP
+	hosts []*host // of the downstreams
 }
+
+// addr returns where downstream i is, or the zero address when that is not known.
+func (c *siteConfig) addr(i int) netip.Addr { return c.hosts[i].addr() }
 
 // service is what a port is for.
 type service struct {
@@ -78,8 +78,8 @@ func New(s *shaper.Shaper, clock *leaky.Clock, log *slog.Logger) (*Proxy, error)
 		sites:   map[string]*site{}, ports: map[Endpoint]port{},
 		sessions: map[*session]struct{}{}, flows: map[flowKey]*udpFlow{},
 	}
-	p.ctx, p.cancel = context.WithCancel(context.Background())
-	p.gates = newGates(s, clock, p.ctx.Done())
+	p.names = newResolver(p.refused)
+	p.gates = newGates(s, &l.pacer.Wheel, clock.Now)
 	go l.run()
 	return p, nil
 }
@@ -107,18 +107,15 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 		}
 	}()
 	for _, listen := range listens {
-		config, err := resolve(ctx, listen)
-		if err != nil {
-			return err
-		}
 		s := p.sites[listen.Name]
 		if s == nil {
 			s = &site{name: listen.Name, counts: p.shaper.Listener(listen.Name)}
 		}
-		sites[listen.Name], configs[s] = s, config
+		sites[listen.Name], configs[s] = s, &siteConfig{Listen: listen}
 		for _, e := range listen.Endpoints {
 			l, ok := p.ports[e.place()]
 			if !ok {
+				var err error
 				if l, err = p.openPort(e); err != nil {
 					return fmt.Errorf("listener %q: %w", listen.Name, err)
 				}
@@ -128,21 +125,25 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 		}
 	}
 	committed = true
+	p.names.resolve(ctx, configs)
 
 	p.loop.call(func(now leaky.Time) {
 		units := p.loop.lines.clear()
-		p.gates.swap(policy, func() { p.loop.lines.swap(policy, now) })
+		p.gates.swap(policy, func() { p.loop.lines.swap(policy, now) }, now)
 		for s, config := range configs {
 			s.config.Store(config)
 		}
 		for s := range p.sessions {
-			s.reroute(policy)
-			s.slots.move(policy, &s.flow, s.route)
+			if s.stage == dialing || s.stage == flowing {
+				s.reroute(policy)
+				s.move(&s.flow, s.route, now)
+			}
 		}
 		for _, f := range p.flows {
 			f.reroute(policy)
-			f.slots.move(policy, &f.flow, f.route)
+			f.slots.move(&f.flow, f.route, now)
 		}
+		p.gates.run(now)
 		for _, u := range units {
 			u.owner.resubmit(now)
 		}
@@ -164,32 +165,6 @@ func (p *Proxy) openPort(e Endpoint) (port, error) {
 		return p.openUDP(e.Addr)
 	}
 	return p.openTCP(e.Addr)
-}
-
-// resolve looks up the downstreams of UDP, whose datagrams cannot wait for it.
-func resolve(ctx context.Context, l Listen) (*siteConfig, error) {
-	config := &siteConfig{Listen: l}
-	for _, d := range l.Downstream {
-		addr, err := netip.ParseAddr(d.Host)
-		if err != nil && l.hasUDP() {
-			addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", d.Host)
-			if err != nil {
-				return nil, fmt.Errorf("listener %q: resolve downstream: %w", l.Name, err)
-			}
-			addr = addrs[0]
-		}
-		config.addrs = append(config.addrs, addr.Unmap())
-	}
-	return config, nil
-}
-
-func (l *Listen) hasUDP() bool {
-	for _, e := range l.Endpoints {
-		if e.Protocol == shaper.UDP {
-			return true
-		}
-	}
-	return false
 }
 
 // Drain closes all TCP ports and takes no more datagrams in, and waits until the
@@ -225,18 +200,15 @@ func (p *Proxy) Drain(ctx context.Context) int {
 	return 0
 }
 
-// Close resets what connections are left and frees everything. The order is:
-// ports, so that nothing new comes; connections on their way, which then reach
-// the loop or give up; sessions and flows; the loop.
+// Close resets what connections are left and frees everything.
 func (p *Proxy) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.names.close()
 	for _, l := range p.ports {
 		l.close()
 	}
 	p.ports = nil
-	p.cancel()
-	p.work.Wait()
 	p.loop.call(func(now leaky.Time) {
 		for s := range p.sessions {
 			s.abort(now)

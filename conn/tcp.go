@@ -3,7 +3,6 @@ package conn
 import (
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -14,26 +13,42 @@ import (
 // session is a TCP connection of a client and the one to a downstream that
 // belongs to it. It belongs to the loop's thread.
 type session struct {
-	loop  *loop
-	proxy *Proxy
-	site  *site
-	flow  shaper.Flow
-	route shaper.Route
-	slots *slots // that end with the session
+	entrant  // with the slots that end with the session
+	*service // it came to
+	proxy    *Proxy
+	stage    stage
+	timer    leaky.Event // of the stage
+	farewell int         // bytes that a refused client may still send
+
+	first, tried int // downstreams: the first one's number, and how many have failed
 
 	client, server side
 	up, down       direction // to the downstream and from it
-	closed         bool
 }
+
+// stage is how far a session has come.
+type stage uint8
+
+const (
+	entering stage = iota // at the gates
+	dialing
+	flowing
+	leaving // refused
+	ended
+)
 
 // side is one of the two sockets.
 type side struct {
 	session  *session
-	fd       int
+	fd       int // -1 when there is none
 	readable bool
 	writable bool
 	unsure   bool // a short read does not mean that nothing is left
+	deaf     bool // not told that there is something to read
 }
+
+// edges are the events of a session's sockets, each told once.
+const edges uint32 = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLPRI | unix.EPOLLRDHUP | 1<<31 // EPOLLET
 
 // direction moves bytes from src to dst. Nothing is read before it may be
 // written: what waits, waits in the kernel's socket buffer, where TCP holds the
@@ -44,6 +59,8 @@ type direction struct {
 	unit     unit
 	observed shaper.Set
 	left     []byte // read, but refused by dst's buffer
+	pipe     *pipe  // likewise, when it was not copied; nil when it is empty
+	bulk     bool   // src has had more than the last read took
 	putOff   bool   // resume will be called
 	ended    bool   // src has sent its last byte
 	shut     bool   // and dst was told
@@ -62,51 +79,52 @@ const (
 	// minGrant is one segment of Ethernet's size.
 	minGrant = 1448
 
+	// maxGrant is the most that moves at once, and what an unlimited direction moves.
+	maxGrant = 256 << 10
+
 	// turn is how many times an unlimited direction moves bytes before other
 	// sockets, and departures, have their turn. Each takes about 20 us.
 	turn = 2
 )
 
-// adopt takes over the two connected sockets of s. It owns them from then on.
-func (l *loop) adopt(s *session, now leaky.Time) {
-	s.loop = l
-	s.client.session, s.server.session = s, s
-	s.up = direction{session: s, src: &s.client, dst: &s.server, bytes: &s.site.counts.ToDownstream}
-	s.down = direction{session: s, src: &s.server, dst: &s.client, bytes: &s.site.counts.FromDownstream}
+// begin lets bytes flow between the two connected sockets.
+func (s *session) begin(now leaky.Time) {
+	s.stage = flowing
+	s.counts.Open.Add(1)
+	s.up = direction{session: s, src: &s.client, dst: &s.server, bytes: &s.counts.ToDownstream}
+	s.down = direction{session: s, src: &s.server, dst: &s.client, bytes: &s.counts.FromDownstream}
 	for _, d := range []*direction{&s.up, &s.down} {
 		d.unit = unit{owner: d, credit: grantCredit}
 	}
-	s.proxy.sessions[s] = struct{}{}
-	policy := s.proxy.shaper.Policy()
-	s.reroute(policy)
-	if s.slots.policy != policy { // a reload came during the dial
-		s.slots.move(policy, &s.flow, s.route)
-	}
-	const events uint32 = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLPRI | unix.EPOLLRDHUP | 1<<31 // EPOLLET
-	for _, side := range []*side{&s.client, &s.server} {
-		if err := l.watch(side.fd, events, side); err != nil {
-			s.proxy.log.Error("watch connection", "listener", s.site.name, "err", err)
-			s.abort(now)
-			return
-		}
-	}
+	s.reroute(s.proxy.shaper.Policy())
+	s.advance(now)
+}
+
+// advance moves what can be moved in both directions.
+func (s *session) advance(now leaky.Time) {
+	s.up.advance(now)
+	s.down.advance(now)
+	s.finish(now)
 }
 
 // reroute puts s under policy. Its units must not be queued.
 func (s *session) reroute(policy *shaper.Policy) {
-	s.flow.Listen = policy.ListenIndex(s.site.name)
+	s.flow.Listen = policy.ListenIndex(s.name)
 	s.route = policy.Route(&s.flow)
-	s.up.reroute(policy, s.route.ToDownstream)
-	s.down.reroute(policy, s.route.FromDownstream)
+	if s.stage == flowing {
+		s.up.reroute(policy, s.route.ToDownstream)
+		s.down.reroute(policy, s.route.FromDownstream)
+	}
 }
 
 func (d *direction) reroute(policy *shaper.Policy, set shaper.Set) {
 	s := d.session
 	old := d.unit.path
-	d.unit.path = s.loop.lines.path(policy, &s.flow, s.route, set)
-	s.loop.lines.release(old, s.loop.clock.Now())
+	l := s.proxy.loop
+	d.unit.path = l.lines.path(policy, &s.flow, s.route, set)
+	l.lines.release(old, l.clock.Now())
 	d.observed = policy.Observed(set)
-	grant := uint64(scratchSize)
+	grant := uint64(maxGrant)
 	for _, l := range d.unit.path {
 		grant = min(grant, l.shape.Bytes.Units(leaky.FromDuration(grantTime)))
 	}
@@ -127,13 +145,6 @@ func (d *direction) boundUnsent() {
 
 func (side *side) ready(events uint32, now leaky.Time) {
 	s := side.session
-	if s.closed {
-		return
-	}
-	if events&unix.EPOLLERR != 0 {
-		s.abort(now)
-		return
-	}
 	if events&(unix.EPOLLIN|unix.EPOLLPRI|unix.EPOLLRDHUP|unix.EPOLLHUP) != 0 {
 		side.readable = true
 		// The end, or urgent data, at which a read stops, may be all that is left:
@@ -143,9 +154,53 @@ func (side *side) ready(events uint32, now leaky.Time) {
 	if events&(unix.EPOLLOUT|unix.EPOLLHUP) != 0 {
 		side.writable = true
 	}
-	s.up.advance(now)
-	s.down.advance(now)
-	s.finish(now)
+	switch {
+	case s.stage == dialing && side == &s.server:
+		s.dialed(events, now)
+	case events&unix.EPOLLERR != 0, s.stage == entering && side.gone(events):
+		s.abort(now)
+	case s.stage == flowing:
+		side.hush()
+		s.advance(now)
+	case s.stage == leaving:
+		s.sayFarewell(now)
+	}
+}
+
+// hush ends events of data from a side whose bytes wait in a line: each segment would
+// wake the loop for nothing.
+func (side *side) hush() {
+	d := &side.session.up
+	if side == d.dst {
+		d = &side.session.down
+	}
+	if side.readable && d.unit.queued && !side.deaf {
+		side.deaf = true
+		side.session.proxy.loop.rewatch(side.fd, edges&^(unix.EPOLLIN|unix.EPOLLPRI))
+	}
+}
+
+// drained notes that a side has nothing to read. The loop tells when there is more.
+func (side *side) drained() {
+	side.readable = false
+	if side.deaf {
+		side.deaf = false
+		side.session.proxy.loop.rewatch(side.fd, edges)
+	}
+}
+
+// gone reports whether a client that waits has left: without a word, or altogether.
+// One that has sent something and no more may wait for an answer.
+func (side *side) gone(events uint32) bool {
+	if events&unix.EPOLLHUP != 0 {
+		return true
+	}
+	if events&unix.EPOLLRDHUP == 0 {
+		return false
+	}
+	var b [1]byte
+	n, _, err := unix.Recvfrom(side.fd, b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	return err == nil && n == 0
 }
 
 // advance moves what can be moved, or queues for it.
@@ -154,11 +209,11 @@ func (d *direction) advance(now leaky.Time) {
 		return
 	}
 	if len(d.unit.path) > 0 {
-		d.session.loop.lines.submit(&d.unit, now)
+		d.session.proxy.loop.lines.submit(&d.unit, now)
 		return
 	}
 	for range turn {
-		n := d.move(scratchSize)
+		n := d.move(maxGrant)
 		if n > 0 && d.observed != 0 {
 			d.observe(uint64(n), now)
 		}
@@ -175,13 +230,13 @@ func (d *direction) refused(*line) {} // a grant is not droppable
 
 func (d *direction) putItOff() {
 	d.putOff = true
-	d.session.loop.later(d.resume)
+	d.session.proxy.loop.later(d.resume)
 }
 
 // resume is advance, for work that was put off.
 func (d *direction) resume(now leaky.Time) {
 	d.putOff = false
-	if d.session.closed {
+	if d.session.stage != flowing {
 		return
 	}
 	d.advance(now)
@@ -189,7 +244,7 @@ func (d *direction) resume(now leaky.Time) {
 }
 
 func (d *direction) movable() bool {
-	return !d.shut && !d.session.closed && d.dst.writable && (d.src.readable || len(d.left) > 0 || d.ended)
+	return !d.shut && d.session.stage == flowing && d.dst.writable && (d.src.readable || len(d.left) > 0 || d.pipe != nil || d.ended)
 }
 
 // send is one grant.
@@ -209,111 +264,59 @@ func (d *direction) observe(n uint64, now leaky.Time) {
 	s.proxy.shaper.Decide(s.proxy.shaper.Policy(), &s.flow, s.route, d.observed, n, 0, now)
 }
 
-// move moves at most limit bytes and returns how many dst took.
-func (d *direction) move(limit int) int {
-	b := d.left
-	if len(b) > limit {
-		b = b[:limit]
-	}
-	if len(b) == 0 && !d.ended {
-		n, errno := recv(d.src.fd, d.session.loop.scratch[:limit])
-		switch {
-		case errno == unix.EAGAIN:
-			d.src.readable = false
-			return 0
-		case errno != 0:
-			d.session.abort(d.session.loop.clock.Now())
-			return 0
-		case n == 0:
-			d.ended = true
-		}
-		b = d.session.loop.scratch[:n]
-		if n > 0 && n < limit && !d.src.unsure {
-			d.src.readable = false // emptied: an edge tells when there is more
-		}
-	}
-	if len(b) == 0 {
-		if d.ended {
-			d.shut = true
-			_ = unix.Shutdown(d.dst.fd, unix.SHUT_WR)
-		}
-		return 0
-	}
-	n, errno := send(d.dst.fd, b)
-	switch {
-	case errno == unix.EAGAIN:
-		d.dst.writable = false
-	case errno != 0:
-		d.session.abort(d.session.loop.clock.Now())
-		return 0
-	case n < len(b):
-		d.dst.writable = false
-	}
-	if len(d.left) > 0 {
-		d.left = d.left[n:]
-	} else if n < len(b) {
-		d.left = append([]byte(nil), b[n:]...)
-	}
-	if len(d.left) == 0 {
-		d.left = nil
-	}
-	d.bytes.Add(uint64(n))
-	return n
-}
-
 // finish ends s when both directions have.
 func (s *session) finish(now leaky.Time) {
-	if !s.closed && s.up.shut && s.down.shut {
+	if s.stage == flowing && s.up.shut && s.down.shut {
 		s.close(now)
 	}
 }
 
 // abort ends s with a reset on both sides.
 func (s *session) abort(now leaky.Time) {
-	if s.closed {
+	switch {
+	case s.stage == ended:
+		return
+	case s.stage == entering:
+		s.gates.leave(&s.entrant, shaper.ClientGone, now)
 		return
 	}
 	linger := unix.Linger{Onoff: 1}
-	_ = unix.SetsockoptLinger(s.client.fd, unix.SOL_SOCKET, unix.SO_LINGER, &linger)
-	_ = unix.SetsockoptLinger(s.server.fd, unix.SOL_SOCKET, unix.SO_LINGER, &linger)
+	for _, side := range []*side{&s.client, &s.server} {
+		if side.fd >= 0 {
+			_ = unix.SetsockoptLinger(side.fd, unix.SOL_SOCKET, unix.SO_LINGER, &linger)
+		}
+	}
 	s.close(now)
 }
 
 // close frees everything. The lines are given back a little later: the caller may
 // be one of them, about to be charged for what was just sent.
 func (s *session) close(now leaky.Time) {
-	s.closed = true
-	s.loop.lines.withdraw(now, &s.up.unit, &s.down.unit)
+	l := s.proxy.loop
+	l.pacer.Cancel(&s.timer)
+	if s.stage == flowing {
+		s.counts.Open.Add(-1)
+		l.lines.withdraw(now, &s.up.unit, &s.down.unit)
+		l.later(func(now leaky.Time) {
+			l.lines.release(s.up.unit.path, now)
+			l.lines.release(s.down.unit.path, now)
+			s.up.unit.path, s.down.unit.path = nil, nil
+		})
+	}
+	s.stage = ended
 	for _, side := range []*side{&s.client, &s.server} {
-		s.loop.forget(side.fd)
-		unix.Close(side.fd)
+		if side.fd >= 0 {
+			l.close(side.fd)
+		}
 	}
 	delete(s.proxy.sessions, s)
-	s.up.left, s.down.left = nil, nil
-	s.loop.later(func(now leaky.Time) {
-		s.loop.lines.release(s.up.unit.path, now)
-		s.loop.lines.release(s.down.unit.path, now)
-		s.up.unit.path, s.down.unit.path = nil, nil
-	})
-	s.slots.release()
-	s.site.counts.Open.Add(-1)
+	for _, d := range []*direction{&s.up, &s.down} {
+		d.left = nil
+		if d.pipe != nil {
+			l.dropPipe(d.pipe)
+			d.pipe = nil
+		}
+	}
+	s.release(now)
 	s.proxy.open.Add(-1)
-}
-
-func recv(fd int, b []byte) (int, unix.Errno) {
-	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd),
-		uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), unix.MSG_DONTWAIT, 0, 0)
-	if errno != 0 {
-		return 0, errno
-	}
-	return int(n), 0
-}
-
-func send(fd int, b []byte) (int, unix.Errno) {
-	n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd),
-		uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
-	if errno != 0 {
-		return 0, errno
-	}
-	return int(n), 0
 }

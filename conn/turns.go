@@ -16,84 +16,96 @@ type room struct {
 
 // source is the queue of one source address at one gate.
 type source struct {
-	addr    netip.Addr
-	gate    *gate
-	waiters []*waiter
-	index   int // in room.longest
+	addr       netip.Addr
+	gate       *gate
+	head, tail *entrant
+	len        int
+	next, prev *source // in the ring of the gate's turns
+	index      int     // in room.longest
 }
 
-type waiter struct {
-	source  *source
-	since   leaky.Time
-	decided chan struct{} // closed when granted or refused
-	refused shaper.Reason
-	granted bool
-}
-
-// enqueue adds w to its source's queue. When the room is full it takes the place
-// of the newest waiter of the source with the most, unless that is its own.
-func (gt *gate) enqueue(w *waiter, addr netip.Addr, maxWaiting int) bool {
-	addr = turnAddr(addr)
-	rm := gt.room
-	src := gt.sources[addr]
+// enqueue has e wait in its source's queue at gt. When the room is full it takes the
+// place of the newest waiter of the source with the most, unless that is its own.
+func (g *gates) enqueue(gt *gate, e *entrant, now leaky.Time) bool {
+	addr := turnAddr(e.flow.Source)
+	src, rm := gt.sources[addr], gt.room
 	own := 0
 	if src != nil {
-		own = len(src.waiters)
+		own = src.len
 	}
-	if rm.waiting >= maxWaiting {
-		if len(rm.longest) == 0 || len(rm.longest[0].waiters) <= own+1 {
+	if rm.waiting >= e.limit.MaxWaiting {
+		if len(rm.longest) == 0 || rm.longest[0].len <= own+1 {
 			return false
 		}
-		longest := rm.longest[0]
-		last := longest.waiters[len(longest.waiters)-1]
-		longest.remove(last)
-		last.refused = shaper.WaitingFull
-		close(last.decided)
+		last := rm.longest[0].tail
+		at := last.source.gate
+		g.unqueue(last)
+		g.refuse(last, at, shaper.WaitingFull, now)
 	}
 	if src == nil {
-		src = &source{addr: addr, gate: gt}
-		gt.sources[addr] = src
-		gt.turns = append(gt.turns, src)
-		heap.Push(&rm.longest, src)
+		src = gt.newSource(addr)
 	}
-	w.source = src
-	src.waiters = append(src.waiters, w)
+	e.source, e.prev, e.next = src, src.tail, nil
+	if src.head == nil {
+		src.head = e
+	} else {
+		src.tail.next = e
+	}
+	src.tail = e
+	src.len++
 	heap.Fix(&rm.longest, src.index)
 	rm.waiting++
 	gt.state.Waiting.Add(1)
 	return true
 }
 
-// pop takes the waiter whose turn it is.
-func (gt *gate) pop() *waiter {
-	src := gt.turns[0]
-	w := src.waiters[0]
-	gt.turns = append(gt.turns[1:], src)
-	src.remove(w)
-	return w
+// newSource adds a source without waiters, whose turn is the last one.
+func (gt *gate) newSource(addr netip.Addr) *source {
+	src := &source{addr: addr, gate: gt}
+	if gt.sources == nil {
+		gt.sources = map[netip.Addr]*source{}
+	}
+	gt.sources[addr] = src
+	heap.Push(&gt.room.longest, src)
+	if gt.turn == nil {
+		src.next, src.prev = src, src
+		gt.turn = src
+		return src
+	}
+	src.next, src.prev = gt.turn, gt.turn.prev
+	src.prev.next, src.next.prev = src, src
+	return src
 }
 
-// remove takes w out of the queue of its source.
-func (s *source) remove(w *waiter) {
-	i := 0
-	for s.waiters[i] != w {
-		i++
+// remove takes e out of the queue of its source.
+func (s *source) remove(e *entrant) {
+	if e.prev == nil {
+		s.head = e.next
+	} else {
+		e.prev.next = e.next
 	}
-	s.waiters = append(s.waiters[:i], s.waiters[i+1:]...)
-	rm := s.gate.room
-	rm.waiting--
-	s.gate.state.Waiting.Add(-1)
-	if len(s.waiters) > 0 {
-		heap.Fix(&rm.longest, s.index)
+	if e.next == nil {
+		s.tail = e.prev
+	} else {
+		e.next.prev = e.prev
+	}
+	e.next, e.prev = nil, nil
+	s.len--
+	gt := s.gate
+	gt.room.waiting--
+	gt.state.Waiting.Add(-1)
+	if s.len > 0 {
+		heap.Fix(&gt.room.longest, s.index)
 		return
 	}
-	heap.Remove(&rm.longest, s.index)
-	delete(s.gate.sources, s.addr)
-	for i, t := range s.gate.turns {
-		if t == s {
-			s.gate.turns = append(s.gate.turns[:i], s.gate.turns[i+1:]...)
-			break
-		}
+	heap.Remove(&gt.room.longest, s.index)
+	delete(gt.sources, s.addr)
+	s.prev.next, s.next.prev = s.next, s.prev
+	switch {
+	case s.next == s:
+		gt.turn = nil
+	case gt.turn == s:
+		gt.turn = s.next
 	}
 }
 
@@ -110,7 +122,7 @@ func turnAddr(a netip.Addr) netip.Addr {
 type sourceHeap []*source
 
 func (h sourceHeap) Len() int           { return len(h) }
-func (h sourceHeap) Less(i, j int) bool { return len(h[i].waiters) > len(h[j].waiters) }
+func (h sourceHeap) Less(i, j int) bool { return h[i].len > h[j].len }
 func (h sourceHeap) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
 	h[i].index, h[j].index = i, j
@@ -125,6 +137,7 @@ func (h *sourceHeap) Push(x any) {
 func (h *sourceHeap) Pop() any {
 	old := *h
 	s := old[len(old)-1]
+	old[len(old)-1] = nil
 	*h = old[:len(old)-1]
 	return s
 }

@@ -38,7 +38,7 @@ type udpFlow struct {
 	site   *site
 	flow   shaper.Flow
 	route  shaper.Route
-	slots  *slots
+	slots  slots
 	fd     int // connected to the downstream
 	to     replyTo
 	up     udpDirection
@@ -160,13 +160,12 @@ func (u *udpPort) flow(m message, now leaky.Time) *udpFlow {
 		s.counts.FlowsRefused.Add(1)
 		return nil
 	}
-	slots, refusal := p.gates.acquire(&f.flow, s.name, nil)
-	if refusal != nil {
+	ok := false
+	if f.slots, ok = p.gates.take(&f.flow, s.name, now); !ok {
 		return nil
 	}
-	f.slots = slots
 	if err := f.dial(s.samePort); err != nil {
-		slots.release()
+		f.slots.release(now)
 		s.counts.DialErrors.Add(1)
 		p.refused.note("open UDP flow", "listener", s.name, "err", err)
 		return nil
@@ -185,10 +184,11 @@ func (u *udpPort) flow(m message, now leaky.Time) *udpFlow {
 func (f *udpFlow) dial(samePort bool) error {
 	config := f.site.config.Load()
 	i := int(f.site.turn.Add(1)-1) % len(config.Downstream)
-	if !config.addrs[i].IsValid() {
-		return fmt.Errorf("downstream %s has no address yet", config.Downstream[i].Host)
+	addr := config.addr(i)
+	if !addr.IsValid() {
+		return errNoAddress
 	}
-	to := netip.AddrPortFrom(config.addrs[i], config.Downstream[i].port(f.flow.Port, samePort))
+	to := netip.AddrPortFrom(addr, config.Downstream[i].port(f.flow.Port, samePort))
 	fd, err := connectUDP(to)
 	if err != nil {
 		return fmt.Errorf("connect to %s: %w", to, err)
@@ -373,7 +373,7 @@ func (f *udpFlow) close(now leaky.Time) {
 		f.site.unanswered.Remove(f.mute)
 	}
 	f.site.counts.Flows.Add(-1)
-	f.slots.release()
+	f.slots.release(now)
 }
 
 // evict closes the flow of l that has been idle longest.

@@ -150,7 +150,7 @@ func (b *batch) reply(fd int, to *replyTo, data []byte) unix.Errno {
 // bindUDP opens the socket of a port. It tells the address each datagram was
 // sent to.
 func bindUDP(addr netip.AddrPort) (fd int, err error) {
-	fd, err = udpSocket(addr.Addr())
+	fd, err = socket(addr.Addr(), unix.SOCK_DGRAM)
 	if err != nil {
 		return -1, err
 	}
@@ -178,7 +178,7 @@ func bindUDP(addr netip.AddrPort) (fd int, err error) {
 }
 
 func connectUDP(to netip.AddrPort) (int, error) {
-	fd, err := udpSocket(to.Addr())
+	fd, err := socket(to.Addr(), unix.SOCK_DGRAM)
 	if err != nil {
 		return -1, err
 	}
@@ -189,12 +189,12 @@ func connectUDP(to netip.AddrPort) (int, error) {
 	return fd, nil
 }
 
-func udpSocket(a netip.Addr) (int, error) {
+func socket(a netip.Addr, kind int) (int, error) {
 	family := unix.AF_INET6
 	if a.Is4() {
 		family = unix.AF_INET
 	}
-	return unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	return unix.Socket(family, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 }
 
 func localPort(fd int) (uint16, error) {

@@ -1,0 +1,221 @@
+package conn
+
+import (
+	"net/netip"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// pipe holds bytes on their way between two sockets, in the kernel: they are not
+// copied. A direction has one only while it holds some.
+type pipe struct {
+	r, w int
+	n    int // bytes in it
+}
+
+const (
+	// spliceMin is how many bytes have to come at once for a pipe to be worth its
+	// two system calls more.
+	spliceMin = 32 << 10
+
+	// maxPipes is how many directions may hold a pipe with bytes that their
+	// downstream does not take yet; others copy. A pipe takes two descriptors.
+	maxPipes = 64
+)
+
+// takePipe returns an empty pipe, or nil when there is none to be had.
+func (l *loop) takePipe() *pipe {
+	if n := len(l.pipes); n > 0 {
+		p := l.pipes[n-1]
+		l.pipes = l.pipes[:n-1]
+		return p
+	}
+	if l.pipeCount >= maxPipes {
+		return nil
+	}
+	var fds [2]int
+	if unix.Pipe2(fds[:], unix.O_NONBLOCK|unix.O_CLOEXEC) != nil {
+		return nil
+	}
+	// An error leaves the default of 64 KiB.
+	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, maxGrant)
+	l.pipeCount++
+	return &pipe{r: fds[0], w: fds[1]}
+}
+
+// dropPipe ends a pipe that may hold bytes.
+func (l *loop) dropPipe(p *pipe) {
+	unix.Close(p.r)
+	unix.Close(p.w)
+	l.pipeCount--
+}
+
+// move moves at most limit bytes and returns how many dst took.
+func (d *direction) move(limit int) int {
+	n := 0
+	switch {
+	case d.pipe != nil:
+		n = d.empty(limit)
+	case d.bulk && limit >= spliceMin && !d.src.unsure && len(d.left) == 0 && !d.ended && d.fill(limit):
+		if d.pipe != nil {
+			n = d.empty(limit)
+		}
+	default:
+		n = d.copy(min(limit, scratchSize))
+	}
+	d.bytes.Add(uint64(n))
+	return n
+}
+
+// fill takes at most limit bytes of src into a pipe. It returns false, having done
+// nothing, where that does not work.
+func (d *direction) fill(limit int) bool {
+	l := d.session.proxy.loop
+	p := l.takePipe()
+	if p == nil {
+		return false
+	}
+	n, errno := splice(d.src.fd, p.w, limit)
+	p.n = n
+	switch {
+	case n > 0:
+		d.pipe = p
+		d.bulk = n >= spliceMin/2
+		return true
+	case errno == unix.EAGAIN:
+		d.src.drained()
+	case errno == unix.EINVAL || errno == unix.ENOMEM:
+		l.pipes = append(l.pipes, p)
+		d.bulk = false
+		return false
+	case errno != 0:
+		d.session.abort(l.clock.Now())
+	default:
+		d.end()
+	}
+	l.pipes = append(l.pipes, p)
+	return true
+}
+
+// empty gives dst at most limit bytes of the pipe, and returns how many it took.
+func (d *direction) empty(limit int) int {
+	l, p := d.session.proxy.loop, d.pipe
+	limit = min(limit, p.n)
+	moved := 0
+	for moved < limit {
+		n, errno := splice(p.r, d.dst.fd, limit-moved)
+		if errno == unix.EAGAIN {
+			d.dst.writable = false
+			break
+		}
+		if errno != 0 || n == 0 {
+			d.session.abort(l.clock.Now())
+			return 0
+		}
+		moved += n
+		p.n -= n
+	}
+	if p.n == 0 {
+		d.pipe = nil
+		l.pipes = append(l.pipes, p)
+	}
+	return moved
+}
+
+// copy is move by way of the loop's memory.
+func (d *direction) copy(limit int) int {
+	b := d.left
+	if len(b) > limit {
+		b = b[:limit]
+	}
+	if len(b) == 0 && !d.ended {
+		n, errno := recv(d.src.fd, d.session.proxy.loop.scratch[:limit])
+		switch {
+		case errno == unix.EAGAIN:
+			d.src.drained()
+			return 0
+		case errno != 0:
+			d.session.abort(d.session.proxy.loop.clock.Now())
+			return 0
+		case n == 0:
+			d.ended = true
+		}
+		b = d.session.proxy.loop.scratch[:n]
+		d.bulk = n == limit
+		if n > 0 && n < limit && !d.src.unsure {
+			d.src.drained()
+		}
+	}
+	if len(b) == 0 {
+		if d.ended {
+			d.end()
+		}
+		return 0
+	}
+	n, errno := send(d.dst.fd, b)
+	switch {
+	case errno == unix.EAGAIN:
+		d.dst.writable = false
+	case errno != 0:
+		d.session.abort(d.session.proxy.loop.clock.Now())
+		return 0
+	case n < len(b):
+		d.dst.writable = false
+	}
+	if len(d.left) > 0 {
+		d.left = d.left[n:]
+	} else if n < len(b) {
+		d.left = append([]byte(nil), b[n:]...)
+	}
+	if len(d.left) == 0 {
+		d.left = nil
+	}
+	return n
+}
+
+// end passes on that src has sent its last byte, and that dst has got it.
+func (d *direction) end() {
+	d.ended, d.shut = true, true
+	_ = unix.Shutdown(d.dst.fd, unix.SHUT_WR)
+}
+
+// accept returns a connection of a listening socket, and whose it is.
+func accept(fd int) (int, netip.Addr, unix.Errno) {
+	var name unix.RawSockaddrInet6
+	size := uint32(unsafe.Sizeof(name))
+	n, _, errno := unix.RawSyscall6(unix.SYS_ACCEPT4, uintptr(fd), uintptr(unsafe.Pointer(&name)),
+		uintptr(unsafe.Pointer(&size)), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0, 0)
+	if errno != 0 {
+		return -1, netip.Addr{}, errno
+	}
+	from, _ := fromSockaddr(&name)
+	return int(n), from.Addr(), 0
+}
+
+func recv(fd int, b []byte) (int, unix.Errno) {
+	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd),
+		uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), unix.MSG_DONTWAIT, 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), 0
+}
+
+func send(fd int, b []byte) (int, unix.Errno) {
+	n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd),
+		uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), 0
+}
+
+func splice(from, to, n int) (int, unix.Errno) {
+	moved, _, errno := unix.RawSyscall6(unix.SYS_SPLICE, uintptr(from), 0, uintptr(to), 0, uintptr(n),
+		unix.SPLICE_F_NONBLOCK|unix.SPLICE_F_MOVE)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(moved), 0
+}
