@@ -22,7 +22,7 @@ func BenchmarkLine(b *testing.B) {
 	f := flowFrom("10.0.0.1", 1)
 	route := p.Route(f)
 	u := &benchUnit{}
-	u.unit = unit{owner: u, path: ls.path(p, f, route, route.ToDownstream), bytes: 1500, packets: 1, credit: 1}
+	u.unit = unit{owner: u, path: ls.path(p, f, route, route.ToDownstream, false), bytes: 1500, packets: 1, credit: 1}
 	b.ReportAllocs()
 	for b.Loop() {
 		ls.submit(&u.unit, now)

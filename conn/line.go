@@ -2,6 +2,7 @@ package conn
 
 import (
 	"cmp"
+	"net/netip"
 	"slices"
 
 	"shaperd/leaky"
@@ -12,19 +13,18 @@ import (
 // TCP direction.
 //
 // It passes the lines of its path in order, the most specific first. In each it
-// queues; at the head, when the bucket lets it go, it holds the line and queues
+// queues; when it is its turn and the bucket lets it go, it holds the line and queues
 // in the next. From the last it leaves, and all buckets are charged with what
 // really left, at that instant. So every bucket's output keeps to its own
 // envelope whatever the others do, and a unit waits in one place. As all units
 // pass lines in the same order, holding cannot deadlock.
 //
 // The price is that a line stands still while its head waits in a later one:
-// traffic of the same key that would not have met that line waits too. It is
-// what first-in-first-out means. Limits of which one matches no more and splits no
+// traffic of the same key that would not have met that line waits too. Limits of which one matches no more and splits no
 // less than the other are not affected.
 type unit struct {
 	owner   sender
-	path    []*line
+	path    []stop
 	pos     int
 	waited  shaper.Set // positions in path at which it had to wait
 	arrived leaky.Time
@@ -35,7 +35,16 @@ type unit struct {
 
 	droppable  bool // refused by a line whose queue is full
 	queued     bool
-	next, prev *unit // in the line at pos
+	joined     leaky.Time // the line at pos
+	cost       leaky.Time // there
+	next, prev *unit      // there, of the same flow
+}
+
+// stop is where the units of one flow wait in one line.
+type stop struct {
+	*line
+	share *share // nil where all wait in one queue
+	leaf  *node
 }
 
 // sender puts a unit on the wire. It returns what really left, and whether it
@@ -51,7 +60,8 @@ type sender interface {
 	refused(by *line)
 }
 
-// line is the queue in front of one bucket, for as long as a flow needs it.
+// line is the queue in front of one bucket, for as long as a flow needs it. Sources
+// take turns in it, and the flows of a source.
 type line struct {
 	key    shaper.Key
 	shape  *leaky.Shape
@@ -59,13 +69,27 @@ type line struct {
 	bucket leaky.Bucket
 	refs   int
 
-	head, tail    *unit
-	holder        *unit // past the head of this line, waiting in a later one
+	root          node
+	shares        map[netip.Addr]*share
+	holder        *unit // past this line, waiting in a later one
 	queuedBytes   uint64
 	queuedPackets uint64
 	event         leaky.Event
 	pending       bool // in lines.work
 }
+
+// share is a source in a line, for as long as it has flows. Flows that nobody has
+// answered yet, whose sources may be forged, are one source together: no number of
+// them takes more than one turn from those that are known.
+type share struct {
+	node
+	source netip.Addr // the zero address for strangers
+	flows  int
+}
+
+// shedAfter is for how long beyond max_delay, and what it costs itself, a datagram may
+// wait that others have come before: the thread may be late.
+const shedAfter = leaky.Second / 500
 
 // lines are the queues in use. They belong to the loop's thread.
 type lines struct {
@@ -81,10 +105,11 @@ func newLines(s *shaper.Shaper, w *leaky.Wheel, clock func() leaky.Time) *lines 
 	return &lines{shaper: s, wheel: w, clock: clock, byKey: map[shaper.Key]*line{}}
 }
 
-// path returns the lines that a flow's units pass under set, in order. Limits
-// without a rate, and those that only observe, have none.
-func (ls *lines) path(p *shaper.Policy, f *shaper.Flow, r shaper.Route, set shaper.Set) []*line {
-	var path []*line
+// path returns the stops of a flow's units under set, in order. Limits without a
+// rate, and those that only observe, have none. A flow is a stranger as long as nobody
+// has answered it.
+func (ls *lines) path(p *shaper.Policy, f *shaper.Flow, r shaper.Route, set shaper.Set, stranger bool) []stop {
+	var path []stop
 	for i := range set.All {
 		shape := p.Shape(i)
 		if p.Limit(i).Observe || shape.Bytes.Unlimited() && shape.Packets.Unlimited() {
@@ -98,15 +123,42 @@ func (ls *lines) path(p *shaper.Policy, f *shaper.Flow, r shaper.Route, set shap
 			ls.byKey[key] = l
 		}
 		l.shape, l.state = shape, p.State(i)
-		l.refs++
-		path = append(path, l)
+		path = append(path, l.stop(f, p.Limit(i).Share == shaper.ShareFIFO, stranger))
 	}
 	return path
 }
 
+// stop adds a flow to l.
+func (l *line) stop(f *shaper.Flow, fifo, stranger bool) stop {
+	l.refs++
+	if fifo {
+		return stop{line: l, leaf: &l.root}
+	}
+	var source netip.Addr
+	if !stranger {
+		source = turnAddr(f.Source)
+	}
+	sh := l.shares[source]
+	if sh == nil {
+		sh = &share{source: source, node: node{parent: &l.root}}
+		if l.shares == nil {
+			l.shares = map[netip.Addr]*share{}
+		}
+		l.shares[source] = sh
+	}
+	sh.flows++
+	return stop{line: l, share: sh, leaf: &node{parent: &sh.node}}
+}
+
 // release gives back a path.
-func (ls *lines) release(path []*line, now leaky.Time) {
-	for _, l := range path {
+func (ls *lines) release(path []stop, now leaky.Time) {
+	for _, at := range path {
+		l := at.line
+		if at.share != nil {
+			if at.share.flows--; at.share.flows == 0 && l.shares[at.share.source] == at.share {
+				delete(l.shares, at.share.source)
+			}
+		}
 		if l.refs--; l.refs == 0 {
 			ls.wheel.Cancel(&l.event)
 			delete(ls.byKey, l.key)
@@ -135,38 +187,65 @@ func (ls *lines) enqueue(u *unit, now leaky.Time) {
 	ls.join(u, now)
 }
 
-// join puts u at the end of the line it has come to. It counts there, and not in
-// the later ones: what is held up here takes no room from others there.
+// join puts u in the line it has come to. It counts there, and not in the later ones:
+// what is held up here takes no room from others there. Where there is no room the
+// longest queue of datagrams loses its last one, or u, if that would be the longest.
 func (ls *lines) join(u *unit, now leaky.Time) {
-	l := u.path[u.pos]
-	if u.droppable && l.full(now) {
-		u.queued = false
-		ls.leave(u, u.pos)
-		u.owner.refused(l)
-		return
+	at := u.path[u.pos]
+	l := at.line
+	u.joined, u.cost = now, l.cost(u.bytes, u.packets)
+	for u.droppable && l.full(now) {
+		longest := l.root.deepest(at.leaf, u.cost)
+		if longest == nil {
+			u.queued = false
+			ls.leave(u, u.pos)
+			u.owner.refused(l)
+			return
+		}
+		last := longest.tail
+		for !last.droppable {
+			last = last.prev
+		}
+		ls.drop(last)
 	}
 	l.queuedBytes += u.bytes
 	l.queuedPackets += u.packets
-	u.prev, u.next = l.tail, nil
-	if l.head == nil {
-		l.head = u
-	} else {
-		l.tail.next = u
-	}
-	l.tail = u
-	if l.head != u || l.holder != nil {
+	at.leaf.push(u)
+	if l.holder != nil || l.root.first() != u {
 		u.waited |= 1 << u.pos
 	}
 	ls.consider(l)
 }
 
+// drop refuses a datagram that is queued.
+func (ls *lines) drop(u *unit) {
+	l := u.path[u.pos].line
+	ls.remove(u)
+	ls.leave(u, u.pos)
+	u.owner.refused(l)
+}
+
+// remove takes u out of the line it waits in.
+func (ls *lines) remove(u *unit) {
+	at := u.path[u.pos]
+	u.queued = false
+	at.leaf.remove(u)
+	at.queuedBytes -= u.bytes
+	at.queuedPackets -= u.packets
+}
+
+// cost is for how long l lets nothing more leave after so much has left.
+func (l *line) cost(bytes, packets uint64) leaky.Time {
+	return max(l.shape.Cost(bytes, packets))
+}
+
 // leave lets the next ones have the first n lines of u, which u held.
 func (ls *lines) leave(u *unit, n int) {
-	for _, l := range u.path[:n] {
-		l.holder = nil
-		l.queuedBytes -= u.bytes
-		l.queuedPackets -= u.packets
-		ls.consider(l)
+	for _, at := range u.path[:n] {
+		at.holder = nil
+		at.queuedBytes -= u.bytes
+		at.queuedPackets -= u.packets
+		ls.consider(at.line)
 	}
 }
 
@@ -192,10 +271,17 @@ func (ls *lines) run(now leaky.Time) {
 	ls.busy = false
 }
 
-// serve moves the head of l as far as it may go at now.
+// serve moves the unit whose turn it is in l as far as it may go at now.
 func (ls *lines) serve(l *line, now leaky.Time) {
-	u := l.head
-	if u == nil || l.holder != nil {
+	if l.holder != nil {
+		return
+	}
+	u := l.root.first()
+	for u != nil && u.droppable && now-u.joined > l.shape.MaxDelay+u.cost+shedAfter {
+		ls.drop(u)
+		u = l.root.first()
+	}
+	if u == nil {
 		return
 	}
 	if at := l.bucket.Depart(l.shape, now); at > now {
@@ -203,7 +289,7 @@ func (ls *lines) serve(l *line, now leaky.Time) {
 		ls.wheel.Schedule(&l.event, at)
 		return
 	}
-	l.remove(u)
+	u.path[u.pos].leaf.serve(u)
 	l.holder = u
 	if u.pos+1 < len(u.path) {
 		u.pos++
@@ -225,12 +311,12 @@ func (ls *lines) depart(u *unit, now leaky.Time) {
 		now = ls.clock()
 	}
 	var last leaky.Time
-	for i, l := range path {
+	for i, at := range path {
 		if bytes|packets != 0 {
-			ofBytes, ofPackets := l.shape.Cost(bytes, packets)
-			slack := max(ofBytes, ofPackets)
-			charged := leaky.Late(ready, now, leaky.Time(credit)*slack)
+			l, cost := at.line, at.cost(bytes, packets)
+			charged := leaky.Late(ready, now, leaky.Time(credit)*cost)
 			l.bucket.Charge(l.shape, bytes, packets, charged)
+			at.leaf.charge(cost)
 			last = max(last, charged)
 			verdict, reason := shaper.Pass, shaper.None
 			if waited&(1<<i) != 0 {
@@ -255,40 +341,20 @@ func (ls *lines) withdraw(now leaky.Time, units ...*unit) {
 		if !u.queued {
 			continue
 		}
-		u.queued = false
-		l := u.path[u.pos]
-		l.remove(u)
-		l.queuedBytes -= u.bytes
-		l.queuedPackets -= u.packets
-		ls.consider(l)
+		ls.remove(u)
+		ls.consider(u.path[u.pos].line)
 		ls.leave(u, u.pos)
 	}
 	ls.run(now)
 }
 
-// remove unlinks u, which stands in l.
-func (l *line) remove(u *unit) {
-	if u.prev == nil {
-		l.head = u.next
-	} else {
-		u.prev.next = u.next
-	}
-	if u.next == nil {
-		l.tail = u.prev
-	} else {
-		u.next.prev = u.prev
-	}
-	u.next, u.prev = nil, nil
-}
-
-// clear empties all lines and returns their units, the longest waiting first.
+// clear empties all lines and returns their units, the longest waiting first. Paths
+// have to be made anew.
 func (ls *lines) clear() []*unit {
 	var units []*unit
 	for _, l := range ls.byKey {
-		for u := l.head; u != nil; u = u.next {
-			units = append(units, u)
-		}
-		l.head, l.tail, l.holder, l.queuedBytes, l.queuedPackets = nil, nil, nil, 0, 0
+		units = l.root.all(units)
+		l.root, l.shares, l.holder, l.queuedBytes, l.queuedPackets = node{}, nil, nil, 0, 0
 		ls.wheel.Cancel(&l.event)
 	}
 	slices.SortStableFunc(units, func(a, b *unit) int {

@@ -34,10 +34,13 @@ func newRig(t *testing.T, limits ...shaper.Limit) *rig {
 	return r
 }
 
-func (r *rig) path(f *shaper.Flow) []*line {
+func (r *rig) path(f *shaper.Flow) []stop { return r.pathOf(f, false) }
+
+func (r *rig) pathOf(f *shaper.Flow, stranger bool) []stop {
 	route := r.policy.Route(f)
-	path := r.lines.path(r.policy, f, route, route.ToDownstream)
-	for _, l := range path {
+	path := r.lines.path(r.policy, f, route, route.ToDownstream, stranger)
+	for _, at := range path {
+		l := at.line
 		if r.left[l] == nil {
 			r.left[l] = &sigma{rate: float64(r.policy.Limit(r.policy.Index(l.state)).Rate) / 8 / float64(leaky.Second)}
 		}
@@ -92,8 +95,8 @@ func (s *stream) refused(by *line) { s.rig.t.Errorf("%s refused a grant", by.sta
 
 func (r *rig) note(u *unit, now leaky.Time, n uint64) {
 	r.count++
-	for _, l := range u.path {
-		r.left[l].add(now, n)
+	for _, at := range u.path {
+		r.left[at.line].add(now, n)
 	}
 }
 
@@ -127,7 +130,7 @@ func TestEveryBucketKeepsItsEnvelope(t *testing.T) {
 		}
 		r := newRig(t, limits...)
 		type client struct {
-			path []*line
+			path []stop
 			last int
 		}
 		var clients []*client
@@ -162,7 +165,7 @@ func TestEveryBucketKeepsItsEnvelope(t *testing.T) {
 			if bound := float64(limit.Burst) + 2*maxUnit + 1; s.most > bound {
 				t.Errorf("round %d: %v: sigma %.0f bytes, want at most %.0f", round, limit.Name, s.most, bound)
 			}
-			if l.head != nil || l.holder != nil || l.queuedBytes != 0 || l.queuedPackets != 0 {
+			if l.root.active() || l.root.depth != 0 || l.holder != nil || l.queuedBytes != 0 || l.queuedPackets != 0 {
 				t.Errorf("round %d: %v is not empty: %+v", round, limit.Name, l)
 			}
 		}
@@ -205,6 +208,20 @@ func (p *timed) send(now leaky.Time) (bytes, packets uint64, again bool) {
 	return p.packet.send(now)
 }
 
+// polite is a datagram that must not be refused.
+type polite struct {
+	timed
+	lost *int
+}
+
+func (p *polite) refused(*line) { *p.lost++ }
+
+func (r *rig) polite(path []stop, worst *leaky.Time, lost *int, now leaky.Time) {
+	p := &polite{timed{packet{rig: r}, worst}, lost}
+	p.unit = unit{owner: p, path: path, bytes: 1000, packets: 1, credit: 1, droppable: true}
+	r.lines.submit(&p.unit, now)
+}
+
 func TestStreamsOfOneBucketTakeTurns(t *testing.T) {
 	r := newRig(t, shaper.Limit{Name: "per-source", Key: shaper.KeySource, Rate: 80e6})
 	path := r.path(flowFrom("10.0.0.1", 1))
@@ -228,6 +245,151 @@ func TestStreamsOfOneBucketTakeTurns(t *testing.T) {
 	}
 	if want := uint64(20e6); sum < want-14000 || sum > want+14000 {
 		t.Errorf("%d bytes moved in 2 s, want %d", sum, want)
+	}
+}
+
+// flood sends datagrams along path, all at once.
+func (r *rig) flood(path []stop, n int, size uint64, now leaky.Time) {
+	for range n {
+		p := &packet{rig: r}
+		p.unit = unit{owner: p, path: path, bytes: size, packets: 1, credit: 1, droppable: true}
+		r.lines.submit(&p.unit, now)
+	}
+}
+
+func TestSourcesShareABucket(t *testing.T) {
+	for _, tt := range []struct {
+		share shaper.Share
+		want  [3]float64 // of the bucket, with 1, 4 and 25 connections
+	}{
+		{shaper.ShareFair, [3]float64{1. / 3, 1. / 3, 1. / 3}},
+		{shaper.ShareFIFO, [3]float64{1. / 30, 4. / 30, 25. / 30}},
+	} {
+		t.Run(tt.share.String(), func(t *testing.T) {
+			r := newRig(t, shaper.Limit{Name: "all", Rate: 80e6, Share: tt.share})
+			var moved [3][]*stream
+			for source, n := range []int{1, 4, 25} {
+				for connection := range n {
+					f := flowFrom(fmt.Sprintf("10.0.0.%d", source), 1)
+					f.Connection = uint64(connection)
+					s := &stream{rig: r, left: 1 << 40}
+					s.unit = unit{owner: s, path: r.path(f), bytes: uint64(1448 + 100*source), credit: grantCredit}
+					moved[source] = append(moved[source], s)
+					r.lines.submit(&s.unit, leaky.Second)
+				}
+			}
+			r.advance(5*leaky.Second, onTime)
+			for source, streams := range moved {
+				var sum uint64
+				for _, s := range streams {
+					sum += s.moved
+					if tt.share == shaper.ShareFair && (s.moved < streams[0].moved-2*s.bytes || s.moved > streams[0].moved+2*s.bytes) {
+						t.Errorf("source %d: one connection moved %d bytes, another %d", source, s.moved, streams[0].moved)
+					}
+				}
+				if got := float64(sum) / 40e6; got < tt.want[source]*0.88 || got > tt.want[source]*1.12 {
+					t.Errorf("source %d has %.3f of the bucket, want %.3f", source, got, tt.want[source])
+				}
+			}
+		})
+	}
+}
+
+// Of datagrams what is shared is the rate, whatever their size.
+func TestDatagramsShareTheRateAndNotTheirNumber(t *testing.T) {
+	r := newRig(t, shaper.Limit{Name: "all", Rate: 8e6, MaxDelay: time.Minute})
+	sizes := map[string]uint64{"10.0.0.1": 64, "10.0.0.2": 1400}
+	paths := map[string][]stop{}
+	for source, size := range sizes {
+		paths[source] = r.path(flowFrom(source, 1))
+		r.flood(paths[source], int(2e6/size), size, leaky.Second)
+	}
+	r.advance(2*leaky.Second, onTime)
+	left := map[string]uint64{}
+	for source, path := range paths {
+		for u := path[0].leaf.head; u != nil; u = u.next {
+			left[source] += u.bytes
+		}
+	}
+	if a, b := 2e6-float64(left["10.0.0.1"]), 2e6-float64(left["10.0.0.2"]); a < 0.99*b || a > 1.01*b {
+		t.Errorf("the source of small datagrams got %.0f bytes through, the other %.0f", a, b)
+	}
+}
+
+// A full queue loses datagrams of who has the most in it, and another source waits for
+// its turn alone.
+func TestFloodOfOneSourceCostsAnotherNothing(t *testing.T) {
+	r := newRig(t, shaper.Limit{Name: "all", Rate: 8e6, MaxDelay: 100 * time.Millisecond})
+	hog, other := r.path(flowFrom("10.0.0.1", 1)), r.path(flowFrom("10.0.0.2", 1))
+	worst, lost := leaky.Time(0), 0
+	now := leaky.Second
+	for range 200 {
+		r.flood(hog, 50, 1000, now) // five times the rate
+		r.polite(other, &worst, &lost, now)
+		now += leaky.Second / 100
+		r.advance(now, onTime)
+	}
+	if most := leaky.FromDuration(2100 * time.Microsecond); worst == 0 || worst > most || lost > 0 {
+		t.Errorf("the other source lost %d, and waited up to %v, want some, at most two datagrams", lost, worst.Duration())
+	}
+	if sent := r.count; sent < 1990 || sent > 2010 {
+		t.Errorf("%d datagrams left in 2 s, want 2000", sent)
+	}
+}
+
+// A million strangers take one turn from a source that has been answered.
+func TestStrangersAreOneSource(t *testing.T) {
+	r := newRig(t, shaper.Limit{Name: "all", Rate: 8e6, MaxDelay: 100 * time.Millisecond})
+	known := r.path(flowFrom("10.0.0.1", 1))
+	worst, lost := leaky.Time(0), 0
+	now := leaky.Second
+	var paths [][]stop
+	for i := range 20_000 {
+		path := r.pathOf(flowFrom(netip.AddrFrom4([4]byte{172, 16, byte(i >> 8), byte(i)}).String(), 1), true)
+		paths = append(paths, path)
+		r.flood(path, 1, 1000, now)
+		if i%20 == 0 { // 5 % of what comes
+			r.polite(known, &worst, &lost, now)
+		}
+		now += leaky.Second / 10_000
+		r.advance(now, onTime)
+	}
+	if most := leaky.FromDuration(2100 * time.Microsecond); worst == 0 || worst > most || lost > 0 {
+		t.Errorf("the known source lost %d, and waited up to %v, want some, at most two datagrams", lost, worst.Duration())
+	}
+	for _, path := range append(paths, known) {
+		r.lines.release(path, now)
+	}
+	if n := len(r.lines.byKey); n != 0 {
+		t.Errorf("%d lines are left", n)
+	}
+}
+
+// What others push back for longer than max_delay is dropped when its turn comes.
+func TestDatagramsThatWaitedTooLongAreShed(t *testing.T) {
+	r := newRig(t, shaper.Limit{Name: "all", Rate: 8e6, MaxDelay: 20 * time.Millisecond})
+	first := r.path(flowFrom("10.0.0.1", 1))
+	worst := leaky.Time(0)
+	for range 21 {
+		p := &timed{packet: packet{rig: r}, worst: &worst}
+		p.unit = unit{owner: p, path: first, bytes: 1000, packets: 1, credit: 1, droppable: true}
+		r.lines.submit(&p.unit, leaky.Second)
+	}
+	now := leaky.Second
+	for i := range 12 { // streams are not dropped, and take most turns
+		s := &stream{rig: r, left: 20_000}
+		s.unit = unit{owner: s, path: r.path(flowFrom(fmt.Sprintf("10.0.1.%d", i), 1)), bytes: 1000}
+		r.lines.submit(&s.unit, now)
+	}
+	r.advance(now+leaky.Second, onTime)
+	if r.refused != 19 {
+		t.Errorf("%d were shed, want all but the first two", r.refused)
+	}
+	if worst == 0 || worst > leaky.FromDuration(24*time.Millisecond) {
+		t.Errorf("one waited for %v", worst.Duration())
+	}
+	if len(r.lines.work) > 0 || r.lines.byKey[first[0].key].root.active() {
+		t.Error("something is left")
 	}
 }
 
@@ -344,7 +506,7 @@ func TestWithdraw(t *testing.T) {
 		t.Errorf("%d units left, want 6", r.count)
 	}
 	for _, l := range r.lines.byKey {
-		if l.head != nil || l.holder != nil || l.queuedBytes != 0 {
+		if l.root.active() || l.root.depth != 0 || l.holder != nil || l.queuedBytes != 0 {
 			t.Errorf("line of %s is not empty", l.state.Name)
 		}
 	}
@@ -387,8 +549,10 @@ func TestSwapKeepsTurnsAndBacklog(t *testing.T) {
 	units := r.lines.clear()
 	r.policy = policy(t, r.shaper, limit)
 	r.lines.swap(r.policy, now)
+	path = r.path(flowFrom("10.0.0.1", 1))
 	before := r.count
 	for _, u := range units {
+		u.path = path
 		u.owner.resubmit(now)
 	}
 	if r.count-before > 1 {

@@ -121,7 +121,7 @@ func (d *direction) reroute(policy *shaper.Policy, set shaper.Set) {
 	s := d.session
 	old := d.unit.path
 	l := s.proxy.loop
-	d.unit.path = l.lines.path(policy, &s.flow, s.route, set)
+	d.unit.path = l.lines.path(policy, &s.flow, s.route, set, false)
 	l.lines.release(old, l.clock.Now())
 	d.observed = policy.Observed(set)
 	grant := uint64(maxGrant)

@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -51,7 +52,7 @@ type udpFlow struct {
 
 // udpDirection is one way of a flow.
 type udpDirection struct {
-	path     []*line
+	path     []stop
 	observed shaper.Set
 }
 
@@ -214,7 +215,7 @@ func (f *udpFlow) reroute(policy *shaper.Policy) {
 
 func (d *udpDirection) reroute(f *udpFlow, policy *shaper.Policy, set shaper.Set) {
 	lines, old := f.proxy.loop.lines, d.path
-	d.path = lines.path(policy, &f.flow, f.route, set)
+	d.path = lines.path(policy, &f.flow, f.route, set, f.mute != nil)
 	lines.release(old, f.proxy.clock.Now())
 	d.observed = policy.Observed(set)
 }
@@ -231,13 +232,31 @@ func (f *udpFlow) ready(_ uint32, now leaky.Time) {
 	}
 	f.seen = now
 	if f.mute != nil {
-		f.site.unanswered.Remove(f.mute)
-		f.mute = nil
+		f.answered(now)
 	}
 	for i := range n {
 		if m := l.batch.message(i); !m.truncated {
 			f.forward(m.data, true, now)
 		}
+	}
+}
+
+// answered is called when the downstream has answered f for the first time: what it has
+// queued is a stranger's no more.
+func (f *udpFlow) answered(now leaky.Time) {
+	f.site.unanswered.Remove(f.mute)
+	f.mute = nil
+	if len(f.up.path)+len(f.down.path) == 0 {
+		return
+	}
+	var queued []*unit
+	for dg := f.queued; dg != nil; dg = dg.next {
+		queued = append(queued, &dg.unit)
+	}
+	f.proxy.loop.lines.withdraw(now, queued...)
+	f.reroute(f.proxy.shaper.Policy())
+	for _, u := range slices.Backward(queued) { // the oldest is the last one
+		u.owner.resubmit(now)
 	}
 }
 

@@ -39,6 +39,7 @@ type Limit struct {
 	BurstPackets uint64    // packets; 0 is strict smoothing
 	Overhead     int       // bytes that each packet counts for beside its payload, 0 to 1000
 	MaxDelay     time.Duration
+	Share        Share // how a bucket's queue is shared; at listeners alone
 
 	// ECNMark is the percentage of MaxDelay beyond which an ECN-capable packet
 	// that has to wait is marked CE, 1 to 100. At attachments alone. No packet is
@@ -140,6 +141,17 @@ func (f Fields) String() string {
 	}
 	return strings.Join(names, ",")
 }
+
+// Share is how those share a bucket's queue who wait in it.
+type Share uint8
+
+// The ways to share.
+const (
+	ShareFair Share = iota // sources take turns, and the connections or flows of a source
+	ShareFIFO              // first come, first served
+)
+
+func (s Share) String() string { return [...]string{"fair", "fifo"}[s] }
 
 // Excess is what a refused connection gets.
 type Excess uint8

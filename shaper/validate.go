@@ -83,8 +83,9 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment) er
 		if l.MaxWait < 0 || l.MaxWait > MaxMaxDelay {
 			bad("max_wait", "%v: from 0 to %v", l.MaxWait, MaxMaxDelay)
 		}
-		if l.Match.Protocol >= numProtocols || l.Direction > Both || l.Excess > ExcessDrop || l.Key>>len(fieldNames) != 0 {
-			bad("match", "protocol %d, direction %d, excess %d or key %#x is none", l.Match.Protocol, l.Direction, l.Excess, uint8(l.Key))
+		if l.Match.Protocol >= numProtocols || l.Direction > Both || l.Excess > ExcessDrop || l.Share > ShareFIFO || l.Key>>len(fieldNames) != 0 {
+			bad("match", "protocol %d, direction %d, excess %d, share %d or key %#x is none",
+				l.Match.Protocol, l.Direction, l.Excess, l.Share, uint8(l.Key))
 		}
 		for _, p := range l.Match.Source {
 			if !p.IsValid() {
@@ -186,6 +187,9 @@ func (l *Limit) validateOfAttachments(attachments []Attachment, counting map[str
 	}
 	if l.Excess == ExcessClose {
 		bad("excess", "%v: only for limits of listeners", l.Excess)
+	}
+	if l.Share != ShareFair {
+		bad("share", "%v: only for limits of listeners", l.Share)
 	}
 	if l.ECNMark < 0 || l.ECNMark > 100 {
 		bad("ecn_mark", "%d %%: from 0 to 100", l.ECNMark)

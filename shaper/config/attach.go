@@ -191,6 +191,9 @@ func checkOfAttachments(t table, limit shaper.Limit, counts bool) {
 	if limit.Excess == shaper.ExcessClose {
 		t.bad("excess", "\"close\" is for listeners: an attachment can refuse a connection with \"reset\", or \"drop\" it")
 	}
+	if t.has("share") {
+		t.bad("share", "is for listeners: at attachments the packets of a bucket leave in the order they came")
+	}
 	if counts {
 		const reason = "at attachments no connection waits for a slot"
 		t.idle(t.has("new_connections"), "new_connections: "+reason, "max_wait")

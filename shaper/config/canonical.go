@@ -65,6 +65,7 @@ type canonicalLimit struct {
 	BurstPackets   *uint64             `json:"burst_packets,omitempty"`
 	Overhead       *canonicalSize      `json:"overhead,omitempty"`
 	MaxDelay       *canonicalTime      `json:"max_delay,omitempty"`
+	Share          string              `json:"share,omitempty"`
 	ECNMark        *canonicalPercent   `json:"ecn_mark,omitempty"`
 	Connections    int                 `json:"connections,omitempty"`
 	NewConnections *canonicalFrequency `json:"new_connections,omitempty"`
@@ -206,6 +207,9 @@ func canonicalLimitOf(l shaper.Limit) canonicalLimit {
 			v.ECNMark = &canonicalPercent{fmt.Sprintf("%d%%", l.ECNMark), l.ECNMark}
 		} else {
 			v.Direction = l.Direction.String()
+			if l.Key&shaper.KeyConnection == 0 {
+				v.Share = l.Share.String()
+			}
 		}
 	}
 	if l.NewConnections.N > 0 {
@@ -333,6 +337,9 @@ func (l *canonicalLimit) write(line func(string, any), list func(string, []strin
 	}
 	if l.MaxDelay != nil {
 		line("max_delay", l.MaxDelay)
+	}
+	if l.Share != "" {
+		line("share", l.Share)
 	}
 	if l.ECNMark != nil {
 		line("ecn_mark", l.ECNMark)

@@ -29,7 +29,7 @@ func checkEffect(t table, limit shaper.Limit) {
 	t.idle(rate || limit.Burst == 0, "rate", "burst")
 	t.idle(rate || limit.Overhead == 0, "rate", "overhead")
 	t.idle(packets, "packets", "burst_packets")
-	t.idle(shapes, "rate or packets", "max_delay", "direction")
+	t.idle(shapes, "rate or packets", "max_delay", "direction", "share")
 	t.idle(counts, "connections or new_connections", "max_wait", "max_waiting", "excess")
 	t.idle(limit.Key&shaper.KeySource != 0, `"source" in key`, "ipv4_prefix", "ipv6_prefix")
 	switch match, _ := t.values["match"].(map[string]any); {
@@ -38,7 +38,7 @@ func checkEffect(t table, limit shaper.Limit) {
 	case match["attach"] == nil: // else a mistake is reported there
 		checkOfListeners(t, limit)
 	}
-	for _, key := range []string{"connections", "new_connections"} {
+	for _, key := range []string{"connections", "new_connections", "share"} {
 		if limit.Key&shaper.KeyConnection != 0 && t.has(key) {
 			t.bad(key, "has no effect with \"connection\" in key, where each connection is alone")
 		}

@@ -21,7 +21,7 @@ var (
 	attachKeys = []string{"name", "interface", "direction", "mode", "hook", "on_stop", "queue", "idle_timeout"}
 	limitKeys  = []string{
 		"name", "match", "key", "ipv4_prefix", "ipv6_prefix", "direction",
-		"rate", "packets", "burst", "burst_packets", "overhead", "max_delay", "ecn_mark",
+		"rate", "packets", "burst", "burst_packets", "overhead", "max_delay", "share", "ecn_mark",
 		"connections", "new_connections", "max_wait", "max_waiting", "excess", "mode",
 	}
 	matchKeys = []string{"listen", "attach", "protocol", "source", "destination", "asn", "port"}
@@ -250,6 +250,7 @@ func (l *loader) limit(t table) {
 	limit.BurstPackets = uint64(burstPackets)
 	quantity(t, "overhead", &limit.Overhead, "38B", parseOverhead)
 	t.duration("max_delay", &limit.MaxDelay, 0, shaper.MaxMaxDelay)
+	choice(t, "share", &limit.Share, shaper.ShareFair, shaper.ShareFIFO)
 	quantity(t, "ecn_mark", &limit.ECNMark, "50%", parsePercent)
 
 	connections := 100
