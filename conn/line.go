@@ -87,9 +87,12 @@ type share struct {
 	flows  int
 }
 
-// shedAfter is for how long beyond max_delay, and what it costs itself, a datagram may
-// wait that others have come before: the thread may be late.
-const shedAfter = leaky.Second / 500
+// shed reports whether u has waited for too long: a datagram whose turn others have
+// put off far beyond max_delay. How far leaves room for a thread that is late, which
+// would else lose what it only delays.
+func (u *unit) shed(shape *leaky.Shape, now leaky.Time) bool {
+	return u.droppable && now-u.joined > u.cost+shape.MaxDelay+shape.MaxDelay/2+leaky.Second/50
+}
 
 // lines are the queues in use. They belong to the loop's thread.
 type lines struct {
@@ -277,7 +280,7 @@ func (ls *lines) serve(l *line, now leaky.Time) {
 		return
 	}
 	u := l.root.first()
-	for u != nil && u.droppable && now-u.joined > l.shape.MaxDelay+u.cost+shedAfter {
+	for u != nil && u.shed(l.shape, now) {
 		ls.drop(u)
 		u = l.root.first()
 	}

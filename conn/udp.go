@@ -40,7 +40,8 @@ type udpFlow struct {
 	flow   shaper.Flow
 	route  shaper.Route
 	slots  slots
-	fd     int // connected to the downstream
+	fd     int  // connected to the downstream
+	apart  bool // its datagrams cannot leave as a train
 	to     replyTo
 	up     udpDirection
 	down   udpDirection
@@ -139,9 +140,10 @@ func (u *udpPort) ready(_ uint32, now leaky.Time) {
 			if f.mute != nil {
 				f.site.unanswered.MoveToBack(f.mute)
 			}
-			f.forward(m.data, false, now)
+			f.forward(m, false, now)
 		}
 	}
+	l.batch.train.leave()
 }
 
 // flow returns the flow of m, made if need be, or nil when there is no room or no
@@ -236,9 +238,10 @@ func (f *udpFlow) ready(_ uint32, now leaky.Time) {
 	}
 	for i := range n {
 		if m := l.batch.message(i); !m.truncated {
-			f.forward(m.data, true, now)
+			f.forward(m, true, now)
 		}
 	}
+	l.batch.train.leave()
 }
 
 // answered is called when the downstream has answered f for the first time: what it has
@@ -260,18 +263,35 @@ func (f *udpFlow) answered(now leaky.Time) {
 	}
 }
 
-// forward sends a datagram on, at once, later, or not at all. data is only lent.
-func (f *udpFlow) forward(data []byte, down bool, now leaky.Time) {
-	d, p := &f.up, f.proxy
+// forward sends datagrams on, at once, later, or not at all. Their data are only lent.
+func (f *udpFlow) forward(m message, down bool, now leaky.Time) {
+	d := &f.up
 	if down {
 		d = &f.down
 	}
+	if d.observed == 0 && len(d.path) == 0 {
+		f.proxy.loop.batch.load(f, down, m.data, m.size)
+		return
+	}
+	for data := m.data; ; {
+		one := data[:min(m.size, len(data))]
+		data = data[len(one):]
+		f.submit(d, one, down, now)
+		if len(data) == 0 {
+			return
+		}
+	}
+}
+
+// submit puts a datagram under the limits of its direction.
+func (f *udpFlow) submit(d *udpDirection, data []byte, down bool, now leaky.Time) {
+	p := f.proxy
 	n := charged(data)
 	if d.observed != 0 {
 		p.shaper.Decide(p.shaper.Policy(), &f.flow, f.route, d.observed, n, 1, now)
 	}
 	if len(d.path) == 0 {
-		f.transmit(data, down)
+		p.loop.batch.load(f, down, data, len(data))
 		return
 	}
 	if p.loop.queuedBytes+bufferSize(len(data)) > p.loop.maxQueued {
@@ -296,32 +316,13 @@ func (f *udpFlow) forward(data []byte, down bool, now leaky.Time) {
 // bytes would let any number of them wait.
 func charged(data []byte) uint64 { return max(uint64(len(data)), 1) }
 
-// transmit puts a datagram on the wire and reports whether the kernel took it.
-func (f *udpFlow) transmit(data []byte, down bool) bool {
-	var errno unix.Errno
-	count := &f.site.counts.ToDownstream
-	if down {
-		count = &f.site.counts.FromDownstream
-		errno = f.proxy.loop.batch.reply(f.key.port.fd, &f.to, data)
-	} else {
-		_, errno = send(f.fd, data)
-		if errno != 0 && errno != unix.EAGAIN {
-			_, errno = send(f.fd, data) // the error may have been of an earlier datagram
-		}
-	}
-	if errno != 0 {
-		f.site.counts.SendErrors.Add(1)
-		return false
-	}
-	count.Add(uint64(len(data)))
-	return true
-}
-
 func (dg *datagram) send(leaky.Time) (bytes, packets uint64, again bool) {
 	n := charged(dg.data)
-	ok := dg.flow.transmit(dg.data, dg.down)
+	t := &dg.flow.proxy.loop.batch.one
+	t.add(dg.flow, dg.down, dg.data, len(dg.data))
+	sent := t.leave()
 	dg.free()
-	if !ok {
+	if !sent {
 		return 0, 0, false
 	}
 	return n, 1, false
@@ -374,6 +375,9 @@ func (f *udpFlow) expire(now leaky.Time) {
 // close forgets f, and drops what it has queued.
 func (f *udpFlow) close(now leaky.Time) {
 	l := f.proxy.loop
+	if l.batch.train.flow == f {
+		l.batch.train.leave()
+	}
 	l.pacer.Cancel(&f.expiry)
 	var queued []*unit
 	for dg := f.queued; dg != nil; dg = dg.next {

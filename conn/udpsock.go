@@ -16,16 +16,18 @@ type batch struct {
 	controls [batchSize][controlSize]byte
 	data     [batchSize][]byte
 
-	out       unix.Msghdr
-	outVector unix.Iovec
+	train train // of what has just been received
+	one   train // of what was queued
 }
 
 const (
 	batchSize   = 32
 	maxDatagram = 65536 // one more than there can be, to see a truncation
 
-	// controlSize holds one IP_PKTINFO or IPV6_PKTINFO.
-	controlSize = unix.SizeofCmsghdr + unix.SizeofInet6Pktinfo + 4
+	// controlSize holds one IP_PKTINFO or IPV6_PKTINFO, and a UDP_GRO or UDP_SEGMENT.
+	controlSize = unix.SizeofCmsghdr + unix.SizeofInet6Pktinfo + 4 + segmentControl
+
+	segmentControl = unix.SizeofCmsghdr + 8
 )
 
 // mmsghdr is struct mmsghdr of recvmmsg(2).
@@ -35,12 +37,14 @@ type mmsghdr struct {
 	_      [4]byte
 }
 
-// message is a received datagram. Its data are valid until the next receive.
+// message is what was received from one source: a datagram, or several that the
+// kernel has joined. Its data are valid until the next receive.
 type message struct {
 	from      netip.AddrPort
 	scope     uint32     // interface of a link-local from; netip would want its name
 	to        netip.Addr // the local address it was sent to
 	data      []byte
+	size      int // of each datagram but the last, which may be shorter
 	truncated bool
 }
 
@@ -85,11 +89,17 @@ func (b *batch) message(i int) message {
 	if h.header.Namelen > 0 {
 		m.from, m.scope = fromSockaddr(&b.names[i])
 	}
-	control := b.controls[i][:h.header.Controllen]
-	if len(control) >= unix.SizeofCmsghdr {
+	m.size = len(m.data)
+	for control := b.controls[i][:h.header.Controllen]; len(control) >= unix.SizeofCmsghdr; {
 		c := (*unix.Cmsghdr)(unsafe.Pointer(&control[0]))
-		info := control[unix.SizeofCmsghdr:]
+		if c.Len < unix.SizeofCmsghdr || c.Len > uint64(len(control)) {
+			break
+		}
+		info := control[unix.SizeofCmsghdr:c.Len]
+		control = control[min(len(control), unix.CmsgSpace(len(info))):]
 		switch {
+		case c.Level == unix.IPPROTO_UDP && c.Type == unix.UDP_GRO && len(info) >= 4:
+			m.size = int(binary.NativeEndian.Uint32(info))
 		case c.Level == unix.IPPROTO_IP && c.Type == unix.IP_PKTINFO && len(info) >= unix.SizeofInet4Pktinfo:
 			m.to = netip.AddrFrom4([4]byte(info[4:8])) // ipi_spec_dst
 		case c.Level == unix.IPPROTO_IPV6 && c.Type == unix.IPV6_PKTINFO && len(info) >= unix.SizeofInet6Pktinfo:
@@ -131,22 +141,6 @@ func newReplyTo(m message) replyTo {
 	return r
 }
 
-// reply sends a datagram from fd as to says.
-func (b *batch) reply(fd int, to *replyTo, data []byte) unix.Errno {
-	b.outVector.Base = unsafe.SliceData(data)
-	b.outVector.SetLen(len(data))
-	b.out = unix.Msghdr{Name: (*byte)(unsafe.Pointer(&to.name)), Namelen: to.nameLen, Iov: &b.outVector}
-	b.out.SetIovlen(1)
-	if to.controlLen > 0 {
-		b.out.Control = &to.control[0]
-		b.out.SetControllen(to.controlLen)
-	}
-	_, _, errno := unix.RawSyscall6(unix.SYS_SENDMSG, uintptr(fd),
-		uintptr(unsafe.Pointer(&b.out)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0, 0)
-	b.out, b.outVector = unix.Msghdr{}, unix.Iovec{}
-	return errno
-}
-
 // bindUDP opens the socket of a port. It tells the address each datagram was
 // sent to.
 func bindUDP(addr netip.AddrPort) (fd int, err error) {
@@ -170,6 +164,7 @@ func bindUDP(addr netip.AddrPort) (fd int, err error) {
 	if err != nil {
 		return -1, err
 	}
+	joinDatagrams(fd)
 	// Forced past the system's limit where that is allowed; else what it allows.
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, udpBuffer) != nil {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, udpBuffer)
@@ -186,7 +181,14 @@ func connectUDP(to netip.AddrPort) (int, error) {
 		unix.Close(fd)
 		return -1, err
 	}
+	joinDatagrams(fd)
 	return fd, nil
+}
+
+// joinDatagrams has the kernel join what it can on the way in, and not split what came
+// joined from a virtual card. An error leaves them apart.
+func joinDatagrams(fd int) {
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_GRO, 1)
 }
 
 func socket(a netip.Addr, kind int) (int, error) {
