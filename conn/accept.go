@@ -190,13 +190,13 @@ func (s *session) dial(now leaky.Time) {
 		i := (s.first + s.tried) % len(config.Downstream)
 		err := s.connect(config, i)
 		if err == nil {
-			s.proxy.loop.pacer.Schedule(&s.timer, now+leaky.FromDuration(config.ConnectTimeout))
+			s.proxy.loop.pacer.Schedule(&s.timer, now+leaky.FromDuration(config.Connect))
 			return
 		}
 		s.dialFailed(config, i, err)
 	}
 	s.counts.DialErrors.Add(1)
-	s.abort(now)
+	s.abort(shaper.NotConnected, now)
 }
 
 // connect begins to connect to downstream i.
@@ -259,11 +259,11 @@ func (s *session) dialAgain(err error, now leaky.Time) {
 func (s *session) refuse(excess shaper.Excess, now leaky.Time) {
 	s.stage = leaving
 	if excess == shaper.ExcessReset {
-		s.abort(now)
+		s.abort(shaper.Refused, now)
 		return
 	}
 	_ = unix.Shutdown(s.client.fd, unix.SHUT_WR)
-	s.timer.Fire = s.close
+	s.timer.Fire = func(now leaky.Time) { s.close(shaper.Refused, now) }
 	s.proxy.loop.pacer.Schedule(&s.timer, now+farewellTime)
 	s.farewell = farewellBytes
 	s.sayFarewell(now)
@@ -286,5 +286,5 @@ func (s *session) sayFarewell(now leaky.Time) {
 		}
 		s.farewell -= n
 	}
-	s.close(now)
+	s.close(shaper.Refused, now)
 }

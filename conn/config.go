@@ -15,10 +15,27 @@ type Listen struct {
 	Endpoints  []Endpoint
 	Downstream []Downstream // taken in turn; the next one when a dial fails
 
-	ConnectTimeout time.Duration // for one dial
-	IdleTimeout    time.Duration // after which a UDP flow is forgotten
-	MaxFlows       int           // UDP flows at once
+	Timeouts
+	IdleTimeout time.Duration // after which a UDP flow is forgotten
+	MaxFlows    int           // UDP flows at once
 }
+
+// Timeouts are when a TCP connection ends that gets nowhere. Zero is never, but for
+// Connect.
+type Timeouts struct {
+	Connect   time.Duration // for one dial
+	FirstByte time.Duration // of the client, from when there is a downstream for it
+	Idle      time.Duration // without a byte either way, while the proxy holds none back
+	HalfClose time.Duration // likewise, when one side has ended
+	Lifetime  time.Duration // from when there is a downstream
+
+	// MinThroughput is bytes/s, both ways together, over each SlowWindow in which
+	// the proxy held nothing back.
+	MinThroughput uint64
+}
+
+// SlowWindow is the time over which MinThroughput is taken.
+const SlowWindow = 10 * time.Second
 
 // Endpoint is one port to listen on. Listening on an IPv6 address takes no IPv4
 // traffic.

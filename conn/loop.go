@@ -34,6 +34,7 @@ type loop struct {
 	scratch   []byte  // what is in hand while it moves from socket to socket
 	pipes     []*pipe // empty ones
 	pipeCount int
+	now       leaky.Time // when the round began
 	stopping  bool
 
 	batch       *batch
@@ -187,6 +188,7 @@ func (l *loop) round(until leaky.Time) bool {
 		n = l.poll(0)
 	}
 	now := l.clock.Now()
+	l.now = now
 	l.pacer.Skip(now)
 	for i := range n {
 		ev := &l.events[i]

@@ -64,7 +64,12 @@ func (d *direction) move(limit int) int {
 	default:
 		n = d.copy(min(limit, scratchSize))
 	}
-	d.bytes.Add(uint64(n))
+	if n > 0 {
+		d.begun = true
+		d.bytes.Add(uint64(n))
+		d.session.pace.moved += uint64(n)
+		d.session.pace.active = d.session.proxy.loop.now
+	}
 	return n
 }
 
@@ -90,7 +95,7 @@ func (d *direction) fill(limit int) bool {
 		d.bulk = false
 		return false
 	case errno != 0:
-		d.session.abort(l.clock.Now())
+		d.session.abort(d.src.reset(), l.clock.Now())
 	default:
 		d.end()
 	}
@@ -110,7 +115,7 @@ func (d *direction) empty(limit int) int {
 			break
 		}
 		if errno != 0 || n == 0 {
-			d.session.abort(l.clock.Now())
+			d.session.abort(d.dst.reset(), l.clock.Now())
 			return 0
 		}
 		moved += n
@@ -136,7 +141,7 @@ func (d *direction) copy(limit int) int {
 			d.src.drained()
 			return 0
 		case errno != 0:
-			d.session.abort(d.session.proxy.loop.clock.Now())
+			d.session.abort(d.src.reset(), d.session.proxy.loop.clock.Now())
 			return 0
 		case n == 0:
 			d.ended = true
@@ -158,7 +163,7 @@ func (d *direction) copy(limit int) int {
 	case errno == unix.EAGAIN:
 		d.dst.writable = false
 	case errno != 0:
-		d.session.abort(d.session.proxy.loop.clock.Now())
+		d.session.abort(d.dst.reset(), d.session.proxy.loop.clock.Now())
 		return 0
 	case n < len(b):
 		d.dst.writable = false
@@ -178,6 +183,11 @@ func (d *direction) copy(limit int) int {
 func (d *direction) end() {
 	d.ended, d.shut = true, true
 	_ = unix.Shutdown(d.dst.fd, unix.SHUT_WR)
+	l := d.session.proxy.loop
+	d.session.pace.active = l.now
+	if d.session.config.Load().HalfClose > 0 {
+		l.pacer.Schedule(&d.session.timer, l.now)
+	}
 }
 
 // accept returns a connection of a listening socket, and whose it is.

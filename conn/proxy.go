@@ -147,6 +147,11 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 		for _, u := range units {
 			u.owner.resubmit(now)
 		}
+		for s := range p.sessions {
+			if s.stage == flowing {
+				s.watchOver(now) // under other timeouts, maybe
+			}
+		}
 	})
 	for l, s := range services {
 		l.serve(s)
@@ -211,7 +216,7 @@ func (p *Proxy) Close() {
 	p.ports = nil
 	p.loop.call(func(now leaky.Time) {
 		for s := range p.sessions {
-			s.abort(now)
+			s.abort(shaper.Stopped, now)
 		}
 		for _, f := range p.flows {
 			f.close(now)

@@ -35,10 +35,10 @@ func start(t testing.TB, protocol shaper.Protocol, downstream string, limits ...
 	t.Cleanup(p.Close)
 	to := netip.MustParseAddrPort(downstream)
 	r := &running{t: t, proxy: p, shaper: s, listen: Listen{
-		Name:           "l",
-		Endpoints:      []Endpoint{{Protocol: protocol, Addr: netip.MustParseAddrPort(freePort(t, protocol))}},
-		Downstream:     []Downstream{{Host: to.Addr().String(), Port: to.Port()}},
-		ConnectTimeout: time.Second, IdleTimeout: 300 * time.Millisecond, MaxFlows: 100,
+		Name:       "l",
+		Endpoints:  []Endpoint{{Protocol: protocol, Addr: netip.MustParseAddrPort(freePort(t, protocol))}},
+		Downstream: []Downstream{{Host: to.Addr().String(), Port: to.Port()}},
+		Timeouts:   Timeouts{Connect: time.Second}, IdleTimeout: 300 * time.Millisecond, MaxFlows: 100,
 	}}
 	r.apply(limits...)
 	return r

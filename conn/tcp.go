@@ -24,6 +24,7 @@ type session struct {
 
 	client, server side
 	up, down       direction // to the downstream and from it
+	pace           pace
 }
 
 // stage is how far a session has come.
@@ -62,6 +63,7 @@ type direction struct {
 	pipe     *pipe  // likewise, when it was not copied; nil when it is empty
 	bulk     bool   // src has had more than the last read took
 	putOff   bool   // resume will be called
+	begun    bool   // bytes have moved
 	ended    bool   // src has sent its last byte
 	shut     bool   // and dst was told
 	bytes    *atomic.Uint64
@@ -97,6 +99,7 @@ func (s *session) begin(now leaky.Time) {
 		d.unit = unit{owner: d, credit: grantCredit}
 	}
 	s.reroute(s.proxy.shaper.Policy())
+	s.watchOver(now)
 	s.advance(now)
 }
 
@@ -158,7 +161,7 @@ func (side *side) ready(events uint32, now leaky.Time) {
 	case s.stage == dialing && side == &s.server:
 		s.dialed(events, now)
 	case events&unix.EPOLLERR != 0, s.stage == entering && side.gone(events):
-		s.abort(now)
+		s.abort(side.reset(), now)
 	case s.stage == flowing:
 		side.hush()
 		s.advance(now)
@@ -189,6 +192,14 @@ func (side *side) drained() {
 	}
 }
 
+// reset is how the session ends when side fails.
+func (side *side) reset() shaper.Ending {
+	if side == &side.session.client {
+		return shaper.ResetByClient
+	}
+	return shaper.ResetByServer
+}
+
 // gone reports whether a client that waits has left: without a word, or altogether.
 // One that has sent something and no more may wait for an answer.
 func (side *side) gone(events uint32) bool {
@@ -210,6 +221,7 @@ func (d *direction) advance(now leaky.Time) {
 	}
 	if len(d.unit.path) > 0 {
 		d.session.proxy.loop.lines.submit(&d.unit, now)
+		d.session.pace.held = d.session.pace.held || d.unit.queued
 		return
 	}
 	for range turn {
@@ -267,12 +279,12 @@ func (d *direction) observe(n uint64, now leaky.Time) {
 // finish ends s when both directions have.
 func (s *session) finish(now leaky.Time) {
 	if s.stage == flowing && s.up.shut && s.down.shut {
-		s.close(now)
+		s.close(shaper.Closed, now)
 	}
 }
 
 // abort ends s with a reset on both sides.
-func (s *session) abort(now leaky.Time) {
+func (s *session) abort(how shaper.Ending, now leaky.Time) {
 	switch {
 	case s.stage == ended:
 		return
@@ -286,13 +298,14 @@ func (s *session) abort(now leaky.Time) {
 			_ = unix.SetsockoptLinger(side.fd, unix.SOL_SOCKET, unix.SO_LINGER, &linger)
 		}
 	}
-	s.close(now)
+	s.close(how, now)
 }
 
 // close frees everything. The lines are given back a little later: the caller may
 // be one of them, about to be charged for what was just sent.
-func (s *session) close(now leaky.Time) {
+func (s *session) close(how shaper.Ending, now leaky.Time) {
 	l := s.proxy.loop
+	s.counts.Ended[how].Add(1)
 	l.pacer.Cancel(&s.timer)
 	if s.stage == flowing {
 		s.counts.Open.Add(-1)

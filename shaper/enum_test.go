@@ -19,6 +19,11 @@ func TestEnumNames(t *testing.T) {
 			"none", "rate", "queue-full", "connections", "new-connections",
 			"wait-timeout", "waiting-full", "client-gone", "memory-full",
 		}},
+		{"Ending", values[Ending](Endings), []string{
+			"closed", "reset-by-client", "reset-by-server", "refused", "not-connected", "first-byte-timeout",
+			"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "stopped",
+		}},
+		{"Share", values[Share](int(ShareFIFO) + 1), []string{"fair", "fifo"}},
 		{"Protocol", values[Protocol](int(numProtocols)), []string{"any", "tcp", "udp", "icmp"}},
 		{"Direction", values[Direction](int(Both) + 1), []string{"to-downstream", "from-downstream", "both"}},
 		{"Excess", values[Excess](int(ExcessDrop) + 1), []string{"reset", "close", "drop"}},

@@ -72,6 +72,7 @@ type ListenerState struct {
 	ToDownstream   atomic.Uint64 // bytes
 	FromDownstream atomic.Uint64
 	Accepted       atomic.Uint64 // TCP connections
+	Ended          [Endings]atomic.Uint64
 	DialErrors     atomic.Uint64
 	FlowsOpened    atomic.Uint64
 	FlowsRefused   atomic.Uint64 // datagrams for whose flow there was no room

@@ -42,3 +42,32 @@ func (r Reason) String() string {
 		"wait-timeout", "waiting-full", "client-gone", "memory-full",
 	}[r]
 }
+
+// Ending is how a TCP connection through a listener ended. It is a metric label.
+type Ending uint8
+
+// The endings.
+const (
+	Closed           Ending = iota // by both sides
+	ResetByClient                  // or its way here has failed
+	ResetByServer                  // the downstream, likewise
+	Refused                        // by a limit
+	NotConnected                   // to any downstream
+	FirstByteTimeout               // the client sent nothing for first_byte_timeout
+	IdleTimeout                    // neither side sent anything for tcp_idle_timeout
+	HalfCloseTimeout               // one side had ended, the other sent nothing for half_close_timeout
+	LifetimeOver                   // it was there for max_lifetime
+	TooSlow                        // it moved less than min_throughput
+	Stopped                        // the daemon was
+	numEndings
+)
+
+// Endings is the number of endings.
+const Endings = int(numEndings)
+
+func (e Ending) String() string {
+	return [...]string{
+		"closed", "reset-by-client", "reset-by-server", "refused", "not-connected", "first-byte-timeout",
+		"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "stopped",
+	}[e]
+}

@@ -75,7 +75,11 @@ func listens(c *config.Config) []conn.Listen {
 	var all []conn.Listen
 	for _, from := range c.Listen {
 		to := conn.Listen{
-			Name: from.Name, ConnectTimeout: from.ConnectTimeout,
+			Name: from.Name,
+			Timeouts: conn.Timeouts{
+				Connect: from.ConnectTimeout, FirstByte: from.FirstByteTimeout, Idle: from.TCPIdleTimeout,
+				HalfClose: from.HalfCloseTimeout, Lifetime: from.MaxLifetime, MinThroughput: from.MinThroughput / 8,
+			},
 			IdleTimeout: from.IdleTimeout, MaxFlows: from.MaxFlows,
 		}
 		for _, a := range from.Addresses {

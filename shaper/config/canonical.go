@@ -32,12 +32,17 @@ type canonicalASN struct {
 }
 
 type canonicalListen struct {
-	Name           string         `json:"name"`
-	Address        []string       `json:"address"`
-	Downstream     []string       `json:"downstream"`
-	ConnectTimeout *canonicalTime `json:"connect_timeout,omitempty"`
-	IdleTimeout    *canonicalTime `json:"idle_timeout,omitempty"`
-	MaxFlows       int            `json:"max_flows,omitempty"`
+	Name             string         `json:"name"`
+	Address          []string       `json:"address"`
+	Downstream       []string       `json:"downstream"`
+	ConnectTimeout   *canonicalTime `json:"connect_timeout,omitempty"`
+	FirstByteTimeout *canonicalTime `json:"first_byte_timeout,omitempty"`
+	TCPIdleTimeout   *canonicalTime `json:"tcp_idle_timeout,omitempty"`
+	HalfCloseTimeout *canonicalTime `json:"half_close_timeout,omitempty"`
+	MaxLifetime      *canonicalTime `json:"max_lifetime,omitempty"`
+	MinThroughput    *canonicalRate `json:"min_throughput,omitempty"`
+	IdleTimeout      *canonicalTime `json:"idle_timeout,omitempty"`
+	MaxFlows         int            `json:"max_flows,omitempty"`
 }
 
 type canonicalAttach struct {
@@ -134,6 +139,13 @@ func (c *Config) canonical() canonical {
 		w := canonicalListen{Name: l.Name, Address: texts(l.Addresses), Downstream: texts(l.Downstream)}
 		if listeners[i].TCP {
 			w.ConnectTimeout = canonicalDuration(l.ConnectTimeout)
+			w.FirstByteTimeout = unlessNever(l.FirstByteTimeout)
+			w.TCPIdleTimeout = unlessNever(l.TCPIdleTimeout)
+			w.HalfCloseTimeout = unlessNever(l.HalfCloseTimeout)
+			w.MaxLifetime = unlessNever(l.MaxLifetime)
+			if l.MinThroughput > 0 {
+				w.MinThroughput = canonicalRateOf(l.MinThroughput)
+			}
 		}
 		if listeners[i].UDP {
 			w.IdleTimeout, w.MaxFlows = canonicalDuration(l.IdleTimeout), l.MaxFlows
@@ -188,7 +200,7 @@ func canonicalLimitOf(l shaper.Limit) canonicalLimit {
 		v.IPv4Prefix, v.IPv6Prefix = l.IPv4Prefix, l.IPv6Prefix
 	}
 	if l.Rate > 0 {
-		v.Rate = &canonicalRate{FormatRate(l.Rate) + " = " + FormatRateBytes(l.Rate), l.Rate, float64(l.Rate) / 8}
+		v.Rate = canonicalRateOf(l.Rate)
 		v.Burst = &canonicalSize{FormatSize(l.Burst), l.Burst}
 		if l.Overhead > 0 {
 			v.Overhead = &canonicalSize{FormatSize(uint64(l.Overhead)), uint64(l.Overhead)}
@@ -230,6 +242,18 @@ func canonicalLimitOf(l shaper.Limit) canonicalLimit {
 
 func canonicalDuration(d time.Duration) *canonicalTime {
 	return &canonicalTime{FormatDuration(d), d.Seconds()}
+}
+
+// unlessNever is canonicalDuration of a time that is never when it is 0.
+func unlessNever(d time.Duration) *canonicalTime {
+	if d == 0 {
+		return nil
+	}
+	return canonicalDuration(d)
+}
+
+func canonicalRateOf(rate uint64) *canonicalRate {
+	return &canonicalRate{FormatRate(rate) + " = " + FormatRateBytes(rate), rate, float64(rate) / 8}
 }
 
 func canonicalCount(f shaper.Frequency) *canonicalFrequency {
@@ -276,6 +300,22 @@ func (c *Config) WriteText(w io.Writer) error {
 		list("downstream", l.Downstream)
 		if l.ConnectTimeout != nil {
 			line("connect_timeout", l.ConnectTimeout)
+		}
+		for _, t := range []struct {
+			key string
+			d   *canonicalTime
+		}{
+			{"first_byte_timeout", l.FirstByteTimeout},
+			{"tcp_idle_timeout", l.TCPIdleTimeout},
+			{"half_close_timeout", l.HalfCloseTimeout},
+			{"max_lifetime", l.MaxLifetime},
+		} {
+			if t.d != nil {
+				line(t.key, t.d)
+			}
+		}
+		if l.MinThroughput != nil {
+			line("min_throughput", l.MinThroughput)
 		}
 		if l.IdleTimeout != nil {
 			line("idle_timeout", l.IdleTimeout)

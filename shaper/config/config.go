@@ -48,8 +48,16 @@ type Listen struct {
 	Addresses      []Address
 	Downstream     []Downstream
 	ConnectTimeout time.Duration // of one TCP connection attempt, 1ms to 1h
-	IdleTimeout    time.Duration // of UDP flows, 10ms to 24h
-	MaxFlows       int           // UDP flows at once, 1 to 1048576
+
+	// Of TCP connections, 10ms to 8760h; 0 is never.
+	FirstByteTimeout time.Duration // of the client
+	TCPIdleTimeout   time.Duration
+	HalfCloseTimeout time.Duration
+	MaxLifetime      time.Duration
+	MinThroughput    uint64 // bit/s over 10 s; 0 is none
+
+	IdleTimeout time.Duration // of UDP flows, 10ms to 24h
+	MaxFlows    int           // UDP flows at once, 1 to 1048576
 }
 
 // Address is a range of ports to listen on. An IPv6 address takes IPv6 traffic

@@ -17,7 +17,8 @@ var (
 	fileKeys   = []string{"daemon", "asn", "listen", "attach", "limit"}
 	daemonKeys = []string{"mode", "metrics", "buckets", "pins"}
 	asnKeys    = []string{"files"}
-	listenKeys = []string{"name", "address", "downstream", "connect_timeout", "idle_timeout", "max_flows"}
+	listenKeys = []string{"name", "address", "downstream", "connect_timeout",
+		"first_byte_timeout", "tcp_idle_timeout", "half_close_timeout", "max_lifetime", "min_throughput", "idle_timeout", "max_flows"}
 	attachKeys = []string{"name", "interface", "direction", "mode", "hook", "on_stop", "queue", "idle_timeout"}
 	limitKeys  = []string{
 		"name", "match", "key", "ipv4_prefix", "ipv6_prefix", "direction",
@@ -174,6 +175,12 @@ func (l *loader) listen(t table) {
 		}
 	}
 	t.duration("connect_timeout", &listen.ConnectTimeout, time.Millisecond, time.Hour)
+	const year = 8760 * time.Hour
+	t.duration("first_byte_timeout", &listen.FirstByteTimeout, 10*time.Millisecond, year)
+	t.duration("tcp_idle_timeout", &listen.TCPIdleTimeout, 10*time.Millisecond, year)
+	t.duration("half_close_timeout", &listen.HalfCloseTimeout, 10*time.Millisecond, year)
+	t.duration("max_lifetime", &listen.MaxLifetime, 10*time.Millisecond, year)
+	quantity(t, "min_throughput", &listen.MinThroughput, "100B/s", ParseRate)
 	t.duration("idle_timeout", &listen.IdleTimeout, 10*time.Millisecond, 24*time.Hour)
 	t.integer("max_flows", &listen.MaxFlows, 1, 1<<20)
 
@@ -185,7 +192,8 @@ func (l *loader) listen(t table) {
 		protocols[a.value.Protocol] = true
 	}
 	if len(addresses) > 0 {
-		t.idle(protocols[shaper.TCP], "a tcp address", "connect_timeout")
+		t.idle(protocols[shaper.TCP], "a tcp address",
+			"connect_timeout", "first_byte_timeout", "tcp_idle_timeout", "half_close_timeout", "max_lifetime", "min_throughput")
 		t.idle(protocols[shaper.UDP], "a udp address", "idle_timeout", "max_flows")
 	}
 	l.c.Listen = append(l.c.Listen, listen)

@@ -1,0 +1,171 @@
+package conn
+
+import (
+	"errors"
+	"io"
+	"net"
+	"syscall"
+	"testing"
+	"time"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// ended waits for a connection to end, and returns how and after how long.
+func (r *running) ended(c *net.TCPConn) (how shaper.Ending, after time.Duration, err error) {
+	r.t.Helper()
+	begun := time.Now()
+	if _, err = io.Copy(io.Discard, c); err == nil {
+		err = io.EOF
+	}
+	after = time.Since(begun)
+	r.settle()
+	counts := r.shaper.Listener("l")
+	var all []shaper.Ending
+	for e := range counts.Ended {
+		for range counts.Ended[e].Swap(0) {
+			all = append(all, shaper.Ending(e))
+		}
+	}
+	if len(all) != 1 {
+		r.t.Fatalf("ended: %v, want one", all)
+	}
+	return all[0], after, err
+}
+
+func TestTimeouts(t *testing.T) {
+	const d = 200 * time.Millisecond
+	var first, idle, half, life, none Timeouts
+	first.FirstByte, idle.Idle, half.HalfClose, life.Lifetime = d, d, d, d
+	drip := func(c *net.TCPConn) {
+		for range 40 {
+			if _, err := c.Write([]byte("x")); err != nil {
+				return
+			}
+			time.Sleep(d / 4)
+		}
+	}
+	discard := func(c *net.TCPConn) { io.Copy(io.Discard, c); time.Sleep(time.Second) }
+	for _, tt := range []struct {
+		name   string
+		t      Timeouts
+		client func(*net.TCPConn)
+		server func(*net.TCPConn)
+		how    shaper.Ending
+		least  time.Duration
+	}{
+		{"a client that says nothing", first, nil, echo, shaper.FirstByteTimeout, d},
+		{"one that says something", first, func(c *net.TCPConn) { c.Write([]byte("x")); time.Sleep(2 * d); c.CloseWrite() }, echo, shaper.Closed, 0},
+		{"one that only ends", first, func(c *net.TCPConn) { c.CloseWrite() }, echo, shaper.Closed, 0},
+		{"idle", idle, func(c *net.TCPConn) { c.Write([]byte("x")) }, echo, shaper.IdleTimeout, d},
+		{"not idle", idle, func(c *net.TCPConn) { drip(c); c.CloseWrite() }, echo, shaper.Closed, 9 * d},
+		{"half closed and silent", half, func(c *net.TCPConn) { c.CloseWrite() }, discard, shaper.HalfCloseTimeout, d},
+		{"half closed and not silent", half, func(c *net.TCPConn) { c.CloseWrite() }, drip, shaper.Closed, 9 * d},
+		{"open and silent", half, func(c *net.TCPConn) { time.Sleep(3 * d); c.CloseWrite() }, echo, shaper.Closed, 2 * d},
+		{"for too long", life, drip, echo, shaper.LifetimeOver, d},
+		{"reset by the client", none, func(c *net.TCPConn) { c.Write([]byte("x")); c.SetLinger(0); c.Close() }, echo, shaper.ResetByClient, 0},
+		{"reset by the downstream", none, func(c *net.TCPConn) { c.Write([]byte("x")) },
+			func(c *net.TCPConn) { c.Read(make([]byte, 1)); c.SetLinger(0) }, shaper.ResetByServer, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, shaper.TCP, serveTCP(t, tt.server))
+			tt.t.Connect = time.Second
+			r.listen.Timeouts = tt.t
+			r.apply()
+			c := dial(t, r.addr())
+			if tt.client != nil {
+				go tt.client(c)
+			}
+			how, after, _ := r.ended(c)
+			if how != tt.how || after < tt.least*9/10 || how != shaper.Closed && after > 10*d {
+				t.Errorf("%v after %v, want %v after %v", how, after, tt.how, tt.least)
+			}
+		})
+	}
+}
+
+// What the proxy holds back is not the connection's fault.
+func TestTimeStandsStillWhileBytesAreHeldBack(t *testing.T) {
+	r := start(t, shaper.TCP, serveTCP(t, echo))
+	r.listen.Idle = 100 * time.Millisecond
+	// One segment takes 290 ms.
+	r.apply(shaper.Limit{Name: "slow", Rate: 8 * 5000, Direction: shaper.ToDownstream})
+	c := dial(t, r.addr())
+	sent := randomBytes(3 * 1448)
+	c.Write(sent)
+	if _, err := io.ReadFull(c, sent); err != nil {
+		t.Fatal(err)
+	}
+	if how, _, err := r.ended(c); how != shaper.IdleTimeout || err != io.EOF {
+		t.Errorf("ended: %v, %v", how, err)
+	}
+}
+
+// An end that loses bytes is a reset.
+func TestEndThatLosesBytesIsAReset(t *testing.T) {
+	hold := make(chan struct{})
+	r := start(t, shaper.TCP, serveTCP(t, func(*net.TCPConn) { <-hold }))
+	t.Cleanup(func() { close(hold) })
+	r.listen.Lifetime = 300 * time.Millisecond
+	r.apply()
+	c := dial(t, r.addr())
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := c.Write(make([]byte, 64<<20))
+		wrote <- err
+	}()
+	how, _, err := r.ended(c)
+	// Reader or writer is told, whoever comes first.
+	if err = errors.Join(err, <-wrote); how != shaper.LifetimeOver || !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("ended: %v, %v", how, err)
+	}
+}
+
+func TestMinThroughput(t *testing.T) {
+	for name, tt := range map[string]struct {
+		moved uint64
+		held  bool
+		ends  bool
+	}{
+		"enough":              {10_000, false, false},
+		"too little":          {9_999, false, true},
+		"held back meanwhile": {0, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := start(t, shaper.TCP, serveTCP(t, echo))
+			r.listen.MinThroughput = 1000
+			r.apply()
+			c := dial(t, r.addr())
+			waitFor(t, "a downstream", func() bool { return r.shaper.Listener("l").Open.Load() == 1 })
+			r.proxy.loop.call(func(now leaky.Time) {
+				for s := range r.proxy.sessions {
+					s.pace.moved, s.pace.held = tt.moved, tt.held
+					s.watchOver(now + leaky.FromDuration(SlowWindow) - leaky.Second)
+					if s.stage != flowing {
+						t.Error("ended before the window did")
+					}
+					s.watchOver(now + leaky.FromDuration(SlowWindow))
+					if (s.stage == ended) != tt.ends {
+						t.Errorf("stage %d", s.stage)
+					}
+				}
+			})
+			c.Close()
+			r.settle()
+		})
+	}
+}
+
+// A reload changes the timeouts of connections that are there.
+func TestTimeoutsOfAReload(t *testing.T) {
+	r := start(t, shaper.TCP, serveTCP(t, echo))
+	c := dial(t, r.addr())
+	waitFor(t, "a downstream", func() bool { return r.shaper.Listener("l").Open.Load() == 1 })
+	r.listen.Idle = 100 * time.Millisecond
+	r.apply()
+	if how, _, _ := r.ended(c); how != shaper.IdleTimeout {
+		t.Errorf("ended: %v", how)
+	}
+}
