@@ -172,17 +172,6 @@ func (s *session) admitted(now leaky.Time) {
 	s.dial(now)
 }
 
-// refused is called when a gate has no place for s.
-func (s *session) refused(why refusal, now leaky.Time) {
-	s.proxy.refused.note("connection refused", "limit", why.limit.Name, "reason", why.reason.String(),
-		"listener", s.name, "source", s.flow.Source)
-	if why.reason == shaper.ClientGone {
-		s.refuse(shaper.ExcessReset, now)
-		return
-	}
-	s.refuse(why.limit.Excess, now)
-}
-
 // dial connects to the downstream whose turn it is, or to the next ones.
 func (s *session) dial(now leaky.Time) {
 	config := s.config.Load()
@@ -251,40 +240,4 @@ func (s *session) dialAgain(err error, now leaky.Time) {
 	s.dialFailed(config, (s.first+s.tried)%len(config.Downstream), err)
 	s.tried++
 	s.dial(now)
-}
-
-// refuse ends s, whose client has come no further. A close that is not a reset takes
-// in what the client has sent, up to a bound: the kernel resets a connection that is
-// closed with data unread.
-func (s *session) refuse(excess shaper.Excess, now leaky.Time) {
-	s.stage = leaving
-	if excess == shaper.ExcessReset {
-		s.abort(shaper.Refused, now)
-		return
-	}
-	_ = unix.Shutdown(s.client.fd, unix.SHUT_WR)
-	s.timer.Fire = func(now leaky.Time) { s.close(shaper.Refused, now) }
-	s.proxy.loop.pacer.Schedule(&s.timer, now+farewellTime)
-	s.farewell = farewellBytes
-	s.sayFarewell(now)
-}
-
-const (
-	farewellBytes = 64 << 10
-	farewellTime  = leaky.Second
-)
-
-// sayFarewell takes in what a client sends that was refused.
-func (s *session) sayFarewell(now leaky.Time) {
-	for s.farewell > 0 {
-		n, errno := recv(s.client.fd, s.proxy.loop.scratch[:min(s.farewell, scratchSize)])
-		if errno == unix.EAGAIN {
-			return
-		}
-		if errno != 0 || n == 0 {
-			break
-		}
-		s.farewell -= n
-	}
-	s.close(shaper.Refused, now)
 }

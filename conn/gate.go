@@ -2,6 +2,7 @@ package conn
 
 import (
 	"net/netip"
+	"time"
 
 	"shaperd/leaky"
 	"shaperd/shaper"
@@ -38,6 +39,7 @@ type gate struct {
 	shape    *leaky.Shape // of new connections
 	bucket   leaky.Bucket // likewise
 	inFlight int
+	waiting  int
 	turn     *source // of a ring of those with waiters; nil when nobody waits
 	sources  map[netip.Addr]*source
 	timer    leaky.Event // set when the bucket, not a slot, is waited for
@@ -75,6 +77,7 @@ type entrant struct {
 type refusal struct {
 	limit  *shaper.Limit
 	reason shaper.Reason
+	retry  time.Duration // after which a new connection has a chance
 }
 
 func newGates(s *shaper.Shaper, w *leaky.Wheel, clock func() leaky.Time) *gates {
@@ -177,9 +180,20 @@ func (g *gates) wait(e *entrant, gt *gate, now leaky.Time) {
 
 func (g *gates) refuse(e *entrant, gt *gate, why shaper.Reason, now leaky.Time) {
 	gt.state.Connections.Add(shaper.Refuse, why, 1)
+	retry := e.limit.MaxWait
+	if e.limit.Connections == 0 {
+		retry = gt.retry(now)
+	}
 	e.free(now)
 	g.drop(gt, now)
-	e.owner.refused(refusal{e.limit, why}, now)
+	e.owner.refused(refusal{e.limit, why, retry}, now)
+}
+
+// retry is when a new connection would have its turn, behind those that wait.
+func (gt *gate) retry(now leaky.Time) time.Duration {
+	b := gt.bucket
+	b.Charge(gt.shape, 0, uint64(gt.waiting), now)
+	return (b.Depart(gt.shape, now) - now).Duration()
 }
 
 // gated returns the limits of r that have gates, in the order of passing them. It is

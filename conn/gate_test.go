@@ -67,6 +67,8 @@ type visitor struct {
 	why  shaper.Reason // None as long as it is not refused
 	at   leaky.Time    // when it was admitted or refused
 	then func()
+
+	refusal refusal
 }
 
 func (v *visitor) admitted(now leaky.Time) {
@@ -81,7 +83,7 @@ func (v *visitor) refused(why refusal, now leaky.Time) {
 	if v.in || v.why != shaper.None || why.limit == nil || why.reason == shaper.None || len(v.held) > 0 {
 		v.rig.t.Errorf("told twice, or wrongly: %+v", why)
 	}
-	v.why = why.reason
+	v.why, v.refusal = why.reason, why
 	v.told(now)
 }
 

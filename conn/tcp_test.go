@@ -116,21 +116,6 @@ func TestUrgentDataDoesNotStall(t *testing.T) {
 	}
 }
 
-func TestRefusedByClosing(t *testing.T) {
-	hold := make(chan struct{})
-	r := start(t, shaper.TCP, serveTCP(t, func(*net.TCPConn) { <-hold }),
-		shaper.Limit{Name: "cap", Connections: 1, Excess: shaper.ExcessClose})
-	t.Cleanup(func() { close(hold) })
-	first := dial(t, r.addr())
-	first.Write([]byte("x"))
-	waitFor(t, "a slot in use", func() bool { return r.shaper.Policy().State(0).InFlight.Load() == 1 })
-	c := dial(t, r.addr())
-	c.Write([]byte("a request"))
-	if n, err := c.Read(make([]byte, 1)); err != io.EOF {
-		t.Errorf("read %d bytes, %v, want the end", n, err)
-	}
-}
-
 // Work that is put off must not pile up, or the rest of the loop waits for it.
 func TestPutOffWorkDoesNotPileUp(t *testing.T) {
 	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(io.Discard, c) }))

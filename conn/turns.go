@@ -55,6 +55,7 @@ func (g *gates) enqueue(gt *gate, e *entrant, now leaky.Time) bool {
 	src.len++
 	heap.Fix(&rm.longest, src.index)
 	rm.waiting++
+	gt.waiting++
 	gt.state.Waiting.Add(1)
 	return true
 }
@@ -93,6 +94,7 @@ func (s *source) remove(e *entrant) {
 	s.len--
 	gt := s.gate
 	gt.room.waiting--
+	gt.waiting--
 	gt.state.Waiting.Add(-1)
 	if s.len > 0 {
 		heap.Fix(&gt.room.longest, s.index)

@@ -26,7 +26,7 @@ func TestEnumNames(t *testing.T) {
 		{"Share", values[Share](int(ShareFIFO) + 1), []string{"fair", "fifo"}},
 		{"Protocol", values[Protocol](int(numProtocols)), []string{"any", "tcp", "udp", "icmp"}},
 		{"Direction", values[Direction](int(Both) + 1), []string{"to-downstream", "from-downstream", "both"}},
-		{"Excess", values[Excess](int(ExcessDrop) + 1), []string{"reset", "close", "drop"}},
+		{"Excess", values[Excess](int(ExcessReply) + 1), []string{"reset", "close", "drop", "reply"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var got []string

@@ -54,7 +54,8 @@ type Limit struct {
 	MaxWaiting     int           // connections that may wait at once, over all keys; at listeners alone
 
 	Excess  Excess
-	Observe bool // count what the limit would do, and do nothing
+	Reply   string // what a refused connection is told, with RetryAfter in it where that is to stand
+	Observe bool   // count what the limit would do, and do nothing
 }
 
 // OfAttachments reports whether l is for attachments, and not for listeners.
@@ -161,9 +162,13 @@ const (
 	ExcessReset Excess = iota // RST: the client knows at once
 	ExcessClose               // FIN, as if the downstream had closed; at listeners alone
 	ExcessDrop                // nothing: the client tries again; at attachments alone
+	ExcessReply               // Limit.Reply, and then FIN; at listeners alone
 )
 
-func (e Excess) String() string { return [...]string{"reset", "close", "drop"}[e] }
+func (e Excess) String() string { return [...]string{"reset", "close", "drop", "reply"}[e] }
+
+// RetryAfter stands in a Reply for the seconds after which the client may try again.
+const RetryAfter = "{retry_after}"
 
 // Listener is what a policy has to know of a place where traffic is proxied.
 type Listener struct {

@@ -191,6 +191,9 @@ func checkOfAttachments(t table, limit shaper.Limit, counts bool) {
 	if limit.Excess == shaper.ExcessClose {
 		t.bad("excess", "\"close\" is for listeners: an attachment can refuse a connection with \"reset\", or \"drop\" it")
 	}
+	if limit.Excess == shaper.ExcessReply {
+		t.bad("excess", "\"reply\" is for listeners: an attachment can refuse a connection with \"reset\", or \"drop\" it")
+	}
 	if t.has("share") {
 		t.bad("share", "is for listeners: at attachments the packets of a bucket leave in the order they came")
 	}

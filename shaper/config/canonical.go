@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"time"
 
@@ -77,6 +78,7 @@ type canonicalLimit struct {
 	MaxWait        *canonicalTime      `json:"max_wait,omitempty"`
 	MaxWaiting     *int                `json:"max_waiting,omitempty"`
 	Excess         string              `json:"excess,omitempty"`
+	Reply          string              `json:"reply,omitempty"`
 }
 
 type canonicalMatch struct {
@@ -229,7 +231,7 @@ func canonicalLimitOf(l shaper.Limit) canonicalLimit {
 	}
 	if l.Connections > 0 || l.NewConnections.N > 0 {
 		v.Connections = l.Connections
-		v.Excess = l.Excess.String()
+		v.Excess, v.Reply = l.Excess.String(), l.Reply
 		if !l.OfAttachments() {
 			v.MaxWaiting = &l.MaxWaiting
 		}
@@ -401,5 +403,8 @@ func (l *canonicalLimit) write(line func(string, any), list func(string, []strin
 	}
 	if l.Excess != "" {
 		line("excess", l.Excess)
+	}
+	if l.Reply != "" {
+		line("reply", strconv.Quote(l.Reply))
 	}
 }

@@ -31,6 +31,7 @@ func checkEffect(t table, limit shaper.Limit) {
 	t.idle(packets, "packets", "burst_packets")
 	t.idle(shapes, "rate or packets", "max_delay", "direction", "share")
 	t.idle(counts, "connections or new_connections", "max_wait", "max_waiting", "excess")
+	checkReply(t, limit)
 	t.idle(limit.Key&shaper.KeySource != 0, `"source" in key`, "ipv4_prefix", "ipv6_prefix")
 	switch match, _ := t.values["match"].(map[string]any); {
 	case limit.OfAttachments():

@@ -23,7 +23,7 @@ var (
 	limitKeys  = []string{
 		"name", "match", "key", "ipv4_prefix", "ipv6_prefix", "direction",
 		"rate", "packets", "burst", "burst_packets", "overhead", "max_delay", "share", "ecn_mark",
-		"connections", "new_connections", "max_wait", "max_waiting", "excess", "mode",
+		"connections", "new_connections", "max_wait", "max_waiting", "excess", "reply", "mode",
 	}
 	matchKeys = []string{"listen", "attach", "protocol", "source", "destination", "asn", "port"}
 )
@@ -269,7 +269,8 @@ func (l *loader) limit(t table) {
 	quantity(t, "new_connections", &limit.NewConnections, "50/s", parseConnectionFrequency)
 	t.duration("max_wait", &limit.MaxWait, 0, time.Hour)
 	t.integer("max_waiting", &limit.MaxWaiting, 0, 1<<20)
-	choice(t, "excess", &limit.Excess, shaper.ExcessReset, shaper.ExcessClose, shaper.ExcessDrop)
+	choice(t, "excess", &limit.Excess, shaper.ExcessReset, shaper.ExcessClose, shaper.ExcessDrop, shaper.ExcessReply)
+	quantity(t, "reply", &limit.Reply, "http-429", parseReply)
 	mode(t, &limit.Observe)
 
 	checkEffect(t, limit)

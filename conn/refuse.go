@@ -1,0 +1,72 @@
+package conn
+
+import (
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// refused is called when a gate has no place for s.
+func (s *session) refused(why refusal, now leaky.Time) {
+	s.proxy.refused.note("connection refused", "limit", why.limit.Name, "reason", why.reason.String(),
+		"listener", s.name, "source", s.flow.Source)
+	s.stage = leaving
+	excess := why.limit.Excess
+	if why.reason == shaper.ClientGone {
+		excess = shaper.ExcessReset
+	}
+	switch excess {
+	case shaper.ExcessReset:
+		s.abort(shaper.Refused, now)
+		return
+	case shaper.ExcessReply:
+		// What the buffer of a fresh connection does not take is lost.
+		_, _ = send(s.client.fd, []byte(reply(why)))
+	}
+	s.dismiss(now)
+}
+
+// reply is what a refused client is told.
+func reply(why refusal) string {
+	// Not all who were refused come back at once.
+	after := why.retry + rand.N(why.retry+1)
+	seconds := int64((after + time.Second - 1) / time.Second)
+	return strings.ReplaceAll(why.limit.Reply, shaper.RetryAfter, strconv.FormatInt(max(seconds, 1), 10))
+}
+
+const (
+	farewellBytes = 64 << 10
+	farewellTime  = leaky.Second
+)
+
+// dismiss closes s to the client, and takes in what it has sent, up to a bound: the
+// kernel resets a connection that is closed with data unread, and with it what the
+// client has not read.
+func (s *session) dismiss(now leaky.Time) {
+	_ = unix.Shutdown(s.client.fd, unix.SHUT_WR)
+	s.timer.Fire = func(now leaky.Time) { s.close(shaper.Refused, now) }
+	s.proxy.loop.pacer.Schedule(&s.timer, now+farewellTime)
+	s.farewell = farewellBytes
+	s.sayFarewell(now)
+}
+
+// sayFarewell takes in what a client sends that was refused.
+func (s *session) sayFarewell(now leaky.Time) {
+	for s.farewell > 0 {
+		n, errno := recv(s.client.fd, s.proxy.loop.scratch[:min(s.farewell, scratchSize)])
+		if errno == unix.EAGAIN {
+			return
+		}
+		if errno != 0 || n == 0 {
+			break
+		}
+		s.farewell -= n
+	}
+	s.close(shaper.Refused, now)
+}

@@ -1,0 +1,44 @@
+package config
+
+import (
+	"fmt"
+	"regexp"
+
+	"shaperd/shaper"
+)
+
+// replies are texts to refuse with that have names.
+var replies = map[string]string{
+	"http-429": "HTTP/1.1 429 Too Many Requests\r\nRetry-After: " + shaper.RetryAfter +
+		"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+}
+
+// maxReply is how long a reply may be: it has to fit the socket's buffer.
+const maxReply = 4096
+
+var placeholder = regexp.MustCompile(`\{[a-z_]+\}`)
+
+// parseReply reads a text to refuse with, or the name of one.
+func parseReply(s string) (string, error) {
+	if text, ok := replies[s]; ok {
+		return text, nil
+	}
+	if s == "" || len(s) > maxReply {
+		return "", fmt.Errorf("has %d bytes: give it 1 to %d, or \"http-429\"", len(s), maxReply)
+	}
+	for _, p := range placeholder.FindAllString(s, -1) {
+		if p != shaper.RetryAfter {
+			return "", fmt.Errorf("%s stands for nothing; there is %s", quote(p), shaper.RetryAfter)
+		}
+	}
+	return s, nil
+}
+
+func checkReply(t table, limit shaper.Limit) {
+	switch {
+	case limit.Excess == shaper.ExcessReply && limit.Reply == "" && !t.has("reply"):
+		t.bad("excess", "\"reply\" needs reply, a text or \"http-429\"")
+	case limit.Excess != shaper.ExcessReply:
+		t.idle(false, "excess = \"reply\"", "reply")
+	}
+}
