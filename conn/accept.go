@@ -29,9 +29,6 @@ const (
 	// acceptTurn is how many connections a port accepts before other sockets, and
 	// departures, have their turn.
 	acceptTurn = 8
-
-	// acceptRest is how long a port rests when descriptors or memory have run out.
-	acceptRest = leaky.Second / 50
 )
 
 func (p *Proxy) openTCP(addr netip.AddrPort) (port, error) {
@@ -120,13 +117,16 @@ func (t *tcpPort) serve(s service) {
 func (t *tcpPort) close() {
 	t.proxy.loop.call(func(leaky.Time) {
 		t.proxy.loop.pacer.Cancel(&t.rested)
-		t.proxy.loop.forget(t.fd)
-		unix.Close(t.fd)
+		t.proxy.loop.close(t.fd)
 	})
 }
 
 // ready accepts connections; epoll reports the port again when there are more.
 func (t *tcpPort) ready(_ uint32, now leaky.Time) {
+	if t.proxy.loop.short(enough) {
+		t.rest("descriptors or memory run short", now)
+		return
+	}
 	for range acceptTurn {
 		fd, from, errno := accept(t.fd)
 		switch errno {
@@ -135,14 +135,18 @@ func (t *tcpPort) ready(_ uint32, now leaky.Time) {
 		case unix.EAGAIN:
 			return
 		case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM:
-			// The connection stays in the kernel's queue.
-			t.proxy.refused.note("accept", "listener", t.service.Load().name, "err", errno)
-			t.proxy.loop.rewatch(t.fd, 0)
-			t.proxy.loop.pacer.Schedule(&t.rested, now+acceptRest)
+			t.rest(errno.Error(), now)
 			return
 		default: // of a connection that has ended already
 		}
 	}
+}
+
+// rest leaves connections in the kernel's queue for a while.
+func (t *tcpPort) rest(why string, now leaky.Time) {
+	t.proxy.refused.note("accept no connections", "listener", t.service.Load().name, "reason", why)
+	t.proxy.loop.rewatch(t.fd, 0)
+	t.proxy.loop.pacer.Schedule(&t.rested, now+overloadRest)
 }
 
 // accepted brings a connection to the gates.
@@ -167,6 +171,11 @@ func (p *Proxy) accepted(sv *service, fd int, from netip.Addr, port uint16, now 
 // admitted is called at the last gate.
 func (s *session) admitted(now leaky.Time) {
 	s.stage = dialing
+	if s.proxy.loop.short(tooMuch) {
+		s.proxy.refused.note("shed connection", "listener", s.name, "source", s.flow.Source)
+		s.abort(shaper.Overload, now)
+		return
+	}
 	s.timer.Fire = s.dialTimeout
 	s.first = int(s.turn.Add(1) - 1)
 	s.dial(now)

@@ -34,6 +34,7 @@ type loop struct {
 	scratch   []byte  // what is in hand while it moves from socket to socket
 	pipes     []*pipe // empty ones
 	pipeCount int
+	headroom  *headroom
 	now       leaky.Time // when the round began
 	stopping  bool
 
@@ -80,6 +81,7 @@ func newLoop(clock *leaky.Clock, s *shaper.Shaper) (*loop, error) {
 		unix.Close(l.epoll)
 		return nil, fmt.Errorf("create eventfd: %w", err)
 	}
+	l.headroom = newHeadroom()
 	err = l.watch(l.wake, unix.EPOLLIN, wakeup{l})
 	if err == nil {
 		if _, errno := l.epollWait(true); errno != 0 && errno != unix.EINTR {
@@ -87,6 +89,7 @@ func newLoop(clock *leaky.Clock, s *shaper.Shaper) (*loop, error) {
 		}
 	}
 	if err != nil {
+		l.headroom.close()
 		unix.Close(l.epoll)
 		unix.Close(l.wake)
 		return nil, err
@@ -102,6 +105,7 @@ func (l *loop) run() {
 	l.wake = -1
 	l.mu.Unlock()
 	unix.Close(l.epoll)
+	l.headroom.close()
 	for _, p := range l.pipes {
 		l.dropPipe(p)
 	}
@@ -151,6 +155,7 @@ func (l *loop) watch(fd int, events uint32, w watcher) error {
 		at.watcher = nil
 		return fmt.Errorf("watch socket: %w", err)
 	}
+	l.headroom.sockets++
 	return nil
 }
 
@@ -162,14 +167,18 @@ func (l *loop) rewatch(fd int, events uint32) {
 
 // close closes a descriptor that is watched, and of which there is no duplicate.
 func (l *loop) close(fd int) {
-	l.watched[fd].watcher = nil
+	if l.watched[fd].watcher != nil {
+		l.watched[fd].watcher = nil
+		l.headroom.sockets--
+	}
 	unix.Close(fd)
 }
 
 // forget ends watch.
 func (l *loop) forget(fd int) {
-	if fd < len(l.watched) {
+	if l.watched[fd].watcher != nil {
 		l.watched[fd].watcher = nil
+		l.headroom.sockets--
 	}
 	_ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, fd, nil)
 }

@@ -24,12 +24,16 @@ func (s *session) refused(why refusal, now leaky.Time) {
 	switch excess {
 	case shaper.ExcessReset:
 		s.abort(shaper.Refused, now)
-		return
 	case shaper.ExcessReply:
-		// What the buffer of a fresh connection does not take is lost.
-		_, _ = send(s.client.fd, []byte(reply(why)))
+		s.reply = reply(why)
+		s.timer.Fire = s.dismiss
+		s.proxy.loop.pacer.Schedule(&s.timer, now+farewellTime)
+		if s.client.readable {
+			s.dismiss(now)
+		}
+	default:
+		s.dismiss(now)
 	}
-	s.dismiss(now)
 }
 
 // reply is what a refused client is told.
@@ -47,8 +51,14 @@ const (
 
 // dismiss closes s to the client, and takes in what it has sent, up to a bound: the
 // kernel resets a connection that is closed with data unread, and with it what the
-// client has not read.
+// client has not read. A reply waits for the first byte: clients of some protocols do not
+// look for an answer before they have asked.
 func (s *session) dismiss(now leaky.Time) {
+	if s.reply != "" {
+		// What the buffer of a fresh connection does not take is lost.
+		_, _ = send(s.client.fd, []byte(s.reply))
+		s.reply = ""
+	}
 	_ = unix.Shutdown(s.client.fd, unix.SHUT_WR)
 	s.timer.Fire = func(now leaky.Time) { s.close(shaper.Refused, now) }
 	s.proxy.loop.pacer.Schedule(&s.timer, now+farewellTime)
@@ -58,6 +68,12 @@ func (s *session) dismiss(now leaky.Time) {
 
 // sayFarewell takes in what a client sends that was refused.
 func (s *session) sayFarewell(now leaky.Time) {
+	if s.reply != "" {
+		if s.client.readable {
+			s.dismiss(now)
+		}
+		return
+	}
 	for s.farewell > 0 {
 		n, errno := recv(s.client.fd, s.proxy.loop.scratch[:min(s.farewell, scratchSize)])
 		if errno == unix.EAGAIN {

@@ -18,7 +18,8 @@ type session struct {
 	proxy    *Proxy
 	stage    stage
 	timer    leaky.Event // of the stage
-	farewell int         // bytes that a refused client may still send
+	reply    string      // that a refused client is to get
+	farewell int         // bytes that it may still send
 
 	first, tried int // downstreams: the first one's number, and how many have failed
 

@@ -20,14 +20,17 @@ func (r *running) ended(c *net.TCPConn) (how shaper.Ending, after time.Duration,
 		err = io.EOF
 	}
 	after = time.Since(begun)
-	r.settle()
 	counts := r.shaper.Listener("l")
 	var all []shaper.Ending
-	for e := range counts.Ended {
-		for range counts.Ended[e].Swap(0) {
-			all = append(all, shaper.Ending(e))
+	waitFor(r.t, "an end", func() bool {
+		for e := range counts.Ended {
+			for range counts.Ended[e].Swap(0) {
+				all = append(all, shaper.Ending(e))
+			}
 		}
-	}
+		return len(all) > 0
+	})
+	r.settle()
 	if len(all) != 1 {
 		r.t.Fatalf("ended: %v, want one", all)
 	}
@@ -35,18 +38,18 @@ func (r *running) ended(c *net.TCPConn) (how shaper.Ending, after time.Duration,
 }
 
 func TestTimeouts(t *testing.T) {
-	const d = 200 * time.Millisecond
+	const d = 500 * time.Millisecond
 	var first, idle, half, life, none Timeouts
 	first.FirstByte, idle.Idle, half.HalfClose, life.Lifetime = d, d, d, d
 	drip := func(c *net.TCPConn) {
-		for range 40 {
+		for range 60 {
 			if _, err := c.Write([]byte("x")); err != nil {
 				return
 			}
-			time.Sleep(d / 4)
+			time.Sleep(d / 20)
 		}
 	}
-	discard := func(c *net.TCPConn) { io.Copy(io.Discard, c); time.Sleep(time.Second) }
+	discard := func(c *net.TCPConn) { io.Copy(io.Discard, c); time.Sleep(2 * d) }
 	for _, tt := range []struct {
 		name   string
 		t      Timeouts
@@ -59,9 +62,9 @@ func TestTimeouts(t *testing.T) {
 		{"one that says something", first, func(c *net.TCPConn) { c.Write([]byte("x")); time.Sleep(2 * d); c.CloseWrite() }, echo, shaper.Closed, 0},
 		{"one that only ends", first, func(c *net.TCPConn) { c.CloseWrite() }, echo, shaper.Closed, 0},
 		{"idle", idle, func(c *net.TCPConn) { c.Write([]byte("x")) }, echo, shaper.IdleTimeout, d},
-		{"not idle", idle, func(c *net.TCPConn) { drip(c); c.CloseWrite() }, echo, shaper.Closed, 9 * d},
+		{"not idle", idle, func(c *net.TCPConn) { drip(c); c.CloseWrite() }, echo, shaper.Closed, 3 * d},
 		{"half closed and silent", half, func(c *net.TCPConn) { c.CloseWrite() }, discard, shaper.HalfCloseTimeout, d},
-		{"half closed and not silent", half, func(c *net.TCPConn) { c.CloseWrite() }, drip, shaper.Closed, 9 * d},
+		{"half closed and not silent", half, func(c *net.TCPConn) { c.CloseWrite() }, drip, shaper.Closed, 3 * d},
 		{"open and silent", half, func(c *net.TCPConn) { time.Sleep(3 * d); c.CloseWrite() }, echo, shaper.Closed, 2 * d},
 		{"for too long", life, drip, echo, shaper.LifetimeOver, d},
 		{"reset by the client", none, func(c *net.TCPConn) { c.Write([]byte("x")); c.SetLinger(0); c.Close() }, echo, shaper.ResetByClient, 0},

@@ -23,7 +23,9 @@ func TestTrainsKeepTheirDatagrams(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := serveUDP(t)
-			r := start(t, shaper.UDP, server.LocalAddr().String(), limits...)
+			r := start(t, shaper.UDP, server.LocalAddr().String())
+			r.listen.IdleTimeout = time.Minute
+			r.apply(limits...)
 			client := dialUDP(t, r).(*net.UDPConn)
 			var there net.Addr
 			exchange := func(from, to net.PacketConn, write func([]byte, int) error, sizes []int, segment int) {

@@ -111,13 +111,12 @@ func (u *udpPort) serve(s service) {
 // close ends the port and its flows, which have nothing to reply from any more.
 func (u *udpPort) close() {
 	u.proxy.loop.call(func(now leaky.Time) {
-		u.proxy.loop.forget(u.fd)
 		for _, f := range u.proxy.flows {
 			if f.key.port == u {
 				f.close(now)
 			}
 		}
-		unix.Close(u.fd)
+		u.proxy.loop.close(u.fd)
 	})
 }
 
@@ -159,7 +158,8 @@ func (u *udpPort) flow(m message, now leaky.Time) *udpFlow {
 		Source: m.from.Addr().Unmap().WithZone(""), Port: u.port, Protocol: shaper.UDP,
 		Connection: p.nextID.Add(1),
 	}
-	if s.counts.Flows.Load() >= int64(s.config.Load().MaxFlows) && !s.unanswered.evict(now) {
+	full := s.counts.Flows.Load() >= int64(s.config.Load().MaxFlows) || p.loop.short(enough)
+	if full && !s.unanswered.evict(now) {
 		s.counts.FlowsRefused.Add(1)
 		return nil
 	}
@@ -389,8 +389,7 @@ func (f *udpFlow) close(now leaky.Time) {
 	}
 	l.lines.release(f.up.path, now)
 	l.lines.release(f.down.path, now)
-	l.forget(f.fd)
-	unix.Close(f.fd)
+	l.close(f.fd)
 	delete(f.proxy.flows, f.key)
 	if f.mute != nil {
 		f.site.unanswered.Remove(f.mute)

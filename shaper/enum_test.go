@@ -21,7 +21,7 @@ func TestEnumNames(t *testing.T) {
 		}},
 		{"Ending", values[Ending](Endings), []string{
 			"closed", "reset-by-client", "reset-by-server", "refused", "not-connected", "first-byte-timeout",
-			"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "stopped",
+			"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "overload", "stopped",
 		}},
 		{"Share", values[Share](int(ShareFIFO) + 1), []string{"fair", "fifo"}},
 		{"Protocol", values[Protocol](int(numProtocols)), []string{"any", "tcp", "udp", "icmp"}},

@@ -58,6 +58,7 @@ const (
 	HalfCloseTimeout               // one side had ended, the other sent nothing for half_close_timeout
 	LifetimeOver                   // it was there for max_lifetime
 	TooSlow                        // it moved less than min_throughput
+	Overload                       // descriptors or memory ran short
 	Stopped                        // the daemon was
 	numEndings
 )
@@ -68,6 +69,6 @@ const Endings = int(numEndings)
 func (e Ending) String() string {
 	return [...]string{
 		"closed", "reset-by-client", "reset-by-server", "refused", "not-connected", "first-byte-timeout",
-		"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "stopped",
+		"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "overload", "stopped",
 	}[e]
 }

@@ -1,0 +1,137 @@
+package conn
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// leave has the loop believe that so many descriptors are left.
+func (r *running) leave(n int) {
+	r.proxy.loop.call(func(leaky.Time) {
+		l := r.proxy.loop
+		l.headroom.descriptors = l.headroom.others + l.headroom.sockets + 2*l.pipeCount + n
+	})
+}
+
+func TestPortRestsWhenDescriptorsRunShort(t *testing.T) {
+	r := start(t, shaper.TCP, serveTCP(t, echo))
+	first := dial(t, r.addr())
+	ping := func(c *net.TCPConn, patience time.Duration) error {
+		c.SetDeadline(time.Now().Add(patience))
+		if _, err := c.Write([]byte("x")); err != nil {
+			return err
+		}
+		_, err := io.ReadFull(c, make([]byte, 1))
+		return err
+	}
+	if err := ping(first, time.Second); err != nil {
+		t.Fatal(err)
+	}
+	r.leave(0)
+	second := dial(t, r.addr()) // the kernel accepts it
+	if err := ping(second, 200*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a connection beyond what there is: %v, want that it waits", err)
+	}
+	if n := r.shaper.Listener("l").Accepted.Load(); n != 1 {
+		t.Errorf("%d connections were accepted, want 1", n)
+	}
+	if err := ping(first, time.Second); err != nil {
+		t.Errorf("the connection that is there: %v", err)
+	}
+	r.leave(1000)
+	second.SetDeadline(time.Now().Add(2 * time.Second))
+	if _, err := io.ReadFull(second, make([]byte, 1)); err != nil {
+		t.Errorf("when there is room again: %v", err)
+	}
+}
+
+func TestAcceptedConnectionsAreShed(t *testing.T) {
+	r := full(t, shaper.Limit{MaxWait: time.Minute, MaxWaiting: 10})
+	c := dial(t, r.addr())
+	state := r.shaper.Policy().State(0)
+	waitFor(t, "a waiter", func() bool { return state.Waiting.Load() == 1 })
+	r.leave(-5)
+	r.proxy.loop.call(func(now leaky.Time) {
+		for s := range r.proxy.sessions {
+			if s.stage == flowing {
+				s.abort(shaper.ResetByClient, now)
+			}
+		}
+	})
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("read: %v, want a reset", err)
+	}
+	if n := r.shaper.Listener("l").Ended[shaper.Overload].Load(); n != 1 {
+		t.Errorf("%d were shed, want 1", n)
+	}
+	r.settle()
+}
+
+func TestNoFlowWithoutDescriptors(t *testing.T) {
+	server := serveUDP(t)
+	r := start(t, shaper.UDP, server.LocalAddr().String())
+	r.leave(0)
+	dialUDP(t, r).Write([]byte("x"))
+	waitFor(t, "a refusal", func() bool { return r.shaper.Listener("l").FlowsRefused.Load() == 1 })
+}
+
+// Ends of all kinds give their descriptors back.
+func TestSocketsAreCounted(t *testing.T) {
+	server := serveUDP(t)
+	r := start(t, shaper.UDP, server.LocalAddr().String())
+	count := func() (n int) {
+		r.proxy.loop.call(func(leaky.Time) { n = r.proxy.loop.headroom.sockets })
+		return n
+	}
+	before := count()
+	for range 20 {
+		dialUDP(t, r).Write([]byte("x"))
+	}
+	waitFor(t, "flows", func() bool { return r.shaper.Listener("l").Flows.Load() == 20 })
+	if n := count(); n != before+20 {
+		t.Errorf("%d sockets with 20 flows, %d before", n, before)
+	}
+	r.listen.Endpoints = []Endpoint{{Protocol: shaper.TCP, Addr: r.listen.Endpoints[0].Addr}}
+	r.listen.Downstream[0].Port = 1 // nobody listens there
+	r.apply()
+	for range 20 {
+		if c, err := net.Dial("tcp4", r.addr()); err == nil {
+			io.Copy(io.Discard, c)
+			c.Close()
+		}
+	}
+	r.settle()
+	if n := count(); n != before {
+		t.Errorf("%d sockets in the end, %d in the beginning", n, before)
+	}
+}
+
+func TestMemoryOfAGroup(t *testing.T) {
+	folder := t.TempDir()
+	write := func(name, text string) {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("memory.max", "1000000\n")
+	write("memory.stat", "anon 5\ninactive_file 100000\n")
+	write("memory.current", "600000\n")
+	h := &headroom{stop: make(chan struct{})}
+	done := make(chan struct{})
+	go func() { h.watchMemory(folder); close(done) }()
+	waitFor(t, "50 %", func() bool { return h.memory.Load() == 50 })
+	write("memory.current", "1060000\n")
+	waitFor(t, "96 %", func() bool { return h.memory.Load() == 96 })
+	write("memory.max", "max\n")
+	h.close()
+	<-done
+}
