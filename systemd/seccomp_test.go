@@ -181,7 +181,7 @@ func (u unit) seccomp(t testing.TB) []unix.SockFilter {
 
 // TestAllowed guards against a line of SystemCallFilter that undoes another.
 func TestAllowed(t *testing.T) {
-	needed := []string{"epoll_pwait2", "recvmmsg", "sendmsg", "clock_nanosleep", "prctl", "execve", "prlimit64"}
+	needed := []string{"epoll_pwait2", "recvmmsg", "sendmsg", "clock_nanosleep", "prctl", "execve", "prlimit64", "pipe2", "splice", "accept4"}
 	never := []string{"setuid", "ptrace", "mount", "setrlimit", "io_uring_setup", "process_vm_writev", "chown", "perf_event_open"}
 	for _, tt := range []struct {
 		name       string
