@@ -18,6 +18,15 @@ type Listen struct {
 	Timeouts
 	IdleTimeout time.Duration // after which a UDP flow is forgotten
 	MaxFlows    int           // UDP flows at once
+
+	// MaxFlowsPerSource is UDP flows at once of one IPv4 address or IPv6 prefix of 64
+	// bits; 0 is no bound.
+	MaxFlowsPerSource int
+
+	// Amplification bounds the answers to a UDP source that has sent nothing since it
+	// got one, and so may never have asked: in bytes, to so many times what it sent.
+	// 0 is no bound.
+	Amplification int
 }
 
 // Timeouts are when a TCP connection ends that gets nowhere. Zero is never, but for

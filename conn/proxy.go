@@ -42,7 +42,8 @@ type site struct {
 	turn   atomic.Uint32 // of downstreams
 	counts *shaper.ListenerState
 
-	unanswered flowList // the loop's
+	unanswered flowList           // the loop's
+	flowsOf    map[netip.Addr]int // likewise: by source, see turnAddr
 }
 
 type siteConfig struct {
@@ -109,7 +110,7 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 	for _, listen := range listens {
 		s := p.sites[listen.Name]
 		if s == nil {
-			s = &site{name: listen.Name, counts: p.shaper.Listener(listen.Name)}
+			s = &site{name: listen.Name, counts: p.shaper.Listener(listen.Name), flowsOf: map[netip.Addr]int{}}
 		}
 		sites[listen.Name], configs[s] = s, &siteConfig{Listen: listen}
 		for _, e := range listen.Endpoints {

@@ -40,8 +40,11 @@ type udpFlow struct {
 	flow   shaper.Flow
 	route  shaper.Route
 	slots  slots
-	fd     int  // connected to the downstream
-	apart  bool // its datagrams cannot leave as a train
+	fd     int    // connected to the downstream
+	apart  bool   // its datagrams cannot leave as a train
+	asked  uint64 // bytes from the source
+	told   uint64 // bytes back to it
+	known  bool   // it has sent something since it was told something
 	to     replyTo
 	up     udpDirection
 	down   udpDirection
@@ -75,6 +78,13 @@ type datagram struct {
 const (
 	// maxQueued bounds the memory of queued datagrams: bytes of their buffers.
 	maxQueued = 128 << 20
+
+	// muteTimeout is when a flow ends at the latest that was never answered.
+	muteTimeout = 10 * leaky.Second
+
+	// muteGrace is how long such a flow is left alone: an answer takes its time, and
+	// a flood of sources must not push out one that waits for it.
+	muteGrace = leaky.Second / 2
 
 	// udpCredit is how many datagrams a late wake-up gives back.
 	udpCredit = 1
@@ -136,6 +146,8 @@ func (u *udpPort) ready(_ uint32, now leaky.Time) {
 		}
 		if f := u.flow(m, now); f != nil {
 			f.seen = now
+			f.asked += uint64(len(m.data))
+			f.known = f.known || f.told > 0
 			if f.mute != nil {
 				f.site.unanswered.MoveToBack(f.mute)
 			}
@@ -158,8 +170,7 @@ func (u *udpPort) flow(m message, now leaky.Time) *udpFlow {
 		Source: m.from.Addr().Unmap().WithZone(""), Port: u.port, Protocol: shaper.UDP,
 		Connection: p.nextID.Add(1),
 	}
-	full := s.counts.Flows.Load() >= int64(s.config.Load().MaxFlows) || p.loop.short(enough)
-	if full && !s.unanswered.evict(now) {
+	if !s.room(turnAddr(f.flow.Source), now) {
 		s.counts.FlowsRefused.Add(1)
 		return nil
 	}
@@ -176,11 +187,23 @@ func (u *udpPort) flow(m message, now leaky.Time) *udpFlow {
 	p.flows[key] = f
 	s.counts.Flows.Add(1)
 	s.counts.FlowsOpened.Add(1)
+	s.flowsOf[turnAddr(f.flow.Source)]++
 	f.mute = s.unanswered.PushBack(f)
 	f.reroute(p.shaper.Policy())
 	f.expiry.Fire = f.expire
 	p.loop.pacer.Schedule(&f.expiry, now+f.idleTimeout())
 	return f
+}
+
+// room reports whether there is room for another flow of a source, and makes some if
+// need be.
+func (s *site) room(source netip.Addr, now leaky.Time) bool {
+	config := s.config.Load()
+	if most := config.MaxFlowsPerSource; most > 0 && s.flowsOf[source] >= most {
+		return false
+	}
+	full := s.counts.Flows.Load() >= int64(config.MaxFlows)
+	return !full || s.unanswered.evict(now)
 }
 
 // dial connects a socket of f to the downstream whose turn it is.
@@ -205,7 +228,11 @@ func (f *udpFlow) dial(samePort bool) error {
 }
 
 func (f *udpFlow) idleTimeout() leaky.Time {
-	return leaky.FromDuration(f.site.config.Load().IdleTimeout)
+	d := leaky.FromDuration(f.site.config.Load().IdleTimeout)
+	if f.mute != nil {
+		d = min(d, muteTimeout)
+	}
+	return d
 }
 
 func (f *udpFlow) reroute(policy *shaper.Policy) {
@@ -237,11 +264,24 @@ func (f *udpFlow) ready(_ uint32, now leaky.Time) {
 		f.answered(now)
 	}
 	for i := range n {
-		if m := l.batch.message(i); !m.truncated {
+		if m := l.batch.message(i); !m.truncated && f.mayAnswer(len(m.data)) {
 			f.forward(m, true, now)
 		}
 	}
 	l.batch.train.leave()
+}
+
+// mayAnswer reports whether so many bytes may go back to the source.
+func (f *udpFlow) mayAnswer(n int) bool {
+	most := f.site.config.Load().Amplification
+	if most > 0 && !f.known && f.told+uint64(n) > uint64(most)*f.asked {
+		f.site.counts.Withheld.Add(1)
+		f.proxy.refused.note("answer withheld", "listener", f.site.name, "source", f.flow.Source,
+			"asked", f.asked, "answer", n, "amplification", most)
+		return false
+	}
+	f.told += uint64(n)
+	return true
 }
 
 // answered is called when the downstream has answered f for the first time: what it has
@@ -395,13 +435,17 @@ func (f *udpFlow) close(now leaky.Time) {
 		f.site.unanswered.Remove(f.mute)
 	}
 	f.site.counts.Flows.Add(-1)
+	source := turnAddr(f.flow.Source)
+	if f.site.flowsOf[source]--; f.site.flowsOf[source] == 0 {
+		delete(f.site.flowsOf, source)
+	}
 	f.slots.release(now)
 }
 
 // evict closes the flow of l that has been idle longest.
 func (l *flowList) evict(now leaky.Time) bool {
 	e := l.Front()
-	if e == nil {
+	if e == nil || now-e.Value.(*udpFlow).seen < muteGrace {
 		return false
 	}
 	e.Value.(*udpFlow).close(now)

@@ -218,12 +218,118 @@ func TestUDPFlowsAreBounded(t *testing.T) {
 		c.Write([]byte("x"))
 	}
 	counts := r.shaper.Listener("l")
-	waitFor(t, "the flood", func() bool { return counts.FlowsOpened.Load() == 201 })
+	waitFor(t, "the flood", func() bool { return counts.FlowsOpened.Load()+counts.FlowsRefused.Load() == 201 })
+	time.Sleep(muteGrace.Duration())
 	if n := counts.Flows.Load(); n > 20 {
 		t.Errorf("%d flows are open, want at most 20", n)
 	}
 	before := counts.FlowsOpened.Load()
 	if err := ping(honest); err != nil || counts.FlowsOpened.Load() != before {
 		t.Errorf("the answered flow was lost: err %v", err)
+	}
+	// Those that were never answered make room.
+	if err := ping(dialUDP(t, r)); err != nil {
+		t.Errorf("a new flow: %v", err)
+	}
+}
+
+// A flow that waits for its first answer is not pushed out by a flood.
+func TestFloodLeavesNewFlowsTimeForAnAnswer(t *testing.T) {
+	server := serveUDP(t)
+	r := start(t, shaper.UDP, server.LocalAddr().String())
+	r.listen.MaxFlows, r.listen.IdleTimeout = 20, time.Minute
+	r.apply()
+	honest := dialUDP(t, r)
+	honest.Write([]byte("ping"))
+	b := make([]byte, 10)
+	server.SetReadDeadline(time.Now().Add(time.Second))
+	_, from, err := server.ReadFrom(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 100 {
+		dialUDP(t, r).Write([]byte("x"))
+	}
+	counts := r.shaper.Listener("l")
+	waitFor(t, "the flood", func() bool { return counts.FlowsRefused.Load() == 81 })
+	server.WriteTo([]byte("pong"), from)
+	honest.SetReadDeadline(time.Now().Add(time.Second))
+	if _, err := honest.Read(b); err != nil {
+		t.Errorf("the answer was lost: %v", err)
+	}
+}
+
+func TestFlowsOfOneSourceAreBounded(t *testing.T) {
+	server := serveUDP(t)
+	r := start(t, shaper.UDP, server.LocalAddr().String())
+	r.listen.MaxFlowsPerSource = 5
+	r.apply()
+	for range 8 {
+		dialUDP(t, r).Write([]byte("x"))
+	}
+	counts := r.shaper.Listener("l")
+	waitFor(t, "refusals", func() bool { return counts.FlowsRefused.Load() == 3 })
+	if n := counts.Flows.Load(); n != 5 {
+		t.Errorf("%d flows, want 5", n)
+	}
+	r.settle()
+	r.proxy.loop.call(func(leaky.Time) {
+		if n := len(r.proxy.sites["l"].flowsOf); n != 0 {
+			t.Errorf("%d sources are left", n)
+		}
+	})
+	dialUDP(t, r).Write([]byte("x"))
+	waitFor(t, "room again", func() bool { return counts.FlowsOpened.Load() == 6 })
+}
+
+func TestAnswersDoNotAmplify(t *testing.T) {
+	server := serveUDP(t)
+	r := start(t, shaper.UDP, server.LocalAddr().String())
+	r.listen.Amplification, r.listen.IdleTimeout = 3, time.Minute
+	r.apply()
+	counts := r.shaper.Listener("l")
+	c := dialUDP(t, r)
+	b := make([]byte, 2000)
+	ask := func(n int) net.Addr {
+		t.Helper()
+		c.Write(make([]byte, n))
+		server.SetReadDeadline(time.Now().Add(time.Second))
+		_, from, err := server.ReadFrom(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return from
+	}
+	// answer sends an answer and reports whether it arrives.
+	answer := func(to net.Addr, n int) bool {
+		withheld := counts.Withheld.Load()
+		server.WriteTo(make([]byte, n), to)
+		c.SetReadDeadline(time.Now().Add(5 * time.Second))
+		arrived := make(chan int)
+		go func() { n, _ := c.Read(b); arrived <- n }()
+		for {
+			select {
+			case got := <-arrived:
+				return got == n
+			case <-time.After(time.Millisecond):
+				if counts.Withheld.Load() > withheld {
+					c.SetReadDeadline(time.Now())
+					return <-arrived > 0
+				}
+			}
+		}
+	}
+	from := ask(100)
+	for i, tt := range []struct {
+		n       int
+		arrives bool
+	}{{200, true}, {101, false}, {100, true}, {1, false}} {
+		if got := answer(from, tt.n); got != tt.arrives {
+			t.Errorf("answer %d, of %d bytes: arrived %v", i, tt.n, got)
+		}
+	}
+	ask(1) // it has seen an answer, or sends on its own: it is there
+	if !answer(from, 1400) {
+		t.Error("an answer to a source that goes on was withheld")
 	}
 }

@@ -39,6 +39,7 @@ var (
 	listenerAccepted = desc("listener_connections_accepted_total", "TCP connections accepted.", "listener")
 	listenerOpened   = desc("listener_udp_flows_opened_total", "UDP flows opened.", "listener")
 	listenerRefused  = desc("listener_udp_flows_refused_total", "Datagrams dropped because there was no room for their flow.", "listener")
+	listenerWithheld = desc("listener_udp_answers_withheld_total", "Answers to UDP sources that would have amplified what they sent.", "listener")
 	listenerDial     = desc("listener_dial_errors_total", "TCP connections and UDP flows for which no downstream could be reached.", "listener")
 	listenerEnded    = desc("listener_connections_ended_total", "TCP connections by how they ended.", "listener", "reason")
 	listenerSend     = desc("listener_send_errors_total", "Datagrams that a socket did not take or that came back as an error.", "listener")
@@ -114,6 +115,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		counter(listenerAccepted, n.Accepted.Load(), n.Name)
 		counter(listenerOpened, n.FlowsOpened.Load(), n.Name)
 		counter(listenerRefused, n.FlowsRefused.Load(), n.Name)
+		counter(listenerWithheld, n.Withheld.Load(), n.Name)
 		counter(listenerDial, n.DialErrors.Load(), n.Name)
 		for e := range n.Ended {
 			counter(listenerEnded, n.Ended[e].Load(), n.Name, shaper.Ending(e).String())

@@ -76,5 +76,6 @@ type ListenerState struct {
 	DialErrors     atomic.Uint64
 	FlowsOpened    atomic.Uint64
 	FlowsRefused   atomic.Uint64 // datagrams for whose flow there was no room
+	Withheld       atomic.Uint64 // answers, joined or not, beyond Listen.Amplification
 	SendErrors     atomic.Uint64 // datagrams a socket did not take, or that came back as an error
 }

@@ -81,6 +81,7 @@ func listens(c *config.Config) []conn.Listen {
 				HalfClose: from.HalfCloseTimeout, Lifetime: from.MaxLifetime, MinThroughput: from.MinThroughput / 8,
 			},
 			IdleTimeout: from.IdleTimeout, MaxFlows: from.MaxFlows,
+			MaxFlowsPerSource: from.MaxFlowsPerSource, Amplification: from.Amplification,
 		}
 		for _, a := range from.Addresses {
 			for port := int(a.Ports.First); port <= int(a.Ports.Last); port++ {

@@ -33,17 +33,19 @@ type canonicalASN struct {
 }
 
 type canonicalListen struct {
-	Name             string         `json:"name"`
-	Address          []string       `json:"address"`
-	Downstream       []string       `json:"downstream"`
-	ConnectTimeout   *canonicalTime `json:"connect_timeout,omitempty"`
-	FirstByteTimeout *canonicalTime `json:"first_byte_timeout,omitempty"`
-	TCPIdleTimeout   *canonicalTime `json:"tcp_idle_timeout,omitempty"`
-	HalfCloseTimeout *canonicalTime `json:"half_close_timeout,omitempty"`
-	MaxLifetime      *canonicalTime `json:"max_lifetime,omitempty"`
-	MinThroughput    *canonicalRate `json:"min_throughput,omitempty"`
-	IdleTimeout      *canonicalTime `json:"idle_timeout,omitempty"`
-	MaxFlows         int            `json:"max_flows,omitempty"`
+	Name              string         `json:"name"`
+	Address           []string       `json:"address"`
+	Downstream        []string       `json:"downstream"`
+	ConnectTimeout    *canonicalTime `json:"connect_timeout,omitempty"`
+	FirstByteTimeout  *canonicalTime `json:"first_byte_timeout,omitempty"`
+	TCPIdleTimeout    *canonicalTime `json:"tcp_idle_timeout,omitempty"`
+	HalfCloseTimeout  *canonicalTime `json:"half_close_timeout,omitempty"`
+	MaxLifetime       *canonicalTime `json:"max_lifetime,omitempty"`
+	MinThroughput     *canonicalRate `json:"min_throughput,omitempty"`
+	IdleTimeout       *canonicalTime `json:"idle_timeout,omitempty"`
+	MaxFlows          int            `json:"max_flows,omitempty"`
+	MaxFlowsPerSource int            `json:"max_flows_per_source,omitempty"`
+	Amplification     *int           `json:"amplification,omitempty"`
 }
 
 type canonicalAttach struct {
@@ -151,6 +153,7 @@ func (c *Config) canonical() canonical {
 		}
 		if listeners[i].UDP {
 			w.IdleTimeout, w.MaxFlows = canonicalDuration(l.IdleTimeout), l.MaxFlows
+			w.MaxFlowsPerSource, w.Amplification = l.MaxFlowsPerSource, &l.Amplification
 		}
 		v.Listen = append(v.Listen, w)
 	}
@@ -322,6 +325,8 @@ func (c *Config) WriteText(w io.Writer) error {
 		if l.IdleTimeout != nil {
 			line("idle_timeout", l.IdleTimeout)
 			line("max_flows", l.MaxFlows)
+			line("max_flows_per_source", l.MaxFlowsPerSource)
+			line("amplification", *l.Amplification)
 		}
 	}
 	for _, a := range v.Attach {

@@ -58,6 +58,9 @@ type Listen struct {
 
 	IdleTimeout time.Duration // of UDP flows, 10ms to 24h
 	MaxFlows    int           // UDP flows at once, 1 to 1048576
+
+	MaxFlowsPerSource int // of one IPv4 address or IPv6 prefix of 64 bits, 1 to 1048576
+	Amplification     int // of answers to UDP sources that may be forged, 1 to 1000; 0 is no bound
 }
 
 // Address is a range of ports to listen on. An IPv6 address takes IPv6 traffic

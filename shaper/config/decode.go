@@ -18,7 +18,7 @@ var (
 	daemonKeys = []string{"mode", "metrics", "buckets", "pins"}
 	asnKeys    = []string{"files"}
 	listenKeys = []string{"name", "address", "downstream", "connect_timeout",
-		"first_byte_timeout", "tcp_idle_timeout", "half_close_timeout", "max_lifetime", "min_throughput", "idle_timeout", "max_flows"}
+		"first_byte_timeout", "tcp_idle_timeout", "half_close_timeout", "max_lifetime", "min_throughput", "idle_timeout", "max_flows", "max_flows_per_source", "amplification"}
 	attachKeys = []string{"name", "interface", "direction", "mode", "hook", "on_stop", "queue", "idle_timeout"}
 	limitKeys  = []string{
 		"name", "match", "key", "ipv4_prefix", "ipv6_prefix", "direction",
@@ -161,6 +161,7 @@ func (l *loader) listen(t table) {
 		ConnectTimeout: 5 * time.Second,
 		IdleTimeout:    time.Minute,
 		MaxFlows:       4096,
+		Amplification:  3,
 	}
 	addresses := list(t, "address", `strings such as "tcp://0.0.0.0:5432"`, parseAddress)
 	listen.Addresses = values(addresses)
@@ -183,6 +184,9 @@ func (l *loader) listen(t table) {
 	quantity(t, "min_throughput", &listen.MinThroughput, "100B/s", ParseRate)
 	t.duration("idle_timeout", &listen.IdleTimeout, 10*time.Millisecond, 24*time.Hour)
 	t.integer("max_flows", &listen.MaxFlows, 1, 1<<20)
+	listen.MaxFlowsPerSource = max(1, listen.MaxFlows/4)
+	t.integer("max_flows_per_source", &listen.MaxFlowsPerSource, 1, 1<<20)
+	t.integer("amplification", &listen.Amplification, 0, 1000)
 
 	for _, d := range downstream {
 		checkDownstream(t, addresses, d)
@@ -194,7 +198,7 @@ func (l *loader) listen(t table) {
 	if len(addresses) > 0 {
 		t.idle(protocols[shaper.TCP], "a tcp address",
 			"connect_timeout", "first_byte_timeout", "tcp_idle_timeout", "half_close_timeout", "max_lifetime", "min_throughput")
-		t.idle(protocols[shaper.UDP], "a udp address", "idle_timeout", "max_flows")
+		t.idle(protocols[shaper.UDP], "a udp address", "idle_timeout", "max_flows", "max_flows_per_source", "amplification")
 	}
 	l.c.Listen = append(l.c.Listen, listen)
 	l.listens = append(l.listens, t)

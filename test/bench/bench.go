@@ -32,9 +32,9 @@ type bench struct {
 	profiler *profiler
 }
 
-// run measures until the first error of the subject. What was measured until then is in
-// the report.
-func (b *bench) run(ctx context.Context, list []work) error {
+// run measures everything. What the subject failed at is in the report without figures,
+// and in the error.
+func (b *bench) run(ctx context.Context, list []work) (failed error) {
 	began := time.Now()
 	defer func() { b.report.Seconds = time.Since(began).Seconds() }()
 	for _, w := range list {
@@ -43,8 +43,13 @@ func (b *bench) run(ctx context.Context, list []work) error {
 				continue
 			}
 			c, err := b.cell(ctx, w, l)
+			if ctx.Err() != nil {
+				return errors.Join(failed, ctx.Err())
+			}
 			if err != nil {
-				return fmt.Errorf("%s %s: %w", w.name, l.name, err)
+				failed = errors.Join(failed, fmt.Errorf("%s %s: %w", w.name, l.name, err))
+				c = &cell{Work: w.name, Name: l.name, Load: l.about, Headline: l.headline, Figures: l.figures, Baseline: l.baseline}
+				c.of(subject, false).Cannot = firstLine(err)
 			}
 			b.report.Cells = append(b.report.Cells, c)
 			writeCell(b.log, c)
@@ -53,7 +58,7 @@ func (b *bench) run(ctx context.Context, list []work) error {
 	if len(b.report.Cells) == 0 {
 		return errors.New("no load matches")
 	}
-	return nil
+	return failed
 }
 
 // cell has each program meet a load, one after the other, again and again: so all of
