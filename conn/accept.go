@@ -177,52 +177,81 @@ func (s *session) admitted(now leaky.Time) {
 		return
 	}
 	s.timer.Fire = s.dialTimeout
-	s.first = int(s.turn.Add(1) - 1)
 	s.dial(now)
 }
 
-// dial connects to the downstream whose turn it is, or to the next ones.
+// dial connects to a downstream, or to the next one when that fails.
 func (s *session) dial(now leaky.Time) {
 	config := s.config.Load()
-	for ; s.tried < len(config.Downstream); s.tried++ {
-		i := (s.first + s.tried) % len(config.Downstream)
-		err := s.connect(config, i)
+	for {
+		d, full := s.pick(s.flow.Source, s.failed, now)
+		switch {
+		case full:
+			s.await(now)
+			return
+		case d == nil:
+			s.counts.DialErrors.Add(1)
+			s.abort(shaper.NotConnected, now)
+			return
+		}
+		s.to = d
+		d.inFlight++
+		err := s.connect(d)
 		if err == nil {
 			s.proxy.loop.pacer.Schedule(&s.timer, now+leaky.FromDuration(config.Connect))
 			return
 		}
-		s.dialFailed(config, i, err)
+		s.dialFailed(err, now)
 	}
-	s.counts.DialErrors.Add(1)
-	s.abort(shaper.NotConnected, now)
 }
 
-// connect begins to connect to downstream i.
-func (s *session) connect(config *siteConfig, i int) error {
-	addr := config.addr(i)
-	if !addr.IsValid() {
-		return errNoAddress
-	}
-	fd, err := tcpSocket(addr)
+// connect begins to connect to d.
+func (s *session) connect(d *downstream) error {
+	fd, err := s.proxy.connectTCP(netip.AddrPortFrom(d.host.addr(), d.port(s.flow.Port, s.samePort)))
 	if err != nil {
 		return err
 	}
-	s.proxy.mark(fd)
-	err = unix.Connect(fd, sockaddr(netip.AddrPortFrom(addr, config.Downstream[i].port(s.flow.Port, s.samePort))))
-	if err == nil || err == unix.EINPROGRESS {
-		s.server = side{session: s, fd: fd}
-		err = s.proxy.loop.watch(fd, edges, &s.server)
-	}
-	if err != nil {
+	s.server = side{session: s, fd: fd}
+	if err = s.proxy.loop.watch(fd, edges, &s.server); err != nil {
 		s.server.fd = -1
 		unix.Close(fd)
 	}
 	return err
 }
 
-func (s *session) dialFailed(config *siteConfig, i int, err error) {
-	d := config.Downstream[i]
+// connectTCP returns a socket that is on its way to to.
+func (p *Proxy) connectTCP(to netip.AddrPort) (int, error) {
+	fd, err := tcpSocket(to.Addr())
+	if err != nil {
+		return -1, err
+	}
+	p.mark(fd)
+	if err = unix.Connect(fd, sockaddr(to)); err != nil && err != unix.EINPROGRESS {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// dialFailed notes that the downstream s was to go to could not be reached.
+func (s *session) dialFailed(err error, now leaky.Time) {
+	d := s.to
 	s.proxy.refused.note("dial downstream", "listener", s.name, "downstream", d.address(s.flow.Port, s.samePort), "err", err)
+	s.leaveDownstream(now)
+	d.failed(now)
+	s.failed = append(s.failed, d)
+}
+
+// leaveDownstream gives back s's place at its downstream.
+func (s *session) leaveDownstream(now leaky.Time) {
+	if s.to == nil {
+		return
+	}
+	s.to.inFlight--
+	s.to = nil
+	if s.queue.first() != nil {
+		s.proxy.loop.later(s.wake)
+	}
 }
 
 // dialed is told of the connection under way.
@@ -234,19 +263,27 @@ func (s *session) dialed(events uint32, now leaky.Time) {
 	}
 	if events&unix.EPOLLOUT != 0 {
 		s.proxy.loop.pacer.Cancel(&s.timer)
+		s.to.reached(now)
 		s.begin(now)
 	}
 }
 
-func (s *session) dialTimeout(now leaky.Time) { s.dialAgain(unix.ETIMEDOUT, now) }
+// dialTimeout is called when s has waited for connect_timeout, for a downstream with
+// room or for its answer.
+func (s *session) dialTimeout(now leaky.Time) {
+	if s.awaits == nil {
+		s.dialAgain(unix.ETIMEDOUT, now)
+		return
+	}
+	s.counts.DialErrors.Add(1)
+	s.abort(shaper.NotConnected, now)
+}
 
 func (s *session) dialAgain(err error, now leaky.Time) {
 	l := s.proxy.loop
 	l.pacer.Cancel(&s.timer)
 	l.close(s.server.fd)
 	s.server.fd = -1
-	config := s.config.Load()
-	s.dialFailed(config, (s.first+s.tried)%len(config.Downstream), err)
-	s.tried++
+	s.dialFailed(err, now)
 	s.dial(now)
 }

@@ -13,7 +13,15 @@ import (
 type Listen struct {
 	Name       string
 	Endpoints  []Endpoint
-	Downstream []Downstream // taken in turn; the next one when a dial fails
+	Downstream []Downstream // the next one when a dial fails
+	Balance    Balance
+	SlowStart  time.Duration // until one that has come back has its share
+	Check      Check
+
+	// EjectAfter is after how many failed dials, one after the other, a downstream gets
+	// no connections for EjectFor, unless there is no other; 0 is never.
+	EjectAfter int
+	EjectFor   time.Duration
 
 	Timeouts
 	IdleTimeout time.Duration // after which a UDP flow is forgotten
@@ -57,11 +65,32 @@ type Endpoint struct {
 // place is where an Endpoint listens.
 func (e Endpoint) place() Endpoint { return Endpoint{Protocol: e.Protocol, Addr: e.Addr} }
 
-// Downstream is a host to forward to. Port 0 is the port the source asked for.
-type Downstream struct {
-	Host string
-	Port uint16
+// Balance is how a connection's downstream is chosen.
+type Balance uint8
+
+// The ways to choose, each by weight.
+const (
+	RoundRobin       Balance = iota
+	LeastConnections         // of the proxy's own
+	SourceHash               // the same for all connections of a source, as long as it is there
+)
+
+// Check is an active check of downstreams: that they accept a connection. It is off
+// when Interval is 0.
+type Check struct {
+	Interval, Timeout time.Duration
+	Rise, Fall        int // checks that succeed, or fail, one after the other
 }
+
+// Downstream is a host to forward to.
+type Downstream struct {
+	Host        string
+	Port        uint16 // 0 is the port the source asked for
+	Weight      int    // 0 is 1
+	Connections int    // at once, UDP flows too; 0 is no bound
+}
+
+func (d Downstream) String() string { return d.address(0, false) }
 
 // port returns the port that traffic for port goes to.
 func (d Downstream) port(port uint16, same bool) uint16 {

@@ -58,6 +58,8 @@ func testLog(t testing.TB) *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 }
 
+var quietLog = slog.New(slog.DiscardHandler)
+
 // sigma is the least burst with which the departures keep to rate, in units.
 type sigma struct {
 	rate      float64 // units a tick

@@ -39,20 +39,21 @@ type Proxy struct {
 type site struct {
 	name   string
 	config atomic.Pointer[siteConfig]
-	turn   atomic.Uint32 // of downstreams
 	counts *shaper.ListenerState
 
 	unanswered flowList           // the loop's
 	flowsOf    map[netip.Addr]int // likewise: by source, see turnAddr
+
+	proxy       *Proxy
+	downstreams []*downstream // the loop's
+	queue       node          // of sessions that wait for one with room
+	leaves      map[netip.Addr]*node
 }
 
 type siteConfig struct {
 	Listen
 	hosts []*host // of the downstreams
 }
-
-// addr returns where downstream i is, or the zero address when that is not known.
-func (c *siteConfig) addr(i int) netip.Addr { return c.hosts[i].addr() }
 
 // service is what a port is for.
 type service struct {
@@ -110,7 +111,7 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 	for _, listen := range listens {
 		s := p.sites[listen.Name]
 		if s == nil {
-			s = &site{name: listen.Name, counts: p.shaper.Listener(listen.Name), flowsOf: map[netip.Addr]int{}}
+			s = &site{name: listen.Name, counts: p.shaper.Listener(listen.Name), flowsOf: map[netip.Addr]int{}, proxy: p, leaves: map[netip.Addr]*node{}}
 		}
 		sites[listen.Name], configs[s] = s, &siteConfig{Listen: listen}
 		for _, e := range listen.Endpoints {
@@ -133,6 +134,12 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 		p.gates.swap(policy, func() { p.loop.lines.swap(policy, now) }, now)
 		for s, config := range configs {
 			s.config.Store(config)
+			s.setDownstreams(config, now)
+		}
+		for name, s := range p.sites {
+			if sites[name] != s {
+				s.stopProbes()
+			}
 		}
 		for s := range p.sessions {
 			if s.stage == dialing || s.stage == flowing {
@@ -147,6 +154,9 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 		p.gates.run(now)
 		for _, u := range units {
 			u.owner.resubmit(now)
+		}
+		for s := range configs {
+			s.wake(now)
 		}
 		for s := range p.sessions {
 			if s.stage == flowing {
@@ -221,6 +231,9 @@ func (p *Proxy) Close() {
 		}
 		for _, f := range p.flows {
 			f.close(now)
+		}
+		for _, s := range p.sites {
+			s.stopProbes()
 		}
 	})
 	p.loop.stop()

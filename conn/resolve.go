@@ -41,7 +41,10 @@ const (
 	resolveTimeout = 3 * time.Second
 )
 
-var errNoAddress = errors.New("its name has no address yet")
+var (
+	errNoAddress = errors.New("no downstream's name has an address yet")
+	errFull      = errors.New("all downstreams have as many connections as they may")
+)
 
 func newResolver(failed *sampler) *resolver {
 	r := &resolver{failed: failed, hosts: map[string]*host{}}

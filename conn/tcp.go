@@ -21,7 +21,9 @@ type session struct {
 	reply    string      // that a refused client is to get
 	farewell int         // bytes that it may still send
 
-	first, tried int // downstreams: the first one's number, and how many have failed
+	to     *downstream   // where it has a place
+	failed []*downstream // that could not be reached
+	awaits *node         // in whose queue it waits for one with room
 
 	client, server side
 	up, down       direction // to the downstream and from it
@@ -318,6 +320,11 @@ func (s *session) close(how shaper.Ending, now leaky.Time) {
 		})
 	}
 	s.stage = ended
+	if s.awaits != nil {
+		s.awaits.remove(&s.up.unit)
+		s.awaited()
+	}
+	s.leaveDownstream(now)
 	for _, side := range []*side{&s.client, &s.server} {
 		if side.fd >= 0 {
 			l.close(side.fd)

@@ -34,24 +34,25 @@ type flowKey struct {
 // udpFlow is the datagrams between one client and one downstream. It belongs to
 // the loop's thread.
 type udpFlow struct {
-	key    flowKey
-	proxy  *Proxy
-	site   *site
-	flow   shaper.Flow
-	route  shaper.Route
-	slots  slots
-	fd     int    // connected to the downstream
-	apart  bool   // its datagrams cannot leave as a train
-	asked  uint64 // bytes from the source
-	told   uint64 // bytes back to it
-	known  bool   // it has sent something since it was told something
-	to     replyTo
-	up     udpDirection
-	down   udpDirection
-	seen   leaky.Time
-	queued *datagram // the first of a list
-	expiry leaky.Event
-	mute   *list.Element // in site.unanswered, until the downstream has answered
+	key        flowKey
+	proxy      *Proxy
+	site       *site
+	flow       shaper.Flow
+	route      shaper.Route
+	slots      slots
+	fd         int // connected to downstream
+	downstream *downstream
+	apart      bool   // its datagrams cannot leave as a train
+	asked      uint64 // bytes from the source
+	told       uint64 // bytes back to it
+	known      bool   // it has sent something since it was told something
+	to         replyTo
+	up         udpDirection
+	down       udpDirection
+	seen       leaky.Time
+	queued     *datagram // the first of a list
+	expiry     leaky.Event
+	mute       *list.Element // in site.unanswered, until the downstream has answered
 }
 
 // udpDirection is one way of a flow.
@@ -178,7 +179,7 @@ func (u *udpPort) flow(m message, now leaky.Time) *udpFlow {
 	if f.slots, ok = p.gates.take(&f.flow, s.name, now); !ok {
 		return nil
 	}
-	if err := f.dial(s.samePort); err != nil {
+	if err := f.dial(s.samePort, now); err != nil {
 		f.slots.release(now)
 		s.counts.DialErrors.Add(1)
 		p.refused.note("open UDP flow", "listener", s.name, "err", err)
@@ -202,19 +203,20 @@ func (s *site) room(source netip.Addr, now leaky.Time) bool {
 	if most := config.MaxFlowsPerSource; most > 0 && s.flowsOf[source] >= most {
 		return false
 	}
-	full := s.counts.Flows.Load() >= int64(config.MaxFlows)
+	full := s.counts.Flows.Load() >= int64(config.MaxFlows) || s.proxy.loop.short(enough)
 	return !full || s.unanswered.evict(now)
 }
 
-// dial connects a socket of f to the downstream whose turn it is.
-func (f *udpFlow) dial(samePort bool) error {
-	config := f.site.config.Load()
-	i := int(f.site.turn.Add(1)-1) % len(config.Downstream)
-	addr := config.addr(i)
-	if !addr.IsValid() {
+// dial connects a socket of f to a downstream.
+func (f *udpFlow) dial(samePort bool, now leaky.Time) error {
+	d, full := f.site.pick(f.flow.Source, nil, now)
+	switch {
+	case full:
+		return errFull
+	case d == nil:
 		return errNoAddress
 	}
-	to := netip.AddrPortFrom(addr, config.Downstream[i].port(f.flow.Port, samePort))
+	to := netip.AddrPortFrom(d.host.addr(), d.port(f.flow.Port, samePort))
 	fd, err := connectUDP(to)
 	if err != nil {
 		return fmt.Errorf("connect to %s: %w", to, err)
@@ -223,7 +225,8 @@ func (f *udpFlow) dial(samePort bool) error {
 		unix.Close(fd)
 		return err
 	}
-	f.fd = fd
+	f.fd, f.downstream = fd, d
+	d.inFlight++
 	return nil
 }
 
@@ -433,6 +436,9 @@ func (f *udpFlow) close(now leaky.Time) {
 	delete(f.proxy.flows, f.key)
 	if f.mute != nil {
 		f.site.unanswered.Remove(f.mute)
+	}
+	if f.downstream.inFlight--; f.site.queue.first() != nil {
+		l.later(f.site.wake)
 	}
 	f.site.counts.Flows.Add(-1)
 	source := turnAddr(f.flow.Source)

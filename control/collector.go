@@ -39,6 +39,8 @@ var (
 	listenerAccepted = desc("listener_connections_accepted_total", "TCP connections accepted.", "listener")
 	listenerOpened   = desc("listener_udp_flows_opened_total", "UDP flows opened.", "listener")
 	listenerRefused  = desc("listener_udp_flows_refused_total", "Datagrams dropped because there was no room for their flow.", "listener")
+	downstreamUp     = desc("downstream_up", "1 when the downstream gets connections, 0 when it is out for failed checks or dials.", "listener", "downstream")
+	downstreamConns  = desc("downstream_connections", "TCP connections and UDP flows that the downstream has of this listener.", "listener", "downstream")
 	listenerWithheld = desc("listener_udp_answers_withheld_total", "Answers to UDP sources that would have amplified what they sent.", "listener")
 	listenerDial     = desc("listener_dial_errors_total", "TCP connections and UDP flows for which no downstream could be reached.", "listener")
 	listenerEnded    = desc("listener_connections_ended_total", "TCP connections by how they ended.", "listener", "reason")
@@ -121,6 +123,14 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			counter(listenerEnded, n.Ended[e].Load(), n.Name, shaper.Ending(e).String())
 		}
 		counter(listenerSend, n.SendErrors.Load(), n.Name)
+	}
+	for _, d := range c.plane.Downstreams() {
+		up := 0.0
+		if d.Up {
+			up = 1
+		}
+		gauge(downstreamUp, up, d.Listen, d.Downstream)
+		gauge(downstreamConns, float64(d.InFlight), d.Listen, d.Downstream)
 	}
 	b := c.shaper.Buckets()
 	gauge(bucketEntries, float64(b.Entries))

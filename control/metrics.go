@@ -22,6 +22,9 @@ import (
 type Plane interface {
 	// Late returns how late units left, see leaky.Pacer.Late.
 	Late() ([len(leaky.LateBounds) + 1]uint64, time.Duration)
+
+	// Downstreams returns how all downstreams are doing.
+	Downstreams() []shaper.DownstreamStatus
 }
 
 // Packets is what metrics show of a packet plane.

@@ -25,6 +25,13 @@ func (fakePlane) Late() (counts [len(leaky.LateBounds) + 1]uint64, sum time.Dura
 	return counts, 70 * time.Millisecond
 }
 
+func (fakePlane) Downstreams() []shaper.DownstreamStatus {
+	return []shaper.DownstreamStatus{
+		{Listen: "l", Downstream: "10.0.0.5:5432", Up: true, InFlight: 3},
+		{Listen: "l", Downstream: "db.local:5432"},
+	}
+}
+
 // fakePackets is a packet plane with an attachment that shapes, and one at no interface.
 type fakePackets struct{}
 
@@ -92,12 +99,16 @@ shaperd_attachment_up{attachment="uplink",direction="egress",interface="eth0",mo
 # HELP shaperd_attachment_queue_drops_total Packets that the interface's queue dropped after they had been charged: it is too short.
 # TYPE shaperd_attachment_queue_drops_total counter
 shaperd_attachment_queue_drops_total{attachment="uplink",direction="egress",interface="eth0"} 3
+# HELP shaperd_downstream_up 1 when the downstream gets connections, 0 when it is out for failed checks or dials.
+# TYPE shaperd_downstream_up gauge
+shaperd_downstream_up{downstream="10.0.0.5:5432",listener="l"} 1
+shaperd_downstream_up{downstream="db.local:5432",listener="l"} 0
 # HELP shaperd_packet_buckets Buckets of the packet plane that owe something.
 # TYPE shaperd_packet_buckets gauge
 shaperd_packet_buckets 5
 `
 	if err := testutil.CollectAndCompare(c, strings.NewReader(want), "shaperd_config_reload_success", "shaperd_config_reloads_total",
-		"shaperd_attachment_up", "shaperd_attachment_queue_drops_total", "shaperd_packet_buckets"); err != nil {
+		"shaperd_attachment_up", "shaperd_downstream_up", "shaperd_attachment_queue_drops_total", "shaperd_packet_buckets"); err != nil {
 		t.Error(err)
 	}
 }

@@ -79,3 +79,10 @@ type ListenerState struct {
 	Withheld       atomic.Uint64 // answers, joined or not, beyond Listen.Amplification
 	SendErrors     atomic.Uint64 // datagrams a socket did not take, or that came back as an error
 }
+
+// DownstreamStatus is how a downstream of a listener is doing.
+type DownstreamStatus struct {
+	Listen, Downstream string
+	Up                 bool // gets connections
+	InFlight           int
+}

@@ -76,6 +76,10 @@ func listens(c *config.Config) []conn.Listen {
 	for _, from := range c.Listen {
 		to := conn.Listen{
 			Name: from.Name,
+			Balance: map[config.Balance]conn.Balance{
+				config.RoundRobin: conn.RoundRobin, config.LeastConnections: conn.LeastConnections, config.SourceHash: conn.SourceHash,
+			}[from.Balance],
+			SlowStart: from.SlowStart, Check: conn.Check(from.Check), EjectAfter: from.EjectAfter, EjectFor: from.EjectFor,
 			Timeouts: conn.Timeouts{
 				Connect: from.ConnectTimeout, FirstByte: from.FirstByteTimeout, Idle: from.TCPIdleTimeout,
 				HalfClose: from.HalfCloseTimeout, Lifetime: from.MaxLifetime, MinThroughput: from.MinThroughput / 8,
@@ -93,7 +97,7 @@ func listens(c *config.Config) []conn.Listen {
 			}
 		}
 		for _, d := range from.Downstream {
-			to.Downstream = append(to.Downstream, conn.Downstream{Host: d.Host, Port: d.Port})
+			to.Downstream = append(to.Downstream, conn.Downstream{Host: d.Host, Port: d.Port, Weight: d.Weight, Connections: d.Connections})
 		}
 		all = append(all, to)
 	}

@@ -100,7 +100,7 @@ func parseDownstream(s string) (Downstream, error) {
 	if addr, err := netip.ParseAddr(s); err == nil && addr.Is6() {
 		return bad(fmt.Sprintf("is an IPv6 address: write %q, with brackets", "["+s+"]"))
 	}
-	var d Downstream
+	d := Downstream{Weight: 1}
 	host := s
 	if colon := strings.LastIndexByte(s, ':'); colon >= 0 && !strings.HasSuffix(s, "]") {
 		port, err := parsePort(s[colon+1:])

@@ -33,19 +33,23 @@ type canonicalASN struct {
 }
 
 type canonicalListen struct {
-	Name              string         `json:"name"`
-	Address           []string       `json:"address"`
-	Downstream        []string       `json:"downstream"`
-	ConnectTimeout    *canonicalTime `json:"connect_timeout,omitempty"`
-	FirstByteTimeout  *canonicalTime `json:"first_byte_timeout,omitempty"`
-	TCPIdleTimeout    *canonicalTime `json:"tcp_idle_timeout,omitempty"`
-	HalfCloseTimeout  *canonicalTime `json:"half_close_timeout,omitempty"`
-	MaxLifetime       *canonicalTime `json:"max_lifetime,omitempty"`
-	MinThroughput     *canonicalRate `json:"min_throughput,omitempty"`
-	IdleTimeout       *canonicalTime `json:"idle_timeout,omitempty"`
-	MaxFlows          int            `json:"max_flows,omitempty"`
-	MaxFlowsPerSource int            `json:"max_flows_per_source,omitempty"`
-	Amplification     *int           `json:"amplification,omitempty"`
+	Name              string                `json:"name"`
+	Address           []string              `json:"address"`
+	Downstream        []canonicalDownstream `json:"downstream"`
+	Balance           string                `json:"balance,omitempty"`
+	SlowStart         *canonicalTime        `json:"slow_start,omitempty"`
+	Check             *canonicalCheck       `json:"check,omitempty"`
+	Eject             *canonicalEject       `json:"eject,omitempty"`
+	ConnectTimeout    *canonicalTime        `json:"connect_timeout,omitempty"`
+	FirstByteTimeout  *canonicalTime        `json:"first_byte_timeout,omitempty"`
+	TCPIdleTimeout    *canonicalTime        `json:"tcp_idle_timeout,omitempty"`
+	HalfCloseTimeout  *canonicalTime        `json:"half_close_timeout,omitempty"`
+	MaxLifetime       *canonicalTime        `json:"max_lifetime,omitempty"`
+	MinThroughput     *canonicalRate        `json:"min_throughput,omitempty"`
+	IdleTimeout       *canonicalTime        `json:"idle_timeout,omitempty"`
+	MaxFlows          int                   `json:"max_flows,omitempty"`
+	MaxFlowsPerSource int                   `json:"max_flows_per_source,omitempty"`
+	Amplification     *int                  `json:"amplification,omitempty"`
 }
 
 type canonicalAttach struct {
@@ -109,6 +113,35 @@ type canonicalTime struct {
 	Seconds float64 `json:"seconds"`
 }
 
+type canonicalDownstream struct {
+	text        string
+	To          string `json:"to"`
+	Weight      int    `json:"weight"`
+	Connections int    `json:"connections,omitempty"`
+}
+
+type canonicalCheck struct {
+	Interval canonicalTime `json:"interval"`
+	Timeout  canonicalTime `json:"timeout"`
+	Rise     int           `json:"rise"`
+	Fall     int           `json:"fall"`
+}
+
+type canonicalEject struct {
+	After int           `json:"after"`
+	For   canonicalTime `json:"for"`
+}
+
+func (d canonicalDownstream) String() string { return d.text }
+
+func (c *canonicalCheck) String() string {
+	return fmt.Sprintf("every %s, given up after %s; up after %d, down after %d", c.Interval.Text, c.Timeout.Text, c.Rise, c.Fall)
+}
+
+func (e *canonicalEject) String() string {
+	return fmt.Sprintf("after %d failed dials, for %s", e.After, e.For.Text)
+}
+
 type canonicalPercent struct {
 	Text    string `json:"text"`
 	Percent int    `json:"percent"`
@@ -140,7 +173,20 @@ func (c *Config) canonical() canonical {
 	}
 	listeners := c.Listeners()
 	for i, l := range c.Listen {
-		w := canonicalListen{Name: l.Name, Address: texts(l.Addresses), Downstream: texts(l.Downstream)}
+		w := canonicalListen{Name: l.Name, Address: texts(l.Addresses)}
+		for _, d := range l.Downstream {
+			w.Downstream = append(w.Downstream, canonicalDownstream{d.describe(), d.String(), d.Weight, d.Connections})
+		}
+		if len(l.Downstream) > 1 {
+			w.Balance = l.Balance.String()
+			w.SlowStart = unlessNever(l.SlowStart)
+			if l.EjectAfter > 0 {
+				w.Eject = &canonicalEject{l.EjectAfter, *canonicalDuration(l.EjectFor)}
+			}
+		}
+		if c := l.Check; c.Interval > 0 {
+			w.Check = &canonicalCheck{*canonicalDuration(c.Interval), *canonicalDuration(c.Timeout), c.Rise, c.Fall}
+		}
 		if listeners[i].TCP {
 			w.ConnectTimeout = canonicalDuration(l.ConnectTimeout)
 			w.FirstByteTimeout = unlessNever(l.FirstByteTimeout)
@@ -302,7 +348,19 @@ func (c *Config) WriteText(w io.Writer) error {
 	for _, l := range v.Listen {
 		fmt.Fprintf(&b, "\nlisten %s\n", l.Name)
 		list("address", l.Address)
-		list("downstream", l.Downstream)
+		list("downstream", texts(l.Downstream))
+		if l.Balance != "" {
+			line("balance", l.Balance)
+		}
+		if l.SlowStart != nil {
+			line("slow_start", l.SlowStart)
+		}
+		if l.Check != nil {
+			line("check", l.Check)
+		}
+		if l.Eject != nil {
+			line("eject", l.Eject)
+		}
 		if l.ConnectTimeout != nil {
 			line("connect_timeout", l.ConnectTimeout)
 		}

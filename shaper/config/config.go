@@ -47,6 +47,11 @@ type Listen struct {
 	Name           string
 	Addresses      []Address
 	Downstream     []Downstream
+	Balance        Balance
+	SlowStart      time.Duration // 0 to 1h
+	Check          Check
+	EjectAfter     int           // dials that fail one after the other, 1 to 1000; 0 is never
+	EjectFor       time.Duration // 10ms to 24h
 	ConnectTimeout time.Duration // of one TCP connection attempt, 1ms to 1h
 
 	// Of TCP connections, 10ms to 8760h; 0 is never.
@@ -80,8 +85,30 @@ func (a Address) single() bool { return a.Ports.First == a.Ports.Last }
 // Downstream is a host that receives traffic. What comes to a range of ports goes
 // to the same port whatever Port says; a listener with ranges alone has no Port.
 type Downstream struct {
-	Host string // an IP address, without brackets, or a name to resolve
-	Port uint16 // 0 is the port the source asked for
+	Host        string // an IP address, without brackets, or a name to resolve
+	Port        uint16 // 0 is the port the source asked for
+	Weight      int    // 1 to 256
+	Connections int    // at once, 1 to 1048576; 0 is no bound
+}
+
+// Balance is how a connection's downstream is chosen.
+type Balance uint8
+
+// The ways to choose.
+const (
+	RoundRobin Balance = iota
+	LeastConnections
+	SourceHash
+)
+
+func (b Balance) String() string {
+	return [...]string{"round-robin", "least-connections", "source-hash"}[b]
+}
+
+// Check is an active check of downstreams, off when Interval is 0.
+type Check struct {
+	Interval, Timeout time.Duration // 10ms to 1h
+	Rise, Fall        int           // 1 to 1000
 }
 
 func (d Downstream) String() string {

@@ -17,7 +17,7 @@ var (
 	fileKeys   = []string{"daemon", "asn", "listen", "attach", "limit"}
 	daemonKeys = []string{"mode", "metrics", "buckets", "pins"}
 	asnKeys    = []string{"files"}
-	listenKeys = []string{"name", "address", "downstream", "connect_timeout",
+	listenKeys = []string{"name", "address", "downstream", "balance", "slow_start", "check", "eject", "connect_timeout",
 		"first_byte_timeout", "tcp_idle_timeout", "half_close_timeout", "max_lifetime", "min_throughput", "idle_timeout", "max_flows", "max_flows_per_source", "amplification"}
 	attachKeys = []string{"name", "interface", "direction", "mode", "hook", "on_stop", "queue", "idle_timeout"}
 	limitKeys  = []string{
@@ -162,14 +162,17 @@ func (l *loader) listen(t table) {
 		IdleTimeout:    time.Minute,
 		MaxFlows:       4096,
 		Amplification:  3,
+		EjectAfter:     3,
+		EjectFor:       10 * time.Second,
 	}
 	addresses := list(t, "address", `strings such as "tcp://0.0.0.0:5432"`, parseAddress)
 	listen.Addresses = values(addresses)
 	for _, a := range addresses {
 		l.addresses = append(l.addresses, placedAddress{a.value, len(l.c.Listen), a.at})
 	}
-	downstream := list(t, "downstream", `strings such as "10.0.0.5:5432"`, parseDownstream)
+	downstream := downstreams(t)
 	listen.Downstream = values(downstream)
+	decodeChoice(t, &listen)
 	for _, key := range []string{"address", "downstream"} {
 		if elems, ok := elements(t.values[key]); ok && len(elems) == 0 {
 			t.bad(key, "is empty; give it at least one")

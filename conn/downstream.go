@@ -1,0 +1,357 @@
+package conn
+
+import (
+	"math"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// downstream is one of a listener's, and how it is doing. It belongs to the loop's
+// thread, and stays from one configuration to the next.
+type downstream struct {
+	Downstream
+	site *site
+	host *host
+
+	inFlight  int
+	failures  int        // dials and checks that failed, one after the other
+	successes int        // checks that did not
+	down      bool       // its checks fail
+	ejected   leaky.Time // no sooner does it get connections, unless all are out
+	back      leaky.Time // since when it can be reached again
+	turn      int64      // of round robin
+
+	probe probe
+}
+
+// probe is an active check: it connects, and closes.
+type probe struct {
+	d     *downstream
+	fd    int         // -1 while none is under way
+	timer leaky.Event // to begin the next one, or to give this one up
+}
+
+// Downstreams returns how all downstreams are doing.
+func (p *Proxy) Downstreams() (all []shaper.DownstreamStatus) {
+	p.loop.call(func(now leaky.Time) {
+		for _, s := range p.sites {
+			for _, d := range s.downstreams {
+				all = append(all, shaper.DownstreamStatus{Listen: s.name, Downstream: d.String(), Up: d.usable(now), InFlight: d.inFlight})
+			}
+		}
+	})
+	return all
+}
+
+// setDownstreams puts those of config in force, keeping what is known of those that
+// stay.
+func (s *site) setDownstreams(config *siteConfig, now leaky.Time) {
+	old := s.downstreams
+	s.downstreams = nil
+	for i, to := range config.Downstream {
+		var d *downstream
+		for j, o := range old {
+			if o != nil && o.Host == to.Host && o.Port == to.Port {
+				d, old[j] = o, nil
+				break
+			}
+		}
+		if d == nil {
+			d = &downstream{site: s}
+			d.probe = probe{d: d, fd: -1}
+		}
+		d.Downstream, d.host = to, config.hosts[i]
+		s.downstreams = append(s.downstreams, d)
+		d.probe.restart(now)
+	}
+	for _, d := range old {
+		if d != nil {
+			d.probe.stop()
+		}
+	}
+}
+
+func (d *downstream) usable(now leaky.Time) bool { return !d.down && now >= d.ejected }
+
+func (d *downstream) room() bool { return d.Connections == 0 || d.inFlight < d.Connections }
+
+// weight is d's share of connections, less than what is configured for a while after
+// it has come back.
+func (d *downstream) weight(now leaky.Time) int64 {
+	const whole = 1000
+	w := int64(max(d.Weight, 1)) * whole
+	if slow := leaky.FromDuration(d.site.config.Load().SlowStart); d.back > 0 && now < d.back+slow {
+		w = max(w/10, int64(float64(w)*float64(now-d.back)/float64(slow)))
+	}
+	return w
+}
+
+// pick returns the downstream for a connection of source, of those that have not
+// failed it yet. Those that are out are only tried when all are. It returns nil when
+// there is none, and then whether there would be one if it were not full.
+func (s *site) pick(source netip.Addr, failed []*downstream, now leaky.Time) (_ *downstream, full bool) {
+	var list []*downstream
+	for _, out := range [...]bool{false, true} {
+		for _, d := range s.downstreams {
+			if d.usable(now) == out || slices.Contains(failed, d) || !d.host.addr().IsValid() {
+				continue
+			}
+			if d.room() {
+				list = append(list, d)
+			} else {
+				full = true
+			}
+		}
+		if len(list) > 0 {
+			return s.choose(list, source, now), false
+		}
+		if full {
+			return nil, true
+		}
+	}
+	return nil, false
+}
+
+func (s *site) choose(list []*downstream, source netip.Addr, now leaky.Time) *downstream {
+	if len(list) == 1 {
+		return list[0]
+	}
+	best := list[0]
+	switch s.config.Load().Balance {
+	case SourceHash:
+		// Rendezvous hashing (Thaler and Ravishankar, 1998), with weights: when one goes,
+		// only its sources move.
+		most := math.Inf(-1)
+		for _, d := range list {
+			u := (float64(hashOf(source, d.String())>>11) + 0.5) / (1 << 53)
+			if score := -float64(d.weight(now)) / math.Log(u); score > most {
+				best, most = d, score
+			}
+		}
+		return best
+	case LeastConnections:
+		most := int64(math.MinInt64)
+		var least []*downstream
+		for _, d := range list {
+			switch spare := -int64(d.inFlight+1) * 1e9 / d.weight(now); {
+			case spare > most:
+				most, least = spare, append(least[:0], d)
+			case spare == most:
+				least = append(least, d)
+			}
+		}
+		list = least
+	}
+	// Smooth weighted round robin, as nginx has it: one with weight 5 does not get five in
+	// a row.
+	var sum int64
+	best = list[0]
+	for _, d := range list {
+		w := d.weight(now)
+		d.turn += w
+		sum += w
+		if d.turn > best.turn {
+			best = d
+		}
+	}
+	best.turn -= sum
+	return best
+}
+
+// hashOf is FNV-1a, mixed. It is the same on all hosts.
+func hashOf(source netip.Addr, name string) uint64 {
+	h := uint64(14695981039346656037)
+	add := func(b byte) { h = (h ^ uint64(b)) * 1099511628211 }
+	for _, b := range source.As16() {
+		add(b)
+	}
+	for i := range len(name) {
+		add(name[i])
+	}
+	h ^= h >> 32
+	h *= 0xd6e8feb86659fd93
+	return h ^ h>>32
+}
+
+// failed notes that d could not be reached. When that happens again and again it gets
+// no connections for a while, if there is another.
+func (d *downstream) failed(now leaky.Time) {
+	d.failures++
+	d.successes = 0
+	config := d.site.config.Load()
+	if d.failures < config.EjectAfter || config.EjectAfter == 0 || len(d.site.downstreams) == 1 {
+		return
+	}
+	if now >= d.ejected {
+		go d.site.proxy.log.Warn("downstream ejected", "listener", d.site.name, "downstream", d.String(), "failures", d.failures)
+	}
+	d.ejected = now + leaky.FromDuration(config.EjectFor)
+}
+
+// reached notes that d could be.
+func (d *downstream) reached(now leaky.Time) {
+	if d.ejected > 0 {
+		d.back = now
+		go d.site.proxy.log.Info("downstream reached again", "listener", d.site.name, "downstream", d.String())
+	}
+	d.failures, d.ejected = 0, 0
+}
+
+// restart begins to check, if that is asked for, or goes on with it.
+func (p *probe) restart(now leaky.Time) {
+	if p.d.site.config.Load().Check.Interval == 0 {
+		p.stop()
+		p.d.down = false
+		return
+	}
+	if p.fd < 0 && !p.timer.Scheduled() {
+		p.timer.Fire = p.begin
+		// Not all at once.
+		p.d.site.proxy.loop.pacer.Schedule(&p.timer, now+leaky.FromDuration(rand.N(p.d.site.config.Load().Check.Interval)))
+	}
+}
+
+func (s *site) stopProbes() {
+	for _, d := range s.downstreams {
+		d.probe.stop()
+	}
+}
+
+func (p *probe) stop() {
+	l := p.d.site.proxy.loop
+	l.pacer.Cancel(&p.timer)
+	if p.fd >= 0 {
+		l.close(p.fd)
+		p.fd = -1
+	}
+}
+
+func (p *probe) begin(now leaky.Time) {
+	d := p.d
+	proxy, config := d.site.proxy, d.site.config.Load()
+	addr := d.host.addr()
+	fd := -1
+	err := errNoAddress
+	if addr.IsValid() {
+		fd, err = proxy.connectTCP(netip.AddrPortFrom(addr, d.checkPort()))
+	}
+	if err == nil {
+		if err = proxy.loop.watch(fd, edges, p); err != nil {
+			unix.Close(fd)
+		}
+	}
+	if err != nil {
+		p.result(err, now)
+		return
+	}
+	p.fd = fd
+	p.timer.Fire = func(now leaky.Time) { p.result(unix.ETIMEDOUT, now) }
+	proxy.loop.pacer.Schedule(&p.timer, now+leaky.FromDuration(config.Check.Timeout))
+}
+
+// checkPort is the port to check: the downstream's, or the listener's first one.
+func (d *downstream) checkPort() uint16 {
+	e := d.site.config.Load().Endpoints[0]
+	return d.port(e.Addr.Port(), e.SamePort)
+}
+
+func (p *probe) ready(events uint32, now leaky.Time) {
+	switch {
+	case events&(unix.EPOLLERR|unix.EPOLLHUP) != 0:
+		errno, _ := unix.GetsockoptInt(p.fd, unix.SOL_SOCKET, unix.SO_ERROR)
+		p.result(unix.Errno(errno), now)
+	case events&unix.EPOLLOUT != 0:
+		_ = unix.SetsockoptLinger(p.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+		p.result(nil, now)
+	}
+}
+
+// result ends a check, and sees to the next one.
+func (p *probe) result(err error, now leaky.Time) {
+	p.stop()
+	d, check := p.d, p.d.site.config.Load().Check
+	log := d.site.proxy.log
+	if err != nil {
+		d.failures++
+		d.successes = 0
+		if !d.down && d.failures >= check.Fall {
+			d.down = true
+			go log.Warn("downstream is down", "listener", d.site.name, "downstream", d.String(), "err", err)
+		}
+	} else {
+		d.failures = 0
+		d.successes++
+		if d.down && d.successes >= check.Rise {
+			d.down, d.ejected, d.back = false, 0, now
+			go log.Info("downstream is up", "listener", d.site.name, "downstream", d.String())
+			d.site.wake(now)
+		}
+	}
+	p.timer.Fire = p.begin
+	jitter := time.Duration(float64(check.Interval) * (0.9 + 0.2*rand.Float64()))
+	d.site.proxy.loop.pacer.Schedule(&p.timer, now+leaky.FromDuration(jitter))
+}
+
+// await has s wait until a downstream has room. Sources take turns.
+func (s *session) await(now leaky.Time) {
+	source := turnAddr(s.flow.Source)
+	leaf := s.site.leaves[source]
+	if leaf == nil {
+		leaf = &node{parent: &s.site.queue}
+		s.site.leaves[source] = leaf
+	}
+	s.awaits = leaf
+	s.up.session = s
+	s.up.unit = unit{owner: &s.up}
+	leaf.push(&s.up.unit)
+	if !s.timer.Scheduled() {
+		s.proxy.loop.pacer.Schedule(&s.timer, now+leaky.FromDuration(s.config.Load().Connect))
+	}
+}
+
+// wake lets those go on that wait for a downstream, as long as one has room.
+func (s *site) wake(now leaky.Time) {
+	for u := s.queue.first(); u != nil; u = s.queue.first() {
+		d := u.owner.(*direction)
+		sess := d.session
+		if !s.hasRoom(sess.failed, now) {
+			return
+		}
+		leaf := sess.awaits
+		leaf.serve(u)
+		leaf.charge(1)
+		sess.awaited()
+		sess.dial(now)
+	}
+}
+
+// hasRoom reports whether pick would find a downstream.
+func (s *site) hasRoom(failed []*downstream, now leaky.Time) bool {
+	usable, room := false, false
+	for _, d := range s.downstreams {
+		if slices.Contains(failed, d) || !d.host.addr().IsValid() {
+			continue
+		}
+		if d.usable(now) && d.room() {
+			return true
+		}
+		usable = usable || d.usable(now)
+		room = room || d.room()
+	}
+	return !usable && room
+}
+
+// awaited ends await.
+func (s *session) awaited() {
+	if !s.awaits.active() {
+		delete(s.site.leaves, turnAddr(s.flow.Source))
+	}
+	s.awaits = nil
+}

@@ -1,0 +1,328 @@
+package conn
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// several returns a listener's downstreams without a proxy that runs.
+func several(config Listen, hosts ...string) *site {
+	s := &site{name: "l", proxy: &Proxy{loop: &loop{pacer: leaky.NewPacer(leaky.NewClock())}, log: quietLog}}
+	c := &siteConfig{Listen: config}
+	for i, name := range hosts {
+		if len(c.Downstream) <= i {
+			c.Downstream = append(c.Downstream, Downstream{})
+		}
+		c.Downstream[i].Host, c.Downstream[i].Port = name, 80
+		h := &host{}
+		addr := netip.MustParseAddr(name)
+		h.found.Store(&addr)
+		c.hosts = append(c.hosts, h)
+	}
+	s.config.Store(c)
+	s.setDownstreams(c, leaky.Second)
+	return s
+}
+
+// share has n sources connect, and returns how many connections each downstream has.
+func (s *site) share(n int, now leaky.Time) map[string]int {
+	got := map[string]int{}
+	for i := range n {
+		d, _ := s.pick(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), nil, now)
+		d.inFlight++
+		got[d.Host]++
+	}
+	for _, d := range s.downstreams {
+		d.inFlight -= got[d.Host]
+	}
+	return got
+}
+
+func TestBalance(t *testing.T) {
+	weights := []Downstream{{Weight: 1}, {Weight: 2}, {Weight: 5}}
+	for _, tt := range []struct {
+		balance Balance
+		near    float64
+	}{{RoundRobin, 0.001}, {LeastConnections, 0.002}, {SourceHash, 0.06}} {
+		t.Run(fmt.Sprint(tt.balance), func(t *testing.T) {
+			s := several(Listen{Balance: tt.balance, Downstream: weights}, "10.1.0.1", "10.1.0.2", "10.1.0.3")
+			const n = 8000
+			got := s.share(n, leaky.Second)
+			for i, d := range s.downstreams {
+				want := float64(weights[i].Weight) / 8
+				if share := float64(got[d.Host]) / n; share < want-tt.near || share > want+tt.near {
+					t.Errorf("%s has %.3f of the connections, want %.3f", d.Host, share, want)
+				}
+			}
+		})
+	}
+}
+
+// When one goes, only its own sources move, and they come back with it.
+func TestSourceHashIsStable(t *testing.T) {
+	s := several(Listen{Balance: SourceHash}, "10.1.0.1", "10.1.0.2", "10.1.0.3", "10.1.0.4")
+	where := func() (list []string) {
+		for i := range 1000 {
+			d, _ := s.pick(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), nil, leaky.Second)
+			list = append(list, d.Host)
+		}
+		return list
+	}
+	before := where()
+	s.downstreams[1].down = true
+	moved := 0
+	for i, host := range where() {
+		if before[i] == "10.1.0.2" {
+			moved++
+		} else if host != before[i] {
+			t.Fatalf("source %d moved from %s to %s", i, before[i], host)
+		}
+	}
+	if moved < 150 {
+		t.Errorf("%d sources moved", moved)
+	}
+	s.downstreams[1].down = false
+	for i, host := range where() {
+		if host != before[i] {
+			t.Fatalf("source %d did not come back to %s", i, before[i])
+		}
+	}
+}
+
+func TestPickLeavesOutWhatIsOut(t *testing.T) {
+	s := several(Listen{Downstream: []Downstream{{Connections: 1}, {}, {}}, EjectAfter: 2, EjectFor: time.Second}, "10.1.0.1", "10.1.0.2", "10.1.0.3")
+	a, b, c := s.downstreams[0], s.downstreams[1], s.downstreams[2]
+	source := netip.MustParseAddr("10.0.0.1")
+	now := leaky.Second
+	pick := func(failed ...*downstream) *downstream {
+		d, _ := s.pick(source, failed, now)
+		return d
+	}
+	if d := pick(a, b); d != c {
+		t.Error("one that failed was picked again")
+	}
+	if d := pick(a, b, c); d != nil {
+		t.Error("one of none was picked")
+	}
+	a.inFlight = 1
+	if d := pick(b, c); d != nil {
+		t.Error("a full one was picked")
+	}
+	if _, full := s.pick(source, []*downstream{b, c}, now); !full {
+		t.Error("that it is full was not told")
+	}
+	b.down = true
+	for range 5 {
+		if pick() != c {
+			t.Fatal("one that is full, or down, was picked")
+		}
+	}
+	c.failed(now)
+	if pick() != c {
+		t.Error("one was ejected by its first failure")
+	}
+	c.failed(now)
+	if d := pick(); d != nil {
+		t.Errorf("%v was picked, as one that is not out is full", d)
+	}
+	a.inFlight = 0
+	if pick() != a {
+		t.Error("one with room was not picked")
+	}
+	a.down = true
+	if pick() == nil {
+		t.Error("none was picked, when all are out")
+	}
+	a.down = false
+	now += leaky.FromDuration(time.Second)
+	if pick(a) != c {
+		t.Error("an ejected one did not come back")
+	}
+	c.failed(now)
+	if pick(a) == c && !b.down {
+		t.Error("one that failed again was not ejected again")
+	}
+}
+
+func TestSlowStart(t *testing.T) {
+	s := several(Listen{SlowStart: 10 * time.Second, EjectAfter: 1, EjectFor: time.Second}, "10.1.0.1", "10.1.0.2")
+	now := leaky.Second
+	d := s.downstreams[1]
+	d.failed(now)
+	now += 2 * leaky.Second
+	d.reached(now)
+	for _, tt := range []struct {
+		after time.Duration
+		want  float64 // of all connections
+	}{{0, 0.1 / 1.1}, {5 * time.Second, 0.5 / 1.5}, {10 * time.Second, 0.5}} {
+		got := s.share(1000, now+leaky.FromDuration(tt.after))
+		if share := float64(got[d.Host]) / 1000; share < tt.want-0.01 || share > tt.want+0.01 {
+			t.Errorf("after %v it has %.3f of the connections, want %.3f", tt.after, share, tt.want)
+		}
+	}
+}
+
+// tag returns a downstream that says name to each connection, for as long as up holds.
+func tag(t *testing.T, name string) (addr netip.AddrPort, open func(), shut func()) {
+	addr = netip.MustParseAddrPort(freePort(t, shaper.TCP))
+	var l net.Listener
+	open = func() {
+		t.Helper()
+		var err error
+		if l, err = net.Listen("tcp4", addr.String()); err != nil {
+			t.Fatal(err)
+		}
+		go func(l net.Listener) {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				c.Write([]byte(name))
+				go func() { io.Copy(io.Discard, c); c.Close() }()
+			}
+		}(l)
+	}
+	shut = func() { l.Close() }
+	t.Cleanup(func() {
+		if l != nil {
+			l.Close()
+		}
+	})
+	return addr, open, shut
+}
+
+// ask returns what a new connection is told, and keeps it open until the test ends.
+func (r *running) ask() string {
+	r.t.Helper()
+	c, err := net.Dial("tcp4", r.addr())
+	if err != nil {
+		return err.Error()
+	}
+	r.t.Cleanup(func() { c.Close() })
+	c.SetDeadline(time.Now().Add(5 * time.Second))
+	b := make([]byte, 1)
+	if _, err := io.ReadFull(c, b); err != nil {
+		return err.Error()
+	}
+	return string(b)
+}
+
+func TestAnotherDownstreamWhenADialFails(t *testing.T) {
+	a, openA, shutA := tag(t, "a")
+	b, openB, _ := tag(t, "b")
+	openA()
+	openB()
+	r := start(t, shaper.TCP, a.String())
+	r.listen.Downstream = []Downstream{{Host: a.Addr().String(), Port: a.Port()}, {Host: b.Addr().String(), Port: b.Port()}}
+	r.listen.EjectAfter, r.listen.EjectFor = 3, 300*time.Millisecond
+	r.apply()
+	got := map[string]int{}
+	for range 20 {
+		got[r.ask()]++
+	}
+	if got["a"] != 10 || got["b"] != 10 {
+		t.Errorf("in turn: %v", got)
+	}
+	shutA()
+	for range 20 {
+		if s := r.ask(); s != "b" {
+			t.Fatalf("with one gone: %q", s)
+		}
+	}
+	up := map[string]bool{}
+	for _, d := range r.proxy.Downstreams() {
+		up[d.Downstream] = d.Up
+	}
+	if up[a.String()] || !up[b.String()] {
+		t.Errorf("up: %v", up)
+	}
+	openA()
+	waitFor(t, "the first one again", func() bool { return r.ask() == "a" })
+}
+
+func TestChecks(t *testing.T) {
+	a, openA, shutA := tag(t, "a")
+	openA()
+	r := start(t, shaper.TCP, a.String())
+	r.listen.Check = Check{Interval: 20 * time.Millisecond, Timeout: time.Second, Rise: 2, Fall: 3}
+	r.apply()
+	up := func() bool { return r.proxy.Downstreams()[0].Up }
+	time.Sleep(100 * time.Millisecond)
+	if !up() {
+		t.Error("not up to begin with")
+	}
+	shutA()
+	waitFor(t, "down", func() bool { return !up() })
+	openA()
+	waitFor(t, "up", up)
+	r.listen.Check = Check{}
+	r.apply()
+	shutA()
+	time.Sleep(100 * time.Millisecond)
+	if !up() {
+		t.Error("it is checked after checks were turned off")
+	}
+	r.settle()
+}
+
+// What a downstream may have at once holds, and who waits for it takes turns by source.
+func TestConnectionsOfADownstream(t *testing.T) {
+	var open, most atomic.Int64
+	addr := serveTCP(t, func(c *net.TCPConn) {
+		most.Store(max(most.Load(), open.Add(1)))
+		c.Write([]byte("x"))
+		io.Copy(io.Discard, c)
+		open.Add(-1)
+	})
+	r := start(t, shaper.TCP, addr)
+	r.listen.Downstream[0].Connections = 2
+	r.listen.Connect = 10 * time.Second
+	r.apply()
+	served := make(chan error, 20)
+	for range 20 {
+		c := dial(t, r.addr())
+		go func() {
+			_, err := io.ReadFull(c, make([]byte, 1))
+			time.Sleep(10 * time.Millisecond)
+			c.Close()
+			served <- err
+		}()
+	}
+	for range 20 {
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	}
+	if most.Load() != 2 {
+		t.Errorf("%d at once, want 2", most.Load())
+	}
+	r.settle()
+	// One that waits for longer than connect_timeout has none.
+	r.listen.Connect = 100 * time.Millisecond
+	r.apply()
+	for range 2 {
+		c := dial(t, r.addr())
+		io.ReadFull(c, make([]byte, 1))
+	}
+	if _, err := dial(t, r.addr()).Read(make([]byte, 1)); err == nil {
+		t.Error("a third connection came about")
+	}
+	if n := r.shaper.Listener("l").Ended[shaper.NotConnected].Load(); n != 1 {
+		t.Errorf("%d were not connected, want 1", n)
+	}
+	r.proxy.loop.call(func(leaky.Time) {
+		s := r.proxy.sites["l"]
+		if len(s.leaves) != 0 || s.queue.first() != nil {
+			t.Error("something is left in the queue")
+		}
+	})
+}

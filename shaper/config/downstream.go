@@ -1,0 +1,101 @@
+package config
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+)
+
+var (
+	downstreamKeys = []string{"to", "weight", "connections"}
+	checkKeys      = []string{"interval", "timeout", "rise", "fall"}
+	ejectKeys      = []string{"after", "for"}
+)
+
+// downstreams reads the key "downstream" of a listener: strings, or tables with more to
+// say.
+func downstreams(t table) (list []item[Downstream]) {
+	const key, what = "downstream", `strings such as "10.0.0.5:5432", or tables such as { to = "10.0.0.5:5432", weight = 2 }`
+	v, ok := t.values[key]
+	if !ok {
+		return nil
+	}
+	elems, ok := elements(v)
+	if !ok {
+		t.bad(key, "must be an array of %s, not %s", what, kind(v))
+		return nil
+	}
+	seen := map[string]bool{}
+	for i, v := range elems {
+		if t.full() {
+			break
+		}
+		at := t.at.child(key).elem(i)
+		var d Downstream
+		var err error
+		switch v := v.(type) {
+		case string:
+			d, err = parseDownstream(v)
+		case map[string]any:
+			sub := table{t.report, "downstream", v, at}
+			sub.closed(downstreamKeys)
+			sub.required("to")
+			to, ok := sub.text("to", "10.0.0.5:5432")
+			if !ok {
+				continue
+			}
+			if d, err = parseDownstream(to); err == nil {
+				sub.integer("weight", &d.Weight, 1, 256)
+				connections := 100
+				if sub.integer("connections", &connections, 1, 1<<20); sub.has("connections") {
+					d.Connections = connections
+				}
+			}
+		default:
+			err = fmt.Errorf("must hold %s, not %s", what, kind(v))
+		}
+		if err == nil && seen[d.String()] {
+			err = fmt.Errorf("%s stands there twice", quote(d.String()))
+		}
+		if err != nil {
+			t.add(at, fmt.Sprintf("%s: %v", key, err))
+			continue
+		}
+		seen[d.String()] = true
+		list = append(list, item[Downstream]{d, at})
+	}
+	return list
+}
+
+// decodeChoice reads how one of several downstreams is chosen.
+func decodeChoice(t table, listen *Listen) {
+	choice(t, "balance", &listen.Balance, RoundRobin, LeastConnections, SourceHash)
+	t.duration("slow_start", &listen.SlowStart, 0, time.Hour)
+	if check, ok := t.table("check", "check", checkKeys); ok {
+		listen.Check = Check{Interval: 2 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3}
+		check.duration("interval", &listen.Check.Interval, 10*time.Millisecond, time.Hour)
+		check.duration("timeout", &listen.Check.Timeout, 10*time.Millisecond, time.Hour)
+		check.integer("rise", &listen.Check.Rise, 1, 1000)
+		check.integer("fall", &listen.Check.Fall, 1, 1000)
+	}
+	if eject, ok := t.table("eject", "eject", ejectKeys); ok {
+		eject.integer("after", &listen.EjectAfter, 0, 1000)
+		eject.duration("for", &listen.EjectFor, 10*time.Millisecond, 24*time.Hour)
+		eject.idle(listen.EjectAfter > 0, "after", "for")
+	}
+	if len(listen.Downstream) == 1 {
+		t.idle(false, "a second downstream", "balance", "slow_start", "eject")
+	}
+}
+
+// describe is d with what is said of it beside its address.
+func (d Downstream) describe() string {
+	s := d.String()
+	if d.Weight != 1 {
+		s += ", weight " + strconv.Itoa(d.Weight)
+	}
+	if d.Connections > 0 {
+		s += ", connections " + strconv.Itoa(d.Connections)
+	}
+	return s
+}
