@@ -150,11 +150,11 @@ func (t *tcpPort) rest(why string, now leaky.Time) {
 }
 
 // accepted brings a connection to the gates.
-func (p *Proxy) accepted(sv *service, fd int, from netip.Addr, port uint16, now leaky.Time) {
+func (p *Proxy) accepted(sv *service, fd int, from netip.AddrPort, port uint16, now leaky.Time) {
 	sv.counts.Accepted.Add(1)
-	s := &session{proxy: p, service: sv}
-	s.owner, s.listen = s, sv.name
-	s.flow = shaper.Flow{Source: from, Port: port, Protocol: shaper.TCP, Connection: p.nextID.Add(1)}
+	s := &session{proxy: p, service: sv, from: from}
+	s.gates, s.owner, s.listen = p.gates, s, sv.name
+	s.flow = shaper.Flow{Source: from.Addr(), Port: port, Protocol: shaper.TCP, Connection: p.nextID.Add(1)}
 	s.client = side{session: s, fd: fd}
 	s.server = side{session: s, fd: -1}
 	if err := p.loop.watch(fd, edges, &s.client); err != nil {
@@ -165,6 +165,14 @@ func (p *Proxy) accepted(sv *service, fd int, from netip.Addr, port uint16, now 
 	p.mark(fd) // it may have come before its listener had an owner
 	p.sessions[s] = struct{}{}
 	p.open.Add(1)
+	for _, prefix := range sv.config.Load().AcceptProxyFrom {
+		if prefix.Contains(from.Addr()) {
+			s.stage = announcing
+			s.timer.Fire = s.badHeader
+			p.loop.pacer.Schedule(&s.timer, now+headerTimeout)
+			return
+		}
+	}
 	p.gates.enter(&s.entrant, now)
 }
 
@@ -264,6 +272,10 @@ func (s *session) dialed(events uint32, now leaky.Time) {
 	if events&unix.EPOLLOUT != 0 {
 		s.proxy.loop.pacer.Cancel(&s.timer)
 		s.to.reached(now)
+		if !s.announce() {
+			s.abort(shaper.NotConnected, now)
+			return
+		}
 		s.begin(now)
 	}
 }

@@ -23,6 +23,15 @@ type Listen struct {
 	EjectAfter int
 	EjectFor   time.Duration
 
+	// AcceptProxyFrom is who begins each TCP connection with a header of the PROXY
+	// protocol. Limits then see the source that it announces.
+	AcceptProxyFrom []netip.Prefix
+
+	// SendProxy is the version, 1 or 2, of the PROXY protocol in which a downstream is
+	// told of the source, before the first byte, and before each datagram; 0 is none.
+	// Version 1 is for TCP alone.
+	SendProxy byte
+
 	Timeouts
 	IdleTimeout time.Duration // after which a UDP flow is forgotten
 	MaxFlows    int           // UDP flows at once

@@ -191,16 +191,16 @@ func (d *direction) end() {
 }
 
 // accept returns a connection of a listening socket, and whose it is.
-func accept(fd int) (int, netip.Addr, unix.Errno) {
+func accept(fd int) (int, netip.AddrPort, unix.Errno) {
 	var name unix.RawSockaddrInet6
 	size := uint32(unsafe.Sizeof(name))
 	n, _, errno := unix.RawSyscall6(unix.SYS_ACCEPT4, uintptr(fd), uintptr(unsafe.Pointer(&name)),
 		uintptr(unsafe.Pointer(&size)), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0, 0)
 	if errno != 0 {
-		return -1, netip.Addr{}, errno
+		return -1, netip.AddrPort{}, errno
 	}
 	from, _ := fromSockaddr(&name)
-	return int(n), from.Addr(), 0
+	return int(n), from, 0
 }
 
 func recv(fd int, b []byte) (int, unix.Errno) {

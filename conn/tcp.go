@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -16,6 +17,8 @@ type session struct {
 	entrant  // with the slots that end with the session
 	*service // it came to
 	proxy    *Proxy
+	from     netip.AddrPort // whose it is, and
+	asked    netip.AddrPort // what it asked for, where that was announced
 	stage    stage
 	timer    leaky.Event // of the stage
 	reply    string      // that a refused client is to get
@@ -34,7 +37,8 @@ type session struct {
 type stage uint8
 
 const (
-	entering stage = iota // at the gates
+	entering   stage = iota // at the gates
+	announcing              // before them, until the PROXY header is there
 	dialing
 	flowing
 	leaving // refused
@@ -165,6 +169,8 @@ func (side *side) ready(events uint32, now leaky.Time) {
 		s.dialed(events, now)
 	case events&unix.EPOLLERR != 0, s.stage == entering && side.gone(events):
 		s.abort(side.reset(), now)
+	case s.stage == announcing:
+		s.hear(now)
 	case s.stage == flowing:
 		side.hush()
 		s.advance(now)

@@ -82,10 +82,13 @@ func (t *train) leave() bool {
 
 func (t *train) send() (bytes, lost int) {
 	errno := unix.EINVAL
-	if t.count == 1 || !t.flow.apart {
+	apart := t.flow.apart && t.count > 1 || t.flow.prefix != nil && !t.down
+	if !apart {
 		errno = t.sendmsg(t.vectors[:t.parts], t.count > 1)
 	}
 	switch {
+	case apart:
+		bytes, lost = t.sendApart()
 	case errno == 0:
 		bytes = t.bytes
 	case t.count > 1 && errno != unix.EAGAIN:
@@ -101,19 +104,28 @@ func (t *train) send() (bytes, lost int) {
 	return bytes, lost
 }
 
+// sendApart sends each datagram by itself, behind its header if there is to be one.
 func (t *train) sendApart() (bytes, lost int) {
+	var vectors [2]unix.Iovec
+	first := 1
+	if prefix := t.flow.prefix; prefix != nil && !t.down {
+		first = 0
+		vectors[0].Base = &prefix[0]
+		vectors[0].SetLen(len(prefix))
+	}
 	for _, part := range t.vectors[:t.parts] {
-		data := unsafe.Slice(part.Base, part.Len)
-		for len(data) > 0 {
+		for data := unsafe.Slice(part.Base, part.Len); ; {
 			n := min(t.size, len(data))
-			one := [1]unix.Iovec{{Base: &data[0]}}
-			one[0].SetLen(n)
-			if t.sendmsg(one[:], false) == 0 {
+			vectors[1].Base = unsafe.SliceData(data)
+			vectors[1].SetLen(n)
+			if t.sendmsg(vectors[first:], false) == 0 {
 				bytes += n
 			} else {
 				lost++
 			}
-			data = data[n:]
+			if data = data[n:]; len(data) == 0 {
+				break
+			}
 		}
 	}
 	return bytes, lost

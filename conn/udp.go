@@ -43,6 +43,7 @@ type udpFlow struct {
 	fd         int // connected to downstream
 	downstream *downstream
 	apart      bool   // its datagrams cannot leave as a train
+	prefix     []byte // of each datagram to the downstream
 	asked      uint64 // bytes from the source
 	told       uint64 // bytes back to it
 	known      bool   // it has sent something since it was told something
@@ -189,6 +190,7 @@ func (u *udpPort) flow(m message, now leaky.Time) *udpFlow {
 	s.counts.Flows.Add(1)
 	s.counts.FlowsOpened.Add(1)
 	s.flowsOf[turnAddr(f.flow.Source)]++
+	f.prefix = f.announcement(m)
 	f.mute = s.unanswered.PushBack(f)
 	f.reroute(p.shaper.Policy())
 	f.expiry.Fire = f.expire

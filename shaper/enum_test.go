@@ -20,7 +20,7 @@ func TestEnumNames(t *testing.T) {
 			"wait-timeout", "waiting-full", "client-gone", "memory-full",
 		}},
 		{"Ending", values[Ending](Endings), []string{
-			"closed", "reset-by-client", "reset-by-server", "refused", "not-connected", "first-byte-timeout",
+			"closed", "reset-by-client", "reset-by-server", "refused", "bad-proxy-header", "not-connected", "first-byte-timeout",
 			"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "overload", "stopped",
 		}},
 		{"Share", values[Share](int(ShareFIFO) + 1), []string{"fair", "fifo"}},

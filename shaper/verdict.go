@@ -52,6 +52,7 @@ const (
 	ResetByClient                  // or its way here has failed
 	ResetByServer                  // the downstream, likewise
 	Refused                        // by a limit
+	BadProxyHeader                 // a PROXY header was to come, and none did
 	NotConnected                   // to any downstream
 	FirstByteTimeout               // the client sent nothing for first_byte_timeout
 	IdleTimeout                    // neither side sent anything for tcp_idle_timeout
@@ -68,7 +69,7 @@ const Endings = int(numEndings)
 
 func (e Ending) String() string {
 	return [...]string{
-		"closed", "reset-by-client", "reset-by-server", "refused", "not-connected", "first-byte-timeout",
+		"closed", "reset-by-client", "reset-by-server", "refused", "bad-proxy-header", "not-connected", "first-byte-timeout",
 		"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "overload", "stopped",
 	}[e]
 }

@@ -36,6 +36,8 @@ type canonicalListen struct {
 	Name              string                `json:"name"`
 	Address           []string              `json:"address"`
 	Downstream        []canonicalDownstream `json:"downstream"`
+	AcceptProxyFrom   []string              `json:"accept_proxy_from,omitempty"`
+	SendProxy         string                `json:"send_proxy,omitempty"`
 	Balance           string                `json:"balance,omitempty"`
 	SlowStart         *canonicalTime        `json:"slow_start,omitempty"`
 	Check             *canonicalCheck       `json:"check,omitempty"`
@@ -176,6 +178,10 @@ func (c *Config) canonical() canonical {
 		w := canonicalListen{Name: l.Name, Address: texts(l.Addresses)}
 		for _, d := range l.Downstream {
 			w.Downstream = append(w.Downstream, canonicalDownstream{d.describe(), d.String(), d.Weight, d.Connections})
+		}
+		w.AcceptProxyFrom = texts(l.AcceptProxyFrom)
+		if l.SendProxy != NoProxy {
+			w.SendProxy = l.SendProxy.String()
 		}
 		if len(l.Downstream) > 1 {
 			w.Balance = l.Balance.String()
@@ -349,6 +355,10 @@ func (c *Config) WriteText(w io.Writer) error {
 		fmt.Fprintf(&b, "\nlisten %s\n", l.Name)
 		list("address", l.Address)
 		list("downstream", texts(l.Downstream))
+		list("accept_proxy_from", l.AcceptProxyFrom)
+		if l.SendProxy != "" {
+			line("send_proxy", l.SendProxy)
+		}
 		if l.Balance != "" {
 			line("balance", l.Balance)
 		}

@@ -44,14 +44,18 @@ type ASN struct {
 
 // Listen is one listener: where traffic enters, and where it goes.
 type Listen struct {
-	Name           string
-	Addresses      []Address
-	Downstream     []Downstream
-	Balance        Balance
-	SlowStart      time.Duration // 0 to 1h
-	Check          Check
-	EjectAfter     int           // dials that fail one after the other, 1 to 1000; 0 is never
-	EjectFor       time.Duration // 10ms to 24h
+	Name       string
+	Addresses  []Address
+	Downstream []Downstream
+	Balance    Balance
+	SlowStart  time.Duration // 0 to 1h
+	Check      Check
+	EjectAfter int           // dials that fail one after the other, 1 to 1000; 0 is never
+	EjectFor   time.Duration // 10ms to 24h
+
+	AcceptProxyFrom []netip.Prefix // sources that announce others, by the PROXY protocol
+	SendProxy       ProxyVersion
+
 	ConnectTimeout time.Duration // of one TCP connection attempt, 1ms to 1h
 
 	// Of TCP connections, 10ms to 8760h; 0 is never.
@@ -104,6 +108,18 @@ const (
 func (b Balance) String() string {
 	return [...]string{"round-robin", "least-connections", "source-hash"}[b]
 }
+
+// ProxyVersion is a version of the PROXY protocol.
+type ProxyVersion uint8
+
+// The versions. The first one is for TCP alone.
+const (
+	NoProxy ProxyVersion = iota
+	ProxyV1
+	ProxyV2
+)
+
+func (v ProxyVersion) String() string { return [...]string{"off", "v1", "v2"}[v] }
 
 // Check is an active check of downstreams, off when Interval is 0.
 type Check struct {

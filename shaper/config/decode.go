@@ -17,7 +17,7 @@ var (
 	fileKeys   = []string{"daemon", "asn", "listen", "attach", "limit"}
 	daemonKeys = []string{"mode", "metrics", "buckets", "pins"}
 	asnKeys    = []string{"files"}
-	listenKeys = []string{"name", "address", "downstream", "balance", "slow_start", "check", "eject", "connect_timeout",
+	listenKeys = []string{"name", "address", "downstream", "balance", "slow_start", "check", "eject", "accept_proxy_from", "send_proxy", "connect_timeout",
 		"first_byte_timeout", "tcp_idle_timeout", "half_close_timeout", "max_lifetime", "min_throughput", "idle_timeout", "max_flows", "max_flows_per_source", "amplification"}
 	attachKeys = []string{"name", "interface", "direction", "mode", "hook", "on_stop", "queue", "idle_timeout"}
 	limitKeys  = []string{
@@ -173,6 +173,8 @@ func (l *loader) listen(t table) {
 	downstream := downstreams(t)
 	listen.Downstream = values(downstream)
 	decodeChoice(t, &listen)
+	listen.AcceptProxyFrom = values(list(t, "accept_proxy_from", `prefixes such as "10.0.0.0/24"`, parsePrefix))
+	choice(t, "send_proxy", &listen.SendProxy, NoProxy, ProxyV1, ProxyV2)
 	for _, key := range []string{"address", "downstream"} {
 		if elems, ok := elements(t.values[key]); ok && len(elems) == 0 {
 			t.bad(key, "is empty; give it at least one")
@@ -199,7 +201,10 @@ func (l *loader) listen(t table) {
 		protocols[a.value.Protocol] = true
 	}
 	if len(addresses) > 0 {
-		t.idle(protocols[shaper.TCP], "a tcp address",
+		if listen.SendProxy == ProxyV1 && protocols[shaper.UDP] {
+			t.bad("send_proxy", "\"v1\" has no UDP: write \"v2\"")
+		}
+		t.idle(protocols[shaper.TCP], "a tcp address", "accept_proxy_from",
 			"connect_timeout", "first_byte_timeout", "tcp_idle_timeout", "half_close_timeout", "max_lifetime", "min_throughput")
 		t.idle(protocols[shaper.UDP], "a udp address", "idle_timeout", "max_flows", "max_flows_per_source", "amplification")
 	}
