@@ -31,17 +31,19 @@ const (
 	acceptTurn = 8
 )
 
-func (p *Proxy) openTCP(addr netip.AddrPort) (port, error) {
-	fd, err := p.listenTCP(addr)
-	if err != nil {
-		return nil, explainBind(err, "tcp://"+addr.String())
+func (p *Proxy) openTCP(e Endpoint) (port, error) {
+	fd, err := p.inheritedSocket(e), error(nil)
+	if fd >= 0 {
+		p.mark(fd)
+		setTCPOptions(fd)
+		err = unix.Listen(fd, backlog) // it may do so already
+	} else {
+		fd, err = p.listenTCP(e.Addr)
 	}
-	bound, err := localPort(fd)
 	if err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("listen on tcp://%s: %w", addr, err)
+		return nil, explainBind(err, "tcp://"+e.Addr.String())
 	}
-	t := &tcpPort{proxy: p, fd: fd, port: bound}
+	t := &tcpPort{proxy: p, fd: fd, port: localAddr(fd).Port()}
 	t.rested.Fire = func(leaky.Time) { p.loop.rewatch(t.fd, unix.EPOLLIN) }
 	return t, nil
 }
@@ -74,15 +76,20 @@ func (p *Proxy) listenTCP(addr netip.AddrPort) (int, error) {
 // other side is gone. An error of these options leaves them as they are.
 func tcpSocket(a netip.Addr) (int, error) {
 	fd, err := socket(a, unix.SOCK_STREAM)
-	if err != nil {
-		return -1, err
+	if err == nil {
+		setTCPOptions(fd)
 	}
+	return fd, err
+}
+
+func setTCPOptions(fd int) {
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, keepAlive)
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, keepAlive)
-	return fd, nil
 }
+
+func (t *tcpPort) descriptor() int { return t.fd }
 
 // keepAlive is after how many seconds of silence the other side is asked whether it is
 // there, and how often.

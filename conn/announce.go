@@ -138,15 +138,6 @@ func (f *udpFlow) announcement(m message) []byte {
 
 // localAddr is what a socket is bound to.
 func localAddr(fd int) netip.AddrPort {
-	sa, err := unix.Getsockname(fd)
-	if err != nil {
-		return netip.AddrPort{}
-	}
-	switch sa := sa.(type) {
-	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))
-	case *unix.SockaddrInet6:
-		return unmapped(netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), uint16(sa.Port)))
-	}
-	return netip.AddrPort{}
+	e, _ := endpointOf(fd)
+	return unmapped(e.Addr)
 }

@@ -27,9 +27,10 @@ type Proxy struct {
 	nextID atomic.Uint64
 	open   atomic.Int64 // TCP connections, from accept to end
 
-	mu    sync.Mutex // of a change of listeners
-	sites map[string]*site
-	ports map[Endpoint]port // by place
+	mu        sync.Mutex       // of a change of listeners
+	inherited map[Endpoint]int // sockets, by place
+	sites     map[string]*site
+	ports     map[Endpoint]port // by place
 
 	sessions map[*session]struct{} // the loop's
 	flows    map[flowKey]*udpFlow  // the loop's
@@ -65,6 +66,7 @@ type service struct {
 type port interface {
 	serve(service) // starts it, or changes what it serves
 	close()
+	descriptor() int
 }
 
 // New returns a proxy that holds traffic to the policy of s. It listens once
@@ -76,8 +78,8 @@ func New(s *shaper.Shaper, clock *leaky.Clock, log *slog.Logger) (*Proxy, error)
 	}
 	p := &Proxy{
 		shaper: s, clock: clock, loop: l, log: log,
-		refused: newSampler(log),
-		sites:   map[string]*site{}, ports: map[Endpoint]port{},
+		refused:   newSampler(log),
+		inherited: map[Endpoint]int{}, sites: map[string]*site{}, ports: map[Endpoint]port{},
 		sessions: map[*session]struct{}{}, flows: map[flowKey]*udpFlow{},
 	}
 	p.names = newResolver(p.refused)
@@ -173,14 +175,15 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 		}
 	}
 	p.sites, p.ports = sites, ports
+	p.closeInherited()
 	return nil
 }
 
 func (p *Proxy) openPort(e Endpoint) (port, error) {
 	if e.Protocol == shaper.UDP {
-		return p.openUDP(e.Addr)
+		return p.openUDP(e.place())
 	}
-	return p.openTCP(e.Addr)
+	return p.openTCP(e.place())
 }
 
 // Drain closes all TCP ports and takes no more datagrams in, and waits until the
@@ -225,6 +228,7 @@ func (p *Proxy) Close() {
 		l.close()
 	}
 	p.ports = nil
+	p.closeInherited()
 	p.loop.call(func(now leaky.Time) {
 		for s := range p.sessions {
 			s.abort(shaper.Stopped, now)

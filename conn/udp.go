@@ -96,18 +96,20 @@ const (
 	udpBuffer = 4 << 20
 )
 
-func (p *Proxy) openUDP(addr netip.AddrPort) (port, error) {
-	fd, err := bindUDP(addr)
-	if err != nil {
-		return nil, explainBind(err, "udp://"+addr.String())
+func (p *Proxy) openUDP(e Endpoint) (port, error) {
+	fd, err := p.inheritedSocket(e), error(nil)
+	if fd >= 0 {
+		err = setUDPOptions(fd, e.Addr.Addr())
+	} else {
+		fd, err = bindUDP(e.Addr)
 	}
-	bound, err := localPort(fd)
 	if err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("listen on udp://%s: %w", addr, err)
+		return nil, explainBind(err, "udp://"+e.Addr.String())
 	}
-	return &udpPort{proxy: p, fd: fd, port: bound}, nil
+	return &udpPort{proxy: p, fd: fd, port: localAddr(fd).Port()}, nil
 }
+
+func (u *udpPort) descriptor() int { return u.fd }
 
 func (u *udpPort) serve(s service) {
 	if u.service.Swap(&s) != nil {

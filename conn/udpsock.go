@@ -141,35 +141,41 @@ func newReplyTo(m message) replyTo {
 	return r
 }
 
-// bindUDP opens the socket of a port. It tells the address each datagram was
-// sent to.
-func bindUDP(addr netip.AddrPort) (fd int, err error) {
-	fd, err = socket(addr.Addr(), unix.SOCK_DGRAM)
+// bindUDP opens the socket of a port.
+func bindUDP(addr netip.AddrPort) (int, error) {
+	fd, err := socket(addr.Addr(), unix.SOCK_DGRAM)
 	if err != nil {
 		return -1, err
 	}
-	defer func() {
-		if err != nil {
-			unix.Close(fd)
-		}
-	}()
-	if addr.Addr().Is4() {
+	if addr.Addr().Is6() {
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1)
+	}
+	if err == nil {
+		err = setUDPOptions(fd, addr.Addr())
+	}
+	if err == nil {
+		err = unix.Bind(fd, sockaddr(addr))
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// setUDPOptions has the socket of a port tell the address each datagram was sent to.
+func setUDPOptions(fd int, a netip.Addr) (err error) {
+	if a.Is4() {
 		err = unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_PKTINFO, 1)
 	} else {
-		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1)
-		if err == nil {
-			err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1)
-		}
-	}
-	if err != nil {
-		return -1, err
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1)
 	}
 	joinDatagrams(fd)
 	// Forced past the system's limit where that is allowed; else what it allows.
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, udpBuffer) != nil {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, udpBuffer)
 	}
-	return fd, unix.Bind(fd, sockaddr(addr))
+	return err
 }
 
 func connectUDP(to netip.AddrPort) (int, error) {
@@ -197,20 +203,6 @@ func socket(a netip.Addr, kind int) (int, error) {
 		family = unix.AF_INET
 	}
 	return unix.Socket(family, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-}
-
-func localPort(fd int) (uint16, error) {
-	sa, err := unix.Getsockname(fd)
-	if err != nil {
-		return 0, err
-	}
-	switch sa := sa.(type) {
-	case *unix.SockaddrInet4:
-		return uint16(sa.Port), nil
-	case *unix.SockaddrInet6:
-		return uint16(sa.Port), nil
-	}
-	return 0, unix.EAFNOSUPPORT
 }
 
 func sockaddr(a netip.AddrPort) unix.Sockaddr {

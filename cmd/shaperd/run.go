@@ -77,6 +77,7 @@ type server struct {
 	reloads *control.Reloads
 	plane   *packetPlane
 	loaded  *loaded
+	store   fdStore
 }
 
 // serve runs until ctx ends, then drains. The end comes in the order: ports,
@@ -98,6 +99,13 @@ func serve(ctx context.Context, e env, f runFlags, log *slog.Logger) error {
 		return err
 	}
 	defer s.proxy.Close()
+	fds, err := inherited()
+	if err == nil {
+		err = s.proxy.Inherit(fds)
+	}
+	if err != nil {
+		return err
+	}
 	s.plane = &packetPlane{shaper: s.shaper, proxy: s.proxy, log: log}
 	metrics, err := control.ServeMetrics(l.config.Daemon.Metrics, s.shaper, s.proxy, s.plane, s.reloads)
 	if err != nil {
@@ -199,6 +207,9 @@ func (s *server) apply(ctx context.Context, l *loaded, policy *shaper.Policy) er
 	if err := s.proxy.Apply(ctx, l.listens, policy); err != nil {
 		change.cancel()
 		return err
+	}
+	if err := s.store.update(s.proxy.Ports()); err != nil {
+		s.log.Warn("a restart will lose connections", "err", err)
 	}
 	return change.commit()
 }

@@ -36,6 +36,8 @@ type daemon struct {
 	exited chan struct{} // closed when it has ended, with status set
 	status error
 	ending bool // the test ended it
+
+	stored map[string]*os.File // descriptors that it had systemd keep
 }
 
 // daemonPath returns the path of the daemon under test.
@@ -58,6 +60,12 @@ func daemonPath(t testing.TB) string {
 // shaperd starts the daemon inside the host and waits until it is ready.
 func (h *host) shaperd(t testing.TB, config string, args ...string) *daemon {
 	t.Helper()
+	return h.shaperdWith(t, nil, config, args...)
+}
+
+// shaperdWith is shaperd, and hands over what another daemon had stored.
+func (h *host) shaperdWith(t testing.TB, stored map[string]*os.File, config string, args ...string) *daemon {
+	t.Helper()
 	// Not the test's own directory: its name may be too long for a socket's.
 	dir, err := lab.TempDir()
 	if err != nil {
@@ -73,8 +81,19 @@ func (h *host) shaperd(t testing.TB, config string, args ...string) *daemon {
 	t.Cleanup(func() { d.notify.Close() })
 	d.write(config)
 
-	d.cmd = exec.Command(daemonPath(t), append([]string{"run", "--config", d.config}, args...)...)
+	// The shell's process becomes the daemon's: the sockets are for it alone.
+	line := []string{"-c", `LISTEN_PID=$$ exec "$0" "$@"`, daemonPath(t), "run", "--config", d.config}
+	d.cmd = exec.Command("sh", append(line, args...)...)
 	d.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+socket)
+	if len(stored) > 0 {
+		var names []string
+		for name, f := range stored {
+			names = append(names, name)
+			d.cmd.ExtraFiles = append(d.cmd.ExtraFiles, f)
+		}
+		d.cmd.Env = append(d.cmd.Env, fmt.Sprint("LISTEN_FDS=", len(names)), "LISTEN_FDNAMES="+strings.Join(names, ":"))
+	}
+	d.stored = map[string]*os.File{}
 	d.cmd.Stdout, d.cmd.Stderr = &d.log, &d.log
 	if err := h.Start(d.cmd); err != nil {
 		t.Fatalf("start shaperd: %v", err)
@@ -114,18 +133,46 @@ func (d *daemon) await(want string) {
 		if err := d.notify.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
 			d.t.Fatal(err)
 		}
-		n, err := d.notify.Read(buf)
+		oob := make([]byte, unix.CmsgSpace(4))
+		n, rights, _, _, err := d.notify.ReadMsgUnix(buf, oob)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			continue
 		}
 		if err != nil {
 			d.t.Fatalf("read notification: %v", err)
 		}
-		if slices.Contains(strings.Split(string(buf[:n]), "\n"), want) {
+		lines := strings.Split(string(buf[:n]), "\n")
+		d.store(lines, oob[:rights])
+		if slices.Contains(lines, want) {
 			return
 		}
 	}
 	d.t.Fatalf("shaperd did not say %s in %v", want, most)
+}
+
+// store keeps a descriptor, or lets it go, as systemd would.
+func (d *daemon) store(lines []string, rights []byte) {
+	d.t.Helper()
+	if len(lines) != 2 || !strings.HasPrefix(lines[0], "FDSTORE") {
+		return
+	}
+	name := strings.TrimPrefix(lines[1], "FDNAME=")
+	if lines[0] == "FDSTOREREMOVE=1" {
+		d.stored[name].Close()
+		delete(d.stored, name)
+		return
+	}
+	messages, err := unix.ParseSocketControlMessage(rights)
+	if err != nil || len(messages) != 1 {
+		d.t.Fatalf("%v came with %d messages, %v", lines, len(messages), err)
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil || len(fds) != 1 {
+		d.t.Fatalf("%v came with %d descriptors, %v", lines, len(fds), err)
+	}
+	f := os.NewFile(uintptr(fds[0]), name)
+	d.t.Cleanup(func() { f.Close() })
+	d.stored[name] = f
 }
 
 // reload gives the daemon another configuration and waits until it has done with
