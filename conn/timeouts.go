@@ -25,6 +25,9 @@ func (s *session) watchOver(now leaky.Time) {
 		p.begun, p.active, p.window = now, now, now
 		s.timer.Fire = s.watchOver
 	}
+	if *t == (Timeouts{Connect: t.Connect}) {
+		return
+	}
 	if s.up.unit.queued || s.down.unit.queued {
 		p.active, p.held = now, true
 	}
