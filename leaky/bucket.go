@@ -103,6 +103,22 @@ func (b *Bucket) Rescale(old, next *Shape, now Time) {
 	}
 }
 
+// Backlog returns how many bytes and packets have not drained at now.
+func (b *Bucket) Backlog(s *Shape, now Time) (bytes, packets uint64) {
+	if left := b.bytes.Sub(now); left > 0 && !s.Bytes.Unlimited() {
+		bytes = s.Bytes.Units(left)
+	}
+	if left := b.packets.Sub(now); left > 0 && !s.Packets.Unlimited() {
+		packets = s.Packets.Units(left)
+	}
+	return bytes, packets
+}
+
+// Age has b drain for d.
+func (b *Bucket) Age(d Time) {
+	b.bytes, b.packets = b.bytes.Sub(d), b.packets.Sub(d)
+}
+
 // Late returns the instant to charge for a unit that was ready at ready, and
 // that leaves at now because whoever released it woke up late. The lateness is
 // given back up to slack, and no further: with a slack of one unit, at most two

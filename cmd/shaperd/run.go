@@ -22,6 +22,7 @@ type runFlags struct {
 	config       string
 	logFormat    string
 	logLevel     string
+	state        string
 	drainTimeout time.Duration
 }
 
@@ -48,6 +49,7 @@ that are there go on until --drain-timeout. A second SIGTERM ends the drain.`,
 	cmd.Flags().StringVar(&f.config, "config", "/etc/shaperd/shaperd.toml", "configuration `file`; conf.d/*.toml beside it is read too")
 	cmd.Flags().StringVar(&f.logFormat, "log-format", "text", "text or json")
 	cmd.Flags().StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
+	cmd.Flags().StringVar(&f.state, "state", "", "`file` to write down what buckets owe in, for the next start; none if empty")
 	cmd.Flags().DurationVar(&f.drainTimeout, "drain-timeout", 30*time.Second, "how long connections may go on after SIGTERM")
 	return cmd
 }
@@ -98,6 +100,7 @@ func serve(ctx context.Context, e env, f runFlags, log *slog.Logger) error {
 	if s.proxy, err = conn.New(s.shaper, s.clock, log); err != nil {
 		return err
 	}
+	defer s.saveState() // when the proxy has given back its buckets
 	defer s.proxy.Close()
 	fds, err := inherited()
 	if err == nil {
@@ -117,6 +120,7 @@ func serve(ctx context.Context, e env, f runFlags, log *slog.Logger) error {
 		return err
 	}
 	defer s.plane.close()
+	s.restoreState()
 	s.reloads.Note(nil, time.Since(start))
 	log.Info("ready", "config", f.config, "limits", policy.Len(), "listeners", len(l.listens),
 		"attachments", len(l.attach), "mode", mode(l.config.Daemon.Observe), "version", version)
