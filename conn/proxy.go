@@ -27,9 +27,9 @@ type Proxy struct {
 	nextID atomic.Uint64
 	open   atomic.Int64 // TCP connections, from accept to end
 
-	mu        sync.Mutex       // of a change of listeners
-	inherited map[Endpoint]int // sockets, by place
-	sites     map[string]*site
+	mu        sync.Mutex        // of a change of listeners
+	inherited map[Endpoint]int  // sockets, by place
+	sites     map[string]*site  // changed by the loop, under mu
 	ports     map[Endpoint]port // by place
 
 	sessions map[*session]struct{} // the loop's
@@ -143,6 +143,7 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 				s.stopProbes()
 			}
 		}
+		p.sites = sites
 		for s := range p.sessions {
 			if s.stage == dialing || s.stage == flowing {
 				s.reroute(policy)
@@ -174,7 +175,7 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 			l.close()
 		}
 	}
-	p.sites, p.ports = sites, ports
+	p.ports = ports
 	p.closeInherited()
 	return nil
 }
