@@ -41,6 +41,9 @@ func (p *Proxy) openTCP(e Endpoint) (port, error) {
 		fd, err = p.listenTCP(e.Addr)
 	}
 	if err != nil {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
 		return nil, explainBind(err, "tcp://"+e.Addr.String())
 	}
 	t := &tcpPort{proxy: p, fd: fd, port: localAddr(fd).Port()}
@@ -124,7 +127,8 @@ func (t *tcpPort) serve(s service) {
 func (t *tcpPort) close() {
 	t.proxy.loop.call(func(leaky.Time) {
 		t.proxy.loop.pacer.Cancel(&t.rested)
-		t.proxy.loop.close(t.fd)
+		t.proxy.loop.forget(t.fd) // systemd may have a duplicate
+		unix.Close(t.fd)
 	})
 }
 
@@ -192,6 +196,11 @@ func (s *session) admitted(now leaky.Time) {
 		return
 	}
 	s.timer.Fire = s.dialTimeout
+	if s.queue.first() != nil { // others have waited for longer
+		s.await(now)
+		s.proxy.loop.later(s.wake)
+		return
+	}
 	s.dial(now)
 }
 
@@ -253,7 +262,9 @@ func (s *session) dialFailed(err error, now leaky.Time) {
 	d := s.to
 	s.proxy.refused.note("dial downstream", "listener", s.name, "downstream", d.address(s.flow.Port, s.samePort), "err", err)
 	s.leaveDownstream(now)
-	d.failed(now)
+	if !ours(err) {
+		d.failed(now)
+	}
 	s.failed = append(s.failed, d)
 }
 
@@ -264,9 +275,7 @@ func (s *session) leaveDownstream(now leaky.Time) {
 	}
 	s.to.inFlight--
 	s.to = nil
-	if s.queue.first() != nil {
-		s.proxy.loop.later(s.wake)
-	}
+	s.wakeSoon()
 }
 
 // dialed is told of the connection under way.

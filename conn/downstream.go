@@ -51,8 +51,8 @@ func (p *Proxy) Downstreams() (all []shaper.DownstreamStatus) {
 }
 
 // setDownstreams puts those of config in force, keeping what is known of those that
-// stay.
-func (s *site) setDownstreams(config *siteConfig, now leaky.Time) {
+// stay. It returns those that have gone.
+func (s *site) setDownstreams(config *siteConfig, now leaky.Time) (gone []*downstream) {
 	old := s.downstreams
 	s.downstreams = nil
 	for i, to := range config.Downstream {
@@ -74,8 +74,10 @@ func (s *site) setDownstreams(config *siteConfig, now leaky.Time) {
 	for _, d := range old {
 		if d != nil {
 			d.probe.stop()
+			gone = append(gone, d)
 		}
 	}
+	return gone
 }
 
 func (d *downstream) usable(now leaky.Time) bool { return !d.down && now >= d.ejected }
@@ -88,7 +90,7 @@ func (d *downstream) weight(now leaky.Time) int64 {
 	const whole = 1000
 	w := int64(max(d.Weight, 1)) * whole
 	if slow := leaky.FromDuration(d.site.config.Load().SlowStart); d.back > 0 && now < d.back+slow {
-		w = max(w/10, int64(float64(w)*float64(now-d.back)/float64(slow)))
+		w = max(w/10, int64(float64(w)*float64(now.Sub(d.back))/float64(slow)))
 	}
 	return w
 }
@@ -180,6 +182,15 @@ func hashOf(source netip.Addr, name string) uint64 {
 	return h ^ h>>32
 }
 
+// ours reports whether an error is of this host and not of the downstream.
+func ours(err error) bool {
+	switch err {
+	case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.EADDRNOTAVAIL:
+		return true
+	}
+	return false
+}
+
 // failed notes that d could not be reached. When that happens again and again it gets
 // no connections for a while, if there is another.
 func (d *downstream) failed(now leaky.Time) {
@@ -193,6 +204,18 @@ func (d *downstream) failed(now leaky.Time) {
 		go d.site.proxy.log.Warn("downstream ejected", "listener", d.site.name, "downstream", d.String(), "failures", d.failures)
 	}
 	d.ejected = now + leaky.FromDuration(config.EjectFor)
+	d.leave(now)
+	d.site.readmit(now)
+}
+
+// leave ends the UDP flows of a downstream that is out: their next datagrams go to
+// another.
+func (d *downstream) leave(now leaky.Time) {
+	for _, f := range d.site.proxy.flows {
+		if f.downstream == d {
+			f.close(now)
+		}
+	}
 }
 
 // reached notes that d could be.
@@ -202,6 +225,7 @@ func (d *downstream) reached(now leaky.Time) {
 		go d.site.proxy.log.Info("downstream reached again", "listener", d.site.name, "downstream", d.String())
 	}
 	d.failures, d.ejected = 0, 0
+	d.site.wakeSoon()
 }
 
 // restart begins to check, if that is asked for, or goes on with it.
@@ -278,20 +302,24 @@ func (p *probe) result(err error, now leaky.Time) {
 	p.stop()
 	d, check := p.d, p.d.site.config.Load().Check
 	log := d.site.proxy.log
-	if err != nil {
+	switch {
+	case err != nil && ours(err): // says nothing of the downstream
+	case err != nil:
 		d.failures++
 		d.successes = 0
 		if !d.down && d.failures >= check.Fall {
 			d.down = true
 			go log.Warn("downstream is down", "listener", d.site.name, "downstream", d.String(), "err", err)
+			d.leave(now)
+			d.site.wakeSoon() // if this was the last one, all are tried
 		}
-	} else {
+	default:
 		d.failures = 0
 		d.successes++
 		if d.down && d.successes >= check.Rise {
 			d.down, d.ejected, d.back = false, 0, now
 			go log.Info("downstream is up", "listener", d.site.name, "downstream", d.String())
-			d.site.wake(now)
+			d.site.wakeSoon()
 		}
 	}
 	p.timer.Fire = p.begin
@@ -316,19 +344,50 @@ func (s *session) await(now leaky.Time) {
 	}
 }
 
-// wake lets those go on that wait for a downstream, as long as one has room.
+// wake lets those go on that wait for a downstream, as long as one has room. One that
+// waits for what has failed others does not hold them up.
 func (s *site) wake(now leaky.Time) {
+	var aside []*session
 	for u := s.queue.first(); u != nil; u = s.queue.first() {
-		d := u.owner.(*direction)
-		sess := d.session
-		if !s.hasRoom(sess.failed, now) {
-			return
+		sess := u.owner.(*direction).session
+		room := s.hasRoom(sess.failed, now)
+		if !room && len(sess.failed) == 0 {
+			break
 		}
 		leaf := sess.awaits
 		leaf.serve(u)
+		if !room {
+			aside = append(aside, sess)
+			continue
+		}
 		leaf.charge(1)
 		sess.awaited()
 		sess.dial(now)
+	}
+	for _, sess := range aside {
+		sess.awaits.push(&sess.up.unit)
+	}
+}
+
+// wakeSoon is wake, in the next round.
+func (s *site) wakeSoon() {
+	if s.queue.first() != nil {
+		s.proxy.loop.later(s.wake)
+	}
+}
+
+// readmit wakes those that wait when a downstream's time out is over.
+func (s *site) readmit(now leaky.Time) {
+	s.wakeSoon()
+	next := leaky.Forever
+	for _, d := range s.downstreams {
+		if d.ejected > now {
+			next = min(next, d.ejected)
+		}
+	}
+	if next != leaky.Forever {
+		s.readmission.Fire = s.readmit
+		s.proxy.loop.pacer.Schedule(&s.readmission, next)
 	}
 }
 

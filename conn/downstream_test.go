@@ -274,6 +274,70 @@ func TestChecks(t *testing.T) {
 	r.settle()
 }
 
+// Who has come past the gates, and waits for a downstream, is not overtaken by those
+// who wait at a gate.
+func TestNobodyOvertakesOnTheWayToADownstream(t *testing.T) {
+	addr := serveTCP(t, func(c *net.TCPConn) {
+		time.Sleep(10 * time.Millisecond)
+		c.Write([]byte("x"))
+	})
+	r := start(t, shaper.TCP, addr)
+	r.listen.Downstream[0].Connections = 1
+	r.listen.Connect = 10 * time.Second
+	r.apply(shaper.Limit{Name: "cap", Connections: 4, MaxWait: 10 * time.Second, MaxWaiting: 100})
+	state := r.shaper.Policy().State(0)
+	const n = 15
+	served := make(chan int, n)
+	for i := range n {
+		c := dial(t, r.addr())
+		waitFor(t, "its arrival", func() bool {
+			return r.shaper.Listener("l").Accepted.Load() == uint64(i+1)
+		})
+		go func() {
+			io.Copy(io.Discard, c)
+			c.Close()
+			served <- i
+		}()
+	}
+	for i := range n {
+		// Two that end within a moment may be told in another order.
+		if got := <-served; got < i-1 || got > i+1 {
+			t.Errorf("connection %d was served in the place of %d", got, i)
+		}
+	}
+	r.settle()
+	if state.InFlight.Load() != 0 {
+		t.Errorf("%d slots are held", state.InFlight.Load())
+	}
+}
+
+// A full downstream that has failed the first one in the queue does not hold up the
+// others.
+func TestQueueIsNotHeldUpByItsHead(t *testing.T) {
+	good, openGood, _ := tag(t, "g")
+	openGood()
+	dead := netip.MustParseAddrPort(freePort(t, shaper.TCP))
+	r := start(t, shaper.TCP, good.String())
+	r.listen.Downstream = []Downstream{
+		{Host: dead.Addr().String(), Port: dead.Port(), Connections: 1},
+		{Host: good.Addr().String(), Port: good.Port(), Connections: 1},
+	}
+	r.listen.Connect = 5 * time.Second
+	r.apply()
+	for range 6 { // each waits for the good one, which one has at a time
+		done := make(chan string)
+		go func() { done <- r.ask() }()
+		if got := <-done; got != "g" {
+			t.Fatalf("got %q", got)
+		}
+		r.proxy.loop.call(func(now leaky.Time) {
+			for s := range r.proxy.sessions {
+				s.abort(shaper.ResetByClient, now)
+			}
+		})
+	}
+}
+
 // What a downstream may have at once holds, and who waits for it takes turns by source.
 func TestConnectionsOfADownstream(t *testing.T) {
 	var open, most atomic.Int64

@@ -167,6 +167,7 @@ func (h byStart) Len() int { return len(h) }
 func (h byStart) Less(i, j int) bool {
 	return h[i].start < h[j].start || h[i].start == h[j].start && h[i].turn < h[j].turn
 }
+
 func (h byStart) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
 	h[i].place, h[j].place = i, j

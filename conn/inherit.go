@@ -1,7 +1,6 @@
 package conn
 
 import (
-	"fmt"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -29,30 +28,26 @@ func (p *Proxy) Ports() []Port {
 	return all
 }
 
-// Inherit gives p sockets that this process was started with. A port that one of them
-// is bound to is not opened anew, and what waits in the socket is not lost. The next
-// Apply closes those that it has no use for.
-func (p *Proxy) Inherit(fds []int) error {
+// Inherit gives p sockets that this process was started with, and returns the ports
+// they are. A port of Apply that one of them is bound to is not opened anew, and what
+// waits in the socket is not lost. The next Apply closes those that it has no use for.
+func (p *Proxy) Inherit(fds []int) (ports []Port) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i, fd := range fds {
+	for _, fd := range fds {
 		e, err := endpointOf(fd)
 		if err == nil {
 			err = unix.SetNonblock(fd, true)
 		}
-		if err != nil {
-			for _, fd := range fds[i:] {
-				unix.Close(fd)
-			}
-			return fmt.Errorf("take over descriptor %d: %w", fd, err)
-		}
-		if _, twice := p.inherited[e]; twice {
+		if _, twice := p.inherited[e]; err != nil || twice {
+			p.log.Warn("a descriptor that was handed over is of no use", "descriptor", fd, "err", err)
 			unix.Close(fd)
 			continue
 		}
 		p.inherited[e] = fd
+		ports = append(ports, Port{e.Protocol, e.Addr, fd})
 	}
-	return nil
+	return ports
 }
 
 // endpointOf is what a socket is bound to.

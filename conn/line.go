@@ -33,7 +33,8 @@ type unit struct {
 	packets uint64
 	credit  uint64 // units of lateness that are given back
 
-	droppable  bool // refused by a line whose queue is full
+	droppable  bool // refused by a line whose queue is full,
+	admitted   bool // but not again
 	queued     bool
 	joined     leaky.Time // the line at pos
 	cost       leaky.Time // there
@@ -71,8 +72,8 @@ type line struct {
 
 	root          node
 	shares        map[netip.Addr]*share
-	holder        *unit // past this line, waiting in a later one
-	queuedBytes   uint64
+	holder        *unit  // past this line, waiting in a later one
+	queuedBytes   uint64 // of datagrams, that of the holder too
 	queuedPackets uint64
 	event         leaky.Event
 	pending       bool // in lines.work
@@ -91,7 +92,7 @@ type share struct {
 // put off far beyond max_delay. How far leaves room for a thread that is late, which
 // would else lose what it only delays.
 func (u *unit) shed(shape *leaky.Shape, now leaky.Time) bool {
-	return u.droppable && now-u.joined > u.cost+shape.MaxDelay+shape.MaxDelay/2+leaky.Second/50
+	return u.droppable && now.Sub(u.joined) > u.cost+shape.MaxDelay+shape.MaxDelay/2+leaky.Second/50
 }
 
 // lines are the queues in use. They belong to the loop's thread.
@@ -197,7 +198,7 @@ func (ls *lines) join(u *unit, now leaky.Time) {
 	at := u.path[u.pos]
 	l := at.line
 	u.joined, u.cost = now, l.cost(u.bytes, u.packets)
-	for u.droppable && l.full(now) {
+	for u.droppable && !u.admitted && l.full(now) {
 		longest := l.root.deepest(at.leaf, u.cost)
 		if longest == nil {
 			u.queued = false
@@ -211,8 +212,7 @@ func (ls *lines) join(u *unit, now leaky.Time) {
 		}
 		ls.drop(last)
 	}
-	l.queuedBytes += u.bytes
-	l.queuedPackets += u.packets
+	l.deepen(u)
 	at.leaf.push(u)
 	if l.holder != nil || l.root.first() != u {
 		u.waited |= 1 << u.pos
@@ -233,8 +233,23 @@ func (ls *lines) remove(u *unit) {
 	at := u.path[u.pos]
 	u.queued = false
 	at.leaf.remove(u)
-	at.queuedBytes -= u.bytes
-	at.queuedPackets -= u.packets
+	at.shallow(u)
+}
+
+// deepen and shallow count a datagram in and out of l. Grants are not counted: they wait
+// at their source, and sources take turns.
+func (l *line) deepen(u *unit) {
+	if u.droppable {
+		l.queuedBytes += u.bytes
+		l.queuedPackets += u.packets
+	}
+}
+
+func (l *line) shallow(u *unit) {
+	if u.droppable {
+		l.queuedBytes -= u.bytes
+		l.queuedPackets -= u.packets
+	}
 }
 
 // cost is for how long l lets nothing more leave after so much has left.
@@ -246,8 +261,7 @@ func (l *line) cost(bytes, packets uint64) leaky.Time {
 func (ls *lines) leave(u *unit, n int) {
 	for _, at := range u.path[:n] {
 		at.holder = nil
-		at.queuedBytes -= u.bytes
-		at.queuedPackets -= u.packets
+		at.shallow(u)
 		ls.consider(at.line)
 	}
 }

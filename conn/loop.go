@@ -165,22 +165,23 @@ func (l *loop) rewatch(fd int, events uint32) {
 	_ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_MOD, fd, &ev)
 }
 
-// close closes a descriptor that is watched, and of which there is no duplicate.
+// close closes a descriptor that may be watched, and of which there is no duplicate.
 func (l *loop) close(fd int) {
-	if l.watched[fd].watcher != nil {
-		l.watched[fd].watcher = nil
-		l.headroom.sockets--
-	}
+	l.unwatch(fd)
 	unix.Close(fd)
 }
 
 // forget ends watch.
 func (l *loop) forget(fd int) {
-	if l.watched[fd].watcher != nil {
+	l.unwatch(fd)
+	_ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, fd, nil)
+}
+
+func (l *loop) unwatch(fd int) {
+	if fd < len(l.watched) && l.watched[fd].watcher != nil {
 		l.watched[fd].watcher = nil
 		l.headroom.sockets--
 	}
-	_ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, fd, nil)
 }
 
 // round waits until something is ready, at most until until, and handles it.

@@ -200,7 +200,7 @@ func accept(fd int) (int, netip.AddrPort, unix.Errno) {
 		return -1, netip.AddrPort{}, errno
 	}
 	from, _ := fromSockaddr(&name)
-	return int(n), from, 0
+	return int(n), unmapped(from), 0
 }
 
 func recv(fd int, b []byte) (int, unix.Errno) {

@@ -73,10 +73,13 @@ func memoryGroup() string {
 	}
 	for line := range strings.Lines(string(text)) {
 		path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::")
-		for ok && path != "/" && path != "." {
+		for ok {
 			folder := filepath.Join("/sys/fs/cgroup", path)
 			if n := number(folder, "memory.max"); n > 0 {
 				return folder
+			}
+			if path == "/" { // in a container it is that of the container
+				break
 			}
 			path = filepath.Dir(path)
 		}
@@ -97,9 +100,11 @@ func (h *headroom) watchMemory(folder string) {
 	tick := time.NewTicker(memoryEvery)
 	defer tick.Stop()
 	for {
+		percent := int64(0)
 		if most := number(folder, "memory.max"); most > 0 {
-			h.memory.Store(int32(100 * (number(folder, "memory.current") - inactiveFile(folder)) / most))
+			percent = 100 * (number(folder, "memory.current") - inactiveFile(folder)) / most
 		}
+		h.memory.Store(int32(percent))
 		select {
 		case <-tick.C:
 		case <-h.stop:

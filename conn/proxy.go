@@ -47,6 +47,7 @@ type site struct {
 
 	proxy       *Proxy
 	downstreams []*downstream // the loop's
+	readmission leaky.Event   // when one that was ejected gets connections again
 	queue       node          // of sessions that wait for one with room
 	leaves      map[netip.Addr]*node
 }
@@ -82,7 +83,7 @@ func New(s *shaper.Shaper, clock *leaky.Clock, log *slog.Logger) (*Proxy, error)
 		inherited: map[Endpoint]int{}, sites: map[string]*site{}, ports: map[Endpoint]port{},
 		sessions: map[*session]struct{}{}, flows: map[flowKey]*udpFlow{},
 	}
-	p.names = newResolver(p.refused)
+	p.names = newResolver(p.refused, func() { l.post(p.wakeAll) })
 	p.gates = newGates(s, &l.pacer.Wheel, clock.Now)
 	go l.run()
 	return p, nil
@@ -132,11 +133,12 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 	p.names.resolve(ctx, configs)
 
 	p.loop.call(func(now leaky.Time) {
+		var gone []*downstream
 		units := p.loop.lines.clear()
 		p.gates.swap(policy, func() { p.loop.lines.swap(policy, now) }, now)
 		for s, config := range configs {
 			s.config.Store(config)
-			s.setDownstreams(config, now)
+			gone = append(gone, s.setDownstreams(config, now)...)
 		}
 		for name, s := range p.sites {
 			if sites[name] != s {
@@ -154,9 +156,12 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 			f.reroute(policy)
 			f.slots.move(&f.flow, f.route, now)
 		}
-		p.gates.run(now)
 		for _, u := range units {
 			u.owner.resubmit(now)
+		}
+		p.gates.run(now)
+		for _, d := range gone {
+			d.leave(now)
 		}
 		for s := range configs {
 			s.wake(now)
@@ -242,6 +247,13 @@ func (p *Proxy) Close() {
 		}
 	})
 	p.loop.stop()
+}
+
+// wakeAll lets go on who waits for a downstream that may have got an address.
+func (p *Proxy) wakeAll(now leaky.Time) {
+	for _, s := range p.sites {
+		s.wake(now)
+	}
 }
 
 // Alive reports whether the loop answers before ctx ends.

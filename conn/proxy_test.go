@@ -198,8 +198,12 @@ func TestApplyLeavesEverythingWhenItFails(t *testing.T) {
 	}
 	defer taken.Close()
 	other := Listen{
-		Name:       "other",
-		Endpoints:  []Endpoint{{Protocol: shaper.TCP, Addr: netip.MustParseAddrPort(taken.Addr().String())}},
+		Name: "other",
+		Endpoints: []Endpoint{
+			{Protocol: shaper.TCP, Addr: netip.MustParseAddrPort(freePort(t, shaper.TCP))},
+			{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(freePort(t, shaper.UDP))},
+			{Protocol: shaper.TCP, Addr: netip.MustParseAddrPort(taken.Addr().String())},
+		},
 		Downstream: r.listen.Downstream,
 	}
 	err = r.proxy.Apply(t.Context(), []Listen{r.listen, other}, policy(t, r.shaper))

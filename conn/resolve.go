@@ -14,6 +14,7 @@ import (
 // resolver keeps the addresses of downstreams that have names.
 type resolver struct {
 	failed *sampler
+	found  func() // is called when a host has another address
 	ctx    context.Context
 	cancel context.CancelFunc
 	work   sync.WaitGroup
@@ -46,8 +47,8 @@ var (
 	errFull      = errors.New("all downstreams have as many connections as they may")
 )
 
-func newResolver(failed *sampler) *resolver {
-	r := &resolver{failed: failed, hosts: map[string]*host{}}
+func newResolver(failed *sampler, found func()) *resolver {
+	r := &resolver{failed: failed, found: found, hosts: map[string]*host{}}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	return r
 }
@@ -144,5 +145,6 @@ func (r *resolver) lookUp(ctx context.Context, h *host) {
 	}
 	if !slices.Contains(addrs, h.addr()) {
 		h.found.Store(&addrs[0])
+		r.found()
 	}
 }

@@ -167,7 +167,7 @@ func (side *side) ready(events uint32, now leaky.Time) {
 	switch {
 	case s.stage == dialing && side == &s.server:
 		s.dialed(events, now)
-	case events&unix.EPOLLERR != 0, s.stage == entering && side.gone(events):
+	case events&unix.EPOLLERR != 0, (s.stage == entering || s.awaits != nil) && side.gone(events):
 		s.abort(side.reset(), now)
 	case s.stage == announcing:
 		s.hear(now)

@@ -45,7 +45,7 @@ func (s *session) watchOver(now leaky.Time) {
 		s.end(how, now)
 	}
 	check(t.Lifetime, p.begun, shaper.LifetimeOver)
-	if s.up.silent() {
+	if first := p.begun + leaky.FromDuration(t.FirstByte); s.up.silent() || !s.up.begun && now < first {
 		check(t.FirstByte, p.begun, shaper.FirstByteTimeout)
 	}
 	check(t.Idle, p.active, shaper.IdleTimeout)

@@ -68,8 +68,10 @@ func TestTimeouts(t *testing.T) {
 		{"open and silent", half, func(c *net.TCPConn) { time.Sleep(3 * d); c.CloseWrite() }, echo, shaper.Closed, 2 * d},
 		{"for too long", life, drip, echo, shaper.LifetimeOver, d},
 		{"reset by the client", none, func(c *net.TCPConn) { c.Write([]byte("x")); c.SetLinger(0); c.Close() }, echo, shaper.ResetByClient, 0},
-		{"reset by the downstream", none, func(c *net.TCPConn) { c.Write([]byte("x")) },
-			func(c *net.TCPConn) { c.Read(make([]byte, 1)); c.SetLinger(0) }, shaper.ResetByServer, 0},
+		{
+			"reset by the downstream", none, func(c *net.TCPConn) { c.Write([]byte("x")) },
+			func(c *net.TCPConn) { c.Read(make([]byte, 1)); c.SetLinger(0) }, shaper.ResetByServer, 0,
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

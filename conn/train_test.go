@@ -50,7 +50,10 @@ func TestTrainsKeepTheirDatagrams(t *testing.T) {
 			for range 30 {
 				segment := 1 + rnd.IntN(1400)
 				for _, sizes := range [][]int{
-					{segment}, {segment, segment}, {segment, segment, 1 + rnd.IntN(segment)}, {9000},
+					{segment},
+					{segment, segment},
+					{segment, segment, 1 + rnd.IntN(segment)},
+					{9000},
 					bytesOf(segment, min(40, 60000/segment)),
 				} {
 					exchange(client, server, up, sizes, sizes[0])

@@ -41,6 +41,7 @@ func (g *gates) enqueue(gt *gate, e *entrant, now leaky.Time) bool {
 		at := last.source.gate
 		g.unqueue(last)
 		g.refuse(last, at, shaper.WaitingFull, now)
+		src = gt.sources[addr] // others may have gone on, and queued
 	}
 	if src == nil {
 		src = gt.newSource(addr)

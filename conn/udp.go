@@ -104,6 +104,9 @@ func (p *Proxy) openUDP(e Endpoint) (port, error) {
 		fd, err = bindUDP(e.Addr)
 	}
 	if err != nil {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
 		return nil, explainBind(err, "udp://"+e.Addr.String())
 	}
 	return &udpPort{proxy: p, fd: fd, port: localAddr(fd).Port()}, nil
@@ -130,7 +133,8 @@ func (u *udpPort) close() {
 				f.close(now)
 			}
 		}
-		u.proxy.loop.close(u.fd)
+		u.proxy.loop.forget(u.fd) // systemd may have a duplicate
+		unix.Close(u.fd)
 	})
 }
 
@@ -179,10 +183,17 @@ func (u *udpPort) flow(m message, now leaky.Time) *udpFlow {
 		return nil
 	}
 	ok := false
-	if f.slots, ok = p.gates.take(&f.flow, s.name, now); !ok {
+	if f.slots, ok = p.gates.take(&f.flow, s.name, now); !ok && s.unanswered.evict(now) {
+		f.slots, ok = p.gates.take(&f.flow, s.name, now) // it may have had the slot
+	}
+	if !ok {
 		return nil
 	}
-	if err := f.dial(s.samePort, now); err != nil {
+	err := f.dial(s.samePort, now)
+	if err == errFull && s.unanswered.evict(now) {
+		err = f.dial(s.samePort, now)
+	}
+	if err != nil {
 		f.slots.release(now)
 		s.counts.DialErrors.Add(1)
 		p.refused.note("open UDP flow", "listener", s.name, "err", err)
@@ -215,7 +226,7 @@ func (s *site) room(source netip.Addr, now leaky.Time) bool {
 func (f *udpFlow) dial(samePort bool, now leaky.Time) error {
 	d, full := f.site.pick(f.flow.Source, nil, now)
 	switch {
-	case full:
+	case full || d != nil && f.site.queue.first() != nil: // others have waited for longer
 		return errFull
 	case d == nil:
 		return errNoAddress
@@ -264,9 +275,15 @@ func (f *udpFlow) ready(_ uint32, now leaky.Time) {
 		if errno != unix.EAGAIN {
 			f.site.counts.SendErrors.Add(1)
 		}
+		if errno == unix.ECONNREFUSED {
+			f.downstream.failed(now)
+		}
 		return
 	}
 	f.seen = now
+	if f.downstream.failures > 0 {
+		f.downstream.reached(now)
+	}
 	if f.mute != nil {
 		f.answered(now)
 	}
@@ -403,7 +420,7 @@ func (dg *datagram) resubmit(now leaky.Time) {
 		dg.send(now)
 		return
 	}
-	dg.droppable = false // it has been admitted once
+	dg.admitted = true
 	arrived := dg.arrived
 	dg.flow.proxy.loop.lines.submit(&dg.unit, now)
 	if dg.queued {
@@ -441,9 +458,8 @@ func (f *udpFlow) close(now leaky.Time) {
 	if f.mute != nil {
 		f.site.unanswered.Remove(f.mute)
 	}
-	if f.downstream.inFlight--; f.site.queue.first() != nil {
-		l.later(f.site.wake)
-	}
+	f.downstream.inFlight--
+	f.site.wakeSoon()
 	f.site.counts.Flows.Add(-1)
 	source := turnAddr(f.flow.Source)
 	if f.site.flowsOf[source]--; f.site.flowsOf[source] == 0 {

@@ -7,7 +7,7 @@ import (
 
 const (
 	// A slot is 2^19 ticks, 8.192 us; the wheel spans 0.54 s. Later events wait
-	// in the last slot and are placed anew when it comes round.
+	// in a late slot and are placed anew when it comes round.
 	slotShift = 19
 	slotCount = 1 << 16
 	slotMask  = slotCount - 1
@@ -41,6 +41,7 @@ type Wheel struct {
 	ready   Event            // list head of what Advance is about to fire
 	words   [slotCount / 64]uint64
 	summary [slotCount / 64 / 64]uint64
+	spread  uint64 // of events beyond the last slot
 	pos     uint64 // slot number, not wrapped, up to which events have fired
 	len     int
 }
@@ -150,7 +151,12 @@ func (w *Wheel) collect(slot uint16, number uint64, now Time) {
 
 func (w *Wheel) insert(e *Event) {
 	number := max(uint64(e.at)>>slotShift, w.pos)
-	number = min(number, w.pos+slotMask)
+	if most := w.pos + slotMask; number > most {
+		// Far ones are spread, or those that came together would stay together, and
+		// be looked at all at once whenever their slot comes round.
+		number = most - w.spread%(slotCount/2)
+		w.spread += 20_251 // with steps of 1, those of slots in a row would meet again
+	}
 	slot := uint16(number & slotMask)
 	head := &w.slots[slot]
 	if head.next == nil || head.next == head {

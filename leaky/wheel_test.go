@@ -137,3 +137,33 @@ func BenchmarkWheel(b *testing.B) {
 		fired--
 	}
 }
+
+// Far events that are scheduled at one instant do not stand in one slot, now or when
+// they have been placed anew: Next looks at all of a slot.
+func TestFarEventsAreSpread(t *testing.T) {
+	w := new(Wheel)
+	const n = 50_000
+	fired := 0
+	for i := range n {
+		w.Schedule(&Event{Fire: func(Time) { fired++ }}, 10*Second+Time(i))
+	}
+	for now := Time(0); now < 11*Second; now += Second / 1000 {
+		w.Advance(now)
+		most := 0
+		if now < 9*Second && now%(Second/10) == 0 {
+			for i := range w.slots {
+				count := 0
+				for e := w.slots[i].next; e != nil && e != &w.slots[i]; e = e.next {
+					count++
+				}
+				most = max(most, count)
+			}
+			if most > 50 {
+				t.Fatalf("%d of %d far events stand in one slot", most, n)
+			}
+		}
+	}
+	if fired != n {
+		t.Errorf("%d of %d fired", fired, n)
+	}
+}

@@ -67,10 +67,9 @@ func (s *Shaper) Debts(most int, now leaky.Time) []Debt {
 	return debts
 }
 
-// Restore has buckets owe what they owed since ago, less what has drained meanwhile.
-// The policy in force must know their limits; other debts are forgotten.
-func (s *Shaper) Restore(debts []Debt, ago leaky.Time, now leaky.Time) {
-	p := s.Policy()
+// Restore has buckets of p owe what they owed since ago, less what has drained
+// meanwhile. Debts of limits that p does not have are forgotten.
+func (s *Shaper) Restore(p *Policy, debts []Debt, ago leaky.Time, now leaky.Time) {
 	for _, d := range debts {
 		i := slices.IndexFunc(p.states, func(st *State) bool { return st.Name == d.Limit })
 		if i < 0 {

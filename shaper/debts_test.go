@@ -58,7 +58,7 @@ func TestDebtsOutliveTheProcess(t *testing.T) {
 	limits[2].Rate = 16e3
 	later := start([]Limit{limits[2], limits[1]}, []Listener{{Name: "l", TCP: true}})
 	const then = 5 * leaky.Second
-	later.Restore(debts, leaky.Second, then)
+	later.Restore(later.Policy(), debts, leaky.Second, then)
 	for source, left := range map[string]leaky.Time{"10.0.0.1": leaky.Second / 2, "2001:db8::1": 3 * leaky.Second / 2} {
 		f, r := flow(later, source)
 		d := later.Decide(later.Policy(), f, r, r.ToDownstream&1, 0, 0, then)
@@ -83,7 +83,7 @@ func TestOldDebtsAreForgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Swap(p, 0)
-	s.Restore([]Debt{{Limit: "l", Bytes: 1000}, {Limit: "unknown", Bytes: 1000}}, 2*leaky.Second, 5*leaky.Second)
+	s.Restore(p, []Debt{{Limit: "l", Bytes: 1000}, {Limit: "unknown", Bytes: 1000}}, 2*leaky.Second, 5*leaky.Second)
 	if n := s.Buckets().Entries; n != 0 {
 		t.Errorf("%d buckets", n)
 	}

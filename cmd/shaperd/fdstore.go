@@ -31,6 +31,14 @@ func inherited() (fds []int, err error) {
 	return fds, nil
 }
 
+// has notes that systemd keeps ports already.
+func (s *fdStore) has(ports []conn.Port) {
+	s.stored = map[string]bool{}
+	for _, p := range ports {
+		s.stored[storedName(p)] = true
+	}
+}
+
 // update hands over the ports that are new, and takes back those that have gone.
 func (s *fdStore) update(ports []conn.Port) error {
 	socket := os.Getenv("NOTIFY_SOCKET")

@@ -80,6 +80,7 @@ type server struct {
 	plane   *packetPlane
 	loaded  *loaded
 	store   fdStore
+	started bool
 }
 
 // serve runs until ctx ends, then drains. The end comes in the order: ports,
@@ -103,24 +104,23 @@ func serve(ctx context.Context, e env, f runFlags, log *slog.Logger) error {
 	defer s.saveState() // when the proxy has given back its buckets
 	defer s.proxy.Close()
 	fds, err := inherited()
-	if err == nil {
-		err = s.proxy.Inherit(fds)
-	}
 	if err != nil {
 		return err
 	}
+	s.store.has(s.proxy.Inherit(fds))
 	s.plane = &packetPlane{shaper: s.shaper, proxy: s.proxy, log: log}
 	metrics, err := control.ServeMetrics(l.config.Daemon.Metrics, s.shaper, s.proxy, s.plane, s.reloads)
 	if err != nil {
 		return err
 	}
 	defer metrics.Close()
+	s.restoreState(policy)
 	if err := s.apply(ctx, l, policy); err != nil {
 		s.plane.close()
 		return err
 	}
 	defer s.plane.close()
-	s.restoreState()
+	s.started = true
 	s.reloads.Note(nil, time.Since(start))
 	log.Info("ready", "config", f.config, "limits", policy.Len(), "listeners", len(l.listens),
 		"attachments", len(l.attach), "mode", mode(l.config.Daemon.Observe), "version", version)

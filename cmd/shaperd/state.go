@@ -38,9 +38,10 @@ func monotonic() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// saveState writes down what buckets owe. The file appears whole or not at all.
+// saveState writes down what buckets owe. The file appears whole or not at all, and a
+// daemon that did not come so far leaves that of an earlier one.
 func (s *server) saveState() {
-	if s.flags.state == "" {
+	if s.flags.state == "" || !s.started {
 		return
 	}
 	state := savedState{bootID(), monotonic(), s.shaper.Debts(maxDebts, s.clock.Now())}
@@ -56,9 +57,10 @@ func (s *server) saveState() {
 	}
 }
 
-// restoreState has buckets owe what they owed when the last daemon stopped. A file that
+// restoreState has buckets owe what they owed when the last daemon stopped, before
+// anything is let in under policy. A file that
 // cannot be read, or is of an earlier boot, is no reason not to start.
-func (s *server) restoreState() {
+func (s *server) restoreState(policy *shaper.Policy) {
 	if s.flags.state == "" {
 		return
 	}
@@ -80,7 +82,7 @@ func (s *server) restoreState() {
 	if state.Boot != bootID() || ago < 0 {
 		return
 	}
-	s.shaper.Restore(state.Debts, leaky.FromDuration(ago), s.clock.Now())
+	s.shaper.Restore(policy, state.Debts, leaky.FromDuration(ago), s.clock.Now())
 	s.log.Info("buckets go on where they ended", "debts", len(state.Debts), "ago", ago.Round(time.Millisecond).String())
 	if err := os.Remove(s.flags.state); err != nil {
 		s.log.Warn("remove saved state", "err", err)

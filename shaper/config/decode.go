@@ -17,8 +17,10 @@ var (
 	fileKeys   = []string{"daemon", "asn", "listen", "attach", "limit"}
 	daemonKeys = []string{"mode", "metrics", "buckets", "pins"}
 	asnKeys    = []string{"files"}
-	listenKeys = []string{"name", "address", "downstream", "balance", "slow_start", "check", "eject", "accept_proxy_from", "send_proxy", "connect_timeout",
-		"first_byte_timeout", "tcp_idle_timeout", "half_close_timeout", "max_lifetime", "min_throughput", "idle_timeout", "max_flows", "max_flows_per_source", "amplification"}
+	listenKeys = []string{
+		"name", "address", "downstream", "balance", "slow_start", "check", "eject", "accept_proxy_from", "send_proxy", "connect_timeout",
+		"first_byte_timeout", "tcp_idle_timeout", "half_close_timeout", "max_lifetime", "min_throughput", "idle_timeout", "max_flows", "max_flows_per_source", "amplification",
+	}
 	attachKeys = []string{"name", "interface", "direction", "mode", "hook", "on_stop", "queue", "idle_timeout"}
 	limitKeys  = []string{
 		"name", "match", "key", "ipv4_prefix", "ipv6_prefix", "direction",
@@ -204,7 +206,7 @@ func (l *loader) listen(t table) {
 		if listen.SendProxy == ProxyV1 && protocols[shaper.UDP] {
 			t.bad("send_proxy", "\"v1\" has no UDP: write \"v2\"")
 		}
-		t.idle(protocols[shaper.TCP], "a tcp address", "accept_proxy_from",
+		t.idle(protocols[shaper.TCP], "a tcp address", "accept_proxy_from", "check",
 			"connect_timeout", "first_byte_timeout", "tcp_idle_timeout", "half_close_timeout", "max_lifetime", "min_throughput")
 		t.idle(protocols[shaper.UDP], "a udp address", "idle_timeout", "max_flows", "max_flows_per_source", "amplification")
 	}
