@@ -134,7 +134,8 @@ func TestReset(t *testing.T) {
 }
 
 // TestDrain sends SIGTERM while connections are busy: they go on to their end,
-// new ones are refused, and the daemon ends with the last one.
+// new ones are refused, as nobody keeps the sockets, and the daemon ends with the last
+// one.
 func TestDrain(t *testing.T) {
 	f := ipv4
 	request := noise(1 << 20)
@@ -146,6 +147,9 @@ func TestDrain(t *testing.T) {
 		}
 	})
 	d := n.shaper.shaperd(t, config(f, limit("slow", onTCP, keySource, `rate = "2MiB/s"`)), "--drain-timeout", "20s")
+	for _, f := range d.stored {
+		f.Close()
+	}
 	b := &bulk{}
 	for range 3 {
 		b.conns = append(b.conns, dialPatiently(t, n, f))
