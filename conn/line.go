@@ -88,6 +88,11 @@ type share struct {
 	flows  int
 }
 
+// fullDatagram is what lateness is given back for at least: a datagram that fills an
+// Ethernet frame. Of small ones by themselves each costs less time than a wake-up takes,
+// and the mean would fall short.
+const fullDatagram = 1472
+
 // shed reports whether u has waited for too long: a datagram whose turn others have
 // put off far beyond max_delay. How far leaves room for a thread that is late, which
 // would else lose what it only delays.
@@ -331,7 +336,8 @@ func (ls *lines) depart(u *unit, now leaky.Time) {
 	for i, at := range path {
 		if bytes|packets != 0 {
 			l, cost := at.line, at.cost(bytes, packets)
-			charged := leaky.Late(ready, now, leaky.Time(credit)*cost)
+			slack := at.cost(max(bytes, fullDatagram), packets)
+			charged := leaky.Late(ready, now, leaky.Time(credit)*slack)
 			l.bucket.Charge(l.shape, bytes, packets, charged)
 			at.leaf.charge(cost)
 			last = max(last, charged)

@@ -115,7 +115,7 @@ func (d *direction) empty(limit int) int {
 			break
 		}
 		if errno != 0 || n == 0 {
-			d.session.abort(d.dst.reset(), l.clock.Now())
+			d.session.lose(d.dst, l.clock.Now())
 			return 0
 		}
 		moved += n
@@ -163,7 +163,7 @@ func (d *direction) copy(limit int) int {
 	case errno == unix.EAGAIN:
 		d.dst.writable = false
 	case errno != 0:
-		d.session.abort(d.dst.reset(), d.session.proxy.loop.clock.Now())
+		d.session.lose(d.dst, d.session.proxy.loop.clock.Now())
 		return 0
 	case n < len(b):
 		d.dst.writable = false
@@ -179,8 +179,13 @@ func (d *direction) copy(limit int) int {
 	return n
 }
 
-// end passes on that src has sent its last byte, and that dst has got it.
+// end passes on that src has sent its last byte, and that dst has got it. The last one
+// before a failure is followed by a reset.
 func (d *direction) end() {
+	if d.src.failed {
+		d.session.abort(d.src.reset(), d.session.proxy.loop.now)
+		return
+	}
 	d.ended, d.shut = true, true
 	_ = unix.Shutdown(d.dst.fd, unix.SHUT_WR)
 	l := d.session.proxy.loop

@@ -53,6 +53,7 @@ type side struct {
 	writable bool
 	unsure   bool // a short read does not mean that nothing is left
 	deaf     bool // not told that there is something to read
+	failed   bool // nothing goes there any more; what it has sent may be read
 }
 
 // edges are the events of a session's sockets, each told once.
@@ -168,7 +169,7 @@ func (side *side) ready(events uint32, now leaky.Time) {
 	case s.stage == dialing && side == &s.server:
 		s.dialed(events, now)
 	case events&unix.EPOLLERR != 0, (s.stage == entering || s.awaits != nil) && side.gone(events):
-		s.abort(side.reset(), now)
+		s.lose(side, now)
 	case s.stage == announcing:
 		s.hear(now)
 	case s.stage == flowing:
@@ -199,6 +200,21 @@ func (side *side) drained() {
 		side.deaf = false
 		side.session.proxy.loop.rewatch(side.fd, edges)
 	}
+}
+
+// lose ends s for the failure of a side. What a downstream has sent before it failed goes
+// to the client first: many answer what they do not want to read to the end, and the
+// reset that follows is for the rest of it. When the client has left, nobody wants more.
+func (s *session) lose(side *side, now leaky.Time) {
+	if side != &s.server || s.stage != flowing || side.failed || s.down.shut {
+		s.abort(side.reset(), now)
+		return
+	}
+	side.failed = true
+	s.up.shut = true
+	s.proxy.loop.lines.withdraw(now, &s.up.unit)
+	side.readable, side.unsure = true, true
+	s.down.advance(now)
 }
 
 // reset is how the session ends when side fails.

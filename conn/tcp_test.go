@@ -212,6 +212,33 @@ func TestResetIsPassedOn(t *testing.T) {
 	})
 }
 
+// A downstream answers, and closes with the rest of the request unread: the reset that
+// follows does not overtake the answer, however long that takes.
+func TestAnswerBeforeAReset(t *testing.T) {
+	for name, limits := range map[string][]shaper.Limit{
+		"without limits": nil,
+		"limited":        {{Name: "down", Rate: 8 * 400_000, Direction: shaper.FromDownstream}},
+		"both":           {{Name: "both", Rate: 8 * 400_000, Direction: shaper.Both}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			answer := randomBytes(100_000)
+			r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) {
+				io.ReadFull(c, make([]byte, 1000))
+				c.Write(answer)
+				time.Sleep(100 * time.Millisecond) // for the request to be there, and not read
+			}), limits...)
+			c := dial(t, r.addr())
+			go c.Write(make([]byte, 200_000))
+			got := make([]byte, len(answer))
+			if n, err := io.ReadFull(c, got); err != nil || !bytes.Equal(got, answer) {
+				t.Fatalf("got %d of %d bytes, err %v", n, len(answer), err)
+			}
+			waitFor(t, "its end", func() bool { return r.shaper.Listener("l").Ended[shaper.ResetByServer].Load() == 1 })
+			r.settle()
+		})
+	}
+}
+
 // A throttled source is held back by TCP: what it can send ahead is bounded by
 // the kernel's buffers.
 func TestThrottledSourceIsHeldBack(t *testing.T) {
