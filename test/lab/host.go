@@ -125,7 +125,17 @@ func (h *Host) Do(fn func() error) error {
 // host: the kernel ends them with the thread that started them, so that they never
 // outlive this program, however it ends.
 func (h *Host) launch() {
-	runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
+	runtime.LockOSThread()
+	if unix.Gettid() == unix.Getpid() {
+		// The main thread does not end. While this goroutine has it, another one gets
+		// one that does.
+		defer runtime.UnlockOSThread()
+		var other sync.WaitGroup
+		other.Go(h.launch)
+		other.Wait()
+		return
+	}
+	// Never unlocked: the thread ends with this goroutine.
 	if err := netns.Set(h.ns); err != nil {
 		panic(fmt.Sprintf("enter namespace %s: %v", h.Name, err))
 	}

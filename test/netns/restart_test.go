@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"errors"
 	"net/netip"
 	"strings"
 	"sync"
@@ -77,7 +78,10 @@ func TestStoredSockets(t *testing.T) {
 	}
 	d.kill()
 	again := n.shaper.shaperdWith(t, d.stored, strings.ReplaceAll(text, door, port(7778)))
-	if !strings.Contains(again.log.String(), "no listener has the address of a socket that was handed over") {
-		t.Errorf("nothing was said of a socket that is not used any more:\n%s", again.log.String())
-	}
+	waitFor(t, time.Second, func() error {
+		if !strings.Contains(again.log.String(), "no listener has the address of a socket that was handed over") {
+			return errors.New("nothing was said of a socket that is not used any more")
+		}
+		return nil
+	})
 }
