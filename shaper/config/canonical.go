@@ -329,7 +329,7 @@ func texts[T fmt.Stringer](values []T) []string {
 func (c *Config) WriteText(w io.Writer) error {
 	v := c.canonical()
 	var b bytes.Buffer
-	line := func(key string, value any) { fmt.Fprintf(&b, "  %-17s %v\n", key, value) }
+	line := func(key string, value any) { fmt.Fprintf(&b, "  %-20s %v\n", key, value) }
 	list := func(key string, values []string) {
 		if len(values) > 0 {
 			line(key, strings.Join(values, ", "))

@@ -2,7 +2,7 @@ package config
 
 import (
 	"fmt"
-	"strconv"
+	"strings"
 	"time"
 )
 
@@ -90,12 +90,15 @@ func decodeChoice(t table, listen *Listen) {
 
 // describe is d with what is said of it beside its address.
 func (d Downstream) describe() string {
-	s := d.String()
+	var more []string
 	if d.Weight != 1 {
-		s += ", weight " + strconv.Itoa(d.Weight)
+		more = append(more, fmt.Sprint("weight ", d.Weight))
 	}
 	if d.Connections > 0 {
-		s += ", connections " + strconv.Itoa(d.Connections)
+		more = append(more, fmt.Sprint("connections ", d.Connections))
 	}
-	return s
+	if len(more) == 0 {
+		return d.String()
+	}
+	return d.String() + " (" + strings.Join(more, ", ") + ")"
 }
