@@ -124,7 +124,7 @@ func TestCanonical(t *testing.T) {
 
 	c.Daemon.Metrics = ""
 	text.Reset()
-	if err := c.WriteText(&text); err != nil || !strings.Contains(text.String(), "  metrics           off\n") {
+	if err := c.WriteText(&text); err != nil || !strings.Contains(text.String(), "  metrics              off\n") {
 		t.Errorf("without metrics: %v\n%s", err, text.String())
 	}
 }
