@@ -311,30 +311,40 @@ func TestNobodyOvertakesOnTheWayToADownstream(t *testing.T) {
 	}
 }
 
-// A full downstream that has failed the first one in the queue does not hold up the
-// others.
+// One that waits for a full downstream, as another has failed it, does not hold up who
+// comes after it, and can go to the other.
 func TestQueueIsNotHeldUpByItsHead(t *testing.T) {
-	good, openGood, _ := tag(t, "g")
-	openGood()
-	dead := netip.MustParseAddrPort(freePort(t, shaper.TCP))
-	r := start(t, shaper.TCP, good.String())
+	full, openFull, _ := tag(t, "f")
+	other, openOther, _ := tag(t, "o")
+	openFull()
+	r := start(t, shaper.TCP, full.String())
 	r.listen.Downstream = []Downstream{
-		{Host: dead.Addr().String(), Port: dead.Port(), Connections: 1},
-		{Host: good.Addr().String(), Port: good.Port(), Connections: 1},
+		{Host: full.Addr().String(), Port: full.Port(), Connections: 1},
+		{Host: other.Addr().String(), Port: other.Port()},
 	}
-	r.listen.Connect = 5 * time.Second
+	r.listen.Connect = time.Minute
 	r.apply()
-	for range 6 { // each waits for the good one, which one has at a time
-		done := make(chan string)
-		go func() { done <- r.ask() }()
-		if got := <-done; got != "g" {
-			t.Fatalf("got %q", got)
-		}
-		r.proxy.loop.call(func(now leaky.Time) {
+	if got := r.ask(); got != "f" {
+		t.Fatalf("the first one is told %q", got)
+	}
+	dial(t, r.addr())
+	waiting := func() (n int) {
+		r.proxy.loop.call(func(leaky.Time) {
 			for s := range r.proxy.sessions {
-				s.abort(shaper.ResetByClient, now)
+				if s.awaits != nil && len(s.failed) == 1 {
+					n++
+				}
 			}
 		})
+		return n
+	}
+	waitFor(t, "one that waits for the full one", func() bool { return waiting() == 1 })
+	openOther()
+	if got := r.ask(); got != "o" {
+		t.Errorf("who comes after it is told %q", got)
+	}
+	if waiting() != 1 {
+		t.Error("the head does not wait any more")
 	}
 }
 
