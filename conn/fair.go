@@ -26,8 +26,8 @@ type node struct {
 
 	virtual leaky.Time // start of the child whose unit left last
 	turns   uint64
-	starts  byStart // children with units
-	depths  byDepth // likewise; only used when something is dropped
+	starts  ranking[node, byStart] // children with units
+	depths  ranking[node, byDepth] // likewise; only used when something is dropped
 
 	head, tail *unit // of a leaf
 }
@@ -161,52 +161,16 @@ func (n *node) deepest(own *node, cost leaky.Time) *node {
 }
 
 // byStart has the node first whose turn it is.
-type byStart []*node
+type byStart struct{}
 
-func (h byStart) Len() int { return len(h) }
-func (h byStart) Less(i, j int) bool {
-	return h[i].start < h[j].start || h[i].start == h[j].start && h[i].turn < h[j].turn
+func (byStart) before(a, b *node) bool {
+	return a.start < b.start || a.start == b.start && a.turn < b.turn
 }
 
-func (h byStart) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].place, h[j].place = i, j
-}
-
-func (h *byStart) Push(x any) {
-	n := x.(*node)
-	n.place = len(*h)
-	*h = append(*h, n)
-}
-
-func (h *byStart) Pop() any {
-	last := len(*h) - 1
-	n := (*h)[last]
-	(*h)[last] = nil
-	*h = (*h)[:last]
-	return n
-}
+func (byStart) place(n *node) *int { return &n.place }
 
 // byDepth has the node with the longest queue first.
-type byDepth []*node
+type byDepth struct{}
 
-func (h byDepth) Len() int           { return len(h) }
-func (h byDepth) Less(i, j int) bool { return h[i].depth > h[j].depth }
-func (h byDepth) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].rank, h[j].rank = i, j
-}
-
-func (h *byDepth) Push(x any) {
-	n := x.(*node)
-	n.rank = len(*h)
-	*h = append(*h, n)
-}
-
-func (h *byDepth) Pop() any {
-	last := len(*h) - 1
-	n := (*h)[last]
-	(*h)[last] = nil
-	*h = (*h)[:last]
-	return n
-}
+func (byDepth) before(a, b *node) bool { return a.depth > b.depth }
+func (byDepth) place(n *node) *int     { return &n.rank }

@@ -60,7 +60,7 @@ func (t *tree) check(fatal func(...any)) {
 			fatal("a share's depth is ", share.depth, ", want ", sum)
 		}
 		deepest = max(deepest, sum)
-		if units > 0 && (next == nil || byStart{share, next}.Less(0, 1)) {
+		if units > 0 && (next == nil || byStart{}.before(share, next)) {
 			next = share
 		}
 	}
@@ -78,7 +78,7 @@ func (t *tree) check(fatal func(...any)) {
 	}
 	first := t.root.first()
 	for _, leaf := range next.starts {
-		if byStart(next.starts).Less(leaf.place, 0) {
+		if (byStart{}).before(leaf, next.starts[0]) {
 			fatal("it is another leaf's turn")
 		}
 	}

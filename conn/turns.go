@@ -11,7 +11,7 @@ import (
 // room is what bounds the waiting connections of one limit, over all its keys.
 type room struct {
 	waiting int
-	longest sourceHeap // sources with waiters
+	longest ranking[source, byWaiters] // sources with waiters
 }
 
 // source is the queue of one source address at one gate.
@@ -121,26 +121,8 @@ func turnAddr(a netip.Addr) netip.Addr {
 	return netip.PrefixFrom(a, 64).Masked().Addr()
 }
 
-// sourceHeap has the source with the most waiters first.
-type sourceHeap []*source
+// byWaiters has the source with the most waiters first.
+type byWaiters struct{}
 
-func (h sourceHeap) Len() int           { return len(h) }
-func (h sourceHeap) Less(i, j int) bool { return h[i].len > h[j].len }
-func (h sourceHeap) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].index, h[j].index = i, j
-}
-
-func (h *sourceHeap) Push(x any) {
-	s := x.(*source)
-	s.index = len(*h)
-	*h = append(*h, s)
-}
-
-func (h *sourceHeap) Pop() any {
-	old := *h
-	s := old[len(old)-1]
-	old[len(old)-1] = nil
-	*h = old[:len(old)-1]
-	return s
-}
+func (byWaiters) before(a, b *source) bool { return a.len > b.len }
+func (byWaiters) place(s *source) *int     { return &s.index }
