@@ -139,7 +139,7 @@ install: build
 	install -d -m 0755 '$(DESTDIR)/etc/shaperd/conf.d'
 	install -d -m 0755 '$(DESTDIR)/usr/share/doc/shaperd/examples'
 	install -m 0644 CHANGELOG.md LICENSE NOTICE '$(DESTDIR)/usr/share/doc/shaperd/'
-	install -m 0644 configs/*.toml systemd/packet-plane.conf '$(DESTDIR)/usr/share/doc/shaperd/examples/'
+	install -m 0644 configs/*.toml systemd/*.conf '$(DESTDIR)/usr/share/doc/shaperd/examples/'
 
 .PHONY: clean
 clean:

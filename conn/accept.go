@@ -31,14 +31,14 @@ const (
 	acceptTurn = 8
 )
 
-func (p *Proxy) openTCP(e Endpoint) (port, error) {
+func (p *Proxy) openTCP(e Endpoint, transparent bool) (port, error) {
 	fd, err := p.inheritedSocket(e), error(nil)
 	if fd >= 0 {
 		p.mark(fd)
 		setTCPOptions(fd)
 		err = unix.Listen(fd, backlog) // it may do so already
 	} else {
-		fd, err = p.listenTCP(e.Addr)
+		fd, err = p.listenTCP(e.Addr, transparent)
 	}
 	if err != nil {
 		if fd >= 0 {
@@ -52,7 +52,7 @@ func (p *Proxy) openTCP(e Endpoint) (port, error) {
 }
 
 // listenTCP returns a listening socket, whose options its connections inherit.
-func (p *Proxy) listenTCP(addr netip.AddrPort) (int, error) {
+func (p *Proxy) listenTCP(addr netip.AddrPort, transparent bool) (int, error) {
 	fd, err := tcpSocket(addr.Addr())
 	if err != nil {
 		return -1, err
@@ -61,6 +61,9 @@ func (p *Proxy) listenTCP(addr netip.AddrPort) (int, error) {
 	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 	if err == nil && addr.Addr().Is6() {
 		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1)
+	}
+	if err == nil && transparent {
+		err = setTransparent(fd, addr.Addr(), true)
 	}
 	if err == nil {
 		err = unix.Bind(fd, sockaddr(addr))
@@ -231,7 +234,11 @@ func (s *session) dial(now leaky.Time) {
 
 // connect begins to connect to d.
 func (s *session) connect(d *downstream) error {
-	fd, err := s.proxy.connectTCP(netip.AddrPortFrom(d.host.addr(), d.port(s.flow.Port, s.samePort)))
+	var from netip.AddrPort
+	if s.config.Load().Transparent {
+		from = s.from
+	}
+	fd, err := s.proxy.connectTCP(from, netip.AddrPortFrom(d.host.addr(), d.port(s.flow.Port, s.samePort)))
 	if err != nil {
 		return err
 	}
@@ -243,14 +250,21 @@ func (s *session) connect(d *downstream) error {
 	return err
 }
 
-// connectTCP returns a socket that is on its way to to.
-func (p *Proxy) connectTCP(to netip.AddrPort) (int, error) {
+// connectTCP returns a socket that is on its way to to, from another host's address where
+// from is one.
+func (p *Proxy) connectTCP(from, to netip.AddrPort) (int, error) {
 	fd, err := tcpSocket(to.Addr())
 	if err != nil {
 		return -1, err
 	}
 	p.mark(fd)
-	if err = unix.Connect(fd, sockaddr(to)); err != nil && err != unix.EINPROGRESS {
+	if from.IsValid() {
+		err = bindSource(fd, from, to.Addr(), shaper.TCP)
+	}
+	if err == nil {
+		err = unix.Connect(fd, sockaddr(to))
+	}
+	if err != nil && err != unix.EINPROGRESS {
 		unix.Close(fd)
 		return -1, err
 	}

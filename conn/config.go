@@ -32,6 +32,12 @@ type Listen struct {
 	// Version 1 is for TCP alone.
 	SendProxy byte
 
+	// Transparent has downstreams see the addresses of sources, and the listener take what
+	// is on its way to other hosts, if these have its addresses. The rules of package
+	// divert have the kernel deliver that here, and the downstreams' answers. It takes
+	// CAP_NET_RAW or CAP_NET_ADMIN.
+	Transparent bool
+
 	Timeouts
 	IdleTimeout time.Duration // after which a UDP flow is forgotten
 	MaxFlows    int           // UDP flows at once

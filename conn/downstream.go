@@ -99,20 +99,20 @@ func (d *downstream) weight(now leaky.Time) int64 {
 // failed it yet. Those that are out are only tried when all are. It returns nil when
 // there is none, and then whether there would be one if it were not full.
 func (s *site) pick(source netip.Addr, failed []*downstream, now leaky.Time) (_ *downstream, full bool) {
-	var list []*downstream
+	s.candidates = s.candidates[:0]
 	for _, out := range [...]bool{false, true} {
 		for _, d := range s.downstreams {
 			if d.usable(now) == out || slices.Contains(failed, d) || !d.host.addr().IsValid() {
 				continue
 			}
 			if d.room() {
-				list = append(list, d)
+				s.candidates = append(s.candidates, d)
 			} else {
 				full = true
 			}
 		}
-		if len(list) > 0 {
-			return s.choose(list, source, now), false
+		if len(s.candidates) > 0 {
+			return s.choose(s.candidates, source, now), false
 		}
 		if full {
 			return nil, true
@@ -140,7 +140,7 @@ func (s *site) choose(list []*downstream, source netip.Addr, now leaky.Time) *do
 		return best
 	case LeastConnections:
 		most := int64(math.MinInt64)
-		var least []*downstream
+		least := list[:0]
 		for _, d := range list {
 			switch spare := -int64(d.inFlight+1) * 1e9 / d.weight(now); {
 			case spare > most:
@@ -185,7 +185,7 @@ func hashOf(source netip.Addr, name string) uint64 {
 // ours reports whether an error is of this host and not of the downstream.
 func ours(err error) bool {
 	switch err {
-	case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.EADDRNOTAVAIL:
+	case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.EADDRNOTAVAIL, errOtherFamily:
 		return true
 	}
 	return false
@@ -264,7 +264,7 @@ func (p *probe) begin(now leaky.Time) {
 	fd := -1
 	err := errNoAddress
 	if addr.IsValid() {
-		fd, err = proxy.connectTCP(netip.AddrPortFrom(addr, d.checkPort()))
+		fd, err = proxy.connectTCP(netip.AddrPort{}, netip.AddrPortFrom(addr, d.checkPort()))
 	}
 	if err == nil {
 		if err = proxy.loop.watch(fd, edges, p); err != nil {

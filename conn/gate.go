@@ -110,8 +110,8 @@ func (g *gates) leave(e *entrant, why shaper.Reason, now leaky.Time) {
 }
 
 // take takes the slots that f, a flow of the listener named listen, needs, if all are
-// free.
-func (g *gates) take(f *shaper.Flow, listen string, now leaky.Time) (slots, bool) {
+// free. Else it returns the limit that has none.
+func (g *gates) take(f *shaper.Flow, listen string, now leaky.Time) (slots, *shaper.Limit) {
 	got := slots{gates: g, policy: g.policy}
 	f.Listen = g.policy.ListenIndex(listen)
 	r := g.policy.Route(f)
@@ -121,11 +121,11 @@ func (g *gates) take(f *shaper.Flow, listen string, now leaky.Time) (slots, bool
 			gt.state.Connections.Add(shaper.Refuse, blocked, 1)
 			g.drop(gt, now)
 			got.release(now)
-			return slots{}, false
+			return slots{}, g.policy.Limit(i)
 		}
 		got.held = append(got.held, gt)
 	}
-	return got, true
+	return got, nil
 }
 
 // run lets those go on that have got a slot.

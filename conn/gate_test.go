@@ -365,15 +365,15 @@ func TestObservedGateOnlyCounts(t *testing.T) {
 func TestTakeDoesNotWait(t *testing.T) {
 	r := newGateRig(t, shaper.Limit{Name: "all", Connections: 1, MaxWait: time.Second, MaxWaiting: 10})
 	a := r.must("10.0.0.1")
-	if _, ok := r.gates.take(flowFrom("10.0.0.1", 1), "l", r.now); ok {
+	if _, full := r.gates.take(flowFrom("10.0.0.1", 1), "l", r.now); full == nil {
 		t.Error("a slot was taken that is not free")
 	}
 	if n := r.shaper.Policy().State(0).Connections[shaper.Refuse][shaper.ByConnections].Load(); n != 1 {
 		t.Errorf("%d refusals are counted, want 1", n)
 	}
 	a.finish()
-	got, ok := r.gates.take(flowFrom("10.0.0.1", 1), "l", r.now)
-	if !ok {
+	got, full := r.gates.take(flowFrom("10.0.0.1", 1), "l", r.now)
+	if full != nil {
 		t.Fatal("a free slot was not taken")
 	}
 	got.release(r.now)

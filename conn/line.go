@@ -31,7 +31,8 @@ type unit struct {
 	ready   leaky.Time // since when lateness counts; before arrived for one that comes again
 	bytes   uint64     // expected; a TCP grant may move less
 	packets uint64
-	credit  uint64 // units of lateness that are given back
+	credit  uint64 // times grain, or what left if that is less, of lateness that are given back
+	grain   uint64 // bytes
 
 	droppable  bool // refused by a line whose queue is full,
 	admitted   bool // but not again
@@ -67,6 +68,7 @@ type line struct {
 	key    shaper.Key
 	shape  *leaky.Shape
 	state  *shaper.State
+	reject bool // tell sources of what is refused
 	bucket leaky.Bucket
 	refs   int
 
@@ -75,6 +77,7 @@ type line struct {
 	holder        *unit  // past this line, waiting in a later one
 	queuedBytes   uint64 // of datagrams, that of the holder too
 	queuedPackets uint64
+	streams       int // grants in it, that of the holder too
 	event         leaky.Event
 	pending       bool // in lines.work
 }
@@ -131,7 +134,7 @@ func (ls *lines) path(p *shaper.Policy, f *shaper.Flow, r shaper.Route, set shap
 			l.event.Fire = func(now leaky.Time) { ls.consider(l); ls.run(now) }
 			ls.byKey[key] = l
 		}
-		l.shape, l.state = shape, p.State(i)
+		l.shape, l.state, l.reject = shape, p.State(i), p.Limit(i).Excess == shaper.ExcessReject
 		path = append(path, l.stop(f, p.Limit(i).Share == shaper.ShareFIFO, stranger))
 	}
 	return path
@@ -241,20 +244,24 @@ func (ls *lines) remove(u *unit) {
 	at.shallow(u)
 }
 
-// deepen and shallow count a datagram in and out of l. Grants are not counted: they wait
-// at their source, and sources take turns.
+// deepen and shallow count a unit in and out of l. The bytes of a grant are not counted:
+// they wait at their source, and sources take turns.
 func (l *line) deepen(u *unit) {
-	if u.droppable {
-		l.queuedBytes += u.bytes
-		l.queuedPackets += u.packets
+	if !u.droppable {
+		l.streams++
+		return
 	}
+	l.queuedBytes += u.bytes
+	l.queuedPackets += u.packets
 }
 
 func (l *line) shallow(u *unit) {
-	if u.droppable {
-		l.queuedBytes -= u.bytes
-		l.queuedPackets -= u.packets
+	if !u.droppable {
+		l.streams--
+		return
 	}
+	l.queuedBytes -= u.bytes
+	l.queuedPackets -= u.packets
 }
 
 // cost is for how long l lets nothing more leave after so much has left.
@@ -324,7 +331,7 @@ func (ls *lines) serve(l *line, now leaky.Time) {
 func (ls *lines) depart(u *unit, now leaky.Time) {
 	ls.leave(u, len(u.path))
 	u.queued = false
-	path, arrived, ready, waited, credit := u.path, u.arrived, u.ready, u.waited, u.credit
+	path, arrived, ready, waited, credit, grain := u.path, u.arrived, u.ready, u.waited, u.credit, u.grain
 	bytes, packets, again := u.owner.send(now)
 	if bytes|packets != 0 {
 		// The thread may have been held up since now was read, and the unit left
@@ -336,7 +343,7 @@ func (ls *lines) depart(u *unit, now leaky.Time) {
 	for i, at := range path {
 		if bytes|packets != 0 {
 			l, cost := at.line, at.cost(bytes, packets)
-			slack := at.cost(max(bytes, fullDatagram), packets)
+			slack := at.cost(max(min(bytes, grain), fullDatagram), packets)
 			charged := leaky.Late(ready, now, leaky.Time(credit)*slack)
 			l.bucket.Charge(l.shape, bytes, packets, charged)
 			at.leaf.charge(cost)
@@ -377,7 +384,7 @@ func (ls *lines) clear() []*unit {
 	var units []*unit
 	for _, l := range ls.byKey {
 		units = l.root.all(units)
-		l.root, l.shares, l.holder, l.queuedBytes, l.queuedPackets = node{}, nil, nil, 0, 0
+		l.root, l.shares, l.holder, l.queuedBytes, l.queuedPackets, l.streams = node{}, nil, nil, 0, 0, 0
 		ls.wheel.Cancel(&l.event)
 	}
 	slices.SortStableFunc(units, func(a, b *unit) int {

@@ -31,8 +31,10 @@ type loop struct {
 	timeout   unix.Timespec
 	again     []func(now leaky.Time) // work left over, for the next round
 	spare     []func(now leaky.Time)
-	scratch   []byte  // what is in hand while it moves from socket to socket
-	pipes     []*pipe // empty ones
+	scratch   []byte // what is in hand while it moves from socket to socket
+	pieces    [maxTrain]mmsghdr
+	vectors   [maxTrain]unix.Iovec // of pieces
+	pipes     []*pipe              // empty ones
 	pipeCount int
 	headroom  *headroom
 	now       leaky.Time // when the round began

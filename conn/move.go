@@ -57,7 +57,7 @@ func (d *direction) move(limit int) int {
 	switch {
 	case d.pipe != nil:
 		n = d.empty(limit)
-	case d.bulk && limit >= spliceMin && !d.src.unsure && len(d.left) == 0 && !d.ended && d.fill(limit):
+	case d.bulk && limit >= spliceMin && d.piece == 0 && !d.src.unsure && len(d.left) == 0 && !d.ended && d.fill(limit):
 		if d.pipe != nil {
 			n = d.empty(limit)
 		}
@@ -66,6 +66,7 @@ func (d *direction) move(limit int) int {
 	}
 	if n > 0 {
 		d.begun = true
+		d.moved += uint64(n)
 		d.bytes.Add(uint64(n))
 		d.session.pace.moved += uint64(n)
 		d.session.pace.active = d.session.proxy.loop.now
@@ -158,7 +159,7 @@ func (d *direction) copy(limit int) int {
 		}
 		return 0
 	}
-	n, errno := send(d.dst.fd, b)
+	n, errno := d.put(b)
 	switch {
 	case errno == unix.EAGAIN:
 		d.dst.writable = false
@@ -179,6 +180,34 @@ func (d *direction) copy(limit int) int {
 	return n
 }
 
+// put gives dst bytes, in pieces that leave its socket one by one where the kernel paces
+// them: joined, it would send up to 64 KiB at once.
+func (d *direction) put(b []byte) (int, unix.Errno) {
+	if d.piece == 0 || len(b) <= d.piece {
+		return send(d.dst.fd, b)
+	}
+	l := d.session.proxy.loop
+	n := 0
+	for ; len(b) > 0 && n < len(l.pieces); n++ {
+		piece := b[:min(d.piece, len(b))]
+		b = b[len(piece):]
+		l.vectors[n].Base = &piece[0]
+		l.vectors[n].SetLen(len(piece))
+		l.pieces[n].header.Iov = &l.vectors[n]
+		l.pieces[n].header.SetIovlen(1)
+	}
+	sent, _, errno := unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(d.dst.fd), uintptr(unsafe.Pointer(&l.pieces[0])), uintptr(n),
+		unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL|unix.MSG_EOR, 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	total := 0
+	for i := range int(sent) {
+		total += int(l.pieces[i].len)
+	}
+	return total, 0
+}
+
 // end passes on that src has sent its last byte, and that dst has got it. The last one
 // before a failure is followed by a reset.
 func (d *direction) end() {
@@ -187,7 +216,9 @@ func (d *direction) end() {
 		return
 	}
 	d.ended, d.shut = true, true
-	_ = unix.Shutdown(d.dst.fd, unix.SHUT_WR)
+	if !d.session.up.shut || !d.session.down.shut { // else both sockets are closed at once
+		_ = unix.Shutdown(d.dst.fd, unix.SHUT_WR)
+	}
 	l := d.session.proxy.loop
 	d.session.pace.active = l.now
 	if d.session.config.Load().HalfClose > 0 {

@@ -23,6 +23,8 @@ type Proxy struct {
 	refused *sampler
 	owner   owner
 
+	rejecter atomic.Pointer[rejecter] // nil while no limit has asked for it
+
 	names  *resolver
 	nextID atomic.Uint64
 	open   atomic.Int64 // TCP connections, from accept to end
@@ -47,6 +49,7 @@ type site struct {
 
 	proxy       *Proxy
 	downstreams []*downstream // the loop's
+	candidates  []*downstream // of pick, to be used again
 	readmission leaky.Event   // when one that was ejected gets connections again
 	queue       node          // of sessions that wait for one with room
 	leaves      map[netip.Addr]*node
@@ -117,17 +120,32 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 			s = &site{name: listen.Name, counts: p.shaper.Listener(listen.Name), flowsOf: map[netip.Addr]int{}, proxy: p, leaves: map[netip.Addr]*node{}}
 		}
 		sites[listen.Name], configs[s] = s, &siteConfig{Listen: listen}
+		if listen.Transparent {
+			if err := checkLoops(listen); err != nil {
+				return fmt.Errorf("listener %q: %w", listen.Name, err)
+			}
+		}
 		for _, e := range listen.Endpoints {
 			l, ok := p.ports[e.place()]
 			if !ok {
 				var err error
-				if l, err = p.openPort(e); err != nil {
+				if l, err = p.openPort(e, listen.Transparent); err != nil {
 					return fmt.Errorf("listener %q: %w", listen.Name, err)
 				}
 				opened = append(opened, l)
 			}
+			if err := setTransparent(l.descriptor(), e.Addr.Addr(), listen.Transparent); err != nil {
+				return fmt.Errorf("listener %q: %w", listen.Name, err)
+			}
 			ports[e.place()], services[l] = l, service{s, e.SamePort}
 		}
+	}
+	if p.rejecter.Load() == nil && rejects(policy) {
+		r, err := newRejecter()
+		if err != nil {
+			return err
+		}
+		p.rejecter.Store(r)
 	}
 	committed = true
 	p.names.resolve(ctx, configs)
@@ -185,16 +203,16 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 	return nil
 }
 
-func (p *Proxy) openPort(e Endpoint) (port, error) {
+func (p *Proxy) openPort(e Endpoint, transparent bool) (port, error) {
 	if e.Protocol == shaper.UDP {
-		return p.openUDP(e.place())
+		return p.openUDP(e.place(), transparent)
 	}
-	return p.openTCP(e.place())
+	return p.openTCP(e.place(), transparent)
 }
 
-// Drain closes all TCP ports and takes no more datagrams in, and waits until the
-// last TCP connection and the last queued datagram have gone, or ctx has ended. It
-// returns how many connections are left.
+// Drain closes all TCP ports and waits until the last TCP connection has gone. Datagrams
+// go on until then; it takes no more of them in, and waits until the last one that is
+// queued has left. It returns how many connections are left when ctx ends it.
 func (p *Proxy) Drain(ctx context.Context) int {
 	p.mu.Lock()
 	var udp []*udpPort
@@ -207,22 +225,36 @@ func (p *Proxy) Drain(ctx context.Context) int {
 		delete(p.ports, e)
 	}
 	p.mu.Unlock()
-	p.loop.call(func(leaky.Time) {
-		for _, u := range udp {
-			u.pause()
-		}
-	})
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	for queued := 1; p.open.Load() > 0 || queued > 0; {
+	paused := false
+	for {
+		connections, queued := p.Remaining()
+		switch {
+		case connections == 0 && !paused:
+			paused = true
+			p.loop.call(func(leaky.Time) {
+				for _, u := range udp {
+					u.pause()
+				}
+			})
+			continue
+		case connections == 0 && queued == 0:
+			return 0
+		}
 		select {
 		case <-tick.C:
-			p.loop.call(func(leaky.Time) { queued = p.loop.queuedBytes })
 		case <-ctx.Done():
-			return int(p.open.Load())
+			return connections
 		}
 	}
-	return 0
+}
+
+// Remaining returns how many TCP connections there are, from accept to end, and how many
+// bytes of datagrams are queued.
+func (p *Proxy) Remaining() (connections, queued int) {
+	p.loop.call(func(leaky.Time) { queued = p.loop.queuedBytes })
+	return int(p.open.Load()), queued
 }
 
 // Close resets what connections are left and frees everything.
@@ -247,6 +279,9 @@ func (p *Proxy) Close() {
 		}
 	})
 	p.loop.stop()
+	if r := p.rejecter.Load(); r != nil {
+		r.close()
+	}
 }
 
 // wakeAll lets go on who waits for a downstream that may have got an address.

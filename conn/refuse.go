@@ -22,7 +22,7 @@ func (s *session) refused(why refusal, now leaky.Time) {
 		excess = shaper.ExcessReset
 	}
 	switch excess {
-	case shaper.ExcessReset:
+	case shaper.ExcessReset, shaper.ExcessReject:
 		s.abort(shaper.Refused, now)
 	case shaper.ExcessReply:
 		s.reply = reply(why)

@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"math/bits"
 	"net/netip"
 	"sync/atomic"
 	"time"
@@ -75,6 +76,11 @@ type direction struct {
 	ended    bool   // src has sent its last byte
 	shut     bool   // and dst was told
 	bytes    *atomic.Uint64
+
+	moved uint64 // bytes so far
+	paced uint64 // the grant, once the kernel paces it; 0 where it does not
+	piece int    // what leaves dst's socket at once then
+	lowat int    // how much dst's socket may hold unsent; 0 is the system's default
 }
 
 const (
@@ -85,6 +91,17 @@ const (
 	// grantCredit is how many grants a late wake-up gives back. Stalls of this
 	// kind of thread last up to 1.5 ms now and then; shorter ones cost nothing.
 	grantCredit = 2
+
+	// pacedTime is grantTime where the kernel spreads what it gets, in pieces of
+	// grantTime, over the time: TCP's own pacing, which has no thread to wake for each.
+	pacedTime = 4 * time.Millisecond
+
+	// pacedStreams is how many streams of a line have such grants at once.
+	pacedStreams = 4
+
+	// pacedFrom is after how many bytes it does: the first ten segments of a connection
+	// leave at once.
+	pacedFrom = 16 << 10
 
 	// minGrant is one segment of Ethernet's size.
 	minGrant = 1448
@@ -139,7 +156,53 @@ func (d *direction) reroute(policy *shaper.Policy, set shaper.Set) {
 	for _, l := range d.unit.path {
 		grant = min(grant, l.shape.Bytes.Units(leaky.FromDuration(grantTime)))
 	}
-	d.unit.bytes = max(grant, minGrant)
+	d.unit.grain = max(grant, minGrant)
+	d.pace()
+	d.size()
+}
+
+// pace has the kernel spread larger grants, where no limit lets a burst pass: dst's socket
+// gets the rate of the narrowest one, and a little more to make up for delays.
+func (d *direction) pace() {
+	const unlimited = ^uint64(0)
+	rate, grant := unlimited, uint64(scratchSize)
+	for _, l := range d.unit.path {
+		grant = min(grant, l.shape.Bytes.Units(leaky.FromDuration(pacedTime)))
+		if l.shape.BytesBurst == 0 {
+			rate = min(rate, l.shape.Bytes.Units(leaky.Second))
+		}
+	}
+	was := d.paced
+	d.paced, d.piece = 0, 0
+	if rate < unlimited && d.unit.grain < scratchSize && grant > d.unit.grain {
+		segment, err := unix.GetsockoptInt(d.dst.fd, unix.IPPROTO_TCP, unix.TCP_MAXSEG)
+		if err == nil && segment > 0 {
+			d.paced, d.piece = grant, max(1, int(d.unit.grain)/2/segment)*segment
+		}
+	}
+	if d.paced > 0 || was > 0 {
+		limit := unlimited
+		if d.paced > 0 {
+			limit = rate + rate/32
+		}
+		if unix.SetsockoptUint64(d.dst.fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, limit) != nil {
+			d.paced, d.piece = 0, 0
+		}
+	}
+}
+
+// size sets the next grant. When many share a line each gets less: what they hold unsent
+// comes at once when a downstream goes on that has paused.
+func (d *direction) size() {
+	grant := d.unit.grain
+	if d.paced > 0 && d.moved >= pacedFrom {
+		streams := 0
+		for _, l := range d.unit.path {
+			streams = max(streams, l.streams)
+		}
+		grant = max(grant, d.paced>>bits.Len(uint(streams)/(pacedStreams+1)))
+	}
+	d.unit.bytes = grant
 	d.boundUnsent()
 }
 
@@ -151,7 +214,10 @@ func (d *direction) boundUnsent() {
 	if len(d.unit.path) > 0 {
 		lowat = int(d.unit.bytes)
 	}
-	_ = unix.SetsockoptInt(d.dst.fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, lowat)
+	if lowat != d.lowat {
+		_ = unix.SetsockoptInt(d.dst.fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, lowat)
+		d.lowat = lowat
+	}
 }
 
 func (side *side) ready(events uint32, now leaky.Time) {
@@ -287,6 +353,7 @@ func (d *direction) movable() bool {
 // send is one grant.
 func (d *direction) send(now leaky.Time) (bytes, packets uint64, again bool) {
 	n := d.move(int(d.unit.bytes))
+	d.size()
 	if n > 0 && d.observed != 0 {
 		d.observe(uint64(n), now)
 	}

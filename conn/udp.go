@@ -96,12 +96,12 @@ const (
 	udpBuffer = 4 << 20
 )
 
-func (p *Proxy) openUDP(e Endpoint) (port, error) {
+func (p *Proxy) openUDP(e Endpoint, transparent bool) (port, error) {
 	fd, err := p.inheritedSocket(e), error(nil)
 	if fd >= 0 {
 		err = setUDPOptions(fd, e.Addr.Addr())
 	} else {
-		fd, err = bindUDP(e.Addr)
+		fd, err = bindUDP(e.Addr, transparent)
 	}
 	if err != nil {
 		if fd >= 0 {
@@ -182,11 +182,14 @@ func (u *udpPort) flow(m message, now leaky.Time) *udpFlow {
 		s.counts.FlowsRefused.Add(1)
 		return nil
 	}
-	ok := false
-	if f.slots, ok = p.gates.take(&f.flow, s.name, now); !ok && s.unanswered.evict(now) {
-		f.slots, ok = p.gates.take(&f.flow, s.name, now) // it may have had the slot
+	var full *shaper.Limit
+	if f.slots, full = p.gates.take(&f.flow, s.name, now); full != nil && s.unanswered.evict(now) {
+		f.slots, full = p.gates.take(&f.flow, s.name, now) // it may have had the slot
 	}
-	if !ok {
+	if full != nil {
+		if full.Excess == shaper.ExcessReject {
+			p.reject(&key, u.port, m.size)
+		}
 		return nil
 	}
 	err := f.dial(s.samePort, now)
@@ -232,7 +235,11 @@ func (f *udpFlow) dial(samePort bool, now leaky.Time) error {
 		return errNoAddress
 	}
 	to := netip.AddrPortFrom(d.host.addr(), d.port(f.flow.Port, samePort))
-	fd, err := connectUDP(to)
+	var from netip.AddrPort
+	if f.site.config.Load().Transparent {
+		from = unmapped(f.key.client)
+	}
+	fd, err := connectUDP(from, to)
 	if err != nil {
 		return fmt.Errorf("connect to %s: %w", to, err)
 	}
@@ -361,11 +368,12 @@ func (f *udpFlow) submit(d *udpDirection, data []byte, down bool, now leaky.Time
 	if p.loop.queuedBytes+bufferSize(len(data)) > p.loop.maxQueued {
 		d.path[0].state.Bytes.Add(shaper.Refuse, shaper.MemoryFull, n)
 		d.path[0].state.Packets.Add(shaper.Refuse, shaper.MemoryFull, 1)
+		f.reject(d.path[0].line, down, data)
 		return
 	}
 	dg := p.loop.newDatagram()
 	dg.flow, dg.down, dg.data = f, down, data
-	dg.unit = unit{owner: dg, path: d.path, bytes: n, packets: 1, credit: udpCredit, droppable: true}
+	dg.unit = unit{owner: dg, path: d.path, bytes: n, packets: 1, credit: udpCredit, grain: n, droppable: true}
 	if dg.next = f.queued; dg.next != nil {
 		dg.next.prev = dg
 	}
@@ -395,7 +403,15 @@ func (dg *datagram) send(leaky.Time) (bytes, packets uint64, again bool) {
 func (dg *datagram) refused(by *line) {
 	by.state.Bytes.Add(shaper.Refuse, shaper.QueueFull, charged(dg.data))
 	by.state.Packets.Add(shaper.Refuse, shaper.QueueFull, 1)
+	dg.flow.reject(by, dg.down, dg.data)
 	dg.free()
+}
+
+// reject tells the source of a datagram that a line has refused it, if it is to.
+func (f *udpFlow) reject(by *line, down bool, data []byte) {
+	if by.reject && !down {
+		f.proxy.reject(&f.key, f.flow.Port, len(data))
+	}
 }
 
 // free takes dg out of its flow. It may be used again for another one.

@@ -6,6 +6,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"shaperd/shaper"
 )
 
 // batch is the memory of recvmmsg and sendmsg calls, used again for each.
@@ -142,7 +144,7 @@ func newReplyTo(m message) replyTo {
 }
 
 // bindUDP opens the socket of a port.
-func bindUDP(addr netip.AddrPort) (int, error) {
+func bindUDP(addr netip.AddrPort, transparent bool) (int, error) {
 	fd, err := socket(addr.Addr(), unix.SOCK_DGRAM)
 	if err != nil {
 		return -1, err
@@ -152,6 +154,9 @@ func bindUDP(addr netip.AddrPort) (int, error) {
 	}
 	if err == nil {
 		err = setUDPOptions(fd, addr.Addr())
+	}
+	if err == nil && transparent {
+		err = setTransparent(fd, addr.Addr(), true)
 	}
 	if err == nil {
 		err = unix.Bind(fd, sockaddr(addr))
@@ -178,12 +183,19 @@ func setUDPOptions(fd int, a netip.Addr) (err error) {
 	return err
 }
 
-func connectUDP(to netip.AddrPort) (int, error) {
+// connectUDP returns a socket to to, from another host's address where from is one.
+func connectUDP(from, to netip.AddrPort) (int, error) {
 	fd, err := socket(to.Addr(), unix.SOCK_DGRAM)
 	if err != nil {
 		return -1, err
 	}
-	if err := unix.Connect(fd, sockaddr(to)); err != nil {
+	if from.IsValid() {
+		err = bindSource(fd, from, to.Addr(), shaper.UDP)
+	}
+	if err == nil {
+		err = unix.Connect(fd, sockaddr(to))
+	}
+	if err != nil {
 		unix.Close(fd)
 		return -1, err
 	}

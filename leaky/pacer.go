@@ -13,7 +13,7 @@ import (
 // processor. A thread that gives it up sleeps at no cost to the other goroutines,
 // but has to win one back before it can act: with all of them busy that took up
 // to 7 ms.
-const keepProcessor = Time(2*time.Millisecond) * ticksPerNano
+const keepProcessor = Time(20*time.Millisecond) * ticksPerNano
 
 // LateBounds are the upper bounds of the classes in which [Pacer.Late] counts.
 var LateBounds = [...]time.Duration{

@@ -154,18 +154,20 @@ const (
 
 func (s Share) String() string { return [...]string{"fair", "fifo"}[s] }
 
-// Excess is what a refused connection gets.
+// Excess is what a refused connection gets, and a refused datagram at listeners: unless it
+// is ExcessReject, nothing.
 type Excess uint8
 
 // The answers to a refused connection.
 const (
-	ExcessReset Excess = iota // RST: the client knows at once
-	ExcessClose               // FIN, as if the downstream had closed; at listeners alone
-	ExcessDrop                // nothing: the client tries again; at attachments alone
-	ExcessReply               // Limit.Reply, and then FIN; at listeners alone
+	ExcessReset  Excess = iota // RST: the client knows at once
+	ExcessClose                // FIN, as if the downstream had closed; at listeners alone
+	ExcessDrop                 // nothing: the client tries again; at attachments, and for UDP at listeners
+	ExcessReply                // Limit.Reply, and then FIN; at listeners alone
+	ExcessReject               // "port unreachable" for a UDP datagram, RST for TCP; at listeners alone
 )
 
-func (e Excess) String() string { return [...]string{"reset", "close", "drop", "reply"}[e] }
+func (e Excess) String() string { return [...]string{"reset", "close", "drop", "reply", "reject"}[e] }
 
 // RetryAfter stands in a Reply for the seconds after which the client may try again.
 const RetryAfter = "{retry_after}"

@@ -83,7 +83,7 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment) er
 		if l.MaxWait < 0 || l.MaxWait > MaxMaxDelay {
 			bad("max_wait", "%v: from 0 to %v", l.MaxWait, MaxMaxDelay)
 		}
-		if l.Match.Protocol >= numProtocols || l.Direction > Both || l.Excess > ExcessReply || l.Share > ShareFIFO || l.Key>>len(fieldNames) != 0 {
+		if l.Match.Protocol >= numProtocols || l.Direction > Both || l.Excess > ExcessReject || l.Share > ShareFIFO || l.Key>>len(fieldNames) != 0 {
 			bad("match", "protocol %d, direction %d, excess %d, share %d or key %#x is none",
 				l.Match.Protocol, l.Direction, l.Excess, l.Share, uint8(l.Key))
 		}
@@ -140,7 +140,7 @@ func (l *Limit) validateOfListeners(listeners []Listener, bad func(key, format s
 		{"match.protocol", l.Match.Protocol == ICMP},
 		{"key", l.Key&KeyAttach != 0},
 		{"ecn_mark", l.ECNMark != 0},
-		{"excess", l.Excess == ExcessDrop},
+		{"excess", l.Excess == ExcessDrop && l.Match.Protocol != UDP},
 	} {
 		if packet.there {
 			bad(packet.key, "only for limits that match attachments")
@@ -185,7 +185,7 @@ func (l *Limit) validateOfAttachments(attachments []Attachment, counting map[str
 	if l.Key&KeyListen != 0 {
 		bad("key", "attachments have no listener")
 	}
-	if l.Excess == ExcessClose || l.Excess == ExcessReply {
+	if l.Excess != ExcessReset && l.Excess != ExcessDrop {
 		bad("excess", "%v: only for limits of listeners", l.Excess)
 	}
 	if l.Share != ShareFair {

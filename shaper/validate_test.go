@@ -50,7 +50,7 @@ func TestValidate(t *testing.T) {
 		{"longest burst", Limit{Packets: Frequency{1, time.Hour}, BurstPackets: 719, Match: Match{Protocol: UDP}}, ""},
 		{"no such protocol", Limit{Rate: 8, Match: Match{Protocol: 4}}, `limit "l": match: protocol 4, direction 0, excess 0, share 0 or key 0x0 is none`},
 		{"no such direction", Limit{Rate: 8, Direction: 3}, `limit "l": match: protocol 0, direction 3, excess 0, share 0 or key 0x0 is none`},
-		{"no such excess", Limit{Rate: 8, Excess: 4}, `limit "l": match: protocol 0, direction 0, excess 4, share 0 or key 0x0 is none`},
+		{"no such excess", Limit{Rate: 8, Excess: 5}, `limit "l": match: protocol 0, direction 0, excess 5, share 0 or key 0x0 is none`},
 		{"no such share", Limit{Rate: 8, Share: 2}, `limit "l": match: protocol 0, direction 0, excess 0, share 2 or key 0x0 is none`},
 		{"no such key", Limit{Rate: 8, Key: 64}, `limit "l": match: protocol 0, direction 0, excess 0, share 0 or key 0x40 is none`},
 		{"no prefix", Limit{Rate: 8, Match: Match{Source: []netip.Prefix{{}}}}, `limit "l": match.source: invalid Prefix is no prefix`},

@@ -35,6 +35,7 @@ var capabilities = map[string]int{
 	"CAP_BPF":              unix.CAP_BPF,
 	"CAP_NET_ADMIN":        unix.CAP_NET_ADMIN,
 	"CAP_NET_BIND_SERVICE": unix.CAP_NET_BIND_SERVICE,
+	"CAP_NET_RAW":          unix.CAP_NET_RAW,
 	"CAP_PERFMON":          unix.CAP_PERFMON,
 }
 

@@ -79,7 +79,7 @@ func listens(c *config.Config) []conn.Listen {
 			Balance: map[config.Balance]conn.Balance{
 				config.RoundRobin: conn.RoundRobin, config.LeastConnections: conn.LeastConnections, config.SourceHash: conn.SourceHash,
 			}[from.Balance],
-			AcceptProxyFrom: from.AcceptProxyFrom, SendProxy: byte(from.SendProxy),
+			AcceptProxyFrom: from.AcceptProxyFrom, SendProxy: byte(from.SendProxy), Transparent: from.Transparent,
 			SlowStart: from.SlowStart, Check: conn.Check(from.Check), EjectAfter: from.EjectAfter, EjectFor: from.EjectFor,
 			Timeouts: conn.Timeouts{
 				Connect: from.ConnectTimeout, FirstByte: from.FirstByteTimeout, Idle: from.TCPIdleTimeout,

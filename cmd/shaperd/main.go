@@ -78,7 +78,7 @@ func run(ctx context.Context, e env, args []string) error {
 		PersistentPreRun: func(*cobra.Command, []string) { understood = true },
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(runCommand(e), checkCommand(e), explainCommand(e), detachCommand(e), versionCommand(e))
+	root.AddCommand(runCommand(e), checkCommand(e), explainCommand(e), detachCommand(e), rulesCommand(e), versionCommand(e))
 	root.SetArgs(args)
 	root.SetOut(e.stdout)
 	root.SetErr(e.stderr)

@@ -115,7 +115,7 @@ func serve(ctx context.Context, e env, f runFlags, log *slog.Logger) error {
 	}
 	defer metrics.Close()
 	s.restoreState(policy)
-	if err := s.apply(ctx, l, policy); err != nil {
+	if err := s.apply(ctx, l, policy, nil); err != nil {
 		s.plane.close()
 		return err
 	}
@@ -195,22 +195,30 @@ func (s *server) tryReload(ctx context.Context) error {
 	if was.Pins != is.Pins {
 		return fmt.Errorf("[daemon] pins: %q became %q, which takes a restart", was.Pins, is.Pins)
 	}
-	if err := s.apply(ctx, l, policy); err != nil {
+	if err := s.apply(ctx, l, policy, s.loaded); err != nil {
 		return err
 	}
 	s.loaded = l
 	return nil
 }
 
-// apply puts l, compiled to policy, in force in both planes, or in none.
-func (s *server) apply(ctx context.Context, l *loaded, policy *shaper.Policy) error {
+// apply puts l, compiled to policy, in force in both planes, or in none. was is what is
+// in force, or nil.
+func (s *server) apply(ctx context.Context, l *loaded, policy *shaper.Policy, was *loaded) error {
 	change, err := s.plane.prepare(l, policy)
 	if err != nil {
 		return err
 	}
-	if err := s.proxy.Apply(ctx, l.listens, policy); err != nil {
+	if err := l.divert(was); err != nil {
 		change.cancel()
 		return err
+	}
+	if err := s.proxy.Apply(ctx, l.listens, policy); err != nil {
+		change.cancel()
+		if was != nil {
+			err = errors.Join(err, was.divert(l))
+		}
+		return explainLack(err)
 	}
 	if err := s.store.update(s.proxy.Ports()); err != nil {
 		s.log.Warn("a restart will lose connections", "err", err)
@@ -226,6 +234,7 @@ func (s *server) drain(force <-chan os.Signal) error {
 	s.log.Info("draining", "timeout", s.flags.drainTimeout.String())
 	ctx, cancel := context.WithTimeout(context.Background(), s.flags.drainTimeout)
 	defer cancel()
+	go s.showProgress(ctx)
 	forced := make(chan struct{})
 	go func() {
 		select {
@@ -247,6 +256,26 @@ func (s *server) drain(force <-chan os.Signal) error {
 	}
 	s.log.Info("stopped")
 	return nil
+}
+
+// progressInterval is how often a drain says how far it has come.
+const progressInterval = 5 * time.Second
+
+// showProgress says what a drain waits for, until ctx ends.
+func (s *server) showProgress(ctx context.Context) {
+	tick := time.NewTicker(progressInterval)
+	defer tick.Stop()
+	for {
+		connections, queued := s.proxy.Remaining()
+		notify(fmt.Sprintf("STATUS=Draining: %d connections and %d bytes of datagrams are left", connections, queued))
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		connections, queued = s.proxy.Remaining()
+		s.log.Info("still draining", "connections", connections, "queued_bytes", queued)
+	}
 }
 
 // startWatchdog tells systemd that the daemon is alive for as long as its loop

@@ -159,10 +159,18 @@ func checkOfListeners(t table, limit shaper.Limit) {
 	if limit.Key&shaper.KeyAttach != 0 {
 		t.bad("key", "\"attach\" tells attachments apart; %s", instead)
 	}
-	if limit.Excess == shaper.ExcessDrop {
-		t.bad("excess", "\"drop\" leaves a connection unanswered, and a listener has answered already; use \"reset\" or \"close\", or %s", instead)
+	switch udp := ofUDP(limit); {
+	case udp && limit.Excess != shaper.ExcessDrop && limit.Excess != shaper.ExcessReject:
+		t.bad("excess", "%q is for TCP: datagrams are refused with \"drop\" or \"reject\"", limit.Excess)
+	case !udp && limit.Excess == shaper.ExcessDrop:
+		t.bad("excess", "\"drop\" leaves a connection unanswered, and a listener has answered already; use \"reset\" or \"close\", match protocol \"udp\", or %s", instead)
 	}
 	t.idle(false, "match.attach", "ecn_mark")
+}
+
+// ofUDP reports whether a limit of listeners is for UDP alone.
+func ofUDP(limit shaper.Limit) bool {
+	return limit.Match.Protocol == shaper.UDP && !limit.OfAttachments()
 }
 
 // checkOfAttachments reports what a limit of attachments cannot have. counts says
@@ -188,11 +196,8 @@ func checkOfAttachments(t table, limit shaper.Limit, counts bool) {
 	if limit.Key&shaper.KeyListen != 0 {
 		t.bad("key", "\"listen\" tells listeners apart, and this limit is for attachments: write \"attach\"")
 	}
-	if limit.Excess == shaper.ExcessClose {
-		t.bad("excess", "\"close\" is for listeners: an attachment can refuse a connection with \"reset\", or \"drop\" it")
-	}
-	if limit.Excess == shaper.ExcessReply {
-		t.bad("excess", "\"reply\" is for listeners: an attachment can refuse a connection with \"reset\", or \"drop\" it")
+	if limit.Excess != shaper.ExcessReset && limit.Excess != shaper.ExcessDrop {
+		t.bad("excess", "%q is for listeners: an attachment can refuse a connection with \"reset\", or \"drop\" it", limit.Excess)
 	}
 	if t.has("share") {
 		t.bad("share", "is for listeners: at attachments the packets of a bucket leave in the order they came")

@@ -14,11 +14,12 @@ import (
 // canonical is a configuration with every default filled in and every value in
 // its one spelling, without the keys of a limit that are not in use.
 type canonical struct {
-	Daemon canonicalDaemon   `json:"daemon"`
-	ASN    canonicalASN      `json:"asn"`
-	Listen []canonicalListen `json:"listen"`
-	Attach []canonicalAttach `json:"attach"`
-	Limit  []canonicalLimit  `json:"limit"`
+	Daemon      canonicalDaemon       `json:"daemon"`
+	Transparent *canonicalTransparent `json:"transparent,omitempty"`
+	ASN         canonicalASN          `json:"asn"`
+	Listen      []canonicalListen     `json:"listen"`
+	Attach      []canonicalAttach     `json:"attach"`
+	Limit       []canonicalLimit      `json:"limit"`
 }
 
 type canonicalDaemon struct {
@@ -26,6 +27,11 @@ type canonicalDaemon struct {
 	Metrics string `json:"metrics"`
 	Buckets int    `json:"buckets"`
 	Pins    string `json:"pins,omitempty"`
+}
+
+type canonicalTransparent struct {
+	Rules string `json:"rules"`
+	Mark  int    `json:"mark"`
 }
 
 type canonicalASN struct {
@@ -38,6 +44,7 @@ type canonicalListen struct {
 	Downstream        []canonicalDownstream `json:"downstream"`
 	AcceptProxyFrom   []string              `json:"accept_proxy_from,omitempty"`
 	SendProxy         string                `json:"send_proxy,omitempty"`
+	Transparent       bool                  `json:"transparent,omitempty"`
 	Balance           string                `json:"balance,omitempty"`
 	SlowStart         *canonicalTime        `json:"slow_start,omitempty"`
 	Check             *canonicalCheck       `json:"check,omitempty"`
@@ -183,6 +190,9 @@ func (c *Config) canonical() canonical {
 		if l.SendProxy != NoProxy {
 			w.SendProxy = l.SendProxy.String()
 		}
+		if w.Transparent = l.Transparent; l.Transparent {
+			v.Transparent = &canonicalTransparent{c.Transparent.Rules.String(), c.Transparent.Mark}
+		}
 		if len(l.Downstream) > 1 {
 			w.Balance = l.Balance.String()
 			w.SlowStart = unlessNever(l.SlowStart)
@@ -284,9 +294,12 @@ func canonicalLimitOf(l shaper.Limit) canonicalLimit {
 	if l.NewConnections.N > 0 {
 		v.NewConnections = canonicalCount(l.NewConnections)
 	}
-	if l.Connections > 0 || l.NewConnections.N > 0 {
-		v.Connections = l.Connections
+	counts := l.Connections > 0 || l.NewConnections.N > 0
+	if counts || ofUDP(l) || l.Excess == shaper.ExcessReject {
 		v.Excess, v.Reply = l.Excess.String(), l.Reply
+	}
+	if counts {
+		v.Connections = l.Connections
 		if !l.OfAttachments() {
 			v.MaxWaiting = &l.MaxWaiting
 		}
@@ -347,6 +360,11 @@ func (c *Config) WriteText(w io.Writer) error {
 	if v.Daemon.Pins != "" {
 		line("pins", v.Daemon.Pins)
 	}
+	if v.Transparent != nil {
+		b.WriteString("\ntransparent\n")
+		line("rules", v.Transparent.Rules)
+		line("mark", v.Transparent.Mark)
+	}
 	if len(v.ASN.Files) > 0 {
 		b.WriteString("\nasn\n")
 		list("files", v.ASN.Files)
@@ -358,6 +376,9 @@ func (c *Config) WriteText(w io.Writer) error {
 		list("accept_proxy_from", l.AcceptProxyFrom)
 		if l.SendProxy != "" {
 			line("send_proxy", l.SendProxy)
+		}
+		if l.Transparent {
+			line("transparent", true)
 		}
 		if l.Balance != "" {
 			line("balance", l.Balance)

@@ -30,7 +30,9 @@ func checkEffect(t table, limit shaper.Limit) {
 	t.idle(rate || limit.Overhead == 0, "rate", "overhead")
 	t.idle(packets, "packets", "burst_packets")
 	t.idle(shapes, "rate or packets", "max_delay", "direction", "share")
-	t.idle(counts, "connections or new_connections", "max_wait", "max_waiting", "excess")
+	t.idle(counts, "connections or new_connections", "max_wait", "max_waiting")
+	rejects := !limit.OfAttachments() && limit.Excess == shaper.ExcessReject
+	t.idle(counts || ofUDP(limit) || rejects, "connections or new_connections", "excess")
 	checkReply(t, limit)
 	t.idle(limit.Key&shaper.KeySource != 0, `"source" in key`, "ipv4_prefix", "ipv6_prefix")
 	switch match, _ := t.values["match"].(map[string]any); {
@@ -66,6 +68,9 @@ func (l *loader) check(root *node) {
 	l.checkNames(l.limits)
 	l.checkOverlaps()
 	l.checkAttach()
+	for _, t := range l.diversions {
+		t.idle(slices.ContainsFunc(l.c.Listen, func(l Listen) bool { return l.Transparent }), "a listener with transparent = true", diversionKeys...)
+	}
 	var listeners, attachments []string
 	for _, listen := range l.c.Listen {
 		listeners = append(listeners, listen.Name)
@@ -205,6 +210,9 @@ func (l *loader) checkReach(t table, limit shaper.Limit, listeners []shaper.List
 		if !slices.ContainsFunc(selected, func(a Address) bool { return intersects(a.Ports, ports) }) {
 			l.add(match.child("port").elem(i), fmt.Sprintf("port: no listener that is matched has port %s", formatPorts(ports)))
 		}
+	}
+	if limit.Excess == shaper.ExcessReject && !slices.ContainsFunc(met, func(a Address) bool { return a.Protocol == shaper.UDP }) {
+		t.bad("excess", "\"reject\" is for UDP, and no listener that is matched has a udp address; use \"reset\" or \"close\"")
 	}
 	if !slices.ContainsFunc(met, func(a Address) bool { return meets(a, m) }) {
 		l.add(match, "match: no listener has the protocol, the ports and the address family together: nothing can match")

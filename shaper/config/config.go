@@ -19,11 +19,12 @@ import (
 
 // Config is a checked configuration.
 type Config struct {
-	Daemon Daemon
-	ASN    ASN
-	Listen []Listen
-	Attach []Attach
-	Limits []shaper.Limit
+	Daemon      Daemon
+	Transparent Transparent
+	ASN         ASN
+	Listen      []Listen
+	Attach      []Attach
+	Limits      []shaper.Limit
 
 	limitAt []*node // where each of Limits stands
 	asnAt   []*node // where each of ASN.Files stands
@@ -36,6 +37,23 @@ type Daemon struct {
 	Buckets int    // capacity of the bucket table, 1024 to 67108864
 	Pins    string // folder, on a bpffs, of what attachments leave in the kernel; an absolute path
 }
+
+// Transparent is how packets come to the sockets of transparent listeners.
+type Transparent struct {
+	Rules Rules
+	Mark  int // the firewall mark of such packets, and their routing table: 1 to 2147483647, but for 253 to 255
+}
+
+// Rules is who sees to the rules that bring packets to transparent listeners.
+type Rules uint8
+
+// Who may see to them.
+const (
+	RulesInstall Rules = iota // the daemon
+	RulesManual
+)
+
+func (r Rules) String() string { return [...]string{"install", "manual"}[r] }
 
 // ASN says where the data that maps addresses to AS numbers comes from.
 type ASN struct {
@@ -55,6 +73,7 @@ type Listen struct {
 
 	AcceptProxyFrom []netip.Prefix // sources that announce others, by the PROXY protocol
 	SendProxy       ProxyVersion
+	Transparent     bool // downstreams see the addresses of sources
 
 	ConnectTimeout time.Duration // of one TCP connection attempt, 1ms to 1h
 

@@ -58,7 +58,8 @@ func TestLoad(t *testing.T) {
 		want       Config
 	}{
 		{"defaults", listenDB + "[[limit]]\nname = \"l\"\nrate = \"10Mbit/s\"\n", Config{
-			Daemon: Daemon{Metrics: "127.0.0.1:9464", Buckets: 1048576, Pins: "/sys/fs/bpf/shaperd"},
+			Transparent: Transparent{Mark: 21320},
+			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Buckets: 1048576, Pins: "/sys/fs/bpf/shaperd"},
 			Listen: []Listen{{
 				Name: "db",
 				Addresses: []Address{
@@ -114,8 +115,9 @@ burst_packets = 3
 direction     = "from-downstream"
 overhead      = "0B"
 `, Config{
-			Daemon: Daemon{Observe: true, Buckets: 4096, Pins: "/run/bpf/x"},
-			ASN:    ASN{Files: []string{"/usr/share/asn.csv"}},
+			Transparent: Transparent{Mark: 21320},
+			Daemon:      Daemon{Observe: true, Buckets: 4096, Pins: "/run/bpf/x"},
+			ASN:         ASN{Files: []string{"/usr/share/asn.csv"}},
 			Listen: []Listen{{
 				Name: "sms",
 				Addresses: []Address{
@@ -150,14 +152,15 @@ overhead      = "0B"
 					Name: "packets", Match: shaper.Match{Protocol: shaper.UDP}, Key: shaper.KeyConnection,
 					IPv4Prefix: 32, IPv6Prefix: 64, Direction: shaper.FromDownstream,
 					Packets: shaper.Frequency{N: 2000, Per: time.Second}, BurstPackets: 3, MaxDelay: 200 * time.Millisecond,
-					MaxWait: 2 * time.Second, MaxWaiting: 1000,
+					MaxWait: 2 * time.Second, MaxWaiting: 1000, Excess: shaper.ExcessDrop,
 				},
 			},
 		}},
 		{"defaults of an attachment", "[[attach]]\nname = \"uplink\"\ninterface = \"eth0\"\n" +
 			"[[limit]]\nname = \"l\"\nrate = \"10Mbit/s\"\nmatch.attach = [\"uplink\"]\n", Config{
-			Daemon: Daemon{Metrics: "127.0.0.1:9464", Buckets: 1048576, Pins: "/sys/fs/bpf/shaperd"},
-			Attach: []Attach{{Name: "uplink", Interfaces: []string{"eth0"}, Queue: 100000, IdleTimeout: time.Hour}},
+			Transparent: Transparent{Mark: 21320},
+			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Buckets: 1048576, Pins: "/sys/fs/bpf/shaperd"},
+			Attach:      []Attach{{Name: "uplink", Interfaces: []string{"eth0"}, Queue: 100000, IdleTimeout: time.Hour}},
 			Limits: []shaper.Limit{{
 				Name: "l", Match: shaper.Match{Attach: []string{"uplink"}}, IPv4Prefix: 32, IPv6Prefix: 64,
 				Rate: 10e6, MaxDelay: 200 * time.Millisecond, ECNMark: 50, MaxWait: 2 * time.Second,
@@ -207,7 +210,8 @@ match    = { attach = ["up"], protocol = "icmp" }
 packets  = "10pps"
 ecn_mark = "100%"
 `, Config{
-			Daemon: Daemon{Metrics: "127.0.0.1:9464", Buckets: 1048576, Pins: "/sys/fs/bpf/shaperd"},
+			Transparent: Transparent{Mark: 21320},
+			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Buckets: 1048576, Pins: "/sys/fs/bpf/shaperd"},
 			Attach: []Attach{
 				{
 					Name: "up", Interfaces: []string{"eth0", "wg[0-9]", "tap-with-a-long-name-*"},

@@ -14,11 +14,12 @@ import (
 
 // The keys of each table.
 var (
-	fileKeys   = []string{"daemon", "asn", "listen", "attach", "limit"}
-	daemonKeys = []string{"mode", "metrics", "buckets", "pins"}
-	asnKeys    = []string{"files"}
-	listenKeys = []string{
-		"name", "address", "downstream", "balance", "slow_start", "check", "eject", "accept_proxy_from", "send_proxy", "connect_timeout",
+	fileKeys      = []string{"daemon", "transparent", "asn", "listen", "attach", "limit"}
+	daemonKeys    = []string{"mode", "metrics", "buckets", "pins"}
+	diversionKeys = []string{"rules", "mark"}
+	asnKeys       = []string{"files"}
+	listenKeys    = []string{
+		"name", "address", "downstream", "balance", "slow_start", "check", "eject", "accept_proxy_from", "send_proxy", "transparent", "connect_timeout",
 		"first_byte_timeout", "tcp_idle_timeout", "half_close_timeout", "max_lifetime", "min_throughput", "idle_timeout", "max_flows", "max_flows_per_source", "amplification",
 	}
 	attachKeys = []string{"name", "interface", "direction", "mode", "hook", "on_stop", "queue", "idle_timeout"}
@@ -35,8 +36,9 @@ type loader struct {
 	report
 	c *Config
 
-	daemonKeys map[string]*node // where the keys of [daemon] were set
+	set        map[string]*node // where the keys of [daemon] and [transparent] were set
 	asnFiles   map[string]*node // where files were named
+	diversions []table          // of [transparent]
 	listens    []table          // of c.Listen
 	addresses  []placedAddress
 	attaches   []table // of c.Attach
@@ -62,6 +64,9 @@ func (l *loader) file(t table) {
 	if daemon, ok := t.table("daemon", "[daemon]", daemonKeys); ok {
 		l.daemon(daemon)
 	}
+	if transparent, ok := t.table("transparent", "[transparent]", diversionKeys); ok {
+		l.transparent(transparent)
+	}
 	if asn, ok := t.table("asn", "[asn]", asnKeys); ok {
 		l.asn(asn)
 	}
@@ -76,14 +81,30 @@ func (l *loader) file(t table) {
 	}
 }
 
-func (l *loader) daemon(t table) {
+// once reports keys of t that were set already, in this file or another.
+func (l *loader) once(t table) {
 	for key := range t.values {
-		at := t.at.child(key)
-		if first := l.daemonKeys[key]; first != nil {
+		name := t.name + key
+		if first := l.set[name]; first != nil {
 			t.bad(key, "set already at %s:%d", first.file.name, first.line())
 		}
-		l.daemonKeys[key] = at
+		l.set[name] = t.at.child(key)
 	}
+}
+
+func (l *loader) transparent(t table) {
+	l.once(t)
+	c := &l.c.Transparent
+	choice(t, "rules", &c.Rules, RulesInstall, RulesManual)
+	t.integer("mark", &c.Mark, 1, 1<<31-1)
+	if c.Mark >= 253 && c.Mark <= 255 {
+		t.bad("mark", "%d is the number of a routing table of the system", c.Mark)
+	}
+	l.diversions = append(l.diversions, t)
+}
+
+func (l *loader) daemon(t table) {
+	l.once(t)
 	d := &l.c.Daemon
 	mode(t, &d.Observe)
 	if s, ok := t.text("metrics", d.Metrics); ok {
@@ -177,6 +198,7 @@ func (l *loader) listen(t table) {
 	decodeChoice(t, &listen)
 	listen.AcceptProxyFrom = values(list(t, "accept_proxy_from", `prefixes such as "10.0.0.0/24"`, parsePrefix))
 	choice(t, "send_proxy", &listen.SendProxy, NoProxy, ProxyV1, ProxyV2)
+	t.boolean("transparent", &listen.Transparent)
 	for _, key := range []string{"address", "downstream"} {
 		if elems, ok := elements(t.values[key]); ok && len(elems) == 0 {
 			t.bad(key, "is empty; give it at least one")
@@ -196,7 +218,7 @@ func (l *loader) listen(t table) {
 	t.integer("amplification", &listen.Amplification, 0, 1000)
 
 	for _, d := range downstream {
-		checkDownstream(t, addresses, d)
+		checkDownstream(t, addresses, d, listen.Transparent)
 	}
 	protocols := map[shaper.Protocol]bool{}
 	for _, a := range addresses {
@@ -216,14 +238,16 @@ func (l *loader) listen(t table) {
 
 // checkDownstream reports a port that no address makes use of, and traffic that
 // would come back to the listener for ever.
-func checkDownstream(t table, addresses []item[Address], d item[Downstream]) {
+// A transparent listener may well have the address of its downstream, if that is not
+// this host.
+func checkDownstream(t table, addresses []item[Address], d item[Downstream], transparent bool) {
 	used := d.value.Port == 0 || len(addresses) == 0
 	ip, _ := netip.ParseAddr(d.value.Host)
 	for _, a := range addresses {
 		single := a.value.single()
 		used = used || single
 		same := d.value.Port == 0 || !single || d.value.Port == a.value.Ports.First
-		here := ip == a.value.Addr || a.value.Addr.IsUnspecified() && ip.IsLoopback() && ip.Is4() == a.value.Addr.Is4()
+		here := ip == a.value.Addr && !transparent || a.value.Addr.IsUnspecified() && ip.IsLoopback() && ip.Is4() == a.value.Addr.Is4()
 		if same && here {
 			t.add(d.at, fmt.Sprintf("downstream: %q is this listener's own address %q", d.value, a.value))
 		}
@@ -283,7 +307,10 @@ func (l *loader) limit(t table) {
 	quantity(t, "new_connections", &limit.NewConnections, "50/s", parseConnectionFrequency)
 	t.duration("max_wait", &limit.MaxWait, 0, time.Hour)
 	t.integer("max_waiting", &limit.MaxWaiting, 0, 1<<20)
-	choice(t, "excess", &limit.Excess, shaper.ExcessReset, shaper.ExcessClose, shaper.ExcessDrop, shaper.ExcessReply)
+	choice(t, "excess", &limit.Excess, shaper.ExcessReset, shaper.ExcessClose, shaper.ExcessDrop, shaper.ExcessReply, shaper.ExcessReject)
+	if !t.has("excess") && ofUDP(limit) {
+		limit.Excess = shaper.ExcessDrop
+	}
 	quantity(t, "reply", &limit.Reply, "http-429", parseReply)
 	mode(t, &limit.Observe)
 

@@ -55,9 +55,12 @@ func readFile(path string) (string, error) {
 // load makes a configuration of files, the main one first.
 func load(files []*file) (*Config, error) {
 	l := loader{
-		c:          &Config{Daemon: Daemon{Metrics: "127.0.0.1:9464", Buckets: 1 << 20, Pins: "/sys/fs/bpf/shaperd"}},
-		daemonKeys: map[string]*node{},
-		asnFiles:   map[string]*node{},
+		c: &Config{
+			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Buckets: 1 << 20, Pins: "/sys/fs/bpf/shaperd"},
+			Transparent: Transparent{Mark: 21320},
+		},
+		set:      map[string]*node{},
+		asnFiles: map[string]*node{},
 	}
 	for _, f := range files {
 		root, values := l.parse(f)

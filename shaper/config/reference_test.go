@@ -87,7 +87,7 @@ func TestExamples(t *testing.T) {
 // nothing reads would be accepted.
 func TestEveryKeyIsRead(t *testing.T) {
 	for header, keys := range map[string][]string{
-		"": fileKeys, "[daemon]": daemonKeys, "[asn]": asnKeys, "[[listen]]": listenKeys, "[[attach]]": attachKeys, "[[limit]]": limitKeys, "[limit.match]": matchKeys,
+		"": fileKeys, "[daemon]": daemonKeys, "[transparent]": diversionKeys, "[asn]": asnKeys, "[[listen]]": listenKeys, "[[attach]]": attachKeys, "[[limit]]": limitKeys, "[limit.match]": matchKeys,
 	} {
 		for _, key := range keys {
 			text := header + "\n" + key + " = 1979-05-27\n"

@@ -163,6 +163,20 @@ func (t table) integer(key string, into *int, first, last int64) {
 	}
 }
 
+// boolean sets *into to the boolean under a key.
+func (t table) boolean(key string, into *bool) {
+	v, ok := t.values[key]
+	if !ok {
+		return
+	}
+	b, ok := v.(bool)
+	if !ok {
+		t.bad(key, "must be true or false, not %s", kind(v))
+		return
+	}
+	*into = b
+}
+
 // quantity sets *into to the value of a string with a unit under a key.
 func quantity[T any](t table, key string, into *T, example string, parse func(string) (T, error)) {
 	v, ok := t.values[key]

@@ -118,7 +118,7 @@ func (d *daemon) write(config string) {
 	}
 }
 
-// await reads notifications until one has the line want.
+// await reads notifications until one has a line that begins with want.
 func (d *daemon) await(want string) {
 	d.t.Helper()
 	const most = 10 * time.Second
@@ -143,7 +143,7 @@ func (d *daemon) await(want string) {
 		}
 		lines := strings.Split(string(buf[:n]), "\n")
 		d.store(lines, oob[:rights])
-		if slices.Contains(lines, want) {
+		if slices.ContainsFunc(lines, func(line string) bool { return strings.HasPrefix(line, want) }) {
 			return
 		}
 	}

@@ -133,9 +133,9 @@ func TestReset(t *testing.T) {
 	})
 }
 
-// TestDrain sends SIGTERM while connections are busy: they go on to their end,
-// new ones are refused, as nobody keeps the sockets, and the daemon ends with the last
-// one.
+// TestDrain sends SIGTERM while connections are busy: they go on to their end, and
+// datagrams do; new connections are refused, as nobody keeps the sockets, and the daemon
+// ends with the last one.
 func TestDrain(t *testing.T) {
 	f := ipv4
 	request := noise(1 << 20)
@@ -146,6 +146,7 @@ func TestDrain(t *testing.T) {
 			_, _ = io.WriteString(c, "whole")
 		}
 	})
+	n.downstream.echoUDP(t, f.udp())
 	d := n.shaper.shaperd(t, config(f, limit("slow", onTCP, keySource, `rate = "2MiB/s"`)), "--drain-timeout", "20s")
 	for _, f := range d.stored {
 		f.Close()
@@ -187,6 +188,8 @@ func TestDrain(t *testing.T) {
 	if !d.running() {
 		t.Fatal("shaperd ended before its connections")
 	}
+	n.client.exchangeUDP(t, f.sources[2], f.udpDoor(), 100)
+	d.await("STATUS=Draining: ")
 	if err := receive(done); err != nil {
 		t.Errorf("while draining: %v", err)
 	}

@@ -1,0 +1,138 @@
+package conn
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"time"
+	"unsafe"
+
+	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
+	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
+
+	"shaperd/shaper"
+)
+
+// rejecter tells the sources of refused datagrams "port unreachable" (RFC 792, RFC 4443),
+// so that they need not wait for an answer. It belongs to the loop's thread.
+type rejecter struct {
+	fd4, fd6 int // raw sockets, -1 where the host lacks the family
+	limiter  *rate.Limiter
+}
+
+// What Linux holds its own such messages to, see icmp_msgs_per_sec and icmp_msgs_burst:
+// their sources may be forged.
+const (
+	rejectRate  = 1000
+	rejectBurst = 50
+)
+
+// rejects reports whether a limit of policy asks for a rejecter.
+func rejects(policy *shaper.Policy) bool {
+	for i := range policy.Len() {
+		if policy.Limit(i).Excess == shaper.ExcessReject {
+			return true
+		}
+	}
+	return false
+}
+
+func newRejecter() (*rejecter, error) {
+	r := &rejecter{fd4: -1, fd6: -1, limiter: rate.NewLimiter(rejectRate, rejectBurst)}
+	var err error
+	if r.fd4, err = rawSocket(unix.AF_INET, unix.IPPROTO_ICMP); err == nil {
+		r.fd6, err = rawSocket(unix.AF_INET6, unix.IPPROTO_ICMPV6)
+	}
+	if err != nil {
+		r.close()
+		return nil, fmt.Errorf("excess = \"reject\": CAP_NET_RAW: %w", err)
+	}
+	// All they get is thrown away at once.
+	const solRaw, icmpFilter = 255, 1
+	_ = unix.SetsockoptInt(r.fd4, solRaw, icmpFilter, -1)
+	block := unix.ICMPv6Filter{}
+	for i := range block.Data {
+		block.Data[i] = ^uint32(0)
+	}
+	_ = unix.SetsockoptICMPv6Filter(r.fd6, unix.IPPROTO_ICMPV6, unix.ICMPV6_FILTER, &block)
+	// The source asked a transparent listener for another host's address.
+	_ = unix.SetsockoptInt(r.fd4, unix.IPPROTO_IP, unix.IP_TRANSPARENT, 1)
+	_ = unix.SetsockoptInt(r.fd6, unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT, 1)
+	return r, nil
+}
+
+func rawSocket(family, protocol int) (int, error) {
+	fd, err := unix.Socket(family, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, protocol)
+	if err == unix.EAFNOSUPPORT {
+		return -1, nil
+	}
+	return fd, err
+}
+
+func (r *rejecter) close() {
+	for _, fd := range []int{r.fd4, r.fd6} {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
+}
+
+// reject answers a datagram of n bytes to a port of key.
+func (p *Proxy) reject(key *flowKey, port uint16, n int) {
+	r := p.rejecter.Load()
+	if r == nil || !key.asked.IsValid() || key.asked.IsMulticast() || !r.limiter.AllowN(time.Now(), 1) {
+		return
+	}
+	fd, m := r.fd4, icmp.Message{Type: ipv4.ICMPTypeDestinationUnreachable, Code: 3}
+	if key.asked.Is6() {
+		fd, m = r.fd6, icmp.Message{Type: ipv6.ICMPTypeDestinationUnreachable, Code: 4}
+	}
+	m.Body = &icmp.DstUnreach{Data: headersOf(key.client, netip.AddrPortFrom(key.asked, port), n)}
+	b, err := m.Marshal(nil)
+	if err != nil || fd < 0 {
+		return
+	}
+	// A raw socket's addresses have no port.
+	to := newReplyTo(message{from: netip.AddrPortFrom(key.client.Addr(), 0), scope: key.scope, to: key.asked})
+	vector := unix.Iovec{Base: &b[0]}
+	vector.SetLen(len(b))
+	header := unix.Msghdr{Name: (*byte)(unsafe.Pointer(&to.name)), Namelen: to.nameLen, Iov: &vector, Control: &to.control[0]}
+	header.SetIovlen(1)
+	header.SetControllen(to.controlLen)
+	_, _, _ = unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&header)), unix.MSG_DONTWAIT)
+}
+
+// headersOf is the headers of a datagram of n bytes, by which its source knows which one
+// an ICMP message is about.
+func headersOf(from, to netip.AddrPort, n int) []byte {
+	var b []byte
+	const udpHeader, hops = 8, 64
+	if from.Addr().Is4() {
+		b = binary.BigEndian.AppendUint16([]byte{0x45, 0}, uint16(ipv4.HeaderLen+udpHeader+n))
+		b = append(b, 0, 0, 0, 0, hops, unix.IPPROTO_UDP, 0, 0)
+	} else {
+		b = binary.BigEndian.AppendUint16([]byte{0x60, 0, 0, 0}, uint16(udpHeader+n))
+		b = append(b, unix.IPPROTO_UDP, hops)
+	}
+	b = append(append(b, from.Addr().AsSlice()...), to.Addr().AsSlice()...)
+	if from.Addr().Is4() {
+		binary.BigEndian.PutUint16(b[10:], checksum(b))
+	}
+	for _, field := range []uint16{from.Port(), to.Port(), uint16(udpHeader + n), 0} {
+		b = binary.BigEndian.AppendUint16(b, field)
+	}
+	return b
+}
+
+// checksum is that of RFC 1071, of an even number of bytes.
+func checksum(b []byte) uint16 {
+	var sum uint32
+	for i := 0; i < len(b); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	sum = sum>>16 + sum&0xffff
+	return ^uint16(sum + sum>>16)
+}

@@ -1,0 +1,61 @@
+package systemd
+
+import (
+	"net"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+const networkAdmin = "network-admin.conf"
+
+// TestNetworkAdmin has the unit with its drop-in serve transparently, and its rules come
+// and go.
+func TestNetworkAdmin(t *testing.T) {
+	transparent := strings.Replace(config, `downstream = ["localhost:7000"]`, "downstream = [\"127.0.0.1:7000\", \"[::1]:7000\"]\ntransparent = true", 1) +
+		"\n[[limit]]\nname = \"flows\"\nmatch = { protocol = \"udp\" }\nconnections = 100\nexcess = \"reject\"\n"
+	s := newStage(t, readUnit(t, unitFile, networkAdmin), transparent)
+	d := s.start(t)
+	rules := func() string {
+		t.Helper()
+		out, err := exec.Command("nft", "list", "ruleset").CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return string(out)
+	}
+	if text := rules(); !strings.Contains(text, "socket transparent") {
+		t.Errorf("the daemon has installed no rules, but\n%s", text)
+	}
+	for _, addr := range []string{"127.0.0.1", "::1"} {
+		c := dial(t, "tcp", net.JoinHostPort(addr, "80"))
+		exchange(t, c, []byte("hello"))
+		c.Close()
+	}
+	s.configure(t, config)
+	s.reload(t, d)
+	if text := rules(); text != "" {
+		t.Errorf("when no listener is transparent there are still rules:\n%s", text)
+	}
+	s.terminate(t, d)
+	d.end(t)
+}
+
+// TestNetworkAdminLacks starts without the drop-in.
+func TestNetworkAdminLacks(t *testing.T) {
+	for what, text := range map[string]string{
+		"listener \"web\": listen on tcp://0.0.0.0:80: transparent: CAP_NET_RAW or CAP_NET_ADMIN": strings.Replace(config, `name       = "web"`, "name = \"web\"\ntransparent = true", 1) + "\n[transparent]\nrules = \"manual\"\n",
+		"[transparent] rules = \"install\": nftables: CAP_NET_ADMIN":  strings.Replace(config, `name       = "web"`, "name = \"web\"\ntransparent = true", 1),
+		"excess = \"reject\": CAP_NET_RAW":                            config + "\n[[limit]]\nname = \"flows\"\nmatch = { protocol = \"udp\" }\nconnections = 100\nexcess = \"reject\"\n",
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := newStage(t, readUnit(t, unitFile), text)
+			out, err := s.command(s.unit.service(t, "ExecStart"), 0).CombinedOutput()
+			want := "operation not permitted: run shaperd as root, or copy /usr/share/doc/shaperd/examples/network-admin.conf " +
+				"to /etc/systemd/system/shaperd.service.d/ and run \"systemctl daemon-reload\"\n"
+			if err == nil || !strings.Contains(string(out), "shaperd: "+what) || !strings.Contains(string(out), want) {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+}

@@ -1,0 +1,85 @@
+//go:build vmguest
+
+package netns
+
+import (
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestVMClockSteps sets the clock of the guest forward and back while the daemon holds
+// streams and datagrams to a rate: nothing is to stop, or to burst.
+func TestVMClockSteps(t *testing.T) {
+	const (
+		rate    = 1 << 20 // bytes a second
+		packets = 100     // a second
+		span    = 5 * time.Second
+		window  = 500 * time.Millisecond
+	)
+	f := ipv4
+	n := newNetwork(t)
+	s := n.downstream.newSink(t, f.tcp())
+	n.downstream.echoUDP(t, f.udp())
+	d := n.shaper.shaperd(t, config(f,
+		limit("bytes", onTCP, keyAll, `rate = "1MiB/s"`),
+		limit("datagrams", onUDP, keyAll, `packets = "100pps"`, `max_delay = "100ms"`)))
+	b := n.client.newBulk(t, f.sources[0], f.door(), 2, 'x')
+	s.wait(t, 'x', 2, patience)
+	p := n.client.newPaced(t, f.sources[0], f.udpDoor(), paced{size: 100, rate: 3 * packets})
+	failed := make(chan error, 2)
+	go func() { failed <- b.flood(span + time.Second) }()
+	go func() { _, err := p.send(span + time.Second); failed <- err }()
+
+	step := func(by time.Duration) {
+		var now unix.Timespec
+		must(t, unix.ClockGettime(unix.CLOCK_REALTIME, &now))
+		now = unix.NsecToTimespec(now.Nano() + int64(by))
+		must(t, unix.ClockSettime(unix.CLOCK_REALTIME, &now))
+	}
+	steps := []time.Duration{time.Hour, -2 * time.Hour, 365 * 24 * time.Hour, -365*24*time.Hour + time.Hour}
+	datagrams := func() float64 {
+		return d.metrics().sum("shaperd_listener_bytes_total", `direction="to-downstream"`) - float64(s.got('x'))
+	}
+	type sample struct {
+		at    time.Duration
+		bytes int64
+	}
+	var samples []sample
+	first := datagrams()
+	start := time.Now() // by the monotonic clock, which no step changes
+	for len(samples) == 0 || samples[len(samples)-1].at < span {
+		at := time.Since(start)
+		samples = append(samples, sample{at, s.got('x')})
+		if due := int(at / time.Second); due > 0 && len(steps) > 0 && due > 4-len(steps) {
+			step(steps[0])
+			steps = steps[1:]
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	sent := (datagrams() - first) / 100
+	if len(steps) != 0 {
+		t.Fatalf("%d steps were not made", len(steps))
+	}
+	for i, from := range samples {
+		for _, to := range samples[i:] {
+			d, bytes := (to.at - from.at).Seconds(), float64(to.bytes-from.bytes)
+			if most := rate * (d + window.Seconds()); bytes > most {
+				t.Fatalf("%.0f bytes arrived between %v and %v, want at most %.0f", bytes, from.at, to.at, most)
+			}
+		}
+	}
+	last := samples[len(samples)-1]
+	if mean := float64(last.bytes-samples[0].bytes) / last.at.Seconds(); mean < 0.8*rate || mean > 1.05*rate {
+		t.Errorf("the mean rate was %.0f bytes/s, want %d", mean, rate)
+	}
+	if got := sent / last.at.Seconds(); got < 0.7*packets || got > 1.3*packets {
+		t.Errorf("%.0f datagrams/s were forwarded, want %d", got, packets)
+	}
+	for range 2 {
+		if err := <-failed; err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,124 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"shaperd/test/lab"
+)
+
+// TestReloadUnderLoad reloads again and again while connections come and go, others stay,
+// and datagrams flow: nobody is to notice.
+func TestReloadUnderLoad(t *testing.T) {
+	fairly(t, func() (stallReport, error) { return measureReloadUnderLoad(t) })
+}
+
+func measureReloadUnderLoad(t *testing.T) (stallReport, error) {
+	const (
+		reloads  = 100
+		interval = 80 * time.Millisecond
+		openings = 1000 // connections a second
+		workers  = 50
+		long     = 200
+		packets  = 20_000 // a second
+		rate     = 10 << 20
+		burst    = 1 << 20
+	)
+	f := ipv4
+	n := newNetwork(t)
+	rpc := netip.AddrPortFrom(f.downstream, 7000)
+	rpcDoor := netip.AddrPortFrom(f.proxy, rpc.Port())
+	n.downstream.serveSlowly(t, rpc, 0)
+	s := n.downstream.newSink(t, f.tcp())
+	n.downstream.discardUDP(t, f.udp())
+	text := func(i int) string {
+		text := config(f,
+			limit("smooth", onTCP, keyAll, fmt.Sprintf(`rate = "%dMiB/s"`, rate>>20), `burst = "1MiB"`, fmt.Sprintf(`max_delay = "%dms"`, 200+i%2)),
+			limit("datagrams", onUDP, keySource, fmt.Sprintf(`packets = "%dpps"`, 2*packets), `max_delay = "1s"`))
+		text += fmt.Sprintf("\n[[listen]]\nname = \"rpc\"\naddress = [\"tcp://0.0.0.0:%d\"%s]\ndownstream = [\"%v\"]\n",
+			rpc.Port(), strings.Repeat(`, "tcp://127.0.0.1:7001"`, i%2), rpc)
+		// Other limits come and go.
+		text += strings.Repeat("\n[[limit]]\n"+limit("slots", `match = { listen = ["rpc"] }`, keySource, "connections = 500", `new_connections = "5000/s"`), i%2)
+		return text
+	}
+	d := n.shaper.shaperd(t, text(0))
+	b := n.client.newBulk(t, f.sources[0], f.door(), long, 'l')
+	s.wait(t, 'l', long, 5*time.Second)
+	stalls := startStallWatch(t)
+	const load = reloads*interval + 500*time.Millisecond
+	streams := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(int(load/time.Second)+2))
+	datagrams := n.downstream.capture(t, downstreamLink, udpPort, packets*int(load/time.Second+2))
+
+	var group sync.WaitGroup
+	var served, failed atomic.Int64
+	var flooded, sprayed error
+	sent := 0
+	group.Go(func() { flooded = b.flood(load) })
+	group.Go(func() {
+		p := n.client.newPaced(t, f.sources[1], f.udpDoor(), paced{tag: 'u', size: 64, rate: packets})
+		sent, sprayed = p.send(load)
+	})
+	start := time.Now()
+	for w := range workers {
+		group.Go(func() {
+			const period = workers * time.Second / openings
+			for at := period * time.Duration(w) / workers; at < load; at += period {
+				time.Sleep(time.Until(start.Add(at)))
+				if _, err := n.client.ask(f.sources[2], rpcDoor); err != nil {
+					failed.Add(1)
+					t.Logf("a connection: %v", err)
+				} else {
+					served.Add(1)
+				}
+			}
+		})
+	}
+	for i := range reloads {
+		time.Sleep(time.Until(start.Add(interval * time.Duration(i+1))))
+		d.reload(text(i + 1))
+	}
+	took := time.Since(start)
+	group.Wait()
+	time.Sleep(100 * time.Millisecond) // what is on the way arrives
+	list, bytes, report := datagrams.stop(), lab.Bytes(streams.stop()), stalls.stop()
+
+	m := d.metrics()
+	if got := m.sum("shaperd_config_reloads_total", `result="success"`); got != reloads+1 {
+		t.Errorf("the daemon has loaded its configuration %v times, want %d", got, reloads+1)
+	}
+	sigma := lab.Sigma(bytes, rate)
+	t.Logf("%d reloads in %v beside %d connections (%.0f/s), %d datagrams (%.0f/s) and %d streams at %.0f B/s; sigma %.0f bytes, %d of them the burst; %v",
+		reloads, took.Round(time.Millisecond), served.Load(), float64(served.Load())/load.Seconds(), sent, float64(sent)/load.Seconds(), long, lab.Mean(bytes), sigma, burst, report)
+	if err := errors.Join(flooded, sprayed); err != nil {
+		t.Errorf("the load: %v", err)
+	}
+	if failed.Load() > 0 {
+		t.Errorf("%d of %d connections failed", failed.Load(), failed.Load()+served.Load())
+	}
+	if arrived, ended := s.count(); arrived != long || ended != 0 {
+		t.Errorf("%d streams arrived at the downstream and %d ended, want %d and 0", arrived, ended, long)
+	}
+	if strings.Contains(d.log.String(), "level=ERROR") {
+		t.Error("the daemon logged an error")
+	}
+	var errs []error
+	if len(list) != sent {
+		errs = append(errs, fmt.Errorf("%d of %d datagrams arrived", len(list), sent))
+	}
+	if most := burst + 24e3 + rate*min(report.longest(), stallAlibi).Seconds(); sigma > most {
+		errs = append(errs, fmt.Errorf("sigma is %.0f bytes, want at most %.0f: a reload hands out a burst", sigma, most))
+	}
+	if sigma < burst/2 {
+		errs = append(errs, fmt.Errorf("sigma is %.0f bytes: the burst was never used", sigma))
+	}
+	if least := 0.9 * openings * load.Seconds(); float64(served.Load()) < least {
+		errs = append(errs, fmt.Errorf("only %d connections were made, the load is %d/s", served.Load(), openings))
+	}
+	return report, errors.Join(errs...)
+}

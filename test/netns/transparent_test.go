@@ -1,0 +1,329 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// plcPort is where the downstream of a gateway listens, by TCP and by UDP.
+const plcPort = 502
+
+func (f family) plc() netip.AddrPort { return netip.AddrPortFrom(f.downstream, plcPort) }
+
+// transparentConfig has two transparent listeners: the door of config, and one with the
+// address of its own downstream.
+func transparentConfig(f family, limits ...string) string {
+	text := strings.Replace(config(f, limits...), "\n\n[[limit]]", "\ntransparent = true\n\n[[limit]]", 1)
+	if len(limits) == 0 {
+		text += "transparent = true\n"
+	}
+	return text + fmt.Sprintf("\n[[listen]]\nname = \"plc\"\naddress = [\"tcp://%[1]v\", \"udp://%[1]v\"]\ndownstream = [\"%[1]v\"]\ntransparent = true\n", f.plc())
+}
+
+// seen is who a server was asked by.
+type seen struct {
+	mu   sync.Mutex
+	from []netip.AddrPort
+}
+
+func (s *seen) note(from netip.AddrPort) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.from = append(s.from, netip.AddrPortFrom(from.Addr().Unmap(), from.Port()))
+}
+
+// take returns who has asked since the last call.
+func (s *seen) take() []netip.AddrPort {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	from := s.from
+	s.from = nil
+	return from
+}
+
+// echoTCP sends back what comes, and notes from whom.
+func (h *host) echoTCP(t testing.TB, at netip.AddrPort, s *seen) {
+	t.Helper()
+	h.serveTCP(t, at, func(c *net.TCPConn) {
+		s.note(c.RemoteAddr().(*net.TCPAddr).AddrPort())
+		_, _ = io.Copy(c, c)
+	})
+}
+
+func (h *host) notingUDP(t testing.TB, at netip.AddrPort, s *seen) {
+	t.Helper()
+	c := h.listenUDP(t, at)
+	var group sync.WaitGroup
+	group.Go(func() {
+		buf := make([]byte, 1<<16)
+		for {
+			n, from, err := c.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return
+			}
+			s.note(from)
+			_, _ = c.WriteToUDPAddrPort(buf[:n], from)
+		}
+	})
+	t.Cleanup(func() {
+		c.Close()
+		group.Wait()
+	})
+}
+
+// exchange sends a text to the end of c, and wants it back.
+func exchange(c *net.TCPConn, text string) error {
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return err
+	}
+	if _, err := io.WriteString(c, text); err != nil {
+		return err
+	}
+	if err := c.CloseWrite(); err != nil {
+		return err
+	}
+	got, err := io.ReadAll(c)
+	if err == nil && string(got) != text {
+		err = fmt.Errorf("%q came back for %q", got, text)
+	}
+	return err
+}
+
+// exchangeUDP sends one datagram and wants it back from where it went.
+func (h *host) exchangeUDP(t testing.TB, from netip.Addr, to netip.AddrPort, size int) (local netip.AddrPort) {
+	t.Helper()
+	c, err := h.DialUDP(from, to)
+	must(t, err)
+	defer c.Close()
+	must(t, c.SetDeadline(time.Now().Add(5*time.Second)))
+	_, err = c.Write(make([]byte, size))
+	must(t, err)
+	n, err := c.Read(make([]byte, 1<<16)) // from to alone, as it is connected
+	if err != nil || n != size {
+		t.Errorf("UDP from %v to %v: %d bytes came back, %v; want %d", from, to, n, err, size)
+	}
+	return c.LocalAddr().(*net.UDPAddr).AddrPort()
+}
+
+// TestTransparent has downstreams see the clients' addresses: behind a door that clients
+// know of, and on a gateway that they do not.
+func TestTransparent(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			n := newNetwork(t)
+			n.forward(t)
+			var tcp, udp seen
+			n.downstream.echoTCP(t, f.tcp(), &tcp)
+			n.downstream.echoTCP(t, f.plc(), &tcp)
+			n.downstream.notingUDP(t, f.udp(), &udp)
+			n.downstream.notingUDP(t, f.plc(), &udp)
+			d := n.shaper.shaperd(t, transparentConfig(f))
+
+			text := strings.Repeat("all of it\n", 20_000)
+			asked := 0
+			for _, to := range []netip.AddrPort{f.door(), f.plc()} {
+				for _, from := range f.sources {
+					c := n.client.mustDial(t, from, to)
+					if err := exchange(c, text); err != nil {
+						t.Errorf("TCP from %v to %v: %v", from, to, err)
+					}
+					if got := tcp.take(); len(got) != 1 || got[0].Addr() != from {
+						t.Errorf("TCP from %v to %v came to the downstream from %v", from, to, got)
+					}
+					asked++
+				}
+			}
+			for _, to := range []netip.AddrPort{f.udpDoor(), f.plc()} {
+				for _, size := range []int{0, 1, 1472, 9000, 60_000} {
+					local := n.client.exchangeUDP(t, f.sources[1], to, size)
+					if got := udp.take(); len(got) != 1 || got[0] != local {
+						t.Errorf("UDP from %v to %v came to the downstream from %v", local, to, got)
+					}
+				}
+			}
+			m := d.metrics()
+			if got := m.sum("shaperd_listener_connections_accepted_total"); int(got) != asked {
+				t.Errorf("the daemon has accepted %v connections, want %d: they got around it\n%s", got, asked, m)
+			}
+
+			// Nothing gets around a gateway that is gone, until its rules are.
+			d.kill()
+			for _, kept := range d.stored {
+				kept.Close()
+			}
+			if c, err := n.client.Dial(t.Context(), f.sources[0], f.plc(), 500*time.Millisecond); err == nil {
+				c.Close()
+				t.Error("a connection got around a gateway that does not run")
+			}
+			if got := tcp.take(); len(got) != 0 {
+				t.Errorf("%v got around a gateway that does not run", got)
+			}
+			must(t, n.shaper.Run(daemonPath(t), "rules", "--remove", "--config", d.config))
+			c := n.client.mustDial(t, f.sources[0], f.plc())
+			if err := exchange(c, "direct"); err != nil {
+				t.Errorf("without rules: %v", err)
+			}
+			n.shaper.mustHaveNoRules(t)
+		})
+	}
+}
+
+// TestTransparentReload makes a listener transparent, and undoes it.
+func TestTransparentReload(t *testing.T) {
+	f := ipv4
+	n := newNetwork(t)
+	var tcp seen
+	n.downstream.echoTCP(t, f.tcp(), &tcp)
+	d := n.shaper.shaperd(t, config(f))
+	for _, step := range []struct {
+		config string
+		from   netip.Addr
+	}{
+		{transparentConfig(f), f.sources[0]},
+		{strings.Replace(transparentConfig(f), "[[listen]]", "[transparent]\nmark = 7\n\n[[listen]]", 1), f.sources[0]},
+		{strings.Replace(transparentConfig(f), "[[listen]]", "[transparent]\nmark = 8\nrules = \"manual\"\n\n[[listen]]", 1), netip.Addr{}},
+		{config(f), f.inner},
+	} {
+		d.reload(step.config)
+		c, err := n.client.Dial(t.Context(), f.sources[0], f.door(), time.Second)
+		must(t, err)
+		if !step.from.IsValid() { // nobody has seen to the rules
+			c.Close()
+			continue
+		}
+		if err := exchange(c, "hello"); err != nil {
+			t.Error(err)
+		}
+		if got := tcp.take(); len(got) != 1 || got[0].Addr() != step.from {
+			t.Errorf("the downstream was asked by %v, want %v", got, step.from)
+		}
+	}
+	n.shaper.mustHaveNoRules(t)
+
+	// A listener that is its own downstream is an error, and not an endless connection.
+	d.reload(config(f) + fmt.Sprintf("\n[[listen]]\nname = \"loop\"\naddress = [\"tcp://%[1]v\"]\ndownstream = [\"%[1]v\"]\ntransparent = true\n",
+		netip.AddrPortFrom(f.inner, plcPort)))
+	if text := d.log.String(); !strings.Contains(text, "is the listener itself") {
+		t.Error("a listener may be its own downstream")
+	}
+}
+
+// mustHaveNoRules wants nothing of what transparent listeners need to be left.
+func (h *host) mustHaveNoRules(t testing.TB) {
+	t.Helper()
+	if got := h.rules(t); strings.Contains(got, "shaperd") || strings.Contains(got, "fwmark") || strings.Contains(got, "local default") {
+		t.Errorf("rules are left:\n%s", got)
+	}
+}
+
+// rules is all that the kernel has of the kind.
+func (h *host) rules(t testing.TB) string {
+	t.Helper()
+	var all string
+	for _, args := range [][]string{
+		{"nft", "list", "ruleset"},
+		{"ip", "-4", "rule"}, {"ip", "-6", "rule"}, {"ip", "-4", "route", "show", "table", "all"}, {"ip", "-6", "route", "show", "table", "all"},
+	} {
+		out, err := h.Output(args[0], args[1:]...)
+		must(t, err)
+		all += out
+	}
+	return all
+}
+
+// TestRulesCommands holds the commands that are printed to what is installed.
+func TestRulesCommands(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "shaperd.toml")
+	text := transparentConfig(ipv4) + fmt.Sprintf("\n[[listen]]\nname = \"six\"\naddress = [\"udp://[%v]:8000-8010\"]\ndownstream = [\"[%v]\"]\ntransparent = true\n",
+		ipv6.alias, ipv6.downstream)
+	must(t, os.WriteFile(file, []byte(text), 0o644))
+	h := newHost(t, "rules")
+	before := h.rules(t)
+	shaperd := func(args ...string) string {
+		out, err := h.Output(daemonPath(t), append([]string{"rules", "--config", file}, args...)...)
+		must(t, err)
+		return out
+	}
+	run := func(script string) {
+		cmd := exec.Command("sh", "-ec", script)
+		cmd.Stderr = os.Stderr
+		must(t, h.Start(cmd))
+		must(t, cmd.Wait())
+	}
+	var install, remove string
+	for line := range strings.Lines(shaperd()) {
+		if command, ok := strings.CutPrefix(line, "# "); ok {
+			remove += command
+		} else {
+			install += line
+		}
+	}
+	shaperd("--install")
+	shaperd("--install") // in place of what is there
+	installed := h.rules(t)
+	if installed == before {
+		t.Error("nothing was installed")
+	}
+	for range 2 {
+		run(install)
+		if printed := h.rules(t); printed != installed {
+			t.Errorf("the printed commands come to\n%s\nand --install to\n%s", printed, installed)
+		}
+	}
+	run(remove)
+	if left := h.rules(t); left != before {
+		t.Errorf("the printed commands leave\n%s\nwhere there was\n%s", left, before)
+	}
+	shaperd("--install")
+	shaperd("--remove")
+	shaperd("--remove")
+	if left := h.rules(t); left != before {
+		t.Errorf("--remove leaves\n%s\nwhere there was\n%s", left, before)
+	}
+}
+
+// TestReject refuses datagrams in such a way that their source knows.
+func TestReject(t *testing.T) {
+	for _, f := range families {
+		for name, limits := range map[string]string{
+			"queue": limit("slow", onUDP, keyAll, `packets = "1/min"`, `max_delay = "0s"`, `excess = "reject"`),
+			"flows": limit("few", onUDP, keyAll, `connections = 1`, `excess = "reject"`),
+			"drop":  limit("few", onUDP, keyAll, `connections = 1`),
+		} {
+			t.Run(f.name+"/"+name, func(t *testing.T) {
+				n := newNetwork(t)
+				n.downstream.echoUDP(t, f.udp())
+				n.shaper.shaperd(t, config(f, limits))
+				n.client.exchangeUDP(t, f.sources[0], f.udpDoor(), 100)
+				for _, to := range []netip.Addr{f.proxy, f.alias} {
+					c, err := n.client.DialUDP(f.sources[1], netip.AddrPortFrom(to, udpPort))
+					must(t, err)
+					defer c.Close()
+					_, err = c.Write(make([]byte, 1400))
+					must(t, err)
+					must(t, c.SetReadDeadline(time.Now().Add(time.Second)))
+					_, err = c.Read(make([]byte, 1<<16))
+					want := error(syscall.ECONNREFUSED)
+					if name == "drop" {
+						want = os.ErrDeadlineExceeded
+					}
+					if !errors.Is(err, want) {
+						t.Errorf("a refused datagram to %v ends with %v, want %v", to, err, want)
+					}
+				}
+			})
+		}
+	}
+}
