@@ -234,9 +234,9 @@ func (s *session) dial(now leaky.Time) {
 
 // connect begins to connect to d.
 func (s *session) connect(d *downstream) error {
-	var from netip.AddrPort
+	var from netip.Addr
 	if s.config.Load().Transparent {
-		from = s.from
+		from = s.from.Addr()
 	}
 	fd, err := s.proxy.connectTCP(from, netip.AddrPortFrom(d.host.addr(), d.port(s.flow.Port, s.samePort)))
 	if err != nil {
@@ -252,14 +252,14 @@ func (s *session) connect(d *downstream) error {
 
 // connectTCP returns a socket that is on its way to to, from another host's address where
 // from is one.
-func (p *Proxy) connectTCP(from, to netip.AddrPort) (int, error) {
+func (p *Proxy) connectTCP(from netip.Addr, to netip.AddrPort) (int, error) {
 	fd, err := tcpSocket(to.Addr())
 	if err != nil {
 		return -1, err
 	}
 	p.mark(fd)
 	if from.IsValid() {
-		err = bindSource(fd, from, to.Addr(), shaper.TCP)
+		err = bindSource(fd, from, to.Addr())
 	}
 	if err == nil {
 		err = unix.Connect(fd, sockaddr(to))

@@ -102,7 +102,7 @@ func (s *site) pick(source netip.Addr, failed []*downstream, now leaky.Time) (_ 
 	s.candidates = s.candidates[:0]
 	for _, out := range [...]bool{false, true} {
 		for _, d := range s.downstreams {
-			if d.usable(now) == out || slices.Contains(failed, d) || !d.host.addr().IsValid() {
+			if d.usable(now) == out || slices.Contains(failed, d) || !d.host.addr().IsValid() || !d.reaches(source) {
 				continue
 			}
 			if d.room() {
@@ -185,7 +185,7 @@ func hashOf(source netip.Addr, name string) uint64 {
 // ours reports whether an error is of this host and not of the downstream.
 func ours(err error) bool {
 	switch err {
-	case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.EADDRNOTAVAIL, errOtherFamily:
+	case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.EADDRNOTAVAIL, errCannotShow:
 		return true
 	}
 	return false
@@ -264,7 +264,7 @@ func (p *probe) begin(now leaky.Time) {
 	fd := -1
 	err := errNoAddress
 	if addr.IsValid() {
-		fd, err = proxy.connectTCP(netip.AddrPort{}, netip.AddrPortFrom(addr, d.checkPort()))
+		fd, err = proxy.connectTCP(netip.Addr{}, netip.AddrPortFrom(addr, d.checkPort()))
 	}
 	if err == nil {
 		if err = proxy.loop.watch(fd, edges, p); err != nil {
@@ -345,13 +345,13 @@ func (s *session) await(now leaky.Time) {
 }
 
 // wake lets those go on that wait for a downstream, as long as one has room. One that
-// waits for what has failed others does not hold them up.
+// waits for what has failed others, or others cannot show at, does not hold them up.
 func (s *site) wake(now leaky.Time) {
 	var aside []*session
 	for u := s.queue.first(); u != nil; u = s.queue.first() {
 		sess := u.owner.(*direction).session
-		room := s.hasRoom(sess.failed, now)
-		if !room && len(sess.failed) == 0 {
+		room := s.hasRoom(sess.flow.Source, sess.failed, now)
+		if !room && len(sess.failed) == 0 && !s.config.Load().Transparent {
 			break
 		}
 		leaf := sess.awaits
@@ -392,10 +392,10 @@ func (s *site) readmit(now leaky.Time) {
 }
 
 // hasRoom reports whether pick would find a downstream.
-func (s *site) hasRoom(failed []*downstream, now leaky.Time) bool {
+func (s *site) hasRoom(source netip.Addr, failed []*downstream, now leaky.Time) bool {
 	usable, room := false, false
 	for _, d := range s.downstreams {
-		if slices.Contains(failed, d) || !d.host.addr().IsValid() {
+		if slices.Contains(failed, d) || !d.host.addr().IsValid() || !d.reaches(source) {
 			continue
 		}
 		if d.usable(now) && d.room() {

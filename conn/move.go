@@ -186,7 +186,7 @@ func (d *direction) put(b []byte) (int, unix.Errno) {
 	if d.piece == 0 || len(b) <= d.piece {
 		return send(d.dst.fd, b)
 	}
-	l := d.session.proxy.loop
+	l, whole := d.session.proxy.loop, b
 	n := 0
 	for ; len(b) > 0 && n < len(l.pieces); n++ {
 		piece := b[:min(d.piece, len(b))]
@@ -204,6 +204,14 @@ func (d *direction) put(b []byte) (int, unix.Errno) {
 	total := 0
 	for i := range int(sent) {
 		total += int(l.pieces[i].len)
+	}
+	if last := &l.pieces[sent-1]; int(sent) < n && uint64(last.len) == l.vectors[sent-1].Len {
+		// The error that ended it is not told, and may be gone: a reset.
+		more, errno := send(d.dst.fd, whole[total:][:min(d.piece, len(whole)-total)])
+		if errno != 0 && errno != unix.EAGAIN {
+			return 0, errno
+		}
+		total += more
 	}
 	return total, 0
 }

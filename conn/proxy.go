@@ -121,21 +121,23 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 		}
 		sites[listen.Name], configs[s] = s, &siteConfig{Listen: listen}
 		if listen.Transparent {
-			if err := checkLoops(listen); err != nil {
+			if err := listen.checkTransparent(); err != nil {
 				return fmt.Errorf("listener %q: %w", listen.Name, err)
 			}
 		}
 		for _, e := range listen.Endpoints {
+			if listen.Transparent {
+				if err := mayBeTransparent(e.Addr.Addr()); err != nil {
+					return fmt.Errorf("listener %q: %w", listen.Name, err)
+				}
+			}
 			l, ok := p.ports[e.place()]
 			if !ok {
 				var err error
-				if l, err = p.openPort(e, listen.Transparent); err != nil {
+				if l, err = p.openPort(e, e.intercepts(listen)); err != nil {
 					return fmt.Errorf("listener %q: %w", listen.Name, err)
 				}
 				opened = append(opened, l)
-			}
-			if err := setTransparent(l.descriptor(), e.Addr.Addr(), listen.Transparent); err != nil {
-				return fmt.Errorf("listener %q: %w", listen.Name, err)
 			}
 			ports[e.place()], services[l] = l, service{s, e.SamePort}
 		}
@@ -155,6 +157,11 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 		units := p.loop.lines.clear()
 		p.gates.swap(policy, func() { p.loop.lines.swap(policy, now) }, now)
 		for s, config := range configs {
+			for _, f := range p.flows { // its next datagram makes another one
+				if f.site == s && s.config.Load().Transparent != config.Transparent {
+					f.close(now)
+				}
+			}
 			s.config.Store(config)
 			gone = append(gone, s.setDownstreams(config, now)...)
 		}
@@ -193,6 +200,12 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 	for l, s := range services {
 		l.serve(s)
 	}
+	for _, listen := range listens {
+		for _, e := range listen.Endpoints {
+			// Permitted, as it was above.
+			_ = setTransparent(ports[e.place()].descriptor(), e.Addr.Addr(), e.intercepts(listen))
+		}
+	}
 	for e, l := range p.ports {
 		if ports[e] != l {
 			l.close()
@@ -227,28 +240,33 @@ func (p *Proxy) Drain(ctx context.Context) int {
 	p.mu.Unlock()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	paused := false
-	for {
-		connections, queued := p.Remaining()
-		switch {
-		case connections == 0 && !paused:
-			paused = true
-			p.loop.call(func(leaky.Time) {
-				for _, u := range udp {
-					u.pause()
-				}
-			})
-			continue
-		case connections == 0 && queued == 0:
-			return 0
-		}
+	for p.open.Load() > 0 && ctx.Err() == nil {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return connections
 		}
 	}
+	p.loop.call(func(leaky.Time) {
+		for _, u := range udp {
+			u.pause()
+		}
+	})
+	for late := 0; late < drainLate; {
+		connections, queued := p.Remaining()
+		if queued == 0 {
+			return connections
+		}
+		<-tick.C
+		if ctx.Err() != nil {
+			late++
+		}
+	}
+	return int(p.open.Load())
 }
+
+// drainLate is for how long what is queued may leave when a drain has run out of time: so
+// many times 20 ms.
+const drainLate = 12
 
 // Remaining returns how many TCP connections there are, from accept to end, and how many
 // bytes of datagrams are queued.

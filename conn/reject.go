@@ -33,7 +33,7 @@ const (
 // rejects reports whether a limit of policy asks for a rejecter.
 func rejects(policy *shaper.Policy) bool {
 	for i := range policy.Len() {
-		if policy.Limit(i).Excess == shaper.ExcessReject {
+		if l := policy.Limit(i); l.Excess == shaper.ExcessReject && !l.Observe {
 			return true
 		}
 	}
@@ -83,7 +83,7 @@ func (r *rejecter) close() {
 // reject answers a datagram of n bytes to a port of key.
 func (p *Proxy) reject(key *flowKey, port uint16, n int) {
 	r := p.rejecter.Load()
-	if r == nil || !key.asked.IsValid() || key.asked.IsMulticast() || !r.limiter.AllowN(time.Now(), 1) {
+	if r == nil || !key.asked.IsValid() || key.client.Addr().IsUnspecified() || !r.limiter.AllowN(time.Now(), 1) {
 		return
 	}
 	fd, m := r.fd4, icmp.Message{Type: ipv4.ICMPTypeDestinationUnreachable, Code: 3}

@@ -80,20 +80,22 @@ type direction struct {
 	moved uint64 // bytes so far
 	paced uint64 // the grant, once the kernel paces it; 0 where it does not
 	piece int    // what leaves dst's socket at once then
+	limit uint64 // dst's pacing rate, bytes/s
 	lowat int    // how much dst's socket may hold unsent; 0 is the system's default
 }
 
 const (
-	// grantTime is how much of its rate a TCP direction moves at once. With
-	// grantCredit it makes sigma about 2.1 ms of the rate.
+	// grantTime is how much of its rate a TCP direction moves at once where the kernel
+	// does not pace it. With grantCredit it makes sigma about 2.1 ms of the rate.
 	grantTime = 700 * time.Microsecond
 
 	// grantCredit is how many grants a late wake-up gives back. Stalls of this
 	// kind of thread last up to 1.5 ms now and then; shorter ones cost nothing.
 	grantCredit = 2
 
-	// pacedTime is grantTime where the kernel spreads what it gets, in pieces of
-	// grantTime, over the time: TCP's own pacing, which has no thread to wake for each.
+	// pacedTime is how much it moves where the kernel spreads that over the time, in
+	// pieces of half of grantTime: TCP's own pacing, which has no thread to wake for
+	// each. A wake-up costs more than all else at such rates.
 	pacedTime = 4 * time.Millisecond
 
 	// pacedStreams is how many streams of a line have such grants at once.
@@ -121,7 +123,7 @@ func (s *session) begin(now leaky.Time) {
 	s.up = direction{session: s, src: &s.client, dst: &s.server, bytes: &s.counts.ToDownstream}
 	s.down = direction{session: s, src: &s.server, dst: &s.client, bytes: &s.counts.FromDownstream}
 	for _, d := range []*direction{&s.up, &s.down} {
-		d.unit = unit{owner: d, credit: grantCredit}
+		d.unit, d.limit = unit{owner: d, credit: grantCredit}, unpaced
 	}
 	s.reroute(s.proxy.shaper.Policy())
 	s.watchOver(now)
@@ -157,61 +159,74 @@ func (d *direction) reroute(policy *shaper.Policy, set shaper.Set) {
 		grant = min(grant, l.shape.Bytes.Units(leaky.FromDuration(grantTime)))
 	}
 	d.unit.grain = max(grant, minGrant)
+	d.unit.bytes = d.unit.grain
 	d.pace()
-	d.size()
-}
-
-// pace has the kernel spread larger grants, where no limit lets a burst pass: dst's socket
-// gets the rate of the narrowest one, and a little more to make up for delays.
-func (d *direction) pace() {
-	const unlimited = ^uint64(0)
-	rate, grant := unlimited, uint64(scratchSize)
-	for _, l := range d.unit.path {
-		grant = min(grant, l.shape.Bytes.Units(leaky.FromDuration(pacedTime)))
-		if l.shape.BytesBurst == 0 {
-			rate = min(rate, l.shape.Bytes.Units(leaky.Second))
-		}
-	}
-	was := d.paced
-	d.paced, d.piece = 0, 0
-	if rate < unlimited && d.unit.grain < scratchSize && grant > d.unit.grain {
-		segment, err := unix.GetsockoptInt(d.dst.fd, unix.IPPROTO_TCP, unix.TCP_MAXSEG)
-		if err == nil && segment > 0 {
-			d.paced, d.piece = grant, max(1, int(d.unit.grain)/2/segment)*segment
-		}
-	}
-	if d.paced > 0 || was > 0 {
-		limit := unlimited
-		if d.paced > 0 {
-			limit = rate + rate/32
-		}
-		if unix.SetsockoptUint64(d.dst.fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, limit) != nil {
-			d.paced, d.piece = 0, 0
-		}
-	}
-}
-
-// size sets the next grant. When many share a line each gets less: what they hold unsent
-// comes at once when a downstream goes on that has paused.
-func (d *direction) size() {
-	grant := d.unit.grain
-	if d.paced > 0 && d.moved >= pacedFrom {
-		streams := 0
-		for _, l := range d.unit.path {
-			streams = max(streams, l.streams)
-		}
-		grant = max(grant, d.paced>>bits.Len(uint(streams)/(pacedStreams+1)))
-	}
-	d.unit.bytes = grant
 	d.boundUnsent()
 }
 
-// boundUnsent keeps what dst's socket holds unsent to about one grant. A
-// downstream that pauses would otherwise be hit by all that was written
-// meanwhile, at once, when it goes on. An error leaves it so.
+// pace has the kernel spread larger grants where the narrowest limit lets no burst pass:
+// dst's socket gets its rate, and a little more to make up for delays.
+func (d *direction) pace() {
+	d.paced, d.piece = 0, 0
+	rate, grant, smooth := unpaced, uint64(scratchSize), false
+	for _, l := range d.unit.path {
+		if r := l.shape.Bytes.Units(leaky.Second); r < rate {
+			rate, smooth = r, l.shape.BytesBurst == 0
+		}
+		// Less where max_delay is short: datagrams of the same bucket wait for a grant.
+		time := min(leaky.FromDuration(pacedTime), max(leaky.FromDuration(grantTime), l.shape.MaxDelay/4))
+		grant = min(grant, l.shape.Bytes.Units(time))
+	}
+	if smooth && d.unit.grain < spliceMin {
+		piece := max(int(d.unit.grain)/2, minGrant)
+		segment, err := unix.GetsockoptInt(d.dst.fd, unix.IPPROTO_TCP, unix.TCP_MAXSEG)
+		if err == nil && segment > 0 && segment < piece {
+			piece -= piece % segment
+		}
+		if grant -= grant % uint64(piece); grant > d.unit.grain {
+			d.paced, d.piece = grant, piece
+		}
+	}
+	limit := unpaced
+	if d.paced > 0 {
+		limit = rate + rate/32
+	}
+	if limit != d.limit {
+		if unix.SetsockoptUint64(d.dst.fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, limit) != nil {
+			d.paced, d.piece = 0, 0
+		}
+		d.limit = limit
+	}
+}
+
+// unpaced is the pacing rate of a socket that has none.
+const unpaced = ^uint64(0)
+
+// size sets the next grant. When many share a line each gets less: what they hold unsent
+// comes at once when a downstream goes on that has paused. The kernel does not pace the
+// first ten segments.
+func (d *direction) size() {
+	if d.paced == 0 || d.moved < max(pacedFrom, 10*uint64(d.piece)) {
+		return
+	}
+	streams := 0
+	for _, l := range d.unit.path {
+		streams = max(streams, l.streams)
+	}
+	grant := d.paced >> bits.Len(uint(streams)/(pacedStreams+1))
+	d.unit.bytes = max(d.unit.grain, grant-grant%uint64(d.piece))
+	d.boundUnsent()
+}
+
+// boundUnsent keeps what dst's socket holds unsent to about one grant, and what is left of
+// the one before where the kernel paces them. A downstream that pauses would otherwise be
+// hit by all that was written meanwhile, at once, when it goes on. An error leaves it so.
 func (d *direction) boundUnsent() {
 	lowat := 0 // the system's default
-	if len(d.unit.path) > 0 {
+	switch {
+	case d.unit.bytes > d.unit.grain:
+		lowat = int(d.unit.bytes + d.unit.bytes/2)
+	case len(d.unit.path) > 0:
 		lowat = int(d.unit.bytes)
 	}
 	if lowat != d.lowat {
@@ -272,6 +287,10 @@ func (side *side) drained() {
 // to the client first: many answer what they do not want to read to the end, and the
 // reset that follows is for the rest of it. When the client has left, nobody wants more.
 func (s *session) lose(side *side, now leaky.Time) {
+	if s.up.shut && s.down.shut { // all has been handed over
+		s.finish(now)
+		return
+	}
 	if side != &s.server || s.stage != flowing || side.failed || s.down.shut {
 		s.abort(side.reset(), now)
 		return
@@ -352,8 +371,8 @@ func (d *direction) movable() bool {
 
 // send is one grant.
 func (d *direction) send(now leaky.Time) (bytes, packets uint64, again bool) {
-	n := d.move(int(d.unit.bytes))
 	d.size()
+	n := d.move(int(d.unit.bytes))
 	if n > 0 && d.observed != 0 {
 		d.observe(uint64(n), now)
 	}

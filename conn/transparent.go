@@ -7,60 +7,68 @@ import (
 	"net/netip"
 
 	"golang.org/x/sys/unix"
-
-	"shaperd/shaper"
 )
 
 // Sockets of a transparent listener have addresses of other hosts (IP_TRANSPARENT,
 // kernel.org/doc/Documentation/networking/tproxy.txt): those that listen have the
 // address of a server that sources ask for, and those to a downstream the source's.
 
-// errOtherFamily is why a source cannot show at a downstream.
-var errOtherFamily = errors.New("the source cannot show: its address and the downstream's are IPv4 and IPv6")
+// errCannotShow is why a source cannot show at a downstream.
+var errCannotShow = errors.New("the source's address cannot show there: it is not one of a host beyond this one")
 
-// setTransparent lets a socket have an address a of another host, or no more. For the
-// unspecified address it only finds out whether that is permitted: a wildcard takes what
-// is addressed to this host, and nothing that passes it.
+// mayBeTransparent returns an error where this process may not have such sockets.
+func mayBeTransparent(a netip.Addr) error {
+	fd, err := socket(a, unix.SOCK_STREAM)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return setTransparent(fd, a, true)
+}
+
+// setTransparent lets a socket have an address of another host, of the family of a, or no
+// more.
 func setTransparent(fd int, a netip.Addr, on bool) error {
-	level, option := unix.IPPROTO_IP, unix.IP_TRANSPARENT
+	level, option, value := unix.IPPROTO_IP, unix.IP_TRANSPARENT, 0
 	if a.Is6() {
 		level, option = unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT
 	}
 	if on {
-		err := unix.SetsockoptInt(fd, level, option, 1)
-		if err != nil {
-			return fmt.Errorf("transparent: CAP_NET_RAW or CAP_NET_ADMIN: %w", err)
-		}
-		if !a.IsUnspecified() {
-			return nil
-		}
+		value = 1
 	}
-	return unix.SetsockoptInt(fd, level, option, 0)
+	if err := unix.SetsockoptInt(fd, level, option, value); err != nil {
+		return fmt.Errorf("transparent: CAP_NET_RAW or CAP_NET_ADMIN: %w", err)
+	}
+	return nil
 }
 
-// bindSource has a socket on its way to to come from from. TCP leaves the port to the
-// kernel: the source's may be in use towards to already, or have been just now.
-func bindSource(fd int, from netip.AddrPort, to netip.Addr, protocol shaper.Protocol) error {
-	if from.Addr().Is4() != to.Is4() {
-		return errOtherFamily
+// intercepts reports whether the socket of e is transparent, if its listener is. A
+// wildcard takes what is addressed to this host, and nothing that passes it.
+func (e Endpoint) intercepts(l Listen) bool { return l.Transparent && !e.Addr.Addr().IsUnspecified() }
+
+// bindSource has a socket on its way to to come from from. The kernel chooses the port:
+// the source's may be in use towards to already, or by a program of this host.
+func bindSource(fd int, from, to netip.Addr) error {
+	beyond := from.IsGlobalUnicast() && from != to || from.IsLoopback() && to.IsLoopback()
+	if !beyond || from.Is4() != to.Is4() {
+		return errCannotShow
 	}
-	if err := setTransparent(fd, from.Addr(), true); err != nil {
+	if err := setTransparent(fd, from, true); err != nil {
 		return err
-	}
-	if protocol == shaper.UDP {
-		err := unix.Bind(fd, sockaddr(from))
-		if err != unix.EADDRINUSE {
-			return err
-		}
 	}
 	// With the port only when it connects: the same one may go to several downstreams.
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
-	return unix.Bind(fd, sockaddr(netip.AddrPortFrom(from.Addr(), 0)))
+	return unix.Bind(fd, sockaddr(netip.AddrPortFrom(from, 0)))
 }
 
-// checkLoops refuses a transparent listener whose downstream is the listener itself: an
-// address may be both, but not when it is this host's own.
-func checkLoops(l Listen) error {
+// reaches reports whether source can show at d, if it is to.
+func (d *downstream) reaches(source netip.Addr) bool {
+	return !d.site.config.Load().Transparent || source.Is4() == d.host.addr().Is4()
+}
+
+// checkTransparent refuses a downstream on this host: it would answer to the source, and
+// not to the proxy. Over loopback both may be here, but not the same.
+func (l *Listen) checkTransparent() error {
 	own, err := net.InterfaceAddrs()
 	if err != nil {
 		return nil // then nothing can be said
@@ -70,14 +78,15 @@ func checkLoops(l Listen) error {
 		if err != nil {
 			continue
 		}
+		here := to.IsLoopback()
+		for _, a := range own {
+			n, ok := a.(*net.IPNet)
+			here = here || ok && n.IP.Equal(to.AsSlice())
+		}
 		for _, e := range l.Endpoints {
-			if e.Addr.Addr() != to || d.port(e.Addr.Port(), e.SamePort) != e.Addr.Port() {
-				continue
-			}
-			for _, a := range own {
-				if n, ok := a.(*net.IPNet); ok && n.IP.Equal(to.AsSlice()) {
-					return fmt.Errorf("downstream %v is the listener itself: %v is an address of this host", d, to)
-				}
+			itself := e.Addr.Addr() == to && d.port(e.Addr.Port(), e.SamePort) == e.Addr.Port()
+			if here && (itself || !to.IsLoopback() || !e.Addr.Addr().IsLoopback()) {
+				return fmt.Errorf("transparent: downstream %v is on this host, and would answer sources past the listener", d)
 			}
 		}
 	}

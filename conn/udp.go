@@ -46,6 +46,7 @@ type udpFlow struct {
 	prefix     []byte // of each datagram to the downstream
 	asked      uint64 // bytes from the source
 	told       uint64 // bytes back to it
+	many       bool   // the source does not ask one host alone
 	known      bool   // it has sent something since it was told something
 	to         replyTo
 	up         udpDirection
@@ -173,7 +174,7 @@ func (u *udpPort) flow(m message, now leaky.Time) *udpFlow {
 	if f := p.flows[key]; f != nil {
 		return f
 	}
-	f := &udpFlow{key: key, proxy: p, site: s.site, fd: -1, to: newReplyTo(m), seen: now}
+	f := &udpFlow{key: key, proxy: p, site: s.site, fd: -1, to: newReplyTo(m), many: m.many, seen: now}
 	f.flow = shaper.Flow{
 		Source: m.from.Addr().Unmap().WithZone(""), Port: u.port, Protocol: shaper.UDP,
 		Connection: p.nextID.Add(1),
@@ -187,7 +188,7 @@ func (u *udpPort) flow(m message, now leaky.Time) *udpFlow {
 		f.slots, full = p.gates.take(&f.flow, s.name, now) // it may have had the slot
 	}
 	if full != nil {
-		if full.Excess == shaper.ExcessReject {
+		if full.Excess == shaper.ExcessReject && !m.many {
 			p.reject(&key, u.port, m.size)
 		}
 		return nil
@@ -235,9 +236,9 @@ func (f *udpFlow) dial(samePort bool, now leaky.Time) error {
 		return errNoAddress
 	}
 	to := netip.AddrPortFrom(d.host.addr(), d.port(f.flow.Port, samePort))
-	var from netip.AddrPort
+	var from netip.Addr
 	if f.site.config.Load().Transparent {
-		from = unmapped(f.key.client)
+		from = f.key.client.Addr().Unmap()
 	}
 	fd, err := connectUDP(from, to)
 	if err != nil {
@@ -409,7 +410,7 @@ func (dg *datagram) refused(by *line) {
 
 // reject tells the source of a datagram that a line has refused it, if it is to.
 func (f *udpFlow) reject(by *line, down bool, data []byte) {
-	if by.reject && !down {
+	if by.reject && !down && !f.many {
 		f.proxy.reject(&f.key, f.flow.Port, len(data))
 	}
 }

@@ -6,8 +6,6 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"shaperd/shaper"
 )
 
 // batch is the memory of recvmmsg and sendmsg calls, used again for each.
@@ -48,6 +46,7 @@ type message struct {
 	data      []byte
 	size      int // of each datagram but the last, which may be shorter
 	truncated bool
+	many      bool // it was not sent to one host alone
 }
 
 func newBatch() *batch {
@@ -104,8 +103,10 @@ func (b *batch) message(i int) message {
 			m.size = int(binary.NativeEndian.Uint32(info))
 		case c.Level == unix.IPPROTO_IP && c.Type == unix.IP_PKTINFO && len(info) >= unix.SizeofInet4Pktinfo:
 			m.to = netip.AddrFrom4([4]byte(info[4:8])) // ipi_spec_dst
+			m.many = [4]byte(info[4:8]) != [4]byte(info[8:12])
 		case c.Level == unix.IPPROTO_IPV6 && c.Type == unix.IPV6_PKTINFO && len(info) >= unix.SizeofInet6Pktinfo:
 			m.to = netip.AddrFrom16([16]byte(info[:16]))
+			m.many = m.to.IsMulticast()
 		}
 	}
 	return m
@@ -184,13 +185,13 @@ func setUDPOptions(fd int, a netip.Addr) (err error) {
 }
 
 // connectUDP returns a socket to to, from another host's address where from is one.
-func connectUDP(from, to netip.AddrPort) (int, error) {
+func connectUDP(from netip.Addr, to netip.AddrPort) (int, error) {
 	fd, err := socket(to.Addr(), unix.SOCK_DGRAM)
 	if err != nil {
 		return -1, err
 	}
 	if from.IsValid() {
-		err = bindSource(fd, from, to.Addr(), shaper.UDP)
+		err = bindSource(fd, from, to.Addr())
 	}
 	if err == nil {
 		err = unix.Connect(fd, sockaddr(to))

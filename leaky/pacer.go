@@ -12,7 +12,8 @@ import (
 // keepProcessor is the longest wait in which a pacing thread keeps its Go
 // processor. A thread that gives it up sleeps at no cost to the other goroutines,
 // but has to win one back before it can act: with all of them busy that took up
-// to 7 ms.
+// to 7 ms. And the runtime's monitor, which takes it away, then looks every 20 us for
+// more to take, at twice the cost of the pacing.
 const keepProcessor = Time(20*time.Millisecond) * ticksPerNano
 
 // LateBounds are the upper bounds of the classes in which [Pacer.Late] counts.

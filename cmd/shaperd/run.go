@@ -125,6 +125,9 @@ func serve(ctx context.Context, e env, f runFlags, log *slog.Logger) error {
 	log.Info("ready", "config", f.config, "limits", policy.Len(), "listeners", len(l.listens),
 		"attachments", len(l.attach), "mode", mode(l.config.Daemon.Observe), "version", version)
 	s.noteOddities()
+	if note := l.leftovers(); note != "" {
+		log.Warn(note)
+	}
 	notify(daemon.SdNotifyReady)
 
 	watchdog := startWatchdog(ctx, s.proxy)
@@ -209,16 +212,14 @@ func (s *server) apply(ctx context.Context, l *loaded, policy *shaper.Policy, wa
 	if err != nil {
 		return err
 	}
-	if err := l.divert(was); err != nil {
+	undo, err := l.divert(was)
+	if err != nil {
 		change.cancel()
 		return err
 	}
 	if err := s.proxy.Apply(ctx, l.listens, policy); err != nil {
 		change.cancel()
-		if was != nil {
-			err = errors.Join(err, was.divert(l))
-		}
-		return explainLack(err)
+		return errors.Join(explainLack(err), undo())
 	}
 	if err := s.store.update(s.proxy.Ports()); err != nil {
 		s.log.Warn("a restart will lose connections", "err", err)

@@ -20,8 +20,9 @@ func (l *loaded) diversion() divert.Rules {
 			continue
 		}
 		for _, a := range listen.Addresses {
-			r.IPv4 = r.IPv4 || a.Addr.Is4()
-			r.IPv6 = r.IPv6 || a.Addr.Is6()
+			announced := len(listen.AcceptProxyFrom) > 0 // sources of any family
+			r.IPv4 = r.IPv4 || announced || a.Addr.Is4()
+			r.IPv6 = r.IPv6 || announced || a.Addr.Is6()
 			if !a.Addr.IsUnspecified() {
 				r.Addresses = append(r.Addresses, divert.Address(a))
 			}
@@ -30,31 +31,55 @@ func (l *loaded) diversion() divert.Rules {
 	return r
 }
 
-// ourDiversion is diversion where the daemon sees to it, and else nothing.
-func (l *loaded) ourDiversion() divert.Rules {
-	if l.config.Transparent.Rules == config.RulesManual {
-		return divert.Rules{}
+// divert puts the rules that l needs in force, if the daemon is to see to them. was is
+// what is in force, or nil. Connections of listeners that are transparent no more go on:
+// as long as the daemon runs, their packets are brought in. It returns what undoes it.
+func (l *loaded) divert(was *loaded) (undo func() error, err error) {
+	nothing := func() error { return nil }
+	r := l.diversion()
+	before := divert.Rules{Mark: r.Mark}
+	if was != nil {
+		before = was.diversion()
 	}
-	return l.diversion()
-}
-
-// divert puts the rules of l in force, if the daemon sees to them, and removes those of
-// was, which may be nil, that l has not.
-func (l *loaded) divert(was *loaded) error {
-	r := l.ourDiversion()
-	var err error
-	if !r.Empty() {
+	if l.config.Transparent.Rules == config.RulesManual || r.Empty() && before.Empty() {
+		return nothing, nil
+	}
+	there, err := divert.Installed(before.Mark)
+	if err == nil {
+		r.IPv4, r.IPv6 = r.IPv4 || before.IPv4, r.IPv6 || before.IPv6
 		err = r.Install()
 	}
-	if was != nil && err == nil {
-		if old := was.ourDiversion(); !old.Empty() && (r.Empty() || old.Mark != r.Mark) {
-			err = divert.Remove(old.Mark)
+	undo = func() error {
+		if !before.Empty() {
+			err := before.Install()
+			if before.Mark != r.Mark {
+				err = errors.Join(err, divert.Remove(r.Mark))
+			}
+			return err
 		}
+		if there { // of an earlier daemon
+			return nil
+		}
+		return divert.Remove(r.Mark)
+	}
+	if err == nil && before.Mark != r.Mark {
+		err = divert.Remove(before.Mark)
 	}
 	if err != nil {
-		return explainLack(fmt.Errorf("[transparent] rules = \"install\": %w", err))
+		err = errors.Join(fmt.Errorf("[transparent] rules = \"install\": %w", err), undo())
+		return nothing, explainLack(err)
 	}
-	return nil
+	return undo, nil
+}
+
+// leftovers warns of rules that an earlier daemon has left, and that this one has no use
+// for: they may keep traffic from a server.
+func (l *loaded) leftovers() string {
+	mark := uint32(l.config.Transparent.Mark)
+	if there, err := divert.Installed(mark); !there || err != nil || !l.diversion().Empty() {
+		return ""
+	}
+	return fmt.Sprintf("no listener is transparent, but rules with mark %d are in force: \"shaperd rules --remove --mark %d\" takes them away", mark, mark)
 }
 
 // explainLack says what to do about an error for want of privileges.
@@ -69,6 +94,7 @@ func explainLack(err error) error {
 func rulesCommand(e env) *cobra.Command {
 	var file string
 	var install, remove bool
+	var mark uint32
 	cmd := &cobra.Command{
 		Use:   "rules",
 		Short: "Print, install or remove the rules of transparent listeners",
@@ -81,28 +107,45 @@ configuration, and, behind "#", those that take the rules away. With --install o
 			if install && remove {
 				return usageError{errors.New("--install and --remove: one of them")}
 			}
+			if mark != 0 {
+				if !remove {
+					return usageError{errors.New("--mark is for --remove")}
+				}
+				return removeRules(e, mark)
+			}
 			l, err := load(file)
 			if err != nil {
 				return err
 			}
 			r := l.diversion()
-			if remove {
-				return divert.Remove(r.Mark)
-			}
 			switch {
+			case remove:
+				return removeRules(e, r.Mark)
 			case r.Empty():
 				return fmt.Errorf("%s: no listener is transparent: there are no rules", file)
 			case install:
-				return r.Install()
+				return explainLack(r.Install())
 			}
 			_, err = fmt.Fprint(e.stdout, r.Commands(), commented(r.RemovalCommands()))
 			return err
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "/etc/shaperd/shaperd.toml", "configuration `file`")
+	cmd.Flags().Uint32Var(&mark, "mark", 0, "the rules of which mark to remove, whatever the configuration says")
 	cmd.Flags().BoolVar(&install, "install", false, "put the rules in force, in place of earlier ones")
 	cmd.Flags().BoolVar(&remove, "remove", false, "take away what was installed")
 	return cmd
+}
+
+func removeRules(e env, mark uint32) error {
+	there, err := divert.Installed(mark)
+	if err == nil {
+		err = divert.Remove(mark)
+	}
+	if err == nil && !there {
+		fmt.Fprintf(e.stdout, "there are no rules with mark %d\n", mark)
+	}
+	return explainLack(err)
 }
 
 // commented is the lines of a script behind "# ".

@@ -5,8 +5,9 @@
 // One nftables rule marks each packet for which there is such a socket, one rule of
 // policy routing sends what is marked to a table of its own, and the route there is
 // "local". A rule with tproxy, which no packet meets, has the kernel put fragments
-// together before, so that all of a datagram has the socket. Another chain drops what would be forwarded past a listener, whether or not
-// anyone listens: what is to be shaped never gets around the shaper.
+// together before, so that all of a datagram has the socket. Another chain drops what
+// would be forwarded past a listener, there or back, whether or not anyone listens: what
+// is to be shaped never gets around the shaper.
 package divert
 
 import (
@@ -20,6 +21,7 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
+	mdlayher "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -52,15 +54,16 @@ func (r Rules) Empty() bool { return !r.IPv4 && !r.IPv6 }
 // from others. No routing daemon has it.
 const routeProtocol = 83
 
+// priority is the place of our routing rule: before those that other programs add, which
+// go before the one of the main table.
+const priority = 100
+
 // table is the name of the nftables table.
 func (r Rules) table() string { return fmt.Sprintf("shaperd-%d", r.Mark) }
 
 // Install puts r in force, in place of earlier rules of its mark. It takes
 // CAP_NET_ADMIN. On an error a part may be in force.
 func (r Rules) Install() error {
-	if r.Empty() {
-		return Remove(r.Mark)
-	}
 	if err := r.installNFT(); err != nil {
 		return explain("nftables", err)
 	}
@@ -73,7 +76,7 @@ func (r Rules) Install() error {
 // Remove takes away the rules of a mark, if there are any.
 func Remove(mark uint32) error {
 	none := Rules{Mark: mark}
-	c, err := nftables.New()
+	c, err := connect()
 	if err != nil {
 		return explain("nftables", err)
 	}
@@ -103,9 +106,17 @@ func explain(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
+// connect returns a connection that has room for the answers to a thousand rules.
+func connect() (*nftables.Conn, error) {
+	const buffer = 8 << 20
+	return nftables.New(nftables.WithSockOptions(func(c *mdlayher.Conn) error {
+		return errors.Join(c.SetReadBuffer(buffer), c.SetWriteBuffer(buffer))
+	}))
+}
+
 // installNFT replaces the table in one transaction.
 func (r Rules) installNFT() error {
-	c, err := nftables.New()
+	c, err := connect()
 	if err != nil {
 		return err
 	}
@@ -136,22 +147,26 @@ func (r Rules) installNFT() error {
 	}})
 	guard := chain("guard", nftables.ChainHookForward, nftables.ChainPriorityFilter)
 	for _, a := range r.Addresses {
-		c.AddRule(&nftables.Rule{Table: table, Chain: guard, Exprs: a.drop()})
+		c.AddRule(&nftables.Rule{Table: table, Chain: guard, Exprs: a.drop(true)})
+		c.AddRule(&nftables.Rule{Table: table, Chain: guard, Exprs: a.drop(false)})
 	}
 	return c.Flush()
 }
 
-// drop counts and drops what is addressed to a.
-func (a Address) drop() []expr.Any {
-	family, offset := byte(unix.NFPROTO_IPV4), uint32(16)
+// drop counts and drops what goes to a, or comes from there.
+func (a Address) drop(to bool) []expr.Any {
+	addr := a.Addr.AsSlice()
+	family, offset, port := byte(unix.NFPROTO_IPV4), uint32(12), uint32(0)
 	if a.Addr.Is6() {
-		family, offset = unix.NFPROTO_IPV6, 24
+		family, offset = unix.NFPROTO_IPV6, 8
+	}
+	if to { // it stands behind the source
+		offset, port = offset+uint32(len(addr)), 2
 	}
 	protocol := byte(unix.IPPROTO_TCP)
 	if a.Protocol == shaper.UDP {
 		protocol = unix.IPPROTO_UDP
 	}
-	addr := a.Addr.AsSlice()
 	exprs := []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{family}},
@@ -159,7 +174,7 @@ func (a Address) drop() []expr.Any {
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: addr},
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{protocol}},
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: port, Len: 2},
 	}
 	first, last := binaryutil.BigEndian.PutUint16(a.Ports.First), binaryutil.BigEndian.PutUint16(a.Ports.Last)
 	if a.Ports.First == a.Ports.Last {
@@ -202,6 +217,9 @@ func (r Rules) installRoutes() error {
 			Family: f.number, Dst: &f.all, LinkIndex: lo.Attrs().Index, Table: int(r.Mark),
 			Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST, Protocol: routeProtocol,
 		})
+		if errors.Is(err, unix.EAFNOSUPPORT) { // then there are no such packets
+			continue
+		}
 		if err != nil {
 			return err
 		}
@@ -213,7 +231,7 @@ func (r Rules) installRoutes() error {
 			continue
 		}
 		rule := netlink.NewRule()
-		rule.Family, rule.Mark, rule.Table, rule.Protocol = f.number, r.Mark, int(r.Mark), routeProtocol
+		rule.Family, rule.Mark, rule.Table, rule.Protocol, rule.Priority = f.number, r.Mark, int(r.Mark), routeProtocol, priority
 		if err := netlink.RuleAdd(rule); err != nil {
 			return err
 		}
@@ -221,9 +239,22 @@ func (r Rules) installRoutes() error {
 	return r.removeOtherRoutes()
 }
 
+// Installed reports whether there are rules of a mark. It takes no privilege.
+func Installed(mark uint32) (bool, error) {
+	for _, f := range []family{ipv4, ipv6} {
+		if rules, err := (Rules{Mark: mark}).routingRules(f); err != nil || len(rules) > 0 {
+			return len(rules) > 0, err
+		}
+	}
+	return false, nil
+}
+
 // routingRules returns those of r's mark that are there.
 func (r Rules) routingRules(f family) ([]netlink.Rule, error) {
 	rules, err := netlink.RuleList(f.number)
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, nil // this host lacks the family
+	}
 	return slices.DeleteFunc(rules, func(rule netlink.Rule) bool {
 		return rule.Protocol != routeProtocol || rule.Mark != r.Mark || uint32(rule.Table) != r.Mark
 	}), err
@@ -289,12 +320,13 @@ table inet %[1]s {
 			ports += fmt.Sprint("-", a.Ports.Last)
 		}
 		fmt.Fprintf(&b, "\t\t%s daddr %s %s dport %s counter drop\n", ip, a.Addr, a.Protocol, ports)
+		fmt.Fprintf(&b, "\t\t%s saddr %s %s sport %s counter drop\n", ip, a.Addr, a.Protocol, ports)
 	}
 	b.WriteString("\t}\n}\nEND\n")
 	for _, f := range r.families() {
 		fmt.Fprintf(&b, "ip %s route replace local default dev lo table %d protocol %d\n", f.flag, r.Mark, routeProtocol)
-		fmt.Fprintf(&b, "ip %s rule del fwmark %d lookup %d 2>/dev/null\n", f.flag, r.Mark, r.Mark)
-		fmt.Fprintf(&b, "ip %s rule add fwmark %d lookup %d protocol %d\n", f.flag, r.Mark, r.Mark, routeProtocol)
+		rule := fmt.Sprintf("priority %d fwmark %d lookup %d protocol %d", priority, r.Mark, r.Mark, routeProtocol)
+		fmt.Fprintf(&b, "ip %s rule del %s 2>/dev/null || true\nip %s rule add %s\n", f.flag, rule, f.flag, rule)
 	}
 	return b.String()
 }
@@ -304,7 +336,7 @@ func (r Rules) RemovalCommands() string {
 	var b strings.Builder
 	b.WriteString("nft delete table inet " + r.table() + "\n")
 	for _, f := range r.families() {
-		fmt.Fprintf(&b, "ip %s rule del fwmark %d lookup %d\n", f.flag, r.Mark, r.Mark)
+		fmt.Fprintf(&b, "ip %s rule del fwmark %d lookup %d protocol %d\n", f.flag, r.Mark, r.Mark, routeProtocol)
 		fmt.Fprintf(&b, "ip %s route del local default dev lo table %d\n", f.flag, r.Mark)
 	}
 	return b.String()

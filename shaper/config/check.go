@@ -31,8 +31,8 @@ func checkEffect(t table, limit shaper.Limit) {
 	t.idle(packets, "packets", "burst_packets")
 	t.idle(shapes, "rate or packets", "max_delay", "direction", "share")
 	t.idle(counts, "connections or new_connections", "max_wait", "max_waiting")
-	rejects := !limit.OfAttachments() && limit.Excess == shaper.ExcessReject
-	t.idle(counts || ofUDP(limit) || rejects, "connections or new_connections", "excess")
+	refuses := !limit.OfAttachments() && limit.Direction != shaper.FromDownstream && (ofUDP(limit) || limit.Excess == shaper.ExcessReject)
+	t.idle(counts || refuses, "connections or new_connections", "excess")
 	checkReply(t, limit)
 	t.idle(limit.Key&shaper.KeySource != 0, `"source" in key`, "ipv4_prefix", "ipv6_prefix")
 	switch match, _ := t.values["match"].(map[string]any); {

@@ -307,10 +307,10 @@ func (l *loader) limit(t table) {
 	quantity(t, "new_connections", &limit.NewConnections, "50/s", parseConnectionFrequency)
 	t.duration("max_wait", &limit.MaxWait, 0, time.Hour)
 	t.integer("max_waiting", &limit.MaxWaiting, 0, 1<<20)
-	choice(t, "excess", &limit.Excess, shaper.ExcessReset, shaper.ExcessClose, shaper.ExcessDrop, shaper.ExcessReply, shaper.ExcessReject)
-	if !t.has("excess") && ofUDP(limit) {
+	if ofUDP(limit) {
 		limit.Excess = shaper.ExcessDrop
 	}
+	choice(t, "excess", &limit.Excess, shaper.ExcessReset, shaper.ExcessClose, shaper.ExcessDrop, shaper.ExcessReply, shaper.ExcessReject)
 	quantity(t, "reply", &limit.Reply, "http-429", parseReply)
 	mode(t, &limit.Observe)
 

@@ -102,7 +102,7 @@ func exchange(c *net.TCPConn, text string) error {
 }
 
 // exchangeUDP sends one datagram and wants it back from where it went.
-func (h *host) exchangeUDP(t testing.TB, from netip.Addr, to netip.AddrPort, size int) (local netip.AddrPort) {
+func (h *host) exchangeUDP(t testing.TB, from netip.Addr, to netip.AddrPort, size int) {
 	t.Helper()
 	c, err := h.DialUDP(from, to)
 	must(t, err)
@@ -114,7 +114,6 @@ func (h *host) exchangeUDP(t testing.TB, from netip.Addr, to netip.AddrPort, siz
 	if err != nil || n != size {
 		t.Errorf("UDP from %v to %v: %d bytes came back, %v; want %d", from, to, n, err, size)
 	}
-	return c.LocalAddr().(*net.UDPAddr).AddrPort()
 }
 
 // TestTransparent has downstreams see the clients' addresses: behind a door that clients
@@ -147,9 +146,9 @@ func TestTransparent(t *testing.T) {
 			}
 			for _, to := range []netip.AddrPort{f.udpDoor(), f.plc()} {
 				for _, size := range []int{0, 1, 1472, 9000, 60_000} {
-					local := n.client.exchangeUDP(t, f.sources[1], to, size)
-					if got := udp.take(); len(got) != 1 || got[0] != local {
-						t.Errorf("UDP from %v to %v came to the downstream from %v", local, to, got)
+					n.client.exchangeUDP(t, f.sources[1], to, size)
+					if got := udp.take(); len(got) != 1 || got[0].Addr() != f.sources[1] {
+						t.Errorf("UDP from %v to %v came to the downstream from %v", f.sources[1], to, got)
 					}
 				}
 			}
@@ -176,6 +175,15 @@ func TestTransparent(t *testing.T) {
 				t.Errorf("without rules: %v", err)
 			}
 			n.shaper.mustHaveNoRules(t)
+
+			// One that has no use for what another has left says so.
+			must(t, n.shaper.Run(daemonPath(t), "rules", "--install", "--config", d.config))
+			again := n.shaper.shaperd(t, config(f))
+			if text := again.log.String(); !strings.Contains(text, "rules --remove --mark 21320") {
+				t.Error("nothing was said of rules that are left")
+			}
+			must(t, n.shaper.Run(daemonPath(t), "rules", "--remove", "--mark", "21320"))
+			n.shaper.mustHaveNoRules(t)
 		})
 	}
 }
@@ -184,38 +192,64 @@ func TestTransparent(t *testing.T) {
 func TestTransparentReload(t *testing.T) {
 	f := ipv4
 	n := newNetwork(t)
-	var tcp seen
+	var tcp, udp seen
 	n.downstream.echoTCP(t, f.tcp(), &tcp)
+	n.downstream.notingUDP(t, f.udp(), &udp)
 	d := n.shaper.shaperd(t, config(f))
+	var open *net.TCPConn // while the listener was transparent
+	flow, err := n.client.DialUDP(f.sources[0], f.udpDoor())
+	must(t, err)
+	defer flow.Close()
 	for _, step := range []struct {
 		config string
 		from   netip.Addr
 	}{
 		{transparentConfig(f), f.sources[0]},
 		{strings.Replace(transparentConfig(f), "[[listen]]", "[transparent]\nmark = 7\n\n[[listen]]", 1), f.sources[0]},
-		{strings.Replace(transparentConfig(f), "[[listen]]", "[transparent]\nmark = 8\nrules = \"manual\"\n\n[[listen]]", 1), netip.Addr{}},
+		{config(f), f.inner},
+		{transparentConfig(f), f.sources[0]},
+		{strings.Replace(transparentConfig(f), "[[listen]]", "[transparent]\nmark = 8\nrules = \"manual\"\n\n[[listen]]", 1), f.sources[0]}, // it lets them be
+		{transparentConfig(f), f.sources[0]},
 		{config(f), f.inner},
 	} {
 		d.reload(step.config)
 		c, err := n.client.Dial(t.Context(), f.sources[0], f.door(), time.Second)
 		must(t, err)
-		if !step.from.IsValid() { // nobody has seen to the rules
-			c.Close()
-			continue
-		}
 		if err := exchange(c, "hello"); err != nil {
 			t.Error(err)
 		}
 		if got := tcp.take(); len(got) != 1 || got[0].Addr() != step.from {
 			t.Errorf("the downstream was asked by %v, want %v", got, step.from)
 		}
+		mustEcho(t, flow)
+		if got := udp.take(); len(got) != 1 || got[0].Addr() != step.from {
+			t.Errorf("the downstream was asked by %v over UDP, want %v", got, step.from)
+		}
+		if open == nil {
+			open = n.client.mustDial(t, f.sources[1], f.door())
+			_, err := open.Write([]byte("hello, "))
+			must(t, err)
+			waitFor(t, 5*time.Second, func() error {
+				if got := tcp.take(); len(got) == 0 {
+					return errors.New("a connection did not reach the downstream")
+				}
+				return nil
+			})
+			_, err = io.ReadFull(open, make([]byte, 7))
+			must(t, err)
+		}
 	}
-	n.shaper.mustHaveNoRules(t)
+	if err := exchange(open, "and goodbye"); err != nil {
+		t.Errorf("a connection from when its listener was transparent: %v", err)
+	}
+	if rules := n.shaper.rules(t); strings.Contains(rules, "drop") {
+		t.Errorf("no listener is transparent, and packets are dropped for one:\n%s", rules)
+	}
 
 	// A listener that is its own downstream is an error, and not an endless connection.
 	d.reload(config(f) + fmt.Sprintf("\n[[listen]]\nname = \"loop\"\naddress = [\"tcp://%[1]v\"]\ndownstream = [\"%[1]v\"]\ntransparent = true\n",
 		netip.AddrPortFrom(f.inner, plcPort)))
-	if text := d.log.String(); !strings.Contains(text, "is the listener itself") {
+	if text := d.log.String(); !strings.Contains(text, "is on this host") {
 		t.Error("a listener may be its own downstream")
 	}
 }
@@ -234,7 +268,10 @@ func (h *host) rules(t testing.TB) string {
 	var all string
 	for _, args := range [][]string{
 		{"nft", "list", "ruleset"},
-		{"ip", "-4", "rule"}, {"ip", "-6", "rule"}, {"ip", "-4", "route", "show", "table", "all"}, {"ip", "-6", "route", "show", "table", "all"},
+		{"ip", "-4", "rule"},
+		{"ip", "-6", "rule"},
+		{"ip", "-4", "route", "show", "table", "all"},
+		{"ip", "-6", "route", "show", "table", "all"},
 	} {
 		out, err := h.Output(args[0], args[1:]...)
 		must(t, err)
