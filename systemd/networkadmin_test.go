@@ -33,7 +33,7 @@ func TestNetworkAdmin(t *testing.T) {
 		exchange(t, c, []byte("hello"))
 		c.Close()
 	}
-	s.configure(t, config)
+	s.configure(t, strings.Replace(transparent, "\ntransparent = true", "", 1))
 	s.reload(t, d)
 	if text := rules(); strings.Contains(text, "drop") {
 		t.Errorf("no listener is transparent, and packets are dropped for one:\n%s", text)
