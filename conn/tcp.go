@@ -372,7 +372,13 @@ func (d *direction) movable() bool {
 // send is one grant.
 func (d *direction) send(now leaky.Time) (bytes, packets uint64, again bool) {
 	d.size()
-	n := d.move(int(d.unit.bytes))
+	grant := d.unit.bytes
+	if grant > d.unit.grain {
+		// What is left in src's buffer when it is less comes along: by itself it would be
+		// over before the source can send more, and the bucket would stand idle.
+		grant += grant / 16
+	}
+	n := d.move(int(grant))
 	if n > 0 && d.observed != 0 {
 		d.observe(uint64(n), now)
 	}
