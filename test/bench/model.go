@@ -89,37 +89,16 @@ type ratio struct {
 }
 
 // compare returns the ratio of the subject to a peer. It is false when the figure has
-// no better, or one of them lacks it. Three repetitions that happen to agree show no
-// noise: a ratio is taken to be at least as noisy as most programs' are.
+// no better, or one of them lacks it.
 func (c *cell) compare(key string, ours, theirs *outcome) (ratio, bool) {
-	list := pairs(key, ours, theirs)
-	if len(list) == 0 {
-		return ratio{}, false
-	}
-	spread := deviation(list)
-	var all []float64
-	for _, o := range c.Outcomes {
-		if d := deviation(pairs(key, ours, o)); o != ours && !math.IsNaN(d) {
-			all = append(all, d)
-		}
-	}
-	if len(all) > 0 {
-		slices.Sort(all)
-		spread = max(spread, all[(len(all)-1)/2])
-	}
-	s := stat{list}
-	return ratio{s.median(), s.least(), s.most(), noise(spread, len(list))}, true
-}
-
-// pairs returns the ratios of repetitions that ran one after the other.
-func pairs(key string, ours, theirs *outcome) []float64 {
 	f := figureOf(key)
 	a, b := ours.Figures[key].Samples, theirs.Figures[key].Samples
-	if f.better == 0 {
-		return nil
+	n := min(len(a), len(b))
+	if f.better == 0 || n == 0 {
+		return ratio{}, false
 	}
-	var list []float64
-	for i := range min(len(a), len(b)) {
+	var list stat
+	for i := range n {
 		x, y := max(math.Abs(a[i]), f.floor), max(math.Abs(b[i]), f.floor)
 		if f.better == more {
 			x, y = y, x
@@ -127,9 +106,9 @@ func pairs(key string, ours, theirs *outcome) []float64 {
 		if x == 0 && y == 0 {
 			x, y = 1, 1
 		}
-		list = append(list, y/x)
+		list.Samples = append(list.Samples, y/x)
 	}
-	return list
+	return ratio{list.median(), list.least(), list.most(), noise(list.Samples)}, true
 }
 
 // baseline is the outcome that the others are compared with, and nil without it.

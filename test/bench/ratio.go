@@ -8,18 +8,13 @@ import (
 // agreement is the factor within which the ratios of two runs are to agree.
 const agreement = 1.15
 
-// noise is the factor that the medians of n repetitions, in two runs, stay within in 19
-// of 20 cases, when the logarithms of their ratios have a standard deviation. They are
-// taken for normal, so the standard error of a median of n is their deviation times
-// sqrt(pi/2n); a difference of two has sqrt(2) of it, and 19 of 20 lie within twice
-// that. More repetitions make it smaller, which a range would not be.
-func noise(deviation float64, n int) float64 {
-	return math.Exp(2 * math.Sqrt2 * math.Sqrt(math.Pi/2/float64(n)) * deviation)
-}
-
-// deviation is the standard deviation of the logarithms of ratios. One repetition tells
+// noise is the factor that the medians of two runs like this one stay within in 19 of
+// 20 cases, judged by ratios of its repetitions. Logarithms of ratios are taken for
+// normal, so the standard error of a median of n is their deviation times sqrt(pi/2n);
+// a difference of two has sqrt(2) of it, and 19 of 20 lie within twice that. More
+// repetitions make it smaller, which a range would not be. One repetition tells
 // nothing of it: NaN.
-func deviation(ratios []float64) float64 {
+func noise(ratios []float64) float64 {
 	n := float64(len(ratios))
 	if n < 2 {
 		return math.NaN()
@@ -31,7 +26,8 @@ func deviation(ratios []float64) float64 {
 	for _, x := range ratios {
 		squares += (math.Log(x) - mean) * (math.Log(x) - mean)
 	}
-	return math.Sqrt(squares / (n - 1))
+	deviation := math.Sqrt(squares / (n - 1))
+	return math.Exp(2 * math.Sqrt2 * math.Sqrt(math.Pi/2/n) * deviation)
 }
 
 // noisy says that two runs may well disagree. With a zero among the repetitions of one

@@ -88,12 +88,12 @@ func TestNoise(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 1))
-	run := func(n int, spread float64) ratio {
+	run := func(n int, deviation float64) ratio {
 		var s stat
 		for range n {
-			s.Samples = append(s.Samples, math.Exp(spread*random.NormFloat64()))
+			s.Samples = append(s.Samples, math.Exp(deviation*random.NormFloat64()))
 		}
-		return ratio{s.median(), s.least(), s.most(), noise(deviation(s.Samples), n)}
+		return ratio{s.median(), s.least(), s.most(), noise(s.Samples)}
 	}
 	for _, n := range []int{2, 3, 5, 9} {
 		for _, test := range []struct {
@@ -130,33 +130,12 @@ func TestNoise(t *testing.T) {
 }
 
 func TestNoiseOfFew(t *testing.T) {
-	one := ratio{2, 2, 2, noise(deviation([]float64{2}), 1)}
+	one := ratio{2, 2, 2, noise([]float64{2})}
 	if one.noisy() {
 		t.Error("one repetition shows noise")
 	}
-	zero := ratio{0.5, 0, 1, noise(deviation([]float64{0, 1}), 2)}
+	zero := ratio{0.5, 0, 1, noise([]float64{0, 1})}
 	if !zero.noisy() {
 		t.Error("zero and one are no noise")
-	}
-}
-
-// TestNoiseOfTheLoad has the repetitions of one program agree by chance, in a load where
-// those of most do not.
-func TestNoiseOfTheLoad(t *testing.T) {
-	of := func(program string, samples ...float64) *outcome {
-		return &outcome{Program: program, Figures: map[string]stat{"cpu": {samples}}}
-	}
-	ours, quiet := of(subject, 10, 10, 10), of("haproxy", 20, 20, 20)
-	c := &cell{Outcomes: []*outcome{ours, quiet}}
-	if r, ok := c.compare("cpu", ours, quiet); !ok || r.noisy() {
-		t.Errorf("steady repetitions are noisy: %+v", r)
-	}
-	c.Outcomes = append(c.Outcomes, of("redir", 10, 40, 90))
-	if r, ok := c.compare("cpu", ours, quiet); !ok || r.noisy() {
-		t.Errorf("one program's repetitions make another's noisy: %+v", r)
-	}
-	c.Outcomes = append(c.Outcomes, of("nginx", 10, 40, 90))
-	if r, ok := c.compare("cpu", ours, quiet); !ok || !r.noisy() {
-		t.Errorf("a noisy load has a steady ratio: %+v", r)
 	}
 }
