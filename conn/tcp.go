@@ -218,15 +218,12 @@ func (d *direction) size() {
 	d.boundUnsent()
 }
 
-// boundUnsent keeps what dst's socket holds unsent to about one grant, and what is left of
-// the one before where the kernel paces them. A downstream that pauses would otherwise be
-// hit by all that was written meanwhile, at once, when it goes on. An error leaves it so.
+// boundUnsent keeps what dst's socket holds unsent to about one grant. A downstream that
+// pauses would otherwise be hit by all that was written meanwhile, at once, when it goes
+// on. An error leaves it so.
 func (d *direction) boundUnsent() {
 	lowat := 0 // the system's default
-	switch {
-	case d.unit.bytes > d.unit.grain:
-		lowat = int(d.unit.bytes + d.unit.bytes/2)
-	case len(d.unit.path) > 0:
+	if len(d.unit.path) > 0 {
 		lowat = int(d.unit.bytes)
 	}
 	if lowat != d.lowat {

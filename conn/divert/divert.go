@@ -306,6 +306,7 @@ table inet %[1]s {
 		socket transparent 1 meta mark set %[2]d accept
 	}
 	chain whole {
+		# Nothing comes here: that there is a tproxy has the kernel put fragments together.
 		meta l4proto udp tproxy to :1
 	}
 	chain guard {

@@ -220,6 +220,17 @@ func (d *daemon) waitExit(most time.Duration) {
 	}
 }
 
+// mustLog waits until the daemon's log has a text.
+func (d *daemon) mustLog(text string) {
+	d.t.Helper()
+	waitFor(d.t, 2*time.Second, func() error {
+		if !strings.Contains(d.log.String(), text) {
+			return fmt.Errorf("the log does not say %q", text)
+		}
+		return nil
+	})
+}
+
 func (d *daemon) running() bool {
 	select {
 	case <-d.exited:

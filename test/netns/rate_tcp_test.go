@@ -117,10 +117,9 @@ func TestTCPAfterIdle(t *testing.T) {
 func TestTCPAfterPause(t *testing.T) {
 	const connections = 4
 	f := ipv4
-	// Beside the envelope, what each connection may hold unsent: some 16 KiB, as
-	// TCP_NOTSENT_LOWAT would have it, and the write that goes beyond.
+	// Beside the envelope, what each connection may hold unsent: a grant of 4 ms.
 	e := tenMiB
-	e.burst += connections * 24e3
+	e.burst += connections * 44e3
 	fairly(t, func() (stallReport, error) {
 		n := newNetwork(t)
 		// A window that fills soon.
