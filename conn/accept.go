@@ -236,7 +236,7 @@ func (s *session) dial(now leaky.Time) {
 func (s *session) connect(d *downstream) error {
 	var from netip.Addr
 	if s.config.Load().Transparent {
-		from = s.from.Addr()
+		from = s.flow.Source
 	}
 	fd, err := s.proxy.connectTCP(from, netip.AddrPortFrom(d.host.addr(), d.port(s.flow.Port, s.samePort)))
 	if err != nil {

@@ -238,7 +238,7 @@ func (f *udpFlow) dial(samePort bool, now leaky.Time) error {
 	to := netip.AddrPortFrom(d.host.addr(), d.port(f.flow.Port, samePort))
 	var from netip.Addr
 	if f.site.config.Load().Transparent {
-		from = f.key.client.Addr().Unmap()
+		from = f.flow.Source
 	}
 	fd, err := connectUDP(from, to)
 	if err != nil {

@@ -58,8 +58,8 @@ func (s *server) saveState() {
 }
 
 // restoreState has buckets owe what they owed when the last daemon stopped, before
-// anything is let in under policy. A file that
-// cannot be read, or is of an earlier boot, is no reason not to start.
+// anything is let in under policy. A file that cannot be read, or is of an earlier boot,
+// is no reason not to start.
 func (s *server) restoreState(policy *shaper.Policy) {
 	if s.flags.state == "" {
 		return

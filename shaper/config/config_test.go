@@ -1,7 +1,6 @@
 package config
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"pgregory.net/rapid"
 
 	"shaperd/shaper"
 )
@@ -437,68 +435,5 @@ func TestErrorsAs(t *testing.T) {
 	var first *Error
 	if !errors.As(err, &first) || first.Line != 2 {
 		t.Errorf("the first error is %v", first)
-	}
-}
-
-// TestLoadedCompiles makes files of random keys: each loads and compiles, or has
-// mistakes in places that exist.
-func TestLoadedCompiles(t *testing.T) {
-	values := map[string][]string{
-		"match.listen": {`["db"]`, `["sms"]`, `["db", "sms"]`}, "match.protocol": {`"tcp"`, `"udp"`, `"icmp"`},
-		"match.attach": {`["up"]`, `["down"]`, `["up", "down"]`}, "match.destination": {`["10.0.0.0/8"]`, `["::/0"]`},
-		"match.source": {`["10.0.0.0/8"]`, `["::/0"]`, `["0.0.0.0/0", "2001:db8::/32"]`}, "match.asn": {`[]`, `[64500]`},
-		"match.port": {`["5432"]`, `["8000-8005", "1"]`, `["1-65535"]`},
-		"key":        {`[]`, `["source"]`, `["asn", "port"]`, `["connection"]`, `["listen"]`, `["attach"]`}, "ipv4_prefix": {"1", "32"}, "ipv6_prefix": {"1", "128"},
-		"direction": {`"both"`, `"from-downstream"`}, "mode": {`"observe"`}, "excess": {`"close"`, `"drop"`}, "overhead": {`"0B"`, `"1kB"`}, "ecn_mark": {`"1%"`},
-		"rate": {`"1B/s"`, `"1Tbit/s"`, `"10Mbit/s"`}, "packets": {`"1/h"`, `"1000000000/s"`}, "connections": {"1", "1048576"}, "new_connections": {`"1/h"`, `"1000000000/s"`},
-		"burst": {`"0B"`, `"2592000B"`, `"2592001B"`, `"1000000TB"`, `"324PB"`, `"324000TB"`}, "burst_packets": {"0", "720", "721", "1000000000000"},
-		"max_delay": {`"0s"`, `"1h"`}, "max_wait": {`"0s"`, `"1h"`}, "max_waiting": {"0", "1048576"},
-	}
-	var keys []string
-	for key := range values {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	loaded, refused, ofAttachments := 0, 0, 0
-	rapid.Check(t, func(t *rapid.T) {
-		var b strings.Builder
-		b.WriteString(listenDB + "[[listen]]\nname = \"sms\"\naddress = [\"udp://0.0.0.0:2775\"]\ndownstream = [\"sms.local\"]\n")
-		b.WriteString("[[attach]]\nname = \"up\"\ninterface = \"eth0\"\n[[attach]]\nname = \"down\"\ninterface = \"eth0\"\ndirection = \"ingress\"\n")
-		attached := rapid.Bool().Draw(t, "attached")
-		if rapid.Bool().Draw(t, "asn") {
-			b.WriteString("[asn]\nfiles = [\"asn.csv\"]\n")
-		}
-		for i := range rapid.IntRange(1, 2).Draw(t, "limits") {
-			fmt.Fprintf(&b, "[[limit]]\nname = \"l%d\"\n", i)
-			// A limit has something to hold to, and a few keys more.
-			some := rapid.SliceOfNDistinct(rapid.SampledFrom(keys), 0, 3, rapid.ID).Draw(t, "keys")
-			main := rapid.SampledFrom([]string{"rate", "packets", "connections", "new_connections"}).Draw(t, "main")
-			if !slices.Contains(some, main) {
-				some = append(some, main)
-			}
-			if attached && !slices.Contains(some, "match.attach") {
-				some = append(some, "match.attach")
-			}
-			for _, key := range some {
-				fmt.Fprintf(&b, "%s = %s\n", key, rapid.SampledFrom(values[key]).Draw(t, key))
-			}
-		}
-		c, err := load([]*file{newFile("f.toml", 0, b.String())})
-		if err != nil {
-			refused++
-			return
-		}
-		loaded++
-		if c.Limits[0].OfAttachments() {
-			ofAttachments++
-		}
-		compile(t, c)
-		if _, err := json.Marshal(c.Canonical()); err != nil {
-			t.Fatal(err)
-		}
-	})
-	t.Logf("%d loaded, %d were refused", loaded, refused)
-	if ofAttachments == 0 || ofAttachments == loaded || refused == 0 {
-		t.Errorf("%d loaded, %d of them for attachments, %d were refused: want some of all", loaded, ofAttachments, refused)
 	}
 }

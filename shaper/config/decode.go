@@ -237,9 +237,8 @@ func (l *loader) listen(t table) {
 }
 
 // checkDownstream reports a port that no address makes use of, and traffic that
-// would come back to the listener for ever.
-// A transparent listener may well have the address of its downstream, if that is not
-// this host.
+// would come back to the listener for ever. A transparent listener may well have the
+// address of its downstream, if that is not this host.
 func checkDownstream(t table, addresses []item[Address], d item[Downstream], transparent bool) {
 	used := d.value.Port == 0 || len(addresses) == 0
 	ip, _ := netip.ParseAddr(d.value.Host)

@@ -100,38 +100,50 @@ func goneWhileThrottled(t *testing.T, _ *network, f family) {
 	}, limit("slots", onTCP, keyAll, `connections = 1`, `max_wait = "10s"`), limit("slow", onTCP, keySource, `rate = "10kB/s"`))
 }
 
-// goneWhileWaiting has a client leave that is the next one: it must not get the slot, nor
-// hold up the one behind it.
-func goneWhileWaiting(t *testing.T, n *network, f family) {
-	s := n.downstream.newSink(t, f.tcp())
-	d := n.shaper.shaperd(t, config(f, limit("slots", onTCP, keyAll, `connections = 1`, `max_wait = "10s"`)))
-	holder := n.client.newBulk(t, f.sources[0], f.door(), 1, 'h')
-	s.wait(t, 'h', 1, 5*time.Second)
-	waiting := func(want float64) {
-		t.Helper()
-		waitFor(t, 5*time.Second, func() error {
-			if got := d.metrics().sum("waiting", `limit="slots"`); got != want {
-				return fmt.Errorf("%v connections wait, want %v", got, want)
-			}
-			return nil
-		})
-	}
-	reset := n.client.newBulk(t, f.sources[1], f.door(), 1, 'r')
-	waiting(1)
-	silent := n.client.mustDial(t, f.sources[1], f.door())
-	waiting(2)
-	last := n.client.newBulk(t, f.sources[1], f.door(), 1, 'n')
-	waiting(3)
-	reset.abort()
-	waiting(2)
-	silent.Close() // without a word: it cannot wait for an answer
-	waiting(1)
-	holder.abort()
-	s.wait(t, 'n', 1, 5*time.Second)
-	if got := s.got('r'); got != 0 {
-		t.Error("a client that had gone reached the downstream")
-	}
-	last.abort()
+// goneWhileWaiting has clients leave, by a reset and without a word, that are next: they
+// must not get the slot, nor hold up the one behind them, and their places are free soon.
+func goneWhileWaiting(t *testing.T, _ *network, f family) {
+	fairly(t, func() (stallReport, error) {
+		n := newNetwork(t)
+		s := n.downstream.newSink(t, f.tcp())
+		d := n.shaper.shaperd(t, config(f, limit("slots", onTCP, keyAll, `connections = 1`, `max_wait = "10s"`)))
+		holder := n.client.newBulk(t, f.sources[0], f.door(), 1, 'h')
+		s.wait(t, 'h', 1, 5*time.Second)
+		waiting := func(want float64) {
+			t.Helper()
+			waitFor(t, 5*time.Second, func() error {
+				if got := d.metrics().sum("waiting", `limit="slots"`); got != want {
+					return fmt.Errorf("%v connections wait, want %v", got, want)
+				}
+				return nil
+			})
+		}
+		reset := n.client.newBulk(t, f.sources[1], f.door(), 1, 'r')
+		waiting(1)
+		silent := n.client.mustDial(t, f.sources[1], f.door())
+		waiting(2)
+		last := n.client.newBulk(t, f.sources[1], f.door(), 1, 'n')
+		waiting(3)
+		stalls := startStallWatch(t)
+		start := time.Now()
+		reset.abort()
+		waiting(2)
+		afterReset := time.Since(start)
+		silent.Close() // it cannot wait for an answer
+		waiting(1)
+		afterEnd := time.Since(start) - afterReset
+		holder.abort()
+		s.wait(t, 'n', 1, 5*time.Second)
+		report := stalls.stop()
+		if s.got('r') != 0 {
+			t.Error("a client that had gone reached the downstream")
+		}
+		last.abort()
+		if took := max(afterReset, afterEnd); took > 100*time.Millisecond+report.longest() {
+			return report, fmt.Errorf("a place was free %v after its client had gone, want at most 100 ms", took)
+		}
+		return report, nil
+	})
 }
 
 func downstreamRefusesTCP(t *testing.T, n *network, f family) {
@@ -333,6 +345,18 @@ func hostileHeaders(t *testing.T, n *network, f family) {
 
 // downstreamRefusesUDP has the downstream's port closed, and then open.
 func downstreamRefusesUDP(t *testing.T, n *network, f family) {
+	echoesAgain(t, n, f, func() { n.downstream.echoUDP(t, f.udp()) })
+}
+
+// downstreamUnreachableUDP has a network tell that there is no such host, for a while.
+func downstreamUnreachableUDP(t *testing.T, n *network, f family) {
+	n.downstream.echoUDP(t, f.udp())
+	n.filter(t, "udp", udpPort, "reject with icmpx type host-unreachable")
+	echoesAgain(t, n, f, func() { must(t, n.downstream.Run("nft", "delete", "table", "inet", "cell")) })
+}
+
+// echoesAgain has a flow's datagrams answered with errors until mend mends that.
+func echoesAgain(t *testing.T, n *network, f family, mend func()) {
 	n.shaper.shaperd(t, config(f))
 	c, err := n.client.DialUDP(f.sources[0], f.udpDoor())
 	must(t, err)
@@ -342,7 +366,7 @@ func downstreamRefusesUDP(t *testing.T, n *network, f family) {
 		must(t, err)
 		time.Sleep(20 * time.Millisecond)
 	}
-	n.downstream.echoUDP(t, f.udp())
+	mend()
 	mustEcho(t, c)
 }
 
@@ -356,22 +380,6 @@ func mustEcho(t testing.TB, c *net.UDPConn) {
 	if got, err := c.Read(buf); err != nil || string(buf[:got]) != "hello" {
 		t.Errorf("%q came back, %v", buf[:got], err)
 	}
-}
-
-func downstreamUnreachableUDP(t *testing.T, n *network, f family) {
-	n.downstream.echoUDP(t, f.udp())
-	n.filter(t, "udp", udpPort, "reject with icmpx type host-unreachable")
-	n.shaper.shaperd(t, config(f))
-	c, err := n.client.DialUDP(f.sources[0], f.udpDoor())
-	must(t, err)
-	defer c.Close()
-	for range 3 {
-		_, err := c.Write([]byte("lost"))
-		must(t, err)
-		time.Sleep(20 * time.Millisecond)
-	}
-	must(t, n.downstream.Run("nft", "delete", "table", "inet", "cell"))
-	mustEcho(t, c)
 }
 
 func rangeOfUDPPorts(t *testing.T, n *network, f family) {

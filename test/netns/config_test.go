@@ -21,6 +21,13 @@ func config(f family, limits ...string) string {
 	return b.String()
 }
 
+// rpcListener is another one, called rpc, in front of a TCP server. It listens at the
+// server's port, and at more addresses.
+func rpcListener(to netip.AddrPort, more ...string) string {
+	address := append([]string{fmt.Sprintf("tcp://0.0.0.0:%d", to.Port())}, more...)
+	return fmt.Sprintf("\n[[listen]]\nname = \"rpc\"\naddress = [\"%s\"]\ndownstream = [\"%v\"]\n", strings.Join(address, `", "`), to)
+}
+
 // bracketed is a host without a port.
 func bracketed(a netip.Addr) string {
 	if a.Is6() {

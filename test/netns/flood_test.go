@@ -1,7 +1,6 @@
 package netns
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"flag"
@@ -91,7 +90,7 @@ func measureSpoofedSources(t *testing.T, count int) (stallReport, error) {
 	const rate, flood = 500, 50_000
 	f := ipv4
 	n := newNetwork(t)
-	n.downstream.answerTagged(t, f.udp(), 'k')
+	n.downstream.answerUDP(t, f.udp(), func(data []byte, _ netip.AddrPort) bool { return data[8] == 'k' })
 	d := n.shaper.shaperd(t, config(f,
 		limit("each", onUDP, `key = ["source"]`, `packets = "1000pps"`),
 		limit("all", onUDP, keyAll, `packets = "10000pps"`)))
@@ -155,27 +154,6 @@ func measureSpoofedSources(t *testing.T, count int) (stallReport, error) {
 		return report, fmt.Errorf("of %d questions of a known source %d were answered", asked, answered)
 	}
 	return report, nil
-}
-
-// answerTagged sends back what has the tag.
-func (h *host) answerTagged(t testing.TB, at netip.AddrPort, tag byte) {
-	t.Helper()
-	c := h.listenUDP(t, at)
-	must(t, c.SetReadBuffer(4<<20))
-	var group sync.WaitGroup
-	group.Go(func() {
-		buf := make([]byte, 2048)
-		for {
-			n, from, err := c.ReadFromUDPAddrPort(buf)
-			if err != nil {
-				return
-			}
-			if n > 8 && buf[8] == tag {
-				_, _ = c.WriteToUDPAddrPort(buf[:n], from)
-			}
-		}
-	})
-	t.Cleanup(func() { c.Close(); group.Wait() })
 }
 
 // TestSlowloris has thousands of connections that send a byte now and then, and one
@@ -281,7 +259,7 @@ func TestSoak(t *testing.T) {
 		limit("bytes", onTCP, keySource, `rate = "2MiB/s"`),
 		limit("datagrams", onUDP, keySource, `packets = "500pps"`, `max_delay = "50ms"`),
 		limit("slots", `match = { listen = ["rpc"] }`, keySource, `connections = 20`, `new_connections = "200/s"`))+
-		fmt.Sprintf("\n[[listen]]\nname = \"rpc\"\naddress = [\"tcp://0.0.0.0:%d\"]\ndownstream = [\"%v\"]\n", rpc.Port(), rpc))
+		rpcListener(rpc))
 
 	stop := make(chan struct{})
 	var group sync.WaitGroup
@@ -378,7 +356,7 @@ func TestSoak(t *testing.T) {
 	if asked.Load() == 0 || s.got(0) == 0 {
 		t.Error("there was no load")
 	}
-	if bytes.Contains([]byte(d.log.String()), []byte("level=ERROR")) {
+	if strings.Contains(d.log.String(), "level=ERROR") {
 		t.Error("the daemon logged an error")
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,7 +15,8 @@ import (
 )
 
 // TestReloadUnderLoad reloads again and again while connections come and go, others stay,
-// and datagrams flow: nobody is to notice.
+// and datagrams flow: nobody is to notice. With -figures the load is what two processors
+// can just bear.
 func TestReloadUnderLoad(t *testing.T) {
 	fairly(t, func() (stallReport, error) { return measureReloadUnderLoad(t) })
 }
@@ -23,13 +25,15 @@ func measureReloadUnderLoad(t *testing.T) (stallReport, error) {
 	const (
 		reloads  = 100
 		interval = 80 * time.Millisecond
-		openings = 1000 // connections a second
 		workers  = 50
-		long     = 200
-		packets  = 20_000 // a second
 		rate     = 10 << 20
 		burst    = 1 << 20
 	)
+	openings, packets := 300, 5000 // a second
+	long := 100
+	if *figures {
+		openings, packets, long = 1000, 20_000, 200
+	}
 	f := ipv4
 	n := newNetwork(t)
 	rpc := netip.AddrPortFrom(f.downstream, 7000)
@@ -41,15 +45,14 @@ func measureReloadUnderLoad(t *testing.T) (stallReport, error) {
 		text := config(f,
 			limit("smooth", onTCP, keyAll, fmt.Sprintf(`rate = "%dMiB/s"`, rate>>20), `burst = "1MiB"`, fmt.Sprintf(`max_delay = "%dms"`, 200+i%2)),
 			limit("datagrams", onUDP, keySource, fmt.Sprintf(`packets = "%dpps"`, 2*packets), `max_delay = "1s"`))
-		text += fmt.Sprintf("\n[[listen]]\nname = \"rpc\"\naddress = [\"tcp://0.0.0.0:%d\"%s]\ndownstream = [\"%v\"]\n",
-			rpc.Port(), strings.Repeat(`, "tcp://127.0.0.1:7001"`, i%2), rpc)
+		text += rpcListener(rpc, slices.Repeat([]string{"tcp://127.0.0.1:7001"}, i%2)...)
 		// Other limits come and go.
 		text += strings.Repeat("\n[[limit]]\n"+limit("slots", `match = { listen = ["rpc"] }`, keySource, "connections = 500", `new_connections = "5000/s"`), i%2)
 		return text
 	}
 	d := n.shaper.shaperd(t, text(0))
 	b := n.client.newBulk(t, f.sources[0], f.door(), long, 'l')
-	s.wait(t, 'l', long, 5*time.Second)
+	s.wait(t, 'l', int64(long), 5*time.Second)
 	stalls := startStallWatch(t)
 	const load = reloads*interval + 500*time.Millisecond
 	streams := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(int(load/time.Second)+2))
@@ -67,7 +70,7 @@ func measureReloadUnderLoad(t *testing.T) (stallReport, error) {
 	start := time.Now()
 	for w := range workers {
 		group.Go(func() {
-			const period = workers * time.Second / openings
+			period := workers * time.Second / time.Duration(openings)
 			for at := period * time.Duration(w) / workers; at < load; at += period {
 				time.Sleep(time.Until(start.Add(at)))
 				if _, err := n.client.ask(f.sources[2], rpcDoor); err != nil {
@@ -117,7 +120,7 @@ func measureReloadUnderLoad(t *testing.T) (stallReport, error) {
 	if sigma < burst/2 {
 		errs = append(errs, fmt.Errorf("sigma is %.0f bytes: the burst was never used", sigma))
 	}
-	if least := 0.9 * openings * load.Seconds(); float64(served.Load()) < least {
+	if least := 0.9 * float64(openings) * load.Seconds(); float64(served.Load()) < least {
 		errs = append(errs, fmt.Errorf("only %d connections were made, the load is %d/s", served.Load(), openings))
 	}
 	return report, errors.Join(errs...)

@@ -61,25 +61,10 @@ func (h *host) echoTCP(t testing.TB, at netip.AddrPort, s *seen) {
 	})
 }
 
+// notingUDP does the same with datagrams.
 func (h *host) notingUDP(t testing.TB, at netip.AddrPort, s *seen) {
 	t.Helper()
-	c := h.listenUDP(t, at)
-	var group sync.WaitGroup
-	group.Go(func() {
-		buf := make([]byte, 1<<16)
-		for {
-			n, from, err := c.ReadFromUDPAddrPort(buf)
-			if err != nil {
-				return
-			}
-			s.note(from)
-			_, _ = c.WriteToUDPAddrPort(buf[:n], from)
-		}
-	})
-	t.Cleanup(func() {
-		c.Close()
-		group.Wait()
-	})
+	h.answerUDP(t, at, func(_ []byte, from netip.AddrPort) bool { s.note(from); return true })
 }
 
 // exchange sends a text to the end of c, and wants it back.

@@ -115,7 +115,14 @@ func (h *host) discardUDP(t testing.TB, at netip.AddrPort) {
 // echoUDP sends every datagram to the address at back to where it came from.
 func (h *host) echoUDP(t testing.TB, at netip.AddrPort) {
 	t.Helper()
+	h.answerUDP(t, at, func([]byte, netip.AddrPort) bool { return true })
+}
+
+// answerUDP is echoUDP for what it is to answer.
+func (h *host) answerUDP(t testing.TB, at netip.AddrPort, answers func(data []byte, from netip.AddrPort) bool) {
+	t.Helper()
 	c := h.listenUDP(t, at)
+	must(t, c.SetReadBuffer(4<<20))
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -125,7 +132,9 @@ func (h *host) echoUDP(t testing.TB, at netip.AddrPort) {
 			if err != nil {
 				return
 			}
-			_, _ = c.WriteToUDPAddrPort(buf[:n], from)
+			if answers(buf[:n], from) {
+				_, _ = c.WriteToUDPAddrPort(buf[:n], from)
+			}
 		}
 	}()
 	t.Cleanup(func() {

@@ -1,0 +1,174 @@
+package config
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+)
+
+// WriteText writes what [Config.Canonical] returns for people to read.
+func (c *Config) WriteText(w io.Writer) error {
+	v := c.canonical()
+	var b bytes.Buffer
+	line := func(key string, value any) { fmt.Fprintf(&b, "  %-20s %v\n", key, value) }
+	list := func(key string, values []string) {
+		if len(values) > 0 {
+			line(key, strings.Join(values, ", "))
+		}
+	}
+
+	b.WriteString("daemon\n")
+	line("mode", v.Daemon.Mode)
+	if v.Daemon.Metrics == "" {
+		line("metrics", "off")
+	} else {
+		line("metrics", v.Daemon.Metrics)
+	}
+	line("buckets", v.Daemon.Buckets)
+	if v.Daemon.Pins != "" {
+		line("pins", v.Daemon.Pins)
+	}
+	if v.Transparent != nil {
+		b.WriteString("\ntransparent\n")
+		line("rules", v.Transparent.Rules)
+		line("mark", v.Transparent.Mark)
+	}
+	if len(v.ASN.Files) > 0 {
+		b.WriteString("\nasn\n")
+		list("files", v.ASN.Files)
+	}
+	for _, l := range v.Listen {
+		fmt.Fprintf(&b, "\nlisten %s\n", l.Name)
+		list("address", l.Address)
+		list("downstream", texts(l.Downstream))
+		list("accept_proxy_from", l.AcceptProxyFrom)
+		if l.SendProxy != "" {
+			line("send_proxy", l.SendProxy)
+		}
+		if l.Transparent {
+			line("transparent", true)
+		}
+		if l.Balance != "" {
+			line("balance", l.Balance)
+		}
+		if l.SlowStart != nil {
+			line("slow_start", l.SlowStart)
+		}
+		if l.Check != nil {
+			line("check", l.Check)
+		}
+		if l.Eject != nil {
+			line("eject", l.Eject)
+		}
+		if l.ConnectTimeout != nil {
+			line("connect_timeout", l.ConnectTimeout)
+		}
+		for _, t := range []struct {
+			key string
+			d   *canonicalTime
+		}{
+			{"first_byte_timeout", l.FirstByteTimeout},
+			{"tcp_idle_timeout", l.TCPIdleTimeout},
+			{"half_close_timeout", l.HalfCloseTimeout},
+			{"max_lifetime", l.MaxLifetime},
+		} {
+			if t.d != nil {
+				line(t.key, t.d)
+			}
+		}
+		if l.MinThroughput != nil {
+			line("min_throughput", l.MinThroughput)
+		}
+		if l.IdleTimeout != nil {
+			line("idle_timeout", l.IdleTimeout)
+			line("max_flows", l.MaxFlows)
+			line("max_flows_per_source", l.MaxFlowsPerSource)
+			line("amplification", *l.Amplification)
+		}
+	}
+	for _, a := range v.Attach {
+		fmt.Fprintf(&b, "\nattach %s\n", a.Name)
+		list("interface", a.Interface)
+		line("direction", a.Direction)
+		line("mode", a.Mode)
+		line("hook", a.Hook)
+		line("on_stop", a.OnStop)
+		if a.Queue > 0 {
+			line("queue", a.Queue)
+		}
+		if a.IdleTimeout != nil {
+			line("idle_timeout", a.IdleTimeout)
+		}
+	}
+	for _, l := range v.Limit {
+		fmt.Fprintf(&b, "\nlimit %s\n", l.Name)
+		l.write(line, list)
+	}
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+func (l *canonicalLimit) write(line func(string, any), list func(string, []string)) {
+	line("mode", l.Mode)
+	list("match listen", l.Match.Listen)
+	list("match attach", l.Match.Attach)
+	if l.Match.Protocol != "" {
+		line("match protocol", l.Match.Protocol)
+	}
+	list("match source", l.Match.Source)
+	list("match destination", l.Match.Destination)
+	if len(l.Match.ASN) > 0 {
+		line("match asn", strings.Trim(strings.ReplaceAll(fmt.Sprint(l.Match.ASN), " ", ", "), "[]"))
+	}
+	list("match port", l.Match.Port)
+	if len(l.Key) == 0 {
+		line("key", "one bucket for all")
+	}
+	list("key", l.Key)
+	if l.IPv4Prefix > 0 {
+		line("source prefix", fmt.Sprintf("/%d of IPv4, /%d of IPv6", l.IPv4Prefix, l.IPv6Prefix))
+	}
+	if l.Rate != nil {
+		line("rate", l.Rate)
+		line("burst", l.Burst)
+	}
+	if l.Packets != nil {
+		line("packets", l.Packets)
+		line("burst_packets", *l.BurstPackets)
+	}
+	if l.Overhead != nil {
+		line("overhead", l.Overhead)
+	}
+	if l.MaxDelay != nil {
+		line("max_delay", l.MaxDelay)
+	}
+	if l.Share != "" {
+		line("share", l.Share)
+	}
+	if l.ECNMark != nil {
+		line("ecn_mark", l.ECNMark)
+	}
+	if l.Direction != "" {
+		line("direction", l.Direction)
+	}
+	if l.Connections > 0 {
+		line("connections", l.Connections)
+	}
+	if l.NewConnections != nil {
+		line("new_connections", l.NewConnections)
+	}
+	if l.MaxWait != nil {
+		line("max_wait", l.MaxWait)
+	}
+	if l.MaxWaiting != nil {
+		line("max_waiting", *l.MaxWaiting)
+	}
+	if l.Excess != "" {
+		line("excess", l.Excess)
+	}
+	if l.Reply != "" {
+		line("reply", strconv.Quote(l.Reply))
+	}
+}
