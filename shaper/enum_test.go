@@ -17,11 +17,11 @@ func TestEnumNames(t *testing.T) {
 		{"Verdict", values[Verdict](Verdicts), []string{"pass", "delay", "refuse"}},
 		{"Reason", values[Reason](Reasons), []string{
 			"none", "rate", "queue-full", "connections", "new-connections",
-			"wait-timeout", "waiting-full", "client-gone", "memory-full",
+			"wait-timeout", "waiting-full", "client-gone", "memory-full", "blocked",
 		}},
 		{"Ending", values[Ending](Endings), []string{
 			"closed", "reset-by-client", "reset-by-server", "refused", "bad-proxy-header", "not-connected", "first-byte-timeout",
-			"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "overload", "stopped",
+			"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "overload", "stopped", "killed",
 		}},
 		{"Share", values[Share](int(ShareFIFO) + 1), []string{"fair", "fifo"}},
 		{"Protocol", values[Protocol](int(numProtocols)), []string{"any", "tcp", "udp", "icmp"}},

@@ -53,6 +53,10 @@ type Limit struct {
 	MaxWait        time.Duration // a connection may wait this long
 	MaxWaiting     int           // connections that may wait at once, over all keys; at listeners alone
 
+	// Block refuses all that the limit matches. It asks for nothing else then, and
+	// has one key.
+	Block bool
+
 	Excess  Excess
 	Reply   string // what a refused connection is told, with RetryAfter in it where that is to stand
 	Observe bool   // count what the limit would do, and do nothing

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sort"
+	"strings"
 
 	"shaperd/leaky"
 	"shaperd/shaper/asn"
@@ -56,6 +57,7 @@ type Policy struct {
 	shapes       []leaky.Shape
 	newConns     []leaky.Shape // in packets
 	states       []*State
+	asns         *asn.Table
 	sources      addresses
 	destinations addresses
 	ports        []uint16 // starts of segments
@@ -68,6 +70,7 @@ type Policy struct {
 	direction    [2]Set
 	paced        Set // limits with a rate or packets; the others have no buckets of bytes
 	destined     Set // limits that name destinations
+	blocks       Set // limits that refuse all
 }
 
 // site is where flows are met: at a listener, at an attachment, or at neither.
@@ -86,7 +89,7 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Att
 	if err := validate(limits, listeners, attachments); err != nil {
 		return nil, err
 	}
-	p := &Policy{limits: slices.Clone(limits), byListen: map[string]uint16{}, byAttach: map[string]uint16{}}
+	p := &Policy{limits: slices.Clone(limits), asns: table, byListen: map[string]uint16{}, byAttach: map[string]uint16{}}
 	slices.SortStableFunc(p.limits, func(a, b Limit) int { return cmp.Compare(b.specificity(), a.specificity()) })
 	p.addPlaces(s, listeners, attachments)
 	for i := range p.limits {
@@ -100,6 +103,9 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Att
 		}
 		if len(l.Match.Destination) > 0 {
 			p.destined |= bit
+		}
+		if l.Block {
+			p.blocks |= bit
 		}
 		if l.Direction != FromDownstream {
 			p.direction[ToDownstream] |= bit
@@ -245,15 +251,28 @@ func (p *Policy) AttachIndex(name string) uint16 {
 	return uint16(len(p.places) - 1)
 }
 
-// Observed returns the limits of set that pace traffic, but only observe.
+// Observed returns the limits of set that pace or block traffic, but only observe.
 func (p *Policy) Observed(set Set) Set {
 	var observed Set
 	for i := range set.All {
-		if p.limits[i].Observe && p.paced&(1<<i) != 0 {
+		if p.limits[i].Observe && (p.paced|p.blocks)&(1<<i) != 0 {
 			observed |= 1 << i
 		}
 	}
 	return observed
+}
+
+// Blocks returns the limits that refuse all they match, those that only observe too.
+func (p *Policy) Blocks() Set { return p.blocks }
+
+// Blocked returns the limit of set that refuses all, and is enforced, or -1.
+func (p *Policy) Blocked(set Set) int {
+	for i := range (set & p.blocks).All {
+		if !p.limits[i].Observe {
+			return i
+		}
+	}
+	return -1
 }
 
 // Route classifies f.
@@ -268,6 +287,15 @@ func (p *Policy) Route(f *Flow) Route {
 		ToDownstream:   set & p.direction[ToDownstream],
 		FromDownstream: set & p.direction[FromDownstream],
 	}
+}
+
+// ASN returns the autonomous system of a source, whether a limit asks for it or not; 0
+// when it is not known.
+func (p *Policy) ASN(source netip.Addr) uint32 {
+	if p.asns == nil {
+		return 0
+	}
+	return p.asns.Lookup(source)
 }
 
 func (p *Policy) portSet(port uint16) Set {
@@ -343,6 +371,11 @@ func (p *Policy) SourcePrefix(i int, k Key) (netip.Prefix, bool) {
 
 // Describe writes the key of f under limit i for people.
 func (p *Policy) Describe(i int, f *Flow, r Route) string {
+	return p.DescribeKey(i, p.Key(i, f, r))
+}
+
+// DescribeKey writes a key of limit i for people. Connection 0 is "this" one.
+func (p *Policy) DescribeKey(i int, k Key) string {
 	l := &p.limits[i]
 	if l.Key == 0 {
 		return "all"
@@ -353,19 +386,29 @@ func (p *Policy) Describe(i int, f *Flow, r Route) string {
 			parts = append(parts, fmt.Sprintf(format, arg))
 		}
 	}
-	prefix, _ := p.SourcePrefix(i, p.Key(i, f, r))
+	prefix, _ := p.SourcePrefix(i, k)
 	add(KeySource, "source %v", prefix)
-	add(KeyASN, "asn %d", r.ASN)
-	add(KeyPort, "port %d", f.Port)
-	at := cmp.Or(p.places[f.Listen].name, "none")
+	add(KeyASN, "asn %d", k.ASN)
+	add(KeyPort, "port %d", k.Port)
+	at := p.placeName(l, k.Listen)
 	add(KeyListen, "listen %s", at)
 	add(KeyAttach, "attach %s", at)
-	if l.Key&KeyConnection != 0 {
+	switch {
+	case l.Key&KeyConnection == 0:
+	case k.Connection == 0:
 		parts = append(parts, "this connection")
+	default:
+		add(KeyConnection, "connection %d", k.Connection)
 	}
-	s := parts[0]
-	for _, part := range parts[1:] {
-		s += ", " + part
+	return strings.Join(parts, ", ")
+}
+
+// placeName returns the name of the listener or attachment that marks keys of l with id.
+func (p *Policy) placeName(l *Limit, id uint16) string {
+	for i, at := range p.places {
+		if at.id == id && i < len(p.listeners) != l.OfAttachments() {
+			return cmp.Or(at.name, "none")
+		}
 	}
-	return s
+	return "none"
 }

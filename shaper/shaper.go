@@ -9,10 +9,11 @@ import (
 )
 
 // Shaper holds the policy in force, and the buckets and counts that outlive
-// policies. It is safe for concurrent use: every decision is one step, so
+// policies, and knows who is heavy over all limits. It is safe for concurrent use: every decision is one step, so
 // concurrent ones admit exactly what sequential ones would.
 type Shaper struct {
 	policy atomic.Pointer[Policy]
+	who    who
 
 	mu        sync.Mutex
 	table     *table
@@ -92,6 +93,11 @@ type Decision struct {
 // the latter refuse nothing.
 func (s *Shaper) Decide(p *Policy, f *Flow, r Route, set Set, bytes, packets uint64, now leaky.Time) Decision {
 	d := Decision{Depart: now, Limit: -1}
+	if blocks := set & p.blocks; blocks != 0 {
+		d = Decision{Verdict: Refuse, Reason: Blocked, Depart: now, Limit: bits.TrailingZeros64(uint64(blocks))}
+		p.states[d.Limit].count(Refuse, Blocked, bytes, packets)
+		return d
+	}
 	var delayed Set
 	s.mu.Lock()
 	for left := set & p.paced; left != 0; left &= left - 1 { // Set.All would cost 3 ns a limit

@@ -27,7 +27,31 @@ type State struct {
 	Wait  Histogram // of connections for a slot, those that got one
 	Queue Histogram // of units in the bucket's queue
 
+	Promise Promise
+	Keys    Ranking[Key]
+
 	shape, newConns *leaky.Shape // last in force, or nil; guarded by Shaper.mu
+}
+
+// Promise is how what leaves a limit's buckets keeps to their envelopes, as [leaky.Meter]
+// measures it. One goroutine writes, any may read.
+type Promise struct {
+	Allowed    atomic.Uint64 // leaky.Time: the most that a unit was allowed
+	Worst      atomic.Uint64 // the largest excess, since somebody set it to 0
+	Violations atomic.Uint64 // units that left beyond what they were allowed
+}
+
+// Note takes in what a meter has measured of a unit.
+func (p *Promise) Note(excess, allowed leaky.Time) {
+	if uint64(allowed) > p.Allowed.Load() {
+		p.Allowed.Store(uint64(allowed))
+	}
+	if uint64(excess) > p.Worst.Load() {
+		p.Worst.Store(uint64(excess))
+	}
+	if excess > allowed {
+		p.Violations.Add(1)
+	}
 }
 
 // Counts counts by verdict and reason.

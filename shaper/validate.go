@@ -52,7 +52,11 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment) er
 			bad("name", "used twice")
 		}
 		names[l.Name] = true
-		if l.Rate == 0 && l.Packets.N == 0 && l.Connections == 0 && l.NewConnections.N == 0 {
+		asks := l.Rate != 0 || l.Packets.N != 0 || l.Connections != 0 || l.NewConnections.N != 0
+		if l.Block && (asks || l.Key != 0) {
+			bad("block", "refuses all: nothing else can be asked for, and there is no key")
+		}
+		if !asks && !l.Block {
 			bad("rate", "one of rate, packets, connections, new_connections is needed")
 		}
 		if l.Rate != 0 && (l.Rate < MinRate || l.Rate > MaxRate) {

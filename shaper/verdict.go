@@ -30,6 +30,7 @@ const (
 	WaitingFull                 // max_waiting connections wait already
 	ClientGone                  // the client left while it waited
 	MemoryFull                  // the memory for queued datagrams is used up
+	Blocked                     // the limit blocks all it matches
 	numReasons
 )
 
@@ -39,7 +40,7 @@ const Reasons = int(numReasons)
 func (r Reason) String() string {
 	return [...]string{
 		"none", "rate", "queue-full", "connections", "new-connections",
-		"wait-timeout", "waiting-full", "client-gone", "memory-full",
+		"wait-timeout", "waiting-full", "client-gone", "memory-full", "blocked",
 	}[r]
 }
 
@@ -61,6 +62,7 @@ const (
 	TooSlow                        // it moved less than min_throughput
 	Overload                       // descriptors or memory ran short
 	Stopped                        // the daemon was
+	Killed                         // by an operator
 	numEndings
 )
 
@@ -70,6 +72,6 @@ const Endings = int(numEndings)
 func (e Ending) String() string {
 	return [...]string{
 		"closed", "reset-by-client", "reset-by-server", "refused", "bad-proxy-header", "not-connected", "first-byte-timeout",
-		"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "overload", "stopped",
+		"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "overload", "stopped", "killed",
 	}[e]
 }

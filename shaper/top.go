@@ -1,0 +1,187 @@
+package shaper
+
+import (
+	"container/heap"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"shaperd/leaky"
+)
+
+// HalfLife is after how long what was added to a [Top] counts half.
+const HalfLife = time.Minute
+
+// TopSize is how many keys a [Top] keeps. What it says of any key is too large by at most
+// the total of all keys divided by so many.
+const TopSize = 256
+
+// Top keeps the heaviest of any number of keys in bounded memory: Space-Saving (Metwally,
+// Agrawal and El Abbadi, ICDT 2005) over weights that fade by forward decay (Cormode,
+// Shkapenyuk, Srivastava and Xu, ICDE 2009): what comes later is added with a growing
+// weight, so that nothing has to be touched to age. A steady stream's weight is its rate a
+// second. The zero Top is ready for use; it is not safe for concurrent use.
+type Top[K comparable] struct {
+	entries []*topEntry[K] // a heap, the lightest first
+	byKey   map[K]*topEntry[K]
+	since   leaky.Time // when a weight of 1 counted 1
+}
+
+type topEntry[K comparable] struct {
+	key          K
+	weight, over float64 // as of since
+	index        int
+}
+
+// Weight is how heavy a key is, a second: at most Error too large.
+type Weight struct{ Value, Error float64 }
+
+// halfLives is how often a weight may have doubled before all are scaled down.
+const halfLives = 64
+
+// growth returns what an addition at now weighs.
+func (t *Top[K]) growth(now leaky.Time) float64 {
+	n := float64(now.Sub(t.since)) / float64(leaky.FromDuration(HalfLife))
+	if n > halfLives {
+		scale := math.Exp2(-n)
+		for _, e := range t.entries {
+			e.weight *= scale
+			e.over *= scale
+		}
+		t.since, n = now, 0
+	}
+	return math.Exp2(n)
+}
+
+// Add adds n to the weight of k.
+func (t *Top[K]) Add(k K, n float64, now leaky.Time) {
+	n *= t.growth(now)
+	e := t.byKey[k]
+	switch {
+	case e != nil:
+		e.weight += n
+	case len(t.entries) < TopSize:
+		if t.byKey == nil {
+			t.byKey = map[K]*topEntry[K]{}
+		}
+		e = &topEntry[K]{key: k, weight: n}
+		t.byKey[k] = e
+		heap.Push((*topHeap[K])(t), e)
+		return
+	default:
+		e = t.entries[0]
+		delete(t.byKey, e.key)
+		t.byKey[k] = e
+		e.key, e.over = k, e.weight
+		e.weight += n
+	}
+	heap.Fix((*topHeap[K])(t), e.index)
+}
+
+// Of returns the weight of k at now. That of a key which is not kept is 0, and might be as
+// much as the error more.
+func (t *Top[K]) Of(k K, now leaky.Time) Weight {
+	perSecond := math.Ln2 / HalfLife.Seconds() / t.growth(now)
+	if e := t.byKey[k]; e != nil {
+		return Weight{e.weight * perSecond, e.over * perSecond}
+	}
+	if len(t.entries) < TopSize {
+		return Weight{}
+	}
+	return Weight{0, t.entries[0].weight * perSecond}
+}
+
+// Heaviest returns at most n keys, the heaviest first.
+func (t *Top[K]) Heaviest(n int) []K {
+	all := slices.Clone(t.entries)
+	slices.SortFunc(all, func(a, b *topEntry[K]) int {
+		switch {
+		case a.weight > b.weight:
+			return -1
+		case a.weight < b.weight:
+			return 1
+		}
+		return 0
+	})
+	keys := make([]K, min(n, len(all)))
+	for i := range keys {
+		keys[i] = all[i].key
+	}
+	return keys
+}
+
+type topHeap[K comparable] Top[K]
+
+func (h *topHeap[K]) Len() int           { return len(h.entries) }
+func (h *topHeap[K]) Less(i, j int) bool { return h.entries[i].weight < h.entries[j].weight }
+func (h *topHeap[K]) Swap(i, j int) {
+	h.entries[i], h.entries[j] = h.entries[j], h.entries[i]
+	h.entries[i].index, h.entries[j].index = i, j
+}
+
+func (h *topHeap[K]) Push(x any) {
+	e := x.(*topEntry[K])
+	e.index = len(h.entries)
+	h.entries = append(h.entries, e)
+}
+
+func (h *topHeap[K]) Pop() any { panic("entries are replaced, not removed") }
+
+// Tally is what a key did: what left, how long it waited, and what was refused.
+type Tally struct {
+	Bytes   uint64
+	Waited  time.Duration // of all units together
+	Dropped uint64        // datagrams, packets and connections
+}
+
+// Trait is by what keys are heavy.
+type Trait uint8
+
+// The traits.
+const (
+	TraitRate Trait = iota // bytes
+	TraitDelay
+	TraitDrops
+	numTraits
+)
+
+// Heavy is a heavy key.
+type Heavy[K comparable] struct {
+	Key    K
+	Weight [numTraits]Weight // bytes, seconds waited, and units refused, each a second
+}
+
+// Ranking keeps the heaviest keys by each trait. The zero Ranking is ready for use, by
+// several goroutines.
+type Ranking[K comparable] struct {
+	mu   sync.Mutex
+	tops [numTraits]Top[K]
+}
+
+// Add adds what k did to what it did before.
+func (r *Ranking[K]) Add(k K, did Tally, now leaky.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for trait, n := range [numTraits]float64{float64(did.Bytes), did.Waited.Seconds(), float64(did.Dropped)} {
+		if n > 0 {
+			r.tops[trait].Add(k, n, now)
+		}
+	}
+}
+
+// Heaviest returns at most n keys by a trait, the heaviest first, with all their weights
+// at now.
+func (r *Ranking[K]) Heaviest(by Trait, n int, now leaky.Time) []Heavy[K] {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	keys := r.tops[by].Heaviest(n)
+	heavy := make([]Heavy[K], len(keys))
+	for i, k := range keys {
+		heavy[i].Key = k
+		for trait := range r.tops {
+			heavy[i].Weight[trait] = r.tops[trait].Of(k, now)
+		}
+	}
+	return heavy
+}
