@@ -167,7 +167,7 @@ func (t *tcpPort) rest(why string, now leaky.Time) {
 func (p *Proxy) accepted(sv *service, fd int, from netip.AddrPort, port uint16, now leaky.Time) {
 	sv.counts.Accepted.Add(1)
 	s := &session{proxy: p, service: sv, from: from}
-	s.gates, s.owner, s.listen = p.gates, s, sv.name
+	s.gates, s.owner, s.listen, s.begun = p.gates, s, sv.name, now
 	s.flow = shaper.Flow{Source: from.Addr(), Port: port, Protocol: shaper.TCP, Connection: p.nextID.Add(1)}
 	s.client = side{session: s, fd: fd}
 	s.server = side{session: s, fd: -1}

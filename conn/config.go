@@ -50,6 +50,8 @@ type Listen struct {
 	// got one, and so may never have asked: in bytes, to so many times what it sent.
 	// 0 is no bound.
 	Amplification int
+
+	AccessLog bool // a line for each connection and flow that has ended
 }
 
 // Timeouts are when a TCP connection ends that gets nowhere. Zero is never, but for

@@ -24,6 +24,7 @@ type downstream struct {
 	failures  int        // dials and checks that failed, one after the other
 	successes int        // checks that did not
 	down      bool       // its checks fail
+	drained   bool       // an operator wants it to get no connections
 	ejected   leaky.Time // no sooner does it get connections, unless all are out
 	back      leaky.Time // since when it can be reached again
 	turn      int64      // of round robin
@@ -38,12 +39,34 @@ type probe struct {
 	timer leaky.Event // to begin the next one, or to give this one up
 }
 
+// DrainDownstream has a downstream, as Downstreams names it, get no connections any more,
+// or get them again, at one listener or at all where listener is "". Those that it has go
+// on. It returns at how many listeners there is such a one. A reload changes nothing of
+// it while the downstream stays.
+func (p *Proxy) DrainDownstream(listener, downstream string, drained bool) (found int) {
+	p.loop.call(func(now leaky.Time) {
+		for _, s := range p.sites {
+			for _, d := range s.downstreams {
+				if d.String() != downstream || listener != "" && listener != s.name {
+					continue
+				}
+				found++
+				d.drained = drained
+				s.wake(now)
+			}
+		}
+	})
+	return found
+}
+
 // Downstreams returns how all downstreams are doing.
 func (p *Proxy) Downstreams() (all []shaper.DownstreamStatus) {
 	p.loop.call(func(now leaky.Time) {
 		for _, s := range p.sites {
 			for _, d := range s.downstreams {
-				all = append(all, shaper.DownstreamStatus{Listen: s.name, Downstream: d.String(), Up: d.usable(now), InFlight: d.inFlight})
+				all = append(all, shaper.DownstreamStatus{
+					Listen: s.name, Downstream: d.String(), Up: d.usable(now), Drained: d.drained, InFlight: d.inFlight, Most: d.Connections,
+				})
 			}
 		}
 	})
@@ -100,9 +123,14 @@ func (d *downstream) weight(now leaky.Time) int64 {
 // there is none, and then whether there would be one if it were not full.
 func (s *site) pick(source netip.Addr, failed []*downstream, now leaky.Time) (_ *downstream, full bool) {
 	s.candidates = s.candidates[:0]
+	drained := false
 	for _, out := range [...]bool{false, true} {
 		for _, d := range s.downstreams {
 			if d.usable(now) == out || slices.Contains(failed, d) || !d.host.addr().IsValid() || !d.reaches(source) {
+				continue
+			}
+			if d.drained {
+				drained = true
 				continue
 			}
 			if d.room() {
@@ -118,7 +146,7 @@ func (s *site) pick(source netip.Addr, failed []*downstream, now leaky.Time) (_ 
 			return nil, true
 		}
 	}
-	return nil, false
+	return nil, drained
 }
 
 func (s *site) choose(list []*downstream, source netip.Addr, now leaky.Time) *downstream {
@@ -395,7 +423,7 @@ func (s *site) readmit(now leaky.Time) {
 func (s *site) hasRoom(source netip.Addr, failed []*downstream, now leaky.Time) bool {
 	usable, room := false, false
 	for _, d := range s.downstreams {
-		if slices.Contains(failed, d) || !d.host.addr().IsValid() || !d.reaches(source) {
+		if d.drained || slices.Contains(failed, d) || !d.host.addr().IsValid() || !d.reaches(source) {
 			continue
 		}
 		if d.usable(now) && d.room() {

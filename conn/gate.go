@@ -56,6 +56,7 @@ type slots struct {
 // entrant is a connection on its way past the gates, and the slots it has got.
 type entrant struct {
 	slots
+	account
 	flow   shaper.Flow
 	route  shaper.Route // under slots.policy
 	listen string
@@ -70,6 +71,7 @@ type entrant struct {
 	next, prev *entrant      // in that queue
 	limit      *shaper.Limit // at whose gate it waits
 	blocked    shaper.Reason // what kept it
+	joined     leaky.Time    // when it began to wait there
 	timeout    leaky.Event
 }
 
@@ -109,16 +111,30 @@ func (g *gates) leave(e *entrant, why shaper.Reason, now leaky.Time) {
 	g.run(now)
 }
 
+// withdraw takes e out of the queue it waits in, if it does.
+func (g *gates) withdraw(e *entrant, now leaky.Time) {
+	if e.source == nil {
+		return
+	}
+	gt := e.source.gate
+	g.unqueue(e)
+	g.drop(gt, now)
+}
+
 // take takes the slots that f, a flow of the listener named listen, needs, if all are
 // free. Else it returns the limit that has none.
 func (g *gates) take(f *shaper.Flow, listen string, now leaky.Time) (slots, *shaper.Limit) {
 	got := slots{gates: g, policy: g.policy}
 	f.Listen = g.policy.ListenIndex(listen)
 	r := g.policy.Route(f)
+	if l := g.block(f, r, now); l != nil {
+		return slots{}, l
+	}
 	for _, i := range g.gated(r) {
 		gt := g.gate(i, f, r)
 		if blocked := gt.try(now); blocked != shaper.None {
 			gt.state.Connections.Add(shaper.Refuse, blocked, 1)
+			noteRefused(g.shaper, gt.state, gt.ranked(), f.Source, 0, now)
 			g.drop(gt, now)
 			got.release(now)
 			return slots{}, g.policy.Limit(i)
@@ -126,6 +142,20 @@ func (g *gates) take(f *shaper.Flow, listen string, now leaky.Time) (slots, *sha
 		got.held = append(got.held, gt)
 	}
 	return got, nil
+}
+
+// block counts a connection under the limits that block it, and returns one of them that is
+// enforced, or nil.
+func (g *gates) block(f *shaper.Flow, r shaper.Route, now leaky.Time) *shaper.Limit {
+	for i := range (r.Limits() & g.policy.Blocks()).All {
+		state := g.policy.State(i)
+		state.Connections.Add(shaper.Refuse, shaper.Blocked, 1)
+		if l := g.policy.Limit(i); !l.Observe {
+			noteRefused(g.shaper, state, g.policy.Key(i, f, r), f.Source, 0, now)
+			return l
+		}
+	}
+	return nil
 }
 
 // run lets those go on that have got a slot.
@@ -152,6 +182,11 @@ func (g *gates) advance(e *entrant, now leaky.Time) {
 		if !e.prefix(g.gated(e.route)) {
 			e.free(now)
 		}
+		if l := g.block(&e.flow, e.route, now); l != nil {
+			e.free(now)
+			e.owner.refused(refusal{l, shaper.Blocked, l.MaxWait}, now)
+			return
+		}
 	}
 	limits := g.gated(e.route)
 	for len(e.held) < len(limits) {
@@ -169,6 +204,7 @@ func (g *gates) advance(e *entrant, now leaky.Time) {
 
 // wait has e wait for its turn at gt, if there is room.
 func (g *gates) wait(e *entrant, gt *gate, now leaky.Time) {
+	e.joined = now
 	if !g.enqueue(gt, e, now) {
 		g.refuse(e, gt, shaper.WaitingFull, now)
 		return
@@ -180,6 +216,9 @@ func (g *gates) wait(e *entrant, gt *gate, now leaky.Time) {
 
 func (g *gates) refuse(e *entrant, gt *gate, why shaper.Reason, now leaky.Time) {
 	gt.state.Connections.Add(shaper.Refuse, why, 1)
+	waited := now.Sub(e.joined)
+	e.wait(gt.state, waited)
+	noteRefused(g.shaper, gt.state, gt.ranked(), e.flow.Source, waited, now)
 	retry := e.limit.MaxWait
 	if e.limit.Connections == 0 {
 		retry = gt.retry(now)
@@ -290,6 +329,13 @@ func gateKey(p *shaper.Policy, i int, f *shaper.Flow, r shaper.Route) shaper.Key
 	return key
 }
 
+// ranked is the key under which gt's limit ranks what it holds back.
+func (gt *gate) ranked() shaper.Key {
+	key := gt.key
+	key.Limit--
+	return key
+}
+
 // gate returns the gate of f under limit i of the policy in force, made if need
 // be.
 func (g *gates) gate(i int, f *shaper.Flow, r shaper.Route) *gate {
@@ -385,6 +431,9 @@ func (g *gates) dispatch(gt *gate, now leaky.Time) {
 		gt.grant(e.since, now)
 		gt.state.Connections.Add(shaper.Delay, e.blocked, 1)
 		gt.state.Wait.Observe((now - e.since).Duration())
+		waited := now.Sub(e.joined)
+		e.wait(gt.state, waited)
+		gt.state.Keys.Add(gt.ranked(), shaper.Tally{Waited: waited.Duration()}, now)
 		e.held = append(e.held, gt)
 		g.granted = append(g.granted, e)
 	}

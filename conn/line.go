@@ -45,8 +45,10 @@ type unit struct {
 // stop is where the units of one flow wait in one line.
 type stop struct {
 	*line
-	share *share // nil where all wait in one queue
-	leaf  *node
+	share  *share // nil where all wait in one queue
+	leaf   *node
+	did    tally      // here, since it was last told
+	waited leaky.Time // here, ever
 }
 
 // sender puts a unit on the wire. It returns what really left, and whether it
@@ -70,6 +72,7 @@ type line struct {
 	state  *shaper.State
 	reject bool // tell sources of what is refused
 	bucket leaky.Bucket
+	meter  leaky.Meter // of what left
 	refs   int
 
 	root          node
@@ -203,12 +206,13 @@ func (ls *lines) enqueue(u *unit, now leaky.Time) {
 // what is held up here takes no room from others there. Where there is no room the
 // longest queue of datagrams loses its last one, or u, if that would be the longest.
 func (ls *lines) join(u *unit, now leaky.Time) {
-	at := u.path[u.pos]
+	at := &u.path[u.pos]
 	l := at.line
 	u.joined, u.cost = now, l.cost(u.bytes, u.packets)
 	for u.droppable && !u.admitted && l.full(now) {
 		longest := l.root.deepest(at.leaf, u.cost)
 		if longest == nil {
+			at.did.dropped++
 			u.queued = false
 			ls.leave(u, u.pos)
 			u.owner.refused(l)
@@ -230,10 +234,11 @@ func (ls *lines) join(u *unit, now leaky.Time) {
 
 // drop refuses a datagram that is queued.
 func (ls *lines) drop(u *unit) {
-	l := u.path[u.pos].line
+	at := &u.path[u.pos]
+	at.did.dropped++
 	ls.remove(u)
 	ls.leave(u, u.pos)
-	u.owner.refused(l)
+	u.owner.refused(at.line)
 }
 
 // remove takes u out of the line it waits in.
@@ -318,7 +323,11 @@ func (ls *lines) serve(l *line, now leaky.Time) {
 		ls.wheel.Schedule(&l.event, at)
 		return
 	}
-	u.path[u.pos].leaf.serve(u)
+	at := &u.path[u.pos]
+	at.leaf.serve(u)
+	if u.waited&(1<<u.pos) != 0 {
+		at.wait(now.Sub(u.joined))
+	}
 	l.holder = u
 	if u.pos+1 < len(u.path) {
 		u.pos++
@@ -340,12 +349,15 @@ func (ls *lines) depart(u *unit, now leaky.Time) {
 		now = ls.clock()
 	}
 	var last leaky.Time
-	for i, at := range path {
+	for i := range path {
 		if bytes|packets != 0 {
+			at := &path[i]
 			l, cost := at.line, at.cost(bytes, packets)
 			slack := at.cost(max(min(bytes, grain), fullDatagram), packets)
 			charged := leaky.Late(ready, now, leaky.Time(credit)*slack)
 			l.bucket.Charge(l.shape, bytes, packets, charged)
+			l.state.Promise.Note(l.meter.Note(l.shape, bytes, packets, leaky.Time(credit)*slack, now))
+			at.did.bytes += bytes
 			at.leaf.charge(cost)
 			last = max(last, charged)
 			verdict, reason := shaper.Pass, shaper.None
@@ -403,7 +415,7 @@ func (ls *lines) swap(policy *shaper.Policy, now leaky.Time) {
 	for _, l := range ls.byKey {
 		if i := policy.Index(l.state); i >= 0 && policy.Shape(i) != l.shape {
 			l.bucket.Rescale(l.shape, policy.Shape(i), now)
-			l.shape = policy.Shape(i)
+			l.shape, l.meter = policy.Shape(i), leaky.Meter{} // what was allowed is over
 		}
 	}
 	ls.shaper.Swap(policy, now)

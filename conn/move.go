@@ -68,8 +68,12 @@ func (d *direction) move(limit int) int {
 		d.begun = true
 		d.moved += uint64(n)
 		d.bytes.Add(uint64(n))
-		d.session.pace.moved += uint64(n)
-		d.session.pace.active = d.session.proxy.loop.now
+		s, now := d.session, d.session.proxy.loop.now
+		s.pace.moved += uint64(n)
+		s.pace.active = now
+		if now.Sub(s.settled) > tellEvery {
+			s.settle(now)
+		}
 	}
 	return n
 }

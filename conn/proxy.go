@@ -20,6 +20,7 @@ type Proxy struct {
 	loop    *loop
 	gates   *gates
 	log     *slog.Logger
+	traffic *slog.Logger
 	refused *sampler
 	owner   owner
 
@@ -74,15 +75,16 @@ type port interface {
 }
 
 // New returns a proxy that holds traffic to the policy of s. It listens once
-// Apply has been called, and has to be closed.
-func New(s *shaper.Shaper, clock *leaky.Clock, log *slog.Logger) (*Proxy, error) {
+// Apply has been called, and has to be closed. Changes of state go to log; what sources
+// bring about, sampled, and the access log, to traffic. Neither may block.
+func New(s *shaper.Shaper, clock *leaky.Clock, log, traffic *slog.Logger) (*Proxy, error) {
 	l, err := newLoop(clock, s)
 	if err != nil {
 		return nil, err
 	}
 	p := &Proxy{
-		shaper: s, clock: clock, loop: l, log: log,
-		refused:   newSampler(log),
+		shaper: s, clock: clock, loop: l, log: log, traffic: traffic,
+		refused:   newSampler(traffic),
 		inherited: map[Endpoint]int{}, sites: map[string]*site{}, ports: map[Endpoint]port{},
 		sessions: map[*session]struct{}{}, flows: map[flowKey]*udpFlow{},
 	}
@@ -185,6 +187,7 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 			u.owner.resubmit(now)
 		}
 		p.gates.run(now)
+		p.cutBlocked(policy, now)
 		for _, d := range gone {
 			d.leave(now)
 		}
@@ -214,6 +217,23 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 	p.ports = ports
 	p.closeInherited()
 	return nil
+}
+
+// cutBlocked ends what policy blocks.
+func (p *Proxy) cutBlocked(policy *shaper.Policy, now leaky.Time) {
+	if policy.Blocks() == 0 {
+		return
+	}
+	for s := range p.sessions {
+		if (s.stage == dialing || s.stage == flowing) && policy.Blocked(s.route.Limits()) >= 0 {
+			s.abort(shaper.Refused, now)
+		}
+	}
+	for _, f := range p.flows {
+		if policy.Blocked(f.route.Limits()) >= 0 {
+			f.close(now)
+		}
+	}
 }
 
 func (p *Proxy) openPort(e Endpoint, transparent bool) (port, error) {

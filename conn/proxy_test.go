@@ -28,7 +28,7 @@ type running struct {
 func start(t testing.TB, protocol shaper.Protocol, downstream string, limits ...shaper.Limit) *running {
 	t.Helper()
 	s, clock := shaper.New(10000), leaky.NewClock()
-	p, err := New(s, clock, testLog(t))
+	p, err := New(s, clock, testLog(t), testLog(t))
 	if err != nil {
 		t.Fatal(err)
 	}

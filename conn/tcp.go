@@ -142,6 +142,8 @@ func (s *session) reroute(policy *shaper.Policy) {
 	s.flow.Listen = policy.ListenIndex(s.name)
 	s.route = policy.Route(&s.flow)
 	if s.stage == flowing {
+		now := s.proxy.clock.Now()
+		s.settle(now)
 		s.up.reroute(policy, s.route.ToDownstream)
 		s.down.reroute(policy, s.route.FromDownstream)
 	}
@@ -151,6 +153,7 @@ func (d *direction) reroute(policy *shaper.Policy, set shaper.Set) {
 	s := d.session
 	old := d.unit.path
 	l := s.proxy.loop
+	s.fold(old)
 	d.unit.path = l.lines.path(policy, &s.flow, s.route, set, false)
 	l.lines.release(old, l.clock.Now())
 	d.observed = policy.Observed(set)
@@ -420,11 +423,13 @@ func (s *session) abort(how shaper.Ending, now leaky.Time) {
 func (s *session) close(how shaper.Ending, now leaky.Time) {
 	l := s.proxy.loop
 	s.counts.Ended[how].Add(1)
+	s.logAccess(how, now)
 	l.pacer.Cancel(&s.timer)
 	if s.stage == flowing {
 		s.counts.Open.Add(-1)
 		l.lines.withdraw(now, &s.up.unit, &s.down.unit)
 		l.later(func(now leaky.Time) {
+			s.settle(now)
 			l.lines.release(s.up.unit.path, now)
 			l.lines.release(s.down.unit.path, now)
 			s.up.unit.path, s.down.unit.path = nil, nil

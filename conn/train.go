@@ -69,13 +69,14 @@ func (t *train) leave() bool {
 		return false
 	}
 	counts := t.flow.site.counts
-	moved := &counts.ToDownstream
+	moved, of := &counts.ToDownstream, &t.flow.up
 	if t.down {
-		moved = &counts.FromDownstream
+		moved, of = &counts.FromDownstream, &t.flow.down
 	}
 	count := t.count
 	bytes, lost := t.send()
 	moved.Add(uint64(bytes))
+	of.moved += uint64(bytes)
 	counts.SendErrors.Add(uint64(lost))
 	return lost < count
 }

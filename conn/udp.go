@@ -34,6 +34,7 @@ type flowKey struct {
 // udpFlow is the datagrams between one client and one downstream. It belongs to
 // the loop's thread.
 type udpFlow struct {
+	account
 	key        flowKey
 	proxy      *Proxy
 	site       *site
@@ -61,6 +62,7 @@ type udpFlow struct {
 type udpDirection struct {
 	path     []stop
 	observed shaper.Set
+	moved    uint64 // bytes
 }
 
 // flowList is the flows without an answer, the longest idle first. They are what a
@@ -175,12 +177,14 @@ func (u *udpPort) flow(m message, now leaky.Time) *udpFlow {
 		return f
 	}
 	f := &udpFlow{key: key, proxy: p, site: s.site, fd: -1, to: newReplyTo(m), many: m.many, seen: now}
+	f.begun = now
 	f.flow = shaper.Flow{
 		Source: m.from.Addr().Unmap().WithZone(""), Port: u.port, Protocol: shaper.UDP,
 		Connection: p.nextID.Add(1),
 	}
 	if !s.room(turnAddr(f.flow.Source), now) {
 		s.counts.FlowsRefused.Add(1)
+		p.shaper.Note(f.flow.Source, shaper.Tally{Dropped: 1}, now)
 		return nil
 	}
 	var full *shaper.Limit
@@ -262,6 +266,7 @@ func (f *udpFlow) idleTimeout() leaky.Time {
 }
 
 func (f *udpFlow) reroute(policy *shaper.Policy) {
+	f.settle(f.proxy.clock.Now())
 	f.flow.Listen = policy.ListenIndex(f.site.name)
 	f.route = policy.Route(&f.flow)
 	f.up.reroute(f, policy, f.route.ToDownstream)
@@ -270,6 +275,7 @@ func (f *udpFlow) reroute(policy *shaper.Policy) {
 
 func (d *udpDirection) reroute(f *udpFlow, policy *shaper.Policy, set shaper.Set) {
 	lines, old := f.proxy.loop.lines, d.path
+	f.fold(old)
 	d.path = lines.path(policy, &f.flow, f.route, set, f.mute != nil)
 	lines.release(old, f.proxy.clock.Now())
 	d.observed = policy.Observed(set)
@@ -340,6 +346,9 @@ func (f *udpFlow) forward(m message, down bool, now leaky.Time) {
 	d := &f.up
 	if down {
 		d = &f.down
+	}
+	if now.Sub(f.settled) > tellEvery {
+		f.settle(now)
 	}
 	if d.observed == 0 && len(d.path) == 0 {
 		f.proxy.loop.batch.load(f, down, m.data, m.size)
@@ -468,6 +477,8 @@ func (f *udpFlow) close(now leaky.Time) {
 	for f.queued != nil {
 		f.queued.free()
 	}
+	f.logAccess(now)
+	f.settle(now)
 	l.lines.release(f.up.path, now)
 	l.lines.release(f.down.path, now)
 	l.close(f.fd)

@@ -154,6 +154,17 @@ func (s *Shaper) CheckOut(k Key) leaky.Bucket {
 	return s.table.remove(&k, s.table.place(&k))
 }
 
+// Peek returns the bucket of k as it is in the table; one that is checked out is not.
+func (s *Shaper) Peek(k Key) leaky.Bucket {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at := s.table.place(&k)
+	if slot := s.table.find(&k, at); slot != nil {
+		return slot.bucket
+	}
+	return s.table.newcomer(at)
+}
+
 // CheckIn gives a bucket back. One that has drained at now needs no place.
 func (s *Shaper) CheckIn(k Key, b leaky.Bucket, now leaky.Time) {
 	if b.Drained(now) {

@@ -107,6 +107,8 @@ type ListenerState struct {
 // DownstreamStatus is how a downstream of a listener is doing.
 type DownstreamStatus struct {
 	Listen, Downstream string
-	Up                 bool // gets connections
+	Up                 bool // could get connections
+	Drained            bool // but is to get none
 	InFlight           int
+	Most               int // connections it may have; 0 is no bound
 }

@@ -98,7 +98,7 @@ func serve(ctx context.Context, e env, f runFlags, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	if s.proxy, err = conn.New(s.shaper, s.clock, log); err != nil {
+	if s.proxy, err = conn.New(s.shaper, s.clock, log, log); err != nil {
 		return err
 	}
 	defer s.saveState() // when the proxy has given back its buckets
