@@ -227,7 +227,13 @@ type Who struct {
 	Dropped Heavy  `json:"dropped"`
 }
 
-// Connection is a TCP connection or UDP flow: GET /v1/connections.
+// Connections is GET /v1/connections: at most as many as were asked for, of all that match.
+type Connections struct {
+	Total       int          `json:"total"`
+	Connections []Connection `json:"connections"`
+}
+
+// Connection is a TCP connection or UDP flow.
 type Connection struct {
 	ID             uint64  `json:"id"`
 	Protocol       string  `json:"protocol"`

@@ -150,7 +150,7 @@ func (l *loader) checkKnown(matched []item[string], key, what string, names []st
 			continue
 		}
 		msg := fmt.Sprintf("%s: there is no %s %s", key, what, quote(m.value))
-		if near := nearest(m.value, names); near != "" {
+		if near := Nearest(m.value, names); near != "" {
 			msg += fmt.Sprintf("; did you mean %q?", near)
 		}
 		l.add(m.at, msg)

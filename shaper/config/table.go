@@ -47,7 +47,7 @@ func (t table) closed(known []string) {
 		if t.name != "" {
 			msg += " in " + t.name
 		}
-		if near := nearest(key, known); near != "" {
+		if near := Nearest(key, known); near != "" {
 			msg += fmt.Sprintf("; did you mean %q?", near)
 		} else {
 			msg += "; known here: " + strings.Join(known, ", ")
@@ -324,15 +324,15 @@ func unknown(s string, names []string) string {
 		quoted[i] = strconv.Quote(name)
 	}
 	msg := fmt.Sprintf("%s is not one of %s", quote(s), strings.Join(quoted, ", "))
-	if near := nearest(s, names); near != "" {
+	if near := Nearest(s, names); near != "" {
 		msg += fmt.Sprintf("; did you mean %q?", near)
 	}
 	return msg
 }
 
-// nearest returns the one of names that s is most likely a misspelling of, or
+// Nearest returns the one of names that s is most likely a misspelling of, or
 // "" when it resembles none.
-func nearest(s string, names []string) string {
+func Nearest(s string, names []string) string {
 	best, least := "", 0
 	for _, name := range names {
 		d := distance(strings.ToLower(s), strings.ToLower(name))
