@@ -165,21 +165,21 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	return p, nil
 }
 
-// parseMetrics reads the host:port of the metrics endpoint, or "" for none. Any
-// free port is taken for port 0.
-func parseMetrics(s string) (string, error) {
+// checkEndpoint finds what is wrong with the host:port of a page to serve, or "" for
+// none. Any free port is taken for port 0.
+func checkEndpoint(s, example string) error {
 	if s == "" {
-		return "", nil
+		return nil
 	}
 	colon := strings.LastIndexByte(s, ':')
 	if colon < 0 {
-		return "", fmt.Errorf("%s has no port: write an address such as \"127.0.0.1:9464\", or \"\" for none", quote(s))
+		return fmt.Errorf("%s has no port: write an address such as %q, or \"\" for none", quote(s), example)
 	}
 	host := s[:colon]
 	addr, err := parseIP(host)
 	_, errPort := strconv.ParseUint(s[colon+1:], 10, 16)
 	if host != "" && (err != nil && !isHostname(host) || addr.Zone() != "") || errPort != nil {
-		return "", fmt.Errorf("%s is not an address such as \"127.0.0.1:9464\", or \"\" for none", quote(s))
+		return fmt.Errorf("%s is not an address such as %q, or \"\" for none", quote(s), example)
 	}
-	return s, nil
+	return nil
 }

@@ -22,6 +22,7 @@ type canonical struct {
 type canonicalDaemon struct {
 	Mode    string `json:"mode"`
 	Metrics string `json:"metrics"`
+	Page    string `json:"page"`
 	Buckets int    `json:"buckets"`
 	Pins    string `json:"pins,omitempty"`
 }
@@ -42,6 +43,7 @@ type canonicalListen struct {
 	AcceptProxyFrom   []string              `json:"accept_proxy_from,omitempty"`
 	SendProxy         string                `json:"send_proxy,omitempty"`
 	Transparent       bool                  `json:"transparent,omitempty"`
+	AccessLog         bool                  `json:"access_log,omitempty"`
 	Balance           string                `json:"balance,omitempty"`
 	SlowStart         *canonicalTime        `json:"slow_start,omitempty"`
 	Check             *canonicalCheck       `json:"check,omitempty"`
@@ -89,6 +91,7 @@ type canonicalLimit struct {
 	NewConnections *canonicalFrequency `json:"new_connections,omitempty"`
 	MaxWait        *canonicalTime      `json:"max_wait,omitempty"`
 	MaxWaiting     *int                `json:"max_waiting,omitempty"`
+	Block          bool                `json:"block,omitempty"`
 	Excess         string              `json:"excess,omitempty"`
 	Reply          string              `json:"reply,omitempty"`
 }
@@ -171,7 +174,7 @@ func (c *Config) Canonical() any { return c.canonical() }
 
 func (c *Config) canonical() canonical {
 	v := canonical{
-		Daemon: canonicalDaemon{Mode: modeName(c.Daemon.Observe).String(), Metrics: c.Daemon.Metrics, Buckets: c.Daemon.Buckets},
+		Daemon: canonicalDaemon{Mode: modeName(c.Daemon.Observe).String(), Metrics: c.Daemon.Metrics, Page: c.Daemon.Page, Buckets: c.Daemon.Buckets},
 		ASN:    canonicalASN{append([]string{}, c.ASN.Files...)},
 		Listen: []canonicalListen{},
 		Attach: []canonicalAttach{},
@@ -190,6 +193,7 @@ func (c *Config) canonical() canonical {
 		if w.Transparent = l.Transparent; l.Transparent {
 			v.Transparent = &canonicalTransparent{c.Transparent.Rules.String(), c.Transparent.Mark}
 		}
+		w.AccessLog = l.AccessLog
 		if len(l.Downstream) > 1 {
 			w.Balance = l.Balance.String()
 			w.SlowStart = unlessNever(l.SlowStart)
@@ -292,7 +296,9 @@ func canonicalLimitOf(l shaper.Limit) canonicalLimit {
 		v.NewConnections = canonicalCount(l.NewConnections)
 	}
 	counts := l.Connections > 0 || l.NewConnections.N > 0
-	if counts || ofUDP(l) || l.Excess == shaper.ExcessReject {
+	v.Block = l.Block
+	blocksTCP := l.Block && l.Match.Protocol != shaper.UDP && l.Match.Protocol != shaper.ICMP
+	if counts || blocksTCP || ofUDP(l) || l.Excess == shaper.ExcessReject {
 		v.Excess, v.Reply = l.Excess.String(), l.Reply
 	}
 	if counts {

@@ -1,9 +1,11 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"shaperd/leaky"
 	"shaperd/shaper"
@@ -21,8 +23,12 @@ func checkEffect(t table, limit shaper.Limit) {
 	rate, packets := t.has("rate"), t.has("packets")
 	shapes := rate || packets
 	counts := t.has("connections") || t.has("new_connections")
-	if !shapes && !counts {
-		t.add(t.at, "[[limit]] limits nothing: give it rate, packets, connections or new_connections")
+	if limit.Block {
+		if !checkBlock(t, limit) {
+			return
+		}
+	} else if block := t.values["block"]; !shapes && !counts && (block == nil || block == false) {
+		t.add(t.at, "[[limit]] limits nothing: give it rate, packets, connections, new_connections or block = true")
 		return
 	}
 	// Written out, the default says what is so anyway.
@@ -32,7 +38,7 @@ func checkEffect(t table, limit shaper.Limit) {
 	t.idle(shapes, "rate or packets", "max_delay", "direction", "share")
 	t.idle(counts, "connections or new_connections", "max_wait", "max_waiting")
 	refuses := !limit.OfAttachments() && limit.Direction != shaper.FromDownstream && (ofUDP(limit) || limit.Excess == shaper.ExcessReject)
-	t.idle(counts || refuses, "connections or new_connections", "excess")
+	t.idle(counts || refuses || limit.Block, "connections or new_connections", "excess")
 	checkReply(t, limit)
 	t.idle(limit.Key&shaper.KeySource != 0, `"source" in key`, "ipv4_prefix", "ipv6_prefix")
 	switch match, _ := t.values["match"].(map[string]any); {
@@ -49,11 +55,28 @@ func checkEffect(t table, limit shaper.Limit) {
 
 	longest := leaky.FromDuration(shaper.MaxBurstTime)
 	if leaky.NewRate(limit.Rate, 8e9).Cost(limit.Burst) > longest {
-		t.bad("burst", "%s takes more than 30 days at %s", FormatSize(limit.Burst), FormatRate(limit.Rate))
+		t.bad(t.overridden("burst", "rate"), "a burst of %s takes more than 30 days at %s", FormatSize(limit.Burst), FormatRate(limit.Rate))
 	}
 	if leaky.NewRate(limit.Packets.N, limit.Packets.Per).Cost(limit.BurstPackets) > longest {
-		t.bad("burst_packets", "%d packets take more than 30 days at %s", limit.BurstPackets, FormatFrequency(limit.Packets))
+		t.bad(t.overridden("burst_packets", "packets"), "a burst of %d packets takes more than 30 days at %s", limit.BurstPackets, FormatFrequency(limit.Packets))
 	}
+}
+
+// checkBlock reports what a limit that refuses all has beside that, and whether there is
+// nothing.
+func checkBlock(t table, limit shaper.Limit) bool {
+	alone := true
+	for key := range t.values {
+		effective := slices.Contains([]string{"name", "match", "block", "excess", "reply", "mode"}, key) || key == "key" && limit.Key == 0
+		if !effective && slices.Contains(limitKeys, key) {
+			t.bad(key, "has no effect with block = true, which refuses all that is matched")
+			alone = false
+		}
+	}
+	if protocol := limit.Match.Protocol; limit.OfAttachments() && (protocol == shaper.UDP || protocol == shaper.ICMP) && t.has("excess") {
+		t.bad("excess", "is for TCP connections, and match.protocol is %q: packets are dropped", protocol)
+	}
+	return alone
 }
 
 // check finds mistakes between tables. root is the place of the main file.
@@ -64,6 +87,10 @@ func (l *loader) check(root *node) {
 	if len(l.limits) > shaper.MaxLimits {
 		l.add(l.limits[shaper.MaxLimits].at, fmt.Sprintf("%d limits, more than the %d there may be", len(l.limits), shaper.MaxLimits))
 	}
+	if page := l.c.Daemon.Page; page == l.c.Daemon.Metrics && page != "" && !strings.HasSuffix(page, ":0") {
+		at := cmp.Or(l.set["[daemon]page"], l.set["[daemon]metrics"])
+		l.add(at, fmt.Sprintf("page and metrics are both at %s: give them two ports", quote(page)))
+	}
 	l.checkNames(slices.Concat(l.listens, l.attaches))
 	l.checkNames(l.limits)
 	l.checkOverlaps()
@@ -71,13 +98,17 @@ func (l *loader) check(root *node) {
 	for _, t := range l.diversions {
 		t.idle(slices.ContainsFunc(l.c.Listen, func(l Listen) bool { return l.Transparent }), "a listener with transparent = true", diversionKeys...)
 	}
-	var listeners, attachments []string
+	var listeners, attachments, limits []string
 	for _, listen := range l.c.Listen {
 		listeners = append(listeners, listen.Name)
 	}
 	for _, attach := range l.c.Attach {
 		attachments = append(attachments, attach.Name)
 	}
+	for _, limit := range l.c.Limits {
+		limits = append(limits, limit.Name)
+	}
+	l.checkKnown(l.overridden, "limit", "limit", limits)
 	for i, limit := range l.c.Limits {
 		l.checkKnown(l.matched[i].listen, "listen", "listener", listeners)
 		l.checkKnown(l.matched[i].attach, "attach", "attachment", attachments)
@@ -90,9 +121,11 @@ func (l *loader) check(root *node) {
 	l.checkCounting()
 	l.observeAttachments()
 	for i, limit := range l.c.Limits {
-		if limit.OfAttachments() {
+		switch {
+		case l.limits[i].at.file.added:
+		case limit.OfAttachments():
 			l.checkFamilies(l.limits[i], limit)
-		} else {
+		default:
 			l.checkReach(l.limits[i], limit, l.c.Listeners())
 		}
 	}

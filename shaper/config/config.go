@@ -34,6 +34,7 @@ type Config struct {
 type Daemon struct {
 	Observe bool   // count what the limits would do, and enforce none
 	Metrics string // host:port of the Prometheus endpoint; "" is off
+	Page    string // host:port of the web page; "" is off
 	Buckets int    // capacity of the bucket table, 1024 to 67108864
 	Pins    string // folder, on a bpffs, of what attachments leave in the kernel; an absolute path
 }
@@ -74,6 +75,7 @@ type Listen struct {
 	AcceptProxyFrom []netip.Prefix // sources that announce others, by the PROXY protocol
 	SendProxy       ProxyVersion
 	Transparent     bool // downstreams see the addresses of sources
+	AccessLog       bool // a line for each TCP connection and UDP flow that ends
 
 	ConnectTimeout time.Duration // of one TCP connection attempt, 1ms to 1h
 
@@ -179,7 +181,8 @@ func (c *Config) Attachments() []shaper.Attachment {
 }
 
 // Error returns an error about c.Limits[limit] that stands at a key of it, such
-// as "rate" or "match.listen", or at the limit's header when it has no such key.
+// as "rate" or "match.listen", or at the limit's header when it has no such key. A
+// key that an override has set stands there.
 func (c *Config) Error(limit int, key, msg string) *Error {
 	n := c.limitAt[limit]
 	for _, part := range strings.Split(key, ".") {

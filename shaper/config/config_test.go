@@ -57,7 +57,7 @@ func TestLoad(t *testing.T) {
 	}{
 		{"defaults", listenDB + "[[limit]]\nname = \"l\"\nrate = \"10Mbit/s\"\n", Config{
 			Transparent: Transparent{Mark: 21320},
-			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Buckets: 1048576, Pins: "/sys/fs/bpf/shaperd"},
+			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Page: "127.0.0.1:9465", Buckets: 1048576, Pins: "/sys/fs/bpf/shaperd"},
 			Listen: []Listen{{
 				Name: "db",
 				Addresses: []Address{
@@ -79,11 +79,12 @@ func TestLoad(t *testing.T) {
 			}},
 		}},
 		{"everything", `
-daemon = { mode = "observe", metrics = "", buckets = 4096, pins = "/run/bpf/x/" }
+daemon = { mode = "observe", metrics = "", page = "", buckets = 4096, pins = "/run/bpf/x/" }
 asn.files = ["/usr/share/asn.csv"]
 [[listen]]
 name            = "sms"
 address         = ["udp://[::ffff:192.0.2.1]:53", "tcp://[2001:db8::1]:53"]
+access_log      = true
 downstream      = ["[fd00::5]:5353", "[::ffff:10.0.0.1]", "db.local", "Under_Score.:1"]
 connect_timeout = "1s"
 idle_timeout    = "1m30s"
@@ -112,6 +113,12 @@ packets       = "2000pps"
 burst_packets = 3
 direction     = "from-downstream"
 overhead      = "0B"
+[[limit]]
+name         = "blocked"
+match.source = ["192.0.2.0/24"]
+key          = []
+block        = true
+excess       = "reject"
 `, Config{
 			Transparent: Transparent{Mark: 21320},
 			Daemon:      Daemon{Observe: true, Buckets: 4096, Pins: "/run/bpf/x"},
@@ -126,6 +133,7 @@ overhead      = "0B"
 				ConnectTimeout:    time.Second,
 				IdleTimeout:       90 * time.Second,
 				MaxFlows:          7,
+				AccessLog:         true,
 				MaxFlowsPerSource: 1,
 				Amplification:     3,
 				EjectAfter:        3,
@@ -152,12 +160,17 @@ overhead      = "0B"
 					Packets: shaper.Frequency{N: 2000, Per: time.Second}, BurstPackets: 3, MaxDelay: 200 * time.Millisecond,
 					MaxWait: 2 * time.Second, MaxWaiting: 1000, Excess: shaper.ExcessDrop,
 				},
+				{
+					Name: "blocked", Match: shaper.Match{Source: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}},
+					IPv4Prefix: 32, IPv6Prefix: 64, MaxDelay: 200 * time.Millisecond, MaxWait: 2 * time.Second, MaxWaiting: 1000,
+					Block: true, Excess: shaper.ExcessReject,
+				},
 			},
 		}},
 		{"defaults of an attachment", "[[attach]]\nname = \"uplink\"\ninterface = \"eth0\"\n" +
 			"[[limit]]\nname = \"l\"\nrate = \"10Mbit/s\"\nmatch.attach = [\"uplink\"]\n", Config{
 			Transparent: Transparent{Mark: 21320},
-			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Buckets: 1048576, Pins: "/sys/fs/bpf/shaperd"},
+			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Page: "127.0.0.1:9465", Buckets: 1048576, Pins: "/sys/fs/bpf/shaperd"},
 			Attach:      []Attach{{Name: "uplink", Interfaces: []string{"eth0"}, Queue: 100000, IdleTimeout: time.Hour}},
 			Limits: []shaper.Limit{{
 				Name: "l", Match: shaper.Match{Attach: []string{"uplink"}}, IPv4Prefix: 32, IPv6Prefix: 64,
@@ -209,7 +222,7 @@ packets  = "10pps"
 ecn_mark = "100%"
 `, Config{
 			Transparent: Transparent{Mark: 21320},
-			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Buckets: 1048576, Pins: "/sys/fs/bpf/shaperd"},
+			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Page: "127.0.0.1:9465", Buckets: 1048576, Pins: "/sys/fs/bpf/shaperd"},
 			Attach: []Attach{
 				{
 					Name: "up", Interfaces: []string{"eth0", "wg[0-9]", "tap-with-a-long-name-*"},
@@ -305,7 +318,7 @@ func TestConfD(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Daemon{Observe: true, Metrics: "", Buckets: 1048576, Pins: "/sys/fs/bpf/shaperd"}
+	want := Daemon{Observe: true, Metrics: "", Page: "127.0.0.1:9465", Buckets: 1048576, Pins: "/sys/fs/bpf/shaperd"}
 	if c.Daemon != want {
 		t.Errorf("daemon is %v, want %v", c.Daemon, want)
 	}

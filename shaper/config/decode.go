@@ -14,19 +14,19 @@ import (
 
 // The keys of each table.
 var (
-	fileKeys      = []string{"daemon", "transparent", "asn", "listen", "attach", "limit"}
-	daemonKeys    = []string{"mode", "metrics", "buckets", "pins"}
+	fileKeys      = []string{"daemon", "transparent", "asn", "listen", "attach", "limit", "override"}
+	daemonKeys    = []string{"mode", "metrics", "page", "buckets", "pins"}
 	diversionKeys = []string{"rules", "mark"}
 	asnKeys       = []string{"files"}
 	listenKeys    = []string{
-		"name", "address", "downstream", "balance", "slow_start", "check", "eject", "accept_proxy_from", "send_proxy", "transparent", "connect_timeout",
+		"name", "address", "downstream", "balance", "slow_start", "check", "eject", "accept_proxy_from", "send_proxy", "transparent", "access_log", "connect_timeout",
 		"first_byte_timeout", "tcp_idle_timeout", "half_close_timeout", "max_lifetime", "min_throughput", "idle_timeout", "max_flows", "max_flows_per_source", "amplification",
 	}
 	attachKeys = []string{"name", "interface", "direction", "mode", "hook", "on_stop", "queue", "idle_timeout"}
 	limitKeys  = []string{
 		"name", "match", "key", "ipv4_prefix", "ipv6_prefix", "direction",
 		"rate", "packets", "burst", "burst_packets", "overhead", "max_delay", "share", "ecn_mark",
-		"connections", "new_connections", "max_wait", "max_waiting", "excess", "reply", "mode",
+		"connections", "new_connections", "max_wait", "max_waiting", "block", "excess", "reply", "mode",
 	}
 	matchKeys = []string{"listen", "attach", "protocol", "source", "destination", "asn", "port"}
 )
@@ -43,9 +43,11 @@ type loader struct {
 	addresses  []placedAddress
 	attaches   []table // of c.Attach
 	interfaces []placedInterface
-	limits     []table   // of c.Limits
-	matched    []matched // by c.Limits
-	unparsed   bool      // a file has a syntax error: names may be missing
+	limits     []table                       // of c.Limits
+	matched    []matched                     // by c.Limits
+	overrides  map[string]map[string]setting // by limit and key
+	overridden []item[string]                // limits that overrides name
+	unparsed   bool                          // a file has a syntax error: names may be missing
 }
 
 // matched is what a limit names.
@@ -58,7 +60,7 @@ type placedAddress struct {
 	at     *node
 }
 
-// file decodes one file.
+// file decodes one file, but for its overrides.
 func (l *loader) file(t table) {
 	t.closed(fileKeys)
 	if daemon, ok := t.table("daemon", "[daemon]", daemonKeys); ok {
@@ -107,12 +109,8 @@ func (l *loader) daemon(t table) {
 	l.once(t)
 	d := &l.c.Daemon
 	mode(t, &d.Observe)
-	if s, ok := t.text("metrics", d.Metrics); ok {
-		var err error
-		if d.Metrics, err = parseMetrics(s); err != nil {
-			t.bad("metrics", "%v", err)
-		}
-	}
+	endpoint(t, "metrics", &d.Metrics)
+	endpoint(t, "page", &d.Page)
 	t.integer("buckets", &d.Buckets, 1<<10, 1<<26)
 	if s, ok := t.text("pins", d.Pins); ok {
 		var err error
@@ -120,6 +118,19 @@ func (l *loader) daemon(t table) {
 			t.bad("pins", "%v", err)
 		}
 	}
+}
+
+// endpoint sets *into to the host:port under a key.
+func endpoint(t table, key string, into *string) {
+	s, ok := t.text(key, *into)
+	if !ok {
+		return
+	}
+	if err := checkEndpoint(s, *into); err != nil {
+		t.bad(key, "%v", err)
+		return
+	}
+	*into = s
 }
 
 // mode sets *observe from the key "mode".
@@ -199,6 +210,7 @@ func (l *loader) listen(t table) {
 	listen.AcceptProxyFrom = values(list(t, "accept_proxy_from", `prefixes such as "10.0.0.0/24"`, parsePrefix))
 	choice(t, "send_proxy", &listen.SendProxy, NoProxy, ProxyV1, ProxyV2)
 	t.boolean("transparent", &listen.Transparent)
+	t.boolean("access_log", &listen.AccessLog)
 	for _, key := range []string{"address", "downstream"} {
 		if elems, ok := elements(t.values[key]); ok && len(elems) == 0 {
 			t.bad(key, "is empty; give it at least one")
@@ -258,6 +270,7 @@ func checkDownstream(t table, addresses []item[Address], d item[Downstream], tra
 }
 
 func (l *loader) limit(t table) {
+	l.applyOverrides(t)
 	t.required("name")
 	limit := shaper.Limit{
 		Name:       name(t),
@@ -306,6 +319,7 @@ func (l *loader) limit(t table) {
 	quantity(t, "new_connections", &limit.NewConnections, "50/s", parseConnectionFrequency)
 	t.duration("max_wait", &limit.MaxWait, 0, time.Hour)
 	t.integer("max_waiting", &limit.MaxWaiting, 0, 1<<20)
+	t.boolean("block", &limit.Block)
 	if ofUDP(limit) {
 		limit.Excess = shaper.ExcessDrop
 	}

@@ -51,7 +51,7 @@ func FuzzUnits(f *testing.F) {
 		parseDownstream(s)
 		parsePrefix(s)
 		parsePorts(s)
-		parseMetrics(s)
+		checkEndpoint(s, "127.0.0.1:9464")
 	})
 }
 

@@ -12,13 +12,22 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// Load reads the configuration at path, and then every *.toml in a folder conf.d
-// beside it, in the order of their names; hidden files are left out. The
-// listeners, attachments, limits and ASN files of all of them add up.
+// Text is a part of the configuration that stands in no file.
+type Text struct {
+	Name string // stands in errors, where the name of a file would
+	TOML string
+}
+
+// Load reads the configuration at path, then every *.toml in a folder conf.d
+// beside it, in the order of their names, and then what is added; hidden files are
+// left out. The listeners, attachments, limits and ASN files of all of them add up.
+//
+// What is added may override what an override in a file does, and its limits need not
+// have anything to match.
 //
 // The error is an [Errors], or that of the operating system when a file cannot
 // be read. The data files that the configuration names are not opened.
-func Load(path string) (*Config, error) {
+func Load(path string, added ...Text) (*Config, error) {
 	paths := []string{path}
 	folder := filepath.Join(filepath.Dir(path), "conf.d")
 	entries, err := os.ReadDir(folder)
@@ -38,6 +47,11 @@ func Load(path string) (*Config, error) {
 		}
 		files[i] = newFile(path, i, text)
 	}
+	for _, text := range added {
+		f := newFile(text.Name, len(files), text.TOML)
+		f.added = true
+		files = append(files, f)
+	}
 	return load(files)
 }
 
@@ -56,17 +70,27 @@ func readFile(path string) (string, error) {
 func load(files []*file) (*Config, error) {
 	l := loader{
 		c: &Config{
-			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Buckets: 1 << 20, Pins: "/sys/fs/bpf/shaperd"},
+			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Page: "127.0.0.1:9465", Buckets: 1 << 20, Pins: "/sys/fs/bpf/shaperd"},
 			Transparent: Transparent{Mark: 21320},
 		},
-		set:      map[string]*node{},
-		asnFiles: map[string]*node{},
+		set:       map[string]*node{},
+		asnFiles:  map[string]*node{},
+		overrides: map[string]map[string]setting{},
 	}
+	var tables []table
 	for _, f := range files {
 		root, values := l.parse(f)
-		if values != nil {
-			l.file(table{&l.report, "", values, root})
+		if values == nil {
+			continue
 		}
+		t := table{&l.report, "", values, root}
+		tables = append(tables, t)
+		for _, o := range t.tables("override", overrideKeys) {
+			l.override(o)
+		}
+	}
+	for _, t := range tables {
+		l.file(t)
 	}
 	if !l.unparsed {
 		l.check(&node{file: files[0]})

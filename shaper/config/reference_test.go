@@ -52,6 +52,7 @@ func TestReference(t *testing.T) {
 		{"[[attach]]", attachKeys, all("attach")},
 		{"[[limit]]", limitKeys, all("limit")},
 		{"match", matchKeys, match},
+		{"[[override]]", []string{"limit"}, all("override")},
 	} {
 		for _, key := range table.known {
 			if !slices.Contains(table.there, key) {
@@ -87,12 +88,15 @@ func TestExamples(t *testing.T) {
 // nothing reads would be accepted.
 func TestEveryKeyIsRead(t *testing.T) {
 	for header, keys := range map[string][]string{
-		"": fileKeys, "[daemon]": daemonKeys, "[transparent]": diversionKeys, "[asn]": asnKeys, "[[listen]]": listenKeys, "[[attach]]": attachKeys, "[[limit]]": limitKeys, "[limit.match]": matchKeys,
+		"": fileKeys, "[daemon]": daemonKeys, "[transparent]": diversionKeys, "[asn]": asnKeys, "[[listen]]": listenKeys, "[[attach]]": attachKeys, "[[limit]]": limitKeys, "[limit.match]": matchKeys, "[[override]]": overrideKeys,
 	} {
 		for _, key := range keys {
 			text := header + "\n" + key + " = 1979-05-27\n"
-			if header == "[limit.match]" {
+			switch {
+			case header == "[limit.match]":
 				text = "[[limit]]\n" + text
+			case header == "[[override]]" && key != "limit":
+				text = "[[limit]]\nname = \"l\"\n" + header + "\nlimit = \"l\"\n" + key + " = 1979-05-27\n"
 			}
 			_, err := load([]*file{newFile("f.toml", 0, text)})
 			line := 1 + strings.Count(text[:strings.LastIndex(text, key)], "\n")

@@ -17,7 +17,8 @@ const (
 // file is one configuration file.
 type file struct {
 	name  string
-	order int // among the files
+	order int  // among the files
+	added bool // is a Text
 	text  string
 	lines []int // offsets at which lines start
 }
@@ -40,6 +41,8 @@ type node struct {
 	offset int // of the key, of the header's "[", or of the element
 	keys   map[string]*node
 	elems  []*node
+
+	override bool // is a key of an [[override]], which stands in a limit
 }
 
 // child returns the node of a key, or the nearest that exists: n itself.

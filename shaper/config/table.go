@@ -56,6 +56,16 @@ func (t table) closed(known []string) {
 	}
 }
 
+// overridden returns the one of keys that an override has set, or else the first.
+func (t table) overridden(keys ...string) string {
+	for _, key := range keys {
+		if t.at.child(key).override {
+			return key
+		}
+	}
+	return keys[0]
+}
+
 // required reports the keys that are missing.
 func (t table) required(keys ...string) {
 	for _, key := range keys {

@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"strconv"
@@ -21,11 +22,8 @@ func (c *Config) WriteText(w io.Writer) error {
 
 	b.WriteString("daemon\n")
 	line("mode", v.Daemon.Mode)
-	if v.Daemon.Metrics == "" {
-		line("metrics", "off")
-	} else {
-		line("metrics", v.Daemon.Metrics)
-	}
+	line("metrics", cmp.Or(v.Daemon.Metrics, "off"))
+	line("page", cmp.Or(v.Daemon.Page, "off"))
 	line("buckets", v.Daemon.Buckets)
 	if v.Daemon.Pins != "" {
 		line("pins", v.Daemon.Pins)
@@ -49,6 +47,9 @@ func (c *Config) WriteText(w io.Writer) error {
 		}
 		if l.Transparent {
 			line("transparent", true)
+		}
+		if l.AccessLog {
+			line("access_log", true)
 		}
 		if l.Balance != "" {
 			line("balance", l.Balance)
@@ -123,7 +124,9 @@ func (l *canonicalLimit) write(line func(string, any), list func(string, []strin
 		line("match asn", strings.Trim(strings.ReplaceAll(fmt.Sprint(l.Match.ASN), " ", ", "), "[]"))
 	}
 	list("match port", l.Match.Port)
-	if len(l.Key) == 0 {
+	if l.Block {
+		line("block", "all that is matched")
+	} else if len(l.Key) == 0 {
 		line("key", "one bucket for all")
 	}
 	list("key", l.Key)

@@ -1,0 +1,135 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+)
+
+// overrideKeys are the keys of an [[override]].
+var overrideKeys = slices.Concat([]string{"limit"}, settable)
+
+// settable are the keys of a limit that an override may set.
+var settable = []string{
+	"rate", "packets", "burst", "burst_packets", "overhead", "max_delay", "share", "ecn_mark",
+	"connections", "new_connections", "max_wait", "max_waiting", "mode",
+}
+
+// integers are those of them that have integers.
+var integers = []string{"burst_packets", "connections", "max_waiting"}
+
+// OverrideKeys lists the keys of a limit that an override may set.
+func OverrideKeys() []string { return slices.Clone(settable) }
+
+// setting is a value that an override gives to a key.
+type setting struct {
+	value any
+	at    *node
+}
+
+// override takes in one [[override]]. What an added text sets goes before what a file
+// does: it is the later word. Other than that a key is set once.
+func (l *loader) override(t table) {
+	t.required("limit")
+	if len(t.values) == 0 || len(t.values) == 1 && t.has("limit") {
+		t.add(t.at, "[[override]] sets nothing: give it a key of the limit, such as rate")
+	}
+	limit, ok := t.text("limit", "db")
+	if !ok {
+		return
+	}
+	l.overridden = append(l.overridden, item[string]{limit, t.at.child("limit")})
+	settings := l.overrides[limit]
+	if settings == nil {
+		settings = map[string]setting{}
+		l.overrides[limit] = settings
+	}
+	for _, key := range settable {
+		if !t.has(key) {
+			continue
+		}
+		at := *t.at.child(key)
+		at.override = true
+		if first, ok := settings[key]; ok && first.at.file.added == at.file.added {
+			t.bad(key, "overridden already for limit %s at %s:%d", quote(limit), first.at.file.name, first.at.line())
+			continue
+		}
+		settings[key] = setting{t.values[key], &at}
+	}
+}
+
+// applyOverrides puts what overrides set in the place of what stands in a limit, so that
+// it is read, and refused, like any other value, but where it stands.
+func (l *loader) applyOverrides(t table) {
+	name, _ := t.values["name"].(string)
+	for key, s := range l.overrides[name] {
+		t.values[key], t.at.keys[key] = s.value, s.at
+	}
+}
+
+// FormatOverride returns the TOML text of an [[override]] of a limit, of values as
+// configuration has them but without quotes: {"rate": "10Mbit/s", "connections": "50"}.
+// It is an error when there is none, when a key is none of [OverrideKeys], and when one
+// of integers has something else. What is wrong with other values shows when the text
+// is loaded.
+func FormatOverride(limit string, set map[string]string) (string, error) {
+	if len(set) == 0 {
+		return "", fmt.Errorf("override limit %s: nothing to set; there is %s", quote(limit), strings.Join(settable, ", "))
+	}
+	var b strings.Builder
+	b.WriteString("[[override]]\n")
+	writeKey(&b, "limit", limit)
+	for _, key := range slices.Sorted(maps.Keys(set)) {
+		if !slices.Contains(settable, key) {
+			return "", fmt.Errorf("override limit %s: %s", quote(limit), unknown(key, settable))
+		}
+		if !slices.Contains(integers, key) {
+			writeKey(&b, key, set[key])
+			continue
+		}
+		n, err := strconv.ParseInt(set[key], 10, 64)
+		if err != nil {
+			return "", fmt.Errorf("override limit %s: %s: %s is not an integer such as 100", quote(limit), key, quote(set[key]))
+		}
+		writeKey(&b, key, n)
+	}
+	return b.String(), nil
+}
+
+// FormatBlock returns the TOML text of limits that block sources: one of that name at all
+// listeners, if listen says so, and one with "-packets" behind it at the attachments, if
+// there are any.
+func FormatBlock(name string, prefixes []netip.Prefix, attach []string, listen bool) string {
+	if len(prefixes) == 0 {
+		return "" // a limit without any is for all
+	}
+	var b strings.Builder
+	block := func(name string) {
+		b.WriteString("[[limit]]\n")
+		writeKey(&b, "name", name)
+		writeKey(&b, "block", true)
+		writeKey(&b, "match.source", texts(prefixes))
+	}
+	if listen {
+		block(name)
+	}
+	if len(attach) > 0 {
+		block(name + "-packets")
+		writeKey(&b, "match.attach", attach)
+	}
+	return b.String()
+}
+
+// writeKey writes a key with a string, an integer, a boolean or an array of strings.
+func writeKey(b *strings.Builder, key string, value any) {
+	text, err := toml.Marshal(map[string]any{"v": value})
+	if err != nil {
+		panic(err) // none of them
+	}
+	b.WriteString(key + strings.TrimPrefix(string(text), "v"))
+}

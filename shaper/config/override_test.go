@@ -1,0 +1,128 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"shaperd/shaper"
+)
+
+func TestOverride(t *testing.T) {
+	folder := write(t,
+		"shaperd.toml", listenDB+"[[limit]]\nname = \"web\"\nrate = \"1MB/s\"\nburst = \"1MB\"\nmax_delay = \"1s\"\n",
+		"conf.d/10-override.toml", "[[override]]\nlimit = \"web\"\nburst = \"0B\"\nrate = \"2MB/s\"\n[[override]]\nlimit = \"db\"\nmode = \"observe\"\n",
+		"conf.d/20-override.toml", "[[override]]\nlimit = \"web\"\nconnections = 5\n",
+		"conf.d/30-limit.toml", "[[limit]]\nname = \"db\"\nrate = \"1MB/s\"\n",
+	)
+	path := filepath.Join(folder, "shaperd.toml")
+	c, err := Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	compile(t, c)
+	web, db := c.Limits[0], c.Limits[1]
+	if web.Rate != 16e6 || web.Burst != 0 || web.MaxDelay != time.Second || web.Connections != 5 || web.Observe {
+		t.Errorf("limit web is %+v", web)
+	}
+	if db.Rate != 8e6 || !db.Observe {
+		t.Errorf("limit db is %+v", db)
+	}
+	for key, want := range map[string]string{"rate": "conf.d/10-override.toml:4:1", "connections": "conf.d/20-override.toml:3:1", "max_delay": "shaperd.toml:10:1"} {
+		if got := strings.TrimPrefix(c.Error(0, key, "is bad").Error(), folder+"/"); got != want+": is bad" {
+			t.Errorf("error at %s is %s, want it at %s", key, got, want)
+		}
+	}
+}
+
+// TestAdded loads what stands in no file: it goes before overrides in files, and need
+// not match anything, but else is read like a file.
+func TestAdded(t *testing.T) {
+	folder := write(t,
+		"shaperd.toml", strings.ReplaceAll(listenDB, "[::]", "0.0.0.0")+"[[limit]]\nname = \"web\"\nrate = \"1MB/s\"\n[[attach]]\nname = \"up\"\ninterface = \"eth0\"\n",
+		"conf.d/saved.toml", "[[override]]\nlimit = \"web\"\nrate = \"2MB/s\"\nburst = \"1MB\"\n",
+	)
+	path := filepath.Join(folder, "shaperd.toml")
+	override, err := FormatOverride("web", map[string]string{"rate": "3MB/s", "connections": "7", "max_delay": "0s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocked := []netip.Prefix{netip.MustParsePrefix("2001:db8::/32"), netip.MustParsePrefix("::ffff:192.0.2.0/120")}
+	block := FormatBlock("blocked", blocked, []string{"up"}, true)
+	c, err := Load(path, Text{"set by root", override}, Text{"blocks", block}, Text{"more blocks", FormatBlock("v6", blocked[:1], nil, true)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	compile(t, c)
+	if l := c.Limits[0]; l.Rate != 24e6 || l.Burst != 1e6 || l.Connections != 7 || l.MaxDelay != 0 {
+		t.Errorf("limit is %+v", l)
+	}
+	want := []shaper.Match{{Source: []netip.Prefix{blocked[0], netip.MustParsePrefix("192.0.2.0/24")}}}
+	want = append(want, want[0])
+	want[1].Attach = []string{"up"}
+	for i, l := range c.Limits[1:3] {
+		if diff := cmp.Diff(want[i], l.Match, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" || !l.Block {
+			t.Errorf("limit %s blocks %t, -want +got:\n%s", l.Name, l.Block, diff)
+		}
+	}
+	if got := c.Limits[2].Name; got != "blocked-packets" {
+		t.Errorf("the limit of attachments is %q", got)
+	}
+	if got := c.Error(0, "rate", "is bad").Error(); got != "set by root:5:1: is bad" {
+		t.Errorf("error is %s", got)
+	}
+
+	for _, test := range []struct{ text, want string }{
+		{"[[override]]\nlimit = \"web\"\nrate = \"3mbps\"\n", `added:3:1: rate: "3mbps" is in bytes to tc and in bits to most people: write "3Mbit/s" or "3MB/s"`},
+		{"[[override]]\nlimit = \"wep\"\nrate = \"3MB/s\"\n", `added:2:1: limit: there is no limit "wep"; did you mean "web"?`},
+		{"[[override]]\nlimit = \"web\"\nrate = \"3MB/s\"\n[[override]]\nlimit = \"web\"\nrate = \"4MB/s\"\n", `added:6:1: rate: overridden already for limit "web" at added:3`},
+		{"[[limit]]\nname = \"web\"\nrate = \"1MB/s\"\n", `added:2:1: name: "web" is the name of another [[limit]] at shaperd.toml:7`},
+		{"[[limit\n", `added:1:8: TOML syntax: expected '.' or ']' to end table name, but got '\n' instead`},
+	} {
+		_, err := Load(path, Text{"added", test.text})
+		if got := strings.ReplaceAll(fmt.Sprint(err), folder+"/", ""); got != test.want {
+			t.Errorf("%q: error is %s, want %s", test.text, got, test.want)
+		}
+	}
+}
+
+func TestFormatOverride(t *testing.T) {
+	for _, test := range []struct {
+		set        map[string]string
+		want, fail string
+	}{
+		{set: map[string]string{"rate": "20Mbit/s", "burst_packets": "0", "mode": "observe"}, want: "[[override]]\nlimit = \"l\"\nburst_packets = 0\nmode = \"observe\"\nrate = \"20Mbit/s\"\n"},
+		{set: map[string]string{"rate": "\"\n[daemon]\\"}, want: "[[override]]\nlimit = \"l\"\nrate = \"\\\"\\n[daemon]\\\\\"\n"},
+		{fail: `override limit "l": nothing to set; there is rate, packets, burst, burst_packets, overhead, max_delay, share, ecn_mark, connections, new_connections, max_wait, max_waiting, mode`},
+		{set: map[string]string{"raet": "1MB/s"}, fail: `override limit "l": "raet" is not one of "rate", "packets", "burst", "burst_packets", "overhead", "max_delay", "share", "ecn_mark", "connections", "new_connections", "max_wait", "max_waiting", "mode"; did you mean "rate"?`},
+		{set: map[string]string{"connections": "many"}, fail: `override limit "l": connections: "many" is not an integer such as 100`},
+	} {
+		got, err := FormatOverride("l", test.set)
+		if got != test.want || test.fail != "" && fmt.Sprint(err) != test.fail || test.fail == "" && err != nil {
+			t.Errorf("%v: %q and %v, want %q and %s", test.set, got, err, test.want, test.fail)
+		}
+	}
+	if got := FormatBlock("b", nil, []string{"up"}, true); got != "" {
+		t.Errorf("without sources all are blocked: %s", got)
+	}
+}
+
+// TestOverrideKeys checks that a limit has the keys that an override sets, and that
+// integers are what they take.
+func TestOverrideKeys(t *testing.T) {
+	for _, key := range OverrideKeys() {
+		if !slices.Contains(limitKeys, key) {
+			t.Errorf("a limit has no %s", key)
+		}
+		_, err := load([]*file{newFile("f.toml", 0, "[[limit]]\nname = \"l\"\n"+key+" = true\n")})
+		if got := strings.Contains(err.Error(), key+": must be an integer"); got != slices.Contains(integers, key) {
+			t.Errorf("%s has integers: %t", key, got)
+		}
+	}
+}
