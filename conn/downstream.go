@@ -229,7 +229,7 @@ func (d *downstream) failed(now leaky.Time) {
 		return
 	}
 	if now >= d.ejected {
-		go d.site.proxy.log.Warn("downstream ejected", "listener", d.site.name, "downstream", d.String(), "failures", d.failures)
+		d.site.proxy.log.Warn("downstream ejected", "listener", d.site.name, "downstream", d.String(), "failures", d.failures)
 	}
 	d.ejected = now + leaky.FromDuration(config.EjectFor)
 	d.leave(now)
@@ -250,7 +250,7 @@ func (d *downstream) leave(now leaky.Time) {
 func (d *downstream) reached(now leaky.Time) {
 	if d.ejected > 0 {
 		d.back = now
-		go d.site.proxy.log.Info("downstream reached again", "listener", d.site.name, "downstream", d.String())
+		d.site.proxy.log.Info("downstream reached again", "listener", d.site.name, "downstream", d.String())
 	}
 	d.failures, d.ejected = 0, 0
 	d.site.wakeSoon()
@@ -337,7 +337,7 @@ func (p *probe) result(err error, now leaky.Time) {
 		d.successes = 0
 		if !d.down && d.failures >= check.Fall {
 			d.down = true
-			go log.Warn("downstream is down", "listener", d.site.name, "downstream", d.String(), "err", err)
+			log.Warn("downstream is down", "listener", d.site.name, "downstream", d.String(), "err", err)
 			d.leave(now)
 			d.site.wakeSoon() // if this was the last one, all are tried
 		}
@@ -346,7 +346,7 @@ func (p *probe) result(err error, now leaky.Time) {
 		d.successes++
 		if d.down && d.successes >= check.Rise {
 			d.down, d.ejected, d.back = false, 0, now
-			go log.Info("downstream is up", "listener", d.site.name, "downstream", d.String())
+			log.Info("downstream is up", "listener", d.site.name, "downstream", d.String())
 			d.site.wakeSoon()
 		}
 	}

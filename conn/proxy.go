@@ -76,7 +76,8 @@ type port interface {
 
 // New returns a proxy that holds traffic to the policy of s. It listens once
 // Apply has been called, and has to be closed. Changes of state go to log; what sources
-// bring about, sampled, and the access log, to traffic. Neither may block.
+// bring about, sampled, and the access log, to traffic. What they write to must not block:
+// the thread that moves bytes logs too.
 func New(s *shaper.Shaper, clock *leaky.Clock, log, traffic *slog.Logger) (*Proxy, error) {
 	l, err := newLoop(clock, s)
 	if err != nil {

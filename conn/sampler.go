@@ -48,7 +48,7 @@ func (s *sampler) note(msg string, attrs ...any) {
 	}
 	s.mu.Unlock()
 	if allowed {
-		go s.log.Warn(msg, attrs...) // a log that stands still does not hold up the caller
+		s.log.Warn(msg, attrs...)
 	}
 }
 

@@ -39,10 +39,11 @@ that are there go on until --drain-timeout. A second SIGTERM ends the drain.`,
 			if f.drainTimeout < 0 {
 				return usageError{fmt.Errorf("--drain-timeout %v: it cannot be negative", f.drainTimeout)}
 			}
-			log, err := newLogger(e, f)
+			log, lines, err := newLogger(e, f, control.NewEvents(keptEvents))
 			if err != nil {
 				return err
 			}
+			defer lines.close()
 			return serve(cmd.Context(), e, f, log)
 		},
 	}
@@ -54,20 +55,8 @@ that are there go on until --drain-timeout. A second SIGTERM ends the drain.`,
 	return cmd
 }
 
-func newLogger(e env, f runFlags) (*slog.Logger, error) {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(f.logLevel)); err != nil {
-		return nil, usageError{fmt.Errorf("--log-level %q: debug, info, warn or error", f.logLevel)}
-	}
-	opts := &slog.HandlerOptions{Level: level}
-	switch f.logFormat {
-	case "text":
-		return slog.New(slog.NewTextHandler(e.stderr, opts)), nil
-	case "json":
-		return slog.New(slog.NewJSONHandler(e.stderr, opts)), nil
-	}
-	return nil, usageError{fmt.Errorf("--log-format %q: text or json", f.logFormat)}
-}
+// keptEvents is how many lines of the log the control socket can show.
+const keptEvents = 1000
 
 // server is a running daemon.
 type server struct {

@@ -1,0 +1,306 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"shaperd/control"
+)
+
+func TestLogToTheJournal(t *testing.T) {
+	for _, format := range []string{"text", "json"} {
+		for _, journal := range []bool{true, false} {
+			t.Run(fmt.Sprint(format, journal), func(t *testing.T) {
+				path := filepath.Join(t.TempDir(), "stderr")
+				f, err := os.Create(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer f.Close()
+				info, _ := f.Stat()
+				st := info.Sys().(*syscall.Stat_t)
+				inode := st.Ino
+				if !journal {
+					inode++
+				}
+				t.Setenv("JOURNAL_STREAM", fmt.Sprintf("%d:%d", st.Dev, inode))
+				log, w, err := newLogger(env{stderr: f}, runFlags{logLevel: "debug", logFormat: format}, control.NewEvents(1))
+				if err != nil {
+					t.Fatal(err)
+				}
+				log = log.With("a", 1).WithGroup("g")
+				log.Debug("one", "time", 2)
+				log.Info("two")
+				log.Warn("three")
+				log.Error("four")
+				w.close()
+				got, err := os.ReadFile(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				begin := "time="
+				if format == "json" {
+					begin = `{"time":`
+				}
+				want := []string{begin, begin, begin, begin}
+				if journal {
+					want = []string{"<7>level=DEBUG msg=one a=1 g.time=2\n", "<6>level=INFO msg=two a=1\n", "<4>level=WARN msg=three a=1\n", "<3>level=ERROR msg=four a=1\n"}
+					if format == "json" {
+						want = []string{`<7>{"level":"DEBUG","msg":"one","a":1,"g":{"time":2}}`, `<6>{"level":"INFO"`, `<4>{"level":"WARN"`, `<3>{"level":"ERROR"`}
+					}
+				}
+				lines := strings.SplitAfter(string(got), "\n")
+				if len(lines) != len(want)+1 {
+					t.Fatalf("%d lines:\n%s", len(lines)-1, got)
+				}
+				for i, begin := range want {
+					if !strings.HasPrefix(lines[i], begin) {
+						t.Errorf("line %d is %q, and does not begin with %q", i, lines[i], begin)
+					}
+				}
+			})
+		}
+	}
+}
+
+// stuck is a writer that stands still until it is let go, and fails while it is broken.
+type stuck struct {
+	output
+	let    chan struct{}
+	broken sync.Mutex // held while it is
+}
+
+func (s *stuck) Write(p []byte) (int, error) {
+	<-s.let
+	if !s.broken.TryLock() {
+		return 0, errors.New("broken")
+	}
+	defer s.broken.Unlock()
+	return s.output.Write(p)
+}
+
+// stuckLog returns a log that writes to what stands still.
+func stuckLog(t *testing.T) (*stuck, *slog.Logger, *logWriter) {
+	to := &stuck{let: make(chan struct{})}
+	log, w, err := newLogger(env{stderr: to}, runFlags{logLevel: "info", logFormat: "text"}, control.NewEvents(10))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return to, log, w
+}
+
+func TestLogThatStandsStill(t *testing.T) {
+	for _, tt := range []struct {
+		name, text string
+		fits       int // about
+	}{
+		{"many lines", "short", maxLogLines},
+		{"long lines", strings.Repeat("x", 10<<10), maxLogBytes / (10 << 10)},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				to, log, w := stuckLog(t)
+				log.Info("first")
+				synctest.Wait() // it is in hand
+				n := 3 * tt.fits
+				for i := range n {
+					log.Info(tt.text, "i", i)
+				}
+				lost := int(w.Lost())
+				if fit := n - lost; fit > tt.fits || fit < tt.fits*9/10 {
+					t.Errorf("of %d lines %d were lost, room is for %d", n, lost, tt.fits)
+				}
+				close(to.let)
+				synctest.Wait()
+				log.Info("last")
+				w.close()
+				got := to.String()
+				if lines := strings.Count(got, "\n"); lines != 1+n-lost+1+1 {
+					t.Errorf("%d lines, %d were lost of %d", lines, lost, n+2)
+				}
+				if want := fmt.Sprintf("nobody took them\" since_start=%d\n", lost); strings.Count(got, "nobody took them") != 1 || !strings.Contains(got, want) {
+					t.Errorf("no line ends with %q", want)
+				}
+				if !strings.HasSuffix(got, "msg=last\n") {
+					t.Error("the last line is missing")
+				}
+			})
+		})
+	}
+}
+
+func TestLogThatIsBroken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		to, log, w := stuckLog(t)
+		close(to.let)
+		to.broken.Lock()
+		for range 7 {
+			log.Info("lost")
+			synctest.Wait()
+		}
+		to.broken.Unlock()
+		log.Info("well again")
+		synctest.Wait()
+		w.close()
+		if got := to.String(); w.Lost() != 7 || !strings.Contains(got, `msg="well again"`) || !strings.Contains(got, "since_start=7") {
+			t.Errorf("%d lines were lost, 7 are expected:\n%s", w.Lost(), got)
+		}
+	})
+}
+
+func TestLogEndsInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		to, log, w := stuckLog(t)
+		log.Info("never written")
+		start := time.Now()
+		w.close()
+		if took := time.Since(start); took != time.Second {
+			t.Errorf("to close what stands still took %v", took)
+		}
+		log.Info("too late")
+		if w.Lost() != 1 {
+			t.Error("a line after the end was not counted")
+		}
+		close(to.let)
+	})
+}
+
+// What a source sends cannot make a line of its own, nor reach a terminal as it is.
+func FuzzLogEscapes(f *testing.F) {
+	for _, s := range []string{
+		"plain", "", "two\nlines", "cr\rlf\r\n", "\x1b[2J", "nul\x00", "\xff\xfe", `quote"d`, `back\slash`, "a=b", "\u202e", "\u2028",
+		"<3>", "level=ERROR msg=x", "\u009b2J", "\x7f",
+	} {
+		f.Add(s)
+	}
+	events := control.NewEvents(1)
+	var out bytes.Buffer
+	text := slog.New(events.Handler(slog.NewTextHandler(&out, nil)))
+	asJSON := slog.New(slog.NewJSONHandler(&out, nil))
+	f.Fuzz(func(t *testing.T, s string) {
+		for _, value := range []any{s, errors.New(s), fmt.Errorf("read header: %w", errors.New(s))} {
+			out.Reset()
+			text.Warn("refused", "value", value)
+			line := oneLine(t, out.String())
+			for _, r := range line {
+				if r != 0x7f && !unicode.IsPrint(r) { // DEL is harmless
+					t.Errorf("%q: %q is in the log", s, r)
+				}
+			}
+			_, got, _ := strings.Cut(line, " value=")
+			if strings.HasPrefix(got, `"`) {
+				var err error
+				if got, err = strconv.Unquote(got); err != nil {
+					t.Errorf("%q: %v", line, err)
+				}
+			}
+			if want := fmt.Sprint(value); got != want {
+				t.Errorf("%q is logged as %q", want, got)
+			}
+			if ev := events.Since(0); len(ev) != 1 || strings.ContainsFunc(ev[0].Attrs["value"], func(r rune) bool { return !unicode.IsPrint(r) }) {
+				t.Errorf("%q is kept as %+v", s, ev)
+			}
+
+			out.Reset()
+			asJSON.Warn("refused", "value", value)
+			line = oneLine(t, out.String())
+			if i := strings.IndexFunc(line, func(r rune) bool { return r < ' ' }); i >= 0 {
+				t.Errorf("%q: %q is in the log", s, line[i])
+			}
+			var record map[string]string
+			if err := json.Unmarshal([]byte(line), &record); err != nil {
+				t.Fatalf("%q: %v", line, err)
+			}
+			if want := string([]rune(fmt.Sprint(value))); record["value"] != want { // what is no UTF-8 is replaced
+				t.Errorf("%q is logged as %q", want, record["value"])
+			}
+		}
+	})
+}
+
+// oneLine returns a line without its end.
+func oneLine(t *testing.T, out string) string {
+	t.Helper()
+	line, ok := strings.CutSuffix(out, "\n")
+	if !ok || strings.Contains(line, "\n") || !utf8.ValidString(line) {
+		t.Errorf("not one line of UTF-8: %q", out)
+	}
+	return line
+}
+
+// A daemon whose log nobody reads any more goes on.
+func TestClosedStderr(t *testing.T) {
+	metrics := freePort(t)
+	path := writeConfig(t, "", configText(freePort(t), metrics, "127.0.0.1:9", "1MB/s"))
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	cmd := exec.Command(os.Args[0], "run", "--config", path)
+	cmd.Env = append(os.Environ(), "SHAPERD_TEST_MAIN=1")
+	cmd.Stderr = w
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	defer func() { cmd.Process.Kill(); <-ended }()
+
+	buf := make([]byte, 64<<10)
+	for got := ""; !strings.Contains(got, "msg=ready"); {
+		n, err := r.Read(buf)
+		if err != nil {
+			t.Fatalf("%v:\n%s", err, got)
+		}
+		got += string(buf[:n])
+	}
+	r.Close()
+	defer http.DefaultClient.CloseIdleConnections()
+	for i := 2; i < 4; i++ { // each of them is logged
+		if err := cmd.Process.Signal(syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+		want := fmt.Sprintf("shaperd_config_reloads_total{result=\"success\"} %d\n", i)
+		for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+			answer, err := http.Get("http://" + metrics + "/metrics")
+			if err != nil {
+				t.Fatalf("the daemon has ended: %v", err)
+			}
+			got, _ := io.ReadAll(answer.Body)
+			answer.Body.Close()
+			if strings.Contains(string(got), want) {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("no %q in 5 s", want)
+			}
+		}
+	}
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	err = <-ended
+	ended <- err
+	if err != nil {
+		t.Errorf("the daemon ended with: %v", err)
+	}
+}
