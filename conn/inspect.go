@@ -2,7 +2,6 @@ package conn
 
 import (
 	"cmp"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -10,30 +9,13 @@ import (
 	"shaperd/shaper"
 )
 
-// Connection is how a TCP connection or UDP flow is doing.
-type Connection struct {
-	ID             uint64
-	Protocol       shaper.Protocol
-	Source         netip.AddrPort
-	Listener       string
-	Port           uint16 // that it asked for
-	Downstream     string // "" while it has none
-	Stage          string // "announcing", "waiting", "connecting", "open" or "ending"
-	Age, Idle      time.Duration
-	ToDownstream   uint64 // bytes
-	FromDownstream uint64
-	Waited         time.Duration // in queues and for slots
-	HeldBy         string        // the limit it waits for now
-	HeldMost       string        // the limit it has waited for longest
-}
-
 // inspectTurn is how many connections are looked at before bytes have their turn.
 const inspectTurn = 256
 
 // Connections calls f for every TCP connection and UDP flow, on the caller's goroutine. They
 // are looked at a few at a time, so that what they move is not held up: some may have
 // ended by then.
-func (p *Proxy) Connections(f func(*Connection)) {
+func (p *Proxy) Connections(f func(*shaper.ConnectionStatus)) {
 	var sessions []*session
 	var flows []*udpFlow
 	p.loop.call(func(leaky.Time) {
@@ -50,13 +32,13 @@ func (p *Proxy) Connections(f func(*Connection)) {
 	inspect(p.loop, flows, (*udpFlow).inspect, f)
 }
 
-func inspect[T any](l *loop, all []T, look func(T, *Connection, leaky.Time) bool, f func(*Connection)) {
-	var buffer [inspectTurn]Connection
+func inspect[T any](l *loop, all []T, look func(T, *shaper.ConnectionStatus, leaky.Time) bool, f func(*shaper.ConnectionStatus)) {
+	var buffer [inspectTurn]shaper.ConnectionStatus
 	for chunk := range slices.Chunk(all, inspectTurn) {
 		n := 0
 		l.call(func(now leaky.Time) {
 			for _, one := range chunk {
-				buffer[n] = Connection{}
+				buffer[n] = shaper.ConnectionStatus{}
 				if look(one, &buffer[n], now) {
 					n++
 				}
@@ -69,12 +51,12 @@ func inspect[T any](l *loop, all []T, look func(T, *Connection, leaky.Time) bool
 }
 
 // inspect fills in c, unless s has ended.
-func (s *session) inspect(c *Connection, now leaky.Time) bool {
+func (s *session) inspect(c *shaper.ConnectionStatus, now leaky.Time) bool {
 	if s.stage == ended {
 		return false
 	}
-	*c = Connection{
-		ID: s.flow.Connection, Protocol: shaper.TCP, Source: s.from, Listener: s.name, Port: s.flow.Port,
+	*c = shaper.ConnectionStatus{
+		ID: s.flow.Connection, Protocol: shaper.TCP, Source: s.from, Listen: s.name, Port: s.flow.Port,
 		Age:          now.Sub(s.begun).Duration(),
 		ToDownstream: s.up.moved, FromDownstream: s.down.moved,
 		Stage: [...]string{"waiting", "announcing", "connecting", "open", "ending"}[s.stage],
@@ -83,35 +65,36 @@ func (s *session) inspect(c *Connection, now leaky.Time) bool {
 		c.Downstream = s.to.String()
 	}
 	c.Idle = now.Sub(max(s.pace.active, s.begun)).Duration()
-	c.held(s.account.total(s.up.unit.path, s.down.unit.path))
+	held(c, s.account.total(s.up.unit.path, s.down.unit.path))
 	switch {
 	case s.source != nil:
 		c.HeldBy = s.source.gate.state.Name
 		c.Waited += now.Sub(s.joined).Duration()
 	default:
-		c.waits(now, &s.up.unit, &s.down.unit)
+		waits(c, now, &s.up.unit, &s.down.unit)
 	}
 	return true
 }
 
-func (f *udpFlow) inspect(c *Connection, now leaky.Time) bool {
+func (f *udpFlow) inspect(c *shaper.ConnectionStatus, now leaky.Time) bool {
 	if f.proxy.flows[f.key] != f {
 		return false
 	}
-	*c = Connection{
-		ID: f.flow.Connection, Protocol: shaper.UDP, Source: f.key.client, Listener: f.site.name, Port: f.flow.Port,
+	*c = shaper.ConnectionStatus{
+		ID: f.flow.Connection, Protocol: shaper.UDP, Source: f.key.client, Listen: f.site.name, Port: f.flow.Port,
 		Downstream: f.downstream.String(), Stage: "open",
 		Age: now.Sub(f.begun).Duration(), Idle: now.Sub(f.seen).Duration(),
 		ToDownstream: f.up.moved, FromDownstream: f.down.moved,
 	}
-	c.held(f.account.total(f.up.path, f.down.path))
+	held(c, f.account.total(f.up.path, f.down.path))
 	if f.queued != nil {
-		c.waits(now, &f.queued.unit)
+		waits(c, now, &f.queued.unit)
 	}
 	return true
 }
 
-func (c *Connection) held(a account) {
+// held says for how long it has waited, and where for longest.
+func held(c *shaper.ConnectionStatus, a account) {
 	c.Waited = a.waited.Duration()
 	if a.most != nil {
 		c.HeldMost = a.most.Name
@@ -119,7 +102,7 @@ func (c *Connection) held(a account) {
 }
 
 // waits says which line holds one of units, if one does.
-func (c *Connection) waits(now leaky.Time, units ...*unit) {
+func waits(c *shaper.ConnectionStatus, now leaky.Time, units ...*unit) {
 	for _, u := range units {
 		if u.queued && len(u.path) > 0 && u.waited&(1<<u.pos) != 0 {
 			c.HeldBy = u.path[u.pos].state.Name
@@ -160,17 +143,8 @@ func (s *session) kill(now leaky.Time) {
 	s.abort(shaper.Killed, now)
 }
 
-// BucketState is how a bucket is doing.
-type BucketState struct {
-	BacklogBytes, BacklogPackets uint64        // charged and not drained
-	Queued                       int           // units that wait in its line
-	QueuedBytes                  uint64        // of datagrams
-	NextIn                       time.Duration // when what joins the queue now would leave
-	InFlight, Waiting            int           // connections of its key
-}
-
 // Bucket returns how the bucket of k, a key of limit i of the policy in force, is doing.
-func (p *Proxy) Bucket(i int, k shaper.Key) (b BucketState) {
+func (p *Proxy) Bucket(i int, k shaper.Key) (b shaper.BucketState) {
 	p.loop.call(func(now leaky.Time) {
 		policy := p.shaper.Policy()
 		if i >= policy.Len() {
@@ -218,7 +192,7 @@ func (s *session) logAccess(how shaper.Ending, now leaky.Time) {
 	if !s.config.Load().AccessLog {
 		return
 	}
-	var c Connection
+	var c shaper.ConnectionStatus
 	if s.inspect(&c, now) {
 		s.proxy.logAccess(&c, how)
 	}
@@ -228,14 +202,14 @@ func (f *udpFlow) logAccess(now leaky.Time) {
 	if !f.site.config.Load().AccessLog {
 		return
 	}
-	var c Connection
+	var c shaper.ConnectionStatus
 	if f.inspect(&c, now) {
 		f.proxy.logAccess(&c, shaper.Closed)
 	}
 }
 
-func (p *Proxy) logAccess(c *Connection, how shaper.Ending) {
-	p.traffic.Info("access", "listener", c.Listener, "protocol", c.Protocol.String(), "source", c.Source,
+func (p *Proxy) logAccess(c *shaper.ConnectionStatus, how shaper.Ending) {
+	p.traffic.Info("access", "listener", c.Listen, "protocol", c.Protocol.String(), "source", c.Source,
 		"asn", p.shaper.Policy().ASN(c.Source.Addr()), "port", c.Port, "downstream", cmp.Or(c.Downstream, "none"),
 		"to_downstream", c.ToDownstream, "from_downstream", c.FromDownstream,
 		"seconds", c.Age.Seconds(), "waited", c.Waited.Seconds(), "held_most", cmp.Or(c.HeldMost, "none"), "ended", how.String())

@@ -413,10 +413,15 @@ func (ls *lines) clear() []*unit {
 // their backlogs.
 func (ls *lines) swap(policy *shaper.Policy, now leaky.Time) {
 	for _, l := range ls.byKey {
-		if i := policy.Index(l.state); i >= 0 && policy.Shape(i) != l.shape {
-			l.bucket.Rescale(l.shape, policy.Shape(i), now)
-			l.shape, l.meter = policy.Shape(i), leaky.Meter{} // what was allowed is over
+		i := policy.Index(l.state)
+		if i < 0 {
+			continue
 		}
+		if next := policy.Shape(i); *next != *l.shape {
+			l.bucket.Rescale(l.shape, next, now)
+			l.meter = leaky.Meter{} // what was allowed is over
+		}
+		l.shape = policy.Shape(i)
 	}
 	ls.shaper.Swap(policy, now)
 }

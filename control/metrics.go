@@ -6,8 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"sync"
-	"syscall"
+		"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -32,6 +31,10 @@ type Packets interface {
 	// PacketStatus returns what the plane does, and brings the counts of its limits
 	// up to date; false when there is none.
 	PacketStatus() (PacketStatus, bool, error)
+
+	// Bucket returns how the bucket of k, a key of limit i of the policy in force, is
+	// doing; false when that cannot be known.
+	Bucket(i int, k shaper.Key) (shaper.BucketState, bool)
 }
 
 // PacketStatus is what a packet plane does.
@@ -48,34 +51,12 @@ type Attachment struct {
 	Name, Interface, Direction, Mode string
 
 	Up    bool
+	Err   string // why not
 	Queue *Queue // nil when it holds no packets
 }
 
 // Queue is the queue of an interface.
-type Queue struct{ Packets, Bytes, Drops uint64 }
-
-// Reloads keeps the result of the last reload. The zero value is ready for use
-// by several goroutines.
-type Reloads struct {
-	mu          sync.Mutex
-	last        time.Time // of the last one that succeeded
-	took        time.Duration
-	failed      bool
-	ok, notOkay uint64
-}
-
-// Note keeps the result of a reload that took took.
-func (r *Reloads) Note(err error, took time.Duration) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.took = took
-	if r.failed = err != nil; r.failed {
-		r.notOkay++
-		return
-	}
-	r.ok++
-	r.last = time.Now()
-}
+type Queue = QueueStatus
 
 // Metrics is the endpoint that Prometheus scrapes.
 type Metrics struct {

@@ -71,6 +71,14 @@ type Frequency struct {
 	Per time.Duration
 }
 
+// PerSecond returns how many events a second f is, 0 for no limit.
+func (f Frequency) PerSecond() float64 {
+	if f.N == 0 {
+		return 0
+	}
+	return float64(f.N) / f.Per.Seconds()
+}
+
 // Match selects traffic. An empty field selects all; the fields are joined by
 // and, the values of one field by or.
 type Match struct {

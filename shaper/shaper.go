@@ -53,6 +53,9 @@ func (s *Shaper) Swap(next *Policy, now leaky.Time) {
 		*last = shape
 	}
 	for i, state := range next.states {
+		if state.shape != nil && *state.shape != next.shapes[i] {
+			state.Promise.restart()
+		}
 		change(state.ID, &state.shape, &next.shapes[i])
 		change(state.ID+1, &state.newConns, &next.newConns[i])
 	}

@@ -54,6 +54,12 @@ func (p *Promise) Note(excess, allowed leaky.Time) {
 	}
 }
 
+// restart forgets what was measured at another rate.
+func (p *Promise) restart() {
+	p.Allowed.Store(0)
+	p.Worst.Store(0)
+}
+
 // Counts counts by verdict and reason.
 type Counts [Verdicts][Reasons]atomic.Uint64
 
@@ -102,13 +108,4 @@ type ListenerState struct {
 	FlowsRefused   atomic.Uint64 // datagrams for whose flow there was no room
 	Withheld       atomic.Uint64 // answers, joined or not, beyond Listen.Amplification
 	SendErrors     atomic.Uint64 // datagrams a socket did not take, or that came back as an error
-}
-
-// DownstreamStatus is how a downstream of a listener is doing.
-type DownstreamStatus struct {
-	Listen, Downstream string
-	Up                 bool // could get connections
-	Drained            bool // but is to get none
-	InFlight           int
-	Most               int // connections it may have; 0 is no bound
 }

@@ -242,7 +242,7 @@ func bindsFirst(e env, p *shaper.Policy, r shaper.Route, attached bool) {
 		}
 	}
 	rate := func(l *shaper.Limit) float64 { return float64(l.Rate) }
-	packets := func(l *shaper.Limit) float64 { return perSecond(l.Packets) }
+	packets := func(l *shaper.Limit) float64 { return l.Packets.PerSecond() }
 	if attached {
 		least("Bytes", r.ToDownstream, rate)
 		least("Packets", r.ToDownstream, packets)
@@ -253,12 +253,5 @@ func bindsFirst(e env, p *shaper.Policy, r shaper.Route, attached bool) {
 		least("Packets from the downstream", r.FromDownstream, packets)
 	}
 	least("Connections in flight", r.Limits(), func(l *shaper.Limit) float64 { return float64(l.Connections) })
-	least("New connections", r.Limits(), func(l *shaper.Limit) float64 { return perSecond(l.NewConnections) })
-}
-
-func perSecond(f shaper.Frequency) float64 {
-	if f.N == 0 {
-		return 0
-	}
-	return float64(f.N) / f.Per.Seconds()
+	least("New connections", r.Limits(), func(l *shaper.Limit) float64 { return l.NewConnections.PerSecond() })
 }

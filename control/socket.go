@@ -1,0 +1,283 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Role is what somebody who connects to the control socket may do.
+type Role uint8
+
+// The roles. Each may what the ones before it may.
+const (
+	Nobody Role = iota
+	Reader      // see
+	Admin       // and change
+)
+
+func (r Role) String() string { return [...]string{"nobody", "reader", "admin"}[r] }
+
+// Group is the group whose members may read.
+const Group = "shaperd"
+
+// socket is the control socket: only those that have a role get a connection.
+type socket struct {
+	*net.UnixListener
+	path  string
+	inode unix.Stat_t
+	gid   int // of Group, -1 when there is no such group
+	log   *slog.Logger
+
+	mu    sync.Mutex
+	peers map[uint32]int // connections, by user
+	told  time.Time      // of somebody without a role
+}
+
+// maxOfUser is how many connections a user may have. Those that come then are closed.
+const maxOfUser = 32
+
+// listenSocket makes the control socket at path. Whoever is in Group may connect, and so may
+// root and the daemon's own user. What is there already is replaced only if it is a
+// socket of this user's that nobody listens on.
+func listenSocket(path string, log *slog.Logger) (*socket, error) {
+	wrong := func(format string, args ...any) error {
+		return fmt.Errorf("control socket %s: %s", path, fmt.Sprintf(format, args...))
+	}
+	folder := filepath.Dir(path)
+	if err := os.Mkdir(folder, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, wrong("make its folder: %v", cause(err))
+	}
+	if err := trusted(folder); err != nil {
+		return nil, wrong("%v", err)
+	}
+	// Two daemons that start at once are not to take away each other's.
+	lock, err := os.Open(folder)
+	if err != nil {
+		return nil, wrong("%v", cause(err))
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return nil, wrong("lock its folder: %v", err)
+	}
+	if err := replaceable(path); err != nil {
+		return nil, wrong("%v", err)
+	}
+	s := &socket{path: path, gid: -1, log: log, peers: map[uint32]int{}}
+	if g, err := user.LookupGroup(Group); err == nil {
+		s.gid, _ = strconv.Atoi(g.Gid)
+	}
+	// It gets its name when it has its rights.
+	next := path + ".next"
+	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, wrong("%v", cause(err))
+	}
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		return errors.Join(c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }), err)
+	}}
+	l, err := config.Listen(context.Background(), "unix", next)
+	if err != nil {
+		return nil, wrong("%v", cause(err))
+	}
+	s.UnixListener = l.(*net.UnixListener)
+	s.SetUnlinkOnClose(false)
+	if s.gid >= 0 && os.Chown(next, -1, s.gid) == nil {
+		err = os.Chmod(next, 0o660)
+	}
+	if err == nil {
+		err = unix.Lstat(next, &s.inode)
+	}
+	if err == nil {
+		err = os.Rename(next, path)
+	}
+	if err != nil {
+		l.Close()
+		_ = os.Remove(next)
+		return nil, wrong("%v", cause(err))
+	}
+	return s, nil
+}
+
+// cause is err without what the caller says of it already.
+func cause(err error) error {
+	var errno unix.Errno
+	if errors.As(err, &errno) {
+		return errno
+	}
+	return err
+}
+
+// trusted returns an error when others could put something in the place of what is in folder.
+func trusted(folder string) error {
+	var s unix.Stat_t
+	if err := unix.Stat(folder, &s); err != nil {
+		return err
+	}
+	if s.Uid != 0 && int(s.Uid) != os.Geteuid() {
+		return fmt.Errorf("its folder belongs to user %d: use one of root's, or of the daemon's own user", s.Uid)
+	}
+	if s.Mode&0o022 != 0 && s.Mode&unix.S_ISVTX == 0 {
+		return errors.New("others may write to its folder: chmod go-w " + folder)
+	}
+	return nil
+}
+
+// replaceable returns an error when something is at path that must not be replaced.
+func replaceable(path string) error {
+	var s unix.Stat_t
+	err := unix.Lstat(path, &s)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case s.Mode&unix.S_IFMT != unix.S_IFSOCK:
+		return errors.New("there is something else, which is no socket: remove it, or name another path with --control")
+	case s.Uid != uint32(os.Geteuid()) && os.Geteuid() != 0:
+		return fmt.Errorf("there is a socket of user %d: remove it, or name another path with --control", s.Uid)
+	}
+	c, err := net.DialTimeout("unix", path, time.Second)
+	if err == nil {
+		c.Close()
+		return errors.New("another daemon listens there: stop it, or name another path with --control")
+	}
+	if !errors.Is(err, unix.ECONNREFUSED) {
+		return cause(err)
+	}
+	return nil
+}
+
+// Close ends the socket, and removes it if it is still there.
+func (s *socket) Close() error {
+	err := s.UnixListener.Close()
+	var now unix.Stat_t
+	if unix.Lstat(s.path, &now) == nil && now.Dev == s.inode.Dev && now.Ino == s.inode.Ino {
+		_ = os.Remove(s.path)
+	}
+	return err
+}
+
+// peer is a connection of somebody who is known.
+type peer struct {
+	net.Conn
+	role  Role
+	uid   uint32
+	once  sync.Once
+	leave func()
+}
+
+func (p *peer) Close() error {
+	p.once.Do(p.leave)
+	return p.Conn.Close()
+}
+
+// Accept returns the next connection of somebody who may have one.
+func (s *socket) Accept() (net.Conn, error) {
+	for {
+		c, err := s.AcceptUnix()
+		if err != nil {
+			return nil, err
+		}
+		uid, pid, role := s.identify(c)
+		s.mu.Lock()
+		crowded := s.peers[uid] >= maxOfUser
+		if !crowded {
+			s.peers[uid]++
+		}
+		s.mu.Unlock()
+		if crowded {
+			c.Close()
+			continue
+		}
+		if role == Nobody {
+			s.refuse(uid, pid)
+		}
+		return &peer{Conn: c, role: role, uid: uid, leave: func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if s.peers[uid]--; s.peers[uid] == 0 {
+				delete(s.peers, uid)
+			}
+		}}, nil
+	}
+}
+
+// connections returns how many there are.
+func (s *socket) connections() (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, of := range s.peers {
+		n += of
+	}
+	return n
+}
+
+// refuse tells of somebody who has no role, at most once a second.
+func (s *socket) refuse(uid uint32, pid int32) {
+	s.mu.Lock()
+	again := time.Since(s.told) < time.Second
+	if !again {
+		s.told = time.Now()
+	}
+	s.mu.Unlock()
+	if !again {
+		s.log.Warn("control socket: refused", "uid", uid, "pid", pid)
+	}
+}
+
+// identify returns who connected, by what the kernel says of them.
+func (s *socket) identify(c *net.UnixConn) (uid uint32, pid int32, role Role) {
+	uid = ^uint32(0)
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return uid, 0, Nobody
+	}
+	_ = raw.Control(func(fd uintptr) {
+		cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+		if err != nil {
+			return
+		}
+		uid, pid = cred.Uid, cred.Pid
+		switch {
+		case uid == 0 || int(uid) == os.Geteuid():
+			role = Admin
+		case s.gid >= 0 && (int(cred.Gid) == s.gid || slices.Contains(peerGroups(fd), uint32(s.gid))):
+			role = Reader
+		}
+	})
+	return uid, pid, role
+}
+
+// peerGroups returns the supplementary groups of whoever connected.
+func peerGroups(fd uintptr) []uint32 {
+	const most = 1 << 16 // NGROUPS_MAX
+	groups := make([]uint32, 64)
+	for {
+		size := uint32(len(groups) * 4)
+		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_PEERGROUPS,
+			uintptr(unsafe.Pointer(&groups[0])), uintptr(unsafe.Pointer(&size)), 0)
+		if errno == unix.ERANGE && len(groups) < most {
+			groups = make([]uint32, most)
+			continue
+		}
+		if errno != 0 {
+			return nil
+		}
+		return groups[:size/4]
+	}
+}

@@ -1,0 +1,41 @@
+package shaper
+
+import (
+	"net/netip"
+	"time"
+)
+
+// DownstreamStatus is how a downstream of a listener is doing.
+type DownstreamStatus struct {
+	Listen, Downstream string
+	Up                 bool // could get connections
+	Drained            bool // but is to get none
+	InFlight           int
+	Most               int // connections it may have; 0 is no bound
+}
+
+// ConnectionStatus is how a TCP connection or UDP flow is doing.
+type ConnectionStatus struct {
+	ID             uint64
+	Protocol       Protocol
+	Source         netip.AddrPort
+	Listen         string
+	Port           uint16 // that it asked for
+	Downstream     string // "" while it has none
+	Stage          string // "announcing", "waiting", "connecting", "open" or "ending"
+	Age, Idle      time.Duration
+	ToDownstream   uint64 // bytes
+	FromDownstream uint64
+	Waited         time.Duration // in queues and for slots
+	HeldBy         string        // the limit it waits for now
+	HeldMost       string        // the limit it has waited for longest
+}
+
+// BucketState is how a bucket is doing, and the connections of its key.
+type BucketState struct {
+	BacklogBytes, BacklogPackets uint64        // charged and not drained
+	Queued                       int           // units that wait in its line
+	QueuedBytes                  uint64        // of datagrams
+	NextIn                       time.Duration // when what joins the queue now would leave
+	InFlight, Waiting            int           // connections
+}
