@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -15,13 +14,15 @@ import (
 var errCheck = errors.New("configuration has errors")
 
 func checkCommand(e env) *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
-		Use:   "check FILE...",
-		Short: "Check configuration files and print what they come to",
+	return &cobra.Command{
+		Use:         "check FILE...",
+		Annotations: withJSON,
+		Short:       "Check configuration files and print what they come to",
 		Long: `Check configuration files, and the conf.d folder beside each, as "run" and a
 reload would. Prints what they come to, rates in bits and in bytes. Exits with 1
 when one of them is wrong.`,
+		Example: `  shaperd check /etc/shaperd/shaperd.toml
+  shaperd check --json shaperd.toml | jq '.[].errors'`,
 		Args: func(_ *cobra.Command, files []string) error {
 			if len(files) == 0 {
 				return errors.New("check needs a FILE, such as /etc/shaperd/shaperd.toml")
@@ -42,10 +43,8 @@ when one of them is wrong.`,
 				bad = bad || len(r.Errors) > 0
 				results = append(results, r)
 			}
-			if asJSON {
-				out := json.NewEncoder(e.stdout)
-				out.SetIndent("", "  ")
-				if err := out.Encode(results); err != nil {
+			if e.flags.json {
+				if err := e.printJSON(results); err != nil {
 					return err
 				}
 			} else {
@@ -61,8 +60,6 @@ when one of them is wrong.`,
 			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	return cmd
 }
 
 // checked is the result for one file.

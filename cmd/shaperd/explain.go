@@ -26,10 +26,18 @@ type question struct {
 func explainCommand(e env) *cobra.Command {
 	var file, source, destination, to, attach string
 	cmd := &cobra.Command{
-		Use:   "explain --config FILE --source IP --to tcp|udp/PORT [--attach NAME [--destination IP]]",
-		Short: "Tell which limits a connection would be under, and which binds first",
-		Args:  noArgs(""),
-		RunE: func(*cobra.Command, []string) error {
+		Use:   "explain --source IP --to tcp|udp/PORT [--attach NAME [--destination IP]]",
+		Short: "Tell which limits a connection is under, in what state, and which binds first",
+		Long: `Tell which limits a connection of a source would be under, in which buckets, and which
+binds first; with --attach, packets at an attachment. The running daemon is asked, and
+tells the present state of the buckets and when the next unit would leave. With
+--config, a file is asked instead, and no daemon is needed.`,
+		Example: `  shaperd explain --source 192.0.2.7 --to tcp/5432
+  shaperd explain --config shaperd.toml --source 192.0.2.7 --to tcp/5432
+  shaperd explain --attach plant --source 10.1.2.3 --destination 10.40.0.7 --to tcp/502`,
+		Annotations: withJSON,
+		Args:        noArgs(""),
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			q := question{attach: attach}
 			var err error
 			if q.source, err = parseAddr("source", source); err != nil {
@@ -49,6 +57,12 @@ func explainCommand(e env) *cobra.Command {
 					return usageError{fmt.Errorf("--source %v and --destination %v: both must be IPv4 or IPv6", q.source, q.destination)}
 				}
 			}
+			if file == "" {
+				return explainLive(cmd.Context(), e, q)
+			}
+			if e.flags.json {
+				return usageError{errors.New("--json: with --config, explain prints no JSON")}
+			}
 			l, err := load(file)
 			if err != nil {
 				return err
@@ -60,7 +74,7 @@ func explainCommand(e env) *cobra.Command {
 			return explain(e, l.config, p, q)
 		},
 	}
-	cmd.Flags().StringVar(&file, "config", "/etc/shaperd/shaperd.toml", "configuration `file`")
+	cmd.Flags().StringVar(&file, "config", "", "configuration `file` to ask instead of the running daemon")
 	cmd.Flags().StringVar(&source, "source", "", "`address` of the client")
 	cmd.Flags().StringVar(&to, "to", "", "`protocol/port` that the client asks for, such as tcp/5432; or icmp, at an attachment")
 	cmd.Flags().StringVar(&attach, "attach", "", "`name` of an attachment: tell about packets there, not about a listener's connections")
@@ -95,16 +109,20 @@ func parseTo(s string, attached bool) (shaper.Protocol, uint16, error) {
 	return shaper.UDP, uint16(port), nil
 }
 
+// service writes what is asked for, as --to has it.
+func (q *question) service() string {
+	if q.port == 0 {
+		return q.protocol.String()
+	}
+	return fmt.Sprintf("%v/%d", q.protocol, q.port)
+}
+
 // to writes what the packets or the connection are for.
 func (q *question) to() string {
-	s := q.protocol.String()
-	if q.port != 0 {
-		s += fmt.Sprintf("/%d", q.port)
-	}
 	if q.destination.IsValid() {
-		s = fmt.Sprintf("%v, %s", q.destination, s)
+		return fmt.Sprintf("%v, %s", q.destination, q.service())
 	}
-	return s
+	return q.service()
 }
 
 func explain(e env, c *config.Config, p *shaper.Policy, q question) error {

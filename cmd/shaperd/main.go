@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"shaperd/control"
 )
 
 // env is what a run of the command has from the outside.
@@ -20,12 +22,20 @@ type env struct {
 	stdout, stderr io.Writer
 	reload         <-chan os.Signal
 	force          <-chan os.Signal // ends a drain at once
+	flags          *rootFlags
+}
+
+// rootFlags are for all verbs.
+type rootFlags struct {
+	control string // where the daemon listens, and verbs ask it; "" is nowhere
+	json    bool   // print what the daemon answers
 }
 
 // Exit codes.
 const (
-	exitFailure = 1
-	exitUsage   = 2
+	exitFailure  = 1
+	exitUsage    = 2
+	exitNoDaemon = 3
 )
 
 func main() {
@@ -41,15 +51,27 @@ func main() {
 		stop()
 	}()
 	err := run(ctx, env{stdout: os.Stdout, stderr: os.Stderr, reload: reload, force: force}, os.Args[1:])
+	code := exitCode(err)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "shaperd: %v\n", err)
+	}
+	if code == exitUsage {
+		fmt.Fprintln(os.Stderr, `See "shaperd --help".`)
+	}
+	os.Exit(code)
+}
+
+func exitCode(err error) int {
 	var usage usageError
 	switch {
+	case err == nil:
+		return 0
 	case errors.As(err, &usage):
-		fmt.Fprintf(os.Stderr, "shaperd: %v\nSee \"shaperd --help\".\n", err)
-		os.Exit(exitUsage)
-	case err != nil:
-		fmt.Fprintf(os.Stderr, "shaperd: %v\n", err)
-		os.Exit(exitFailure)
+		return exitUsage
+	case errors.Is(err, control.ErrNoDaemon):
+		return exitNoDaemon
 	}
+	return exitFailure
 }
 
 // noArgs refuses arguments, and says what was probably meant.
@@ -65,20 +87,73 @@ func noArgs(hint string) cobra.PositionalArgs {
 // usageError is a command line that makes no sense.
 type usageError struct{ error }
 
+// printsJSON is the annotation of verbs that know --json.
+const printsJSON = "json"
+
+// rootCommand is all verbs.
+func rootCommand(e env) *cobra.Command {
+	root := &cobra.Command{
+		Use:     "shaperd",
+		Version: version,
+		Short:   "Hold traffic to what a fragile server can bear",
+		Long: `Hold traffic on its way to a fragile server to what the server can bear. "run" is the
+daemon; "status" says how it is doing, "explain" why somebody is slowed, "set limit"
+and "bypass" change that without a restart.
+
+Exits with 0 when all is well, with 1 on a failure, with 2 when the command line is
+wrong, and with 3 when no daemon answers.`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	if path, ok := os.LookupEnv("SHAPERD_CONTROL"); ok {
+		e.flags.control = path
+	}
+	root.PersistentFlags().StringVar(&e.flags.control, "control", e.flags.control, "`socket` of the daemon; also in SHAPERD_CONTROL")
+	root.PersistentFlags().BoolVar(&e.flags.json, "json", false, "print JSON, as the API of the socket has it")
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.AddGroup(&cobra.Group{ID: groupSee, Title: "See:"}, &cobra.Group{ID: groupSteer, Title: "Steer:"}, &cobra.Group{ID: groupHost, Title: "On this host:"})
+	root.SetHelpCommandGroupID(groupHost)
+	for group, verbs := range map[string][]*cobra.Command{
+		groupSee: {
+			statusCommand(e), limitsCommand(e), keysCommand(e), whoCommand(e), connectionsCommand(e),
+			downstreamsCommand(e), explainCommand(e), blocksCommand(e), eventsCommand(e),
+		},
+		groupSteer: {
+			setCommand(e), unsetCommand(e), modeCommand(e, "observe"), modeCommand(e, "enforce"), blockCommand(e), unblockCommand(e),
+			bypassCommand(e), reloadCommand(e), drainCommand(e),
+		},
+		groupHost: {
+			runCommand(e), checkCommand(e), detachCommand(e), rulesCommand(e), versionCommand(e), completionCommand(e), manCommand(e),
+		},
+	} {
+		for _, verb := range verbs {
+			verb.GroupID = group
+			root.AddCommand(verb)
+		}
+	}
+	return root
+}
+
+// The groups of verbs in the help.
+const (
+	groupSee   = "see"
+	groupSteer = "steer"
+	groupHost  = "host"
+)
+
 // run is the whole command. Its error is a usageError when the arguments are
 // wrong.
 func run(ctx context.Context, e env, args []string) error {
 	understood := false
-	root := &cobra.Command{
-		Use:              "shaperd",
-		Version:          version,
-		Short:            "Hold traffic to what a fragile server can bear",
-		SilenceUsage:     true,
-		SilenceErrors:    true,
-		PersistentPreRun: func(*cobra.Command, []string) { understood = true },
+	e.flags = &rootFlags{control: control.DefaultSocket}
+	root := rootCommand(e)
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		if e.flags.json && cmd.Annotations[printsJSON] == "" {
+			return fmt.Errorf("--json: %s prints no JSON", cmd.CommandPath())
+		}
+		understood = true
+		return nil
 	}
-	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(runCommand(e), checkCommand(e), explainCommand(e), detachCommand(e), rulesCommand(e), versionCommand(e))
 	root.SetArgs(args)
 	root.SetOut(e.stdout)
 	root.SetErr(e.stderr)

@@ -1,0 +1,46 @@
+package main
+
+import (
+	"errors"
+
+	"github.com/spf13/cobra"
+
+	"shaperd/control"
+)
+
+func bypassCommand(e env) *cobra.Command {
+	var forTime span
+	cmd := &cobra.Command{
+		Use:   "bypass on|off",
+		Short: "Turn all limits off at once, or on again",
+		Long: `The kill switch: with "on" every limit counts what it would do, and holds nothing back,
+until "off", or for the time of --for. Status, top, metrics and the log show it.`,
+		Example: `  shaperd bypass on --for 10m
+  shaperd bypass off`,
+		Annotations: withJSON,
+		Args:        args("on|off"),
+		ValidArgs:   []string{"on", "off"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			on := args[0] == "on"
+			switch {
+			case !on && args[0] != "off":
+				return usageError{errors.New("bypass needs on or off")}
+			case !on && forTime != 0:
+				return usageError{errors.New("--for is for bypass on")}
+			}
+			s, err := e.daemon().Bypass(cmd.Context(), control.SetBypass{On: on, For: forTime.seconds()})
+			if err != nil {
+				return asUsage(err)
+			}
+			return e.show(s, func(p *page) {
+				if s.Bypass != nil {
+					p.line("%s", p.red(bypassText(s)))
+				} else {
+					p.line("Bypass is off: limits hold traffic back.")
+				}
+			})
+		},
+	}
+	forFlag(cmd, &forTime, `until "bypass off"`)
+	return cmd
+}

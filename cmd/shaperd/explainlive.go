@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"shaperd/control"
+)
+
+// explainLive asks the running daemon.
+func explainLive(ctx context.Context, e env, q question) error {
+	x, err := e.daemon().Explain(ctx, control.ExplainQuery{Source: q.source, To: q.service(), Attach: q.attach, Destination: q.destination})
+	switch {
+	case errors.Is(err, control.ErrNoDaemon):
+		return fmt.Errorf("%w; to ask a file instead, name it with --config", err)
+	case err != nil:
+		return asUsage(err)
+	}
+	return e.show(x, func(p *page) {
+		where := fmt.Sprintf("listener %q", x.Listener)
+		if q.attach != "" {
+			where = fmt.Sprintf("attachment %q", x.Attachment)
+		}
+		p.line("%v to %s: %s", q.source, q.to(), where)
+		p.explanation(x)
+	})
+}
+
+// explanation writes what comes behind the line that says whose it is.
+func (p *page) explanation(x control.Explanation) {
+	if as := system(x.ASN, x.ASName); as != "" {
+		p.line("%s", as)
+	}
+	if len(x.Limits) == 0 {
+		p.line("No limit matches: nothing is held back.")
+	} else {
+		p.line("%s", now(x))
+		p.line("")
+		p.table(bucketsTable(x.Limits))
+		p.line("")
+		for _, b := range x.BindsFirst {
+			p.line("%s: %q binds first.", b.What, b.Limit)
+		}
+	}
+	if len(x.Connections) > 0 {
+		p.line("")
+		p.table(connectionsTable(x.Connections))
+	}
+}
+
+// now tells what a unit that came now would get.
+func now(x control.Explanation) string {
+	next := 0.0
+	for _, l := range x.Limits {
+		if l.Bucket != nil && l.Mode != "observe" {
+			next = max(next, l.Bucket.NextIn)
+		}
+	}
+	by := ""
+	if x.By != "" {
+		by = fmt.Sprintf(": %q, %s", x.By, x.Reason)
+	}
+	switch x.Verdict {
+	case "pass":
+		return "What came now would leave at once."
+	case "delay":
+		return fmt.Sprintf("What came now would leave in %s%s.", seconds(next), by)
+	}
+	return fmt.Sprintf("What came now would be refused%s.", by)
+}
+
+func bucketsTable(limits []control.BucketOf) *table {
+	t := newTable("LIMIT", "BUCKET", "DIRECTION", "HELD TO", "MODE", ">BACKLOG", ">QUEUED", ">NEXT IN", ">IN FLIGHT", ">WAITING")
+	for _, l := range limits {
+		row := []string{l.Limit, printable(l.Key), l.Direction, l.HeldTo, l.Mode, "-", "-", "-", "-", "-"}
+		if b := l.Bucket; b != nil {
+			copy(row[5:], []string{backlog(b), fmt.Sprint(b.Queued), seconds(b.NextIn), fmt.Sprint(b.InFlight), fmt.Sprint(b.Waiting)})
+		}
+		t.add(row...)
+	}
+	return t
+}

@@ -1,0 +1,232 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"shaperd/control"
+)
+
+func statusCommand(e env) *cobra.Command {
+	return &cobra.Command{
+		Use:   "status",
+		Short: "Tell whether the promise is kept and who is slowed, by what and how much",
+		Long: `Tell how the daemon is doing: whether the promise is kept, which limits hold traffic
+back now and how much, and who waits most; then listeners, downstreams, attachments,
+what was set since the configuration was loaded, blocks, and what was wrong with the
+last reload.`,
+		Example: `  shaperd status
+  shaperd status --json | jq .promise`,
+		Annotations: withJSON,
+		Args:        noArgs(""),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c := e.daemon()
+			s, err := c.Status(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if e.flags.json {
+				return e.printJSON(s)
+			}
+			limits, err := c.Limits(cmd.Context())
+			if err != nil {
+				return err
+			}
+			who := mostDelayed(cmd.Context(), c)
+			return e.show(s, func(p *page) { p.status(s, limits, who) })
+		},
+	}
+}
+
+// mostDelayed is who waits most, or nobody where the daemon does not say.
+func mostDelayed(ctx context.Context, c *control.Client) (some []control.Who) {
+	who, err := c.Who(ctx, "source", "delayed", 3)
+	if err != nil {
+		return nil
+	}
+	for _, w := range who {
+		if w.Delayed.Value > w.Delayed.Error {
+			some = append(some, w)
+		}
+	}
+	return some
+}
+
+func (p *page) status(s control.Status, limits []control.Limit, who []control.Who) {
+	p.verdicts(s, limits)
+	for i, w := range who {
+		lead := "Waits most: "
+		if i > 0 {
+			lead = "            "
+		}
+		p.line("%s%s, %s a second", lead, strings.TrimSpace(printable(w.Name)+" "+printable(w.ASName)), heavy(w.Delayed, seconds))
+	}
+	p.line("")
+	up := s.Now.Sub(s.Started)
+	p.line("shaperd %s, pid %d, %s for %s, mode %s, %s", printable(s.Version), s.PID, s.State, seconds(up.Seconds()), s.Mode, printable(s.Config))
+	p.line("%s of memory, %s of a processor, %d of %d descriptors, paces with wake-ups up to %s late (p99)", size(s.Process.Memory),
+		percent(s.Process.CPURate), s.Process.Descriptors, s.Process.MaxDescriptors, seconds(s.Process.LateP99))
+	p.reload(s.Reload, s.Now)
+	p.places(s)
+	p.changes(s)
+}
+
+// verdicts answers in the first lines what one looks for.
+func (p *page) verdicts(s control.Status, limits []control.Limit) {
+	if s.Bypass != nil {
+		p.line("%s", p.red(bypassText(s)))
+	}
+	p.promise(s, limits)
+	slowed, watched := newTable("SLOWS", "HOW"), newTable("WOULD SLOW", "HOW")
+	for _, l := range limits {
+		how := slows(l)
+		switch {
+		case how == "":
+		case l.Mode == "observe":
+			watched.add(l.Name, how)
+		default:
+			slowed.add(l.Name, how)
+		}
+	}
+	if len(slowed.rows) == 0 {
+		p.line("Nobody is slowed.")
+	}
+	p.table(slowed)
+	p.table(watched)
+}
+
+func bypassText(s control.Status) string {
+	return fmt.Sprintf("BYPASS IS ON since %s, %s: every limit only observes, nothing is held back.",
+		clock(s.Bypass.Since, s.Now), until(s.Bypass.Until, s.Now, `until "shaperd bypass off"`))
+}
+
+func (p *page) promise(s control.Status, limits []control.Limit) {
+	if s.Promise == "kept" {
+		p.line("The promise is kept.")
+		return
+	}
+	p.line("%s", p.red("The promise was BROKEN in the last minute."))
+	for _, l := range limits {
+		if !l.Promise.Kept && !l.Promise.Unwatched {
+			p.line("  %s: %s", l.Name, sigma(l.Promise))
+		}
+	}
+}
+
+// sigma writes how far a limit's buckets went beyond rate x time.
+func sigma(p control.Promise) string {
+	most, allowed := size(p.Sigma), size(p.Allowed)
+	if p.InPackets {
+		most, allowed = number(p.Sigma)+" packets", number(p.Allowed)
+	}
+	s := fmt.Sprintf("at most %s beyond rate x time, of %s allowed", most, allowed)
+	if p.Violations > 0 {
+		s += fmt.Sprintf("; %d units left beyond that since the start", p.Violations)
+	}
+	return s
+}
+
+// slows writes what a limit does to traffic now, "" when that is nothing.
+func slows(l control.Limit) string {
+	var parts []string
+	if l.DelayedShare > 0 {
+		s := percent(l.DelayedShare) + " of " + passes(l) + " delayed"
+		if l.QueueDelay.Count > 0 {
+			s += fmt.Sprintf(" by %s (p99 %s)", seconds(l.QueueDelay.P50), seconds(l.QueueDelay.P99))
+		}
+		parts = append(parts, s)
+	}
+	if l.Waiting > 0 {
+		parts = append(parts, fmt.Sprintf("%d connections wait, %d are in", l.Waiting, l.InFlight))
+	}
+	if n := total(l.RefusedRate); n >= 0.005 {
+		parts = append(parts, often(n)+" refused ("+reasons(l.RefusedRate)+")")
+	}
+	return strings.Join(parts, "; ")
+}
+
+// passes writes how fast traffic passes a limit, in what it is held to.
+func passes(l control.Limit) string {
+	switch {
+	case l.Rate == 0 && l.Packets > 0:
+		return number(l.PacketsRate.S10) + "pps"
+	case l.Rate == 0 && l.NewConnections > 0:
+		return often(l.Admitted.S10)
+	}
+	return rate(l.Bytes.S10)
+}
+
+func total(by map[string]float64) (sum float64) {
+	for _, v := range by {
+		sum += v
+	}
+	return sum
+}
+
+// reasons names those that count, the most frequent first.
+func reasons(by map[string]float64) string {
+	names := slices.DeleteFunc(sorted(by), func(name string) bool { return by[name] < 0.005 })
+	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(by[b], by[a]) })
+	return strings.Join(names, ", ")
+}
+
+// reload says what was wrong with the last one.
+func (p *page) reload(r control.ReloadStatus, now time.Time) {
+	if r.OK {
+		p.line("configuration of %s, loaded in %s", clock(r.Loaded, now), seconds(r.Took))
+		return
+	}
+	p.line("%s", p.red(fmt.Sprintf("The reload at %s found mistakes; the configuration of %s stays in force:", clock(r.At, now), clock(r.Loaded, now))))
+	for _, mistake := range r.Errors {
+		p.line("  %s", printable(mistake))
+	}
+}
+
+// places writes where traffic meets limits.
+func (p *page) places(s control.Status) {
+	listeners := newTable("LISTENER", "ADDRESS", ">OPEN", ">FLOWS", ">TO", ">FROM", ">ACCEPTED", ">DIAL ERRORS")
+	var down []control.DownstreamStatus
+	for _, l := range s.Listeners {
+		listeners.add(l.Name, strings.Join(l.Addresses, " "), fmt.Sprint(l.Open), fmt.Sprint(l.Flows), rate(l.ToDownstreamRate),
+			rate(l.FromDownstreamRate), fmt.Sprint(l.Accepted), fmt.Sprint(l.DialErrors))
+		down = append(down, l.Downstreams...)
+	}
+	p.section(listeners)
+	p.section(p.downstreams(down))
+	attachments := newTable("ATTACHMENT", "INTERFACE", "DIRECTION", "MODE", "STATE", ">QUEUED", ">DROPPED")
+	for _, a := range s.Attachments {
+		state, queued, dropped := "up", "", ""
+		if !a.Up {
+			state = p.red(strings.TrimSuffix("down: "+printable(a.Error), ": "))
+		}
+		if a.Queue != nil {
+			queued, dropped = size(a.Queue.Bytes), fmt.Sprint(a.Queue.Drops)
+		}
+		attachments.add(a.Name, a.Interface, a.Direction, a.Mode, state, queued, dropped)
+	}
+	p.section(attachments)
+}
+
+// changes writes what is not as the configuration has it.
+func (p *page) changes(s control.Status) {
+	set := newTable("SET IN LIMIT", "WHAT", "SINCE", "UNTIL")
+	for _, o := range s.Overrides {
+		set.add(o.Limit, settings(o.Set), clock(o.Since, s.Now), strings.TrimPrefix(until(o.Until, s.Now, "the next reload"), "until "))
+	}
+	p.section(set)
+	p.section(blocksTable(s.Blocks, s.Now))
+}
+
+// section writes t with an empty line before it, if it has rows.
+func (p *page) section(t *table) {
+	if len(t.rows) > 0 {
+		p.line("")
+		p.table(t)
+	}
+}

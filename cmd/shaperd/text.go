@@ -1,0 +1,237 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"sort"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/charmbracelet/x/ansi"
+	"golang.org/x/sys/unix"
+
+	"shaperd/control"
+	"shaperd/shaper/config"
+)
+
+// page is text for people, in the making.
+type page struct {
+	strings.Builder
+	colour bool
+}
+
+func (p *page) line(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
+
+// red is for what is wrong, and for nothing else.
+func (p *page) red(s string) string {
+	if !p.colour {
+		return s
+	}
+	return "\x1b[31m" + s + "\x1b[0m"
+}
+
+// inColour reports whether what goes to w may have colours.
+func inColour(w io.Writer) bool {
+	return isTerminal(w) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+}
+
+func isTerminal(w any) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// table is cells in columns.
+type table struct {
+	heads []string
+	right []bool
+	rows  [][]string
+}
+
+// newTable makes a table with these columns; those behind ">" are aligned to the right.
+func newTable(heads ...string) *table {
+	t := &table{right: make([]bool, len(heads))}
+	for i, head := range heads {
+		head, t.right[i] = strings.CutPrefix(head, ">")
+		t.heads = append(t.heads, head)
+	}
+	return t
+}
+
+func (t *table) add(cells ...string) { t.rows = append(t.rows, cells) }
+
+// lines is the head, then the rows. Cells may be coloured.
+func (t *table) lines() []string {
+	all := append([][]string{t.heads}, t.rows...)
+	width := make([]int, len(t.heads))
+	for _, row := range all {
+		for i, cell := range row {
+			width[i] = max(width[i], ansi.StringWidth(cell))
+		}
+	}
+	var out []string
+	for _, row := range all {
+		var line strings.Builder
+		for i, cell := range row {
+			if i > 0 {
+				line.WriteString("  ")
+			}
+			pad := strings.Repeat(" ", width[i]-ansi.StringWidth(cell))
+			if t.right[i] {
+				cell = pad + cell
+			} else if i < len(row)-1 {
+				cell += pad
+			}
+			line.WriteString(cell)
+		}
+		out = append(out, strings.TrimRight(line.String(), " "))
+	}
+	return out
+}
+
+// table writes t, if it has rows.
+func (p *page) table(t *table) {
+	if len(t.rows) == 0 {
+		return
+	}
+	for _, line := range t.lines() {
+		p.line("%s", line)
+	}
+}
+
+// printable is text that came with traffic, or with what others wrote, so that it does
+// nothing to a terminal.
+func printable(s string) string {
+	for _, r := range s {
+		if !strconv.IsPrint(r) {
+			return strconv.Quote(s)
+		}
+	}
+	return s
+}
+
+// digits rounds v to three digits.
+func digits(v float64) float64 {
+	if v <= 0 || math.IsInf(v, 0) || math.IsNaN(v) {
+		return 0
+	}
+	unit := math.Pow10(int(math.Floor(math.Log10(v))) - 2)
+	if unit < 1 {
+		return math.Round(v/unit) / math.Round(1/unit)
+	}
+	return math.Round(v/unit) * unit
+}
+
+// most is more bytes than anybody counts; all figures above are written as that.
+const most = 1e18
+
+// rate writes bytes a second in bits, as configurations do.
+func rate(v float64) string {
+	bits := uint64(digits(math.Round(min(v, most) * 8)))
+	if bits == 0 {
+		return "0"
+	}
+	return config.FormatRate(bits)
+}
+
+// size writes a number of bytes, in powers of ten.
+func size[N uint64 | float64](n N) string {
+	if n < 1 {
+		return "0"
+	}
+	return strings.TrimSuffix(config.FormatRateBytes(8*uint64(digits(min(float64(n), most)))), "/s")
+}
+
+// seconds writes a time.
+func seconds(v float64) string {
+	if v <= 0 {
+		return "0"
+	}
+	d := time.Duration(min(v, most/1e9) * 1e9)
+	switch {
+	case d >= time.Hour:
+		d = d.Round(time.Minute)
+	case d >= time.Minute:
+		d = d.Round(time.Second)
+	case d < time.Microsecond:
+		d = time.Microsecond
+	default:
+		d = time.Duration(digits(float64(d)))
+	}
+	return config.FormatDuration(d)
+}
+
+// often writes a number of events a second.
+func often(v float64) string {
+	if v < 0.005 {
+		return "0"
+	}
+	return number(v) + "/s"
+}
+
+func number(v float64) string { return strconv.FormatFloat(digits(v), 'f', -1, 64) }
+
+func percent(v float64) string {
+	if v > 0 && v < 0.01 {
+		return "<1%"
+	}
+	return strconv.FormatFloat(math.Round(v*100), 'f', 0, 64) + "%"
+}
+
+// clock writes a point in time, with the day when it is not that of now.
+func clock(t, now time.Time) string {
+	t, now = t.Local(), now.Local()
+	if t.Year() == now.Year() && t.YearDay() == now.YearDay() {
+		return t.Format("15:04:05")
+	}
+	return t.Format("2006-01-02 15:04:05")
+}
+
+// until writes an end, or what ends it when there is no time for that.
+func until(t *time.Time, now time.Time, otherwise string) string {
+	if t == nil {
+		return otherwise
+	}
+	return "until " + clock(*t, now)
+}
+
+// settings writes what was set: "burst=64KiB, rate=20Mbit/s".
+func settings(set map[string]string) string {
+	var all []string
+	for _, key := range sorted(set) {
+		all = append(all, printable(key+"="+set[key]))
+	}
+	return strings.Join(all, ", ")
+}
+
+func sorted[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for key := range m {
+		keys = append(keys, key)
+	}
+	sort.Strings(keys)
+	return keys
+}
+
+// system writes an autonomous system: "AS64500 Example Ltd".
+func system(asn uint32, name string) string {
+	if asn == 0 {
+		return ""
+	}
+	return strings.TrimSpace(fmt.Sprintf("AS%d %s", asn, printable(name)))
+}
+
+// heavy writes a weight, and how far off it may be where that is much.
+func heavy(h control.Heavy, write func(float64) string) string {
+	s := write(h.Value)
+	if h.Error > h.Value/10 && s != "0" {
+		return "<=" + s
+	}
+	return s
+}

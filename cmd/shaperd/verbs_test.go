@@ -1,0 +1,276 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"shaperd/control"
+)
+
+// ask runs a verb against d.
+func (d *fakeDaemon) ask(t *testing.T, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	return command(t, append([]string{"--control", d.path}, args...)...)
+}
+
+func TestVerbs(t *testing.T) {
+	d := newFakeDaemon()
+	d.serve(t)
+	for _, tt := range []struct {
+		args string
+		code int
+		want []string
+	}{
+		{"status", 0, []string{
+			"The promise is kept.\nSLOWS       HOW\nper-source  84% of 10Mbit/s delayed by 35ms (p99 180ms); 7 connections wait, 20 are in; 7.3/s refused (wait-timeout, queue-full)",
+			"\nWOULD SLOW  HOW\nwatch       50% of 250pps delayed\n", "Waits most: 192.0.2.7 Example, 840ms a second\n",
+			"pid 99, running for 2h3m, mode enforce, /etc/shaperd/shaperd.toml", "23.5MB of memory, 3% of a processor, 40 of 20000 descriptors",
+			"configuration of 10:00:00, loaded in 2.1ms", "\nLISTENER  ADDRESS             OPEN  FLOWS",
+			"\ndb        tcp://0.0.0.0:5432    12      3  9.68Mbit/s  3.2Mbit/s       400            1\n",
+			"\n10.0.0.6:5432  db        down           0     -\n", "down: no such device",
+		}},
+		{"limits", 0, []string{
+			"LIMIT       MODE         PASSES  DELAYED   P50    P99  IN FLIGHT  WAITING  REFUSED  PROMISE  HELD TO\n",
+			"\nper-source  enforce    10Mbit/s      84%  35ms  180ms         20        7    7.3/s  kept     10Mbit/s, queue 200ms, 20 connections\n",
+			"\nwatch       observe      250pps      50%     0      0          0        0        0  -        100pps",
+		}},
+		{"limits per-source", 0, []string{
+			"10.4Mbit/s over 1s, 10Mbit/s over 10s, 9.6Mbit/s over 60s; 5GB in all", "a bucket for each source",
+			"100 queue-full (3.2/s now), 4 wait-timeout (4.1/s now)", "kept: at most 14kB beyond rate x time, of 15kB allowed; one bucket at a time is watched",
+		}},
+		{"limits watch", 0, []string{"promise      none"}},
+		{"limits per-sourc", exitUsage, []string{`there is no limit "per-sourc"; limits of this daemon: per-source, watch, database; did you mean "per-source"?`}},
+		{"limits a b", exitUsage, []string{`limits takes [LIMIT], and not "b" too`}},
+		{"keys", exitUsage, []string{"keys needs --limit LIMIT"}},
+		{"keys --limit x", exitUsage, []string{`there is no limit "x"; limits of this daemon`}},
+		{"keys --limit per-source", 0, []string{"\nsource 192.0.2.7/32     9.6Mbit/s     840ms    <=3/s    123kB       3   35.1ms          5        7  AS64500 Example\n"}},
+		{"keys --limit per-source --sort size", exitUsage, []string{`invalid argument "size" for "--sort" flag: delayed, dropped or rate`}},
+		{"keys --limit per-source --top 0", exitUsage, []string{"a number from 1 is needed"}},
+		{"who --by prefix", 0, []string{"PREFIX ", "192.0.2.7 ", `"evil\x1b]0;x\a"`}},
+		{"who me", exitUsage, []string{`who takes no arguments, and not "me"`}},
+		{"connections", 0, []string{"4711  192.0.2.7:40000  db tcp/5432  10.0.0.5:5432  open   1m1s  20ms  1.23MB   99B   12.3s  per-source", `AS64500 "Example \x1b[31mLtd"`, "and 11 more: --top"}},
+		{"connections kill 4711", 0, []string{"connection 4711 was ended"}},
+		{"connections kill 12", exitUsage, []string{"end connection 12: there is no such connection"}},
+		{"connections kill all", exitUsage, []string{`"all" is no ID`}},
+		{"connections kill", exitUsage, []string{"connections kill needs ID..."}},
+		{"downstreams", 0, []string{"10.0.0.5:5432  db        up            12    50\n"}},
+		{"downstreams drain 10.0.0.5:5432", 0, []string{"10.0.0.5:5432  db        drained "}},
+		{"downstreams enable 10.0.0.5:5432 --listener db", 0, []string{"10.0.0.5:5432  db        up "}},
+		{"downstreams drain 10.0.0.9:1", exitUsage, []string{"there is no downstream 10.0.0.9:1"}},
+		{"downstreams stop", exitUsage, []string{`not "stop": "downstreams drain DOWNSTREAM"`}},
+		{"explain --source 192.0.2.7 --to tcp/5432", 0, []string{
+			"192.0.2.7 to tcp/5432: listener \"db\"\nAS64500 Example\nWhat came now would leave in 35.1ms: \"per-source\", rate.\n",
+			"enforce    123kB       3   35.1ms          5        7\n", `Bytes to the downstream: "per-source" binds first.`, "4711  192.0.2.7:40000",
+		}},
+		{"explain --source here --to tcp/5432", exitUsage, []string{`--source "here"`}},
+		{"set limit per-source rate=20Mbit/s --for 10m", 0, []string{
+			"limit per-source\nwas  10Mbit/s, queue 200ms, 20 connections, mode enforce\nnow  20Mbit/s, queue 200ms, 20 connections, mode enforce\nset  rate=20Mbit/s, until ",
+		}},
+		{"unset limit per-source", 0, []string{"was  20Mbit/s, queue 200ms, 20 connections, mode enforce\nnow  10Mbit/s"}},
+		{"set limit per-source rate=30Mbit/s --save", 0, []string{"set  rate=30Mbit/s, saved in conf.d"}},
+		{"set limit per-source rate=10mbps", exitUsage, []string{"is in bytes to tc"}},
+		{"set limit per-source rate", exitUsage, []string{`"rate": write KEY=VALUE`}},
+		{"set limit per-source rate=1B/s rate=2B/s", exitUsage, []string{"rate is given twice"}},
+		{"set limit per-source", exitUsage, []string{"set limit needs LIMIT KEY=VALUE..."}},
+		{"set limit databse rate=1B/s", exitUsage, []string{`did you mean "database"?`}},
+		{"set limit per-source rate=1MB/s --for 10", exitUsage, []string{`"10" has no unit`}},
+		{"set limit per-source rate=1MB/s --for 0s", exitUsage, []string{"it ends before it begins"}},
+		{"set limit per-source rate=1MB/s --for 1m --save", exitUsage, []string{"--for and --save: one of them"}},
+		{"set lmit x", exitUsage, []string{"set needs limit LIMIT KEY=VALUE..."}},
+		{"unset", exitUsage, []string{"unset needs limit LIMIT"}},
+		{"observe database", 0, []string{"was  80Mbit/s, queue 200ms, mode enforce\nnow  80Mbit/s, queue 200ms, mode observe\nset  mode=observe, until the next reload"}},
+		{"enforce database --for 1h", 0, []string{"mode observe\nnow  80Mbit/s, queue 200ms, mode enforce"}},
+		{"blocks", 0, []string{"Nothing is blocked."}},
+		{"block 192.0.2.0/24", 0, []string{"192.0.2.0/24  ", `"shaperd unblock"`}},
+		{"block ::ffff:198.51.100.7 --for 10m", 0, []string{"198.51.100.7/32  "}},
+		{"block 192.0.2.7/24", exitUsage, []string{"write 192.0.2.0/24"}},
+		{"block here", exitUsage, []string{`"here" is no prefix or address`}},
+		{"unblock 192.0.2.0/24", 0, []string{"198.51.100.7/32  "}},
+		{"unblock 192.0.2.0/24", exitUsage, []string{"192.0.2.0/24 is not blocked"}},
+		{"bypass", exitUsage, []string{"bypass needs on|off"}},
+		{"bypass of", exitUsage, []string{"bypass needs on or off"}},
+		{"bypass off --for 1m", exitUsage, []string{"--for is for bypass on"}},
+		{"bypass on", 0, []string{"BYPASS IS ON since ", `until "shaperd bypass off"`}},
+		{"status", 0, []string{"BYPASS IS ON since 12:03:00", "SET IN LIMIT  WHAT          SINCE     UNTIL\ndatabase      mode=enforce  12:03:00  13:03:00\n", "BLOCKED          SINCE"}},
+		{"bypass off", 0, []string{"Bypass is off"}},
+		{"reload", 0, []string{"reloaded in 2.1ms"}},
+		{"events", 0, []string{"2026-03-01 10:00:00 info  ready limits=3\n", `2026-03-01 12:03:00 error reload err="a b\x1b" n=""`}},
+		{"run --json", exitUsage, []string{"--json: shaperd run prints no JSON"}},
+		{"explain --json --config /nowhere --source ::1 --to tcp/1", exitUsage, []string{"with --config, explain prints no JSON"}},
+		{"completion elvish", exitUsage, []string{`not "elvish"`}},
+		{"completion bash", 0, []string{"bash completion V2 for shaperd"}},
+		{"completion zsh", 0, []string{"#compdef shaperd"}},
+		{"completion fish", 0, []string{"fish completion for shaperd"}},
+		{"__complete limits wat", 0, []string{"per-source\nwatch\ndatabase\n:4"}},
+		{"__complete keys --limit ", 0, []string{"per-source\nwatch\ndatabase\n:4"}},
+		{"__complete who --by ", 0, []string{"source\nprefix\nasn\n:4"}},
+	} {
+		t.Run(tt.args, func(t *testing.T) {
+			stdout, stderr, err := d.ask(t, strings.Split(tt.args, " ")...)
+			if code := exitCode(err); code != tt.code {
+				t.Errorf("exit code %d, want %d: %v", code, tt.code, err)
+			}
+			all := stdout + stderr + fmt.Sprint(err)
+			for _, want := range tt.want {
+				if !strings.Contains(all, want) {
+					t.Errorf("%q is not in:\n%s", want, all)
+				}
+			}
+			if strings.ContainsRune(all, '\x1b') {
+				t.Errorf("an escape got through: %q", all)
+			}
+		})
+	}
+}
+
+func TestVerbsWithoutDaemon(t *testing.T) {
+	t.Setenv("SHAPERD_CONTROL", "/nowhere/control.sock")
+	for _, args := range []string{
+		"status", "limits", "limits x", "keys --limit x", "who", "connections", "connections kill 1", "downstreams", "downstreams drain x",
+		"explain --source ::1 --to tcp/1", "set limit x rate=1MB/s", "unset limit x", "observe x", "enforce x", "block ::1", "unblock ::1", "blocks",
+		"bypass on", "reload", "drain", "events", "events --follow", "status --json",
+	} {
+		stdout, stderr, err := command(t, strings.Split(args, " ")...)
+		if exitCode(err) != exitNoDaemon || !strings.Contains(err.Error(), "no daemon answers at /nowhere/control.sock") || stdout+stderr != "" {
+			t.Errorf("%s: %v\n%s%s", args, err, stdout, stderr)
+		}
+		if strings.HasPrefix(args, "explain") && !strings.Contains(err.Error(), "--config") {
+			t.Errorf("%s: %v", args, err)
+		}
+	}
+	if stdout, _, err := command(t, "__complete", "limits", ""); err != nil || stdout != ":4\n" {
+		t.Errorf("completion without a daemon: %q, %v", stdout, err)
+	}
+}
+
+func TestVerbsJSON(t *testing.T) {
+	d := newFakeDaemon()
+	d.serve(t)
+	for _, args := range []string{
+		"status", "limits", "limits watch", "keys --limit watch", "who", "connections", "connections kill 4711", "downstreams",
+		"downstreams drain 10.0.0.5:5432", "explain --source 192.0.2.7 --to tcp/5432", "set limit watch packets=1pps", "unset limit watch",
+		"observe watch", "enforce watch", "block ::1", "blocks", "unblock ::1", "bypass on", "bypass off", "reload", "events",
+	} {
+		stdout, _, err := d.ask(t, append(strings.Split(args, " "), "--json")...)
+		var v any
+		if parse := json.Unmarshal([]byte(stdout), &v); err != nil || parse != nil {
+			t.Errorf("%s: %v, %v\n%s", args, err, parse, stdout)
+		}
+	}
+}
+
+func TestBrokenPromise(t *testing.T) {
+	d := newFakeDaemon()
+	d.serve(t)
+	d.change(func() {
+		d.status.Promise = "broken"
+		d.limits[0].Promise = control.Promise{Sigma: 99000, Allowed: 15000, Violations: 3}
+		d.status.Reload = control.ReloadStatus{At: fakeNow, Loaded: fakeStart, Errors: []string{"shaperd.toml:3:1: unknown key"}}
+	})
+	stdout, _, err := d.ask(t, "status")
+	for _, want := range []string{
+		"The promise was BROKEN in the last minute.\n  per-source: at most 99kB beyond rate x time, of 15kB allowed; 3 units left beyond that since the start\n",
+		"The reload at 12:03:00 found mistakes; the configuration of 10:00:00 stays in force:\n  shaperd.toml:3:1: unknown key\n",
+	} {
+		if err != nil || !strings.Contains(stdout, want) {
+			t.Errorf("%v: %q is not in:\n%s", err, want, stdout)
+		}
+	}
+}
+
+func TestReloadOfAWrongFile(t *testing.T) {
+	d := newFakeDaemon()
+	d.serve(t)
+	d.change(func() { d.reload = control.ReloadStatus{Errors: []string{"shaperd.toml:3:1: unknown key"}} })
+	stdout, stderr, err := d.ask(t, "reload")
+	if !errors.Is(err, errReload) || stderr != "shaperd.toml:3:1: unknown key\n" || stdout != "" {
+		t.Errorf("%v\n%s%s", err, stdout, stderr)
+	}
+}
+
+func TestDrainIsShown(t *testing.T) {
+	d := newFakeDaemon()
+	stop := d.serve(t)
+	out := new(output)
+	ended := make(chan error)
+	go func() {
+		ended <- run(t.Context(), env{stdout: out, stderr: out}, []string{"--control", d.path, "drain"})
+	}()
+	waitFor(t, out, "draining: 12 connections and 3 flows are left\n")
+	d.change(func() { d.status.Listeners[0].Open = 1 })
+	waitFor(t, out, "draining: 1 connections and 3 flows are left\n")
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	waitFor(t, out, "the daemon has gone\n")
+}
+
+func TestEventsFollow(t *testing.T) {
+	d := newFakeDaemon()
+	stop := d.serve(t)
+	out := new(output)
+	ended := make(chan error)
+	e := env{stdout: out, stderr: out}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { ended <- run(ctx, e, []string{"--control", d.path, "events", "--follow", "--json"}) }()
+	waitFor(t, out, `"message":"reload"`)
+	stop()
+	d.change(func() {
+		d.status.PID = 100
+		d.events = []control.Event{{ID: 1, Time: fakeNow, Level: "info", Message: "ready again"}}
+	})
+	d.serve(t)
+	waitFor(t, out, `"message":"ready again"`)
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if n := strings.Count(out.String(), "\n"); n != 3 {
+		t.Errorf("%d lines for 3 events:\n%s", n, out)
+	}
+}
+
+func waitFor(t *testing.T, out *output, text string) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !strings.Contains(out.String(), text); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%q is not in:\n%s", text, out)
+		}
+	}
+}
+
+func TestFigures(t *testing.T) {
+	for _, tt := range []struct{ got, want string }{
+		{rate(0), "0"},
+		{rate(0.01), "0"},
+		{rate(1.25e6), "10Mbit/s"},
+		{rate(1234567), "9.88Mbit/s"},
+		{rate(1e30), "8000000Tbit/s"},
+		{size(uint64(0)), "0"},
+		{size(999.6), "1kB"},
+		{size(uint64(123456)), "123kB"},
+		{size(uint64(1) << 63), "1000000TB"},
+		{seconds(0), "0"},
+		{seconds(1e-12), "1µs"},
+		{seconds(0.0351), "35.1ms"},
+		{seconds(59.96), "1m"},
+		{seconds(7265), "2h1m"},
+		{seconds(1e18), seconds(1e9)},
+		{often(0.001), "0"},
+		{often(0.05), "0.05/s"},
+		{often(12345), "12300/s"},
+		{percent(0), "0%"},
+		{percent(0.001), "<1%"},
+		{percent(1), "100%"},
+	} {
+		if tt.got != tt.want {
+			t.Errorf("%q, want %q", tt.got, tt.want)
+		}
+	}
+}
