@@ -1,6 +1,7 @@
 package control
 
 import (
+	"runtime"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -11,12 +12,7 @@ import (
 
 // collector reads the counts at each scrape. Labels are names and words of the
 // configuration and of closed enums, never of traffic.
-type collector struct {
-	shaper  *shaper.Shaper
-	plane   Plane
-	packets Packets
-	reloads *Reloads
-}
+type collector struct{ *Options }
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("shaperd_"+name, help, labels, nil)
@@ -63,6 +59,18 @@ var (
 	packetLost      = desc("packet_buckets_lost_total", "Packets refused because other CPUs took every place they tried.")
 	packetErrors    = desc("packet_plane_readable", "0 when the packet plane could not be read.")
 
+	limitRate    = desc("limit_rate_bytes", "Bytes a second that each bucket of the limit is held to, where it has a rate.", "limit")
+	limitMost    = desc("limit_connections_max", "Connections in flight that each key of the limit may have, where it caps them.", "limit")
+	limitSigma   = desc("limit_sigma_bytes", "The largest excess over rate x time, in any interval, of what left a bucket of the limit in the last minute.", "limit")
+	limitAllowed = desc("limit_sigma_allowed_bytes", "What that excess may be: burst, one unit, and what a late wake-up gives back.", "limit")
+	limitBroken  = desc("limit_promise_broken_total", "Units that left a bucket of the limit beyond that.", "limit")
+
+	bypassed  = desc("bypass", "1 when an operator has everything pass.")
+	overrides = desc("overrides", "Keys of limits that operators have set since the configuration was loaded.")
+	blocked   = desc("blocked_prefixes", "Source prefixes that operators block.")
+	linesLost = desc("log_lines_lost_total", "Lines of the log that nobody took.")
+	buildInfo = desc("build_info", "1, for the version of the daemon and of Go.", "version", "goversion")
+
 	late = desc("pacer_late_seconds", "How late the pacing thread woke up.")
 
 	reloadOK      = desc("config_reload_success", "1 when the last reload succeeded, 0 when the old configuration stayed.")
@@ -82,7 +90,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
 	}
 	c.collectPackets(gauge, counter) // first: it brings the counts up to date
-	policy := c.shaper.Policy()
+	policy := c.Shaper.Policy()
 	for i := range policy.Len() {
 		l, s := policy.Limit(i), policy.State(i)
 		mode := "enforce"
@@ -105,6 +113,17 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(waiting, float64(s.Waiting.Load()), l.Name)
 		ch <- histogram(waitTime, &s.Wait, l.Name)
 		ch <- histogram(queueDelay, &s.Queue, l.Name)
+		if l.Rate > 0 {
+			gauge(limitRate, float64(l.Rate)/8, l.Name)
+		}
+		if l.Connections > 0 {
+			gauge(limitMost, float64(l.Connections), l.Name)
+		}
+		if p, watched := c.Monitor.promiseOf(s); watched && l.Rate > 0 {
+			gauge(limitSigma, p.Sigma, l.Name)
+			gauge(limitAllowed, p.Allowed, l.Name)
+		}
+		counter(limitBroken, s.Promise.Violations.Load(), l.Name)
 		if l.OfAttachments() {
 			counter(limitMarked, s.Marked.Load(), l.Name)
 		}
@@ -124,7 +143,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		}
 		counter(listenerSend, n.SendErrors.Load(), n.Name)
 	}
-	for _, d := range c.plane.Downstreams() {
+	for _, d := range c.Proxy.Downstreams() {
 		up := 0.0
 		if d.Up {
 			up = 1
@@ -132,17 +151,36 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(downstreamUp, up, d.Listen, d.Downstream)
 		gauge(downstreamConns, float64(d.InFlight), d.Listen, d.Downstream)
 	}
-	b := c.shaper.Buckets()
+	b := c.Shaper.Buckets()
 	gauge(bucketEntries, float64(b.Entries))
 	gauge(bucketCapacity, float64(b.Capacity))
 	counter(bucketEvictions, b.EvictedDrained, "drained")
 	counter(bucketEvictions, b.EvictedIndebted, "indebted")
 	ch <- c.late()
 	c.collectReloads(gauge, counter)
+	c.collectWishes(gauge)
+	counter(linesLost, c.LogLost())
+	gauge(buildInfo, 1, c.Version, runtime.Version())
+}
+
+// collectWishes tells what operators want otherwise than the configuration.
+func (c *collector) collectWishes(gauge func(*prometheus.Desc, float64, ...string)) {
+	var s Status
+	c.Daemon.Describe(&s)
+	on, keys := 0.0, 0
+	if s.Bypass != nil {
+		on = 1
+	}
+	for _, o := range s.Overrides {
+		keys += len(o.Set)
+	}
+	gauge(bypassed, on)
+	gauge(overrides, float64(keys))
+	gauge(blocked, float64(len(s.Blocks)))
 }
 
 func (c *collector) collectPackets(gauge func(*prometheus.Desc, float64, ...string), counter func(*prometheus.Desc, uint64, ...string)) {
-	s, ok, err := c.packets.PacketStatus()
+	s, ok, err := c.Packets.PacketStatus()
 	if !ok {
 		return
 	}
@@ -171,21 +209,21 @@ func (c *collector) collectPackets(gauge func(*prometheus.Desc, float64, ...stri
 }
 
 func (c *collector) collectReloads(gauge func(*prometheus.Desc, float64, ...string), counter func(*prometheus.Desc, uint64, ...string)) {
-	c.reloads.mu.Lock()
-	defer c.reloads.mu.Unlock()
+	c.Reloads.mu.Lock()
+	defer c.Reloads.mu.Unlock()
 	ok := 1.0
-	if c.reloads.failed {
+	if c.Reloads.failed {
 		ok = 0
 	}
 	gauge(reloadOK, ok)
-	gauge(reloadTime, float64(c.reloads.last.UnixMilli())/1e3)
-	gauge(reloadSeconds, c.reloads.took.Seconds())
-	counter(reloadTotal, c.reloads.ok, "success")
-	counter(reloadTotal, c.reloads.notOkay, "failure")
+	gauge(reloadTime, float64(c.Reloads.last.UnixMilli())/1e3)
+	gauge(reloadSeconds, c.Reloads.took.Seconds())
+	counter(reloadTotal, c.Reloads.ok, "success")
+	counter(reloadTotal, c.Reloads.notOkay, "failure")
 }
 
 func (c *collector) late() prometheus.Metric {
-	counts, sum := c.plane.Late()
+	counts, sum := c.Proxy.Late()
 	return constHistogram(late, leaky.LateBounds[:], func(i int) uint64 { return counts[i] }, sum)
 }
 

@@ -43,6 +43,7 @@ func (a *api) getLive(w http.ResponseWriter, q *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	to := http.NewResponseController(w)
+	_ = to.SetReadDeadline(time.Time{})
 	if kept := a.Events.Last(); seen > kept { // of an earlier daemon
 		seen = 0
 	}

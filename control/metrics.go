@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-		"syscall"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -65,7 +65,7 @@ type Metrics struct {
 }
 
 // ServeMetrics serves /metrics at addr, a host:port; "" serves nothing.
-func ServeMetrics(addr string, s *shaper.Shaper, p Plane, k Packets, r *Reloads) (*Metrics, error) {
+func ServeMetrics(addr string, o *Options) (*Metrics, error) {
 	m := &Metrics{done: make(chan struct{})}
 	if addr == "" {
 		close(m.done)
@@ -82,7 +82,7 @@ func ServeMetrics(addr string, s *shaper.Shaper, p Plane, k Packets, r *Reloads)
 	registry.MustRegister(
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		&collector{shaper: s, plane: p, packets: k, reloads: r},
+		&collector{o},
 	)
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))

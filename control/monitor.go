@@ -306,6 +306,17 @@ func (t *track) promise() Promise {
 	return p
 }
 
+// promiseOf returns how a limit keeps its promise, false before it was looked at.
+func (m *Monitor) promiseOf(s *shaper.State) (Promise, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t := m.tracks[s]
+	if t == nil {
+		return Promise{}, false
+	}
+	return t.promise(), true
+}
+
 // history returns what charts begin with.
 func (m *Monitor) history() History {
 	m.mu.Lock()

@@ -29,6 +29,8 @@ type Options struct {
 	Events  *Events
 	Daemon  Daemon
 	Log     *slog.Logger
+	LogLost func() uint64 // lines of the log
+	Version string
 }
 
 // Daemon is who knows the configuration, and changes it. Its methods are called by several
@@ -179,7 +181,7 @@ func (a *api) routes() []route {
 		{"PUT /v1/bypass", Admin, a.bypass},
 		{"DELETE /v1/connections/{id}", Admin, a.kill},
 		{"PATCH /v1/downstreams", Admin, a.setDownstream},
-		{"POST /v1/reload", Admin, a.reload},
+		{"POST /v1/reload", Admin, unhurried(a.reload)},
 		{"POST /v1/drain", Admin, a.drain},
 
 		{"GET /debug/pprof/", Admin, unhurried(pprof.Index)},
@@ -191,7 +193,8 @@ func (a *api) routes() []route {
 // unhurried lifts the bound on how long an answer may take.
 func unhurried(h http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, q *http.Request) {
-		_ = http.NewResponseController(w).SetWriteDeadline(time.Time{})
+		to := http.NewResponseController(w)
+		_, _ = to.SetReadDeadline(time.Time{}), to.SetWriteDeadline(time.Time{})
 		h(w, q)
 	}
 }

@@ -314,12 +314,7 @@ func (v *view) connections(q asked) Connections {
 			return
 		}
 		out.Total++
-		out.Connections = append(out.Connections, Connection{
-			ID: c.ID, Protocol: c.Protocol.String(), Source: c.Source.String(), ASN: policy.ASN(c.Source.Addr().Unmap()),
-			Listener: c.Listen, Port: c.Port, Downstream: c.Downstream, Stage: c.Stage, Age: c.Age.Seconds(), Idle: c.Idle.Seconds(),
-			ToDownstream: c.ToDownstream, FromDownstream: c.FromDownstream, Waited: c.Waited.Seconds(),
-			HeldBy: c.HeldBy, HeldMost: c.HeldMost,
-		})
+		out.Connections = append(out.Connections, NewConnection(c, policy))
 		if len(out.Connections) >= 2*q.top+1024 { // of ever so many keep those that count
 			slices.SortStableFunc(out.Connections, func(a, b Connection) int { return order(&a, &b) })
 			out.Connections = out.Connections[:q.top]
@@ -327,10 +322,18 @@ func (v *view) connections(q asked) Connections {
 	})
 	slices.SortStableFunc(out.Connections, func(a, b Connection) int { return order(&a, &b) })
 	out.Connections = out.Connections[:min(len(out.Connections), q.top)]
-	for i := range out.Connections {
-		out.Connections[i].ASName = policy.ASName(out.Connections[i].ASN)
-	}
 	return out
+}
+
+// NewConnection is c as the API has it.
+func NewConnection(c *shaper.ConnectionStatus, p *shaper.Policy) Connection {
+	asn := p.ASN(c.Source.Addr().Unmap().WithZone(""))
+	return Connection{
+		ID: c.ID, Protocol: c.Protocol.String(), Source: c.Source.String(), ASN: asn, ASName: p.ASName(asn),
+		Listener: c.Listen, Port: c.Port, Downstream: c.Downstream, Stage: c.Stage, Age: c.Age.Seconds(), Idle: c.Idle.Seconds(),
+		ToDownstream: c.ToDownstream, FromDownstream: c.FromDownstream, Waited: c.Waited.Seconds(),
+		HeldBy: c.HeldBy, HeldMost: c.HeldMost,
+	}
 }
 
 // under reports whether a limit matches a connection.

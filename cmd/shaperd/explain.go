@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"shaperd/control"
 	"shaperd/shaper"
 	"shaperd/shaper/config"
 )
@@ -125,66 +126,99 @@ func (q *question) to() string {
 	return q.service()
 }
 
-func explain(e env, c *config.Config, p *shaper.Policy, q question) error {
-	f := shaper.Flow{Source: q.source, Destination: q.destination, Port: q.port, Protocol: q.protocol}
-	var attach *config.Attach
-	var where string
+// explained is the answer to a question, and what it is about.
+type explained struct {
+	control.Explanation
+	flow   shaper.Flow
+	route  shaper.Route
+	attach *config.Attach // nil at a listener
+}
+
+// answer tells what c, compiled to p, says to q.
+func (q *question) answer(c *config.Config, p *shaper.Policy) (*explained, error) {
+	x := &explained{flow: shaper.Flow{Source: q.source, Destination: q.destination, Port: q.port, Protocol: q.protocol}}
+	x.Source, x.To = q.source.String(), q.to()
+	x.Limits, x.BindsFirst, x.Connections = []control.BucketOf{}, []control.Binding{}, []control.Connection{}
+	f := &x.flow
 	if q.attach == "" {
 		l := listener(c, q)
 		if l == nil {
 			if len(c.Attach) > 0 {
-				return fmt.Errorf("no listener takes %s from %v: for packets at an attachment, name it with --attach", q.to(), q.source)
+				return nil, fmt.Errorf("no listener takes %s from %v: for packets at an attachment, name it with --attach", q.to(), q.source)
 			}
-			return fmt.Errorf("no listener takes %s from %v", q.to(), q.source)
+			return nil, fmt.Errorf("no listener takes %s from %v", q.to(), q.source)
 		}
-		f.Listen = p.ListenIndex(l.Name)
-		where = fmt.Sprintf("listener %q", l.Name)
+		x.Listener, f.Listen = l.Name, p.ListenIndex(l.Name)
 	} else {
 		var err error
-		if attach, err = attachment(c, p, q); err != nil {
-			return err
+		if x.attach, err = attachment(c, p, q); err != nil {
+			return nil, err
 		}
-		f.Listen = p.AttachIndex(attach.Name)
-		where = fmt.Sprintf("attachment %q, %v of %s, mode %v", attach.Name, attach.Direction, strings.Join(attach.Interfaces, ", "), attach.Mode)
+		x.Attachment, f.Listen = q.attach, p.AttachIndex(q.attach)
 	}
-	r := p.Route(&f)
-	fmt.Fprintf(e.stdout, "%v to %s: %s", q.source, q.to(), where)
+	x.route = p.Route(f)
+	if x.ASN = x.route.ASN; x.ASN == 0 {
+		x.ASN = p.ASN(q.source)
+	}
+	x.ASName = p.ASName(x.ASN)
+	for i := range x.route.Limits().All {
+		l := p.Limit(i)
+		direction, observe := l.Direction.String(), l.Observe
+		if x.attach != nil {
+			direction, observe = x.attach.Direction.String(), l.Observe || x.attach.Mode == config.Observe
+		}
+		x.Limits = append(x.Limits, control.BucketOf{
+			Limit: l.Name, Key: p.Describe(i, f, x.route), Direction: direction, HeldTo: heldTo(l), Mode: mode(observe),
+		})
+	}
+	x.bindsFirst(p)
+	return x, nil
+}
+
+// explain prints what c says to q.
+func explain(e env, c *config.Config, p *shaper.Policy, q question) error {
+	x, err := q.answer(c, p)
+	if err != nil {
+		return err
+	}
+	where := fmt.Sprintf("listener %q", x.Listener)
+	if a := x.attach; a != nil {
+		where = fmt.Sprintf("attachment %q, %v of %s, mode %v", a.Name, a.Direction, strings.Join(a.Interfaces, ", "), a.Mode)
+	}
+	fmt.Fprintf(e.stdout, "%v to %s: %s", x.Source, x.To, where)
 	switch {
-	case r.ASN != 0:
-		fmt.Fprintf(e.stdout, ", AS%d", r.ASN)
+	case x.ASN != 0:
+		fmt.Fprintf(e.stdout, ", %s", system(x.ASN, x.ASName))
 	case len(c.ASN.Files) > 0:
 		fmt.Fprint(e.stdout, ", unknown AS")
 	}
 	fmt.Fprintln(e.stdout)
-	if r.Limits() == 0 {
+	if len(x.Limits) == 0 {
 		fmt.Fprintln(e.stdout, "No limit matches: nothing is held back.")
 		return nil
 	}
 	fmt.Fprintln(e.stdout)
 	w := tabwriter.NewWriter(e.stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "LIMIT\tBUCKET\tDIRECTION\tHELD TO\tMODE")
-	for i := range r.Limits().All {
-		l := p.Limit(i)
-		direction, observe := l.Direction.String(), l.Observe
-		if attach != nil {
-			direction, observe = attach.Direction.String(), l.Observe || attach.Mode == config.Observe
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", l.Name, p.Describe(i, &f, r), direction, heldTo(l), mode(observe))
+	for _, l := range x.Limits {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", l.Limit, l.Key, l.Direction, l.HeldTo, l.Mode)
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
 	fmt.Fprintln(e.stdout)
-	if attach != nil && attach.Mode == config.Observe {
+	if x.attach != nil && x.attach.Mode == config.Observe {
 		fmt.Fprintln(e.stdout, "The attachment observes: nothing is held back.")
 		return nil
 	}
-	bindsFirst(e, p, r, attach != nil)
+	for _, b := range x.BindsFirst {
+		fmt.Fprintf(e.stdout, "%s: %q binds first.\n", b.What, b.Limit)
+	}
 	return nil
 }
 
 // listener returns the listener that takes a connection, or nil.
-func listener(c *config.Config, q question) *config.Listen {
+func listener(c *config.Config, q *question) *config.Listen {
 	for i, l := range c.Listen {
 		for _, a := range l.Addresses {
 			if a.Protocol == q.protocol && a.Addr.Is4() == q.source.Is4() && a.Ports.First <= q.port && q.port <= a.Ports.Last {
@@ -196,7 +230,7 @@ func listener(c *config.Config, q question) *config.Listen {
 }
 
 // attachment returns the attachment that q names.
-func attachment(c *config.Config, p *shaper.Policy, q question) (*config.Attach, error) {
+func attachment(c *config.Config, p *shaper.Policy, q *question) (*config.Attach, error) {
 	n := slices.IndexFunc(c.Attach, func(a config.Attach) bool { return a.Name == q.attach })
 	if n < 0 {
 		return nil, fmt.Errorf("there is no attachment %q", q.attach)
@@ -212,6 +246,9 @@ func attachment(c *config.Config, p *shaper.Policy, q question) (*config.Attach,
 // heldTo writes what one bucket of l is held to.
 func heldTo(l *shaper.Limit) string {
 	var parts []string
+	if l.Block {
+		return "nothing: it blocks"
+	}
 	if l.Rate != 0 {
 		s := config.FormatRate(l.Rate)
 		if l.Overhead > 0 {
@@ -246,7 +283,7 @@ func heldTo(l *shaper.Limit) string {
 
 // bindsFirst tells, for each thing that is limited, which limit a source that
 // asks for ever more would meet first.
-func bindsFirst(e env, p *shaper.Policy, r shaper.Route, attached bool) {
+func (x *explained) bindsFirst(p *shaper.Policy) {
 	least := func(what string, set shaper.Set, value func(*shaper.Limit) float64) {
 		best := -1
 		for i := range set.All {
@@ -256,12 +293,13 @@ func bindsFirst(e env, p *shaper.Policy, r shaper.Route, attached bool) {
 			}
 		}
 		if best >= 0 {
-			fmt.Fprintf(e.stdout, "%s: %q binds first.\n", what, p.Limit(best).Name)
+			x.BindsFirst = append(x.BindsFirst, control.Binding{What: what, Limit: p.Limit(best).Name})
 		}
 	}
 	rate := func(l *shaper.Limit) float64 { return float64(l.Rate) }
 	packets := func(l *shaper.Limit) float64 { return l.Packets.PerSecond() }
-	if attached {
+	r := x.route
+	if x.attach != nil {
 		least("Bytes", r.ToDownstream, rate)
 		least("Packets", r.ToDownstream, packets)
 	} else {

@@ -14,18 +14,24 @@ import (
 
 // loaded is a configuration with everything it refers to.
 type loaded struct {
+	files   *config.Files
 	config  *config.Config
 	asns    *asn.Table // nil when no files are named
 	listens []conn.Listen
 	attach  []bpf.Attachment
+	observe bool // all limits do
 }
 
 func load(path string) (*loaded, error) {
-	c, err := config.Load(path)
+	files, err := config.Read(path)
 	if err != nil {
 		return nil, err
 	}
-	l := &loaded{config: c, listens: listens(c), attach: attachments(c)}
+	c, err := files.Load()
+	if err != nil {
+		return nil, err
+	}
+	l := newLoaded(files, c)
 	if len(c.ASN.Files) > 0 {
 		if l.asns, err = asn.Load(c.ASN.Files...); err != nil {
 			return nil, c.ASNError(err)
@@ -34,9 +40,34 @@ func load(path string) (*loaded, error) {
 	return l, nil
 }
 
+func newLoaded(files *config.Files, c *config.Config) *loaded {
+	return &loaded{files: files, config: c, listens: listens(c), attach: attachments(c), observe: c.Daemon.Observe}
+}
+
+// with returns l changed as operators want it since. Its files are not read again.
+func (l *loaded) with(w *wishes) (*loaded, error) {
+	texts, err := w.overrides()
+	if err != nil {
+		return nil, err
+	}
+	c, err := l.files.Load(texts...)
+	if err != nil {
+		return nil, err
+	}
+	if len(w.blocks) > 0 {
+		if c, err = l.files.Load(append(texts, w.blocked(c))...); err != nil {
+			return nil, err
+		}
+	}
+	changed := newLoaded(l.files, c)
+	changed.asns = l.asns
+	changed.observe = changed.observe || w.bypass != nil
+	return changed, nil
+}
+
 // compile builds the policy of l for s.
 func (l *loaded) compile(s *shaper.Shaper) (*shaper.Policy, error) {
-	p, err := s.Compile(l.config.Limits, l.config.Listeners(), l.config.Attachments(), l.asns, l.config.Daemon.Observe)
+	p, err := s.Compile(l.config.Limits, l.config.Listeners(), l.config.Attachments(), l.asns, l.observe)
 	var at *shaper.LimitError
 	if errors.As(err, &at) {
 		return nil, l.config.Error(at.Limit, at.Key, at.Msg)
@@ -87,6 +118,7 @@ func listens(c *config.Config) []conn.Listen {
 			},
 			IdleTimeout: from.IdleTimeout, MaxFlows: from.MaxFlows,
 			MaxFlowsPerSource: from.MaxFlowsPerSource, Amplification: from.Amplification,
+			AccessLog: from.AccessLog,
 		}
 		for _, a := range from.Addresses {
 			for port := int(a.Ports.First); port <= int(a.Ports.Last); port++ {

@@ -15,12 +15,13 @@ import (
 	"shaperd/control"
 )
 
-// newLogger returns the daemon's log, of which events keeps the lines at level info or
-// above. Whoever runs the daemon has to close the writer at its end.
-func newLogger(e env, f runFlags, events *control.Events) (*slog.Logger, *logWriter, error) {
+// newLogger returns the daemon's log of its state, of which events keeps the lines at level
+// info or above, and that of what sources bring about, of which it keeps none: they would
+// push out the others. Whoever runs the daemon has to close the writer at its end.
+func newLogger(e env, f runFlags, events *control.Events) (log, traffic *slog.Logger, _ *logWriter, _ error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(f.logLevel)); err != nil {
-		return nil, nil, usageError{fmt.Errorf("--log-level %q: debug, info, warn or error", f.logLevel)}
+		return nil, nil, nil, usageError{fmt.Errorf("--log-level %q: debug, info, warn or error", f.logLevel)}
 	}
 	opts := &slog.HandlerOptions{Level: level}
 	var format func(io.Writer) slog.Handler
@@ -30,7 +31,7 @@ func newLogger(e env, f runFlags, events *control.Events) (*slog.Logger, *logWri
 	case "json":
 		format = func(w io.Writer) slog.Handler { return slog.NewJSONHandler(w, opts) }
 	default:
-		return nil, nil, usageError{fmt.Errorf("--log-format %q: text or json", f.logFormat)}
+		return nil, nil, nil, usageError{fmt.Errorf("--log-format %q: text or json", f.logFormat)}
 	}
 	// A pipe that nobody reads any more loses lines, and does not end the daemon.
 	signal.Ignore(syscall.SIGPIPE)
@@ -41,9 +42,9 @@ func newLogger(e env, f runFlags, events *control.Events) (*slog.Logger, *logWri
 	} else {
 		h = format(w)
 	}
-	log := slog.New(events.Handler(h))
+	log, traffic = slog.New(events.Handler(h)), slog.New(h)
 	go w.run(func(lost uint64) { log.Warn("lines of the log were lost: nobody took them", "since_start", lost) })
-	return log, w, nil
+	return log, traffic, w, nil
 }
 
 // Bounds of what waits in a logWriter. As much again may be in hand.

@@ -42,13 +42,24 @@ func (p *packetPlane) PacketStatus() (out control.PacketStatus, ok bool, err err
 		a := control.Attachment{
 			Name: pt.Attachment, Interface: pt.Interface, Direction: direction.String(), Mode: pt.Mode.String(), Up: pt.Err == "",
 		}
+		a.Err = pt.Err
 		if pt.Mode == bpf.Shape {
-			a.Queue = (*control.Queue)(&pt.Queue)
+			a.Queue = &control.Queue{Packets: pt.Queue.Packets, Bytes: pt.Queue.Bytes, Drops: pt.Queue.Drops}
 		}
 		out.Attachments = append(out.Attachments, a)
 	}
 	out.Buckets = s.Buckets
 	return out, true, nil
+}
+
+// Bucket returns how the bucket of a key is doing.
+func (p *packetPlane) Bucket(i int, k shaper.Key) (shaper.BucketState, bool) {
+	return shaper.BucketState{}, false
+}
+
+// bucketOf returns how the bucket of a flow is doing under limit i.
+func (p *packetPlane) bucketOf(i int, f *shaper.Flow, r shaper.Route) (shaper.BucketState, bool) {
+	return shaper.BucketState{}, false
 }
 
 // planeChange is a change of the packet plane that waits for the proxy's.

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -24,6 +26,8 @@ type runFlags struct {
 	logLevel     string
 	state        string
 	drainTimeout time.Duration
+	root         *rootFlags
+	controlGiven bool // and not the usual place
 }
 
 func runCommand(e env) *cobra.Command {
@@ -39,12 +43,17 @@ that are there go on until --drain-timeout. A second SIGTERM ends the drain.`,
 			if f.drainTimeout < 0 {
 				return usageError{fmt.Errorf("--drain-timeout %v: it cannot be negative", f.drainTimeout)}
 			}
-			log, lines, err := newLogger(e, f, control.NewEvents(keptEvents))
-			if err != nil {
+			f.root = e.flags
+			f.controlGiven = cmd.Flags().Changed("control") || os.Getenv("SHAPERD_CONTROL") != ""
+			s := &server{flags: f, events: control.NewEvents(keptEvents)}
+			var lines *logWriter
+			var err error
+			if s.log, s.traffic, lines, err = newLogger(e, f, s.events); err != nil {
 				return err
 			}
 			defer lines.close()
-			return serve(cmd.Context(), e, f, log)
+			s.lost = lines.Lost
+			return s.serve(cmd.Context(), e)
 		},
 	}
 	cmd.Flags().StringVar(&f.config, "config", "/etc/shaperd/shaperd.toml", "configuration `file`; conf.d/*.toml beside it is read too")
@@ -60,34 +69,38 @@ const keptEvents = 1000
 
 // server is a running daemon.
 type server struct {
+	*steering
 	flags   runFlags
+	begun   time.Time
 	log     *slog.Logger
+	traffic *slog.Logger // what sources bring about
+	lost    func() uint64
 	clock   *leaky.Clock
 	shaper  *shaper.Shaper
 	proxy   *conn.Proxy
 	reloads *control.Reloads
+	events  *control.Events
 	plane   *packetPlane
-	loaded  *loaded
 	store   fdStore
 	started bool
 }
 
 // serve runs until ctx ends, then drains. The end comes in the order: ports,
-// connections, then the watchdog and the metrics endpoint, which go on during the
+// connections, then the watchdog and what shows and steers, which go on during the
 // drain, then what is left of the proxy.
-func serve(ctx context.Context, e env, f runFlags, log *slog.Logger) error {
-	start := time.Now()
-	l, err := load(f.config)
+func (s *server) serve(ctx context.Context, e env) error {
+	s.begun = time.Now()
+	l, err := load(s.flags.config)
 	if err != nil {
 		return err
 	}
-	s := &server{flags: f, log: log, clock: leaky.NewClock(), loaded: l, reloads: &control.Reloads{}}
+	s.clock, s.reloads, s.steering = leaky.NewClock(), &control.Reloads{}, newSteering()
 	s.shaper = shaper.New(l.config.Daemon.Buckets)
 	policy, err := l.compile(s.shaper)
 	if err != nil {
 		return err
 	}
-	if s.proxy, err = conn.New(s.shaper, s.clock, log, log); err != nil {
+	if s.proxy, err = conn.New(s.shaper, s.clock, s.log, s.traffic); err != nil {
 		return err
 	}
 	defer s.saveState() // when the proxy has given back its buckets
@@ -97,12 +110,15 @@ func serve(ctx context.Context, e env, f runFlags, log *slog.Logger) error {
 		return err
 	}
 	s.store.has(s.proxy.Inherit(fds))
-	s.plane = &packetPlane{shaper: s.shaper, proxy: s.proxy, log: log}
-	metrics, err := control.ServeMetrics(l.config.Daemon.Metrics, s.shaper, s.proxy, s.plane, s.reloads)
+	s.plane = &packetPlane{shaper: s.shaper, proxy: s.proxy, log: s.log}
+	s.put(l, s.wishes)
+	ctx, s.steering.drain = context.WithCancel(ctx)
+	defer s.steering.drain()
+	shown, err := s.show(l.config)
 	if err != nil {
 		return err
 	}
-	defer metrics.Close()
+	defer shown()
 	s.restoreState(policy)
 	if err := s.apply(ctx, l, policy, nil); err != nil {
 		s.plane.close()
@@ -110,60 +126,128 @@ func serve(ctx context.Context, e env, f runFlags, log *slog.Logger) error {
 	}
 	defer s.plane.close()
 	s.started = true
-	s.reloads.Note(nil, time.Since(start))
-	log.Info("ready", "config", f.config, "limits", policy.Len(), "listeners", len(l.listens),
+	s.reloads.Note(time.Since(s.begun))
+	s.log.Info("ready", "config", s.flags.config, "limits", policy.Len(), "listeners", len(l.listens),
 		"attachments", len(l.attach), "mode", mode(l.config.Daemon.Observe), "version", version)
 	s.noteOddities()
 	if note := l.leftovers(); note != "" {
-		log.Warn(note)
+		s.log.Warn(note)
 	}
 	notify(daemon.SdNotifyReady)
 
 	watchdog := startWatchdog(ctx, s.proxy)
 	defer watchdog()
-	refusals := newRefusalLog(s.shaper, log)
+	refusals := newRefusalLog(s.shaper, s.traffic)
 	defer refusals.write()
 	tick := time.NewTicker(refusalInterval)
 	defer tick.Stop()
+	over := time.NewTimer(0)
+	defer over.Stop()
 	for {
+		if _, w := s.inForce(); !w.next().IsZero() {
+			over.Reset(max(time.Until(w.next()), 0))
+		}
 		select {
 		case <-e.reload:
-			s.reload(ctx)
+			_ = s.reload(ctx) // it was logged
+		case order := <-s.orders:
+			order(ctx)
+		case <-over.C:
+			s.expire(ctx)
 		case <-tick.C:
 			refusals.write()
+			s.remind()
 		case <-ctx.Done():
-			return s.drain(e.force)
+			s.mu.Lock()
+			s.draining = true
+			s.mu.Unlock()
+			close(s.ended)
+			return s.drainAll(e.force)
 		}
+	}
+}
+
+// show begins to show the daemon, and to have it steered. It returns what ends that.
+func (s *server) show(c *config.Config) (end func(), err error) {
+	var ends []func()
+	end = func() {
+		for _, f := range slices.Backward(ends) {
+			f()
+		}
+	}
+	defer func() {
+		if err != nil {
+			end()
+		}
+	}()
+	monitor := control.NewMonitor(s.shaper, s.log)
+	ends = append(ends, monitor.Close)
+	o := &control.Options{
+		Shaper: s.shaper, Proxy: s.proxy, Packets: s.plane, Clock: s.clock.Now, Monitor: monitor,
+		Reloads: s.reloads, Events: s.events, Daemon: s, Log: s.log, LogLost: s.lost, Version: version,
+	}
+	metrics, err := control.ServeMetrics(c.Daemon.Metrics, o)
+	if err != nil {
+		return nil, err
+	}
+	ends = append(ends, func() { metrics.Close() })
+	if s.flags.root.control == "" {
+		return end, nil
+	}
+	socket, err := control.Serve(s.flags.root.control, o)
+	if err != nil && !s.flags.controlGiven && (errors.Is(err, os.ErrPermission) || errors.Is(err, os.ErrNotExist)) {
+		s.log.Warn("no control socket; name one with --control", "err", err)
+		return end, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	ends = append(ends, func() { socket.Close() })
+	return end, nil
+}
+
+// remind says again what must not be forgotten.
+func (s *server) remind() {
+	if _, w := s.inForce(); w.bypass != nil {
+		s.traffic.Warn("BYPASS is on: no limit is enforced", "since", w.bypass.since.Format(time.TimeOnly))
 	}
 }
 
 // reload puts the configuration file in force as it is now. On an error
 // everything stays as it was.
-func (s *server) reload(ctx context.Context) {
+func (s *server) reload(ctx context.Context) error {
 	notify(daemon.SdNotifyReloading + "\n" + daemon.SdNotifyMonotonicUsec())
 	defer notify(daemon.SdNotifyReady)
 	start := time.Now()
 	err := s.tryReload(ctx)
 	took := time.Since(start)
-	s.reloads.Note(err, took)
 	if err != nil {
 		var mistakes config.Errors
-		if !errors.As(err, &mistakes) {
-			s.log.Error("reload", "err", err)
+		texts := []string{err.Error()}
+		if errors.As(err, &mistakes) {
+			texts = nil
+			for _, m := range mistakes {
+				texts = append(texts, m.Error())
+			}
 		}
-		for _, m := range mistakes {
-			s.log.Error("reload", "err", m)
+		for _, text := range texts {
+			s.log.Error("reload", "err", text)
 		}
 		s.log.Error("the old configuration stays in force")
-		return
+		s.reloads.Note(took, texts...)
+		return err
 	}
-	s.log.Info("reloaded", "limits", s.shaper.Policy().Len(), "listeners", len(s.loaded.listens),
-		"attachments", len(s.loaded.attach), "mode", mode(s.loaded.config.Daemon.Observe), "took", took.String())
+	s.reloads.Note(took)
+	l, _ := s.inForce()
+	s.log.Info("reloaded", "limits", s.shaper.Policy().Len(), "listeners", len(l.listens),
+		"attachments", len(l.attach), "mode", mode(l.config.Daemon.Observe), "took", took.String())
 	s.noteOddities()
+	return nil
 }
 
 func (s *server) noteOddities() {
-	for _, note := range s.loaded.notes() {
+	l, _ := s.inForce()
+	for _, note := range l.notes() {
 		s.log.Warn(note)
 	}
 }
@@ -173,24 +257,31 @@ func (s *server) tryReload(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	old, had := s.inForce()
+	want := had.reloaded()
+	if l, err = l.with(want); err != nil {
+		return err
+	}
 	policy, err := l.compile(s.shaper)
 	if err != nil {
 		return err
 	}
-	was, is := s.loaded.config.Daemon, l.config.Daemon
+	was, is := old.config.Daemon, l.config.Daemon
 	if was.Buckets != is.Buckets {
 		return fmt.Errorf("[daemon] buckets: %d became %d, which takes a restart", was.Buckets, is.Buckets)
 	}
-	if was.Metrics != is.Metrics {
-		return fmt.Errorf("[daemon] metrics: %q became %q, which takes a restart", was.Metrics, is.Metrics)
+	for _, key := range []struct{ name, was, is string }{{"metrics", was.Metrics, is.Metrics}, {"page", was.Page, is.Page}, {"pins", was.Pins, is.Pins}} {
+		if key.was != key.is {
+			return fmt.Errorf("[daemon] %s: %q became %q, which takes a restart", key.name, key.was, key.is)
+		}
 	}
-	if was.Pins != is.Pins {
-		return fmt.Errorf("[daemon] pins: %q became %q, which takes a restart", was.Pins, is.Pins)
-	}
-	if err := s.apply(ctx, l, policy, s.loaded); err != nil {
+	if err := s.apply(ctx, l, policy, old); err != nil {
 		return err
 	}
-	s.loaded = l
+	s.put(l, want)
+	for _, name := range slices.Sorted(maps.Keys(had.limits)) {
+		s.log.Info("limit is as in the configuration again", "limit", name)
+	}
 	return nil
 }
 
@@ -219,7 +310,7 @@ func (s *server) apply(ctx context.Context, l *loaded, policy *shaper.Policy, wa
 // errForced says that connections were cut for the asking.
 var errForced = errors.New("a second signal ended the drain: connections were reset")
 
-func (s *server) drain(force <-chan os.Signal) error {
+func (s *server) drainAll(force <-chan os.Signal) error {
 	notify(daemon.SdNotifyStopping)
 	s.log.Info("draining", "timeout", s.flags.drainTimeout.String())
 	ctx, cancel := context.WithTimeout(context.Background(), s.flags.drainTimeout)

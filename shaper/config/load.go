@@ -18,17 +18,16 @@ type Text struct {
 	TOML string
 }
 
-// Load reads the configuration at path, then every *.toml in a folder conf.d
-// beside it, in the order of their names, and then what is added; hidden files are
-// left out. The listeners, attachments, limits and ASN files of all of them add up.
-//
-// What is added may override what an override in a file does, and its limits need not
-// have anything to match.
-//
-// The error is an [Errors], or that of the operating system when a file cannot
-// be read. The data files that the configuration names are not opened.
-func Load(path string, added ...Text) (*Config, error) {
-	paths := []string{path}
+// Files is the text of a configuration's files, as they were read.
+type Files struct {
+	paths, texts []string
+}
+
+// Read reads the configuration at path, then every *.toml in a folder conf.d beside it, in
+// the order of their names; hidden files are left out. The error is that of the operating
+// system.
+func Read(path string) (*Files, error) {
+	all := &Files{paths: []string{path}}
 	folder := filepath.Join(filepath.Dir(path), "conf.d")
 	entries, err := os.ReadDir(folder)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -36,23 +35,46 @@ func Load(path string, added ...Text) (*Config, error) {
 	}
 	for _, e := range entries {
 		if strings.HasSuffix(e.Name(), ".toml") && !strings.HasPrefix(e.Name(), ".") {
-			paths = append(paths, filepath.Join(folder, e.Name()))
+			all.paths = append(all.paths, filepath.Join(folder, e.Name()))
 		}
 	}
-	files := make([]*file, len(paths))
-	for i, path := range paths {
+	for _, path := range all.paths {
 		text, err := readFile(path)
 		if err != nil {
 			return nil, fmt.Errorf("read configuration: %w", err)
 		}
-		files[i] = newFile(path, i, text)
+		all.texts = append(all.texts, text)
+	}
+	return all, nil
+}
+
+// Load makes a configuration of f, and of what is added to it. The listeners, attachments,
+// limits and ASN files of all of them add up.
+//
+// What is added may override what an override in a file does, and its limits need not
+// have anything to match.
+//
+// The error is an [Errors]. The data files that the configuration names are not opened.
+func (f *Files) Load(added ...Text) (*Config, error) {
+	var files []*file
+	for i, path := range f.paths {
+		files = append(files, newFile(path, i, f.texts[i]))
 	}
 	for _, text := range added {
-		f := newFile(text.Name, len(files), text.TOML)
-		f.added = true
-		files = append(files, f)
+		a := newFile(text.Name, len(files), text.TOML)
+		a.added = true
+		files = append(files, a)
 	}
 	return load(files)
+}
+
+// Load is [Read], and [Files.Load] of what was read.
+func Load(path string, added ...Text) (*Config, error) {
+	f, err := Read(path)
+	if err != nil {
+		return nil, err
+	}
+	return f.Load(added...)
 }
 
 // readFile reads at most one byte more than a file may have.

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"net/netip"
+	"time"
+
+	"shaperd/control"
+	"shaperd/shaper"
+)
+
+// mostExplained is how many connections of a source are shown.
+const mostExplained = 20
+
+// Explain tells what a connection or a packet would meet now.
+func (s *server) Explain(ask control.Question) (control.Explanation, error) {
+	var x control.Explanation
+	q, err := parseQuestion(ask)
+	if err != nil {
+		return x, &refused{err}
+	}
+	l, _ := s.inForce()
+	p := s.shaper.Policy()
+	found, err := q.answer(l.config, p)
+	if err != nil {
+		return x, &refused{err}
+	}
+	s.addBuckets(found, p)
+	s.addConnections(found, p)
+	return found.Explanation, nil
+}
+
+// parseQuestion is the flags of "explain", as the API has them.
+func parseQuestion(ask control.Question) (*question, error) {
+	q := &question{attach: ask.Attach}
+	var err error
+	if q.source, err = parseAddr("source", ask.Source); err != nil {
+		return nil, err
+	}
+	if q.protocol, q.port, err = parseTo(ask.To, ask.Attach != ""); err != nil {
+		return nil, err
+	}
+	if ask.Destination != "" {
+		q.destination, err = parseAddr("destination", ask.Destination)
+	}
+	return q, err
+}
+
+// addBuckets adds the state of each bucket, and what a unit that came now would get.
+func (s *server) addBuckets(x *explained, p *shaper.Policy) {
+	x.Verdict, x.Reason = shaper.Pass.String(), shaper.None.String()
+	var worst shaper.Verdict
+	var longest time.Duration
+	worse := func(l *shaper.Limit, v shaper.Verdict, why shaper.Reason, wait time.Duration) {
+		if v > worst || v == worst && wait > longest {
+			worst, longest = v, wait
+			x.Verdict, x.Reason, x.By = v.String(), why.String(), l.Name
+		}
+	}
+	n := 0
+	for i := range x.route.Limits().All {
+		l, at := p.Limit(i), &x.Limits[n]
+		n++
+		if l.Block {
+			if at.Mode == mode(false) {
+				worse(l, shaper.Refuse, shaper.Blocked, time.Hour)
+			}
+			continue
+		}
+		b, wait, ok := s.bucketOf(x, p, i)
+		if !ok {
+			continue
+		}
+		at.Bucket = control.NewBucket(b)
+		if at.Mode == mode(true) {
+			continue
+		}
+		waits := l.Rate != 0 || l.Packets.N != 0
+		switch {
+		case waits && b.NextIn > l.MaxDelay && (x.attach != nil || x.flow.Protocol == shaper.UDP):
+			worse(l, shaper.Refuse, shaper.QueueFull, b.NextIn)
+		case waits && b.NextIn > 0:
+			worse(l, shaper.Delay, shaper.ByRate, b.NextIn)
+		}
+		full := l.Connections > 0 && b.InFlight >= l.Connections
+		switch {
+		case full && (x.attach != nil || x.flow.Protocol == shaper.UDP):
+			worse(l, shaper.Refuse, shaper.ByConnections, 0)
+		case full && b.Waiting >= l.MaxWaiting:
+			worse(l, shaper.Refuse, shaper.WaitingFull, 0)
+		case full:
+			worse(l, shaper.Delay, shaper.ByConnections, l.MaxWait)
+		case wait > l.MaxWait:
+			worse(l, shaper.Refuse, shaper.ByNew, wait)
+		case wait > 0:
+			worse(l, shaper.Delay, shaper.ByNew, wait)
+		}
+	}
+}
+
+// bucketOf returns the state of the bucket that x has under limit i, and how long a new
+// connection would wait for its turn; false when it has none yet, or that is not known.
+func (s *server) bucketOf(x *explained, p *shaper.Policy, i int) (b shaper.BucketState, wait time.Duration, ok bool) {
+	l := p.Limit(i)
+	if x.attach != nil {
+		b, ok = s.plane.bucketOf(i, &x.flow, x.route)
+		return b, 0, ok
+	}
+	if l.Key&shaper.KeyConnection != 0 { // that of a new one is empty
+		return b, 0, true
+	}
+	key := p.Key(i, &x.flow, x.route)
+	return s.proxy.Bucket(i, key), s.proxy.Waits(i, key), true
+}
+
+// addConnections adds what connections the source has at the listener.
+func (s *server) addConnections(x *explained, p *shaper.Policy) {
+	if x.attach != nil {
+		return
+	}
+	s.proxy.Connections(func(c *shaper.ConnectionStatus) {
+		if len(x.Connections) < mostExplained && c.Listen == x.Listener && c.Protocol == x.flow.Protocol && source(c) == x.flow.Source {
+			x.Connections = append(x.Connections, control.NewConnection(c, p))
+		}
+	})
+}
+
+// source is who a connection is of.
+func source(c *shaper.ConnectionStatus) netip.Addr { return c.Source.Addr().Unmap().WithZone("") }

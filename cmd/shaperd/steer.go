@@ -1,0 +1,284 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"shaperd/control"
+	"shaperd/shaper"
+	"shaperd/shaper/config"
+)
+
+// steering is how operators change a running daemon. What changes it runs one after the
+// other in the loop of serve; what shows it may be called by several goroutines.
+type steering struct {
+	orders chan func(context.Context)
+	ended  chan struct{} // serve takes no more orders
+	drain  func()
+
+	mu       sync.Mutex
+	loaded   *loaded // in force
+	wishes   *wishes // likewise
+	draining bool
+}
+
+func newSteering() *steering {
+	return &steering{orders: make(chan func(context.Context)), ended: make(chan struct{}), wishes: (&wishes{}).clone()}
+}
+
+func (s *steering) inForce() (*loaded, *wishes) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.loaded, s.wishes
+}
+
+func (s *steering) put(l *loaded, w *wishes) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.loaded, s.wishes = l, w
+}
+
+var errEnding = errors.New("the daemon is about to end")
+
+// order has f run in the loop of serve, and waits for it.
+func (s *server) order(ctx context.Context, f func(context.Context) error) error {
+	done := make(chan error, 1)
+	select {
+	case s.orders <- func(ctx context.Context) { done <- f(ctx) }:
+		return <-done
+	case <-s.ended:
+		return errEnding
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// change puts what is wanted in force, as change makes it of what was, and says so in
+// the log.
+func (s *server) change(ctx context.Context, change func(*wishes) error, msg string, attrs ...any) error {
+	return s.order(ctx, func(ctx context.Context) error {
+		_, was := s.inForce()
+		want := was.clone()
+		if err := change(want); err != nil {
+			return err
+		}
+		if err := s.enact(ctx, want); err != nil {
+			return err
+		}
+		s.log.Warn(msg, attrs...)
+		return nil
+	})
+}
+
+// enact puts what is wanted in force.
+func (s *server) enact(ctx context.Context, want *wishes) error {
+	was, _ := s.inForce()
+	next, err := was.with(want)
+	if err != nil {
+		return refusal(err)
+	}
+	policy, err := next.compile(s.shaper)
+	if err != nil {
+		return refusal(err)
+	}
+	if err := s.apply(ctx, next, policy, was); err != nil {
+		return err
+	}
+	s.put(next, want)
+	return nil
+}
+
+// refusal is what a configuration has against something, without where it would stand:
+// that is in no file.
+func refusal(err error) error {
+	var all config.Errors
+	if !errors.As(err, &all) {
+		return fmt.Errorf("%w: %w", control.ErrRefused, err)
+	}
+	var msgs []error
+	for _, e := range all {
+		msgs = append(msgs, errors.New(e.Msg))
+	}
+	return &refused{errors.Join(msgs...)}
+}
+
+// refused is an ErrRefused that says why alone.
+type refused struct{ error }
+
+func (r *refused) Is(target error) bool { return target == control.ErrRefused }
+
+// expire ends what is over.
+func (s *server) expire(ctx context.Context) {
+	_, want := s.inForce()
+	left, over := want.expired(time.Now())
+	if len(over) == 0 {
+		return
+	}
+	if err := s.enact(ctx, left); err != nil {
+		s.log.Error("what was set for a time stays", "err", err)
+		return
+	}
+	for _, what := range over {
+		s.log.Info("over", "what", what)
+	}
+}
+
+// Describe fills in what the daemon knows of itself.
+func (s *server) Describe(to *control.Status) {
+	l, w := s.inForce()
+	to.Version, to.Config, to.Started = version, s.flags.config, s.begun
+	to.State, to.Mode = "running", mode(l.config.Daemon.Observe)
+	s.mu.Lock()
+	if s.draining {
+		to.State = "draining"
+	}
+	s.mu.Unlock()
+	w.show(to)
+	for i := range to.Listeners {
+		for j := range l.config.Listen {
+			if listen := &l.config.Listen[j]; listen.Name == to.Listeners[i].Name {
+				for _, a := range listen.Addresses {
+					to.Listeners[i].Addresses = append(to.Listeners[i].Addresses, a.String())
+				}
+			}
+		}
+	}
+}
+
+// HeldTo writes what one bucket of a limit is held to.
+func (s *server) HeldTo(l *shaper.Limit) string { return heldTo(l) }
+
+// Override returns what was set in a limit.
+func (s *server) Override(limit string) map[string]string {
+	_, w := s.inForce()
+	return w.values(limit)
+}
+
+// Config returns the configuration in force.
+func (s *server) Config() any {
+	l, _ := s.inForce()
+	return l.config.Canonical()
+}
+
+// SetLimit sets values of a limit, until the next reload or for a while.
+func (s *server) SetLimit(ctx context.Context, limit string, set control.SetLimit) error {
+	lasts := inSeconds(set.For)
+	err := s.change(ctx, func(w *wishes) error {
+		w.set(limit, set.Set, newTerm(lasts))
+		return nil
+	}, "limit set by an operator", "limit", limit, "set", spell(set.Set), "for", lasting(lasts))
+	if err != nil || !set.Save {
+		return err
+	}
+	return s.save(limit)
+}
+
+// save writes what was set in a limit to conf.d, for reloads and restarts to come.
+func (s *server) save(limit string) error {
+	_, w := s.inForce()
+	text, err := config.FormatOverride(limit, w.values(limit))
+	if err != nil {
+		return err
+	}
+	folder := filepath.Join(filepath.Dir(s.flags.config), "conf.d")
+	if err := os.Mkdir(folder, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("it is in force, but not saved: %w", err)
+	}
+	path := filepath.Join(folder, "90-set-"+limit+".toml")
+	next := path + ".next"
+	err = os.WriteFile(next, []byte("# Written by \"shaperd set limit --save\". Remove the file to take it back.\n"+text), 0o644)
+	if err == nil {
+		err = os.Rename(next, path)
+	}
+	if err != nil {
+		return fmt.Errorf("it is in force, but not saved: %w", err)
+	}
+	s.log.Info("saved", "limit", limit, "file", path)
+	return nil
+}
+
+// UnsetLimit takes back what was set in a limit.
+func (s *server) UnsetLimit(ctx context.Context, limit string) error {
+	return s.change(ctx, func(w *wishes) error {
+		if len(w.limits[limit]) == 0 {
+			return fmt.Errorf("%w: nothing is set in limit %q", control.ErrRefused, limit)
+		}
+		delete(w.limits, limit)
+		return nil
+	}, "limit is as in the configuration again", "limit", limit)
+}
+
+// Block has nothing pass from a prefix.
+func (s *server) Block(ctx context.Context, p netip.Prefix, d time.Duration) error {
+	return s.change(ctx, func(w *wishes) error {
+		w.blocks[p] = newTerm(d)
+		return nil
+	}, "blocked by an operator", "prefix", p.String(), "for", lasting(d))
+}
+
+// Unblock takes a block away.
+func (s *server) Unblock(ctx context.Context, p netip.Prefix) error {
+	return s.change(ctx, func(w *wishes) error {
+		if _, ok := w.blocks[p]; !ok {
+			return fmt.Errorf("%w: %v is not blocked", control.ErrUnknown, p)
+		}
+		delete(w.blocks, p)
+		return nil
+	}, "unblocked by an operator", "prefix", p.String())
+}
+
+// Bypass has every limit observe, or ends that.
+func (s *server) Bypass(ctx context.Context, on bool, d time.Duration) error {
+	if !on {
+		return s.change(ctx, func(w *wishes) error { w.bypass = nil; return nil }, "BYPASS is off: limits are enforced again")
+	}
+	return s.change(ctx, func(w *wishes) error {
+		t := newTerm(d)
+		w.bypass = &t
+		return nil
+	}, "BYPASS is on: everything passes, no limit is enforced", "for", lasting(d))
+}
+
+// Reload puts the configuration file in force.
+func (s *server) Reload(ctx context.Context) error {
+	return s.order(context.WithoutCancel(ctx), func(ctx context.Context) error {
+		if err := s.reload(ctx); err != nil {
+			return &refused{err}
+		}
+		return nil
+	})
+}
+
+// Drain begins to end the daemon.
+func (s *server) Drain() {
+	s.log.Warn("drain asked for by an operator")
+	s.drain()
+}
+
+func inSeconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+// lasting is for how long something lasts, in words.
+func lasting(d time.Duration) string {
+	if d == 0 {
+		return "as long as may be"
+	}
+	return d.String()
+}
+
+// spell writes what is set, by key.
+func spell(set map[string]string) string {
+	text := ""
+	for _, key := range slices.Sorted(maps.Keys(set)) {
+		text += " " + key + "=" + set[key]
+	}
+	return text[min(1, len(text)):]
+}
