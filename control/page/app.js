@@ -1,0 +1,182 @@
+// The page: asks the daemon for what was, listens to what is, and shows it.
+
+import { span } from './chart.js';
+import { limitCards, limitTable, refusing } from './limits.js';
+import { bypassAlarm, daemon, downstreams, events, headline, notices, who } from './sections.js';
+import { clock, setText, show, span as since } from './text.js';
+
+const byId = (id) => document.getElementById(id);
+
+// History is the samples of the last five minutes, by limit; null is where there is none.
+class History {
+  constructor() {
+    this.clear();
+  }
+
+  clear() {
+    this.times = []; // seconds, the last one is the newest
+    this.limits = new Map(); // by name: arrays as long as times, by series
+  }
+
+  // of returns what the charts of a limit are drawn from.
+  ring(name) {
+    const history = this;
+    return {
+      get times() { return history.times; },
+      of: (series) => history.limits.get(name)?.[series] ?? history.none(),
+    };
+  }
+
+  none() {
+    return new Array(this.times.length).fill(null);
+  }
+
+  // load takes what GET /v1/history says.
+  load({ times, limits }) {
+    this.times = times.map((t) => Date.parse(t) / 1000).slice(-span);
+    this.limits = new Map(Object.entries(limits).map(([name, l]) => [name, {
+      rate: l.rate.slice(-span), packets: l.packets.slice(-span), p99: l.p99.slice(-span),
+      in_flight: l.in_flight.slice(-span), waiting: l.waiting.slice(-span), refused: l.refused.slice(-span),
+      admitted: this.none(), // is not kept by the daemon
+    }]));
+  }
+
+  add({ status, limits }) {
+    const now = Date.parse(status.now) / 1000;
+    if (now <= this.times.at(-1)) return; // the clock was set back, or the history is newer
+    for (const l of limits) {
+      if (!this.limits.has(l.name)) {
+        this.limits.set(l.name, {
+          rate: this.none(), packets: this.none(), p99: this.none(), in_flight: this.none(),
+          waiting: this.none(), refused: this.none(), admitted: this.none(),
+        });
+      }
+      const s = this.limits.get(l.name);
+      s.rate.push(l.bytes_rate['1s']);
+      s.packets.push(l.packets_rate['1s']);
+      s.p99.push(l.queue_delay.p99);
+      s.in_flight.push(l.in_flight);
+      s.waiting.push(l.waiting);
+      s.refused.push(refusing(l));
+      s.admitted.push(l.admitted_rate['1s']);
+    }
+    this.times.push(now);
+    for (const [name, s] of this.limits) {
+      if (s.rate.length < this.times.length) {
+        this.limits.delete(name); // a reload took the limit away
+      } else if (this.times.length > span) {
+        for (const values of Object.values(s)) values.shift();
+      }
+    }
+    if (this.times.length > span) this.times.shift();
+  }
+}
+
+const history = new History();
+const ring = (name) => history.ring(name);
+const filter = byId('filter');
+
+const showHeadline = headline();
+const showBypass = bypassAlarm();
+const showNotices = notices();
+const showTable = limitTable(byId('overview'), ring);
+const showCards = limitCards(byId('cards'), ring);
+const showWho = who();
+const showDownstreams = downstreams();
+const addEvents = events();
+const showDaemon = daemon();
+
+let live = null;
+
+function render() {
+  if (!live || document.hidden) return;
+  const { status, limits } = live;
+  showHeadline(status, limits);
+  showBypass(status);
+  showNotices(status);
+  show(byId('limits-none'), limits.length === 0);
+  show(byId('filter-label'), limits.length > 8);
+  const wanted = filter.value.toLowerCase();
+  const found = limits.filter((l) => l.name.toLowerCase().includes(wanted));
+  showTable(found);
+  showCards(found, status);
+  showWho(live.who);
+  showDownstreams(status);
+  showDaemon(status);
+}
+
+filter.addEventListener('input', render);
+document.addEventListener('visibilitychange', render);
+
+// The connection. A stream that says nothing for a while is as good as ended, and the
+// charts begin anew after each, so that they have no holes.
+
+const silence = 4000; // ms
+const retries = [500, 1000, 2000, 4000]; // ms
+
+let stream = null;
+let heard = 0; // when the last event came, by performance.now
+let heardAt = null; // the same, as a Date
+let attempt = 0;
+let retry = null;
+
+async function connect() {
+  retry = null;
+  try {
+    const answer = await fetch('/v1/history', { signal: AbortSignal.timeout(silence) });
+    if (!answer.ok) throw new Error(`GET /v1/history: ${answer.status}`);
+    history.load(await answer.json());
+  } catch {
+    again();
+    return;
+  }
+  heard = performance.now();
+  stream = new EventSource('/v1/live');
+  stream.addEventListener('live', (e) => {
+    heard = performance.now();
+    heardAt = new Date();
+    attempt = 0;
+    live = JSON.parse(e.data);
+    history.add(live);
+    addEvents(live.events, live.status);
+    connected();
+    render();
+  });
+  stream.addEventListener('error', again);
+}
+
+// again gives up what is left of the connection, and tries once more a little later.
+function again() {
+  stream?.close();
+  stream = null;
+  lost();
+  if (retry !== null) return;
+  retry = setTimeout(connect, retries[Math.min(attempt, retries.length - 1)]);
+  attempt++;
+}
+
+setInterval(() => {
+  if (stream && performance.now() - heard > silence) again();
+  if (!byId('lost').hidden) lost();
+}, 1000);
+
+const lostSince = byId('lost').appendChild(document.createElement('strong'));
+const lostFor = byId('lost').appendChild(document.createElement('span'));
+lostFor.setAttribute('aria-live', 'off');
+
+function lost() {
+  document.documentElement.classList.add('stale');
+  setText(byId('pulse'), 'not connected');
+  setText(lostSince, heardAt ? `No connection to the daemon since ${clock(heardAt)}.` : 'No connection to the daemon.');
+  setText(lostFor, heardAt ? ` What is shown is ${since((Date.now() - heardAt) / 1000)} old. Trying again.` : ' Trying again.');
+  show(byId('lost'), true);
+  document.title = 'no connection · shaperd';
+}
+
+function connected() {
+  document.documentElement.classList.remove('stale');
+  setText(byId('pulse'), `live · ${clock(live.status.now)}`);
+  show(byId('lost'), false);
+}
+
+connect();

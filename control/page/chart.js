@@ -1,0 +1,192 @@
+// Charts of the last five minutes, drawn by uPlot, and small ones for tables.
+
+import { el, setAttr, setText } from './text.js';
+
+const uPlot = window.uPlot;
+
+// span is how many seconds the charts show, and how many samples are kept.
+export const span = 300;
+
+// Only charts that are seen are drawn, and exist: 64 limits have some 250.
+const charts = new Map(); // by host
+const seen = new IntersectionObserver((entries) => {
+  for (const e of entries) charts.get(e.target)?.see(e.isIntersecting);
+}, { rootMargin: '150px' });
+const widths = new ResizeObserver((entries) => {
+  for (const e of entries) charts.get(e.target)?.resize();
+});
+
+// The colours are those of the style sheet, and change with it.
+window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
+  for (const c of charts.values()) {
+    if (!c.plot) continue;
+    c.see(false);
+    c.see(true);
+  }
+});
+
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+// Chart is a chart with a caption and the values of now, or of where the pointer is.
+export class Chart {
+  // spec has
+  //   name     what it shows
+  //   series   [{key, colour, name, scale}]: of what the ring holds, times scale
+  //   format   writes a value at the axis
+  //   least    the height that the axis has at least; the chart of nothing is flat
+  //   main     whether it is the large one, with a time axis
+  // ring is {times, of(key)}; group is shared by charts whose pointers go together.
+  constructor(spec, ring, group) {
+    this.spec = spec;
+    this.ring = ring;
+    this.group = group;
+    this.ceiling = 0;
+    this.now = '';
+    this.value = el('span', { class: 'value' });
+    this.host = el('div', { class: 'plot', role: 'img' });
+    this.root = el('figure', { class: spec.main ? 'chart main' : 'chart' },
+      el('figcaption', {}, el('span', {}, spec.name), this.value), this.host);
+    charts.set(this.host, this);
+    seen.observe(this.host);
+    widths.observe(this.host);
+  }
+
+  // show writes the values of now as text, and draws what came in. A ceiling of 0 is none.
+  show(now, ceiling = 0) {
+    this.now = now;
+    this.ceiling = ceiling;
+    setAttr(this.host, 'aria-label', `${this.spec.name}, the last five minutes; now ${now}`);
+    if (this.plot) this.plot.setData(this.data());
+    this.readout();
+  }
+
+  data() {
+    return [this.ring.times, ...this.spec.series.map((s) => {
+      const values = this.ring.of(s.key);
+      return s.scale ? values.map((v) => v === null ? null : v * s.scale) : values;
+    })];
+  }
+
+  readout() {
+    const at = this.plot?.cursor.idx;
+    if (at === undefined || at === null || !this.plot.data[0][at]) {
+      setText(this.value, this.now);
+      return;
+    }
+    const parts = this.spec.series.map((s, i) => {
+      const v = this.plot.data[i + 1][at];
+      return v === null ? '' : `${this.spec.format(v)} ${s.name ?? ''}`.trim();
+    });
+    setText(this.value, `${hours(this.plot.data[0][at], true)}  ${parts.filter(Boolean).join(', ')}`);
+  }
+
+  see(visible) {
+    if (visible && !this.plot) {
+      this.plot = new uPlot(this.options(), this.data(), this.host);
+    } else if (!visible && this.plot) {
+      this.plot.destroy();
+      this.plot = null;
+    }
+  }
+
+  resize() {
+    const width = this.host.clientWidth;
+    if (this.plot && width > 0 && width !== this.plot.width) this.plot.setSize({ width, height: this.host.clientHeight });
+  }
+
+  remove() {
+    this.see(false);
+    seen.unobserve(this.host);
+    widths.unobserve(this.host);
+    charts.delete(this.host);
+  }
+
+  options() {
+    const { spec } = this;
+    const soft = colour('soft');
+    const grid = { stroke: colour('grid'), width: 1 };
+    const font = `11px ${getComputedStyle(document.body).fontFamily}`;
+    return {
+      width: this.host.clientWidth,
+      height: this.host.clientHeight,
+      padding: [6, 4, spec.main ? 0 : 4, 0],
+      legend: { show: false },
+      cursor: {
+        y: false,
+        drag: { x: false, y: false },
+        points: { size: 6 },
+        sync: { key: this.group, scales: ['x', null] },
+      },
+      scales: {
+        x: { time: false, range: (u, min, max) => [max - span, max] },
+        y: { range: (u, min, max) => [0, Math.max(this.ceiling * 1.12, (max ?? 0) * 1.08, spec.least)] },
+      },
+      axes: [
+        {
+          show: spec.main, size: 22, font, stroke: soft, grid, ticks: { show: false }, gap: 3,
+          incrs: [60], space: 40, values: (u, at) => at.map((t) => hours(t)),
+        },
+        {
+          size: spec.main ? 78 : 58, font, stroke: soft, grid, ticks: { show: false }, gap: 4,
+          space: spec.main ? 30 : 26, values: (u, at) => at.map((v) => spec.format(v)),
+        },
+      ],
+      series: [{}, ...spec.series.map((s) => ({
+        stroke: colour(s.colour),
+        fill: s.fill === false ? undefined : `${colour(s.colour)}22`,
+        width: 1.5,
+        points: { show: false },
+      }))],
+      hooks: {
+        draw: [(u) => this.drawCeiling(u, font)],
+        setCursor: [() => this.readout()],
+      },
+    };
+  }
+
+  drawCeiling(u, font) {
+    if (!this.ceiling) return;
+    const { ctx } = u;
+    const ratio = uPlot.pxRatio;
+    const y = Math.round(u.valToPos(this.ceiling, 'y', true)) + 0.5;
+    ctx.save();
+    ctx.strokeStyle = ctx.fillStyle = colour('ceiling');
+    ctx.lineWidth = 1.5 * ratio;
+    ctx.setLineDash([6 * ratio, 4 * ratio]);
+    ctx.beginPath();
+    ctx.moveTo(u.bbox.left, y);
+    ctx.lineTo(u.bbox.left + u.bbox.width, y);
+    ctx.stroke();
+    ctx.font = font.replace('11px', `${11 * ratio}px`);
+    ctx.textBaseline = 'top';
+    if (this.spec.main) ctx.fillText(`ceiling ${this.spec.format(this.ceiling)}`, u.bbox.left + 5 * ratio, y + 4 * ratio);
+    ctx.restore();
+  }
+}
+
+function hours(t, exact = false) {
+  return new Date(t * 1000).toTimeString().slice(0, exact ? 8 : 5);
+}
+
+// spark makes a line of the last minutes for a table's cell, and returns a function that
+// brings it up to date. What is at ceiling, if there is one, is at the top.
+export function spark() {
+  const ns = 'http://www.w3.org/2000/svg';
+  const svg = document.createElementNS(ns, 'svg');
+  const path = svg.appendChild(document.createElementNS(ns, 'path'));
+  for (const [k, v] of Object.entries({ class: 'spark', viewBox: '0 0 100 24', preserveAspectRatio: 'none', 'aria-hidden': 'true' })) {
+    svg.setAttribute(k, v);
+  }
+  return [svg, (values, ceiling) => {
+    // The mean of three seconds is a point: a pixel or so each.
+    const points = [];
+    for (let i = values.length % 3; i < values.length; i += 3) {
+      points.push((values[i] + values[i + 1] + values[i + 2]) / 3);
+    }
+    const top = Math.max(ceiling, ...points, 1e-9);
+    const x = (i) => (100 - points.length + 1 + i).toFixed(0);
+    setAttr(path, 'd', points.map((v, i) => `${i ? 'L' : 'M'}${x(i)} ${(23 - 22 * v / top).toFixed(1)}`).join('') || 'M0 23');
+  }];
+}

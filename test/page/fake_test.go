@@ -1,0 +1,312 @@
+package page
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"shaperd/control"
+)
+
+// A fake answers as the control API of a daemon in a scenario would.
+type fake struct {
+	scenario string
+	every    time.Duration // between live events
+	started  time.Time
+	streams  atomic.Int64
+}
+
+// The scenarios, in the order of their pictures.
+var scenarios = []string{"rest", "overload", "broken", "bypass", "observe", "trouble", "many", "empty", "flaky"}
+
+func (f *fake) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/", control.PageHandler())
+	mux.HandleFunc("GET /v1/history", f.history)
+	mux.HandleFunc("GET /v1/live", f.live)
+	return mux
+}
+
+func (f *fake) history(w http.ResponseWriter, _ *http.Request) {
+	if f.scenario == "flaky" && f.streams.Load() == 1 {
+		f.streams.Add(1)
+		http.Error(w, "not now", http.StatusServiceUnavailable)
+		return
+	}
+	h := control.History{Limits: make(map[string]control.LimitHistory)}
+	now := time.Now()
+	for i := 299; i >= 0; i-- {
+		t := now.Add(-time.Duration(i) * time.Second)
+		h.Times = append(h.Times, t)
+		for _, l := range f.limits(t) {
+			s := h.Limits[l.Name]
+			s.Rate = append(s.Rate, l.Bytes.S1)
+			s.Packets = append(s.Packets, l.PacketsRate.S1)
+			s.P99 = append(s.P99, l.QueueDelay.P99)
+			s.InFlight = append(s.InFlight, l.InFlight)
+			s.Waiting = append(s.Waiting, l.Waiting)
+			refused := 0.0
+			for _, n := range l.RefusedRate {
+				refused += n
+			}
+			s.Refused = append(s.Refused, refused)
+			h.Limits[l.Name] = s
+		}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(h)
+}
+
+// live streams events until the client goes; the first two streams of scenario "flaky"
+// end after a few.
+func (f *fake) live(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	stream := f.streams.Add(1)
+	tick := time.NewTicker(f.every)
+	defer tick.Stop()
+	for i := 0; f.scenario != "flaky" || stream > 1 || i < 3; i++ {
+		data, err := json.Marshal(f.at(time.Now(), i))
+		if err != nil {
+			panic(err)
+		}
+		if _, err := fmt.Fprintf(w, "event: live\ndata: %s\n\n", data); err != nil {
+			return
+		}
+		w.(http.Flusher).Flush()
+		select {
+		case <-r.Context().Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func (f *fake) overloaded() bool {
+	return f.scenario != "rest" && f.scenario != "empty"
+}
+
+// nasty is text that an attacker may have chosen.
+const nasty = `<img src=x onerror="document.title='pwned'"><script>document.title='pwned'</script>`
+
+// at is what the daemon says at t in the i-th event of a stream.
+func (f *fake) at(t time.Time, i int) control.Live {
+	s := control.Status{
+		Version: "0.1.0", PID: 4711, Config: "/etc/shaperd/shaperd.toml", Started: f.started, Now: t,
+		State: "running", Mode: "enforce", Promise: "kept",
+		Reload:    control.ReloadStatus{OK: true, At: f.started, Loaded: f.started, Took: 0.0042, Errors: []string{}},
+		Overrides: []control.Override{}, Blocks: []control.Block{},
+		Listeners: []control.ListenerStatus{}, Attachments: []control.AttachmentStatus{},
+		Buckets: []control.TableStatus{
+			{Plane: "proxy", Entries: 1204, Capacity: 65536, EvictedDrained: 88121},
+			{Plane: "packet", Entries: 61204, Capacity: 65536, EvictedDrained: 1288121, EvictedIndebted: 12},
+		},
+		Process: control.Process{
+			CPU: 812.4, CPURate: 0.07 + 0.01*wave(t, 7), Memory: 48 << 20, Descriptors: 231,
+			MaxDescriptors: 524288, LateP99: 0.00018,
+		},
+	}
+	live := control.Live{Limits: f.limits(t), Who: f.who(t), Events: []control.Event{}}
+	if f.scenario != "empty" {
+		s.Listeners, s.Attachments = f.listeners(t), []control.AttachmentStatus{
+			{Name: "plant", Interface: "eth1", Direction: "egress", Mode: "shape", Up: true, Queue: &control.QueueStatus{Packets: 112, Bytes: 150112, Drops: 3}},
+			{Name: "edge", Interface: "wan0", Direction: "ingress", Mode: "police", Up: true},
+		}
+		live.Events = f.events(t, i)
+	}
+	until := f.started.Add(3*time.Hour + 10*time.Minute)
+	switch f.scenario {
+	case "broken":
+		s.Promise = "broken"
+	case "bypass":
+		s.Bypass = &control.Bypass{Since: f.started.Add(3 * time.Hour), Until: &until}
+	case "observe":
+		s.Mode = "observe"
+	case "trouble":
+		s.State = "draining"
+		s.Reload = control.ReloadStatus{At: t.Add(-20 * time.Minute), Loaded: f.started, Took: 0.003, Errors: []string{
+			`/etc/shaperd/shaperd.toml:14:12: limit "database": rate: "10mbps" is megabits to most people and megabytes to tc: write "10Mbit/s" or "10MB/s"`,
+			`/etc/shaperd/conf.d/50-sms.toml:3:1: unknown key "conections": is "connections" meant?`,
+		}}
+		s.Overrides = []control.Override{
+			{Limit: "database", Set: map[string]string{"rate": "20Mbit/s"}, Since: t.Add(-50 * time.Second), Until: &until},
+			{Limit: nasty, Set: map[string]string{"mode": nasty}, Since: t.Add(-50 * time.Second)},
+		}
+		s.Blocks = []control.Block{{Prefix: "192.0.2.0/24", Since: t.Add(-time.Minute), Until: &until}, {Prefix: "2001:db8::/32", Since: t.Add(-time.Minute)}}
+		s.Attachments[1].Up, s.Attachments[1].Error = false, "attach tcx ingress wan0: no such device "+nasty
+		s.Listeners[0].Downstreams[1].State = "down"
+	}
+	live.Status = s
+	return live
+}
+
+func (f *fake) limits(t time.Time) []control.Limit {
+	switch f.scenario {
+	case "empty":
+		return []control.Limit{}
+	case "many":
+		var list []control.Limit
+		for i := range 16 {
+			for _, l := range f.four(t.Add(time.Duration(i) * 11 * time.Second)) {
+				l.Name = fmt.Sprintf("%s-%02d", l.Name, i+1)
+				list = append(list, l)
+			}
+		}
+		return list
+	case "trouble":
+		list := f.four(t)
+		list[0].Override = map[string]string{"rate": "20Mbit/s"}
+		list[0].Rate, list[0].HeldTo = 2.5e6, "20Mbit/s, queue 1s, 100 connections, wait 5s"
+		list[3].Name, list[3].Override = nasty, map[string]string{"mode": nasty}
+		return list
+	}
+	return f.four(t)
+}
+
+// four limits: a single one of bytes and connections, one for each source, one of packets
+// in the packet plane, and one of new connections alone.
+func (f *fake) four(t time.Time) []control.Limit {
+	busy := f.overloaded()
+	load := 0.18 + 0.08*wave(t, 40) + 0.03*wave(t, 7)
+	database := limit("database", "proxy", "all", "80Mbit/s, queue 1s, 100 connections, wait 5s")
+	database.Rate, database.MaxDelay, database.Connections, database.MaxWait = 10e6, 1, 100, 5
+	source := limit("per-source", "proxy", "source", "10Mbit/s, queue 500ms, 20 connections, wait 2s")
+	source.Rate, source.MaxDelay, source.Connections, source.MaxWait, source.Single = 1.25e6, 0.5, 20, 2, false
+	plc := limit("plc", "packet", "all", "2000/s packets burst 20, queue 200ms")
+	plc.Packets, plc.MaxDelay, plc.Direction = 2000, 0.2, "to-downstream"
+	logins := limit("logins", "proxy", "source,port", "5/s new connections, wait 1s")
+	logins.NewConnections, logins.MaxWait, logins.Single = 5, 1, false
+
+	if busy {
+		load = 0.998 + 0.004*wave(t, 3)
+		database.InFlight, database.Waiting = 100, int64(36+10*wave(t, 20))
+		database.DelayedShare = 0.84
+		database.QueueDelay = control.Delay{Count: 1 << 16, P50: 0.212, P99: 0.61 + 0.2*wave(t, 60)}
+		database.ConnectionWait = control.Delay{Count: 1201, P50: 0.4, P99: 2.1}
+		database.Refused = map[string]uint64{"queue-full": 121312, "wait-timeout": 412}
+		database.RefusedRate = map[string]float64{"queue-full": 31.2 + 8*wave(t, 15), "wait-timeout": 1.4}
+		source.InFlight, source.Waiting, source.DelayedShare = 212, 14, 0.31
+		source.QueueDelay = control.Delay{Count: 9112, P50: 0.011, P99: 0.12 + 0.05*wave(t, 31)}
+		plc.DelayedShare = 0.02
+		plc.QueueDelay = control.Delay{Count: 300, P50: 0.0004, P99: 0.0031}
+	} else {
+		database.InFlight, source.InFlight = int64(12+4*wave(t, 30)), int64(12+4*wave(t, 30))
+	}
+	source.Bytes, database.Bytes = rates(14e6*load), rates(10e6*load)
+	database.BytesTotal, source.BytesTotal = 12<<40, 14<<40
+	plc.PacketsRate, plc.Bytes, plc.PacketsTotal = rates(1800*load), rates(180000*load), 123456789
+	logins.Admitted, logins.AdmittedTotal, logins.Bytes = rates(3+2*wave(t, 9)), 190001, rates(8e5*load)
+	database.Admitted, database.AdmittedTotal = rates(8+2*wave(t, 9)), 918273
+	logins.Promise = control.Promise{Kept: true, Unwatched: true}
+	database.Promise = control.Promise{Kept: true, Sigma: 12600, SigmaMost: 20111, Allowed: 34816}
+	source.Promise = control.Promise{Kept: true, Sigma: 4100, SigmaMost: 8000, Allowed: 9000, Sampled: true}
+	plc.Promise = control.Promise{Kept: true, Sigma: 3, SigmaMost: 12, Allowed: 22, InPackets: true}
+
+	switch f.scenario {
+	case "broken":
+		database.Promise = control.Promise{Sigma: 5.2e6, SigmaMost: 5.2e6, Allowed: 34816, Violations: 4120}
+		if t.Second()/20 == 1 {
+			database.Bytes = rates(15e6)
+		}
+	case "bypass", "observe":
+		for _, l := range []*control.Limit{&database, &source, &plc, &logins} {
+			l.Mode, l.Promise = "observe", control.Promise{Kept: true, Unwatched: true}
+		}
+		database.Bytes, database.InFlight, database.Waiting = rates(23e6+3e6*wave(t, 12)), 341, 0
+	}
+	return []control.Limit{database, source, plc, logins}
+}
+
+func limit(name, plane, key, heldTo string) control.Limit {
+	return control.Limit{
+		Name: name, Plane: plane, Mode: "enforce", Key: key, Single: true, HeldTo: heldTo, Direction: "both",
+		Refused: map[string]uint64{}, RefusedRate: map[string]float64{},
+	}
+}
+
+func (f *fake) listeners(t time.Time) []control.ListenerStatus {
+	l := f.four(t)[0]
+	return []control.ListenerStatus{
+		{
+			Name: "db", Addresses: []string{"tcp://0.0.0.0:5432", "tcp://[::]:5432"}, Open: l.InFlight + l.Waiting,
+			ToDownstreamRate: l.Bytes.S10 * 0.3, FromDownstreamRate: l.Bytes.S10 * 0.7, ToDownstream: 4 << 40, FromDownstream: 8 << 40,
+			Accepted: 918273, Ended: map[string]uint64{"closed": 917000, "reset-by-client": 800, "refused": 412}, DialErrors: 3,
+			Downstreams: []control.DownstreamStatus{
+				{Listener: "db", Downstream: "10.0.0.5:5432", State: "up", InFlight: int(l.InFlight) / 2, Most: 60},
+				{Listener: "db", Downstream: "10.0.0.6:5432", State: "up", InFlight: int(l.InFlight) / 2, Most: 60},
+				{Listener: "db", Downstream: "10.0.0.7:5432", State: "drained"},
+			},
+		},
+		{
+			Name: "dns", Addresses: []string{"udp://0.0.0.0:53"}, Flows: 1804, ToDownstreamRate: 21000, FromDownstreamRate: 84000,
+			Ended:       map[string]uint64{},
+			Downstreams: []control.DownstreamStatus{{Listener: "dns", Downstream: "10.0.0.9:53", State: "up", InFlight: 1804}},
+		},
+	}
+}
+
+func (f *fake) who(t time.Time) map[string][]control.Who {
+	who := map[string][]control.Who{"source": {}, "prefix": {}, "asn": {}}
+	if f.scenario == "empty" {
+		return who
+	}
+	for i := range 8 {
+		n := float64(8 - i)
+		w := control.Who{Rate: control.Heavy{Value: 1.9e5*n + 1e4*wave(t, 9+n), Error: 31000}}
+		if f.overloaded() {
+			w.Delayed, w.Dropped = control.Heavy{Value: 1.7 * n, Error: 0.02}, control.Heavy{Value: 4 * (n - 4), Error: 0.3}
+			if i >= 4 {
+				w.Dropped = control.Heavy{}
+			}
+		}
+		for kind, name := range map[string]string{
+			"source": fmt.Sprintf("198.51.100.%d", 7+13*i), "prefix": fmt.Sprintf("2001:db8:%x::/48", 4096+i), "asn": fmt.Sprintf("AS%d", 64500+i),
+		} {
+			w.Name, w.ASName = name, fmt.Sprintf("EXAMPLE-%d Networks Ltd", i)
+			if f.scenario == "trouble" && i == 2 {
+				w.ASName = nasty
+			}
+			who[kind] = append(who[kind], w)
+		}
+	}
+	return who
+}
+
+// events has 12 in the first of a stream, and one more every fourth.
+func (f *fake) events(t time.Time, i int) []control.Event {
+	first, n := 12+i/4, 1
+	if i == 0 {
+		first, n = 1, 12
+	} else if i%4 != 0 {
+		return []control.Event{}
+	}
+	kinds := []control.Event{
+		{Level: "info", Message: "ready", Attrs: map[string]string{"listeners": "2", "limits": "4"}},
+		{Level: "warn", Message: "downstream is down", Attrs: map[string]string{"listener": "db", "downstream": "10.0.0.6:5432", "error": "dial tcp 10.0.0.6:5432: i/o timeout"}},
+		{Level: "info", Message: "downstream is up again", Attrs: map[string]string{"listener": "db", "downstream": "10.0.0.6:5432"}},
+		{Level: "warn", Message: "refused", Attrs: map[string]string{"limit": "database", "reason": "queue-full", "source": "198.51.100.7", "more": "311"}},
+		{Level: "error", Message: "reload", Attrs: map[string]string{"error": "/etc/shaperd/shaperd.toml:14:12: limit \"database\": rate: \"10mbps\" has two readings"}},
+	}
+	if f.scenario == "trouble" {
+		kinds[3].Message = nasty
+		kinds[3].Attrs = maps.Clone(kinds[3].Attrs)
+		kinds[3].Attrs[nasty] = nasty
+	}
+	var list []control.Event
+	for id := first; id < first+n; id++ {
+		e := kinds[id%len(kinds)]
+		e.ID, e.Time = uint64(id), t.Add(-time.Duration(first+n-id-1)*47*time.Second)
+		list = append(list, e)
+	}
+	return list
+}
+
+func rates(v float64) control.Rates { return control.Rates{S1: v, S10: v * 0.98, S60: v * 0.96} }
+
+// wave is between -1 and 1.
+func wave(t time.Time, period float64) float64 {
+	return math.Sin(float64(t.UnixMilli()) / 1000 / period * 2 * math.Pi)
+}

@@ -1,0 +1,109 @@
+package page
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"net"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+var (
+	serve    = flag.Bool("serve", false, "serve the scenarios for a look at them, until interrupted")
+	pictures = flag.String("pictures", "", "the `directory` to write pictures of the scenarios to")
+)
+
+// start serves a scenario, and returns its URL.
+func start(t *testing.T, scenario string, every time.Duration) string {
+	t.Helper()
+	f := &fake{scenario: scenario, every: every, started: time.Now().Add(-3*time.Hour - time.Minute)}
+	s := httptest.NewUnstartedServer(f.handler())
+	if *serve {
+		l, err := net.Listen("tcp", "0.0.0.0:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Listener = l
+	}
+	s.Start()
+	t.Cleanup(func() {
+		s.CloseClientConnections()
+		s.Close()
+	})
+	return s.URL
+}
+
+func TestServe(t *testing.T) {
+	if !*serve {
+		t.Skip("without -serve")
+	}
+	for _, s := range scenarios {
+		t.Log(s, start(t, s, time.Second))
+	}
+	select {}
+}
+
+func TestPage(t *testing.T) {
+	urls := make(map[string]string)
+	for _, s := range scenarios {
+		urls[s] = start(t, s, 150*time.Millisecond)
+	}
+	drive(t, map[string]any{"urls": urls, "nasty": nasty, "pictures": *pictures})
+}
+
+// drive runs page.mjs with what it is to look at, and reports its checks as subtests.
+func drive(t *testing.T, args any) {
+	t.Helper()
+	modules, err := filepath.Abs("../../build/page")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("./fetch.sh", modules).CombinedOutput(); err != nil {
+		t.Fatalf("fetch.sh: %v\n%s", err, out)
+	}
+	input, err := json.Marshal(args)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "node", "page.mjs", modules)
+	cmd.Stdin = bytes.NewReader(input)
+	cmd.Stderr = os.Stderr
+	cmd.WaitDelay = 5 * time.Second
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for lines := bufio.NewScanner(out); lines.Scan(); n++ {
+		var check struct{ Name, Error string }
+		if err := json.Unmarshal(lines.Bytes(), &check); err != nil {
+			t.Errorf("page.mjs says %q: %v", lines.Text(), err)
+			continue
+		}
+		t.Run(check.Name, func(t *testing.T) {
+			if check.Error != "" {
+				t.Error(check.Error)
+			}
+		})
+	}
+	if err := errors.Join(cmd.Wait(), ctx.Err()); err != nil {
+		t.Errorf("page.mjs: %v", err)
+	}
+	if n == 0 {
+		t.Error("page.mjs has checked nothing")
+	}
+}
