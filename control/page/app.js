@@ -7,23 +7,28 @@ import { clock, setText, show, span as since } from './text.js';
 
 const byId = (id) => document.getElementById(id);
 
+// series are what is kept of each limit, named as in GET /v1/history.
+const series = {
+  rate: (l) => l.bytes_rate['1s'],
+  packets: (l) => l.packets_rate['1s'],
+  admitted: (l) => l.admitted_rate['1s'],
+  p99: (l) => l.queue_delay.p99,
+  in_flight: (l) => l.in_flight,
+  waiting: (l) => l.waiting,
+  refused: refusing,
+};
+
 // History is the samples of the last five minutes, by limit; null is where there is none.
 class History {
-  constructor() {
-    this.clear();
-  }
+  times = []; // seconds, the last one is the newest
+  limits = new Map(); // by name: arrays as long as times, by series
 
-  clear() {
-    this.times = []; // seconds, the last one is the newest
-    this.limits = new Map(); // by name: arrays as long as times, by series
-  }
-
-  // of returns what the charts of a limit are drawn from.
+  // ring returns what the charts of a limit are drawn from.
   ring(name) {
     const history = this;
     return {
       get times() { return history.times; },
-      of: (series) => history.limits.get(name)?.[series] ?? history.none(),
+      of: (k) => history.limits.get(name)?.[k] ?? history.none(),
     };
   }
 
@@ -34,38 +39,27 @@ class History {
   // load takes what GET /v1/history says.
   load({ times, limits }) {
     this.times = times.map((t) => Date.parse(t) / 1000).slice(-span);
-    this.limits = new Map(Object.entries(limits).map(([name, l]) => [name, {
-      rate: l.rate.slice(-span), packets: l.packets.slice(-span), p99: l.p99.slice(-span),
-      in_flight: l.in_flight.slice(-span), waiting: l.waiting.slice(-span), refused: l.refused.slice(-span),
-      admitted: this.none(), // is not kept by the daemon
-    }]));
+    this.limits.clear();
+    for (const [name, kept] of Object.entries(limits)) {
+      this.limits.set(name, Object.fromEntries(Object.keys(series).map((k) => [k, kept[k]?.slice(-span) ?? this.none()])));
+    }
   }
 
+  // add takes what an event of GET /v1/live says.
   add({ status, limits }) {
     const now = Date.parse(status.now) / 1000;
-    if (now <= this.times.at(-1)) return; // the clock was set back, or the history is newer
+    if (now <= this.times.at(-1)) return; // the history is newer
     for (const l of limits) {
-      if (!this.limits.has(l.name)) {
-        this.limits.set(l.name, {
-          rate: this.none(), packets: this.none(), p99: this.none(), in_flight: this.none(),
-          waiting: this.none(), refused: this.none(), admitted: this.none(),
-        });
-      }
-      const s = this.limits.get(l.name);
-      s.rate.push(l.bytes_rate['1s']);
-      s.packets.push(l.packets_rate['1s']);
-      s.p99.push(l.queue_delay.p99);
-      s.in_flight.push(l.in_flight);
-      s.waiting.push(l.waiting);
-      s.refused.push(refusing(l));
-      s.admitted.push(l.admitted_rate['1s']);
+      if (!this.limits.has(l.name)) this.limits.set(l.name, Object.fromEntries(Object.keys(series).map((k) => [k, this.none()])));
+      const kept = this.limits.get(l.name);
+      for (const [k, value] of Object.entries(series)) kept[k].push(value(l));
     }
     this.times.push(now);
-    for (const [name, s] of this.limits) {
-      if (s.rate.length < this.times.length) {
+    for (const [name, kept] of this.limits) {
+      if (kept.rate.length < this.times.length) {
         this.limits.delete(name); // a reload took the limit away
       } else if (this.times.length > span) {
-        for (const values of Object.values(s)) values.shift();
+        for (const values of Object.values(kept)) values.shift();
       }
     }
     if (this.times.length > span) this.times.shift();

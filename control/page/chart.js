@@ -160,6 +160,7 @@ export class Chart {
     ctx.lineTo(u.bbox.left + u.bbox.width, y);
     ctx.stroke();
     ctx.font = font.replace('11px', `${11 * ratio}px`);
+    ctx.textAlign = 'left';
     ctx.textBaseline = 'top';
     if (this.spec.main) ctx.fillText(`ceiling ${this.spec.format(this.ceiling)}`, u.bbox.left + 5 * ratio, y + 4 * ratio);
     ctx.restore();
@@ -183,7 +184,7 @@ export function spark() {
     // The mean of three seconds is a point: a pixel or so each.
     const points = [];
     for (let i = values.length % 3; i < values.length; i += 3) {
-      points.push((values[i] + values[i + 1] + values[i + 2]) / 3);
+      if (values[i] !== null) points.push((values[i] + values[i + 1] + values[i + 2]) / 3);
     }
     const top = Math.max(ceiling, ...points, 1e-9);
     const x = (i) => (100 - points.length + 1 + i).toFixed(0);

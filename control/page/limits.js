@@ -55,6 +55,10 @@ function ofCeiling(l, now, ceiling, format) {
   return l.single && ceiling > 0 ? `${format(now)} of ${format(ceiling)}` : format(now);
 }
 
+function inFlight(l) {
+  return ofCeiling(l, l.in_flight, l.connections, count) + (l.waiting > 0 ? `, ${count(l.waiting)} wait` : '');
+}
+
 // limitTable returns a function of the limits; ring(name) has what was.
 export function limitTable(table, ring) {
   const sparks = new WeakMap();
@@ -103,11 +107,10 @@ export function limitTable(table, ring) {
     },
     {
       name: 'In flight', title: 'Connections in flight, and how many wait for a slot', wide: true, order: (l) => l.waiting * 1e9 + l.in_flight,
-      text: (l) => l.plane === 'packet' && !l.connections ? '–'
-        : ofCeiling(l, l.in_flight, l.connections, count) + (l.waiting > 0 ? ` + ${count(l.waiting)} wait` : ''),
+      text: (l) => l.plane === 'packet' && !l.connections ? '–' : inFlight(l),
     },
     {
-      name: 'Refused', title: 'Datagrams and connections a second, over 10 s', order: refusing,
+      name: 'Refused', title: 'Datagrams and connections a second, over 10 s', wide: true, order: refusing,
       text: (l) => refusing(l) > 0 ? perSecond(refusing(l)) : '–',
     },
   ]);
@@ -162,6 +165,7 @@ class Card {
     const [tone, words] = promise(l);
     setAttr(this.promise, 'data-tone', tone);
     setText(this.promise, words);
+    setAttr(this.promise, 'title', l.promise.unwatched ? '' : `Sigma, the largest excess over rate × time in any interval; ${excess(l.promise)(l.promise.sigma_most)} since the start`);
 
     // What is limited decides which charts there are, and changes by a reload.
     const specs = chartsOf(l);
@@ -189,9 +193,11 @@ function heldTo(l) {
   return `Each bucket (${l.key.split(',').join(', ')}): ${l.held_to}. The charts show all buckets together.`;
 }
 
+const excess = (p) => p.in_packets ? (n) => `${count(n)} packets` : size;
+
 function promise(l) {
   const p = l.promise;
-  const write = p.in_packets ? (n) => `${count(n)} packets` : size;
+  const write = excess(p);
   const beyond = p.violations > 0 ? `, ${count(p.violations)} units beyond it since the start` : '';
   const of = p.sampled ? ' One bucket at a time is watched.' : '';
   if (!p.kept) {
@@ -224,7 +230,7 @@ function chartsOf(l) {
     list.push({
       name: 'Connections', format: count, least: 2, ceiling: l.connections,
       series: [{ key: 'in_flight', colour: 'green', name: 'in flight' }, { key: 'waiting', colour: 'amber', name: 'wait', fill: false }],
-      now: `${ofCeiling(l, l.in_flight, l.connections, count)}${l.waiting > 0 ? `, ${count(l.waiting)} wait` : ''}`,
+      now: inFlight(l),
     });
   }
   if (l.new_connections > 0) {
@@ -249,25 +255,29 @@ function chartsOf(l) {
 
 function figures(l) {
   const rates = (r, write) => `${write(r['1s'])} · ${write(r['10s'])} · ${write(r['60s'])}`;
-  const list = [['Bytes, 1 · 10 · 60 s', rates(l.bytes_rate, bits), `${rates(l.bytes_rate, bytesRate)}; ${size(l.bytes_total)} in all`]];
+  const delay = (d) => d.count > 0 ? `${seconds(d.p50)} · ${seconds(d.p99)}` : 'no wait';
+  const list = [{
+    name: 'Bytes, 1 · 10 · 60 s', value: rates(l.bytes_rate, bits),
+    title: `${rates(l.bytes_rate, bytesRate)}; ${size(l.bytes_total)} in all`,
+  }];
   if (l.packets > 0 || l.plane === 'packet') {
-    list.push(['Packets, 1 · 10 · 60 s', rates(l.packets_rate, perSecond), `${count(l.packets_total)} in all`]);
+    list.push({ name: 'Packets, 1 · 10 · 60 s', value: rates(l.packets_rate, perSecond), title: `${count(l.packets_total)} in all` });
   }
   if (l.rate > 0 || l.packets > 0) {
     list.push(
-      ['Had to wait', `${percent(l.delayed_share)} of the bytes`, 'Over 10 s'],
-      ['Queue, p50 · p99', l.queue_delay.count ? `${seconds(l.queue_delay.p50)} · ${seconds(l.queue_delay.p99)}` : 'no wait',
-        `Of what was delayed in the last minute; at most ${seconds(l.max_delay)}`]);
+      { name: 'Had to wait', value: `${percent(l.delayed_share)} of the bytes`, title: 'Over 10 s' },
+      { name: 'Queue, p50 · p99', value: delay(l.queue_delay), title: `Of what was delayed in the last minute; at most ${seconds(l.max_delay)}` });
   }
   if (l.connections > 0 || l.new_connections > 0) {
     list.push(
-      ['New, 1 · 10 · 60 s', rates(l.admitted_rate, perSecond), `${count(l.admitted_total)} connections in all`],
-      ['In flight', ofCeiling(l, l.in_flight, l.connections, count) + (l.waiting > 0 ? `, ${count(l.waiting)} wait` : '')],
-      ['Slot, p50 · p99', l.connection_wait.count ? `${seconds(l.connection_wait.p50)} · ${seconds(l.connection_wait.p99)}` : 'no wait',
-        `Of connections that got a slot in the last minute; at most ${seconds(l.max_wait)}`]);
+      { name: 'New, 1 · 10 · 60 s', value: rates(l.admitted_rate, perSecond), title: `${count(l.admitted_total)} connections in all` },
+      { name: 'In flight', value: inFlight(l) },
+      { name: 'Slot, p50 · p99', value: delay(l.connection_wait), title: `Of connections that got a slot in the last minute; at most ${seconds(l.max_wait)}` });
   }
   const reasons = Object.entries(l.refused).filter(([, n]) => n > 0);
-  list.push(['Refused', reasons.length === 0 ? 'never'
-    : reasons.map(([r, n]) => `${r} ${perSecond(l.refused_rate[r] ?? 0)} (${count(n)} in all)`).join(', ')]);
+  list.push({
+    name: 'Refused',
+    value: reasons.map(([r, n]) => `${r} ${perSecond(l.refused_rate[r] ?? 0)} (${count(n)} in all)`).join(', ') || 'never',
+  });
   return list;
 }

@@ -59,18 +59,28 @@ export function headline() {
 function vitalsOf(status, limits) {
   const to = sum(status.listeners.map((l) => l.to_downstream_rate));
   const from = sum(status.listeners.map((l) => l.from_downstream_rate));
-  const most = (value) => limits.reduce((a, l) => value(l) > (a ? value(a) : 0) ? l : a, null);
+  const enforced = limits.filter((l) => l.mode === 'enforce');
+  const most = (value) => enforced.reduce((a, l) => value(l) > (a ? value(a) : 0) ? l : a, null);
   const slowest = most((l) => l.queue_delay.p99);
-  const waits = most((l) => l.waiting);
-  const refused = sum(limits.filter((l) => l.mode === 'enforce').map(refusing));
+  const fullest = most((l) => l.waiting);
   const refuser = most(refusing);
+  const none = { value: 'none', note: '', tone: '' };
   return [
-    ['To downstreams', bits(to), `${bytesRate(to)} over 10 s, all listeners`],
-    ['From downstreams', bits(from), `${bytesRate(from)} over 10 s, all listeners`],
-    ['Connections', count(sum(status.listeners.map((l) => l.open))), `open; and ${count(sum(status.listeners.map((l) => l.flows)))} UDP flows`],
-    ['Wait for a slot', waits ? count(waits.waiting) : 'nobody', waits ? `under limit ${waits.name}` : '', waits ? 'held' : ''],
-    ['Longest queue, p99', slowest ? seconds(slowest.queue_delay.p99) : 'none', slowest ? `of what limit ${slowest.name} delayed in the last minute` : '', slowest ? 'held' : ''],
-    ['Refused', refused > 0 ? perSecond(refused) : 'nobody', refused > 0 ? `most by limit ${refuser.name}` : '', refused > 0 ? 'refused' : ''],
+    { name: 'To downstreams', value: bits(to), note: bytesRate(to), title: 'All listeners, over 10 s' },
+    { name: 'From downstreams', value: bits(from), note: bytesRate(from), title: 'All listeners, over 10 s' },
+    { name: 'Connections', value: count(sum(status.listeners.map((l) => l.open))), note: `${count(sum(status.listeners.map((l) => l.flows)))} UDP flows` },
+    {
+      name: 'Wait for a slot', title: 'Connections, under the limit with the most',
+      ...fullest ? { value: count(fullest.waiting), note: fullest.name, tone: 'held' } : none,
+    },
+    {
+      name: 'Longest queue, p99', title: '99 of 100 units that the limit delayed in the last minute waited no longer',
+      ...slowest ? { value: seconds(slowest.queue_delay.p99), note: slowest.name, tone: 'held' } : none,
+    },
+    {
+      name: 'Refused', title: 'Datagrams and connections, over 10 s; and the limit that refuses most',
+      ...refuser ? { value: perSecond(sum(enforced.map(refusing))), note: refuser.name, tone: 'refused' } : none,
+    },
   ];
 }
 
@@ -137,14 +147,22 @@ export function notices() {
   };
 }
 
-// The error is written where it may change what the reader makes of the value.
-function heavy(h, write) {
-  if (h.value === 0) return '–';
-  return h.error > 0.05 * h.value ? `${write(h.value)} ± ${write(h.error)}` : write(h.value);
-}
+const waited = (s) => `${seconds(s)}/s`;
 
-const within = (h, write) => h.error > 0 ? `at most ${write(h.error)} less` : 'exact';
-const waited = (s) => `${seconds(s)} /s`;
+// weight is a column of heavy weights. The error is written where it may change what the
+// reader makes of the value.
+function weight(name, title, of, write, more = write) {
+  return {
+    name, title, order: (w) => of(w).value,
+    draw(cell, w) {
+      if (!cell.firstChild) cell.append(el('span'), el('small'));
+      const { value, error } = of(w);
+      setText(cell.firstChild, value > 0 ? write(value) : '–');
+      setText(cell.lastChild, error > 0.05 * value && value > 0 ? `± ${write(error)}` : '');
+      setAttr(cell, 'title', `${more(value)}, and at most ${more(error)} less`);
+    },
+  };
+}
 
 export function who() {
   const tabs = [...byId('who-tabs').children];
@@ -158,9 +176,9 @@ export function who() {
         setText(cell.lastChild, w.as_name ?? '');
       },
     },
-    { name: 'Rate', order: (w) => w.rate.value, text: (w) => heavy(w.rate, bits), tip: (w) => `${bytesRate(w.rate.value)}, ${within(w.rate, bytesRate)}` },
-    { name: 'Waited', title: 'Seconds that its traffic waited, each second', order: (w) => w.delayed.value, text: (w) => heavy(w.delayed, waited), tip: (w) => within(w.delayed, waited) },
-    { name: 'Refused', title: 'Datagrams and connections a second', order: (w) => w.dropped.value, text: (w) => heavy(w.dropped, perSecond), tip: (w) => within(w.dropped, perSecond) },
+    weight('Rate', '', (w) => w.rate, bits, bytesRate),
+    weight('Waited', 'Seconds that its traffic waited, each second', (w) => w.delayed, waited),
+    weight('Refused', 'Datagrams and connections a second', (w) => w.dropped, perSecond),
   ]);
 
   let by = 'source';
@@ -233,7 +251,7 @@ export function downstreams() {
       },
     },
     { name: 'Queue', text: (a) => a.queue ? `${count(a.queue.packets)} packets` : '–', tip: (a) => a.queue ? size(a.queue.bytes) : 'It holds no packets' },
-    { name: 'Drops', title: 'Of the queue', text: (a) => a.queue ? count(a.queue.drops) : '–' },
+    { name: 'Drops', title: 'Of the queue', wide: true, text: (a) => a.queue ? count(a.queue.drops) : '–' },
   ]);
   return (status) => {
     downs(status.listeners.flatMap((l) => l.downstreams));
@@ -297,20 +315,18 @@ export function daemon() {
     const p = status.process;
     const files = p.descriptors / p.max_descriptors;
     process([
-      ['Processors', trimZero(p.cpu), `in use, over 10 s; ${span(p.cpu_seconds)} since the start`],
-      ['Memory', size(p.memory_bytes), ''],
-      ['Descriptors', `${count(p.descriptors)} of ${count(p.max_descriptors)}`, percent(files), files > 0.8 ? 'bad' : ''],
-      ['Pacing late, p99', seconds(p.late_p99), 'How late the pacing thread let units go, since the start', p.late_p99 > 0.005 ? 'held' : ''],
-      ['Running', span((Date.parse(status.now) - Date.parse(status.started)) / 1000), `since ${clock(status.started)}, process ${status.pid}`],
-      ['Loaded', clock(status.reload.loaded), `in ${seconds(status.reload.took)}`],
+      { name: 'Processors', value: p.cpu.toFixed(2), note: `${span(p.cpu_seconds)} in all`, title: 'In use, over 10 s; and since the start' },
+      { name: 'Memory', value: size(p.memory_bytes) },
+      { name: 'Descriptors', value: count(p.descriptors), note: `of ${count(p.max_descriptors)}`, tone: files > 0.8 ? 'bad' : '' },
+      { name: 'Pacing late, p99', value: seconds(p.late_p99), title: 'How late the pacing thread let units go, since the start', tone: p.late_p99 > 0.005 ? 'held' : '' },
+      { name: 'Running', value: span((Date.parse(status.now) - Date.parse(status.started)) / 1000), note: `since ${clock(status.started)}`, title: `Process ${status.pid}` },
+      { name: 'Loaded', value: clock(status.reload.loaded), note: `in ${seconds(status.reload.took)}` },
     ]);
     buckets(status.buckets);
     setText(byId('version'), status.version);
     setText(byId('about'), `Configuration ${status.config}. Times are those of this browser, ${zone()}.`);
   };
 }
-
-const trimZero = (v) => v.toFixed(2);
 
 function zone() {
   const minutes = -new Date().getTimezoneOffset();

@@ -132,14 +132,16 @@ export function keyed(parent, key, make, update, drop = () => {}) {
   };
 }
 
-// facts fills a dl with [name, value, title, tone] in place.
+// facts fills a dl with {name, value, note, title, tone} in place; all but name and value
+// may be left out.
 export function facts(list) {
-  return keyed(list, (f) => f[0],
-    ([name]) => el('div', {}, el('dt', {}, name), el('dd')),
-    (div, [, value, title = '', tone = '']) => {
+  return keyed(list, (f) => f.name,
+    (f) => el('div', {}, el('dt', {}, f.name), el('dd', {}, el('span'), el('small'))),
+    (div, f) => {
       const dd = div.lastElementChild;
-      setText(dd, value);
-      setAttr(dd, 'title', title);
-      setAttr(dd, 'data-tone', tone);
+      setText(dd.firstChild, f.value);
+      setText(dd.lastChild, f.note ?? '');
+      setAttr(dd, 'title', f.title ?? '');
+      setAttr(dd, 'data-tone', f.tone ?? '');
     });
 }

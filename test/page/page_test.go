@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
-	"net"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -25,15 +24,7 @@ var (
 func start(t *testing.T, scenario string, every time.Duration) string {
 	t.Helper()
 	f := &fake{scenario: scenario, every: every, started: time.Now().Add(-3*time.Hour - time.Minute)}
-	s := httptest.NewUnstartedServer(f.handler())
-	if *serve {
-		l, err := net.Listen("tcp", "0.0.0.0:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.Listener = l
-	}
-	s.Start()
+	s := httptest.NewServer(f.handler())
 	t.Cleanup(func() {
 		s.CloseClientConnections()
 		s.Close()
