@@ -2,7 +2,7 @@
 
 import { span } from './chart.js';
 import { limitCards, limitTable, refusing } from './limits.js';
-import { bypassAlarm, daemon, downstreams, events, headline, notices, who } from './sections.js';
+import { bypassAlarm, daemon, downstreams, events, headline, notices, unknown, who } from './sections.js';
 import { clock, setText, show, span as since } from './text.js';
 
 const byId = (id) => document.getElementById(id);
@@ -164,7 +164,7 @@ function lost() {
   setText(lostSince, heardAt ? `No connection to the daemon since ${clock(heardAt)}.` : 'No connection to the daemon.');
   setText(lostFor, heardAt ? ` What is shown is ${since((Date.now() - heardAt) / 1000)} old. Trying again.` : ' Trying again.');
   show(byId('lost'), true);
-  document.title = 'no connection · shaperd';
+  unknown();
 }
 
 function connected() {

@@ -121,12 +121,13 @@ export class Chart {
       },
       scales: {
         x: { time: false, range: (u, min, max) => [max - span, max] },
-        y: { range: (u, min, max) => [0, Math.max(this.ceiling * 1.12, (max ?? 0) * 1.08, spec.least)] },
+        y: { range: (u, min, max) => [0, Math.max(this.ceiling * 1.18, (max ?? 0) * 1.08, spec.least)] },
       },
       axes: [
         {
           show: spec.main, size: 22, font, stroke: soft, grid, ticks: { show: false }, gap: 3,
-          incrs: [60], space: 40, values: (u, at) => at.map((t) => hours(t)),
+          incrs: [60], space: 40,
+          values: (u, at) => at.map((t) => u.scales.x.max - t < 12 ? '' : hours(t)), // has no room at the edge
         },
         {
           size: spec.main ? 78 : 58, font, stroke: soft, grid, ticks: { show: false }, gap: 4,
@@ -161,8 +162,8 @@ export class Chart {
     ctx.stroke();
     ctx.font = font.replace('11px', `${11 * ratio}px`);
     ctx.textAlign = 'left';
-    ctx.textBaseline = 'top';
-    if (this.spec.main) ctx.fillText(`ceiling ${this.spec.format(this.ceiling)}`, u.bbox.left + 5 * ratio, y + 4 * ratio);
+    ctx.textBaseline = 'bottom';
+    if (this.spec.main) ctx.fillText(`ceiling ${this.spec.format(this.ceiling)}`, u.bbox.left + 5 * ratio, y - 3 * ratio);
     ctx.restore();
   }
 }

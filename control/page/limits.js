@@ -85,7 +85,7 @@ export function limitTable(table, ring) {
         const [value, of, meter] = cell.children;
         setText(value, format(now));
         setText(of, ceiling > 0 ? (l.single ? `of ${format(ceiling)}` : `each ${format(ceiling)}`) : '');
-        show(meter, l.single && ceiling > 0);
+        meter.classList.toggle('off', !l.single || ceiling === 0); // keeps its place
         meter.value = ceiling > 0 ? Math.min(1, now / ceiling) : 0;
       },
     },

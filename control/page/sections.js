@@ -56,6 +56,14 @@ export function headline() {
   };
 }
 
+// unknown is the headline of what is no longer known.
+export function unknown() {
+  setAttr(byId('headline'), 'data-tone', 'idle');
+  setText(byId('headline-words'), 'Not known: the daemon does not answer.');
+  show(byId('headline-detail'), false);
+  document.title = 'no connection · shaperd';
+}
+
 function vitalsOf(status, limits) {
   const to = sum(status.listeners.map((l) => l.to_downstream_rate));
   const from = sum(status.listeners.map((l) => l.from_downstream_rate));

@@ -1,0 +1,237 @@
+// Looks at the web page in Chromium as page_test.go asks on standard input, and writes a
+// line of JSON a check. The argument is the directory of node_modules.
+
+import { createRequire } from 'node:module';
+import { join, resolve } from 'node:path';
+import { readFileSync } from 'node:fs';
+
+const { chromium } = createRequire(join(resolve(process.argv[2]), 'package.json'))('playwright-core');
+const { urls, nasty, pictures } = JSON.parse(readFileSync(0, 'utf8'));
+
+const wait = { timeout: 10000 };
+const desktop = { viewport: { width: 1280, height: 900 }, colorScheme: 'light' };
+const phone = { width: 375, height: 812 };
+
+const browser = await chromium.launch({
+  executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium',
+  args: ['--no-sandbox', '--disable-background-networking', '--disable-component-update', '--disable-sync', '--no-first-run'],
+});
+
+// check opens a scenario, runs look(page), and reports what went wrong, with what the
+// browser had to say.
+async function check(name, scenario, how, look, expected = []) {
+  const context = await browser.newContext(how);
+  const wrong = [];
+  try {
+    await context.addInitScript(() => document.addEventListener('securitypolicyviolation',
+      (e) => console.error(`policy violated: ${e.violatedDirective} ${e.blockedURI}`)));
+    const page = await context.newPage();
+    page.setDefaultTimeout(wait.timeout);
+    page.on('console', (m) => {
+      if (['error', 'warning'].includes(m.type()) && !expected.some((e) => m.text().includes(e))) wrong.push(`console: ${m.text()}`);
+    });
+    page.on('pageerror', (e) => wrong.push(`exception: ${e.stack}`));
+    page.on('request', (r) => {
+      const { protocol, origin } = new URL(r.url());
+      if (protocol !== 'data:' && origin !== new URL(urls[scenario]).origin) wrong.push(`asks another origin: ${r.url()}`);
+    });
+    await page.goto(urls[scenario]);
+    await page.waitForFunction(() => document.getElementById('pulse').textContent.startsWith('live'), null, wait);
+    await look(page, (ok, error) => ok || wrong.push(error));
+  } catch (e) {
+    wrong.push(String(e.stack ?? e));
+  } finally {
+    await context.close();
+  }
+  console.log(JSON.stringify({ name, error: wrong.join('\n') }));
+}
+
+const text = (page, selector) => page.$eval(selector, (e) => e.textContent);
+const column = (page, table, n) => page.$$eval(`${table} tbody tr > :nth-child(${n})`, (cells) => cells.map((c) => c.textContent));
+const focused = (page) => page.evaluate(() => {
+  const e = document.activeElement;
+  return {
+    what: `${e.tagName} ${e.id || e.textContent.slice(0, 40)}`, table: e.closest('table')?.id ?? '',
+    outlined: getComputedStyle(e).outlineStyle !== 'none', tab: e.getAttribute('role') === 'tab',
+  };
+});
+
+const headlines = {
+  rest: ['good', 'The promise is kept. Nobody is being slowed.'],
+  overload: ['held', 'The promise is kept. 3 limits hold traffic back.'],
+  broken: ['bad', 'The promise is broken.'],
+  bypass: ['bad', 'Bypass is on. Nothing is held back.'],
+  observe: ['info', 'Only observing. Nothing is held back.'],
+  trouble: ['held', 'The promise is kept. 3 limits hold traffic back.'],
+  many: ['held', 'The promise is kept. 48 limits hold traffic back.'],
+  empty: ['info', 'There are no limits. Nothing is held back.'],
+};
+
+// Contrast, by WCAG 2.2: of a text and what is behind it.
+function contrasts(selectors) {
+  const canvas = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });
+  const over = (colours) => {
+    canvas.clearRect(0, 0, 1, 1);
+    for (const c of colours) {
+      canvas.fillStyle = c;
+      canvas.fillRect(0, 0, 1, 1);
+    }
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const luminance = (rgb) => {
+    const [r, g, b] = rgb.map((v) => v / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  return selectors.flatMap((s) => [...document.querySelectorAll(s)].slice(0, 4).map((e) => {
+    const behind = [];
+    for (let p = e; p; p = p.parentElement) behind.unshift(getComputedStyle(p).backgroundColor);
+    const [a, b] = [luminance(over([...behind, getComputedStyle(e).color])), luminance(over(behind))];
+    return [s, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)];
+  }));
+}
+
+const written = ['#headline h1', '#headline dt', '#headline dd', '#headline small', '.notices strong', '.notices span', 'thead button', '.badge',
+  '.card .promise', '.card .soft', '.card .override', 'figcaption span', '.figures dt', '.tabs button', '.level', '.events time', '.lead', '.alarm'];
+
+for (const [scenario, [tone, words]] of Object.entries(headlines)) {
+  await check(`scenario/${scenario}`, scenario, desktop, async (page, must) => {
+    must(await text(page, '#headline-words') === words, `the headline is "${await text(page, '#headline-words')}", want "${words}"`);
+    must(await page.$eval('#headline', (e) => e.dataset.tone) === tone, `the tone is not ${tone}`);
+    must(await page.isVisible('#bypass') === (scenario === 'bypass'), 'the alarm of the bypass is not as it should be');
+    must(await page.isHidden('#lost'), 'it says that there is no connection');
+    await look(page, `${scenario}-light`, 'light', must);
+
+    await page.emulateMedia({ colorScheme: 'dark' });
+    await look(page, `${scenario}-dark`, 'dark', must);
+
+    await page.setViewportSize(phone);
+    await look(page, `${scenario}-phone`, 'dark', must);
+    const width = await page.evaluate(() => document.documentElement.scrollWidth);
+    must(width <= phone.width, `the page is ${width} px wide on a phone`);
+  });
+}
+
+// look asks for a background that is light or dark, and text that stands out from it.
+async function look(page, name, scheme, must) {
+  const [r, g, b] = (await page.evaluate(() => getComputedStyle(document.body).backgroundColor)).match(/\d+/g).map(Number);
+  must(scheme === 'dark' ? r + g + b < 120 : r + g + b > 650, `${name}: the background is ${r}, ${g}, ${b}`);
+  const found = await page.evaluate(contrasts, written);
+  must(found.length > 20, `${name}: found hardly a text`);
+  for (const [selector, contrast] of found) must(contrast >= 4.5, `${name}: ${selector} has a contrast of ${contrast.toFixed(2)}`);
+  if (pictures) {
+    await page.waitForTimeout(500);
+    await page.screenshot({ path: join(pictures, `${name}.png`) });
+  }
+}
+
+await check('live', 'overload', desktop, async (page, must) => {
+  const seen = async () => ({
+    fact: await text(page, '#vitals'), row: await text(page, '#overview tbody tr'), events: await page.$$eval('#event-list > li', (l) => l.length),
+    spark: await page.$eval('.spark path', (p) => p.getAttribute('d')), plot: await page.$eval('.plot', (p) => p.getAttribute('aria-label')),
+  });
+  const before = await seen();
+  must(before.events >= 12, `${before.events} events`);
+  must(/now .* of 80 Mbit\/s$/.test(before.plot), `the chart's words are "${before.plot}"`);
+  // Nothing is built anew each second: what is there stays, but for the events.
+  const count = () => page.evaluate(() => document.querySelectorAll('*').length - document.querySelectorAll('#event-list *').length);
+  await page.$eval('#overview tbody tr', (tr) => { tr.dataset.same = 'yes'; });
+  const elements = await count();
+  await page.waitForFunction((n) => document.querySelectorAll('#event-list > li').length >= n + 2, before.events, wait);
+  const after = await seen();
+  for (const k of Object.keys(before)) must(before[k] !== after[k], `${k} has not changed`);
+  must(await page.$eval('#overview tbody tr', (tr) => tr.dataset.same) === 'yes', 'the rows are made anew');
+  must(await count() === elements, `${elements} elements have become ${await count()}`);
+});
+
+await check('charts', 'many', desktop, async (page, must) => {
+  const plots = await page.$$eval('.plot', (l) => l.length);
+  must(plots > 150, `${plots} charts of 64 limits`);
+  for (const where of ['cards', 'who']) {
+    await page.evaluate((id) => document.getElementById(id).scrollIntoView({ behavior: 'instant' }), where);
+    await page.waitForFunction((id) => {
+      const n = document.querySelectorAll('.plot canvas').length;
+      return n > 0 && n < 40 && (id !== 'who' || !document.querySelector('.plot').hasChildNodes());
+    }, where, wait);
+  }
+  const drawn = await page.$$eval('.plot canvas', (list) => list.some((c) => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some((v) => v > 0)));
+  must(drawn, 'the charts are empty');
+  await page.fill('#filter', 'PLC-1');
+  must((await column(page, '#overview', 1)).length === 7, 'the filter does not choose the rows');
+  must(await page.$$eval('.card', (l) => l.length) === 7, 'the filter does not choose the cards');
+  await page.fill('#filter', '');
+  must(await page.$$eval('.card', (l) => l.length) === 64, 'the filter does not let go');
+});
+
+await check('keyboard', 'overload', desktop, async (page, must) => {
+  await page.keyboard.press('Tab');
+  must((await focused(page)).what.startsWith('A Skip'), `the first stop is ${(await focused(page)).what}`);
+  await page.keyboard.press('Enter');
+  must((await focused(page)).what === 'MAIN main', `the link to skip leads to ${(await focused(page)).what}`);
+
+  const reached = { tables: new Set(), tabs: 0, log: false };
+  for (let i = 0; i < 80 && !reached.log; i++) {
+    await page.keyboard.press('Tab');
+    const f = await focused(page);
+    must(f.outlined, `${f.what} has the focus, and does not show it`);
+    if (f.what.startsWith('BUTTON') && f.table) reached.tables.add(f.table);
+    if (f.tab) reached.tabs++;
+    reached.log = f.what === 'OL event-list';
+  }
+  for (const t of ['overview', 'who-table', 'downstream-table', 'listener-table']) must(reached.tables.has(t), `no heading of ${t} is reached`);
+  must(reached.tabs === 1, `${reached.tabs} stops at the tabs, want one`);
+  must(reached.log, 'the events are not reached');
+
+  await page.focus('#overview th:nth-child(1) button');
+  for (const [key, sort, first] of [['Enter', 'ascending', 'database'], ['Space', 'descending', 'plc'], ['Enter', null, 'database']]) {
+    await page.keyboard.press(key);
+    must(await page.getAttribute('#overview th:nth-child(1)', 'aria-sort') === sort, `after ${key}, aria-sort is not ${sort}`);
+    must((await column(page, '#overview', 1))[0] === first, `after ${key}, the limits are ${await column(page, '#overview', 1)}`);
+  }
+  await page.focus('#who-table th:nth-child(2) button');
+  await page.keyboard.press('Enter');
+  await page.keyboard.press('Enter');
+  must((await column(page, '#who-table', 1))[0].startsWith('198.51.100.98'), 'the sources are not sorted by rate');
+
+  await page.focus('#tab-source');
+  for (const [key, tab, name] of [['ArrowRight', 'prefix', '2001:db8:'], ['ArrowRight', 'asn', 'AS645'], ['ArrowRight', 'source', '198.51'], ['End', 'asn', 'AS645']]) {
+    await page.keyboard.press(key);
+    must((await focused(page)).what === `BUTTON tab-${tab}`, `${key} leads to ${(await focused(page)).what}`);
+    must(await page.getAttribute(`#tab-${tab}`, 'aria-selected') === 'true', `${key} does not select ${tab}`);
+    must((await column(page, '#who-table', 1)).every((n) => n.startsWith(name)), `${key} shows ${await column(page, '#who-table', 1)}`);
+  }
+
+  await page.focus('#overview tbody a');
+  await page.keyboard.press('Enter');
+  must(await page.$eval('.card', (c) => c.matches(':target')), 'a limit of the table does not lead to its card');
+});
+
+await check('hostile text', 'trouble', desktop, async (page, must) => {
+  must(!(await page.title()).includes('pwned'), 'a script has run');
+  must(await page.$$eval('main img, main script', (l) => l.length) === 0, 'text has become markup');
+  for (const s of ['#overview tbody', '#cards', '#who-table', '#event-list', '#notices']) {
+    must((await text(page, s)).includes(nasty), `${s} does not show the text as it is`);
+  }
+  await page.click(`#overview tbody tr:last-child a`);
+  must(await page.$eval('.card:last-child', (c) => c.matches(':target')), 'the link to its card is broken');
+});
+
+await check('trouble', 'trouble', desktop, async (page, must) => {
+  const all = await text(page, '#notices');
+  for (const words of ['Draining', 'Reload failed', 'shaperd.toml:14:12:', '50-sms.toml:3:1:', 'Down', 'Not attached', 'rate = 20Mbit/s', '192.0.2.0/24', 'min', 'until the next reload', 'until it is taken away']) {
+    must(all.includes(words), `"${words}" is not said`);
+  }
+  must((await text(page, '.card .override')).includes('rate = 20Mbit/s'), 'the card does not say that it is overridden');
+});
+
+await check('connection', 'flaky', desktop, async (page, must) => {
+  await page.waitForSelector('#lost:not([hidden])', wait);
+  must((await text(page, '#lost')).startsWith('No connection to the daemon since '), `it says "${await text(page, '#lost')}"`);
+  must((await text(page, '#headline-words')).startsWith('Not known'), 'the headline still claims to know');
+  must(await page.evaluate(() => getComputedStyle(document.querySelector('main')).filter !== 'none'), 'the data are not grey');
+  must((await page.title()).startsWith('no connection'), 'the title does not say so');
+  await page.waitForSelector('#lost', { state: 'hidden', ...wait });
+  must((await text(page, '#headline-words')) === headlines.overload[1], 'the headline has not come back');
+  must(await page.evaluate(() => getComputedStyle(document.querySelector('main')).filter === 'none'), 'the data are still grey');
+}, ['503']);
+
+await browser.close();
