@@ -125,6 +125,8 @@ func guardHost(addr string, next http.Handler) http.Handler {
 func hostOf(s string) string {
 	if h, _, err := net.SplitHostPort(s); err == nil {
 		s = h
+	} else if strings.HasPrefix(s, "[") && strings.HasSuffix(s, "]") {
+		s = s[1 : len(s)-1]
 	}
-	return strings.ToLower(strings.TrimSuffix(strings.TrimPrefix(s, "["), "]"))
+	return strings.ToLower(s)
 }
