@@ -2,11 +2,7 @@
 package control
 
 import (
-	"errors"
-	"fmt"
-	"net"
 	"net/http"
-	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -58,26 +54,8 @@ type Attachment struct {
 // Queue is the queue of an interface.
 type Queue = QueueStatus
 
-// Metrics is the endpoint that Prometheus scrapes.
-type Metrics struct {
-	server *http.Server
-	done   chan struct{}
-}
-
 // ServeMetrics serves /metrics at addr, a host:port; "" serves nothing.
-func ServeMetrics(addr string, o *Options) (*Metrics, error) {
-	m := &Metrics{done: make(chan struct{})}
-	if addr == "" {
-		close(m.done)
-		return m, nil
-	}
-	ln, err := net.Listen("tcp", addr)
-	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, fmt.Errorf("[daemon] metrics: listen on %s: the port is in use; see \"ss -lntup\" for whose it is", addr)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("[daemon] metrics: %w", err)
-	}
+func ServeMetrics(addr string, o *Options) (*Endpoint, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(
 		collectors.NewGoCollector(),
@@ -86,23 +64,5 @@ func ServeMetrics(addr string, o *Options) (*Metrics, error) {
 	)
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	m.server = &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, MaxHeaderBytes: 16 << 10}
-	go func() {
-		defer close(m.done)
-		_ = m.server.Serve(ln) // ends with Close
-	}()
-	return m, nil
-}
-
-// Close ends the endpoint.
-func (m *Metrics) Close() error {
-	var err error
-	if m.server != nil {
-		err = m.server.Close()
-	}
-	<-m.done
-	if errors.Is(err, http.ErrServerClosed) {
-		return nil
-	}
-	return err
+	return listen("metrics", addr, mux)
 }

@@ -1,7 +1,6 @@
 package control
 
 import (
-	"errors"
 	"net"
 	"net/http"
 	"net/netip"
@@ -17,32 +16,6 @@ import (
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-type fakePlane struct{}
-
-func (fakePlane) Late() (counts [len(leaky.LateBounds) + 1]uint64, sum time.Duration) {
-	counts[0], counts[len(counts)-1] = 3, 1
-	return counts, 70 * time.Millisecond
-}
-
-func (fakePlane) Downstreams() []shaper.DownstreamStatus {
-	return []shaper.DownstreamStatus{
-		{Listen: "l", Downstream: "10.0.0.5:5432", Up: true, InFlight: 3},
-		{Listen: "l", Downstream: "db.local:5432"},
-	}
-}
-
-// fakePackets is a packet plane with an attachment that shapes, and one at no interface.
-type fakePackets struct{}
-
-func (fakePackets) PacketStatus() (s PacketStatus, ok bool, err error) {
-	s.Attachments = []Attachment{
-		{Name: "lost", Direction: "ingress", Mode: "police"},
-		{Name: "uplink", Interface: "eth0", Direction: "egress", Mode: "shape", Up: true, Queue: &Queue{Packets: 7, Bytes: 7000, Drops: 3}},
-	}
-	s.Buckets.Live, s.Buckets.Capacity, s.Buckets.EvictedIndebted = 5, 2048, 1
-	return s, true, nil
-}
 
 // busy returns a shaper on which every count of every limit is used.
 func busy(t *testing.T, limits int) *shaper.Shaper {
@@ -74,9 +47,11 @@ func busy(t *testing.T, limits int) *shaper.Shaper {
 
 func TestMetricsAreWellFormed(t *testing.T) {
 	reloads := &Reloads{}
-	reloads.Note(nil, time.Millisecond)
-	reloads.Note(errors.New("no"), time.Millisecond)
-	c := &collector{shaper: busy(t, 2), plane: fakePlane{}, packets: fakePackets{}, reloads: reloads}
+	reloads.Note(time.Millisecond)
+	reloads.Note(time.Millisecond, "no")
+	o := options(t, busy(t, 2))
+	o.Reloads = reloads
+	c := &collector{o}
 	problems, err := testutil.CollectAndLint(c)
 	if err != nil {
 		t.Fatal(err)
@@ -117,7 +92,7 @@ shaperd_packet_buckets 5
 func TestCardinalityIsBounded(t *testing.T) {
 	const limits = shaper.MaxLimits
 	s := busy(t, limits)
-	c := &collector{shaper: s, plane: fakePlane{}, packets: fakePackets{}, reloads: &Reloads{}}
+	c := &collector{options(t, s)}
 	before := testutil.CollectAndCount(c)
 	p := s.Policy()
 	for i := range 10000 {
@@ -128,7 +103,7 @@ func TestCardinalityIsBounded(t *testing.T) {
 	if after := testutil.CollectAndCount(c); after != before {
 		t.Errorf("%d series became %d", before, after)
 	}
-	if most := limits*(3*shaper.Verdicts*shaper.Reasons+4) + 100; before > most {
+	if most := limits*(3*shaper.Verdicts*shaper.Reasons+8) + 100; before > most {
 		t.Errorf("%d series, at most %d", before, most)
 	}
 }
@@ -139,11 +114,11 @@ func TestServeMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := l.Addr().String()
-	if _, err := ServeMetrics(at, busy(t, 1), fakePlane{}, fakePackets{}, &Reloads{}); err == nil {
+	if _, err := ServeMetrics(at, options(t, busy(t, 1))); err == nil {
 		t.Error("served on a port in use")
 	}
 	l.Close()
-	m, err := ServeMetrics(at, busy(t, 1), fakePlane{}, fakePackets{}, &Reloads{})
+	m, err := ServeMetrics(at, options(t, busy(t, 1)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +136,7 @@ func TestServeMetrics(t *testing.T) {
 	if err := m.Close(); err != nil {
 		t.Error(err)
 	}
-	off, err := ServeMetrics("", nil, nil, nil, nil)
+	off, err := ServeMetrics("", nil)
 	if err != nil || off.Close() != nil {
 		t.Errorf("off: %v", err)
 	}

@@ -113,7 +113,7 @@ func guardHost(addr string, next http.Handler) http.Handler {
 		}
 		if !ok {
 			http.Error(w, "This server does not answer to the host that was asked for.\n"+
-				"Ask for its address, or for localhost by way of a tunnel: ssh -L 9464:localhost:9464 HOST",
+				"Ask for its address, or for localhost by way of a tunnel: ssh -L 9465:localhost:9465 HOST",
 				http.StatusMisdirectedRequest)
 			return
 		}

@@ -41,7 +41,7 @@ func TestLogToTheJournal(t *testing.T) {
 					inode++
 				}
 				t.Setenv("JOURNAL_STREAM", fmt.Sprintf("%d:%d", st.Dev, inode))
-				log, w, err := newLogger(env{stderr: f}, runFlags{logLevel: "debug", logFormat: format}, control.NewEvents(1))
+				log, _, w, err := newLogger(env{stderr: f}, runFlags{logLevel: "debug", logFormat: format}, control.NewEvents(1))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -99,7 +99,7 @@ func (s *stuck) Write(p []byte) (int, error) {
 // stuckLog returns a log that writes to what stands still.
 func stuckLog(t *testing.T) (*stuck, *slog.Logger, *logWriter) {
 	to := &stuck{let: make(chan struct{})}
-	log, w, err := newLogger(env{stderr: to}, runFlags{logLevel: "info", logFormat: "text"}, control.NewEvents(10))
+	log, _, w, err := newLogger(env{stderr: to}, runFlags{logLevel: "info", logFormat: "text"}, control.NewEvents(10))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -191,6 +191,11 @@ func (s *server) show(c *config.Config) (end func(), err error) {
 		return nil, err
 	}
 	ends = append(ends, func() { metrics.Close() })
+	page, err := control.ServePage(c.Daemon.Page, o)
+	if err != nil {
+		return nil, err
+	}
+	ends = append(ends, func() { page.Close() })
 	if s.flags.root.control == "" {
 		return end, nil
 	}

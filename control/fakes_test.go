@@ -1,0 +1,123 @@
+package control
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// fakeProxy is a proxy plane with two downstreams and two connections.
+type fakeProxy struct{}
+
+func (fakeProxy) Late() (counts [len(leaky.LateBounds) + 1]uint64, sum time.Duration) {
+	counts[0], counts[len(counts)-1] = 3, 1
+	return counts, 70 * time.Millisecond
+}
+
+func (fakeProxy) Downstreams() []shaper.DownstreamStatus {
+	return []shaper.DownstreamStatus{
+		{Listen: "l", Downstream: "10.0.0.5:5432", Up: true, InFlight: 3},
+		{Listen: "l", Downstream: "db.local:5432"},
+	}
+}
+
+func (fakeProxy) Connections(f func(*shaper.ConnectionStatus)) {
+	for i, source := range []string{"192.0.2.1:1000", "[2001:db8::1]:2000"} {
+		f(&shaper.ConnectionStatus{
+			ID: uint64(i + 1), Protocol: shaper.TCP, Source: netip.MustParseAddrPort(source), Listen: "l", Port: 5432, Stage: "open",
+			ToDownstream: uint64(1000 * i), Waited: time.Second, HeldBy: "aa", HeldMost: "aa",
+		})
+	}
+}
+
+func (fakeProxy) Kill(id uint64) bool { return id == 1 }
+
+func (fakeProxy) Bucket(int, shaper.Key) shaper.BucketState {
+	return shaper.BucketState{BacklogBytes: 1000, Queued: 2, NextIn: time.Millisecond}
+}
+
+func (fakeProxy) DrainDownstream(listener, downstream string, drained bool) int {
+	if downstream == "10.0.0.5:5432" {
+		return 1
+	}
+	return 0
+}
+
+// fakePackets is a packet plane with an attachment that shapes, and one at no interface.
+type fakePackets struct{}
+
+func (fakePackets) PacketStatus() (s PacketStatus, ok bool, err error) {
+	s.Attachments = []Attachment{
+		{Name: "lost", Direction: "ingress", Mode: "police"},
+		{Name: "uplink", Interface: "eth0", Direction: "egress", Mode: "shape", Up: true, Queue: &Queue{Packets: 7, Bytes: 7000, Drops: 3}},
+	}
+	s.Buckets.Live, s.Buckets.Capacity, s.Buckets.EvictedIndebted = 5, 2048, 1
+	return s, true, nil
+}
+
+func (fakePackets) Bucket(int, shaper.Key) (shaper.BucketState, bool) {
+	return shaper.BucketState{}, false
+}
+
+// fakeDaemon notes what is asked of it.
+type fakeDaemon struct {
+	mu    sync.Mutex
+	asked []string
+	err   error // of what comes
+}
+
+func (d *fakeDaemon) note(what string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.asked = append(d.asked, what)
+	return d.err
+}
+
+func (d *fakeDaemon) Describe(s *Status) { s.Version, s.State, s.Mode = "1.0", "running", "enforce" }
+
+func (d *fakeDaemon) HeldTo(*shaper.Limit) string             { return "8Mbit/s" }
+func (d *fakeDaemon) Override(limit string) map[string]string { return nil }
+func (d *fakeDaemon) Config() any                             { return map[string]string{"daemon": "x"} }
+
+func (d *fakeDaemon) Explain(q Question) (Explanation, error) {
+	x := Explanation{Source: q.Source, To: q.To, Limits: []BucketOf{}, BindsFirst: []Binding{}, Connections: []Connection{}}
+	return x, d.note("explain")
+}
+
+func (d *fakeDaemon) SetLimit(_ context.Context, limit string, s SetLimit) error {
+	return d.note("set " + limit)
+}
+
+func (d *fakeDaemon) UnsetLimit(_ context.Context, limit string) error {
+	return d.note("unset " + limit)
+}
+
+func (d *fakeDaemon) Block(_ context.Context, p netip.Prefix, _ time.Duration) error {
+	return d.note("block " + p.String())
+}
+
+func (d *fakeDaemon) Unblock(_ context.Context, p netip.Prefix) error {
+	return d.note("unblock " + p.String())
+}
+func (d *fakeDaemon) Bypass(context.Context, bool, time.Duration) error { return d.note("bypass") }
+func (d *fakeDaemon) Reload(context.Context) error                      { return d.note("reload") }
+func (d *fakeDaemon) Drain()                                            { _ = d.note("drain") }
+
+// options returns what shows s.
+func options(t *testing.T, s *shaper.Shaper) *Options {
+	t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	m := NewMonitor(s, log)
+	t.Cleanup(m.Close)
+	return &Options{
+		Shaper: s, Proxy: fakeProxy{}, Packets: fakePackets{}, Clock: func() leaky.Time { return leaky.Second }, Monitor: m,
+		Reloads: &Reloads{}, Events: NewEvents(10), Daemon: &fakeDaemon{}, Log: log,
+		LogLost: func() uint64 { return 2 }, Version: "1.0",
+	}
+}
