@@ -200,8 +200,8 @@ type Key struct {
 	Bucket  *Bucket `json:"bucket,omitempty"` // its state now, where it has one
 }
 
-// Heavy is a weight that is at most Error too large. It weighs the last minute or so: what
-// was a minute ago counts half.
+// Heavy is a weight that is at most Error too large. What was 5 s ago counts half, of what
+// was dropped what was a minute ago.
 type Heavy struct {
 	Value float64 `json:"value"`
 	Error float64 `json:"error"`

@@ -10,9 +10,6 @@ import (
 	"shaperd/leaky"
 )
 
-// HalfLife is after how long what was added to a [Top] counts half.
-const HalfLife = time.Minute
-
 // TopSize is how many keys a [Top] keeps. What it says of any key is too large by at most
 // the total of all keys divided by so many.
 const TopSize = 256
@@ -21,8 +18,11 @@ const TopSize = 256
 // Agrawal and El Abbadi, ICDT 2005) over weights that fade by forward decay (Cormode,
 // Shkapenyuk, Srivastava and Xu, ICDE 2009): what comes later is added with a growing
 // weight, so that nothing has to be touched to age. A steady stream's weight is its rate a
-// second. The zero Top is ready for use; it is not safe for concurrent use.
+// second. It is not safe for concurrent use.
 type Top[K comparable] struct {
+	// HalfLife is after how long what was added counts half.
+	HalfLife time.Duration
+
 	entries []*topEntry[K] // a heap, the lightest first
 	byKey   map[K]*topEntry[K]
 	since   leaky.Time // when a weight of 1 counted 1
@@ -37,13 +37,13 @@ type topEntry[K comparable] struct {
 // Weight is how heavy a key is, a second: at most Error too large.
 type Weight struct{ Value, Error float64 }
 
-// halfLives is how often a weight may have doubled before all are scaled down.
-const halfLives = 64
+// doublings is how often a weight may have doubled before all are scaled down.
+const doublings = 64
 
 // growth returns what an addition at now weighs.
 func (t *Top[K]) growth(now leaky.Time) float64 {
-	n := float64(now.Sub(t.since)) / float64(leaky.FromDuration(HalfLife))
-	if n > halfLives {
+	n := float64(now.Sub(t.since)) / float64(leaky.FromDuration(t.HalfLife))
+	if n > doublings {
 		scale := math.Exp2(-n)
 		for _, e := range t.entries {
 			e.weight *= scale
@@ -82,7 +82,10 @@ func (t *Top[K]) Add(k K, n float64, now leaky.Time) {
 // Of returns the weight of k at now. That of a key which is not kept is 0, and might be as
 // much as the error more.
 func (t *Top[K]) Of(k K, now leaky.Time) Weight {
-	perSecond := math.Ln2 / HalfLife.Seconds() / t.growth(now)
+	if len(t.entries) == 0 {
+		return Weight{}
+	}
+	perSecond := math.Ln2 / t.HalfLife.Seconds() / t.growth(now)
 	if e := t.byKey[k]; e != nil {
 		return Weight{e.weight * perSecond, e.over * perSecond}
 	}
@@ -152,6 +155,10 @@ type Heavy[K comparable] struct {
 	Weight [numTraits]Weight // bytes, seconds waited, and units refused, each a second
 }
 
+// halfLives are after how long what keys did counts half. What is refused is looked for
+// when somebody has complained.
+var halfLives = [numTraits]time.Duration{5 * time.Second, 5 * time.Second, time.Minute}
+
 // Ranking keeps the heaviest keys by each trait. The zero Ranking is ready for use, by
 // several goroutines.
 type Ranking[K comparable] struct {
@@ -165,6 +172,7 @@ func (r *Ranking[K]) Add(k K, did Tally, now leaky.Time) {
 	defer r.mu.Unlock()
 	for trait, n := range [numTraits]float64{float64(did.Bytes), did.Waited.Seconds(), float64(did.Dropped)} {
 		if n > 0 {
+			r.tops[trait].HalfLife = halfLives[trait]
 			r.tops[trait].Add(k, n, now)
 		}
 	}

@@ -84,6 +84,7 @@ connections = 5
 func configText(listen, metrics, downstream, rate string) string {
 	return fmt.Sprintf(`[daemon]
 metrics = %q
+page = ""
 [[listen]]
 name = "db"
 address = ["tcp://%s"]
@@ -95,6 +96,9 @@ func TestArguments(t *testing.T) {
 	good := writeConfig(t, "", configText("127.0.0.1:5432", "", "127.0.0.1:5433", "1MB/s"))
 	bad := writeConfig(t, "", configText("127.0.0.1:5432", "", "127.0.0.1:5433", "10mbps"))
 	attached := writeConfig(t, "", `
+[daemon]
+metrics = ""
+page = ""
 [[attach]]
 name      = "uplink"
 interface = ["eth0", "wg*"]
@@ -151,7 +155,7 @@ mode      = "police"
 		{"no such file", []string{"run", "--config", "/nowhere.toml"}, false, true, "/nowhere.toml"},
 		{"check nothing", []string{"check"}, true, true, "check needs a FILE"},
 		{"check good", []string{"check", good}, false, false, ": ok"},
-		{"check bad", []string{"check", bad}, false, true, bad + ":11:1: "},
+		{"check bad", []string{"check", bad}, false, true, bad + ":12:1: "},
 		{"check as JSON", []string{"check", "--json", good, bad}, false, true, `"line": 11`},
 		{"explain", []string{"explain", "--config", good, "--source", "192.0.2.1", "--to", "tcp/5432"}, false, false, `"per-source" binds first`},
 		{"explain mapped address", []string{"explain", "--config", good, "--source", "::ffff:192.0.2.1", "--to", "tcp/5432"}, false, false, "source 192.0.2.1/32"},
@@ -281,7 +285,7 @@ func TestRunReloadDrain(t *testing.T) {
 	if got := scrape(t, metrics); !strings.Contains(got, "shaperd_config_reload_success 0") {
 		t.Errorf("a failed reload shows as success")
 	}
-	if !strings.Contains(d.log.String(), path+":11:1") {
+	if !strings.Contains(d.log.String(), path+":12:1") {
 		t.Errorf("the log does not say where the mistake is:\n%s", d.log)
 	}
 	if err := ping(c); err != nil {
@@ -395,7 +399,7 @@ func TestPortInUse(t *testing.T) {
 func TestUnreadableASNData(t *testing.T) {
 	text := configText(freePort(t), "", "127.0.0.1:1", "1MB/s") + "[asn]\nfiles = [\"missing.csv\"]\n"
 	_, _, err := command(t, "run", "--config", writeConfig(t, "", text))
-	if err == nil || !strings.Contains(err.Error(), "missing.csv") || !strings.Contains(err.Error(), "shaperd.toml:14:10: ") {
+	if err == nil || !strings.Contains(err.Error(), "missing.csv") || !strings.Contains(err.Error(), "shaperd.toml:15:10: ") {
 		t.Errorf("err = %v", err)
 	}
 }

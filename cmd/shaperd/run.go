@@ -170,14 +170,14 @@ func (s *server) serve(ctx context.Context, e env) error {
 // show begins to show the daemon, and to have it steered. It returns what ends that.
 func (s *server) show(c *config.Config) (end func(), err error) {
 	var ends []func()
-	end = func() {
+	endAll := func() {
 		for _, f := range slices.Backward(ends) {
 			f()
 		}
 	}
 	defer func() {
 		if err != nil {
-			end()
+			endAll()
 		}
 	}()
 	monitor := control.NewMonitor(s.shaper, s.log)
@@ -197,18 +197,18 @@ func (s *server) show(c *config.Config) (end func(), err error) {
 	}
 	ends = append(ends, func() { page.Close() })
 	if s.flags.root.control == "" {
-		return end, nil
+		return endAll, nil
 	}
 	socket, err := control.Serve(s.flags.root.control, o)
 	if err != nil && !s.flags.controlGiven && (errors.Is(err, os.ErrPermission) || errors.Is(err, os.ErrNotExist)) {
 		s.log.Warn("no control socket; name one with --control", "err", err)
-		return end, nil
+		return endAll, nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	ends = append(ends, func() { socket.Close() })
-	return end, nil
+	return endAll, nil
 }
 
 // remind says again what must not be forgotten.

@@ -45,6 +45,7 @@ func (p *process) Write(b []byte) (int, error) {
 func startProcess(h *lab.Host, dir, name string, args ...string) (*process, error) {
 	p := &process{host: h, cmd: exec.Command(name, args...), exited: make(chan struct{}), dir: dir}
 	p.cmd.Dir = dir
+	p.cmd.Env = append(os.Environ(), "SHAPERD_CONTROL="+filepath.Join(dir, "control.sock"))
 	p.cmd.Stdout, p.cmd.Stderr = p, p
 	// What it forks ends with it, whatever the kernel thinks who its parent is.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}

@@ -118,7 +118,7 @@ func startDaemon(ctx context.Context, h *lab.Host, binary string) (*daemon, erro
 	}
 	defer notify.Close()
 	d.cmd = exec.Command(binary, "run", "--config", config, "--drain-timeout", "2s")
-	d.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+socket)
+	d.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+socket, "SHAPERD_CONTROL=")
 	d.cmd.Stdout, d.cmd.Stderr = &d.log, &d.log
 	if err := h.Start(d.cmd); err != nil {
 		os.RemoveAll(dir)

@@ -67,6 +67,7 @@ func (h *host) command(t testing.TB, args ...string) result {
 	var stdout, stderr bytes.Buffer
 	cmd := exec.Command(daemonPath(t), args...)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.Env = append(os.Environ(), "SHAPERD_CONTROL=")
 	if err := h.Start(cmd); err != nil {
 		t.Fatalf("start shaperd: %v", err)
 	}

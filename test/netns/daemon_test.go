@@ -30,6 +30,7 @@ type daemon struct {
 	t      testing.TB
 	host   *host
 	config string // path
+	control string // socket
 	cmd    *exec.Cmd
 	notify *net.UnixConn
 	log    logBuffer
@@ -72,7 +73,7 @@ func (h *host) shaperdWith(t testing.TB, stored map[string]*os.File, config stri
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	d := &daemon{t: t, host: h, config: filepath.Join(dir, "shaperd.toml"), exited: make(chan struct{})}
+	d := &daemon{t: t, host: h, config: filepath.Join(dir, "shaperd.toml"), control: filepath.Join(dir, "control.sock"), exited: make(chan struct{})}
 	socket := filepath.Join(dir, "notify")
 	d.notify, err = net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
 	if err != nil {
@@ -84,7 +85,7 @@ func (h *host) shaperdWith(t testing.TB, stored map[string]*os.File, config stri
 	// The shell's process becomes the daemon's: the sockets are for it alone.
 	line := []string{"-c", `LISTEN_PID=$$ exec "$0" "$@"`, daemonPath(t), "run", "--config", d.config}
 	d.cmd = exec.Command("sh", append(line, args...)...)
-	d.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+socket)
+	d.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+socket, "SHAPERD_CONTROL="+d.control)
 	if len(stored) > 0 {
 		var names []string
 		for name, f := range stored {
