@@ -48,7 +48,12 @@ class History {
   // add takes what an event of GET /v1/live says.
   add({ status, limits }) {
     const now = Date.parse(status.now) / 1000;
-    if (now <= this.times.at(-1)) return; // the history is newer
+    if (this.times.at(-1) - now > 10) { // the clock was set back
+      this.times = [];
+      this.limits.clear();
+    } else if (now <= this.times.at(-1)) { // the history has it
+      return;
+    }
     for (const l of limits) {
       if (!this.limits.has(l.name)) this.limits.set(l.name, Object.fromEntries(Object.keys(series).map((k) => [k, this.none()])));
       const kept = this.limits.get(l.name);
@@ -80,12 +85,12 @@ const showDownstreams = downstreams();
 const addEvents = events();
 const showDaemon = daemon();
 
-let live = null;
+let live = null; // the last event
 
 function render() {
-  if (!live || document.hidden) return;
   const { status, limits } = live;
-  showHeadline(status, limits);
+  showHeadline(status, limits); // and the title, which is seen of a page in the background
+  if (document.hidden) return;
   showBypass(status);
   showNotices(status);
   show(byId('limits-none'), limits.length === 0);
@@ -100,7 +105,7 @@ function render() {
 }
 
 filter.addEventListener('input', render);
-document.addEventListener('visibilitychange', render);
+document.addEventListener('visibilitychange', () => stream && live && render());
 
 // The connection. A stream that says nothing for a while is as good as ended, and the
 // charts begin anew after each, so that they have no holes.
@@ -120,23 +125,36 @@ async function connect() {
     const answer = await fetch('/v1/history', { signal: AbortSignal.timeout(silence) });
     if (!answer.ok) throw new Error(`GET /v1/history: ${answer.status}`);
     history.load(await answer.json());
-  } catch {
+  } catch (e) {
+    console.info(e.message);
     again();
     return;
   }
   heard = performance.now();
   stream = new EventSource('/v1/live');
-  stream.addEventListener('live', (e) => {
-    heard = performance.now();
-    heardAt = new Date();
-    attempt = 0;
-    live = JSON.parse(e.data);
+  stream.addEventListener('live', (e) => take(JSON.parse(e.data)));
+  stream.addEventListener('error', again);
+}
+
+// take shows an event. A page that is older than the daemon loads itself again, and one
+// that cannot show what it is told does not go on as if it had.
+function take(next) {
+  if (live && live.status.version !== next.status.version) location.reload();
+  live = next;
+  heard = performance.now();
+  heardAt = new Date();
+  attempt = 0;
+  try {
     history.add(live);
     addEvents(live.events, live.status);
-    connected();
     render();
-  });
-  stream.addEventListener('error', again);
+  } catch (e) {
+    stale(`This page cannot show what the daemon says: ${e.message}.`, ' Load it again, or ask "shaperd status".');
+    throw e;
+  }
+  document.documentElement.classList.remove('stale');
+  setText(byId('pulse'), `live · ${clock(live.status.now)}`);
+  show(byId('lost'), false);
 }
 
 // again gives up what is left of the connection, and tries once more a little later.
@@ -151,26 +169,27 @@ function again() {
 
 setInterval(() => {
   if (stream && performance.now() - heard > silence) again();
-  if (!byId('lost').hidden) lost();
+  else if (!stream && heardAt) lost();
 }, 1000);
 
-const lostSince = byId('lost').appendChild(document.createElement('strong'));
-const lostFor = byId('lost').appendChild(document.createElement('span'));
-lostFor.setAttribute('aria-live', 'off');
-
 function lost() {
-  document.documentElement.classList.add('stale');
-  setText(byId('pulse'), 'not connected');
-  setText(lostSince, heardAt ? `No connection to the daemon since ${clock(heardAt)}.` : 'No connection to the daemon.');
-  setText(lostFor, heardAt ? ` What is shown is ${since((Date.now() - heardAt) / 1000)} old. Trying again.` : ' Trying again.');
-  show(byId('lost'), true);
-  unknown();
+  if (heardAt) {
+    stale(`No connection to the daemon since ${clock(heardAt)}.`, ` What is shown is ${since((Date.now() - heardAt) / 1000)} old. Trying again.`);
+  } else {
+    stale('No connection to the daemon.', ' Trying again.');
+  }
 }
 
-function connected() {
-  document.documentElement.classList.remove('stale');
-  setText(byId('pulse'), `live · ${clock(live.status.now)}`);
-  show(byId('lost'), false);
+const [staleWhat, staleMore] = byId('lost').children;
+
+// stale says, over everything, that what is shown is not what is.
+function stale(what, more) {
+  document.documentElement.classList.add('stale');
+  setText(byId('pulse'), 'not connected');
+  setText(staleWhat, what);
+  setText(staleMore, more);
+  show(byId('lost'), true);
+  unknown();
 }
 
 connect();

@@ -169,10 +169,10 @@ class Card {
 
     // What is limited decides which charts there are, and changes by a reload.
     const specs = chartsOf(l);
-    const shape = specs.map((s) => s.name).join();
+    const shape = [l.single, ...specs.map((s) => s.name)].join();
     if (shape !== this.shape) {
       this.remove();
-      this.charts = specs.map((s, i) => new Chart({ ...s, main: i === 0 }, this.ring, l.name));
+      this.charts = specs.map((s, i) => new Chart({ ...s, name: i === 0 && !l.single ? `${s.name}, all buckets` : s.name, main: i === 0 }, this.ring, l.name));
       this.plots.replaceChildren(...this.charts.map((c) => c.root));
       this.shape = shape;
     }
@@ -190,7 +190,7 @@ const directions = { 'to-downstream': 'to the downstream', 'from-downstream': 'f
 function heldTo(l) {
   if (l.block) return 'Blocks: nothing passes.';
   if (l.single) return `Held to ${l.held_to}.`;
-  return `Each bucket (${l.key.split(',').join(', ')}): ${l.held_to}. The charts show all buckets together.`;
+  return `Each bucket (${l.key.split(',').join(', ')}): ${l.held_to}.`;
 }
 
 const excess = (p) => p.in_packets ? (n) => `${count(n)} packets` : size;
@@ -274,10 +274,10 @@ function figures(l) {
       { name: 'In flight', value: inFlight(l) },
       { name: 'Slot, p50 · p99', value: delay(l.connection_wait), title: `Of connections that got a slot in the last minute; at most ${seconds(l.max_wait)}` });
   }
-  const reasons = Object.entries(l.refused).filter(([, n]) => n > 0);
+  const reasons = Object.entries(l.refused ?? {}).filter(([, n]) => n > 0);
   list.push({
     name: 'Refused',
-    value: reasons.map(([r, n]) => `${r} ${perSecond(l.refused_rate[r] ?? 0)} (${count(n)} in all)`).join(', ') || 'never',
+    value: reasons.map(([r, n]) => `${r} ${perSecond(l.refused_rate?.[r] ?? 0)} (${count(n)} in all)`).join(', ') || 'never',
   });
   return list;
 }

@@ -95,16 +95,12 @@ function vitalsOf(status, limits) {
 // bypassAlarm is over everything while the kill switch is on.
 export function bypassAlarm() {
   const alarm = byId('bypass');
-  const title = alarm.appendChild(el('strong', {}, 'BYPASS IS ON: no limit holds anything back, the downstreams are unprotected.'));
-  title.after(' ');
-  const since = alarm.appendChild(el('span', { 'aria-live': 'off' }));
-  alarm.append(' Turn it off: ', el('code', {}, 'shaperd bypass off'));
   return (status) => {
     show(alarm, Boolean(status.bypass));
     document.documentElement.classList.toggle('bypassed', Boolean(status.bypass));
     if (status.bypass) {
       const { since: from, until } = status.bypass;
-      setText(since, `Since ${clock(from)}, ${timeLeft(until, status.now, 'until somebody turns it off')}.`);
+      setText(byId('bypass-since'), `Since ${clock(from)}, ${timeLeft(until, status.now, 'until somebody turns it off')}.`);
     }
   };
 }
@@ -271,7 +267,7 @@ export function downstreams() {
 }
 
 function endings(l) {
-  const ended = Object.entries(l.ended).filter(([, n]) => n > 0);
+  const ended = Object.entries(l.ended ?? {}).filter(([, n]) => n > 0);
   return ended.length === 0 ? 'none has ended' : `ended: ${ended.map(([how, n]) => `${how} ${count(n)}`).join(', ')}`;
 }
 
@@ -299,6 +295,7 @@ export function events() {
         ...(attrs.length > 0 ? [el('dl', {}, ...attrs)] : [])));
     }
     while (list.children.length > mostEvents) list.lastElementChild.remove();
+    show(list, list.children.length > 0);
     show(byId('events-none'), list.children.length === 0);
   };
 }

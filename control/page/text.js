@@ -81,7 +81,7 @@ export function timeLeft(until, now, without) {
 // settings writes what is set by key: "rate = 20Mbit/s, connections = 50".
 export const settings = (set) => Object.entries(set).map(([k, v]) => `${k} = ${v}`).join(', ');
 
-export const sum = (numbers) => Object.values(numbers).reduce((a, b) => a + b, 0);
+export const sum = (numbers) => Object.values(numbers ?? {}).reduce((a, b) => a + b, 0);
 
 // el makes an element; props are attributes, and children are elements or text.
 export function el(tag, props = {}, ...children) {
