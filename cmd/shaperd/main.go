@@ -115,7 +115,7 @@ wrong, and with 3 when no daemon answers.`,
 	root.SetHelpCommandGroupID(groupHost)
 	for group, verbs := range map[string][]*cobra.Command{
 		groupSee: {
-			statusCommand(e), limitsCommand(e), keysCommand(e), whoCommand(e), connectionsCommand(e),
+			statusCommand(e), topCommand(e), limitsCommand(e), keysCommand(e), whoCommand(e), connectionsCommand(e),
 			downstreamsCommand(e), explainCommand(e), blocksCommand(e), eventsCommand(e),
 		},
 		groupSteer: {

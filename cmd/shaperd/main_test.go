@@ -20,7 +20,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv("SHAPERD_TEST_MAIN") != "" { // a test runs this program as shaperd
+	if os.Getenv(asShaperd) != "" {
 		main()
 		return
 	}

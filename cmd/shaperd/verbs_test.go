@@ -100,6 +100,11 @@ func TestVerbs(t *testing.T) {
 		{"bypass off", 0, []string{"Bypass is off"}},
 		{"reload", 0, []string{"reloaded in 2.1ms"}},
 		{"events", 0, []string{"2026-03-01 10:00:00 info  ready limits=3\n", `2026-03-01 12:03:00 error reload err="a b\x1b" n=""`}},
+		{"top", 0, []string{
+			"shaperd: promise kept, refuses 7.3/s, mode enforce, 2026-03-01 12:03:00\n12 connections, 3 flows, to downstreams 9.68Mbit/s, from them 3.2Mbit/s, cpu 3%, 23.5MB\n",
+			"\nper-source    10Mbit/s      84%  180ms  20     7    7.3/s  kept", "\nkeys of per-source, by delayed\nKEY ", "\nsource 198.51.100.1/32 ",
+		}},
+		{"top --json", exitUsage, []string{"shaperd top prints no JSON"}},
 		{"run --json", exitUsage, []string{"--json: shaperd run prints no JSON"}},
 		{"explain --json --config /nowhere --source ::1 --to tcp/1", exitUsage, []string{"with --config, explain prints no JSON"}},
 		{"completion elvish", exitUsage, []string{`not "elvish"`}},
@@ -133,7 +138,7 @@ func TestVerbsWithoutDaemon(t *testing.T) {
 	for _, args := range []string{
 		"status", "limits", "limits x", "keys --limit x", "who", "connections", "connections kill 1", "downstreams", "downstreams drain x",
 		"explain --source ::1 --to tcp/1", "set limit x rate=1MB/s", "unset limit x", "observe x", "enforce x", "block ::1", "unblock ::1", "blocks",
-		"bypass on", "reload", "drain", "events", "events --follow", "status --json",
+		"bypass on", "reload", "drain", "events", "events --follow", "top", "status --json",
 	} {
 		stdout, stderr, err := command(t, strings.Split(args, " ")...)
 		if exitCode(err) != exitNoDaemon || !strings.Contains(err.Error(), "no daemon answers at /nowhere/control.sock") || stdout+stderr != "" {
