@@ -131,13 +131,21 @@ fuzz:
 		$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime '$(FUZZTIME)' -fuzzminimizetime 1s "$${file%/*}" </dev/null; \
 	done
 
+# Manual pages have the date of the source.
 .PHONY: install
+install: export SOURCE_DATE_EPOCH ?= $(shell git -c safe.directory='$(CURDIR)' log -1 --format=%ct 2>/dev/null)
 install: build
 	install -D -m 0755 bin/shaperd '$(DESTDIR)/usr/bin/shaperd'
 	install -D -m 0644 systemd/shaperd.service '$(DESTDIR)/usr/lib/systemd/system/shaperd.service'
 	install -D -m 0644 systemd/shaperd.sysusers '$(DESTDIR)/usr/lib/sysusers.d/shaperd.conf'
 	install -d -m 0755 '$(DESTDIR)/etc/shaperd/conf.d'
 	install -d -m 0755 '$(DESTDIR)/usr/share/doc/shaperd/examples'
+	install -d -m 0755 '$(DESTDIR)/usr/share/man/man8'
+	bin/shaperd man --dir '$(DESTDIR)/usr/share/man/man8'
+	install -d -m 0755 '$(DESTDIR)/usr/share/bash-completion/completions' '$(DESTDIR)/usr/share/zsh/vendor-completions' '$(DESTDIR)/usr/share/fish/vendor_completions.d'
+	bin/shaperd completion bash >'$(DESTDIR)/usr/share/bash-completion/completions/shaperd'
+	bin/shaperd completion zsh >'$(DESTDIR)/usr/share/zsh/vendor-completions/_shaperd'
+	bin/shaperd completion fish >'$(DESTDIR)/usr/share/fish/vendor_completions.d/shaperd.fish'
 	install -m 0644 CHANGELOG.md LICENSE NOTICE '$(DESTDIR)/usr/share/doc/shaperd/'
 	install -m 0644 configs/*.toml systemd/*.conf '$(DESTDIR)/usr/share/doc/shaperd/examples/'
 

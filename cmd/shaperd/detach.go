@@ -19,7 +19,8 @@ func detachCommand(e env) *cobra.Command {
 		Long: `Take away every program, map, queue and link that a daemon left at interfaces when
 it was killed, or that on_stop = "keep" left enforced. A daemon that runs takes them
 away itself, when its configuration does not name them any more.`,
-		Args: noArgs(""),
+		Example: `  systemctl stop shaperd && shaperd detach`,
+		Args:    noArgs(""),
 		RunE: func(*cobra.Command, []string) error {
 			if !filepath.IsAbs(pins) {
 				return usageError{fmt.Errorf("--pins %q: an absolute path is needed", pins)}

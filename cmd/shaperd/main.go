@@ -102,6 +102,9 @@ and "bypass" change that without a restart.
 
 Exits with 0 when all is well, with 1 on a failure, with 2 when the command line is
 wrong, and with 3 when no daemon answers.`,
+		Example: `  shaperd status
+  shaperd explain --source 192.0.2.7 --to tcp/5432
+  shaperd set limit per-source rate=20Mbit/s --for 10m`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}

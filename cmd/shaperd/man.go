@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -52,7 +53,7 @@ func manDate() (string, error) {
 
 // writeMan writes the pages of cmd and of the verbs under it.
 func writeMan(cmd *cobra.Command, dir, date string) error {
-	if cmd.Hidden {
+	if cmd.Hidden || cmd.Name() == "help" {
 		return nil
 	}
 	var b strings.Builder
@@ -97,11 +98,14 @@ func manPage(w io.Writer, cmd *cobra.Command, date string) {
 			}
 		}
 		line(".El")
+		if cmd.HasParent() && !cmd.HasAvailableLocalFlags() {
+			line(".Pp")
+		}
 	}
 	if cmd.HasParent() && cmd.HasAvailableLocalFlags() {
 		line(".Sh OPTIONS\n.Bl -tag -width Ds")
 		manFlags(w, cmd.LocalFlags())
-		line(".El")
+		line(".El\n.Pp")
 	}
 	if !cmd.HasParent() {
 		manRoot(w, cmd)
@@ -144,8 +148,8 @@ beside it.
 The socket of the daemon.
 .El
 .Sh EXIT STATUS
-0 when all is well, 1 on a failure, 2 when the command line is wrong, and 3 when no
-daemon answers.`)
+0 when all is well, 1 on a failure, 2 when the command line is wrong, and 3 when
+no daemon answers.`)
 }
 
 func manFlags(w io.Writer, flags *pflag.FlagSet) {
@@ -170,9 +174,16 @@ func manFlags(w io.Writer, flags *pflag.FlagSet) {
 	})
 }
 
-// paragraphs is text whose empty lines part it.
+// sentence ends where another one begins.
+var sentence = regexp.MustCompile(`([.?!])\s+([A-Z])`)
+
+// paragraphs is text whose empty lines part it, with each sentence on a line of its own.
 func paragraphs(s string) string {
-	return strings.ReplaceAll(roff(s), "\n\n", "\n.Pp\n")
+	var out []string
+	for paragraph := range strings.SplitSeq(s, "\n\n") {
+		out = append(out, roff(sentence.ReplaceAllString(paragraph, "$1\n$2")))
+	}
+	return strings.Join(out, "\n.Pp\n")
 }
 
 // roff escapes what roff takes for its own: backslashes, dashes that are to be copied, and

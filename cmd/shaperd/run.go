@@ -38,7 +38,8 @@ func runCommand(e env) *cobra.Command {
 		Long: `Run the daemon in the foreground. SIGHUP reloads the configuration in place; when
 the new one is wrong, the old one stays. SIGTERM drains: no new connections, those
 that are there go on until --drain-timeout. A second SIGTERM ends the drain.`,
-		Args: noArgs("; the configuration is named by --config"),
+		Example: `  shaperd run --config shaperd.toml`,
+		Args:    noArgs("; the configuration is named by --config"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.drainTimeout < 0 {
 				return usageError{fmt.Errorf("--drain-timeout %v: it cannot be negative", f.drainTimeout)}

@@ -13,9 +13,10 @@ import (
 
 func setCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "set",
-		Short: "Change a limit of the running daemon",
-		Long:  `Change a limit of the running daemon: see "shaperd set limit".`,
+		Use:     "set",
+		Short:   "Change a limit of the running daemon",
+		Long:    `Change a limit of the running daemon: see "shaperd set limit".`,
+		Example: `  shaperd set limit per-source rate=20Mbit/s --for 10m`,
 		RunE: func(*cobra.Command, []string) error {
 			return usageError{errors.New("set needs limit LIMIT KEY=VALUE..., such as: shaperd set limit per-source rate=20Mbit/s")}
 		},
@@ -103,9 +104,10 @@ func (p *page) change(was, is control.Limit) {
 
 func unsetCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "unset",
-		Short: "Take back what was set in a limit",
-		Long:  `Take back what was set in a limit: see "shaperd unset limit".`,
+		Use:     "unset",
+		Short:   "Take back what was set in a limit",
+		Long:    `Take back what was set in a limit: see "shaperd unset limit".`,
+		Example: `  shaperd unset limit per-source`,
 		RunE: func(*cobra.Command, []string) error {
 			return usageError{errors.New("unset needs limit LIMIT, such as: shaperd unset limit per-source")}
 		},

@@ -102,6 +102,8 @@ func rulesCommand(e env) *cobra.Command {
 configuration, and, behind "#", those that take the rules away. With --install or
 --remove it is done. A daemon installs them itself unless [transparent] rules is
 "manual". They stay when it stops, so that nothing gets around it meanwhile.`,
+		Example: `  shaperd rules --config shaperd.toml
+  shaperd rules --remove`,
 		Args: noArgs("; the configuration is named by --config"),
 		RunE: func(*cobra.Command, []string) error {
 			if install && remove {

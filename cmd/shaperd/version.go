@@ -13,9 +13,11 @@ var version = "devel"
 
 func versionCommand(e env) *cobra.Command {
 	return &cobra.Command{
-		Use:   "version",
-		Short: "Print the version",
-		Args:  noArgs(""),
+		Use:     "version",
+		Short:   "Print the version",
+		Long:    "Print the version of this program; that of a running daemon is in \"shaperd status\".",
+		Example: "  shaperd version",
+		Args:    noArgs(""),
 		Run: func(*cobra.Command, []string) {
 			fmt.Fprintf(e.stdout, "shaperd %s %s %s/%s%s\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH, revision())
 		},
