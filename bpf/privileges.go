@@ -19,6 +19,14 @@ var needed = []struct {
 	{unix.CAP_PERFMON, "CAP_PERFMON"},     // for programs that add to pointers
 }
 
+// Capabilities returns the names of the capabilities that the packet plane takes.
+func Capabilities() (names []string) {
+	for _, c := range needed {
+		names = append(names, c.name)
+	}
+	return names
+}
+
 // mayOpen returns an error that names the capabilities that this process lacks.
 func mayOpen() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

@@ -22,9 +22,9 @@ type tcpPort struct {
 }
 
 const (
-	// backlog is how many connections wait in the kernel to be accepted; the system
+	// Backlog is how many connections wait in the kernel to be accepted; the system
 	// has its own bound, net.core.somaxconn.
-	backlog = 4096
+	Backlog = 4096
 
 	// acceptTurn is how many connections a port accepts before other sockets, and
 	// departures, have their turn.
@@ -36,7 +36,7 @@ func (p *Proxy) openTCP(e Endpoint, transparent bool) (port, error) {
 	if fd >= 0 {
 		p.mark(fd)
 		setTCPOptions(fd)
-		err = unix.Listen(fd, backlog) // it may do so already
+		err = unix.Listen(fd, Backlog) // it may do so already
 	} else {
 		fd, err = p.listenTCP(e.Addr, transparent)
 	}
@@ -69,7 +69,7 @@ func (p *Proxy) listenTCP(addr netip.AddrPort, transparent bool) (int, error) {
 		err = unix.Bind(fd, sockaddr(addr))
 	}
 	if err == nil {
-		err = unix.Listen(fd, backlog)
+		err = unix.Listen(fd, Backlog)
 	}
 	if err != nil {
 		unix.Close(fd)

@@ -94,9 +94,9 @@ const (
 	// udpCredit is how many datagrams a late wake-up gives back.
 	udpCredit = 1
 
-	// udpBuffer is asked for as the receive buffer of a port, so that it holds
-	// what arrives while the loop is busy elsewhere.
-	udpBuffer = 4 << 20
+	// UDPBuffer, in bytes, is asked for as the receive buffer of a port, so that it
+	// holds what arrives while the loop is busy elsewhere.
+	UDPBuffer = 4 << 20
 )
 
 func (p *Proxy) openUDP(e Endpoint, transparent bool) (port, error) {

@@ -178,8 +178,8 @@ func setUDPOptions(fd int, a netip.Addr) (err error) {
 	}
 	joinDatagrams(fd)
 	// Forced past the system's limit where that is allowed; else what it allows.
-	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, udpBuffer) != nil {
-		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, udpBuffer)
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, UDPBuffer) != nil {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, UDPBuffer)
 	}
 	return err
 }

@@ -126,7 +126,7 @@ wrong, and with 3 when no daemon answers.`,
 			bypassCommand(e), reloadCommand(e), drainCommand(e),
 		},
 		groupHost: {
-			runCommand(e), checkCommand(e), detachCommand(e), rulesCommand(e), versionCommand(e), completionCommand(e), manCommand(e),
+			runCommand(e), checkCommand(e), detachCommand(e), rulesCommand(e), doctorCommand(e), versionCommand(e), completionCommand(e), manCommand(e),
 		},
 	} {
 		for _, verb := range verbs {

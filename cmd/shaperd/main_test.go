@@ -156,7 +156,7 @@ mode      = "police"
 		{"check nothing", []string{"check"}, true, true, "check needs a FILE"},
 		{"check good", []string{"check", good}, false, false, ": ok"},
 		{"check bad", []string{"check", bad}, false, true, bad + ":12:1: "},
-		{"check as JSON", []string{"check", "--json", good, bad}, false, true, `"line": 11`},
+		{"check as JSON", []string{"check", "--json", good, bad}, false, true, `"line": 12`},
 		{"explain", []string{"explain", "--config", good, "--source", "192.0.2.1", "--to", "tcp/5432"}, false, false, `"per-source" binds first`},
 		{"explain mapped address", []string{"explain", "--config", good, "--source", "::ffff:192.0.2.1", "--to", "tcp/5432"}, false, false, "source 192.0.2.1/32"},
 		{"explain other port", []string{"explain", "--config", good, "--source", "192.0.2.1", "--to", "tcp/1"}, false, true, "no listener takes tcp/1"},

@@ -27,6 +27,11 @@ func (l *loaded) notesHere() (notes []string) {
 			notes = append(notes, fmt.Sprintf("here \"run\" would fail: %v", err))
 		}
 	}
+	return append(notes, l.missingInterfaces()...)
+}
+
+// missingInterfaces returns a note for each interface that is named and is not here.
+func (l *loaded) missingInterfaces() (notes []string) {
 	for _, a := range l.config.Attach {
 		for _, name := range a.Interfaces {
 			if strings.ContainsAny(name, `*?[\`) {

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"shaperd/shaper"
+)
+
+// health is how grave a finding is.
+type health string
+
+const (
+	healthOK   health = "ok"
+	healthWarn health = "warn" // works, and hardly as meant
+	healthFail health = "fail" // "run" fails, or does not do what the configuration says
+	healthSkip health = "skip" // does not matter here, or cannot be seen
+)
+
+// finding is what a check has found.
+type finding struct {
+	Name  string `json:"name"` // of the check
+	State health `json:"state"`
+	Text  string `json:"text"`
+	Mend  string `json:"mend,omitempty"` // the command that mends it, or what to change
+}
+
+// checks are what doctor looks at, in this order. Those of a configuration are left out
+// when it does not load.
+var checks = []struct {
+	name   string
+	config bool
+	look   func(*doctor) []finding
+}{
+	{"configuration", false, (*doctor).configuration},
+	{"files", true, (*doctor).configFiles},
+	{"asn files", true, (*doctor).asnFiles},
+	{"unit", false, (*doctor).unitState},
+	{"daemon", false, (*doctor).daemon},
+	{"kernel", true, (*doctor).kernel},
+	{"modules", true, (*doctor).modules},
+	{"queue", true, (*doctor).queue},
+	{"pins", true, (*doctor).pins},
+	{"capabilities", true, (*doctor).capabilities},
+	{"descriptors", true, (*doctor).descriptors},
+	{"buffers", true, (*doctor).buffers},
+	{"local ports", true, (*doctor).localPorts},
+	{"routing", true, (*doctor).routing},
+	{"conntrack", false, (*doctor).conntrack},
+	{"clock", false, (*doctor).clock},
+	{"interfaces", true, (*doctor).interfaces},
+	{"ports", true, (*doctor).ports},
+	{"downstreams", true, (*doctor).downstreams},
+}
+
+// doctor looks at a host and a configuration.
+type doctor struct {
+	host
+	file    string // of the configuration, an absolute path
+	socket  string // of control
+	probe   bool   // whether to connect to downstreams
+	loaded  *loaded
+	loadErr error
+	unit    unit
+	running bool // whether a daemon is
+	runner  runner
+}
+
+// examine has all checks made.
+func (d *doctor) examine() (all []finding) {
+	d.loaded, d.loadErr = load(d.file)
+	if d.loadErr == nil {
+		_, d.loadErr = d.loaded.compile(shaper.New(1))
+	}
+	d.unit = d.readUnit()
+	d.running = d.unit.active() || d.dial("unix", d.socket) == nil
+	d.runner = d.whoRuns()
+	for _, c := range checks {
+		if c.config && d.loadErr != nil {
+			continue
+		}
+		for _, f := range c.look(d) {
+			f.Name = c.name
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// find returns one finding.
+func find(s health, text, mend string) []finding {
+	return []finding{{State: s, Text: text, Mend: mend}}
+}
+
+// orOK returns what was found, or that all is well.
+func orOK(found []finding, text string) []finding {
+	if found == nil {
+		return find(healthOK, text, "")
+	}
+	return found
+}
+
+// errDoctor says that something is wrong; what it is was printed.
+var errDoctor = errors.New("this host and this configuration do not go together yet")
+
+func doctorCommand(e env) *cobra.Command {
+	d := &doctor{}
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Say what is wrong with this host or the configuration, and what mends it",
+		Long: `Look at this host and the configuration: kernel, privileges, limits of the system,
+ports, files and the systemd unit. What is wrong is printed with the command that
+mends it. Works with a daemon or without; as root it sees more. Exits with 1 when
+something fails; what is only to be warned of is no failure.`,
+		Args: noArgs("; the configuration is named by --config"),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			file, err := filepath.Abs(d.file)
+			if err != nil {
+				return fmt.Errorf("--config %s: %w", d.file, err)
+			}
+			d.file, d.host = file, thisHost(cmd.Context())
+			found := d.examine()
+			failed := false
+			for _, f := range found {
+				failed = failed || f.State == healthFail
+			}
+			if asJSON {
+				out := json.NewEncoder(e.stdout)
+				out.SetEscapeHTML(false)
+				out.SetIndent("", "  ")
+				err = out.Encode(map[string]any{"ok": !failed, "checks": found})
+			} else {
+				err = printFindings(e.stdout, found, coloured(e.stdout))
+			}
+			if err == nil && failed {
+				err = errDoctor
+			}
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&d.file, "config", "/etc/shaperd/shaperd.toml", "configuration `file`; conf.d/*.toml beside it is read too")
+	cmd.Flags().StringVar(&d.socket, "control", "/run/shaperd/control.sock", "control `socket` of the daemon")
+	cmd.Flags().BoolVar(&d.probe, "probe", false, "connect to each TCP downstream once, too")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// coloured reports whether what is written to w may have colours.
+func coloured(w io.Writer) bool {
+	f, isFile := w.(*os.File)
+	if !isFile || os.Getenv("NO_COLOR") != "" {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// printFindings writes a line for each finding, and one for what mends it.
+func printFindings(w io.Writer, all []finding, colours bool) error {
+	paint := map[health]string{healthOK: "\x1b[32m", healthWarn: "\x1b[33m", healthFail: "\x1b[31m", healthSkip: "\x1b[2m"}
+	width := 0
+	for _, f := range all {
+		width = max(width, len(f.Name))
+	}
+	var out strings.Builder
+	for _, f := range all {
+		word := fmt.Sprintf("%-4s", f.State)
+		if colours {
+			word = paint[f.State] + word + "\x1b[0m"
+		}
+		indent := strings.Repeat(" ", 4+2+width+2)
+		fmt.Fprintf(&out, "%s  %-*s  %s\n", word, width, f.Name, strings.ReplaceAll(f.Text, "\n", "\n"+indent))
+		if f.Mend != "" {
+			fmt.Fprintf(&out, "%s%s %s\n", indent, cmp.Or(map[bool]string{true: "\x1b[1m->\x1b[0m"}[colours], "->"), f.Mend)
+		}
+	}
+	_, err := io.WriteString(w, out.String())
+	return err
+}

@@ -1,0 +1,214 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd/bpf"
+)
+
+// host is what doctor sees of a host, which tests make up.
+type host struct {
+	files      fs.FS // from the root folder
+	now        time.Time
+	probeShape func() error
+	systemctl  func(args ...string) (string, error)
+	resolve    func(name string) error
+	dial       func(network, address string) error
+}
+
+// Bounds of what doctor waits for.
+const (
+	dialTimeout    = time.Second
+	resolveTimeout = 3 * time.Second
+)
+
+func thisHost(ctx context.Context) host {
+	return host{
+		files:      os.DirFS("/"),
+		now:        time.Now(),
+		probeShape: bpf.ProbeShape,
+		systemctl: func(args ...string) (string, error) {
+			out, err := exec.CommandContext(ctx, "systemctl", args...).Output()
+			return string(out), err
+		},
+		resolve: func(name string) error {
+			ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
+			defer cancel()
+			_, err := net.DefaultResolver.LookupNetIP(ctx, "ip", name)
+			return err
+		},
+		dial: func(network, address string) error {
+			d := net.Dialer{Timeout: dialTimeout}
+			c, err := d.DialContext(ctx, network, address)
+			if err != nil {
+				return err
+			}
+			return c.Close()
+		},
+	}
+}
+
+// at returns an absolute path as the file system has it.
+func at(p string) string { return strings.TrimPrefix(path.Clean(p), "/") }
+
+// read returns what a file holds without the white space around it, or "".
+func (h host) read(p string) string {
+	text, _ := fs.ReadFile(h.files, at(p))
+	return strings.TrimSpace(string(text))
+}
+
+// number returns the number that a file holds; false when there is none.
+func (h host) number(p string) (int, bool) {
+	n, err := strconv.Atoi(h.read(p))
+	return n, err == nil
+}
+
+// sysctlCommand sets a sysctl now and at each boot.
+func sysctlCommand(name string, value any) string {
+	return fmt.Sprintf("echo '%s = %v' >> /etc/sysctl.d/60-shaperd.conf && sysctl --system", name, value)
+}
+
+// runner is who runs the daemon: the unit's user where there is a unit, else whoever
+// asks.
+type runner struct {
+	unit         bool
+	name         string
+	uid          int
+	gids         []int
+	capabilities []string // those that are of interest
+	descriptors  int
+}
+
+var capabilityNumbers = map[string]int{
+	"CAP_NET_BIND_SERVICE": unix.CAP_NET_BIND_SERVICE,
+	"CAP_NET_ADMIN":        unix.CAP_NET_ADMIN,
+	"CAP_NET_RAW":          unix.CAP_NET_RAW,
+	"CAP_PERFMON":          unix.CAP_PERFMON,
+	"CAP_BPF":              unix.CAP_BPF,
+}
+
+func (r runner) has(capability string) bool { return slices.Contains(r.capabilities, capability) }
+
+func (d *doctor) whoRuns() runner {
+	if d.unit.loaded() {
+		return d.unitRunner()
+	}
+	r := runner{name: "this process"}
+	for line := range strings.Lines(d.read("/proc/self/status")) {
+		fields := strings.Fields(line)
+		if len(fields) < 2 {
+			continue
+		}
+		switch fields[0] {
+		case "Uid:":
+			r.uid, _ = strconv.Atoi(fields[2]) // the effective one
+		case "Gid:", "Groups:":
+			for _, f := range fields[1:] {
+				gid, _ := strconv.Atoi(f)
+				r.gids = append(r.gids, gid)
+			}
+		case "CapEff:":
+			mask, _ := strconv.ParseUint(fields[1], 16, 64)
+			for name, n := range capabilityNumbers {
+				if mask&(1<<n) != 0 {
+					r.capabilities = append(r.capabilities, name)
+				}
+			}
+		}
+	}
+	for line := range strings.Lines(d.read("/proc/self/limits")) {
+		if rest, is := strings.CutPrefix(line, "Max open files"); is {
+			r.descriptors = limitValue(strings.Fields(rest)[0])
+		}
+	}
+	return r
+}
+
+// limitValue reads a limit of descriptors.
+func limitValue(s string) int {
+	if n, err := strconv.Atoi(s); err == nil {
+		return n
+	}
+	return 1 << 30 // "unlimited", "infinity"
+}
+
+func (d *doctor) unitRunner() runner {
+	u := d.unit
+	r := runner{unit: true, name: u["User"], descriptors: limitValue(u["LimitNOFILE"])}
+	bounds := strings.Fields(strings.ToUpper(u["CapabilityBoundingSet"]))
+	ambient := strings.Fields(strings.ToUpper(u["AmbientCapabilities"]))
+	if r.name == "" {
+		r.name = "root"
+	}
+	for name := range maps.Keys(capabilityNumbers) {
+		if slices.Contains(bounds, name) && (r.name == "root" || slices.Contains(ambient, name)) {
+			r.capabilities = append(r.capabilities, name)
+		}
+	}
+	r.uid = -1
+	for line := range strings.Lines(d.read("/etc/passwd")) {
+		if f := strings.Split(strings.TrimSpace(line), ":"); len(f) > 3 && f[0] == r.name {
+			r.uid, _ = strconv.Atoi(f[2])
+			gid, _ := strconv.Atoi(f[3])
+			r.gids = append(r.gids, gid)
+		}
+	}
+	for line := range strings.Lines(d.read("/etc/group")) {
+		f := strings.Split(strings.TrimSpace(line), ":")
+		if len(f) > 3 && slices.Contains(strings.Split(f[3], ","), r.name) {
+			gid, _ := strconv.Atoi(f[2])
+			r.gids = append(r.gids, gid)
+		}
+	}
+	return r
+}
+
+// mayRead returns the file or folder that keeps the runner from reading p, or "".
+func (d *doctor) mayRead(p string) (obstacle string) {
+	if d.runner.uid == 0 {
+		return ""
+	}
+	const read, pass = 4, 1
+	for dir := path.Dir(p); dir != "/"; dir = path.Dir(dir) {
+		if !d.allowed(dir, pass) {
+			obstacle = dir // the outermost one
+		}
+	}
+	if obstacle == "" && !d.allowed(p, read) {
+		return p
+	}
+	return obstacle
+}
+
+// allowed reports whether the mode of p gives the runner permission bits. What cannot be
+// seen is not held against it.
+func (d *doctor) allowed(p string, bits fs.FileMode) bool {
+	info, err := fs.Stat(d.files, at(p))
+	if err != nil {
+		return true
+	}
+	mode := info.Mode().Perm()
+	if owner, is := info.Sys().(*syscall.Stat_t); is {
+		switch {
+		case int(owner.Uid) == d.runner.uid:
+			mode >>= 6
+		case slices.Contains(d.runner.gids, int(owner.Gid)):
+			mode >>= 3
+		}
+	}
+	return mode&bits == bits
+}

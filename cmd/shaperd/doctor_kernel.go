@@ -1,0 +1,285 @@
+package main
+
+import (
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"syscall"
+
+	"shaperd/bpf"
+	"shaperd/conn"
+	"shaperd/shaper/config"
+)
+
+// kernelVersion is the first two numbers of one.
+type kernelVersion struct{ major, minor int }
+
+func (v kernelVersion) before(major, minor int) bool {
+	return v.major < major || v.major == major && v.minor < minor
+}
+
+func (d *doctor) release() (release string, v kernelVersion) {
+	release = d.read("/proc/sys/kernel/osrelease")
+	_, _ = fmt.Sscanf(release, "%d.%d", &v.major, &v.minor)
+	return release, v
+}
+
+// kernel looks at what the version of the kernel says.
+func (d *doctor) kernel() (found []finding) {
+	release, v := d.release()
+	if v.major == 0 {
+		return find(healthSkip, "the version of the kernel cannot be read", "")
+	}
+	newer := func(what string, major, minor int) {
+		if v.before(major, minor) {
+			found = append(found, finding{
+				State: healthFail, Text: fmt.Sprintf("%s Linux %d.%d or later, and this is %s", what, major, minor, release),
+				Mend: fmt.Sprintf("boot a kernel from %d.%d on", major, minor),
+			})
+		}
+	}
+	newer("shaperd needs", 5, 11) // epoll_pwait2
+	if len(d.loaded.attach) > 0 {
+		newer("attachments need", 6, 1)
+	}
+	for _, a := range d.loaded.attach {
+		if a.Hook == bpf.TCX && v.before(6, 6) {
+			found = append(found, finding{
+				State: healthFail, Text: fmt.Sprintf("attachment %q: hook = \"tcx\" needs Linux 6.6 or later, and this is %s", a.Name, release),
+				Mend: `write hook = "auto" in it`,
+			})
+		}
+	}
+	return orOK(found, "Linux "+release)
+}
+
+// modules looks for the modules that the kernel loads when they are asked for.
+func (d *doctor) modules() (found []finding) {
+	release, v := d.release()
+	var needed []string
+	for _, a := range d.loaded.attach {
+		if a.Mode == bpf.Shape && !a.Ingress {
+			needed = append(needed, "sch_fq")
+		}
+		if a.Mode == bpf.Shape && a.Ingress {
+			needed = append(needed, "sch_fq", "ifb", "act_mirred", "cls_u32", "sch_ingress")
+		}
+		if a.Hook == bpf.Clsact || a.Hook == bpf.Auto && v.before(6, 6) {
+			needed = append(needed, "sch_ingress", "cls_bpf")
+		}
+	}
+	if !d.loaded.diversion().Empty() {
+		needed = append(needed, "nf_tables", "nft_tproxy", "nft_socket")
+	}
+	slices.Sort(needed)
+	needed = slices.Compact(needed)
+	if len(needed) == 0 {
+		return find(healthSkip, "the configuration needs none", "")
+	}
+	folder := "/lib/modules/" + release
+	known := d.read(folder+"/modules.builtin") + "\n" + d.read(folder+"/modules.dep")
+	var missing []string
+	for _, m := range needed {
+		if _, err := fs.Stat(d.files, at("/sys/module/"+m)); err != nil && !strings.Contains(known, "/"+m+".ko") {
+			missing = append(missing, m)
+		}
+	}
+	switch {
+	case missing == nil:
+		return find(healthOK, strings.Join(needed, ", "), "")
+	case known == "\n":
+		return find(healthSkip, folder+" has no list of modules: whether the kernel has "+strings.Join(missing, ", ")+" cannot be seen", "")
+	}
+	return find(healthFail, "the kernel has no "+strings.Join(missing, ", "),
+		fmt.Sprintf("apt-get install linux-modules-extra-%s, dnf install kernel-modules-extra, or boot a kernel of the distribution that has them", release))
+}
+
+// queue tries whether the kernel holds packets.
+func (d *doctor) queue() []finding {
+	if !d.loaded.shapes() {
+		return find(healthSkip, `no attachment has mode = "shape"`, "")
+	}
+	if err := d.probeShape(); err != nil {
+		return find(healthFail, err.Error(), "modprobe sch_fq")
+	}
+	if !d.runner.unit && !d.runner.has("CAP_NET_ADMIN") {
+		return find(healthSkip, "only root can try the queue fq", "")
+	}
+	return find(healthOK, "packets can be held (sch_fq)", "")
+}
+
+// pins looks at the folder of what attachments leave in the kernel.
+func (d *doctor) pins() []finding {
+	if len(d.loaded.attach) == 0 {
+		return find(healthSkip, "there are no attachments", "")
+	}
+	pins := d.loaded.config.Daemon.Pins
+	var mount, kind string
+	for line := range strings.Lines(d.read("/proc/self/mounts")) {
+		f := strings.Fields(line)
+		if len(f) > 2 && len(f[1]) >= len(mount) && (f[1] == "/" || f[1] == pins || strings.HasPrefix(pins, f[1]+"/")) {
+			mount, kind = f[1], f[2]
+		}
+	}
+	if kind != "bpf" {
+		return find(healthFail, fmt.Sprintf("[daemon] pins: %s is not on a bpf file system", pins), "mount -t bpf bpf /sys/fs/bpf")
+	}
+	if info, err := fs.Stat(d.files, at(pins)); err == nil {
+		owner, is := info.Sys().(*syscall.Stat_t)
+		if is && d.runner.uid != 0 && int(owner.Uid) != d.runner.uid {
+			return find(healthFail, fmt.Sprintf("[daemon] pins: %s belongs to another user than %s", pins, d.runner.name),
+				fmt.Sprintf("shaperd detach --pins %s && chown %s %s", pins, d.runner.name, pins))
+		}
+	}
+	return find(healthOK, pins, "")
+}
+
+// buffers looks at what the system lets sockets hold.
+func (d *doctor) buffers() (found []finding) {
+	tcp, udp := false, false
+	for _, l := range d.loaded.config.Listeners() {
+		tcp, udp = tcp || l.TCP, udp || l.UDP
+	}
+	if !tcp && !udp {
+		return find(healthSkip, "there are no listeners", "")
+	}
+	const few = 1024
+	if n, is := d.number("/proc/sys/net/core/somaxconn"); tcp && is && n < few {
+		found = append(found, finding{
+			State: healthWarn, Text: fmt.Sprintf("net.core.somaxconn: only %d connections wait in the kernel while shaperd restarts, or is overloaded", n),
+			Mend: sysctlCommand("net.core.somaxconn", conn.Backlog),
+		})
+	}
+	n, is := d.number("/proc/sys/net/ipv4/tcp_max_syn_backlog")
+	if cookies, _ := d.number("/proc/sys/net/ipv4/tcp_syncookies"); tcp && is && n < few && cookies == 0 {
+		found = append(found, finding{
+			State: healthWarn, Text: fmt.Sprintf("net.ipv4.tcp_syncookies is 0, and %d connections that are half open (net.ipv4.tcp_max_syn_backlog) keep others out", n),
+			Mend: sysctlCommand("net.ipv4.tcp_syncookies", 1),
+		})
+	}
+	// With CAP_NET_ADMIN the bound does not hold.
+	if n, is := d.number("/proc/sys/net/core/rmem_max"); udp && is && n < conn.UDPBuffer && !d.runner.has("CAP_NET_ADMIN") {
+		found = append(found, finding{
+			State: healthWarn, Text: fmt.Sprintf("net.core.rmem_max: a UDP port holds %d bytes of datagrams in the kernel, and shaperd asks for %d: the kernel drops what a burst brings beyond that, uncounted", n, conn.UDPBuffer),
+			Mend: sysctlCommand("net.core.rmem_max", conn.UDPBuffer),
+		})
+	}
+	return orOK(found, "net.core.somaxconn, net.core.rmem_max")
+}
+
+// routing looks at what transparent listeners need of it.
+func (d *doctor) routing() (found []finding) {
+	if d.loaded.diversion().Empty() {
+		return find(healthSkip, "no listener is transparent", "")
+	}
+	all, _ := fs.Glob(d.files, "proc/sys/net/ipv4/conf/*/src_valid_mark")
+	for _, p := range all {
+		if d.read(p) == "1" {
+			name := strings.ReplaceAll(strings.TrimPrefix(p, "proc/sys/"), "/", ".")
+			found = append(found, finding{
+				State: healthFail, Text: name + " is 1: answers of transparent downstreams look as if they came from nowhere, and are dropped",
+				Mend: sysctlCommand(name, 0),
+			})
+		}
+	}
+	for _, l := range d.loaded.config.Listen {
+		name := passes(l)
+		if name != "" && d.read("/proc/sys/"+strings.ReplaceAll(name, ".", "/")) == "0" {
+			found = append(found, finding{
+				State: healthWarn, Text: fmt.Sprintf("listener %q: nothing but its own traffic gets to its downstream through this host, as %s is 0", l.Name, name),
+				Mend: sysctlCommand(name, 1),
+			})
+		}
+	}
+	return orOK(found, "forwarding, src_valid_mark")
+}
+
+// passes returns the sysctl of forwarding for a listener with the address of its own
+// downstream, to which this host is a gateway, or "".
+func passes(l config.Listen) string {
+	if !l.Transparent {
+		return ""
+	}
+	for _, a := range l.Addresses {
+		for _, to := range l.Downstream {
+			switch {
+			case to.Host != a.Addr.String():
+			case a.Addr.Is4():
+				return "net.ipv4.ip_forward"
+			default:
+				return "net.ipv6.conf.all.forwarding"
+			}
+		}
+	}
+	return ""
+}
+
+// conntrack looks at how full the kernel's table of connections is.
+func (d *doctor) conntrack() []finding {
+	count, counted := d.number("/proc/sys/net/netfilter/nf_conntrack_count")
+	most, bounded := d.number("/proc/sys/net/netfilter/nf_conntrack_max")
+	if !counted || !bounded || most == 0 {
+		return find(healthSkip, "the kernel tracks no connections", "")
+	}
+	text := fmt.Sprintf("the kernel tracks %d connections, of at most %d (net.netfilter.nf_conntrack_max)", count, most)
+	mend := sysctlCommand("net.netfilter.nf_conntrack_max", 2*most)
+	switch {
+	case count >= most:
+		return find(healthFail, text+": it drops packets of new ones", mend)
+	case count > most*8/10:
+		return find(healthWarn, text+": beyond that it drops packets of new ones", mend)
+	}
+	return find(healthOK, text, "")
+}
+
+// clock looks at what it takes to read the time, which shaperd does for each batch.
+func (d *doctor) clock() []finding {
+	const folder = "/sys/devices/system/clocksource/clocksource0/"
+	source := d.read(folder + "current_clocksource")
+	switch source {
+	case "":
+		return find(healthSkip, "the clock source cannot be read", "")
+	case "hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit":
+	default:
+		return find(healthOK, source, "")
+	}
+	mend := "add tsc=reliable to the kernel's command line if the hardware's clock is sound, or ask who runs the virtual machine"
+	for _, better := range []string{"tsc", "kvm-clock"} {
+		if slices.Contains(strings.Fields(d.read(folder+"available_clocksource")), better) {
+			mend = fmt.Sprintf("echo %s > %scurrent_clocksource", better, folder)
+			break
+		}
+	}
+	return find(healthWarn, fmt.Sprintf("the clock source is %s: to read it takes a microsecond or more, and departures are late by that", source), mend)
+}
+
+// localPorts looks at whether there are ports of this host for all flows and connections
+// towards downstreams.
+func (d *doctor) localPorts() (found []finding) {
+	var low, high, flows int
+	if n, _ := fmt.Sscan(d.read("/proc/sys/net/ipv4/ip_local_port_range"), &low, &high); n < 2 {
+		return find(healthSkip, "net.ipv4.ip_local_port_range cannot be read", "")
+	}
+	ports := high - low + 1
+	mend := sysctlCommand("net.ipv4.ip_local_port_range", "10240 65535")
+	for i, l := range d.loaded.config.Listeners() {
+		listen := d.loaded.config.Listen[i]
+		if l.UDP {
+			flows += listen.MaxFlows
+		}
+		if limit := d.loaded.countsAll(l.Name); l.TCP && limit != nil && limit.Connections > ports*len(listen.Downstream) {
+			found = append(found, finding{
+				State: healthWarn, Mend: mend,
+				Text: fmt.Sprintf("listener %q: up to %d connections, and net.ipv4.ip_local_port_range has %d ports towards each of %d downstreams", l.Name, limit.Connections, ports, len(listen.Downstream)),
+			})
+		}
+	}
+	if flows > ports {
+		found = append(found, finding{
+			State: healthWarn, Mend: mend + "; or lower max_flows",
+			Text: fmt.Sprintf("up to %d UDP flows (max_flows), and net.ipv4.ip_local_port_range has %d ports for them", flows, ports),
+		})
+	}
+	return orOK(found, fmt.Sprintf("%d (net.ipv4.ip_local_port_range)", ports))
+}

@@ -1,0 +1,349 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/fstest"
+	"time"
+)
+
+// madeUp is the files of a host that is made up, and those below a folder that are there.
+type madeUp struct {
+	fstest.MapFS
+	folder string
+}
+
+func (m madeUp) Open(name string) (fs.File, error) {
+	if strings.HasPrefix("/"+name, m.folder) {
+		return os.DirFS("/").Open(name)
+	}
+	return m.MapFS.Open(name)
+}
+
+func (m madeUp) Stat(name string) (fs.FileInfo, error) {
+	if strings.HasPrefix("/"+name, m.folder) {
+		return fs.Stat(os.DirFS("/"), name)
+	}
+	return m.MapFS.Stat(name)
+}
+
+func (m madeUp) Glob(pattern string) ([]string, error) {
+	if strings.HasPrefix("/"+pattern, m.folder) {
+		return fs.Glob(os.DirFS("/"), pattern)
+	}
+	return fs.Glob(m.MapFS, pattern)
+}
+
+const (
+	tcpHeader = "sl local rem st tx rx tr when uid timeout inode\n"
+
+	// Without systemd, all that the proxy needs.
+	proxyConfig = `
+[[listen]]
+name = "db"
+address = ["tcp://127.0.0.1:432", "udp://127.0.0.1:5353"]
+downstream = ["10.0.0.5:5432"]
+max_flows = 1000
+[[limit]]
+name = "all"
+rate = "10MB/s"
+[[limit]]
+name = "slots"
+match = { protocol = "tcp" }
+connections = 100
+max_waiting = 50
+`
+	packetConfig = `
+[daemon]
+metrics = ""
+[[attach]]
+name = "plant"
+interface = "lo"
+mode = "shape"
+[[limit]]
+name = "machines"
+match = { attach = ["plant"] }
+rate = "10MB/s"
+`
+	transparentConfig = `
+[[listen]]
+name = "plc"
+address = ["tcp://10.0.7.20:502"]
+downstream = ["10.0.7.20:502"]
+transparent = true
+[[limit]]
+name = "all"
+rate = "10MB/s"
+`
+	rejectConfig = proxyConfig + `
+[[limit]]
+name = "rejecting"
+match = { protocol = "udp" }
+packets = "10pps"
+excess = "reject"
+`
+	goodUnit = "LoadState=loaded\nUnitFileState=enabled\nActiveState=inactive\nNeedDaemonReload=no\nUser=shaperd\n" +
+		"AmbientCapabilities=cap_net_bind_service\nCapabilityBoundingSet=cap_net_bind_service\nLimitNOFILE=524288\n"
+)
+
+// patient is a host on which all is well, and what is to be changed there.
+type patient struct {
+	files     map[string]string // their texts; "-" is no file
+	unit      string            // of systemctl show
+	noFQ      bool
+	dead      bool // names do not resolve, and downstreams do not take connections
+	answers   bool // of a daemon
+	probe     bool
+	fileMode  fs.FileMode // of the configuration, if not 0644
+	asnAge    time.Duration
+	socket    bool // whether there is one of control
+	ownership uint32
+}
+
+func (p patient) doctor(t *testing.T, text string) *doctor {
+	folder := t.TempDir()
+	if p.asnAge > 0 {
+		text += "[asn]\nfiles = [\"asn.csv\"]\n"
+		path := filepath.Join(folder, "asn.csv")
+		writeConfig(t, path, "10.0.0.0,10.0.0.255,64500\n")
+		if err := os.Chtimes(path, time.Time{}, time.Now().Add(-p.asnAge)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	file := writeConfig(t, filepath.Join(folder, "shaperd.toml"), text)
+	if p.fileMode != 0 {
+		if err := os.Chmod(file, p.fileMode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := map[string]string{
+		"proc/sys/kernel/osrelease":                                         "6.12.9-amd64\n",
+		"proc/self/status":                                                  "Name:\tshaperd\nUid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\nGroups:\t0\nCapEff:\t000001ffffffffff\n",
+		"proc/self/limits":                                                  "Limit  Soft Limit  Hard Limit  Units\nMax open files            524288               524288               files\n",
+		"proc/self/mounts":                                                  "/dev/vda / ext4 rw 0 0\nsysfs /sys sysfs rw 0 0\nbpf /sys/fs/bpf bpf rw 0 0\n",
+		"proc/sys/net/core/somaxconn":                                       "4096\n",
+		"proc/sys/net/core/rmem_max":                                        "4194304\n",
+		"proc/sys/net/ipv4/tcp_max_syn_backlog":                             "256\n",
+		"proc/sys/net/ipv4/tcp_syncookies":                                  "1\n",
+		"proc/sys/net/ipv4/ip_local_port_range":                             "32768\t60999\n",
+		"proc/sys/net/ipv4/ip_forward":                                      "1\n",
+		"proc/sys/net/ipv4/conf/all/src_valid_mark":                         "0\n",
+		"proc/sys/net/ipv4/conf/eth0/src_valid_mark":                        "0\n",
+		"proc/sys/net/netfilter/nf_conntrack_count":                         "10\n",
+		"proc/sys/net/netfilter/nf_conntrack_max":                           "1000\n",
+		"proc/self/net/tcp":                                                 tcpHeader,
+		"sys/devices/system/clocksource/clocksource0/current_clocksource":   "tsc\n",
+		"sys/devices/system/clocksource/clocksource0/available_clocksource": "tsc hpet acpi_pm\n",
+		"lib/modules/6.12.9-amd64/modules.builtin":                          "kernel/net/sched/sch_fq.ko\n",
+		"lib/modules/6.12.9-amd64/modules.dep":                              "kernel/net/netfilter/nf_tables.ko.xz:\nkernel/net/netfilter/nft_tproxy.ko.xz:\nkernel/net/netfilter/nft_socket.ko.xz:\n",
+		"etc/passwd":                                                        "root:x:0:0::/root:/bin/sh\nshaperd:x:64999:64999::/:/usr/sbin/nologin\n",
+		"etc/group":                                                         "shaperd:x:64999:\nasn:x:64998:other,shaperd\n",
+	}
+	if p.unit != "" {
+		all["run/systemd/system/x"] = ""
+	}
+	for name, text := range p.files {
+		all[name] = text
+	}
+	files := fstest.MapFS{}
+	for name, text := range all {
+		if to, is := strings.CutPrefix(text, "->"); is {
+			files[name] = &fstest.MapFile{Data: []byte(to), Mode: fs.ModeSymlink | 0o777}
+		} else if text != "-" {
+			files[name] = &fstest.MapFile{Data: []byte(text), Mode: 0o644, Sys: &syscall.Stat_t{Uid: p.ownership}}
+		}
+	}
+	if p.socket {
+		files["run/control.sock"] = &fstest.MapFile{Mode: fs.ModeSocket | 0o600}
+	}
+	no := errors.New("no")
+	return &doctor{file: file, socket: "/run/control.sock", probe: p.probe, host: host{
+		files: madeUp{files, folder}, now: time.Now(),
+		probeShape: func() error {
+			if p.noFQ {
+				return errors.New("this kernel has no sch_fq")
+			}
+			return nil
+		},
+		systemctl: func(...string) (string, error) { return p.unit, nil },
+		resolve: func(string) error {
+			if p.dead {
+				return no
+			}
+			return nil
+		},
+		dial: func(network, _ string) error {
+			if network == "unix" && !p.answers || network == "tcp" && p.dead {
+				return no
+			}
+			return nil
+		},
+	}}
+}
+
+func TestDoctor(t *testing.T) {
+	changed := func(from, to string) string { return strings.Replace(goodUnit, from, to, 1) }
+	file := func(name, text string) patient { return patient{files: map[string]string{name: text}} }
+	named := strings.Replace(proxyConfig, "10.0.0.5:5432", "db.internal:5432", 1)
+	const clocks = "sys/devices/system/clocksource/clocksource0/"
+	for _, tt := range []struct {
+		name, config string
+		patient      patient
+		check        string
+		state        health
+		text, mend   string
+	}{
+		{"proxy", proxyConfig, patient{}, "", "", "", ""},
+		{"proxy as a unit", proxyConfig, patient{unit: goodUnit}, "", "", "", ""},
+		{"packets", packetConfig, patient{}, "", "", "", ""},
+		{"transparent", transparentConfig, patient{}, "", "", "", ""},
+		{"fresh ASN data", proxyConfig, patient{asnAge: time.Hour}, "", "", "", ""},
+		{"probed", proxyConfig, patient{probe: true}, "", "", "", ""},
+
+		{"mistake", "x = 1", patient{}, "configuration", healthFail, "nothing to do", "shaperd check"},
+		{"idle attachment", packetConfig + "[[attach]]\nname = \"idle\"\ninterface = \"lo\"\ndirection = \"ingress\"\nmode = \"police\"", patient{}, "configuration", healthWarn, `attachment "idle"`, ""},
+		{"writable", proxyConfig, patient{fileMode: 0o666}, "files", healthWarn, "every user may write", "chmod o-w"},
+		{"not for the unit's user", proxyConfig, patient{fileMode: 0o600, unit: goodUnit}, "files", healthFail, "shaperd may not", "chmod o+"},
+		{"old ASN data", proxyConfig, patient{asnAge: 100 * 24 * time.Hour}, "asn files", healthWarn, "100 days old", "reload shaperd"},
+
+		{"no unit", proxyConfig, patient{unit: "LoadState=not-found\n"}, "unit", healthWarn, "not-found", "make install"},
+		{"disabled", proxyConfig, patient{unit: changed("=enabled", "=disabled")}, "unit", healthWarn, "disabled", "systemctl enable"},
+		{"failed", proxyConfig, patient{unit: changed("=inactive", "=failed")}, "unit", healthFail, "has failed", "journalctl -u shaperd"},
+		{"not reloaded", proxyConfig, patient{unit: changed("Reload=no", "Reload=yes")}, "unit", healthWarn, "has changed", "daemon-reload"},
+		{"no user", proxyConfig, patient{unit: changed("User=shaperd", "User=nobody2")}, "unit", healthFail, "no such user", "systemd-sysusers"},
+		{"stale socket", proxyConfig, patient{socket: true}, "daemon", healthWarn, "nobody answers", "rm /run/control.sock"},
+		{"no socket", proxyConfig, file("run/control.sock", "x"), "daemon", healthFail, "is no socket", "rm "},
+
+		{"old kernel", proxyConfig, file("proc/sys/kernel/osrelease", "5.4.0-generic"), "kernel", healthFail, "shaperd needs Linux 5.11", "5.11"},
+		{"old kernel for packets", packetConfig, patient{files: map[string]string{
+			"proc/sys/kernel/osrelease": "5.15.0", "sys/module/sch_fq/x": "", "sys/module/sch_ingress/x": "", "sys/module/cls_bpf/x": "",
+		}}, "kernel", healthFail, "attachments need Linux 6.1", "6.1"},
+		{"no tcx", strings.Replace(packetConfig, `"shape"`, "\"police\"\nhook = \"tcx\"", 1), file("proc/sys/kernel/osrelease", "6.1.0"), "kernel", healthFail, `"plant": hook = "tcx"`, `"auto"`},
+		{"no module", strings.Replace(packetConfig, `"shape"`, "\"shape\"\ndirection = \"ingress\"", 1), patient{}, "modules", healthFail, "no act_mirred, cls_u32, ifb, sch_ingress", "linux-modules-extra-6.12.9-amd64"},
+		{"no queue", packetConfig, patient{noFQ: true}, "queue", healthFail, "no sch_fq", "modprobe sch_fq"},
+		{"no bpf file system", packetConfig, file("proc/self/mounts", "/dev/vda / ext4 rw 0 0\nbpf /sys/fs/bpf2 bpf rw 0 0\n"), "pins", healthFail, "not on a bpf file system", "mount -t bpf"},
+		{"pins of another user", packetConfig, patient{
+			files: map[string]string{"sys/fs/bpf/shaperd": ""}, ownership: 7,
+			unit: strings.ReplaceAll(goodUnit, "cap_net_bind_service", "cap_bpf cap_net_admin cap_perfmon"),
+		}, "pins", healthFail, "another user than shaperd", "shaperd detach"},
+
+		{"low port", proxyConfig, file("proc/self/status", "Uid:\t0\t0\t0\t0\nCapEff:\t0000000000000000\n"), "capabilities", healthFail, "lacks CAP_NET_BIND_SERVICE, for port 432", "as root"},
+		{"unit without it", proxyConfig, patient{unit: changed("AmbientCapabilities=cap_net_bind_service", "AmbientCapabilities=")}, "capabilities", healthFail, "shaperd lacks CAP_NET_BIND_SERVICE", "systemctl edit shaperd"},
+		{"unit that is bounded", proxyConfig, patient{unit: changed("BoundingSet=cap_net_bind_service", "BoundingSet=")}, "capabilities", healthFail, "lacks CAP_NET_BIND_SERVICE", ""},
+		{"unit without the drop-in", packetConfig, patient{unit: goodUnit}, "capabilities", healthFail, "lacks CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, for [[attach]]", "examples/packet-plane.conf"},
+		{"reject", rejectConfig, patient{unit: goodUnit}, "capabilities", healthFail, `CAP_NET_RAW, for excess = "reject" of limit "rejecting"`, "examples/network-admin.conf"},
+		{"transparent as a unit", strings.Replace(transparentConfig, ":502", ":5020", 2) + "[transparent]\nrules = \"manual\"", patient{unit: goodUnit}, "capabilities", healthFail, "CAP_NET_RAW, for transparent", "network-admin.conf"},
+		{"few descriptors", proxyConfig, file("proc/self/limits", "Max open files  1024  1024  files"), "descriptors", healthWarn, "may take 1316", "ulimit -n 1386"},
+		{"few for the unit", proxyConfig, patient{unit: changed("=524288", "=1024")}, "descriptors", healthWarn, "may take 1316", "LimitNOFILE=1386"},
+		{"few that are not bounded", strings.Replace(proxyConfig, `{ protocol = "tcp" }`, `{ source = ["10.0.0.0/8"] }`, 1), file("proc/self/limits", "Max open files  2000  2000  files"), "descriptors", healthWarn, "room for 417 TCP", "ulimit"},
+
+		{"somaxconn", proxyConfig, file("proc/sys/net/core/somaxconn", "128"), "buffers", healthWarn, "only 128 connections", "'net.core.somaxconn = 4096' >> /etc/sysctl.d"},
+		{"no cookies", proxyConfig, file("proc/sys/net/ipv4/tcp_syncookies", "0"), "buffers", healthWarn, "half open", "tcp_syncookies = 1"},
+		{"rmem_max", proxyConfig, patient{unit: goodUnit, files: map[string]string{"proc/sys/net/core/rmem_max": "212992"}}, "buffers", healthWarn, "holds 212992 bytes", "rmem_max = 4194304"},
+		{"rmem_max as root", proxyConfig, file("proc/sys/net/core/rmem_max", "212992"), "", "", "", ""},
+		{"local ports for flows", proxyConfig, file("proc/sys/net/ipv4/ip_local_port_range", "32768 33000"), "local ports", healthWarn, "up to 1000 UDP flows", "max_flows"},
+		{"local ports for connections", strings.Replace(proxyConfig, "max_flows = 1000", "max_flows = 10", 1), file("proc/sys/net/ipv4/ip_local_port_range", "32768 32800"), "local ports", healthWarn, `"db": up to 100 connections`, "ip_local_port_range"},
+		{"src_valid_mark", transparentConfig, file("proc/sys/net/ipv4/conf/eth0/src_valid_mark", "1"), "routing", healthFail, "net.ipv4.conf.eth0.src_valid_mark is 1", "src_valid_mark = 0"},
+		{"no forwarding", transparentConfig, file("proc/sys/net/ipv4/ip_forward", "0"), "routing", healthWarn, `listener "plc"`, "ip_forward = 1"},
+		{"conntrack nearly full", proxyConfig, file("proc/sys/net/netfilter/nf_conntrack_count", "900"), "conntrack", healthWarn, "900 connections, of at most 1000", "nf_conntrack_max = 2000"},
+		{"conntrack full", proxyConfig, file("proc/sys/net/netfilter/nf_conntrack_count", "1000"), "conntrack", healthFail, "drops packets", "nf_conntrack_max"},
+		{"slow clock", proxyConfig, file(clocks+"current_clocksource", "hpet"), "clock", healthWarn, "hpet", "echo tsc > /sys/devices"},
+		{"slow clock alone", proxyConfig, patient{files: map[string]string{clocks + "current_clocksource": "acpi_pm", clocks + "available_clocksource": "acpi_pm"}}, "clock", healthWarn, "acpi_pm", "tsc=reliable"},
+
+		{"no interface", strings.Replace(packetConfig, `"lo"`, `"nowhere0"`, 1), patient{}, "interfaces", healthWarn, "no interface nowhere0", "ip link"},
+		{"port taken", proxyConfig, patient{files: map[string]string{
+			"proc/self/net/tcp": tcpHeader + "0: 00000000:01B0 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n",
+			"proc/812/fd/7":     "->socket:[4711]", "proc/812/comm": "nginx\n",
+		}}, "ports", healthFail, `"db", tcp://127.0.0.1:432: nginx (process 812)`, "ss -lntup"},
+		{"port taken by whom is not to be seen", proxyConfig, file("proc/self/net/udp", tcpHeader+"0: 0100007F:14E9 00000000:0000 07 0:0 0:0 0 0 0 4711 1\n"), "ports", healthFail, "udp://127.0.0.1:5353: another program", ""},
+		{"port perhaps taken", proxyConfig, file("proc/self/net/tcp6", tcpHeader+"0: "+strings.Repeat("0", 32)+":01B0 "+strings.Repeat("0", 32)+":0000 0A 0:0 0:0 0 0 0 4711 1\n"), "ports", healthWarn, "unless that takes IPv6 alone", ""},
+		{"metrics port taken", proxyConfig, file("proc/self/net/tcp", tcpHeader+"0: 0100007F:24F8 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n"), "ports", healthFail, "[daemon] metrics", ""},
+		{"port kept by systemd", proxyConfig, patient{files: map[string]string{
+			"proc/self/net/tcp": tcpHeader + "0: 00000000:01B0 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n",
+			"proc/1/fd/7":       "->socket:[4711]", "proc/1/comm": "systemd\n",
+		}}, "", "", "", ""},
+		{"others' ports", proxyConfig, file("proc/self/net/tcp", tcpHeader+
+			"0: 0200007F:01B0 00000000:0000 0A 0:0 0:0 0 0 0 1 1\n"+ // another address
+			"1: 00000000:01B1 00000000:0000 0A 0:0 0:0 0 0 0 2 1\n"+ // another port
+			"2: 0100007F:01B0 0100007F:1234 01 0:0 0:0 0 0 0 3 1\n"), "", "", "", ""}, // a connection
+		{"the daemon's own ports", proxyConfig, patient{answers: true, socket: true, files: map[string]string{
+			"proc/self/net/tcp": tcpHeader + "0: 00000000:01B0 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n",
+		}}, "", "", "", ""},
+		{"no such name", named, patient{dead: true}, "downstreams", healthFail, "downstream db.internal: no", "getent"},
+		{"no connection", proxyConfig, patient{dead: true, probe: true}, "downstreams", healthFail, "downstream no", "ip route get 10.0.0.5"},
+		{"not probed", proxyConfig, patient{dead: true}, "", "", "", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			found := tt.patient.doctor(t, tt.config).examine()
+			matched := tt.check == ""
+			for _, f := range found {
+				switch {
+				case f.Name == tt.check && f.State == tt.state && strings.Contains(f.Text, tt.text) && strings.Contains(f.Mend, tt.mend):
+					matched = true
+				case f.State == healthWarn || f.State == healthFail:
+					if f.Name != tt.check {
+						t.Errorf("besides: %+v", f)
+					}
+				}
+			}
+			if !matched {
+				t.Errorf("no %s of %q that says %q and %q in %+v", tt.state, tt.check, tt.text, tt.mend, found)
+			}
+		})
+	}
+}
+
+// On this host, whatever it is, with and without a configuration that loads.
+func TestDoctorHere(t *testing.T) {
+	listen, downstream := freePort(t), echoServer(t)
+	config := writeConfig(t, "", configText(listen, "", downstream, "1MB/s"))
+	out, _, err := command(t, "doctor", "--config", config, "--probe", "--control", filepath.Join(t.TempDir(), "none.sock"))
+	if err != nil {
+		t.Errorf("%v:\n%s", err, out)
+	}
+	for _, want := range []string{"ok    configuration  " + config, "ok    kernel         Linux ", "those of TCP take connections"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in:\n%s", want, out)
+		}
+	}
+	if strings.Contains(out, "\x1b") {
+		t.Error("colours without a terminal")
+	}
+
+	out, _, err = command(t, "doctor", "--json", "--config", "/nowhere.toml")
+	if !errors.Is(err, errDoctor) {
+		t.Errorf("without a configuration: %v", err)
+	}
+	var got struct {
+		OK     bool
+		Checks []finding
+	}
+	if err := json.Unmarshal([]byte(out), &got); err != nil {
+		t.Fatal(err)
+	}
+	if got.OK || !slices.ContainsFunc(got.Checks, func(f finding) bool {
+		return f.Name == "configuration" && f.State == healthFail && strings.Contains(f.Text, "/nowhere.toml")
+	}) {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestDoctorPrints(t *testing.T) {
+	all := []finding{{"unit", healthWarn, "two\nlines", "mend it"}, {"kernel", healthOK, "Linux", ""}}
+	for colours, want := range map[bool]string{
+		false: "warn  unit    two\n              lines\n              -> mend it\nok    kernel  Linux\n",
+		true:  "\x1b[33mwarn\x1b[0m  unit    two\n              lines\n              \x1b[1m->\x1b[0m mend it\n\x1b[32mok  \x1b[0m  kernel  Linux\n",
+	} {
+		var out strings.Builder
+		if err := printFindings(&out, all, colours); err != nil || out.String() != want {
+			t.Errorf("%v: %q, want %q", err, out.String(), want)
+		}
+	}
+}
