@@ -289,6 +289,10 @@ func (p *Policy) Route(f *Flow) Route {
 	}
 }
 
+// ASName returns the name of an autonomous system, as [asn.Table.Name] has it, or "" when
+// there is no table or no name in it.
+func (p *Policy) ASName(asn uint32) string { return p.asns.Name(asn) }
+
 // ASN returns the autonomous system of a source, whether a limit asks for it or not; 0
 // when it is not known.
 func (p *Policy) ASN(source netip.Addr) uint32 {

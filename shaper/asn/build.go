@@ -37,6 +37,10 @@ type builder struct {
 	v4     family[addr4]
 	v6     family[addr6]
 	strict bool // ranges of one ASN must not overlap either
+
+	names    map[uint32]nameRef // in text
+	text     []byte
+	withName *asnSet // nil without names
 }
 
 // add takes in one range, unless its ASN is 0. Its errors are about the range
@@ -111,7 +115,7 @@ func (b *builder) entries() int {
 
 // build makes the table. It uses up what the builder holds.
 func (b *builder) build() (*Table, error) {
-	t := new(Table)
+	t := &Table{names: b.names, text: string(b.text)}
 	var err error
 	if t.v4, err = flatten(b, b.v4, ^addr4(0)); err != nil {
 		return nil, err

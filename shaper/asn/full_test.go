@@ -22,9 +22,11 @@ import (
 // The size of the Internet's table, and what it may cost.
 const (
 	fullV4, fullV6 = 411_961, 103_197
+	fullNames      = 91_065
 
 	maxLoad     = 2 * time.Second
 	maxRetained = 64 << 20 // bytes of heap
+	maxNames    = 8 << 20  // of that, in the published table
 	maxLookup   = 200 * time.Nanosecond
 )
 
@@ -77,6 +79,16 @@ func TestFullTable(t *testing.T) {
 		t.Errorf("table has %d and %d ranges, want %d and %d", v4, v6, fullV4, fullV6)
 	}
 	checkTable(t, table)
+	named, names := len(table.names), uint64(0)
+	if published {
+		before := heap(true)
+		table.names, table.text = nil, ""
+		names = before - heap(true)
+	}
+	t.Logf("%d names take %.1f MiB", named, float64(names)/(1<<20))
+	if published && (named != fullNames || names > maxNames) {
+		t.Errorf("%d names, want %d; they retain %d bytes, at most %d", named, fullNames, names, maxNames)
+	}
 	for _, path := range paths {
 		checkAgainstCSV(t, table, path)
 	}

@@ -30,14 +30,14 @@ const expectedFormats = `expected CSV or TSV of "first,last,asn", pfx2as or an M
 // Load makes one table of all the files, whose order is of no account. Content
 // tells the format of each, not the name, and each may be packed with gzip:
 //
-//   - Ranges, as CSV or TSV: "first,last,asn", both addresses included; columns
-//     after the third, such as country and name, are not looked at. This is the
-//     form of ip-location-db, DB-IP and iptoasn.
+//   - Ranges, as CSV or TSV: "first,last,asn[,name]", both addresses included; with
+//     a country of two letters before the name or without, and whatever after it.
+//     This is the form of ip-location-db, DB-IP and iptoasn.
 //   - Prefixes, as text: "prefix asn" or CAIDA's "prefix<TAB>length<TAB>asn",
 //     also separated by a comma. Prefixes may nest: the more specific one wins.
 //     Of several origins ("64500_64501", "64500,64501") the first is taken.
 //   - MMDB: the record's autonomous_system_number, or its asn as a number or
-//     as a string. The networks count as ranges. Aliases of the IPv4 subtree
+//     as a string, and its autonomous_system_organization. The networks count as ranges. Aliases of the IPv4 subtree
 //     (6to4, Teredo) are not followed.
 //
 // In text an ASN is "64500" or "AS64500", fields may stand in double quotes, and

@@ -173,7 +173,7 @@ func (w *treeWalk) leaf(record uint64, a addr6, depth int) error {
 	return nil
 }
 
-// decode reads the ASN of a record, 0 when it has none.
+// decode reads the ASN of a record, 0 when it has none, and takes in its name.
 func (w *treeWalk) decode(record uint64) (uint32, error) {
 	if record < w.nodes+mmdbSeparator || record-w.nodes-mmdbSeparator >= w.dataSize {
 		return 0, errors.New("record lies outside the data; the file is damaged")
@@ -181,6 +181,7 @@ func (w *treeWalk) decode(record uint64) (uint32, error) {
 	var fields struct {
 		Number any `maxminddb:"autonomous_system_number"`
 		ASN    any `maxminddb:"asn"`
+		Name   any `maxminddb:"autonomous_system_organization"`
 	}
 	if err := w.db.LookupOffset(uintptr(record - w.nodes - mmdbSeparator)).Decode(&fields); err != nil {
 		return 0, fmt.Errorf("decode record: %w; the file is damaged", libraryError(err))
@@ -190,6 +191,15 @@ func (w *treeWalk) decode(record uint64) (uint32, error) {
 		value = fields.ASN
 	}
 	w.found = w.found || value != nil
+	asn, err := numberOf(value)
+	if name, ok := fields.Name.(string); ok && asn != 0 && !w.b.named(asn) {
+		w.b.name(asn, []byte(name))
+	}
+	return asn, err
+}
+
+// numberOf reads the ASN field of a record.
+func numberOf(value any) (uint32, error) {
 	switch v := value.(type) {
 	case nil:
 		return 0, nil

@@ -188,10 +188,12 @@ func TestFlattenProperty(t *testing.T) {
 }
 
 // parseAll makes a table of the content of one file.
-func parseAll[T string | []byte](content T) (*Table, error) {
+func parseAll[T string | []byte](contents ...T) (*Table, error) {
 	var b builder
-	if err := b.read(bytes.NewReader([]byte(content)), "input", maxFile); err != nil {
-		return nil, err
+	for _, content := range contents {
+		if err := b.read(bytes.NewReader([]byte(content)), "input", maxFile); err != nil {
+			return nil, err
+		}
 	}
 	return b.build()
 }

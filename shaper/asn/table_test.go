@@ -5,7 +5,10 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -192,6 +195,9 @@ func TestNilTable(t *testing.T) {
 		for r := range table.All() {
 			t.Errorf("%s: All yields %v", name, r)
 		}
+		if got := table.Name(64500); got != "" {
+			t.Errorf("%s: Name is %q", name, got)
+		}
 	}
 }
 
@@ -240,6 +246,9 @@ func checkTable(t *testing.T, table *Table) {
 		if a := r.Last.Next(); a.IsValid() && !a.Is4In6() && table.Lookup(a) == r.ASN {
 			t.Fatalf("Lookup(%s) is the ASN of %v before it", a, r)
 		}
+		if name := table.Name(r.ASN); len(name) > maxName || !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) {
+			t.Fatalf("AS%d is named %q", r.ASN, name)
+		}
 		prev = r
 	}
 	if n4, n6 := table.Len(); n4 != v4 || n6 != v6 {
@@ -249,6 +258,7 @@ func checkTable(t *testing.T, table *Table) {
 	if err != nil {
 		t.Fatalf("New of what All yields: %v", err)
 	}
+	again.names, again.text = table.names, table.text
 	// Not cmp.Diff, which takes its time over tables of the Internet's size.
 	if !reflect.DeepEqual(table, again) {
 		t.Fatalf("New of what All yields is another table: %v", slices.Collect(again.All()))

@@ -71,7 +71,7 @@ func (b *builder) addLine(line []byte, src source) error {
 	if err != nil {
 		return err
 	}
-	third, _, err := cutField(rest, comma)
+	third, rest, err := cutField(rest, comma)
 	if err != nil {
 		return err
 	}
@@ -93,6 +93,9 @@ func (b *builder) addLine(line []byte, src source) error {
 	asn, err := parseASN(string(third))
 	if err != nil {
 		return err
+	}
+	if asn != 0 && !b.named(asn) {
+		b.name(asn, nameIn(rest, comma))
 	}
 	return b.add(lo, hi, asn, src)
 }
