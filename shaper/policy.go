@@ -302,9 +302,6 @@ func (p *Policy) ASN(source netip.Addr) uint32 {
 	return p.asns.Lookup(source)
 }
 
-// ASName returns the name of an autonomous system, "" when it is not known.
-func (p *Policy) ASName(asn uint32) string { return "" }
-
 func (p *Policy) portSet(port uint16) Set {
 	if len(p.ports) == 1 {
 		return p.portSets[0]

@@ -2,16 +2,13 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"shaperd/shaper"
 )
@@ -114,7 +111,6 @@ var errDoctor = errors.New("this host and this configuration do not go together 
 
 func doctorCommand(e env) *cobra.Command {
 	d := &doctor{}
-	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Say what is wrong with this host or the configuration, and what mends it",
@@ -122,8 +118,10 @@ func doctorCommand(e env) *cobra.Command {
 ports, files and the systemd unit. What is wrong is printed with the command that
 mends it. Works with a daemon or without; as root it sees more. Exits with 1 when
 something fails; what is only to be warned of is no failure.`,
-		Args: noArgs("; the configuration is named by --config"),
+		Args:        noArgs("; the configuration is named by --config"),
+		Annotations: withJSON,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			d.socket = e.flags.control
 			file, err := filepath.Abs(d.file)
 			if err != nil {
 				return fmt.Errorf("--config %s: %w", d.file, err)
@@ -134,13 +132,10 @@ something fails; what is only to be warned of is no failure.`,
 			for _, f := range found {
 				failed = failed || f.State == healthFail
 			}
-			if asJSON {
-				out := json.NewEncoder(e.stdout)
-				out.SetEscapeHTML(false)
-				out.SetIndent("", "  ")
-				err = out.Encode(map[string]any{"ok": !failed, "checks": found})
+			if e.flags.json {
+				err = e.printJSON(map[string]any{"ok": !failed, "checks": found})
 			} else {
-				err = printFindings(e.stdout, found, coloured(e.stdout))
+				err = printFindings(e.stdout, found, inColour(e.stdout))
 			}
 			if err == nil && failed {
 				err = errDoctor
@@ -149,20 +144,8 @@ something fails; what is only to be warned of is no failure.`,
 		},
 	}
 	cmd.Flags().StringVar(&d.file, "config", "/etc/shaperd/shaperd.toml", "configuration `file`; conf.d/*.toml beside it is read too")
-	cmd.Flags().StringVar(&d.socket, "control", "/run/shaperd/control.sock", "control `socket` of the daemon")
 	cmd.Flags().BoolVar(&d.probe, "probe", false, "connect to each TCP downstream once, too")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
-}
-
-// coloured reports whether what is written to w may have colours.
-func coloured(w io.Writer) bool {
-	f, isFile := w.(*os.File)
-	if !isFile || os.Getenv("NO_COLOR") != "" {
-		return false
-	}
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
 }
 
 // printFindings writes a line for each finding, and one for what mends it.

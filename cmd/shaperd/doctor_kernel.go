@@ -184,7 +184,7 @@ func (d *doctor) routing() (found []finding) {
 		}
 	}
 	for _, l := range d.loaded.config.Listen {
-		name := passes(l)
+		name := forwarding(l)
 		if name != "" && d.read("/proc/sys/"+strings.ReplaceAll(name, ".", "/")) == "0" {
 			found = append(found, finding{
 				State: healthWarn, Text: fmt.Sprintf("listener %q: nothing but its own traffic gets to its downstream through this host, as %s is 0", l.Name, name),
@@ -195,9 +195,9 @@ func (d *doctor) routing() (found []finding) {
 	return orOK(found, "forwarding, src_valid_mark")
 }
 
-// passes returns the sysctl of forwarding for a listener with the address of its own
+// forwarding returns the sysctl of forwarding for a listener with the address of its own
 // downstream, to which this host is a gateway, or "".
-func passes(l config.Listen) string {
+func forwarding(l config.Listen) string {
 	if !l.Transparent {
 		return ""
 	}
