@@ -3,6 +3,7 @@ package netns
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -27,16 +28,16 @@ const metricsAddr = "127.0.0.1:9464" // inside the shaper
 
 // A daemon is a running shaperd.
 type daemon struct {
-	t      testing.TB
-	host   *host
-	config string // path
+	t       testing.TB
+	host    *host
+	config  string // path
 	control string // socket
-	cmd    *exec.Cmd
-	notify *net.UnixConn
-	log    logBuffer
-	exited chan struct{} // closed when it has ended, with status set
-	status error
-	ending bool // the test ended it
+	cmd     *exec.Cmd
+	notify  *net.UnixConn
+	log     logBuffer
+	exited  chan struct{} // closed when it has ended, with status set
+	status  error
+	ending  bool // the test ended it
 
 	stored map[string]*os.File // descriptors that it had systemd keep
 }
@@ -244,6 +245,7 @@ func (d *daemon) running() bool {
 // end ends the daemon without waiting for its connections.
 func (d *daemon) end() {
 	if d.running() {
+		d.keptPromises()
 		_ = d.cmd.Process.Kill()
 		<-d.exited
 	} else if !d.ending {
@@ -258,6 +260,46 @@ func (d *daemon) end() {
 	if d.t.Failed() {
 		d.t.Logf("shaperd wrote:\n%s", text)
 	}
+}
+
+// keptPromises asks the daemon whether more has left any bucket than its limit allows, as it
+// sees it. What left is judged by packets elsewhere.
+func (d *daemon) keptPromises() {
+	var limits []struct {
+		Name    string
+		Promise struct {
+			Violations uint64
+			SigmaMost  float64 `json:"sigma_most"`
+			Allowed    float64
+		}
+	}
+	if err := d.ask("/v1/limits", &limits); err != nil {
+		d.t.Errorf("ask the daemon how its limits are doing: %v", err)
+	}
+	for _, l := range limits {
+		if p := l.Promise; p.Violations > 0 {
+			d.t.Errorf("limit %q: %d units left beyond what it allows: up to %.0f, and %.0f are", l.Name, p.Violations, p.SigmaMost, p.Allowed)
+		}
+	}
+}
+
+// ask has the daemon answer on its control socket.
+func (d *daemon) ask(path string, answer any) error {
+	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", d.control)
+		},
+	}}
+	r, err := client.Get("http://shaperd" + path)
+	if err != nil {
+		return err
+	}
+	defer r.Body.Close()
+	if r.StatusCode != http.StatusOK {
+		return fmt.Errorf("GET %s: %s", path, r.Status)
+	}
+	return json.NewDecoder(r.Body).Decode(answer)
 }
 
 // logBuffer keeps the first part of what is written to it.
