@@ -1,0 +1,345 @@
+package conn
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// connections returns what p has, by source.
+func connections(p *Proxy) map[netip.AddrPort]shaper.ConnectionStatus {
+	all := map[netip.AddrPort]shaper.ConnectionStatus{}
+	p.Connections(func(c *shaper.ConnectionStatus) { all[c.Source] = *c })
+	return all
+}
+
+// await fails the test when nothing of what is found comes about.
+func await(t *testing.T, what string, found func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); !found(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("not within 5 s: ", what)
+		}
+	}
+}
+
+func local(c net.Conn) netip.AddrPort { return c.LocalAddr().(*net.TCPAddr).AddrPort() }
+
+// TestConnections has one connection that is paced, and one that waits for a slot.
+func TestConnections(t *testing.T) {
+	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(io.Discard, c) }),
+		shaper.Limit{Name: "slow", Rate: 800_000, MaxDelay: time.Second},
+		shaper.Limit{Name: "one", Connections: 1, MaxWait: time.Minute, MaxWaiting: 10})
+	first := dial(t, r.addr())
+	go first.Write(make([]byte, 1<<20))
+	await(t, "the first is held by its rate", func() bool {
+		c := connections(r.proxy)[local(first)]
+		return c.Stage == "open" && c.HeldBy == "slow" && c.ToDownstream > 0 && c.Waited > 50*time.Millisecond && c.HeldMost == "slow"
+	})
+	second := dial(t, r.addr())
+	await(t, "the second waits for a slot", func() bool {
+		c := connections(r.proxy)[local(second)]
+		return c.Stage == "waiting" && c.HeldBy == "one" && c.Waited > 50*time.Millisecond && c.Downstream == ""
+	})
+	p := r.shaper.Policy()
+	for i := range p.Len() {
+		b := r.proxy.Bucket(i, p.Key(i, flowFrom("127.0.0.1", 1), shaper.Route{}))
+		switch p.Limit(i).Name {
+		case "slow":
+			if b.Queued != 1 || b.NextIn <= 0 || b.NextIn > time.Second {
+				t.Errorf("the bucket of the rate: %+v", b)
+			}
+		case "one":
+			if b.InFlight != 1 || b.Waiting != 1 {
+				t.Errorf("the slots: %+v", b)
+			}
+		}
+	}
+
+	// The one that waits goes without a trace, then the other.
+	for _, c := range []*net.TCPConn{second, first} {
+		id := connections(r.proxy)[local(c)].ID
+		if !r.proxy.Kill(id) {
+			t.Fatal("there was nothing to kill")
+		}
+		if _, err := io.Copy(io.Discard, c); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("a killed connection ended with %v", err)
+		}
+		if r.proxy.Kill(id) {
+			t.Error("killed twice")
+		}
+	}
+	r.settle()
+	if n := r.shaper.Listener("l").Ended[shaper.Killed].Load(); n != 2 {
+		t.Errorf("%d ended as killed, want 2", n)
+	}
+}
+
+// TestRankings has a source that moves much and one that is refused.
+func TestRankings(t *testing.T) {
+	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(io.Discard, c) }),
+		shaper.Limit{Name: "slow", Key: shaper.KeySource, Rate: 8e6, MaxDelay: time.Second},
+		shaper.Limit{Name: "none", Match: shaper.Match{Source: []netip.Prefix{netip.MustParsePrefix("127.0.0.9/32")}}, Connections: 1, MaxWait: time.Millisecond, Excess: shaper.ExcessClose})
+	c := dial(t, r.addr())
+	if _, err := c.Write(make([]byte, 1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	c.CloseWrite()
+	io.Copy(io.Discard, c)
+	r.settle()
+	nine := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 9)}}
+	held, err := nine.Dial("tcp4", r.addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	await(t, "the slot is taken", func() bool { return r.shaper.Listener("l").Open.Load() == 1 })
+	refused, err := nine.Dial("tcp4", r.addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer refused.Close()
+	io.Copy(io.Discard, refused)
+
+	now := r.proxy.clock.Now()
+	moved := r.shaper.HeavySources(shaper.TraitRate, 1, now)
+	if len(moved) != 1 || moved[0].Key != netip.MustParseAddr("127.0.0.1") || moved[0].Weight[shaper.TraitDelay].Value <= 0 {
+		t.Errorf("the source that moved most: %+v", moved)
+	}
+	dropped := r.shaper.HeavySources(shaper.TraitDrops, 1, now)
+	if len(dropped) != 1 || dropped[0].Key != netip.MustParseAddr("127.0.0.9") {
+		t.Errorf("the source that was refused: %+v", dropped)
+	}
+	p := r.shaper.Policy()
+	for i := range p.Len() {
+		trait, want := shaper.TraitRate, "source 127.0.0.1/32"
+		if p.Limit(i).Name == "none" {
+			trait, want = shaper.TraitDrops, "all"
+		}
+		keys := p.State(i).Keys.Heaviest(trait, 5, now)
+		if len(keys) != 1 || p.DescribeKey(i, keys[0].Key) != want {
+			t.Errorf("keys of %q: %+v, want %s", p.Limit(i).Name, keys, want)
+		}
+	}
+}
+
+// TestPromise has a proxy keep its promise, and then sets its bucket back again and again.
+func TestPromise(t *testing.T) {
+	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(io.Discard, c) }),
+		shaper.Limit{Name: "slow", Rate: 80e6, MaxDelay: time.Second})
+	c := dial(t, r.addr())
+	go c.Write(make([]byte, 64<<20))
+	promise := &r.shaper.Policy().State(0).Promise
+	await(t, "a burst was seen", func() bool { return promise.Worst.Load() > 0 })
+	time.Sleep(200 * time.Millisecond)
+	if n := promise.Violations.Load(); n != 0 {
+		t.Fatalf("%d violations: up to %d, and %d are allowed", n, promise.Worst.Load(), promise.Allowed.Load())
+	}
+	await(t, "a violation was seen", func() bool {
+		r.proxy.loop.call(func(leaky.Time) {
+			for _, l := range r.proxy.loop.lines.byKey {
+				l.bucket = leaky.Bucket{}
+			}
+		})
+		return promise.Violations.Load() > 0
+	})
+	// At another rate the past does not count.
+	r.apply(shaper.Limit{Name: "slow", Rate: 8e6, MaxDelay: time.Second})
+	was := promise.Violations.Load()
+	time.Sleep(100 * time.Millisecond)
+	if n := promise.Violations.Load() - was; n > 0 {
+		t.Errorf("%d violations after the rate was lowered", n)
+	}
+	c.Close()
+	r.settle()
+}
+
+// TestBlock has a block cut what is there, and refuse what comes.
+func TestBlock(t *testing.T) {
+	server := serveTCP(t, echo)
+	r := start(t, shaper.TCP, server, shaper.Limit{Name: "slow", Rate: 8e6, MaxDelay: time.Second})
+	c := dial(t, r.addr())
+	exchange := func(c net.Conn) error {
+		if _, err := c.Write([]byte("hello")); err != nil {
+			return err
+		}
+		_, err := io.ReadFull(c, make([]byte, 5))
+		return err
+	}
+	if err := exchange(c); err != nil {
+		t.Fatal(err)
+	}
+	block := shaper.Limit{Name: "block", Block: true, Match: shaper.Match{Source: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32")}}}
+	slow := shaper.Limit{Name: "slow", Rate: 8e6, MaxDelay: time.Second}
+	observed := block
+	observed.Observe = true
+	r.apply(slow, observed)
+	if err := exchange(c); err != nil {
+		t.Fatal("a block that observes: ", err)
+	}
+	r.apply(slow, block)
+	if err := exchange(c); err == nil {
+		t.Error("what was there goes on")
+	}
+	if err := exchange(dial(t, r.addr())); err == nil {
+		t.Error("what comes passes")
+	}
+	p := r.shaper.Policy()
+	for i := range p.Len() {
+		if p.Limit(i).Block && p.State(i).Connections[shaper.Refuse][shaper.Blocked].Load() == 0 {
+			t.Error("nothing was counted as blocked")
+		}
+	}
+	r.apply(slow)
+	last := dial(t, r.addr())
+	if err := exchange(last); err != nil {
+		t.Error("after the block: ", err)
+	}
+	last.Close()
+	r.settle()
+}
+
+func TestBlockUDP(t *testing.T) {
+	server := serveUDP(t)
+	r := start(t, shaper.UDP, server.LocalAddr().String(), shaper.Limit{Name: "slow", Rate: 8000, MaxDelay: time.Minute})
+	c := dialUDP(t, r)
+	for range 5 { // of which the last ones wait
+		c.Write(make([]byte, 1000))
+	}
+	buffer := make([]byte, 2000)
+	server.SetReadDeadline(time.Now().Add(5 * time.Second))
+	if _, _, err := server.ReadFrom(buffer); err != nil {
+		t.Fatal(err)
+	}
+	r.apply(shaper.Limit{Name: "slow", Rate: 8000, MaxDelay: time.Minute}, shaper.Limit{Name: "block", Block: true})
+	if n := r.shaper.Listener("l").Flows.Load(); n != 0 {
+		t.Errorf("%d flows of a blocked source", n)
+	}
+	c.Write(make([]byte, 1000))
+	await(t, "the datagram was refused", func() bool {
+		for i := range r.shaper.Policy().Len() {
+			if st := r.shaper.Policy().State(i); st.Name == "block" && st.Connections[shaper.Refuse][shaper.Blocked].Load() == 1 {
+				return true
+			}
+		}
+		return false
+	})
+	server.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+	if n, _, err := server.ReadFrom(buffer); err == nil {
+		t.Errorf("%d bytes of a blocked source", n)
+	}
+}
+
+// TestDrainDownstream has one of two downstreams drained, then both.
+func TestDrainDownstream(t *testing.T) {
+	name := func(name string) string {
+		return serveTCP(t, func(c *net.TCPConn) { io.WriteString(c, name); io.Copy(io.Discard, c) })
+	}
+	first := name("a")
+	r := start(t, shaper.TCP, first)
+	second := netip.MustParseAddrPort(name("b"))
+	r.listen.Downstream = append(r.listen.Downstream, Downstream{Host: second.Addr().String(), Port: second.Port()})
+	r.listen.Timeouts.Connect = 5 * time.Second
+	r.apply()
+	who := func() string {
+		c := dial(t, r.addr())
+		defer c.Close()
+		var b [1]byte
+		if _, err := io.ReadFull(c, b[:]); err != nil {
+			t.Fatal(err)
+		}
+		return string(b[:])
+	}
+	if n := r.proxy.DrainDownstream("l", first, true); n != 1 {
+		t.Fatalf("%d downstreams drained", n)
+	}
+	if n := r.proxy.DrainDownstream("", "10.9.9.9:1", true); n != 0 {
+		t.Errorf("%d downstreams drained that there are not", n)
+	}
+	r.apply() // it stays so
+	for range 4 {
+		if got := who(); got != "b" {
+			t.Errorf("%s got a connection", got)
+		}
+	}
+	r.proxy.DrainDownstream("", second.String(), true)
+	got := make(chan string, 1)
+	c := dial(t, r.addr())
+	go func() {
+		b := make([]byte, 1)
+		io.ReadFull(c, b)
+		got <- string(b)
+	}()
+	await(t, "it waits", func() bool { return connections(r.proxy)[local(c)].Stage == "connecting" })
+	select {
+	case b := <-got:
+		t.Fatalf("%q answered, all are drained", b)
+	case <-time.After(50 * time.Millisecond):
+	}
+	r.proxy.DrainDownstream("", first, false)
+	if b := <-got; b != "a" {
+		t.Errorf("%q answered", b)
+	}
+}
+
+// logLines is a log that keeps its lines.
+type logLines struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logLines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logLines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func TestAccessLog(t *testing.T) {
+	var log logLines
+	r := start(t, shaper.TCP, serveTCP(t, echo), shaper.Limit{Name: "slow", Rate: 8e6, MaxDelay: time.Second})
+	r.proxy.traffic = slog.New(slog.NewTextHandler(&log, nil))
+	quiet := dial(t, r.addr())
+	quiet.CloseWrite()
+	io.Copy(io.Discard, quiet)
+	r.settle()
+	if text := log.String(); text != "" {
+		t.Errorf("without access_log: %s", text)
+	}
+	r.listen.AccessLog = true
+	r.apply(shaper.Limit{Name: "slow", Rate: 8e6, MaxDelay: time.Second})
+	c := dial(t, r.addr())
+	c.Write(make([]byte, 100_000))
+	c.CloseWrite()
+	io.Copy(io.Discard, c)
+	r.settle()
+	text := log.String()
+	for _, want := range []string{
+		"msg=access", "listener=l", "protocol=tcp", fmt.Sprintf("source=%v", local(c)), "to_downstream=100000", "from_downstream=100000",
+		"held_most=slow", "ended=closed",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %s in %s", want, text)
+		}
+	}
+	if strings.Contains(text, "waited=0 ") || strings.Count(text, "\n") != 1 {
+		t.Errorf("it waited, and is one line: %s", text)
+	}
+}
