@@ -147,7 +147,7 @@ install: build
 	bin/shaperd completion zsh >'$(DESTDIR)/usr/share/zsh/vendor-completions/_shaperd'
 	bin/shaperd completion fish >'$(DESTDIR)/usr/share/fish/vendor_completions.d/shaperd.fish'
 	install -m 0644 CHANGELOG.md LICENSE NOTICE '$(DESTDIR)/usr/share/doc/shaperd/'
-	install -m 0644 configs/*.toml systemd/*.conf '$(DESTDIR)/usr/share/doc/shaperd/examples/'
+	install -m 0644 configs/*.toml configs/alerts.yml configs/grafana-dashboard.json systemd/*.conf '$(DESTDIR)/usr/share/doc/shaperd/examples/'
 
 .PHONY: clean
 clean:

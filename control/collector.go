@@ -27,6 +27,7 @@ var (
 	inFlight   = desc("limit_connections_in_flight", "Connections that hold a slot of the limit.", "limit")
 	waiting    = desc("limit_connections_waiting", "Connections that wait for a slot of the limit.", "limit")
 	waitTime   = desc("limit_connection_wait_seconds", "How long connections waited for the slot they got.", "limit")
+	maxDelay   = desc("limit_max_delay_seconds", "How long a unit may wait in a queue of the limit.", "limit")
 	queueDelay = desc("limit_queue_delay_seconds", "How long delayed units waited in the limit's queues.", "limit")
 
 	listenerOpen     = desc("listener_connections_open", "TCP connections that are forwarded.", "listener")
@@ -111,6 +112,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		}
 		gauge(inFlight, float64(s.InFlight.Load()), l.Name)
 		gauge(waiting, float64(s.Waiting.Load()), l.Name)
+		if l.Rate > 0 || l.Packets.N > 0 {
+			gauge(maxDelay, l.MaxDelay.Seconds(), l.Name)
+		}
 		ch <- histogram(waitTime, &s.Wait, l.Name)
 		ch <- histogram(queueDelay, &s.Queue, l.Name)
 		if l.Rate > 0 {
