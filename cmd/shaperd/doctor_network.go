@@ -115,9 +115,11 @@ func (d *doctor) ports() (found []finding) {
 			look(fmt.Sprintf("listener %q, %v://%v", l.Name, e.Protocol, e.Addr), e.Protocol, e.Addr)
 		}
 	}
-	if addr, err := netip.ParseAddrPort(d.loaded.config.Daemon.Metrics); err == nil {
-		n++
-		look("[daemon] metrics", shaper.TCP, addr)
+	for key, at := range map[string]string{"metrics": d.loaded.config.Daemon.Metrics, "page": d.loaded.config.Daemon.Page} {
+		if addr, err := netip.ParseAddrPort(at); err == nil {
+			n++
+			look("[daemon] "+key, shaper.TCP, addr)
+		}
 	}
 	return orOK(found, fmt.Sprintf("all %d are free", n))
 }
@@ -180,7 +182,7 @@ func (d *doctor) downstreams() []finding {
 				return
 			}
 			if err := d.dial("tcp", t.connect); err != nil {
-				found[i] = find(healthFail, fmt.Sprintf("listener %q: downstream %v", t.listener, err), "see whether it runs, and what is on the way: ss, ip route get "+t.host)
+				found[i] = find(healthFail, fmt.Sprintf("listener %q: downstream %s: %v", t.listener, t.host, err), "see whether it runs, and what is on the way: ss, ip route get "+t.host)
 			}
 		})
 	}

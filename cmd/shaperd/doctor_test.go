@@ -265,6 +265,7 @@ func TestDoctor(t *testing.T) {
 		{"port taken by whom is not to be seen", proxyConfig, file("proc/self/net/udp", tcpHeader+"0: 0100007F:14E9 00000000:0000 07 0:0 0:0 0 0 0 4711 1\n"), "ports", healthFail, "udp://127.0.0.1:5353: another program", ""},
 		{"port perhaps taken", proxyConfig, file("proc/self/net/tcp6", tcpHeader+"0: "+strings.Repeat("0", 32)+":01B0 "+strings.Repeat("0", 32)+":0000 0A 0:0 0:0 0 0 0 4711 1\n"), "ports", healthWarn, "unless that takes IPv6 alone", ""},
 		{"metrics port taken", proxyConfig, file("proc/self/net/tcp", tcpHeader+"0: 0100007F:24F8 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n"), "ports", healthFail, "[daemon] metrics", ""},
+		{"page's port taken", "[daemon]\npage = \"127.0.0.1:433\"\n" + proxyConfig, file("proc/self/net/tcp", tcpHeader+"0: 0100007F:01B1 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n"), "ports", healthFail, "[daemon] page", ""},
 		{"port kept by systemd", proxyConfig, patient{files: map[string]string{
 			"proc/self/net/tcp": tcpHeader + "0: 00000000:01B0 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n",
 			"proc/1/fd/7":       "->socket:[4711]", "proc/1/comm": "systemd\n",
@@ -277,7 +278,7 @@ func TestDoctor(t *testing.T) {
 			"proc/self/net/tcp": tcpHeader + "0: 00000000:01B0 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n",
 		}}, "", "", "", ""},
 		{"no such name", named, patient{dead: true}, "downstreams", healthFail, "downstream db.internal: no", "getent"},
-		{"no connection", proxyConfig, patient{dead: true, probe: true}, "downstreams", healthFail, "downstream no", "ip route get 10.0.0.5"},
+		{"no connection", proxyConfig, patient{dead: true, probe: true}, "downstreams", healthFail, "downstream 10.0.0.5: no", "ip route get 10.0.0.5"},
 		{"not probed", proxyConfig, patient{dead: true}, "", "", "", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
