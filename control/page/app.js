@@ -88,9 +88,13 @@ const showDaemon = daemon();
 let live = null; // the last event
 
 function render() {
+  showHeadline(live.status, live.limits); // and the title, which is seen of a page in the background
+  if (!document.hidden) renderRest();
+}
+
+function renderRest() {
+  if (!live) return;
   const { status, limits } = live;
-  showHeadline(status, limits); // and the title, which is seen of a page in the background
-  if (document.hidden) return;
   showBypass(status);
   showNotices(status);
   show(byId('limits-none'), limits.length === 0);
@@ -104,8 +108,8 @@ function render() {
   showDaemon(status);
 }
 
-filter.addEventListener('input', render);
-document.addEventListener('visibilitychange', () => stream && live && render());
+filter.addEventListener('input', renderRest);
+document.addEventListener('visibilitychange', renderRest);
 
 // The connection. A stream that says nothing for a while is as good as ended, and the
 // charts begin anew after each, so that they have no holes.

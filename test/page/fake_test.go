@@ -17,7 +17,9 @@ type fake struct {
 	scenario string
 	every    time.Duration // between live events
 	started  time.Time
-	streams  atomic.Int64
+
+	// Scenario "flaky": the stream has ended, and POST /recover has come.
+	lost, recovered atomic.Bool
 }
 
 // The scenarios, in the order of their pictures.
@@ -28,12 +30,15 @@ func (f *fake) handler() http.Handler {
 	mux.Handle("/", control.PageHandler())
 	mux.HandleFunc("GET /v1/history", f.history)
 	mux.HandleFunc("GET /v1/live", f.live)
+	mux.HandleFunc("POST /recover", func(http.ResponseWriter, *http.Request) {
+		f.recovered.Store(true)
+		f.lost.Store(false)
+	})
 	return mux
 }
 
 func (f *fake) history(w http.ResponseWriter, _ *http.Request) {
-	if f.scenario == "flaky" && f.streams.Load() == 1 {
-		f.streams.Add(1)
+	if f.lost.Load() {
 		http.Error(w, "not now", http.StatusServiceUnavailable)
 		return
 	}
@@ -61,14 +66,13 @@ func (f *fake) history(w http.ResponseWriter, _ *http.Request) {
 	_ = json.NewEncoder(w).Encode(h)
 }
 
-// live streams events until the client goes; the first two streams of scenario "flaky"
-// end after a few.
+// live streams events until the client goes; the first stream of scenario "flaky" ends
+// after a few.
 func (f *fake) live(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
-	stream := f.streams.Add(1)
 	tick := time.NewTicker(f.every)
 	defer tick.Stop()
-	for i := 0; f.scenario != "flaky" || stream > 1 || i < 3; i++ {
+	for i := 0; f.scenario != "flaky" || f.recovered.Load() || i < 3; i++ {
 		data, err := json.Marshal(f.at(time.Now(), i))
 		if err != nil {
 			panic(err)
@@ -83,6 +87,7 @@ func (f *fake) live(w http.ResponseWriter, r *http.Request) {
 		case <-tick.C:
 		}
 	}
+	f.lost.Store(true)
 }
 
 func (f *fake) overloaded() bool {

@@ -1,12 +1,14 @@
 // Looks at the web page in Chromium as page_test.go asks on standard input, and writes a
 // line of JSON a check. The argument is the directory of node_modules.
 
+import { execFile } from 'node:child_process';
 import { createRequire } from 'node:module';
 import { join, resolve } from 'node:path';
 import { readFileSync } from 'node:fs';
+import { promisify } from 'node:util';
 
 const { chromium } = createRequire(join(resolve(process.argv[2]), 'package.json'))('playwright-core');
-const { urls, nasty, pictures } = JSON.parse(readFileSync(0, 'utf8'));
+const { urls, daemon, nasty, pictures } = JSON.parse(readFileSync(0, 'utf8'));
 
 const wait = { timeout: 10000 };
 const desktop = { viewport: { width: 1280, height: 900 }, colorScheme: 'light' };
@@ -93,24 +95,6 @@ function contrasts(selectors) {
 const written = ['#headline h1', '#headline dt', '#headline dd', '#headline small', '.notices strong', '.notices span', 'thead button', '.badge',
   '.card .promise', '.card .soft', '.card .override', 'figcaption span', '.figures dt', '.tabs button', '.level', '.events time', '.lead', '.alarm'];
 
-for (const [scenario, [tone, words]] of Object.entries(headlines)) {
-  await check(`scenario/${scenario}`, scenario, desktop, async (page, must) => {
-    must(await text(page, '#headline-words') === words, `the headline is "${await text(page, '#headline-words')}", want "${words}"`);
-    must(await page.$eval('#headline', (e) => e.dataset.tone) === tone, `the tone is not ${tone}`);
-    must(await page.isVisible('#bypass') === (scenario === 'bypass'), 'the alarm of the bypass is not as it should be');
-    must(await page.isHidden('#lost'), 'it says that there is no connection');
-    await look(page, `${scenario}-light`, 'light', must);
-
-    await page.emulateMedia({ colorScheme: 'dark' });
-    await look(page, `${scenario}-dark`, 'dark', must);
-
-    await page.setViewportSize(phone);
-    await look(page, `${scenario}-phone`, 'dark', must);
-    const width = await page.evaluate(() => document.documentElement.scrollWidth);
-    must(width <= phone.width, `the page is ${width} px wide on a phone`);
-  });
-}
-
 // look asks for a background that is light or dark, and text that stands out from it.
 async function look(page, name, scheme, must) {
   const [r, g, b] = (await page.evaluate(() => getComputedStyle(document.body).backgroundColor)).match(/\d+/g).map(Number);
@@ -124,7 +108,8 @@ async function look(page, name, scheme, must) {
   }
 }
 
-await check('live', 'overload', desktop, async (page, must) => {
+// These wait more than they do, and so go on beside the others.
+const live = check('live', 'overload', desktop, async (page, must) => {
   const seen = async () => ({
     fact: await text(page, '#vitals'), row: await text(page, '#overview tbody tr'), events: await page.$$eval('#event-list > li', (l) => l.length),
     spark: await page.$eval('.spark path', (p) => p.getAttribute('d')), plot: await page.$eval('.plot', (p) => p.getAttribute('aria-label')),
@@ -142,6 +127,60 @@ await check('live', 'overload', desktop, async (page, must) => {
   must(await page.$eval('#overview tbody tr', (tr) => tr.dataset.same) === 'yes', 'the rows are made anew');
   must(await count() === elements, `${elements} elements have become ${await count()}`);
 });
+
+const connection = check('connection', 'flaky', desktop, async (page, must) => {
+  await page.waitForSelector('#lost:not([hidden])', wait);
+  must((await text(page, '#lost')).startsWith('No connection to the daemon since '), `it says "${await text(page, '#lost')}"`);
+  must((await text(page, '#headline-words')).startsWith('Not known'), 'the headline still claims to know');
+  must(await page.evaluate(() => getComputedStyle(document.querySelector('main')).filter !== 'none'), 'the data are not grey');
+  must((await page.title()).startsWith('no connection'), 'the title does not say so');
+  await fetch(`${urls.flaky}/recover`, { method: 'POST' });
+  await page.waitForSelector('#lost', { state: 'hidden', ...wait });
+  must((await text(page, '#headline-words')) === headlines.overload[1], 'the headline has not come back');
+  must(await page.evaluate(() => getComputedStyle(document.querySelector('main')).filter === 'none'), 'the data are still grey');
+}, ['503']);
+
+const real = check('daemon', 'daemon', desktop, async (page, must) => {
+  const shaperd = (...args) => promisify(execFile)(daemon.binary, [...args, '--control', daemon.control]);
+  const says = (selector, pattern) => page.waitForFunction(
+    ([s, p]) => new RegExp(p).test(document.querySelector(s)?.textContent), [selector, pattern], wait);
+
+  await says('#headline-words', 'The promise is kept. 1 limit holds traffic back.');
+  await says('#overview tbody tr', '^database.*holds back(7|8)(\\.\\d+)? Mbit/sof 8 Mbit/s');
+  await says('.card .promise', '^Promise kept: at most .* are allowed');
+  await says('#who-table', '127.0.0.1');
+  await says('#downstream-table', 'db.*up');
+  await says('#event-list', 'info');
+  must(await page.$$eval('.plot canvas', (l) => l.length) >= 3, 'there are no charts');
+
+  await shaperd('set', 'limit', 'database', 'rate=16Mbit/s', '--for', '5m');
+  await says('#notices', 'Override.*database: rate = 16Mbit/s.*4 min 5\\d s left');
+  await says('#overview tbody tr', 'of 16 Mbit/s');
+  await shaperd('bypass', 'on');
+  await says('#headline-words', 'Bypass is on. Nothing is held back.');
+  must(await page.isVisible('#bypass'), 'the alarm of the bypass is not shown');
+  await shaperd('bypass', 'off');
+  await says('#headline-words', 'The promise is kept');
+  if (pictures) await page.screenshot({ path: join(pictures, 'daemon.png') });
+});
+
+for (const [scenario, [tone, words]] of Object.entries(headlines)) {
+  await check(`scenario/${scenario}`, scenario, desktop, async (page, must) => {
+    must(await text(page, '#headline-words') === words, `the headline is "${await text(page, '#headline-words')}", want "${words}"`);
+    must(await page.$eval('#headline', (e) => e.dataset.tone) === tone, `the tone is not ${tone}`);
+    must(await page.isVisible('#bypass') === (scenario === 'bypass'), 'the alarm of the bypass is not as it should be');
+    must(await page.isHidden('#lost'), 'it says that there is no connection');
+    await look(page, `${scenario}-light`, 'light', must);
+
+    await page.emulateMedia({ colorScheme: 'dark' });
+    await look(page, `${scenario}-dark`, 'dark', must);
+
+    await page.setViewportSize(phone);
+    await look(page, `${scenario}-phone`, 'dark', must);
+    const width = await page.evaluate(() => document.documentElement.scrollWidth);
+    must(width <= phone.width, `the page is ${width} px wide on a phone`);
+  });
+}
 
 await check('charts', 'many', desktop, async (page, must) => {
   const plots = await page.$$eval('.plot', (l) => l.length);
@@ -223,15 +262,5 @@ await check('trouble', 'trouble', desktop, async (page, must) => {
   must((await text(page, '.card .override')).includes('rate = 20Mbit/s'), 'the card does not say that it is overridden');
 });
 
-await check('connection', 'flaky', desktop, async (page, must) => {
-  await page.waitForSelector('#lost:not([hidden])', wait);
-  must((await text(page, '#lost')).startsWith('No connection to the daemon since '), `it says "${await text(page, '#lost')}"`);
-  must((await text(page, '#headline-words')).startsWith('Not known'), 'the headline still claims to know');
-  must(await page.evaluate(() => getComputedStyle(document.querySelector('main')).filter !== 'none'), 'the data are not grey');
-  must((await page.title()).startsWith('no connection'), 'the title does not say so');
-  await page.waitForSelector('#lost', { state: 'hidden', ...wait });
-  must((await text(page, '#headline-words')) === headlines.overload[1], 'the headline has not come back');
-  must(await page.evaluate(() => getComputedStyle(document.querySelector('main')).filter === 'none'), 'the data are still grey');
-}, ['503']);
-
+await Promise.all([live, connection, real]);
 await browser.close();

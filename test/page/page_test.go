@@ -47,7 +47,9 @@ func TestPage(t *testing.T) {
 	for _, s := range scenarios {
 		urls[s] = start(t, s, 150*time.Millisecond)
 	}
-	drive(t, map[string]any{"urls": urls, "nasty": nasty, "pictures": *pictures})
+	d := startDaemon(t)
+	urls["daemon"] = d.URL
+	drive(t, map[string]any{"urls": urls, "daemon": d, "nasty": nasty, "pictures": *pictures})
 }
 
 // drive runs page.mjs with what it is to look at, and reports its checks as subtests.

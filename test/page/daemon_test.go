@@ -1,0 +1,164 @@
+package page
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// A daemon is the built binary, with a limit that a client of it runs into.
+type daemon struct {
+	URL     string `json:"url"` // of its page
+	Binary  string `json:"binary"`
+	Control string `json:"control"` // its socket
+}
+
+func startDaemon(t *testing.T) daemon {
+	t.Helper()
+	binary := os.Getenv("SHAPERD_BIN")
+	if binary == "" {
+		binary = "../../bin/shaperd"
+	}
+	binary, err := filepath.Abs(binary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(binary); err != nil {
+		t.Fatalf("no daemon to test: %v\nrun \"make build\" first, or set SHAPERD_BIN to the binary", err)
+	}
+	dir := t.TempDir()
+	d := daemon{Binary: binary, Control: filepath.Join(dir, "control.sock")}
+	page, address, downstream := freePort(t), freePort(t), sink(t)
+	d.URL = "http://" + page
+	config := filepath.Join(dir, "shaperd.toml")
+	if err := os.WriteFile(config, fmt.Appendf(nil, `
+[daemon]
+page    = %q
+metrics = ""
+
+[[listen]]
+name       = "db"
+address    = ["tcp://%s"]
+downstream = [%q]
+
+[[limit]]
+name        = "database"
+rate        = "8Mbit/s"
+connections = 10
+`, page, address, downstream), 0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	var log bytes.Buffer
+	cmd := exec.Command(binary, "run", "--config", config, "--control", d.Control, "--drain-timeout", "100ms")
+	cmd.Stdout, cmd.Stderr = &log, &log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	exited := make(chan struct{})
+	go func() {
+		defer close(exited)
+		_ = cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		select {
+		case <-exited:
+		case <-time.After(10 * time.Second):
+			t.Error("the daemon does not stop")
+			_ = cmd.Process.Kill()
+			<-exited
+		}
+		if t.Failed() {
+			t.Logf("the daemon said:\n%s", &log)
+		}
+	})
+
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		r, err := http.Get(d.URL)
+		if err == nil {
+			r.Body.Close()
+			break
+		}
+		select {
+		case <-exited:
+			t.Fatalf("the daemon has ended:\n%s", &log)
+		default:
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the page is not served: %v", err)
+		}
+	}
+	send(t, address)
+	return d
+}
+
+// freePort returns an address whose port nobody has at the moment.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// sink is a downstream that reads what it is sent.
+func sink(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var done sync.WaitGroup
+	done.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			done.Go(func() {
+				defer c.Close()
+				_, _ = io.Copy(io.Discard, c)
+			})
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		done.Wait() // the connections end with the daemon, which is stopped before
+	})
+	return l.Addr().String()
+}
+
+// send writes to addr as fast as it may until the test ends.
+func send(t *testing.T, addr string) {
+	t.Helper()
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		b := make([]byte, 64<<10)
+		for {
+			if _, err := c.Write(b); err != nil {
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		c.Close()
+		<-done
+	})
+}
