@@ -17,23 +17,19 @@ type fake struct {
 	scenario string
 	every    time.Duration // between live events
 	started  time.Time
-
-	// Scenario "flaky": the stream has ended, and POST /recover has come.
-	lost, recovered atomic.Bool
+	lost     atomic.Bool // streams have ended, and nothing is answered: between POST /lose and POST /recover
 }
 
 // The scenarios, in the order of their pictures.
-var scenarios = []string{"rest", "overload", "broken", "bypass", "observe", "trouble", "many", "empty", "flaky"}
+var scenarios = []string{"rest", "overload", "broken", "bypass", "observe", "trouble", "many", "empty", "lost"}
 
 func (f *fake) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/", control.PageHandler())
 	mux.HandleFunc("GET /v1/history", f.history)
 	mux.HandleFunc("GET /v1/live", f.live)
-	mux.HandleFunc("POST /recover", func(http.ResponseWriter, *http.Request) {
-		f.recovered.Store(true)
-		f.lost.Store(false)
-	})
+	mux.HandleFunc("POST /lose", func(http.ResponseWriter, *http.Request) { f.lost.Store(true) })
+	mux.HandleFunc("POST /recover", func(http.ResponseWriter, *http.Request) { f.lost.Store(false) })
 	return mux
 }
 
@@ -66,13 +62,12 @@ func (f *fake) history(w http.ResponseWriter, _ *http.Request) {
 	_ = json.NewEncoder(w).Encode(h)
 }
 
-// live streams events until the client goes; the first stream of scenario "flaky" ends
-// after a few.
+// live streams events until the client goes.
 func (f *fake) live(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	tick := time.NewTicker(f.every)
 	defer tick.Stop()
-	for i := 0; f.scenario != "flaky" || f.recovered.Load() || i < 3; i++ {
+	for i := 0; !f.lost.Load(); i++ {
 		data, err := json.Marshal(f.at(time.Now(), i))
 		if err != nil {
 			panic(err)
@@ -87,7 +82,6 @@ func (f *fake) live(w http.ResponseWriter, r *http.Request) {
 		case <-tick.C:
 		}
 	}
-	f.lost.Store(true)
 }
 
 func (f *fake) overloaded() bool {
