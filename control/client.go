@@ -63,7 +63,7 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 	return get[Status](ctx, c, "/status", nil)
 }
 
-// Limits is all limits, in the order of the configuration.
+// Limits is all limits.
 func (c *Client) Limits(ctx context.Context) ([]Limit, error) {
 	return get[[]Limit](ctx, c, "/limits", nil)
 }

@@ -49,7 +49,7 @@ func (e env) printJSONLine(answer any) error {
 	return out.Encode(answer)
 }
 
-// asUsage makes a usage error of what the daemon says of arguments.
+// asUsage makes a usage error of what the daemon says when arguments make no sense to it.
 func asUsage(err error) error {
 	var said *control.APIError
 	if errors.As(err, &said) && slices.Contains([]int{http.StatusBadRequest, http.StatusNotFound, http.StatusUnprocessableEntity}, said.Code) {
@@ -69,11 +69,16 @@ func ofLimit(ctx context.Context, c *control.Client, limit string, err error) er
 	if lack != nil || slices.Contains(names, limit) {
 		return asUsage(err)
 	}
+	return unknown("limit", limit, names)
+}
+
+// unknown tells which names there are.
+func unknown(what, name string, names []string) error {
 	if len(names) == 0 {
-		return usageError{fmt.Errorf("there is no limit %q; this daemon has none", limit)}
+		return usageError{fmt.Errorf("there is no %s %q; this daemon has none", what, name)}
 	}
-	msg := fmt.Sprintf("there is no limit %q; limits of this daemon: %s", limit, strings.Join(names, ", "))
-	if near := config.Nearest(limit, names); near != "" {
+	msg := fmt.Sprintf("there is no %s %q; %ss of this daemon: %s", what, name, what, strings.Join(names, ", "))
+	if near := config.Nearest(name, names); near != "" {
 		msg += fmt.Sprintf("; did you mean %q?", near)
 	}
 	return usageError{errors.New(msg)}

@@ -104,7 +104,7 @@ func unblockCommand(e env) *cobra.Command {
 			}
 			c := e.daemon()
 			if err := c.Unblock(cmd.Context(), prefix.String()); err != nil {
-				return asUsage(err)
+				return err
 			}
 			blocks, err := c.Blocks(cmd.Context())
 			if err != nil {

@@ -36,7 +36,7 @@ until "off", or for the time of --for. Status, top, metrics and the log show it.
 				if s.Bypass != nil {
 					p.line("%s", p.red(bypassText(s)))
 				} else {
-					p.line("Bypass is off: limits hold traffic back.")
+					p.line("Bypass is off: limits do as the configuration says.")
 				}
 			})
 		},

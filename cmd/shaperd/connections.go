@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -28,11 +30,11 @@ long they waited altogether, which limit holds them now and which has held them 
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			q.Limit, q.Sort, q.Top = *limit, sort.value, *top
 			c := e.daemon()
+			if err := known(cmd.Context(), c, q); err != nil {
+				return err
+			}
 			all, err := c.Connections(cmd.Context(), q)
 			if err != nil {
-				if q.Limit != "" {
-					return ofLimit(cmd.Context(), c, q.Limit, err)
-				}
 				return asUsage(err)
 			}
 			return e.show(all, func(p *page) {
@@ -52,6 +54,31 @@ long they waited altogether, which limit holds them now and which has held them 
 	top = topFlag(cmd)
 	cmd.AddCommand(killCommand(e))
 	return cmd
+}
+
+// known finds out whether there is what q names, because of nothing there are no
+// connections.
+func known(ctx context.Context, c *control.Client, q control.ConnectionQuery) error {
+	if q.Limit != "" {
+		if _, err := c.Limit(ctx, q.Limit); err != nil {
+			return ofLimit(ctx, c, q.Limit, err)
+		}
+	}
+	if q.Listener == "" {
+		return nil
+	}
+	s, err := c.Status(ctx)
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, l := range s.Listeners {
+		names = append(names, l.Name)
+	}
+	if !slices.Contains(names, q.Listener) {
+		return unknown("listener", q.Listener, names)
+	}
+	return nil
 }
 
 func connectionsTable(all []control.Connection) *table {
@@ -82,7 +109,7 @@ func killCommand(e env) *cobra.Command {
 			}
 			for _, id := range ids {
 				if err := e.daemon().Kill(cmd.Context(), id); err != nil {
-					return asUsage(fmt.Errorf("end connection %d: %w", id, err))
+					return fmt.Errorf("end connection %d: %w", id, err)
 				}
 			}
 			return e.show(ids, func(p *page) {

@@ -52,22 +52,26 @@ func (p *page) explanation(x control.Explanation) {
 // now tells what a unit that came now would get.
 func now(x control.Explanation) string {
 	next := 0.0
+	var by control.Bucket // of the limit that decides
 	for _, l := range x.Limits {
-		if l.Bucket != nil && l.Mode != "observe" {
-			next = max(next, l.Bucket.NextIn)
+		if l.Bucket == nil || l.Mode == "observe" {
+			continue
+		}
+		next = max(next, l.Bucket.NextIn)
+		if l.Limit == x.By {
+			by = *l.Bucket
 		}
 	}
-	by := ""
-	if x.By != "" {
-		by = fmt.Sprintf(": %q, %s", x.By, x.Reason)
-	}
-	switch x.Verdict {
-	case "pass":
+	switch {
+	case x.Verdict == "pass":
 		return "What came now would leave at once."
-	case "delay":
-		return fmt.Sprintf("What came now would leave in %s%s.", seconds(next), by)
+	case x.Verdict == "delay" && x.Reason == "connections":
+		return fmt.Sprintf("A new connection would wait for a slot of %q: %d are taken, %d wait. The next unit of those that are in leaves in %s.",
+			x.By, by.InFlight, by.Waiting, seconds(next))
+	case x.Verdict == "delay":
+		return fmt.Sprintf("What came now would leave in %s: %q, %s.", seconds(next), x.By, x.Reason)
 	}
-	return fmt.Sprintf("What came now would be refused%s.", by)
+	return fmt.Sprintf("What came now would be refused: %q, %s.", x.By, x.Reason)
 }
 
 func bucketsTable(limits []control.BucketOf) *table {

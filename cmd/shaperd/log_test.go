@@ -255,7 +255,7 @@ func TestClosedStderr(t *testing.T) {
 	}
 	defer r.Close()
 	cmd := exec.Command(os.Args[0], "run", "--config", path)
-	cmd.Env = append(os.Environ(), "SHAPERD_TEST_MAIN=1")
+	cmd.Env = append(os.Environ(), asShaperd+"=1")
 	cmd.Stderr = w
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

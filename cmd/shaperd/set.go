@@ -128,7 +128,7 @@ func unsetCommand(e env) *cobra.Command {
 			}
 			is, err := c.UnsetLimit(cmd.Context(), args[0])
 			if err != nil {
-				return ofLimit(cmd.Context(), c, args[0], err)
+				return err
 			}
 			return e.show(is, func(p *page) { p.change(was, is) })
 		},

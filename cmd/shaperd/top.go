@@ -83,10 +83,7 @@ func (m *top) fetch(q topQuestion) (a topAnswer) {
 		return a
 	}
 	if !slices.ContainsFunc(a.limits, func(l control.Limit) bool { return l.Name == q.limit }) {
-		q.limit = ""
-		if len(a.limits) > 0 {
-			q.limit = a.limits[0].Name
-		}
+		q.limit = firstLimit(a.limits)
 	}
 	switch {
 	case q.list != "keys":
@@ -151,7 +148,23 @@ func (m *top) take(a topAnswer) {
 	if a.question == m.question() {
 		m.keys, m.who, m.explain = a.keys, a.who, a.explain
 	}
-	if len(m.limits) > 0 && !slices.ContainsFunc(m.limits, func(l control.Limit) bool { return l.Name == m.limit }) {
-		m.limit = m.limits[0].Name
+	if !slices.ContainsFunc(m.limits, func(l control.Limit) bool { return l.Name == m.limit }) {
+		m.limit = firstLimit(m.limits)
 	}
+	if m.focus == onList {
+		m.move(0) // away from a row that is gone
+	}
+}
+
+// firstLimit is the one to look at first, "" when there is none.
+func firstLimit(limits []control.Limit) string {
+	for _, l := range limits {
+		if l.Mode != "observe" && slows(l) != "" {
+			return l.Name
+		}
+	}
+	if len(limits) > 0 {
+		return limits[0].Name
+	}
+	return ""
 }

@@ -44,7 +44,7 @@ type top struct {
 	limit         string    // the selected one
 	list          int       // of topLists
 	row           string    // the selected one of the list
-	sort          string    // "" is the order of the configuration, and "delayed" in the list
+	sort          string    // "" leaves limits as they come, and is "delayed" in the list
 	filter        [2]string // of limits, of the list
 	typing        bool      // in the filter
 	scroll        int       // of the detail

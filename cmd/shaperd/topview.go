@@ -204,7 +204,7 @@ var topHelp = []string{
 	"up, down, j, k    select a limit, or a row below",
 	"enter, esc        go to the rows below, to the detail of a row, and back",
 	"tab               keys of the limit, sources, prefixes, autonomous systems",
-	"d, x, r, c        sort by delayed, refused (dropped), rate, configuration",
+	"d, x, r, c        sort by what is delayed, refused (dropped), by rate, not at all",
 	"/                 show only what has a text in it",
 	"q                 quit",
 	"",

@@ -54,8 +54,11 @@ func TestVerbs(t *testing.T) {
 		{"who --by prefix", 0, []string{"PREFIX ", "192.0.2.7 ", `"evil\x1b]0;x\a"`}},
 		{"who me", exitUsage, []string{`who takes no arguments, and not "me"`}},
 		{"connections", 0, []string{"4711  192.0.2.7:40000  db tcp/5432  10.0.0.5:5432  open   1m1s  20ms  1.23MB   99B   12.3s  per-source", `AS64500 "Example \x1b[31mLtd"`, "and 11 more: --top"}},
+		{"connections --limit watch --listener db --source 192.0.2.0/24 --sort waited", 0, []string{"4711"}},
+		{"connections --limit wath", exitUsage, []string{`did you mean "watch"?`}},
+		{"connections --listener bd", exitUsage, []string{`there is no listener "bd"; listeners of this daemon: db`}},
 		{"connections kill 4711", 0, []string{"connection 4711 was ended"}},
-		{"connections kill 12", exitUsage, []string{"end connection 12: there is no such connection"}},
+		{"connections kill 12", exitFailure, []string{"end connection 12: there is no such connection"}},
 		{"connections kill all", exitUsage, []string{`"all" is no ID`}},
 		{"connections kill", exitUsage, []string{"connections kill needs ID..."}},
 		{"downstreams", 0, []string{"10.0.0.5:5432  db        up            12    50\n"}},
@@ -91,7 +94,7 @@ func TestVerbs(t *testing.T) {
 		{"block 192.0.2.7/24", exitUsage, []string{"write 192.0.2.0/24"}},
 		{"block here", exitUsage, []string{`"here" is no prefix or address`}},
 		{"unblock 192.0.2.0/24", 0, []string{"198.51.100.7/32  "}},
-		{"unblock 192.0.2.0/24", exitUsage, []string{"192.0.2.0/24 is not blocked"}},
+		{"unblock 192.0.2.0/24", exitFailure, []string{"192.0.2.0/24 is not blocked"}},
 		{"bypass", exitUsage, []string{"bypass needs on|off"}},
 		{"bypass of", exitUsage, []string{"bypass needs on or off"}},
 		{"bypass off --for 1m", exitUsage, []string{"--for is for bypass on"}},
@@ -276,6 +279,24 @@ func TestFigures(t *testing.T) {
 	} {
 		if tt.got != tt.want {
 			t.Errorf("%q, want %q", tt.got, tt.want)
+		}
+	}
+}
+
+func TestExplainVerdicts(t *testing.T) {
+	limits := []control.BucketOf{
+		{Limit: "a", Mode: "enforce", Bucket: &control.Bucket{NextIn: 0.2, InFlight: 5, Waiting: 7}},
+		{Limit: "b", Mode: "observe", Bucket: &control.Bucket{NextIn: 9}},
+		{Limit: "c", Mode: "enforce"},
+	}
+	for _, tt := range []struct{ verdict, reason, want string }{
+		{"pass", "", "What came now would leave at once."},
+		{"delay", "rate", `What came now would leave in 200ms: "a", rate.`},
+		{"delay", "connections", `A new connection would wait for a slot of "a": 5 are taken, 7 wait. The next unit of those that are in leaves in 200ms.`},
+		{"refuse", "queue-full", `What came now would be refused: "a", queue-full.`},
+	} {
+		if got := now(control.Explanation{Limits: limits, Verdict: tt.verdict, Reason: tt.reason, By: "a"}); got != tt.want {
+			t.Errorf("%s, %s: %s", tt.verdict, tt.reason, got)
 		}
 	}
 }
