@@ -211,6 +211,9 @@ func get[T any](ctx context.Context, c *Client, path string, q url.Values) (answ
 
 // call sends body, unless it is nil, and reads the answer into answer, unless that is nil.
 func (c *Client) call(ctx context.Context, timeout time.Duration, method, path string, q url.Values, body, answer any) error {
+	if c.path == "" {
+		return fmt.Errorf("%w: no socket is named", ErrNoDaemon)
+	}
 	var send io.Reader
 	if body != nil {
 		b, err := json.Marshal(body)

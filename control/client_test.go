@@ -157,6 +157,7 @@ func TestClientWithoutDaemon(t *testing.T) {
 	rude := serveSocket(t, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 	for _, tt := range []struct{ name, path, want string }{
 		{"no socket", nobody + "x", "there is no such socket"},
+		{"nowhere", "", "no socket is named"},
 		{"stale socket", stale.Addr().String(), "nobody listens there"},
 		{"no answer", dumb, "within 20ms"},
 		{"closed", rude, "it closed the connection"},

@@ -118,8 +118,8 @@ func doctorCommand(e env) *cobra.Command {
 ports, files and the systemd unit. What is wrong is printed with the command that
 mends it. Works with a daemon or without; as root it sees more. Exits with 1 when
 something fails; what is only to be warned of is no failure.`,
-		Example: `  shaperd doctor
-  shaperd doctor --config shaperd.toml --json`,
+		Example: `  shaperd doctor --config shaperd.toml
+  shaperd doctor --probe --json | jq '.checks[] | select(.state == "fail")'`,
 		Args:        noArgs("; the configuration is named by --config"),
 		Annotations: withJSON,
 		RunE: func(cmd *cobra.Command, _ []string) error {
