@@ -80,7 +80,7 @@ func drain(ctx context.Context, e env) error {
 		for _, l := range s.Listeners {
 			open, flows = open+l.Open, flows+l.Flows
 		}
-		if left := fmt.Sprintf("draining: %d connections and %d flows are left", open, flows); left != shown {
+		if left := fmt.Sprintf("draining: %s and %s left", plural(open, "connection"), plural(flows, "flow")); left != shown {
 			shown = left
 			if err := e.showDrain(s, left); err != nil {
 				return err

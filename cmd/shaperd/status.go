@@ -143,7 +143,7 @@ func slows(l control.Limit) string {
 		parts = append(parts, s)
 	}
 	if l.Waiting > 0 {
-		parts = append(parts, fmt.Sprintf("%d connections wait, %d are in", l.Waiting, l.InFlight))
+		parts = append(parts, fmt.Sprintf("%s waiting, %d in flight", plural(l.Waiting, "connection"), l.InFlight))
 	}
 	if n := total(l.RefusedRate); n >= 0.005 {
 		parts = append(parts, often(n)+" refused ("+reasons(l.RefusedRate)+")")
@@ -155,7 +155,7 @@ func slows(l control.Limit) string {
 func passes(l control.Limit) string {
 	switch {
 	case l.Rate == 0 && l.Packets > 0:
-		return number(l.PacketsRate.S10) + "pps"
+		return strings.Replace(often(l.PacketsRate.S10), "/s", "pps", 1)
 	case l.Rate == 0 && l.NewConnections > 0:
 		return often(l.Admitted.S10)
 	}

@@ -177,6 +177,14 @@ func often(v float64) string {
 
 func number(v float64) string { return strconv.FormatFloat(digits(v), 'f', -1, 64) }
 
+// plural writes a number of things: "1 flow", "2 flows".
+func plural(n int64, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
+}
+
 func percent(v float64) string {
 	if v > 0 && v < 0.01 {
 		return "<1%"

@@ -70,8 +70,8 @@ func (m *top) header() []string {
 	for _, l := range s.Listeners {
 		open, flows, to, from = open+l.Open, flows+l.Flows, to+l.ToDownstreamRate, from+l.FromDownstreamRate
 	}
-	return append(lines, fmt.Sprintf("%d connections, %d flows, to downstreams %s, from them %s, cpu %s, %s",
-		open, flows, rate(to), rate(from), percent(s.Process.CPURate), size(s.Process.Memory)))
+	return append(lines, fmt.Sprintf("%s, %s, to downstreams %s, from them %s, cpu %s, %s",
+		plural(open, "connection"), plural(flows, "flow"), rate(to), rate(from), percent(s.Process.CPURate), size(s.Process.Memory)))
 }
 
 // refused is how much limits that enforce refuse a second.

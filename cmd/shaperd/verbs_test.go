@@ -27,7 +27,7 @@ func TestVerbs(t *testing.T) {
 		want []string
 	}{
 		{"status", 0, []string{
-			"The promise is kept.\nSLOWS       HOW\nper-source  84% of 10Mbit/s delayed by 35ms (p99 180ms); 7 connections wait, 20 are in; 7.3/s refused (wait-timeout, queue-full)",
+			"The promise is kept.\nSLOWS       HOW\nper-source  84% of 10Mbit/s delayed by 35ms (p99 180ms); 7 connections waiting, 20 in flight; 7.3/s refused (wait-timeout, queue-full)",
 			"\nWOULD SLOW  HOW\nwatch       50% of 250pps delayed\n", "Waits most: 192.0.2.7 Example, 840ms a second\n",
 			"pid 99, running for 2h3m, mode enforce, /etc/shaperd/shaperd.toml", "23.5MB of memory, 3% of a processor, 40 of 20000 descriptors",
 			"configuration of 10:00:00, loaded in 2.1ms", "\nLISTENER  ADDRESS             OPEN  FLOWS",
@@ -209,9 +209,9 @@ func TestDrainIsShown(t *testing.T) {
 	go func() {
 		ended <- run(t.Context(), env{stdout: out, stderr: out}, []string{"--control", d.path, "drain"})
 	}()
-	waitFor(t, out, "draining: 12 connections and 3 flows are left\n")
+	waitFor(t, out, "draining: 12 connections and 3 flows left\n")
 	d.change(func() { d.status.Listeners[0].Open = 1 })
-	waitFor(t, out, "draining: 1 connections and 3 flows are left\n")
+	waitFor(t, out, "draining: 1 connection and 3 flows left\n")
 	stop()
 	if err := <-ended; err != nil {
 		t.Error(err)
