@@ -121,7 +121,7 @@ vuln:
 .PHONY: generate
 generate: deps
 	$(GO) generate ./...
-	git diff --exit-code -- $$(git grep -lE '^// Code generated .* DO NOT EDIT\.$$' -- '*.go') '*.o'
+	git diff --exit-code -- $$(git grep -lE '^// Code generated .* DO NOT EDIT\.$$' -- '*.go') '*.o' docs/configuration.md configs/shaperd.schema.json
 
 .PHONY: fuzz
 fuzz:
@@ -147,7 +147,7 @@ install: build
 	bin/shaperd completion zsh >'$(DESTDIR)/usr/share/zsh/vendor-completions/_shaperd'
 	bin/shaperd completion fish >'$(DESTDIR)/usr/share/fish/vendor_completions.d/shaperd.fish'
 	install -m 0644 CHANGELOG.md LICENSE NOTICE '$(DESTDIR)/usr/share/doc/shaperd/'
-	install -m 0644 configs/*.toml configs/alerts.yml configs/grafana-dashboard.json systemd/*.conf '$(DESTDIR)/usr/share/doc/shaperd/examples/'
+	install -m 0644 configs/*.toml configs/*.json configs/alerts.yml systemd/*.conf '$(DESTDIR)/usr/share/doc/shaperd/examples/'
 
 .PHONY: clean
 clean:

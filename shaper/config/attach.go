@@ -79,16 +79,15 @@ type placedInterface struct {
 }
 
 func (l *loader) attach(t table) {
-	t.required("name", "interface")
 	attach := Attach{Name: name(t), Queue: 100_000, IdleTimeout: time.Hour}
 	interfaces := interfaces(t)
 	attach.Interfaces = values(interfaces)
-	choice(t, "direction", &attach.Direction, Egress, Ingress)
-	choice(t, "mode", &attach.Mode, Shape, Police, Observe)
-	choice(t, "hook", &attach.Hook, HookAuto, HookTCX, HookClsact, HookXDP)
-	choice(t, "on_stop", &attach.OnStop, StopOpen, StopKeep)
-	t.integer("queue", &attach.Queue, 1000, 10_000_000)
-	t.duration("idle_timeout", &attach.IdleTimeout, time.Second, 240*time.Hour)
+	choice(t, "direction", &attach.Direction)
+	choice(t, "mode", &attach.Mode)
+	choice(t, "hook", &attach.Hook)
+	choice(t, "on_stop", &attach.OnStop)
+	t.integer("queue", &attach.Queue)
+	t.duration("idle_timeout", &attach.IdleTimeout)
 
 	t.idle(attach.Mode == Shape, `mode "shape"`, "queue")
 	switch {
@@ -120,7 +119,7 @@ func interfaces(t table) []item[string] {
 			return nil
 		}
 	}
-	return list(t, "interface", `strings such as "eth0"`, parseInterface)
+	return list(t, "interface", parseInterface)
 }
 
 // parseInterface reads the name of an interface, or a pattern of names. The kernel

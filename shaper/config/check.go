@@ -68,7 +68,7 @@ func checkBlock(t table, limit shaper.Limit) bool {
 	alone := true
 	for key := range t.values {
 		effective := slices.Contains([]string{"name", "match", "block", "excess", "reply", "mode"}, key) || key == "key" && limit.Key == 0
-		if !effective && slices.Contains(limitKeys, key) {
+		if !effective && slices.Contains(limitKeys.names(), key) {
 			t.bad(key, "has no effect with block = true, which refuses all that is matched")
 			alone = false
 		}
@@ -96,7 +96,7 @@ func (l *loader) check(root *node) {
 	l.checkOverlaps()
 	l.checkAttach()
 	for _, t := range l.diversions {
-		t.idle(slices.ContainsFunc(l.c.Listen, func(l Listen) bool { return l.Transparent }), "a listener with transparent = true", diversionKeys...)
+		t.idle(slices.ContainsFunc(l.c.Listen, func(l Listen) bool { return l.Transparent }), "a listener with transparent = true", diversionKeys.names()...)
 	}
 	var listeners, attachments, limits []string
 	for _, listen := range l.c.Listen {

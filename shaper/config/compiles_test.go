@@ -22,7 +22,7 @@ func TestLoadedCompiles(t *testing.T) {
 		"direction": {`"both"`, `"from-downstream"`}, "mode": {`"observe"`}, "excess": {`"close"`, `"drop"`, `"reset"`, `"reject"`}, "overhead": {`"0B"`, `"1kB"`}, "ecn_mark": {`"1%"`},
 		"rate": {`"1B/s"`, `"1Tbit/s"`, `"10Mbit/s"`}, "packets": {`"1/h"`, `"1000000000/s"`}, "connections": {"1", "1048576"}, "new_connections": {`"1/h"`, `"1000000000/s"`},
 		"burst": {`"0B"`, `"2592000B"`, `"2592001B"`, `"1000000TB"`, `"324PB"`, `"324000TB"`}, "burst_packets": {"0", "720", "721", "1000000000000"},
-		"max_delay": {`"0s"`, `"1h"`}, "max_wait": {`"0s"`, `"1h"`}, "max_waiting": {"0", "1048576"},
+		"max_delay": {`"0s"`, `"1h"`}, "max_wait": {`"0s"`, `"1h"`}, "max_waiting": {"0", "1048576"}, "block": {"true", "false"},
 	}
 	var keys []string
 	for key := range values {
@@ -42,7 +42,7 @@ func TestLoadedCompiles(t *testing.T) {
 			fmt.Fprintf(&b, "[[limit]]\nname = \"l%d\"\n", i)
 			// A limit has something to hold to, and a few keys more.
 			some := rapid.SliceOfNDistinct(rapid.SampledFrom(keys), 0, 3, rapid.ID).Draw(t, "keys")
-			main := rapid.SampledFrom([]string{"rate", "packets", "connections", "new_connections"}).Draw(t, "main")
+			main := rapid.SampledFrom([]string{"rate", "packets", "connections", "new_connections", "block"}).Draw(t, "main")
 			if !slices.Contains(some, main) {
 				some = append(some, main)
 			}
@@ -52,6 +52,10 @@ func TestLoadedCompiles(t *testing.T) {
 			for _, key := range some {
 				fmt.Fprintf(&b, "%s = %s\n", key, rapid.SampledFrom(values[key]).Draw(t, key))
 			}
+		}
+		if rapid.Bool().Draw(t, "override") {
+			key := rapid.SampledFrom(slices.DeleteFunc(OverrideKeys(), func(key string) bool { return values[key] == nil })).Draw(t, "overridden")
+			fmt.Fprintf(&b, "[[override]]\nlimit = \"l0\"\n%s = %s\n", key, rapid.SampledFrom(values[key]).Draw(t, "to"))
 		}
 		c, err := load([]*file{newFile("f.toml", 0, b.String())})
 		if err != nil {

@@ -41,6 +41,13 @@ func write(t *testing.T, files ...string) string {
 	return folder
 }
 
+// equalConfigs has cmp compare what a Config exports.
+var equalConfigs = cmp.Options{
+	cmpopts.IgnoreUnexported(Config{}),
+	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+}
+
 func mustLoad(t *testing.T, text string) *Config {
 	t.Helper()
 	c, err := Load(filepath.Join(write(t, "shaperd.toml", text), "shaperd.toml"))
@@ -263,9 +270,7 @@ ecn_mark = "100%"
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got := mustLoad(t, test.text)
-			if diff := cmp.Diff(&test.want, got, cmpopts.IgnoreUnexported(Config{}),
-				cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
-				cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+			if diff := cmp.Diff(&test.want, got, equalConfigs...); diff != "" {
 				t.Error("-want +got:\n", diff)
 			}
 			compile(t, got)

@@ -12,25 +12,6 @@ import (
 	"shaperd/shaper"
 )
 
-// The keys of each table.
-var (
-	fileKeys      = []string{"daemon", "transparent", "asn", "listen", "attach", "limit", "override"}
-	daemonKeys    = []string{"mode", "metrics", "page", "buckets", "pins"}
-	diversionKeys = []string{"rules", "mark"}
-	asnKeys       = []string{"files"}
-	listenKeys    = []string{
-		"name", "address", "downstream", "balance", "slow_start", "check", "eject", "accept_proxy_from", "send_proxy", "transparent", "access_log", "connect_timeout",
-		"first_byte_timeout", "tcp_idle_timeout", "half_close_timeout", "max_lifetime", "min_throughput", "idle_timeout", "max_flows", "max_flows_per_source", "amplification",
-	}
-	attachKeys = []string{"name", "interface", "direction", "mode", "hook", "on_stop", "queue", "idle_timeout"}
-	limitKeys  = []string{
-		"name", "match", "key", "ipv4_prefix", "ipv6_prefix", "direction",
-		"rate", "packets", "burst", "burst_packets", "overhead", "max_delay", "share", "ecn_mark",
-		"connections", "new_connections", "max_wait", "max_waiting", "block", "excess", "reply", "mode",
-	}
-	matchKeys = []string{"listen", "attach", "protocol", "source", "destination", "asn", "port"}
-)
-
 // loader gathers one configuration from several files.
 type loader struct {
 	report
@@ -62,23 +43,23 @@ type placedAddress struct {
 
 // file decodes one file, but for its overrides.
 func (l *loader) file(t table) {
-	t.closed(fileKeys)
-	if daemon, ok := t.table("daemon", "[daemon]", daemonKeys); ok {
+	t.check()
+	if daemon, ok := t.table("daemon"); ok {
 		l.daemon(daemon)
 	}
-	if transparent, ok := t.table("transparent", "[transparent]", diversionKeys); ok {
+	if transparent, ok := t.table("transparent"); ok {
 		l.transparent(transparent)
 	}
-	if asn, ok := t.table("asn", "[asn]", asnKeys); ok {
+	if asn, ok := t.table("asn"); ok {
 		l.asn(asn)
 	}
-	for _, listen := range t.tables("listen", listenKeys) {
+	for _, listen := range t.tables("listen") {
 		l.listen(listen)
 	}
-	for _, attach := range t.tables("attach", attachKeys) {
+	for _, attach := range t.tables("attach") {
 		l.attach(attach)
 	}
-	for _, limit := range t.tables("limit", limitKeys) {
+	for _, limit := range t.tables("limit") {
 		l.limit(limit)
 	}
 }
@@ -97,8 +78,8 @@ func (l *loader) once(t table) {
 func (l *loader) transparent(t table) {
 	l.once(t)
 	c := &l.c.Transparent
-	choice(t, "rules", &c.Rules, RulesInstall, RulesManual)
-	t.integer("mark", &c.Mark, 1, 1<<31-1)
+	choice(t, "rules", &c.Rules)
+	t.integer("mark", &c.Mark)
 	if c.Mark >= 253 && c.Mark <= 255 {
 		t.bad("mark", "%d is the number of a routing table of the system", c.Mark)
 	}
@@ -111,8 +92,8 @@ func (l *loader) daemon(t table) {
 	mode(t, &d.Observe)
 	endpoint(t, "metrics", &d.Metrics)
 	endpoint(t, "page", &d.Page)
-	t.integer("buckets", &d.Buckets, 1<<10, 1<<26)
-	if s, ok := t.text("pins", d.Pins); ok {
+	t.integer("buckets", &d.Buckets)
+	if s, ok := t.text("pins"); ok {
 		var err error
 		if d.Pins, err = parsePins(s); err != nil {
 			t.bad("pins", "%v", err)
@@ -122,7 +103,7 @@ func (l *loader) daemon(t table) {
 
 // endpoint sets *into to the host:port under a key.
 func endpoint(t table, key string, into *string) {
-	s, ok := t.text(key, *into)
+	s, ok := t.text(key)
 	if !ok {
 		return
 	}
@@ -136,7 +117,7 @@ func endpoint(t table, key string, into *string) {
 // mode sets *observe from the key "mode".
 func mode(t table, observe *bool) {
 	m := modeName(*observe)
-	choice(t, "mode", &m, modeName(false), modeName(true))
+	choice(t, "mode", &m)
 	*observe = bool(m)
 }
 
@@ -152,7 +133,7 @@ func (m modeName) String() string {
 
 func (l *loader) asn(t table) {
 	folder := filepath.Dir(t.at.file.name)
-	for _, f := range list(t, "files", `strings such as "asn.csv"`, notEmpty) {
+	for _, f := range list(t, "files", notEmpty) {
 		path := f.value
 		if !filepath.IsAbs(path) {
 			path = filepath.Join(folder, path)
@@ -176,7 +157,7 @@ func notEmpty(s string) (string, error) {
 
 // name reads the key "name" of a listener, an attachment or a limit.
 func name(t table) string {
-	s, ok := t.text("name", "db")
+	s, ok := t.text("name")
 	if ok && !isName(s) {
 		t.bad("name", "%s is not 1 to 64 letters, digits, \"-\", \"_\" and \".\"", quote(s))
 	}
@@ -189,7 +170,6 @@ func isName(s string) bool {
 }
 
 func (l *loader) listen(t table) {
-	t.required("name", "address", "downstream")
 	listen := Listen{
 		Name:           name(t),
 		ConnectTimeout: 5 * time.Second,
@@ -199,7 +179,7 @@ func (l *loader) listen(t table) {
 		EjectAfter:     3,
 		EjectFor:       10 * time.Second,
 	}
-	addresses := list(t, "address", `strings such as "tcp://0.0.0.0:5432"`, parseAddress)
+	addresses := list(t, "address", parseAddress)
 	listen.Addresses = values(addresses)
 	for _, a := range addresses {
 		l.addresses = append(l.addresses, placedAddress{a.value, len(l.c.Listen), a.at})
@@ -207,8 +187,8 @@ func (l *loader) listen(t table) {
 	downstream := downstreams(t)
 	listen.Downstream = values(downstream)
 	decodeChoice(t, &listen)
-	listen.AcceptProxyFrom = values(list(t, "accept_proxy_from", `prefixes such as "10.0.0.0/24"`, parsePrefix))
-	choice(t, "send_proxy", &listen.SendProxy, NoProxy, ProxyV1, ProxyV2)
+	listen.AcceptProxyFrom = values(list(t, "accept_proxy_from", parsePrefix))
+	choice(t, "send_proxy", &listen.SendProxy)
 	t.boolean("transparent", &listen.Transparent)
 	t.boolean("access_log", &listen.AccessLog)
 	for _, key := range []string{"address", "downstream"} {
@@ -216,18 +196,17 @@ func (l *loader) listen(t table) {
 			t.bad(key, "is empty; give it at least one")
 		}
 	}
-	t.duration("connect_timeout", &listen.ConnectTimeout, time.Millisecond, time.Hour)
-	const year = 8760 * time.Hour
-	t.duration("first_byte_timeout", &listen.FirstByteTimeout, 10*time.Millisecond, year)
-	t.duration("tcp_idle_timeout", &listen.TCPIdleTimeout, 10*time.Millisecond, year)
-	t.duration("half_close_timeout", &listen.HalfCloseTimeout, 10*time.Millisecond, year)
-	t.duration("max_lifetime", &listen.MaxLifetime, 10*time.Millisecond, year)
-	quantity(t, "min_throughput", &listen.MinThroughput, "100B/s", ParseRate)
-	t.duration("idle_timeout", &listen.IdleTimeout, 10*time.Millisecond, 24*time.Hour)
-	t.integer("max_flows", &listen.MaxFlows, 1, 1<<20)
+	t.duration("connect_timeout", &listen.ConnectTimeout)
+	t.duration("first_byte_timeout", &listen.FirstByteTimeout)
+	t.duration("tcp_idle_timeout", &listen.TCPIdleTimeout)
+	t.duration("half_close_timeout", &listen.HalfCloseTimeout)
+	t.duration("max_lifetime", &listen.MaxLifetime)
+	quantity(t, "min_throughput", &listen.MinThroughput, ParseRate)
+	t.duration("idle_timeout", &listen.IdleTimeout)
+	t.integer("max_flows", &listen.MaxFlows)
 	listen.MaxFlowsPerSource = max(1, listen.MaxFlows/4)
-	t.integer("max_flows_per_source", &listen.MaxFlowsPerSource, 1, 1<<20)
-	t.integer("amplification", &listen.Amplification, 0, 1000)
+	t.integer("max_flows_per_source", &listen.MaxFlowsPerSource)
+	t.integer("amplification", &listen.Amplification)
 
 	for _, d := range downstream {
 		checkDownstream(t, addresses, d, listen.Transparent)
@@ -271,7 +250,6 @@ func checkDownstream(t table, addresses []item[Address], d item[Downstream], tra
 
 func (l *loader) limit(t table) {
 	l.applyOverrides(t)
-	t.required("name")
 	limit := shaper.Limit{
 		Name:       name(t),
 		IPv4Prefix: 32,
@@ -281,10 +259,10 @@ func (l *loader) limit(t table) {
 		MaxWaiting: 1000,
 	}
 	var names matched
-	if match, ok := t.table("match", "match", matchKeys); ok {
+	if match, ok := t.table("match"); ok {
 		limit.Match = decodeMatch(match)
-		names.listen = list(match, "listen", `names of listeners, such as "db"`, asIs)
-		names.attach = list(match, "attach", `names of attachments, such as "uplink"`, asIs)
+		names.listen = list(match, "listen", asIs)
+		names.attach = list(match, "attach", asIs)
 		if elems, ok := elements(match.values["attach"]); ok && len(elems) == 0 {
 			match.bad("attach", "is empty; name attachments, or leave it out for listeners")
 		}
@@ -293,38 +271,38 @@ func (l *loader) limit(t table) {
 	if limit.OfAttachments() {
 		limit.ECNMark, limit.MaxWaiting = 50, 0
 	}
-	for _, f := range list(t, "key", `strings such as "source"`, parseField) {
+	for _, f := range list(t, "key", parseField) {
 		limit.Key |= f.value
 	}
-	t.integer("ipv4_prefix", &limit.IPv4Prefix, 1, 32)
-	t.integer("ipv6_prefix", &limit.IPv6Prefix, 1, 128)
-	choice(t, "direction", &limit.Direction, shaper.ToDownstream, shaper.FromDownstream, shaper.Both)
+	t.integer("ipv4_prefix", &limit.IPv4Prefix)
+	t.integer("ipv6_prefix", &limit.IPv6Prefix)
+	choice(t, "direction", &limit.Direction)
 
-	quantity(t, "rate", &limit.Rate, "10Mbit/s", ParseRate)
-	quantity(t, "packets", &limit.Packets, "5000pps", ParseFrequency)
-	quantity(t, "burst", &limit.Burst, "64KiB", ParseSize)
+	quantity(t, "rate", &limit.Rate, ParseRate)
+	quantity(t, "packets", &limit.Packets, ParseFrequency)
+	quantity(t, "burst", &limit.Burst, ParseSize)
 	burstPackets := 0
-	t.integer("burst_packets", &burstPackets, 0, 1e12)
+	t.integer("burst_packets", &burstPackets)
 	limit.BurstPackets = uint64(burstPackets)
-	quantity(t, "overhead", &limit.Overhead, "38B", parseOverhead)
-	t.duration("max_delay", &limit.MaxDelay, 0, shaper.MaxMaxDelay)
-	choice(t, "share", &limit.Share, shaper.ShareFair, shaper.ShareFIFO)
-	quantity(t, "ecn_mark", &limit.ECNMark, "50%", parsePercent)
+	quantity(t, "overhead", &limit.Overhead, parseOverhead)
+	t.duration("max_delay", &limit.MaxDelay)
+	choice(t, "share", &limit.Share)
+	quantity(t, "ecn_mark", &limit.ECNMark, parsePercent)
 
 	connections := 100
-	t.integer("connections", &connections, 1, 1<<20)
+	t.integer("connections", &connections)
 	if t.has("connections") {
 		limit.Connections = connections
 	}
-	quantity(t, "new_connections", &limit.NewConnections, "50/s", parseConnectionFrequency)
-	t.duration("max_wait", &limit.MaxWait, 0, time.Hour)
-	t.integer("max_waiting", &limit.MaxWaiting, 0, 1<<20)
+	quantity(t, "new_connections", &limit.NewConnections, parseConnectionFrequency)
+	t.duration("max_wait", &limit.MaxWait)
+	t.integer("max_waiting", &limit.MaxWaiting)
 	t.boolean("block", &limit.Block)
 	if ofUDP(limit) {
 		limit.Excess = shaper.ExcessDrop
 	}
-	choice(t, "excess", &limit.Excess, shaper.ExcessReset, shaper.ExcessClose, shaper.ExcessDrop, shaper.ExcessReply, shaper.ExcessReject)
-	quantity(t, "reply", &limit.Reply, "http-429", parseReply)
+	choice(t, "excess", &limit.Excess)
+	quantity(t, "reply", &limit.Reply, parseReply)
 	mode(t, &limit.Observe)
 
 	checkEffect(t, limit)
@@ -338,12 +316,12 @@ func (l *loader) limit(t table) {
 func decodeMatch(t table) shaper.Match {
 	var m shaper.Match
 	if t.values["protocol"] != "" {
-		choice(t, "protocol", &m.Protocol, shaper.TCP, shaper.UDP, shaper.ICMP)
+		choice(t, "protocol", &m.Protocol)
 	}
-	m.Source = values(list(t, "source", `prefixes such as "192.0.2.0/24"`, parsePrefix))
-	m.Destination = values(list(t, "destination", `prefixes such as "10.0.0.5/32"`, parsePrefix))
-	m.ASN = values(list(t, "asn", "AS numbers such as 64500", parseASN))
-	m.Port = values(list(t, "port", `ports such as "5432" or "8000-8010"`, parsePorts))
+	m.Source = values(list(t, "source", parsePrefix))
+	m.Destination = values(list(t, "destination", parsePrefix))
+	m.ASN = values(list(t, "asn", parseASN))
+	m.Port = values(list(t, "port", parsePorts))
 	return m
 }
 

@@ -6,16 +6,11 @@ import (
 	"time"
 )
 
-var (
-	downstreamKeys = []string{"to", "weight", "connections"}
-	checkKeys      = []string{"interval", "timeout", "rise", "fall"}
-	ejectKeys      = []string{"after", "for"}
-)
-
 // downstreams reads the key "downstream" of a listener: strings, or tables with more to
 // say.
 func downstreams(t table) (list []item[Downstream]) {
-	const key, what = "downstream", `strings such as "10.0.0.5:5432", or tables such as { to = "10.0.0.5:5432", weight = 2 }`
+	const key = "downstream"
+	what := t.keys.takes(key).words
 	v, ok := t.values[key]
 	if !ok {
 		return nil
@@ -37,17 +32,16 @@ func downstreams(t table) (list []item[Downstream]) {
 		case string:
 			d, err = parseDownstream(v)
 		case map[string]any:
-			sub := table{t.report, "downstream", v, at}
-			sub.closed(downstreamKeys)
-			sub.required("to")
-			to, ok := sub.text("to", "10.0.0.5:5432")
+			sub := table{t.report, key, t.keys.takes(key).elem.keys, v, at}
+			sub.check()
+			to, ok := sub.text("to")
 			if !ok {
 				continue
 			}
 			if d, err = parseDownstream(to); err == nil {
-				sub.integer("weight", &d.Weight, 1, 256)
+				sub.integer("weight", &d.Weight)
 				connections := 100
-				if sub.integer("connections", &connections, 1, 1<<20); sub.has("connections") {
+				if sub.integer("connections", &connections); sub.has("connections") {
 					d.Connections = connections
 				}
 			}
@@ -69,18 +63,18 @@ func downstreams(t table) (list []item[Downstream]) {
 
 // decodeChoice reads how one of several downstreams is chosen.
 func decodeChoice(t table, listen *Listen) {
-	choice(t, "balance", &listen.Balance, RoundRobin, LeastConnections, SourceHash)
-	t.duration("slow_start", &listen.SlowStart, 0, time.Hour)
-	if check, ok := t.table("check", "check", checkKeys); ok {
+	choice(t, "balance", &listen.Balance)
+	t.duration("slow_start", &listen.SlowStart)
+	if check, ok := t.table("check"); ok {
 		listen.Check = Check{Interval: 2 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3}
-		check.duration("interval", &listen.Check.Interval, 10*time.Millisecond, time.Hour)
-		check.duration("timeout", &listen.Check.Timeout, 10*time.Millisecond, time.Hour)
-		check.integer("rise", &listen.Check.Rise, 1, 1000)
-		check.integer("fall", &listen.Check.Fall, 1, 1000)
+		check.duration("interval", &listen.Check.Interval)
+		check.duration("timeout", &listen.Check.Timeout)
+		check.integer("rise", &listen.Check.Rise)
+		check.integer("fall", &listen.Check.Fall)
 	}
-	if eject, ok := t.table("eject", "eject", ejectKeys); ok {
-		eject.integer("after", &listen.EjectAfter, 0, 1000)
-		eject.duration("for", &listen.EjectFor, 10*time.Millisecond, 24*time.Hour)
+	if eject, ok := t.table("eject"); ok {
+		eject.integer("after", &listen.EjectAfter)
+		eject.duration("for", &listen.EjectFor)
 		eject.idle(listen.EjectAfter > 0, "after", "for")
 	}
 	if len(listen.Downstream) == 1 {

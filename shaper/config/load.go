@@ -105,9 +105,9 @@ func load(files []*file) (*Config, error) {
 		if values == nil {
 			continue
 		}
-		t := table{&l.report, "", values, root}
+		t := table{&l.report, "", fileKeys, values, root}
 		tables = append(tables, t)
-		for _, o := range t.tables("override", overrideKeys) {
+		for _, o := range t.tables("override") {
 			l.override(o)
 		}
 	}

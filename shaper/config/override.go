@@ -11,20 +11,8 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// overrideKeys are the keys of an [[override]].
-var overrideKeys = slices.Concat([]string{"limit"}, settable)
-
-// settable are the keys of a limit that an override may set.
-var settable = []string{
-	"rate", "packets", "burst", "burst_packets", "overhead", "max_delay", "share", "ecn_mark",
-	"connections", "new_connections", "max_wait", "max_waiting", "mode",
-}
-
-// integers are those of them that have integers.
-var integers = []string{"burst_packets", "connections", "max_waiting"}
-
 // OverrideKeys lists the keys of a limit that an override may set.
-func OverrideKeys() []string { return slices.Clone(settable) }
+func OverrideKeys() []string { return overrideKeys.names()[1:] }
 
 // setting is a value that an override gives to a key.
 type setting struct {
@@ -35,11 +23,10 @@ type setting struct {
 // override takes in one [[override]]. What an added text sets goes before what a file
 // does: it is the later word. Other than that a key is set once.
 func (l *loader) override(t table) {
-	t.required("limit")
 	if len(t.values) == 0 || len(t.values) == 1 && t.has("limit") {
 		t.add(t.at, "[[override]] sets nothing: give it a key of the limit, such as rate")
 	}
-	limit, ok := t.text("limit", "db")
+	limit, ok := t.text("limit")
 	if !ok {
 		return
 	}
@@ -49,7 +36,7 @@ func (l *loader) override(t table) {
 		settings = map[string]setting{}
 		l.overrides[limit] = settings
 	}
-	for _, key := range settable {
+	for _, key := range OverrideKeys() {
 		if !t.has(key) {
 			continue
 		}
@@ -78,17 +65,18 @@ func (l *loader) applyOverrides(t table) {
 // of integers has something else. What is wrong with other values shows when the text
 // is loaded.
 func FormatOverride(limit string, set map[string]string) (string, error) {
+	known := OverrideKeys()
 	if len(set) == 0 {
-		return "", fmt.Errorf("override limit %s: nothing to set; there is %s", quote(limit), strings.Join(settable, ", "))
+		return "", fmt.Errorf("override limit %s: nothing to set; there is %s", quote(limit), strings.Join(known, ", "))
 	}
 	var b strings.Builder
 	b.WriteString("[[override]]\n")
 	writeKey(&b, "limit", limit)
 	for _, key := range slices.Sorted(maps.Keys(set)) {
-		if !slices.Contains(settable, key) {
-			return "", fmt.Errorf("override limit %s: %s", quote(limit), unknown(key, settable))
+		if !slices.Contains(known, key) {
+			return "", fmt.Errorf("override limit %s: %s", quote(limit), unknown(key, known))
 		}
-		if !slices.Contains(integers, key) {
+		if overrideKeys.takes(key).kind != anInteger {
 			writeKey(&b, key, set[key])
 			continue
 		}

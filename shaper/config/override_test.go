@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -110,19 +109,5 @@ func TestFormatOverride(t *testing.T) {
 	}
 	if got := FormatBlock("b", nil, []string{"up"}, true); got != "" {
 		t.Errorf("without sources all are blocked: %s", got)
-	}
-}
-
-// TestOverrideKeys checks that a limit has the keys that an override sets, and that
-// integers are what they take.
-func TestOverrideKeys(t *testing.T) {
-	for _, key := range OverrideKeys() {
-		if !slices.Contains(limitKeys, key) {
-			t.Errorf("a limit has no %s", key)
-		}
-		_, err := load([]*file{newFile("f.toml", 0, "[[limit]]\nname = \"l\"\n"+key+" = true\n")})
-		if got := strings.Contains(err.Error(), key+": must be an integer"); got != slices.Contains(integers, key) {
-			t.Errorf("%s has integers: %t", key, got)
-		}
 	}
 }

@@ -45,13 +45,13 @@ func TestReference(t *testing.T) {
 		name         string
 		known, there []string
 	}{
-		{"the file", fileKeys, mapKeys(root.keys)},
-		{"[daemon]", daemonKeys, mapKeys(root.keys["daemon"].keys)},
-		{"[asn]", asnKeys, mapKeys(root.keys["asn"].keys)},
-		{"[[listen]]", listenKeys, all("listen")},
-		{"[[attach]]", attachKeys, all("attach")},
-		{"[[limit]]", limitKeys, all("limit")},
-		{"match", matchKeys, match},
+		{"the file", fileKeys.names(), mapKeys(root.keys)},
+		{"[daemon]", daemonKeys.names(), mapKeys(root.keys["daemon"].keys)},
+		{"[asn]", asnKeys.names(), mapKeys(root.keys["asn"].keys)},
+		{"[[listen]]", listenKeys.names(), all("listen")},
+		{"[[attach]]", attachKeys.names(), all("attach")},
+		{"[[limit]]", limitKeys.names(), all("limit")},
+		{"match", matchKeys.names(), match},
 		{"[[override]]", []string{"limit"}, all("override")},
 	} {
 		for _, key := range table.known {
@@ -87,10 +87,10 @@ func TestExamples(t *testing.T) {
 // TestEveryKeyIsRead gives each known key a value of a wrong type: a key that
 // nothing reads would be accepted.
 func TestEveryKeyIsRead(t *testing.T) {
-	for header, keys := range map[string][]string{
+	for header, keys := range map[string]keys{
 		"": fileKeys, "[daemon]": daemonKeys, "[transparent]": diversionKeys, "[asn]": asnKeys, "[[listen]]": listenKeys, "[[attach]]": attachKeys, "[[limit]]": limitKeys, "[limit.match]": matchKeys, "[[override]]": overrideKeys,
 	} {
-		for _, key := range keys {
+		for _, key := range keys.names() {
 			text := header + "\n" + key + " = 1979-05-27\n"
 			switch {
 			case header == "[limit.match]":

@@ -14,6 +14,7 @@ import (
 type table struct {
 	*report
 	name   string // as a user writes it: "[[limit]]", "match"; "" is the file
+	keys   keys
 	values map[string]any
 	at     *node
 }
@@ -31,8 +32,9 @@ func (t table) bad(key, format string, args ...any) {
 	t.add(t.at.child(key), key+": "+fmt.Sprintf(format, args...))
 }
 
-// closed reports the keys that are not among those known.
-func (t table) closed(known []string) {
+// check reports keys that are not known, and those that are missing.
+func (t table) check() {
+	known := t.keys.names()
 	var unknown []string
 	for key := range t.values {
 		if !slices.Contains(known, key) {
@@ -54,6 +56,11 @@ func (t table) closed(known []string) {
 		}
 		t.add(t.at.child(key), msg)
 	}
+	for _, k := range t.keys {
+		if k.required && !t.has(k.name) {
+			t.add(t.at, fmt.Sprintf("%s has no %s", t.name, k.name))
+		}
+	}
 }
 
 // overridden returns the one of keys that an override has set, or else the first.
@@ -66,15 +73,6 @@ func (t table) overridden(keys ...string) string {
 	return keys[0]
 }
 
-// required reports the keys that are missing.
-func (t table) required(keys ...string) {
-	for _, key := range keys {
-		if !t.has(key) {
-			t.add(t.at, fmt.Sprintf("%s has no %s", t.name, key))
-		}
-	}
-}
-
 // idle reports keys that stand there and have no effect, unless what they need is there.
 func (t table) idle(there bool, needed string, keys ...string) {
 	for _, key := range keys {
@@ -85,7 +83,7 @@ func (t table) idle(there bool, needed string, keys ...string) {
 }
 
 // table returns the table under a key, with its keys checked.
-func (t table) table(key, name string, known []string) (table, bool) {
+func (t table) table(key string) (table, bool) {
 	v, ok := t.values[key]
 	if !ok {
 		return table{}, false
@@ -95,13 +93,17 @@ func (t table) table(key, name string, known []string) (table, bool) {
 		t.add(t.at.child(key), fmt.Sprintf("%s must be a table, not %s", key, kind(v)))
 		return table{}, false
 	}
-	sub := table{t.report, name, values, t.at.child(key)}
-	sub.closed(known)
+	name := key
+	if t.name == "" {
+		name = "[" + key + "]"
+	}
+	sub := table{t.report, name, t.keys.takes(key).keys, values, t.at.child(key)}
+	sub.check()
 	return sub, true
 }
 
 // tables returns the tables of the array under a key, with their keys checked.
-func (t table) tables(key string, known []string) []table {
+func (t table) tables(key string) []table {
 	v, ok := t.values[key]
 	if !ok {
 		return nil
@@ -122,8 +124,8 @@ func (t table) tables(key string, known []string) []table {
 			t.add(at.elem(i), fmt.Sprintf("an element of %s must be a table, not %s", key, kind(v)))
 			continue
 		}
-		sub := table{t.report, name, values, at.elem(i)}
-		sub.closed(known)
+		sub := table{t.report, name, t.keys.takes(key).keys, values, at.elem(i)}
+		sub.check()
 		tables = append(tables, sub)
 	}
 	return tables
@@ -144,24 +146,25 @@ func elements(v any) ([]any, bool) {
 }
 
 // text returns the string under a key.
-func (t table) text(key, example string) (string, bool) {
+func (t table) text(key string) (string, bool) {
 	v, ok := t.values[key]
 	if !ok {
 		return "", false
 	}
 	s, ok := v.(string)
 	if !ok {
-		t.bad(key, "must be a string such as %q, not %s", example, kind(v))
+		t.bad(key, "must be a string such as %q, not %s", t.keys.takes(key).example, kind(v))
 	}
 	return s, ok
 }
 
 // integer sets *into to the integer under a key.
-func (t table) integer(key string, into *int, first, last int64) {
+func (t table) integer(key string, into *int) {
 	v, ok := t.values[key]
 	if !ok {
 		return
 	}
+	first, last := t.keys.takes(key).first, t.keys.takes(key).last
 	n, ok := v.(int64)
 	switch {
 	case !ok:
@@ -188,7 +191,12 @@ func (t table) boolean(key string, into *bool) {
 }
 
 // quantity sets *into to the value of a string with a unit under a key.
-func quantity[T any](t table, key string, into *T, example string, parse func(string) (T, error)) {
+func quantity[T any](t table, key string, into *T, parse func(string) (T, error)) {
+	quantityLike(t, key, into, t.keys.takes(key).example, parse)
+}
+
+// quantityLike is quantity with an example to offer.
+func quantityLike[T any](t table, key string, into *T, example string, parse func(string) (T, error)) {
 	v, ok := t.values[key]
 	if !ok {
 		return
@@ -223,8 +231,9 @@ func decimalText(v any) (string, bool) {
 }
 
 // duration sets *into to the time under a key.
-func (t table) duration(key string, into *time.Duration, first, last time.Duration) {
-	quantity(t, key, into, FormatDuration(*into), func(s string) (time.Duration, error) {
+func (t table) duration(key string, into *time.Duration) {
+	first, last := time.Duration(t.keys.takes(key).first), time.Duration(t.keys.takes(key).last)
+	quantityLike(t, key, into, FormatDuration(*into), func(s string) (time.Duration, error) {
 		d, err := ParseDuration(s)
 		if err == nil && (d < first || d > last) {
 			err = fmt.Errorf("%s is not from %s to %s", quote(s), FormatDuration(first), FormatDuration(last))
@@ -233,30 +242,29 @@ func (t table) duration(key string, into *time.Duration, first, last time.Durati
 	})
 }
 
-// choice sets *into to the one of options that stands under a key.
-func choice[T fmt.Stringer](t table, key string, into *T, options ...T) {
-	s, ok := t.text(key, options[0].String())
+// choice sets *into to the one of the options of a key that stands there.
+func choice[T fmt.Stringer](t table, key string, into *T) {
+	s, ok := t.text(key)
 	if !ok {
 		return
 	}
-	var names []string
-	for _, o := range options {
-		if o.String() == s {
-			*into = o
-			return
-		}
-		names = append(names, o.String())
+	takes := t.keys.takes(key)
+	i := slices.Index(takes.names, s)
+	if i < 0 {
+		t.bad(key, "%s", unknown(s, takes.names))
+		return
 	}
-	t.bad(key, "%s", unknown(s, names))
+	*into = takes.options.([]T)[i]
 }
 
 // list returns what parse makes of the elements of the array under a key, which
 // must differ.
-func list[E any, T comparable](t table, key, what string, parse func(E) (T, error)) []item[T] {
+func list[E any, T comparable](t table, key string, parse func(E) (T, error)) []item[T] {
 	v, ok := t.values[key]
 	if !ok {
 		return nil
 	}
+	what := t.keys.takes(key).words
 	elems, ok := elements(v)
 	if !ok {
 		t.bad(key, "must be an array of %s, not %s", what, kind(v))

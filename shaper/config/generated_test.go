@@ -1,0 +1,294 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/BurntSushi/toml"
+	"github.com/google/go-cmp/cmp"
+	"github.com/santhosh-tekuri/jsonschema/v6"
+)
+
+const (
+	referencePath = "../../docs/configuration.md"
+	schemaPath    = "../../configs/shaperd.schema.json"
+)
+
+// TestGenerated holds the reference and the schema to what the keys say of themselves.
+// With -update it writes them.
+func TestGenerated(t *testing.T) {
+	golden(t, referencePath, writeReference())
+	schema := schemaOfTable(fileKeys)
+	schema["$schema"] = "http://json-schema.org/draft-04/schema#"
+	schema["title"] = "shaperd configuration"
+	var text bytes.Buffer
+	encoder := json.NewEncoder(&text)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
+	if err := encoder.Encode(schema); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, schemaPath, text.String())
+}
+
+const referenceHead = `# Configuration reference
+
+<!-- Written by "go generate ./shaper/config" from the keys' own descriptions there. -->
+
+A configuration is a TOML file, and every ` + "`*.toml`" + ` in the folder ` + "`conf.d`" + ` beside it, in the order of
+their names. Their listeners, attachments, limits, overrides and ASN files add up. [shaperd.toml](../configs/shaperd.toml)
+has every key in its place. ` + "`shaperd check`" + ` finds mistakes, and editors that know
+[its schema](../configs/shaperd.schema.json) find most of them while one writes.
+
+| Unit | |
+|---|---|
+| rate | ` + "`\"10Mbit/s\"` is 10,000,000 bits, `\"5MB/s\"` 5,000,000 bytes and `\"5MiB/s\"` 5,242,880 bytes a second; from 1 byte/s to 1 Tbit/s" + ` |
+| count | ` + "`\"50/s\"`, `\"5/min\"`, `\"2/h\"`, and `\"2000pps\"` of packets: whole numbers to 1,000,000,000" + ` |
+| size | ` + "`\"64kB\"` is 64,000 bytes, `\"64KiB\"` 65,536" + ` |
+| time | ` + "`\"200ms\"`, `\"2s\"`, `\"1m30s\"`, `\"1h\"`" + ` |
+
+A number without a unit is refused, and so is ` + "`\"10mbps\"`" + `: some read it as bits, some as bytes. Zero is not
+"unlimited": leave the key out to have no limit.
+`
+
+func writeReference() string {
+	var b strings.Builder
+	b.WriteString(referenceHead)
+	for _, k := range fileKeys {
+		header := "[" + k.name + "]"
+		if k.takes.kind == someTables {
+			header = "[" + header + "]"
+		}
+		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n", header, sentences(k))
+		if k.name == "override" {
+			writeKeys(&b, k.takes.keys[:1])
+			fmt.Fprintf(&b, "\nAnd any of `%s`, as in `[[limit]]`.\n", strings.Join(OverrideKeys(), "`, `"))
+			continue
+		}
+		writeKeys(&b, k.takes.keys)
+		for _, sub := range k.takes.keys {
+			takes := &sub.takes
+			if takes.elem != nil {
+				takes = takes.elem
+			}
+			if len(takes.keys) > 0 {
+				fmt.Fprintf(&b, "\n### %s of %s\n\n", sub.name, header)
+				writeKeys(&b, takes.keys)
+			}
+		}
+	}
+	return b.String()
+}
+
+func writeKeys(b *strings.Builder, k keys) {
+	b.WriteString("| Key | Takes | Default | |\n|---|---|---|---|\n")
+	for _, k := range k {
+		preset := k.without
+		switch {
+		case k.required:
+			preset = "required"
+		case k.preset != "":
+			preset = "`" + k.preset + "`"
+		}
+		fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", k.name, inWords(k.takes), preset, sentences(k))
+	}
+}
+
+// inWords says what a key takes.
+func inWords(v value) string {
+	inCode := func(words string) string {
+		return regexp.MustCompile(`\{[^}]*\}|"[^"]*"`).ReplaceAllString(words, "`$0`")
+	}
+	switch {
+	case v.kind == aString && v.names == nil && !strings.Contains(v.words, v.example):
+		return v.words + fmt.Sprintf(", such as `%q`", v.example)
+	case v.kind == anArray && v.elem.names != nil:
+		return "array of " + alternatives(v.elem.names)
+	case v.kind == anArray:
+		return "array of " + inCode(v.words)
+	case v.kind == aStringOrArray:
+		return "string, or array of " + inCode(v.words)
+	}
+	return v.words
+}
+
+func sentences(k key) string {
+	if k.needs == "" {
+		return k.about
+	}
+	return k.about + " It needs " + k.needs + "."
+}
+
+func schemaOfTable(k keys) map[string]any {
+	properties, required := map[string]any{}, []string{}
+	for _, k := range k {
+		s := schemaOf(k.takes)
+		s["description"] = sentences(k)
+		if k.preset != "" {
+			var v struct{ V any }
+			if err := decode("V = "+k.preset, &v); err != nil {
+				panic(fmt.Sprintf("%s: preset %s: %v", k.name, k.preset, err))
+			}
+			s["default"] = v.V
+		}
+		properties[k.name] = s
+		if k.required {
+			required = append(required, k.name)
+		}
+	}
+	s := map[string]any{"type": "object", "properties": properties, "additionalProperties": false}
+	if len(required) > 0 { // draft 4 wants at least one
+		s["required"] = required
+	}
+	return s
+}
+
+// schemaOf returns the schema of a value, as draft 4 has it.
+func schemaOf(v value) map[string]any {
+	s := map[string]any{}
+	switch v.kind {
+	case aString, aTime:
+		s["type"] = "string"
+		if v.pattern != "" {
+			s["pattern"] = v.pattern
+		}
+		if v.names != nil {
+			s["enum"] = v.names
+		}
+	case anInteger:
+		s["type"], s["minimum"], s["maximum"] = "integer", v.first, v.last
+	case aBoolean:
+		s["type"] = "boolean"
+	case anArray:
+		s["type"], s["items"] = "array", schemaOf(*v.elem)
+	case aStringOrArray:
+		s["anyOf"] = []any{schemaOf(*v.elem), map[string]any{"type": "array", "items": schemaOf(*v.elem)}}
+	case aTable:
+		return schemaOfTable(v.keys)
+	case aStringOrTable:
+		s["anyOf"] = []any{map[string]any{"type": "string"}, schemaOfTable(v.keys)}
+	case someTables:
+		s["type"], s["items"] = "array", schemaOfTable(v.keys)
+	}
+	return s
+}
+
+// TestSchema checks that the schema takes the configurations that come with shaperd, and
+// of those in testdata none whose mistake is one of structure.
+func TestSchema(t *testing.T) {
+	schema, err := jsonschema.NewCompiler().Compile(schemaPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	validate := func(path string) error {
+		var values map[string]any
+		if _, err := toml.DecodeFile(path, &values); err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+		text, err := json.Marshal(values)
+		if err != nil {
+			return err // an infinite number
+		}
+		instance, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+		if err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+		return schema.Validate(instance)
+	}
+	good, err := filepath.Glob("../../configs/*.toml")
+	if err != nil || len(good) < 5 {
+		t.Fatal(good, err)
+	}
+	for _, path := range good {
+		if err := validate(path); err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+
+	structural := regexp.MustCompile(`unknown key|must be (a |an |true |tables )|must hold|is not one of|has no (name|address|downstream|interface|limit)\n|two brackets`)
+	bad, err := filepath.Glob("testdata/bad/*.err")
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := 0
+	for _, path := range bad {
+		msgs, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !structural.Match(msgs) {
+			continue
+		}
+		if refused++; validate(strings.TrimSuffix(path, ".err")+".toml") == nil {
+			t.Errorf("%s is valid by the schema", path)
+		}
+	}
+	if refused < 60 {
+		t.Errorf("%d files of bad structure, want more", refused)
+	}
+}
+
+// TestPresets checks that a key is what its description says it is by default: written
+// out, it changes nothing.
+func TestPresets(t *testing.T) {
+	const listen = "[[listen]]\nname = \"db\"\naddress = [\"tcp://0.0.0.0:1\", \"udp://0.0.0.0:1\"]\n"
+	const limited = listen + "downstream = [\"a\"]\n[[attach]]\nname = \"up\"\ninterface = \"eth0\"\n[[limit]]\nname = \"l\"\n"
+	contexts := map[string][]string{
+		"daemon":      {"[daemon]\n@\n" + listenDB},
+		"transparent": {listenDB + "transparent = true\n[transparent]\n@\n"},
+		"asn":         {listenDB + "[asn]\n@\n"},
+		"listen":      {listen + "downstream = [\"a\", \"b\"]\n@\n"},
+		"downstream":  {listen + "downstream = [\"a\", { to = \"b\"@ }]\n"},
+		"check":       {listen + "downstream = [\"a\"]\ncheck = { rise = 2@ }\n", listen + "downstream = [\"a\"]\ncheck = { fall = 3@ }\n"},
+		"eject":       {listen + "downstream = [\"a\", \"b\"]\neject = { after = 3@ }\n", listen + "downstream = [\"a\", \"b\"]\neject = { for = \"10s\"@ }\n"},
+		"attach":      {"[[attach]]\nname = \"up\"\ninterface = \"eth0\"\n@\n[[limit]]\nname = \"l\"\nmatch.attach = [\"up\"]\nconnections = 1\n"},
+		"limit": {
+			limited + "match.protocol = \"udp\"\nrate = \"1MB/s\"\npackets = \"5/s\"\nconnections = 5\n@\n",
+			limited + "key = [\"source\"]\nrate = \"1MB/s\"\n@\n",
+			limited + "match.attach = [\"up\"]\nrate = \"1MB/s\"\n@\n",
+		},
+		"match": {limited + "rate = \"1MB/s\"\nmatch = { port = []@ }\n", limited + "rate = \"1MB/s\"\nmatch = { source = []@ }\n"},
+	}
+	var check func(table string, k keys)
+	check = func(table string, k keys) {
+		for _, k := range k {
+			for _, sub := range []*value{&k.takes, k.takes.elem} {
+				if sub != nil && sub.keys != nil && k.name != "override" {
+					check(k.name, sub.keys)
+				}
+			}
+			if k.about == "" || k.takes.words == "" || !k.required && k.preset == "" && k.without == "" && k.takes.keys == nil {
+				t.Errorf("%s %s is not described", table, k.name)
+			}
+			loaded := false
+			for _, context := range contexts[table] {
+				set := k.name + " = " + k.preset
+				if !strings.Contains(context, "@\n") {
+					set = ", " + set
+				}
+				without, err := load([]*file{newFile("f.toml", 0, strings.Replace(context, "@", "", 1))})
+				if err != nil {
+					t.Fatal(err)
+				}
+				with, err := load([]*file{newFile("f.toml", 0, strings.Replace(context, "@", set, 1))})
+				if err != nil {
+					continue // this key needs another
+				}
+				loaded = true
+				if diff := cmp.Diff(without, with, equalConfigs...); diff != "" {
+					t.Errorf("%s: with %s\n%s", table, set, diff)
+				}
+			}
+			if k.preset != "" && !loaded {
+				t.Errorf("%s: %s = %s does not load", table, k.name, k.preset)
+			}
+		}
+	}
+	check("", fileKeys)
+}
