@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -330,6 +331,16 @@ type samples map[string]float64
 // metrics scrapes the daemon.
 func (d *daemon) metrics() samples {
 	d.t.Helper()
+	m, err := parseMetrics(d.scrape())
+	if err != nil {
+		d.t.Fatalf("scrape metrics: %v", err)
+	}
+	return m
+}
+
+// scrape returns the daemon's metrics as it writes them.
+func (d *daemon) scrape() string {
+	d.t.Helper()
 	transport := &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, addr string) (c net.Conn, err error) {
@@ -347,11 +358,7 @@ func (d *daemon) metrics() samples {
 	if err != nil || resp.StatusCode != http.StatusOK {
 		d.t.Fatalf("scrape metrics: %s, %v", resp.Status, err)
 	}
-	m, err := parseMetrics(string(text))
-	if err != nil {
-		d.t.Fatalf("scrape metrics: %v", err)
-	}
-	return m
+	return string(text)
 }
 
 func parseMetrics(text string) (samples, error) {
@@ -401,23 +408,26 @@ func (m samples) String() string {
 	return strings.Join(lines, "\n")
 }
 
-// cpuTime is the processor time that the daemon has used.
-func (d *daemon) cpuTime() time.Duration {
+// cpuTime is the processor time that the daemon's threads have used.
+func (d *daemon) cpuTime() (sum time.Duration) {
 	d.t.Helper()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.cmd.Process.Pid))
-	if err != nil {
-		d.t.Fatal(err)
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", d.cmd.Process.Pid))
+	if err != nil || len(threads) == 0 {
+		d.t.Fatalf("read processor time: no threads, %v", err)
 	}
-	// The name, in parentheses, may hold anything; utime and stime are the 12th
-	// and 13th fields behind it, in hundredths of a second.
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	var ticks int64
-	for _, f := range fields[11:13] {
-		n, err := strconv.ParseInt(f, 10, 64)
+	for _, thread := range threads {
+		text, err := os.ReadFile(thread)
+		if errors.Is(err, fs.ErrNotExist) { // it has ended
+			continue
+		}
 		if err != nil {
 			d.t.Fatalf("read processor time: %v", err)
 		}
-		ticks += n
+		ns, err := strconv.ParseInt(strings.Fields(string(text))[0], 10, 64)
+		if err != nil {
+			d.t.Fatalf("read processor time: %v", err)
+		}
+		sum += time.Duration(ns)
 	}
-	return time.Duration(ticks) * 10 * time.Millisecond
+	return sum
 }

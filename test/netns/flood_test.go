@@ -140,10 +140,21 @@ func measureSpoofedSources(t *testing.T, count int) (stallReport, error) {
 	time.Sleep(200 * time.Millisecond)
 	must(t, known.conn.SetReadDeadline(time.Now()))
 	answered, report := <-answers, stalls.stop()
-	m := d.metrics()
+	began := time.Now()
+	text := d.scrape()
+	scraped := time.Since(began)
+	m, err := parseMetrics(text)
+	must(t, err)
 	opened, refused := m.sum("shaperd_listener_udp_flows_opened_total"), m.sum("shaperd_listener_udp_flows_refused_total")
 	t.Logf("%d forged sources in %v; of %d questions of a known source %d were answered (%.1f %%); memory at most %.0f MiB; %v flows were opened and %v refused; %v",
 		count, took.Round(time.Millisecond), asked, answered, 100*float64(answered)/float64(asked), d.peak(), opened, refused, report)
+	t.Logf("metrics: %d bytes in %v", len(text), scraped)
+	if len(text) > 1<<20 {
+		t.Errorf("metrics are %d bytes, want at most 1 MiB", len(text))
+	}
+	if scraped > 100*time.Millisecond {
+		return report, fmt.Errorf("metrics took %v, want at most 100 ms", scraped)
+	}
 	if peak := d.peak(); peak > 256 {
 		t.Errorf("the daemon had %.0f MiB, want at most 256", peak)
 	}
