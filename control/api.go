@@ -324,9 +324,8 @@ type Live struct {
 // SetLimit is the body of PATCH /v1/limits/{limit}. DELETE /v1/limits/{limit}/override
 // takes it back.
 type SetLimit struct {
-	Set  map[string]string `json:"set"`           // by key, as in the configuration: {"rate": "20Mbit/s"}
-	For  float64           `json:"for,omitempty"` // seconds; until the next reload, without
-	Save bool              `json:"save,omitempty"`
+	Set map[string]string `json:"set"`           // by key, as in the configuration: {"rate": "20Mbit/s"}
+	For float64           `json:"for,omitempty"` // seconds; until the next reload, without
 }
 
 // SetBlock is the body of POST /v1/blocks. DELETE /v1/blocks?prefix= takes it back.

@@ -267,9 +267,7 @@ func (d *fakeDaemon) set(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		l.Override = s.Set
-		if !s.Save {
-			d.status.Overrides = []control.Override{{Limit: l.Name, Set: s.Set, Since: fakeNow, Until: fakeUntil(s.For)}}
-		}
+		d.status.Overrides = []control.Override{{Limit: l.Name, Set: s.Set, Since: fakeNow, Until: fakeUntil(s.For)}}
 		return l, nil
 	})(w, r)
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -72,6 +73,7 @@ const keptEvents = 1000
 type server struct {
 	*steering
 	flags   runFlags
+	path    string // of the configuration, from the root
 	begun   time.Time
 	log     *slog.Logger
 	traffic *slog.Logger // what sources bring about
@@ -91,6 +93,7 @@ type server struct {
 // drain, then what is left of the proxy.
 func (s *server) serve(ctx context.Context, e env) error {
 	s.begun = time.Now()
+	s.path, _ = filepath.Abs(s.flags.config)
 	l, err := load(s.flags.config)
 	if err != nil {
 		return err

@@ -4,11 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
 	"strings"
 
+	"github.com/BurntSushi/toml"
 	"github.com/spf13/cobra"
 
 	"shaperd/control"
+	"shaperd/shaper/config"
 )
 
 func setCommand(e env) *cobra.Command {
@@ -55,7 +61,7 @@ higher rate hands out no burst. "shaperd unset limit" takes it back.`,
 			if save && forTime != 0 {
 				return usageError{errors.New("--for and --save: one of them")}
 			}
-			return setLimit(cmd.Context(), e, args[0], control.SetLimit{Set: set, For: forTime.seconds(), Save: save})
+			return setLimit(cmd.Context(), e, args[0], control.SetLimit{Set: set, For: forTime.seconds()}, save)
 		},
 	}
 	forFlag(cmd, &forTime, "until the next reload")
@@ -64,7 +70,7 @@ higher rate hands out no burst. "shaperd unset limit" takes it back.`,
 }
 
 // setLimit sets keys of a limit, and tells what came of it.
-func setLimit(ctx context.Context, e env, name string, s control.SetLimit) error {
+func setLimit(ctx context.Context, e env, name string, s control.SetLimit, save bool) error {
 	c := e.daemon()
 	was, err := c.Limit(ctx, name)
 	if err != nil {
@@ -74,17 +80,20 @@ func setLimit(ctx context.Context, e env, name string, s control.SetLimit) error
 	if err != nil {
 		return ofLimit(ctx, c, name, err)
 	}
-	if e.flags.json {
-		return e.printJSON(is)
-	}
 	status, err := c.Status(ctx)
 	if err != nil {
 		return err
 	}
+	saved := ""
+	if save {
+		if saved, err = saveOverride(status.Config, name, s.Set); err != nil {
+			return fmt.Errorf("it is in force until the next reload, and not saved: %w", err)
+		}
+	}
 	return e.show(is, func(p *page) {
 		p.change(was, is)
-		if s.Save {
-			p.line("set  %s, saved in conf.d", settings(s.Set))
+		if saved != "" {
+			p.line("set  %s, saved in %s", settings(s.Set), saved)
 			return
 		}
 		for _, o := range status.Overrides {
@@ -93,6 +102,38 @@ func setLimit(ctx context.Context, e env, name string, s control.SetLimit) error
 			}
 		}
 	})
+}
+
+// saveOverride writes what is set in a limit to a file of its own in conf.d beside the
+// daemon's configuration, beside what was saved there before, and returns its name.
+func saveOverride(configuration, limit string, set map[string]string) (string, error) {
+	folder := filepath.Join(filepath.Dir(configuration), "conf.d")
+	if err := os.Mkdir(folder, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", err
+	}
+	path := filepath.Join(folder, "90-set-"+limit+".toml")
+	all := map[string]string{}
+	var before struct{ Override []map[string]any }
+	if _, err := toml.DecodeFile(path, &before); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("%s: %w", path, err)
+	}
+	for _, o := range before.Override {
+		for key, value := range o {
+			all[key] = fmt.Sprint(value)
+		}
+	}
+	delete(all, "limit")
+	maps.Copy(all, set)
+	text, err := config.FormatOverride(limit, all)
+	if err != nil {
+		return "", err
+	}
+	next := path + ".next"
+	err = os.WriteFile(next, []byte("# Written by \"shaperd set limit --save\". Remove the file to take it back.\n"+text), 0o644)
+	if err == nil {
+		err = os.Rename(next, path)
+	}
+	return path, err
 }
 
 // change tells what a limit was and is.
@@ -153,7 +194,7 @@ func modeCommand(e env, verb string) *cobra.Command {
 		Args:              args("LIMIT"),
 		ValidArgsFunction: e.completeLimits,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return setLimit(cmd.Context(), e, args[0], control.SetLimit{Set: map[string]string{"mode": verb}, For: forTime.seconds()})
+			return setLimit(cmd.Context(), e, args[0], control.SetLimit{Set: map[string]string{"mode": verb}, For: forTime.seconds()}, false)
 		},
 	}
 	forFlag(cmd, &forTime, "until the next reload")

@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -47,7 +44,7 @@ func (s *steering) put(l *loaded, w *wishes) {
 	s.loaded, s.wishes = l, w
 }
 
-var errEnding = errors.New("the daemon is about to end")
+var errEnding = &refused{errors.New("the daemon is about to end")}
 
 // order has f run in the loop of serve, and waits for it.
 func (s *server) order(ctx context.Context, f func(context.Context) error) error {
@@ -102,7 +99,7 @@ func (s *server) enact(ctx context.Context, want *wishes) error {
 func refusal(err error) error {
 	var all config.Errors
 	if !errors.As(err, &all) {
-		return fmt.Errorf("%w: %w", control.ErrRefused, err)
+		return &refused{err}
 	}
 	var msgs []error
 	for _, e := range all {
@@ -115,6 +112,11 @@ func refusal(err error) error {
 type refused struct{ error }
 
 func (r *refused) Is(target error) bool { return target == control.ErrRefused }
+
+// missing is an ErrUnknown that says what alone.
+type missing struct{ error }
+
+func (m *missing) Is(target error) bool { return target == control.ErrUnknown }
 
 // expire ends what is over.
 func (s *server) expire(ctx context.Context) {
@@ -135,7 +137,7 @@ func (s *server) expire(ctx context.Context) {
 // Describe fills in what the daemon knows of itself.
 func (s *server) Describe(to *control.Status) {
 	l, w := s.inForce()
-	to.Version, to.Config, to.Started = version, s.flags.config, s.begun
+	to.Version, to.Config, to.Started = version, s.path, s.begun
 	to.State, to.Mode = "running", mode(l.config.Daemon.Observe)
 	s.mu.Lock()
 	if s.draining {
@@ -172,45 +174,17 @@ func (s *server) Config() any {
 // SetLimit sets values of a limit, until the next reload or for a while.
 func (s *server) SetLimit(ctx context.Context, limit string, set control.SetLimit) error {
 	lasts := inSeconds(set.For)
-	err := s.change(ctx, func(w *wishes) error {
+	return s.change(ctx, func(w *wishes) error {
 		w.set(limit, set.Set, newTerm(lasts))
 		return nil
 	}, "limit set by an operator", "limit", limit, "set", spell(set.Set), "for", lasting(lasts))
-	if err != nil || !set.Save {
-		return err
-	}
-	return s.save(limit)
-}
-
-// save writes what was set in a limit to conf.d, for reloads and restarts to come.
-func (s *server) save(limit string) error {
-	_, w := s.inForce()
-	text, err := config.FormatOverride(limit, w.values(limit))
-	if err != nil {
-		return err
-	}
-	folder := filepath.Join(filepath.Dir(s.flags.config), "conf.d")
-	if err := os.Mkdir(folder, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("it is in force, but not saved: %w", err)
-	}
-	path := filepath.Join(folder, "90-set-"+limit+".toml")
-	next := path + ".next"
-	err = os.WriteFile(next, []byte("# Written by \"shaperd set limit --save\". Remove the file to take it back.\n"+text), 0o644)
-	if err == nil {
-		err = os.Rename(next, path)
-	}
-	if err != nil {
-		return fmt.Errorf("it is in force, but not saved: %w", err)
-	}
-	s.log.Info("saved", "limit", limit, "file", path)
-	return nil
 }
 
 // UnsetLimit takes back what was set in a limit.
 func (s *server) UnsetLimit(ctx context.Context, limit string) error {
 	return s.change(ctx, func(w *wishes) error {
 		if len(w.limits[limit]) == 0 {
-			return fmt.Errorf("%w: nothing is set in limit %q", control.ErrRefused, limit)
+			return &refused{fmt.Errorf("nothing is set in limit %q", limit)}
 		}
 		delete(w.limits, limit)
 		return nil
@@ -229,7 +203,7 @@ func (s *server) Block(ctx context.Context, p netip.Prefix, d time.Duration) err
 func (s *server) Unblock(ctx context.Context, p netip.Prefix) error {
 	return s.change(ctx, func(w *wishes) error {
 		if _, ok := w.blocks[p]; !ok {
-			return fmt.Errorf("%w: %v is not blocked", control.ErrUnknown, p)
+			return &missing{fmt.Errorf("%v is not blocked", p)}
 		}
 		delete(w.blocks, p)
 		return nil

@@ -75,7 +75,6 @@ func TestVerbs(t *testing.T) {
 			"limit per-source\nwas  10Mbit/s, queue 200ms, 20 connections, mode enforce\nnow  20Mbit/s, queue 200ms, 20 connections, mode enforce\nset  rate=20Mbit/s, until ",
 		}},
 		{"unset limit per-source", 0, []string{"was  20Mbit/s, queue 200ms, 20 connections, mode enforce\nnow  10Mbit/s"}},
-		{"set limit per-source rate=30Mbit/s --save", 0, []string{"set  rate=30Mbit/s, saved in conf.d"}},
 		{"set limit per-source rate=10mbps", exitUsage, []string{"is in bytes to tc"}},
 		{"set limit per-source rate", exitUsage, []string{`"rate": write KEY=VALUE`}},
 		{"set limit per-source rate=1B/s rate=2B/s", exitUsage, []string{"rate is given twice"}},

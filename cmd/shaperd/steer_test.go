@@ -1,0 +1,294 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"shaperd/control"
+)
+
+// steered is a daemon with a control socket.
+type steered struct {
+	*process
+	socket, config string
+}
+
+func startSteered(t *testing.T, config string) *steered {
+	t.Helper()
+	s := &steered{socket: filepath.Join(t.TempDir(), "control.sock"), config: config}
+	s.process = startDaemon(t, config, "--control", s.socket, "--drain-timeout", "1s")
+	return s
+}
+
+// verb runs a verb against the daemon.
+func (s *steered) verb(args ...string) (string, error) {
+	s.t.Helper()
+	out, _, err := command(s.t, append(args, "--control", s.socket)...)
+	return out, err
+}
+
+// must is verb, which has to print each of the texts.
+func (s *steered) must(line string, texts ...string) {
+	s.t.Helper()
+	out, err := s.verb(strings.Fields(line)...)
+	if err != nil {
+		s.t.Fatalf("%s: %v", line, err)
+	}
+	for _, text := range texts {
+		if !strings.Contains(out, text) {
+			s.t.Errorf("%s: no %q in\n%s", line, text, out)
+		}
+	}
+}
+
+// mustFail is verb, which has to fail with a text.
+func (s *steered) mustFail(line, text string) {
+	s.t.Helper()
+	out, err := s.verb(strings.Fields(line)...)
+	if err == nil || !strings.Contains(err.Error(), text) {
+		s.t.Errorf("%s: %v, want %q\n%s", line, err, text, out)
+	}
+}
+
+func (s *steered) limit(name string) (l control.Limit) {
+	s.t.Helper()
+	out, err := s.verb("limits", name, "--json")
+	if err == nil {
+		err = json.Unmarshal([]byte(out), &l)
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return l
+}
+
+// until waits until a limit is as ok wants it.
+func (s *steered) until(name string, ok func(control.Limit) bool) {
+	s.t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); !ok(s.limit(name)); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			s.t.Fatalf("limit %q is %+v", name, s.limit(name))
+		}
+	}
+}
+
+func TestSteer(t *testing.T) {
+	listen := freePort(t)
+	path := writeConfig(t, "", configText(listen, "", echoServer(t), "1MB/s"))
+	s := startSteered(t, path)
+	c, err := net.Dial("tcp4", listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := ping(c); err != nil {
+		t.Fatal(err)
+	}
+	s.must("status", "The promise is kept.", "tcp://"+listen)
+
+	// For a while.
+	s.must("set limit per-source rate=2MB/s connections=7 --for 700ms", "was  8Mbit/s", "now  16Mbit/s", "connections=7, rate=2MB/s, until ")
+	if l := s.limit("per-source"); l.Rate != 2e6 || l.Connections != 7 || l.Override["rate"] != "2MB/s" {
+		t.Errorf("set: %+v", l)
+	}
+	s.mustFail("set limit per-source rate=10mbps", "is in bytes to tc")
+	s.mustFail("set limit per-source speed=1", "speed")
+	s.mustFail("set limit nosuch rate=1MB/s", "there is no limit")
+	s.until("per-source", func(l control.Limit) bool { return l.Rate == 1e6 && l.Connections == 5 && l.Override == nil })
+	s.waitLog("msg=over")
+
+	// Until the next reload, or until it is taken back.
+	s.must("set limit per-source max_delay=1s", "until the next reload")
+	s.must("unset limit per-source", "now  8Mbit/s, queue 200ms")
+	s.mustFail("unset limit per-source", "nothing is set in limit")
+	s.must("observe per-source", "mode observe")
+	s.must("enforce per-source", "mode enforce")
+	s.must("set limit per-source rate=3MB/s")
+	s.must("reload")
+	if l := s.limit("per-source"); l.Rate != 1e6 || l.Override != nil {
+		t.Errorf("after a reload: %+v", l)
+	}
+
+	// For good, each key by itself.
+	s.must("set limit per-source rate=4MB/s --save", "saved in "+filepath.Join(filepath.Dir(path), "conf.d", "90-set-per-source.toml"))
+	s.must("set limit per-source connections=9 --save")
+	s.must("reload")
+	if l := s.limit("per-source"); l.Rate != 4e6 || l.Connections != 9 || l.Override != nil {
+		t.Errorf("after a reload, saved: %+v", l)
+	}
+	s.must("set limit per-source rate=5MB/s") // beside one that is saved
+	if l := s.limit("per-source"); l.Rate != 5e6 {
+		t.Errorf("set beside what is saved: %+v", l)
+	}
+
+	// A file that is wrong changes nothing.
+	if err := os.WriteFile(path, []byte(configText(listen, "", "127.0.0.1:1", "1MB/s")+"max_dely = \"1s\"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s.mustFail("reload", "the new configuration has errors")
+	s.must("status", `unknown key "max_dely"`)
+	if l := s.limit("per-source"); l.Rate != 5e6 {
+		t.Errorf("after a reload of a wrong file: %+v", l)
+	}
+	if err := ping(c); err != nil {
+		t.Error("the connection: ", err)
+	}
+}
+
+func TestSteerBlock(t *testing.T) {
+	listen := freePort(t)
+	s := startSteered(t, writeConfig(t, "", configText(listen, "", echoServer(t), "1MB/s")))
+	connect := func() net.Conn {
+		t.Helper()
+		c, err := net.Dial("tcp4", listen)
+		if err != nil {
+			return nil
+		}
+		t.Cleanup(func() { c.Close() })
+		if ping(c) != nil {
+			return nil
+		}
+		return c
+	}
+	c := connect()
+	if c == nil {
+		t.Fatal("no connection")
+	}
+	s.must("block 127.0.0.0/8 --for 600ms", "127.0.0.0/8")
+	s.must("status", "127.0.0.0/8")
+	if ping(c) == nil || connect() != nil {
+		t.Error("a blocked source gets on")
+	}
+	s.must("reload") // it outlives that
+	if connect() != nil {
+		t.Error("a reload ended a block")
+	}
+	for deadline := time.Now().Add(5 * time.Second); connect() == nil; {
+		if time.Now().After(deadline) {
+			t.Fatal("the block does not end")
+		}
+	}
+	s.must("block 127.0.0.1", "127.0.0.1/32")
+	s.must("block 2001:db8::/32")
+	if connect() != nil {
+		t.Error("a blocked source gets on")
+	}
+	s.must("bypass on", "BYPASS IS ON")
+	if connect() == nil {
+		t.Error("a block holds while everything is to pass")
+	}
+	s.must("bypass off", "Bypass is off")
+	s.must("unblock 127.0.0.1")
+	s.mustFail("unblock 127.0.0.1", "127.0.0.1/32 is not blocked")
+	if connect() == nil {
+		t.Error("unblocked, and no connection")
+	}
+	s.must("blocks", "2001:db8::/32")
+	s.mustFail("block 192.0.2", "192.0.2")
+}
+
+// TestSteerBypass has everything pass, loudly, and then no more.
+func TestSteerBypass(t *testing.T) {
+	listen, metrics := freePort(t), freePort(t)
+	s := startSteered(t, writeConfig(t, "", configText(listen, metrics, echoServer(t), "1kB/s")))
+	pass := func() time.Duration {
+		t.Helper()
+		c, err := net.Dial("tcp4", listen)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		start := time.Now()
+		for range 100 {
+			if err := ping(c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return time.Since(start)
+	}
+	s.must("bypass on --for 2s", "BYPASS IS ON")
+	if took := pass(); took > 300*time.Millisecond {
+		t.Errorf("400 bytes at 1 kB/s took %v with the limit bypassed", took)
+	}
+	if got := scrape(t, metrics); !strings.Contains(got, "\nshaperd_bypass 1\n") || !strings.Contains(got, `limit_bytes_total{limit="per-source",mode="observe"`) {
+		t.Error("the metrics do not tell of the bypass")
+	}
+	s.until("per-source", func(l control.Limit) bool { return l.Mode == "enforce" })
+	if took := pass(); took < 300*time.Millisecond {
+		t.Errorf("400 bytes at 1 kB/s took %v after the bypass", took)
+	}
+	if got := scrape(t, metrics); !strings.Contains(got, "\nshaperd_bypass 0\n") {
+		t.Error("the metrics still tell of the bypass")
+	}
+	for _, text := range []string{"level=WARN msg=\"BYPASS is on", "msg=over what=bypass"} {
+		if !strings.Contains(s.log.String(), text) {
+			t.Errorf("no %s in the log:\n%s", text, s.log)
+		}
+	}
+}
+
+// TestSteerDrain ends the daemon by a verb.
+func TestSteerDrain(t *testing.T) {
+	listen := freePort(t)
+	s := startSteered(t, writeConfig(t, "", configText(listen, "", echoServer(t), "1MB/s")))
+	c, err := net.Dial("tcp4", listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ping(c); err != nil {
+		t.Fatal(err)
+	}
+	s.must("explain --source 127.0.0.1 --to tcp/"+strings.TrimPrefix(listen, "127.0.0.1:"), "per-source", "127.0.0.1")
+	done := make(chan error, 1)
+	go func() { _, err := s.verb("drain"); done <- err }()
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if out, err := s.verb("status"); err == nil && strings.Contains(out, "draining") {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the status does not say that it drains")
+		}
+	}
+	s.mustFail("bypass on", "about to end")
+	c.Close()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	select {
+	case err := <-s.ended:
+		s.ended <- err
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Fatal("it runs on")
+	}
+	if _, err := s.verb("status"); exitCode(err) != exitNoDaemon {
+		t.Errorf("without a daemon: %v", err)
+	}
+}
+
+// TestWishes checks when what is wanted is over.
+func TestWishes(t *testing.T) {
+	w := (&wishes{}).clone()
+	w.set("a", map[string]string{"rate": "1MB/s"}, newTerm(0))
+	w.set("a", map[string]string{"packets": "10pps"}, newTerm(time.Hour))
+	w.set("b", map[string]string{"rate": "2MB/s"}, newTerm(time.Minute))
+	was := fmt.Sprint(w.limits)
+	left, over := w.expired(time.Now().Add(2 * time.Minute))
+	if len(over) != 1 || over[0] != `rate of limit "b"` || len(left.limits) != 1 || len(left.limits["a"]) != 2 {
+		t.Errorf("after two minutes %v is over, and %v left", over, left.limits)
+	}
+	if fmt.Sprint(w.limits) != was {
+		t.Error("what is in force has changed")
+	}
+	if next := w.next(); next != w.limits["b"]["rate"].until {
+		t.Errorf("the next is over at %v", next)
+	}
+}
