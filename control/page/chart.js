@@ -127,7 +127,10 @@ export class Chart {
         {
           show: spec.main, size: 22, font, stroke: soft, grid, ticks: { show: false }, gap: 3,
           incrs: [60], space: 40,
-          values: (u, at) => at.map((t) => u.scales.x.max - t < 12 ? '' : hours(t)), // has no room at the edge
+          values: (u, at) => at.map((t) => { // there is no room at the edges
+            const x = u.valToPos(t, 'x');
+            return x < 12 || x > u.over.clientWidth - 14 ? '' : hours(t);
+          }),
         },
         {
           size: spec.main ? 78 : 58, font, stroke: soft, grid, ticks: { show: false }, gap: 4,
