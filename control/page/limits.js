@@ -172,7 +172,7 @@ class Card {
     const shape = [l.single, ...specs.map((s) => s.name)].join();
     if (shape !== this.shape) {
       this.remove();
-      this.charts = specs.map((s, i) => new Chart({ ...s, name: i === 0 && !l.single ? `${s.name}, all buckets` : s.name, main: i === 0 }, this.ring, l.name));
+      this.charts = specs.map((s, i) => new Chart({ ...s, main: i === 0 }, this.ring, l.name));
       this.plots.replaceChildren(...this.charts.map((c) => c.root));
       this.shape = shape;
     }
@@ -250,6 +250,8 @@ function chartsOf(l) {
     name: 'Refused', series: [{ key: 'refused', colour: 'red' }], format: perSecond, least: 1,
     now: refusing(l) > 0 ? perSecond(refusing(l)) : 'none', ceiling: 0,
   });
+  if (!l.single) list[0].name += ', all buckets';
+  if (l.mode === 'observe') list[0].name += ', were it enforced';
   return list;
 }
 
