@@ -104,6 +104,7 @@ func (c *Change) Commit() error {
 		return err
 	}
 	defer p.mu.Unlock()
+	p.fault("counters", p.sync()) // those of limits that go
 	p.attachments, p.listeners, p.numbers, p.policy = c.attachments, c.listeners, c.numbers, c.policy
 	p.fault("listeners", p.kernel.keepListeners(c.listeners))
 	for pt, progs := range c.changed {

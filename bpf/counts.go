@@ -79,17 +79,22 @@ func (p *Plane) sync() error {
 		}
 		was := p.counted[number]
 		p.counted[number] = now
-		addCounts(p.policy.State(i), &was, &now)
+		refused := shaper.QueueFull
+		if l.Block {
+			refused = shaper.Blocked
+		}
+		addCounts(p.policy.State(i), &was, &now, refused)
 	}
 	return nil
 }
 
-// addCounts adds the difference of two readings to a limit's counts.
-func addCounts(to *shaper.State, was, now *kernelState) {
+// addCounts adds the difference of two readings to a limit's counts. refused is why the
+// limit refuses packets.
+func addCounts(to *shaper.State, was, now *kernelState, refused shaper.Reason) {
 	for i, counts := range []*shaper.Counts{&to.Bytes, &to.Packets} {
 		counts.Add(shaper.Pass, shaper.None, now.Taken[0][i]-was.Taken[0][i])
 		counts.Add(shaper.Delay, shaper.ByRate, now.Taken[1][i]-was.Taken[1][i])
-		counts.Add(shaper.Refuse, shaper.QueueFull, now.Refused[i]-was.Refused[i])
+		counts.Add(shaper.Refuse, refused, now.Refused[i]-was.Refused[i])
 		counts.Add(shaper.Refuse, shaper.MemoryFull, now.MemoryFull[i]-was.MemoryFull[i])
 	}
 	for i := range now.Wait {

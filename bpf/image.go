@@ -39,6 +39,7 @@ func newImage(p *shaper.Policy, n numbers, h hashes, bucketLines uint32) *image 
 	k.Hash = h
 	k.BucketLines = bucketLines
 	k.Paced = uint64(p.Paced())
+	k.Blocks = uint64(p.Blocks())
 	for protocol := range k.Protocol {
 		k.Protocol[protocol] = uint64(p.ProtocolSet(shaper.Protocol(protocol)))
 	}

@@ -131,6 +131,7 @@ type kernelPolicy struct {
 	Paced        uint64
 	Observed     uint64
 	Counted      uint64
+	Blocks       uint64
 	Source4      kernelSegments
 	Source6      kernelSegments
 	Destination4 kernelSegments

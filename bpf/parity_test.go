@@ -181,6 +181,9 @@ func randomLimits(m *maker) []shaper.Limit {
 			}
 		}
 		kinds := 1 + m.IntN(3)
+		if len(l.Match.Source) > 0 && m.IntN(4) == 0 {
+			l.Block, l.Key, kinds = true, 0, 0
+		}
 		if kinds&1 != 0 {
 			l.Rate = m.logarithmic(1e5, 1e8)
 			if m.IntN(4) == 0 {
@@ -287,11 +290,11 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 	if raceDetector {
 		policies /= 10 // one goroutine has no races, and the run without the detector does all
 	}
-	var delays, refusals, stamped, unlimited int
+	var delays, refusals, blocked, stamped, unlimited int
 	var marks uint64
 	total := 0
 	few := func(n int) bool { return n < 1+total/5000 }
-	for policy := 0; policy < policies || policy < 10*policies && (few(delays) || few(refusals) || few(unlimited) || few(int(marks))); policy++ {
+	for policy := 0; policy < policies || policy < 10*policies && (few(delays) || few(refusals) || few(blocked) || few(unlimited) || few(int(marks))); policy++ {
 		total += *packets
 		m := newMaker(rnd)
 		h := testHashes(m)
@@ -366,6 +369,9 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 				delays++
 			case shaper.Refuse:
 				refusals++
+				if want.Reason == shaper.Blocked {
+					blocked++
+				}
 			}
 			if k.stamp > 0 && stamp == k.stamp {
 				stamped++
@@ -379,8 +385,8 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 	if c, err := b.tableCounts(); err != nil || c.EvictedIndebted > 0 || c.Lost > 0 {
 		t.Errorf("%+v, %v: the table is too small for this test", c, err)
 	}
-	t.Logf("%d packets: %d delayed, %d refused, %d marked, %d under no limit, %d kept a later stamp", total, delays, refusals, marks, unlimited, stamped)
-	for what, n := range map[string]int{"delays": delays, "refusals": refusals, "packets under no limit": unlimited, "marks": int(marks)} {
+	t.Logf("%d packets: %d delayed, %d refused, %d of them blocked, %d marked, %d under no limit, %d kept a later stamp", total, delays, refusals, blocked, marks, unlimited, stamped)
+	for what, n := range map[string]int{"delays": delays, "refusals": refusals, "blocked": blocked, "packets under no limit": unlimited, "marks": int(marks)} {
 		if few(n) {
 			t.Errorf("only %d %s", n, what)
 		}
@@ -407,7 +413,7 @@ func (b *bench) sameCounts(t testing.TB, number uint32, want *shaper.State, mark
 		if police {
 			pass, delay = pass+delay, 0
 		}
-		refuse := c[shaper.Refuse][shaper.QueueFull].Load()
+		refuse := c[shaper.Refuse][shaper.QueueFull].Load() + c[shaper.Refuse][shaper.Blocked].Load()
 		if got.Taken[0][i] != pass || got.Taken[1][i] != delay || got.Refused[i] != refuse {
 			t.Fatalf("limit %s counted %+v, want %d now, %d later and %d refused", want.Name, got, pass, delay, refuse)
 		}

@@ -143,6 +143,7 @@ static __always_inline int enforce(void *ctx, int xdp, struct scratch *s, __u32 
 	struct opening *o = &s->opening;
 	const struct policy *p;
 	__u64 set;
+	int blocked; /* it is no part of any connection */
 
 	if (!parse(&s->parser, here.ethernet))
 		return 0;
@@ -163,7 +164,8 @@ static __always_inline int enforce(void *ctx, int xdp, struct scratch *s, __u32 
 	if (!in_force(s->now))
 		return 0;
 	clear_opening(o);
-	if (set & p->counted && s->parser.packet.protocol == PROTOCOL_TCP && s->parser.packet.l4)
+	blocked = here.mode != MODE_OBSERVE && set & p->blocks & ~p->observed;
+	if (!blocked && set & p->counted && s->parser.packet.protocol == PROTOCOL_TCP && s->parser.packet.l4)
 		forward(s);
 	if (o->first && begins_proxied(ctx, xdp, &s->parser.packet))
 		o->first = 0;

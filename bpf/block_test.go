@@ -1,0 +1,106 @@
+package bpf
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"shaperd/shaper"
+)
+
+// blocking refuses all of a prefix.
+func blocking(prefix string) shaper.Limit {
+	return shaper.Limit{
+		Name: "block", Block: true,
+		Match: shaper.Match{Attach: []string{"here"}, Source: []netip.Prefix{netip.MustParsePrefix(prefix)}},
+	}
+}
+
+// TestBlocked has a limit refuse all of a source, beside others: they are not charged for
+// it, count none of its connections, and take note of none of its segments.
+func TestBlocked(t *testing.T) {
+	others := []shaper.Limit{
+		{Name: "rate", Packets: shaper.Frequency{N: 1, Per: time.Hour}, BurstPackets: 1},
+		capped(1),
+	}
+	silent := blocking("10.0.0.1/32")
+	silent.Excess = shaper.ExcessDrop
+	observed := blocking("10.0.0.1/32")
+	observed.Observe = true
+	for _, c := range []struct {
+		name    string
+		mode    Mode
+		block   shaper.Limit
+		syn     uint32 // what becomes of a SYN
+		other   uint32 // and of what is none
+		counted uint64
+		flying  int
+	}{
+		{"police", Police, blocking("10.0.0.1/32"), answered, dropped, 11, 0},
+		{"shape", Shape, blocking("10.0.0.1/32"), answered, dropped, 11, 0},
+		{"silently", Police, silent, dropped, dropped, 11, 0},
+		{"of another source", Police, blocking("10.0.0.7/32"), passed, passed, 0, 1},
+		{"observed", Police, observed, passed, passed, 2, 1},
+		{"at an attachment that observes", Observe, blocking("10.0.0.1/32"), passed, passed, 2, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newTCP(t, c.mode, append([]shaper.Limit{c.block}, others...)...)
+			d := dial("10.0.0.1:40000")
+			if action, got, _ := b.send(d.say(client, syn, 0)); action != c.syn {
+				t.Errorf("a SYN: action %d, %+v", int32(action), got)
+			}
+			if action, _, _ := b.send(d.segment(client, ack, d.next[client], 0, 10)); action != c.other {
+				t.Errorf("another segment: action %d", int32(action))
+			}
+			if c.other == dropped {
+				for range 9 {
+					b.send(d.segment(client, syn, 7, 0, 0))
+				}
+			}
+			b.expectInFlight(c.flying)
+			var refused, full uint64
+			for number := range uint32(3) {
+				s, err := b.state(number)
+				if err != nil {
+					t.Fatal(err)
+				}
+				refused += s.Refused[1]
+				full += s.MemoryFull[1] + s.ConnectionsMemoryFull
+			}
+			if refused != c.counted || full != 0 {
+				t.Errorf("%d packets counted as refused, want %d, and %d for lack of memory", refused, c.counted, full)
+			}
+			if c.other == dropped {
+				for range 2 { // of another source have the whole burst
+					if action, got, _ := b.send(dial("10.0.0.2:40000").segment(client, ack, 1, 1, 10)); action != passed {
+						t.Errorf("another source: action %d, %+v", int32(action), got)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestBlockedCounts sees what is refused so in the counts that metrics show.
+func TestBlockedCounts(t *testing.T) {
+	w := newWire(t, "block")
+	p := openPlane(t)
+	l := blocking("10.0.0.1/32")
+	a := Attachment{Name: "here", Interfaces: []string{"block0"}, Mode: Police}
+	p.apply([]shaper.Limit{l, tenAnHour("here")}, a)
+	w.want(p, 1, 5, 0)
+	w.want(p, 2, 5, 5)
+	if _, err := p.Status(); err != nil {
+		t.Fatal(err)
+	}
+	for i := range p.policy.Len() {
+		s := p.policy.State(i)
+		want := map[bool][2]uint64{true: {5, 500}, false: {}}[p.policy.Limit(i).Block]
+		got := [2]uint64{s.Packets[shaper.Refuse][shaper.Blocked].Load(), s.Bytes[shaper.Refuse][shaper.Blocked].Load()}
+		if got != want || s.Packets[shaper.Refuse][shaper.QueueFull].Load() != 0 {
+			t.Errorf("limit %s counted %d packets, bytes as blocked, want %d", s.Name, got, want)
+		}
+	}
+	p.apply([]shaper.Limit{tenAnHour("here")}, a)
+	w.want(p, 1, 5, 5)
+}

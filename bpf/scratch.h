@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What is known of the packet in hand: what it is, what it is charged, and what is
+ * decided over it. */
+#pragma once
+
+#include "conns.h"
+#include "packet.h"
+
+/* As package shaper numbers them. */
+enum verdict {
+	VERDICT_PASS,
+	VERDICT_DELAY,
+	VERDICT_REFUSE,
+};
+
+enum reason {
+	REASON_NONE,
+	REASON_RATE,
+	REASON_QUEUE_FULL,
+	REASON_CONNECTIONS,
+	REASON_NEW,
+	REASON_WAIT_TIMEOUT,
+	REASON_WAITING_FULL,
+	REASON_CLIENT_GONE,
+	REASON_MEMORY_FULL,
+	REASON_BLOCKED,
+};
+
+#define NO_LIMIT (~0U)
+
+struct decision {
+	__u64 depart; /* ticks, not before now */
+	__u32 verdict;
+	__u32 reason;
+	__u32 limit; /* that delayed it longest, or refused it; NO_LIMIT when it passed */
+	__u32 mark;  /* it can carry a mark, and waits for more than the limit's mark_delay */
+};
+
+/* What a limit is to charge for a packet, by meter. */
+struct charge {
+	__u64 cost[METERS];
+	__u64 hash[METERS];
+	__u32 place[METERS]; /* NOWHERE where it charges nothing */
+	__u32 waits;	     /* it makes the packet wait */
+};
+
+/* What does not fit onto the stack. A program runs to its end before the next one
+ * begins on the same CPU. */
+struct scratch {
+	__u64 now; /* ticks */
+	struct parser parser;
+	struct decision decision;
+	struct opening opening;
+	struct charge charge[MAX_LIMITS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct scratch);
+} scratches SEC(".maps");
