@@ -64,6 +64,14 @@ func BenchmarkPacket(b *testing.B) {
 			k.use(b, limitsOf(n), nil)
 			timeProgram(b, k.ShaperdTc, datagram(1))
 		})
+		b.Run(fmt.Sprintf("%d limits, other buckets watched", n), func(b *testing.B) {
+			k := newTimed(b, at)
+			k.use(b, limitsOf(n), nil)
+			for i := range k.owners {
+				k.owners[i] = [2]uint64{1, 1} // of no generation
+			}
+			timeProgram(b, k.ShaperdTc, datagram(1))
+		})
 	}
 }
 

@@ -8,15 +8,28 @@ import (
 
 // counted is what of the programs' counters has been added to package shaper's, by
 // the number of the limit.
-type counted map[uint32]kernelState
+type counted map[uint32]tally
+
+// tally is what programs have counted for a limit.
+type tally struct {
+	kernelState
+	violations uint64 // of the promise
+}
 
 // start takes what is counted already, before this daemon, as added.
 func (c counted) start(k *kernel) {
 	for _, known := range k.Limits {
-		if s, err := k.state(known.Number); err == nil {
-			c[known.Number] = s
+		if t, err := k.tally(known.Number); err == nil {
+			c[known.Number] = t
 		}
 	}
+}
+
+// tally returns what there is for a limit.
+func (k *kernel) tally(number uint32) (t tally, err error) {
+	t.violations = k.violations(number)
+	t.kernelState, err = k.state(number)
+	return t, err
 }
 
 // state sums up what all CPUs have counted for a limit.
@@ -73,7 +86,7 @@ func (p *Plane) sync() error {
 			continue
 		}
 		number := p.numbers.limits[l.Name]
-		now, err := p.kernel.state(number)
+		now, err := p.kernel.tally(number)
 		if err != nil {
 			return err
 		}
@@ -83,7 +96,8 @@ func (p *Plane) sync() error {
 		if l.Block {
 			refused = shaper.Blocked
 		}
-		addCounts(p.policy.State(i), &was, &now, refused)
+		addCounts(p.policy.State(i), &was.kernelState, &now.kernelState, refused)
+		p.kernel.addPromise(&p.policy.State(i).Promise, number, now.violations-was.violations)
 	}
 	return nil
 }

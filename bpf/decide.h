@@ -18,6 +18,7 @@
 #include "classify.h"
 #include "count.h"
 #include "key.h"
+#include "watch.h"
 
 /* What is returned for a bucket that there is no place for: it drains never. */
 #define NO_BUCKET (~0ULL)
@@ -83,7 +84,8 @@ __noinline __u64 charge_again(const struct policy *p, struct scratch *s, __u32 n
 }
 
 /* Charges what was quoted, and returns when the packet may leave after all. */
-static __always_inline __u64 charge(const struct policy *p, struct scratch *s, __u32 number)
+static __always_inline __u64 charge(const struct policy *p, struct scratch *s, __u32 number,
+				    const struct watch_owners *w)
 {
 	const struct limit *l = &p->limit[number % MAX_LIMITS];
 	struct charge *c = &s->charge[number % MAX_LIMITS];
@@ -92,7 +94,7 @@ static __always_inline __u64 charge(const struct policy *p, struct scratch *s, _
 #pragma unroll
 	for (int j = 0; j < METERS; j++) {
 		const struct meter *m = &l->meter[j];
-		__u64 before, *bucket;
+		__u64 before, own, *bucket;
 
 		if (!of_new(number, j) || c->place[j] == NOWHERE)
 			continue;
@@ -100,7 +102,12 @@ static __always_inline __u64 charge(const struct policy *p, struct scratch *s, _
 		if (!bucket || !bucket_try(bucket, c->cost[j], load_word(&s->now), &before))
 			before = charge_again(p, s, number, j);
 		/* NO_BUCKET is beyond any delay: what cannot be charged does not pass. */
-		depart = time_max(depart, bucket_depart(before, m->burst, load_word(&s->now)));
+		own = bucket_depart(before, m->burst, load_word(&s->now));
+		depart = time_max(depart, own);
+		if (j < WATCHED) {
+			c->own[j] = own;
+			s->watched[j] |= is_watched(w, p, l, j, c->hash[j]) << (number % MAX_LIMITS);
+		}
 	}
 	return depart;
 }
@@ -122,6 +129,8 @@ __noinline int refund(const struct policy *p, const struct scratch *s, __u32 num
 		if (!of_new(number, j))
 			continue;
 		bucket = bucket_at(c->place[j], tag_of(&l->meter[j], c->hash[j]));
+		if (bucket && j < WATCHED)
+			watch_refund(l, j, c->cost[j]);
 		if (bucket)
 			bucket_refund(bucket, c->cost[j]);
 	}
@@ -259,7 +268,7 @@ __noinline __u64 quote_new(const struct policy *p, struct scratch *s, __u32 numb
 
 __noinline __u64 charge_new(const struct policy *p, struct scratch *s, __u32 number)
 {
-	return p && s ? charge(p, s, number % MAX_LIMITS | OF_NEW) : 0;
+	return p && s ? charge(p, s, number % MAX_LIMITS | OF_NEW, 0) : 0;
 }
 
 /* Asks the limits of set for the connection that the packet begins. Returns 0 when one
@@ -287,9 +296,10 @@ __noinline int ask_new(const struct policy *p, struct scratch *s, __u64 set)
  * they were charged; the decision says if one of them refuses it nevertheless. */
 __noinline int take(const struct policy *p, struct scratch *s, __u64 set, __u64 opening)
 {
+	const struct watch_owners *w = watch_owners();
 	__u64 rest = set;
 
-	if (!p || !s)
+	if (!p || !s || !w)
 		return 0;
 	for (int i = 0; i < MAX_LIMITS && rest; i++, rest &= rest - 1) {
 		__u32 number = lowest(rest) % MAX_LIMITS;
@@ -305,7 +315,7 @@ __noinline int take(const struct policy *p, struct scratch *s, __u64 set, __u64 
 	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
 		__u32 number = lowest(set) % MAX_LIMITS;
 		struct charge *c = &s->charge[number];
-		__u64 depart = charge(p, s, number);
+		__u64 depart = charge(p, s, number, w);
 
 		c->waits = waits_until(s, depart);
 		count(&p->limit[number], s, c->waits & 1, 1);
@@ -377,6 +387,7 @@ static __always_inline void decide(const struct policy *p, struct scratch *s, __
 	d->reason = REASON_NONE;
 	d->limit = NO_LIMIT;
 	d->mark = 0;
+	s->watched[METER_BYTES] = s->watched[METER_PACKETS] = 0;
 
 	if (set & p->blocks) {
 		refuse(d, lowest(set & p->blocks), REASON_BLOCKED, s->now);

@@ -22,6 +22,8 @@ type kernel struct {
 	spec    *ebpf.CollectionSpec
 	buckets []kernelBucketLine // as the programs see them
 	slots   []uint64           // likewise
+	owners  [][2]uint64 // of watches
+	watches []kernelWatchPair
 
 	excess, claims map[slot]uint32 // that reconcile found the last time
 }
@@ -61,27 +63,51 @@ func openKernel(pins string, keys int) (*kernel, error) {
 		return nil, privileges(err)
 	}
 	k.Namespace = namespace()
-	size := int(lines) * int(unsafe.Sizeof(kernelBucketLine{}))
-	memory, err := unix.Mmap(k.Buckets.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		k.close()
-		return nil, fmt.Errorf("map buckets: %w", err)
-	}
-	k.buckets = unsafe.Slice((*kernelBucketLine)(unsafe.Pointer(&memory[0])), lines)
-	if err := k.mapSlots(); err != nil {
+	if err := k.share(); err != nil {
 		k.close()
 		return nil, err
 	}
 	return k, nil
 }
 
+// share maps into memory what the programs share with this process.
+func (k *kernel) share() (err error) {
+	if k.buckets, err = shared[kernelBucketLine](k.Buckets, 1); err != nil {
+		return err
+	}
+	if k.slots, err = shared[uint64](k.ConnSlots, len(kernelSlotLine{}.Word)); err != nil {
+		return err
+	}
+	if k.owners, err = shared[[2]uint64](k.Watched, int(maxLimits)); err != nil {
+		return err
+	}
+	k.watches, err = shared[kernelWatchPair](k.Watches, 1)
+	return err
+}
+
+// shared maps an array, each element of which is n of T, into memory.
+func shared[T any](m *ebpf.Map, n int) ([]T, error) {
+	n *= int(m.MaxEntries())
+	var zero T
+	memory, err := unix.Mmap(m.FD(), 0, n*int(unsafe.Sizeof(zero)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map %v into memory: %w", m, err)
+	}
+	return unsafe.Slice((*T)(unsafe.Pointer(&memory[0])), n), nil
+}
+
+func unshare[T any](s []T) {
+	if s != nil {
+		_ = unix.Munmap(unsafe.Slice((*byte)(unsafe.Pointer(&s[0])), len(s)*int(unsafe.Sizeof(s[0]))))
+	}
+}
+
 // close lets go of the maps. What is pinned stays.
 func (k *kernel) close() {
-	if k.buckets != nil {
-		memory := unsafe.Slice((*byte)(unsafe.Pointer(&k.buckets[0])), len(k.buckets)*int(unsafe.Sizeof(k.buckets[0])))
-		_ = unix.Munmap(memory)
-	}
-	k.unmapSlots()
+	unshare(k.buckets)
+	unshare(k.slots)
+	unshare(k.owners)
+	unshare(k.watches)
 	_ = k.store.Close()
 	_ = k.kernelMaps.Close()
 }
@@ -263,7 +289,7 @@ var sharedMaps = []string{
 	kernelMapBuckets, kernelMapConnSlots, kernelMapConnections, kernelMapFloors, kernelMapFragments,
 	kernelMapHeartbeats, kernelMapListeners, kernelMapPolicies, kernelMapProxied, kernelMapReversed,
 	kernelMapScratches, kernelMapStates, kernelMapStaging, kernelMapSweepers, kernelMapTableCounts,
-	kernelMapTables, kernelMapTurns,
+	kernelMapTables, kernelMapTurns, kernelMapWatched, kernelMapWatches,
 }
 
 // load loads the programs, for where they are to be attached.
@@ -276,12 +302,19 @@ func (k *kernel) load(at kernelAttachment, variables map[string]any, objects any
 	if err := set(kernelVarSlotLines, k.ConnSlots.MaxEntries()); err != nil {
 		return err
 	}
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return fmt.Errorf("count processors: %w", err)
+	}
+	if err := set(kernelVarOtherCpus, uint32(cpus-1)); err != nil {
+		return err
+	}
 	for name, value := range variables {
 		if err := set(name, value); err != nil {
 			return err
 		}
 	}
-	err := spec.LoadAndAssign(objects, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
+	err = spec.LoadAndAssign(objects, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
 		kernelMapBuckets:     k.Buckets,
 		kernelMapConnSlots:   k.ConnSlots,
 		kernelMapConnections: k.Connections,
@@ -299,6 +332,8 @@ func (k *kernel) load(at kernelAttachment, variables map[string]any, objects any
 		kernelMapSweepers:    k.Sweepers,
 		kernelMapTables:      k.kernelMaps.Tables,
 		kernelMapTurns:       k.Turns,
+		kernelMapWatched:     k.Watched,
+		kernelMapWatches:     k.Watches,
 	}})
 	return privileges(err)
 }

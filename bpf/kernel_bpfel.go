@@ -208,10 +208,12 @@ type kernelScratch struct {
 		Silent   uint32
 		_        [4]byte
 	}
-	Charge [64]struct {
+	Watched [2]uint64
+	Charge  [64]struct {
 		_     structs.HostLayout
 		Cost  [3]uint64
 		Hash  [3]uint64
+		Own   [3]uint64
 		Place [3]uint32
 		Waits uint32
 	}
@@ -282,6 +284,28 @@ type kernelTurn struct {
 	Check uint64
 }
 
+type kernelWatchOwners struct {
+	_     structs.HostLayout
+	Owner [256][2]uint64
+}
+
+type kernelWatchPair struct {
+	_     structs.HostLayout
+	Meter [2]struct {
+		_          structs.HostLayout
+		Owner      uint64
+		Left       uint64
+		Last       uint64
+		Behind     uint64
+		Slack      uint64
+		Largest    uint64
+		Worst      uint64
+		Allowed    uint64
+		Violations uint64
+		Refunded   uint64
+	}
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -303,10 +327,13 @@ const (
 	kernelMapTableCounts     = "table_counts"
 	kernelMapTables          = "tables"
 	kernelMapTurns           = "turns"
+	kernelMapWatched         = "watched"
+	kernelMapWatches         = "watches"
 	kernelProgShaperdReplies = "shaperd_replies"
 	kernelProgShaperdTc      = "shaperd_tc"
 	kernelProgShaperdXdp     = "shaperd_xdp"
 	kernelVarHere            = "here"
+	kernelVarOtherCpus       = "other_cpus"
 	kernelVarSlotLines       = "slot_lines"
 	kernelVarSweepInterval   = "sweep_interval"
 	kernelVarTestBytes       = "test_bytes"
@@ -390,6 +417,8 @@ type kernelMapSpecs struct {
 	TableCounts *ebpf.MapSpec `ebpf:"table_counts"`
 	Tables      *ebpf.MapSpec `ebpf:"tables"`
 	Turns       *ebpf.MapSpec `ebpf:"turns"`
+	Watched     *ebpf.MapSpec `ebpf:"watched"`
+	Watches     *ebpf.MapSpec `ebpf:"watches"`
 }
 
 // kernelVariableSpecs contains global variables before they are loaded into the kernel.
@@ -397,6 +426,7 @@ type kernelMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type kernelVariableSpecs struct {
 	Here          *ebpf.VariableSpec `ebpf:"here"`
+	OtherCpus     *ebpf.VariableSpec `ebpf:"other_cpus"`
 	SlotLines     *ebpf.VariableSpec `ebpf:"slot_lines"`
 	SweepInterval *ebpf.VariableSpec `ebpf:"sweep_interval"`
 	TestBytes     *ebpf.VariableSpec `ebpf:"test_bytes"`
@@ -449,6 +479,8 @@ type kernelMaps struct {
 	TableCounts *ebpf.Map `ebpf:"table_counts"`
 	Tables      *ebpf.Map `ebpf:"tables"`
 	Turns       *ebpf.Map `ebpf:"turns"`
+	Watched     *ebpf.Map `ebpf:"watched"`
+	Watches     *ebpf.Map `ebpf:"watches"`
 }
 
 func (m *kernelMaps) Close() error {
@@ -470,6 +502,8 @@ func (m *kernelMaps) Close() error {
 		m.TableCounts,
 		m.Tables,
 		m.Turns,
+		m.Watched,
+		m.Watches,
 	)
 }
 
@@ -478,6 +512,7 @@ func (m *kernelMaps) Close() error {
 // It can be passed to loadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type kernelVariables struct {
 	Here          *ebpf.Variable `ebpf:"here"`
+	OtherCpus     *ebpf.Variable `ebpf:"other_cpus"`
 	SlotLines     *ebpf.Variable `ebpf:"slot_lines"`
 	SweepInterval *ebpf.Variable `ebpf:"sweep_interval"`
 	TestBytes     *ebpf.Variable `ebpf:"test_bytes"`

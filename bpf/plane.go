@@ -236,6 +236,7 @@ func (p *Plane) start() {
 		defer p.mu.Unlock()
 		p.fault("heartbeat", p.kernel.beat())
 		p.fault("counters", p.sync())
+		p.kernel.freeWatches(p.policy, p.numbers, false)
 	})
 	every(countInterval, func() {
 		p.mu.Lock()

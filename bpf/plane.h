@@ -185,6 +185,12 @@ static __always_inline int enforce(void *ctx, int xdp, struct scratch *s, __u32 
 	}
 	if (here.mode == MODE_SHAPE && o->earliest > s->decision.depart / TICKS_PER_NANO)
 		s->decision.depart = o->earliest * TICKS_PER_NANO;
+	if (s->decision.verdict != VERDICT_REFUSE) {
+		if (s->watched[METER_BYTES])
+			watch_all(p, s, METER_BYTES);
+		if (s->watched[METER_PACKETS])
+			watch_all(p, s, METER_PACKETS);
+	}
 	if (under_test) {
 		test_decision = s->decision;
 		test_bytes = s->parser.packet.bytes;

@@ -5,10 +5,8 @@ import (
 	"fmt"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 )
 
 // Slots, as slots.h has them.
@@ -29,23 +27,6 @@ const (
 type slot struct {
 	place uint32
 	tag   uint64
-}
-
-// mapSlots maps the table of slots, a word for each place.
-func (k *kernel) mapSlots() error {
-	size := int(k.ConnSlots.MaxEntries()) * int(unsafe.Sizeof(kernelSlotLine{}))
-	memory, err := unix.Mmap(k.ConnSlots.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return fmt.Errorf("map slots: %w", err)
-	}
-	k.slots = unsafe.Slice((*uint64)(unsafe.Pointer(&memory[0])), size/8)
-	return nil
-}
-
-func (k *kernel) unmapSlots() {
-	if k.slots != nil {
-		_ = unix.Munmap(unsafe.Slice((*byte)(unsafe.Pointer(&k.slots[0])), 8*len(k.slots)))
-	}
 }
 
 // eachConnection calls yield with every connection there is. Some of those that come

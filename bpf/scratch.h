@@ -40,6 +40,7 @@ struct decision {
 struct charge {
 	__u64 cost[METERS];
 	__u64 hash[METERS];
+	__u64 own[METERS];   /* when a bucket lets it leave, ticks */
 	__u32 place[METERS]; /* NOWHERE where it charges nothing */
 	__u32 waits;	     /* it makes the packet wait */
 };
@@ -51,6 +52,7 @@ struct scratch {
 	struct parser parser;
 	struct decision decision;
 	struct opening opening;
+	__u64 watched[METER_NEW]; /* limits of which a bucket is, by meter */
 	struct charge charge[MAX_LIMITS];
 };
 

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Whether the promise is kept: in any interval no more leaves a bucket than rate x time
+ * and what is allowed. It is measured as leaky.Meter does: from when packets leave,
+ * without a look at the bucket.
+ *
+ * A meter for each bucket would double the table, so one bucket of each limit is watched
+ * at a time, for bytes and for packets. Where the limit has one bucket it is always that
+ * one. Else user space sets the watch free every second, and the next key that comes
+ * along gets it.
+ *
+ * Packets are noted after they were charged, and CPUs may come in another order then. A
+ * packet that may have been overtaken so is left out, as is one that meets another CPU
+ * at the watch: nobody waits. What is noted is a part of what left, which exceeds nothing
+ * that all of it does not exceed: so no race can look like a violation. What has been
+ * overtaken is known by when its bucket lets it leave, which is in the order of charges.
+ * Since the last one that was noted each other CPU can come with one such packet; more of
+ * them are no race, but a bucket that has lost what it owed.
+ *
+ * What is allowed is the burst, one unit, and
+ *  - where packets are policed, max_delay: so much earlier they leave;
+ *  - where other limits hold a packet longer, by how much: others may catch up with it;
+ *  - where a charge was ever taken back, since another limit refused the packet, a unit
+ *    for each other CPU: those that came in between have the places behind it. */
+#pragma once
+
+#include "key.h"
+
+#define WATCHED METER_NEW /* of bytes and of packets */
+
+/* Set while a CPU is at a watch. */
+#define WATCH_BUSY (1ULL << 63)
+
+/* Possible CPUs beside the one that a program runs on. */
+const volatile __u32 other_cpus;
+
+struct watch {
+	__u64 owner;   /* whose bucket it is, see owner_of; 0 is nobody's */
+	__u64 left;    /* virtual time, ticks */
+	__u64 last;    /* when the bucket let the last one leave, ticks */
+	__u64 behind;  /* packets left out since then */
+	__u64 slack;   /* the most by which one left earlier or later, since it was idle */
+	__u64 largest; /* unit since it was idle, ticks */
+	__u64 worst;   /* excess, ticks, since user space set it to 0 */
+	__u64 allowed; /* the most that one was, ticks */
+	__u64 violations;
+	__u64 refunded; /* the largest charge under the limit that was ever taken back, ticks */
+};
+
+struct watch_pair {
+	struct watch meter[WATCHED];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, MAX_STATES);
+	__type(key, __u32);
+	__type(value, struct watch_pair);
+} watches SEC(".maps");
+
+/* The owners of the watches once more, in memory that is read by all packets and hardly
+ * ever written. */
+struct watch_owners {
+	__u64 owner[MAX_STATES][WATCHED];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct watch_owners);
+} watched SEC(".maps");
+
+static __always_inline struct watch_owners *watch_owners(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&watched, &zero);
+}
+
+/* What stands for the bucket of a hash. A policy may have changed its rate: one of
+ * another policy is another bucket. */
+static __always_inline __u64 owner_of(const struct policy *p, __u64 hash)
+{
+	return (__u64)(p->generation & 0x7fff) << 48 | (hash & 0xffffffffffffULL);
+}
+
+/* 1 if the bucket of a hash is watched, or could be, else 0: without a branch, as the
+ * verifier would follow both ways for each meter of each limit. */
+static __always_inline __u64 is_watched(const struct watch_owners *w, const struct policy *p, const struct limit *l,
+					int meter, __u64 hash)
+{
+	__u64 owner = load_word(&w->owner[l->state % MAX_STATES][meter]), other = owner ^ owner_of(p, hash);
+	__u64 is = ((owner | -owner) >> 63 ^ 1) | ((other | -other) >> 63 ^ 1);
+
+	hide(is);
+	return is;
+}
+
+static __always_inline struct watch *watch_of(const struct limit *l, __u32 meter)
+{
+	__u32 i = l->state;
+	struct watch_pair *w = bpf_map_lookup_elem(&watches, &i);
+
+	return w && meter < WATCHED ? &w->meter[meter] : 0;
+}
+
+/* Takes note of a charge that is about to be taken back. */
+static __always_inline void watch_refund(const struct limit *l, __u32 meter, __u64 cost)
+{
+	struct watch *w = watch_of(l, meter);
+
+	if (w)
+		bucket_merge(&w->refunded, cost);
+}
+
+/* Takes a watch for owner, whose it is or becomes. */
+static __always_inline int watch_take(struct watch *w, const struct limit *l, __u32 meter, __u64 owner)
+{
+	struct watch_owners *shown = watch_owners();
+	__u64 was = load_word(&w->owner);
+
+	if (!shown || (was && was != owner))
+		return 0;
+	if (__sync_val_compare_and_swap(&w->owner, was, owner | WATCH_BUSY) != was)
+		return 0;
+	if (was)
+		return 1;
+	w->left = w->last = w->behind = w->slack = w->largest = w->allowed = 0;
+	*(volatile __u64 *)&shown->owner[l->state % MAX_STATES][meter] = owner;
+	return 1;
+}
+
+/* Notes that the scratch's packet leaves a bucket, if that is the one that is watched. */
+static __always_inline void watch(const struct policy *p, struct scratch *s, __u32 number, __u32 meter)
+{
+	int shaped = here.mode == MODE_SHAPE;
+	const struct limit *l = &p->limit[number];
+	const struct charge *c = &s->charge[number];
+	__u64 owner = owner_of(p, c->hash[meter]), out, own, excess, allowed;
+	struct watch *w = watch_of(l, meter);
+
+	if (!w || !watch_take(w, l, meter, owner))
+		return;
+	own = shaped ? c->own[meter] : s->now;
+	if (own < w->last && w->behind < other_cpus) {
+		w->behind++;
+	} else {
+		out = shaped ? s->decision.depart : s->now;
+		if (w->left <= out) {
+			w->left = out;
+			w->slack = w->largest = 0;
+		}
+		w->last = own;
+		w->behind = 0;
+		w->slack = time_max(w->slack, shaped ? out - own : l->max_delay);
+		w->largest = time_max(w->largest, c->cost[meter]);
+		w->left = time_add(w->left, c->cost[meter]);
+		excess = w->left - out;
+		allowed = l->meter[meter].burst + w->largest + w->slack + other_cpus * load_word(&w->refunded);
+		w->worst = time_max(w->worst, excess);
+		w->allowed = time_max(w->allowed, allowed);
+		w->violations += excess > allowed;
+	}
+	__sync_lock_test_and_set(&w->owner, owner);
+}
+
+/* Notes that the scratch's packet leaves those of its buckets that are watched, of bytes
+ * or of packets. */
+__noinline int watch_all(const struct policy *p, struct scratch *s, __u32 meter)
+{
+	__u64 set;
+
+	if (!p || !s || meter >= WATCHED)
+		return 0;
+	set = s->watched[meter];
+	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1)
+		watch(p, s, lowest(set) % MAX_LIMITS, meter);
+	return 0;
+}

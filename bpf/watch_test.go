@@ -1,0 +1,237 @@
+package bpf
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// hammer sends a packet from all CPUs, and from two at least, until stop is called.
+func (b *bench) hammer(t *testing.T, packets ...[]byte) (stop func()) {
+	t.Helper()
+	var end atomic.Bool
+	var sending sync.WaitGroup
+	for i := range max(runtime.NumCPU(), 2) {
+		packet := packets[i%len(packets)]
+		sending.Go(func() {
+			for !end.Load() {
+				if _, err := b.ShaperdTc.Run(&ebpf.RunOptions{Data: packet, Repeat: 1000}); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	return func() {
+		end.Store(true)
+		sending.Wait()
+	}
+}
+
+// attached makes limits those of the attachment "here".
+func attached(limits ...shaper.Limit) []shaper.Limit {
+	for i := range limits {
+		limits[i].Match.Attach = []string{"here"}
+		if limits[i].Key&shaper.KeySource != 0 && limits[i].IPv4Prefix == 0 {
+			limits[i].IPv4Prefix, limits[i].IPv6Prefix = 32, 64
+		}
+	}
+	return limits
+}
+
+func perSecond(n uint64) shaper.Frequency { return shaper.Frequency{N: n, Per: time.Second} }
+
+// TestPromiseKept hammers buckets from all CPUs at once: no race looks like a violation,
+// and what is measured comes near to what is allowed.
+func TestPromiseKept(t *testing.T) {
+	const depth = 10 * time.Millisecond
+	a := shaper.Limit{Name: "a", Packets: perSecond(300_000), MaxDelay: depth}
+	b := shaper.Limit{Name: "b", Key: shaper.KeySource, Packets: perSecond(200_000), MaxDelay: 2 * depth}
+	c := shaper.Limit{Name: "c", Key: shaper.KeyPort, Rate: 8 * 100 * 305_000, Burst: 50_000, MaxDelay: depth}
+	for _, mode := range []Mode{Police, Shape} {
+		k := newVariant(t, kernelAttachment{Mode: uint32(mode), Ethernet: 1, Keep: 1}, nil)
+		for _, limits := range [][]shaper.Limit{{a}, {c}, {a, c}, {a, b, c}} {
+			names := ""
+			for _, l := range limits {
+				names += l.Name
+			}
+			t.Run(mode.String()+" "+names, func(t *testing.T) {
+				clear(k.buckets)
+				k.use(t, attached(limits...), nil)
+				for i := range limits {
+					k.freeWatch(uint32(i))
+					k.watches[i] = kernelWatchPair{}
+				}
+				stop := k.hammer(t, datagram(1), datagram(2))
+				time.Sleep(500 * time.Millisecond)
+				stop()
+				for i := range limits {
+					worst, allowed := k.worst(uint32(i))
+					t.Logf("excess of %v, %v allowed, at most %v taken back", worst.Duration(), allowed.Duration(),
+						leaky.Time(k.watches[i].Meter[0].Refunded+k.watches[i].Meter[1].Refunded).Duration())
+					if n := k.violations(uint32(i)); n > 0 || worst == 0 || worst > allowed {
+						t.Errorf("%d violations, an excess of %v where %v were allowed", n, worst.Duration(), allowed.Duration())
+					}
+					// Where nothing else holds a bucket back it gives all it may.
+					if len(limits) == 1 && worst < allowed/10*9 {
+						t.Errorf("an excess of %v where %v were allowed", worst.Duration(), allowed.Duration())
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestPromiseMeter sends packets at random times: what is measured is what leaky.Meter
+// measures.
+func TestPromiseMeter(t *testing.T) {
+	for _, mode := range []Mode{Police, Shape} {
+		t.Run(mode.String(), func(t *testing.T) {
+			rnd := newRand(t)
+			b := newBench(t, kernelAttachment{Mode: uint32(mode), Ethernet: 1, Keep: 1})
+			now := uint64(time.Hour)
+			for round := range 10 {
+				l := shaper.Limit{Name: fmt.Sprint("l", round), MaxDelay: time.Duration(rnd.IntN(1000)) * time.Microsecond}
+				if round%2 == 0 {
+					l.Rate, l.Burst = 1+uint64(math.Exp(14+5*rnd.Float64())), rnd.Uint64N(2000)
+				} else {
+					l.Packets, l.BurstPackets = perSecond(1+rnd.Uint64N(100_000)), rnd.Uint64N(20)
+				}
+				p, err := shaper.New(1024).Compile(attached(l), nil, []shaper.Attachment{{Name: "here"}}, nil, false)
+				if err != nil {
+					t.Fatal(err)
+				}
+				b.useCompiled(t, p)
+				b.freeWatch(0)
+				b.watches[0] = kernelWatchPair{}
+				clear(b.buckets)
+				var meter leaky.Meter
+				var worst, most leaky.Time
+				for range 200 {
+					now += rnd.Uint64N(2 * uint64(p.Shape(0).MaxDelay.Duration()+time.Microsecond) / uint64(1+rnd.IntN(10)))
+					packet := datagram(1)
+					action, d, _ := b.run(t, &sample{data: packet}, now, (*bench).tc)
+					if action != tcNext {
+						continue
+					}
+					out, slack := leaky.Time(d.Depart), leaky.Time(0)
+					if mode == Police {
+						out, slack = leaky.Time(now*64), p.Shape(0).MaxDelay
+					}
+					excess, allowed := meter.Note(p.Shape(0), 100, 1, slack, out)
+					worst, most = max(worst, excess), max(most, allowed)
+				}
+				got, allowed := b.worst(0)
+				if got != worst || allowed != most || b.violations(0) != 0 {
+					t.Errorf("an excess of %d, %d allowed, %d violations; leaky.Meter has %d and %d",
+						got, allowed, b.violations(0), worst, most)
+				}
+			}
+		})
+	}
+}
+
+// only returns what the only bucket there is owes.
+func (b *bench) only(t *testing.T) *uint64 {
+	t.Helper()
+	for i := range b.buckets {
+		for j := range b.buckets[i].Tag {
+			if atomic.LoadUint64(&b.buckets[i].Tag[j]) != 0 {
+				return &b.buckets[i].Until[j]
+			}
+		}
+	}
+	t.Fatal("there is no bucket")
+	return nil
+}
+
+// TestPromiseBroken takes from a bucket what it owes while packets pass: the watch shows
+// that more of them leave than may.
+func TestPromiseBroken(t *testing.T) {
+	for _, mode := range []Mode{Police, Shape} {
+		t.Run(mode.String(), func(t *testing.T) {
+			k := newVariant(t, kernelAttachment{Mode: uint32(mode), Ethernet: 1, Keep: 1}, nil)
+			k.use(t, attached(shaper.Limit{Name: "a", Packets: perSecond(100_000), MaxDelay: 5 * time.Millisecond}), nil)
+			stop := k.hammer(t, datagram(1))
+			defer stop()
+			time.Sleep(100 * time.Millisecond)
+			if n := k.violations(0); n > 0 {
+				t.Fatalf("%d violations before", n)
+			}
+			owes := k.only(t)
+			for end := time.Now().Add(5 * time.Second); k.violations(0) < 100; {
+				atomic.StoreUint64(owes, 0)
+				if time.Now().After(end) {
+					t.Fatalf("%d violations", k.violations(0))
+				}
+				time.Sleep(time.Millisecond)
+			}
+			if worst, allowed := k.worst(0); worst <= allowed {
+				t.Errorf("an excess of %v, %v allowed", worst.Duration(), allowed.Duration())
+			}
+		})
+	}
+}
+
+// TestWatchMoves has one bucket after another watched, and no race of that look like a
+// violation.
+func TestWatchMoves(t *testing.T) {
+	const sources = 50
+	k := newVariant(t, kernelAttachment{Mode: uint32(Police), Ethernet: 1, Keep: 1}, map[string]any{kernelVarTestSources: uint32(sources)})
+	k.use(t, attached(shaper.Limit{Name: "a", Key: shaper.KeySource, Packets: perSecond(10_000), MaxDelay: time.Millisecond}), nil)
+	stop := k.hammer(t, datagram(1))
+	seen := map[uint64]bool{}
+	end := time.Now().Add(5 * time.Second)
+	for len(seen) < sources/2 && time.Now().Before(end) {
+		k.freeWatch(0)
+		time.Sleep(time.Duration(rand.IntN(3)) * time.Millisecond)
+		seen[atomic.LoadUint64(&k.owners[0][1])] = true
+	}
+	stop()
+	if worst, allowed := k.worst(0); len(seen) < sources/2 || k.violations(0) > 0 || worst == 0 {
+		t.Errorf("%d buckets of %d were watched, with %d violations, and an excess of %v where %v were allowed",
+			len(seen), sources, k.violations(0), worst.Duration(), allowed.Duration())
+	}
+}
+
+// TestPromiseShown has a plane show what it measures, of one bucket and of many.
+func TestPromiseShown(t *testing.T) {
+	w := newWire(t, "promise")
+	p := openPlane(t)
+	limits := []shaper.Limit{
+		{Name: "one", Packets: perSecond(100), BurstPackets: 4},
+		{Name: "many", Key: shaper.KeySource, Packets: perSecond(50), BurstPackets: 9},
+	}
+	p.apply(attached(limits...), Attachment{Name: "here", Interfaces: []string{"promise0"}, Mode: Police})
+	for source := range byte(3) {
+		w.send(source, 20)
+	}
+	if _, err := p.Status(); err != nil {
+		t.Fatal(err)
+	}
+	for i := range p.policy.Len() {
+		promise := &p.policy.State(i).Promise
+		worst, allowed := leaky.Time(promise.Worst.Load()), leaky.Time(promise.Allowed.Load())
+		packet := p.policy.Shape(i).Packets.Cost(1)
+		if worst < packet || worst > allowed || allowed != p.policy.Shape(i).PacketsBurst+packet || promise.Violations.Load() != 0 {
+			t.Errorf("limit %s: an excess of %v, %v allowed, %d violations", p.policy.State(i).Name, worst.Duration(), allowed.Duration(), promise.Violations.Load())
+		}
+	}
+	many := p.numbers.limits["many"]
+	owner := func() uint64 { return atomic.LoadUint64(&p.kernel.owners[many][1]) }
+	was := owner()
+	within(t, 5*time.Second, func() bool {
+		w.send(9, 1)
+		return owner() != was && owner() != 0
+	})
+}
