@@ -22,7 +22,7 @@ type kernel struct {
 	spec    *ebpf.CollectionSpec
 	buckets []kernelBucketLine // as the programs see them
 	slots   []uint64           // likewise
-	owners  [][2]uint64 // of watches
+	owners  [][2]uint64        // of watches
 	watches []kernelWatchPair
 
 	excess, claims map[slot]uint32 // that reconcile found the last time
@@ -288,7 +288,8 @@ func (k *kernel) stopped() error { return k.Heartbeats.Put(uint32(0), uint64(0))
 var sharedMaps = []string{
 	kernelMapBuckets, kernelMapConnSlots, kernelMapConnections, kernelMapFloors, kernelMapFragments,
 	kernelMapHeartbeats, kernelMapListeners, kernelMapPolicies, kernelMapProxied, kernelMapReversed,
-	kernelMapScratches, kernelMapStates, kernelMapStaging, kernelMapSweepers, kernelMapTableCounts,
+	kernelMapSampleLosses, kernelMapSamples, kernelMapScratches, kernelMapStates, kernelMapStaging,
+	kernelMapSweepers, kernelMapTableCounts,
 	kernelMapTables, kernelMapTurns, kernelMapWatched, kernelMapWatches,
 }
 
@@ -315,25 +316,27 @@ func (k *kernel) load(at kernelAttachment, variables map[string]any, objects any
 		}
 	}
 	err = spec.LoadAndAssign(objects, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
-		kernelMapBuckets:     k.Buckets,
-		kernelMapConnSlots:   k.ConnSlots,
-		kernelMapConnections: k.Connections,
-		kernelMapFloors:      k.Floors,
-		kernelMapFragments:   k.Fragments,
-		kernelMapHeartbeats:  k.Heartbeats,
-		kernelMapListeners:   k.Listeners,
-		kernelMapPolicies:    k.Policies,
-		kernelMapProxied:     k.Proxied,
-		kernelMapReversed:    k.Reversed,
-		kernelMapScratches:   k.Scratches,
-		kernelMapStaging:     k.Staging,
-		kernelMapStates:      k.States,
-		kernelMapTableCounts: k.TableCounts,
-		kernelMapSweepers:    k.Sweepers,
-		kernelMapTables:      k.kernelMaps.Tables,
-		kernelMapTurns:       k.Turns,
-		kernelMapWatched:     k.Watched,
-		kernelMapWatches:     k.Watches,
+		kernelMapBuckets:      k.Buckets,
+		kernelMapConnSlots:    k.ConnSlots,
+		kernelMapConnections:  k.Connections,
+		kernelMapFloors:       k.Floors,
+		kernelMapFragments:    k.Fragments,
+		kernelMapHeartbeats:   k.Heartbeats,
+		kernelMapListeners:    k.Listeners,
+		kernelMapPolicies:     k.Policies,
+		kernelMapProxied:      k.Proxied,
+		kernelMapReversed:     k.Reversed,
+		kernelMapSampleLosses: k.SampleLosses,
+		kernelMapSamples:      k.Samples,
+		kernelMapScratches:    k.Scratches,
+		kernelMapStaging:      k.Staging,
+		kernelMapStates:       k.States,
+		kernelMapTableCounts:  k.TableCounts,
+		kernelMapSweepers:     k.Sweepers,
+		kernelMapTables:       k.kernelMaps.Tables,
+		kernelMapTurns:        k.Turns,
+		kernelMapWatched:      k.Watched,
+		kernelMapWatches:      k.Watches,
 	}})
 	return privileges(err)
 }

@@ -105,6 +105,11 @@ type kernelListener struct {
 	Port    uint32
 }
 
+type kernelLosses struct {
+	_       structs.HostLayout
+	Samples [2]uint64
+}
+
 type kernelMeter struct {
 	_    structs.HostLayout
 	Rate struct {
@@ -142,6 +147,26 @@ type kernelPolicy struct {
 	BucketLines  uint32
 	Generation   uint32
 	Limit        [64]kernelLimit
+}
+
+type kernelSample struct {
+	_           structs.HostLayout
+	Set         uint64
+	Waited      uint64
+	Source      [4]uint32
+	Destination [4]uint32
+	Bytes       uint32
+	Segments    uint32
+	Asn         uint32
+	Generation  uint32
+	SourcePort  uint16
+	Port        uint16
+	Place       uint8
+	Transport   uint8
+	Refused     uint8
+	Observed    uint8
+	Limit       uint32
+	Pad         uint32
 }
 
 type kernelScratch struct {
@@ -208,8 +233,9 @@ type kernelScratch struct {
 		Silent   uint32
 		_        [4]byte
 	}
-	Watched [2]uint64
-	Charge  [64]struct {
+	Watched     [2]uint64
+	UntilSample [2]uint32
+	Charge      [64]struct {
 		_     structs.HostLayout
 		Cost  [3]uint64
 		Hash  [3]uint64
@@ -320,6 +346,8 @@ const (
 	kernelMapPolicies        = "policies"
 	kernelMapProxied         = "proxied"
 	kernelMapReversed        = "reversed"
+	kernelMapSampleLosses    = "sample_losses"
+	kernelMapSamples         = "samples"
 	kernelMapScratches       = "scratches"
 	kernelMapStaging         = "staging"
 	kernelMapStates          = "states"
@@ -347,6 +375,7 @@ const (
 	kernelVarUnusedLine4     = "unused_line4"
 	kernelVarUnusedLine6     = "unused_line6"
 	kernelVarUnusedNode6     = "unused_node6"
+	kernelVarUnusedSample    = "unused_sample"
 )
 
 // loadKernel returns the embedded CollectionSpec for kernel.
@@ -400,25 +429,27 @@ type kernelProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type kernelMapSpecs struct {
-	Buckets     *ebpf.MapSpec `ebpf:"buckets"`
-	ConnSlots   *ebpf.MapSpec `ebpf:"conn_slots"`
-	Connections *ebpf.MapSpec `ebpf:"connections"`
-	Floors      *ebpf.MapSpec `ebpf:"floors"`
-	Fragments   *ebpf.MapSpec `ebpf:"fragments"`
-	Heartbeats  *ebpf.MapSpec `ebpf:"heartbeats"`
-	Listeners   *ebpf.MapSpec `ebpf:"listeners"`
-	Policies    *ebpf.MapSpec `ebpf:"policies"`
-	Proxied     *ebpf.MapSpec `ebpf:"proxied"`
-	Reversed    *ebpf.MapSpec `ebpf:"reversed"`
-	Scratches   *ebpf.MapSpec `ebpf:"scratches"`
-	Staging     *ebpf.MapSpec `ebpf:"staging"`
-	States      *ebpf.MapSpec `ebpf:"states"`
-	Sweepers    *ebpf.MapSpec `ebpf:"sweepers"`
-	TableCounts *ebpf.MapSpec `ebpf:"table_counts"`
-	Tables      *ebpf.MapSpec `ebpf:"tables"`
-	Turns       *ebpf.MapSpec `ebpf:"turns"`
-	Watched     *ebpf.MapSpec `ebpf:"watched"`
-	Watches     *ebpf.MapSpec `ebpf:"watches"`
+	Buckets      *ebpf.MapSpec `ebpf:"buckets"`
+	ConnSlots    *ebpf.MapSpec `ebpf:"conn_slots"`
+	Connections  *ebpf.MapSpec `ebpf:"connections"`
+	Floors       *ebpf.MapSpec `ebpf:"floors"`
+	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
+	Heartbeats   *ebpf.MapSpec `ebpf:"heartbeats"`
+	Listeners    *ebpf.MapSpec `ebpf:"listeners"`
+	Policies     *ebpf.MapSpec `ebpf:"policies"`
+	Proxied      *ebpf.MapSpec `ebpf:"proxied"`
+	Reversed     *ebpf.MapSpec `ebpf:"reversed"`
+	SampleLosses *ebpf.MapSpec `ebpf:"sample_losses"`
+	Samples      *ebpf.MapSpec `ebpf:"samples"`
+	Scratches    *ebpf.MapSpec `ebpf:"scratches"`
+	Staging      *ebpf.MapSpec `ebpf:"staging"`
+	States       *ebpf.MapSpec `ebpf:"states"`
+	Sweepers     *ebpf.MapSpec `ebpf:"sweepers"`
+	TableCounts  *ebpf.MapSpec `ebpf:"table_counts"`
+	Tables       *ebpf.MapSpec `ebpf:"tables"`
+	Turns        *ebpf.MapSpec `ebpf:"turns"`
+	Watched      *ebpf.MapSpec `ebpf:"watched"`
+	Watches      *ebpf.MapSpec `ebpf:"watches"`
 }
 
 // kernelVariableSpecs contains global variables before they are loaded into the kernel.
@@ -440,6 +471,7 @@ type kernelVariableSpecs struct {
 	UnusedLine4   *ebpf.VariableSpec `ebpf:"unused_line4"`
 	UnusedLine6   *ebpf.VariableSpec `ebpf:"unused_line6"`
 	UnusedNode6   *ebpf.VariableSpec `ebpf:"unused_node6"`
+	UnusedSample  *ebpf.VariableSpec `ebpf:"unused_sample"`
 }
 
 // kernelObjects contains all objects after they have been loaded into the kernel.
@@ -462,25 +494,27 @@ func (o *kernelObjects) Close() error {
 //
 // It can be passed to loadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type kernelMaps struct {
-	Buckets     *ebpf.Map `ebpf:"buckets"`
-	ConnSlots   *ebpf.Map `ebpf:"conn_slots"`
-	Connections *ebpf.Map `ebpf:"connections"`
-	Floors      *ebpf.Map `ebpf:"floors"`
-	Fragments   *ebpf.Map `ebpf:"fragments"`
-	Heartbeats  *ebpf.Map `ebpf:"heartbeats"`
-	Listeners   *ebpf.Map `ebpf:"listeners"`
-	Policies    *ebpf.Map `ebpf:"policies"`
-	Proxied     *ebpf.Map `ebpf:"proxied"`
-	Reversed    *ebpf.Map `ebpf:"reversed"`
-	Scratches   *ebpf.Map `ebpf:"scratches"`
-	Staging     *ebpf.Map `ebpf:"staging"`
-	States      *ebpf.Map `ebpf:"states"`
-	Sweepers    *ebpf.Map `ebpf:"sweepers"`
-	TableCounts *ebpf.Map `ebpf:"table_counts"`
-	Tables      *ebpf.Map `ebpf:"tables"`
-	Turns       *ebpf.Map `ebpf:"turns"`
-	Watched     *ebpf.Map `ebpf:"watched"`
-	Watches     *ebpf.Map `ebpf:"watches"`
+	Buckets      *ebpf.Map `ebpf:"buckets"`
+	ConnSlots    *ebpf.Map `ebpf:"conn_slots"`
+	Connections  *ebpf.Map `ebpf:"connections"`
+	Floors       *ebpf.Map `ebpf:"floors"`
+	Fragments    *ebpf.Map `ebpf:"fragments"`
+	Heartbeats   *ebpf.Map `ebpf:"heartbeats"`
+	Listeners    *ebpf.Map `ebpf:"listeners"`
+	Policies     *ebpf.Map `ebpf:"policies"`
+	Proxied      *ebpf.Map `ebpf:"proxied"`
+	Reversed     *ebpf.Map `ebpf:"reversed"`
+	SampleLosses *ebpf.Map `ebpf:"sample_losses"`
+	Samples      *ebpf.Map `ebpf:"samples"`
+	Scratches    *ebpf.Map `ebpf:"scratches"`
+	Staging      *ebpf.Map `ebpf:"staging"`
+	States       *ebpf.Map `ebpf:"states"`
+	Sweepers     *ebpf.Map `ebpf:"sweepers"`
+	TableCounts  *ebpf.Map `ebpf:"table_counts"`
+	Tables       *ebpf.Map `ebpf:"tables"`
+	Turns        *ebpf.Map `ebpf:"turns"`
+	Watched      *ebpf.Map `ebpf:"watched"`
+	Watches      *ebpf.Map `ebpf:"watches"`
 }
 
 func (m *kernelMaps) Close() error {
@@ -495,6 +529,8 @@ func (m *kernelMaps) Close() error {
 		m.Policies,
 		m.Proxied,
 		m.Reversed,
+		m.SampleLosses,
+		m.Samples,
 		m.Scratches,
 		m.Staging,
 		m.States,
@@ -526,6 +562,7 @@ type kernelVariables struct {
 	UnusedLine4   *ebpf.Variable `ebpf:"unused_line4"`
 	UnusedLine6   *ebpf.Variable `ebpf:"unused_line6"`
 	UnusedNode6   *ebpf.Variable `ebpf:"unused_node6"`
+	UnusedSample  *ebpf.Variable `ebpf:"unused_sample"`
 }
 
 // kernelPrograms contains all programs after they have been loaded into the kernel.

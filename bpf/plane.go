@@ -32,10 +32,12 @@ import (
 type Plane struct {
 	log    *slog.Logger
 	shaper *shaper.Shaper
+	clock  *leaky.Clock // of rankings
 	dir    string
 
 	mu          sync.Mutex
 	kernel      *kernel
+	sampler     *sampler
 	attachments []Attachment
 	listeners   []netip.AddrPort
 	numbers     numbers
@@ -52,8 +54,9 @@ type Plane struct {
 
 // Open opens the plane whose programs and maps are pinned under the folder pins, or
 // makes one, with room for the buckets of so many keys. What an earlier daemon left
-// attached stays as it is until the first Commit.
-func Open(s *shaper.Shaper, pins string, keys int, log *slog.Logger) (*Plane, error) {
+// attached stays as it is until the first Commit. The rankings of s are kept by clock,
+// as all who add to them do.
+func Open(s *shaper.Shaper, clock *leaky.Clock, pins string, keys int, log *slog.Logger) (*Plane, error) {
 	if err := mayOpen(); err != nil {
 		return nil, err
 	}
@@ -62,10 +65,15 @@ func Open(s *shaper.Shaper, pins string, keys int, log *slog.Logger) (*Plane, er
 		return nil, err
 	}
 	p := &Plane{
-		log: log, shaper: s, dir: folder(pins, keys), kernel: k,
+		log: log, shaper: s, clock: clock, dir: folder(pins, keys), kernel: k,
 		points: map[side]*point{}, faults: map[string]string{}, counted: counted{}, pressures: map[string]*pressure{},
 	}
+	if p.sampler, err = newSampler(k); err != nil {
+		k.close()
+		return nil, privileges(err)
+	}
 	if err := os.MkdirAll(filepath.Join(p.dir, "links"), 0o700); err != nil {
+		p.sampler.close()
 		k.close()
 		return nil, fmt.Errorf("[daemon] pins: %w", err)
 	}
@@ -74,6 +82,7 @@ func Open(s *shaper.Shaper, pins string, keys int, log *slog.Logger) (*Plane, er
 	for _, other := range p.otherFolders() {
 		r, err := openRegistry(other)
 		if err != nil {
+			p.sampler.close()
 			k.close()
 			return nil, privileges(err)
 		}
@@ -204,9 +213,10 @@ func (p *Plane) fault(what string, err error) {
 // Intervals at which the plane looks after itself. What is amiss is found within
 // the second.
 const (
-	beatInterval  = time.Second
-	checkInterval = 2 * time.Second
-	countInterval = 10 * time.Second
+	sampleInterval = 200 * time.Millisecond
+	beatInterval   = time.Second
+	checkInterval  = 2 * time.Second
+	countInterval  = 10 * time.Second
 )
 
 // start begins to look after what is attached.
@@ -237,6 +247,11 @@ func (p *Plane) start() {
 		p.fault("heartbeat", p.kernel.beat())
 		p.fault("counters", p.sync())
 		p.kernel.freeWatches(p.policy, p.numbers, false)
+	})
+	every(sampleInterval, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.fault("samples", p.rank())
 	})
 	every(countInterval, func() {
 		p.mu.Lock()
@@ -340,6 +355,7 @@ func (p *Plane) remove() error {
 }
 
 func (p *Plane) release() {
+	p.sampler.close()
 	p.kernel.close()
 	p.kernel = nil
 	_ = os.Remove(filepath.Join(p.dir, "links")) // when nothing is pinned there

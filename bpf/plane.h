@@ -5,6 +5,7 @@
 
 #include "decide.h"
 #include "own.h"
+#include "sample.h"
 
 /* For tests alone, which want to see the decision. */
 const volatile __u32 test_sources; /* draw sources at random, so many */
@@ -178,6 +179,7 @@ static __always_inline int enforce(void *ctx, int xdp, struct scratch *s, __u32 
 	o->observe = here.mode == MODE_OBSERVE;
 	o->insert = o->first;
 	decide(p, s, set & ~p->observed);
+	sample(p, s, set);
 	if (here.mode == MODE_OBSERVE) {
 		if (o->first && s->decision.verdict == VERDICT_REFUSE && insert(s) != OPENED)
 			drop_slots(o);

@@ -145,6 +145,7 @@ type testPlane struct {
 	*Plane
 	t         *testing.T
 	shaper    *shaper.Shaper
+	clock     *leaky.Clock
 	pins      string
 	keys      int
 	listeners []netip.AddrPort
@@ -183,8 +184,8 @@ func openPlane(t *testing.T) *testPlane {
 
 func (p *testPlane) open() {
 	p.t.Helper()
-	p.shaper = shaper.New(1024)
-	plane, err := Open(p.shaper, p.pins, p.keys, slog.New(slog.NewTextHandler(io.MultiWriter(p.t.Output(), &p.logged), nil)))
+	p.shaper, p.clock = shaper.New(1024), leaky.NewClock()
+	plane, err := Open(p.shaper, p.clock, p.pins, p.keys, slog.New(slog.NewTextHandler(io.MultiWriter(p.t.Output(), &p.logged), nil)))
 	if err != nil {
 		p.t.Fatal(err)
 	}

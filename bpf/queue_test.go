@@ -308,7 +308,7 @@ func TestRegistryFormat(t *testing.T) {
 	defer os.RemoveAll(p.pins)
 	want := dir + ` is of another version of shaperd: take it away with "shaperd detach" of that version, or remove the folder`
 	for _, keys := range []int{p.keys, 2 * p.keys} {
-		if _, err := Open(p.shaper, p.pins, keys, nil); err == nil || err.Error() != want {
+		if _, err := Open(p.shaper, p.clock, p.pins, keys, nil); err == nil || err.Error() != want {
 			t.Errorf("open for %d keys: %v, want %s", keys, err, want)
 		}
 	}

@@ -53,6 +53,7 @@ struct scratch {
 	struct decision decision;
 	struct opening opening;
 	__u64 watched[METER_NEW]; /* limits of which a bucket is, by meter */
+	__u32 until_sample[2];	  /* packets, by kind; 0 when none has come */
 	struct charge charge[MAX_LIMITS];
 };
 

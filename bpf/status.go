@@ -11,6 +11,8 @@ import (
 type Status struct {
 	Points  []PointStatus // by attachment and interface
 	Buckets BucketStatus
+
+	LostSamples uint64 // of packets, since the maps were made
 }
 
 // PointStatus is an attachment at an interface, or an attachment that is at none.
@@ -44,7 +46,7 @@ func (p *Plane) Status() (Status, error) {
 	if err != nil {
 		return Status{}, err
 	}
-	s := Status{Buckets: BucketStatus{
+	s := Status{LostSamples: p.sampler.lost.Samples[0] + p.sampler.lost.Samples[1], Buckets: BucketStatus{
 		Live: p.kernel.live(), Capacity: len(p.kernel.buckets) * len(kernelBucketLine{}.Tag),
 		EvictedDrained: counts.EvictedDrained, EvictedIndebted: counts.EvictedIndebted, Lost: counts.Lost,
 	}}

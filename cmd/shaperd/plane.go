@@ -10,6 +10,7 @@ import (
 	"shaperd/bpf"
 	"shaperd/conn"
 	"shaperd/control"
+	"shaperd/leaky"
 	"shaperd/shaper"
 	"shaperd/shaper/config"
 )
@@ -18,6 +19,7 @@ import (
 // configuration names attachments: it needs privileges that the proxy does not.
 type packetPlane struct {
 	shaper *shaper.Shaper
+	clock  *leaky.Clock
 	proxy  *conn.Proxy
 	log    *slog.Logger
 	plane  *bpf.Plane
@@ -84,7 +86,7 @@ func (p *packetPlane) prepare(l *loaded, policy *shaper.Policy) (*planeChange, e
 		return c, nil
 	}
 	if p.plane == nil {
-		plane, err := bpf.Open(p.shaper, pins, l.config.Daemon.Buckets, p.log)
+		plane, err := bpf.Open(p.shaper, p.clock, pins, l.config.Daemon.Buckets, p.log)
 		if err != nil {
 			return nil, err
 		}

@@ -114,7 +114,7 @@ func (s *server) serve(ctx context.Context, e env) error {
 		return err
 	}
 	s.store.has(s.proxy.Inherit(fds))
-	s.plane = &packetPlane{shaper: s.shaper, proxy: s.proxy, log: s.log}
+	s.plane = &packetPlane{shaper: s.shaper, clock: s.clock, proxy: s.proxy, log: s.log}
 	s.put(l, s.wishes)
 	ctx, s.steering.drain = context.WithCancel(ctx)
 	defer s.steering.drain()

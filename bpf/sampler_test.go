@@ -1,0 +1,201 @@
+package bpf
+
+import (
+	"math"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// ranked is the programs under a policy, and the plane that ranks who they see.
+type ranked struct {
+	*bench
+	plane *Plane
+}
+
+func newRanked(t *testing.T, mode Mode, limits ...shaper.Limit) *ranked {
+	t.Helper()
+	b := newVariant(t, kernelAttachment{Mode: uint32(mode), Ethernet: 1, Keep: 1}, nil)
+	s, clock := shaper.New(1024), leaky.NewClock()
+	policy, err := s.Compile(attached(limits...), nil, []shaper.Attachment{{Name: "here"}}, nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.useCompiled(t, policy)
+	s.Swap(policy, 0)
+	n, err := b.number(policy, []Attachment{{Name: "here"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sampler, err := newSampler(b.kernel)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(sampler.close)
+	return &ranked{b, &Plane{kernel: b.kernel, sampler: sampler, shaper: s, clock: clock, policy: policy, numbers: n}}
+}
+
+// send sends a datagram of source n, so many times.
+func (r *ranked) send(t *testing.T, source, times int) {
+	t.Helper()
+	packet := datagram(0)
+	packet[28], packet[29] = byte(source>>8), byte(source)
+	if _, err := r.ShaperdTc.Run(&ebpf.RunOptions{Data: packet, Repeat: uint32(times)}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (r *ranked) rank(t *testing.T) {
+	t.Helper()
+	if err := r.plane.rank(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestRanked has 1,000 sources send, ten of them much more than the others: those come out
+// as the heaviest, and as heavy as they are.
+func TestRanked(t *testing.T) {
+	const (
+		sources = 1000
+		heavies = 10
+		rounds  = 10
+		each    = 4 // packets of a light source in a round; a heavy one sends 100 times as many
+	)
+	for _, c := range []struct {
+		name     string
+		mode     Mode
+		limit    shaper.Limit
+		by       shaper.Trait
+		distance float64
+	}{
+		{"bytes", Shape, shaper.Limit{Rate: 1e12, MaxDelay: time.Second}, shaper.TraitRate, sampleDistance[0]},
+		{"drops", Police, shaper.Limit{Packets: shaper.Frequency{N: 1, Per: time.Hour}}, shaper.TraitDrops, sampleDistance[1]},
+		{"blocked", Police, shaper.Limit{Block: true}, shaper.TraitDrops, sampleDistance[1]},
+		{"waits", Shape, shaper.Limit{Packets: perSecond(10_000), MaxDelay: time.Hour}, shaper.TraitDelay, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.limit.Name = "of"
+			if !c.limit.Block {
+				c.limit.Key = shaper.KeySource
+			}
+			r := newRanked(t, c.mode, c.limit)
+			total := 0.0
+			for range rounds {
+				for source := range sources {
+					n := each
+					if source < heavies {
+						n *= 100
+					}
+					r.send(t, source, n)
+					total += float64(n)
+				}
+				r.rank(t)
+			}
+			now := r.plane.clock.Now()
+			share := each * 100 * rounds / total
+			all := 0.0
+			for _, prefix := range r.plane.shaper.HeavyPrefixes(c.by, 10, now) {
+				all += prefix.Weight[c.by].Value
+			}
+			for i, heavy := range r.plane.shaper.HeavySources(c.by, heavies, now) {
+				a := heavy.Key.As4()
+				if source := int(a[2])<<8 | int(a[3]); a[0] != 10 || source >= heavies {
+					t.Errorf("source %d of the heaviest is %v", i, heavy.Key)
+				}
+				if c.distance == 0 {
+					continue
+				}
+				// Five standard deviations of what is sampled.
+				is, err := heavy.Weight[c.by].Value/all, heavy.Weight[c.by].Error/all
+				sigma := share / math.Sqrt(total*share/c.distance)
+				if is-err < share-5*sigma-err || is-err > share+5*sigma {
+					t.Errorf("%v: %.1f %% of all, at most %.1f %% too many, want %.1f %%", heavy.Key, 100*is, 100*err, 100*share)
+				}
+			}
+			if c.limit.Block {
+				return
+			}
+			keys := r.plane.policy.State(0).Keys.Heaviest(c.by, heavies, now)
+			for i, heavy := range keys {
+				prefix, _ := r.plane.policy.SourcePrefix(0, heavy.Key)
+				if a := prefix.Addr().As4(); prefix.Bits() != 32 || a[2] != 0 || a[3] >= heavies {
+					t.Errorf("key %d of the heaviest is %v", i, prefix)
+				}
+			}
+			if len(keys) != heavies {
+				t.Errorf("%d keys are heavy", len(keys))
+			}
+			// What they are as heavy as: the total of one round's sending fades by what the
+			// test took alone.
+			unit := map[shaper.Trait]float64{shaper.TraitRate: 100, shaper.TraitDrops: 1}[c.by]
+			weighs := all * shaper.HalfLife.Seconds() / math.Ln2
+			if c.distance > 0 && (weighs > 1.1*unit*total || weighs < 0.7*unit*total) {
+				t.Errorf("all weigh %.0f, want %.0f", weighs, unit*total)
+			}
+		})
+	}
+}
+
+// TestSamplesLost floods the ring while nobody reads it: that changes nothing but a count,
+// those that are left stand for those that are lost, and refused packets leave room for
+// others.
+func TestSamplesLost(t *testing.T) {
+	const flood = 1_000_000
+	drop := shaper.Limit{Name: "drop", Block: true}
+	drop.Match.Source = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}
+	r := newRanked(t, Police, drop, shaper.Limit{Name: "pass", Rate: 1e12, MaxDelay: time.Second})
+	for range 3 {
+		r.send(t, 1, flood)
+		r.send(t, 256, 64*100)
+		was := r.plane.sampler.lost
+		samples, weight, err := r.plane.sampler.next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got [2]float64
+		for i := range samples {
+			got[samples[i].Refused]++
+		}
+		lost := r.plane.sampler.lost.Samples[1] - was.Samples[1]
+		t.Logf("%v samples, %d lost, each stands for %.0f", got, lost, weight)
+		if stands := got[1] * weight[1]; lost < flood/16/2 || stands < 0.9*flood || stands > 1.1*flood {
+			t.Errorf("%v samples stand for %.0f packets, want %d", got, stands, flood)
+		}
+		if got[0] < 50 || got[0] > 200 || r.plane.sampler.lost.Samples[0] > 0 {
+			t.Errorf("%.0f samples of 6,400 packets that passed, and %d lost", got[0], r.plane.sampler.lost.Samples[0])
+		}
+		if cap(samples) > 2*sampleMost {
+			t.Errorf("memory for %d samples", cap(samples))
+		}
+	}
+	for range 2 {
+		r.send(t, 256, flood)
+	}
+	if state, err := r.state(1); err != nil || state.Taken[0][1]+state.Taken[1][1] != 3*6400+2*flood {
+		t.Errorf("%v taken, %v", state.Taken, err)
+	}
+	if _, weight, err := r.plane.sampler.next(); err != nil || r.plane.sampler.lost.Samples[0] == 0 || weight[0] <= 64 {
+		t.Errorf("%v, %v: want a full ring", r.plane.sampler.lost, err)
+	}
+}
+
+// TestSampleOfPlane has a plane rank who sends through an interface.
+func TestSampleOfPlane(t *testing.T) {
+	w := newWire(t, "rank")
+	p := openPlane(t)
+	p.apply([]shaper.Limit{tenAnHour("here")}, Attachment{Name: "here", Interfaces: []string{"rank0"}, Mode: Police})
+	within(t, 10*time.Second, func() bool {
+		w.send(7, 200)
+		heavy := p.shaper.HeavySources(shaper.TraitDrops, 1, p.clock.Now())
+		return len(heavy) == 1 && heavy[0].Key == netip.MustParseAddr("10.0.0.7")
+	})
+	keys := p.policy.State(0).Keys.Heaviest(shaper.TraitDrops, 2, p.clock.Now())
+	if len(keys) != 1 || p.policy.DescribeKey(0, keys[0].Key) != "source 10.0.0.7/32" {
+		t.Errorf("heavy keys %+v", keys)
+	}
+}
