@@ -96,11 +96,10 @@ func listenSocket(path string, log *slog.Logger) (*socket, error) {
 	}
 	s.UnixListener = l.(*net.UnixListener)
 	s.SetUnlinkOnClose(false)
-	if s.gid >= 0 && os.Chown(next, -1, s.gid) == nil {
+	// The unit runs with that group, and without the system call chown.
+	err = unix.Lstat(next, &s.inode)
+	if err == nil && s.gid >= 0 && (int(s.inode.Gid) == s.gid || os.Chown(next, -1, s.gid) == nil) {
 		err = os.Chmod(next, 0o660)
-	}
-	if err == nil {
-		err = unix.Lstat(next, &s.inode)
 	}
 	if err == nil {
 		err = os.Rename(next, path)
