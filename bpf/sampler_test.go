@@ -84,7 +84,7 @@ func TestRanked(t *testing.T) {
 				c.limit.Key = shaper.KeySource
 			}
 			r := newRanked(t, c.mode, c.limit)
-			total := 0.0
+			total, start := 0.0, time.Now()
 			for range rounds {
 				for source := range sources {
 					n := each
@@ -133,8 +133,9 @@ func TestRanked(t *testing.T) {
 			// What they are as heavy as: the total of one round's sending fades by what the
 			// test took alone.
 			unit := map[shaper.Trait]float64{shaper.TraitRate: 100, shaper.TraitDrops: 1}[c.by]
-			weighs := all * shaper.HalfLife.Seconds() / math.Ln2
-			if c.distance > 0 && (weighs > 1.1*unit*total || weighs < 0.7*unit*total) {
+			half := c.by.HalfLife()
+			weighs, faded := all*half.Seconds()/math.Ln2, math.Exp2(-float64(time.Since(start))/float64(half))
+			if c.distance > 0 && (weighs > 1.1*unit*total || weighs < 0.9*faded*unit*total) {
 				t.Errorf("all weigh %.0f, want %.0f", weighs, unit*total)
 			}
 		})

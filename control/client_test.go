@@ -77,7 +77,7 @@ func TestClientRequests(t *testing.T) {
 			return err
 		}},
 		{`PATCH /v1/limits/a? {"set":{"rate":"1MB/s"},"for":60,"save":true}`, "{}", func(ctx context.Context) error {
-			_, err := c.SetLimit(ctx, "a", SetLimit{Set: map[string]string{"rate": "1MB/s"}, For: 60, Save: true})
+			_, err := c.SetLimit(ctx, "a", SetLimit{Set: map[string]string{"rate": "1MB/s"}, For: 60})
 			return err
 		}},
 		{"DELETE /v1/limits/a/override?", "{}", func(ctx context.Context) error { _, err := c.UnsetLimit(ctx, "a"); return err }},

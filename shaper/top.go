@@ -159,6 +159,9 @@ type Heavy[K comparable] struct {
 // when somebody has complained.
 var halfLives = [numTraits]time.Duration{5 * time.Second, 5 * time.Second, time.Minute}
 
+// HalfLife is after how long what t tells of counts half.
+func (t Trait) HalfLife() time.Duration { return halfLives[t] }
+
 // Ranking keeps the heaviest keys by each trait. The zero Ranking is ready for use, by
 // several goroutines.
 type Ranking[K comparable] struct {
