@@ -303,9 +303,10 @@ type History struct {
 
 // LimitHistory is as long as History.Times.
 type LimitHistory struct {
-	Rate     []float64 `json:"rate"`    // bytes/s
-	Packets  []float64 `json:"packets"` // a second
-	P99      []float64 `json:"p99"`     // queue delay
+	Rate     []float64 `json:"rate"`     // bytes/s
+	Packets  []float64 `json:"packets"`  // a second
+	Admitted []float64 `json:"admitted"` // connections a second
+	P99      []float64 `json:"p99"`      // queue delay
 	InFlight []int64   `json:"in_flight"`
 	Waiting  []int64   `json:"waiting"`
 	Refused  []float64 `json:"refused"` // a second

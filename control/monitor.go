@@ -186,6 +186,7 @@ func (m *Monitor) sample(t *track, p *shaper.Policy, i int, now time.Time) {
 	seconds := now.Sub(was.at).Seconds()
 	h.Rate = last(append(h.Rate, perSecond(s.bytes, was.bytes, seconds)), historyLen)
 	h.Packets = last(append(h.Packets, perSecond(s.packets, was.packets, seconds)), historyLen)
+	h.Admitted = last(append(h.Admitted, perSecond(s.conns, was.conns, seconds)), historyLen)
 	h.P99 = last(append(h.P99, quantiles(&s.queue, &t.back(10).queue).P99), historyLen)
 	h.InFlight = last(append(h.InFlight, state.InFlight.Load()), historyLen)
 	h.Waiting = last(append(h.Waiting, state.Waiting.Load()), historyLen)
@@ -325,7 +326,7 @@ func (m *Monitor) history() History {
 	for state, t := range m.tracks {
 		h.Limits[state.Name] = LimitHistory{
 			Rate: padded(t.series.Rate, len(h.Times)), Packets: padded(t.series.Packets, len(h.Times)),
-			P99: padded(t.series.P99, len(h.Times)), InFlight: padded(t.series.InFlight, len(h.Times)),
+			Admitted: padded(t.series.Admitted, len(h.Times)), P99: padded(t.series.P99, len(h.Times)), InFlight: padded(t.series.InFlight, len(h.Times)),
 			Waiting: padded(t.series.Waiting, len(h.Times)), Refused: padded(t.series.Refused, len(h.Times)),
 		}
 	}

@@ -49,6 +49,9 @@ type cpuTime struct {
 	cpu time.Duration
 }
 
+// began is when the process did, or nearly.
+var began = time.Now()
+
 // slowEvery is how old what is kept may be.
 const slowEvery = 2 * time.Second
 
@@ -72,6 +75,9 @@ func (s *slowly) measure(now time.Time) Process {
 	var usage unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_SELF, &usage) == nil {
 		cpu := time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+		if len(s.times) == 0 {
+			s.times = append(s.times, cpuTime{began, 0})
+		}
 		s.times = append(s.times, cpuTime{now, cpu})
 		for len(s.times) > 1 && now.Sub(s.times[0].at) > 10*time.Second {
 			s.times = s.times[1:]
