@@ -21,8 +21,9 @@ type kernel struct {
 	*registry
 	spec    *ebpf.CollectionSpec
 	buckets []kernelBucketLine // as the programs see them
-	slots   []uint64           // likewise
-	owners  [][2]uint64        // of watches
+	floors  []uint64           // likewise, as all that follows
+	slots   []uint64
+	owners  [][2]uint64 // of watches
 	watches []kernelWatchPair
 
 	excess, claims map[slot]uint32 // that reconcile found the last time
@@ -75,6 +76,9 @@ func (k *kernel) share() (err error) {
 	if k.buckets, err = shared[kernelBucketLine](k.Buckets, 1); err != nil {
 		return err
 	}
+	if k.floors, err = shared[uint64](k.Floors, 1); err != nil {
+		return err
+	}
 	if k.slots, err = shared[uint64](k.ConnSlots, len(kernelSlotLine{}.Word)); err != nil {
 		return err
 	}
@@ -105,6 +109,7 @@ func unshare[T any](s []T) {
 // close lets go of the maps. What is pinned stays.
 func (k *kernel) close() {
 	unshare(k.buckets)
+	unshare(k.floors)
 	unshare(k.slots)
 	unshare(k.owners)
 	unshare(k.watches)

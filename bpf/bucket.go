@@ -1,0 +1,136 @@
+package bpf
+
+import (
+	"encoding/binary"
+	"sync/atomic"
+	"time"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// BucketState is how a bucket is doing.
+type BucketState struct {
+	BacklogBytes, BacklogPackets uint64        // charged and not drained
+	NextIn                       time.Duration // until the next packet may leave: more than max_delay is too much
+	NewIn                        time.Duration // until the next connection may begin, by new_connections
+	InFlight                     int           // connections of its key
+}
+
+// Bucket returns how the bucket of f, routed as r, under limit i of the policy in force is
+// doing, or false: where limit i has no buckets here, or one for each connection, which a
+// Flow does not tell apart as packets do.
+func (p *Plane) Bucket(i int, f *shaper.Flow, r shaper.Route) (b BucketState, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.policy == nil || i >= p.policy.Len() {
+		return b, false
+	}
+	return p.bucket(i, p.policy.Key(i, f, r), monotonic())
+}
+
+// KeyBucket returns the same for a key of limit i.
+func (p *Plane) KeyBucket(i int, k shaper.Key) (b BucketState, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.bucket(i, k, monotonic())
+}
+
+func (p *Plane) bucket(i int, k shaper.Key, now leaky.Time) (b BucketState, ok bool) {
+	if p.kernel == nil || p.policy == nil || i >= p.policy.Len() {
+		return b, false
+	}
+	l := p.policy.Limit(i)
+	if !l.OfAttachments() || l.Key&shaper.KeyConnection != 0 {
+		return b, false
+	}
+	shape, newConns := p.policy.Shape(i), p.policy.NewConnections(i)
+	limit := newLimit(l, shape, newConns, p.numbers.limits[l.Name], p.kernel.Hashes)
+	key := p.kernel.hashKey(l.Key, &k, p.placeOf(k.Listen))
+	var owes [len(limit.Meter)]leaky.Time
+	for j := range limit.Meter {
+		if m := &limit.Meter[j]; m.Rate.Mult != 0 {
+			owes[j] = p.kernel.owes(m.Id, join(m, key))
+		}
+	}
+	b.BacklogBytes = shape.Bytes.Units(owes[0].Sub(now))
+	b.BacklogPackets = shape.Packets.Units(owes[1].Sub(now))
+	b.NextIn = max(owes[0].Sub(shape.BytesBurst), owes[1].Sub(shape.PacketsBurst)).Sub(now).Duration()
+	b.NewIn = owes[2].Sub(newConns.PacketsBurst).Sub(now).Duration()
+	if l.Connections > 0 {
+		b.InFlight = p.kernel.inFlight(join(&limit.Meter[2], key))
+	}
+	return b, true
+}
+
+// placeOf returns the number of the attachment that marks keys with id.
+func (p *Plane) placeOf(id uint16) uint32 {
+	for name, number := range p.numbers.attachments {
+		if p.shaper.Attachment(name) == id {
+			return number
+		}
+	}
+	return 0
+}
+
+// hashKey hashes what of k is in keys of those fields, as key.h does it.
+func (k *kernel) hashKey(fields shaper.Fields, key *shaper.Key, place uint32) (hash [2]uint64) {
+	add := func(word uint64, n int) {
+		hash[0] += k.Hashes[n][0] * word
+		hash[1] += k.Hashes[n][1] * word
+	}
+	if fields&shaper.KeySource != 0 {
+		for i := range 4 {
+			add(uint64(binary.BigEndian.Uint32(key.Source[4*i:])), i)
+		}
+	}
+	add(uint64(key.ASN), 4)
+	at := uint64(0)
+	if fields&shaper.KeyAttach != 0 {
+		at = uint64(place + 1)
+	}
+	add(uint64(key.Port)|at<<16, 5)
+	return hash
+}
+
+// join joins a meter's hash and a key's, as key.h does it.
+func join(m *kernelMeter, key [2]uint64) uint64 {
+	const upper = 1<<64 - 1<<32
+	h := (m.Hash[0]+key[0])&upper | (m.Hash[1]+key[1])>>32
+	h = (h ^ h>>32) * 0xd6e8feb86659fd93
+	return h ^ h>>32
+}
+
+// lines returns the two lines of n in which what has a hash may stand.
+func lines(hash, n uint64) [2]uint32 {
+	return [2]uint32{uint32(hash >> 32 * n >> 32), uint32(hash * 0x9e3779b97f4a7c15 >> 32 * n >> 32)}
+}
+
+// owes returns when the bucket of a meter and a hash drains, or would that of a newcomer.
+func (k *kernel) owes(meter, hash uint64) leaky.Time {
+	tag := meter | hash&(1<<48-1)
+	at := lines(hash, uint64(len(k.buckets)))
+	for _, line := range at {
+		l := &k.buckets[line]
+		for i := range l.Tag {
+			if atomic.LoadUint64(&l.Tag[i]) == tag {
+				return leaky.Time(atomic.LoadUint64(&l.Until[i]))
+			}
+		}
+	}
+	return leaky.Time(max(atomic.LoadUint64(&k.floors[at[0]]), atomic.LoadUint64(&k.floors[at[1]])))
+}
+
+// inFlight returns how many slots the key of a hash holds.
+func (k *kernel) inFlight(hash uint64) int {
+	words := len(kernelSlotLine{}.Word)
+	for _, line := range lines(hash, uint64(k.ConnSlots.MaxEntries())) {
+		for i := range words {
+			word := atomic.LoadUint64(&k.slots[int(line)*words+i])
+			if n := word & slotCount; n > 0 && n <= slotMost && word>>slotBits == hash<<slotBits>>slotBits {
+				return int(n)
+			}
+		}
+	}
+	return 0
+}

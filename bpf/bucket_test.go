@@ -1,0 +1,146 @@
+package bpf
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// TestBucketState runs random packets through the programs and through package shaper:
+// what is read of the buckets of the one is what the other has.
+func TestBucketState(t *testing.T) {
+	rnd := newRand(t)
+	b := newBench(t, kernelAttachment{Place: 3, Mode: uint32(Police), Ethernet: 1, Keep: 1})
+	var backlogs, waits, of int
+	for range 20 {
+		m := newMaker(rnd)
+		b.Hashes = testHashes(m)
+		now := leaky.Time(1+m.Uint64N(uint64(leaky.Forever)/64)) * 64
+		s := shaper.New(testKeys)
+		b.clear(t)
+		limits := randomLimits(m)
+		table := asnTable(t, m)
+		p, err := s.Compile(limits, nil, []shaper.Attachment{{Name: "elsewhere"}, {Name: "here"}}, table, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := numbers{limits: map[string]uint32{}, attachments: map[string]uint32{"here": 3, "elsewhere": 9}}
+		for i, l := range limits {
+			n.limits[l.Name] = uint32(255 - i)
+		}
+		s.Swap(p, now)
+		if err := b.swap(newImage(p, n, b.Hashes, b.kernel.Buckets.MaxEntries()), nil, nil); err != nil {
+			t.Fatal(err)
+		}
+		plane := &Plane{kernel: b.kernel, shaper: s, policy: p, numbers: n}
+		var flows []shaper.Flow
+		for range 200 {
+			k := m.packet()
+			k.gsoSize, k.segments = 0, 1
+			now += leaky.Time(m.Uint64N(1e6)) * 64 * leaky.Time(m.IntN(2))
+			if _, limited := expect(s, p, &k, now); limited {
+				k.flow.Listen = p.AttachIndex("here")
+				flows = append(flows, k.flow)
+			}
+			b.run(t, &k, uint64(now/64), (*bench).tc)
+		}
+		for _, f := range flows {
+			r := p.Route(&f)
+			for i := range r.ToDownstream.All {
+				key := p.Key(i, &f, r)
+				got, ok := plane.bucket(i, key, now)
+				if one := p.Limit(i).Key&shaper.KeyConnection == 0; ok != one {
+					t.Fatalf("limit %+v: %v", p.Limit(i), ok)
+				} else if !one {
+					continue
+				}
+				bucket := s.CheckOut(key)
+				s.CheckIn(key, bucket, now)
+				shape := p.Shape(i)
+				var want BucketState
+				want.BacklogBytes, want.BacklogPackets = bucket.Backlog(shape, now)
+				want.NextIn = bucket.Depart(shape, now).Sub(now).Duration()
+				if got != want {
+					t.Fatalf("%s of limit %+v: %+v, want %+v", p.DescribeKey(i, key), p.Limit(i), got, want)
+				}
+				of++
+				if got.BacklogBytes+got.BacklogPackets > 0 {
+					backlogs++
+				}
+				if got.NextIn > 0 {
+					waits++
+				}
+			}
+		}
+	}
+	t.Logf("%d buckets, %d with a backlog, %d with a wait", of, backlogs, waits)
+	if backlogs < 100 || waits < 100 {
+		t.Error("too few of something")
+	}
+}
+
+// TestBucketConnections reads how many connections of a key are in flight, and when the
+// next may begin.
+func TestBucketConnections(t *testing.T) {
+	l := capped(3)
+	l.NewConnections, l.MaxWait = shaper.Frequency{N: 1, Per: time.Minute}, time.Hour
+	b := newTCP(t, Shape, l)
+	l.Match.Attach = []string{"here"}
+	s := shaper.New(1024)
+	p, err := s.Compile([]shaper.Limit{l}, nil, []shaper.Attachment{{Name: "here"}}, nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := b.number(p, []Attachment{{Name: "here"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plane := &Plane{kernel: b.kernel, shaper: s, policy: p, numbers: n}
+	for _, c := range []struct {
+		client string
+		want   BucketState
+	}{
+		{"10.0.0.1:40000", BucketState{InFlight: 1, NewIn: time.Minute}},
+		{"10.0.0.1:40001", BucketState{InFlight: 2, NewIn: 2 * time.Minute}},
+		{"10.0.0.2:40001", BucketState{InFlight: 1, NewIn: time.Minute}},
+		{"10.0.0.1:40002", BucketState{InFlight: 3, NewIn: 3 * time.Minute}},
+		{"10.0.0.1:40003", BucketState{InFlight: 3, NewIn: 3 * time.Minute}},
+	} {
+		d := dial(c.client)
+		b.open(d)
+		f := shaper.Flow{Source: d.ends[client].Addr(), Listen: p.AttachIndex("here"), Protocol: shaper.TCP}
+		got, ok := plane.bucket(0, p.Key(0, &f, p.Route(&f)), leaky.Time(b.now)*leaky.FromDuration(1))
+		if got != c.want || !ok {
+			t.Errorf("%s: %+v, %v, want %+v", c.client, got, ok, c.want)
+		}
+	}
+}
+
+// TestBucketOfPlane reads a bucket by its flow from a plane in force, and none where there
+// is none.
+func TestBucketOfPlane(t *testing.T) {
+	w := newWire(t, "bucket")
+	p := openPlane(t)
+	if _, ok := p.KeyBucket(0, shaper.Key{}); ok {
+		t.Error("a bucket before there is a policy")
+	}
+	p.apply([]shaper.Limit{tenAnHour("here")}, Attachment{Name: "here", Interfaces: []string{"bucket0"}, Mode: Police})
+	w.want(p, 1, 12, 10)
+	at := func(source string) BucketState {
+		f := shaper.Flow{Source: netip.MustParseAddr(source), Listen: p.policy.AttachIndex("here")}
+		b, ok := p.Bucket(0, &f, p.policy.Route(&f))
+		if !ok {
+			t.Errorf("%s has no bucket", source)
+		}
+		return b
+	}
+	if b := at("10.0.0.1"); b.BacklogPackets != 9 || b.NextIn < 5*time.Minute || b.NextIn > 6*time.Minute {
+		t.Errorf("%+v", b)
+	}
+	if b := at("10.0.0.2"); b != (BucketState{}) {
+		t.Errorf("%+v of who has sent nothing", b)
+	}
+}
