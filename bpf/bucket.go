@@ -3,24 +3,15 @@ package bpf
 import (
 	"encoding/binary"
 	"sync/atomic"
-	"time"
 
 	"shaperd/leaky"
 	"shaperd/shaper"
 )
 
-// BucketState is how a bucket is doing.
-type BucketState struct {
-	BacklogBytes, BacklogPackets uint64        // charged and not drained
-	NextIn                       time.Duration // until the next packet may leave: more than max_delay is too much
-	NewIn                        time.Duration // until the next connection may begin, by new_connections
-	InFlight                     int           // connections of its key
-}
-
 // Bucket returns how the bucket of f, routed as r, under limit i of the policy in force is
 // doing, or false: where limit i has no buckets here, or one for each connection, which a
 // Flow does not tell apart as packets do.
-func (p *Plane) Bucket(i int, f *shaper.Flow, r shaper.Route) (b BucketState, ok bool) {
+func (p *Plane) Bucket(i int, f *shaper.Flow, r shaper.Route) (b shaper.BucketState, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.policy == nil || i >= p.policy.Len() {
@@ -30,13 +21,13 @@ func (p *Plane) Bucket(i int, f *shaper.Flow, r shaper.Route) (b BucketState, ok
 }
 
 // KeyBucket returns the same for a key of limit i.
-func (p *Plane) KeyBucket(i int, k shaper.Key) (b BucketState, ok bool) {
+func (p *Plane) KeyBucket(i int, k shaper.Key) (b shaper.BucketState, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.bucket(i, k, monotonic())
 }
 
-func (p *Plane) bucket(i int, k shaper.Key, now leaky.Time) (b BucketState, ok bool) {
+func (p *Plane) bucket(i int, k shaper.Key, now leaky.Time) (b shaper.BucketState, ok bool) {
 	if p.kernel == nil || p.policy == nil || i >= p.policy.Len() {
 		return b, false
 	}

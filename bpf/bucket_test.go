@@ -60,7 +60,7 @@ func TestBucketState(t *testing.T) {
 				bucket := s.CheckOut(key)
 				s.CheckIn(key, bucket, now)
 				shape := p.Shape(i)
-				var want BucketState
+				var want shaper.BucketState
 				want.BacklogBytes, want.BacklogPackets = bucket.Backlog(shape, now)
 				want.NextIn = bucket.Depart(shape, now).Sub(now).Duration()
 				if got != want {
@@ -101,13 +101,13 @@ func TestBucketConnections(t *testing.T) {
 	plane := &Plane{kernel: b.kernel, shaper: s, policy: p, numbers: n}
 	for _, c := range []struct {
 		client string
-		want   BucketState
+		want   shaper.BucketState
 	}{
-		{"10.0.0.1:40000", BucketState{InFlight: 1, NewIn: time.Minute}},
-		{"10.0.0.1:40001", BucketState{InFlight: 2, NewIn: 2 * time.Minute}},
-		{"10.0.0.2:40001", BucketState{InFlight: 1, NewIn: time.Minute}},
-		{"10.0.0.1:40002", BucketState{InFlight: 3, NewIn: 3 * time.Minute}},
-		{"10.0.0.1:40003", BucketState{InFlight: 3, NewIn: 3 * time.Minute}},
+		{"10.0.0.1:40000", shaper.BucketState{InFlight: 1, NewIn: time.Minute}},
+		{"10.0.0.1:40001", shaper.BucketState{InFlight: 2, NewIn: 2 * time.Minute}},
+		{"10.0.0.2:40001", shaper.BucketState{InFlight: 1, NewIn: time.Minute}},
+		{"10.0.0.1:40002", shaper.BucketState{InFlight: 3, NewIn: 3 * time.Minute}},
+		{"10.0.0.1:40003", shaper.BucketState{InFlight: 3, NewIn: 3 * time.Minute}},
 	} {
 		d := dial(c.client)
 		b.open(d)
@@ -129,7 +129,7 @@ func TestBucketOfPlane(t *testing.T) {
 	}
 	p.apply([]shaper.Limit{tenAnHour("here")}, Attachment{Name: "here", Interfaces: []string{"bucket0"}, Mode: Police})
 	w.want(p, 1, 12, 10)
-	at := func(source string) BucketState {
+	at := func(source string) shaper.BucketState {
 		f := shaper.Flow{Source: netip.MustParseAddr(source), Listen: p.policy.AttachIndex("here")}
 		b, ok := p.Bucket(0, &f, p.policy.Route(&f))
 		if !ok {
@@ -140,7 +140,7 @@ func TestBucketOfPlane(t *testing.T) {
 	if b := at("10.0.0.1"); b.BacklogPackets != 9 || b.NextIn < 5*time.Minute || b.NextIn > 6*time.Minute {
 		t.Errorf("%+v", b)
 	}
-	if b := at("10.0.0.2"); b != (BucketState{}) {
+	if b := at("10.0.0.2"); b != (shaper.BucketState{}) {
 		t.Errorf("%+v of who has sent nothing", b)
 	}
 }

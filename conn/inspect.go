@@ -160,31 +160,15 @@ func (p *Proxy) Bucket(i int, k shaper.Key) (b shaper.BucketState) {
 		b.NextIn = bucket.Depart(shape, now).Sub(now).Duration()
 		b.BacklogBytes, b.BacklogPackets = bucket.Backlog(shape, now)
 		k.Limit++
+		shape, bucket = policy.NewConnections(i), p.shaper.Peek(k)
 		if gt := p.gates.byKey[k]; gt != nil {
 			b.InFlight, b.Waiting = gt.inFlight, gt.waiting
-		}
-	})
-	return b
-}
-
-// Waits returns how long a new connection under limit i of the policy in force would wait
-// for its turn in new_connections, if it is that of k.
-func (p *Proxy) Waits(i int, k shaper.Key) (wait time.Duration) {
-	p.loop.call(func(now leaky.Time) {
-		policy := p.shaper.Policy()
-		k.Limit++
-		if i >= policy.Len() {
-			return
-		}
-		shape := policy.NewConnections(i)
-		bucket := p.shaper.Peek(k)
-		if gt := p.gates.byKey[k]; gt != nil {
 			bucket = gt.bucket
 			bucket.Charge(shape, 0, uint64(gt.waiting), now)
 		}
-		wait = bucket.Depart(shape, now).Sub(now).Duration()
+		b.NewIn = bucket.Depart(shape, now).Sub(now).Duration()
 	})
-	return wait
+	return b
 }
 
 // logAccess writes the access log's line of a connection, before what it holds is freed.

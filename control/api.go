@@ -214,6 +214,7 @@ type Bucket struct {
 	QueuedBytes    uint64  `json:"queued_bytes"` // of datagrams in its queue
 	Queued         int     `json:"queued"`       // units in it
 	NextIn         float64 `json:"next_in"`      // when the next unit may leave, seconds from now
+	NewIn          float64 `json:"new_in"`       // when a new connection would have its turn, likewise
 	InFlight       int     `json:"in_flight"`
 	Waiting        int     `json:"waiting"`
 }

@@ -76,7 +76,7 @@ func TestClientRequests(t *testing.T) {
 			_, err := c.Explain(ctx, ExplainQuery{Source: source, To: "icmp", Attach: "up", Destination: source})
 			return err
 		}},
-		{`PATCH /v1/limits/a? {"set":{"rate":"1MB/s"},"for":60,"save":true}`, "{}", func(ctx context.Context) error {
+		{`PATCH /v1/limits/a? {"set":{"rate":"1MB/s"},"for":60}`, "{}", func(ctx context.Context) error {
 			_, err := c.SetLimit(ctx, "a", SetLimit{Set: map[string]string{"rate": "1MB/s"}, For: 60})
 			return err
 		}},

@@ -260,7 +260,7 @@ func (v *view) bucket(p *shaper.Policy, i int, k shaper.Key) *Bucket {
 func NewBucket(b shaper.BucketState) *Bucket {
 	return &Bucket{
 		BacklogBytes: b.BacklogBytes, BacklogPackets: b.BacklogPackets, QueuedBytes: b.QueuedBytes, Queued: b.Queued,
-		NextIn: b.NextIn.Seconds(), InFlight: b.InFlight, Waiting: b.Waiting,
+		NextIn: b.NextIn.Seconds(), NewIn: b.NewIn.Seconds(), InFlight: b.InFlight, Waiting: b.Waiting,
 	}
 }
 

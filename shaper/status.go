@@ -37,5 +37,6 @@ type BucketState struct {
 	Queued                       int           // units that wait in its line
 	QueuedBytes                  uint64        // of datagrams
 	NextIn                       time.Duration // when what joins the queue now would leave
+	NewIn                        time.Duration // when a new connection would have its turn, by new_connections
 	InFlight, Waiting            int           // connections
 }

@@ -66,7 +66,7 @@ func (s *server) addBuckets(x *explained, p *shaper.Policy) {
 			}
 			continue
 		}
-		b, wait, ok := s.bucketOf(x, p, i)
+		b, ok := s.bucketOf(x, p, i)
 		if !ok {
 			continue
 		}
@@ -89,27 +89,24 @@ func (s *server) addBuckets(x *explained, p *shaper.Policy) {
 			worse(l, shaper.Refuse, shaper.WaitingFull, 0)
 		case full:
 			worse(l, shaper.Delay, shaper.ByConnections, l.MaxWait)
-		case wait > l.MaxWait:
-			worse(l, shaper.Refuse, shaper.ByNew, wait)
-		case wait > 0:
-			worse(l, shaper.Delay, shaper.ByNew, wait)
+		case b.NewIn > l.MaxWait:
+			worse(l, shaper.Refuse, shaper.ByNew, b.NewIn)
+		case b.NewIn > 0:
+			worse(l, shaper.Delay, shaper.ByNew, b.NewIn)
 		}
 	}
 }
 
-// bucketOf returns the state of the bucket that x has under limit i, and how long a new
-// connection would wait for its turn; false when it has none yet, or that is not known.
-func (s *server) bucketOf(x *explained, p *shaper.Policy, i int) (b shaper.BucketState, wait time.Duration, ok bool) {
-	l := p.Limit(i)
+// bucketOf returns the state of the bucket that x has under limit i; false when that is not
+// known.
+func (s *server) bucketOf(x *explained, p *shaper.Policy, i int) (shaper.BucketState, bool) {
 	if x.attach != nil {
-		b, ok = s.plane.bucketOf(i, &x.flow, x.route)
-		return b, 0, ok
+		return s.plane.bucketOf(i, &x.flow, x.route)
 	}
-	if l.Key&shaper.KeyConnection != 0 { // that of a new one is empty
-		return b, 0, true
+	if p.Limit(i).Key&shaper.KeyConnection != 0 { // that of a new one is empty
+		return shaper.BucketState{}, true
 	}
-	key := p.Key(i, &x.flow, x.route)
-	return s.proxy.Bucket(i, key), s.proxy.Waits(i, key), true
+	return s.proxy.Bucket(i, p.Key(i, &x.flow, x.route)), true
 }
 
 // addConnections adds what connections the source has at the listener.

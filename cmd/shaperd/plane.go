@@ -56,12 +56,20 @@ func (p *packetPlane) PacketStatus() (out control.PacketStatus, ok bool, err err
 
 // Bucket returns how the bucket of a key is doing.
 func (p *packetPlane) Bucket(i int, k shaper.Key) (shaper.BucketState, bool) {
-	return shaper.BucketState{}, false
+	plane := p.shown.Load()
+	if plane == nil {
+		return shaper.BucketState{}, false
+	}
+	return plane.KeyBucket(i, k)
 }
 
 // bucketOf returns how the bucket of a flow is doing under limit i.
 func (p *packetPlane) bucketOf(i int, f *shaper.Flow, r shaper.Route) (shaper.BucketState, bool) {
-	return shaper.BucketState{}, false
+	plane := p.shown.Load()
+	if plane == nil {
+		return shaper.BucketState{}, false
+	}
+	return plane.Bucket(i, f, r)
 }
 
 // planeChange is a change of the packet plane that waits for the proxy's.
