@@ -3,7 +3,6 @@ package conn
 import (
 	"cmp"
 	"slices"
-	"time"
 
 	"shaperd/leaky"
 	"shaperd/shaper"
