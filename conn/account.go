@@ -59,7 +59,9 @@ func (a *account) settle(s *shaper.Shaper, source netip.Addr, bytes uint64, now 
 			if at.did == (tally{}) {
 				continue
 			}
-			at.state.Keys.Add(at.key, at.did.told(), now)
+			if !at.state.Keys.TryAdd(at.key, at.did.told(), now) {
+				continue // the next time
+			}
 			sum.waited += at.did.waited
 			sum.dropped += at.did.dropped
 			at.did = tally{}
@@ -99,6 +101,6 @@ func (f *udpFlow) settle(now leaky.Time) {
 // noteRefused tells that a connection of source was refused by a limit, after it waited.
 func noteRefused(s *shaper.Shaper, at *shaper.State, key shaper.Key, source netip.Addr, waited, now leaky.Time) {
 	did := shaper.Tally{Dropped: 1, Waited: waited.Duration()}
-	at.Keys.Add(key, did, now)
+	at.Keys.TryAdd(key, did, now)
 	s.Note(source, did, now)
 }

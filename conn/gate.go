@@ -433,7 +433,7 @@ func (g *gates) dispatch(gt *gate, now leaky.Time) {
 		gt.state.Wait.Observe((now - e.since).Duration())
 		waited := now.Sub(e.joined)
 		e.wait(gt.state, waited)
-		gt.state.Keys.Add(gt.ranked(), shaper.Tally{Waited: waited.Duration()}, now)
+		gt.state.Keys.TryAdd(gt.ranked(), shaper.Tally{Waited: waited.Duration()}, now)
 		e.held = append(e.held, gt)
 		g.granted = append(g.granted, e)
 	}

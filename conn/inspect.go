@@ -142,31 +142,38 @@ func (s *session) kill(now leaky.Time) {
 	s.abort(shaper.Killed, now)
 }
 
-// Bucket returns how the bucket of k, a key of limit i of the policy in force, is doing.
-func (p *Proxy) Bucket(i int, k shaper.Key) (b shaper.BucketState) {
+// Buckets returns how the buckets of keys of limit i of the policy in force are doing.
+func (p *Proxy) Buckets(i int, keys ...shaper.Key) []shaper.BucketState {
+	all := make([]shaper.BucketState, len(keys))
 	p.loop.call(func(now leaky.Time) {
 		policy := p.shaper.Policy()
 		if i >= policy.Len() {
 			return
 		}
-		shape := policy.Shape(i)
-		bucket := p.shaper.Peek(k)
-		if l := p.loop.lines.byKey[k]; l != nil {
-			bucket = l.bucket
-			b.Queued, b.QueuedBytes = l.streams+int(l.queuedPackets), l.queuedBytes
-			bucket.Charge(shape, l.queuedBytes, l.queuedPackets, now)
+		for n, k := range keys {
+			all[n] = p.bucket(policy, i, k, now)
 		}
-		b.NextIn = bucket.Depart(shape, now).Sub(now).Duration()
-		b.BacklogBytes, b.BacklogPackets = bucket.Backlog(shape, now)
-		k.Limit++
-		shape, bucket = policy.NewConnections(i), p.shaper.Peek(k)
-		if gt := p.gates.byKey[k]; gt != nil {
-			b.InFlight, b.Waiting = gt.inFlight, gt.waiting
-			bucket = gt.bucket
-			bucket.Charge(shape, 0, uint64(gt.waiting), now)
-		}
-		b.NewIn = bucket.Depart(shape, now).Sub(now).Duration()
 	})
+	return all
+}
+
+func (p *Proxy) bucket(policy *shaper.Policy, i int, k shaper.Key, now leaky.Time) (b shaper.BucketState) {
+	shape, bucket := policy.Shape(i), p.shaper.Peek(k)
+	if l := p.loop.lines.byKey[k]; l != nil {
+		bucket = l.bucket
+		b.Queued, b.QueuedBytes = l.streams+int(l.queuedPackets), l.queuedBytes
+		bucket.Charge(shape, l.queuedBytes, l.queuedPackets, now)
+	}
+	b.NextIn = bucket.Depart(shape, now).Sub(now).Duration()
+	b.BacklogBytes, b.BacklogPackets = bucket.Backlog(shape, now)
+	k.Limit++
+	shape, bucket = policy.NewConnections(i), p.shaper.Peek(k)
+	if gt := p.gates.byKey[k]; gt != nil {
+		b.InFlight, b.Waiting = gt.inFlight, gt.waiting
+		bucket = gt.bucket
+		bucket.Charge(shape, 0, uint64(gt.waiting), now)
+	}
+	b.NewIn = bucket.Depart(shape, now).Sub(now).Duration()
 	return b
 }
 

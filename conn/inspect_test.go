@@ -55,7 +55,7 @@ func TestConnections(t *testing.T) {
 	})
 	p := r.shaper.Policy()
 	for i := range p.Len() {
-		b := r.proxy.Bucket(i, p.Key(i, flowFrom("127.0.0.1", 1), shaper.Route{}))
+		b := r.proxy.Buckets(i, p.Key(i, flowFrom("127.0.0.1", 1), shaper.Route{}))[0]
 		switch p.Limit(i).Name {
 		case "slow":
 			if b.Queued != 1 || b.NextIn <= 0 || b.NextIn > time.Second {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -38,8 +39,8 @@ func (fakeProxy) Connections(f func(*shaper.ConnectionStatus)) {
 
 func (fakeProxy) Kill(id uint64) bool { return id == 1 }
 
-func (fakeProxy) Bucket(int, shaper.Key) shaper.BucketState {
-	return shaper.BucketState{BacklogBytes: 1000, Queued: 2, NextIn: time.Millisecond}
+func (fakeProxy) Buckets(_ int, keys ...shaper.Key) []shaper.BucketState {
+	return slices.Repeat([]shaper.BucketState{{BacklogBytes: 1000, Queued: 2, NextIn: time.Millisecond}}, len(keys))
 }
 
 func (fakeProxy) DrainDownstream(listener, downstream string, drained bool) int {

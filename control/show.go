@@ -22,7 +22,7 @@ type Proxy interface {
 	Plane
 	Connections(func(*shaper.ConnectionStatus))
 	Kill(id uint64) bool
-	Bucket(i int, k shaper.Key) shaper.BucketState
+	Buckets(i int, keys ...shaper.Key) []shaper.BucketState
 	DrainDownstream(listener, downstream string, drained bool) int
 }
 
@@ -223,9 +223,12 @@ func heavy(w shaper.Weight) Heavy { return Heavy(w) }
 
 // keys returns the heaviest keys of limit i of p.
 func (v *view) keys(p *shaper.Policy, i int, by shaper.Trait, n int) []Key {
-	keys := []Key{}
-	for _, h := range p.State(i).Keys.Heaviest(by, n, v.Clock()) {
-		k := Key{
+	all := p.State(i).Keys.Heaviest(by, n, v.Clock())
+	keys, out := make([]shaper.Key, len(all)), make([]Key, len(all))
+	for j, h := range all {
+		keys[j] = h.Key
+		k := &out[j]
+		*k = Key{
 			Key: p.DescribeKey(i, h.Key), ASN: h.Key.ASN,
 			Rate: heavy(h.Weight[shaper.TraitRate]), Delayed: heavy(h.Weight[shaper.TraitDelay]), Dropped: heavy(h.Weight[shaper.TraitDrops]),
 		}
@@ -236,24 +239,19 @@ func (v *view) keys(p *shaper.Policy, i int, by shaper.Trait, n int) []Key {
 			}
 		}
 		k.ASName = p.ASName(k.ASN)
-		k.Bucket = v.bucket(p, i, h.Key)
-		keys = append(keys, k)
 	}
-	return keys
-}
-
-// bucket returns how the bucket of k is doing, or nil where that is not known.
-func (v *view) bucket(p *shaper.Policy, i int, k shaper.Key) *Bucket {
-	var b shaper.BucketState
-	if p.Limit(i).OfAttachments() {
-		var ok bool
-		if b, ok = v.Packets.Bucket(i, k); !ok {
-			return nil
+	if !p.Limit(i).OfAttachments() {
+		for j, b := range v.Proxy.Buckets(i, keys...) {
+			out[j].Bucket = NewBucket(b)
 		}
-	} else {
-		b = v.Proxy.Bucket(i, k)
+		return out
 	}
-	return NewBucket(b)
+	for j, k := range keys {
+		if b, ok := v.Packets.Bucket(i, k); ok {
+			out[j].Bucket = NewBucket(b)
+		}
+	}
+	return out
 }
 
 // NewBucket is b as the API has it.

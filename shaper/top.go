@@ -1,6 +1,7 @@
 package shaper
 
 import (
+	"cmp"
 	"container/heap"
 	"math"
 	"slices"
@@ -95,18 +96,28 @@ func (t *Top[K]) Of(k K, now leaky.Time) Weight {
 	return Weight{0, t.entries[0].weight * perSecond}
 }
 
+// copy returns a Top that goes on by itself.
+func (t *Top[K]) copy() *Top[K] {
+	c := &Top[K]{HalfLife: t.HalfLife, since: t.since, entries: make([]*topEntry[K], len(t.entries)), byKey: make(map[K]*topEntry[K], len(t.entries))}
+	entries := make([]topEntry[K], len(t.entries))
+	for i, e := range t.entries {
+		entries[i] = *e
+		c.entries[i] = &entries[i]
+	}
+	return c
+}
+
+// index makes what finds keys of a copy.
+func (t *Top[K]) index() {
+	for _, e := range t.entries {
+		t.byKey[e.key] = e
+	}
+}
+
 // Heaviest returns at most n keys, the heaviest first.
 func (t *Top[K]) Heaviest(n int) []K {
 	all := slices.Clone(t.entries)
-	slices.SortFunc(all, func(a, b *topEntry[K]) int {
-		switch {
-		case a.weight > b.weight:
-			return -1
-		case a.weight < b.weight:
-			return 1
-		}
-		return 0
-	})
+	slices.SortFunc(all, func(a, b *topEntry[K]) int { return cmp.Compare(b.weight, a.weight) })
 	keys := make([]K, min(n, len(all)))
 	for i := range keys {
 		keys[i] = all[i].key
@@ -173,6 +184,21 @@ type Ranking[K comparable] struct {
 func (r *Ranking[K]) Add(k K, did Tally, now leaky.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.add(k, did, now)
+}
+
+// TryAdd is Add, unless somebody else is at the ranking just now: then it returns false. It
+// never waits.
+func (r *Ranking[K]) TryAdd(k K, did Tally, now leaky.Time) bool {
+	if !r.mu.TryLock() {
+		return false
+	}
+	defer r.mu.Unlock()
+	r.add(k, did, now)
+	return true
+}
+
+func (r *Ranking[K]) add(k K, did Tally, now leaky.Time) {
 	for trait, n := range [numTraits]float64{float64(did.Bytes), did.Waited.Seconds(), float64(did.Dropped)} {
 		if n > 0 {
 			r.tops[trait].HalfLife = halfLives[trait]
@@ -184,14 +210,21 @@ func (r *Ranking[K]) Add(k K, did Tally, now leaky.Time) {
 // Heaviest returns at most n keys by a trait, the heaviest first, with all their weights
 // at now.
 func (r *Ranking[K]) Heaviest(by Trait, n int, now leaky.Time) []Heavy[K] {
+	var tops [numTraits]*Top[K]
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	keys := r.tops[by].Heaviest(n)
+	for trait := range r.tops {
+		tops[trait] = r.tops[trait].copy()
+	}
+	r.mu.Unlock() // who adds does not wait for what follows
+	for _, t := range tops {
+		t.index()
+	}
+	keys := tops[by].Heaviest(n)
 	heavy := make([]Heavy[K], len(keys))
 	for i, k := range keys {
 		heavy[i].Key = k
-		for trait := range r.tops {
-			heavy[i].Weight[trait] = r.tops[trait].Of(k, now)
+		for trait, t := range tops {
+			heavy[i].Weight[trait] = t.Of(k, now)
 		}
 	}
 	return heavy

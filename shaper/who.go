@@ -19,17 +19,18 @@ const (
 	whoPrefix6 = 48
 )
 
-// Note takes in what a source did.
+// Note takes in what a source did, but where somebody else is at a ranking just now: whoever
+// moves packets does not wait for who looks.
 func (s *Shaper) Note(source netip.Addr, did Tally, now leaky.Time) {
 	bits := whoPrefix6
 	if source.Is4() {
 		bits = whoPrefix4
 	}
 	prefix, _ := source.Prefix(bits)
-	s.who.sources.Add(source, did, now)
-	s.who.prefixes.Add(prefix, did, now)
+	s.who.sources.TryAdd(source, did, now)
+	s.who.prefixes.TryAdd(prefix, did, now)
 	if n := s.Policy().ASN(source); n != 0 {
-		s.who.asns.Add(n, did, now)
+		s.who.asns.TryAdd(n, did, now)
 	}
 }
 

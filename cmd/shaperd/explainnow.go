@@ -106,7 +106,7 @@ func (s *server) bucketOf(x *explained, p *shaper.Policy, i int) (shaper.BucketS
 	if p.Limit(i).Key&shaper.KeyConnection != 0 { // that of a new one is empty
 		return shaper.BucketState{}, true
 	}
-	return s.proxy.Bucket(i, p.Key(i, &x.flow, x.route)), true
+	return s.proxy.Buckets(i, p.Key(i, &x.flow, x.route))[0], true
 }
 
 // addConnections adds what connections the source has at the listener.
