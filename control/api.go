@@ -2,9 +2,13 @@ package control
 
 import "time"
 
-// The types of the API, as openapi.json describes it: JSON over the control socket,
-// and its GET half over the page's port. Rates are per second, times in seconds, and
-// points in time RFC 3339. Arrays are never null.
+// The types of the API: JSON over the control socket, and its GET half over the page's
+// port. Rates are per second, times in seconds, and points in time RFC 3339. Arrays are
+// never null.
+//
+// openapi.json is made of them and of their comments, by "go test -run OpenAPI -update". A
+// comment that begins with words in quotes has all that a field can be. What is not
+// omitted when it is empty is always there, in requests too.
 
 // Status is how the daemon is doing: GET /v1/status.
 type Status struct {
@@ -88,9 +92,9 @@ type DownstreamStatus struct {
 // AttachmentStatus is an attachment at an interface, or at none.
 type AttachmentStatus struct {
 	Name      string       `json:"name"`
-	Interface string       `json:"interface"`
-	Direction string       `json:"direction"`
-	Mode      string       `json:"mode"`
+	Interface string       `json:"interface"` // "" while there is none
+	Direction string       `json:"direction"` // "ingress", "egress"
+	Mode      string       `json:"mode"`      // "shape", "police", "observe"
 	Up        bool         `json:"up"`
 	Error     string       `json:"error,omitempty"`
 	Queue     *QueueStatus `json:"queue,omitempty"`
@@ -131,8 +135,8 @@ type Limit struct {
 	Single    bool              `json:"single"`
 	HeldTo    string            `json:"held_to"` // in words
 	Block     bool              `json:"block,omitempty"`
-	Override  map[string]string `json:"override,omitempty"`
-	Direction string            `json:"direction"`
+	Override  map[string]string `json:"override,omitempty"` // what was set, by key
+	Direction string            `json:"direction"`          // "to-downstream", "from-downstream", "both"
 
 	// What each bucket is held to; 0 is to nothing. Single says that there is one.
 	Rate           float64 `json:"rate"` // bytes/s
@@ -244,7 +248,7 @@ type Connection struct {
 	Listener       string  `json:"listener"`
 	Port           uint16  `json:"port"` // that it asked for
 	Downstream     string  `json:"downstream"`
-	Stage          string  `json:"stage"` // "waiting", "connecting", "open", "ending"
+	Stage          string  `json:"stage"` // "waiting", "announcing", "connecting", "open", "ending"
 	Age            float64 `json:"age"`
 	Idle           float64 `json:"idle"`
 	ToDownstream   uint64  `json:"to_downstream_bytes"`
@@ -264,7 +268,7 @@ type Explanation struct {
 	ASName      string       `json:"as_name,omitempty"`
 	Limits      []BucketOf   `json:"limits"` // in the order of passing them
 	BindsFirst  []Binding    `json:"binds_first"`
-	Verdict     string       `json:"verdict"` // what a unit that came now would get: "pass", "delay", "refuse"
+	Verdict     string       `json:"verdict"` // "pass", "delay", "refuse": what a unit that came now would get
 	Reason      string       `json:"reason"`
 	By          string       `json:"by,omitempty"` // the limit
 	Connections []Connection `json:"connections"`  // of the source, at most 20
@@ -274,9 +278,9 @@ type Explanation struct {
 type BucketOf struct {
 	Limit     string  `json:"limit"`
 	Key       string  `json:"key"`
-	Direction string  `json:"direction"`
-	HeldTo    string  `json:"held_to"`
-	Mode      string  `json:"mode"`
+	Direction string  `json:"direction"` // "to-downstream", "from-downstream", "both", "ingress", "egress"
+	HeldTo    string  `json:"held_to"`   // in words
+	Mode      string  `json:"mode"`      // "enforce", "observe"
 	Bucket    *Bucket `json:"bucket,omitempty"`
 }
 
@@ -344,7 +348,7 @@ type SetBypass struct {
 
 // SetDownstream is the body of PATCH /v1/downstreams.
 type SetDownstream struct {
-	Listener   string `json:"listener"` // "" is every listener that has it
+	Listener   string `json:"listener,omitempty"` // every listener that has it, without
 	Downstream string `json:"downstream"`
 	Drained    bool   `json:"drained"`
 }

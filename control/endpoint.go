@@ -6,21 +6,40 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/net/netutil"
 )
 
-// Endpoint is a port that something is served at over HTTP.
+// Endpoint is where something is served over HTTP.
 type Endpoint struct {
-	server *http.Server // nil when nothing is served
-	done   chan struct{}
+	server  *http.Server   // nil when nothing is served
+	serving sync.WaitGroup // who accepts, and connections
+}
+
+// Bounds of what somebody who connects can take.
+const (
+	maxHeader    = 16 << 10         // bytes
+	readTimeout  = 5 * time.Second  // of a request
+	writeTimeout = 15 * time.Second // of an answer
+	idleTimeout  = 10 * time.Second // between requests
+	maxOfPort    = 256              // connections; those that come then wait
+)
+
+// newServer returns a server of h that nobody who connects holds up for long.
+func newServer(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler: h, ReadHeaderTimeout: readTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,
+		MaxHeaderBytes: maxHeader, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
+	}
 }
 
 // listen serves h at addr, a host:port, which a key of [daemon] names; "" serves nothing.
 func listen(key, addr string, h http.Handler) (*Endpoint, error) {
-	e := &Endpoint{done: make(chan struct{})}
+	e := &Endpoint{}
 	if addr == "" {
-		close(e.done)
 		return e, nil
 	}
 	ln, err := net.Listen("tcp", addr)
@@ -30,14 +49,7 @@ func listen(key, addr string, h http.Handler) (*Endpoint, error) {
 	if err != nil {
 		return nil, fmt.Errorf("[daemon] %s: %w", key, err)
 	}
-	e.server = &http.Server{
-		Handler: h, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: maxHeader,
-		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
-	}
-	go func() {
-		defer close(e.done)
-		_ = e.server.Serve(ln) // ends with Close
-	}()
+	e.serve(netutil.LimitListener(ln, maxOfPort), newServer(h))
 	return e, nil
 }
 
@@ -50,15 +62,42 @@ func ServePage(addr string, o *Options) (*Endpoint, error) {
 	return listen("page", addr, guardHost(addr, mux))
 }
 
-// Close ends it.
-func (e *Endpoint) Close() error {
-	var err error
-	if e.server != nil {
-		err = e.server.Close()
+func (e *Endpoint) serve(l net.Listener, h *http.Server) {
+	e.server = h
+	h.ConnState = func(_ net.Conn, state http.ConnState) {
+		switch state {
+		case http.StateNew:
+			e.serving.Add(1)
+		case http.StateClosed:
+			e.serving.Done()
+		}
 	}
-	<-e.done
-	if errors.Is(err, http.ErrServerClosed) {
+	e.serving.Go(func() { _ = h.Serve(patient{l}) }) // ends with Close
+}
+
+// Close ends it, and waits for all that it answers.
+func (e *Endpoint) Close() error {
+	if e.server == nil {
 		return nil
 	}
+	err := e.server.Close()
+	e.serving.Wait()
 	return err
 }
+
+// patient is a listener that outlives a host without descriptors or memory: net/http takes
+// up an error that passes again, each time later, up to once a second.
+type patient struct{ net.Listener }
+
+func (l patient) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil && !errors.Is(err, net.ErrClosed) {
+		return nil, passing{err}
+	}
+	return c, err
+}
+
+type passing struct{ error }
+
+func (passing) Timeout() bool   { return false }
+func (passing) Temporary() bool { return true }

@@ -87,7 +87,7 @@ func (d *fakeDaemon) Override(limit string) map[string]string { return nil }
 func (d *fakeDaemon) Config() any                             { return map[string]string{"daemon": "x"} }
 
 func (d *fakeDaemon) Explain(q Question) (Explanation, error) {
-	x := Explanation{Source: q.Source, To: q.To, Limits: []BucketOf{}, BindsFirst: []Binding{}, Connections: []Connection{}}
+	x := Explanation{Source: q.Source, To: q.To, Verdict: "pass", Limits: []BucketOf{}, BindsFirst: []Binding{}, Connections: []Connection{}}
 	return x, d.note("explain")
 }
 

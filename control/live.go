@@ -39,9 +39,15 @@ func (a *api) getLive(w http.ResponseWriter, q *http.Request) {
 		return
 	}
 	defer a.streams.open.Add(-1)
-	w.Header().Set("Content-Type", "text/event-stream")
-	w.Header().Set("Cache-Control", "no-store")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
+	header(w, "text/event-stream")
+	if q.Method == http.MethodHead { // nothing would ever be sent, and so nobody be missed
+		return
+	}
+	// An event has as long as any answer.
+	var within time.Duration
+	if h, ok := q.Context().Value(http.ServerContextKey).(*http.Server); ok {
+		within = h.WriteTimeout
+	}
 	to := http.NewResponseController(w)
 	_ = to.SetReadDeadline(time.Time{})
 	if kept := a.Events.Last(); seen > kept { // of an earlier daemon
@@ -55,7 +61,7 @@ func (a *api) getLive(w http.ResponseWriter, q *http.Request) {
 		}
 		text, err := json.Marshal(l)
 		if err == nil {
-			err = to.SetWriteDeadline(time.Now().Add(writeTimeout))
+			err = to.SetWriteDeadline(time.Now().Add(within))
 		}
 		if err == nil {
 			_, err = fmt.Fprintf(w, "id: %d\nevent: live\ndata: %s\n\n", seen, text)

@@ -1,7 +1,9 @@
 package control
 
 import (
+	"bytes"
 	"context"
+	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,7 +13,9 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"net/netip"
+	"reflect"
 	"strconv"
+	"strings"
 	"time"
 
 	"shaperd/leaky"
@@ -58,6 +62,7 @@ type Daemon interface {
 var (
 	ErrUnknown = errors.New("unknown")
 	ErrRefused = errors.New("refused")
+	ErrEnding  = errors.New("the daemon is about to end")
 )
 
 // Question is what to explain: see the query of GET /v1/explain.
@@ -65,55 +70,35 @@ type Question struct{ Source, To, Attach, Destination string }
 
 // Server answers on the control socket.
 type Server struct {
+	Endpoint
 	socket *socket
-	http   *http.Server
-	done   chan struct{}
 }
 
-// Bounds of what somebody who connects can take.
-const (
-	maxBody     = 64 << 10
-	maxHeader   = 16 << 10
-	readTimeout = 5 * time.Second
-	idleTimeout = 10 * time.Second
-)
+// maxBody is how many bytes a request may bring.
+const maxBody = 64 << 10
 
 // Serve answers on a control socket at path.
 func Serve(path string, o *Options) (*Server, error) {
-	socket, err := listenSocket(path, o.Log)
+	socket, err := listenSocket(path, groupID(), o.Log)
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{socket: socket, done: make(chan struct{})}
-	s.http = &http.Server{
-		Handler:           newAPI(o),
-		ReadHeaderTimeout: readTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
-		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
-		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, roleKey{}, c.(*peer).role)
-		},
-	}
-	go func() {
-		defer close(s.done)
-		_ = s.http.Serve(socket) // ends with Close
-	}()
-	return s, nil
+	return answerOn(socket, newServer(newAPI(o))), nil
 }
 
-// Close ends it, and all that it answers.
-func (s *Server) Close() error {
-	err := s.http.Close()
-	<-s.done
-	return err
+func answerOn(socket *socket, h *http.Server) *Server {
+	s := &Server{socket: socket}
+	h.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
+		return context.WithValue(ctx, roleKey{}, c.(*peer).role)
+	}
+	s.serve(socket, h)
+	return s
 }
 
 // Connections returns how many there are.
 func (s *Server) Connections() int { return s.socket.connections() }
 
 type roleKey struct{}
-
-// writeTimeout is within how long an answer has to be taken.
-const writeTimeout = 15 * time.Second
 
 // route is an endpoint, and who may use it.
 type route struct {
@@ -134,6 +119,13 @@ func newAPI(o *Options) http.Handler {
 				}
 				answer(w, http.StatusForbidden, Error{msg})
 				return
+			}
+			to := http.NewResponseController(w)
+			if q.Body == http.NoBody {
+				_ = to.SetReadDeadline(time.Time{})
+			}
+			if r.role == Admin { // a change waits for those before it, a profile takes its time
+				_ = to.SetWriteDeadline(time.Time{})
 			}
 			q.Body = http.MaxBytesReader(w, q.Body, maxBody)
 			r.handler(w, q)
@@ -172,6 +164,7 @@ func (a *api) routes() []route {
 		{"GET /v1/events", Reader, a.getEvents},
 		{"GET /v1/history", Reader, func(w http.ResponseWriter, q *http.Request) { answer(w, http.StatusOK, a.Monitor.history()) }},
 		{"GET /v1/live", Reader, a.getLive},
+		{"GET /v1/openapi.json", Reader, getOpenAPI},
 		{"GET /v1/config", Admin, func(w http.ResponseWriter, q *http.Request) { answer(w, http.StatusOK, a.Daemon.Config()) }},
 
 		{"PATCH /v1/limits/{limit}", Admin, a.setLimit},
@@ -181,31 +174,26 @@ func (a *api) routes() []route {
 		{"PUT /v1/bypass", Admin, a.bypass},
 		{"DELETE /v1/connections/{id}", Admin, a.kill},
 		{"PATCH /v1/downstreams", Admin, a.setDownstream},
-		{"POST /v1/reload", Admin, unhurried(a.reload)},
+		{"POST /v1/reload", Admin, a.reload},
 		{"POST /v1/drain", Admin, a.drain},
 
-		{"GET /debug/pprof/", Admin, unhurried(pprof.Index)},
-		{"GET /debug/pprof/profile", Admin, unhurried(pprof.Profile)},
-		{"GET /debug/pprof/trace", Admin, unhurried(pprof.Trace)},
-	}
-}
-
-// unhurried lifts the bound on how long an answer may take.
-func unhurried(h http.HandlerFunc) http.HandlerFunc {
-	return func(w http.ResponseWriter, q *http.Request) {
-		to := http.NewResponseController(w)
-		_, _ = to.SetReadDeadline(time.Time{}), to.SetWriteDeadline(time.Time{})
-		h(w, q)
+		{"GET /debug/pprof/", Admin, pprof.Index},
+		{"GET /debug/pprof/profile", Admin, pprof.Profile},
+		{"GET /debug/pprof/trace", Admin, pprof.Trace},
 	}
 }
 
 // answer writes v.
 func answer(w http.ResponseWriter, code int, v any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Cache-Control", "no-store")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
+	header(w, "application/json")
 	w.WriteHeader(code)
 	_ = json.NewEncoder(w).Encode(v) // the client may have left
+}
+
+func header(w http.ResponseWriter, contentType string) {
+	w.Header().Set("Content-Type", contentType)
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
 }
 
 func bad(w http.ResponseWriter, format string, args ...any) {
@@ -223,6 +211,8 @@ func failed(w http.ResponseWriter, err error) bool {
 		code = http.StatusNotFound
 	case errors.Is(err, ErrRefused):
 		code = http.StatusUnprocessableEntity
+	case errors.Is(err, ErrEnding), errors.Is(err, context.Canceled): // of a client that left
+		code = http.StatusServiceUnavailable
 	}
 	answer(w, code, Error{err.Error()})
 	return true
@@ -230,25 +220,45 @@ func failed(w http.ResponseWriter, err error) bool {
 
 // body reads the body of a request, and answers where that is no v.
 func body(w http.ResponseWriter, q *http.Request, v any) bool {
-	d := json.NewDecoder(q.Body)
-	d.DisallowUnknownFields()
-	err := d.Decode(v)
-	if err == nil && d.More() {
-		err = errors.New("there is more behind it")
-	}
+	text, err := io.ReadAll(q.Body)
 	var large *http.MaxBytesError
-	switch {
-	case errors.As(err, &large):
+	if errors.As(err, &large) {
 		answer(w, http.StatusRequestEntityTooLarge, Error{fmt.Sprintf("the body is larger than %d bytes", maxBody)})
 		return false
-	case errors.Is(err, io.EOF):
-		err = errors.New("it is empty")
+	}
+	if err == nil {
+		// What has been read is not to end what it asks for.
+		_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+		err = decode(text, v)
 	}
 	if err != nil {
 		bad(w, "the body is not what it is to be: %v", err)
 		return false
 	}
 	return true
+}
+
+// decode reads v from text, which has all of its fields but those that may be left out.
+func decode(text []byte, v any) error {
+	if len(text) == 0 {
+		return errors.New("it is empty")
+	}
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return err
+	}
+	var given map[string]*json.RawMessage
+	if err := json.Unmarshal(text, &given); err != nil { // there is more behind it
+		return err
+	}
+	for f := range reflect.TypeOf(v).Elem().Fields() {
+		name, may, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if may != "omitempty" && given[name] == nil {
+			return fmt.Errorf("%q is missing", name)
+		}
+	}
+	return nil
 }
 
 // longest is for how long a change may be asked to last.
@@ -260,7 +270,12 @@ func lasting(w http.ResponseWriter, seconds float64) (time.Duration, bool) {
 		bad(w, "for: %v seconds: from 0 to %v", seconds, longest.Seconds())
 		return 0, false
 	}
-	return time.Duration(seconds * float64(time.Second)), true
+	d := time.Duration(seconds * float64(time.Second))
+	if d == 0 && seconds > 0 { // which would be as long as may be
+		bad(w, "for: %v seconds are none", seconds)
+		return 0, false
+	}
+	return d, true
 }
 
 // top reads how many are asked for.
@@ -298,6 +313,14 @@ func (a *api) named(w http.ResponseWriter, q *http.Request) (*shaper.Policy, int
 	}
 	answer(w, http.StatusNotFound, Error{fmt.Sprintf("there is no limit %q", name)})
 	return p, -1
+}
+
+//go:embed openapi.json
+var openAPI []byte
+
+func getOpenAPI(w http.ResponseWriter, _ *http.Request) {
+	header(w, "application/json")
+	_, _ = w.Write(openAPI)
 }
 
 func (a *api) getLimit(w http.ResponseWriter, q *http.Request) {
@@ -399,6 +422,10 @@ func (a *api) setLimit(w http.ResponseWriter, q *http.Request) {
 		return
 	}
 	if _, ok := lasting(w, s.For); !ok {
+		return
+	}
+	if len(s.Set) == 0 {
+		bad(w, "set: nothing is set")
 		return
 	}
 	if _, i := a.named(w, q); i < 0 || failed(w, a.Daemon.SetLimit(q.Context(), q.PathValue("limit"), s)) {

@@ -60,10 +60,10 @@ func (v *view) look() (_ PacketStatus, found bool, process Process, err error) {
 	s := &v.slow
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if now := time.Now(); now.Sub(s.at) >= slowEvery {
-		s.at = now
+	if time.Since(s.at) >= slowEvery {
 		s.packets, s.found, s.err = v.Packets.PacketStatus()
-		s.process = s.measure(now)
+		s.at = time.Now() // not before: who waited for this takes it, however long it took
+		s.process = s.measure(s.at)
 		s.process.LateP99 = v.lateP99()
 	}
 	return s.packets, s.found, s.process, s.err

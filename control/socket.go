@@ -35,12 +35,12 @@ func (r Role) String() string { return [...]string{"nobody", "reader", "admin"}[
 // Group is the group whose members may read.
 const Group = "shaperd"
 
-// socket is the control socket: only those that have a role get a connection.
+// socket is the control socket. It knows who connects, and gives nobody too many connections.
 type socket struct {
 	*net.UnixListener
 	path  string
 	inode unix.Stat_t
-	gid   int // of Group, -1 when there is no such group
+	gid   int // of those that may read, negative when there is none
 	log   *slog.Logger
 
 	mu    sync.Mutex
@@ -51,12 +51,22 @@ type socket struct {
 // maxOfUser is how many connections a user may have. Those that come then are closed.
 const maxOfUser = 32
 
-// listenSocket makes the control socket at path. Whoever is in Group may connect, and so may
-// root and the daemon's own user. What is there already is replaced only if it is a
-// socket of this user's that nobody listens on.
-func listenSocket(path string, log *slog.Logger) (*socket, error) {
+// maxPath is how long the path of a socket may be.
+const maxPath = len(unix.RawSockaddrUnix{}.Path) - 1
+
+// lockTimeout is how long to wait for other daemons that start.
+const lockTimeout = 3 * time.Second
+
+// listenSocket makes the control socket at path. Whoever is in the group gid may connect,
+// unless it is negative, and so may root and the daemon's own user. What is there already
+// is replaced only if it is a socket of this user's that nobody listens on.
+func listenSocket(path string, gid int, log *slog.Logger) (*socket, error) {
 	wrong := func(format string, args ...any) error {
 		return fmt.Errorf("control socket %s: %s", path, fmt.Sprintf(format, args...))
+	}
+	next := path + ".next"
+	if len(next) > maxPath {
+		return nil, wrong("its path is longer than %d bytes", maxPath-len(".next"))
 	}
 	folder := filepath.Dir(path)
 	if err := os.Mkdir(folder, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -71,18 +81,14 @@ func listenSocket(path string, log *slog.Logger) (*socket, error) {
 		return nil, wrong("%v", cause(err))
 	}
 	defer lock.Close()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+	if err := await(lock); err != nil {
 		return nil, wrong("lock its folder: %v", err)
 	}
 	if err := replaceable(path); err != nil {
 		return nil, wrong("%v", err)
 	}
-	s := &socket{path: path, gid: -1, log: log, peers: map[uint32]int{}}
-	if g, err := user.LookupGroup(Group); err == nil {
-		s.gid, _ = strconv.Atoi(g.Gid)
-	}
+	s := &socket{path: path, gid: gid, log: log, peers: map[uint32]int{}}
 	// It gets its name when it has its rights.
-	next := path + ".next"
 	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, wrong("%v", cause(err))
 	}
@@ -98,7 +104,7 @@ func listenSocket(path string, log *slog.Logger) (*socket, error) {
 	s.SetUnlinkOnClose(false)
 	// The unit runs with that group, and without the system call chown.
 	err = unix.Lstat(next, &s.inode)
-	if err == nil && s.gid >= 0 && (int(s.inode.Gid) == s.gid || os.Chown(next, -1, s.gid) == nil) {
+	if err == nil && s.gid >= 0 && (int(s.inode.Gid) == s.gid || os.Lchown(next, -1, s.gid) == nil) {
 		err = os.Chmod(next, 0o660)
 	}
 	if err == nil {
@@ -110,6 +116,31 @@ func listenSocket(path string, log *slog.Logger) (*socket, error) {
 		return nil, wrong("%v", cause(err))
 	}
 	return s, nil
+}
+
+// groupID returns the ID of Group, -1 when there is no such group.
+func groupID() int {
+	if g, err := user.LookupGroup(Group); err == nil {
+		if gid, err := strconv.Atoi(g.Gid); err == nil {
+			return gid
+		}
+	}
+	return -1
+}
+
+// await locks folder, as a daemon that starts does for a moment. Whoever may read a folder
+// may lock it: one that is locked for longer is taken for unlocked, or anybody could keep
+// daemons from starting.
+func await(folder *os.File) error {
+	for end := time.Now().Add(lockTimeout); ; time.Sleep(10 * time.Millisecond) {
+		err := unix.Flock(int(folder.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return err
+		}
+		if time.Now().After(end) {
+			return nil
+		}
+	}
 }
 
 // cause is err without what the caller says of it already.
@@ -147,7 +178,7 @@ func replaceable(path string) error {
 		return err
 	case s.Mode&unix.S_IFMT != unix.S_IFSOCK:
 		return errors.New("there is something else, which is no socket: remove it, or name another path with --control")
-	case s.Uid != uint32(os.Geteuid()) && os.Geteuid() != 0:
+	case s.Uid != uint32(os.Geteuid()):
 		return fmt.Errorf("there is a socket of user %d: remove it, or name another path with --control", s.Uid)
 	}
 	c, err := net.DialTimeout("unix", path, time.Second)
@@ -161,21 +192,20 @@ func replaceable(path string) error {
 	return nil
 }
 
-// Close ends the socket, and removes it if it is still there.
+// Close ends the socket, and removes it if it is still there: first, as nobody replaces a
+// socket that is listened on.
 func (s *socket) Close() error {
-	err := s.UnixListener.Close()
 	var now unix.Stat_t
 	if unix.Lstat(s.path, &now) == nil && now.Dev == s.inode.Dev && now.Ino == s.inode.Ino {
 		_ = os.Remove(s.path)
 	}
-	return err
+	return s.UnixListener.Close()
 }
 
 // peer is a connection of somebody who is known.
 type peer struct {
 	net.Conn
 	role  Role
-	uid   uint32
 	once  sync.Once
 	leave func()
 }
@@ -206,7 +236,7 @@ func (s *socket) Accept() (net.Conn, error) {
 		if role == Nobody {
 			s.refuse(uid, pid)
 		}
-		return &peer{Conn: c, role: role, uid: uid, leave: func() {
+		return &peer{Conn: c, role: role, leave: func() {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			if s.peers[uid]--; s.peers[uid] == 0 {

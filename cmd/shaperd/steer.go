@@ -44,8 +44,6 @@ func (s *steering) put(l *loaded, w *wishes) {
 	s.loaded, s.wishes = l, w
 }
 
-var errEnding = &refused{errors.New("the daemon is about to end")}
-
 // order has f run in the loop of serve, and waits for it.
 func (s *server) order(ctx context.Context, f func(context.Context) error) error {
 	done := make(chan error, 1)
@@ -53,7 +51,7 @@ func (s *server) order(ctx context.Context, f func(context.Context) error) error
 	case s.orders <- func(ctx context.Context) { done <- f(ctx) }:
 		return <-done
 	case <-s.ended:
-		return errEnding
+		return control.ErrEnding
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -224,7 +222,7 @@ func (s *server) Bypass(ctx context.Context, on bool, d time.Duration) error {
 
 // Reload puts the configuration file in force.
 func (s *server) Reload(ctx context.Context) error {
-	return s.order(context.WithoutCancel(ctx), func(ctx context.Context) error {
+	return s.order(ctx, func(ctx context.Context) error {
 		if err := s.reload(ctx); err != nil {
 			return &refused{err}
 		}
