@@ -1,9 +1,11 @@
 package control
 
 import (
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +17,16 @@ import (
 	"shaperd/shaper"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if help := helpers[os.Getenv("SHAPERD_TEST_HELPER")]; help != nil {
+		if err := help(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // busy returns a shaper on which every count of every limit is used.
 func busy(t *testing.T, limits int) *shaper.Shaper {

@@ -1,0 +1,177 @@
+package control
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime/pprof"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// The test binary is run again by other users, as one of these. They read what to do from
+// stdin, and say on stdout what came of it.
+var helpers = map[string]func() error{"ask": askAll, "serve": serveForOthers, "crowd": crowd}
+
+// person is somebody, by what the kernel says of them.
+type person struct {
+	uid, gid uint32
+	groups   []uint32
+}
+
+// command returns the helper of that name, for u.
+func (u person) command(t *testing.T, helper string, what any) *exec.Cmd {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Fatal("this takes root: it changes users")
+	}
+	stdin, err := json.Marshal(what)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command("/proc/self/exe") // whoever it is need not see its folder
+	c.Env = []string{"SHAPERD_TEST_HELPER=" + helper}
+	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: u.uid, Gid: u.gid, Groups: u.groups}}
+	c.Stdin, c.Stderr = bytes.NewReader(stdin), os.Stderr
+	return c
+}
+
+// start starts c, and waits until it says that it is ready. It ends with the test.
+func start(t *testing.T, c *exec.Cmd) {
+	t.Helper()
+	stdin := c.Stdin
+	c.Stdin = nil
+	to, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	from, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		to.Close()
+		if err := c.Wait(); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := io.Copy(to, io.MultiReader(stdin, strings.NewReader("\n"))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := from.Read(make([]byte, 1)); err != nil {
+		t.Fatal("it did not get ready")
+	}
+}
+
+// request is one of "ask".
+type request struct{ Socket, Method, Target, Body string }
+
+// ask has u make requests, and returns the codes of the answers; 0 where connecting is
+// not permitted.
+func (u person) ask(t *testing.T, all []request) []int {
+	t.Helper()
+	out, err := u.command(t, "ask", all).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var codes []int
+	if err := json.Unmarshal(out, &codes); err != nil {
+		t.Fatal(err)
+	}
+	return codes
+}
+
+func askAll() error {
+	var all []request
+	if err := json.NewDecoder(os.Stdin).Decode(&all); err != nil {
+		return err
+	}
+	codes := []int{}
+	for _, r := range all {
+		code, err := r.code()
+		if err != nil {
+			return fmt.Errorf("%+v: %w", r, err)
+		}
+		codes = append(codes, code)
+	}
+	return json.NewEncoder(os.Stdout).Encode(codes)
+}
+
+// code makes the request, and returns the code of the answer before the rest of it came.
+func (r request) code() (code int, err error) {
+	c, err := net.Dial("unix", r.Socket)
+	if errors.Is(err, os.ErrPermission) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	fmt.Fprintf(c, "%s %s HTTP/1.1\r\nHost: shaperd\r\nContent-Length: %d\r\n\r\n%s", r.Method, r.Target, len(r.Body), r.Body)
+	_, err = fmt.Fscanf(c, "HTTP/1.1 %d ", &code)
+	return code, err
+}
+
+// place is where "serve" serves, and to whom.
+type place struct {
+	Socket string
+	Group  int
+}
+
+func serveForOthers() error {
+	var p place
+	if err := json.NewDecoder(os.Stdin).Decode(&p); err != nil {
+		return err
+	}
+	// A profile that another one is in the way of takes no time.
+	if err := pprof.StartCPUProfile(io.Discard); err != nil {
+		return err
+	}
+	t := &testing.T{}
+	o := options(t, busy(t, 2))
+	socket, err := listenSocket(p.Socket, p.Group, o.Log)
+	if err != nil {
+		return err
+	}
+	s := answerOn(socket, newServer(newAPI(o)))
+	fmt.Println("ready")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	return s.Close()
+}
+
+// idle is what "crowd" is to hold.
+type idle struct {
+	Socket string
+	N      int
+}
+
+// crowd holds connections, and says nothing on them.
+func crowd() error {
+	var w idle
+	if err := json.NewDecoder(os.Stdin).Decode(&w); err != nil {
+		return err
+	}
+	for range w.N {
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		if err := unix.Connect(fd, &unix.SockaddrUnix{Name: w.Socket}); err != nil {
+			return err
+		}
+	}
+	fmt.Println("ready")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	return nil
+}
