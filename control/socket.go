@@ -55,7 +55,7 @@ const maxOfUser = 32
 const maxPath = len(unix.RawSockaddrUnix{}.Path) - 1
 
 // lockTimeout is how long to wait for other daemons that start.
-const lockTimeout = 3 * time.Second
+const lockTimeout = 2 * time.Second
 
 // listenSocket makes the control socket at path. Whoever is in the group gid may connect,
 // unless it is negative, and so may root and the daemon's own user. What is there already
