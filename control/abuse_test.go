@@ -1,0 +1,489 @@
+package control
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+const short = 200 * time.Millisecond
+
+// hurried has a server wait for nobody.
+func hurried(h *http.Server) {
+	h.ReadTimeout, h.ReadHeaderTimeout, h.WriteTimeout, h.IdleTimeout = short, short, 2*short, short
+}
+
+func dial(t *testing.T, s *Server) net.Conn {
+	t.Helper()
+	c, err := net.Dial("unix", s.socket.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// until waits for something to be so.
+func until(t *testing.T, what string, so func() bool) {
+	t.Helper()
+	for end := time.Now().Add(5 * time.Second); !so(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("it is not so that %s", what)
+		}
+	}
+}
+
+// codes returns those of all answers until the other side closes.
+func codes(t *testing.T, c net.Conn, method string) (all []int) {
+	t.Helper()
+	for r := bufio.NewReader(c); ; {
+		a, err := http.ReadResponse(r, &http.Request{Method: method})
+		if err != nil {
+			if ne, ok := err.(net.Error); ok && ne.Timeout() {
+				t.Error("it is not closed")
+			}
+			return all
+		}
+		_, _ = io.Copy(io.Discard, a.Body)
+		all = append(all, a.StatusCode)
+	}
+}
+
+func TestBadClients(t *testing.T) {
+	daemon := &fakeDaemon{}
+	o := options(t, busy(t, 1))
+	o.Daemon, o.Proxy = daemon, noted{fakeDaemon: daemon}
+	s := serveOn(t, o, -1, hurried)
+	const host = " HTTP/1.1\r\nHost: x\r\n"
+	large := strings.Repeat("x", 10<<20)
+	byBytes := func(c net.Conn, text string) {
+		for i := range text {
+			if _, err := io.WriteString(c, text[i:i+1]); err != nil {
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	for _, tt := range []struct {
+		name, text string
+		want       []int // until it is closed
+		slowly     bool
+		cut        bool // what is there may be taken for a wrong request
+	}{
+		{name: "silence"},
+		{name: "half a line", text: "GET /v1/sta", cut: true},
+		{name: "half a header", text: "GET /v1/status" + host + "X: ", cut: true},
+		{name: "half a body", text: "PUT /v1/bypass" + host + "Content-Length: 11\r\n\r\n{\"on", want: []int{400}},
+		{name: "half a body that nobody reads", text: "GET /v1/status" + host + "Content-Length: 11\r\n\r\n{\"on", want: []int{200}},
+		{name: "half a chunk", text: "PUT /v1/bypass" + host + "Transfer-Encoding: chunked\r\n\r\nb\r\n{\"on", want: []int{400}},
+		{name: "a header by bytes", text: "GET /v1/status" + host + "X: a long value that takes its time\r\n\r\n", slowly: true, cut: true},
+		{name: "a body by bytes", text: "PUT /v1/bypass" + host + "Content-Length: 80\r\n\r\n{\"on\": true                            }", want: []int{400}, slowly: true},
+		{name: "one request, then silence", text: "GET /v1/status" + host + "\r\n", want: []int{200}},
+		{name: "a large header", text: "GET /v1/status" + host + "X: " + large[:100<<10] + "\r\n\r\n", want: []int{431}},
+		{name: "a large line", text: "GET /v1/" + large[:100<<10] + host + "\r\n", want: []int{431}},
+		{name: "a large body", text: fmt.Sprintf("PUT /v1/bypass%sContent-Length: %d\r\n\r\n%s", host, len(large), large), want: []int{413}},
+		{name: "a large body in chunks", text: fmt.Sprintf("PUT /v1/bypass%sTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", host, len(large), large), want: []int{413}},
+		{name: "a large body that nobody reads", text: fmt.Sprintf("GET /v1/status%sContent-Length: %d\r\n\r\n%s", host, len(large), large), want: []int{200}},
+		{name: "a body of unheard size", text: fmt.Sprintf("PUT /v1/bypass%sContent-Length: %d\r\n\r\n{", host, int64(math.MaxInt64)), want: []int{400}},
+		{name: "a body larger than numbers", text: "PUT /v1/bypass" + host + "Content-Length: 99999999999999999999\r\n\r\n{", want: []int{400}},
+		{name: "a body of two sizes", text: "PUT /v1/bypass" + host + "Content-Length: 11\r\nContent-Length: 12\r\n\r\n{\"on\":true} ", want: []int{400}},
+		{name: "a body of fewer bytes than none", text: "PUT /v1/bypass" + host + "Content-Length: -1\r\n\r\n", want: []int{400}},
+		{name: "garbage", text: "\x16\x03\x01\x00\xff\r\n\r\n", want: []int{400}},
+		{name: "a request, garbage behind it", text: "GET /v1/status" + host + "\r\n\x00\xff \r\n\r\n", want: []int{200, 400}},
+		{name: "no host", text: "GET /v1/status HTTP/1.1\r\n\r\n", want: []int{400}},
+		{name: "HTTP/2", text: "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", want: []int{400}},
+		{name: "wrong escapes", text: "GET /v1/limits/%zz" + host + "\r\n", want: []int{400}},
+		{name: "deep JSON", text: fmt.Sprintf("PUT /v1/bypass%sContent-Length: 50000\r\n\r\n%s", host, strings.Repeat("[", 50000)), want: []int{400}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			c := dial(t, s)
+			go func() {
+				if tt.slowly {
+					byBytes(c, tt.text)
+				} else {
+					_, _ = io.WriteString(c, tt.text)
+				}
+			}()
+			got := codes(t, c, "GET")
+			if tt.cut && slices.Equal(got, []int{400}) {
+				return
+			}
+			if !slices.Equal(got, tt.want) {
+				t.Errorf("answers %v, want %v", got, tt.want)
+			}
+		})
+	}
+	t.Cleanup(func() {
+		if len(daemon.asked) > 0 {
+			t.Errorf("the daemon was asked to %v", daemon.asked)
+		}
+	})
+}
+
+// Whatever is asked for that there is not, the answer is JSON that says so.
+func TestBadRequests(t *testing.T) {
+	daemon := &fakeDaemon{}
+	o := options(t, busy(t, 1))
+	o.Daemon, o.Proxy = daemon, noted{fakeDaemon: daemon}
+	client := clientOf(t, serveOn(t, o, -1, nil))
+	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	for _, tt := range []struct {
+		method, target string
+		code           int
+		says           string
+	}{
+		{"GET", "/", 404, "there is no GET /"},
+		{"GET", "/v1", 404, "there is no GET /v1"},
+		{"GET", "/v2/status", 404, "there is no GET /v2/status"},
+		{"GET", "/v1/status/", 404, "there is no GET /v1/status/"},
+		{"POST", "/v1/status", 404, "there is no POST /v1/status"},
+		{"OPTIONS", "/v1/status", 404, "there is no OPTIONS /v1/status"},
+		{"TRACE", "/v1/status", 404, "there is no TRACE /v1/status"},
+		{"GET", "/v1/reload", 404, "there is no GET /v1/reload"},
+		{"DELETE", "/v1/limits/aa", 404, "there is no DELETE /v1/limits/aa"},
+		{"DELETE", "/v1/limits/aa%2Foverride", 404, "there is no DELETE /v1/limits/aa/override"},
+		{"GET", "/v1/limits/a%2Fb", 404, `there is no limit "a/b"`},
+		{"GET", "/v1/limits/a%25b", 404, `there is no limit "a%b"`},
+		{"GET", "/v1/limits/%00%1b", 404, `there is no limit "\x00\x1b"`},
+		{"GET", "/v1/limits/%2e%2e", 404, ""},
+		{"GET", "/v1/limits/..%2Fstatus", 404, ""},
+		{"GET", "/v1/limits/%3Cscript%3E", 404, `there is no limit "<script>"`},
+		{"PATCH", "/v1/limits/", 404, "there is no PATCH /v1/limits/"},
+		{"DELETE", "/v1/connections/%31%2F", 400, `"1/" is not the ID of a connection`},
+	} {
+		q, err := http.NewRequest(tt.method, "http://shaperd"+tt.target, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, err := client.Do(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var said Error
+		if err := json.NewDecoder(a.Body).Decode(&said); err != nil && tt.says != "" {
+			t.Errorf("%s %s: %v", tt.method, tt.target, err)
+		}
+		a.Body.Close()
+		if a.StatusCode != tt.code || tt.says != "" && said.Message != tt.says {
+			t.Errorf("%s %s: %d, %q", tt.method, tt.target, a.StatusCode, said.Message)
+		}
+	}
+	if len(daemon.asked) > 0 {
+		t.Errorf("the daemon was asked to %v", daemon.asked)
+	}
+}
+
+// HEAD is answered as GET is, and a stream does not begin.
+func TestHead(t *testing.T) {
+	o := options(t, busy(t, 1))
+	client := clientOf(t, serveOn(t, o, -1, nil))
+	for _, path := range []string{"/v1/status", "/v1/openapi.json", "/v1/live", "/v1/history"} {
+		a, err := client.Head("http://shaperd" + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Body.Close()
+		if a.StatusCode != http.StatusOK || a.Header.Get("Cache-Control") != "no-store" {
+			t.Errorf("HEAD %s: %d, %v", path, a.StatusCode, a.Header)
+		}
+	}
+}
+
+// A user that holds every connection it gets keeps no other one waiting.
+func TestCrowdOfOneUser(t *testing.T) {
+	s := serveOn(t, options(t, busy(t, 2)), -1, nil)
+	client := clientOf(t, s)
+	client.Transport.(*http.Transport).DisableKeepAlives = true
+	t.Run("held", func(t *testing.T) {
+		start(t, somebody.command(t, "crowd", idle{s.socket.path, 1000}))
+		var within []time.Duration
+		for range 20 {
+			begun := time.Now()
+			a, err := client.Get("http://shaperd/v1/status")
+			if err != nil {
+				t.Fatal(err)
+			}
+			a.Body.Close()
+			within = append(within, time.Since(begun))
+			if a.StatusCode != http.StatusOK {
+				t.Fatal(a.Status)
+			}
+		}
+		late := 0
+		for _, d := range within {
+			if d > 100*time.Millisecond {
+				late++
+			}
+		}
+		if late > 2 { // the machine has other things to do
+			t.Errorf("answered within %v", within)
+		}
+		until(t, "one user has no more than it may", func() bool { return s.Connections() == maxOfUser })
+	})
+	until(t, "nothing is left of them", func() bool { return s.Connections() == 0 })
+}
+
+// Who does not read what it asked for is left, and who does is not.
+func TestStreamThatNobodyReads(t *testing.T) {
+	o := options(t, busy(t, shaper.MaxLimits))
+	s := serveOn(t, o, -1, hurried)
+	bad := dial(t, s)
+	if _, err := io.WriteString(bad, "GET /v1/live HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	good, err := clientOf(t, s).Get("http://shaperd/v1/live")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer good.Body.Close()
+	var got atomic.Int64
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		for r := bufio.NewReader(good.Body); ; {
+			line, err := r.ReadString('\n')
+			if err != nil {
+				return
+			}
+			if strings.HasPrefix(line, "data: ") {
+				got.Add(1)
+			}
+		}
+	}()
+	until(t, "both are there", func() bool { return s.Connections() == 2 && got.Load() > 0 })
+	begun := time.Now()
+	until(t, "the one that does not read is left", func() bool {
+		o.Monitor.look(time.Now())
+		return s.Connections() == 1
+	})
+	if took := time.Since(begun); took < short {
+		t.Errorf("it had %v", took)
+	}
+	// The other one has outlived what a request may take by far.
+	was := got.Load()
+	until(t, "the one that reads is served", func() bool {
+		o.Monitor.look(time.Now())
+		return got.Load() > was
+	})
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	<-read
+}
+
+// slowDaemon takes its time for what it is asked, unless who asks is gone.
+type slowDaemon struct {
+	fakeDaemon
+	takes  time.Duration
+	begins chan struct{}
+	ended  atomic.Bool
+}
+
+func (d *slowDaemon) Reload(ctx context.Context) error {
+	defer d.ended.Store(true)
+	close(d.begins)
+	select {
+	case <-time.After(d.takes):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (d *slowDaemon) Bypass(ctx context.Context, _ bool, _ time.Duration) error { return d.Reload(ctx) }
+
+// The time to read a request, or to write an answer, is not the time to find it.
+func TestChangesTakeTheirTime(t *testing.T) {
+	for _, tt := range []struct{ method, path, body string }{{"POST", "/v1/reload", ""}, {"PUT", "/v1/bypass", `{"on":true}`}} {
+		o := options(t, busy(t, 1))
+		o.Daemon = &slowDaemon{takes: 3 * short, begins: make(chan struct{})}
+		client := clientOf(t, serveOn(t, o, -1, hurried))
+		q, err := http.NewRequest(tt.method, "http://shaperd"+tt.path, strings.NewReader(tt.body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, err := client.Do(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Body.Close()
+		if a.StatusCode != http.StatusOK {
+			t.Errorf("%s: %s", tt.path, a.Status)
+		}
+	}
+}
+
+// The end of a server is that of what it answers; who left asks for nothing any more.
+func TestCloseWaits(t *testing.T) {
+	for name, end := range map[string]func(s *Server, c net.Conn){
+		"the server ends": func(s *Server, _ net.Conn) { s.Close() },
+		"the client leaves": func(s *Server, c net.Conn) {
+			c.Close()
+			until(t, "it has left", func() bool { return s.Connections() == 0 })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := options(t, busy(t, 1))
+			daemon := &slowDaemon{takes: time.Minute, begins: make(chan struct{})}
+			o.Daemon = daemon
+			s := serveOn(t, o, -1, nil)
+			c := dial(t, s)
+			if _, err := io.WriteString(c, "POST /v1/reload HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+				t.Fatal(err)
+			}
+			<-daemon.begins
+			end(s, c)
+			if !daemon.ended.Load() {
+				t.Error("it goes on")
+			}
+			if n := s.Connections(); n != 0 {
+				t.Errorf("%d connections are left", n)
+			}
+		})
+	}
+}
+
+// Without descriptors the daemon waits until there are some again, and takes no time.
+func TestAcceptWithoutDescriptors(t *testing.T) {
+	s := serveOn(t, options(t, busy(t, 1)), -1, nil)
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := os.NewFile(uintptr(fd), "client")
+	defer c.Close()
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	restore := func() {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer restore()
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: was.Max}); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: s.socket.path}); err != nil {
+		t.Fatal(err)
+	}
+	used := func() time.Duration {
+		var u unix.Rusage
+		if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	before := used()
+	time.Sleep(300 * time.Millisecond)
+	if spent := used() - before; spent > 100*time.Millisecond {
+		t.Errorf("it took %v of processor time to wait 300ms", spent)
+	}
+	if n := s.Connections(); n != 0 {
+		t.Fatalf("there are %d connections", n)
+	}
+	restore()
+	if _, err := io.WriteString(c, "GET /v1/status HTTP/1.0\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	a, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Body.Close()
+}
+
+// failing is a listener with errors before what it accepts.
+type failing struct {
+	net.Listener
+	errs []error
+}
+
+func (f *failing) Accept() (net.Conn, error) {
+	if len(f.errs) > 0 {
+		err := f.errs[0]
+		f.errs = f.errs[1:]
+		return nil, &net.OpError{Op: "accept", Err: err}
+	}
+	return f.Listener.Accept()
+}
+
+func TestAcceptGoesOn(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var e Endpoint
+	e.serve(&failing{l, []error{syscall.ENOBUFS, syscall.EMFILE, syscall.ENOMEM}}, newServer(http.NotFoundHandler()))
+	defer e.Close()
+	defer http.DefaultClient.CloseIdleConnections()
+	a, err := http.Get("http://" + l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Body.Close()
+}
+
+// No request makes it panic, or is its fault.
+func FuzzRequests(f *testing.F) {
+	for _, r := range (&api{}).routes() {
+		method, path, _ := strings.Cut(r.pattern, " ")
+		for _, a := range endpoints[r.pattern].asks {
+			f.Add(method, a.target(path), []byte(a.body), uint8(Admin))
+		}
+	}
+	s := shaper.New(1000)
+	p, err := s.Compile([]shaper.Limit{{Name: "aa", Rate: 8e6}}, []shaper.Listener{{Name: "l", TCP: true}}, nil, nil, false)
+	if err != nil {
+		f.Fatal(err)
+	}
+	s.Swap(p, 0)
+	m := NewMonitor(s, noLog)
+	f.Cleanup(m.Close)
+	h := newAPI(&Options{
+		Shaper: s, Proxy: fakeProxy{}, Packets: fakePackets{}, Clock: func() leaky.Time { return 0 }, Monitor: m,
+		Reloads: &Reloads{}, Events: NewEvents(10), Daemon: &fakeDaemon{}, Log: noLog,
+	})
+	f.Fuzz(func(t *testing.T, method, target string, body []byte, role uint8) {
+		if strings.HasPrefix(target, "/debug/") {
+			return
+		}
+		q, err := http.NewRequest(method, "http://shaperd"+target, strings.NewReader(string(body)))
+		if err != nil || strings.HasPrefix(q.URL.Path, "/debug/") {
+			return
+		}
+		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), roleKey{}, Role(role%3)))
+		cancel() // or a stream would not end
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, q.WithContext(ctx))
+		if w.Code >= 500 && w.Code != http.StatusServiceUnavailable {
+			t.Errorf("%s %s: %d, %s", method, target, w.Code, w.Body)
+		}
+		if w.Code == http.StatusOK && w.Header().Get("Content-Type") == "application/json" && !json.Valid(w.Body.Bytes()) {
+			t.Errorf("%s %s: %s", method, target, w.Body)
+		}
+	})
+}
