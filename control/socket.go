@@ -62,7 +62,7 @@ const lockTimeout = 2 * time.Second
 // is replaced only if it is a socket of this user's that nobody listens on.
 func listenSocket(path string, gid int, log *slog.Logger) (*socket, error) {
 	wrong := func(format string, args ...any) error {
-		return fmt.Errorf("control socket %s: %s", path, fmt.Sprintf(format, args...))
+		return fmt.Errorf("control socket %s: %w", path, fmt.Errorf(format, args...))
 	}
 	next := path + ".next"
 	if len(next) > maxPath {
@@ -70,27 +70,27 @@ func listenSocket(path string, gid int, log *slog.Logger) (*socket, error) {
 	}
 	folder := filepath.Dir(path)
 	if err := os.Mkdir(folder, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, wrong("make its folder: %v", cause(err))
+		return nil, wrong("make its folder: %w", cause(err))
 	}
 	if err := trusted(folder); err != nil {
-		return nil, wrong("%v", err)
+		return nil, wrong("%w", err)
 	}
 	// Two daemons that start at once are not to take away each other's.
 	lock, err := os.Open(folder)
 	if err != nil {
-		return nil, wrong("%v", cause(err))
+		return nil, wrong("%w", cause(err))
 	}
 	defer lock.Close()
 	if err := await(lock); err != nil {
-		return nil, wrong("lock its folder: %v", err)
+		return nil, wrong("lock its folder: %w", err)
 	}
 	if err := replaceable(path); err != nil {
-		return nil, wrong("%v", err)
+		return nil, wrong("%w", err)
 	}
 	s := &socket{path: path, gid: gid, log: log, peers: map[uint32]int{}}
 	// It gets its name when it has its rights.
 	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, wrong("%v", cause(err))
+		return nil, wrong("%w", cause(err))
 	}
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
@@ -98,7 +98,7 @@ func listenSocket(path string, gid int, log *slog.Logger) (*socket, error) {
 	}}
 	l, err := config.Listen(context.Background(), "unix", next)
 	if err != nil {
-		return nil, wrong("%v", cause(err))
+		return nil, wrong("%w", cause(err))
 	}
 	s.UnixListener = l.(*net.UnixListener)
 	s.SetUnlinkOnClose(false)
@@ -113,7 +113,7 @@ func listenSocket(path string, gid int, log *slog.Logger) (*socket, error) {
 	if err != nil {
 		l.Close()
 		_ = os.Remove(next)
-		return nil, wrong("%v", cause(err))
+		return nil, wrong("%w", cause(err))
 	}
 	return s, nil
 }
