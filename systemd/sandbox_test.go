@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -163,6 +165,11 @@ func TestSandbox(t *testing.T) {
 	}
 	s.await(t, "WATCHDOG=1")
 	s.reload(t, d)
+	socket := filepath.Join(s.dir, "run", "control.sock")
+	status := exec.Command(filepath.Join(s.dir, "shaperd"), "status", "--control", socket)
+	if out, err := status.CombinedOutput(); err != nil || !strings.Contains(string(out), "The promise is kept.") {
+		t.Errorf("ask for the status: %v\n%s", err, out)
+	}
 
 	last := dial(t, "tcp", "127.0.0.1:80")
 	exchange(t, last, large)
@@ -171,6 +178,12 @@ func TestSandbox(t *testing.T) {
 	exchange(t, last, large)
 	last.Close()
 	d.end(t)
+	if _, err := os.Lstat(socket); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the control socket is left: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(s.dir, "run", "state")); err != nil {
+		t.Errorf("the state of buckets: %v", err)
+	}
 }
 
 // TestSandboxReload has a configuration with an error fail the reload before the

@@ -99,6 +99,13 @@ func newStage(t *testing.T, u unit, config string) *stage {
 	s := &stage{dir: dir, unit: u, file: filepath.Join(dir, "sandbox.json")}
 	s.configure(t, config)
 	write(t, filepath.Join(dir, "asn.csv"), "127.0.0.0,127.255.255.255,64500,loopback\n", 0o644)
+	// RuntimeDirectory=, which systemd makes for the unit's user.
+	if err := os.Mkdir(filepath.Join(dir, "run"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(filepath.Join(dir, "run"), nobody, nobody); err != nil {
+		t.Fatal(err)
+	}
 	s.copyProgram(t, daemonPath(t), "shaperd")
 	self, err := os.Executable()
 	if err != nil {
@@ -199,6 +206,7 @@ func (s *stage) command(line string, pid int) *exec.Cmd {
 	args := strings.Fields(strings.NewReplacer(
 		"/usr/bin/shaperd", filepath.Join(s.dir, "shaperd"),
 		"/etc/shaperd", s.dir,
+		"/run/shaperd", filepath.Join(s.dir, "run"),
 		"-o shaperd -g shaperd", fmt.Sprintf("-o %d -g %[1]d", nobody),
 		"$MAINPID", fmt.Sprint(pid),
 	).Replace(line))
@@ -211,6 +219,7 @@ func (s *stage) command(line string, pid int) *exec.Cmd {
 		sandboxEnv + "=" + s.file,
 		"NOTIFY_SOCKET=" + filepath.Join(s.dir, "notify"),
 		"WATCHDOG_USEC=600000",
+		"SHAPERD_CONTROL=" + filepath.Join(s.dir, "run", "control.sock"),
 	}
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	return cmd
