@@ -273,7 +273,7 @@ __noinline __u64 charge_new(const struct policy *p, struct scratch *s, __u32 num
 
 /* Asks the limits of set for the connection that the packet begins. Returns 0 when one
  * refuses it. */
-__noinline int ask_new(const struct policy *p, struct scratch *s, __u64 set)
+static __always_inline int ask_new(const struct policy *p, struct scratch *s, __u64 set)
 {
 	__u64 rest = set;
 

@@ -77,13 +77,14 @@ func TestPromiseKept(t *testing.T) {
 				stop()
 				for i := range limits {
 					worst, allowed := k.worst(uint32(i))
-					t.Logf("excess of %v, %v allowed, at most %v taken back", worst.Duration(), allowed.Duration(),
-						leaky.Time(k.watches[i].Meter[0].Refunded+k.watches[i].Meter[1].Refunded).Duration())
+					refunded := leaky.Time(k.watches[i].Meter[0].Refunded + k.watches[i].Meter[1].Refunded)
+					t.Logf("excess of %v, %v allowed, at most %v taken back", worst.Duration(), allowed.Duration(), refunded.Duration())
 					if n := k.violations(uint32(i)); n > 0 || worst == 0 || worst > allowed {
 						t.Errorf("%d violations, an excess of %v where %v were allowed", n, worst.Duration(), allowed.Duration())
 					}
-					// Where nothing else holds a bucket back it gives all it may.
-					if len(limits) == 1 && worst < allowed/10*9 {
+					// Where nothing else holds a bucket back it gives all it may. A part of that is
+					// not seen, as CPUs meet at the watch.
+					if len(limits) == 1 && worst < (allowed-leaky.Time(ebpf.MustPossibleCPU()-1)*refunded)/2 {
 						t.Errorf("an excess of %v where %v were allowed", worst.Duration(), allowed.Duration())
 					}
 				}
