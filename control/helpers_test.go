@@ -38,7 +38,7 @@ func (u person) command(t *testing.T, helper string, what any) *exec.Cmd {
 		t.Fatal(err)
 	}
 	c := exec.Command("/proc/self/exe") // whoever it is need not see its folder
-	c.Env = []string{"SHAPERD_TEST_HELPER=" + helper}
+	c.Env = []string{"SHAPERD_TEST_HELPER=" + helper, "GORACE=atexit_sleep_ms=0"}
 	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: u.uid, Gid: u.gid, Groups: u.groups}}
 	c.Stdin, c.Stderr = bytes.NewReader(stdin), os.Stderr
 	return c

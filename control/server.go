@@ -185,9 +185,14 @@ func (a *api) routes() []route {
 
 // answer writes v.
 func answer(w http.ResponseWriter, code int, v any) {
+	text, err := json.Marshal(v)
+	if err != nil {
+		code = http.StatusInternalServerError
+		text, _ = json.Marshal(Error{err.Error()})
+	}
 	header(w, "application/json")
 	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(v) // the client may have left
+	_, _ = w.Write(append(text, '\n')) // the client may have left
 }
 
 func header(w http.ResponseWriter, contentType string) {
