@@ -21,4 +21,8 @@
 // prints what it finds:
 //
 //	go test ./test/netns -run Figures -figures -v
+//
+// The story in docs/story.md comes from:
+//
+//	go test ./test/netns -run Story -figures -v
 package netns
