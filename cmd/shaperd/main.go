@@ -20,7 +20,7 @@ import (
 // env is what a run of the command has from the outside.
 type env struct {
 	stdout, stderr io.Writer
-	reload         <-chan os.Signal
+	reload         <-chan os.Signal // what has the daemon reload; nil is SIGHUP
 	force          <-chan os.Signal // ends a drain at once
 	flags          *rootFlags
 }
@@ -42,15 +42,14 @@ func main() {
 	// One more than usual: the pacing thread keeps one for itself, see leaky.Pacer.
 	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
 	ctx, stop := context.WithCancel(context.Background())
-	first, force, reload := make(chan os.Signal, 1), make(chan os.Signal, 1), make(chan os.Signal, 1)
+	first, force := make(chan os.Signal, 1), make(chan os.Signal, 1)
 	signal.Notify(first, syscall.SIGTERM, syscall.SIGINT)
-	signal.Notify(reload, syscall.SIGHUP)
 	go func() {
 		<-first
 		signal.Notify(force, syscall.SIGTERM, syscall.SIGINT)
 		stop()
 	}()
-	err := run(ctx, env{stdout: os.Stdout, stderr: os.Stderr, reload: reload, force: force}, os.Args[1:])
+	err := run(ctx, env{stdout: os.Stdout, stderr: os.Stderr, force: force}, os.Args[1:])
 	code := exitCode(err)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "shaperd: %v\n", err)

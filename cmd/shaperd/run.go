@@ -7,8 +7,10 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -44,6 +46,12 @@ that are there go on until --drain-timeout. A second SIGTERM ends the drain.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.drainTimeout < 0 {
 				return usageError{fmt.Errorf("--drain-timeout %v: it cannot be negative", f.drainTimeout)}
+			}
+			if e.reload == nil { // other verbs end with their terminal
+				hangups := make(chan os.Signal, 1)
+				signal.Notify(hangups, syscall.SIGHUP)
+				defer signal.Stop(hangups)
+				e.reload = hangups
 			}
 			f.root = e.flags
 			f.controlGiven = cmd.Flags().Changed("control") || os.Getenv("SHAPERD_CONTROL") != ""

@@ -106,6 +106,33 @@ func (term *terminal) waitFor(texts ...string) string {
 	}
 }
 
+// TestTopHangup has the terminal go away.
+func TestTopHangup(t *testing.T) {
+	d := newFakeDaemon()
+	defer d.serve(t)()
+	term := newTerminal(t, 80, 24, nil, "top", "--control", d.path)
+	term.waitFor("q quit")
+	shell := strings.TrimSpace(term.tmux("display-message", "-p", "#{pane_pid}"))
+	children := fmt.Sprintf("/proc/%s/task/%[1]s/children", shell)
+	text, err := os.ReadFile(children)
+	if err != nil {
+		t.Fatal(err)
+	}
+	top := strings.TrimSpace(string(text))
+	if top == "" || strings.Contains(top, " ") {
+		t.Fatalf("the shell's children are %q", text)
+	}
+	term.tmux("kill-server")
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat("/proc/" + top); err != nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("it goes on without its terminal")
+		}
+	}
+}
+
 func TestTopInTerminal(t *testing.T) {
 	d := newFakeDaemon()
 	stop := d.serve(t)
