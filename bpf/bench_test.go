@@ -75,6 +75,21 @@ func BenchmarkPacket(b *testing.B) {
 	}
 }
 
+// BenchmarkRefused reports what one costs that is refused: by a limit that blocks, and by
+// a bucket that is full.
+func BenchmarkRefused(b *testing.B) {
+	for _, l := range []shaper.Limit{
+		{Name: "block", Block: true},
+		{Name: "full", Packets: shaper.Frequency{N: 1, Per: time.Hour}},
+	} {
+		b.Run(l.Name, func(b *testing.B) {
+			k := newTimed(b, kernelAttachment{Mode: uint32(Police), Ethernet: 1, Keep: 1})
+			k.use(b, attached(l), nil)
+			timeProgram(b, k.ShaperdTc, datagram(1))
+		})
+	}
+}
+
 // newTimed is the programs as they are used, by the kernel's clock.
 func newTimed(t testing.TB, at kernelAttachment) *bench { return newVariant(t, at, nil) }
 

@@ -19,8 +19,8 @@
  * What is allowed is the burst, one unit, and
  *  - where packets are policed, max_delay: so much earlier they leave;
  *  - where other limits hold a packet longer, by how much: others may catch up with it;
- *  - where a charge was ever taken back, since another limit refused the packet, a unit
- *    for each other CPU: those that came in between have the places behind it. */
+ *  - where a charge was ever taken back, as the packet was refused after all, a unit for
+ *    each other CPU: those that came in between have the places behind it. */
 #pragma once
 
 #include "key.h"
