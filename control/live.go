@@ -49,7 +49,6 @@ func (a *api) getLive(w http.ResponseWriter, q *http.Request) {
 		within = h.WriteTimeout
 	}
 	to := http.NewResponseController(w)
-	_ = to.SetReadDeadline(time.Time{})
 	if kept := a.Events.Last(); seen > kept { // of an earlier daemon
 		seen = 0
 	}

@@ -120,12 +120,8 @@ func newAPI(o *Options) http.Handler {
 				answer(w, http.StatusForbidden, Error{msg})
 				return
 			}
-			to := http.NewResponseController(w)
-			if q.Body == http.NoBody {
-				_ = to.SetReadDeadline(time.Time{})
-			}
 			if r.role == Admin { // a change waits for those before it, a profile takes its time
-				_ = to.SetWriteDeadline(time.Time{})
+				_ = http.NewResponseController(w).SetWriteDeadline(time.Time{})
 			}
 			q.Body = http.MaxBytesReader(w, q.Body, maxBody)
 			r.handler(w, q)
@@ -232,8 +228,6 @@ func body(w http.ResponseWriter, q *http.Request, v any) bool {
 		return false
 	}
 	if err == nil {
-		// What has been read is not to end what it asks for.
-		_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
 		err = decode(text, v)
 	}
 	if err != nil {
