@@ -9,18 +9,12 @@ import (
 	"math"
 	"net"
 	"net/http"
-	"net/http/httptest"
-	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"shaperd/leaky"
 	"shaperd/shaper"
 )
 
@@ -364,127 +358,4 @@ func TestCloseWaits(t *testing.T) {
 			}
 		})
 	}
-}
-
-// Without descriptors the daemon waits until there are some again, and takes no time.
-func TestAcceptWithoutDescriptors(t *testing.T) {
-	s := serveOn(t, options(t, busy(t, 1)), -1, nil)
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := os.NewFile(uintptr(fd), "client")
-	defer c.Close()
-	var was unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-		t.Fatal(err)
-	}
-	restore := func() {
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-			t.Fatal(err)
-		}
-	}
-	defer restore()
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: was.Max}); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: s.socket.path}); err != nil {
-		t.Fatal(err)
-	}
-	used := func() time.Duration {
-		var u unix.Rusage
-		if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-			t.Fatal(err)
-		}
-		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-	}
-	before := used()
-	time.Sleep(300 * time.Millisecond)
-	if spent := used() - before; spent > 100*time.Millisecond {
-		t.Errorf("it took %v of processor time to wait 300ms", spent)
-	}
-	if n := s.Connections(); n != 0 {
-		t.Fatalf("there are %d connections", n)
-	}
-	restore()
-	if _, err := io.WriteString(c, "GET /v1/status HTTP/1.0\r\n\r\n"); err != nil {
-		t.Fatal(err)
-	}
-	a, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a.Body.Close()
-}
-
-// failing is a listener with errors before what it accepts.
-type failing struct {
-	net.Listener
-	errs []error
-}
-
-func (f *failing) Accept() (net.Conn, error) {
-	if len(f.errs) > 0 {
-		err := f.errs[0]
-		f.errs = f.errs[1:]
-		return nil, &net.OpError{Op: "accept", Err: err}
-	}
-	return f.Listener.Accept()
-}
-
-func TestAcceptGoesOn(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var e Endpoint
-	e.serve(&failing{l, []error{syscall.ENOBUFS, syscall.EMFILE, syscall.ENOMEM}}, newServer(http.NotFoundHandler()))
-	defer e.Close()
-	defer http.DefaultClient.CloseIdleConnections()
-	a, err := http.Get("http://" + l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	a.Body.Close()
-}
-
-// No request makes it panic, or is its fault.
-func FuzzRequests(f *testing.F) {
-	for _, r := range (&api{}).routes() {
-		method, path, _ := strings.Cut(r.pattern, " ")
-		for _, a := range endpoints[r.pattern].asks {
-			f.Add(method, a.target(path), []byte(a.body), uint8(Admin))
-		}
-	}
-	s := shaper.New(1000)
-	p, err := s.Compile([]shaper.Limit{{Name: "aa", Rate: 8e6}}, []shaper.Listener{{Name: "l", TCP: true}}, nil, nil, false)
-	if err != nil {
-		f.Fatal(err)
-	}
-	s.Swap(p, 0)
-	m := NewMonitor(s, noLog)
-	f.Cleanup(m.Close)
-	h := newAPI(&Options{
-		Shaper: s, Proxy: fakeProxy{}, Packets: fakePackets{}, Clock: func() leaky.Time { return 0 }, Monitor: m,
-		Reloads: &Reloads{}, Events: NewEvents(10), Daemon: &fakeDaemon{}, Log: noLog,
-	})
-	f.Fuzz(func(t *testing.T, method, target string, body []byte, role uint8) {
-		if strings.HasPrefix(target, "/debug/") {
-			return
-		}
-		q, err := http.NewRequest(method, "http://shaperd"+target, strings.NewReader(string(body)))
-		if err != nil || strings.HasPrefix(q.URL.Path, "/debug/") {
-			return
-		}
-		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), roleKey{}, Role(role%3)))
-		cancel() // or a stream would not end
-		w := httptest.NewRecorder()
-		h.ServeHTTP(w, q.WithContext(ctx))
-		if w.Code >= 500 && w.Code != http.StatusServiceUnavailable {
-			t.Errorf("%s %s: %d, %s", method, target, w.Code, w.Body)
-		}
-		if w.Code == http.StatusOK && w.Header().Get("Content-Type") == "application/json" && !json.Valid(w.Body.Bytes()) {
-			t.Errorf("%s %s: %s", method, target, w.Body)
-		}
-	})
 }
