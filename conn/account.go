@@ -104,3 +104,25 @@ func noteRefused(s *shaper.Shaper, at *shaper.State, key shaper.Key, source neti
 	at.Keys.TryAdd(key, did, now)
 	s.Note(source, did, now)
 }
+
+// observe has the limits of set, which only observe, count a unit, and ranks its key under
+// each by what would have become of it.
+func (p *Proxy) observe(f *shaper.Flow, r shaper.Route, set shaper.Set, bytes, packets uint64, now leaky.Time) {
+	policy := p.shaper.Policy()
+	would := p.shaper.Decide(policy, f, r, set, bytes, packets, now)
+	for i := range set.All {
+		did := shaper.Tally{Bytes: bytes}
+		if i == would.Limit {
+			did.Waited = would.Depart.Sub(now).Duration()
+		}
+		if would.Verdict == shaper.Refuse {
+			did.Bytes, did.Waited = 0, 0
+			if i == would.Limit {
+				did.Dropped = max(packets, 1)
+			}
+		}
+		if did != (shaper.Tally{}) {
+			policy.State(i).Keys.TryAdd(policy.Key(i, f, r), did, now)
+		}
+	}
+}

@@ -135,6 +135,26 @@ func TestRankings(t *testing.T) {
 	}
 }
 
+// TestRankingsOfObserved has a limit that observes rank who it would hold back.
+func TestRankingsOfObserved(t *testing.T) {
+	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(io.Discard, c) }),
+		shaper.Limit{Name: "slow", Key: shaper.KeySource, Rate: 8e6, MaxDelay: 100 * time.Millisecond, Observe: true})
+	c := dial(t, r.addr())
+	if _, err := c.Write(make([]byte, 4<<20)); err != nil {
+		t.Fatal(err)
+	}
+	c.CloseWrite()
+	io.Copy(io.Discard, c)
+	r.settle()
+	p, now := r.shaper.Policy(), r.proxy.clock.Now()
+	for _, trait := range []shaper.Trait{shaper.TraitRate, shaper.TraitDelay, shaper.TraitDrops} {
+		keys := p.State(0).Keys.Heaviest(trait, 5, now)
+		if len(keys) != 1 || p.DescribeKey(0, keys[0].Key) != "source 127.0.0.1/32" {
+			t.Errorf("keys by %d: %+v", trait, keys)
+		}
+	}
+}
+
 // TestPromise has a proxy keep its promise, and then sets its bucket back again and again.
 func TestPromise(t *testing.T) {
 	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(io.Discard, c) }),

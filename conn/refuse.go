@@ -14,7 +14,7 @@ import (
 
 // refused is called when a gate has no place for s.
 func (s *session) refused(why refusal, now leaky.Time) {
-	s.proxy.refused.note("connection refused", "limit", why.limit.Name, "reason", why.reason.String(),
+	s.proxy.refused.note("connection refused, "+why.reason.String(), "limit", why.limit.Name,
 		"listener", s.name, "source", s.flow.Source)
 	s.stage = leaving
 	excess := why.limit.Excess

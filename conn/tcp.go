@@ -390,7 +390,7 @@ func (d *direction) send(now leaky.Time) (bytes, packets uint64, again bool) {
 
 func (d *direction) observe(n uint64, now leaky.Time) {
 	s := d.session
-	s.proxy.shaper.Decide(s.proxy.shaper.Policy(), &s.flow, s.route, d.observed, n, 0, now)
+	s.proxy.observe(&s.flow, s.route, d.observed, n, 0, now)
 }
 
 // finish ends s when both directions have.

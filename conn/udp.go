@@ -369,7 +369,7 @@ func (f *udpFlow) submit(d *udpDirection, data []byte, down bool, now leaky.Time
 	p := f.proxy
 	n := charged(data)
 	if d.observed != 0 {
-		p.shaper.Decide(p.shaper.Policy(), &f.flow, f.route, d.observed, n, 1, now)
+		p.observe(&f.flow, f.route, d.observed, n, 1, now)
 	}
 	if len(d.path) == 0 {
 		p.loop.batch.load(f, down, data, len(data))

@@ -93,7 +93,9 @@ func (s *slowly) measure(now time.Time) Process {
 			p.Memory = pages * uint64(os.Getpagesize())
 		}
 	}
-	if entries, err := os.ReadDir("/proc/self/fd"); err == nil {
+	if folder, err := os.Stat("/proc/self/fd"); err == nil && folder.Size() > 0 { // since Linux 6.2
+		p.Descriptors = int(folder.Size())
+	} else if entries, err := os.ReadDir("/proc/self/fd"); err == nil {
 		p.Descriptors = len(entries)
 	}
 	var limit unix.Rlimit
@@ -205,7 +207,7 @@ func (v *view) limit(p *shaper.Policy, i int) Limit {
 		Connections: l.Connections, MaxDelay: l.MaxDelay.Seconds(), MaxWait: l.MaxWait.Seconds(),
 	}
 	if l.OfAttachments() {
-		out.Plane = "packet"
+		out.Plane, out.Direction = "packet", "of the attachment"
 	}
 	if l.Observe {
 		out.Mode = "observe"

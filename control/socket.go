@@ -206,6 +206,7 @@ func (s *socket) Close() error {
 type peer struct {
 	net.Conn
 	role  Role
+	uid   uint32
 	once  sync.Once
 	leave func()
 }
@@ -236,7 +237,7 @@ func (s *socket) Accept() (net.Conn, error) {
 		if role == Nobody {
 			s.refuse(uid, pid)
 		}
-		return &peer{Conn: c, role: role, leave: func() {
+		return &peer{Conn: c, role: role, uid: uid, leave: func() {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			if s.peers[uid]--; s.peers[uid] == 0 {

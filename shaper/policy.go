@@ -219,6 +219,9 @@ func (p *Policy) buildPorts() {
 // Len returns the number of limits.
 func (p *Policy) Len() int { return len(p.limits) }
 
+// Limits returns the limits, which must not be changed.
+func (p *Policy) Limits() []Limit { return p.limits }
+
 // Limit returns limit i, which must not be changed.
 func (p *Policy) Limit(i int) *Limit { return &p.limits[i] }
 

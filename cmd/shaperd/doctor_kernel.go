@@ -129,7 +129,7 @@ func (d *doctor) pins() []finding {
 		owner, is := info.Sys().(*syscall.Stat_t)
 		if is && d.runner.uid != 0 && int(owner.Uid) != d.runner.uid {
 			return find(healthFail, fmt.Sprintf("[daemon] pins: %s belongs to another user than %s", pins, d.runner.name),
-				fmt.Sprintf("shaperd detach --pins %s && chown %s %s", pins, d.runner.name, pins))
+				fmt.Sprintf("shaperd detach --pins %s; the daemon makes it anew", pins))
 		}
 	}
 	return find(healthOK, pins, "")

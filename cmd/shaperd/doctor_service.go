@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"path"
@@ -140,6 +141,7 @@ func (d *doctor) unitState() (found []finding) {
 // daemon says whether one answers.
 func (d *doctor) daemon() []finding {
 	info, err := fs.Stat(d.files, at(d.socket))
+	unanswered := d.dial("unix", d.socket)
 	switch {
 	case err != nil && d.unit.active():
 		return find(healthOK, "shaperd.service is "+d.unit["ActiveState"], "")
@@ -147,12 +149,12 @@ func (d *doctor) daemon() []finding {
 		return find(healthSkip, "none runs: there is no "+d.socket, "")
 	case info.Mode()&fs.ModeSocket == 0:
 		return find(healthFail, d.socket+" is no socket: something else is in the place of the daemon's", "rm "+d.socket)
-	case d.dial("unix", d.socket) == nil:
+	case unanswered == nil:
 		return find(healthOK, "one answers at "+d.socket, "")
-	case d.running:
-		return find(healthWarn, fmt.Sprintf("the daemon runs, and does not let this user ask at %s", d.socket), "run this as root, or as a member of the group shaperd")
+	case errors.Is(unanswered, fs.ErrPermission):
+		return find(healthWarn, fmt.Sprintf("a daemon does not let this user ask at %s", d.socket), "run this as root, or as a member of the group shaperd")
 	}
-	return find(healthWarn, d.socket+" is there, and nobody answers: a daemon was killed, or this user may not ask it", "systemctl restart shaperd, or rm "+d.socket)
+	return find(healthWarn, d.socket+" is there, and nobody answers: a daemon was killed", "start it again, or rm "+d.socket)
 }
 
 // need is capabilities, and what takes them.

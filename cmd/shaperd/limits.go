@@ -147,7 +147,7 @@ may be more than a tenth too large.`,
 			}
 			return e.show(keys, func(p *page) {
 				if len(keys) == 0 {
-					p.line("No key of %s weighs anything now.", *limit)
+					p.line("No key of %s was %s lately; see --sort.", *limit, lately[sort.value])
 				}
 				p.table(keysTable(keys))
 			})
@@ -199,7 +199,7 @@ front of a figure that may be more than a tenth too large.`,
 			}
 			return e.show(who, func(p *page) {
 				if len(who) == 0 {
-					p.line("Nobody weighs anything now.")
+					p.line("Nobody was %s lately; see --sort.", lately[sort.value])
 				}
 				p.table(whoTable(by.value, who))
 			})
@@ -218,3 +218,6 @@ func whoTable(by string, who []control.Who) *table {
 	}
 	return t
 }
+
+// lately is what keys and sources were not, by what they are sorted by.
+var lately = map[string]string{"delayed": "delayed", "dropped": "refused", "rate": "active"}

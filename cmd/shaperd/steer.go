@@ -60,6 +60,9 @@ func (s *server) order(ctx context.Context, f func(context.Context) error) error
 // change puts what is wanted in force, as change makes it of what was, and says so in
 // the log.
 func (s *server) change(ctx context.Context, change func(*wishes) error, msg string, attrs ...any) error {
+	if uid, ok := control.User(ctx); ok {
+		attrs = append(attrs, "uid", uid)
+	}
 	return s.order(ctx, func(ctx context.Context) error {
 		_, was := s.inForce()
 		want := was.clone()
@@ -128,7 +131,7 @@ func (s *server) expire(ctx context.Context) {
 		return
 	}
 	for _, what := range over {
-		s.log.Info("over", "what", what)
+		s.log.Info("what was set for a time is over", "what", what)
 	}
 }
 
@@ -175,7 +178,7 @@ func (s *server) SetLimit(ctx context.Context, limit string, set control.SetLimi
 	return s.change(ctx, func(w *wishes) error {
 		w.set(limit, set.Set, newTerm(lasts))
 		return nil
-	}, "limit set by an operator", "limit", limit, "set", spell(set.Set), "for", lasting(lasts))
+	}, "limit set by an operator", "limit", limit, "set", spell(set.Set), "until", end(lasts, "the next reload"))
 }
 
 // UnsetLimit takes back what was set in a limit.
@@ -194,7 +197,7 @@ func (s *server) Block(ctx context.Context, p netip.Prefix, d time.Duration) err
 	return s.change(ctx, func(w *wishes) error {
 		w.blocks[p] = newTerm(d)
 		return nil
-	}, "blocked by an operator", "prefix", p.String(), "for", lasting(d))
+	}, "blocked by an operator", "prefix", p.String(), "until", end(d, "it is unblocked"))
 }
 
 // Unblock takes a block away.
@@ -217,7 +220,7 @@ func (s *server) Bypass(ctx context.Context, on bool, d time.Duration) error {
 		t := newTerm(d)
 		w.bypass = &t
 		return nil
-	}, "BYPASS is on: everything passes, no limit is enforced", "for", lasting(d))
+	}, "BYPASS is on: everything passes, no limit is enforced", "until", end(d, "it is turned off"))
 }
 
 // Reload puts the configuration file in force.
@@ -238,12 +241,12 @@ func (s *server) Drain() {
 
 func inSeconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// lasting is for how long something lasts, in words.
-func lasting(d time.Duration) string {
+// end is when something ends, in words.
+func end(d time.Duration, otherwise string) string {
 	if d == 0 {
-		return "as long as may be"
+		return otherwise
 	}
-	return d.String()
+	return time.Now().Add(d).Format(time.DateTime)
 }
 
 // spell writes what is set, by key.

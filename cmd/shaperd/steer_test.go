@@ -101,7 +101,7 @@ func TestSteer(t *testing.T) {
 	s.mustFail("set limit per-source speed=1", "speed")
 	s.mustFail("set limit nosuch rate=1MB/s", "there is no limit")
 	s.until("per-source", func(l control.Limit) bool { return l.Rate == 1e6 && l.Connections == 5 && l.Override == nil })
-	s.waitLog("msg=over")
+	s.waitLog("is over")
 
 	// Until the next reload, or until it is taken back.
 	s.must("set limit per-source max_delay=1s", "until the next reload")
@@ -226,7 +226,7 @@ func TestSteerBypass(t *testing.T) {
 	if got := scrape(t, metrics); !strings.Contains(got, "\nshaperd_bypass 0\n") {
 		t.Error("the metrics still tell of the bypass")
 	}
-	for _, text := range []string{"level=WARN msg=\"BYPASS is on", "msg=over what=bypass"} {
+	for _, text := range []string{"level=WARN msg=\"BYPASS is on", "is over\" what=bypass"} {
 		if !strings.Contains(s.log.String(), text) {
 			t.Errorf("no %s in the log:\n%s", text, s.log)
 		}
