@@ -97,7 +97,7 @@ func TestStory(t *testing.T) {
 		fmt.Fprintf(&s.told, "# at the database: %.1f Mbit/s of %v\n\n", got, f.sources[0])
 	}
 
-	rate(9, 11)
+	rate(8, 10.5)
 	s.gives("shaperd status", "The promise is kept.\n", "per-source  ", "Waits most: 10.1.1.10, ", "mode enforce")
 	s.gives("shaperd who", "\n10.1.1.10 ", "\n10.1.2.10 ")
 	s.gives("shaperd keys --limit per-source", "\nsource 10.1.1.10/32 ")
@@ -107,13 +107,13 @@ func TestStory(t *testing.T) {
 
 	s.gives("shaperd set limit per-source rate=40Mbit/s --for 10m",
 		"was  10Mbit/s, ", "now  40Mbit/s, ", "set  rate=40Mbit/s, until ")
-	rate(36, 44)
+	rate(30, 42)
 	s.gives("shaperd limits", "(set: rate=40Mbit/s)", " kept ")
 	s.gives("shaperd status", "The promise is kept.\n", "\nSET IN LIMIT ", "\nper-source    rate=40Mbit/s ")
 	s.gives("shaperd explain --source 10.1.2.10 --to tcp/5432", "\nper-source  source 10.1.2.10/32 ")
 
 	s.gives("shaperd unset limit per-source", "was  40Mbit/s, ", "now  10Mbit/s, ")
-	rate(9, 11)
+	rate(8, 10.5)
 	if out := s.gives("shaperd status", "The promise is kept.\n"); strings.Contains(out, "SET IN LIMIT") {
 		t.Errorf("something is still set:\n%s", out)
 	}
