@@ -288,7 +288,7 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 	}
 	policies := *policies
 	if raceDetector {
-		policies /= 10 // one goroutine has no races, and the run without the detector does all
+		policies /= 25 // one goroutine has no races, and the run without the detector does all
 	}
 	var delays, refusals, blocked, stamped, unlimited int
 	var marks uint64
