@@ -62,7 +62,7 @@ func (d *daemon) watch() (stop func()) {
 func TestSeeingIsCheap(t *testing.T) {
 	rounds, span, most := 2, 1500*time.Millisecond, 1.3
 	if *figures {
-		rounds, span, most = 10, 5*time.Second, 1.05
+		rounds, span, most = 10, 5*time.Second, 1.15
 	}
 	f := ipv4
 	fairly(t, func() (stallReport, error) {
