@@ -29,6 +29,7 @@ one is back. Off a terminal it prints once.`,
 		Args: noArgs(""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, c := cmd.Context(), e.daemon()
+			defer c.Keep()()
 			m := &top{ctx: ctx, client: c, colour: inColour(e.stdout)}
 			m.take(m.fetch(m.question()))
 			if m.err != nil {
