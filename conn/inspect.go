@@ -200,7 +200,7 @@ func (f *udpFlow) logAccess(now leaky.Time) {
 
 func (p *Proxy) logAccess(c *shaper.ConnectionStatus, how shaper.Ending) {
 	p.traffic.Info("access", "listener", c.Listen, "protocol", c.Protocol.String(), "source", c.Source,
-		"asn", p.shaper.Policy().ASN(c.Source.Addr()), "port", c.Port, "downstream", cmp.Or(c.Downstream, "none"),
+		"asn", p.shaper.Policy().ASN(c.Addr()), "port", c.Port, "downstream", cmp.Or(c.Downstream, "none"),
 		"to_downstream", c.ToDownstream, "from_downstream", c.FromDownstream,
 		"seconds", c.Age.Seconds(), "waited", c.Waited.Seconds(), "held_most", cmp.Or(c.HeldMost, "none"), "ended", how.String())
 }

@@ -378,6 +378,7 @@ func (f *udpFlow) submit(d *udpDirection, data []byte, down bool, now leaky.Time
 	if p.loop.queuedBytes+bufferSize(len(data)) > p.loop.maxQueued {
 		d.path[0].state.Bytes.Add(shaper.Refuse, shaper.MemoryFull, n)
 		d.path[0].state.Packets.Add(shaper.Refuse, shaper.MemoryFull, 1)
+		d.path[0].did.dropped++
 		f.reject(d.path[0].line, down, data)
 		return
 	}

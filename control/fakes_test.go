@@ -91,7 +91,7 @@ func (d *fakeDaemon) Explain(q Question) (Explanation, error) {
 	return x, d.note("explain")
 }
 
-func (d *fakeDaemon) SetLimit(_ context.Context, limit string, s SetLimit) error {
+func (d *fakeDaemon) SetLimit(_ context.Context, limit string, _ map[string]string, _ time.Duration) error {
 	return d.note("set " + limit)
 }
 

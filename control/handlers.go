@@ -15,13 +15,11 @@ import (
 // named finds the limit that a request names.
 func (a *api) named(w http.ResponseWriter, q *http.Request) (*shaper.Policy, int) {
 	p, name := a.Shaper.Policy(), q.PathValue("limit")
-	for i := range p.Len() {
-		if p.Limit(i).Name == name {
-			return p, i
-		}
+	i := p.Find(name)
+	if i < 0 {
+		answer(w, http.StatusNotFound, Error{fmt.Sprintf("there is no limit %q", name)})
 	}
-	answer(w, http.StatusNotFound, Error{fmt.Sprintf("there is no limit %q", name)})
-	return p, -1
+	return p, i
 }
 
 //go:embed openapi.json
@@ -85,7 +83,7 @@ func (a *api) getConnections(w http.ResponseWriter, q *http.Request) {
 	}
 	p := a.Shaper.Policy()
 	switch {
-	case ask.limit != "" && !slices.ContainsFunc(p.Limits(), func(l shaper.Limit) bool { return l.Name == ask.limit }):
+	case ask.limit != "" && p.Find(ask.limit) < 0:
 		answer(w, http.StatusNotFound, Error{fmt.Sprintf("there is no limit %q", ask.limit)})
 		return
 	case ask.listener != "" && !slices.ContainsFunc(p.Listeners(), func(l *shaper.ListenerState) bool { return l.Name == ask.listener }):
@@ -139,14 +137,15 @@ func (a *api) setLimit(w http.ResponseWriter, q *http.Request) {
 	if !body(w, q, &s) {
 		return
 	}
-	if _, ok := lasting(w, s.For); !ok {
+	d, ok := lasting(w, s.For)
+	if !ok {
 		return
 	}
 	if len(s.Set) == 0 {
 		bad(w, "set: nothing is set")
 		return
 	}
-	if _, i := a.named(w, q); i < 0 || failed(w, a.Daemon.SetLimit(q.Context(), q.PathValue("limit"), s)) {
+	if _, i := a.named(w, q); i < 0 || failed(w, a.Daemon.SetLimit(q.Context(), q.PathValue("limit"), s.Set, d)) {
 		return
 	}
 	a.getLimit(w, q)
@@ -174,7 +173,7 @@ func (a *api) block(w http.ResponseWriter, q *http.Request) {
 		return
 	}
 	if !failed(w, a.Daemon.Block(q.Context(), p, d)) {
-		answer(w, http.StatusOK, a.view.status().Blocks)
+		answer(w, http.StatusOK, a.blocks())
 	}
 }
 
@@ -185,7 +184,7 @@ func (a *api) unblock(w http.ResponseWriter, q *http.Request) {
 		return
 	}
 	if !failed(w, a.Daemon.Unblock(q.Context(), p)) {
-		answer(w, http.StatusOK, a.view.status().Blocks)
+		answer(w, http.StatusOK, a.blocks())
 	}
 }
 

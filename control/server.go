@@ -2,7 +2,6 @@ package control
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,6 +9,7 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"net/netip"
+	"sync"
 	"time"
 
 	"shaperd/leaky"
@@ -29,6 +29,16 @@ type Options struct {
 	Log     *slog.Logger
 	LogLost func() uint64 // lines of the log
 	Version string
+
+	once   sync.Once
+	shared *api
+}
+
+// api returns what answers, the same on the socket and on the page's port: what is looked
+// at for one is there for the other.
+func (o *Options) api() *api {
+	o.once.Do(func() { o.shared = &api{view{Options: o}} })
+	return o.shared
 }
 
 // Daemon is who knows the configuration, and changes it. Its methods are called by several
@@ -43,7 +53,7 @@ type Daemon interface {
 	Config() any
 	Explain(Question) (Explanation, error)
 
-	SetLimit(ctx context.Context, limit string, s SetLimit) error
+	SetLimit(ctx context.Context, limit string, set map[string]string, d time.Duration) error
 	UnsetLimit(ctx context.Context, limit string) error
 	Block(ctx context.Context, p netip.Prefix, d time.Duration) error
 	Unblock(ctx context.Context, p netip.Prefix) error
@@ -116,7 +126,7 @@ type route struct {
 // newAPI returns what answers requests whose context has a role.
 func newAPI(o *Options) http.Handler {
 	mux := http.NewServeMux()
-	for _, r := range (&api{view{Options: o}}).routes() {
+	for _, r := range o.api().routes() {
 		mux.HandleFunc(r.pattern, func(w http.ResponseWriter, q *http.Request) {
 			if role, _ := q.Context().Value(roleKey{}).(Role); role < r.role {
 				msg := "this takes root, or the daemon's own user"
@@ -142,7 +152,7 @@ func newAPI(o *Options) http.Handler {
 // readOnly is newAPI for everybody who gets as far as this: what shows, and changes nothing.
 func readOnly(o *Options) http.Handler {
 	mux := http.NewServeMux()
-	for _, r := range (&api{view{Options: o}}).routes() {
+	for _, r := range o.api().routes() {
 		if r.role == Reader {
 			mux.HandleFunc(r.pattern, r.handler)
 		}
@@ -162,7 +172,7 @@ func (a *api) routes() []route {
 		{"GET /v1/connections", Reader, a.getConnections},
 		{"GET /v1/downstreams", Reader, func(w http.ResponseWriter, q *http.Request) { answer(w, http.StatusOK, a.downstreams()) }},
 		{"GET /v1/explain", Reader, a.getExplain},
-		{"GET /v1/blocks", Reader, func(w http.ResponseWriter, q *http.Request) { answer(w, http.StatusOK, a.status().Blocks) }},
+		{"GET /v1/blocks", Reader, func(w http.ResponseWriter, q *http.Request) { answer(w, http.StatusOK, a.blocks()) }},
 		{"GET /v1/events", Reader, a.getEvents},
 		{"GET /v1/history", Reader, func(w http.ResponseWriter, q *http.Request) { answer(w, http.StatusOK, a.Monitor.history()) }},
 		{"GET /v1/live", Reader, a.getLive},

@@ -128,7 +128,7 @@ func (v *view) status() Status {
 	}
 	policy := v.Shaper.Policy()
 	for i := range policy.Len() {
-		if l := v.limit(policy, i); !l.Promise.Kept {
+		if p, watched := v.Monitor.promiseOf(policy.State(i)); watched && !p.Kept {
 			s.Promise = "broken"
 		}
 	}
@@ -168,6 +168,13 @@ func (v *view) status() Status {
 	}
 	v.Daemon.Describe(&s)
 	return s
+}
+
+// blocks returns the prefixes that operators block.
+func (v *view) blocks() []Block {
+	s := Status{Blocks: []Block{}}
+	v.Daemon.Describe(&s)
+	return s.Blocks
 }
 
 func (v *view) downstreams() []DownstreamStatus {
@@ -221,8 +228,6 @@ func (v *view) limit(p *shaper.Policy, i int) Limit {
 // traits are by what keys and sources can be sorted.
 var traits = map[string]shaper.Trait{"rate": shaper.TraitRate, "delayed": shaper.TraitDelay, "dropped": shaper.TraitDrops}
 
-func heavy(w shaper.Weight) Heavy { return Heavy(w) }
-
 // keys returns the heaviest keys of limit i of p.
 func (v *view) keys(p *shaper.Policy, i int, by shaper.Trait, n int) []Key {
 	all := p.State(i).Keys.Heaviest(by, n, v.Clock())
@@ -232,7 +237,7 @@ func (v *view) keys(p *shaper.Policy, i int, by shaper.Trait, n int) []Key {
 		k := &out[j]
 		*k = Key{
 			Key: p.DescribeKey(i, h.Key), ASN: h.Key.ASN,
-			Rate: heavy(h.Weight[shaper.TraitRate]), Delayed: heavy(h.Weight[shaper.TraitDelay]), Dropped: heavy(h.Weight[shaper.TraitDrops]),
+			Rate: Heavy(h.Weight[shaper.TraitRate]), Delayed: Heavy(h.Weight[shaper.TraitDelay]), Dropped: Heavy(h.Weight[shaper.TraitDrops]),
 		}
 		if prefix, ok := p.SourcePrefix(i, h.Key); ok {
 			k.Source = prefix.String()
@@ -285,7 +290,7 @@ func (v *view) who(by string, sort shaper.Trait, n int) []Who {
 func named[K comparable](all []shaper.Heavy[K], name func(K) (name, asName string)) []Who {
 	out := []Who{}
 	for _, h := range all {
-		w := Who{Rate: heavy(h.Weight[shaper.TraitRate]), Delayed: heavy(h.Weight[shaper.TraitDelay]), Dropped: heavy(h.Weight[shaper.TraitDrops])}
+		w := Who{Rate: Heavy(h.Weight[shaper.TraitRate]), Delayed: Heavy(h.Weight[shaper.TraitDelay]), Dropped: Heavy(h.Weight[shaper.TraitDrops])}
 		w.Name, w.ASName = name(h.Key)
 		out = append(out, w)
 	}
@@ -313,10 +318,10 @@ var orders = map[string]func(a, b *Connection) int{
 func (v *view) connections(q asked) Connections {
 	policy := v.Shaper.Policy()
 	out := Connections{Connections: []Connection{}}
-	order := orders[q.sort]
+	order, limit := orders[q.sort], policy.Find(q.limit)
 	v.Proxy.Connections(func(c *shaper.ConnectionStatus) {
-		if q.listener != "" && c.Listen != q.listener || q.source.IsValid() && !q.source.Contains(c.Source.Addr().Unmap().WithZone("")) ||
-			q.limit != "" && !v.under(policy, c, q.limit) {
+		if q.listener != "" && c.Listen != q.listener || q.source.IsValid() && !q.source.Contains(c.Addr()) ||
+			limit >= 0 && !under(policy, c, limit) {
 			return
 		}
 		out.Total++
@@ -333,7 +338,7 @@ func (v *view) connections(q asked) Connections {
 
 // NewConnection is c as the API has it.
 func NewConnection(c *shaper.ConnectionStatus, p *shaper.Policy) Connection {
-	asn := p.ASN(c.Source.Addr().Unmap().WithZone(""))
+	asn := p.ASN(c.Addr())
 	return Connection{
 		ID: c.ID, Protocol: c.Protocol.String(), Source: c.Source.String(), ASN: asn, ASName: p.ASName(asn),
 		Listener: c.Listen, Port: c.Port, Downstream: c.Downstream, Stage: c.Stage, Age: c.Age.Seconds(), Idle: c.Idle.Seconds(),
@@ -342,13 +347,8 @@ func NewConnection(c *shaper.ConnectionStatus, p *shaper.Policy) Connection {
 	}
 }
 
-// under reports whether a limit matches a connection.
-func (v *view) under(p *shaper.Policy, c *shaper.ConnectionStatus, limit string) bool {
-	f := shaper.Flow{Source: c.Source.Addr().Unmap().WithZone(""), Port: c.Port, Listen: p.ListenIndex(c.Listen), Protocol: c.Protocol}
-	for i := range p.Route(&f).Limits().All {
-		if p.Limit(i).Name == limit {
-			return true
-		}
-	}
-	return false
+// under reports whether limit i matches a connection.
+func under(p *shaper.Policy, c *shaper.ConnectionStatus, i int) bool {
+	f := shaper.Flow{Source: c.Addr(), Port: c.Port, Listen: p.ListenIndex(c.Listen), Protocol: c.Protocol}
+	return p.Route(&f).Limits()&(1<<i) != 0
 }

@@ -71,7 +71,7 @@ func (s *Shaper) Debts(most int, now leaky.Time) []Debt {
 // meanwhile. Debts of limits that p does not have are forgotten.
 func (s *Shaper) Restore(p *Policy, debts []Debt, ago leaky.Time, now leaky.Time) {
 	for _, d := range debts {
-		i := slices.IndexFunc(p.states, func(st *State) bool { return st.Name == d.Limit })
+		i := p.Find(d.Limit)
 		if i < 0 {
 			continue
 		}

@@ -219,8 +219,10 @@ func (p *Policy) buildPorts() {
 // Len returns the number of limits.
 func (p *Policy) Len() int { return len(p.limits) }
 
-// Limits returns the limits, which must not be changed.
-func (p *Policy) Limits() []Limit { return p.limits }
+// Find returns which limit has a name, or -1.
+func (p *Policy) Find(name string) int {
+	return slices.IndexFunc(p.limits, func(l Limit) bool { return l.Name == name })
+}
 
 // Limit returns limit i, which must not be changed.
 func (p *Policy) Limit(i int) *Limit { return &p.limits[i] }

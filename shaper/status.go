@@ -31,6 +31,9 @@ type ConnectionStatus struct {
 	HeldMost       string        // the limit it has waited for longest
 }
 
+// Addr returns whose the connection is, as flows have it.
+func (c *ConnectionStatus) Addr() netip.Addr { return c.Source.Addr().Unmap().WithZone("") }
+
 // BucketState is how a bucket is doing, and the connections of its key.
 type BucketState struct {
 	BacklogBytes, BacklogPackets uint64        // charged and not drained

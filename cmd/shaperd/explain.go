@@ -39,27 +39,12 @@ tells the present state of the buckets and when the next unit would leave. With
 		Annotations: withJSON,
 		Args:        noArgs(""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			q := question{attach: attach}
-			var err error
-			if q.source, err = parseAddr("source", source); err != nil {
+			q, err := parseQuestion(control.Question{Source: source, To: to, Attach: attach, Destination: destination})
+			if err != nil {
 				return err
-			}
-			if q.protocol, q.port, err = parseTo(to, attach != ""); err != nil {
-				return err
-			}
-			if destination != "" {
-				if attach == "" {
-					return usageError{errors.New("--destination is for packets at an attachment: name it with --attach")}
-				}
-				if q.destination, err = parseAddr("destination", destination); err != nil {
-					return err
-				}
-				if q.source.Is4() != q.destination.Is4() {
-					return usageError{fmt.Errorf("--source %v and --destination %v: both must be IPv4 or IPv6", q.source, q.destination)}
-				}
 			}
 			if file == "" {
-				return explainLive(cmd.Context(), e, q)
+				return explainLive(cmd.Context(), e, *q)
 			}
 			if e.flags.json {
 				return usageError{errors.New("--json: with --config, explain prints no JSON")}
@@ -72,7 +57,7 @@ tells the present state of the buckets and when the next unit would leave. With
 			if err != nil {
 				return err
 			}
-			return explain(e, l.config, p, q)
+			return explain(e, l.config, p, *q)
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "", "configuration `file` to ask instead of the running daemon")
@@ -81,6 +66,31 @@ tells the present state of the buckets and when the next unit would leave. With
 	cmd.Flags().StringVar(&attach, "attach", "", "`name` of an attachment: tell about packets there, not about a listener's connections")
 	cmd.Flags().StringVar(&destination, "destination", "", "`address` that packets at the attachment are for")
 	return cmd
+}
+
+// parseQuestion reads a question. What is wrong is told by the flags of "explain".
+func parseQuestion(ask control.Question) (*question, error) {
+	q := &question{attach: ask.Attach}
+	var err error
+	if q.source, err = parseAddr("source", ask.Source); err != nil {
+		return nil, err
+	}
+	if q.protocol, q.port, err = parseTo(ask.To, ask.Attach != ""); err != nil {
+		return nil, err
+	}
+	if ask.Destination == "" {
+		return q, nil
+	}
+	if ask.Attach == "" {
+		return nil, usageError{errors.New("--destination is for packets at an attachment: name it with --attach")}
+	}
+	if q.destination, err = parseAddr("destination", ask.Destination); err != nil {
+		return nil, err
+	}
+	if q.source.Is4() != q.destination.Is4() {
+		return nil, usageError{fmt.Errorf("--source %v and --destination %v: both must be IPv4 or IPv6", q.source, q.destination)}
+	}
+	return q, nil
 }
 
 func parseAddr(flag, s string) (netip.Addr, error) {

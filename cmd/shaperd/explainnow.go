@@ -1,7 +1,6 @@
 package main
 
 import (
-	"net/netip"
 	"time"
 
 	"shaperd/control"
@@ -27,22 +26,6 @@ func (s *server) Explain(ask control.Question) (control.Explanation, error) {
 	s.addBuckets(found, p)
 	s.addConnections(found, p)
 	return found.Explanation, nil
-}
-
-// parseQuestion is the flags of "explain", as the API has them.
-func parseQuestion(ask control.Question) (*question, error) {
-	q := &question{attach: ask.Attach}
-	var err error
-	if q.source, err = parseAddr("source", ask.Source); err != nil {
-		return nil, err
-	}
-	if q.protocol, q.port, err = parseTo(ask.To, ask.Attach != ""); err != nil {
-		return nil, err
-	}
-	if ask.Destination != "" {
-		q.destination, err = parseAddr("destination", ask.Destination)
-	}
-	return q, err
 }
 
 // addBuckets adds the state of each bucket, and what a unit that came now would get.
@@ -115,11 +98,8 @@ func (s *server) addConnections(x *explained, p *shaper.Policy) {
 		return
 	}
 	s.proxy.Connections(func(c *shaper.ConnectionStatus) {
-		if len(x.Connections) < mostExplained && c.Listen == x.Listener && c.Protocol == x.flow.Protocol && source(c) == x.flow.Source {
+		if len(x.Connections) < mostExplained && c.Listen == x.Listener && c.Protocol == x.flow.Protocol && c.Addr() == x.flow.Source {
 			x.Connections = append(x.Connections, control.NewConnection(c, p))
 		}
 	})
 }
-
-// source is who a connection is of.
-func source(c *shaper.ConnectionStatus) netip.Addr { return c.Source.Addr().Unmap().WithZone("") }

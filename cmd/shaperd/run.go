@@ -155,17 +155,21 @@ func (s *server) serve(ctx context.Context, e env) error {
 	defer tick.Stop()
 	over := time.NewTimer(0)
 	defer over.Stop()
-	for {
-		if _, w := s.inForce(); !w.next().IsZero() {
-			over.Reset(max(time.Until(w.next()), 0))
+	await := func(next time.Time) {
+		if !next.IsZero() {
+			over.Reset(max(time.Until(next), 0))
 		}
+	}
+	for {
 		select {
 		case <-e.reload:
 			_ = s.reload(ctx) // it was logged
 		case order := <-s.orders:
 			order(ctx)
+			_, w := s.inForce()
+			await(w.next())
 		case <-over.C:
-			s.expire(ctx)
+			await(s.expire(ctx))
 		case <-tick.C:
 			refusals.write()
 			s.remind()

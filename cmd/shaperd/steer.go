@@ -119,20 +119,24 @@ type missing struct{ error }
 
 func (m *missing) Is(target error) bool { return target == control.ErrUnknown }
 
-// expire ends what is over.
-func (s *server) expire(ctx context.Context) {
+// expireAgain is after how long it is tried again to end what could not be ended.
+const expireAgain = 10 * time.Second
+
+// expire ends what is over, and returns when there is more to end, or the zero time.
+func (s *server) expire(ctx context.Context) (next time.Time) {
 	_, want := s.inForce()
 	left, over := want.expired(time.Now())
 	if len(over) == 0 {
-		return
+		return want.next()
 	}
 	if err := s.enact(ctx, left); err != nil {
 		s.log.Error("what was set for a time stays", "err", err)
-		return
+		return time.Now().Add(expireAgain)
 	}
 	for _, what := range over {
 		s.log.Info("what was set for a time is over", "what", what)
 	}
+	return left.next()
 }
 
 // Describe fills in what the daemon knows of itself.
@@ -173,12 +177,11 @@ func (s *server) Config() any {
 }
 
 // SetLimit sets values of a limit, until the next reload or for a while.
-func (s *server) SetLimit(ctx context.Context, limit string, set control.SetLimit) error {
-	lasts := inSeconds(set.For)
+func (s *server) SetLimit(ctx context.Context, limit string, set map[string]string, d time.Duration) error {
 	return s.change(ctx, func(w *wishes) error {
-		w.set(limit, set.Set, newTerm(lasts))
+		w.set(limit, set, newTerm(d))
 		return nil
-	}, "limit set by an operator", "limit", limit, "set", spell(set.Set), "until", end(lasts, "the next reload"))
+	}, "limit set by an operator", "limit", limit, "set", spell(set), "until", end(d, "the next reload"))
 }
 
 // UnsetLimit takes back what was set in a limit.
@@ -238,8 +241,6 @@ func (s *server) Drain() {
 	s.log.Warn("drain asked for by an operator")
 	s.drain()
 }
-
-func inSeconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
 // end is when something ends, in words.
 func end(d time.Duration, otherwise string) string {
