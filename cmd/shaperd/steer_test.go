@@ -233,6 +233,26 @@ func TestSteerBypass(t *testing.T) {
 	}
 }
 
+// TestSteerExpiryFails has a change end that another one needs. That is told, and tried again
+// some time later, not at once.
+func TestSteerExpiryFails(t *testing.T) {
+	listen := freePort(t)
+	text := strings.Replace(configText(listen, "", echoServer(t), "1MB/s"), "rate = \"1MB/s\"\n", "", 1)
+	s := startSteered(t, writeConfig(t, "", text))
+	s.must("set limit per-source rate=2MB/s --for 300ms")
+	s.must("set limit per-source burst=64KiB")
+	const stays = "what was set for a time stays"
+	s.waitLog(stays)
+	time.Sleep(200 * time.Millisecond)
+	if n := strings.Count(s.log.String(), stays); n != 1 {
+		t.Errorf("it was tried %d times", n)
+	}
+	s.must("unset limit per-source")
+	if l := s.limit("per-source"); l.Rate != 0 || l.Override != nil {
+		t.Errorf("after all was taken back: %+v", l)
+	}
+}
+
 // TestSteerDrain ends the daemon by a verb.
 func TestSteerDrain(t *testing.T) {
 	listen := freePort(t)
