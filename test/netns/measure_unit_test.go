@@ -70,3 +70,24 @@ func TestEnvelope(t *testing.T) {
 		}
 	}
 }
+
+func TestStallsWithin(t *testing.T) {
+	at := func(due time.Duration, late time.Duration) stall {
+		return stall{at: time.Unix(0, 0).Add(due), late: late}
+	}
+	r := stallReport{at(90*time.Millisecond, 4*time.Millisecond), at(0, 1*time.Millisecond), at(100*time.Millisecond, 2*time.Millisecond), at(200*time.Millisecond, 5*time.Millisecond)}
+	for window, want := range map[time.Duration]time.Duration{
+		10 * time.Millisecond:  5 * time.Millisecond,
+		11 * time.Millisecond:  6 * time.Millisecond,
+		101 * time.Millisecond: 7 * time.Millisecond,
+		111 * time.Millisecond: 11 * time.Millisecond,
+		time.Second:            12 * time.Millisecond,
+	} {
+		if got := r.within(window); got != want {
+			t.Errorf("%v within %v, want %v", got, window, want)
+		}
+	}
+	if got := stallReport(nil).within(time.Second); got != 0 {
+		t.Errorf("%v without a stall", got)
+	}
+}

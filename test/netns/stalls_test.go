@@ -57,6 +57,21 @@ func (r stallReport) sum() float64 {
 	return d.Seconds()
 }
 
+// within is the most time in stalls that were due in one window of that length,
+// over all processors: what may add to the way of a unit that takes so long.
+func (r stallReport) within(window time.Duration) (most time.Duration) {
+	for _, first := range r {
+		var sum time.Duration
+		for _, s := range r {
+			if after := s.at.Sub(first.at); after >= 0 && after < window {
+				sum += s.late
+			}
+		}
+		most = max(most, sum)
+	}
+	return most
+}
+
 // share is the part of the time watched that stalls took: what a pacer that never
 // makes up for much may fall short of its rate. It excuses half of it at most.
 func (r stallReport) share(watched time.Duration) float64 {
