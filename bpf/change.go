@@ -1,7 +1,6 @@
 package bpf
 
 import (
-	"fmt"
 	"net/netip"
 	"os"
 	"slices"
@@ -47,8 +46,8 @@ func (c *Change) prepare() (err error) {
 	if c.wanted, err = wantedPoints(c.attachments); err != nil {
 		return err
 	}
-	if err := p.kernel.beat(); err != nil {
-		return fmt.Errorf("heartbeat: %w", err)
+	if err := p.beat(); err != nil {
+		return err
 	}
 	p.since = p.kernel.Generation + 1 // until then what is attached lets everything pass
 	defer func() { p.since = 0 }()
@@ -128,6 +127,6 @@ func (c *Change) Commit() error {
 	for _, other := range p.otherFolders() {
 		p.fault(other, os.RemoveAll(other))
 	}
-	p.start()
+	p.looks.Do(p.look)
 	return nil
 }

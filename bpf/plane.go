@@ -8,7 +8,6 @@ package bpf
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -48,8 +47,10 @@ type Plane struct {
 	since       uint32               // generation of the policy that programs are loaded for
 	pressures   map[string]*pressure // by what they are of
 
-	stop func()
-	done sync.WaitGroup
+	beats, looks sync.Once
+	quit         chan struct{}
+	stop         func() // ends what is done at intervals; not with mu
+	done         sync.WaitGroup
 }
 
 // Open opens the plane whose programs and maps are pinned under the folder pins, or
@@ -67,7 +68,12 @@ func Open(s *shaper.Shaper, clock *leaky.Clock, pins string, keys int, log *slog
 	p := &Plane{
 		log: log, shaper: s, clock: clock, dir: folder(pins, keys), kernel: k,
 		points: map[side]*point{}, faults: map[string]string{}, counted: counted{}, pressures: map[string]*pressure{},
+		quit: make(chan struct{}),
 	}
+	p.stop = sync.OnceFunc(func() {
+		close(p.quit)
+		p.done.Wait()
+	})
 	if p.sampler, err = newSampler(k); err != nil {
 		k.close()
 		return nil, privileges(err)
@@ -213,49 +219,67 @@ func (p *Plane) fault(what string, err error) {
 // Intervals at which the plane looks after itself. What is amiss is found within
 // the second.
 const (
-	sampleInterval = 200 * time.Millisecond
-	beatInterval   = time.Second
-	checkInterval  = 2 * time.Second
-	countInterval  = 10 * time.Second
+	sampleInterval    = 200 * time.Millisecond
+	beatInterval      = time.Second
+	countInterval     = time.Second
+	checkInterval     = 2 * time.Second
+	reconcileInterval = 10 * time.Second
 )
 
-// start begins to look after what is attached.
-func (p *Plane) start() {
-	if p.stop != nil {
-		return
+// every does something at intervals until the plane ends.
+func (p *Plane) every(interval time.Duration, do func()) {
+	p.done.Go(func() {
+		tick := time.NewTicker(interval)
+		defer tick.Stop()
+		for {
+			select {
+			case <-p.quit:
+				return
+			case <-tick.C:
+				do()
+			}
+		}
+	})
+}
+
+// beat begins to tell the programs that a daemon is there. It goes on whoever has the
+// lock: on a machine that is short of time the verifier takes longer than they wait.
+func (p *Plane) beat() error {
+	if err := p.kernel.beat(); err != nil {
+		return fmt.Errorf("heartbeat: %w", err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	p.stop = cancel
+	p.beats.Do(func() {
+		failed := false
+		p.every(beatInterval, func() {
+			err := p.kernel.beat()
+			if err == nil && !failed {
+				return
+			}
+			failed = err != nil
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.fault("heartbeat", err)
+		})
+	})
+	return nil
+}
+
+// look begins to look after what is attached.
+func (p *Plane) look() {
 	p.checkRoom() // what had none before is none of this daemon's
 	every := func(interval time.Duration, do func()) {
-		p.done.Go(func() {
-			tick := time.NewTicker(interval)
-			defer tick.Stop()
-			for {
-				select {
-				case <-ctx.Done():
-					return
-				case <-tick.C:
-					do()
-				}
-			}
+		p.every(interval, func() {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			do()
 		})
 	}
-	every(beatInterval, func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.fault("heartbeat", p.kernel.beat())
+	every(countInterval, func() {
 		p.fault("counters", p.sync())
 		p.kernel.freeWatches(p.policy, p.numbers, false)
 	})
-	every(sampleInterval, func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.fault("samples", p.rank())
-	})
-	every(countInterval, func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
+	every(sampleInterval, func() { p.fault("samples", p.rank()) })
+	every(reconcileInterval, func() {
 		repaired, _, err := p.kernel.reconcile(uint64(monotonic() / leaky.FromDuration(1)))
 		p.fault("connections", err)
 		if repaired > 0 {
@@ -263,8 +287,6 @@ func (p *Plane) start() {
 		}
 	})
 	every(checkInterval, func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
 		p.check()
 		p.checkRoom()
 	})
@@ -335,6 +357,7 @@ func (p *Plane) add(key side, a *Attachment) (*point, error) {
 
 // Release lets go of a plane that was opened and not changed: what is attached stays.
 func (p *Plane) Release() {
+	p.stop()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, pt := range p.points {
@@ -364,10 +387,7 @@ func (p *Plane) release() {
 // Close ends the plane: attachments that are to be kept stay enforced, the others
 // are taken away.
 func (p *Plane) Close() error {
-	if p.stop != nil {
-		p.stop()
-		p.done.Wait()
-	}
+	p.stop()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var errs []error

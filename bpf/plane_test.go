@@ -217,8 +217,6 @@ func (p *testPlane) tryApply(limits []shaper.Limit, attachments ...Attachment) e
 
 // crash ends the plane as a killed daemon would.
 func (p *testPlane) crash() {
-	p.stop()
-	p.done.Wait()
 	p.Release()
 }
 

@@ -3,7 +3,6 @@ package bpf
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"strconv"
 
 	"github.com/cilium/ebpf"
@@ -50,10 +49,6 @@ const repliesPin = "-replies"
 
 // load loads the programs of a for an interface.
 func (p *Plane) load(a *Attachment, ifindex int, n numbers, counts bool) (*programs, error) {
-	// The verifier takes its time, and whoever looks after the heartbeat waits for it.
-	if err := p.kernel.beat(); err != nil {
-		return nil, fmt.Errorf("heartbeat: %w", err)
-	}
 	l, err := netlink.LinkByIndex(ifindex)
 	if err != nil {
 		return nil, attachError(a, strconv.Itoa(ifindex), err)
