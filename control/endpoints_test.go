@@ -245,8 +245,10 @@ var endpoints = map[string]endpoint{
 		asks: []ask{{code: 200}, {at: "2", code: 404, fine: true}, {at: "x", code: 400}, {at: "-1", code: 400}, {at: "99999999999999999999", code: 400}},
 	},
 	"PATCH /v1/downstreams": {
-		says: "Take a downstream out of use, or into it again", body: SetDownstream{}, answer: []DownstreamStatus{}, errors: []int{400, 404, 413},
-		asks: append(wrongBodies(), ask{body: drain, code: 200}, ask{body: `{"downstream":"x:1","drained":true}`, code: 404, fine: true}),
+		says: "Take a downstream out of use, or into it again", body: SetDownstream{}, answer: []DownstreamStatus{}, errors: []int{400, 404, 413, 500, 503},
+		asks: append(
+			wrongBodies(), ask{body: drain, code: 200}, ask{body: drain, err: ErrUnknown, code: 404, fine: true}, brokenByIt.with(drain), ending.with(drain),
+		),
 	},
 	"POST /v1/reload": {
 		says: "Put the configuration file in force as it is now", answer: ReloadStatus{}, errors: []int{422, 500, 503}, instead: map[int]any{422: ReloadStatus{}},

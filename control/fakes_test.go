@@ -43,13 +43,6 @@ func (fakeProxy) Buckets(_ int, keys ...shaper.Key) []shaper.BucketState {
 	return slices.Repeat([]shaper.BucketState{{BacklogBytes: 1000, Queued: 2, NextIn: time.Millisecond}}, len(keys))
 }
 
-func (fakeProxy) DrainDownstream(listener, downstream string, drained bool) int {
-	if downstream == "10.0.0.5:5432" {
-		return 1
-	}
-	return 0
-}
-
 // fakePackets is a packet plane with an attachment that shapes, and one at no interface.
 type fakePackets struct{}
 
@@ -108,7 +101,10 @@ func (d *fakeDaemon) Unblock(_ context.Context, p netip.Prefix) error {
 }
 func (d *fakeDaemon) Bypass(context.Context, bool, time.Duration) error { return d.note("bypass") }
 func (d *fakeDaemon) Reload(context.Context) error                      { return d.note("reload") }
-func (d *fakeDaemon) Drain()                                            { _ = d.note("drain") }
+func (d *fakeDaemon) DrainDownstream(context.Context, string, string, bool) error {
+	return d.note("drain downstream")
+}
+func (d *fakeDaemon) Drain() { _ = d.note("drain") }
 
 // options returns what shows s.
 func options(t *testing.T, s *shaper.Shaper) *Options {

@@ -218,12 +218,9 @@ func (a *api) setDownstream(w http.ResponseWriter, q *http.Request) {
 	if !body(w, q, &s) {
 		return
 	}
-	if a.Proxy.DrainDownstream(s.Listener, s.Downstream, s.Drained) == 0 {
-		answer(w, http.StatusNotFound, Error{fmt.Sprintf("there is no downstream %q", s.Downstream)})
-		return
+	if !failed(w, a.Daemon.DrainDownstream(q.Context(), s.Listener, s.Downstream, s.Drained)) {
+		answer(w, http.StatusOK, a.downstreams())
 	}
-	a.Log.Warn("downstream set by an operator", "listener", s.Listener, "downstream", s.Downstream, "drained", s.Drained, "uid", q.Context().Value(userKey{}))
-	answer(w, http.StatusOK, a.downstreams())
 }
 
 func (a *api) reload(w http.ResponseWriter, q *http.Request) {

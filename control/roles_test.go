@@ -69,11 +69,6 @@ func (n noted) Kill(id uint64) bool {
 	return n.fakeProxy.Kill(id)
 }
 
-func (n noted) DrainDownstream(listener, downstream string, drained bool) int {
-	_ = n.note("drain downstream")
-	return n.fakeProxy.DrainDownstream(listener, downstream, drained)
-}
-
 func TestRoles(t *testing.T) {
 	if err := pprof.StartCPUProfile(io.Discard); err != nil { // a second one is refused, and takes no time
 		t.Fatal(err)

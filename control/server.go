@@ -58,6 +58,9 @@ type Daemon interface {
 	Block(ctx context.Context, p netip.Prefix, d time.Duration) error
 	Unblock(ctx context.Context, p netip.Prefix) error
 	Bypass(ctx context.Context, on bool, d time.Duration) error
+	// DrainDownstream has a downstream get no connections any more, or get them again, at
+	// one listener, or at all where listener is "".
+	DrainDownstream(ctx context.Context, listener, downstream string, drained bool) error
 	Reload(ctx context.Context) error
 	Drain()
 }

@@ -23,7 +23,6 @@ type Proxy interface {
 	Connections(func(*shaper.ConnectionStatus))
 	Kill(id uint64) bool
 	Buckets(i int, keys ...shaper.Key) []shaper.BucketState
-	DrainDownstream(listener, downstream string, drained bool) int
 }
 
 // view answers what can be asked. Its methods may be called by several goroutines.

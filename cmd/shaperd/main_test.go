@@ -24,6 +24,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
+	os.Setenv("SHAPERD_CONTROL", "") // the usual one may be that of a daemon of this host
 	goleak.VerifyTestMain(m)
 }
 
@@ -95,10 +96,11 @@ downstream = [%q]
 func TestArguments(t *testing.T) {
 	good := writeConfig(t, "", configText("127.0.0.1:5432", "", "127.0.0.1:5433", "1MB/s"))
 	bad := writeConfig(t, "", configText("127.0.0.1:5432", "", "127.0.0.1:5433", "10mbps"))
-	attached := writeConfig(t, "", `
+	attached := writeConfig(t, "", fmt.Sprintf(`
 [daemon]
 metrics = ""
 page = ""
+pins = %q
 [[attach]]
 name      = "uplink"
 interface = ["eth0", "wg*"]
@@ -126,7 +128,7 @@ packets = "10pps"
 name    = "ping"
 match   = { attach = ["uplink"], protocol = "icmp" }
 packets = "10pps"
-`)
+`, filepath.Join(t.TempDir(), "pins")))
 	idle := writeConfig(t, "", configText("127.0.0.1:5432", "", "127.0.0.1:5433", "1MB/s")+`
 [[attach]]
 name      = "idle"

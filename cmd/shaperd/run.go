@@ -69,7 +69,7 @@ that are there go on until --drain-timeout. A second SIGTERM ends the drain.`,
 	cmd.Flags().StringVar(&f.config, "config", "/etc/shaperd/shaperd.toml", "configuration `file`; conf.d/*.toml beside it is read too")
 	cmd.Flags().StringVar(&f.logFormat, "log-format", "text", "text or json")
 	cmd.Flags().StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
-	cmd.Flags().StringVar(&f.state, "state", "", "`file` to write down what buckets owe in, for the next start; none if empty")
+	cmd.Flags().StringVar(&f.state, "state", "", "`file` to write down what buckets owe in, and beside it what operators ordered, for the next start; none if empty")
 	cmd.Flags().DurationVar(&f.drainTimeout, "drain-timeout", 30*time.Second, "how long connections may go on after SIGTERM")
 	return cmd
 }
@@ -108,6 +108,7 @@ func (s *server) serve(ctx context.Context, e env) error {
 	}
 	s.clock, s.reloads, s.steering = leaky.NewClock(), &control.Reloads{}, newSteering()
 	s.shaper = shaper.New(l.config.Daemon.Buckets)
+	l, drained := s.restoreOrders(l)
 	policy, err := l.compile(s.shaper)
 	if err != nil {
 		return err
@@ -123,7 +124,6 @@ func (s *server) serve(ctx context.Context, e env) error {
 	}
 	s.store.has(s.proxy.Inherit(fds))
 	s.plane = &packetPlane{shaper: s.shaper, clock: s.clock, proxy: s.proxy, log: s.log}
-	s.put(l, s.wishes)
 	ctx, s.steering.drain = context.WithCancel(ctx)
 	defer s.steering.drain()
 	shown, err := s.show(l.config)
@@ -137,6 +137,9 @@ func (s *server) serve(ctx context.Context, e env) error {
 		return err
 	}
 	defer s.plane.close()
+	for _, d := range drained {
+		s.proxy.DrainDownstream(d.Listener, d.Downstream, true)
+	}
 	s.started = true
 	s.reloads.Note(time.Since(s.begun))
 	s.log.Info("ready", "config", s.flags.config, "limits", policy.Len(), "listeners", len(l.listens),
@@ -230,7 +233,7 @@ func (s *server) show(c *config.Config) (end func(), err error) {
 // remind says again what must not be forgotten.
 func (s *server) remind() {
 	if _, w := s.inForce(); w.bypass != nil {
-		s.traffic.Warn("BYPASS is on: no limit is enforced", "since", w.bypass.since.Format(time.TimeOnly))
+		s.traffic.Warn("BYPASS is on: no limit is enforced", "since", w.bypass.since.Format(time.DateTime))
 	}
 }
 

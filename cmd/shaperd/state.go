@@ -38,23 +38,42 @@ func monotonic() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// saveState writes down what buckets owe. The file appears whole or not at all, and a
-// daemon that did not come so far leaves that of an earlier one.
+// saveState writes down what buckets owe. A daemon that did not come so far leaves that of
+// an earlier one.
 func (s *server) saveState() {
 	if s.flags.state == "" || !s.started {
 		return
 	}
-	state := savedState{bootID(), monotonic(), s.shaper.Debts(maxDebts, s.clock.Now())}
-	text, err := json.Marshal(state)
-	if err == nil {
-		next := s.flags.state + ".next"
-		if err = os.WriteFile(next, text, 0o600); err == nil {
-			err = os.Rename(next, s.flags.state)
-		}
-	}
-	if err != nil {
+	if err := save(s.flags.state, savedState{bootID(), monotonic(), s.shaper.Debts(maxDebts, s.clock.Now())}); err != nil {
 		s.log.Warn("what buckets owe is forgotten", "err", err)
 	}
+}
+
+// save writes a file that appears whole or not at all.
+func save(path string, v any) error {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(path+".next", text, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".next", path)
+}
+
+// restore reads a file. Without one, v stays as it is.
+func restore(path string, v any) (found bool, err error) {
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, v)
+	}
+	if err != nil {
+		return false, fmt.Errorf("read %s: %w", path, err)
+	}
+	return true, nil
 }
 
 // restoreState has buckets owe what they owed when the last daemon stopped, before
@@ -64,22 +83,13 @@ func (s *server) restoreState(policy *shaper.Policy) {
 	if s.flags.state == "" {
 		return
 	}
-	text, err := os.ReadFile(s.flags.state)
-	if errors.Is(err, fs.ErrNotExist) {
-		return
-	}
 	var state savedState
-	if err == nil {
-		if err = json.Unmarshal(text, &state); err != nil {
-			err = fmt.Errorf("read %s: %w", s.flags.state, err)
-		}
-	}
+	found, err := restore(s.flags.state, &state)
 	if err != nil {
 		s.log.Warn("what buckets owe is forgotten", "err", err)
-		return
 	}
 	ago := monotonic() - state.At
-	if state.Boot != bootID() || ago < 0 {
+	if !found || state.Boot != bootID() || ago < 0 {
 		return
 	}
 	s.shaper.Restore(policy, state.Debts, leaky.FromDuration(ago), s.clock.Now())

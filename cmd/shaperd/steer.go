@@ -57,24 +57,30 @@ func (s *server) order(ctx context.Context, f func(context.Context) error) error
 	}
 }
 
-// change puts what is wanted in force, as change makes it of what was, and says so in
-// the log.
-func (s *server) change(ctx context.Context, change func(*wishes) error, msg string, attrs ...any) error {
+// logged is order, which says so in the log.
+func (s *server) logged(ctx context.Context, f func(context.Context) error, msg string, attrs ...any) error {
 	if uid, ok := control.User(ctx); ok {
 		attrs = append(attrs, "uid", uid)
 	}
 	return s.order(ctx, func(ctx context.Context) error {
-		_, was := s.inForce()
-		want := was.clone()
-		if err := change(want); err != nil {
-			return err
-		}
-		if err := s.enact(ctx, want); err != nil {
+		if err := f(ctx); err != nil {
 			return err
 		}
 		s.log.Warn(msg, attrs...)
 		return nil
 	})
+}
+
+// change puts what is wanted in force, as change makes it of what was.
+func (s *server) change(ctx context.Context, change func(*wishes) error, msg string, attrs ...any) error {
+	return s.logged(ctx, func(ctx context.Context) error {
+		_, was := s.inForce()
+		want := was.clone()
+		if err := change(want); err != nil {
+			return err
+		}
+		return s.enact(ctx, want)
+	}, msg, attrs...)
 }
 
 // enact puts what is wanted in force.
@@ -92,6 +98,7 @@ func (s *server) enact(ctx context.Context, want *wishes) error {
 		return err
 	}
 	s.put(next, want)
+	s.saveOrders()
 	return nil
 }
 
@@ -224,6 +231,17 @@ func (s *server) Bypass(ctx context.Context, on bool, d time.Duration) error {
 		w.bypass = &t
 		return nil
 	}, "BYPASS is on: everything passes, no limit is enforced", "until", end(d, "it is turned off"))
+}
+
+// DrainDownstream has a downstream get no connections any more, or get them again.
+func (s *server) DrainDownstream(ctx context.Context, listener, downstream string, drained bool) error {
+	return s.logged(ctx, func(context.Context) error {
+		if s.proxy.DrainDownstream(listener, downstream, drained) == 0 {
+			return &missing{fmt.Errorf("there is no downstream %q", downstream)}
+		}
+		s.saveOrders()
+		return nil
+	}, "downstream set by an operator", "listener", listener, "downstream", downstream, "drained", drained)
 }
 
 // Reload puts the configuration file in force.

@@ -19,10 +19,10 @@ type steered struct {
 	socket, config string
 }
 
-func startSteered(t *testing.T, config string) *steered {
+func startSteered(t *testing.T, config string, args ...string) *steered {
 	t.Helper()
 	s := &steered{socket: filepath.Join(t.TempDir(), "control.sock"), config: config}
-	s.process = startDaemon(t, config, "--control", s.socket, "--drain-timeout", "1s")
+	s.process = startDaemon(t, config, append(args, "--control", s.socket, "--drain-timeout", "1s")...)
 	return s
 }
 

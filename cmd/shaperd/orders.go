@@ -1,0 +1,110 @@
+package main
+
+import (
+	"errors"
+	"io/fs"
+	"net/netip"
+	"os"
+	"time"
+
+	"shaperd/control"
+)
+
+// savedOrders is what operators ordered that a reload does not end: nor does a restart, or
+// a crash. Its times are of the wall clock.
+type savedOrders struct {
+	Blocks  []savedBlock
+	Bypass  *control.Bypass
+	Drained []drainedDownstream
+}
+
+type savedBlock struct {
+	Prefix netip.Prefix
+	Since  time.Time
+	Until  *time.Time
+}
+
+type drainedDownstream struct{ Listener, Downstream string }
+
+// orders is the file of them.
+func (f *runFlags) orders() string { return f.state + ".orders" }
+
+// saveOrders writes down what is in force.
+func (s *server) saveOrders() {
+	if s.flags.state == "" {
+		return
+	}
+	_, w := s.inForce()
+	var saved savedOrders
+	for p, t := range w.blocks {
+		saved.Blocks = append(saved.Blocks, savedBlock{p, t.since, t.end()})
+	}
+	if w.bypass != nil {
+		saved.Bypass = &control.Bypass{Since: w.bypass.since, Until: w.bypass.end()}
+	}
+	for _, d := range s.proxy.Downstreams() {
+		if d.Drained {
+			saved.Drained = append(saved.Drained, drainedDownstream{d.Listen, d.Downstream})
+		}
+	}
+	var err error
+	if len(saved.Blocks) == 0 && saved.Bypass == nil && len(saved.Drained) == 0 {
+		if err = os.Remove(s.flags.orders()); errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+	} else {
+		err = save(s.flags.orders(), saved)
+	}
+	if err != nil {
+		s.log.Warn("a restart will forget, or bring back, what operators ordered", "err", err)
+	}
+}
+
+// restoreOrders returns l changed as was ordered before the daemon ended, and which
+// downstreams are to be drained. Orders that do not go with l are no reason not to start.
+func (s *server) restoreOrders(l *loaded) (*loaded, []drainedDownstream) {
+	s.put(l, s.wishes)
+	if s.flags.state == "" {
+		return l, nil
+	}
+	var saved savedOrders
+	found, err := restore(s.flags.orders(), &saved)
+	if err == nil && found {
+		var next *loaded
+		w := saved.wishes(time.Now())
+		if next, err = l.with(w); err == nil {
+			_, err = next.compile(s.shaper)
+		}
+		if err == nil {
+			s.put(next, w)
+			s.log.Warn("what operators ordered before the restart is in force",
+				"blocks", len(w.blocks), "bypass", w.bypass != nil, "drained", len(saved.Drained))
+			return next, saved.Drained
+		}
+	}
+	if err != nil {
+		s.log.Error("what operators ordered before the restart is forgotten", "err", err)
+	}
+	return l, nil
+}
+
+// wishes is what of o is not over at now.
+func (o *savedOrders) wishes(now time.Time) *wishes {
+	lasts := func(since time.Time, until *time.Time) term {
+		t := term{since: since}
+		if until != nil {
+			t.until = *until
+		}
+		return t
+	}
+	w := (&wishes{}).clone()
+	for _, b := range o.Blocks {
+		w.blocks[b.Prefix] = lasts(b.Since, b.Until)
+	}
+	if o.Bypass != nil {
+		t := lasts(o.Bypass.Since, o.Bypass.Until)
+		w.bypass = &t
+	}
+	left, _ := w.expired(now)
+	return left
+}
