@@ -63,12 +63,13 @@ var checks = []struct {
 type doctor struct {
 	host
 	file    string // of the configuration, an absolute path
-	socket  string // of control
+	socket  string // of control, an absolute path; "" is none
 	probe   bool   // whether to connect to downstreams
 	loaded  *loaded
 	loadErr error
 	unit    unit
-	running bool // whether a daemon is
+	asked   error // what came of a connection to the socket
+	running bool  // whether a daemon is
 	runner  runner
 }
 
@@ -79,7 +80,8 @@ func (d *doctor) examine() (all []finding) {
 		_, d.loadErr = d.loaded.compile(shaper.New(1))
 	}
 	d.unit = d.readUnit()
-	d.running = d.unit.active() || d.dial("unix", d.socket) == nil
+	d.asked = d.dial("unix", d.socket)
+	d.running = d.unit.active() || d.asked == nil
 	d.runner = d.whoRuns()
 	for _, c := range checks {
 		if c.config && d.loadErr != nil {
@@ -123,12 +125,16 @@ something fails; what is only to be warned of is no failure.`,
 		Args:        noArgs("; the configuration is named by --config"),
 		Annotations: withJSON,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			d.socket = e.flags.control
-			file, err := filepath.Abs(d.file)
-			if err != nil {
+			var err error
+			if d.file, err = filepath.Abs(d.file); err != nil {
 				return fmt.Errorf("--config %s: %w", d.file, err)
 			}
-			d.file, d.host = file, thisHost(cmd.Context())
+			if d.socket = e.flags.control; d.socket != "" {
+				if d.socket, err = filepath.Abs(d.socket); err != nil {
+					return fmt.Errorf("--control %s: %w", e.flags.control, err)
+				}
+			}
+			d.host = thisHost(cmd.Context())
 			found := d.examine()
 			failed := false
 			for _, f := range found {

@@ -154,12 +154,17 @@ func (d *doctor) unitRunner() runner {
 	if r.name == "" {
 		r.name = "root"
 	}
+	groups := append(strings.Fields(u["SupplementaryGroups"]), u["Group"])
 	for name := range maps.Keys(capabilityNumbers) {
 		if slices.Contains(bounds, name) && (r.name == "root" || slices.Contains(ambient, name)) {
 			r.capabilities = append(r.capabilities, name)
 		}
 	}
-	r.uid = -1
+	uid, err := strconv.Atoi(r.name)
+	if err != nil {
+		uid = -1
+	}
+	r.uid = uid
 	for line := range strings.Lines(d.read("/etc/passwd")) {
 		if f := strings.Split(strings.TrimSpace(line), ":"); len(f) > 3 && f[0] == r.name {
 			r.uid, _ = strconv.Atoi(f[2])
@@ -169,7 +174,7 @@ func (d *doctor) unitRunner() runner {
 	}
 	for line := range strings.Lines(d.read("/etc/group")) {
 		f := strings.Split(strings.TrimSpace(line), ":")
-		if len(f) > 3 && slices.Contains(strings.Split(f[3], ","), r.name) {
+		if len(f) > 3 && (slices.Contains(strings.Split(f[3], ","), r.name) || slices.Contains(groups, f[0])) {
 			gid, _ := strconv.Atoi(f[2])
 			r.gids = append(r.gids, gid)
 		}
@@ -177,7 +182,8 @@ func (d *doctor) unitRunner() runner {
 	return r
 }
 
-// mayRead returns the file or folder that keeps the runner from reading p, or "".
+// mayRead returns the file or folder that keeps the runner from reading p, a file or a
+// folder, or "".
 func (d *doctor) mayRead(p string) (obstacle string) {
 	if d.runner.uid == 0 {
 		return ""
@@ -188,7 +194,11 @@ func (d *doctor) mayRead(p string) (obstacle string) {
 			obstacle = dir // the outermost one
 		}
 	}
-	if obstacle == "" && !d.allowed(p, read) {
+	bits := fs.FileMode(read)
+	if info, err := fs.Stat(d.files, at(p)); err == nil && info.IsDir() {
+		bits |= pass
+	}
+	if obstacle == "" && !d.allowed(p, bits) {
 		return p
 	}
 	return obstacle

@@ -54,6 +54,23 @@ func (d *doctor) kernel() (found []finding) {
 	return orOK(found, "Linux "+release)
 }
 
+// missingModules returns which of needed the kernel neither has nor can load, and whether
+// there is a list of those that it can.
+func (d *doctor) missingModules(needed []string) (missing []string, listed bool) {
+	release, _ := d.release()
+	known := ""
+	for _, list := range []string{"builtin", "dep"} {
+		text := d.read("/lib/modules/" + release + "/modules." + list)
+		known, listed = known+text, listed || text != ""
+	}
+	for _, m := range needed {
+		if _, err := fs.Stat(d.files, at("/sys/module/"+m)); err != nil && !strings.Contains(known, "/"+m+".ko") {
+			missing = append(missing, m)
+		}
+	}
+	return missing, listed
+}
+
 // modules looks for the modules that the kernel loads when they are asked for.
 func (d *doctor) modules() (found []finding) {
 	release, v := d.release()
@@ -77,19 +94,12 @@ func (d *doctor) modules() (found []finding) {
 	if len(needed) == 0 {
 		return find(healthSkip, "the configuration needs none", "")
 	}
-	folder := "/lib/modules/" + release
-	known := d.read(folder+"/modules.builtin") + "\n" + d.read(folder+"/modules.dep")
-	var missing []string
-	for _, m := range needed {
-		if _, err := fs.Stat(d.files, at("/sys/module/"+m)); err != nil && !strings.Contains(known, "/"+m+".ko") {
-			missing = append(missing, m)
-		}
-	}
+	missing, listed := d.missingModules(needed)
 	switch {
 	case missing == nil:
 		return find(healthOK, strings.Join(needed, ", "), "")
-	case known == "\n":
-		return find(healthSkip, folder+" has no list of modules: whether the kernel has "+strings.Join(missing, ", ")+" cannot be seen", "")
+	case !listed:
+		return find(healthSkip, "/lib/modules/"+release+" has no list of modules: whether the kernel has "+strings.Join(missing, ", ")+" cannot be seen", "")
 	}
 	return find(healthFail, "the kernel has no "+strings.Join(missing, ", "),
 		fmt.Sprintf("apt-get install linux-modules-extra-%s, dnf install kernel-modules-extra, or boot a kernel of the distribution that has them", release))
@@ -101,7 +111,11 @@ func (d *doctor) queue() []finding {
 		return find(healthSkip, `no attachment has mode = "shape"`, "")
 	}
 	if err := d.probeShape(); err != nil {
-		return find(healthFail, err.Error(), "modprobe sch_fq")
+		mend := "modprobe sch_fq"
+		if missing, _ := d.missingModules([]string{"sch_fq"}); missing != nil {
+			mend = `write mode = "police", or boot a kernel that has sch_fq`
+		}
+		return find(healthFail, err.Error(), mend)
 	}
 	if !d.runner.unit && !d.runner.has("CAP_NET_ADMIN") {
 		return find(healthSkip, "only root can try the queue fq", "")
@@ -123,7 +137,12 @@ func (d *doctor) pins() []finding {
 		}
 	}
 	if kind != "bpf" {
-		return find(healthFail, fmt.Sprintf("[daemon] pins: %s is not on a bpf file system", pins), "mount -t bpf bpf /sys/fs/bpf")
+		const usual = "/sys/fs/bpf"
+		mend := "mount -t bpf bpf " + usual
+		if !strings.HasPrefix(pins, usual+"/") {
+			mend = "name a folder below " + usual
+		}
+		return find(healthFail, fmt.Sprintf("[daemon] pins: %s is not on a bpf file system", pins), mend)
 	}
 	if info, err := fs.Stat(d.files, at(pins)); err == nil {
 		owner, is := info.Sys().(*syscall.Stat_t)
@@ -176,7 +195,10 @@ func (d *doctor) routing() (found []finding) {
 	all, _ := fs.Glob(d.files, "proc/sys/net/ipv4/conf/*/src_valid_mark")
 	for _, p := range all {
 		if d.read(p) == "1" {
-			name := strings.ReplaceAll(strings.TrimPrefix(p, "proc/sys/"), "/", ".")
+			name := strings.TrimPrefix(p, "proc/sys/")
+			if !strings.Contains(name, ".") { // as eth0.100 has, which sysctl takes with slashes alone
+				name = strings.ReplaceAll(name, "/", ".")
+			}
 			found = append(found, finding{
 				State: healthFail, Text: name + " is 1: answers of transparent downstreams look as if they came from nowhere, and are dropped",
 				Mend: sysctlCommand(name, 0),
@@ -262,22 +284,29 @@ func (d *doctor) localPorts() (found []finding) {
 		return find(healthSkip, "net.ipv4.ip_local_port_range cannot be read", "")
 	}
 	ports := high - low + 1
-	mend := sysctlCommand("net.ipv4.ip_local_port_range", "10240 65535")
+	const lowest, highest = 10240, 65535
+	mend := func(needed int, otherwise string) string {
+		if most := highest - lowest + 1; needed > most {
+			return otherwise
+		}
+		return sysctlCommand("net.ipv4.ip_local_port_range", fmt.Sprint(lowest, " ", highest)) + "; or " + otherwise
+	}
 	for i, l := range d.loaded.config.Listeners() {
 		listen := d.loaded.config.Listen[i]
 		if l.UDP {
 			flows += listen.MaxFlows
 		}
 		if limit := d.loaded.countsAll(l.Name); l.TCP && limit != nil && limit.Connections > ports*len(listen.Downstream) {
+			each := (limit.Connections-1)/len(listen.Downstream) + 1
 			found = append(found, finding{
-				State: healthWarn, Mend: mend,
+				State: healthWarn, Mend: mend(each, fmt.Sprintf("lower connections of limit %q", limit.Name)),
 				Text: fmt.Sprintf("listener %q: up to %d connections, and net.ipv4.ip_local_port_range has %d ports towards each of %d downstreams", l.Name, limit.Connections, ports, len(listen.Downstream)),
 			})
 		}
 	}
 	if flows > ports {
 		found = append(found, finding{
-			State: healthWarn, Mend: mend + "; or lower max_flows",
+			State: healthWarn, Mend: mend(flows, "lower max_flows"),
 			Text: fmt.Sprintf("up to %d UDP flows (max_flows), and net.ipv4.ip_local_port_range has %d ports for them", flows, ports),
 		})
 	}

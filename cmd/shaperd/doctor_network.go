@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io/fs"
 	"net"
@@ -66,7 +67,7 @@ func procAddr(s string) (netip.AddrPort, bool) {
 		slices.Reverse(word)
 	}
 	addr, ok := netip.AddrFromSlice(b)
-	return netip.AddrPortFrom(addr, uint16(p)), ok
+	return netip.AddrPortFrom(addr.Unmap(), uint16(p)), ok
 }
 
 // takes reports whether s keeps others from addr. A socket at [::] may take IPv4 too: that
@@ -82,10 +83,33 @@ func (s socket) takes(addr netip.AddrPort) bool {
 	return of == to || of.IsUnspecified() || to.IsUnspecified()
 }
 
+// ownPort is where the daemon listens besides listeners, by the key of [daemon].
+type ownPort struct {
+	key  string
+	addr netip.AddrPort
+}
+
+// ownPorts leaves out those at a name.
+func (l *loaded) ownPorts() (all []ownPort) {
+	c := l.config.Daemon
+	for _, p := range []struct{ key, at string }{{"metrics", c.Metrics}, {"page", c.Page}} {
+		if strings.HasPrefix(p.at, ":") {
+			p.at = "0.0.0.0" + p.at
+		}
+		if addr, err := netip.ParseAddrPort(p.at); err == nil {
+			all = append(all, ownPort{p.key, addr})
+		}
+	}
+	return all
+}
+
 // ports looks for others that listen where the daemon is to.
 func (d *doctor) ports() (found []finding) {
 	if d.running {
 		return find(healthSkip, "the daemon runs, and has them", "")
+	}
+	if errors.Is(d.asked, fs.ErrPermission) {
+		return find(healthSkip, "a daemon may have them, that does not let this user ask", "")
 	}
 	taken := d.listening()
 	look := func(at string, protocol shaper.Protocol, addr netip.AddrPort) {
@@ -115,11 +139,9 @@ func (d *doctor) ports() (found []finding) {
 			look(fmt.Sprintf("listener %q, %v://%v", l.Name, e.Protocol, e.Addr), e.Protocol, e.Addr)
 		}
 	}
-	for key, at := range map[string]string{"metrics": d.loaded.config.Daemon.Metrics, "page": d.loaded.config.Daemon.Page} {
-		if addr, err := netip.ParseAddrPort(at); err == nil {
-			n++
-			look("[daemon] "+key, shaper.TCP, addr)
-		}
+	for _, own := range d.loaded.ownPorts() {
+		n++
+		look("[daemon] "+own.key, shaper.TCP, own.addr)
 	}
 	return orOK(found, fmt.Sprintf("all %d are free", n))
 }

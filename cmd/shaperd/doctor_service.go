@@ -24,7 +24,14 @@ func (d *doctor) configuration() (found []finding) {
 			}
 			found = append(found, finding{State: healthFail, Text: text})
 		}
-		found[len(found)-1].Mend = "edit it, and then: shaperd check " + d.file
+		mend := "edit it, and then: shaperd check " + d.file
+		switch {
+		case errors.Is(d.loadErr, fs.ErrNotExist):
+			mend = "write it, or name another one with --config; examples are in /usr/share/doc/shaperd/examples"
+		case errors.Is(d.loadErr, fs.ErrPermission):
+			mend = "run this as root"
+		}
+		found[len(found)-1].Mend = mend
 		return found
 	}
 	for _, note := range d.loaded.notes() {
@@ -35,33 +42,42 @@ func (d *doctor) configuration() (found []finding) {
 
 // configFiles looks at who may read and write the files of the configuration.
 func (d *doctor) configFiles() (found []finding) {
-	more, _ := fs.Glob(d.files, at(path.Join(path.Dir(d.file), "conf.d", "*.toml")))
+	folder := path.Join(path.Dir(d.file), "conf.d")
+	more, _ := fs.Glob(d.files, at(path.Join(folder, "*.toml")))
 	files := []string{d.file}
 	for _, p := range more {
 		files = append(files, "/"+p)
 	}
-	for _, p := range append(files, path.Dir(d.file), path.Join(path.Dir(d.file), "conf.d")) {
+	read := files
+	if _, err := fs.Stat(d.files, at(folder)); err == nil {
+		read = append([]string{folder}, files...)
+	}
+	for _, p := range append(read, path.Dir(d.file)) {
 		info, err := fs.Stat(d.files, at(p))
 		if err == nil && info.Mode().Perm()&0o002 != 0 && info.Mode()&fs.ModeSticky == 0 {
 			found = append(found, finding{State: healthWarn, Text: p + ": every user may write to it, and so change what shaperd does", Mend: "chmod o-w " + p})
 		}
 	}
-	for _, p := range files {
-		found = append(found, d.unreadable(p)...)
-	}
+	found = append(found, d.unreadable(read...)...)
 	return orOK(found, fmt.Sprintf("%d of the configuration, only for those to write whose they are", len(files)))
 }
 
-// unreadable returns a finding when the runner may not read p.
-func (d *doctor) unreadable(p string) []finding {
-	at := d.mayRead(p)
-	switch at {
-	case "":
-		return nil
-	case p:
-		return find(healthFail, fmt.Sprintf("%s: %s may not read it", p, d.runner.name), "chmod o+r "+p)
+// unreadable returns what keeps the runner from reading files and folders, each once.
+func (d *doctor) unreadable(paths ...string) (found []finding) {
+	told := map[string]bool{"": true}
+	for _, p := range paths {
+		at := d.mayRead(p)
+		if told[at] {
+			continue
+		}
+		told[at] = true
+		text, mend := fmt.Sprintf("%s: %s may not read it", p, d.runner.name), "chmod o+rX "+p
+		if at != p {
+			text, mend = fmt.Sprintf("%s: %s may not get to it, for the folder %s", p, d.runner.name, at), "chmod o+x "+at
+		}
+		found = append(found, finding{State: healthFail, Text: text, Mend: mend})
 	}
-	return find(healthFail, fmt.Sprintf("%s: %s may not get to it, for the folder %s", p, d.runner.name, at), "chmod o+x "+at)
+	return found
 }
 
 // asnAge is how old files of autonomous systems may be: what announces an address moves.
@@ -102,7 +118,7 @@ func (d *doctor) readUnit() unit {
 		return nil
 	}
 	out, err := d.systemctl("show", "shaperd.service", "--property",
-		"LoadState,UnitFileState,ActiveState,NeedDaemonReload,User,AmbientCapabilities,CapabilityBoundingSet,LimitNOFILE")
+		"LoadState,UnitFileState,ActiveState,NeedDaemonReload,User,Group,SupplementaryGroups,AmbientCapabilities,CapabilityBoundingSet,LimitNOFILE")
 	if err != nil {
 		return nil
 	}
@@ -119,6 +135,8 @@ func (d *doctor) unitState() (found []finding) {
 	switch {
 	case u == nil:
 		return find(healthSkip, "systemd does not run here, or does not answer", "")
+	case u["LoadState"] == "masked":
+		return find(healthWarn, "shaperd.service is masked: systemd does not start it", "systemctl unmask shaperd")
 	case !u.loaded():
 		return find(healthWarn, "systemd has no shaperd.service: it is "+u["LoadState"], "make install && systemd-sysusers && systemctl daemon-reload")
 	}
@@ -140,19 +158,21 @@ func (d *doctor) unitState() (found []finding) {
 
 // daemon says whether one answers.
 func (d *doctor) daemon() []finding {
+	if d.socket == "" {
+		return find(healthSkip, "--control names no socket to ask at", "")
+	}
 	info, err := fs.Stat(d.files, at(d.socket))
-	unanswered := d.dial("unix", d.socket)
 	switch {
+	case errors.Is(d.asked, fs.ErrPermission):
+		return find(healthWarn, fmt.Sprintf("a daemon does not let this user ask at %s", d.socket), "run this as root, or as a member of the group shaperd")
 	case err != nil && d.unit.active():
 		return find(healthOK, "shaperd.service is "+d.unit["ActiveState"], "")
 	case err != nil:
 		return find(healthSkip, "none runs: there is no "+d.socket, "")
 	case info.Mode()&fs.ModeSocket == 0:
 		return find(healthFail, d.socket+" is no socket: something else is in the place of the daemon's", "rm "+d.socket)
-	case unanswered == nil:
+	case d.asked == nil:
 		return find(healthOK, "one answers at "+d.socket, "")
-	case errors.Is(unanswered, fs.ErrPermission):
-		return find(healthWarn, fmt.Sprintf("a daemon does not let this user ask at %s", d.socket), "run this as root, or as a member of the group shaperd")
 	}
 	return find(healthWarn, d.socket+" is there, and nobody answers: a daemon was killed", "start it again, or rm "+d.socket)
 }
@@ -172,6 +192,11 @@ func (l *loaded) needs(unprivileged int) (all []need) {
 			if port := int(e.Addr.Port()); port < unprivileged {
 				low = append(low, port)
 			}
+		}
+	}
+	for _, own := range l.ownPorts() {
+		if port := int(own.addr.Port()); port > 0 && port < unprivileged {
+			low = append(low, port)
 		}
 	}
 	if low != nil {
@@ -286,10 +311,14 @@ func (d *doctor) descriptors() []finding {
 
 // raise returns the command that gives the runner n descriptors.
 func (d *doctor) raise(n int) string {
+	command := fmt.Sprintf("ulimit -n %d", n)
 	if d.runner.unit {
-		return fmt.Sprintf("systemctl edit shaperd: [Service] LimitNOFILE=%d", n)
+		command = fmt.Sprintf("systemctl edit shaperd: [Service] LimitNOFILE=%d", n)
 	}
-	return fmt.Sprintf("ulimit -n %d", n)
+	if most, is := d.number("/proc/sys/fs/nr_open"); is && n > most { // the kernel refuses more
+		return sysctlCommand("fs.nr_open", n) + "; then " + command
+	}
+	return command
 }
 
 // countsAll returns the narrowest limit that counts all TCP connections of a listener

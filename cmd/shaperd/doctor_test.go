@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -103,7 +104,10 @@ type patient struct {
 	probe     bool
 	fileMode  fs.FileMode // of the configuration, if not 0644
 	asnAge    time.Duration
-	socket    bool // whether there is one of control
+	socket    bool        // whether there is one of control
+	unasked   bool        // whether it does not let this user ask
+	noSocket  bool        // whether --control is empty
+	folder    fs.FileMode // of conf.d, if there is one
 	ownership uint32
 }
 
@@ -120,6 +124,11 @@ func (p patient) doctor(t *testing.T, text string) *doctor {
 	file := writeConfig(t, filepath.Join(folder, "shaperd.toml"), text)
 	if p.fileMode != 0 {
 		if err := os.Chmod(file, p.fileMode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if p.folder != 0 {
+		if err := os.Mkdir(filepath.Join(folder, "conf.d"), p.folder); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -164,7 +173,11 @@ func (p patient) doctor(t *testing.T, text string) *doctor {
 		files["run/control.sock"] = &fstest.MapFile{Mode: fs.ModeSocket | 0o600}
 	}
 	no := errors.New("no")
-	return &doctor{file: file, socket: "/run/control.sock", probe: p.probe, host: host{
+	socket := "/run/control.sock"
+	if p.noSocket {
+		socket = ""
+	}
+	return &doctor{file: file, socket: socket, probe: p.probe, host: host{
 		files: madeUp{files, folder}, now: time.Now(),
 		probeShape: func() error {
 			if p.noFQ {
@@ -180,6 +193,9 @@ func (p patient) doctor(t *testing.T, text string) *doctor {
 			return nil
 		},
 		dial: func(network, _ string) error {
+			if network == "unix" && p.unasked {
+				return fs.ErrPermission
+			}
 			if network == "unix" && !p.answers || network == "tcp" && p.dead {
 				return no
 			}
@@ -211,6 +227,8 @@ func TestDoctor(t *testing.T) {
 		{"idle attachment", packetConfig + "[[attach]]\nname = \"idle\"\ninterface = \"lo\"\ndirection = \"ingress\"\nmode = \"police\"", patient{}, "configuration", healthWarn, `attachment "idle"`, ""},
 		{"writable", proxyConfig, patient{fileMode: 0o666}, "files", healthWarn, "every user may write", "chmod o-w"},
 		{"not for the unit's user", proxyConfig, patient{fileMode: 0o600, unit: goodUnit}, "files", healthFail, "shaperd may not", "chmod o+"},
+		{"folder not for the unit's user", proxyConfig, patient{folder: 0o700, unit: goodUnit}, "files", healthFail, "conf.d: shaperd may not read it", "chmod o+rX"},
+		{"for a group of the unit's", proxyConfig, patient{fileMode: 0o640, unit: goodUnit + "SupplementaryGroups=root\n", files: map[string]string{"etc/group": fmt.Sprintf("root:x:%d:\n", os.Getgid())}}, "", "", "", ""},
 		{"old ASN data", proxyConfig, patient{asnAge: 100 * 24 * time.Hour}, "asn files", healthWarn, "100 days old", "reload shaperd"},
 
 		{"no unit", proxyConfig, patient{unit: "LoadState=not-found\n"}, "unit", healthWarn, "not-found", "make install"},
@@ -218,6 +236,12 @@ func TestDoctor(t *testing.T) {
 		{"failed", proxyConfig, patient{unit: changed("=inactive", "=failed")}, "unit", healthFail, "has failed", "journalctl -u shaperd"},
 		{"not reloaded", proxyConfig, patient{unit: changed("Reload=no", "Reload=yes")}, "unit", healthWarn, "has changed", "daemon-reload"},
 		{"no user", proxyConfig, patient{unit: changed("User=shaperd", "User=nobody2")}, "unit", healthFail, "no such user", "systemd-sysusers"},
+		{"user by number", proxyConfig, patient{unit: changed("User=shaperd", "User=64999")}, "", "", "", ""},
+		{"masked", proxyConfig, patient{unit: "LoadState=masked\n"}, "unit", healthWarn, "is masked", "systemctl unmask shaperd"},
+		{"not to be asked", proxyConfig, patient{socket: true, unasked: true, files: map[string]string{
+			"proc/self/net/tcp": tcpHeader + "0: 00000000:01B0 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n",
+		}}, "daemon", healthWarn, "does not let this user ask", "as root"},
+		{"no socket to ask at", proxyConfig, patient{noSocket: true}, "", "", "", ""},
 		{"stale socket", proxyConfig, patient{socket: true}, "daemon", healthWarn, "nobody answers", "rm /run/control.sock"},
 		{"no socket", proxyConfig, file("run/control.sock", "x"), "daemon", healthFail, "is no socket", "rm "},
 
@@ -228,6 +252,10 @@ func TestDoctor(t *testing.T) {
 		{"no tcx", strings.Replace(packetConfig, `"shape"`, "\"police\"\nhook = \"tcx\"", 1), file("proc/sys/kernel/osrelease", "6.1.0"), "kernel", healthFail, `"plant": hook = "tcx"`, `"auto"`},
 		{"no module", strings.Replace(packetConfig, `"shape"`, "\"shape\"\ndirection = \"ingress\"", 1), patient{}, "modules", healthFail, "no act_mirred, cls_u32, ifb, sch_ingress", "linux-modules-extra-6.12.9-amd64"},
 		{"no queue", packetConfig, patient{noFQ: true}, "queue", healthFail, "no sch_fq", "modprobe sch_fq"},
+		{"no queue to load", packetConfig, patient{noFQ: true, files: map[string]string{
+			"lib/modules/6.12.9-amd64/modules.builtin": "-", "lib/modules/6.12.9-amd64/modules.dep": "-",
+		}}, "queue", healthFail, "no sch_fq", `mode = "police"`},
+		{"pins elsewhere", strings.Replace(packetConfig, "[daemon]", "[daemon]\npins = \"/var/lib/pins\"", 1), patient{}, "pins", healthFail, "/var/lib/pins is not on a bpf", "below /sys/fs/bpf"},
 		{"no bpf file system", packetConfig, file("proc/self/mounts", "/dev/vda / ext4 rw 0 0\nbpf /sys/fs/bpf2 bpf rw 0 0\n"), "pins", healthFail, "not on a bpf file system", "mount -t bpf"},
 		{"pins of another user", packetConfig, patient{
 			files: map[string]string{"sys/fs/bpf/shaperd": ""}, ownership: 7,
@@ -235,6 +263,7 @@ func TestDoctor(t *testing.T) {
 		}, "pins", healthFail, "another user than shaperd", "shaperd detach"},
 
 		{"low port", proxyConfig, file("proc/self/status", "Uid:\t0\t0\t0\t0\nCapEff:\t0000000000000000\n"), "capabilities", healthFail, "lacks CAP_NET_BIND_SERVICE, for port 432", "as root"},
+		{"low port of the page", strings.Replace("[daemon]\npage = \":80\"\n"+proxyConfig, ":432", ":5432", 1), file("proc/self/status", "Uid:\t0\t0\t0\t0\nCapEff:\t0000000000000000\n"), "capabilities", healthFail, "for port 80", "as root"},
 		{"unit without it", proxyConfig, patient{unit: changed("AmbientCapabilities=cap_net_bind_service", "AmbientCapabilities=")}, "capabilities", healthFail, "shaperd lacks CAP_NET_BIND_SERVICE", "systemctl edit shaperd"},
 		{"unit that is bounded", proxyConfig, patient{unit: changed("BoundingSet=cap_net_bind_service", "BoundingSet=")}, "capabilities", healthFail, "lacks CAP_NET_BIND_SERVICE", ""},
 		{"unit without the drop-in", packetConfig, patient{unit: goodUnit}, "capabilities", healthFail, "lacks CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, for [[attach]]", "examples/packet-plane.conf"},
@@ -242,6 +271,9 @@ func TestDoctor(t *testing.T) {
 		{"transparent as a unit", strings.Replace(transparentConfig, ":502", ":5020", 2) + "[transparent]\nrules = \"manual\"", patient{unit: goodUnit}, "capabilities", healthFail, "CAP_NET_RAW, for transparent", "network-admin.conf"},
 		{"few descriptors", proxyConfig, file("proc/self/limits", "Max open files  1024  1024  files"), "descriptors", healthWarn, "may take 1316", "ulimit -n 1386"},
 		{"few for the unit", proxyConfig, patient{unit: changed("=524288", "=1024")}, "descriptors", healthWarn, "may take 1316", "LimitNOFILE=1386"},
+		{"more than the kernel gives", proxyConfig, patient{files: map[string]string{
+			"proc/self/limits": "Max open files  1024  1024  files", "proc/sys/fs/nr_open": "1200",
+		}}, "descriptors", healthWarn, "may take 1316", "sysctl --system; then ulimit -n 1386"},
 		{"few that are not bounded", strings.Replace(proxyConfig, `{ protocol = "tcp" }`, `{ source = ["10.0.0.0/8"] }`, 1), file("proc/self/limits", "Max open files  2000  2000  files"), "descriptors", healthWarn, "room for 417 TCP", "ulimit"},
 
 		{"somaxconn", proxyConfig, file("proc/sys/net/core/somaxconn", "128"), "buffers", healthWarn, "only 128 connections", "'net.core.somaxconn = 4096' >> /etc/sysctl.d"},
@@ -250,6 +282,8 @@ func TestDoctor(t *testing.T) {
 		{"rmem_max as root", proxyConfig, file("proc/sys/net/core/rmem_max", "212992"), "", "", "", ""},
 		{"local ports for flows", proxyConfig, file("proc/sys/net/ipv4/ip_local_port_range", "32768 33000"), "local ports", healthWarn, "up to 1000 UDP flows", "max_flows"},
 		{"local ports for connections", strings.Replace(proxyConfig, "max_flows = 1000", "max_flows = 10", 1), file("proc/sys/net/ipv4/ip_local_port_range", "32768 32800"), "local ports", healthWarn, `"db": up to 100 connections`, "ip_local_port_range"},
+		{"more flows than ports", strings.Replace(proxyConfig, "max_flows = 1000", "max_flows = 100000", 1), patient{}, "local ports", healthWarn, "up to 100000 UDP flows", "lower max_flows"},
+		{"src_valid_mark of a VLAN", transparentConfig, file("proc/sys/net/ipv4/conf/eth0.100/src_valid_mark", "1"), "routing", healthFail, "net/ipv4/conf/eth0.100/src_valid_mark is 1", "'net/ipv4/conf/eth0.100/src_valid_mark = 0'"},
 		{"src_valid_mark", transparentConfig, file("proc/sys/net/ipv4/conf/eth0/src_valid_mark", "1"), "routing", healthFail, "net.ipv4.conf.eth0.src_valid_mark is 1", "src_valid_mark = 0"},
 		{"no forwarding", transparentConfig, file("proc/sys/net/ipv4/ip_forward", "0"), "routing", healthWarn, `listener "plc"`, "ip_forward = 1"},
 		{"conntrack nearly full", proxyConfig, file("proc/sys/net/netfilter/nf_conntrack_count", "900"), "conntrack", healthWarn, "900 connections, of at most 1000", "nf_conntrack_max = 2000"},
@@ -264,6 +298,7 @@ func TestDoctor(t *testing.T) {
 		}}, "ports", healthFail, `"db", tcp://127.0.0.1:432: nginx (process 812)`, "ss -lntup"},
 		{"port taken by whom is not to be seen", proxyConfig, file("proc/self/net/udp", tcpHeader+"0: 0100007F:14E9 00000000:0000 07 0:0 0:0 0 0 0 4711 1\n"), "ports", healthFail, "udp://127.0.0.1:5353: another program", ""},
 		{"port perhaps taken", proxyConfig, file("proc/self/net/tcp6", tcpHeader+"0: "+strings.Repeat("0", 32)+":01B0 "+strings.Repeat("0", 32)+":0000 0A 0:0 0:0 0 0 0 4711 1\n"), "ports", healthWarn, "unless that takes IPv6 alone", ""},
+		{"port taken by way of IPv6", proxyConfig, file("proc/self/net/tcp6", tcpHeader+"0: 0000000000000000FFFF00000100007F:01B0 "+strings.Repeat("0", 32)+":0000 0A 0:0 0:0 0 0 0 4711 1\n"), "ports", healthFail, "at 127.0.0.1:432", ""},
 		{"metrics port taken", proxyConfig, file("proc/self/net/tcp", tcpHeader+"0: 0100007F:24F8 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n"), "ports", healthFail, "[daemon] metrics", ""},
 		{"page's port taken", "[daemon]\npage = \"127.0.0.1:433\"\n" + proxyConfig, file("proc/self/net/tcp", tcpHeader+"0: 0100007F:01B1 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n"), "ports", healthFail, "[daemon] page", ""},
 		{"port kept by systemd", proxyConfig, patient{files: map[string]string{
