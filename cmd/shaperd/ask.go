@@ -126,8 +126,8 @@ func (s *span) Type() string { return "time" }
 
 func (s *span) Set(text string) error {
 	d, err := config.ParseDuration(text)
-	if err == nil && d == 0 {
-		err = errors.New("it ends before it begins")
+	if text == "0" || err == nil && d == 0 {
+		err = errors.New("it ends before it begins; to have no end leave --for out")
 	}
 	*s = span(d)
 	return err

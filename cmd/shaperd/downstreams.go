@@ -1,7 +1,10 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -79,7 +82,7 @@ func setDownstreamCommand(e env, drained bool, verb, short, long string) *cobra.
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c := e.daemon()
 			if err := c.SetDownstream(cmd.Context(), control.SetDownstream{Listener: listener, Downstream: args[0], Drained: drained}); err != nil {
-				return asUsage(err)
+				return ofDownstream(cmd.Context(), c, listener, args[0], err)
 			}
 			all, err := c.Downstreams(cmd.Context())
 			if err != nil {
@@ -93,4 +96,28 @@ func setDownstreamCommand(e env, drained bool, verb, short, long string) *cobra.
 	}
 	cmd.Flags().StringVar(&listener, "listener", "", "`name` of the listener; all that have it, without")
 	return cmd
+}
+
+// ofDownstream is asUsage for what was asked of a downstream: it tells which there are when
+// there is no such one, at the listener if it has a name.
+func ofDownstream(ctx context.Context, c *control.Client, listener, downstream string, err error) error {
+	var said *control.APIError
+	if !errors.As(err, &said) || said.Code != http.StatusNotFound {
+		return asUsage(err)
+	}
+	all, lack := c.Downstreams(ctx)
+	if lack != nil {
+		return asUsage(err)
+	}
+	var listeners, downstreams []string
+	for _, d := range all {
+		listeners = append(listeners, d.Listener)
+		if listener == "" || d.Listener == listener {
+			downstreams = append(downstreams, d.Downstream)
+		}
+	}
+	if listener != "" && downstreams == nil {
+		return unknown("listener", listener, slices.Compact(listeners))
+	}
+	return unknown("downstream", downstream, downstreams)
 }

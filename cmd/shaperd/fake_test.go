@@ -188,7 +188,7 @@ func (d *fakeDaemon) routes() http.Handler {
 		var s control.SetDownstream
 		json.NewDecoder(r.Body).Decode(&s)
 		for i, down := range d.status.Listeners[0].Downstreams {
-			if down.Downstream == s.Downstream {
+			if down.Downstream == s.Downstream && (s.Listener == "" || s.Listener == d.status.Listeners[0].Name) {
 				d.status.Listeners[0].Downstreams[i].State = map[bool]string{true: "drained", false: "up"}[s.Drained]
 				return
 			}

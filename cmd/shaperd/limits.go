@@ -92,7 +92,11 @@ func (p *page) limit(l control.Limit) {
 	item("passes", "%s; %s in all", three(l.Bytes, rate), size(l.BytesTotal))
 	item("packets", "%s; %d in all", three(l.PacketsRate, often), l.PacketsTotal)
 	item("connections", "%s; %d in all; %d in flight, %d wait", three(l.Admitted, often), l.AdmittedTotal, l.InFlight, l.Waiting)
-	item("delayed", "%s of bytes; of what was: %s", percent(l.DelayedShare), delay(l.QueueDelay))
+	delayed := percent(l.DelayedShare) + " of bytes"
+	if l.QueueDelay.Count > 0 { // not where a listener's limit observes: nothing waits then
+		delayed += "; of what was: " + delay(l.QueueDelay)
+	}
+	item("delayed", "%s", delayed)
 	if l.ConnectionWait.Count > 0 {
 		item("slots", "waited for: %s", delay(l.ConnectionWait))
 	}
@@ -116,9 +120,6 @@ func (p *page) limit(l control.Limit) {
 }
 
 func delay(d control.Delay) string {
-	if d.Count == 0 {
-		return "nothing in the last minute"
-	}
 	return fmt.Sprintf("half up to %s, 99%% up to %s", seconds(d.P50), seconds(d.P99))
 }
 

@@ -115,7 +115,7 @@ func saveOverride(configuration, limit string, set map[string]string) (string, e
 	all := map[string]string{}
 	var before struct{ Override []map[string]any }
 	if _, err := toml.DecodeFile(path, &before); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("%s: %w", path, err)
+		return "", fmt.Errorf("read %s: %w", path, err)
 	}
 	for _, o := range before.Override {
 		for key, value := range o {
@@ -132,6 +132,9 @@ func saveOverride(configuration, limit string, set map[string]string) (string, e
 	err = os.WriteFile(next, []byte("# Written by \"shaperd set limit --save\". Remove the file to take it back.\n"+text), 0o644)
 	if err == nil {
 		err = os.Rename(next, path)
+	}
+	if err != nil {
+		_ = os.Remove(next) // a full disk leaves it empty
 	}
 	return path, err
 }

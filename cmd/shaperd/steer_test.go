@@ -127,6 +127,16 @@ func TestSteer(t *testing.T) {
 		t.Errorf("set beside what is saved: %+v", l)
 	}
 
+	// What cannot be saved, as the disk is full, leaves nothing behind.
+	next := filepath.Join(filepath.Dir(path), "conf.d", "90-set-database.toml.next")
+	if err := os.Symlink("/dev/full", next); err != nil {
+		t.Fatal(err)
+	}
+	_, err = saveOverride(path, "database", map[string]string{"rate": "1MB/s"})
+	if _, left := os.Lstat(next); err == nil || left == nil {
+		t.Errorf("error %v, and left behind: %v", err, left == nil)
+	}
+
 	// A file that is wrong changes nothing.
 	if err := os.WriteFile(path, []byte(configText(listen, "", "127.0.0.1:1", "1MB/s")+"max_dely = \"1s\"\n"), 0o644); err != nil {
 		t.Fatal(err)

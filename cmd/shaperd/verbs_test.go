@@ -64,7 +64,8 @@ func TestVerbs(t *testing.T) {
 		{"downstreams", 0, []string{"10.0.0.5:5432  db        up            12    50\n"}},
 		{"downstreams drain 10.0.0.5:5432", 0, []string{"10.0.0.5:5432  db        drained "}},
 		{"downstreams enable 10.0.0.5:5432 --listener db", 0, []string{"10.0.0.5:5432  db        up "}},
-		{"downstreams drain 10.0.0.9:1", exitUsage, []string{"there is no downstream 10.0.0.9:1"}},
+		{"downstreams drain 10.0.0.9:1", exitUsage, []string{`there is no downstream "10.0.0.9:1"; downstreams of this daemon: 10.0.0.5:5432`}},
+		{"downstreams drain 10.0.0.5:5432 --listener bd", exitUsage, []string{`there is no listener "bd"; listeners of this daemon: db`}},
 		{"downstreams stop", exitUsage, []string{`not "stop": "downstreams drain DOWNSTREAM"`}},
 		{"explain --source 192.0.2.7 --to tcp/5432", 0, []string{
 			"192.0.2.7 to tcp/5432: listener \"db\"\nAS64500 Example\nWhat came now would leave in 35.1ms: \"per-source\", rate.\n",
@@ -81,7 +82,7 @@ func TestVerbs(t *testing.T) {
 		{"set limit per-source", exitUsage, []string{"set limit needs LIMIT KEY=VALUE..."}},
 		{"set limit databse rate=1B/s", exitUsage, []string{`did you mean "database"?`}},
 		{"set limit per-source rate=1MB/s --for 10", exitUsage, []string{`"10" has no unit`}},
-		{"set limit per-source rate=1MB/s --for 0s", exitUsage, []string{"it ends before it begins"}},
+		{"set limit per-source rate=1MB/s --for 0", exitUsage, []string{"it ends before it begins", "leave --for out"}},
 		{"set limit per-source rate=1MB/s --for 1m --save", exitUsage, []string{"--for and --save: one of them"}},
 		{"set lmit x", exitUsage, []string{"set needs limit LIMIT KEY=VALUE..."}},
 		{"unset", exitUsage, []string{"unset needs limit LIMIT"}},
