@@ -98,7 +98,7 @@ func parseDownstream(s string) (Downstream, error) {
 		return bad("has a protocol: write host:port; the listener's address says tcp or udp")
 	}
 	if addr, err := netip.ParseAddr(s); err == nil && addr.Is6() {
-		return bad(fmt.Sprintf("is an IPv6 address: write %q, with brackets", "["+s+"]"))
+		return bad(fmt.Sprintf("is an IPv6 address: write %q, with brackets and behind them the port, if one is meant", "["+s+"]"))
 	}
 	d := Downstream{Weight: 1}
 	host := s

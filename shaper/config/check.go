@@ -91,6 +91,7 @@ func (l *loader) check(root *node) {
 		at := cmp.Or(l.set["[daemon]page"], l.set["[daemon]metrics"])
 		l.add(at, fmt.Sprintf("page and metrics are both at %s: give them two ports", quote(page)))
 	}
+	l.checkOwnPorts()
 	l.checkNames(slices.Concat(l.listens, l.attaches))
 	l.checkNames(l.limits)
 	l.checkOverlaps()
@@ -172,6 +173,22 @@ func (l *loader) checkOverlaps() {
 func (a Address) overlaps(b Address) bool {
 	return a.Protocol == b.Protocol && intersects(a.Ports, b.Ports) &&
 		a.Addr.Is4() == b.Addr.Is4() && (a.Addr == b.Addr || a.Addr.IsUnspecified() || b.Addr.IsUnspecified())
+}
+
+// checkOwnPorts reports listeners where the daemon itself listens.
+func (l *loader) checkOwnPorts() {
+	for _, own := range []struct{ key, at string }{{"metrics", l.c.Daemon.Metrics}, {"page", l.c.Daemon.Page}} {
+		addr, err := netip.ParseAddrPort(own.at)
+		if err != nil { // off, or at a name
+			continue
+		}
+		taken := Address{Protocol: shaper.TCP, Addr: addr.Addr(), Ports: shaper.PortRange{First: addr.Port(), Last: addr.Port()}}
+		for _, a := range l.addresses {
+			if a.overlaps(taken) {
+				l.add(a.at, fmt.Sprintf("address: %q takes the port of [daemon] %s, %q: give one of them another", a.Address, own.key, own.at))
+			}
+		}
+	}
 }
 
 func intersects(a, b shaper.PortRange) bool { return a.First <= b.Last && b.First <= a.Last }
