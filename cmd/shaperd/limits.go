@@ -199,7 +199,9 @@ front of a figure that may be more than a tenth too large.`,
 				return asUsage(err)
 			}
 			return e.show(who, func(p *page) {
-				if len(who) == 0 {
+				if len(who) == 0 && by.value == "asn" {
+					p.line("No autonomous system that the files of [asn] know was %s lately; see --sort.", lately[sort.value])
+				} else if len(who) == 0 {
 					p.line("Nobody was %s lately; see --sort.", lately[sort.value])
 				}
 				p.table(whoTable(by.value, who))

@@ -50,14 +50,10 @@ func main() {
 		stop()
 	}()
 	err := run(ctx, env{stdout: os.Stdout, stderr: os.Stderr, force: force}, os.Args[1:])
-	code := exitCode(err)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "shaperd: %v\n", err)
 	}
-	if code == exitUsage {
-		fmt.Fprintln(os.Stderr, `See "shaperd --help".`)
-	}
-	os.Exit(code)
+	os.Exit(exitCode(err))
 }
 
 func exitCode(err error) int {
@@ -144,7 +140,7 @@ const (
 )
 
 // run is the whole command. Its error is a usageError when the arguments are
-// wrong.
+// wrong, and says where help is.
 func run(ctx context.Context, e env, args []string) error {
 	understood := false
 	e.flags = &rootFlags{control: control.DefaultSocket}
@@ -159,9 +155,10 @@ func run(ctx context.Context, e env, args []string) error {
 	root.SetArgs(args)
 	root.SetOut(e.stdout)
 	root.SetErr(e.stderr)
-	err := root.ExecuteContext(ctx)
-	if err != nil && !understood {
-		return usageError{err}
+	cmd, err := root.ExecuteContextC(ctx)
+	var usage usageError
+	if err != nil && !understood || errors.As(err, &usage) {
+		return usageError{fmt.Errorf("%w\nSee %q", err, cmd.CommandPath()+" --help")}
 	}
 	return err
 }

@@ -35,7 +35,7 @@ func TestMainIsShaperd(t *testing.T) {
 		if err != nil && !errors.As(err, &exit) {
 			t.Fatal(err)
 		}
-		if code := cmd.ProcessState.ExitCode(); code != want {
+		if code := cmd.ProcessState.ExitCode(); code != want || strings.Contains(string(out), "See \"shaperd --help\"") != (code == exitUsage) {
 			t.Errorf("%s: exit code %d, want %d\n%s", args, code, want, out)
 		}
 	}

@@ -46,7 +46,7 @@ Bytes: "all" binds first.
 Packets: "all" binds first.
 `}},
 		{"no destination", "10.1.1.10", "", "tcp/5432", result{
-			code: 2, stderr: "shaperd: limit \"each\" matches destinations: name one with --destination\nSee \"shaperd --help\".\n",
+			code: 2, stderr: "shaperd: limit \"each\" matches destinations: name one with --destination\nSee \"shaperd explain --help\"\n",
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
