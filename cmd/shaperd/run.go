@@ -67,8 +67,8 @@ that are there go on until --drain-timeout. A second SIGTERM ends the drain.`,
 		},
 	}
 	cmd.Flags().StringVar(&f.config, "config", "/etc/shaperd/shaperd.toml", "configuration `file`; conf.d/*.toml beside it is read too")
-	cmd.Flags().StringVar(&f.logFormat, "log-format", "text", "write the log as `words`: text or json")
-	cmd.Flags().StringVar(&f.logLevel, "log-level", "info", "log what is of this `level` or graver: debug, info, warn or error")
+	cmd.Flags().StringVar(&f.logFormat, "log-format", "text", "`format` of the log: text or json")
+	cmd.Flags().StringVar(&f.logLevel, "log-level", "info", "`level` from which on there is a log: debug, info, warn or error")
 	cmd.Flags().StringVar(&f.state, "state", "", "`file` to write down what buckets owe in, and beside it what operators ordered, for the next start; none if empty")
 	cmd.Flags().DurationVar(&f.drainTimeout, "drain-timeout", 30*time.Second, "how long connections may go on after SIGTERM")
 	return cmd

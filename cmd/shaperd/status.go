@@ -69,7 +69,7 @@ func (p *page) status(s control.Status, limits []control.Limit, who []control.Wh
 	}
 	p.line("")
 	up := s.Now.Sub(s.Started)
-	p.line("shaperd %s, pid %d, %s for %s, mode %s, %s", printable(s.Version), s.PID, s.State, seconds(up.Seconds()), s.Mode, printable(s.Config))
+	p.line("shaperd %s, pid %d, running for %s, mode %s, %s", printable(s.Version), s.PID, seconds(up.Seconds()), s.Mode, printable(s.Config))
 	p.line("%s of memory, %s of a processor, %d of %d descriptors, paces with wake-ups up to %s late (p99)", size(s.Process.Memory),
 		percent(s.Process.CPURate), s.Process.Descriptors, s.Process.MaxDescriptors, seconds(s.Process.LateP99))
 	p.reload(s.Reload, s.Now)
@@ -81,6 +81,9 @@ func (p *page) status(s control.Status, limits []control.Limit, who []control.Wh
 func (p *page) verdicts(s control.Status, limits []control.Limit) {
 	if s.Bypass != nil {
 		p.line("%s", p.red(bypassText(s)))
+	}
+	if s.State == "draining" {
+		p.line("%s", p.red("It drains: new connections are not taken, and it ends when those that are there have."))
 	}
 	p.promise(s, limits)
 	slowed, watched := newTable("SLOWS", "HOW"), newTable("WOULD SLOW", "HOW")

@@ -278,7 +278,7 @@ func TestSteerDrain(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { _, err := s.verb("drain"); done <- err }()
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if out, err := s.verb("status"); err == nil && strings.Contains(out, "draining") {
+		if out, err := s.verb("status"); err == nil && strings.Contains(out, "It drains: ") {
 			break
 		}
 		if time.Now().After(deadline) {
