@@ -48,6 +48,10 @@ const (
 	// many, hardly one in 100,000 random keys has to evict another in debt.
 	spare = 5
 
+	// lowestTag of a key is not 1, which differs from that of an empty slot in the one
+	// bit that matches may overlook: the zero Key would be found where no key is.
+	lowestTag = 2
+
 	// keyBytes is the part of a Key that holds values; padding follows.
 	keyBytes = unsafe.Offsetof(Key{}.Listen) + unsafe.Sizeof(Key{}.Listen)
 )
@@ -74,7 +78,7 @@ func (t *table) place(k *Key) place {
 	return place{
 		first:  uint32((h & (1<<32 - 1)) * n >> 32),
 		second: uint32((h * 0x9e3779b97f4a7c15 >> 32) * n >> 32),
-		tag:    max(h>>56, 1) * lowBits,
+		tag:    max(h>>56, lowestTag) * lowBits,
 	}
 }
 

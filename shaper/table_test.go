@@ -169,6 +169,29 @@ func TestNoKeyGetsAFresherBucket(t *testing.T) {
 	}
 }
 
+// An empty slot holds the zero Key, which is a key like any other, and is not to be found
+// there, whatever tag it and the key beside it have.
+func TestTheZeroKeyIsInNoEmptySlot(t *testing.T) {
+	var zero Key
+	lowest := uint64(1 << 8)
+	for range 2000 {
+		tb := newTable(1) // one group
+		lowest = min(lowest, tb.place(&zero).tag/lowBits)
+	}
+	if lowest != lowestTag {
+		t.Errorf("the lowest tag is %d, want %d", lowest, lowestTag)
+	}
+	for tag := lowest; tag < 1<<8; tag++ {
+		tb := newTable(1)
+		p := place{tag: tag * lowBits}
+		k := numbered(1)
+		tb.get(&k, p, leaky.Second)
+		if tb.find(&zero, p) != nil {
+			t.Errorf("found with tag %d", tag)
+		}
+	}
+}
+
 func TestDrainedGoFirstAndWithoutDebt(t *testing.T) {
 	tb := newTable(1) // one group
 	now := leaky.Second
