@@ -312,9 +312,15 @@ func (l *loader) limit(t table) {
 	l.matched = append(l.matched, names)
 }
 
-// decodeMatch reads a match, but for the names of listeners and attachments.
+// decodeMatch reads a match, but for the names of listeners and attachments. An empty list
+// is none that matches all: who makes it of a list of sources to block would block everybody.
 func decodeMatch(t table) shaper.Match {
 	var m shaper.Match
+	for _, key := range []string{"listen", "source", "destination", "asn", "port"} {
+		if elems, ok := elements(t.values[key]); ok && len(elems) == 0 {
+			t.bad(key, "is empty; leave it out to match all, or leave the limit out to match none")
+		}
+	}
 	if t.values["protocol"] != "" {
 		choice(t, "protocol", &m.Protocol)
 	}

@@ -253,7 +253,6 @@ func TestPresets(t *testing.T) {
 			limited + "key = [\"source\"]\nrate = \"1MB/s\"\n@\n",
 			limited + "match.attach = [\"up\"]\nrate = \"1MB/s\"\n@\n",
 		},
-		"match": {limited + "rate = \"1MB/s\"\nmatch = { port = []@ }\n", limited + "rate = \"1MB/s\"\nmatch = { source = []@ }\n"},
 	}
 	var check func(table string, k keys)
 	check = func(table string, k keys) {

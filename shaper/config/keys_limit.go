@@ -15,7 +15,7 @@ var limitKeys = keys{
 	},
 	{
 		name: "match", takes: tableOf(matchKeys), without: "all at listeners",
-		about: "What the limit is for. What is left out, or empty, matches all.",
+		about: "What the limit is for. What is left out matches all.",
 	},
 	{
 		name: "key", takes: listOf(`strings such as "source"`, value{names: shaper.FieldNames()}), preset: "[]",
@@ -114,7 +114,7 @@ var limitKeys = keys{
 
 var matchKeys = keys{
 	{
-		name: "listen", takes: listOf(`names of listeners, such as "db"`, text("name", "db", "")), preset: "[]",
+		name: "listen", takes: listOf(`names of listeners, such as "db"`, text("name", "db", "")), without: "all",
 		about: "Names of listeners.",
 	},
 	{
@@ -126,19 +126,19 @@ var matchKeys = keys{
 		about: "`\"icmp\"`, which is that of IPv6 too, is for attachments.",
 	},
 	{
-		name: "source", takes: listOf(`prefixes such as "192.0.2.0/24"`, text("prefix", "192.0.2.0/24", prefixPattern)), preset: "[]",
+		name: "source", takes: listOf(`prefixes such as "192.0.2.0/24"`, text("prefix", "192.0.2.0/24", prefixPattern)), without: "all",
 		about: "Prefixes of source addresses.",
 	},
 	{
-		name: "destination", takes: listOf(`prefixes such as "10.0.0.5/32"`, text("prefix", "10.0.0.5/32", prefixPattern)), preset: "[]",
+		name: "destination", takes: listOf(`prefixes such as "10.0.0.5/32"`, text("prefix", "10.0.0.5/32", prefixPattern)), without: "all",
 		about: "Prefixes of destination addresses; at attachments.",
 	},
 	{
-		name: "asn", takes: listOf("AS numbers such as 64500", integer(1, 1<<32-1)), preset: "[]",
+		name: "asn", takes: listOf("AS numbers such as 64500", integer(1, 1<<32-1)), without: "all",
 		about: "AS numbers of source addresses; needs `[asn]` files.",
 	},
 	{
-		name: "port", takes: listOf(`ports such as "5432" or "8000-8010"`, text("port", "5432", `^[0-9]+(-[0-9]+)?$`)), preset: "[]",
+		name: "port", takes: listOf(`ports such as "5432" or "8000-8010"`, text("port", "5432", `^[0-9]+(-[0-9]+)?$`)), without: "all",
 		about: "Destination ports and ranges, as the source sees them; at most 1024.",
 	},
 }
