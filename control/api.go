@@ -311,10 +311,10 @@ type LimitHistory struct {
 	Rate     []float64 `json:"rate"`     // bytes/s
 	Packets  []float64 `json:"packets"`  // a second
 	Admitted []float64 `json:"admitted"` // connections a second
-	P99      []float64 `json:"p99"`      // queue delay
+	P99      []float64 `json:"p99"`      // queue delay, of the last minute
 	InFlight []int64   `json:"in_flight"`
 	Waiting  []int64   `json:"waiting"`
-	Refused  []float64 `json:"refused"` // a second
+	Refused  []float64 `json:"refused"` // a second, over 10 s
 }
 
 // Live is what each server-sent event "live" of GET /v1/live has, once a second.

@@ -182,15 +182,15 @@ func (m *Monitor) sample(t *track, p *shaper.Policy, i int, now time.Time) {
 		m.log.Error("promise broken: more left than the limit allows", "limit", state.Name,
 			"sigma", s.sigma, "allowed", s.allowed, "units", s.violations-was.violations)
 	}
-	h := &t.series
-	seconds := now.Sub(was.at).Seconds()
+	h, before := &t.series, t.back(10)
+	seconds, maxDelay := now.Sub(was.at).Seconds(), p.Limit(i).MaxDelay.Seconds()
 	h.Rate = last(append(h.Rate, perSecond(s.bytes, was.bytes, seconds)), historyLen)
 	h.Packets = last(append(h.Packets, perSecond(s.packets, was.packets, seconds)), historyLen)
 	h.Admitted = last(append(h.Admitted, perSecond(s.conns, was.conns, seconds)), historyLen)
-	h.P99 = last(append(h.P99, quantiles(&s.queue, &t.back(10).queue).P99), historyLen)
+	h.P99 = last(append(h.P99, quantiles(&s.queue, &t.back(window).queue, maxDelay).P99), historyLen)
 	h.InFlight = last(append(h.InFlight, state.InFlight.Load()), historyLen)
 	h.Waiting = last(append(h.Waiting, state.Waiting.Load()), historyLen)
-	h.Refused = last(append(h.Refused, perSecond(sum(&s.refused), sum(&was.refused), seconds)), historyLen)
+	h.Refused = last(append(h.Refused, perSecond(sum(&s.refused), sum(&before.refused), now.Sub(before.at).Seconds())), historyLen)
 }
 
 // last drops the oldest of more than n elements.
@@ -230,8 +230,10 @@ func (t *track) rates(count func(*sample) uint64) Rates {
 }
 
 // quantiles tells where the median and the 99th percentile lie of what was counted between
-// was and is, in the middle of where they may lie within their classes.
-func quantiles(is, was *[len(shaper.HistogramBounds) + 1]uint64) Delay {
+// was and is, in the middle of where they may lie within their classes. Of a class that
+// reaches beyond most, the longest wait there should be, the rest does not count: or else
+// what waited 100 ms of at most 100 ms would seem to have waited 250.
+func quantiles(is, was *[len(shaper.HistogramBounds) + 1]uint64, most float64) Delay {
 	var counts [len(shaper.HistogramBounds) + 1]uint64
 	var d Delay
 	for i := range counts {
@@ -255,6 +257,9 @@ func quantiles(is, was *[len(shaper.HistogramBounds) + 1]uint64) Delay {
 				return from
 			}
 			to := shaper.HistogramBounds[i].Seconds()
+			if from <= most {
+				to = min(to, most)
+			}
 			return from + (to-from)*(rank-(seen-float64(n)))/float64(n)
 		}
 		return 0
@@ -283,8 +288,8 @@ func (m *Monitor) measure(to *Limit, p *shaper.Policy, i int) {
 	if n := is.bytes - was.bytes; n > 0 {
 		to.DelayedShare = float64(is.delayed-was.delayed) / float64(n)
 	}
-	to.QueueDelay = quantiles(&is.queue, &t.back(window).queue)
-	to.ConnectionWait = quantiles(&is.wait, &t.back(window).wait)
+	to.QueueDelay = quantiles(&is.queue, &t.back(window).queue, to.MaxDelay)
+	to.ConnectionWait = quantiles(&is.wait, &t.back(window).wait, to.MaxWait)
 	seconds := is.at.Sub(was.at).Seconds()
 	for r, n := range is.refused {
 		if n > 0 {

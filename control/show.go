@@ -40,7 +40,7 @@ type slowly struct {
 	found   bool
 	err     error
 	process Process
-	times   []cpuTime // of the last 10 s
+	times   []cpuTime // of the last 10 s, and two at least: nobody may have looked for longer
 }
 
 type cpuTime struct {
@@ -78,7 +78,7 @@ func (s *slowly) measure(now time.Time) Process {
 			s.times = append(s.times, cpuTime{began, 0})
 		}
 		s.times = append(s.times, cpuTime{now, cpu})
-		for len(s.times) > 1 && now.Sub(s.times[0].at) > 10*time.Second {
+		for len(s.times) > 2 && now.Sub(s.times[0].at) > 10*time.Second {
 			s.times = s.times[1:]
 		}
 		p.CPU = cpu.Seconds()

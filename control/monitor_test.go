@@ -1,0 +1,97 @@
+package control
+
+import (
+	"testing"
+	"time"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// watched returns a monitor of one limit, which has looked once, and the limit's counts.
+func watched(t *testing.T, l shaper.Limit) (*Monitor, *shaper.Policy) {
+	t.Helper()
+	s := shaper.New(1024)
+	p, err := s.Compile([]shaper.Limit{l}, []shaper.Listener{{Name: "l", TCP: true}}, nil, nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Swap(p, leaky.Second)
+	return options(t, s).Monitor, p
+}
+
+// A chart that is drawn from the history goes on with what live events say: both have to
+// be of the same time.
+func TestHistoryIsAsLive(t *testing.T) {
+	m, p := watched(t, shaper.Limit{Name: "a", Rate: 8e6, MaxDelay: 5 * time.Second})
+	state := p.State(0)
+	now := time.Now()
+	// 12 s ago something waited 2 s, and 5 s ago 20 were refused.
+	for i := range 20 {
+		switch i {
+		case 8:
+			state.Queue.Observe(2 * time.Second)
+		case 15:
+			state.Connections.Add(shaper.Refuse, shaper.QueueFull, 20)
+		}
+		m.look(now.Add(time.Duration(i+1) * time.Second))
+	}
+	var l Limit
+	l.MaxDelay, l.MaxWait = 5, 1
+	m.measure(&l, p, 0)
+	kept := m.history().Limits["a"]
+	if got, want := kept.P99[len(kept.P99)-1], l.QueueDelay.P99; got != want || want < 1 {
+		t.Errorf("p99 is %v in the history and %v live, want the same, above 1 s", got, want)
+	}
+	if got, want := kept.Refused[len(kept.Refused)-1], sumOf(l.RefusedRate); got != want || want != 2 {
+		t.Errorf("refused are %v in the history and %v live, want 2 a second", got, want)
+	}
+}
+
+func sumOf(rates map[string]float64) (all float64) {
+	for _, r := range rates {
+		all += r
+	}
+	return all
+}
+
+// What is told of waits is not beyond the longest there may be, as long as the classes
+// allow it.
+func TestQuantilesStayBelowTheLongestWait(t *testing.T) {
+	const classes = len(shaper.HistogramBounds) + 1
+	for _, test := range []struct {
+		name       string
+		waits      time.Duration // 100 times
+		most, want float64       // seconds
+	}{
+		{"within a class", 110 * time.Millisecond, 0.2, 0.199},
+		{"a little late", 101 * time.Millisecond, 0.1, 0.1},
+		{"a class above", 300 * time.Millisecond, 0.2, 0.4975},
+		{"no bound in reach", 110 * time.Millisecond, 5, 0.2485},
+	} {
+		var h shaper.Histogram
+		for range 100 {
+			h.Observe(test.waits)
+		}
+		var is, was [classes]uint64
+		for i := range is {
+			is[i] = h.Counts[i].Load()
+		}
+		if got := quantiles(&is, &was, test.most).P99; got < test.want-1e-9 || got > test.want+1e-9 {
+			t.Errorf("%s: p99 is %v, want %v", test.name, got, test.want)
+		}
+	}
+}
+
+// Who looks after a while in which nobody did is told what the process took meanwhile.
+func TestProcessorsAfterAPause(t *testing.T) {
+	var s slowly
+	s.measure(time.Now())
+	now := time.Now().Add(time.Minute)
+	for range 100_000_000 {
+		continue // takes some
+	}
+	if got := s.measure(now).CPURate; got <= 0 {
+		t.Errorf("after a minute %v processors are in use", got)
+	}
+}
