@@ -74,6 +74,7 @@ class History {
 const history = new History();
 const ring = (name) => history.ring(name);
 const filter = byId('filter');
+const none = byId('limits-none');
 
 const showHeadline = headline();
 const showBypass = bypassAlarm();
@@ -86,9 +87,10 @@ const addEvents = events();
 const showDaemon = daemon();
 
 let live = null; // the last event
+let landing = location.hash; // what it names may be there only when it is shown
 
 function render() {
-  showHeadline(live.status, live.limits); // and the title, which is seen of a page in the background
+  showHeadline(live.status, live.limits, live.who.source); // and the title, which is seen of a page in the background
   if (!document.hidden) renderRest();
 }
 
@@ -97,15 +99,18 @@ function renderRest() {
   const { status, limits } = live;
   showBypass(status);
   showNotices(status);
-  show(byId('limits-none'), limits.length === 0);
-  show(byId('filter-label'), limits.length > 8);
+  show(byId('filter-label'), limits.length > 8 || filter.value !== '');
   const wanted = filter.value.toLowerCase();
   const found = limits.filter((l) => l.name.toLowerCase().includes(wanted));
+  show(none, found.length === 0);
+  setText(none, limits.length === 0 ? 'There are no limits: nothing is held back.' : 'No limit has such a name.');
   showTable(found);
   showCards(found, status);
   showWho(live.who);
   showDownstreams(status);
   showDaemon(status);
+  if (landing) location.replace(landing);
+  landing = '';
 }
 
 filter.addEventListener('input', renderRest);
@@ -131,8 +136,11 @@ async function connect() {
     history.load(await answer.json());
   } catch (e) {
     console.info(e.message);
-    again();
-    return;
+    if (e.name !== 'TimeoutError') {
+      again();
+      return;
+    }
+    history.load({ times: [], limits: {} }); // it is much for a slow line: charts begin now
   }
   heard = performance.now();
   stream = new EventSource('/v1/live');

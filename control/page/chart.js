@@ -25,6 +25,9 @@ window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () 
   }
 });
 
+// wholes are 1, 2, 5, 10, ...: what ticks of an axis of whole numbers may be apart.
+const wholes = Array.from({ length: 30 }, (_, i) => [1, 2, 5][i % 3] * 10 ** Math.floor(i / 3));
+
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
@@ -35,6 +38,7 @@ export class Chart {
   //   name     what it shows
   //   series   [{key, colour, name, scale}]: of what the ring holds, times scale
   //   format   writes a value at the axis
+  //   whole    whether it counts things: there is no half of one at the axis
   //   least    the height that the axis has at least; the chart of nothing is flat
   //   main     whether it is the large one, with a time axis
   // ring is {times, of(key)}; group is shared by charts whose pointers go together.
@@ -120,7 +124,7 @@ export class Chart {
         sync: { key: this.group, scales: ['x', null] },
       },
       scales: {
-        x: { time: false, range: (u, min, max) => [max - span, max] },
+        x: { time: false, range: (u, min, max) => [(max ?? 0) - span, max ?? 0] },
         y: { range: (u, min, max) => [0, Math.max(this.ceiling * 1.18, (max ?? 0) * 1.08, spec.least)] },
       },
       axes: [
@@ -134,7 +138,7 @@ export class Chart {
         },
         {
           size: spec.main ? 78 : 58, font, stroke: soft, grid, ticks: { show: false }, gap: 4,
-          space: spec.main ? 30 : 26, values: (u, at) => at.map((v) => spec.format(v)),
+          space: spec.main ? 30 : 26, incrs: spec.whole ? wholes : undefined, values: (u, at) => at.map((v) => spec.format(v)),
         },
       ],
       series: [{}, ...spec.series.map((s) => ({

@@ -3,7 +3,7 @@
 import { Chart, spark } from './chart.js';
 import { sortableTable } from './table.js';
 import {
-  bits, bytesRate, count, el, facts, keyed, percent, perSecond, seconds, setAttr, setText, settings, show, size, sum, timeLeft,
+  bits, bytesRate, count, el, facts, keyed, many, percent, perSecond, seconds, setAttr, setText, settings, show, size, sum, timeLeft,
 } from './text.js';
 
 // The states, the worst last: [tone, words].
@@ -55,8 +55,13 @@ function ofCeiling(l, now, ceiling, format) {
   return l.single && ceiling > 0 ? `${format(now)} of ${format(ceiling)}` : format(now);
 }
 
+// inFlight tells of connections in flight, which a limit counts when it bounds them, or how
+// many come, and of those that wait.
 function inFlight(l) {
-  return ofCeiling(l, l.in_flight, l.connections, count) + (l.waiting > 0 ? `, ${count(l.waiting)} wait` : '');
+  const found = [];
+  if (l.connections > 0 || (l.new_connections > 0 && l.plane === 'proxy')) found.push(ofCeiling(l, l.in_flight, l.connections, count));
+  if (l.waiting > 0) found.push(`${count(l.waiting)} wait`);
+  return found.join(', ') || '–';
 }
 
 // limitTable returns a function of the limits; ring(name) has what was.
@@ -107,7 +112,7 @@ export function limitTable(table, ring) {
     },
     {
       name: 'In flight', title: 'Connections in flight, and how many wait for a slot', wide: true, order: (l) => l.waiting * 1e9 + l.in_flight,
-      text: (l) => l.plane === 'packet' && !l.connections ? '–' : inFlight(l),
+      text: inFlight,
     },
     {
       name: 'Refused', title: 'Datagrams and connections a second, over 10 s', wide: true, order: refusing,
@@ -120,18 +125,17 @@ export function limitTable(table, ring) {
 export function limitCards(parent, ring) {
   const cards = new WeakMap();
   let now = null;
-  let until = new Map();
+  let overrides = [];
   const shown = keyed(parent, (l) => l.name,
     (l) => {
       const c = new Card(l, ring(l.name));
       cards.set(c.root, c);
       return c.root;
     },
-    (root, l) => cards.get(root).update(l, until.get(l.name), now),
+    (root, l) => cards.get(root).update(l, overrides.filter((o) => o.limit === l.name), now),
     (root) => cards.get(root).remove());
   return (limits, status) => {
-    now = status.now;
-    until = new Map(status.overrides.map((o) => [o.limit, o.until]));
+    ({ now, overrides } = status);
     shown(limits);
   };
 }
@@ -154,13 +158,13 @@ class Card {
       this.key, this.held, this.override, this.promise, this.plots, list);
   }
 
-  update(l, until, now) {
+  update(l, overrides, now) {
     setBadge(this.badge, l);
     setAttr(this.root, 'data-tone', this.badge.dataset.tone);
     setText(this.key, `${l.plane} plane · ${directions[l.direction] ?? l.direction} · ${l.mode === 'observe' ? 'observes: holds nothing back' : 'enforced'}`);
     setText(this.held, heldTo(l));
-    show(this.override, Boolean(l.override));
-    if (l.override) setText(this.override, `Override: ${settings(l.override)} (${timeLeft(until, now, 'until the next reload')})`);
+    show(this.override, overrides.length > 0);
+    setText(this.override, `Override: ${overrides.map((o) => `${settings(o.set)} (${timeLeft(o.until, now, 'until the next reload')})`).join(', ')}`);
 
     const [tone, words] = promise(l);
     setAttr(this.promise, 'data-tone', tone);
@@ -188,17 +192,18 @@ class Card {
 const directions = { 'to-downstream': 'to the downstream', 'from-downstream': 'from the downstream', both: 'both directions' };
 
 function heldTo(l) {
-  if (l.block) return 'Blocks: nothing passes.';
-  if (l.single) return `Held to ${l.held_to}.`;
+  const observes = l.mode === 'observe';
+  if (l.block) return observes ? 'Would block: nothing would pass.' : 'Blocks: nothing passes.';
+  if (l.single) return `${observes ? 'Would be held' : 'Held'} to ${l.held_to}.`;
   return `Each bucket (${l.key.split(',').join(', ')}): ${l.held_to}.`;
 }
 
-const excess = (p) => p.in_packets ? (n) => `${count(n)} packets` : size;
+const excess = (p) => p.in_packets ? (n) => many(n, 'packet') : size;
 
 function promise(l) {
   const p = l.promise;
   const write = excess(p);
-  const beyond = p.violations > 0 ? `, ${count(p.violations)} units beyond it since the start` : '';
+  const beyond = p.violations > 0 ? `, ${many(p.violations, 'unit')} beyond it since the start` : '';
   const of = p.sampled ? ' One bucket at a time is watched.' : '';
   if (!p.kept) {
     return ['bad', `Promise broken: ${write(p.sigma)} more than the rate in the last minute, ${write(p.allowed)} are allowed${beyond}.${of}`];
@@ -222,20 +227,20 @@ function chartsOf(l) {
   if (l.rate > 0) list.push(rate('Rate'));
   if (l.packets > 0) {
     list.push({
-      name: 'Packets', series: [{ key: 'packets', colour: 'blue' }], format: perSecond, least: 1,
+      name: 'Packets', series: [{ key: 'packets', colour: 'blue' }], format: perSecond, whole: true, least: 1,
       now: ofCeiling(l, l.packets_rate['1s'], l.packets, perSecond), ceiling: l.packets,
     });
   }
   if (l.connections > 0) {
     list.push({
-      name: 'Connections', format: count, least: 2, ceiling: l.connections,
+      name: 'Connections', format: count, whole: true, least: 2, ceiling: l.connections,
       series: [{ key: 'in_flight', colour: 'green', name: 'in flight' }, { key: 'waiting', colour: 'amber', name: 'wait', fill: false }],
       now: inFlight(l),
     });
   }
   if (l.new_connections > 0) {
     list.push({
-      name: 'New connections', series: [{ key: 'admitted', colour: 'green' }], format: perSecond, least: 1,
+      name: 'New connections', series: [{ key: 'admitted', colour: 'green' }], format: perSecond, whole: true, least: 1,
       now: ofCeiling(l, l.admitted_rate['1s'], l.new_connections, perSecond), ceiling: l.new_connections,
     });
   }
@@ -247,7 +252,7 @@ function chartsOf(l) {
     });
   }
   list.push({
-    name: 'Refused', series: [{ key: 'refused', colour: 'red' }], format: perSecond, least: 1,
+    name: 'Refused', series: [{ key: 'refused', colour: 'red' }], format: perSecond, whole: true, least: 1,
     now: refusing(l) > 0 ? perSecond(refusing(l)) : 'none', ceiling: 0,
   });
   if (!l.single) list[0].name += ', all buckets';
@@ -267,7 +272,7 @@ function figures(l) {
   }
   if (l.rate > 0 || l.packets > 0) {
     list.push(
-      { name: 'Had to wait', value: `${percent(l.delayed_share)} of the bytes`, title: 'Over 10 s' },
+      { name: l.mode === 'observe' ? 'Would wait' : 'Had to wait', value: `${percent(l.delayed_share)} of the bytes`, title: 'Over 10 s' },
       { name: 'Queue, p50 · p99', value: delay(l.queue_delay), title: `Of what was delayed in the last minute; at most ${seconds(l.max_delay)}` });
   }
   if (l.connections > 0 || l.new_connections > 0) {

@@ -4,7 +4,7 @@
 
 import { anchor, holdsBack, isBroken, refusing, wouldHold } from './limits.js';
 import { sortableTable } from './table.js';
-import { bits, bytesRate, clock, count, el, facts, keyed, percent, perSecond, seconds, setAttr, setText, settings, show, size, span, sum, timeLeft } from './text.js';
+import { bits, bytesRate, clock, count, el, facts, keyed, many, percent, perSecond, seconds, setAttr, setText, settings, show, size, span, sum, timeLeft } from './text.js';
 
 const byId = (id) => document.getElementById(id);
 
@@ -43,7 +43,7 @@ export function headline() {
     (l) => el('a', { href: anchor(l.name) }, l.name), () => {});
   const more = detail.appendChild(el('span'));
   const vitals = facts(byId('vitals'));
-  return (status, limits) => {
+  return (status, limits, sources) => {
     const s = stateOf(status, limits);
     setAttr(byId('headline'), 'data-tone', s.tone);
     setText(byId('headline-words'), s.words);
@@ -52,7 +52,7 @@ export function headline() {
     setText(about, `${s.about}: `);
     names(s.limits.slice(0, 6));
     setText(more, s.limits.length > 6 ? ` and ${s.limits.length - 6} more` : '');
-    vitals(vitalsOf(status, limits));
+    vitals(vitalsOf(status, limits, sources));
   };
 }
 
@@ -64,19 +64,27 @@ export function unknown() {
   document.title = 'no connection · shaperd';
 }
 
-function vitalsOf(status, limits) {
+function vitalsOf(status, limits, sources) {
   const to = sum(status.listeners.map((l) => l.to_downstream_rate));
   const from = sum(status.listeners.map((l) => l.from_downstream_rate));
   const enforced = limits.filter((l) => l.mode === 'enforce');
-  const most = (value) => enforced.reduce((a, l) => value(l) > (a ? value(a) : 0) ? l : a, null);
+  const most = (value, of = enforced) => of.reduce((a, l) => value(l) > (a ? value(a) : 0) ? l : a, null);
   const slowest = most((l) => l.queue_delay.p99);
   const fullest = most((l) => l.waiting);
   const refuser = most(refusing);
+  const waiter = most((w) => w.delayed.value, enforced.length > 0 ? sources.filter((w) => w.delayed.value >= least) : []);
   const none = { value: 'none', note: '', tone: '' };
-  return [
+  const moved = status.listeners.length === 0 ? [] : [ // what passes attachments alone is not known
     { name: 'To downstreams', value: bits(to), note: bytesRate(to), title: 'All listeners, over 10 s' },
     { name: 'From downstreams', value: bits(from), note: bytesRate(from), title: 'All listeners, over 10 s' },
-    { name: 'Connections', value: count(sum(status.listeners.map((l) => l.open))), note: `${count(sum(status.listeners.map((l) => l.flows)))} UDP flows` },
+    { name: 'Connections', value: count(sum(status.listeners.map((l) => l.open))), note: many(sum(status.listeners.map((l) => l.flows)), 'UDP flow') },
+  ];
+  return [
+    ...moved,
+    {
+      name: 'Waits most', title: 'The source, and how many seconds its traffic waited, each second',
+      ...waiter ? { value: waited(waiter.delayed.value), note: waiter.name, tone: 'held' } : none,
+    },
     {
       name: 'Wait for a slot', title: 'Connections, under the limit with the most',
       ...fullest ? { value: count(fullest.waiting), note: fullest.name, tone: 'held' } : none,
@@ -126,7 +134,7 @@ export function notices() {
     const add = (key, tone, title, text, errors) => found.push({ key, tone, title, text, errors });
     if (status.state === 'draining') {
       const open = sum(status.listeners.map((l) => l.open + l.flows));
-      add('draining', 'held', 'Draining', `The daemon is stopping: it takes nothing new. ${count(open)} connections and flows are left.`);
+      add('draining', 'held', 'Draining', `The daemon is stopping: it takes nothing new. Left are connections and flows: ${count(open)}.`);
     }
     if (!status.reload.ok) {
       add('reload', 'bad', 'Reload failed', `At ${clock(status.reload.at)}. What was loaded at ${clock(status.reload.loaded)} stays in force.`, status.reload.errors);
@@ -134,24 +142,32 @@ export function notices() {
     if (status.mode === 'observe' && !status.bypass) {
       add('observe', 'info', 'Observe', 'The configuration only observes: limits count what they would do, and hold nothing back.');
     }
-    for (const d of status.listeners.flatMap((l) => l.downstreams).filter((d) => d.state === 'down')) {
-      add(`down ${d.listener} ${d.downstream}`, 'bad', 'Down', `Downstream ${d.downstream} of listener ${d.listener}.`);
+    for (const d of status.listeners.flatMap((l) => l.downstreams)) {
+      const key = `${d.state} ${d.listener} ${d.downstream}`;
+      const which = `Downstream ${d.downstream} of listener ${d.listener}`;
+      if (d.state === 'down') add(key, 'bad', 'Down', `${which}.`);
+      if (d.state === 'drained') add(key, 'held', 'Drained', `${which} gets nothing new.`);
     }
     for (const a of status.attachments.filter((a) => !a.up)) {
-      add(`attachment ${a.name} ${a.interface}`, 'bad', 'Not attached', `${a.name}, ${a.interface || 'no interface'}: ${a.error || 'down'}`);
+      add(`attachment ${a.name} ${a.interface} ${a.direction}`, 'bad', 'Not attached', `${a.name}, ${a.interface || 'no interface'}: ${a.error || 'down'}`);
     }
     for (const o of status.overrides) {
-      add(`override ${o.limit}`, 'held', 'Override', `${o.limit}: ${settings(o.set)}, since ${clock(o.since)}, ${timeLeft(o.until, status.now, 'until the next reload')}.`);
+      add(`override ${o.limit} ${o.since}`, 'held', 'Override', `${o.limit}: ${settings(o.set)}, since ${clock(o.since)}, ${timeLeft(o.until, status.now, 'until the next reload')}.`);
     }
     for (const b of status.blocks) {
-      add(`block ${b.prefix}`, 'held', 'Block', `Nothing passes from ${b.prefix}, since ${clock(b.since)}, ${timeLeft(b.until, status.now, 'until it is taken away')}.`);
+      const what = status.bypass || status.mode === 'observe' ? 'Nothing would pass' : 'Nothing passes';
+      add(`block ${b.prefix}`, 'held', 'Block', `${what} from ${b.prefix}, since ${clock(b.since)}, ${timeLeft(b.until, status.now, 'until it is taken away')}.`);
     }
     show(list, found.length > 0);
     update(found);
   };
 }
 
-const waited = (s) => `${seconds(s)}/s`;
+// waited writes seconds a second: many wait at a time.
+const waited = (s) => `${s < 60 ? seconds(s) : `${count(s)} s`}/s`;
+
+// least is what is left of a weight when it no longer counts: they fade, and never end.
+const least = 0.001;
 
 // weight is a column of heavy weights. The error is written where it may change what the
 // reader makes of the value.
@@ -161,8 +177,9 @@ function weight(name, title, of, write, more = write) {
     draw(cell, w) {
       if (!cell.firstChild) cell.append(el('span'), el('small'));
       const { value, error } = of(w);
-      setText(cell.firstChild, value > 0 ? write(value) : '–');
-      setText(cell.lastChild, error > 0.05 * value && value > 0 ? `± ${write(error)}` : '');
+      const now = value >= least;
+      setText(cell.firstChild, now ? write(value) : '–');
+      setText(cell.lastChild, now && error > 0.05 * value ? `± ${write(error)}` : '');
       setAttr(cell, 'title', `${more(value)}, and at most ${more(error)} less`);
     },
   };
@@ -187,9 +204,9 @@ export function who() {
 
   let by = 'source';
   let known = {};
-  const render = () => {
+  const render = (anew) => {
     const list = known[by] ?? [];
-    update(list);
+    update(list, anew);
     show(byId('who-none'), list.length === 0);
   };
   const select = (tab) => {
@@ -199,7 +216,7 @@ export function who() {
     }
     panel.setAttribute('aria-labelledby', tab.id);
     by = tab.dataset.who;
-    render();
+    render(true);
   };
   tabs.forEach((tab, i) => {
     tab.addEventListener('click', () => select(tab));
@@ -286,6 +303,7 @@ export function events() {
     }
     for (const e of fresh) {
       if (e.id <= last) continue;
+      if (last > 0 && e.id > last + 1) list.prepend(el('li', { class: 'restart' }, `Not shown: ${many(e.id - last - 1, 'line')} of the log.`));
       last = e.id;
       const attrs = Object.entries(e.attrs ?? {}).map(([k, v]) => el('div', {}, el('dt', {}, k), el('dd', {}, v)));
       list.prepend(el('li', { 'data-level': e.level },

@@ -70,8 +70,10 @@ export function sortableTable(table, key, columns) {
     rows([...items].sort((a, b) => compare(place(a), place(b))));
   }
 
-  return (next) => {
+  // anew says that these are other items than before, to be sorted at once.
+  return (next, anew = false) => {
     items = next;
+    if (anew) when = 0;
     show(table, items.length > 0);
     render();
   };

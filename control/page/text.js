@@ -36,8 +36,14 @@ export function count(n) {
   return n < 100000 ? Math.round(n).toLocaleString('en-US') : scaled(n, 1000, decimal).trim();
 }
 
+// many writes a number of things: "1 packet", "2 packets".
+export const many = (n, thing) => `${count(n)} ${thing}${Math.round(n) === 1 ? '' : 's'}`;
+
+// perSecond writes what happens a second, and what is rarer by the minute or hour, so that
+// a limit of 2 an hour is not one of 0/s.
 export function perSecond(n) {
-  return (n < 1000 ? digits(n) : count(n)) + '/s';
+  if (n >= 1 || n === 0) return (n < 1000 ? digits(n) : count(n)) + '/s';
+  return n * 60 >= 1 ? `${digits(n * 60)}/min` : `${digits(n * 3600)}/h`;
 }
 
 // seconds writes how long something waited; 0 is that nothing did.

@@ -21,7 +21,7 @@ type fake struct {
 }
 
 // The scenarios, in the order of their pictures.
-var scenarios = []string{"rest", "overload", "broken", "bypass", "observe", "trouble", "many", "empty", "lost"}
+var scenarios = []string{"rest", "overload", "broken", "bypass", "observe", "trouble", "many", "empty", "lost", "slow"}
 
 func (f *fake) handler() http.Handler {
 	mux := http.NewServeMux()
@@ -33,7 +33,11 @@ func (f *fake) handler() http.Handler {
 	return mux
 }
 
-func (f *fake) history(w http.ResponseWriter, _ *http.Request) {
+func (f *fake) history(w http.ResponseWriter, r *http.Request) {
+	if f.scenario == "slow" { // the line is: it does not come in time
+		<-r.Context().Done()
+		return
+	}
 	if f.lost.Load() {
 		http.Error(w, "not now", http.StatusServiceUnavailable)
 		return
@@ -132,6 +136,7 @@ func (f *fake) at(t time.Time, i int) control.Live {
 		}}
 		s.Overrides = []control.Override{
 			{Limit: "database", Set: map[string]string{"rate": "20Mbit/s"}, Since: t.Add(-50 * time.Second), Until: &until},
+			{Limit: "database", Set: map[string]string{"connections": "100"}, Since: t.Add(-40 * time.Second)},
 			{Limit: nasty, Set: map[string]string{"mode": nasty}, Since: t.Add(-50 * time.Second)},
 		}
 		s.Blocks = []control.Block{{Prefix: "192.0.2.0/24", Since: t.Add(-time.Minute), Until: &until}, {Prefix: "2001:db8::/32", Since: t.Add(-time.Minute)}}
@@ -157,9 +162,10 @@ func (f *fake) limits(t time.Time) []control.Limit {
 		return list
 	case "trouble":
 		list := f.four(t)
-		list[0].Override = map[string]string{"rate": "20Mbit/s"}
+		list[0].Override = map[string]string{"rate": "20Mbit/s", "connections": "100"}
 		list[0].Rate, list[0].HeldTo = 2.5e6, "20Mbit/s, queue 1s, 100 connections, wait 5s"
 		list[3].Name, list[3].Override = nasty, map[string]string{"mode": nasty}
+		list[3].NewConnections = 2.0 / 3600
 		return list
 	}
 	return f.four(t)
@@ -278,9 +284,13 @@ func (f *fake) who(t time.Time) map[string][]control.Who {
 	return who
 }
 
-// events has 12 in the first of a stream, and one more every fourth.
+// events has 12 in the first of a stream, and one more every fourth; in trouble others
+// have been left out before that.
 func (f *fake) events(t time.Time, i int) []control.Event {
 	first, n := 12+i/4, 1
+	if f.scenario == "trouble" {
+		first = 12 + i
+	}
 	if i == 0 {
 		first, n = 1, 12
 	} else if i%4 != 0 {

@@ -145,6 +145,13 @@ const connection = check('connection', 'lost', desktop, async (page, must) => {
   must(await page.evaluate(() => getComputedStyle(document.querySelector('main')).filter === 'none'), 'the data are still grey');
 }, ['503']);
 
+const slow = check('slow line', 'slow', desktop, async (page, must) => {
+  must(await page.isHidden('#lost'), 'it says that there is no connection');
+  await page.waitForFunction(() => document.querySelector('.spark path').getAttribute('d').includes('L'), null, wait)
+    .catch(() => must(false, 'the charts stay empty'));
+  must(await page.$$eval('.plot canvas', (l) => l.length) > 0, 'there are no charts');
+});
+
 const real = check('daemon', 'daemon', desktop, async (page, must) => {
   const shaperd = (...args) => promisify(execFile)(daemon.binary, [...args, '--control', daemon.control]);
   const says = (selector, pattern) => page.waitForFunction(
@@ -154,6 +161,7 @@ const real = check('daemon', 'daemon', desktop, async (page, must) => {
   await says('#headline-words', 'The promise is kept. 1 limit holds traffic back.');
   await says('#overview tbody tr', '^database.*holds back[\\d.]+ Mbit/sof 8 Mbit/s');
   await says('.card .promise', '^Promise kept: at most .* are allowed');
+  await says('#vitals', 'Waits most[\\d.]+ m?s/s127.0.0.1');
   await says('#who-table', '127.0.0.1');
   await says('#downstream-table', 'db.*up');
   await says('#event-list', 'info');
@@ -203,6 +211,8 @@ await check('charts', 'many', desktop, async (page, must) => {
   await page.fill('#filter', 'PLC-1');
   must((await column(page, '#overview', 1)).length === 7, 'the filter does not choose the rows');
   must(await page.$$eval('.card', (l) => l.length) === 7, 'the filter does not choose the cards');
+  await page.fill('#filter', 'no such');
+  must(await page.isVisible('#limits-none') && await page.isHidden('#overview'), 'a filter that finds nothing does not say so');
   await page.fill('#filter', '');
   must(await page.$$eval('.card', (l) => l.length) === 64, 'the filter does not let go');
 });
@@ -243,11 +253,14 @@ await check('keyboard', 'overload', desktop, async (page, must) => {
     must((await focused(page)).what === `BUTTON tab-${tab}`, `${key} leads to ${(await focused(page)).what}`);
     must(await page.getAttribute(`#tab-${tab}`, 'aria-selected') === 'true', `${key} does not select ${tab}`);
     must((await column(page, '#who-table', 1)).every((n) => n.startsWith(name)), `${key} shows ${await column(page, '#who-table', 1)}`);
+    if (tab === 'prefix') must((await column(page, '#who-table', 1))[0].startsWith('2001:db8:1007:'), 'another tab is not sorted as asked');
   }
 
   await page.focus('#overview tbody a');
   await page.keyboard.press('Enter');
   must(await page.$eval('.card', (c) => c.matches(':target')), 'a limit of the table does not lead to its card');
+  await page.reload();
+  await page.waitForSelector('.card:target', wait).catch(() => must(false, 'a page that is opened at a card does not go there'));
 });
 
 await check('hostile text', 'trouble', desktop, async (page, must) => {
@@ -265,8 +278,15 @@ await check('trouble', 'trouble', desktop, async (page, must) => {
   for (const words of ['Draining', 'Reload failed', 'shaperd.toml:14:12:', '50-sms.toml:3:1:', 'Down', 'Not attached', 'rate = 20Mbit/s', '192.0.2.0/24', 'min', 'until the next reload', 'until it is taken away']) {
     must(all.includes(words), `"${words}" is not said`);
   }
-  must((await text(page, '.card .override')).includes('rate = 20Mbit/s'), 'the card does not say that it is overridden');
+  // What was set at several times has a notice for each, and all of it is at the card.
+  must(/rate = 20Mbit\/s, since .* left.*connections = 100, since .*, until the next reload/.test(all), 'an override is not said');
+  const override = await text(page, '.card .override');
+  must(/^Override: rate = 20Mbit\/s \(.* left\), connections = 100 \(until the next reload\)$/.test(override), `the card says "${override}"`);
+  must(all.includes('Downstream 10.0.0.7:5432 of listener db gets nothing new.'), 'it is not said that a downstream is drained');
+  must((await column(page, '#overview', 3)).some((c) => c.endsWith('each 2/h')), `the ceilings are ${await column(page, '#overview', 3)}`);
+  await page.waitForFunction(() => document.getElementById('event-list').textContent.includes('Not shown: 3 lines of the log.'), null, wait)
+    .catch(() => must(false, 'it is not said that lines of the log are left out'));
 });
 
-await Promise.all([live, connection, real]);
+await Promise.all([live, connection, slow, real]);
 await browser.close();
