@@ -14,6 +14,7 @@ import (
 
 	"shaperd/leaky"
 	"shaperd/shaper"
+	"shaperd/test/lab"
 )
 
 // running is a proxy between a loopback port and a downstream of the test.
@@ -38,7 +39,7 @@ func start(t testing.TB, protocol shaper.Protocol, downstream string, limits ...
 		Name:       "l",
 		Endpoints:  []Endpoint{{Protocol: protocol, Addr: netip.MustParseAddrPort(freePort(t, protocol))}},
 		Downstream: []Downstream{{Host: to.Addr().String(), Port: to.Port()}},
-		Timeouts:   Timeouts{Connect: time.Second}, IdleTimeout: 300 * time.Millisecond, MaxFlows: 100,
+		Timeouts:   Timeouts{Connect: time.Second}, IdleTimeout: time.Second, MaxFlows: 100,
 	}}
 	r.apply(limits...)
 	return r
@@ -55,20 +56,15 @@ func (r *running) addr() string { return r.listen.Endpoints[0].Addr.String() }
 
 func freePort(t testing.TB, protocol shaper.Protocol) string {
 	t.Helper()
+	network := "tcp"
 	if protocol == shaper.UDP {
-		c, err := net.ListenPacket("udp4", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		return c.LocalAddr().String()
+		network = "udp"
 	}
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	addr, err := lab.FreeAddr(network)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return addr
 }
 
 // serveTCP handles each connection in a goroutine until the test ends.
@@ -117,7 +113,7 @@ func randomBytes(n int) []byte {
 // settle checks that nothing is left of connections that have ended.
 func (r *running) settle() {
 	r.t.Helper()
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(patience)
 	for {
 		left := ""
 		r.proxy.loop.call(func(leaky.Time) {
@@ -145,11 +141,14 @@ func (r *running) settle() {
 	}
 }
 
+// patience is how long tests wait for what is to come about.
+const patience = 20 * time.Second
+
 func waitFor(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); !cond(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); !cond(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited 5 s for %s", what)
+			t.Fatalf("waited %v for %s", patience, what)
 		}
 	}
 }

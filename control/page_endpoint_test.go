@@ -10,17 +10,17 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"shaperd/test/lab"
 )
 
 // servePage serves o's page, and returns its address.
 func servePage(t *testing.T, o *Options) (*Endpoint, string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	addr, err := lab.FreeAddr("tcp")
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr := l.Addr().String()
-	l.Close()
 	e, err := ServePage(addr, o)
 	if err != nil {
 		t.Fatal(err)

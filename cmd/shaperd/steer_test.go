@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -22,7 +23,7 @@ type steered struct {
 func startSteered(t *testing.T, config string, args ...string) *steered {
 	t.Helper()
 	s := &steered{socket: filepath.Join(t.TempDir(), "control.sock"), config: config}
-	s.process = startDaemon(t, config, append(args, "--control", s.socket, "--drain-timeout", "1s")...)
+	s.process = startDaemon(t, config, append(args, "--control", s.socket, "--drain-timeout", "10s")...)
 	return s
 }
 
@@ -71,7 +72,7 @@ func (s *steered) limit(name string) (l control.Limit) {
 // until waits until a limit is as ok wants it.
 func (s *steered) until(name string, ok func(control.Limit) bool) {
 	s.t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); !ok(s.limit(name)); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); !ok(s.limit(name)); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			s.t.Fatalf("limit %q is %+v", name, s.limit(name))
 		}
@@ -92,14 +93,15 @@ func TestSteer(t *testing.T) {
 	}
 	s.must("status", "The promise is kept.", "tcp://"+listen)
 
-	// For a while.
-	s.must("set limit per-source rate=2MB/s connections=7 --for 700ms", "was  8Mbit/s", "now  16Mbit/s", "connections=7, rate=2MB/s, until ")
+	// For a while, which then becomes a shorter one.
+	s.must("set limit per-source rate=2MB/s connections=7 --for 10m", "was  8Mbit/s", "now  16Mbit/s", "connections=7, rate=2MB/s, until ")
 	if l := s.limit("per-source"); l.Rate != 2e6 || l.Connections != 7 || l.Override["rate"] != "2MB/s" {
 		t.Errorf("set: %+v", l)
 	}
 	s.mustFail("set limit per-source rate=10mbps", "is in bytes to tc")
 	s.mustFail("set limit per-source speed=1", "speed")
 	s.mustFail("set limit nosuch rate=1MB/s", "there is no limit")
+	s.must("set limit per-source rate=2MB/s connections=7 --for 100ms", "until ")
 	s.until("per-source", func(l control.Limit) bool { return l.Rate == 1e6 && l.Connections == 5 && l.Override == nil })
 	s.waitLog("is over")
 
@@ -170,7 +172,7 @@ func TestSteerBlock(t *testing.T) {
 	if c == nil {
 		t.Fatal("no connection")
 	}
-	s.must("block 127.0.0.0/8 --for 600ms", "127.0.0.0/8")
+	s.must("block 127.0.0.0/8 --for 10m", "127.0.0.0/8")
 	s.must("status", "127.0.0.0/8")
 	if ping(c) == nil || connect() != nil {
 		t.Error("a blocked source gets on")
@@ -179,6 +181,7 @@ func TestSteerBlock(t *testing.T) {
 	if connect() != nil {
 		t.Error("a reload ended a block")
 	}
+	s.must("block 127.0.0.0/8 --for 100ms", "127.0.0.0/8")
 	for deadline := time.Now().Add(5 * time.Second); connect() == nil; {
 		if time.Now().After(deadline) {
 			t.Fatal("the block does not end")
@@ -206,32 +209,36 @@ func TestSteerBlock(t *testing.T) {
 // TestSteerBypass has everything pass, loudly, and then no more.
 func TestSteerBypass(t *testing.T) {
 	listen, metrics := freePort(t), freePort(t)
-	s := startSteered(t, writeConfig(t, "", configText(listen, metrics, echoServer(t), "1kB/s")))
-	pass := func() time.Duration {
+	s := startSteered(t, writeConfig(t, "", configText(listen, metrics, echoServer(t), "10kB/s")))
+	// pass returns how long the echo of n bytes takes.
+	pass := func(n int) time.Duration {
 		t.Helper()
 		c, err := net.Dial("tcp4", listen)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		start := time.Now()
-		for range 100 {
-			if err := ping(c); err != nil {
-				t.Fatal(err)
-			}
+		c.SetDeadline(time.Now().Add(20 * time.Second))
+		start, b := time.Now(), make([]byte, n)
+		if _, err := c.Write(b); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(c, b); err != nil {
+			t.Fatal(err)
 		}
 		return time.Since(start)
 	}
-	s.must("bypass on --for 2s", "BYPASS IS ON")
-	if took := pass(); took > 300*time.Millisecond {
-		t.Errorf("400 bytes at 1 kB/s took %v with the limit bypassed", took)
+	s.must("bypass on --for 10m", "BYPASS IS ON")
+	if took := pass(20_000); took > 1500*time.Millisecond {
+		t.Errorf("20 kB at 10 kB/s took %v with the limit bypassed", took)
 	}
 	if got := scrape(t, metrics); !strings.Contains(got, "\nshaperd_bypass 1\n") || !strings.Contains(got, `limit_bytes_total{limit="per-source",mode="observe"`) {
 		t.Error("the metrics do not tell of the bypass")
 	}
+	s.must("bypass on --for 100ms", "BYPASS IS ON")
 	s.until("per-source", func(l control.Limit) bool { return l.Mode == "enforce" })
-	if took := pass(); took < 300*time.Millisecond {
-		t.Errorf("400 bytes at 1 kB/s took %v after the bypass", took)
+	if took := pass(5000); took < 300*time.Millisecond {
+		t.Errorf("5 kB at 10 kB/s took %v after the bypass", took)
 	}
 	if got := scrape(t, metrics); !strings.Contains(got, "\nshaperd_bypass 0\n") {
 		t.Error("the metrics still tell of the bypass")
@@ -249,8 +256,9 @@ func TestSteerExpiryFails(t *testing.T) {
 	listen := freePort(t)
 	text := strings.Replace(configText(listen, "", echoServer(t), "1MB/s"), "rate = \"1MB/s\"\n", "", 1)
 	s := startSteered(t, writeConfig(t, "", text))
-	s.must("set limit per-source rate=2MB/s --for 300ms")
+	s.must("set limit per-source rate=2MB/s --for 10m")
 	s.must("set limit per-source burst=64KiB")
+	s.must("set limit per-source rate=2MB/s --for 100ms")
 	const stays = "what was set for a time stays"
 	s.waitLog(stays)
 	time.Sleep(200 * time.Millisecond)
@@ -274,7 +282,7 @@ func TestSteerDrain(t *testing.T) {
 	if err := ping(c); err != nil {
 		t.Fatal(err)
 	}
-	s.must("explain --source 127.0.0.1 --to tcp/"+strings.TrimPrefix(listen, "127.0.0.1:"), "per-source", "127.0.0.1")
+	s.must("explain --source 127.0.0.1 --to tcp/"+listen[strings.LastIndex(listen, ":")+1:], "per-source", "127.0.0.1")
 	done := make(chan error, 1)
 	go func() { _, err := s.verb("drain"); done <- err }()
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {

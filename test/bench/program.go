@@ -196,7 +196,7 @@ func startShaperd(ctx context.Context, t task) (*running, error) {
 	if t.udp {
 		protocol = "udp"
 	}
-	text := fmt.Sprintf("[daemon]\nmetrics = \"\"\n\n[[listen]]\nname = \"in\"\naddress = [\"%s://%s\"]\ndownstream = [%q]\n",
+	text := fmt.Sprintf("[daemon]\nmetrics = \"\"\npins = \"/nowhere/pins\"\n\n[[listen]]\nname = \"in\"\naddress = [\"%s://%s\"]\ndownstream = [%q]\n",
 		protocol, atProxy, atDownstream)
 	if t.rate > 0 {
 		text += fmt.Sprintf("\n[[limit]]\nname = \"rate\"\nkey = [\"source\"]\nrate = \"%dB/s\"\n", t.rate)

@@ -54,7 +54,7 @@ func testAttachOwn(t *testing.T, f family, ingress, routes bool) {
 		}
 		first := fmt.Sprintf("%q", fmt.Sprintf("tcp://%v", netip.AddrPortFrom(f.any, tcpPort)))
 		text = strings.Replace(text, first, first+more.String(), 1)
-		text = strings.Replace(text, "[daemon]\n", fmt.Sprintf("[daemon]\npins = %q\n", pins), 1)
+		text = strings.Replace(text, noPins, pins, 1)
 		if attached {
 			text += fmt.Sprintf("\n[[attach]]\n%s\n\n[[limit]]\n%s\n", at, others)
 		}

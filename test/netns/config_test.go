@@ -6,11 +6,14 @@ import (
 	"strings"
 )
 
+// noPins has daemons without attachments keep away from what others of this host pinned.
+const noPins = "/nowhere/pins"
+
 // config is the text of a configuration with one listener called door, that
 // hears TCP and UDP at every address of the family, in front of its downstream.
 func config(f family, limits ...string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "[daemon]\nmode = \"enforce\"\nmetrics = %q\n\n", metricsAddr)
+	fmt.Fprintf(&b, "[daemon]\nmode = \"enforce\"\nmetrics = %q\npins = %q\n\n", metricsAddr, noPins)
 	fmt.Fprintf(&b, "[[listen]]\nname = \"door\"\naddress = [%q, %q]\ndownstream = [%q]\n",
 		fmt.Sprintf("tcp://%v", netip.AddrPortFrom(f.any, tcpPort)),
 		fmt.Sprintf("udp://%v-8010", netip.AddrPortFrom(f.any, 8000)),

@@ -65,7 +65,7 @@ func TestStory(t *testing.T) {
 	f := ipv4
 	n := newNetwork(t)
 	sink := n.downstream.newSink(t, f.tcp())
-	s := &story{t: t, d: n.shaper.shaperd(t, storyConfig)}
+	s := &story{t: t, d: n.shaper.shaperd(t, fmt.Sprintf("[daemon]\npins = %q\n", noPins)+storyConfig)}
 
 	// One that sends what it can, and one that sends little.
 	bulk := n.client.newBulk(t, f.sources[0], f.door(), 2, slow)

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"shaperd/test/lab"
 )
 
 // A daemon is the built binary, with a limit that a client of it runs into.
@@ -44,6 +46,7 @@ func startDaemon(t *testing.T) daemon {
 [daemon]
 page    = %q
 metrics = ""
+pins    = "/nowhere/pins"
 
 [[listen]]
 name       = "db"
@@ -102,15 +105,13 @@ connections = 10
 	return d
 }
 
-// freePort returns an address whose port nobody has at the moment.
 func freePort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	addr, err := lab.FreeAddr("tcp")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return addr
 }
 
 // sink is a downstream that reads what it is sent.

@@ -1,0 +1,34 @@
+package lab
+
+import (
+	"net"
+	"testing"
+)
+
+// TestFreeAddr listens at addresses that it was given, and is given no address twice.
+func TestFreeAddr(t *testing.T) {
+	seen := map[string]bool{}
+	for _, network := range []string{"tcp", "udp", "tcp"} {
+		at, err := FreeAddr(network)
+		must(t, err)
+		if seen[at] {
+			t.Errorf("%s comes twice", at)
+		}
+		seen[at] = true
+		if network == "udp" {
+			c, err := net.ListenPacket(network, at)
+			must(t, err)
+			c.Close()
+			continue
+		}
+		l, err := net.Listen(network, at)
+		must(t, err)
+		defer l.Close()
+		c, err := net.Dial(network, at)
+		must(t, err)
+		defer c.Close()
+		if from := c.LocalAddr().(*net.TCPAddr).IP.String(); from != "127.0.0.1" {
+			t.Errorf("a connection to it comes from %s", from)
+		}
+	}
+}
