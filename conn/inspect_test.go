@@ -25,16 +25,6 @@ func connections(p *Proxy) map[netip.AddrPort]shaper.ConnectionStatus {
 	return all
 }
 
-// await fails the test when nothing of what is found comes about.
-func await(t *testing.T, what string, found func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); !found(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("not within 5 s: ", what)
-		}
-	}
-}
-
 func local(c net.Conn) netip.AddrPort { return c.LocalAddr().(*net.TCPAddr).AddrPort() }
 
 // TestConnections has one connection that is paced, and one that waits for a slot.
@@ -44,12 +34,12 @@ func TestConnections(t *testing.T) {
 		shaper.Limit{Name: "one", Connections: 1, MaxWait: time.Minute, MaxWaiting: 10})
 	first := dial(t, r.addr())
 	go first.Write(make([]byte, 1<<20))
-	await(t, "the first is held by its rate", func() bool {
+	waitFor(t, "the first is held by its rate", func() bool {
 		c := connections(r.proxy)[local(first)]
 		return c.Stage == "open" && c.HeldBy == "slow" && c.ToDownstream > 0 && c.Waited > 50*time.Millisecond && c.HeldMost == "slow"
 	})
 	second := dial(t, r.addr())
-	await(t, "the second waits for a slot", func() bool {
+	waitFor(t, "the second waits for a slot", func() bool {
 		c := connections(r.proxy)[local(second)]
 		return c.Stage == "waiting" && c.HeldBy == "one" && c.Waited > 50*time.Millisecond && c.Downstream == ""
 	})
@@ -105,7 +95,7 @@ func TestRankings(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer held.Close()
-	await(t, "the slot is taken", func() bool { return r.shaper.Listener("l").Open.Load() == 1 })
+	waitFor(t, "the slot is taken", func() bool { return r.shaper.Listener("l").Open.Load() == 1 })
 	refused, err := nine.Dial("tcp4", r.addr())
 	if err != nil {
 		t.Fatal(err)
@@ -162,12 +152,12 @@ func TestPromise(t *testing.T) {
 	c := dial(t, r.addr())
 	go c.Write(make([]byte, 64<<20))
 	promise := &r.shaper.Policy().State(0).Promise
-	await(t, "a burst was seen", func() bool { return promise.Worst.Load() > 0 })
+	waitFor(t, "a burst was seen", func() bool { return promise.Worst.Load() > 0 })
 	time.Sleep(200 * time.Millisecond)
 	if n := promise.Violations.Load(); n != 0 {
 		t.Fatalf("%d violations: up to %d, and %d are allowed", n, promise.Worst.Load(), promise.Allowed.Load())
 	}
-	await(t, "a violation was seen", func() bool {
+	waitFor(t, "a violation was seen", func() bool {
 		r.proxy.loop.call(func(leaky.Time) {
 			for _, l := range r.proxy.loop.lines.byKey {
 				l.bucket = leaky.Bucket{}
@@ -182,6 +172,7 @@ func TestPromise(t *testing.T) {
 	if n := promise.Violations.Load() - was; n > 0 {
 		t.Errorf("%d violations after the rate was lowered", n)
 	}
+	c.SetLinger(0) // what is buffered would take its time
 	c.Close()
 	r.settle()
 }
@@ -236,7 +227,8 @@ func TestBlock(t *testing.T) {
 
 func TestBlockUDP(t *testing.T) {
 	server := serveUDP(t)
-	r := start(t, shaper.UDP, server.LocalAddr().String(), shaper.Limit{Name: "slow", Rate: 8000, MaxDelay: time.Minute})
+	slow := shaper.Limit{Name: "slow", Rate: 800, MaxDelay: time.Minute}
+	r := start(t, shaper.UDP, server.LocalAddr().String(), slow)
 	c := dialUDP(t, r)
 	for range 5 { // of which the last ones wait
 		c.Write(make([]byte, 1000))
@@ -246,12 +238,12 @@ func TestBlockUDP(t *testing.T) {
 	if _, _, err := server.ReadFrom(buffer); err != nil {
 		t.Fatal(err)
 	}
-	r.apply(shaper.Limit{Name: "slow", Rate: 8000, MaxDelay: time.Minute}, shaper.Limit{Name: "block", Block: true})
+	r.apply(slow, shaper.Limit{Name: "block", Block: true})
 	if n := r.shaper.Listener("l").Flows.Load(); n != 0 {
 		t.Errorf("%d flows of a blocked source", n)
 	}
 	c.Write(make([]byte, 1000))
-	await(t, "the datagram was refused", func() bool {
+	waitFor(t, "the datagram was refused", func() bool {
 		for i := range r.shaper.Policy().Len() {
 			if st := r.shaper.Policy().State(i); st.Name == "block" && st.Connections[shaper.Refuse][shaper.Blocked].Load() == 1 {
 				return true
@@ -305,7 +297,7 @@ func TestDrainDownstream(t *testing.T) {
 		io.ReadFull(c, b)
 		got <- string(b)
 	}()
-	await(t, "it waits", func() bool { return connections(r.proxy)[local(c)].Stage == "connecting" })
+	waitFor(t, "it waits", func() bool { return connections(r.proxy)[local(c)].Stage == "connecting" })
 	select {
 	case b := <-got:
 		t.Fatalf("%q answered, all are drained", b)

@@ -33,7 +33,7 @@ func TestPortRestsWhenDescriptorsRunShort(t *testing.T) {
 		_, err := io.ReadFull(c, make([]byte, 1))
 		return err
 	}
-	if err := ping(first, time.Second); err != nil {
+	if err := ping(first, patience); err != nil {
 		t.Fatal(err)
 	}
 	r.leave(0)
@@ -44,11 +44,11 @@ func TestPortRestsWhenDescriptorsRunShort(t *testing.T) {
 	if n := r.shaper.Listener("l").Accepted.Load(); n != 1 {
 		t.Errorf("%d connections were accepted, want 1", n)
 	}
-	if err := ping(first, time.Second); err != nil {
+	if err := ping(first, patience); err != nil {
 		t.Errorf("the connection that is there: %v", err)
 	}
 	r.leave(1000)
-	second.SetDeadline(time.Now().Add(2 * time.Second))
+	second.SetDeadline(time.Now().Add(patience))
 	if _, err := io.ReadFull(second, make([]byte, 1)); err != nil {
 		t.Errorf("when there is room again: %v", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -106,7 +107,7 @@ func TestUrgentDataDoesNotStall(t *testing.T) {
 				}
 				c.Write([]byte("def"))
 				got := make([]byte, 6)
-				c.SetDeadline(time.Now().Add(2 * time.Second))
+				c.SetDeadline(time.Now().Add(patience))
 				if n, err := io.ReadFull(c, got); err != nil || string(got) != "abcdef" {
 					t.Fatalf("got %q, err %v", got[:n], err)
 				}
@@ -120,21 +121,22 @@ func TestUrgentDataDoesNotStall(t *testing.T) {
 func TestPutOffWorkDoesNotPileUp(t *testing.T) {
 	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(io.Discard, c) }))
 	const streams = 8
-	stop := time.Now().Add(500 * time.Millisecond)
+	var enough atomic.Bool
 	var wg sync.WaitGroup
 	for range streams {
 		c := dial(t, r.addr())
 		wg.Go(func() {
-			for b := make([]byte, 1<<20); time.Now().Before(stop); {
+			for b := make([]byte, 1<<20); !enough.Load(); {
 				c.Write(b)
 			}
 			c.Close()
 		})
 	}
 	most := 0
-	for time.Now().Before(stop) {
+	for begun := time.Now(); time.Since(begun) < 500*time.Millisecond || most == 0 && time.Since(begun) < patience; {
 		r.proxy.loop.call(func(leaky.Time) { most = max(most, len(r.proxy.loop.again)) })
 	}
+	enough.Store(true)
 	wg.Wait()
 	if most > 2*streams || most == 0 {
 		t.Errorf("up to %d pieces of work were put off for %d streams", most, streams)
@@ -172,7 +174,7 @@ func TestResetIsPassedOn(t *testing.T) {
 		r := start(t, shaper.TCP, addr, limited)
 		c := dial(t, r.addr())
 		c.Write(randomBytes(1 << 20)) // more than the rate lets through soon
-		time.Sleep(50 * time.Millisecond)
+		waitFor(t, "the first of it", func() bool { return r.shaper.Listener("l").ToDownstream.Load() > 0 })
 		c.SetLinger(0)
 		c.Close()
 		select {
@@ -180,7 +182,7 @@ func TestResetIsPassedOn(t *testing.T) {
 			if !errors.Is(err, syscall.ECONNRESET) {
 				t.Errorf("the downstream read %v, want a reset", err)
 			}
-		case <-time.After(time.Second):
+		case <-time.After(patience):
 			t.Error("the downstream was not told")
 		}
 		r.settle()

@@ -12,14 +12,12 @@ import (
 	"shaperd/shaper"
 )
 
-// ended waits for a connection to end, and returns how and after how long.
-func (r *running) ended(c *net.TCPConn) (how shaper.Ending, after time.Duration, err error) {
+// ended waits for a connection to end, and returns how.
+func (r *running) ended(c *net.TCPConn) (how shaper.Ending, err error) {
 	r.t.Helper()
-	begun := time.Now()
 	if _, err = io.Copy(io.Discard, c); err == nil {
 		err = io.EOF
 	}
-	after = time.Since(begun)
 	counts := r.shaper.Listener("l")
 	var all []shaper.Ending
 	waitFor(r.t, "an end", func() bool {
@@ -34,7 +32,7 @@ func (r *running) ended(c *net.TCPConn) (how shaper.Ending, after time.Duration,
 	if len(all) != 1 {
 		r.t.Fatalf("ended: %v, want one", all)
 	}
-	return all[0], after, err
+	return all[0], err
 }
 
 func TestTimeouts(t *testing.T) {
@@ -79,11 +77,13 @@ func TestTimeouts(t *testing.T) {
 			tt.t.Connect = time.Second
 			r.listen.Timeouts = tt.t
 			r.apply()
+			begun := time.Now()
 			c := dial(t, r.addr())
 			if tt.client != nil {
 				go tt.client(c)
 			}
-			how, after, _ := r.ended(c)
+			how, _ := r.ended(c)
+			after := time.Since(begun)
 			if how != tt.how || after < tt.least*9/10 || how != shaper.Closed && after > 10*d {
 				t.Errorf("%v after %v, want %v after %v", how, after, tt.how, tt.least)
 			}
@@ -94,16 +94,19 @@ func TestTimeouts(t *testing.T) {
 // What the proxy holds back is not the connection's fault.
 func TestTimeStandsStillWhileBytesAreHeldBack(t *testing.T) {
 	r := start(t, shaper.TCP, serveTCP(t, echo))
-	r.listen.Idle = 100 * time.Millisecond
-	// One segment takes 290 ms.
-	r.apply(shaper.Limit{Name: "slow", Rate: 8 * 5000, Direction: shaper.ToDownstream})
+	// One segment takes 580 ms.
+	slow := shaper.Limit{Name: "slow", Rate: 8 * 2500, Direction: shaper.ToDownstream}
+	r.apply(slow)
 	c := dial(t, r.addr())
 	sent := randomBytes(3 * 1448)
 	c.Write(sent)
+	waitFor(t, "the first of it", func() bool { return r.shaper.Listener("l").ToDownstream.Load() > 0 })
+	r.listen.Idle = 300 * time.Millisecond
+	r.apply(slow)
 	if _, err := io.ReadFull(c, sent); err != nil {
 		t.Fatal(err)
 	}
-	if how, _, err := r.ended(c); how != shaper.IdleTimeout || err != io.EOF {
+	if how, err := r.ended(c); how != shaper.IdleTimeout || err != io.EOF {
 		t.Errorf("ended: %v, %v", how, err)
 	}
 }
@@ -113,15 +116,16 @@ func TestEndThatLosesBytesIsAReset(t *testing.T) {
 	hold := make(chan struct{})
 	r := start(t, shaper.TCP, serveTCP(t, func(*net.TCPConn) { <-hold }))
 	t.Cleanup(func() { close(hold) })
-	r.listen.Lifetime = 300 * time.Millisecond
-	r.apply()
 	c := dial(t, r.addr())
 	wrote := make(chan error, 1)
 	go func() {
 		_, err := c.Write(make([]byte, 64<<20))
 		wrote <- err
 	}()
-	how, _, err := r.ended(c)
+	waitFor(t, "more than the downstream takes", func() bool { return r.shaper.Listener("l").ToDownstream.Load() > 0 })
+	r.listen.Lifetime = 300 * time.Millisecond
+	r.apply()
+	how, err := r.ended(c)
 	// Reader or writer is told, whoever comes first.
 	if err = errors.Join(err, <-wrote); how != shaper.LifetimeOver || !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("ended: %v, %v", how, err)
@@ -170,7 +174,7 @@ func TestTimeoutsOfAReload(t *testing.T) {
 	waitFor(t, "a downstream", func() bool { return r.shaper.Listener("l").Open.Load() == 1 })
 	r.listen.Idle = 100 * time.Millisecond
 	r.apply()
-	if how, _, _ := r.ended(c); how != shaper.IdleTimeout {
+	if how, _ := r.ended(c); how != shaper.IdleTimeout {
 		t.Errorf("ended: %v", how)
 	}
 }

@@ -122,24 +122,26 @@ func TestUDPPortThatGoesTakesItsQueueAlong(t *testing.T) {
 func TestUDPQueueIsBoundedByTime(t *testing.T) {
 	server := serveUDP(t)
 	r := start(t, shaper.UDP, server.LocalAddr().String(), shaper.Limit{
-		Name: "packets", Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: 50 * time.Millisecond,
+		Name: "packets", Packets: shaper.Frequency{N: 100, Per: time.Second}, MaxDelay: 500 * time.Millisecond,
 	})
 	c := dialUDP(t, r)
+	begun := time.Now()
 	for range 500 {
 		c.Write(make([]byte, 100))
 	}
-	state := r.shaper.Policy().State(0)
+	took := time.Since(begun)
+	dropped := &r.shaper.Policy().State(0).Packets[shaper.Refuse][shaper.QueueFull]
 	got := 0
-	for b := make([]byte, 2000); ; got++ {
-		server.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+	for b := make([]byte, 2000); got+int(dropped.Load()) < 500; got++ {
+		server.SetReadDeadline(time.Now().Add(2 * time.Second))
 		if _, _, err := server.ReadFrom(b); err != nil {
 			break
 		}
 	}
-	dropped := int(state.Packets[shaper.Refuse][shaper.QueueFull].Load())
-	// A thread that is late by more than half of max_delay in all sheds the last ones.
-	if got < 25 || got > 200 || got+dropped != 500 {
-		t.Errorf("%d arrived and %d were dropped, of 500 at once with room for 51", got, dropped)
+	// A thread that is late by more than half of max_delay in all sheds the last ones, and
+	// while they are sent others leave.
+	if most := 100 + int(100*took.Seconds()); got < 25 || got > most || got+int(dropped.Load()) != 500 {
+		t.Errorf("%d arrived and %d were dropped, of 500 sent in %v with room for 51", got, dropped.Load(), took)
 	}
 }
 
@@ -235,14 +237,24 @@ func TestUDPFlowsAreBounded(t *testing.T) {
 
 // A flow that waits for its first answer is not pushed out by a flood.
 func TestFloodLeavesNewFlowsTimeForAnAnswer(t *testing.T) {
+	for again := 5; !floodBesideNewFlow(t); again-- {
+		if again == 0 {
+			t.Fatal("no flood is fast enough")
+		}
+	}
+}
+
+// floodBesideNewFlow reports whether the flood was over in the time that the flow has.
+func floodBesideNewFlow(t *testing.T) bool {
 	server := serveUDP(t)
 	r := start(t, shaper.UDP, server.LocalAddr().String())
 	r.listen.MaxFlows, r.listen.IdleTimeout = 20, time.Minute
 	r.apply()
 	honest := dialUDP(t, r)
+	begun := time.Now()
 	honest.Write([]byte("ping"))
 	b := make([]byte, 10)
-	server.SetReadDeadline(time.Now().Add(time.Second))
+	server.SetReadDeadline(time.Now().Add(patience))
 	_, from, err := server.ReadFrom(b)
 	if err != nil {
 		t.Fatal(err)
@@ -251,12 +263,19 @@ func TestFloodLeavesNewFlowsTimeForAnAnswer(t *testing.T) {
 		dialUDP(t, r).Write([]byte("x"))
 	}
 	counts := r.shaper.Listener("l")
-	waitFor(t, "the flood", func() bool { return counts.FlowsRefused.Load() == 81 })
+	waitFor(t, "the flood", func() bool { return counts.FlowsOpened.Load()+counts.FlowsRefused.Load() == 101 })
+	if time.Since(begun) > muteGrace.Duration() {
+		return false
+	}
+	if n := counts.FlowsRefused.Load(); n != 81 {
+		t.Errorf("%d flows were refused, want 81", n)
+	}
 	server.WriteTo([]byte("pong"), from)
-	honest.SetReadDeadline(time.Now().Add(time.Second))
+	honest.SetReadDeadline(time.Now().Add(patience))
 	if _, err := honest.Read(b); err != nil {
 		t.Errorf("the answer was lost: %v", err)
 	}
+	return true
 }
 
 func TestFlowsOfOneSourceAreBounded(t *testing.T) {
