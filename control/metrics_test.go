@@ -15,6 +15,7 @@ import (
 
 	"shaperd/leaky"
 	"shaperd/shaper"
+	"shaperd/test/lab"
 )
 
 func TestMain(m *testing.M) {
@@ -120,11 +121,14 @@ func TestCardinalityIsBounded(t *testing.T) {
 }
 
 func TestServeMetrics(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	at, err := lab.FreeAddr("tcp")
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := l.Addr().String()
+	l, err := net.Listen("tcp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if _, err := ServeMetrics(at, options(t, busy(t, 1))); err == nil {
 		t.Error("served on a port in use")
 	}

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -17,6 +16,7 @@ import (
 
 	"shaperd/leaky"
 	"shaperd/shaper"
+	"shaperd/test/lab"
 )
 
 // What stands in configs for Prometheus and Grafana.
@@ -39,12 +39,10 @@ func scraped(t *testing.T) string {
 	o := options(t, s)
 	o.Reloads.Note(time.Millisecond)
 	o.Reloads.Note(time.Millisecond, "no")
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	at, err := lab.FreeAddr("tcp")
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := l.Addr().String()
-	l.Close()
 	m, err := ServeMetrics(at, o)
 	if err != nil {
 		t.Fatal(err)

@@ -159,6 +159,12 @@ func TestServePageStreams(t *testing.T) {
 			}
 		}
 	}
+	// fresh is next without the events that have nothing new: the monitor looks by itself, too.
+	fresh := func(r *bufio.Reader) (said string) {
+		for said = next(r); said == " id=2 event=live"; said = next(r) {
+		}
+		return said
+	}
 	log := func(what string) { o.Events.add(Event{Level: "info", Message: what}) }
 	log("one")
 	log("two")
@@ -168,7 +174,7 @@ func TestServePageStreams(t *testing.T) {
 	}
 	log("three")
 	o.Monitor.look(time.Now())
-	if got := next(r); got != " id=3 event=live three" {
+	if got := fresh(r); got != " id=3 event=live three" {
 		t.Errorf("then:%s", got)
 	}
 	o.Monitor.look(time.Now())
@@ -228,7 +234,7 @@ func TestServePageEndsStreams(t *testing.T) {
 			begun := time.Now()
 			end(e, o)
 			_, _ = io.Copy(io.Discard, a.Body)
-			if took := time.Since(begun); took > second {
+			if took := time.Since(begun); took > 5*time.Second {
 				t.Errorf("it took %v", took)
 			}
 		})
