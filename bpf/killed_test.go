@@ -162,7 +162,7 @@ func TestOverlapAppears(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = netlink.LinkDel(pair) })
-		within(t, 5*time.Second, func() bool {
+		within(t, 15*time.Second, func() bool {
 			s, err := p.Status()
 			if err != nil {
 				t.Fatal(err)

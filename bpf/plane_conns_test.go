@@ -87,7 +87,7 @@ func TestCapOutlivesDaemon(t *testing.T) {
 				t.Errorf("%d more while no daemon ran", len(more))
 			}
 			_ = open[0].Close()
-			within(t, 5*time.Second, func() bool {
+			within(t, 15*time.Second, func() bool {
 				more := dial(1)
 				open = append(open, more...)
 				return len(more) == 1
@@ -100,7 +100,7 @@ func TestCapOutlivesDaemon(t *testing.T) {
 			for _, c := range open {
 				_ = c.Close()
 			}
-			within(t, 5*time.Second, func() bool {
+			within(t, 15*time.Second, func() bool {
 				again := dial(most)
 				for _, c := range again {
 					_ = c.Close()

@@ -71,6 +71,9 @@ func TestTrainOfGuest(t *testing.T) {
 	if _, err := unix.Write(fd, append(header, dial("10.0.0.1:40000").say(client, ack, 14480)...)); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(100 * time.Millisecond)
+	within(t, 5*time.Second, func() bool {
+		var counted uint32
+		return b.TestSegments.Get(&counted) == nil && counted > 0
+	})
 	b.wantSegments(t, 10)
 }

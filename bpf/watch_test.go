@@ -231,7 +231,7 @@ func TestPromiseShown(t *testing.T) {
 	many := p.numbers.limits["many"]
 	owner := func() uint64 { return atomic.LoadUint64(&p.kernel.owners[many][1]) }
 	was := owner()
-	within(t, 5*time.Second, func() bool {
+	within(t, 15*time.Second, func() bool {
 		w.send(9, 1)
 		return owner() != was && owner() != 0
 	})
