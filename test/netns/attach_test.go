@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -241,9 +242,6 @@ func TestAttachReload(t *testing.T) {
 						time.Sleep(began + time.Duration(i)*3*time.Second/time.Duration(test.reloads) - c.Elapsed())
 						d.reload(texts[i%len(texts)])
 					}
-					if took := c.Elapsed(); took > 4500*time.Millisecond {
-						t.Errorf("the flood ended before the last reload, after %v", took)
-					}
 					mustHaveLimited(t, d, "each")
 				})
 			})
@@ -251,29 +249,35 @@ func TestAttachReload(t *testing.T) {
 	}
 }
 
-// during sends the flood for a while, in which do happens, and holds what arrives to
-// the limit.
+// during sends the flood for a while, and until do is done, and holds what arrives to the
+// limit.
 func (fl flood) during(t *testing.T, n *network, f family, span time.Duration, tolerance float64, do func(*capture)) (stallReport, error) {
 	t.Helper()
 	stalls := startStallWatch(t)
 	c := n.downstream.capture(t, downstreamLink, udpPort, 1<<16)
 	p := n.client.newPaced(t, f.sources[0], f.udp(), paced{size: datagramSize, rate: 4 * fl.rate})
 	done := make(chan error)
+	var did atomic.Bool
 	go func() {
 		_, err := p.send(span)
+		for err == nil && !did.Load() {
+			_, err = p.send(100 * time.Millisecond)
+		}
 		done <- err
 	}()
 	do(c)
+	did.Store(true)
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
+	took := c.Elapsed()
 	list, report := c.stop(), stalls.stop()
 	e := fl.envelope()
 	errs := []error{
 		e.checkBurst(lab.Packets(list), report),
 		hold(t, e, lab.Packets(fl.steady(list)), tolerance, report),
 	}
-	if most := e.rate*span.Seconds() + e.burst; float64(len(list)) > most {
+	if most := e.rate*took.Seconds() + e.burst; float64(len(list)) > most {
 		errs = append(errs, fmt.Errorf("%d datagrams arrived, want at most %.0f", len(list), most))
 	}
 	return report, errors.Join(errs...)
@@ -415,24 +419,27 @@ func TestAttachAppears(t *testing.T) {
 		to := netip.AddrPortFrom(netip.MustParseAddr("10.3.0.5"), udpPort)
 		c := n.downstream.capture(t, "new", udpPort, 1<<12)
 		p := n.client.newPaced(t, f.sources[0], to, paced{size: datagramSize, rate: 1000})
-		if sent, err := p.send(500 * time.Millisecond); err != nil || sent != 500 {
-			t.Fatalf("%d sent, %v", sent, err)
-		}
-		if got := len(c.stop()); got < 1 || got > 2 {
-			t.Errorf("%d of 500 datagrams passed %s, want 1", got, name)
+		sent, err := p.send(500 * time.Millisecond)
+		must(t, err)
+		took := c.Elapsed()
+		// One at once, and one a second.
+		if got, most := len(c.stop()), 2+int(took/time.Second); got < 1 || got > most || sent < 100 {
+			t.Errorf("%d of %d datagrams passed %s in %v, want 1", got, sent, name, took)
 		}
 		if err := n.shaper.Links.LinkDel(n.shaper.mustLink(t, name)); err != nil {
 			t.Fatal(err)
 		}
 		wantUp("", 0)
-		said := d.log.String()[before:]
 		for _, want := range []string{
 			"level=INFO msg=attached attachment=wall interface=" + name,
 			`level=WARN msg="interface is gone" attachment=wall interface=` + name,
 		} {
-			if !strings.Contains(said, want) {
-				t.Errorf("the log has not %q:\n%s", want, said)
-			}
+			waitFor(t, 5*time.Second, func() error {
+				if said := d.log.String()[before:]; !strings.Contains(said, want) {
+					return fmt.Errorf("the log has not %q:\n%s", want, said)
+				}
+				return nil
+			})
 		}
 		time.Sleep(1100 * time.Millisecond) // until a datagram may pass again
 	}

@@ -124,7 +124,7 @@ func (d *daemon) write(config string) {
 // await reads notifications until one has a line that begins with want.
 func (d *daemon) await(want string) {
 	d.t.Helper()
-	const most = 10 * time.Second
+	const most = 30 * time.Second // programs are to be verified, on a machine that others use
 	deadline := time.Now().Add(most)
 	buf := make([]byte, 4096)
 	for time.Now().Before(deadline) {
@@ -226,7 +226,7 @@ func (d *daemon) waitExit(most time.Duration) {
 // mustLog waits until the daemon's log has a text.
 func (d *daemon) mustLog(text string) {
 	d.t.Helper()
-	waitFor(d.t, 2*time.Second, func() error {
+	waitFor(d.t, 10*time.Second, func() error {
 		if !strings.Contains(d.log.String(), text) {
 			return fmt.Errorf("the log does not say %q", text)
 		}

