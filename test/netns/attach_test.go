@@ -64,6 +64,7 @@ func measurePolice(t *testing.T, f family) (stallReport, error) {
 	d := n.shaper.shaperd(t, attachConfig(pins, attach(shaperRight, "police"),
 		limit("each", udpAtWall, keyAddress, fmt.Sprintf(`rate = "%dbit/s"`, 2000*datagramSize*8), `max_delay = "100ms"`)))
 	stalls := startStallWatch(t)
+	lostBefore := kernelLost(t, n.shaper)
 	c := n.downstream.capture(t, downstreamLink, udpPort, 1<<15)
 	loud := n.client.newPaced(t, f.sources[0], f.udp(), paced{tag: 'l', size: datagramSize, rate: 8000})
 	quiet := n.client.newPaced(t, f.sources[1], f.udp(), paced{tag: 'q', size: datagramSize, rate: 1000})
@@ -88,11 +89,12 @@ func measurePolice(t *testing.T, f family) (stallReport, error) {
 		e.checkBurst(lab.Packets(got), report),
 		hold(t, e, lab.Packets(got[min(len(got), 500):]), 0.01, report),
 	}
-	if arrived := len(tagged(list, 'q')); arrived != ofQuiet {
+	lost := kernelLost(t, n.shaper) - lostBefore
+	if arrived := len(tagged(list, 'q')); arrived > ofQuiet || arrived+lost < ofQuiet {
 		errs = append(errs, fmt.Errorf("%d of the quiet source's %d datagrams arrived", arrived, ofQuiet))
 	}
 	m := d.metrics()
-	if refused := m.sum("packets", `limit="each"`, `verdict="refuse"`); int(refused) != ofLoud.n-len(got) {
+	if refused := int(m.sum("packets", `limit="each"`, `verdict="refuse"`)); refused > ofLoud.n-len(got) || refused+lost < ofLoud.n-len(got) {
 		errs = append(errs, fmt.Errorf("%v datagrams are counted as refused, %d did not arrive", refused, ofLoud.n-len(got)))
 	}
 	if up, _ := m.up(shaperRight, "police"); up != 1 {
@@ -154,6 +156,7 @@ func TestAttachObserve(t *testing.T) {
 				n.downstream.discardUDP(t, f.udp())
 				d := n.shaper.shaperd(t, attachConfig(newPins(t), attach(shaperRight, test.mode), test.limit))
 				stalls := startStallWatch(t)
+				lostBefore := kernelLost(t, n.shaper)
 				c := n.downstream.capture(t, downstreamLink, udpPort, 1<<14)
 				p := n.client.newPaced(t, f.sources[0], f.udp(), paced{size: datagramSize, rate: 2000})
 				sent, err := p.send(time.Second)
@@ -165,18 +168,24 @@ func TestAttachObserve(t *testing.T) {
 				counted := func(verdict string) float64 {
 					return m.sum("limit_packets", `limit="each"`, fmt.Sprintf("verdict=%q", verdict))
 				}
+				if len(list) == 0 {
+					t.Fatal("nothing arrived")
+				}
 				t.Logf("%d of %d arrived; %v counted as passed, %v as delayed, %v as refused",
 					len(list), sent, counted("pass"), counted("delay"), counted("refuse"))
 				var errs []error
-				if len(list) != sent {
+				lost := kernelLost(t, n.shaper) - lostBefore
+				if len(list) > sent || len(list)+lost < sent {
 					errs = append(errs, fmt.Errorf("%d of %d datagrams arrived", len(list), sent))
 				}
-				if all := counted("pass") + counted("delay") + counted("refuse"); int(all) != sent {
+				if all := int(counted("pass") + counted("delay") + counted("refuse")); all > sent || all+lost < sent {
 					errs = append(errs, fmt.Errorf("%v datagrams are counted, %d were sent", all, sent))
 				}
-				// 100 a second pass, and two at once.
-				if taken := counted("pass") + counted("delay"); taken < 95 || taken > 115 {
-					errs = append(errs, fmt.Errorf("%v datagrams are counted as taken, want 102", taken))
+				// 100 a second pass, and two at once; fewer when none come for a while.
+				span := list[len(list)-1].At - list[0].At
+				want := 2 + 100*span.Seconds()
+				if taken := counted("pass") + counted("delay"); taken < want*0.93-100*report.sum() || taken > want*1.13 {
+					errs = append(errs, fmt.Errorf("%v datagrams are counted as taken, want %.0f", taken, want))
 				}
 				return report, errors.Join(errs...)
 			})

@@ -418,6 +418,7 @@ func sameSourcePortTwice(t *testing.T, n *network, f family) {
 func countsAddUp(t *testing.T, n *network, f family) {
 	n.downstream.discardUDP(t, f.udp())
 	d := n.shaper.shaperd(t, config(f, limit("half", onUDP, keySource, `packets = "2000pps"`, `max_delay = "50ms"`)))
+	lostBefore := kernelLost(t, n.shaper)
 	c := n.downstream.capture(t, downstreamLink, udpPort, 1<<14)
 	p := n.client.newPaced(t, f.sources[0], f.udpDoor(), paced{size: 100, rate: 4000})
 	sent, err := p.send(time.Second)
@@ -428,7 +429,9 @@ func countsAddUp(t *testing.T, n *network, f family) {
 	passed := m.sum("shaperd_limit_packets_total", `limit="half"`, `verdict="pass"`) + m.sum("shaperd_limit_packets_total", `limit="half"`, `verdict="delay"`)
 	refused := m.sum("shaperd_limit_packets_total", `limit="half"`, `verdict="refuse"`)
 	out := m.sum("shaperd_listener_bytes_total", `direction="to-downstream"`) / 100
-	if int(passed) != arrived || int(out) != arrived || int(passed+refused) != sent || refused == 0 {
+	lost := kernelLost(t, n.shaper) - lostBefore
+	all := int(passed + refused)
+	if int(passed) != int(out) || arrived > int(out) || arrived+lost < int(out) || all > sent || all+lost < sent || refused == 0 {
 		t.Errorf("%d were sent and %d arrived; the daemon says %v passed, %v refused and %v bytes of 100 went out\n%s", sent, arrived, passed, refused, out, m)
 	}
 }

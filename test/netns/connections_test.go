@@ -160,7 +160,7 @@ func measureConnectionCap(t *testing.T, f family) (stallReport, error) {
 
 // TestConnectionRefusal has more connections than slots and places to wait.
 func TestConnectionRefusal(t *testing.T) {
-	const maxWait = 300 * time.Millisecond
+	const maxWait = time.Second
 	f := ipv4
 	for _, test := range []struct {
 		excess string

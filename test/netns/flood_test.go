@@ -352,7 +352,8 @@ func TestSoak(t *testing.T) {
 	if last.rss > 1.3*begun.rss+10 {
 		t.Errorf("memory grew from %.1f to %.1f MiB", begun.rss, last.rss)
 	}
-	if last.fds > begun.fds+60 || last.threads > begun.threads+4 || last.goroutines > begun.goroutines+10 {
+	// A runtime whose threads stand still makes some more; a leak makes hundreds.
+	if last.fds > begun.fds+60 || last.threads > begun.threads+12 || last.goroutines > begun.goroutines+10 {
 		t.Errorf("from %+v to %+v", begun, last)
 	}
 	// When all have gone there is nothing left of them, but for flows' timeouts.

@@ -148,7 +148,7 @@ func TestReloadConnections(t *testing.T) {
 	c := n.downstream.captureBy(t, downstreamLink, lab.Filter{Port: tcpPort}, 1<<16)
 	failed := make(chan int, 1)
 	go func() {
-		_, n := n.client.repeat(f.sources[0], f.door(), 40, 2*time.Second)
+		_, n := n.client.repeat(f.sources[0], f.door(), 40, 3*time.Second)
 		failed <- n
 	}()
 	type step struct {
@@ -160,8 +160,14 @@ func TestReloadConnections(t *testing.T) {
 		if i != 0 {
 			d.reload(text(s.slots))
 		}
-		s.start = c.Elapsed() + 200*time.Millisecond // those in flight end
-		time.Sleep(650 * time.Millisecond)
+		waitFor(t, 5*time.Second, func() error { // those in flight end, or others begin
+			if got := d.metrics().sum("in_flight", `limit="slots"`); got != float64(s.slots) {
+				return fmt.Errorf("%v connections are in flight, the cap is %d", got, s.slots)
+			}
+			return nil
+		})
+		s.start = c.Elapsed()
+		time.Sleep(450 * time.Millisecond)
 		s.end = c.Elapsed()
 	}
 	if n := <-failed; n != 0 {

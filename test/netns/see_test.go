@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -119,18 +120,20 @@ func TestIdleControlClients(t *testing.T) {
 		b := n.client.newBulk(t, f.sources[0], f.door(), 4, 'x')
 		stalls := startStallWatch(t)
 		c := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(4))
-		go func() { // amid the flow
+		var crowd sync.WaitGroup
+		crowd.Go(func() { // amid the flow
 			time.Sleep(200 * time.Millisecond)
 			for range 1000 {
 				if c, err := net.Dial("unix", d.control); err == nil {
 					t.Cleanup(func() { c.Close() })
 				}
 			}
-		}()
+		})
 		if err := b.flood(2500 * time.Millisecond); err != nil {
 			t.Fatal(err)
 		}
 		end := c.Elapsed()
+		crowd.Wait()
 		events, report := lab.Between(lab.Bytes(c.stop()), 0, end), stalls.stop()
 		mustHaveLimited(t, d, "smooth")
 		// Idle ones are gone by then, or soon: who asks is not kept out for long.

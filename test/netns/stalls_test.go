@@ -79,9 +79,21 @@ func (r stallReport) share(watched time.Duration) float64 {
 }
 
 // loud reports whether the machine stalled so much, while it was watched for the
-// time watched, that a measurement tells little of the daemon.
+// time watched, that a measurement may tell of it and not of the daemon.
 func (r stallReport) loud(watched time.Duration) bool {
-	return r.longest() > stallAlibi || r.share(watched) > 0.1
+	return r.longest() > 10*time.Millisecond || r.share(watched) > 0.03
+}
+
+// awaitQuiet waits until the machine is not loud for a moment, for some seconds at most.
+func awaitQuiet(t *testing.T) {
+	const moment = 500 * time.Millisecond
+	for range 10 {
+		watch := startStallWatch(t)
+		time.Sleep(moment)
+		if !watch.stop().loud(moment) {
+			return
+		}
+	}
 }
 
 // fairly fails the test with the error of measure. When the machine was loud
@@ -99,6 +111,7 @@ func fairly(t *testing.T, measure func() (stallReport, error)) {
 			return
 		}
 		t.Logf("once more, because the machine had %v: %v", report, err)
+		awaitQuiet(t)
 	}
 }
 
