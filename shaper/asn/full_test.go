@@ -94,8 +94,8 @@ func TestFullTable(t *testing.T) {
 	}
 
 	for family, addrs := range lookupAddrs(table) {
-		best := time.Hour
-		for range 3 {
+		best := time.Hour // of some: what else the machine does only adds
+		for tries := 0; tries < 3 || tries < 20 && best > maxLookup && !raceEnabled(); tries++ {
 			start := time.Now()
 			for _, a := range addrs {
 				table.Lookup(a)

@@ -115,11 +115,26 @@ func departIn(t *testing.T, d time.Duration) *ebpf.Program {
 	return p
 }
 
-// TestIperf3 measures what fq paces.
+// TestIperf3 measures what fq paces; again when the machine has had little time for the
+// guest.
 func TestIperf3(t *testing.T) {
 	const rate = 50e6
 	sender, receiver := newPair(t)
 	sender.run(t, "tc", "qdisc", "add", "dev", "out", "root", "fq", "maxrate", "50mbit")
+	for again := 2; ; again-- {
+		got := iperf3Rate(t, sender, receiver)
+		if got > 0.7*rate && got < 1.1*rate {
+			return
+		}
+		if again == 0 || got > rate {
+			t.Fatalf("iperf3 finds %.1f Mbit/s, want %.1f", got/1e6, rate/1e6)
+		}
+	}
+}
+
+// iperf3Rate is how fast a client is for a second, in bits a second.
+func iperf3Rate(t *testing.T, sender, receiver host) float64 {
+	t.Helper()
 	server := exec.Command("iperf3", "--server", "--one-off", "--forceflush")
 	out, err := server.StdoutPipe()
 	must(t, "make pipe", err)
@@ -143,9 +158,7 @@ func TestIperf3(t *testing.T) {
 	}
 	text := sender.run(t, "iperf3", "--client", "10.0.0.2", "--time", "1", "--json")
 	must(t, "read report", json.Unmarshal([]byte(text), &report))
-	if got := report.End.SumReceived.Rate; got < 0.7*rate || got > 1.1*rate {
-		t.Errorf("iperf3 finds %.1f Mbit/s, want %.1f", got/1e6, rate/1e6)
-	}
+	return report.End.SumReceived.Rate
 }
 
 // addIFB has what comes in at the link "in" pass the ifb "turn".
