@@ -201,7 +201,7 @@ func TestDial(t *testing.T) {
 				where = outside
 			}
 			b := &tcpBench{t: t, bench: newVariant(t, at, map[string]any{
-				kernelVarUnsettled: uint64(time.Second), kernelVarSweepInterval: uint64(5 * time.Millisecond),
+				kernelVarUnsettled: uint64(600 * time.Millisecond), kernelVarSweepInterval: uint64(5 * time.Millisecond),
 			})}
 			b.forget()
 			l := shaper.Limit{Name: "all", Connections: most}
@@ -270,7 +270,7 @@ func TestDial(t *testing.T) {
 				t.Errorf("the server had %d at once", n)
 			}
 			// Sooner than by the time of those that are not settled.
-			end := time.Now().Add(900 * time.Millisecond)
+			end := time.Now().Add(500 * time.Millisecond)
 			for b.counters().InFlight > 0 && time.Now().Before(end) {
 				time.Sleep(time.Millisecond)
 			}
