@@ -22,7 +22,8 @@ function stateOf(l) {
   if (l.mode === 'observe') return slows || refusing(l) > 0 ? would : observes;
   if (refusing(l) > 0) return refuses;
   if (slows) return holds;
-  return l.bytes_rate['10s'] > 0 || l.packets_rate['10s'] > 0 || l.in_flight > 0 ? passing : idle;
+  const passes = [l.bytes_rate, l.packets_rate, l.admitted_rate].some((r) => r['10s'] > 0);
+  return passes || l.in_flight > 0 ? passing : idle;
 }
 
 export const isBroken = (l) => stateOf(l) === broken;
