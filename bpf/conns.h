@@ -50,13 +50,18 @@ enum flight_flag {
 	LOCKED = 1 << 9,  /* closed, and taken out of the map or used again just now */
 };
 
+/* Bits of a word from here up tell one connection from another with the same tuple that
+ * came before it: by the time. */
+#define BEGAN_SHIFT 10
+
 #define FINS (FIN_OF | FIN_OF << 1)
 #define SYNS (SYN_OF | SYN_OF << 1)
 #define DOUBTS (DOUBT_OF | DOUBT_OF << 1)
 
 struct flight {
-	/* Flags, and in the upper half a hash of the tuple: memory of the map is
-	 * used again at once, and a change is not for whom it holds then. */
+	/* Flags, the lowest bits of when it began, and in the upper half a hash of the
+	 * tuple: memory of the map is used again at once, and a change is not for whom it
+	 * holds then. */
 	__u64 word;
 	__u64 seen;  /* the last packet, ns; in the future when a SYN has to wait */
 	__u64 check; /* when it is looked at next, ns: marks its entry in the queue */
@@ -98,7 +103,6 @@ struct {
 struct sweeper {
 	struct bpf_timer timer;
 	__u64 started;
-	__u64 swept; /* connections looked at */
 };
 
 struct {
@@ -172,7 +176,7 @@ __noinline int close_flight(struct flight *f, __u64 was, __u64 flags, __u64 now)
 
 		if (seen == was)
 			return give_back(&held, MAX_HELD);
-		if (seen & CLOSED || (seen ^ was) >> 32 || flags & EXPIRED)
+		if (seen & CLOSED || (seen ^ was) >> BEGAN_SHIFT || flags & EXPIRED)
 			return 0;
 		was = seen;
 	}
@@ -372,7 +376,7 @@ __noinline int sweep_one(__u64 now)
 	if (overdue(f, word, now)) {
 		if (!(word & CLOSED)) {
 			close_flight(f, word, EXPIRED, now);
-		} else if (__sync_val_compare_and_swap(&f->word, word, word | LOCKED) == word) {
+		} else if (!(word & LOCKED) && __sync_val_compare_and_swap(&f->word, word, word | LOCKED) == word) {
 			bpf_map_delete_elem(&connections, &turn.tuple);
 			return 0;
 		}
@@ -396,7 +400,6 @@ static int sweep(void *map, __u32 *key, struct sweeper *s)
 	__u64 now = clock_ns();
 	long n = bpf_loop(SWEEP_MOST, sweep_next, &now, 0);
 
-	s->swept += n;
 	bpf_timer_start(&s->timer, n < SWEEP_MOST ? sweep_interval : SWEEP_SOON, 0);
 	return 0;
 }
@@ -476,7 +479,7 @@ __noinline int open_connection(struct opening *o, __u64 flags, __u64 now, __u64 
 
 	if (!o || !start_sweeper())
 		return OPEN_FAILED;
-	o->flight.word = flight_hash(&o->tuple) | flags;
+	o->flight.word = flight_hash(&o->tuple) | (__u32)(now << BEGAN_SHIFT) | flags;
 	o->flight.seen = depart;
 	o->flight.check = now + unsettled;
 	o->flight.idle = here.idle_timeout;

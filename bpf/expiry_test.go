@@ -20,6 +20,9 @@ func newSoon(t *testing.T, limits ...shaper.Limit) *tcpBench {
 
 const soon = 100 * time.Millisecond
 
+// flightLocked is LOCKED of conns.h.
+const flightLocked = 1 << 9
+
 // eventually waits until what is there is so many connections, live and gone.
 func (b *tcpBench) eventually(live, gone int) {
 	b.t.Helper()
@@ -80,6 +83,39 @@ func TestExpiry(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestSweepLeavesLocked has the timer look at a connection that is closed for long, and in
+// whose place another begins just now: it stays.
+func TestSweepLeavesLocked(t *testing.T) {
+	b := newSoon(t, capped(1))
+	d := dial("10.0.0.1:40000")
+	b.establish(d)
+	b.exchange(d, server, rst, 0)
+	var tuple kernelTuple
+	var f kernelFlight
+	if err := b.eachConnection(func(t *kernelTuple, found *kernelFlight) { tuple, f = *t, *found }); err != nil {
+		t.Fatal(err)
+	}
+	f.Word |= flightLocked
+	f.Seen = 0
+	if err := b.Connections.Put(tuple, f); err != nil {
+		t.Fatal(err)
+	}
+	for looks := 0; looks < 2; time.Sleep(time.Millisecond) {
+		check := f.Check
+		if err := b.Connections.Lookup(tuple, &f); err != nil {
+			t.Fatalf("after %d looks: %v", looks, err)
+		}
+		if f.Check != check {
+			looks++
+		}
+	}
+	f.Word &^= flightLocked
+	if err := b.Connections.Put(tuple, f); err != nil {
+		t.Fatal(err)
+	}
+	b.eventually(0, 0)
 }
 
 // TestExpiryWithoutDaemon closes all but the maps: connections end all the same.

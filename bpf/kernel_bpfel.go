@@ -284,7 +284,6 @@ type kernelSweeper struct {
 		_ [16]byte
 	}
 	Started uint64
-	Swept   uint64
 }
 
 type kernelTableCount struct {

@@ -83,8 +83,9 @@ func (k *kernel) count(since uint64) (*census, error) {
 }
 
 // settling is how long a program that has taken a slot may need to enter its
-// connection; it does so at once, and nothing but the processor's being taken away
-// comes between.
+// connection, or one that closes connections from looking at the clock to giving back
+// their slots; it does so at once, or after a thousand others, and nothing else but the
+// processor's being taken away comes between.
 const settling = 5 * time.Millisecond
 
 // reconcile compares the counts of slots with the connections that hold them, and
@@ -110,7 +111,7 @@ func (k *kernel) reconcile(now uint64) (repaired int, inFlight map[uint32]int64,
 		}
 	}
 	time.Sleep(settling)
-	c, err := k.count(now)
+	c, err := k.count(now - min(now, uint64(settling)))
 	if err != nil {
 		return 0, nil, err
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -259,6 +260,31 @@ func TestReconcile(t *testing.T) {
 	reconcile(0)
 	reconcile(1)
 	b.expectInFlight(3)
+}
+
+// TestReconcileAmidSweep has connections close while it looks at the counts, by programs
+// that looked at the clock before: it takes nothing away.
+func TestReconcileAmidSweep(t *testing.T) {
+	b := newTCP(t, Police, capped(5))
+	d := dial("10.0.0.1:40000")
+	b.establish(d)
+	counts := slices.Clone(b.slots)
+	b.reply(d.segment(server, rst, d.next[server], 0, 0))
+	b.expectInFlight(0)
+	copy(b.slots, counts) // as it stood a moment before
+	for range 3 {
+		b.now += uint64(settling / 2)
+		if n, _, err := b.reconcile(b.now); n != 0 || err != nil {
+			t.Fatalf("%d repaired, %v", n, err)
+		}
+		b.now -= uint64(settling / 2)
+	}
+	b.now += uint64(2 * settling)
+	for _, want := range []int{0, 1, 0} {
+		if n, _, err := b.reconcile(b.now); n != want || err != nil {
+			t.Errorf("%d repaired, %v; want %d", n, err, want)
+		}
+	}
 }
 
 // TestReconcileAmidTraffic finds nothing to repair while connections come and go.
