@@ -105,7 +105,7 @@ func (c *Change) Commit() error {
 	defer p.mu.Unlock()
 	p.fault("counters", p.sync()) // those of limits that go
 	p.attachments, p.listeners, p.numbers, p.policy = c.attachments, c.listeners, c.numbers, c.policy
-	p.kernel.freeWatches(p.policy, p.numbers, true)
+	p.kernel.freeWatches(p.policy, p.numbers)
 	p.fault("listeners", p.kernel.keepListeners(c.listeners))
 	for pt, progs := range c.changed {
 		p.fault(pt.String(), p.replace(pt, progs, c.wanted[pt.key()]))

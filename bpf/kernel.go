@@ -198,6 +198,7 @@ func (k *kernel) swap(im *image, changes map[uint64][2]leaky.Rate, now func() le
 		}
 		return fmt.Errorf("swap policy: %w", err)
 	}
+	k.forgetTimes() // whoever has just taken back a charge ends before the old table is gone
 	for other := range k.kernelMaps.Tables.MaxEntries() {
 		if other != slot {
 			_ = k.kernelMaps.Tables.Delete(other) // takes memory alone

@@ -8,15 +8,43 @@ import (
 	"shaperd/shaper"
 )
 
-// watchBusy is set in the owner of a watch while a program is at it, as watch.h has it.
-const watchBusy = 1 << 63
+// In the owner of a watch, as watch.h has it: watchBusy is set while a program is at it, and
+// from bit 48 on there are so many bits of the policy's generation.
+const (
+	watchBusy       = 1 << 63
+	watchGeneration = 1<<15 - 1
+)
 
-// freeWatches has the next bucket watched that comes along, of each limit of p that has
-// several; of all limits when a policy has just been put in force.
-func (k *kernel) freeWatches(p *shaper.Policy, n numbers, all bool) {
+// freeWatches has the next bucket watched that comes along: of each limit of p that has
+// several, and of each whose watch is of another policy than the one in force.
+func (k *kernel) freeWatches(p *shaper.Policy, n numbers) {
 	for i := range p.Len() {
-		if l := p.Limit(i); l.OfAttachments() && (all || l.Key != 0) {
+		if l := p.Limit(i); l.OfAttachments() && (l.Key != 0 || k.watchesAnother(n.limits[l.Name])) {
 			k.freeWatch(n.limits[l.Name])
+		}
+	}
+}
+
+// watchesAnother reports whether a watch of a limit is that of another policy.
+func (k *kernel) watchesAnother(limit uint32) bool {
+	for meter := range k.watches[limit].Meter {
+		owner := atomic.LoadUint64(&k.watches[limit].Meter[meter].Owner)
+		if owner != 0 && uint32(owner>>48)&watchGeneration != k.Generation&watchGeneration {
+			return true
+		}
+	}
+	return false
+}
+
+// forgetTimes forgets what was measured, allowed and taken back under the policy before, by
+// which no packet goes any more: at another rate it is other time.
+func (k *kernel) forgetTimes() {
+	for i := range k.watches {
+		for meter := range k.watches[i].Meter {
+			w := &k.watches[i].Meter[meter]
+			atomic.StoreUint64(&w.Worst, 0)
+			atomic.StoreUint64(&w.Allowed, 0)
+			atomic.StoreUint64(&w.Refunded, 0)
 		}
 	}
 }
@@ -46,6 +74,7 @@ func (k *kernel) violations(limit uint32) (sum uint64) {
 
 // worst returns the largest excess under a limit since it was last asked for, and what was
 // allowed: of bytes or of packets, whichever is more beyond that, as [leaky.Meter] has it.
+// The excess is read first, as programs write what is allowed first.
 func (k *kernel) worst(limit uint32) (worst, allowed leaky.Time) {
 	for meter := range k.watches[limit].Meter {
 		w := &k.watches[limit].Meter[meter]

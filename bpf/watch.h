@@ -19,7 +19,7 @@
  * What is allowed is the burst, one unit, and
  *  - where packets are policed, max_delay: so much earlier they leave;
  *  - where other limits hold a packet longer, by how much: others may catch up with it;
- *  - where a charge was ever taken back, as the packet was refused after all, a unit for
+ *  - where a charge was taken back, as the packet was refused after all, a unit for
  *    each other CPU: those that came in between have the places behind it. */
 #pragma once
 
@@ -41,9 +41,9 @@ struct watch {
 	__u64 slack;   /* the most by which one left earlier or later, since it was idle */
 	__u64 largest; /* unit since it was idle, ticks */
 	__u64 worst;   /* excess, ticks, since user space set it to 0 */
-	__u64 allowed; /* the most that one was, ticks */
+	__u64 allowed; /* the most that one was under this policy, ticks */
 	__u64 violations;
-	__u64 refunded; /* the largest charge under the limit that was ever taken back, ticks */
+	__u64 refunded; /* the largest charge under the limit and this policy that was taken back */
 };
 
 struct watch_pair {
@@ -127,7 +127,7 @@ static __always_inline int watch_take(struct watch *w, const struct limit *l, __
 		return 0;
 	if (was)
 		return 1;
-	w->left = w->last = w->behind = w->slack = w->largest = w->allowed = 0;
+	w->left = w->last = w->behind = w->slack = w->largest = 0;
 	*(volatile __u64 *)&shown->owner[l->state % MAX_STATES][meter] = owner;
 	return 1;
 }
@@ -159,8 +159,9 @@ static __always_inline void watch(const struct policy *p, struct scratch *s, __u
 		w->left = time_add(w->left, c->cost[meter]);
 		excess = w->left - out;
 		allowed = l->meter[meter].burst + w->largest + w->slack + other_cpus * load_word(&w->refunded);
-		w->worst = time_max(w->worst, excess);
-		w->allowed = time_max(w->allowed, allowed);
+		/* In this order: who reads them meanwhile sees no excess without it. */
+		*(volatile __u64 *)&w->allowed = time_max(w->allowed, allowed);
+		*(volatile __u64 *)&w->worst = time_max(w->worst, excess);
 		w->violations += excess > allowed;
 	}
 	__sync_lock_test_and_set(&w->owner, owner);

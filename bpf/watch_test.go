@@ -205,6 +205,59 @@ func TestWatchMoves(t *testing.T) {
 	}
 }
 
+// TestWatchFreed has a watch that a program was at when a policy came into force set free
+// later, and one of the policy in force only where there are several buckets.
+func TestWatchFreed(t *testing.T) {
+	b := newBench(t, kernelAttachment{Ethernet: 1, Keep: 1})
+	p, err := shaper.New(1024).Compile(attached(
+		shaper.Limit{Name: "one", Packets: perSecond(1)}, shaper.Limit{Name: "many", Key: shaper.KeySource, Packets: perSecond(1)},
+	), nil, []shaper.Attachment{{Name: "here"}}, nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := b.adoptRated(t, p)
+	now := uint64(b.Generation) << 48
+	before := now - 1<<48
+	for _, c := range []struct {
+		limit     string
+		was, want uint64
+	}{
+		{"one", before | 5, 0},
+		{"one", watchBusy | before | 5, watchBusy | before | 5},
+		{"one", now | 5, now | 5},
+		{"one", watchBusy | now | 5, watchBusy | now | 5},
+		{"many", before | 5, 0},
+		{"many", now | 5, 0},
+	} {
+		owner := &b.watches[n.limits[c.limit]].Meter[1].Owner
+		atomic.StoreUint64(owner, c.was)
+		b.freeWatches(p, n)
+		if got := atomic.LoadUint64(owner); got != c.want {
+			t.Errorf("limit %s: the owner %x became %x, want %x", c.limit, c.was, got, c.want)
+		}
+	}
+}
+
+// TestWatchAcrossPolicies swaps the policy: what was allowed at the rates of the one before
+// is allowed no more, and violations stay counted.
+func TestWatchAcrossPolicies(t *testing.T) {
+	b := newBench(t, kernelAttachment{Ethernet: 1, Keep: 1})
+	for i := range b.watches {
+		for j := range b.watches[i].Meter {
+			w := &b.watches[i].Meter[j]
+			w.Worst, w.Allowed, w.Refunded, w.Violations = 1, 2, 3, 4
+		}
+	}
+	b.use(t, attached(shaper.Limit{Name: "a", Packets: perSecond(1)}), nil)
+	for i := range b.watches {
+		for j, w := range b.watches[i].Meter {
+			if w.Worst != 0 || w.Allowed != 0 || w.Refunded != 0 || w.Violations != 4 {
+				t.Fatalf("watch %d of state %d: %+v", j, i, w)
+			}
+		}
+	}
+}
+
 // TestPromiseShown has a plane show what it measures, of one bucket and of many.
 func TestPromiseShown(t *testing.T) {
 	w := newWire(t, "promise")
