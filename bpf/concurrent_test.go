@@ -3,6 +3,7 @@ package bpf
 import (
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -82,6 +83,57 @@ func TestConcurrent(t *testing.T) {
 			}
 			t.Errorf("at most %.0f %% of the rate were admitted", 100*least)
 		})
+	}
+}
+
+// TestParallelFirst has all CPUs send the first packets of a key at the same time: its
+// bucket is charged for each of them, though several may have made one.
+func TestParallelFirst(t *testing.T) {
+	const (
+		rounds = 10_000
+		each   = 3
+	)
+	b := newVariant(t, kernelAttachment{Mode: uint32(Police), Ethernet: 1, Keep: 1}, nil)
+	b.use(t, attached(shaper.Limit{
+		Name: "a", Key: shaper.KeySource, Packets: shaper.Frequency{N: 1, Per: time.Minute}, MaxDelay: time.Hour,
+	}), nil)
+	cpus := max(runtime.NumCPU(), 2)
+	start := uint64(monotonic())
+	var barrier atomic.Int64
+	var sending sync.WaitGroup
+	for range cpus {
+		sending.Go(func() {
+			for round := range rounds {
+				packet := from(ipv4(uint32(0x0a000000 + round)))
+				options := &ebpf.RunOptions{Data: packet, Repeat: each}
+				barrier.Add(1)
+				for barrier.Load() < int64((round+1)*cpus) {
+					if cpus > runtime.NumCPU() {
+						runtime.Gosched()
+					}
+				}
+				if _, err := b.ShaperdTc.Run(options); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	sending.Wait()
+	least := start + uint64(cpus*each)*uint64(time.Minute)*64
+	keys, short := 0, 0
+	for i := range b.buckets {
+		for j, tag := range b.buckets[i].Tag {
+			if tag == 0 {
+				continue
+			}
+			keys++
+			if b.buckets[i].Until[j] < least {
+				short++
+			}
+		}
+	}
+	if keys != rounds || short > 0 {
+		t.Errorf("%d buckets of %d keys, %d of them charged too little", keys, rounds, short)
 	}
 }
 

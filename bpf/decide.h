@@ -66,8 +66,9 @@ static __always_inline __u64 quote(const struct policy *p, struct scratch *s, __
 
 /* Charges the bucket of a meter that charge could not: it had drained and made room
  * for a key of this very packet or on another CPU, or another CPU has just charged it.
+ * If it was charged when it had made room already, who has that now gets it back.
  * Returns it as it was before, or NO_BUCKET when there is no place for it. */
-__noinline __u64 charge_again(const struct policy *p, struct scratch *s, __u32 number, __u32 meter)
+__noinline __u64 charge_again(const struct policy *p, struct scratch *s, __u32 number, __u32 meter, int charged)
 {
 	const struct meter *m;
 	struct charge *c;
@@ -77,13 +78,23 @@ __noinline __u64 charge_again(const struct policy *p, struct scratch *s, __u32 n
 		return NO_BUCKET;
 	m = &p->limit[number % MAX_LIMITS].meter[meter];
 	c = &s->charge[number % MAX_LIMITS];
+	bucket = any_bucket(c->place[meter]);
+	if (bucket && charged) {
+		watch_refund_of(load_word(bucket - PLACES), c->cost[meter]);
+		bucket_refund(bucket, c->cost[meter]);
+	}
 	c->place[meter] = table_place(tag_of(m, c->hash[meter]), first_line(p, c->hash[meter]),
 				      second_line(p, c->hash[meter]), s->now);
 	bucket = bucket_at(c->place[meter], tag_of(m, c->hash[meter]));
-	return bucket ? bucket_charge(bucket, c->cost[meter], s->now) : NO_BUCKET;
+	if (bucket)
+		return bucket_charge(bucket, c->cost[meter], s->now);
+	c->place[meter] = NOWHERE; /* there is nothing to take back */
+	return NO_BUCKET;
 }
 
-/* Charges what was quoted, and returns when the packet may leave after all. */
+/* Charges what was quoted, and returns when the packet may leave after all. A bucket that
+ * is still its key's when it has been charged keeps that: who takes its place looks at what
+ * it owes after taking it. */
 static __always_inline __u64 charge(const struct policy *p, struct scratch *s, __u32 number,
 				    const struct watch_owners *w)
 {
@@ -95,12 +106,14 @@ static __always_inline __u64 charge(const struct policy *p, struct scratch *s, _
 	for (int j = 0; j < METERS; j++) {
 		const struct meter *m = &l->meter[j];
 		__u64 before, own, *bucket;
+		int charged;
 
 		if (!of_new(number, j) || c->place[j] == NOWHERE)
 			continue;
 		bucket = bucket_at(c->place[j], tag_of(m, c->hash[j]));
-		if (!bucket || !bucket_try(bucket, c->cost[j], load_word(&s->now), &before))
-			before = charge_again(p, s, number, j);
+		charged = bucket && bucket_try(bucket, c->cost[j], load_word(&s->now), &before);
+		if (!charged || !is_of(bucket, tag_of(m, c->hash[j])))
+			before = charge_again(p, s, number, j, charged);
 		/* NO_BUCKET is beyond any delay: what cannot be charged does not pass. */
 		own = bucket_depart(before, m->burst, load_word(&s->now));
 		depart = time_max(depart, own);

@@ -355,7 +355,6 @@ func (k *kernel) tableCounts() (kernelTableCount, error) {
 	}
 	var sum kernelTableCount
 	for _, c := range cpus {
-		sum.Entries += c.Entries
 		sum.EvictedDrained += c.EvictedDrained
 		sum.EvictedIndebted += c.EvictedIndebted
 		sum.Lost += c.Lost

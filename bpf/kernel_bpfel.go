@@ -288,7 +288,6 @@ type kernelSweeper struct {
 
 type kernelTableCount struct {
 	_               structs.HostLayout
-	Entries         uint64
 	EvictedDrained  uint64
 	EvictedIndebted uint64
 	Lost            uint64

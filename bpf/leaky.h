@@ -109,10 +109,12 @@ static __always_inline __u64 bucket_charge(__u64 *bucket, __u64 cost, __u64 now)
 	return __sync_fetch_and_add(bucket, cost);
 }
 
-/* Takes back a charge. */
+/* Takes back a charge, unless a change of the rate has left less of it meanwhile: what
+ * is below 0 would never drain. */
 static __always_inline void bucket_refund(__u64 *bucket, __u64 cost)
 {
-	__sync_fetch_and_sub(bucket, cost);
+	if (__sync_fetch_and_sub(bucket, cost) < cost)
+		__sync_fetch_and_add(bucket, cost);
 }
 
 /* Puts a bucket at least as deep into debt as t. */

@@ -45,7 +45,6 @@ struct {
 } floors SEC(".maps");
 
 struct table_count {
-	__u64 entries; /* places ever taken: they are reused, not emptied */
 	__u64 evicted_drained;
 	__u64 evicted_indebted;
 	__u64 lost; /* found no place because other CPUs were faster */
@@ -93,17 +92,21 @@ __noinline int raise_floor(__u32 line, __u64 t)
 	return 0;
 }
 
-/* Puts the bucket at a place at least as deep into debt as newcomers to its lines. */
-__noinline int inherit(__u32 place, __u32 first, __u32 second)
+/* Puts the bucket at a place at least as deep into debt as newcomers to its lines.
+ * Returns what those owe. */
+__noinline __u64 inherit(__u32 place, __u32 first, __u32 second)
 {
 	__u32 line = place / PLACES;
 	struct bucket_line *l = bpf_map_lookup_elem(&buckets, &line);
 	__u64 *a = bpf_map_lookup_elem(&floors, &first);
 	__u64 *b = bpf_map_lookup_elem(&floors, &second);
+	__u64 debt;
 
-	if (l && a && b)
-		bucket_merge(&l->until[place % PLACES], time_max(load_word(a), load_word(b)));
-	return 0;
+	if (!l || !a || !b)
+		return 0;
+	debt = time_max(load_word(a), load_word(b));
+	bucket_merge(&l->until[place % PLACES], debt);
+	return debt;
 }
 
 /* When the bucket at a place of a line drains; 0 where there is none. */
@@ -133,23 +136,28 @@ __noinline __u32 room_in(__u32 line, __u64 now)
 	return drained * PLACES + place;
 }
 
-/* Ends the other bucket of the tag at place, if a line has one, and has that one inherit
- * what it owes. */
-__noinline int unite(__u32 line, __u32 place)
+/* Ends the buckets of the tag at place that a line has behind it, if any. What they were
+ * charged since they began, when they owed debt, is added to that one. */
+__noinline int unite(__u64 tag, __u32 line, __u32 place, __u64 debt)
 {
 	__u32 own = place / PLACES;
 	struct bucket_line *l = bpf_map_lookup_elem(&buckets, &line);
 	struct bucket_line *to = bpf_map_lookup_elem(&buckets, &own);
-	__u64 tag;
+	__u64 *floor = bpf_map_lookup_elem(&floors, &line), until;
 
-	if (!l || !to)
+	if (!l || !to || !floor)
 		return 0;
-	tag = load_word(&to->tag[place % PLACES]);
 	for (__u32 i = 0; i < PLACES; i++) {
-		if (line * PLACES + i == place || load_word(&l->tag[i]) != tag)
+		if ((line == own && i <= place % PLACES) || load_word(&l->tag[i]) != tag ||
+		    __sync_val_compare_and_swap(&l->tag[i], tag, 0) != tag)
 			continue;
-		__sync_val_compare_and_swap(&l->tag[i], tag, 0);
-		bucket_merge(&to->until[place % PLACES], load_word(&l->until[i]));
+		until = load_word(&l->until[i]);
+		if (until <= debt)
+			continue;
+		bucket_merge(&to->until[place % PLACES], debt);
+		__sync_fetch_and_add(&to->until[place % PLACES], until - debt);
+		if (load_word(&to->tag[place % PLACES]) != tag)
+			bucket_merge(floor, until); /* it has made room itself */
 	}
 	return 0;
 }
@@ -181,29 +189,27 @@ __noinline __u32 table_insert(__u64 tag, __u32 first, __u32 second, __u64 now)
 		return NOWHERE;
 	/* The key may have been charged until this moment. */
 	until = was ? load_word(&l->until[i]) | 1 : 0;
-	if (until > now)
+	if (until > now) {
 		raise_floor(line, until);
-	if (!was)
-		count->entries++;
-	else if (until <= now)
-		count->evicted_drained++;
-	else
 		count->evicted_indebted++;
-	inherit(line * PLACES + i, first, second);
-	/* Another CPU may have put the same tag elsewhere at the same time. Both see
-	 * both now, and take the first. */
+	} else if (was) {
+		count->evicted_drained++;
+	}
+	until = time_max(now, inherit(line * PLACES + i, first, second));
+	/* Another CPU may have put the same tag elsewhere at the same time. Who is behind
+	 * sees who was there before, and makes way; one that came behind is ended. So no two
+	 * end each other. */
 	earlier = find_tag(a, first, tag);
 	if (earlier == NOWHERE)
 		earlier = find_tag(b, second, tag);
 	if (earlier == NOWHERE || earlier == line * PLACES + i) {
 		/* One that was put behind it may have been charged already. */
-		unite(first, line * PLACES + i);
-		if (second != first)
-			unite(second, line * PLACES + i);
+		unite(tag, line, line * PLACES + i, until);
+		if (line != second)
+			unite(tag, second, line * PLACES + i, until);
 		return line * PLACES + i;
 	}
-	if (__sync_val_compare_and_swap(&l->tag[i], tag, 0) == tag && !was)
-		count->entries--;
+	unite(tag, line, earlier, until);
 	return earlier;
 }
 
@@ -232,13 +238,25 @@ __noinline __u32 table_place(__u64 tag, __u32 first, __u32 second, __u64 now)
 	return place;
 }
 
-/* Returns the bucket at a place, if it is still that of tag. */
-static __always_inline __u64 *bucket_at(__u32 place, __u64 tag)
+/* Returns the bucket at a place, whosever it is. */
+static __always_inline __u64 *any_bucket(__u32 place)
 {
 	__u32 line = place / PLACES;
 	struct bucket_line *l = bpf_map_lookup_elem(&buckets, &line);
 
-	if (!l || load_word(&l->tag[place % PLACES]) != tag)
-		return 0;
-	return &l->until[place % PLACES];
+	return l ? &l->until[place % PLACES] : 0;
+}
+
+/* Whether a bucket that the table gave is still that of tag. */
+static __always_inline int is_of(const __u64 *bucket, __u64 tag)
+{
+	return load_word(bucket - PLACES) == tag;
+}
+
+/* Returns the bucket at a place, if it is still that of tag. */
+static __always_inline __u64 *bucket_at(__u32 place, __u64 tag)
+{
+	__u64 *bucket = any_bucket(place);
+
+	return bucket && is_of(bucket, tag) ? bucket : 0;
 }

@@ -115,6 +115,16 @@ static __always_inline void watch_refund(const struct limit *l, __u32 meter, __u
 		bucket_merge(&w->refunded, cost);
 }
 
+/* The same where all that is known of the bucket is its tag. */
+static __always_inline void watch_refund_of(__u64 tag, __u64 cost)
+{
+	__u32 number = (tag >> 48) - 1, i = number / METERS;
+	struct watch_pair *w = bpf_map_lookup_elem(&watches, &i);
+
+	if (w && number % METERS < WATCHED)
+		bucket_merge(&w->meter[number % METERS].refunded, cost);
+}
+
 /* Takes a watch for owner, whose it is or becomes. */
 static __always_inline int watch_take(struct watch *w, const struct limit *l, __u32 meter, __u64 owner)
 {
