@@ -103,7 +103,8 @@ func (c *Change) Commit() error {
 		return err
 	}
 	defer p.mu.Unlock()
-	p.fault("counters", p.sync()) // those of limits that go
+	p.fault("registry", p.kernel.save()) // the policy is in force, whatever a daemon to come knows
+	p.fault("counters", p.sync())        // those of limits that go
 	p.attachments, p.listeners, p.numbers, p.policy = c.attachments, c.listeners, c.numbers, c.policy
 	p.kernel.freeWatches(p.policy, p.numbers)
 	p.fault("listeners", p.kernel.keepListeners(c.listeners))

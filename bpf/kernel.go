@@ -252,7 +252,7 @@ func (k *kernel) rescale(meters map[uint64][2]leaky.Rate, now func() leaky.Time)
 	}
 }
 
-// adoptPolicy swaps in p and rescales what changed.
+// adoptPolicy swaps in p and rescales what changed. The registry is to be saved then.
 func (k *kernel) adoptPolicy(p *shaper.Policy, n numbers, now func() leaky.Time) error {
 	changes := map[uint64][2]leaky.Rate{}
 	for i := range p.Len() {
@@ -272,7 +272,7 @@ func (k *kernel) adoptPolicy(p *shaper.Policy, n numbers, now func() leaky.Time)
 		return err
 	}
 	k.adopt(n, p)
-	return k.save()
+	return nil
 }
 
 // monotonic returns the time as the programs have it.

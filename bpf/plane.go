@@ -136,7 +136,7 @@ func (p *Plane) save() {
 	slices.SortFunc(points, func(a, b savedPoint) int {
 		return cmp.Or(cmp.Compare(a.Attachment, b.Attachment), cmp.Compare(a.Ifindex, b.Ifindex))
 	})
-	if reflect.DeepEqual(points, p.kernel.Points) {
+	if reflect.DeepEqual(points, p.kernel.Points) && p.faults["registry"] == "" {
 		return
 	}
 	p.kernel.Points = points

@@ -3,6 +3,7 @@ package bpf
 import (
 	"bytes"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -220,6 +221,29 @@ func (p *testPlane) tryApply(limits []shaper.Limit, attachments ...Attachment) e
 		return err
 	}
 	return c.Commit()
+}
+
+// TestCommitUnsaved puts a policy in force that the registry has no room for: it is in
+// force, and the fault is shown.
+func TestCommitUnsaved(t *testing.T) {
+	p := openPlane(t)
+	here := Attachment{Name: "here", Interfaces: []string{"elsewhere0"}, Mode: Police}
+	a, b := shaper.Limit{Name: "a", Packets: perSecond(1)}, shaper.Limit{Name: "b", Packets: perSecond(1)}
+	p.apply(attached(a), here)
+	text, err := json.Marshal(p.kernel.registry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	filler, err := json.Marshal(&knownLimit{Number: 99})
+	if err != nil {
+		t.Fatal(err)
+	}
+	room := int(registrySpec.ValueSize) - len(text) - len(filler) - 40 // less than a limit takes
+	p.kernel.Limits[strings.Repeat("x", room)] = &knownLimit{Number: 99}
+	p.apply(attached(a, b), here)
+	if p.policy.Len() != 2 || p.faults["registry"] == "" {
+		t.Errorf("%d limits are in force, and the registry's fault is %q", p.policy.Len(), p.faults["registry"])
+	}
 }
 
 // crash ends the plane as a killed daemon would.
