@@ -294,7 +294,7 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 	var marks uint64
 	total := 0
 	few := func(n int) bool { return n < 1+total/5000 }
-	for policy := 0; policy < policies || policy < 10*policies && (few(delays) || few(refusals) || few(blocked) || few(unlimited) || few(int(marks))); policy++ {
+	for policy := 0; policy < policies || policy < 50*policies && (few(delays) || few(refusals) || few(blocked) || few(unlimited) || few(int(marks))); policy++ {
 		total += *packets
 		m := newMaker(rnd)
 		h := testHashes(m)

@@ -154,6 +154,7 @@ type Limit struct {
 	PacketsTotal   uint64  `json:"packets_total"`
 	AdmittedTotal  uint64  `json:"admitted_total"`
 	DelayedShare   float64 `json:"delayed_share"` // of bytes, over 10 s, from 0 to 1
+	Slows          bool    `json:"slows"`         // noticeably: 5 % of the bytes are delayed, or 1 of 100 of those by 10 ms, or connections wait
 	InFlight       int64   `json:"in_flight"`
 	Waiting        int64   `json:"waiting"`
 	QueueDelay     Delay   `json:"queue_delay"`     // of what was delayed, in the last minute

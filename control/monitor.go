@@ -268,6 +268,13 @@ func quantiles(is, was *[len(shaper.HistogramBounds) + 1]uint64, most float64) D
 	return d
 }
 
+// From where on a delay is worth a word. Shaping delays a little wherever two packets come
+// at once. A flow that a limit slows down waits for each packet, and for none of them long.
+const (
+	noticeableShare = 0.05
+	noticeableDelay = 10 * time.Millisecond
+)
+
 // measure fills in what the monitor knows of limit i of p.
 func (m *Monitor) measure(to *Limit, p *shaper.Policy, i int) {
 	state := p.State(i)
@@ -290,6 +297,8 @@ func (m *Monitor) measure(to *Limit, p *shaper.Policy, i int) {
 	}
 	to.QueueDelay = quantiles(&is.queue, &t.back(window).queue, to.MaxDelay)
 	to.ConnectionWait = quantiles(&is.wait, &t.back(window).wait, to.MaxWait)
+	to.Slows = to.Waiting > 0 || to.DelayedShare >= noticeableShare ||
+		to.DelayedShare > 0 && to.QueueDelay.P99 >= noticeableDelay.Seconds()
 	seconds := is.at.Sub(was.at).Seconds()
 	for r, n := range is.refused {
 		if n > 0 {

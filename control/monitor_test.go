@@ -95,3 +95,39 @@ func TestProcessorsAfterAPause(t *testing.T) {
 		t.Errorf("after a minute %v processors are in use", got)
 	}
 }
+
+// A limit slows when somebody notices.
+func TestSlows(t *testing.T) {
+	for _, test := range []struct {
+		name            string
+		passed, delayed uint64 // bytes
+		by              time.Duration
+		waiting         int64
+		want            bool
+	}{
+		{"nothing passes", 0, 0, 0, 0, false},
+		{"nothing is delayed", 1e6, 0, 0, 0, false},
+		{"a little, by a little", 1e6, 2e4, time.Millisecond, 0, false},
+		{"a little, by much", 1e6, 2e4, 20 * time.Millisecond, 0, true},
+		{"much, by a little", 1e6, 1e6, 400 * time.Microsecond, 0, true},
+		{"a connection waits", 1e6, 0, 0, 1, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			m, p := watched(t, shaper.Limit{Name: "a", Rate: 8e6, MaxDelay: time.Second})
+			state, now := p.State(0), time.Now()
+			m.look(now)
+			state.Bytes.Add(shaper.Pass, shaper.None, test.passed)
+			state.Bytes.Add(shaper.Delay, shaper.ByRate, test.delayed)
+			if test.delayed > 0 {
+				state.Queue.Observe(test.by)
+			}
+			state.Waiting.Add(test.waiting)
+			m.look(now.Add(time.Second))
+			var l Limit
+			l.MaxDelay = 1
+			if m.measure(&l, p, 0); l.Slows != test.want {
+				t.Errorf("slows is %v, with %v of the bytes delayed, by %v (p99)", l.Slows, l.DelayedShare, l.QueueDelay.P99)
+			}
+		})
+	}
+}

@@ -65,14 +65,14 @@ func newFakeDaemon() *fakeDaemon {
 		limits: []control.Limit{
 			{
 				Name: "per-source", Plane: "proxy", Mode: "enforce", Key: "source", HeldTo: "10Mbit/s, queue 200ms, 20 connections", Direction: "both",
-				Rate: 1.25e6, Connections: 20, Bytes: control.Rates{S1: 1.3e6, S10: 1.25e6, S60: 1.2e6}, BytesTotal: 5e9, DelayedShare: 0.84,
+				Rate: 1.25e6, Connections: 20, Bytes: control.Rates{S1: 1.3e6, S10: 1.25e6, S60: 1.2e6}, BytesTotal: 5e9, DelayedShare: 0.84, Slows: true,
 				InFlight: 20, Waiting: 7, QueueDelay: control.Delay{Count: 9, P50: 0.035, P99: 0.18},
 				Refused: map[string]uint64{"queue-full": 100, "wait-timeout": 4}, RefusedRate: map[string]float64{"queue-full": 3.2, "wait-timeout": 4.1},
 				Promise: control.Promise{Kept: true, Sigma: 14000, Allowed: 15000, Sampled: true},
 			},
 			{
 				Name: "watch", Plane: "packet", Mode: "observe", Key: "all", Single: true, HeldTo: "100pps packets, queue 200ms", Direction: "egress",
-				Packets: 100, PacketsRate: control.Rates{S10: 250}, DelayedShare: 0.5, Promise: control.Promise{Kept: true, Unwatched: true},
+				Packets: 100, PacketsRate: control.Rates{S10: 250}, DelayedShare: 0.5, Slows: true, Promise: control.Promise{Kept: true, Unwatched: true},
 			},
 			{
 				Name: "database", Plane: "proxy", Mode: "enforce", Key: "all", Single: true, HeldTo: "80Mbit/s, queue 200ms", Direction: "both",

@@ -138,7 +138,7 @@ func sigma(p control.Promise) string {
 // slows writes what a limit does to traffic now, "" when that is nothing.
 func slows(l control.Limit) string {
 	var parts []string
-	if l.DelayedShare > 0 {
+	if l.Slows && l.DelayedShare > 0 {
 		s := percent(l.DelayedShare) + " of " + passes(l) + " delayed"
 		if l.QueueDelay.Count > 0 {
 			s += fmt.Sprintf(" by %s (p99 %s)", seconds(l.QueueDelay.P50), seconds(l.QueueDelay.P99))

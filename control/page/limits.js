@@ -17,11 +17,10 @@ const [idle, passing, observes, would, holds, refuses, broken] = states.keys();
 export const refusing = (l) => sum(l.refused_rate);
 
 function stateOf(l) {
-  const slows = l.delayed_share > 0 || l.waiting > 0;
   if (!l.promise.kept) return broken;
-  if (l.mode === 'observe') return slows || refusing(l) > 0 ? would : observes;
+  if (l.mode === 'observe') return l.slows || refusing(l) > 0 ? would : observes;
   if (refusing(l) > 0) return refuses;
-  if (slows) return holds;
+  if (l.slows) return holds;
   const passes = [l.bytes_rate, l.packets_rate, l.admitted_rate].some((r) => r['10s'] > 0);
   return passes || l.in_flight > 0 ? passing : idle;
 }

@@ -74,6 +74,7 @@ function vitalsOf(status, limits, sources) {
   const refuser = most(refusing);
   const waiter = most((w) => w.delayed.value, enforced.length > 0 ? sources.filter((w) => w.delayed.value >= least) : []);
   const none = { value: 'none', note: '', tone: '' };
+  const slows = enforced.some((l) => l.slows);
   const moved = status.listeners.length === 0 ? [] : [ // what passes attachments alone is not known
     { name: 'To downstreams', value: bits(to), note: bytesRate(to), title: 'All listeners, over 10 s' },
     { name: 'From downstreams', value: bits(from), note: bytesRate(from), title: 'All listeners, over 10 s' },
@@ -83,7 +84,7 @@ function vitalsOf(status, limits, sources) {
     ...moved,
     {
       name: 'Waits most', title: 'The source, and how many seconds its traffic waited, each second',
-      ...waiter ? { value: waited(waiter.delayed.value), note: waiter.name, tone: 'held' } : none,
+      ...waiter ? { value: waited(waiter.delayed.value), note: waiter.name, tone: slows ? 'held' : '' } : none,
     },
     {
       name: 'Wait for a slot', title: 'Connections, under the limit with the most',
@@ -91,7 +92,7 @@ function vitalsOf(status, limits, sources) {
     },
     {
       name: 'Longest queue, p99', title: '99 of 100 units that the limit delayed in the last minute waited no longer',
-      ...slowest ? { value: seconds(slowest.queue_delay.p99), note: slowest.name, tone: 'held' } : none,
+      ...slowest ? { value: seconds(slowest.queue_delay.p99), note: slowest.name, tone: slowest.slows ? 'held' : '' } : none,
     },
     {
       name: 'Refused', title: 'Datagrams and connections, over 10 s; and the limit that refuses most',

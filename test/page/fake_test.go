@@ -195,7 +195,8 @@ func (f *fake) four(t time.Time) []control.Limit {
 		database.RefusedRate = map[string]float64{"queue-full": 31.2 + 8*wave(t, 15), "wait-timeout": 1.4}
 		source.InFlight, source.Waiting, source.DelayedShare = 212, 14, 0.31
 		source.QueueDelay = control.Delay{Count: 9112, P50: 0.011, P99: 0.12 + 0.05*wave(t, 31)}
-		plc.DelayedShare = 0.02
+		plc.DelayedShare = 0.12
+		database.Slows, source.Slows, plc.Slows = true, true, true
 		plc.QueueDelay = control.Delay{Count: 300, P50: 0.0004, P99: 0.0031}
 	} else {
 		database.InFlight, source.InFlight = int64(12+4*wave(t, 30)), int64(12+4*wave(t, 30))
