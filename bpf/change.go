@@ -106,7 +106,7 @@ func (c *Change) Commit() error {
 	p.fault("registry", p.kernel.save()) // the policy is in force, whatever a daemon to come knows
 	p.fault("counters", p.sync())        // those of limits that go
 	p.attachments, p.listeners, p.numbers, p.policy = c.attachments, c.listeners, c.numbers, c.policy
-	p.kernel.freeWatches(p.policy, p.numbers)
+	p.kernel.freeWatches(p.policy, p.numbers, true) // what was taken back since the swap was forgotten with the rest
 	p.fault("listeners", p.kernel.keepListeners(c.listeners))
 	for pt, progs := range c.changed {
 		p.fault(pt.String(), p.replace(pt, progs, c.wanted[pt.key()]))

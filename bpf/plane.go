@@ -276,7 +276,7 @@ func (p *Plane) look() {
 	}
 	every(countInterval, func() {
 		p.fault("counters", p.sync())
-		p.kernel.freeWatches(p.policy, p.numbers)
+		p.kernel.freeWatches(p.policy, p.numbers, false)
 	})
 	every(sampleInterval, func() { p.fault("samples", p.rank()) })
 	every(reconcileInterval, func() {

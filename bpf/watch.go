@@ -16,10 +16,10 @@ const (
 )
 
 // freeWatches has the next bucket watched that comes along: of each limit of p that has
-// several, and of each whose watch is of another policy than the one in force.
-func (k *kernel) freeWatches(p *shaper.Policy, n numbers) {
+// several, and of each whose watch is of another policy than the one in force; or of all.
+func (k *kernel) freeWatches(p *shaper.Policy, n numbers, all bool) {
 	for i := range p.Len() {
-		if l := p.Limit(i); l.OfAttachments() && (l.Key != 0 || k.watchesAnother(n.limits[l.Name])) {
+		if l := p.Limit(i); l.OfAttachments() && (all || l.Key != 0 || k.watchesAnother(n.limits[l.Name])) {
 			k.freeWatch(n.limits[l.Name])
 		}
 	}

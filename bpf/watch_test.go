@@ -231,7 +231,7 @@ func TestWatchFreed(t *testing.T) {
 	} {
 		owner := &b.watches[n.limits[c.limit]].Meter[1].Owner
 		atomic.StoreUint64(owner, c.was)
-		b.freeWatches(p, n)
+		b.freeWatches(p, n, false)
 		if got := atomic.LoadUint64(owner); got != c.want {
 			t.Errorf("limit %s: the owner %x became %x, want %x", c.limit, c.was, got, c.want)
 		}

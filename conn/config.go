@@ -105,6 +105,7 @@ type Downstream struct {
 	Port        uint16 // 0 is the port the source asked for
 	Weight      int    // 0 is 1
 	Connections int    // at once, UDP flows too; 0 is no bound
+	Drained     bool   // gets no connections when it is new; see DrainDownstream
 }
 
 func (d Downstream) String() string { return d.address(0, false) }

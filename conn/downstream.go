@@ -87,7 +87,7 @@ func (s *site) setDownstreams(config *siteConfig, now leaky.Time) (gone []*downs
 			}
 		}
 		if d == nil {
-			d = &downstream{site: s}
+			d = &downstream{site: s, drained: to.Drained}
 			d.probe = probe{d: d, fd: -1}
 		}
 		d.Downstream, d.host = to, config.hosts[i]

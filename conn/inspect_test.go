@@ -307,6 +307,17 @@ func TestDrainDownstream(t *testing.T) {
 	if b := <-got; b != "a" {
 		t.Errorf("%q answered", b)
 	}
+
+	// One that is new may begin so. Where it stays, what was ordered counts.
+	r.listen.Downstream[0].Drained = true
+	third := netip.MustParseAddrPort(name("c"))
+	r.listen.Downstream = append(r.listen.Downstream, Downstream{Host: third.Addr().String(), Port: third.Port(), Drained: true})
+	r.apply()
+	for range 4 {
+		if got := who(); got != "a" {
+			t.Errorf("%s got a connection", got)
+		}
+	}
 }
 
 // logLines is a log that keeps its lines.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"maps"
+	"math"
 	"sync"
 	"time"
 
@@ -183,14 +184,23 @@ func (m *Monitor) sample(t *track, p *shaper.Policy, i int, now time.Time) {
 			"sigma", s.sigma, "allowed", s.allowed, "units", s.violations-was.violations)
 	}
 	h, before := &t.series, t.back(10)
-	seconds, maxDelay := now.Sub(was.at).Seconds(), p.Limit(i).MaxDelay.Seconds()
+	seconds, longest := now.Sub(was.at).Seconds(), longestQueue(p.Limit(i))
 	h.Rate = last(append(h.Rate, perSecond(s.bytes, was.bytes, seconds)), historyLen)
 	h.Packets = last(append(h.Packets, perSecond(s.packets, was.packets, seconds)), historyLen)
 	h.Admitted = last(append(h.Admitted, perSecond(s.conns, was.conns, seconds)), historyLen)
-	h.P99 = last(append(h.P99, quantiles(&s.queue, &t.back(window).queue, maxDelay).P99), historyLen)
+	h.P99 = last(append(h.P99, quantiles(&s.queue, &t.back(window).queue, longest).P99), historyLen)
 	h.InFlight = last(append(h.InFlight, state.InFlight.Load()), historyLen)
 	h.Waiting = last(append(h.Waiting, state.Waiting.Load()), historyLen)
 	h.Refused = last(append(h.Refused, perSecond(sum(&s.refused), sum(&before.refused), now.Sub(before.at).Seconds())), historyLen)
+}
+
+// longestQueue is how long a packet may wait under l, in seconds. At listeners nothing of
+// TCP is dropped for its delay.
+func longestQueue(l *shaper.Limit) float64 {
+	if l.OfAttachments() {
+		return l.MaxDelay.Seconds()
+	}
+	return math.Inf(1)
 }
 
 // last drops the oldest of more than n elements.
@@ -295,7 +305,7 @@ func (m *Monitor) measure(to *Limit, p *shaper.Policy, i int) {
 	if n := is.bytes - was.bytes; n > 0 {
 		to.DelayedShare = float64(is.delayed-was.delayed) / float64(n)
 	}
-	to.QueueDelay = quantiles(&is.queue, &t.back(window).queue, to.MaxDelay)
+	to.QueueDelay = quantiles(&is.queue, &t.back(window).queue, longestQueue(p.Limit(i)))
 	to.ConnectionWait = quantiles(&is.wait, &t.back(window).wait, to.MaxWait)
 	to.Slows = to.Waiting > 0 || to.DelayedShare >= noticeableShare ||
 		to.DelayedShare > 0 && to.QueueDelay.P99 >= noticeableDelay.Seconds()

@@ -74,6 +74,7 @@ func ofLimit(ctx context.Context, c *control.Client, limit string, err error) er
 
 // unknown tells which names there are.
 func unknown(what, name string, names []string) error {
+	names = slices.Compact(slices.Sorted(slices.Values(names)))
 	if len(names) == 0 {
 		return usageError{fmt.Errorf("there is no %s %q; this daemon has none", what, name)}
 	}

@@ -83,26 +83,6 @@ func (s socket) takes(addr netip.AddrPort) bool {
 	return of == to || of.IsUnspecified() || to.IsUnspecified()
 }
 
-// ownPort is where the daemon listens besides listeners, by the key of [daemon].
-type ownPort struct {
-	key  string
-	addr netip.AddrPort
-}
-
-// ownPorts leaves out those at a name.
-func (l *loaded) ownPorts() (all []ownPort) {
-	c := l.config.Daemon
-	for _, p := range []struct{ key, at string }{{"metrics", c.Metrics}, {"page", c.Page}} {
-		if strings.HasPrefix(p.at, ":") {
-			p.at = "0.0.0.0" + p.at
-		}
-		if addr, err := netip.ParseAddrPort(p.at); err == nil {
-			all = append(all, ownPort{p.key, addr})
-		}
-	}
-	return all
-}
-
 // ports looks for others that listen where the daemon is to.
 func (d *doctor) ports() (found []finding) {
 	if d.running {
@@ -139,9 +119,9 @@ func (d *doctor) ports() (found []finding) {
 			look(fmt.Sprintf("listener %q, %v://%v", l.Name, e.Protocol, e.Addr), e.Protocol, e.Addr)
 		}
 	}
-	for _, own := range d.loaded.ownPorts() {
+	for _, own := range d.loaded.config.Daemon.OwnPorts() {
 		n++
-		look("[daemon] "+own.key, shaper.TCP, own.addr)
+		look("[daemon] "+own.Key, shaper.TCP, own.Addr)
 	}
 	return orOK(found, fmt.Sprintf("all %d are free", n))
 }

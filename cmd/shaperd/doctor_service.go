@@ -194,8 +194,8 @@ func (l *loaded) needs(unprivileged int) (all []need) {
 			}
 		}
 	}
-	for _, own := range l.ownPorts() {
-		if port := int(own.addr.Port()); port > 0 && port < unprivileged {
+	for _, own := range l.config.Daemon.OwnPorts() {
+		if port := int(own.Addr.Port()); port > 0 && port < unprivileged {
 			low = append(low, port)
 		}
 	}

@@ -37,7 +37,7 @@ some again.`,
 		},
 	}
 	cmd.AddCommand(
-		setDownstreamCommand(e, true, "drain", "Give a downstream no new connections", "Give a downstream no new connections. Those that it has go on."),
+		setDownstreamCommand(e, true, "drain", "Give a downstream no new connections", "Give a downstream no new connections. Those that it has go on. Reloads do not end that,\nnor does a restart where \"run\" has --state."),
 		setDownstreamCommand(e, false, "enable", "Give a downstream connections again", "Give a downstream that was drained connections again."),
 	)
 	return cmd
@@ -117,7 +117,7 @@ func ofDownstream(ctx context.Context, c *control.Client, listener, downstream s
 		}
 	}
 	if listener != "" && downstreams == nil {
-		return unknown("listener", listener, slices.Compact(listeners))
+		return unknown("listener", listener, listeners)
 	}
 	return unknown("downstream", downstream, downstreams)
 }

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"shaperd/control"
@@ -60,32 +61,59 @@ func (s *server) saveOrders() {
 	}
 }
 
-// restoreOrders returns l changed as was ordered before the daemon ended, and which
-// downstreams are to be drained. Orders that do not go with l are no reason not to start.
-func (s *server) restoreOrders(l *loaded) (*loaded, []drainedDownstream) {
+// restoreOrders returns l changed as was ordered before the daemon ended. Orders that do
+// not go with l are no reason not to start.
+func (s *server) restoreOrders(l *loaded) *loaded {
 	s.put(l, s.wishes)
 	if s.flags.state == "" {
-		return l, nil
+		return l
 	}
 	var saved savedOrders
-	found, err := restore(s.flags.orders(), &saved)
-	if err == nil && found {
-		var next *loaded
-		w := saved.wishes(time.Now())
-		if next, err = l.with(w); err == nil {
-			_, err = next.compile(s.shaper)
-		}
-		if err == nil {
-			s.put(next, w)
-			s.log.Warn("what operators ordered before the restart is in force",
-				"blocks", len(w.blocks), "bypass", w.bypass != nil, "drained", len(saved.Drained))
-			return next, saved.Drained
-		}
+	if _, err := restore(s.flags.orders(), &saved); err != nil {
+		s.log.Error("what operators ordered before the restart is forgotten", "err", err)
+		return l
+	}
+	w := saved.wishes(time.Now())
+	next, err := s.tryWishes(l, w)
+	if err != nil && len(w.blocks) > 0 { // there may be too many limits now
+		s.log.Error("what operators blocked before the restart is not blocked any more", "err", err)
+		clear(w.blocks)
+		next, err = s.tryWishes(l, w)
 	}
 	if err != nil {
 		s.log.Error("what operators ordered before the restart is forgotten", "err", err)
+		return l
 	}
-	return l, nil
+	drained := next.drain(saved.Drained)
+	s.put(next, w)
+	if len(w.blocks) > 0 || w.bypass != nil || drained > 0 {
+		s.log.Warn("what operators ordered before the restart is in force",
+			"blocks", len(w.blocks), "bypass", w.bypass != nil, "drained", drained)
+	}
+	return next
+}
+
+// tryWishes returns l with w, if that can be put in force.
+func (s *server) tryWishes(l *loaded, w *wishes) (*loaded, error) {
+	next, err := l.with(w)
+	if err == nil {
+		_, err = next.compile(s.shaper)
+	}
+	return next, err
+}
+
+// drain has downstreams begin drained, and returns how many there are.
+func (l *loaded) drain(drained []drainedDownstream) (found int) {
+	for i := range l.listens {
+		for j := range l.listens[i].Downstream {
+			to := &l.listens[i].Downstream[j]
+			if slices.Contains(drained, drainedDownstream{l.listens[i].Name, to.String()}) {
+				to.Drained = true
+				found++
+			}
+		}
+	}
+	return found
 }
 
 // wishes is what of o is not over at now.

@@ -55,4 +55,21 @@ func TestOrdersOutliveDaemon(t *testing.T) {
 	third := startSteered(t, config, "--state", at("third"))
 	third.waitLog("what operators ordered before the restart is forgotten")
 	third.must("blocks", "Nothing is blocked.")
+	third.stop()
+	third.ended <- <-third.ended
+
+	// What does not go with the configuration any more takes nothing else with it.
+	if err := os.WriteFile(at("fourth.orders"), crashed, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = append(text, "[[limit]]\nname = \"blocked-by-operator\"\nrate = \"1MB/s\"\n"...)
+	writeConfig(t, config, string(text))
+	fourth := startSteered(t, config, "--state", at("fourth"))
+	fourth.waitLog("what operators blocked before the restart is not blocked any more")
+	fourth.waitLog(`is in force" blocks=0 bypass=true drained=1`)
+	fourth.must("downstreams", "drained")
 }

@@ -108,7 +108,7 @@ func (s *server) serve(ctx context.Context, e env) error {
 	}
 	s.clock, s.reloads, s.steering = leaky.NewClock(), &control.Reloads{}, newSteering()
 	s.shaper = shaper.New(l.config.Daemon.Buckets)
-	l, drained := s.restoreOrders(l)
+	l = s.restoreOrders(l)
 	policy, err := l.compile(s.shaper)
 	if err != nil {
 		return err
@@ -137,9 +137,6 @@ func (s *server) serve(ctx context.Context, e env) error {
 		return err
 	}
 	defer s.plane.close()
-	for _, d := range drained {
-		s.proxy.DrainDownstream(d.Listener, d.Downstream, true)
-	}
 	s.started = true
 	s.reloads.Note(time.Since(s.begun))
 	s.log.Info("ready", "config", s.flags.config, "limits", policy.Len(), "listeners", len(l.listens),
@@ -233,7 +230,7 @@ func (s *server) show(c *config.Config) (end func(), err error) {
 // remind says again what must not be forgotten.
 func (s *server) remind() {
 	if _, w := s.inForce(); w.bypass != nil {
-		s.traffic.Warn("BYPASS is on: no limit is enforced", "since", w.bypass.since.Format(time.DateTime))
+		s.traffic.Warn("BYPASS is on: no limit is enforced", "since", w.bypass.since.Local().Format(time.DateTime))
 	}
 }
 
@@ -303,6 +300,7 @@ func (s *server) tryReload(ctx context.Context) error {
 		return err
 	}
 	s.put(l, want)
+	s.saveOrders() // downstreams may be gone
 	for _, name := range slices.Sorted(maps.Keys(had.limits)) {
 		s.log.Info("limit is as in the configuration again", "limit", name)
 	}

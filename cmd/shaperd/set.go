@@ -128,15 +128,8 @@ func saveOverride(configuration, limit string, set map[string]string) (string, e
 	if err != nil {
 		return "", err
 	}
-	next := path + ".next"
-	err = os.WriteFile(next, []byte("# Written by \"shaperd set limit --save\". Remove the file to take it back.\n"+text), 0o644)
-	if err == nil {
-		err = os.Rename(next, path)
-	}
-	if err != nil {
-		_ = os.Remove(next) // a full disk leaves it empty
-	}
-	return path, err
+	text = "# Written by \"shaperd set limit --save\". Remove the file to take it back.\n" + text
+	return path, writeWhole(path, []byte(text), 0o644)
 }
 
 // change tells what a limit was and is.

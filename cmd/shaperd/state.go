@@ -49,16 +49,26 @@ func (s *server) saveState() {
 	}
 }
 
-// save writes a file that appears whole or not at all.
 func save(path string, v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(path+".next", text, 0o600); err != nil {
-		return err
+	return writeWhole(path, text, 0o600)
+}
+
+// writeWhole writes a file that appears whole or not at all.
+func writeWhole(path string, text []byte, rights os.FileMode) error {
+	next := path + ".next"
+	_ = os.Remove(next) // it would keep its rights
+	err := os.WriteFile(next, text, rights)
+	if err == nil {
+		err = os.Rename(next, path)
 	}
-	return os.Rename(path+".next", path)
+	if err != nil {
+		_ = os.Remove(next) // a full disk leaves it empty
+	}
+	return err
 }
 
 // restore reads a file. Without one, v stays as it is.

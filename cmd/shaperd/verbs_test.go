@@ -44,7 +44,7 @@ func TestVerbs(t *testing.T) {
 			"100 queue-full (3.2/s now), 4 wait-timeout (4.1/s now)", "kept: at most 14kB beyond rate x time, of 15kB allowed; one bucket at a time is watched",
 		}},
 		{"limits watch", 0, []string{"promise      none"}},
-		{"limits per-sourc", exitUsage, []string{`there is no limit "per-sourc"; limits of this daemon: per-source, watch, database; did you mean "per-source"?`}},
+		{"limits per-sourc", exitUsage, []string{`there is no limit "per-sourc"; limits of this daemon: database, per-source, watch; did you mean "per-source"?`}},
 		{"limits a b", exitUsage, []string{`limits takes [LIMIT], and not "b" too`}},
 		{"keys", exitUsage, []string{"keys needs --limit LIMIT"}},
 		{"keys --limit x", exitUsage, []string{`there is no limit "x"; limits of this daemon`}},

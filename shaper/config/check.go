@@ -177,18 +177,40 @@ func (a Address) overlaps(b Address) bool {
 
 // checkOwnPorts reports listeners where the daemon itself listens.
 func (l *loader) checkOwnPorts() {
-	for _, own := range []struct{ key, at string }{{"metrics", l.c.Daemon.Metrics}, {"page", l.c.Daemon.Page}} {
-		addr, err := netip.ParseAddrPort(own.at)
-		if err != nil { // off, or at a name
-			continue
-		}
-		taken := Address{Protocol: shaper.TCP, Addr: addr.Addr(), Ports: shaper.PortRange{First: addr.Port(), Last: addr.Port()}}
+	for _, own := range l.c.Daemon.OwnPorts() {
+		port := own.Addr.Port()
+		taken := Address{Protocol: shaper.TCP, Addr: own.Addr.Addr(), Ports: shaper.PortRange{First: port, Last: port}}
 		for _, a := range l.addresses {
-			if a.overlaps(taken) {
-				l.add(a.at, fmt.Sprintf("address: %q takes the port of [daemon] %s, %q: give one of them another", a.Address, own.key, own.at))
+			mapped := taken
+			if taken.Addr == netip.IPv6Unspecified() && a.Addr.Is4() { // it takes IPv4 too
+				mapped.Addr = netip.IPv4Unspecified()
+			}
+			if a.overlaps(mapped) {
+				l.add(a.at, fmt.Sprintf("address: %q takes the port of [daemon] %s, %q: give one of them another", a.Address, own.Key, own.At))
 			}
 		}
 	}
+}
+
+// OwnPort is where the daemon itself listens, and the key that says so.
+type OwnPort struct {
+	Key, At string
+	Addr    netip.AddrPort
+}
+
+// OwnPorts returns those of metrics and page, but for what is at a name.
+func (d *Daemon) OwnPorts() (all []OwnPort) {
+	for _, p := range []OwnPort{{Key: "metrics", At: d.Metrics}, {Key: "page", At: d.Page}} {
+		at := p.At
+		if strings.HasPrefix(at, ":") {
+			at = "[::]" + at
+		}
+		var err error
+		if p.Addr, err = netip.ParseAddrPort(at); err == nil {
+			all = append(all, p)
+		}
+	}
+	return all
 }
 
 func intersects(a, b shaper.PortRange) bool { return a.First <= b.Last && b.First <= a.Last }

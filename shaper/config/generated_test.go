@@ -137,6 +137,9 @@ func schemaOfTable(k keys) map[string]any {
 			}
 			s["default"] = v.V
 		}
+		if k.takes.kind == anArray && k.preset == "" {
+			s["minItems"] = 1
+		}
 		properties[k.name] = s
 		if k.required {
 			required = append(required, k.name)
