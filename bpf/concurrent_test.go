@@ -155,22 +155,3 @@ func (b *bench) totals(t *testing.T) totals {
 	}
 	return sum
 }
-
-// A place that unite has emptied keeps what it owed.
-func TestEmptyPlaceOwesNothing(t *testing.T) {
-	b := newVariant(t, kernelAttachment{Mode: uint32(Police), Ethernet: 1, Keep: 1}, nil)
-	b.use(t, attached(shaper.Limit{Name: "a", Key: shaper.KeySource, Packets: perSecond(1000), MaxDelay: 100 * time.Millisecond}), nil)
-	for i := range b.buckets {
-		b.buckets[i].Until[0] = uint64(monotonic() + leaky.FromDuration(time.Hour)) // tag 0
-	}
-	before := b.totals(t)
-	for i := range 100 {
-		if _, err := b.ShaperdTc.Run(&ebpf.RunOptions{Data: datagram(byte(i))}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	after := b.totals(t)
-	if refused := after.refused - before.refused; refused > 0 || after.taken-before.taken != 100 {
-		t.Errorf("%d of 100 first packets taken, %d refused for what another owed", after.taken-before.taken, refused)
-	}
-}

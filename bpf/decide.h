@@ -72,32 +72,22 @@ __noinline __u64 charge_again(const struct policy *p, struct scratch *s, __u32 n
 {
 	const struct meter *m;
 	struct charge *c;
-	__u64 *bucket, tag, before;
+	__u64 *bucket;
 
 	if (!p || !s || meter >= METERS)
 		return NO_BUCKET;
 	m = &p->limit[number % MAX_LIMITS].meter[meter];
 	c = &s->charge[number % MAX_LIMITS];
-	tag = tag_of(m, c->hash[meter]);
-	for (int i = 0; i < 4; i++) {
-		bucket = any_bucket(c->place[meter]);
-		if (bucket && charged) {
-			watch_refund_of(load_word(bucket - PLACES), c->cost[meter]);
-			bucket_refund(bucket, c->cost[meter]);
-		}
-		charged = 0;
-		c->place[meter] = table_place(tag, first_line(p, c->hash[meter]), second_line(p, c->hash[meter]), s->now);
-		bucket = bucket_at(c->place[meter], tag);
-		if (!bucket)
-			continue;
-		before = bucket_charge(bucket, c->cost[meter], s->now);
-		if (is_of(bucket, tag))
-			return before;
-		charged = 1;
-	}
 	bucket = any_bucket(c->place[meter]);
-	if (bucket && charged)
+	if (bucket && charged) {
+		watch_refund_of(load_word(bucket - PLACES), c->cost[meter]);
 		bucket_refund(bucket, c->cost[meter]);
+	}
+	c->place[meter] = table_place(tag_of(m, c->hash[meter]), first_line(p, c->hash[meter]),
+				      second_line(p, c->hash[meter]), s->now);
+	bucket = bucket_at(c->place[meter], tag_of(m, c->hash[meter]));
+	if (bucket)
+		return bucket_charge(bucket, c->cost[meter], s->now);
 	c->place[meter] = NOWHERE; /* there is nothing to take back */
 	return NO_BUCKET;
 }

@@ -113,15 +113,8 @@ static __always_inline __u64 bucket_charge(__u64 *bucket, __u64 cost, __u64 now)
  * is below 0 would never drain. */
 static __always_inline void bucket_refund(__u64 *bucket, __u64 cost)
 {
-	__u64 seen = *(volatile __u64 *)bucket;
-
-	for (int i = 0; i < 16; i++) {
-		__u64 was = seen;
-
-		seen = __sync_val_compare_and_swap(bucket, was, time_sub(was, cost));
-		if (seen == was)
-			return;
-	}
+	if (__sync_fetch_and_sub(bucket, cost) < cost)
+		__sync_fetch_and_add(bucket, cost);
 }
 
 /* Puts a bucket at least as deep into debt as t. */

@@ -109,11 +109,10 @@ __noinline __u64 inherit(__u32 place, __u32 first, __u32 second)
 	return debt;
 }
 
-/* When the bucket at a place of a line drains; before all others where there never was
- * one. Of one that was ended it is told too: who takes its place takes what it owed. */
+/* When the bucket at a place of a line drains; 0 where there is none. */
 static __always_inline __u64 drains(const struct bucket_line *l, __u32 i)
 {
-	return load_word(&l->until[i]) | !!load_word(&l->tag[i]);
+	return load_word(&l->tag[i]) ? load_word(&l->until[i]) | 1 : 0;
 }
 
 /* Returns the place of a line that drains first, and above PLACES how many have. */
@@ -189,10 +188,10 @@ __noinline __u32 table_insert(__u64 tag, __u32 first, __u32 second, __u64 now)
 	if (__sync_val_compare_and_swap(&l->tag[i], was, tag) != was)
 		return NOWHERE;
 	/* The key may have been charged until this moment. */
-	until = load_word(&l->until[i]);
+	until = was ? load_word(&l->until[i]) | 1 : 0;
 	if (until > now) {
 		raise_floor(line, until);
-		count->evicted_indebted += !!was;
+		count->evicted_indebted++;
 	} else if (was) {
 		count->evicted_drained++;
 	}
