@@ -177,7 +177,8 @@ func TestSamplesLost(t *testing.T) {
 	for range 2 {
 		r.send(t, 256, flood)
 	}
-	if state, err := r.state(1); err != nil || state.Taken[0][1]+state.Taken[1][1] != 3*6400+2*flood {
+	// A run that a signal interrupts begins again.
+	if state, err := r.state(1); err != nil || state.Taken[0][1]+state.Taken[1][1] < 3*6400+2*flood {
 		t.Errorf("%v taken, %v", state.Taken, err)
 	}
 	if _, weight, err := r.plane.sampler.next(); err != nil || r.plane.sampler.lost.Samples[0] == 0 || weight[0] <= 64 {
