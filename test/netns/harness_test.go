@@ -26,7 +26,7 @@ func TestHarness(t *testing.T) {
 			}
 			list, report := c.stop(), stalls.stop()
 			if sent < 2000 || len(list) != sent {
-				t.Fatalf("%d of %d datagrams were captured, want 2500 of 2500", len(list), sent)
+				t.Fatalf("%d of %d datagrams were captured, want all, and at least 2000", len(list), sent)
 			}
 			for _, a := range list {
 				if a.Payload != 512 || tagOf(a) != 7 || a.From.Addr() != f.sources[1] || a.To != to || a.Outgoing {
