@@ -27,6 +27,8 @@ func TestBlocked(t *testing.T) {
 	silent.Excess = shaper.ExcessDrop
 	observed := blocking("10.0.0.1/32")
 	observed.Observe = true
+	ordered := blocking("10.0.0.1/32")
+	ordered.Observe, ordered.Always = true, true
 	for _, c := range []struct {
 		name    string
 		mode    Mode
@@ -42,6 +44,8 @@ func TestBlocked(t *testing.T) {
 		{"of another source", Police, blocking("10.0.0.7/32"), passed, passed, 0, 1},
 		{"observed", Police, observed, passed, passed, 2, 1},
 		{"at an attachment that observes", Observe, blocking("10.0.0.1/32"), passed, passed, 2, 0},
+		{"always", Police, ordered, answered, dropped, 11, 0},
+		{"always, at an attachment that observes", Observe, ordered, answered, dropped, 11, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newTCP(t, c.mode, append([]shaper.Limit{c.block}, others...)...)
@@ -103,4 +107,11 @@ func TestBlockedCounts(t *testing.T) {
 	}
 	p.apply([]shaper.Limit{tenAnHour("here")}, a)
 	w.want(p, 1, 5, 5)
+	a.Mode = Observe
+	p.apply([]shaper.Limit{l, tenAnHour("here")}, a)
+	w.want(p, 1, 5, 5)
+	l.Always = true
+	p.apply([]shaper.Limit{l, tenAnHour("here")}, a)
+	w.want(p, 1, 5, 0)
+	w.want(p, 2, 5, 5)
 }

@@ -40,6 +40,7 @@ func newImage(p *shaper.Policy, n numbers, h hashes, bucketLines uint32) *image 
 	k.BucketLines = bucketLines
 	k.Paced = uint64(p.Paced())
 	k.Blocks = uint64(p.Blocks())
+	k.Always = uint64(p.Always())
 	for protocol := range k.Protocol {
 		k.Protocol[protocol] = uint64(p.ProtocolSet(shaper.Protocol(protocol)))
 	}

@@ -30,7 +30,7 @@ type kernel struct {
 }
 
 // abi is the version of what is in the maps. Maps of another version are of no use.
-const abi = 3
+const abi = 4
 
 // folder returns where maps for so many keys are pinned. Maps of another size are
 // other maps.

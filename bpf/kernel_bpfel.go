@@ -137,6 +137,7 @@ type kernelPolicy struct {
 	Observed     uint64
 	Counted      uint64
 	Blocks       uint64
+	Always       uint64
 	Source4      kernelSegments
 	Source6      kernelSegments
 	Destination4 kernelSegments

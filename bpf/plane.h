@@ -165,7 +165,7 @@ static __always_inline int enforce(void *ctx, int xdp, struct scratch *s, __u32 
 	if (!in_force(s->now))
 		return 0;
 	clear_opening(o);
-	blocked = here.mode != MODE_OBSERVE && set & p->blocks & ~p->observed;
+	blocked = !!(set & (here.mode == MODE_OBSERVE ? p->always : p->blocks & ~p->observed));
 	if (!blocked && set & p->counted && s->parser.packet.protocol == PROTOCOL_TCP && s->parser.packet.l4)
 		forward(s);
 	if (o->first && begins_proxied(ctx, xdp, &s->parser.packet))
@@ -176,11 +176,11 @@ static __always_inline int enforce(void *ctx, int xdp, struct scratch *s, __u32 
 	}
 	/* What an observed limit said of the connection is not for the others. */
 	o->refused = o->silent = 0;
-	o->observe = here.mode == MODE_OBSERVE;
+	o->observe = here.mode == MODE_OBSERVE && !blocked;
 	o->insert = o->first;
 	decide(p, s, set & ~p->observed);
 	sample(p, s, set);
-	if (here.mode == MODE_OBSERVE) {
+	if (o->observe) {
 		if (o->first && s->decision.verdict == VERDICT_REFUSE && insert(s) != OPENED)
 			drop_slots(o);
 		return 0;

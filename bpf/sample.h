@@ -89,7 +89,7 @@ __noinline int take_sample(const struct policy *p, struct scratch *s, __u64 set,
 		.place = here.place,
 		.transport = k->transport,
 		.refused = kind == SAMPLE_REFUSED,
-		.observed = here.mode == MODE_OBSERVE,
+		.observed = s->opening.observe,
 		.limit = s->decision.limit,
 	};
 	if (kind == SAMPLE_PASSED && here.mode != MODE_POLICE)

@@ -57,6 +57,10 @@ type Limit struct {
 	// has one key.
 	Block bool
 
+	// Always enforces a limit that blocks in every mode: of the daemon, of an
+	// attachment, and while limits are bypassed.
+	Always bool
+
 	Excess  Excess
 	Reply   string // what a refused connection is told, with RetryAfter in it where that is to stand
 	Observe bool   // count what the limit would do, and do nothing

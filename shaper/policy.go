@@ -71,6 +71,7 @@ type Policy struct {
 	paced        Set // limits with a rate or packets; the others have no buckets of bytes
 	destined     Set // limits that name destinations
 	blocks       Set // limits that refuse all
+	always       Set // likewise, in every mode
 }
 
 // site is where flows are met: at a listener, at an attachment, or at neither.
@@ -82,7 +83,7 @@ type site struct {
 
 // Compile checks limits and builds a policy of them. listeners and attachments
 // name the places where traffic is met. table may be nil; then every ASN is 0.
-// With observe no limit is enforced.
+// With observe no limit is enforced but those with Always.
 //
 // The error holds a *LimitError for each limit at fault.
 func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Attachment, table *asn.Table, observe bool) (*Policy, error) {
@@ -94,7 +95,7 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Att
 	p.addPlaces(s, listeners, attachments)
 	for i := range p.limits {
 		l := &p.limits[i]
-		l.Observe = l.Observe || observe
+		l.Observe = (l.Observe || observe) && !l.Always
 		bit := Set(1) << i
 		for protocol := range p.protocol {
 			if l.Match.Protocol == AnyProtocol || l.Match.Protocol == Protocol(protocol) {
@@ -106,6 +107,9 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Att
 		}
 		if l.Block {
 			p.blocks |= bit
+		}
+		if l.Always {
+			p.always |= bit
 		}
 		if l.Direction != FromDownstream {
 			p.direction[ToDownstream] |= bit
@@ -269,6 +273,9 @@ func (p *Policy) Observed(set Set) Set {
 
 // Blocks returns the limits that refuse all they match, those that only observe too.
 func (p *Policy) Blocks() Set { return p.blocks }
+
+// Always returns the limits that refuse all they match in every mode.
+func (p *Policy) Always() Set { return p.always }
 
 // Blocked returns the limit of set that refuses all, and is enforced, or -1.
 func (p *Policy) Blocked(set Set) int {

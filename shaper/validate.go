@@ -56,6 +56,9 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment) er
 		if l.Block && (asks || l.Key != 0) {
 			bad("block", "refuses all: nothing else can be asked for, and there is no key")
 		}
+		if l.Always && !l.Block {
+			bad("block", "only a limit that blocks is enforced in every mode")
+		}
 		if !asks && !l.Block {
 			bad("rate", "one of rate, packets, connections, new_connections is needed")
 		}

@@ -13,8 +13,8 @@ func bypassCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bypass on|off",
 		Short: "Turn all limits off at once, or on again",
-		Long: `The kill switch: with "on" every limit counts what it would do, and holds nothing back,
-until "off", or for the time of --for. Status, top, metrics and the log show it. Reloads do
+		Long: `The kill switch: with "on" limits count what they would do, and hold nothing back,
+until "off", or for the time of --for. What is blocked stays so. Status, top, metrics and the log show it. Reloads do
 not end it, nor does a restart where "run" has --state.`,
 		Example: `  shaperd bypass on --for 10m
   shaperd bypass off`,

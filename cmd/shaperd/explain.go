@@ -175,7 +175,7 @@ func (q *question) answer(c *config.Config, p *shaper.Policy) (*explained, error
 		l := p.Limit(i)
 		direction, observe := l.Direction.String(), l.Observe
 		if x.attach != nil {
-			direction, observe = x.attach.Direction.String(), l.Observe || x.attach.Mode == config.Observe
+			direction, observe = x.attach.Direction.String(), l.Observe || x.attach.Mode == config.Observe && !l.Always
 		}
 		x.Limits = append(x.Limits, control.BucketOf{
 			Limit: l.Name, Key: p.Describe(i, f, x.route), Direction: direction, HeldTo: heldTo(l), Mode: mode(observe),

@@ -19,7 +19,8 @@ type loaded struct {
 	asns    *asn.Table // nil when no files are named
 	listens []conn.Listen
 	attach  []bpf.Attachment
-	observe bool // all limits do
+	blocks  []shaper.Limit // of operators, beside those of config
+	observe bool           // all limits of config do
 }
 
 func load(path string) (*loaded, error) {
@@ -54,20 +55,15 @@ func (l *loaded) with(w *wishes) (*loaded, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(w.blocks) > 0 {
-		if c, err = l.files.Load(append(texts, w.blocked(c))...); err != nil {
-			return nil, err
-		}
-	}
 	changed := newLoaded(l.files, c)
-	changed.asns = l.asns
+	changed.asns, changed.blocks = l.asns, w.blocked(c)
 	changed.observe = changed.observe || w.bypass != nil
 	return changed, nil
 }
 
 // compile builds the policy of l for s.
 func (l *loaded) compile(s *shaper.Shaper) (*shaper.Policy, error) {
-	p, err := s.Compile(l.config.Limits, l.config.Listeners(), l.config.Attachments(), l.asns, l.observe)
+	p, err := s.Compile(slices.Concat(l.config.Limits, l.blocks), l.config.Listeners(), l.config.Attachments(), l.asns, l.observe)
 	var at *shaper.LimitError
 	if errors.As(err, &at) {
 		return nil, l.config.Error(at.Limit, at.Key, at.Msg)
@@ -88,6 +84,9 @@ func (l *loaded) shapes() bool {
 func (l *loaded) checkQueues(p *shaper.Policy) error {
 	for i := range p.Len() {
 		limit := p.Limit(i)
+		if limit.Block {
+			continue
+		}
 		for j := range l.attach {
 			if !slices.Contains(limit.Match.Attach, l.attach[j].Name) {
 				continue

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
@@ -69,19 +70,21 @@ func (s *server) restoreOrders(l *loaded) *loaded {
 		return l
 	}
 	var saved savedOrders
-	if _, err := restore(s.flags.orders(), &saved); err != nil {
-		s.log.Error("what operators ordered before the restart is forgotten", "err", err)
-		return l
+	_, err := restore(s.flags.orders(), &saved)
+	if err == nil {
+		err = saved.check()
 	}
+	var next *loaded
 	w := saved.wishes(time.Now())
-	next, err := s.tryWishes(l, w)
-	if err != nil && len(w.blocks) > 0 { // there may be too many limits now
-		s.log.Error("what operators blocked before the restart is not blocked any more", "err", err)
-		clear(w.blocks)
+	if err == nil {
 		next, err = s.tryWishes(l, w)
 	}
-	if err != nil {
-		s.log.Error("what operators ordered before the restart is forgotten", "err", err)
+	if err != nil { // the next order would write over it
+		kept := s.flags.orders() + ".bad"
+		s.log.Error("what operators ordered before the restart is not restored", "err", err, "kept", kept)
+		if err := os.Rename(s.flags.orders(), kept); err != nil {
+			s.log.Error("keep orders", "err", err)
+		}
 		return l
 	}
 	drained := next.drain(saved.Drained)
@@ -114,6 +117,16 @@ func (l *loaded) drain(drained []drainedDownstream) (found int) {
 		}
 	}
 	return found
+}
+
+// check finds what no daemon has written.
+func (o *savedOrders) check() error {
+	for _, b := range o.Blocks {
+		if !b.Prefix.IsValid() || b.Prefix != b.Prefix.Masked() || b.Prefix.Addr().Is4In6() {
+			return fmt.Errorf("%v is no prefix to block", b.Prefix)
+		}
+	}
+	return nil
 }
 
 // wishes is what of o is not over at now.

@@ -92,6 +92,9 @@ func setLimit(ctx context.Context, e env, name string, s control.SetLimit, save 
 	}
 	return e.show(is, func(p *page) {
 		p.change(was, is)
+		if why := allObserve(status); why != "" && s.Set["mode"] == mode(false) {
+			p.line("%s", p.red("NO EFFECT NOW: "+why))
+		}
 		if saved != "" {
 			p.line("set  %s, saved in %s", settings(s.Set), saved)
 			return
@@ -130,6 +133,17 @@ func saveOverride(configuration, limit string, set map[string]string) (string, e
 	}
 	text = "# Written by \"shaperd set limit --save\". Remove the file to take it back.\n" + text
 	return path, writeWhole(path, []byte(text), 0o644)
+}
+
+// allObserve returns why no limit is enforced, whatever its own mode; "" when that counts.
+func allObserve(s control.Status) string {
+	switch {
+	case s.Mode == mode(true):
+		return `the daemon observes: [daemon] mode = "observe" goes before the mode of a limit`
+	case s.Bypass != nil:
+		return `limits are bypassed until "shaperd bypass off"`
+	}
+	return ""
 }
 
 // change tells what a limit was and is.

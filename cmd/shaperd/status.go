@@ -105,7 +105,7 @@ func (p *page) verdicts(s control.Status, limits []control.Limit) {
 }
 
 func bypassText(s control.Status) string {
-	return fmt.Sprintf("BYPASS IS ON since %s, %s: every limit only observes, nothing is held back.",
+	return fmt.Sprintf("BYPASS IS ON since %s, %s: limits only observe, nothing is held back but what is blocked.",
 		clock(s.Bypass.Since, s.Now), until(s.Bypass.Until, s.Now, `until "shaperd bypass off"`))
 }
 

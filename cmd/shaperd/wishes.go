@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"shaperd/control"
+	"shaperd/shaper"
 	"shaperd/shaper/config"
 )
 
@@ -146,18 +147,23 @@ func (w *wishes) overrides() (texts []config.Text, err error) {
 	return texts, nil
 }
 
-// blockedName is the limit that blocks are, and with "-packets" behind it that at
-// attachments.
-const blockedName = "blocked-by-operator"
-
-// blocked is the blocks, as limits of c.
-func (w *wishes) blocked(c *config.Config) config.Text {
-	var attach []string
-	for _, a := range c.Attach {
-		attach = append(attach, a.Name)
+// blocked is the limits that blocks are, at all listeners and attachments of c. They are
+// enforced in every mode: a block is an order, and no limit under trial.
+func (w *wishes) blocked(c *config.Config) (limits []shaper.Limit) {
+	if len(w.blocks) == 0 { // a limit without sources is for all
+		return nil
 	}
-	prefixes := slices.SortedFunc(maps.Keys(w.blocks), netip.Prefix.Compare)
-	return config.Text{Name: "block", TOML: config.FormatBlock(blockedName, prefixes, attach, len(c.Listen) > 0)}
+	match := shaper.Match{Source: slices.SortedFunc(maps.Keys(w.blocks), netip.Prefix.Compare)}
+	if len(c.Listen) > 0 {
+		limits = append(limits, shaper.Limit{Name: config.BlockedName, Match: match, Block: true, Always: true})
+	}
+	for _, a := range c.Attach {
+		match.Attach = append(match.Attach, a.Name)
+	}
+	if len(c.Attach) > 0 {
+		limits = append(limits, shaper.Limit{Name: config.BlockedPacketsName, Match: match, Block: true, Always: true})
+	}
+	return limits
 }
 
 // show fills in s.

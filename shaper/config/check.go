@@ -84,8 +84,8 @@ func (l *loader) check(root *node) {
 	if len(l.listens)+len(l.attaches) == 0 {
 		l.add(root, "there is no [[listen]] and no [[attach]]: nothing to do")
 	}
-	if len(l.limits) > shaper.MaxLimits {
-		l.add(l.limits[shaper.MaxLimits].at, fmt.Sprintf("%d limits, more than the %d there may be", len(l.limits), shaper.MaxLimits))
+	if len(l.limits) > MaxLimits {
+		l.add(l.limits[MaxLimits].at, fmt.Sprintf("%d limits, more than the %d there may be: two of %d are kept for \"shaperd block\"", len(l.limits), MaxLimits, shaper.MaxLimits))
 	}
 	if page := l.c.Daemon.Page; page == l.c.Daemon.Metrics && page != "" && !strings.HasSuffix(page, ":0") {
 		at := cmp.Or(l.set["[daemon]page"], l.set["[daemon]metrics"])
@@ -122,11 +122,9 @@ func (l *loader) check(root *node) {
 	l.checkCounting()
 	l.observeAttachments()
 	for i, limit := range l.c.Limits {
-		switch {
-		case l.limits[i].at.file.added:
-		case limit.OfAttachments():
+		if limit.OfAttachments() {
 			l.checkFamilies(l.limits[i], limit)
-		default:
+		} else {
 			l.checkReach(l.limits[i], limit, l.c.Listeners())
 		}
 	}

@@ -17,6 +17,17 @@ import (
 	"shaperd/shaper"
 )
 
+// MaxLimits is how many limits a configuration may have: all but those that operators
+// block with.
+const MaxLimits = shaper.MaxLimits - 2
+
+// The limits that operators block with, at listeners and at attachments. No configuration
+// may have one of these names.
+const (
+	BlockedName        = "blocked-by-operator"
+	BlockedPacketsName = BlockedName + "-packets"
+)
+
 // Config is a checked configuration.
 type Config struct {
 	Daemon      Daemon

@@ -305,6 +305,9 @@ func (l *loader) limit(t table) {
 	quantity(t, "reply", &limit.Reply, parseReply)
 	mode(t, &limit.Observe)
 
+	if limit.Name == BlockedName || limit.Name == BlockedPacketsName {
+		t.bad("name", "%s is kept for \"shaperd block\"", quote(limit.Name))
+	}
 	checkEffect(t, limit)
 	l.c.Limits = append(l.c.Limits, limit)
 	l.c.limitAt = append(l.c.limitAt, t.at)

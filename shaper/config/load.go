@@ -51,8 +51,7 @@ func Read(path string) (*Files, error) {
 // Load makes a configuration of f, and of what is added to it. The listeners, attachments,
 // limits and ASN files of all of them add up.
 //
-// What is added may override what an override in a file does, and its limits need not
-// have anything to match.
+// What is added may override what an override in a file does.
 //
 // The error is an [Errors]. The data files that the configuration names are not opened.
 func (f *Files) Load(added ...Text) (*Config, error) {

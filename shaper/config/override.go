@@ -3,7 +3,6 @@ package config
 import (
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -89,31 +88,7 @@ func FormatOverride(limit string, set map[string]string) (string, error) {
 	return b.String(), nil
 }
 
-// FormatBlock returns the TOML text of limits that block sources: one of that name at all
-// listeners, if listen says so, and one with "-packets" behind it at the attachments, if
-// there are any.
-func FormatBlock(name string, prefixes []netip.Prefix, attach []string, listen bool) string {
-	if len(prefixes) == 0 {
-		return "" // a limit without any is for all
-	}
-	var b strings.Builder
-	block := func(name string) {
-		b.WriteString("[[limit]]\n")
-		writeKey(&b, "name", name)
-		writeKey(&b, "block", true)
-		writeKey(&b, "match.source", texts(prefixes))
-	}
-	if listen {
-		block(name)
-	}
-	if len(attach) > 0 {
-		block(name + "-packets")
-		writeKey(&b, "match.attach", attach)
-	}
-	return b.String()
-}
-
-// writeKey writes a key with a string, an integer, a boolean or an array of strings.
+// writeKey writes a key with a string or an integer.
 func writeKey(b *strings.Builder, key string, value any) {
 	text, err := toml.Marshal(map[string]any{"v": value})
 	if err != nil {

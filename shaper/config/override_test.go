@@ -2,15 +2,10 @@ package config
 
 import (
 	"fmt"
-	"net/netip"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
-
-	"shaperd/shaper"
 )
 
 func TestOverride(t *testing.T) {
@@ -40,8 +35,8 @@ func TestOverride(t *testing.T) {
 	}
 }
 
-// TestAdded loads what stands in no file: it goes before overrides in files, and need
-// not match anything, but else is read like a file.
+// TestAdded loads what stands in no file: it goes before overrides in files, and else is
+// read like a file.
 func TestAdded(t *testing.T) {
 	folder := write(t,
 		"shaperd.toml", strings.ReplaceAll(listenDB, "[::]", "0.0.0.0")+"[[limit]]\nname = \"web\"\nrate = \"1MB/s\"\n[[attach]]\nname = \"up\"\ninterface = \"eth0\"\n",
@@ -52,26 +47,13 @@ func TestAdded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	blocked := []netip.Prefix{netip.MustParsePrefix("2001:db8::/32"), netip.MustParsePrefix("::ffff:192.0.2.0/120")}
-	block := FormatBlock("blocked", blocked, []string{"up"}, true)
-	c, err := Load(path, Text{"set by root", override}, Text{"blocks", block}, Text{"more blocks", FormatBlock("v6", blocked[:1], nil, true)})
+	c, err := Load(path, Text{"set by root", override})
 	if err != nil {
 		t.Fatal(err)
 	}
 	compile(t, c)
 	if l := c.Limits[0]; l.Rate != 24e6 || l.Burst != 1e6 || l.Connections != 7 || l.MaxDelay != 0 {
 		t.Errorf("limit is %+v", l)
-	}
-	want := []shaper.Match{{Source: []netip.Prefix{blocked[0], netip.MustParsePrefix("192.0.2.0/24")}}}
-	want = append(want, want[0])
-	want[1].Attach = []string{"up"}
-	for i, l := range c.Limits[1:3] {
-		if diff := cmp.Diff(want[i], l.Match, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" || !l.Block {
-			t.Errorf("limit %s blocks %t, -want +got:\n%s", l.Name, l.Block, diff)
-		}
-	}
-	if got := c.Limits[2].Name; got != "blocked-packets" {
-		t.Errorf("the limit of attachments is %q", got)
 	}
 	if got := c.Error(0, "rate", "is bad").Error(); got != "set by root:5:1: is bad" {
 		t.Errorf("error is %s", got)
@@ -82,6 +64,7 @@ func TestAdded(t *testing.T) {
 		{"[[override]]\nlimit = \"wep\"\nrate = \"3MB/s\"\n", `added:2:1: limit: there is no limit "wep"; did you mean "web"?`},
 		{"[[override]]\nlimit = \"web\"\nrate = \"3MB/s\"\n[[override]]\nlimit = \"web\"\nrate = \"4MB/s\"\n", `added:6:1: rate: overridden already for limit "web" at added:3`},
 		{"[[limit]]\nname = \"web\"\nrate = \"1MB/s\"\n", `added:2:1: name: "web" is the name of another [[limit]] at shaperd.toml:7`},
+		{"[[limit]]\nname = \"blocked-by-operator-packets\"\nrate = \"1MB/s\"\n", `added:2:1: name: "blocked-by-operator-packets" is kept for "shaperd block"`},
 		{"[[limit\n", `added:1:8: TOML syntax: expected '.' or ']' to end table name, but got '\n' instead`},
 	} {
 		_, err := Load(path, Text{"added", test.text})
@@ -106,8 +89,5 @@ func TestFormatOverride(t *testing.T) {
 		if got != test.want || test.fail != "" && fmt.Sprint(err) != test.fail || test.fail == "" && err != nil {
 			t.Errorf("%v: %q and %v, want %q and %s", test.set, got, err, test.want, test.fail)
 		}
-	}
-	if got := FormatBlock("b", nil, []string{"up"}, true); got != "" {
-		t.Errorf("without sources all are blocked: %s", got)
 	}
 }

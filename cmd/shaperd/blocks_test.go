@@ -1,0 +1,64 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+
+	"shaperd/shaper/config"
+)
+
+// TestBlockHoldsInEveryMode blocks under a daemon that only observes, and while limits are
+// bypassed: a block is an order. That an order to enforce a limit has no effect then is told.
+func TestBlockHoldsInEveryMode(t *testing.T) {
+	listen := freePort(t)
+	text := strings.Replace(configText(listen, "", echoServer(t), "1MB/s"), "[daemon]\n", "[daemon]\nmode = \"observe\"\n", 1)
+	s := startSteered(t, writeConfig(t, "", text))
+	passes := func() bool {
+		t.Helper()
+		c, err := net.Dial("tcp4", listen)
+		if err != nil {
+			return false
+		}
+		defer c.Close()
+		return ping(c) == nil
+	}
+	if !passes() {
+		t.Fatal("no connection")
+	}
+	s.must("enforce per-source", "mode observe", "NO EFFECT NOW: the daemon observes")
+	s.must("block 127.0.0.1")
+	if passes() {
+		t.Error("a blocked source gets on while the daemon observes")
+	}
+	s.must("bypass on", "nothing is held back but what is blocked")
+	if passes() {
+		t.Error("a blocked source gets on while limits are bypassed")
+	}
+	s.must("enforce per-source", "NO EFFECT NOW")
+	if l := s.limit(config.BlockedName); l.Mode != "enforce" || !l.Block {
+		t.Errorf("the limit of blocks is %+v", l)
+	}
+	s.must("unblock 127.0.0.1")
+	if !passes() {
+		t.Error("unblocked, and no connection")
+	}
+}
+
+// TestBlockBesideAllLimits blocks where there are as many limits as there may be.
+func TestBlockBesideAllLimits(t *testing.T) {
+	listen := freePort(t)
+	text := configText(listen, "", echoServer(t), "1MB/s")
+	for i := 1; i < config.MaxLimits; i++ {
+		text += fmt.Sprintf("[[limit]]\nname = \"l%d\"\nrate = \"1GB/s\"\n", i)
+	}
+	s := startSteered(t, writeConfig(t, "", text))
+	s.must("block 127.0.0.1", "127.0.0.1/32")
+	if c, err := net.Dial("tcp4", listen); err == nil {
+		if ping(c) == nil {
+			t.Error("a blocked source gets on")
+		}
+		c.Close()
+	}
+}
