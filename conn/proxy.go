@@ -100,7 +100,10 @@ func New(s *shaper.Shaper, clock *leaky.Clock, log, traffic *slog.Logger) (*Prox
 // touched, nor are TCP connections, those of a closed port included: they move to
 // their new limits, and what waits under a limit that stays keeps its turn. The
 // UDP flows of a closed port end with it. On an error nothing has changed.
-func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Policy) error {
+//
+// commit, unless it is nil, is called when nothing else can fail any more. Its error is
+// Apply's. It must not call p.
+func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Policy, commit func() error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
@@ -151,6 +154,11 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 			return err
 		}
 		p.rejecter.Store(r)
+	}
+	if commit != nil {
+		if err := commit(); err != nil {
+			return err
+		}
 	}
 	committed = true
 	p.names.resolve(ctx, configs)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -47,7 +48,7 @@ func start(t testing.TB, protocol shaper.Protocol, downstream string, limits ...
 
 func (r *running) apply(limits ...shaper.Limit) {
 	r.t.Helper()
-	if err := r.proxy.Apply(r.t.Context(), []Listen{r.listen}, policy(r.t, r.shaper, limits...)); err != nil {
+	if err := r.proxy.Apply(r.t.Context(), []Listen{r.listen}, policy(r.t, r.shaper, limits...), nil); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -205,9 +206,21 @@ func TestApplyLeavesEverythingWhenItFails(t *testing.T) {
 		},
 		Downstream: r.listen.Downstream,
 	}
-	err = r.proxy.Apply(t.Context(), []Listen{r.listen, other}, policy(t, r.shaper))
-	if err == nil || r.shaper.Policy() != old {
+	committed := false
+	err = r.proxy.Apply(t.Context(), []Listen{r.listen, other}, policy(t, r.shaper), func() error { committed = true; return nil })
+	if err == nil || committed || r.shaper.Policy() != old {
+		t.Fatalf("err %v, committed %v, policy changed %v", err, committed, r.shaper.Policy() != old)
+	}
+	// Nor does it where the other plane fails, last of all.
+	other.Endpoints = other.Endpoints[:2]
+	fails := errors.New("the other plane fails")
+	err = r.proxy.Apply(t.Context(), []Listen{other}, policy(t, r.shaper), func() error { return fails })
+	if !errors.Is(err, fails) || r.shaper.Policy() != old {
 		t.Fatalf("err %v, policy changed %v", err, r.shaper.Policy() != old)
+	}
+	if c, err := net.Dial("tcp4", other.Endpoints[0].Addr.String()); err == nil {
+		c.Close()
+		t.Error("what was not committed is open")
 	}
 	c.Write([]byte("ping"))
 	if _, err := io.ReadFull(c, make([]byte, 4)); err != nil {

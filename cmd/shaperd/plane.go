@@ -75,9 +75,9 @@ func (p *packetPlane) bucketOf(i int, f *shaper.Flow, r shaper.Route) (shaper.Bu
 // planeChange is a change of the packet plane that waits for the proxy's.
 type planeChange struct {
 	*packetPlane
-	change *bpf.Change
-	opened bool // the plane was not there before
-	ends   bool // there are no attachments any more
+	change *bpf.Change // nil when there is none, or none any more
+	opened bool        // the plane was not there before
+	ends   bool        // there are no attachments any more
 }
 
 func (p *packetPlane) prepare(l *loaded, policy *shaper.Policy) (*planeChange, error) {
@@ -103,15 +103,29 @@ func (p *packetPlane) prepare(l *loaded, policy *shaper.Policy) (*planeChange, e
 	}
 	change, err := p.plane.Prepare(l.attach, l.tcpListeners(), policy)
 	if err != nil {
-		c.abandon()
+		c.cancel()
 		return nil, err
 	}
 	c.change = change
 	return c, nil
 }
 
-// abandon leaves the plane as it was found.
-func (c *planeChange) abandon() {
+// commit puts the change in force. On an error all stays as it was, and it is still to be
+// cancelled.
+func (c *planeChange) commit() error {
+	change := c.change
+	c.change = nil // it ends by either
+	if change == nil {
+		return nil
+	}
+	return change.Commit()
+}
+
+// cancel leaves the plane as it was found.
+func (c *planeChange) cancel() {
+	if c.change != nil {
+		c.change.Cancel()
+	}
 	if c.opened {
 		c.proxy.Own(nil)
 		c.plane.Release()
@@ -119,26 +133,15 @@ func (c *planeChange) abandon() {
 	}
 }
 
-func (c *planeChange) cancel() {
-	if c.change != nil {
-		c.change.Cancel()
-		c.abandon()
-	}
-}
-
-func (c *planeChange) commit() error {
-	if c.change == nil {
-		return nil
-	}
-	if err := c.change.Commit(); err != nil {
-		c.abandon()
-		return err
+// done is what follows when both planes are changed.
+func (c *planeChange) done() {
+	if c.plane == nil {
+		return
 	}
 	c.shown.Store(c.plane)
 	if c.ends {
 		c.close()
 	}
-	return nil
 }
 
 // close ends the plane. What is to be kept while no daemon runs stays.

@@ -319,14 +319,16 @@ func (s *server) apply(ctx context.Context, l *loaded, policy *shaper.Policy, wa
 		change.cancel()
 		return err
 	}
-	if err := s.proxy.Apply(ctx, l.listens, policy); err != nil {
+	// The packet plane's swap may fail, and the proxy's cannot once it is prepared.
+	if err := s.proxy.Apply(ctx, l.listens, policy, change.commit); err != nil {
 		change.cancel()
 		return errors.Join(explainLack(err), undo())
 	}
+	change.done()
 	if err := s.store.update(s.proxy.Ports()); err != nil {
 		s.log.Warn("a restart will lose connections", "err", err)
 	}
-	return change.commit()
+	return nil
 }
 
 // errForced says that connections were cut for the asking.

@@ -1,0 +1,50 @@
+package netns
+
+import (
+	"net/netip"
+	"path/filepath"
+	"testing"
+
+	"github.com/cilium/ebpf"
+)
+
+// TestCommitFails has the kernel refuse a policy at the last moment of a reload that changes
+// both planes. Then neither has changed: the proxy must not go on by a policy that the packet
+// plane does not have, while status and log speak of the old one.
+func TestCommitFails(t *testing.T) {
+	n := newNetwork(t)
+	pins := newPins(t)
+	text := func(rate, more string) string {
+		return attachConfig(pins, attach(shaperRight, "police"),
+			limit("packets", atWall, `packets = "`+rate+`pps"`), limit("bytes", `rate = "`+rate+`Mbit/s"`)) +
+			rpcListener(netip.MustParseAddrPort("10.2.0.9:7001"), more)
+	}
+	d := n.shaper.shaperd(t, text("10", "tcp://0.0.0.0:7002"))
+	found, err := filepath.Glob(filepath.Join(pins, "*", "policies"))
+	if err != nil || len(found) != 1 {
+		t.Fatalf("pinned maps of policies: %v, %v", found, err)
+	}
+	policies, err := ebpf.LoadPinnedMap(found[0], nil)
+	must(t, err)
+	defer policies.Close()
+	must(t, policies.Freeze()) // from now on it cannot be written to
+
+	d.reload(text("20", "tcp://0.0.0.0:7003"))
+	d.mustLog("the old configuration stays in force")
+	for name, want := range map[string]float64{"packets": 10, "bytes": 10e6 / 8} {
+		var l struct{ Rate, Packets float64 }
+		must(t, d.ask("/v1/limits/"+name, &l))
+		if l.Rate+l.Packets != want {
+			t.Errorf("limit %q is held to %v, want %v", name, l.Rate+l.Packets, want)
+		}
+	}
+	for port, open := range map[uint16]bool{7002: true, 7003: false} {
+		c, err := n.shaper.dialTCP(netip.MustParseAddr("127.0.0.1"), netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port))
+		if (err == nil) != open {
+			t.Errorf("port %d: %v", port, err)
+		}
+		if err == nil {
+			c.Close()
+		}
+	}
+}
