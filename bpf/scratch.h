@@ -24,6 +24,7 @@ enum reason {
 	REASON_CLIENT_GONE,
 	REASON_MEMORY_FULL,
 	REASON_BLOCKED,
+	REASON_FLOW_CLOSED, /* in the proxy plane alone */
 };
 
 #define NO_LIMIT (~0U)

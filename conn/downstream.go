@@ -21,6 +21,7 @@ type downstream struct {
 	host *host
 
 	inFlight  int
+	flows     roster
 	failures  int        // dials and checks that failed, one after the other
 	successes int        // checks that did not
 	down      bool       // its checks fail

@@ -42,6 +42,7 @@ type gate struct {
 	waiting  int
 	turn     *source // of a ring of those with waiters; nil when nobody waits
 	sources  map[netip.Addr]*source
+	flows    roster      // that hold a slot
 	timer    leaky.Event // set when the bucket, not a slot, is waited for
 	observe  bool        // count, and let everybody pass
 }

@@ -22,6 +22,7 @@ type Proxy struct {
 	log     *slog.Logger
 	traffic *slog.Logger
 	refused *sampler
+	changes *sampler // of log: states that sources can bring about, too
 	owner   owner
 
 	rejecter atomic.Pointer[rejecter] // nil while no limit has asked for it
@@ -37,6 +38,7 @@ type Proxy struct {
 
 	sessions map[*session]struct{} // the loop's
 	flows    map[flowKey]*udpFlow  // the loop's
+	clearing clearing              // likewise: of admit, to be used again
 }
 
 // site is a Listen in force, kept under its name.
@@ -45,8 +47,8 @@ type site struct {
 	config atomic.Pointer[siteConfig]
 	counts *shaper.ListenerState
 
-	unanswered flowList           // the loop's
-	flowsOf    map[netip.Addr]int // likewise: by source, see turnAddr
+	flows   roster                    // the loop's: all
+	sources map[netip.Addr]*udpSource // likewise: by source, see turnAddr
 
 	proxy       *Proxy
 	downstreams []*downstream // the loop's
@@ -85,7 +87,8 @@ func New(s *shaper.Shaper, clock *leaky.Clock, log, traffic *slog.Logger) (*Prox
 	}
 	p := &Proxy{
 		shaper: s, clock: clock, loop: l, log: log, traffic: traffic,
-		refused:   newSampler(traffic),
+		refused:   newSampler(traffic, time.Second),
+		changes:   newSampler(log, time.Minute),
 		inherited: map[Endpoint]int{}, sites: map[string]*site{}, ports: map[Endpoint]port{},
 		sessions: map[*session]struct{}{}, flows: map[flowKey]*udpFlow{},
 	}
@@ -123,7 +126,7 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 	for _, listen := range listens {
 		s := p.sites[listen.Name]
 		if s == nil {
-			s = &site{name: listen.Name, counts: p.shaper.Listener(listen.Name), flowsOf: map[netip.Addr]int{}, proxy: p, leaves: map[netip.Addr]*node{}}
+			s = &site{name: listen.Name, counts: p.shaper.Listener(listen.Name), sources: map[netip.Addr]*udpSource{}, proxy: p, leaves: map[netip.Addr]*node{}}
 		}
 		sites[listen.Name], configs[s] = s, &siteConfig{Listen: listen}
 		if listen.Transparent {
@@ -190,7 +193,7 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 		}
 		for _, f := range p.flows {
 			f.reroute(policy)
-			f.slots.move(&f.flow, f.route, now)
+			f.move(now)
 		}
 		for _, u := range units {
 			u.owner.resubmit(now)

@@ -10,10 +10,11 @@ import (
 )
 
 // sampler logs events that may come by the thousand: of each kind the first five,
-// then one a second, and how many were left out. The kind is the message and the
-// first attribute.
+// then one each time every has passed, and how many were left out. The kind is the
+// message and the first attribute.
 type sampler struct {
 	log   *slog.Logger
+	every time.Duration
 	mu    sync.Mutex
 	kinds map[sampleKind]*sampled
 }
@@ -25,8 +26,8 @@ type sampled struct {
 	omitted uint64
 }
 
-func newSampler(log *slog.Logger) *sampler {
-	return &sampler{log: log, kinds: map[sampleKind]*sampled{}}
+func newSampler(log *slog.Logger, every time.Duration) *sampler {
+	return &sampler{log: log, every: every, kinds: map[sampleKind]*sampled{}}
 }
 
 // note logs msg, or counts it. The first attribute's value must come from the
@@ -37,13 +38,13 @@ func (s *sampler) note(msg string, attrs ...any) {
 	s.mu.Lock()
 	k := s.kinds[kind]
 	if k == nil {
-		k = &sampled{limiter: rate.NewLimiter(rate.Every(time.Second), 5)}
+		k = &sampled{limiter: rate.NewLimiter(rate.Every(s.every), 5)}
 		s.kinds[kind] = k
 	}
 	allowed := k.limiter.Allow()
 	if !allowed {
 		if k.omitted++; k.omitted == 1 {
-			time.AfterFunc(omittedAfter, func() { s.flush(k, msg, attrs[:2]) })
+			time.AfterFunc(omittedAfter*s.every, func() { s.flush(k, msg, attrs[:2]) })
 		}
 	}
 	s.mu.Unlock()
@@ -53,8 +54,8 @@ func (s *sampler) note(msg string, attrs ...any) {
 }
 
 // omittedAfter is how long events that are left out are counted before they are
-// told of.
-const omittedAfter = 2 * time.Second
+// told of: so many times every.
+const omittedAfter = 2
 
 func (s *sampler) flush(k *sampled, msg string, kind []any) {
 	s.mu.Lock()

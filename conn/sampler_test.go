@@ -31,7 +31,7 @@ func (b *lockedBuffer) String() string {
 func TestSampler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out lockedBuffer
-		s := newSampler(slog.New(slog.NewTextHandler(&out, nil)))
+		s := newSampler(slog.New(slog.NewTextHandler(&out, nil)), time.Second)
 		for range 100 {
 			s.note("refused", "limit", "a", "source", "10.0.0.1")
 		}

@@ -293,7 +293,7 @@ func TestFlowsOfOneSourceAreBounded(t *testing.T) {
 	}
 	r.settle()
 	r.proxy.loop.call(func(leaky.Time) {
-		if n := len(r.proxy.sites["l"].flowsOf); n != 0 {
+		if n := len(r.proxy.sites["l"].sources); n != 0 {
 			t.Errorf("%d sources are left", n)
 		}
 	})

@@ -17,7 +17,7 @@ func TestEnumNames(t *testing.T) {
 		{"Verdict", values[Verdict](Verdicts), []string{"pass", "delay", "refuse"}},
 		{"Reason", values[Reason](Reasons), []string{
 			"none", "rate", "queue-full", "connections", "new-connections",
-			"wait-timeout", "waiting-full", "client-gone", "memory-full", "blocked",
+			"wait-timeout", "waiting-full", "client-gone", "memory-full", "blocked", "flow-closed",
 		}},
 		{"Ending", values[Ending](Endings), []string{
 			"closed", "reset-by-client", "reset-by-server", "refused", "bad-proxy-header", "not-connected", "first-byte-timeout",

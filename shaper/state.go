@@ -105,6 +105,7 @@ type ListenerState struct {
 	Ended          [Endings]atomic.Uint64
 	DialErrors     atomic.Uint64
 	FlowsOpened    atomic.Uint64
+	FlowsEvicted   atomic.Uint64 // flows that ended to make room for another
 	FlowsRefused   atomic.Uint64 // datagrams for whose flow there was no room
 	Withheld       atomic.Uint64 // answers, joined or not, beyond Listen.Amplification
 	SendErrors     atomic.Uint64 // datagrams a socket did not take, or that came back as an error

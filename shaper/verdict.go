@@ -31,6 +31,7 @@ const (
 	ClientGone                  // the client left while it waited
 	MemoryFull                  // the memory for queued datagrams is used up
 	Blocked                     // the limit blocks all it matches
+	FlowClosed                  // its UDP flow ended while the datagram was queued
 	numReasons
 )
 
@@ -40,7 +41,7 @@ const Reasons = int(numReasons)
 func (r Reason) String() string {
 	return [...]string{
 		"none", "rate", "queue-full", "connections", "new-connections",
-		"wait-timeout", "waiting-full", "client-gone", "memory-full", "blocked",
+		"wait-timeout", "waiting-full", "client-gone", "memory-full", "blocked", "flow-closed",
 	}[r]
 }
 

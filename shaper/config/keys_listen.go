@@ -189,11 +189,13 @@ var listenKeys = keys{
 	{
 		name: "max_flows", takes: integer(1, 1<<20), preset: "4096", needs: "a udp address",
 		about: "UDP flows at once. Each takes a local port of this host, of which there are 28,000 by default. When " +
-			"there is no room, the flow that was never answered and is idle longest makes some.",
+			"there is no room, an idle flow makes some: one that was never answered, else one whose source has sent " +
+			"nothing since the answer, else one that was idle for a quarter of `idle_timeout`; never one with datagrams queued.",
 	},
 	{
 		name: "max_flows_per_source", takes: integer(1, 1<<20), without: "a quarter of `max_flows`", needs: "a udp address",
-		about: "UDP flows at once of one IPv4 address, or IPv6 prefix of 64 bits.",
+		about: "UDP flows at once of one IPv4 address, or IPv6 prefix of 64 bits. A source that has so many makes room " +
+			"for its next one itself.",
 	},
 	{
 		name: "amplification", takes: integer(0, 1000), preset: "3", needs: "a udp address",

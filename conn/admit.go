@@ -1,0 +1,165 @@
+package conn
+
+import (
+	"net/netip"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// udpSource is a source with UDP flows at a site.
+type udpSource struct {
+	flows roster
+	count int
+}
+
+// clearing is the flows that end to make room for a new one. None does unless the new one
+// then has all that it lacks: what is refused all the same costs nobody anything.
+type clearing []*udpFlow
+
+// of reports whether one of r's flows makes room, or does so already.
+func (c *clearing) of(r *roster, now leaky.Time) bool {
+	for _, f := range *c {
+		for i := range f.places {
+			if f.places[i].roster == r {
+				return true
+			}
+		}
+	}
+	f := r.candidate(now)
+	if f == nil {
+		return false
+	}
+	*c = append(*c, f)
+	return true
+}
+
+// admit gives f, a new flow that m began, its slots, its places and a socket. It reports
+// false when one of them is not to be had.
+func (f *udpFlow) admit(s service, m message, now leaky.Time) bool {
+	p, source := f.proxy, turnAddr(f.flow.Source)
+	p.clearing = p.clearing[:0]
+	makeRoom := func(r *roster) bool { return p.clearing.of(r, now) }
+	f.source = s.sources[source]
+	if f.source == nil {
+		f.source = &udpSource{}
+	}
+	limit := p.gates.check(&f.flow, s.name, now, makeRoom)
+	if limit == nil {
+		if !s.room(f, makeRoom, now) {
+			return false
+		}
+		if !s.placeFor(f.flow.Source, makeRoom, now) {
+			f.dialFailed(errFull)
+			return false
+		}
+		for _, gone := range p.clearing {
+			s.counts.FlowsEvicted.Add(1)
+			gone.close(now)
+		}
+		f.slots, limit = p.gates.take(&f.flow, s.name, now)
+	}
+	if limit != nil {
+		if limit.Excess == shaper.ExcessReject && !m.many {
+			p.reject(&f.key, f.flow.Port, m.size)
+		}
+		return false
+	}
+	if err := f.dial(s.samePort, now); err != nil {
+		f.slots.release(now)
+		f.dialFailed(err)
+		return false
+	}
+	s.sources[source] = f.source // it may have ended meanwhile
+	f.source.count++
+	s.counts.Flows.Add(1)
+	s.counts.FlowsOpened.Add(1)
+	f.enlist(now)
+	return true
+}
+
+func (f *udpFlow) dialFailed(err error) {
+	f.site.counts.DialErrors.Add(1)
+	f.proxy.refused.note("open UDP flow", "listener", f.site.name, "err", err)
+}
+
+// room reports whether there is room for f in the table, and counts and tells it when there
+// is none.
+func (s *site) room(f *udpFlow, makeRoom func(*roster) bool, now leaky.Time) bool {
+	config := s.config.Load()
+	var why, key string
+	var most int
+	switch open := int(s.counts.Flows.Load()); {
+	case config.MaxFlowsPerSource > 0 && f.source.count >= config.MaxFlowsPerSource && !makeRoom(&f.source.flows):
+		why, key, most = "no room for a UDP flow: its source has all that it may have", "max_flows_per_source", config.MaxFlowsPerSource
+	case open >= config.MaxFlows && !makeRoom(&s.flows):
+		why, key, most = "no room for a UDP flow: the listener has all that it may have", "max_flows", config.MaxFlows
+	case s.proxy.loop.short(enough) && !makeRoom(&s.flows):
+		why, key, most = "no room for a UDP flow: descriptors or memory run short", "max_flows", config.MaxFlows
+	default:
+		return true
+	}
+	s.counts.FlowsRefused.Add(1)
+	s.proxy.shaper.Note(f.flow.Source, shaper.Tally{Dropped: 1}, now)
+	s.proxy.changes.note(why, "listener", s.name, "source", f.flow.Source, key, most)
+	return false
+}
+
+// placeFor reports whether a downstream has room for a flow of source, or a flow at one
+// that is full makes some.
+func (s *site) placeFor(source netip.Addr, makeRoom func(*roster) bool, now leaky.Time) bool {
+	if s.queue.first() != nil { // others have waited for longer
+		return false
+	}
+	if s.hasRoom(source, nil, now) {
+		return true
+	}
+	for _, usable := range [...]bool{true, false} {
+		found := false
+		for _, d := range s.downstreams {
+			if d.usable(now) != usable || d.drained || !d.host.addr().IsValid() || !d.reaches(source) {
+				continue
+			}
+			found = true
+			if d.inFlight == d.Connections && makeRoom(&d.flows) {
+				return true
+			}
+		}
+		if found {
+			break // those that are out are only tried when all are
+		}
+	}
+	return false
+}
+
+// check reports whether the gates would let f through, a flow of the listener named listen,
+// where makeRoom may find who would give up a slot. Else it counts the refusal, and returns
+// the limit that refuses. No slot is taken, and no pace charged.
+func (g *gates) check(f *shaper.Flow, listen string, now leaky.Time, makeRoom func(*roster) bool) *shaper.Limit {
+	f.Listen = g.policy.ListenIndex(listen)
+	r := g.policy.Route(f)
+	if l := g.block(f, r, now); l != nil {
+		return l
+	}
+	for _, i := range g.gated(r) {
+		gt := g.gate(i, f, r)
+		blocked := gt.blocked(now)
+		switch {
+		case gt.observe:
+			blocked = shaper.None
+		case gt.turn != nil: // others wait already
+			blocked = shaper.ByConnections
+		case blocked == shaper.ByConnections && gt.inFlight == gt.limit && makeRoom(&gt.flows):
+			blocked = shaper.None
+		}
+		if blocked != shaper.None {
+			gt.state.Connections.Add(shaper.Refuse, blocked, 1)
+			noteRefused(g.shaper, gt.state, gt.ranked(), f.Source, 0, now)
+		}
+		g.drop(gt, now)
+		if blocked != shaper.None {
+			return g.policy.Limit(i)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,222 @@
+package conn
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// flowKey tells flows apart: by the client and by the address it asked, from
+// which the replies have to come.
+type flowKey struct {
+	port   *udpPort
+	client netip.AddrPort
+	scope  uint32
+	asked  netip.Addr
+}
+
+// udpFlow is the datagrams between one client and one downstream. It belongs to
+// the loop's thread.
+type udpFlow struct {
+	account
+	key        flowKey
+	proxy      *Proxy
+	site       *site
+	source     *udpSource
+	flow       shaper.Flow
+	route      shaper.Route
+	slots      slots
+	fd         int // connected to downstream
+	downstream *downstream
+	apart      bool   // its datagrams cannot leave as a train
+	prefix     []byte // of each datagram to the downstream
+	asked      uint64 // bytes from the source
+	told       uint64 // bytes back to it
+	many       bool   // the source does not ask one host alone
+	known      bool   // it has sent something since it was told something
+	to         replyTo
+	up         udpDirection
+	down       udpDirection
+	seen       leaky.Time
+	queued     *datagram // the first of a list
+	expiry     leaky.Event
+	mute       bool // the downstream has not answered yet
+
+	places []place // in rosters, as rank
+	rank   rank
+	filed  leaky.Time // there
+}
+
+// udpDirection is one way of a flow.
+type udpDirection struct {
+	path     []stop
+	observed shaper.Set
+	moved    uint64 // bytes
+}
+
+// muteTimeout is when a flow ends at the latest that was never answered.
+const muteTimeout = 10 * leaky.Second
+
+// dial connects a socket of f to a downstream.
+func (f *udpFlow) dial(samePort bool, now leaky.Time) error {
+	d, full := f.site.pick(f.flow.Source, nil, now)
+	switch {
+	case full:
+		return errFull
+	case d == nil:
+		return errNoAddress
+	}
+	to := netip.AddrPortFrom(d.host.addr(), d.port(f.flow.Port, samePort))
+	var from netip.Addr
+	if f.site.config.Load().Transparent {
+		from = f.flow.Source
+	}
+	fd, err := connectUDP(from, to)
+	if err != nil {
+		return fmt.Errorf("connect to %s: %w", to, err)
+	}
+	if err := f.proxy.loop.watch(fd, unix.EPOLLIN, f); err != nil {
+		unix.Close(fd)
+		return err
+	}
+	f.fd, f.downstream = fd, d
+	d.inFlight++
+	return nil
+}
+
+func (f *udpFlow) idleTimeout() leaky.Time {
+	d := leaky.FromDuration(f.site.config.Load().IdleTimeout)
+	if f.mute {
+		d = min(d, muteTimeout)
+	}
+	return d
+}
+
+func (f *udpFlow) reroute(policy *shaper.Policy) {
+	f.settle(f.proxy.clock.Now())
+	f.flow.Listen = policy.ListenIndex(f.site.name)
+	f.route = policy.Route(&f.flow)
+	f.up.reroute(f, policy, f.route.ToDownstream)
+	f.down.reroute(f, policy, f.route.FromDownstream)
+}
+
+// move brings f's slots in line with a new policy.
+func (f *udpFlow) move(now leaky.Time) {
+	held := f.slots.held
+	f.slots.move(&f.flow, f.route, now)
+	if !slices.Equal(held, f.slots.held) {
+		f.enlist(now)
+	}
+}
+
+func (d *udpDirection) reroute(f *udpFlow, policy *shaper.Policy, set shaper.Set) {
+	lines, old := f.proxy.loop.lines, d.path
+	f.fold(old)
+	d.path = lines.path(policy, &f.flow, f.route, set, f.mute)
+	lines.release(old, f.proxy.clock.Now())
+	d.observed = policy.Observed(set)
+}
+
+// ready takes in the downstream's datagrams.
+func (f *udpFlow) ready(_ uint32, now leaky.Time) {
+	l := f.proxy.loop
+	n, errno := l.batch.receive(f.fd)
+	if n == 0 {
+		if errno != unix.EAGAIN {
+			f.site.counts.SendErrors.Add(1)
+		}
+		if errno == unix.ECONNREFUSED {
+			f.downstream.failed(now)
+		}
+		return
+	}
+	f.touch(now)
+	if f.downstream.failures > 0 {
+		f.downstream.reached(now)
+	}
+	if f.mute {
+		f.answered(now)
+	}
+	for i := range n {
+		if m := l.batch.message(i); !m.truncated && f.mayAnswer(len(m.data)) {
+			f.forward(m, true, now)
+		}
+	}
+	l.batch.train.leave()
+}
+
+// mayAnswer reports whether so many bytes may go back to the source.
+func (f *udpFlow) mayAnswer(n int) bool {
+	most := f.site.config.Load().Amplification
+	if most > 0 && !f.known && f.told+uint64(n) > uint64(most)*f.asked {
+		f.site.counts.Withheld.Add(1)
+		f.proxy.refused.note("answer withheld", "listener", f.site.name, "source", f.flow.Source,
+			"asked", f.asked, "answer", n, "amplification", most)
+		return false
+	}
+	f.told += uint64(n)
+	return true
+}
+
+// answered is called when the downstream has answered f for the first time: what it has
+// queued is a stranger's no more.
+func (f *udpFlow) answered(now leaky.Time) {
+	f.mute = false
+	f.file(now)
+	if len(f.up.path)+len(f.down.path) == 0 {
+		return
+	}
+	var queued []*unit
+	for dg := f.queued; dg != nil; dg = dg.next {
+		queued = append(queued, &dg.unit)
+	}
+	f.proxy.loop.lines.withdraw(now, queued...)
+	f.reroute(f.proxy.shaper.Policy())
+	for _, u := range slices.Backward(queued) { // the oldest is the last one
+		u.owner.resubmit(now)
+	}
+}
+
+func (f *udpFlow) expire(now leaky.Time) {
+	if end := f.seen + f.idleTimeout(); end > now || f.queued != nil {
+		f.proxy.loop.pacer.Schedule(&f.expiry, max(end, now+leaky.Second))
+		return
+	}
+	f.close(now)
+}
+
+// close forgets f, and drops what it has queued.
+func (f *udpFlow) close(now leaky.Time) {
+	l := f.proxy.loop
+	if l.batch.train.flow == f {
+		l.batch.train.leave()
+	}
+	l.pacer.Cancel(&f.expiry)
+	var queued []*unit
+	for dg := f.queued; dg != nil; dg = dg.next {
+		queued = append(queued, &dg.unit)
+	}
+	l.lines.withdraw(now, queued...)
+	for f.queued != nil {
+		f.queued.lose()
+	}
+	f.logAccess(now)
+	f.settle(now)
+	l.lines.release(f.up.path, now)
+	l.lines.release(f.down.path, now)
+	l.close(f.fd)
+	delete(f.proxy.flows, f.key)
+	f.delist()
+	f.downstream.inFlight--
+	f.site.wakeSoon()
+	f.site.counts.Flows.Add(-1)
+	if f.source.count--; f.source.count == 0 {
+		delete(f.site.sources, turnAddr(f.flow.Source))
+	}
+	f.slots.release(now)
+}
