@@ -23,9 +23,10 @@ all: build
 build:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/shaperd ./cmd/shaperd
 
-# Needs root: the tests make network namespaces, and change users.
+# Needs root: the tests make network namespaces, and change users. Within 10 minutes on two
+# cores. What takes longer runs in test-kernels and test-long, and in CI.
 .PHONY: test
-test: deps build format vet unit outside timed
+test: deps build format vet unit outside
 
 .PHONY: deps
 deps:
@@ -43,19 +44,41 @@ vm-kernels: deps
 
 .PHONY: unit
 unit: build asn
-	CGO_ENABLED=1 SHAPERD_ASN_DATA='$(asn)' $(GO) test -race -shuffle=on -timeout 10m $(packages)
+	SHAPERD_ASN_DATA='$(asn)' $(GO) test -shuffle=on -timeout 10m $(packages)
 
-# Tests of the built binary, and inside other kernels. They measure time, and so have the machine alone.
+# Tests of the built binary. They measure time, and so have the machine to themselves.
 .PHONY: outside
-outside: deps build vm-kernels unit
-	$(GO) test -count=1 -shuffle=on -p 1 -timeout 15m ./test/...
+outside: deps build unit
+	$(GO) test -count=1 -shuffle=on -p 1 -timeout 10m -skip '^TestKernels|^TestLong' ./test/...
 
-# Once more without the race detector, for the bounds on time and memory that do
-# not hold with it, and with every benchmark run once.
-.PHONY: timed
-timed: asn unit outside
-	SHAPERD_ASN_DATA='$(asn)' $(GO) test -shuffle=on -bench . -benchtime 1x -p 1 -timeout 10m $(filter-out %/bpf,$(packages))
-	SHAPERD_ASN_DATA='$(asn)' $(GO) test -run 'Parity|Concurrent' -bench . -benchtime 1x -timeout 10m ./bpf
+# Tests inside other kernels, under emulation.
+.PHONY: test-kernels
+test-kernels: deps build vm-kernels
+	$(GO) test -count=1 -timeout 20m -run '^TestKernels' ./test/vm
+
+# What takes long: everything under the race detector, the tests called TestLong, every
+# benchmark once.
+.PHONY: test-long
+test-long: race long benchmarks-once
+
+.PHONY: race
+race: build asn
+	CGO_ENABLED=1 SHAPERD_ASN_DATA='$(asn)' $(GO) test -race -shuffle=on -timeout 15m $(packages)
+
+.PHONY: long
+long: build race
+	$(GO) test -count=1 -p 1 -timeout 15m -run '^TestLong' ./test/...
+
+.PHONY: benchmarks-once
+benchmarks-once: asn race long
+	SHAPERD_ASN_DATA='$(asn)' $(GO) test -run '^$$' -bench . -benchtime 1x -p 1 -timeout 10m $(packages)
+
+# Every package RUNS times over, with all cores kept busy by other work.
+RUNS ?= 20
+
+.PHONY: flaky
+flaky: deps build asn
+	RUNS='$(RUNS)' SHAPERD_ASN_DATA='$(asn)' scripts/flaky $(PACKAGES)
 
 # shaperd and its peers side by side. Needs root, and the machine alone.
 BENCH ?=

@@ -84,6 +84,7 @@ func TestKilledWhilePreparing(t *testing.T) {
 			p := openPlane(t)
 			a := Attachment{Name: "edge", Interfaces: []string{w.to.Attrs().Name}, Ingress: true, Mode: Police, Hook: hook}
 			c := p.prepare(a)
+			p.stop()                     // its goroutines end with it
 			for _, pt := range c.added { // as the kernel does
 				pt.letGo()
 				pt.closePrograms()

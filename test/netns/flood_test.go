@@ -24,8 +24,8 @@ import (
 )
 
 var (
-	spoofed = flag.Int("spoofed", 200_000, "forged sources of TestSpoofedSources")
-	soak    = flag.Duration("soak", 10*time.Second, "how long TestSoak takes")
+	spoofed = flag.Int("spoofed", 200_000, "forged sources of TestLongSpoofedSources")
+	soak    = flag.Duration("soak", 10*time.Second, "how long TestLongSoak takes")
 )
 
 // forger sends datagrams whose sources are other hosts', each but once.
@@ -80,9 +80,9 @@ func (d *daemon) peak() float64 {
 	return 0
 }
 
-// TestSpoofedSources has a source that asks and is answered beside a flood of datagrams,
+// TestLongSpoofedSources has a source that asks and is answered beside a flood of datagrams,
 // each from another forged one.
-func TestSpoofedSources(t *testing.T) {
+func TestLongSpoofedSources(t *testing.T) {
 	fairly(t, func() (stallReport, error) { return measureSpoofedSources(t, *spoofed) })
 }
 
@@ -169,9 +169,9 @@ func measureSpoofedSources(t *testing.T, count int) (stallReport, error) {
 	return report, nil
 }
 
-// TestSlowloris has thousands of connections that send a byte now and then, and one
+// TestLongSlowloris has thousands of connections that send a byte now and then, and one
 // client that asks and goes.
-func TestSlowloris(t *testing.T) {
+func TestLongSlowloris(t *testing.T) {
 	most := 9000
 	if !*figures {
 		most = 3000
@@ -259,9 +259,9 @@ func measureSlowloris(t *testing.T, most int, limits []string) (stallReport, err
 	return report, nil
 }
 
-// TestSoak has all kinds of traffic go through a daemon, and wants its memory, its
+// TestLongSoak has all kinds of traffic go through a daemon, and wants its memory, its
 // descriptors and its threads to stay what they were.
-func TestSoak(t *testing.T) {
+func TestLongSoak(t *testing.T) {
 	f := ipv4
 	n := newNetwork(t)
 	rpc := netip.AddrPortFrom(f.downstream, 7000)

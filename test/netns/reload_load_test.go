@@ -14,10 +14,10 @@ import (
 	"shaperd/test/lab"
 )
 
-// TestReloadUnderLoad reloads again and again while connections come and go, others stay,
+// TestLongReloadUnderLoad reloads again and again while connections come and go, others stay,
 // and datagrams flow: nobody is to notice. With -figures the load is what two processors
 // can just bear.
-func TestReloadUnderLoad(t *testing.T) {
+func TestLongReloadUnderLoad(t *testing.T) {
 	fairly(t, func() (stallReport, error) { return measureReloadUnderLoad(t) })
 }
 

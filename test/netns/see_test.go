@@ -58,9 +58,9 @@ func (d *daemon) watch() (stop func()) {
 	return func() { cancel(); <-done; <-done; client.CloseIdleConnections() }
 }
 
-// TestSeeingIsCheap compares the processor time of a shaped flow while nobody looks with
+// TestLongSeeingIsCheap compares the processor time of a shaped flow while nobody looks with
 // that while "top" and a page are open.
-func TestSeeingIsCheap(t *testing.T) {
+func TestLongSeeingIsCheap(t *testing.T) {
 	rates, rounds, span, most := []string{"10MiB/s"}, 2, 1500*time.Millisecond, 1.3
 	if *figures {
 		rates, rounds, span, most = []string{"10MiB/s", "100MiB/s"}, 10, 5*time.Second, 1.15
@@ -109,9 +109,9 @@ func testSeeingIsCheap(t *testing.T, rate string, rounds int, span time.Duration
 	})
 }
 
-// TestIdleControlClients has a thousand clients hold the control socket and say nothing, while
+// TestLongIdleControlClients has a thousand clients hold the control socket and say nothing, while
 // a flow is shaped, and asks the daemon something beside them.
-func TestIdleControlClients(t *testing.T) {
+func TestLongIdleControlClients(t *testing.T) {
 	f := ipv4
 	fairly(t, func() (stallReport, error) {
 		n := newNetwork(t)
