@@ -143,6 +143,15 @@ func TestSocketPath(t *testing.T) {
 	}
 }
 
+// lookTwice returns what name is in folder when two looks agree. One look is not enough:
+// stat(2) reads the group before the mode, and chown and chmod may come between.
+func lookTwice(folder int, name string) (s unix.Stat_t, ok bool) {
+	var again unix.Stat_t
+	return s, unix.Fstatat(folder, name, &s, unix.AT_SYMLINK_NOFOLLOW) == nil &&
+		unix.Fstatat(folder, name, &again, unix.AT_SYMLINK_NOFOLLOW) == nil &&
+		s.Ino == again.Ino && s.Mode == again.Mode && s.Gid == again.Gid && s.Ctim == again.Ctim
+}
+
 // Whoever looks at the folder never sees a socket that others may connect to, however
 // much new files may be used by others.
 func TestSocketIsNeverOpenToOthers(t *testing.T) {
@@ -166,8 +175,7 @@ func TestSocketIsNeverOpenToOthers(t *testing.T) {
 	watching.Go(func() {
 		for {
 			for _, name := range []string{"control.sock", "control.sock.next"} {
-				var s unix.Stat_t
-				if unix.Fstatat(folder, name, &s, unix.AT_SYMLINK_NOFOLLOW) == nil {
+				if s, ok := lookTwice(folder, name); ok {
 					l := look{name, s.Mode &^ unix.S_IFMT, s.Gid}
 					seen[l] = true
 					if l == whole {
