@@ -21,6 +21,7 @@ type resolver struct {
 
 	mu    sync.Mutex
 	hosts map[string]*host // those with names
+	ahead map[string]*host // looked up for the next configuration
 }
 
 // host is where a downstream is.
@@ -38,7 +39,7 @@ const (
 	// address yet.
 	resolveSoon = 2 * time.Second
 
-	// resolveTimeout is how long a name may take. The first one delays a reload.
+	// resolveTimeout is how long a name may take.
 	resolveTimeout = 3 * time.Second
 )
 
@@ -87,6 +88,9 @@ func (r *resolver) resolve(ctx context.Context, configs map[*site]*siteConfig) {
 				h = r.hosts[d.Host]
 			}
 			if h == nil {
+				h = r.ahead[d.Host]
+			}
+			if h == nil {
 				h = &host{name: d.Host}
 				first.Go(func() { r.lookUp(ctx, h) })
 			}
@@ -103,7 +107,32 @@ func (r *resolver) resolve(ctx context.Context, configs map[*site]*siteConfig) {
 			r.work.Go(func() { r.keep(h) })
 		}
 	}
-	r.hosts = hosts
+	r.hosts, r.ahead = hosts, nil
+}
+
+// LookUp looks up the names in listens that are new, so that an Apply of them does not wait
+// for name servers. It takes 3 s at most, and may be called during an Apply.
+func (p *Proxy) LookUp(ctx context.Context, listens []Listen) { p.names.lookAhead(ctx, listens) }
+
+func (r *resolver) lookAhead(ctx context.Context, listens []Listen) {
+	ahead := map[string]*host{}
+	var work sync.WaitGroup
+	r.mu.Lock()
+	for _, l := range listens {
+		for _, d := range l.Downstream {
+			if _, err := netip.ParseAddr(d.Host); err == nil || r.hosts[d.Host] != nil || ahead[d.Host] != nil {
+				continue
+			}
+			h := &host{name: d.Host}
+			ahead[d.Host] = h
+			work.Go(func() { r.lookUp(ctx, h) })
+		}
+	}
+	r.mu.Unlock()
+	work.Wait()
+	r.mu.Lock()
+	r.ahead = ahead
+	r.mu.Unlock()
 }
 
 // keep looks h up until it is not a downstream any more.

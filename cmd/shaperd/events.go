@@ -27,7 +27,9 @@ in the journal.`,
 		Args:        noArgs(""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if follow {
-				return followEvents(cmd.Context(), e)
+				ctx, stop := untilSignal(cmd.Context())
+				defer stop()
+				return followEvents(ctx, e)
 			}
 			events, err := e.daemon().Events(cmd.Context(), 0)
 			if err != nil {

@@ -23,8 +23,13 @@ type loaded struct {
 	observe bool           // all limits of config do
 }
 
+// load reads a configuration for a verb: its main file may be a pipe.
 func load(path string) (*loaded, error) {
-	files, err := config.Read(path)
+	return loadWith(&config.Reader{Pipes: true}, path)
+}
+
+func loadWith(r *config.Reader, path string) (*loaded, error) {
+	files, err := r.Read(path)
 	if err != nil {
 		return nil, err
 	}
@@ -34,6 +39,9 @@ func load(path string) (*loaded, error) {
 	}
 	l := newLoaded(files, c)
 	if len(c.ASN.Files) > 0 {
+		if r.Opening != nil {
+			r.Opening("the files of [asn]")
+		}
 		if l.asns, err = asn.Load(c.ASN.Files...); err != nil {
 			return nil, c.ASNError(err)
 		}

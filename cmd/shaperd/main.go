@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"runtime"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -21,7 +22,8 @@ import (
 type env struct {
 	stdout, stderr io.Writer
 	reload         <-chan os.Signal // what has the daemon reload; nil is SIGHUP
-	force          <-chan os.Signal // ends a drain at once
+	force          <-chan os.Signal // ends a drain at once; nil is a second SIGTERM or SIGINT
+	loadTimeout    time.Duration    // of files; 0 is the usual one
 	flags          *rootFlags
 }
 
@@ -41,19 +43,17 @@ const (
 func main() {
 	// One more than usual: the pacing thread keeps one for itself, see leaky.Pacer.
 	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
-	ctx, stop := context.WithCancel(context.Background())
-	first, force := make(chan os.Signal, 1), make(chan os.Signal, 1)
-	signal.Notify(first, syscall.SIGTERM, syscall.SIGINT)
-	go func() {
-		<-first
-		signal.Notify(force, syscall.SIGTERM, syscall.SIGINT)
-		stop()
-	}()
-	err := run(ctx, env{stdout: os.Stdout, stderr: os.Stderr, force: force}, os.Args[1:])
+	err := run(context.Background(), env{stdout: os.Stdout, stderr: os.Stderr}, os.Args[1:])
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "shaperd: %v\n", err)
 	}
 	os.Exit(exitCode(err))
+}
+
+// untilSignal is ctx until the first SIGTERM or SIGINT. Verbs that end in an orderly way use
+// it; all others, which may wait for a file or a pipe, end as the signal has it.
+func untilSignal(ctx context.Context) (_ context.Context, stop func()) {
+	return signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 }
 
 func exitCode(err error) int {

@@ -58,7 +58,9 @@ With --json, a line each time that changes.`,
 		Annotations: withJSON,
 		Args:        noArgs(""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return drain(cmd.Context(), e)
+			ctx, stop := untilSignal(cmd.Context())
+			defer stop()
+			return drain(ctx, e)
 		},
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -53,6 +52,12 @@ that are there go on until --drain-timeout. A second SIGTERM ends the drain.`,
 				defer signal.Stop(hangups)
 				e.reload = hangups
 			}
+			ctx := cmd.Context()
+			if e.force == nil {
+				var stop func()
+				ctx, e.force, stop = drainSignals(ctx)
+				defer stop()
+			}
 			f.root = e.flags
 			f.controlGiven = cmd.Flags().Changed("control") || os.Getenv("SHAPERD_CONTROL") != ""
 			s := &server{flags: f, events: control.NewEvents(keptEvents)}
@@ -63,7 +68,7 @@ that are there go on until --drain-timeout. A second SIGTERM ends the drain.`,
 			}
 			defer lines.close()
 			s.lost = lines.Lost
-			return s.serve(cmd.Context(), e)
+			return s.serve(ctx, e)
 		},
 	}
 	cmd.Flags().StringVar(&f.config, "config", "/etc/shaperd/shaperd.toml", "configuration `file`; conf.d/*.toml beside it is read too")
@@ -72,6 +77,23 @@ that are there go on until --drain-timeout. A second SIGTERM ends the drain.`,
 	cmd.Flags().StringVar(&f.state, "state", "", "`file` to write down what buckets owe in, and beside it what operators ordered, for the next start; none if empty")
 	cmd.Flags().DurationVar(&f.drainTimeout, "drain-timeout", 30*time.Second, "how long connections may go on after SIGTERM")
 	return cmd
+}
+
+// drainSignals returns a context that the first SIGTERM or SIGINT ends, and a channel that
+// has those after it.
+func drainSignals(ctx context.Context) (_ context.Context, force <-chan os.Signal, stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	first, second := make(chan os.Signal, 1), make(chan os.Signal, 1)
+	signal.Notify(first, syscall.SIGTERM, syscall.SIGINT)
+	go func() {
+		select {
+		case <-first:
+			signal.Notify(second, syscall.SIGTERM, syscall.SIGINT)
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, second, func() { cancel(); signal.Stop(first); signal.Stop(second) }
 }
 
 // keptEvents is how many lines of the log the control socket can show.
@@ -92,6 +114,7 @@ type server struct {
 	reloads *control.Reloads
 	events  *control.Events
 	plane   *packetPlane
+	reader  *reader
 	store   fdStore
 	started bool
 }
@@ -102,7 +125,12 @@ type server struct {
 func (s *server) serve(ctx context.Context, e env) error {
 	s.begun = time.Now()
 	s.path, _ = filepath.Abs(s.flags.config)
-	l, err := load(s.flags.config)
+	s.reader = newReader(s.flags.config, e.loadTimeout)
+	l, err := s.reader.load(ctx, nil)
+	if ctx.Err() != nil {
+		s.log.Info("stopped before it was ready")
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -147,7 +175,7 @@ func (s *server) serve(ctx context.Context, e env) error {
 	}
 	notify(daemon.SdNotifyReady)
 
-	watchdog := startWatchdog(ctx, s.proxy)
+	watchdog := startWatchdog(ctx, s.alive)
 	defer watchdog()
 	refusals := newRefusalLog(s.shaper, s.traffic)
 	defer refusals.write()
@@ -160,10 +188,16 @@ func (s *server) serve(ctx context.Context, e env) error {
 			over.Reset(max(time.Until(next), 0))
 		}
 	}
+	var reload reloading
 	for {
 		select {
 		case <-e.reload:
-			_ = s.reload(ctx) // it was logged
+			reload.begin(ctx, s)
+		case done := <-s.reloadWanted:
+			reload.waiting = append(reload.waiting, done)
+			reload.begin(ctx, s)
+		case r := <-reload.read:
+			reload.end(ctx, s, r)
 		case order := <-s.orders:
 			order(ctx)
 			_, w := s.inForce()
@@ -234,77 +268,11 @@ func (s *server) remind() {
 	}
 }
 
-// reload puts the configuration file in force as it is now. On an error
-// everything stays as it was.
-func (s *server) reload(ctx context.Context) error {
-	notify(daemon.SdNotifyReloading + "\n" + daemon.SdNotifyMonotonicUsec())
-	defer notify(daemon.SdNotifyReady)
-	start := time.Now()
-	err := s.tryReload(ctx)
-	took := time.Since(start)
-	if err != nil {
-		var mistakes config.Errors
-		texts := []string{err.Error()}
-		if errors.As(err, &mistakes) {
-			texts = nil
-			for _, m := range mistakes {
-				texts = append(texts, m.Error())
-			}
-		}
-		for _, text := range texts {
-			s.log.Error("reload", "err", text)
-		}
-		s.log.Error("the old configuration stays in force")
-		s.reloads.Note(took, texts...)
-		return err
-	}
-	s.reloads.Note(took)
-	l, _ := s.inForce()
-	s.log.Info("reloaded", "limits", s.shaper.Policy().Len(), "listeners", len(l.listens),
-		"attachments", len(l.attach), "mode", mode(l.config.Daemon.Observe), "took", took.String())
-	s.noteOddities()
-	return nil
-}
-
 func (s *server) noteOddities() {
 	l, _ := s.inForce()
 	for _, note := range l.notes() {
 		s.log.Warn(note)
 	}
-}
-
-func (s *server) tryReload(ctx context.Context) error {
-	l, err := load(s.flags.config)
-	if err != nil {
-		return err
-	}
-	old, had := s.inForce()
-	want := had.reloaded()
-	if l, err = l.with(want); err != nil {
-		return err
-	}
-	policy, err := l.compile(s.shaper)
-	if err != nil {
-		return err
-	}
-	was, is := old.config.Daemon, l.config.Daemon
-	if was.Buckets != is.Buckets {
-		return fmt.Errorf("[daemon] buckets: %d became %d, which takes a restart", was.Buckets, is.Buckets)
-	}
-	for _, key := range []struct{ name, was, is string }{{"metrics", was.Metrics, is.Metrics}, {"page", was.Page, is.Page}, {"pins", was.Pins, is.Pins}} {
-		if key.was != key.is {
-			return fmt.Errorf("[daemon] %s: %q became %q, which takes a restart", key.name, key.was, key.is)
-		}
-	}
-	if err := s.apply(ctx, l, policy, old); err != nil {
-		return err
-	}
-	s.put(l, want)
-	s.saveOrders() // downstreams may be gone
-	for _, name := range slices.Sorted(maps.Keys(had.limits)) {
-		s.log.Info("limit is as in the configuration again", "limit", name)
-	}
-	return nil
 }
 
 // apply puts l, compiled to policy, in force in both planes, or in none. was is what is
@@ -383,9 +351,21 @@ func (s *server) showProgress(ctx context.Context) {
 	}
 }
 
-// startWatchdog tells systemd that the daemon is alive for as long as its loop
-// answers. It returns what ends it.
-func startWatchdog(ctx context.Context, p *conn.Proxy) (stop func()) {
+// alive reports whether both loops answer until ctx ends: the proxy's, and that of serve,
+// which takes orders.
+func (s *server) alive(ctx context.Context) bool {
+	select {
+	case s.orders <- func(context.Context) {}:
+	case <-s.ended: // the drain has its own timeout
+	case <-ctx.Done():
+		return false
+	}
+	return s.proxy.Alive(ctx)
+}
+
+// startWatchdog tells systemd that the daemon is alive for as long as alive says so. It
+// returns what ends it.
+func startWatchdog(ctx context.Context, alive func(context.Context) bool) (stop func()) {
 	interval, err := daemon.SdWatchdogEnabled(false)
 	if err != nil || interval == 0 {
 		return func() {}
@@ -401,8 +381,8 @@ func startWatchdog(ctx context.Context, p *conn.Proxy) (stop func()) {
 			case <-ctx.Done():
 				return
 			case <-tick.C:
-				alive, cancel := context.WithTimeout(ctx, interval/3)
-				if p.Alive(alive) {
+				within, cancel := context.WithTimeout(ctx, interval/3)
+				if alive(within) {
 					notify(daemon.SdNotifyWatchdog)
 				}
 				cancel()

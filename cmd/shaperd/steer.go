@@ -18,9 +18,10 @@ import (
 // steering is how operators change a running daemon. What changes it runs one after the
 // other in the loop of serve; what shows it may be called by several goroutines.
 type steering struct {
-	orders chan func(context.Context)
-	ended  chan struct{} // serve takes no more orders
-	drain  func()
+	orders       chan func(context.Context)
+	reloadWanted chan chan error // each is told how it went
+	ended        chan struct{}   // serve takes no more orders
+	drain        func()
 
 	mu       sync.Mutex
 	loaded   *loaded // in force
@@ -29,7 +30,10 @@ type steering struct {
 }
 
 func newSteering() *steering {
-	return &steering{orders: make(chan func(context.Context)), ended: make(chan struct{}), wishes: (&wishes{}).clone()}
+	return &steering{
+		orders: make(chan func(context.Context)), reloadWanted: make(chan chan error), ended: make(chan struct{}),
+		wishes: (&wishes{}).clone(),
+	}
 }
 
 func (s *steering) inForce() (*loaded, *wishes) {
@@ -242,16 +246,6 @@ func (s *server) DrainDownstream(ctx context.Context, listener, downstream strin
 		s.saveOrders()
 		return nil
 	}, "downstream set by an operator", "listener", listener, "downstream", downstream, "drained", drained)
-}
-
-// Reload puts the configuration file in force.
-func (s *server) Reload(ctx context.Context) error {
-	return s.order(ctx, func(ctx context.Context) error {
-		if err := s.reload(ctx); err != nil {
-			return &refused{err}
-		}
-		return nil
-	})
 }
 
 // Drain begins to end the daemon.

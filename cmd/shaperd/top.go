@@ -28,7 +28,9 @@ one is back. Off a terminal it prints once.`,
   watch -n 10 'shaperd top | cat'`,
 		Args: noArgs(""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, c := cmd.Context(), e.daemon()
+			ctx, stop := untilSignal(cmd.Context())
+			defer stop()
+			c := e.daemon()
 			defer c.Keep()()
 			m := &top{ctx: ctx, client: c, colour: inColour(e.stdout)}
 			m.take(m.fetch(m.question()))

@@ -11,6 +11,8 @@ import (
 	"math"
 	"os"
 	"strconv"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -83,7 +85,7 @@ func (b *builder) loadFile(path string) error {
 	if info.Size() > maxFile {
 		return fmt.Errorf("%s: %d bytes; expected at most %d", path, info.Size(), maxFile)
 	}
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // it may be another file by now
 	if err != nil {
 		return fmt.Errorf("%s: open ASN file: %w; %s", path, err, advice)
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/BurntSushi/toml"
+	"golang.org/x/sys/unix"
 )
 
 // Text is a part of the configuration that stands in no file.
@@ -23,12 +24,24 @@ type Files struct {
 	paths, texts []string
 }
 
+// Reader reads the files of a configuration. The zero value is ready to use.
+type Reader struct {
+	// Pipes lets the main file be a pipe or a terminal, such as /dev/stdin: reading it
+	// waits for whoever writes.
+	Pipes bool
+
+	// Opening, unless nil, is called with each path before it is opened. A file system
+	// that does not answer holds up Read for ever.
+	Opening func(path string)
+}
+
 // Read reads the configuration at path, then every *.toml in a folder conf.d beside it, in
 // the order of their names; hidden files are left out. The error is that of the operating
-// system.
-func Read(path string) (*Files, error) {
+// system, or says that a file is not a regular one.
+func (r *Reader) Read(path string) (*Files, error) {
 	all := &Files{paths: []string{path}}
 	folder := filepath.Join(filepath.Dir(path), "conf.d")
+	r.opening(folder)
 	entries, err := os.ReadDir(folder)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("read configuration: %w", err)
@@ -38,8 +51,9 @@ func Read(path string) (*Files, error) {
 			all.paths = append(all.paths, filepath.Join(folder, e.Name()))
 		}
 	}
-	for _, path := range all.paths {
-		text, err := readFile(path)
+	for i, path := range all.paths {
+		r.opening(path)
+		text, err := readFile(path, r.Pipes && i == 0)
 		if err != nil {
 			return nil, fmt.Errorf("read configuration: %w", err)
 		}
@@ -47,6 +61,15 @@ func Read(path string) (*Files, error) {
 	}
 	return all, nil
 }
+
+func (r *Reader) opening(path string) {
+	if r.Opening != nil {
+		r.Opening(path)
+	}
+}
+
+// Read is [Reader.Read] of regular files.
+func Read(path string) (*Files, error) { return new(Reader).Read(path) }
 
 // Load makes a configuration of f, and of what is added to it. The listeners, attachments,
 // limits and ASN files of all of them add up.
@@ -76,13 +99,25 @@ func Load(path string, added ...Text) (*Config, error) {
 	return f.Load(added...)
 }
 
-// readFile reads at most one byte more than a file may have.
-func readFile(path string) (string, error) {
-	f, err := os.Open(path)
+// readFile reads at most one byte more than a file may have. It does not wait for the
+// writer of a pipe, unless pipes may be read.
+func readFile(path string, pipes bool) (string, error) {
+	flags := os.O_RDONLY
+	if !pipes {
+		flags |= unix.O_NONBLOCK
+	}
+	f, err := os.OpenFile(path, flags, 0)
 	if err != nil {
 		return "", err
 	}
 	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return "", err
+	}
+	if !info.Mode().IsRegular() && !pipes {
+		return "", fmt.Errorf("%s: not a regular file (%s)", path, info.Mode())
+	}
 	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	return string(text), err
 }
