@@ -226,7 +226,7 @@ func TestFullDownstreamMakesRoom(t *testing.T) {
 	other.Downstream = []Downstream{{Host: wide.Addr().String(), Port: wide.Port()}}
 	r.listen.Downstream[0].Connections = 2
 	r.listen.IdleTimeout, other.IdleTimeout = time.Minute, time.Minute
-	if err := r.proxy.Apply(t.Context(), []Listen{r.listen, other}, policy(t, r.shaper)); err != nil {
+	if err := r.proxy.Apply(t.Context(), []Listen{r.listen, other}, policy(t, r.shaper), nil); err != nil {
 		t.Fatal(err)
 	}
 	if !asks(t, "127.0.0.1", other.Endpoints[0].Addr.String()) {
