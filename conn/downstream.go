@@ -408,13 +408,13 @@ func (s *site) wakeSoon() {
 // readmit wakes those that wait when a downstream's time out is over.
 func (s *site) readmit(now leaky.Time) {
 	s.wakeSoon()
-	next := leaky.Forever
+	next := leaky.Never
 	for _, d := range s.downstreams {
 		if d.ejected > now {
 			next = min(next, d.ejected)
 		}
 	}
-	if next != leaky.Forever {
+	if next != leaky.Never {
 		s.readmission.Fire = s.readmit
 		s.proxy.loop.pacer.Schedule(&s.readmission, next)
 	}

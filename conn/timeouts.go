@@ -31,13 +31,13 @@ func (s *session) watchOver(now leaky.Time) {
 	if s.up.unit.queued || s.down.unit.queued {
 		p.active, p.held = now, true
 	}
-	next := leaky.Forever
+	next := leaky.Never
 	over := false
 	check := func(after time.Duration, since leaky.Time, how shaper.Ending) {
 		if after == 0 || over {
 			return
 		}
-		if end := since + leaky.FromDuration(after); end > now {
+		if end := since.Add(leaky.FromDuration(after)); end > now {
 			next = min(next, end)
 			return
 		}
@@ -45,7 +45,7 @@ func (s *session) watchOver(now leaky.Time) {
 		s.end(how, now)
 	}
 	check(t.Lifetime, p.begun, shaper.LifetimeOver)
-	if first := p.begun + leaky.FromDuration(t.FirstByte); s.up.silent() || !s.up.begun && now < first {
+	if first := p.begun.Add(leaky.FromDuration(t.FirstByte)); s.up.silent() || !s.up.begun && now < first {
 		check(t.FirstByte, p.begun, shaper.FirstByteTimeout)
 	}
 	check(t.Idle, p.active, shaper.IdleTimeout)
@@ -58,8 +58,8 @@ func (s *session) watchOver(now leaky.Time) {
 		}
 		check(SlowWindow, p.window, shaper.TooSlow)
 	}
-	if !over && next != leaky.Forever {
-		s.proxy.loop.pacer.Schedule(&s.timer, next)
+	if !over && next != leaky.Never {
+		s.proxy.loop.pacer.ScheduleCoarse(&s.timer, next)
 	}
 }
 

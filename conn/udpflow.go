@@ -184,7 +184,7 @@ func (f *udpFlow) answered(now leaky.Time) {
 
 func (f *udpFlow) expire(now leaky.Time) {
 	if end := f.seen + f.idleTimeout(); end > now || f.queued != nil {
-		f.proxy.loop.pacer.Schedule(&f.expiry, max(end, now+leaky.Second))
+		f.proxy.loop.pacer.ScheduleCoarse(&f.expiry, max(end, now+leaky.Second))
 		return
 	}
 	f.close(now)

@@ -111,6 +111,6 @@ func (u *udpPort) flow(m message, now leaky.Time) *udpFlow {
 	f.prefix = f.announcement(m)
 	f.reroute(p.shaper.Policy())
 	f.expiry.Fire = f.expire
-	p.loop.pacer.Schedule(&f.expiry, now+f.idleTimeout())
+	p.loop.pacer.ScheduleCoarse(&f.expiry, now+f.idleTimeout())
 	return f
 }

@@ -14,19 +14,24 @@ type Clock struct {
 }
 
 // NewClock returns a clock that reads a little more than zero.
-func NewClock() *Clock {
+func NewClock() *Clock { return NewClockAt(0) }
+
+// NewClockAt returns a clock that reads a little more than age: as one would that was
+// made so long ago.
+func NewClockAt(age time.Duration) *Clock {
 	// In this order a sleep ends late by the time between the two, not early, and
 	// is not followed by another, short one, which costs 10 us.
-	c := &Clock{start: time.Now()}
+	c := &Clock{start: time.Now().Add(-age)}
 	var ts unix.Timespec
 	// The error is EINVAL or EFAULT, neither of which these arguments can cause.
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
-	c.base = ts.Nano()
+	c.base = ts.Nano() - int64(age)
 	return c
 }
 
-// Now returns the present instant.
-func (c *Clock) Now() Time { return FromDuration(time.Since(c.start)) }
+// Now returns the present instant, which may be later than Forever: that bounds spans,
+// not instants.
+func (c *Clock) Now() Time { return Time(time.Since(c.start)) * ticksPerNano }
 
 // Sleep returns when the clock reads until or later. A signal ends the system
 // call early, and Go sends them to preempt: the clock decides, not the call.

@@ -39,8 +39,8 @@ func NewPacer(clock *Clock) *Pacer { return &Pacer{clock: clock} }
 
 // Run fires events until wait returns false. Between events it calls wait, which
 // returns at until, or earlier when it has work of its own to do or has done it;
-// [Clock.Sleep] with a true result is the simplest. until is far in the future
-// when nothing is scheduled.
+// [Clock.Sleep] with a true result is the simplest. until is Never when nothing is
+// scheduled.
 //
 // Run locks its goroutine to a thread and asks for exact timers on it. Go's own
 // are rounded to a millisecond when the process is idle (runtime/netpoll_epoll.go).
@@ -53,10 +53,7 @@ func (p *Pacer) Run(wait func(until Time) bool) {
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
 	for {
 		p.Fire()
-		at, ok := p.Next()
-		if !ok {
-			at = Forever
-		}
+		at, _ := p.Next()
 		if !wait(at) {
 			return
 		}

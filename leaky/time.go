@@ -20,13 +20,16 @@ const (
 	// Second is one second in ticks.
 	Second Time = 1e9 * ticksPerNano
 
-	// Forever is the longest span. A cost that reaches it stands for a unit
-	// that can never be paid for.
+	// Forever is the longest span, 2.3 years. A cost that reaches it stands for a
+	// unit that can never be paid for.
 	Forever Time = 1 << 62
+
+	// Never is the last instant.
+	Never Time = math.MaxUint64
 )
 
 // FromDuration converts d to ticks. A negative d is 0; one beyond Forever
-// (2.3 years) is Forever.
+// is Forever.
 func FromDuration(d time.Duration) Time {
 	if d <= 0 {
 		return 0
@@ -53,10 +56,10 @@ func (t Time) Sub(u Time) Time {
 	return t - u
 }
 
-// Add returns t + d, saturating at the last instant.
+// Add returns t + d, saturating at Never.
 func (t Time) Add(d Time) Time {
 	if sum := t + d; sum >= t {
 		return sum
 	}
-	return math.MaxUint64
+	return Never
 }

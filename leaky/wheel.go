@@ -6,11 +6,15 @@ import (
 )
 
 const (
-	// A slot is 2^19 ticks, 8.192 us; the wheel spans 0.54 s. Later events wait
-	// in a late slot and are placed anew when it comes round.
-	slotShift = 19
-	slotCount = 1 << 16
-	slotMask  = slotCount - 1
+	// A fine slot is 2^19 ticks, 8.192 us, and the fine ring spans 0.54 s. A coarse slot
+	// is half of that, and the coarse ring spans 4.9 hours. An event further away waits
+	// in a coarse slot of the second half, and is placed again when that slot comes.
+	fineShift   = 19
+	coarseShift = fineShift + 15
+	slotCount   = 1 << 16
+	slotMask    = slotCount - 1
+
+	coarseGrid Time = 1 << 30 // 16.8 ms
 )
 
 // Event is something to do at an instant. The zero value with Fire set is ready
@@ -22,32 +26,40 @@ type Event struct {
 
 	at         Time
 	next, prev *Event // nil when not scheduled
-	slot       int32  // or due
+	ring       *ring  // nil when Advance has taken the event out and is about to fire it
+	slot       uint16
 }
-
-// due marks an event that Advance has taken out of its slot and is about to fire.
-const due = -1
 
 // Scheduled reports whether e waits in a wheel.
 func (e *Event) Scheduled() bool { return e.next != nil }
 
-// Wheel is a timing wheel (Varghese and Lauck, SOSP 1987) with a two-level
-// bitmap over its slots, so that finding the next event does not walk empty
-// ones. Slots only sort: an event fires at its own instant, not at its slot's.
+// Wheel is a timing wheel (Varghese and Lauck, SOSP 1987) of two rings: events within
+// half a second wait in the fine one, all others in the coarse one, from which they move
+// to the fine one once, shortly before they are due. So an event that is far away costs
+// nothing until then. Slots only sort: an event fires at its own instant, not at its
+// slot's.
 //
-// A Wheel is not safe for concurrent use.
+// The zero Wheel is empty. A Wheel is not safe for concurrent use, and never allocates.
 type Wheel struct {
+	fine, coarse ring
+	ready        Event  // list head of what Advance is about to fire
+	pos          uint64 // fine slot number, not wrapped, up to which events have fired
+	spread       uint64 // of events beyond the coarse ring
+	next         Time   // what Next returns, while known
+	known        bool
+}
+
+// ring is slots with a two-level bitmap of those in use, so that finding the next one
+// does not walk empty ones.
+type ring struct {
 	slots   [slotCount]Event // list heads
-	ready   Event            // list head of what Advance is about to fire
 	words   [slotCount / 64]uint64
 	summary [slotCount / 64 / 64]uint64
-	spread  uint64 // of events beyond the last slot
-	pos     uint64 // slot number, not wrapped, up to which events have fired
 	len     int
 }
 
 // Len returns the number of scheduled events.
-func (w *Wheel) Len() int { return w.len }
+func (w *Wheel) Len() int { return w.fine.len + w.coarse.len }
 
 // Schedule makes e fire at at, or in the next Advance when at is past. An event
 // that is already scheduled moves.
@@ -59,6 +71,12 @@ func (w *Wheel) Schedule(e *Event, at Time) {
 	w.insert(e)
 }
 
+// ScheduleCoarse is Schedule up to 17 ms later: events of about the same time fire
+// together, with one wake-up.
+func (w *Wheel) ScheduleCoarse(e *Event, at Time) {
+	w.Schedule(e, at.Add(coarseGrid-1)/coarseGrid*coarseGrid)
+}
+
 // Cancel takes e out of the wheel; it does nothing when e is not in it.
 func (w *Wheel) Cancel(e *Event) {
 	if e.next == nil {
@@ -66,52 +84,83 @@ func (w *Wheel) Cancel(e *Event) {
 	}
 	e.prev.next, e.next.prev = e.next, e.prev
 	e.next, e.prev = nil, nil
-	if e.slot == due {
+	if e.ring == nil {
 		return
 	}
-	w.len--
-	if head := &w.slots[e.slot]; head.next == head {
-		w.clear(uint16(e.slot))
+	w.known = w.known && (e.ring == &w.fine && e.at > w.next)
+	e.ring.len--
+	if head := &e.ring.slots[e.slot]; head.next == head {
+		e.ring.clear(e.slot)
 	}
 }
 
 // Skip brings an empty wheel up to now. Without it the first event after a long
 // rest is looked for through all the slots of that time.
 func (w *Wheel) Skip(now Time) {
-	if w.len == 0 {
-		w.pos = max(w.pos, uint64(now)>>slotShift)
+	if w.Len() == 0 {
+		w.pos = max(w.pos, uint64(now)>>fineShift)
 	}
 }
 
 // Next returns the instant at which Advance has something to do, which may be
-// past; ok is false when nothing is scheduled.
+// past; or Never and false when nothing is scheduled. Events that are far away need an Advance
+// before the first of them is due, at most one for each coarse slot.
 func (w *Wheel) Next() (at Time, ok bool) {
-	if w.len == 0 {
-		return math.MaxUint64, false
+	if w.Len() == 0 {
+		return Never, false
 	}
-	slot := w.first(uint16(w.pos & slotMask))
-	ahead := (uint64(slot) - w.pos) & slotMask
-	at = Time((w.pos + ahead + 1) << slotShift) // a later event waits here for its turn
-	head := &w.slots[slot]
+	if !w.known {
+		w.next, w.known = w.soonest(), true
+	}
+	return w.next, true
+}
+
+func (w *Wheel) soonest() Time {
+	at := Never
+	if w.coarse.len > 0 {
+		at = Time(w.coarse.first(w.coarsePos()) << coarseShift)
+	}
+	if w.fine.len == 0 {
+		return at
+	}
+	number := w.fine.first(w.pos)
+	if at <= Time(number<<fineShift) {
+		return at
+	}
+	head := w.fine.head(number)
 	for e := head.next; e != head; e = e.next {
 		at = min(at, e.at)
 	}
-	return at, true
+	return at
 }
 
-// Advance fires the events that are due at now, in order of their slots and
-// within a slot in the order they were scheduled.
+func (w *Wheel) coarsePos() uint64 { return w.pos >> (coarseShift - fineShift) }
+
+// Advance fires the events that are due at now, in order of their fine slots and
+// within a slot in the order they were placed there.
 func (w *Wheel) Advance(now Time) {
 	ready := &w.ready
 	ready.next, ready.prev = ready, ready
-	target := uint64(now) >> slotShift
-	for w.len > 0 {
-		slot := w.first(uint16(w.pos & slotMask))
-		number := w.pos + (uint64(slot)-w.pos)&slotMask
+	w.known = false
+	target := uint64(now) >> fineShift
+	for w.Len() > 0 {
+		number := uint64(math.MaxUint64)
+		if w.fine.len > 0 {
+			number = w.fine.first(w.pos)
+		}
+		if w.coarse.len > 0 {
+			coarse := w.coarse.first(w.coarsePos())
+			if begin := coarse << (coarseShift - fineShift); begin <= min(number, target) {
+				w.pos = max(w.pos, begin)
+				w.collect(&w.coarse, coarse, now)
+				continue
+			}
+		}
 		if number > target {
 			break
 		}
-		w.collect(slot, number, now)
+		w.pos = number
+		w.collect(&w.fine, number, now)
 		if number == target {
 			break
 		}
@@ -126,20 +175,19 @@ func (w *Wheel) Advance(now Time) {
 	}
 }
 
-// collect moves the due events of a slot to the end of ready, and places the
-// others anew, counting from the slot's number.
-func (w *Wheel) collect(slot uint16, number uint64, now Time) {
-	head, ready := &w.slots[slot], &w.ready
+// collect moves the due events of a fine slot to the end of ready, and places the
+// others, and those of a coarse slot, counting from pos.
+func (w *Wheel) collect(r *ring, number uint64, now Time) {
+	head, ready := r.head(number), &w.ready
 	e, last := head.next, head.prev
 	last.next = nil
 	head.next, head.prev = head, head
-	w.clear(slot)
-	w.pos = number
+	r.clear(uint16(number))
 	for e != nil {
 		next := e.next
-		w.len--
-		if e.at <= now {
-			e.slot = due
+		r.len--
+		if r == &w.fine && e.at <= now {
+			e.ring = nil
 			e.next, e.prev = ready, ready.prev
 			ready.prev.next, ready.prev = e, e
 		} else {
@@ -150,48 +198,64 @@ func (w *Wheel) collect(slot uint16, number uint64, now Time) {
 }
 
 func (w *Wheel) insert(e *Event) {
-	number := max(uint64(e.at)>>slotShift, w.pos)
-	if most := w.pos + slotMask; number > most {
-		// Far ones are spread, or those that came together would stay together, and
-		// be looked at all at once whenever their slot comes round.
-		number = most - w.spread%(slotCount/2)
-		w.spread += 20_251 // with steps of 1, those of slots in a row would meet again
+	number := max(uint64(e.at)>>fineShift, w.pos)
+	r := &w.fine
+	if number-w.pos > slotMask {
+		r = &w.coarse
+		number >>= coarseShift - fineShift
+		if most := w.coarsePos() + slotMask; number > most {
+			// Spread: those that came together would all be placed again at once.
+			number = most - w.spread%(slotCount/2)
+			w.spread += 20_251 // with steps of 1, those of slots in a row would meet again
+		}
 	}
-	slot := uint16(number & slotMask)
-	head := &w.slots[slot]
+	e.ring, e.slot = r, uint16(number)
+	head := r.head(number)
 	if head.next == nil || head.next == head {
 		head.next, head.prev = head, head
-		w.words[slot/64] |= 1 << (slot % 64)
-		w.summary[slot/4096] |= 1 << (slot / 64 % 64)
+		r.words[e.slot/64] |= 1 << (e.slot % 64)
+		r.summary[e.slot/4096] |= 1 << (e.slot / 64 % 64)
 	}
-	e.slot = int32(slot)
 	e.next, e.prev = head, head.prev
 	head.prev.next, head.prev = e, e
-	w.len++
-}
-
-func (w *Wheel) clear(slot uint16) {
-	w.words[slot/64] &^= 1 << (slot % 64)
-	if w.words[slot/64] == 0 {
-		w.summary[slot/4096] &^= 1 << (slot / 64 % 64)
+	r.len++
+	switch {
+	case r == &w.fine:
+		w.next = min(w.next, e.at)
+	case Time(number<<coarseShift) < w.next:
+		w.next = Time(number << coarseShift)
 	}
 }
 
-// first returns the first occupied slot at or after from, wrapping round. There
-// must be one.
-func (w *Wheel) first(from uint16) uint16 {
+func (r *ring) head(number uint64) *Event { return &r.slots[number&slotMask] }
+
+func (r *ring) clear(slot uint16) {
+	r.words[slot/64] &^= 1 << (slot % 64)
+	if r.words[slot/64] == 0 {
+		r.summary[slot/4096] &^= 1 << (slot / 64 % 64)
+	}
+}
+
+// first returns the number of the first slot in use, of those from pos on. There must be
+// one.
+func (r *ring) first(pos uint64) uint64 {
+	return pos + uint64(r.firstSlot(uint16(pos))-uint16(pos))
+}
+
+// firstSlot is first, wrapped round.
+func (r *ring) firstSlot(from uint16) uint16 {
 	word := from / 64
-	if m := w.words[word] >> (from % 64); m != 0 {
+	if m := r.words[word] >> (from % 64); m != 0 {
 		return from + uint16(bits.TrailingZeros64(m))
 	}
 	// The words after from's, then from the start: its own low bits come last.
-	i := (word + 1) % uint16(len(w.words))
+	i := (word + 1) % uint16(len(r.words))
 	group := i / 64
-	m := w.summary[group] >> (i % 64) << (i % 64)
+	m := r.summary[group] >> (i % 64) << (i % 64)
 	for m == 0 {
-		group = (group + 1) % uint16(len(w.summary))
-		m = w.summary[group]
+		group = (group + 1) % uint16(len(r.summary))
+		m = r.summary[group]
 	}
 	word = group*64 + uint16(bits.TrailingZeros64(m))
-	return word*64 + uint16(bits.TrailingZeros64(w.words[word]))
+	return word*64 + uint16(bits.TrailingZeros64(r.words[word]))
 }

@@ -8,12 +8,13 @@ import (
 // The oracle is a sorted list.
 func TestWheelAgainstOracle(t *testing.T) {
 	rnd := newRand(t)
-	for _, span := range []Time{1 << 10, 1 << 20, 1 << 30, 100 * Second} {
+	for _, span := range []Time{1 << 10, 1 << 20, 1 << 30, 1 << coarseShift, 100 * Second, 9 * 3600 * Second, 10 * 24 * 3600 * Second} {
 		w := new(Wheel)
 		events := make([]Event, 200)
 		want := map[int]Time{}
 		fired := map[int]Time{}
-		var now Time
+		now := Time(rnd.Uint64N(3 * 365 * 24 * 3600 * uint64(Second))) // a clock may be old
+		w.Skip(now)
 		for i := range events {
 			events[i].Fire = func(at Time) { fired[i] = at }
 		}
@@ -32,7 +33,11 @@ func TestWheelAgainstOracle(t *testing.T) {
 				w.Schedule(&events[i], at)
 				want[i] = at
 			default:
-				now += Time(rnd.Uint64N(uint64(span / 4)))
+				if rnd.IntN(2) == 0 {
+					now += Time(rnd.Uint64N(uint64(span / 4)))
+				} else if at, ok := w.Next(); ok { // as a pacer does
+					now = max(now, at)
+				}
 				clear(fired)
 				w.Advance(now)
 				for i, at := range want {
@@ -63,8 +68,8 @@ func TestWheelAgainstOracle(t *testing.T) {
 			for _, at := range want {
 				ats = append(ats, at)
 			}
-			// A far event may ask for a look at its slot before its time, never after.
-			if soonest := slices.Min(ats); next > soonest || next < soonest && soonest-next < 1<<slotShift && soonest-now < Second/4 {
+			// A far event may ask for a look before its time, when its coarse slot begins.
+			if soonest := slices.Min(ats); next > soonest || next < soonest && next%(1<<coarseShift) != 0 {
 				t.Fatalf("Next = %d, soonest %d, now %d", next, soonest, now)
 			}
 		}
@@ -138,32 +143,74 @@ func BenchmarkWheel(b *testing.B) {
 	}
 }
 
-// Far events that are scheduled at one instant do not stand in one slot, now or when
-// they have been placed anew: Next looks at all of a slot.
-func TestFarEventsAreSpread(t *testing.T) {
-	w := new(Wheel)
+// A pacer that does what Next says wakes up seldom for events that are far away, and finds
+// few of them each time.
+func TestFarEventsCostNothing(t *testing.T) {
 	const n = 50_000
-	fired := 0
-	for i := range n {
-		w.Schedule(&Event{Fire: func(Time) { fired++ }}, 10*Second+Time(i))
-	}
-	for now := Time(0); now < 11*Second; now += Second / 1000 {
-		w.Advance(now)
-		most := 0
-		if now < 9*Second && now%(Second/10) == 0 {
-			for i := range w.slots {
-				count := 0
-				for e := w.slots[i].next; e != nil && e != &w.slots[i]; e = e.next {
-					count++
-				}
-				most = max(most, count)
-			}
-			if most > 50 {
-				t.Fatalf("%d of %d far events stand in one slot", most, n)
-			}
+	for _, c := range []struct {
+		after Time
+		most  int // wake-ups before the first event
+	}{{10 * Second, 1}, {2 * 3600 * Second, 1}, {12 * 3600 * Second, 1 + 3*slotCount/2}} {
+		w := new(Wheel)
+		fired := 0
+		events := make([]Event, n)
+		for i := range events {
+			events[i].Fire = func(Time) { fired++ }
+			w.Schedule(&events[i], c.after+Time(i))
+		}
+		wakes := 0
+		for fired == 0 {
+			at, _ := w.Next()
+			w.Advance(at)
+			wakes++
+		}
+		if wakes--; wakes > c.most {
+			t.Errorf("events %v away: %d wake-ups before the first, want at most %d", c.after.Duration(), wakes, c.most)
+		}
+		w.Advance(c.after + n)
+		if fired != n || w.Len() != 0 {
+			t.Errorf("events %v away: %d of %d fired", c.after.Duration(), fired, n)
 		}
 	}
-	if fired != n {
-		t.Errorf("%d of %d fired", fired, n)
+}
+
+// Events beyond the coarse ring are not all placed again at once.
+func TestEventsBeyondTheCoarseRingAreSpread(t *testing.T) {
+	w := new(Wheel)
+	const n = 50_000
+	events := make([]Event, n)
+	for i := range events {
+		w.Schedule(&events[i], 24*3600*Second)
+	}
+	for i := range w.coarse.slots {
+		count := 0
+		for e := w.coarse.slots[i].next; e != nil && e != &w.coarse.slots[i]; e = e.next {
+			count++
+		}
+		if count > 50 {
+			t.Fatalf("%d of %d events wait in one slot", count, n)
+		}
+	}
+}
+
+func TestWheelDoesNotAllocate(t *testing.T) {
+	w := new(Wheel)
+	var now Time
+	events := make([]Event, 1000)
+	for i := range events {
+		events[i].Fire = func(Time) {}
+	}
+	if n := testing.AllocsPerRun(100, func() {
+		for i := range events {
+			w.Schedule(&events[i], now+Time(i)*Second/100)
+		}
+		for range 100 {
+			at, _ := w.Next()
+			now = max(now, at)
+			w.Advance(now)
+		}
+		w.Cancel(&events[len(events)-1])
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
 	}
 }

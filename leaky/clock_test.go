@@ -1,0 +1,57 @@
+package leaky
+
+import (
+	"testing"
+	"time"
+)
+
+// A clock that has run for years is as good as a new one.
+func TestOldClock(t *testing.T) {
+	const year = 365 * 24 * time.Hour
+	for _, age := range []time.Duration{0, 834 * 24 * time.Hour, 3 * year, 9 * year} {
+		c := NewClockAt(age)
+		begun := c.Now()
+		if got := begun.Duration(); got < age || got > age+time.Minute {
+			t.Fatalf("a clock of %v reads %v", age, got)
+		}
+
+		done := make(chan struct{})
+		go func() { c.Sleep(begun + FromDuration(5*time.Millisecond)); close(done) }()
+		select {
+		case <-done:
+		case <-time.After(10 * time.Second):
+			t.Fatalf("after %v a sleep of 5 ms does not end", age)
+		}
+		if slept := c.Now() - begun; slept < FromDuration(5*time.Millisecond) {
+			t.Errorf("after %v a sleep of 5 ms took %v", age, slept.Duration())
+		}
+
+		s := Shape{Bytes: NewRate(1e6, time.Second)}
+		var b Bucket
+		now := c.Now()
+		b.Charge(&s, 1000, 0, now)
+		if wait := b.Depart(&s, now) - now; wait != FromDuration(time.Millisecond) {
+			t.Errorf("after %v 1,000 B at 1 MB/s take %v", age, wait.Duration())
+		}
+
+		wakes := 0
+		p := NewPacer(c)
+		var e Event
+		fired := false
+		e.Fire = func(Time) { fired = true }
+		p.Schedule(&e, c.Now()+FromDuration(2*time.Millisecond))
+		p.Run(func(until Time) bool {
+			wakes++
+			if fired && until != Never {
+				t.Errorf("after %v an empty pacer waits until %v", age, until.Duration())
+			}
+			if !fired {
+				c.Sleep(until)
+			}
+			return !fired
+		})
+		if wakes > 3 {
+			t.Errorf("after %v one event took %d wake-ups", age, wakes)
+		}
+	}
+}
