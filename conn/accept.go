@@ -277,7 +277,7 @@ func (s *session) dialFailed(err error, now leaky.Time) {
 	s.proxy.refused.note("dial downstream", "listener", s.name, "downstream", d.address(s.flow.Port, s.samePort), "err", err)
 	s.leaveDownstream(now)
 	if !ours(err) {
-		d.failed(now)
+		d.failed(err, now)
 	}
 	s.failed = append(s.failed, d)
 }

@@ -23,6 +23,7 @@ type downstream struct {
 	inFlight  int
 	flows     roster
 	failures  int        // dials and checks that failed, one after the other
+	lastError error      // of the last of them
 	successes int        // checks that did not
 	down      bool       // its checks fail
 	drained   bool       // an operator wants it to get no connections
@@ -65,9 +66,13 @@ func (p *Proxy) Downstreams() (all []shaper.DownstreamStatus) {
 	p.loop.call(func(now leaky.Time) {
 		for _, s := range p.sites {
 			for _, d := range s.downstreams {
-				all = append(all, shaper.DownstreamStatus{
-					Listen: s.name, Downstream: d.String(), Up: d.usable(now), Drained: d.drained, InFlight: d.inFlight, Most: d.Connections,
-				})
+				status := shaper.DownstreamStatus{
+					Listen: s.name, Downstream: d.String(), Up: true, Down: d.down, Drained: d.drained, InFlight: d.inFlight, Most: d.Connections,
+				}
+				if err := d.failing(now); err != nil {
+					status.Up, status.Error = false, err.Error()
+				}
+				all = append(all, status)
 			}
 		}
 	})
@@ -105,6 +110,29 @@ func (s *site) setDownstreams(config *siteConfig, now leaky.Time) (gone []*downs
 }
 
 func (d *downstream) usable(now leaky.Time) bool { return !d.down && now >= d.ejected }
+
+// failing returns why d is taken for unreachable, which it is tried in spite of when there
+// is no other: it has no address, or the last dials, checks or datagrams have failed.
+func (d *downstream) failing(now leaky.Time) error {
+	switch {
+	case !d.host.addr().IsValid():
+		return errUnresolved
+	case d.usable(now) && d.failures < d.patience():
+		return nil
+	}
+	return d.lastError
+}
+
+// patience is how many failures make d count as failing.
+func (d *downstream) patience() int {
+	if n := d.site.config.Load().EjectAfter; n > 0 {
+		return n
+	}
+	return usualPatience
+}
+
+// usualPatience is that of listeners that eject nothing.
+const usualPatience = 3
 
 func (d *downstream) room() bool { return d.Connections == 0 || d.inFlight < d.Connections }
 
@@ -222,15 +250,22 @@ func ours(err error) bool {
 
 // failed notes that d could not be reached. When that happens again and again it gets
 // no connections for a while, if there is another.
-func (d *downstream) failed(now leaky.Time) {
+func (d *downstream) failed(err error, now leaky.Time) {
 	d.failures++
 	d.successes = 0
-	config := d.site.config.Load()
-	if d.failures < config.EjectAfter || config.EjectAfter == 0 || len(d.site.downstreams) == 1 {
+	d.lastError = err
+	config, log := d.site.config.Load(), d.site.proxy.log
+	if config.EjectAfter == 0 || len(d.site.downstreams) == 1 {
+		if d.failures == d.patience() {
+			log.Warn("downstream is failing", "listener", d.site.name, "downstream", d.String(), "failures", d.failures, "err", err)
+		}
+		return
+	}
+	if d.failures < config.EjectAfter {
 		return
 	}
 	if now >= d.ejected {
-		d.site.proxy.log.Warn("downstream ejected", "listener", d.site.name, "downstream", d.String(), "failures", d.failures)
+		log.Warn("downstream ejected", "listener", d.site.name, "downstream", d.String(), "failures", d.failures, "err", err)
 	}
 	d.ejected = now + leaky.FromDuration(config.EjectFor)
 	d.leave(now)
@@ -251,9 +286,11 @@ func (d *downstream) leave(now leaky.Time) {
 func (d *downstream) reached(now leaky.Time) {
 	if d.ejected > 0 {
 		d.back = now
+	}
+	if d.ejected > 0 || d.failures >= d.patience() {
 		d.site.proxy.log.Info("downstream reached again", "listener", d.site.name, "downstream", d.String())
 	}
-	d.failures, d.ejected = 0, 0
+	d.failures, d.ejected, d.lastError = 0, 0, nil
 	d.site.wakeSoon()
 }
 
@@ -261,7 +298,9 @@ func (d *downstream) reached(now leaky.Time) {
 func (p *probe) restart(now leaky.Time) {
 	if p.d.site.config.Load().Check.Interval == 0 {
 		p.stop()
-		p.d.down = false
+		if p.d.down {
+			p.d.down, p.d.failures = false, 0
+		}
 		return
 	}
 	if p.fd < 0 && !p.timer.Scheduled() {
@@ -336,6 +375,7 @@ func (p *probe) result(err error, now leaky.Time) {
 	case err != nil:
 		d.failures++
 		d.successes = 0
+		d.lastError = err
 		if !d.down && d.failures >= check.Fall {
 			d.down = true
 			log.Warn("downstream is down", "listener", d.site.name, "downstream", d.String(), "err", err)

@@ -126,11 +126,11 @@ func TestPickLeavesOutWhatIsOut(t *testing.T) {
 			t.Fatal("one that is full, or down, was picked")
 		}
 	}
-	c.failed(now)
+	c.failed(errNoAddress, now)
 	if pick() != c {
 		t.Error("one was ejected by its first failure")
 	}
-	c.failed(now)
+	c.failed(errNoAddress, now)
 	if d := pick(); d != nil {
 		t.Errorf("%v was picked, as one that is not out is full", d)
 	}
@@ -147,7 +147,7 @@ func TestPickLeavesOutWhatIsOut(t *testing.T) {
 	if pick(a) != c {
 		t.Error("an ejected one did not come back")
 	}
-	c.failed(now)
+	c.failed(errNoAddress, now)
 	if pick(a) == c && !b.down {
 		t.Error("one that failed again was not ejected again")
 	}
@@ -157,7 +157,7 @@ func TestSlowStart(t *testing.T) {
 	s := several(Listen{SlowStart: 10 * time.Second, EjectAfter: 1, EjectFor: time.Second}, "10.1.0.1", "10.1.0.2")
 	now := leaky.Second
 	d := s.downstreams[1]
-	d.failed(now)
+	d.failed(errNoAddress, now)
 	now += 2 * leaky.Second
 	d.reached(now)
 	for _, tt := range []struct {

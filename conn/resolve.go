@@ -44,8 +44,9 @@ const (
 )
 
 var (
-	errNoAddress = errors.New("no downstream's name has an address yet")
-	errFull      = errors.New("all downstreams have as many connections as they may")
+	errNoAddress  = errors.New("no downstream's name has an address yet")
+	errUnresolved = errors.New("its name has no address")
+	errFull       = errors.New("all downstreams have as many connections as they may")
 )
 
 func newResolver(failed *sampler, found func()) *resolver {

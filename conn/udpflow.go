@@ -78,6 +78,9 @@ func (f *udpFlow) dial(samePort bool, now leaky.Time) error {
 	}
 	fd, err := connectUDP(from, to)
 	if err != nil {
+		if !ours(err) {
+			d.failed(err, now)
+		}
 		return fmt.Errorf("connect to %s: %w", to, err)
 	}
 	if err := f.proxy.loop.watch(fd, unix.EPOLLIN, f); err != nil {
@@ -131,7 +134,7 @@ func (f *udpFlow) ready(_ uint32, now leaky.Time) {
 			f.site.counts.SendErrors.Add(1)
 		}
 		if errno == unix.ECONNREFUSED {
-			f.downstream.failed(now)
+			f.downstream.failed(errno, now)
 		}
 		return
 	}

@@ -8,8 +8,10 @@ import (
 // DownstreamStatus is how a downstream of a listener is doing.
 type DownstreamStatus struct {
 	Listen, Downstream string
-	Up                 bool // could get connections
-	Drained            bool // but is to get none
+	Up                 bool   // it can be reached, as far as checks, dials and answers tell
+	Down               bool   // its checks fail
+	Drained            bool   // an operator has it get no connections
+	Error              string // why it is not up
 	InFlight           int
 	Most               int // connections it may have; 0 is no bound
 }
