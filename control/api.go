@@ -128,15 +128,17 @@ type Process struct {
 
 // Limit is what a limit holds traffic to, and how it is doing: GET /v1/limits.
 type Limit struct {
-	Name      string            `json:"name"`
-	Plane     string            `json:"plane"` // "proxy", "packet"
-	Mode      string            `json:"mode"`  // "enforce", "observe"; bypass included
-	Key       string            `json:"key"`   // "all", "source", "source,port", ...
-	Single    bool              `json:"single"`
-	HeldTo    string            `json:"held_to"` // in words
-	Block     bool              `json:"block,omitempty"`
-	Override  map[string]string `json:"override,omitempty"` // what was set, by key
-	Direction string            `json:"direction"`          // "to-downstream", "from-downstream", "both"
+	Name     string            `json:"name"`
+	Plane    string            `json:"plane"` // "proxy", "packet"
+	Mode     string            `json:"mode"`  // "enforce", "observe"; bypass included
+	Key      string            `json:"key"`   // "all", "source", "source,port", ...
+	Single   bool              `json:"single"`
+	HeldTo   string            `json:"held_to"` // in words
+	Block    bool              `json:"block,omitempty"`
+	Override map[string]string `json:"override,omitempty"` // what was set, by key
+	// Which file and line overrides the limit, by key.
+	FileOverride map[string]string `json:"file_override,omitempty"`
+	Direction    string            `json:"direction"` // "to-downstream", "from-downstream", "both"
 
 	// What each bucket is held to; 0 is to nothing. Single says that there is one.
 	Rate           float64 `json:"rate"` // bytes/s

@@ -14,8 +14,11 @@ import (
 	"net/url"
 	"os"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // DefaultSocket is where a daemon listens, and a client looks for it, unless told otherwise.
@@ -64,6 +67,25 @@ func (c *Client) Keep() (giveBack func()) {
 	t := c.http.Transport.(*http.Transport)
 	t.DisableKeepAlives = false
 	return t.CloseIdleConnections
+}
+
+// Peer returns the user whose daemon listens on the socket, by what the kernel says.
+func (c *Client) Peer(ctx context.Context) (uid uint32, err error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", c.path)
+	if err != nil {
+		return 0, c.unanswered(err, answerTimeout)
+	}
+	defer conn.Close()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *unix.Ucred
+	control := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err = errors.Join(control, err); err != nil {
+		return 0, fmt.Errorf("ask who listens at %s: %w", c.path, err)
+	}
+	return cred.Uid, nil
 }
 
 // Status is how the daemon is doing.
@@ -148,9 +170,9 @@ func (c *Client) SetLimit(ctx context.Context, name string, s SetLimit) (l Limit
 	return l, err
 }
 
-// UnsetLimit takes back what was set in a limit, and returns what it is now.
-func (c *Client) UnsetLimit(ctx context.Context, name string) (l Limit, err error) {
-	err = c.call(ctx, answerTimeout, http.MethodDelete, limitPath(name)+"/override", nil, nil, &l)
+// UnsetLimit takes back what was set in a limit, or keys of it, and returns what it is now.
+func (c *Client) UnsetLimit(ctx context.Context, name string, keys ...string) (l Limit, err error) {
+	err = c.call(ctx, answerTimeout, http.MethodDelete, limitPath(name)+"/override", query("keys", strings.Join(keys, ",")), nil, &l)
 	return l, err
 }
 

@@ -214,7 +214,8 @@ var endpoints = map[string]endpoint{
 	},
 	"DELETE /v1/limits/{limit}/override": {
 		says: "Take back what was set in a limit", answer: Limit{}, errors: []int{404, 422, 500, 503},
-		asks: []ask{{code: 200}, unknownLimit, refusedByIt, brokenByIt, ending},
+		query: map[string]param{"keys": text("Which keys of it, with commas in between; all without.")},
+		asks:  []ask{{code: 200}, {at: "?keys=rate,burst", code: 200}, unknownLimit, refusedByIt, brokenByIt, ending},
 	},
 	"POST /v1/blocks": {
 		says: "Let nothing pass from a prefix", body: SetBlock{}, answer: []Block{}, errors: []int{400, 413, 422, 500, 503},

@@ -75,9 +75,9 @@ func (d *fakeDaemon) note(what string) error {
 
 func (d *fakeDaemon) Describe(s *Status) { s.Version, s.State, s.Mode = "1.0", "running", "enforce" }
 
-func (d *fakeDaemon) HeldTo(*shaper.Limit) string             { return "8Mbit/s" }
-func (d *fakeDaemon) Override(limit string) map[string]string { return nil }
-func (d *fakeDaemon) Config() any                             { return map[string]string{"daemon": "x"} }
+func (d *fakeDaemon) HeldTo(*shaper.Limit) string                    { return "8Mbit/s" }
+func (d *fakeDaemon) Override(limit string) (_, _ map[string]string) { return nil, nil }
+func (d *fakeDaemon) Config() any                                    { return map[string]string{"daemon": "x"} }
 
 func (d *fakeDaemon) Explain(q Question) (Explanation, error) {
 	x := Explanation{Source: q.Source, To: q.To, Verdict: "pass", Limits: []BucketOf{}, BindsFirst: []Binding{}, Connections: []Connection{}}
@@ -88,7 +88,7 @@ func (d *fakeDaemon) SetLimit(_ context.Context, limit string, _ map[string]stri
 	return d.note("set " + limit)
 }
 
-func (d *fakeDaemon) UnsetLimit(_ context.Context, limit string) error {
+func (d *fakeDaemon) UnsetLimit(_ context.Context, limit string, _ []string) error {
 	return d.note("unset " + limit)
 }
 

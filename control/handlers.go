@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
 	"shaperd/shaper"
 )
@@ -152,7 +153,8 @@ func (a *api) setLimit(w http.ResponseWriter, q *http.Request) {
 }
 
 func (a *api) unsetLimit(w http.ResponseWriter, q *http.Request) {
-	if _, i := a.named(w, q); i < 0 || failed(w, a.Daemon.UnsetLimit(q.Context(), q.PathValue("limit"))) {
+	keys := strings.FieldsFunc(q.URL.Query().Get("keys"), func(r rune) bool { return r == ',' })
+	if _, i := a.named(w, q); i < 0 || failed(w, a.Daemon.UnsetLimit(q.Context(), q.PathValue("limit"), keys)) {
 		return
 	}
 	a.getLimit(w, q)

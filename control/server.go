@@ -49,12 +49,14 @@ func (o *Options) api() *api {
 type Daemon interface {
 	Describe(*Status) // fills in what it knows
 	HeldTo(*shaper.Limit) string
-	Override(limit string) map[string]string
+	// Override returns what operators have set in a limit, by key, and where files of the
+	// configuration override it.
+	Override(limit string) (set, inFiles map[string]string)
 	Config() any
 	Explain(Question) (Explanation, error)
 
 	SetLimit(ctx context.Context, limit string, set map[string]string, d time.Duration) error
-	UnsetLimit(ctx context.Context, limit string) error
+	UnsetLimit(ctx context.Context, limit string, keys []string) error // without keys all of them
 	Block(ctx context.Context, p netip.Prefix, d time.Duration) error
 	Unblock(ctx context.Context, p netip.Prefix) error
 	Bypass(ctx context.Context, on bool, d time.Duration) error

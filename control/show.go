@@ -206,9 +206,10 @@ func (v *view) limits() []Limit {
 
 func (v *view) limit(p *shaper.Policy, i int) Limit {
 	l := p.Limit(i)
+	set, inFiles := v.Daemon.Override(l.Name)
 	out := Limit{
 		Name: l.Name, Plane: "proxy", Mode: "enforce", Key: l.Key.String(), Single: l.Key == 0, HeldTo: v.Daemon.HeldTo(l),
-		Block: l.Block, Override: v.Daemon.Override(l.Name), Direction: l.Direction.String(),
+		Block: l.Block, Override: set, FileOverride: inFiles, Direction: l.Direction.String(),
 		Rate: float64(l.Rate) / 8, Packets: l.Packets.PerSecond(), NewConnections: l.NewConnections.PerSecond(),
 		Connections: l.Connections, MaxDelay: l.MaxDelay.Seconds(), MaxWait: l.MaxWait.Seconds(),
 	}

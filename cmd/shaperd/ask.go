@@ -95,12 +95,12 @@ func limitNames(ctx context.Context, c *control.Client) ([]string, error) {
 }
 
 // args wants as many arguments as it has names, such as "LIMIT" or "[LIMIT]"; a last one
-// "ID..." is one or more.
+// "ID..." is one or more, "[KEY...]" any number.
 func args(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		most := len(names)
 		for i, name := range names {
-			if strings.HasSuffix(name, "...") {
+			if strings.HasSuffix(strings.Trim(name, "[]"), "...") {
 				most = max(most, len(args))
 			}
 			if i >= len(args) && !strings.HasPrefix(name, "[") {

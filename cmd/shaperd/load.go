@@ -33,14 +33,19 @@ func loadWith(r *config.Reader, path string) (*loaded, error) {
 	if err != nil {
 		return nil, err
 	}
+	return loadFiles(files, r.Opening)
+}
+
+// loadFiles loads what was read, and what it refers to. opening is that of a [config.Reader].
+func loadFiles(files *config.Files, opening func(path string)) (*loaded, error) {
 	c, err := files.Load()
 	if err != nil {
 		return nil, err
 	}
 	l := newLoaded(files, c)
 	if len(c.ASN.Files) > 0 {
-		if r.Opening != nil {
-			r.Opening("the files of [asn]")
+		if opening != nil {
+			opening("the files of [asn]")
 		}
 		if l.asns, err = asn.Load(c.ASN.Files...); err != nil {
 			return nil, c.ASNError(err)

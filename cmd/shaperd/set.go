@@ -4,17 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"os"
-	"path/filepath"
+	"slices"
 	"strings"
 
-	"github.com/BurntSushi/toml"
 	"github.com/spf13/cobra"
 
 	"shaperd/control"
-	"shaperd/shaper/config"
 )
 
 func setCommand(e env) *cobra.Command {
@@ -34,13 +30,15 @@ func setCommand(e env) *cobra.Command {
 func setLimitCommand(e env) *cobra.Command {
 	var forTime span
 	var save bool
+	var file string
 	cmd := &cobra.Command{
 		Use:   "limit LIMIT KEY=VALUE...",
 		Short: "Change keys of a limit",
 		Long: `Change keys of a limit, with values as the configuration has them, and print what the
 limit was and is held to. It lasts for the time of --for, or until the next reload;
-with --save it is written to a file in conf.d, and lasts. What buckets owe stays: a
-higher rate hands out no burst. "shaperd unset limit" takes it back.`,
+with --save it is written to a file in conf.d beside the configuration, which takes root,
+and the daemon reloads. What buckets owe stays: a higher rate hands out no burst.
+"shaperd unset limit" takes it back, with --saved what was saved.`,
 		Example: `  shaperd set limit per-source rate=20Mbit/s --for 10m
   shaperd set limit database connections=50 max_wait=5s --save`,
 		Annotations:       withJSON,
@@ -61,16 +59,20 @@ higher rate hands out no burst. "shaperd unset limit" takes it back.`,
 			if save && forTime != 0 {
 				return usageError{errors.New("--for and --save: one of them")}
 			}
-			return setLimit(cmd.Context(), e, args[0], control.SetLimit{Set: set, For: forTime.seconds()}, save)
+			if save {
+				return saveLimit(cmd.Context(), e, file, args[0], set)
+			}
+			return setLimit(cmd.Context(), e, args[0], control.SetLimit{Set: set, For: forTime.seconds()})
 		},
 	}
 	forFlag(cmd, &forTime, "until the next reload")
-	cmd.Flags().BoolVar(&save, "save", false, "write it to a file in conf.d beside the configuration")
+	cmd.Flags().BoolVar(&save, "save", false, "write it to a file in conf.d, and reload")
+	configFlag(cmd, &file)
 	return cmd
 }
 
 // setLimit sets keys of a limit, and tells what came of it.
-func setLimit(ctx context.Context, e env, name string, s control.SetLimit, save bool) error {
+func setLimit(ctx context.Context, e env, name string, s control.SetLimit) error {
 	c := e.daemon()
 	was, err := c.Limit(ctx, name)
 	if err != nil {
@@ -84,20 +86,10 @@ func setLimit(ctx context.Context, e env, name string, s control.SetLimit, save 
 	if err != nil {
 		return err
 	}
-	saved := ""
-	if save {
-		if saved, err = saveOverride(status.Config, name, s.Set); err != nil {
-			return fmt.Errorf("it is in force until the next reload, and not saved: %w", err)
-		}
-	}
 	return e.show(is, func(p *page) {
 		p.change(was, is)
 		if why := allObserve(status); why != "" && s.Set["mode"] == mode(false) {
 			p.line("%s", p.red("NO EFFECT NOW: "+why))
-		}
-		if saved != "" {
-			p.line("set  %s, saved in %s", settings(s.Set), saved)
-			return
 		}
 		for _, o := range status.Overrides {
 			if o.Limit == name {
@@ -105,34 +97,6 @@ func setLimit(ctx context.Context, e env, name string, s control.SetLimit, save 
 			}
 		}
 	})
-}
-
-// saveOverride writes what is set in a limit to a file of its own in conf.d beside the
-// daemon's configuration, beside what was saved there before, and returns its name.
-func saveOverride(configuration, limit string, set map[string]string) (string, error) {
-	folder := filepath.Join(filepath.Dir(configuration), "conf.d")
-	if err := os.Mkdir(folder, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return "", err
-	}
-	path := filepath.Join(folder, "90-set-"+limit+".toml")
-	all := map[string]string{}
-	var before struct{ Override []map[string]any }
-	if _, err := toml.DecodeFile(path, &before); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("read %s: %w", path, err)
-	}
-	for _, o := range before.Override {
-		for key, value := range o {
-			all[key] = fmt.Sprint(value)
-		}
-	}
-	delete(all, "limit")
-	maps.Copy(all, set)
-	text, err := config.FormatOverride(limit, all)
-	if err != nil {
-		return "", err
-	}
-	text = "# Written by \"shaperd set limit --save\". Remove the file to take it back.\n" + text
-	return path, writeWhole(path, []byte(text), 0o644)
 }
 
 // allObserve returns why no limit is enforced, whatever its own mode; "" when that counts.
@@ -163,28 +127,64 @@ func unsetCommand(e env) *cobra.Command {
 			return usageError{errors.New("unset needs limit LIMIT, such as: shaperd unset limit per-source")}
 		},
 	}
-	cmd.AddCommand(&cobra.Command{
-		Use:               "limit LIMIT",
-		Short:             "Put a limit back to what the configuration says",
-		Long:              `Put a limit back to what the configuration says.`,
-		Example:           `  shaperd unset limit per-source`,
+	cmd.AddCommand(unsetLimitCommand(e))
+	return cmd
+}
+
+func unsetLimitCommand(e env) *cobra.Command {
+	var saved bool
+	var file string
+	cmd := &cobra.Command{
+		Use:   "limit LIMIT [KEY...]",
+		Short: "Put a limit back to what the configuration says",
+		Long: `Put a limit back to what the configuration says, or keys of it. With --saved the file
+goes in which "shaperd set limit --save" has written, and the daemon reloads.`,
+		Example: `  shaperd unset limit per-source
+  shaperd unset limit per-source rate burst
+  shaperd unset limit per-source --saved`,
 		Annotations:       withJSON,
-		Args:              args("LIMIT"),
+		Args:              args("LIMIT", "[KEY...]"),
 		ValidArgsFunction: e.completeLimits,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if saved {
+				if len(args) > 1 {
+					return usageError{errors.New("--saved is for all keys of a limit")}
+				}
+				return unsaveLimit(cmd.Context(), e, file, args[0])
+			}
 			c := e.daemon()
 			was, err := c.Limit(cmd.Context(), args[0])
 			if err != nil {
 				return ofLimit(cmd.Context(), c, args[0], err)
 			}
-			is, err := c.UnsetLimit(cmd.Context(), args[0])
+			is, err := c.UnsetLimit(cmd.Context(), args[0], args[1:]...)
 			if err != nil {
 				return err
 			}
-			return e.show(is, func(p *page) { p.change(was, is) })
+			return e.show(is, func(p *page) {
+				p.change(was, is)
+				p.overrides(is)
+			})
 		},
-	})
+	}
+	cmd.Flags().BoolVar(&saved, "saved", false, "remove what was saved")
+	configFlag(cmd, &file)
 	return cmd
+}
+
+// overrides tells what is still set in a limit, here and in files.
+func (p *page) overrides(l control.Limit) {
+	if len(l.Override) > 0 {
+		p.line("set  %s", settings(l.Override))
+	}
+	for _, key := range slices.Sorted(maps.Keys(l.FileOverride)) {
+		p.line("%s is still set by %s", key, printable(l.FileOverride[key]))
+	}
+}
+
+// configFlag adds --config to a verb that saves.
+func configFlag(cmd *cobra.Command, file *string) {
+	cmd.Flags().StringVar(file, "config", defaultConfig, "configuration `file` of the daemon, for what is saved")
 }
 
 // modeCommand is the verbs observe and enforce.
@@ -204,7 +204,7 @@ func modeCommand(e env, verb string) *cobra.Command {
 		Args:              args("LIMIT"),
 		ValidArgsFunction: e.completeLimits,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return setLimit(cmd.Context(), e, args[0], control.SetLimit{Set: map[string]string{"mode": verb}, For: forTime.seconds()}, false)
+			return setLimit(cmd.Context(), e, args[0], control.SetLimit{Set: map[string]string{"mode": verb}, For: forTime.seconds()})
 		},
 	}
 	forFlag(cmd, &forTime, "until the next reload")

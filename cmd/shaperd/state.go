@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -54,21 +55,13 @@ func save(path string, v any) error {
 	if err != nil {
 		return err
 	}
-	return writeWhole(path, text, 0o600)
-}
-
-// writeWhole writes a file that appears whole or not at all.
-func writeWhole(path string, text []byte, rights os.FileMode) error {
-	next := path + ".next"
-	_ = os.Remove(next) // it would keep its rights
-	err := os.WriteFile(next, text, rights)
-	if err == nil {
-		err = os.Rename(next, path)
-	}
+	folder, err := os.Open(filepath.Dir(path))
 	if err != nil {
-		_ = os.Remove(next) // a full disk leaves it empty
+		return err
 	}
-	return err
+	defer folder.Close()
+	_ = os.Remove(path + ".next") // of a daemon that was killed
+	return writeWhole(folder, filepath.Base(path), text, owned{0o600, -1, -1})
 }
 
 // restore reads a file. Without one, v stays as it is.

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -175,10 +176,10 @@ func (s *server) Describe(to *control.Status) {
 // HeldTo writes what one bucket of a limit is held to.
 func (s *server) HeldTo(l *shaper.Limit) string { return heldTo(l) }
 
-// Override returns what was set in a limit.
-func (s *server) Override(limit string) map[string]string {
-	_, w := s.inForce()
-	return w.values(limit)
+// Override returns what was set in a limit, and where files override it.
+func (s *server) Override(limit string) (set, inFiles map[string]string) {
+	l, w := s.inForce()
+	return w.values(limit), l.config.Overridden(limit)
 }
 
 // Config returns the configuration in force.
@@ -195,15 +196,37 @@ func (s *server) SetLimit(ctx context.Context, limit string, set map[string]stri
 	}, "limit set by an operator", "limit", limit, "set", spell(set), "until", end(d, "the next reload"))
 }
 
-// UnsetLimit takes back what was set in a limit.
-func (s *server) UnsetLimit(ctx context.Context, limit string) error {
+// UnsetLimit takes back what was set in a limit, or keys of it.
+func (s *server) UnsetLimit(ctx context.Context, limit string, keys []string) error {
 	return s.change(ctx, func(w *wishes) error {
-		if len(w.limits[limit]) == 0 {
-			return &refused{fmt.Errorf("nothing is set in limit %q", limit)}
+		if len(keys) == 0 {
+			keys = slices.Sorted(maps.Keys(w.limits[limit]))
 		}
-		delete(w.limits, limit)
+		if len(keys) == 0 {
+			return s.unset(limit, "nothing is")
+		}
+		for _, key := range keys {
+			if _, ok := w.limits[limit][key]; !ok {
+				return s.unset(limit, key+" is not")
+			}
+			delete(w.limits[limit], key)
+		}
+		if len(w.limits[limit]) == 0 {
+			delete(w.limits, limit)
+		}
 		return nil
-	}, "limit is as in the configuration again", "limit", limit)
+	}, "limit is as in the configuration again", "limit", limit, "keys", strings.Join(keys, " "))
+}
+
+// unset is the error that there is nothing to take back. It tells where a file sets it.
+func (s *server) unset(limit, what string) error {
+	msg := fmt.Sprintf("%s set in limit %q since it was loaded", what, limit)
+	l, _ := s.inForce()
+	files := l.config.Overridden(limit)
+	for _, key := range slices.Sorted(maps.Keys(files)) {
+		msg += fmt.Sprintf("; %s is set by %s", key, files[key])
+	}
+	return &refused{errors.New(msg)}
 }
 
 // Block has nothing pass from a prefix.

@@ -2,10 +2,8 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -119,26 +117,7 @@ func TestSteer(t *testing.T) {
 		t.Errorf("after a reload: %+v", l)
 	}
 
-	// For good, each key by itself.
-	s.must("set limit per-source rate=4MB/s --save", "saved in "+filepath.Join(filepath.Dir(path), "conf.d", "90-set-per-source.toml"))
-	s.must("set limit per-source connections=9 --save")
-	s.must("reload")
-	if l := s.limit("per-source"); l.Rate != 4e6 || l.Connections != 9 || l.Override != nil {
-		t.Errorf("after a reload, saved: %+v", l)
-	}
-	s.must("set limit per-source rate=5MB/s") // beside one that is saved
-	if l := s.limit("per-source"); l.Rate != 5e6 {
-		t.Errorf("set beside what is saved: %+v", l)
-	}
-
-	// What cannot be saved leaves nothing behind.
-	folder := t.TempDir()
-	if err := writeWhole(folder, []byte("x"), 0o600); err == nil {
-		t.Error("a folder is a file now")
-	}
-	if _, err := os.Lstat(folder + ".next"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("what could not be saved is left behind: %v", err)
-	}
+	s.must("set limit per-source rate=5MB/s")
 
 	// A file that is wrong changes nothing.
 	if err := os.WriteFile(path, []byte(configText(listen, "", "127.0.0.1:1", "1MB/s")+"max_dely = \"1s\"\n"), 0o644); err != nil {

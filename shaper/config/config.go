@@ -39,6 +39,8 @@ type Config struct {
 
 	limitAt []*node // where each of Limits stands
 	asnAt   []*node // where each of ASN.Files stands
+
+	overridden map[string]map[string]string // by limit and key, where a file overrides it
 }
 
 // Daemon is what concerns the whole daemon.
@@ -201,6 +203,10 @@ func (c *Config) Error(limit int, key, msg string) *Error {
 	}
 	return n.error(msg)
 }
+
+// Overridden returns where a file overrides a limit, by key: "shaperd.toml:3". It must not be
+// changed.
+func (c *Config) Overridden(limit string) map[string]string { return c.overridden[limit] }
 
 // ASNError returns err, of loading c.ASN.Files, as an error at the file that its
 // message begins with.

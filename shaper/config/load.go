@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/BurntSushi/toml"
@@ -71,6 +72,21 @@ func (r *Reader) opening(path string) {
 // Read is [Reader.Read] of regular files.
 func Read(path string) (*Files, error) { return new(Reader).Read(path) }
 
+// With returns f with text in the file at path, or without that file where text is "". The
+// path is that of a file of the folder conf.d, as [Read] would name it.
+func (f *Files) With(path, text string) *Files {
+	with := &Files{slices.Clone(f.paths), slices.Clone(f.texts)}
+	i, found := slices.BinarySearch(with.paths[1:], path)
+	i++ // the main file is the first
+	if found {
+		with.paths, with.texts = slices.Delete(with.paths, i, i+1), slices.Delete(with.texts, i, i+1)
+	}
+	if text != "" {
+		with.paths, with.texts = slices.Insert(with.paths, i, path), slices.Insert(with.texts, i, text)
+	}
+	return with
+}
+
 // Load makes a configuration of f, and of what is added to it. The listeners, attachments,
 // limits and ASN files of all of them add up.
 //
@@ -128,6 +144,7 @@ func load(files []*file) (*Config, error) {
 		c: &Config{
 			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Page: "127.0.0.1:9465", Buckets: 1 << 20, Pins: "/sys/fs/bpf/shaperd"},
 			Transparent: Transparent{Mark: 21320},
+			overridden:  map[string]map[string]string{},
 		},
 		set:       map[string]*node{},
 		asnFiles:  map[string]*node{},

@@ -46,6 +46,12 @@ func (l *loader) override(t table) {
 			continue
 		}
 		settings[key] = setting{t.values[key], &at}
+		if !at.file.added {
+			if l.c.overridden[limit] == nil {
+				l.c.overridden[limit] = map[string]string{}
+			}
+			l.c.overridden[limit][key] = fmt.Sprintf("%s:%d", at.file.name, at.line())
+		}
 	}
 }
 
@@ -86,6 +92,23 @@ func FormatOverride(limit string, set map[string]string) (string, error) {
 		writeKey(&b, key, n)
 	}
 	return b.String(), nil
+}
+
+// ParseOverride returns the values of the [[override]] of a limit that text is, as
+// [FormatOverride] took them. It is an error when text has anything else in it.
+func ParseOverride(limit, text string) (map[string]string, error) {
+	var read struct{ Override []map[string]any }
+	set := map[string]string{}
+	if err := decode(text, &read); err == nil && len(read.Override) == 1 {
+		for key, value := range read.Override[0] {
+			set[key] = fmt.Sprint(value)
+		}
+		delete(set, "limit")
+	}
+	if again, err := FormatOverride(limit, set); err != nil || again != text {
+		return nil, fmt.Errorf("it is not one [[override]] of limit %s alone", quote(limit))
+	}
+	return set, nil
 }
 
 // writeKey writes a key with a string or an integer.
