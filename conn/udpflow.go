@@ -36,7 +36,7 @@ type udpFlow struct {
 	apart      bool   // its datagrams cannot leave as a train
 	prefix     []byte // of each datagram to the downstream
 	asked      uint64 // bytes from the source
-	told       uint64 // bytes back to it
+	told       uint64 // bytes for it, an empty datagram as one
 	many       bool   // the source does not ask one host alone
 	known      bool   // it has sent something since it was told something
 	to         replyTo
@@ -146,23 +146,36 @@ func (f *udpFlow) ready(_ uint32, now leaky.Time) {
 		f.answered(now)
 	}
 	for i := range n {
-		if m := l.batch.message(i); !m.truncated && f.mayAnswer(len(m.data)) {
+		m := l.batch.message(i)
+		if m.truncated {
+			f.site.counts.SendErrors.Add(1)
+			continue
+		}
+		if f.withhold(&m) {
 			f.forward(m, true, now)
 		}
 	}
 	l.batch.train.leave()
 }
 
-// mayAnswer reports whether so many bytes may go back to the source.
-func (f *udpFlow) mayAnswer(n int) bool {
+// withhold takes from an answer, or several, what may not go back to the source, and
+// reports whether anything is left.
+func (f *udpFlow) withhold(m *message) bool {
 	most := f.site.config.Load().Amplification
-	if most > 0 && !f.known && f.told+uint64(n) > uint64(most)*f.asked {
-		f.site.counts.Withheld.Add(1)
+	left := max(uint64(most)*f.asked, f.told) - f.told
+	if most > 0 && charged(m.data) > left {
+		fit := 0
+		if m.size > 0 {
+			fit = int(left) / m.size
+		}
+		f.site.counts.Withheld.Add(uint64(m.count() - fit))
 		f.proxy.refused.note("answer withheld", "listener", f.site.name, "source", f.flow.Source,
-			"asked", f.asked, "answer", n, "amplification", most)
-		return false
+			"asked", f.asked, "told", f.told, "answer", len(m.data), "amplification", most)
+		if m.data = m.data[:fit*m.size]; fit == 0 {
+			return false
+		}
 	}
-	f.told += uint64(n)
+	f.told += charged(m.data)
 	return true
 }
 
