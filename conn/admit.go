@@ -1,8 +1,6 @@
 package conn
 
 import (
-	"net/netip"
-
 	"shaperd/leaky"
 	"shaperd/shaper"
 )
@@ -17,8 +15,8 @@ type udpSource struct {
 // then has all that it lacks: what is refused all the same costs nobody anything.
 type clearing []*udpFlow
 
-// of reports whether one of r's flows makes room, or does so already.
-func (c *clearing) of(r *roster, now leaky.Time) bool {
+// of reports whether one of r's flows makes room for one of source, or does so already.
+func (c *clearing) of(r *roster, source *udpSource, now leaky.Time) bool {
 	for _, f := range *c {
 		for i := range f.places {
 			if f.places[i].roster == r {
@@ -26,7 +24,7 @@ func (c *clearing) of(r *roster, now leaky.Time) bool {
 			}
 		}
 	}
-	f := r.candidate(now)
+	f := r.candidate(source, now)
 	if f == nil {
 		return false
 	}
@@ -39,17 +37,18 @@ func (c *clearing) of(r *roster, now leaky.Time) bool {
 func (f *udpFlow) admit(s service, m message, now leaky.Time) bool {
 	p, source := f.proxy, turnAddr(f.flow.Source)
 	p.clearing = p.clearing[:0]
-	makeRoom := func(r *roster) bool { return p.clearing.of(r, now) }
+	makeRoom := func(r *roster) bool { return p.clearing.of(r, f.source, now) }
 	f.source = s.sources[source]
 	if f.source == nil {
 		f.source = &udpSource{}
 	}
+	to := target{f.flow.Source, f.flow.Port, s.samePort}
 	limit := p.gates.check(&f.flow, s.name, now, makeRoom)
 	if limit == nil {
 		if !s.room(f, makeRoom, now) {
 			return false
 		}
-		if !s.placeFor(f.flow.Source, makeRoom, now) {
+		if !s.placeFor(to, makeRoom, now) {
 			f.dialFailed(errFull)
 			return false
 		}
@@ -65,7 +64,7 @@ func (f *udpFlow) admit(s service, m message, now leaky.Time) bool {
 		}
 		return false
 	}
-	if err := f.dial(s.samePort, now); err != nil {
+	if err := f.dial(to, now); err != nil {
 		f.slots.release(now)
 		f.dialFailed(err)
 		return false
@@ -105,19 +104,19 @@ func (s *site) room(f *udpFlow, makeRoom func(*roster) bool, now leaky.Time) boo
 	return false
 }
 
-// placeFor reports whether a downstream has room for a flow of source, or a flow at one
-// that is full makes some.
-func (s *site) placeFor(source netip.Addr, makeRoom func(*roster) bool, now leaky.Time) bool {
+// placeFor reports whether a downstream has room for a flow, or a flow at one that is full
+// makes some.
+func (s *site) placeFor(to target, makeRoom func(*roster) bool, now leaky.Time) bool {
 	if s.queue.first() != nil { // others have waited for longer
 		return false
 	}
-	if s.hasRoom(source, nil, now) {
+	if s.hasRoom(to, nil, now) {
 		return true
 	}
 	for _, usable := range [...]bool{true, false} {
 		found := false
 		for _, d := range s.downstreams {
-			if d.usable(now) != usable || d.drained || !d.host.addr().IsValid() || !d.reaches(source) {
+			if d.usable(to.at(d), now) != usable || d.drained || !d.host.addr().IsValid() || !d.reaches(to.source) {
 				continue
 			}
 			found = true

@@ -201,7 +201,7 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 		p.gates.run(now)
 		p.cutBlocked(policy, now)
 		for _, d := range gone {
-			d.leave(now)
+			d.leave(now, anyPort)
 		}
 		for s := range configs {
 			s.wake(now)

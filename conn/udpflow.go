@@ -33,6 +33,7 @@ type udpFlow struct {
 	slots      slots
 	fd         int // connected to downstream
 	downstream *downstream
+	outlet     uint16 // its port
 	apart      bool   // its datagrams cannot leave as a train
 	prefix     []byte // of each datagram to the downstream
 	asked      uint64 // bytes from the source
@@ -63,25 +64,26 @@ type udpDirection struct {
 const muteTimeout = 10 * leaky.Second
 
 // dial connects a socket of f to a downstream.
-func (f *udpFlow) dial(samePort bool, now leaky.Time) error {
-	d, full := f.site.pick(f.flow.Source, nil, now)
+func (f *udpFlow) dial(to target, now leaky.Time) error {
+	d, full := f.site.pick(to, nil, now)
 	switch {
 	case full:
 		return errFull
 	case d == nil:
 		return errNoAddress
 	}
-	to := netip.AddrPortFrom(d.host.addr(), d.port(f.flow.Port, samePort))
+	f.outlet = to.at(d)
+	addr := netip.AddrPortFrom(d.host.addr(), f.outlet)
 	var from netip.Addr
 	if f.site.config.Load().Transparent {
 		from = f.flow.Source
 	}
-	fd, err := connectUDP(from, to)
+	fd, err := connectUDP(from, addr)
 	if err != nil {
 		if !ours(err) {
-			d.failed(err, now)
+			d.failed(f.outlet, err, now)
 		}
-		return fmt.Errorf("connect to %s: %w", to, err)
+		return fmt.Errorf("connect to %s: %w", addr, err)
 	}
 	if err := f.proxy.loop.watch(fd, unix.EPOLLIN, f); err != nil {
 		unix.Close(fd)
@@ -134,13 +136,16 @@ func (f *udpFlow) ready(_ uint32, now leaky.Time) {
 			f.site.counts.SendErrors.Add(1)
 		}
 		if errno == unix.ECONNREFUSED {
-			f.downstream.failed(errno, now)
+			f.downstream.failed(f.outlet, errno, now)
+			if f.proxy.flows[f.key] == f && !f.downstream.usable(f.outlet, now) {
+				f.close(now) // the next datagram may go to another
+			}
 		}
 		return
 	}
 	f.touch(now)
-	if f.downstream.failures > 0 {
-		f.downstream.reached(now)
+	if len(f.downstream.outlets) > 0 {
+		f.downstream.reached(f.outlet, now)
 	}
 	if f.mute {
 		f.answered(now)
