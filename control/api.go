@@ -77,6 +77,7 @@ type ListenerStatus struct {
 	Ended              map[string]uint64  `json:"ended"` // connections, by how
 	FlowsRefused       uint64             `json:"flows_refused"`
 	DialErrors         uint64             `json:"dial_errors"`
+	Unserved           string             `json:"unserved,omitempty"` // why nobody is served: no downstream is up
 	Downstreams        []DownstreamStatus `json:"downstreams"`
 }
 
@@ -84,7 +85,8 @@ type ListenerStatus struct {
 type DownstreamStatus struct {
 	Listener   string `json:"listener"`
 	Downstream string `json:"downstream"`
-	State      string `json:"state"` // "up", "down", "drained"
+	State      string `json:"state"`           // "up", "failing" (dials or datagrams), "down" (checks), "drained"
+	Error      string `json:"error,omitempty"` // the last one, while it is failing or down
 	InFlight   int    `json:"in_flight"`
 	Most       int    `json:"most"` // connections it may have; 0 is no bound
 }
@@ -273,8 +275,9 @@ type Explanation struct {
 	BindsFirst  []Binding    `json:"binds_first"`
 	Verdict     string       `json:"verdict"` // "pass", "delay", "refuse": what a unit that came now would get
 	Reason      string       `json:"reason"`
-	By          string       `json:"by,omitempty"` // the limit
-	Connections []Connection `json:"connections"`  // of the source, at most 20
+	By          string       `json:"by,omitempty"`       // the limit
+	Unserved    string       `json:"unserved,omitempty"` // why nobody is served there, whatever the limits are
+	Connections []Connection `json:"connections"`        // of the source, at most 20
 }
 
 // BucketOf is the bucket of a limit that a flow is under.
