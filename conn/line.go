@@ -60,8 +60,9 @@ type sender interface {
 	// path may have changed.
 	resubmit(now leaky.Time)
 
-	// refused is called for a droppable unit that has no place in a line.
-	refused(by *line)
+	// refused is called for a droppable unit that has no place in a line, or that has to
+	// give it up.
+	refused(by *line, why shaper.Reason)
 }
 
 // line is the queue in front of one bucket, for as long as a flow needs it. Sources
@@ -215,14 +216,14 @@ func (ls *lines) join(u *unit, now leaky.Time) {
 			at.did.dropped++
 			u.queued = false
 			ls.leave(u, u.pos)
-			u.owner.refused(l)
+			u.owner.refused(l, shaper.QueueFull)
 			return
 		}
 		last := longest.tail
 		for !last.droppable {
 			last = last.prev
 		}
-		ls.drop(last)
+		ls.drop(last, shaper.QueueFull)
 	}
 	l.deepen(u)
 	at.leaf.push(u)
@@ -233,12 +234,19 @@ func (ls *lines) join(u *unit, now leaky.Time) {
 }
 
 // drop refuses a datagram that is queued.
-func (ls *lines) drop(u *unit) {
+func (ls *lines) drop(u *unit, why shaper.Reason) {
 	at := &u.path[u.pos]
 	at.did.dropped++
 	ls.remove(u)
 	ls.leave(u, u.pos)
-	u.owner.refused(at.line)
+	u.owner.refused(at.line, why)
+}
+
+// forgo refuses a datagram that is queued, as there is no memory for all of them.
+func (ls *lines) forgo(u *unit, now leaky.Time) {
+	ls.consider(u.path[u.pos].line)
+	ls.drop(u, shaper.MemoryFull)
+	ls.run(now)
 }
 
 // remove takes u out of the line it waits in.
@@ -312,7 +320,7 @@ func (ls *lines) serve(l *line, now leaky.Time) {
 	}
 	u := l.root.first()
 	for u != nil && u.shed(l.shape, now) {
-		ls.drop(u)
+		ls.drop(u, shaper.QueueFull)
 		u = l.root.first()
 	}
 	if u == nil {

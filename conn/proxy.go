@@ -303,7 +303,7 @@ const drainLate = 12
 // Remaining returns how many TCP connections there are, from accept to end, and how many
 // bytes of datagrams are queued.
 func (p *Proxy) Remaining() (connections, queued int) {
-	p.loop.call(func(leaky.Time) { queued = p.loop.queuedBytes })
+	p.loop.call(func(leaky.Time) { queued = p.loop.memory.used })
 	return int(p.open.Load()), queued
 }
 

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+	"unsafe"
 
 	"shaperd/leaky"
 	"shaperd/shaper"
@@ -109,7 +110,7 @@ func TestUDPPortThatGoesTakesItsQueueAlong(t *testing.T) {
 	r.apply(limit)
 	r.proxy.loop.call(func(leaky.Time) {
 		seen := map[*datagram]bool{}
-		for _, dg := range r.proxy.loop.datagrams {
+		for _, dg := range r.proxy.loop.memory.datagrams {
 			if seen[dg] {
 				t.Error("a datagram was freed twice")
 			}
@@ -172,7 +173,8 @@ func TestDrainSendsWhatIsQueued(t *testing.T) {
 func TestUDPQueueIsBoundedByMemory(t *testing.T) {
 	server := serveUDP(t)
 	r := start(t, shaper.UDP, server.LocalAddr().String(), shaper.Limit{Name: "bytes", Rate: 8e3, MaxDelay: time.Hour})
-	r.proxy.loop.call(func(leaky.Time) { r.proxy.loop.maxQueued = 10 * 2048 })
+	const room = 10 * (2048 + int(unsafe.Sizeof(datagram{})))
+	r.proxy.loop.call(func(leaky.Time) { r.proxy.loop.memory.most = room })
 	c := dialUDP(t, r)
 	for range 50 {
 		c.Write(make([]byte, 1000))
@@ -180,8 +182,8 @@ func TestUDPQueueIsBoundedByMemory(t *testing.T) {
 	state := r.shaper.Policy().State(0)
 	waitFor(t, "39 refusals", func() bool { return state.Packets[shaper.Refuse][shaper.MemoryFull].Load() == 39 })
 	r.proxy.loop.call(func(leaky.Time) {
-		if n := r.proxy.loop.queuedBytes; n != 10*2048 {
-			t.Errorf("%d bytes are queued", n)
+		if n := r.proxy.loop.memory.used; n != room {
+			t.Errorf("%d bytes are in use, want %d", n, room)
 		}
 	})
 }

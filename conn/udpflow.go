@@ -192,15 +192,27 @@ func (f *udpFlow) answered(now leaky.Time) {
 	if len(f.up.path)+len(f.down.path) == 0 {
 		return
 	}
+	l := f.proxy.loop
+	var queued []*datagram
+	for dg := f.queued; dg != nil; dg = dg.next {
+		l.memory.discharge(dg)
+		queued = append(queued, dg)
+	}
+	f.withdraw(now)
+	f.reroute(f.proxy.shaper.Policy())
+	for _, dg := range slices.Backward(queued) { // the oldest is the last one
+		l.memory.charge(dg)
+		dg.resubmit(now)
+	}
+}
+
+// withdraw takes what f has queued out of its lines.
+func (f *udpFlow) withdraw(now leaky.Time) {
 	var queued []*unit
 	for dg := f.queued; dg != nil; dg = dg.next {
 		queued = append(queued, &dg.unit)
 	}
 	f.proxy.loop.lines.withdraw(now, queued...)
-	f.reroute(f.proxy.shaper.Policy())
-	for _, u := range slices.Backward(queued) { // the oldest is the last one
-		u.owner.resubmit(now)
-	}
 }
 
 func (f *udpFlow) expire(now leaky.Time) {
@@ -218,11 +230,7 @@ func (f *udpFlow) close(now leaky.Time) {
 		l.batch.train.leave()
 	}
 	l.pacer.Cancel(&f.expiry)
-	var queued []*unit
-	for dg := f.queued; dg != nil; dg = dg.next {
-		queued = append(queued, &dg.unit)
-	}
-	l.lines.withdraw(now, queued...)
+	f.withdraw(now)
 	for f.queued != nil {
 		f.queued.lose()
 	}
