@@ -1,6 +1,8 @@
 package conn
 
 import (
+	"cmp"
+
 	"shaperd/leaky"
 	"shaperd/shaper"
 )
@@ -140,24 +142,25 @@ func (g *gates) check(f *shaper.Flow, listen string, now leaky.Time, makeRoom fu
 	if l := g.block(f, r, now); l != nil {
 		return l
 	}
-	for _, i := range g.gated(r) {
-		gt := g.gate(i, f, r)
-		blocked := gt.blocked(now)
+	list := g.list(f, r)
+	defer g.drop(list, now)
+	for _, gt := range list {
+		why := gt.full(now)
 		switch {
-		case gt.observe:
-			blocked = shaper.None
-		case gt.turn != nil: // others wait already
-			blocked = shaper.ByConnections
-		case blocked == shaper.ByConnections && gt.inFlight == gt.limit && makeRoom(&gt.flows):
-			blocked = shaper.None
+		case gt.rule.Observe:
+			why = shaper.None
+		case len(gt.turns) > 0: // others wait already
+			why = cmp.Or(why, shaper.ByConnections)
+		case why == shaper.ByConnections && gt.inFlight == gt.rule.Connections && makeRoom(&gt.flows):
+			why = shaper.None
+			if gt.paced(now) {
+				why = shaper.ByNew
+			}
 		}
-		if blocked != shaper.None {
-			gt.state.Connections.Add(shaper.Refuse, blocked, 1)
-			noteRefused(g.shaper, gt.state, gt.ranked(), f.Source, 0, now)
-		}
-		g.drop(gt, now)
-		if blocked != shaper.None {
-			return g.policy.Limit(i)
+		if why != shaper.None {
+			gt.state.Connections.Add(shaper.Refuse, why, 1)
+			noteRefused(g.shaper, gt.state, gt.ranked(), f.Source, now)
+			return gt.rule
 		}
 	}
 	return nil

@@ -66,9 +66,9 @@ func (s *session) inspect(c *shaper.ConnectionStatus, now leaky.Time) bool {
 	c.Idle = now.Sub(max(s.pace.active, s.begun)).Duration()
 	held(c, s.account.total(s.up.unit.path, s.down.unit.path))
 	switch {
-	case s.source != nil:
-		c.HeldBy = s.source.gate.state.Name
-		c.Waited += now.Sub(s.joined).Duration()
+	case s.waitsIn != nil:
+		c.HeldBy = s.waitsIn.at().gate.state.Name
+		c.Waited += s.waiting(now).Duration()
 	default:
 		waits(c, now, &s.up.unit, &s.down.unit)
 	}
