@@ -46,6 +46,9 @@ type ReloadStatus struct {
 	Loaded time.Time `json:"loaded"` // when what is in force was
 	Took   float64   `json:"took"`
 	Errors []string  `json:"errors"` // one a mistake, with file, line and column
+	// What operators had set and a reload ended, as it was until then, or does not go with
+	// the configuration any more.
+	Dropped []string `json:"dropped,omitempty"`
 }
 
 // Override is what was set in a limit since the configuration was loaded.
@@ -53,7 +56,9 @@ type Override struct {
 	Limit string            `json:"limit"`
 	Set   map[string]string `json:"set"` // by key, as in the configuration
 	Since time.Time         `json:"since"`
-	Until *time.Time        `json:"until,omitempty"` // until the next reload, without
+	Until *time.Time        `json:"until,omitempty"` // until it is taken back, without
+	// Until the next reload; a restart ends it too.
+	UntilReload bool `json:"until_reload,omitempty"`
 }
 
 // Block is a source prefix from which nothing passes.
@@ -337,7 +342,9 @@ type Live struct {
 // takes it back.
 type SetLimit struct {
 	Set map[string]string `json:"set"`           // by key, as in the configuration: {"rate": "20Mbit/s"}
-	For float64           `json:"for,omitempty"` // seconds; until the next reload, without
+	For float64           `json:"for,omitempty"` // seconds; until it is taken back, without
+	// Until the next reload, and not for a time.
+	UntilReload bool `json:"until_reload,omitempty"`
 }
 
 // SetBlock is the body of POST /v1/blocks. DELETE /v1/blocks?prefix= takes it back.

@@ -142,11 +142,15 @@ func (a *api) setLimit(w http.ResponseWriter, q *http.Request) {
 	if !ok {
 		return
 	}
-	if len(s.Set) == 0 {
+	switch {
+	case len(s.Set) == 0:
 		bad(w, "set: nothing is set")
 		return
+	case d > 0 && s.UntilReload:
+		bad(w, "for, until_reload: one of them")
+		return
 	}
-	if _, i := a.named(w, q); i < 0 || failed(w, a.Daemon.SetLimit(q.Context(), q.PathValue("limit"), s.Set, d)) {
+	if _, i := a.named(w, q); i < 0 || failed(w, a.Daemon.SetLimit(q.Context(), q.PathValue("limit"), s.Set, d, s.UntilReload)) {
 		return
 	}
 	a.getLimit(w, q)

@@ -55,7 +55,7 @@ type Daemon interface {
 	Config() any
 	Explain(Question) (Explanation, error)
 
-	SetLimit(ctx context.Context, limit string, set map[string]string, d time.Duration) error
+	SetLimit(ctx context.Context, limit string, set map[string]string, d time.Duration, untilReload bool) error
 	UnsetLimit(ctx context.Context, limit string, keys []string) error // without keys all of them
 	Block(ctx context.Context, p netip.Prefix, d time.Duration) error
 	Unblock(ctx context.Context, p netip.Prefix) error

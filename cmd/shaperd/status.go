@@ -254,7 +254,7 @@ func (p *page) places(s control.Status) {
 func (p *page) changes(s control.Status) {
 	set := newTable("SET IN LIMIT", "WHAT", "SINCE", "UNTIL")
 	for _, o := range s.Overrides {
-		set.add(o.Limit, settings(o.Set), clock(o.Since, s.Now), strings.TrimPrefix(until(o.Until, s.Now, "the next reload"), "until "))
+		set.add(o.Limit, settings(o.Set), clock(o.Since, s.Now), strings.TrimPrefix(untilOf(o, s.Now), "until "))
 	}
 	p.section(set)
 	p.section(blocksTable(s.Blocks, s.Now))

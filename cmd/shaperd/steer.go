@@ -188,12 +188,17 @@ func (s *server) Config() any {
 	return l.config.Canonical()
 }
 
-// SetLimit sets values of a limit, until the next reload or for a while.
-func (s *server) SetLimit(ctx context.Context, limit string, set map[string]string, d time.Duration) error {
+// SetLimit sets values of a limit: for a while, until the next reload, or until they are taken
+// back.
+func (s *server) SetLimit(ctx context.Context, limit string, set map[string]string, d time.Duration, untilReload bool) error {
+	until := end(d, "it is unset")
+	if untilReload {
+		until = "the next reload"
+	}
 	return s.change(ctx, func(w *wishes) error {
-		w.set(limit, set, newTerm(d))
+		w.set(limit, set, newTerm(d), untilReload)
 		return nil
-	}, "limit set by an operator", "limit", limit, "set", spell(set), "until", end(d, "the next reload"))
+	}, "limit set by an operator", "limit", limit, "set", spell(set), "until", until)
 }
 
 // UnsetLimit takes back what was set in a limit, or keys of it.

@@ -4,7 +4,7 @@
 
 import { anchor, holdsBack, isBroken, refusing, wouldHold } from './limits.js';
 import { sortableTable } from './table.js';
-import { bits, bytesRate, clock, count, el, facts, keyed, many, percent, perSecond, seconds, setAttr, setText, settings, show, size, span, sum, timeLeft } from './text.js';
+import { bits, bytesRate, clock, count, el, facts, keyed, many, percent, perSecond, seconds, setAttr, setText, settings, show, size, span, sum, timeLeft, unsetBy } from './text.js';
 
 const byId = (id) => document.getElementById(id);
 
@@ -159,11 +159,10 @@ export function notices() {
       add(`attachment ${a.name} ${a.interface} ${a.direction}`, 'bad', 'Not attached', `${a.name}, ${a.interface || 'no interface'}: ${a.error || 'down'}`);
     }
     for (const o of status.overrides) {
-      add(`override ${o.limit} ${o.since}`, 'held', 'Override', `${o.limit}: ${settings(o.set)}, since ${clock(o.since)}, ${timeLeft(o.until, status.now, 'until the next reload')}.`);
+      add(`override ${o.limit} ${o.since}`, 'held', 'Override', `${o.limit}: ${settings(o.set)}, since ${clock(o.since)}, ${timeLeft(o.until, status.now, unsetBy(o))}.`);
     }
     for (const b of status.blocks) {
-      const what = status.bypass || status.mode === 'observe' ? 'Nothing would pass' : 'Nothing passes';
-      add(`block ${b.prefix}`, 'held', 'Block', `${what} from ${b.prefix}, since ${clock(b.since)}, ${timeLeft(b.until, status.now, 'until it is taken away')}.`);
+      add(`block ${b.prefix}`, 'held', 'Block', `Nothing passes from ${b.prefix}, since ${clock(b.since)}, ${timeLeft(b.until, status.now, 'until it is taken away')}.`);
     }
     show(list, found.length > 0);
     update(found);

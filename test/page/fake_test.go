@@ -142,7 +142,7 @@ func (f *fake) at(t time.Time, i int) control.Live {
 		}}
 		s.Overrides = []control.Override{
 			{Limit: "database", Set: map[string]string{"rate": "20Mbit/s"}, Since: t.Add(-50 * time.Second), Until: &until},
-			{Limit: "database", Set: map[string]string{"connections": "100"}, Since: t.Add(-40 * time.Second)},
+			{Limit: "database", Set: map[string]string{"connections": "100"}, Since: t.Add(-40 * time.Second), UntilReload: true},
 			{Limit: nasty, Set: map[string]string{"mode": nasty}, Since: t.Add(-50 * time.Second)},
 		}
 		s.Blocks = []control.Block{{Prefix: "192.0.2.0/24", Since: t.Add(-time.Minute), Until: &until}, {Prefix: "2001:db8::/32", Since: t.Add(-time.Minute)}}
