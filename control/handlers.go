@@ -215,7 +215,8 @@ func (a *api) kill(w http.ResponseWriter, q *http.Request) {
 		answer(w, http.StatusNotFound, Error{fmt.Sprintf("there is no connection %d", id)})
 		return
 	}
-	a.Log.Warn("connection killed by an operator", "id", id, "uid", q.Context().Value(userKey{}))
+	uid, _ := User(q.Context())
+	a.Log.Warn("connection killed by an operator", "id", id, "uid", uid)
 	answer(w, http.StatusOK, struct{}{})
 }
 
