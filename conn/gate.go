@@ -282,7 +282,7 @@ func (g *gates) at(i int, l *shaper.Limit, key shaper.Key) *gate {
 		g.gate++
 		gt = &gate{
 			id: g.gate, key: key, state: state, room: g.room(state), rule: l,
-			shape: g.policy.NewConnections(i), bucket: g.shaper.CheckOut(key),
+			shape: g.policy.NewConnections(i), bucket: g.shaper.CheckOut(key, g.clock()),
 		}
 		gt.timer.Fire = func(now leaky.Time) { g.dispatch([]*gate{gt}, now); g.run(now) }
 		g.byKey[key] = gt

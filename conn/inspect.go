@@ -158,7 +158,7 @@ func (p *Proxy) Buckets(i int, keys ...shaper.Key) []shaper.BucketState {
 }
 
 func (p *Proxy) bucket(policy *shaper.Policy, i int, k shaper.Key, now leaky.Time) (b shaper.BucketState) {
-	shape, bucket := policy.Shape(i), p.shaper.Peek(k)
+	shape, bucket := policy.Shape(i), p.shaper.Peek(k, now)
 	if l := p.loop.lines.byKey[k]; l != nil {
 		bucket = l.bucket
 		b.Queued, b.QueuedBytes = l.streams+int(l.queuedPackets), l.queuedBytes
@@ -167,7 +167,7 @@ func (p *Proxy) bucket(policy *shaper.Policy, i int, k shaper.Key, now leaky.Tim
 	b.NextIn = bucket.Depart(shape, now).Sub(now).Duration()
 	b.BacklogBytes, b.BacklogPackets = bucket.Backlog(shape, now)
 	k.Limit++
-	shape, bucket = policy.NewConnections(i), p.shaper.Peek(k)
+	shape, bucket = policy.NewConnections(i), p.shaper.Peek(k, now)
 	if gt := p.gates.byKey[k]; gt != nil {
 		b.InFlight, b.Waiting = gt.inFlight, gt.waiting
 		bucket = gt.bucket

@@ -134,7 +134,7 @@ func (ls *lines) path(p *shaper.Policy, f *shaper.Flow, r shaper.Route, set shap
 		key := p.Key(i, f, r)
 		l := ls.byKey[key]
 		if l == nil {
-			l = &line{key: key, bucket: ls.shaper.CheckOut(key)}
+			l = &line{key: key, bucket: ls.shaper.CheckOut(key, ls.clock())}
 			l.event.Fire = func(now leaky.Time) { ls.consider(l); ls.run(now) }
 			ls.byKey[key] = l
 		}
