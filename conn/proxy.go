@@ -35,6 +35,7 @@ type Proxy struct {
 	inherited map[Endpoint]int  // sockets, by place
 	sites     map[string]*site  // changed by the loop, under mu
 	ports     map[Endpoint]port // by place
+	draining  bool              // no port is opened any more
 
 	sessions map[*session]struct{} // the loop's
 	flows    map[flowKey]*udpFlow  // the loop's
@@ -102,7 +103,8 @@ func New(s *shaper.Shaper, clock *leaky.Clock, log, traffic *slog.Logger) (*Prox
 // swaps the policy, then closes the ports that have gone. Ports that stay are not
 // touched, nor are TCP connections, those of a closed port included: they move to
 // their new limits, and what waits under a limit that stays keeps its turn. The
-// UDP flows of a closed port end with it. On an error nothing has changed.
+// UDP flows of a closed port end with it. On an error nothing has changed. Once Drain has
+// begun no port is opened.
 //
 // commit, unless it is nil, is called when nothing else can fail any more. Its error is
 // Apply's. It must not call p.
@@ -141,6 +143,9 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 				}
 			}
 			l, ok := p.ports[e.place()]
+			if !ok && p.draining {
+				continue
+			}
 			if !ok {
 				var err error
 				if l, err = p.openPort(e, e.intercepts(listen)); err != nil {
@@ -217,8 +222,9 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 	}
 	for _, listen := range listens {
 		for _, e := range listen.Endpoints {
-			// Permitted, as it was above.
-			_ = setTransparent(ports[e.place()].descriptor(), e.Addr.Addr(), e.intercepts(listen))
+			if l := ports[e.place()]; l != nil {
+				_ = setTransparent(l.descriptor(), e.Addr.Addr(), e.intercepts(listen)) // permitted, as it was above
+			}
 		}
 	}
 	for e, l := range p.ports {
@@ -260,6 +266,7 @@ func (p *Proxy) openPort(e Endpoint, transparent bool) (port, error) {
 // queued has left. It returns how many connections are left when ctx ends it.
 func (p *Proxy) Drain(ctx context.Context) int {
 	p.mu.Lock()
+	p.draining = true
 	var udp []*udpPort
 	for e, l := range p.ports {
 		if u, ok := l.(*udpPort); ok {

@@ -123,6 +123,14 @@ func (r *reloading) end(ctx context.Context, s *server, got readResult) {
 	}
 }
 
+// cancel forgets the reload under way: what it has read is not applied.
+func (r *reloading) cancel() {
+	for _, done := range append(r.served, r.waiting...) {
+		done <- control.ErrEnding
+	}
+	*r = reloading{}
+}
+
 // applyReload puts l in force in the place of what is, and returns what of the settings of
 // operators that ends. On an error everything stays as it was.
 func (s *server) applyReload(ctx context.Context, l *loaded) (dropped []string, err error) {
@@ -189,18 +197,18 @@ func (s *server) Reload(ctx context.Context) error {
 	done := make(chan error, 1)
 	select {
 	case s.reloadWanted <- done:
-	case <-s.ended:
+	case <-s.draining:
 		return control.ErrEnding
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 	select {
 	case err := <-done:
-		if err != nil {
+		if err != nil && !errors.Is(err, control.ErrEnding) {
 			return &refused{err}
 		}
-		return nil
-	case <-s.ended:
+		return err
+	case <-s.draining:
 		return control.ErrEnding
 	case <-ctx.Done():
 		return ctx.Err()

@@ -21,18 +21,18 @@ import (
 type steering struct {
 	orders       chan func(context.Context)
 	reloadWanted chan chan error // each is told how it went
-	ended        chan struct{}   // serve takes no more orders
+	draining     chan struct{}   // closed when the drain begins: no more reloads
+	ended        chan struct{}   // closed when serve takes no more orders
 	drain        func()
 
-	mu       sync.Mutex
-	loaded   *loaded // in force
-	wishes   *wishes // likewise
-	draining bool
+	mu     sync.Mutex
+	loaded *loaded // in force
+	wishes *wishes // likewise
 }
 
 func newSteering() *steering {
 	return &steering{
-		orders: make(chan func(context.Context)), reloadWanted: make(chan chan error), ended: make(chan struct{}),
+		orders: make(chan func(context.Context)), reloadWanted: make(chan chan error), draining: make(chan struct{}), ended: make(chan struct{}),
 		wishes: (&wishes{}).clone(),
 	}
 }
@@ -41,6 +41,16 @@ func (s *steering) inForce() (*loaded, *wishes) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.loaded, s.wishes
+}
+
+// drains reports whether the drain has begun.
+func (s *steering) drains() bool {
+	select {
+	case <-s.draining:
+		return true
+	default:
+		return false
+	}
 }
 
 func (s *steering) put(l *loaded, w *wishes) {
@@ -156,11 +166,9 @@ func (s *server) Describe(to *control.Status) {
 	l, w := s.inForce()
 	to.Version, to.Config, to.Started = version, s.path, s.begun
 	to.State, to.Mode = "running", mode(l.config.Daemon.Observe)
-	s.mu.Lock()
-	if s.draining {
+	if s.drains() {
 		to.State = "draining"
 	}
-	s.mu.Unlock()
 	w.show(to)
 	for i := range to.Listeners {
 		for j := range l.config.Listen {

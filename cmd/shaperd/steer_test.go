@@ -276,7 +276,21 @@ func TestSteerDrain(t *testing.T) {
 			t.Fatal("the status does not say that it drains")
 		}
 	}
-	s.mustFail("bypass on", "about to end")
+	// With a long drain orders are what one wants, and open no port again.
+	s.must("bypass on", "BYPASS IS ON")
+	s.must("set limit per-source rate=2MB/s", "now  16Mbit/s")
+	s.mustFail("reload", "about to end")
+	if err := ping(c); err != nil {
+		t.Error("the connection: ", err)
+	}
+	if c, err := net.Dial("tcp4", listen); err == nil {
+		c.Close()
+		t.Error("it takes connections")
+	}
+	s.must("block 127.0.0.1")
+	if ping(c) == nil {
+		t.Error("a blocked source gets on")
+	}
 	c.Close()
 	if err := <-done; err != nil {
 		t.Error(err)
