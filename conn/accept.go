@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -17,7 +16,7 @@ type tcpPort struct {
 	proxy   *Proxy
 	fd      int
 	port    uint16
-	service atomic.Pointer[service]
+	service *service
 	rested  leaky.Event // ends the rest of a port that could not accept
 }
 
@@ -115,15 +114,17 @@ func explainBind(err error, endpoint string) error {
 	return fmt.Errorf("listen on %s: %w", endpoint, err)
 }
 
+func (t *tcpPort) serves() *service { return t.service }
+
 func (t *tcpPort) serve(s service) {
-	if t.service.Swap(&s) != nil {
+	started := t.service != nil
+	t.service = &s
+	if started {
 		return
 	}
-	t.proxy.loop.call(func(leaky.Time) {
-		if err := t.proxy.loop.watch(t.fd, unix.EPOLLIN, t); err != nil {
-			t.proxy.log.Error("watch TCP port", "listener", s.name, "port", t.port, "err", err)
-		}
-	})
+	if err := t.proxy.loop.watch(t.fd, unix.EPOLLIN, t); err != nil {
+		t.proxy.log.Error("watch TCP port", "listener", s.name, "port", t.port, "err", err)
+	}
 }
 
 // close ends the port. Connections that it has not accepted yet are reset.
@@ -145,7 +146,7 @@ func (t *tcpPort) ready(_ uint32, now leaky.Time) {
 		fd, from, errno := accept(t.fd)
 		switch errno {
 		case 0:
-			t.proxy.accepted(t.service.Load(), fd, from, t.port, now)
+			t.proxy.accepted(t, fd, from, now)
 		case unix.EAGAIN:
 			return
 		case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM:
@@ -158,17 +159,18 @@ func (t *tcpPort) ready(_ uint32, now leaky.Time) {
 
 // rest leaves connections in the kernel's queue for a while.
 func (t *tcpPort) rest(why string, now leaky.Time) {
-	t.proxy.refused.note("accept no connections", "listener", t.service.Load().name, "reason", why)
+	t.proxy.refused.note("accept no connections", "listener", t.service.name, "reason", why)
 	t.proxy.loop.rewatch(t.fd, 0)
 	t.proxy.loop.pacer.Schedule(&t.rested, now+overloadRest)
 }
 
 // accepted brings a connection to the gates.
-func (p *Proxy) accepted(sv *service, fd int, from netip.AddrPort, port uint16, now leaky.Time) {
+func (p *Proxy) accepted(t *tcpPort, fd int, from netip.AddrPort, now leaky.Time) {
+	sv := t.service
 	sv.counts.Accepted.Add(1)
-	s := &session{proxy: p, service: sv, from: from}
+	s := &session{proxy: p, service: sv, port: t, from: from}
 	s.gates, s.owner, s.listen, s.begun = p.gates, s, sv.name, now
-	s.flow = shaper.Flow{Source: from.Addr(), Port: port, Protocol: shaper.TCP, Connection: p.nextID.Add(1)}
+	s.flow = shaper.Flow{Source: from.Addr(), Port: t.port, Protocol: shaper.TCP, Connection: p.nextID.Add(1)}
 	s.client = side{session: s, fd: fd}
 	s.server = side{session: s, fd: -1}
 	if err := p.loop.watch(fd, edges, &s.client); err != nil {
@@ -177,7 +179,7 @@ func (p *Proxy) accepted(sv *service, fd int, from netip.AddrPort, port uint16, 
 		return
 	}
 	p.mark(fd) // it may have come before its listener had an owner
-	p.sessions[s] = struct{}{}
+	p.sessions.add(s, s.flow.Connection)
 	p.open.Add(1)
 	for _, prefix := range sv.config.Load().AcceptProxyFrom {
 		if prefix.Contains(from.Addr()) {
@@ -211,7 +213,7 @@ func (s *session) admitted(now leaky.Time) {
 func (s *session) dial(now leaky.Time) {
 	config := s.config.Load()
 	for {
-		d, full := s.pick(s.target(), s.failed, now)
+		d, full := s.pick(s.flow.Source, s.failed, now)
 		switch {
 		case full:
 			s.await(now)
@@ -232,15 +234,13 @@ func (s *session) dial(now leaky.Time) {
 	}
 }
 
-func (s *session) target() target { return target{s.flow.Source, s.flow.Port, s.samePort} }
-
 // connect begins to connect to d.
 func (s *session) connect(d *downstream) error {
 	var from netip.Addr
 	if s.config.Load().Transparent {
 		from = s.flow.Source
 	}
-	fd, err := s.proxy.connectTCP(from, netip.AddrPortFrom(d.host.addr(), s.target().at(d)))
+	fd, err := s.proxy.connectTCP(from, netip.AddrPortFrom(d.host.addr(), d.port(s.flow.Port, s.samePort)))
 	if err != nil {
 		return err
 	}
@@ -279,7 +279,7 @@ func (s *session) dialFailed(err error, now leaky.Time) {
 	s.proxy.refused.note("dial downstream", "listener", s.name, "downstream", d.address(s.flow.Port, s.samePort), "err", err)
 	s.leaveDownstream(now)
 	if !ours(err) {
-		d.failed(s.target().at(d), err, now)
+		d.failed(err, now)
 	}
 	s.failed = append(s.failed, d)
 }
@@ -303,7 +303,7 @@ func (s *session) dialed(events uint32, now leaky.Time) {
 	}
 	if events&unix.EPOLLOUT != 0 {
 		s.proxy.loop.pacer.Cancel(&s.timer)
-		s.to.reached(s.target().at(s.to), now)
+		s.to.reached(now)
 		if !s.announce() {
 			s.abort(shaper.NotConnected, now)
 			return

@@ -1,7 +1,7 @@
 package conn
 
 import (
-	"cmp"
+	"net/netip"
 
 	"shaperd/leaky"
 	"shaperd/shaper"
@@ -13,12 +13,28 @@ type udpSource struct {
 	count int
 }
 
+// sourceOf returns what s knows of a source, new if need be.
+func (s *site) sourceOf(source netip.Addr) *udpSource {
+	source = turnAddr(source)
+	if s.sources[source] == nil {
+		return &udpSource{}
+	}
+	return s.sources[source]
+}
+
+// forget takes a flow off the count of its source.
+func (s *site) forget(of *udpSource, source netip.Addr) {
+	if of.count--; of.count == 0 {
+		delete(s.sources, turnAddr(source))
+	}
+}
+
 // clearing is the flows that end to make room for a new one. None does unless the new one
 // then has all that it lacks: what is refused all the same costs nobody anything.
 type clearing []*udpFlow
 
-// of reports whether one of r's flows makes room for one of source, or does so already.
-func (c *clearing) of(r *roster, source *udpSource, now leaky.Time) bool {
+// of reports whether one of r's flows makes room, or does so already.
+func (c *clearing) of(r *roster, now leaky.Time) bool {
 	for _, f := range *c {
 		for i := range f.places {
 			if f.places[i].roster == r {
@@ -26,7 +42,7 @@ func (c *clearing) of(r *roster, source *udpSource, now leaky.Time) bool {
 			}
 		}
 	}
-	f := r.candidate(source, now)
+	f := r.candidate(now)
 	if f == nil {
 		return false
 	}
@@ -39,18 +55,14 @@ func (c *clearing) of(r *roster, source *udpSource, now leaky.Time) bool {
 func (f *udpFlow) admit(s service, m message, now leaky.Time) bool {
 	p, source := f.proxy, turnAddr(f.flow.Source)
 	p.clearing = p.clearing[:0]
-	makeRoom := func(r *roster) bool { return p.clearing.of(r, f.source, now) }
-	f.source = s.sources[source]
-	if f.source == nil {
-		f.source = &udpSource{}
-	}
-	to := target{f.flow.Source, f.flow.Port, s.samePort}
+	makeRoom := func(r *roster) bool { return p.clearing.of(r, now) }
+	f.source = s.sourceOf(f.flow.Source)
 	limit := p.gates.check(&f.flow, s.name, now, makeRoom)
 	if limit == nil {
 		if !s.room(f, makeRoom, now) {
 			return false
 		}
-		if !s.placeFor(to, makeRoom, now) {
+		if !s.placeFor(f.flow.Source, makeRoom, now) {
 			f.dialFailed(errFull)
 			return false
 		}
@@ -66,7 +78,7 @@ func (f *udpFlow) admit(s service, m message, now leaky.Time) bool {
 		}
 		return false
 	}
-	if err := f.dial(to, now); err != nil {
+	if err := f.dial(s.samePort, now); err != nil {
 		f.slots.release(now)
 		f.dialFailed(err)
 		return false
@@ -106,19 +118,19 @@ func (s *site) room(f *udpFlow, makeRoom func(*roster) bool, now leaky.Time) boo
 	return false
 }
 
-// placeFor reports whether a downstream has room for a flow, or a flow at one that is full
-// makes some.
-func (s *site) placeFor(to target, makeRoom func(*roster) bool, now leaky.Time) bool {
+// placeFor reports whether a downstream has room for a flow of source, or a flow at one
+// that is full makes some.
+func (s *site) placeFor(source netip.Addr, makeRoom func(*roster) bool, now leaky.Time) bool {
 	if s.queue.first() != nil { // others have waited for longer
 		return false
 	}
-	if s.hasRoom(to, nil, now) {
+	if s.hasRoom(source, nil, now) {
 		return true
 	}
 	for _, usable := range [...]bool{true, false} {
 		found := false
 		for _, d := range s.downstreams {
-			if d.usable(to.at(d), now) != usable || d.drained || !d.host.addr().IsValid() || !d.reaches(to.source) {
+			if d.usable(now) != usable || d.drained || !d.host.addr().IsValid() || !d.reaches(source) {
 				continue
 			}
 			found = true
@@ -142,25 +154,24 @@ func (g *gates) check(f *shaper.Flow, listen string, now leaky.Time, makeRoom fu
 	if l := g.block(f, r, now); l != nil {
 		return l
 	}
-	list := g.list(f, r)
-	defer g.drop(list, now)
-	for _, gt := range list {
-		why := gt.full(now)
+	for _, i := range g.gated(r) {
+		gt := g.gate(i, f, r)
+		blocked := gt.blocked(now)
 		switch {
-		case gt.rule.Observe:
-			why = shaper.None
-		case len(gt.turns) > 0: // others wait already
-			why = cmp.Or(why, shaper.ByConnections)
-		case why == shaper.ByConnections && gt.inFlight == gt.rule.Connections && makeRoom(&gt.flows):
-			why = shaper.None
-			if gt.paced(now) {
-				why = shaper.ByNew
-			}
+		case gt.observe:
+			blocked = shaper.None
+		case gt.turn != nil: // others wait already
+			blocked = shaper.ByConnections
+		case blocked == shaper.ByConnections && gt.inFlight == gt.limit && makeRoom(&gt.flows):
+			blocked = shaper.None
 		}
-		if why != shaper.None {
-			gt.state.Connections.Add(shaper.Refuse, why, 1)
-			noteRefused(g.shaper, gt.state, gt.ranked(), f.Source, now)
-			return gt.rule
+		if blocked != shaper.None {
+			gt.state.Connections.Add(shaper.Refuse, blocked, 1)
+			noteRefused(g.shaper, gt.state, gt.ranked(), f.Source, 0, now)
+		}
+		g.drop(gt, now)
+		if blocked != shaper.None {
+			return g.policy.Limit(i)
 		}
 	}
 	return nil

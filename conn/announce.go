@@ -121,15 +121,15 @@ func (s *session) announce() bool {
 }
 
 // announcement is the header before each datagram of f, or nil.
-func (f *udpFlow) announcement(m message) []byte {
+func (f *udpFlow) announcement() []byte {
 	if f.site.config.Load().SendProxy == 0 {
 		return nil
 	}
-	to := netip.AddrPortFrom(m.to, f.flow.Port)
-	if !m.to.IsValid() {
+	to := netip.AddrPortFrom(f.key.asked, f.flow.Port)
+	if !f.key.asked.IsValid() {
 		to = netip.AddrPortFrom(localAddr(f.key.port.fd).Addr(), f.flow.Port)
 	}
-	b, err := proxyproto.HeaderProxyFromAddrs(2, net.UDPAddrFromAddrPort(unmapped(m.from)), net.UDPAddrFromAddrPort(unmapped(to))).Format()
+	b, err := proxyproto.HeaderProxyFromAddrs(2, net.UDPAddrFromAddrPort(unmapped(f.key.client)), net.UDPAddrFromAddrPort(unmapped(to))).Format()
 	if err != nil {
 		return nil
 	}

@@ -115,17 +115,6 @@ func (n *node) charge(cost leaky.Time) {
 	}
 }
 
-// all appends the units of n and below to units.
-func (n *node) all(units []*unit) []*unit {
-	for u := n.head; u != nil; u = u.next {
-		units = append(units, u)
-	}
-	for _, c := range n.starts {
-		units = c.all(units)
-	}
-	return units
-}
-
 // active reports whether n takes turns: it, or what is below it, has units.
 func (n *node) active() bool { return n.head != nil || len(n.starts) > 0 }
 

@@ -2,7 +2,6 @@ package conn
 
 import (
 	"cmp"
-	"slices"
 
 	"shaperd/leaky"
 	"shaperd/shaper"
@@ -13,33 +12,32 @@ const inspectTurn = 256
 
 // Connections calls f for every TCP connection and UDP flow, on the caller's goroutine. They
 // are looked at a few at a time, so that what they move is not held up: some may have
-// ended by then.
+// ended by then, and those that come meanwhile are left out.
 func (p *Proxy) Connections(f func(*shaper.ConnectionStatus)) {
-	var sessions []*session
-	var flows []*udpFlow
-	p.loop.call(func(leaky.Time) {
-		sessions = make([]*session, 0, len(p.sessions))
-		for s := range p.sessions {
-			sessions = append(sessions, s)
-		}
-		flows = make([]*udpFlow, 0, len(p.flows))
-		for _, f := range p.flows {
-			flows = append(flows, f)
-		}
-	})
-	inspect(p.loop, sessions, (*session).inspect, f)
-	inspect(p.loop, flows, (*udpFlow).inspect, f)
+	p.lists.Lock()
+	defer p.lists.Unlock()
+	p.listing++
+	inspect(p.loop, &p.sessions, p.listing, (*session).inspect, f)
+	inspect(p.loop, &p.flowList, p.listing, (*udpFlow).inspect, f)
 }
 
-func inspect[T any](l *loop, all []T, look func(T, *shaper.ConnectionStatus, leaky.Time) bool, f func(*shaper.ConnectionStatus)) {
+func inspect[T enroller](l *loop, r *registry[T], listing uint64, look func(T, *shaper.ConnectionStatus, leaky.Time) bool, f func(*shaper.ConnectionStatus)) {
 	var buffer [inspectTurn]shaper.ConnectionStatus
-	for chunk := range slices.Chunk(all, inspectTurn) {
-		n := 0
+	at := toAll
+	for n := len(buffer); n == len(buffer); {
+		n = 0
 		l.call(func(now leaky.Time) {
-			for _, one := range chunk {
-				buffer[n] = shaper.ConnectionStatus{}
-				if look(one, &buffer[n], now) {
-					n++
+			for n < len(buffer) {
+				x, ok := r.before(&at)
+				if !ok {
+					return
+				}
+				if e := x.enrolment(); e.shown != listing {
+					e.shown = listing
+					buffer[n] = shaper.ConnectionStatus{}
+					if look(x, &buffer[n], now) {
+						n++
+					}
 				}
 			}
 		})
@@ -66,9 +64,9 @@ func (s *session) inspect(c *shaper.ConnectionStatus, now leaky.Time) bool {
 	c.Idle = now.Sub(max(s.pace.active, s.begun)).Duration()
 	held(c, s.account.total(s.up.unit.path, s.down.unit.path))
 	switch {
-	case s.waitsIn != nil:
-		c.HeldBy = s.waitsIn.at().gate.state.Name
-		c.Waited += s.waiting(now).Duration()
+	case s.source != nil:
+		c.HeldBy = s.source.gate.state.Name
+		c.Waited += now.Sub(s.joined).Duration()
 	default:
 		waits(c, now, &s.up.unit, &s.down.unit)
 	}
@@ -115,31 +113,25 @@ func waits(c *shaper.ConnectionStatus, now leaky.Time, units ...*unit) {
 // of that ID.
 func (p *Proxy) Kill(id uint64) (found bool) {
 	p.loop.call(func(now leaky.Time) {
-		for s := range p.sessions {
-			if s.flow.Connection == id {
-				found = true
-				s.kill(now)
-				return
-			}
-		}
-		for _, f := range p.flows {
-			if f.flow.Connection == id {
-				found = true
-				f.close(now)
-				return
-			}
+		s, isSession := p.sessions.byID[id]
+		f, isFlow := p.flowList.byID[id]
+		switch found = isSession || isFlow; {
+		case isSession:
+			s.cut(shaper.Killed, now)
+		case isFlow:
+			f.close(now)
 		}
 	})
 	return found
 }
 
-// kill is abort for one who waits too.
-func (s *session) kill(now leaky.Time) {
+// cut is abort for one who waits too.
+func (s *session) cut(how shaper.Ending, now leaky.Time) {
 	if s.stage == entering {
 		s.gates.withdraw(&s.entrant, now)
 		s.stage = leaving
 	}
-	s.abort(shaper.Killed, now)
+	s.abort(how, now)
 }
 
 // Buckets returns how the buckets of keys of limit i of the policy in force are doing.
@@ -158,7 +150,7 @@ func (p *Proxy) Buckets(i int, keys ...shaper.Key) []shaper.BucketState {
 }
 
 func (p *Proxy) bucket(policy *shaper.Policy, i int, k shaper.Key, now leaky.Time) (b shaper.BucketState) {
-	shape, bucket := policy.Shape(i), p.shaper.Peek(k, now)
+	shape, bucket := policy.Shape(i), p.shaper.Peek(k)
 	if l := p.loop.lines.byKey[k]; l != nil {
 		bucket = l.bucket
 		b.Queued, b.QueuedBytes = l.streams+int(l.queuedPackets), l.queuedBytes
@@ -167,7 +159,7 @@ func (p *Proxy) bucket(policy *shaper.Policy, i int, k shaper.Key, now leaky.Tim
 	b.NextIn = bucket.Depart(shape, now).Sub(now).Duration()
 	b.BacklogBytes, b.BacklogPackets = bucket.Backlog(shape, now)
 	k.Limit++
-	shape, bucket = policy.NewConnections(i), p.shaper.Peek(k, now)
+	shape, bucket = policy.NewConnections(i), p.shaper.Peek(k)
 	if gt := p.gates.byKey[k]; gt != nil {
 		b.InFlight, b.Waiting = gt.inFlight, gt.waiting
 		bucket = gt.bucket

@@ -1,9 +1,7 @@
 package conn
 
 import (
-	"cmp"
 	"net/netip"
-	"slices"
 
 	"shaperd/leaky"
 	"shaperd/shaper"
@@ -56,19 +54,19 @@ type stop struct {
 type sender interface {
 	send(now leaky.Time) (bytes, packets uint64, again bool)
 
-	// resubmit is called for a unit that clear took out of its lines, when its
-	// path may have changed.
+	// resubmit is called for a unit that was taken out of its lines, when its
+	// path has changed.
 	resubmit(now leaky.Time)
 
-	// refused is called for a droppable unit that has no place in a line, or that has to
-	// give it up.
-	refused(by *line, why shaper.Reason)
+	// refused is called for a droppable unit that has no place in a line.
+	refused(by *line)
 }
 
 // line is the queue in front of one bucket, for as long as a flow needs it. Sources
 // take turns in it, and the flows of a source.
 type line struct {
 	key    shaper.Key
+	policy *shaper.Policy // that it was brought to last, see refresh
 	shape  *leaky.Shape
 	state  *shaper.State
 	reject bool // tell sources of what is refused
@@ -127,21 +125,34 @@ func newLines(s *shaper.Shaper, w *leaky.Wheel, clock func() leaky.Time) *lines 
 func (ls *lines) path(p *shaper.Policy, f *shaper.Flow, r shaper.Route, set shaper.Set, stranger bool) []stop {
 	var path []stop
 	for i := range set.All {
-		shape := p.Shape(i)
-		if p.Limit(i).Observe || shape.Bytes.Unlimited() && shape.Packets.Unlimited() {
+		if !paces(p, i) {
 			continue
 		}
 		key := p.Key(i, f, r)
 		l := ls.byKey[key]
 		if l == nil {
-			l = &line{key: key, bucket: ls.shaper.CheckOut(key, ls.clock())}
+			l = &line{key: key, bucket: ls.shaper.CheckOut(key), state: p.State(i), shape: p.Shape(i)}
 			l.event.Fire = func(now leaky.Time) { ls.consider(l); ls.run(now) }
 			ls.byKey[key] = l
 		}
-		l.shape, l.state, l.reject = shape, p.State(i), p.Limit(i).Excess == shaper.ExcessReject
+		ls.refresh(l, ls.clock())
 		path = append(path, l.stop(f, p.Limit(i).Share == shaper.ShareFIFO, stranger))
 	}
 	return path
+}
+
+// paces reports whether limit i of p has lines.
+func paces(p *shaper.Policy, i int) bool {
+	shape := p.Shape(i)
+	return !p.Limit(i).Observe && !(shape.Bytes.Unlimited() && shape.Packets.Unlimited())
+}
+
+// shareOf returns the source whose share f has in a line.
+func shareOf(f *shaper.Flow, stranger bool) (source netip.Addr) {
+	if !stranger {
+		source = turnAddr(f.Source)
+	}
+	return source
 }
 
 // stop adds a flow to l.
@@ -150,10 +161,7 @@ func (l *line) stop(f *shaper.Flow, fifo, stranger bool) stop {
 	if fifo {
 		return stop{line: l, leaf: &l.root}
 	}
-	var source netip.Addr
-	if !stranger {
-		source = turnAddr(f.Source)
-	}
+	source := shareOf(f, stranger)
 	sh := l.shares[source]
 	if sh == nil {
 		sh = &share{source: source, node: node{parent: &l.root}}
@@ -178,6 +186,7 @@ func (ls *lines) release(path []stop, now leaky.Time) {
 		if l.refs--; l.refs == 0 {
 			ls.wheel.Cancel(&l.event)
 			delete(ls.byKey, l.key)
+			ls.refresh(l, now)
 			ls.shaper.CheckIn(l.key, l.bucket, now)
 		}
 	}
@@ -216,14 +225,14 @@ func (ls *lines) join(u *unit, now leaky.Time) {
 			at.did.dropped++
 			u.queued = false
 			ls.leave(u, u.pos)
-			u.owner.refused(l, shaper.QueueFull)
+			u.owner.refused(l)
 			return
 		}
 		last := longest.tail
 		for !last.droppable {
 			last = last.prev
 		}
-		ls.drop(last, shaper.QueueFull)
+		ls.drop(last)
 	}
 	l.deepen(u)
 	at.leaf.push(u)
@@ -234,19 +243,12 @@ func (ls *lines) join(u *unit, now leaky.Time) {
 }
 
 // drop refuses a datagram that is queued.
-func (ls *lines) drop(u *unit, why shaper.Reason) {
+func (ls *lines) drop(u *unit) {
 	at := &u.path[u.pos]
 	at.did.dropped++
 	ls.remove(u)
 	ls.leave(u, u.pos)
-	u.owner.refused(at.line, why)
-}
-
-// forgo refuses a datagram that is queued, as there is no memory for all of them.
-func (ls *lines) forgo(u *unit, now leaky.Time) {
-	ls.consider(u.path[u.pos].line)
-	ls.drop(u, shaper.MemoryFull)
-	ls.run(now)
+	u.owner.refused(at.line)
 }
 
 // remove takes u out of the line it waits in.
@@ -320,7 +322,7 @@ func (ls *lines) serve(l *line, now leaky.Time) {
 	}
 	u := l.root.first()
 	for u != nil && u.shed(l.shape, now) {
-		ls.drop(u, shaper.QueueFull)
+		ls.drop(u)
 		u = l.root.first()
 	}
 	if u == nil {
@@ -396,40 +398,4 @@ func (ls *lines) withdraw(now leaky.Time, units ...*unit) {
 		ls.leave(u, u.pos)
 	}
 	ls.run(now)
-}
-
-// clear empties all lines and returns their units, the longest waiting first. Paths
-// have to be made anew.
-func (ls *lines) clear() []*unit {
-	var units []*unit
-	for _, l := range ls.byKey {
-		units = l.root.all(units)
-		l.root, l.shares, l.holder, l.queuedBytes, l.queuedPackets, l.streams = node{}, nil, nil, 0, 0, 0
-		ls.wheel.Cancel(&l.event)
-	}
-	slices.SortStableFunc(units, func(a, b *unit) int {
-		// Of those that came together, one that has got further is ahead.
-		return cmp.Or(cmp.Compare(a.arrived, b.arrived), cmp.Compare(b.pos, a.pos))
-	})
-	for _, u := range units {
-		u.next, u.prev, u.queued = nil, nil, false
-	}
-	return units
-}
-
-// swap puts policy in force at now. The lines must be empty; their buckets keep
-// their backlogs.
-func (ls *lines) swap(policy *shaper.Policy, now leaky.Time) {
-	for _, l := range ls.byKey {
-		i := policy.Index(l.state)
-		if i < 0 {
-			continue
-		}
-		if next := policy.Shape(i); *next != *l.shape {
-			l.bucket.Rescale(l.shape, next, now)
-			l.meter = leaky.Meter{} // what was allowed is over
-		}
-		l.shape = policy.Shape(i)
-	}
-	ls.shaper.Swap(policy, now)
 }

@@ -69,7 +69,7 @@ func (p *packet) send(now leaky.Time) (bytes, packets uint64, again bool) {
 
 func (p *packet) resubmit(now leaky.Time) { p.rig.lines.submit(&p.unit, now) }
 
-func (p *packet) refused(by *line, _ shaper.Reason) {
+func (p *packet) refused(by *line) {
 	p.rig.refused++
 	p.rig.refusedBy[by.state.Name]++
 }
@@ -91,9 +91,7 @@ func (s *stream) send(now leaky.Time) (bytes, packets uint64, again bool) {
 
 func (s *stream) resubmit(now leaky.Time) { s.rig.lines.submit(&s.unit, now) }
 
-func (s *stream) refused(by *line, _ shaper.Reason) {
-	s.rig.t.Errorf("%s refused a grant", by.state.Name)
-}
+func (s *stream) refused(by *line) { s.rig.t.Errorf("%s refused a grant", by.state.Name) }
 
 func (r *rig) note(u *unit, now leaky.Time, n uint64) {
 	r.count++
@@ -216,7 +214,7 @@ type polite struct {
 	lost *int
 }
 
-func (p *polite) refused(*line, shaper.Reason) { *p.lost++ }
+func (p *polite) refused(*line) { *p.lost++ }
 
 func (r *rig) polite(path []stop, worst *leaky.Time, lost *int, now leaky.Time) {
 	p := &polite{timed{packet{rig: r}, worst}, lost}
@@ -547,14 +545,13 @@ func TestSwapKeepsTurnsAndBacklog(t *testing.T) {
 	}
 	now += leaky.Second / 100
 	limit.Rate = 4e6
-	units := r.lines.clear()
-	r.policy = policy(t, r.shaper, limit)
-	r.lines.swap(r.policy, now)
-	path = r.path(flowFrom("10.0.0.1", 1))
 	before := r.count
-	for _, u := range units {
-		u.path = path
-		u.owner.resubmit(now)
+	r.policy = policy(t, r.shaper, limit)
+	r.shaper.Swap(r.policy, now)
+	f := flowFrom("10.0.0.1", 1)
+	route := r.policy.Route(f)
+	if !r.lines.same(path, r.policy, f, route, route.ToDownstream, false, now) {
+		t.Fatal("the path is another one")
 	}
 	if r.count-before > 1 {
 		t.Errorf("%d units left at once after the reload", r.count-before)

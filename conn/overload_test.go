@@ -61,11 +61,11 @@ func TestAcceptedConnectionsAreShed(t *testing.T) {
 	waitFor(t, "a waiter", func() bool { return state.Waiting.Load() == 1 })
 	r.leave(-5)
 	r.proxy.loop.call(func(now leaky.Time) {
-		for s := range r.proxy.sessions {
+		r.proxy.sessions.each(func(s *session) {
 			if s.stage == flowing {
 				s.abort(shaper.ResetByClient, now)
 			}
-		}
+		})
 	})
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("read: %v, want a reset", err)

@@ -28,12 +28,12 @@ func (p *Proxy) Own(own func(fd int) error) {
 	}
 	p.mu.Unlock()
 	p.loop.call(func(leaky.Time) {
-		for s := range p.sessions {
+		p.sessions.each(func(s *session) {
 			p.mark(s.client.fd)
 			if s.server.fd >= 0 {
 				p.mark(s.server.fd)
 			}
-		}
+		})
 	})
 }
 

@@ -2,7 +2,6 @@ package conn
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"sync"
@@ -33,18 +32,22 @@ type Proxy struct {
 
 	mu        sync.Mutex        // of a change of listeners
 	inherited map[Endpoint]int  // sockets, by place
+	lists     sync.Mutex        // of a listing of connections
+	listing   uint64            // the last one
 	sites     map[string]*site  // changed by the loop, under mu
 	ports     map[Endpoint]port // by place
-	draining  bool              // no port is opened any more
 
-	sessions map[*session]struct{} // the loop's
-	flows    map[flowKey]*udpFlow  // the loop's
-	clearing clearing              // likewise: of admit, to be used again
+	// Of the loop:
+	sessions registry[*session]
+	flows    map[flowKey]*udpFlow
+	flowList registry[*udpFlow] // the same
+	clearing clearing           // of admit, to be used again
 }
 
-// site is a Listen in force, kept under its name.
+// site is a Listen in effect, kept under its name.
 type site struct {
 	name   string
+	gone   bool // it is in effect no more, but some of its connections go on
 	config atomic.Pointer[siteConfig]
 	counts *shaper.ListenerState
 
@@ -72,7 +75,8 @@ type service struct {
 
 // port is an open Endpoint.
 type port interface {
-	serve(service) // starts it, or changes what it serves
+	serve(service) // starts it, or changes what it serves; on the loop
+	serves() *service
 	close()
 	descriptor() int
 }
@@ -91,167 +95,12 @@ func New(s *shaper.Shaper, clock *leaky.Clock, log, traffic *slog.Logger) (*Prox
 		refused:   newSampler(traffic, time.Second),
 		changes:   newSampler(log, time.Minute),
 		inherited: map[Endpoint]int{}, sites: map[string]*site{}, ports: map[Endpoint]port{},
-		sessions: map[*session]struct{}{}, flows: map[flowKey]*udpFlow{},
+		flows: map[flowKey]*udpFlow{},
 	}
 	p.names = newResolver(p.refused, func() { l.post(p.wakeAll) })
 	p.gates = newGates(s, &l.pacer.Wheel, clock.Now)
 	go l.run()
 	return p, nil
-}
-
-// Apply puts listens and policy in force. It opens the ports that are new, then
-// swaps the policy, then closes the ports that have gone. Ports that stay are not
-// touched, nor are TCP connections, those of a closed port included: they move to
-// their new limits, and what waits under a limit that stays keeps its turn. The
-// UDP flows of a closed port end with it. On an error nothing has changed. Once Drain has
-// begun no port is opened.
-//
-// commit, unless it is nil, is called when nothing else can fail any more. Its error is
-// Apply's. It must not call p.
-func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Policy, commit func() error) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-
-	sites := map[string]*site{}
-	configs := map[*site]*siteConfig{}
-	ports := map[Endpoint]port{}
-	services := map[port]service{}
-	var opened []port
-	committed := false
-	defer func() {
-		if !committed {
-			for _, l := range opened {
-				l.close()
-			}
-		}
-	}()
-	for _, listen := range listens {
-		s := p.sites[listen.Name]
-		if s == nil {
-			s = &site{name: listen.Name, counts: p.shaper.Listener(listen.Name), sources: map[netip.Addr]*udpSource{}, proxy: p, leaves: map[netip.Addr]*node{}}
-		}
-		sites[listen.Name], configs[s] = s, &siteConfig{Listen: listen}
-		if listen.Transparent {
-			if err := listen.checkTransparent(); err != nil {
-				return fmt.Errorf("listener %q: %w", listen.Name, err)
-			}
-		}
-		for _, e := range listen.Endpoints {
-			if listen.Transparent {
-				if err := mayBeTransparent(e.Addr.Addr()); err != nil {
-					return fmt.Errorf("listener %q: %w", listen.Name, err)
-				}
-			}
-			l, ok := p.ports[e.place()]
-			if !ok && p.draining {
-				continue
-			}
-			if !ok {
-				var err error
-				if l, err = p.openPort(e, e.intercepts(listen)); err != nil {
-					return fmt.Errorf("listener %q: %w", listen.Name, err)
-				}
-				opened = append(opened, l)
-			}
-			ports[e.place()], services[l] = l, service{s, e.SamePort}
-		}
-	}
-	if p.rejecter.Load() == nil && rejects(policy) {
-		r, err := newRejecter()
-		if err != nil {
-			return err
-		}
-		p.rejecter.Store(r)
-	}
-	if commit != nil {
-		if err := commit(); err != nil {
-			return err
-		}
-	}
-	committed = true
-	p.names.resolve(ctx, configs)
-
-	p.loop.call(func(now leaky.Time) {
-		var gone []*downstream
-		units := p.loop.lines.clear()
-		p.gates.swap(policy, func() { p.loop.lines.swap(policy, now) }, now)
-		for s, config := range configs {
-			for _, f := range p.flows { // its next datagram makes another one
-				if f.site == s && s.config.Load().Transparent != config.Transparent {
-					f.close(now)
-				}
-			}
-			s.config.Store(config)
-			gone = append(gone, s.setDownstreams(config, now)...)
-		}
-		for name, s := range p.sites {
-			if sites[name] != s {
-				s.stopProbes()
-			}
-		}
-		p.sites = sites
-		for s := range p.sessions {
-			if s.stage == dialing || s.stage == flowing {
-				s.reroute(policy)
-				s.move(&s.flow, s.route, now)
-			}
-		}
-		for _, f := range p.flows {
-			f.reroute(policy)
-			f.move(now)
-		}
-		for _, u := range units {
-			u.owner.resubmit(now)
-		}
-		p.gates.run(now)
-		p.cutBlocked(policy, now)
-		for _, d := range gone {
-			d.leave(now, anyPort)
-		}
-		for s := range configs {
-			s.wake(now)
-		}
-		for s := range p.sessions {
-			if s.stage == flowing {
-				s.watchOver(now) // under other timeouts, maybe
-			}
-		}
-	})
-	for l, s := range services {
-		l.serve(s)
-	}
-	for _, listen := range listens {
-		for _, e := range listen.Endpoints {
-			if l := ports[e.place()]; l != nil {
-				_ = setTransparent(l.descriptor(), e.Addr.Addr(), e.intercepts(listen)) // permitted, as it was above
-			}
-		}
-	}
-	for e, l := range p.ports {
-		if ports[e] != l {
-			l.close()
-		}
-	}
-	p.ports = ports
-	p.closeInherited()
-	return nil
-}
-
-// cutBlocked ends what policy blocks.
-func (p *Proxy) cutBlocked(policy *shaper.Policy, now leaky.Time) {
-	if policy.Blocks() == 0 {
-		return
-	}
-	for s := range p.sessions {
-		if (s.stage == dialing || s.stage == flowing) && policy.Blocked(s.route.Limits()) >= 0 {
-			s.abort(shaper.Refused, now)
-		}
-	}
-	for _, f := range p.flows {
-		if policy.Blocked(f.route.Limits()) >= 0 {
-			f.close(now)
-		}
-	}
 }
 
 func (p *Proxy) openPort(e Endpoint, transparent bool) (port, error) {
@@ -266,7 +115,6 @@ func (p *Proxy) openPort(e Endpoint, transparent bool) (port, error) {
 // queued has left. It returns how many connections are left when ctx ends it.
 func (p *Proxy) Drain(ctx context.Context) int {
 	p.mu.Lock()
-	p.draining = true
 	var udp []*udpPort
 	for e, l := range p.ports {
 		if u, ok := l.(*udpPort); ok {
@@ -310,7 +158,7 @@ const drainLate = 12
 // Remaining returns how many TCP connections there are, from accept to end, and how many
 // bytes of datagrams are queued.
 func (p *Proxy) Remaining() (connections, queued int) {
-	p.loop.call(func(leaky.Time) { queued = p.loop.memory.used })
+	p.loop.call(func(leaky.Time) { queued = p.loop.queuedBytes })
 	return int(p.open.Load()), queued
 }
 
@@ -325,12 +173,8 @@ func (p *Proxy) Close() {
 	p.ports = nil
 	p.closeInherited()
 	p.loop.call(func(now leaky.Time) {
-		for s := range p.sessions {
-			s.abort(shaper.Stopped, now)
-		}
-		for _, f := range p.flows {
-			f.close(now)
-		}
+		p.sessions.each(func(s *session) { s.abort(shaper.Stopped, now) })
+		p.flowList.each(func(f *udpFlow) { f.close(now) })
 		for _, s := range p.sites {
 			s.stopProbes()
 		}

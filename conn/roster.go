@@ -31,14 +31,13 @@ type place struct {
 type placeList struct{ first, last *place }
 
 const (
-	// muteGrace is how long a flow is left alone by those of other sources: an answer takes
-	// its time, and a flood of sources must not push out one that waits for it, or has just
-	// got it.
+	// muteGrace is how long a flow without an answer is left alone: an answer takes its
+	// time, and a flood of sources must not push out one that waits for it.
 	muteGrace = leaky.Second / 2
 
-	// ownGrace is how long a flow that was answered is left alone by those of its own
-	// source: an answer may be of several datagrams.
-	ownGrace = leaky.Second / 50
+	// answerGrace is how long a flow that was answered is left alone: an answer may be of
+	// several datagrams.
+	answerGrace = leaky.Second / 50
 
 	// knownGrace is the part of idle_timeout for which a flow is left alone whose source
 	// went on.
@@ -73,8 +72,8 @@ func (l *placeList) remove(p *place) {
 	p.next, p.prev = nil, nil
 }
 
-// candidate returns the flow that would make room for one of source, or nil.
-func (r *roster) candidate(source *udpSource, now leaky.Time) *udpFlow {
+// candidate returns the flow that would make room, or nil.
+func (r *roster) candidate(now leaky.Time) *udpFlow {
 	for rank := range engaged {
 		for p := r[rank].first; p != nil; p = r[rank].first {
 			f := p.flow
@@ -82,7 +81,7 @@ func (r *roster) candidate(source *udpSource, now leaky.Time) *udpFlow {
 				f.file(now)
 				continue
 			}
-			if now.Sub(f.seen) >= f.grace(source) {
+			if now.Sub(f.seen) >= f.grace() {
 				return f
 			}
 			if f.seen <= f.filed {
@@ -94,23 +93,13 @@ func (r *roster) candidate(source *udpSource, now leaky.Time) *udpFlow {
 	return nil
 }
 
-// all returns the flows of r.
-func (r *roster) all() (flows []*udpFlow) {
-	for rank := range r {
-		for p := r[rank].first; p != nil; p = p.next {
-			flows = append(flows, p.flow)
-		}
-	}
-	return flows
-}
-
-// grace is how long f is left alone by flows of source when nothing comes or goes.
-func (f *udpFlow) grace(source *udpSource) leaky.Time {
-	switch {
-	case f.rank == answered && f.source == source:
-		return ownGrace
-	case f.rank != known:
+// grace is how long f is left alone when nothing comes or goes.
+func (f *udpFlow) grace() leaky.Time {
+	switch f.rank {
+	case unanswered:
 		return muteGrace
+	case answered:
+		return answerGrace
 	}
 	return max(leaky.FromDuration(f.site.config.Load().IdleTimeout)/knownGrace, muteGrace)
 }
@@ -143,7 +132,7 @@ func (f *udpFlow) delist() {
 // file puts f at the end of its lists, by the rank that it has now.
 func (f *udpFlow) file(now leaky.Time) {
 	was := f.rank
-	f.rank, f.filed = f.standing(), now
+	f.rank, f.filed = f.standing(), max(f.seen, now)
 	for i := range f.places {
 		p := &f.places[i]
 		p.roster[was].remove(p)

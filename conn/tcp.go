@@ -15,9 +15,12 @@ import (
 // session is a TCP connection of a client and the one to a downstream that
 // belongs to it. It belongs to the loop's thread.
 type session struct {
+	enrolled
 	entrant  // with the slots that end with the session
 	*service // it came to
 	proxy    *Proxy
+	port     *tcpPort
+	routed   *shaper.Policy // that its lines are of
 	from     netip.AddrPort // whose it is, and
 	asked    netip.AddrPort // what it asked for, where that was announced
 	stage    stage
@@ -125,7 +128,8 @@ func (s *session) begin(now leaky.Time) {
 	for _, d := range []*direction{&s.up, &s.down} {
 		d.unit, d.limit = unit{owner: d, credit: grantCredit}, unpaced
 	}
-	s.reroute(s.proxy.shaper.Policy())
+	s.recount(now)
+	s.reroute(s.proxy.shaper.Policy(), now)
 	s.watchOver(now)
 	s.advance(now)
 }
@@ -137,26 +141,8 @@ func (s *session) advance(now leaky.Time) {
 	s.finish(now)
 }
 
-// reroute puts s under policy. Its units must not be queued.
-func (s *session) reroute(policy *shaper.Policy) {
-	s.flow.Listen = policy.ListenIndex(s.name)
-	s.route = policy.Route(&s.flow)
-	if s.stage == flowing {
-		now := s.proxy.clock.Now()
-		s.settle(now)
-		s.up.reroute(policy, s.route.ToDownstream)
-		s.down.reroute(policy, s.route.FromDownstream)
-	}
-}
-
-func (d *direction) reroute(policy *shaper.Policy, set shaper.Set) {
-	s := d.session
-	old := d.unit.path
-	l := s.proxy.loop
-	s.fold(old)
-	d.unit.path = l.lines.path(policy, &s.flow, s.route, set, false)
-	l.lines.release(old, l.clock.Now())
-	d.observed = policy.Observed(set)
+// bound sets what d moves at once, by the lines that it has now.
+func (d *direction) bound() {
 	grant := uint64(maxGrant)
 	for _, l := range d.unit.path {
 		grant = min(grant, l.shape.Bytes.Units(leaky.FromDuration(grantTime)))
@@ -348,7 +334,7 @@ func (d *direction) advance(now leaky.Time) {
 
 func (d *direction) resubmit(now leaky.Time) { d.resume(now) }
 
-func (d *direction) refused(*line, shaper.Reason) {} // a grant is not droppable
+func (d *direction) refused(*line) {} // a grant is not droppable
 
 func (d *direction) putItOff() {
 	d.putOff = true
@@ -390,6 +376,9 @@ func (d *direction) send(now leaky.Time) (bytes, packets uint64, again bool) {
 
 func (d *direction) observe(n uint64, now leaky.Time) {
 	s := d.session
+	if s.routed != s.proxy.shaper.Policy() {
+		return // a reload is under way, and has not come to s
+	}
 	s.proxy.observe(&s.flow, s.route, d.observed, n, 0, now)
 }
 
@@ -446,7 +435,7 @@ func (s *session) close(how shaper.Ending, now leaky.Time) {
 			l.close(side.fd)
 		}
 	}
-	delete(s.proxy.sessions, s)
+	s.proxy.sessions.remove(s)
 	for _, d := range []*direction{&s.up, &s.down} {
 		d.left = nil
 		if d.pipe != nil {

@@ -253,7 +253,7 @@ func TestThrottledSourceIsHeldBack(t *testing.T) {
 		t.Errorf("wrote %d bytes, err %v: nothing held it back", n, err)
 	}
 	r.proxy.loop.call(func(leaky.Time) {
-		for s := range r.proxy.sessions {
+		for _, s := range r.proxy.sessions.all {
 			if len(s.up.left) > scratchSize {
 				t.Errorf("%d bytes are buffered", len(s.up.left))
 			}

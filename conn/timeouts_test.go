@@ -149,7 +149,7 @@ func TestMinThroughput(t *testing.T) {
 			c := dial(t, r.addr())
 			waitFor(t, "a downstream", func() bool { return r.shaper.Listener("l").Open.Load() == 1 })
 			r.proxy.loop.call(func(now leaky.Time) {
-				for s := range r.proxy.sessions {
+				for _, s := range r.proxy.sessions.all {
 					s.pace.moved, s.pace.held = tt.moved, tt.held
 					s.watchOver(now + leaky.FromDuration(SlowWindow) - leaky.Second)
 					if s.stage != flowing {

@@ -3,7 +3,6 @@ package conn
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -23,30 +22,32 @@ type flowKey struct {
 // udpFlow is the datagrams between one client and one downstream. It belongs to
 // the loop's thread.
 type udpFlow struct {
+	enrolled
 	account
-	key        flowKey
-	proxy      *Proxy
-	site       *site
-	source     *udpSource
-	flow       shaper.Flow
-	route      shaper.Route
-	slots      slots
-	fd         int // connected to downstream
-	downstream *downstream
-	outlet     uint16 // its port
-	apart      bool   // its datagrams cannot leave as a train
-	prefix     []byte // of each datagram to the downstream
-	asked      uint64 // bytes from the source
-	told       uint64 // bytes for it, an empty datagram as one
-	many       bool   // the source does not ask one host alone
-	known      bool   // it has sent something since it was told something
-	to         replyTo
-	up         udpDirection
-	down       udpDirection
-	seen       leaky.Time
-	queued     *datagram // the first of a list
-	expiry     leaky.Event
-	mute       bool // the downstream has not answered yet
+	key         flowKey
+	proxy       *Proxy
+	site        *site
+	source      *udpSource
+	flow        shaper.Flow
+	route       shaper.Route
+	routed      *shaper.Policy // that its lines are of
+	slots       slots
+	fd          int // connected to downstream
+	downstream  *downstream
+	transparent bool   // what it showed downstream when it was connected
+	apart       bool   // its datagrams cannot leave as a train
+	prefix      []byte // of each datagram to the downstream
+	asked       uint64 // bytes from the source
+	told        uint64 // bytes back to it
+	many        bool   // the source does not ask one host alone
+	known       bool   // it has sent something since it was told something
+	to          replyTo
+	up          udpDirection
+	down        udpDirection
+	seen        leaky.Time
+	queued      *datagram // the first of a list
+	expiry      leaky.Event
+	mute        bool // the downstream has not answered yet
 
 	places []place // in rosters, as rank
 	rank   rank
@@ -64,32 +65,32 @@ type udpDirection struct {
 const muteTimeout = 10 * leaky.Second
 
 // dial connects a socket of f to a downstream.
-func (f *udpFlow) dial(to target, now leaky.Time) error {
-	d, full := f.site.pick(to, nil, now)
+func (f *udpFlow) dial(samePort bool, now leaky.Time) error {
+	d, full := f.site.pick(f.flow.Source, nil, now)
 	switch {
 	case full:
 		return errFull
 	case d == nil:
 		return errNoAddress
 	}
-	f.outlet = to.at(d)
-	addr := netip.AddrPortFrom(d.host.addr(), f.outlet)
+	to := netip.AddrPortFrom(d.host.addr(), d.port(f.flow.Port, samePort))
 	var from netip.Addr
-	if f.site.config.Load().Transparent {
+	transparent := f.site.config.Load().Transparent
+	if transparent {
 		from = f.flow.Source
 	}
-	fd, err := connectUDP(from, addr)
+	fd, err := connectUDP(from, to)
 	if err != nil {
 		if !ours(err) {
-			d.failed(f.outlet, err, now)
+			d.failed(err, now)
 		}
-		return fmt.Errorf("connect to %s: %w", addr, err)
+		return fmt.Errorf("connect to %s: %w", to, err)
 	}
 	if err := f.proxy.loop.watch(fd, unix.EPOLLIN, f); err != nil {
 		unix.Close(fd)
 		return err
 	}
-	f.fd, f.downstream = fd, d
+	f.fd, f.downstream, f.transparent = fd, d, transparent
 	d.inFlight++
 	return nil
 }
@@ -102,31 +103,6 @@ func (f *udpFlow) idleTimeout() leaky.Time {
 	return d
 }
 
-func (f *udpFlow) reroute(policy *shaper.Policy) {
-	f.settle(f.proxy.clock.Now())
-	f.flow.Listen = policy.ListenIndex(f.site.name)
-	f.route = policy.Route(&f.flow)
-	f.up.reroute(f, policy, f.route.ToDownstream)
-	f.down.reroute(f, policy, f.route.FromDownstream)
-}
-
-// move brings f's slots in line with a new policy.
-func (f *udpFlow) move(now leaky.Time) {
-	held := f.slots.held
-	f.slots.move(&f.flow, f.route, now)
-	if !slices.Equal(held, f.slots.held) {
-		f.enlist(now)
-	}
-}
-
-func (d *udpDirection) reroute(f *udpFlow, policy *shaper.Policy, set shaper.Set) {
-	lines, old := f.proxy.loop.lines, d.path
-	f.fold(old)
-	d.path = lines.path(policy, &f.flow, f.route, set, f.mute)
-	lines.release(old, f.proxy.clock.Now())
-	d.observed = policy.Observed(set)
-}
-
 // ready takes in the downstream's datagrams.
 func (f *udpFlow) ready(_ uint32, now leaky.Time) {
 	l := f.proxy.loop
@@ -136,51 +112,35 @@ func (f *udpFlow) ready(_ uint32, now leaky.Time) {
 			f.site.counts.SendErrors.Add(1)
 		}
 		if errno == unix.ECONNREFUSED {
-			f.downstream.failed(f.outlet, errno, now)
-			if f.proxy.flows[f.key] == f && !f.downstream.usable(f.outlet, now) {
-				f.close(now) // the next datagram may go to another
-			}
+			f.downstream.failed(errno, now)
 		}
 		return
 	}
 	f.touch(now)
-	if len(f.downstream.outlets) > 0 {
-		f.downstream.reached(f.outlet, now)
+	if f.downstream.failures > 0 {
+		f.downstream.reached(now)
 	}
 	if f.mute {
 		f.answered(now)
 	}
 	for i := range n {
-		m := l.batch.message(i)
-		if m.truncated {
-			f.site.counts.SendErrors.Add(1)
-			continue
-		}
-		if f.withhold(&m) {
+		if m := l.batch.message(i); !m.truncated && f.mayAnswer(len(m.data)) {
 			f.forward(m, true, now)
 		}
 	}
 	l.batch.train.leave()
 }
 
-// withhold takes from an answer, or several, what may not go back to the source, and
-// reports whether anything is left.
-func (f *udpFlow) withhold(m *message) bool {
+// mayAnswer reports whether so many bytes may go back to the source.
+func (f *udpFlow) mayAnswer(n int) bool {
 	most := f.site.config.Load().Amplification
-	left := max(uint64(most)*f.asked, f.told) - f.told
-	if most > 0 && charged(m.data) > left {
-		fit := 0
-		if m.size > 0 {
-			fit = int(left) / m.size
-		}
-		f.site.counts.Withheld.Add(uint64(m.count() - fit))
+	if most > 0 && !f.known && f.told+uint64(n) > uint64(most)*f.asked {
+		f.site.counts.Withheld.Add(1)
 		f.proxy.refused.note("answer withheld", "listener", f.site.name, "source", f.flow.Source,
-			"asked", f.asked, "told", f.told, "answer", len(m.data), "amplification", most)
-		if m.data = m.data[:fit*m.size]; fit == 0 {
-			return false
-		}
+			"asked", f.asked, "answer", n, "amplification", most)
+		return false
 	}
-	f.told += charged(m.data)
+	f.told += uint64(n)
 	return true
 }
 
@@ -189,30 +149,8 @@ func (f *udpFlow) withhold(m *message) bool {
 func (f *udpFlow) answered(now leaky.Time) {
 	f.mute = false
 	f.file(now)
-	if len(f.up.path)+len(f.down.path) == 0 {
-		return
-	}
-	l := f.proxy.loop
-	var queued []*datagram
-	for dg := f.queued; dg != nil; dg = dg.next {
-		l.memory.discharge(dg)
-		queued = append(queued, dg)
-	}
-	f.withdraw(now)
-	f.reroute(f.proxy.shaper.Policy())
-	for _, dg := range slices.Backward(queued) { // the oldest is the last one
-		l.memory.charge(dg)
-		dg.resubmit(now)
-	}
-}
-
-// withdraw takes what f has queued out of its lines.
-func (f *udpFlow) withdraw(now leaky.Time) {
-	var queued []*unit
-	for dg := f.queued; dg != nil; dg = dg.next {
-		queued = append(queued, &dg.unit)
-	}
-	f.proxy.loop.lines.withdraw(now, queued...)
+	f.recount(now)
+	f.reroute(f.proxy.shaper.Policy(), now)
 }
 
 func (f *udpFlow) expire(now leaky.Time) {
@@ -230,7 +168,11 @@ func (f *udpFlow) close(now leaky.Time) {
 		l.batch.train.leave()
 	}
 	l.pacer.Cancel(&f.expiry)
-	f.withdraw(now)
+	var queued []*unit
+	for dg := f.queued; dg != nil; dg = dg.next {
+		queued = append(queued, &dg.unit)
+	}
+	l.lines.withdraw(now, queued...)
 	for f.queued != nil {
 		f.queued.lose()
 	}
@@ -240,12 +182,11 @@ func (f *udpFlow) close(now leaky.Time) {
 	l.lines.release(f.down.path, now)
 	l.close(f.fd)
 	delete(f.proxy.flows, f.key)
+	f.proxy.flowList.remove(f)
 	f.delist()
 	f.downstream.inFlight--
 	f.site.wakeSoon()
 	f.site.counts.Flows.Add(-1)
-	if f.source.count--; f.source.count == 0 {
-		delete(f.site.sources, turnAddr(f.flow.Source))
-	}
+	f.site.forget(f.source, f.flow.Source)
 	f.slots.release(now)
 }

@@ -1,8 +1,6 @@
 package conn
 
 import (
-	"sync/atomic"
-
 	"golang.org/x/sys/unix"
 
 	"shaperd/leaky"
@@ -15,7 +13,7 @@ type udpPort struct {
 	proxy   *Proxy
 	fd      int
 	port    uint16
-	service atomic.Pointer[service]
+	service *service
 }
 
 // UDPBuffer, in bytes, is asked for as the receive buffer of a port, so that it
@@ -40,25 +38,27 @@ func (p *Proxy) openUDP(e Endpoint, transparent bool) (port, error) {
 
 func (u *udpPort) descriptor() int { return u.fd }
 
+func (u *udpPort) serves() *service { return u.service }
+
 func (u *udpPort) serve(s service) {
-	if u.service.Swap(&s) != nil {
+	started := u.service != nil
+	u.service = &s
+	if started {
 		return
 	}
-	u.proxy.loop.call(func(leaky.Time) {
-		if err := u.proxy.loop.watch(u.fd, unix.EPOLLIN, u); err != nil {
-			u.proxy.log.Error("watch UDP port", "listener", s.name, "port", u.port, "err", err)
-		}
-	})
+	if err := u.proxy.loop.watch(u.fd, unix.EPOLLIN, u); err != nil {
+		u.proxy.log.Error("watch UDP port", "listener", s.name, "port", u.port, "err", err)
+	}
 }
 
 // close ends the port and its flows, which have nothing to reply from any more.
 func (u *udpPort) close() {
 	u.proxy.loop.call(func(now leaky.Time) {
-		for _, f := range u.proxy.flows {
+		u.proxy.flowList.each(func(f *udpFlow) {
 			if f.key.port == u {
 				f.close(now)
 			}
-		}
+		})
 		u.proxy.loop.forget(u.fd) // systemd may have a duplicate
 		unix.Close(u.fd)
 	})
@@ -75,11 +75,11 @@ func (u *udpPort) ready(_ uint32, now leaky.Time) {
 	for i := range n {
 		m := l.batch.message(i)
 		if m.truncated || !m.from.IsValid() {
-			u.service.Load().counts.SendErrors.Add(1)
+			u.service.counts.SendErrors.Add(1)
 			continue
 		}
 		if f := u.flow(m, now); f != nil {
-			f.asked += charged(m.data)
+			f.asked += uint64(len(m.data))
 			f.touch(now)
 			if !f.known && f.told > 0 {
 				f.known = true
@@ -93,7 +93,7 @@ func (u *udpPort) ready(_ uint32, now leaky.Time) {
 
 // flow returns the flow of m, made if need be, or nil when it cannot be had.
 func (u *udpPort) flow(m message, now leaky.Time) *udpFlow {
-	p, s := u.proxy, u.service.Load()
+	p, s := u.proxy, u.service
 	key := flowKey{port: u, client: m.from, scope: m.scope, asked: m.to}
 	if f := p.flows[key]; f != nil {
 		return f
@@ -108,8 +108,10 @@ func (u *udpPort) flow(m message, now leaky.Time) *udpFlow {
 		return nil
 	}
 	p.flows[key] = f
-	f.prefix = f.announcement(m)
-	f.reroute(p.shaper.Policy())
+	p.flowList.add(f, f.flow.Connection)
+	f.prefix = f.announcement()
+	f.recount(now)
+	f.reroute(p.shaper.Policy(), now)
 	f.expiry.Fire = f.expire
 	p.loop.pacer.ScheduleCoarse(&f.expiry, now+f.idleTimeout())
 	return f

@@ -39,8 +39,7 @@ type APIError struct {
 	Code    int    // of HTTP
 	Message string // of the daemon
 
-	body  []byte
-	again bool // it was not even looked at: ask again
+	body []byte
 }
 
 func (e *APIError) Error() string { return e.Message }
@@ -240,44 +239,26 @@ func get[T any](ctx context.Context, c *Client, path string, q url.Values) (answ
 	return answer, err
 }
 
-// retryTime is for how long a client asks again while its user has too many connections.
-const retryTime = time.Second
-
 // call sends body, unless it is nil, and reads the answer into answer, unless that is nil.
 func (c *Client) call(ctx context.Context, timeout time.Duration, method, path string, q url.Values, body, answer any) error {
 	if c.path == "" {
 		return fmt.Errorf("%w: no socket is named", ErrNoDaemon)
 	}
-	var send []byte
+	var send io.Reader
 	if body != nil {
-		var err error
-		if send, err = json.Marshal(body); err != nil {
+		b, err := json.Marshal(body)
+		if err != nil {
 			return err
 		}
+		send = bytes.NewReader(b)
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	for begun := time.Now(); ; {
-		err := c.ask(ctx, timeout, method, path+"?"+q.Encode(), send, answer)
-		var said *APIError
-		if !errors.As(err, &said) || !said.again || time.Since(begun) > retryTime {
-			return err
-		}
-		select {
-		case <-time.After(retryTime / 20):
-		case <-ctx.Done():
-			return err
-		}
-	}
-}
-
-// ask is call, once.
-func (c *Client) ask(ctx context.Context, timeout time.Duration, method, target string, body []byte, answer any) error {
-	r, err := http.NewRequestWithContext(ctx, method, "http://shaperd/v1"+target, bytes.NewReader(body))
+	r, err := http.NewRequestWithContext(ctx, method, "http://shaperd/v1"+path+"?"+q.Encode(), send)
 	if err != nil {
 		return err
 	}
-	if len(body) > 0 {
+	if body != nil {
 		r.Header.Set("Content-Type", "application/json")
 	}
 	a, err := c.http.Do(r)
@@ -293,7 +274,7 @@ func (c *Client) ask(ctx context.Context, timeout time.Duration, method, target 
 		return fmt.Errorf("the answer of %s is larger than %d MiB: ask for less", c.path, maxAnswer>>20)
 	}
 	if a.StatusCode/100 != 2 {
-		e := &APIError{Code: a.StatusCode, body: b, again: a.Header.Get("Retry-After") != ""}
+		e := &APIError{Code: a.StatusCode, body: b}
 		var said Error
 		if json.Unmarshal(b, &said); said.Message == "" {
 			said.Message = "the daemon answered " + a.Status

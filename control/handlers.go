@@ -142,15 +142,11 @@ func (a *api) setLimit(w http.ResponseWriter, q *http.Request) {
 	if !ok {
 		return
 	}
-	switch {
-	case len(s.Set) == 0:
+	if len(s.Set) == 0 {
 		bad(w, "set: nothing is set")
 		return
-	case d > 0 && s.UntilReload:
-		bad(w, "for, until_reload: one of them")
-		return
 	}
-	if _, i := a.named(w, q); i < 0 || failed(w, a.Daemon.SetLimit(q.Context(), q.PathValue("limit"), s.Set, d, s.UntilReload)) {
+	if _, i := a.named(w, q); i < 0 || failed(w, a.Daemon.SetLimit(q.Context(), q.PathValue("limit"), s.Set, d)) {
 		return
 	}
 	a.getLimit(w, q)
@@ -215,8 +211,7 @@ func (a *api) kill(w http.ResponseWriter, q *http.Request) {
 		answer(w, http.StatusNotFound, Error{fmt.Sprintf("there is no connection %d", id)})
 		return
 	}
-	uid, _ := User(q.Context())
-	a.Log.Warn("connection killed by an operator", "id", id, "uid", uid)
+	a.Log.Warn("connection killed by an operator", "id", id, "uid", q.Context().Value(userKey{}))
 	answer(w, http.StatusOK, struct{}{})
 }
 

@@ -10,7 +10,6 @@ import (
 	"net/http/pprof"
 	"net/netip"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"shaperd/leaky"
@@ -32,13 +31,13 @@ type Options struct {
 	Version string
 
 	once   sync.Once
-	shared *view
+	shared *api
 }
 
-// view returns what answers, the same on the socket and on the page's port: what is looked
+// api returns what answers, the same on the socket and on the page's port: what is looked
 // at for one is there for the other.
-func (o *Options) view() *view {
-	o.once.Do(func() { o.shared = &view{Options: o} })
+func (o *Options) api() *api {
+	o.once.Do(func() { o.shared = &api{view{Options: o}} })
 	return o.shared
 }
 
@@ -56,7 +55,7 @@ type Daemon interface {
 	Config() any
 	Explain(Question) (Explanation, error)
 
-	SetLimit(ctx context.Context, limit string, set map[string]string, d time.Duration, untilReload bool) error
+	SetLimit(ctx context.Context, limit string, set map[string]string, d time.Duration) error
 	UnsetLimit(ctx context.Context, limit string, keys []string) error // without keys all of them
 	Block(ctx context.Context, p netip.Prefix, d time.Duration) error
 	Unblock(ctx context.Context, p netip.Prefix) error
@@ -99,26 +98,27 @@ func Serve(path string, o *Options) (*Server, error) {
 func answerOn(socket *socket, h *http.Server) *Server {
 	s := &Server{socket: socket}
 	h.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
-		return context.WithValue(ctx, peerKey{}, c.(*peer))
+		p := c.(*peer)
+		return context.WithValue(context.WithValue(ctx, roleKey{}, p.role), userKey{}, p.uid)
 	}
 	s.serve(socket, h)
 	return s
 }
 
 // Connections returns how many there are.
-func (s *Server) Connections() int { return s.socket.crowd.size() }
+func (s *Server) Connections() int { return s.socket.connections() }
 
-// peerKey is the key of the *peer that asks, in the context of a request.
-type peerKey struct{}
+// Keys of what a request's context knows of who asks.
+type (
+	roleKey struct{} // Role
+	userKey struct{} // uint32
+)
 
 // User returns the number of the user who asked for what is done with ctx; false when nobody
 // did over the control socket.
 func User(ctx context.Context) (uid uint32, ok bool) {
-	p, ok := ctx.Value(peerKey{}).(*peer)
-	if !ok {
-		return 0, false
-	}
-	return p.uid, true
+	uid, ok = ctx.Value(userKey{}).(uint32)
+	return uid, ok
 }
 
 // route is an endpoint, and who may use it.
@@ -131,21 +131,9 @@ type route struct {
 // newAPI returns what answers requests whose context has a role.
 func newAPI(o *Options) http.Handler {
 	mux := http.NewServeMux()
-	a := &api{view: o.view()}
-	metrics := metricsHandler(o)
-	for _, r := range append(a.routes(), route{"GET /metrics", Reader, metrics.ServeHTTP}) {
+	for _, r := range o.api().routes() {
 		mux.HandleFunc(r.pattern, func(w http.ResponseWriter, q *http.Request) {
-			who, _ := q.Context().Value(peerKey{}).(*peer)
-			if who == nil {
-				who = &peer{}
-			}
-			if who.crowded {
-				w.Header().Set("Retry-After", "1")
-				w.Header().Set("Connection", "close")
-				answer(w, http.StatusServiceUnavailable, Error{fmt.Sprintf("too many connections of user %d (%d)", who.uid, most(who.role))})
-				return
-			}
-			if who.role < r.role {
+			if role, _ := q.Context().Value(roleKey{}).(Role); role < r.role {
 				msg := "this takes root, or the daemon's own user"
 				if r.role == Reader {
 					msg = fmt.Sprintf("this takes root, the daemon's own user, or the group %q", Group)
@@ -169,7 +157,7 @@ func newAPI(o *Options) http.Handler {
 // readOnly is newAPI for everybody who gets as far as this: what shows, and changes nothing.
 func readOnly(o *Options) http.Handler {
 	mux := http.NewServeMux()
-	for _, r := range (&api{view: o.view(), public: true}).routes() {
+	for _, r := range o.api().routes() {
 		if r.role == Reader {
 			mux.HandleFunc(r.pattern, r.handler)
 		}
@@ -177,12 +165,7 @@ func readOnly(o *Options) http.Handler {
 	return mux
 }
 
-// api answers at one endpoint.
-type api struct {
-	*view
-	public bool         // whoever can connect may ask
-	open   atomic.Int32 // streams
-}
+type api struct{ view }
 
 func (a *api) routes() []route {
 	return []route{

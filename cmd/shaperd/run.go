@@ -46,9 +46,6 @@ that are there go on until --drain-timeout. A second SIGTERM ends the drain.`,
 			if f.drainTimeout < 0 {
 				return usageError{fmt.Errorf("--drain-timeout %v: it cannot be negative", f.drainTimeout)}
 			}
-			if err := f.checkState(); err != nil {
-				return err
-			}
 			if e.reload == nil { // other verbs end with their terminal
 				hangups := make(chan os.Signal, 1)
 				signal.Notify(hangups, syscall.SIGHUP)
@@ -192,35 +189,30 @@ func (s *server) serve(ctx context.Context, e env) error {
 		}
 	}
 	var reload reloading
-	var drained chan struct{}
-	orders := context.WithoutCancel(ctx) // they are taken until the drain has ended
-	stop, hangups, wanted := ctx.Done(), e.reload, s.reloadWanted
 	for {
 		select {
-		case <-hangups:
+		case <-e.reload:
 			reload.begin(ctx, s)
-		case done := <-wanted:
+		case done := <-s.reloadWanted:
 			reload.waiting = append(reload.waiting, done)
 			reload.begin(ctx, s)
 		case r := <-reload.read:
 			reload.end(ctx, s, r)
 		case order := <-s.orders:
-			order(orders)
+			order(ctx)
 			_, w := s.inForce()
 			await(w.next())
 		case <-over.C:
-			await(s.expire(orders))
+			await(s.expire(ctx))
 		case <-tick.C:
 			refusals.write()
 			s.remind()
-		case <-stop:
-			close(s.draining)
-			reload.cancel()
-			stop, hangups, wanted, drained = nil, nil, nil, make(chan struct{})
-			go func() { s.drainAll(e.force); close(drained) }()
-		case <-drained:
+		case <-ctx.Done():
+			s.mu.Lock()
+			s.draining = true
+			s.mu.Unlock()
 			close(s.ended)
-			return nil
+			return s.drainAll(e.force)
 		}
 	}
 }
@@ -301,19 +293,16 @@ func (s *server) apply(ctx context.Context, l *loaded, policy *shaper.Policy, wa
 		return errors.Join(explainLack(err), undo())
 	}
 	change.done()
-	if s.drains() {
-		return nil // its ports are closed, and stay in the store for the next daemon
-	}
 	if err := s.store.update(s.proxy.Ports()); err != nil {
 		s.log.Warn("a restart will lose connections", "err", err)
 	}
 	return nil
 }
 
-// drainAll waits until connections have ended, and for --drain-timeout at most. A second
-// signal ends it at once: that is an end as ordered too, and no failure, after which a service
-// manager would start the daemon again.
-func (s *server) drainAll(force <-chan os.Signal) {
+// errForced says that connections were cut for the asking.
+var errForced = errors.New("a second signal ended the drain: connections were reset")
+
+func (s *server) drainAll(force <-chan os.Signal) error {
 	notify(daemon.SdNotifyStopping)
 	s.log.Info("draining", "timeout", s.flags.drainTimeout.String())
 	ctx, cancel := context.WithTimeout(context.Background(), s.flags.drainTimeout)
@@ -332,12 +321,14 @@ func (s *server) drainAll(force <-chan os.Signal) {
 	select {
 	case <-forced:
 		s.log.Warn("second signal: connections are reset", "connections", left)
+		return errForced
 	default:
-		if left > 0 {
-			s.log.Warn("drain timeout: connections are reset", "connections", left)
-		}
+	}
+	if left > 0 {
+		s.log.Warn("drain timeout: connections are reset", "connections", left)
 	}
 	s.log.Info("stopped")
+	return nil
 }
 
 // progressInterval is how often a drain says how far it has come.

@@ -1,0 +1,264 @@
+package conn
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// listening is a listener of a test: a name, and the ports it has.
+type listening struct {
+	name        string
+	ports       []netip.AddrPort
+	transparent bool
+}
+
+// applied is a proxy whose listeners a test changes.
+type applied struct {
+	t          *testing.T
+	proxy      *Proxy
+	shaper     *shaper.Shaper
+	protocol   shaper.Protocol
+	downstream Downstream
+}
+
+func newApplied(t *testing.T, protocol shaper.Protocol, downstream string) *applied {
+	s := shaper.New(10000)
+	p, err := New(s, leaky.NewClock(), testLog(t), testLog(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	to := netip.MustParseAddrPort(downstream)
+	return &applied{t: t, proxy: p, shaper: s, protocol: protocol, downstream: Downstream{Host: to.Addr().String(), Port: to.Port()}}
+}
+
+func (a *applied) port() netip.AddrPort { return netip.MustParseAddrPort(freePort(a.t, a.protocol)) }
+
+func (a *applied) apply(listens []listening, limits ...shaper.Limit) {
+	a.t.Helper()
+	var names []shaper.Listener
+	var all []Listen
+	for _, l := range listens {
+		names = append(names, shaper.Listener{Name: l.name, TCP: a.protocol == shaper.TCP, UDP: a.protocol == shaper.UDP})
+		listen := Listen{
+			Name: l.name, Downstream: []Downstream{a.downstream}, Transparent: l.transparent,
+			Timeouts: Timeouts{Connect: time.Second}, IdleTimeout: time.Minute, MaxFlows: 100,
+		}
+		for _, addr := range l.ports {
+			listen.Endpoints = append(listen.Endpoints, Endpoint{Protocol: a.protocol, Addr: addr})
+		}
+		all = append(all, listen)
+	}
+	policy, err := a.shaper.Compile(limits, names, nil, nil, false)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	if err := a.proxy.Apply(a.t.Context(), all, policy, nil); err != nil {
+		a.t.Fatal(err)
+	}
+}
+
+// capped is the limits of one listener: 2 connections, and rate bytes/s.
+func capped(listener string, rate uint64) []shaper.Limit {
+	only := shaper.Match{Listen: []string{listener}}
+	return []shaper.Limit{
+		{Name: "slots", Match: only, Connections: 2, MaxWait: 300 * time.Millisecond, MaxWaiting: 10},
+		{Name: "rate", Match: only, Rate: 8 * rate},
+	}
+}
+
+// What came through a port stays under limits whatever becomes of its listener: what it was
+// limited to, or what the listener that has its port now is limited to. (A limit that lost
+// its connections let them take 787 MB/s.)
+func TestConnectionsKeepLimitsWhateverBecomesOfTheListener(t *testing.T) {
+	const rate = 200_000
+	for _, c := range []struct {
+		name    string
+		listens func(port, other netip.AddrPort) []listening
+		limits  func() []shaper.Limit
+		full    bool // the connections that were there take the slots of who comes now
+	}{
+		{"another name", func(port, _ netip.AddrPort) []listening {
+			return []listening{{name: "pg", ports: []netip.AddrPort{port}}}
+		}, func() []shaper.Limit { return capped("pg", rate) }, true},
+		{"moves to another listener", func(port, other netip.AddrPort) []listening {
+			return []listening{{name: "postgres", ports: []netip.AddrPort{other}}, {name: "pg", ports: []netip.AddrPort{port}}}
+		}, func() []shaper.Limit { return capped("pg", rate) }, true},
+		{"another port", func(_, other netip.AddrPort) []listening {
+			return []listening{{name: "postgres", ports: []netip.AddrPort{other}}}
+		}, func() []shaper.Limit { return capped("postgres", rate) }, true},
+		{"another name and other limits", func(port, _ netip.AddrPort) []listening {
+			return []listening{{name: "pg", ports: []netip.AddrPort{port}}}
+		}, func() []shaper.Limit {
+			limits := capped("pg", rate)
+			limits[0].Name, limits[1].Name = "pg-slots", "pg-rate"
+			return limits
+		}, true},
+		{"removed, and its limits", func(_, other netip.AddrPort) []listening {
+			return []listening{{name: "pg", ports: []netip.AddrPort{other}}}
+		}, func() []shaper.Limit { return nil }, false},
+		{"removed, and its limits are another's", func(_, other netip.AddrPort) []listening {
+			return []listening{{name: "pg", ports: []netip.AddrPort{other}}}
+		}, func() []shaper.Limit { return capped("pg", rate) }, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			var open, bytes atomic.Int64
+			a := newApplied(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) {
+				open.Add(1)
+				defer open.Add(-1)
+				b := make([]byte, 64<<10)
+				for {
+					n, err := c.Read(b)
+					bytes.Add(int64(n))
+					if err != nil {
+						return
+					}
+				}
+			}))
+			port, other := a.port(), a.port()
+			a.apply([]listening{{name: "postgres", ports: []netip.AddrPort{port}}}, capped("postgres", rate)...)
+			var clients []*net.TCPConn
+			for range 2 {
+				c := dial(t, port.String())
+				clients = append(clients, c)
+				go func() {
+					for {
+						if _, err := c.Write(make([]byte, 64<<10)); err != nil {
+							return
+						}
+					}
+				}()
+			}
+			waitFor(t, "two connections", func() bool { return open.Load() == 2 && bytes.Load() > 0 })
+			listens := c.listens(port, other)
+			a.apply(listens, c.limits()...)
+			for range 2 { // a policy that changes nothing changes nothing
+				begun, before := time.Now(), bytes.Load()
+				time.Sleep(150 * time.Millisecond)
+				moved := float64(bytes.Load() - before)
+				if due := rate*time.Since(begun).Seconds() + 64<<10; moved > due {
+					t.Errorf("%.0f bytes moved, and %.0f may", moved, due)
+				}
+				a.apply(listens, c.limits()...)
+			}
+			if before := bytes.Load(); before > 0 {
+				waitFor(t, "bytes to go on", func() bool { return bytes.Load() > before })
+			}
+			late := dial(t, listens[len(listens)-1].ports[0].String())
+			late.Write([]byte("x"))
+			time.Sleep(50 * time.Millisecond)
+			want := int64(3)
+			if c.full {
+				want = 2
+			}
+			if n := open.Load(); n != want {
+				t.Errorf("%d connections at the downstream, want %d", n, want)
+			}
+			for _, c := range append(clients, late) {
+				c.SetLinger(0)
+				c.Close()
+			}
+			waitFor(t, "the end", func() bool { return a.proxy.open.Load() == 0 })
+			a.proxy.loop.call(func(leaky.Time) {
+				if l, g := len(a.proxy.loop.lines.byKey), len(a.proxy.gates.byKey); l > 0 || g > 0 {
+					t.Errorf("%d lines and %d gates are left", l, g)
+				}
+			})
+			for _, name := range []string{"postgres", "pg"} {
+				if n := a.shaper.Listener(name).Open.Load(); n != 0 {
+					t.Errorf("%s: %d open", name, n)
+				}
+			}
+		})
+	}
+}
+
+// What waits in the queue of a limit goes on waiting, and none of it is lost, when its
+// listener gets another name or another downstream, or turns transparent.
+func TestQueuedDatagramsOutliveAChangeOfTheListener(t *testing.T) {
+	server, err := net.ListenPacket("udp4", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	a := newApplied(t, shaper.UDP, server.LocalAddr().String())
+	port := a.port()
+	limit := shaper.Limit{Name: "up", Packets: shaper.Frequency{N: 50, Per: time.Second}, MaxDelay: 20 * time.Second}
+	limit.Match.Protocol = shaper.UDP
+	listen := listening{name: "sms", ports: []netip.AddrPort{port}}
+	a.apply([]listening{listen}, limit)
+	c := udpFrom(t, "127.0.0.1", port.String())
+	const n = 20
+	for i := range n {
+		fmt.Fprintf(c, "%02d", i)
+	}
+	waitFor(t, "a queue", func() bool { _, queued := a.proxy.Remaining(); return queued > 0 })
+	begun := time.Now()
+	for i := range 6 {
+		listen.transparent = i%2 == 0
+		a.downstream.Host = []string{"127.0.0.1", "127.0.0.2"}[i/2%2]
+		listen.name = []string{"sms", "text", "sms"}[i%3]
+		limits := []shaper.Limit{limit}
+		if i == 4 {
+			limits = append(limits, shaper.Limit{Name: "wide", Rate: 8e6, MaxDelay: time.Second})
+		}
+		a.apply([]listening{listen}, limits...)
+	}
+	server.SetReadDeadline(time.Now().Add(patience))
+	b := make([]byte, 10)
+	for i := range n {
+		k, _, err := server.ReadFrom(b)
+		if err != nil || string(b[:k]) != fmt.Sprintf("%02d", i) {
+			t.Fatalf("datagram %d: %q, %v", i, b[:k], err)
+		}
+	}
+	if took := time.Since(begun); took < (n-6)*20*time.Millisecond {
+		t.Errorf("they took %v, want 20 ms for each", took)
+	}
+	a.proxy.loop.call(func(leaky.Time) {
+		if n := len(a.proxy.flowList.all); n != 1 || len(a.proxy.flows) != 1 {
+			t.Errorf("%d flows, want the one", n)
+		}
+	})
+}
+
+// Those that wait for a slot when their listener is removed are turned away: they are under
+// no limit any more.
+func TestWaitersOfARemovedListenerAreTurnedAway(t *testing.T) {
+	var open atomic.Int64
+	a := newApplied(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) {
+		open.Add(1)
+		defer open.Add(-1)
+		io.Copy(io.Discard, c)
+	}))
+	port := a.port()
+	limits := capped("postgres", 1e6)
+	limits[0].MaxWait = time.Minute
+	a.apply([]listening{{name: "postgres", ports: []netip.AddrPort{port}}}, limits...)
+	var clients []*net.TCPConn
+	for range 6 {
+		clients = append(clients, dial(t, port.String()))
+	}
+	slots := a.shaper.Policy().State(0)
+	waitFor(t, "waiters", func() bool { return slots.Waiting.Load() == 4 && open.Load() == 2 })
+	a.apply(nil)
+	ended := 0
+	for _, c := range clients {
+		c.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+		if _, err := c.Read(make([]byte, 1)); err != nil && !err.(net.Error).Timeout() {
+			ended++
+		}
+	}
+	if ended != 4 || open.Load() != 2 {
+		t.Errorf("%d ended and %d at the downstream, want 4 and 2", ended, open.Load())
+	}
+}

@@ -1,0 +1,249 @@
+package conn
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+var chaos = flag.Duration("chaos", 1500*time.Millisecond, "how long TestApplyAtRandom takes; ten times that under the race detector")
+
+// Random configurations follow each other, with clients, resets, kills, drains and blocks
+// under way over TCP and UDP: nothing crashes, and nothing is left in the end.
+func TestApplyAtRandom(t *testing.T) {
+	rnd := newRand(t)
+	tcp1, tcp2 := serveTCP(t, func(c *net.TCPConn) {
+		switch rand.IntN(4) {
+		case 0:
+			c.SetLinger(0)
+			io.CopyN(c, c, 1000)
+		case 1:
+			c.Write(make([]byte, 5000))
+			io.CopyN(io.Discard, c, 100)
+		default:
+			io.Copy(c, c)
+		}
+	}), serveTCP(t, echo)
+	u1, u2 := echoUDP(t, 0), echoUDP(t, 300)
+	s, clock := shaper.New(1024), leaky.NewClock()
+	p, err := New(s, clock, quietLog, quietLog)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	ap := func(a string) (h string, port uint16) {
+		x := netip.MustParseAddrPort(a)
+		return x.Addr().String(), x.Port()
+	}
+	var tcpPorts, udpPorts []netip.AddrPort
+	for range 3 {
+		tcpPorts = append(tcpPorts, netip.MustParseAddrPort(freePort(t, shaper.TCP)))
+		udpPorts = append(udpPorts, netip.MustParseAddrPort(freePort(t, shaper.UDP)))
+	}
+	apply := func(r *rand.Rand) {
+		var listens []Listen
+		var names []shaper.Listener
+		perm := r.Perm(3)
+		for i := range 1 + r.IntN(3) {
+			name := fmt.Sprint("l", perm[i])
+			h1, p1 := ap(tcp1)
+			h2, p2 := ap(tcp2)
+			lt := Listen{
+				Name: "t" + name, Endpoints: []Endpoint{{Protocol: shaper.TCP, Addr: tcpPorts[i]}},
+				Downstream: []Downstream{{Host: h1, Port: p1, Connections: r.IntN(3) * 4}, {Host: h2, Port: p2, Weight: 2}, {Host: "127.0.0.1", Port: 1}}[r.IntN(2) : 2+r.IntN(2)],
+				EjectAfter: 2, EjectFor: 50 * time.Millisecond, Balance: Balance(r.IntN(3)),
+				Timeouts:  Timeouts{Connect: 300 * time.Millisecond, Idle: time.Duration(r.IntN(2)) * 100 * time.Millisecond, Lifetime: time.Duration(r.IntN(2)) * 500 * time.Millisecond},
+				AccessLog: true,
+			}
+			if r.IntN(3) == 0 {
+				lt.Check = Check{Interval: 20 * time.Millisecond, Timeout: 20 * time.Millisecond, Rise: 1, Fall: 1}
+			}
+			h3, p3 := ap(u1.String())
+			h4, p4 := ap(u2.String())
+			lu := Listen{
+				Name: "u" + name, Endpoints: []Endpoint{{Protocol: shaper.UDP, Addr: udpPorts[i]}},
+				Downstream: []Downstream{{Host: h3, Port: p3, Connections: r.IntN(2) * 5}, {Host: h4, Port: p4}, {Host: "127.0.0.1", Port: 1}}[r.IntN(2) : 2+r.IntN(2)],
+				EjectAfter: 2, EjectFor: 50 * time.Millisecond, IdleTimeout: time.Duration(50+r.IntN(2)*500) * time.Millisecond, MaxFlows: 10 + r.IntN(20), MaxFlowsPerSource: r.IntN(2) * 5, Amplification: r.IntN(2) * 3, Transparent: r.IntN(3) == 0, Timeouts: Timeouts{Connect: time.Second}, AccessLog: true,
+			}
+			listens = append(listens, lt, lu)
+			names = append(names, shaper.Listener{Name: lt.Name, TCP: true}, shaper.Listener{Name: lu.Name, UDP: true})
+		}
+		var limits []shaper.Limit
+		keys := []shaper.Fields{0, shaper.KeySource, shaper.KeyPort, shaper.KeyListen, shaper.KeyConnection, shaper.KeySource | shaper.KeyPort}
+		for i := range r.IntN(6) {
+			l := shaper.Limit{
+				Name: fmt.Sprint("limit", i), Key: keys[r.IntN(len(keys))], Direction: shaper.Direction(r.IntN(3)), IPv4Prefix: 32, IPv6Prefix: 64,
+				MaxDelay: time.Duration(r.IntN(200)) * time.Millisecond, MaxWait: time.Duration(r.IntN(200)) * time.Millisecond, MaxWaiting: r.IntN(10), Observe: r.IntN(5) == 0,
+			}
+			switch r.IntN(5) {
+			case 0:
+				l.Rate = 1e6 + r.Uint64N(1e8)
+			case 1:
+				l.Connections = 1 + r.IntN(10)
+			case 2:
+				l.NewConnections = shaper.Frequency{N: 10 + r.Uint64N(100), Per: time.Second}
+				l.Excess = shaper.ExcessReply
+				l.Reply = "no"
+			case 3:
+				l.Rate, l.Connections = 1e6+r.Uint64N(1e8), 1+r.IntN(10)
+				l.NewConnections = shaper.Frequency{N: 10 + r.Uint64N(100), Per: time.Second}
+			case 4:
+				l.Packets = shaper.Frequency{N: 10 + r.Uint64N(1000), Per: time.Second}
+				l.Match.Protocol = shaper.UDP
+			}
+			if r.IntN(3) == 0 {
+				l.Share = shaper.ShareFIFO
+			}
+			limits = append(limits, l)
+		}
+		if r.IntN(8) == 0 {
+			limits = append(limits, shaper.Limit{Name: "b", Block: true, Match: shaper.Match{Source: []netip.Prefix{netip.MustParsePrefix("127.0.7.3/32")}}})
+		}
+		pol, err := s.Compile(limits, names, nil, nil, r.IntN(10) == 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Apply(t.Context(), listens, pol, nil); err != nil {
+			t.Log(err)
+		}
+	}
+	apply(rnd)
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	for w := range 24 {
+		src := fmt.Sprintf("127.0.7.%d", 1+w%6)
+		wg.Go(func() {
+			for !stop.Load() {
+				d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(src)}, Timeout: time.Second}
+				c, err := d.Dial("tcp4", tcpPorts[rand.IntN(3)].String())
+				if err != nil {
+					time.Sleep(time.Millisecond)
+					continue
+				}
+				tc := c.(*net.TCPConn)
+				c.SetDeadline(time.Now().Add(time.Second))
+				go func() { c.Write(make([]byte, rand.IntN(100000))) }()
+				if rand.IntN(3) == 0 {
+					io.CopyN(io.Discard, c, int64(rand.IntN(20000)))
+				}
+				switch rand.IntN(3) {
+				case 0:
+					tc.SetLinger(0)
+				case 1:
+					tc.CloseWrite()
+					io.Copy(io.Discard, c)
+				}
+				c.Close()
+			}
+		})
+		wg.Go(func() {
+			for !stop.Load() {
+				a, _ := net.ResolveUDPAddr("udp4", udpPorts[rand.IntN(3)].String())
+				c, err := net.DialUDP("udp4", &net.UDPAddr{IP: net.ParseIP(src)}, a)
+				if err != nil {
+					continue
+				}
+				for range rand.IntN(40) {
+					c.Write(make([]byte, rand.IntN(2000)))
+					if rand.IntN(4) == 0 {
+						c.SetReadDeadline(time.Now().Add(time.Millisecond))
+						c.Read(make([]byte, 2000))
+					}
+				}
+				c.Close()
+			}
+		})
+	}
+	wg.Go(func() {
+		for !stop.Load() {
+			var ids []uint64
+			p.Connections(func(c *shaper.ConnectionStatus) { ids = append(ids, c.ID) })
+			for i, id := range ids {
+				if i%7 == 0 {
+					p.Kill(id)
+				}
+			}
+			for _, d := range p.Downstreams() {
+				if rand.IntN(10) == 0 {
+					p.DrainDownstream(d.Listen, d.Downstream, rand.IntN(2) == 0)
+				}
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	})
+	dur := *chaos
+	if raceEnabled {
+		dur *= 10
+	}
+	for end := time.Now().Add(dur); time.Now().Before(end); {
+		apply(rnd)
+		time.Sleep(time.Duration(rnd.IntN(30)) * time.Millisecond)
+	}
+	stop.Store(true)
+	wg.Wait()
+	pol, err := s.Compile(nil, nil, nil, nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Apply(t.Context(), nil, pol, nil); err != nil {
+		t.Fatal(err)
+	}
+	deadline := time.Now().Add(patience)
+	for {
+		left := ""
+		p.loop.call(func(now leaky.Time) {
+			if n := len(p.sessions.all); n > 0 {
+				left += fmt.Sprint(n, " sessions;")
+				for _, s := range p.sessions.all {
+					left += fmt.Sprintf(" stage %d awaits %v;", s.stage, s.awaits != nil)
+				}
+			}
+			if n := len(p.flows) + len(p.flowList.all) + len(p.flowList.byID) + len(p.sessions.byID); n > 0 {
+				left += fmt.Sprint(n, " flows;")
+			}
+			if n := len(p.loop.lines.byKey); n > 0 {
+				left += fmt.Sprint(n, " lines;")
+			}
+			if n := p.loop.queuedBytes; n != 0 {
+				left += fmt.Sprint(n, " queued bytes;")
+			}
+			if n := len(p.gates.byKey); n > 0 {
+				left += fmt.Sprint(n, " gates;")
+			}
+			if n := p.loop.headroom.sockets; n != 1 {
+				left += fmt.Sprint(n, " sockets watched;")
+			}
+			if n := p.loop.pipeCount - len(p.loop.pipes); n != 0 {
+				left += fmt.Sprint(n, " pipes;")
+			}
+		})
+		if left == "" {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Errorf("left: %s", left)
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	for i := range 6 {
+		st := s.Listener(fmt.Sprint("tl", i%3))
+		if st.Open.Load() != 0 {
+			t.Errorf("%s: %d open", st.Name, st.Open.Load())
+		}
+		st = s.Listener(fmt.Sprint("ul", i%3))
+		if st.Flows.Load() != 0 {
+			t.Errorf("%s: %d flows", st.Name, st.Flows.Load())
+		}
+	}
+}

@@ -1,0 +1,33 @@
+package shaper
+
+import (
+	"reflect"
+	"slices"
+)
+
+// CountsAlike reports whether p and q count the connections of every flow under the same
+// keys: the same limits have slots or paces, by the same matches and keys, in one order. How
+// many they allow may differ.
+func (p *Policy) CountsAlike(q *Policy) bool {
+	same := slices.EqualFunc(p.places, q.places, func(a, b site) bool { return a.name == b.name && a.id == b.id })
+	i, j := 0, 0
+	for ; same; i, j = i+1, j+1 {
+		i, j = p.nextCounted(i), q.nextCounted(j)
+		if i == len(p.limits) || j == len(q.limits) {
+			return i == len(p.limits) && j == len(q.limits)
+		}
+		a, b := &p.limits[i], &q.limits[j]
+		byASN := a.Key&KeyASN != 0 || len(a.Match.ASN) > 0
+		same = a.Name == b.Name && a.Key == b.Key && a.IPv4Prefix == b.IPv4Prefix && a.IPv6Prefix == b.IPv6Prefix &&
+			a.Direction == b.Direction && reflect.DeepEqual(a.Match, b.Match) && (!byASN || p.asns == q.asns)
+	}
+	return false
+}
+
+// nextCounted returns the first limit from i on that counts connections.
+func (p *Policy) nextCounted(i int) int {
+	for i < len(p.limits) && p.limits[i].Connections == 0 && p.limits[i].NewConnections.N == 0 {
+		i++
+	}
+	return i
+}
