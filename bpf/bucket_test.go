@@ -57,7 +57,7 @@ func TestBucketState(t *testing.T) {
 				} else if !one {
 					continue
 				}
-				bucket := s.CheckOut(key)
+				bucket := s.CheckOut(key, now)
 				s.CheckIn(key, bucket, now)
 				shape := p.Shape(i)
 				var want shaper.BucketState

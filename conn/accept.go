@@ -213,7 +213,7 @@ func (s *session) admitted(now leaky.Time) {
 func (s *session) dial(now leaky.Time) {
 	config := s.config.Load()
 	for {
-		d, full := s.pick(s.flow.Source, s.failed, now)
+		d, full := s.pick(s.target(), s.failed, now)
 		switch {
 		case full:
 			s.await(now)
@@ -234,13 +234,15 @@ func (s *session) dial(now leaky.Time) {
 	}
 }
 
+func (s *session) target() target { return target{s.flow.Source, s.flow.Port, s.samePort} }
+
 // connect begins to connect to d.
 func (s *session) connect(d *downstream) error {
 	var from netip.Addr
 	if s.config.Load().Transparent {
 		from = s.flow.Source
 	}
-	fd, err := s.proxy.connectTCP(from, netip.AddrPortFrom(d.host.addr(), d.port(s.flow.Port, s.samePort)))
+	fd, err := s.proxy.connectTCP(from, netip.AddrPortFrom(d.host.addr(), s.target().at(d)))
 	if err != nil {
 		return err
 	}
@@ -279,7 +281,7 @@ func (s *session) dialFailed(err error, now leaky.Time) {
 	s.proxy.refused.note("dial downstream", "listener", s.name, "downstream", d.address(s.flow.Port, s.samePort), "err", err)
 	s.leaveDownstream(now)
 	if !ours(err) {
-		d.failed(err, now)
+		d.failed(s.target().at(d), err, now)
 	}
 	s.failed = append(s.failed, d)
 }
@@ -303,7 +305,7 @@ func (s *session) dialed(events uint32, now leaky.Time) {
 	}
 	if events&unix.EPOLLOUT != 0 {
 		s.proxy.loop.pacer.Cancel(&s.timer)
-		s.to.reached(now)
+		s.to.reached(s.target().at(s.to), now)
 		if !s.announce() {
 			s.abort(shaper.NotConnected, now)
 			return

@@ -98,9 +98,9 @@ func (f *udpFlow) settle(now leaky.Time) {
 	f.account.settle(f.proxy.shaper, f.flow.Source, f.up.moved+f.down.moved, now, f.up.path, f.down.path)
 }
 
-// noteRefused tells that a connection of source was refused by a limit, after it waited.
-func noteRefused(s *shaper.Shaper, at *shaper.State, key shaper.Key, source netip.Addr, waited, now leaky.Time) {
-	did := shaper.Tally{Dropped: 1, Waited: waited.Duration()}
+// noteRefused tells that a connection of source was refused by a limit.
+func noteRefused(s *shaper.Shaper, at *shaper.State, key shaper.Key, source netip.Addr, now leaky.Time) {
+	did := shaper.Tally{Dropped: 1}
 	at.Keys.TryAdd(key, did, now)
 	s.Note(source, did, now)
 }

@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"cmp"
 	"net/netip"
 
 	"shaperd/leaky"
@@ -33,8 +34,8 @@ func (s *site) forget(of *udpSource, source netip.Addr) {
 // then has all that it lacks: what is refused all the same costs nobody anything.
 type clearing []*udpFlow
 
-// of reports whether one of r's flows makes room, or does so already.
-func (c *clearing) of(r *roster, now leaky.Time) bool {
+// of reports whether one of r's flows makes room for one of source, or does so already.
+func (c *clearing) of(r *roster, source *udpSource, now leaky.Time) bool {
 	for _, f := range *c {
 		for i := range f.places {
 			if f.places[i].roster == r {
@@ -42,7 +43,7 @@ func (c *clearing) of(r *roster, now leaky.Time) bool {
 			}
 		}
 	}
-	f := r.candidate(now)
+	f := r.candidate(source, now)
 	if f == nil {
 		return false
 	}
@@ -55,14 +56,15 @@ func (c *clearing) of(r *roster, now leaky.Time) bool {
 func (f *udpFlow) admit(s service, m message, now leaky.Time) bool {
 	p, source := f.proxy, turnAddr(f.flow.Source)
 	p.clearing = p.clearing[:0]
-	makeRoom := func(r *roster) bool { return p.clearing.of(r, now) }
+	makeRoom := func(r *roster) bool { return p.clearing.of(r, f.source, now) }
 	f.source = s.sourceOf(f.flow.Source)
+	to := target{f.flow.Source, f.flow.Port, s.samePort}
 	limit := p.gates.check(&f.flow, s.name, now, makeRoom)
 	if limit == nil {
 		if !s.room(f, makeRoom, now) {
 			return false
 		}
-		if !s.placeFor(f.flow.Source, makeRoom, now) {
+		if !s.placeFor(to, makeRoom, now) {
 			f.dialFailed(errFull)
 			return false
 		}
@@ -78,7 +80,7 @@ func (f *udpFlow) admit(s service, m message, now leaky.Time) bool {
 		}
 		return false
 	}
-	if err := f.dial(s.samePort, now); err != nil {
+	if err := f.dial(to, now); err != nil {
 		f.slots.release(now)
 		f.dialFailed(err)
 		return false
@@ -118,19 +120,19 @@ func (s *site) room(f *udpFlow, makeRoom func(*roster) bool, now leaky.Time) boo
 	return false
 }
 
-// placeFor reports whether a downstream has room for a flow of source, or a flow at one
-// that is full makes some.
-func (s *site) placeFor(source netip.Addr, makeRoom func(*roster) bool, now leaky.Time) bool {
+// placeFor reports whether a downstream has room for a flow, or a flow at one that is full
+// makes some.
+func (s *site) placeFor(to target, makeRoom func(*roster) bool, now leaky.Time) bool {
 	if s.queue.first() != nil { // others have waited for longer
 		return false
 	}
-	if s.hasRoom(source, nil, now) {
+	if s.hasRoom(to, nil, now) {
 		return true
 	}
 	for _, usable := range [...]bool{true, false} {
 		found := false
 		for _, d := range s.downstreams {
-			if d.usable(now) != usable || d.drained || !d.host.addr().IsValid() || !d.reaches(source) {
+			if d.usable(to.at(d), now) != usable || d.drained || !d.host.addr().IsValid() || !d.reaches(to.source) {
 				continue
 			}
 			found = true
@@ -154,24 +156,25 @@ func (g *gates) check(f *shaper.Flow, listen string, now leaky.Time, makeRoom fu
 	if l := g.block(f, r, now); l != nil {
 		return l
 	}
-	for _, i := range g.gated(r) {
-		gt := g.gate(i, f, r)
-		blocked := gt.blocked(now)
+	list := g.list(f, r)
+	defer g.drop(list, now)
+	for _, gt := range list {
+		why := gt.full(now)
 		switch {
-		case gt.observe:
-			blocked = shaper.None
-		case gt.turn != nil: // others wait already
-			blocked = shaper.ByConnections
-		case blocked == shaper.ByConnections && gt.inFlight == gt.limit && makeRoom(&gt.flows):
-			blocked = shaper.None
+		case gt.rule.Observe:
+			why = shaper.None
+		case len(gt.turns) > 0: // others wait already
+			why = cmp.Or(why, shaper.ByConnections)
+		case why == shaper.ByConnections && gt.inFlight == gt.rule.Connections && makeRoom(&gt.flows):
+			why = shaper.None
+			if gt.paced(now) {
+				why = shaper.ByNew
+			}
 		}
-		if blocked != shaper.None {
-			gt.state.Connections.Add(shaper.Refuse, blocked, 1)
-			noteRefused(g.shaper, gt.state, gt.ranked(), f.Source, 0, now)
-		}
-		g.drop(gt, now)
-		if blocked != shaper.None {
-			return g.policy.Limit(i)
+		if why != shaper.None {
+			gt.state.Connections.Add(shaper.Refuse, why, 1)
+			noteRefused(g.shaper, gt.state, gt.ranked(), f.Source, now)
+			return gt.rule
 		}
 	}
 	return nil

@@ -23,7 +23,8 @@ type change struct {
 	opened []port            // those that are new
 }
 
-// Apply puts listens and policy into effect. On an error nothing has changed.
+// Apply puts listens and policy into effect. On an error nothing has changed. Once Drain has
+// begun no port is opened.
 //
 // Ports that stay are not touched, nor are their connections: what came through such a port
 // goes with whatever listener has it now, under its name and limits, and what waits under a
@@ -108,6 +109,9 @@ func (p *Proxy) newSite(name string) *site {
 func (c *change) open() error {
 	for place, service := range c.services {
 		l := c.Proxy.ports[place]
+		if l == nil && c.draining {
+			continue
+		}
 		if l == nil {
 			var err error
 			if l, err = c.openPort(place, place.intercepts(c.listens[place])); err != nil {

@@ -37,7 +37,7 @@ type benchUnit struct{ unit }
 
 func (u *benchUnit) send(leaky.Time) (bytes, packets uint64, again bool) { return 1500, 1, false }
 func (u *benchUnit) resubmit(leaky.Time)                                 {}
-func (u *benchUnit) refused(*line)                                       {}
+func (u *benchUnit) refused(*line, shaper.Reason)                        {}
 
 // BenchmarkUDP sends datagrams through the proxy and reports what came out, and
 // beside it what came without a proxy.

@@ -214,7 +214,7 @@ func TestApplyAtRandom(t *testing.T) {
 			if n := len(p.loop.lines.byKey); n > 0 {
 				left += fmt.Sprint(n, " lines;")
 			}
-			if n := p.loop.queuedBytes; n != 0 {
+			if n := p.loop.memory.used; n != 0 {
 				left += fmt.Sprint(n, " queued bytes;")
 			}
 			if n := len(p.gates.byKey); n > 0 {

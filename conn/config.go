@@ -46,9 +46,8 @@ type Listen struct {
 	// bits; 0 is no bound.
 	MaxFlowsPerSource int
 
-	// Amplification bounds the answers to a UDP source that has sent nothing since it
-	// got one, and so may never have asked: in bytes, to so many times what it sent.
-	// 0 is no bound.
+	// Amplification bounds what a UDP flow's source, which may be forged, is sent: in
+	// bytes, to so many times what it sent, as long as the flow lasts. 0 is no bound.
 	Amplification int
 
 	AccessLog bool // a line for each connection and flow that has ended

@@ -10,19 +10,15 @@ type datagram struct {
 	unit
 	flow *udpFlow
 	down bool
-	data []byte
-	held bool // data is a buffer of the loop, not lent
+	data []byte // lent, unless it has a holder
 
-	next, prev *datagram // of the flow
+	next, prev   *datagram // of the flow
+	holder       *holder   // whose memory it takes
+	older, newer *datagram // of the holder
 }
 
-const (
-	// maxQueued bounds the memory of queued datagrams: bytes of their buffers.
-	maxQueued = 128 << 20
-
-	// udpCredit is how many datagrams a late wake-up gives back.
-	udpCredit = 1
-)
+// udpCredit is how many datagrams a late wake-up gives back.
+const udpCredit = 1
 
 // forward sends datagrams on, at once, later, or not at all. Their data are only lent.
 func (f *udpFlow) forward(m message, down bool, now leaky.Time) {
@@ -58,14 +54,7 @@ func (f *udpFlow) submit(d *udpDirection, data []byte, down bool, now leaky.Time
 		p.loop.batch.load(f, down, data, len(data))
 		return
 	}
-	if p.loop.queuedBytes+bufferSize(len(data)) > p.loop.maxQueued {
-		d.path[0].state.Bytes.Add(shaper.Refuse, shaper.MemoryFull, n)
-		d.path[0].state.Packets.Add(shaper.Refuse, shaper.MemoryFull, 1)
-		d.path[0].did.dropped++
-		f.reject(d.path[0].line, down, data)
-		return
-	}
-	dg := p.loop.newDatagram()
+	dg := p.loop.memory.newDatagram()
 	dg.flow, dg.down, dg.data = f, down, data
 	dg.unit = unit{owner: dg, path: d.path, bytes: n, packets: 1, credit: udpCredit, grain: n, droppable: true}
 	if dg.next = f.queued; dg.next != nil {
@@ -74,7 +63,7 @@ func (f *udpFlow) submit(d *udpDirection, data []byte, down bool, now leaky.Time
 	f.queued = dg
 	p.loop.lines.submit(&dg.unit, now)
 	if dg.unit.queued {
-		p.loop.hold(dg)
+		p.loop.hold(dg, now)
 	}
 }
 
@@ -95,9 +84,9 @@ func (dg *datagram) send(now leaky.Time) (bytes, packets uint64, again bool) {
 	return n, 1, false
 }
 
-func (dg *datagram) refused(by *line) {
-	by.state.Bytes.Add(shaper.Refuse, shaper.QueueFull, charged(dg.data))
-	by.state.Packets.Add(shaper.Refuse, shaper.QueueFull, 1)
+func (dg *datagram) refused(by *line, why shaper.Reason) {
+	by.state.Bytes.Add(shaper.Refuse, why, charged(dg.data))
+	by.state.Packets.Add(shaper.Refuse, why, 1)
 	dg.flow.reject(by, dg.down, dg.data)
 	dg.free()
 }
@@ -129,7 +118,7 @@ func (dg *datagram) free() {
 		dg.next.prev = dg.prev
 	}
 	f := dg.flow
-	f.proxy.loop.freeDatagram(dg)
+	f.proxy.loop.memory.free(dg)
 	if f.queued == nil && f.rank == engaged {
 		f.file(f.seen)
 	}

@@ -22,15 +22,17 @@ type downstream struct {
 
 	inFlight  int
 	flows     roster
-	failures  int        // dials and checks that failed, one after the other
+	failures  int        // checks that failed, one after the other
 	lastError error      // of the last of them
 	successes int        // checks that did not
 	gone      bool       // from the configuration
 	down      bool       // its checks fail
 	drained   bool       // an operator wants it to get no connections
-	ejected   leaky.Time // no sooner does it get connections, unless all are out
-	back      leaky.Time // since when it can be reached again
+	back      leaky.Time // since when its checks succeed again
 	turn      int64      // of round robin
+
+	outlets  map[uint16]*outlet // by port, those that could not be reached once
+	answered leaky.Time         // when one could be last, as far as there are such
 
 	probe probe
 }
@@ -70,7 +72,7 @@ func (p *Proxy) Downstreams() (all []shaper.DownstreamStatus) {
 				status := shaper.DownstreamStatus{
 					Listen: s.name, Downstream: d.String(), Up: true, Down: d.down, Drained: d.drained, InFlight: d.inFlight, Most: d.Connections,
 				}
-				if err := d.failing(now); err != nil {
+				if err := d.failing(); err != nil {
 					status.Up, status.Error = false, err.Error()
 				}
 				all = append(all, status)
@@ -109,53 +111,42 @@ func (s *site) setDownstreams(config *siteConfig, now leaky.Time) {
 	}
 }
 
-func (d *downstream) usable(now leaky.Time) bool { return !d.down && now >= d.ejected }
-
-// failing returns why d is taken for unreachable, which it is tried in spite of when there
-// is no other: it has no address, or the last dials, checks or datagrams have failed.
-func (d *downstream) failing(now leaky.Time) error {
-	switch {
-	case !d.host.addr().IsValid():
-		return errUnresolved
-	case d.usable(now) && d.failures < d.patience():
-		return nil
-	}
-	return d.lastError
-}
-
-// patience is how many failures make d count as failing.
-func (d *downstream) patience() int {
-	if n := d.site.config.Load().EjectAfter; n > 0 {
-		return n
-	}
-	return usualPatience
-}
-
-// usualPatience is that of listeners that eject nothing.
-const usualPatience = 3
-
 func (d *downstream) room() bool { return d.Connections == 0 || d.inFlight < d.Connections }
 
-// weight is d's share of connections, less than what is configured for a while after
-// it has come back.
-func (d *downstream) weight(now leaky.Time) int64 {
+// weight is d's share of connections at a port, less than what is configured for a while
+// after it has come back.
+func (d *downstream) weight(port uint16, now leaky.Time) int64 {
 	const whole = 1000
 	w := int64(max(d.Weight, 1)) * whole
-	if slow := leaky.FromDuration(d.site.config.Load().SlowStart); d.back > 0 && now < d.back+slow {
-		w = max(w/10, int64(float64(w)*float64(now.Sub(d.back))/float64(slow)))
+	back := d.back
+	if o := d.outlets[port]; o != nil {
+		back = max(back, o.back)
+	}
+	if slow := leaky.FromDuration(d.site.config.Load().SlowStart); back > 0 && now < back+slow {
+		w = max(w/10, int64(float64(w)*float64(now.Sub(back))/float64(slow)))
 	}
 	return w
 }
 
-// pick returns the downstream for a connection of source, of those that have not
+// target is who asks for a downstream, and at which port.
+type target struct {
+	source   netip.Addr
+	port     uint16 // that it asked for
+	samePort bool   // goes before the downstream's own
+}
+
+// at is the port at d that t stands for.
+func (t target) at(d *downstream) uint16 { return d.port(t.port, t.samePort) }
+
+// pick returns the downstream for a connection to to, of those that have not
 // failed it yet. Those that are out are only tried when all are. It returns nil when
 // there is none, and then whether there would be one if it were not full.
-func (s *site) pick(source netip.Addr, failed []*downstream, now leaky.Time) (_ *downstream, full bool) {
+func (s *site) pick(to target, failed []*downstream, now leaky.Time) (_ *downstream, full bool) {
 	s.candidates = s.candidates[:0]
 	drained := false
 	for _, out := range [...]bool{false, true} {
 		for _, d := range s.downstreams {
-			if d.usable(now) == out || slices.Contains(failed, d) || !d.host.addr().IsValid() || !d.reaches(source) {
+			if d.usable(to.at(d), now) == out || slices.Contains(failed, d) || !d.host.addr().IsValid() || !d.reaches(to.source) {
 				continue
 			}
 			if d.drained {
@@ -169,7 +160,7 @@ func (s *site) pick(source netip.Addr, failed []*downstream, now leaky.Time) (_ 
 			}
 		}
 		if len(s.candidates) > 0 {
-			return s.choose(s.candidates, source, now), false
+			return s.choose(s.candidates, to, now), false
 		}
 		if full {
 			return nil, true
@@ -178,7 +169,7 @@ func (s *site) pick(source netip.Addr, failed []*downstream, now leaky.Time) (_ 
 	return nil, drained
 }
 
-func (s *site) choose(list []*downstream, source netip.Addr, now leaky.Time) *downstream {
+func (s *site) choose(list []*downstream, to target, now leaky.Time) *downstream {
 	if len(list) == 1 {
 		return list[0]
 	}
@@ -189,8 +180,8 @@ func (s *site) choose(list []*downstream, source netip.Addr, now leaky.Time) *do
 		// only its sources move.
 		most := math.Inf(-1)
 		for _, d := range list {
-			u := (float64(hashOf(source, d.String())>>11) + 0.5) / (1 << 53)
-			if score := -float64(d.weight(now)) / math.Log(u); score > most {
+			u := (float64(hashOf(to.source, d.String())>>11) + 0.5) / (1 << 53)
+			if score := -float64(d.weight(to.at(d), now)) / math.Log(u); score > most {
 				best, most = d, score
 			}
 		}
@@ -199,7 +190,7 @@ func (s *site) choose(list []*downstream, source netip.Addr, now leaky.Time) *do
 		most := int64(math.MinInt64)
 		least := list[:0]
 		for _, d := range list {
-			switch spare := -int64(d.inFlight+1) * 1e9 / d.weight(now); {
+			switch spare := -int64(d.inFlight+1) * 1e9 / d.weight(to.at(d), now); {
 			case spare > most:
 				most, least = spare, append(least[:0], d)
 			case spare == most:
@@ -213,7 +204,7 @@ func (s *site) choose(list []*downstream, source netip.Addr, now leaky.Time) *do
 	var sum int64
 	best = list[0]
 	for _, d := range list {
-		w := d.weight(now)
+		w := d.weight(to.at(d), now)
 		d.turn += w
 		sum += w
 		if d.turn > best.turn {
@@ -246,52 +237,6 @@ func ours(err error) bool {
 		return true
 	}
 	return false
-}
-
-// failed notes that d could not be reached. When that happens again and again it gets
-// no connections for a while, if there is another.
-func (d *downstream) failed(err error, now leaky.Time) {
-	d.failures++
-	d.successes = 0
-	d.lastError = err
-	config, log := d.site.config.Load(), d.site.proxy.log
-	if config.EjectAfter == 0 || len(d.site.downstreams) == 1 {
-		if d.failures == d.patience() {
-			log.Warn("downstream is failing", "listener", d.site.name, "downstream", d.String(), "failures", d.failures, "err", err)
-		}
-		return
-	}
-	if d.failures < config.EjectAfter {
-		return
-	}
-	if now >= d.ejected {
-		log.Warn("downstream ejected", "listener", d.site.name, "downstream", d.String(), "failures", d.failures, "err", err)
-	}
-	d.ejected = now + leaky.FromDuration(config.EjectFor)
-	d.leave(now)
-	d.site.readmit(now)
-}
-
-// leave ends the UDP flows of a downstream that is out: their next datagrams go to
-// another.
-func (d *downstream) leave(now leaky.Time) {
-	for _, f := range d.site.proxy.flows {
-		if f.downstream == d {
-			f.close(now)
-		}
-	}
-}
-
-// reached notes that d could be.
-func (d *downstream) reached(now leaky.Time) {
-	if d.ejected > 0 {
-		d.back = now
-	}
-	if d.ejected > 0 || d.failures >= d.patience() {
-		d.site.proxy.log.Info("downstream reached again", "listener", d.site.name, "downstream", d.String())
-	}
-	d.failures, d.ejected, d.lastError = 0, 0, nil
-	d.site.wakeSoon()
 }
 
 // restart begins to check, if that is asked for, or goes on with it.
@@ -379,14 +324,15 @@ func (p *probe) result(err error, now leaky.Time) {
 		if !d.down && d.failures >= check.Fall {
 			d.down = true
 			log.Warn("downstream is down", "listener", d.site.name, "downstream", d.String(), "err", err)
-			d.leave(now)
+			d.leave(now, anyPort)
 			d.site.wakeSoon() // if this was the last one, all are tried
 		}
 	default:
 		d.failures = 0
 		d.successes++
 		if d.down && d.successes >= check.Rise {
-			d.down, d.ejected, d.back = false, 0, now
+			d.down, d.back = false, now
+			clear(d.outlets)
 			log.Info("downstream is up", "listener", d.site.name, "downstream", d.String())
 			d.site.wakeSoon()
 		}
@@ -419,7 +365,7 @@ func (s *site) wake(now leaky.Time) {
 	var aside []*session
 	for u := s.queue.first(); u != nil; u = s.queue.first() {
 		sess := u.owner.(*direction).session
-		room := s.hasRoom(sess.flow.Source, sess.failed, now)
+		room := s.hasRoom(sess.target(), sess.failed, now)
 		if !room && len(sess.failed) == 0 && !s.config.Load().Transparent {
 			break
 		}
@@ -445,32 +391,17 @@ func (s *site) wakeSoon() {
 	}
 }
 
-// readmit wakes those that wait when a downstream's time out is over.
-func (s *site) readmit(now leaky.Time) {
-	s.wakeSoon()
-	next := leaky.Never
-	for _, d := range s.downstreams {
-		if d.ejected > now {
-			next = min(next, d.ejected)
-		}
-	}
-	if next != leaky.Never {
-		s.readmission.Fire = s.readmit
-		s.proxy.loop.pacer.Schedule(&s.readmission, next)
-	}
-}
-
 // hasRoom reports whether pick would find a downstream.
-func (s *site) hasRoom(source netip.Addr, failed []*downstream, now leaky.Time) bool {
+func (s *site) hasRoom(to target, failed []*downstream, now leaky.Time) bool {
 	usable, room := false, false
 	for _, d := range s.downstreams {
-		if d.drained || slices.Contains(failed, d) || !d.host.addr().IsValid() || !d.reaches(source) {
+		if d.drained || slices.Contains(failed, d) || !d.host.addr().IsValid() || !d.reaches(to.source) {
 			continue
 		}
-		if d.usable(now) && d.room() {
+		if d.usable(to.at(d), now) && d.room() {
 			return true
 		}
-		usable = usable || d.usable(now)
+		usable = usable || d.usable(to.at(d), now)
 		room = room || d.room()
 	}
 	return !usable && room

@@ -16,7 +16,7 @@ import (
 
 // several returns a listener's downstreams without a proxy that runs.
 func several(config Listen, hosts ...string) *site {
-	s := &site{name: "l", proxy: &Proxy{loop: &loop{pacer: leaky.NewPacer(leaky.NewClock())}, log: quietLog}}
+	s := &site{name: "l", proxy: &Proxy{loop: &loop{pacer: leaky.NewPacer(leaky.NewClock())}, log: quietLog, changes: newSampler(quietLog, time.Minute)}}
 	c := &siteConfig{Listen: config}
 	for i, name := range hosts {
 		if len(c.Downstream) <= i {
@@ -37,7 +37,7 @@ func several(config Listen, hosts ...string) *site {
 func (s *site) share(n int, now leaky.Time) map[string]int {
 	got := map[string]int{}
 	for i := range n {
-		d, _ := s.pick(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), nil, now)
+		d, _ := s.pick(target{source: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}, nil, now)
 		d.inFlight++
 		got[d.Host]++
 	}
@@ -72,7 +72,7 @@ func TestSourceHashIsStable(t *testing.T) {
 	s := several(Listen{Balance: SourceHash}, "10.1.0.1", "10.1.0.2", "10.1.0.3", "10.1.0.4")
 	where := func() (list []string) {
 		for i := range 1000 {
-			d, _ := s.pick(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), nil, leaky.Second)
+			d, _ := s.pick(target{source: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}, nil, leaky.Second)
 			list = append(list, d.Host)
 		}
 		return list
@@ -104,7 +104,7 @@ func TestPickLeavesOutWhatIsOut(t *testing.T) {
 	source := netip.MustParseAddr("10.0.0.1")
 	now := leaky.Second
 	pick := func(failed ...*downstream) *downstream {
-		d, _ := s.pick(source, failed, now)
+		d, _ := s.pick(target{source: source}, failed, now)
 		return d
 	}
 	if d := pick(a, b); d != c {
@@ -117,7 +117,7 @@ func TestPickLeavesOutWhatIsOut(t *testing.T) {
 	if d := pick(b, c); d != nil {
 		t.Error("a full one was picked")
 	}
-	if _, full := s.pick(source, []*downstream{b, c}, now); !full {
+	if _, full := s.pick(target{source: source}, []*downstream{b, c}, now); !full {
 		t.Error("that it is full was not told")
 	}
 	b.down = true
@@ -126,11 +126,11 @@ func TestPickLeavesOutWhatIsOut(t *testing.T) {
 			t.Fatal("one that is full, or down, was picked")
 		}
 	}
-	c.failed(errNoAddress, now)
+	c.failed(80, errNoAddress, now)
 	if pick() != c {
 		t.Error("one was ejected by its first failure")
 	}
-	c.failed(errNoAddress, now)
+	c.failed(80, errNoAddress, now)
 	if d := pick(); d != nil {
 		t.Errorf("%v was picked, as one that is not out is full", d)
 	}
@@ -147,7 +147,7 @@ func TestPickLeavesOutWhatIsOut(t *testing.T) {
 	if pick(a) != c {
 		t.Error("an ejected one did not come back")
 	}
-	c.failed(errNoAddress, now)
+	c.failed(80, errNoAddress, now)
 	if pick(a) == c && !b.down {
 		t.Error("one that failed again was not ejected again")
 	}
@@ -157,9 +157,9 @@ func TestSlowStart(t *testing.T) {
 	s := several(Listen{SlowStart: 10 * time.Second, EjectAfter: 1, EjectFor: time.Second}, "10.1.0.1", "10.1.0.2")
 	now := leaky.Second
 	d := s.downstreams[1]
-	d.failed(errNoAddress, now)
+	d.failed(80, errNoAddress, now)
 	now += 2 * leaky.Second
-	d.reached(now)
+	d.reached(80, now)
 	for _, tt := range []struct {
 		after time.Duration
 		want  float64 // of all connections

@@ -1,7 +1,9 @@
 package conn
 
 import (
+	"cmp"
 	"net/netip"
+	"slices"
 	"time"
 
 	"shaperd/leaky"
@@ -12,46 +14,44 @@ import (
 // that caps connections in flight, or paces new ones. They belong to the loop's
 // thread.
 //
-// A connection under several limits passes their gates one after the other, in
-// the same order as all others, and holds each slot until it ends. Those that
-// pace come last, so that what they let through is under way at once.
+// A connection under several limits passes all their gates at one instant, or none: it
+// takes a slot of each, and a turn of each pace, only when it goes on to a downstream.
+// While it waits it holds nothing, so nobody has what he cannot use, and limits that
+// cross cannot block each other. It waits at one gate that was shut, and tries all of
+// them when its turn comes there; if another one is shut by then, it waits there, and
+// keeps its seniority. See queue.
 type gates struct {
 	shaper *shaper.Shaper
 	wheel  *leaky.Wheel
 	clock  func() leaky.Time
 
-	policy  *shaper.Policy // that the gates are set to
-	byKey   map[shaper.Key]*gate
-	rooms   map[*shaper.State]*room
-	limits  []int      // of gated, to be used again
-	granted []*entrant // that go on in run
-	busy    bool       // run is at work
+	policy *shaper.Policy // that the gates are set to
+	byKey  map[shaper.Key]*gate
+	rooms  map[*shaper.State]*room
+	queues map[string]*queue // by queueKey
+	name   []byte            // of a queue, to be used again
+	gate   uint64            // ID of the last gate
+	turn   uint64            // last one given
+	told   []outcome         // that owners are yet to be told
+	busy   bool              // run is at work
 }
 
-// gate is the semaphore of one key. Free slots go to the waiting sources in
-// turn, and to a source's connections in the order they came: however many
-// connections one source has waiting, another waits for one turn.
+// gate is the semaphore of one key. Sources that wait at it take turns.
 type gate struct {
+	id       uint64
 	key      shaper.Key
 	state    *shaper.State
 	room     *room
-	limit    int          // connections in flight; 0 is no cap
-	shape    *leaky.Shape // of new connections
-	bucket   leaky.Bucket // likewise
+	rule     *shaper.Limit // nil when the limit has gone
+	shape    *leaky.Shape  // of new connections
+	bucket   leaky.Bucket  // likewise
 	inFlight int
 	waiting  int
-	turn     *source // of a ring of those with waiters; nil when nobody waits
-	sources  map[netip.Addr]*source
-	flows    roster      // that hold a slot
-	timer    leaky.Event // set when the bucket, not a slot, is waited for
-	observe  bool        // count, and let everybody pass
-}
-
-// slots are what one connection holds. They are released once.
-type slots struct {
-	gates  *gates
-	policy *shaper.Policy // under which they were taken
-	held   []*gate
+	sources  map[netip.Addr]*source  // that need it, wherever they wait
+	turns    ranking[source, byTurn] // those that wait here
+	flows    roster                  // that hold a slot
+	timer    leaky.Event             // set when the bucket, not a slot, is waited for
+	due      leaky.Time              // when it is to fire; 0 when nobody waits for it
 }
 
 // entrant is a connection on its way past the gates, and the slots it has got.
@@ -68,12 +68,9 @@ type entrant struct {
 		refused(why refusal, now leaky.Time)
 	}
 
-	source     *source       // in whose queue it waits; nil when it does not
-	next, prev *entrant      // in that queue
-	limit      *shaper.Limit // at whose gate it waits
-	blocked    shaper.Reason // what kept it
-	joined     leaky.Time    // when it began to wait there
-	timeout    leaky.Event
+	waitsIn    *queue       // nil when it does not wait
+	next, prev *entrant     // there
+	before     []leaky.Time // for how long the queue had waited at each gate when it joined
 }
 
 // refusal is why a connection was not let through.
@@ -83,66 +80,84 @@ type refusal struct {
 	retry  time.Duration // after which a new connection has a chance
 }
 
+// outcome is what becomes of an entrant. It is admitted when no limit refuses it.
+type outcome struct {
+	*entrant
+	refusal
+}
+
 func newGates(s *shaper.Shaper, w *leaky.Wheel, clock func() leaky.Time) *gates {
 	return &gates{
 		shaper: s, wheel: w, clock: clock, policy: s.Policy(),
-		byKey: map[shaper.Key]*gate{}, rooms: map[*shaper.State]*room{},
+		byKey: map[shaper.Key]*gate{}, rooms: map[*shaper.State]*room{}, queues: map[string]*queue{},
 	}
 }
 
 // enter brings e past the gates, now or when its turn comes. Its owner is told once
-// that it was admitted or refused, which may be before enter returns.
-//
-// It is routed anew when a reload comes while it waits: the slots it has got are
-// kept where the new policy asks for the same ones, and else given up.
+// that it was admitted or refused, which may be before enter returns. When a reload comes
+// while it waits, it waits for the gates of the new policy.
 func (g *gates) enter(e *entrant, now leaky.Time) {
 	e.gates, e.since = g, now
-	g.advance(e, now)
+	g.try(e, now)
 	g.run(now)
+}
+
+// try lets e through all gates of the policy in effect, or has it wait.
+func (g *gates) try(e *entrant, now leaky.Time) {
+	e.policy = g.policy
+	e.flow.Listen = e.policy.ListenIndex(e.listen)
+	e.route = e.policy.Route(&e.flow)
+	if l := g.block(&e.flow, e.route, now); l != nil {
+		g.told = append(g.told, outcome{e, refusal{l, shaper.Blocked, l.MaxWait}})
+		return
+	}
+	list := g.list(&e.flow, e.route)
+	if i, why := entry(list, now); why != shaper.None {
+		g.enqueue(e, list, i, why, now)
+		return
+	}
+	for _, gt := range list {
+		gt.take(shaper.None, 0, now, now)
+	}
+	e.held = list
+	g.told = append(g.told, outcome{entrant: e})
 }
 
 // leave ends the wait of e, if it waits.
 func (g *gates) leave(e *entrant, why shaper.Reason, now leaky.Time) {
-	if e.source == nil {
-		return
+	if e.waitsIn != nil {
+		g.refuse(e, e.waitsIn.at().gate, why, now)
+		g.run(now)
 	}
-	gt := e.source.gate
-	g.unqueue(e)
-	g.refuse(e, gt, why, now)
-	g.run(now)
 }
 
 // withdraw takes e out of the queue it waits in, if it does.
 func (g *gates) withdraw(e *entrant, now leaky.Time) {
-	if e.source == nil {
-		return
+	if e.waitsIn != nil {
+		g.dequeue(e, now)
 	}
-	gt := e.source.gate
-	g.unqueue(e)
-	g.drop(gt, now)
 }
 
 // take takes the slots that f, a flow of the listener named listen, needs, if all are
 // free. Else it returns the limit that has none.
 func (g *gates) take(f *shaper.Flow, listen string, now leaky.Time) (slots, *shaper.Limit) {
-	got := slots{gates: g, policy: g.policy}
 	f.Listen = g.policy.ListenIndex(listen)
 	r := g.policy.Route(f)
 	if l := g.block(f, r, now); l != nil {
 		return slots{}, l
 	}
-	for _, i := range g.gated(r) {
-		gt := g.gate(i, f, r)
-		if blocked := gt.try(now); blocked != shaper.None {
-			gt.state.Connections.Add(shaper.Refuse, blocked, 1)
-			noteRefused(g.shaper, gt.state, gt.ranked(), f.Source, 0, now)
-			g.drop(gt, now)
-			got.release(now)
-			return slots{}, g.policy.Limit(i)
-		}
-		got.held = append(got.held, gt)
+	list := g.list(f, r)
+	if i, why := entry(list, now); why != shaper.None {
+		gt := list[i]
+		gt.state.Connections.Add(shaper.Refuse, why, 1)
+		noteRefused(g.shaper, gt.state, gt.ranked(), f.Source, now)
+		g.drop(list, now)
+		return slots{}, gt.rule
 	}
-	return got, nil
+	for _, gt := range list {
+		gt.take(shaper.None, 0, now, now)
+	}
+	return slots{gates: g, policy: g.policy, held: list}, nil
 }
 
 // block counts a connection under the limits that block it, and returns one of them that is
@@ -152,81 +167,44 @@ func (g *gates) block(f *shaper.Flow, r shaper.Route, now leaky.Time) *shaper.Li
 		state := g.policy.State(i)
 		state.Connections.Add(shaper.Refuse, shaper.Blocked, 1)
 		if l := g.policy.Limit(i); !l.Observe {
-			noteRefused(g.shaper, state, g.policy.Key(i, f, r), f.Source, 0, now)
+			noteRefused(g.shaper, state, g.policy.Key(i, f, r), f.Source, now)
 			return l
 		}
 	}
 	return nil
 }
 
-// run lets those go on that have got a slot.
+// run tells owners what has become of their entrants.
 func (g *gates) run(now leaky.Time) {
 	if g.busy {
 		return
 	}
 	g.busy = true
-	for i := 0; i < len(g.granted); i++ {
-		e := g.granted[i]
-		g.granted[i] = nil
-		g.advance(e, now)
+	for i := 0; i < len(g.told); i++ {
+		o := g.told[i]
+		g.told[i] = outcome{}
+		if o.limit == nil {
+			o.owner.admitted(now)
+		} else {
+			o.owner.refused(o.refusal, now)
+		}
 	}
-	g.granted = g.granted[:0]
+	g.told = g.told[:0]
 	g.busy = false
 }
 
-// advance brings e as far as it can come at now.
-func (g *gates) advance(e *entrant, now leaky.Time) {
-	if e.policy != g.policy {
-		e.policy = g.policy
-		e.flow.Listen = e.policy.ListenIndex(e.listen)
-		e.route = e.policy.Route(&e.flow)
-		if !e.prefix(g.gated(e.route)) {
-			e.free(now)
-		}
-		if l := g.block(&e.flow, e.route, now); l != nil {
-			e.free(now)
-			e.owner.refused(refusal{l, shaper.Blocked, l.MaxWait}, now)
-			return
-		}
-	}
-	limits := g.gated(e.route)
-	for len(e.held) < len(limits) {
-		i := limits[len(e.held)]
-		gt := g.gate(i, &e.flow, e.route)
-		e.limit, e.blocked = g.policy.Limit(i), gt.try(now)
-		if e.blocked != shaper.None {
-			g.wait(e, gt, now)
-			return
-		}
-		e.held = append(e.held, gt)
-	}
-	e.owner.admitted(now)
-}
-
-// wait has e wait for its turn at gt, if there is room.
-func (g *gates) wait(e *entrant, gt *gate, now leaky.Time) {
-	e.joined = now
-	if !g.enqueue(gt, e, now) {
-		g.refuse(e, gt, shaper.WaitingFull, now)
-		return
-	}
-	e.timeout.Fire = func(now leaky.Time) { g.leave(e, shaper.WaitTimeout, now) }
-	g.wheel.Schedule(&e.timeout, e.since+leaky.FromDuration(e.limit.MaxWait))
-	g.dispatch(gt, now)
-}
-
+// refuse sends e away from gt, where it waits or would have to.
 func (g *gates) refuse(e *entrant, gt *gate, why shaper.Reason, now leaky.Time) {
 	gt.state.Connections.Add(shaper.Refuse, why, 1)
-	waited := now.Sub(e.joined)
-	e.wait(gt.state, waited)
-	noteRefused(g.shaper, gt.state, gt.ranked(), e.flow.Source, waited, now)
-	retry := e.limit.MaxWait
-	if e.limit.Connections == 0 {
+	noteRefused(g.shaper, gt.state, gt.ranked(), e.flow.Source, now)
+	retry := gt.rule.MaxWait
+	if gt.rule.Connections == 0 {
 		retry = gt.retry(now)
 	}
-	e.free(now)
-	g.drop(gt, now)
-	e.owner.refused(refusal{e.limit, why, retry}, now)
+	g.told = append(g.told, outcome{e, refusal{gt.rule, why, retry}})
+	if e.waitsIn != nil {
+		g.dequeue(e, now)
+	}
 }
 
 // retry is when a new connection would have its turn, behind those that wait.
@@ -236,92 +214,51 @@ func (gt *gate) retry(now leaky.Time) time.Duration {
 	return (b.Depart(gt.shape, now) - now).Duration()
 }
 
-// gated returns the limits of r that have gates, in the order of passing them. It is
-// valid until the next call.
-func (g *gates) gated(r shaper.Route) []int {
-	g.limits = g.limits[:0]
-	for _, paced := range [...]bool{false, true} {
-		for i := range r.Limits().All {
-			if l := g.policy.Limit(i); (l.NewConnections.N != 0) == paced && (paced || l.Connections != 0) {
-				g.limits = append(g.limits, i)
-			}
-		}
-	}
-	return g.limits
-}
-
-// release frees the slots.
-func (s *slots) release(now leaky.Time) {
-	s.free(now)
-	s.gates.run(now)
-}
-
-// free is release, but who gets the slots goes on only in the next run. The slot
-// taken last goes first.
-func (s *slots) free(now leaky.Time) {
-	for i := len(s.held) - 1; i >= 0; i-- {
-		gt := s.held[i]
-		gt.inFlight--
-		gt.state.InFlight.Add(-1)
-		s.gates.dispatch(gt, now)
-		s.gates.drop(gt, now)
-	}
-	s.held = nil
-}
-
-// prefix reports whether what e holds is where it begins to pass limits.
-func (e *entrant) prefix(limits []int) bool {
-	if len(e.held) > len(limits) {
-		return false
-	}
-	for n, gt := range e.held {
-		if gt.key != gateKey(e.policy, limits[n], &e.flow, e.route) {
-			return false
-		}
-	}
-	return true
-}
-
-// move brings the slots in line with a new policy: those of limits that f is no
-// longer under are freed, those of new ones taken, over the cap if need be, as
-// the connection is in flight whether they allow it or not.
-func (s *slots) move(f *shaper.Flow, r shaper.Route, now leaky.Time) {
-	g := s.gates
-	if s.policy == g.policy {
-		return
-	}
-	old := slots{gates: g, held: s.held}
-	s.policy, s.held = g.policy, nil
-	for _, i := range g.gated(r) {
-		gt := g.gate(i, f, r)
-		gt.inFlight++
-		gt.state.InFlight.Add(1)
-		s.held = append(s.held, gt)
-	}
-	old.free(now)
-}
-
-// swap sets the gates to a new policy, which publish puts in force everywhere
-// else. Waiters keep their turns; in front of a limit that is gone they need not wait
-// any more. Who has got a slot goes on in the next run.
+// swap sets the gates to a new policy, which publish puts into effect everywhere
+// else. Those who wait keep their turns, at the gates of the new policy. Who goes on is told
+// in the next run.
 func (g *gates) swap(p *shaper.Policy, publish func(), now leaky.Time) {
+	type turn struct {
+		*entrant
+		round int
+		turn  uint64
+	}
+	var waiting []turn
+	for _, q := range g.queues {
+		round := 0
+		for e := q.head; e != nil; e = e.next {
+			waiting = append(waiting, turn{e, round, max(q.turn, q.at().served)})
+			round++
+		}
+	}
+	for _, e := range waiting {
+		g.dequeue(e.entrant, now)
+	}
 	publish()
 	g.policy = p
+	clear(g.rooms)
 	for _, gt := range g.byKey {
+		gt.rule = nil
 		if i := p.Index(gt.state); i >= 0 {
 			shape := p.NewConnections(i)
 			gt.bucket.Rescale(gt.shape, shape, now)
-			gt.limit, gt.shape, gt.observe = p.Limit(i).Connections, shape, p.Limit(i).Observe
-		} else {
-			gt.observe = true
-		}
-		g.dispatch(gt, now)
-	}
-	for state := range g.rooms {
-		if p.Index(state) < 0 && g.rooms[state].waiting == 0 {
-			delete(g.rooms, state)
+			gt.rule, gt.shape, gt.room = p.Limit(i), shape, g.room(gt.state)
 		}
 	}
+	slices.SortFunc(waiting, func(a, b turn) int { return cmp.Or(cmp.Compare(a.round, b.round), cmp.Compare(a.turn, b.turn)) })
+	for _, e := range waiting {
+		g.try(e.entrant, now)
+	}
+}
+
+// list returns the gates of f, made if need be, the most specific first.
+func (g *gates) list(f *shaper.Flow, r shaper.Route) (list []*gate) {
+	for i := range r.Limits().All {
+		if l := g.policy.Limit(i); l.Connections != 0 || l.NewConnections.N != 0 {
+			list = append(list, g.at(i, l, gateKey(g.policy, i, f, r)))
+		}
+	}
+	return list
 }
 
 func gateKey(p *shaper.Policy, i int, f *shaper.Flow, r shaper.Route) shaper.Key {
@@ -337,112 +274,98 @@ func (gt *gate) ranked() shaper.Key {
 	return key
 }
 
-// gate returns the gate of f under limit i of the policy in force, made if need
-// be.
-func (g *gates) gate(i int, f *shaper.Flow, r shaper.Route) *gate {
-	key := gateKey(g.policy, i, f, r)
+// at returns the gate of key, which is one of limit i of the policy in effect.
+func (g *gates) at(i int, l *shaper.Limit, key shaper.Key) *gate {
 	gt := g.byKey[key]
 	if gt == nil {
 		state := g.policy.State(i)
-		rm := g.rooms[state]
-		if rm == nil {
-			rm = &room{}
-			g.rooms[state] = rm
-		}
-		l := g.policy.Limit(i)
+		g.gate++
 		gt = &gate{
-			key: key, state: state, room: rm,
-			limit: l.Connections, shape: g.policy.NewConnections(i), observe: l.Observe,
-			bucket: g.shaper.CheckOut(key),
+			id: g.gate, key: key, state: state, room: g.room(state), rule: l,
+			shape: g.policy.NewConnections(i), bucket: g.shaper.CheckOut(key, g.clock()),
 		}
-		gt.timer.Fire = func(now leaky.Time) { g.dispatch(gt, now); g.run(now) }
+		gt.timer.Fire = func(now leaky.Time) { g.dispatch([]*gate{gt}, now); g.run(now) }
 		g.byKey[key] = gt
 	}
 	return gt
 }
 
-// drop forgets gt when nobody holds a slot of it or waits for one.
-func (g *gates) drop(gt *gate, now leaky.Time) {
-	if gt.inFlight > 0 || gt.turn != nil || g.byKey[gt.key] != gt {
-		return
+// room returns the room of a limit, made if need be.
+func (g *gates) room(state *shaper.State) *room {
+	rm := g.rooms[state]
+	if rm == nil {
+		rm = &room{}
+		g.rooms[state] = rm
 	}
-	g.wheel.Cancel(&gt.timer)
-	delete(g.byKey, gt.key)
-	g.shaper.CheckIn(gt.key, gt.bucket, now)
+	return rm
 }
 
-// try takes a slot for one who does not wait, or returns why there is none.
-func (gt *gate) try(now leaky.Time) shaper.Reason {
-	blocked := gt.blocked(now)
-	if blocked == shaper.None && gt.turn != nil {
-		blocked = shaper.ByConnections // others wait already
+// drop forgets those of list that nobody holds a slot of or waits for.
+func (g *gates) drop(list []*gate, now leaky.Time) {
+	for _, gt := range list {
+		if gt.inFlight == 0 && len(gt.sources) == 0 && g.byKey[gt.key] == gt {
+			delete(g.byKey, gt.key)
+			g.shaper.CheckIn(gt.key, gt.bucket, now)
+		}
 	}
-	switch {
-	case blocked == shaper.None:
-		gt.grant(now, now)
-		gt.state.Connections.Add(shaper.Pass, shaper.None, 1)
-		gt.state.Wait.Observe(0)
-	case gt.observe:
-		gt.inFlight++
-		gt.state.InFlight.Add(1)
-		gt.state.Connections.Add(shaper.Delay, blocked, 1)
-		blocked = shaper.None
-	}
-	return blocked
 }
 
-// blocked returns what keeps gt shut at now.
-func (gt *gate) blocked(now leaky.Time) shaper.Reason {
+// full returns what is used up of gt at now.
+func (gt *gate) full(now leaky.Time) shaper.Reason {
 	switch {
-	case gt.limit > 0 && gt.inFlight >= gt.limit:
+	case gt.capped():
 		return shaper.ByConnections
-	case gt.bucket.Depart(gt.shape, now) > now:
+	case gt.paced(now):
 		return shaper.ByNew
 	}
 	return shaper.None
 }
 
-// grant gives a slot to a connection that has waited since since. A timer that
-// fired late gives back what one connection costs.
-func (gt *gate) grant(since, now leaky.Time) {
-	gt.bucket.Charge(gt.shape, 0, 1, leaky.Late(since, now, gt.shape.Packets.Cost(1)))
+func (gt *gate) capped() bool { return gt.rule.Connections > 0 && gt.inFlight >= gt.rule.Connections }
+
+func (gt *gate) paced(now leaky.Time) bool { return gt.bucket.Depart(gt.shape, now) > now }
+
+// shut returns which of list keeps a connection waiting at now, and why, or None. A cap comes
+// before a pace, which is over sooner.
+func shut(list []*gate, now leaky.Time) (int, shaper.Reason) {
+	for i, gt := range list {
+		if !gt.rule.Observe && gt.capped() {
+			return i, shaper.ByConnections
+		}
+	}
+	for i, gt := range list {
+		if !gt.rule.Observe && gt.paced(now) {
+			return i, shaper.ByNew
+		}
+	}
+	return 0, shaper.None
+}
+
+// entry is shut for one who has just come: nobody overtakes those who wait.
+func entry(list []*gate, now leaky.Time) (int, shaper.Reason) {
+	i, why := shut(list, now)
+	if why == shaper.None {
+		if i = slices.IndexFunc(list, func(gt *gate) bool { return len(gt.turns) > 0 }); i >= 0 {
+			why = shaper.ByConnections
+		}
+	}
+	return i, why
+}
+
+// take takes a slot for a connection that was kept waiting here for why, since ready at
+// the latest. A timer that fired late gives back what one connection costs.
+func (gt *gate) take(why shaper.Reason, waited, ready, now leaky.Time) {
+	verdict, full := shaper.Delay, gt.full(now)
 	gt.inFlight++
 	gt.state.InFlight.Add(1)
-}
-
-// dispatch gives what gt has to those who wait, and sees to it that it is called
-// again when there will be more.
-func (g *gates) dispatch(gt *gate, now leaky.Time) {
-	for gt.turn != nil {
-		if !gt.observe {
-			switch gt.blocked(now) {
-			case shaper.ByConnections:
-				return // until a slot is released
-			case shaper.ByNew:
-				g.wheel.Schedule(&gt.timer, gt.bucket.Depart(gt.shape, now))
-				return
-			}
-		}
-		e := gt.turn.head
-		gt.turn = gt.turn.next
-		g.unqueue(e)
-		if !gt.shape.Packets.Unlimited() {
-			now = g.clock() // what leaves later than it is charged for is followed too soon
-		}
-		gt.grant(e.since, now)
-		gt.state.Connections.Add(shaper.Delay, e.blocked, 1)
-		gt.state.Wait.Observe((now - e.since).Duration())
-		waited := now.Sub(e.joined)
-		e.wait(gt.state, waited)
-		gt.state.Keys.TryAdd(gt.ranked(), shaper.Tally{Waited: waited.Duration()}, now)
-		e.held = append(e.held, gt)
-		g.granted = append(g.granted, e)
+	switch {
+	case full != shaper.None: // and only observed, or it would not be here
+		gt.state.Connections.Add(verdict, full, 1)
+		return
+	case why == shaper.None:
+		verdict = shaper.Pass
 	}
-}
-
-// unqueue takes e out of the queue it waits in.
-func (g *gates) unqueue(e *entrant) {
-	g.wheel.Cancel(&e.timeout)
-	e.source.remove(e)
-	e.source = nil
+	gt.bucket.Charge(gt.shape, 0, 1, leaky.Late(ready, now, gt.shape.Packets.Cost(1)))
+	gt.state.Connections.Add(verdict, why, 1)
+	gt.state.Wait.Observe(waited.Duration())
 }

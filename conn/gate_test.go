@@ -12,14 +12,14 @@ import (
 
 // gateRig runs gates on a clock of its own.
 type gateRig struct {
-	t      *testing.T
+	t      testing.TB
 	shaper *shaper.Shaper
 	wheel  *leaky.Wheel
 	now    leaky.Time
 	gates  *gates
 }
 
-func newGateRig(t *testing.T, limits ...shaper.Limit) *gateRig {
+func newGateRig(t testing.TB, limits ...shaper.Limit) *gateRig {
 	r := &gateRig{t: t, shaper: shaper.New(1000), wheel: new(leaky.Wheel), now: leaky.Second}
 	r.gates = newGates(r.shaper, r.wheel, func() leaky.Time { return r.now })
 	r.swap(limits...)
@@ -96,8 +96,12 @@ func (v *visitor) told(now leaky.Time) {
 
 // visit sends a connection of source to the gates.
 func (r *gateRig) visit(source string, then func(*visitor)) *visitor {
+	return r.visitPort(source, 1, then)
+}
+
+func (r *gateRig) visitPort(source string, port uint16, then func(*visitor)) *visitor {
 	v := &visitor{rig: r}
-	v.owner, v.listen, v.flow = v, "l", *flowFrom(source, 1)
+	v.owner, v.listen, v.flow = v, "l", *flowFrom(source, port)
 	if then != nil {
 		v.then = func() { then(v) }
 	}
@@ -120,8 +124,8 @@ func (r *gateRig) must(source string) *visitor {
 // idle checks that nothing is left behind.
 func (r *gateRig) idle() {
 	r.t.Helper()
-	if n := len(r.gates.byKey); n != 0 {
-		r.t.Errorf("%d gates are left", n)
+	if n := len(r.gates.byKey) + len(r.gates.queues) + len(r.gates.told); n != 0 {
+		r.t.Errorf("%d gates, %d queues and %d outcomes are left", len(r.gates.byKey), len(r.gates.queues), len(r.gates.told))
 	}
 	for state, room := range r.gates.rooms {
 		if room.waiting != 0 || len(room.longest) != 0 || state.InFlight.Load() != 0 || state.Waiting.Load() != 0 {
@@ -138,34 +142,42 @@ func (r *gateRig) idle() {
 func (r *gateRig) consistent() {
 	waiting := map[*room]int{}
 	for _, gt := range r.gates.byKey {
-		if gt.turn != nil && gt.blocked(r.now) == shaper.None {
+		if len(gt.turns) > 0 && (gt.rule.Observe || gt.full(r.now) == shaper.None) {
 			r.t.Fatalf("%s: a slot is free and somebody waits for it", gt.state.Name)
 		}
-		sources := 0
-		for src := gt.turn; src != nil; {
+		if len(gt.turns) > 0 && gt.full(r.now) == shaper.ByNew && !gt.timer.Scheduled() {
+			r.t.Fatalf("%s: nobody will be woken when the pace allows it", gt.state.Name)
+		}
+		here := 0
+		for _, src := range gt.turns {
 			n := 0
-			for e := src.head; e != nil; e = e.next {
-				if e.source != src {
-					r.t.Fatal("an entrant is in a queue that it does not know of")
+			for _, q := range src.queues {
+				if q.at() != src || q.gates[q.pos] != gt || q.len == 0 || !q.timeout.Scheduled() {
+					r.t.Fatal("a queue is not where it should be")
 				}
-				n++
+				for e := q.head; e != nil; e = e.next {
+					if e.waitsIn != q || len(e.held) > 0 {
+						r.t.Fatal("an entrant is in a queue that it does not know of, or holds slots while it waits")
+					}
+					n++
+				}
 			}
 			if n == 0 || n != src.len || gt.sources[src.addr] != src {
-				r.t.Fatalf("a queue of %d has %d", src.len, n)
+				r.t.Fatalf("a source of %d has %d", src.len, n)
 			}
-			waiting[gt.room] += n
-			sources++
-			if src = src.next; src == gt.turn {
-				break
-			}
+			here += n
 		}
-		if sources != len(gt.sources) {
-			r.t.Fatalf("%d sources take turns, of %d", sources, len(gt.sources))
+		waiting[gt.room] += here
+		if gt.waiting != here {
+			r.t.Fatalf("%d wait, of %d", here, gt.waiting)
 		}
 	}
 	for state, room := range r.gates.rooms {
 		if room.waiting != waiting[room] || int(state.Waiting.Load()) != room.waiting {
 			r.t.Fatalf("%s: %d wait, %d are counted, %d shown", state.Name, waiting[room], room.waiting, state.Waiting.Load())
+		}
+		if i := r.gates.policy.Index(state); room.waiting > r.gates.policy.Limit(i).MaxWaiting {
+			r.t.Fatalf("%s: %d wait, more than may", state.Name, room.waiting)
 		}
 	}
 }
@@ -212,7 +224,7 @@ func TestGateNeverExceedsItsCapNorLosesAWakeUp(t *testing.T) {
 				again(source)
 			})
 		})
-		if v.source != nil {
+		if v.waitsIn != nil {
 			gone.Fire = func(leaky.Time) { v.leave() }
 			r.wheel.Schedule(gone, r.now+leaky.FromDuration(random(30_000)))
 		}

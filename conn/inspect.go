@@ -64,9 +64,9 @@ func (s *session) inspect(c *shaper.ConnectionStatus, now leaky.Time) bool {
 	c.Idle = now.Sub(max(s.pace.active, s.begun)).Duration()
 	held(c, s.account.total(s.up.unit.path, s.down.unit.path))
 	switch {
-	case s.source != nil:
-		c.HeldBy = s.source.gate.state.Name
-		c.Waited += now.Sub(s.joined).Duration()
+	case s.waitsIn != nil:
+		c.HeldBy = s.waitsIn.at().gate.state.Name
+		c.Waited += s.waiting(now).Duration()
 	default:
 		waits(c, now, &s.up.unit, &s.down.unit)
 	}
@@ -150,7 +150,7 @@ func (p *Proxy) Buckets(i int, keys ...shaper.Key) []shaper.BucketState {
 }
 
 func (p *Proxy) bucket(policy *shaper.Policy, i int, k shaper.Key, now leaky.Time) (b shaper.BucketState) {
-	shape, bucket := policy.Shape(i), p.shaper.Peek(k)
+	shape, bucket := policy.Shape(i), p.shaper.Peek(k, now)
 	if l := p.loop.lines.byKey[k]; l != nil {
 		bucket = l.bucket
 		b.Queued, b.QueuedBytes = l.streams+int(l.queuedPackets), l.queuedBytes
@@ -159,7 +159,7 @@ func (p *Proxy) bucket(policy *shaper.Policy, i int, k shaper.Key, now leaky.Tim
 	b.NextIn = bucket.Depart(shape, now).Sub(now).Duration()
 	b.BacklogBytes, b.BacklogPackets = bucket.Backlog(shape, now)
 	k.Limit++
-	shape, bucket = policy.NewConnections(i), p.shaper.Peek(k)
+	shape, bucket = policy.NewConnections(i), p.shaper.Peek(k, now)
 	if gt := p.gates.byKey[k]; gt != nil {
 		b.InFlight, b.Waiting = gt.inFlight, gt.waiting
 		bucket = gt.bucket

@@ -58,8 +58,9 @@ type sender interface {
 	// path has changed.
 	resubmit(now leaky.Time)
 
-	// refused is called for a droppable unit that has no place in a line.
-	refused(by *line)
+	// refused is called for a droppable unit that has no place in a line, or that has to
+	// give it up.
+	refused(by *line, why shaper.Reason)
 }
 
 // line is the queue in front of one bucket, for as long as a flow needs it. Sources
@@ -131,7 +132,7 @@ func (ls *lines) path(p *shaper.Policy, f *shaper.Flow, r shaper.Route, set shap
 		key := p.Key(i, f, r)
 		l := ls.byKey[key]
 		if l == nil {
-			l = &line{key: key, bucket: ls.shaper.CheckOut(key), state: p.State(i), shape: p.Shape(i)}
+			l = &line{key: key, bucket: ls.shaper.CheckOut(key, ls.clock()), state: p.State(i), shape: p.Shape(i)}
 			l.event.Fire = func(now leaky.Time) { ls.consider(l); ls.run(now) }
 			ls.byKey[key] = l
 		}
@@ -225,14 +226,14 @@ func (ls *lines) join(u *unit, now leaky.Time) {
 			at.did.dropped++
 			u.queued = false
 			ls.leave(u, u.pos)
-			u.owner.refused(l)
+			u.owner.refused(l, shaper.QueueFull)
 			return
 		}
 		last := longest.tail
 		for !last.droppable {
 			last = last.prev
 		}
-		ls.drop(last)
+		ls.drop(last, shaper.QueueFull)
 	}
 	l.deepen(u)
 	at.leaf.push(u)
@@ -243,12 +244,19 @@ func (ls *lines) join(u *unit, now leaky.Time) {
 }
 
 // drop refuses a datagram that is queued.
-func (ls *lines) drop(u *unit) {
+func (ls *lines) drop(u *unit, why shaper.Reason) {
 	at := &u.path[u.pos]
 	at.did.dropped++
 	ls.remove(u)
 	ls.leave(u, u.pos)
-	u.owner.refused(at.line)
+	u.owner.refused(at.line, why)
+}
+
+// forgo refuses a datagram that is queued, as there is no memory for all of them.
+func (ls *lines) forgo(u *unit, now leaky.Time) {
+	ls.consider(u.path[u.pos].line)
+	ls.drop(u, shaper.MemoryFull)
+	ls.run(now)
 }
 
 // remove takes u out of the line it waits in.
@@ -322,7 +330,7 @@ func (ls *lines) serve(l *line, now leaky.Time) {
 	}
 	u := l.root.first()
 	for u != nil && u.shed(l.shape, now) {
-		ls.drop(u)
+		ls.drop(u, shaper.QueueFull)
 		u = l.root.first()
 	}
 	if u == nil {

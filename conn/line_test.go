@@ -69,7 +69,7 @@ func (p *packet) send(now leaky.Time) (bytes, packets uint64, again bool) {
 
 func (p *packet) resubmit(now leaky.Time) { p.rig.lines.submit(&p.unit, now) }
 
-func (p *packet) refused(by *line) {
+func (p *packet) refused(by *line, _ shaper.Reason) {
 	p.rig.refused++
 	p.rig.refusedBy[by.state.Name]++
 }
@@ -91,7 +91,9 @@ func (s *stream) send(now leaky.Time) (bytes, packets uint64, again bool) {
 
 func (s *stream) resubmit(now leaky.Time) { s.rig.lines.submit(&s.unit, now) }
 
-func (s *stream) refused(by *line) { s.rig.t.Errorf("%s refused a grant", by.state.Name) }
+func (s *stream) refused(by *line, _ shaper.Reason) {
+	s.rig.t.Errorf("%s refused a grant", by.state.Name)
+}
 
 func (r *rig) note(u *unit, now leaky.Time, n uint64) {
 	r.count++
@@ -214,7 +216,7 @@ type polite struct {
 	lost *int
 }
 
-func (p *polite) refused(*line) { *p.lost++ }
+func (p *polite) refused(*line, shaper.Reason) { *p.lost++ }
 
 func (r *rig) polite(path []stop, worst *leaky.Time, lost *int, now leaky.Time) {
 	p := &polite{timed{packet{rig: r}, worst}, lost}

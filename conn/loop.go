@@ -2,6 +2,7 @@ package conn
 
 import (
 	"fmt"
+	"net/netip"
 	"sync"
 	"time"
 	"unsafe"
@@ -40,11 +41,8 @@ type loop struct {
 	now       leaky.Time // when the round began
 	stopping  bool
 
-	batch       *batch
-	datagrams   []*datagram                // to be used again
-	buffers     [len(bufferSizes)][][]byte // likewise
-	queuedBytes int                        // of the buffers in use
-	maxQueued   int
+	batch  *batch
+	memory memory
 
 	mu     sync.Mutex
 	posted []func(now leaky.Time)
@@ -71,8 +69,9 @@ func newLoop(clock *leaky.Clock, s *shaper.Shaper) (*loop, error) {
 		clock:   clock,
 		pacer:   leaky.NewPacer(clock),
 		scratch: make([]byte, scratchSize),
-		batch:   newBatch(), maxQueued: maxQueued,
-		done: make(chan struct{}),
+		batch:   newBatch(),
+		memory:  memory{most: maxQueued, holders: map[netip.Addr]*holder{}},
+		done:    make(chan struct{}),
 	}
 	l.lines = newLines(s, &l.pacer.Wheel, clock.Now)
 	var err error

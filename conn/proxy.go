@@ -36,6 +36,7 @@ type Proxy struct {
 	listing   uint64            // the last one
 	sites     map[string]*site  // changed by the loop, under mu
 	ports     map[Endpoint]port // by place
+	draining  bool              // no port is opened any more
 
 	// Of the loop:
 	sessions registry[*session]
@@ -115,6 +116,7 @@ func (p *Proxy) openPort(e Endpoint, transparent bool) (port, error) {
 // queued has left. It returns how many connections are left when ctx ends it.
 func (p *Proxy) Drain(ctx context.Context) int {
 	p.mu.Lock()
+	p.draining = true
 	var udp []*udpPort
 	for e, l := range p.ports {
 		if u, ok := l.(*udpPort); ok {
@@ -158,7 +160,7 @@ const drainLate = 12
 // Remaining returns how many TCP connections there are, from accept to end, and how many
 // bytes of datagrams are queued.
 func (p *Proxy) Remaining() (connections, queued int) {
-	p.loop.call(func(leaky.Time) { queued = p.loop.queuedBytes })
+	p.loop.call(func(leaky.Time) { queued = p.loop.memory.used })
 	return int(p.open.Load()), queued
 }
 

@@ -127,7 +127,7 @@ func (r *running) settle() {
 			if n := len(r.proxy.loop.lines.byKey); n > 0 {
 				left = fmt.Sprint(n, " lines")
 			}
-			if n := r.proxy.loop.queuedBytes; n > 0 {
+			if n := r.proxy.loop.memory.used; n > 0 {
 				left = fmt.Sprint(n, " queued bytes")
 			}
 		})

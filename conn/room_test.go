@@ -199,7 +199,7 @@ func TestSourceMakesRoomForItself(t *testing.T) {
 			}
 			others := r.flowsOf("127.0.0.1")
 			for i := range 10 {
-				time.Sleep(2 * answerGrace.Duration())
+				time.Sleep(2 * ownGrace.Duration())
 				if !asks(t, "127.0.0.2", r.addr()) {
 					t.Errorf("question %d is not answered", 3+i)
 				}
@@ -236,7 +236,7 @@ func TestFullDownstreamMakesRoom(t *testing.T) {
 		if !asks(t, "127.0.0.2", r.addr()) {
 			t.Errorf("question %d is not answered", i)
 		}
-		time.Sleep(2 * answerGrace.Duration())
+		time.Sleep(2 * ownGrace.Duration())
 	}
 	if n := r.shaper.Listener("l").Flows.Load(); n != 2 {
 		t.Errorf("%d flows, want 2", n)
@@ -299,8 +299,8 @@ func TestFlowThatGoesOnOutlastsQuestions(t *testing.T) {
 		}
 	}
 	before := r.flowsOf("127.0.0.1")
-	for i := range 30 {
-		time.Sleep(answerGrace.Duration() / 5)
+	for i := range 20 {
+		time.Sleep(muteGrace.Duration() / 8)
 		if !asks(t, fmt.Sprintf("127.0.1.%d", i+1), r.addr()) {
 			t.Fatalf("question %d is not answered", i)
 		}
@@ -326,7 +326,7 @@ func TestResolverGetsAllItsAnswers(t *testing.T) {
 			answered++
 		}
 		c.Close()
-		time.Sleep(answerGrace.Duration() / 100)
+		time.Sleep(ownGrace.Duration() / 100)
 	}
 	counts := r.shaper.Listener("l")
 	if answered != questions || counts.FlowsRefused.Load() != 0 {

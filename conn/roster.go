@@ -31,13 +31,14 @@ type place struct {
 type placeList struct{ first, last *place }
 
 const (
-	// muteGrace is how long a flow without an answer is left alone: an answer takes its
-	// time, and a flood of sources must not push out one that waits for it.
+	// muteGrace is how long a flow is left alone by those of other sources: an answer takes
+	// its time, and a flood of sources must not push out one that waits for it, or has just
+	// got it.
 	muteGrace = leaky.Second / 2
 
-	// answerGrace is how long a flow that was answered is left alone: an answer may be of
-	// several datagrams.
-	answerGrace = leaky.Second / 50
+	// ownGrace is how long a flow that was answered is left alone by those of its own
+	// source: an answer may be of several datagrams.
+	ownGrace = leaky.Second / 50
 
 	// knownGrace is the part of idle_timeout for which a flow is left alone whose source
 	// went on.
@@ -72,8 +73,8 @@ func (l *placeList) remove(p *place) {
 	p.next, p.prev = nil, nil
 }
 
-// candidate returns the flow that would make room, or nil.
-func (r *roster) candidate(now leaky.Time) *udpFlow {
+// candidate returns the flow that would make room for one of source, or nil.
+func (r *roster) candidate(source *udpSource, now leaky.Time) *udpFlow {
 	for rank := range engaged {
 		for p := r[rank].first; p != nil; p = r[rank].first {
 			f := p.flow
@@ -81,7 +82,7 @@ func (r *roster) candidate(now leaky.Time) *udpFlow {
 				f.file(now)
 				continue
 			}
-			if now.Sub(f.seen) >= f.grace() {
+			if now.Sub(f.seen) >= f.grace(source) {
 				return f
 			}
 			if f.seen <= f.filed {
@@ -93,13 +94,23 @@ func (r *roster) candidate(now leaky.Time) *udpFlow {
 	return nil
 }
 
-// grace is how long f is left alone when nothing comes or goes.
-func (f *udpFlow) grace() leaky.Time {
-	switch f.rank {
-	case unanswered:
+// all returns the flows of r.
+func (r *roster) all() (flows []*udpFlow) {
+	for rank := range r {
+		for p := r[rank].first; p != nil; p = p.next {
+			flows = append(flows, p.flow)
+		}
+	}
+	return flows
+}
+
+// grace is how long f is left alone by flows of source when nothing comes or goes.
+func (f *udpFlow) grace(source *udpSource) leaky.Time {
+	switch {
+	case f.rank == answered && f.source == source:
+		return ownGrace
+	case f.rank != known:
 		return muteGrace
-	case answered:
-		return answerGrace
 	}
 	return max(leaky.FromDuration(f.site.config.Load().IdleTimeout)/knownGrace, muteGrace)
 }

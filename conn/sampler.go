@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"context"
 	"log/slog"
 	"slices"
 	"sync"
@@ -30,9 +31,12 @@ func newSampler(log *slog.Logger, every time.Duration) *sampler {
 	return &sampler{log: log, every: every, kinds: map[sampleKind]*sampled{}}
 }
 
-// note logs msg, or counts it. The first attribute's value must come from the
+// note is tell for warnings.
+func (s *sampler) note(msg string, attrs ...any) { s.tell(slog.LevelWarn, msg, attrs...) }
+
+// tell logs msg, or counts it. The first attribute's value must come from the
 // configuration: there is a sample for each.
-func (s *sampler) note(msg string, attrs ...any) {
+func (s *sampler) tell(level slog.Level, msg string, attrs ...any) {
 	first, _ := attrs[1].(string)
 	kind := sampleKind{msg, first}
 	s.mu.Lock()
@@ -44,12 +48,12 @@ func (s *sampler) note(msg string, attrs ...any) {
 	allowed := k.limiter.Allow()
 	if !allowed {
 		if k.omitted++; k.omitted == 1 {
-			time.AfterFunc(omittedAfter*s.every, func() { s.flush(k, msg, attrs[:2]) })
+			time.AfterFunc(omittedAfter*s.every, func() { s.flush(k, level, msg, attrs[:2]) })
 		}
 	}
 	s.mu.Unlock()
 	if allowed {
-		s.log.Warn(msg, attrs...)
+		s.log.Log(context.Background(), level, msg, attrs...)
 	}
 }
 
@@ -57,10 +61,10 @@ func (s *sampler) note(msg string, attrs ...any) {
 // told of: so many times every.
 const omittedAfter = 2
 
-func (s *sampler) flush(k *sampled, msg string, kind []any) {
+func (s *sampler) flush(k *sampled, level slog.Level, msg string, kind []any) {
 	s.mu.Lock()
 	n := k.omitted
 	k.omitted = 0
 	s.mu.Unlock()
-	s.log.Warn(msg+", more of them", append(slices.Clone(kind), "omitted", n)...)
+	s.log.Log(context.Background(), level, msg+", more of them", append(slices.Clone(kind), "omitted", n)...)
 }

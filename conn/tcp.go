@@ -334,7 +334,7 @@ func (d *direction) advance(now leaky.Time) {
 
 func (d *direction) resubmit(now leaky.Time) { d.resume(now) }
 
-func (d *direction) refused(*line) {} // a grant is not droppable
+func (d *direction) refused(*line, shaper.Reason) {} // a grant is not droppable
 
 func (d *direction) putItOff() {
 	d.putOff = true

@@ -2,11 +2,59 @@ package conn
 
 import (
 	"container/heap"
+	"encoding/binary"
 	"net/netip"
+	"slices"
 
 	"shaperd/leaky"
 	"shaperd/shaper"
 )
+
+// queue is the connections of one source that need the same gates, in the order they
+// came. What shuts out one of them shuts out all, so they wait at one gate and move to
+// another one together, in constant time however many they are.
+//
+// Turns at a gate go to the source that it let through longest ago, or that has waited
+// longest if it let none through since: of two that wait, none goes twice while the other
+// could go. Turns are numbered over all gates, so a queue that moves neither loses
+// seniority nor gains any.
+//
+// What a release costs: in the order of turns it tries those who wait at the gates that it
+// has freed a slot of, until they are full or nobody is left there. Who is tried goes on, or
+// moves to the gate that shuts him out. Each move is to a later turn, so a queue makes at
+// most as many as it has gates, and a later release finds it where it waits now.
+type queue struct {
+	key        string
+	gates      []*gate   // all that it needs
+	sources    []*source // whose it is, at each of them
+	stays      []stay    // likewise
+	pos        int       // it waits at gates[pos],
+	came       leaky.Time
+	turn       uint64 // when it began to wait, or was served last
+	head, tail *entrant
+	len        int
+	place      int         // in sources[pos].queues
+	timeout    leaky.Event // of its head
+}
+
+// stay is the time that a queue has waited at one of its gates, and why it did last.
+type stay struct {
+	waited leaky.Time
+	why    shaper.Reason
+}
+
+// source is one source at one gate. It has one turn, however many queues it has: several
+// ports may have several gates beside this one.
+type source struct {
+	addr   netip.Addr
+	gate   *gate
+	needed int                         // queues that need the gate, wherever they wait
+	queues ranking[queue, byQueueTurn] // those that wait here
+	served uint64                      // turn at which one was let through this gate
+	len    int                         // connections that wait here
+	place  int                         // in gate.turns,
+	index  int                         // and in room.longest, when some do
+}
 
 // room is what bounds the waiting connections of one limit, over all its keys.
 type room struct {
@@ -14,102 +62,303 @@ type room struct {
 	longest ranking[source, byWaiters] // sources with waiters
 }
 
-// source is the queue of one source address at one gate.
-type source struct {
-	addr       netip.Addr
-	gate       *gate
-	head, tail *entrant
-	len        int
-	next, prev *source // in the ring of the gate's turns
-	index      int     // in room.longest
-}
-
-// enqueue has e wait in its source's queue at gt. When the room is full it takes the
-// place of the newest waiter of the source with the most, unless that is its own.
-func (g *gates) enqueue(gt *gate, e *entrant, now leaky.Time) bool {
-	addr := turnAddr(e.flow.Source)
-	src, rm := gt.sources[addr], gt.room
-	own := 0
-	if src != nil {
-		own = src.len
+// enqueue has e wait for the gates of list, of which list[i] is shut. When there is no room
+// it takes the place of the newest waiter of the source with the most, unless that is its
+// own.
+func (g *gates) enqueue(e *entrant, list []*gate, i int, why shaper.Reason, now leaky.Time) {
+	q := g.queue(turnAddr(e.flow.Source), list)
+	if q.len > 0 {
+		i = q.pos
 	}
-	if rm.waiting >= e.limit.MaxWaiting {
-		if len(rm.longest) == 0 || rm.longest[0].len <= own+1 {
-			return false
+	if gt := list[i]; gt.room.waiting >= gt.rule.MaxWaiting {
+		if longest := gt.room.longest; len(longest) == 0 || longest[0].len <= q.sources[i].len+1 {
+			g.refuse(e, gt, shaper.WaitingFull, now)
+			if q.len == 0 {
+				g.forget(q, now)
+			}
+			return
 		}
-		last := rm.longest[0].tail
-		at := last.source.gate
-		g.unqueue(last)
-		g.refuse(last, at, shaper.WaitingFull, now)
-		src = gt.sources[addr] // others may have gone on, and queued
+		g.evict(gt.room, now)
 	}
-	if src == nil {
-		src = gt.newSource(addr)
+	if q.len == 0 {
+		g.link(q, i, why, now)
 	}
-	e.source, e.prev, e.next = src, src.tail, nil
-	if src.head == nil {
-		src.head = e
+	e.waitsIn, e.prev, e.next = q, q.tail, nil
+	e.before = make([]leaky.Time, len(list))
+	for i := range e.before {
+		e.before[i] = q.waited(i, now)
+	}
+	if q.tail = e; e.prev == nil {
+		q.head = e
+		g.arm(q)
 	} else {
-		src.tail.next = e
+		e.prev.next = e
 	}
-	src.tail = e
-	src.len++
-	heap.Fix(&rm.longest, src.index)
-	rm.waiting++
-	gt.waiting++
-	gt.state.Waiting.Add(1)
-	return true
+	q.len++
+	q.at().count(1)
 }
 
-// newSource adds a source without waiters, whose turn is the last one.
-func (gt *gate) newSource(addr netip.Addr) *source {
-	src := &source{addr: addr, gate: gt}
-	if gt.sources == nil {
-		gt.sources = map[netip.Addr]*source{}
+// queue returns the queue of those of addr that need list, made if need be.
+func (g *gates) queue(addr netip.Addr, list []*gate) *queue {
+	g.name = queueKey(g.name[:0], addr, list)
+	q := g.queues[string(g.name)]
+	if q != nil {
+		return q
 	}
-	gt.sources[addr] = src
-	heap.Push(&gt.room.longest, src)
-	if gt.turn == nil {
-		src.next, src.prev = src, src
-		gt.turn = src
-		return src
+	g.turn++
+	q = &queue{key: string(g.name), gates: list, stays: make([]stay, len(list)), turn: g.turn}
+	q.timeout.Fire = func(now leaky.Time) { g.expire(q, now) }
+	g.queues[q.key] = q
+	for _, gt := range list {
+		src := gt.sources[addr]
+		if src == nil {
+			src = &source{addr: addr, gate: gt}
+			if gt.sources == nil {
+				gt.sources = map[netip.Addr]*source{}
+			}
+			gt.sources[addr] = src
+		}
+		src.needed++
+		q.sources = append(q.sources, src)
 	}
-	src.next, src.prev = gt.turn, gt.turn.prev
-	src.prev.next, src.next.prev = src, src
-	return src
+	return q
 }
 
-// remove takes e out of the queue of its source.
-func (s *source) remove(e *entrant) {
-	if e.prev == nil {
-		s.head = e.next
-	} else {
-		e.prev.next = e.next
+// forget ends q, which is empty.
+func (g *gates) forget(q *queue, now leaky.Time) {
+	delete(g.queues, q.key)
+	for _, src := range q.sources {
+		if src.needed--; src.needed == 0 {
+			delete(src.gate.sources, src.addr)
+		}
+	}
+	g.drop(q.gates, now)
+}
+
+// at is the source of q at the gate where it waits.
+func (q *queue) at() *source { return q.sources[q.pos] }
+
+// queueKey appends to b what tells the queue of a source that needs list.
+func queueKey(b []byte, addr netip.Addr, list []*gate) []byte {
+	a := addr.As16()
+	b = append(b, a[:]...)
+	for _, gt := range list {
+		b = binary.LittleEndian.AppendUint64(b, gt.id)
+	}
+	return b
+}
+
+// evict refuses the newest waiter of the source with the most.
+func (g *gates) evict(rm *room, now leaky.Time) {
+	src := rm.longest[0]
+	last := src.queues[len(src.queues)-1] // the newest one, if there are several, or nearly
+	g.refuse(last.tail, src.gate, shaper.WaitingFull, now)
+}
+
+// expire refuses those of q that have waited for longer than they may.
+func (g *gates) expire(q *queue, now leaky.Time) {
+	for q.len > 0 && q.deadline() <= now {
+		g.refuse(q.head, q.at().gate, shaper.WaitTimeout, now)
+	}
+	g.run(now)
+}
+
+// deadline is when the head of q has waited for long enough. It is counted from when it
+// came, wherever it waited.
+func (q *queue) deadline() leaky.Time {
+	return q.head.since + leaky.FromDuration(q.at().gate.rule.MaxWait)
+}
+
+func (g *gates) arm(q *queue) { g.wheel.Schedule(&q.timeout, q.deadline()) }
+
+// waited is for how long q has waited at its i-th gate.
+func (q *queue) waited(i int, now leaky.Time) leaky.Time {
+	w := q.stays[i].waited
+	if i == q.pos {
+		w += now.Sub(q.came)
+	}
+	return w
+}
+
+// waiting is for how long e has waited in its queue.
+func (e *entrant) waiting(now leaky.Time) (sum leaky.Time) {
+	for i, before := range e.before {
+		sum += e.waitsIn.waited(i, now) - before
+	}
+	return sum
+}
+
+// dequeue takes e out of its queue, and tells for how long it waited at which gates.
+func (g *gates) dequeue(e *entrant, now leaky.Time) {
+	q := e.waitsIn
+	if w := e.waiting(now); w > 0 {
+		g.shaper.Note(e.flow.Source, shaper.Tally{Waited: w.Duration()}, now)
+	}
+	for i, gt := range q.gates {
+		if w := q.waited(i, now) - e.before[i]; w > 0 {
+			e.wait(gt.state, w)
+			gt.state.Keys.TryAdd(gt.ranked(), shaper.Tally{Waited: w.Duration()}, now)
+		}
 	}
 	if e.next == nil {
-		s.tail = e.prev
+		q.tail = e.prev
 	} else {
 		e.next.prev = e.prev
 	}
-	e.next, e.prev = nil, nil
-	s.len--
-	gt := s.gate
-	gt.room.waiting--
-	gt.waiting--
-	gt.state.Waiting.Add(-1)
-	if s.len > 0 {
-		heap.Fix(&gt.room.longest, s.index)
+	if e.prev != nil {
+		e.prev.next = e.next
+	} else if q.head = e.next; q.head != nil {
+		g.arm(q)
+	}
+	e.waitsIn, e.next, e.prev, e.before = nil, nil, nil, nil
+	q.len--
+	q.at().count(-1)
+	if q.len > 0 {
 		return
 	}
-	heap.Remove(&gt.room.longest, s.index)
-	delete(gt.sources, s.addr)
-	s.prev.next, s.next.prev = s.next, s.prev
-	switch {
-	case s.next == s:
-		gt.turn = nil
-	case gt.turn == s:
-		gt.turn = s.next
+	g.unlink(q, now)
+	g.wheel.Cancel(&q.timeout)
+	g.forget(q, now)
+}
+
+// link has q wait at its i-th gate.
+func (g *gates) link(q *queue, i int, why shaper.Reason, now leaky.Time) {
+	gt, src := q.gates[i], q.sources[i]
+	q.pos, q.came, q.stays[i].why = i, now, why
+	heap.Push(&src.queues, q)
+	if len(src.queues) == 1 {
+		heap.Push(&gt.turns, src)
+		heap.Push(&gt.room.longest, src)
+	} else {
+		heap.Fix(&gt.turns, src.place)
 	}
+	src.count(q.len)
+	if why == shaper.ByNew {
+		g.await(gt, now)
+	}
+}
+
+// unlink ends the stay of q where it waits.
+func (g *gates) unlink(q *queue, now leaky.Time) {
+	gt, src := q.gates[q.pos], q.at()
+	q.stays[q.pos].waited = q.waited(q.pos, now)
+	q.came = now
+	src.count(-q.len)
+	heap.Remove(&src.queues, q.place)
+	if len(src.queues) > 0 {
+		heap.Fix(&gt.turns, src.place)
+		return
+	}
+	heap.Remove(&gt.turns, src.place)
+	heap.Remove(&gt.room.longest, src.index)
+	if len(gt.turns) == 0 {
+		g.wheel.Cancel(&gt.timer)
+		gt.due = 0
+	}
+}
+
+// count adds to the connections of s that wait.
+func (s *source) count(n int) {
+	s.len += n
+	s.gate.room.waiting += n
+	s.gate.waiting += n
+	s.gate.state.Waiting.Add(int64(n))
+	heap.Fix(&s.gate.room.longest, s.index)
+}
+
+// await has those at gt try again when its pace allows another connection.
+func (g *gates) await(gt *gate, now leaky.Time) {
+	gt.due = gt.bucket.Depart(gt.shape, now)
+	g.wheel.Schedule(&gt.timer, gt.due)
+}
+
+// dispatch lets go on who waits at the gates of list and can, in the order of their turns.
+func (g *gates) dispatch(list []*gate, now leaky.Time) {
+	for {
+		var next *source
+		for _, gt := range list {
+			if len(gt.turns) == 0 {
+				continue
+			}
+			switch why := gt.full(now); {
+			case why == shaper.None || gt.rule.Observe:
+				if src := gt.turns[0]; next == nil || src.turn() < next.turn() {
+					next = src
+				}
+			case why == shaper.ByNew:
+				g.await(gt, now)
+			default:
+				gt.due = 0 // what waits for a slot is not late
+			}
+		}
+		if next == nil {
+			return
+		}
+		q := next.queues[0]
+		if i, why := q.shut(now); why != shaper.None {
+			g.move(q, i, why, now)
+		} else {
+			now = g.serve(q, now)
+		}
+	}
+}
+
+// shut returns which of its gates keeps q waiting, or None. One where others wait whose turn
+// is earlier is shut as well: they are yet to be tried.
+func (q *queue) shut(now leaky.Time) (int, shaper.Reason) {
+	i, why := shut(q.gates, now)
+	if why != shaper.None {
+		return i, why
+	}
+	for i, src := range q.sources {
+		if turns := src.gate.turns; i != q.pos && len(turns) > 0 && turns[0].turn() < max(q.turn, src.served) {
+			return i, shaper.ByConnections
+		}
+	}
+	return 0, shaper.None
+}
+
+// move has q, whose turn it is, wait at its i-th gate from now on.
+func (g *gates) move(q *queue, i int, why shaper.Reason, now leaky.Time) {
+	g.unlink(q, now)
+	g.link(q, i, why, now)
+	g.arm(q)
+	gt := q.gates[i]
+	for gt.room.waiting > gt.rule.MaxWaiting {
+		g.evict(gt.room, now)
+	}
+}
+
+// serve lets the first connection of q through all its gates. It returns the time at which
+// it did so.
+func (g *gates) serve(q *queue, now leaky.Time) leaky.Time {
+	if slices.ContainsFunc(q.gates, func(gt *gate) bool { return !gt.shape.Packets.Unlimited() }) {
+		now = g.clock() // who leaves later than it is charged for is followed too soon
+	}
+	e := q.head
+	e.held = q.gates
+	for i, gt := range q.gates {
+		why, ready, waited := shaper.None, now, q.waited(i, now)-e.before[i]
+		if i == q.pos || waited > 0 {
+			why = q.stays[i].why
+		}
+		if gt.due > 0 {
+			ready = gt.due
+		}
+		gt.take(why, waited, ready, now)
+	}
+	g.turn++
+	q.turn = g.turn
+	heap.Fix(&q.at().queues, q.place)
+	for _, src := range q.sources {
+		src.served = g.turn
+		if len(src.queues) > 0 {
+			heap.Fix(&src.gate.turns, src.place)
+		}
+	}
+	g.dequeue(e, now)
+	g.told = append(g.told, outcome{entrant: e})
+	return now
 }
 
 // turnAddr is the source that takes turns: an address, or what one IPv6
@@ -120,6 +369,21 @@ func turnAddr(a netip.Addr) netip.Addr {
 	}
 	return netip.PrefixFrom(a, 64).Masked().Addr()
 }
+
+// turn is when it is the turn of s.
+func (s *source) turn() uint64 { return max(s.served, s.queues[0].turn) }
+
+// byTurn has the source first whose turn it is.
+type byTurn struct{}
+
+func (byTurn) before(a, b *source) bool { return a.turn() < b.turn() }
+func (byTurn) place(s *source) *int     { return &s.place }
+
+// byQueueTurn is the same for the queues of a source.
+type byQueueTurn struct{}
+
+func (byQueueTurn) before(a, b *queue) bool { return a.turn < b.turn }
+func (byQueueTurn) place(q *queue) *int     { return &q.place }
 
 // byWaiters has the source with the most waiters first.
 type byWaiters struct{}

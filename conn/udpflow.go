@@ -34,11 +34,12 @@ type udpFlow struct {
 	slots       slots
 	fd          int // connected to downstream
 	downstream  *downstream
+	outlet      uint16 // its port
 	transparent bool   // what it showed downstream when it was connected
 	apart       bool   // its datagrams cannot leave as a train
 	prefix      []byte // of each datagram to the downstream
 	asked       uint64 // bytes from the source
-	told        uint64 // bytes back to it
+	told        uint64 // bytes for it, an empty datagram as one
 	many        bool   // the source does not ask one host alone
 	known       bool   // it has sent something since it was told something
 	to          replyTo
@@ -65,26 +66,27 @@ type udpDirection struct {
 const muteTimeout = 10 * leaky.Second
 
 // dial connects a socket of f to a downstream.
-func (f *udpFlow) dial(samePort bool, now leaky.Time) error {
-	d, full := f.site.pick(f.flow.Source, nil, now)
+func (f *udpFlow) dial(to target, now leaky.Time) error {
+	d, full := f.site.pick(to, nil, now)
 	switch {
 	case full:
 		return errFull
 	case d == nil:
 		return errNoAddress
 	}
-	to := netip.AddrPortFrom(d.host.addr(), d.port(f.flow.Port, samePort))
+	f.outlet = to.at(d)
+	addr := netip.AddrPortFrom(d.host.addr(), f.outlet)
 	var from netip.Addr
 	transparent := f.site.config.Load().Transparent
 	if transparent {
 		from = f.flow.Source
 	}
-	fd, err := connectUDP(from, to)
+	fd, err := connectUDP(from, addr)
 	if err != nil {
 		if !ours(err) {
-			d.failed(err, now)
+			d.failed(f.outlet, err, now)
 		}
-		return fmt.Errorf("connect to %s: %w", to, err)
+		return fmt.Errorf("connect to %s: %w", addr, err)
 	}
 	if err := f.proxy.loop.watch(fd, unix.EPOLLIN, f); err != nil {
 		unix.Close(fd)
@@ -112,35 +114,51 @@ func (f *udpFlow) ready(_ uint32, now leaky.Time) {
 			f.site.counts.SendErrors.Add(1)
 		}
 		if errno == unix.ECONNREFUSED {
-			f.downstream.failed(errno, now)
+			f.downstream.failed(f.outlet, errno, now)
+			if f.proxy.flows[f.key] == f && !f.downstream.usable(f.outlet, now) {
+				f.close(now) // the next datagram may go to another
+			}
 		}
 		return
 	}
 	f.touch(now)
-	if f.downstream.failures > 0 {
-		f.downstream.reached(now)
+	if len(f.downstream.outlets) > 0 {
+		f.downstream.reached(f.outlet, now)
 	}
 	if f.mute {
 		f.answered(now)
 	}
 	for i := range n {
-		if m := l.batch.message(i); !m.truncated && f.mayAnswer(len(m.data)) {
+		m := l.batch.message(i)
+		if m.truncated {
+			f.site.counts.SendErrors.Add(1)
+			continue
+		}
+		if f.withhold(&m) {
 			f.forward(m, true, now)
 		}
 	}
 	l.batch.train.leave()
 }
 
-// mayAnswer reports whether so many bytes may go back to the source.
-func (f *udpFlow) mayAnswer(n int) bool {
+// withhold takes from an answer, or several, what may not go back to the source, and
+// reports whether anything is left.
+func (f *udpFlow) withhold(m *message) bool {
 	most := f.site.config.Load().Amplification
-	if most > 0 && !f.known && f.told+uint64(n) > uint64(most)*f.asked {
-		f.site.counts.Withheld.Add(1)
+	left := max(uint64(most)*f.asked, f.told) - f.told
+	if most > 0 && charged(m.data) > left {
+		fit := 0
+		if m.size > 0 {
+			fit = int(left) / m.size
+		}
+		f.site.counts.Withheld.Add(uint64(m.count() - fit))
 		f.proxy.refused.note("answer withheld", "listener", f.site.name, "source", f.flow.Source,
-			"asked", f.asked, "answer", n, "amplification", most)
-		return false
+			"asked", f.asked, "told", f.told, "answer", len(m.data), "amplification", most)
+		if m.data = m.data[:fit*m.size]; fit == 0 {
+			return false
+		}
 	}
-	f.told += uint64(n)
+	f.told += charged(m.data)
 	return true
 }
 
@@ -149,8 +167,18 @@ func (f *udpFlow) mayAnswer(n int) bool {
 func (f *udpFlow) answered(now leaky.Time) {
 	f.mute = false
 	f.file(now)
+	f.proxy.loop.memory.transfer(f)
 	f.recount(now)
 	f.reroute(f.proxy.shaper.Policy(), now)
+}
+
+// withdraw takes what f has queued out of its lines.
+func (f *udpFlow) withdraw(now leaky.Time) {
+	var queued []*unit
+	for dg := f.queued; dg != nil; dg = dg.next {
+		queued = append(queued, &dg.unit)
+	}
+	f.proxy.loop.lines.withdraw(now, queued...)
 }
 
 func (f *udpFlow) expire(now leaky.Time) {
@@ -168,11 +196,7 @@ func (f *udpFlow) close(now leaky.Time) {
 		l.batch.train.leave()
 	}
 	l.pacer.Cancel(&f.expiry)
-	var queued []*unit
-	for dg := f.queued; dg != nil; dg = dg.next {
-		queued = append(queued, &dg.unit)
-	}
-	l.lines.withdraw(now, queued...)
+	f.withdraw(now)
 	for f.queued != nil {
 		f.queued.lose()
 	}

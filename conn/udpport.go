@@ -79,7 +79,7 @@ func (u *udpPort) ready(_ uint32, now leaky.Time) {
 			continue
 		}
 		if f := u.flow(m, now); f != nil {
-			f.asked += uint64(len(m.data))
+			f.asked += charged(m.data)
 			f.touch(now)
 			if !f.known && f.told > 0 {
 				f.known = true

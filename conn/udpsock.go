@@ -49,6 +49,14 @@ type message struct {
 	many      bool // it was not sent to one host alone
 }
 
+// count is how many datagrams m is.
+func (m *message) count() int {
+	if m.size == 0 {
+		return 1
+	}
+	return (len(m.data) + m.size - 1) / m.size
+}
+
 func newBatch() *batch {
 	b := new(batch)
 	for i := range b.headers {

@@ -46,6 +46,9 @@ type ReloadStatus struct {
 	Loaded time.Time `json:"loaded"` // when what is in force was
 	Took   float64   `json:"took"`
 	Errors []string  `json:"errors"` // one a mistake, with file, line and column
+	// What operators had set and a reload ended, as it was until then, or does not go with
+	// the configuration any more.
+	Dropped []string `json:"dropped,omitempty"`
 }
 
 // Override is what was set in a limit since the configuration was loaded.
@@ -53,7 +56,9 @@ type Override struct {
 	Limit string            `json:"limit"`
 	Set   map[string]string `json:"set"` // by key, as in the configuration
 	Since time.Time         `json:"since"`
-	Until *time.Time        `json:"until,omitempty"` // until the next reload, without
+	Until *time.Time        `json:"until,omitempty"` // until it is taken back, without
+	// Until the next reload; a restart ends it too.
+	UntilReload bool `json:"until_reload,omitempty"`
 }
 
 // Block is a source prefix from which nothing passes.
@@ -77,6 +82,7 @@ type ListenerStatus struct {
 	Ended              map[string]uint64  `json:"ended"` // connections, by how
 	FlowsRefused       uint64             `json:"flows_refused"`
 	DialErrors         uint64             `json:"dial_errors"`
+	Unserved           string             `json:"unserved,omitempty"` // why nobody is served: no downstream is up
 	Downstreams        []DownstreamStatus `json:"downstreams"`
 }
 
@@ -84,7 +90,8 @@ type ListenerStatus struct {
 type DownstreamStatus struct {
 	Listener   string `json:"listener"`
 	Downstream string `json:"downstream"`
-	State      string `json:"state"` // "up", "down", "drained"
+	State      string `json:"state"`           // "up", "failing" (dials or datagrams), "down" (checks), "drained"
+	Error      string `json:"error,omitempty"` // the last one, while it is failing or down
 	InFlight   int    `json:"in_flight"`
 	Most       int    `json:"most"` // connections it may have; 0 is no bound
 }
@@ -273,8 +280,9 @@ type Explanation struct {
 	BindsFirst  []Binding    `json:"binds_first"`
 	Verdict     string       `json:"verdict"` // "pass", "delay", "refuse": what a unit that came now would get
 	Reason      string       `json:"reason"`
-	By          string       `json:"by,omitempty"` // the limit
-	Connections []Connection `json:"connections"`  // of the source, at most 20
+	By          string       `json:"by,omitempty"`       // the limit
+	Unserved    string       `json:"unserved,omitempty"` // why nobody is served there, whatever the limits are
+	Connections []Connection `json:"connections"`        // of the source, at most 20
 }
 
 // BucketOf is the bucket of a limit that a flow is under.
@@ -334,7 +342,9 @@ type Live struct {
 // takes it back.
 type SetLimit struct {
 	Set map[string]string `json:"set"`           // by key, as in the configuration: {"rate": "20Mbit/s"}
-	For float64           `json:"for,omitempty"` // seconds; until the next reload, without
+	For float64           `json:"for,omitempty"` // seconds; until it is taken back, without
+	// Until the next reload, and not for a time.
+	UntilReload bool `json:"until_reload,omitempty"`
 }
 
 // SetBlock is the body of POST /v1/blocks. DELETE /v1/blocks?prefix= takes it back.

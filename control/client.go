@@ -39,7 +39,8 @@ type APIError struct {
 	Code    int    // of HTTP
 	Message string // of the daemon
 
-	body []byte
+	body  []byte
+	again bool // it was not even looked at: ask again
 }
 
 func (e *APIError) Error() string { return e.Message }
@@ -239,26 +240,44 @@ func get[T any](ctx context.Context, c *Client, path string, q url.Values) (answ
 	return answer, err
 }
 
+// retryTime is for how long a client asks again while its user has too many connections.
+const retryTime = time.Second
+
 // call sends body, unless it is nil, and reads the answer into answer, unless that is nil.
 func (c *Client) call(ctx context.Context, timeout time.Duration, method, path string, q url.Values, body, answer any) error {
 	if c.path == "" {
 		return fmt.Errorf("%w: no socket is named", ErrNoDaemon)
 	}
-	var send io.Reader
+	var send []byte
 	if body != nil {
-		b, err := json.Marshal(body)
-		if err != nil {
+		var err error
+		if send, err = json.Marshal(body); err != nil {
 			return err
 		}
-		send = bytes.NewReader(b)
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, method, "http://shaperd/v1"+path+"?"+q.Encode(), send)
+	for begun := time.Now(); ; {
+		err := c.ask(ctx, timeout, method, path+"?"+q.Encode(), send, answer)
+		var said *APIError
+		if !errors.As(err, &said) || !said.again || time.Since(begun) > retryTime {
+			return err
+		}
+		select {
+		case <-time.After(retryTime / 20):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// ask is call, once.
+func (c *Client) ask(ctx context.Context, timeout time.Duration, method, target string, body []byte, answer any) error {
+	r, err := http.NewRequestWithContext(ctx, method, "http://shaperd/v1"+target, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
-	if body != nil {
+	if len(body) > 0 {
 		r.Header.Set("Content-Type", "application/json")
 	}
 	a, err := c.http.Do(r)
@@ -274,7 +293,7 @@ func (c *Client) call(ctx context.Context, timeout time.Duration, method, path s
 		return fmt.Errorf("the answer of %s is larger than %d MiB: ask for less", c.path, maxAnswer>>20)
 	}
 	if a.StatusCode/100 != 2 {
-		e := &APIError{Code: a.StatusCode, body: b}
+		e := &APIError{Code: a.StatusCode, body: b, again: a.Header.Get("Retry-After") != ""}
 		var said Error
 		if json.Unmarshal(b, &said); said.Message == "" {
 			said.Message = "the daemon answered " + a.Status

@@ -30,19 +30,20 @@ var (
 	maxDelay   = desc("limit_max_delay_seconds", "How long a unit may wait in a queue of the limit.", "limit")
 	queueDelay = desc("limit_queue_delay_seconds", "How long delayed units waited in the limit's queues.", "limit")
 
-	listenerOpen     = desc("listener_connections_open", "TCP connections that are forwarded.", "listener")
-	listenerFlows    = desc("listener_udp_flows", "UDP flows that are forwarded.", "listener")
-	listenerBytes    = desc("listener_bytes_total", "Payload bytes forwarded.", "listener", "direction")
-	listenerAccepted = desc("listener_connections_accepted_total", "TCP connections accepted.", "listener")
-	listenerOpened   = desc("listener_udp_flows_opened_total", "UDP flows opened.", "listener")
-	listenerEvicted  = desc("listener_udp_flows_evicted_total", "UDP flows that ended to make room for another one.", "listener")
-	listenerRefused  = desc("listener_udp_flows_refused_total", "Datagrams dropped because there was no room for their flow.", "listener")
-	downstreamUp     = desc("downstream_up", "1 when the downstream gets connections, 0 when it is out for failed checks or dials.", "listener", "downstream")
-	downstreamConns  = desc("downstream_connections", "TCP connections and UDP flows that the downstream has of this listener.", "listener", "downstream")
-	listenerWithheld = desc("listener_udp_answers_withheld_total", "Answers to UDP sources that would have amplified what they sent.", "listener")
-	listenerDial     = desc("listener_dial_errors_total", "TCP connections and UDP flows for which no downstream could be reached.", "listener")
-	listenerEnded    = desc("listener_connections_ended_total", "TCP connections by how they ended.", "listener", "reason")
-	listenerSend     = desc("listener_send_errors_total", "Datagrams that a socket did not take or that came back as an error.", "listener")
+	listenerOpen      = desc("listener_connections_open", "TCP connections that are forwarded.", "listener")
+	listenerFlows     = desc("listener_udp_flows", "UDP flows that are forwarded.", "listener")
+	listenerBytes     = desc("listener_bytes_total", "Payload bytes forwarded.", "listener", "direction")
+	listenerAccepted  = desc("listener_connections_accepted_total", "TCP connections accepted.", "listener")
+	listenerOpened    = desc("listener_udp_flows_opened_total", "UDP flows opened.", "listener")
+	listenerEvicted   = desc("listener_udp_flows_evicted_total", "UDP flows that ended to make room for another one.", "listener")
+	listenerRefused   = desc("listener_udp_flows_refused_total", "Datagrams dropped because there was no room for their flow.", "listener")
+	downstreamUp      = desc("downstream_up", "1 when the downstream gets connections and can be reached, 0 when checks or dials fail, it has no address, or an operator has drained it.", "listener", "downstream")
+	downstreamDrained = desc("downstream_drained", "1 when an operator has the downstream get no connections.", "listener", "downstream")
+	downstreamConns   = desc("downstream_connections", "TCP connections and UDP flows that the downstream has of this listener.", "listener", "downstream")
+	listenerWithheld  = desc("listener_udp_answers_withheld_total", "Answers to UDP sources that would have amplified what they sent.", "listener")
+	listenerDial      = desc("listener_dial_errors_total", "TCP connections and UDP flows for which no downstream could be reached.", "listener")
+	listenerEnded     = desc("listener_connections_ended_total", "TCP connections by how they ended.", "listener", "reason")
+	listenerSend      = desc("listener_send_errors_total", "Datagrams that a socket did not take or that came back as an error.", "listener")
 
 	bucketEntries   = desc("buckets", "Buckets in the table. Those of limits in use by an open flow are not among them.")
 	bucketCapacity  = desc("buckets_capacity", "Buckets the table has room for.")
@@ -150,11 +151,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		counter(listenerSend, n.SendErrors.Load(), n.Name)
 	}
 	for _, d := range c.Proxy.Downstreams() {
-		up := 0.0
-		if d.Up {
-			up = 1
-		}
-		gauge(downstreamUp, up, d.Listen, d.Downstream)
+		gauge(downstreamUp, oneIf(d.Up && !d.Drained), d.Listen, d.Downstream)
+		gauge(downstreamDrained, oneIf(d.Drained), d.Listen, d.Downstream)
 		gauge(downstreamConns, float64(d.InFlight), d.Listen, d.Downstream)
 	}
 	b := c.Shaper.Buckets()
@@ -173,14 +171,11 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 func (c *collector) collectWishes(gauge func(*prometheus.Desc, float64, ...string)) {
 	var s Status
 	c.Daemon.Describe(&s)
-	on, keys := 0.0, 0
-	if s.Bypass != nil {
-		on = 1
-	}
+	keys := 0
 	for _, o := range s.Overrides {
 		keys += len(o.Set)
 	}
-	gauge(bypassed, on)
+	gauge(bypassed, oneIf(s.Bypass != nil))
 	gauge(overrides, float64(keys))
 	gauge(blocked, float64(len(s.Blocks)))
 }
@@ -196,11 +191,7 @@ func (c *collector) collectPackets(gauge func(*prometheus.Desc, float64, ...stri
 	}
 	gauge(packetErrors, 1)
 	for _, a := range s.Attachments {
-		up := 0.0
-		if a.Up {
-			up = 1
-		}
-		gauge(attachmentUp, up, a.Name, a.Interface, a.Direction, a.Mode)
+		gauge(attachmentUp, oneIf(a.Up), a.Name, a.Interface, a.Direction, a.Mode)
 		if a.Queue != nil {
 			gauge(attachmentQueue, float64(a.Queue.Packets), a.Name, a.Interface, a.Direction)
 			gauge(attachmentBacklog, float64(a.Queue.Bytes), a.Name, a.Interface, a.Direction)
@@ -217,15 +208,18 @@ func (c *collector) collectPackets(gauge func(*prometheus.Desc, float64, ...stri
 func (c *collector) collectReloads(gauge func(*prometheus.Desc, float64, ...string), counter func(*prometheus.Desc, uint64, ...string)) {
 	c.Reloads.mu.Lock()
 	defer c.Reloads.mu.Unlock()
-	ok := 1.0
-	if c.Reloads.failed {
-		ok = 0
-	}
-	gauge(reloadOK, ok)
+	gauge(reloadOK, oneIf(!c.Reloads.failed))
 	gauge(reloadTime, float64(c.Reloads.last.UnixMilli())/1e3)
 	gauge(reloadSeconds, c.Reloads.took.Seconds())
 	counter(reloadTotal, c.Reloads.ok, "success")
 	counter(reloadTotal, c.Reloads.notOkay, "failure")
+}
+
+func oneIf(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
 }
 
 func (c *collector) late() prometheus.Metric {

@@ -9,8 +9,6 @@ import (
 	"sync"
 	"syscall"
 	"time"
-
-	"golang.org/x/net/netutil"
 )
 
 // Endpoint is where something is served over HTTP.
@@ -22,22 +20,23 @@ type Endpoint struct {
 // Bounds of what somebody who connects can take.
 const (
 	maxHeader    = 16 << 10         // bytes
+	headTimeout  = time.Second      // of a request's header
 	readTimeout  = 5 * time.Second  // of a request
 	writeTimeout = 15 * time.Second // of an answer
 	idleTimeout  = 10 * time.Second // between requests
-	maxOfPort    = 256              // connections; those that come then wait
+	maxOfPort    = 256              // connections; then the oldest makes room
 )
 
 // newServer returns a server of h that nobody who connects holds up for long.
 func newServer(h http.Handler) *http.Server {
 	return &http.Server{
-		Handler: h, ReadHeaderTimeout: readTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,
+		Handler: h, ReadHeaderTimeout: headTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,
 		MaxHeaderBytes: maxHeader, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
 	}
 }
 
 // listen serves h at addr, a host:port, which a key of [daemon] names; "" serves nothing.
-func listen(key, addr string, h http.Handler) (*Endpoint, error) {
+func listen(key, addr string, log *slog.Logger, h http.Handler) (*Endpoint, error) {
 	e := &Endpoint{}
 	if addr == "" {
 		return e, nil
@@ -49,7 +48,7 @@ func listen(key, addr string, h http.Handler) (*Endpoint, error) {
 	if err != nil {
 		return nil, fmt.Errorf("[daemon] %s: %w", key, err)
 	}
-	e.serve(netutil.LimitListener(ln, maxOfPort), newServer(h))
+	e.serve(port{ln, &crowd{log: log, name: key, cutBusy: true, groups: map[uint32]*group{}}}, newServer(h))
 	return e, nil
 }
 
@@ -58,13 +57,16 @@ func listen(key, addr string, h http.Handler) (*Endpoint, error) {
 func ServePage(addr string, o *Options) (*Endpoint, error) {
 	mux := http.NewServeMux()
 	mux.Handle("/", PageHandler())
-	mux.Handle("/v1/", readOnly(o))
-	return listen("page", addr, guardHost(addr, mux))
+	mux.Handle("/v1/", ownOrigin(readOnly(o)))
+	return listen("page", addr, o.Log, guardHost(addr, mux))
 }
 
 func (e *Endpoint) serve(l net.Listener, h *http.Server) {
 	e.server = h
-	h.ConnState = func(_ net.Conn, state http.ConnState) {
+	h.ConnState = func(c net.Conn, state http.ConnState) {
+		if g, ok := c.(interface{ changed(http.ConnState) }); ok {
+			g.changed(state)
+		}
 		switch state {
 		case http.StateNew:
 			e.serving.Add(1)

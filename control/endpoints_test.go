@@ -202,10 +202,12 @@ var endpoints = map[string]endpoint{
 	"GET /v1/config":       {says: "The configuration in force, by the names it has in its file", asks: []ask{{code: 200}}},
 
 	"PATCH /v1/limits/{limit}": {
-		says: "Set values of a limit, until the next reload or for a while. What was set and is not named stays set", body: SetLimit{}, answer: Limit{},
+		says: "Set values of a limit: for a while, until the next reload, or until they are taken back. What was set and is not named stays set", body: SetLimit{}, answer: Limit{},
 		errors: []int{400, 404, 413, 422, 500, 503},
 		asks: append(
 			wrongBodies(), ask{body: setRate, code: 200}, unknownLimit.with(setRate), refusedByIt.with(setRate), brokenByIt.with(setRate), ending.with(setRate),
+			ask{body: `{"set":{"rate":"1MB/s"},"until_reload":true}`, code: 200},
+			ask{body: `{"set":{"rate":"1MB/s"},"for":1,"until_reload":true}`, code: 400, fine: true},
 			ask{body: `{"set":{}}`, code: 400}, ask{body: `{"set":{"rate":1}}`, code: 400}, ask{body: `{"set":{"rate":"1MB/s"},"for":-1}`, code: 400},
 			ask{body: `{"set":{"rate":"1MB/s"},"for":1e10}`, code: 400}, ask{body: `{"set":{"rate":"1MB/s"},"for":1e999}`, code: 400},
 			ask{body: `{"set":{"rate":"1MB/s"},"for":NaN}`, code: 400}, ask{body: `{"set":{"rate":"1MB/s"},"for":"1m"}`, code: 400},

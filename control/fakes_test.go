@@ -84,7 +84,7 @@ func (d *fakeDaemon) Explain(q Question) (Explanation, error) {
 	return x, d.note("explain")
 }
 
-func (d *fakeDaemon) SetLimit(_ context.Context, limit string, _ map[string]string, _ time.Duration) error {
+func (d *fakeDaemon) SetLimit(_ context.Context, limit string, _ map[string]string, _ time.Duration, _ bool) error {
 	return d.note("set " + limit)
 }
 

@@ -40,7 +40,7 @@ func FuzzRequests(f *testing.F) {
 		if err != nil || strings.HasPrefix(q.URL.Path, "/debug/") {
 			return
 		}
-		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), roleKey{}, Role(role%3)))
+		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), peerKey{}, &peer{role: Role(role % 3)}))
 		cancel() // or a stream would not end
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, q.WithContext(ctx))

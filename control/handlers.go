@@ -142,11 +142,15 @@ func (a *api) setLimit(w http.ResponseWriter, q *http.Request) {
 	if !ok {
 		return
 	}
-	if len(s.Set) == 0 {
+	switch {
+	case len(s.Set) == 0:
 		bad(w, "set: nothing is set")
 		return
+	case d > 0 && s.UntilReload:
+		bad(w, "for, until_reload: one of them")
+		return
 	}
-	if _, i := a.named(w, q); i < 0 || failed(w, a.Daemon.SetLimit(q.Context(), q.PathValue("limit"), s.Set, d)) {
+	if _, i := a.named(w, q); i < 0 || failed(w, a.Daemon.SetLimit(q.Context(), q.PathValue("limit"), s.Set, d, s.UntilReload)) {
 		return
 	}
 	a.getLimit(w, q)
@@ -211,7 +215,8 @@ func (a *api) kill(w http.ResponseWriter, q *http.Request) {
 		answer(w, http.StatusNotFound, Error{fmt.Sprintf("there is no connection %d", id)})
 		return
 	}
-	a.Log.Warn("connection killed by an operator", "id", id, "uid", q.Context().Value(userKey{}))
+	uid, _ := User(q.Context())
+	a.Log.Warn("connection killed by an operator", "id", id, "uid", uid)
 	answer(w, http.StatusOK, struct{}{})
 }
 

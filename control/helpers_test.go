@@ -21,7 +21,7 @@ import (
 
 // The test binary is run again by other users, as one of these. They read what to do from
 // stdin, and say on stdout what came of it.
-var helpers = map[string]func() error{"ask": askAll, "serve": serveForOthers, "crowd": crowd}
+var helpers = map[string]func() error{"ask": askAll, "serve": serveForOthers, "crowd": holdMany, "flood": flood}
 
 // person is somebody, by what the kernel says of them.
 type person struct {
@@ -158,8 +158,8 @@ type idle struct {
 	N      int
 }
 
-// crowd holds connections, and says nothing on them.
-func crowd() error {
+// holdMany holds connections, and says nothing on them.
+func holdMany() error {
 	var w idle
 	if err := json.NewDecoder(os.Stdin).Decode(&w); err != nil {
 		return err
@@ -176,6 +176,36 @@ func crowd() error {
 	fmt.Println("ready")
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	return nil
+}
+
+// halfOpen is what "flood" is to keep up.
+type halfOpen struct {
+	Addr string
+	N    int
+}
+
+// flood keeps as many requests half open, however often they are closed.
+func flood() error {
+	var w halfOpen
+	if err := json.NewDecoder(os.Stdin).Decode(&w); err != nil {
+		return err
+	}
+	var all []net.Conn
+	for i := 0; ; i++ {
+		c, err := net.Dial("tcp", w.Addr)
+		if err == nil {
+			fmt.Fprint(c, "GET /metrics HTTP/1.1\r\nX: ")
+			all = append(all, c)
+		}
+		if i == w.N {
+			fmt.Println("ready")
+			go func() { _, _ = io.Copy(io.Discard, os.Stdin); os.Exit(0) }()
+		}
+		if len(all) > w.N {
+			all[0].Close()
+			all = all[1:]
+		}
+	}
 }
 
 // socketPath returns a path for a socket in a folder of its own, which everybody may enter.

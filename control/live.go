@@ -8,20 +8,17 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"shaperd/shaper"
 )
 
-// maxStreams is how many pages may be open at once.
+// maxStreams is how many pages may be open at once. On the socket it is what a user may have
+// in connections.
 const maxStreams = 32
 
-// streams is the pages that are open, and what they are shown, which is put together once
-// for all of them.
+// streams is what pages that are open are shown, which is put together once for all of them.
 type streams struct {
-	open atomic.Int32
-
 	mu  sync.Mutex
 	of  <-chan struct{} // the sample that shown is of
 	now Live
@@ -33,12 +30,11 @@ func (a *api) getLive(w http.ResponseWriter, q *http.Request) {
 	if !ok {
 		return
 	}
-	if a.streams.open.Add(1) > maxStreams {
-		a.streams.open.Add(-1)
-		answer(w, http.StatusServiceUnavailable, Error{fmt.Sprintf("%d look already", maxStreams)})
+	defer a.open.Add(-1)
+	if a.open.Add(1) > maxStreams && a.public {
+		answer(w, http.StatusServiceUnavailable, Error{fmt.Sprintf("too many live streams (%d)", maxStreams)})
 		return
 	}
-	defer a.streams.open.Add(-1)
 	header(w, "text/event-stream")
 	if q.Method == http.MethodHead { // nothing would ever be sent, and so nobody be missed
 		return

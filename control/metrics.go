@@ -56,13 +56,24 @@ type Queue = QueueStatus
 
 // ServeMetrics serves /metrics at addr, a host:port; "" serves nothing.
 func ServeMetrics(addr string, o *Options) (*Endpoint, error) {
+	if addr == "" {
+		return &Endpoint{}, nil
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", metricsHandler(o))
+	h := ownOrigin(mux)
+	if Loopback(addr) { // elsewhere it may be scraped by any name
+		h = guardHost(addr, h)
+	}
+	return listen("metrics", addr, o.Log, h)
+}
+
+func metricsHandler(o *Options) http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		&collector{o},
 	)
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	return listen("metrics", addr, mux)
+	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 }

@@ -86,7 +86,7 @@ shaperd_attachment_up{attachment="uplink",direction="egress",interface="eth0",mo
 # HELP shaperd_attachment_queue_drops_total Packets that the interface's queue dropped after they had been charged: it is too short.
 # TYPE shaperd_attachment_queue_drops_total counter
 shaperd_attachment_queue_drops_total{attachment="uplink",direction="egress",interface="eth0"} 3
-# HELP shaperd_downstream_up 1 when the downstream gets connections, 0 when it is out for failed checks or dials.
+# HELP shaperd_downstream_up 1 when the downstream gets connections and can be reached, 0 when checks or dials fail, it has no address, or an operator has drained it.
 # TYPE shaperd_downstream_up gauge
 shaperd_downstream_up{downstream="10.0.0.5:5432",listener="l"} 1
 shaperd_downstream_up{downstream="db.local:5432",listener="l"} 0

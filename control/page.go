@@ -24,10 +24,11 @@ var pageFiles embed.FS
 var pageHeaders = map[string]string{
 	"Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; " +
 		"img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-	"Cross-Origin-Opener-Policy": "same-origin",
-	"Referrer-Policy":            "no-referrer",
-	"X-Content-Type-Options":     "nosniff",
-	"X-Frame-Options":            "DENY",
+	"Cross-Origin-Opener-Policy":   "same-origin",
+	"Cross-Origin-Resource-Policy": "same-origin",
+	"Referrer-Policy":              "no-referrer",
+	"X-Content-Type-Options":       "nosniff",
+	"X-Frame-Options":              "DENY",
 
 	// The daemon may be another one the next time: ask, and be told that nothing has changed.
 	"Cache-Control": "no-cache",
@@ -119,6 +120,26 @@ func guardHost(addr string, next http.Handler) http.Handler {
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// ownOrigin keeps pages of other origins from asking next, and from having its answers.
+func ownOrigin(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cross-Origin-Resource-Policy", "same-origin")
+		switch r.Header.Get("Sec-Fetch-Site") {
+		case "", "same-origin", "none": // no browser, the page, who typed the address
+			next.ServeHTTP(w, r)
+		default:
+			http.Error(w, "this is not for pages of other sites", http.StatusForbidden)
+		}
+	})
+}
+
+// Loopback reports whether only this host can connect to addr, a host:port.
+func Loopback(addr string) bool {
+	host := hostOf(addr)
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.Unmap().IsLoopback()
 }
 
 // hostOf returns the host in host:port or host, in lower case and without brackets.

@@ -10,6 +10,7 @@ import (
 	"net/http/pprof"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"shaperd/leaky"
@@ -31,13 +32,13 @@ type Options struct {
 	Version string
 
 	once   sync.Once
-	shared *api
+	shared *view
 }
 
-// api returns what answers, the same on the socket and on the page's port: what is looked
+// view returns what answers, the same on the socket and on the page's port: what is looked
 // at for one is there for the other.
-func (o *Options) api() *api {
-	o.once.Do(func() { o.shared = &api{view{Options: o}} })
+func (o *Options) view() *view {
+	o.once.Do(func() { o.shared = &view{Options: o} })
 	return o.shared
 }
 
@@ -55,7 +56,7 @@ type Daemon interface {
 	Config() any
 	Explain(Question) (Explanation, error)
 
-	SetLimit(ctx context.Context, limit string, set map[string]string, d time.Duration) error
+	SetLimit(ctx context.Context, limit string, set map[string]string, d time.Duration, untilReload bool) error
 	UnsetLimit(ctx context.Context, limit string, keys []string) error // without keys all of them
 	Block(ctx context.Context, p netip.Prefix, d time.Duration) error
 	Unblock(ctx context.Context, p netip.Prefix) error
@@ -98,27 +99,26 @@ func Serve(path string, o *Options) (*Server, error) {
 func answerOn(socket *socket, h *http.Server) *Server {
 	s := &Server{socket: socket}
 	h.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
-		p := c.(*peer)
-		return context.WithValue(context.WithValue(ctx, roleKey{}, p.role), userKey{}, p.uid)
+		return context.WithValue(ctx, peerKey{}, c.(*peer))
 	}
 	s.serve(socket, h)
 	return s
 }
 
 // Connections returns how many there are.
-func (s *Server) Connections() int { return s.socket.connections() }
+func (s *Server) Connections() int { return s.socket.crowd.size() }
 
-// Keys of what a request's context knows of who asks.
-type (
-	roleKey struct{} // Role
-	userKey struct{} // uint32
-)
+// peerKey is the key of the *peer that asks, in the context of a request.
+type peerKey struct{}
 
 // User returns the number of the user who asked for what is done with ctx; false when nobody
 // did over the control socket.
 func User(ctx context.Context) (uid uint32, ok bool) {
-	uid, ok = ctx.Value(userKey{}).(uint32)
-	return uid, ok
+	p, ok := ctx.Value(peerKey{}).(*peer)
+	if !ok {
+		return 0, false
+	}
+	return p.uid, true
 }
 
 // route is an endpoint, and who may use it.
@@ -131,9 +131,21 @@ type route struct {
 // newAPI returns what answers requests whose context has a role.
 func newAPI(o *Options) http.Handler {
 	mux := http.NewServeMux()
-	for _, r := range o.api().routes() {
+	a := &api{view: o.view()}
+	metrics := metricsHandler(o)
+	for _, r := range append(a.routes(), route{"GET /metrics", Reader, metrics.ServeHTTP}) {
 		mux.HandleFunc(r.pattern, func(w http.ResponseWriter, q *http.Request) {
-			if role, _ := q.Context().Value(roleKey{}).(Role); role < r.role {
+			who, _ := q.Context().Value(peerKey{}).(*peer)
+			if who == nil {
+				who = &peer{}
+			}
+			if who.crowded {
+				w.Header().Set("Retry-After", "1")
+				w.Header().Set("Connection", "close")
+				answer(w, http.StatusServiceUnavailable, Error{fmt.Sprintf("too many connections of user %d (%d)", who.uid, most(who.role))})
+				return
+			}
+			if who.role < r.role {
 				msg := "this takes root, or the daemon's own user"
 				if r.role == Reader {
 					msg = fmt.Sprintf("this takes root, the daemon's own user, or the group %q", Group)
@@ -157,7 +169,7 @@ func newAPI(o *Options) http.Handler {
 // readOnly is newAPI for everybody who gets as far as this: what shows, and changes nothing.
 func readOnly(o *Options) http.Handler {
 	mux := http.NewServeMux()
-	for _, r := range o.api().routes() {
+	for _, r := range (&api{view: o.view(), public: true}).routes() {
 		if r.role == Reader {
 			mux.HandleFunc(r.pattern, r.handler)
 		}
@@ -165,7 +177,12 @@ func readOnly(o *Options) http.Handler {
 	return mux
 }
 
-type api struct{ view }
+// api answers at one endpoint.
+type api struct {
+	*view
+	public bool         // whoever can connect may ask
+	open   atomic.Int32 // streams
+}
 
 func (a *api) routes() []route {
 	return []route{

@@ -150,6 +150,7 @@ func (v *view) status() Status {
 				l.Downstreams = append(l.Downstreams, d)
 			}
 		}
+		l.Unserved = Unserved(l.Downstreams)
 		s.Listeners = append(s.Listeners, l)
 	}
 	b := v.Shaper.Buckets()
@@ -179,19 +180,48 @@ func (v *view) blocks() []Block {
 func (v *view) downstreams() []DownstreamStatus {
 	all := []DownstreamStatus{}
 	for _, d := range v.Proxy.Downstreams() {
-		state := "down"
-		switch {
-		case d.Drained:
-			state = "drained"
-		case d.Up:
-			state = "up"
-		}
-		all = append(all, DownstreamStatus{Listener: d.Listen, Downstream: d.Downstream, State: state, InFlight: d.InFlight, Most: d.Most})
+		all = append(all, NewDownstream(d))
 	}
 	slices.SortFunc(all, func(a, b DownstreamStatus) int {
 		return cmp.Or(cmp.Compare(a.Listener, b.Listener), cmp.Compare(a.Downstream, b.Downstream))
 	})
 	return all
+}
+
+// NewDownstream is d as the API has it.
+func NewDownstream(d shaper.DownstreamStatus) DownstreamStatus {
+	out := DownstreamStatus{Listener: d.Listen, Downstream: d.Downstream, State: "up", Error: d.Error, InFlight: d.InFlight, Most: d.Most}
+	switch {
+	case d.Drained:
+		out.State = "drained"
+	case d.Down:
+		out.State = "down"
+	case !d.Up:
+		out.State = "failing"
+	}
+	return out
+}
+
+// maxNamed is how many downstreams a text names.
+const maxNamed = 3
+
+// Unserved returns why the downstreams of a listener serve nobody, "" when one is up.
+func Unserved(downstreams []DownstreamStatus) string {
+	var why []string
+	for _, d := range downstreams {
+		if d.State == "up" {
+			return ""
+		}
+		text := d.Downstream + " is " + d.State
+		if d.Error != "" && d.State != "drained" {
+			text += " (" + d.Error + ")"
+		}
+		why = append(why, text)
+	}
+	if more := len(why) - maxNamed; more > 0 {
+		why = append(why[:maxNamed], fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(why, ", ")
 }
 
 func (v *view) limits() []Limit {

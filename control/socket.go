@@ -42,14 +42,24 @@ type socket struct {
 	inode unix.Stat_t
 	gid   int // of those that may read, negative when there is none
 	log   *slog.Logger
+	crowd *crowd
 
-	mu    sync.Mutex
-	peers map[uint32]int // connections, by user
-	told  time.Time      // of somebody without a role
+	mu   sync.Mutex
+	told time.Time // of somebody without a role
 }
 
-// maxOfUser is how many connections a user may have. Those that come then are closed.
-const maxOfUser = 32
+// How many connections a user may have, and one who may change something.
+const (
+	maxOfUser  = 32
+	maxOfAdmin = 256
+)
+
+func most(role Role) int {
+	if role == Admin {
+		return maxOfAdmin
+	}
+	return maxOfUser
+}
 
 // maxPath is how long the path of a socket may be.
 const maxPath = len(unix.RawSockaddrUnix{}.Path) - 1
@@ -87,7 +97,7 @@ func listenSocket(path string, gid int, log *slog.Logger) (*socket, error) {
 	if err := replaceable(path); err != nil {
 		return nil, wrong("%w", err)
 	}
-	s := &socket{path: path, gid: gid, log: log, peers: map[uint32]int{}}
+	s := &socket{path: path, gid: gid, log: log, crowd: &crowd{log: log, name: "control socket", groups: map[uint32]*group{}}}
 	// It gets its name when it has its rights.
 	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, wrong("%w", cause(err))
@@ -204,16 +214,10 @@ func (s *socket) Close() error {
 
 // peer is a connection of somebody who is known.
 type peer struct {
-	net.Conn
-	role  Role
-	uid   uint32
-	once  sync.Once
-	leave func()
-}
-
-func (p *peer) Close() error {
-	p.once.Do(p.leave)
-	return p.Conn.Close()
+	*guest
+	role    Role
+	uid     uint32
+	crowded bool // the user has too many, and is to be told
 }
 
 // Accept returns the next connection of somebody who may have one.
@@ -224,37 +228,16 @@ func (s *socket) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		uid, pid, role := s.identify(c)
-		s.mu.Lock()
-		crowded := s.peers[uid] >= maxOfUser
-		if !crowded {
-			s.peers[uid]++
-		}
-		s.mu.Unlock()
-		if crowded {
+		g, room := s.crowd.admit(c, uid, most(role))
+		if g == nil {
 			c.Close()
 			continue
 		}
 		if role == Nobody {
 			s.refuse(uid, pid)
 		}
-		return &peer{Conn: c, role: role, uid: uid, leave: func() {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			if s.peers[uid]--; s.peers[uid] == 0 {
-				delete(s.peers, uid)
-			}
-		}}, nil
+		return &peer{guest: g, role: role, uid: uid, crowded: !room}, nil
 	}
-}
-
-// connections returns how many there are.
-func (s *socket) connections() (n int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, of := range s.peers {
-		n += of
-	}
-	return n
 }
 
 // refuse tells of somebody who has no role, at most once a second.

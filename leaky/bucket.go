@@ -85,6 +85,17 @@ func (b *Bucket) Inherit(debt Bucket) {
 	b.Merge(Bucket{bytes: debt.Until(), packets: debt.Until()})
 }
 
+// fullPacket is what a full packet of TCP in an Ethernet frame holds, in bytes.
+const fullPacket = 1448
+
+// Bound puts b no deeper into debt than the burst of s and then its max_delay, or one full
+// packet where that takes longer: about as deep as full packets bring a bucket.
+func (b *Bucket) Bound(s *Shape, now Time) {
+	ofBytes, ofPackets := s.Cost(fullPacket, 1)
+	b.bytes = min(b.bytes, now.Add(s.BytesBurst).Add(max(s.MaxDelay, ofBytes)))
+	b.packets = min(b.packets, now.Add(s.PacketsBurst).Add(max(s.MaxDelay, ofPackets)))
+}
+
 // Merge puts b at least as deep into debt as o, a bucket of the same shape.
 func (b *Bucket) Merge(o Bucket) {
 	b.bytes = max(b.bytes, o.bytes)

@@ -34,7 +34,7 @@ func TestNoAllocation(t *testing.T) {
 		r := p.Route(f)
 		verdicts[s.Decide(p, f, r, r.ToDownstream, 100, 1, now).Verdict] = true
 		k := p.Key(0, f, r)
-		b := s.CheckOut(k)
+		b := s.CheckOut(k, now)
 		s.CheckIn(k, b, now)
 	})
 	if got != 0 {

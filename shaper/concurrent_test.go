@@ -171,7 +171,7 @@ func TestConcurrentReloads(t *testing.T) {
 				s.Swap(compile(8e6+rnd.Uint64N(1e6)), now)
 			case n%10 == 0:
 				k := p.Key(0, f, r)
-				b := s.CheckOut(k)
+				b := s.CheckOut(k, now)
 				b.Offer(p.Shape(0), 1000, 1, now)
 				s.CheckIn(k, b, now)
 			case n%100 == 1:

@@ -135,7 +135,7 @@ func TestReloadRescalesNewConnections(t *testing.T) {
 	b.Charge(p.NewConnections(0), 0, 5, leaky.Second)
 	s.CheckIn(k, b, leaky.Second)
 	p = load(100)
-	got := s.CheckOut(k)
+	got := s.CheckOut(k, leaky.Second)
 	if want := leaky.Second + p.NewConnections(0).Packets.Cost(5); got.Until() != want {
 		t.Errorf("5 connections drain after %v, want %v", (got.Until() - leaky.Second).Duration(), (want - leaky.Second).Duration())
 	}

@@ -51,6 +51,7 @@ func (s *Shaper) Swap(next *Policy, now leaky.Time) {
 			changes[id] = [2]*leaky.Shape{*last, shape}
 		}
 		*last = shape
+		s.table.hold(id, shape)
 	}
 	for i, state := range next.states {
 		if state.shape != nil && *state.shape != next.shapes[i] {
@@ -149,23 +150,24 @@ func (s *State) count(v Verdict, r Reason, bytes, packets uint64) {
 	s.Packets.Add(v, r, packets)
 }
 
-// CheckOut takes the bucket of k out of the table and gives it to the caller,
+// CheckOut takes the bucket of k out of the table at now and gives it to the caller,
 // who is its only owner until CheckIn.
-func (s *Shaper) CheckOut(k Key) leaky.Bucket {
+func (s *Shaper) CheckOut(k Key, now leaky.Time) leaky.Bucket {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.table.remove(&k, s.table.place(&k))
+	return s.table.remove(&k, s.table.place(&k), now)
 }
 
-// Peek returns the bucket of k as it is in the table; one that is checked out is not.
-func (s *Shaper) Peek(k Key) leaky.Bucket {
+// Peek returns the bucket of k as it is in the table at now; one that is checked out is
+// not.
+func (s *Shaper) Peek(k Key, now leaky.Time) leaky.Bucket {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	at := s.table.place(&k)
 	if slot := s.table.find(&k, at); slot != nil {
 		return slot.bucket
 	}
-	return s.table.newcomer(at)
+	return s.table.newcomer(&k, at, now)
 }
 
 // CheckIn gives a bucket back. One that has drained at now needs no place.
@@ -175,8 +177,12 @@ func (s *Shaper) CheckIn(k Key, b leaky.Bucket, now leaky.Time) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	slot := s.table.get(&k, s.table.place(&k), now)
-	slot.bucket.Merge(b)
+	at := s.table.place(&k)
+	if slot := s.table.find(&k, at); slot != nil {
+		slot.bucket.Merge(b)
+		return
+	}
+	s.table.get(&k, at, now).bucket = b // it is known what it owes, so it inherits nothing
 }
 
 // Buckets tells how full the table of buckets is.

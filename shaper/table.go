@@ -22,10 +22,12 @@ import (
 // floors of its groups, as the smallest counter is inherited in Space-Saving
 // (Metwally, Agrawal and El Abbadi, ICDT 2005): a key that is not in the table
 // never owes more, so a flood of keys can slow newcomers, but cannot buy anybody
-// a fresh bucket.
+// a fresh bucket. Floors are of keys of all limits, and those of one may owe for
+// hours: a newcomer inherits no more than a bucket of its own limit can owe.
 type table struct {
 	tags    [][2]uint64 // a byte a slot; 0 is empty
 	floors  []leaky.Bucket
+	shapes  []*leaky.Shape // by Key.Limit; nil is not known
 	slots   []slot
 	seed    maphash.Seed
 	entries int
@@ -126,7 +128,7 @@ func (t *table) get(k *Key, p place, now leaky.Time) *slot {
 		t.evictedIndebted++
 		t.floors[group].Inherit(s.bucket)
 	}
-	*s = slot{key: *k, bucket: t.newcomer(p)}
+	*s = slot{key: *k, bucket: t.newcomer(k, p, now)}
 	*tags = *tags&^(0xff<<shift) | p.tag&(0xff<<shift)
 	return s
 }
@@ -158,17 +160,28 @@ func (t *table) room(group uint32, now leaky.Time) (soonest uint32, room int) {
 }
 
 // newcomer returns the bucket of a key that is not in the table.
-func (t *table) newcomer(p place) leaky.Bucket {
+func (t *table) newcomer(k *Key, p place, now leaky.Time) leaky.Bucket {
 	b := t.floors[p.first]
 	b.Merge(t.floors[p.second])
+	if int(k.Limit) < len(t.shapes) && t.shapes[k.Limit] != nil {
+		b.Bound(t.shapes[k.Limit], now)
+	}
 	return b
 }
 
+// hold notes the shape of the buckets of a limit.
+func (t *table) hold(limit uint32, shape *leaky.Shape) {
+	for int(limit) >= len(t.shapes) {
+		t.shapes = append(t.shapes, nil)
+	}
+	t.shapes[limit] = shape
+}
+
 // remove takes k out of the table and returns its bucket.
-func (t *table) remove(k *Key, p place) leaky.Bucket {
+func (t *table) remove(k *Key, p place, now leaky.Time) leaky.Bucket {
 	s := t.find(k, p)
 	if s == nil {
-		return t.newcomer(p)
+		return t.newcomer(k, p, now)
 	}
 	b := s.bucket
 	i := uint32((uintptr(unsafe.Pointer(s)) - uintptr(unsafe.Pointer(&t.slots[0]))) / unsafe.Sizeof(*s))

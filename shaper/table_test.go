@@ -67,7 +67,7 @@ func TestTableIsAMap(t *testing.T) {
 			now += leaky.Time(rapid.Uint64Range(0, uint64(leaky.Second/100)).Draw(rt, "step"))
 			k := numbered(rapid.Uint64Range(0, 30).Draw(rt, "key"))
 			if rapid.IntRange(0, 2).Draw(rt, "remove") == 0 {
-				got := tb.remove(&k, tb.place(&k))
+				got := tb.remove(&k, tb.place(&k), now)
 				if got != want[k] {
 					rt.Fatalf("remove %d: %+v, want %+v", k.Connection, got, want[k])
 				}
@@ -101,7 +101,7 @@ func (t *table) tracked(k *Key) leaky.Bucket {
 	if s := t.find(k, p); s != nil {
 		return s.bucket
 	}
-	return t.newcomer(p)
+	return t.newcomer(k, p, 0)
 }
 
 // Whatever passes through a table far too small, and whatever is taken out of it
@@ -138,7 +138,7 @@ func TestNoKeyGetsAFresherBucket(t *testing.T) {
 				out[i] = b
 				truth[i].Charge(shape, n, 1, now)
 			case rnd.IntN(4) == 0:
-				out[i] = tb.remove(&k, tb.place(&k))
+				out[i] = tb.remove(&k, tb.place(&k), now)
 				checkedOut++
 			default:
 				tb.get(&k, tb.place(&k), now).bucket.Charge(shape, n, 1, now)
@@ -258,7 +258,7 @@ func TestFloodTakesNoMemory(t *testing.T) {
 	honest := fromIPv4(1)
 	r := p.Route(honest)
 	s.Decide(p, honest, r, r.ToDownstream, 1000, 1, leaky.Second)
-	mine := s.CheckOut(p.Key(0, honest, r))
+	mine := s.CheckOut(p.Key(0, honest, r), leaky.Second)
 	kept := mine
 
 	flood := 1_000_000
@@ -303,7 +303,7 @@ func TestCheckOutAndIn(t *testing.T) {
 	k := p.Key(0, f, Route{})
 	now := leaky.Second
 
-	b := s.CheckOut(k)
+	b := s.CheckOut(k, now)
 	if b != (leaky.Bucket{}) {
 		t.Errorf("CheckOut of a new key: %+v", b)
 	}
@@ -316,7 +316,7 @@ func TestCheckOutAndIn(t *testing.T) {
 	if got := s.Buckets().Entries; got != 1 {
 		t.Errorf("%d entries, want 1", got)
 	}
-	if got := s.CheckOut(k); got != b {
+	if got := s.CheckOut(k, now); got != b {
 		t.Errorf("CheckOut = %+v, want %+v", got, b)
 	}
 	if got := s.Buckets().Entries; got != 0 {
@@ -325,7 +325,7 @@ func TestCheckOutAndIn(t *testing.T) {
 	// Charged meanwhile by somebody else: the deeper debt stays.
 	s.Decide(p, f, Route{}, 1, 5000, 1, now)
 	s.CheckIn(k, b, now)
-	got := s.CheckOut(k)
+	got := s.CheckOut(k, now)
 	if want := now + p.Shape(0).Bytes.Cost(5000); got.Until() != want {
 		t.Errorf("drains at %d, want %d", got.Until(), want)
 	}
@@ -334,3 +334,72 @@ func TestCheckOutAndIn(t *testing.T) {
 		t.Errorf("a bucket that has drained by now took a place: %d entries", got)
 	}
 }
+
+// A flood of sources that owe for hours under one limit: newcomers of another owe no more
+// than its own buckets can, and whoever goes on under it never less than he did.
+func TestNewcomersOweNoMoreThanTheirLimitCan(t *testing.T) {
+	s := New(256)
+	p := mustCompile(t, s, []Limit{
+		{Name: "slow", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, NewConnections: Frequency{N: 5, Per: time.Hour}, MaxWait: time.Second, MaxWaiting: 1},
+		{Name: "queue", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Rate: 80e6, MaxDelay: 200 * time.Millisecond},
+		{Name: "burst", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Rate: 80e6, Burst: 1 << 20},
+		{Name: "strict", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Packets: Frequency{N: 10, Per: time.Second}},
+	}, udpOnly)
+	now := leaky.Second
+	s.Swap(p, now)
+	keyOf := func(limit string, source uint32) Key {
+		f := fromIPv4(source)
+		return p.Key(p.Find(limit), f, p.Route(f))
+	}
+	for source := range uint32(5000) {
+		k := keyOf("slow", source)
+		k.Limit++
+		now += leaky.Second / 1000
+		b := s.CheckOut(k, now)
+		b.Charge(p.NewConnections(p.Find("slow")), 0, 1, now)
+		s.CheckIn(k, b, now)
+	}
+	if n := s.Buckets().EvictedIndebted; n < 4000 {
+		t.Fatalf("%d were evicted in debt: the table had room", n)
+	}
+	for _, tt := range []struct {
+		limit string
+		most  time.Duration
+	}{
+		{"queue", 200 * time.Millisecond},
+		{"burst", 105*time.Millisecond + 145*time.Microsecond},
+		{"strict", 100 * time.Millisecond},
+	} {
+		worst := leaky.Time(0)
+		for source := range uint32(100) {
+			b := s.CheckOut(keyOf(tt.limit, 1e6+source), now)
+			worst = max(worst, b.Until().Sub(now))
+		}
+		if worst.Duration() > tt.most || worst == 0 {
+			t.Errorf("a newcomer of %q owes up to %v, want at most %v, and something", tt.limit, worst.Duration(), tt.most)
+		}
+	}
+	// One that takes all that it may, is pushed out and comes back, owes as much still.
+	i, k := p.Find("queue"), keyOf("queue", 7)
+	for range 100 {
+		b := s.CheckOut(k, now)
+		for ok := true; ok; {
+			_, ok = b.Offer(p.Shape(i), fullUnit, 1, now)
+		}
+		s.CheckIn(k, b, now)
+		for source := range uint32(500) {
+			other := keyOf("slow", 2e6+source)
+			other.Limit++
+			var debt leaky.Bucket
+			debt.Charge(p.NewConnections(p.Find("slow")), 0, 1, now)
+			s.CheckIn(other, debt, now)
+		}
+		if got := s.Peek(k, now); got.Until().Sub(now) < p.Shape(i).MaxDelay {
+			t.Fatalf("it owes %v after it was pushed out, of %v", got.Until().Sub(now).Duration(), p.Shape(i).MaxDelay.Duration())
+		}
+		now += leaky.Second / 1000
+	}
+}
+
+// fullUnit is the payload of a full packet.
+const fullUnit = 1448

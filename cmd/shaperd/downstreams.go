@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -47,8 +48,8 @@ func (p *page) downstreams(all []control.DownstreamStatus) *table {
 	t := newTable("DOWNSTREAM", "LISTENER", "STATE", ">IN FLIGHT", ">MOST")
 	for _, d := range all {
 		state, most := d.State, "-"
-		if state == "down" {
-			state = p.red(state)
+		if state == "down" || state == "failing" {
+			state = p.red(strings.TrimSuffix(state+": "+printable(d.Error), ": "))
 		}
 		if d.Most > 0 {
 			most = fmt.Sprint(d.Most)

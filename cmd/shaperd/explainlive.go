@@ -32,6 +32,9 @@ func (p *page) explanation(x control.Explanation) {
 	if as := system(x.ASN, x.ASName); as != "" {
 		p.line("%s", as)
 	}
+	if x.Unserved != "" {
+		p.line("%s", p.red(unservedText(x.Listener, x.Unserved)))
+	}
 	if len(x.Limits) == 0 {
 		p.line("No limit matches: nothing is held back.")
 	} else {

@@ -25,6 +25,7 @@ func (s *server) Explain(ask control.Question) (control.Explanation, error) {
 	}
 	s.addBuckets(found, p)
 	s.addConnections(found, p)
+	s.addDownstreams(found)
 	return found.Explanation, nil
 }
 
@@ -90,6 +91,17 @@ func (s *server) bucketOf(x *explained, p *shaper.Policy, i int) (shaper.BucketS
 		return shaper.BucketState{}, true
 	}
 	return s.proxy.Buckets(i, p.Key(i, &x.flow, x.route))[0], true
+}
+
+// addDownstreams adds why nobody is served at the listener.
+func (s *server) addDownstreams(x *explained) {
+	var all []control.DownstreamStatus
+	for _, d := range s.proxy.Downstreams() {
+		if x.attach == nil && d.Listen == x.Listener {
+			all = append(all, control.NewDownstream(d))
+		}
+	}
+	x.Unserved = control.Unserved(all)
 }
 
 // addConnections adds what connections the source has at the listener.

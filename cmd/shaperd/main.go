@@ -95,7 +95,7 @@ func rootCommand(e env) *cobra.Command {
 daemon; "status" says how it is doing, "explain" why somebody is slowed, "set limit"
 and "bypass" change that without a restart.
 
-Exits with 0 when all is well, with 1 on a failure, with 2 when the command line is
+Exits with 0 when all is well, with 1 on a failure, or when "status" finds one, with 2 when the command line is
 wrong, and with 3 when no daemon answers.`,
 		Example: `  shaperd status
   shaperd explain --source 192.0.2.7 --to tcp/5432

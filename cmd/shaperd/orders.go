@@ -4,20 +4,29 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
 	"time"
 
 	"shaperd/control"
+	"shaperd/shaper"
 )
 
 // savedOrders is what operators ordered that a reload does not end: nor does a restart, or
 // a crash. Its times are of the wall clock.
 type savedOrders struct {
-	Blocks  []savedBlock
-	Bypass  *control.Bypass
-	Drained []drainedDownstream
+	Settings []savedSetting // those of a key in their order
+	Blocks   []savedBlock
+	Bypass   *control.Bypass
+	Drained  []drainedDownstream
+}
+
+type savedSetting struct {
+	Limit, Key, Value string
+	Since             time.Time
+	Until             *time.Time
 }
 
 type savedBlock struct {
@@ -38,6 +47,15 @@ func (s *server) saveOrders() {
 	}
 	_, w := s.inForce()
 	var saved savedOrders
+	for name, keys := range w.limits {
+		for key, stack := range keys {
+			for _, set := range stack {
+				if !set.untilReload {
+					saved.Settings = append(saved.Settings, savedSetting{name, key, set.value, set.since, set.end()})
+				}
+			}
+		}
+	}
 	for p, t := range w.blocks {
 		saved.Blocks = append(saved.Blocks, savedBlock{p, t.since, t.end()})
 	}
@@ -50,7 +68,7 @@ func (s *server) saveOrders() {
 		}
 	}
 	var err error
-	if len(saved.Blocks) == 0 && saved.Bypass == nil && len(saved.Drained) == 0 {
+	if len(saved.Settings) == 0 && len(saved.Blocks) == 0 && saved.Bypass == nil && len(saved.Drained) == 0 {
 		if err = os.Remove(s.flags.orders()); errors.Is(err, fs.ErrNotExist) {
 			err = nil
 		}
@@ -63,7 +81,7 @@ func (s *server) saveOrders() {
 }
 
 // restoreOrders returns l changed as was ordered before the daemon ended. Orders that do
-// not go with l are no reason not to start.
+// not go with l are no reason not to start: they are kept aside.
 func (s *server) restoreOrders(l *loaded) *loaded {
 	s.put(l, s.wishes)
 	if s.flags.state == "" {
@@ -74,35 +92,79 @@ func (s *server) restoreOrders(l *loaded) *loaded {
 	if err == nil {
 		err = saved.check()
 	}
-	var next *loaded
-	w := saved.wishes(time.Now())
-	if err == nil {
-		next, err = s.tryWishes(l, w)
-	}
-	if err != nil { // the next order would write over it
-		kept := s.flags.orders() + ".bad"
-		s.log.Error("what operators ordered before the restart is not restored", "err", err, "kept", kept)
-		if err := os.Rename(s.flags.orders(), kept); err != nil {
-			s.log.Error("keep orders", "err", err)
-		}
+	if err != nil {
+		s.log.Error("what operators ordered before the restart is not restored", "err", err, "kept", s.keepOrders())
 		return l
 	}
-	drained := next.drain(saved.Drained)
-	s.put(next, w)
-	if len(w.blocks) > 0 || w.bypass != nil || drained > 0 {
-		s.log.Warn("what operators ordered before the restart is in force",
-			"blocks", len(w.blocks), "bypass", w.bypass != nil, "drained", drained)
+	f, err := s.fit(l, saved.wishes(time.Now()))
+	if err != nil {
+		return l // for its own mistakes, which the start will tell
 	}
-	return next
+	if len(f.lost) > 0 {
+		kept := s.keepOrders()
+		for _, err := range f.lost {
+			s.log.Error("what operators set before the restart is not restored", "err", err, "kept", kept)
+		}
+	}
+	w := f.wishes
+	drained := f.loaded.drain(saved.Drained)
+	s.put(f.loaded, w)
+	if len(w.limits)+len(w.blocks) > 0 || w.bypass != nil || drained > 0 {
+		s.log.Warn("what operators ordered before the restart is in force",
+			"limits", len(w.limits), "blocks", len(w.blocks), "bypass", w.bypass != nil, "drained", drained)
+	}
+	return f.loaded
 }
 
-// tryWishes returns l with w, if that can be put in force.
-func (s *server) tryWishes(l *loaded, w *wishes) (*loaded, error) {
-	next, err := l.with(w)
-	if err == nil {
-		_, err = next.compile(s.shaper)
+// keepOrders keeps the file of orders where the next order does not write over it, and returns
+// where that is.
+func (s *server) keepOrders() (kept string) {
+	kept = s.flags.orders() + ".bad"
+	if err := os.Rename(s.flags.orders(), kept); err != nil {
+		s.log.Error("keep orders", "err", err)
 	}
-	return next, err
+	return kept
+}
+
+// fitted is a configuration with what operators want of it.
+type fitted struct {
+	loaded *loaded
+	policy *shaper.Policy
+	wishes *wishes
+	lost   []error // what does not go with the configuration
+}
+
+// fit puts together a configuration and what operators want of it. What is set in limits may
+// not go with it any more: that is left out. The error is the configuration's own.
+func (s *server) fit(l *loaded, w *wishes) (f fitted, err error) {
+	try := func(w *wishes) error {
+		next, err := l.with(w)
+		if err != nil {
+			return err
+		}
+		policy, err := next.compile(s.shaper)
+		if err == nil {
+			f.loaded, f.policy, f.wishes = next, policy, w
+		}
+		return err
+	}
+	if try(w) == nil {
+		return f, nil
+	}
+	limits := w.limits
+	w = w.clone()
+	w.limits = nil
+	if err := try(w); err != nil {
+		return f, err
+	}
+	for _, name := range slices.Sorted(maps.Keys(limits)) {
+		more := f.wishes.clone()
+		more.limits[name] = limits[name]
+		if err := try(more); err != nil {
+			f.lost = append(f.lost, fmt.Errorf("limit %q: %s: %w", name, spell(more.values(name)), refusal(err)))
+		}
+	}
+	return f, nil
 }
 
 // drain has downstreams begin drained, and returns how many there are.
@@ -139,6 +201,9 @@ func (o *savedOrders) wishes(now time.Time) *wishes {
 		return t
 	}
 	w := (&wishes{}).clone()
+	for _, s := range o.Settings {
+		w.set(s.Limit, map[string]string{s.Key: s.Value}, lasts(s.Since, s.Until), false)
+	}
 	for _, b := range o.Blocks {
 		w.blocks[b.Prefix] = lasts(b.Since, b.Until)
 	}

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -19,7 +20,8 @@ func TestOrdersOutliveDaemon(t *testing.T) {
 	first := startSteered(t, config, "--state", at("first"))
 	for _, order := range []string{
 		"block 192.0.2.0/24", "block 198.51.100.0/24 --for 1h", "block 203.0.113.0/24", "unblock 203.0.113.0/24",
-		"bypass on --for 1h", "downstreams drain " + downstream, "set limit per-source rate=2MB/s",
+		"bypass on --for 1h", "downstreams drain " + downstream,
+		"set limit per-source rate=2MB/s", "set limit per-source rate=3MB/s --for 1h", "set limit per-source burst=1MB --until-reload",
 	} {
 		first.must(order)
 	}
@@ -34,14 +36,16 @@ func TestOrdersOutliveDaemon(t *testing.T) {
 	}
 
 	second := startSteered(t, config, "--state", at("second"))
-	second.waitLog(`msg="what operators ordered before the restart is in force" blocks=2 bypass=true drained=1`)
+	second.waitLog(`msg="what operators ordered before the restart is in force" limits=1 blocks=2 bypass=true drained=1`)
 	second.must("blocks", "192.0.2.0/24", "198.51.100.0/24")
-	second.must("status", "BYPASS IS ON")
-	second.must("downstreams", "drained")
-	if l := second.limit("per-source"); l.Override != nil {
-		t.Errorf("a restart has set a limit, where a reload does not: %+v", l)
+	if out, _ := second.verb("status"); !strings.Contains(out, "BYPASS IS ON") { // it fails: what is drained serves nobody
+		t.Errorf("no bypass:\n%s", out)
 	}
-	for _, order := range []string{"unblock 192.0.2.0/24", "unblock 198.51.100.0/24", "bypass off", "downstreams enable " + downstream} {
+	second.must("downstreams", "drained")
+	if l := second.limit("per-source"); l.Rate != 3e6 || len(l.Override) != 1 {
+		t.Errorf("what was set before the restart is not: %+v", l)
+	}
+	for _, order := range []string{"unset limit per-source", "unblock 192.0.2.0/24", "unblock 198.51.100.0/24", "bypass off", "downstreams enable " + downstream} {
 		second.must(order)
 	}
 	if _, err := os.Stat(at("second.orders")); !errors.Is(err, fs.ErrNotExist) {
@@ -49,6 +53,24 @@ func TestOrdersOutliveDaemon(t *testing.T) {
 	}
 	second.stop()
 	second.ended <- <-second.ended
+
+	// What does not go with the configuration any more takes nothing else with it.
+	if err := os.WriteFile(at("third.orders"), crashed, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := writeConfig(t, filepath.Join(t.TempDir(), "other.toml"), strings.ReplaceAll(string(text), "per-source", "each"))
+	third := startSteered(t, other, "--state", at("third"))
+	third.waitLog(`limit \"per-source\": rate=3MB/s: limit: there is no limit`)
+	third.waitLog("limits=0 blocks=2 bypass=true drained=1")
+	if kept, err := os.ReadFile(at("third.orders.bad")); err != nil || string(kept) != string(crashed) {
+		t.Errorf("what was not restored is kept as %q, %v", kept, err)
+	}
+	third.stop()
+	third.ended <- <-third.ended
 
 	// What cannot be restored is kept, whatever is ordered then.
 	for i, bad := range []string{`{"Blocks":[{"Prefix":"x"}]}`, `{"Blocks":[{}]}`, `{"Blocks":[{"Prefix":"10.0.0.1/8"}]}`, ``} {
@@ -65,5 +87,26 @@ func TestOrdersOutliveDaemon(t *testing.T) {
 		}
 		s.stop()
 		s.ended <- <-s.ended
+	}
+}
+
+// A reload keeps what operators have set, and drops, and tells, what does not go with the
+// configuration any more.
+func TestReloadDropsWhatDoesNotFit(t *testing.T) {
+	text := configText(freePort(t), "", "127.0.0.1:1", "1MB/s")
+	s := startSteered(t, writeConfig(t, "", text+"[[limit]]\nname = \"other\"\nrate = \"2MB/s\"\n"))
+	s.must("set limit other rate=3MB/s")
+	s.must("set limit per-source burst=1MB rate=4MB/s")
+	s.must("unset limit per-source rate")
+	writeConfig(t, s.config, strings.Replace(text, "rate = \"1MB/s\"\n", "", 1)+"[[limit]]\nname = \"other\"\nrate = \"2MB/s\"\n")
+	_, errors, err := command(t, "reload", "--control", s.socket)
+	if err != nil || !strings.Contains(errors, `limit "per-source": burst=1MB: burst: `) {
+		t.Errorf("reload: %v\n%s", err, errors)
+	}
+	if l := s.limit("per-source"); l.Override != nil || l.Rate != 0 {
+		t.Errorf("limit is %+v", l)
+	}
+	if l := s.limit("other"); l.Rate != 3e6 {
+		t.Errorf("limit is %+v", l)
 	}
 }

@@ -20,7 +20,7 @@ func reloadCommand(e env) *cobra.Command {
 		Short: "Put the configuration file in force as it is now",
 		Long: `Let the daemon read its configuration again, and wait for what comes of it. Ports,
 connections, buckets and queues stay. When the file is wrong, its mistakes are printed
-and the old configuration stays in force. What was set in limits ends.`,
+and the old configuration stays in force. What was set in limits stays, but with --until-reload.`,
 		Example:     `  shaperd check /etc/shaperd/shaperd.toml && shaperd reload`,
 		Annotations: withJSON,
 		Args:        noArgs(""),
@@ -40,6 +40,9 @@ and the old configuration stays in force. What was set in limits ends.`,
 				return errReload
 			}
 			if !e.flags.json {
+				for _, what := range r.Dropped {
+					fmt.Fprintf(e.stderr, "dropped: %s\n", printable(what))
+				}
 				fmt.Fprintf(e.stdout, "reloaded in %s\n", seconds(r.Took))
 			}
 			return err

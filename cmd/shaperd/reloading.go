@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -108,11 +106,13 @@ func (r *reloading) begin(ctx context.Context, s *server) {
 
 // end applies what was read, and tells those who wait.
 func (r *reloading) end(ctx context.Context, s *server, got readResult) {
+	var dropped []string
 	err := got.err
 	if err == nil {
-		err = s.applyReload(ctx, got.l)
+		dropped, err = s.applyReload(ctx, got.l)
 	}
 	s.noteReload(time.Since(r.begun), err)
+	s.reloads.Dropped(dropped)
 	notify(daemon.SdNotifyReady)
 	for _, done := range r.served {
 		done <- err
@@ -123,37 +123,48 @@ func (r *reloading) end(ctx context.Context, s *server, got readResult) {
 	}
 }
 
-// applyReload puts l in force in the place of what is. On an error everything stays as it
-// was.
-func (s *server) applyReload(ctx context.Context, l *loaded) error {
+// cancel forgets the reload under way: what it has read is not applied.
+func (r *reloading) cancel() {
+	for _, done := range append(r.served, r.waiting...) {
+		done <- control.ErrEnding
+	}
+	*r = reloading{}
+}
+
+// applyReload puts l in force in the place of what is, and returns what of the settings of
+// operators that ends. On an error everything stays as it was.
+func (s *server) applyReload(ctx context.Context, l *loaded) (dropped []string, err error) {
 	old, had := s.inForce()
-	want := had.reloaded()
-	l, err := l.with(want)
+	want, ended := had.reloaded()
+	f, err := s.fit(l, want)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	policy, err := l.compile(s.shaper)
-	if err != nil {
-		return err
-	}
+	l = f.loaded
 	was, is := old.config.Daemon, l.config.Daemon
 	if was.Buckets != is.Buckets {
-		return fmt.Errorf("[daemon] buckets: %d became %d, which takes a restart", was.Buckets, is.Buckets)
+		return nil, fmt.Errorf("[daemon] buckets: %d became %d, which takes a restart", was.Buckets, is.Buckets)
 	}
 	for _, key := range []struct{ name, was, is string }{{"metrics", was.Metrics, is.Metrics}, {"page", was.Page, is.Page}, {"pins", was.Pins, is.Pins}} {
 		if key.was != key.is {
-			return fmt.Errorf("[daemon] %s: %q became %q, which takes a restart", key.name, key.was, key.is)
+			return nil, fmt.Errorf("[daemon] %s: %q became %q, which takes a restart", key.name, key.was, key.is)
 		}
 	}
-	if err := s.apply(ctx, l, policy, old); err != nil {
-		return err
+	if err := s.apply(ctx, l, f.policy, old); err != nil {
+		return nil, err
 	}
-	s.put(l, want)
+	s.put(l, f.wishes)
 	s.saveOrders() // downstreams may be gone
-	for _, name := range slices.Sorted(maps.Keys(had.limits)) {
-		s.log.Info("limit is as in the configuration again", "limit", name)
+	for _, what := range ended {
+		dropped = append(dropped, what+": it was set until the next reload")
 	}
-	return nil
+	for _, err := range f.lost {
+		dropped = append(dropped, "it does not go with the configuration: "+err.Error())
+	}
+	for _, what := range dropped {
+		s.log.Warn("the reload dropped what an operator had set", "what", what)
+	}
+	return dropped, nil
 }
 
 // noteReload says how a reload went.
@@ -186,18 +197,18 @@ func (s *server) Reload(ctx context.Context) error {
 	done := make(chan error, 1)
 	select {
 	case s.reloadWanted <- done:
-	case <-s.ended:
+	case <-s.draining:
 		return control.ErrEnding
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 	select {
 	case err := <-done:
-		if err != nil {
+		if err != nil && !errors.Is(err, control.ErrEnding) {
 			return &refused{err}
 		}
-		return nil
-	case <-s.ended:
+		return err
+	case <-s.draining:
 		return control.ErrEnding
 	case <-ctx.Done():
 		return ctx.Err()

@@ -46,6 +46,9 @@ that are there go on until --drain-timeout. A second SIGTERM ends the drain.`,
 			if f.drainTimeout < 0 {
 				return usageError{fmt.Errorf("--drain-timeout %v: it cannot be negative", f.drainTimeout)}
 			}
+			if err := f.checkState(); err != nil {
+				return err
+			}
 			if e.reload == nil { // other verbs end with their terminal
 				hangups := make(chan os.Signal, 1)
 				signal.Notify(hangups, syscall.SIGHUP)
@@ -189,30 +192,35 @@ func (s *server) serve(ctx context.Context, e env) error {
 		}
 	}
 	var reload reloading
+	var drained chan struct{}
+	orders := context.WithoutCancel(ctx) // they are taken until the drain has ended
+	stop, hangups, wanted := ctx.Done(), e.reload, s.reloadWanted
 	for {
 		select {
-		case <-e.reload:
+		case <-hangups:
 			reload.begin(ctx, s)
-		case done := <-s.reloadWanted:
+		case done := <-wanted:
 			reload.waiting = append(reload.waiting, done)
 			reload.begin(ctx, s)
 		case r := <-reload.read:
 			reload.end(ctx, s, r)
 		case order := <-s.orders:
-			order(ctx)
+			order(orders)
 			_, w := s.inForce()
 			await(w.next())
 		case <-over.C:
-			await(s.expire(ctx))
+			await(s.expire(orders))
 		case <-tick.C:
 			refusals.write()
 			s.remind()
-		case <-ctx.Done():
-			s.mu.Lock()
-			s.draining = true
-			s.mu.Unlock()
+		case <-stop:
+			close(s.draining)
+			reload.cancel()
+			stop, hangups, wanted, drained = nil, nil, nil, make(chan struct{})
+			go func() { s.drainAll(e.force); close(drained) }()
+		case <-drained:
 			close(s.ended)
-			return s.drainAll(e.force)
+			return nil
 		}
 	}
 }
@@ -293,16 +301,19 @@ func (s *server) apply(ctx context.Context, l *loaded, policy *shaper.Policy, wa
 		return errors.Join(explainLack(err), undo())
 	}
 	change.done()
+	if s.drains() {
+		return nil // its ports are closed, and stay in the store for the next daemon
+	}
 	if err := s.store.update(s.proxy.Ports()); err != nil {
 		s.log.Warn("a restart will lose connections", "err", err)
 	}
 	return nil
 }
 
-// errForced says that connections were cut for the asking.
-var errForced = errors.New("a second signal ended the drain: connections were reset")
-
-func (s *server) drainAll(force <-chan os.Signal) error {
+// drainAll waits until connections have ended, and for --drain-timeout at most. A second
+// signal ends it at once: that is an end as ordered too, and no failure, after which a service
+// manager would start the daemon again.
+func (s *server) drainAll(force <-chan os.Signal) {
 	notify(daemon.SdNotifyStopping)
 	s.log.Info("draining", "timeout", s.flags.drainTimeout.String())
 	ctx, cancel := context.WithTimeout(context.Background(), s.flags.drainTimeout)
@@ -321,14 +332,12 @@ func (s *server) drainAll(force <-chan os.Signal) error {
 	select {
 	case <-forced:
 		s.log.Warn("second signal: connections are reset", "connections", left)
-		return errForced
 	default:
-	}
-	if left > 0 {
-		s.log.Warn("drain timeout: connections are reset", "connections", left)
+		if left > 0 {
+			s.log.Warn("drain timeout: connections are reset", "connections", left)
+		}
 	}
 	s.log.Info("stopped")
-	return nil
 }
 
 // progressInterval is how often a drain says how far it has come.

@@ -74,8 +74,12 @@ func TestSavedIsEffective(t *testing.T) {
 		}
 		s.mustLoad()
 	}
-	s.must("set limit per-source rate=9MB/s") // in memory
+	s.must("set limit per-source rate=9MB/s connections=3") // in memory
 	s.save("set limit per-source rate=4MB/s --save", "now  32Mbit/s", "saved in "+file)
+	if l := s.limit("per-source"); l.Rate != 4e6 || l.Connections != 3 || l.Override["connections"] != "3" || l.Override["rate"] != "" {
+		t.Errorf("beside what is set in memory: %+v", l)
+	}
+	s.must("unset limit per-source", "now  32Mbit/s", "rate is still set by "+file+":4")
 	is(4e6, 5)
 	s.save("set limit per-source connections=9 --save") // each key by itself
 	is(4e6, 9)
@@ -90,7 +94,7 @@ func TestSavedIsEffective(t *testing.T) {
 	mustBeGone(t, file)
 	s.mustNotSave("unset limit per-source --saved", "nothing is saved")
 	s.mustNotSave("set limit nosuch rate=1MB/s --save", "there is no limit")
-	s.mustNotSave("set limit per-source rate=1MB/s --save --for 1m", "one of them")
+	s.mustNotSave("set limit per-source rate=1MB/s --save --for 1m", "--save lasts")
 }
 
 // What is saved can be read by whoever can read the configuration, whatever root's umask is.

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -29,14 +30,17 @@ func setCommand(e env) *cobra.Command {
 
 func setLimitCommand(e env) *cobra.Command {
 	var forTime span
+	var untilReload bool
 	var save bool
 	var file string
 	cmd := &cobra.Command{
 		Use:   "limit LIMIT KEY=VALUE...",
 		Short: "Change keys of a limit",
 		Long: `Change keys of a limit, with values as the configuration has them, and print what the
-limit was and is held to. It lasts for the time of --for, or until the next reload;
-with --save it is written to a file in conf.d beside the configuration, which takes root,
+limit was and is held to. It lasts for the time of --for, until the next reload with
+--until-reload, or else until "shaperd unset limit": reloads do not end it, nor does a
+restart where "run" has --state. When the time of --for is over, what was set before is
+effective again. With --save it is written to a file in conf.d beside the configuration, which takes root,
 and the daemon reloads. What buckets owe stays: a higher rate hands out no burst.
 "shaperd unset limit" takes it back, with --saved what was saved.`,
 		Example: `  shaperd set limit per-source rate=20Mbit/s --for 10m
@@ -56,16 +60,16 @@ and the daemon reloads. What buckets owe stays: a higher rate hands out no burst
 				}
 				set[key] = value
 			}
-			if save && forTime != 0 {
-				return usageError{errors.New("--for and --save: one of them")}
+			if save && (forTime != 0 || untilReload) {
+				return usageError{errors.New("--save lasts: it takes neither --for nor --until-reload")}
 			}
 			if save {
 				return saveLimit(cmd.Context(), e, file, args[0], set)
 			}
-			return setLimit(cmd.Context(), e, args[0], control.SetLimit{Set: set, For: forTime.seconds()})
+			return setLimit(cmd.Context(), e, args[0], control.SetLimit{Set: set, For: forTime.seconds(), UntilReload: untilReload})
 		},
 	}
-	forFlag(cmd, &forTime, "until the next reload")
+	setFlags(cmd, &forTime, &untilReload)
 	cmd.Flags().BoolVar(&save, "save", false, "write it to a file in conf.d, and reload")
 	configFlag(cmd, &file)
 	return cmd
@@ -93,10 +97,25 @@ func setLimit(ctx context.Context, e env, name string, s control.SetLimit) error
 		}
 		for _, o := range status.Overrides {
 			if o.Limit == name {
-				p.line("set  %s, %s", settings(o.Set), until(o.Until, status.Now, "until the next reload"))
+				p.line("set  %s, %s", settings(o.Set), untilOf(o, status.Now))
 			}
 		}
 	})
+}
+
+// setFlags adds --for and --until-reload to a verb that sets keys of a limit.
+func setFlags(cmd *cobra.Command, forTime *span, untilReload *bool) {
+	forFlag(cmd, forTime, `until "shaperd unset limit"`)
+	cmd.Flags().BoolVar(untilReload, "until-reload", false, "until the next reload")
+	cmd.MarkFlagsMutuallyExclusive("for", "until-reload")
+}
+
+// untilOf tells how long something is set.
+func untilOf(o control.Override, now time.Time) string {
+	if o.UntilReload {
+		return "until the next reload"
+	}
+	return until(o.Until, now, `until "shaperd unset limit"`)
 }
 
 // allObserve returns why no limit is enforced, whatever its own mode; "" when that counts.
@@ -194,6 +213,7 @@ func modeCommand(e env, verb string) *cobra.Command {
 		short, long = "Let a limit that observes hold traffic back", `Let a limit that observes hold traffic back again`
 	}
 	var forTime span
+	var untilReload bool
 	cmd := &cobra.Command{
 		Use:   verb + " LIMIT",
 		Short: short,
@@ -204,9 +224,9 @@ func modeCommand(e env, verb string) *cobra.Command {
 		Args:              args("LIMIT"),
 		ValidArgsFunction: e.completeLimits,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return setLimit(cmd.Context(), e, args[0], control.SetLimit{Set: map[string]string{"mode": verb}, For: forTime.seconds()})
+			return setLimit(cmd.Context(), e, args[0], control.SetLimit{Set: map[string]string{"mode": verb}, For: forTime.seconds(), UntilReload: untilReload})
 		},
 	}
-	forFlag(cmd, &forTime, "until the next reload")
+	setFlags(cmd, &forTime, &untilReload)
 	return cmd
 }

@@ -39,6 +39,17 @@ func monotonic() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
+// checkState finds where no state could be written, before the first one that counts.
+func (f *runFlags) checkState() error {
+	if f.state == "" {
+		return nil
+	}
+	if err := unix.Access(filepath.Dir(f.state), unix.W_OK|unix.X_OK); err != nil {
+		return fmt.Errorf("--state %s: write to its folder: %w", f.state, err)
+	}
+	return nil
+}
+
 // saveState writes down what buckets owe. A daemon that did not come so far leaves that of
 // an earlier one.
 func (s *server) saveState() {

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,7 +21,10 @@ func statusCommand(e env) *cobra.Command {
 		Long: `Tell how the daemon is doing: whether the promise is kept, which limits hold traffic
 back now and how much, and who waits most; then listeners, downstreams, attachments,
 what was set since the configuration was loaded, blocks, and what was wrong with the
-last reload.`,
+last reload.
+
+Exits with 1 when a listener serves nobody, as none of its downstreams is up, or when
+the promise was broken in the last minute.`,
 		Example: `  shaperd status
   shaperd status --json | jq .promise`,
 		Annotations: withJSON,
@@ -32,16 +36,37 @@ last reload.`,
 				return err
 			}
 			if e.flags.json {
-				return e.printJSON(s)
+				return cmp.Or(e.printJSON(s), unwell(s))
 			}
 			limits, err := c.Limits(cmd.Context())
 			if err != nil {
 				return err
 			}
 			who := mostDelayed(cmd.Context(), c)
-			return e.show(s, func(p *page) { p.status(s, limits, who) })
+			return cmp.Or(e.show(s, func(p *page) { p.status(s, limits, who) }), unwell(s))
 		},
 	}
+}
+
+// unwell returns what status fails with, nil when all is well.
+func unwell(s control.Status) error {
+	if names := unserved(s); len(names) > 0 {
+		return fmt.Errorf("nobody is served at %s", strings.Join(names, ", "))
+	}
+	if s.Promise != "kept" {
+		return errors.New("the promise was broken in the last minute")
+	}
+	return nil
+}
+
+// unserved is the listeners that serve nobody.
+func unserved(s control.Status) (names []string) {
+	for _, l := range s.Listeners {
+		if l.Unserved != "" {
+			names = append(names, printable(l.Name))
+		}
+	}
+	return names
 }
 
 // mostDelayed is who waits most, or nobody where the daemon does not say.
@@ -79,6 +104,11 @@ func (p *page) status(s control.Status, limits []control.Limit, who []control.Wh
 
 // verdicts answers in the first lines what one looks for.
 func (p *page) verdicts(s control.Status, limits []control.Limit) {
+	for _, l := range s.Listeners {
+		if l.Unserved != "" {
+			p.line("%s", p.red(unservedText(l.Name, l.Unserved)))
+		}
+	}
 	if s.Bypass != nil {
 		p.line("%s", p.red(bypassText(s)))
 	}
@@ -97,11 +127,15 @@ func (p *page) verdicts(s control.Status, limits []control.Limit) {
 			slowed.add(l.Name, how)
 		}
 	}
-	if len(slowed.rows) == 0 {
+	if len(slowed.rows) == 0 && len(unserved(s)) == 0 {
 		p.line("Nobody is slowed.")
 	}
 	p.table(slowed)
 	p.table(watched)
+}
+
+func unservedText(listener, why string) string {
+	return fmt.Sprintf("NOBODY IS SERVED at %s: %s.", printable(listener), printable(why))
 }
 
 func bypassText(s control.Status) string {
@@ -220,7 +254,7 @@ func (p *page) places(s control.Status) {
 func (p *page) changes(s control.Status) {
 	set := newTable("SET IN LIMIT", "WHAT", "SINCE", "UNTIL")
 	for _, o := range s.Overrides {
-		set.add(o.Limit, settings(o.Set), clock(o.Since, s.Now), strings.TrimPrefix(until(o.Until, s.Now, "the next reload"), "until "))
+		set.add(o.Limit, settings(o.Set), clock(o.Since, s.Now), strings.TrimPrefix(untilOf(o, s.Now), "until "))
 	}
 	p.section(set)
 	p.section(blocksTable(s.Blocks, s.Now))

@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"fmt"
 	"io"
 	"net"
 	"os"
@@ -93,31 +92,36 @@ func TestSteer(t *testing.T) {
 	}
 	s.must("status", "The promise is kept.", "tcp://"+listen)
 
-	// For a while, which then becomes a shorter one.
-	s.must("set limit per-source rate=2MB/s connections=7 --for 10m", "was  8Mbit/s", "now  16Mbit/s", "connections=7, rate=2MB/s, until ")
-	if l := s.limit("per-source"); l.Rate != 2e6 || l.Connections != 7 || l.Override["rate"] != "2MB/s" {
+	// For a while, and for a shorter while on top of it.
+	s.must("set limit per-source rate=2MB/s --for 10m", "was  8Mbit/s", "now  16Mbit/s", "rate=2MB/s, until ")
+	if l := s.limit("per-source"); l.Rate != 2e6 || l.Override["rate"] != "2MB/s" {
 		t.Errorf("set: %+v", l)
 	}
 	s.mustFail("set limit per-source rate=10mbps", "is in bytes to tc")
 	s.mustFail("set limit per-source speed=1", "speed")
 	s.mustFail("set limit nosuch rate=1MB/s", "there is no limit")
-	s.must("set limit per-source rate=2MB/s connections=7 --for 100ms", "until ")
-	s.until("per-source", func(l control.Limit) bool { return l.Rate == 1e6 && l.Connections == 5 && l.Override == nil })
+	s.must("set limit per-source rate=3MB/s connections=7 --for 100ms", "until ")
+	s.until("per-source", func(l control.Limit) bool { return l.Rate == 2e6 && l.Connections == 5 && len(l.Override) == 1 })
 	s.waitLog("is over")
 
-	// Until the next reload, or until it is taken back.
-	s.must("set limit per-source max_delay=1s", "until the next reload")
+	// Until it is taken back, whatever is reloaded, or until the next reload.
+	s.must("set limit per-source max_delay=1s", `until "shaperd unset limit"`)
+	s.must("unset limit per-source max_delay", "now  16Mbit/s, queue 200ms")
 	s.must("unset limit per-source", "now  8Mbit/s, queue 200ms")
 	s.mustFail("unset limit per-source", "nothing is set in limit")
 	s.must("observe per-source", "mode observe")
 	s.must("enforce per-source", "mode enforce")
-	s.must("set limit per-source rate=3MB/s")
-	s.must("reload")
-	if l := s.limit("per-source"); l.Rate != 1e6 || l.Override != nil {
+	s.must("unset limit per-source")
+	s.must("set limit per-source rate=5MB/s")
+	s.must("set limit per-source rate=3MB/s burst=1MB --until-reload", "now  24Mbit/s", "until the next reload")
+	if _, errors, err := command(t, "reload", "--control", s.socket); err != nil ||
+		!strings.Contains(errors, `dropped: burst of limit "per-source": it was set until the next reload`) {
+		t.Errorf("reload: %v\n%s", err, errors)
+	}
+	if l := s.limit("per-source"); l.Rate != 5e6 || l.Override["rate"] != "5MB/s" || len(l.Override) != 1 {
 		t.Errorf("after a reload: %+v", l)
 	}
-
-	s.must("set limit per-source rate=5MB/s")
+	s.waitLog(`msg="the reload dropped what an operator had set" what="rate of limit`)
 
 	// A file that is wrong changes nothing.
 	if err := os.WriteFile(path, []byte(configText(listen, "", "127.0.0.1:1", "1MB/s")+"max_dely = \"1s\"\n"), 0o644); err != nil {
@@ -236,9 +240,8 @@ func TestSteerExpiryFails(t *testing.T) {
 	listen := freePort(t)
 	text := strings.Replace(configText(listen, "", echoServer(t), "1MB/s"), "rate = \"1MB/s\"\n", "", 1)
 	s := startSteered(t, writeConfig(t, "", text))
-	s.must("set limit per-source rate=2MB/s --for 10m")
+	s.must("set limit per-source rate=2MB/s --for 500ms")
 	s.must("set limit per-source burst=64KiB")
-	s.must("set limit per-source rate=2MB/s --for 100ms")
 	const stays = "what was set for a time stays"
 	s.waitLog(stays)
 	time.Sleep(200 * time.Millisecond)
@@ -273,7 +276,21 @@ func TestSteerDrain(t *testing.T) {
 			t.Fatal("the status does not say that it drains")
 		}
 	}
-	s.mustFail("bypass on", "about to end")
+	// With a long drain orders are what one wants, and open no port again.
+	s.must("bypass on", "BYPASS IS ON")
+	s.must("set limit per-source rate=2MB/s", "now  16Mbit/s")
+	s.mustFail("reload", "about to end")
+	if err := ping(c); err != nil {
+		t.Error("the connection: ", err)
+	}
+	if c, err := net.Dial("tcp4", listen); err == nil {
+		c.Close()
+		t.Error("it takes connections")
+	}
+	s.must("block 127.0.0.1")
+	if ping(c) == nil {
+		t.Error("a blocked source gets on")
+	}
 	c.Close()
 	if err := <-done; err != nil {
 		t.Error(err)
@@ -289,24 +306,5 @@ func TestSteerDrain(t *testing.T) {
 	}
 	if _, err := s.verb("status"); exitCode(err) != exitNoDaemon {
 		t.Errorf("without a daemon: %v", err)
-	}
-}
-
-// TestWishes checks when what is wanted is over.
-func TestWishes(t *testing.T) {
-	w := (&wishes{}).clone()
-	w.set("a", map[string]string{"rate": "1MB/s"}, newTerm(0))
-	w.set("a", map[string]string{"packets": "10pps"}, newTerm(time.Hour))
-	w.set("b", map[string]string{"rate": "2MB/s"}, newTerm(time.Minute))
-	was := fmt.Sprint(w.limits)
-	left, over := w.expired(time.Now().Add(2 * time.Minute))
-	if len(over) != 1 || over[0] != `rate of limit "b"` || len(left.limits) != 1 || len(left.limits["a"]) != 2 {
-		t.Errorf("after two minutes %v is over, and %v left", over, left.limits)
-	}
-	if fmt.Sprint(w.limits) != was {
-		t.Error("what is in force has changed")
-	}
-	if next := w.next(); next != w.limits["b"]["rate"].until {
-		t.Errorf("the next is over at %v", next)
 	}
 }

@@ -62,6 +62,9 @@ func (m *top) header() []string {
 	if m.err != nil {
 		lines = []string{p.red(fmt.Sprintf("no answer since %s: %v", m.lost.Format("15:04:05"), m.err))}
 	}
+	if names := unserved(*s); len(names) > 0 {
+		lines = append(lines, reverse(" NOBODY IS SERVED at "+strings.Join(names, ", ")+" "))
+	}
 	if s.Bypass != nil {
 		lines = append(lines, reverse(" "+bypassText(*s)+" "))
 	}

@@ -16,18 +16,19 @@ import (
 // wishes is what operators want changed since the configuration was loaded. It is changed
 // by copying.
 type wishes struct {
-	limits map[string]map[string]setting // by limit and key
+	limits map[string]map[string][]setting // by limit and key; the last of a key is effective
 	blocks map[netip.Prefix]term
 	bypass *term
 }
 
-// setting is the value of one key.
+// setting is a value of one key. Those before it are effective again when it ends.
 type setting struct {
 	value string
 	term
+	untilReload bool // and not until a time
 }
 
-// term is since when something is in force, and until when; zero is for ever.
+// term is since when something is effective, and until when; zero is for ever.
 type term struct{ since, until time.Time }
 
 func newTerm(d time.Duration) term {
@@ -45,57 +46,84 @@ func (t term) end() *time.Time {
 	return &t.until
 }
 
+// past reports whether t has ended.
+func (t term) past(now time.Time) bool { return !t.until.IsZero() && !t.until.After(now) }
+
+// outlives reports whether s may be effective when o has ended.
+func (s setting) outlives(o setting) bool {
+	switch {
+	case o.untilReload:
+		return !s.untilReload
+	case o.until.IsZero():
+		return false
+	}
+	return s.until.IsZero() || s.until.After(o.until)
+}
+
 func (w *wishes) clone() *wishes {
-	c := &wishes{limits: map[string]map[string]setting{}, blocks: maps.Clone(w.blocks), bypass: w.bypass}
+	c := &wishes{limits: map[string]map[string][]setting{}, blocks: maps.Clone(w.blocks), bypass: w.bypass}
 	if c.blocks == nil {
 		c.blocks = map[netip.Prefix]term{}
 	}
-	for name, l := range w.limits {
-		c.limits[name] = maps.Clone(l)
+	for name, keys := range w.limits {
+		c.limits[name] = map[string][]setting{}
+		for key, stack := range keys {
+			c.limits[name][key] = slices.Clone(stack)
+		}
 	}
 	return c
 }
 
-// set adds what is to be set in a limit.
-func (w *wishes) set(limit string, set map[string]string, t term) {
+// set sets keys of a limit, before what was set in them.
+func (w *wishes) set(limit string, set map[string]string, t term, untilReload bool) {
 	if w.limits[limit] == nil {
-		w.limits[limit] = map[string]setting{}
+		w.limits[limit] = map[string][]setting{}
 	}
 	for key, value := range set {
-		w.limits[limit][key] = setting{value, t}
+		top := setting{value, t, untilReload}
+		below := slices.DeleteFunc(w.limits[limit][key], func(s setting) bool { return !s.outlives(top) })
+		w.limits[limit][key] = append(below, top)
 	}
 }
 
-// reloaded returns what outlives a reload: what was set in limits does not.
-func (w *wishes) reloaded() *wishes {
-	c := w.clone()
-	c.limits = map[string]map[string]setting{}
-	return c
+// drop takes away what of the settings ends, and returns in words which it was.
+func (w *wishes) drop(ends func(setting) bool) (ended []string) {
+	for _, name := range slices.Sorted(maps.Keys(w.limits)) {
+		keys := w.limits[name]
+		for _, key := range slices.Sorted(maps.Keys(keys)) {
+			had := len(keys[key])
+			keys[key] = slices.DeleteFunc(keys[key], ends)
+			if len(keys[key]) < had {
+				ended = append(ended, fmt.Sprintf("%s of limit %q", key, name))
+			}
+			if len(keys[key]) == 0 {
+				delete(keys, key)
+			}
+		}
+		if len(keys) == 0 {
+			delete(w.limits, name)
+		}
+	}
+	return ended
+}
+
+// reloaded returns what outlives a reload, and in words what does not.
+func (w *wishes) reloaded() (left *wishes, ended []string) {
+	left = w.clone()
+	return left, left.drop(func(s setting) bool { return s.untilReload })
 }
 
 // expired returns what is left of w at now, and in words what is over.
 func (w *wishes) expired(now time.Time) (left *wishes, over []string) {
-	past := func(t term) bool { return !t.until.IsZero() && !t.until.After(now) }
 	left = w.clone()
-	for _, name := range slices.Sorted(maps.Keys(left.limits)) {
-		set := left.limits[name]
-		for _, key := range slices.Sorted(maps.Keys(set)) {
-			if past(set[key].term) {
-				delete(set, key)
-				over = append(over, fmt.Sprintf("%s of limit %q", key, name))
-			}
-		}
-		if len(set) == 0 {
-			delete(left.limits, name)
-		}
-	}
+	over = left.drop(func(s setting) bool { return s.past(now) })
 	for _, p := range slices.SortedFunc(maps.Keys(left.blocks), netip.Prefix.Compare) {
-		if past(left.blocks[p]) {
+		if left.blocks[p].past(now) {
 			delete(left.blocks, p)
 			over = append(over, "block of "+p.String())
 		}
 	}
-	if left.bypass != nil && past(*left.bypass) {
+	if left.bypass != nil && left.bypass.past(now) {
 		left.bypass = nil
 		over = append(over, "bypass")
 	}
@@ -109,9 +137,11 @@ func (w *wishes) next() (next time.Time) {
 			next = t.until
 		}
 	}
-	for _, l := range w.limits {
-		for _, s := range l {
-			soonest(s.term)
+	for _, keys := range w.limits {
+		for _, stack := range keys {
+			for _, s := range stack {
+				soonest(s.term)
+			}
 		}
 	}
 	for _, t := range w.blocks {
@@ -129,8 +159,8 @@ func (w *wishes) values(limit string) map[string]string {
 		return nil
 	}
 	values := map[string]string{}
-	for key, s := range w.limits[limit] {
-		values[key] = s.value
+	for key, stack := range w.limits[limit] {
+		values[key] = stack[len(stack)-1].value
 	}
 	return values
 }
@@ -173,16 +203,23 @@ func (w *wishes) show(s *control.Status) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.limits)) {
 		// What was set at one time for as long is one line.
-		byTerm := map[term]map[string]string{}
-		for key, v := range w.limits[name] {
-			if byTerm[v.term] == nil {
-				byTerm[v.term] = map[string]string{}
-			}
-			byTerm[v.term][key] = v.value
+		type order struct {
+			term
+			untilReload bool
 		}
-		terms := slices.SortedFunc(maps.Keys(byTerm), func(a, b term) int { return a.since.Compare(b.since) })
-		for _, t := range terms {
-			s.Overrides = append(s.Overrides, control.Override{Limit: name, Set: byTerm[t], Since: t.since, Until: t.end()})
+		orders := map[order]map[string]string{}
+		for key, stack := range w.limits[name] {
+			top := stack[len(stack)-1]
+			o := order{top.term, top.untilReload}
+			if orders[o] == nil {
+				orders[o] = map[string]string{}
+			}
+			orders[o][key] = top.value
+		}
+		for _, o := range slices.SortedFunc(maps.Keys(orders), func(a, b order) int { return a.since.Compare(b.since) }) {
+			s.Overrides = append(s.Overrides, control.Override{
+				Limit: name, Set: orders[o], Since: o.since, Until: o.end(), UntilReload: o.untilReload,
+			})
 		}
 	}
 	for p, t := range w.blocks {

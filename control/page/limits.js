@@ -3,7 +3,7 @@
 import { Chart, spark } from './chart.js';
 import { sortableTable } from './table.js';
 import {
-  bits, bytesRate, count, el, facts, keyed, many, percent, perSecond, seconds, setAttr, setText, settings, show, size, sum, timeLeft,
+  bits, bytesRate, count, el, facts, keyed, many, percent, perSecond, seconds, setAttr, setText, settings, show, size, sum, timeLeft, unsetBy,
 } from './text.js';
 
 // The states, the worst last: [tone, words].
@@ -164,7 +164,7 @@ class Card {
     setText(this.key, `${l.plane} plane · ${directions[l.direction] ?? l.direction} · ${l.mode === 'observe' ? 'observes: holds nothing back' : 'enforced'}`);
     setText(this.held, heldTo(l));
     show(this.override, overrides.length > 0);
-    setText(this.override, `Override: ${overrides.map((o) => `${settings(o.set)} (${timeLeft(o.until, now, 'until the next reload')})`).join(', ')}`);
+    setText(this.override, `Override: ${overrides.map((o) => `${settings(o.set)} (${timeLeft(o.until, now, unsetBy(o))})`).join(', ')}`);
 
     const [tone, words] = promise(l);
     setAttr(this.promise, 'data-tone', tone);

@@ -4,18 +4,23 @@
 
 import { anchor, holdsBack, isBroken, refusing, wouldHold } from './limits.js';
 import { sortableTable } from './table.js';
-import { bits, bytesRate, clock, count, el, facts, keyed, many, percent, perSecond, seconds, setAttr, setText, settings, show, size, span, sum, timeLeft } from './text.js';
+import { bits, bytesRate, clock, count, el, facts, keyed, many, percent, perSecond, seconds, setAttr, setText, settings, show, size, span, sum, timeLeft, unsetBy } from './text.js';
 
 const byId = (id) => document.getElementById(id);
 
 // stateOf says in words, and as a tone, whether the promise is kept, and whom it costs.
 function stateOf(status, limits) {
+  const unserved = status.listeners.filter((l) => l.unserved);
+  if (unserved.length > 0) {
+    const at = unserved.slice(0, 3).map((l) => l.name).join(', ') + (unserved.length > 3 ? ` and ${unserved.length - 3} more` : '');
+    return { tone: 'bad', short: 'NOT SERVED', words: `Nobody is served at ${at}.`, about: unserved[0].unserved, limits: [] };
+  }
   const broken = limits.filter(isBroken);
   const holding = limits.filter(holdsBack);
   const would = limits.filter(wouldHold);
   const all = (n) => n === limits.length && n > 1 ? `All ${n} limits` : n === 1 ? '1 limit' : `${n} limits`;
   if (status.bypass) {
-    return { tone: 'bad', short: 'BYPASS', words: 'Bypass is on. Nothing is held back.', about: 'Would hold back', limits: would };
+    return { tone: 'bad', short: 'BYPASS', words: 'Bypass is on. Nothing is held back.', about: would.length > 0 ? 'Would hold back' : '', limits: would };
   }
   if (status.promise === 'broken' || broken.length > 0) {
     return { tone: 'bad', short: 'broken', words: 'The promise is broken.', about: 'More than allowed left in the last minute', limits: broken };
@@ -24,7 +29,7 @@ function stateOf(status, limits) {
     return { tone: 'info', short: 'no limits', words: 'There are no limits. Nothing is held back.', about: '', limits: [] };
   }
   if (limits.every((l) => l.mode === 'observe')) {
-    return { tone: 'info', short: 'observing', words: 'Only observing. Nothing is held back.', about: 'Would hold back', limits: would };
+    return { tone: 'info', short: 'observing', words: 'Only observing. Nothing is held back.', about: would.length > 0 ? 'Would hold back' : '', limits: would };
   }
   if (holding.length > 0) {
     return {
@@ -48,8 +53,8 @@ export function headline() {
     setAttr(byId('headline'), 'data-tone', s.tone);
     setText(byId('headline-words'), s.words);
     document.title = `${s.short} · shaperd`;
-    show(detail, s.about !== '' && s.limits.length > 0);
-    setText(about, `${s.about}: `);
+    show(detail, s.about !== '');
+    setText(about, s.limits.length > 0 ? `${s.about}: ` : `${s.about}.`);
     names(s.limits.slice(0, 6));
     setText(more, s.limits.length > 6 ? ` and ${s.limits.length - 6} more` : '');
     vitals(vitalsOf(status, limits, sources));
@@ -146,18 +151,18 @@ export function notices() {
     for (const d of status.listeners.flatMap((l) => l.downstreams)) {
       const key = `${d.state} ${d.listener} ${d.downstream}`;
       const which = `Downstream ${d.downstream} of listener ${d.listener}`;
-      if (d.state === 'down') add(key, 'bad', 'Down', `${which}.`);
+      if (d.state === 'down') add(key, 'bad', 'Down', `${which}: its checks fail${d.error ? ` (${d.error})` : ''}.`);
+      if (d.state === 'failing') add(key, 'bad', 'Failing', `${which}${d.error ? `: ${d.error}` : ''}.`);
       if (d.state === 'drained') add(key, 'held', 'Drained', `${which} gets nothing new.`);
     }
     for (const a of status.attachments.filter((a) => !a.up)) {
       add(`attachment ${a.name} ${a.interface} ${a.direction}`, 'bad', 'Not attached', `${a.name}, ${a.interface || 'no interface'}: ${a.error || 'down'}`);
     }
     for (const o of status.overrides) {
-      add(`override ${o.limit} ${o.since}`, 'held', 'Override', `${o.limit}: ${settings(o.set)}, since ${clock(o.since)}, ${timeLeft(o.until, status.now, 'until the next reload')}.`);
+      add(`override ${o.limit} ${o.since}`, 'held', 'Override', `${o.limit}: ${settings(o.set)}, since ${clock(o.since)}, ${timeLeft(o.until, status.now, unsetBy(o))}.`);
     }
     for (const b of status.blocks) {
-      const what = status.bypass || status.mode === 'observe' ? 'Nothing would pass' : 'Nothing passes';
-      add(`block ${b.prefix}`, 'held', 'Block', `${what} from ${b.prefix}, since ${clock(b.since)}, ${timeLeft(b.until, status.now, 'until it is taken away')}.`);
+      add(`block ${b.prefix}`, 'held', 'Block', `Nothing passes from ${b.prefix}, since ${clock(b.since)}, ${timeLeft(b.until, status.now, 'until it is taken away')}.`);
     }
     show(list, found.length > 0);
     update(found);
@@ -245,7 +250,8 @@ export function downstreams() {
       draw(cell, d) {
         if (!cell.firstChild) cell.append(el('span', { class: 'badge' }));
         setText(cell.firstChild, d.state);
-        setAttr(cell.firstChild, 'data-tone', { up: 'good', down: 'bad' }[d.state] ?? 'held');
+        setAttr(cell.firstChild, 'data-tone', { up: 'good', down: 'bad', failing: 'bad' }[d.state] ?? 'held');
+        setAttr(cell, 'title', d.error ?? '');
       },
     },
     { name: 'In flight', order: (d) => d.in_flight, text: (d) => d.most > 0 ? `${count(d.in_flight)} of ${count(d.most)}` : count(d.in_flight) },

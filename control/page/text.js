@@ -84,6 +84,9 @@ export function timeLeft(until, now, without) {
   return until ? `${span((Date.parse(until) - Date.parse(now)) / 1000)} left` : without;
 }
 
+// unsetBy writes what ends an override that has no time.
+export const unsetBy = (o) => (o.until_reload ? 'until the next reload' : 'until it is unset');
+
 // settings writes what is set by key: "rate = 20Mbit/s, connections = 50".
 export const settings = (set) => Object.entries(set).map(([k, v]) => `${k} = ${v}`).join(', ');
 

@@ -199,8 +199,9 @@ var listenKeys = keys{
 	},
 	{
 		name: "amplification", takes: integer(0, 1000), preset: "3", needs: "a udp address",
-		about: "Until a UDP flow's source, which may be forged, has sent something again after an answer, answers come " +
-			"to at most so many times the bytes that it sent. 0 is no bound.",
+		about: "What a UDP flow's source, which may be forged, is sent comes to at most so many times the bytes that it " +
+			"sent, as long as the flow lasts. 0 is no bound: for protocols that send much more than they are asked, " +
+			"such as DNS, QUIC, tunnels and streams.",
 	},
 }
 

@@ -92,12 +92,18 @@ func (h *host) exchangeUDP(t testing.TB, from netip.Addr, to netip.AddrPort, siz
 	c, err := h.DialUDP(from, to)
 	must(t, err)
 	defer c.Close()
+	echoed(t, c, size)
+}
+
+// echoed sends one datagram on c and wants it back.
+func echoed(t testing.TB, c net.Conn, size int) {
+	t.Helper()
 	must(t, c.SetDeadline(time.Now().Add(5*time.Second)))
-	_, err = c.Write(make([]byte, size))
+	_, err := c.Write(make([]byte, size))
 	must(t, err)
-	n, err := c.Read(make([]byte, 1<<16)) // from to alone, as it is connected
+	n, err := c.Read(make([]byte, 1<<16)) // from its peer alone, as it is connected
 	if err != nil || n != size {
-		t.Errorf("UDP from %v to %v: %d bytes came back, %v; want %d", from, to, n, err, size)
+		t.Errorf("UDP from %v to %v: %d bytes came back, %v; want %d", c.LocalAddr(), c.RemoteAddr(), n, err, size)
 	}
 }
 
@@ -316,7 +322,7 @@ func TestRulesCommands(t *testing.T) {
 func TestReject(t *testing.T) {
 	for _, f := range families {
 		for name, limits := range map[string]string{
-			"queue": limit("slow", onUDP, keyAll, `packets = "1/min"`, `max_delay = "0s"`, `excess = "reject"`),
+			"queue": limit("slow", onUDP, keyAll, `packets = "1/min"`, `burst_packets = 1`, `max_delay = "0s"`, `excess = "reject"`),
 			"flows": limit("few", onUDP, keyAll, `connections = 1`, `excess = "reject"`),
 			"drop":  limit("few", onUDP, keyAll, `connections = 1`),
 		} {
@@ -324,7 +330,12 @@ func TestReject(t *testing.T) {
 				n := newNetwork(t)
 				n.downstream.echoUDP(t, f.udp())
 				n.shaper.shaperd(t, config(f, limits))
-				n.client.exchangeUDP(t, f.sources[0], f.udpDoor(), 100)
+				first, err := n.client.DialUDP(f.sources[0], f.udpDoor())
+				must(t, err)
+				defer first.Close()
+				for range 2 { // one that goes on after an answer does not make room
+					echoed(t, first, 100)
+				}
 				for _, to := range []netip.Addr{f.proxy, f.alias} {
 					c, err := n.client.DialUDP(f.sources[1], netip.AddrPortFrom(to, udpPort))
 					must(t, err)

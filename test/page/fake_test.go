@@ -21,7 +21,7 @@ type fake struct {
 }
 
 // The scenarios, in the order of their pictures.
-var scenarios = []string{"rest", "overload", "broken", "bypass", "observe", "trouble", "many", "empty", "lost", "slow"}
+var scenarios = []string{"rest", "overload", "broken", "bypass", "observe", "trouble", "unserved", "many", "empty", "lost", "slow"}
 
 func (f *fake) handler() http.Handler {
 	mux := http.NewServeMux()
@@ -128,6 +128,12 @@ func (f *fake) at(t time.Time, i int) control.Live {
 		s.Bypass = &control.Bypass{Since: f.started.Add(3 * time.Hour), Until: &until}
 	case "observe":
 		s.Mode = "observe"
+	case "unserved":
+		down := s.Listeners[0].Downstreams
+		for i := range down[:2] {
+			down[i].State, down[i].Error, down[i].InFlight = "failing", "connection refused "+nasty, 0
+		}
+		s.Listeners[0].Unserved = control.Unserved(down)
 	case "trouble":
 		s.State = "draining"
 		s.Reload = control.ReloadStatus{At: t.Add(-20 * time.Minute), Loaded: f.started, Took: 0.003, Errors: []string{
@@ -136,7 +142,7 @@ func (f *fake) at(t time.Time, i int) control.Live {
 		}}
 		s.Overrides = []control.Override{
 			{Limit: "database", Set: map[string]string{"rate": "20Mbit/s"}, Since: t.Add(-50 * time.Second), Until: &until},
-			{Limit: "database", Set: map[string]string{"connections": "100"}, Since: t.Add(-40 * time.Second)},
+			{Limit: "database", Set: map[string]string{"connections": "100"}, Since: t.Add(-40 * time.Second), UntilReload: true},
 			{Limit: nasty, Set: map[string]string{"mode": nasty}, Since: t.Add(-50 * time.Second)},
 		}
 		s.Blocks = []control.Block{{Prefix: "192.0.2.0/24", Since: t.Add(-time.Minute), Until: &until}, {Prefix: "2001:db8::/32", Since: t.Add(-time.Minute)}}

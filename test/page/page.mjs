@@ -65,6 +65,7 @@ const headlines = {
   bypass: ['bad', 'Bypass is on. Nothing is held back.'],
   observe: ['info', 'Only observing. Nothing is held back.'],
   trouble: ['held', 'The promise is kept. 3 limits hold traffic back.'],
+  unserved: ['bad', 'Nobody is served at db.'],
   many: ['held', 'The promise is kept. 48 limits hold traffic back.'],
   empty: ['info', 'There are no limits. Nothing is held back.'],
 };
@@ -271,6 +272,14 @@ await check('hostile text', 'trouble', desktop, async (page, must) => {
   }
   await page.click(`#overview tbody tr:last-child a`);
   must(await page.$eval('.card:last-child', (c) => c.matches(':target')), 'the link to its card is broken');
+});
+
+await check('unserved', 'unserved', desktop, async (page, must) => {
+  const why = await text(page, '#headline-detail');
+  must(why.startsWith(`10.0.0.5:5432 is failing (connection refused ${nasty}), `) && why.endsWith('10.0.0.7:5432 is drained.'), `the reason is "${why}"`);
+  must((await page.title()).startsWith('NOT SERVED'), 'the title does not say so');
+  must((await text(page, '#notices')).includes('Failing'), 'no notice says which downstream');
+  must((await column(page, '#downstream-table', 3)).includes('failing'), 'the table does not say which downstream');
 });
 
 await check('trouble', 'trouble', desktop, async (page, must) => {

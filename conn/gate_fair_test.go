@@ -1,0 +1,412 @@
+package conn
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// hog keeps n connections of a source coming, that stay for d and come again at once.
+func (r *gateRig) hog(source string, n int, d time.Duration) {
+	var visit func()
+	visit = func() {
+		r.visit(source, func(v *visitor) {
+			if v.in {
+				r.after(d, func() { v.finish(); visit() })
+				return
+			}
+			r.after(10*time.Millisecond, visit)
+		})
+	}
+	for range n {
+		visit()
+	}
+}
+
+// calls has a source connect n times, one after the other. It returns the longest wait, and
+// how many were refused.
+func (r *gateRig) calls(source string, n int) (worst time.Duration, refused int) {
+	for range n {
+		begun, done := r.now, false
+		r.visit(source, func(v *visitor) {
+			worst = max(worst, (v.at - begun).Duration())
+			if !v.in {
+				refused++
+				done = true
+				return
+			}
+			r.after(10*time.Millisecond, func() { v.finish(); done = true })
+		})
+		for !done {
+			r.step(leaky.Forever)
+		}
+		r.sleep(50 * time.Millisecond)
+	}
+	return worst, refused
+}
+
+// One host with 200 connections, and the limits of configs/fragile-database.toml: it is
+// held to its own 30, and the slots that it cannot use are there for the others.
+func TestHogHoldsNoSlotItCannotUse(t *testing.T) {
+	for _, maxWait := range []time.Duration{2 * time.Second, 30 * time.Second} {
+		r := newGateRig(t,
+			shaper.Limit{Name: "slots", Connections: 80, MaxWait: 5 * time.Second, MaxWaiting: 1000},
+			shaper.Limit{
+				Name: "per-host", Key: shaper.KeySource, Connections: 30, NewConnections: shaper.Frequency{N: 20, Per: time.Second},
+				MaxWait: maxWait, MaxWaiting: 1000,
+			})
+		r.hog("10.0.0.1", 200, time.Minute)
+		r.sleep(10 * time.Second)
+		slots := r.shaper.Policy().State(r.shaper.Policy().Find("slots"))
+		if n := slots.InFlight.Load(); n != 30 {
+			t.Errorf("max_wait %v: %d slots are taken, want the 30 of which the hog has connections", maxWait, n)
+		}
+		if worst, refused := r.calls("10.0.0.2", 50); worst > 0 || refused > 0 {
+			t.Errorf("max_wait %v: a polite host waited for up to %v, and was refused %d times", maxWait, worst, refused)
+		}
+	}
+}
+
+// Who waits for his own pace keeps nobody from a slot.
+func TestPaceOfOneSourceTakesNoSlots(t *testing.T) {
+	served := func(limits ...shaper.Limit) (n int) {
+		r := newGateRig(t, append(limits, shaper.Limit{Name: "all", Connections: 10, MaxWait: 2 * time.Second, MaxWaiting: 1000})...)
+		r.hog("10.0.0.1", 200, 10*time.Millisecond)
+		var call func(source string)
+		call = func(source string) {
+			r.visit(source, func(v *visitor) {
+				if v.in {
+					n++
+					r.after(10*time.Millisecond, func() { v.finish() })
+				}
+				r.after(60*time.Millisecond, func() { call(source) })
+			})
+		}
+		for i := range 20 {
+			call(fmt.Sprintf("10.0.1.%d", i))
+		}
+		r.sleep(10 * time.Second)
+		return n
+	}
+	pace := shaper.Limit{
+		Name: "each", Key: shaper.KeySource, NewConnections: shaper.Frequency{N: 20, Per: time.Second}, MaxWait: 2 * time.Second, MaxWaiting: 1000,
+	}
+	if without, with := served(), served(pace); with < without*99/100 {
+		t.Errorf("with a pace for each source 20 polite ones have %d connections in 10 s, without it %d", with, without)
+	}
+}
+
+// Caps that cross: each connection needs a slot of its source and one of its port. Nobody
+// may hold the one while he waits for the other.
+func TestCapsThatCross(t *testing.T) {
+	r := newGateRig(t,
+		shaper.Limit{Name: "source", Key: shaper.KeySource, Connections: 1, MaxWait: time.Minute, MaxWaiting: 100},
+		shaper.Limit{Name: "port", Key: shaper.KeyPort, Connections: 1, MaxWait: time.Minute, MaxWaiting: 100})
+	a := r.must("10.0.0.1") // has port 1
+	b := r.visitPort("10.0.0.2", 1, nil)
+	if c := r.visitPort("10.0.0.2", 2, nil); !c.in {
+		t.Error("who waits for port 1 keeps his source from port 2")
+	} else {
+		c.finish()
+	}
+	r.consistent()
+	a.finish()
+	if !b.in {
+		t.Error("the first waiter does not go on")
+	}
+	b.finish()
+	r.idle()
+}
+
+// A source that waits at the gates of several ports has one turn at the gate for all.
+func TestSourceHasOneTurnHoweverManyPorts(t *testing.T) {
+	r := newGateRig(t,
+		shaper.Limit{Name: "each", Key: shaper.KeySource | shaper.KeyPort, Connections: 1, MaxWait: time.Minute, MaxWaiting: 100},
+		shaper.Limit{Name: "all", Connections: 4, MaxWait: time.Minute, MaxWaiting: 100})
+	var in []*visitor
+	for range 3 {
+		for port := range uint16(4) {
+			r.visitPort("10.0.0.1", 1+port, func(v *visitor) { in = append(in, v) })
+		}
+	}
+	polite := r.visit("10.0.0.2", nil)
+	for ends := range 4 {
+		if polite.in && ends > 1 {
+			break
+		}
+		if ends == 3 {
+			t.Fatal("a source went once for each of its ports while another waited")
+		}
+		in[ends].finish()
+		r.consistent()
+	}
+}
+
+// The pace that lets a connection through is charged only when all other gates do.
+func TestRefusedConnectionSpendsNoPace(t *testing.T) {
+	r := newGateRig(t,
+		shaper.Limit{Name: "pace", Key: shaper.KeySource, NewConnections: shaper.Frequency{N: 1, Per: time.Second}, MaxWait: time.Minute, MaxWaiting: 10},
+		shaper.Limit{Name: "slow", NewConnections: shaper.Frequency{N: 1, Per: time.Minute}, MaxWait: time.Minute, MaxWaiting: 10})
+	r.must("10.0.0.1").finish()
+	r.sleep(30 * time.Second)
+	for i := range 100 {
+		if _, full := r.gates.take(flowFrom("10.0.0.2", 1), "l", r.now); full == nil || full.Name != "slow" {
+			t.Fatalf("take %d: refused by %+v, want the slow one", i, full)
+		}
+		r.visit("10.0.0.2", nil).leave()
+	}
+	r.sleep(30 * time.Second)
+	got, full := r.gates.take(flowFrom("10.0.0.2", 1), "l", r.now)
+	if full != nil {
+		t.Fatalf("refused by %s: those before it have spent its pace", full.Name)
+	}
+	got.release(r.now)
+	r.idle()
+}
+
+// Whoever asks who is slowed is told of those who waited for a slot.
+func TestWaitForASlotIsToldOfItsSource(t *testing.T) {
+	r := newGateRig(t, shaper.Limit{Name: "all", Connections: 1, MaxWait: time.Minute, MaxWaiting: 10})
+	first := r.must("10.0.0.1")
+	second := r.visit("10.0.0.2", nil)
+	r.sleep(3 * time.Second)
+	first.finish()
+	second.finish()
+	var waited []string
+	for _, who := range r.shaper.HeavySources(shaper.TraitDelay, 10, r.now) {
+		if who.Weight[shaper.TraitDelay].Value > 0 {
+			waited = append(waited, who.Key.String())
+		}
+	}
+	if !slices.Equal(waited, []string{"10.0.0.2"}) {
+		t.Errorf("%v have waited, want the second source alone", waited)
+	}
+	if second.waited != 3*leaky.Second {
+		t.Errorf("the connection has waited for %v, want 3s", second.waited.Duration())
+	}
+}
+
+// gateModel is what gates should do, told in plain counts: it knows who is in flight and who
+// waits, and checks each admission.
+type gateModel struct {
+	fatalf   func(string, ...any)
+	rig      *gateRig
+	rules    []gateRule
+	inFlight map[string]int        // by rule and key
+	last     map[string]leaky.Time // admission, likewise
+	waiting  map[caller][]*visitor
+	passed   map[caller]map[string]int // by whom, since it waits or was served
+	bound    int                       // on that
+	in       []*visitor
+}
+
+type caller struct {
+	source string
+	port   uint16
+}
+
+type gateRule struct {
+	limit shaper.Limit
+	gap   leaky.Time // between new connections
+}
+
+const modelWait = 500 * time.Millisecond
+
+// slack covers what leaky times are rounded by.
+const slack = leaky.Second / 1e6
+
+func (m *gateModel) key(i int, c caller) string {
+	key := fmt.Sprint(i)
+	if m.rules[i].limit.Key&shaper.KeySource != 0 {
+		key += " " + c.source
+	}
+	if m.rules[i].limit.Key&shaper.KeyPort != 0 {
+		key += fmt.Sprint(" ", c.port)
+	}
+	return key
+}
+
+// open reports whether all rules let c through at now.
+func (m *gateModel) open(c caller, now leaky.Time) bool {
+	for i, rule := range m.rules {
+		k := m.key(i, c)
+		if rule.limit.Connections > 0 && m.inFlight[k] >= rule.limit.Connections {
+			return false
+		}
+		if last, ok := m.last[k]; ok && rule.gap > 0 && now < last+rule.gap {
+			return false
+		}
+	}
+	return true
+}
+
+func (m *gateModel) visit(c caller) {
+	done := false
+	v := m.rig.visitPort(c.source, c.port, func(v *visitor) {
+		done = true
+		m.told(c, v)
+	})
+	if !done {
+		m.waiting[c] = append(m.waiting[c], v)
+	}
+}
+
+func (m *gateModel) told(c caller, v *visitor) {
+	queue := m.waiting[c]
+	at := slices.Index(queue, v)
+	if at >= 0 {
+		m.waiting[c] = slices.Delete(queue, at, at+1)
+		if len(m.waiting[c]) == 0 {
+			delete(m.passed, c)
+		}
+	}
+	now := m.rig.now
+	if !v.in {
+		if v.why == shaper.WaitTimeout && now < v.since+leaky.FromDuration(modelWait) {
+			m.fatalf("refused after %v", now.Sub(v.since).Duration())
+		}
+		return
+	}
+	if at > 0 || at < 0 && len(queue) > 0 {
+		m.fatalf("%v: one overtook %d of its own source", c, len(queue))
+	}
+	if !m.open(c, now+slack) {
+		m.fatalf("%v: let through a gate that is shut", c)
+	}
+	for other, queue := range m.waiting {
+		if other.source == c.source || len(queue) == 0 || !m.open(other, now-slack) {
+			continue
+		}
+		if m.passed[other] == nil {
+			m.passed[other] = map[string]int{}
+		}
+		m.passed[other][c.source]++
+		if n := m.passed[other][c.source]; n > m.bound {
+			m.fatalf("%s was served %d times while %v waited and could have gone", c.source, n, other)
+		}
+	}
+	for i := range m.rules {
+		k := m.key(i, c)
+		m.inFlight[k]++
+		m.last[k] = now
+	}
+	for other := range m.passed {
+		if other.source == c.source {
+			delete(m.passed, other)
+		}
+	}
+	m.in = append(m.in, v)
+}
+
+func (m *gateModel) finish(v *visitor) {
+	m.in = slices.DeleteFunc(m.in, func(o *visitor) bool { return o == v })
+	for i := range m.rules {
+		m.inFlight[m.key(i, caller{v.flow.Source.String(), v.flow.Port})]--
+	}
+	v.finish()
+}
+
+// check holds what is so at all times.
+func (m *gateModel) check() {
+	for c, queue := range m.waiting {
+		if len(queue) > 0 && m.open(c, m.rig.now-slack) {
+			m.fatalf("%v waits for what is free", c)
+		}
+		for _, v := range queue {
+			if m.rig.now > v.since+leaky.FromDuration(modelWait) {
+				m.fatalf("%v waits for longer than it may", c)
+			}
+		}
+	}
+	for i, rule := range m.rules {
+		held := 0
+		for _, v := range m.in {
+			held += len(v.held)
+		}
+		if want := len(m.in) * len(m.rules); held != want {
+			m.fatalf("%d slots are held by %d connections under %d limits", held, len(m.in), len(m.rules))
+		}
+		p := m.rig.gates.policy
+		if n := p.State(p.Find(rule.limit.Name)).InFlight.Load(); int(n) != len(m.in) {
+			m.fatalf("limit %d shows %d in flight, want %d", i, n, len(m.in))
+		}
+	}
+	m.rig.consistent()
+}
+
+// Whatever sources do, in whatever order, under whatever limits: the caps and paces hold, no
+// slot is held by who waits, nobody waits for what is free, and nobody is served twice while
+// another waits who could go.
+func TestGatesAgainstAModel(t *testing.T) {
+	for _, ports := range []int{1, 3} {
+		t.Run(fmt.Sprint(ports, " ports"), func(t *testing.T) {
+			var served, left int
+			rapid.Check(t, func(rt *rapid.T) {
+				m := &gateModel{
+					fatalf: rt.Fatalf, inFlight: map[string]int{}, last: map[string]leaky.Time{}, waiting: map[caller][]*visitor{},
+					passed: map[caller]map[string]int{}, bound: ports,
+				}
+				keys := []shaper.Fields{0, shaper.KeySource, shaper.KeyPort, shaper.KeySource | shaper.KeyPort}
+				var limits []shaper.Limit
+				for i, key := range rapid.Permutation(keys).Draw(rt, "keys")[:rapid.IntRange(1, 3).Draw(rt, "limits")] {
+					l := shaper.Limit{
+						Name: fmt.Sprint("limit", i), Key: key, MaxWait: modelWait, MaxWaiting: rapid.IntRange(3, 40).Draw(rt, "max_waiting"),
+						Connections: rapid.IntRange(0, 4).Draw(rt, "cap"),
+					}
+					rule := gateRule{}
+					if n := rapid.SampledFrom([]uint64{0, 0, 20, 200}).Draw(rt, "pace"); n > 0 || l.Connections == 0 {
+						n = max(n, 20)
+						l.NewConnections = shaper.Frequency{N: n, Per: time.Second}
+						rule.gap = leaky.Second / leaky.Time(n)
+					}
+					rule.limit = l
+					m.rules = append(m.rules, rule)
+					limits = append(limits, l)
+				}
+				m.rig = newGateRig(t, limits...)
+				for range rapid.IntRange(20, 200).Draw(rt, "steps") {
+					switch action := rapid.IntRange(0, 9).Draw(rt, "action"); {
+					case action < 4:
+						c := caller{fmt.Sprint("10.0.0.", rapid.IntRange(1, 5).Draw(rt, "source")), uint16(rapid.IntRange(1, ports).Draw(rt, "port"))}
+						for range rapid.IntRange(1, 5).Draw(rt, "times") {
+							m.visit(c)
+						}
+					case action < 7 && len(m.in) > 0:
+						m.finish(m.in[rapid.IntRange(0, len(m.in)-1).Draw(rt, "ends")])
+						served++
+					case action == 7:
+						c := caller{fmt.Sprint("10.0.0.", rapid.IntRange(1, 5).Draw(rt, "source")), uint16(rapid.IntRange(1, ports).Draw(rt, "port"))}
+						if n := len(m.waiting[c]); n > 0 {
+							m.waiting[c][rapid.IntRange(0, n-1).Draw(rt, "leaves")].leave()
+							left++
+						}
+					default:
+						m.rig.sleep(time.Duration(rapid.IntRange(0, 100).Draw(rt, "ms")) * time.Millisecond)
+					}
+					m.check()
+				}
+				m.rig.sleep(modelWait)
+				for len(m.in) > 0 {
+					m.finish(m.in[0])
+				}
+				m.rig.sleep(2 * modelWait)
+				for len(m.in) > 0 {
+					m.finish(m.in[0])
+				}
+				m.rig.idle()
+				if t.Failed() {
+					rt.FailNow()
+				}
+			})
+			if served == 0 || left == 0 {
+				t.Errorf("%d served, %d left", served, left)
+			}
+		})
+	}
+}

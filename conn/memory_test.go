@@ -1,0 +1,145 @@
+package conn
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// Sources fill the memory for datagrams that wait. At other ports what need not wait goes
+// on, and what others have queued stays.
+func TestSourcesThatFillTheMemoryLoseTheirOwn(t *testing.T) {
+	for name, answers := range map[string]bool{"answered": true, "strangers": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			flooded, _ := countUDP(t)
+			if answers {
+				flooded = echoUDP(t, 1)
+			}
+			r := start(t, shaper.UDP, flooded.String())
+			r.listen.IdleTimeout, r.listen.MaxFlows = time.Minute, 1000
+			idle, idleLimit := portOf(t, "idle", echoUDP(t, 1), shaper.Limit{Rate: 80e6, MaxDelay: 200 * time.Millisecond})
+			queue, got := countUDP(t)
+			slow, slowLimit := portOf(t, "slow", queue, shaper.Limit{Packets: shaper.Frequency{N: 10, Per: time.Second}, MaxDelay: time.Minute})
+			hogs := shaper.Limit{
+				Name: "hogs", Key: shaper.KeySource, Packets: shaper.Frequency{N: 1, Per: time.Second}, MaxDelay: time.Minute,
+				Match: shaper.Match{Port: onePort(r.listen)},
+			}
+			limits := policy(t, r.shaper, hogs, idleLimit, slowLimit)
+			if err := r.proxy.Apply(t.Context(), []Listen{r.listen, idle, slow}, limits, nil); err != nil {
+				t.Fatal(err)
+			}
+			r.proxy.loop.call(func(leaky.Time) { r.proxy.loop.memory.most = 1 << 20 })
+			patient := udpFrom(t, "127.9.0.2", slow.Endpoints[0].Addr.String())
+			for range 10 {
+				patient.Write([]byte{'p'})
+			}
+			full := func(name string) uint64 {
+				return limits.State(limits.Find(name)).Packets[shaper.Refuse][shaper.MemoryFull].Load()
+			}
+			var flood []net.Conn
+			for i := range 40 {
+				flood = append(flood, udpFrom(t, fmt.Sprintf("127.8.0.%d", i+1), r.addr()))
+			}
+			more := func() {
+				for _, c := range flood {
+					c.Write(make([]byte, 1400))
+				}
+			}
+			waitFor(t, "a flood that fills the memory", func() bool { more(); return full("hogs") > 100 })
+			polite := udpFrom(t, "127.9.0.1", idle.Endpoints[0].Addr.String())
+			answered := 0
+			for i := range 200 {
+				if i%10 == 0 {
+					more()
+				}
+				polite.Write(make([]byte, 300))
+				polite.SetReadDeadline(time.Now().Add(patience))
+				if n, _ := polite.Read(make([]byte, 10)); n > 0 {
+					answered++
+				}
+			}
+			waitFor(t, "what is queued", func() bool { return got['p'].Load() == 10 })
+			if answered != 200 || full("idle") != 0 || full("slow") != 0 {
+				t.Errorf("%d of 200 datagrams were answered; refused for lack of memory: %d there, %d of who had 10 queued, %d of the flood",
+					answered, full("idle"), full("slow"), full("hogs"))
+			}
+			r.proxy.loop.call(func(leaky.Time) {
+				if m := &r.proxy.loop.memory; m.used > m.most {
+					t.Errorf("%d bytes are in use, of %d", m.used, m.most)
+				}
+			})
+		})
+	}
+}
+
+// portOf returns a listener in front of a downstream, and a limit for its port alone.
+func portOf(t *testing.T, name string, to net.Addr, limit shaper.Limit) (Listen, shaper.Limit) {
+	t.Helper()
+	at := netip.MustParseAddrPort(to.String())
+	l := Listen{
+		Name: name, Downstream: []Downstream{{Host: at.Addr().String(), Port: at.Port()}}, IdleTimeout: time.Minute, MaxFlows: 100,
+		Endpoints: []Endpoint{{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(freePort(t, shaper.UDP))}},
+	}
+	limit.Name, limit.Match.Port = name, onePort(l)
+	return l, limit
+}
+
+func onePort(l Listen) []shaper.PortRange {
+	port := l.Endpoints[0].Addr.Port()
+	return []shaper.PortRange{{First: port, Last: port}}
+}
+
+// What is in use is what is counted, and nothing is left when nothing waits.
+func TestMemoryIsCounted(t *testing.T) {
+	server, _ := countUDP(t)
+	r := start(t, shaper.UDP, server.String(), shaper.Limit{Name: "bytes", Rate: 800, MaxDelay: time.Hour})
+	sizes := map[int]int{1: 256, 256: 256, 257: 640, 641: 2048, 1472: 2048, 9000: 9216, 9217: 18432, 20000: 36864, 65507: 65536}
+	want, queued := 0, 0
+	clients := []net.Conn{udpFrom(t, "127.0.0.1", r.addr()), udpFrom(t, "127.0.0.2", r.addr())}
+	clients[0].Write(make([]byte, 60000)) // leaves, and no other does for ten minutes
+	waitFor(t, "the first", func() bool { return r.shaper.Listener("l").ToDownstream.Load() == 60000 })
+	check := func() (used int) {
+		r.proxy.loop.call(func(leaky.Time) {
+			m := &r.proxy.loop.memory
+			used = m.used
+			sum, n := 0, 0
+			for _, h := range m.holders {
+				sum += h.used
+				for dg := h.newest; dg != nil; dg = dg.older {
+					n += dg.size()
+				}
+			}
+			if sum != used || n != used || len(m.ranked) != len(m.holders) {
+				t.Errorf("%d bytes in use, %d of %d sources, %d of datagrams", used, sum, len(m.holders), n)
+			}
+		})
+		return used
+	}
+	overhead := (&datagram{}).size()
+	for size, class := range sizes {
+		for _, c := range clients {
+			c.Write(make([]byte, size))
+			want, queued = want+class+overhead, queued+1
+		}
+	}
+	waitFor(t, "all of them", func() bool { return check() == want })
+	if queued != 2*len(sizes) {
+		t.Errorf("%d are queued", queued)
+	}
+	for id := range r.flowsOf("127.0.0.1") {
+		r.proxy.Kill(id)
+	}
+	if used := check(); used != want/2 {
+		t.Errorf("%d bytes are in use when half the datagrams are gone, want %d", used, want/2)
+	}
+	r.apply() // without limits nothing waits
+	if used := check(); used != 0 {
+		t.Errorf("%d bytes are in use when nothing waits", used)
+	}
+}

@@ -1,0 +1,170 @@
+package conn
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// twoHosts serves a UDP port at two addresses of this host, and returns it and one that
+// neither serves.
+func twoHosts(t *testing.T, hosts ...string) (served, closed uint16) {
+	t.Helper()
+	c, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.ParseIP(hosts[0])})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	closed = c.LocalAddr().(*net.UDPAddr).AddrPort().Port()
+	for _, host := range hosts {
+		c, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.ParseIP(host), Port: int(served)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		served = c.LocalAddr().(*net.UDPAddr).AddrPort().Port()
+		go func() {
+			b := make([]byte, 2000)
+			for {
+				n, from, err := c.ReadFromUDPAddrPort(b)
+				if err != nil {
+					return
+				}
+				c.WriteToUDPAddrPort(b[:n], from)
+			}
+		}()
+	}
+	return served, closed
+}
+
+// Behind a range of ports one is closed at the downstreams: who asks for it puts no
+// downstream out at another, and ends nobody's flow there.
+func TestClosedPortOfARangeEjectsNobody(t *testing.T) {
+	hosts := []string{"127.6.0.1", "127.6.0.2"}
+	served, closed := twoHosts(t, hosts...)
+	var out lockedBuffer
+	log := slog.New(slog.NewTextHandler(&out, nil))
+	s := shaper.New(1000)
+	p, err := New(s, leaky.NewClock(), log, quietLog)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	listen := Listen{
+		Name: "l", Downstream: []Downstream{{Host: hosts[0]}, {Host: hosts[1]}}, EjectAfter: 3, EjectFor: time.Second,
+		Timeouts: Timeouts{Connect: time.Second}, IdleTimeout: time.Minute, MaxFlows: 1000,
+	}
+	at := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr("127.7.0.1"), port) }
+	for _, port := range []uint16{served, closed} {
+		listen.Endpoints = append(listen.Endpoints, Endpoint{Protocol: shaper.UDP, Addr: at(port), SamePort: true})
+	}
+	if err := p.Apply(t.Context(), []Listen{listen}, policy(t, s), nil); err != nil {
+		t.Fatal(err)
+	}
+	r := &running{t: t, proxy: p, shaper: s, listen: listen}
+	good := []net.Conn{udpFrom(t, "127.0.0.5", at(served).String()), udpFrom(t, "127.0.0.5", at(served).String())}
+	ask := func() {
+		t.Helper()
+		for _, c := range good { // one goes to each
+			c.Write([]byte("ping"))
+			c.SetReadDeadline(time.Now().Add(patience))
+			if _, err := c.Read(make([]byte, 10)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	ask()
+	before := r.flowsOf("127.0.0.5")
+	ejected := func() (at []uint16) {
+		p.loop.call(func(now leaky.Time) {
+			for _, d := range p.sites["l"].downstreams {
+				for port := range d.outlets {
+					if !d.usable(port, now) {
+						at = append(at, port)
+					}
+				}
+			}
+		})
+		return at
+	}
+	for round := range 3 {
+		for len(ejected()) < 2 {
+			bad := udpFrom(t, "127.0.0.66", at(closed).String())
+			for range 2 {
+				bad.Write([]byte("x"))
+				time.Sleep(2 * time.Millisecond)
+			}
+		}
+		for _, port := range ejected() {
+			if port != closed {
+				t.Errorf("round %d: ejected at port %d, and not at %d", round, port, closed)
+			}
+		}
+		ask()
+		for _, d := range p.Downstreams() {
+			if !d.Up {
+				t.Errorf("round %d: %s is out", round, d.Downstream)
+			}
+		}
+		if n := len(r.flowsOf("127.0.0.66")); round == 0 && n > 2 {
+			t.Errorf("%d flows are left at the port that is out", n)
+		}
+		p.loop.call(func(leaky.Time) { // as if the time out were over
+			for _, d := range p.sites["l"].downstreams {
+				for _, o := range d.outlets {
+					o.ejected = 0
+				}
+			}
+		})
+	}
+	if after := r.flowsOf("127.0.0.5"); fmt.Sprint(after) != fmt.Sprint(before) {
+		t.Errorf("the flows at the good port %v became %v", before, after)
+	}
+	if n := strings.Count(out.String(), "downstream ejected"); n < 2 || n > 12 {
+		t.Errorf("%d lines say that a downstream was ejected:\n%s", n, out.String())
+	}
+}
+
+// A flow whose downstream refuses it goes to one that is back, though all were out when it
+// began.
+func TestFlowLeavesADownstreamThatIsOut(t *testing.T) {
+	hosts := []string{"127.6.1.1", "127.6.1.2"}
+	served, closed := twoHosts(t, hosts...)
+	r := start(t, shaper.UDP, fmt.Sprintf("%s:%d", hosts[0], closed))
+	r.listen.Downstream = append(r.listen.Downstream, Downstream{Host: hosts[1], Port: served})
+	r.listen.EjectAfter, r.listen.EjectFor, r.listen.IdleTimeout = 1, time.Minute, time.Minute
+	r.apply()
+	r.proxy.loop.call(func(now leaky.Time) {
+		for _, d := range r.proxy.sites["l"].downstreams {
+			d.outlets = map[uint16]*outlet{d.Port: {failures: 1, ejected: now + 60*leaky.Second}}
+		}
+	})
+	c := udpFrom(t, "127.0.0.1", r.addr())
+	waitFor(t, "a flow to the closed port", func() bool {
+		c.Write([]byte("x"))
+		there := false
+		r.proxy.loop.call(func(now leaky.Time) {
+			for _, f := range r.proxy.flows {
+				there = f.outlet == closed
+				if !there {
+					f.close(now)
+				}
+			}
+		})
+		return there
+	})
+	r.proxy.loop.call(func(now leaky.Time) { r.proxy.sites["l"].downstreams[1].reached(served, now) })
+	waitFor(t, "an answer", func() bool {
+		c.Write([]byte("x"))
+		c.SetReadDeadline(time.Now().Add(5 * time.Millisecond))
+		n, _ := c.Read(make([]byte, 10))
+		return n > 0
+	})
+}
