@@ -59,7 +59,7 @@ test-kernels: deps build vm-kernels
 # What takes long: everything under the race detector, the tests called TestLong, every
 # benchmark once.
 .PHONY: test-long
-test-long: race long benchmarks-once
+test-long: race long fuzz-escape benchmarks-once
 
 .PHONY: race
 race: build asn
@@ -68,6 +68,14 @@ race: build asn
 .PHONY: long
 long: build race
 	$(GO) test -count=1 -p 1 -timeout 15m -run '^TestLong' ./test/...
+
+# Random packets through a router with limits, for so long with each kind of limit: what the
+# receiver gets is what was charged.
+ESCAPETIME ?= 30s
+
+.PHONY: fuzz-escape
+fuzz-escape:
+	$(GO) test -count=1 -timeout 3h -run '^TestEscape$$' -v ./bpf -escape.time='$(ESCAPETIME)'
 
 .PHONY: benchmarks-once
 benchmarks-once: asn race long

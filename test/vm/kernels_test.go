@@ -21,13 +21,13 @@ var (
 // suites are the packages whose tests run in a kernel. What hangs on the age of the kernel
 // runs in the oldest one: the others have it in common with the host's.
 func suites(kernel string) []suite {
-	run := "TestParity|TestVerified|TestVM"
+	run := "TestParity|TestVerified|TestEscape|TestVM"
 	if kernel == kernels[0] {
 		run += "|TestPrivileges|TestReset"
 	}
 	return []suite{
 		{pkg: "test/vm/guest"},
-		{pkg: "bpf", run: run, args: []string{"-policies=4", "-packets=500"}},
+		{pkg: "bpf", run: run, args: []string{"-policies=4", "-packets=500", "-escape.time=4s"}},
 		{pkg: "test/netns", run: "TestVM"},
 	}
 }

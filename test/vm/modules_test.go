@@ -10,7 +10,7 @@ import (
 
 // modules are what a guest loads before its tests begin.
 var modules = []string{
-	"veth", "ifb", "dummy",
+	"veth", "ifb", "dummy", "tun",
 	"sch_ingress", // clsact, too
 	"sch_cake", "sch_codel", "sch_fq", "sch_fq_codel", "sch_htb", "sch_netem", "sch_prio", "sch_tbf",
 	"cls_bpf", "cls_flower", "cls_matchall", "cls_u32",
