@@ -38,9 +38,9 @@ func TestBucketState(t *testing.T) {
 		plane := &Plane{kernel: b.kernel, shaper: s, policy: p, numbers: n}
 		var flows []shaper.Flow
 		for range 200 {
-			k := m.packet()
-			k.gsoSize, k.segments = 0, 1
 			now += leaky.Time(m.Uint64N(1e6)) * 64 * leaky.Time(m.IntN(2))
+			k := m.packet(uint64(now / 64))
+			k.gsoSize, k.segments = 0, 1
 			if _, limited := expect(s, p, &k, now); limited {
 				k.flow.Listen = p.AttachIndex("here")
 				flows = append(flows, k.flow)

@@ -145,7 +145,8 @@ static __always_inline void find_address(const struct policy *p, const struct se
 	c->set = set_found(p, found);
 }
 
-/* Returns the limits that a packet at place is under, and sets its ASN. */
+/* Returns the limits that a packet at place is under, and sets its ASN. What cannot be
+ * told of it counts as any. */
 static __always_inline __u64 classify(const struct policy *p, struct packet *k, __u32 place)
 {
 	struct found c;
@@ -153,7 +154,9 @@ static __always_inline __u64 classify(const struct policy *p, struct packet *k, 
 
 	if (!p || !k)
 		return 0;
-	set = p->place[place % MAX_PLACES] & p->protocol[k->protocol % PROTOCOLS];
+	set = p->place[place % MAX_PLACES];
+	if (!(k->unknown & UNKNOWN_PROTOCOL))
+		set &= p->protocol[k->protocol % PROTOCOLS];
 	find_address(p, &p->source4, &p->source6, k->source, k->ipv4, &c);
 	k->asn = c.asn;
 	set &= c.set;
@@ -161,6 +164,8 @@ static __always_inline __u64 classify(const struct policy *p, struct packet *k, 
 		return 0;
 	find_address(p, &p->destination4, &p->destination6, k->destination, k->ipv4, &c);
 	set &= c.set;
+	if (k->unknown)
+		return set;
 	find_number(p, &p->port, k->port, &c);
 	return set & c.set;
 }

@@ -17,11 +17,17 @@
 #include "packet.h"
 #include "slots.h"
 
-/* How long a connection is remembered that is not known to be established: one that
- * opens, closes, is in doubt, or is gone, in ns. Linux sends a SYN, or its answer,
- * again after 1, 2, 4 and 8 s; what is silent for longer has mostly been given up,
- * and is counted anew if not. */
+/* How long a connection is remembered that closes, is in doubt, or is gone, in ns. */
 const volatile __u64 unsettled = 10ULL * 1000 * 1000 * 1000;
+
+/* How long one that opens has its slots, since the initiator was last heard, in ns: a
+ * handshake takes a round trip, and a SYN costs nothing to forge. */
+const volatile __u64 half_open = 3ULL * 1000 * 1000 * 1000;
+
+/* How long one is remembered that has lost its slots so, since the responder's last answer:
+ * Linux sends those after 1, 2, 4, 8 and 16 s, and has the connection for 32 s more. When
+ * it is established after all, it needs slots first. */
+#define LATE (11 * half_open)
 
 /* How often the queue is looked at, in ns: mostly, and while there is much to do. */
 const volatile __u64 sweep_interval = 50ULL * 1000 * 1000;
@@ -48,11 +54,12 @@ enum flight_flag {
 	CLOSED = 1 << 7,  /* holds no slots any more */
 	EXPIRED = 1 << 8, /* closed for its silence: it may come back */
 	LOCKED = 1 << 9,  /* closed, and taken out of the map or used again just now */
+	PROVEN = 1 << 10, /* established by what the responder says */
 };
 
 /* Bits of a word from here up tell one connection from another with the same tuple that
  * came before it: by the time. */
-#define BEGAN_SHIFT 10
+#define BEGAN_SHIFT 11
 
 #define FINS (FIN_OF | FIN_OF << 1)
 #define SYNS (SYN_OF | SYN_OF << 1)
@@ -70,11 +77,14 @@ struct flight {
 	 * the limit's state. */
 	__u64 slot[MAX_HELD];
 	__u32 slot_place[MAX_HELD]; /* NOWHERE when there is none */
-	/* By side, of the last packet: the sequence number after it, what it
-	 * acknowledged, and the number after a FIN. */
+	/* By side: the highest sequence number that it sent, what it acknowledged, and
+	 * the number after a FIN. */
 	__u32 next[2];
 	__u32 ack[2];
 	__u32 fin[2];
+	/* Of the SYN, which came to the responder, as it answered. */
+	__u32 via;
+	__u32 hops;
 };
 
 /* Never a map that forgets by itself: nobody would give the slots back. Preallocated,
@@ -100,18 +110,6 @@ struct {
 	__type(value, struct turn);
 } turns SEC(".maps");
 
-struct sweeper {
-	struct bpf_timer timer;
-	__u64 started;
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct sweeper);
-} sweepers SEC(".maps");
-
 /* Connections that began on the other side: by their tuples seen from this one. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -135,12 +133,34 @@ static __always_inline __u64 flight_hash(const struct tuple *t)
 	return h * 0x9e3779b97f4a7c15ULL & ~0xffffffffULL;
 }
 
+/* Whether both sides have closed, and the responder knows. */
+static __always_inline int closing(const struct flight *f, __u64 word)
+{
+	return (word & FINS) == FINS && f->ack[1] == f->fin[0];
+}
+
+/* Whether a connection may still open, or not have ended before it opened. */
+static __always_inline int unsure(__u64 word)
+{
+	return !(word & ESTABLISHED) || (word & DOUBTS && !(word & PROVEN));
+}
+
+/* Whether a connection has lost its slots so. */
+static __always_inline int lapsed(__u64 word)
+{
+	return word & CLOSED && word & EXPIRED && unsure(word);
+}
+
 /* How long a connection may be silent. */
 static __always_inline __u64 patience(const struct flight *f, __u64 word)
 {
-	if (word & CLOSED || !(word & ESTABLISHED) || word & DOUBTS || (word & FINS) == FINS)
+	if (lapsed(word) && word & SYN_OF << 1)
+		return LATE;
+	if (word & CLOSED)
 		return unsettled;
-	return f->idle;
+	if (unsure(word))
+		return half_open;
+	return word & DOUBTS || closing(f, word) ? unsettled : f->idle;
 }
 
 static __always_inline int overdue(const struct flight *f, __u64 word, __u64 now)
@@ -218,13 +238,6 @@ static __always_inline __u32 sequence_after(const struct packet *k)
 	return k->tcp_seq + k->payload + !!(k->tcp_flags & TCP_SYN) + !!(k->tcp_flags & TCP_FIN);
 }
 
-/* What is known of the packet's connection. */
-enum known {
-	UNKNOWN,
-	KNOWN,
-	GONE,
-};
-
 /* A connection that is to begin, or is taken in. */
 struct opening {
 	struct tuple tuple;
@@ -232,7 +245,8 @@ struct opening {
 	__u64 earliest; /* a SYN that is sent again leaves no sooner than the first, ns */
 	__u64 over;	/* limits that observe, and would have refused it */
 	__u64 waits;	/* limits that hold it back */
-	__u32 first;	/* the packet is its first SYN */
+	__u32 first;	/* the packet is its first SYN, or it is late */
+	__u32 late;	/* the packet establishes one that had lost its slots */
 	__u32 insert;	/* it begins when it is let through */
 	__u32 observe;	/* it is let through whatever limits say */
 	__u32 adopt;	/* it was there before */
@@ -244,7 +258,7 @@ struct opening {
 static __always_inline void clear_opening(struct opening *o)
 {
 	o->earliest = o->over = o->waits = 0;
-	o->first = o->insert = o->observe = o->adopt = o->held = 0;
+	o->first = o->late = o->insert = o->observe = o->adopt = o->held = 0;
 	o->refused = o->silent = 0;
 }
 
@@ -265,241 +279,4 @@ static __always_inline void tuple_of(const struct packet *k, __u32 side, struct 
 	t->initiator_port = side ? k->port : k->source_port;
 	t->responder_port = side ? k->source_port : k->port;
 	t->place = here.place;
-}
-
-/* Whether a segment of side with an RST can be believed: those who get it believe
- * one that is what they expect next (RFC 5961, section 3.2), or that answers their
- * SYN. */
-static __always_inline int credible(const struct flight *f, __u64 word, const struct packet *k, __u32 side)
-{
-	__u32 other = side ^ 1;
-
-	if (!(word & SYN_OF << side))
-		return k->tcp_flags & TCP_ACK && k->tcp_ack == f->next[other];
-	return k->tcp_seq == f->ack[other] || k->tcp_seq == f->next[side];
-}
-
-/* Takes note of a segment of side of a live connection. */
-__noinline int note(struct flight *f, const struct packet *k, __u64 hash, __u32 side, __u64 now)
-{
-	__u32 flags, end;
-	__u64 word, set = 0;
-
-	if (!f || !k)
-		return 0;
-	side &= 1;
-	flags = k->tcp_flags;
-	word = load_word(&f->word);
-	if (now > load_word(&f->seen))
-		*(volatile __u64 *)&f->seen = now;
-	if (flags & TCP_RST) {
-		if (credible(f, word, k, side))
-			return close_flight(f, word, 0, now);
-		mark_flight(f, hash, DOUBT_OF << side, 0);
-		return 0;
-	}
-
-	end = sequence_after(k);
-	f->next[side] = end;
-	if (flags & TCP_ACK)
-		f->ack[side] = k->tcp_ack;
-	if (flags & TCP_SYN) {
-		set |= SYN_OF << side;
-		if (!(word & SYN_OF << side))
-			f->ack[side ^ 1] = end; /* what the other side expects */
-	}
-	if (flags & TCP_FIN) {
-		f->fin[side] = end;
-		set |= FIN_OF << side;
-	}
-	/* Only who has seen the responder's number knows it. */
-	if (!side && flags & TCP_ACK && (word & SYNS) == SYNS && k->tcp_ack == f->next[1])
-		set |= ESTABLISHED;
-	if ((word | set) != word || word & DOUBT_OF << side)
-		word = mark_flight(f, hash, set, DOUBT_OF << side);
-	if ((word & FINS) == FINS && !(word & CLOSED) && f->ack[0] == f->fin[1] && f->ack[1] == f->fin[0])
-		close_flight(f, word, 0, now);
-	return 0;
-}
-
-/* Looks up the connection of a segment of side, and takes note of the segment. */
-__noinline int follow(const struct packet *k, struct opening *o, __u32 side, __u64 now)
-{
-	struct flight *f;
-	struct tuple t; /* on the stack: before 6.5 a key may not be in what an argument points to */
-	__u64 word, hash, seen;
-	int again;
-
-	if (!k || !o)
-		return UNKNOWN;
-	tuple_of(k, side, &o->tuple);
-	t = o->tuple;
-	f = bpf_map_lookup_elem(&connections, &t);
-	if (!f)
-		return UNKNOWN;
-	hash = flight_hash(&o->tuple);
-	word = load_word(&f->word);
-	if ((word ^ hash) >> 32)
-		return UNKNOWN;
-	again = !side && begins(k);
-	if (!(word & CLOSED)) {
-		if (overdue(f, word, now))
-			close_flight(f, word, EXPIRED, now);
-		else if (again && (word & FINS) == FINS)
-			close_flight(f, word, 0, now);
-		word = load_word(&f->word);
-	}
-	if (word & CLOSED)
-		return again || word & EXPIRED ? UNKNOWN : GONE;
-	seen = load_word(&f->seen);
-	if (again && seen > now)
-		o->earliest = seen;
-	note(f, k, hash, side, now);
-	return KNOWN;
-}
-
-/* Looks at the connection that is first in the queue, if it is its turn. Returns
- * whether it is not. */
-__noinline int sweep_one(__u64 now)
-{
-	struct flight *f;
-	struct turn turn;
-	__u64 word;
-
-	if (bpf_map_peek_elem(&turns, &turn) || (__s64)(turn.check - now) > 0)
-		return 1;
-	bpf_map_pop_elem(&turns, &turn);
-	f = bpf_map_lookup_elem(&connections, &turn.tuple);
-	if (!f || load_word(&f->check) != turn.check)
-		return 0;
-	word = load_word(&f->word);
-	if (overdue(f, word, now)) {
-		if (!(word & CLOSED)) {
-			close_flight(f, word, EXPIRED, now);
-		} else if (!(word & LOCKED) && __sync_val_compare_and_swap(&f->word, word, word | LOCKED) == word) {
-			bpf_map_delete_elem(&connections, &turn.tuple);
-			return 0;
-		}
-	}
-	turn.check = now + unsettled;
-	f->check = turn.check;
-	bpf_map_push_elem(&turns, &turn, 0); /* where it has just been */
-	return 0;
-}
-
-static long sweep_next(__u32 i, void *now)
-{
-	__u64 done = sweep_one(*(__u64 *)now);
-
-	hide(done);
-	return done & 1;
-}
-
-static int sweep(void *map, __u32 *key, struct sweeper *s)
-{
-	__u64 now = clock_ns();
-	long n = bpf_loop(SWEEP_MOST, sweep_next, &now, 0);
-
-	bpf_timer_start(&s->timer, n < SWEEP_MOST ? sweep_interval : SWEEP_SOON, 0);
-	return 0;
-}
-
-/* Starts the timer, unless it runs. The map and its programs live on without the
- * daemon, and so does the timer. */
-static __always_inline int start_sweeper(void)
-{
-	__u32 zero = 0;
-	struct sweeper *s = bpf_map_lookup_elem(&sweepers, &zero);
-	int err;
-
-	if (!s)
-		return 0;
-	if (s->started)
-		return 1;
-	err = bpf_timer_init(&s->timer, &sweepers, 1 /* CLOCK_MONOTONIC */);
-	if (err && err != -16 /* EBUSY: another CPU does the same just now */)
-		return 0;
-	if (bpf_timer_set_callback(&s->timer, sweep) || bpf_timer_start(&s->timer, sweep_interval, 0))
-		return 0;
-	s->started = 1;
-	return 1;
-}
-
-enum opened {
-	OPENED,
-	OPEN_ALREADY,
-	OPEN_FAILED,
-};
-
-/* Enters the connection in the place of one with the same tuple that is closed. */
-static __always_inline int open_again(const struct opening *o, const struct tuple *t)
-{
-	struct flight *f = bpf_map_lookup_elem(&connections, t);
-	__u64 word;
-
-	if (!f)
-		return OPEN_FAILED;
-	word = load_word(&f->word);
-	if (!(word & CLOSED))
-		return OPEN_ALREADY;
-	if (word & LOCKED || __sync_val_compare_and_swap(&f->word, word, word | LOCKED) != word)
-		return OPEN_FAILED;
-	f->seen = o->flight.seen;
-	f->idle = o->flight.idle;
-#pragma unroll
-	for (int i = 0; i < MAX_HELD; i++) {
-		f->slot[i] = o->flight.slot[i];
-		f->slot_place[i] = o->flight.slot_place[i];
-	}
-#pragma unroll
-	for (int i = 0; i < 2; i++) {
-		f->next[i] = o->flight.next[i];
-		f->ack[i] = o->flight.ack[i];
-	}
-	return __sync_val_compare_and_swap(&f->word, word | LOCKED, o->flight.word) == (word | LOCKED) ? OPENED
-												       : OPEN_FAILED;
-}
-
-/* Before Linux 6.5 what goes into a map may not be in what an argument points to, and
- * for the stack it is too large. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct flight);
-} staging SEC(".maps");
-
-/* Enters the connection in the map, with the slots that were taken for it. */
-__noinline int open_connection(struct opening *o, __u64 flags, __u64 now, __u64 depart)
-{
-	struct turn turn = {};
-	struct flight *staged;
-	__u32 zero = 0;
-	int err; /* Linux 6.1 leaves the upper half of it undefined */
-
-	if (!o || !start_sweeper())
-		return OPEN_FAILED;
-	o->flight.word = flight_hash(&o->tuple) | (__u32)(now << BEGAN_SHIFT) | flags;
-	o->flight.seen = depart;
-	o->flight.check = now + unsettled;
-	o->flight.idle = here.idle_timeout;
-#pragma unroll
-	for (__u32 i = 0; i < MAX_HELD; i++) {
-		if (i >= o->held)
-			o->flight.slot_place[i] = NOWHERE;
-	}
-	turn.tuple = o->tuple;
-	staged = bpf_map_lookup_elem(&staging, &zero);
-	if (!staged)
-		return OPEN_FAILED;
-	*staged = o->flight;
-	err = bpf_map_update_elem(&connections, &turn.tuple, staged, BPF_NOEXIST);
-	if (err)
-		return err == -17 /* EEXIST */ ? open_again(o, &turn.tuple) : OPEN_FAILED;
-	turn.check = o->flight.check;
-	if (!bpf_map_push_elem(&turns, &turn, 0))
-		return OPENED;
-	/* It would never end. This cannot be: there is a turn for each. */
-	bpf_map_delete_elem(&connections, &turn.tuple);
-	return OPEN_FAILED;
 }

@@ -2,6 +2,7 @@ package bpf
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -26,7 +27,7 @@ func TestConnections(t *testing.T) {
 				if action, _, _ := b.send(first); action != passed {
 					b.t.Errorf("action %d", int32(action))
 				}
-				b.now += uint64(3 * time.Second)
+				b.now += uint64(2 * time.Second)
 			}
 			if n := b.counters().Connections[0]; n != 1 {
 				b.t.Errorf("%d connections let through", n)
@@ -124,8 +125,119 @@ func TestConnections(t *testing.T) {
 			acked := d.next[server]
 			d.say(server, ack, 1000)
 			b.exchange(d, client, ack, 3000)
+			b.exchange(d, server, ack, 0)
 			b.send(d.segment(client, rst|ack, d.next[client], acked, 0))
 		}, 0},
+		{"reset by the client behind data that nobody acknowledged", func(b *tcpBench, d *dialogue) {
+			b.establish(d)
+			b.exchange(d, client, ack, 3000)
+			b.exchange(d, client, rst, 0)
+			b.expectInFlight(1)
+			b.now += testUnsettled
+			b.exchange(d, client, ack, 0)
+		}, 0},
+		{"reset by the client before data that it has sent", func(b *tcpBench, d *dialogue) {
+			b.establish(d)
+			at := d.next
+			b.exchange(d, client, ack, 10)
+			b.send(d.segment(client, rst, at[client], 0, 0))
+			b.exchange(d, server, ack, 0)
+		}, 1},
+		{"reset by the client behind data far away", func(b *tcpBench, d *dialogue) {
+			b.establish(d)
+			far := d.next[client] + 1<<30
+			b.send(d.segment(client, ack, far, d.next[server], 2))
+			b.send(d.segment(client, rst, far+2, 0, 0))
+		}, 1},
+		{"an RST that does not come to the server", func(b *tcpBench, d *dialogue) {
+			b.establish(d)
+			good := d.segment(client, rst, d.next[client], 0, 0)
+			for i, spoil := range []func(p []byte){
+				func(p []byte) { p[14+20+16] ^= 1 },                 // TCP's checksum
+				func(p []byte) { p[14+10] ^= 1 },                    // IP's
+				func(p []byte) { p[14+8] = 1; p[14+10] += 60 },      // hops
+				func(p []byte) { p[5] ^= 1 },                        // another host
+				func(p []byte) { p[14+3] += 8; p[14+11] -= 8 },      // more than there is
+				func(p []byte) { p[14] = 0x46; p[14+20+12] = 0x50 }, // an option
+			} {
+				packet := slices.Clone(good)
+				spoil(packet)
+				b.send(packet)
+				if n := b.inFlight(); n != 1 {
+					b.t.Fatalf("%d: %d in flight", i, n)
+				}
+			}
+		}, 1},
+		{"an RST of the server to what the client made up", func(b *tcpBench, d *dialogue) {
+			b.open(d)
+			b.exchange(d, server, syn|ack, 0)
+			b.send(d.segment(client, ack, d.next[client], d.next[server]+500, 0))
+			b.reply(d.segment(server, rst, d.next[server]+500, 0, 0))
+		}, 1},
+		{"an RST that only who has the connection believes", func(b *tcpBench, d *dialogue) {
+			b.open(d)
+			b.exchange(d, server, syn|ack, 0)
+			b.send(d.segment(client, rst|ack, d.next[client], d.next[server]-1, 0))
+		}, 1},
+		{"a FIN that comes before data", func(b *tcpBench, d *dialogue) {
+			b.establish(d)
+			at := d.next[client]
+			b.exchange(d, client, ack, 1)
+			b.exchange(d, server, ack, 0)
+			b.send(d.segment(client, fin|ack, at, d.next[server], 0))
+			b.exchange(d, server, fin|ack, 0)
+			b.exchange(d, client, ack, 0)
+		}, 1},
+		{"a FIN that nobody got, and data in its place", func(b *tcpBench, d *dialogue) {
+			b.establish(d)
+			b.send(d.segment(client, fin|ack, d.next[client], d.next[server], 0))
+			b.exchange(d, client, ack, 1)
+			b.exchange(d, server, fin|ack, 0)
+			b.exchange(d, client, ack, 0)
+		}, 1},
+		{"half open for as long as a handshake takes", func(b *tcpBench, d *dialogue) {
+			b.open(d)
+			b.exchange(d, server, syn|ack, 0)
+			b.now += testHalfOpen - 1
+			b.exchange(d, client, ack, 0)
+			b.now += testIdle - 1
+			b.exchange(d, client, ack, 1)
+		}, 1},
+		{"the server's answers do not keep it open", func(b *tcpBench, d *dialogue) {
+			b.open(d)
+			answer := d.say(server, syn|ack, 0)
+			for range 3 {
+				b.reply(answer)
+				b.now += testHalfOpen / 3
+			}
+			b.reply(answer)
+		}, 0},
+		{"established late", func(b *tcpBench, d *dialogue) {
+			b.open(d)
+			answer := d.say(server, syn|ack, 0)
+			b.now += testHalfOpen
+			b.reply(answer)
+			b.expectInFlight(0)
+			b.now += 2 * testHalfOpen
+			b.exchange(d, client, ack, 0)
+			b.now += testIdle - 1
+			b.exchange(d, server, ack, 1)
+		}, 1},
+		{"established late, when another is there", func(b *tcpBench, d *dialogue) {
+			b.open(d)
+			answer := d.say(server, syn|ack, 0)
+			b.now += testHalfOpen
+			b.reply(answer)
+			other := dial("10.0.0.1:40001")
+			b.establish(other)
+			if got := b.exchange(d, client, ack, 0); got != dropped {
+				b.t.Errorf("action %d", int32(got))
+			}
+			b.exchange(other, client, rst, 0)
+			if got := b.exchange(d, client, ack, 10); got != passed {
+				b.t.Errorf("action %d", int32(got))
+			}
+		}, 1},
 		{"refused by the server", func(b *tcpBench, d *dialogue) {
 			b.open(d)
 			b.reply(d.segment(server, rst|ack, 0, d.next[client], 0))
@@ -237,8 +349,14 @@ func TestConnections(t *testing.T) {
 			b.exchange(d, server, ack, 0)
 			b.expectInFlight(1)
 			b.now += testUnsettled
+			d.next[server] += 77
 			b.exchange(d, client, ack, 10)
 		}, 0},
+		{"from the other side, and the client says so", func(b *tcpBench, d *dialogue) {
+			b.exchange(d, client, syn|ack, 0)
+			b.exchange(d, client, ack, 10)
+			b.exchange(d, server, ack, 10)
+		}, 1},
 		{"there before: it closes", func(b *tcpBench, d *dialogue) {
 			b.exchange(d, server, ack, 10)
 			b.exchange(d, client, fin|ack, 0)
@@ -437,7 +555,7 @@ func TestWaitingSYNDoesNotExpire(t *testing.T) {
 	b.open(dial("10.0.0.1:40000"))
 	d := dial("10.0.0.1:40001")
 	b.open(d)
-	b.now += uint64(30*time.Second) + testUnsettled - 1
+	b.now += uint64(30*time.Second) + testHalfOpen - 1
 	b.exchange(d, server, syn|ack, 0)
 	b.exchange(d, client, ack, 0)
 	b.now += testIdle - 1

@@ -247,9 +247,13 @@ static __always_inline int insert(struct scratch *s)
 	__u64 depart = here.mode == MODE_SHAPE ? s->decision.depart : s->now;
 	__u32 end = sequence_after(k);
 
-	o->flight.next[0] = o->flight.ack[1] = end;
-	o->flight.next[1] = o->flight.ack[0] = 0;
-	return open_connection(o, SYN_OF, s->now / TICKS_PER_NANO, depart / TICKS_PER_NANO);
+	o->flight.via = k->via;
+	o->flight.hops = k->hops;
+	o->flight.next[0] = end;
+	o->flight.ack[1] = o->late ? k->tcp_seq : end;
+	o->flight.next[1] = o->flight.ack[0] = o->late ? k->tcp_ack : 0;
+	return open_connection(o, o->late ? SYNS | ESTABLISHED : SYN_OF, s->now / TICKS_PER_NANO,
+			       depart / TICKS_PER_NANO);
 }
 
 /* Whether a packet or a connection that may leave at depart waits until then. It does
@@ -408,6 +412,11 @@ static __always_inline void decide(const struct policy *p, struct scratch *s, __
 			refused_connection(p, s);
 		count_refused(p, s);
 		return;
+	}
+	/* What may be a SYN, and cannot be counted. */
+	if (s->parser.packet.hidden && set & p->counted) {
+		refuse(d, lowest(set & p->counted), REASON_CONNECTIONS, s->now);
+		goto refused;
 	}
 	if (opening && !take_slots(p, s, opening))
 		goto refused;

@@ -201,7 +201,8 @@ func TestDial(t *testing.T) {
 				where = outside
 			}
 			b := &tcpBench{t: t, bench: newVariant(t, at, map[string]any{
-				kernelVarUnsettled: uint64(600 * time.Millisecond), kernelVarSweepInterval: uint64(5 * time.Millisecond),
+				kernelVarUnsettled: uint64(600 * time.Millisecond), kernelVarHalfOpen: uint64(600 * time.Millisecond),
+				kernelVarSweepInterval: uint64(5 * time.Millisecond),
 			})}
 			b.forget()
 			l := shaper.Limit{Name: "all", Connections: most}

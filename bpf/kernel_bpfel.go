@@ -32,6 +32,17 @@ type kernelBucketLine struct {
 	Until [4]uint64
 }
 
+type kernelDatagram struct {
+	_         structs.HostLayout
+	Until     uint64
+	Ports     uint32
+	Paid      uint32
+	Transport uint8
+	Disputed  uint8
+	Pad       uint16
+	_         [4]byte
+}
+
 type kernelDecision struct {
 	_       structs.HostLayout
 	Depart  uint64
@@ -52,6 +63,8 @@ type kernelFlight struct {
 	Next      [2]uint32
 	Ack       [2]uint32
 	Fin       [2]uint32
+	Via       uint32
+	Hops      uint32
 }
 
 type kernelFragment struct {
@@ -193,18 +206,26 @@ type kernelScratch struct {
 			L4          uint32
 			TcpSeq      uint32
 			TcpAck      uint32
+			Via         uint32
 			SourcePort  uint16
 			Port        uint16
 			Protocol    uint8
 			Transport   uint8
 			Ipv4        uint8
 			TcpFlags    uint8
+			Unknown     uint8
+			Hops        uint8
+			Plain       uint8
+			Intact      uint8
+			Hidden      uint8
+			_           [3]byte
 		}
 		Carried struct {
 			_        structs.HostLayout
 			At       uint32
 			End      uint32
 			Id       uint32
+			Offset   uint32
 			Fragment uint8
 			First    uint8
 			_        [2]byte
@@ -226,13 +247,13 @@ type kernelScratch struct {
 		Over     uint64
 		Waits    uint64
 		First    uint32
+		Late     uint32
 		Insert   uint32
 		Observe  uint32
 		Adopt    uint32
 		Held     uint32
 		Refused  uint32
 		Silent   uint32
-		_        [4]byte
 	}
 	Watched     [2]uint64
 	UntilSample [2]uint32
@@ -359,6 +380,7 @@ const (
 	kernelProgShaperdReplies = "shaperd_replies"
 	kernelProgShaperdTc      = "shaperd_tc"
 	kernelProgShaperdXdp     = "shaperd_xdp"
+	kernelVarHalfOpen        = "half_open"
 	kernelVarHere            = "here"
 	kernelVarOtherCpus       = "other_cpus"
 	kernelVarSlotLines       = "slot_lines"
@@ -455,6 +477,7 @@ type kernelMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type kernelVariableSpecs struct {
+	HalfOpen      *ebpf.VariableSpec `ebpf:"half_open"`
 	Here          *ebpf.VariableSpec `ebpf:"here"`
 	OtherCpus     *ebpf.VariableSpec `ebpf:"other_cpus"`
 	SlotLines     *ebpf.VariableSpec `ebpf:"slot_lines"`
@@ -546,6 +569,7 @@ func (m *kernelMaps) Close() error {
 //
 // It can be passed to loadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type kernelVariables struct {
+	HalfOpen      *ebpf.Variable `ebpf:"half_open"`
 	Here          *ebpf.Variable `ebpf:"here"`
 	OtherCpus     *ebpf.Variable `ebpf:"other_cpus"`
 	SlotLines     *ebpf.Variable `ebpf:"slot_lines"`

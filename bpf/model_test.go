@@ -17,10 +17,41 @@ var steps = flag.Int("steps", 60_000, "random segments of the model test")
 type modelled struct {
 	syn, fin, doubt [2]bool
 	established     bool
+	proven          bool // by what the server says
+	adopted         bool
 	closed, expired bool
 	seen            uint64
 	next, ack, end  [2]uint32
 	held            []string // keys of the slots
+}
+
+// unsure reports whether it may still open, or not have ended before it opened.
+func (c *modelled) unsure() bool { return !c.established || (c.doubt[0] || c.doubt[1]) && !c.proven }
+
+func (c *modelled) closing() bool { return c.fin[0] && c.fin[1] && c.ack[server] == c.end[client] }
+
+func (c *modelled) patience() uint64 {
+	switch {
+	case c.unsure():
+		return testHalfOpen
+	case c.doubt[0] || c.doubt[1] || c.closing():
+		return testUnsettled
+	}
+	return testIdle
+}
+
+func ahead(a, b uint32) bool { return int32(a-b) > 0 }
+
+// believed reports whether an RST of n bytes ends it.
+func (c *modelled) believed(side int, flags byte, seq, acked uint32, n int) bool {
+	switch {
+	case side == server && !c.syn[server]:
+		return flags&ack != 0 && acked == c.next[client]
+	case side == server:
+		return seq == c.next[server]
+	}
+	return n == 0 && !c.adopted && seq == c.ack[server] && !ahead(c.next[client], c.ack[server]) &&
+		(c.proven || flags&ack == 0 || acked == c.next[server])
 }
 
 // model is a table of TCP connections with caps, in which one thing happens after
@@ -31,7 +62,7 @@ type model struct {
 	conns map[int]*modelled
 	slots map[string]int
 
-	reversed map[int]bool // the initiator has answered a SYN
+	reversed map[int]bool // it began on the other side
 }
 
 func (m *model) close(c *modelled, now uint64) {
@@ -59,27 +90,18 @@ func (m *model) take(id int, keys map[string]string, forced bool) *modelled {
 	return c
 }
 
-// packet says what becomes of a segment: whether it is refused.
-func (m *model) packet(id, side int, flags byte, seq, acked uint32, n int, keys map[string]string, now uint64) (refused bool) {
+// What becomes of a segment.
+const (
+	passes = iota
+	refused
+	late // refused, as it would establish a connection that has lost its slots
+)
+
+// packet says what becomes of a segment.
+func (m *model) packet(id, side int, flags byte, seq, acked uint32, n int, keys map[string]string, now uint64) int {
 	c := m.conns[id]
-	begins := side == client && flags&(syn|ack|rst) == syn
-	other := 1 - side
-	if c != nil && !c.closed {
-		patience := testUnsettled
-		if c.established && !c.doubt[0] && !c.doubt[1] && (!c.fin[0] || !c.fin[1]) {
-			patience = testIdle
-		}
-		switch {
-		case now-c.seen >= patience:
-			m.close(c, now)
-			c.expired = true
-		case begins && c.fin[0] && c.fin[1]:
-			m.close(c, now)
-		}
-	}
-	if c != nil && c.closed && (begins || c.expired) {
-		c = nil
-	}
+	begins := flags&(syn|ack|rst) == syn
+	again := side == client && begins
 	end := seq + uint32(n)
 	if flags&syn != 0 {
 		end++
@@ -87,63 +109,113 @@ func (m *model) packet(id, side int, flags byte, seq, acked uint32, n int, keys 
 	if flags&fin != 0 {
 		end++
 	}
+	if c != nil && !c.closed {
+		switch {
+		case now-c.seen >= c.patience():
+			m.close(c, now)
+			c.expired = true
+		case again && c.closing():
+			m.close(c, now)
+		}
+	}
+	if c != nil && c.closed && c.expired && c.unsure() && !again {
+		if side == server {
+			if flags&(syn|ack|rst) == syn|ack {
+				c.seen, c.next[server], c.syn[server] = now, end, true
+			}
+			if n == 0 {
+				return passes
+			}
+		} else if c.syn[server] && flags&(syn|ack|rst) == ack && acked == c.next[server] {
+			if c = m.take(id, keys, false); c == nil {
+				return late
+			}
+			c.syn, c.established, c.seen = [2]bool{true, true}, true, now
+			c.next, c.ack = [2]uint32{end, acked}, [2]uint32{acked, seq}
+			return passes
+		}
+	}
+	if c != nil && c.closed && (again || c.expired) {
+		c = nil
+	}
 	switch {
-	case c == nil && begins:
+	case c == nil && again:
 		delete(m.reversed, id)
 		if c = m.take(id, keys, false); c == nil {
-			return true
+			return refused
 		}
 		c.syn[client], c.seen = true, now
 		c.next[client], c.ack[server] = end, end
-		return false
-	case c == nil && side == client && flags&(syn|ack|rst) == syn|ack:
+		return passes
+	case c == nil && side == server && begins:
 		m.reversed[id] = true
-		return false
+		return passes
 	case c == nil && side == server && flags&(syn|ack|rst|fin) == ack && !m.reversed[id]:
 		c = m.take(id, keys, true)
-		c.syn, c.seen = [2]bool{true, true}, now
+		c.syn, c.seen, c.adopted = [2]bool{true, true}, now, true
 		c.next = [2]uint32{acked, end}
 		c.ack = [2]uint32{end, acked}
-		return false
+		return passes
 	case c == nil || c.closed:
-		return false
+		return passes
 	}
+	m.note(c, side, flags, seq, acked, end, n, now)
+	return passes
+}
 
-	c.seen = now
+// note takes note of a segment of a live connection.
+func (m *model) note(c *modelled, side int, flags byte, seq, acked, end uint32, n int, now uint64) {
+	const window = 1 << 30
+	other := 1 - side
+	if side == client || c.established {
+		c.seen = now
+	}
 	if flags&rst != 0 {
-		believed := seq == c.ack[other] || seq == c.next[side]
-		if !c.syn[side] {
-			believed = flags&ack != 0 && acked == c.next[other]
-		}
-		if believed {
+		if c.believed(side, flags, seq, acked, n) {
 			m.close(c, now)
-		} else {
+		} else if side == server || seq-c.ack[server] <= window {
 			c.doubt[side] = true
 		}
-		return false
+		return
 	}
-	both := c.syn[0] && c.syn[1]
-	c.next[side] = end
-	if flags&ack != 0 {
-		c.ack[side] = acked
+	both, proven := c.syn[0] && c.syn[1], n > 0
+	inside := end-c.ack[other] <= window && ahead(end, c.next[side])
+	if c.fin[side] && n > 0 && flags&fin == 0 && !ahead(c.end[side], end) {
+		c.fin[side] = false
 	}
 	if flags&syn != 0 {
-		if !c.syn[side] {
-			c.ack[other] = end
+		if side == server {
+			another := flags&ack != 0 && acked != c.ack[server]
+			if another {
+				c.next[client], c.ack[server] = acked, acked
+			}
+			if another || !c.syn[server] {
+				c.next[server], c.ack[client] = end, end
+			}
 		}
 		c.syn[side] = true
+	} else if inside {
+		c.next[side] = end
 	}
-	if flags&fin != 0 {
+	if flags&ack != 0 && ahead(acked, c.ack[side]) && (side == server || !ahead(acked, c.next[server])) {
+		c.ack[side] = acked
+		proven = true
+	}
+	if flags&fin != 0 && inside {
 		c.fin[side], c.end[side] = true, end
 	}
-	c.doubt[side] = false
-	if side == client && flags&ack != 0 && both && acked == c.next[server] {
-		c.established = true
+	if both && flags&syn == 0 {
+		if side == server && proven {
+			c.established, c.proven = true, true
+		}
+		if side == client && flags&ack != 0 && acked == c.next[server] {
+			c.established = true
+		}
 	}
-	if c.fin[0] && c.fin[1] && c.ack[0] == c.end[1] && c.ack[1] == c.end[0] {
+	c.doubt[side] = false
+	if c.closing() && c.ack[client] == c.end[server] {
 		m.close(c, now)
 	}
-	return false
 }
 
 // TestModel plays random segments of few connections, most of them as TCP would send
@@ -162,7 +234,7 @@ func TestModel(t *testing.T) {
 	for i := range 12 {
 		dialogues = append(dialogues, dial(fmt.Sprintf("10.0.0.%d:%d", 1+i%3, 40000+i)))
 	}
-	var refusals, closes, expiries, adoptions int
+	var refusals, lates, closes, expiries, adoptions int
 	for step := range *steps {
 		id := rnd.IntN(len(dialogues))
 		d := dialogues[id]
@@ -208,12 +280,12 @@ func TestModel(t *testing.T) {
 		case 1, 2, 3:
 			b.now += rnd.Uint64N(2 * testUnsettled)
 		case 4:
-			b.now += []uint64{testIdle, testIdle - 1, testUnsettled, testUnsettled - 1}[rnd.IntN(4)]
+			b.now += []uint64{testIdle, testIdle - 1, testUnsettled, testUnsettled - 1, testHalfOpen, testHalfOpen - 1}[rnd.IntN(6)]
 		default:
 			b.now += rnd.Uint64N(uint64(time.Millisecond))
 		}
 		packet := d.segment(side, flags, seq, acked, n)
-		refused := m.packet(id, side, flags, seq, acked, n, keys, b.now)
+		fate := m.packet(id, side, flags, seq, acked, n, keys, b.now)
 		action := uint32(passed)
 		if side == client {
 			action, _, _ = b.send(packet)
@@ -221,7 +293,11 @@ func TestModel(t *testing.T) {
 			b.reply(packet)
 		}
 		want := uint32(passed)
-		if refused {
+		switch {
+		case fate == late:
+			want = dropped
+			lates++
+		case fate == refused:
 			want = answered
 			if n > 0 {
 				want = dropped
@@ -248,8 +324,8 @@ func TestModel(t *testing.T) {
 			adoptions++
 		}
 	}
-	t.Logf("%d refusals, %d closed, %d expired, %d adopted", refusals, closes, expiries, adoptions)
-	if least := *steps / 1000; refusals < least || closes < least || expiries < least || adoptions < least {
+	t.Logf("%d refusals, %d late, %d closed, %d expired, %d adopted", refusals, lates, closes, expiries, adoptions)
+	if least := *steps / 1000; refusals < least || lates < least/10 || closes < least || expiries < least || adoptions < least {
 		t.Error("too few of something")
 	}
 }

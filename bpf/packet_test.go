@@ -5,6 +5,7 @@ import (
 	"hash/fnv"
 	"math/rand/v2"
 	"net/netip"
+	"time"
 
 	"shaperd/shaper"
 )
@@ -21,6 +22,8 @@ type sample struct {
 	l3       int    // offset of the IP header
 	ecn      byte   // RFC 3168
 	after    []byte // data after the program
+
+	anyPort, anyProtocol bool // nobody can tell: it is under the limits of all
 }
 
 // Numbers of IP protocols, for the tests.
@@ -36,7 +39,7 @@ const (
 type maker struct {
 	*rand.Rand
 	flows     []tuple
-	fragments map[fragmentKey][2]uint16
+	fragments map[fragmentKey]*fragmented
 }
 
 // tuple is what the packets of a flow have in common.
@@ -49,11 +52,53 @@ type tuple struct {
 type fragmentKey struct {
 	source, destination netip.Addr
 	id                  uint32
-	protocol            byte
+	protocol            byte // of IPv4
+}
+
+// fragmented is what the fragments of a datagram have told: see fragments.h.
+type fragmented struct {
+	protocol     byte
+	sport, dport uint16
+	paid         uint64
+	disputed     bool
+	until        uint64 // ns
+}
+
+const reassembly = uint64(time.Minute)
+
+// first takes note of a first fragment, and returns what it pays for others.
+func (m *maker) first(key fragmentKey, protocol byte, sport, dport uint16, now uint64) uint64 {
+	f := m.fragments[key]
+	if f == nil || now >= f.until {
+		m.fragments[key] = &fragmented{protocol: protocol, sport: sport, dport: dport, until: now + reassembly}
+		return 0
+	}
+	f.until = now + reassembly
+	if f.disputed = f.disputed || f.protocol != protocol || f.sport != sport || f.dport != dport; f.disputed {
+		return f.paid
+	}
+	return 0
+}
+
+// rest says what is known of a fragment of n bytes that is not the first, or nil.
+func (m *maker) rest(key fragmentKey, n int, now uint64) *fragmented {
+	f := m.fragments[key]
+	if f == nil || now >= f.until {
+		delete(m.fragments, key)
+		return nil
+	}
+	f.until = now + reassembly
+	if f.disputed {
+		return nil
+	}
+	if f.paid < 0xffff {
+		f.paid += uint64(n)
+	}
+	return f
 }
 
 func newMaker(rnd *rand.Rand) *maker {
-	m := &maker{Rand: rnd, fragments: map[fragmentKey][2]uint16{}}
+	m := &maker{Rand: rnd, fragments: map[fragmentKey]*fragmented{}}
 	for range 300 {
 		ipv4 := m.IntN(2) == 0
 		protocol := []byte{ipTCP, ipTCP, ipTCP, ipUDP, ipUDP, ipICMP, ipSCTP}[m.IntN(7)]
@@ -80,8 +125,8 @@ func (m *maker) address(ipv4 bool) netip.Addr {
 
 var somePorts = []uint16{22, 53, 80, 443, 5432, 8000, 8005, 8010, 65535}
 
-// packet makes a packet.
-func (m *maker) packet() sample {
+// packet makes a packet that is met at now, in ns.
+func (m *maker) packet(now uint64) sample {
 	var s sample
 	flow := m.flows[m.IntN(len(m.flows))]
 	source, destination, protocol := flow.source, flow.destination, flow.protocol
@@ -115,16 +160,8 @@ func (m *maker) packet() sample {
 	id := uint32(m.IntN(50))
 	switch {
 	case fragment:
-		key := fragmentKey{source, destination, id, protocol}
-		switch {
-		case !first:
+		if !first {
 			headers = 0
-			sport, dport = m.fragments[key][0], m.fragments[key][1]
-		case ported:
-			m.fragments[key] = [2]uint16{sport, dport}
-		}
-		if !ported {
-			sport, dport = 0, 0
 		}
 	case m.IntN(20) == 0: // what is left is less than a header
 		l4 = l4[:m.IntN(min(len(l4), 8)+1)]
@@ -139,7 +176,24 @@ func (m *maker) packet() sample {
 	if !ported {
 		sport, dport = 0, 0
 	}
-	s.bytes = max(uint64(len(l4)-headers), 1)
+	carried, bytes := protocol, uint64(len(l4)-headers)
+	key := fragmentKey{source, destination, id, 0}
+	if ipv4 {
+		key.protocol = protocol
+	}
+	switch {
+	case !fragment || ipv4 && !ported:
+	case first:
+		bytes += m.first(key, protocol, sport, dport, now)
+	default:
+		sport, dport = 0, 0
+		if f := m.rest(key, len(l4), now); f != nil {
+			carried, sport, dport = f.protocol, f.sport, f.dport
+		} else {
+			s.anyPort, s.anyProtocol = true, !ipv4
+		}
+	}
+	s.bytes = max(bytes, 1)
 
 	var l3 []byte
 	if ipv4 {
@@ -152,14 +206,16 @@ func (m *maker) packet() sample {
 	s.data = m.ethernet(ipv4)
 	s.l3 = len(s.data)
 	s.data = append(s.data, l3...)
-	s.data = append(s.data, make([]byte, m.IntN(2)*m.IntN(46))...) // padding is no payload
+	if ipv4 || len(l3) > 40 { // what has no length has what there is
+		s.data = append(s.data, make([]byte, m.IntN(2)*m.IntN(46))...) // padding is no payload
+	}
 
 	h := fnv.New64a()
 	_, _ = h.Write(source.AsSlice())
 	_, _ = h.Write(destination.AsSlice())
-	_, _ = h.Write([]byte{byte(sport >> 8), byte(sport), byte(dport >> 8), byte(dport), protocol})
+	_, _ = h.Write([]byte{byte(sport >> 8), byte(sport), byte(dport >> 8), byte(dport), carried})
 	s.flow = shaper.Flow{Source: source, Destination: destination, Port: dport, Connection: h.Sum64()}
-	switch protocol {
+	switch carried {
 	case ipTCP:
 		s.flow.Protocol = shaper.TCP
 	case ipUDP:

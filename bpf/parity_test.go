@@ -250,6 +250,7 @@ func expect(s *shaper.Shaper, p *shaper.Policy, k *sample, now leaky.Time) (shap
 	f := k.flow
 	f.Listen = p.AttachIndex("here")
 	r := p.Route(&f)
+	r.ToDownstream = union(p, k, f)
 	if !k.ip || r.ToDownstream == 0 {
 		return shaper.Decision{}, false
 	}
@@ -263,6 +264,28 @@ func expect(s *shaper.Shaper, p *shaper.Policy, k *sample, now leaky.Time) (shap
 		s.Decide(p, &f, r, observed, k.bytes, k.segments, now)
 	}
 	return s.Decide(p, &f, r, r.ToDownstream&^observed, k.bytes, k.segments, now), true
+}
+
+// union returns the limits that a packet is under: all that it could be under, where
+// not all of it can be told.
+func union(p *shaper.Policy, k *sample, f shaper.Flow) (set shaper.Set) {
+	ports, protocols := []uint16{f.Port}, []shaper.Protocol{f.Protocol}
+	if k.anyPort {
+		for i := range p.Len() {
+			for _, r := range p.Limit(i).Match.Port {
+				ports = append(ports, r.First)
+			}
+		}
+	}
+	if k.anyProtocol {
+		protocols = []shaper.Protocol{0, shaper.TCP, shaper.UDP, shaper.ICMP}
+	}
+	for _, f.Port = range ports {
+		for _, f.Protocol = range protocols {
+			set |= p.Route(&f).ToDownstream
+		}
+	}
+	return set
 }
 
 func testHashes(m *maker) (h hashes) {
@@ -316,13 +339,13 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 		}
 		marked := make([]uint64, len(limits))
 		for i := range *packets {
-			k := m.packet()
+			now += m.pause()
+			k := m.packet(uint64(now / 64))
 			if mode == uint32(Police) {
 				k.gsoSize, k.segments = 0, 1 // XDP comes before packets are joined
 			} else if m.IntN(10) == 0 {
 				k.stamp = uint64(now/64) + m.Uint64N(1e8)
 			}
-			now += m.pause()
 			want, limited := expect(s, p, &k, now)
 			action, got, stamp := b.run(t, &k, uint64(now/64), run)
 			wantAction, wantStamp, wantData := next, k.stamp, k.data

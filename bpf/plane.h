@@ -3,8 +3,10 @@
  * of a packet there. */
 #pragma once
 
+#include "checksum.h"
 #include "decide.h"
 #include "own.h"
+#include "parse.h"
 #include "sample.h"
 
 /* For tests alone, which want to see the decision. */
@@ -53,25 +55,24 @@ __noinline int forward(struct scratch *s)
 {
 	struct opening *o;
 	struct tuple t;
-	__u32 one = 1;
 	int known;
 
 	if (!s)
 		return 0;
 	o = &s->opening;
+	s->parser.packet.via = here.ethernet ? load32(&s->parser.head, 2) : 0;
+	s->parser.packet.hops = load8(&s->parser.head, s->parser.packet.l3 + (s->parser.packet.ipv4 ? 8 : 7));
+	s->parser.packet.plain = load8(&s->parser.head, s->parser.packet.l4 + 12) >> 4 == 5;
 	known = follow(&s->parser.packet, o, 0, s->now / TICKS_PER_NANO);
 	if (known != UNKNOWN)
 		return 0;
-	if (begins(&s->parser.packet)) {
+	if (o->late) {
+		o->first = 1;
+	} else if (begins(&s->parser.packet)) {
 		o->first = 1;
 		/* It is in this direction now. */
 		t = o->tuple;
 		bpf_map_delete_elem(&reversed, &t);
-	} else if ((s->parser.packet.tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == (TCP_SYN | TCP_ACK) &&
-		   likely(&o->tuple)) {
-		/* It answers one from the other side. */
-		t = o->tuple;
-		bpf_map_update_elem(&reversed, &t, &one, BPF_ANY);
 	}
 	return 0;
 }
@@ -108,11 +109,25 @@ __noinline int adopt(const struct policy *p, struct scratch *s)
 	o->observe = o->adopt = 1;
 	take_slots(p, s, set);
 	end = sequence_after(k);
+	o->flight.via = 0;
+	o->flight.hops = 255; /* nobody has seen what comes through */
 	o->flight.next[1] = o->flight.ack[0] = end;
 	o->flight.next[0] = o->flight.ack[1] = k->tcp_ack;
 	if (open_connection(o, SYNS, now, now) != OPENED)
 		drop_slots(o);
 	return 0;
+}
+
+/* A connection begins on the responders' side. */
+__noinline int note_reversed(struct scratch *s)
+{
+	struct tuple t;
+	__u32 one = 1;
+
+	if (!s || !likely(&s->opening.tuple))
+		return 0;
+	t = s->opening.tuple;
+	return bpf_map_update_elem(&reversed, &t, &one, BPF_ANY);
 }
 
 /* Takes note of a packet from the responders' side, whose head is in the scratch. */
@@ -132,6 +147,8 @@ static __always_inline void take_note(struct __sk_buff *skb, struct scratch *s)
 	clear_opening(&s->opening);
 	if (follow(&s->parser.packet, &s->opening, 1, s->now / TICKS_PER_NANO) != UNKNOWN)
 		return;
+	if (begins(&s->parser.packet))
+		note_reversed(s);
 	if ((s->parser.packet.tcp_flags & (TCP_ACK | TCP_SYN | TCP_FIN | TCP_RST)) == TCP_ACK &&
 	    likely(&s->opening.tuple) && of_other(skb, &s->parser.packet))
 		adopt(p, s);
@@ -166,8 +183,11 @@ static __always_inline int enforce(void *ctx, int xdp, struct scratch *s, __u32 
 		return 0;
 	clear_opening(o);
 	blocked = !!(set & (here.mode == MODE_OBSERVE ? p->always : p->blocks & ~p->observed));
-	if (!blocked && set & p->counted && s->parser.packet.protocol == PROTOCOL_TCP && s->parser.packet.l4)
+	if (!blocked && set & p->counted && s->parser.packet.protocol == PROTOCOL_TCP && s->parser.packet.l4) {
+		if (s->parser.packet.tcp_flags & TCP_RST)
+			s->parser.packet.intact = test_sources || intact(ctx, xdp, s);
 		forward(s);
+	}
 	if (o->first && begins_proxied(ctx, xdp, &s->parser.packet))
 		o->first = 0;
 	if (set & p->observed) {

@@ -39,26 +39,6 @@ static __always_inline void swap32(struct head *h, __u32 a, __u32 b)
 	store32(h, b, n);
 }
 
-static __always_inline __u16 fold(__u64 sum)
-{
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return sum;
-}
-
-/* The sum of 16-bit words of a head. */
-static __always_inline __u32 sum_of(const struct head *h, __u32 at, __u32 words)
-{
-	__u32 sum = 0;
-
-#pragma unroll
-	for (__u32 i = 0; i < 20; i++)
-		sum += i < words ? load16(h, at + 2 * i) : 0;
-	return sum;
-}
-
 /* Makes an RST of the SYN whose head is in the scratch, with all its options. Returns 0
  * when it is one that is better dropped: with payload, or with options of IP. */
 __noinline int make_reset(struct scratch *s, struct reset *r)

@@ -3,7 +3,8 @@
  * decided over it. */
 #pragma once
 
-#include "conns.h"
+#include "follow.h"
+#include "open.h"
 #include "packet.h"
 
 /* As package shaper numbers them. */

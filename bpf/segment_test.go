@@ -120,6 +120,7 @@ type tcpBench struct {
 const (
 	testIdle      = uint64(time.Hour)
 	testUnsettled = uint64(unsettled)
+	testHalfOpen  = uint64(3 * time.Second)
 )
 
 // newTCP is a bench on a clock of its own.
@@ -217,6 +218,7 @@ func (b *tcpBench) establish(d *dialogue) {
 	b.exchange(d, client, ack, 0)
 	b.exchange(d, server, ack, 100)
 	b.exchange(d, client, ack, 10)
+	b.exchange(d, server, ack, 0)
 }
 
 // inFlight is the sum of all counts. It fails the test when the connections in the

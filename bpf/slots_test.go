@@ -75,6 +75,7 @@ func (b *tcpBench) watch() (stop func() (most, looks int)) {
 // patient makes the programs wait for an answer to a SYN for as long as a test takes.
 func patient(variables map[string]any) map[string]any {
 	variables[kernelVarUnsettled] = uint64(time.Hour)
+	variables[kernelVarHalfOpen] = uint64(time.Hour)
 	return variables
 }
 

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The timer that looks at all connections in turn, and ends those that were silent for too
+ * long. */
+#pragma once
+
+#include "conns.h"
+
+struct sweeper {
+	struct bpf_timer timer;
+	__u64 started;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct sweeper);
+} sweepers SEC(".maps");
+
+/* Looks at the connection that is first in the queue, if it is its turn. Returns
+ * whether it is not. */
+__noinline int sweep_one(__u64 now)
+{
+	struct flight *f;
+	struct turn turn;
+	__u64 word;
+
+	if (bpf_map_peek_elem(&turns, &turn) || (__s64)(turn.check - now) > 0)
+		return 1;
+	bpf_map_pop_elem(&turns, &turn);
+	f = bpf_map_lookup_elem(&connections, &turn.tuple);
+	if (!f || load_word(&f->check) != turn.check)
+		return 0;
+	word = load_word(&f->word);
+	if (overdue(f, word, now)) {
+		if (!(word & CLOSED)) {
+			close_flight(f, word, EXPIRED, now);
+		} else if (!(word & LOCKED) && __sync_val_compare_and_swap(&f->word, word, word | LOCKED) == word) {
+			bpf_map_delete_elem(&connections, &turn.tuple);
+			return 0;
+		}
+	}
+	turn.check = now + half_open;
+	f->check = turn.check;
+	bpf_map_push_elem(&turns, &turn, 0); /* where it has just been */
+	return 0;
+}
+
+static long sweep_next(__u32 i, void *now)
+{
+	__u64 done = sweep_one(*(__u64 *)now);
+
+	hide(done);
+	return done & 1;
+}
+
+static int sweep(void *map, __u32 *key, struct sweeper *s)
+{
+	__u64 now = clock_ns();
+	long n = bpf_loop(SWEEP_MOST, sweep_next, &now, 0);
+
+	bpf_timer_start(&s->timer, n < SWEEP_MOST ? sweep_interval : SWEEP_SOON, 0);
+	return 0;
+}
+
+/* Starts the timer, unless it runs. The map and its programs live on without the
+ * daemon, and so does the timer. */
+static __always_inline int start_sweeper(void)
+{
+	__u32 zero = 0;
+	struct sweeper *s = bpf_map_lookup_elem(&sweepers, &zero);
+	int err;
+
+	if (!s)
+		return 0;
+	if (s->started)
+		return 1;
+	err = bpf_timer_init(&s->timer, &sweepers, 1 /* CLOCK_MONOTONIC */);
+	if (err && err != -16 /* EBUSY: another CPU does the same just now */)
+		return 0;
+	if (bpf_timer_set_callback(&s->timer, sweep) || bpf_timer_start(&s->timer, sweep_interval, 0))
+		return 0;
+	s->started = 1;
+	return 1;
+}
