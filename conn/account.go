@@ -105,11 +105,16 @@ func noteRefused(s *shaper.Shaper, at *shaper.State, key shaper.Key, source neti
 	s.Note(source, did, now)
 }
 
-// observe has the limits of set, which only observe, count a unit, and ranks its key under
-// each by what would have become of it.
+// observe has the limits of set, which only observe, count a datagram, or bytes of a stream
+// where packets is 0, and ranks its key under each by what would have become of it.
 func (p *Proxy) observe(f *shaper.Flow, r shaper.Route, set shaper.Set, bytes, packets uint64, now leaky.Time) {
 	policy := p.shaper.Policy()
-	would := p.shaper.Decide(policy, f, r, set, bytes, packets, now)
+	var would shaper.Decision
+	if packets == 0 {
+		would = p.shaper.Watch(policy, f, r, set, bytes, now)
+	} else {
+		would = p.shaper.Decide(policy, f, r, set, bytes, packets, now)
+	}
 	for i := range set.All {
 		did := shaper.Tally{Bytes: bytes}
 		if i == would.Limit {

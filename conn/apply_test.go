@@ -262,3 +262,30 @@ func TestWaitersOfARemovedListenerAreTurnedAway(t *testing.T) {
 		t.Errorf("%d ended and %d at the downstream, want 4 and 2", ended, open.Load())
 	}
 }
+
+// A change is brought to connections a few at a time: other work comes in between.
+func TestConnectionsFollowAFewAtATime(t *testing.T) {
+	a := newApplied(t, shaper.TCP, "127.0.0.1:9")
+	l := a.proxy.loop
+	var r registry[*session]
+	l.call(func(leaky.Time) {
+		for i := range 100 {
+			r.add(&session{}, uint64(i))
+		}
+	})
+	done, between := map[*session]bool{}, 0
+	inTurns(l, &r, func(s *session, _ leaky.Time) {
+		if len(done) == 0 {
+			l.post(func(leaky.Time) { between = len(done) })
+		}
+		for begun := l.clock.Now(); l.clock.Now() < begun+followTime/4; { // as long as 50 of them would take
+			continue
+		}
+		if done[s] = true; len(done)%10 == 0 {
+			r.remove(s) // some end
+		}
+	})
+	if len(done) != 100 || between == 0 || between > 20 {
+		t.Errorf("%d of 100 were brought up, %d of them before other work had its turn", len(done), between)
+	}
+}

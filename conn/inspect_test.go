@@ -125,24 +125,35 @@ func TestRankings(t *testing.T) {
 	}
 }
 
-// TestRankingsOfObserved has a limit that observes rank who it would hold back.
-func TestRankingsOfObserved(t *testing.T) {
-	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(io.Discard, c) }),
-		shaper.Limit{Name: "slow", Key: shaper.KeySource, Rate: 8e6, MaxDelay: 100 * time.Millisecond, Observe: true})
+// A limit that observes ranks who it would hold back, and holds up nobody for that once it
+// enforces. A stream would be delayed, and not refused.
+func TestObservedStream(t *testing.T) {
+	limit := shaper.Limit{Name: "slow", Key: shaper.KeySource, Rate: 8e6, MaxDelay: 5 * time.Second, Observe: true}
+	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(c, c) }), limit)
 	c := dial(t, r.addr())
-	if _, err := c.Write(make([]byte, 4<<20)); err != nil {
-		t.Fatal(err)
-	}
-	c.CloseWrite()
-	io.Copy(io.Discard, c)
-	r.settle()
+	sent := make([]byte, 4<<20) // takes 4 s
+	go c.Write(sent)
+	io.ReadFull(c, sent)
 	p, now := r.shaper.Policy(), r.proxy.clock.Now()
-	for _, trait := range []shaper.Trait{shaper.TraitRate, shaper.TraitDelay, shaper.TraitDrops} {
+	for trait, want := range map[shaper.Trait]int{shaper.TraitRate: 1, shaper.TraitDelay: 1, shaper.TraitDrops: 0} {
 		keys := p.State(0).Keys.Heaviest(trait, 5, now)
-		if len(keys) != 1 || p.DescribeKey(0, keys[0].Key) != "source 127.0.0.1/32" {
+		if len(keys) != want || want == 1 && p.DescribeKey(0, keys[0].Key) != "source 127.0.0.1/32" {
 			t.Errorf("keys by %d: %+v", trait, keys)
 		}
 	}
+	bytes := &p.State(0).Bytes
+	if n, all := bytes[shaper.Delay][shaper.ByRate].Load(), uint64(2*len(sent)); n < all/8 {
+		t.Errorf("%d of %d bytes would have been delayed", n, all)
+	}
+	limit.Observe = false
+	r.apply(limit)
+	begun := time.Now()
+	c.Write([]byte("x"))
+	if _, err := io.ReadFull(c, sent[:1]); err != nil || time.Since(begun) > 2*time.Second {
+		t.Errorf("enforced, a byte took %v, %v", time.Since(begun), err)
+	}
+	c.Close()
+	r.settle()
 }
 
 // TestPromise has a proxy keep its promise, and then sets its bucket back again and again.

@@ -67,6 +67,25 @@ func (b *Bucket) Offer(s *Shape, bytes, packets uint64, now Time) (depart Time, 
 	return depart, true
 }
 
+// Watch charges a unit of a stream that has left at now, whether b would have let it or
+// not, and returns when that would have been. A stream that is held sends later: the bucket
+// stays at most the burst and this unit behind now.
+func (b *Bucket) Watch(s *Shape, bytes, packets uint64, now Time) (depart Time) {
+	depart = b.Depart(s, now)
+	b.Charge(s, bytes, packets, now)
+	ofBytes, ofPackets := s.Cost(bytes, packets)
+	b.bytes = min(b.bytes, now.Add(s.BytesBurst).Add(ofBytes))
+	b.packets = min(b.packets, now.Add(s.PacketsBurst).Add(ofPackets))
+	return depart
+}
+
+// Enforce lets a bucket that was only watched until now owe no more than the burst: what it
+// would have held up has left.
+func (b *Bucket) Enforce(s *Shape, now Time) {
+	b.bytes = min(b.bytes, now.Add(s.BytesBurst))
+	b.packets = min(b.packets, now.Add(s.PacketsBurst))
+}
+
 // Refund takes back a charge that nothing but charges has followed.
 func (b *Bucket) Refund(s *Shape, bytes, packets uint64) {
 	ofBytes, ofPackets := s.Cost(bytes, packets)

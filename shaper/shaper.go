@@ -41,14 +41,18 @@ func (s *Shaper) Policy() *Policy { return s.policy.Load() }
 
 // Swap puts next in force at now. The buckets of a limit that stays, by name, or
 // that comes back, stay too; where its rate changed they keep their backlog in
-// bytes and packets.
+// bytes and packets. A limit that only observed until now owes no more than its burst.
 func (s *Shaper) Swap(next *Policy, now leaky.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	changes := map[uint32][2]*leaky.Shape{}
-	change := func(id uint32, last **leaky.Shape, shape *leaky.Shape) {
-		if *last != nil && **last != *shape {
-			changes[id] = [2]*leaky.Shape{*last, shape}
+	type change struct {
+		from, to *leaky.Shape
+		enforce  bool
+	}
+	changes := map[uint32]change{}
+	changed := func(id uint32, last **leaky.Shape, shape *leaky.Shape, enforce bool) {
+		if *last != nil && (**last != *shape || enforce) {
+			changes[id] = change{*last, shape, enforce}
 		}
 		*last = shape
 		s.table.hold(id, shape)
@@ -57,14 +61,19 @@ func (s *Shaper) Swap(next *Policy, now leaky.Time) {
 		if state.shape != nil && *state.shape != next.shapes[i] {
 			state.Promise.restart()
 		}
-		change(state.ID, &state.shape, &next.shapes[i])
-		change(state.ID+1, &state.newConns, &next.newConns[i])
+		observe := next.limits[i].Observe
+		changed(state.ID, &state.shape, &next.shapes[i], state.observed && !observe)
+		changed(state.ID+1, &state.newConns, &next.newConns[i], false)
+		state.observed = observe
 	}
 	if len(changes) > 0 {
 		// The table's floors keep their time: they stand for keys of any limit.
 		s.table.each(func(k *Key, b *leaky.Bucket) {
 			if c, ok := changes[k.Limit]; ok {
-				b.Rescale(c[0], c[1], now)
+				b.Rescale(c.from, c.to, now)
+				if c.enforce {
+					b.Enforce(c.to, now)
+				}
 			}
 		})
 	}
@@ -130,6 +139,31 @@ func (s *Shaper) Decide(p *Policy, f *Flow, r Route, set Set, bytes, packets uin
 		} else {
 			p.states[i].count(Pass, None, bytes, packets)
 		}
+	}
+	return d
+}
+
+// Watch is [Shaper.Decide] for bytes of a stream that have left, under limits that only
+// observe. A stream is held and not refused, so none of them refuses it, but for a block.
+func (s *Shaper) Watch(p *Policy, f *Flow, r Route, set Set, bytes uint64, now leaky.Time) Decision {
+	if set&p.blocks != 0 {
+		return s.Decide(p, f, r, set, bytes, 0, now)
+	}
+	d := Decision{Depart: now, Limit: -1}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range set.All {
+		verdict, reason := Pass, None
+		if p.paced&(1<<i) != 0 {
+			key := p.Key(i, f, r)
+			if depart := s.table.get(&key, s.table.place(&key), now).bucket.Watch(&p.shapes[i], bytes, 0, now); depart > now {
+				verdict, reason = Delay, ByRate
+				if depart > d.Depart {
+					d = Decision{Verdict: Delay, Reason: ByRate, Depart: depart, Limit: i}
+				}
+			}
+		}
+		p.states[i].count(verdict, reason, bytes, 0)
 	}
 	return d
 }

@@ -30,7 +30,8 @@ type State struct {
 	Promise Promise
 	Keys    Ranking[Key]
 
-	shape, newConns *leaky.Shape // last in force, or nil; guarded by Shaper.mu
+	shape, newConns *leaky.Shape // in effect last, or nil; guarded by Shaper.mu
+	observed        bool         // it only observed then
 }
 
 // Promise is how what leaves a limit's buckets keeps to their envelopes, as [leaky.Meter]
