@@ -277,6 +277,9 @@ func (c *Client) ask(ctx context.Context, timeout time.Duration, method, target 
 	if err != nil {
 		return err
 	}
+	if login := loginOf("self"); login != "" {
+		r.Header.Set(loginHeader, login)
+	}
 	if len(body) > 0 {
 		r.Header.Set("Content-Type", "application/json")
 	}

@@ -175,6 +175,7 @@ var endpoints = map[string]endpoint{
 		asks: []ask{
 			{at: "?listener=l&limit=aa&source=192.0.2.0/24&sort=idle&top=7", code: 200},
 			{at: "?source=x", code: 400, fine: true},
+			{at: "?source=10.0.0.5/24", code: 400, fine: true},
 			{at: "?sort=x", code: 400},
 			{at: "?top=-1", code: 400},
 		},
@@ -223,7 +224,7 @@ var endpoints = map[string]endpoint{
 		says: "Let nothing pass from a prefix", body: SetBlock{}, answer: []Block{}, errors: []int{400, 413, 422, 500, 503},
 		asks: append(
 			wrongBodies(), ask{body: block, code: 200}, refusedByIt.with(block), brokenByIt.with(block), ending.with(block),
-			ask{body: `{"prefix":"192.0.2.0/33"}`, code: 400, fine: true}, ask{body: `{"prefix":null}`, code: 400}, ask{body: `{"for":1}`, code: 400},
+			ask{body: `{"prefix":"192.0.2.0/33"}`, code: 400, fine: true}, ask{body: `{"prefix":"10.0.0.5/8"}`, code: 400, fine: true}, ask{body: `{"prefix":null}`, code: 400}, ask{body: `{"for":1}`, code: 400},
 		),
 	},
 	"DELETE /v1/blocks": {

@@ -104,7 +104,7 @@ func (d *fakeDaemon) Reload(context.Context) error                      { return
 func (d *fakeDaemon) DrainDownstream(context.Context, string, string, bool) error {
 	return d.note("drain downstream")
 }
-func (d *fakeDaemon) Drain() { _ = d.note("drain") }
+func (d *fakeDaemon) Drain(context.Context) { _ = d.note("drain") }
 
 // options returns what shows s.
 func options(t *testing.T, s *shaper.Shaper) *Options {

@@ -94,17 +94,26 @@ func (a *api) getConnections(w http.ResponseWriter, q *http.Request) {
 	answer(w, http.StatusOK, a.connections(ask))
 }
 
-// ParsePrefix reads a prefix, or an address, which is one of all its bits.
+// ParsePrefix reads a prefix, or an address, which is one of all its bits. What may be meant
+// otherwise is refused: a prefix with bits behind its length, and a zone, which would not count.
 func ParsePrefix(s string) (netip.Prefix, error) {
-	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
+	if a, err := netip.ParseAddr(s); err == nil {
+		if a.Zone() != "" {
+			return netip.Prefix{}, fmt.Errorf("%q: zones are not told apart: write %v", s, a.WithZone(""))
+		}
 		a = a.Unmap()
 		return netip.PrefixFrom(a, a.BitLen()), nil
 	}
 	p, err := netip.ParsePrefix(s)
-	if err != nil || p.Addr().Is4In6() {
-		return p, fmt.Errorf("%q is no prefix such as 192.0.2.0/24 or 2001:db8::/48, and no address", s)
+	switch {
+	case err != nil:
+		return p, fmt.Errorf("%q is no prefix or address, such as 192.0.2.0/24 or 2001:db8::7", s)
+	case p.Addr().Is4In6():
+		return p, fmt.Errorf("%s: write it as IPv4", s)
+	case p != p.Masked():
+		return p, fmt.Errorf("%s has bits behind its length: write %v, or the address alone", s, p.Masked())
 	}
-	return p.Masked(), nil
+	return p, nil
 }
 
 func (a *api) getExplain(w http.ResponseWriter, q *http.Request) {
@@ -211,12 +220,17 @@ func (a *api) kill(w http.ResponseWriter, q *http.Request) {
 		bad(w, "%q is not the ID of a connection", q.PathValue("id"))
 		return
 	}
+	attrs := append([]any{"id", id}, Asker(q.Context())...)
+	a.Proxy.Connections(func(c *shaper.ConnectionStatus) {
+		if c.ID == id {
+			attrs = append(attrs, "source", c.Source, "listener", c.Listen)
+		}
+	})
 	if !a.Proxy.Kill(id) {
 		answer(w, http.StatusNotFound, Error{fmt.Sprintf("there is no connection %d", id)})
 		return
 	}
-	uid, _ := User(q.Context())
-	a.Log.Warn("connection killed by an operator", "id", id, "uid", uid)
+	a.Log.Warn("connection killed by an operator", attrs...)
 	answer(w, http.StatusOK, struct{}{})
 }
 
@@ -242,6 +256,6 @@ func (a *api) reload(w http.ResponseWriter, q *http.Request) {
 }
 
 func (a *api) drain(w http.ResponseWriter, q *http.Request) {
-	a.Daemon.Drain()
+	a.Daemon.Drain(q.Context())
 	answer(w, http.StatusOK, a.status())
 }

@@ -101,7 +101,7 @@ const longest = 366 * 24 * time.Hour
 // lasting reads for how long a change is to last, in seconds; 0 is as long as may be.
 func lasting(w http.ResponseWriter, seconds float64) (time.Duration, bool) {
 	if !(seconds >= 0 && seconds <= longest.Seconds()) {
-		bad(w, "for: %v seconds: from 0 to %v", seconds, longest.Seconds())
+		bad(w, "for: %v seconds: from 0 to %.0f, which is 366 days", seconds, longest.Seconds())
 		return 0, false
 	}
 	d := time.Duration(seconds * float64(time.Second))

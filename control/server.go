@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"shaperd/leaky"
 	"shaperd/shaper"
 )
@@ -65,7 +67,7 @@ type Daemon interface {
 	// one listener, or at all where listener is "".
 	DrainDownstream(ctx context.Context, listener, downstream string, drained bool) error
 	Reload(ctx context.Context) error
-	Drain()
+	Drain(ctx context.Context)
 }
 
 // Errors of a Daemon.
@@ -111,16 +113,6 @@ func (s *Server) Connections() int { return s.socket.crowd.size() }
 // peerKey is the key of the *peer that asks, in the context of a request.
 type peerKey struct{}
 
-// User returns the number of the user who asked for what is done with ctx; false when nobody
-// did over the control socket.
-func User(ctx context.Context) (uid uint32, ok bool) {
-	p, ok := ctx.Value(peerKey{}).(*peer)
-	if !ok {
-		return 0, false
-	}
-	return p.uid, true
-}
-
 // route is an endpoint, and who may use it.
 type route struct {
 	pattern string
@@ -133,6 +125,7 @@ func newAPI(o *Options) http.Handler {
 	mux := http.NewServeMux()
 	a := &api{view: o.view()}
 	metrics := metricsHandler(o)
+	told := rate.NewLimiter(1, 10)
 	for _, r := range append(a.routes(), route{"GET /metrics", Reader, metrics.ServeHTTP}) {
 		mux.HandleFunc(r.pattern, func(w http.ResponseWriter, q *http.Request) {
 			who, _ := q.Context().Value(peerKey{}).(*peer)
@@ -151,9 +144,13 @@ func newAPI(o *Options) http.Handler {
 					msg = fmt.Sprintf("this takes root, the daemon's own user, or the group %q", Group)
 				}
 				answer(w, http.StatusForbidden, Error{msg})
+				if who.role != Nobody && told.Allow() { // who has no role was told of when he connected
+					o.Log.Warn("control socket: not permitted", append(Asker(withAsker(q, who).Context()), "asked", r.pattern)...)
+				}
 				return
 			}
 			if r.role == Admin { // a change waits for those before it, a profile takes its time
+				q = withAsker(q, who)
 				_ = http.NewResponseController(w).SetWriteDeadline(time.Time{})
 			}
 			q.Body = http.MaxBytesReader(w, q.Body, maxBody)

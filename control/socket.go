@@ -217,6 +217,7 @@ type peer struct {
 	*guest
 	role    Role
 	uid     uint32
+	pid     int32
 	crowded bool // the user has too many, and is to be told
 }
 
@@ -236,7 +237,7 @@ func (s *socket) Accept() (net.Conn, error) {
 		if role == Nobody {
 			s.refuse(uid, pid)
 		}
-		return &peer{guest: g, role: role, uid: uid, crowded: !room}, nil
+		return &peer{guest: g, role: role, uid: uid, pid: pid, crowded: !room}, nil
 	}
 }
 

@@ -126,9 +126,25 @@ func (s *span) String() string {
 func (s *span) Type() string { return "time" }
 
 func (s *span) Set(text string) error {
-	d, err := config.ParseDuration(text)
-	if text == "0" || err == nil && d == 0 {
+	days, rest, inDays := strings.Cut(text, "d")
+	if !inDays {
+		days, rest = "0", text
+	}
+	n, err := strconv.ParseUint(days, 10, 16)
+	var d time.Duration
+	switch {
+	case err != nil:
+		err = fmt.Errorf("%q is not a time such as \"90s\", \"10m\", \"1h30m\" or \"2d\"", text)
+	case rest != "":
+		d, err = config.ParseDuration(rest)
+	}
+	const longest = 366
+	d += time.Duration(n) * 24 * time.Hour
+	switch {
+	case text == "0" || err == nil && d == 0:
 		err = errors.New("it ends before it begins; to have no end leave --for out")
+	case err == nil && (n > longest || d > longest*24*time.Hour):
+		err = fmt.Errorf("%s: at most %dd", text, longest)
 	}
 	*s = span(d)
 	return err

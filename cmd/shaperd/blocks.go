@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"net/netip"
 	"strings"
 	"time"
@@ -66,7 +65,7 @@ It is enforced in every mode: also while the daemon observes, and during a bypas
 			}
 			c := e.daemon()
 			if err := c.Block(cmd.Context(), control.SetBlock{Prefix: prefix.String(), For: forTime.seconds()}); err != nil {
-				return asUsage(err)
+				return err
 			}
 			blocks, err := c.Blocks(cmd.Context())
 			if err != nil {
@@ -116,20 +115,11 @@ func unblockCommand(e env) *cobra.Command {
 	}
 }
 
-// parsePrefix reads a prefix, or an address, which is a prefix of its own.
+// parsePrefix reads a prefix of the command line.
 func parsePrefix(s string) (netip.Prefix, error) {
-	if addr, err := netip.ParseAddr(s); err == nil {
-		addr = addr.Unmap().WithZone("")
-		return netip.PrefixFrom(addr, addr.BitLen()), nil
+	p, err := control.ParsePrefix(s)
+	if err != nil {
+		return p, usageError{err}
 	}
-	prefix, err := netip.ParsePrefix(s)
-	switch {
-	case err != nil:
-		return prefix, usageError{fmt.Errorf("%q is no prefix or address, such as 192.0.2.0/24 or 2001:db8::7", s)}
-	case prefix.Addr().Is4In6():
-		return prefix, usageError{fmt.Errorf("%s: write it as IPv4", s)}
-	case prefix != prefix.Masked():
-		return prefix, usageError{fmt.Errorf("%s has bits behind its length: write %v, or the address alone", s, prefix.Masked())}
-	}
-	return prefix, nil
+	return p, nil
 }

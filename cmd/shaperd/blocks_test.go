@@ -62,3 +62,13 @@ func TestBlockBesideAllLimits(t *testing.T) {
 		c.Close()
 	}
 }
+
+// TestUnblockNamesTheBlock takes back what is blocked by a wider prefix alone.
+func TestUnblockNamesTheBlock(t *testing.T) {
+	s := startSteered(t, writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:1", "1MB/s")))
+	s.must("block 10.0.0.0/8 --for 1d12h", "10.0.0.0/8")
+	s.mustFail("unblock 10.0.0.5", "10.0.0.5/32 is blocked by 10.0.0.0/8: unblock that")
+	s.mustFail("unblock 11.0.0.5", "11.0.0.5/32 is not blocked")
+	s.mustFail("unblock 0.0.0.0/0", "0.0.0.0/0 is not blocked")
+	s.must("unblock 10.0.0.0/8", "Nothing is blocked")
+}

@@ -31,7 +31,7 @@ not end it, nor does a restart where "run" has --state.`,
 			}
 			s, err := e.daemon().Bypass(cmd.Context(), control.SetBypass{On: on, For: forTime.seconds()})
 			if err != nil {
-				return asUsage(err)
+				return err
 			}
 			return e.show(s, func(p *page) {
 				if s.Bypass != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -92,9 +93,10 @@ func connectionsTable(all []control.Connection) *table {
 
 func killCommand(e env) *cobra.Command {
 	return &cobra.Command{
-		Use:         "kill ID...",
-		Short:       "End connections by a reset",
-		Long:        `End connections by a reset, by their number in "shaperd connections".`,
+		Use:   "kill ID...",
+		Short: "End connections by a reset",
+		Long: `End connections by a reset, by their number in "shaperd connections". One that has gone
+keeps none of the others from being ended.`,
 		Example:     `  shaperd connections kill 4711 4712`,
 		Annotations: withJSON,
 		Args:        args("ID..."),
@@ -107,16 +109,20 @@ func killCommand(e env) *cobra.Command {
 				}
 				ids = append(ids, id)
 			}
+			ended, errs := []uint64{}, []error{}
 			for _, id := range ids {
 				if err := e.daemon().Kill(cmd.Context(), id); err != nil {
-					return fmt.Errorf("end connection %d: %w", id, err)
+					errs = append(errs, fmt.Errorf("end connection %d: %w", id, err))
+					continue
 				}
+				ended = append(ended, id)
 			}
-			return e.show(ids, func(p *page) {
-				for _, id := range ids {
+			err := e.show(ended, func(p *page) {
+				for _, id := range ended {
 					p.line("connection %d was ended", id)
 				}
 			})
+			return errors.Join(append(errs, err)...)
 		},
 	}
 }

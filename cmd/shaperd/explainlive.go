@@ -15,7 +15,7 @@ func explainLive(ctx context.Context, e env, q question) error {
 	case errors.Is(err, control.ErrNoDaemon):
 		return fmt.Errorf("%w; to ask a file instead, name it with --config", err)
 	case err != nil:
-		return asUsage(err)
+		return err
 	}
 	return e.show(x, func(p *page) {
 		where := fmt.Sprintf("listener %q", x.Listener)

@@ -195,6 +195,7 @@ func (s *server) noteReload(took time.Duration, err error) {
 // Reload puts the configuration file in force.
 func (s *server) Reload(ctx context.Context) error {
 	done := make(chan error, 1)
+	s.log.Warn("reload asked for by an operator", control.Asker(ctx)...)
 	select {
 	case s.reloadWanted <- done:
 	case <-s.draining:

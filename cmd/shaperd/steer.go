@@ -74,9 +74,7 @@ func (s *server) order(ctx context.Context, f func(context.Context) error) error
 
 // logged is order, which says so in the log.
 func (s *server) logged(ctx context.Context, f func(context.Context) error, msg string, attrs ...any) error {
-	if uid, ok := control.User(ctx); ok {
-		attrs = append(attrs, "uid", uid)
-	}
+	attrs = append(attrs, control.Asker(ctx)...)
 	return s.order(ctx, func(ctx context.Context) error {
 		if err := f(ctx); err != nil {
 			return err
@@ -254,11 +252,21 @@ func (s *server) Block(ctx context.Context, p netip.Prefix, d time.Duration) err
 func (s *server) Unblock(ctx context.Context, p netip.Prefix) error {
 	return s.change(ctx, func(w *wishes) error {
 		if _, ok := w.blocks[p]; !ok {
-			return &missing{fmt.Errorf("%v is not blocked", p)}
+			return w.notBlocked(p)
 		}
 		delete(w.blocks, p)
 		return nil
 	}, "unblocked by an operator", "prefix", p.String())
+}
+
+// notBlocked is the error that there is no block of p. It tells of those that p is in.
+func (w *wishes) notBlocked(p netip.Prefix) error {
+	for _, wider := range slices.SortedFunc(maps.Keys(w.blocks), netip.Prefix.Compare) {
+		if wider.Bits() < p.Bits() && wider.Contains(p.Addr()) {
+			return &missing{fmt.Errorf("%v is blocked by %v: unblock that", p, wider)}
+		}
+	}
+	return &missing{fmt.Errorf("%v is not blocked", p)}
 }
 
 // Bypass has every limit observe, or ends that.
@@ -285,8 +293,8 @@ func (s *server) DrainDownstream(ctx context.Context, listener, downstream strin
 }
 
 // Drain begins to end the daemon.
-func (s *server) Drain() {
-	s.log.Warn("drain asked for by an operator")
+func (s *server) Drain(ctx context.Context) {
+	s.log.Warn("drain asked for by an operator", control.Asker(ctx)...)
 	s.drain()
 }
 
