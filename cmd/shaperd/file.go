@@ -36,8 +36,9 @@ var errBusy = errors.New("is there already: it is being written, or that was cut
 
 // writeWhole writes a file of a folder that appears whole or not at all, also when the power
 // fails. What stands in the place of the file that it writes first is never followed or
-// written to.
-func writeWhole(folder *os.File, name string, text []byte, o owned) (err error) {
+// written to. check, unless nil, has the last word: nobody else writes the file until it has
+// appeared.
+func writeWhole(folder *os.File, name string, text []byte, o owned, check func() error) (err error) {
 	at, next := int(folder.Fd()), name+".next"
 	fd, err := unix.Openat(at, next, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if errors.Is(err, unix.EEXIST) {
@@ -53,6 +54,9 @@ func writeWhole(folder *os.File, name string, text []byte, o owned) (err error) 
 		}
 	}()
 	_, err = f.Write(text)
+	if err == nil && check != nil {
+		err = check()
+	}
 	if err == nil {
 		err = o.give(fd)
 	}
@@ -150,7 +154,7 @@ func readTrusted(folder *os.File, name string, most int64) (text []byte, o owned
 	if err := unix.Fstat(fd, &s); err != nil {
 		return nil, o, err
 	}
-	if s.Mode&unix.S_IFMT != unix.S_IFREG || s.Nlink != 1 {
+	if s.Mode&unix.S_IFMT != unix.S_IFREG || s.Nlink > 1 { // 0 is one that was just replaced
 		return nil, o, fmt.Errorf("%s is no regular file of one name", path)
 	}
 	if err := trusted(path, &s, false); err != nil {

@@ -32,6 +32,7 @@ type saved struct {
 	folder        *os.File // conf.d there, nil while there is none
 	like          owned    // what config is
 	was           string   // the text; "" when there is no such file
+	now           string   // the same, once it was put
 	set           map[string]string
 }
 
@@ -52,7 +53,6 @@ func openSaved(path, limit string) (_ *saved, err error) {
 	if s.beside, err = trustedFolder(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
-	const mostText = 4 << 20
 	if _, s.like, err = readTrusted(s.beside, filepath.Base(path), mostText); err != nil {
 		return nil, err
 	}
@@ -63,19 +63,26 @@ func openSaved(path, limit string) (_ *saved, err error) {
 	if err != nil {
 		return nil, err
 	}
-	text, _, err := readTrusted(s.folder, filepath.Base(s.path()), mostText)
-	if errors.Is(err, fs.ErrNotExist) {
-		return s, nil
+	if s.was, err = s.read(); s.was == "" || err != nil {
+		return s, err
 	}
-	if err != nil {
-		return nil, err
-	}
-	s.was = string(text)
+	s.now = s.was
 	override, ours := strings.CutPrefix(s.was, s.header())
 	if s.set, err = config.ParseOverride(limit, override); err != nil || !ours {
 		return nil, fmt.Errorf("%s was edited, and would be lost: move what is in it to another file of conf.d", s.path())
 	}
 	return s, nil
+}
+
+const mostText = 4 << 20 // bytes
+
+// read returns the text of the file, "" when there is none.
+func (s *saved) read() (string, error) {
+	text, _, err := readTrusted(s.folder, filepath.Base(s.path()), mostText)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return string(text), err
 }
 
 func (s *saved) close() {
@@ -121,6 +128,7 @@ func (s *saved) put(text string) (err error) {
 		if err := unix.Unlinkat(int(s.folder.Fd()), name, 0); err != nil {
 			return &fs.PathError{Op: "remove", Path: s.path(), Err: err}
 		}
+		s.now = ""
 		return s.folder.Sync()
 	}
 	if s.folder == nil {
@@ -133,7 +141,16 @@ func (s *saved) put(text string) (err error) {
 			}
 		}()
 	}
-	return writeWhole(s.folder, name, []byte(text), s.like)
+	err = writeWhole(s.folder, name, []byte(text), s.like, func() error {
+		if now, err := s.read(); err != nil || now != s.now {
+			return errors.Join(fmt.Errorf("%s was changed meanwhile: try again", s.path()), err)
+		}
+		return nil
+	})
+	if err == nil {
+		s.now = text
+	}
+	return err
 }
 
 // makeFolder makes conf.d as the folder that it is in.
@@ -143,6 +160,10 @@ func (s *saved) makeFolder() error {
 	err := unix.Fstat(at, &like)
 	if err == nil {
 		err = unix.Mkdirat(at, "conf.d", 0o700)
+	}
+	if errors.Is(err, unix.EEXIST) { // of another one who saves
+		s.folder, err = trustedFolder(filepath.Dir(s.path()))
+		return err
 	}
 	if err == nil {
 		s.folder, err = openFolder(s.beside, "conf.d")
@@ -242,30 +263,30 @@ func saveLimit(ctx context.Context, e env, path, name string, set map[string]str
 	})
 }
 
-// unsaveLimit takes back what was saved of a limit.
+// unsaveLimit takes back what was saved of a limit, which may be one that is not there any more.
 func unsaveLimit(ctx context.Context, e env, path, name string) error {
 	c := e.daemon()
-	was, err := c.Limit(ctx, name)
-	if err != nil {
-		return ofLimit(ctx, c, name, err)
-	}
 	s, err := e.openSaved(ctx, c, path, name)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	if s.was == "" {
+	was, err := c.Limit(ctx, name)
+	switch {
+	case s.was != "":
+	case err != nil:
+		return ofLimit(ctx, c, name, err)
+	default:
 		return usageError{fmt.Errorf("nothing is saved of limit %q: there is no %s", name, s.path())}
 	}
 	if err := s.replace(ctx, c, ""); err != nil {
 		return err
 	}
-	is, err := c.Limit(ctx, name)
-	if err != nil {
-		return err
-	}
+	is, gone := c.Limit(ctx, name)
 	return e.show(is, func(p *page) {
-		p.change(was, is)
+		if err == nil && gone == nil {
+			p.change(was, is)
+		}
 		p.line("removed %s", s.path())
 		p.overrides(is)
 	})

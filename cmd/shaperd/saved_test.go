@@ -10,7 +10,9 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -173,6 +175,74 @@ func TestSaveRefuses(t *testing.T) {
 				t.Errorf("limit is %+v", l)
 			}
 		})
+	}
+}
+
+// What was saved before is there again, byte for byte, when the daemon refuses more.
+func TestSavePutsBack(t *testing.T) {
+	s, file := savesTo(t)
+	s.save("set limit per-source rate=4MB/s --save")
+	before, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(s.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeConfig(t, s.config, strings.Replace(string(text), "[daemon]", "[daemon]\nbuckets = 2000", 1))
+	for _, line := range []string{"set limit per-source connections=7 --save", "unset limit per-source --saved"} {
+		s.mustNotSave(line, "takes a restart")
+		if after, err := os.ReadFile(file); err != nil || string(after) != string(before) {
+			t.Errorf("%s: %q, %v", line, after, err)
+		}
+	}
+	// A limit that goes takes what was saved with it, at the operator's word.
+	writeConfig(t, s.config, strings.ReplaceAll(string(text), "per-source", "each"))
+	s.mustFail("reload", "has errors")
+	s.save("unset limit per-source --saved", "removed "+file)
+	mustBeGone(t, file)
+	if l := s.limit("each"); l.Rate != 1e6 {
+		t.Errorf("limit is %+v", l)
+	}
+}
+
+// Of several who save at once, each is told that it has, and has, or is told that it has not.
+func TestSaveAtOnce(t *testing.T) {
+	s, _ := savesTo(t)
+	sets := []string{"rate=4MB/s", "burst=1MB", "new_connections=50/s", "max_delay=1s", "connections=7", "max_wait=3s", "max_waiting=9", "mode=observe"}
+	saved := make([]bool, len(sets))
+	var all sync.WaitGroup
+	for i, set := range sets {
+		all.Go(func() {
+			for range 50 {
+				_, _, err := command(t, "set", "limit", "per-source", set, "--save", "--config", s.config, "--control", s.socket)
+				saved[i] = err == nil
+				if saved[i] || !errors.Is(err, errBusy) && !strings.Contains(err.Error(), "changed meanwhile") {
+					if err != nil {
+						t.Error(set, err)
+					}
+					break
+				}
+				time.Sleep(time.Duration(i) * time.Millisecond)
+			}
+		})
+	}
+	all.Wait()
+	s.mustLoad()
+	s.must("reload")
+	in, n := s.limit("per-source").FileOverride, 0
+	for i, set := range sets {
+		key, _, _ := strings.Cut(set, "=")
+		if saved[i] != (in[key] != "") {
+			t.Errorf("%s: saved %v, and in the file %q", set, saved[i], in[key])
+		}
+		if saved[i] {
+			n++
+		}
+	}
+	if n < 2 {
+		t.Errorf("%d of %d were saved", n, len(sets))
 	}
 }
 

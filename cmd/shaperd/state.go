@@ -72,7 +72,7 @@ func save(path string, v any) error {
 	}
 	defer folder.Close()
 	_ = os.Remove(path + ".next") // of a daemon that was killed
-	return writeWhole(folder, filepath.Base(path), text, owned{0o600, -1, -1})
+	return writeWhole(folder, filepath.Base(path), text, owned{0o600, -1, -1}, nil)
 }
 
 // restore reads a file. Without one, v stays as it is.
