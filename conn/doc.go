@@ -6,4 +6,37 @@
 // their departure, and the buckets in use, and so needs no lock. It sleeps in epoll
 // until a socket is ready or something may leave, whichever is first. Only names of
 // downstreams are looked up elsewhere.
+//
+// # Fairness
+//
+// A line is shared by its members: sources, and below each source its flows. A member waits
+// as long as it has a unit in the line. Let a unit be the largest that leaves, n the most
+// members that ever wait at once, and H(n) = 1 + 1/2 + ... + 1/n. Whatever members open,
+// close, reset and open again, over any interval in which g waits:
+//
+//  1. g gets its part, the sum over all that leaves of what leaves / who waits then, less at
+//     most 1 + H(n) units;
+//  2. once g had its first turn, no other gets more than 2 units more than g;
+//  3. until then, no other gets more than 1 + H(n) units more than g.
+//
+// The proof. Let s be the tag of a member and V the virtual time (see node). The lowest tag
+// is served: V becomes max(V, s), then s grows by the cost c and V by c over the m members
+// that wait. Who comes gets s = max(s, V). V never goes back, and tags of who has left are kept
+// until V has come to them. Costs are in units.
+//
+// No tag is more than 1 ahead of V: it was not when its unit was served. No tag of who waits
+// is more than H(n) behind V: by induction over services, arrivals and departures, the k that
+// are furthest behind are so by at most 1 + H(n) - H(k) in the mean, for each k. A service adds
+// 1/m to each, m > k, and takes the one that is furthest behind out of the k + 1 that were; who comes
+// is not behind; who goes leaves those that were less so. It is the game of n cups of which the
+// fullest is emptied, and no order of service does better: those who are served first may leave.
+//
+// What g gets is what its tag grows by, at least V's growth - H(n) - 1, and V grows by the parts: 1.
+// Of another member, the last unit in the interval has a tag of at most that of g, or g would be
+// served; so it gets at most g's last tag + 1 - its own first one. That one is at least the tag
+// of g's last unit before the interval, when g's was the lowest: 2. If g had none, it is at
+// least V - H(n) when g came, at V or at a tag that makes it the case before: 3.
+//
+// At a gate, and in the queue for a downstream, units are connections and turns go to whom was
+// served longest ago: of two sources that wait and could go, none has 2 while the other has none.
 package conn

@@ -371,11 +371,14 @@ func (s *site) wake(now leaky.Time) {
 		}
 		leaf := sess.awaits
 		leaf.serve(u)
+		if room {
+			leaf.charge(1)
+		}
+		leaf.done()
 		if !room {
 			aside = append(aside, sess)
 			continue
 		}
-		leaf.charge(1)
 		sess.awaited()
 		sess.dial(now)
 	}

@@ -10,23 +10,31 @@ import (
 // source. The root of a line has the sources, or itself the units when they leave in
 // the order they came.
 //
-// Turns are by start-time fair queueing (Goyal, Vin and Cheng, "Start-time Fair
-// Queuing", SIGCOMM 1996). Each node has a virtual time at which its next unit
-// starts, in which what it has used is counted; the next one is the one that starts
-// first. One that comes back after a rest starts with what is served now: it has
-// nothing saved up. Like deficit round robin it shares what leaves, and not units,
-// and needs no quantum; and one with little to send does not wait for a round.
+// Turns are by virtual time, as in start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM
+// 1996). Each node has a tag, the virtual time at which its next unit starts. The next unit
+// to leave is that of the lowest tag, and what it uses is added to the tag. The parent's
+// virtual time goes on by that over how many have units then: by what each of them should
+// have had (Stoica and others, "A Proportional Share Resource Allocation Algorithm", RTSS
+// 1996). It never goes back, and is never behind the tag that is served. Who comes, or comes
+// again, starts there, or at its own tag if that is later: it has nothing saved up, and what
+// it has used is not forgotten. Like deficit round robin this shares what leaves, and not
+// units, and needs no quantum; and one with little to send does not wait for a round.
+//
+// What that promises, and why, is in the documentation of the package.
 type node struct {
 	parent *node
-	start  leaky.Time // of the next unit, in the parent's virtual time
+	start  leaky.Time // tag: of the next unit, in the parent's virtual time
 	turn   uint64     // breaks ties: who came first
 	place  int        // in parent.starts
 	depth  leaky.Time // what droppable units cost that are queued here and below
 	rank   int        // in parent.depths
+	member bool       // takes turns: it has units, or the one that is being served was its last
+	served bool       // a unit of this leaf is past the line, but not yet charged
 
-	virtual leaky.Time // start of the child whose unit left last
+	virtual leaky.Time // of the children
+	rest    leaky.Time // of what was served, that could not be divided among them
 	turns   uint64
-	starts  ranking[node, byStart] // children with units
+	starts  ranking[node, byStart] // children that take turns
 	depths  ranking[node, byDepth] // likewise; only used when something is dropped
 
 	head, tail *unit // of a leaf
@@ -45,7 +53,7 @@ func (n *node) push(u *unit) {
 	u.prev, u.next = n.tail, nil
 	if n.head == nil {
 		n.head = u
-		n.wake()
+		n.join()
 	} else {
 		n.tail.next = u
 	}
@@ -55,17 +63,24 @@ func (n *node) push(u *unit) {
 	}
 }
 
-// wake has n, which has got units, and the nodes above take turns.
-func (n *node) wake() {
-	for p := n.parent; p != nil; n, p = p, p.parent {
+// join has n, which has got units, and the nodes above take turns.
+func (n *node) join() {
+	for p := n.parent; p != nil && !n.member; n, p = p, p.parent {
 		n.start = max(n.start, p.virtual)
 		p.turns++
 		n.turn = p.turns
+		n.member = true
 		heap.Push(&p.starts, n)
 		heap.Push(&p.depths, n)
-		if len(p.starts) > 1 {
-			return
-		}
+	}
+}
+
+// quit ends the turns of n and the nodes above if nothing is left there.
+func (n *node) quit() {
+	for p := n.parent; p != nil && n.member && !n.active() && !n.served; n, p = p, p.parent {
+		n.member = false
+		heap.Remove(&p.starts, n.place)
+		heap.Remove(&p.depths, n.rank)
 	}
 }
 
@@ -85,37 +100,43 @@ func (n *node) remove(u *unit) {
 		u.next.prev = u.prev
 	}
 	u.next, u.prev = nil, nil
-	if n.head != nil {
-		return
-	}
-	for p := n.parent; p != nil; n, p = p, p.parent {
-		heap.Remove(&p.starts, n.place)
-		heap.Remove(&p.depths, n.rank)
-		if len(p.starts) > 0 {
-			return
-		}
-	}
+	n.quit()
 }
 
-// serve takes u, the first one, out of leaf n. What it costs is told to charge.
+// serve takes u, the first one, out of leaf n. What it costs is told to charge, and that all
+// has been told to done: until then n takes turns with the others, so that a unit which
+// comes again finds it where it was.
 func (n *node) serve(u *unit) {
 	for c := n; c.parent != nil; c = c.parent {
-		c.parent.virtual = c.start
+		c.parent.virtual = max(c.parent.virtual, c.start)
 	}
+	n.served = true
 	n.remove(u)
 }
 
-// charge counts what a unit of leaf n has used.
+// charge counts what the unit of leaf n that was served has used.
 func (n *node) charge(cost leaky.Time) {
-	for p := n.parent; p != nil; n, p = p, p.parent {
+	for p := n.parent; p != nil && n.member; n, p = p, p.parent {
 		n.start += cost
-		if n.active() {
-			heap.Fix(&p.starts, n.place)
+		members := leaky.Time(len(p.starts))
+		if members == 1 {
+			p.virtual += cost
+			continue
 		}
+		heap.Fix(&p.starts, n.place)
+		p.virtual += (p.rest + cost) / members
+		p.rest = (p.rest + cost) % members
 	}
 }
 
-// active reports whether n takes turns: it, or what is below it, has units.
+// done ends serve.
+func (n *node) done() {
+	n.served = false
+	n.quit()
+}
+
+// active reports whether n, or what is below it, has units or takes turns for one that has
+// just left.
 func (n *node) active() bool { return n.head != nil || len(n.starts) > 0 }
 
 // deepen adds to the depth of n and the nodes above.

@@ -112,6 +112,7 @@ func TestTurnsAgainstQueues(t *testing.T) {
 			leaf.serve(u)
 			tr.queued[leaf] = tr.queued[leaf][1:]
 			leaf.charge(u.cost)
+			leaf.done()
 			served++
 		case n < 9 && len(q) > 0:
 			i := rnd.IntN(len(q))
@@ -154,16 +155,17 @@ func TestRestIsNoCredit(t *testing.T) {
 		}
 		leaf.serve(u)
 		leaf.charge(100)
+		leaf.done()
 	}
 	for range 10 {
 		a.push(&unit{})
 		serve(a)
 	}
 	for range 3 {
-		a.push(&unit{})
 		b.push(&unit{})
+		a.push(&unit{})
 	}
-	// b has not sent for long: it starts where a is, whose last unit is counted yet.
+	// b has not sent for long: it starts where a is, and a tie goes to who came first.
 	serve(b)
 	serve(a)
 	serve(b)

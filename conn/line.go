@@ -77,21 +77,13 @@ type line struct {
 
 	root          node
 	shares        map[netip.Addr]*share
-	holder        *unit  // past this line, waiting in a later one
-	queuedBytes   uint64 // of datagrams, that of the holder too
+	parted        []*share // without flows, but virtual time has not come to their tags
+	holder        *unit    // past this line, waiting in a later one
+	queuedBytes   uint64   // of datagrams, that of the holder too
 	queuedPackets uint64
 	streams       int // grants in it, that of the holder too
 	event         leaky.Event
 	pending       bool // in lines.work
-}
-
-// share is a source in a line, for as long as it has flows. Flows that nobody has
-// answered yet, whose sources may be forged, are one source together: no number of
-// them takes more than one turn from those that are known.
-type share struct {
-	node
-	source netip.Addr // the zero address for strangers
-	flows  int
 }
 
 // fullDatagram is what lateness is given back for at least: a datagram that fills an
@@ -148,40 +140,13 @@ func paces(p *shaper.Policy, i int) bool {
 	return !p.Limit(i).Observe && !(shape.Bytes.Unlimited() && shape.Packets.Unlimited())
 }
 
-// shareOf returns the source whose share f has in a line.
-func shareOf(f *shaper.Flow, stranger bool) (source netip.Addr) {
-	if !stranger {
-		source = turnAddr(f.Source)
-	}
-	return source
-}
-
-// stop adds a flow to l.
-func (l *line) stop(f *shaper.Flow, fifo, stranger bool) stop {
-	l.refs++
-	if fifo {
-		return stop{line: l, leaf: &l.root}
-	}
-	source := shareOf(f, stranger)
-	sh := l.shares[source]
-	if sh == nil {
-		sh = &share{source: source, node: node{parent: &l.root}}
-		if l.shares == nil {
-			l.shares = map[netip.Addr]*share{}
-		}
-		l.shares[source] = sh
-	}
-	sh.flows++
-	return stop{line: l, share: sh, leaf: &node{parent: &sh.node}}
-}
-
 // release gives back a path.
 func (ls *lines) release(path []stop, now leaky.Time) {
 	for _, at := range path {
 		l := at.line
 		if at.share != nil {
 			if at.share.flows--; at.share.flows == 0 && l.shares[at.share.source] == at.share {
-				delete(l.shares, at.share.source)
+				l.part(at.share)
 			}
 		}
 		if l.refs--; l.refs == 0 {
@@ -295,10 +260,16 @@ func (l *line) cost(bytes, packets uint64) leaky.Time {
 // leave lets the next ones have the first n lines of u, which u held.
 func (ls *lines) leave(u *unit, n int) {
 	for _, at := range u.path[:n] {
-		at.holder = nil
-		at.shallow(u)
+		at.pass(u)
+		at.leaf.done()
 		ls.consider(at.line)
 	}
+}
+
+// pass has u, which held l, be gone.
+func (l *line) pass(u *unit) {
+	l.holder = nil
+	l.shallow(u)
 }
 
 func (ls *lines) consider(l *line) {
@@ -356,7 +327,10 @@ func (ls *lines) serve(l *line, now leaky.Time) {
 }
 
 func (ls *lines) depart(u *unit, now leaky.Time) {
-	ls.leave(u, len(u.path))
+	for _, at := range u.path {
+		at.pass(u)
+		ls.consider(at.line)
+	}
 	u.queued = false
 	path, arrived, ready, waited, credit, grain := u.path, u.arrived, u.ready, u.waited, u.credit, u.grain
 	bytes, packets, again := u.owner.send(now)
@@ -391,6 +365,9 @@ func (ls *lines) depart(u *unit, now leaky.Time) {
 		// It was there all the time, so what is left of the lateness is its own.
 		u.arrived, u.ready = now, last
 		ls.enqueue(u, now)
+	}
+	for _, at := range path {
+		at.leaf.done()
 	}
 }
 
