@@ -74,8 +74,20 @@ func (d *direction) move(limit int) int {
 		if now.Sub(s.settled) > tellEvery {
 			s.settle(now)
 		}
+		if d.spent() {
+			d.end()
+		}
 	}
 	return n
+}
+
+// spent reports whether nothing is left of what src has sent, but its end.
+func (d *direction) spent() bool {
+	if !d.src.unsure || !d.src.readable || d.ended || len(d.left) > 0 || d.pipe != nil || d.session.stage != flowing {
+		return false
+	}
+	n, errno := peek(d.src.fd, d.session.proxy.loop.scratch[:1])
+	return errno == 0 && n == 0 || d.src.failed && errno != 0 && errno != unix.EAGAIN
 }
 
 // fill takes at most limit bytes of src into a pipe. It returns false, having done
@@ -251,9 +263,16 @@ func accept(fd int) (int, netip.AddrPort, unix.Errno) {
 	return int(n), unmapped(from), 0
 }
 
-func recv(fd int, b []byte) (int, unix.Errno) {
+func recv(fd int, b []byte) (int, unix.Errno) { return recvfrom(fd, b, unix.MSG_DONTWAIT) }
+
+// peek is recv, but leaves the bytes where they are.
+func peek(fd int, b []byte) (int, unix.Errno) {
+	return recvfrom(fd, b, unix.MSG_DONTWAIT|unix.MSG_PEEK)
+}
+
+func recvfrom(fd int, b []byte, flags uintptr) (int, unix.Errno) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd),
-		uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), unix.MSG_DONTWAIT, 0, 0)
+		uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), flags, 0, 0)
 	if errno != 0 {
 		return 0, errno
 	}

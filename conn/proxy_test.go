@@ -103,6 +103,18 @@ func dial(t *testing.T, addr string) *net.TCPConn {
 	return c.(*net.TCPConn)
 }
 
+// dialFrom is dial from another address of this host.
+func dialFrom(t *testing.T, source, addr string) *net.TCPConn {
+	t.Helper()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}
+	c, err := d.Dial("tcp4", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c.(*net.TCPConn)
+}
+
 func echo(c *net.TCPConn) { io.Copy(c, c) }
 
 func randomBytes(n int) []byte {

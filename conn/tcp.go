@@ -310,9 +310,18 @@ func (side *side) gone(events uint32) bool {
 	return err == nil && n == 0
 }
 
-// advance moves what can be moved, or queues for it.
+// advance moves what can be moved, or queues for it. An end that is all there is does not
+// wait for a turn: it takes nothing, and holds a slot as long as it waits.
 func (d *direction) advance(now leaky.Time) {
-	if d.unit.queued || d.putOff || !d.movable() {
+	if d.putOff || !d.movable() {
+		return
+	}
+	if len(d.unit.path) > 0 && d.spent() {
+		d.session.proxy.loop.lines.withdraw(now, &d.unit)
+		d.end()
+		return
+	}
+	if d.unit.queued {
 		return
 	}
 	if len(d.unit.path) > 0 {

@@ -3,6 +3,7 @@ package conn
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"sync"
@@ -84,6 +85,52 @@ func TestHalfCloseWithoutAWord(t *testing.T) {
 		}
 	}
 	r.settle()
+}
+
+// The end of a connection takes nothing of a rate: it is passed on at once where there is
+// nothing else, and with the last byte where there is. A byte that waits for its turn is
+// measured beside it.
+func TestEndDoesNotWaitForATurn(t *testing.T) {
+	const others = 30
+	told := make(chan time.Time, 2)
+	addr := serveTCP(t, func(c *net.TCPConn) {
+		b := make([]byte, 64<<10)
+		for {
+			n, err := c.Read(b)
+			if n > 0 && b[0] == 'x' || err != nil && b[0] != 0 {
+				told <- time.Now()
+			}
+			if err != nil {
+				return
+			}
+		}
+	})
+	r := start(t, shaper.TCP, addr, shaper.Limit{Name: "all", Rate: 1e6})
+	idle := dialFrom(t, "127.0.0.9", r.addr())
+	idle.Write([]byte("I"))
+	for i := range others {
+		go dialFrom(t, fmt.Sprintf("127.0.1.%d", i+1), r.addr()).Write(make([]byte, 1<<20))
+	}
+	time.Sleep(500 * time.Millisecond)
+	var turn, end, gap time.Duration
+	for range 2 {
+		c := dialFrom(t, "127.0.0.8", r.addr())
+		begun := time.Now()
+		c.Write([]byte("x"))
+		c.CloseWrite()
+		last := <-told
+		turn += last.Sub(begun) / 2
+		gap += (<-told).Sub(last) / 2
+	}
+	begun := time.Now()
+	idle.CloseWrite()
+	end = (<-told).Sub(begun)
+	if turn < 50*time.Millisecond {
+		t.Errorf("a byte waited for %v: nothing was held back", turn)
+	}
+	if end > turn/3 || gap > turn/3 {
+		t.Errorf("an end waited for %v, one behind a byte for %v more, a byte for %v", end, gap, turn)
+	}
 }
 
 // A read stops at urgent data; what is behind it must not stay behind.
@@ -295,4 +342,54 @@ func TestClientThatLeavesFreesItsPlace(t *testing.T) {
 	first.SetLinger(0)
 	first.Close()
 	waitFor(t, "the next one in flight", func() bool { return state.Waiting.Load() == 0 && state.InFlight.Load() == 1 })
+}
+
+// Sources that have one connection after the other, a segment each, leave an upload its part:
+// a fifth when four of them are there at a time, however many come.
+func TestShortConnectionsLeaveAnUploadItsPart(t *testing.T) {
+	for _, reset := range []bool{true, false} {
+		var upload, all atomic.Uint64
+		addr := serveTCP(t, func(c *net.TCPConn) {
+			b := make([]byte, 64<<10)
+			for {
+				n, err := c.Read(b)
+				all.Add(uint64(n))
+				if n > 0 && b[0] == 'u' {
+					upload.Add(uint64(n))
+				} else if n > 0 {
+					c.Write([]byte("x"))
+				}
+				if err != nil {
+					return
+				}
+			}
+		})
+		r := start(t, shaper.TCP, addr, shaper.Limit{Name: "all", Rate: 4e6})
+		up := dialFrom(t, "127.0.0.2", r.addr())
+		go up.Write(bytes.Repeat([]byte("u"), 4<<20))
+		var others sync.WaitGroup
+		var sources atomic.Uint32
+		begun := time.Now()
+		for range 4 {
+			others.Go(func() {
+				for time.Since(begun) < time.Second {
+					n := sources.Add(1)
+					c := dialFrom(t, fmt.Sprintf("127.1.%d.%d", n>>8&255, n&255), r.addr())
+					if reset {
+						c.SetLinger(0)
+					}
+					c.Write(bytes.Repeat([]byte("o"), 1400))
+					c.SetReadDeadline(time.Now().Add(patience))
+					c.Read(make([]byte, 1))
+					c.Close()
+				}
+			})
+		}
+		others.Wait()
+		if part := float64(upload.Load()) / float64(all.Load()); part < 0.16 || sources.Load() < 20 {
+			t.Errorf("reset %v: the upload has %.2f of all, beside %d short connections, want a fifth", reset, part, sources.Load())
+		}
+		up.SetLinger(0)
+		up.Close()
+	}
 }
