@@ -32,6 +32,7 @@ type gates struct {
 	name   []byte            // of a queue, to be used again
 	gate   uint64            // ID of the last gate
 	turn   uint64            // last one given
+	again  []*entrant        // that are to try the gates of a new policy in run
 	told   []outcome         // that owners are yet to be told
 	busy   bool              // run is at work
 }
@@ -180,6 +181,10 @@ func (g *gates) run(now leaky.Time) {
 		return
 	}
 	g.busy = true
+	for _, e := range g.again {
+		g.try(e, now)
+	}
+	g.again = nil
 	for i := 0; i < len(g.told); i++ {
 		o := g.told[i]
 		g.told[i] = outcome{}
@@ -215,8 +220,8 @@ func (gt *gate) retry(now leaky.Time) time.Duration {
 }
 
 // swap sets the gates to a new policy, which publish puts into effect everywhere
-// else. Those who wait keep their turns, at the gates of the new policy. Who goes on is told
-// in the next run.
+// else. Those who wait keep their turns, at the gates of the new policy: they come to them
+// in the next run, when those in flight have been counted there.
 func (g *gates) swap(p *shaper.Policy, publish func(), now leaky.Time) {
 	type turn struct {
 		*entrant
@@ -247,7 +252,7 @@ func (g *gates) swap(p *shaper.Policy, publish func(), now leaky.Time) {
 	}
 	slices.SortFunc(waiting, func(a, b turn) int { return cmp.Or(cmp.Compare(a.round, b.round), cmp.Compare(a.turn, b.turn)) })
 	for _, e := range waiting {
-		g.try(e.entrant, now)
+		g.again = append(g.again, e.entrant)
 	}
 }
 
