@@ -101,23 +101,50 @@ func (f *udpFlow) dialFailed(err error) {
 // room reports whether there is room for f in the table, and counts and tells it when there
 // is none.
 func (s *site) room(f *udpFlow, makeRoom func(*roster) bool, now leaky.Time) bool {
-	config := s.config.Load()
-	var why, key string
-	var most int
-	switch open := int(s.counts.Flows.Load()); {
-	case config.MaxFlowsPerSource > 0 && f.source.count >= config.MaxFlowsPerSource && !makeRoom(&f.source.flows):
-		why, key, most = "no room for a UDP flow: its source has all that it may have", "max_flows_per_source", config.MaxFlowsPerSource
-	case open >= config.MaxFlows && !makeRoom(&s.flows):
-		why, key, most = "no room for a UDP flow: the listener has all that it may have", "max_flows", config.MaxFlows
-	case s.proxy.loop.short(enough) && !makeRoom(&s.flows):
-		why, key, most = "no room for a UDP flow: descriptors or memory run short", "max_flows", config.MaxFlows
-	default:
+	key, why := s.full(f.source, makeRoom)
+	if key == "" {
 		return true
 	}
 	s.counts.FlowsRefused.Add(1)
 	s.proxy.shaper.Note(f.flow.Source, shaper.Tally{Dropped: 1}, now)
-	s.proxy.changes.note(why, "listener", s.name, "source", f.flow.Source, key, most)
+	s.proxy.changes.note("UDP flow refused: "+why, "listener", s.name, "source", f.flow.Source,
+		"flows_of_source", f.source.count, "flows", s.counts.Flows.Load(), "raise", key)
 	return false
+}
+
+// full returns the key of the bound on flows that keeps source from another one, and what
+// it is in words, or "" when there is room.
+func (s *site) full(source *udpSource, makeRoom func(*roster) bool) (key, why string) {
+	config := s.config.Load()
+	switch {
+	case config.MaxFlowsPerSource > 0 && source.count >= config.MaxFlowsPerSource && !makeRoom(&source.flows):
+		return "max_flows_per_source", "its source has as many as it may have, none of them idle"
+	case s.counts.Flows.Load() >= int64(config.MaxFlows) && !makeRoom(&s.flows):
+		return "max_flows", "the listener has as many as it may have, none of them idle"
+	case s.proxy.loop.short(enough) && !makeRoom(&s.flows):
+		return "max_flows", "descriptors or memory run short"
+	}
+	return "", ""
+}
+
+// FlowRoom returns how many UDP flows a source has at a listener, of how many, and whether
+// it could have another one.
+func (p *Proxy) FlowRoom(listener string, source netip.Addr) (room shaper.FlowRoom) {
+	p.loop.call(func(now leaky.Time) {
+		s := p.sites[listener]
+		if s == nil {
+			return
+		}
+		src := s.sources[turnAddr(source)]
+		if src == nil {
+			src = &udpSource{}
+		}
+		config := s.config.Load()
+		room = shaper.FlowRoom{OfSource: src.count, MostOfSource: config.MaxFlowsPerSource, Open: int(s.counts.Flows.Load()), Most: config.MaxFlows}
+		var ends clearing
+		room.Full, _ = s.full(src, func(r *roster) bool { return ends.of(r, src, now) })
+	})
+	return room
 }
 
 // placeFor reports whether a downstream has room for a flow, or a flow at one that is full

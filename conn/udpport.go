@@ -41,6 +41,7 @@ func (u *udpPort) descriptor() int { return u.fd }
 func (u *udpPort) serves() *service { return u.service }
 
 func (u *udpPort) serve(s service) {
+	s.counts.MaxFlows.Store(int64(s.config.Load().MaxFlows))
 	started := u.service != nil
 	u.service = &s
 	if started {

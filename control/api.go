@@ -70,20 +70,24 @@ type Block struct {
 
 // ListenerStatus is what a listener has done.
 type ListenerStatus struct {
-	Name               string             `json:"name"`
-	Addresses          []string           `json:"addresses"`
-	Open               int64              `json:"open"`  // TCP connections
-	Flows              int64              `json:"flows"` // of UDP
-	ToDownstream       uint64             `json:"to_downstream_bytes"`
-	FromDownstream     uint64             `json:"from_downstream_bytes"`
-	ToDownstreamRate   float64            `json:"to_downstream_rate"` // bytes/s over 10 s
-	FromDownstreamRate float64            `json:"from_downstream_rate"`
-	Accepted           uint64             `json:"accepted"`
-	Ended              map[string]uint64  `json:"ended"` // connections, by how
-	FlowsRefused       uint64             `json:"flows_refused"`
-	DialErrors         uint64             `json:"dial_errors"`
-	Unserved           string             `json:"unserved,omitempty"` // why nobody is served: no downstream is up
-	Downstreams        []DownstreamStatus `json:"downstreams"`
+	Name                string             `json:"name"`
+	Addresses           []string           `json:"addresses"`
+	Open                int64              `json:"open"`      // TCP connections
+	Flows               int64              `json:"flows"`     // of UDP
+	MaxFlows            int64              `json:"max_flows"` // that it may have; 0 without a UDP address
+	ToDownstream        uint64             `json:"to_downstream_bytes"`
+	FromDownstream      uint64             `json:"from_downstream_bytes"`
+	ToDownstreamRate    float64            `json:"to_downstream_rate"` // bytes/s over 10 s
+	FromDownstreamRate  float64            `json:"from_downstream_rate"`
+	Accepted            uint64             `json:"accepted"`
+	Ended               map[string]uint64  `json:"ended"`              // connections, by how
+	FlowsRefused        uint64             `json:"flows_refused"`      // datagrams for whose flow there was no room
+	FlowsRefusedRate    float64            `json:"flows_refused_rate"` // a second, over 10 s
+	AnswersWithheld     uint64             `json:"answers_withheld"`   // beyond amplification
+	AnswersWithheldRate float64            `json:"answers_withheld_rate"`
+	DialErrors          uint64             `json:"dial_errors"`
+	Unserved            string             `json:"unserved,omitempty"` // why nobody is served: no downstream is up
+	Downstreams         []DownstreamStatus `json:"downstreams"`
 }
 
 // DownstreamStatus is how a downstream is doing.
@@ -282,7 +286,17 @@ type Explanation struct {
 	Reason      string       `json:"reason"`
 	By          string       `json:"by,omitempty"`       // the limit
 	Unserved    string       `json:"unserved,omitempty"` // why nobody is served there, whatever the limits are
+	Flows       *FlowRoom    `json:"flows,omitempty"`    // at a listener's UDP address
 	Connections []Connection `json:"connections"`        // of the source, at most 20
+}
+
+// FlowRoom is how many UDP flows a source and its listener have, of how many.
+type FlowRoom struct {
+	OfSource     int    `json:"of_source"`
+	MostOfSource int    `json:"most_of_source"` // max_flows_per_source; 0 is no bound
+	Open         int    `json:"open"`
+	Most         int    `json:"most"`           // max_flows
+	Full         string `json:"full,omitempty"` // the key that keeps the source from another one, whatever the limits are
 }
 
 // BucketOf is the bucket of a limit that a flow is under.

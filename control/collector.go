@@ -35,6 +35,7 @@ var (
 	listenerBytes     = desc("listener_bytes_total", "Payload bytes forwarded.", "listener", "direction")
 	listenerAccepted  = desc("listener_connections_accepted_total", "TCP connections accepted.", "listener")
 	listenerOpened    = desc("listener_udp_flows_opened_total", "UDP flows opened.", "listener")
+	listenerMaxFlows  = desc("listener_udp_flows_max", "UDP flows that the listener may have at once; 0 without a UDP address.", "listener")
 	listenerEvicted   = desc("listener_udp_flows_evicted_total", "UDP flows that ended to make room for another one.", "listener")
 	listenerRefused   = desc("listener_udp_flows_refused_total", "Datagrams dropped because there was no room for their flow.", "listener")
 	downstreamUp      = desc("downstream_up", "1 when the downstream gets connections and can be reached, 0 when checks or dials fail, it has no address, or an operator has drained it.", "listener", "downstream")
@@ -137,6 +138,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, n := range policy.Listeners() {
 		gauge(listenerOpen, float64(n.Open.Load()), n.Name)
 		gauge(listenerFlows, float64(n.Flows.Load()), n.Name)
+		gauge(listenerMaxFlows, float64(n.MaxFlows.Load()), n.Name)
 		counter(listenerBytes, n.ToDownstream.Load(), n.Name, shaper.ToDownstream.String())
 		counter(listenerBytes, n.FromDownstream.Load(), n.Name, shaper.FromDownstream.String())
 		counter(listenerAccepted, n.Accepted.Load(), n.Name)

@@ -114,8 +114,8 @@ func (m *Monitor) look(now time.Time) {
 
 // traffic is what a listener had moved by the last samples.
 type traffic struct {
-	at       []time.Time // at most 11
-	up, down []uint64
+	at                          []time.Time // at most 11
+	up, down, refused, withheld []uint64
 }
 
 // listeners takes a sample of every listener.
@@ -130,21 +130,24 @@ func (m *Monitor) listeners(p *shaper.Policy, now time.Time) {
 		}
 		t.at = last(append(t.at, now), 11)
 		t.up, t.down = last(append(t.up, n.ToDownstream.Load()), 11), last(append(t.down, n.FromDownstream.Load()), 11)
+		t.refused, t.withheld = last(append(t.refused, n.FlowsRefused.Load()), 11), last(append(t.withheld, n.Withheld.Load()), 11)
 	}
 	maps.DeleteFunc(m.flows, func(n *shaper.ListenerState, _ *traffic) bool { return !there[n] })
 }
 
-// listener returns what a listener moved in each direction, in bytes/s over 10 s.
-func (m *Monitor) listener(n *shaper.ListenerState) (up, down float64) {
+// listener fills in what a listener did over the last 10 s, a second.
+func (m *Monitor) listener(to *ListenerStatus, n *shaper.ListenerState) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	t := m.flows[n]
 	if t == nil {
-		return 0, 0
+		return
 	}
 	end := len(t.at) - 1
 	seconds := t.at[end].Sub(t.at[0]).Seconds()
-	return perSecond(t.up[end], t.up[0], seconds), perSecond(t.down[end], t.down[0], seconds)
+	rate := func(counts []uint64) float64 { return perSecond(counts[end], counts[0], seconds) }
+	to.ToDownstreamRate, to.FromDownstreamRate = rate(t.up), rate(t.down)
+	to.FlowsRefusedRate, to.AnswersWithheldRate = rate(t.refused), rate(t.withheld)
 }
 
 func (m *Monitor) sample(t *track, p *shaper.Policy, i int, now time.Time) {

@@ -134,12 +134,12 @@ func (v *view) status() Status {
 	downstreams := v.downstreams()
 	for _, n := range policy.Listeners() {
 		l := ListenerStatus{
-			Name: n.Name, Addresses: []string{}, Open: n.Open.Load(), Flows: n.Flows.Load(),
+			Name: n.Name, Addresses: []string{}, Open: n.Open.Load(), Flows: n.Flows.Load(), MaxFlows: n.MaxFlows.Load(),
 			ToDownstream: n.ToDownstream.Load(), FromDownstream: n.FromDownstream.Load(),
-			Accepted: n.Accepted.Load(), FlowsRefused: n.FlowsRefused.Load(), DialErrors: n.DialErrors.Load(),
+			Accepted: n.Accepted.Load(), FlowsRefused: n.FlowsRefused.Load(), AnswersWithheld: n.Withheld.Load(), DialErrors: n.DialErrors.Load(),
 			Ended: map[string]uint64{}, Downstreams: []DownstreamStatus{},
 		}
-		l.ToDownstreamRate, l.FromDownstreamRate = v.Monitor.listener(n)
+		v.Monitor.listener(&l, n)
 		for e := range n.Ended {
 			if count := n.Ended[e].Load(); count > 0 {
 				l.Ended[shaper.Ending(e).String()] = count

@@ -100,6 +100,7 @@ type ListenerState struct {
 
 	Open           atomic.Int64  // TCP connections with a downstream
 	Flows          atomic.Int64  // UDP flows
+	MaxFlows       atomic.Int64  // that it may have; 0 when it has no UDP address
 	ToDownstream   atomic.Uint64 // bytes
 	FromDownstream atomic.Uint64
 	Accepted       atomic.Uint64 // TCP connections

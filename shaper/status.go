@@ -36,6 +36,15 @@ type ConnectionStatus struct {
 // Addr returns whose the connection is, as flows have it.
 func (c *ConnectionStatus) Addr() netip.Addr { return c.Source.Addr().Unmap().WithZone("") }
 
+// FlowRoom is how many UDP flows a source and its listener have, of how many, and what keeps
+// the source from another one: "max_flows_per_source", "max_flows", or "" when nothing does.
+// Where there are as many as may be, and it is "", an idle one would make room.
+type FlowRoom struct {
+	OfSource, MostOfSource int // 0 is no bound
+	Open, Most             int
+	Full                   string
+}
+
 // BucketState is how a bucket is doing, and the connections of its key.
 type BucketState struct {
 	BacklogBytes, BacklogPackets uint64        // charged and not drained

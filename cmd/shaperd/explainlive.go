@@ -35,9 +35,13 @@ func (p *page) explanation(x control.Explanation) {
 	if x.Unserved != "" {
 		p.line("%s", p.red(unservedText(x.Listener, x.Unserved)))
 	}
-	if len(x.Limits) == 0 {
+	p.flowRoom(x.Flows)
+	switch {
+	case len(x.Limits) == 0 && x.Flows != nil && x.Flows.Full != "":
+		p.line("No limit matches.")
+	case len(x.Limits) == 0:
 		p.line("No limit matches: nothing is held back.")
-	} else {
+	default:
 		p.line("%s", now(x))
 		p.line("")
 		p.table(bucketsTable(x.Limits))
@@ -49,6 +53,21 @@ func (p *page) explanation(x control.Explanation) {
 	if len(x.Connections) > 0 {
 		p.line("")
 		p.table(connectionsTable(x.Connections))
+	}
+}
+
+// flowRoom tells how many UDP flows there are, and whether there may be another one.
+func (p *page) flowRoom(f *control.FlowRoom) {
+	if f == nil {
+		return
+	}
+	of := ""
+	if f.MostOfSource > 0 {
+		of = fmt.Sprintf(" of %d", f.MostOfSource)
+	}
+	p.line("UDP flows: %d%s for this source, %d of %d at the listener.", f.OfSource, of, f.Open, f.Most)
+	if f.Full != "" {
+		p.line("%s", p.red(fmt.Sprintf("What it sent from a new port now would be REFUSED: no room for another flow (%s).", f.Full)))
 	}
 }
 

@@ -26,6 +26,10 @@ func (s *server) Explain(ask control.Question) (control.Explanation, error) {
 	s.addBuckets(found, p)
 	s.addConnections(found, p)
 	s.addDownstreams(found)
+	if found.attach == nil && found.flow.Protocol == shaper.UDP {
+		room := control.FlowRoom(s.proxy.FlowRoom(found.Listener, found.flow.Source))
+		found.Flows = &room
+	}
 	return found.Explanation, nil
 }
 

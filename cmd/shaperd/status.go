@@ -127,11 +127,36 @@ func (p *page) verdicts(s control.Status, limits []control.Limit) {
 			slowed.add(l.Name, how)
 		}
 	}
-	if len(slowed.rows) == 0 && len(unserved(s)) == 0 {
+	if !p.unroomed(s) && len(slowed.rows) == 0 && len(unserved(s)) == 0 {
 		p.line("Nobody is slowed.")
 	}
 	p.table(slowed)
 	p.table(watched)
+}
+
+// unroomed tells which listeners refuse UDP flows or withhold answers, and reports whether
+// one does.
+func (p *page) unroomed(s control.Status) (any bool) {
+	for _, l := range s.Listeners {
+		if l.FlowsRefusedRate > 0 {
+			any = true
+			p.line("%s", p.red(fmt.Sprintf("NO ROOM for UDP flows at %s: %s datagrams refused, %s flows. \"shaperd events\" says whether to raise max_flows or max_flows_per_source.",
+				printable(l.Name), often(l.FlowsRefusedRate), flows(l))))
+		}
+		if l.AnswersWithheldRate > 0 {
+			any = true
+			p.line("Answers are withheld at %s: %s come to more than amplification allows.", printable(l.Name), often(l.AnswersWithheldRate))
+		}
+	}
+	return any
+}
+
+// flows writes how many UDP flows a listener has.
+func flows(l control.ListenerStatus) string {
+	if l.MaxFlows == 0 {
+		return fmt.Sprint(l.Flows)
+	}
+	return fmt.Sprintf("%d of %d", l.Flows, l.MaxFlows)
 }
 
 func unservedText(listener, why string) string {
@@ -230,7 +255,7 @@ func (p *page) places(s control.Status) {
 	listeners := newTable("LISTENER", "ADDRESS", ">OPEN", ">FLOWS", ">TO", ">FROM", ">ACCEPTED", ">DIAL ERRORS")
 	var down []control.DownstreamStatus
 	for _, l := range s.Listeners {
-		listeners.add(l.Name, strings.Join(l.Addresses, " "), fmt.Sprint(l.Open), fmt.Sprint(l.Flows), rate(l.ToDownstreamRate),
+		listeners.add(l.Name, strings.Join(l.Addresses, " "), fmt.Sprint(l.Open), flows(l), rate(l.ToDownstreamRate),
 			rate(l.FromDownstreamRate), fmt.Sprint(l.Accepted), fmt.Sprint(l.DialErrors))
 		down = append(down, l.Downstreams...)
 	}

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"net"
+	"strings"
+	"testing"
+)
+
+// A source has all UDP flows that it may have, and its next ones are refused: status, explain,
+// events and metrics say so, and name the key to raise.
+func TestFlowsThatAreRefusedAreTold(t *testing.T) {
+	listen, metrics := freePort(t), freePort(t)
+	silent, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { silent.Close() })
+	s := startSteered(t, writeConfig(t, "", `[daemon]
+metrics = "`+metrics+`"
+page = ""
+pins = "/nowhere/pins"
+[[listen]]
+name = "dns"
+address = ["udp://`+listen+`"]
+downstream = ["`+silent.LocalAddr().String()+`"]
+max_flows = 100
+max_flows_per_source = 2
+`))
+	_, port, err := net.SplitHostPort(listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func() {
+		for range 4 { // each from a new port
+			c, err := net.Dial("udp4", listen)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Write([]byte("question"))
+			defer c.Close()
+		}
+	}
+	explain := "explain --source 127.0.0.1 --to udp/" + port
+	s.must("status", "Nobody is slowed.", "0 of 100")
+	s.must(explain, "No limit matches: nothing is held back.", "UDP flows: 0 of 2 for this source, 0 of 100 at the listener.")
+	await(t, "explain tells", func() bool {
+		ask()
+		out, err := s.verb(strings.Fields(explain)...)
+		return err == nil && strings.Contains(out, "UDP flows: 2 of 2 for this source, 2 of 100 at the listener.\n"+
+			"What it sent from a new port now would be REFUSED: no room for another flow (max_flows_per_source).\nNo limit matches.\n")
+	})
+	await(t, "status tells", func() bool {
+		ask()
+		out, err := s.verb("status")
+		return err == nil && strings.Contains(out, "NO ROOM for UDP flows at dns: ") && strings.Contains(out, "2 of 100 flows") &&
+			!strings.Contains(out, "Nobody is slowed")
+	})
+	s.must("events", "UDP flow refused", "max_flows_per_source", "127.0.0.1")
+	text := scrape(t, metrics)
+	for _, want := range []string{`shaperd_listener_udp_flows_max{listener="dns"} 100`, `shaperd_listener_udp_flows{listener="dns"} 2`} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the metrics have no %s", want)
+		}
+	}
+}
