@@ -150,7 +150,8 @@ func (c *Client) SetDownstream(ctx context.Context, s SetDownstream) error {
 // ExplainQuery is what to explain: a connection to a listener, or packets at an attachment.
 type ExplainQuery struct {
 	Source      netip.Addr
-	To          string     // "tcp/5432", or "icmp" at an attachment
+	To          string     // "tcp/5432", "tcp/192.0.2.1:5432", or "icmp" at an attachment
+	Listener    string     // where several take it
 	Attach      string     // "" asks for a listener
 	Destination netip.Addr // of packets; may be invalid
 }
@@ -162,7 +163,7 @@ func (c *Client) Explain(ctx context.Context, q ExplainQuery) (Explanation, erro
 		destination = q.Destination.String()
 	}
 	return get[Explanation](ctx, c, "/explain",
-		query("source", q.Source.String(), "to", q.To, "attach", q.Attach, "destination", destination))
+		query("source", q.Source.String(), "to", q.To, "listener", q.Listener, "attach", q.Attach, "destination", destination))
 }
 
 // SetLimit changes keys of a limit, and returns what it is now.

@@ -184,8 +184,9 @@ var endpoints = map[string]endpoint{
 	"GET /v1/explain": {
 		says: "What a connection or a packet would meet now", answer: Explanation{}, errors: []int{422},
 		query: map[string]param{
-			"source": must(text("The address that it is from.")), "to": must(text("What it is to: tcp/5432, udp/53, icmp.")),
-			"attach": text("The attachment at which packets are."), "destination": text("The address that packets are to."),
+			"source": must(text("The address that it is from.")), "to": must(text("What it is to: tcp/5432, tcp/192.0.2.1:5432, udp/53, icmp.")),
+			"listener": text("The listener, where several take the port."),
+			"attach":   text("The attachment at which packets are."), "destination": text("The address that packets are to."),
 		},
 		asks: []ask{{at: "?source=192.0.2.1&to=tcp/1", code: 200}, refusedByIt.query("source=x&to=x")},
 	},

@@ -118,7 +118,7 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 
 func (a *api) getExplain(w http.ResponseWriter, q *http.Request) {
 	v := q.URL.Query()
-	e, err := a.Daemon.Explain(Question{Source: v.Get("source"), To: v.Get("to"), Attach: v.Get("attach"), Destination: v.Get("destination")})
+	e, err := a.Daemon.Explain(Question{Source: v.Get("source"), To: v.Get("to"), Listener: v.Get("listener"), Attach: v.Get("attach"), Destination: v.Get("destination")})
 	if !failed(w, err) {
 		answer(w, http.StatusOK, e)
 	}

@@ -78,7 +78,7 @@ var (
 )
 
 // Question is what to explain: see the query of GET /v1/explain.
-type Question struct{ Source, To, Attach, Destination string }
+type Question struct{ Source, To, Listener, Attach, Destination string }
 
 // Server answers on the control socket.
 type Server struct {

@@ -51,6 +51,7 @@ const (
 name = "db"
 address = ["tcp://127.0.0.1:432", "udp://127.0.0.1:5353"]
 downstream = ["10.0.0.5:5432"]
+tcp_idle_timeout = "1h"
 max_flows = 1000
 [[limit]]
 name = "all"
@@ -263,7 +264,7 @@ func TestDoctor(t *testing.T) {
 		}, "pins", healthFail, "another user than shaperd", "shaperd detach"},
 
 		{"low port", proxyConfig, file("proc/self/status", "Uid:\t0\t0\t0\t0\nCapEff:\t0000000000000000\n"), "capabilities", healthFail, "lacks CAP_NET_BIND_SERVICE, for port 432", "as root"},
-		{"low port of the page", strings.Replace("[daemon]\npage = \":80\"\n"+proxyConfig, ":432", ":5432", 1), file("proc/self/status", "Uid:\t0\t0\t0\t0\nCapEff:\t0000000000000000\n"), "capabilities", healthFail, "for port 80", "as root"},
+		{"low port of the page", strings.Replace("[daemon]\npage = \"127.0.0.1:80\"\n"+proxyConfig, ":432", ":5432", 1), file("proc/self/status", "Uid:\t0\t0\t0\t0\nCapEff:\t0000000000000000\n"), "capabilities", healthFail, "for port 80", "as root"},
 		{"unit without it", proxyConfig, patient{unit: changed("AmbientCapabilities=cap_net_bind_service", "AmbientCapabilities=")}, "capabilities", healthFail, "shaperd lacks CAP_NET_BIND_SERVICE", "systemctl edit shaperd"},
 		{"unit that is bounded", proxyConfig, patient{unit: changed("BoundingSet=cap_net_bind_service", "BoundingSet=")}, "capabilities", healthFail, "lacks CAP_NET_BIND_SERVICE", ""},
 		{"unit without the drop-in", packetConfig, patient{unit: goodUnit}, "capabilities", healthFail, "lacks CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, for [[attach]]", "examples/packet-plane.conf"},
@@ -339,7 +340,7 @@ func TestDoctor(t *testing.T) {
 // On this host, whatever it is, with and without a configuration that loads.
 func TestDoctorHere(t *testing.T) {
 	listen, downstream := freePort(t), echoServer(t)
-	config := writeConfig(t, "", configText(listen, "", downstream, "1MB/s"))
+	config := writeConfig(t, "", strings.Replace(configText(listen, "", downstream, "1MB/s"), "[[limit]]", "tcp_idle_timeout = \"1h\"\n[[limit]]", 1))
 	out, _, err := command(t, "doctor", "--config", config, "--probe", "--control", filepath.Join(t.TempDir(), "none.sock"))
 	if err != nil {
 		t.Errorf("%v:\n%s", err, out)

@@ -20,26 +20,31 @@ import (
 type question struct {
 	source, destination netip.Addr // the latter is invalid when nobody said
 	protocol            shaper.Protocol
+	address             netip.Addr // that it asks for; invalid when nobody said
 	port                uint16
+	listener            string // "" is the one that takes it
 	attach              string // "" asks for a listener
 }
 
 func explainCommand(e env) *cobra.Command {
-	var file, source, destination, to, attach string
+	var file string
+	var ask control.Question
 	cmd := &cobra.Command{
-		Use:   "explain --source IP --to tcp|udp/PORT [--attach NAME [--destination IP]]",
+		Use:   "explain --source IP --to tcp|udp/[IP:]PORT [--listener NAME | --attach NAME [--destination IP]]",
 		Short: "Tell which limits a connection is under, in what state, and which binds first",
 		Long: `Tell which limits a connection of a source would be under, in which buckets, and which
 binds first; with --attach, packets at an attachment. The running daemon is asked, and
-tells the present state of the buckets and when the next unit would leave. With
+tells the present state of the buckets and when the next unit would leave. Where
+several listeners take the port, name one, or the address that the client asks for. With
 --config, a file is asked instead, and no daemon is needed.`,
 		Example: `  shaperd explain --source 192.0.2.7 --to tcp/5432
+  shaperd explain --source 192.0.2.7 --to tcp/203.0.113.1:5432
   shaperd explain --config shaperd.toml --source 192.0.2.7 --to tcp/5432
   shaperd explain --attach plant --source 10.1.2.3 --destination 10.40.0.7 --to tcp/502`,
 		Annotations: withJSON,
 		Args:        noArgs(""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			q, err := parseQuestion(control.Question{Source: source, To: to, Attach: attach, Destination: destination})
+			q, err := parseQuestion(ask)
 			if err != nil {
 				return err
 			}
@@ -61,22 +66,31 @@ tells the present state of the buckets and when the next unit would leave. With
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "", "configuration `file` to ask instead of the running daemon")
-	cmd.Flags().StringVar(&source, "source", "", "`address` of the client")
-	cmd.Flags().StringVar(&to, "to", "", "`protocol/port` that the client asks for, such as tcp/5432; or icmp, at an attachment")
-	cmd.Flags().StringVar(&attach, "attach", "", "`name` of an attachment: tell about packets there, not about a listener's connections")
-	cmd.Flags().StringVar(&destination, "destination", "", "`address` that packets at the attachment are for")
+	cmd.Flags().StringVar(&ask.Source, "source", "", "`address` of the client")
+	cmd.Flags().StringVar(&ask.To, "to", "", "`protocol/port` that the client asks for, such as tcp/5432 or tcp/192.0.2.1:5432; or icmp, at an attachment")
+	cmd.Flags().StringVar(&ask.Listener, "listener", "", "`name` of the listener, where several take the port")
+	cmd.Flags().StringVar(&ask.Attach, "attach", "", "`name` of an attachment: tell about packets there, not about a listener's connections")
+	cmd.Flags().StringVar(&ask.Destination, "destination", "", "`address` that packets at the attachment are for")
 	return cmd
 }
 
 // parseQuestion reads a question. What is wrong is told by the flags of "explain".
 func parseQuestion(ask control.Question) (*question, error) {
-	q := &question{attach: ask.Attach}
+	q := &question{listener: ask.Listener, attach: ask.Attach}
 	var err error
 	if q.source, err = parseAddr("source", ask.Source); err != nil {
 		return nil, err
 	}
-	if q.protocol, q.port, err = parseTo(ask.To, ask.Attach != ""); err != nil {
+	if err = q.parseTo(ask.To); err != nil {
 		return nil, err
+	}
+	switch {
+	case q.attach != "" && q.listener != "":
+		return nil, usageError{errors.New("--listener and --attach: traffic meets one or the other")}
+	case q.attach != "" && q.address.IsValid():
+		return nil, usageError{errors.New("--to: at an attachment, name the address with --destination")}
+	case q.address.IsValid() && q.source.Is4() != q.address.Is4():
+		return nil, usageError{fmt.Errorf("--source %v and --to %v: both must be IPv4 or IPv6", q.source, q.address)}
 	}
 	if ask.Destination == "" {
 		return q, nil
@@ -101,29 +115,39 @@ func parseAddr(flag, s string) (netip.Addr, error) {
 	return addr.Unmap().WithZone(""), nil
 }
 
-func parseTo(s string, attached bool) (shaper.Protocol, uint16, error) {
+// parseTo reads what the client asks for.
+func (q *question) parseTo(s string) error {
+	attached := q.attach != ""
 	if attached && s == shaper.ICMP.String() {
-		return shaper.ICMP, 0, nil
+		q.protocol = shaper.ICMP
+		return nil
 	}
 	name, number, ok := strings.Cut(s, "/")
+	if to, err := netip.ParseAddrPort(number); err == nil {
+		q.address, number = to.Addr().Unmap().WithZone(""), strconv.Itoa(int(to.Port()))
+	}
 	port, err := strconv.ParseUint(number, 10, 16)
 	if !ok || err != nil || port == 0 || name != "tcp" && name != "udp" {
 		or := ""
 		if attached {
 			or = ", or icmp"
 		}
-		return 0, 0, usageError{fmt.Errorf("--to %q: a protocol and a port are needed, such as tcp/5432 or udp/53%s", s, or)}
+		return usageError{fmt.Errorf("--to %q: a protocol and a port are needed, such as tcp/5432 or udp/53%s", s, or)}
 	}
+	q.protocol, q.port = shaper.UDP, uint16(port)
 	if name == "tcp" {
-		return shaper.TCP, uint16(port), nil
+		q.protocol = shaper.TCP
 	}
-	return shaper.UDP, uint16(port), nil
+	return nil
 }
 
 // service writes what is asked for, as --to has it.
 func (q *question) service() string {
-	if q.port == 0 {
+	switch {
+	case q.port == 0:
 		return q.protocol.String()
+	case q.address.IsValid():
+		return fmt.Sprintf("%v/%v", q.protocol, netip.AddrPortFrom(q.address, q.port))
 	}
 	return fmt.Sprintf("%v/%d", q.protocol, q.port)
 }
@@ -151,12 +175,9 @@ func (q *question) answer(c *config.Config, p *shaper.Policy) (*explained, error
 	x.Limits, x.BindsFirst, x.Connections = []control.BucketOf{}, []control.Binding{}, []control.Connection{}
 	f := &x.flow
 	if q.attach == "" {
-		l := listener(c, q)
-		if l == nil {
-			if len(c.Attach) > 0 {
-				return nil, fmt.Errorf("no listener takes %s from %v: for packets at an attachment, name it with --attach", q.to(), q.source)
-			}
-			return nil, fmt.Errorf("no listener takes %s from %v", q.to(), q.source)
+		l, err := listener(c, q)
+		if err != nil {
+			return nil, err
 		}
 		x.Listener, f.Listen = l.Name, p.ListenIndex(l.Name)
 	} else {
@@ -227,16 +248,48 @@ func explain(e env, c *config.Config, p *shaper.Policy, q question) error {
 	return nil
 }
 
-// listener returns the listener that takes a connection, or nil.
-func listener(c *config.Config, q *question) *config.Listen {
-	for i, l := range c.Listen {
+// listener returns the listener that takes a connection. An address takes what is for it
+// before one that takes all, as in the kernel.
+func listener(c *config.Config, q *question) (*config.Listen, error) {
+	if q.listener != "" && !slices.ContainsFunc(c.Listen, func(l config.Listen) bool { return l.Name == q.listener }) {
+		return nil, fmt.Errorf("there is no listener %q", q.listener)
+	}
+	var exact, any []*config.Listen // those that take it
+	var where []string
+	for i := range c.Listen {
+		l := &c.Listen[i]
+		if q.listener != "" && l.Name != q.listener {
+			continue
+		}
 		for _, a := range l.Addresses {
-			if a.Protocol == q.protocol && a.Addr.Is4() == q.source.Is4() && a.Ports.First <= q.port && q.port <= a.Ports.Last {
-				return &c.Listen[i]
+			if a.Protocol != q.protocol || a.Addr.Is4() != q.source.Is4() || q.port < a.Ports.First || a.Ports.Last < q.port {
+				continue
+			}
+			switch {
+			case a.Addr == q.address:
+				exact = append(exact, l)
+			case !q.address.IsValid() || a.Addr.IsUnspecified():
+				if !slices.Contains(any, l) {
+					any = append(any, l)
+					where = append(where, fmt.Sprintf("%q (%v)", l.Name, a))
+				}
 			}
 		}
 	}
-	return nil
+	switch {
+	case len(exact) > 0:
+		return exact[0], nil
+	case len(any) == 1:
+		return any[0], nil
+	case len(any) > 1:
+		return nil, usageError{fmt.Errorf("%d listeners take %s: %s: name one with --listener, or an address with --to %v/ADDRESS:%d",
+			len(any), q.service(), strings.Join(where, ", "), q.protocol, q.port)}
+	case q.listener != "":
+		return nil, fmt.Errorf("listener %q does not take %s from %v", q.listener, q.to(), q.source)
+	case len(c.Attach) > 0:
+		return nil, fmt.Errorf("no listener takes %s from %v: for packets at an attachment, name it with --attach", q.to(), q.source)
+	}
+	return nil, fmt.Errorf("no listener takes %s from %v", q.to(), q.source)
 }
 
 // attachment returns the attachment that q names.

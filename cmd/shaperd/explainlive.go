@@ -10,7 +10,7 @@ import (
 
 // explainLive asks the running daemon.
 func explainLive(ctx context.Context, e env, q question) error {
-	x, err := e.daemon().Explain(ctx, control.ExplainQuery{Source: q.source, To: q.service(), Attach: q.attach, Destination: q.destination})
+	x, err := e.daemon().Explain(ctx, control.ExplainQuery{Source: q.source, To: q.service(), Listener: q.listener, Attach: q.attach, Destination: q.destination})
 	switch {
 	case errors.Is(err, control.ErrNoDaemon):
 		return fmt.Errorf("%w; to ask a file instead, name it with --config", err)

@@ -7,7 +7,9 @@ import (
 	"strings"
 
 	"shaperd/bpf"
+	"shaperd/control"
 	"shaperd/shaper"
+	"shaperd/shaper/config"
 )
 
 // notes returns what is not wrong with a configuration, but hardly meant.
@@ -15,6 +17,37 @@ func (l *loaded) notes() (notes []string) {
 	for _, a := range l.config.Attach {
 		if !slices.ContainsFunc(l.config.Limits, func(l shaper.Limit) bool { return slices.Contains(l.Match.Attach, a.Name) }) {
 			notes = append(notes, fmt.Sprintf("attachment %q: no limit names it in match.attach: nothing is held to anything there", a.Name))
+		}
+	}
+	for _, e := range []struct{ key, addr string }{{"metrics", l.config.Daemon.Metrics}, {"page", l.config.Daemon.Page}} {
+		if e.addr != "" && !control.Loopback(e.addr) {
+			notes = append(notes, fmt.Sprintf("[daemon] %s = %q: other hosts can connect, and nobody is asked for a password", e.key, e.addr))
+		}
+	}
+	return append(notes, l.silentHolders()...)
+}
+
+// silentHolders returns a note for each listener where a cap of connections holds, and no
+// timeout ends those of clients that are silent: a few take all slots, for ever.
+func (l *loaded) silentHolders() (notes []string) {
+	for _, listen := range l.config.Listen {
+		tcp := slices.ContainsFunc(listen.Addresses, func(a config.Address) bool { return a.Protocol == shaper.TCP })
+		if !tcp || listen.TCPIdleTimeout > 0 || listen.FirstByteTimeout > 0 {
+			continue
+		}
+		caps := ""
+		for _, limit := range l.config.Limits {
+			m := &limit.Match
+			if limit.Connections > 0 && !limit.OfAttachments() && m.Protocol != shaper.UDP && (len(m.Listen) == 0 || slices.Contains(m.Listen, listen.Name)) {
+				caps = fmt.Sprintf("limit %q caps connections", limit.Name)
+				break
+			}
+		}
+		if slices.ContainsFunc(listen.Downstream, func(d config.Downstream) bool { return d.Connections > 0 }) {
+			caps = "a downstream's connections are capped"
+		}
+		if caps != "" {
+			notes = append(notes, fmt.Sprintf("listener %q: %s, and clients that are silent keep their slots for ever: set tcp_idle_timeout or first_byte_timeout", listen.Name, caps))
 		}
 	}
 	return notes

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// What other hosts can see without a password, and caps that silent clients exhaust, are
+// noted by check, doctor and the log of the daemon.
+func TestNotes(t *testing.T) {
+	const listen = "[[listen]]\nname = \"l\"\naddress = [\"tcp://127.0.0.1:1\"]\ndownstream = [\"127.0.0.1:9\"]\n"
+	const udp = "[[listen]]\nname = \"l\"\naddress = [\"udp://127.0.0.1:1\"]\ndownstream = [\"127.0.0.1:9\"]\n"
+	const limit = "[[limit]]\nname = \"cap\"\nconnections = 5\n"
+	for _, tt := range []struct {
+		name, text string
+		want       []string // begins of the notes
+	}{
+		{"usual", listen + "[[limit]]\nname = \"r\"\nrate = \"1MB/s\"\n", nil},
+		{"metrics for all", "[daemon]\nmetrics = \":9464\"\n" + listen, []string{`[daemon] metrics = ":9464": other hosts`}},
+		{"page for all", "[daemon]\npage = \"0.0.0.0:9465\"\n" + listen, []string{`[daemon] page = "0.0.0.0:9465": other hosts`}},
+		{"page at an address", "[daemon]\npage = \"192.0.2.1:9465\"\n" + listen, []string{`[daemon] page = "192.0.2.1:9465": other hosts`}},
+		{"page for none", "[daemon]\npage = \"\"\nmetrics = \"[::1]:9464\"\n" + listen, nil},
+		{"cap", listen + limit, []string{`listener "l": limit "cap" caps connections`}},
+		{"cap of UDP", udp + limit, nil},
+		{"cap of another listener", listen + limit + "match = { listen = [\"m\"] }\n" + strings.Replace(udp, `"l"`, `"m"`, 1), nil},
+		{"cap, first byte", listen + "first_byte_timeout = \"5s\"\n" + limit, nil},
+		{"cap, idle", listen + "tcp_idle_timeout = \"1h\"\n" + limit, nil},
+		{"cap of the downstream", strings.Replace(listen, `["127.0.0.1:9"]`, `[{ to = "127.0.0.1:9", connections = 5 }]`, 1), []string{`listener "l": a downstream's connections`}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			text := tt.text
+			if !strings.Contains(text, "[[limit]]") {
+				text += "[[limit]]\nname = \"r\"\nrate = \"1MB/s\"\n"
+			}
+			path := writeConfig(t, "", text)
+			l, err := load(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			notes := l.notes()
+			if !slices.EqualFunc(notes, tt.want, strings.HasPrefix) {
+				t.Errorf("notes %q, want %q", notes, tt.want)
+			}
+			_, stderr, err := command(t, "check", path)
+			for _, want := range tt.want {
+				if err != nil || !strings.Contains(stderr, want) {
+					t.Errorf("check: %v, want %q\n%s", err, want, stderr)
+				}
+			}
+		})
+	}
+	s := startSteered(t, writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:9", "1MB/s")))
+	s.waitLog("caps connections, and clients that are silent keep their slots for ever")
+}
