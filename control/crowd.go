@@ -1,12 +1,16 @@
 package control
 
 import (
+	"bytes"
 	"container/list"
 	"log/slog"
 	"net"
 	"net/http"
 	"sync"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // crowd bounds the connections of each user, so that whoever holds some without asking for
@@ -75,10 +79,23 @@ func (c *crowd) admit(conn net.Conn, user uint32, most int) (_ *guest, room bool
 	return g, room
 }
 
-// oldest returns who is to make room, or nil.
+// maxPeeks bounds how many connections are looked into for one that comes.
+const maxPeeks = 16
+
+// oldest returns who is to make room, or nil. Whose request has arrived is not quiet, though
+// nobody may have read it yet: on a busy host that takes longer than a flood to fill the bound.
 func (c *crowd) oldest(of *group) *guest {
-	if e := of.quiet.Front(); e != nil {
-		return e.Value.(*guest)
+	for range maxPeeks {
+		e := of.quiet.Front()
+		if e == nil {
+			break
+		}
+		g := e.Value.(*guest)
+		if !g.asks() {
+			return g
+		}
+		g.leave()
+		g.enter(&of.busy)
 	}
 	if e := of.busy.Front(); e != nil && c.cutBusy && time.Since(e.Value.(*guest).since) > busyTime {
 		return e.Value.(*guest)
@@ -104,6 +121,37 @@ func (g *guest) leave() {
 		g.in.Remove(g.at)
 		g.in = nil
 	}
+}
+
+// headEnd ends the header of a request.
+var headEnd = []byte("\r\n\r\n")
+
+// asks reports whether a request has arrived that nobody has read yet.
+func (g *guest) asks() (yes bool) {
+	c, ok := g.Conn.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return false
+	}
+	var head [4096]byte
+	_ = raw.Control(func(fd uintptr) {
+		n, _, err := unix.Recvfrom(int(fd), head[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		yes = err == nil && bytes.Contains(head[:n], headEnd)
+	})
+	return yes
+}
+
+// Read notes that g asks as soon as its request is read: until its server has parsed it, a
+// busy host may do something else.
+func (g *guest) Read(b []byte) (int, error) {
+	n, err := g.Conn.Read(b)
+	if n > 0 && bytes.Contains(b[:n], headEnd) {
+		g.changed(http.StateActive)
+	}
+	return n, err
 }
 
 // changed notes whether g asks for something, as its server says.
