@@ -163,13 +163,13 @@ func (c *change) swap(now leaky.Time) {
 		p.sessions.each(func(s *session) { s.rebind(now) })
 		p.flowList.each(func(f *udpFlow) { f.rebind(now) })
 	}
-	recount := moved || !p.shaper.Policy().CountsAlike(c.policy)
+	alike := !moved && p.shaper.Policy().CountsAlike(c.policy)
 	p.gates.swap(c.policy, func() { p.shaper.Swap(c.policy, now) }, now)
-	if recount { // before anybody else is let through
+	if !alike {
 		p.sessions.each(func(s *session) { s.recount(now) })
 		p.flowList.each(func(f *udpFlow) { f.recount(now) })
 	}
-	p.gates.run(now)
+	p.gates.run(now) // who waits tries the gates now, which know of all that is there
 	for s := range c.configs {
 		s.wake(now)
 	}

@@ -70,7 +70,7 @@ func (a *applied) apply(listens []listening, limits ...shaper.Limit) {
 func capped(listener string, rate uint64) []shaper.Limit {
 	only := shaper.Match{Listen: []string{listener}}
 	return []shaper.Limit{
-		{Name: "slots", Match: only, Connections: 2, MaxWait: 300 * time.Millisecond, MaxWaiting: 10},
+		{Name: "slots", Match: only, Connections: 2, MaxWait: time.Minute, MaxWaiting: 10},
 		{Name: "rate", Match: only, Rate: 8 * rate},
 	}
 }
@@ -139,6 +139,9 @@ func TestConnectionsKeepLimitsWhateverBecomesOfTheListener(t *testing.T) {
 				}()
 			}
 			waitFor(t, "two connections", func() bool { return open.Load() == 2 && bytes.Load() > 0 })
+			waits := dial(t, port.String())
+			slots := a.shaper.Policy().State(a.shaper.Policy().Find("slots"))
+			waitFor(t, "one that waits", func() bool { return slots.Waiting.Load() == 1 })
 			listens := c.listens(port, other)
 			a.apply(listens, c.limits()...)
 			for range 2 { // a policy that changes nothing changes nothing
@@ -163,7 +166,7 @@ func TestConnectionsKeepLimitsWhateverBecomesOfTheListener(t *testing.T) {
 			if n := open.Load(); n != want {
 				t.Errorf("%d connections at the downstream, want %d", n, want)
 			}
-			for _, c := range append(clients, late) {
+			for _, c := range append(clients, waits, late) {
 				c.SetLinger(0)
 				c.Close()
 			}
@@ -241,9 +244,7 @@ func TestWaitersOfARemovedListenerAreTurnedAway(t *testing.T) {
 		io.Copy(io.Discard, c)
 	}))
 	port := a.port()
-	limits := capped("postgres", 1e6)
-	limits[0].MaxWait = time.Minute
-	a.apply([]listening{{name: "postgres", ports: []netip.AddrPort{port}}}, limits...)
+	a.apply([]listening{{name: "postgres", ports: []netip.AddrPort{port}}}, capped("postgres", 1e6)...)
 	var clients []*net.TCPConn
 	for range 6 {
 		clients = append(clients, dial(t, port.String()))
