@@ -14,7 +14,7 @@ import (
 	"shaperd/shaper"
 )
 
-func newEscape(t *testing.T, limits []escapeLimit) *escape {
+func newEscape(t *testing.T, programs *bench, limits []escapeLimit, at gate) *escape {
 	t.Helper()
 	runtime.LockOSThread() // and on one CPU packets keep their order
 	t.Cleanup(runtime.UnlockOSThread)
@@ -24,7 +24,7 @@ func newEscape(t *testing.T, limits []escapeLimit) *escape {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.SchedSetaffinity(0, &all) })
-	e := &escape{t: t, limits: limits, numbers: map[string]uint32{}, isn: map[uint16]uint32{}, buf: make([]byte, 1<<17)}
+	e := &escape{t: t, limits: limits, gate: at, numbers: map[string]uint32{}, isn: map[uint16]uint32{}, buf: make([]byte, 1<<17)}
 
 	// The receiver.
 	to := newHost(t)
@@ -62,7 +62,7 @@ func newEscape(t *testing.T, limits []escapeLimit) *escape {
 	}
 
 	// The router's limits.
-	e.b = &tcpBench{t: t, bench: newVariant(t, kernelAttachment{Mode: uint32(Police), Ethernet: 1, Keep: 1, IdleTimeout: testIdle}, nil)}
+	e.b = &tcpBench{t: t, bench: programs}
 	e.b.forget()
 	var compiled []shaper.Limit
 	for _, l := range limits {
@@ -85,7 +85,7 @@ func newEscape(t *testing.T, limits []escapeLimit) *escape {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.b.attach(gate, true, false)
+	e.b.attach(gate, true, at.xdp)
 	e.before = e.states()
 	return e
 }
@@ -103,7 +103,11 @@ func (e *escape) open(outer netlink.Link) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	request.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+	kind := uint16(unix.IFF_TAP)
+	if e.gate.bare {
+		kind = unix.IFF_TUN
+	}
+	request.SetUint16(kind | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
 	if err := unix.IoctlIfreq(e.tap, unix.TUNSETIFF, request); err != nil {
 		t.Fatal(err)
 	}
@@ -111,8 +115,10 @@ func (e *escape) open(outer netlink.Link) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = errors.Join(netlink.LinkSetHardwareAddr(gate, escapeMAC[:]), netlink.LinkSetARPOff(gate), netlink.LinkSetUp(gate))
-	err = errors.Join(err,
+	if !e.gate.bare {
+		err = errors.Join(netlink.LinkSetHardwareAddr(gate, escapeMAC[:]), netlink.LinkSetARPOff(gate))
+	}
+	err = errors.Join(err, netlink.LinkSetUp(gate),
 		address(gate, "10.1.255.254/16"), address(gate, "fd01::ffff/48"))
 	if err != nil {
 		t.Fatal(err)

@@ -12,22 +12,29 @@ func (b *builder) conversation() {
 		dport = escapePort
 	}
 	first := b.Uint32()
+	options := 0
 	segment := func(flags byte, seq uint32, ack int32, n int) []byte {
-		l4 := make([]byte, 20+n)
+		l4 := make([]byte, 20+options+n)
 		binary.BigEndian.PutUint16(l4, port)
 		binary.BigEndian.PutUint16(l4[2:], dport)
 		binary.BigEndian.PutUint32(l4[4:], seq)
 		binary.BigEndian.PutUint32(l4[8:], uint32(ack))
-		l4[12], l4[13] = 0x50, flags
+		l4[12], l4[13] = byte(5+options/4)<<4, flags
+		if options > 0 { // a time stamp
+			copy(l4[20:], []byte{1, 1, 8, 10})
+			binary.BigEndian.PutUint32(l4[24:], b.Uint32()>>b.IntN(2))
+		}
 		binary.BigEndian.PutUint16(l4[14:], 64240)
 		b.checksum(ipTCP, l4, 16)
 		return l4
 	}
 	opening := segment(byte(syn|b.IntN(2)*0x40|b.IntN(2)*8), first, 0, b.IntN(2)*b.IntN(40))
-	if b.chance(50) {
-		b.add(b.packet(ipTCP, opening))
-	} else {
-		b.wrapped(ipTCP, opening)
+	for again := true; again; again = b.chance(5) {
+		if b.chance(50) {
+			b.add(b.packet(ipTCP, opening))
+		} else {
+			b.wrapped(ipTCP, opening)
+		}
 	}
 	next := first + 1   // what the receiver expects
 	known := []uint32{} // numbers that somebody may take for it
@@ -52,9 +59,17 @@ func (b *builder) conversation() {
 			}
 			fake = true
 		}
+		if b.to.Is4() && b.chance(3) {
+			p[10] ^= 1
+			fake = true
+		}
 		s := step{kind: stepFrame, frame: b.frame(p), tcp: 14 + len(p) - len(l4)}
 		if flags&ack1 == 0 {
 			s.tcp = 0
+		}
+		if b.chance(3) {
+			s.frame[5] ^= 4 // to another host
+			fake = true
 		}
 		b.steps = append(b.steps, s)
 		if !fake && seq == next && flags&rst == 0 {
@@ -65,11 +80,16 @@ func (b *builder) conversation() {
 		}
 		known = append(known, seq, seq+uint32(n))
 	}
+	if b.chance(10) { // nonsense before it
+		say([]byte{ack1, ack1, rst, rst | ack1, fin | ack1, ack1 | syn}[b.IntN(6)], next, b.IntN(2)*b.IntN(10))
+	}
 	if b.chance(95) {
 		b.steps = append(b.steps, b.segmentStep(segment(ack1, next, 0, 0)))
 	}
 	for range b.IntN(7) {
-		switch b.IntN(8) {
+		switch b.IntN(9) {
+		case 8:
+			say(syn, b.Uint32(), 0)
 		case 0, 1: // in order
 			say(ack1, next, b.IntN(30))
 		case 2: // far away, or near
@@ -79,7 +99,15 @@ func (b *builder) conversation() {
 			if b.chance(40) {
 				flags |= ack1
 			}
-			say(flags, next+b.near(known, next), 0)
+			if b.chance(20) {
+				options = 12
+			}
+			if b.chance(10) {
+				b.wrapped(ipTCP, segment(rst, next+b.near(known, next), 0, b.IntN(2)*b.IntN(30)))
+			} else {
+				say(flags, next+b.near(known, next), 0)
+			}
+			options = 0
 		case 5:
 			say(fin|ack1, next+b.near(known, next), b.IntN(3))
 		case 6:
