@@ -82,9 +82,18 @@ struct flight {
 	__u32 next[2];
 	__u32 ack[2];
 	__u32 fin[2];
-	/* Of the SYN, which came to the responder, as it answered. */
+	/* Of the SYN, which came to the responder, as it answered; or of what came first of
+	 * one that was there before. */
 	__u32 via;
-	__u32 hops;
+	__u32 hops; /* and enum heard */
+};
+
+/* What is known of the way that the initiator's segments take, of a connection that was there
+ * before. It is not known whether one comes to the responder until that acknowledges it. */
+enum heard {
+	HOPS = 0xff,
+	UNCONFIRMED = 1 << 8,
+	SEVERAL_WAYS = 1 << 9, /* and not which of them leads there */
 };
 
 /* Never a map that forgets by itself: nobody would give the slots back. Preallocated,

@@ -364,6 +364,26 @@ func TestConnections(t *testing.T) {
 			b.expectInFlight(1)
 			b.exchange(d, client, ack, 0)
 		}, 0},
+		{"there before: it is reset by the client", func(b *tcpBench, d *dialogue) {
+			b.exchange(d, server, ack, 10)
+			b.exchange(d, client, ack, 10)
+			b.exchange(d, server, ack, 0)
+			b.exchange(d, client, rst, 0)
+		}, 0},
+		{"there before: it is reset by one whose way nobody knows", func(b *tcpBench, d *dialogue) {
+			b.exchange(d, server, ack, 10)
+			b.exchange(d, client, ack, 0)
+			b.exchange(d, client, rst, 0)
+		}, 1},
+		{"there before: it is reset by one who takes two ways", func(b *tcpBench, d *dialogue) {
+			b.exchange(d, server, ack, 10)
+			data := d.say(client, ack, 10)
+			b.send(data)
+			data[5] ^= 1
+			b.send(data)
+			b.exchange(d, server, ack, 0)
+			b.exchange(d, client, rst, 0)
+		}, 1},
 		{"there before: it is reset", func(b *tcpBench, d *dialogue) {
 			b.exchange(d, server, ack, 10)
 			b.exchange(d, server, rst, 0)

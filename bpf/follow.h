@@ -55,6 +55,17 @@ static __always_inline void note_answer(struct flight *f, const struct packet *k
 		f->next[1] = f->ack[0] = sequence_after(k);
 }
 
+/* Takes note of the way of data from the initiator, as long as none is known to lead to the
+ * responder. */
+static __always_inline void note_way(struct flight *f, const struct packet *k)
+{
+	if (f->hops & HOPS && f->via != k->via)
+		f->hops |= SEVERAL_WAYS;
+	if (k->hops > (f->hops & HOPS))
+		f->hops = (f->hops & ~HOPS) | k->hops;
+	f->via = k->via;
+}
+
 /* Takes note of a segment of side of a live connection. */
 __noinline int note(struct flight *f, const struct packet *k, __u64 hash, __u32 side, __u64 now)
 {
@@ -89,9 +100,13 @@ __noinline int note(struct flight *f, const struct packet *k, __u64 hash, __u32 
 	} else if (inside) {
 		f->next[side] = end;
 	}
+	if (!side && f->hops & UNCONFIRMED && k->payload)
+		note_way(f, k);
 	if (flags & TCP_ACK && ahead(k->tcp_ack, f->ack[side]) && (side || !ahead(k->tcp_ack, f->next[1]))) {
 		f->ack[side] = k->tcp_ack;
 		proven = side;
+		if (side && f->hops & HOPS && !(f->hops & SEVERAL_WAYS))
+			f->hops &= HOPS;
 	}
 	if (flags & TCP_FIN && inside) {
 		f->fin[side] = end;

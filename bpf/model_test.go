@@ -18,7 +18,8 @@ type modelled struct {
 	syn, fin, doubt [2]bool
 	established     bool
 	proven          bool // by what the server says
-	adopted         bool
+	deaf            bool // there before: nobody knows what comes to the server
+	heard           bool // data from the client
 	closed, expired bool
 	seen            uint64
 	next, ack, end  [2]uint32
@@ -50,7 +51,7 @@ func (c *modelled) believed(side int, flags byte, seq, acked uint32, n int) bool
 	case side == server:
 		return seq == c.next[server]
 	}
-	return n == 0 && !c.adopted && seq == c.ack[server] && !ahead(c.next[client], c.ack[server]) &&
+	return n == 0 && !c.deaf && seq == c.ack[server] && !ahead(c.next[client], c.ack[server]) &&
 		(c.proven || flags&ack == 0 || acked == c.next[server])
 }
 
@@ -152,7 +153,7 @@ func (m *model) packet(id, side int, flags byte, seq, acked uint32, n int, keys 
 		return passes
 	case c == nil && side == server && flags&(syn|ack|rst|fin) == ack && !m.reversed[id]:
 		c = m.take(id, keys, true)
-		c.syn, c.seen, c.adopted = [2]bool{true, true}, now, true
+		c.syn, c.seen, c.deaf = [2]bool{true, true}, now, true
 		c.next = [2]uint32{acked, end}
 		c.ack = [2]uint32{end, acked}
 		return passes
@@ -197,9 +198,13 @@ func (m *model) note(c *modelled, side int, flags byte, seq, acked, end uint32, 
 	} else if inside {
 		c.next[side] = end
 	}
+	c.heard = c.heard || side == client && n > 0
 	if flags&ack != 0 && ahead(acked, c.ack[side]) && (side == server || !ahead(acked, c.next[server])) {
 		c.ack[side] = acked
 		proven = true
+		if side == server && c.heard {
+			c.deaf = false
+		}
 	}
 	if flags&fin != 0 && inside {
 		c.fin[side], c.end[side] = true, end
