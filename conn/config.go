@@ -107,7 +107,13 @@ type Downstream struct {
 	Drained     bool   // gets no connections when it is new; see DrainDownstream
 }
 
-func (d Downstream) String() string { return d.address(0, false) }
+// String returns d as the configuration names it.
+func (d Downstream) String() string {
+	if d.Port == 0 {
+		return d.Host
+	}
+	return d.address(0, false)
+}
 
 // port returns the port that traffic for port goes to.
 func (d Downstream) port(port uint16, same bool) uint16 {

@@ -403,3 +403,37 @@ func TestConnectionsOfADownstream(t *testing.T) {
 		}
 	})
 }
+
+// A downstream without a port is named as the configuration names it; where a connection
+// went is told with the port that was dialed.
+func TestDownstreamWithoutPort(t *testing.T) {
+	a := newApplied(t, shaper.TCP, serveTCP(t, echo))
+	a.downstream = Downstream{Host: "127.0.0.2"}
+	server, err := net.Listen("tcp4", "127.0.0.2:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	port := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), server.Addr().(*net.TCPAddr).AddrPort().Port())
+	a.apply([]listening{{name: "l", ports: []netip.AddrPort{port}}})
+	c := dial(t, port.String())
+	defer c.Close()
+	if _, err := server.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	want := server.Addr().String()
+	waitFor(t, "an open connection", func() bool { return a.shaper.Listener("l").Open.Load() == 1 })
+	a.proxy.Connections(func(c *shaper.ConnectionStatus) {
+		if c.Downstream != want {
+			t.Errorf("the connection goes to %s, want %s", c.Downstream, want)
+		}
+	})
+	for _, d := range a.proxy.Downstreams() {
+		if d.Downstream != "127.0.0.2" {
+			t.Errorf("the downstream is %s, want 127.0.0.2", d.Downstream)
+		}
+	}
+	if n := a.proxy.DrainDownstream("", "127.0.0.2", true); n != 1 {
+		t.Errorf("%d were drained, want 1", n)
+	}
+}

@@ -59,7 +59,7 @@ func (s *session) inspect(c *shaper.ConnectionStatus, now leaky.Time) bool {
 		Stage: [...]string{"waiting", "announcing", "connecting", "open", "ending"}[s.stage],
 	}
 	if s.to != nil {
-		c.Downstream = s.to.String()
+		c.Downstream = s.to.address(s.flow.Port, s.samePort)
 	}
 	c.Idle = now.Sub(max(s.pace.active, s.begun)).Duration()
 	held(c, s.account.total(s.up.unit.path, s.down.unit.path))
@@ -79,7 +79,7 @@ func (f *udpFlow) inspect(c *shaper.ConnectionStatus, now leaky.Time) bool {
 	}
 	*c = shaper.ConnectionStatus{
 		ID: f.flow.Connection, Protocol: shaper.UDP, Source: f.key.client, Listen: f.site.name, Port: f.flow.Port,
-		Downstream: f.downstream.String(), Stage: "open",
+		Downstream: f.downstream.address(f.flow.Port, f.key.port.service.samePort), Stage: "open",
 		Age: now.Sub(f.begun).Duration(), Idle: now.Sub(f.seen).Duration(),
 		ToDownstream: f.up.moved, FromDownstream: f.down.moved,
 	}

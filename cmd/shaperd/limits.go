@@ -89,14 +89,22 @@ func (p *page) limit(l control.Limit) {
 	three := func(r control.Rates, write func(float64) string) string {
 		return fmt.Sprintf("%s over 1s, %s over 10s, %s over 60s", write(r.S1), write(r.S10), write(r.S60))
 	}
-	item("passes", "%s; %s in all", three(l.Bytes, rate), size(l.BytesTotal))
-	item("packets", "%s; %d in all", three(l.PacketsRate, often), l.PacketsTotal)
-	item("connections", "%s; %d in all; %d in flight, %d wait", three(l.Admitted, often), l.AdmittedTotal, l.InFlight, l.Waiting)
-	delayed := percent(l.DelayedShare) + " of bytes"
-	if l.QueueDelay.Count > 0 { // not where a listener's limit observes: nothing waits then
-		delayed += "; of what was: " + delay(l.QueueDelay)
+	// What a limit does not count is left out: 0 would be wrong.
+	paces := l.Rate != 0 || l.Packets != 0
+	if paces || l.PacketsTotal != 0 {
+		item("passes", "%s; %s in all", three(l.Bytes, rate), size(l.BytesTotal))
+		item("packets", "%s; %d in all", three(l.PacketsRate, often), l.PacketsTotal)
 	}
-	item("delayed", "%s", delayed)
+	if l.Connections != 0 || l.NewConnections != 0 {
+		item("connections", "%s; %d in all; %d in flight, %d wait", three(l.Admitted, often), l.AdmittedTotal, l.InFlight, l.Waiting)
+	}
+	if paces {
+		delayed := percent(l.DelayedShare) + " of bytes"
+		if l.QueueDelay.Count > 0 { // not where a listener's limit observes: nothing waits then
+			delayed += "; of what was: " + delay(l.QueueDelay)
+		}
+		item("delayed", "%s", delayed)
+	}
 	if l.ConnectionWait.Count > 0 {
 		item("slots", "waited for: %s", delay(l.ConnectionWait))
 	}

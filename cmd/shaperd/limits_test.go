@@ -1,0 +1,37 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"shaperd/control"
+)
+
+// What a limit does not count is left out of its page: a zero would be wrong.
+func TestLimitShowsWhatItCounts(t *testing.T) {
+	for name, c := range map[string]struct {
+		limit    control.Limit
+		has, not []string
+	}{
+		"slots":            {control.Limit{Connections: 2}, []string{"connections"}, []string{"passes", "packets", "delayed"}},
+		"rate":             {control.Limit{Rate: 1e6}, []string{"passes", "packets", "delayed"}, []string{"connections"}},
+		"both":             {control.Limit{Rate: 1e6, NewConnections: 20}, []string{"passes", "packets", "delayed", "connections"}, nil},
+		"slots, packets":   {control.Limit{Connections: 2, PacketsTotal: 7}, []string{"connections", "passes", "packets"}, []string{"delayed"}},
+		"nothing but stop": {control.Limit{Block: true}, []string{"refused"}, []string{"passes", "packets", "delayed", "connections"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := &page{}
+			p.limit(c.limit)
+			for _, word := range c.has {
+				if !strings.Contains(p.String(), "\n"+word+" ") {
+					t.Errorf("no line of %q in\n%s", word, p.String())
+				}
+			}
+			for _, word := range c.not {
+				if strings.Contains(p.String(), "\n"+word+" ") {
+					t.Errorf("a line of %q in\n%s", word, p.String())
+				}
+			}
+		})
+	}
+}
