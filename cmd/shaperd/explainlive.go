@@ -66,8 +66,11 @@ func (p *page) flowRoom(f *control.FlowRoom) {
 		of = fmt.Sprintf(" of %d", f.MostOfSource)
 	}
 	p.line("UDP flows: %d%s for this source, %d of %d at the listener.", f.OfSource, of, f.Open, f.Most)
-	if f.Full != "" {
+	switch {
+	case f.Full != "":
 		p.line("%s", p.red(fmt.Sprintf("What it sent from a new port now would be REFUSED: no room for another flow (%s).", f.Full)))
+	case f.MostOfSource > 0 && f.OfSource >= f.MostOfSource, f.Open >= f.Most:
+		p.line("For another one an idle flow makes room.")
 	}
 }
 

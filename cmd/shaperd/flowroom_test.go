@@ -55,6 +55,10 @@ max_flows_per_source = 2
 		return err == nil && strings.Contains(out, "NO ROOM for UDP flows at dns: ") && strings.Contains(out, "2 of 100 flows") &&
 			!strings.Contains(out, "Nobody is slowed")
 	})
+	await(t, "that an idle one makes room", func() bool {
+		out, err := s.verb(strings.Fields(explain)...)
+		return err == nil && strings.Contains(out, "2 of 100 at the listener.\nFor another one an idle flow makes room.\nNo limit matches: nothing is held back.\n")
+	})
 	s.must("events", "UDP flow refused", "max_flows_per_source", "127.0.0.1")
 	text := scrape(t, metrics)
 	for _, want := range []string{`shaperd_listener_udp_flows_max{listener="dns"} 100`, `shaperd_listener_udp_flows{listener="dns"} 2`} {
