@@ -30,6 +30,8 @@ func TestValidate(t *testing.T) {
 		{"connections", Limit{Connections: 1}, ""},
 		{"new connections", Limit{NewConnections: Frequency{1, time.Minute}}, ""},
 		{"nothing", Limit{}, `limit "l": rate: one of rate, packets, connections, new_connections is needed`},
+		{"blocks always", Limit{Block: true, Always: true}, ""},
+		{"always, and blocks nothing", Limit{Rate: 8, Always: true}, `limit "l": block: only a limit that blocks is enforced in every mode`},
 		{"rate too low", Limit{Rate: 7}, `limit "l": rate: 7 bit/s: from 8 to 1e12`},
 		{"rate too high", Limit{Rate: 1e12 + 1}, `limit "l": rate: 1000000000001 bit/s: from 8 to 1e12`},
 		{"packets of TCP", Limit{Packets: Frequency{1, time.Second}}, `limit "l": packets: listener "web" proxies TCP, which has no packets here: match protocol "udp"`},

@@ -5,8 +5,10 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"shaperd/shaper/config"
+	"shaperd/test/lab"
 )
 
 // TestBlockHoldsInEveryMode blocks under a daemon that only observes, and while limits are
@@ -14,7 +16,43 @@ import (
 func TestBlockHoldsInEveryMode(t *testing.T) {
 	listen := freePort(t)
 	text := strings.Replace(configText(listen, "", echoServer(t), "1MB/s"), "[daemon]\n", "[daemon]\nmode = \"observe\"\n", 1)
+	dns, err := lab.FreeAddr("udp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	echo, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer echo.Close()
+	go func() {
+		for b := make([]byte, 100); ; {
+			n, from, err := echo.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			_, _ = echo.WriteTo(b[:n], from)
+		}
+	}()
+	text += fmt.Sprintf("[[listen]]\nname = \"dns\"\naddress = [\"udp://%s\"]\ndownstream = [%q]\n", dns, echo.LocalAddr())
 	s := startSteered(t, writeConfig(t, "", text))
+	client, err := net.Dial("udp4", dns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	answered := func(within time.Duration) bool {
+		t.Helper()
+		if _, err := client.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		_ = client.SetReadDeadline(time.Now().Add(within))
+		_, err := client.Read(make([]byte, 1))
+		return err == nil
+	}
+	if !answered(10 * time.Second) {
+		t.Fatal("no answer")
+	}
 	passes := func() bool {
 		t.Helper()
 		c, err := net.Dial("tcp4", listen)
@@ -29,11 +67,11 @@ func TestBlockHoldsInEveryMode(t *testing.T) {
 	}
 	s.must("enforce per-source", "mode observe", "NO EFFECT NOW: the daemon observes")
 	s.must("block 127.0.0.1")
-	if passes() {
+	if passes() || answered(50*time.Millisecond) {
 		t.Error("a blocked source gets on while the daemon observes")
 	}
 	s.must("bypass on", "nothing is held back but what is blocked")
-	if passes() {
+	if passes() || answered(50*time.Millisecond) {
 		t.Error("a blocked source gets on while limits are bypassed")
 	}
 	s.must("enforce per-source", "NO EFFECT NOW")
@@ -41,7 +79,7 @@ func TestBlockHoldsInEveryMode(t *testing.T) {
 		t.Errorf("the limit of blocks is %+v", l)
 	}
 	s.must("unblock 127.0.0.1")
-	if !passes() {
+	if !passes() || !answered(10*time.Second) {
 		t.Error("unblocked, and no connection")
 	}
 }

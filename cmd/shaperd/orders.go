@@ -116,11 +116,15 @@ func (s *server) restoreOrders(l *loaded) *loaded {
 	return f.loaded
 }
 
-// keepOrders keeps the file of orders where the next order does not write over it, and returns
-// where that is.
+// keepOrders copies the file of orders to where the next order does not write over it, and
+// returns where that is. The file stays until then: what of it was restored is in no other.
 func (s *server) keepOrders() (kept string) {
 	kept = s.flags.orders() + ".bad"
-	if err := os.Rename(s.flags.orders(), kept); err != nil {
+	text, err := os.ReadFile(s.flags.orders())
+	if err == nil {
+		err = saveText(kept, text)
+	}
+	if err != nil {
 		s.log.Error("keep orders", "err", err)
 	}
 	return kept

@@ -71,6 +71,10 @@ func TestOrdersOutliveDaemon(t *testing.T) {
 	}
 	third.stop()
 	third.ended <- <-third.ended
+	again := startSteered(t, other, "--state", at("third"))
+	again.waitLog("limits=0 blocks=2 bypass=true drained=1")
+	again.stop()
+	again.ended <- <-again.ended
 
 	// What cannot be restored is kept, whatever is ordered then.
 	for i, bad := range []string{`{"Blocks":[{"Prefix":"x"}]}`, `{"Blocks":[{}]}`, `{"Blocks":[{"Prefix":"10.0.0.1/8"}]}`, ``} {

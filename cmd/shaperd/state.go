@@ -66,6 +66,10 @@ func save(path string, v any) error {
 	if err != nil {
 		return err
 	}
+	return saveText(path, text)
+}
+
+func saveText(path string, text []byte) error {
 	folder, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return err
