@@ -200,32 +200,32 @@ func (s *session) admitted(now leaky.Time) {
 		s.abort(shaper.Overload, now)
 		return
 	}
-	s.timer.Fire = s.dialTimeout
-	if s.queue.first() != nil { // others have waited for longer
-		s.await(now)
-		s.proxy.loop.later(s.wake)
-		return
-	}
+	s.timer.Fire = func(now leaky.Time) { s.dialAgain(unix.ETIMEDOUT, now) }
 	s.dial(now)
 }
 
-// dial connects to a downstream, or to the next one when that fails.
+// dial connects to a downstream, or to the next one when that fails. When the next one is
+// full it waits again, and holds nothing meanwhile.
 func (s *session) dial(now leaky.Time) {
 	config := s.config.Load()
 	for {
-		d, full := s.pick(s.target(), s.failed, now)
-		switch {
-		case full:
-			s.await(now)
-			return
-		case d == nil:
-			s.counts.DialErrors.Add(1)
-			s.abort(shaper.NotConnected, now)
-			return
+		if s.to == nil {
+			d, full := s.pick(s.target(), s.failed, now)
+			switch {
+			case full:
+				s.stage = entering
+				s.release(now)
+				s.gates.enter(&s.entrant, now)
+				return
+			case d == nil:
+				s.counts.DialErrors.Add(1)
+				s.abort(shaper.NotConnected, now)
+				return
+			}
+			s.to = d
+			d.inFlight++
 		}
-		s.to = d
-		d.inFlight++
-		err := s.connect(d)
+		err := s.connect(s.to)
 		if err == nil {
 			s.proxy.loop.pacer.Schedule(&s.timer, now+leaky.FromDuration(config.Connect))
 			return
@@ -312,17 +312,6 @@ func (s *session) dialed(events uint32, now leaky.Time) {
 		}
 		s.begin(now)
 	}
-}
-
-// dialTimeout is called when s has waited for connect_timeout, for a downstream with
-// room or for its answer.
-func (s *session) dialTimeout(now leaky.Time) {
-	if s.awaits == nil {
-		s.dialAgain(unix.ETIMEDOUT, now)
-		return
-	}
-	s.counts.DialErrors.Add(1)
-	s.abort(shaper.NotConnected, now)
 }
 
 func (s *session) dialAgain(err error, now leaky.Time) {

@@ -150,10 +150,10 @@ func (p *Proxy) FlowRoom(listener string, source netip.Addr) (room shaper.FlowRo
 // placeFor reports whether a downstream has room for a flow, or a flow at one that is full
 // makes some.
 func (s *site) placeFor(to target, makeRoom func(*roster) bool, now leaky.Time) bool {
-	if s.queue.first() != nil { // others have waited for longer
+	if s.awaited() { // others have waited for longer
 		return false
 	}
-	if s.hasRoom(to, nil, now) {
+	if list, _ := s.eligible(to, nil, now); len(list) > 0 {
 		return true
 	}
 	for _, usable := range [...]bool{true, false} {

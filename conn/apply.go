@@ -101,7 +101,7 @@ func (l *Listen) check() error {
 func (p *Proxy) newSite(name string) *site {
 	return &site{
 		name: name, counts: p.shaper.Listener(name), proxy: p,
-		sources: map[netip.Addr]*udpSource{}, leaves: map[netip.Addr]*node{},
+		sources: map[netip.Addr]*udpSource{}, pools: map[poolKey]*gate{}, awaiting: &shaper.State{Name: poolName},
 	}
 }
 

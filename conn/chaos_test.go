@@ -205,7 +205,7 @@ func TestApplyAtRandom(t *testing.T) {
 			if n := len(p.sessions.all); n > 0 {
 				left += fmt.Sprint(n, " sessions;")
 				for _, s := range p.sessions.all {
-					left += fmt.Sprintf(" stage %d awaits %v;", s.stage, s.awaits != nil)
+					left += fmt.Sprintf(" stage %d waits %v;", s.stage, s.waitsIn != nil)
 				}
 			}
 			if n := len(p.flows) + len(p.flowList.all) + len(p.flowList.byID) + len(p.sessions.byID); n > 0 {

@@ -142,6 +142,16 @@ func (t target) at(d *downstream) uint16 { return d.port(t.port, t.samePort) }
 // failed it yet. Those that are out are only tried when all are. It returns nil when
 // there is none, and then whether there would be one if it were not full.
 func (s *site) pick(to target, failed []*downstream, now leaky.Time) (_ *downstream, full bool) {
+	list, full := s.eligible(to, failed, now)
+	if len(list) == 0 {
+		return nil, full
+	}
+	return s.choose(list, to, now), false
+}
+
+// eligible returns those of whom pick chooses one, or when there is none, whether there
+// would be if they were not full. They are valid until the next call.
+func (s *site) eligible(to target, failed []*downstream, now leaky.Time) (_ []*downstream, full bool) {
 	s.candidates = s.candidates[:0]
 	drained := false
 	for _, out := range [...]bool{false, true} {
@@ -160,7 +170,7 @@ func (s *site) pick(to target, failed []*downstream, now leaky.Time) (_ *downstr
 			}
 		}
 		if len(s.candidates) > 0 {
-			return s.choose(s.candidates, to, now), false
+			return s.candidates, false
 		}
 		if full {
 			return nil, true
@@ -340,80 +350,4 @@ func (p *probe) result(err error, now leaky.Time) {
 	p.timer.Fire = p.begin
 	jitter := time.Duration(float64(check.Interval) * (0.9 + 0.2*rand.Float64()))
 	d.site.proxy.loop.pacer.Schedule(&p.timer, now+leaky.FromDuration(jitter))
-}
-
-// await has s wait until a downstream has room. Sources take turns.
-func (s *session) await(now leaky.Time) {
-	source := turnAddr(s.flow.Source)
-	leaf := s.site.leaves[source]
-	if leaf == nil {
-		leaf = &node{parent: &s.site.queue}
-		s.site.leaves[source] = leaf
-	}
-	s.awaits = leaf
-	s.up.session = s
-	s.up.unit = unit{owner: &s.up}
-	leaf.push(&s.up.unit)
-	if !s.timer.Scheduled() {
-		s.proxy.loop.pacer.Schedule(&s.timer, now+leaky.FromDuration(s.config.Load().Connect))
-	}
-}
-
-// wake lets those go on that wait for a downstream, as long as one has room. One that
-// waits for what has failed others, or others cannot show at, does not hold them up.
-func (s *site) wake(now leaky.Time) {
-	var aside []*session
-	for u := s.queue.first(); u != nil; u = s.queue.first() {
-		sess := u.owner.(*direction).session
-		room := s.hasRoom(sess.target(), sess.failed, now)
-		if !room && len(sess.failed) == 0 && !s.config.Load().Transparent {
-			break
-		}
-		leaf := sess.awaits
-		leaf.serve(u)
-		if room {
-			leaf.charge(1)
-		}
-		leaf.done()
-		if !room {
-			aside = append(aside, sess)
-			continue
-		}
-		sess.awaited()
-		sess.dial(now)
-	}
-	for _, sess := range aside {
-		sess.awaits.push(&sess.up.unit)
-	}
-}
-
-// wakeSoon is wake, in the next round.
-func (s *site) wakeSoon() {
-	if s.queue.first() != nil {
-		s.proxy.loop.later(s.wake)
-	}
-}
-
-// hasRoom reports whether pick would find a downstream.
-func (s *site) hasRoom(to target, failed []*downstream, now leaky.Time) bool {
-	usable, room := false, false
-	for _, d := range s.downstreams {
-		if d.drained || slices.Contains(failed, d) || !d.host.addr().IsValid() || !d.reaches(to.source) {
-			continue
-		}
-		if d.usable(to.at(d), now) && d.room() {
-			return true
-		}
-		usable = usable || d.usable(to.at(d), now)
-		room = room || d.room()
-	}
-	return !usable && room
-}
-
-// awaited ends await.
-func (s *session) awaited() {
-	if !s.awaits.active() {
-		delete(s.site.leaves, turnAddr(s.flow.Source))
-	}
-	s.awaits = nil
 }

@@ -16,7 +16,7 @@ import (
 
 // several returns a listener's downstreams without a proxy that runs.
 func several(config Listen, hosts ...string) *site {
-	s := &site{name: "l", proxy: &Proxy{loop: &loop{pacer: leaky.NewPacer(leaky.NewClock())}, log: quietLog, changes: newSampler(quietLog, time.Minute)}}
+	s := &site{name: "l", proxy: &Proxy{loop: &loop{pacer: leaky.NewPacer(leaky.NewClock())}, log: quietLog, changes: newSampler(quietLog, time.Minute)}, pools: map[poolKey]*gate{}, awaiting: &shaper.State{}}
 	c := &siteConfig{Listen: config}
 	for i, name := range hosts {
 		if len(c.Downstream) <= i {
@@ -332,7 +332,7 @@ func TestQueueIsNotHeldUpByItsHead(t *testing.T) {
 	waiting := func() (n int) {
 		r.proxy.loop.call(func(leaky.Time) {
 			for _, s := range r.proxy.sessions.all {
-				if s.awaits != nil && len(s.failed) == 1 {
+				if s.waitsIn != nil && len(s.failed) == 1 {
 					n++
 				}
 			}
@@ -398,7 +398,7 @@ func TestConnectionsOfADownstream(t *testing.T) {
 	}
 	r.proxy.loop.call(func(leaky.Time) {
 		s := r.proxy.sites["l"]
-		if len(s.leaves) != 0 || s.queue.first() != nil {
+		if len(s.pools) != 0 {
 			t.Error("something is left in the queue")
 		}
 	})

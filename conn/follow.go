@@ -22,11 +22,6 @@ func (s *session) rebind(now leaky.Time) {
 	if s.stage == ended || from == to.site {
 		return
 	}
-	waits := s.awaits != nil
-	if waits {
-		s.awaits.remove(&s.up.unit)
-		s.awaited()
-	}
 	s.service, s.listen, s.failed = to, to.name, nil
 	if s.stage == flowing {
 		from.counts.Open.Add(-1)
@@ -35,9 +30,6 @@ func (s *session) rebind(now leaky.Time) {
 	}
 	if s.to != nil {
 		s.to = to.takeOver(s.to)
-	}
-	if waits {
-		s.await(now)
 	}
 }
 

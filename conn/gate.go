@@ -44,6 +44,7 @@ type gate struct {
 	state    *shaper.State
 	room     *room
 	rule     *shaper.Limit // nil when the limit has gone
+	pool     *pool         // of downstreams, or nil: then it is that of a limit
 	shape    *leaky.Shape  // of new connections
 	bucket   leaky.Bucket  // likewise
 	inFlight int
@@ -65,6 +66,8 @@ type entrant struct {
 	since  leaky.Time // when it came
 
 	owner interface {
+		pool() *gate          // the last one to pass, or nil
+		place(now leaky.Time) // has it passed that
 		admitted(now leaky.Time)
 		refused(why refusal, now leaky.Time)
 	}
@@ -79,6 +82,7 @@ type refusal struct {
 	limit  *shaper.Limit
 	reason shaper.Reason
 	retry  time.Duration // after which a new connection has a chance
+	full   bool          // it is no limit, but all downstreams are full
 }
 
 // outcome is what becomes of an entrant. It is admitted when no limit refuses it.
@@ -109,16 +113,29 @@ func (g *gates) try(e *entrant, now leaky.Time) {
 	e.flow.Listen = e.policy.ListenIndex(e.listen)
 	e.route = e.policy.Route(&e.flow)
 	if l := g.block(&e.flow, e.route, now); l != nil {
-		g.told = append(g.told, outcome{e, refusal{l, shaper.Blocked, l.MaxWait}})
+		g.told = append(g.told, outcome{e, refusal{limit: l, reason: shaper.Blocked, retry: l.MaxWait}})
 		return
 	}
 	list := g.list(&e.flow, e.route)
+	if pool := e.owner.pool(); pool != nil {
+		list = append(list, pool)
+	}
 	if i, why := entry(list, now); why != shaper.None {
 		g.enqueue(e, list, i, why, now)
 		return
 	}
 	for _, gt := range list {
 		gt.take(shaper.None, 0, now, now)
+	}
+	g.pass(e, list, now)
+}
+
+// pass has e hold the slots of list, which it has taken.
+func (g *gates) pass(e *entrant, list []*gate, now leaky.Time) {
+	if last := len(list) - 1; last >= 0 && list[last].pool != nil {
+		e.owner.place(now)
+		g.drop(list[last:], now)
+		list = list[:last:last]
 	}
 	e.held = list
 	g.told = append(g.told, outcome{entrant: e})
@@ -206,7 +223,7 @@ func (g *gates) refuse(e *entrant, gt *gate, why shaper.Reason, now leaky.Time) 
 	if gt.rule.Connections == 0 {
 		retry = gt.retry(now)
 	}
-	g.told = append(g.told, outcome{e, refusal{gt.rule, why, retry}})
+	g.told = append(g.told, outcome{e, refusal{gt.rule, why, retry, gt.pool != nil}})
 	if e.waitsIn != nil {
 		g.dequeue(e, now)
 	}
@@ -308,7 +325,11 @@ func (g *gates) room(state *shaper.State) *room {
 // drop forgets those of list that nobody holds a slot of or waits for.
 func (g *gates) drop(list []*gate, now leaky.Time) {
 	for _, gt := range list {
-		if gt.inFlight == 0 && len(gt.sources) == 0 && g.byKey[gt.key] == gt {
+		switch {
+		case gt.inFlight > 0 || len(gt.sources) > 0:
+		case gt.pool != nil:
+			delete(gt.pool.site.pools, gt.pool.key)
+		case g.byKey[gt.key] == gt:
 			delete(g.byKey, gt.key)
 			g.shaper.CheckIn(gt.key, gt.bucket, now)
 		}
@@ -318,7 +339,7 @@ func (g *gates) drop(list []*gate, now leaky.Time) {
 // full returns what is used up of gt at now.
 func (gt *gate) full(now leaky.Time) shaper.Reason {
 	switch {
-	case gt.capped():
+	case gt.capped(now):
 		return shaper.ByConnections
 	case gt.paced(now):
 		return shaper.ByNew
@@ -326,7 +347,12 @@ func (gt *gate) full(now leaky.Time) shaper.Reason {
 	return shaper.None
 }
 
-func (gt *gate) capped() bool { return gt.rule.Connections > 0 && gt.inFlight >= gt.rule.Connections }
+func (gt *gate) capped(now leaky.Time) bool {
+	if gt.pool != nil {
+		return gt.pool.full(now)
+	}
+	return gt.rule.Connections > 0 && gt.inFlight >= gt.rule.Connections
+}
 
 func (gt *gate) paced(now leaky.Time) bool { return gt.bucket.Depart(gt.shape, now) > now }
 
@@ -334,7 +360,7 @@ func (gt *gate) paced(now leaky.Time) bool { return gt.bucket.Depart(gt.shape, n
 // before a pace, which is over sooner.
 func shut(list []*gate, now leaky.Time) (int, shaper.Reason) {
 	for i, gt := range list {
-		if !gt.rule.Observe && gt.capped() {
+		if !gt.rule.Observe && gt.capped(now) {
 			return i, shaper.ByConnections
 		}
 	}
@@ -360,6 +386,9 @@ func entry(list []*gate, now leaky.Time) (int, shaper.Reason) {
 // take takes a slot for a connection that was kept waiting here for why, since ready at
 // the latest. A timer that fired late gives back what one connection costs.
 func (gt *gate) take(why shaper.Reason, waited, ready, now leaky.Time) {
+	if gt.pool != nil {
+		return // see pass
+	}
 	verdict, full := shaper.Delay, gt.full(now)
 	gt.inFlight++
 	gt.state.InFlight.Add(1)

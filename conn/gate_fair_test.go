@@ -148,6 +148,71 @@ func TestSourceHasOneTurnHoweverManyPorts(t *testing.T) {
 	}
 }
 
+// several is a listener's downstreams, for those who come past the gates of r.
+func (r *gateRig) several(config Listen, hosts ...string) *site {
+	s := several(config, hosts...)
+	s.proxy.gates = r.gates
+	return s
+}
+
+// Sources take turns for a downstream that is full, and hold no slot meanwhile.
+func TestSourcesTakeTurnsForADownstream(t *testing.T) {
+	r := newGateRig(t, shaper.Limit{Name: "all", Connections: 30, MaxWait: time.Minute, MaxWaiting: 100})
+	r.site = r.several(Listen{Downstream: []Downstream{{Connections: 1}}, Timeouts: Timeouts{Connect: time.Hour}}, "10.1.0.1")
+	served := map[string]int{}
+	var last *visitor
+	visit := func(source string) {
+		r.visit(source, func(v *visitor) {
+			served[source]++
+			last = v
+		})
+	}
+	first := r.must("10.0.0.3")
+	for range 50 {
+		visit("10.0.0.2")
+	}
+	visit("10.0.0.1")
+	if n := r.shaper.Policy().State(0).InFlight.Load(); n != 1 {
+		t.Errorf("%d slots are taken, want that of the one connection there is", n)
+	}
+	first.finish()
+	for n := 1; n < 40; n++ {
+		if last.flow.Source.String() == "10.0.0.1" {
+			visit("10.0.0.1") // it always has one waiting
+		}
+		last.finish()
+		r.consistent()
+	}
+	if served["10.0.0.1"] != 20 || served["10.0.0.2"] != 20 {
+		t.Errorf("served: %v, want 20 of each", served)
+	}
+}
+
+// Who can only go to one downstream of a transparent listener is not in the way of who goes
+// to another, and is not looked at when that has room.
+func TestFamiliesWaitApart(t *testing.T) {
+	r := newGateRig(t)
+	r.site = r.several(Listen{
+		Transparent: true, Downstream: []Downstream{{Connections: 1}, {Connections: 1}}, Timeouts: Timeouts{Connect: time.Hour},
+	}, "10.1.0.1", "2001:db8::1")
+	r.must("10.0.0.1")
+	six := r.must("2001:db8:1::1")
+	for range 2 * maxAwaiting {
+		r.visit("10.0.0.2", nil)
+	}
+	if n := r.site.waiting.waiting; n != maxAwaiting {
+		t.Errorf("%d wait, want %d", n, maxAwaiting)
+	}
+	waits := r.visit("2001:db8:2::1", nil)
+	if waits.why != shaper.None {
+		t.Fatal("another source has no room to wait")
+	}
+	six.finish()
+	if !waits.in {
+		t.Error("a downstream has room, and somebody waits for it")
+	}
+}
+
 // The pace that lets a connection through is charged only when all other gates do.
 func TestRefusedConnectionSpendsNoPace(t *testing.T) {
 	r := newGateRig(t,
@@ -319,20 +384,27 @@ func (m *gateModel) check() {
 			m.fatalf("%v waits for what is free", c)
 		}
 		for _, v := range queue {
-			if m.rig.now > v.since+leaky.FromDuration(modelWait) {
+			most := leaky.FromDuration(modelWait)
+			if m.rig.site != nil {
+				most *= 2 // once at limits, and once for a downstream
+			}
+			if m.rig.now > v.since+most {
 				m.fatalf("%v waits for longer than it may", c)
 			}
 		}
 	}
+	p := m.rig.gates.policy
+	held := 0
+	for _, v := range m.in {
+		held += len(v.held)
+	}
+	if want := len(m.in) * p.Len(); held != want {
+		m.fatalf("%d slots are held by %d connections under %d limits", held, len(m.in), p.Len())
+	}
 	for i, rule := range m.rules {
-		held := 0
-		for _, v := range m.in {
-			held += len(v.held)
+		if rule.limit.Name == "" {
+			continue // the downstream's
 		}
-		if want := len(m.in) * len(m.rules); held != want {
-			m.fatalf("%d slots are held by %d connections under %d limits", held, len(m.in), len(m.rules))
-		}
-		p := m.rig.gates.policy
 		if n := p.State(p.Find(rule.limit.Name)).InFlight.Load(); int(n) != len(m.in) {
 			m.fatalf("limit %d shows %d in flight, want %d", i, n, len(m.in))
 		}
@@ -344,8 +416,12 @@ func (m *gateModel) check() {
 // slot is held by who waits, nobody waits for what is free, and nobody is served twice while
 // another waits who could go.
 func TestGatesAgainstAModel(t *testing.T) {
-	for _, ports := range []int{1, 3} {
-		t.Run(fmt.Sprint(ports, " ports"), func(t *testing.T) {
+	for _, tt := range []struct {
+		ports int
+		full  bool // a downstream may be, too
+	}{{1, false}, {1, true}, {3, false}, {3, true}} {
+		ports := tt.ports
+		t.Run(fmt.Sprintf("%d ports, downstream full %v", ports, tt.full), func(t *testing.T) {
 			var served, left int
 			rapid.Check(t, func(rt *rapid.T) {
 				m := &gateModel{
@@ -370,6 +446,11 @@ func TestGatesAgainstAModel(t *testing.T) {
 					limits = append(limits, l)
 				}
 				m.rig = newGateRig(t, limits...)
+				if tt.full {
+					most := rapid.IntRange(1, 5).Draw(rt, "downstream")
+					m.rules = append(m.rules, gateRule{limit: shaper.Limit{Connections: most}})
+					m.rig.site = m.rig.several(Listen{Downstream: []Downstream{{Connections: most}}, Timeouts: Timeouts{Connect: modelWait}}, "10.1.0.1")
+				}
 				for range rapid.IntRange(20, 200).Draw(rt, "steps") {
 					switch action := rapid.IntRange(0, 9).Draw(rt, "action"); {
 					case action < 4:
@@ -395,7 +476,7 @@ func TestGatesAgainstAModel(t *testing.T) {
 				for len(m.in) > 0 {
 					m.finish(m.in[0])
 				}
-				m.rig.sleep(2 * modelWait)
+				m.rig.sleep(4 * modelWait)
 				for len(m.in) > 0 {
 					m.finish(m.in[0])
 				}

@@ -18,6 +18,7 @@ type gateRig struct {
 	now    leaky.Time
 	gates  *gates
 	in     map[*visitor]bool // in flight
+	site   *site             // where they go, or nil
 }
 
 func newGateRig(t testing.TB, limits ...shaper.Limit) *gateRig {
@@ -73,6 +74,7 @@ type visitor struct {
 	then func()
 
 	refusal refusal
+	to      *session // that goes to a downstream, if it matters which
 }
 
 func (v *visitor) admitted(now leaky.Time) {
@@ -107,6 +109,10 @@ func (r *gateRig) visit(source string, then func(*visitor)) *visitor {
 func (r *gateRig) visitPort(source string, port uint16, then func(*visitor)) *visitor {
 	v := &visitor{rig: r}
 	v.owner, v.listen, v.flow = v, "l", *flowFrom(source, port)
+	if r.site != nil {
+		v.to = &session{service: &service{site: r.site}}
+		v.to.gates, v.to.flow = r.gates, v.flow
+	}
 	if then != nil {
 		v.then = func() { then(v) }
 	}
@@ -114,11 +120,29 @@ func (r *gateRig) visitPort(source string, port uint16, then func(*visitor)) *vi
 	return v
 }
 
+func (v *visitor) pool() *gate {
+	if v.to == nil {
+		return nil
+	}
+	return v.to.pool()
+}
+
+func (v *visitor) place(now leaky.Time) {
+	if v.to.place(now); v.to.to == nil {
+		v.rig.t.Error("let through to no downstream")
+	}
+}
 func (v *visitor) leave() { v.rig.gates.leave(&v.entrant, shaper.ClientGone, v.rig.now) }
 
 func (v *visitor) finish() {
 	delete(v.rig.in, v)
+	if v.to != nil {
+		v.to.to.inFlight--
+	}
 	v.release(v.rig.now)
+	if v.to != nil {
+		v.to.wake(v.rig.now)
+	}
 }
 
 func (r *gateRig) must(source string) *visitor {
@@ -135,6 +159,9 @@ func (r *gateRig) idle() {
 	r.t.Helper()
 	if n := len(r.gates.byKey) + len(r.gates.queues) + len(r.gates.told); n != 0 {
 		r.t.Errorf("%d gates, %d queues and %d outcomes are left", len(r.gates.byKey), len(r.gates.queues), len(r.gates.told))
+	}
+	if r.site != nil && (len(r.site.pools) != 0 || r.site.waiting.waiting != 0 || r.site.awaiting.Waiting.Load() != 0) {
+		r.t.Errorf("%d pools and %d who wait for them are left", len(r.site.pools), r.site.waiting.waiting)
 	}
 	for state, room := range r.gates.rooms {
 		if room.waiting != 0 || len(room.longest) != 0 || state.InFlight.Load() != 0 || state.Waiting.Load() != 0 {

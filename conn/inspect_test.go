@@ -308,7 +308,10 @@ func TestDrainDownstream(t *testing.T) {
 		io.ReadFull(c, b)
 		got <- string(b)
 	}()
-	waitFor(t, "it waits", func() bool { return connections(r.proxy)[local(c)].Stage == "connecting" })
+	waitFor(t, "it waits", func() bool {
+		status := connections(r.proxy)[local(c)]
+		return status.Stage == "waiting" && status.HeldBy == poolName
+	})
 	select {
 	case b := <-got:
 		t.Fatalf("%q answered, all are drained", b)

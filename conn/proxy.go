@@ -56,11 +56,12 @@ type site struct {
 	sources map[netip.Addr]*udpSource // likewise: by source, see turnAddr
 
 	proxy       *Proxy
-	downstreams []*downstream // the loop's
-	candidates  []*downstream // of pick, to be used again
-	readmission leaky.Event   // when one that was ejected gets connections again
-	queue       node          // of sessions that wait for one with room
-	leaves      map[netip.Addr]*node
+	downstreams []*downstream     // the loop's
+	candidates  []*downstream     // of pick, to be used again
+	readmission leaky.Event       // when one that was ejected gets connections again
+	pools       map[poolKey]*gate // those in use
+	awaiting    *shaper.State     // of them, not shown
+	waiting     room              // likewise
 }
 
 type siteConfig struct {

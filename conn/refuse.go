@@ -14,6 +14,17 @@ import (
 
 // refused is called when a gate has no place for s.
 func (s *session) refused(why refusal, now leaky.Time) {
+	if why.full {
+		s.stage = dialing
+		if why.reason == shaper.ClientGone {
+			s.abort(shaper.ResetByClient, now)
+			return
+		}
+		s.proxy.refused.note("connection waited in vain for a downstream, "+why.reason.String(), "listener", s.name, "source", s.flow.Source)
+		s.counts.DialErrors.Add(1)
+		s.abort(shaper.NotConnected, now)
+		return
+	}
 	s.proxy.refused.note("connection refused, "+why.reason.String(), "limit", why.limit.Name,
 		"listener", s.name, "source", s.flow.Source)
 	s.stage = leaving

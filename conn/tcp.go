@@ -30,7 +30,6 @@ type session struct {
 
 	to     *downstream   // where it has a place
 	failed []*downstream // that could not be reached
-	awaits *node         // in whose queue it waits for one with room
 
 	client, server side
 	up, down       direction // to the downstream and from it
@@ -235,7 +234,7 @@ func (side *side) ready(events uint32, now leaky.Time) {
 	switch {
 	case s.stage == dialing && side == &s.server:
 		s.dialed(events, now)
-	case events&unix.EPOLLERR != 0, (s.stage == entering || s.awaits != nil) && side.gone(events):
+	case events&unix.EPOLLERR != 0, s.stage == entering && side.gone(events):
 		s.lose(side, now)
 	case s.stage == announcing:
 		s.hear(now)
@@ -434,10 +433,6 @@ func (s *session) close(how shaper.Ending, now leaky.Time) {
 		})
 	}
 	s.stage = ended
-	if s.awaits != nil {
-		s.awaits.remove(&s.up.unit)
-		s.awaited()
-	}
 	s.leaveDownstream(now)
 	for _, side := range []*side{&s.client, &s.server} {
 		if side.fd >= 0 {

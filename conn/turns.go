@@ -163,10 +163,14 @@ func (g *gates) expire(q *queue, now leaky.Time) {
 	g.run(now)
 }
 
-// deadline is when the head of q has waited for long enough. It is counted from when it
-// came, wherever it waited.
+// deadline is when the head of q has waited for long enough. At limits it is counted from
+// when it came, wherever it waited; for a downstream what it waits there.
 func (q *queue) deadline() leaky.Time {
-	return q.head.since + leaky.FromDuration(q.at().gate.rule.MaxWait)
+	from := q.head.since
+	if gt := q.gates[q.pos]; gt.pool != nil {
+		from = q.came - q.stays[q.pos].waited + q.head.before[q.pos]
+	}
+	return from + leaky.FromDuration(q.at().gate.rule.MaxWait)
 }
 
 func (g *gates) arm(q *queue) { g.wheel.Schedule(&q.timeout, q.deadline()) }
@@ -336,7 +340,6 @@ func (g *gates) serve(q *queue, now leaky.Time) leaky.Time {
 		now = g.clock() // who leaves later than it is charged for is followed too soon
 	}
 	e := q.head
-	e.held = q.gates
 	for i, gt := range q.gates {
 		why, ready, waited := shaper.None, now, q.waited(i, now)-e.before[i]
 		if i == q.pos || waited > 0 {
@@ -356,8 +359,9 @@ func (g *gates) serve(q *queue, now leaky.Time) leaky.Time {
 			heap.Fix(&src.gate.turns, src.place)
 		}
 	}
+	list := q.gates
 	g.dequeue(e, now)
-	g.told = append(g.told, outcome{entrant: e})
+	g.pass(e, list, now)
 	return now
 }
 

@@ -268,7 +268,7 @@ type Connection struct {
 	ToDownstream   uint64  `json:"to_downstream_bytes"`
 	FromDownstream uint64  `json:"from_downstream_bytes"`
 	Waited         float64 `json:"waited"`    // in queues and for slots, all together
-	HeldBy         string  `json:"held_by"`   // the limit it waits for now
+	HeldBy         string  `json:"held_by"`   // the limit it waits for now, or "downstream"
 	HeldMost       string  `json:"held_most"` // the limit it has waited for longest
 }
 
