@@ -29,6 +29,10 @@ const volatile __u64 half_open = 3ULL * 1000 * 1000 * 1000;
  * it is established after all, it needs slots first. */
 #define LATE (11 * half_open)
 
+/* Whether replies come back by the interface, by its place: a responder has answered a
+ * SYN. Where none has ever, the initiator is believed alone. */
+volatile __u8 replied[MAX_PLACES];
+
 /* How often the queue is looked at, in ns: mostly, and while there is much to do. */
 const volatile __u64 sweep_interval = 50ULL * 1000 * 1000;
 #define SWEEP_SOON (1ULL * 1000 * 1000)
@@ -148,6 +152,12 @@ static __always_inline int closing(const struct flight *f, __u64 word)
 	return (word & FINS) == FINS && f->ack[1] == f->fin[0];
 }
 
+/* Whether nothing is known of the responder of a connection that its initiator closes. */
+static __always_inline int one_sided(__u64 word)
+{
+	return word & FIN_OF && !(word & SYN_OF << 1);
+}
+
 /* Whether a connection may still open, or not have ended before it opened. */
 static __always_inline int unsure(__u64 word)
 {
@@ -169,7 +179,9 @@ static __always_inline __u64 patience(const struct flight *f, __u64 word)
 		return unsettled;
 	if (unsure(word))
 		return half_open;
-	return word & DOUBTS || closing(f, word) ? unsettled : f->idle;
+	if (word & DOUBTS || closing(f, word) || one_sided(word))
+		return unsettled;
+	return f->idle;
 }
 
 static __always_inline int overdue(const struct flight *f, __u64 word, __u64 now)

@@ -269,6 +269,35 @@ func TestConnections(t *testing.T) {
 			b.send(d.segment(client, rst, 0, 0, 0))
 			b.reply(d.segment(server, rst|ack, 0, 12345, 0))
 		}, 1},
+		{"replies by another way", func(b *tcpBench, d *dialogue) {
+			b.asymmetric()
+			b.open(d)
+			d.say(server, syn|ack, 0)
+			b.exchange(d, client, ack, 0)
+			b.now += testIdle - 1
+			d.say(server, ack, 10)
+			b.exchange(d, client, ack, 10)
+		}, 1},
+		{"replies by another way, and it closes", func(b *tcpBench, d *dialogue) {
+			b.asymmetric()
+			b.open(d)
+			d.say(server, syn|ack, 0)
+			b.exchange(d, client, ack, 0)
+			b.exchange(d, client, fin|ack, 0)
+			b.expectInFlight(1)
+			b.now += testUnsettled
+			b.exchange(d, client, ack, 0)
+		}, 0},
+		{"no reply where there are others", func(b *tcpBench, d *dialogue) {
+			b.asymmetric()
+			other := dial("10.0.0.2:40000")
+			b.establish(other)
+			b.exchange(other, client, rst, 0)
+			b.open(d)
+			b.exchange(d, client, ack, 0)
+			b.now += testHalfOpen
+			b.exchange(d, client, ack, 0)
+		}, 0},
 		{"silence", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			b.now += testIdle
@@ -415,6 +444,14 @@ func TestConnections(t *testing.T) {
 			b.forget()
 			b.live(c.run, dial(a), c.want)
 		})
+	}
+}
+
+// asymmetric has the programs forget that they have ever seen a reply.
+func (b *tcpBench) asymmetric() {
+	b.t.Helper()
+	if err := b.Replied.Set([64]uint8{}); err != nil {
+		b.t.Fatal(err)
 	}
 }
 

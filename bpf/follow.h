@@ -49,6 +49,8 @@ static __always_inline void note_answer(struct flight *f, const struct packet *k
 {
 	int other = k->tcp_flags & TCP_ACK && k->tcp_ack != f->ack[1];
 
+	if (!replied[here.place % MAX_PLACES])
+		replied[here.place % MAX_PLACES] = 1;
 	if (other)
 		f->next[0] = f->ack[1] = k->tcp_ack;
 	if (other || !(word & SYN_OF << 1))
@@ -120,6 +122,8 @@ __noinline int note(struct flight *f, const struct packet *k, __u64 hash, __u32 
 		if (!side && flags & TCP_ACK && k->tcp_ack == f->next[1])
 			set |= ESTABLISHED;
 	}
+	if (!side && flags & TCP_ACK && !(word & SYN_OF << 1) && !replied[here.place % MAX_PLACES])
+		set |= ESTABLISHED;
 	clear |= word & DOUBT_OF << side;
 	if ((word | set) != word || clear)
 		word = mark_flight(f, hash, set, clear);

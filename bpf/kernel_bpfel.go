@@ -383,6 +383,7 @@ const (
 	kernelVarHalfOpen        = "half_open"
 	kernelVarHere            = "here"
 	kernelVarOtherCpus       = "other_cpus"
+	kernelVarReplied         = "replied"
 	kernelVarSlotLines       = "slot_lines"
 	kernelVarSweepInterval   = "sweep_interval"
 	kernelVarTestBytes       = "test_bytes"
@@ -480,6 +481,7 @@ type kernelVariableSpecs struct {
 	HalfOpen      *ebpf.VariableSpec `ebpf:"half_open"`
 	Here          *ebpf.VariableSpec `ebpf:"here"`
 	OtherCpus     *ebpf.VariableSpec `ebpf:"other_cpus"`
+	Replied       *ebpf.VariableSpec `ebpf:"replied"`
 	SlotLines     *ebpf.VariableSpec `ebpf:"slot_lines"`
 	SweepInterval *ebpf.VariableSpec `ebpf:"sweep_interval"`
 	TestBytes     *ebpf.VariableSpec `ebpf:"test_bytes"`
@@ -572,6 +574,7 @@ type kernelVariables struct {
 	HalfOpen      *ebpf.Variable `ebpf:"half_open"`
 	Here          *ebpf.Variable `ebpf:"here"`
 	OtherCpus     *ebpf.Variable `ebpf:"other_cpus"`
+	Replied       *ebpf.Variable `ebpf:"replied"`
 	SlotLines     *ebpf.Variable `ebpf:"slot_lines"`
 	SweepInterval *ebpf.Variable `ebpf:"sweep_interval"`
 	TestBytes     *ebpf.Variable `ebpf:"test_bytes"`

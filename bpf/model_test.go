@@ -35,7 +35,7 @@ func (c *modelled) patience() uint64 {
 	switch {
 	case c.unsure():
 		return testHalfOpen
-	case c.doubt[0] || c.doubt[1] || c.closing():
+	case c.doubt[0] || c.doubt[1] || c.closing() || c.fin[client] && !c.syn[server]:
 		return testUnsettled
 	}
 	return testIdle
@@ -63,6 +63,7 @@ type model struct {
 	conns map[int]*modelled
 	slots map[string]int
 
+	replied  bool         // the server has answered a SYN
 	reversed map[int]bool // it began on the other side
 }
 
@@ -179,13 +180,14 @@ func (m *model) note(c *modelled, side int, flags byte, seq, acked, end uint32, 
 		}
 		return
 	}
-	both, proven := c.syn[0] && c.syn[1], n > 0
+	both, answered, proven := c.syn[0] && c.syn[1], c.syn[server], n > 0
 	inside := end-c.ack[other] <= window && ahead(end, c.next[side])
 	if c.fin[side] && n > 0 && flags&fin == 0 && !ahead(c.end[side], end) {
 		c.fin[side] = false
 	}
 	if flags&syn != 0 {
 		if side == server {
+			m.replied = true
 			another := flags&ack != 0 && acked != c.ack[server]
 			if another {
 				c.next[client], c.ack[server] = acked, acked
@@ -208,6 +210,9 @@ func (m *model) note(c *modelled, side int, flags byte, seq, acked, end uint32, 
 	}
 	if flags&fin != 0 && inside {
 		c.fin[side], c.end[side] = true, end
+	}
+	if side == client && flags&ack != 0 && !answered && !m.replied {
+		c.established = true
 	}
 	if both && flags&syn == 0 {
 		if side == server && proven {
