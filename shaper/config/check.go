@@ -28,6 +28,9 @@ func checkEffect(t table, limit shaper.Limit) {
 			return
 		}
 	} else if block := t.values["block"]; !shapes && !counts && (block == nil || block == false) {
+		if len(t.unknown()) > 0 { // which may be meant for one of them
+			return
+		}
 		t.add(t.at, "[[limit]] limits nothing: give it rate, packets, connections, new_connections or block = true")
 		return
 	}
@@ -81,7 +84,7 @@ func checkBlock(t table, limit shaper.Limit) bool {
 
 // check finds mistakes between tables. root is the place of the main file.
 func (l *loader) check(root *node) {
-	if len(l.listens)+len(l.attaches) == 0 {
+	if len(l.listens)+len(l.attaches) == 0 && !l.named {
 		l.add(root, "there is no [[listen]] and no [[attach]]: nothing to do")
 	}
 	if len(l.limits) > MaxLimits {

@@ -349,8 +349,8 @@ func TestMistakesAcrossFiles(t *testing.T) {
 		want  []string
 	}{
 		{"daemon key", []string{"[daemon]\nmode = \"observe\"\n" + listenDB, "[daemon]\nmode = \"enforce\"\nbuckets = 2048\n", "\n[daemon]\nbuckets = 2048\n"}, []string{
-			`conf.d/1.toml:2:1: mode: set already at shaperd.toml:2`,
-			`conf.d/2.toml:3:1: buckets: set already at conf.d/1.toml:3`,
+			`conf.d/1.toml:2:1: mode: set already at shaperd.toml:2: a key of [daemon] can stand in one file only`,
+			`conf.d/2.toml:3:1: buckets: set already at conf.d/1.toml:3: a key of [daemon] can stand in one file only`,
 		}},
 		{"names", []string{listenDB, strings.ReplaceAll(listenDB, "::", "::1"), "[[limit]]\nname = \"l\"\nrate = \"1MB/s\"\n", "[[limit]]\nrate = \"1MB/s\"\nname = \"l\"\n"}, []string{
 			`conf.d/1.toml:3:1: name: "db" is the name of another [[listen]] at shaperd.toml:3`,

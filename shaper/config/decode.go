@@ -29,6 +29,7 @@ type loader struct {
 	overrides  map[string]map[string]setting // by limit and key
 	overridden []item[string]                // limits that overrides name
 	unparsed   bool                          // a file has a syntax error: names may be missing
+	named      bool                          // listeners or attachments stand there, if only with mistakes
 }
 
 // matched is what a limit names.
@@ -69,7 +70,7 @@ func (l *loader) once(t table) {
 	for key := range t.values {
 		name := t.name + key
 		if first := l.set[name]; first != nil {
-			t.bad(key, "set already at %s:%d", first.file.name, first.line())
+			t.bad(key, "set already at %s:%d: a key of %s can stand in one file only", first.file.name, first.line(), t.name)
 		}
 		l.set[name] = t.at.child(key)
 	}
@@ -159,14 +160,17 @@ func notEmpty(s string) (string, error) {
 func name(t table) string {
 	s, ok := t.text("name")
 	if ok && !isName(s) {
-		t.bad("name", "%s is not 1 to 64 letters, digits, \"-\", \"_\" and \".\"", quote(s))
+		t.bad("name", "%s is not 1 to 64 letters, digits, \"-\", \"_\" and \".\", the first one a letter or digit", quote(s))
+	}
+	if s == "none" {
+		t.bad("name", "\"none\" is what logs and metrics say where there is no limit: take another name")
 	}
 	return s
 }
 
-// isName keeps names fit for metric labels and logs.
+// isName keeps names fit for metric labels, logs, paths and command lines.
 func isName(s string) bool {
-	return s != "" && len(s) <= 64 && strings.Trim(strings.ToLower(s), "abcdefghijklmnopqrstuvwxyz0123456789-_.") == ""
+	return s != "" && strings.IndexByte("-_.", s[0]) < 0 && s != "" && len(s) <= 64 && strings.Trim(strings.ToLower(s), "abcdefghijklmnopqrstuvwxyz0123456789-_.") == ""
 }
 
 func (l *loader) listen(t table) {
@@ -221,7 +225,10 @@ func (l *loader) listen(t table) {
 		}
 		t.idle(protocols[shaper.TCP], "a tcp address", "accept_proxy_from", "check",
 			"connect_timeout", "first_byte_timeout", "tcp_idle_timeout", "half_close_timeout", "max_lifetime", "min_throughput")
-		t.idle(protocols[shaper.UDP], "a udp address", "idle_timeout", "max_flows", "max_flows_per_source", "amplification")
+		if !protocols[shaper.UDP] && t.has("idle_timeout") {
+			t.bad("idle_timeout", "has no effect without a udp address: for TCP it is tcp_idle_timeout")
+		}
+		t.idle(protocols[shaper.UDP], "a udp address", "max_flows", "max_flows_per_source", "amplification")
 	}
 	l.c.Listen = append(l.c.Listen, listen)
 	l.listens = append(l.listens, t)

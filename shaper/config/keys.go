@@ -68,7 +68,7 @@ var boolean = value{kind: aBoolean, words: "`true` or `false`"}
 
 func duration(first, last time.Duration) value {
 	return value{
-		kind: aTime, first: int64(first), last: int64(last), pattern: `^(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$`,
+		kind: aTime, first: int64(first), last: int64(last), pattern: `^(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$|^([0-9]+(\.[0-9]*)?|\.[0-9]+) (ns|us|µs|μs|ms|s|m|h)$`,
 		words: fmt.Sprintf("time from `%s` to `%s`", FormatDuration(first), FormatDuration(last)),
 	}
 }
@@ -77,7 +77,7 @@ func duration(first, last time.Duration) value {
 // parsers, which explain them.
 const (
 	number        = `^[0-9]+(\.[0-9]+)? ?([kKmMgGtT][iI]?)?`
-	ratePattern   = number + `([bB][iI][tT](/s)?|B/s)$`
+	ratePattern   = number + `([bB][iI][tT](/[sS])?|B/[sS])$`
 	sizePattern   = number + `B$`
 	prefixPattern = `^[0-9A-Fa-f:.]+/[0-9]+$`
 )

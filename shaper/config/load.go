@@ -156,6 +156,7 @@ func load(files []*file) (*Config, error) {
 		if values == nil {
 			continue
 		}
+		l.named = l.named || values["listen"] != nil || values["attach"] != nil
 		t := table{&l.report, "", fileKeys, values, root}
 		tables = append(tables, t)
 		for _, o := range t.tables("override") {
@@ -216,5 +217,19 @@ func syntax(root *node, err error) *mistake {
 	}
 	// The decoder's lines are off by one at line ends; its offsets are right.
 	offset := min(max(parse.Position.Start, 0), len(root.file.text))
-	return &mistake{&node{file: root.file, offset: offset}, "TOML syntax: " + clip(parse.Message, 200)}
+	return &mistake{&node{file: root.file, offset: offset}, "TOML syntax: " + clip(parse.Message, 200) + unquoted(root.file.text, offset)}
+}
+
+// unquoted says what to write where the line at offset has a value with a unit that stands
+// in no quotes.
+func unquoted(text string, offset int) string {
+	line := text[strings.LastIndexByte(text[:offset], '\n')+1:]
+	line, _, _ = strings.Cut(line, "\n")
+	_, value, _ := strings.Cut(line, "=")
+	value, _, _ = strings.Cut(value, "#")
+	value = strings.TrimSpace(value)
+	if number := strings.TrimLeft(value, "0123456789."); number == value || strings.ContainsAny(value, "\"'[]{},") || strings.Trim(value, "0123456789.") == "" {
+		return ""
+	}
+	return "; a value with a unit needs quotes: write " + quote(value)
 }

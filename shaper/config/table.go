@@ -32,15 +32,20 @@ func (t table) bad(key, format string, args ...any) {
 	t.add(t.at.child(key), key+": "+fmt.Sprintf(format, args...))
 }
 
-// check reports keys that are not known, and those that are missing.
-func (t table) check() {
+// unknown returns the keys that are not known.
+func (t table) unknown() (unknown []string) {
 	known := t.keys.names()
-	var unknown []string
 	for key := range t.values {
 		if !slices.Contains(known, key) {
 			unknown = append(unknown, key)
 		}
 	}
+	return unknown
+}
+
+// check reports keys that are not known, and those that are missing.
+func (t table) check() {
+	known, unknown := t.keys.names(), t.unknown()
 	slices.SortFunc(unknown, func(a, b string) int {
 		return cmp.Compare(t.at.child(a).offset, t.at.child(b).offset)
 	})
@@ -49,7 +54,11 @@ func (t table) check() {
 		if t.name != "" {
 			msg += " in " + t.name
 		}
-		if near := Nearest(key, known); near != "" {
+		near := Nearest(key, known)
+		if other := synonyms[key]; near == "" && slices.Contains(known, other) {
+			near = other
+		}
+		if near != "" {
 			msg += fmt.Sprintf("; did you mean %q?", near)
 		} else {
 			msg += "; known here: " + strings.Join(known, ", ")
@@ -342,7 +351,11 @@ func unknown(s string, names []string) string {
 		quoted[i] = strconv.Quote(name)
 	}
 	msg := fmt.Sprintf("%s is not one of %s", quote(s), strings.Join(quoted, ", "))
-	if near := Nearest(s, names); near != "" {
+	near := Nearest(s, names)
+	if other := synonyms[s]; slices.Contains(names, other) {
+		near = other
+	}
+	if near != "" {
 		msg += fmt.Sprintf("; did you mean %q?", near)
 	}
 	return msg
@@ -351,14 +364,41 @@ func unknown(s string, names []string) string {
 // Nearest returns the one of names that s is most likely a misspelling of, or
 // "" when it resembles none.
 func Nearest(s string, names []string) string {
+	s = strings.ToLower(s)
 	best, least := "", 0
+	for _, name := range names { // a whole word of it: "max_connections", of "connections"
+		word := strings.ToLower(name)
+		if (strings.HasSuffix(s, "_"+word) || strings.HasPrefix(s, word+"_")) && len(word) > len(best) {
+			best = name
+		}
+	}
+	if best != "" {
+		return best
+	}
 	for _, name := range names {
 		d := distance(strings.ToLower(s), strings.ToLower(name))
 		if d <= 1+len(name)/4 && (best == "" || d < least) {
 			best, least = name, d
 		}
 	}
+	if letters := withoutMarks(s); best == "" && len(letters) >= 4 { // its beginning: "leastconn"
+		for _, name := range names {
+			if strings.HasPrefix(withoutMarks(strings.ToLower(name)), letters) {
+				return name
+			}
+		}
+	}
 	return best
+}
+
+func withoutMarks(s string) string { return strings.NewReplacer("-", "", "_", "").Replace(s) }
+
+// synonyms are the words that other programs have for keys, and for what keys can be.
+var synonyms = map[string]string{
+	"upstream": "downstream", "upstreams": "downstream", "backend": "downstream", "backends": "downstream",
+	"server": "downstream", "servers": "downstream", "target": "downstream", "bind": "address", "addr": "address",
+	"listen": "address", "bandwidth": "rate", "pps": "packets", "host": "to", "address": "to", "url": "to",
+	"download": "from-downstream", "upload": "to-downstream", "in": "ingress", "out": "egress",
 }
 
 // distance is how many characters must be added, left out, changed or swapped

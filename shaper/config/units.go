@@ -39,12 +39,17 @@ func cut(s string) (parts, error) {
 	switch {
 	case strings.HasPrefix(s, "-"):
 		return p, fmt.Errorf("%s is negative", quote(s))
+	case strings.HasPrefix(s, "$"):
+		return p, fmt.Errorf("%s does not start with a number: variables are not expanded", quote(s))
 	case whole == "" || point && (fraction == "" || strings.Contains(fraction, ".")):
 		return p, fmt.Errorf("%s does not start with a number", quote(s))
 	case len(p.number) > 40:
 		return p, fmt.Errorf("%s has too many digits", quote(s))
 	}
 	p.base = strings.TrimPrefix(unit, " ")
+	if strings.ContainsAny(unit, "0123456789") {
+		return p, fmt.Errorf("%s is not a decimal number with a unit", quote(s))
+	}
 	if slash := strings.IndexByte(p.base, '/'); slash >= 0 {
 		p.base, p.per = p.base[:slash], p.base[slash:]
 	}
@@ -67,7 +72,7 @@ func (p parts) zero() bool { return strings.Trim(p.number, "0.") == "" }
 
 // errZero is for those who mean "unlimited".
 func errZero(s string) error {
-	return fmt.Errorf("%s would stop all traffic; to have no limit, remove the key", quote(s))
+	return fmt.Errorf("%s would stop all traffic; to have no limit, remove the key, or let the limit only observe", quote(s))
 }
 
 // times returns number * scale * factor, if that is an integer.
@@ -103,9 +108,9 @@ func ParseRate(s string) (uint64, error) {
 		return 0, fmt.Errorf("%s may be in bits or in bytes: %s", quote(s), readings)
 	case p.base == "B" && p.per == "":
 		return 0, fmt.Errorf("%s is a size, not a rate: write %q", quote(s), p.in("B/s"))
-	case p.base == "B" && p.per == "/s":
+	case p.base == "B" && strings.EqualFold(p.per, "/s"):
 		factor = 8
-	case !strings.EqualFold(p.base, "bit") || p.per != "" && p.per != "/s":
+	case !strings.EqualFold(p.base, "bit") || p.per != "" && !strings.EqualFold(p.per, "/s"):
 		return 0, fmt.Errorf("%s has an unknown unit: write a rate such as \"10Mbit/s\" or \"5MB/s\"", quote(s))
 	}
 	n, exact := p.times(factor)
@@ -204,10 +209,12 @@ func ParseFrequency(s string) (shaper.Frequency, error) {
 	switch {
 	case strings.HasPrefix(s, "-"):
 		return shaper.Frequency{}, fmt.Errorf("%s is negative", quote(s))
-	case number != "" && strings.Trim(number, "0") == "":
+	case number != "" && strings.Trim(number, "0") == "" && (ok || unit == ""):
 		return shaper.Frequency{}, errZero(s)
 	case number != "" && unit == "":
 		return shaper.Frequency{}, fmt.Errorf("%s has no unit: write %q or %q", quote(s), number+"/s", number+"/min")
+	case strings.HasPrefix(unit, "."):
+		return shaper.Frequency{}, fmt.Errorf("%s is not a whole number: count over a minute or an hour, such as \"30/min\"", quote(s))
 	case number == "" || !ok:
 		return shaper.Frequency{}, fmt.Errorf("%s is not a whole number a second, minute or hour, such as \"50/s\", \"5/min\" or \"2/h\"", quote(s))
 	}
@@ -231,9 +238,13 @@ func FormatFrequency(f shaper.Frequency) string {
 }
 
 // ParseDuration reads a time as [time.ParseDuration] does, but wants a unit even
-// on 0 and refuses a sign.
+// on 0 and refuses a sign. A space may stand before a unit alone, as in "200 ms".
 func ParseDuration(s string) (time.Duration, error) {
-	d, err := time.ParseDuration(s)
+	text := s
+	if number, unit, ok := strings.Cut(s, " "); ok && strings.Trim(number, "0123456789.") == "" && strings.Trim(unit, "0123456789. ") == unit {
+		text = number + unit
+	}
+	d, err := time.ParseDuration(text)
 	switch {
 	case strings.HasPrefix(s, "-"):
 		return 0, fmt.Errorf("%s is negative", quote(s))

@@ -112,7 +112,7 @@ func TestParseDuration(t *testing.T) {
 	for s, want := range map[string]time.Duration{
 		"200ms": 200 * time.Millisecond, "2s": 2 * time.Second, "1m30s": 90 * time.Second, "1.5h": 90 * time.Minute,
 		"0s": 0, "1ns": 1, "1us": time.Microsecond, "1µs": time.Microsecond,
-		"0": bad, "5": bad, "1.5": bad, "": bad, "s": bad, "-1s": bad, "+1s": bad, "1d": bad, "1 s": bad, "1s ": bad, "1S": bad,
+		"0": bad, "5": bad, "1.5": bad, "": bad, "s": bad, "-1s": bad, "+1s": bad, "1d": bad, "1 s": time.Second, "200 ms": 200 * time.Millisecond, "1  s": bad, " 1s": bad, "1m 30s": bad, "1 m 3s": bad, "1s ": bad, "1 ": bad, "1 +s": bad, "1S": bad,
 		"9223372036854775808ns": bad, "3000000h": bad,
 	} {
 		got, err := ParseDuration(s)
