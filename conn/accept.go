@@ -100,12 +100,14 @@ func (t *tcpPort) descriptor() int { return t.fd }
 // there, and how often.
 const keepAlive = 15
 
+var errInUse = errors.New("the port is in use")
+
 // explainBind says what to do about the usual reasons why a port cannot be had.
 func explainBind(err error, endpoint string) error {
 	var errno unix.Errno
 	switch errors.As(err, &errno); errno {
 	case unix.EADDRINUSE:
-		return fmt.Errorf("listen on %s: the port is in use; see \"ss -lntup\" for whose it is", endpoint)
+		return fmt.Errorf("listen on %s: %w; see \"ss -lntup\" for whose it is", endpoint, errInUse)
 	case unix.EACCES:
 		return fmt.Errorf("listen on %s: not permitted; a port below 1024 needs CAP_NET_BIND_SERVICE", endpoint)
 	case unix.EADDRNOTAVAIL:

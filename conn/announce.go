@@ -97,7 +97,7 @@ func (s *session) hear(now leaky.Time) {
 }
 
 func (s *session) badHeader(now leaky.Time) {
-	s.proxy.refused.note("no PROXY header", "listener", s.name, "source", s.flow.Source)
+	s.proxy.refused.note("no valid PROXY header", "listener", s.name, "source", s.flow.Source)
 	s.abort(shaper.BadProxyHeader, now)
 }
 

@@ -2,6 +2,7 @@ package conn
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -115,7 +116,7 @@ func (c *change) open() error {
 		if l == nil {
 			var err error
 			if l, err = c.openPort(place, place.intercepts(c.listens[place])); err != nil {
-				return fmt.Errorf("listener %q: %w", service.name, err)
+				return fmt.Errorf("listener %q: %w", service.name, c.ownPort(place, err))
 			}
 			c.opened = append(c.opened, l)
 		}
@@ -129,6 +130,16 @@ func (c *change) open() error {
 		c.rejecter.Store(r)
 	}
 	return nil
+}
+
+// ownPort says that a port in use is this daemon's, if it is.
+func (c *change) ownPort(place Endpoint, err error) error {
+	for own := range c.Proxy.ports {
+		if errors.Is(err, errInUse) && own.Protocol == place.Protocol && own.Addr.Port() == place.Addr.Port() {
+			return fmt.Errorf("listen on %v://%v: this daemon has the port at %v: to move it takes a restart", place.Protocol, place.Addr, own.Addr.Addr())
+		}
+	}
+	return err
 }
 
 func (c *change) undo() {

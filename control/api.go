@@ -23,9 +23,10 @@ type Status struct {
 	Bypass  *Bypass `json:"bypass,omitempty"`
 	Promise string  `json:"promise"` // "kept", "broken" in the last minute
 
-	Reload    ReloadStatus `json:"reload"`
-	Overrides []Override   `json:"overrides"`
-	Blocks    []Block      `json:"blocks"`
+	Reload      ReloadStatus `json:"reload"`
+	Overrides   []Override   `json:"overrides"`
+	Blocks      []Block      `json:"blocks"` // the first 100; GET /v1/blocks has all
+	BlocksTotal int          `json:"blocks_total"`
 
 	Listeners   []ListenerStatus   `json:"listeners"`
 	Attachments []AttachmentStatus `json:"attachments"`

@@ -66,7 +66,11 @@ func body(w http.ResponseWriter, q *http.Request, v any) bool {
 		err = decode(text, v)
 	}
 	if err != nil {
-		bad(w, "the body is not what it is to be: %v", err)
+		var wrong *json.UnmarshalTypeError
+		if errors.As(err, &wrong) && wrong.Field != "" {
+			err = fmt.Errorf("%s: a %s is needed, not a %s", wrong.Field, wrong.Type, wrong.Value)
+		}
+		bad(w, "invalid request body: %v", err)
 		return false
 	}
 	return true

@@ -167,8 +167,13 @@ func (v *view) status() Status {
 		}
 	}
 	v.Daemon.Describe(&s)
+	s.BlocksTotal = len(s.Blocks)
+	s.Blocks = s.Blocks[:min(len(s.Blocks), maxBlocks)]
 	return s
 }
+
+// maxBlocks is how many blocks a status has. A page that is open gets one each second.
+const maxBlocks = 100
 
 // blocks returns the prefixes that operators block.
 func (v *view) blocks() []Block {

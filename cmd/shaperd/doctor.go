@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -108,9 +107,6 @@ func orOK(found []finding, text string) []finding {
 	return found
 }
 
-// errDoctor says that something is wrong; what it is was printed.
-var errDoctor = errors.New("this host and this configuration do not go together yet")
-
 func doctorCommand(e env) *cobra.Command {
 	d := &doctor{}
 	cmd := &cobra.Command{
@@ -136,17 +132,19 @@ something fails; what is only to be warned of is no failure.`,
 			}
 			d.host = thisHost(cmd.Context())
 			found := d.examine()
-			failed := false
+			failed := 0
 			for _, f := range found {
-				failed = failed || f.State == healthFail
+				if f.State == healthFail {
+					failed++
+				}
 			}
 			if e.flags.json {
-				err = e.printJSON(map[string]any{"ok": !failed, "checks": found})
+				err = e.printJSON(map[string]any{"ok": failed == 0, "checks": found})
 			} else {
 				err = printFindings(e.stdout, found, inColour(e.stdout))
 			}
-			if err == nil && failed {
-				err = errDoctor
+			if err == nil && failed > 0 {
+				err = fmt.Errorf("%d of %d checks failed", failed, len(found))
 			}
 			return err
 		},

@@ -140,7 +140,7 @@ func (d *doctor) pins() []finding {
 		const usual = "/sys/fs/bpf"
 		mend := "mount -t bpf bpf " + usual
 		if !strings.HasPrefix(pins, usual+"/") {
-			mend = "name a folder below " + usual
+			mend = "name a folder below " + usual + ", or mount a bpf file system above this one"
 		}
 		return find(healthFail, fmt.Sprintf("[daemon] pins: %s is not on a bpf file system", pins), mend)
 	}

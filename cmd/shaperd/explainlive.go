@@ -102,7 +102,7 @@ func now(x control.Explanation) string {
 func bucketsTable(limits []control.BucketOf) *table {
 	t := newTable("LIMIT", "BUCKET", "DIRECTION", "HELD TO", "MODE", ">BACKLOG", ">QUEUED", ">NEXT IN", ">IN FLIGHT", ">WAITING")
 	for _, l := range limits {
-		row := []string{l.Limit, printable(l.Key), l.Direction, l.HeldTo, l.Mode, "-", "-", "-", "-", "-"}
+		row := []string{printable(l.Limit), printable(l.Key), printable(l.Direction), printable(l.HeldTo), printable(l.Mode), "-", "-", "-", "-", "-"}
 		if b := l.Bucket; b != nil {
 			copy(row[5:], []string{backlog(b), fmt.Sprint(b.Queued), seconds(b.NextIn), fmt.Sprint(b.InFlight), fmt.Sprint(b.Waiting)})
 		}

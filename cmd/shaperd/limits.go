@@ -48,7 +48,7 @@ is kept.`,
 func (p *page) limits(limits []control.Limit) *table {
 	t := newTable("LIMIT", "MODE", ">PASSES", ">DELAYED", ">P50", ">P99", ">IN FLIGHT", ">WAITING", ">REFUSED", "PROMISE", "HELD TO")
 	for _, l := range limits {
-		t.add(l.Name, l.Mode, passes(l), percent(l.DelayedShare), seconds(l.QueueDelay.P50), seconds(l.QueueDelay.P99),
+		t.add(printable(l.Name), printable(l.Mode), passes(l), percent(l.DelayedShare), seconds(l.QueueDelay.P50), seconds(l.QueueDelay.P99),
 			fmt.Sprint(l.InFlight), fmt.Sprint(l.Waiting), often(total(l.RefusedRate)), p.kept(l.Promise), held(l))
 	}
 	return t
@@ -67,7 +67,7 @@ func (p *page) kept(promise control.Promise) string {
 
 // held is what a limit is held to, and what of it was set.
 func held(l control.Limit) string {
-	s := l.HeldTo
+	s := printable(l.HeldTo)
 	if l.Block {
 		s = "nothing passes"
 	}
@@ -79,13 +79,13 @@ func held(l control.Limit) string {
 
 func (p *page) limit(l control.Limit) {
 	item := func(name, format string, args ...any) { p.line("%-12s %s", name, fmt.Sprintf(format, args...)) }
-	item("limit", "%s, in the %s plane, mode %s", l.Name, l.Plane, l.Mode)
+	item("limit", "%s, in the %s plane, mode %s", printable(l.Name), printable(l.Plane), printable(l.Mode))
 	buckets := "one bucket for all"
 	if !l.Single {
 		buckets = "a bucket for each " + l.Key
 	}
 	item("held to", "%s; %s", held(l), buckets)
-	item("direction", "%s", l.Direction)
+	item("direction", "%s", printable(l.Direction))
 	three := func(r control.Rates, write func(float64) string) string {
 		return fmt.Sprintf("%s over 1s, %s over 10s, %s over 60s", write(r.S1), write(r.S10), write(r.S60))
 	}

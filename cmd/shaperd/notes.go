@@ -19,6 +19,9 @@ func (l *loaded) notes() (notes []string) {
 			notes = append(notes, fmt.Sprintf("attachment %q: no limit names it in match.attach: nothing is held to anything there", a.Name))
 		}
 	}
+	for _, path := range l.files.Ignored() {
+		notes = append(notes, fmt.Sprintf("%s is not read: the files of conf.d are named *.toml", path))
+	}
 	for _, e := range []struct{ key, addr string }{{"metrics", l.config.Daemon.Metrics}, {"page", l.config.Daemon.Page}} {
 		if e.addr != "" && !control.Loopback(e.addr) {
 			notes = append(notes, fmt.Sprintf("[daemon] %s = %q: other hosts can connect, and nobody is asked for a password", e.key, e.addr))

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -49,6 +51,16 @@ func TestNotes(t *testing.T) {
 				}
 			}
 		})
+	}
+	// The suffix of other programs' configuration is a slip.
+	path := writeConfig(t, "", listen+"[[limit]]\nname = \"r\"\nrate = \"1MB/s\"\n")
+	conf := filepath.Join(filepath.Dir(path), "conf.d", "10-x.conf")
+	if err := os.Mkdir(filepath.Dir(conf), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	writeConfig(t, conf, "rate = 1")
+	if _, stderr, err := command(t, "check", path); err != nil || !strings.Contains(stderr, conf+" is not read") {
+		t.Errorf("check: %v\n%s", err, stderr)
 	}
 	s := startSteered(t, writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:9", "1MB/s")))
 	s.waitLog("caps connections, and clients that are silent keep their slots for ever")

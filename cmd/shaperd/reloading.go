@@ -4,10 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync/atomic"
+	"syscall"
 	"time"
+	"unsafe"
 
 	"github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sys/unix"
 
 	"shaperd/conn"
 	"shaperd/control"
@@ -55,6 +59,7 @@ func (r *reader) load(ctx context.Context, proxy *conn.Proxy) (*loaded, error) {
 	done := make(chan result, 1)
 	go func() {
 		defer func() { r.idle <- struct{}{} }()
+		defer withoutSignals()()
 		l, err := loadWith(&config.Reader{Opening: func(path string) { r.opening.Store(&path) }}, r.path)
 		if err == nil && proxy != nil {
 			proxy.LookUp(ctx, l.listens)
@@ -69,6 +74,25 @@ func (r *reader) load(ctx context.Context, proxy *conn.Proxy) (*loaded, error) {
 			return nil, fmt.Errorf("read configuration: no answer for %v, last from %s", r.timeout, *r.opening.Load())
 		}
 		return nil, ctx.Err()
+	}
+}
+
+// withoutSignals has the signals that end or reload the daemon go to other threads than that
+// of the caller, until the function that it returns is called. The kernel gives a signal to
+// one thread, the first one if it can: one that hangs in a system call would keep it.
+func withoutSignals() (undo func()) {
+	runtime.LockOSThread()
+	var block, was unix.Sigset_t
+	const bits = 8 * unsafe.Sizeof(block.Val[0])
+	for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT} {
+		block.Val[uintptr(s-1)/bits] |= 1 << (uintptr(s-1) % bits)
+	}
+	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &block, &was); err != nil {
+		return runtime.UnlockOSThread
+	}
+	return func() {
+		_ = unix.PthreadSigmask(unix.SIG_SETMASK, &was, nil)
+		runtime.UnlockOSThread()
 	}
 }
 

@@ -132,8 +132,8 @@ func allObserve(s control.Status) string {
 // change tells what a limit was and is.
 func (p *page) change(was, is control.Limit) {
 	p.line("limit %s", is.Name)
-	p.line("was  %s, mode %s", was.HeldTo, was.Mode)
-	p.line("now  %s, mode %s", is.HeldTo, is.Mode)
+	p.line("was  %s, mode %s", printable(was.HeldTo), printable(was.Mode))
+	p.line("now  %s, mode %s", printable(is.HeldTo), printable(is.Mode))
 }
 
 func unsetCommand(e env) *cobra.Command {

@@ -69,6 +69,9 @@ func unserved(s control.Status) (names []string) {
 	return names
 }
 
+// leastWait is what is shown of waiting, in seconds a second: it fades, and never ends.
+const leastWait = 1e-3
+
 // mostDelayed is who waits most, or nobody where the daemon does not say.
 func mostDelayed(ctx context.Context, c *control.Client) (some []control.Who) {
 	who, err := c.Who(ctx, "source", "delayed", 3)
@@ -76,7 +79,7 @@ func mostDelayed(ctx context.Context, c *control.Client) (some []control.Who) {
 		return nil
 	}
 	for _, w := range who {
-		if w.Delayed.Value > w.Delayed.Error {
+		if w.Delayed.Value > w.Delayed.Error && w.Delayed.Value >= leastWait {
 			some = append(some, w)
 		}
 	}
@@ -94,7 +97,7 @@ func (p *page) status(s control.Status, limits []control.Limit, who []control.Wh
 	}
 	p.line("")
 	up := s.Now.Sub(s.Started)
-	p.line("shaperd %s, pid %d, running for %s, mode %s, %s", printable(s.Version), s.PID, seconds(up.Seconds()), s.Mode, printable(s.Config))
+	p.line("shaperd %s, pid %d, running for %s, mode %s, %s", printable(s.Version), s.PID, seconds(up.Seconds()), printable(s.Mode), printable(s.Config))
 	p.line("%s of memory, %s of a processor, %d of %d descriptors, paces with wake-ups up to %s late (p99)", size(s.Process.Memory),
 		percent(s.Process.CPURate), s.Process.Descriptors, s.Process.MaxDescriptors, seconds(s.Process.LateP99))
 	p.reload(s.Reload, s.Now)
@@ -275,6 +278,9 @@ func (p *page) places(s control.Status) {
 	p.section(attachments)
 }
 
+// mostBlocks is how many blocks a status shows.
+const mostBlocks = 10
+
 // changes writes what is not as the configuration has it.
 func (p *page) changes(s control.Status) {
 	set := newTable("SET IN LIMIT", "WHAT", "SINCE", "UNTIL")
@@ -282,7 +288,11 @@ func (p *page) changes(s control.Status) {
 		set.add(o.Limit, settings(o.Set), clock(o.Since, s.Now), strings.TrimPrefix(untilOf(o, s.Now), "until "))
 	}
 	p.section(set)
-	p.section(blocksTable(s.Blocks, s.Now))
+	shown := min(len(s.Blocks), mostBlocks)
+	p.section(blocksTable(s.Blocks[:shown], s.Now))
+	if more := s.BlocksTotal - shown; more > 0 {
+		p.line("and %d more: shaperd blocks", more)
+	}
 }
 
 // section writes t with an empty line before it, if it has rows.

@@ -119,6 +119,8 @@ export function bypassAlarm() {
   };
 }
 
+const mostBlocks = 10;
+
 // notices are what an operator should know before believing anything else.
 export function notices() {
   const list = byId('notices');
@@ -161,8 +163,11 @@ export function notices() {
     for (const o of status.overrides) {
       add(`override ${o.limit} ${o.since}`, 'held', 'Override', `${o.limit}: ${settings(o.set)}, since ${clock(o.since)}, ${timeLeft(o.until, status.now, unsetBy(o))}.`);
     }
-    for (const b of status.blocks) {
+    for (const b of status.blocks.slice(0, mostBlocks)) {
       add(`block ${b.prefix}`, 'held', 'Block', `Nothing passes from ${b.prefix}, since ${clock(b.since)}, ${timeLeft(b.until, status.now, 'until it is taken away')}.`);
+    }
+    if (status.blocks_total > mostBlocks) {
+      add('blocks', 'held', 'Blocks', `And ${count(status.blocks_total - mostBlocks)} more: shaperd blocks`);
     }
     show(list, found.length > 0);
     update(found);

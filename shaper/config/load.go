@@ -23,7 +23,12 @@ type Text struct {
 // Files is the text of a configuration's files, as they were read.
 type Files struct {
 	paths, texts []string
+	ignored      []string
 }
+
+// Ignored returns the files in conf.d that have the suffix of other programs' configuration,
+// and were not read.
+func (f *Files) Ignored() []string { return f.ignored }
 
 // Reader reads the files of a configuration. The zero value is ready to use.
 type Reader struct {
@@ -48,6 +53,10 @@ func (r *Reader) Read(path string) (*Files, error) {
 		return nil, fmt.Errorf("read configuration: %w", err)
 	}
 	for _, e := range entries {
+		switch filepath.Ext(e.Name()) {
+		case ".conf", ".cfg", ".ini", ".yaml", ".yml", ".json":
+			all.ignored = append(all.ignored, filepath.Join(folder, e.Name()))
+		}
 		if strings.HasSuffix(e.Name(), ".toml") && !strings.HasPrefix(e.Name(), ".") {
 			all.paths = append(all.paths, filepath.Join(folder, e.Name()))
 		}
@@ -75,7 +84,7 @@ func Read(path string) (*Files, error) { return new(Reader).Read(path) }
 // With returns f with text in the file at path, or without that file where text is "". The
 // path is that of a file of the folder conf.d, as [Read] would name it.
 func (f *Files) With(path, text string) *Files {
-	with := &Files{slices.Clone(f.paths), slices.Clone(f.texts)}
+	with := &Files{paths: slices.Clone(f.paths), texts: slices.Clone(f.texts), ignored: f.ignored}
 	i, found := slices.BinarySearch(with.paths[1:], path)
 	i++ // the main file is the first
 	if found {

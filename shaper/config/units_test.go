@@ -23,7 +23,7 @@ func TestParseRate(t *testing.T) {
 		"1Tbit/s": 1e12, "1000Gbit/s": 1e12, "0.125TB/s": 1e12, "1000000000001bit/s": 0, "1Tibit/s": 0, "1TB/s": 0,
 		"0.9Tibit/s": 0, "0.5Tibit/s": 1 << 39, "010Mbit/s": 10e6,
 		"": 0, " ": 0, "bit/s": 0, ".5Mbit/s": 0, "5.Mbit/s": 0, "1.2.3Mbit/s": 0, "1e6bit/s": 0, "1_000bit/s": 0,
-		"+10Mbit/s": 0, "-10Mbit/s": 0, " 10Mbit/s": 0, "10Mbit/s ": 0, "10Mbit /s": 0, "10Mbit/": 0, "10Mbit/S": 0,
+		"+10Mbit/s": 0, "-10Mbit/s": 0, " 10Mbit/s": 0, "10Mbit/s ": 0, "10Mbit /s": 0, "10Mbit/": 0, "10Mbit/S": 10e6, "5MB/S": 40e6,
 		"10  Mbit/s": 0, "10Mbits/s": 0, "10Mbit//s": 0, "10/s": 0, "10M/s": 0, "10Pbit/s": 0, "10Mbps": 0, "10MBps": 0,
 		"10B": 0, "10b": 0, "١٠Mbit/s": 0, "0Mbit/s": 0, "0": 0, "0.0kB/s": 0, "\x00": 0, "10\x00": 0,
 	} {
