@@ -182,6 +182,7 @@ func (p *Proxy) accepted(t *tcpPort, fd int, from netip.AddrPort, now leaky.Time
 	}
 	p.mark(fd) // it may have come before its listener had an owner
 	p.sessions.add(s, s.flow.Connection)
+	p.watchPeers(now)
 	p.open.Add(1)
 	for _, prefix := range sv.config.Load().AcceptProxyFrom {
 		if prefix.Contains(from.Addr()) {

@@ -39,10 +39,11 @@ type Proxy struct {
 	draining  bool              // no port is opened any more
 
 	// Of the loop:
-	sessions registry[*session]
-	flows    map[flowKey]*udpFlow
-	flowList registry[*udpFlow] // the same
-	clearing clearing           // of admit, to be used again
+	sessions  registry[*session]
+	flows     map[flowKey]*udpFlow
+	flowList  registry[*udpFlow] // the same
+	clearing  clearing           // of admit, to be used again
+	vanishing vanishing
 }
 
 // site is a Listen in effect, kept under its name.
@@ -97,7 +98,7 @@ func New(s *shaper.Shaper, clock *leaky.Clock, log, traffic *slog.Logger) (*Prox
 		refused:   newSampler(traffic, time.Second),
 		changes:   newSampler(log, time.Minute),
 		inherited: map[Endpoint]int{}, sites: map[string]*site{}, ports: map[Endpoint]port{},
-		flows: map[flowKey]*udpFlow{},
+		flows: map[flowKey]*udpFlow{}, vanishing: vanishing{after: vanishedAfter},
 	}
 	p.names = newResolver(p.refused, func() { l.post(p.wakeAll) })
 	p.gates = newGates(s, &l.pacer.Wheel, clock.Now)

@@ -84,6 +84,8 @@ type direction struct {
 	piece int    // what leaves dst's socket at once then
 	limit uint64 // dst's pacing rate, bytes/s
 	lowat int    // how much dst's socket may hold unsent; 0 is the system's default
+
+	underWay underWay
 }
 
 const (
