@@ -52,7 +52,7 @@ __noinline int summed(const struct parser *p)
 	k = &p->packet;
 	at = k->l4;
 	n = p->carried.end - at;
-	if (n > 60 || at > HEAD - 60)
+	if (n > 60 || at > HEAD - 60 || at + n > p->head.have)
 		return 0;
 	sum = IPPROTO_TCP + n;
 #pragma unroll
@@ -77,8 +77,16 @@ static __noinline int unsummed(struct __sk_buff *skb, const struct scratch *s)
 	return was == is || (bpf_l4_csum_replace(skb, at, one, 0, 2), 0);
 }
 
-/* Whether a segment without payload comes to where it is sent, as far as its headers say. */
-static __always_inline int intact(void *ctx, int xdp, const struct scratch *s)
+/* Copies all headers of a packet of which not all were copied. */
+static __always_inline int complete(void *ctx, int xdp, struct scratch *s)
 {
-	return sound(&s->parser) && (summed(&s->parser) || (!xdp && unsummed(ctx, s)));
+	if (s->parser.carried.end <= s->parser.head.have)
+		return 1;
+	return xdp ? copy_xdp(ctx, &s->parser.head) : copy_tc(ctx, &s->parser.head);
+}
+
+/* Whether a segment without payload comes to where it is sent, as far as its headers say. */
+static __always_inline int intact(void *ctx, int xdp, struct scratch *s)
+{
+	return complete(ctx, xdp, s) && sound(&s->parser) && (summed(&s->parser) || (!xdp && unsummed(ctx, s)));
 }

@@ -1,12 +1,10 @@
 package bpf
 
 import (
-	"fmt"
+	"encoding/binary"
 	"slices"
 	"testing"
 	"time"
-
-	"shaperd/shaper"
 )
 
 // TestConnections leads one connection after the other through its life, under a cap
@@ -119,6 +117,18 @@ func TestConnections(t *testing.T) {
 		{"reset by the server", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			b.exchange(d, server, rst|ack, 0)
+		}, 0},
+		{"reset by the client, with a time stamp", func(b *tcpBench, d *dialogue) {
+			b.establish(d)
+			p := d.segment(client, rst|ack, d.next[client], d.next[server], 0)
+			p = append(p, 1, 1, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8)
+			p[14+3] += 12
+			copy(p[14+10:], []byte{0, 0})
+			binary.BigEndian.PutUint16(p[14+10:], ^checksum(p[14:34], 0))
+			p[34+12] = 8 << 4
+			copy(p[34+16:], []byte{0, 0})
+			binary.BigEndian.PutUint16(p[34+16:], ^checksum(p[34:], pseudo(d.ends[client].Addr(), d.ends[server].Addr(), 32)))
+			b.send(p)
 		}, 0},
 		{"reset by the client with data under way", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
@@ -481,241 +491,4 @@ func (b *tcpBench) expectConsistent() {
 			b.t.Errorf("%d counts were repaired, %v", n, err)
 		}
 	}
-}
-
-func TestCapIsForEachKey(t *testing.T) {
-	all := shaper.Limit{Name: "all", Connections: 5}
-	b := newTCP(t, Police, capped(3), all)
-	var open []*dialogue
-	for i, want := range []uint32{passed, passed, passed, answered, answered} {
-		d := dial(fmt.Sprint("10.0.0.1:", 40000+i))
-		if got := b.open(d); got != want {
-			t.Errorf("connection %d met action %d, want %d", i, int32(got), int32(want))
-		}
-		open = append(open, d)
-	}
-	b.expectInFlight(6)
-	for i, want := range []uint32{passed, passed, answered} {
-		if got := b.open(dial(fmt.Sprint("10.0.0.2:", 40000+i))); got != want {
-			t.Errorf("connection %d of the second met action %d, want %d", i, int32(got), int32(want))
-		}
-	}
-	b.expectInFlight(10)
-	if action, d, _ := b.send(dial("10.0.0.3:40000").say(client, syn, 0)); action != answered || d.Reason != uint32(shaper.ByConnections) || d.Verdict != uint32(shaper.Refuse) || d.Limit != 1 {
-		t.Errorf("action %d, %+v", int32(action), d)
-	}
-	b.exchange(open[0], client, rst, 0)
-	b.expectInFlight(8)
-	if got := b.open(dial("10.0.0.3:40001")); got != passed {
-		t.Errorf("action %d", int32(got))
-	}
-}
-
-func TestSilentRefusal(t *testing.T) {
-	l := capped(1)
-	l.Excess = shaper.ExcessDrop
-	b := newTCP(t, Police, l)
-	b.establish(dial("10.0.0.1:40000"))
-	if got := b.open(dial("10.0.0.1:40001")); got != dropped {
-		t.Errorf("action %d", int32(got))
-	}
-}
-
-// TestRefusalLeavesNothing refuses SYNs for each reason there is: none leaves a slot
-// taken, an entry, or a charge.
-func TestRefusalLeavesNothing(t *testing.T) {
-	hourly := shaper.Frequency{N: 1, Per: time.Hour}
-	for _, c := range []struct {
-		name   string
-		limits []shaper.Limit
-		reason shaper.Reason
-	}{
-		{"rate", []shaper.Limit{{Name: "p", Packets: hourly}, {Name: "c", Connections: 10, NewConnections: shaper.Frequency{N: 1e6, Per: time.Second}}}, shaper.QueueFull},
-		{"connections", []shaper.Limit{{Name: "c", Connections: 1}, {Name: "p", Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: time.Hour}, {Name: "n", NewConnections: shaper.Frequency{N: 1000, Per: time.Second}, MaxWait: time.Hour}}, shaper.ByConnections},
-		{"new connections", []shaper.Limit{{Name: "n", NewConnections: hourly}, {Name: "c", Connections: 10}, {Name: "p", Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: time.Hour}}, shaper.ByNew},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			b := newTCP(t, Police, c.limits...)
-			if action := b.open(dial("10.0.0.1:40000")); action != passed {
-				t.Fatalf("the first met action %d", int32(action))
-			}
-			flying := b.inFlight()
-			before := fmt.Sprint(b.untils())
-			for i := range 20 {
-				action, d, _ := b.send(dial(fmt.Sprint("10.0.0.1:", 40001+i)).say(client, syn, 0))
-				if want := map[bool]uint32{true: dropped, false: answered}[c.reason == shaper.QueueFull]; action != want || d.Reason != uint32(c.reason) {
-					t.Errorf("SYN %d: action %d, want %d; %+v", i, int32(action), int32(want), d)
-				}
-			}
-			b.expectInFlight(flying)
-			if after := fmt.Sprint(b.untils()); after != before {
-				t.Errorf("buckets were charged:\n%s\n%s", before, after)
-			}
-			if live, gone := b.entries(); live != 1 || gone != 0 {
-				t.Errorf("%d connections, %d gone", live, gone)
-			}
-		})
-	}
-}
-
-// untils returns the buckets that are not empty.
-func (b *bench) untils() map[uint64]uint64 {
-	all := map[uint64]uint64{}
-	for i := range b.buckets {
-		for j, tag := range b.buckets[i].Tag {
-			if until := b.buckets[i].Until[j]; until > 0 {
-				all[tag] = until
-			}
-		}
-	}
-	return all
-}
-
-func TestNewConnectionsWait(t *testing.T) {
-	paced := shaper.Limit{Name: "n", NewConnections: shaper.Frequency{N: 10, Per: time.Second}, MaxWait: time.Second}
-	const step = uint64(100 * time.Millisecond)
-	for _, mode := range []Mode{Shape, Police} {
-		t.Run(mode.String(), func(t *testing.T) {
-			b := newTCP(t, mode, paced)
-			for i := range uint64(12) {
-				packet := dial(fmt.Sprint("10.0.0.1:", 40000+i)).say(client, syn, 0)
-				action, d, stamp := b.send(packet)
-				if i == 11 {
-					if action != answered || d.Reason != uint32(shaper.ByNew) {
-						t.Errorf("SYN %d: action %d, %+v", i, int32(action), d)
-					}
-					break
-				}
-				want := b.now + i*step
-				if action != passed || (d.Depart+63)/64 != want {
-					t.Errorf("SYN %d: action %d, departs at %d, want %d", i, int32(action), (d.Depart+63)/64, want)
-				}
-				// Sent again while it waits, it does not overtake itself.
-				_, _, again := b.send(packet)
-				if mode == Shape && (stamp != want || again != want) || mode == Police && (stamp != 0 || again != 0) {
-					t.Errorf("SYN %d: stamps %d and %d, want %d", i, stamp, again, want)
-				}
-			}
-			want := [2]uint64{1, 10}
-			if mode == Police {
-				want = [2]uint64{11, 0} // it holds none back
-			}
-			if s := b.counters(); s.Connections != want || s.OverNew != 1 {
-				t.Errorf("let through at once and later: %v, want %v; refused %d", s.Connections, want, s.OverNew)
-			}
-		})
-	}
-}
-
-func TestWaitingSYNDoesNotExpire(t *testing.T) {
-	b := newTCP(t, Shape, shaper.Limit{Name: "n", NewConnections: shaper.Frequency{N: 1, Per: 30 * time.Second}, MaxWait: time.Minute}, capped(5))
-	b.open(dial("10.0.0.1:40000"))
-	d := dial("10.0.0.1:40001")
-	b.open(d)
-	b.now += uint64(30*time.Second) + testHalfOpen - 1
-	b.exchange(d, server, syn|ack, 0)
-	b.exchange(d, client, ack, 0)
-	b.now += testIdle - 1
-	b.exchange(d, client, ack, 1)
-	b.exchange(dial("10.0.0.1:40000"), client, ack, 0) // finds that it has expired
-	b.expectInFlight(1)
-}
-
-func TestCapAcrossReload(t *testing.T) {
-	b := newTCP(t, Police, capped(2))
-	first, second := dial("10.0.0.1:40000"), dial("10.0.0.1:40001")
-	b.establish(first)
-	b.establish(second)
-	next := 50000
-	try := func(want uint32) {
-		t.Helper()
-		next++
-		if got := b.open(dial(fmt.Sprint("10.0.0.1:", next))); got != want {
-			t.Errorf("action %d, want %d", int32(got), int32(want))
-		}
-	}
-	try(answered)
-	b.limit(capped(3))
-	try(passed) // 3
-	try(answered)
-	b.limit(capped(1))
-	try(answered)
-	b.exchange(first, client, rst, 0)
-	try(answered)
-	b.expectInFlight(2)
-	b.limit(capped(3), shaper.Limit{Name: "another", Connections: 1})
-	try(passed) // 3, and 1 under the other
-	b.expectInFlight(4)
-	try(answered)
-	b.limit() // none counts
-	try(passed)
-	b.limit(capped(3))
-	b.exchange(second, client, rst, 0)
-	b.expectInFlight(3)
-	try(passed)
-	try(answered)
-}
-
-func TestAdoptionAboveTheCap(t *testing.T) {
-	b := newTCP(t, Police, capped(2))
-	var there []*dialogue
-	for i := range 5 {
-		d := dial(fmt.Sprint("10.0.0.1:", 40000+i))
-		b.exchange(d, server, ack, 1)
-		b.exchange(d, client, ack, 1)
-		there = append(there, d)
-	}
-	b.expectInFlight(5)
-	for i, d := range there {
-		want := uint32(answered)
-		if i >= 4 {
-			want = passed
-		}
-		if got := b.open(dial(fmt.Sprint("10.0.0.1:", 50000+i))); got != want {
-			t.Errorf("with %d there, a SYN met action %d, want %d", 5-i, int32(got), int32(want))
-		}
-		b.exchange(d, server, rst, 0)
-	}
-	b.expectInFlight(1)
-}
-
-func TestObservedCap(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		mode   Mode
-		limits []shaper.Limit
-	}{
-		{"mode", Observe, []shaper.Limit{{Name: "c", Connections: 2}}},
-		{"limit", Police, []shaper.Limit{{Name: "c", Connections: 2, Observe: true}}},
-		{"beside another", Police, []shaper.Limit{{Name: "c", Connections: 2, Observe: true}, {Name: "d", Connections: 100}}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			b := newTCP(t, c.mode, c.limits...)
-			for i := range 6 {
-				if got := b.open(dial(fmt.Sprint("10.0.0.1:", 40000+i))); got != passed {
-					t.Errorf("action %d", int32(got))
-				}
-			}
-			b.expectInFlight(6 * len(c.limits))
-			if s := b.counters(); s.OverConnections != 4 || s.Connections[0] != 2 {
-				t.Errorf("%d would have been refused, %v let through", s.OverConnections, s.Connections)
-			}
-			b.exchange(dial("10.0.0.1:40000"), client, rst, 0)
-		})
-	}
-}
-
-// A limit that observes holds nothing of a connection that another one refuses.
-func TestObservedBesideRefusal(t *testing.T) {
-	b := newTCP(t, Police, shaper.Limit{Name: "seen", Connections: 1, Observe: true}, shaper.Limit{Name: "held", Connections: 1})
-	for i := range 5 {
-		want := uint32(answered)
-		if i == 0 {
-			want = passed
-		}
-		if got := b.open(dial(fmt.Sprint("10.0.0.1:", 40000+i))); got != want {
-			t.Errorf("action %d, want %d", int32(got), int32(want))
-		}
-	}
-	b.expectInFlight(2)
 }
