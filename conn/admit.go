@@ -150,10 +150,11 @@ func (p *Proxy) FlowRoom(listener string, source netip.Addr) (room shaper.FlowRo
 // placeFor reports whether a downstream has room for a flow, or a flow at one that is full
 // makes some.
 func (s *site) placeFor(to target, makeRoom func(*roster) bool, now leaky.Time) bool {
-	if s.awaited() { // others have waited for longer
-		return false
+	list, _ := s.eligible(to, nil, now)
+	if s.awaited() { // others have waited for longer, but maybe for other downstreams
+		return len(list) > 0 && !s.serves(now)
 	}
-	if list, _ := s.eligible(to, nil, now); len(list) > 0 {
+	if len(list) > 0 {
 		return true
 	}
 	for _, usable := range [...]bool{true, false} {

@@ -2,6 +2,7 @@ package conn
 
 import (
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -167,4 +168,62 @@ func TestFlowLeavesADownstreamThatIsOut(t *testing.T) {
 		n, _ := c.Read(make([]byte, 10))
 		return n > 0
 	})
+}
+
+// Who waits at a port where one downstream is out and the other is full holds nobody up at
+// another port.
+func TestWaiterAtAPortThatIsOutHoldsNobodyUp(t *testing.T) {
+	const room, full = "127.6.2.1", "127.6.2.2"
+	served, closed := twoHosts(t, room, full)
+	l, err := net.Listen("tcp4", fmt.Sprintf("%s:%d", room, served))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() { io.Copy(c, c); c.Close() }()
+		}
+	}()
+	r := start(t, shaper.TCP, l.Addr().String())
+	r.listen.Downstream = []Downstream{{Host: room}, {Host: full, Connections: 1}}
+	r.listen.EjectAfter, r.listen.EjectFor, r.listen.Connect = 1, time.Hour, time.Hour
+	r.listen.Endpoints = nil
+	for _, port := range []uint16{served, closed} {
+		at := netip.AddrPortFrom(netip.MustParseAddr("127.7.2.1"), port)
+		r.listen.Endpoints = append(r.listen.Endpoints,
+			Endpoint{Protocol: shaper.TCP, Addr: at, SamePort: true}, Endpoint{Protocol: shaper.UDP, Addr: at, SamePort: true})
+	}
+	r.apply()
+	fill := func(n int) {
+		r.proxy.loop.call(func(now leaky.Time) {
+			all := r.proxy.sites["l"].downstreams
+			all[0].outlets = map[uint16]*outlet{closed: {failures: 1, ejected: now + 3600*leaky.Second}}
+			all[1].inFlight += n
+		})
+	}
+	fill(1)
+	waiter := dial(t, fmt.Sprintf("127.7.2.1:%d", closed))
+	waitFor(t, "one that waits", func() (waits bool) {
+		r.proxy.loop.call(func(leaky.Time) { waits = r.proxy.sites["l"].awaited() })
+		return waits
+	})
+	at := r.listen.Endpoints[0].Addr.String()
+	if !asks(t, "127.0.0.1", at) {
+		t.Error("a UDP flow to the other port is not served")
+	}
+	c := dial(t, at)
+	c.SetDeadline(time.Now().Add(5 * time.Second))
+	c.Write([]byte("ping"))
+	if _, err := io.ReadFull(c, make([]byte, 4)); err != nil {
+		t.Errorf("a connection to the other port is not served: %v", err)
+	}
+	c.Close()
+	waiter.Close()
+	fill(-1)
+	r.settle()
 }

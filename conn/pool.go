@@ -92,6 +92,16 @@ func (s *site) wakeSoon() {
 	}
 }
 
+// serves reports whether a downstream that somebody waits for has room.
+func (s *site) serves(now leaky.Time) bool {
+	for _, gt := range s.pools {
+		if len(gt.turns) > 0 && !gt.pool.full(now) {
+			return true
+		}
+	}
+	return false
+}
+
 // awaited reports whether somebody waits for a downstream.
 func (s *site) awaited() bool {
 	for _, gt := range s.pools {
