@@ -41,7 +41,7 @@ func (p *Plane) bucket(i int, k shaper.Key, now leaky.Time) (b shaper.BucketStat
 	var owes [len(limit.Meter)]leaky.Time
 	for j := range limit.Meter {
 		if m := &limit.Meter[j]; m.Rate.Mult != 0 {
-			owes[j] = p.kernel.owes(m.Id, join(m, key))
+			owes[j] = p.kernel.owes(m, join(m, key), now)
 		}
 	}
 	b.BacklogBytes = shape.Bytes.Units(owes[0].Sub(now))
@@ -98,8 +98,8 @@ func lines(hash, n uint64) [2]uint32 {
 }
 
 // owes returns when the bucket of a meter and a hash drains, or would that of a newcomer.
-func (k *kernel) owes(meter, hash uint64) leaky.Time {
-	tag := meter | hash&(1<<48-1)
+func (k *kernel) owes(m *kernelMeter, hash uint64, now leaky.Time) leaky.Time {
+	tag := m.Id | hash&(1<<48-1)
 	at := lines(hash, uint64(len(k.buckets)))
 	for _, line := range at {
 		l := &k.buckets[line]
@@ -109,7 +109,11 @@ func (k *kernel) owes(meter, hash uint64) leaky.Time {
 			}
 		}
 	}
-	return leaky.Time(max(atomic.LoadUint64(&k.floors[at[0]]), atomic.LoadUint64(&k.floors[at[1]])))
+	if m.Id&stays != 0 {
+		return 0
+	}
+	floor := max(atomic.LoadUint64(&k.floors[at[0]]), atomic.LoadUint64(&k.floors[at[1]]))
+	return min(leaky.Time(floor), now.Add(leaky.Time(m.Most)))
 }
 
 // inFlight returns how many slots the key of a hash holds.

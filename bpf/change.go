@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 
 	"shaperd/shaper"
 )
@@ -15,7 +16,8 @@ type Change struct {
 	listeners   []netip.AddrPort
 	policy      *shaper.Policy
 	numbers     numbers
-	wanted      map[side]*Attachment
+	wanted      map[side]*target
+	programs    shelf // loaded for this
 	added       []*point
 	changed     map[*point]*programs
 }
@@ -26,19 +28,25 @@ type Change struct {
 // attached to when it appears. At listeners the proxy takes TCP: what it takes is
 // not counted at attachments. See [Plane.Own] too.
 func (p *Plane) Prepare(attachments []Attachment, listeners []netip.AddrPort, policy *shaper.Policy) (*Change, error) {
-	p.mu.Lock()
+	p.changing.Lock()
 	c := &Change{
 		plane: p, attachments: slices.Clone(attachments), listeners: slices.Clone(listeners), policy: policy,
-		changed: map[*point]*programs{},
+		programs: shelf{}, changed: map[*point]*programs{},
 	}
-	if err := c.prepare(); err != nil {
+	err := c.load() // others look at the plane meanwhile
+	if err == nil {
+		err = c.prepare()
+	}
+	if err != nil {
 		c.Cancel()
 		return nil, err
 	}
 	return c, nil
 }
 
-func (c *Change) prepare() (err error) {
+// load loads the programs that the change takes: those of points that are new or
+// changed, and of interfaces that may appear.
+func (c *Change) load() (err error) {
 	p := c.plane
 	if c.numbers, err = p.kernel.number(c.policy, c.attachments); err != nil {
 		return err
@@ -49,20 +57,49 @@ func (c *Change) prepare() (err error) {
 	if err := p.beat(); err != nil {
 		return err
 	}
-	p.since = p.kernel.Generation + 1 // until then what is attached lets everything pass
-	defer func() { p.since = 0 }()
+	since := p.kernel.Generation + 1 // until then what is attached lets everything pass
+	for key, w := range c.wanted {
+		if present := p.points[key]; present == nil || !c.fits(present, w.Attachment) {
+			if _, err := c.programs.get(p.kernel, c.purpose(w.Attachment, w.ethernet()), since); err != nil {
+				return attachError(w.Attachment, w.name(), err)
+			}
+		}
+	}
+	for i := range c.attachments {
+		a := &c.attachments[i]
+		f := c.purpose(a, true)
+		if p.programs[f] != nil || c.programs[f] != nil {
+			continue
+		}
+		if _, err := c.programs.get(p.kernel, f, since); err != nil {
+			return attachError(a, strings.Join(a.Interfaces, " or "), err)
+		}
+	}
+	return nil
+}
+
+func (c *Change) purpose(a *Attachment, ethernet bool) purpose {
+	return purposeOf(a, c.numbers, ethernet, a.counts(c.policy))
+}
+
+// fits reports whether the programs of a point do for a.
+func (c *Change) fits(pt *point, a *Attachment) bool {
+	return pt.same(a) && (pt.replies != nil) == a.counts(c.policy)
+}
+
+func (c *Change) prepare() error {
+	p := c.plane
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if err := p.kernel.addListeners(c.listeners); err != nil {
 		return err
 	}
-	for key, a := range c.wanted {
-		present := p.points[key]
-		if present != nil && present.same(a) && (present.replies != nil) == a.counts(c.policy) {
+	for key, w := range c.wanted {
+		a, present := w.Attachment, p.points[key]
+		if present != nil && c.fits(present, a) {
 			continue
 		}
-		progs, err := p.load(a, key.ifindex, c.numbers, a.counts(c.policy))
-		if err != nil {
-			return err
-		}
+		progs := c.programs[c.purpose(a, w.ethernet())]
 		if present != nil && present.Hook == a.Hook && present.detours() == a.detours() {
 			c.changed[present] = progs
 			if a.Mode == Shape && present.Mode != Shape {
@@ -83,13 +120,17 @@ func (c *Change) prepare() (err error) {
 
 // Cancel takes back what Prepare made.
 func (c *Change) Cancel() {
+	defer c.plane.changing.Unlock()
+	c.plane.mu.Lock()
 	defer c.plane.mu.Unlock()
+	c.takeBack()
+}
+
+func (c *Change) takeBack() {
 	for _, pt := range c.added {
 		_ = pt.detach()
 	}
-	for _, progs := range c.changed {
-		progs.close()
-	}
+	c.programs.close()
 	_ = c.plane.kernel.keepListeners(c.plane.listeners)
 	c.plane.fault("queues", c.plane.tidy())
 	c.plane.save()
@@ -98,18 +139,20 @@ func (c *Change) Cancel() {
 // Commit puts the change in force. On an error all stays as it was.
 func (c *Change) Commit() error {
 	p := c.plane
+	defer p.changing.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if err := p.kernel.adoptPolicy(c.policy, c.numbers, monotonic); err != nil {
-		c.Cancel()
+		c.takeBack()
 		return err
 	}
-	defer p.mu.Unlock()
 	p.fault("registry", p.kernel.save()) // the policy is in force, whatever a daemon to come knows
 	p.fault("counters", p.sync())        // those of limits that go
 	p.attachments, p.listeners, p.numbers, p.policy = c.attachments, c.listeners, c.numbers, c.policy
 	p.kernel.freeWatches(p.policy, p.numbers, true) // what was taken back since the swap was forgotten with the rest
 	p.fault("listeners", p.kernel.keepListeners(c.listeners))
 	for pt, progs := range c.changed {
-		p.fault(pt.String(), p.replace(pt, progs, c.wanted[pt.key()]))
+		p.fault(pt.String(), p.replace(pt, progs, c.wanted[pt.key()].Attachment))
 	}
 	for _, pt := range c.added {
 		if old := p.points[pt.key()]; old != nil {
@@ -123,6 +166,12 @@ func (c *Change) Commit() error {
 			p.drop(pt)
 		}
 	}
+	p.programs.take(c.programs)
+	p.programs.keep(func(f purpose) bool {
+		return slices.ContainsFunc(p.attachments, func(a Attachment) bool {
+			return f == purposeOf(&a, p.numbers, f.at.Ethernet != 0, a.counts(p.policy))
+		})
+	})
 	p.fault("queues", p.tidy())
 	p.save()
 	for _, other := range p.otherFolders() {

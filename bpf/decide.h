@@ -55,11 +55,14 @@ static __always_inline __u64 quote(const struct policy *p, struct scratch *s, __
 			n = s->parser.packet.bytes + n * l->overhead;
 		c->cost[j] = rate_cost(&m->rate, n);
 		c->hash[j] = join(m, hash);
-		c->place[j] = place_of(p, s, tag_of(m, c->hash[j]), c->hash[j]);
-		bucket = bucket_at(c->place[j], tag_of(m, c->hash[j]));
-		if (!bucket)
+		c->place[j] = place_of(p, s, m, c->hash[j]);
+		if (c->place[j] == NOWHERE)
 			return 0;
-		depart = time_max(depart, bucket_depart(load_word(bucket), m->burst, load_word(&s->now)));
+		/* One that has just been ended, in favour of another of the same key, is found
+		 * when it is charged. */
+		bucket = bucket_at(c->place[j], tag_of(m, c->hash[j]));
+		if (bucket)
+			depart = time_max(depart, bucket_depart(load_word(bucket), m->burst, load_word(&s->now)));
 	}
 	return depart;
 }
@@ -79,15 +82,18 @@ __noinline __u64 charge_again(const struct policy *p, struct scratch *s, __u32 n
 	m = &p->limit[number % MAX_LIMITS].meter[meter];
 	c = &s->charge[number % MAX_LIMITS];
 	bucket = any_bucket(c->place[meter]);
-	if (bucket && charged) {
+	/* Who took the place may have wiped out the charge with the rest. */
+	if (bucket && charged && load_word(bucket) >= s->now + c->cost[meter]) {
 		watch_refund_of(load_word(bucket - PLACES), c->cost[meter]);
 		bucket_refund(bucket, c->cost[meter]);
 	}
-	c->place[meter] = table_place(tag_of(m, c->hash[meter]), first_line(p, c->hash[meter]),
-				      second_line(p, c->hash[meter]), s->now);
-	bucket = bucket_at(c->place[meter], tag_of(m, c->hash[meter]));
-	if (bucket)
-		return bucket_charge(bucket, c->cost[meter], s->now);
+	for (int i = 0; i < 4; i++) {
+		c->place[meter] = table_place(tag_of(m, c->hash[meter]), first_line(p, c->hash[meter]),
+					      second_line(p, c->hash[meter]), s->now, most_of(m, s));
+		bucket = bucket_at(c->place[meter], tag_of(m, c->hash[meter]));
+		if (bucket)
+			return bucket_charge(bucket, c->cost[meter], s->now);
+	}
 	c->place[meter] = NOWHERE; /* there is nothing to take back */
 	return NO_BUCKET;
 }

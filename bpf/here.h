@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Where one instance of the programs is attached, and the time there. */
+/* What the programs of an attachment know of it, at whatever interface they are, and the
+ * time there. */
 #pragma once
 
 #include "leaky.h"
@@ -16,13 +17,21 @@ struct attachment {
 	__u32 ethernet; /* packets begin with an Ethernet header */
 	__u32 keep;	/* goes on when the daemon is gone */
 	__u32 egress;
-	__u32 ifindex;	    /* of the interface; 0 for that of the packet */
-	__u64 idle_timeout; /* of TCP connections, ns */
 	__u32 since;	    /* generation of the first policy that is enforced */
-	__u32 pad;
+	__u64 idle_timeout; /* of TCP connections, ns */
 };
 
 const volatile struct attachment here;
+
+/* The interface of a packet. Behind a detour that is not the one where the program is. */
+static __always_inline __u32 interface_of(const volatile struct __sk_buff *skb)
+{
+	__u32 at = skb->ifindex, from = skb->ingress_ifindex;
+
+	hide(at); /* both are read: the verifier wants each at a fixed place */
+	hide(from);
+	return here.mode == MODE_SHAPE && !here.egress ? from : at;
+}
 
 /* Set for tests alone, which give the time and want to see the decision. */
 const volatile __u32 under_test;

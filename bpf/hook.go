@@ -66,7 +66,8 @@ func attachTCX(at side, program *ebpf.Program) (link.Link, error) {
 	if at.ingress {
 		kind = ebpf.AttachTCXIngress
 	}
-	return link.AttachTCX(link.TCXOptions{Interface: at.ifindex, Program: program, Attach: kind})
+	// Before all others: any of them may end a packet's way, and all run when this has passed it on.
+	return link.AttachTCX(link.TCXOptions{Interface: at.ifindex, Program: program, Attach: kind, Anchor: link.Head()})
 }
 
 func attachXDP(ifindex int, program *ebpf.Program) (link.Link, error) {

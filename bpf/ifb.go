@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"strings"
 
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -68,8 +69,9 @@ func addIFB(l netlink.Link, name string) (netlink.Link, error) {
 }
 
 // detourPriority is that of the filter that makes the detour, by which it is
-// recognised. Filters behind it see no packets: those that come back meet none.
-const detourPriority = 0x5b0
+// recognised: the last there is. Filters behind it would see no packets, as those that
+// come back meet none.
+const detourPriority = 0xffff
 
 // detour is the filter that sends all that comes in to a device. It is of the kind
 // u32, which unlike matchall can be pointed elsewhere while packets pass.
@@ -86,8 +88,12 @@ func detour(l netlink.Link, to int) *netlink.U32 {
 	}
 }
 
-// divert sends what comes in through the intermediate device.
-func divert(l, ifb netlink.Link) error {
+// divert sends what comes in through the intermediate device. own are the links of one's
+// own programs.
+func divert(l, ifb netlink.Link, own map[link.ID]bool) error {
+	if err := hindrance(l, own); err != nil {
+		return err
+	}
 	if err := addClsact(side{l.Attrs().Index, true}); err != nil {
 		return err
 	}
@@ -118,11 +124,45 @@ func findDetour(l netlink.Link) (*netlink.U32, error) {
 		return nil, fmt.Errorf("list filters of %s: %w", l.Attrs().Name, err)
 	}
 	for _, f := range filters {
-		if u, ok := f.(*netlink.U32); ok && u.Priority == detourPriority {
+		u, ok := f.(*netlink.U32)
+		if ok && u.Priority == detourPriority && isIFB(u.RedirIndex) {
 			return u, nil
+		}
+		if f.Attrs().Priority == detourPriority {
+			return nil, fmt.Errorf("%s has a filter %s of preference %d at ingress, where the detour is to be: give it another preference",
+				l.Attrs().Name, f.Type(), detourPriority)
 		}
 	}
 	return nil, nil
+}
+
+// isIFB reports whether an interface is an intermediate device of this package, or gone.
+func isIFB(ifindex int) bool {
+	l, err := netlink.LinkByIndex(ifindex)
+	return err != nil || isOwnIFB(l)
+}
+
+// hindrance returns why what comes in at l is not to take a detour: it would not, or it would
+// miss what others have there.
+func hindrance(l netlink.Link, own map[link.ID]bool) error {
+	name := l.Attrs().Name
+	programs, err := tcxPrograms(side{l.Attrs().Index, true}, own, 0)
+	if err != nil {
+		return err
+	}
+	if len(programs) > 0 {
+		return fmt.Errorf(`%s has %s at ingress, which may keep packets from the detour that mode = "shape" makes: write mode = "police"`,
+			name, strings.Join(programs, ", "))
+	}
+	chains, err := ingressChains(name)
+	if err != nil {
+		return err
+	}
+	if len(chains) > 0 {
+		return fmt.Errorf(`%s has %s at ingress, which packets would miss by the detour that mode = "shape" makes: write mode = "police"`,
+			name, strings.Join(chains, ", "))
+	}
+	return nil
 }
 
 // checkDetour returns an error when packets do not make the detour any more. While

@@ -86,11 +86,21 @@ func newLimit(l *shaper.Limit, shape, newConns *leaky.Shape, number uint32, h ha
 		Fields:      uint32(l.Key),
 		State:       number,
 	}
+	const full = 1448 // bytes of payload of a full packet of TCP
 	for i, m := range []struct {
-		rate  leaky.Rate
-		burst leaky.Time
-	}{{shape.Bytes, shape.BytesBurst}, {shape.Packets, shape.PacketsBurst}, {newConns.Packets, newConns.PacketsBurst}} {
+		rate        leaky.Rate
+		burst, wait leaky.Time
+		unit        uint64
+	}{
+		{shape.Bytes, shape.BytesBurst, shape.MaxDelay, full + shape.Overhead},
+		{shape.Packets, shape.PacketsBurst, shape.MaxDelay, 1},
+		{newConns.Packets, newConns.PacketsBurst, newConns.MaxDelay, 1},
+	} {
 		k.Meter[i] = newMeter(m.rate, m.burst, meterNumber(number, i), h)
+		k.Meter[i].Most = uint64(m.burst.Add(max(m.wait, m.rate.Cost(m.unit))))
+		if l.Key == 0 {
+			k.Meter[i].Id |= stays
+		}
 	}
 	k.Mask = [2][4]uint32{mask(96 + l.IPv4Prefix), mask(l.IPv6Prefix)}
 	if l.Excess == shaper.ExcessDrop {
@@ -98,6 +108,12 @@ func newLimit(l *shaper.Limit, shape, newConns *leaky.Shape, number uint32, h ha
 	}
 	return k
 }
+
+// stays marks the tag of a bucket that is never evicted.
+const stays = 1 << 63
+
+// meterOf returns the number of the meter whose bucket has a tag.
+func meterOf(tag uint64) uint64 { return tag &^ stays >> 48 }
 
 // meterNumber marks a limit's meter in the table of buckets. It is not 0.
 func meterNumber(limit uint32, meter int) uint64 {

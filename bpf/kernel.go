@@ -57,7 +57,7 @@ func openKernel(pins string, keys int) (*kernel, error) {
 	}
 	k := &kernel{spec: spec}
 	if err := spec.LoadAndAssign(&k.kernelMaps, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}}); err != nil {
-		return nil, privileges(fmt.Errorf("create maps: %w", err))
+		return nil, tooOld(privileges(fmt.Errorf("create maps: %w", err)))
 	}
 	if k.registry, err = openRegistry(dir); err != nil {
 		k.kernelMaps.Close()
@@ -232,7 +232,7 @@ func (k *kernel) rescale(meters map[uint64][2]leaky.Rate, now func() leaky.Time)
 	begun := now()
 	for i := range k.buckets {
 		for j := range k.buckets[i].Tag {
-			change, ok := meters[atomic.LoadUint64(&k.buckets[i].Tag[j])>>48]
+			change, ok := meters[meterOf(atomic.LoadUint64(&k.buckets[i].Tag[j]))]
 			if !ok {
 				continue
 			}
@@ -275,13 +275,6 @@ func (k *kernel) adoptPolicy(p *shaper.Policy, n numbers, now func() leaky.Time)
 	return nil
 }
 
-// monotonic returns the time as the programs have it.
-func monotonic() leaky.Time {
-	var ts unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // cannot fail
-	return leaky.Time(ts.Nano()) * leaky.FromDuration(1)
-}
-
 // beat tells the programs that a daemon is there.
 func (k *kernel) beat() error {
 	return k.Heartbeats.Put(uint32(0), uint64(monotonic()/leaky.FromDuration(1)))
@@ -294,7 +287,7 @@ func (k *kernel) stopped() error { return k.Heartbeats.Put(uint32(0), uint64(0))
 var sharedMaps = []string{
 	kernelMapBuckets, kernelMapConnSlots, kernelMapConnections, kernelMapFloors, kernelMapFragments,
 	kernelMapHeartbeats, kernelMapListeners, kernelMapPolicies, kernelMapProxied, kernelMapReversed,
-	kernelMapSampleLosses, kernelMapSamples, kernelMapScratches, kernelMapStates, kernelMapStaging,
+	kernelMapSampleLosses, kernelMapSamples, kernelMapScratches, kernelMapSeen, kernelMapStates, kernelMapStaging,
 	kernelMapSweepers, kernelMapTableCounts,
 	kernelMapTables, kernelMapTurns, kernelMapWatched, kernelMapWatches,
 }
@@ -316,6 +309,9 @@ func (k *kernel) load(at kernelAttachment, variables map[string]any, objects any
 	if err := set(kernelVarOtherCpus, uint32(cpus-1)); err != nil {
 		return err
 	}
+	if err := set(kernelVarControlBand, number(kernelBefore(6, 7))); err != nil {
+		return err
+	}
 	for name, value := range variables {
 		if err := set(name, value); err != nil {
 			return err
@@ -335,6 +331,7 @@ func (k *kernel) load(at kernelAttachment, variables map[string]any, objects any
 		kernelMapSampleLosses: k.SampleLosses,
 		kernelMapSamples:      k.Samples,
 		kernelMapScratches:    k.Scratches,
+		kernelMapSeen:         k.Seen,
 		kernelMapStaging:      k.Staging,
 		kernelMapStates:       k.States,
 		kernelMapTableCounts:  k.TableCounts,

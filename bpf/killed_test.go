@@ -87,7 +87,6 @@ func TestKilledWhilePreparing(t *testing.T) {
 			p.stop()                     // its goroutines end with it
 			for _, pt := range c.added { // as the kernel does
 				pt.letGo()
-				pt.closePrograms()
 			}
 			p.kernel.close()
 			p.Plane = nil

@@ -42,6 +42,11 @@ static __always_inline __u64 time_max(__u64 t, __u64 u)
 	return t > u ? t : u;
 }
 
+static __always_inline __u64 time_min(__u64 t, __u64 u)
+{
+	return t < u ? t : u;
+}
+
 /* The cost of n units in 128 bits, at most FOREVER. */
 __noinline __u64 rate_big_cost(__u64 mult, __u64 shift, __u64 n)
 {

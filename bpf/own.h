@@ -37,9 +37,9 @@ struct {
 
 /* Whether the packet, at ingress, is for this host. A socket that listens on all
  * addresses is found for one that is to be forwarded too. */
-static __noinline int for_host(void *ctx, const struct packet *k)
+static __noinline int for_host(void *ctx, const struct packet *k, __u32 ifindex)
 {
-	struct bpf_fib_lookup fib = { .ifindex = here.ifindex, .l4_protocol = k->transport };
+	struct bpf_fib_lookup fib = { .ifindex = ifindex, .l4_protocol = k->transport };
 	int result;
 
 	fib.sport = __builtin_bswap16(k->source_port);
@@ -103,12 +103,12 @@ static __always_inline int at_listener(const volatile struct bpf_sock *sk)
 
 /* Whether the proxy gets the connection that a SYN begins at ingress, whatever there is
  * left of an earlier one with the same ports. */
-static __always_inline int to_proxy(void *ctx, const struct packet *k, int xdp)
+static __always_inline int to_proxy(void *ctx, const struct packet *k, int xdp, __u32 ifindex)
 {
 	struct bpf_sock *sk;
 	int is = 0;
 
-	if (!for_host(ctx, k))
+	if (!for_host(ctx, k, ifindex))
 		return 0;
 	sk = receiver(ctx, k, 0);
 	if (!sk)
@@ -122,12 +122,12 @@ static __always_inline int to_proxy(void *ctx, const struct packet *k, int xdp)
 static __noinline int to_proxy_tc(struct __sk_buff *skb, const struct packet *k)
 {
 	/* A bridge passes on what is for other hosts, whether it forwards or not. */
-	return skb->pkt_type == PACKET_HOST && to_proxy(skb, k, 0);
+	return skb->pkt_type == PACKET_HOST && to_proxy(skb, k, 0, interface_of(skb));
 }
 
 static __noinline int to_proxy_xdp(struct xdp_md *xdp, const struct packet *k)
 {
-	return to_proxy(xdp, k, 1);
+	return to_proxy(xdp, k, 1, ((volatile struct xdp_md *)xdp)->ingress_ifindex);
 }
 
 /* Whether the proxy sends the packet, at egress. What is forwarded has no socket. */
@@ -175,7 +175,7 @@ static __noinline int for_other(struct __sk_buff *skb, const struct packet *k)
 	}
 	if (lives)
 		return is;
-	return skb->pkt_type != PACKET_HOST || !for_host(skb, k);
+	return skb->pkt_type != PACKET_HOST || !for_host(skb, k, ((volatile struct __sk_buff *)skb)->ifindex);
 }
 
 /* Whether a segment that comes back to who began the connection is of one that limits

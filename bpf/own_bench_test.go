@@ -41,7 +41,7 @@ func BenchmarkOwn(b *testing.B) {
 		{"reply, nobody's", false, 1, answer, throughNotes},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			at := kernelAttachment{Mode: uint32(Police), Ethernet: 1, Keep: 1, IdleTimeout: testIdle, Egress: c.egress, Ifindex: lo}
+			at := kernelAttachment{Mode: uint32(Police), Ethernet: 1, Keep: 1, IdleTimeout: testIdle, Egress: c.egress}
 			k := &tcpBench{bench: newVariant(b, at, nil), t: b, now: uint64(time.Hour)}
 			k.forget()
 			k.limit(capped(1))

@@ -16,11 +16,8 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
-	"strings"
 	"sync"
 	"time"
-
-	"github.com/vishvananda/netlink"
 
 	"shaperd/leaky"
 	"shaperd/shaper"
@@ -34,7 +31,10 @@ type Plane struct {
 	clock  *leaky.Clock // of rankings
 	dir    string
 
-	mu          sync.Mutex
+	changing sync.Mutex // from Prepare to Commit or Cancel, and while interfaces are looked at; taken before mu
+	programs shelf      // with changing
+
+	mu          sync.Mutex // what mu guards changes with changing held too, but counts and faults
 	kernel      *kernel
 	sampler     *sampler
 	attachments []Attachment
@@ -44,7 +44,6 @@ type Plane struct {
 	points      map[side]*point
 	faults      map[string]string // by what they are of; each is logged once
 	counted     counted
-	since       uint32               // generation of the policy that programs are loaded for
 	pressures   map[string]*pressure // by what they are of
 
 	beats, looks sync.Once
@@ -68,7 +67,8 @@ func Open(s *shaper.Shaper, clock *leaky.Clock, pins string, keys int, log *slog
 	p := &Plane{
 		log: log, shaper: s, clock: clock, dir: folder(pins, keys), kernel: k,
 		points: map[side]*point{}, faults: map[string]string{}, counted: counted{}, pressures: map[string]*pressure{},
-		quit: make(chan struct{}),
+		programs: shelf{},
+		quit:     make(chan struct{}),
 	}
 	p.stop = sync.OnceFunc(func() {
 		close(p.quit)
@@ -153,34 +153,6 @@ func way(ingress bool) string {
 		return "ingress"
 	}
 	return "egress"
-}
-
-// wantedPoints finds where attachments are to be. Where two of them meet, the first has
-// the interface, and there is an error beside the points; without them it is another.
-func wantedPoints(attachments []Attachment) (map[side]*Attachment, error) {
-	var errs []error
-	links, err := netlink.LinkList()
-	if err != nil {
-		return nil, fmt.Errorf("list interfaces: %w", err)
-	}
-	wanted := map[side]*Attachment{}
-	for i := range attachments {
-		a := &attachments[i]
-		for _, l := range links {
-			attrs := l.Attrs()
-			if !a.matches(attrs.Name) || isOwnIFB(l) {
-				continue
-			}
-			at := side{attrs.Index, a.Ingress}
-			if other := wanted[at]; other != nil {
-				errs = append(errs, fmt.Errorf("attachments %q and %q are both at %s, %s, where their limits would count packets twice: "+
-					`change the "interface" of one`, other.Name, a.Name, attrs.Name, way(a.Ingress)))
-				continue
-			}
-			wanted[at] = a
-		}
-	}
-	return wanted, errors.Join(errs...)
 }
 
 // drop takes a point away.
@@ -286,78 +258,15 @@ func (p *Plane) look() {
 			p.log.Warn("connection counts repaired", "slots", repaired)
 		}
 	})
-	every(checkInterval, func() {
-		p.check()
-		p.checkRoom()
-	})
-}
-
-// check finds what has changed at the interfaces, and mends it.
-func (p *Plane) check() {
-	wanted, err := wantedPoints(p.attachments)
-	p.fault("interfaces", err)
-	if wanted == nil {
-		return
-	}
-	for key, pt := range p.points {
-		if wanted[key] == nil {
-			p.log.Warn("interface is gone", "attachment", pt.Name, "interface", pt.ifname)
-			p.drop(pt)
-			continue
-		}
-		err := pt.check()
-		if err == nil && (!pt.same(wanted[key]) || (pt.replies != nil) != pt.counts(p.policy)) {
-			err = errDetached // Commit could not replace its programs
-		}
-		if errors.Is(err, errQueue) {
-			if err = p.addQueue(key, &pt.Attachment); err == nil {
-				p.log.Warn("somebody had changed the queue", "attachment", pt.Name, "interface", pt.ifname)
-			}
-		}
-		p.fault(pt.String(), err)
-		if errors.Is(err, errDetached) { // other errors say that there is no telling
-			_ = pt.detach()
-			delete(p.points, key)
-		}
-	}
-	for key, a := range wanted {
-		if p.points[key] == nil {
-			pt, err := p.add(key, a)
-			p.fault(a.Name+" at "+nameOf(key.ifindex), err)
-			if err == nil {
-				p.points[key] = pt
-				p.log.Info("attached", "attachment", pt.Name, "interface", pt.ifname)
-			}
-		}
-	}
-	for i := range p.attachments {
-		p.fault(p.attachments[i].Name, present(&p.attachments[i], wanted))
-	}
-	p.fault("queues", p.tidy())
-	p.save()
-}
-
-// present returns an error when a is at no interface.
-func present(a *Attachment, wanted map[side]*Attachment) error {
-	for _, w := range wanted {
-		if w.Name == a.Name {
-			return nil
-		}
-	}
-	return fmt.Errorf("there is no interface %s yet", strings.Join(a.Interfaces, " or "))
-}
-
-func (p *Plane) add(key side, a *Attachment) (*point, error) {
-	progs, err := p.load(a, key.ifindex, p.numbers, a.counts(p.policy))
-	if err != nil {
-		return nil, err
-	}
-	return p.attach(key, a, progs)
+	every(checkInterval, p.checkRoom)
+	p.watch()
 }
 
 // Release lets go of a plane that was opened and not changed: what is attached stays.
 func (p *Plane) Release() {
 	p.stop()
+	p.changing.Lock()
+	defer p.changing.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, pt := range p.points {
@@ -378,6 +287,7 @@ func (p *Plane) remove() error {
 }
 
 func (p *Plane) release() {
+	p.programs.close()
 	p.sampler.close()
 	p.kernel.close()
 	p.kernel = nil
@@ -388,6 +298,8 @@ func (p *Plane) release() {
 // are taken away.
 func (p *Plane) Close() error {
 	p.stop()
+	p.changing.Lock()
+	defer p.changing.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var errs []error

@@ -1,11 +1,9 @@
 package bpf
 
 import (
-	"cmp"
 	"errors"
 	"strconv"
 
-	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 )
 
@@ -15,11 +13,18 @@ type point struct {
 	ifindex int
 	ifname  string
 	hook    hook
-	replies hook      // of the program for replies; nil without one
-	progs   *programs // nil for what another daemon attached
+	replies hook // of the program for replies; nil without one
+	own     bool // this daemon has attached it
+
+	before []string // what packets meet before it
+	proof  [2]proof // by role
+	bypass [2]error // likewise: packets do not meet the programs
 }
 
 func (pt *point) key() side { return side{pt.ifindex, pt.Ingress} }
+
+// otherSide is where the program for replies is.
+func (pt *point) otherSide() side { return side{pt.ifindex, !pt.Ingress} }
 
 func (pt *point) saved() savedPoint {
 	return savedPoint{pt.Name, pt.ifindex, pt.Ingress, pt.Hook, pt.Mode, pt.replies != nil}
@@ -29,95 +34,30 @@ func (pt *point) String() string { return pt.Name + " at " + pt.ifname }
 
 // same reports whether nothing has changed that a program knows.
 func (pt *point) same(a *Attachment) bool {
-	return pt.progs != nil && pt.Name == a.Name && pt.Mode == a.Mode && pt.Hook == a.Hook && pt.Keep == a.Keep &&
+	return pt.own && pt.Name == a.Name && pt.Mode == a.Mode && pt.Hook == a.Hook && pt.Keep == a.Keep &&
 		pt.Queue == a.Queue && pt.IdleTimeout == a.IdleTimeout
-}
-
-// programs are the programs of one attachment.
-type programs struct {
-	limit   *ebpf.Program // holds packets to the limits
-	replies *ebpf.Program // takes note of the other direction; nil when no connections are counted
-}
-
-func (p *programs) close() {
-	_ = p.limit.Close()
-	_ = p.replies.Close()
 }
 
 // repliesPin ends the name of the pin of a program for replies.
 const repliesPin = "-replies"
 
-// load loads the programs of a for an interface.
-func (p *Plane) load(a *Attachment, ifindex int, n numbers, counts bool) (*programs, error) {
-	l, err := netlink.LinkByIndex(ifindex)
-	if err != nil {
-		return nil, attachError(a, strconv.Itoa(ifindex), err)
-	}
-	at := kernelAttachment{
-		Place: n.attachments[a.Name], Mode: uint32(a.Mode), Ethernet: number(hasEthernet(l)), Keep: number(a.Keep),
-		Egress: number(!a.Ingress), Ifindex: uint32(ifindex), IdleTimeout: uint64(a.IdleTimeout), Since: p.since,
-	}
-	var tc struct {
-		Limit *ebpf.Program `ebpf:"shaperd_tc"`
-	}
-	var xdp struct {
-		Limit *ebpf.Program `ebpf:"shaperd_xdp"`
-	}
-	var other struct {
-		Replies *ebpf.Program `ebpf:"shaperd_replies"`
-	}
-	if a.Hook == XDP {
-		err = p.kernel.load(at, nil, &xdp)
-	} else {
-		err = p.kernel.load(at, nil, &tc)
-	}
-	progs := &programs{limit: cmp.Or(tc.Limit, xdp.Limit)}
-	if err == nil && counts {
-		err = p.kernel.load(at, nil, &other)
-		progs.replies = other.Replies
-	}
-	if err != nil {
-		progs.close()
-		return nil, attachError(a, l.Attrs().Name, err)
-	}
-	return progs, nil
-}
-
-func number(b bool) uint32 {
-	if b {
-		return 1
-	}
-	return 0
-}
-
-// hasEthernet reports whether packets at l begin with an Ethernet header.
-func hasEthernet(l netlink.Link) bool {
-	switch l.Attrs().EncapType {
-	case "ether", "loopback":
-		return true
-	}
-	return false
-}
-
-// attach puts programs at an interface, or closes them.
+// attach puts programs at an interface.
 func (p *Plane) attach(key side, a *Attachment, progs *programs) (*point, error) {
 	l, err := netlink.LinkByIndex(key.ifindex)
 	if err != nil {
-		progs.close()
 		return nil, attachError(a, strconv.Itoa(key.ifindex), err)
 	}
-	pt := &point{Attachment: *a, ifindex: key.ifindex, ifname: l.Attrs().Name, progs: progs}
-	if err := p.attachTo(l, pt); err != nil {
-		progs.close()
+	pt := &point{Attachment: *a, ifindex: key.ifindex, ifname: l.Attrs().Name, own: true}
+	if err := p.attachTo(l, pt, progs); err != nil {
 		return nil, attachError(a, pt.ifname, privileges(err))
 	}
 	return pt, nil
 }
 
 // attachTo puts a point at an interface. On an error tidy removes its queue.
-func (p *Plane) attachTo(l netlink.Link, pt *point) error {
+func (p *Plane) attachTo(l netlink.Link, pt *point, progs *programs) error {
 	s := pt.saved()
-	s.Counts = pt.progs.replies != nil
+	s.Counts = progs.replies != nil
 	if err := p.kernel.keepPoint(l, s); err != nil {
 		return err
 	}
@@ -135,29 +75,29 @@ func (p *Plane) attachTo(l netlink.Link, pt *point) error {
 		at = side{ifindex: ifb.Attrs().Index}
 	}
 	pin := s.pin(p.dir)
-	if pt.hook, err = attach(pt.Hook, at, limiting, pt.progs.limit, pin); err != nil {
+	if pt.hook, err = attach(pt.Hook, at, limiting, progs.limit, pin); err != nil {
 		return err
 	}
-	if err = pt.attachReplies(pin); err == nil && pt.detours() {
-		err = divert(l, ifb)
+	if err = pt.attachReplies(progs, pin); err == nil && pt.detours() {
+		err = divert(l, ifb, ownLinks(p.dir))
 	}
 	if err != nil {
-		err = errors.Join(err, pt.detachPrograms())
+		err = errors.Join(err, pt.detach())
 	}
 	return err
 }
 
 // attachReplies attaches the program for replies at the other side of the interface,
 // if there is one.
-func (pt *point) attachReplies(pin string) (err error) {
-	if pt.progs.replies != nil {
-		pt.replies, err = attach(pt.Hook.ofReplies(), side{pt.ifindex, !pt.Ingress}, noting, pt.progs.replies, pin+repliesPin)
+func (pt *point) attachReplies(progs *programs, pin string) (err error) {
+	if progs.replies != nil {
+		pt.replies, err = attach(pt.Hook.ofReplies(), pt.otherSide(), noting, progs.replies, pin+repliesPin)
 	}
 	return err
 }
 
-// detachPrograms takes the programs away.
-func (pt *point) detachPrograms() error {
+// detach takes the programs away. The queue is left to tidy.
+func (pt *point) detach() error {
 	err := pt.hook.detach()
 	if pt.replies != nil {
 		err = errors.Join(err, pt.replies.detach())
@@ -229,9 +169,8 @@ func (p *Plane) replace(pt *point, progs *programs, a *Attachment) error {
 	if err := pt.hook.update(progs.limit); err != nil {
 		return err
 	}
-	pt.closePrograms()
-	pt.progs, pt.Attachment = progs, *a
-	if err := pt.replaceReplies(pin); err != nil {
+	pt.own, pt.Attachment = true, *a
+	if err := pt.replaceReplies(progs, pin); err != nil {
 		return err
 	}
 	if a.Mode == Shape {
@@ -241,22 +180,16 @@ func (p *Plane) replace(pt *point, progs *programs, a *Attachment) error {
 }
 
 // replaceReplies puts the program for replies in place, or takes the one there away.
-func (pt *point) replaceReplies(pin string) error {
+func (pt *point) replaceReplies(progs *programs, pin string) error {
 	switch {
 	case pt.replies == nil:
-		return pt.attachReplies(pin)
-	case pt.progs.replies != nil:
-		return pt.replies.update(pt.progs.replies)
+		return pt.attachReplies(progs, pin)
+	case progs.replies != nil:
+		return pt.replies.update(progs.replies)
 	}
 	err := pt.replies.detach()
 	pt.replies = nil
 	return err
-}
-
-// detach takes a point away. Its queue is left to tidy.
-func (pt *point) detach() error {
-	defer pt.closePrograms()
-	return pt.detachPrograms()
 }
 
 // repin pins what holds the programs elsewhere.
@@ -274,18 +207,4 @@ func (pt *point) letGo() {
 	if pt.replies != nil {
 		pt.replies.release()
 	}
-}
-
-func (pt *point) closePrograms() {
-	if pt.progs != nil {
-		pt.progs.close()
-	}
-}
-
-// nameOf returns the name of an interface, for messages.
-func nameOf(ifindex int) string {
-	if l, err := netlink.LinkByIndex(ifindex); err == nil {
-		return l.Attrs().Name
-	}
-	return strconv.Itoa(ifindex)
 }

@@ -49,7 +49,7 @@ func TestVMQueueIsRestored(t *testing.T) {
 			for _, pt := range c.added {
 				pt.letGo()
 			}
-			p.mu.Unlock()
+			p.changing.Unlock()
 		}, func(t *testing.T, p *testPlane) {
 			p.Release()
 			must(t, Detach(p.pins))

@@ -5,9 +5,18 @@
  * that sees the replies to what they let through, at the other tc hook. */
 #include "plane.h"
 #include "reset.h"
+#include "seen.h"
 
 #define TC_NEXT -1 /* TCX_NEXT and TC_ACT_UNSPEC: the next program, as if there were none */
 #define TC_DROP 2
+
+/* Of a packet's priority (include/uapi/linux/pkt_sched.h). */
+#define TC_PRIO_INTERACTIVE 6
+#define TC_PRIO_CONTROL 7
+#define TC_PRIO_MAX 15
+
+/* The queue has a band that heeds no stamp, for packets of TC_PRIO_CONTROL: before Linux 6.7. */
+const volatile __u32 control_band;
 
 /* Two words of an IP header that is marked. */
 struct marked {
@@ -69,8 +78,8 @@ static __always_inline int load_xdp(struct xdp_md *xdp, struct head *h)
 	return h->have || copy_xdp(xdp, h);
 }
 
-SEC("tc")
-int shaperd_tc(struct __sk_buff *skb)
+/* What becomes of a packet at tc. */
+static __always_inline int limit_tc(struct __sk_buff *skb)
 {
 	struct scratch *s = scratch();
 	__u64 depart;
@@ -79,7 +88,7 @@ int shaperd_tc(struct __sk_buff *skb)
 		return TC_NEXT;
 	if (s->decision.verdict == VERDICT_REFUSE) {
 		if (answered(s) && reset_tc(skb, s))
-			return bpf_redirect(here.ifindex ?: skb->ifindex, here.egress ? BPF_F_INGRESS : 0);
+			return bpf_redirect(interface_of(skb), here.egress ? BPF_F_INGRESS : 0);
 		return TC_DROP;
 	}
 	if (s->decision.mark)
@@ -95,8 +104,21 @@ int shaperd_tc(struct __sk_buff *skb)
 		 * VLAN tag is in front of its IP header. */
 		if (depart > skb->tstamp && bpf_skb_set_tstamp(skb, depart, BPF_SKB_TSTAMP_DELIVERY_MONO))
 			skb->tstamp = depart;
+		if (control_band && (skb->priority & TC_PRIO_MAX) == TC_PRIO_CONTROL)
+			skb->priority ^= TC_PRIO_CONTROL ^ TC_PRIO_INTERACTIVE;
 	}
 	return TC_NEXT;
+}
+
+SEC("tc")
+int shaperd_tc(struct __sk_buff *skb)
+{
+	int action = limit_tc(skb);
+
+	/* What is dropped at egress the interface does not count either. */
+	if (!here.egress || action == TC_NEXT)
+		count_seen(interface_of(skb), here.egress, LIMITING, segments_of(skb));
+	return action;
 }
 
 SEC("tc")
@@ -104,13 +126,14 @@ int shaperd_replies(struct __sk_buff *skb)
 {
 	struct scratch *s = scratch();
 
+	count_seen(((volatile struct __sk_buff *)skb)->ifindex, !here.egress, NOTING, segments_of(skb));
 	if (s && load_tc(skb, &s->parser.head))
 		take_note(skb, s);
 	return TC_NEXT;
 }
 
-SEC("xdp.frags")
-int shaperd_xdp(struct xdp_md *xdp)
+/* What becomes of a packet at XDP. */
+static __always_inline int limit_xdp(struct xdp_md *xdp)
 {
 	struct scratch *s = scratch();
 
@@ -121,6 +144,15 @@ int shaperd_xdp(struct xdp_md *xdp)
 	if (s->decision.mark)
 		mark_xdp(xdp, s);
 	return XDP_PASS;
+}
+
+SEC("xdp.frags")
+int shaperd_xdp(struct xdp_md *xdp)
+{
+	int action = limit_xdp(xdp);
+
+	count_seen(((volatile struct xdp_md *)xdp)->ingress_ifindex, 0, LIMITING, 1);
+	return action;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

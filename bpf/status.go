@@ -21,7 +21,9 @@ type PointStatus struct {
 	Interface  string // "" for none
 	Ingress    bool
 	Mode       Mode
-	Err        string // why it is not attached; "" when it is
+	Err        string   // why it is not attached; "" when it is
+	Bypass     string   // why packets there do not meet the limits, though it is attached; "" where they do
+	Before     []string // programs and filters that packets meet before it
 	Queue      QueueStatus
 }
 
@@ -74,7 +76,10 @@ func (p *Plane) Status() (Status, error) {
 }
 
 func (p *Plane) statusOf(pt *point) PointStatus {
-	s := PointStatus{Attachment: pt.Name, Interface: pt.ifname, Ingress: pt.Ingress, Mode: pt.Mode, Err: p.faults[pt.String()]}
+	s := PointStatus{Attachment: pt.Name, Interface: pt.ifname, Ingress: pt.Ingress, Mode: pt.Mode, Err: p.faults[pt.String()], Before: slices.Clone(pt.before)}
+	if err := cmp.Or(pt.bypass[limiting], pt.bypass[noting]); err != nil {
+		s.Bypass = err.Error()
+	}
 	if pt.Mode == Shape {
 		var err error
 		if s.Queue, err = pt.queueStatus(); err != nil && s.Err == "" {

@@ -7,7 +7,10 @@
  *
  * When neither line has room the key takes the place of the one that drains first,
  * and the line's floor keeps what that one owed. A newcomer inherits the floors of
- * its lines: see package shaper, whose table does the same.
+ * its lines, but no more than any key of its own limit can owe: the floors are of keys
+ * of all limits. See package shaper, whose table does the same.
+ *
+ * The one bucket of a limit for all never gives up its place, and so inherits nothing.
  *
  * All CPUs use the table at once and none waits for another. A tag of 64 bits
  * stands for a key: 16 bits for the limit's meter, 48 of a universal hash of the
@@ -20,6 +23,8 @@
 
 #define PLACES 4
 #define NOWHERE (~0U)
+#define CLAIMED 1ULL	   /* the tag of a place that is changing hands; no meter has the number 0 */
+#define STAYS (1ULL << 63) /* of a tag that is never evicted */
 
 struct bucket_line {
 	__u64 tag[PLACES]; /* 0 is empty */
@@ -92,27 +97,26 @@ __noinline int raise_floor(__u32 line, __u64 t)
 	return 0;
 }
 
-/* Puts the bucket at a place at least as deep into debt as newcomers to its lines.
- * Returns what those owe. */
-__noinline __u64 inherit(__u32 place, __u32 first, __u32 second)
+/* What the newcomer tag to two lines owes, which can owe until most. */
+static __always_inline __u64 inherited(__u64 tag, __u32 first, __u32 second, __u64 most)
 {
-	__u32 line = place / PLACES;
-	struct bucket_line *l = bpf_map_lookup_elem(&buckets, &line);
 	__u64 *a = bpf_map_lookup_elem(&floors, &first);
 	__u64 *b = bpf_map_lookup_elem(&floors, &second);
-	__u64 debt;
 
-	if (!l || !a || !b)
+	if (tag & STAYS)
 		return 0;
-	debt = time_max(load_word(a), load_word(b));
-	bucket_merge(&l->until[place % PLACES], debt);
-	return debt;
+	return a && b ? time_min(time_max(load_word(a), load_word(b)), most) : most;
 }
 
-/* When the bucket at a place of a line drains; 0 where there is none. */
+/* When the bucket at a place of a line drains: 0 where there is none, and never where
+ * the place is not to be had. */
 static __always_inline __u64 drains(const struct bucket_line *l, __u32 i)
 {
-	return load_word(&l->tag[i]) ? load_word(&l->until[i]) | 1 : 0;
+	__u64 tag = load_word(&l->tag[i]);
+
+	if (tag & STAYS || tag == CLAIMED)
+		return ~0ULL;
+	return tag ? load_word(&l->until[i]) | 1 : 0;
 }
 
 /* Returns the place of a line that drains first, and above PLACES how many have. */
@@ -137,85 +141,129 @@ __noinline __u32 room_in(__u32 line, __u64 now)
 }
 
 /* Ends the buckets of the tag at place that a line has behind it, if any. What they were
- * charged since they began, when they owed debt, is added to that one. */
-__noinline int unite(__u64 tag, __u32 line, __u32 place, __u64 debt)
+ * charged since they began, when they owed debt, is added to that one. It is no more than
+ * most: there may be a charge on it that another CPU is about to take back. */
+__noinline int unite(__u64 tag, __u32 line, __u32 place, __u64 debt, __u64 most)
 {
 	__u32 own = place / PLACES;
 	struct bucket_line *l = bpf_map_lookup_elem(&buckets, &line);
 	struct bucket_line *to = bpf_map_lookup_elem(&buckets, &own);
-	__u64 *floor = bpf_map_lookup_elem(&floors, &line), until;
+	__u64 *floor = bpf_map_lookup_elem(&floors, &line), until, added;
 
 	if (!l || !to || !floor)
 		return 0;
 	for (__u32 i = 0; i < PLACES; i++) {
 		if ((line == own && i <= place % PLACES) || load_word(&l->tag[i]) != tag ||
-		    __sync_val_compare_and_swap(&l->tag[i], tag, 0) != tag)
+		    __sync_val_compare_and_swap(&l->tag[i], tag, CLAIMED) != tag)
 			continue;
-		until = load_word(&l->until[i]);
+		until = __sync_lock_test_and_set(&l->until[i], 0);
+		__sync_lock_test_and_set(&l->tag[i], 0);
 		if (until <= debt)
 			continue;
 		bucket_merge(&to->until[place % PLACES], debt);
-		__sync_fetch_and_add(&to->until[place % PLACES], until - debt);
+		until = time_min(until - debt, most);
+		added = __sync_fetch_and_add(&to->until[place % PLACES], until);
+		hide(added); /* without a result it would be no barrier */
 		if (load_word(&to->tag[place % PLACES]) != tag)
-			bucket_merge(floor, until); /* it has made room itself */
+			bucket_merge(floor, until + debt); /* it has made room itself */
 	}
 	return 0;
 }
 
-/* Makes a place for tag, which is in neither line, and returns it; NOWHERE when
- * another CPU was faster. */
-__noinline __u32 table_insert(__u64 tag, __u32 first, __u32 second, __u64 now)
+/* Has the bucket at a place that is claimed owe debt. What the one before it owed, whose
+ * tag was was, goes to the floor. */
+__noinline int evict(__u32 place, __u64 was, __u64 debt, __u64 now, __u64 most)
 {
-	struct bucket_line *a = bpf_map_lookup_elem(&buckets, &first), *l = a;
-	struct bucket_line *b = bpf_map_lookup_elem(&buckets, &second);
-	__u32 zero = 0, line = first, i, earlier, room = room_in(first, now), other = room_in(second, now);
+	__u32 line = place / PLACES, zero = 0;
+	struct bucket_line *l = bpf_map_lookup_elem(&buckets, &line);
 	struct table_count *count = bpf_map_lookup_elem(&table_counts, &zero);
-	__u64 was, until;
+	__u64 *floor = bpf_map_lookup_elem(&floors, &line), *until, owed;
 
-	if (!a || !b || !count)
-		return NOWHERE;
-	if (other / PLACES > room / PLACES ||
-	    (other / PLACES == 0 && room / PLACES == 0 && drains(b, other % PLACES) < drains(a, room % PLACES))) {
-		l = b;
-		line = second;
-		room = other;
-	}
-	i = room % PLACES;
-	was = load_word(&l->tag[i]);
-	until = drains(l, i);
-	if (until > now)
-		raise_floor(line, until);
-	if (__sync_val_compare_and_swap(&l->tag[i], was, tag) != was)
-		return NOWHERE;
-	/* The key may have been charged until this moment. */
-	until = was ? load_word(&l->until[i]) | 1 : 0;
-	if (until > now) {
-		raise_floor(line, until);
+	if (!l || !count || !floor)
+		return 0;
+	until = &l->until[place % PLACES];
+	/* The key may have been charged until this moment; and an empty place since it was
+	 * left, by who is about to take that back, or finds its key there again. */
+	owed = __sync_lock_test_and_set(until, debt) | 1;
+	if (!was && owed > now) {
+		bucket_merge(until, now);
+		__sync_fetch_and_add(until, time_min(owed, most) - now);
+	} else if (was && owed > now) {
+		bucket_merge(floor, owed);
 		count->evicted_indebted++;
 	} else if (was) {
 		count->evicted_drained++;
 	}
-	until = time_max(now, inherit(line * PLACES + i, first, second));
+	return 0;
+}
+
+/* Returns the place of two lines that a newcomer gets: the one that drains first in the
+ * line with more room. */
+static __always_inline __u32 best_place(__u32 first, __u32 second, __u64 now)
+{
+	const struct bucket_line *a = bpf_map_lookup_elem(&buckets, &first);
+	const struct bucket_line *b = bpf_map_lookup_elem(&buckets, &second);
+	__u32 room = room_in(first, now), other = room_in(second, now);
+
+	if (!a || !b)
+		return NOWHERE;
+	if (other / PLACES > room / PLACES ||
+	    (other / PLACES == 0 && room / PLACES == 0 && drains(b, other % PLACES) < drains(a, room % PLACES)))
+		return second * PLACES + other % PLACES;
+	return first * PLACES + room % PLACES;
+}
+
+/* Ends all buckets of a tag in its lines but the one at place, in favour of that. */
+static __always_inline void unite_all(__u64 tag, __u32 second, __u32 place, __u64 debt, __u64 most)
+{
+	unite(tag, place / PLACES, place, debt, most);
+	if (place / PLACES != second)
+		unite(tag, second, place, debt, most);
+}
+
+/* Makes a place for tag, which is in neither line, and returns it; NOWHERE when
+ * another CPU was faster. The key can owe until most.
+ *
+ * The place is claimed before the tag stands there: who finds the tag finds a bucket
+ * that owes what the key inherits, and nothing of what the one before it owed. */
+__noinline __u32 table_insert(__u64 tag, __u32 first, __u32 second, __u64 now, __u64 most)
+{
+	__u32 place = best_place(first, second, now), line = place / PLACES, i = place % PLACES, earlier;
+	struct bucket_line *l = bpf_map_lookup_elem(&buckets, &line);
+	__u64 was, debt;
+
+	if (!l)
+		return NOWHERE;
+	was = load_word(&l->tag[i]);
+	debt = drains(l, i);
+	if (debt == ~0ULL || was == tag) /* that of another CPU, which has just been put there */
+		return NOWHERE;
+	if (debt > now)
+		raise_floor(line, debt);
+	if (__sync_val_compare_and_swap(&l->tag[i], was, CLAIMED) != was)
+		return NOWHERE;
+	debt = inherited(tag, first, second, most);
+	evict(place, was, debt, now, most);
+	__sync_lock_test_and_set(&l->tag[i], tag);
+	debt = time_max(now, debt);
+	most -= now;
 	/* Another CPU may have put the same tag elsewhere at the same time. Who is behind
 	 * sees who was there before, and makes way; one that came behind is ended. So no two
-	 * end each other. */
-	earlier = find_tag(a, first, tag);
+	 * end each other. One that was put behind it may have been charged already. */
+	earlier = find_in(first, tag);
 	if (earlier == NOWHERE)
-		earlier = find_tag(b, second, tag);
-	if (earlier == NOWHERE || earlier == line * PLACES + i) {
-		/* One that was put behind it may have been charged already. */
-		unite(tag, line, line * PLACES + i, until);
-		if (line != second)
-			unite(tag, second, line * PLACES + i, until);
-		return line * PLACES + i;
+		earlier = find_in(second, tag);
+	if (earlier == NOWHERE || earlier == place) {
+		unite_all(tag, second, place, debt, most);
+		return place;
 	}
-	unite(tag, line, earlier, until);
+	unite(tag, line, earlier, debt, most);
 	return earlier;
 }
 
 /* Returns the place of a tag, new if it had none; NOWHERE when other CPUs were
- * faster four times over. first and second are its lines. */
-__noinline __u32 table_place(__u64 tag, __u32 first, __u32 second, __u64 now)
+ * faster four times over. first and second are its lines; it can owe until most. */
+__noinline __u32 table_place(__u64 tag, __u32 first, __u32 second, __u64 now, __u64 most)
 {
 	__u32 place = NOWHERE, zero = 0;
 	struct table_count *count;
@@ -230,7 +278,7 @@ __noinline __u32 table_place(__u64 tag, __u32 first, __u32 second, __u64 now)
 		if (place == NOWHERE)
 			place = find_tag(b, second, tag);
 		if (place == NOWHERE)
-			place = table_insert(tag, first, second, now);
+			place = table_insert(tag, first, second, now, most);
 	}
 	count = bpf_map_lookup_elem(&table_counts, &zero);
 	if (place == NOWHERE && count)
@@ -238,7 +286,7 @@ __noinline __u32 table_place(__u64 tag, __u32 first, __u32 second, __u64 now)
 	return place;
 }
 
-/* Returns the bucket at a place, whosever it is. */
+/* Returns the bucket at a place, whoever has it. */
 static __always_inline __u64 *any_bucket(__u32 place)
 {
 	__u32 line = place / PLACES;

@@ -118,7 +118,7 @@ static __always_inline void watch_refund(const struct limit *l, __u32 meter, __u
 /* The same where all that is known of the bucket is its tag. */
 static __always_inline void watch_refund_of(__u64 tag, __u64 cost)
 {
-	__u32 number = (tag >> 48) - 1, i = number / METERS;
+	__u32 number = ((tag & ~STAYS) >> 48) - 1, i = number / METERS;
 	struct watch_pair *w = bpf_map_lookup_elem(&watches, &i);
 
 	if (w && number % METERS < WATCHED)

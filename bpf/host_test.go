@@ -1,0 +1,69 @@
+package bpf
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd/leaky"
+)
+
+// TestTimeNamespace runs where CLOCK_MONOTONIC is ahead of the kernel's, and behind it.
+func TestTimeNamespace(t *testing.T) {
+	const outside = "SHAPERD_TEST_TIME" // what the clock outside says, ns
+	if text := os.Getenv(outside); text != "" {
+		want, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ahead := time.Duration(int64(monotonic()/leaky.FromDuration(1)) - want); ahead < 0 || ahead > time.Minute {
+			t.Errorf("the time of the programs is off by %v", ahead)
+		}
+		return
+	}
+	for _, offset := range []string{"100000", "-10"} { // s
+		var now unix.Timespec
+		if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+			t.Fatal(err)
+		}
+		self, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command("unshare", "--time", "--monotonic="+offset, "--fork", self, "-test.run=^TestTimeNamespace$")
+		cmd.Env = append(os.Environ(), outside+"="+strconv.FormatInt(now.Nano(), 10))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%s s: %v\n%s", offset, err, out)
+		}
+	}
+}
+
+func TestOffsets(t *testing.T) {
+	for text, want := range map[string]int64{
+		"": 0, "monotonic           0         0\nboottime            0         0\n": 0,
+		"monotonic       -1000         5\nboottime            7         0\n": -1000e9 + 5,
+	} {
+		if got := offsetOf(text); got != want {
+			t.Errorf("%q: %d, want %d", text, got, want)
+		}
+	}
+}
+
+func TestTooOld(t *testing.T) {
+	odd := errors.New("program shaperd_tc: load program: invalid argument")
+	for release, old := range map[string]bool{"5.15.0-generic": true, "6.0.19": true, "6.1.0-56-cloud-amd64": false, "7.0.1": false} {
+		err := tooOldFor(release, odd)
+		if said := strings.Contains(err.Error(), "needs Linux 6.1 or later, and this is "+release); said != old || !errors.Is(err, odd) {
+			t.Errorf("%s: %v", release, err)
+		}
+	}
+	if err := tooOldFor("5.15.0", nil); err != nil {
+		t.Error(err)
+	}
+}
