@@ -20,10 +20,8 @@ type kernelAttachment struct {
 	Ethernet    uint32
 	Keep        uint32
 	Egress      uint32
-	Ifindex     uint32
-	IdleTimeout uint64
 	Since       uint32
-	Pad         uint32
+	IdleTimeout uint64
 }
 
 type kernelBucketLine struct {
@@ -132,6 +130,7 @@ type kernelMeter struct {
 		Shift uint64
 	}
 	Burst uint64
+	Most  uint64
 	Hash  [2]uint64
 	Id    uint64
 }
@@ -369,6 +368,7 @@ const (
 	kernelMapSampleLosses    = "sample_losses"
 	kernelMapSamples         = "samples"
 	kernelMapScratches       = "scratches"
+	kernelMapSeen            = "seen"
 	kernelMapStaging         = "staging"
 	kernelMapStates          = "states"
 	kernelMapSweepers        = "sweepers"
@@ -380,6 +380,7 @@ const (
 	kernelProgShaperdReplies = "shaperd_replies"
 	kernelProgShaperdTc      = "shaperd_tc"
 	kernelProgShaperdXdp     = "shaperd_xdp"
+	kernelVarControlBand     = "control_band"
 	kernelVarHalfOpen        = "half_open"
 	kernelVarHere            = "here"
 	kernelVarOtherCpus       = "other_cpus"
@@ -464,6 +465,7 @@ type kernelMapSpecs struct {
 	SampleLosses *ebpf.MapSpec `ebpf:"sample_losses"`
 	Samples      *ebpf.MapSpec `ebpf:"samples"`
 	Scratches    *ebpf.MapSpec `ebpf:"scratches"`
+	Seen         *ebpf.MapSpec `ebpf:"seen"`
 	Staging      *ebpf.MapSpec `ebpf:"staging"`
 	States       *ebpf.MapSpec `ebpf:"states"`
 	Sweepers     *ebpf.MapSpec `ebpf:"sweepers"`
@@ -478,6 +480,7 @@ type kernelMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type kernelVariableSpecs struct {
+	ControlBand   *ebpf.VariableSpec `ebpf:"control_band"`
 	HalfOpen      *ebpf.VariableSpec `ebpf:"half_open"`
 	Here          *ebpf.VariableSpec `ebpf:"here"`
 	OtherCpus     *ebpf.VariableSpec `ebpf:"other_cpus"`
@@ -531,6 +534,7 @@ type kernelMaps struct {
 	SampleLosses *ebpf.Map `ebpf:"sample_losses"`
 	Samples      *ebpf.Map `ebpf:"samples"`
 	Scratches    *ebpf.Map `ebpf:"scratches"`
+	Seen         *ebpf.Map `ebpf:"seen"`
 	Staging      *ebpf.Map `ebpf:"staging"`
 	States       *ebpf.Map `ebpf:"states"`
 	Sweepers     *ebpf.Map `ebpf:"sweepers"`
@@ -556,6 +560,7 @@ func (m *kernelMaps) Close() error {
 		m.SampleLosses,
 		m.Samples,
 		m.Scratches,
+		m.Seen,
 		m.Staging,
 		m.States,
 		m.Sweepers,
@@ -571,6 +576,7 @@ func (m *kernelMaps) Close() error {
 //
 // It can be passed to loadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type kernelVariables struct {
+	ControlBand   *ebpf.Variable `ebpf:"control_band"`
 	HalfOpen      *ebpf.Variable `ebpf:"half_open"`
 	Here          *ebpf.Variable `ebpf:"here"`
 	OtherCpus     *ebpf.Variable `ebpf:"other_cpus"`

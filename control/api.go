@@ -107,8 +107,9 @@ type AttachmentStatus struct {
 	Interface string       `json:"interface"` // "" while there is none
 	Direction string       `json:"direction"` // "ingress", "egress"
 	Mode      string       `json:"mode"`      // "shape", "police", "observe"
-	Up        bool         `json:"up"`
+	Up        bool         `json:"up"`        // packets there meet the limits
 	Error     string       `json:"error,omitempty"`
+	Before    []string     `json:"before,omitempty"` // programs and filters that packets meet before the limits
 	Queue     *QueueStatus `json:"queue,omitempty"`
 }
 

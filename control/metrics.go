@@ -46,9 +46,10 @@ type PacketStatus struct {
 type Attachment struct {
 	Name, Interface, Direction, Mode string
 
-	Up    bool
-	Err   string // why not
-	Queue *Queue // nil when it holds no packets
+	Up     bool     // packets there meet the limits
+	Err    string   // why not
+	Before []string // programs and filters that packets meet before the limits
+	Queue  *Queue   // nil when it holds no packets
 }
 
 // Queue is the queue of an interface.

@@ -162,7 +162,7 @@ func (v *view) status() Status {
 		})
 		for _, a := range packets.Attachments {
 			s.Attachments = append(s.Attachments, AttachmentStatus{
-				Name: a.Name, Interface: a.Interface, Direction: a.Direction, Mode: a.Mode, Up: a.Up, Error: a.Err, Queue: (*QueueStatus)(a.Queue),
+				Name: a.Name, Interface: a.Interface, Direction: a.Direction, Mode: a.Mode, Up: a.Up, Error: a.Err, Before: a.Before, Queue: (*QueueStatus)(a.Queue),
 			})
 		}
 	}

@@ -42,9 +42,12 @@ func (p *packetPlane) PacketStatus() (out control.PacketStatus, ok bool, err err
 			direction = config.Ingress
 		}
 		a := control.Attachment{
-			Name: pt.Attachment, Interface: pt.Interface, Direction: direction.String(), Mode: pt.Mode.String(), Up: pt.Err == "",
+			Name: pt.Attachment, Interface: pt.Interface, Direction: direction.String(), Mode: pt.Mode.String(), Before: pt.Before,
 		}
-		a.Err = pt.Err
+		if a.Err = pt.Err; a.Err == "" && pt.Bypass != "" {
+			a.Err = "not enforced: " + pt.Bypass
+		}
+		a.Up = a.Err == ""
 		if pt.Mode == bpf.Shape {
 			a.Queue = &control.Queue{Packets: pt.Queue.Packets, Bytes: pt.Queue.Bytes, Drops: pt.Queue.Drops}
 		}

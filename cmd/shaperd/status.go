@@ -112,6 +112,11 @@ func (p *page) verdicts(s control.Status, limits []control.Limit) {
 			p.line("%s", p.red(unservedText(l.Name, l.Unserved)))
 		}
 	}
+	for _, a := range s.Attachments {
+		if !a.Up && a.Interface != "" {
+			p.line("%s", p.red(unenforcedText(a)))
+		}
+	}
 	if s.Bypass != nil {
 		p.line("%s", p.red(bypassText(s)))
 	}
@@ -164,6 +169,11 @@ func flows(l control.ListenerStatus) string {
 
 func unservedText(listener, why string) string {
 	return fmt.Sprintf("NOBODY IS SERVED at %s: %s.", printable(listener), printable(why))
+}
+
+func unenforcedText(a control.AttachmentStatus) string {
+	return fmt.Sprintf("NOT ENFORCED: attachment %s at %s, %s: %s", printable(a.Name), printable(a.Interface), a.Direction,
+		strings.TrimPrefix(printable(a.Error), "not enforced: "))
 }
 
 func bypassText(s control.Status) string {
@@ -267,8 +277,11 @@ func (p *page) places(s control.Status) {
 	attachments := newTable("ATTACHMENT", "INTERFACE", "DIRECTION", "MODE", "STATE", ">QUEUED", ">DROPPED")
 	for _, a := range s.Attachments {
 		state, queued, dropped := "up", "", ""
-		if !a.Up {
+		switch {
+		case !a.Up:
 			state = p.red(strings.TrimSuffix("down: "+printable(a.Error), ": "))
+		case len(a.Before) > 0:
+			state = "up, behind " + printable(strings.Join(a.Before, ", "))
 		}
 		if a.Queue != nil {
 			queued, dropped = size(a.Queue.Bytes), fmt.Sprint(a.Queue.Drops)

@@ -158,7 +158,7 @@ export function notices() {
       if (d.state === 'drained') add(key, 'held', 'Drained', `${which} gets nothing new.`);
     }
     for (const a of status.attachments.filter((a) => !a.up)) {
-      add(`attachment ${a.name} ${a.interface} ${a.direction}`, 'bad', 'Not attached', `${a.name}, ${a.interface || 'no interface'}: ${a.error || 'down'}`);
+      add(`attachment ${a.name} ${a.interface} ${a.direction}`, 'bad', 'Not enforced', `${a.name}, ${a.interface || 'no interface'}: ${(a.error || 'down').replace(/^not enforced: /, '')}`);
     }
     for (const o of status.overrides) {
       add(`override ${o.limit} ${o.since}`, 'held', 'Override', `${o.limit}: ${settings(o.set)}, since ${clock(o.since)}, ${timeLeft(o.until, status.now, unsetBy(o))}.`);

@@ -284,7 +284,7 @@ await check('unserved', 'unserved', desktop, async (page, must) => {
 
 await check('trouble', 'trouble', desktop, async (page, must) => {
   const all = await text(page, '#notices');
-  for (const words of ['Draining', 'Reload failed', 'shaperd.toml:14:12:', '50-sms.toml:3:1:', 'Down', 'Not attached', 'rate = 20Mbit/s', '192.0.2.0/24', 'min', 'until the next reload', 'until it is taken away']) {
+  for (const words of ['Draining', 'Reload failed', 'shaperd.toml:14:12:', '50-sms.toml:3:1:', 'Down', 'Not enforced', 'rate = 20Mbit/s', '192.0.2.0/24', 'min', 'until the next reload', 'until it is taken away']) {
     must(all.includes(words), `"${words}" is not said`);
   }
   // What was set at several times has a notice for each, and all of it is at the card.
