@@ -77,12 +77,22 @@ static __noinline int unsummed(struct __sk_buff *skb, const struct scratch *s)
 	return was == is || (bpf_l4_csum_replace(skb, at, one, 0, 2), 0);
 }
 
+static __noinline int copy_all_tc(struct __sk_buff *skb, struct scratch *s)
+{
+	return copy_tc(skb, &s->parser.head);
+}
+
+static __noinline int copy_all_xdp(struct xdp_md *xdp, struct scratch *s)
+{
+	return copy_xdp(xdp, &s->parser.head);
+}
+
 /* Copies all headers of a packet of which not all were copied. */
 static __always_inline int complete(void *ctx, int xdp, struct scratch *s)
 {
 	if (s->parser.carried.end <= s->parser.head.have)
 		return 1;
-	return xdp ? copy_xdp(ctx, &s->parser.head) : copy_tc(ctx, &s->parser.head);
+	return xdp ? copy_all_xdp(ctx, s) : copy_all_tc(ctx, s);
 }
 
 /* Whether a segment without payload comes to where it is sent, as far as its headers say. */
