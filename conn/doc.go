@@ -37,6 +37,6 @@
 // of g's last unit before the interval, when g's was the lowest: 2. If g had none, it is at
 // least V - H(n) when g came, at V or at a tag that makes it the case before: 3.
 //
-// At a gate, and in the queue for a downstream, units are connections and turns go to whom was
+// At a gate, that of the downstreams of a listener among them, units are connections and turns go to whom was
 // served longest ago: of two sources that wait and could go, none has 2 while the other has none.
 package conn

@@ -236,6 +236,9 @@ func (f *udpFlow) reroute(policy *shaper.Policy, now leaky.Time) {
 		}
 		lines.withdraw(now, queued...)
 		path := lines.path(policy, &f.flow, f.route, set, f.mute)
+		if f.regular {
+			apart(path)
+		}
 		d.path = lines.replace(&f.account, d.path, path, f.site.gone, was, now)
 		for _, u := range slices.Backward(queued) { // the oldest is the last one
 			u.owner.resubmit(now)

@@ -368,6 +368,39 @@ func TestStrangersAreOneSource(t *testing.T) {
 	}
 }
 
+// A sender that nobody answers, of 20 datagrams a second of 100, is not starved by a flood of
+// forged sources of one datagram each: they share a queue.
+func TestOneWaySenderAgainstAFlood(t *testing.T) {
+	for _, flood := range []int{50, 110, 1000} {
+		r := newRig(t, shaper.Limit{Name: "all", Packets: shaper.Frequency{N: 100, Per: time.Second}, MaxDelay: 2 * time.Second})
+		from := func(source string) []stop {
+			f := flowFrom(source, 1)
+			f.Protocol = shaper.UDP
+			return r.pathOf(f, true)
+		}
+		mine := from("10.0.0.1")
+		apart(mine) // it has sent before
+		worst, lost := leaky.Time(0), 0
+		forged := 0
+		for ms := range 20_000 {
+			r.advance(r.now+leaky.Second/1000, onTime)
+			for ; forged < ms*flood/1000; forged++ {
+				source := netip.AddrFrom4([4]byte{11, byte(forged >> 16), byte(forged >> 8), byte(forged)})
+				r.flood(from(source.String()), 1, 100, r.now)
+			}
+			if ms%50 == 0 {
+				r.polite(mine, &worst, &lost, r.now)
+			}
+		}
+		if most := leaky.FromDuration(21 * time.Millisecond); lost > 0 || worst > most {
+			t.Errorf("beside %d forged sources a second it lost %d of 400, and waited for up to %v, want two turns", flood, lost, worst.Duration())
+		}
+		if flood > 100 && r.refused == 0 {
+			t.Errorf("%d forged sources a second lost nothing", flood)
+		}
+	}
+}
+
 // What others push back far beyond max_delay is dropped when its turn comes.
 func TestDatagramsThatWaitedTooLongAreShed(t *testing.T) {
 	r := newRig(t, shaper.Limit{Name: "all", Rate: 8e6, MaxDelay: 20 * time.Millisecond})

@@ -15,6 +15,7 @@ type share struct {
 	source netip.Addr // the zero address for strangers
 	flows  int
 	parted bool // in line.parted
+	first  node // of strangers: where a flow waits that has sent but once
 }
 
 // maxParted bounds the shares without flows that a line keeps.
@@ -44,7 +45,22 @@ func (l *line) stop(f *shaper.Flow, fifo, stranger bool) stop {
 		l.shares[source] = sh
 	}
 	sh.flows++
+	if stranger {
+		sh.first.parent = &sh.node
+		return stop{line: l, share: sh, leaf: &sh.first}
+	}
 	return stop{line: l, share: sh, leaf: &node{parent: &sh.node}}
+}
+
+// apart has a stranger that has sent again, and of which nothing is queued, take turns of its
+// own. Those that have sent but once share a queue: of a flood of forged sources each comes
+// once, and together they take one turn from who goes on without an answer.
+func apart(path []stop) {
+	for i := range path {
+		if sh := path[i].share; sh != nil && path[i].leaf == &sh.first {
+			path[i].leaf = &node{parent: &sh.node}
+		}
+	}
 }
 
 // part forgets sh, which has no flows any more, and others before it, when virtual time has

@@ -390,3 +390,55 @@ func TestAnswersThatTheKernelJoins(t *testing.T) {
 		t.Errorf("%d bytes were sent on, of %d asked", f.told, f.asked)
 	}
 }
+
+// A sender that nobody answers takes turns of its own from its second datagram on, and what
+// it has queued by then stays in order.
+func TestOneWaySenderTakesTurnsOfItsOwn(t *testing.T) {
+	sink, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sink.Close()
+	r := start(t, shaper.UDP, sink.LocalAddr().String(), shaper.Limit{
+		Name: "all", Packets: shaper.Frequency{N: 50, Per: time.Second}, MaxDelay: time.Second, Match: shaper.Match{Protocol: shaper.UDP},
+	})
+	own := func() (all, own int) {
+		r.proxy.loop.call(func(leaky.Time) {
+			for _, f := range r.proxy.flows {
+				if all++; f.up.path[0].leaf != &f.up.path[0].share.first {
+					own++
+				}
+			}
+		})
+		return all, own
+	}
+	var clients []net.Conn
+	for range 3 {
+		c, err := net.Dial("udp4", r.addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		c.Write([]byte{0})
+		clients = append(clients, c)
+	}
+	waitFor(t, "three flows", func() bool { all, own := own(); return all == 3 && own == 0 })
+	for i := range byte(4) {
+		clients[2].Write([]byte{1 + i})
+	}
+	waitFor(t, "one with turns of its own", func() bool { _, own := own(); return own == 1 })
+	last := byte(0)
+	sink.SetReadDeadline(time.Now().Add(patience))
+	for range 7 {
+		var b [1]byte
+		if _, err := sink.Read(b[:]); err != nil {
+			t.Fatal(err)
+		}
+		if b[0] > 0 {
+			if b[0] != last+1 {
+				t.Errorf("datagram %d came after %d", b[0], last)
+			}
+			last = b[0]
+		}
+	}
+}

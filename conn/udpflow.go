@@ -3,6 +3,7 @@ package conn
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -49,6 +50,7 @@ type udpFlow struct {
 	queued      *datagram // the first of a list
 	expiry      leaky.Event
 	mute        bool // the downstream has not answered yet
+	regular     bool // it has sent again meanwhile
 
 	places []place // in rosters, as rank
 	rank   rank
@@ -170,6 +172,22 @@ func (f *udpFlow) answered(now leaky.Time) {
 	f.proxy.loop.memory.transfer(f)
 	f.recount(now)
 	f.reroute(f.proxy.shaper.Policy(), now)
+}
+
+// goesOn is called when f has sent again, and nobody has answered: it is no stranger of
+// whom nothing more comes.
+func (f *udpFlow) goesOn(now leaky.Time) {
+	f.regular = true
+	var queued []*datagram
+	for dg := f.queued; dg != nil; dg = dg.next {
+		queued = append(queued, dg)
+	}
+	f.withdraw(now)
+	apart(f.up.path)
+	apart(f.down.path)
+	for _, dg := range slices.Backward(queued) { // the oldest is the last one
+		dg.resubmit(now)
+	}
 }
 
 // withdraw takes what f has queued out of its lines.

@@ -80,6 +80,9 @@ func (u *udpPort) ready(_ uint32, now leaky.Time) {
 			continue
 		}
 		if f := u.flow(m, now); f != nil {
+			if f.mute && !f.regular && f.asked > 0 {
+				f.goesOn(now)
+			}
 			f.asked += charged(m.data)
 			f.touch(now)
 			if !f.known && f.told > 0 {
