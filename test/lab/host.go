@@ -245,7 +245,29 @@ func (h *Host) ListenUDP(at netip.AddrPort) (c *net.UDPConn, err error) {
 // Sweep removes the namespaces, and the folders of [TempDir], that crashed processes
 // left behind. Theirs are those whose process is gone; what they started went with it.
 func Sweep() error {
-	return errors.Join(sweep("/run/netns"), sweep(os.TempDir()))
+	return errors.Join(ownMount(netnsDir), sweep(netnsDir), sweep(os.TempDir()))
+}
+
+// netnsDir is where namespaces have names.
+const netnsDir = "/run/netns"
+
+// ownMount makes a folder a mount of its own, as "ip netns add" does where it is not one.
+// Done while there are namespaces in it, that would hide their mounts, and nobody could
+// remove their names any more.
+func ownMount(path string) error {
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		return err
+	}
+	err := unix.Mount("", path, "", unix.MS_SHARED|unix.MS_REC, "")
+	if err == unix.EINVAL {
+		err = errors.Join(
+			unix.Mount(path, path, "", unix.MS_BIND|unix.MS_REC, ""),
+			unix.Mount("", path, "", unix.MS_SHARED|unix.MS_REC, ""))
+	}
+	if err != nil {
+		return fmt.Errorf("make %s a mount: %w", path, err)
+	}
+	return nil
 }
 
 // TempDir makes a folder. The caller removes it, by [RemoveDir] when a file system is
