@@ -51,8 +51,10 @@ func NewHost(role string) (*Host, error) {
 	if h.home, err = netns.Get(); err != nil {
 		return nil, fmt.Errorf("open own namespace: %w", err)
 	}
-	h.ns, err = netns.NewNamed(h.Name)
-	h.leave()
+	if err = ownMount(netnsDir); err == nil {
+		h.ns, err = netns.NewNamed(h.Name)
+		h.leave()
+	}
 	if err != nil {
 		h.home.Close()
 		return nil, fmt.Errorf("make network namespace %s: %w", h.Name, err)
@@ -245,7 +247,7 @@ func (h *Host) ListenUDP(at netip.AddrPort) (c *net.UDPConn, err error) {
 // Sweep removes the namespaces, and the folders of [TempDir], that crashed processes
 // left behind. Theirs are those whose process is gone; what they started went with it.
 func Sweep() error {
-	return errors.Join(ownMount(netnsDir), sweep(netnsDir), sweep(os.TempDir()))
+	return errors.Join(sweep(netnsDir), sweep(os.TempDir()))
 }
 
 // netnsDir is where namespaces have names.
@@ -258,7 +260,16 @@ func ownMount(path string) error {
 	if err := os.MkdirAll(path, 0o755); err != nil {
 		return err
 	}
-	err := unix.Mount("", path, "", unix.MS_SHARED|unix.MS_REC, "")
+	above, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer above.Close()
+	// Not twice at the same time. Closing it unlocks it.
+	if err := unix.Flock(int(above.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("lock %s: %w", above.Name(), err)
+	}
+	err = unix.Mount("", path, "", unix.MS_SHARED|unix.MS_REC, "")
 	if err == unix.EINVAL {
 		err = errors.Join(
 			unix.Mount(path, path, "", unix.MS_BIND|unix.MS_REC, ""),
