@@ -254,7 +254,7 @@ static __always_inline int insert(struct scratch *s)
 	__u32 end = sequence_after(k);
 
 	o->flight.via = k->via;
-	o->flight.hops = k->hops;
+	o->flight.hops = o->late ? UNCONFIRMED : k->hops;
 	o->flight.next[0] = end;
 	o->flight.ack[1] = o->late ? k->tcp_seq : end;
 	o->flight.next[1] = o->flight.ack[0] = o->late ? k->tcp_ack : 0;

@@ -57,8 +57,8 @@ static __always_inline void note_answer(struct flight *f, const struct packet *k
 		f->next[1] = f->ack[0] = sequence_after(k);
 }
 
-/* Takes note of the way of data from the initiator, as long as none is known to lead to the
- * responder. */
+/* Takes note of the way of a SYN that is sent again: nobody knows which of them was answered;
+ * or of data, as long as no way is known to lead to the responder. */
 static __always_inline void note_way(struct flight *f, const struct packet *k)
 {
 	if (f->hops & HOPS && f->via != k->via)
@@ -102,7 +102,7 @@ __noinline int note(struct flight *f, const struct packet *k, __u64 hash, __u32 
 	} else if (inside) {
 		f->next[side] = end;
 	}
-	if (!side && f->hops & UNCONFIRMED && k->payload)
+	if (!side && (f->hops & UNCONFIRMED ? k->payload : flags & TCP_SYN))
 		note_way(f, k);
 	if (flags & TCP_ACK && ahead(k->tcp_ack, f->ack[side]) && (side || !ahead(k->tcp_ack, f->next[1]))) {
 		f->ack[side] = k->tcp_ack;

@@ -132,7 +132,7 @@ func (m *model) packet(id, side int, flags byte, seq, acked uint32, n int, keys 
 			if c = m.take(id, keys, false); c == nil {
 				return late
 			}
-			c.syn, c.established, c.seen = [2]bool{true, true}, true, now
+			c.syn, c.established, c.deaf, c.seen = [2]bool{true, true}, true, true, now
 			c.next, c.ack = [2]uint32{end, acked}, [2]uint32{acked, seq}
 			return passes
 		}

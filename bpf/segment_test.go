@@ -297,7 +297,9 @@ func (b *tcpBench) forget() {
 	var tuples []kernelTuple
 	err := b.eachConnection(func(t *kernelTuple, _ *kernelFlight) { tuples = append(tuples, *t) })
 	for i := range tuples {
-		err = errors.Join(err, b.Connections.Delete(&tuples[i]))
+		if err1 := b.Connections.Delete(&tuples[i]); !errors.Is(err1, ebpf.ErrKeyNotExist) { // it ends by itself
+			err = errors.Join(err, err1)
+		}
 	}
 	var turn [48]byte
 	for b.Turns.LookupAndDelete(nil, &turn) == nil {
