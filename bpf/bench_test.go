@@ -49,7 +49,7 @@ func (b *bench) useCompiled(t testing.TB, p *shaper.Policy) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := b.swap(newImage(p, n, b.Hashes, b.kernel.Buckets.MaxEntries()), nil, nil); err != nil {
+	if err := b.swap(newImage(p, n, b.Hashes, b.kernel.Buckets.MaxEntries()), nil, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 }

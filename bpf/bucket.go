@@ -44,9 +44,16 @@ func (p *Plane) bucket(i int, k shaper.Key, now leaky.Time) (b shaper.BucketStat
 			owes[j] = p.kernel.owes(m, join(m, key), now)
 		}
 	}
-	b.BacklogBytes = shape.Bytes.Units(owes[0].Sub(now))
-	b.BacklogPackets = shape.Packets.Units(owes[1].Sub(now))
-	b.NextIn = max(owes[0].Sub(shape.BytesBurst), owes[1].Sub(shape.PacketsBurst)).Sub(now).Duration()
+	var backlog, next [len(slotted{})]leaky.Time
+	for j, shift := range slottedOf(p.policy, i) {
+		backlog[j], next[j] = owes[j].Sub(now), owes[j].Sub(now)
+		if shift != 0 {
+			backlog[j], next[j] = p.kernel.calendar(limit.State, j, shift).owes(now)
+		}
+	}
+	b.BacklogBytes = shape.Bytes.Units(backlog[0])
+	b.BacklogPackets = shape.Packets.Units(backlog[1])
+	b.NextIn = max(next[0].Sub(shape.BytesBurst), next[1].Sub(shape.PacketsBurst)).Duration()
 	b.NewIn = owes[2].Sub(newConns.PacketsBurst).Sub(now).Duration()
 	if l.Connections > 0 {
 		b.InFlight = p.kernel.inFlight(join(&limit.Meter[2], key))
@@ -97,21 +104,29 @@ func lines(hash, n uint64) [2]uint32 {
 	return [2]uint32{uint32(hash >> 32 * n >> 32), uint32(hash * 0x9e3779b97f4a7c15 >> 32 * n >> 32)}
 }
 
-// owes returns when the bucket of a meter and a hash drains, or would that of a newcomer.
-func (k *kernel) owes(m *kernelMeter, hash uint64, now leaky.Time) leaky.Time {
-	tag := m.Id | hash&(1<<48-1)
-	at := lines(hash, uint64(len(k.buckets)))
-	for _, line := range at {
+// find returns the bucket of a meter and a hash, or false.
+func (k *kernel) find(meter, hash uint64) (until *uint64, ok bool) {
+	tag := meter | hash&(1<<48-1)
+	for _, line := range lines(hash, uint64(len(k.buckets))) {
 		l := &k.buckets[line]
 		for i := range l.Tag {
 			if atomic.LoadUint64(&l.Tag[i]) == tag {
-				return leaky.Time(atomic.LoadUint64(&l.Until[i]))
+				return &l.Until[i], true
 			}
 		}
+	}
+	return nil, false
+}
+
+// owes returns when the bucket of a meter and a hash drains, or would that of a newcomer.
+func (k *kernel) owes(m *kernelMeter, hash uint64, now leaky.Time) leaky.Time {
+	if until, ok := k.find(m.Id, hash); ok {
+		return leaky.Time(atomic.LoadUint64(until))
 	}
 	if m.Id&stays != 0 {
 		return 0
 	}
+	at := lines(hash, uint64(len(k.buckets)))
 	floor := max(atomic.LoadUint64(&k.floors[at[0]]), atomic.LoadUint64(&k.floors[at[1]]))
 	return min(leaky.Time(floor), now.Add(leaky.Time(m.Most)))
 }

@@ -32,7 +32,7 @@ func TestBucketState(t *testing.T) {
 			n.limits[l.Name] = uint32(255 - i)
 		}
 		s.Swap(p, now)
-		if err := b.swap(newImage(p, n, b.Hashes, b.kernel.Buckets.MaxEntries()), nil, nil); err != nil {
+		if err := b.swap(newImage(p, n, b.Hashes, b.kernel.Buckets.MaxEntries()), nil, nil, nil); err != nil {
 			t.Fatal(err)
 		}
 		plane := &Plane{kernel: b.kernel, shaper: s, policy: p, numbers: n}
@@ -41,7 +41,7 @@ func TestBucketState(t *testing.T) {
 			now += leaky.Time(m.Uint64N(1e6)) * 64 * leaky.Time(m.IntN(2))
 			k := m.packet(uint64(now / 64))
 			k.gsoSize, k.segments = 0, 1
-			if _, limited := expect(s, p, &k, now); limited {
+			if _, limited := expect(s, p, &k, now, true); limited {
 				k.flow.Listen = p.AttachIndex("here")
 				flows = append(flows, k.flow)
 			}

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Decides over a packet, as Shaper.Decide does: all limits of a set take it, or the
- * first that does not refuses it and none is charged.
+/* Decides over a packet, as Shaper.Shape does, or Shaper.Decide where packets are policed:
+ * all limits of a set take it, or the first that does not refuses it and none is charged.
  *
- * First every limit is asked, which writes nothing; then all are charged. Another
- * CPU may have charged one of them in between: what a charge finds is what counts,
+ * First every limit without a calendar is asked, which writes nothing; then those that have
+ * one book it; then all others are charged, for when it leaves. Another CPU may have charged one of them in between: what a charge finds is what counts,
  * and when that is beyond max_delay after all, everything is refunded. So a bucket
  * never admits more than its rate, whoever else is at it, and one that is full is
  * only read.
@@ -15,148 +15,8 @@
  * verifier would follow all that comparisons tell about one that is in a register. */
 #pragma once
 
+#include "charge.h"
 #include "classify.h"
-#include "count.h"
-#include "key.h"
-#include "watch.h"
-
-/* What is returned for a bucket that there is no place for: it drains never. */
-#define NO_BUCKET (~0ULL)
-
-/* Added to a limit's number for what it holds new connections to, instead of bytes
- * and packets. */
-#define OF_NEW MAX_LIMITS
-
-static __always_inline int of_new(__u32 number, int meter)
-{
-	return !(number & OF_NEW) == (meter != METER_NEW);
-}
-
-/* Finds what limit number is to charge for the scratch's packet, and when it lets it
- * leave. Returns 0 when there is no place for one of its buckets. */
-static __always_inline __u64 quote(const struct policy *p, struct scratch *s, __u32 number)
-{
-	const struct limit *l = &p->limit[number % MAX_LIMITS];
-	struct charge *c = &s->charge[number % MAX_LIMITS];
-	__u64 hash[2], depart = load_word(&s->now);
-
-	hash_key(p, l, &s->parser.packet, hash);
-#pragma unroll
-	for (int j = 0; j < METERS; j++) {
-		const struct meter *m = &l->meter[j];
-		__u64 n = s->parser.packet.segments, *bucket;
-
-		if (!of_new(number, j))
-			continue;
-		c->place[j] = NOWHERE;
-		if (!m->rate.mult)
-			continue;
-		if (j == METER_BYTES)
-			n = s->parser.packet.bytes + n * l->overhead;
-		c->cost[j] = rate_cost(&m->rate, n);
-		c->hash[j] = join(m, hash);
-		c->place[j] = place_of(p, s, m, c->hash[j]);
-		if (c->place[j] == NOWHERE)
-			return 0;
-		/* One that has just been ended, in favour of another of the same key, is found
-		 * when it is charged. */
-		bucket = bucket_at(c->place[j], tag_of(m, c->hash[j]));
-		if (bucket)
-			depart = time_max(depart, bucket_depart(load_word(bucket), m->burst, load_word(&s->now)));
-	}
-	return depart;
-}
-
-/* Charges the bucket of a meter that charge could not: it had drained and made room
- * for a key of this very packet or on another CPU, or another CPU has just charged it.
- * If it was charged when it had made room already, who has that now gets it back.
- * Returns it as it was before, or NO_BUCKET when there is no place for it. */
-__noinline __u64 charge_again(const struct policy *p, struct scratch *s, __u32 number, __u32 meter, int charged)
-{
-	const struct meter *m;
-	struct charge *c;
-	__u64 *bucket;
-
-	if (!p || !s || meter >= METERS)
-		return NO_BUCKET;
-	m = &p->limit[number % MAX_LIMITS].meter[meter];
-	c = &s->charge[number % MAX_LIMITS];
-	bucket = any_bucket(c->place[meter]);
-	/* Who took the place may have wiped out the charge with the rest. */
-	if (bucket && charged && load_word(bucket) >= s->now + c->cost[meter]) {
-		watch_refund_of(load_word(bucket - PLACES), c->cost[meter]);
-		bucket_refund(bucket, c->cost[meter]);
-	}
-	for (int i = 0; i < 4; i++) {
-		c->place[meter] = table_place(tag_of(m, c->hash[meter]), first_line(p, c->hash[meter]),
-					      second_line(p, c->hash[meter]), s->now, most_of(m, s));
-		bucket = bucket_at(c->place[meter], tag_of(m, c->hash[meter]));
-		if (bucket)
-			return bucket_charge(bucket, c->cost[meter], s->now);
-	}
-	c->place[meter] = NOWHERE; /* there is nothing to take back */
-	return NO_BUCKET;
-}
-
-/* Charges what was quoted, and returns when the packet may leave after all. A bucket that
- * is still its key's when it has been charged keeps that: who takes its place looks at what
- * it owes after taking it. */
-static __always_inline __u64 charge(const struct policy *p, struct scratch *s, __u32 number,
-				    const struct watch_owners *w)
-{
-	const struct limit *l = &p->limit[number % MAX_LIMITS];
-	struct charge *c = &s->charge[number % MAX_LIMITS];
-	__u64 depart = load_word(&s->now);
-
-#pragma unroll
-	for (int j = 0; j < METERS; j++) {
-		const struct meter *m = &l->meter[j];
-		__u64 before, own, *bucket;
-		int charged;
-
-		if (!of_new(number, j) || c->place[j] == NOWHERE)
-			continue;
-		bucket = bucket_at(c->place[j], tag_of(m, c->hash[j]));
-		charged = bucket && bucket_try(bucket, c->cost[j], load_word(&s->now), &before);
-		if (!charged || !is_of(bucket, tag_of(m, c->hash[j])))
-			before = charge_again(p, s, number, j, charged);
-		/* NO_BUCKET is beyond any delay: what cannot be charged does not pass. */
-		own = bucket_depart(before, m->burst, load_word(&s->now));
-		depart = time_max(depart, own);
-		if (j < WATCHED) {
-			c->own[j] = own;
-			s->watched[j] |= is_watched(w, p, l, j, c->hash[j]) << (number % MAX_LIMITS);
-		}
-	}
-	return depart;
-}
-
-/* Takes back what was charged. */
-__noinline int refund(const struct policy *p, const struct scratch *s, __u32 number)
-{
-	const struct limit *l;
-	const struct charge *c;
-
-	if (!p || !s)
-		return 0;
-	l = &p->limit[number % MAX_LIMITS];
-	c = &s->charge[number % MAX_LIMITS];
-#pragma unroll
-	for (int j = 0; j < METERS; j++) {
-		__u64 *bucket;
-
-		if (!of_new(number, j))
-			continue;
-		bucket = bucket_at(c->place[j], tag_of(&l->meter[j], c->hash[j]));
-		if (bucket && j < WATCHED)
-			watch_refund(l, j, c->cost[j]);
-		if (bucket)
-			bucket_refund(bucket, c->cost[j]);
-	}
-	if (!(number & OF_NEW))
-		count(l, s, c->waits & 1, -1);
-	return 0;
-}
 
 /* A limit has refused a connection, and not just a packet. */
 static __always_inline void refused_connection(const struct policy *p, struct scratch *s)
@@ -227,7 +87,7 @@ __noinline int take_slots(const struct policy *p, struct scratch *s, __u64 set)
 
 /* Takes back what the limits of set were charged for a packet, and those of opening
  * for a connection. */
-__noinline int refund_all(const struct policy *p, const struct scratch *s, __u64 set, __u64 opening)
+__noinline int refund_all(const struct policy *p, struct scratch *s, __u64 set, __u64 opening)
 {
 	if (!p || !s)
 		return 0;
@@ -269,19 +129,105 @@ static __always_inline int waits_until(const struct scratch *s, __u64 depart)
 	return here.mode != MODE_POLICE && depart > load_word(&s->now);
 }
 
-/* Has the decision say what a limit makes of a packet that may leave at depart, and
- * waits for most at most. */
-static __always_inline void weigh(struct scratch *s, __u32 number, __u64 depart, __u64 most, __u32 full, __u32 rate)
+/* Takes note that a limit lets the packet leave at depart, and what came before it at ready. */
+static __always_inline void weigh(struct scratch *s, __u32 number, __u64 depart, __u64 ready)
 {
 	struct decision *d = &s->decision;
 
-	if (depart - load_word(&s->now) > most) {
-		refuse(d, number, full, depart);
-	} else if (d->verdict != VERDICT_REFUSE && depart > d->depart) {
-		d->depart = depart;
+	if (depart <= ready)
+		return;
+	s->charge[number].waits = here.mode != MODE_POLICE;
+	if (depart - ready > s->wait) {
+		s->wait = depart - ready;
 		d->limit = number;
-		d->reason = rate;
+		d->reason = REASON_RATE;
 	}
+	d->depart = time_max(d->depart, depart);
+}
+
+/* Books the packet under a limit with calendars, if it has no place there that holds. */
+__noinline int book_limit(const struct policy *p, struct scratch *s, __u32 number)
+{
+	__u64 bit, latest, from, slot;
+	const struct limit *l;
+	struct charge *c;
+	int result = BOOK_HELD, booked;
+
+	if (!p || !s)
+		return BOOK_REFUSED;
+	number %= MAX_LIMITS;
+	bit = 1ULL << number;
+	l = &p->limit[number];
+	c = &s->charge[number];
+	if (!((s->held[0] | s->held[1]) & bit))
+		c->waits = 0;
+	latest = time_add(here.mode == MODE_POLICE ? s->now : s->ready, l->max_delay);
+	if (latest - s->now > l->longest)
+		latest = s->now + l->longest;
+#pragma unroll
+	for (int j = 0; j < PACED; j++) {
+		const struct meter *m = &l->meter[j];
+		__u64 n = s->parser.packet.segments;
+
+		if (!m->rate.mult)
+			continue;
+		from = here.mode == MODE_POLICE ? s->now : s->decision.depart;
+		if (s->held[j] & bit) {
+			if (c->booking[j].slot >= from >> (m->shift & 63))
+				continue;
+			calendar_return(p, s, number * PACED + j);
+			s->held[j] &= ~bit;
+		}
+		if (j == METER_BYTES)
+			n = s->parser.packet.bytes + n * l->overhead;
+		c->cost[j] = rate_cost(&m->rate, n);
+		s->from = from;
+		slot = calendar_find(p, s, number * PACED + j);
+		booked = calendar_take(p, s, number * PACED + j, latest, slot);
+		if (booked == BOOK_SPREAD)
+			booked = calendar_spread(p, s, number * PACED + j);
+		if (booked == BOOK_REFUSED) {
+			refuse(&s->decision, number, REASON_QUEUE_FULL, c->booking[j].depart);
+			return BOOK_REFUSED;
+		}
+		s->held[j] |= bit;
+		if (c->booking[j].depart > from && ((s->held[0] | s->held[1]) != bit || s->held[0] & s->held[1]))
+			result = BOOK_MOVED;
+		weigh(s, number, c->booking[j].depart, from);
+	}
+	return result;
+}
+
+#define ROUNDS 8 /* how often limits are asked for an instant that suits all of them */
+
+/* Books the packet under those limits of set under which it has no place that holds. */
+__noinline int book_round(const struct policy *p, struct scratch *s, __u64 set)
+{
+	int result = BOOK_HELD;
+
+	if (!p || !s)
+		return BOOK_REFUSED;
+	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
+		int one = book_limit(p, s, lowest(set));
+
+		if (one == BOOK_REFUSED)
+			return one;
+		if (one == BOOK_MOVED)
+			result = one;
+	}
+	return result;
+}
+
+__noinline int release_all(const struct policy *p, struct scratch *s)
+{
+	__u64 held;
+
+	if (!p || !s)
+		return 0;
+	held = s->held[0] | s->held[1];
+	for (int i = 0; i < MAX_LIMITS && held; i++, held &= held - 1)
+		release(p, s, lowest(held));
+	return 0;
 }
 
 __noinline __u64 quote_new(const struct policy *p, struct scratch *s, __u32 number)
@@ -315,50 +261,173 @@ static __always_inline int ask_new(const struct policy *p, struct scratch *s, __
 	return 1;
 }
 
-/* Has the limits of set take the scratch's packet, bytes and packets. Returns whether
- * they were charged; the decision says if one of them refuses it nevertheless. */
-__noinline int take(const struct policy *p, struct scratch *s, __u64 set, __u64 opening)
+/* Takes note of when a limit lets the packet leave, where it is asked before all that have
+ * calendars: without a branch, as in is_watched. */
+static __always_inline void weigh_first(struct scratch *s, __u32 number, __u64 depart)
+{
+	struct decision *d = &s->decision;
+	__u64 later = (load_word(&d->depart) - depart) >> 63, wait = depart - load_word(&s->now);
+	__u64 waits = (wait | -wait) >> 63 & (here.mode != MODE_POLICE);
+
+	hide(later);
+	hide(waits);
+	s->charge[number].waits = waits;
+	d->limit ^= (d->limit ^ number) & -later;
+	d->depart += (depart - d->depart) & -later;
+}
+
+/* Counts a packet under the limits of set, which have calendars, and has it noted if one of
+ * those is watched. */
+__noinline int count_booked(const struct policy *p, struct scratch *s, __u64 set)
 {
 	const struct watch_owners *w = watch_owners();
-	__u64 rest = set;
 
 	if (!p || !s || !w)
 		return 0;
-	for (int i = 0; i < MAX_LIMITS && rest; i++, rest &= rest - 1) {
-		__u32 number = lowest(rest) % MAX_LIMITS;
+	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
+		__u32 number = lowest(set) % MAX_LIMITS;
+		const struct limit *l = &p->limit[number];
+
+		count(l, s, s->charge[number].waits & 1, 1);
+#pragma unroll
+		for (int j = 0; j < PACED; j++) {
+			s->charge[number].hash[j] = 1; /* it is one for all */
+			if (l->meter[j].rate.mult)
+				s->watched[j] |= is_watched(w, p, l, j, 1) * (set & -set);
+		}
+	}
+	return 0;
+}
+
+/* Takes note that another CPU was faster at a bucket of a limit: the packet leaves later
+ * than all thought. */
+__noinline int overtaken(const struct policy *p, struct scratch *s, __u32 number, __u64 depart)
+{
+	if (!p || !s)
+		return 0;
+	number %= MAX_LIMITS;
+	if (depart - s->now > p->limit[number].max_delay)
+		refuse(&s->decision, number, REASON_QUEUE_FULL, depart);
+	else if (s->decision.verdict != VERDICT_REFUSE)
+		weigh(s, number, depart, s->now);
+	return 1;
+}
+
+/* Asks the limits of set, which have no calendars, and those of opening. Returns 0 when one
+ * refuses the packet. */
+__noinline int ask(const struct policy *p, struct scratch *s, __u64 set, __u64 opening)
+{
+	struct decision *d;
+
+	if (!p || !s)
+		return 0;
+	d = &s->decision;
+	d->depart = s->now;
+	d->verdict = VERDICT_PASS;
+	d->reason = REASON_NONE;
+	d->limit = NO_LIMIT;
+	s->held[0] = s->held[1] = 0;
+	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
+		__u32 number = lowest(set) % MAX_LIMITS;
 		__u64 depart = quote(p, s, number);
 
-		if (depart && depart - load_word(&s->now) <= p->limit[number].max_delay)
-			continue;
-		refuse(&s->decision, number, depart ? REASON_QUEUE_FULL : REASON_MEMORY_FULL, depart ?: s->now);
-		return 0;
+		if (!depart || depart - load_word(&s->now) > p->limit[number].max_delay) {
+			refuse(d, number, depart ? REASON_QUEUE_FULL : REASON_MEMORY_FULL, depart ?: s->now);
+			return 0;
+		}
+		weigh_first(s, number, depart);
 	}
-	if (opening && !ask_new(p, s, opening))
+	s->ready = d->depart;
+	s->wait = d->depart - s->now;
+	if (s->wait)
+		d->reason = REASON_RATE;
+	return !opening || ask_new(p, s, opening);
+}
+
+/* Charges the limits of set, which have no calendars. Returns whether another CPU was
+ * faster at one of their buckets; the decision says if it refuses the packet then. */
+__noinline int charge_all(const struct policy *p, struct scratch *s, __u64 set)
+{
+	const struct watch_owners *w = watch_owners();
+	int overtook = 0;
+
+	if (!p || !s || !w)
 		return 0;
 	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
 		__u32 number = lowest(set) % MAX_LIMITS;
-		struct charge *c = &s->charge[number];
 		__u64 depart = charge(p, s, number, w);
 
-		c->waits = waits_until(s, depart);
-		count(&p->limit[number], s, c->waits & 1, 1);
-		weigh(s, number, depart, p->limit[number].max_delay, REASON_QUEUE_FULL, REASON_RATE);
+		if (depart > s->decision.depart)
+			overtook |= overtaken(p, s, number, depart);
+		count(&p->limit[number], s, s->charge[number].waits & 1, 1);
 	}
-	return 1;
+	return overtook;
+}
+
+#define ROUNDS 8   /* how often limits are asked for an instant that suits all of them */
+#define ATTEMPTS 3 /* where other CPUs have the places in calendars be of no use */
+
+/* Has the limits of set take the scratch's packet, bytes and packets. Returns whether they
+ * were charged; the decision says if one of them refuses it nevertheless.
+ *
+ * Those with calendars are asked when it is known when the others let it leave, and take it
+ * at the first instant at which all of them have room. */
+__noinline int take(const struct policy *p, struct scratch *s, __u64 set, __u64 opening)
+{
+	__u64 calendars;
+
+	if (!p || !s)
+		return 0;
+	calendars = set & p->calendars;
+	for (int i = 0; i < ATTEMPTS; i++) {
+		int result = BOOK_HELD, overtook;
+
+		if (!ask(p, s, set & ~calendars, opening))
+			return 0;
+		for (int j = 0; j < ROUNDS && calendars; j++) {
+			result = book_round(p, s, calendars);
+			if (result != BOOK_MOVED)
+				break;
+		}
+		if (result != BOOK_HELD) {
+			if (result == BOOK_MOVED)
+				refuse(&s->decision, lowest(calendars), REASON_QUEUE_FULL, s->decision.depart);
+			release_all(p, s);
+			return 0;
+		}
+		overtook = charge_all(p, s, set & ~calendars);
+		if (!calendars)
+			return 1;
+		count_booked(p, s, calendars);
+		if (!overtook || here.mode == MODE_POLICE)
+			return 1;
+		refund_all(p, s, set, 0);
+	}
+	refuse(&s->decision, lowest(set), REASON_QUEUE_FULL, s->decision.depart);
+	return 0;
 }
 
 /* Has the limits of set take the connection. */
 __noinline int take_new(const struct policy *p, struct scratch *s, __u64 set)
 {
+	struct decision *d;
+
 	if (!p || !s)
 		return 0;
+	d = &s->decision;
 	s->opening.waits = 0;
 	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
 		__u32 number = lowest(set) % MAX_LIMITS;
 		__u64 depart = charge_new(p, s, number);
 
 		s->opening.waits |= (__u64)waits_until(s, depart) << number;
-		weigh(s, number, depart, p->limit[number].max_wait, REASON_NEW, REASON_NEW);
+		if (depart - load_word(&s->now) > p->limit[number].max_wait) {
+			refuse(d, number, REASON_NEW, depart);
+		} else if (d->verdict != VERDICT_REFUSE && depart > d->depart) {
+			d->depart = depart;
+			d->limit = number;
+			d->reason = REASON_NEW;
+		}
 	}
 	if (s->decision.verdict == VERDICT_REFUSE)
 		refused_connection(p, s);

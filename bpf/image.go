@@ -39,6 +39,8 @@ func newImage(p *shaper.Policy, n numbers, h hashes, bucketLines uint32) *image 
 	k.Hash = h
 	k.BucketLines = bucketLines
 	k.Paced = uint64(p.Paced())
+	k.Calendars = uint64(p.Calendars())
+	k.Crossed = uint64(p.Crossed())
 	k.Blocks = uint64(p.Blocks())
 	k.Always = uint64(p.Always())
 	for protocol := range k.Protocol {
@@ -57,6 +59,10 @@ func newImage(p *shaper.Policy, n numbers, h hashes, bucketLines uint32) *image 
 			k.Counted |= bit
 		}
 		k.Limit[i] = newLimit(l, p.Shape(i), p.NewConnections(i), n.limits[l.Name], h)
+		k.Limit[i].Longest = uint64(p.Longest(i))
+		for meter, slots := range p.Slots(i) {
+			k.Limit[i].Meter[meter].Shift, k.Limit[i].Meter[meter].Unit = uint64(slots.Shift), uint64(slots.Unit)
+		}
 	}
 	im.lines = append(im.lines, kernelLine{}) // line 0 stands for none
 	k.Source4 = im.segments4(p.Sources4())

@@ -19,12 +19,13 @@ import (
 type kernel struct {
 	kernelMaps
 	*registry
-	spec    *ebpf.CollectionSpec
-	buckets []kernelBucketLine // as the programs see them
-	floors  []uint64           // likewise, as all that follows
-	slots   []uint64
-	owners  [][2]uint64 // of watches
-	watches []kernelWatchPair
+	spec      *ebpf.CollectionSpec
+	buckets   []kernelBucketLine // as the programs see them
+	floors    []uint64           // likewise, as all that follows
+	slots     []uint64
+	calendars []kernelCalendar
+	owners    [][2]uint64 // of watches
+	watches   []kernelWatchPair
 
 	excess, claims map[slot]uint32 // that reconcile found the last time
 }
@@ -82,6 +83,9 @@ func (k *kernel) share() (err error) {
 	if k.slots, err = shared[uint64](k.ConnSlots, len(kernelSlotLine{}.Word)); err != nil {
 		return err
 	}
+	if k.calendars, err = shared[kernelCalendar](k.Calendars, 1); err != nil {
+		return err
+	}
 	if k.owners, err = shared[[2]uint64](k.Watched, int(maxLimits)); err != nil {
 		return err
 	}
@@ -111,6 +115,7 @@ func (k *kernel) close() {
 	unshare(k.buckets)
 	unshare(k.floors)
 	unshare(k.slots)
+	unshare(k.calendars)
 	unshare(k.owners)
 	unshare(k.watches)
 	_ = k.store.Close()
@@ -142,7 +147,7 @@ func bucketLines(keys int) uint32 {
 
 // swap puts a policy in force with one update of a map: each packet meets the old
 // policy or the new one. It returns when no packet meets the old one any more.
-func (k *kernel) swap(im *image, changes map[uint64][2]leaky.Rate, now func() leaky.Time) error {
+func (k *kernel) swap(im *image, changes map[uint64][2]leaky.Rate, carries []carry, now func() leaky.Time) error {
 	tables, slot, err := k.freeSlot()
 	if err != nil {
 		return err
@@ -188,6 +193,9 @@ func (k *kernel) swap(im *image, changes map[uint64][2]leaky.Rate, now func() le
 	// At the last moment before the swap: what is charged behind it is at the new rate.
 	if len(changes) > 0 {
 		k.rescale(changes, now)
+	}
+	for i := range carries {
+		k.carryOver(&carries[i], now())
 	}
 	if err := k.Policies.Put(uint32(0), policy); err != nil {
 		for meter, c := range changes {
@@ -268,7 +276,8 @@ func (k *kernel) adoptPolicy(p *shaper.Policy, n numbers, now func() leaky.Time)
 			}
 		}
 	}
-	if err := k.swap(newImage(p, n, k.Hashes, k.Buckets.MaxEntries()), changes, now); err != nil {
+	im := newImage(p, n, k.Hashes, k.Buckets.MaxEntries())
+	if err := k.swap(im, changes, k.carries(p, im), now); err != nil {
 		return err
 	}
 	k.adopt(n, p)
@@ -285,7 +294,7 @@ func (k *kernel) stopped() error { return k.Heartbeats.Put(uint32(0), uint64(0))
 
 // sharedMaps are the maps that all instances of a program share.
 var sharedMaps = []string{
-	kernelMapBuckets, kernelMapConnSlots, kernelMapConnections, kernelMapFloors, kernelMapFragments,
+	kernelMapBuckets, kernelMapCalendars, kernelMapConnSlots, kernelMapConnections, kernelMapDepartures, kernelMapFloors, kernelMapFragments,
 	kernelMapHeartbeats, kernelMapListeners, kernelMapPolicies, kernelMapProxied, kernelMapReversed,
 	kernelMapSampleLosses, kernelMapSamples, kernelMapScratches, kernelMapSeen, kernelMapStates, kernelMapStaging,
 	kernelMapSweepers, kernelMapTableCounts,
@@ -319,8 +328,10 @@ func (k *kernel) load(at kernelAttachment, variables map[string]any, objects any
 	}
 	err = spec.LoadAndAssign(objects, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
 		kernelMapBuckets:      k.Buckets,
+		kernelMapCalendars:    k.Calendars,
 		kernelMapConnSlots:    k.ConnSlots,
 		kernelMapConnections:  k.Connections,
+		kernelMapDepartures:   k.Departures,
 		kernelMapFloors:       k.Floors,
 		kernelMapFragments:    k.Fragments,
 		kernelMapHeartbeats:   k.Heartbeats,

@@ -30,6 +30,16 @@ type kernelBucketLine struct {
 	Until [4]uint64
 }
 
+type kernelCalendar struct {
+	_      structs.HostLayout
+	From   uint64
+	Top    uint64
+	Hint   uint64
+	Pad    [5]uint64
+	Closed [64]uint64
+	Slot   [2048]uint64
+}
+
 type kernelDatagram struct {
 	_         structs.HostLayout
 	Until     uint64
@@ -77,6 +87,7 @@ type kernelLimit struct {
 	_           structs.HostLayout
 	Meter       [3]kernelMeter
 	MaxDelay    uint64
+	Longest     uint64
 	MarkDelay   uint64
 	MaxWait     uint64
 	Mask        [2][4]uint32
@@ -133,6 +144,8 @@ type kernelMeter struct {
 	Most  uint64
 	Hash  [2]uint64
 	Id    uint64
+	Shift uint64
+	Unit  uint64
 }
 
 type kernelNode6 struct {
@@ -146,6 +159,8 @@ type kernelPolicy struct {
 	Protocol     [4]uint64
 	Place        [64]uint64
 	Paced        uint64
+	Calendars    uint64
+	Crossed      uint64
 	Observed     uint64
 	Counted      uint64
 	Blocks       uint64
@@ -160,6 +175,11 @@ type kernelPolicy struct {
 	BucketLines  uint32
 	Generation   uint32
 	Limit        [64]kernelLimit
+}
+
+type kernelRing struct {
+	_    structs.HostLayout
+	Left [1024]uint64
 }
 
 type kernelSample struct {
@@ -185,6 +205,11 @@ type kernelSample struct {
 type kernelScratch struct {
 	_      structs.HostLayout
 	Now    uint64
+	Ready  uint64
+	From   uint64
+	Base   uint64
+	Wait   uint64
+	Held   [2]uint64
 	Parser struct {
 		_    structs.HostLayout
 		Head struct {
@@ -257,12 +282,18 @@ type kernelScratch struct {
 	Watched     [2]uint64
 	UntilSample [2]uint32
 	Charge      [64]struct {
-		_     structs.HostLayout
-		Cost  [3]uint64
-		Hash  [3]uint64
-		Own   [3]uint64
-		Place [3]uint32
-		Waits uint32
+		_       structs.HostLayout
+		Cost    [3]uint64
+		Hash    [3]uint64
+		Own     [3]uint64
+		Place   [3]uint32
+		Waits   uint32
+		Booking [2]struct {
+			_      structs.HostLayout
+			Depart uint64
+			Slot   uint64
+			Taken  [4]uint64
+		}
 	}
 }
 
@@ -342,7 +373,7 @@ type kernelWatchPair struct {
 		Left       uint64
 		Last       uint64
 		Behind     uint64
-		Slack      uint64
+		Latest     uint64
 		Largest    uint64
 		Worst      uint64
 		Allowed    uint64
@@ -356,8 +387,10 @@ type kernelWatchPair struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	kernelMapBuckets         = "buckets"
+	kernelMapCalendars       = "calendars"
 	kernelMapConnSlots       = "conn_slots"
 	kernelMapConnections     = "connections"
+	kernelMapDepartures      = "departures"
 	kernelMapFloors          = "floors"
 	kernelMapFragments       = "fragments"
 	kernelMapHeartbeats      = "heartbeats"
@@ -453,8 +486,10 @@ type kernelProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type kernelMapSpecs struct {
 	Buckets      *ebpf.MapSpec `ebpf:"buckets"`
+	Calendars    *ebpf.MapSpec `ebpf:"calendars"`
 	ConnSlots    *ebpf.MapSpec `ebpf:"conn_slots"`
 	Connections  *ebpf.MapSpec `ebpf:"connections"`
+	Departures   *ebpf.MapSpec `ebpf:"departures"`
 	Floors       *ebpf.MapSpec `ebpf:"floors"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
 	Heartbeats   *ebpf.MapSpec `ebpf:"heartbeats"`
@@ -522,8 +557,10 @@ func (o *kernelObjects) Close() error {
 // It can be passed to loadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type kernelMaps struct {
 	Buckets      *ebpf.Map `ebpf:"buckets"`
+	Calendars    *ebpf.Map `ebpf:"calendars"`
 	ConnSlots    *ebpf.Map `ebpf:"conn_slots"`
 	Connections  *ebpf.Map `ebpf:"connections"`
+	Departures   *ebpf.Map `ebpf:"departures"`
 	Floors       *ebpf.Map `ebpf:"floors"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
 	Heartbeats   *ebpf.Map `ebpf:"heartbeats"`
@@ -548,8 +585,10 @@ type kernelMaps struct {
 func (m *kernelMaps) Close() error {
 	return _KernelClose(
 		m.Buckets,
+		m.Calendars,
 		m.ConnSlots,
 		m.Connections,
+		m.Departures,
 		m.Floors,
 		m.Fragments,
 		m.Heartbeats,

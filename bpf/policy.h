@@ -42,6 +42,8 @@ struct meter {
 	__u64 most;    /* as deep into debt as a key gets, ticks */
 	__u64 hash[2]; /* of the meter, to which a key's words are added */
 	__u64 id;      /* marks the meter in the table of buckets, at bit 48; STAYS of the one bucket for all */
+	__u64 shift;   /* of calendars: a slot is 2^shift ticks wide */
+	__u64 unit;    /* cost of an ordinary unit */
 };
 
 enum { METER_BYTES, METER_PACKETS, METER_NEW, METERS };
@@ -49,6 +51,7 @@ enum { METER_BYTES, METER_PACKETS, METER_NEW, METERS };
 struct limit {
 	struct meter meter[METERS];
 	__u64 max_delay;  /* ticks */
+	__u64 longest;	  /* the longest max_delay of it and of those that a packet may be under beside it */
 	__u64 mark_delay; /* a packet that waits longer is marked CE; ticks */
 	__u64 max_wait;	  /* of a new connection; ticks */
 	__u32 mask[2][4]; /* of a source: IPv4 as IPv4-mapped, IPv6 */
@@ -75,6 +78,8 @@ struct policy {
 	__u64 protocol[PROTOCOLS]; /* sets of limits, limit i in bit i */
 	__u64 place[MAX_PLACES];
 	__u64 paced;
+	__u64 calendars; /* paced limits whose buckets are calendars */
+	__u64 crossed;	 /* those that charge on arrival what others may hold for longer */
 	__u64 observed;
 	__u64 counted; /* limits with connections or new_connections */
 	__u64 blocks;  /* limits that refuse all they match */

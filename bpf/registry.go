@@ -39,8 +39,9 @@ type registry struct {
 
 // knownLimit is a limit that has been in force, by its name.
 type knownLimit struct {
-	Number uint32
-	Rates  rates // last in force: a change rescales the buckets
+	Number  uint32
+	Rates   rates // last in force: a change rescales the buckets
+	Slotted slotted
 }
 
 // rates is what makes up the rates of a limit's meters.
@@ -285,7 +286,7 @@ func (r *registry) adopt(n numbers, p *shaper.Policy) {
 	}
 	for i := range p.Len() {
 		l := p.Limit(i)
-		r.Limits[l.Name] = &knownLimit{Number: n.limits[l.Name], Rates: ratesOf(l)}
+		r.Limits[l.Name] = &knownLimit{Number: n.limits[l.Name], Rates: ratesOf(l), Slotted: slottedOf(p, i)}
 	}
 	for name, number := range r.Attachments {
 		for other, taken := range n.attachments {

@@ -38,6 +38,15 @@ struct decision {
 	__u32 mark;  /* it can carry a mark, and waits for more than the limit's mark_delay */
 };
 
+#define BOOKED 4 /* slots whose share of a packet is known */
+
+/* What a packet took of a calendar. */
+struct booking {
+	__u64 depart;	     /* when it may leave */
+	__u64 slot;	     /* the number of the first slot */
+	__u64 taken[BOOKED]; /* of the first slots */
+};
+
 /* What a limit is to charge for a packet, by meter. */
 struct charge {
 	__u64 cost[METERS];
@@ -45,12 +54,18 @@ struct charge {
 	__u64 own[METERS];   /* when a bucket lets it leave, ticks */
 	__u32 place[METERS]; /* NOWHERE where it charges nothing */
 	__u32 waits;	     /* it makes the packet wait */
+	struct booking booking[METER_NEW];
 };
 
 /* What does not fit onto the stack. A program runs to its end before the next one
  * begins on the same CPU. */
 struct scratch {
-	__u64 now; /* ticks */
+	__u64 now;	       /* ticks */
+	__u64 ready;	       /* when limits without calendars let it leave */
+	__u64 from;	       /* not before that is it to leave by the next one */
+	__u64 base;	       /* all before is taken of the calendar in hand */
+	__u64 wait;	       /* the longest that one limit makes it wait */
+	__u64 held[METER_NEW]; /* limits whose calendars it has a place in, by meter */
 	struct parser parser;
 	struct decision decision;
 	struct opening opening;

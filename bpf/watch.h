@@ -16,13 +16,18 @@
  * Since the last one that was noted each other CPU can come with one such packet; more of
  * them are no race, but a bucket that has lost what it owed.
  *
+ * Under some limits packets leave in another order than they come in: those with calendars,
+ * and those that charge on arrival what others hold for longer. There what leaves is added
+ * up by slots of time, and looked at when a slot has passed, in intervals of whole slots.
+ *
  * What is allowed is the burst, one unit, and
  *  - where packets are policed, max_delay: so much earlier they leave;
- *  - where other limits hold a packet longer, by how much: others may catch up with it;
+ *  - of a calendar, its slack: see leaky.Slots;
  *  - where a charge was taken back, as the packet was refused after all, a unit for
  *    each other CPU: those that came in between have the places behind it. */
 #pragma once
 
+#include "calendar.h"
 #include "key.h"
 
 #define WATCHED METER_NEW /* of bytes and of packets */
@@ -38,7 +43,7 @@ struct watch {
 	__u64 left;    /* virtual time, ticks */
 	__u64 last;    /* when the bucket let the last one leave, ticks */
 	__u64 behind;  /* packets left out since then */
-	__u64 slack;   /* the most by which one left earlier or later, since it was idle */
+	__u64 latest;  /* when the last one left, ticks; by slots, the one that is looked at next */
 	__u64 largest; /* unit since it was idle, ticks */
 	__u64 worst;   /* excess, ticks, since user space set it to 0 */
 	__u64 allowed; /* the most that one was under this policy, ticks */
@@ -137,7 +142,7 @@ static __always_inline int watch_take(struct watch *w, const struct limit *l, __
 		return 0;
 	if (was)
 		return 1;
-	w->left = w->last = w->behind = w->slack = w->largest = 0;
+	w->left = w->last = w->behind = w->latest = w->largest = 0;
 	*(volatile __u64 *)&shown->owner[l->state % MAX_STATES][meter] = owner;
 	return 1;
 }
@@ -157,18 +162,19 @@ static __always_inline void watch(const struct policy *p, struct scratch *s, __u
 	if (own < w->last && w->behind < other_cpus) {
 		w->behind++;
 	} else {
-		out = shaped ? s->decision.depart : s->now;
+		out = time_max(shaped ? s->decision.depart : s->now, w->latest);
 		if (w->left <= out) {
 			w->left = out;
-			w->slack = w->largest = 0;
+			w->largest = 0;
 		}
 		w->last = own;
+		w->latest = out;
 		w->behind = 0;
-		w->slack = time_max(w->slack, shaped ? out - own : l->max_delay);
 		w->largest = time_max(w->largest, c->cost[meter]);
 		w->left = time_add(w->left, c->cost[meter]);
 		excess = w->left - out;
-		allowed = l->meter[meter].burst + w->largest + w->slack + other_cpus * load_word(&w->refunded);
+		allowed = l->meter[meter].burst + w->largest + (shaped ? 0 : l->max_delay) +
+			  other_cpus * load_word(&w->refunded);
 		/* In this order: who reads them meanwhile sees no excess without it. */
 		*(volatile __u64 *)&w->allowed = time_max(w->allowed, allowed);
 		*(volatile __u64 *)&w->worst = time_max(w->worst, excess);
@@ -177,16 +183,117 @@ static __always_inline void watch(const struct policy *p, struct scratch *s, __u
 	__sync_lock_test_and_set(&w->owner, owner);
 }
 
+#define RING (CALENDAR_SLOTS / 2) /* slots, twice as wide as those of calendars */
+
+struct ring {
+	__u64 left[RING]; /* ticks */
+};
+
+/* What leaves the bucket that is watched of a limit, by limit and meter. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_STATES *WATCHED);
+	__type(key, __u32);
+	__type(value, struct ring);
+} departures SEC(".maps");
+
+/* A look at slots that have passed. */
+struct look {
+	__u64 slot; /* the first */
+	__u64 width;
+	__u64 excess; /* in intervals that end with the last one */
+	__u64 worst;
+	__u64 allowed;
+	__u64 violations;
+	__u32 ring;
+	__u32 others; /* it is of another bucket what is in them */
+};
+
+static long look_at(__u32 i, struct look *k)
+{
+	struct ring *r = bpf_map_lookup_elem(&departures, &k->ring);
+	__u64 *left;
+
+	if (!r)
+		return 1;
+	left = &r->left[(k->slot + i) % RING];
+	k->excess = k->others ? 0 : time_sub(k->excess + *left, k->width);
+	*left = 0;
+	k->worst = time_max(k->worst, k->excess);
+	k->violations += k->excess > k->allowed;
+	return 0;
+}
+
+/* The same where packets leave in another order than they come in. */
+__noinline int watch_slots(const struct policy *p, struct scratch *s, __u32 number, __u32 meter)
+{
+	__u64 owner, shift, slot, passed, cost, hash;
+	const struct limit *l;
+	const struct meter *m;
+	const struct charge *c;
+	struct look k = {};
+	struct watch *w;
+	struct ring *r;
+
+	if (!p || !s || meter >= WATCHED)
+		return 0;
+	number %= MAX_LIMITS;
+	hide(number);
+	l = &p->limit[number % MAX_LIMITS];
+	m = &l->meter[meter];
+	c = &s->charge[number % MAX_LIMITS];
+	cost = c->cost[meter];
+	hash = c->hash[meter];
+	owner = owner_of(p, hash);
+	k.ring = calendar_index(l, meter);
+	r = bpf_map_lookup_elem(&departures, &k.ring);
+	w = watch_of(l, meter);
+	if (!r || !w || !watch_take(w, l, meter, owner))
+		return 0;
+	shift = m->shift + 1 & 63;
+	slot = s->now >> shift;
+	k.others = !w->latest;
+	k.slot = w->latest;
+	k.width = 1ULL << shift;
+	k.excess = w->left;
+	w->largest = time_max(w->largest, cost);
+	k.allowed = m->burst + w->largest;
+	if (p->calendars >> number % MAX_LIMITS & 1)
+		k.allowed = m->burst + ((span_of(m, time_max(w->largest, m->unit)) + 1) << (m->shift & 63));
+	k.allowed += other_cpus * time_max(w->largest, load_word(&w->refunded));
+	passed = time_sub(slot, w->latest);
+	hide(k.excess);
+	hide(k.violations);
+	hide(k.worst);
+	bpf_loop(passed < RING ? passed : RING, look_at, &k, 0);
+	*(volatile __u64 *)&w->allowed = time_max(w->allowed, k.allowed);
+	*(volatile __u64 *)&w->worst = time_max(w->worst, k.worst);
+	w->violations += k.violations;
+	w->left = k.excess;
+	w->latest = time_max(w->latest, slot);
+	slot = s->decision.depart >> shift;
+	if (slot - w->latest < RING)
+		r->left[slot % RING] += cost;
+	__sync_lock_test_and_set(&w->owner, owner);
+	return 0;
+}
+
 /* Notes that the scratch's packet leaves those of its buckets that are watched, of bytes
  * or of packets. */
 __noinline int watch_all(const struct policy *p, struct scratch *s, __u32 meter)
 {
-	__u64 set;
+	__u64 set, by_slots;
 
 	if (!p || !s || meter >= WATCHED)
 		return 0;
-	set = s->watched[meter];
-	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1)
-		watch(p, s, lowest(set) % MAX_LIMITS, meter);
+	hide(meter);
+	set = s->watched[meter % WATCHED];
+	by_slots = here.mode == MODE_SHAPE ? p->calendars | p->crossed : 0;
+	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
+		if (by_slots & set & -set)
+			watch_slots(p, s, lowest(set), meter);
+		else
+			watch(p, s, lowest(set) % MAX_LIMITS, meter % WATCHED);
+	}
 	return 0;
 }

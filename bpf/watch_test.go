@@ -79,6 +79,9 @@ func TestPromiseKept(t *testing.T) {
 					worst, allowed := k.worst(uint32(i))
 					refunded := leaky.Time(k.watches[i].Meter[0].Refunded + k.watches[i].Meter[1].Refunded)
 					t.Logf("excess of %v, %v allowed, at most %v taken back", worst.Duration(), allowed.Duration(), refunded.Duration())
+					if mode == Shape && len(limits) == 3 && i < 2 {
+						continue // b and c, which hold packets of each other: see TestWatchSeesOthers
+					}
 					if n := k.violations(uint32(i)); n > 0 || worst == 0 || worst > allowed {
 						t.Errorf("%d violations, an excess of %v where %v were allowed", n, worst.Duration(), allowed.Duration())
 					}
@@ -90,6 +93,33 @@ func TestPromiseKept(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestWatchSeesOthers has two limits with many buckets hold packets of each other: what leaves
+// the one bunches up, and the watch says so.
+func TestWatchSeesOthers(t *testing.T) {
+	b := newBench(t, kernelAttachment{Mode: uint32(Shape), Ethernet: 1, Keep: 1})
+	b.use(t, attached(
+		shaper.Limit{Name: "connection", Key: shaper.KeyConnection, Rate: 80e3, MaxDelay: 200 * time.Millisecond},
+		shaper.Limit{Name: "source", Key: shaper.KeySource, Rate: 80e6, MaxDelay: 200 * time.Millisecond},
+	), nil)
+	now, end := uint64(time.Hour), uint64(time.Hour+150*time.Millisecond)
+	for connection := range uint16(100) {
+		// What comes first has the second one leave at the end: 10 bytes take 1 ms.
+		for _, n := range []int{int(end-now) / 100_000, 1400} {
+			b.run(t, &sample{data: sized(1, 1000+connection, n)}, now, (*bench).tc)
+		}
+		now += uint64(time.Millisecond)
+	}
+	b.run(t, &sample{data: sized(1, 1, 1)}, end+uint64(100*time.Millisecond), (*bench).tc)
+	worst, allowed := b.worst(1)
+	t.Logf("%d violations, an excess of %v where %v were allowed", b.violations(1), worst.Duration(), allowed.Duration())
+	if b.violations(1) == 0 || worst.Duration() < 10*time.Millisecond {
+		t.Errorf("140 kB leave at once, and the watch shows %d violations and an excess of %v", b.violations(1), worst.Duration())
+	}
+	if n := b.violations(0); n > 0 {
+		t.Errorf("%d violations of each connection's limit", n)
 	}
 }
 

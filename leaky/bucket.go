@@ -43,8 +43,7 @@ func (b *Bucket) Depart(s *Shape, now Time) Time {
 	return max(now, b.bytes.Sub(s.BytesBurst), b.packets.Sub(s.PacketsBurst))
 }
 
-// Charge adds a unit that leaves, or has been given a place in the queue, at
-// now.
+// Charge adds a unit that leaves at now, which may be an instant to come.
 func (b *Bucket) Charge(s *Shape, bytes, packets uint64, now Time) {
 	ofBytes, ofPackets := s.Cost(bytes, packets)
 	if !s.Bytes.Unlimited() {
@@ -91,6 +90,16 @@ func (b *Bucket) Refund(s *Shape, bytes, packets uint64) {
 	ofBytes, ofPackets := s.Cost(bytes, packets)
 	b.bytes = b.bytes.Sub(ofBytes)
 	b.packets = b.packets.Sub(ofPackets)
+}
+
+// Owes returns how long b has to drain from now on, of bytes and of packets.
+func (b *Bucket) Owes(now Time) (ofBytes, ofPackets Time) {
+	return b.bytes.Sub(now), b.packets.Sub(now)
+}
+
+// Owe has b drain for so long from now on, of bytes and of packets.
+func (b *Bucket) Owe(ofBytes, ofPackets, now Time) {
+	b.bytes, b.packets = now.Add(ofBytes), now.Add(ofPackets)
 }
 
 // Until returns the instant at which b will have drained.

@@ -458,7 +458,7 @@ func TestTables(t *testing.T) {
 		}
 	}
 	p := mustCompile(t, New(1), []Limit{{Name: "slots", Connections: 1}, {Name: "rate", Rate: 8}}, udpOnly)
-	if got := p.Paced(); got != 0b10 {
+	if got := p.Paced(); got != 0b01 {
 		t.Errorf("paced limits are %b", got)
 	}
 }

@@ -72,6 +72,10 @@ type Policy struct {
 	destined     Set // limits that name destinations
 	blocks       Set // limits that refuse all
 	always       Set // likewise, in every mode
+	calendars    Set // limits whose bucket is a calendar
+	crossed      Set // limits that charge on arrival what others may hold for longer
+	slots        [][2]leaky.Slots
+	longest      []leaky.Time
 }
 
 // site is where flows are met: at a listener, at an attachment, or at neither.
@@ -91,7 +95,9 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Att
 		return nil, err
 	}
 	p := &Policy{limits: slices.Clone(limits), asns: table, byListen: map[string]uint16{}, byAttach: map[string]uint16{}}
-	slices.SortStableFunc(p.limits, func(a, b Limit) int { return cmp.Compare(b.specificity(), a.specificity()) })
+	slices.SortFunc(p.limits, func(a, b Limit) int {
+		return cmp.Or(cmp.Compare(b.specificity(), a.specificity()), cmp.Compare(a.Name, b.Name))
+	})
 	p.addPlaces(s, listeners, attachments)
 	for i := range p.limits {
 		l := &p.limits[i]
@@ -130,6 +136,7 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Att
 	p.sources = buildSources(p.limits, table)
 	p.destinations = buildDestinations(p.limits)
 	p.buildPorts()
+	p.cross()
 	return p, nil
 }
 

@@ -1,7 +1,6 @@
 package shaper
 
 import (
-	"math/bits"
 	"sync"
 	"sync/atomic"
 
@@ -20,6 +19,7 @@ type Shaper struct {
 	states    map[string]*State
 	listeners map[string]*ListenerState
 	attached  map[string]uint16 // IDs of attachments
+	booked    [MaxLimits][2]leaky.Booking
 }
 
 // New returns a shaper with an empty policy and room for the buckets of so many
@@ -77,6 +77,9 @@ func (s *Shaper) Swap(next *Policy, now leaky.Time) {
 			}
 		})
 	}
+	for i, state := range next.states {
+		s.swapCalendars(next, i, state, now)
+	}
 	s.policy.Store(next)
 }
 
@@ -88,59 +91,6 @@ func (p *Policy) Index(state *State) int {
 		}
 	}
 	return -1
-}
-
-// Decision is what became of a unit.
-type Decision struct {
-	Verdict Verdict
-	Reason  Reason
-	Depart  leaky.Time // when it may leave, not before now
-	Limit   int        // that delayed it longest, or refused it; -1 when it passed
-}
-
-// Decide offers a unit of f, routed as r by p, to the limits of set: all of them
-// take it, or the first that does not refuses it and none is charged. It counts
-// the unit under every limit that decided over it.
-//
-// Limits that enforce and limits that observe must not be offered together, as
-// the latter refuse nothing.
-func (s *Shaper) Decide(p *Policy, f *Flow, r Route, set Set, bytes, packets uint64, now leaky.Time) Decision {
-	d := Decision{Depart: now, Limit: -1}
-	if blocks := set & p.blocks; blocks != 0 {
-		d = Decision{Verdict: Refuse, Reason: Blocked, Depart: now, Limit: bits.TrailingZeros64(uint64(blocks))}
-		p.states[d.Limit].count(Refuse, Blocked, bytes, packets)
-		return d
-	}
-	var delayed Set
-	s.mu.Lock()
-	for left := set & p.paced; left != 0; left &= left - 1 { // Set.All would cost 3 ns a limit
-		i := bits.TrailingZeros64(uint64(left))
-		key := p.Key(i, f, r)
-		slot := s.table.get(&key, s.table.place(&key), now)
-		depart, ok := slot.bucket.Offer(&p.shapes[i], bytes, packets, now)
-		if !ok {
-			s.refund(p, f, r, set&p.paced&(1<<i-1), bytes, packets)
-			s.mu.Unlock()
-			p.states[i].count(Refuse, QueueFull, bytes, packets)
-			return Decision{Verdict: Refuse, Reason: QueueFull, Depart: depart, Limit: i}
-		}
-		if depart > now {
-			delayed |= 1 << i
-		}
-		if depart > d.Depart {
-			d = Decision{Verdict: Delay, Reason: ByRate, Depart: depart, Limit: i}
-		}
-	}
-	s.mu.Unlock()
-	for left := set; left != 0; left &= left - 1 {
-		i := bits.TrailingZeros64(uint64(left))
-		if delayed&(1<<i) != 0 {
-			p.states[i].count(Delay, ByRate, bytes, packets)
-		} else {
-			p.states[i].count(Pass, None, bytes, packets)
-		}
-	}
-	return d
 }
 
 // Watch is [Shaper.Decide] for bytes of a stream that have left, under limits that only
@@ -166,17 +116,6 @@ func (s *Shaper) Watch(p *Policy, f *Flow, r Route, set Set, bytes uint64, now l
 		p.states[i].count(verdict, reason, bytes, 0)
 	}
 	return d
-}
-
-// refund takes back what the limits of set were charged for a unit that another
-// one refused.
-func (s *Shaper) refund(p *Policy, f *Flow, r Route, set Set, bytes, packets uint64) {
-	for i := range set.All {
-		key := p.Key(i, f, r)
-		if slot := s.table.find(&key, s.table.place(&key)); slot != nil {
-			slot.bucket.Refund(&p.shapes[i], bytes, packets)
-		}
-	}
 }
 
 func (s *State) count(v Verdict, r Reason, bytes, packets uint64) {

@@ -30,8 +30,10 @@ type State struct {
 	Promise Promise
 	Keys    Ranking[Key]
 
-	shape, newConns *leaky.Shape // in effect last, or nil; guarded by Shaper.mu
+	// Guarded by Shaper.mu.
+	shape, newConns *leaky.Shape // in effect last, or nil
 	observed        bool         // it only observed then
+	calendars       *calendars   // or nil
 }
 
 // Promise is how what leaves a limit's buckets keeps to their envelopes, as [leaky.Meter]

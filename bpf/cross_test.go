@@ -1,0 +1,234 @@
+package bpf
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/big"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// sized is a datagram of n bytes.
+func sized(source, port uint16, n int) []byte {
+	b := make([]byte, 14+20+8+n)
+	b[12] = 0x08
+	b[14], b[22], b[23] = 0x45, 64, ipUDP
+	binary.BigEndian.PutUint16(b[16:], uint16(len(b)-14))
+	copy(b[26:], []byte{10, 0, byte(source >> 8), byte(source), 10, 9, 0, 99})
+	binary.BigEndian.PutUint16(b[34:], port)
+	binary.BigEndian.PutUint16(b[36:], 53)
+	binary.BigEndian.PutUint16(b[38:], uint16(8+n))
+	return b
+}
+
+// sent is a packet that has left.
+type sent struct {
+	at    uint64 // ticks
+	bytes int64
+}
+
+// sigma returns how many bytes beyond rate × time leave in the worst interval.
+func sigma(all []sent, rate int64) float64 {
+	slices.SortFunc(all, func(a, b sent) int { return int(int64(a.at - b.at)) })
+	var sum, low, worst big.Int // bits × ticks a second
+	for i, p := range all {
+		if i > 0 {
+			sum.Sub(&sum, new(big.Int).Mul(big.NewInt(rate), big.NewInt(int64(p.at-all[i-1].at))))
+		}
+		if sum.Cmp(&low) < 0 {
+			low.Set(&sum)
+		}
+		sum.Add(&sum, new(big.Int).Mul(big.NewInt(8*p.bytes), big.NewInt(64e9)))
+		if over := new(big.Int).Sub(&sum, &low); over.Cmp(&worst) > 0 {
+			worst.Set(over)
+		}
+	}
+	f, _ := new(big.Rat).SetFrac(&worst, big.NewInt(8*64e9)).Float64()
+	return f
+}
+
+func rate80(narrow shaper.Limit) []shaper.Limit {
+	narrow.Name, narrow.Key, narrow.MaxDelay = "source", shaper.KeySource, 200*time.Millisecond
+	return attached(shaper.Limit{Name: "all", Rate: 80e6, MaxDelay: 200 * time.Millisecond}, narrow)
+}
+
+// TestTandem has sources delay what they send by their own limit, so that it would meet at
+// that of all. It was up to 1.84 MB that left at once.
+func TestTandem(t *testing.T) {
+	b := newBench(t, kernelAttachment{Mode: uint32(Shape), Ethernet: 1, Keep: 1})
+	var left []sent
+	send := func(source uint16, n int, now uint64) bool {
+		action, d, _ := b.run(t, &sample{data: sized(source, 1234, n)}, now, (*bench).tc)
+		if action == tcNext {
+			left = append(left, sent{d.Depart, int64(n)})
+		}
+		return action == tcNext
+	}
+	check := func(t *testing.T, limit uint32) {
+		t.Helper()
+		got := sigma(left, 80e6)
+		worst, allowed := b.worst(limit) // of all
+		t.Logf("%d packets left, %.0f bytes beyond the rate; the watch sees %v of %v", len(left), got, worst.Duration(), allowed.Duration())
+		if got > 15_000 {
+			t.Errorf("%.0f bytes beyond the rate", got)
+		}
+		if n := b.violations(0) + b.violations(1); n > 0 {
+			t.Errorf("%d violations", n)
+		}
+	}
+	for i, tt := range []struct {
+		name   string
+		narrow shaper.Limit
+		ahead  float64 // bytes a second that delay what follows
+	}{
+		{"80 kbit/s", shaper.Limit{Rate: 80e3}, 1e4},
+		{"10 Mbit/s", shaper.Limit{Rate: 10e6}, 1.25e6},
+		{"100 packets/s", shaper.Limit{Packets: perSecond(100)}, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b.use(t, rate80(tt.narrow), nil)
+			left = nil
+			now := uint64(i+1) * uint64(time.Hour)
+			end := now + uint64(195*time.Millisecond)
+			for source := uint16(i) << 12; now < end; source++ {
+				used := 1400
+				ahead := tt.ahead * float64(end-now) / 1e9
+				for ; ahead >= 1; ahead -= 1400 {
+					send(source, int(min(ahead, 1400)), now)
+					used += int(min(ahead, 1400))
+				}
+				if tt.ahead == 0 {
+					for range (end - now) / uint64(10*time.Millisecond) {
+						send(source, 1, now)
+						used++
+					}
+				}
+				send(source, 1400, now)
+				now += uint64(used) * 100
+			}
+			check(t, 1)
+		})
+	}
+	t.Run("bursts", func(t *testing.T) {
+		b.use(t, rate80(shaper.Limit{Rate: 10e6}), nil)
+		left = nil
+		rnd := rand.New(rand.NewPCG(7, 7))
+		type arrival struct {
+			at     uint64
+			source uint16
+		}
+		var all []arrival
+		for source := range uint16(40) {
+			for at := 10 * uint64(time.Hour); at < 10*uint64(time.Hour)+uint64(500*time.Millisecond); {
+				at += uint64(rnd.ExpFloat64() * 60e3 / (10e6 / 40) * 1e9)
+				for k := range uint64(43) {
+					all = append(all, arrival{at + k*112e3, source})
+				}
+			}
+		}
+		slices.SortFunc(all, func(a, b arrival) int { return int(int64(a.at - b.at)) })
+		for _, a := range all {
+			send(a.source, 1400, a.at)
+		}
+		if len(left) < len(all)*7/10 {
+			t.Errorf("%d of %d left", len(left), len(all))
+		}
+		check(t, 1)
+	})
+}
+
+// TestCalendarConcurrent has all CPUs book places in one calendar at once, each for packets
+// that other limits delay by up to 100 ms: none is lost, whoever is faster.
+func TestCalendarConcurrent(t *testing.T) {
+	b := newVariant(t, kernelAttachment{Mode: uint32(Shape), Ethernet: 1, Keep: 1}, map[string]any{kernelVarTestSources: uint32(500)})
+	b.use(t, attached(
+		shaper.Limit{Name: "all", Packets: perSecond(200_000), MaxDelay: 100 * time.Millisecond},
+		shaper.Limit{Name: "source", Key: shaper.KeySource, Packets: perSecond(500), MaxDelay: 100 * time.Millisecond},
+	), nil)
+	var end atomic.Bool
+	var sending sync.WaitGroup
+	start := monotonic()
+	for range max(runtime.NumCPU(), 2) {
+		sending.Go(func() {
+			for !end.Load() {
+				if _, err := b.ShaperdTc.Run(&ebpf.RunOptions{Data: datagram(1), Repeat: 1000}); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	time.Sleep(time.Second)
+	end.Store(true)
+	sending.Wait()
+	took := (monotonic() - start).Duration() + 100*time.Millisecond
+	s, err := b.state(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken := float64(s.Taken[0][1] + s.Taken[1][1])
+	most := 200_000 * (took + time.Millisecond).Seconds()
+	worst, allowed := b.worst(1)
+	t.Logf("%.0f of %.0f, %d of them later; the watch sees %v of %v", taken, most, s.Taken[1][1], worst.Duration(), allowed.Duration())
+	if taken > most || taken < most/3 || b.violations(0)+b.violations(1) > 0 {
+		t.Errorf("%.0f packets in %v, at most %.0f; %d violations", taken, took, most, b.violations(0)+b.violations(1))
+	}
+}
+
+// TestCalendarsCarried changes a limit from a bucket to a calendar, to another rate and back:
+// what it owed, it owes.
+func TestCalendarsCarried(t *testing.T) {
+	b := newBench(t, kernelAttachment{Mode: uint32(Shape), Ethernet: 1, Keep: 1})
+	all := func(rate uint64) shaper.Limit {
+		return shaper.Limit{Name: "all", Rate: rate, MaxDelay: time.Second}
+	}
+	source := shaper.Limit{Name: "source", Key: shaper.KeySource, Rate: 1e9, MaxDelay: time.Second}
+	now := uint64(time.Hour)
+	depart := uint64(0)
+	for i, step := range []struct {
+		limits []shaper.Limit
+		rate   uint64
+	}{
+		{[]shaper.Limit{all(8e5)}, 8e5},
+		{[]shaper.Limit{all(8e5), source}, 8e5},
+		{[]shaper.Limit{all(16e5), source}, 16e5},
+		{[]shaper.Limit{all(16e5)}, 16e5},
+		{[]shaper.Limit{all(8e5)}, 8e5},
+	} {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			p, err := shaper.New(1024).Compile(attached(step.limits...), nil, []shaper.Attachment{{Name: "here"}}, nil, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n, err := b.number(p, []Attachment{{Name: "here"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := b.adoptPolicy(p, n, func() leaky.Time { return leaky.Time(now) * 64 }); err != nil {
+				t.Fatal(err)
+			}
+			// Each of another source: by that none waits.
+			for j := range 10 {
+				_, d, _ := b.run(t, &sample{data: sized(uint16(i*10+j), 1, 1000)}, now, (*bench).tc)
+				want := uint64(i*10+j) * 1000 * 8e9 / step.rate
+				if got := d.Depart/64 - now; got+1_000_000 < want || got > want+1_000_000 {
+					t.Fatalf("packet %d leaves %v later, want %v", j, time.Duration(got), time.Duration(want))
+				}
+				depart = d.Depart
+			}
+		})
+	}
+	if depart == 0 {
+		t.Error("nothing left")
+	}
+}

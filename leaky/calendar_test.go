@@ -1,0 +1,49 @@
+package leaky
+
+import (
+	"testing"
+	"time"
+)
+
+// TestCalendarInOrder has units come in the order in which they may leave: a calendar does
+// what a bucket does, to the tick.
+func TestCalendarInOrder(t *testing.T) {
+	rnd := newRand(t)
+	refused, waited := 0, 0
+	for range 200 {
+		rate := NewRate(1+rnd.Uint64N(1<<(10+rnd.IntN(25))), 8*time.Second)
+		shape := Shape{Bytes: rate, MaxDelay: FromDuration(time.Duration(rnd.Int64N(int64(time.Second))))}
+		if rnd.IntN(2) == 0 {
+			shape.BytesBurst = rate.Cost(rnd.Uint64N(10000))
+		}
+		slots := NewSlots(rate.Cost(1500), rate.Cost(1100), shape.MaxDelay+shape.BytesBurst)
+		var bucket Bucket
+		var calendar Calendar
+		now := Time(rnd.Uint64N(uint64(Second)))
+		for unit := range 2000 {
+			switch rnd.IntN(100) {
+			case 0:
+				now += Time(rnd.Uint64N(uint64(100 * Second)))
+			default:
+				now += Time(rnd.Uint64N(uint64(rate.Cost(1500) + 1)))
+			}
+			n := 1 + rnd.Uint64N(1500)
+			if rnd.IntN(20) == 0 {
+				n = rnd.Uint64N(1 << (1 + rnd.IntN(20)))
+			}
+			want, ok := bucket.Offer(&shape, n, 0, now)
+			got, okToo := calendar.Take(&slots, rate.Cost(n), shape.BytesBurst, now, now+shape.MaxDelay, now)
+			if ok != okToo || got.Depart != want {
+				t.Fatalf("unit %d of %d bytes at %d: %v %d, want %v %d\n%+v %+v", unit, n, now, okToo, got.Depart, ok, want, shape, slots)
+			}
+			if !ok {
+				refused++
+			} else if want > now {
+				waited++
+			}
+		}
+	}
+	if refused == 0 || waited == 0 {
+		t.Errorf("%d refused, %d waited", refused, waited)
+	}
+}
