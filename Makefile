@@ -71,7 +71,7 @@ long: build race
 
 # Random packets through a router with limits, for so long with each kind of limit: what the
 # receiver gets is what was charged.
-ESCAPETIME ?= 30s
+ESCAPETIME ?= 12s
 
 .PHONY: fuzz-escape
 fuzz-escape:
