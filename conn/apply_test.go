@@ -249,7 +249,11 @@ func TestWaitersOfARemovedListenerAreTurnedAway(t *testing.T) {
 	for range 6 {
 		clients = append(clients, dial(t, port.String()))
 	}
-	slots := a.shaper.Policy().State(0)
+	policy, n := a.shaper.Policy(), 0
+	for policy.Limit(n).Name != "slots" {
+		n++
+	}
+	slots := policy.State(n)
 	waitFor(t, "waiters", func() bool { return slots.Waiting.Load() == 4 && open.Load() == 2 })
 	a.apply(nil)
 	ended := 0

@@ -362,7 +362,7 @@ func (d *daemon) end(t *testing.T) {
 func metrics(t *testing.T) string {
 	t.Helper()
 	c := dial(t, "tcp", "127.0.0.1:9464")
-	if _, err := io.WriteString(c, "GET /metrics HTTP/1.0\r\n\r\n"); err != nil {
+	if _, err := io.WriteString(c, "GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
 	answer, err := http.ReadResponse(bufio.NewReader(c), nil)
