@@ -23,8 +23,8 @@ all: build
 build:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/shaperd ./cmd/shaperd
 
-# Needs root: the tests make network namespaces, and change users. Within 10 minutes on two
-# cores. What takes longer runs in test-kernels and test-long, and in CI.
+# Needs root: the tests make network namespaces, and change users. What takes longer runs in
+# test-kernels and test-long.
 .PHONY: test
 test: deps build format vet unit outside
 
