@@ -175,3 +175,16 @@ __noinline int refund(const struct policy *p, struct scratch *s, __u32 number)
 		count(l, s, c->waits & 1, -1);
 	return 0;
 }
+
+/* Takes back what the limits of set were charged for a packet, and those of opening
+ * for a connection. */
+__noinline int refund_all(const struct policy *p, struct scratch *s, __u64 set, __u64 opening)
+{
+	if (!p || !s)
+		return 0;
+	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1)
+		refund(p, s, lowest(set));
+	for (int i = 0; i < MAX_LIMITS && opening; i++, opening &= opening - 1)
+		refund(p, s, lowest(opening) | OF_NEW);
+	return 0;
+}

@@ -131,7 +131,7 @@ struct {
 	__type(value, __u32);
 } reversed SEC(".maps");
 
-/* What a limit has done, on one CPU: see decide.h. */
+/* What a limit has done, on one CPU: see count.h. */
 struct state;
 static __always_inline void count_in_flight(__u32 number, __u64 n);
 

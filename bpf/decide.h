@@ -3,10 +3,10 @@
  * all limits of a set take it, or the first that does not refuses it and none is charged.
  *
  * First every limit without a calendar is asked, which writes nothing; then those that have
- * one book it; then all others are charged, for when it leaves. Another CPU may have charged one of them in between: what a charge finds is what counts,
- * and when that is beyond max_delay after all, everything is refunded. So a bucket
- * never admits more than its rate, whoever else is at it, and one that is full is
- * only read.
+ * one book it; then all others are charged, for when it leaves. Another CPU may have charged
+ * one of them in between: what a charge finds is what counts, and when that is beyond
+ * max_delay after all, everything is refunded. So a bucket never admits more than its rate,
+ * whoever else is at it, and one that is full is only read.
  *
  * What every packet passes is inlined: to return from a function takes 10 ns on a
  * processor that has to guard its returns (AMD's up to Zen 4), a third of what a limit
@@ -15,119 +15,8 @@
  * verifier would follow all that comparisons tell about one that is in a register. */
 #pragma once
 
-#include "charge.h"
+#include "begin.h"
 #include "classify.h"
-
-/* A limit has refused a connection, and not just a packet. */
-static __always_inline void refused_connection(const struct policy *p, struct scratch *s)
-{
-	s->opening.refused = 1;
-	s->opening.silent = p->limit[s->decision.limit % MAX_LIMITS].silent;
-}
-
-/* Takes a slot for the scratch's packet under limit number, beside those that it has.
- * Returns an enum slot_result. */
-__noinline int take_slot(const struct policy *p, struct scratch *s, __u32 number)
-{
-	const struct limit *l;
-	const struct meter *m;
-	__u64 hash[2], answer;
-	struct opening *o;
-	struct state *to;
-	__u32 held;
-
-	if (!p || !s)
-		return SLOT_LOST;
-	o = &s->opening;
-	l = &p->limit[number % MAX_LIMITS];
-	to = state_of(l);
-	held = o->held;
-	if (!to || held >= MAX_HELD)
-		return SLOT_LOST;
-	hash_key(p, l, &s->parser.packet, hash);
-	m = &l->meter[METER_NEW];
-	hash[0] = join(m, hash);
-	answer = slot_take(hash[0], o->adopt ? SLOT_MOST : l->connections);
-	if (answer >> 32 == SLOT_FULL && o->observe) {
-		to->over_connections++;
-		o->over |= 1ULL << (number % MAX_LIMITS);
-		answer = slot_take(hash[0], SLOT_MOST);
-	}
-	if (answer >> 32 == SLOT_TAKEN) {
-		o->flight.slot[held] = hash[0] << SLOT_BITS | l->state;
-		o->flight.slot_place[held] = answer;
-		o->held = held + 1;
-		to->in_flight++;
-		to->adopted += o->adopt;
-	} else if (o->observe) {
-		to->connections_memory_full++;
-	}
-	return answer >> 32;
-}
-
-/* Takes slots under the limits of set, or none: see refuse. */
-__noinline int take_slots(const struct policy *p, struct scratch *s, __u64 set)
-{
-	if (!p || !s)
-		return 0;
-	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
-		__u32 number = lowest(set) % MAX_LIMITS, result;
-
-		if (!p->limit[number].connections)
-			continue;
-		result = take_slot(p, s, number);
-		if (result == SLOT_TAKEN || s->opening.observe)
-			continue;
-		refuse(&s->decision, number, result == SLOT_FULL ? REASON_CONNECTIONS : REASON_MEMORY_FULL, s->now);
-		refused_connection(p, s);
-		return 0;
-	}
-	return 1;
-}
-
-/* Takes back what the limits of set were charged for a packet, and those of opening
- * for a connection. */
-__noinline int refund_all(const struct policy *p, struct scratch *s, __u64 set, __u64 opening)
-{
-	if (!p || !s)
-		return 0;
-	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1)
-		refund(p, s, lowest(set));
-	for (int i = 0; i < MAX_LIMITS && opening; i++, opening &= opening - 1)
-		refund(p, s, lowest(opening) | OF_NEW);
-	return 0;
-}
-
-/* Gives back the slots that were taken for a connection that does not begin. */
-static __always_inline void drop_slots(struct opening *o)
-{
-	give_back(&o->flight, o->held);
-	o->held = 0;
-}
-
-/* Enters the connection that the scratch's packet begins. */
-static __always_inline int insert(struct scratch *s)
-{
-	struct opening *o = &s->opening;
-	const struct packet *k = &s->parser.packet;
-	__u64 depart = here.mode == MODE_SHAPE ? s->decision.depart : s->now;
-	__u32 end = sequence_after(k);
-
-	o->flight.via = k->via;
-	o->flight.hops = o->late ? UNCONFIRMED : k->hops;
-	o->flight.next[0] = end;
-	o->flight.ack[1] = o->late ? k->tcp_seq : end;
-	o->flight.next[1] = o->flight.ack[0] = o->late ? k->tcp_ack : 0;
-	return open_connection(o, o->late ? SYNS | ESTABLISHED : SYN_OF, s->now / TICKS_PER_NANO,
-			       depart / TICKS_PER_NANO);
-}
-
-/* Whether a packet or a connection that may leave at depart waits until then. It does
- * not where packets are policed: it passes at once, or not at all. */
-static __always_inline int waits_until(const struct scratch *s, __u64 depart)
-{
-	return here.mode != MODE_POLICE && depart > load_word(&s->now);
-}
 
 /* Takes note that a limit lets the packet leave at depart, and what came before it at ready. */
 static __always_inline void weigh(struct scratch *s, __u32 number, __u64 depart, __u64 ready)
@@ -198,8 +87,6 @@ __noinline int book_limit(const struct policy *p, struct scratch *s, __u32 numbe
 	return result;
 }
 
-#define ROUNDS 8 /* how often limits are asked for an instant that suits all of them */
-
 /* Books the packet under those limits of set under which it has no place that holds. */
 __noinline int book_round(const struct policy *p, struct scratch *s, __u64 set)
 {
@@ -228,37 +115,6 @@ __noinline int release_all(const struct policy *p, struct scratch *s)
 	for (int i = 0; i < MAX_LIMITS && held; i++, held &= held - 1)
 		release(p, s, lowest(held));
 	return 0;
-}
-
-__noinline __u64 quote_new(const struct policy *p, struct scratch *s, __u32 number)
-{
-	return p && s ? quote(p, s, number % MAX_LIMITS | OF_NEW) : 0;
-}
-
-__noinline __u64 charge_new(const struct policy *p, struct scratch *s, __u32 number)
-{
-	return p && s ? charge(p, s, number % MAX_LIMITS | OF_NEW, 0) : 0;
-}
-
-/* Asks the limits of set for the connection that the packet begins. Returns 0 when one
- * refuses it. */
-static __always_inline int ask_new(const struct policy *p, struct scratch *s, __u64 set)
-{
-	__u64 rest = set;
-
-	if (!p || !s)
-		return 0;
-	for (int i = 0; i < MAX_LIMITS && rest; i++, rest &= rest - 1) {
-		__u32 number = lowest(rest) % MAX_LIMITS;
-		__u64 depart = quote_new(p, s, number);
-
-		if (depart && depart - load_word(&s->now) <= p->limit[number].max_wait)
-			continue;
-		refuse(&s->decision, number, depart ? REASON_NEW : REASON_MEMORY_FULL, depart ?: s->now);
-		refused_connection(p, s);
-		return 0;
-	}
-	return 1;
 }
 
 /* Takes note of when a limit lets the packet leave, where it is asked before all that have
@@ -405,63 +261,6 @@ __noinline int take(const struct policy *p, struct scratch *s, __u64 set, __u64 
 	}
 	refuse(&s->decision, lowest(set), REASON_QUEUE_FULL, s->decision.depart);
 	return 0;
-}
-
-/* Has the limits of set take the connection. */
-__noinline int take_new(const struct policy *p, struct scratch *s, __u64 set)
-{
-	struct decision *d;
-
-	if (!p || !s)
-		return 0;
-	d = &s->decision;
-	s->opening.waits = 0;
-	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
-		__u32 number = lowest(set) % MAX_LIMITS;
-		__u64 depart = charge_new(p, s, number);
-
-		s->opening.waits |= (__u64)waits_until(s, depart) << number;
-		if (depart - load_word(&s->now) > p->limit[number].max_wait) {
-			refuse(d, number, REASON_NEW, depart);
-		} else if (d->verdict != VERDICT_REFUSE && depart > d->depart) {
-			d->depart = depart;
-			d->limit = number;
-			d->reason = REASON_NEW;
-		}
-	}
-	if (s->decision.verdict == VERDICT_REFUSE)
-		refused_connection(p, s);
-	return 1;
-}
-
-/* Has the limits of set take the connection that the scratch's packet begins, and enters
- * it. The decision says if one of them refuses it; then none is charged. */
-__noinline int begin(const struct policy *p, struct scratch *s, __u64 set)
-{
-	struct opening *o;
-	struct decision *d;
-	int result;
-
-	if (!p || !s)
-		return 0;
-	o = &s->opening;
-	d = &s->decision;
-	if (set)
-		take_new(p, s, set);
-	if (o->insert && d->verdict != VERDICT_REFUSE) {
-		result = insert(s);
-		if (result == OPEN_FAILED && set && !o->observe) {
-			refuse(d, lowest(set), REASON_MEMORY_FULL, s->now);
-			refused_connection(p, s);
-		} else if (result != OPENED) {
-			/* Another CPU has met its first SYN just now; or nobody minds. */
-			drop_slots(o);
-			return refund_all(p, s, 0, set);
-		}
-	}
-	if (d->verdict == VERDICT_REFUSE)
-		return refund_all(p, s, 0, set);
-	return set ? count_opened(p, s, set & ~o->over) : 0;
 }
 
 /* Decides over the scratch's packet under the limits of set; see package shaper for
