@@ -53,25 +53,9 @@ func wantedPoints(attachments []Attachment) (map[side]*target, error) {
 func (p *Plane) watch() {
 	appeared := make(chan struct{}, 1)
 	p.done.Go(func() { p.subscribe(appeared) })
-	p.done.Go(func() {
-		tick := time.NewTicker(checkInterval)
-		defer tick.Stop()
-		for {
-			select {
-			case <-p.quit:
-				return
-			case <-tick.C:
-				p.check(true)
-			case <-appeared:
-				p.check(false)
-				// Those that come together are attached to together.
-				select {
-				case <-p.quit:
-					return
-				case <-time.After(appearInterval):
-				}
-			}
-		}
+	p.everyOr(checkInterval, func() { p.check(true) }, appeared, func() {
+		p.check(false)
+		p.pause(appearInterval) // those that come together are attached to together
 	})
 }
 
@@ -95,10 +79,8 @@ func (p *Plane) subscribe(appeared chan<- struct{}) {
 			for range updates { // until the subscription has ended
 			}
 		}
-		select {
-		case <-p.quit:
+		if !p.pause(checkInterval) {
 			return
-		case <-time.After(checkInterval):
 		}
 	}
 }

@@ -199,7 +199,10 @@ const (
 )
 
 // every does something at intervals until the plane ends.
-func (p *Plane) every(interval time.Duration, do func()) {
+func (p *Plane) every(interval time.Duration, do func()) { p.everyOr(interval, do, nil, nil) }
+
+// everyOr does something at intervals until the plane ends, and something else on an event.
+func (p *Plane) everyOr(interval time.Duration, do func(), event <-chan struct{}, onEvent func()) {
 	p.done.Go(func() {
 		tick := time.NewTicker(interval)
 		defer tick.Stop()
@@ -209,9 +212,21 @@ func (p *Plane) every(interval time.Duration, do func()) {
 				return
 			case <-tick.C:
 				do()
+			case <-event:
+				onEvent()
 			}
 		}
 	})
+}
+
+// pause waits, and reports whether the plane has not ended meanwhile.
+func (p *Plane) pause(d time.Duration) bool {
+	select {
+	case <-p.quit:
+		return false
+	case <-time.After(d):
+		return true
+	}
 }
 
 // beat begins to tell the programs that a daemon is there. It goes on whoever has the

@@ -1,0 +1,140 @@
+package bpf
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// hasTCX reports whether the kernel is from after 6.6, by its version.
+func hasTCX(t *testing.T) bool {
+	t.Helper()
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		t.Fatal(err)
+	}
+	var major, minor int
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &major, &minor); err != nil {
+		t.Fatal(err)
+	}
+	return major > 6 || major == 6 && minor >= 6
+}
+
+// hooks are those that the kernel has.
+func hooks(t *testing.T) []Hook {
+	if hasTCX(t) {
+		return []Hook{TCX, Clsact, XDP}
+	}
+	return []Hook{Clsact, XDP}
+}
+
+// tenAnHour lets ten datagrams of each source pass, and the next one in 6 minutes.
+func tenAnHour(attachment string) shaper.Limit {
+	return shaper.Limit{
+		Name: "ten", Match: shaper.Match{Attach: []string{attachment}},
+		Key: shaper.KeySource, IPv4Prefix: 32, IPv6Prefix: 64,
+		Packets: shaper.Frequency{N: 10, Per: time.Hour}, BurstPackets: 9,
+	}
+}
+
+// testPlane is a plane with pins of the test's own.
+type testPlane struct {
+	*Plane
+	t         *testing.T
+	shaper    *shaper.Shaper
+	clock     *leaky.Clock
+	pins      string
+	keys      int
+	listeners []netip.AddrPort
+	logged    syncBuffer
+}
+
+// syncBuffer is a buffer for several goroutines.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+func openPlane(t *testing.T) *testPlane {
+	t.Helper()
+	p := &testPlane{t: t, keys: 1024, pins: filepath.Join(pins, strings.NewReplacer("/", "-", ".", "-").Replace(t.Name()))}
+	p.open()
+	t.Cleanup(func() {
+		if p.Plane != nil {
+			_ = p.Close()
+		}
+	})
+	return p
+}
+
+func (p *testPlane) open() {
+	p.t.Helper()
+	p.shaper, p.clock = shaper.New(1024), leaky.NewClock()
+	plane, err := Open(p.shaper, p.clock, p.pins, p.keys, slog.New(slog.NewTextHandler(io.MultiWriter(p.t.Output(), &p.logged), nil)))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.Plane = plane
+}
+
+func (p *testPlane) apply(limits []shaper.Limit, attachments ...Attachment) {
+	p.t.Helper()
+	if err := p.tryApply(limits, attachments...); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *testPlane) tryApply(limits []shaper.Limit, attachments ...Attachment) error {
+	var names []shaper.Attachment
+	for _, a := range attachments {
+		names = append(names, shaper.Attachment{Name: a.Name})
+	}
+	policy, err := p.shaper.Compile(limits, nil, names, nil, false)
+	if err != nil {
+		return err
+	}
+	c, err := p.Prepare(attachments, p.listeners, policy)
+	if err != nil {
+		return err
+	}
+	return c.Commit()
+}
+
+// crash ends the plane as a killed daemon would.
+func (p *testPlane) crash() {
+	p.Release()
+}
+
+func within(t *testing.T, limit time.Duration, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(limit); !ok(); {
+		if time.Now().After(end) {
+			t.Fatalf("not within %v", limit)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}

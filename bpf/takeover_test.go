@@ -1,0 +1,194 @@
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// What a daemon leaves goes on, or passes everything, and the next one takes over
+// with every bucket.
+func TestDaemonKilled(t *testing.T) {
+	for _, hook := range hooks(t) {
+		t.Run(hook.String(), func(t *testing.T) {
+			w := newWire(t, "killed")
+			p := openPlane(t)
+			a := Attachment{Name: "here", Interfaces: []string{"killed1"}, Ingress: true, Mode: Police, Hook: hook, Keep: true}
+			p.apply([]shaper.Limit{tenAnHour("here")}, a)
+			w.want(p, 1, 20, 10)
+			p.crash()
+			w.want(p, 1, 20, 0)
+			w.want(p, 2, 20, 10)
+			p.open()
+			w.want(p, 2, 20, 0)
+			p.apply([]shaper.Limit{tenAnHour("here")}, a)
+			w.want(p, 1, 20, 0)
+			w.want(p, 3, 20, 10)
+
+			a.Keep = false
+			p.apply([]shaper.Limit{tenAnHour("here")}, a)
+			w.want(p, 1, 20, 0)
+			p.crash()
+			w.want(p, 1, 20, 0)
+			stale(t, p)
+			w.want(p, 1, 20, 20)
+			if err := Detach(p.pins); err != nil {
+				t.Fatal(err)
+			}
+			p.Plane = nil
+			w.want(p, 1, 20, 20)
+			assertNothing(t, w.to, p.pins)
+		})
+	}
+}
+
+// stale makes the last heartbeat an old one.
+func stale(t *testing.T, p *testPlane) {
+	t.Helper()
+	m, err := ebpf.LoadPinnedMap(filepath.Join(folder(p.pins, 1024), kernelMapHeartbeats), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	if err := m.Put(uint32(0), uint64(1)); err != nil {
+		t.Fatal(err)
+	}
+	within(t, 10*time.Second, func() bool { return monotonic() > 6*leaky.Second }) // for a host that has just booted
+}
+
+// assertNothing asserts that no trace is left. The kernel lets go of what was pinned a
+// moment after its file is gone.
+func assertNothing(t *testing.T, l netlink.Link, pins string) {
+	t.Helper()
+	if _, err := os.Stat(pins); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("pins are left: %v", err)
+	}
+	left := leftAt(t, l)
+	for end := time.Now().Add(10 * time.Second); len(left) > 0 && time.Now().Before(end); left = leftAt(t, l) {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if len(left) > 0 {
+		t.Errorf("at %s are left: %v", l.Attrs().Name, left)
+	}
+}
+
+// leftAt lists the programs and filters at an interface.
+func leftAt(t *testing.T, l netlink.Link) (left []string) {
+	t.Helper()
+	for _, kind := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress, ebpf.AttachXDP} {
+		q, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: kind})
+		if err == nil && len(q.Programs) > 0 {
+			left = append(left, kind.String())
+		}
+	}
+	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+		if filters, err := netlink.FilterList(l, parent); err == nil && len(filters) > 0 {
+			left = append(left, fmt.Sprint(filters))
+		}
+	}
+	now, err := netlink.LinkByIndex(l.Attrs().Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if now.Attrs().Xdp != nil && now.Attrs().Xdp.Attached {
+		left = append(left, "XDP")
+	}
+	return left
+}
+
+// What is taken away, or comes back, is found soon.
+func TestMended(t *testing.T) {
+	for _, hook := range hooks(t) {
+		t.Run(hook.String(), func(t *testing.T) {
+			w := newWire(t, "mend")
+			p := openPlane(t)
+			a := Attachment{Name: "here", Interfaces: []string{"mend*"}, Ingress: true, Mode: Police, Hook: hook}
+			p.apply([]shaper.Limit{tenAnHour("here")}, a)
+			w.want(p, 1, 20, 10)
+			takeAway(t, w.to, hook)
+			w.want(p, 1, 20, 20)
+			within(t, 15*time.Second, func() bool { return w.send(1, 20) == 0 })
+
+			if err := netlink.LinkDel(w.from); err != nil {
+				t.Fatal(err)
+			}
+			again := newWire(t, "mend")
+			within(t, 15*time.Second, func() bool { return again.send(1, 20) == 0 })
+		})
+	}
+}
+
+// takeAway removes the program from an interface as another tool would.
+func takeAway(t *testing.T, l netlink.Link, hook Hook) {
+	t.Helper()
+	switch hook {
+	case Clsact:
+		if err := netlink.QdiscDel(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+			LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+		}}); err != nil {
+			t.Fatal(err)
+		}
+	default:
+		it := new(link.Iterator)
+		defer it.Close()
+		for it.Next() {
+			raw, ok := it.Take().(interface {
+				Info() (*link.Info, error)
+				Detach() error
+			})
+			if !ok {
+				t.Fatal("this link cannot be detached")
+			}
+			info, err := raw.Info()
+			if err != nil {
+				t.Fatal(err)
+			}
+			tcx, xdp := info.TCX(), info.XDP()
+			if tcx != nil && tcx.Ifindex == uint32(l.Attrs().Index) || xdp != nil && xdp.Ifindex == uint32(l.Attrs().Index) {
+				if err := raw.Detach(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+}
+
+// A daemon with a table of another size takes over what is attached, and leaves
+// nothing of the old one.
+func TestAnotherSize(t *testing.T) {
+	for _, hook := range hooks(t) {
+		t.Run(hook.String(), func(t *testing.T) {
+			w := newWire(t, "size")
+			p := openPlane(t)
+			a := Attachment{Name: "here", Interfaces: []string{"size1"}, Ingress: true, Mode: Police, Hook: hook, Keep: true}
+			p.apply([]shaper.Limit{tenAnHour("here")}, a)
+			w.want(p, 1, 20, 10)
+			p.crash()
+			p.keys = 4096
+			p.open()
+			w.want(p, 1, 20, 0) // of the old table still
+			p.apply([]shaper.Limit{tenAnHour("here")}, a)
+			w.want(p, 1, 20, 10)
+			if folders, err := filepath.Glob(filepath.Join(p.pins, "*")); err != nil || len(folders) != 1 {
+				t.Errorf("%v, %v: want one folder", folders, err)
+			}
+			p.crash()
+			w.want(p, 1, 20, 0)
+			if err := Detach(p.pins); err != nil {
+				t.Fatal(err)
+			}
+			p.Plane = nil
+			assertNothing(t, w.to, p.pins)
+		})
+	}
+}
