@@ -68,6 +68,7 @@ race: build asn
 .PHONY: long
 long: build race
 	$(GO) test -count=1 -p 1 -timeout 15m -run '^TestLong' ./test/...
+	$(GO) test -count=1 -timeout 15m -run '^TestParity$$' ./bpf -policies 200
 
 # Random packets through a router with limits, for so long with each kind of limit: what the
 # receiver gets is what was charged.

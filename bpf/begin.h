@@ -57,7 +57,7 @@ __noinline int take_slots(const struct policy *p, struct scratch *s, __u64 set)
 {
 	if (!p || !s)
 		return 0;
-	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
+	for (int i = 0; i < here.limits && set; i++, set &= set - 1) {
 		__u32 number = lowest(set) % MAX_LIMITS, result;
 
 		if (!p->limit[number].connections)
@@ -69,7 +69,7 @@ __noinline int take_slots(const struct policy *p, struct scratch *s, __u64 set)
 		refused_connection(p, s);
 		return 0;
 	}
-	return 1;
+	return !exceeded(s, set);
 }
 
 /* Gives back the slots that were taken for a connection that does not begin. */
@@ -121,7 +121,7 @@ static __always_inline int ask_new(const struct policy *p, struct scratch *s, __
 
 	if (!p || !s)
 		return 0;
-	for (int i = 0; i < MAX_LIMITS && rest; i++, rest &= rest - 1) {
+	for (int i = 0; i < here.limits && rest; i++, rest &= rest - 1) {
 		__u32 number = lowest(rest) % MAX_LIMITS;
 		__u64 depart = quote_new(p, s, number);
 
@@ -143,7 +143,7 @@ __noinline int take_new(const struct policy *p, struct scratch *s, __u64 set)
 		return 0;
 	d = &s->decision;
 	s->opening.waits = 0;
-	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
+	for (int i = 0; i < here.limits && set; i++, set &= set - 1) {
 		__u32 number = lowest(set) % MAX_LIMITS;
 		__u64 depart = charge_new(p, s, number);
 

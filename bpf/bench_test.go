@@ -57,8 +57,11 @@ func (b *bench) useCompiled(t testing.TB, p *shaper.Policy) {
 // BenchmarkPacket reports what a packet costs in the kernel, by how many limits it is
 // under: the same one over and over.
 func BenchmarkPacket(b *testing.B) {
-	at := kernelAttachment{Mode: uint32(Shape), Ethernet: 1, Keep: 1}
 	for _, n := range []int{0, 1, 2, 4, 8, 16, 64} {
+		at := kernelAttachment{Mode: uint32(Shape), Ethernet: 1, Keep: 1, Limits: shaper.MaxLimits}
+		if n <= fewLimits {
+			at.Limits = fewLimits
+		}
 		b.Run(fmt.Sprintf("%d limits", n), func(b *testing.B) {
 			k := newTimed(b, at)
 			k.use(b, limitsOf(n), nil)

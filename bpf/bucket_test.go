@@ -13,7 +13,7 @@ import (
 // what is read of the buckets of the one is what the other has.
 func TestBucketState(t *testing.T) {
 	rnd := newRand(t)
-	b := newBench(t, kernelAttachment{Place: 3, Mode: uint32(Police), Ethernet: 1, Keep: 1})
+	b := newBench(t, kernelAttachment{Place: 3, Mode: uint32(Police), Ethernet: 1, Keep: 1, Limits: shaper.MaxLimits})
 	var backlogs, waits, of int
 	for range 20 {
 		m := newMaker(rnd)

@@ -59,7 +59,7 @@ func (c *Change) load() (err error) {
 	}
 	since := p.kernel.Generation + 1 // until then what is attached lets everything pass
 	for key, w := range c.wanted {
-		if present := p.points[key]; present == nil || !c.fits(present, w.Attachment) {
+		if present := p.points[key]; present == nil || !present.fits(w.Attachment, c.policy) {
 			if _, err := c.programs.get(p.kernel, c.purpose(w.Attachment, w.ethernet()), since); err != nil {
 				return attachError(w.Attachment, w.name(), err)
 			}
@@ -79,12 +79,7 @@ func (c *Change) load() (err error) {
 }
 
 func (c *Change) purpose(a *Attachment, ethernet bool) purpose {
-	return purposeOf(a, c.numbers, ethernet, a.counts(c.policy))
-}
-
-// fits reports whether the programs of a point do for a.
-func (c *Change) fits(pt *point, a *Attachment) bool {
-	return pt.same(a) && (pt.replies != nil) == a.counts(c.policy)
+	return purposeOf(a, c.numbers, c.policy, ethernet)
 }
 
 func (c *Change) prepare() error {
@@ -96,7 +91,7 @@ func (c *Change) prepare() error {
 	}
 	for key, w := range c.wanted {
 		a, present := w.Attachment, p.points[key]
-		if present != nil && c.fits(present, a) {
+		if present != nil && present.fits(a, c.policy) {
 			continue
 		}
 		progs := c.programs[c.purpose(a, w.ethernet())]
@@ -169,7 +164,7 @@ func (c *Change) Commit() error {
 	p.programs.take(c.programs)
 	p.programs.keep(func(f purpose) bool {
 		return slices.ContainsFunc(p.attachments, func(a Attachment) bool {
-			return f == purposeOf(&a, p.numbers, f.at.Ethernet != 0, a.counts(p.policy))
+			return f == purposeOf(&a, p.numbers, p.policy, f.at.Ethernet != 0)
 		})
 	})
 	p.fault("queues", p.tidy())

@@ -182,9 +182,9 @@ __noinline int refund_all(const struct policy *p, struct scratch *s, __u64 set, 
 {
 	if (!p || !s)
 		return 0;
-	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1)
+	for (int i = 0; i < here.limits && set; i++, set &= set - 1)
 		refund(p, s, lowest(set));
-	for (int i = 0; i < MAX_LIMITS && opening; i++, opening &= opening - 1)
+	for (int i = 0; i < here.limits && opening; i++, opening &= opening - 1)
 		refund(p, s, lowest(opening) | OF_NEW);
 	return 0;
 }

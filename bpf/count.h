@@ -73,6 +73,15 @@ static __always_inline void refuse(struct decision *d, __u32 limit, __u32 reason
 	d->depart = depart;
 }
 
+/* Refuses a packet when limits are left over. Then the policy is newer than the program,
+ * which was loaded for fewer, and is replaced in a moment. */
+static __always_inline int exceeded(struct scratch *s, __u64 left)
+{
+	if (left)
+		refuse(&s->decision, lowest(left), REASON_MEMORY_FULL, s->now);
+	return !!left;
+}
+
 /* Counts a packet that a limit refused. */
 __noinline int count_refused(const struct policy *p, const struct scratch *s)
 {
@@ -115,7 +124,7 @@ __noinline int count_free(const struct policy *p, const struct scratch *s, __u64
 {
 	if (!p || !s)
 		return 0;
-	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1)
+	for (int i = 0; i < here.limits && set; i++, set &= set - 1)
 		count(&p->limit[lowest(set) % MAX_LIMITS], s, 0, 1);
 	return 0;
 }
@@ -148,7 +157,7 @@ __noinline int count_opened(const struct policy *p, const struct scratch *s, __u
 
 	if (!p || !s)
 		return 0;
-	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
+	for (int i = 0; i < here.limits && set; i++, set &= set - 1) {
 		__u32 number = lowest(set) % MAX_LIMITS;
 
 		to = state_of(&p->limit[number]);

@@ -94,7 +94,7 @@ __noinline int book_round(const struct policy *p, struct scratch *s, __u64 set)
 
 	if (!p || !s)
 		return BOOK_REFUSED;
-	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
+	for (int i = 0; i < here.limits && set; i++, set &= set - 1) {
 		int one = book_limit(p, s, lowest(set));
 
 		if (one == BOOK_REFUSED)
@@ -102,7 +102,7 @@ __noinline int book_round(const struct policy *p, struct scratch *s, __u64 set)
 		if (one == BOOK_MOVED)
 			result = one;
 	}
-	return result;
+	return exceeded(s, set) ? BOOK_REFUSED : result;
 }
 
 __noinline int release_all(const struct policy *p, struct scratch *s)
@@ -112,7 +112,7 @@ __noinline int release_all(const struct policy *p, struct scratch *s)
 	if (!p || !s)
 		return 0;
 	held = s->held[0] | s->held[1];
-	for (int i = 0; i < MAX_LIMITS && held; i++, held &= held - 1)
+	for (int i = 0; i < here.limits && held; i++, held &= held - 1)
 		release(p, s, lowest(held));
 	return 0;
 }
@@ -140,7 +140,7 @@ __noinline int count_booked(const struct policy *p, struct scratch *s, __u64 set
 
 	if (!p || !s || !w)
 		return 0;
-	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
+	for (int i = 0; i < here.limits && set; i++, set &= set - 1) {
 		__u32 number = lowest(set) % MAX_LIMITS;
 		const struct limit *l = &p->limit[number];
 
@@ -183,7 +183,7 @@ __noinline int ask(const struct policy *p, struct scratch *s, __u64 set, __u64 o
 	d->reason = REASON_NONE;
 	d->limit = NO_LIMIT;
 	s->held[0] = s->held[1] = 0;
-	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
+	for (int i = 0; i < here.limits && set; i++, set &= set - 1) {
 		__u32 number = lowest(set) % MAX_LIMITS;
 		__u64 depart = quote(p, s, number);
 
@@ -193,6 +193,8 @@ __noinline int ask(const struct policy *p, struct scratch *s, __u64 set, __u64 o
 		}
 		weigh_first(s, number, depart);
 	}
+	if (exceeded(s, set))
+		return 0;
 	s->ready = d->depart;
 	s->wait = d->depart - s->now;
 	if (s->wait)
@@ -209,7 +211,7 @@ __noinline int charge_all(const struct policy *p, struct scratch *s, __u64 set)
 
 	if (!p || !s || !w)
 		return 0;
-	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
+	for (int i = 0; i < here.limits && set; i++, set &= set - 1) {
 		__u32 number = lowest(set) % MAX_LIMITS;
 		__u64 depart = charge(p, s, number, w);
 

@@ -19,6 +19,8 @@ struct attachment {
 	__u32 egress;
 	__u32 since;	    /* generation of the first policy that is enforced */
 	__u64 idle_timeout; /* of TCP connections, ns */
+	__u32 limits;	    /* that a packet may be under */
+	__u32 pad;
 };
 
 const volatile struct attachment here;

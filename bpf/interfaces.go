@@ -133,7 +133,7 @@ func (p *Plane) check(all bool) {
 		if p.points[key] != nil && !all {
 			continue
 		}
-		progs, err := p.programs.get(p.kernel, purposeOf(w.Attachment, p.numbers, w.ethernet(), w.counts(p.policy)), 0)
+		progs, err := p.programs.get(p.kernel, purposeOf(w.Attachment, p.numbers, p.policy, w.ethernet()), 0)
 		missing[key] = progs
 		if p.points[key] == nil {
 			faults[w.Name+" at "+w.name()] = err
@@ -180,7 +180,7 @@ func (p *Plane) check(all bool) {
 // is forgotten.
 func (p *Plane) mend(pt *point, w *target) {
 	err := pt.check()
-	if err == nil && (!pt.same(w.Attachment) || (pt.replies != nil) != pt.counts(p.policy)) {
+	if err == nil && !pt.fits(w.Attachment, p.policy) {
 		err = errDetached // Commit could not replace its programs
 	}
 	if errors.Is(err, errQueue) {

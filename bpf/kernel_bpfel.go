@@ -22,6 +22,8 @@ type kernelAttachment struct {
 	Egress      uint32
 	Since       uint32
 	IdleTimeout uint64
+	Limits      uint32
+	Pad         uint32
 }
 
 type kernelBucketLine struct {

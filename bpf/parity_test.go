@@ -2,6 +2,7 @@ package bpf
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -24,7 +25,7 @@ import (
 
 var (
 	seed     = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random tests")
-	policies = flag.Int("policies", 200, "random policies of the parity test")
+	policies = flag.Int("policies", 60, "random policies of the parity test")
 	packets  = flag.Int("packets", 5000, "random packets for each of them")
 )
 
@@ -89,6 +90,7 @@ func newSized(t testing.TB, keys int, at kernelAttachment, variables map[string]
 		kernelPrograms
 		kernelVariables
 	}
+	at.Limits = cmp.Or(at.Limits, fewLimits)
 	if err := k.load(at, variables, &objects); err != nil {
 		t.Fatalf("%+v", err)
 	}
@@ -308,7 +310,7 @@ func TestParity(t *testing.T) {
 
 func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample) (uint32, uint64)) {
 	rnd := newRand(t)
-	b := newBench(t, kernelAttachment{Place: 3, Mode: mode, Ethernet: 1, Keep: 1})
+	b := newBench(t, kernelAttachment{Place: 3, Mode: mode, Ethernet: 1, Keep: 1, Limits: shaper.MaxLimits})
 	next, drop := uint32(tcNext), uint32(tcDrop)
 	if mode == uint32(Police) {
 		next, drop = xdpPass, xdpDrop

@@ -5,6 +5,8 @@ import (
 	"strconv"
 
 	"github.com/vishvananda/netlink"
+
+	"shaperd/shaper"
 )
 
 // point is an attachment at an interface.
@@ -13,8 +15,9 @@ type point struct {
 	ifindex int
 	ifname  string
 	hook    hook
-	replies hook // of the program for replies; nil without one
-	own     bool // this daemon has attached it
+	replies hook   // of the program for replies; nil without one
+	own     bool   // this daemon has attached it
+	limits  uint32 // that its programs are loaded for
 
 	before []string // what packets meet before it
 	proof  [2]proof // by role
@@ -32,10 +35,11 @@ func (pt *point) saved() savedPoint {
 
 func (pt *point) String() string { return pt.Name + " at " + pt.ifname }
 
-// same reports whether nothing has changed that a program knows.
-func (pt *point) same(a *Attachment) bool {
+// fits reports whether the programs of a point do for a under p.
+func (pt *point) fits(a *Attachment, p *shaper.Policy) bool {
 	return pt.own && pt.Name == a.Name && pt.Mode == a.Mode && pt.Hook == a.Hook && pt.Keep == a.Keep &&
-		pt.Queue == a.Queue && pt.IdleTimeout == a.IdleTimeout
+		pt.Queue == a.Queue && pt.IdleTimeout == a.IdleTimeout &&
+		(pt.replies != nil) == a.counts(p) && pt.limits == a.limits(p)
 }
 
 // repliesPin ends the name of the pin of a program for replies.
@@ -47,7 +51,7 @@ func (p *Plane) attach(key side, a *Attachment, progs *programs) (*point, error)
 	if err != nil {
 		return nil, attachError(a, strconv.Itoa(key.ifindex), err)
 	}
-	pt := &point{Attachment: *a, ifindex: key.ifindex, ifname: l.Attrs().Name, own: true}
+	pt := &point{Attachment: *a, ifindex: key.ifindex, ifname: l.Attrs().Name, own: true, limits: progs.limits}
 	if err := p.attachTo(l, pt, progs); err != nil {
 		return nil, attachError(a, pt.ifname, privileges(err))
 	}
@@ -169,7 +173,7 @@ func (p *Plane) replace(pt *point, progs *programs, a *Attachment) error {
 	if err := pt.hook.update(progs.limit); err != nil {
 		return err
 	}
-	pt.own, pt.Attachment = true, *a
+	pt.own, pt.limits, pt.Attachment = true, progs.limits, *a
 	if err := pt.replaceReplies(progs, pin); err != nil {
 		return err
 	}

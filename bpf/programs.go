@@ -2,16 +2,21 @@ package bpf
 
 import (
 	"cmp"
+	"math/bits"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
+
+	"shaperd/shaper"
 )
 
 // programs are the programs of one attachment. They are the same at all interfaces that
-// have a header of the same kind: the verifier takes a third of a second for them.
+// have a header of the same kind: the verifier takes a tenth of a second for them, and
+// half a second where packets may be under many limits.
 type programs struct {
 	limit   *ebpf.Program // holds packets to the limits
 	replies *ebpf.Program // takes note of the other direction; nil when no connections are counted
+	limits  uint32        // that a packet may be under
 }
 
 func (p *programs) close() {
@@ -26,15 +31,27 @@ type purpose struct {
 	counts bool // connections
 }
 
-// purposeOf returns what programs of a are for, by the numbers n, where packets have an
-// Ethernet header or have none.
-func purposeOf(a *Attachment, n numbers, ethernet, counts bool) purpose {
+// fewLimits is how many limits programs are loaded for where there are no more: the
+// verifier follows them from limit to limit.
+const fewLimits = 8
+
+// limits returns how many limits the programs of a are loaded for under p.
+func (a *Attachment) limits(p *shaper.Policy) uint32 {
+	if bits.OnesCount64(uint64(p.PlaceSet(p.AttachIndex(a.Name)))) <= fewLimits {
+		return fewLimits
+	}
+	return shaper.MaxLimits
+}
+
+// purposeOf returns what programs of a are for under p, by the numbers n, where packets
+// have an Ethernet header or have none.
+func purposeOf(a *Attachment, n numbers, p *shaper.Policy, ethernet bool) purpose {
 	return purpose{
 		at: kernelAttachment{
 			Place: n.attachments[a.Name], Mode: uint32(a.Mode), Ethernet: number(ethernet), Keep: number(a.Keep),
-			Egress: number(!a.Ingress), IdleTimeout: uint64(a.IdleTimeout),
+			Egress: number(!a.Ingress), IdleTimeout: uint64(a.IdleTimeout), Limits: a.limits(p),
 		},
-		xdp: a.Hook == XDP, counts: counts,
+		xdp: a.Hook == XDP, counts: a.counts(p),
 	}
 }
 
@@ -75,7 +92,7 @@ func (k *kernel) loadPrograms(f purpose, since uint32) (*programs, error) {
 	if err == nil && f.counts {
 		err = k.load(f.at, nil, &other)
 	}
-	p := &programs{limit: cmp.Or(tc.Limit, xdp.Limit), replies: other.Replies}
+	p := &programs{limit: cmp.Or(tc.Limit, xdp.Limit), replies: other.Replies, limits: f.at.Limits}
 	if err != nil {
 		p.close()
 		return nil, tooOld(err)

@@ -289,7 +289,7 @@ __noinline int watch_all(const struct policy *p, struct scratch *s, __u32 meter)
 	hide(meter);
 	set = s->watched[meter % WATCHED];
 	by_slots = here.mode == MODE_SHAPE ? p->calendars | p->crossed : 0;
-	for (int i = 0; i < MAX_LIMITS && set; i++, set &= set - 1) {
+	for (int i = 0; i < here.limits && set; i++, set &= set - 1) {
 		if (by_slots & set & -set)
 			watch_slots(p, s, lowest(set), meter);
 		else
