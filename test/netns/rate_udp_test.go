@@ -3,6 +3,8 @@ package netns
 import (
 	"errors"
 	"fmt"
+	"os/exec"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -173,4 +175,42 @@ func TestTwoSourcesUDP(t *testing.T) {
 		}
 		return report, errors.Join(errs...)
 	})
+}
+
+// TestBusyHostCostsNoPackets has other work take all processors. A strict limit in packets keeps
+// its rate, but while its thread is not run for longer than is given back: nothing leaves
+// then, and what is lost is as long as that shows for at the downstream.
+func TestBusyHostCostsNoPackets(t *testing.T) {
+	const rate = 10000
+	f := ipv4
+	n := newNetwork(t)
+	n.downstream.discardUDP(t, f.udp())
+	d := n.shaper.shaperd(t, config(f, limit("sms", onUDP, keySource, `packets = "10000pps"`, `max_delay = "200ms"`)))
+	for range runtime.NumCPU() {
+		busy := exec.Command("sh", "-c", "ulimit -t 10; while :; do :; done") // not for ever, when the test crashes
+		must(t, busy.Start())
+		t.Cleanup(func() { busy.Process.Kill(); busy.Wait() })
+	}
+	c := n.downstream.capture(t, downstreamLink, udpPort, 1<<16)
+	p := n.client.newPaced(t, f.sources[0], f.udpDoor(), paced{tag: 1, size: 100, rate: rate * 5 / 4})
+	if _, err := p.send(2 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+	end := c.Elapsed()
+	list := lab.Between(lab.Packets(c.stop()), 500*time.Millisecond, end)
+	mustHaveLimited(t, d, "sms")
+
+	watched, lost := list[len(list)-1].At-list[0].At, time.Duration(0)
+	for _, gap := range lab.Gaps(list) {
+		lost += max(0, gap-packetsGiveBack)
+	}
+	due := rate * (watched - lost).Seconds()
+	t.Logf("%d of %.0f left, and %.0f were due besides while nothing left for more than %v",
+		len(list), due, rate*lost.Seconds(), packetsGiveBack)
+	if got := float64(len(list)); got < 0.99*due {
+		t.Errorf("%.0f left of %.0f", got, due)
+	}
+	if lost > watched/2 {
+		t.Errorf("for %v of %v nothing left", lost, watched)
+	}
 }
