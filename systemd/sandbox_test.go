@@ -181,8 +181,47 @@ func TestSandbox(t *testing.T) {
 	if _, err := os.Lstat(socket); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the control socket is left: %v", err)
 	}
-	if _, err := os.Stat(filepath.Join(s.dir, "run", "state")); err != nil {
+	if _, err := os.Stat(filepath.Join(s.dir, "state", "state")); err != nil {
 		t.Errorf("the state of buckets: %v", err)
+	}
+}
+
+// TestStopKeepsOrders has a block outlive "systemctl stop", which removes RuntimeDirectory=.
+func TestStopKeepsOrders(t *testing.T) {
+	u := readUnit(t, unitFile)
+	s := newStage(t, u, config)
+	verb := func(args ...string) string {
+		t.Helper()
+		args = append(args, "--control", filepath.Join(s.dir, "run", "control.sock"))
+		out, err := exec.Command(filepath.Join(s.dir, "shaperd"), args...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", args, err, out)
+		}
+		return string(out)
+	}
+	d := s.start(t)
+	verb("block", "192.0.2.0/24")
+	s.terminate(t, d)
+	d.end(t)
+	left, err := filepath.Glob(filepath.Join(s.dir, "run", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range left {
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d = s.start(t)
+	if out := verb("blocks"); !strings.Contains(out, "192.0.2.0/24") {
+		t.Errorf("blocked is:\n%s", out)
+	}
+	s.terminate(t, d)
+	d.end(t)
+
+	state := "--state /var/lib/" + u.service(t, "StateDirectory") + "/"
+	if line := u.service(t, "ExecStart"); !strings.Contains(line, state) {
+		t.Errorf("ExecStart=%s: systemd keeps what is in StateDirectory=, %s", line, state)
 	}
 }
 

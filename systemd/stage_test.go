@@ -99,12 +99,14 @@ func newStage(t *testing.T, u unit, config string) *stage {
 	s := &stage{dir: dir, unit: u, file: filepath.Join(dir, "sandbox.json")}
 	s.configure(t, config)
 	write(t, filepath.Join(dir, "asn.csv"), "127.0.0.0,127.255.255.255,64500,loopback\n", 0o644)
-	// RuntimeDirectory=, which systemd makes for the unit's user.
-	if err := os.Mkdir(filepath.Join(dir, "run"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chown(filepath.Join(dir, "run"), nobody, nobody); err != nil {
-		t.Fatal(err)
+	// RuntimeDirectory= and StateDirectory=, which systemd makes for the unit's user.
+	for name, mode := range map[string]os.FileMode{"run": 0o755, "state": 0o700} {
+		if err := os.Mkdir(filepath.Join(dir, name), mode); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chown(filepath.Join(dir, name), nobody, nobody); err != nil {
+			t.Fatal(err)
+		}
 	}
 	s.copyProgram(t, daemonPath(t), "shaperd")
 	self, err := os.Executable()
@@ -207,6 +209,7 @@ func (s *stage) command(line string, pid int) *exec.Cmd {
 		"/usr/bin/shaperd", filepath.Join(s.dir, "shaperd"),
 		"/etc/shaperd", s.dir,
 		"/run/shaperd", filepath.Join(s.dir, "run"),
+		"/var/lib/shaperd", filepath.Join(s.dir, "state"),
 		"-o shaperd -g shaperd", fmt.Sprintf("-o %d -g %[1]d", nobody),
 		"$MAINPID", fmt.Sprint(pid),
 	).Replace(line))
