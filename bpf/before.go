@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -91,7 +92,7 @@ func programName(id ebpf.ProgramID) string {
 }
 
 // filtersBefore lists the filters of tc at one side of an interface that come before a
-// preference, or have the same, and are not one's own.
+// preference and are not one's own, in the order in which packets meet them.
 func filtersBefore(at side, priority uint16) (all []string, err error) {
 	l, err := netlink.LinkByIndex(at.ifindex)
 	if err != nil {
@@ -105,12 +106,12 @@ func filtersBefore(at side, priority uint16) (all []string, err error) {
 	if err != nil && !gone(err) {
 		return nil, fmt.Errorf("list filters of %s: %w", l.Attrs().Name, err)
 	}
+	slices.SortStableFunc(filters, func(a, b netlink.Filter) int { return cmp.Compare(a.Attrs().Priority, b.Attrs().Priority) })
 	for _, f := range filters {
 		pref := f.Attrs().Priority
 		if pref < priority && pref != clsactPriority+uint16(limiting) && pref != clsactPriority+uint16(noting) {
 			all = append(all, fmt.Sprintf("the filter %s of preference %d", f.Type(), pref))
 		}
 	}
-	slices.Sort(all)
 	return slices.Compact(all), nil
 }

@@ -21,7 +21,7 @@ const top = "../.."
 var firstProcess []byte
 
 // tools are the host's programs that a guest has.
-var tools = []string{"busybox", "ip", "iperf3", "tc"}
+var tools = []string{"busybox", "ip", "iperf3", "nft", "tc"}
 
 // A suite is the tests of one package that run inside the guests.
 type suite struct {

@@ -16,6 +16,7 @@ var modules = []string{
 	"cls_bpf", "cls_flower", "cls_matchall", "cls_u32",
 	"act_bpf", "act_gact", "act_mirred", "act_police", "act_skbedit",
 	"tcp_bbr",
+	"nf_tables", "nf_flow_table_inet",
 	"nfnetlink", "xfrm_user", // a handle of the package netlink has sockets of both
 }
 

@@ -1,0 +1,152 @@
+//go:build vmguest
+
+package bpf
+
+import (
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"shaperd/shaper"
+)
+
+// shaped is an attachment that shapes what comes in at the far end of a wire.
+func shaped(w *wire) Attachment {
+	return Attachment{Name: "here", Interfaces: []string{w.to.Attrs().Name}, Ingress: true, Mode: Shape, Queue: 5000}
+}
+
+// TestVMFilters drops packets at ingress by filters of the host's own, which it goes on to do
+// when the rest makes a detour; and accepts them by one, which is then found to keep them from
+// the limits.
+func TestVMFilters(t *testing.T) {
+	w := newWire(t, "fil")
+	drop := func(source int) string {
+		return fmt.Sprintf("filter add ingress protocol ip u32 match ip src 10.0.0.%d/32 action drop", source)
+	}
+	tc(t, w.to, "qdisc add clsact", drop(7))
+	p := openPlane(t)
+	w.want(p, 7, 20, 0)
+	w.want(p, 8, 20, 20)
+	p.apply([]shaper.Limit{tenAnHour("here")}, shaped(w))
+	w.want(p, 7, 20, 0)
+	w.want(p, 8, 20, 10)
+	tc(t, w.to, drop(9))
+	w.want(p, 9, 20, 0)
+	p.check(true)
+	if s := p.point(); s.Err != "" || s.Bypass != "" || !strings.Contains(strings.Join(s.Before, " "), "filter u32") {
+		t.Errorf("%+v: want it enforced, behind the filters", s)
+	}
+
+	tc(t, w.to, "filter add ingress pref 5 protocol ip u32 match u8 0 0 action pass")
+	p.check(true)
+	w.want(p, 10, 100, 100)
+	p.check(true)
+	if s := p.point(); !strings.Contains(s.Bypass, "it stands behind the filter u32 of preference 5,") {
+		t.Errorf("%+v: want it to tell what keeps packets from it", s)
+	}
+	tc(t, w.to, "filter del ingress pref 5")
+	for source := range byte(10) {
+		w.want(p, 20+source, 20, 10)
+	}
+	p.check(true)
+	if s := p.point(); s.Err != "" || s.Bypass != "" {
+		t.Errorf("%+v: want it enforced", s)
+	}
+}
+
+// TestVMDetourIsRefused shapes at ingress where packets would then miss what others have there,
+// or would be kept from the detour: neither is done without a word.
+func TestVMDetourIsRefused(t *testing.T) {
+	w := newWire(t, "ref")
+	p := openPlane(t)
+	at := w.to.Attrs().Name
+	nft := func(commands ...string) {
+		t.Helper()
+		for _, c := range commands {
+			if out, err := exec.Command("nft", c).CombinedOutput(); err != nil {
+				t.Fatalf("nft %s: %v\n%s", c, err, out)
+			}
+		}
+	}
+	type obstacle struct {
+		name     string
+		add, end func()
+	}
+	inTable := func(table, name, object string) obstacle {
+		return obstacle{
+			name: name + " of nf_tables",
+			add:  func() { nft("add table "+table, fmt.Sprintf(object, at)) },
+			end:  func() { nft("delete table " + table) },
+		}
+	}
+	obstacles := []obstacle{
+		inTable("netdev a", "the chain of_netdev", "add chain netdev a of_netdev { type filter hook ingress device %s priority 0; policy drop; }"),
+		inTable("inet b", "the chain of_inet", "add chain inet b of_inet { type filter hook ingress device %s priority 0; policy drop; }"),
+		inTable("inet c", "the flowtable fast", "add flowtable inet c fast { hook ingress priority 0; devices = { %s }; }"),
+	}
+	limits := []shaper.Limit{tenAnHour("here")}
+	refused := func(names ...string) {
+		t.Helper()
+		err := p.tryApply(limits, shaped(w))
+		if err == nil || !strings.Contains(err.Error(), strings.Join(names, ", ")) || !strings.Contains(err.Error(), `mode = "police"`) {
+			t.Errorf("%v: want it refused for %v", err, names)
+		}
+	}
+	var names []string
+	for _, o := range obstacles {
+		o.add()
+		names = append(names, o.name)
+	}
+	w.want(p, 1, 20, 0)
+	refused(names...)
+	w.want(p, 1, 20, 0)
+	for _, o := range obstacles {
+		o.end()
+	}
+	if hasTCX(t) {
+		other := attachOther(t, w.to, ebpf.AttachTCXIngress)
+		refused("the tcx program passes_all")
+		must(t, other.Close())
+		obstacles = append(obstacles, obstacle{
+			"the tcx program passes_all",
+			func() { other = attachOther(t, w.to, ebpf.AttachTCXIngress) },
+			func() { must(t, other.Close()) },
+		})
+	}
+	p.apply(limits, shaped(w))
+	w.want(p, 2, 20, 10)
+	for _, o := range obstacles {
+		o.add()
+		p.check(true)
+		if s := p.point(); !strings.Contains(s.Err, o.name) {
+			t.Errorf("%+v: want it down for %s", s, o.name)
+		}
+		o.end()
+		p.check(true)
+		if s := p.point(); s.Err != "" {
+			t.Errorf("%+v: want it up", s)
+		}
+	}
+}
+
+// TestVMPriority sends packets of each priority too fast. Linux before 6.7 has a band in sch_fq
+// that heeds no departure, for those of TC_PRIO_CONTROL.
+func TestVMPriority(t *testing.T) {
+	w := newWire(t, "prio")
+	p := openPlane(t)
+	p.apply(attached(shaper.Limit{Name: "l", Key: shaper.KeySource, Packets: perSecond(100), MaxDelay: time.Second}),
+		Attachment{Name: "here", Interfaces: []string{"prio0"}, Mode: Shape, Queue: 5000})
+	for i, priority := range []int{0, 1, 6, 7, 15, 0x10007} {
+		must(t, unix.SetsockoptInt(w.out, unix.SOL_SOCKET, unix.SO_PRIORITY, priority))
+		began := time.Now()
+		w.want(p, byte(1+i), 41, 41)
+		if took := time.Since(began); took < 400*time.Millisecond {
+			t.Errorf("priority %d: 41 packets at 100 a second took %v", priority, took)
+		}
+	}
+}
