@@ -294,9 +294,8 @@ func (s *session) leaveDownstream(now leaky.Time) {
 	if s.to == nil {
 		return
 	}
-	s.to.inFlight--
+	s.to.giveBack()
 	s.to = nil
-	s.wakeSoon()
 }
 
 // dialed is told of the connection under way.

@@ -294,3 +294,53 @@ func TestConnectionsFollowAFewAtATime(t *testing.T) {
 		t.Errorf("%d of 100 were brought up, %d of them before other work had its turn", len(done), between)
 	}
 }
+
+// A port that moves to another listener takes its connections along, and they keep their places
+// at a downstream that the other listener does not have. Who waits for one there goes on when
+// they end. (Nobody was woken, and whoever came waited behind those: none was served again.)
+func TestPlaceOfAMovedConnectionIsGivenBack(t *testing.T) {
+	r := start(t, shaper.TCP, serveTCP(t, echo))
+	first, moves := r.listen.Endpoints[0], Endpoint{Protocol: shaper.TCP, Addr: netip.MustParseAddrPort(freePort(t, shaper.TCP))}
+	l := r.listen
+	l.Downstream[0].Connections, l.Connect = 1, time.Minute
+	apply := func(listens ...Listen) {
+		t.Helper()
+		var names []shaper.Listener
+		for _, l := range listens {
+			names = append(names, shaper.Listener{Name: l.Name, TCP: true})
+		}
+		policy, err := r.shaper.Compile(nil, names, nil, nil, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.proxy.Apply(t.Context(), listens, policy, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	echoed := func(c *net.TCPConn) {
+		t.Helper()
+		c.Write([]byte{1})
+		if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
+			t.Fatal("no echo: ", err)
+		}
+	}
+	l.Endpoints = []Endpoint{first, moves}
+	apply(l)
+	moved := dial(t, moves.Addr.String())
+	echoed(moved)
+	other := netip.MustParseAddrPort(serveTCP(t, echo))
+	l.Endpoints = []Endpoint{first}
+	apply(l, Listen{
+		Name: "other", Endpoints: []Endpoint{moves}, Timeouts: l.Timeouts,
+		Downstream: []Downstream{{Host: other.Addr().String(), Port: other.Port()}},
+	})
+	waits := dial(t, first.Addr.String())
+	waitFor(t, "a connection that waits", func() bool {
+		n := 0
+		r.proxy.loop.call(func(leaky.Time) { n = r.proxy.sites["l"].waiting.waiting })
+		return n == 1
+	})
+	echoed(moved)
+	moved.Close()
+	echoed(waits)
+}

@@ -111,6 +111,13 @@ func (s *site) setDownstreams(config *siteConfig, now leaky.Time) {
 	}
 }
 
+// giveBack gives back a place at d. Those who wait for one may be another listener's than who
+// had it: the listener of its port has changed.
+func (d *downstream) giveBack() {
+	d.inFlight--
+	d.site.wakeSoon()
+}
+
 func (d *downstream) room() bool { return d.Connections == 0 || d.inFlight < d.Connections }
 
 // weight is d's share of connections at a port, less than what is configured for a while

@@ -208,6 +208,7 @@ func (f *udpFlow) redial(now leaky.Time) bool {
 		return false
 	}
 	f.proxy.loop.close(fd)
+	d.site.wakeSoon()
 	f.enlist(now)
 	return true
 }

@@ -226,8 +226,7 @@ func (f *udpFlow) close(now leaky.Time) {
 	delete(f.proxy.flows, f.key)
 	f.proxy.flowList.remove(f)
 	f.delist()
-	f.downstream.inFlight--
-	f.site.wakeSoon()
+	f.downstream.giveBack()
 	f.site.counts.Flows.Add(-1)
 	f.site.forget(f.source, f.flow.Source)
 	f.slots.release(now)
