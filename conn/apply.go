@@ -194,6 +194,13 @@ func (c *change) follow() {
 	p := c.Proxy
 	inTurns(p.loop, &p.sessions, func(s *session, now leaky.Time) { s.follow(c.policy, now) })
 	inTurns(p.loop, &p.flowList, func(f *udpFlow, now leaky.Time) { f.follow(c.policy, now) })
+	for more := true; more; {
+		p.loop.call(func(now leaky.Time) {
+			for end := now + followTime; more && now < end; now = p.loop.clock.Now() {
+				more = p.shaper.Settle()
+			}
+		})
+	}
 }
 
 // inTurns calls f on the loop for all connections of r, and lets bytes have their turn

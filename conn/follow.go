@@ -67,6 +67,7 @@ func (s *slots) recount(f *shaper.Flow, r shaper.Route, gone bool, now leaky.Tim
 		s.held = nil
 		for _, gt := range held {
 			if ownLimit(was, gt.state) {
+				s.gates.follow(gt)
 				own = append(own, gt)
 			} else {
 				s.held = append(s.held, gt)

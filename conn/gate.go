@@ -25,7 +25,8 @@ type gates struct {
 	wheel  *leaky.Wheel
 	clock  func() leaky.Time
 
-	policy *shaper.Policy // that the gates are set to
+	policy *shaper.Policy // in effect; see follow
+	since  leaky.Time     // when it came into effect
 	byKey  map[shaper.Key]*gate
 	rooms  map[*shaper.State]*room
 	queues map[string]*queue // by queueKey
@@ -43,10 +44,11 @@ type gate struct {
 	key      shaper.Key
 	state    *shaper.State
 	room     *room
-	rule     *shaper.Limit // nil when the limit has gone
-	pool     *pool         // of downstreams, or nil: then it is that of a limit
-	shape    *leaky.Shape  // of new connections
-	bucket   leaky.Bucket  // likewise
+	policy   *shaper.Policy // that it has followed
+	rule     *shaper.Limit
+	pool     *pool        // of downstreams, or nil: then it is that of a limit
+	shape    *leaky.Shape // of new connections
+	bucket   leaky.Bucket // likewise
 	inFlight int
 	waiting  int
 	sources  map[netip.Addr]*source  // that need it, wherever they wait
@@ -257,16 +259,8 @@ func (g *gates) swap(p *shaper.Policy, publish func(), now leaky.Time) {
 		g.dequeue(e.entrant, now)
 	}
 	publish()
-	g.policy = p
-	clear(g.rooms)
-	for _, gt := range g.byKey {
-		gt.rule = nil
-		if i := p.Index(gt.state); i >= 0 {
-			shape := p.NewConnections(i)
-			gt.bucket.Rescale(gt.shape, shape, now)
-			gt.rule, gt.shape, gt.room = p.Limit(i), shape, g.room(gt.state)
-		}
-	}
+	g.policy, g.since = p, now
+	clear(g.rooms) // of gates where nobody waits any more
 	slices.SortFunc(waiting, func(a, b turn) int { return cmp.Or(cmp.Compare(a.round, b.round), cmp.Compare(a.turn, b.turn)) })
 	for _, e := range waiting {
 		g.again = append(g.again, e.entrant)
@@ -303,13 +297,28 @@ func (g *gates) at(i int, l *shaper.Limit, key shaper.Key) *gate {
 		state := g.policy.State(i)
 		g.gate++
 		gt = &gate{
-			id: g.gate, key: key, state: state, room: g.room(state), rule: l,
+			id: g.gate, key: key, state: state, policy: g.policy, room: g.room(state), rule: l,
 			shape: g.policy.NewConnections(i), bucket: g.shaper.CheckOut(key, g.clock()),
 		}
 		gt.timer.Fire = func(now leaky.Time) { g.dispatch([]*gate{gt}, now); g.run(now) }
 		g.byKey[key] = gt
 	}
+	g.follow(gt)
 	return gt
+}
+
+// follow brings gt to the policy in effect. Nobody has passed it since that came: it is as if
+// it followed then. A gate whose limit has gone stays as it is.
+func (g *gates) follow(gt *gate) {
+	if gt.policy == g.policy {
+		return
+	}
+	gt.policy = g.policy
+	if i := g.policy.Index(gt.state); i >= 0 {
+		shape := g.policy.NewConnections(i)
+		gt.bucket.Rescale(gt.shape, shape, g.since)
+		gt.rule, gt.shape, gt.room = g.policy.Limit(i), shape, g.room(gt.state)
+	}
 }
 
 // room returns the room of a limit, made if need be.
@@ -331,6 +340,7 @@ func (g *gates) drop(list []*gate, now leaky.Time) {
 			delete(gt.pool.site.pools, gt.pool.key)
 		case g.byKey[gt.key] == gt:
 			delete(g.byKey, gt.key)
+			g.follow(gt)
 			g.shaper.CheckIn(gt.key, gt.bucket, now)
 		}
 	}

@@ -160,3 +160,49 @@ func TestReloadKeepsCounts(t *testing.T) {
 		t.Errorf("%d bytes counted over three policies, want 30", bytes)
 	}
 }
+
+// A reload that changes a rate holds up traffic for a small part of the time that it takes to look
+// at each bucket, and in pieces as small: the rest follow in Settle.
+func TestSwapWaitsForNoBucket(t *testing.T) {
+	const keys = 100_000
+	s := New(keys)
+	load := func(rate uint64) (p *Policy, took time.Duration) {
+		p = mustCompile(t, s, []Limit{{Name: "l", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Rate: rate, MaxDelay: time.Hour}}, udpOnly)
+		start := time.Now()
+		s.Swap(p, leaky.Second)
+		return p, time.Since(start)
+	}
+	rate := uint64(1e6)
+	p, _ := load(rate)
+	for i := range uint32(keys) {
+		f := fromIPv4(i)
+		r := p.Route(f)
+		s.Decide(p, f, r, r.ToDownstream, 1000, 1, leaky.Second)
+	}
+	walk, swap, piece := time.Hour, time.Hour, time.Hour
+	for range 5 {
+		start := time.Now()
+		s.table.each(func(_ *Key, b *leaky.Bucket) { b.Rescale(p.Shape(0), p.Shape(0), leaky.Second) })
+		walk = min(walk, time.Since(start))
+		rate *= 2
+		var took time.Duration
+		p, took = load(rate)
+		swap = min(swap, took)
+		longest := time.Duration(0)
+		for more := true; more; {
+			start := time.Now()
+			more = s.Settle()
+			longest = max(longest, time.Since(start))
+		}
+		piece = min(piece, longest)
+		for _, i := range []uint32{0, keys / 2, keys - 1} {
+			if bytes, _ := s.backlog(p, 0, fromIPv4(i), leaky.Second); bytes < 1000 || bytes > 1000+8 {
+				t.Errorf("key %d owes %d bytes", i, bytes)
+			}
+		}
+	}
+	t.Logf("all buckets %v; Swap %v, Settle %v", walk, swap, piece)
+	if max(swap, piece) > walk/4 {
+		t.Errorf("Swap took %v and Settle %v, to look at all buckets %v", swap, piece, walk)
+	}
+}

@@ -42,17 +42,16 @@ func (s *Shaper) Policy() *Policy { return s.policy.Load() }
 // Swap puts next in force at now. The buckets of a limit that stays, by name, or
 // that comes back, stay too; where its rate changed they keep their backlog in
 // bytes and packets. A limit that only observed until now owes no more than its burst.
+//
+// It takes time by the number of limits, not of buckets: each follows when it is next used,
+// or in [Shaper.Settle].
 func (s *Shaper) Swap(next *Policy, now leaky.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	type change struct {
-		from, to *leaky.Shape
-		enforce  bool
-	}
-	changes := map[uint32]change{}
+	changes := map[uint32]reshape{}
 	changed := func(id uint32, last **leaky.Shape, shape *leaky.Shape, enforce bool) {
 		if *last != nil && (**last != *shape || enforce) {
-			changes[id] = change{*last, shape, enforce}
+			changes[id] = reshape{*last, shape, enforce}
 		}
 		*last = shape
 		s.table.hold(id, shape)
@@ -67,20 +66,20 @@ func (s *Shaper) Swap(next *Policy, now leaky.Time) {
 		state.observed = observe
 	}
 	if len(changes) > 0 {
-		// The table's floors keep their time: they stand for keys of any limit.
-		s.table.each(func(k *Key, b *leaky.Bucket) {
-			if c, ok := changes[k.Limit]; ok {
-				b.Rescale(c.from, c.to, now)
-				if c.enforce {
-					b.Enforce(c.to, now)
-				}
-			}
-		})
+		s.table.reshape(changes, now)
 	}
 	for i, state := range next.states {
 		s.swapCalendars(next, i, state, now)
 	}
 	s.policy.Store(next)
+}
+
+// Settle has some buckets, a thousand at most, follow what Swap changed, in some 10 us. It
+// reports whether there are more. A Swap that comes before has to do all of them.
+func (s *Shaper) Settle() (more bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.table.settle()
 }
 
 // Index returns which limit of p has counted into state, or -1.

@@ -31,6 +31,7 @@ type table struct {
 	slots   []slot
 	seed    maphash.Seed
 	entries int
+	change  *change // that groups may have yet to follow; nil when all have
 
 	evictedDrained, evictedIndebted uint64
 }
@@ -68,20 +69,87 @@ func newTable(keys int) *table {
 	}
 }
 
+// change is one of the shapes of buckets. A group follows it when one of its keys is looked
+// for, or in [table.settle]: a million buckets at once would hold up all traffic for 10 ms.
+// Until then no bucket of the group was touched, so it is as if it followed at the instant
+// of the change.
+type change struct {
+	at     leaky.Time
+	shapes map[uint32]reshape // by Key.Limit
+	due    []uint64           // groups that have yet to follow, a bit each
+	next   int                // word of due; those before it are zero
+}
+
+// reshape is the change for the buckets of one limit.
+type reshape struct {
+	from, to *leaky.Shape
+	enforce  bool // they only watched until then
+}
+
 // place is where a key may stand.
 type place struct {
 	first, second uint32 // groups
 	tag           uint64 // in all eight bytes
 }
 
+// place returns where k may stand. The groups there have followed what changed.
 func (t *table) place(k *Key) place {
 	h := maphash.Bytes(t.seed, unsafe.Slice((*byte)(unsafe.Pointer(k)), keyBytes))
 	n := uint64(len(t.tags))
-	return place{
+	p := place{
 		first:  uint32((h & (1<<32 - 1)) * n >> 32),
 		second: uint32((h * 0x9e3779b97f4a7c15 >> 32) * n >> 32),
 		tag:    max(h>>56, lowestTag) * lowBits,
 	}
+	if t.change != nil {
+		t.follow(p.first)
+		t.follow(p.second)
+	}
+	return p
+}
+
+// reshape has all buckets follow a change that was made at now. The floors keep their time:
+// they stand for keys of any limit.
+func (t *table) reshape(shapes map[uint32]reshape, now leaky.Time) {
+	for t.settle() {
+	}
+	due := make([]uint64, (len(t.tags)+63)/64)
+	for i := range due {
+		due[i] = ^uint64(0)
+	}
+	t.change = &change{at: now, shapes: shapes, due: due}
+}
+
+// settle has some groups, 64 at most, follow what changed. It reports whether there are more.
+func (t *table) settle() (more bool) {
+	c := t.change
+	if c == nil {
+		return false
+	}
+	for group := c.next * 64; group < min(c.next*64+64, len(t.tags)); group++ {
+		t.follow(uint32(group))
+	}
+	if c.next++; c.next == len(c.due) {
+		t.change = nil
+	}
+	return t.change != nil
+}
+
+// follow has a group follow what changed, if it has not.
+func (t *table) follow(group uint32) {
+	c := t.change
+	if c.due[group/64]>>(group%64)&1 == 0 {
+		return
+	}
+	c.due[group/64] &^= 1 << (group % 64)
+	t.eachOf(int(group), func(k *Key, b *leaky.Bucket) {
+		if r, ok := c.shapes[k.Limit]; ok {
+			b.Rescale(r.from, r.to, c.at)
+			if r.enforce {
+				b.Enforce(r.to, c.at)
+			}
+		}
+	})
 }
 
 // find returns the slot of k, or nil. Both groups are searched as one: which of
@@ -193,12 +261,18 @@ func (t *table) remove(k *Key, p place, now leaky.Time) leaky.Bucket {
 
 // each calls f for every key in the table.
 func (t *table) each(f func(k *Key, b *leaky.Bucket)) {
+	for t.settle() {
+	}
 	for g := range t.tags {
-		for i := range groupSize {
-			if t.tags[g][i/8]>>(i%8*8)&0xff != 0 {
-				s := &t.slots[g*groupSize+i]
-				f(&s.key, &s.bucket)
-			}
+		t.eachOf(g, f)
+	}
+}
+
+func (t *table) eachOf(group int, f func(k *Key, b *leaky.Bucket)) {
+	for i := range groupSize {
+		if t.tags[group][i/8]>>(i%8*8)&0xff != 0 {
+			s := &t.slots[group*groupSize+i]
+			f(&s.key, &s.bucket)
 		}
 	}
 }

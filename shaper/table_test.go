@@ -65,7 +65,26 @@ func TestTableIsAMap(t *testing.T) {
 		now := leaky.Second
 		for range rapid.IntRange(1, 300).Draw(rt, "operations") {
 			now += leaky.Time(rapid.Uint64Range(0, uint64(leaky.Second/100)).Draw(rt, "step"))
+			if rapid.IntRange(0, 9).Draw(rt, "reshape") == 0 {
+				from := &leaky.Shape{Bytes: leaky.NewRate(rapid.Uint64Range(1, 1e6).Draw(rt, "from"), time.Second)}
+				to := &leaky.Shape{Bytes: leaky.NewRate(rapid.Uint64Range(1, 1e6).Draw(rt, "to"), time.Second)}
+				r := reshape{from, to, rapid.Bool().Draw(rt, "enforce")}
+				tb.reshape(map[uint32]reshape{1: r}, now)
+				for k, b := range want {
+					if k.Limit == 1 {
+						b.Rescale(from, to, now)
+						if r.enforce {
+							b.Enforce(to, now)
+						}
+						want[k] = b
+					}
+				}
+			}
+			if rapid.IntRange(0, 9).Draw(rt, "settle") == 0 {
+				tb.settle()
+			}
 			k := numbered(rapid.Uint64Range(0, 30).Draw(rt, "key"))
+			k.Limit = uint32(k.Connection % 2)
 			if rapid.IntRange(0, 2).Draw(rt, "remove") == 0 {
 				got := tb.remove(&k, tb.place(&k), now)
 				if got != want[k] {
