@@ -123,8 +123,12 @@ func TestVMDetourIsRefused(t *testing.T) {
 	for _, o := range obstacles {
 		o.add()
 		p.check(true)
+		p.check(true)
 		if s := p.point(); !strings.Contains(s.Err, o.name) {
 			t.Errorf("%+v: want it down for %s", s, o.name)
+		}
+		if n := strings.Count(p.logged.String(), "has "+o.name); n != 1 {
+			t.Errorf("%d lines of the log say that it is for %s, want one", n, o.name)
 		}
 		o.end()
 		p.check(true)

@@ -6,7 +6,6 @@ import (
 	"runtime"
 	"strings"
 
-	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -88,12 +87,8 @@ func detour(l netlink.Link, to int) *netlink.U32 {
 	}
 }
 
-// divert sends what comes in through the intermediate device. own are the links of one's
-// own programs.
-func divert(l, ifb netlink.Link, own map[link.ID]bool) error {
-	if err := hindrance(l, own); err != nil {
-		return err
-	}
+// divert sends what comes in through the intermediate device.
+func divert(l, ifb netlink.Link) error {
 	if err := addClsact(side{l.Attrs().Index, true}); err != nil {
 		return err
 	}
@@ -142,27 +137,20 @@ func isIFB(ifindex int) bool {
 	return err != nil || isOwnIFB(l)
 }
 
-// hindrance returns why what comes in at l is not to take a detour: it would not, or it would
-// miss what others have there.
-func hindrance(l netlink.Link, own map[link.ID]bool) error {
-	name := l.Attrs().Name
-	programs, err := tcxPrograms(side{l.Attrs().Index, true}, own, 0)
-	if err != nil {
-		return err
+// hindrance returns why packets are not to take a detour where they meet these: they would
+// not, or they would miss what others have there.
+func hindrance(all []Foreign) error {
+	var what []string
+	for _, f := range all {
+		if f.Refuses {
+			what = append(what, f.What)
+		}
 	}
-	if len(programs) > 0 {
-		return fmt.Errorf(`%s has %s at ingress, which may keep packets from the detour that mode = "shape" makes: write mode = "police"`,
-			name, strings.Join(programs, ", "))
+	if what == nil {
+		return nil
 	}
-	chains, err := ingressChains(name)
-	if err != nil {
-		return err
-	}
-	if len(chains) > 0 {
-		return fmt.Errorf(`%s has %s at ingress, which packets would miss by the detour that mode = "shape" makes: write mode = "police"`,
-			name, strings.Join(chains, ", "))
-	}
-	return nil
+	return fmt.Errorf(`%s has %s at ingress: packets would miss that by the detour that mode = "shape" makes, or be kept from it: write mode = "police"`,
+		all[0].Interface, strings.Join(what, ", "))
 }
 
 // checkDetour returns an error when packets do not make the detour any more. While

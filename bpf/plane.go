@@ -161,7 +161,9 @@ func (p *Plane) drop(pt *point) {
 		p.log.Error("detach", "attachment", pt.Name, "interface", pt.ifname, "err", err)
 	}
 	delete(p.points, pt.key())
-	p.fault(pt.String(), nil)
+	for _, what := range []string{pt.String(), pt.detour(), pt.enforcement(limiting), pt.enforcement(noting)} {
+		p.fault(what, nil)
+	}
 	p.log.Info("detached", "attachment", pt.Name, "interface", pt.ifname)
 }
 

@@ -33,7 +33,12 @@ func (pt *point) saved() savedPoint {
 	return savedPoint{pt.Name, pt.ifindex, pt.Ingress, pt.Hook, pt.Mode, pt.replies != nil}
 }
 
+// What faults of a point are of.
 func (pt *point) String() string { return pt.Name + " at " + pt.ifname }
+func (pt *point) detour() string { return "detour, " + pt.String() }
+func (pt *point) enforcement(r role) string {
+	return "enforcement, " + pt.String() + [...]string{limiting: "", noting: ", of replies"}[r]
+}
 
 // fits reports whether the programs of a point do for a under p.
 func (pt *point) fits(a *Attachment, p *shaper.Policy) bool {
@@ -83,12 +88,24 @@ func (p *Plane) attachTo(l netlink.Link, pt *point, progs *programs) error {
 		return err
 	}
 	if err = pt.attachReplies(progs, pin); err == nil && pt.detours() {
-		err = divert(l, ifb, ownLinks(p.dir))
+		err = p.divert(l, ifb, &pt.Attachment)
 	}
 	if err != nil {
 		err = errors.Join(err, pt.detach())
 	}
 	return err
+}
+
+// divert has packets that come in at l make their detour, if nothing is in its way.
+func (p *Plane) divert(l, ifb netlink.Link, a *Attachment) error {
+	all, err := a.foreign(l, p.ownLinks())
+	if err == nil {
+		err = hindrance(all)
+	}
+	if err != nil {
+		return err
+	}
+	return divert(l, ifb)
 }
 
 // attachReplies attaches the program for replies at the other side of the interface,

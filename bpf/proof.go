@@ -120,17 +120,22 @@ func (p *Plane) prove(wanted map[side]*target) {
 		users[seenAt(pt.key(), limiting)]++
 		users[seenAt(pt.otherSide(), noting)]++
 	}
-	own := ownLinks(p.dir)
+	own := p.ownLinks()
 	for key, pt := range p.points {
 		w := wanted[key]
 		if w == nil || !pt.own || users[seenAt(key, limiting)] > 1 || users[seenAt(pt.otherSide(), noting)] > 1 {
 			continue
 		}
-		var err error
-		pt.before, err = pt.standsBefore(own)
+		all, err := pt.foreign(w.link, own)
 		p.fault("what stands before "+pt.String(), err)
-		if pt.detours() {
-			p.fault(pt.String(), hindrance(w.link, own))
+		if err == nil {
+			pt.before = nil
+			for _, f := range all {
+				pt.before = append(pt.before, f.What)
+			}
+			if pt.detours() {
+				p.fault(pt.detour(), hindrance(all))
+			}
 		}
 		for r, h := range []hook{limiting: pt.hook, noting: pt.replies} {
 			if h != nil {
@@ -162,6 +167,6 @@ func (p *Plane) hold(pt *point, l netlink.Link, r role) {
 	}
 	if missed, of, proved := pt.proof[r].look(moved, seen, room); proved {
 		pt.bypass[r] = bypass(missed, of, pt.before)
-		p.fault("enforcement, "+pt.String()+[...]string{"", ", of replies"}[r], pt.bypass[r])
+		p.fault(pt.enforcement(r), pt.bypass[r])
 	}
 }

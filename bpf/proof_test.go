@@ -62,12 +62,18 @@ func TestBehindAnother(t *testing.T) {
 			if s := p.point(); s.Err != "" || s.Bypass != "" || len(s.Before) != 0 {
 				t.Errorf("%+v: want it enforced", s)
 			}
+			if all, err := FindForeign(p.pins, []Attachment{a}); err != nil || len(all) != 0 {
+				t.Errorf("%+v, %v: want nothing before it", all, err)
+			}
 			other := attachOther(t, l, at)
 			p.check(true)
 			w.want(p, 1, 100, 100)
 			p.check(true)
 			if s := p.point(); !strings.Contains(s.Bypass, "passes_all") || len(s.Before) != 1 {
 				t.Errorf("%+v: want it to tell who is before it", s)
+			}
+			if all, err := FindForeign(p.pins, []Attachment{a}); err != nil || len(all) != 1 || !strings.Contains(all[0].What, "passes_all") || all[0].Refuses {
+				t.Errorf("%+v, %v: want the one that is before it", all, err)
 			}
 			if err := other.Close(); err != nil {
 				t.Fatal(err)

@@ -165,7 +165,7 @@ func TestKilledMakingQueue(t *testing.T) {
 			if err := errors.Join(err, ifbErr, addClsact(side{l.Attrs().Index, true})); err != nil {
 				t.Fatal(err)
 			}
-			if err := divert(l, ifb, nil); err != nil {
+			if err := divert(l, ifb); err != nil {
 				t.Fatal(err)
 			}
 		}},

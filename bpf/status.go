@@ -76,7 +76,7 @@ func (p *Plane) Status() (Status, error) {
 }
 
 func (p *Plane) statusOf(pt *point) PointStatus {
-	s := PointStatus{Attachment: pt.Name, Interface: pt.ifname, Ingress: pt.Ingress, Mode: pt.Mode, Err: p.faults[pt.String()], Before: slices.Clone(pt.before)}
+	s := PointStatus{Attachment: pt.Name, Interface: pt.ifname, Ingress: pt.Ingress, Mode: pt.Mode, Err: cmp.Or(p.faults[pt.String()], p.faults[pt.detour()]), Before: slices.Clone(pt.before)}
 	if err := cmp.Or(pt.bypass[limiting], pt.bypass[noting]); err != nil {
 		s.Bypass = err.Error()
 	}

@@ -54,6 +54,7 @@ var checks = []struct {
 	{"conntrack", false, (*doctor).conntrack},
 	{"clock", false, (*doctor).clock},
 	{"interfaces", true, (*doctor).interfaces},
+	{"programs", true, (*doctor).foreign},
 	{"ports", true, (*doctor).ports},
 	{"downstreams", true, (*doctor).downstreams},
 }

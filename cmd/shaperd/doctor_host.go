@@ -22,12 +22,13 @@ import (
 
 // host is what doctor sees of a host, which tests make up.
 type host struct {
-	files      fs.FS // from the root folder
-	now        time.Time
-	probeShape func() error
-	systemctl  func(args ...string) (string, error)
-	resolve    func(name string) error
-	dial       func(network, address string) error
+	files       fs.FS // from the root folder
+	now         time.Time
+	probeShape  func() error
+	findForeign func(pins string, attachments []bpf.Attachment) ([]bpf.Foreign, error)
+	systemctl   func(args ...string) (string, error)
+	resolve     func(name string) error
+	dial        func(network, address string) error
 }
 
 // Bounds of what doctor waits for.
@@ -38,9 +39,10 @@ const (
 
 func thisHost(ctx context.Context) host {
 	return host{
-		files:      os.DirFS("/"),
-		now:        time.Now(),
-		probeShape: bpf.ProbeShape,
+		files:       os.DirFS("/"),
+		now:         time.Now(),
+		probeShape:  bpf.ProbeShape,
+		findForeign: bpf.FindForeign,
 		systemctl: func(args ...string) (string, error) {
 			out, err := exec.CommandContext(ctx, "systemctl", args...).Output()
 			return string(out), err

@@ -27,6 +27,29 @@ func (d *doctor) interfaces() (found []finding) {
 	return orOK(found, "those that attachments name are here")
 }
 
+// foreign looks for what packets meet at attachments before the limits, or what keeps these
+// from being attached there.
+func (d *doctor) foreign() (found []finding) {
+	if len(d.loaded.attach) == 0 {
+		return find(healthSkip, "there are no attachments", "")
+	}
+	all, err := d.findForeign(d.loaded.config.Daemon.Pins, d.loaded.attach)
+	if errors.Is(err, fs.ErrPermission) {
+		return find(healthSkip, "only root can see what else is at the interfaces", "")
+	}
+	if err != nil {
+		return find(healthWarn, err.Error(), "")
+	}
+	for _, f := range all {
+		state := healthWarn
+		if f.Refuses {
+			state = healthFail
+		}
+		found = append(found, finding{State: state, Text: foreignNote(f), Mend: f.Mend})
+	}
+	return orOK(found, "packets meet the limits first")
+}
+
 // socket is one that listens, of whatever program.
 type socket struct {
 	protocol shaper.Protocol

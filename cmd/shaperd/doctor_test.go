@@ -13,6 +13,8 @@ import (
 	"testing"
 	"testing/fstest"
 	"time"
+
+	"shaperd/bpf"
 )
 
 // madeUp is the files of a host that is made up, and those below a folder that are there.
@@ -110,6 +112,9 @@ type patient struct {
 	noSocket  bool        // whether --control is empty
 	folder    fs.FileMode // of conf.d, if there is one
 	ownership uint32
+
+	foreign    []bpf.Foreign
+	foreignErr error
 }
 
 func (p patient) doctor(t *testing.T, text string) *doctor {
@@ -180,6 +185,7 @@ func (p patient) doctor(t *testing.T, text string) *doctor {
 	}
 	return &doctor{file: file, socket: socket, probe: p.probe, host: host{
 		files: madeUp{files, folder}, now: time.Now(),
+		findForeign: func(string, []bpf.Attachment) ([]bpf.Foreign, error) { return p.foreign, p.foreignErr },
 		probeShape: func() error {
 			if p.noFQ {
 				return errors.New("this kernel has no sch_fq")
@@ -293,6 +299,13 @@ func TestDoctor(t *testing.T) {
 		{"slow clock alone", proxyConfig, patient{files: map[string]string{clocks + "current_clocksource": "acpi_pm", clocks + "available_clocksource": "acpi_pm"}}, "clock", healthWarn, "acpi_pm", "tsc=reliable"},
 
 		{"no interface", strings.Replace(packetConfig, `"lo"`, `"nowhere0"`, 1), patient{}, "interfaces", healthWarn, "no interface nowhere0", "ip link"},
+		{"another program", packetConfig, patient{foreign: []bpf.Foreign{{
+			Attachment: "plant", Interface: "lo", What: "the tcx program cil_to_netdev (id 7)", Mend: "bpftool net show dev lo",
+		}}}, "programs", healthWarn, `attachment "plant": at lo, egress, packets meet the tcx program cil_to_netdev (id 7) before the limits: what it takes does not meet them`, "bpftool net show dev lo"},
+		{"another program that refuses", packetConfig, patient{foreign: []bpf.Foreign{{
+			Attachment: "plant", Interface: "lo", Ingress: true, What: "the chain c of nf_tables", Mend: "nft list ruleset", Refuses: true,
+		}}}, "programs", healthFail, `at lo, ingress, there is the chain c of nf_tables: "run" attaches nothing beside it`, "nft list ruleset"},
+		{"other programs that are not to be seen", packetConfig, patient{foreignErr: fmt.Errorf("query: %w", fs.ErrPermission)}, "", "", "", ""},
 		{"port taken", proxyConfig, patient{files: map[string]string{
 			"proc/self/net/tcp": tcpHeader + "0: 00000000:01B0 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n",
 			"proc/812/fd/7":     "->socket:[4711]", "proc/812/comm": "nginx\n",

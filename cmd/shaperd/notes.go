@@ -63,7 +63,21 @@ func (l *loaded) notesHere() (notes []string) {
 			notes = append(notes, fmt.Sprintf("here \"run\" would fail: %v", err))
 		}
 	}
+	// Who may not ask is not told: what a configuration says is checked by anybody.
+	foreign, _ := bpf.FindForeign(l.config.Daemon.Pins, l.attach)
+	for _, f := range foreign {
+		notes = append(notes, foreignNote(f)+": "+f.Mend)
+	}
 	return append(notes, l.missingInterfaces()...)
+}
+
+// foreignNote says what is at an interface beside an attachment, and what comes of it.
+func foreignNote(f bpf.Foreign) string {
+	at := fmt.Sprintf("attachment %q: at %s, %s", f.Attachment, f.Interface, map[bool]string{true: "ingress", false: "egress"}[f.Ingress])
+	if f.Refuses {
+		return fmt.Sprintf("%s, there is %s: \"run\" attaches nothing beside it", at, f.What)
+	}
+	return fmt.Sprintf("%s, packets meet %s before the limits: what it takes does not meet them, what it rewrites meets them rewritten", at, f.What)
 }
 
 // missingInterfaces returns a note for each interface that is named and is not here.
