@@ -157,19 +157,9 @@ func (s *site) placeFor(to target, makeRoom func(*roster) bool, now leaky.Time) 
 	if len(list) > 0 {
 		return true
 	}
-	for _, usable := range [...]bool{true, false} {
-		found := false
-		for _, d := range s.downstreams {
-			if d.usable(to.at(d), now) != usable || d.drained || !d.host.addr().IsValid() || !d.reaches(to.source) {
-				continue
-			}
-			found = true
-			if d.inFlight == d.Connections && makeRoom(&d.flows) {
-				return true
-			}
-		}
-		if found {
-			break // those that are out are only tried when all are
+	for _, d := range s.crowded(to, nil, now) {
+		if makeRoom(&d.flows) {
+			return true
 		}
 	}
 	return false

@@ -56,6 +56,7 @@ type gate struct {
 	flows    roster                  // that hold a slot
 	timer    leaky.Event             // set when the bucket, not a slot, is waited for
 	due      leaky.Time              // when it is to fire; 0 when nobody waits for it
+	relief   leaky.Event             // set while somebody waits whom idle flows may make room for
 }
 
 // entrant is a connection on its way past the gates, and the slots it has got.

@@ -395,3 +395,56 @@ func TestDatagramsThatEndWithTheirFlowAreCounted(t *testing.T) {
 		})
 	}
 }
+
+// besideEcho serves a socket that answers nothing, at the port of an echo over TCP. It returns where.
+func besideEcho(t *testing.T) string {
+	t.Helper()
+	addr := serveTCP(t, echo)
+	silent, err := net.ListenPacket("udp4", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { silent.Close() })
+	return addr
+}
+
+// Flows of sources that may be forged hold places that TCP connections need: they make room
+// for those that wait, and for no more. (A datagram now and then to each kept all connections out.)
+func TestIdleFlowsMakeRoomForConnections(t *testing.T) {
+	const most = 4
+	for name, limits := range map[string][]shaper.Limit{
+		"of a limit":      {{Name: "slots", Connections: most, MaxWait: time.Minute, MaxWaiting: 10}},
+		"of a downstream": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, shaper.TCP, besideEcho(t))
+			datagrams := Endpoint{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(freePort(t, shaper.UDP))}
+			r.listen.Endpoints = append(r.listen.Endpoints, datagrams)
+			r.listen.IdleTimeout, r.listen.Connect = time.Hour, time.Minute
+			if limits == nil {
+				r.listen.Downstream[0].Connections = most
+			}
+			r.apply(limits...)
+			for i := range most {
+				udpFrom(t, fmt.Sprintf("127.0.0.%d", 100+i), datagrams.Addr.String()).Write([]byte("forged"))
+			}
+			counts := r.shaper.Listener("l")
+			waitFor(t, "flows", func() bool { return counts.Flows.Load() == most })
+			begun := time.Now()
+			for range 2 {
+				c := dial(t, r.addr())
+				c.Write([]byte{1})
+				if _, err := c.Read(make([]byte, 1)); err != nil {
+					t.Fatal("a connection waits for flows that do nothing: ", err)
+				}
+			}
+			if took := time.Since(begun); took > 8*time.Second { // before any of them expires
+				t.Errorf("two connections took %v", took)
+			}
+			if n := counts.FlowsEvicted.Load(); n != 2 {
+				t.Errorf("%d flows made room for 2 connections", n)
+			}
+		})
+	}
+}

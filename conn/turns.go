@@ -240,6 +240,10 @@ func (g *gates) link(q *queue, i int, why shaper.Reason, now leaky.Time) {
 	if why == shaper.ByNew {
 		g.await(gt, now)
 	}
+	if !gt.relief.Scheduled() && (gt.pool != nil || gt.flows != roster{}) {
+		gt.relief.Fire = func(now leaky.Time) { g.relieve(gt, now) }
+		g.wheel.Schedule(&gt.relief, now)
+	}
 }
 
 // unlink ends the stay of q where it waits.
@@ -257,6 +261,7 @@ func (g *gates) unlink(q *queue, now leaky.Time) {
 	heap.Remove(&gt.room.longest, src.index)
 	if len(gt.turns) == 0 {
 		g.wheel.Cancel(&gt.timer)
+		g.wheel.Cancel(&gt.relief)
 		gt.due = 0
 	}
 }
