@@ -164,7 +164,7 @@ func (r *gateRig) idle() {
 		r.t.Errorf("%d pools and %d who wait for them are left", len(r.site.pools), r.site.waiting.waiting)
 	}
 	for state, room := range r.gates.rooms {
-		if room.waiting != 0 || len(room.longest) != 0 || state.InFlight.Load() != 0 || state.Waiting.Load() != 0 {
+		if room.waiting != 0 || len(room.longest)+len(room.tenants) != 0 || state.InFlight.Load() != 0 || state.Waiting.Load() != 0 {
 			r.t.Errorf("%s: %d waiting, %d in flight", state.Name, room.waiting, state.InFlight.Load())
 		}
 	}
@@ -365,6 +365,39 @@ func TestFullRoomIsSharedBySources(t *testing.T) {
 	}
 	if got != 9 {
 		t.Errorf("%d of the hog's got a slot, want 9", got)
+	}
+	r.idle()
+}
+
+// A source that waits at many ports has no more of the room for it than one that waits at one.
+func TestFullRoomIsSharedBySourcesOfManyPorts(t *testing.T) {
+	r := newGateRig(t, shaper.Limit{Name: "each port", Key: shaper.KeyPort, Connections: 1, MaxWait: time.Hour, MaxWaiting: 20})
+	var in, hog []*visitor
+	for port := range uint16(20) {
+		in = append(in, r.visitPort("10.0.0.1", 1+port, nil))
+		hog = append(hog, r.visitPort("10.0.0.1", 1+port, nil))
+	}
+	waits := func(all []*visitor) (n int) {
+		for _, v := range all {
+			if v.waitsIn != nil {
+				n++
+			}
+		}
+		return n
+	}
+	var polite []*visitor
+	for range 12 {
+		polite = append(polite, r.visitPort("10.0.0.2", 1, nil))
+	}
+	r.consistent()
+	if a, b := waits(hog), waits(polite); a != 10 || b != 10 {
+		t.Errorf("a source that waits at 20 ports has %d of 20 places, one that waits at one of them %d", a, b)
+	}
+	for _, v := range append(polite, hog...) {
+		v.leave()
+	}
+	for _, v := range in {
+		v.finish()
 	}
 	r.idle()
 }

@@ -53,13 +53,8 @@ type source struct {
 	served uint64                      // turn at which one was let through this gate
 	len    int                         // connections that wait here
 	place  int                         // in gate.turns,
-	index  int                         // and in room.longest, when some do
-}
-
-// room is what bounds the waiting connections of one limit, over all its keys.
-type room struct {
-	waiting int
-	longest ranking[source, byWaiters] // sources with waiters
+	tenant *tenant                     // whose these are,
+	index  int                         // and in its sources, when some do
 }
 
 // enqueue has e wait for the gates of list, of which list[i] is shut. When there is no room
@@ -71,7 +66,7 @@ func (g *gates) enqueue(e *entrant, list []*gate, i int, why shaper.Reason, now 
 		i = q.pos
 	}
 	if gt := list[i]; gt.room.waiting >= gt.rule.MaxWaiting {
-		if longest := gt.room.longest; len(longest) == 0 || longest[0].len <= q.sources[i].len+1 {
+		if longest := gt.room.longest; len(longest) == 0 || longest[0].len <= gt.room.has(q.sources[i].addr)+1 {
 			g.refuse(e, gt, shaper.WaitingFull, now)
 			if q.len == 0 {
 				g.forget(q, now)
@@ -146,13 +141,6 @@ func queueKey(b []byte, addr netip.Addr, list []*gate) []byte {
 		b = binary.LittleEndian.AppendUint64(b, gt.id)
 	}
 	return b
-}
-
-// evict refuses the newest waiter of the source with the most.
-func (g *gates) evict(rm *room, now leaky.Time) {
-	src := rm.longest[0]
-	last := src.queues[len(src.queues)-1] // the newest one, if there are several, or nearly
-	g.refuse(last.tail, src.gate, shaper.WaitingFull, now)
 }
 
 // expire refuses those of q that have waited for longer than they may.
@@ -232,7 +220,7 @@ func (g *gates) link(q *queue, i int, why shaper.Reason, now leaky.Time) {
 	heap.Push(&src.queues, q)
 	if len(src.queues) == 1 {
 		heap.Push(&gt.turns, src)
-		heap.Push(&gt.room.longest, src)
+		gt.room.enter(src)
 	} else {
 		heap.Fix(&gt.turns, src.place)
 	}
@@ -258,7 +246,7 @@ func (g *gates) unlink(q *queue, now leaky.Time) {
 		return
 	}
 	heap.Remove(&gt.turns, src.place)
-	heap.Remove(&gt.room.longest, src.index)
+	gt.room.leave(src)
 	if len(gt.turns) == 0 {
 		g.wheel.Cancel(&gt.timer)
 		g.wheel.Cancel(&gt.relief)
@@ -269,10 +257,12 @@ func (g *gates) unlink(q *queue, now leaky.Time) {
 // count adds to the connections of s that wait.
 func (s *source) count(n int) {
 	s.len += n
+	s.tenant.len += n
 	s.gate.room.waiting += n
 	s.gate.waiting += n
 	s.gate.state.Waiting.Add(int64(n))
-	heap.Fix(&s.gate.room.longest, s.index)
+	heap.Fix(&s.tenant.sources, s.index)
+	heap.Fix(&s.gate.room.longest, s.tenant.place)
 }
 
 // await has those at gt try again when its pace allows another connection.
@@ -393,9 +383,3 @@ type byQueueTurn struct{}
 
 func (byQueueTurn) before(a, b *queue) bool { return a.turn < b.turn }
 func (byQueueTurn) place(q *queue) *int     { return &q.place }
-
-// byWaiters has the source with the most waiters first.
-type byWaiters struct{}
-
-func (byWaiters) before(a, b *source) bool { return a.len > b.len }
-func (byWaiters) place(s *source) *int     { return &s.index }
