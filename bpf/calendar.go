@@ -62,17 +62,43 @@ func (c calendar) owes(now leaky.Time) (backlog, first leaky.Time) {
 	return backlog, first
 }
 
-// begin has all before from be taken, and nothing behind. What programs take meanwhile may be
-// forgotten: some packets, once.
+// begin has all before from be taken, and nothing behind.
 func (c calendar) begin(from uint64) {
 	atomic.StoreUint64(&c.From, from)
 	for i := range c.Slot {
 		atomic.StoreUint64(&c.Slot[i], 0)
 	}
+	c.open()
+}
+
+// open has all slots be looked at again.
+func (c calendar) open() {
 	for i := range c.Closed {
 		atomic.StoreUint64(&c.Closed[i], 0)
 	}
 	atomic.StoreUint64(&c.Hint, 0)
+}
+
+// withdraw gives up what is taken of slots from an instant on, and returns how much that was.
+func (c calendar) withdraw(from leaky.Time) (sum leaky.Time) {
+	for n := uint64(from >> c.shift); n < uint64(from>>c.shift)+uint64(len(c.Slot)); n++ {
+		slot := &c.Slot[n%uint64(len(c.Slot))]
+		for {
+			word := atomic.LoadUint64(slot)
+			if word>>(c.shift+1) != n {
+				break
+			}
+			if atomic.CompareAndSwapUint64(slot, word, 0) {
+				taken := leaky.Time(word & (2<<c.shift - 1))
+				if n == uint64(from>>c.shift) {
+					taken = taken.Sub(from & (1<<c.shift - 1))
+				}
+				sum = sum.Add(taken)
+				break
+			}
+		}
+	}
+	return sum
 }
 
 // carry is a meter of a limit that changes from a bucket to a calendar or back, or whose
@@ -84,6 +110,9 @@ type carry struct {
 	was    uint8
 	is     uint8
 	rates  [2]leaky.Rate
+
+	at   leaky.Time // when it was carried over
+	owed leaky.Time // by then, from then on
 }
 
 // carries returns what p changes about the calendars of limits that have been in force.
@@ -98,33 +127,81 @@ func (k *kernel) carries(p *shaper.Policy, im *image) (all []carry) {
 		slotted := slottedOf(p, i)
 		for j := range slotted {
 			if known.Slotted[j] != slotted[j] || slotted[j] != 0 && was[j] != is[j] {
-				all = append(all, carry{known.Number, j, im.policy.Limit[i].Meter[j], known.Slotted[j], slotted[j], [2]leaky.Rate{was[j], is[j]}})
+				all = append(all, carry{known.Number, j, im.policy.Limit[i].Meter[j], known.Slotted[j], slotted[j], [2]leaky.Rate{was[j], is[j]}, 0, 0})
 			}
 		}
 	}
 	return all
 }
 
-// carryOver has what is charged from now on begin behind what was owed. A bucket's rate has
-// been changed already.
+// carryOver has what is charged under the next policy begin behind what is owed. A bucket's
+// rate has been changed already.
 func (k *kernel) carryOver(c *carry, now leaky.Time) {
-	hash := join(&c.bucket, [2]uint64{}) // of the key of all
-	var owed leaky.Time
-	if c.was != 0 {
-		owed, _ = k.calendar(c.limit, c.meter, c.was).owes(now)
-		owed = c.rates[0].Rescale(owed, c.rates[1])
-	} else if until, ok := k.find(c.bucket.Id, hash); ok {
-		owed = leaky.Time(atomic.LoadUint64(until)).Sub(now)
-	}
-	if owed == 0 {
+	c.at = now
+	c.owed = k.owedBy(c)
+	if c.owed == 0 {
 		return
 	}
-	until := uint64(now.Add(owed))
-	if c.is != 0 {
+	until := uint64(now.Add(c.rescaled(c.owed)))
+	switch {
+	case c.was != 0 && c.is != 0: // in the same place, where packets are charged meanwhile
+		cal := k.calendar(c.limit, c.meter, c.was)
+		ahead := leaky.Time(atomic.SwapUint64(&cal.From, until)).Sub(now)
+		c.owed = max(c.owed, ahead.Add(cal.withdraw(now.Add(ahead))))
+		cal.open()
+		atomic.AddUint64(&cal.From, uint64(now.Add(c.rescaled(c.owed)))-until)
+	case c.is != 0:
 		k.calendar(c.limit, c.meter, c.is).begin(until)
-	} else if bucket := k.place(c.bucket.Id, hash, now); bucket != nil {
-		atomic.StoreUint64(bucket, until)
+	default:
+		if bucket := k.place(c.bucket.Id, join(&c.bucket, [2]uint64{}), now); bucket != nil {
+			atomic.StoreUint64(bucket, until)
+		}
 	}
+}
+
+// settle adds what packets were charged as before since it was carried over. None is any more.
+func (k *kernel) settle(c *carry) {
+	var more leaky.Time
+	switch {
+	case c.was == c.is: // the slots are the same, and what is taken of them as well
+	case c.was != 0 && c.is != 0:
+		more = k.calendar(c.limit, c.meter, c.was).withdraw(c.at)
+	default:
+		more = k.owedBy(c).Sub(c.owed)
+	}
+	if more == 0 {
+		return
+	}
+	word := &k.calendar(c.limit, c.meter, c.is).From
+	if c.is == 0 {
+		if word = k.place(c.bucket.Id, join(&c.bucket, [2]uint64{}), c.at); word == nil {
+			return
+		}
+	}
+	for {
+		until := atomic.LoadUint64(word)
+		if atomic.CompareAndSwapUint64(word, until, uint64(max(leaky.Time(until), c.at).Add(c.rescaled(more)))) {
+			return
+		}
+	}
+}
+
+// owedBy returns what is owed from when it was carried over on, as it was kept before.
+func (k *kernel) owedBy(c *carry) (owed leaky.Time) {
+	if c.was != 0 {
+		owed, _ = k.calendar(c.limit, c.meter, c.was).owes(c.at)
+	} else if until, ok := k.find(c.bucket.Id, join(&c.bucket, [2]uint64{})); ok { // of the key of all
+		owed = leaky.Time(atomic.LoadUint64(until)).Sub(c.at)
+	}
+	return owed
+}
+
+// rescaled returns what was kept in a calendar at the rate there is now.
+func (c *carry) rescaled(owed leaky.Time) leaky.Time {
+	if c.was == 0 {
+		return owed
+	}
+	return c.rates[0].Rescale(owed, c.rates[1])
 }
 
 // place returns the bucket of a meter and a hash, which has one from now on if there is room

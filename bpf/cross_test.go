@@ -185,50 +185,66 @@ func TestCalendarConcurrent(t *testing.T) {
 	}
 }
 
-// TestCalendarsCarried changes a limit from a bucket to a calendar, to another rate and back:
-// what it owed, it owes.
+// TestCalendarsCarried changes a limit from a bucket to a calendar, to other rates and back,
+// while packets come: what it owed, it owes, also what came in the middle of that.
 func TestCalendarsCarried(t *testing.T) {
 	b := newBench(t, kernelAttachment{Mode: uint32(Shape), Ethernet: 1, Keep: 1})
-	all := func(rate uint64) shaper.Limit {
-		return shaper.Limit{Name: "all", Rate: rate, MaxDelay: time.Second}
+	// Of TCP there is nothing, but it is carried over after the other.
+	limits := func(rate uint64, more ...shaper.Limit) []shaper.Limit {
+		return attached(append(more,
+			shaper.Limit{Name: "all", Match: shaper.Match{Protocol: shaper.UDP}, Rate: rate, MaxDelay: time.Second},
+			shaper.Limit{Name: "z", Match: shaper.Match{Protocol: shaper.TCP}, Rate: rate, MaxDelay: time.Second})...)
 	}
 	source := shaper.Limit{Name: "source", Key: shaper.KeySource, Rate: 1e9, MaxDelay: time.Second}
 	now := uint64(time.Hour)
-	depart := uint64(0)
+	n := 0
+	send := func() uint64 { // each of another source: by that none waits
+		_, d, _ := b.run(t, &sample{data: sized(uint16(n), 1, 1000)}, now, (*bench).tc)
+		n++
+		return d.Depart/64 - now
+	}
 	for i, step := range []struct {
 		limits []shaper.Limit
 		rate   uint64
+		meets  bool // packets come while it is carried over
 	}{
-		{[]shaper.Limit{all(8e5)}, 8e5},
-		{[]shaper.Limit{all(8e5), source}, 8e5},
-		{[]shaper.Limit{all(16e5), source}, 16e5},
-		{[]shaper.Limit{all(16e5)}, 16e5},
-		{[]shaper.Limit{all(8e5)}, 8e5},
+		{limits(8e5), 8e5, false},
+		{limits(8e5, source), 8e5, true},
+		{limits(16e5, source), 16e5, true},
+		{limits(17e5, source), 17e5, true},
+		{limits(17e5), 17e5, true},
+		{limits(8e5), 8e5, false},
 	} {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
-			p, err := shaper.New(1024).Compile(attached(step.limits...), nil, []shaper.Attachment{{Name: "here"}}, nil, false)
+			p, err := shaper.New(1024).Compile(step.limits, nil, []shaper.Attachment{{Name: "here"}}, nil, false)
 			if err != nil {
 				t.Fatal(err)
 			}
-			n, err := b.number(p, []Attachment{{Name: "here"}})
+			numbers, err := b.number(p, []Attachment{{Name: "here"}})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := b.adoptPolicy(p, n, func() leaky.Time { return leaky.Time(now) * 64 }); err != nil {
-				t.Fatal(err)
-			}
-			// Each of another source: by that none waits.
-			for j := range 10 {
-				_, d, _ := b.run(t, &sample{data: sized(uint16(i*10+j), 1, 1000)}, now, (*bench).tc)
-				want := uint64(i*10+j) * 1000 * 8e9 / step.rate
-				if got := d.Depart/64 - now; got+1_000_000 < want || got > want+1_000_000 {
-					t.Fatalf("packet %d leaves %v later, want %v", j, time.Duration(got), time.Duration(want))
+			calls := 0
+			if err := b.adoptPolicy(p, numbers, func() leaky.Time {
+				if calls++; calls > 1 && step.meets {
+					for range 3 {
+						send()
+					}
 				}
-				depart = d.Depart
+				return leaky.Time(now) * 64
+			}); err != nil {
+				t.Fatal(err)
+			}
+			if step.meets && calls < 2 {
+				t.Fatal("nothing came in the middle")
+			}
+			for range 5 {
+				unit := 1000 * 8e9 / step.rate // each change may add part of a slot, never take it away
+				want := uint64(n) * unit
+				if got := send(); got+1_000_000 < want || got > want+unit {
+					t.Fatalf("packet %d leaves %v later, want %v", n, time.Duration(got), time.Duration(want))
+				}
 			}
 		})
-	}
-	if depart == 0 {
-		t.Error("nothing left")
 	}
 }

@@ -206,6 +206,9 @@ func (k *kernel) swap(im *image, changes map[uint64][2]leaky.Rate, carries []car
 		}
 		return fmt.Errorf("swap policy: %w", err)
 	}
+	for i := range carries {
+		k.settle(&carries[i])
+	}
 	k.forgetTimes() // whoever has just taken back a charge ends before the old table is gone
 	for other := range k.kernelMaps.Tables.MaxEntries() {
 		if other != slot {
