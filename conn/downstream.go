@@ -37,10 +37,12 @@ type downstream struct {
 	probe probe
 }
 
-// probe is an active check: it connects, and closes.
+// probe is an active check: it connects, and closes. Where d takes so many connections at
+// once it is one of them, and is left out while d has all.
 type probe struct {
 	d     *downstream
 	fd    int         // -1 while none is under way
+	place bool        // it has one of d's connections
 	timer leaky.Event // to begin the next one, or to give this one up
 }
 
@@ -285,11 +287,23 @@ func (p *probe) stop() {
 		l.close(p.fd)
 		p.fd = -1
 	}
+	if p.place {
+		p.place = false
+		p.d.giveBack()
+	}
 }
 
 func (p *probe) begin(now leaky.Time) {
 	d := p.d
 	proxy, config := d.site.proxy, d.site.config.Load()
+	if !d.room() {
+		p.next(now)
+		return
+	}
+	if d.Connections > 0 {
+		p.place = true
+		d.inFlight++
+	}
 	addr := d.host.addr()
 	fd := -1
 	err := errNoAddress
@@ -354,7 +368,13 @@ func (p *probe) result(err error, now leaky.Time) {
 			d.site.wakeSoon()
 		}
 	}
+	p.next(now)
+}
+
+// next has the next check begin when an interval has passed.
+func (p *probe) next(now leaky.Time) {
+	site := p.d.site
 	p.timer.Fire = p.begin
-	jitter := time.Duration(float64(check.Interval) * (0.9 + 0.2*rand.Float64()))
-	d.site.proxy.loop.pacer.Schedule(&p.timer, now+leaky.FromDuration(jitter))
+	jitter := time.Duration(float64(site.config.Load().Check.Interval) * (0.9 + 0.2*rand.Float64()))
+	site.proxy.loop.pacer.Schedule(&p.timer, now+leaky.FromDuration(jitter))
 }

@@ -275,6 +275,49 @@ func TestChecks(t *testing.T) {
 	r.settle()
 }
 
+// A check is one of the connections that a downstream takes at once: it waits until there is
+// room, and who comes while it is under way waits for its place.
+func TestCheckIsOneOfTheConnections(t *testing.T) {
+	var now, most atomic.Int64
+	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) {
+		if n := now.Add(1); n > most.Load() {
+			most.Store(n) // not exact, but one is too many
+		}
+		io.Copy(c, c)
+		now.Add(-1)
+	}))
+	r.listen.Downstream[0].Connections, r.listen.Connect = 2, time.Minute
+	r.listen.Check = Check{Interval: 2 * time.Millisecond, Timeout: time.Second, Rise: 1, Fall: 1}
+	r.apply()
+	waitFor(t, "a check", func() bool { return most.Load() > 0 })
+	var in []*net.TCPConn
+	for range 2 {
+		c := dial(t, r.addr())
+		c.Write([]byte{1})
+		if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		in = append(in, c)
+	}
+	waitFor(t, "the last check to end", func() bool { return now.Load() == 2 })
+	most.Store(0)
+	time.Sleep(100 * time.Millisecond)
+	if n := most.Load(); n > 0 {
+		t.Errorf("%d connections at once at a downstream that takes 2", n)
+	}
+	if d := r.proxy.Downstreams()[0]; !d.Up || d.InFlight != 2 {
+		t.Errorf("%+v", d)
+	}
+	for _, c := range in {
+		c.Close()
+	}
+	waitFor(t, "checks to go on", func() bool { return most.Load() > 0 })
+	r.listen.Check = Check{}
+	r.apply()
+	waitFor(t, "all places to be free", func() bool { return r.proxy.Downstreams()[0].InFlight == 0 })
+	r.settle()
+}
+
 // Who has come past the gates, and waits for a downstream, is not overtaken by those
 // who wait at a gate.
 func TestNobodyOvertakesOnTheWayToADownstream(t *testing.T) {

@@ -264,6 +264,17 @@ func TestForgedSourcesLockNobodyOut(t *testing.T) {
 			}
 			counts := r.shaper.Listener("l")
 			waitFor(t, "a full table", func() bool { return counts.Flows.Load() == 64 })
+			waitFor(t, "all answers", func() bool { // each lets its flow stay for a while
+				mute := 0
+				r.proxy.loop.call(func(leaky.Time) {
+					r.proxy.flowList.each(func(f *udpFlow) {
+						if f.mute {
+							mute++
+						}
+					})
+				})
+				return !answers || mute == 0
+			})
 			time.Sleep((muteGrace + leaky.Second/10).Duration())
 			for i := range 20 {
 				source := fmt.Sprintf("127.4.0.%d", i+1)

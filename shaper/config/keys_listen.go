@@ -129,7 +129,7 @@ var listenKeys = keys{
 	},
 	{
 		name: "check", takes: tableOf(checkKeys), without: "none", needs: "a tcp address",
-		about: "A check connects to each downstream, and closes. Intervals vary by a tenth.",
+		about: "A check connects to each downstream, and closes. It is one of the `connections` of the downstream, and left out while that has as many as it may; limits do not count it. Intervals vary by a tenth.",
 	},
 	{
 		name: "eject", takes: tableOf(ejectKeys), without: "after 3, for 10s", needs: "a second downstream",
