@@ -132,7 +132,7 @@ func TestObservedStream(t *testing.T) {
 	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(c, c) }), limit)
 	c := dial(t, r.addr())
 	sent := make([]byte, 4<<20) // takes 4 s
-	go c.Write(sent)
+	go c.Write(bytes.Clone(sent))
 	io.ReadFull(c, sent)
 	p, now := r.shaper.Policy(), r.proxy.clock.Now()
 	for trait, want := range map[shaper.Trait]int{shaper.TraitRate: 1, shaper.TraitDelay: 1, shaper.TraitDrops: 0} {

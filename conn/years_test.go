@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"net/netip"
@@ -40,7 +41,7 @@ func TestProxyThatHasRunForYears(t *testing.T) {
 			begun := time.Now()
 			c := dial(t, listen.Endpoints[0].Addr.String())
 			sent := make([]byte, 200_000)
-			go c.Write(sent)
+			go c.Write(bytes.Clone(sent))
 			if _, err := io.ReadFull(c, sent); err != nil {
 				t.Fatal(err)
 			}

@@ -149,6 +149,9 @@ type Limit struct {
 	HeldTo   string            `json:"held_to"` // in words
 	Block    bool              `json:"block,omitempty"`
 	Override map[string]string `json:"override,omitempty"` // what was set, by key
+	// Attachments that it is of; no others, and no listeners, are under it then. One that
+	// observes does so whatever the mode.
+	Attachments []string `json:"attachments,omitempty"`
 	// Which file and line overrides the limit, by key.
 	FileOverride map[string]string `json:"file_override,omitempty"`
 	Direction    string            `json:"direction"` // "to-downstream", "from-downstream", "both"

@@ -249,7 +249,7 @@ func (v *view) limit(p *shaper.Policy, i int) Limit {
 		Connections: l.Connections, MaxDelay: l.MaxDelay.Seconds(), MaxWait: l.MaxWait.Seconds(),
 	}
 	if l.OfAttachments() {
-		out.Plane, out.Direction = "packet", "of the attachment"
+		out.Plane, out.Direction, out.Attachments = "packet", "of the attachment", l.Match.Attach
 	}
 	if l.Observe {
 		out.Mode = "observe"

@@ -89,9 +89,13 @@ type site struct {
 // name the places where traffic is met. table may be nil; then every ASN is 0.
 // With observe no limit is enforced but those with Always.
 //
-// The error holds a *LimitError for each limit at fault.
+// The error holds a *LimitError for each limit at fault. It is another one when the policies
+// of s have had more than some 65,000 listeners and attachments, by name.
 func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Attachment, table *asn.Table, observe bool) (*Policy, error) {
 	if err := validate(limits, listeners, attachments); err != nil {
+		return nil, err
+	}
+	if err := s.room(listeners, attachments); err != nil {
 		return nil, err
 	}
 	p := &Policy{limits: slices.Clone(limits), asns: table, byListen: map[string]uint16{}, byAttach: map[string]uint16{}}

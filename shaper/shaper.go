@@ -1,6 +1,7 @@
 package shaper
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
 
@@ -183,6 +184,32 @@ func (s *Shaper) state(name string) *State {
 		s.states[name] = st
 	}
 	return st
+}
+
+// maxPlaces is how many listeners and attachments can be told apart: their IDs, and what is none
+// of them, fit in the 16 bits of a key. Names that have gone count, as connections of theirs
+// may be there.
+const maxPlaces = 1<<16 - 8
+
+// room reports whether there are IDs for those of listeners and attachments that are new.
+func (s *Shaper) room(listeners []Listener, attachments []Attachment) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := len(s.listeners) + len(s.attached)
+	for _, l := range listeners {
+		if s.listeners[l.Name] == nil {
+			n++
+		}
+	}
+	for _, a := range attachments {
+		if _, known := s.attached[a.Name]; !known {
+			n++
+		}
+	}
+	if n > maxPlaces {
+		return fmt.Errorf("with these there have been %d names of listeners and attachments since the start, more than the %d that are told apart: it takes a restart", n, maxPlaces)
+	}
+	return nil
 }
 
 // Listener returns the state of the listener named name, the same for ever.

@@ -162,3 +162,38 @@ func TestAttachments(t *testing.T) {
 		t.Errorf("indexes are %d", got)
 	}
 }
+
+// Names of listeners and attachments are told apart by 16 bits, over all policies of a Shaper: the one
+// for which there is no number left is refused, and not taken for another.
+func TestNumberOfNames(t *testing.T) {
+	s := New(1)
+	compile := func(first, n int, attachments ...Attachment) error {
+		listeners := make([]Listener, n)
+		for i := range listeners {
+			listeners[i] = Listener{Name: fmt.Sprint("l", first+i), TCP: true}
+		}
+		_, err := s.Compile(nil, listeners, attachments, nil, false)
+		return err
+	}
+	wan := Attachment{Name: "wan"}
+	for _, err := range []error{compile(0, maxPlaces-1), compile(0, 1, wan), compile(7, 100, wan)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, err := range []error{compile(maxPlaces, 1), compile(0, 1, Attachment{Name: "lan"}), compile(0, maxPlaces)} {
+		if err == nil || !strings.Contains(err.Error(), "it takes a restart") {
+			t.Errorf("one name too many: %v", err)
+		}
+	}
+	if err := compile(0, maxPlaces-1, wan); err != nil {
+		t.Errorf("what is known: %v", err)
+	}
+	seen := map[uint16]string{}
+	for name, l := range s.listeners {
+		if other, twice := seen[l.ID]; twice || l.ID == 0 {
+			t.Fatalf("%s and %s have the ID %d", name, other, l.ID)
+		}
+		seen[l.ID] = name
+	}
+}

@@ -170,7 +170,7 @@ func (o *oneOf) Type() string   { return "word" }
 func (o *oneOf) Set(s string) error {
 	if !slices.Contains(o.words, s) {
 		last := len(o.words) - 1
-		return fmt.Errorf("%s or %s", strings.Join(o.words[:last], ", "), o.words[last])
+		return fmt.Errorf("use %s or %s", strings.Join(o.words[:last], ", "), o.words[last])
 	}
 	o.value = s
 	return nil

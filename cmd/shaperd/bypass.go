@@ -29,14 +29,22 @@ not end it, nor does a restart where "run" has --state.`,
 			case !on && forTime != 0:
 				return usageError{errors.New("--for is for bypass on")}
 			}
-			s, err := e.daemon().Bypass(cmd.Context(), control.SetBypass{On: on, For: forTime.seconds()})
+			c := e.daemon()
+			was, err := c.Status(cmd.Context())
+			if err != nil {
+				return err
+			}
+			s, err := c.Bypass(cmd.Context(), control.SetBypass{On: on, For: forTime.seconds()})
 			if err != nil {
 				return err
 			}
 			return e.show(s, func(p *page) {
-				if s.Bypass != nil {
+				switch {
+				case s.Bypass != nil:
 					p.line("%s", p.red(bypassText(s)))
-				} else {
+				case was.Bypass == nil:
+					p.line("Bypass was off already: limits do as the configuration says.")
+				default:
 					p.line("Bypass is off: limits do as the configuration says.")
 				}
 			})

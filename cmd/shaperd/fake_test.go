@@ -84,7 +84,7 @@ func newFakeDaemon() *fakeDaemon {
 				Key: "source 192.0.2.7/32", Source: "192.0.2.7/32", ASN: 64500, ASName: "Example", Rate: control.Heavy{Value: 1.2e6},
 				Delayed: control.Heavy{Value: 0.84}, Dropped: control.Heavy{Value: 3, Error: 2}, Bucket: bucket,
 			},
-			{Key: "source 198.51.100.1/32", Source: "198.51.100.1/32", Rate: control.Heavy{Value: 5e4}},
+			{Key: "source 198.51.100.1/32", Source: "198.51.100.1/32", Rate: control.Heavy{Value: 5e4}, Delayed: control.Heavy{Value: 0.001}},
 		},
 		who: []control.Who{
 			{Name: "192.0.2.7", ASName: "Example", Rate: control.Heavy{Value: 1.2e6}, Delayed: control.Heavy{Value: 0.84}, Dropped: control.Heavy{Value: 3, Error: 2}},
@@ -157,7 +157,13 @@ func (d *fakeDaemon) routes() http.Handler {
 		answer(w, 200, slices.DeleteFunc(slices.Clone(d.events), func(e control.Event) bool { return e.ID <= since }))
 	})
 	mux.HandleFunc("GET /v1/limits/{limit}", d.ofLimit(func(l *control.Limit) (any, error) { return l, nil }))
-	mux.HandleFunc("GET /v1/limits/{limit}/keys", d.ofLimit(func(*control.Limit) (any, error) { return d.keys, nil }))
+	mux.HandleFunc("GET /v1/limits/{limit}/keys", func(w http.ResponseWriter, r *http.Request) {
+		d.ofLimit(func(*control.Limit) (any, error) {
+			return slices.DeleteFunc(slices.Clone(d.keys), func(k control.Key) bool {
+				return map[string]control.Heavy{"delayed": k.Delayed, "dropped": k.Dropped, "rate": k.Rate}[r.FormValue("sort")].Value == 0
+			}), nil
+		})(w, r)
+	})
 	mux.HandleFunc("PATCH /v1/limits/{limit}", d.set)
 	mux.HandleFunc("DELETE /v1/limits/{limit}/override", d.ofLimit(func(l *control.Limit) (any, error) {
 		l.Override, l.HeldTo = nil, "10Mbit/s, queue 200ms, 20 connections"

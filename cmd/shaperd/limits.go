@@ -150,13 +150,15 @@ may be more than a tenth too large.`,
 				return usageError{fmt.Errorf("keys needs --limit LIMIT: of which limit?")}
 			}
 			c := e.daemon()
-			keys, err := c.Keys(cmd.Context(), *limit, sort.value, *top)
+			keys, by, err := heaviest(cmd, sort, func(by string) ([]control.Key, error) {
+				return c.Keys(cmd.Context(), *limit, by, *top)
+			})
 			if err != nil {
 				return ofLimit(cmd.Context(), c, *limit, err)
 			}
 			return e.show(keys, func(p *page) {
-				if len(keys) == 0 {
-					p.line("No key of %s was %s lately; see --sort.", *limit, lately[sort.value])
+				if len(keys) == 0 || by != sort.value {
+					p.line("No key of %s was %s lately; %s.", *limit, lately[sort.value], instead(by, sort))
 				}
 				p.table(keysTable(keys))
 			})
@@ -202,15 +204,19 @@ front of a figure that may be more than a tenth too large.`,
 		Annotations: withJSON,
 		Args:        noArgs(""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			who, err := e.daemon().Who(cmd.Context(), by.value, sort.value, *top)
+			who, sorted, err := heaviest(cmd, sort, func(sort string) ([]control.Who, error) {
+				return e.daemon().Who(cmd.Context(), by.value, sort, *top)
+			})
 			if err != nil {
 				return asUsage(err)
 			}
 			return e.show(who, func(p *page) {
-				if len(who) == 0 && by.value == "asn" {
-					p.line("No autonomous system that the files of [asn] know was %s lately; see --sort.", lately[sort.value])
-				} else if len(who) == 0 {
-					p.line("Nobody was %s lately; see --sort.", lately[sort.value])
+				nobody := "Nobody"
+				if by.value == "asn" {
+					nobody = "No autonomous system that the files of [asn] know"
+				}
+				if len(who) == 0 || sorted != sort.value {
+					p.line("%s was %s lately; %s.", nobody, lately[sort.value], instead(sorted, sort))
 				}
 				p.table(whoTable(by.value, who))
 			})
@@ -228,6 +234,26 @@ func whoTable(by string, who []control.Who) *table {
 		t.add(printable(w.Name), heavy(w.Rate, rate), heavy(w.Delayed, seconds), heavy(w.Dropped, often), printable(w.ASName))
 	}
 	return t
+}
+
+// heaviest returns what ask has, and what it is sorted by: where no --sort says so and nothing was
+// delayed, by what was refused.
+func heaviest[T any](cmd *cobra.Command, sort *oneOf, ask func(by string) ([]T, error)) (list []T, by string, err error) {
+	list, err = ask(sort.value)
+	if len(list) == 0 && err == nil && !cmd.Flags().Changed("sort") {
+		if list, err = ask("dropped"); len(list) > 0 {
+			return list, "dropped", err
+		}
+	}
+	return list, sort.value, err
+}
+
+// instead says what is shown by another trait than was asked for, or where to ask for one.
+func instead(by string, sort *oneOf) string {
+	if by != sort.value {
+		return "this was " + lately[by]
+	}
+	return "see --sort"
 }
 
 // lately is what keys and sources were not, by what they are sorted by.

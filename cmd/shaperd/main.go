@@ -10,12 +10,14 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"shaperd/control"
+	"shaperd/shaper/config"
 )
 
 // env is what a run of the command has from the outside.
@@ -85,6 +87,11 @@ type usageError struct{ error }
 // printsJSON is the annotation of verbs that know --json.
 const printsJSON = "json"
 
+// knowsJSON reports whether cmd, or a verb below it, prints JSON.
+func knowsJSON(cmd *cobra.Command) bool {
+	return cmd.Annotations[printsJSON] != "" || slices.ContainsFunc(cmd.Commands(), knowsJSON)
+}
+
 // rootCommand is all verbs.
 func rootCommand(e env) *cobra.Command {
 	root := &cobra.Command{
@@ -100,8 +107,9 @@ wrong, and with 3 when no daemon answers.`,
 		Example: `  shaperd status
   shaperd explain --source 192.0.2.7 --to tcp/5432
   shaperd set limit per-source rate=20Mbit/s --for 10m`,
-		SilenceUsage:  true,
-		SilenceErrors: true,
+		SilenceUsage:       true,
+		SilenceErrors:      true,
+		DisableSuggestions: true, // see meant
 	}
 	if path, ok := os.LookupEnv("SHAPERD_CONTROL"); ok {
 		e.flags.control = path
@@ -146,19 +154,40 @@ func run(ctx context.Context, e env, args []string) error {
 	e.flags = &rootFlags{control: control.DefaultSocket}
 	root := rootCommand(e)
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
-		if e.flags.json && cmd.Annotations[printsJSON] == "" {
+		if e.flags.json && !knowsJSON(cmd) {
 			return fmt.Errorf("--json: %s prints no JSON", cmd.CommandPath())
 		}
 		understood = true
 		return nil
 	}
+	help := root.HelpFunc()
+	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
+		root.PersistentFlags().Lookup("json").Hidden = cmd.HasParent() && !knowsJSON(cmd)
+		help(cmd, args)
+	})
 	root.SetArgs(args)
 	root.SetOut(e.stdout)
 	root.SetErr(e.stderr)
 	cmd, err := root.ExecuteContextC(ctx)
 	var usage usageError
 	if err != nil && !understood || errors.As(err, &usage) {
-		return usageError{fmt.Errorf("%w\nSee %q", err, cmd.CommandPath()+" --help")}
+		return usageError{fmt.Errorf("%w%s\nSee %q", err, meant(cmd, err), cmd.CommandPath()+" --help")}
 	}
 	return err
+}
+
+// meant says which verb of cmd was probably meant, where err is that it has no such one.
+func meant(cmd *cobra.Command, err error) string {
+	var typed string
+	if _, err := fmt.Sscanf(err.Error(), "unknown command %q", &typed); err != nil {
+		return ""
+	}
+	var verbs []string
+	for _, verb := range cmd.Commands() {
+		verbs = append(verbs, verb.Name())
+	}
+	if near := config.Nearest(typed, verbs); near != "" {
+		return fmt.Sprintf("; did you mean %q?", near)
+	}
+	return ""
 }

@@ -3,8 +3,12 @@ package main
 import (
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
 
 	"shaperd/control"
 )
@@ -65,5 +69,85 @@ func TestPortOfThisDaemon(t *testing.T) {
 	want := fmt.Sprintf("listen on tcp://127.0.0.1:%s: this daemon has the port at 0.0.0.0: to move it takes a restart", port)
 	if err == nil || !strings.Contains(stderr, want) {
 		t.Errorf("%v\n%s\nwant %q", err, stderr, want)
+	}
+}
+
+// The help of a verb shows no flag that the verb refuses.
+func TestHelpShowsWhatAVerbTakes(t *testing.T) {
+	var refused []string
+	var visit func(cmd *cobra.Command)
+	visit = func(cmd *cobra.Command) {
+		for _, sub := range cmd.Commands() {
+			visit(sub)
+		}
+		path := strings.Fields(cmd.CommandPath())[1:]
+		help, _, err := command(t, append(path, "--help")...)
+		if err != nil || !strings.Contains(help, "--control socket") {
+			t.Errorf("%s --help: %v\n%s", cmd.CommandPath(), err, help)
+		}
+		if !strings.Contains(help, "--json") {
+			refused = append(refused, strings.Join(path, " "))
+		}
+	}
+	visit(rootCommand(env{flags: new(rootFlags)}))
+	slices.Sort(refused)
+	args := map[string]string{"completion": "bash"}
+	if diff := cmp.Diff([]string{"completion", "detach", "man", "rules", "run", "top", "version"}, refused); diff != "" {
+		t.Error(diff)
+	}
+	for _, verb := range refused {
+		if _, _, err := command(t, strings.Fields(verb+" "+args[verb]+" --json")...); err == nil || !strings.Contains(err.Error(), "prints no JSON") {
+			t.Errorf("%s --json: %v", verb, err)
+		}
+	}
+}
+
+// A limit that is to be enforced says where it is not, as its attachment observes.
+func TestEnforceWhereAnAttachmentObserves(t *testing.T) {
+	for _, tt := range []struct {
+		attachments []string
+		want        string
+	}{
+		{[]string{"wan"}, ""},
+		{[]string{"watch"}, `NO EFFECT NOW: attachment "watch" observes: its mode goes before that of a limit`},
+		{[]string{"wan", "watch"}, `NO EFFECT NOW: at attachment "watch", which observes`},
+		{nil, ""},
+	} {
+		d := newFakeDaemon()
+		d.serve(t)
+		d.change(func() {
+			d.limits[0].Attachments = tt.attachments
+			d.status.Attachments = []control.AttachmentStatus{
+				{Name: "wan", Mode: "police"}, {Name: "watch", Interface: "veth0", Mode: "observe"}, {Name: "watch", Interface: "veth1", Mode: "observe"},
+			}
+		})
+		out, _, err := d.ask(t, "enforce", d.limits[0].Name)
+		if err != nil || tt.want == "" && strings.Contains(out, "NO EFFECT") || !strings.Contains(out, tt.want) {
+			t.Errorf("at %v: %v, want %q:\n%s", tt.attachments, err, tt.want, out)
+		}
+	}
+}
+
+// Where nobody was delayed and no --sort says what to sort by, keys shows what was refused.
+func TestKeysOfALimitThatOnlyRefuses(t *testing.T) {
+	d := newFakeDaemon()
+	d.serve(t)
+	d.change(func() {
+		d.keys = []control.Key{{Key: "source 192.0.2.7/32", Dropped: control.Heavy{Value: 12300}}}
+	})
+	for args, want := range map[string]string{
+		"keys --limit watch":                "No key of watch was delayed lately; this was refused.\nKEY ",
+		"keys --limit watch --sort dropped": "\nsource 192.0.2.7/32 ",
+		"keys --limit watch --sort delayed": "No key of watch was delayed lately; see --sort.",
+		"keys --limit watch --sort rate":    "No key of watch was active lately; see --sort.",
+		"keys --limit watch --sort waited":  "use delayed, dropped or rate",
+	} {
+		out, _, err := d.ask(t, strings.Fields(args)...)
+		if !strings.Contains(out+fmt.Sprint(err), want) {
+			t.Errorf("%s: %v\n%s\nwant %q", args, err, out, want)
+		}
+		if refused := strings.Contains(out, "192.0.2.7"); refused != (strings.HasSuffix(args, "watch") || strings.HasSuffix(args, "dropped")) {
+			t.Errorf("%s:\n%s", args, out)
+		}
 	}
 }

@@ -28,23 +28,30 @@ func TestEveryOrderIsOnRecord(t *testing.T) {
 	if err != nil || len(all.Connections) != 1 {
 		t.Fatalf("%+v, %v", all, err)
 	}
-	orders := map[string]string{
-		"set limit per-source rate=2MB/s": "limit set by an operator",
-		"unset limit per-source":          "limit is as in the configuration again",
-		"block 192.0.2.1":                 "blocked by an operator",
-		"unblock 192.0.2.1":               "unblocked by an operator",
-		"bypass on":                       "BYPASS is on",
-		"bypass off":                      "BYPASS is off",
-		"downstreams drain " + downstream: "downstream set by an operator",
-		"connections kill " + strconv.FormatUint(all.Connections[0].ID, 10): "connection killed by an operator",
-		"reload": "reload asked for by an operator",
+	orders := [][2]string{
+		{"set limit per-source rate=2MB/s", "limit set by an operator"},
+		{"unset limit per-source", "limit is as in the configuration again"},
+		{"observe per-source", `set="mode=observe"`},
+		{"enforce per-source", `set="mode=enforce"`},
+		{"block 192.0.2.1", "blocked by an operator"},
+		{"unblock 192.0.2.1", "unblocked by an operator"},
+		{"bypass on", "BYPASS is on"},
+		{"bypass off", "BYPASS is off"},
+		{"downstreams drain " + downstream, "drained=true"},
+		{"downstreams enable " + downstream, "drained=false"},
+		{"connections kill " + strconv.FormatUint(all.Connections[0].ID, 10), "connection killed by an operator"},
+		{"reload", "reload asked for by an operator"},
+		{"drain", "drain asked for by an operator"}, // the last one
 	}
 	script := "echo 64001 >/proc/self/loginuid || exit 9\n"
-	for _, order := range []string{"set", "unset", "block", "unblock", "bypass on", "bypass off", "downstreams", "connections", "reload"} {
-		for line := range orders {
-			if strings.HasPrefix(line, order+" ") || line == order {
-				script += `"$0" ` + line + " || exit 1\n"
-			}
+	given := map[string]bool{}
+	for _, order := range orders {
+		given[strings.Fields(order[0])[0]] = true
+		script += `"$0" ` + order[0] + " || exit 1\n"
+	}
+	for _, verb := range rootCommand(env{flags: new(rootFlags)}).Commands() {
+		if verb.GroupID == groupSteer && !given[verb.Name()] {
+			t.Errorf("nobody gave the order %s", verb.Name())
 		}
 	}
 	cmd := exec.Command("sh", "-c", script, os.Args[0])
@@ -52,7 +59,8 @@ func TestEveryOrderIsOnRecord(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for line, msg := range orders {
+	for _, order := range orders {
+		line, msg := order[0], order[1]
 		found := false
 		for logged := range strings.Lines(s.log.String()) {
 			if strings.Contains(logged, msg) {

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -92,7 +94,7 @@ func setLimit(ctx context.Context, e env, name string, s control.SetLimit) error
 	}
 	return e.show(is, func(p *page) {
 		p.change(was, is)
-		if why := allObserve(status); why != "" && s.Set["mode"] == mode(false) {
+		if why := cmp.Or(allObserve(status), attachmentsObserve(status, is)); why != "" && s.Set["mode"] == mode(false) {
 			p.line("%s", p.red("NO EFFECT NOW: "+why))
 		}
 		for _, o := range status.Overrides {
@@ -127,6 +129,24 @@ func allObserve(s control.Status) string {
 		return `limits are bypassed until "shaperd bypass off"`
 	}
 	return ""
+}
+
+// attachmentsObserve says at which of its attachments l only observes, whatever its own mode;
+// "" at none.
+func attachmentsObserve(s control.Status, l control.Limit) string {
+	var names []string
+	for _, a := range s.Attachments {
+		if a.Mode == mode(true) && slices.Contains(l.Attachments, a.Name) && !slices.Contains(names, strconv.Quote(a.Name)) {
+			names = append(names, strconv.Quote(a.Name))
+		}
+	}
+	switch {
+	case len(names) == 0:
+		return ""
+	case len(names) == len(l.Attachments):
+		return fmt.Sprintf(`attachment %s observes: its mode goes before that of a limit`, strings.Join(names, ", "))
+	}
+	return fmt.Sprintf(`at attachment %s, which observes: its mode goes before that of a limit`, strings.Join(names, ", "))
 }
 
 // change tells what a limit was and is.

@@ -272,7 +272,11 @@ func (w *wishes) notBlocked(p netip.Prefix) error {
 // Bypass has every limit observe, or ends that.
 func (s *server) Bypass(ctx context.Context, on bool, d time.Duration) error {
 	if !on {
-		return s.change(ctx, func(w *wishes) error { w.bypass = nil; return nil }, "BYPASS is off: limits are enforced again")
+		msg := "BYPASS is off: limits are enforced again"
+		if _, w := s.inForce(); w.bypass == nil {
+			msg = "bypass was off already"
+		}
+		return s.change(ctx, func(w *wishes) error { w.bypass = nil; return nil }, msg)
 	}
 	return s.change(ctx, func(w *wishes) error {
 		t := newTerm(d)

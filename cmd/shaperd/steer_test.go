@@ -181,6 +181,10 @@ func TestSteerBlock(t *testing.T) {
 		t.Error("a blocked source gets on while limits are bypassed")
 	}
 	s.must("bypass off", "Bypass is off")
+	s.must("bypass off", "Bypass was off already")
+	if n := strings.Count(s.log.String(), "BYPASS is off"); n != 1 || !strings.Contains(s.log.String(), "bypass was off already") {
+		t.Errorf("the log says %d times that the bypass is off now:\n%s", n, s.log)
+	}
 	s.must("unblock 127.0.0.1")
 	s.mustFail("unblock 127.0.0.1", "127.0.0.1/32 is not blocked")
 	if connect() == nil {

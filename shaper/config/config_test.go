@@ -98,7 +98,7 @@ idle_timeout    = "1m30s"
 max_flows       = 7
 [[limit]]
 name            = "bytes"
-match           = { listen = ["sms"], protocol = "", source = ["::ffff:10.0.0.0/104", "2001:db8::/32"], asn = [64500], port = ["53", "50-60"] }
+match           = { listen = ["sms"], protocol = "", source = ["::ffff:10.0.0.0/104", "2001:db8::/32"], asn = [64500], port = [53, "50-60"] }
 key             = ["source", "asn", "port", "listen"]
 ipv4_prefix     = 24
 ipv6_prefix     = 56

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -337,7 +338,15 @@ func decodeMatch(t table) shaper.Match {
 	m.Source = values(list(t, "source", parsePrefix))
 	m.Destination = values(list(t, "destination", parsePrefix))
 	m.ASN = values(list(t, "asn", parseASN))
-	m.Port = values(list(t, "port", parsePorts))
+	m.Port = values(list(t, "port", func(v any) (shaper.PortRange, error) {
+		switch v := v.(type) {
+		case string:
+			return parsePorts(v)
+		case int64:
+			return parsePorts(strconv.FormatInt(v, 10))
+		}
+		return shaper.PortRange{}, fmt.Errorf("must hold %s, not %s", t.keys.takes("port").words, kind(v))
+	}))
 	return m
 }
 

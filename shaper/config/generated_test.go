@@ -166,6 +166,11 @@ func schemaOf(v value) map[string]any {
 		}
 	case anInteger:
 		s["type"], s["minimum"], s["maximum"] = "integer", v.first, v.last
+	case aStringOrInteger:
+		s["anyOf"] = []any{
+			map[string]any{"type": "string", "pattern": v.pattern},
+			map[string]any{"type": "integer", "minimum": v.first, "maximum": v.last},
+		}
 	case aBoolean:
 		s["type"] = "boolean"
 	case anArray:

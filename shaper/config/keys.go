@@ -46,6 +46,7 @@ type valueKind uint8
 const (
 	aString valueKind = iota
 	anInteger
+	aStringOrInteger
 	aBoolean
 	aTime // in a string
 	anArray
@@ -62,6 +63,12 @@ func text(words, example, pattern string) value {
 
 func integer(first, last int64) value {
 	return value{kind: anInteger, words: fmt.Sprintf("integer from %d to %d", first, last), first: first, last: last}
+}
+
+// orInteger is v, a string, or an integer in its place.
+func (v value) orInteger(first, last int64) value {
+	v.kind, v.first, v.last = aStringOrInteger, first, last
+	return v
 }
 
 var boolean = value{kind: aBoolean, words: "`true` or `false`"}

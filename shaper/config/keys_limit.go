@@ -139,7 +139,7 @@ var matchKeys = keys{
 		about: "AS numbers of source addresses; needs `[asn]` files.",
 	},
 	{
-		name: "port", takes: listOf(`ports such as "5432" or "8000-8010"`, text("port", "5432", `^[0-9]+(-[0-9]+)?$`)), without: "all",
+		name: "port", takes: listOf(`ports such as 5432 or "8000-8010"`, text("port", "5432", `^[0-9]+(-[0-9]+)?$`).orInteger(1, 65535)), without: "all",
 		about: "Destination ports and ranges, as the source sees them; at most 1024.",
 	},
 }

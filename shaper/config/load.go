@@ -226,7 +226,30 @@ func syntax(root *node, err error) *mistake {
 	}
 	// The decoder's lines are off by one at line ends; its offsets are right.
 	offset := min(max(parse.Position.Start, 0), len(root.file.text))
-	return &mistake{&node{file: root.file, offset: offset}, "TOML syntax: " + clip(parse.Message, 200) + unquoted(root.file.text, offset)}
+	return &mistake{&node{file: root.file, offset: offset}, "TOML syntax: " + clip(parse.Message, 200) + unquoted(root.file.text, offset) + first(root, parse.Message, offset)}
+}
+
+// first says where the key stands first that stands at offset again, if that is what message
+// says.
+func first(root *node, message string, offset int) string {
+	path, again := strings.CutSuffix(message, "' has already been defined.")
+	path, named := strings.CutPrefix(path, "Key '")
+	if !again || !named {
+		return ""
+	}
+	n := root
+	for name := range strings.SplitSeq(path, ".") {
+		for len(n.elems) > 0 {
+			n = n.elems[len(n.elems)-1]
+		}
+		if n = n.keys[name]; n == nil {
+			return ""
+		}
+	}
+	if n.offset >= offset {
+		return ""
+	}
+	return fmt.Sprintf(" First in line %d.", n.line())
 }
 
 // unquoted says what to write where the line at offset has a value with a unit that stands

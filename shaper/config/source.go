@@ -42,6 +42,7 @@ type node struct {
 	keys   map[string]*node
 	elems  []*node
 
+	headed   bool // is a table with a header of its own
 	override bool // is a key of an [[override]], which stands in a limit
 }
 
@@ -207,7 +208,9 @@ func (s *scanner) open(root *node, path []keyPart, offset int, array bool) *node
 	n := s.walk(root, path[:len(path)-1], offset)
 	last := s.at(n, path[len(path)-1].name, offset)
 	if !array {
-		last.offset = offset // a table made by a header below it has its own now
+		if !last.headed { // it was made by a header below it, maybe
+			last.offset, last.headed = offset, true
+		}
 		return last
 	}
 	last.elems = append(last.elems, s.node(offset))
