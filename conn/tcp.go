@@ -318,8 +318,9 @@ func (d *direction) advance(now leaky.Time) {
 		return
 	}
 	if len(d.unit.path) > 0 && d.spent() {
-		d.session.proxy.loop.lines.withdraw(now, &d.unit)
-		d.end()
+		if d.session.proxy.loop.lines.withdraw(now, &d.unit); d.movable() { // who went on in its place may have ended s
+			d.end()
+		}
 		return
 	}
 	if d.unit.queued {

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"shaperd/leaky"
 	"shaperd/shaper"
 )
@@ -392,4 +394,48 @@ func TestShortConnectionsLeaveAnUploadItsPart(t *testing.T) {
 		up.SetLinger(0)
 		up.Close()
 	}
+}
+
+// A client ends, and gives up its turn in a line for that. Who goes on there is the other
+// direction of the same session, which finds a reset: the session has ended then, and nothing
+// more is done with it. (Its timer was set, of which a second end closed sockets of others.)
+func TestEndThatLetsAResetBeRead(t *testing.T) {
+	var server atomic.Pointer[net.TCPConn]
+	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) {
+		io.ReadFull(c, make([]byte, minGrant))
+		c.Write(make([]byte, minGrant))
+		server.Store(c)
+		io.Copy(io.Discard, c)
+	}))
+	r.listen.HalfClose = time.Hour
+	r.apply(shaper.Limit{Name: "both", Rate: 8 * 2 * minGrant, Direction: shaper.Both})
+	c := dial(t, r.addr())
+	c.Write(make([]byte, minGrant))
+	var s *session
+	waitFor(t, "one direction that waits though nothing is left", func() (ok bool) {
+		r.proxy.loop.call(func(now leaky.Time) {
+			if len(r.proxy.sessions.all) == 0 || server.Load() == nil {
+				return
+			}
+			s = r.proxy.sessions.all[0]
+			if ok = s.up.moved == minGrant && s.down.moved == minGrant && s.down.unit.queued && !s.up.unit.queued; !ok {
+				return
+			}
+			s.client.ready(unix.EPOLLIN, now) // as the loop may, for what has been read already
+			server.Load().SetLinger(0)
+			server.Load().Close()
+			c.CloseWrite()
+			for fd, events := range map[int]int16{s.server.fd: unix.POLLERR, s.client.fd: unix.POLLRDHUP} {
+				if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, 5000); n != 1 {
+					t.Error("no reset, or no end: ", err)
+				}
+			}
+			s.client.ready(unix.EPOLLIN|unix.EPOLLRDHUP, now+10*leaky.Second) // when the line is due
+			if s.stage != ended || s.timer.Scheduled() {
+				t.Errorf("stage %d; a timer is set: %v", s.stage, s.timer.Scheduled())
+			}
+		})
+		return ok
+	})
+	r.settle()
 }
