@@ -1,6 +1,7 @@
 package control
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -9,6 +10,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Endpoint is where something is served over HTTP.
@@ -41,7 +44,7 @@ func listen(key, addr string, log *slog.Logger, h http.Handler) (*Endpoint, erro
 	if addr == "" {
 		return e, nil
 	}
-	ln, err := net.Listen("tcp", addr)
+	ln, err := (&net.ListenConfig{Control: acceptRequests}).Listen(context.Background(), "tcp", addr)
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return nil, fmt.Errorf("[daemon] %s: listen on %s: the port is in use; see \"ss -lntup\" for whose it is", key, addr)
 	}
@@ -50,6 +53,19 @@ func listen(key, addr string, log *slog.Logger, h http.Handler) (*Endpoint, erro
 	}
 	e.serve(port{ln, &crowd{log: log, name: key, cutBusy: true, groups: map[uint32]*group{}}}, newServer(h))
 	return e, nil
+}
+
+// acceptRequests has the kernel show a connection when its request has come. One that were
+// shown before would be quiet for the time that a request takes on its way, and make room
+// for a flood of others.
+func acceptRequests(_, _ string, c syscall.RawConn) error {
+	var err error
+	if e := c.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT, int(headTimeout/time.Second))
+	}); e != nil {
+		return e
+	}
+	return err
 }
 
 // ServePage serves the web page at addr, a host:port; "" serves nothing. It shows, and
