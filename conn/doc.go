@@ -38,5 +38,6 @@
 // least V - H(n) when g came, at V or at a tag that makes it the case before: 3.
 //
 // At a gate, that of the downstreams of a listener among them, units are connections and turns go to whom was
-// served longest ago: of two sources that wait and could go, none has 2 while the other has none.
+// served longest ago: of two sources that wait and could go, none has 2 while the other has none. Who needs gates that
+// cross could go only while both have room at once; see shaper.Policy.Crossing.
 package conn

@@ -1,6 +1,7 @@
 package shaper
 
 import (
+	"iter"
 	"net/netip"
 	"slices"
 
@@ -25,7 +26,7 @@ func (p *Policy) cross() {
 		s := &p.shapes[i]
 		longest := s.MaxDelay
 		for j := range p.paced.All {
-			if i == j || !p.meet(i, j) {
+			if i == j || !p.limits[i].OfAttachments() || !p.meet(i, j) {
 				continue
 			}
 			longest = max(longest, p.shapes[j].MaxDelay)
@@ -50,12 +51,31 @@ func (p *Policy) cross() {
 	}
 }
 
-// meet reports whether a unit may be under limits of attachments i and j at once, of which both
-// enforce or both observe.
+// Crossing yields the pairs of limits of listeners that cross, each with the one first that
+// comes first: a flow may be under both, and not all flows of one bucket of the first are
+// under one bucket of the second. Of a pair that paces, what waits for the second holds up the
+// first; who lacks a slot of both gets them only when both come free at once.
+func (p *Policy) Crossing() iter.Seq2[*Limit, *Limit] {
+	return func(yield func(a, b *Limit) bool) {
+		for i := range p.limits {
+			for j := i + 1; j < len(p.limits); j++ {
+				a, b := &p.limits[i], &p.limits[j]
+				paced := p.paced&(1<<i) != 0 && p.paced&(1<<j) != 0
+				capped := a.Connections > 0 && b.Connections > 0 && !a.covers(b)
+				if !a.OfAttachments() && p.meet(i, j) && !b.covers(a) && (paced || capped) && !yield(a, b) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// meet reports whether a unit may be under limits i and j at once, of which both enforce or
+// both observe.
 func (p *Policy) meet(i, j int) bool {
 	a, b := &p.limits[i], &p.limits[j]
 	both := Set(1<<i | 1<<j)
-	return a.OfAttachments() && a.Observe == b.Observe &&
+	return a.Observe == b.Observe &&
 		slices.ContainsFunc(p.places, func(at site) bool { return at.set&both == both }) &&
 		slices.ContainsFunc(p.direction[:], func(d Set) bool { return d&both == both }) &&
 		slices.ContainsFunc(p.protocol[:], func(d Set) bool { return d&both == both }) &&

@@ -281,7 +281,7 @@ func TestDoctor(t *testing.T) {
 		{"more than the kernel gives", proxyConfig, patient{files: map[string]string{
 			"proc/self/limits": "Max open files  1024  1024  files", "proc/sys/fs/nr_open": "1200",
 		}}, "descriptors", healthWarn, "may take 1316", "sysctl --system; then ulimit -n 1386"},
-		{"few that are not bounded", strings.Replace(proxyConfig, `{ protocol = "tcp" }`, `{ source = ["10.0.0.0/8"] }`, 1), file("proc/self/limits", "Max open files  2000  2000  files"), "descriptors", healthWarn, "room for 417 TCP", "ulimit"},
+		{"few that are not bounded", strings.Replace(proxyConfig, `{ protocol = "tcp" }`, `{ source = ["10.0.0.0/8"], protocol = "tcp" }`, 1), file("proc/self/limits", "Max open files  2000  2000  files"), "descriptors", healthWarn, "room for 417 TCP", "ulimit"},
 
 		{"somaxconn", proxyConfig, file("proc/sys/net/core/somaxconn", "128"), "buffers", healthWarn, "only 128 connections", "'net.core.somaxconn = 4096' >> /etc/sysctl.d"},
 		{"no cookies", proxyConfig, file("proc/sys/net/ipv4/tcp_syncookies", "0"), "buffers", healthWarn, "half open", "tcp_syncookies = 1"},

@@ -14,6 +14,9 @@ func TestNotes(t *testing.T) {
 	const listen = "[[listen]]\nname = \"l\"\naddress = [\"tcp://127.0.0.1:1\"]\ndownstream = [\"127.0.0.1:9\"]\n"
 	const udp = "[[listen]]\nname = \"l\"\naddress = [\"udp://127.0.0.1:1\"]\ndownstream = [\"127.0.0.1:9\"]\n"
 	const limit = "[[limit]]\nname = \"cap\"\nconnections = 5\n"
+	const dual = "[[listen]]\nname = \"l\"\naddress = [\"tcp://127.0.0.1:1\", \"udp://127.0.0.1:1\"]\ndownstream = [\"127.0.0.1:9\"]\nfirst_byte_timeout = \"5s\"\n"
+	const bySource = "[[limit]]\nname = \"each\"\nkey = [\"source\"]\nrate = \"1MB/s\"\n"
+	const byPort = "[[limit]]\nname = \"reports\"\nrate = \"10kB/s\"\nmatch = { port = [\"1\"] }\n"
 	for _, tt := range []struct {
 		name, text string
 		want       []string // begins of the notes
@@ -29,6 +32,14 @@ func TestNotes(t *testing.T) {
 		{"cap, first byte", listen + "first_byte_timeout = \"5s\"\n" + limit, nil},
 		{"cap, idle", listen + "tcp_idle_timeout = \"1h\"\n" + limit, nil},
 		{"cap of the downstream", strings.Replace(listen, `["127.0.0.1:9"]`, `[{ to = "127.0.0.1:9", connections = 5 }]`, 1), []string{`listener "l": a downstream's connections`}},
+		{"cap of both", dual + limit, []string{`limit "cap" counts TCP connections and UDP flows together`}},
+		{"cap of each", dual + limit + "match = { protocol = \"udp\" }\n", nil},
+		{"cap of a downstream of both", strings.Replace(dual, `["127.0.0.1:9"]`, `[{ to = "127.0.0.1:9", connections = 5 }]`, 1), []string{`listener "l": a cap of its downstream counts`}},
+		{"limits that cross", listen + bySource + byPort, []string{`limits "each" and "reports" cross: what waits for "reports" holds up the rest of its bucket of "each"`}},
+		{"limits of which one is wider", listen + bySource + "[[limit]]\nname = \"all\"\nrate = \"1MB/s\"\n", nil},
+		{"limits of two directions", listen + bySource + byPort + "direction = \"from-downstream\"\n", nil},
+		{"limits for different traffic", strings.Replace(listen, `0.1:1"`, `0.1:1", "tcp://127.0.0.1:2"`, 1) + bySource + "match = { port = [\"2\"] }\n" + byPort, nil},
+		{"caps that cross", listen + "first_byte_timeout = \"5s\"\n" + strings.Replace(bySource+byPort, "rate", "connections = 1 #", 2), []string{`limits "each" and "reports" cross: who lacks a slot of both`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			text := tt.text
