@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -86,10 +85,11 @@ connections = 10
 		}
 	})
 
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		r, err := http.Get(d.URL)
+	// The page is served a little before listeners are open.
+	var client net.Conn
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		client, err = net.Dial("tcp", address)
 		if err == nil {
-			r.Body.Close()
 			break
 		}
 		select {
@@ -98,10 +98,10 @@ connections = 10
 		default:
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("the page is not served: %v", err)
+			t.Fatalf("the listener is not open: %v", err)
 		}
 	}
-	send(t, address)
+	send(t, client)
 	return d
 }
 
@@ -141,13 +141,8 @@ func sink(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// send writes to addr as fast as it may until the test ends.
-func send(t *testing.T, addr string) {
-	t.Helper()
-	c, err := net.Dial("tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+// send writes to c as fast as it may until the test ends.
+func send(t *testing.T, c net.Conn) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
