@@ -216,7 +216,7 @@ func (s *session) dial(now leaky.Time) {
 			d, full := s.pick(s.target(), s.failed, now)
 			switch {
 			case full:
-				s.stage = entering
+				s.stage, s.paid = entering, true
 				s.release(now)
 				s.gates.enter(&s.entrant, now)
 				return

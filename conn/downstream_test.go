@@ -361,14 +361,16 @@ func TestQueueIsNotHeldUpByItsHead(t *testing.T) {
 	full, openFull, _ := tag(t, "f")
 	other, openOther, _ := tag(t, "o")
 	openFull()
+	limit := shaper.Limit{Name: "pace", NewConnections: shaper.Frequency{N: 1000, Per: time.Second}, MaxWait: time.Minute, MaxWaiting: 10}
 	r := start(t, shaper.TCP, full.String())
 	r.listen.Downstream = []Downstream{
 		{Host: full.Addr().String(), Port: full.Port(), Connections: 1},
 		{Host: other.Addr().String(), Port: other.Port()},
 	}
 	r.listen.Connect = time.Minute
-	r.apply()
-	if got := r.ask(); got != "f" {
+	r.apply(limit)
+	first, got := dial(t, r.addr()), make([]byte, 1)
+	if io.ReadFull(first, got); string(got) != "f" {
 		t.Fatalf("the first one is told %q", got)
 	}
 	dial(t, r.addr())
@@ -389,6 +391,12 @@ func TestQueueIsNotHeldUpByItsHead(t *testing.T) {
 	}
 	if waiting() != 1 {
 		t.Error("the head does not wait any more")
+	}
+	first.Close() // the one that waits follows it
+	waitFor(t, "nobody waits", func() bool { return waiting() == 0 })
+	passed := &r.shaper.Policy().State(0).Connections
+	if n := passed[shaper.Pass][shaper.None].Load() + passed[shaper.Delay][shaper.ByNew].Load() + passed[shaper.Delay][shaper.ByConnections].Load(); n != 3 {
+		t.Errorf("3 connections have passed the pace %d times", n)
 	}
 }
 

@@ -67,6 +67,7 @@ type entrant struct {
 	route  shaper.Route // under slots.policy
 	listen string
 	since  leaky.Time // when it came
+	paid   bool       // it has passed before, and pays no pace again
 
 	owner interface {
 		pool() *gate          // the last one to pass, or nil
@@ -123,12 +124,12 @@ func (g *gates) try(e *entrant, now leaky.Time) {
 	if pool := e.owner.pool(); pool != nil {
 		list = append(list, pool)
 	}
-	if i, why := entry(list, now); why != shaper.None {
+	if i, why := entry(list, e.paid, now); why != shaper.None {
 		g.enqueue(e, list, i, why, now)
 		return
 	}
 	for _, gt := range list {
-		gt.take(shaper.None, 0, now, now)
+		gt.take(e.paid, shaper.None, 0, now, now)
 	}
 	g.pass(e, list, now)
 }
@@ -168,7 +169,7 @@ func (g *gates) take(f *shaper.Flow, listen string, now leaky.Time) (slots, *sha
 		return slots{}, l
 	}
 	list := g.list(f, r)
-	if i, why := entry(list, now); why != shaper.None {
+	if i, why := entry(list, false, now); why != shaper.None {
 		gt := list[i]
 		gt.state.Connections.Add(shaper.Refuse, why, 1)
 		noteRefused(g.shaper, gt.state, gt.ranked(), f.Source, now)
@@ -176,7 +177,7 @@ func (g *gates) take(f *shaper.Flow, listen string, now leaky.Time) (slots, *sha
 		return slots{}, gt.rule
 	}
 	for _, gt := range list {
-		gt.take(shaper.None, 0, now, now)
+		gt.take(false, shaper.None, 0, now, now)
 	}
 	return slots{gates: g, policy: g.policy, held: list}, nil
 }
@@ -368,15 +369,15 @@ func (gt *gate) capped(now leaky.Time) bool {
 func (gt *gate) paced(now leaky.Time) bool { return gt.bucket.Depart(gt.shape, now) > now }
 
 // shut returns which of list keeps a connection waiting at now, and why, or None. A cap comes
-// before a pace, which is over sooner.
-func shut(list []*gate, now leaky.Time) (int, shaper.Reason) {
+// before a pace, which is over sooner, and holds back nobody who has paid.
+func shut(list []*gate, paid bool, now leaky.Time) (int, shaper.Reason) {
 	for i, gt := range list {
 		if !gt.rule.Observe && gt.capped(now) {
 			return i, shaper.ByConnections
 		}
 	}
 	for i, gt := range list {
-		if !gt.rule.Observe && gt.paced(now) {
+		if !paid && !gt.rule.Observe && gt.paced(now) {
 			return i, shaper.ByNew
 		}
 	}
@@ -384,8 +385,8 @@ func shut(list []*gate, now leaky.Time) (int, shaper.Reason) {
 }
 
 // entry is shut for one who has just come: nobody overtakes those who wait.
-func entry(list []*gate, now leaky.Time) (int, shaper.Reason) {
-	i, why := shut(list, now)
+func entry(list []*gate, paid bool, now leaky.Time) (int, shaper.Reason) {
+	i, why := shut(list, paid, now)
 	if why == shaper.None {
 		if i = slices.IndexFunc(list, func(gt *gate) bool { return len(gt.turns) > 0 }); i >= 0 {
 			why = shaper.ByConnections
@@ -395,8 +396,9 @@ func entry(list []*gate, now leaky.Time) (int, shaper.Reason) {
 }
 
 // take takes a slot for a connection that was kept waiting here for why, since ready at
-// the latest. A timer that fired late gives back what one connection costs.
-func (gt *gate) take(why shaper.Reason, waited, ready, now leaky.Time) {
+// the latest. A timer that fired late gives back what one connection costs. One that has
+// paid is neither charged nor counted again.
+func (gt *gate) take(paid bool, why shaper.Reason, waited, ready, now leaky.Time) {
 	if gt.pool != nil {
 		return // see pass
 	}
@@ -404,6 +406,8 @@ func (gt *gate) take(why shaper.Reason, waited, ready, now leaky.Time) {
 	gt.inFlight++
 	gt.state.InFlight.Add(1)
 	switch {
+	case paid:
+		return
 	case full != shaper.None: // and only observed, or it would not be here
 		gt.state.Connections.Add(verdict, full, 1)
 		return

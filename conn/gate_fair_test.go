@@ -235,6 +235,44 @@ func TestRefusedConnectionSpendsNoPace(t *testing.T) {
 	r.idle()
 }
 
+// A connection that has passed, and comes again as what it was to go to has failed, pays no
+// pace a second time, and waits for none.
+func TestPaceIsPaidOnce(t *testing.T) {
+	r := newGateRig(t,
+		shaper.Limit{Name: "cap", Connections: 1, MaxWait: time.Hour, MaxWaiting: 10},
+		shaper.Limit{Name: "both", Connections: 2, NewConnections: shaper.Frequency{N: 1, Per: time.Minute}, MaxWait: time.Hour, MaxWaiting: 10})
+	v := r.must("10.0.0.1")
+	again := func() {
+		v.in = false
+		v.release(r.now)
+		v.paid = true
+		r.gates.enter(&v.entrant, r.now)
+	}
+	for range 3 {
+		again()
+		if !v.in {
+			t.Fatal("it waits for its pace again")
+		}
+	}
+	other := r.visit("10.0.0.2", nil)
+	r.sleep(59 * time.Second)
+	again() // behind the other one, which waits for its first turn
+	r.sleep(2 * time.Second)
+	if !other.in || v.in {
+		t.Fatalf("after a minute the other one is in: %v, the first one again: %v", other.in, v.in)
+	}
+	other.finish()
+	if !v.in {
+		t.Error("it does not go on when the slot is free: it waits for a pace that it has paid")
+	}
+	passed := &r.gates.policy.State(r.gates.policy.Index(r.gates.list(&v.flow, v.route)[0].state)).Connections
+	if n := passed[shaper.Pass][shaper.None].Load() + passed[shaper.Delay][shaper.ByConnections].Load() + passed[shaper.Delay][shaper.ByNew].Load(); n != 2 {
+		t.Errorf("2 connections are counted as %d", n)
+	}
+	v.finish()
+	r.idle()
+}
+
 // Whoever asks who is slowed is told of those who waited for a slot.
 func TestWaitForASlotIsToldOfItsSource(t *testing.T) {
 	r := newGateRig(t, shaper.Limit{Name: "all", Connections: 1, MaxWait: time.Minute, MaxWaiting: 10})

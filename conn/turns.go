@@ -25,6 +25,7 @@ import (
 // most as many as it has gates, and a later release finds it where it waits now.
 type queue struct {
 	key        string
+	paid       bool      // all of it
 	gates      []*gate   // all that it needs
 	sources    []*source // whose it is, at each of them
 	stays      []stay    // likewise
@@ -61,7 +62,7 @@ type source struct {
 // it takes the place of the newest waiter of the source with the most, unless that is its
 // own.
 func (g *gates) enqueue(e *entrant, list []*gate, i int, why shaper.Reason, now leaky.Time) {
-	q := g.queue(turnAddr(e.flow.Source), list)
+	q := g.queue(turnAddr(e.flow.Source), list, e.paid)
 	if q.len > 0 {
 		i = q.pos
 	}
@@ -93,15 +94,16 @@ func (g *gates) enqueue(e *entrant, list []*gate, i int, why shaper.Reason, now 
 	q.at().count(1)
 }
 
-// queue returns the queue of those of addr that need list, made if need be.
-func (g *gates) queue(addr netip.Addr, list []*gate) *queue {
-	g.name = queueKey(g.name[:0], addr, list)
+// queue returns the queue of those of addr that need list, made if need be. Those that have paid
+// have one of their own.
+func (g *gates) queue(addr netip.Addr, list []*gate, paid bool) *queue {
+	g.name = queueKey(g.name[:0], addr, list, paid)
 	q := g.queues[string(g.name)]
 	if q != nil {
 		return q
 	}
 	g.turn++
-	q = &queue{key: string(g.name), gates: list, stays: make([]stay, len(list)), turn: g.turn}
+	q = &queue{key: string(g.name), paid: paid, gates: list, stays: make([]stay, len(list)), turn: g.turn}
 	q.timeout.Fire = func(now leaky.Time) { g.expire(q, now) }
 	g.queues[q.key] = q
 	for _, gt := range list {
@@ -134,9 +136,12 @@ func (g *gates) forget(q *queue, now leaky.Time) {
 func (q *queue) at() *source { return q.sources[q.pos] }
 
 // queueKey appends to b what tells the queue of a source that needs list.
-func queueKey(b []byte, addr netip.Addr, list []*gate) []byte {
+func queueKey(b []byte, addr netip.Addr, list []*gate, paid bool) []byte {
 	a := addr.As16()
 	b = append(b, a[:]...)
+	if paid {
+		b = append(b, 'p') // the only key of an odd length
+	}
 	for _, gt := range list {
 		b = binary.LittleEndian.AppendUint64(b, gt.id)
 	}
@@ -280,7 +285,7 @@ func (g *gates) dispatch(list []*gate, now leaky.Time) {
 				continue
 			}
 			switch why := gt.full(now); {
-			case why == shaper.None || gt.rule.Observe:
+			case why == shaper.None || gt.rule.Observe || why == shaper.ByNew && gt.turns[0].queues[0].paid:
 				if src := gt.turns[0]; next == nil || src.turn() < next.turn() {
 					next = src
 				}
@@ -305,7 +310,7 @@ func (g *gates) dispatch(list []*gate, now leaky.Time) {
 // shut returns which of its gates keeps q waiting, or None. One where others wait whose turn
 // is earlier is shut as well: they are yet to be tried.
 func (q *queue) shut(now leaky.Time) (int, shaper.Reason) {
-	i, why := shut(q.gates, now)
+	i, why := shut(q.gates, q.paid, now)
 	if why != shaper.None {
 		return i, why
 	}
@@ -343,7 +348,7 @@ func (g *gates) serve(q *queue, now leaky.Time) leaky.Time {
 		if gt.due > 0 {
 			ready = gt.due
 		}
-		gt.take(why, waited, ready, now)
+		gt.take(e.paid, why, waited, ready, now)
 	}
 	g.turn++
 	q.turn = g.turn
