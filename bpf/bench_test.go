@@ -78,6 +78,21 @@ func BenchmarkPacket(b *testing.B) {
 	}
 }
 
+// BenchmarkWaiting reports what one costs that has to wait in the queue.
+func BenchmarkWaiting(b *testing.B) {
+	for _, n := range []int{1, 2} {
+		b.Run(fmt.Sprintf("%d limits", n), func(b *testing.B) {
+			k := newTimed(b, kernelAttachment{Mode: uint32(Shape), Ethernet: 1, Keep: 1, Queue: 10_000_000})
+			limits := limitsOf(n)
+			for i := range limits {
+				limits[i].Rate = 8e6
+			}
+			k.use(b, limits, nil)
+			timeProgram(b, k.ShaperdTc, datagram(1))
+		})
+	}
+}
+
 // BenchmarkRefused reports what one costs that is refused: by a limit that blocks, and by
 // a bucket that is full.
 func BenchmarkRefused(b *testing.B) {

@@ -17,6 +17,7 @@
 
 #include "begin.h"
 #include "classify.h"
+#include "waiting.h"
 
 /* Takes note that a limit lets the packet leave at depart, and what came before it at ready. */
 static __always_inline void weigh(struct scratch *s, __u32 number, __u64 depart, __u64 ready)
@@ -225,43 +226,52 @@ __noinline int charge_all(const struct policy *p, struct scratch *s, __u64 set)
 #define ROUNDS 8   /* how often limits are asked for an instant that suits all of them */
 #define ATTEMPTS 3 /* where other CPUs have the places in calendars be of no use */
 
-/* Has the limits of set take the scratch's packet, bytes and packets. Returns whether they
- * were charged; the decision says if one of them refuses it nevertheless.
+/* The limits that are asked, those with calendars and the others. They are read again and
+ * again: on the stack there is no room for them. */
+static __always_inline __u64 with_calendars(const struct policy *p, const struct scratch *s)
+{
+	return load_word(&s->asked) & p->calendars;
+}
+
+static __always_inline __u64 with_buckets(const struct policy *p, const struct scratch *s)
+{
+	return load_word(&s->asked) & p->paced & ~p->calendars;
+}
+
+/* Has the paced limits that are asked take the scratch's packet, bytes and packets. Returns
+ * whether they were charged; the decision says if one of them refuses it nevertheless.
  *
  * Those with calendars are asked when it is known when the others let it leave, and take it
  * at the first instant at which all of them have room. */
-__noinline int take(const struct policy *p, struct scratch *s, __u64 set, __u64 opening)
+__noinline int take(const struct policy *p, struct scratch *s, __u64 opening)
 {
-	__u64 calendars;
-
 	if (!p || !s)
 		return 0;
-	calendars = set & p->calendars;
 	for (int i = 0; i < ATTEMPTS; i++) {
 		int result = BOOK_HELD, overtook;
 
-		if (!ask(p, s, set & ~calendars, opening))
+		if (!ask(p, s, with_buckets(p, s), opening))
 			return 0;
-		for (int j = 0; j < ROUNDS && calendars; j++) {
-			result = book_round(p, s, calendars);
+		for (int j = 0; j < ROUNDS && with_calendars(p, s); j++) {
+			result = book_round(p, s, with_calendars(p, s));
 			if (result != BOOK_MOVED)
 				break;
 		}
-		if (result != BOOK_HELD) {
-			if (result == BOOK_MOVED)
-				refuse(&s->decision, lowest(calendars), REASON_QUEUE_FULL, s->decision.depart);
+		if (result == BOOK_MOVED)
+			refuse(&s->decision, lowest(with_calendars(p, s)), REASON_QUEUE_FULL, s->decision.depart);
+		if (result != BOOK_HELD || (is_queued(s) && !has_room(p, s))) {
 			release_all(p, s);
 			return 0;
 		}
-		overtook = charge_all(p, s, set & ~calendars);
-		if (!calendars)
+		overtook = charge_all(p, s, with_buckets(p, s));
+		if (!with_calendars(p, s))
 			return 1;
-		count_booked(p, s, calendars);
+		count_booked(p, s, with_calendars(p, s));
 		if (!overtook || here.mode == MODE_POLICE)
 			return 1;
-		refund_all(p, s, set, 0);
+		refund_all(p, s, with_buckets(p, s) | with_calendars(p, s), 0);
 	}
-	refuse(&s->decision, lowest(set), REASON_QUEUE_FULL, s->decision.depart);
+	refuse(&s->decision, lowest(with_calendars(p, s)), REASON_QUEUE_FULL, s->decision.depart);
 	return 0;
 }
 
@@ -280,6 +290,7 @@ static __always_inline void decide(const struct policy *p, struct scratch *s, __
 	d->reason = REASON_NONE;
 	d->limit = NO_LIMIT;
 	d->mark = 0;
+	s->asked = set;
 	s->watched[METER_BYTES] = s->watched[METER_PACKETS] = 0;
 
 	if (set & p->blocks) {
@@ -296,7 +307,7 @@ static __always_inline void decide(const struct policy *p, struct scratch *s, __
 	}
 	if (opening && !take_slots(p, s, opening))
 		goto refused;
-	if (paced | opening && !take(p, s, paced, opening))
+	if (paced | opening ? !take(p, s, opening) : is_queued(s) && !has_room(p, s))
 		goto refused;
 	if (o->first && d->verdict != VERDICT_REFUSE)
 		begin(p, s, opening);
@@ -309,6 +320,8 @@ static __always_inline void decide(const struct policy *p, struct scratch *s, __
 		if (d->reason == REASON_RATE)
 			delayed(p, s, d->depart - s->now);
 	}
+	if (is_queued(s))
+		enter_queue(p, s);
 	if (set & ~paced)
 		count_free(p, s, set & ~paced);
 	return;

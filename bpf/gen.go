@@ -1,3 +1,3 @@
 package bpf
 
-//go:generate go tool bpf2go -cc clang-14 -strip llvm-strip-14 -go-package bpf -target bpfel -type policy -type limit -type meter -type segments -type line -type line4 -type line6 -type node6 -type bucket_line -type calendar -type state -type table_count -type flight -type tuple -type slot_line -type listener -type watch_pair -type sample -type losses kernel shaperd.c -- -O2 -mcpu=v3 -nostdinc -Iheaders -Wall -Wextra -Werror -Wno-unused-parameter -Wno-sign-compare
+//go:generate go tool bpf2go -cc clang-14 -strip llvm-strip-14 -go-package bpf -target bpfel -type policy -type limit -type meter -type segments -type line -type line4 -type line6 -type node6 -type bucket_line -type calendar -type state -type table_count -type flight -type tuple -type slot_line -type listener -type watch_pair -type sample -type losses -type waiting kernel shaperd.c -- -O2 -mcpu=v3 -nostdinc -Iheaders -Wall -Wextra -Werror -Wno-unused-parameter -Wno-sign-compare

@@ -20,7 +20,7 @@ struct attachment {
 	__u32 since;	    /* generation of the first policy that is enforced */
 	__u64 idle_timeout; /* of TCP connections, ns */
 	__u32 limits;	    /* that a packet may be under */
-	__u32 pad;
+	__u32 queue;	    /* packets that an interface's queue may hold; 0 in tests that have none */
 };
 
 const volatile struct attachment here;

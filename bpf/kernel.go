@@ -53,6 +53,7 @@ func openKernel(pins string, keys int) (*kernel, error) {
 	lines := bucketLines(keys)
 	spec.Maps[kernelMapBuckets].MaxEntries = lines
 	spec.Maps[kernelMapFloors].MaxEntries = lines
+	spec.Maps[kernelMapHolding].MaxEntries += lines * uint32(len(kernelBucketLine{}.Tag))
 	for _, name := range sharedMaps {
 		spec.Maps[name].Pinning = ebpf.PinByName
 	}
@@ -298,7 +299,7 @@ func (k *kernel) stopped() error { return k.Heartbeats.Put(uint32(0), uint64(0))
 // sharedMaps are the maps that all instances of a program share.
 var sharedMaps = []string{
 	kernelMapBuckets, kernelMapCalendars, kernelMapConnSlots, kernelMapConnections, kernelMapDepartures, kernelMapFloors, kernelMapFragments,
-	kernelMapHeartbeats, kernelMapListeners, kernelMapPolicies, kernelMapProxied, kernelMapReversed,
+	kernelMapHeartbeats, kernelMapHolding, kernelMapListeners, kernelMapPolicies, kernelMapProxied, kernelMapQueued, kernelMapReversed,
 	kernelMapSampleLosses, kernelMapSamples, kernelMapScratches, kernelMapSeen, kernelMapStates, kernelMapStaging,
 	kernelMapSweepers, kernelMapTableCounts,
 	kernelMapTables, kernelMapTurns, kernelMapWatched, kernelMapWatches,
@@ -338,9 +339,11 @@ func (k *kernel) load(at kernelAttachment, variables map[string]any, objects any
 		kernelMapFloors:       k.Floors,
 		kernelMapFragments:    k.Fragments,
 		kernelMapHeartbeats:   k.Heartbeats,
+		kernelMapHolding:      k.Holding,
 		kernelMapListeners:    k.Listeners,
 		kernelMapPolicies:     k.Policies,
 		kernelMapProxied:      k.Proxied,
+		kernelMapQueued:       k.Queued,
 		kernelMapReversed:     k.Reversed,
 		kernelMapSampleLosses: k.SampleLosses,
 		kernelMapSamples:      k.Samples,

@@ -23,7 +23,7 @@ type kernelAttachment struct {
 	Since       uint32
 	IdleTimeout uint64
 	Limits      uint32
-	Pad         uint32
+	Queue       uint32
 }
 
 type kernelBucketLine struct {
@@ -211,6 +211,9 @@ type kernelScratch struct {
 	From   uint64
 	Base   uint64
 	Wait   uint64
+	Asked  uint64
+	Queue  uint32
+	Pad    uint32
 	Held   [2]uint64
 	Parser struct {
 		_    structs.HostLayout
@@ -362,6 +365,15 @@ type kernelTurn struct {
 	Check uint64
 }
 
+type kernelWaiting struct {
+	_       structs.HostLayout
+	Packets uint64
+	Passed  [4]uint64
+	Refused uint64
+	Pad     [2]uint64
+	Slot    [4][256]uint32
+}
+
 type kernelWatchOwners struct {
 	_     structs.HostLayout
 	Owner [256][2]uint64
@@ -396,9 +408,11 @@ const (
 	kernelMapFloors          = "floors"
 	kernelMapFragments       = "fragments"
 	kernelMapHeartbeats      = "heartbeats"
+	kernelMapHolding         = "holding"
 	kernelMapListeners       = "listeners"
 	kernelMapPolicies        = "policies"
 	kernelMapProxied         = "proxied"
+	kernelMapQueued          = "queued"
 	kernelMapReversed        = "reversed"
 	kernelMapSampleLosses    = "sample_losses"
 	kernelMapSamples         = "samples"
@@ -495,9 +509,11 @@ type kernelMapSpecs struct {
 	Floors       *ebpf.MapSpec `ebpf:"floors"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
 	Heartbeats   *ebpf.MapSpec `ebpf:"heartbeats"`
+	Holding      *ebpf.MapSpec `ebpf:"holding"`
 	Listeners    *ebpf.MapSpec `ebpf:"listeners"`
 	Policies     *ebpf.MapSpec `ebpf:"policies"`
 	Proxied      *ebpf.MapSpec `ebpf:"proxied"`
+	Queued       *ebpf.MapSpec `ebpf:"queued"`
 	Reversed     *ebpf.MapSpec `ebpf:"reversed"`
 	SampleLosses *ebpf.MapSpec `ebpf:"sample_losses"`
 	Samples      *ebpf.MapSpec `ebpf:"samples"`
@@ -566,9 +582,11 @@ type kernelMaps struct {
 	Floors       *ebpf.Map `ebpf:"floors"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
 	Heartbeats   *ebpf.Map `ebpf:"heartbeats"`
+	Holding      *ebpf.Map `ebpf:"holding"`
 	Listeners    *ebpf.Map `ebpf:"listeners"`
 	Policies     *ebpf.Map `ebpf:"policies"`
 	Proxied      *ebpf.Map `ebpf:"proxied"`
+	Queued       *ebpf.Map `ebpf:"queued"`
 	Reversed     *ebpf.Map `ebpf:"reversed"`
 	SampleLosses *ebpf.Map `ebpf:"sample_losses"`
 	Samples      *ebpf.Map `ebpf:"samples"`
@@ -594,9 +612,11 @@ func (m *kernelMaps) Close() error {
 		m.Floors,
 		m.Fragments,
 		m.Heartbeats,
+		m.Holding,
 		m.Listeners,
 		m.Policies,
 		m.Proxied,
+		m.Queued,
 		m.Reversed,
 		m.SampleLosses,
 		m.Samples,

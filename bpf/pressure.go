@@ -32,7 +32,11 @@ func (p *Plane) checkRoom() {
 			continue
 		}
 		if q, err := pt.queueStatus(); err == nil {
-			p.press("queue of "+pt.String(), q.Drops, `it drops packets that have been charged: raise "queue" of the attachment`)
+			p.press("queue of "+pt.String(), q.Drops, `the interface is slower than what is sent there: its queue drops packets that have been charged`)
+		}
+		if w, err := p.kernel.waiting(pt.key()); err == nil {
+			p.press("room in the queue of "+pt.String(), w.Refused,
+				`too many packets wait: limits refuse those of keys that have most there; raise "queue" of the attachment, or give limits by bytes "packets" too`)
 		}
 	}
 }

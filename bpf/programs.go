@@ -49,7 +49,7 @@ func purposeOf(a *Attachment, n numbers, p *shaper.Policy, ethernet bool) purpos
 	return purpose{
 		at: kernelAttachment{
 			Place: n.attachments[a.Name], Mode: uint32(a.Mode), Ethernet: number(ethernet), Keep: number(a.Keep),
-			Egress: number(!a.Ingress), IdleTimeout: uint64(a.IdleTimeout), Limits: a.limits(p),
+			Egress: number(!a.Ingress), IdleTimeout: uint64(a.IdleTimeout), Limits: a.limits(p), Queue: uint32(a.Queue),
 		},
 		xdp: a.Hook == XDP, counts: a.counts(p),
 	}

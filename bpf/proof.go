@@ -163,7 +163,7 @@ func (p *Plane) hold(pt *point, l netlink.Link, r role) {
 	}
 	room := uint64(0)
 	if !at.ingress {
-		room = uint64(max(inQueues, pt.Queue))
+		room = uint64(max(inQueues, pt.queue().packets))
 	}
 	if missed, of, proved := pt.proof[r].look(moved, seen, room); proved {
 		pt.bypass[r] = bypass(missed, of, pt.before)

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"time"
@@ -23,30 +24,34 @@ import (
 
 // queue is what sch_fq is asked for.
 type queue struct {
-	packets uint32        // it may hold, of all flows and of one
+	packets uint32        // it may hold, of all flows
+	flow    uint32        // of one
 	horizon time.Duration // a later stamp is a mistake
 }
 
-// queue returns what an attachment needs of a queue. The last packet that is let in
-// waits max_delay.
+// queue returns what an attachment needs of a queue. No more than a.Queue packets wait there
+// for their stamps (waiting.h). A quarter more is for those that wait for the interface.
 func (a *Attachment) queue() queue {
-	return queue{packets: uint32(a.Queue), horizon: shaper.MaxMaxDelay + time.Second}
+	return queue{packets: uint32(a.Queue + a.Queue/4), flow: uint32(a.Queue), horizon: shaper.MaxMaxDelay + time.Second}
 }
 
-// Holds returns an error when a bucket could have more packets in the queue of a than
-// it takes: what has been charged would be dropped.
+// Holds returns an error when a bucket could have more full packets wait in the queue of a
+// than one key gets of it: the queue would refuse what max_delay allows.
 func (a *Attachment) Holds(shape *leaky.Shape) error {
 	const payload = 1448 // of a full packet of TCP
-	if a.Mode != Shape {
+	if a.Mode != Shape || shape.Bytes.Unlimited() && shape.Packets.Unlimited() {
 		return nil
 	}
-	n := shape.Packets.Units(shape.MaxDelay)
-	if shape.Packets.Unlimited() {
-		n = shape.Bytes.Units(shape.MaxDelay) / (payload + shape.Overhead)
+	n := uint64(math.MaxUint64)
+	if !shape.Packets.Unlimited() {
+		n = shape.Packets.Units(shape.MaxDelay)
 	}
-	if n > uint64(a.Queue) {
-		return fmt.Errorf("%v at this rate may be %d packets, more than the %d that attachment %q has room for: lower max_delay, or raise its \"queue\"",
-			shape.MaxDelay.Duration(), n, a.Queue, a.Name)
+	if !shape.Bytes.Unlimited() {
+		n = min(n, shape.Bytes.Units(shape.MaxDelay)/(payload+shape.Overhead))
+	}
+	if room := uint64(a.Queue) * 3 / 4; n > room {
+		return fmt.Errorf("%v at this rate may be %d packets, more than the %d of one key that attachment %q has room for: lower max_delay, or raise its \"queue\"",
+			shape.MaxDelay.Duration(), n, room, a.Name)
 	}
 	return nil
 }
@@ -73,7 +78,7 @@ const (
 func (q queue) parameters() []*nl.RtAttr {
 	return []*nl.RtAttr{
 		nl.NewRtAttr(fqPacketLimit, nl.Uint32Attr(q.packets)),
-		nl.NewRtAttr(fqFlowPacketLimit, nl.Uint32Attr(q.packets)),
+		nl.NewRtAttr(fqFlowPacketLimit, nl.Uint32Attr(q.flow)),
 		nl.NewRtAttr(fqBucketsLog, nl.Uint32Attr(bucketsLog)),
 		nl.NewRtAttr(fqOrphanMask, nl.Uint32Attr(orphanMask)),
 		nl.NewRtAttr(fqHorizon, nl.Uint32Attr(uint32(q.horizon.Microseconds()))),
@@ -245,6 +250,12 @@ func (pt *point) queueStatus() (s QueueStatus, err error) {
 		}
 	}
 	return s, nil
+}
+
+// waiting returns what the programs know of the queue of an interface.
+func (k *kernel) waiting(at side) (w kernelWaiting, err error) {
+	err = k.Queued.Lookup((uint32(at.ifindex)<<1|number(!at.ingress))&(k.Queued.MaxEntries()-1), &w)
+	return w, err
 }
 
 // ProbeShape returns an error when the kernel cannot hold packets, as mode "shape"

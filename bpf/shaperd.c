@@ -84,7 +84,10 @@ static __always_inline int limit_tc(struct __sk_buff *skb)
 	struct scratch *s = scratch();
 	__u64 depart;
 
-	if (!s || !load_tc(skb, &s->parser.head) || !enforce(skb, 0, s, skb->gso_segs, skb->gso_size))
+	if (!s)
+		return TC_NEXT;
+	s->queue = queue_of(skb);
+	if (!load_tc(skb, &s->parser.head) || !enforce(skb, 0, s, skb->gso_segs, skb->gso_size))
 		return TC_NEXT;
 	if (s->decision.verdict == VERDICT_REFUSE) {
 		if (answered(s) && reset_tc(skb, s))

@@ -55,7 +55,7 @@ var (
 	attachmentUp      = desc("attachment_up", "1 when packets at the interface meet the limits, 0 when they do not; the interface is empty while there is none.", "attachment", "interface", "direction", "mode")
 	attachmentQueue   = desc("attachment_queue_packets", "Packets that the interface's queue holds.", "attachment", "interface", "direction")
 	attachmentBacklog = desc("attachment_queue_bytes", "Bytes that the interface's queue holds, headers included.", "attachment", "interface", "direction")
-	attachmentDrops   = desc("attachment_queue_drops_total", "Packets that the interface's queue dropped after they had been charged: it is too short.", "attachment", "interface", "direction")
+	attachmentDrops   = desc("attachment_queue_drops_total", "Packets that the interface's queue dropped after they had been charged: the interface is slower than what is sent there.", "attachment", "interface", "direction")
 
 	packetBuckets   = desc("packet_buckets", "Buckets of the packet plane that owe something.")
 	packetCapacity  = desc("packet_buckets_capacity", "Buckets the packet plane's table has places for.")

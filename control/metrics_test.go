@@ -83,7 +83,7 @@ shaperd_config_reloads_total{result="success"} 1
 # TYPE shaperd_attachment_up gauge
 shaperd_attachment_up{attachment="lost",direction="ingress",interface="",mode="police"} 0
 shaperd_attachment_up{attachment="uplink",direction="egress",interface="eth0",mode="shape"} 1
-# HELP shaperd_attachment_queue_drops_total Packets that the interface's queue dropped after they had been charged: it is too short.
+# HELP shaperd_attachment_queue_drops_total Packets that the interface's queue dropped after they had been charged: the interface is slower than what is sent there.
 # TYPE shaperd_attachment_queue_drops_total counter
 shaperd_attachment_queue_drops_total{attachment="uplink",direction="egress",interface="eth0"} 3
 # HELP shaperd_downstream_up 1 when the downstream gets connections and can be reached, 0 when checks or dials fail, it has no address, or an operator has drained it.

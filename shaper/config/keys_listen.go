@@ -281,7 +281,8 @@ var attachKeys = keys{
 	},
 	{
 		name: "queue", takes: integer(1000, 10_000_000), preset: "100000", needs: "mode `\"shape\"`",
-		about: "How many packets each interface's queue (fq) holds.",
+		about: "How many packets may wait in each interface's queue (fq). One key gets three quarters of it at the least where no " +
+			"other waits, and an equal share beside others.",
 	},
 	{
 		name: "idle_timeout", takes: duration(time.Second, 240*time.Hour), preset: `"1h"`, needs: "a limit with `connections` that matches the attachment",

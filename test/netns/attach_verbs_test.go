@@ -74,15 +74,15 @@ func TestAttachCheck(t *testing.T) {
 			"bytes",
 			[]string{`rate = "100Mbit/s"`, `max_delay = "1s"`},
 			18,
-			`max_delay: 1s at this rate may be 8632 packets, more than the 1000 that attachment "wall" has room for: lower max_delay, or raise its "queue"`,
+			`max_delay: 1s at this rate may be 8632 packets, more than the 750 of one key that attachment "wall" has room for: lower max_delay, or raise its "queue"`,
 		},
 		{
 			"packets",
-			[]string{`packets = "5010pps"`, `max_delay = "200ms"`},
+			[]string{`packets = "3760pps"`, `max_delay = "200ms"`},
 			18,
-			`max_delay: 200ms at this rate may be 1001 packets, more than the 1000 that attachment "wall" has room for: lower max_delay, or raise its "queue"`,
+			`max_delay: 200ms at this rate may be 751 packets, more than the 750 of one key that attachment "wall" has room for: lower max_delay, or raise its "queue"`,
 		},
-		{"full", []string{`packets = "5000pps"`, `max_delay = "200ms"`}, 0, ""},
+		{"full", []string{`packets = "3750pps"`, `max_delay = "200ms"`}, 0, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			file := configFile(t, attachConfig("/sys/fs/bpf/none", attach(shaperRight, "shape", "queue = 1000"),
