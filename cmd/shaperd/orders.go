@@ -138,36 +138,48 @@ type fitted struct {
 	lost   []error // what does not go with the configuration
 }
 
-// fit puts together a configuration and what operators want of it. What is set in limits may
-// not go with it any more: that is left out. The error is the configuration's own.
-func (s *server) fit(l *loaded, w *wishes) (f fitted, err error) {
-	try := func(w *wishes) error {
-		next, err := l.with(w)
-		if err != nil {
-			return err
-		}
-		policy, err := next.compile(s.shaper)
-		if err == nil {
-			f.loaded, f.policy, f.wishes = next, policy, w
-		}
-		return err
+// build puts together a configuration and what operators want of it.
+func (s *server) build(l *loaded, w *wishes) (f fitted, err error) {
+	f.wishes = w
+	if f.loaded, err = l.with(w); err == nil {
+		f.policy, err = f.loaded.compile(s.shaper)
 	}
-	if try(w) == nil {
+	return f, err
+}
+
+// fit is build, but what is set in limits may not go with the configuration, or not without
+// what was set beside it: those keys are left out. The error is the configuration's own.
+func (s *server) fit(l *loaded, w *wishes) (f fitted, err error) {
+	if f, err = s.build(l, w); err == nil {
 		return f, nil
 	}
-	limits := w.limits
-	w = w.clone()
-	w.limits = nil
-	if err := try(w); err != nil {
+	bare := w.clone()
+	clear(bare.limits)
+	if f, err = s.build(l, bare); err != nil {
 		return f, err
 	}
-	for _, name := range slices.Sorted(maps.Keys(limits)) {
-		more := f.wishes.clone()
-		more.limits[name] = limits[name]
-		if err := try(more); err != nil {
-			f.lost = append(f.lost, fmt.Errorf("limit %q: %s: %w", name, spell(more.values(name)), refusal(err)))
+	var lost []error
+	for _, name := range slices.Sorted(maps.Keys(w.limits)) {
+		left := maps.Clone(w.limits[name])
+		refused := map[string]error{}
+		for found := true; found; { // a key may need one behind it
+			found = false
+			for _, key := range slices.Sorted(maps.Keys(left)) {
+				more := f.wishes.clone()
+				more.keys(name)[key] = left[key]
+				g, err := s.build(l, more)
+				if refused[key] = err; err == nil {
+					f, found = g, true
+					delete(left, key)
+				}
+			}
+		}
+		for _, key := range slices.Sorted(maps.Keys(left)) {
+			stack := left[key]
+			lost = append(lost, fmt.Errorf("limit %q: %s=%s: %w", name, key, stack[len(stack)-1].value, refusal(refused[key])))
 		}
 	}
+	f.lost = lost
 	return f, nil
 }
 

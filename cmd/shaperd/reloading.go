@@ -164,8 +164,7 @@ func (s *server) applyReload(ctx context.Context, l *loaded) (dropped []string, 
 	if err != nil {
 		return nil, err
 	}
-	l = f.loaded
-	was, is := old.config.Daemon, l.config.Daemon
+	was, is := old.config.Daemon, f.loaded.config.Daemon
 	if was.Buckets != is.Buckets {
 		return nil, fmt.Errorf("[daemon] buckets: %d became %d, which takes a restart", was.Buckets, is.Buckets)
 	}
@@ -174,11 +173,9 @@ func (s *server) applyReload(ctx context.Context, l *loaded) (dropped []string, 
 			return nil, fmt.Errorf("[daemon] %s: %q became %q, which takes a restart", key.name, key.was, key.is)
 		}
 	}
-	if err := s.apply(ctx, l, f.policy, old); err != nil {
+	if err := s.effect(ctx, f); err != nil {
 		return nil, err
 	}
-	s.put(l, f.wishes)
-	s.saveOrders() // downstreams may be gone
 	for _, what := range ended {
 		dropped = append(dropped, what+": it was set until the next reload")
 	}

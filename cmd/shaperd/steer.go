@@ -96,21 +96,23 @@ func (s *server) change(ctx context.Context, change func(*wishes) error, msg str
 	}, msg, attrs...)
 }
 
-// enact puts what is wanted in force.
+// enact puts what is wanted in force, all of it.
 func (s *server) enact(ctx context.Context, want *wishes) error {
 	was, _ := s.inForce()
-	next, err := was.with(want)
+	f, err := s.build(was, want)
 	if err != nil {
 		return refusal(err)
 	}
-	policy, err := next.compile(s.shaper)
-	if err != nil {
-		return refusal(err)
-	}
-	if err := s.apply(ctx, next, policy, was); err != nil {
+	return s.effect(ctx, f)
+}
+
+// effect puts f in force, or leaves everything as it was.
+func (s *server) effect(ctx context.Context, f fitted) error {
+	was, _ := s.inForce()
+	if err := s.apply(ctx, f.loaded, f.policy, was); err != nil {
 		return err
 	}
-	s.put(next, want)
+	s.put(f.loaded, f.wishes)
 	s.saveOrders()
 	return nil
 }
@@ -142,21 +144,29 @@ func (m *missing) Is(target error) bool { return target == control.ErrUnknown }
 // expireAgain is after how long it is tried again to end what could not be ended.
 const expireAgain = 10 * time.Second
 
-// expire ends what is over, and returns when there is more to end, or the zero time.
+// expire ends what is over, and returns when there is more to end, or the zero time. What
+// was set on top of it, and does not go without it, ends with it: it holds up no other end.
 func (s *server) expire(ctx context.Context) (next time.Time) {
-	_, want := s.inForce()
+	was, want := s.inForce()
 	left, over := want.expired(time.Now())
 	if len(over) == 0 {
 		return want.next()
 	}
-	if err := s.enact(ctx, left); err != nil {
+	f, err := s.fit(was, left)
+	if err == nil {
+		err = s.effect(ctx, f)
+	}
+	if err != nil {
 		s.log.Error("what was set for a time stays", "err", err)
 		return time.Now().Add(expireAgain)
 	}
 	for _, what := range over {
 		s.log.Info("what was set for a time is over", "what", what)
 	}
-	return left.next()
+	for _, err := range f.lost {
+		s.log.Warn("what an operator had set is over too: it does not go without what is over", "err", err)
+	}
+	return f.wishes.next()
 }
 
 // Describe fills in what the daemon knows of itself.

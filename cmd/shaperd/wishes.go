@@ -76,14 +76,20 @@ func (w *wishes) clone() *wishes {
 
 // set sets keys of a limit, before what was set in them.
 func (w *wishes) set(limit string, set map[string]string, t term, untilReload bool) {
+	keys := w.keys(limit)
+	for key, value := range set {
+		top := setting{value, t, untilReload}
+		below := slices.DeleteFunc(keys[key], func(s setting) bool { return !s.outlives(top) })
+		keys[key] = append(below, top)
+	}
+}
+
+// keys is what is set in a limit, to be added to.
+func (w *wishes) keys(limit string) map[string][]setting {
 	if w.limits[limit] == nil {
 		w.limits[limit] = map[string][]setting{}
 	}
-	for key, value := range set {
-		top := setting{value, t, untilReload}
-		below := slices.DeleteFunc(w.limits[limit][key], func(s setting) bool { return !s.outlives(top) })
-		w.limits[limit][key] = append(below, top)
-	}
+	return w.limits[limit]
 }
 
 // drop takes away what of the settings ends, and returns in words which it was.
