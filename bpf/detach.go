@@ -10,8 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-
-	"shaperd/leaky"
+	"golang.org/x/sys/unix"
 )
 
 // savedPoint is what has to be known of an attachment at an interface to take it
@@ -105,15 +104,11 @@ func Pinned(pins string) bool {
 }
 
 func detachFolder(dir string) error {
-	r, err := openRegistry(dir)
+	r, err := openRegistryHere(dir)
 	if err != nil {
 		return privileges(err)
 	}
 	defer r.store.Close()
-	if here := namespace(); r.Namespace != here {
-		return fmt.Errorf("%s is of interfaces in another network namespace: run this there, with \"ip netns exec\" or \"nsenter --net\"; "+
-			"if it is gone, remove the folder", dir)
-	}
 	var errs []error
 	for _, s := range r.Points {
 		pt, err := s.adopt(dir)
@@ -129,21 +124,32 @@ func detachFolder(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// Alive reports whether a daemon is running whose maps are pinned under the folder
-// pins, by its heartbeat.
-func Alive(pins string) bool {
-	dirs, _ := filepath.Glob(filepath.Join(pins, "v*"))
-	for _, dir := range dirs {
-		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, kernelMapHeartbeats), nil)
-		if err != nil {
-			continue
-		}
-		var last uint64
-		err = m.Lookup(uint32(0), &last)
-		_ = m.Close()
-		if err == nil && monotonic() < leaky.Time(last)*leaky.FromDuration(1)+leaky.FromDuration(3*beatInterval) {
-			return true
-		}
+// occupy makes the folder pins, and keeps other daemons from it until it is closed, or this
+// process ends: they would take each other's attachments for what an earlier one left.
+func occupy(pins string) (*os.File, error) {
+	if err := makeFolder(pins); err != nil {
+		return nil, err
 	}
-	return false
+	f, err := os.Open(pins)
+	if err != nil {
+		return nil, privileges(fmt.Errorf("[daemon] pins: %w", err))
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = errors.New("another daemon runs with it: end that, or name another folder")
+		}
+		return nil, fmt.Errorf("[daemon] pins: %s: %w", pins, err)
+	}
+	return f, nil
+}
+
+// Alive reports whether a daemon runs whose maps are pinned under the folder pins.
+func Alive(pins string) bool {
+	f, err := os.Open(pins)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 }

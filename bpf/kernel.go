@@ -61,11 +61,10 @@ func openKernel(pins string, keys int) (*kernel, error) {
 	if err := spec.LoadAndAssign(&k.kernelMaps, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}}); err != nil {
 		return nil, tooOld(privileges(fmt.Errorf("create maps: %w", err)))
 	}
-	if k.registry, err = openRegistry(dir); err != nil {
+	if k.registry, err = openRegistryHere(dir); err != nil {
 		k.kernelMaps.Close()
 		return nil, privileges(err)
 	}
-	k.Namespace = namespace()
 	if err := k.share(); err != nil {
 		k.close()
 		return nil, err
@@ -292,9 +291,6 @@ func (k *kernel) adoptPolicy(p *shaper.Policy, n numbers, now func() leaky.Time)
 func (k *kernel) beat() error {
 	return k.Heartbeats.Put(uint32(0), uint64(monotonic()/leaky.FromDuration(1)))
 }
-
-// stopped tells whoever asks that no daemon is there any more.
-func (k *kernel) stopped() error { return k.Heartbeats.Put(uint32(0), uint64(0)) }
 
 // sharedMaps are the maps that all instances of a program share.
 var sharedMaps = []string{

@@ -2,6 +2,7 @@ package bpf
 
 import (
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -13,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"shaperd/leaky"
 	"shaperd/shaper"
 )
 
@@ -89,6 +91,7 @@ func TestKilledWhilePreparing(t *testing.T) {
 				pt.letGo()
 			}
 			p.kernel.close()
+			p.occupied.Close()
 			p.Plane = nil
 			p.open()
 			p.apply([]shaper.Limit{tenAnHour("edge")}, a)
@@ -175,31 +178,54 @@ func TestOverlapAppears(t *testing.T) {
 	}
 }
 
-// TestDetachElsewhere takes away from another network namespace what is in this one: it
-// is refused, and works here.
-func TestDetachElsewhere(t *testing.T) {
+// TestElsewhere has a daemon, and "shaperd detach", in another network namespace find what is
+// in this one, where the same numbers are other interfaces: it is refused, and works here. So is
+// a second daemon while there is a first one.
+func TestElsewhere(t *testing.T) {
 	w := newWire(t, "else")
 	p := openPlane(t)
 	a := Attachment{Name: "edge", Interfaces: []string{"else1"}, Ingress: true, Mode: Police, Hook: Clsact, Keep: true}
 	p.apply([]shaper.Limit{tenAnHour("edge")}, a)
+	refused := func(where, text string, do func() error) {
+		t.Helper()
+		if err := do(); err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("%s: %v, want that there is %s", where, err, text)
+		}
+	}
+	open := func() error {
+		second, err := Open(shaper.New(1024), leaky.NewClock(), p.pins, p.keys, slog.New(slog.DiscardHandler))
+		if err == nil {
+			second.Release()
+		}
+		return err
+	}
+	refused("open twice", "another daemon runs", open)
+	if !Alive(p.pins) {
+		t.Error("it is not alive")
+	}
+	w.want(p, 1, 20, 10)
 	p.crash()
 	p.Plane = nil
+	if Alive(p.pins) {
+		t.Error("it is alive after a crash")
+	}
 	if Pinned(filepath.Dir(p.pins)) || !Pinned(p.pins) {
 		t.Error("the folder above is taken for that of the pins, or the latter not")
 	}
-	elsewhere := make(chan error)
+	elsewhere := make(chan func() error)
+	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with its namespace
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			elsewhere <- err
-			return
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		for do := range elsewhere {
+			done <- errors.Join(err, do())
 		}
-		elsewhere <- Detach(p.pins)
 	}()
-	if err := <-elsewhere; err == nil || !strings.Contains(err.Error(), "another network namespace") {
-		t.Errorf("%v, want that it is another network namespace", err)
+	for _, do := range []func() error{open, func() error { return Detach(p.pins) }} {
+		refused("elsewhere", "another network namespace", func() error { elsewhere <- do; return <-done })
 	}
-	w.want(nil, 1, 20, 10)
+	close(elsewhere)
+	w.want(nil, 2, 20, 10)
 	if err := Detach(p.pins); err != nil {
 		t.Error(err)
 	}

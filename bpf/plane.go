@@ -10,6 +10,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -26,10 +27,11 @@ import (
 // Plane is the packet plane of a daemon. Its methods may be called by several
 // goroutines.
 type Plane struct {
-	log    *slog.Logger
-	shaper *shaper.Shaper
-	clock  *leaky.Clock // of rankings
-	dir    string
+	log      *slog.Logger
+	shaper   *shaper.Shaper
+	clock    *leaky.Clock // of rankings
+	dir      string
+	occupied io.Closer // the folder above dir, until the end
 
 	changing sync.Mutex // from Prepare to Commit or Cancel, and while interfaces are looked at; taken before mu
 	programs shelf      // with changing
@@ -54,18 +56,28 @@ type Plane struct {
 
 // Open opens the plane whose programs and maps are pinned under the folder pins, or
 // makes one, with room for the buckets of so many keys. What an earlier daemon left
-// attached stays as it is until the first Commit. The rankings of s are kept by clock,
-// as all who add to them do.
-func Open(s *shaper.Shaper, clock *leaky.Clock, pins string, keys int, log *slog.Logger) (*Plane, error) {
+// attached stays as it is until the first Commit. It is an error while another plane is open
+// there, and when attachments there are in another network namespace. The rankings of s are
+// kept by clock, as all who add to them do.
+func Open(s *shaper.Shaper, clock *leaky.Clock, pins string, keys int, log *slog.Logger) (_ *Plane, err error) {
 	if err := mayOpen(); err != nil {
 		return nil, err
 	}
+	occupied, err := occupy(pins)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			occupied.Close()
+		}
+	}()
 	k, err := openKernel(pins, keys)
 	if err != nil {
 		return nil, err
 	}
 	p := &Plane{
-		log: log, shaper: s, clock: clock, dir: folder(pins, keys), kernel: k,
+		log: log, shaper: s, clock: clock, dir: folder(pins, keys), occupied: occupied, kernel: k,
 		points: map[side]*point{}, faults: map[string]string{}, counted: counted{}, pressures: map[string]*pressure{},
 		programs: shelf{},
 		quit:     make(chan struct{}),
@@ -86,7 +98,7 @@ func Open(s *shaper.Shaper, clock *leaky.Clock, pins string, keys int, log *slog
 	p.counted.start(k)
 	p.takeOver(p.dir, k.Points)
 	for _, other := range p.otherFolders() {
-		r, err := openRegistry(other)
+		r, err := openRegistryHere(other)
 		if err != nil {
 			p.sampler.close()
 			k.close()
@@ -294,6 +306,7 @@ func (p *Plane) Release() {
 	if unused {
 		_ = p.remove()
 	}
+	p.occupied.Close()
 }
 
 // remove removes what is pinned.
@@ -334,9 +347,8 @@ func (p *Plane) Close() error {
 	errs = append(errs, p.tidy())
 	p.save()
 	errs = append(errs, p.kernel.keepListeners(nil)) // others may listen there
-	// Nobody needs to wait until the last heartbeat is an old one.
-	errs = append(errs, p.kernel.stopped())
 	p.release()
+	defer p.occupied.Close()
 	if err := errors.Join(errs...); err != nil || keep {
 		return err // what is left, "shaperd detach" finds by the registry
 	}

@@ -104,6 +104,22 @@ func openRegistry(folder string) (*registry, error) {
 	return r, r.save()
 }
 
+// openRegistryHere is openRegistry of a folder whose interfaces are to be those of this network
+// namespace: by their numbers, those of another one would be taken for others.
+func openRegistryHere(folder string) (*registry, error) {
+	r, err := openRegistry(folder)
+	if err != nil || r.Namespace == namespace() {
+		return r, err
+	}
+	if len(r.Points)+len(r.Queues)+len(r.Clsacts) > 0 {
+		r.store.Close()
+		return nil, fmt.Errorf("%s is of interfaces in another network namespace: go there, with \"ip netns exec\" or \"nsenter --net\", "+
+			"or name another folder; if it is gone, remove the folder", folder)
+	}
+	r.Namespace = namespace()
+	return r, nil
+}
+
 func (r *registry) save() error {
 	text, err := json.Marshal(r)
 	if err != nil {

@@ -30,8 +30,7 @@ away itself, when its configuration does not name them any more.`,
 				return nil
 			}
 			if bpf.Alive(pins) && !force {
-				return errors.New("a daemon runs, or did 5 s ago: stop it first, or take the attachments out of its configuration and reload it; " +
-					"where it was killed, try again in 5 s")
+				return errors.New("a daemon runs: stop it first, or take the attachments out of its configuration and reload it")
 			}
 			if err := bpf.Detach(pins); err != nil {
 				return err

@@ -88,8 +88,8 @@ func (p *packetPlane) prepare(l *loaded, policy *shaper.Policy) (*planeChange, e
 	pins := l.config.Daemon.Pins
 	if c.ends && p.plane == nil {
 		// What an earlier daemon was to keep is not in this configuration.
-		if _, err := os.Stat(pins); errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
-			return c, nil
+		if _, err := os.Stat(pins); errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) || bpf.Alive(pins) {
+			return c, nil // or it is another daemon's, which runs
 		}
 		if err := bpf.Detach(pins); err != nil {
 			return nil, fmt.Errorf("what an earlier daemon attached is still in force: run \"shaperd detach --pins %s\" as root: %w", pins, err)

@@ -343,7 +343,7 @@ func measureKilledOpen(t *testing.T, fl flood) (stallReport, error) {
 	text := attachConfig(pins, attach(shaperRight, "police", `hook = "clsact"`), fl.lines())
 	d := n.shaper.shaperd(t, text)
 	if r := n.shaper.command(t, "detach", "--pins", pins); r.code != 1 ||
-		!strings.HasPrefix(r.stderr, "shaperd: a daemon runs, or did 5 s ago: stop it first, or ") {
+		!strings.HasPrefix(r.stderr, "shaperd: a daemon runs: stop it first, or ") {
 		t.Errorf("detach while a daemon runs: %+v", r)
 	}
 	time.Sleep(1500 * time.Millisecond) // until it has been seen more than once
