@@ -21,7 +21,8 @@ type Status struct {
 	State   string  `json:"state"` // "running", "draining"
 	Mode    string  `json:"mode"`  // "enforce", "observe": of the configuration
 	Bypass  *Bypass `json:"bypass,omitempty"`
-	Promise string  `json:"promise"` // "kept", "broken" in the last minute
+	Promise string  `json:"promise"`           // "kept", "broken" in the last minute
+	Unsaved string  `json:"unsaved,omitempty"` // why a restart would forget, or bring back, what operators ordered
 
 	Reload      ReloadStatus `json:"reload"`
 	Overrides   []Override   `json:"overrides"`

@@ -72,6 +72,7 @@ var (
 	bypassed  = desc("bypass", "1 when an operator has everything pass.")
 	overrides = desc("overrides", "Keys of limits that operators have set since the configuration was loaded.")
 	blocked   = desc("blocked_prefixes", "Source prefixes that operators block.")
+	unsaved   = desc("orders_unsaved", "1 when what operators ordered could not be written down: a restart forgets it, or brings back what was.")
 	linesLost = desc("log_lines_lost_total", "Lines of the log that nobody took.")
 	buildInfo = desc("build_info", "1, for the version of the daemon and of Go.", "version", "goversion")
 
@@ -178,6 +179,7 @@ func (c *collector) collectWishes(gauge func(*prometheus.Desc, float64, ...strin
 		keys += len(o.Set)
 	}
 	gauge(bypassed, oneIf(s.Bypass != nil))
+	gauge(unsaved, oneIf(s.Unsaved != ""))
 	gauge(overrides, float64(keys))
 	gauge(blocked, float64(len(s.Blocks)))
 }

@@ -21,6 +21,17 @@ import (
 // withJSON is the Annotations of verbs that know --json.
 var withJSON = map[string]string{printsJSON: "yes"}
 
+// asOrder is the Annotations of verbs whose orders a restart is not to forget. They know
+// --json.
+var asOrder = map[string]string{printsJSON: "yes", orders: "yes"}
+
+// tellUnsaved says so when the daemon could not write down what was ordered.
+func (e env) tellUnsaved(ctx context.Context) {
+	if s, err := e.daemon().Status(ctx); err == nil && s.Unsaved != "" {
+		fmt.Fprintln(e.stderr, unsavedText(s))
+	}
+}
+
 // daemon is who verbs ask.
 func (e env) daemon() *control.Client { return control.NewClient(e.flags.control) }
 

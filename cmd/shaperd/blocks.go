@@ -56,7 +56,7 @@ until "shaperd unblock"; reloads do not end it, nor does a restart where "run" h
 It is enforced in every mode: also while the daemon observes, and during a bypass.`,
 		Example: `  shaperd block 192.0.2.0/24 --for 10m
   shaperd block 2001:db8::7`,
-		Annotations: withJSON,
+		Annotations: asOrder,
 		Args:        args("PREFIX"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			prefix, err := parsePrefix(args[0])
@@ -84,7 +84,7 @@ func unblockCommand(e env) *cobra.Command {
 		Short:       "Take a block away",
 		Long:        `Take a block away. PREFIX is as "shaperd blocks" shows it.`,
 		Example:     `  shaperd unblock 192.0.2.0/24`,
-		Annotations: withJSON,
+		Annotations: asOrder,
 		Args:        args("PREFIX"),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			blocks, err := e.daemon().Blocks(cmd.Context())

@@ -18,7 +18,7 @@ until "off", or for the time of --for. What is blocked stays so. Status, top, me
 not end it, nor does a restart where "run" has --state.`,
 		Example: `  shaperd bypass on --for 10m
   shaperd bypass off`,
-		Annotations: withJSON,
+		Annotations: asOrder,
 		Args:        args("on|off"),
 		ValidArgs:   []string{"on", "off"},
 		RunE: func(cmd *cobra.Command, args []string) error {

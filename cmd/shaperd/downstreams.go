@@ -67,7 +67,7 @@ func setDownstreamCommand(e env, drained bool, verb, short, long string) *cobra.
 		Long:  long + ` DOWNSTREAM is as the configuration and "shaperd downstreams" write it.`,
 		Example: fmt.Sprintf(`  shaperd downstreams %s 10.0.0.5:5432
   shaperd downstreams %[1]s 10.0.0.5:5432 --listener db`, verb),
-		Annotations: withJSON,
+		Annotations: asOrder,
 		Args:        args("DOWNSTREAM"),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			all, err := e.daemon().Downstreams(cmd.Context())

@@ -166,3 +166,23 @@ func readTrusted(folder *os.File, name string, most int64) (text []byte, o owned
 	text, err = io.ReadAll(io.LimitReader(f, most))
 	return text, ownedBy(&s), err
 }
+
+// readRegular reads a file, which must be a regular one: others may have no end, or wait for
+// somebody.
+func readRegular(path string, most int64) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+		return nil, err
+	case !info.Mode().IsRegular():
+		return nil, fmt.Errorf("%s is no regular file (%s)", path, info.Mode())
+	case info.Size() > most:
+		return nil, fmt.Errorf("%s is larger than %d bytes", path, most)
+	}
+	return io.ReadAll(io.LimitReader(f, most))
+}

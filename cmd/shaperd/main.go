@@ -84,8 +84,11 @@ func noArgs(hint string) cobra.PositionalArgs {
 // usageError is a command line that makes no sense.
 type usageError struct{ error }
 
-// printsJSON is the annotation of verbs that know --json.
-const printsJSON = "json"
+// Annotations of verbs.
+const (
+	printsJSON = "json"   // it knows --json
+	orders     = "orders" // what it changes outlives a restart
+)
 
 // knowsJSON reports whether cmd, or a verb below it, prints JSON.
 func knowsJSON(cmd *cobra.Command) bool {
@@ -165,6 +168,11 @@ func run(ctx context.Context, e env, args []string) error {
 		root.PersistentFlags().Lookup("json").Hidden = cmd.HasParent() && !knowsJSON(cmd)
 		help(cmd, args)
 	})
+	root.PersistentPostRun = func(cmd *cobra.Command, _ []string) {
+		if cmd.Annotations[orders] != "" {
+			e.tellUnsaved(cmd.Context())
+		}
+	}
 	root.SetArgs(args)
 	root.SetOut(e.stdout)
 	root.SetErr(e.stderr)

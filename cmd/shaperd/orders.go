@@ -1,12 +1,10 @@
 package main
 
 import (
-	"errors"
+	"context"
 	"fmt"
-	"io/fs"
 	"maps"
 	"net/netip"
-	"os"
 	"slices"
 	"time"
 
@@ -40,9 +38,9 @@ type drainedDownstream struct{ Listener, Downstream string }
 // orders is the file of them.
 func (f *runFlags) orders() string { return f.state + ".orders" }
 
-// saveOrders writes down what is in force.
+// saveOrders has what is in force written down.
 func (s *server) saveOrders() {
-	if s.flags.state == "" {
+	if s.keeper == nil {
 		return
 	}
 	_, w := s.inForce()
@@ -67,33 +65,23 @@ func (s *server) saveOrders() {
 			saved.Drained = append(saved.Drained, drainedDownstream{d.Listen, d.Downstream})
 		}
 	}
-	var err error
-	if len(saved.Settings) == 0 && len(saved.Blocks) == 0 && saved.Bypass == nil && len(saved.Drained) == 0 {
-		if err = os.Remove(s.flags.orders()); errors.Is(err, fs.ErrNotExist) {
-			err = nil
-		}
-	} else {
-		err = save(s.flags.orders(), saved)
-	}
-	if err != nil {
-		s.log.Warn("a restart will forget, or bring back, what operators ordered", "err", err)
-	}
+	s.keeper.put(saved)
 }
 
 // restoreOrders returns l changed as was ordered before the daemon ended. Orders that do
 // not go with l are no reason not to start: they are kept aside.
-func (s *server) restoreOrders(l *loaded) *loaded {
+func (s *server) restoreOrders(ctx context.Context, l *loaded) *loaded {
 	s.put(l, s.wishes)
 	if s.flags.state == "" {
 		return l
 	}
 	var saved savedOrders
-	_, err := restore(s.flags.orders(), &saved)
+	text, err := restore(ctx, s.flags.orders(), &saved)
 	if err == nil {
 		err = saved.check()
 	}
 	if err != nil {
-		s.log.Error("what operators ordered before the restart is not restored", "err", err, "kept", s.keepOrders())
+		s.log.Error("what operators ordered before the restart is not restored", "err", err, "kept", s.keepOrders(ctx, text))
 		return l
 	}
 	f, err := s.fit(l, saved.wishes(time.Now()))
@@ -101,7 +89,7 @@ func (s *server) restoreOrders(l *loaded) *loaded {
 		return l // for its own mistakes, which the start will tell
 	}
 	if len(f.lost) > 0 {
-		kept := s.keepOrders()
+		kept := s.keepOrders(ctx, text)
 		for _, err := range f.lost {
 			s.log.Error("what operators set before the restart is not restored", "err", err, "kept", kept)
 		}
@@ -116,16 +104,18 @@ func (s *server) restoreOrders(l *loaded) *loaded {
 	return f.loaded
 }
 
-// keepOrders copies the file of orders to where the next order does not write over it, and
-// returns where that is. The file stays until then: what of it was restored is in no other.
-func (s *server) keepOrders() (kept string) {
+// keepOrders copies the text of the file of orders to where the next order does not write over
+// it, and returns where that is. The file stays until then: what of it was restored is in no other.
+func (s *server) keepOrders(ctx context.Context, text []byte) (kept string) {
 	kept = s.flags.orders() + ".bad"
-	text, err := os.ReadFile(s.flags.orders())
-	if err == nil {
-		err = saveText(kept, text)
+	if text == nil {
+		return "" // it could not be read
 	}
-	if err != nil {
+	ctx, cancel := context.WithTimeout(ctx, keepTimeout)
+	defer cancel()
+	if _, err := aside(ctx, func() (struct{}, error) { return struct{}{}, saveText(kept, text) }); err != nil {
 		s.log.Error("keep orders", "err", err)
+		return ""
 	}
 	return kept
 }
@@ -209,10 +199,11 @@ func (o *savedOrders) check() error {
 
 // wishes is what of o is not over at now.
 func (o *savedOrders) wishes(now time.Time) *wishes {
+	// No clock that was set, or is wrong after a boot, has anything last for longer than it was to.
 	lasts := func(since time.Time, until *time.Time) term {
 		t := term{since: since}
 		if until != nil {
-			t.until = *until
+			t.until = now.Add(min(until.Sub(now), until.Sub(since)))
 		}
 		return t
 	}

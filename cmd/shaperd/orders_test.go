@@ -1,13 +1,20 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd/control"
 )
 
 // What operators ordered is in force after a restart, and after a crash: it is in its file
@@ -113,4 +120,91 @@ func TestReloadDropsWhatDoesNotFit(t *testing.T) {
 	if l := s.limit("other"); l.Rate != 3e6 {
 		t.Errorf("limit is %+v", l)
 	}
+}
+
+// A disk that is full, or does not answer, holds up no order, nor the end; that orders are not
+// written down is told.
+func TestOrdersWithoutDisk(t *testing.T) {
+	text := configText(freePort(t), "", "127.0.0.1:9", "1MB/s")
+	unsaved := func(s *steered) string {
+		t.Helper()
+		var status control.Status
+		out, err := s.verb("status", "--json")
+		if err == nil {
+			err = json.Unmarshal([]byte(out), &status)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return status.Unsaved
+	}
+
+	t.Run("full", func(t *testing.T) {
+		folder := t.TempDir()
+		if err := unix.Mount("full", folder, "tmpfs", 0, "size=4k"); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := unix.Unmount(folder, unix.MNT_DETACH); err != nil {
+				t.Error(err)
+			}
+		})
+		s := startSteered(t, writeConfig(t, "", text), "--state", filepath.Join(folder, "state"))
+		if err := os.WriteFile(filepath.Join(folder, "full"), make([]byte, 4096), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, told, err := command(t, "block", "192.0.2.1", "--control", s.socket)
+		if err != nil || !strings.Contains(told, "NOT SAVED") || !strings.Contains(told, "no space left on device") {
+			t.Errorf("block: %v\n%s", err, told)
+		}
+		s.must("blocks", "192.0.2.1/32")
+		s.must("status", "NOT SAVED")
+		if err := os.Remove(filepath.Join(folder, "full")); err != nil {
+			t.Fatal(err)
+		}
+		s.must("block 192.0.2.2")
+		if why := unsaved(s); why != "" {
+			t.Errorf("it is told still: %s", why)
+		}
+	})
+
+	t.Run("without an answer", func(t *testing.T) {
+		config, socket := writeConfig(t, "", text), filepath.Join(t.TempDir(), "control.sock")
+		folder := filepath.Join(t.TempDir(), "state")
+		link := func(to string) {
+			t.Helper()
+			if err := errors.Join(os.Symlink(to, folder+".next"), os.Rename(folder+".next", folder)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		link(t.TempDir())
+		daemon, log, ended := shaperdProcess(t, "run", "--config", config, "--control", socket, "--state", filepath.Join(folder, "state"))
+		await(t, "ready", func() bool { return strings.Contains(log.String(), "msg=ready") })
+		hanging, hangs, end := hangingFolder(t)
+		link(hanging)
+		s := &steered{process: &process{t: t}, socket: socket}
+		s.must("block 192.0.2.1", "192.0.2.1/32")
+		<-hangs
+		within(t, "bypass", func() {
+			if out, _, err := command(t, "bypass", "on", "--control", socket); err != nil || !strings.Contains(out, "BYPASS IS ON") {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+		if why := unsaved(s); !strings.Contains(why, "no answer since") {
+			t.Errorf("it is told as %q", why)
+		}
+		if err := daemon.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		await(t, "the end", func() bool { return strings.Contains(log.String(), "msg=stopped") })
+		end()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("it ended with %v\n%s", err, log)
+			}
+		case <-time.After(20 * time.Second):
+			t.Errorf("it goes on after SIGTERM:\n%s", log)
+		}
+	})
 }

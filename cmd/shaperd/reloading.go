@@ -52,29 +52,18 @@ func (r *reader) load(ctx context.Context, proxy *conn.Proxy) (*loaded, error) {
 	default:
 		return nil, fmt.Errorf("read configuration: an earlier reload still waits for %s", *r.opening.Load())
 	}
-	type result struct {
-		l   *loaded
-		err error
-	}
-	done := make(chan result, 1)
-	go func() {
+	l, err := aside(ctx, func() (*loaded, error) {
 		defer func() { r.idle <- struct{}{} }()
-		defer withoutSignals()()
 		l, err := loadWith(&config.Reader{Opening: func(path string) { r.opening.Store(&path) }}, r.path)
 		if err == nil && proxy != nil {
 			proxy.LookUp(ctx, l.listens)
 		}
-		done <- result{l, err}
-	}()
-	select {
-	case got := <-done:
-		return got.l, got.err
-	case <-ctx.Done():
-		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return nil, fmt.Errorf("read configuration: no answer for %v, last from %s", r.timeout, *r.opening.Load())
-		}
-		return nil, ctx.Err()
+		return l, err
+	})
+	if err == context.DeadlineExceeded {
+		err = fmt.Errorf("read configuration: no answer for %v, last from %s", r.timeout, *r.opening.Load())
 	}
+	return l, err
 }
 
 // withoutSignals has the signals that end or reload the daemon go to other threads than that

@@ -118,6 +118,7 @@ type server struct {
 	events  *control.Events
 	plane   *packetPlane
 	reader  *reader
+	keeper  *keeper // nil without --state
 	store   fdStore
 	started bool
 }
@@ -139,13 +140,17 @@ func (s *server) serve(ctx context.Context, e env) error {
 	}
 	s.clock, s.reloads, s.steering = leaky.NewClock(), &control.Reloads{}, newSteering()
 	s.shaper = shaper.New(l.config.Daemon.Buckets)
-	l = s.restoreOrders(l)
+	l = s.restoreOrders(ctx, l)
 	policy, err := l.compile(s.shaper)
 	if err != nil {
 		return err
 	}
 	if s.proxy, err = conn.New(s.shaper, s.clock, s.log, s.traffic); err != nil {
 		return err
+	}
+	if s.flags.state != "" {
+		s.keeper = newKeeper(s.flags.orders(), s.log)
+		defer s.keeper.close()
 	}
 	defer s.saveState() // when the proxy has given back its buckets
 	defer s.proxy.Close()
@@ -162,7 +167,7 @@ func (s *server) serve(ctx context.Context, e env) error {
 		return err
 	}
 	defer shown()
-	s.restoreState(policy)
+	s.restoreState(ctx, policy)
 	if err := s.apply(ctx, l, policy, nil); err != nil {
 		s.plane.close()
 		return err

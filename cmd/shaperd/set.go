@@ -47,7 +47,7 @@ and the daemon reloads. What buckets owe stays: a higher rate hands out no burst
 "shaperd unset limit" takes it back, with --saved what was saved.`,
 		Example: `  shaperd set limit per-source rate=20Mbit/s --for 10m
   shaperd set limit database connections=50 max_wait=5s --save`,
-		Annotations:       withJSON,
+		Annotations:       asOrder,
 		Args:              args("LIMIT", "KEY=VALUE..."),
 		ValidArgsFunction: e.completeLimits,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -181,7 +181,7 @@ goes in which "shaperd set limit --save" has written, and the daemon reloads.`,
 		Example: `  shaperd unset limit per-source
   shaperd unset limit per-source rate burst
   shaperd unset limit per-source --saved`,
-		Annotations:       withJSON,
+		Annotations:       asOrder,
 		Args:              args("LIMIT", "[KEY...]"),
 		ValidArgsFunction: e.completeLimits,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -240,7 +240,7 @@ func modeCommand(e env, verb string) *cobra.Command {
 		Long:  long + fmt.Sprintf(`: as "shaperd set limit LIMIT mode=%s".`, verb),
 		Example: fmt.Sprintf(`  shaperd %s per-source
   shaperd %[1]s per-source --for 10m`, verb),
-		Annotations:       withJSON,
+		Annotations:       asOrder,
 		Args:              args("LIMIT"),
 		ValidArgsFunction: e.completeLimits,
 		RunE: func(cmd *cobra.Command, args []string) error {

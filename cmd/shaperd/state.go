@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -56,7 +57,10 @@ func (s *server) saveState() {
 	if s.flags.state == "" || !s.started {
 		return
 	}
-	if err := save(s.flags.state, savedState{bootID(), monotonic(), s.shaper.Debts(maxDebts, s.clock.Now())}); err != nil {
+	state := savedState{bootID(), monotonic(), s.shaper.Debts(maxDebts, s.clock.Now())}
+	ctx, cancel := context.WithTimeout(context.Background(), keepTimeout)
+	defer cancel()
+	if _, err := aside(ctx, func() (struct{}, error) { return struct{}{}, save(s.flags.state, state) }); err != nil {
 		s.log.Warn("what buckets owe is forgotten", "err", err)
 	}
 }
@@ -79,40 +83,43 @@ func saveText(path string, text []byte) error {
 	return writeWhole(folder, filepath.Base(path), text, owned{0o600, -1, -1}, nil)
 }
 
-// restore reads a file. Without one, v stays as it is.
-func restore(path string, v any) (found bool, err error) {
-	text, err := os.ReadFile(path)
+// mostKept bounds the files that a start reads.
+const mostKept = 256 << 20 // bytes
+
+// restore reads a file, within loadTimeout. Without one, v stays as it is.
+func restore(ctx context.Context, path string, v any) (text []byte, err error) {
+	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
+	defer cancel()
+	text, err = aside(ctx, func() ([]byte, error) { return readRegular(path, mostKept) })
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+		return nil, nil
 	}
 	if err == nil {
 		err = json.Unmarshal(text, v)
 	}
 	if err != nil {
-		return false, fmt.Errorf("read %s: %w", path, err)
+		err = fmt.Errorf("read %s: %w", path, err)
 	}
-	return true, nil
+	return text, err
 }
 
 // restoreState has buckets owe what they owed when the last daemon stopped, before
 // anything is let in under policy. A file that cannot be read, or is of an earlier boot,
-// is no reason not to start.
-func (s *server) restoreState(policy *shaper.Policy) {
+// is no reason not to start. The file stays, for the next start if this one fails: debts
+// only shrink with time.
+func (s *server) restoreState(ctx context.Context, policy *shaper.Policy) {
 	if s.flags.state == "" {
 		return
 	}
 	var state savedState
-	found, err := restore(s.flags.state, &state)
-	if err != nil {
+	if _, err := restore(ctx, s.flags.state, &state); err != nil {
 		s.log.Warn("what buckets owe is forgotten", "err", err)
+		return
 	}
 	ago := monotonic() - state.At
-	if !found || state.Boot != bootID() || ago < 0 {
+	if state.Boot != bootID() || ago < 0 {
 		return
 	}
 	s.shaper.Restore(policy, state.Debts, leaky.FromDuration(ago), s.clock.Now())
 	s.log.Info("buckets go on where they ended", "debts", len(state.Debts), "ago", ago.Round(time.Millisecond).String())
-	if err := os.Remove(s.flags.state); err != nil {
-		s.log.Warn("remove saved state", "err", err)
-	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -8,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // A daemon that is started again hands out no fresh burst.
@@ -39,6 +42,15 @@ func TestRestartIsNoFreshBurst(t *testing.T) {
 	if _, err := os.Stat(state); err != nil {
 		t.Fatal(err)
 	}
+	// A start that fails, as somebody else has the port, takes nothing away.
+	taken, err := net.Listen("tcp4", listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := command(t, "run", "--config", config, "--control", "", "--state", state); err == nil || !strings.Contains(err.Error(), "the port is in use") {
+		t.Errorf("a start without its port: %v", err)
+	}
+	taken.Close()
 	second := startDaemon(t, config, "--state", state)
 	second.waitLog("buckets go on where they ended")
 	send()
@@ -54,4 +66,27 @@ func TestRestartIsNoFreshBurst(t *testing.T) {
 	}
 	third := startDaemon(t, config, "--state", state)
 	third.waitLog("what buckets owe is forgotten")
+}
+
+// What is no regular file may have no end, or wait for somebody: the start does not.
+func TestIrregularState(t *testing.T) {
+	for name, make := range map[string]func(path string) error{
+		"pipe":   func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"device": func(path string) error { return os.Symlink("/dev/zero", path) },
+		"folder": func(path string) error { return os.Mkdir(path, 0o700) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			state := filepath.Join(t.TempDir(), "state")
+			if err := errors.Join(make(state), make(state+".orders")); err != nil {
+				t.Fatal(err)
+			}
+			d := startDaemon(t, writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:9", "1MB/s")), "--state", state)
+			for _, text := range []string{"is not restored", "is forgotten"} {
+				d.waitLog(text)
+			}
+			if n := strings.Count(d.log.String(), "is no regular file"); n != 2 {
+				t.Errorf("%d of 2 files were refused:\n%s", n, d.log)
+			}
+		})
+	}
 }

@@ -120,6 +120,9 @@ func (p *page) verdicts(s control.Status, limits []control.Limit) {
 	if s.Bypass != nil {
 		p.line("%s", p.red(bypassText(s)))
 	}
+	if s.Unsaved != "" {
+		p.line("%s", p.red(unsavedText(s)))
+	}
 	if s.State == "draining" {
 		p.line("%s", p.red("It drains: new connections are not taken, and it ends when those that are there have."))
 	}
@@ -179,6 +182,10 @@ func unenforcedText(a control.AttachmentStatus) string {
 func bypassText(s control.Status) string {
 	return fmt.Sprintf("BYPASS IS ON since %s, %s: limits only observe, nothing is held back but what is blocked.",
 		clock(s.Bypass.Since, s.Now), until(s.Bypass.Until, s.Now, `until "shaperd bypass off"`))
+}
+
+func unsavedText(s control.Status) string {
+	return "NOT SAVED: a restart forgets, or brings back, what operators ordered: " + printable(s.Unsaved)
 }
 
 func (p *page) promise(s control.Status, limits []control.Limit) {

@@ -72,16 +72,20 @@ func (s *server) order(ctx context.Context, f func(context.Context) error) error
 	}
 }
 
-// logged is order, which says so in the log.
+// logged is order, which says so in the log, and waits for a while until that is written down.
 func (s *server) logged(ctx context.Context, f func(context.Context) error, msg string, attrs ...any) error {
 	attrs = append(attrs, control.Asker(ctx)...)
-	return s.order(ctx, func(ctx context.Context) error {
+	err := s.order(ctx, func(ctx context.Context) error {
 		if err := f(ctx); err != nil {
 			return err
 		}
 		s.log.Warn(msg, attrs...)
 		return nil
 	})
+	if err == nil && s.keeper != nil {
+		s.keeper.settle(keepWait)
+	}
+	return err
 }
 
 // change puts what is wanted in force, as change makes it of what was.
@@ -176,6 +180,11 @@ func (s *server) Describe(to *control.Status) {
 	to.State, to.Mode = "running", mode(l.config.Daemon.Observe)
 	if s.drains() {
 		to.State = "draining"
+	}
+	if s.keeper != nil {
+		if err := s.keeper.lack(); err != nil {
+			to.Unsaved = err.Error()
+		}
 	}
 	w.show(to)
 	for i := range to.Listeners {

@@ -68,6 +68,9 @@ func (m *top) header() []string {
 	if s.Bypass != nil {
 		lines = append(lines, reverse(" "+bypassText(*s)+" "))
 	}
+	if s.Unsaved != "" {
+		lines = append(lines, reverse(" "+unsavedText(*s)+" "))
+	}
 	var open, flows int64
 	var to, from float64
 	for _, l := range s.Listeners {

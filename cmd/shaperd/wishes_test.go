@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"shaperd/control"
 )
 
 // TestWishes checks when what is wanted is over.
@@ -77,4 +79,26 @@ func TestSettingsOnTopOfOthers(t *testing.T) {
 			}
 		}
 	})
+}
+
+// What was ordered for a time lasts for no longer over a restart, though the clock has been
+// set, or is that of a board that has none.
+func TestOrdersUnderAnotherClock(t *testing.T) {
+	ordered := time.Date(2026, 11, 22, 18, 0, 0, 0, time.UTC)
+	until := ordered.Add(10 * time.Minute)
+	o := savedOrders{Bypass: &control.Bypass{Since: ordered, Until: &until}}
+	for _, tt := range []struct {
+		now  time.Time
+		left time.Duration // 0 is over
+	}{
+		{ordered.Add(4 * time.Minute), 6 * time.Minute},
+		{ordered.Add(11 * time.Minute), 0},
+		{ordered.Add(-4 * time.Minute), 10 * time.Minute},
+		{time.Unix(0, 0), 10 * time.Minute},
+	} {
+		w := o.wishes(tt.now)
+		if w.bypass == nil && tt.left > 0 || w.bypass != nil && w.bypass.until.Sub(tt.now) != tt.left {
+			t.Errorf("at %v it is %+v, want %v more", tt.now, w.bypass, tt.left)
+		}
+	}
 }
