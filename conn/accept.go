@@ -308,11 +308,12 @@ func (s *session) dialed(events uint32, now leaky.Time) {
 	if events&unix.EPOLLOUT != 0 {
 		s.proxy.loop.pacer.Cancel(&s.timer)
 		s.to.reached(s.target().at(s.to), now)
-		if !s.announce() {
+		header, err := s.announcement()
+		if err != nil {
 			s.abort(shaper.NotConnected, now)
 			return
 		}
-		s.begin(now)
+		s.begin(header, now)
 	}
 }
 

@@ -103,21 +103,16 @@ func (s *session) badHeader(now leaky.Time) {
 
 func unmapped(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
 
-// announce sends the header of s to its downstream, before anything else.
-func (s *session) announce() bool {
+// announcement is the header that goes to the downstream of s before anything else, or nil.
+func (s *session) announcement() ([]byte, error) {
 	version := s.config.Load().SendProxy
 	if version == 0 {
-		return true
+		return nil, nil
 	}
 	if !s.asked.IsValid() {
 		s.asked = localAddr(s.client.fd)
 	}
-	b, err := proxyproto.HeaderProxyFromAddrs(version, net.TCPAddrFromAddrPort(s.from), net.TCPAddrFromAddrPort(s.asked)).Format()
-	if err != nil {
-		return false
-	}
-	n, _ := send(s.server.fd, b) // an empty buffer takes it at once
-	return n == len(b)
+	return proxyproto.HeaderProxyFromAddrs(version, net.TCPAddrFromAddrPort(s.from), net.TCPAddrFromAddrPort(s.asked)).Format()
 }
 
 // announcement is the header before each datagram of f, or nil.

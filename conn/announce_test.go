@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -197,6 +198,51 @@ func TestDatagramsAreAnnounced(t *testing.T) {
 			t.Errorf("answer %q, err %v", b[:n], err)
 		}
 	}
+}
+
+// Headers are bytes that the downstream gets, and limits count them: short datagrams would
+// else bring it 29 times the rate, and connections without a word all that they announce.
+func TestHeadersAreUnderLimits(t *testing.T) {
+	const header, burst = 28, 300 // of IPv4, version 2
+	limit := shaper.Limit{Name: "bytes", Rate: 8, Burst: burst}
+	t.Run("of datagrams", func(t *testing.T) {
+		server := serveUDP(t)
+		r := start(t, shaper.UDP, server.LocalAddr().String())
+		r.listen.SendProxy = 2
+		r.apply(limit)
+		c := dialUDP(t, r)
+		const sent = 100
+		for range sent {
+			c.Write([]byte{1})
+		}
+		counts := &r.shaper.Policy().State(0).Packets
+		waitFor(t, "all datagrams", func() bool {
+			return counts[shaper.Pass][shaper.None].Load()+counts[shaper.Refuse][shaper.QueueFull].Load() == sent
+		})
+		if n := counts[shaper.Pass][shaper.None].Load(); n != burst/(header+1)+1 {
+			t.Errorf("%d datagrams of %d bytes pass in a burst of %d", n, header+1, burst)
+		}
+	})
+	t.Run("of connections", func(t *testing.T) {
+		var got atomic.Int64
+		r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) {
+			n, _ := io.Copy(io.Discard, c)
+			got.Add(n)
+		}))
+		r.listen.SendProxy = 2
+		r.apply(limit)
+		const clients = 30
+		for range clients {
+			dial(t, r.addr()).CloseWrite()
+		}
+		counts := r.shaper.Listener("l")
+		waitFor(t, "connections", func() bool { return counts.Open.Load()+int64(counts.Ended[shaper.Closed].Load()) == clients })
+		waitFor(t, "what the burst lets pass", func() bool { return got.Load() >= burst })
+		time.Sleep(50 * time.Millisecond)
+		if n := got.Load(); n > burst+2*header { // one unit, and what the rate lets pass meanwhile
+			t.Errorf("%d bytes of headers came in a burst of %d", n, burst)
+		}
+	})
 }
 
 func FuzzHeaderLength(f *testing.F) {

@@ -46,7 +46,7 @@ func (f *udpFlow) forward(m message, down bool, now leaky.Time) {
 // submit puts a datagram under the limits of its direction.
 func (f *udpFlow) submit(d *udpDirection, data []byte, down bool, now leaky.Time) {
 	p := f.proxy
-	n := charged(data)
+	n := f.charged(data, down)
 	if d.observed != 0 && f.routed == p.shaper.Policy() {
 		p.observe(&f.flow, f.route, d.observed, n, 1, now)
 	}
@@ -71,8 +71,20 @@ func (f *udpFlow) submit(d *udpDirection, data []byte, down bool, now leaky.Time
 // bytes would let any number of them wait.
 func charged(data []byte) uint64 { return max(uint64(len(data)), 1) }
 
+// charged is what a datagram of f costs in bytes on one of its ways: with its header, where
+// the downstream gets one.
+func (f *udpFlow) charged(data []byte, down bool) uint64 {
+	n := charged(data)
+	if !down {
+		n += uint64(len(f.prefix))
+	}
+	return n
+}
+
+func (dg *datagram) charged() uint64 { return dg.flow.charged(dg.data, dg.down) }
+
 func (dg *datagram) send(now leaky.Time) (bytes, packets uint64, again bool) {
-	n := charged(dg.data)
+	n := dg.charged()
 	t := &dg.flow.proxy.loop.batch.one
 	t.add(dg.flow, dg.down, dg.data, len(dg.data))
 	sent := t.leave()
@@ -85,7 +97,7 @@ func (dg *datagram) send(now leaky.Time) (bytes, packets uint64, again bool) {
 }
 
 func (dg *datagram) refused(by *line, why shaper.Reason) {
-	by.state.Bytes.Add(shaper.Refuse, why, charged(dg.data))
+	by.state.Bytes.Add(shaper.Refuse, why, dg.charged())
 	by.state.Packets.Add(shaper.Refuse, why, 1)
 	dg.flow.reject(by, dg.down, dg.data)
 	dg.free()
@@ -100,7 +112,7 @@ func (f *udpFlow) reject(by *line, down bool, data []byte) {
 
 // lose drops dg, whose flow has ended.
 func (dg *datagram) lose() {
-	at, n := &dg.path[dg.pos], charged(dg.data)
+	at, n := &dg.path[dg.pos], dg.charged()
 	at.state.Bytes.Add(shaper.Refuse, shaper.FlowClosed, n)
 	at.state.Packets.Add(shaper.Refuse, shaper.FlowClosed, 1)
 	at.did.dropped++

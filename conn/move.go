@@ -65,8 +65,8 @@ func (d *direction) move(limit int) int {
 		n = d.copy(min(limit, scratchSize))
 	}
 	if n > 0 {
-		d.begun = true
 		d.moved += uint64(n)
+		d.begun = d.moved > d.header
 		d.bytes.Add(uint64(n))
 		s, now := d.session, d.session.proxy.loop.now
 		s.pace.moved += uint64(n)

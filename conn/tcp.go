@@ -70,11 +70,12 @@ type direction struct {
 	src, dst *side
 	unit     unit
 	observed shaper.Set
-	left     []byte // read, but refused by dst's buffer
+	left     []byte // read, but refused by dst's buffer; or a header for dst
+	header   uint64 // how long that is
 	pipe     *pipe  // likewise, when it was not copied; nil when it is empty
 	bulk     bool   // src has had more than the last read took
 	putOff   bool   // resume will be called
-	begun    bool   // bytes have moved
+	begun    bool   // bytes of src have moved
 	ended    bool   // src has sent its last byte
 	shut     bool   // and dst was told
 	bytes    *atomic.Uint64
@@ -120,12 +121,14 @@ const (
 	turn = 2
 )
 
-// begin lets bytes flow between the two connected sockets.
-func (s *session) begin(now leaky.Time) {
+// begin lets bytes flow between the two connected sockets. A header for the downstream goes
+// first, under the limits of what follows it.
+func (s *session) begin(header []byte, now leaky.Time) {
 	s.stage = flowing
 	s.counts.Open.Add(1)
 	s.up = direction{session: s, src: &s.client, dst: &s.server, bytes: &s.counts.ToDownstream}
 	s.down = direction{session: s, src: &s.server, dst: &s.client, bytes: &s.counts.FromDownstream}
+	s.up.left, s.up.header = header, uint64(len(header))
 	for _, d := range []*direction{&s.up, &s.down} {
 		d.unit, d.limit = unit{owner: d, credit: grantCredit}, unpaced
 	}

@@ -144,7 +144,7 @@ var listenKeys = keys{
 	{
 		name: "send_proxy", takes: oneOf(NoProxy, ProxyV1, ProxyV2), preset: `"off"`,
 		about: "What tells the downstream of the source: a version of the PROXY protocol, before the first byte, and " +
-			"with `\"v2\"` before each UDP datagram too. `\"v1\"` is for TCP alone.",
+			"with `\"v2\"` before each UDP datagram too. Limits count it. `\"v1\"` is for TCP alone.",
 	},
 	{
 		name: "transparent", takes: boolean, preset: "false",
