@@ -205,12 +205,13 @@ func TestVMShape(t *testing.T) {
 				mean, sigma := rateOf(by[1], nominal)
 				t.Logf("%d packets: %+.3f %% of the rate, sigma %.2f", len(by[1]), (mean/nominal-1)*100, sigma)
 				other, _ := rateOf(by[2], nominal)
-				t.Logf("the other source: %.1f of %.1f a second", other, nominal/2)
-				// Never faster, whatever else goes on. How close below is a matter
-				// of who else wants the host's CPUs: its emulation is slow.
-				least := nominal * 0.7
+				t.Logf("the other source, which is within the rate: %.1f of %.1f a second", other, nominal/2)
+				// Never faster, whatever else goes on. How close below is a matter of who
+				// else wants the host's CPUs: its emulation is slow. The other source, of
+				// which nothing is held back, says how much gets through.
+				least := 0.7 * nominal * min(1, other/(nominal/2))
 				if mbits == 100 {
-					least = nominal * 0.2 // all that it can carry at times
+					least *= 0.5 // of more packets more are late
 				}
 				if mean > nominal*1.02 || mean < least {
 					t.Errorf("%.1f packets a second, want %.1f, and no less than %.1f", mean, nominal, least)

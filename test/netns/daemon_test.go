@@ -124,7 +124,7 @@ func (d *daemon) write(config string) {
 // await reads notifications until one has a line that begins with want.
 func (d *daemon) await(want string) {
 	d.t.Helper()
-	const most = 30 * time.Second // programs are to be verified, on a machine that others use
+	const most = 90 * time.Second // programs are to be verified, on a machine that others use
 	deadline := time.Now().Add(most)
 	buf := make([]byte, 4096)
 	for time.Now().Before(deadline) {

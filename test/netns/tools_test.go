@@ -72,7 +72,7 @@ func (h *host) iperf3Server(t *testing.T, port uint16) {
 	})
 	select {
 	case <-listens:
-	case <-time.After(5 * time.Second):
+	case <-time.After(30 * time.Second):
 		t.Fatal("the iperf3 server does not listen")
 	}
 }

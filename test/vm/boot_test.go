@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // options are those of the kernel.
@@ -23,15 +24,15 @@ var options = []string{
 }
 
 // boot runs the kernel in a file with an image until it powers off, and returns
-// what its tests and its kernel wrote, with an error as well. The guest ends with
-// ctx, with this process, or when its kernel panics. Its files are put into dir.
-func boot(ctx context.Context, dir, kernel string, image []byte) (output, console []byte, err error) {
+// what its tests and its kernel wrote, and what time of processors it took, with an error as
+// well. The guest ends with ctx, with this process, or when its kernel panics. Its files are put into dir.
+func boot(ctx context.Context, dir, kernel string, image []byte) (output, console []byte, cpu time.Duration, err error) {
 	if err := os.WriteFile(filepath.Join(dir, "image"), image, 0o600); err != nil {
-		return nil, nil, err
+		return nil, nil, 0, err
 	}
 	kernel, err = filepath.Abs(kernel)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, 0, err
 	}
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64",
 		"-nodefaults", "-no-user-config", "-display", "none",
@@ -43,7 +44,7 @@ func boot(ctx context.Context, dir, kernel string, image []byte) (output, consol
 		"-no-reboot", // a panic resets the machine, and so ends it
 		"-kernel", kernel, "-initrd", "image", "-append", strings.Join(options, " "))
 	if cmd.Err != nil {
-		return nil, nil, fmt.Errorf("%w: \"make deps\" installs it", cmd.Err)
+		return nil, nil, 0, fmt.Errorf("%w: \"make deps\" installs it", cmd.Err)
 	}
 	var said bytes.Buffer
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, &said, &said
@@ -56,6 +57,7 @@ func boot(ctx context.Context, dir, kernel string, image []byte) (output, consol
 		// may ask for it before them.
 		_ = syscall.Setpriority(syscall.PRIO_PROCESS, cmd.Process.Pid, -10)
 		err = cmd.Wait()
+		cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	}
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
@@ -69,7 +71,7 @@ func boot(ctx context.Context, dir, kernel string, image []byte) (output, consol
 	if err == nil && !bytes.HasSuffix(output, []byte(mark+"off\n")) {
 		err = errors.New("the guest ended before its tests did")
 	}
-	return output, console, err
+	return output, console, cpu, err
 }
 
 // lastLines returns the last n lines of text, or all when there are fewer.
