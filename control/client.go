@@ -241,8 +241,9 @@ func get[T any](ctx context.Context, c *Client, path string, q url.Values) (answ
 	return answer, err
 }
 
-// retryTime is for how long a client asks again while its user has too many connections.
-const retryTime = time.Second
+// retryTime is for how long a client asks again while its user has too many connections: by
+// then one of them makes room.
+const retryTime = busyTime + time.Second
 
 // call sends body, unless it is nil, and reads the answer into answer, unless that is nil.
 func (c *Client) call(ctx context.Context, timeout time.Duration, method, path string, q url.Values, body, answer any) error {
@@ -265,7 +266,7 @@ func (c *Client) call(ctx context.Context, timeout time.Duration, method, path s
 			return err
 		}
 		select {
-		case <-time.After(retryTime / 20):
+		case <-time.After(50 * time.Millisecond):
 		case <-ctx.Done():
 			return err
 		}

@@ -14,14 +14,12 @@ import (
 )
 
 // crowd bounds the connections of each user, so that whoever holds some without asking for
-// anything keeps nobody out: at the bound the oldest that asks for nothing now makes room.
+// anything keeps nobody out: at the bound the oldest that asks for nothing now makes room, and
+// where there is none the one that has been busy longest, for busyTime at least: it does not
+// read what it asked for, or is a stream. So root has its kill switch, whatever it left open.
 type crowd struct {
 	log  *slog.Logger
 	name string // of where they connect
-
-	// cutBusy lets a connection that has been busy for longer than busyTime make room, when
-	// none is quiet: who does not read what it asked for is busy.
-	cutBusy bool
 
 	mu     sync.Mutex
 	groups map[uint32]*group // by user
@@ -97,7 +95,7 @@ func (c *crowd) oldest(of *group) *guest {
 		g.leave()
 		g.enter(&of.busy)
 	}
-	if e := of.busy.Front(); e != nil && c.cutBusy && time.Since(e.Value.(*guest).since) > busyTime {
+	if e := of.busy.Front(); e != nil && time.Since(e.Value.(*guest).since) > busyTime {
 		return e.Value.(*guest)
 	}
 	return nil
@@ -107,7 +105,7 @@ func (c *crowd) oldest(of *group) *guest {
 func (c *crowd) tell(user uint32, most int) {
 	if time.Since(c.told) > 10*time.Second {
 		c.told = time.Now()
-		c.log.Warn("too many connections: the oldest that asks for nothing is closed", "at", c.name, "uid", int32(user), "most", most)
+		c.log.Warn("too many connections: the oldest is closed", "at", c.name, "uid", int32(user), "most", most)
 	}
 }
 

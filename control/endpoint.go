@@ -51,7 +51,7 @@ func listen(key, addr string, log *slog.Logger, h http.Handler) (*Endpoint, erro
 	if err != nil {
 		return nil, fmt.Errorf("[daemon] %s: %w", key, err)
 	}
-	e.serve(port{ln, &crowd{log: log, name: key, cutBusy: true, groups: map[uint32]*group{}}}, newServer(h))
+	e.serve(port{ln, &crowd{log: log, name: key, groups: map[uint32]*group{}}}, newServer(h))
 	return e, nil
 }
 
