@@ -24,6 +24,7 @@ type Status struct {
 	Promise string  `json:"promise"`           // "kept", "broken" in the last minute
 	Unsaved string  `json:"unsaved,omitempty"` // why a restart would forget, or bring back, what operators ordered
 
+	Unshown     []string     `json:"unshown,omitempty"` // why metrics, or the page, cannot be reached
 	Reload      ReloadStatus `json:"reload"`
 	Overrides   []Override   `json:"overrides"`
 	Blocks      []Block      `json:"blocks"` // the first 100; GET /v1/blocks has all

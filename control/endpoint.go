@@ -18,6 +18,7 @@ import (
 type Endpoint struct {
 	server  *http.Server   // nil when nothing is served
 	serving sync.WaitGroup // who accepts, and connections
+	stop    func()         // ends what waits for the port
 }
 
 // Bounds of what somebody who connects can take.
@@ -38,20 +39,53 @@ func newServer(h http.Handler) *http.Server {
 	}
 }
 
+// takenInterval is how often a port that somebody else has is tried again.
+const takenInterval = time.Second
+
 // listen serves h at addr, a host:port, which a key of [daemon] names; "" serves nothing.
-func listen(key, addr string, log *slog.Logger, h http.Handler) (*Endpoint, error) {
+// A port that is in use is waited for, and told: any user of the host could take it while no
+// daemon runs, and traffic does not stand still for what only shows it.
+func listen(key, addr string, o *Options, h http.Handler) (*Endpoint, error) {
 	e := &Endpoint{}
 	if addr == "" {
 		return e, nil
 	}
-	ln, err := (&net.ListenConfig{Control: acceptRequests}).Listen(context.Background(), "tcp", addr)
-	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, fmt.Errorf("[daemon] %s: listen on %s: the port is in use; see \"ss -lntup\" for whose it is", key, addr)
+	try := func() error {
+		ln, err := (&net.ListenConfig{Control: acceptRequests}).Listen(context.Background(), "tcp", addr)
+		if err == nil {
+			e.serve(port{ln, &crowd{log: o.Log, name: key, groups: map[uint32]*group{}}}, newServer(h))
+		}
+		return err
 	}
-	if err != nil {
+	err := try()
+	if err == nil {
+		return e, nil
+	}
+	if !errors.Is(err, syscall.EADDRINUSE) {
 		return nil, fmt.Errorf("[daemon] %s: %w", key, err)
 	}
-	e.serve(port{ln, &crowd{log: log, name: key, groups: map[uint32]*group{}}}, newServer(h))
+	why := fmt.Sprintf("[daemon] %s: listen on %s: the port is in use; see \"ss -lntup\" for whose it is", key, addr)
+	o.Log.Error(why + ". It is tried again")
+	o.unshown.Store(key, why)
+	quit := make(chan struct{})
+	var waiting sync.WaitGroup
+	waiting.Go(func() {
+		tick := time.NewTicker(takenInterval)
+		defer tick.Stop()
+		for {
+			select {
+			case <-quit:
+				return
+			case <-tick.C:
+			}
+			if try() == nil {
+				o.unshown.Delete(key)
+				o.Log.Info("the port is free now", "key", key, "address", addr)
+				return
+			}
+		}
+	})
+	e.stop = func() { close(quit); waiting.Wait() }
 	return e, nil
 }
 
@@ -74,7 +108,7 @@ func ServePage(addr string, o *Options) (*Endpoint, error) {
 	mux := http.NewServeMux()
 	mux.Handle("/", PageHandler())
 	mux.Handle("/v1/", ownOrigin(readOnly(o)))
-	return listen("page", addr, o.Log, guardHost(addr, mux))
+	return listen("page", addr, o, guardHost(addr, mux))
 }
 
 func (e *Endpoint) serve(l net.Listener, h *http.Server) {
@@ -95,6 +129,9 @@ func (e *Endpoint) serve(l net.Listener, h *http.Server) {
 
 // Close ends it, and waits for all that it answers.
 func (e *Endpoint) Close() error {
+	if e.stop != nil {
+		e.stop()
+	}
 	if e.server == nil {
 		return nil
 	}

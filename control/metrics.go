@@ -66,7 +66,7 @@ func ServeMetrics(addr string, o *Options) (*Endpoint, error) {
 	if Loopback(addr) { // elsewhere it may be scraped by any name
 		h = guardHost(addr, h)
 	}
-	return listen("metrics", addr, o.Log, h)
+	return listen("metrics", addr, o, h)
 }
 
 func metricsHandler(o *Options) http.Handler {

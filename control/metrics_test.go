@@ -129,10 +129,15 @@ func TestServeMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ServeMetrics(at, options(t, busy(t, 1))); err == nil {
-		t.Error("served on a port in use")
+	waits, err := ServeMetrics(at, options(t, busy(t, 1)))
+	if err != nil {
+		t.Errorf("a port in use is waited for: %v", err)
 	}
+	waits.Close()
 	l.Close()
+	if _, err := ServeMetrics("192.0.2.1:9464", options(t, busy(t, 1))); err == nil {
+		t.Error("served at an address that is not here")
+	}
 	m, err := ServeMetrics(at, options(t, busy(t, 1)))
 	if err != nil {
 		t.Fatal(err)

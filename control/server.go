@@ -33,8 +33,9 @@ type Options struct {
 	LogLost func() uint64 // lines of the log
 	Version string
 
-	once   sync.Once
-	shared *view
+	once    sync.Once
+	shared  *view
+	unshown sync.Map // by key of [daemon], why nobody is shown anything there
 }
 
 // view returns what answers, the same on the socket and on the page's port: what is looked

@@ -125,6 +125,10 @@ func (v *view) status() Status {
 		Overrides: []Override{}, Blocks: []Block{}, Listeners: []ListenerStatus{}, Attachments: []AttachmentStatus{},
 		Reload: v.Reloads.Status(), Process: process,
 	}
+	for _, why := range v.unshown.Range {
+		s.Unshown = append(s.Unshown, why.(string))
+	}
+	slices.Sort(s.Unshown)
 	policy := v.Shaper.Policy()
 	for i := range policy.Len() {
 		if p, watched := v.Monitor.promiseOf(policy.State(i)); watched && !p.Kept {

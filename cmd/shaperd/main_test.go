@@ -394,16 +394,43 @@ func TestPortInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	for name, text := range map[string]string{
-		"listener": configText(l.Addr().String(), "", "127.0.0.1:1", "1MB/s"),
-		"metrics":  configText(freePort(t), l.Addr().String(), "127.0.0.1:1", "1MB/s"),
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, _, err := command(t, "run", "--config", writeConfig(t, "", text))
-			if err == nil || !strings.Contains(err.Error(), "in use") || !strings.Contains(err.Error(), l.Addr().String()) {
-				t.Errorf("err = %v", err)
-			}
-		})
+	_, _, err = command(t, "run", "--config", writeConfig(t, "", configText(l.Addr().String(), "", "127.0.0.1:1", "1MB/s")))
+	if err == nil || !strings.Contains(err.Error(), "in use") || !strings.Contains(err.Error(), l.Addr().String()) {
+		t.Errorf("err = %v", err)
+	}
+}
+
+// Whoever takes the port of the metrics or the page while no daemon runs, as any user may, does
+// not keep one from starting: that they are not shown is told, until they are.
+func TestPortOfMetricsIsTaken(t *testing.T) {
+	metrics, page, listen := freePort(t), freePort(t), freePort(t)
+	var taken []net.Listener
+	for _, addr := range []string{metrics, page} {
+		l, err := net.Listen("tcp4", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		taken = append(taken, l)
+	}
+	text := strings.Replace(configText(listen, metrics, echoServer(t), "1MB/s"), `page = ""`, fmt.Sprintf("page = %q", page), 1)
+	s := startSteered(t, writeConfig(t, "", text))
+	c, err := net.Dial("tcp4", listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := ping(c); err != nil {
+		t.Error(err)
+	}
+	s.must("status", "NOT SHOWN: [daemon] metrics: listen on "+metrics, "NOT SHOWN: [daemon] page: listen on "+page)
+	taken[0].Close()
+	s.waitLog("key=metrics")
+	if text := scrape(t, metrics); !strings.Contains(text, "shaperd_build_info") {
+		t.Errorf("metrics are %s", text)
+	}
+	if out, _ := s.verb("status"); strings.Contains(out, "metrics: listen") || !strings.Contains(out, "page: listen") {
+		t.Errorf("with the first port free:\n%s", out)
 	}
 }
 

@@ -123,6 +123,9 @@ func (p *page) verdicts(s control.Status, limits []control.Limit) {
 	if s.Unsaved != "" {
 		p.line("%s", p.red(unsavedText(s)))
 	}
+	for _, why := range s.Unshown {
+		p.line("%s", p.red("NOT SHOWN: "+printable(why)))
+	}
 	if s.State == "draining" {
 		p.line("%s", p.red("It drains: new connections are not taken, and it ends when those that are there have."))
 	}
