@@ -222,6 +222,9 @@ func (f *udpFlow) reroute(policy *shaper.Policy, now leaky.Time) {
 	f.routed = policy
 	f.settle(now)
 	for _, d := range []*udpDirection{&f.up, &f.down} {
+		if f.closed { // by what went on meanwhile
+			return
+		}
 		set := f.route.ToDownstream
 		if d == &f.down {
 			set = f.route.FromDownstream
@@ -236,7 +239,9 @@ func (f *udpFlow) reroute(policy *shaper.Policy, now leaky.Time) {
 				queued = append(queued, &dg.unit)
 			}
 		}
-		lines.withdraw(now, queued...)
+		if lines.withdraw(now, queued...); f.closed {
+			return
+		}
 		path := lines.path(policy, &f.flow, f.route, set, f.mute)
 		if f.regular {
 			apart(path)

@@ -459,3 +459,55 @@ func TestIdleFlowsMakeRoomForConnections(t *testing.T) {
 		})
 	}
 }
+
+// Two flows end to make room for a third. The end of the first lets in a connection, which finds
+// that the downstreams cannot be reached any more, so that the second ends: it ends once. (The
+// daemon crashed.)
+func TestFlowEndsOnceThoughRoomIsMade(t *testing.T) {
+	t.Parallel()
+	server := echoUDP(t, 0)
+	r := start(t, shaper.TCP, server.String())
+	datagrams := Endpoint{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(freePort(t, shaper.UDP))}
+	r.listen.Endpoints = append(r.listen.Endpoints, datagrams)
+	other := netip.MustParseAddrPort(echoUDP(t, 0).String())
+	r.listen.Downstream = append(r.listen.Downstream, Downstream{Host: other.Addr().String(), Port: other.Port()})
+	r.listen.EjectAfter, r.listen.EjectFor = 1, time.Minute
+	r.listen.IdleTimeout, r.listen.MaxFlowsPerSource = 4*time.Second, 1
+	only := func(sources ...string) (m shaper.Match) {
+		for _, s := range sources {
+			m.Source = append(m.Source, netip.MustParsePrefix(s+"/32"))
+		}
+		return m
+	}
+	r.apply(
+		shaper.Limit{Name: "a", Match: only("127.0.6.1"), Connections: 1, MaxWait: time.Minute, MaxWaiting: 10},
+		shaper.Limit{Name: "b", Match: only("127.0.6.1", "127.0.6.2"), Connections: 2, MaxWait: time.Minute, MaxWaiting: 10},
+	)
+	for _, source := range []string{"127.0.6.1", "127.0.6.2"} {
+		c := udpFrom(t, source, datagrams.Addr.String())
+		for range 2 { // it goes on after an answer
+			c.Write([]byte("x"))
+			c.SetReadDeadline(time.Now().Add(patience))
+			if _, err := c.Read(make([]byte, 1)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	time.Sleep(r.listen.IdleTimeout/knownGrace + 100*time.Millisecond)
+	dialFrom(t, "127.0.6.1", r.addr()) // waits for the slot of the first flow
+	state := r.shaper.Policy().State(r.shaper.Policy().Find("a"))
+	waitFor(t, "a connection that waits", func() bool { return state.Waiting.Load() == 1 })
+	r.proxy.loop.call(func(leaky.Time) {
+		for _, d := range r.proxy.sites["l"].downstreams {
+			unreachable := netip.MustParseAddr("127.255.255.255") // a broadcast: connect(2) fails at once
+			d.host.found.Store(&unreachable)
+		}
+	})
+	udpFrom(t, "127.0.6.2", datagrams.Addr.String()).Write([]byte("x"))
+	counts := r.shaper.Listener("l")
+	waitFor(t, "the end of both flows", func() bool { return counts.Flows.Load() == 0 && state.InFlight.Load() == 0 })
+	if n := counts.FlowsEvicted.Load(); n == 0 {
+		t.Error("none made room")
+	}
+	r.settle()
+}

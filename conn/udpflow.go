@@ -51,6 +51,7 @@ type udpFlow struct {
 	expiry      leaky.Event
 	mute        bool // the downstream has not answered yet
 	regular     bool // it has sent again meanwhile
+	closed      bool
 
 	places []place // in rosters, as rank
 	rank   rank
@@ -182,7 +183,9 @@ func (f *udpFlow) goesOn(now leaky.Time) {
 	for dg := f.queued; dg != nil; dg = dg.next {
 		queued = append(queued, dg)
 	}
-	f.withdraw(now)
+	if f.withdraw(now); f.closed {
+		return
+	}
 	apart(f.up.path)
 	apart(f.down.path)
 	for _, dg := range slices.Backward(queued) { // the oldest is the last one
@@ -207,8 +210,13 @@ func (f *udpFlow) expire(now leaky.Time) {
 	f.close(now)
 }
 
-// close forgets f, and drops what it has queued.
+// close forgets f, and drops what it has queued. What others do in its place, or with its
+// slots, may close more flows: among them those that the caller was to close next.
 func (f *udpFlow) close(now leaky.Time) {
+	if f.closed {
+		return
+	}
+	f.closed = true
 	l := f.proxy.loop
 	if l.batch.train.flow == f {
 		l.batch.train.leave()
@@ -222,7 +230,9 @@ func (f *udpFlow) close(now leaky.Time) {
 	f.settle(now)
 	l.lines.release(f.up.path, now)
 	l.lines.release(f.down.path, now)
+	f.up.path, f.down.path = nil, nil
 	l.close(f.fd)
+	f.fd = -1
 	delete(f.proxy.flows, f.key)
 	f.proxy.flowList.remove(f)
 	f.delist()
