@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -43,5 +44,6 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "mount:", err)
 		os.Exit(1)
 	}
+	runtime.LockOSThread() // tests give threads other namespaces and rights: not the first one, which is what /proc/self shows
 	os.Exit(m.Run())
 }

@@ -127,7 +127,7 @@ func (e *Endpoint) serve(l net.Listener, h *http.Server) {
 	e.serving.Go(func() { _ = h.Serve(patient{l}) }) // ends with Close
 }
 
-// Close ends it, and waits for all that it answers.
+// Close ends it. What has been asked is answered, within a second.
 func (e *Endpoint) Close() error {
 	if e.stop != nil {
 		e.stop()
@@ -135,7 +135,12 @@ func (e *Endpoint) Close() error {
 	if e.server == nil {
 		return nil
 	}
-	err := e.server.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	err := e.server.Shutdown(ctx)
+	if err != nil {
+		err = e.server.Close()
+	}
 	e.serving.Wait()
 	return err
 }

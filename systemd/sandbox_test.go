@@ -46,6 +46,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, enter(file, os.Args[1:]))
 		os.Exit(1)
 	}
+	runtime.LockOSThread() // tests give threads other namespaces: not the first one, which is what /proc/self shows
 	os.Exit(m.Run())
 }
 

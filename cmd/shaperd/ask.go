@@ -32,6 +32,16 @@ func (e env) tellUnsaved(ctx context.Context) {
 	}
 }
 
+// afterOrder returns an error of asking the daemon how things are after an order. One that has
+// ended since, as a drain does with its last connection, did what was ordered.
+func (e env) afterOrder(err error) error {
+	if errors.Is(err, control.ErrNoDaemon) {
+		fmt.Fprintln(e.stderr, "done; the daemon has ended since")
+		return nil
+	}
+	return err
+}
+
 // daemon is who verbs ask.
 func (e env) daemon() *control.Client { return control.NewClient(e.flags.control) }
 

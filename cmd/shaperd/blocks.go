@@ -69,7 +69,7 @@ It is enforced in every mode: also while the daemon observes, and during a bypas
 			}
 			blocks, err := c.Blocks(cmd.Context())
 			if err != nil {
-				return err
+				return e.afterOrder(err)
 			}
 			return e.showBlocks(blocks)
 		},
@@ -108,7 +108,7 @@ func unblockCommand(e env) *cobra.Command {
 			}
 			blocks, err := c.Blocks(cmd.Context())
 			if err != nil {
-				return err
+				return e.afterOrder(err)
 			}
 			return e.showBlocks(blocks)
 		},

@@ -87,7 +87,7 @@ func setDownstreamCommand(e env, drained bool, verb, short, long string) *cobra.
 			}
 			all, err := c.Downstreams(cmd.Context())
 			if err != nil {
-				return err
+				return e.afterOrder(err)
 			}
 			all = slices.DeleteFunc(all, func(d control.DownstreamStatus) bool {
 				return d.Downstream != args[0] || listener != "" && d.Listener != listener

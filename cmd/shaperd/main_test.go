@@ -9,7 +9,9 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -27,6 +29,11 @@ func TestMain(m *testing.M) {
 		return
 	}
 	os.Setenv("SHAPERD_CONTROL", "") // the usual one may be that of a daemon of this host
+	// Tests make threads another user's, but not the first one, which is what /proc/self shows.
+	runtime.LockOSThread()
+	if signal.Ignored(os.Interrupt) { // by a shell that runs this in the background: verbs would inherit that
+		signal.Notify(make(chan os.Signal, 1), os.Interrupt)
+	}
 	goleak.VerifyTestMain(m)
 }
 

@@ -232,8 +232,10 @@ func (s *server) serve(ctx context.Context, e env) error {
 
 // show begins to show the daemon, and to have it steered. It returns what ends that.
 func (s *server) show(c *config.Config) (end func(), err error) {
+	monitor := control.NewMonitor(s.shaper, s.log)
 	var ends []func()
 	endAll := func() {
+		monitor.Close() // and with it the streams
 		for _, f := range slices.Backward(ends) {
 			f()
 		}
@@ -243,8 +245,6 @@ func (s *server) show(c *config.Config) (end func(), err error) {
 			endAll()
 		}
 	}()
-	monitor := control.NewMonitor(s.shaper, s.log)
-	ends = append(ends, monitor.Close)
 	o := &control.Options{
 		Shaper: s.shaper, Proxy: s.proxy, Packets: s.plane, Clock: s.clock.Now, Monitor: monitor,
 		Reloads: s.reloads, Events: s.events, Daemon: s, Log: s.log, LogLost: s.lost, Version: version,
