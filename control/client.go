@@ -303,7 +303,11 @@ func (c *Client) ask(ctx context.Context, timeout time.Duration, method, target 
 		if json.Unmarshal(b, &said); said.Message == "" {
 			said.Message = "the daemon answered " + a.Status
 		}
-		e.Message = said.Message
+		lines := strings.Split(said.Message, "\n")
+		for i := range lines { // whoever plays the daemon commands no terminal
+			lines[i] = printable(lines[i])
+		}
+		e.Message = strings.Join(lines, "\n")
 		return e
 	}
 	if answer == nil {

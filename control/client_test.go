@@ -116,6 +116,7 @@ func TestClientAnswers(t *testing.T) {
 	}{
 		{404, `{"error":"there is no limit \"x\""}`, `there is no limit "x"`},
 		{403, `{"error":"reading only"}`, "reading only"},
+		{422, `{"error":"a\u001b[31m\nb"}`, `"a\x1b[31m"` + "\nb"},
 		{500, "<html>", "the daemon answered 500 Internal Server Error"},
 		{503, "", "the daemon answered 503 Service Unavailable"},
 	} {

@@ -53,6 +53,7 @@ func blockCommand(e env) *cobra.Command {
 		Long: `Let nothing pass from a source address or prefix: new connections and datagrams are
 refused, and connections that are there are ended. It lasts for the time of --for, or
 until "shaperd unblock"; reloads do not end it, nor does a restart where "run" has --state.
+A prefix that is blocked for longer stays so: "shaperd unblock" it first.
 It is enforced in every mode: also while the daemon observes, and during a bypass.`,
 		Example: `  shaperd block 192.0.2.0/24 --for 10m
   shaperd block 2001:db8::7`,

@@ -110,3 +110,19 @@ func TestUnblockNamesTheBlock(t *testing.T) {
 	s.mustFail("unblock 0.0.0.0/0", "0.0.0.0/0 is not blocked")
 	s.must("unblock 10.0.0.0/8", "Nothing is blocked")
 }
+
+// A block never ends sooner because of another one.
+func TestBlocksOnTopOfOthers(t *testing.T) {
+	s := startSteered(t, writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:9", "1MB/s")))
+	s.must("block 192.0.2.1")
+	s.must("block 192.0.2.1 --for 100ms")
+	s.must("block 192.0.2.2 --for 1h")
+	s.must("block 192.0.2.2 --for 100ms")
+	s.must("block 192.0.2.3 --for 100ms")
+	s.waitLog(`what="block of 192.0.2.3/32"`)
+	s.must("blocks", "192.0.2.1/32", "192.0.2.2/32")
+	s.must("block 192.0.2.2")
+	if out, _ := s.verb("blocks"); strings.Count(out, `"shaperd unblock"`) != 2 {
+		t.Errorf("not both are blocked for good:\n%s", out)
+	}
+}

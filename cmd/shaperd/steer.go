@@ -259,10 +259,14 @@ func (s *server) unset(limit, what string) error {
 	return &refused{errors.New(msg)}
 }
 
-// Block has nothing pass from a prefix.
+// Block has nothing pass from a prefix. A block that is there already never ends sooner for
+// that: a script that blocks for ten minutes does not undo what somebody blocked for good.
 func (s *server) Block(ctx context.Context, p netip.Prefix, d time.Duration) error {
 	return s.change(ctx, func(w *wishes) error {
-		w.blocks[p] = newTerm(d)
+		is, t := w.blocks[p], newTerm(d)
+		if is.since.IsZero() || !is.until.IsZero() && (d == 0 || is.until.Before(t.until)) {
+			w.blocks[p] = t
+		}
 		return nil
 	}, "blocked by an operator", "prefix", p.String(), "until", end(d, "it is unblocked"))
 }

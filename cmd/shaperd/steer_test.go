@@ -165,6 +165,7 @@ func TestSteerBlock(t *testing.T) {
 	if connect() != nil {
 		t.Error("a reload ended a block")
 	}
+	s.must("unblock 127.0.0.0/8")
 	s.must("block 127.0.0.0/8 --for 100ms", "127.0.0.0/8")
 	for deadline := time.Now().Add(5 * time.Second); connect() == nil; {
 		if time.Now().After(deadline) {

@@ -18,8 +18,9 @@ func versionCommand(e env) *cobra.Command {
 		Long:    "Print the version of this program; that of a running daemon is in \"shaperd status\".",
 		Example: "  shaperd version",
 		Args:    noArgs(""),
-		Run: func(*cobra.Command, []string) {
-			fmt.Fprintf(e.stdout, "shaperd %s %s %s/%s%s\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH, revision())
+		RunE: func(*cobra.Command, []string) error {
+			_, err := fmt.Fprintf(e.stdout, "shaperd %s %s %s/%s%s\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH, revision())
+			return err
 		},
 	}
 }

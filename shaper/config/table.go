@@ -222,8 +222,11 @@ func quantityLike[T any](t table, key string, into *T, example string, parse fun
 		*into = value
 	case isNumber:
 		// What the parser says of a number without a unit offers the readings.
-		_, err := parse(number)
-		t.bad(key, "must be a string such as %q, not %s: %v", example, kind(v), err)
+		says := ""
+		if _, err := parse(number); err != nil {
+			says = ": " + err.Error()
+		}
+		t.bad(key, "must be a string such as %q, not %s%s", example, kind(v), says)
 	default:
 		t.bad(key, "must be a string such as %q, not %s", example, kind(v))
 	}
