@@ -3,6 +3,7 @@ package conn
 import (
 	"cmp"
 	"net/netip"
+	"slices"
 
 	"shaperd/leaky"
 	"shaperd/shaper"
@@ -36,12 +37,8 @@ type clearing []*udpFlow
 
 // of reports whether one of r's flows makes room for one of source, or does so already.
 func (c *clearing) of(r *roster, source *udpSource, now leaky.Time) bool {
-	for _, f := range *c {
-		for i := range f.places {
-			if f.places[i].roster == r {
-				return true
-			}
-		}
+	if c.frees(r) {
+		return true
 	}
 	f := r.candidate(source, now)
 	if f == nil {
@@ -49,6 +46,13 @@ func (c *clearing) of(r *roster, source *udpSource, now leaky.Time) bool {
 	}
 	*c = append(*c, f)
 	return true
+}
+
+// frees reports whether one of r's flows makes room already.
+func (c *clearing) frees(r *roster) bool {
+	return slices.ContainsFunc(*c, func(f *udpFlow) bool {
+		return slices.ContainsFunc(f.places, func(at place) bool { return at.roster == r })
+	})
 }
 
 // admit gives f, a new flow that m began, its slots, its places and a socket. It reports
@@ -59,6 +63,9 @@ func (f *udpFlow) admit(s service, m message, now leaky.Time) bool {
 	makeRoom := func(r *roster) bool { return p.clearing.of(r, f.source, now) }
 	f.source = s.sourceOf(f.flow.Source)
 	to := target{f.flow.Source, f.flow.Port, s.samePort}
+	if s.crowdedBy(f.source) {
+		makeRoom(&f.source.flows) // first: what its own flow frees need not be another's
+	}
 	limit := p.gates.check(&f.flow, s.name, now, makeRoom)
 	if limit == nil {
 		if !s.room(f, makeRoom, now) {
@@ -112,12 +119,18 @@ func (s *site) room(f *udpFlow, makeRoom func(*roster) bool, now leaky.Time) boo
 	return false
 }
 
+// crowdedBy reports whether a source has as many flows as it may have.
+func (s *site) crowdedBy(source *udpSource) bool {
+	most := s.config.Load().MaxFlowsPerSource
+	return most > 0 && source.count >= most
+}
+
 // full returns the key of the bound on flows that keeps source from another one, and what
 // it is in words, or "" when there is room.
 func (s *site) full(source *udpSource, makeRoom func(*roster) bool) (key, why string) {
 	config := s.config.Load()
 	switch {
-	case config.MaxFlowsPerSource > 0 && source.count >= config.MaxFlowsPerSource && !makeRoom(&source.flows):
+	case s.crowdedBy(source) && !makeRoom(&source.flows):
 		return "max_flows_per_source", "its source has as many as it may have, none of them idle"
 	case s.counts.Flows.Load() >= int64(config.MaxFlows) && !makeRoom(&s.flows):
 		return "max_flows", "the listener has as many as it may have, none of them idle"
@@ -157,12 +170,9 @@ func (s *site) placeFor(to target, makeRoom func(*roster) bool, now leaky.Time) 
 	if len(list) > 0 {
 		return true
 	}
-	for _, d := range s.crowded(to, nil, now) {
-		if makeRoom(&d.flows) {
-			return true
-		}
-	}
-	return false
+	full := s.crowded(to, nil, now)
+	return slices.ContainsFunc(full, func(d *downstream) bool { return s.proxy.clearing.frees(&d.flows) }) ||
+		slices.ContainsFunc(full, func(d *downstream) bool { return makeRoom(&d.flows) })
 }
 
 // check reports whether the gates would let f through, a flow of the listener named listen,

@@ -2,6 +2,7 @@ package conn
 
 import (
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"sync/atomic"
@@ -455,6 +456,40 @@ func TestIdleFlowsMakeRoomForConnections(t *testing.T) {
 			}
 			if n := counts.FlowsEvicted.Load(); n != 2 {
 				t.Errorf("%d flows made room for 2 connections", n)
+			}
+		})
+	}
+}
+
+// A source whose own flow makes room for its next one takes what that had, and nothing of
+// another one's.
+func TestOwnFlowThatMakesRoomIsEnough(t *testing.T) {
+	for _, name := range []string{"of downstreams", "of a limit"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, shaper.UDP, echoUDP(t, 0).String())
+			r.listen.IdleTimeout, r.listen.MaxFlowsPerSource = time.Minute, 1
+			if name == "of a limit" {
+				r.apply(shaper.Limit{Name: "all", Connections: 2})
+			} else {
+				other := netip.MustParseAddrPort(echoUDP(t, 0).String())
+				r.listen.Downstream = append(r.listen.Downstream, Downstream{Host: other.Addr().String(), Port: other.Port()})
+				for i := range r.listen.Downstream {
+					r.listen.Downstream[i].Connections = 1
+				}
+				r.apply()
+			}
+			const bystander, asker = "127.0.6.3", "127.0.6.4"
+			if !asks(t, bystander, r.addr()) || !asks(t, asker, r.addr()) {
+				t.Fatal("no answer")
+			}
+			had := r.flowsOf(bystander)
+			time.Sleep((muteGrace + leaky.Second/10).Duration())
+			if !asks(t, asker, r.addr()) {
+				t.Error("no answer to the second question")
+			}
+			if has := r.flowsOf(bystander); !maps.Equal(has, had) {
+				t.Error("the flow of another source made room as well")
 			}
 		})
 	}

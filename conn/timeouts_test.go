@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -57,6 +58,7 @@ func TestTimeouts(t *testing.T) {
 		least  time.Duration
 	}{
 		{"a client that says nothing", first, nil, echo, shaper.FirstByteTimeout, d},
+		{"a client for whom only its header speaks", first, nil, echo, shaper.FirstByteTimeout, d},
 		{"one that says something", first, func(c *net.TCPConn) { c.Write([]byte("x")); time.Sleep(2 * d); c.CloseWrite() }, echo, shaper.Closed, 0},
 		{"one that only ends", first, func(c *net.TCPConn) { c.CloseWrite() }, echo, shaper.Closed, 0},
 		{"idle", idle, func(c *net.TCPConn) { c.Write([]byte("x")) }, echo, shaper.IdleTimeout, d},
@@ -76,6 +78,9 @@ func TestTimeouts(t *testing.T) {
 			r := start(t, shaper.TCP, serveTCP(t, tt.server))
 			tt.t.Connect = time.Second
 			r.listen.Timeouts = tt.t
+			if strings.Contains(tt.name, "header") {
+				r.listen.SendProxy = 2
+			}
 			r.apply()
 			begun := time.Now()
 			c := dial(t, r.addr())
