@@ -128,8 +128,13 @@ static __always_inline int ask_new(const struct policy *p, struct scratch *s, __
 		__u32 number = lowest(rest) % MAX_LIMITS;
 		__u64 depart = quote_new(p, s, number);
 
-		if (depart && depart - load_word(&s->now) <= p->limit[number].max_wait)
+		if (depart && depart - load_word(&s->now) <= p->limit[number].max_wait) {
+			if (depart > s->opening.turn) {
+				s->opening.turn = depart;
+				s->opening.last = number;
+			}
 			continue;
+		}
 		refuse(&s->decision, number, depart ? REASON_NEW : REASON_MEMORY_FULL, depart ?: s->now);
 		refused_connection(p, s);
 		return 0;

@@ -264,6 +264,7 @@ struct opening {
 	struct tuple tuple;
 	struct flight flight;
 	__u64 earliest; /* a SYN that is sent again leaves no sooner than the first, ns */
+	__u64 turn;	/* when new_connections let it leave, ticks */
 	__u64 over;	/* limits that observe, and would have refused it */
 	__u64 waits;	/* limits that hold it back */
 	__u32 first;	/* the packet is its first SYN, or it is late */
@@ -274,11 +275,13 @@ struct opening {
 	__u32 held;	/* slots taken */
 	__u32 refused;	/* as a connection, not as a packet */
 	__u32 silent;	/* and gets no answer */
+	__u32 last;	/* the limit whose turn that is */
+	__u32 pad;
 };
 
 static __always_inline void clear_opening(struct opening *o)
 {
-	o->earliest = o->over = o->waits = 0;
+	o->earliest = o->turn = o->over = o->waits = 0;
 	o->first = o->late = o->insert = o->observe = o->adopt = o->held = 0;
 	o->refused = o->silent = 0;
 }

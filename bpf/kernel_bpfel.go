@@ -273,6 +273,7 @@ type kernelScratch struct {
 		Tuple    kernelTuple
 		Flight   kernelFlight
 		Earliest uint64
+		Turn     uint64
 		Over     uint64
 		Waits    uint64
 		First    uint32
@@ -283,6 +284,8 @@ type kernelScratch struct {
 		Held     uint32
 		Refused  uint32
 		Silent   uint32
+		Last     uint32
+		Pad      uint32
 	}
 	Watched     [2]uint64
 	UntilSample [2]uint32

@@ -196,6 +196,7 @@ static __always_inline int enforce(void *ctx, int xdp, struct scratch *s, __u32 
 	}
 	/* What an observed limit said of the connection is not for the others. */
 	o->refused = o->silent = 0;
+	o->turn = 0;
 	o->observe = here.mode == MODE_OBSERVE && !blocked;
 	o->insert = o->first;
 	decide(p, s, set & ~p->observed);

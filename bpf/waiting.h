@@ -113,7 +113,7 @@ static __always_inline struct waiting *waiting_now(__u32 queue, __u64 now)
 /* When the scratch's packet leaves after all. */
 static __always_inline __u64 leaves_at(const struct scratch *s)
 {
-	return time_max(s->decision.depart, s->opening.earliest * TICKS_PER_NANO);
+	return time_max(s->decision.depart, time_max(s->opening.turn, s->opening.earliest * TICKS_PER_NANO));
 }
 
 /* Whether the scratch's packet goes to an interface's queue to wait there. */
@@ -122,28 +122,36 @@ static __always_inline int is_queued(const struct scratch *s)
 	return here.mode == MODE_SHAPE && here.queue && !s->opening.observe && leaves_at(s) > load_word(&s->now);
 }
 
-/* The limit that has the scratch's packet wait. */
-static __always_inline __u32 waits_for(const struct policy *p, const struct scratch *s)
+/* The limit that has the scratch's packet wait, and the meter of which its key has a bucket
+ * there; METERS where it has none. */
+static __always_inline __u32 waits_for(const struct policy *p, const struct scratch *s, __u32 *meter)
 {
-	__u32 number = s->decision.limit;
+	__u32 number = s->decision.limit % MAX_LIMITS;
 
-	if (number == NO_LIMIT) /* it is a SYN that comes again while the first one waits */
-		number = lowest(s->asked & p->counted);
-	return number % MAX_LIMITS;
+	*meter = METERS;
+	if (s->opening.turn > s->decision.depart || s->decision.reason == REASON_NEW) {
+		*meter = METER_NEW;
+		return s->opening.last % MAX_LIMITS;
+	}
+	if (s->decision.limit == NO_LIMIT) /* it is a SYN that comes again while the first one waits */
+		return lowest(s->asked & p->counted) % MAX_LIMITS;
+	if (!(p->calendars >> number & 1))
+		*meter = s->charge[number].place[METER_BYTES] == NOWHERE ? METER_PACKETS : METER_BYTES;
+	return number;
 }
 
 /* What the key of the scratch's packet holds under a limit, and in whose, of all keys that
  * have had that place. */
-static __always_inline __u64 *holding_of(const struct policy *p, const struct scratch *s, __u32 number, __u64 *whose)
+static __always_inline __u64 *holding_of(const struct policy *p, const struct scratch *s, __u32 number, __u32 meter,
+					 __u64 *whose)
 {
 	const struct charge *c = &s->charge[number];
 	__u32 i = p->bucket_lines * PLACES + p->limit[number].state;
-	int j = c->place[METER_BYTES] == NOWHERE;
 
 	*whose = 0;
-	if ((p->paced & ~p->calendars) >> number & 1 && s->decision.reason == REASON_RATE && c->place[j] != NOWHERE) {
-		i = c->place[j];
-		*whose = c->hash[j] & 0xff;
+	if (meter < METERS && c->place[meter] != NOWHERE) {
+		i = c->place[meter];
+		*whose = c->hash[meter] & 0xff;
 	}
 	return bpf_map_lookup_elem(&holding, &i);
 }
@@ -175,14 +183,14 @@ __noinline int has_room(const struct policy *p, struct scratch *s)
 {
 	__u64 whose, packets, room, *word;
 	struct waiting *w;
-	__u32 number;
+	__u32 number, meter;
 	int next;
 
 	if (!p || !s)
 		return 0;
 	w = waiting_now(s->queue, s->now);
-	number = waits_for(p, s);
-	word = holding_of(p, s, number, &whose);
+	number = waits_for(p, s, &meter);
+	word = holding_of(p, s, number, meter, &whose);
 	if (!w || !word)
 		return 0;
 	packets = held_at(load_word(word), whose, &p->limit[number], s->now >> MOMENT_SHIFT, &next);
@@ -195,12 +203,13 @@ __noinline int has_room(const struct policy *p, struct scratch *s)
 	return 0;
 }
 
-/* Adds the scratch's packet to what its key holds under a limit. */
-static __always_inline void hold(const struct policy *p, const struct scratch *s, __u32 number)
+/* Adds the scratch's packet to what its key holds. */
+static __always_inline void hold(const struct policy *p, const struct scratch *s)
 {
-	const struct limit *l = &p->limit[number];
 	__u64 moment = s->now >> MOMENT_SHIFT, last = (leaves_at(s) >> MOMENT_SHIFT) + 1;
-	__u64 whose, *word = holding_of(p, s, number, &whose);
+	__u32 meter, number = waits_for(p, s, &meter);
+	const struct limit *l = &p->limit[number];
+	__u64 whose, *word = holding_of(p, s, number, meter, &whose);
 
 	if (!word)
 		return;
@@ -242,6 +251,6 @@ __noinline int enter_queue(const struct policy *p, struct scratch *s)
 	__sync_fetch_and_add(count, 1);
 	if (load_word(&w->passed[level % LEVELS]) > slot) /* which nobody empties any more */
 		__sync_fetch_and_sub(&w->packets, (__u64)__sync_lock_test_and_set(count, 0));
-	hold(p, s, waits_for(p, s));
+	hold(p, s);
 	return 0;
 }

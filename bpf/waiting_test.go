@@ -2,8 +2,11 @@ package bpf
 
 import (
 	"encoding/binary"
+	"fmt"
 	"testing"
 	"time"
+
+	"github.com/cilium/ebpf"
 
 	"shaperd/shaper"
 )
@@ -33,8 +36,8 @@ func tiny(source, port uint16, n int) []byte {
 	return b
 }
 
-// TestQueueIsShared floods limits with datagrams of one byte. What waits never exceeds the
-// queue, and a key that keeps to its rate, in bursts of two, loses nothing and leaves at
+// TestQueueIsShared floods limits with datagrams of one byte, and with SYNs. What waits never
+// exceeds the queue, and a key that keeps to its rate, in bursts of two, loses nothing and leaves at
 // the times it would have alone.
 func TestQueueIsShared(t *testing.T) {
 	const queue = 1000
@@ -43,23 +46,38 @@ func TestQueueIsShared(t *testing.T) {
 			Name: name, Key: key, Rate: rate, MaxDelay: delay, Match: shaper.Match{Port: []shaper.PortRange{{First: port, Last: port + 1}}},
 		}
 	}
+	opens := func(key shaper.Fields, every time.Duration) shaper.Limit {
+		return shaper.Limit{
+			Name: "opens", Key: key, NewConnections: shaper.Frequency{N: 1, Per: every}, MaxWait: time.Hour,
+			Match: shaper.Match{Port: []shaper.PortRange{{First: testServer.Port(), Last: testServer.Port()}}},
+		}
+	}
+	datagrams := func(keys, port uint16) func(uint64) []byte {
+		return func(i uint64) []byte { return tiny(1000+uint16(i%uint64(keys)), port, 1) }
+	}
+	syns := func(i uint64) []byte {
+		return dial(fmt.Sprintf("10.2.%d.%d:%d", i%2, i%100, 1024+i/100)).say(client, syn, 0)
+	}
 	polite := limit("polite", shaper.KeySource, 53, 80e3, time.Second) // ports 53 and 54
 	begin := uint64(0)                                                 // ns
-	b := newBench(t, kernelAttachment{Mode: uint32(Shape), Ethernet: 1, Keep: 1, Queue: queue})
+	b := newBench(t, kernelAttachment{Mode: uint32(Shape), Ethernet: 1, Keep: 1, IdleTimeout: testIdle, Queue: queue})
+	const one = queue * 17 / 20 // what one key gets
 	for _, c := range []struct {
 		name   string
 		limits []shaper.Limit
-		keys   int // that flood
-		port   uint16
-		most   int // packets that they may have waiting
+		flood  func(uint64) []byte
+		most   int // packets that it may have waiting
 	}{
-		{"one key of the same limit", []shaper.Limit{polite}, 1, 53, queue * 17 / 20},
-		{"300 keys", []shaper.Limit{polite, limit("flooded", shaper.KeySource, 55, 80, time.Second)}, 300, 55, queue},
-		{"one bucket of all", []shaper.Limit{polite, limit("flooded", 0, 55, 8e3, time.Hour)}, 300, 55, queue * 17 / 20},
-		{"one calendar of all", []shaper.Limit{polite, limit("flooded", 0, 54, 8e3, time.Second)}, 300, 54, queue * 17 / 20},
+		{"one key of the same limit", []shaper.Limit{polite}, datagrams(1, 53), one},
+		{"300 keys", []shaper.Limit{polite, limit("flooded", shaper.KeySource, 55, 80, time.Second)}, datagrams(300, 55), queue},
+		{"one bucket of all", []shaper.Limit{polite, limit("flooded", 0, 55, 8e3, time.Hour)}, datagrams(300, 55), one},
+		{"one calendar of all", []shaper.Limit{polite, limit("flooded", 0, 54, 8e3, time.Second)}, datagrams(300, 54), one},
+		{"SYNs, one bucket of all", []shaper.Limit{polite, opens(0, time.Second)}, syns, one},
+		{"SYNs, 100 keys", []shaper.Limit{polite, opens(shaper.KeySource, time.Second)}, syns, queue},
+		{"a SYN that is sent again", []shaper.Limit{polite, opens(0, time.Minute)}, func(i uint64) []byte { return syns(min(i, 1)) }, one},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			begin += uint64(time.Hour)
+			begin += uint64(3 * time.Hour)
 			b.use(t, attached(c.limits...), nil)
 			var all, theirs stamped
 			refused := 0
@@ -83,7 +101,7 @@ func TestQueueIsShared(t *testing.T) {
 			most := 0
 			for i := uint64(0); i*apart < span; i++ {
 				now := begin + i*apart
-				if _, passed := send(tiny(uint16(1000+i%uint64(c.keys)), c.port, 1), now, &all, &theirs); !passed {
+				if _, passed := send(c.flood(i), now, &all, &theirs); !passed {
 					refused++
 				}
 				if i%625 == 0 { // 50 ms, in which 500 bytes may leave
@@ -105,5 +123,36 @@ func TestQueueIsShared(t *testing.T) {
 				t.Errorf("%d packets waited, %d were refused: want at most %d, at least %d, and some refused", most, refused, c.most, queue/2)
 			}
 		})
+	}
+}
+
+// TestQueueIsCountedAtOnce has all CPUs send what waits. When all of it has left, nothing is
+// counted but what came since.
+func TestQueueIsCountedAtOnce(t *testing.T) {
+	const longest = 30 * time.Millisecond
+	b := newTimed(t, kernelAttachment{Mode: uint32(Shape), Ethernet: 1, Keep: 1, Egress: 1, Queue: 1 << 20})
+	b.use(t, attached(shaper.Limit{Name: "l", Key: shaper.KeySource, Packets: perSecond(200_000), MaxDelay: longest}), nil)
+	count := func() (packets, sum uint64) {
+		w, err := b.waiting(side{ifindex: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, level := range w.Slot {
+			for _, n := range level {
+				sum += uint64(n)
+			}
+		}
+		return w.Packets, sum
+	}
+	stop := b.hammer(t, datagram(1), datagram(2))
+	within(t, 5*time.Second, func() bool { packets, _ := count(); return packets > 1000 })
+	time.Sleep(100 * time.Millisecond)
+	stop()
+	time.Sleep(2 * longest) // and the slots of the level of what waits that long
+	if _, err := b.ShaperdTc.Run(&ebpf.RunOptions{Data: datagram(3), Repeat: 10}); err != nil {
+		t.Fatal(err)
+	}
+	if packets, sum := count(); packets == 0 || packets > 9 || packets != sum {
+		t.Errorf("%d packets wait, %d in all slots: want the same, and from 1 to 9", packets, sum)
 	}
 }
