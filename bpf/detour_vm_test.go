@@ -145,6 +145,18 @@ func TestVMPriority(t *testing.T) {
 	p := openPlane(t)
 	p.apply(attached(shaper.Limit{Name: "l", Key: shaper.KeySource, Packets: perSecond(100), MaxDelay: time.Second}),
 		Attachment{Name: "here", Interfaces: []string{"prio0"}, Mode: Shape, Queue: 5000})
+	// What waits when it is looked at first was seen before.
+	for range 100 {
+		if _, err := unix.Write(w.out, datagram(99)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.check(true)
+	w.want(p, 99, 0, 100)
+	p.check(true)
+	if s := p.point(); s.Err != "" || s.Bypass != "" {
+		t.Errorf("%+v: want it enforced", s)
+	}
 	for i, priority := range []int{0, 1, 6, 7, 15, 0x10007} {
 		must(t, unix.SetsockoptInt(w.out, unix.SOL_SOCKET, unix.SO_PRIORITY, priority))
 		began := time.Now()

@@ -28,12 +28,18 @@ const (
 	proofShare   = 20 // one in so many may be missed, as the counts are not of one instant
 )
 
+// begin takes the counts that others are held against, when so many packets were seen that
+// were not moved yet.
+func (f *proof) begin(moved, seen, ahead uint64) {
+	*f = proof{begun: true, moved: moved, seen: seen, ahead: ahead}
+}
+
 // look takes in counts since any time. Of what was seen, room may not have been moved yet:
 // else no more than comes between two looks. It returns how many packets were missed, of
 // how many, and whether that is proved.
 func (f *proof) look(moved, seen, room uint64) (missed, of uint64, proved bool) {
 	if !f.begun || moved < f.moved || seen < f.seen {
-		*f = proof{begun: true, moved: moved, seen: seen}
+		f.begin(moved, seen, 0)
 		return 0, 0, false
 	}
 	newlyMoved, newlySeen := moved-f.moved, seen-f.seen
@@ -164,6 +170,15 @@ func (p *Plane) hold(pt *point, l netlink.Link, r role) {
 	room := uint64(0)
 	if !at.ingress {
 		room = uint64(max(inQueues, pt.queue().packets))
+	}
+	if !pt.proof[r].begun && !at.ingress {
+		// What was seen by now waits in the queue, or is counted as moved.
+		queued, err := queueOf(l)
+		if l, linkErr := netlink.LinkByIndex(at.ifindex); err == nil && linkErr == nil {
+			moved, _ = movedBy(l, at.ingress, h)
+			pt.proof[r].begin(moved, seen, queued.Packets)
+		}
+		return
 	}
 	if missed, of, proved := pt.proof[r].look(moved, seen, room); proved {
 		pt.bypass[r] = bypass(missed, of, pt.before)

@@ -106,6 +106,17 @@ func TestPastTheHooks(t *testing.T) {
 	}
 }
 
+// TestProofBegins begins while packets wait that were seen, as far as they are known to.
+func TestProofBegins(t *testing.T) {
+	for ahead, want := range map[uint64]uint64{900: 0, 890: 10, 0: 900} {
+		var f proof
+		f.begin(5000, 6000, ahead)
+		if missed, of, proved := f.look(5900, 6000, 10240); missed != want || of != 900 || !proved {
+			t.Errorf("%d waited: %d of %d missed, want %d", ahead, missed, of, want)
+		}
+	}
+}
+
 // TestProof holds counts against each other as they may come.
 func TestProof(t *testing.T) {
 	type step struct{ moved, seen uint64 } // more of them

@@ -228,12 +228,17 @@ type QueueStatus struct {
 	Drops          uint64 // since it was made: of packets that had been charged
 }
 
-// queueStatus sums up over the transmit queues of the interface that holds packets.
-func (pt *point) queueStatus() (s QueueStatus, err error) {
+// queueStatus is that of the interface that holds packets.
+func (pt *point) queueStatus() (QueueStatus, error) {
 	l, err := pt.link()
 	if err != nil {
-		return s, err
+		return QueueStatus{}, err
 	}
+	return queueOf(l)
+}
+
+// queueOf sums up over the transmit queues of an interface.
+func queueOf(l netlink.Link) (s QueueStatus, err error) {
 	all, err := qdiscs(l)
 	if err != nil {
 		return s, err

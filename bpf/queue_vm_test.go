@@ -162,10 +162,10 @@ func TestVMDetourOutlivesChange(t *testing.T) {
 
 // Filters of a discipline cannot be put back.
 func TestVMFiltersAreRefused(t *testing.T) {
+	p := openPlane(t)
 	for _, handle := range []string{"", "handle 7: "} {
 		l := newDevice(t, "filters", 1)
 		tc(t, l, "qdisc replace root "+handle+"fq_codel", "filter add protocol all prio 1 u32 match u8 0 0 flowid :1")
-		p := openPlane(t)
 		err := p.tryApply(nil, Attachment{Name: "here", Interfaces: []string{"filters"}, Mode: Shape, Queue: 5000})
 		if err == nil || !strings.Contains(err.Error(), "filters has a qdisc fq_codel with filters of its own, which") {
 			t.Errorf("%v, want a refusal", err)
