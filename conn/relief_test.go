@@ -1,0 +1,152 @@
+package conn
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// besideEcho serves a socket that answers nothing, at the port of an echo over TCP. It returns where.
+func besideEcho(t *testing.T) string {
+	t.Helper()
+	addr := serveTCP(t, echo)
+	silent, err := net.ListenPacket("udp4", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { silent.Close() })
+	return addr
+}
+
+// Flows of sources that may be forged hold places that TCP connections need: they make room
+// for those that wait, and for no more. (A datagram now and then to each kept all connections out.)
+func TestIdleFlowsMakeRoomForConnections(t *testing.T) {
+	const most = 4
+	for name, limits := range map[string][]shaper.Limit{
+		"of a limit":      {{Name: "slots", Connections: most, MaxWait: time.Minute, MaxWaiting: 10}},
+		"of a downstream": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, shaper.TCP, besideEcho(t))
+			datagrams := Endpoint{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(freePort(t, shaper.UDP))}
+			r.listen.Endpoints = append(r.listen.Endpoints, datagrams)
+			r.listen.IdleTimeout, r.listen.Connect = time.Hour, time.Minute
+			if limits == nil {
+				r.listen.Downstream[0].Connections = most
+			}
+			r.apply(limits...)
+			for i := range most {
+				udpFrom(t, fmt.Sprintf("127.0.0.%d", 100+i), datagrams.Addr.String()).Write([]byte("forged"))
+			}
+			counts := r.shaper.Listener("l")
+			waitFor(t, "flows", func() bool { return counts.Flows.Load() == most })
+			begun := time.Now()
+			for range 2 {
+				c := dial(t, r.addr())
+				c.Write([]byte{1})
+				if _, err := c.Read(make([]byte, 1)); err != nil {
+					t.Fatal("a connection waits for flows that do nothing: ", err)
+				}
+			}
+			if took := time.Since(begun); took > 8*time.Second { // before any of them expires
+				t.Errorf("two connections took %v", took)
+			}
+			if n := counts.FlowsEvicted.Load(); n != 2 {
+				t.Errorf("%d flows made room for 2 connections", n)
+			}
+		})
+	}
+}
+
+// A source whose own flow makes room for its next one takes what that had, and nothing of
+// another one's.
+func TestOwnFlowThatMakesRoomIsEnough(t *testing.T) {
+	for _, name := range []string{"of downstreams", "of a limit"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, shaper.UDP, echoUDP(t, 0).String())
+			r.listen.IdleTimeout, r.listen.MaxFlowsPerSource = time.Minute, 1
+			if name == "of a limit" {
+				r.apply(shaper.Limit{Name: "all", Connections: 2})
+			} else {
+				other := netip.MustParseAddrPort(echoUDP(t, 0).String())
+				r.listen.Downstream = append(r.listen.Downstream, Downstream{Host: other.Addr().String(), Port: other.Port()})
+				for i := range r.listen.Downstream {
+					r.listen.Downstream[i].Connections = 1
+				}
+				r.apply()
+			}
+			const bystander, asker = "127.0.6.3", "127.0.6.4"
+			if !asks(t, bystander, r.addr()) || !asks(t, asker, r.addr()) {
+				t.Fatal("no answer")
+			}
+			had := r.flowsOf(bystander)
+			time.Sleep((muteGrace + leaky.Second/10).Duration())
+			if !asks(t, asker, r.addr()) {
+				t.Error("no answer to the second question")
+			}
+			if has := r.flowsOf(bystander); !maps.Equal(has, had) {
+				t.Error("the flow of another source made room as well")
+			}
+		})
+	}
+}
+
+// Two flows end to make room for a third. The end of the first lets in a connection, which finds
+// that the downstreams cannot be reached any more, so that the second ends: it ends once. (The
+// daemon crashed.)
+func TestFlowEndsOnceThoughRoomIsMade(t *testing.T) {
+	t.Parallel()
+	server := echoUDP(t, 0)
+	r := start(t, shaper.TCP, server.String())
+	datagrams := Endpoint{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(freePort(t, shaper.UDP))}
+	r.listen.Endpoints = append(r.listen.Endpoints, datagrams)
+	other := netip.MustParseAddrPort(echoUDP(t, 0).String())
+	r.listen.Downstream = append(r.listen.Downstream, Downstream{Host: other.Addr().String(), Port: other.Port()})
+	r.listen.EjectAfter, r.listen.EjectFor = 1, time.Minute
+	r.listen.IdleTimeout, r.listen.MaxFlowsPerSource = 4*time.Second, 1
+	only := func(sources ...string) (m shaper.Match) {
+		for _, s := range sources {
+			m.Source = append(m.Source, netip.MustParsePrefix(s+"/32"))
+		}
+		return m
+	}
+	r.apply(
+		shaper.Limit{Name: "a", Match: only("127.0.6.1"), Connections: 1, MaxWait: time.Minute, MaxWaiting: 10},
+		shaper.Limit{Name: "b", Match: only("127.0.6.1", "127.0.6.2"), Connections: 2, MaxWait: time.Minute, MaxWaiting: 10},
+	)
+	for _, source := range []string{"127.0.6.1", "127.0.6.2"} {
+		c := udpFrom(t, source, datagrams.Addr.String())
+		for range 2 { // it goes on after an answer
+			c.Write([]byte("x"))
+			c.SetReadDeadline(time.Now().Add(patience))
+			if _, err := c.Read(make([]byte, 1)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	time.Sleep(r.listen.IdleTimeout/knownGrace + 100*time.Millisecond)
+	dialFrom(t, "127.0.6.1", r.addr()) // waits for the slot of the first flow
+	state := r.shaper.Policy().State(r.shaper.Policy().Find("a"))
+	waitFor(t, "a connection that waits", func() bool { return state.Waiting.Load() == 1 })
+	r.proxy.loop.call(func(leaky.Time) {
+		for _, d := range r.proxy.sites["l"].downstreams {
+			unreachable := netip.MustParseAddr("127.255.255.255") // a broadcast: connect(2) fails at once
+			d.host.found.Store(&unreachable)
+		}
+	})
+	udpFrom(t, "127.0.6.2", datagrams.Addr.String()).Write([]byte("x"))
+	counts := r.shaper.Listener("l")
+	waitFor(t, "the end of both flows", func() bool { return counts.Flows.Load() == 0 && state.InFlight.Load() == 0 })
+	if n := counts.FlowsEvicted.Load(); n == 0 {
+		t.Error("none made room")
+	}
+	r.settle()
+}
