@@ -382,7 +382,7 @@ func (h *host) checkQueue(t *testing.T, link string, packets int) {
 	out := h.tool(t, "tc", "qdisc", "show", "dev", link)
 	all := regexp.MustCompile(`(?m)^qdisc fq .*$`).FindAllString(out, -1)
 	want := []string{
-		fmt.Sprintf(" limit %dp ", packets), fmt.Sprintf(" flow_limit %dp ", packets), " buckets 65536 ", " orphan_mask 1048575 ",
+		fmt.Sprintf(" limit %dp ", packets+packets/4), fmt.Sprintf(" flow_limit %dp ", packets), " buckets 65536 ", " orphan_mask 1048575 ",
 		" horizon 3.6e+03s ", " horizon_drop ", // an hour, and a second
 	}
 	for _, line := range all {
