@@ -15,7 +15,7 @@ import (
 
 var (
 	runFlag     = flag.String("vm.run", "", "run only the tests inside the guests that match `regexp`, as in -test.run")
-	timeoutFlag = flag.Duration("vm.timeout", 6*time.Minute, "end a guest that runs for longer than `d`")
+	timeoutFlag = flag.Duration("vm.timeout", 8*time.Minute, "end a guest that runs for longer than `d`")
 )
 
 // suites are the packages whose tests run in a kernel. What hangs on the age of the kernel
