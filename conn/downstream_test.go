@@ -218,6 +218,7 @@ func (r *running) ask() string {
 }
 
 func TestAnotherDownstreamWhenADialFails(t *testing.T) {
+	t.Parallel()
 	a, openA, shutA := tag(t, "a")
 	b, openB, _ := tag(t, "b")
 	openA()

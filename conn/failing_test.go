@@ -12,6 +12,7 @@ import (
 // A downstream that cannot be reached is told, a lone one too, and one that is not checked.
 // It goes on being tried, and is up again when it answers.
 func TestFailingDownstreamIsTold(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name       string
 		protocol   shaper.Protocol

@@ -220,7 +220,7 @@ func (r *gateRig) consistent() {
 
 func TestGateNeverExceedsItsCapNorLosesAWakeUp(t *testing.T) {
 	rnd := newRand(t)
-	operations := 1_000_000
+	operations := 250_000
 	if testing.Short() || raceEnabled {
 		operations = 50_000
 	}

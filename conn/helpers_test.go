@@ -19,6 +19,7 @@ var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the rando
 
 func TestMain(m *testing.M) {
 	flag.Parse()
+	flag.Set("test.parallel", "4") // they wait, mostly
 	goleak.VerifyTestMain(m)
 }
 

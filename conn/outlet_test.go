@@ -173,6 +173,7 @@ func TestFlowLeavesADownstreamThatIsOut(t *testing.T) {
 // Who waits at a port where one downstream is out and the other is full holds nobody up at
 // another port.
 func TestWaiterAtAPortThatIsOutHoldsNobodyUp(t *testing.T) {
+	t.Parallel()
 	const room, full = "127.6.2.1", "127.6.2.2"
 	served, closed := twoHosts(t, room, full)
 	l, err := net.Listen("tcp4", fmt.Sprintf("%s:%d", room, served))

@@ -81,7 +81,7 @@ func asks(t testing.TB, source, to string) bool {
 	t.Helper()
 	c := udpFrom(t, source, to)
 	c.Write([]byte("question"))
-	c.SetReadDeadline(time.Now().Add(2 * time.Second))
+	c.SetReadDeadline(time.Now().Add(patience))
 	n, _ := c.Read(make([]byte, 2000))
 	return n > 0
 }

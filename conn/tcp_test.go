@@ -19,6 +19,7 @@ import (
 )
 
 func TestTCPCarriesEveryByte(t *testing.T) {
+	t.Parallel()
 	for name, limits := range map[string][]shaper.Limit{
 		"without limits": nil,
 		"limited": {
@@ -51,6 +52,7 @@ func TestTCPCarriesEveryByte(t *testing.T) {
 }
 
 func TestHalfCloseIsKept(t *testing.T) {
+	t.Parallel()
 	for name, limits := range map[string][]shaper.Limit{
 		"without limits": nil,
 		"limited":        {{Name: "up", Rate: 8e6, Direction: shaper.Both}},
@@ -194,6 +196,7 @@ func TestPutOffWorkDoesNotPileUp(t *testing.T) {
 }
 
 func TestResetsUnderASharedLimit(t *testing.T) {
+	t.Parallel()
 	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) {
 		go io.Copy(io.Discard, c)
 		for b := make([]byte, 64<<10); ; {
@@ -266,6 +269,7 @@ func TestResetIsPassedOn(t *testing.T) {
 // A downstream answers, and closes with the rest of the request unread: the reset that
 // follows does not overtake the answer, however long that takes.
 func TestAnswerBeforeAReset(t *testing.T) {
+	t.Parallel()
 	for name, limits := range map[string][]shaper.Limit{
 		"without limits": nil,
 		"limited":        {{Name: "down", Rate: 8 * 400_000, Direction: shaper.FromDownstream}},

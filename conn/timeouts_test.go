@@ -98,6 +98,7 @@ func TestTimeouts(t *testing.T) {
 
 // What the proxy holds back is not the connection's fault.
 func TestTimeStandsStillWhileBytesAreHeldBack(t *testing.T) {
+	t.Parallel()
 	r := start(t, shaper.TCP, serveTCP(t, echo))
 	// One segment takes 580 ms.
 	slow := shaper.Limit{Name: "slow", Rate: 8 * 2500, Direction: shaper.ToDownstream}
@@ -118,6 +119,7 @@ func TestTimeStandsStillWhileBytesAreHeldBack(t *testing.T) {
 
 // An end that loses bytes is a reset.
 func TestEndThatLosesBytesIsAReset(t *testing.T) {
+	t.Parallel()
 	hold := make(chan struct{})
 	r := start(t, shaper.TCP, serveTCP(t, func(*net.TCPConn) { <-hold }))
 	t.Cleanup(func() { close(hold) })

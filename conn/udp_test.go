@@ -36,6 +36,7 @@ func dialUDP(t *testing.T, r *running) net.Conn {
 }
 
 func TestUDP(t *testing.T) {
+	t.Parallel()
 	server := serveUDP(t)
 	go func() {
 		b := make([]byte, 65536)
@@ -56,8 +57,10 @@ func TestUDP(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := start(t, shaper.UDP, server.LocalAddr().String(), limits...)
+			r.listen.IdleTimeout = 3 * time.Second // longer than an answer takes on a busy host
+			r.apply(limits...)
 			c := dialUDP(t, r)
-			c.SetDeadline(time.Now().Add(5 * time.Second))
+			c.SetDeadline(time.Now().Add(patience))
 			for _, size := range []int{0, 1, 1472, 1500, 9000, 65507} {
 				sent := randomBytes(size)
 				if _, err := c.Write(sent); err != nil {

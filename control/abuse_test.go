@@ -199,6 +199,7 @@ func TestBadRequests(t *testing.T) {
 
 // HEAD is answered as GET is, and a stream does not begin.
 func TestHead(t *testing.T) {
+	t.Parallel()
 	s := serveOn(t, options(t, busy(t, 1)), -1, hurried)
 	c := dial(t, s)
 	for _, path := range []string{"/v1/status", "/v1/openapi.json", "/v1/live", "/v1/history", "/debug/pprof/"} {
@@ -242,6 +243,7 @@ func TestCrowdOfOneUser(t *testing.T) {
 
 // Who does not read what it asked for is left, and who does is not.
 func TestStreamThatNobodyReads(t *testing.T) {
+	t.Parallel()
 	o := options(t, busy(t, shaper.MaxLimits))
 	s := serveOn(t, o, -1, hurried)
 	bad := dial(t, s)
@@ -314,6 +316,7 @@ func (d *slowDaemon) Bypass(ctx context.Context, _ bool, _ time.Duration) error 
 
 // The time to read a request, or to write an answer, is not the time to find it.
 func TestChangesTakeTheirTime(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct{ method, path, body string }{{"POST", "/v1/reload", ""}, {"PUT", "/v1/bypass", `{"on":true}`}} {
 		o := options(t, busy(t, 1))
 		o.Daemon = &slowDaemon{takes: 3 * short, begins: make(chan struct{})}

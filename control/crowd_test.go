@@ -145,6 +145,7 @@ func TestRootIsNotLockedOut(t *testing.T) {
 // Who has too many connections that were just used is told so, after having asked again for a
 // while; and is served when one of them has been in use for long, whoever forgot it there.
 func TestCrowdIsTold(t *testing.T) {
+	t.Parallel()
 	s := serveOn(t, options(t, busy(t, 2)), -1, nil)
 	used := func(since time.Time) {
 		s.socket.crowd.mu.Lock()

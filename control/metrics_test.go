@@ -1,6 +1,7 @@
 package control
 
 import (
+	"flag"
 	"fmt"
 	"net"
 	"net/http"
@@ -26,6 +27,8 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	flag.Parse()
+	flag.Set("test.parallel", "4") // they wait, mostly
 	goleak.VerifyTestMain(m)
 }
 

@@ -254,6 +254,7 @@ func stream(t *testing.T, client *http.Client, addr string) *http.Response {
 
 // A port has bounds of connections too: at the bound the oldest that asks for nothing goes.
 func TestServePageBoundsConnections(t *testing.T) {
+	t.Parallel()
 	_, addr := servePage(t, options(t, busy(t, 1)))
 	var held []net.Conn
 	defer func() {

@@ -282,6 +282,7 @@ func TestSocketsAtOneMoment(t *testing.T) {
 // Whoever may read the folder may lock it. That keeps a daemon for a moment, and not from
 // starting.
 func TestSocketInLockedFolder(t *testing.T) {
+	t.Parallel()
 	path := socketPath(t)
 	folder, err := os.Open(filepath.Dir(path))
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 // A source has all UDP flows that it may have, and its next ones are refused: status, explain,
 // events and metrics say so, and name the key to raise.
 func TestFlowsThatAreRefusedAreTold(t *testing.T) {
+	t.Parallel()
 	listen, metrics := freePort(t), freePort(t)
 	silent, err := net.ListenPacket("udp4", "127.0.0.1:0")
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -34,6 +35,8 @@ func TestMain(m *testing.M) {
 	if signal.Ignored(os.Interrupt) { // by a shell that runs this in the background: verbs would inherit that
 		signal.Notify(make(chan os.Signal, 1), os.Interrupt)
 	}
+	flag.Parse()
+	flag.Set("test.parallel", "4") // they wait, mostly
 	goleak.VerifyTestMain(m)
 }
 

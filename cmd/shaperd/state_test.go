@@ -15,6 +15,7 @@ import (
 
 // A daemon that is started again hands out no fresh burst.
 func TestRestartIsNoFreshBurst(t *testing.T) {
+	t.Parallel()
 	listen, metrics, downstream := freePort(t), freePort(t), echoServer(t)
 	config := writeConfig(t, "", strings.Replace(configText(listen, metrics, downstream, "10kB/s"), "connections = 5", `burst = "50kB"`, 1))
 	state := filepath.Join(t.TempDir(), "state")

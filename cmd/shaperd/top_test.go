@@ -108,6 +108,7 @@ func (term *terminal) waitFor(texts ...string) string {
 
 // TestTopHangup has the terminal go away.
 func TestTopHangup(t *testing.T) {
+	t.Parallel()
 	d := newFakeDaemon()
 	defer d.serve(t)()
 	term := newTerminal(t, 80, 24, nil, "top", "--control", d.path)
@@ -134,6 +135,7 @@ func TestTopHangup(t *testing.T) {
 }
 
 func TestTopInTerminal(t *testing.T) {
+	t.Parallel()
 	d := newFakeDaemon()
 	stop := d.serve(t)
 	term := newTerminal(t, 80, 24, nil, "top", "--control", d.path)

@@ -13,6 +13,7 @@ import (
 // A listener whose downstream cannot be reached is the first line of status, and its exit
 // code; of explain, of the metrics and of the page's data too. It goes on being tried.
 func TestNobodyIsServed(t *testing.T) {
+	t.Parallel()
 	for _, protocol := range []string{"tcp", "udp"} {
 		t.Run(protocol, func(t *testing.T) {
 			listen, metrics, downstream := freePort(t), freePort(t), freePort(t)

@@ -214,6 +214,7 @@ func TestReloadOfAWrongFile(t *testing.T) {
 }
 
 func TestDrainIsShown(t *testing.T) {
+	t.Parallel()
 	d := newFakeDaemon()
 	stop := d.serve(t)
 	out := new(output)
@@ -232,6 +233,7 @@ func TestDrainIsShown(t *testing.T) {
 }
 
 func TestEventsFollow(t *testing.T) {
+	t.Parallel()
 	d := newFakeDaemon()
 	stop := d.serve(t)
 	out := new(output)
