@@ -29,7 +29,7 @@ const (
 var headerSignature = []byte("\r\n\r\n\x00\r\nQUIT\n")
 
 // headerLength returns how long the header is that b begins with, 0 while that is not to
-// be seen yet, or -1 when it is none.
+// be seen yet, or -1 when it is not one.
 func headerLength(b []byte) int {
 	const line = "PROXY "
 	switch {

@@ -28,7 +28,7 @@ type Listen struct {
 	AcceptProxyFrom []netip.Prefix
 
 	// SendProxy is the version, 1 or 2, of the PROXY protocol in which a downstream is
-	// told of the source, before the first byte, and before each datagram; 0 is none.
+	// told of the source, before the first byte, and before each datagram; 0 means none.
 	// Version 1 is for TCP alone.
 	SendProxy byte
 

@@ -33,8 +33,8 @@ type Limit struct {
 
 	Direction Direction // ToDownstream at attachments, which see one direction
 
-	Rate         uint64    // bit/s of L4 payload, 8 to 1e12; 0 is none
-	Packets      Frequency // datagrams or packets; zero is none
+	Rate         uint64    // bit/s of L4 payload, 8 to 1e12; 0 means unlimited
+	Packets      Frequency // datagrams or packets; zero means unlimited
 	Burst        uint64    // bytes; 0 is strict smoothing
 	BurstPackets uint64    // packets; 0 is strict smoothing
 	Overhead     int       // bytes that each packet counts for beside its payload, 0 to 1000
@@ -49,7 +49,7 @@ type Limit struct {
 	// At attachments connections are those of TCP. None waits for a slot there,
 	// and a SYN waits for its turn in NewConnections.
 	Connections    int           // in flight for each key; 0 is no cap
-	NewConnections Frequency     // for each key; zero is none
+	NewConnections Frequency     // for each key; zero means unlimited
 	MaxWait        time.Duration // a connection may wait this long
 	MaxWaiting     int           // connections that may wait at once, over all keys; at listeners alone
 
@@ -102,7 +102,7 @@ type PortRange struct{ First, Last uint16 }
 type Protocol uint8
 
 // The protocols, with their names in configuration. In a match AnyProtocol is all
-// of IP; in a flow it is what is none of the others.
+// of IP; in a flow it is any other protocol.
 const (
 	AnyProtocol Protocol = iota // ""
 	TCP                         // "tcp"

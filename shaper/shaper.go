@@ -186,8 +186,8 @@ func (s *Shaper) state(name string) *State {
 	return st
 }
 
-// maxPlaces is how many listeners and attachments can be told apart: their IDs, and what is none
-// of them, fit in the 16 bits of a key. Names that have gone count, as connections of theirs
+// maxPlaces is how many listeners and attachments can be told apart: their IDs, and those for
+// neither, fit in the 16 bits of a key. Names that have gone count, as connections of theirs
 // may be there.
 const maxPlaces = 1<<16 - 8
 

@@ -91,7 +91,7 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment) er
 			bad("max_wait", "%v: from 0 to %v", l.MaxWait, MaxMaxDelay)
 		}
 		if l.Match.Protocol >= numProtocols || l.Direction > Both || l.Excess > ExcessReject || l.Share > ShareFIFO || l.Key>>len(fieldNames) != 0 {
-			bad("match", "protocol %d, direction %d, excess %d, share %d or key %#x is none",
+			bad("match", "protocol %d, direction %d, excess %d, share %d or key %#x is unknown",
 				l.Match.Protocol, l.Direction, l.Excess, l.Share, uint8(l.Key))
 		}
 		for _, p := range l.Match.Source {

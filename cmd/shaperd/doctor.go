@@ -27,7 +27,7 @@ type finding struct {
 	Name  string `json:"name"` // of the check
 	State health `json:"state"`
 	Text  string `json:"text"`
-	Mend  string `json:"mend,omitempty"` // the command that mends it, or what to change
+	Fix   string `json:"mend,omitempty"` // the command that fixes it, or what to change
 }
 
 // checks are what doctor looks at, in this order. Those of a configuration are left out
@@ -63,7 +63,7 @@ var checks = []struct {
 type doctor struct {
 	host
 	file    string // of the configuration, an absolute path
-	socket  string // of control, an absolute path; "" is none
+	socket  string // of control, an absolute path; "" means none
 	probe   bool   // whether to connect to downstreams
 	loaded  *loaded
 	loadErr error
@@ -96,8 +96,8 @@ func (d *doctor) examine() (all []finding) {
 }
 
 // find returns one finding.
-func find(s health, text, mend string) []finding {
-	return []finding{{State: s, Text: text, Mend: mend}}
+func find(s health, text, fix string) []finding {
+	return []finding{{State: s, Text: text, Fix: fix}}
 }
 
 // orOK returns what was found, or that all is well.
@@ -112,10 +112,10 @@ func doctorCommand(e env) *cobra.Command {
 	d := &doctor{}
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say what is wrong with this host or the configuration, and what mends it",
+		Short: "Say what is wrong with this host or the configuration, and what fixes it",
 		Long: `Look at this host and the configuration: kernel, privileges, limits of the system,
 ports, files and the systemd unit. What is wrong is printed with the command that
-mends it. Works with a daemon or without; as root it sees more. Exits with 1 when
+fixes it. Works with a daemon or without; as root it sees more. Exits with 1 when
 something fails; what is only to be warned of is no failure.`,
 		Example: `  shaperd doctor --config shaperd.toml
   shaperd doctor --probe --json | jq '.checks[] | select(.state == "fail")'`,
@@ -155,7 +155,7 @@ something fails; what is only to be warned of is no failure.`,
 	return cmd
 }
 
-// printFindings writes a line for each finding, and one for what mends it.
+// printFindings writes a line for each finding, and one for what fixes it.
 func printFindings(w io.Writer, all []finding, colours bool) error {
 	paint := map[health]string{healthOK: "\x1b[32m", healthWarn: "\x1b[33m", healthFail: "\x1b[31m", healthSkip: "\x1b[2m"}
 	width := 0
@@ -170,8 +170,8 @@ func printFindings(w io.Writer, all []finding, colours bool) error {
 		}
 		indent := strings.Repeat(" ", 4+2+width+2)
 		fmt.Fprintf(&out, "%s  %-*s  %s\n", word, width, f.Name, strings.ReplaceAll(f.Text, "\n", "\n"+indent))
-		if f.Mend != "" {
-			fmt.Fprintf(&out, "%s%s %s\n", indent, cmp.Or(map[bool]string{true: "\x1b[1m->\x1b[0m"}[colours], "->"), f.Mend)
+		if f.Fix != "" {
+			fmt.Fprintf(&out, "%s%s %s\n", indent, cmp.Or(map[bool]string{true: "\x1b[1m->\x1b[0m"}[colours], "->"), f.Fix)
 		}
 	}
 	_, err := io.WriteString(w, out.String())

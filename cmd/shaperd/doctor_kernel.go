@@ -35,7 +35,7 @@ func (d *doctor) kernel() (found []finding) {
 		if v.before(major, minor) {
 			found = append(found, finding{
 				State: healthFail, Text: fmt.Sprintf("%s Linux %d.%d or later, and this is %s", what, major, minor, release),
-				Mend: fmt.Sprintf("boot a kernel from %d.%d on", major, minor),
+				Fix: fmt.Sprintf("boot a kernel from %d.%d on", major, minor),
 			})
 		}
 	}
@@ -47,7 +47,7 @@ func (d *doctor) kernel() (found []finding) {
 		if a.Hook == bpf.TCX && v.before(6, 6) {
 			found = append(found, finding{
 				State: healthFail, Text: fmt.Sprintf("attachment %q: hook = \"tcx\" needs Linux 6.6 or later, and this is %s", a.Name, release),
-				Mend: `write hook = "auto" in it`,
+				Fix: `write hook = "auto" in it`,
 			})
 		}
 	}
@@ -111,11 +111,11 @@ func (d *doctor) queue() []finding {
 		return find(healthSkip, `no attachment has mode = "shape"`, "")
 	}
 	if err := d.probeShape(); err != nil {
-		mend := "modprobe sch_fq"
+		fix := "modprobe sch_fq"
 		if missing, _ := d.missingModules([]string{"sch_fq"}); missing != nil {
-			mend = `write mode = "police", or boot a kernel that has sch_fq`
+			fix = `write mode = "police", or boot a kernel that has sch_fq`
 		}
-		return find(healthFail, err.Error(), mend)
+		return find(healthFail, err.Error(), fix)
 	}
 	if !d.runner.unit && !d.runner.has("CAP_NET_ADMIN") {
 		return find(healthSkip, "only root can try the queue fq", "")
@@ -138,11 +138,11 @@ func (d *doctor) pins() []finding {
 	}
 	if kind != "bpf" {
 		const usual = "/sys/fs/bpf"
-		mend := "mount -t bpf bpf " + usual
+		fix := "mount -t bpf bpf " + usual
 		if !strings.HasPrefix(pins, usual+"/") {
-			mend = "name a folder below " + usual + ", or mount a bpf file system above this one"
+			fix = "name a folder below " + usual + ", or mount a bpf file system above this one"
 		}
-		return find(healthFail, fmt.Sprintf("[daemon] pins: %s is not on a bpf file system", pins), mend)
+		return find(healthFail, fmt.Sprintf("[daemon] pins: %s is not on a bpf file system", pins), fix)
 	}
 	if info, err := fs.Stat(d.files, at(pins)); err == nil {
 		owner, is := info.Sys().(*syscall.Stat_t)
@@ -167,21 +167,21 @@ func (d *doctor) buffers() (found []finding) {
 	if n, is := d.number("/proc/sys/net/core/somaxconn"); tcp && is && n < few {
 		found = append(found, finding{
 			State: healthWarn, Text: fmt.Sprintf("net.core.somaxconn: only %d connections wait in the kernel while shaperd restarts, or is overloaded", n),
-			Mend: sysctlCommand("net.core.somaxconn", conn.Backlog),
+			Fix: sysctlCommand("net.core.somaxconn", conn.Backlog),
 		})
 	}
 	n, is := d.number("/proc/sys/net/ipv4/tcp_max_syn_backlog")
 	if cookies, _ := d.number("/proc/sys/net/ipv4/tcp_syncookies"); tcp && is && n < few && cookies == 0 {
 		found = append(found, finding{
 			State: healthWarn, Text: fmt.Sprintf("net.ipv4.tcp_syncookies is 0, and %d connections that are half open (net.ipv4.tcp_max_syn_backlog) keep others out", n),
-			Mend: sysctlCommand("net.ipv4.tcp_syncookies", 1),
+			Fix: sysctlCommand("net.ipv4.tcp_syncookies", 1),
 		})
 	}
 	// With CAP_NET_ADMIN the bound does not hold.
 	if n, is := d.number("/proc/sys/net/core/rmem_max"); udp && is && n < conn.UDPBuffer && !d.runner.has("CAP_NET_ADMIN") {
 		found = append(found, finding{
 			State: healthWarn, Text: fmt.Sprintf("net.core.rmem_max: a UDP port holds %d bytes of datagrams in the kernel, and shaperd asks for %d: the kernel drops what a burst brings beyond that, uncounted", n, conn.UDPBuffer),
-			Mend: sysctlCommand("net.core.rmem_max", conn.UDPBuffer),
+			Fix: sysctlCommand("net.core.rmem_max", conn.UDPBuffer),
 		})
 	}
 	return orOK(found, "net.core.somaxconn, net.core.rmem_max")
@@ -201,7 +201,7 @@ func (d *doctor) routing() (found []finding) {
 			}
 			found = append(found, finding{
 				State: healthFail, Text: name + " is 1: answers of transparent downstreams look as if they came from nowhere, and are dropped",
-				Mend: sysctlCommand(name, 0),
+				Fix: sysctlCommand(name, 0),
 			})
 		}
 	}
@@ -210,7 +210,7 @@ func (d *doctor) routing() (found []finding) {
 		if name != "" && d.read("/proc/sys/"+strings.ReplaceAll(name, ".", "/")) == "0" {
 			found = append(found, finding{
 				State: healthWarn, Text: fmt.Sprintf("listener %q: nothing but its own traffic gets to its downstream through this host, as %s is 0", l.Name, name),
-				Mend: sysctlCommand(name, 1),
+				Fix: sysctlCommand(name, 1),
 			})
 		}
 	}
@@ -245,12 +245,12 @@ func (d *doctor) conntrack() []finding {
 		return find(healthSkip, "the kernel tracks no connections", "")
 	}
 	text := fmt.Sprintf("the kernel tracks %d connections, of at most %d (net.netfilter.nf_conntrack_max)", count, most)
-	mend := sysctlCommand("net.netfilter.nf_conntrack_max", 2*most)
+	fix := sysctlCommand("net.netfilter.nf_conntrack_max", 2*most)
 	switch {
 	case count >= most:
-		return find(healthFail, text+": it drops packets of new ones", mend)
+		return find(healthFail, text+": it drops packets of new ones", fix)
 	case count > most*8/10:
-		return find(healthWarn, text+": beyond that it drops packets of new ones", mend)
+		return find(healthWarn, text+": beyond that it drops packets of new ones", fix)
 	}
 	return find(healthOK, text, "")
 }
@@ -266,14 +266,14 @@ func (d *doctor) clock() []finding {
 	default:
 		return find(healthOK, source, "")
 	}
-	mend := "add tsc=reliable to the kernel's command line if the hardware's clock is sound, or ask who runs the virtual machine"
+	fix := "add tsc=reliable to the kernel's command line if the hardware's clock is sound, or ask who runs the virtual machine"
 	for _, better := range []string{"tsc", "kvm-clock"} {
 		if slices.Contains(strings.Fields(d.read(folder+"available_clocksource")), better) {
-			mend = fmt.Sprintf("echo %s > %scurrent_clocksource", better, folder)
+			fix = fmt.Sprintf("echo %s > %scurrent_clocksource", better, folder)
 			break
 		}
 	}
-	return find(healthWarn, fmt.Sprintf("the clock source is %s: to read it takes a microsecond or more, and departures are late by that", source), mend)
+	return find(healthWarn, fmt.Sprintf("the clock source is %s: to read it takes a microsecond or more, and departures are late by that", source), fix)
 }
 
 // localPorts looks at whether there are ports of this host for all flows and connections
@@ -285,7 +285,7 @@ func (d *doctor) localPorts() (found []finding) {
 	}
 	ports := high - low + 1
 	const lowest, highest = 10240, 65535
-	mend := func(needed int, otherwise string) string {
+	fix := func(needed int, otherwise string) string {
 		if most := highest - lowest + 1; needed > most {
 			return otherwise
 		}
@@ -299,14 +299,14 @@ func (d *doctor) localPorts() (found []finding) {
 		if limit := d.loaded.countsAll(l.Name); l.TCP && limit != nil && limit.Connections > ports*len(listen.Downstream) {
 			each := (limit.Connections-1)/len(listen.Downstream) + 1
 			found = append(found, finding{
-				State: healthWarn, Mend: mend(each, fmt.Sprintf("lower connections of limit %q", limit.Name)),
+				State: healthWarn, Fix: fix(each, fmt.Sprintf("lower connections of limit %q", limit.Name)),
 				Text: fmt.Sprintf("listener %q: up to %d connections, and net.ipv4.ip_local_port_range has %d ports towards each of %d downstreams", l.Name, limit.Connections, ports, len(listen.Downstream)),
 			})
 		}
 	}
 	if flows > ports {
 		found = append(found, finding{
-			State: healthWarn, Mend: mend(flows, "lower max_flows"),
+			State: healthWarn, Fix: fix(flows, "lower max_flows"),
 			Text: fmt.Sprintf("up to %d UDP flows (max_flows), and net.ipv4.ip_local_port_range has %d ports for them", flows, ports),
 		})
 	}

@@ -22,7 +22,7 @@ func (d *doctor) interfaces() (found []finding) {
 		return find(healthSkip, "there are no attachments", "")
 	}
 	for _, note := range d.loaded.missingInterfaces() {
-		found = append(found, finding{State: healthWarn, Text: note, Mend: `"ip link" lists those that are here; one that appears later is picked up`})
+		found = append(found, finding{State: healthWarn, Text: note, Fix: `"ip link" lists those that are here; one that appears later is picked up`})
 	}
 	return orOK(found, "those that attachments name are here")
 }
@@ -45,7 +45,7 @@ func (d *doctor) foreign() (found []finding) {
 		if f.Refuses {
 			state = healthFail
 		}
-		found = append(found, finding{State: state, Text: foreignNote(f), Mend: f.Mend})
+		found = append(found, finding{State: state, Text: foreignNote(f), Fix: f.Mend})
 	}
 	return orOK(found, "packets meet the limits first")
 }
@@ -130,7 +130,7 @@ func (d *doctor) ports() (found []finding) {
 			}
 			found = append(found, finding{
 				State: state, Text: fmt.Sprintf("%s: %s has taken the port, at %v%s", at, who, s.addr, doubt),
-				Mend: "stop that, or change the address; ss -lntup lists who listens",
+				Fix: "stop that, or change the address; ss -lntup lists who listens",
 			})
 			return
 		}

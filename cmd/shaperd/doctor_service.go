@@ -24,14 +24,14 @@ func (d *doctor) configuration() (found []finding) {
 			}
 			found = append(found, finding{State: healthFail, Text: text})
 		}
-		mend := "edit it, and then: shaperd check " + d.file
+		fix := "edit it, and then: shaperd check " + d.file
 		switch {
 		case errors.Is(d.loadErr, fs.ErrNotExist):
-			mend = "write it, or name another one with --config; examples are in /usr/share/doc/shaperd/examples"
+			fix = "write it, or name another one with --config; examples are in /usr/share/doc/shaperd/examples"
 		case errors.Is(d.loadErr, fs.ErrPermission):
-			mend = "run this as root"
+			fix = "run this as root"
 		}
-		found[len(found)-1].Mend = mend
+		found[len(found)-1].Fix = fix
 		return found
 	}
 	for _, note := range d.loaded.notes() {
@@ -55,7 +55,7 @@ func (d *doctor) configFiles() (found []finding) {
 	for _, p := range append(read, path.Dir(d.file)) {
 		info, err := fs.Stat(d.files, at(p))
 		if err == nil && info.Mode().Perm()&0o002 != 0 && info.Mode()&fs.ModeSticky == 0 {
-			found = append(found, finding{State: healthWarn, Text: p + ": every user may write to it, and so change what shaperd does", Mend: "chmod o-w " + p})
+			found = append(found, finding{State: healthWarn, Text: p + ": every user may write to it, and so change what shaperd does", Fix: "chmod o-w " + p})
 		}
 	}
 	found = append(found, d.unreadable(read...)...)
@@ -71,11 +71,11 @@ func (d *doctor) unreadable(paths ...string) (found []finding) {
 			continue
 		}
 		told[at] = true
-		text, mend := fmt.Sprintf("%s: %s may not read it", p, d.runner.name), "chmod o+rX "+p
+		text, fix := fmt.Sprintf("%s: %s may not read it", p, d.runner.name), "chmod o+rX "+p
 		if at != p {
-			text, mend = fmt.Sprintf("%s: %s may not get to it, for the folder %s", p, d.runner.name, at), "chmod o+x "+at
+			text, fix = fmt.Sprintf("%s: %s may not get to it, for the folder %s", p, d.runner.name, at), "chmod o+x "+at
 		}
-		found = append(found, finding{State: healthFail, Text: text, Mend: mend})
+		found = append(found, finding{State: healthFail, Text: text, Fix: fix})
 	}
 	return found
 }
@@ -96,7 +96,7 @@ func (d *doctor) asnFiles() (found []finding) {
 		}
 		if age := d.now.Sub(info.ModTime()); age > asnAge {
 			found = append(found, finding{
-				State: healthWarn, Mend: "fetch a newer one to " + p + ", and then: systemctl reload shaperd",
+				State: healthWarn, Fix: "fetch a newer one to " + p + ", and then: systemctl reload shaperd",
 				Text: fmt.Sprintf("%s is %d days old: addresses have moved to other autonomous systems since", p, int(age.Hours()/24)),
 			})
 		}
@@ -140,7 +140,7 @@ func (d *doctor) unitState() (found []finding) {
 	case !u.loaded():
 		return find(healthWarn, "systemd has no shaperd.service: it is "+u["LoadState"], "make install && systemd-sysusers && systemctl daemon-reload")
 	}
-	add := func(s health, text, mend string) { found = append(found, finding{State: s, Text: text, Mend: mend}) }
+	add := func(s health, text, fix string) { found = append(found, finding{State: s, Text: text, Fix: fix}) }
 	if d.runner.uid < 0 {
 		add(healthFail, fmt.Sprintf("shaperd.service runs as %s, and there is no such user", u["User"]), "systemd-sysusers")
 	}
@@ -241,7 +241,7 @@ func (d *doctor) capabilities() (found []finding) {
 		}
 		if lacks != nil {
 			found = append(found, finding{
-				State: healthFail, Mend: d.grant(n.dropIn, lacks),
+				State: healthFail, Fix: d.grant(n.dropIn, lacks),
 				Text: fmt.Sprintf("%s lacks %s, for %s", d.runner.name, strings.Join(lacks, ", "), n.what),
 			})
 		}

@@ -221,7 +221,7 @@ func TestDoctor(t *testing.T) {
 		patient      patient
 		check        string
 		state        health
-		text, mend   string
+		text, fix    string
 	}{
 		{"proxy", proxyConfig, patient{}, "", "", "", ""},
 		{"proxy as a unit", proxyConfig, patient{unit: goodUnit}, "", "", "", ""},
@@ -335,7 +335,7 @@ func TestDoctor(t *testing.T) {
 			matched := tt.check == ""
 			for _, f := range found {
 				switch {
-				case f.Name == tt.check && f.State == tt.state && strings.Contains(f.Text, tt.text) && strings.Contains(f.Mend, tt.mend):
+				case f.Name == tt.check && f.State == tt.state && strings.Contains(f.Text, tt.text) && strings.Contains(f.Fix, tt.fix):
 					matched = true
 				case f.State == healthWarn || f.State == healthFail:
 					if f.Name != tt.check {
@@ -344,7 +344,7 @@ func TestDoctor(t *testing.T) {
 				}
 			}
 			if !matched {
-				t.Errorf("no %s of %q that says %q and %q in %+v", tt.state, tt.check, tt.text, tt.mend, found)
+				t.Errorf("no %s of %q that says %q and %q in %+v", tt.state, tt.check, tt.text, tt.fix, found)
 			}
 		})
 	}
@@ -386,10 +386,10 @@ func TestDoctorHere(t *testing.T) {
 }
 
 func TestDoctorPrints(t *testing.T) {
-	all := []finding{{"unit", healthWarn, "two\nlines", "mend it"}, {"kernel", healthOK, "Linux", ""}}
+	all := []finding{{"unit", healthWarn, "two\nlines", "fix it"}, {"kernel", healthOK, "Linux", ""}}
 	for colours, want := range map[bool]string{
-		false: "warn  unit    two\n              lines\n              -> mend it\nok    kernel  Linux\n",
-		true:  "\x1b[33mwarn\x1b[0m  unit    two\n              lines\n              \x1b[1m->\x1b[0m mend it\n\x1b[32mok  \x1b[0m  kernel  Linux\n",
+		false: "warn  unit    two\n              lines\n              -> fix it\nok    kernel  Linux\n",
+		true:  "\x1b[33mwarn\x1b[0m  unit    two\n              lines\n              \x1b[1m->\x1b[0m fix it\n\x1b[32mok  \x1b[0m  kernel  Linux\n",
 	} {
 		var out strings.Builder
 		if err := printFindings(&out, all, colours); err != nil || out.String() != want {

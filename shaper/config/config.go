@@ -97,7 +97,7 @@ type Listen struct {
 	TCPIdleTimeout   time.Duration
 	HalfCloseTimeout time.Duration
 	MaxLifetime      time.Duration
-	MinThroughput    uint64 // bit/s over 10 s; 0 is none
+	MinThroughput    uint64 // bit/s over 10 s; 0 means none
 
 	IdleTimeout time.Duration // of UDP flows, 10ms to 24h
 	MaxFlows    int           // UDP flows at once, 1 to 1048576

@@ -324,7 +324,7 @@ func (l *loader) limit(t table) {
 }
 
 // decodeMatch reads a match, but for the names of listeners and attachments. An empty list
-// is none that matches all: who makes it of a list of sources to block would block everybody.
+// does not match all: who makes it of a list of sources to block would block everybody.
 func decodeMatch(t table) shaper.Match {
 	var m shaper.Match
 	for _, key := range []string{"listen", "source", "destination", "asn", "port"} {

@@ -66,7 +66,7 @@ func (l *loader) applyOverrides(t table) {
 
 // FormatOverride returns the TOML text of an [[override]] of a limit, of values as
 // configuration has them but without quotes: {"rate": "10Mbit/s", "connections": "50"}.
-// It is an error when there is none, when a key is none of [OverrideKeys], and when one
+// It is an error when there is none, when a key is not one of [OverrideKeys], and when one
 // of integers has something else. What is wrong with other values shows when the text
 // is loaded.
 func FormatOverride(limit string, set map[string]string) (string, error) {

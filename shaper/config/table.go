@@ -347,7 +347,7 @@ func clip(s string, most int) string {
 	return strings.ToValidUTF8(s[:most], "") + "..."
 }
 
-// unknown says that s is none of names.
+// unknown says that s is not one of names.
 func unknown(s string, names []string) string {
 	quoted := make([]string, len(names))
 	for i, name := range names {
