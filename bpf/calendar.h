@@ -119,6 +119,9 @@ static __always_inline void close_slot(struct calendar *c, __u64 k)
 		__sync_fetch_and_or(word, 1ULL << k % 32);
 }
 
+/* BOOK_PARTED is BOOK_HELD, with others between the parts of a packet. */
+enum booked { BOOK_REFUSED, BOOK_HELD, BOOK_PARTED, BOOK_MOVED, BOOK_SPREAD };
+
 /* What is to be taken of a calendar. */
 struct spread {
 	struct booking *booking;
@@ -168,12 +171,12 @@ __noinline int calendar_spread(const struct policy *p, struct scratch *s, __u32 
 	struct spread t = {};
 
 	if (!p || !s)
-		return 0;
+		return BOOK_REFUSED;
 	l = &p->limit[number / PACED % MAX_LIMITS];
 	m = &l->meter[number % PACED];
 	c = calendar_of(l, number % PACED);
 	if (!c)
-		return 0;
+		return BOOK_REFUSED;
 	t.booking = &s->charge[number / PACED % MAX_LIMITS].booking[number % PACED];
 	t.left = t.all = s->charge[number / PACED % MAX_LIMITS].cost[number % PACED];
 	t.base = s->base;
@@ -185,7 +188,9 @@ __noinline int calendar_spread(const struct policy *p, struct scratch *s, __u32 
 	bucket_merge(&c->top, t.end);
 	/* Later than expected, if another CPU has been here. */
 	t.booking->depart = time_max(s->from, time_sub(t.begins, m->burst));
-	return !t.left;
+	if (t.left)
+		return BOOK_REFUSED;
+	return t.end - t.begins > t.all ? BOOK_PARTED : BOOK_HELD;
 }
 
 /* The first slot from when the packet may leave on that has room for it; or BEYOND. */
@@ -238,8 +243,6 @@ __noinline __u64 calendar_find(const struct policy *p, struct scratch *s, __u32 
 	}
 	return BEYOND;
 }
-
-enum booked { BOOK_REFUSED, BOOK_HELD, BOOK_MOVED, BOOK_SPREAD };
 
 /* Books the scratch's packet under a meter of a limit in slot k, which calendar_find found,
  * at an instant not after latest, or not at all: the booking says when it may leave, or could.

@@ -167,7 +167,7 @@ __noinline int refund(const struct policy *p, struct scratch *s, __u32 number)
 			continue;
 		bucket = bucket_at(c->place[j], tag_of(&l->meter[j], c->hash[j]));
 		if (bucket && j < WATCHED)
-			watch_refund(l, j, c->cost[j]);
+			watch_overtaken(l, j, c->cost[j]);
 		if (bucket)
 			bucket_refund(bucket, c->cost[j]);
 	}

@@ -74,8 +74,16 @@ __noinline int book_limit(const struct policy *p, struct scratch *s, __u32 numbe
 		s->from = from;
 		slot = calendar_find(p, s, number * PACED + j);
 		booked = calendar_take(p, s, number * PACED + j, latest, slot);
-		if (booked == BOOK_SPREAD)
+		if (booked == BOOK_SPREAD) {
 			booked = calendar_spread(p, s, number * PACED + j);
+			/* What it took goes back if another CPU was faster. */
+			s->held[j] |= bit;
+			if (c->booking[j].depart > latest)
+				booked = BOOK_REFUSED;
+			/* Its last part is behind what another CPU has booked by then. */
+			if (booked == BOOK_PARTED)
+				watch_overtaken(l, j, c->cost[j]);
+		}
 		if (booked == BOOK_REFUSED) {
 			refuse(&s->decision, number, REASON_QUEUE_FULL, c->booking[j].depart);
 			return BOOK_REFUSED;

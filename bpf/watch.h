@@ -111,8 +111,9 @@ static __always_inline struct watch *watch_of(const struct limit *l, __u32 meter
 	return w && meter < WATCHED ? &w->meter[meter] : 0;
 }
 
-/* Takes note of a charge that is about to be taken back. */
-static __always_inline void watch_refund(const struct limit *l, __u32 meter, __u64 cost)
+/* Takes note that other CPUs may have a place that is better by cost than they should: a
+ * charge is about to be taken back, or has others between its parts. */
+static __always_inline void watch_overtaken(const struct limit *l, __u32 meter, __u64 cost)
 {
 	struct watch *w = watch_of(l, meter);
 
