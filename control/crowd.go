@@ -142,9 +142,12 @@ func (g *guest) asks() (yes bool) {
 	return yes
 }
 
-// Read notes that g asks as soon as its request is read: until its server has parsed it, a
-// busy host may do something else.
+// Read notes that g asks before its request is read, or as soon as it is: until its server has
+// parsed it, a busy host may do something else.
 func (g *guest) Read(b []byte) (int, error) {
+	if g.asks() {
+		g.changed(http.StateActive)
+	}
 	n, err := g.Conn.Read(b)
 	if n > 0 && bytes.Contains(b[:n], headEnd) {
 		g.changed(http.StateActive)
