@@ -11,11 +11,12 @@ import (
 	"strings"
 	"time"
 
+	"shaperd/shaper/config"
 	"shaperd/test/lab"
 )
 
 // limitCounts are how many limits apply at once.
-var limitCounts = []int{1, 4, 16, 64}
+var limitCounts = []int{1, 4, 16, config.MaxLimits}
 
 func counted(n int, what string) string { return grouped(n) + " " + plural(n, what) }
 
@@ -47,7 +48,7 @@ func byLimits(counts []int, lines string) (rows []row) {
 func loadsW12(short bool) []load {
 	counts, span := limitCounts, 2*time.Second
 	if short {
-		counts, span = []int{1, 64}, time.Second
+		counts, span = []int{1, config.MaxLimits}, time.Second
 	}
 	const clients, conns = 32, 4
 	first := counted(counts[0], "limit")

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"shaperd/shaper/config"
 )
 
 // reloadPeriod is the time from one reload to the next under load.
@@ -58,7 +60,7 @@ func (r *running) reloadCost(ctx context.Context, times int) (time.Duration, err
 }
 
 func loadsW11(short bool) (list []load) {
-	idle, span, times := []int{0, 63}, 3*time.Second, 5
+	idle, span, times := []int{0, config.MaxLimits - 1}, 3*time.Second, 5
 	if short {
 		idle, span, times = idle[1:], time.Second, 2
 	}
