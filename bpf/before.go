@@ -19,8 +19,8 @@ import (
 type Foreign struct {
 	Attachment, Interface string
 	Ingress               bool
-	What                  string // it is
-	Mend                  string // commands that show it and end that
+	What                  string // the program, filter or chain, with its name
+	Fix                   string // commands that show and remove it, or what to configure instead
 	Refuses               bool   // the attachment is not made because of it
 }
 
@@ -83,9 +83,9 @@ func (p *Plane) ownLinks() owned { return ownLinks(filepath.Dir(p.dir)) }
 func (a *Attachment) foreign(l netlink.Link, own owned) (all []Foreign, err error) {
 	at := side{l.Attrs().Index, a.Ingress}
 	name, way := l.Attrs().Name, way(a.Ingress)
-	add := func(refuses bool, mend string, what ...string) {
+	add := func(refuses bool, fix string, what ...string) {
 		for _, what := range what {
-			all = append(all, Foreign{a.Name, name, a.Ingress, what, mend, refuses})
+			all = append(all, Foreign{a.Name, name, a.Ingress, what, fix, refuses})
 		}
 	}
 	if x := l.Attrs().Xdp; a.Ingress && x != nil && x.Attached && !own.programs[ebpf.ProgramID(x.ProgId)] {

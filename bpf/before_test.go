@@ -60,7 +60,7 @@ func TestFindForeign(t *testing.T) {
 			for _, f := range all {
 				what, _, _ := strings.Cut(f.What, " (id")
 				got = append(got, map[bool]string{true: "!"}[f.Refuses]+what)
-				if f.Attachment != "here" || f.Interface != at || f.Ingress != c.a.Ingress || !strings.Contains(f.Mend, "shows it") {
+				if f.Attachment != "here" || f.Interface != at || f.Ingress != c.a.Ingress || !strings.Contains(f.Fix, "shows it") {
 					t.Errorf("%+v", f)
 				}
 			}

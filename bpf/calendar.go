@@ -115,7 +115,8 @@ type carry struct {
 	owed leaky.Time // by then, from then on
 }
 
-// carries returns what p changes about the calendars of limits that have been in force.
+// carries returns the meters of known limits that p moves from a bucket to a calendar or back, or
+// to another calendar.
 func (k *kernel) carries(p *shaper.Policy, im *image) (all []carry) {
 	for i := range p.Len() {
 		l := p.Limit(i)

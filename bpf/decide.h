@@ -232,7 +232,7 @@ __noinline int charge_all(const struct policy *p, struct scratch *s, __u64 set)
 }
 
 #define ROUNDS 8   /* how often limits are asked for an instant that suits all of them */
-#define ATTEMPTS 3 /* where other CPUs have the places in calendars be of no use */
+#define ATTEMPTS 3 /* how often a packet that other CPUs overtake is charged before it is refused */
 
 /* The limits that are asked, those with calendars and the others. They are read again and
  * again: on the stack there is no room for them. */

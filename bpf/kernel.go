@@ -21,7 +21,7 @@ type kernel struct {
 	*registry
 	spec      *ebpf.CollectionSpec
 	buckets   []kernelBucketLine // as the programs see them
-	floors    []uint64           // likewise, as all that follows
+	floors    []uint64           // these and the following are mapped from the kernel too
 	slots     []uint64
 	calendars []kernelCalendar
 	owners    [][2]uint64 // of watches
@@ -30,7 +30,7 @@ type kernel struct {
 	excess, claims map[slot]uint32 // that reconcile found the last time
 }
 
-// abi is the version of what is in the maps. Maps of another version are of no use.
+// abi is the version of the layout of the maps. Maps of another version are not used.
 const abi = 4
 
 // folder returns where maps for so many keys are pinned. Maps of another size are

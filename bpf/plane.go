@@ -133,7 +133,7 @@ func (p *Plane) takeOver(dir string, points []savedPoint) {
 }
 
 // otherFolders returns where maps of another version or size are pinned. Their
-// buckets are of no use.
+// buckets are not used.
 func (p *Plane) otherFolders() (others []string) {
 	all, _ := filepath.Glob(filepath.Join(filepath.Dir(p.dir), "v*"))
 	return slices.DeleteFunc(all, func(dir string) bool { return dir == p.dir })

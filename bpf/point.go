@@ -21,7 +21,7 @@ type point struct {
 
 	before []string // what packets meet before it
 	proof  [2]proof // by role
-	bypass [2]error // likewise: packets do not meet the programs
+	bypass [2]error // by role: why packets do not meet the program
 }
 
 func (pt *point) key() side { return side{pt.ifindex, pt.Ingress} }

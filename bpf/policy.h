@@ -83,7 +83,7 @@ struct policy {
 	__u64 observed;
 	__u64 counted; /* limits with connections or new_connections */
 	__u64 blocks;  /* limits that refuse all they match */
-	__u64 always;  /* likewise, at attachments that observe too */
+	__u64 always;  /* limits that are enforced at attachments that observe too */
 	struct segments source4, source6, destination4, destination6, port;
 	__u32 slot;	    /* in tables */
 	__u32 sets;	    /* the line of the sets that segments name */

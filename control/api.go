@@ -239,7 +239,7 @@ type Bucket struct {
 	QueuedBytes    uint64  `json:"queued_bytes"` // of datagrams in its queue
 	Queued         int     `json:"queued"`       // units in it
 	NextIn         float64 `json:"next_in"`      // when the next unit may leave, seconds from now
-	NewIn          float64 `json:"new_in"`       // when a new connection would have its turn, likewise
+	NewIn          float64 `json:"new_in"`       // when a new connection would have its turn, seconds from now
 	InFlight       int     `json:"in_flight"`
 	Waiting        int     `json:"waiting"`
 }

@@ -66,15 +66,55 @@ func body(w http.ResponseWriter, q *http.Request, v any) bool {
 		err = decode(text, v)
 	}
 	if err != nil {
-		var wrong *json.UnmarshalTypeError
-		if errors.As(err, &wrong) && wrong.Field != "" {
-			err = fmt.Errorf("%s: a %s is needed, not a %s", wrong.Field, wrong.Type, wrong.Value)
-		}
-		bad(w, "invalid request body: %v", err)
+		bad(w, "invalid request body: %s", strings.TrimPrefix(mistyped(text, err).Error(), "json: "))
 		return false
 	}
 	return true
 }
+
+// mistyped returns err in words of JSON, if it is that a value of text has the wrong type.
+func mistyped(text []byte, err error) error {
+	var wrong *json.UnmarshalTypeError
+	if !errors.As(err, &wrong) {
+		return err
+	}
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber()
+	var before, found json.Token // the last ends at the offset
+	for d.InputOffset() < wrong.Offset {
+		before = found
+		if found, err = d.Token(); err != nil {
+			return err
+		}
+	}
+	is, _ := json.Marshal(found)
+	switch found {
+	case json.Delim('['):
+		is = []byte("an array")
+	case json.Delim('{'):
+		is = []byte("an object")
+	}
+	if len(is) > mostShown {
+		is = append(is[:mostShown:mostShown], "..."...)
+	}
+	wants := map[reflect.Kind]string{
+		reflect.Bool: "true or false", reflect.String: "a string", reflect.Float64: "a number", reflect.Map: "an object", reflect.Struct: "an object",
+	}[wrong.Type.Kind()]
+	if _, number := found.(json.Number); number && wrong.Type.Kind() == reflect.Float64 {
+		wants = "a smaller number"
+	}
+	if wrong.Field == "" {
+		return fmt.Errorf("it must be %s, not %s", wants, is)
+	}
+	field := wrong.Field
+	if key, ok := before.(string); ok && key != field { // it is a value of a map
+		field += "." + key
+	}
+	return fmt.Errorf("%s must be %s, not %s", field, wants, is)
+}
+
+// mostShown bounds how much of a wrong value an error repeats, bytes.
+const mostShown = 40
 
 // decode reads v from text, which has all of its fields but those that may be left out.
 func decode(text []byte, v any) error {

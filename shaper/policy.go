@@ -28,7 +28,7 @@ func (s Set) All(yield func(int) bool) {
 // Flow is one connection, or the datagrams between one pair of sockets.
 type Flow struct {
 	Source      netip.Addr // without a zone; IPv4, not IPv4-mapped IPv6
-	Destination netip.Addr // likewise; of flows at attachments alone
+	Destination netip.Addr // in the same form; of flows at attachments alone
 	Port        uint16     // destination port, as the source sees it; 0 when it has none
 	Listen      uint16     // index of the listener or attachment
 	Protocol    Protocol
@@ -71,7 +71,7 @@ type Policy struct {
 	paced        Set // limits with a rate or packets; the others have no buckets of bytes
 	destined     Set // limits that name destinations
 	blocks       Set // limits that refuse all
-	always       Set // likewise, in every mode
+	always       Set // limits that are enforced in every mode
 	calendars    Set // limits whose bucket is a calendar
 	crossed      Set // limits that charge on arrival what others may hold for longer
 	slots        [][2]leaky.Slots

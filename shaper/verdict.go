@@ -52,7 +52,7 @@ type Ending uint8
 const (
 	Closed           Ending = iota // by both sides
 	ResetByClient                  // or its way here has failed
-	ResetByServer                  // the downstream, likewise
+	ResetByServer                  // the downstream, or the way there has failed
 	Refused                        // by a limit
 	BadProxyHeader                 // a PROXY header was to come, and none did
 	NotConnected                   // to any downstream

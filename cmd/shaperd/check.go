@@ -67,7 +67,7 @@ type checked struct {
 	File   string       `json:"file"`
 	OK     bool         `json:"ok"`
 	Errors []checkError `json:"errors,omitempty"`
-	Notes  []string     `json:"notes,omitempty"` // what is hardly meant, or does not work here
+	Notes  []string     `json:"notes,omitempty"` // what is probably not intended, or does not work here
 	Config any          `json:"config,omitempty"`
 
 	loaded *loaded

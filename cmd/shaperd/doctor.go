@@ -17,7 +17,7 @@ type health string
 
 const (
 	healthOK   health = "ok"
-	healthWarn health = "warn" // works, and hardly as meant
+	healthWarn health = "warn" // works, but probably not as intended
 	healthFail health = "fail" // "run" fails, or does not do what the configuration says
 	healthSkip health = "skip" // does not matter here, or cannot be seen
 )
@@ -27,7 +27,7 @@ type finding struct {
 	Name  string `json:"name"` // of the check
 	State health `json:"state"`
 	Text  string `json:"text"`
-	Fix   string `json:"mend,omitempty"` // the command that fixes it, or what to change
+	Fix   string `json:"fix,omitempty"` // the command that fixes it, or what to change
 }
 
 // checks are what doctor looks at, in this order. Those of a configuration are left out

@@ -45,7 +45,7 @@ func (d *doctor) foreign() (found []finding) {
 		if f.Refuses {
 			state = healthFail
 		}
-		found = append(found, finding{State: state, Text: foreignNote(f), Fix: f.Mend})
+		found = append(found, finding{State: state, Text: foreignNote(f), Fix: f.Fix})
 	}
 	return orOK(found, "packets meet the limits first")
 }

@@ -14,7 +14,7 @@ import (
 	"shaperd/shaper/config"
 )
 
-// configuration says whether it loads, and what in it is hardly meant.
+// configuration says whether it loads, and what in it is probably not intended.
 func (d *doctor) configuration() (found []finding) {
 	if d.loadErr != nil {
 		for _, m := range checkErrors(d.file, d.loadErr) {

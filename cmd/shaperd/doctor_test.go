@@ -300,10 +300,10 @@ func TestDoctor(t *testing.T) {
 
 		{"no interface", strings.Replace(packetConfig, `"lo"`, `"nowhere0"`, 1), patient{}, "interfaces", healthWarn, "no interface nowhere0", "ip link"},
 		{"another program", packetConfig, patient{foreign: []bpf.Foreign{{
-			Attachment: "plant", Interface: "lo", What: "the tcx program cil_to_netdev (id 7)", Mend: "bpftool net show dev lo",
+			Attachment: "plant", Interface: "lo", What: "the tcx program cil_to_netdev (id 7)", Fix: "bpftool net show dev lo",
 		}}}, "programs", healthWarn, `attachment "plant": at lo, egress, packets meet the tcx program cil_to_netdev (id 7) before the limits: what it takes does not meet them`, "bpftool net show dev lo"},
 		{"another program that refuses", packetConfig, patient{foreign: []bpf.Foreign{{
-			Attachment: "plant", Interface: "lo", Ingress: true, What: "the chain c of nf_tables", Mend: "nft list ruleset", Refuses: true,
+			Attachment: "plant", Interface: "lo", Ingress: true, What: "the chain c of nf_tables", Fix: "nft list ruleset", Refuses: true,
 		}}}, "programs", healthFail, `at lo, ingress, there is the chain c of nf_tables: "run" attaches nothing beside it`, "nft list ruleset"},
 		{"other programs that are not to be seen", packetConfig, patient{foreignErr: fmt.Errorf("query: %w", fs.ErrPermission)}, "", "", "", ""},
 		{"port taken", proxyConfig, patient{files: map[string]string{

@@ -12,7 +12,7 @@ import (
 	"shaperd/shaper/config"
 )
 
-// notes returns what is not wrong with a configuration, but hardly meant.
+// notes returns what a configuration may do, but is probably not meant to.
 func (l *loaded) notes() (notes []string) {
 	for _, a := range l.config.Attach {
 		if !slices.ContainsFunc(l.config.Limits, func(l shaper.Limit) bool { return slices.Contains(l.Match.Attach, a.Name) }) {
@@ -66,7 +66,7 @@ func (l *loaded) notesHere() (notes []string) {
 	// Who may not ask is not told: what a configuration says is checked by anybody.
 	foreign, _ := bpf.FindForeign(l.config.Daemon.Pins, l.attach)
 	for _, f := range foreign {
-		notes = append(notes, foreignNote(f)+": "+f.Mend)
+		notes = append(notes, foreignNote(f)+": "+f.Fix)
 	}
 	return append(notes, l.missingInterfaces()...)
 }

@@ -1,11 +1,17 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/netip"
+	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"shaperd/control"
@@ -68,30 +74,29 @@ func (s *server) saveOrders() {
 	s.keeper.put(saved)
 }
 
-// restoreOrders returns l changed as was ordered before the daemon ended. Orders that do
-// not go with l are no reason not to start: they are kept aside.
+// restoreOrders returns l changed as was ordered before the daemon ended. Orders that do not
+// go with l, or that this version does not know, are no reason not to start: they are kept aside.
 func (s *server) restoreOrders(ctx context.Context, l *loaded) *loaded {
 	s.put(l, s.wishes)
 	if s.flags.state == "" {
 		return l
 	}
 	var saved savedOrders
-	text, err := restore(ctx, s.flags.orders(), &saved)
-	if err == nil {
-		err = saved.check()
-	}
-	if err != nil {
-		s.log.Error("what operators ordered before the restart is not restored", "err", err, "kept", s.keepOrders(ctx, text))
-		return l
+	var lost []error
+	if err := restore(ctx, s.flags.orders(), func(text []byte) (err error) {
+		saved, lost, err = parseOrders(text)
+		return err
+	}); err != nil {
+		lost = []error{err}
 	}
 	f, err := s.fit(l, saved.wishes(time.Now()))
 	if err != nil {
 		return l // for its own mistakes, which the start will tell
 	}
-	if len(f.lost) > 0 {
-		kept := s.keepOrders(ctx, text)
-		for _, err := range f.lost {
-			s.log.Error("what operators set before the restart is not restored", "err", err, "kept", kept)
+	if lost = append(lost, f.lost...); len(lost) > 0 {
+		kept := s.keepOrders(ctx)
+		for _, err := range lost {
+			s.log.Error("what operators ordered before the restart is not restored", "err", err, "kept", kept)
 		}
 	}
 	w := f.wishes
@@ -104,20 +109,41 @@ func (s *server) restoreOrders(ctx context.Context, l *loaded) *loaded {
 	return f.loaded
 }
 
-// keepOrders copies the text of the file of orders to where the next order does not write over
-// it, and returns where that is. The file stays until then: what of it was restored is in no other.
-func (s *server) keepOrders(ctx context.Context, text []byte) (kept string) {
-	kept = s.flags.orders() + ".bad"
-	if text == nil {
-		return "" // it could not be read
-	}
+// keepOrders gives the file of orders another name, by which it stays when the next order
+// replaces it, and returns that. It is one that no earlier file has.
+func (s *server) keepOrders(ctx context.Context) (kept string) {
 	ctx, cancel := context.WithTimeout(ctx, keepTimeout)
 	defer cancel()
-	if _, err := aside(ctx, func() (struct{}, error) { return struct{}{}, saveText(kept, text) }); err != nil {
+	kept, err := aside(ctx, func() (string, error) { return keepFile(s.flags.orders()) })
+	if err != nil {
 		s.log.Error("keep orders", "err", err)
 		return ""
 	}
 	return kept
+}
+
+// keepFile links path to the first free name of path.bad, path.bad.1 and so on, or returns
+// which of them it is linked to already. Where there are no links, or the file is another
+// user's, it is renamed.
+func keepFile(path string) (kept string, err error) {
+	was, err := os.Lstat(path)
+	if err != nil {
+		return "", err
+	}
+	kept = path + ".bad"
+	for i := 1; ; i++ {
+		if err = os.Link(path, kept); !errors.Is(err, fs.ErrExist) {
+			break
+		}
+		if is, err := os.Lstat(kept); err == nil && os.SameFile(was, is) {
+			return kept, nil
+		}
+		kept = fmt.Sprintf("%s.bad.%d", path, i)
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		err = os.Rename(path, kept)
+	}
+	return kept, err
 }
 
 // fitted is a configuration with what operators want of it.
@@ -187,14 +213,76 @@ func (l *loaded) drain(drained []drainedDownstream) (found int) {
 	return found
 }
 
-// check finds what no daemon has written.
-func (o *savedOrders) check() error {
-	for _, b := range o.Blocks {
-		if !b.Prefix.IsValid() || b.Prefix != b.Prefix.Masked() || b.Prefix.Addr().Is4In6() {
-			return fmt.Errorf("%v is no prefix to block", b.Prefix)
-		}
+// parseOrders reads what a daemon has written, and returns what of it is not understood: a
+// newer version may have ordered more, or something else by a field that is not known here.
+func parseOrders(text []byte) (o savedOrders, lost []error, err error) {
+	var parts map[string]json.RawMessage
+	if err := json.Unmarshal(text, &parts); err != nil {
+		return o, nil, err
 	}
-	return nil
+	for _, name := range slices.Sorted(maps.Keys(parts)) {
+		var errs []error
+		switch name {
+		case "Settings":
+			o.Settings, errs = parseEach[savedSetting](name, parts[name])
+		case "Blocks":
+			o.Blocks, errs = parseEach[savedBlock](name, parts[name])
+			o.Blocks = slices.DeleteFunc(o.Blocks, func(b savedBlock) bool {
+				if b.Prefix.IsValid() && b.Prefix == b.Prefix.Masked() && !b.Prefix.Addr().Is4In6() {
+					return false
+				}
+				errs = append(errs, fmt.Errorf("Blocks: %v is no prefix to block", b.Prefix))
+				return true
+			})
+		case "Bypass":
+			var b *control.Bypass
+			if err := parseOrder(name, parts[name], &b); err != nil {
+				errs = []error{err}
+			} else {
+				o.Bypass = b
+			}
+		case "Drained":
+			o.Drained, errs = parseEach[drainedDownstream](name, parts[name])
+		default:
+			errs = []error{fmt.Errorf("%s: %w", name, errNewer)}
+		}
+		lost = append(lost, errs...)
+	}
+	return o, lost, nil
+}
+
+// errNewer says of an order that only another version understands it.
+var errNewer = errors.New(`this version of shaperd does not know it: start the version that wrote it, or give the order again`)
+
+// parseEach reads the orders of one kind that are understood.
+func parseEach[T any](kind string, text []byte) (all []T, lost []error) {
+	var parts []json.RawMessage
+	if err := json.Unmarshal(text, &parts); err != nil {
+		return nil, []error{fmt.Errorf("%s: %w", kind, err)}
+	}
+	for i, part := range parts {
+		var v T
+		if err := parseOrder(fmt.Sprintf("%s[%d]", kind, i), part, &v); err != nil {
+			lost = append(lost, err)
+			continue
+		}
+		all = append(all, v)
+	}
+	return all, lost
+}
+
+// parseOrder reads one order, all of it: a field that is not known may be what it is about.
+func parseOrder(where string, text []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	err := d.Decode(v)
+	if err == nil {
+		return nil
+	}
+	if _, field, unknown := strings.Cut(err.Error(), "unknown field "); unknown {
+		return fmt.Errorf("%s: field %s: %w", where, field, errNewer)
+	}
+	return fmt.Errorf("%s: %w", where, err)
 }
 
 // wishes is what of o is not over at now.

@@ -101,6 +101,66 @@ func TestOrdersOutliveDaemon(t *testing.T) {
 	}
 }
 
+// Orders that only a newer version understands are kept aside, by a name of their own each time:
+// they are neither lost with the next order nor taken for others. Those beside them are restored.
+func TestOrdersOfNewerVersion(t *testing.T) {
+	config := writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:9", "1MB/s"))
+	state := filepath.Join(filepath.Dir(config), "state")
+	since := `"Since":"2026-01-02T03:04:05Z"`
+	newer := `{"Format":7,"Bypass":{"since":"2026-01-02T03:04:05Z","only":"udp"},
+		"Blocks":[{"Prefix":"192.0.2.1/32",` + since + `},{"Prefix":"198.51.100.0/24",` + since + `,"Ports":[53]},{"Prefix":"10.0.0.1/8"}],
+		"Settings":[{"Limit":"per-source","Key":"rate","Value":"2MB/s",` + since + `,"At":"noon"},
+			{"Limit":"per-source","Key":"burst","Value":"1MB",` + since + `}],
+		"Drained":null,"Paused":["per-source"]}`
+	restart := func(order string, logged ...string) {
+		t.Helper()
+		s := startSteered(t, config, "--state", state)
+		for _, text := range logged {
+			s.waitLog(text)
+		}
+		s.must("blocks", "192.0.2.1/32")
+		if out, _ := s.verb("blocks"); strings.Contains(out, "198.51.100") {
+			t.Errorf("a block of port 53 is one of all:\n%s", out)
+		}
+		if out, _ := s.verb("status"); strings.Contains(out, "BYPASS") {
+			t.Errorf("a bypass of UDP is one of all:\n%s", out)
+		}
+		if l := s.limit("per-source"); l.Rate != 1e6 || l.Override["burst"] == "" {
+			t.Errorf("limit is %+v", l)
+		}
+		s.must(order)
+		s.stop()
+		s.ended <- <-s.ended
+	}
+	kept := func(name, want string) {
+		t.Helper()
+		if text, err := os.ReadFile(state + name); err != nil || string(text) != want {
+			t.Errorf("%s is %q, %v", name, text, err)
+		}
+	}
+	if err := os.WriteFile(state+".orders", []byte(newer), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	restart("status", `err="Blocks[1]: field \"Ports\": this version of shaperd does not know it: start the version that wrote it, or give the order again"`,
+		`err="Bypass: field \"only\": `, `err="Settings[0]: field \"At\": `, `err="Paused: this version`, `err="Format: this version`,
+		"Blocks: 10.0.0.1/8 is no prefix to block", "kept="+state+".orders.bad\n")
+	kept(".orders", newer)
+	restart("block 192.0.2.2", "kept="+state+".orders.bad\n") // once more: nothing was ordered meanwhile
+	kept(".orders.bad", newer)
+	restart("status")
+
+	again := strings.Replace(newer, "noon", "dusk", 1)
+	if err := os.WriteFile(state+".orders.next", []byte(again), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(state+".orders.next", state+".orders"); err != nil {
+		t.Fatal(err)
+	}
+	restart("block 192.0.2.2", "kept="+state+".orders.bad.1\n")
+	kept(".orders.bad", newer)
+	kept(".orders.bad.1", again)
+}
+
 // A reload keeps what operators have set, and drops, and tells, what does not go with the
 // configuration any more.
 func TestReloadDropsWhatDoesNotFit(t *testing.T) {

@@ -86,21 +86,22 @@ func saveText(path string, text []byte) error {
 // mostKept bounds the files that a start reads.
 const mostKept = 256 << 20 // bytes
 
-// restore reads a file, within loadTimeout. Without one, v stays as it is.
-func restore(ctx context.Context, path string, v any) (text []byte, err error) {
+// restore reads a file, within loadTimeout, and has parse take it. Without one there is nothing
+// to take.
+func restore(ctx context.Context, path string, parse func(text []byte) error) error {
 	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
-	text, err = aside(ctx, func() ([]byte, error) { return readRegular(path, mostKept) })
+	text, err := aside(ctx, func() ([]byte, error) { return readRegular(path, mostKept) })
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return nil
 	}
 	if err == nil {
-		err = json.Unmarshal(text, v)
+		err = parse(text)
 	}
 	if err != nil {
 		err = fmt.Errorf("read %s: %w", path, err)
 	}
-	return text, err
+	return err
 }
 
 // restoreState has buckets owe what they owed when the last daemon stopped, before
@@ -112,7 +113,7 @@ func (s *server) restoreState(ctx context.Context, policy *shaper.Policy) {
 		return
 	}
 	var state savedState
-	if _, err := restore(ctx, s.flags.state, &state); err != nil {
+	if err := restore(ctx, s.flags.state, func(text []byte) error { return json.Unmarshal(text, &state) }); err != nil {
 		s.log.Warn("what buckets owe is forgotten", "err", err)
 		return
 	}

@@ -27,7 +27,7 @@ type steering struct {
 
 	mu     sync.Mutex
 	loaded *loaded // in force
-	wishes *wishes // likewise
+	wishes *wishes // changed with loaded
 }
 
 func newSteering() *steering {
