@@ -39,6 +39,23 @@ func dial(t *testing.T, s *Server) net.Conn {
 	return c
 }
 
+// lateness measures until the end of the test how much later than it is to goes what has
+// nothing to wait for but the machine, and returns how much that was at the most so far.
+func lateness(t *testing.T) (most func() time.Duration) {
+	var longest atomic.Int64
+	ctx := t.Context()
+	go func() {
+		for ctx.Err() == nil {
+			begun, started := time.Now(), make(chan struct{})
+			go close(started)
+			<-started
+			time.Sleep(time.Millisecond)
+			longest.Store(max(longest.Load(), int64(time.Since(begun))))
+		}
+	}()
+	return func() time.Duration { return time.Duration(longest.Load()) }
+}
+
 // until waits for something to be so.
 func until(t *testing.T, what string, so func() bool) {
 	t.Helper()
@@ -120,6 +137,7 @@ func TestBadClients(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
+			late := lateness(t)
 			c := dial(t, s)
 			go func() {
 				if tt.slowly {
@@ -132,7 +150,7 @@ func TestBadClients(t *testing.T) {
 			if tt.cut && slices.Equal(got, []int{400}) {
 				return
 			}
-			if !slices.Equal(got, tt.want) {
+			if !slices.Equal(got, tt.want) && !(len(got) == 0 && late() > short/4) { // who is not read in time is cut
 				t.Errorf("answers %v, want %v", got, tt.want)
 			}
 		})
@@ -282,7 +300,7 @@ func TestStreamThatNobodyReads(t *testing.T) {
 	was := int64(0)
 	until(t, "the one that reads is served", func() bool {
 		o.Monitor.look(time.Now())
-		if time.Since(begun) < 4*short {
+		if was == 0 || time.Since(begun) < 4*short {
 			was = got.Load()
 		}
 		return was > 0 && got.Load() > was

@@ -231,7 +231,7 @@ func parseOrders(text []byte) (o savedOrders, lost []error, err error) {
 				if b.Prefix.IsValid() && b.Prefix == b.Prefix.Masked() && !b.Prefix.Addr().Is4In6() {
 					return false
 				}
-				errs = append(errs, fmt.Errorf("Blocks: %v is no prefix to block", b.Prefix))
+				errs = append(errs, fmt.Errorf("%s: %v is no prefix to block", name, b.Prefix))
 				return true
 			})
 		case "Bypass":
