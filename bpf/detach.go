@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -78,12 +79,18 @@ func (goneHook) release()                   {}
 
 // Detach removes every trace of planes whose programs and maps are pinned under the
 // folder pins: what a daemon left that was killed, or that was to keep them. The
-// folder stays when it is not this process's to remove.
+// folder stays when it is not this process's to remove. It is an error while a plane is open
+// there, or another Detach runs.
 func Detach(pins string) error {
-	entries, err := os.ReadDir(pins)
+	locked, err := lock(pins)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
+	if err != nil {
+		return err
+	}
+	defer locked.Close()
+	entries, err := os.ReadDir(pins)
 	if err != nil {
 		return privileges(err)
 	}
@@ -126,22 +133,47 @@ func detachFolder(dir string) error {
 
 // occupy makes the folder pins, and keeps other daemons from it until it is closed, or this
 // process ends: they would take each other's attachments for what an earlier one left.
-func occupy(pins string) (*os.File, error) {
-	if err := makeFolder(pins); err != nil {
-		return nil, err
-	}
-	f, err := os.Open(pins)
-	if err != nil {
-		return nil, privileges(fmt.Errorf("[daemon] pins: %w", err))
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			err = errors.New("another daemon runs with it: end that, or name another folder")
+func occupy(pins string) (f *os.File, err error) {
+	for range 10 { // who has just ended may remove it
+		if err = makeFolder(pins); err == nil {
+			f, err = lock(pins)
 		}
-		return nil, fmt.Errorf("[daemon] pins: %s: %w", pins, err)
+		if !errors.Is(err, os.ErrNotExist) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("[daemon] pins: %w", err)
 	}
 	return f, nil
+}
+
+// lockTime is how long lock waits for somebody who only looks whether a daemon runs.
+const lockTime = 200 * time.Millisecond
+
+// lock opens a folder of pins that nobody else has locked.
+func lock(pins string) (*os.File, error) {
+	for end := time.Now().Add(lockTime); ; time.Sleep(lockTime / 20) {
+		f, err := os.Open(pins)
+		if err != nil {
+			return nil, privileges(err)
+		}
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil && isAt(f, pins) {
+			return f, nil
+		}
+		f.Close()
+		if err != nil && (!errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(end)) {
+			return nil, fmt.Errorf(`%s: another daemon, or "shaperd detach", runs with it: end that, or name another folder (%w)`, pins, err)
+		}
+	}
+}
+
+// isAt reports whether path is still that of f: who had it before may have removed it.
+func isAt(f *os.File, path string) bool {
+	is, err := f.Stat()
+	at, err2 := os.Stat(path)
+	return err == nil && err2 == nil && os.SameFile(is, at)
 }
 
 // Alive reports whether a daemon runs whose maps are pinned under the folder pins.

@@ -44,7 +44,7 @@ func folder(pins string, keys int) string {
 func openKernel(pins string, keys int) (*kernel, error) {
 	dir := folder(pins, keys)
 	if err := makeFolder(dir); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("[daemon] pins: %w", err)
 	}
 	spec, err := loadKernel()
 	if err != nil {
@@ -130,10 +130,10 @@ func makeFolder(dir string) error {
 		parent = filepath.Dir(parent)
 	}
 	if fs.Type != unix.BPF_FS_MAGIC {
-		return fmt.Errorf("[daemon] pins: %s is not on a bpf file system: run \"mount -t bpf bpf /sys/fs/bpf\", or name a folder on one", dir)
+		return fmt.Errorf("%s is not on a bpf file system: run \"mount -t bpf bpf /sys/fs/bpf\", or name a folder on one", dir)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return privileges(fmt.Errorf("[daemon] pins: %w", err))
+		return privileges(err)
 	}
 	return nil
 }

@@ -199,7 +199,8 @@ func TestElsewhere(t *testing.T) {
 		}
 		return err
 	}
-	refused("open twice", "another daemon runs", open)
+	refused("open twice", "another daemon", open)
+	refused("detach what a daemon has", "another daemon", func() error { return Detach(p.pins) })
 	if !Alive(p.pins) {
 		t.Error("it is not alive")
 	}

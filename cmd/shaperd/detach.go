@@ -12,7 +12,6 @@ import (
 
 func detachCommand(e env) *cobra.Command {
 	var pins string
-	var force bool
 	cmd := &cobra.Command{
 		Use:   "detach",
 		Short: "Take away what a daemon left attached to interfaces",
@@ -29,8 +28,9 @@ away itself, when its configuration does not name them any more.`,
 				fmt.Fprintf(e.stdout, "nothing of shaperd is pinned in %s\n", pins)
 				return nil
 			}
-			if bpf.Alive(pins) && !force {
-				return errors.New("a daemon runs: stop it first, or take the attachments out of its configuration and reload it")
+			if bpf.Alive(pins) {
+				return errors.New("a daemon runs: stop it first, or take the attachments out of its configuration and reload it; " +
+					"one that does not end is killed by \"systemctl kill --signal=KILL shaperd\"")
 			}
 			if err := bpf.Detach(pins); err != nil {
 				return err
@@ -40,6 +40,5 @@ away itself, when its configuration does not name them any more.`,
 		},
 	}
 	cmd.Flags().StringVar(&pins, "pins", "/sys/fs/bpf/shaperd", "`folder` of [daemon] pins")
-	cmd.Flags().BoolVar(&force, "force", false, "even while a daemon runs")
 	return cmd
 }
