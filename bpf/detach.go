@@ -25,10 +25,13 @@ type savedPoint struct {
 	Counts     bool // there is a program for replies
 }
 
+// detours reports whether the program is at an intermediate device.
+func (s savedPoint) detours() bool { return s.Ingress && s.Mode == Shape }
+
 // pin is the name of a link's pin. A bpf file system takes no dots.
 func (s savedPoint) pin(dir string) string {
 	name := fmt.Sprintf("%d-%s-%s", s.Ifindex, way(s.Ingress), s.Hook)
-	if s.Ingress && s.Mode == Shape {
+	if s.detours() {
 		name += "-ifb"
 	}
 	return filepath.Join(dir, "links", name)

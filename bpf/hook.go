@@ -117,19 +117,26 @@ func (h *linkHook) check() error {
 	if err != nil {
 		return err
 	}
-	var ifindex uint32
 	if tcx := info.TCX(); tcx != nil {
-		ifindex = tcx.Ifindex
 		if at := ebpf.AttachType(tcx.AttachType) == ebpf.AttachTCXIngress; at != h.at.ingress {
 			return errDetached
 		}
-	} else if xdp := info.XDP(); xdp != nil {
-		ifindex = xdp.Ifindex
 	}
-	if ifindex != uint32(h.at.ifindex) {
+	if interfaceOf(info) != uint32(h.at.ifindex) {
 		return errDetached
 	}
 	return nil
+}
+
+// interfaceOf returns the interface of a link, by its number; 0 when that has been removed.
+func interfaceOf(info *link.Info) uint32 {
+	if tcx := info.TCX(); tcx != nil {
+		return tcx.Ifindex
+	}
+	if xdp := info.XDP(); xdp != nil {
+		return xdp.Ifindex
+	}
+	return 0
 }
 
 func (h *linkHook) detach() error {

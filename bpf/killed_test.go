@@ -2,12 +2,15 @@ package bpf
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -115,6 +118,7 @@ func TestKilledWhileDetaching(t *testing.T) {
 				}
 			}
 			p.kernel.close()
+			p.occupied.Close()
 			p.Plane = nil
 			if err := Detach(p.pins); err != nil {
 				t.Error(err)
@@ -224,6 +228,7 @@ func TestElsewhere(t *testing.T) {
 	}()
 	for _, do := range []func() error{open, func() error { return Detach(p.pins) }} {
 		refused("elsewhere", "another network namespace", func() error { elsewhere <- do; return <-done })
+		refused("elsewhere", "shaperd detach --pins "+p.pins+`"`, func() error { elsewhere <- do; return <-done })
 	}
 	close(elsewhere)
 	w.want(nil, 2, 20, 10)
@@ -232,4 +237,67 @@ func TestElsewhere(t *testing.T) {
 	}
 	w.want(nil, 1, 20, 20)
 	assertNothing(t, w.to, p.pins)
+}
+
+// TestNamespaceIsGone has a daemon killed in a network namespace of its own. One in another
+// namespace is refused as long as there is any of the former, and goes on when it is gone.
+func TestNamespaceIsGone(t *testing.T) {
+	const inside = "SHAPERD_TEST_GONE" // where the folder above that of the pins is
+	limit, a := tenAnHour("edge"), Attachment{Name: "edge", Interfaces: []string{"gone1"}, Ingress: true, Mode: Police, Keep: true}
+	limit.Connections = 5
+	if above := os.Getenv(inside); above != "" {
+		newWire(t, "gone")
+		p := &testPlane{t: t, keys: 1024, pins: above + "/gone"}
+		p.open()
+		p.apply([]shaper.Limit{limit}, a)
+		t.Log("ready")
+		select {} // until it is killed
+	}
+	folder, err := os.Open(pins)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer folder.Close()
+	cmd := exec.Command("/proc/self/exe", "-test.run=^TestNamespaceIsGone$", "-test.v")
+	cmd.Env = append(os.Environ(), inside+"=/proc/self/fd/3") // its TestMain mounts another one above this one
+	cmd.ExtraFiles = []*os.File{folder}
+	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET, Pdeathsig: unix.SIGKILL}
+	var out syncBuffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	kill := sync.OnceFunc(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	t.Cleanup(kill)
+	for end := time.Now().Add(30 * time.Second); !strings.Contains(out.String(), "ready"); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("it is not ready:\n%s", out.String())
+		}
+	}
+	p := &testPlane{t: t, keys: 1024, pins: filepath.Join(pins, "gone")}
+	open := func() error {
+		second, err := Open(shaper.New(1024), leaky.NewClock(), p.pins, p.keys, slog.New(slog.DiscardHandler))
+		if err == nil {
+			second.Release()
+		}
+		return err
+	}
+	if err := open(); err == nil || !strings.Contains(err.Error(), "another daemon") {
+		t.Errorf("while it runs: %v", err)
+	}
+	namespace, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	kill()
+	for what, do := range map[string]func() error{"open": open, "detach": func() error { return Detach(p.pins) }} {
+		if err := do(); err == nil || !strings.Contains(err.Error(), "another network namespace") {
+			t.Errorf("%s after it was killed: %v", what, err)
+		}
+	}
+	namespace.Close()
+	within(t, 20*time.Second, func() bool { return open() == nil })
+	if Pinned(p.pins) {
+		t.Error("what was pinned is still there, though nothing uses it")
+	}
 }

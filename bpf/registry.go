@@ -7,10 +7,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -31,11 +34,15 @@ type registry struct {
 	Attachments map[string]uint32
 	Points      []savedPoint
 	Queues      []savedQueue
-	Clsacts     []int  // interfaces that had no qdisc clsact
-	Namespace   uint64 // of the network that the interfaces are in
+	Clsacts     []int   // interfaces that had no qdisc clsact
+	Network     network // that the interfaces are in
 
 	store *ebpf.Map
 }
+
+// network is a network namespace. The cookie is no other one's since boot; the number, which
+// people find it by, is that of another one as soon as it is gone.
+type network struct{ Cookie, Number uint64 }
 
 // knownLimit is a limit that has been in force, by its name.
 type knownLimit struct {
@@ -78,7 +85,7 @@ func openRegistry(folder string) (*registry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open registry: %w", err)
 	}
-	r := &registry{Limits: map[string]*knownLimit{}, Attachments: map[string]uint32{}, Namespace: namespace(), store: store}
+	r := &registry{Limits: map[string]*knownLimit{}, Attachments: map[string]uint32{}, Network: networkHere(), store: store}
 	var text []byte
 	if err := store.Lookup(uint32(0), &text); err != nil {
 		store.Close()
@@ -108,16 +115,46 @@ func openRegistry(folder string) (*registry, error) {
 // namespace: by their numbers, those of another one would be taken for others.
 func openRegistryHere(folder string) (*registry, error) {
 	r, err := openRegistry(folder)
-	if err != nil || r.Namespace == namespace() {
+	here := networkHere()
+	if err != nil || r.Network.Cookie == here.Cookie {
 		return r, err
 	}
-	if len(r.Points)+len(r.Queues)+len(r.Clsacts) > 0 {
+	if !r.gone(folder) {
 		r.store.Close()
-		return nil, fmt.Errorf("%s is of interfaces in another network namespace: go there, with \"ip netns exec\" or \"nsenter --net\", "+
-			"or name another folder; if it is gone, remove the folder", folder)
+		pins, number := filepath.Dir(folder), r.Network.Number
+		return nil, fmt.Errorf("%s is of interfaces in another network namespace, number %d, which may be there still: \"lsns %d\" lists its processes, "+
+			"and \"nsenter --net --target PID shaperd detach --pins %s\" takes away what is attached there; if there are none, run \"rm -r %s\"; "+
+			"or have [daemon] pins name another folder", folder, number, number, pins, pins)
 	}
-	r.Namespace = namespace()
-	return r, nil
+	_ = os.RemoveAll(filepath.Join(folder, "links"))
+	_ = os.Mkdir(filepath.Join(folder, "links"), 0o700)
+	r.Points, r.Queues, r.Clsacts, r.Network = nil, nil, nil, here
+	return r, r.save()
+}
+
+// gone reports whether nothing is left of what r, which is kept in a folder, says of interfaces:
+// the kernel ends the links at an interface that is removed, as all are with their network
+// namespace. Where there are no links, there is no telling.
+func (r *registry) gone(folder string) bool {
+	removed := map[int]bool{}
+	for _, s := range r.Points {
+		pin := s.pin(folder) + repliesPin
+		if !s.Counts {
+			pin = s.pin(folder)
+			if s.detours() { // it is at another interface
+				continue
+			}
+		}
+		if l, err := link.LoadPinnedLink(pin, nil); err == nil {
+			info, err := l.Info()
+			removed[s.Ifindex] = removed[s.Ifindex] || err == nil && interfaceOf(info) == 0
+			_ = l.Close()
+		}
+	}
+	left := func(ifindex int) bool { return !removed[ifindex] }
+	return !slices.ContainsFunc(r.Points, func(s savedPoint) bool { return left(s.Ifindex) }) &&
+		!slices.ContainsFunc(r.Queues, func(q savedQueue) bool { return left(q.Ifindex) }) &&
+		!slices.ContainsFunc(r.Clsacts, left)
 }
 
 func (r *registry) save() error {
@@ -316,11 +353,15 @@ func (r *registry) adopt(n numbers, p *shaper.Policy) {
 	}
 }
 
-// namespace returns the number of the network namespace of this thread, or 0.
-func namespace() uint64 {
+// networkHere returns the network namespace of this thread.
+func networkHere() (n network) {
 	var s unix.Stat_t
-	if err := unix.Stat("/proc/thread-self/ns/net", &s); err != nil {
-		return 0
+	if err := unix.Stat("/proc/thread-self/ns/net", &s); err == nil {
+		n.Number = s.Ino
 	}
-	return s.Ino
+	if fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err == nil {
+		n.Cookie, _ = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+		unix.Close(fd)
+	}
+	return n
 }
