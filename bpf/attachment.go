@@ -1,7 +1,9 @@
 package bpf
 
 import (
+	"fmt"
 	"path"
+	"strings"
 	"time"
 
 	"shaperd/shaper"
@@ -61,6 +63,24 @@ func (a *Attachment) counts(p *shaper.Policy) bool {
 		}
 	}
 	return false
+}
+
+// missing returns the interfaces that a names, and not by a pattern, that are none of present.
+func (a *Attachment) missing(present map[string]bool) (names []string) {
+	for _, name := range a.Interfaces {
+		if !strings.ContainsAny(name, `*?[\`) && !present[name] {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// noInterface returns an error when there are interfaces missing.
+func noInterface(missing []string) error {
+	if len(missing) == 0 {
+		return nil
+	}
+	return fmt.Errorf("there is no interface %s yet", strings.Join(missing, ", "))
 }
 
 // matches reports whether a belongs at an interface.

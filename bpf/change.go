@@ -161,6 +161,7 @@ func (c *Change) Commit() error {
 			p.drop(pt)
 		}
 	}
+	p.failed = nil
 	p.programs.take(c.programs)
 	p.programs.keep(func(f purpose) bool {
 		return slices.ContainsFunc(p.attachments, func(a Attachment) bool {

@@ -1,9 +1,9 @@
 package bpf
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -169,9 +169,7 @@ func (p *Plane) check(all bool) {
 	if all {
 		p.prove(wanted)
 	}
-	for i := range p.attachments {
-		p.fault(p.attachments[i].Name, present(&p.attachments[i], wanted))
-	}
+	p.noteAbsent(wanted)
 	p.fault("queues", p.tidy())
 	p.save()
 }
@@ -195,12 +193,22 @@ func (p *Plane) mend(pt *point, w *target) {
 	}
 }
 
-// present returns an error when a is at no interface.
-func present(a *Attachment, wanted map[side]*target) error {
-	for _, w := range wanted {
-		if w.Name == a.Name {
-			return nil
+// noteAbsent finds where attachments are not, though they are to be there.
+func (p *Plane) noteAbsent(wanted map[side]*target) {
+	p.failed = nil
+	present := map[string]map[string]bool{}
+	for key, w := range wanted {
+		if present[w.Name] == nil {
+			present[w.Name] = map[string]bool{}
+		}
+		present[w.Name][w.name()] = true
+		if p.points[key] == nil {
+			err := cmp.Or(p.faults[w.Name+" at "+w.name()], "it is not attached")
+			p.failed = append(p.failed, PointStatus{Attachment: w.Name, Interface: w.name(), Ingress: w.Ingress, Mode: w.Mode, Err: err})
 		}
 	}
-	return fmt.Errorf("there is no interface %s yet", strings.Join(a.Interfaces, " or "))
+	for i := range p.attachments {
+		a := &p.attachments[i]
+		p.fault(a.Name, noInterface(a.missing(present[a.Name])))
+	}
 }

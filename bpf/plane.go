@@ -44,6 +44,7 @@ type Plane struct {
 	numbers     numbers
 	policy      *shaper.Policy
 	points      map[side]*point
+	failed      []PointStatus     // where attachments could not be made at the last look
 	faults      map[string]string // by what they are of; each is logged once
 	counted     counted
 	pressures   map[string]*pressure // by what they are of

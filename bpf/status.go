@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"slices"
+	"strings"
 	"sync/atomic"
 )
 
@@ -15,13 +16,14 @@ type Status struct {
 	LostSamples uint64 // of packets, since the maps were made
 }
 
-// PointStatus is an attachment at an interface, or an attachment that is at none.
+// PointStatus is an attachment at an interface, or one that is not at all that it names.
 type PointStatus struct {
 	Attachment string
 	Interface  string // "" for none
 	Ingress    bool
 	Mode       Mode
 	Err        string   // why it is not attached; "" when it is
+	Waits      string   // the patterns of an attachment for which there is no interface
 	Bypass     string   // why packets there do not meet the limits, though it is attached; "" where they do
 	Before     []string // programs and filters that packets meet before it
 	Queue      QueueStatus
@@ -54,19 +56,26 @@ func (p *Plane) Status() (Status, error) {
 	}}
 	for i := range p.attachments {
 		a := &p.attachments[i]
-		found := false
+		present := map[string]bool{}
 		for _, pt := range p.points {
 			if pt.Name == a.Name {
 				s.Points = append(s.Points, p.statusOf(pt))
-				found = true
+				present[pt.ifname] = true
 			}
 		}
-		if !found {
-			err := p.faults[a.Name]
-			if err == "" {
-				err = "it is at no interface"
+		for _, pt := range p.failed {
+			if pt.Attachment == a.Name {
+				s.Points = append(s.Points, pt)
+				present[pt.Interface] = true
 			}
-			s.Points = append(s.Points, PointStatus{Attachment: a.Name, Ingress: a.Ingress, Mode: a.Mode, Err: err})
+		}
+		none := PointStatus{Attachment: a.Name, Ingress: a.Ingress, Mode: a.Mode}
+		if err := noInterface(a.missing(present)); err != nil {
+			none.Err = err.Error()
+			s.Points = append(s.Points, none)
+		} else if len(present) == 0 {
+			none.Waits = strings.Join(a.Interfaces, ", ")
+			s.Points = append(s.Points, none)
 		}
 	}
 	slices.SortFunc(s.Points, func(a, b PointStatus) int {

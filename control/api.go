@@ -109,8 +109,9 @@ type AttachmentStatus struct {
 	Interface string       `json:"interface"` // "" while there is none
 	Direction string       `json:"direction"` // "ingress", "egress"
 	Mode      string       `json:"mode"`      // "shape", "police", "observe"
-	Up        bool         `json:"up"`        // packets there meet the limits
+	Up        bool         `json:"up"`        // packets there meet the limits, or there are none
 	Error     string       `json:"error,omitempty"`
+	Waits     string       `json:"waits,omitempty"`  // patterns that no interface matches: it is at none, and up
 	Before    []string     `json:"before,omitempty"` // programs and filters that packets meet before the limits
 	Queue     *QueueStatus `json:"queue,omitempty"`
 }

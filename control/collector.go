@@ -52,7 +52,7 @@ var (
 
 	limitMarked = desc("limit_marked_packets_total", "Packets marked CE as they had to wait long.", "limit")
 
-	attachmentUp      = desc("attachment_up", "1 when packets at the interface meet the limits, 0 when they do not; the interface is empty while there is none.", "attachment", "interface", "direction", "mode")
+	attachmentUp      = desc("attachment_up", "1 when packets at the interface meet the limits, 0 when they do not; the interface is empty where one that is named is missing. It is left out while no interface matches the patterns.", "attachment", "interface", "direction", "mode")
 	attachmentQueue   = desc("attachment_queue_packets", "Packets that the interface's queue holds.", "attachment", "interface", "direction")
 	attachmentBacklog = desc("attachment_queue_bytes", "Bytes that the interface's queue holds, headers included.", "attachment", "interface", "direction")
 	attachmentDrops   = desc("attachment_queue_drops_total", "Packets that the interface's queue dropped after they had been charged: the interface is slower than what is sent there.", "attachment", "interface", "direction")
@@ -195,6 +195,9 @@ func (c *collector) collectPackets(gauge func(*prometheus.Desc, float64, ...stri
 	}
 	gauge(packetErrors, 1)
 	for _, a := range s.Attachments {
+		if a.Waits != "" {
+			continue
+		}
 		gauge(attachmentUp, oneIf(a.Up), a.Name, a.Interface, a.Direction, a.Mode)
 		if a.Queue != nil {
 			gauge(attachmentQueue, float64(a.Queue.Packets), a.Name, a.Interface, a.Direction)

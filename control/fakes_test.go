@@ -43,13 +43,15 @@ func (fakeProxy) Buckets(_ int, keys ...shaper.Key) []shaper.BucketState {
 	return slices.Repeat([]shaper.BucketState{{BacklogBytes: 1000, Queued: 2, NextIn: time.Millisecond}}, len(keys))
 }
 
-// fakePackets is a packet plane with an attachment that shapes, and one at no interface.
+// fakePackets is a packet plane with an attachment that shapes, one whose interface is missing,
+// and one that waits for interfaces.
 type fakePackets struct{}
 
 func (fakePackets) PacketStatus() (s PacketStatus, ok bool, err error) {
 	s.Attachments = []Attachment{
 		{Name: "lost", Direction: "ingress", Mode: "police"},
 		{Name: "uplink", Interface: "eth0", Direction: "egress", Mode: "shape", Up: true, Queue: &Queue{Packets: 7, Bytes: 7000, Drops: 3}},
+		{Name: "tunnels", Direction: "ingress", Mode: "police", Up: true, Waits: "wg*"}, // is in no metric
 	}
 	s.Buckets.Live, s.Buckets.Capacity, s.Buckets.EvictedIndebted = 5, 2048, 1
 	return s, true, nil

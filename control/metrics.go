@@ -42,12 +42,14 @@ type PacketStatus struct {
 	}
 }
 
-// Attachment is an attachment at an interface; Interface is empty when it is at none.
+// Attachment is an attachment at an interface; Interface is empty when it is at none, or not at
+// all that it names.
 type Attachment struct {
 	Name, Interface, Direction, Mode string
 
 	Up     bool     // packets there meet the limits
 	Err    string   // why not
+	Waits  string   // patterns that no interface matches: nothing is wrong
 	Before []string // programs and filters that packets meet before the limits
 	Queue  *Queue   // nil when it holds no packets
 }

@@ -82,7 +82,7 @@ shaperd_config_reload_success 0
 # TYPE shaperd_config_reloads_total counter
 shaperd_config_reloads_total{result="failure"} 1
 shaperd_config_reloads_total{result="success"} 1
-# HELP shaperd_attachment_up 1 when packets at the interface meet the limits, 0 when they do not; the interface is empty while there is none.
+# HELP shaperd_attachment_up 1 when packets at the interface meet the limits, 0 when they do not; the interface is empty where one that is named is missing. It is left out while no interface matches the patterns.
 # TYPE shaperd_attachment_up gauge
 shaperd_attachment_up{attachment="lost",direction="ingress",interface="",mode="police"} 0
 shaperd_attachment_up{attachment="uplink",direction="egress",interface="eth0",mode="shape"} 1

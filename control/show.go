@@ -166,7 +166,7 @@ func (v *view) status() Status {
 		})
 		for _, a := range packets.Attachments {
 			s.Attachments = append(s.Attachments, AttachmentStatus{
-				Name: a.Name, Interface: a.Interface, Direction: a.Direction, Mode: a.Mode, Up: a.Up, Error: a.Err, Before: a.Before, Queue: (*QueueStatus)(a.Queue),
+				Name: a.Name, Interface: a.Interface, Direction: a.Direction, Mode: a.Mode, Up: a.Up, Error: a.Err, Waits: a.Waits, Before: a.Before, Queue: (*QueueStatus)(a.Queue),
 			})
 		}
 	}

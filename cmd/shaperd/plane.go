@@ -42,7 +42,7 @@ func (p *packetPlane) PacketStatus() (out control.PacketStatus, ok bool, err err
 			direction = config.Ingress
 		}
 		a := control.Attachment{
-			Name: pt.Attachment, Interface: pt.Interface, Direction: direction.String(), Mode: pt.Mode.String(), Before: pt.Before,
+			Name: pt.Attachment, Interface: pt.Interface, Direction: direction.String(), Mode: pt.Mode.String(), Before: pt.Before, Waits: pt.Waits,
 		}
 		if a.Err = pt.Err; a.Err == "" && pt.Bypass != "" {
 			a.Err = "not enforced: " + pt.Bypass

@@ -288,6 +288,8 @@ func (p *page) places(s control.Status) {
 	for _, a := range s.Attachments {
 		state, queued, dropped := "up", "", ""
 		switch {
+		case a.Waits != "":
+			state = "waits for " + printable(a.Waits)
 		case !a.Up:
 			state = p.red(strings.TrimSuffix("down: "+printable(a.Error), ": "))
 		case len(a.Before) > 0:

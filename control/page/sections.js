@@ -278,8 +278,8 @@ export function downstreams() {
       name: 'State', words: true,
       draw(cell, a) {
         if (!cell.firstChild) cell.append(el('span', { class: 'badge' }));
-        setText(cell.firstChild, a.up ? 'up' : 'down');
-        setAttr(cell.firstChild, 'data-tone', a.up ? 'good' : 'bad');
+        setText(cell.firstChild, a.waits ? `waits for ${a.waits}` : a.up ? 'up' : 'down');
+        setAttr(cell.firstChild, 'data-tone', a.waits ? 'info' : a.up ? 'good' : 'bad');
         setAttr(cell, 'title', a.error ?? '');
       },
     },

@@ -412,7 +412,19 @@ func TestAttachAppears(t *testing.T) {
 			return nil
 		})
 	}
-	wantUp("", 0)
+	wantWaiting := func(last string) {
+		t.Helper()
+		waitFor(t, 5*time.Second, func() error {
+			m := d.metrics()
+			_, missing := m.up("", "police")
+			_, there := m.up(last, "police")
+			if missing || there {
+				return fmt.Errorf("no interface matches the pattern, and by the metrics one is missing (%v) or there (%v)", missing, there)
+			}
+			return nil
+		})
+	}
+	wantWaiting("late0")
 	n.downstream.discardUDP(t, netip.AddrPortFrom(f.any, udpPort))
 	for _, name := range []string{"late0", "late0", "late1"} {
 		before := len(d.log.String())
@@ -438,7 +450,7 @@ func TestAttachAppears(t *testing.T) {
 		if err := n.shaper.Links.LinkDel(n.shaper.mustLink(t, name)); err != nil {
 			t.Fatal(err)
 		}
-		wantUp("", 0)
+		wantWaiting(name)
 		for _, want := range []string{
 			"level=INFO msg=attached attachment=wall interface=" + name,
 			`level=WARN msg="interface is gone" attachment=wall interface=` + name,

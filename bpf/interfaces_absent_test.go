@@ -1,0 +1,73 @@
+package bpf
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+)
+
+// TestAbsentInterfaces has attachments without interfaces: a pattern that none matches waits,
+// and one that is named is missing, also beside another one that is there. One that appears and
+// cannot be attached to is told by its name, with the reason.
+func TestAbsentInterfaces(t *testing.T) {
+	w := newWire(t, "ab")
+	p := openPlane(t)
+	p.apply(nil,
+		Attachment{Name: "named", Interfaces: []string{w.to.Attrs().Name, "nowhere0"}, Mode: Police},
+		Attachment{Name: "tunnels", Interfaces: []string{"abwg*"}, Mode: Police, Hook: Clsact})
+	want := func(points ...PointStatus) {
+		t.Helper()
+		var got []PointStatus
+		for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+			s, err := p.Status()
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = nil
+			for _, pt := range s.Points {
+				got = append(got, PointStatus{Attachment: pt.Attachment, Interface: pt.Interface, Err: pt.Err, Waits: pt.Waits})
+			}
+			if slices.EqualFunc(got, points, func(a, b PointStatus) bool {
+				return a.Attachment == b.Attachment && a.Interface == b.Interface && a.Waits == b.Waits &&
+					(a.Err == "") == (b.Err == "") && strings.Contains(a.Err, b.Err)
+			}) {
+				return
+			}
+		}
+		t.Fatalf("attachments are %+v\nwant %+v", got, points)
+	}
+	missing, there := PointStatus{Attachment: "named", Err: "there is no interface nowhere0 yet"}, PointStatus{Attachment: "named", Interface: "ab1"}
+	want(missing, there, PointStatus{Attachment: "tunnels", Waits: "abwg*"})
+	p.check(true)
+	want(missing, there, PointStatus{Attachment: "tunnels", Waits: "abwg*"})
+	if text := p.logged.String(); strings.Contains(text, "abwg") || !strings.Contains(text, "there is no interface nowhere0 yet") {
+		t.Errorf("it logs\n%s", text)
+	}
+
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "abtemp"}, PeerName: "abpeer"}); err != nil {
+		t.Fatal(err)
+	}
+	spoiled, err := netlink.LinkByName("abtemp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = netlink.LinkDel(spoiled) })
+	// The older qdisc takes no filters of egress.
+	if err := netlink.QdiscAdd(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: spoiled.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS,
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkSetName(spoiled, "abwg1"); err != nil {
+		t.Fatal(err)
+	}
+	failed := PointStatus{Attachment: "tunnels", Interface: "abwg1", Err: "the qdisc ingress is in its place"}
+	want(missing, there, failed)
+	if err := netlink.LinkDel(spoiled); err != nil {
+		t.Fatal(err)
+	}
+	want(missing, there, PointStatus{Attachment: "tunnels", Waits: "abwg*"})
+}
