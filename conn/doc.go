@@ -38,6 +38,12 @@
 // least V - H(n) when g came, at V or at a tag that makes it the case before: 3.
 //
 // At a gate, that of the downstreams of a listener among them, units are connections and turns go to whom was
-// served longest ago: of two sources that wait and could go, none has 2 while the other has none. Who needs gates that
-// cross could go only while both have room at once; see shaper.Policy.Crossing.
+// served longest ago: of two sources that wait and could go, none has 2 while the other has none.
+//
+// Who needs gates that cross, each of which may be shut whenever another is open, has something
+// reserved at one of them while it waits for the others; see reservation. Say that S is the sum of the longest
+// times that its gates take to open again for whom it is the turn. Once it is its turn at them it goes within 7 S, and within
+// as much again for each source whose turn was earlier or that had a reservation there. For a reservation that
+// begins when its turns were in vain for w lasts for w, and the next one may begin 4 w after it; one of S or more
+// sees each of the others open, and keeps it. Others lose a quarter of one slot, or of a pace, at most.
 package conn

@@ -16,10 +16,10 @@ import (
 //
 // A connection under several limits passes all their gates at one instant, or none: it
 // takes a slot of each, and a turn of each pace, only when it goes on to a downstream.
-// While it waits it holds nothing, so nobody has what he cannot use, and limits that
-// cross cannot block each other. It waits at one gate that was shut, and tries all of
+// While it waits it holds nothing but, for a bounded time, what is reserved for it: so limits
+// that cross cannot block each other. It waits at one gate that was shut, and tries all of
 // them when its turn comes there; if another one is shut by then, it waits there, and
-// keeps its seniority. See queue.
+// keeps its seniority. See queue, and reservation.
 type gates struct {
 	shaper *shaper.Shaper
 	wheel  *leaky.Wheel
@@ -35,6 +35,7 @@ type gates struct {
 	turn   uint64            // last one given
 	again  []*entrant        // that are to try the gates of a new policy in run
 	told   []outcome         // that owners are yet to be told
+	freed  []*gate           // of reservations, that run is to try
 	busy   bool              // run is at work
 }
 
@@ -54,9 +55,10 @@ type gate struct {
 	sources  map[netip.Addr]*source  // that need it, wherever they wait
 	turns    ranking[source, byTurn] // those that wait here
 	flows    roster                  // that hold a slot
-	timer    leaky.Event             // set when the bucket, not a slot, is waited for
-	due      leaky.Time              // when it is to fire; 0 when nobody waits for it
-	relief   leaky.Event             // set while somebody waits whom idle flows may make room for
+	reserved reservation
+	timer    leaky.Event // set when the bucket, not a slot, is waited for
+	due      leaky.Time  // when it is to fire; 0 when nobody waits for it
+	relief   leaky.Event // set while somebody waits whom idle flows may make room for
 }
 
 // entrant is a connection on its way past the gates, and the slots it has got.
@@ -206,7 +208,11 @@ func (g *gates) run(now leaky.Time) {
 		g.try(e, now)
 	}
 	g.again = nil
-	for i := 0; i < len(g.told); i++ {
+	for i := 0; ; i++ {
+		g.dispatchFreed(now)
+		if i == len(g.told) {
+			break
+		}
 		o := g.told[i]
 		g.told[i] = outcome{}
 		if o.limit == nil {
@@ -368,11 +374,11 @@ func (gt *gate) capped(now leaky.Time) bool {
 
 func (gt *gate) paced(now leaky.Time) bool { return gt.bucket.Depart(gt.shape, now) > now }
 
-// shut returns which of list keeps a connection waiting at now, and why, or None. A cap comes
-// before a pace, which is over sooner, and holds back nobody who has paid.
-func shut(list []*gate, paid bool, now leaky.Time) (int, shaper.Reason) {
+// shut returns which of list keeps a connection of q waiting at now, and why, or None. A cap
+// comes before a pace, which is over sooner, and holds back nobody who has paid.
+func shut(list []*gate, q *queue, paid bool, now leaky.Time) (int, shaper.Reason) {
 	for i, gt := range list {
-		if !gt.rule.Observe && gt.capped(now) {
+		if !gt.rule.Observe && (gt.capped(now) || gt.keeps(q, paid)) {
 			return i, shaper.ByConnections
 		}
 	}
@@ -386,7 +392,7 @@ func shut(list []*gate, paid bool, now leaky.Time) (int, shaper.Reason) {
 
 // entry is shut for one who has just come: nobody overtakes those who wait.
 func entry(list []*gate, paid bool, now leaky.Time) (int, shaper.Reason) {
-	i, why := shut(list, paid, now)
+	i, why := shut(list, nil, paid, now)
 	if why == shaper.None {
 		if i = slices.IndexFunc(list, func(gt *gate) bool { return len(gt.turns) > 0 }); i >= 0 {
 			why = shaper.ByConnections

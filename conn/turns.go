@@ -36,12 +36,15 @@ type queue struct {
 	len        int
 	place      int         // in sources[pos].queues
 	timeout    leaky.Event // of its head
+	reserved   leaky.Time  // since when slots are, or 0
+	lapse      leaky.Event // of that
 }
 
 // stay is the time that a queue has waited at one of its gates, and why it did last.
 type stay struct {
 	waited leaky.Time
 	why    shaper.Reason
+	missed leaky.Time // when it was first its turn in vain, since it was served last
 }
 
 // source is one source at one gate. It has one turn, however many queues it has: several
@@ -52,6 +55,7 @@ type source struct {
 	needed int                         // queues that need the gate, wherever they wait
 	queues ranking[queue, byQueueTurn] // those that wait here
 	served uint64                      // turn at which one was let through this gate
+	lapsed uint64                      // likewise, of what was reserved for one in vain
 	len    int                         // connections that wait here
 	place  int                         // in gate.turns,
 	tenant *tenant                     // whose these are,
@@ -123,6 +127,7 @@ func (g *gates) queue(addr netip.Addr, list []*gate, paid bool) *queue {
 
 // forget ends q, which is empty.
 func (g *gates) forget(q *queue, now leaky.Time) {
+	g.renounce(q, now)
 	delete(g.queues, q.key)
 	for _, src := range q.sources {
 		if src.needed--; src.needed == 0 {
@@ -230,7 +235,7 @@ func (g *gates) link(q *queue, i int, why shaper.Reason, now leaky.Time) {
 		heap.Fix(&gt.turns, src.place)
 	}
 	src.count(q.len)
-	if why == shaper.ByNew {
+	if gt.full(now) == shaper.ByNew {
 		g.await(gt, now)
 	}
 	if !gt.relief.Scheduled() && (gt.pool != nil || gt.flows != roster{}) {
@@ -276,23 +281,35 @@ func (g *gates) await(gt *gate, now leaky.Time) {
 	g.wheel.Schedule(&gt.timer, gt.due)
 }
 
+// dispatchFreed is dispatch for what was reserved, and is not any more.
+func (g *gates) dispatchFreed(now leaky.Time) {
+	for len(g.freed) > 0 {
+		list := g.freed
+		g.freed = nil
+		g.dispatch(list, now)
+	}
+}
+
 // dispatch lets go on who waits at the gates of list and can, in the order of their turns.
 func (g *gates) dispatch(list []*gate, now leaky.Time) {
 	for {
 		var next *source
 		for _, gt := range list {
+			g.reserve(gt, now)
 			if len(gt.turns) == 0 {
 				continue
 			}
-			switch why := gt.full(now); {
-			case why == shaper.None || gt.rule.Observe || why == shaper.ByNew && gt.turns[0].queues[0].paid:
-				if src := gt.turns[0]; next == nil || src.turn() < next.turn() {
-					next = src
-				}
+			first, why := gt.turns[0].queues[0], gt.full(now)
+			if gt.rule.Observe || why == shaper.ByNew && first.paid {
+				why = shaper.None
+			}
+			switch {
 			case why == shaper.ByNew:
 				g.await(gt, now)
-			default:
+			case why != shaper.None || gt.keeps(first, first.paid):
 				gt.due = 0 // what waits for a slot is not late
+			case next == nil || gt.turns[0].turn() < next.turn():
+				next = gt.turns[0]
 			}
 		}
 		if next == nil {
@@ -300,6 +317,7 @@ func (g *gates) dispatch(list []*gate, now leaky.Time) {
 		}
 		q := next.queues[0]
 		if i, why := q.shut(now); why != shaper.None {
+			q.missed(now)
 			g.move(q, i, why, now)
 		} else {
 			now = g.serve(q, now)
@@ -310,12 +328,12 @@ func (g *gates) dispatch(list []*gate, now leaky.Time) {
 // shut returns which of its gates keeps q waiting, or None. One where others wait whose turn
 // is earlier is shut as well: they are yet to be tried.
 func (q *queue) shut(now leaky.Time) (int, shaper.Reason) {
-	i, why := shut(q.gates, q.paid, now)
+	i, why := shut(q.gates, q, q.paid, now)
 	if why != shaper.None {
 		return i, why
 	}
 	for i, src := range q.sources {
-		if turns := src.gate.turns; i != q.pos && len(turns) > 0 && turns[0].turn() < max(q.turn, src.served) {
+		if turns := src.gate.turns; i != q.pos && src.gate.reserved.queue != q && len(turns) > 0 && turns[0].turn() < max(q.turn, src.served) {
 			return i, shaper.ByConnections
 		}
 	}
@@ -349,6 +367,9 @@ func (g *gates) serve(q *queue, now leaky.Time) leaky.Time {
 			ready = gt.due
 		}
 		gt.take(e.paid, why, waited, ready, now)
+		if gt.reserved.queue != nil { // others may wait though it was free
+			g.freed = append(g.freed, gt)
+		}
 	}
 	g.turn++
 	q.turn = g.turn
@@ -360,6 +381,7 @@ func (g *gates) serve(q *queue, now leaky.Time) leaky.Time {
 		}
 	}
 	list := q.gates
+	g.renounce(q, now)
 	g.dequeue(e, now)
 	g.pass(e, list, now)
 	return now

@@ -53,16 +53,15 @@ func (p *Policy) cross() {
 
 // Crossing yields the pairs of limits of listeners that cross, each with the one first that
 // comes first: a flow may be under both, and not all flows of one bucket of the first are
-// under one bucket of the second. Of a pair that paces, what waits for the second holds up the
-// first; who lacks a slot of both gets them only when both come free at once.
+// under one bucket of the second, and both pace bytes or packets: what waits for the second
+// holds up the first.
 func (p *Policy) Crossing() iter.Seq2[*Limit, *Limit] {
 	return func(yield func(a, b *Limit) bool) {
 		for i := range p.limits {
 			for j := i + 1; j < len(p.limits); j++ {
 				a, b := &p.limits[i], &p.limits[j]
 				paced := p.paced&(1<<i) != 0 && p.paced&(1<<j) != 0
-				capped := a.Connections > 0 && b.Connections > 0 && !a.covers(b)
-				if !a.OfAttachments() && p.meet(i, j) && !b.covers(a) && (paced || capped) && !yield(a, b) {
+				if paced && !a.OfAttachments() && p.meet(i, j) && !b.covers(a) && !yield(a, b) {
 					return
 				}
 			}

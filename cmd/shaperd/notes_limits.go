@@ -16,11 +16,8 @@ func (l *loaded) crossing() (notes []string) {
 		return nil // it has been told
 	}
 	for a, b := range p.Crossing() {
-		cost := fmt.Sprintf("what waits for %q holds up the rest of its bucket of %q", b.Name, a.Name)
-		if a.Connections > 0 && b.Connections > 0 {
-			cost = "who lacks a slot of both gets none until both come free at once"
-		}
-		notes = append(notes, fmt.Sprintf("limits %q and %q cross: %s; have one be narrower than the other in key and match, or have them match different traffic", a.Name, b.Name, cost))
+		notes = append(notes, fmt.Sprintf("limits %q and %q cross: what waits for %q holds up the rest of its bucket of %q; "+
+			"have one be narrower than the other in key and match, or have them match different traffic", a.Name, b.Name, b.Name, a.Name))
 	}
 	return notes
 }
