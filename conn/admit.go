@@ -55,10 +55,18 @@ func (c *clearing) frees(r *roster) bool {
 	})
 }
 
+// end ends them.
+func (c clearing) end(counts *shaper.ListenerState, now leaky.Time) {
+	for _, gone := range c {
+		counts.FlowsEvicted.Add(1)
+		gone.close(now)
+	}
+}
+
 // admit gives f, a new flow that m began, its slots, its places and a socket. It reports
-// false when one of them is not to be had.
+// false when one of them is not to be had, or not yet.
 func (f *udpFlow) admit(s service, m message, now leaky.Time) bool {
-	p, source := f.proxy, turnAddr(f.flow.Source)
+	p := f.proxy
 	p.clearing = p.clearing[:0]
 	makeRoom := func(r *roster) bool { return p.clearing.of(r, f.source, now) }
 	f.source = s.sourceOf(f.flow.Source)
@@ -66,19 +74,23 @@ func (f *udpFlow) admit(s service, m message, now leaky.Time) bool {
 	if s.crowdedBy(f.source) {
 		makeRoom(&f.source.flows) // first: what its own flow frees need not be another's
 	}
-	limit := p.gates.check(&f.flow, s.name, now, makeRoom)
-	if limit == nil {
-		if !s.room(f, makeRoom, now) {
-			return false
+	limit, waits := p.gates.check(&f.flow, s.name, now, makeRoom)
+	switch {
+	case limit != nil && !waits:
+	case !s.room(f, makeRoom, now):
+		return false
+	case limit != nil:
+		f.arrive(m, now)
+		return false
+	case !s.placeFor(to, makeRoom, now):
+		if list, full := s.eligible(to, nil, now); full || len(list) > 0 {
+			f.arrive(m, now)
+		} else {
+			f.dialFailed(errNoAddress)
 		}
-		if !s.placeFor(to, makeRoom, now) {
-			f.dialFailed(errFull)
-			return false
-		}
-		for _, gone := range p.clearing {
-			s.counts.FlowsEvicted.Add(1)
-			gone.close(now)
-		}
+		return false
+	default:
+		p.clearing.end(s.counts, now)
 		f.slots, limit = p.gates.take(&f.flow, s.name, now)
 	}
 	if limit != nil {
@@ -87,17 +99,30 @@ func (f *udpFlow) admit(s service, m message, now leaky.Time) bool {
 		}
 		return false
 	}
-	if err := f.dial(to, now); err != nil {
+	if err := f.dial(to, nil, now); err != nil {
 		f.slots.release(now)
 		f.dialFailed(err)
 		return false
 	}
-	s.sources[source] = f.source // it may have ended meanwhile
+	f.open(now)
+	return true
+}
+
+// open counts f, which has all that it needs, and puts it under its limits.
+func (f *udpFlow) open(now leaky.Time) {
+	p, s := f.proxy, f.site
+	s.sources[turnAddr(f.flow.Source)] = f.source // it may have ended meanwhile
 	f.source.count++
 	s.counts.Flows.Add(1)
 	s.counts.FlowsOpened.Add(1)
 	f.enlist(now)
-	return true
+	p.flows[f.key] = f
+	p.flowList.add(f, f.flow.Connection)
+	f.prefix = f.announcement()
+	f.recount(now)
+	f.reroute(p.shaper.Policy(), now)
+	f.expiry.Fire = f.expire
+	p.loop.pacer.ScheduleCoarse(&f.expiry, now+f.idleTimeout())
 }
 
 func (f *udpFlow) dialFailed(err error) {
@@ -176,13 +201,13 @@ func (s *site) placeFor(to target, makeRoom func(*roster) bool, now leaky.Time) 
 }
 
 // check reports whether the gates would let f through, a flow of the listener named listen,
-// where makeRoom may find who would give up a slot. Else it counts the refusal, and returns
-// the limit that refuses. No slot is taken, and no pace charged.
-func (g *gates) check(f *shaper.Flow, listen string, now leaky.Time, makeRoom func(*roster) bool) *shaper.Limit {
+// where makeRoom may find who would give up a slot. Else it returns the limit that does not, and
+// whether f may wait for that; if not the refusal is counted. No slot is taken, and no pace charged.
+func (g *gates) check(f *shaper.Flow, listen string, now leaky.Time, makeRoom func(*roster) bool) (_ *shaper.Limit, waits bool) {
 	f.Listen = g.policy.ListenIndex(listen)
 	r := g.policy.Route(f)
 	if l := g.block(f, r, now); l != nil {
-		return l
+		return l, false
 	}
 	list := g.list(f, r)
 	defer g.drop(list, now)
@@ -191,7 +216,7 @@ func (g *gates) check(f *shaper.Flow, listen string, now leaky.Time, makeRoom fu
 		switch {
 		case gt.rule.Observe:
 			why = shaper.None
-		case len(gt.turns) > 0: // others wait already
+		case len(gt.turns) > 0 || gt.keeps(nil, false): // others wait already
 			why = cmp.Or(why, shaper.ByConnections)
 		case why == shaper.ByConnections && gt.inFlight == gt.rule.Connections && makeRoom(&gt.flows):
 			why = shaper.None
@@ -200,10 +225,12 @@ func (g *gates) check(f *shaper.Flow, listen string, now leaky.Time, makeRoom fu
 			}
 		}
 		if why != shaper.None {
-			gt.state.Connections.Add(shaper.Refuse, why, 1)
-			noteRefused(g.shaper, gt.state, gt.ranked(), f.Source, now)
-			return gt.rule
+			if waits = gt.rule.MaxWait > 0 && gt.rule.MaxWaiting > 0; !waits {
+				gt.state.Connections.Add(shaper.Refuse, why, 1)
+				noteRefused(g.shaper, gt.state, gt.ranked(), f.Source, now)
+			}
+			return gt.rule, waits
 		}
 	}
-	return nil
+	return nil, false
 }

@@ -173,6 +173,7 @@ func (c *change) swap(now leaky.Time) {
 	if moved {
 		p.sessions.each(func(s *session) { s.rebind(now) })
 		p.flowList.each(func(f *udpFlow) { f.rebind(now) })
+		p.arrivals.each(func(w *arrival) { w.rebind(now) })
 	}
 	alike := !moved && p.shaper.Policy().CountsAlike(c.policy)
 	p.gates.swap(c.policy, func() { p.shaper.Swap(c.policy, now) }, now)

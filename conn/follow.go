@@ -203,7 +203,7 @@ func (f *udpFlow) follow(policy *shaper.Policy, now leaky.Time) {
 func (f *udpFlow) redial(now leaky.Time) bool {
 	fd, d := f.fd, f.downstream
 	d.inFlight--
-	if err := f.dial(target{f.flow.Source, f.flow.Port, f.key.port.service.samePort}, now); err != nil {
+	if err := f.dial(target{f.flow.Source, f.flow.Port, f.key.port.service.samePort}, nil, now); err != nil {
 		f.dialFailed(err)
 		d.inFlight++
 		return false

@@ -71,6 +71,8 @@ type entrant struct {
 	since  leaky.Time // when it came
 	paid   bool       // it has passed before, and pays no pace again
 
+	stranger bool // it may be forged: all that are take turns as one source
+
 	owner interface {
 		pool() *gate          // the last one to pass, or nil
 		place(now leaky.Time) // has it passed that
@@ -159,6 +161,7 @@ func (g *gates) leave(e *entrant, why shaper.Reason, now leaky.Time) {
 func (g *gates) withdraw(e *entrant, now leaky.Time) {
 	if e.waitsIn != nil {
 		g.dequeue(e, now)
+		g.run(now)
 	}
 }
 

@@ -107,7 +107,12 @@ func (r *gateRig) visit(source string, then func(*visitor)) *visitor {
 }
 
 func (r *gateRig) visitPort(source string, port uint16, then func(*visitor)) *visitor {
+	return r.enter(source, port, false, then)
+}
+
+func (r *gateRig) enter(source string, port uint16, stranger bool, then func(*visitor)) *visitor {
 	v := &visitor{rig: r}
+	v.stranger = stranger
 	v.owner, v.listen, v.flow = v, "l", *flowFrom(source, port)
 	if r.site != nil {
 		v.to = &session{service: &service{site: r.site}}

@@ -19,6 +19,7 @@ func (p *Proxy) Connections(f func(*shaper.ConnectionStatus)) {
 	p.listing++
 	inspect(p.loop, &p.sessions, p.listing, (*session).inspect, f)
 	inspect(p.loop, &p.flowList, p.listing, (*udpFlow).inspect, f)
+	inspect(p.loop, &p.arrivals, p.listing, (*arrival).inspect, f)
 }
 
 func inspect[T enroller](l *loop, r *registry[T], listing uint64, look func(T, *shaper.ConnectionStatus, leaky.Time) bool, f func(*shaper.ConnectionStatus)) {
@@ -115,11 +116,14 @@ func (p *Proxy) Kill(id uint64) (found bool) {
 	p.loop.call(func(now leaky.Time) {
 		s, isSession := p.sessions.byID[id]
 		f, isFlow := p.flowList.byID[id]
-		switch found = isSession || isFlow; {
+		w, isArrival := p.arrivals.byID[id]
+		switch found = isSession || isFlow || isArrival; {
 		case isSession:
 			s.cut(shaper.Killed, now)
 		case isFlow:
 			f.close(now)
+		case isArrival:
+			w.close(now)
 		}
 	})
 	return found

@@ -34,27 +34,30 @@ const (
 	poolName = "downstream"
 )
 
-// pool returns the gate of the downstreams that s may go to, or nil when there is none, as
-// they take any number of connections.
-func (s *session) pool() *gate {
-	config, to := s.config.Load(), s.target()
+// pool returns the gate of the downstreams that s may go to, if there is one.
+func (s *session) pool() *gate { return s.site.pool(s.target(), s.failed) }
+
+// pool returns the gate of the downstreams for to, without those that failed, or nil when there is
+// none, as they take any number of connections.
+func (s *site) pool(to target, failed []*downstream) *gate {
 	if !slices.ContainsFunc(s.downstreams, func(d *downstream) bool { return d.Connections > 0 || d.drained }) {
 		return nil
 	}
+	config, gates := s.config.Load(), s.proxy.gates
 	key := poolKey{v6: config.Transparent && to.source.Is6()}
 	if len(s.downstreams) > 1 && (to.samePort || slices.ContainsFunc(s.downstreams, func(d *downstream) bool { return d.Port == 0 })) {
 		key.port = to.port
 	}
-	if len(s.failed) > 0 {
-		key.failed = fmt.Sprintf("%p", s.failed)
+	if len(failed) > 0 {
+		key.failed = fmt.Sprintf("%p", failed)
 	}
 	gt := s.pools[key]
 	if gt == nil {
-		s.gates.gate++
+		gates.gate++
 		gt = &gate{
-			id: s.gates.gate, state: s.awaiting, room: &s.site.waiting, shape: &leaky.Shape{},
+			id: gates.gate, state: s.awaiting, room: &s.waiting, shape: &leaky.Shape{},
 			rule: &shaper.Limit{Name: poolName, MaxWait: config.Connect, MaxWaiting: maxAwaiting},
-			pool: &pool{s.site, key, to, slices.Clone(s.failed)},
+			pool: &pool{s, key, to, slices.Clone(failed)},
 		}
 		s.pools[key] = gt
 	}

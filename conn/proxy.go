@@ -42,6 +42,9 @@ type Proxy struct {
 	sessions  registry[*session]
 	flows     map[flowKey]*udpFlow
 	flowList  registry[*udpFlow] // the same
+	arriving  map[flowKey]*arrival
+	arrivals  registry[*arrival] // the same
+	early     int                // bytes that they have kept
 	clearing  clearing           // of admit, to be used again
 	vanishing vanishing
 }
@@ -98,7 +101,7 @@ func New(s *shaper.Shaper, clock *leaky.Clock, log, traffic *slog.Logger) (*Prox
 		refused:   newSampler(traffic, time.Second),
 		changes:   newSampler(log, time.Minute),
 		inherited: map[Endpoint]int{}, sites: map[string]*site{}, ports: map[Endpoint]port{},
-		flows: map[flowKey]*udpFlow{}, vanishing: vanishing{after: vanishedAfter},
+		flows: map[flowKey]*udpFlow{}, arriving: map[flowKey]*arrival{}, vanishing: vanishing{after: vanishedAfter},
 	}
 	p.names = newResolver(p.refused, func() { l.post(p.wakeAll) })
 	p.gates = newGates(s, &l.pacer.Wheel, clock.Now)

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"shaperd/leaky"
+	"shaperd/shaper"
 )
 
 // relieve has idle UDP flows make room for the connections that wait at gt, and looks again
@@ -26,23 +27,27 @@ func (g *gates) relieve(gt *gate, now leaky.Time) {
 	}
 }
 
-// spare returns a flow that makes room at gt, or nil.
+// spare returns a flow that makes room at gt, or nil. For another flow one does that is known.
 func (gt *gate) spare(now leaky.Time) *udpFlow {
+	most := answered
+	if gt.turns[0].queues[0].head.flow.Protocol == shaper.UDP {
+		most = known
+	}
 	if gt.pool == nil {
-		return gt.flows.spare(now)
+		return gt.flows.spare(most, now)
 	}
 	for _, d := range gt.pool.site.crowded(gt.pool.to, gt.pool.failed, now) {
-		if f := d.flows.spare(now); f != nil {
+		if f := d.flows.spare(most, now); f != nil {
 			return f
 		}
 	}
 	return nil
 }
 
-// spare returns the flow of r that makes room for a connection, or nil: one that nobody
-// answered, or whose source did not go on after an answer.
-func (r *roster) spare(now leaky.Time) *udpFlow {
-	if f := r.candidate(nil, now); f != nil && f.rank < known {
+// spare returns the flow of r, of rank most at most, that makes room, or nil. For a connection
+// that is one that nobody answered, or whose source did not go on after an answer.
+func (r *roster) spare(most rank, now leaky.Time) *udpFlow {
+	if f := r.candidate(nil, now); f != nil && f.rank <= most {
 		return f
 	}
 	return nil

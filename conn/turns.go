@@ -66,7 +66,7 @@ type source struct {
 // it takes the place of the newest waiter of the source with the most, unless that is its
 // own.
 func (g *gates) enqueue(e *entrant, list []*gate, i int, why shaper.Reason, now leaky.Time) {
-	q := g.queue(turnAddr(e.flow.Source), list, e.paid)
+	q := g.queue(e.takesTurnAs(), list, e.paid)
 	if q.len > 0 {
 		i = q.pos
 	}
@@ -385,6 +385,14 @@ func (g *gates) serve(q *queue, now leaky.Time) leaky.Time {
 	g.dequeue(e, now)
 	g.pass(e, list, now)
 	return now
+}
+
+// takesTurnAs is the source of which e is one.
+func (e *entrant) takesTurnAs() netip.Addr {
+	if e.stranger {
+		return strangers
+	}
+	return turnAddr(e.flow.Source)
 }
 
 // turnAddr is the source that takes turns: an address, or what one IPv6

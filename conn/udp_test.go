@@ -80,13 +80,13 @@ func TestUDP(t *testing.T) {
 func TestUDPUnderAConnectionCap(t *testing.T) {
 	server := serveUDP(t)
 	r := start(t, shaper.UDP, server.LocalAddr().String(),
-		shaper.Limit{Name: "cap", Connections: 2, MaxWait: time.Second, MaxWaiting: 10})
+		shaper.Limit{Name: "cap", Connections: 2, MaxWait: 100 * time.Millisecond, MaxWaiting: 10})
 	for range 3 {
 		c := dialUDP(t, r)
 		c.Write([]byte("x"))
 	}
 	state := r.shaper.Policy().State(0)
-	waitFor(t, "the third to be refused", func() bool { return state.Connections[shaper.Refuse][shaper.ByConnections].Load() == 1 })
+	waitFor(t, "the third to be refused", func() bool { return state.Connections[shaper.Refuse][shaper.WaitTimeout].Load() == 1 })
 	if n := state.Connections[shaper.Pass][shaper.None].Load(); n != 2 {
 		t.Errorf("%d flows passed, want 2", n)
 	}

@@ -68,14 +68,18 @@ type udpDirection struct {
 // muteTimeout is when a flow ends at the latest that was never answered.
 const muteTimeout = 10 * leaky.Second
 
-// dial connects a socket of f to a downstream.
-func (f *udpFlow) dial(to target, now leaky.Time) error {
-	d, full := f.site.pick(to, nil, now)
-	switch {
-	case full:
-		return errFull
-	case d == nil:
-		return errNoAddress
+// dial connects a socket of f to d, where it has a place, or if that is nil to a downstream
+// that has one.
+func (f *udpFlow) dial(to target, d *downstream, now leaky.Time) error {
+	placed := d != nil
+	if !placed {
+		full := false
+		switch d, full = f.site.pick(to, nil, now); {
+		case full:
+			return errFull
+		case d == nil:
+			return errNoAddress
+		}
 	}
 	f.outlet = to.at(d)
 	addr := netip.AddrPortFrom(d.host.addr(), f.outlet)
@@ -96,7 +100,9 @@ func (f *udpFlow) dial(to target, now leaky.Time) error {
 		return err
 	}
 	f.fd, f.downstream, f.transparent = fd, d, transparent
-	d.inFlight++
+	if !placed {
+		d.inFlight++
+	}
 	return nil
 }
 

@@ -55,7 +55,12 @@ func (u *udpPort) serve(s service) {
 // close ends the port and its flows, which have nothing to reply from any more.
 func (u *udpPort) close() {
 	u.proxy.loop.call(func(now leaky.Time) {
-		u.proxy.flowList.each(func(f *udpFlow) {
+		u.proxy.arrivals.each(func(w *arrival) {
+			if w.f.key.port == u {
+				w.close(now)
+			}
+		})
+		u.proxy.flowList.each(func(f *udpFlow) { // with those that were let in just now
 			if f.key.port == u {
 				f.close(now)
 			}
@@ -80,19 +85,24 @@ func (u *udpPort) ready(_ uint32, now leaky.Time) {
 			continue
 		}
 		if f := u.flow(m, now); f != nil {
-			if f.mute && !f.regular && f.asked > 0 {
-				f.goesOn(now)
-			}
-			f.asked += charged(m.data)
-			f.touch(now)
-			if !f.known && f.told > 0 {
-				f.known = true
-				f.file(now)
-			}
-			f.forward(m, false, now)
+			f.hear(m, now)
 		}
 	}
 	l.batch.train.leave()
+}
+
+// hear sends on what the source of f sent.
+func (f *udpFlow) hear(m message, now leaky.Time) {
+	if f.mute && !f.regular && f.asked > 0 {
+		f.goesOn(now)
+	}
+	f.asked += charged(m.data)
+	f.touch(now)
+	if !f.known && f.told > 0 {
+		f.known = true
+		f.file(now)
+	}
+	f.forward(m, false, now)
 }
 
 // flow returns the flow of m, made if need be, or nil when it cannot be had.
@@ -101,6 +111,10 @@ func (u *udpPort) flow(m message, now leaky.Time) *udpFlow {
 	key := flowKey{port: u, client: m.from, scope: m.scope, asked: m.to}
 	if f := p.flows[key]; f != nil {
 		return f
+	}
+	if w := p.arriving[key]; w != nil {
+		w.lose(w.keep(m))
+		return nil
 	}
 	f := &udpFlow{key: key, proxy: p, site: s.site, fd: -1, mute: true, to: newReplyTo(m), many: m.many, seen: now}
 	f.begun = now
@@ -111,12 +125,5 @@ func (u *udpPort) flow(m message, now leaky.Time) *udpFlow {
 	if !f.admit(*s, m, now) {
 		return nil
 	}
-	p.flows[key] = f
-	p.flowList.add(f, f.flow.Connection)
-	f.prefix = f.announcement()
-	f.recount(now)
-	f.reroute(p.shaper.Policy(), now)
-	f.expiry.Fire = f.expire
-	p.loop.pacer.ScheduleCoarse(&f.expiry, now+f.idleTimeout())
 	return f
 }

@@ -44,7 +44,7 @@ var (
 	listenerWithheld  = desc("listener_udp_answers_withheld_total", "Answers to UDP sources that would have amplified what they sent.", "listener")
 	listenerDial      = desc("listener_dial_errors_total", "TCP connections and UDP flows for which no downstream could be reached.", "listener")
 	listenerEnded     = desc("listener_connections_ended_total", "TCP connections by how they ended.", "listener", "reason")
-	listenerSend      = desc("listener_send_errors_total", "Datagrams that a socket did not take or that came back as an error.", "listener")
+	listenerSend      = desc("listener_send_errors_total", "Datagrams that a socket did not take, that came back as an error, or that were not kept while their flow waited.", "listener")
 
 	bucketEntries   = desc("buckets", "Buckets in the table. Those of limits in use by an open flow are not among them.")
 	bucketCapacity  = desc("buckets_capacity", "Buckets the table has room for.")

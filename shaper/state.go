@@ -112,5 +112,5 @@ type ListenerState struct {
 	FlowsEvicted   atomic.Uint64 // flows that ended to make room for another
 	FlowsRefused   atomic.Uint64 // datagrams for whose flow there was no room
 	Withheld       atomic.Uint64 // answers, joined or not, beyond Listen.Amplification
-	SendErrors     atomic.Uint64 // datagrams a socket did not take, or that came back as an error
+	SendErrors     atomic.Uint64 // datagrams a socket did not take, that came back as an error, or that were not kept while their flow waited
 }

@@ -71,7 +71,7 @@ func (s *server) addBuckets(x *explained, p *shaper.Policy) {
 		}
 		full := l.Connections > 0 && b.InFlight >= l.Connections
 		switch {
-		case full && (x.attach != nil || x.flow.Protocol == shaper.UDP):
+		case full && x.attach != nil:
 			worse(l, shaper.Refuse, shaper.ByConnections, 0)
 		case full && b.Waiting >= l.MaxWaiting:
 			worse(l, shaper.Refuse, shaper.WaitingFull, 0)

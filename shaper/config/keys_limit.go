@@ -74,8 +74,8 @@ var limitKeys = keys{
 	{
 		name: "connections", takes: integer(1, 1<<20), without: "no bound", settable: true,
 		about: "Connections in flight, for each key. A UDP flow is one until its `idle_timeout` has passed, or until " +
-			"somebody needs its place and it is idle; a new one is refused while connections wait, so give TCP and UDP limits " +
-			"of their own. At attachments only TCP has connections, and at most 4 limits with this key may match one.",
+			"somebody needs its place and it is idle; a new one waits as a connection does, and those of sources that have none " +
+			"that was answered take turns as one source. At attachments only TCP has connections, and at most 4 limits with this key may match one.",
 	},
 	{
 		name: "new_connections", takes: text("count a second, minute or hour", "50/s", `^[0-9]+/(s|min|h)$`), without: "no bound", settable: true,
