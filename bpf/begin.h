@@ -82,12 +82,21 @@ static __always_inline void drop_slots(struct opening *o)
 	o->held = 0;
 }
 
+/* Gives them back as well, of one that is to take them when it is established. */
+static __always_inline void put_off_slots(struct opening *o)
+{
+	give_back(&o->flight, o->held);
+#pragma unroll
+	for (int i = 0; i < MAX_HELD; i++)
+		o->flight.slot_place[i] = NOWHERE;
+}
+
 /* Enters the connection that the scratch's packet begins. */
 static __always_inline int insert(struct scratch *s)
 {
 	struct opening *o = &s->opening;
 	const struct packet *k = &s->parser.packet;
-	__u64 depart = here.mode == MODE_SHAPE ? s->decision.depart : s->now;
+	__u64 depart = here.mode == MODE_SHAPE ? s->decision.depart : s->now, flags = SYN_OF;
 	__u32 end = sequence_after(k);
 
 	o->flight.via = k->via;
@@ -95,8 +104,13 @@ static __always_inline int insert(struct scratch *s)
 	o->flight.next[0] = end;
 	o->flight.ack[1] = o->late ? k->tcp_seq : end;
 	o->flight.next[1] = o->flight.ack[0] = o->late ? k->tcp_ack : 0;
-	return open_connection(o, o->late ? SYNS | ESTABLISHED : SYN_OF, s->now / TICKS_PER_NANO,
-			       depart / TICKS_PER_NANO);
+	if (o->late) {
+		flags |= ESTABLISHED | (replied[here.place % MAX_PLACES] ? SYN_OF << 1 : 0);
+	} else if (o->unreserved) {
+		put_off_slots(o);
+		flags |= CLOSED | EXPIRED;
+	}
+	return open_connection(o, flags, s->now / TICKS_PER_NANO, depart / TICKS_PER_NANO);
 }
 
 /* Whether a packet or a connection that may leave at depart waits until then. It does
@@ -175,14 +189,16 @@ __noinline int begin(const struct policy *p, struct scratch *s, __u64 set)
 {
 	struct opening *o;
 	struct decision *d;
+	__u64 new;
 	int result;
 
 	if (!p || !s)
 		return 0;
 	o = &s->opening;
 	d = &s->decision;
-	if (set)
-		take_new(p, s, set);
+	new = o->late ? 0 : set; /* one that is late was new when its SYN came */
+	if (new)
+		take_new(p, s, new);
 	if (o->insert && d->verdict != VERDICT_REFUSE) {
 		result = insert(s);
 		if (result == OPEN_FAILED && set && !o->observe) {
@@ -191,10 +207,10 @@ __noinline int begin(const struct policy *p, struct scratch *s, __u64 set)
 		} else if (result != OPENED) {
 			/* Another CPU has met its first SYN just now; or nobody minds. */
 			drop_slots(o);
-			return refund_all(p, s, 0, set);
+			return refund_all(p, s, 0, new);
 		}
 	}
 	if (d->verdict == VERDICT_REFUSE)
-		return refund_all(p, s, 0, set);
-	return set ? count_opened(p, s, set & ~o->over) : 0;
+		return refund_all(p, s, 0, new);
+	return new ? count_opened(p, s, new & ~o->over) : 0;
 }

@@ -20,14 +20,26 @@
 /* How long a connection is remembered that closes, is in doubt, or is gone, in ns. */
 const volatile __u64 unsettled = 10ULL * 1000 * 1000 * 1000;
 
-/* How long one that opens has its slots, since the initiator was last heard, in ns: a
- * handshake takes a round trip, and a SYN costs nothing to forge. */
+/* How long a SYN reserves slots, in ns: a handshake takes a round trip. */
 const volatile __u64 half_open = 3ULL * 1000 * 1000 * 1000;
 
-/* How long one is remembered that has lost its slots so, since the responder's last answer:
- * Linux sends those after 1, 2, 4, 8 and 16 s, and has the connection for 32 s more. When
- * it is established after all, it needs slots first. */
-#define LATE (11 * half_open)
+/* How long one without slots is remembered, since the responder's last answer: Linux sends
+ * those after 1, 2, 4, 8 and 16 s, and has the connection for 32 s more; its SYN cookies
+ * hold for up to 120 s. When it is established after all, it needs slots first. */
+#define LATE (40 * half_open)
+
+/* Until when SYNs reserve no slots under a limit, in ns, by its state: a handshake was not
+ * completed, and a SYN costs nothing to forge. Until then slots are taken by the ACK that
+ * completes a handshake, which takes an address at which answers arrive. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_STATES);
+	__type(key, __u32);
+	__type(value, __u64);
+} suspected SEC(".maps");
+
+/* How long a handshake that was not completed is held against others, in ns. */
+const volatile __u64 suspicion = 60ULL * 1000 * 1000 * 1000;
 
 /* Whether replies come back by the interface, by its place: a responder has answered a
  * SYN. Where none has ever, the initiator is believed alone. */
@@ -56,14 +68,15 @@ enum flight_flag {
 	DOUBT_OF = 1 << 4, /* sent an RST that nobody may have believed */
 	ESTABLISHED = 1 << 6,
 	CLOSED = 1 << 7,  /* holds no slots any more */
-	EXPIRED = 1 << 8, /* closed for its silence: it may come back */
+	EXPIRED = 1 << 8, /* closed for its silence, without proof, or from the first: it may come back */
 	LOCKED = 1 << 9,  /* closed, and taken out of the map or used again just now */
 	PROVEN = 1 << 10, /* established by what the responder says */
+	ASKEW = 1 << 11,  /* the initiator has sent something out of order, before that */
 };
 
 /* Bits of a word from here up tell one connection from another with the same tuple that
  * came before it: by the time. */
-#define BEGAN_SHIFT 11
+#define BEGAN_SHIFT 12
 
 #define FINS (FIN_OF | FIN_OF << 1)
 #define SYNS (SYN_OF | SYN_OF << 1)
@@ -77,12 +90,13 @@ struct flight {
 	__u64 seen;  /* the last packet, ns; in the future when a SYN has to wait */
 	__u64 check; /* when it is looked at next, ns: marks its entry in the queue */
 	__u64 idle;  /* may last so long, ns */
-	/* What it holds: a slot's tag, and in the place of its count the number of
-	 * the limit's state. */
+	/* What it holds, or has held: a slot's tag, and in the place of its count the number
+	 * of the limit's state; 0 when there is none. */
 	__u64 slot[MAX_HELD];
-	__u32 slot_place[MAX_HELD]; /* NOWHERE when there is none */
+	__u32 slot_place[MAX_HELD]; /* NOWHERE when it is not held */
 	/* By side: the highest sequence number that it sent, what it acknowledged, and
-	 * the number after a FIN. */
+	 * the number after a FIN. Before a connection is established, the responder's last
+	 * answer to the SYN and its first: its numbers may differ. */
 	__u32 next[2];
 	__u32 ack[2];
 	__u32 fin[2];
@@ -98,6 +112,7 @@ enum heard {
 	HOPS = 0xff,
 	UNCONFIRMED = 1 << 8,
 	SEVERAL_WAYS = 1 << 9, /* and not which of them leads there */
+	ADOPTED = 1 << 10,     /* nor what the responder answered to a SYN */
 };
 
 /* Never a map that forgets by itself: nobody would give the slots back. Preallocated,
@@ -164,7 +179,7 @@ static __always_inline int unsure(__u64 word)
 	return !(word & ESTABLISHED) || (word & DOUBTS && !(word & PROVEN));
 }
 
-/* Whether a connection has lost its slots so. */
+/* Whether a connection has no slots, and may be established yet. */
 static __always_inline int lapsed(__u64 word)
 {
 	return word & CLOSED && word & EXPIRED && unsure(word);
@@ -202,6 +217,29 @@ __noinline int give_back(const struct flight *f, __u32 held)
 	return 0;
 }
 
+/* Takes note of a connection that was not established, though it could have been. */
+__noinline int suspect(const struct flight *f, __u64 now)
+{
+	if (!f || f->hops & UNCONFIRMED)
+		return 0;
+	for (int i = 0; i < MAX_HELD; i++) {
+		__u32 number = f->slot[i] % MAX_STATES;
+		__u64 *until = bpf_map_lookup_elem(&suspected, &number);
+
+		if (until && f->slot[i])
+			*(volatile __u64 *)until = now + suspicion;
+	}
+	return 0;
+}
+
+/* Whether SYNs reserve no slots under the limit of a state. */
+static __always_inline int is_suspected(__u32 number, __u64 now)
+{
+	const __u64 *until = bpf_map_lookup_elem(&suspected, &number);
+
+	return until && load_word(until) > now;
+}
+
 /* Closes a connection whose word was was: it gives its slots back and is remembered
  * from now on. One that has changed meanwhile has not expired. */
 __noinline int close_flight(struct flight *f, __u64 was, __u64 flags, __u64 now)
@@ -215,9 +253,12 @@ __noinline int close_flight(struct flight *f, __u64 was, __u64 flags, __u64 now)
 	for (int i = 0; i < 8; i++) {
 		__u64 seen = __sync_val_compare_and_swap(&f->word, was, was | CLOSED | flags);
 
-		if (seen == was)
+		if (seen == was) {
+			if (flags == EXPIRED && !(was & ESTABLISHED))
+				suspect(&held, now);
 			return give_back(&held, MAX_HELD);
-		if (seen & CLOSED || (seen ^ was) >> BEGAN_SHIFT || flags & EXPIRED)
+		}
+		if (seen & CLOSED || (seen ^ was) >> BEGAN_SHIFT || flags == EXPIRED)
 			return 0;
 		was = seen;
 	}
@@ -268,7 +309,9 @@ struct opening {
 	__u64 over;	/* limits that observe, and would have refused it */
 	__u64 waits;	/* limits that hold it back */
 	__u32 first;	/* the packet is its first SYN, or it is late */
-	__u32 late;	/* the packet establishes one that had lost its slots */
+	__u32 late;	/* the packet establishes one that has no slots */
+	__u32 unreserved; /* it begins without slots */
+	__u32 fast;	/* and its responder may not wait for an ACK */
 	__u32 insert;	/* it begins when it is let through */
 	__u32 observe;	/* it is let through whatever limits say */
 	__u32 adopt;	/* it was there before */
@@ -282,7 +325,7 @@ struct opening {
 static __always_inline void clear_opening(struct opening *o)
 {
 	o->earliest = o->turn = o->over = o->waits = 0;
-	o->first = o->late = o->insert = o->observe = o->adopt = o->held = 0;
+	o->first = o->late = o->unreserved = o->fast = o->insert = o->observe = o->adopt = o->held = 0;
 	o->refused = o->silent = 0;
 }
 

@@ -25,7 +25,7 @@ func TestConnections(t *testing.T) {
 				if action, _, _ := b.send(first); action != passed {
 					b.t.Errorf("action %d", int32(action))
 				}
-				b.now += uint64(2 * time.Second)
+				b.now += uint64(time.Second) - 1
 			}
 			if n := b.counters().Connections[0]; n != 1 {
 				b.t.Errorf("%d connections let through", n)

@@ -288,11 +288,12 @@ __noinline int take(const struct policy *p, struct scratch *s, __u64 opening)
  * it take it too, or it is refused and nothing is charged. */
 static __always_inline void decide(const struct policy *p, struct scratch *s, __u64 set)
 {
-	__u64 paced = set & p->paced, opening;
+	__u64 paced = set & p->paced, opening, new;
 	struct opening *o = &s->opening;
 	struct decision *d = &s->decision;
 
 	opening = o->first ? set & p->counted : 0;
+	new = o->late ? 0 : opening;
 	d->depart = s->now;
 	d->verdict = VERDICT_PASS;
 	d->reason = REASON_NONE;
@@ -315,7 +316,13 @@ static __always_inline void decide(const struct policy *p, struct scratch *s, __
 	}
 	if (opening && !take_slots(p, s, opening))
 		goto refused;
-	if (paced | opening ? !take(p, s, opening) : is_queued(s) && !has_room(p, s))
+	if (opening && o->fast && !o->observe) {
+		refuse(d, lowest(opening), REASON_CONNECTIONS, s->now);
+		refused_connection(p, s);
+		o->silent = 1;
+		goto refused;
+	}
+	if (paced | new ? !take(p, s, new) : is_queued(s) && !has_room(p, s))
 		goto refused;
 	if (o->first && d->verdict != VERDICT_REFUSE)
 		begin(p, s, opening);

@@ -2,6 +2,7 @@ package bpf
 
 import (
 	"errors"
+	"math"
 	"net/netip"
 	"os"
 	"runtime"
@@ -50,6 +51,8 @@ func newEscape(t *testing.T, programs *bench, limits []escapeLimit, at gate) *es
 			netlink.RouteAdd(&netlink.Route{Gw: netip.MustParseAddr("fd02::1").AsSlice()}),
 			sysctl("ipv4/ipfrag_time", "1"), sysctl("ipv6/ip6frag_time", "1"),
 			sysctl("ipv4/tcp_synack_retries", "0"), sysctl("ipv4/tcp_max_syn_backlog", "100000"), sysctl("core/somaxconn", "100000"),
+			sysctl("ipv4/tcp_fastopen", map[bool]string{false: "0", true: "0x602"}[at.late]), // with no cookie, for all sockets
+			sysctl("ipv4/tcp_syncookies", "0"),                                               // with one, an old ACK makes a connection
 			e.sockets(),
 		)
 	})
@@ -84,6 +87,16 @@ func newEscape(t *testing.T, programs *bench, limits []escapeLimit, at gate) *es
 	gate, err := netlink.LinkByName("gate")
 	if err != nil {
 		t.Fatal(err)
+	}
+	if at.late {
+		var places [64]uint8
+		for i := range places {
+			places[i] = 1
+		}
+		if err := e.b.Replied.Set(places); err != nil {
+			t.Fatal(err)
+		}
+		e.b.suspectAll(t, math.MaxUint64)
 	}
 	e.b.attach(gate, true, at.xdp)
 	e.before = e.states()

@@ -81,7 +81,7 @@ func (b *builder) conversation() {
 		known = append(known, seq, seq+uint32(n))
 	}
 	if b.chance(10) { // nonsense before it
-		say([]byte{ack1, ack1, rst, rst | ack1, fin | ack1, ack1 | syn}[b.IntN(6)], next, b.IntN(2)*b.IntN(10))
+		say([]byte{ack1, ack1, rst, rst | ack1, fin | ack1, ack1 | syn, syn}[b.IntN(7)], next, b.IntN(2)*b.IntN(10))
 	}
 	if b.chance(95) {
 		b.steps = append(b.steps, b.segmentStep(segment(ack1, next, 0, 0)))

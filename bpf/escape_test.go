@@ -54,6 +54,7 @@ func TestEscape(t *testing.T) {
 		{"bytes by XDP", byteLimits, gate{xdp: true}},
 		{"connections", connectionLimits, gate{}},
 		{"connections by XDP", connectionLimits, gate{xdp: true}},
+		{"connections without reserved slots", connectionLimits, gate{late: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := newEscape(t, programs[c.gate.bare], c.limits, c.gate)
@@ -199,6 +200,7 @@ type escape struct {
 type gate struct {
 	bare bool // of Ethernet
 	xdp  bool // it comes before packets are joined, and meets no trains
+	late bool // SYNs reserve no slots; the receiver takes their data
 }
 
 // got is a delivery by a socket.
@@ -310,7 +312,7 @@ func (e *escape) judge(after []kernelState) string {
 // lives reports whether the receiver can still get anything from it, or send.
 func (c *accepted) lives() bool {
 	info, err := unix.GetsockoptTCPInfo(c.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-	return err == nil && (info.State == unix.BPF_TCP_ESTABLISHED || info.State == unix.BPF_TCP_CLOSE_WAIT || info.State == unix.BPF_TCP_FIN_WAIT2)
+	return err == nil && (info.State == unix.BPF_TCP_ESTABLISHED || info.State == unix.BPF_TCP_CLOSE_WAIT || info.State == unix.BPF_TCP_FIN_WAIT2 || info.State == unix.BPF_TCP_SYN_RECV)
 }
 
 // counted reports whether the programs hold a slot for it.

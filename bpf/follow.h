@@ -11,6 +11,8 @@ enum known {
 	UNKNOWN,
 	KNOWN,
 	GONE,
+	STRAY, /* not counted, and the segment might establish it */
+	LOST,  /* established, and not counted */
 };
 
 #define WINDOW (1U << 30) /* the largest (RFC 7323, section 2.3) */
@@ -43,6 +45,13 @@ static __always_inline int ended(const struct flight *f, __u64 word, const struc
 	return k->tcp_seq == f->next[1];
 }
 
+/* Whether a handshake may be completed after an RST of side: a responder forgets no SYN
+ * cookie. */
+static __always_inline int outlived(__u64 word, __u32 side)
+{
+	return !(word & PROVEN) && (!side || word & SYN_OF << 1);
+}
+
 /* Takes note of a SYN of the responder. When it answers another SYN than the one that was
  * seen last, another connection begins. */
 static __always_inline void note_answer(struct flight *f, const struct packet *k, __u64 word)
@@ -55,6 +64,14 @@ static __always_inline void note_answer(struct flight *f, const struct packet *k
 		f->next[0] = f->ack[1] = k->tcp_ack;
 	if (other || !(word & SYN_OF << 1))
 		f->next[1] = f->ack[0] = sequence_after(k);
+	else if (!(word & ESTABLISHED))
+		f->next[1] = sequence_after(k);
+}
+
+/* Whether a segment of the initiator acknowledges what the responder answered to its SYN. */
+static __always_inline int answers(const struct flight *f, const struct packet *k)
+{
+	return k->tcp_flags & TCP_ACK && (k->tcp_ack == f->next[1] || k->tcp_ack == f->ack[0]);
 }
 
 /* Takes note of the way of a SYN that is sent again: nobody knows which of them was answered;
@@ -79,18 +96,28 @@ __noinline int note(struct flight *f, const struct packet *k, __u64 hash, __u32 
 	side &= 1;
 	flags = k->tcp_flags;
 	word = load_word(&f->word);
-	/* What has not been established the responder does not keep. */
-	if (now > load_word(&f->seen) && (!side || word & ESTABLISHED))
+	/* Who forges a SYN can repeat it as well: that must not keep slots. */
+	if (now > load_word(&f->seen) && (word & ESTABLISHED || (!side && f->hops & UNCONFIRMED)))
 		*(volatile __u64 *)&f->seen = now;
 	if (flags & TCP_RST) {
-		if (side ? ended(f, word, k) : ends(f, word, k))
-			return close_flight(f, word, 0, now);
+		if (side && outlived(word, 1) && word & ASKEW) {
+			/* It may answer that, while what completes the handshake is under way. */
+			mark_flight(f, hash, DOUBT_OF << 1, 0);
+			return 0;
+		}
+		if (side ? ended(f, word, k) : ends(f, word, k)) {
+			if (!side && !(word & ESTABLISHED))
+				suspect(f, now);
+			return close_flight(f, word, outlived(word, side) ? EXPIRED | DOUBT_OF << side : 0, now);
+		}
 		if (side || k->tcp_seq - f->ack[1] <= WINDOW)
 			mark_flight(f, hash, DOUBT_OF << side, 0);
 		return 0;
 	}
 
 	end = sequence_after(k);
+	if (!side && !(word & PROVEN) && !(flags & TCP_SYN) && k->tcp_seq != f->ack[1])
+		set |= ASKEW;
 	inside = end - f->ack[side ^ 1] <= WINDOW && ahead(end, f->next[side]);
 	/* Data where a FIN was: the other side has got no FIN. */
 	if (word & FIN_OF << side && k->payload && !(flags & TCP_FIN) && !ahead(f->fin[side], end))
@@ -104,7 +131,12 @@ __noinline int note(struct flight *f, const struct packet *k, __u64 hash, __u32 
 	}
 	if (!side && (f->hops & UNCONFIRMED ? k->payload : flags & TCP_SYN))
 		note_way(f, k);
-	if (flags & TCP_ACK && ahead(k->tcp_ack, f->ack[side]) && (side || !ahead(k->tcp_ack, f->next[1]))) {
+	/* Only who has seen the responder's number knows it. */
+	if (!side && !(flags & TCP_SYN) && (word & (SYNS | ESTABLISHED)) == SYNS && answers(f, k)) {
+		f->next[1] = f->ack[0] = k->tcp_ack;
+		set |= ESTABLISHED;
+	} else if (flags & TCP_ACK && ahead(k->tcp_ack, f->ack[side]) &&
+		   (side || (word & ESTABLISHED && !ahead(k->tcp_ack, f->next[1])))) {
 		f->ack[side] = k->tcp_ack;
 		proven = side;
 		if (side && f->hops & HOPS && !(f->hops & SEVERAL_WAYS))
@@ -114,16 +146,13 @@ __noinline int note(struct flight *f, const struct packet *k, __u64 hash, __u32 
 		f->fin[side] = end;
 		set |= FIN_OF << side;
 	}
-	/* Only who has seen the responder's number knows it. And only who has a connection
-	 * sends data, or acknowledges it. */
-	if ((word & SYNS) == SYNS && !(flags & TCP_SYN)) {
-		if (side && (proven || k->payload))
-			set |= ESTABLISHED | PROVEN;
-		if (!side && flags & TCP_ACK && k->tcp_ack == f->next[1])
-			set |= ESTABLISHED;
-	}
+	/* Only who has a connection sends data, or acknowledges it. */
+	if (side && (word & SYNS) == SYNS && !(flags & TCP_SYN) && (proven || k->payload))
+		set |= ESTABLISHED | PROVEN;
 	if (!side && flags & TCP_ACK && !(word & SYN_OF << 1) && !replied[here.place % MAX_PLACES])
 		set |= ESTABLISHED;
+	if (set & ~word & ESTABLISHED && now > load_word(&f->seen))
+		*(volatile __u64 *)&f->seen = now;
 	clear |= word & DOUBT_OF << side;
 	if ((word | set) != word || clear)
 		word = mark_flight(f, hash, set, clear);
@@ -132,22 +161,38 @@ __noinline int note(struct flight *f, const struct packet *k, __u64 hash, __u32 
 	return 0;
 }
 
-/* Looks at a segment of side of a connection that has lost its slots before it was
- * established. */
-static __always_inline int note_late(struct flight *f, const struct packet *k, struct opening *o, __u64 word,
-				     __u32 side, __u64 now)
+/* Looks at a segment of side of a connection that has no slots, and may be established. */
+static __always_inline int note_lapsed(struct flight *f, const struct packet *k, struct opening *o, __u64 word,
+				       __u32 side, __u64 now)
 {
 	__u32 flags = k->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST);
 
 	if (side && flags == (TCP_SYN | TCP_ACK)) {
 		*(volatile __u64 *)&f->seen = now;
+		replied[here.place % MAX_PLACES] = 1;
+		f->ack[1] = k->tcp_ack;
 		f->next[1] = sequence_after(k);
+		if (!(word & SYN_OF << 1))
+			f->ack[0] = f->next[1];
 		__sync_val_compare_and_swap(&f->word, word, word | SYN_OF << 1);
 	}
 	if (side)
-		return k->payload ? UNKNOWN : GONE;
-	o->late = word & SYN_OF << 1 && flags == TCP_ACK && k->tcp_ack == f->next[1];
-	return UNKNOWN;
+		return flags == TCP_ACK && (k->payload || ahead(k->tcp_ack, f->ack[1])) ? LOST : GONE;
+	if (flags != TCP_ACK)
+		return UNKNOWN;
+	if (!(word & SYN_OF << 1)) {
+		o->late = !replied[here.place % MAX_PLACES];
+		return UNKNOWN;
+	}
+	o->late = answers(f, k) && (k->tcp_seq == f->ack[1] || f->hops & ADOPTED);
+	/* The responder may have given answers that are not remembered. */
+	return o->late || f->hops & ADOPTED ? UNKNOWN : STRAY;
+}
+
+/* Whether a SYN of a connection without slots is a retransmission. */
+static __always_inline int sent_again(const struct flight *f, const struct packet *k, __u64 now)
+{
+	return sequence_after(k) == f->next[0] && (__s64)(now - load_word(&f->seen)) < (__s64)half_open;
 }
 
 /* Looks up the connection of a segment of side, and takes note of the segment. */
@@ -178,12 +223,15 @@ __noinline int follow(const struct packet *k, struct opening *o, __u32 side, __u
 		word = load_word(&f->word);
 	}
 	if (lapsed(word) && !again)
-		return note_late(f, k, o, word, side, now);
-	if (word & CLOSED)
+		return note_lapsed(f, k, o, word, side, now);
+	if (lapsed(word) && !(word & ESTABLISHED))
+		suspect(f, now);
+	if (word & CLOSED && !(lapsed(word) && sent_again(f, k, now)))
 		return again || word & EXPIRED ? UNKNOWN : GONE;
 	seen = load_word(&f->seen);
 	if (again && seen > now)
 		o->earliest = seen;
-	note(f, k, hash, side, now);
+	if (!(word & CLOSED))
+		note(f, k, hash, side, now);
 	return KNOWN;
 }

@@ -297,7 +297,7 @@ var sharedMaps = []string{
 	kernelMapBuckets, kernelMapCalendars, kernelMapConnSlots, kernelMapConnections, kernelMapDepartures, kernelMapFloors, kernelMapFragments,
 	kernelMapHeartbeats, kernelMapHolding, kernelMapListeners, kernelMapPolicies, kernelMapProxied, kernelMapQueued, kernelMapReversed,
 	kernelMapSampleLosses, kernelMapSamples, kernelMapScratches, kernelMapSeen, kernelMapStates, kernelMapStaging,
-	kernelMapSweepers, kernelMapTableCounts,
+	kernelMapSuspected, kernelMapSweepers, kernelMapTableCounts,
 	kernelMapTables, kernelMapTurns, kernelMapWatched, kernelMapWatches,
 }
 
@@ -348,6 +348,7 @@ func (k *kernel) load(at kernelAttachment, variables map[string]any, objects any
 		kernelMapStaging:      k.Staging,
 		kernelMapStates:       k.States,
 		kernelMapTableCounts:  k.TableCounts,
+		kernelMapSuspected:    k.Suspected,
 		kernelMapSweepers:     k.Sweepers,
 		kernelMapTables:       k.kernelMaps.Tables,
 		kernelMapTurns:        k.Turns,

@@ -213,7 +213,7 @@ type kernelScratch struct {
 	Wait   uint64
 	Asked  uint64
 	Queue  uint32
-	Pad    uint32
+	Option uint32
 	Held   [2]uint64
 	Parser struct {
 		_    structs.HostLayout
@@ -269,23 +269,25 @@ type kernelScratch struct {
 		Mark    uint32
 	}
 	Opening struct {
-		_        structs.HostLayout
-		Tuple    kernelTuple
-		Flight   kernelFlight
-		Earliest uint64
-		Turn     uint64
-		Over     uint64
-		Waits    uint64
-		First    uint32
-		Late     uint32
-		Insert   uint32
-		Observe  uint32
-		Adopt    uint32
-		Held     uint32
-		Refused  uint32
-		Silent   uint32
-		Last     uint32
-		Pad      uint32
+		_          structs.HostLayout
+		Tuple      kernelTuple
+		Flight     kernelFlight
+		Earliest   uint64
+		Turn       uint64
+		Over       uint64
+		Waits      uint64
+		First      uint32
+		Late       uint32
+		Unreserved uint32
+		Fast       uint32
+		Insert     uint32
+		Observe    uint32
+		Adopt      uint32
+		Held       uint32
+		Refused    uint32
+		Silent     uint32
+		Last       uint32
+		Pad        uint32
 	}
 	Watched     [2]uint64
 	UntilSample [2]uint32
@@ -423,6 +425,7 @@ const (
 	kernelMapSeen            = "seen"
 	kernelMapStaging         = "staging"
 	kernelMapStates          = "states"
+	kernelMapSuspected       = "suspected"
 	kernelMapSweepers        = "sweepers"
 	kernelMapTableCounts     = "table_counts"
 	kernelMapTables          = "tables"
@@ -438,6 +441,7 @@ const (
 	kernelVarOtherCpus       = "other_cpus"
 	kernelVarReplied         = "replied"
 	kernelVarSlotLines       = "slot_lines"
+	kernelVarSuspicion       = "suspicion"
 	kernelVarSweepInterval   = "sweep_interval"
 	kernelVarTestBytes       = "test_bytes"
 	kernelVarTestDecision    = "test_decision"
@@ -524,6 +528,7 @@ type kernelMapSpecs struct {
 	Seen         *ebpf.MapSpec `ebpf:"seen"`
 	Staging      *ebpf.MapSpec `ebpf:"staging"`
 	States       *ebpf.MapSpec `ebpf:"states"`
+	Suspected    *ebpf.MapSpec `ebpf:"suspected"`
 	Sweepers     *ebpf.MapSpec `ebpf:"sweepers"`
 	TableCounts  *ebpf.MapSpec `ebpf:"table_counts"`
 	Tables       *ebpf.MapSpec `ebpf:"tables"`
@@ -542,6 +547,7 @@ type kernelVariableSpecs struct {
 	OtherCpus     *ebpf.VariableSpec `ebpf:"other_cpus"`
 	Replied       *ebpf.VariableSpec `ebpf:"replied"`
 	SlotLines     *ebpf.VariableSpec `ebpf:"slot_lines"`
+	Suspicion     *ebpf.VariableSpec `ebpf:"suspicion"`
 	SweepInterval *ebpf.VariableSpec `ebpf:"sweep_interval"`
 	TestBytes     *ebpf.VariableSpec `ebpf:"test_bytes"`
 	TestDecision  *ebpf.VariableSpec `ebpf:"test_decision"`
@@ -597,6 +603,7 @@ type kernelMaps struct {
 	Seen         *ebpf.Map `ebpf:"seen"`
 	Staging      *ebpf.Map `ebpf:"staging"`
 	States       *ebpf.Map `ebpf:"states"`
+	Suspected    *ebpf.Map `ebpf:"suspected"`
 	Sweepers     *ebpf.Map `ebpf:"sweepers"`
 	TableCounts  *ebpf.Map `ebpf:"table_counts"`
 	Tables       *ebpf.Map `ebpf:"tables"`
@@ -627,6 +634,7 @@ func (m *kernelMaps) Close() error {
 		m.Seen,
 		m.Staging,
 		m.States,
+		m.Suspected,
 		m.Sweepers,
 		m.TableCounts,
 		m.Tables,
@@ -646,6 +654,7 @@ type kernelVariables struct {
 	OtherCpus     *ebpf.Variable `ebpf:"other_cpus"`
 	Replied       *ebpf.Variable `ebpf:"replied"`
 	SlotLines     *ebpf.Variable `ebpf:"slot_lines"`
+	Suspicion     *ebpf.Variable `ebpf:"suspicion"`
 	SweepInterval *ebpf.Variable `ebpf:"sweep_interval"`
 	TestBytes     *ebpf.Variable `ebpf:"test_bytes"`
 	TestDecision  *ebpf.Variable `ebpf:"test_decision"`

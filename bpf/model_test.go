@@ -20,6 +20,8 @@ type modelled struct {
 	proven          bool // by what the server says
 	deaf            bool // there before: nobody knows what comes to the server
 	heard           bool // data from the client
+	adopted         bool
+	odd             bool // the client has sent something out of order, before the server proved anything
 	closed, expired bool
 	seen            uint64
 	next, ack, end  [2]uint32
@@ -28,6 +30,14 @@ type modelled struct {
 
 // unsure reports whether it may still open, or not have ended before it opened.
 func (c *modelled) unsure() bool { return !c.established || (c.doubt[0] || c.doubt[1]) && !c.proven }
+
+// lapsed reports whether it has no slots, and may be established yet.
+func (c *modelled) lapsed() bool { return c.closed && c.expired && c.unsure() }
+
+// answers reports whether a number is one that the server answered to the SYN.
+func (c *modelled) answers(acked uint32) bool {
+	return acked == c.next[server] || acked == c.ack[client]
+}
 
 func (c *modelled) closing() bool { return c.fin[0] && c.fin[1] && c.ack[server] == c.end[client] }
 
@@ -63,8 +73,9 @@ type model struct {
 	conns map[int]*modelled
 	slots map[string]int
 
-	replied  bool         // the server has answered a SYN
-	reversed map[int]bool // it began on the other side
+	replied   bool         // the server has answered a SYN
+	suspected uint64       // until then SYNs reserve no slots
+	reversed  map[int]bool // it began on the other side
 }
 
 func (m *model) close(c *modelled, now uint64) {
@@ -73,6 +84,13 @@ func (m *model) close(c *modelled, now uint64) {
 		m.slots[key]--
 	}
 	c.held = nil
+}
+
+// suspect takes note of a connection that was not established.
+func (m *model) suspect(c *modelled, now uint64) {
+	if !c.established && !c.deaf {
+		m.suspected = now + uint64(time.Minute)
+	}
 }
 
 // take enters a connection under all limits, if they have room or it is forced.
@@ -96,7 +114,7 @@ func (m *model) take(id int, keys map[string]string, forced bool) *modelled {
 const (
 	passes = iota
 	refused
-	late // refused, as it would establish a connection that has lost its slots
+	unestablished // refused, as it may establish a connection that has no slots
 )
 
 // packet says what becomes of a segment.
@@ -114,27 +132,41 @@ func (m *model) packet(id, side int, flags byte, seq, acked uint32, n int, keys 
 	if c != nil && !c.closed {
 		switch {
 		case now-c.seen >= c.patience():
+			m.suspect(c, now)
 			m.close(c, now)
 			c.expired = true
 		case again && c.closing():
 			m.close(c, now)
 		}
 	}
-	if c != nil && c.closed && c.expired && c.unsure() && !again {
-		if side == server {
-			if flags&(syn|ack|rst) == syn|ack {
-				c.seen, c.next[server], c.syn[server] = now, end, true
-			}
-			if n == 0 {
+	was := c
+	if c != nil && c.lapsed() {
+		late := flags&(syn|ack|rst) == ack && (c.syn[server] && c.answers(acked) && (seq == c.ack[server] || c.adopted) || !c.syn[server] && !m.replied)
+		switch {
+		case again:
+			m.suspect(c, now)
+			if end == c.next[client] && now-c.seen < testHalfOpen {
 				return passes
 			}
-		} else if c.syn[server] && flags&(syn|ack|rst) == ack && acked == c.next[server] {
-			if c = m.take(id, keys, false); c == nil {
-				return late
+		case side == server:
+			if flags&(syn|ack|rst) == syn|ack {
+				c.seen, c.next[server], c.ack[server], m.replied = now, end, acked, true
+				if !c.syn[server] {
+					c.ack[client], c.syn[server] = end, true
+				}
 			}
-			c.syn, c.established, c.deaf, c.seen = [2]bool{true, true}, true, true, now
+			if flags&(syn|ack|rst) != ack || n == 0 && !ahead(acked, c.ack[server]) {
+				return passes
+			}
+		case late:
+			if c = m.take(id, keys, false); c == nil {
+				return unestablished
+			}
+			c.syn, c.established, c.deaf, c.seen = [2]bool{true, m.replied}, true, true, now
 			c.next, c.ack = [2]uint32{end, acked}, [2]uint32{acked, seq}
 			return passes
+		case flags&(syn|ack|rst) == ack && c.syn[server] && !c.adopted:
+			return unestablished
 		}
 	}
 	if c != nil && c.closed && (again || c.expired) {
@@ -143,18 +175,30 @@ func (m *model) packet(id, side int, flags byte, seq, acked uint32, n int, keys 
 	switch {
 	case c == nil && again:
 		delete(m.reversed, id)
+		unreserved := m.replied && now < m.suspected
 		if c = m.take(id, keys, false); c == nil {
 			return refused
 		}
+		if unreserved {
+			m.close(c, now)
+			c.expired = true
+			if n > 0 { // the server may take it for a connection
+				m.conns[id] = was
+				return refused
+			}
+		}
 		c.syn[client], c.seen = true, now
 		c.next[client], c.ack[server] = end, end
+		if was != nil && was.lapsed() && was.syn[server] {
+			c.syn[server], c.next[server], c.ack = true, was.next[server], was.ack
+		}
 		return passes
 	case c == nil && side == server && begins:
 		m.reversed[id] = true
 		return passes
 	case c == nil && side == server && flags&(syn|ack|rst|fin) == ack && !m.reversed[id]:
 		c = m.take(id, keys, true)
-		c.syn, c.seen, c.deaf = [2]bool{true, true}, now, true
+		c.syn, c.seen, c.deaf, c.adopted = [2]bool{true, true}, now, true, true
 		c.next = [2]uint32{acked, end}
 		c.ack = [2]uint32{end, acked}
 		return passes
@@ -169,18 +213,29 @@ func (m *model) packet(id, side int, flags byte, seq, acked uint32, n int, keys 
 func (m *model) note(c *modelled, side int, flags byte, seq, acked, end uint32, n int, now uint64) {
 	const window = 1 << 30
 	other := 1 - side
-	if side == client || c.established {
+	if c.established || side == client && c.deaf {
 		c.seen = now
 	}
 	if flags&rst != 0 {
-		if c.believed(side, flags, seq, acked, n) {
+		if side == server && c.syn[server] && !c.proven && c.odd {
+			c.doubt[server] = true
+		} else if c.believed(side, flags, seq, acked, n) {
+			if side == client {
+				m.suspect(c, now)
+			}
 			m.close(c, now)
+			if (side == client || c.syn[server]) && !c.proven {
+				c.expired, c.doubt[side] = true, true
+			}
 		} else if side == server || seq-c.ack[server] <= window {
 			c.doubt[side] = true
 		}
 		return
 	}
-	both, answered, proven := c.syn[0] && c.syn[1], c.syn[server], n > 0
+	if side == client && !c.proven && flags&syn == 0 && seq != c.ack[server] {
+		c.odd = true
+	}
+	both, answered, established, proven := c.syn[0] && c.syn[1], c.syn[server], c.established, n > 0
 	inside := end-c.ack[other] <= window && ahead(end, c.next[side])
 	if c.fin[side] && n > 0 && flags&fin == 0 && !ahead(c.end[side], end) {
 		c.fin[side] = false
@@ -194,6 +249,8 @@ func (m *model) note(c *modelled, side int, flags byte, seq, acked, end uint32, 
 			}
 			if another || !c.syn[server] {
 				c.next[server], c.ack[client] = end, end
+			} else if !c.established {
+				c.next[server] = end
 			}
 		}
 		c.syn[side] = true
@@ -201,11 +258,13 @@ func (m *model) note(c *modelled, side int, flags byte, seq, acked, end uint32, 
 		c.next[side] = end
 	}
 	c.heard = c.heard || side == client && n > 0
-	if flags&ack != 0 && ahead(acked, c.ack[side]) && (side == server || !ahead(acked, c.next[server])) {
+	if side == client && flags&(syn|ack) == ack && both && !established && c.answers(acked) {
+		c.established, c.next[server], c.ack[client] = true, acked, acked
+	} else if flags&ack != 0 && ahead(acked, c.ack[side]) && (side == server || established && !ahead(acked, c.next[server])) {
 		c.ack[side] = acked
 		proven = true
 		if side == server && c.heard {
-			c.deaf = false
+			c.deaf, c.adopted = false, false
 		}
 	}
 	if flags&fin != 0 && inside {
@@ -214,13 +273,11 @@ func (m *model) note(c *modelled, side int, flags byte, seq, acked, end uint32, 
 	if side == client && flags&ack != 0 && !answered && !m.replied {
 		c.established = true
 	}
-	if both && flags&syn == 0 {
-		if side == server && proven {
-			c.established, c.proven = true, true
-		}
-		if side == client && flags&ack != 0 && acked == c.next[server] {
-			c.established = true
-		}
+	if both && flags&syn == 0 && side == server && proven {
+		c.established, c.proven = true, true
+	}
+	if c.established {
+		c.seen = now
 	}
 	c.doubt[side] = false
 	if c.closing() && c.ack[client] == c.end[server] {
@@ -252,15 +309,25 @@ func TestModel(t *testing.T) {
 		side := rnd.IntN(2)
 		was := m.conns[id]
 		lives := was != nil && !was.closed
+		opens := was != nil && was.lapsed()
+		if rnd.IntN(1000) == 0 {
+			b.suspectAll(t, 0)
+			m.suspected = 0
+		}
 		flags := []byte{ack, ack, ack, ack | fin, ack | fin, rst, rst | ack, syn, syn | ack, 0, fin, syn | fin}[rnd.IntN(12)]
-		if !lives && rnd.IntN(3) > 0 {
+		if !lives && !opens && rnd.IntN(3) > 0 {
 			side, flags = client, syn
+		} else if opens && rnd.IntN(3) > 0 {
+			side, flags = server, syn|ack
+			if was.syn[server] {
+				side, flags = client, ack
+			}
 		} else if lives && !(was.syn[0] && was.syn[1]) && rnd.IntN(2) == 0 {
 			side, flags = server, syn|ack
 		} else if lives && rnd.IntN(3) > 0 {
 			flags = []byte{ack, ack | fin}[rnd.IntN(2)]
 		}
-		if begins := side == client && flags == syn; begins && !lives {
+		if begins := side == client && flags == syn; begins && !lives && (!opens || rnd.IntN(3) == 0) {
 			d.next = [2]uint32{rnd.Uint32(), rnd.Uint32()}
 		}
 		n := rnd.IntN(3) * rnd.IntN(100)
@@ -304,7 +371,7 @@ func TestModel(t *testing.T) {
 		}
 		want := uint32(passed)
 		switch {
-		case fate == late:
+		case fate == unestablished:
 			want = dropped
 			lates++
 		case fate == refused:

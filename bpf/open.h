@@ -14,7 +14,7 @@ enum opened {
 static __always_inline int open_again(const struct opening *o, const struct tuple *t)
 {
 	struct flight *f = bpf_map_lookup_elem(&connections, t);
-	__u64 word;
+	__u64 word, is = o->flight.word;
 
 	if (!f)
 		return OPEN_FAILED;
@@ -32,13 +32,16 @@ static __always_inline int open_again(const struct opening *o, const struct tupl
 		f->slot[i] = o->flight.slot[i];
 		f->slot_place[i] = o->flight.slot_place[i];
 	}
-#pragma unroll
-	for (int i = 0; i < 2; i++) {
-		f->next[i] = o->flight.next[i];
-		f->ack[i] = o->flight.ack[i];
+	f->next[0] = o->flight.next[0];
+	if (lapsed(word) && word & ~is & SYN_OF << 1) {
+		/* The responder may still have what it answered to an earlier SYN. */
+		is |= SYN_OF << 1;
+	} else {
+		f->next[1] = o->flight.next[1];
+		f->ack[0] = o->flight.ack[0];
+		f->ack[1] = o->flight.ack[1];
 	}
-	return __sync_val_compare_and_swap(&f->word, word | LOCKED, o->flight.word) == (word | LOCKED) ? OPENED
-												       : OPEN_FAILED;
+	return __sync_val_compare_and_swap(&f->word, word | LOCKED, is) == (word | LOCKED) ? OPENED : OPEN_FAILED;
 }
 
 /* Before Linux 6.5 what goes into a map may not be in what an argument points to, and
@@ -66,8 +69,10 @@ __noinline int open_connection(struct opening *o, __u64 flags, __u64 now, __u64 
 	o->flight.idle = here.idle_timeout;
 #pragma unroll
 	for (__u32 i = 0; i < MAX_HELD; i++) {
-		if (i >= o->held)
+		if (i >= o->held) {
 			o->flight.slot_place[i] = NOWHERE;
+			o->flight.slot[i] = 0;
+		}
 	}
 	turn.tuple = o->tuple;
 	staged = bpf_map_lookup_elem(&staging, &zero);

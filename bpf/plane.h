@@ -5,6 +5,7 @@
 
 #include "checksum.h"
 #include "decide.h"
+#include "handshake.h"
 #include "own.h"
 #include "parse.h"
 #include "sample.h"
@@ -64,6 +65,8 @@ __noinline int forward(struct scratch *s)
 	s->parser.packet.hops = load8(&s->parser.head, s->parser.packet.l3 + (s->parser.packet.ipv4 ? 8 : 7));
 	s->parser.packet.plain = load8(&s->parser.head, s->parser.packet.l4 + 12) >> 4 == 5;
 	known = follow(&s->parser.packet, o, 0, s->now / TICKS_PER_NANO);
+	if (known == STRAY)
+		s->parser.packet.hidden = 1;
 	if (known != UNKNOWN)
 		return 0;
 	if (o->late) {
@@ -110,7 +113,7 @@ __noinline int adopt(const struct policy *p, struct scratch *s)
 	take_slots(p, s, set);
 	end = sequence_after(k);
 	o->flight.via = 0;
-	o->flight.hops = UNCONFIRMED;
+	o->flight.hops = UNCONFIRMED | ADOPTED;
 	o->flight.next[1] = o->flight.ack[0] = end;
 	o->flight.next[0] = o->flight.ack[1] = k->tcp_ack;
 	if (open_connection(o, SYNS, now, now) != OPENED)
@@ -134,6 +137,7 @@ __noinline int note_reversed(struct scratch *s)
 static __always_inline void take_note(struct __sk_buff *skb, struct scratch *s)
 {
 	const struct policy *p;
+	int known;
 
 	if (!parse(&s->parser, here.ethernet) || s->parser.packet.protocol != PROTOCOL_TCP || !s->parser.packet.l4)
 		return;
@@ -145,12 +149,13 @@ static __always_inline void take_note(struct __sk_buff *skb, struct scratch *s)
 	if (!in_force(s->now))
 		return;
 	clear_opening(&s->opening);
-	if (follow(&s->parser.packet, &s->opening, 1, s->now / TICKS_PER_NANO) != UNKNOWN)
+	known = follow(&s->parser.packet, &s->opening, 1, s->now / TICKS_PER_NANO);
+	if (known != UNKNOWN && known != LOST)
 		return;
 	if (begins(&s->parser.packet))
 		note_reversed(s);
 	if ((s->parser.packet.tcp_flags & (TCP_ACK | TCP_SYN | TCP_FIN | TCP_RST)) == TCP_ACK &&
-	    likely(&s->opening.tuple) && of_other(skb, &s->parser.packet))
+	    (known == LOST || likely(&s->opening.tuple)) && of_other(skb, &s->parser.packet))
 		adopt(p, s);
 }
 
@@ -190,6 +195,8 @@ static __always_inline int enforce(void *ctx, int xdp, struct scratch *s, __u32 
 	}
 	if (o->first && begins_proxied(ctx, xdp, &s->parser.packet))
 		o->first = 0;
+	if (o->first && !o->late)
+		may_reserve(ctx, xdp, p, s, set & p->counted);
 	if (set & p->observed) {
 		o->observe = 1;
 		decide(p, s, set & p->observed);

@@ -67,7 +67,7 @@ struct scratch {
 	__u64 wait;  /* the longest that one limit makes it wait */
 	__u64 asked; /* limits that it is under */
 	__u32 queue; /* that it goes to, in waiting */
-	__u32 pad;
+	__u32 option; /* in hand: its offset */
 	__u64 held[METER_NEW]; /* limits whose calendars it has a place in, by meter */
 	struct parser parser;
 	struct decision decision;

@@ -309,7 +309,7 @@ func (b *tcpBench) forget() {
 		_ = b.Reversed.Delete(&t)
 	}
 	for number := range maxLimits {
-		err = errors.Join(err, b.States.Put(number, make([]kernelState, ebpf.MustPossibleCPU())))
+		err = errors.Join(err, b.States.Put(number, make([]kernelState, ebpf.MustPossibleCPU())), b.Suspected.Put(number, uint64(0)))
 	}
 	if err != nil {
 		b.t.Fatal(err)

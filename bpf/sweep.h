@@ -17,6 +17,15 @@ struct {
 	__type(value, struct sweeper);
 } sweepers SEC(".maps");
 
+/* Whether a connection without slots waits for the end of its handshake for too long, and not
+ * for so long that this was noted several times. */
+static __always_inline int overlong(const struct flight *f, __u64 word, __u64 now)
+{
+	__s64 silent = now - load_word(&f->seen);
+
+	return lapsed(word) && !(word & ESTABLISHED) && silent >= (__s64)half_open && silent < 3 * (__s64)half_open;
+}
+
 /* Looks at the connection that is first in the queue, if it is its turn. Returns
  * whether it is not. */
 __noinline int sweep_one(__u64 now)
@@ -40,6 +49,8 @@ __noinline int sweep_one(__u64 now)
 			return 0;
 		}
 	}
+	if (overlong(f, word, now))
+		suspect(f, now);
 	turn.check = now + half_open;
 	f->check = turn.check;
 	bpf_map_push_elem(&turns, &turn, 0); /* where it has just been */
