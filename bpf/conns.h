@@ -304,21 +304,21 @@ static __always_inline __u32 sequence_after(const struct packet *k)
 struct opening {
 	struct tuple tuple;
 	struct flight flight;
-	__u64 earliest; /* a SYN that is sent again leaves no sooner than the first, ns */
-	__u64 turn;	/* when new_connections let it leave, ticks */
-	__u64 over;	/* limits that observe, and would have refused it */
-	__u64 waits;	/* limits that hold it back */
-	__u32 first;	/* the packet is its first SYN, or it is late */
-	__u32 late;	/* the packet establishes one that has no slots */
+	__u64 earliest;	  /* a SYN that is sent again leaves no sooner than the first, ns */
+	__u64 turn;	  /* when new_connections let it leave, ticks */
+	__u64 over;	  /* limits that observe, and would have refused it */
+	__u64 waits;	  /* limits that hold it back */
+	__u32 first;	  /* the packet is its first SYN, or it is late */
+	__u32 late;	  /* the packet establishes one that has no slots */
 	__u32 unreserved; /* it begins without slots */
-	__u32 fast;	/* and its responder may not wait for an ACK */
-	__u32 insert;	/* it begins when it is let through */
-	__u32 observe;	/* it is let through whatever limits say */
-	__u32 adopt;	/* it was there before */
-	__u32 held;	/* slots taken */
-	__u32 refused;	/* as a connection, not as a packet */
-	__u32 silent;	/* and gets no answer */
-	__u32 last;	/* the limit whose turn that is */
+	__u32 fast;	  /* and its responder may not wait for an ACK */
+	__u32 insert;	  /* it begins when it is let through */
+	__u32 observe;	  /* it is let through whatever limits say */
+	__u32 adopt;	  /* it was there before */
+	__u32 held;	  /* slots taken */
+	__u32 refused;	  /* as a connection, not as a packet */
+	__u32 silent;	  /* and gets no answer */
+	__u32 last;	  /* the limit whose turn that is */
 	__u32 pad;
 };
 

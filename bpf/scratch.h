@@ -60,14 +60,14 @@ struct charge {
 /* What does not fit onto the stack. A program runs to its end before the next one
  * begins on the same CPU. */
 struct scratch {
-	__u64 now;   /* ticks */
-	__u64 ready; /* when limits without calendars let it leave */
-	__u64 from;  /* not before that is it to leave by the next one */
-	__u64 base;  /* all before is taken of the calendar in hand */
-	__u64 wait;  /* the longest that one limit makes it wait */
-	__u64 asked; /* limits that it is under */
-	__u32 queue; /* that it goes to, in waiting */
-	__u32 option; /* in hand: its offset */
+	__u64 now;	       /* ticks */
+	__u64 ready;	       /* when limits without calendars let it leave */
+	__u64 from;	       /* not before that is it to leave by the next one */
+	__u64 base;	       /* all before is taken of the calendar in hand */
+	__u64 wait;	       /* the longest that one limit makes it wait */
+	__u64 asked;	       /* limits that it is under */
+	__u32 queue;	       /* that it goes to, in waiting */
+	__u32 option;	       /* in hand: its offset */
 	__u64 held[METER_NEW]; /* limits whose calendars it has a place in, by meter */
 	struct parser parser;
 	struct decision decision;
