@@ -36,7 +36,7 @@ func (p *Plane) bucket(i int, k shaper.Key, now leaky.Time) (b shaper.BucketStat
 		return b, false
 	}
 	shape, newConns := p.policy.Shape(i), p.policy.NewConnections(i)
-	limit := newLimit(l, shape, newConns, p.numbers.limits[l.Name], p.kernel.Hashes)
+	limit := newLimit(l, shape, newConns, p.policy.Longest(i), p.numbers.limits[l.Name], p.kernel.Hashes)
 	key := p.kernel.hashKey(l.Key, &k, p.placeOf(k.Listen))
 	var owes [len(limit.Meter)]leaky.Time
 	for j := range limit.Meter {
@@ -128,7 +128,7 @@ func (k *kernel) owes(m *kernelMeter, hash uint64, now leaky.Time) leaky.Time {
 	}
 	at := lines(hash, uint64(len(k.buckets)))
 	floor := max(atomic.LoadUint64(&k.floors[at[0]]), atomic.LoadUint64(&k.floors[at[1]]))
-	return min(leaky.Time(floor), now.Add(leaky.Time(m.Most)))
+	return min(leaky.Time(floor), now.Add(m.inheritable()))
 }
 
 // inFlight returns how many slots the key of a hash holds.

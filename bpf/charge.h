@@ -86,7 +86,7 @@ __noinline __u64 charge_again(const struct policy *p, struct scratch *s, __u32 n
 	}
 	for (int i = 0; i < 4; i++) {
 		c->place[meter] = table_place(tag_of(m, c->hash[meter]), first_line(p, c->hash[meter]),
-					      second_line(p, c->hash[meter]), s->now, most_of(m, s));
+					      second_line(p, c->hash[meter]), s->now, m->most);
 		bucket = bucket_at(c->place[meter], tag_of(m, c->hash[meter]));
 		if (bucket)
 			return bucket_charge(bucket, c->cost[meter], charged_for(p, s, number));

@@ -58,7 +58,7 @@ func newImage(p *shaper.Policy, n numbers, h hashes, bucketLines uint32) *image 
 		if l.Connections > 0 || l.NewConnections.N > 0 {
 			k.Counted |= bit
 		}
-		k.Limit[i] = newLimit(l, p.Shape(i), p.NewConnections(i), n.limits[l.Name], h)
+		k.Limit[i] = newLimit(l, p.Shape(i), p.NewConnections(i), p.Longest(i), n.limits[l.Name], h)
 		k.Limit[i].Longest = uint64(p.Longest(i))
 		for meter, slots := range p.Slots(i) {
 			k.Limit[i].Meter[meter].Shift, k.Limit[i].Meter[meter].Unit = uint64(slots.Shift), uint64(slots.Unit)
@@ -81,8 +81,9 @@ func newImage(p *shaper.Policy, n numbers, h hashes, bucketLines uint32) *image 
 	return im
 }
 
-// newLimit writes one limit, whose number is its own for ever.
-func newLimit(l *shaper.Limit, shape, newConns *leaky.Shape, number uint32, h hashes) kernelLimit {
+// newLimit writes one limit, whose number is its own for ever. longest is how long a packet may be
+// held under it.
+func newLimit(l *shaper.Limit, shape, newConns *leaky.Shape, longest leaky.Time, number uint32, h hashes) kernelLimit {
 	k := kernelLimit{
 		MaxDelay:    uint64(shape.MaxDelay),
 		MarkDelay:   markDelay(l, shape),
@@ -92,18 +93,19 @@ func newLimit(l *shaper.Limit, shape, newConns *leaky.Shape, number uint32, h ha
 		Fields:      uint32(l.Key),
 		State:       number,
 	}
-	const full = 1448 // bytes of payload of a full packet of TCP
+	const full = 1448                                 // bytes of payload of a full packet of TCP
+	const largestBytes, largestPackets = 1 << 16, 128 // of what Linux puts together
 	for i, m := range []struct {
-		rate        leaky.Rate
-		burst, wait leaky.Time
-		unit        uint64
+		rate              leaky.Rate
+		burst, wait, held leaky.Time
+		unit, largest     uint64
 	}{
-		{shape.Bytes, shape.BytesBurst, shape.MaxDelay, full + shape.Overhead},
-		{shape.Packets, shape.PacketsBurst, shape.MaxDelay, 1},
-		{newConns.Packets, newConns.PacketsBurst, newConns.MaxDelay, 1},
+		{shape.Bytes, shape.BytesBurst, shape.MaxDelay, longest, full + shape.Overhead, largestBytes + largestPackets*shape.Overhead},
+		{shape.Packets, shape.PacketsBurst, shape.MaxDelay, longest, 1, largestPackets},
+		{newConns.Packets, newConns.PacketsBurst, newConns.MaxDelay, 0, 1, 1},
 	} {
 		k.Meter[i] = newMeter(m.rate, m.burst, meterNumber(number, i), h)
-		k.Meter[i].Most = uint64(m.burst.Add(max(m.wait, m.rate.Cost(m.unit))))
+		k.Meter[i].Most = newBounds(m.burst.Add(max(m.wait, m.rate.Cost(m.unit))), max(m.burst.Add(m.wait), m.held).Add(m.rate.Cost(m.largest)))
 		if l.Key == 0 {
 			k.Meter[i].Id |= stays
 		}
@@ -113,6 +115,26 @@ func newLimit(l *shaper.Limit, shape, newConns *leaky.Shape, number uint32, h ha
 		k.Silent = 1
 	}
 	return k
+}
+
+// deeperBits is DEEPER_BITS of table.h.
+const deeperBits = 6
+
+// newBounds writes the bounds of a meter's debt: how much a newcomer inherits, and how much a key
+// can owe.
+func newBounds(inherits, owes leaky.Time) uint64 {
+	most := max(uint64(inherits)>>deeperBits, 1) << deeperBits
+	deeper := uint64(0)
+	for most<<deeper < uint64(owes) && most<<deeper < 1<<62 {
+		deeper++
+	}
+	return most | deeper
+}
+
+// inheritable returns how much a newcomer inherits under m, and deepest how much a key can owe.
+func (m *kernelMeter) inheritable() leaky.Time { return leaky.Time(m.Most >> deeperBits << deeperBits) }
+func (m *kernelMeter) deepest() leaky.Time {
+	return m.inheritable() << (m.Most & (1<<deeperBits - 1))
 }
 
 // stays marks the tag of a bucket that is never evicted.

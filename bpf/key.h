@@ -75,12 +75,6 @@ static __always_inline __u32 second_line(const struct policy *p, __u64 hash)
 	return (hash * 0x9e3779b97f4a7c15ULL >> 32) * p->bucket_lines >> 32;
 }
 
-/* Until when any bucket of a meter can owe. */
-static __always_inline __u64 most_of(const struct meter *m, const struct scratch *s)
-{
-	return time_add(load_word(&s->now), m->most);
-}
-
 /* Returns the place of a meter's bucket in the table. */
 static __always_inline __u32 place_of(const struct policy *p, const struct scratch *s, const struct meter *m,
 				      __u64 hash)
@@ -91,6 +85,6 @@ static __always_inline __u32 place_of(const struct policy *p, const struct scrat
 	if (place == NOWHERE)
 		place = find_in(second_line(p, hash), tag);
 	if (place == NOWHERE)
-		place = table_place(tag, first_line(p, hash), second_line(p, hash), load_word(&s->now), most_of(m, s));
+		place = table_place(tag, first_line(p, hash), second_line(p, hash), load_word(&s->now), m->most);
 	return place;
 }

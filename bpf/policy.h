@@ -39,7 +39,7 @@ enum protocol {
 struct meter {
 	struct rate rate;
 	__u64 burst;   /* ticks */
-	__u64 most;    /* as deep into debt as a key gets, ticks */
+	__u64 most;    /* how much a newcomer inherits and a key can owe: see table.h */
 	__u64 hash[2]; /* of the meter, to which a key's words are added */
 	__u64 id;      /* marks the meter in the table of buckets, at bit 48; STAYS of the one bucket for all */
 	__u64 shift;   /* of calendars: a slot is 2^shift ticks wide */

@@ -97,15 +97,28 @@ __noinline int raise_floor(__u32 line, __u64 t)
 	return 0;
 }
 
-/* What the newcomer tag to two lines owes, which can owe until most. */
-static __always_inline __u64 inherited(__u64 tag, __u32 first, __u32 second, __u64 most)
+/* The two bounds of a meter's debt in one word, as functions take five: how much a newcomer
+ * inherits, so that its limit does not refuse it, in whole ns; and in the lower bits by how many
+ * powers of two more a key can owe, whose packets may be large and leave as late as other limits
+ * let them. */
+#define DEEPER_BITS 6
+
+/* How much a key can owe, at least. */
+static __always_inline __u64 deepest(__u64 most)
 {
+	return most >> DEEPER_BITS << DEEPER_BITS << (most & ((1 << DEEPER_BITS) - 1));
+}
+
+/* What the newcomer tag to two lines owes. */
+__noinline __u64 inherited(__u64 tag, __u32 first, __u32 second, __u64 now, __u64 most)
+{
+	__u64 until = time_add(now, most >> DEEPER_BITS << DEEPER_BITS);
 	__u64 *a = bpf_map_lookup_elem(&floors, &first);
 	__u64 *b = bpf_map_lookup_elem(&floors, &second);
 
 	if (tag & STAYS)
 		return 0;
-	return a && b ? time_min(time_max(load_word(a), load_word(b)), most) : most;
+	return a && b ? time_min(time_max(load_word(a), load_word(b)), until) : until;
 }
 
 /* When the bucket at a place of a line drains: 0 where there is none, and never where
@@ -142,7 +155,7 @@ __noinline __u32 room_in(__u32 line, __u64 now)
 
 /* Ends the buckets of the tag at place that a line has behind it, if any. What they were
  * charged since they began, when they owed debt, is added to that one. It is no more than
- * most: there may be a charge on it that another CPU is about to take back. */
+ * a key can owe: there may be a charge on it that another CPU is about to take back. */
 __noinline int unite(__u64 tag, __u32 line, __u32 place, __u64 debt, __u64 most)
 {
 	__u32 own = place / PLACES;
@@ -161,7 +174,7 @@ __noinline int unite(__u64 tag, __u32 line, __u32 place, __u64 debt, __u64 most)
 		if (until <= debt)
 			continue;
 		bucket_merge(&to->until[place % PLACES], debt);
-		until = time_min(until - debt, most);
+		until = time_min(until - debt, deepest(most));
 		added = __sync_fetch_and_add(&to->until[place % PLACES], until);
 		hide(added); /* without a result it would be no barrier */
 		if (load_word(&to->tag[place % PLACES]) != tag)
@@ -187,7 +200,7 @@ __noinline int evict(__u32 place, __u64 was, __u64 debt, __u64 now, __u64 most)
 	owed = __sync_lock_test_and_set(until, debt) | 1;
 	if (!was && owed > now) {
 		bucket_merge(until, now);
-		__sync_fetch_and_add(until, time_min(owed, most) - now);
+		__sync_fetch_and_add(until, time_min(owed - now, deepest(most)));
 	} else if (was && owed > now) {
 		bucket_merge(floor, owed);
 		count->evicted_indebted++;
@@ -222,7 +235,7 @@ static __always_inline void unite_all(__u64 tag, __u32 second, __u32 place, __u6
 }
 
 /* Makes a place for tag, which is in neither line, and returns it; NOWHERE when
- * another CPU was faster. The key can owe until most.
+ * another CPU was faster. most are the bounds of its debt.
  *
  * The place is claimed before the tag stands there: who finds the tag finds a bucket
  * that owes what the key inherits, and nothing of what the one before it owed. */
@@ -242,11 +255,10 @@ __noinline __u32 table_insert(__u64 tag, __u32 first, __u32 second, __u64 now, _
 		raise_floor(line, debt);
 	if (__sync_val_compare_and_swap(&l->tag[i], was, CLAIMED) != was)
 		return NOWHERE;
-	debt = inherited(tag, first, second, most);
+	debt = inherited(tag, first, second, now, most);
 	evict(place, was, debt, now, most);
 	__sync_lock_test_and_set(&l->tag[i], tag);
 	debt = time_max(now, debt);
-	most -= now;
 	/* Another CPU may have put the same tag elsewhere at the same time. Who is behind
 	 * sees who was there before, and makes way; one that came behind is ended. So no two
 	 * end each other. One that was put behind it may have been charged already. */
@@ -262,7 +274,7 @@ __noinline __u32 table_insert(__u64 tag, __u32 first, __u32 second, __u64 now, _
 }
 
 /* Returns the place of a tag, new if it had none; NOWHERE when other CPUs were
- * faster four times over. first and second are its lines; it can owe until most. */
+ * faster four times over. first and second are its lines, most the bounds of its debt. */
 __noinline __u32 table_place(__u64 tag, __u32 first, __u32 second, __u64 now, __u64 most)
 {
 	__u32 place = NOWHERE, zero = 0;
