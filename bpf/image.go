@@ -133,6 +133,7 @@ func newBounds(inherits, owes leaky.Time) uint64 {
 
 // inheritable returns how much a newcomer inherits under m, and deepest how much a key can owe.
 func (m *kernelMeter) inheritable() leaky.Time { return leaky.Time(m.Most >> deeperBits << deeperBits) }
+
 func (m *kernelMeter) deepest() leaky.Time {
 	return m.inheritable() << (m.Most & (1<<deeperBits - 1))
 }

@@ -243,7 +243,7 @@ func TestElsewhere(t *testing.T) {
 // namespace is refused as long as there is any of the former, and goes on when it is gone.
 func TestNamespaceIsGone(t *testing.T) {
 	const inside = "SHAPERD_TEST_GONE" // where the folder above that of the pins is
-	limit, a := tenAnHour("edge"), Attachment{Name: "edge", Interfaces: []string{"gone1"}, Ingress: true, Mode: Police, Keep: true}
+	limit, a := tenAnHour("edge"), Attachment{Name: "edge", Interfaces: []string{"gone1"}, Ingress: true, Mode: Police, Hook: XDP, Keep: true}
 	limit.Connections = 5
 	if above := os.Getenv(inside); above != "" {
 		newWire(t, "gone")

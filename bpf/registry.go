@@ -138,17 +138,16 @@ func openRegistryHere(folder string) (*registry, error) {
 func (r *registry) gone(folder string) bool {
 	removed := map[int]bool{}
 	for _, s := range r.Points {
-		pin := s.pin(folder) + repliesPin
-		if !s.Counts {
-			pin = s.pin(folder)
-			if s.detours() { // it is at another interface
-				continue
-			}
+		pins := []string{s.pin(folder) + repliesPin}
+		if !s.detours() { // else it is at another interface
+			pins = append(pins, s.pin(folder))
 		}
-		if l, err := link.LoadPinnedLink(pin, nil); err == nil {
-			info, err := l.Info()
-			removed[s.Ifindex] = removed[s.Ifindex] || err == nil && interfaceOf(info) == 0
-			_ = l.Close()
+		for _, pin := range pins {
+			if l, err := link.LoadPinnedLink(pin, nil); err == nil {
+				info, err := l.Info()
+				removed[s.Ifindex] = removed[s.Ifindex] || err == nil && interfaceOf(info) == 0
+				_ = l.Close()
+			}
 		}
 	}
 	left := func(ifindex int) bool { return !removed[ifindex] }
