@@ -9,8 +9,9 @@
 //
 // # Fairness
 //
-// A line is shared by its members: sources, and below each source its flows. A member waits
-// as long as it has a unit in the line. Let a unit be the largest that leaves, n the most
+// A line is shared by its members: sources, below each source its lanes, the flows that go on to
+// the same lines, and below each lane its flows. A member waits as long as it has a unit in the
+// line whose turn has not come. Let a unit be the largest that leaves, n the most
 // members that ever wait at once, and H(n) = 1 + 1/2 + ... + 1/n. Whatever members open,
 // close, reset and open again, over any interval in which g waits:
 //
@@ -36,6 +37,14 @@
 // served; so it gets at most g's last tag + 1 - its own first one. That one is at least the tag
 // of g's last unit before the interval, when g's was the lowest: 2. If g had none, it is at
 // least V - H(n) when g came, at V or at a tag that makes it the case before: 3.
+//
+// A unit under several limits has its turn in one line after the other, and uses them all when it
+// leaves. Between its turn in a line and that, it does not wait there, and others go before it: the
+// line is used as if it came when it leaves. That adds to 2 and 3, for each lane of a source but
+// one, a unit whose turn had come before. A unit that had its turn in the last line leaves at the first
+// instant at which all let it, and who had his later does not delay it: see booking. So a line stands
+// still, with somebody in it who could go, at most for as long as one unit takes, for each unit that
+// is booked there; and nobody waits for what he is not under.
 //
 // At a gate, that of the downstreams of a listener among them, units are connections and turns go to whom was
 // served longest ago: of two sources that wait and could go, none has 2 while the other has none.

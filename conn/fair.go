@@ -6,9 +6,8 @@ import (
 	"shaperd/leaky"
 )
 
-// node is one that takes turns with its siblings: a source in a line, a flow of a
-// source. The root of a line has the sources, or itself the units when they leave in
-// the order they came.
+// node is one that takes turns with its siblings: a source in a line, a lane of a source,
+// a flow of a lane. The leaves have the units.
 //
 // Turns are by virtual time, as in start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM
 // 1996). Each node has a tag, the virtual time at which its next unit starts. The next unit
@@ -30,12 +29,13 @@ type node struct {
 	rank   int        // in parent.depths
 	member bool       // takes turns: it has units, or the one that is being served was its last
 	served bool       // a unit of this leaf is past the line, but not yet charged
+	barred bool       // takes no turns: see lane and booking
 
 	virtual leaky.Time // of the children
 	rest    leaky.Time // of what was served, that could not be divided among them
 	turns   uint64
 	starts  ranking[node, byStart] // children that take turns
-	depths  ranking[node, byDepth] // likewise; only used when something is dropped
+	depths  ranking[node, byDepth] // those of a depth
 
 	head, tail *unit // of a leaf
 }
@@ -65,13 +65,12 @@ func (n *node) push(u *unit) {
 
 // join has n, which has got units, and the nodes above take turns.
 func (n *node) join() {
-	for p := n.parent; p != nil && !n.member; n, p = p, p.parent {
+	for p := n.parent; p != nil && !n.member && !n.barred; n, p = p, p.parent {
 		n.start = max(n.start, p.virtual)
 		p.turns++
 		n.turn = p.turns
 		n.member = true
 		heap.Push(&p.starts, n)
-		heap.Push(&p.depths, n)
 	}
 }
 
@@ -80,7 +79,6 @@ func (n *node) quit() {
 	for p := n.parent; p != nil && n.member && !n.active() && !n.served; n, p = p, p.parent {
 		n.member = false
 		heap.Remove(&p.starts, n.place)
-		heap.Remove(&p.depths, n.rank)
 	}
 }
 
@@ -114,16 +112,37 @@ func (n *node) serve(u *unit) {
 	n.remove(u)
 }
 
-// charge counts what the unit of leaf n that was served has used.
+// bar ends the turns of n until admit.
+func (n *node) bar() {
+	n.barred = true
+	n.quit()
+}
+
+// admit has n take turns again like one who comes.
+func (n *node) admit() {
+	n.barred = false
+	if n.active() {
+		n.join()
+	}
+}
+
+// charge counts what a unit of leaf n has used that was served: now, or before it went on. In
+// the latter case n, and who is above, need not wait any more: it is as if they came now.
 func (n *node) charge(cost leaky.Time) {
-	for p := n.parent; p != nil && n.member; n, p = p, p.parent {
-		n.start += cost
+	for p := n.parent; p != nil; n, p = p, p.parent {
 		members := leaky.Time(len(p.starts))
+		if !n.member {
+			n.start = max(n.start, p.virtual)
+			members++
+		}
+		n.start += cost
 		if members == 1 {
 			p.virtual += cost
 			continue
 		}
-		heap.Fix(&p.starts, n.place)
+		if n.member {
+			heap.Fix(&p.starts, n.place)
+		}
 		p.virtual += (p.rest + cost) / members
 		p.rest = (p.rest + cost) % members
 	}
@@ -135,18 +154,37 @@ func (n *node) done() {
 	n.quit()
 }
 
+// adjust adds to what n and the nodes above have used, when it turns out to be more or less.
+func (n *node) adjust(by leaky.Time) {
+	for ; n.parent != nil; n = n.parent {
+		n.start += by
+		if n.member {
+			heap.Fix(&n.parent.starts, n.place)
+		}
+	}
+}
+
 // active reports whether n, or what is below it, has units or takes turns for one that has
 // just left.
-func (n *node) active() bool { return n.head != nil || len(n.starts) > 0 }
+func (n *node) active() bool { return !n.barred && (n.head != nil || len(n.starts) > 0) }
 
 // deepen adds to the depth of n and the nodes above.
 func (n *node) deepen(by leaky.Time) {
-	for ; n != nil; n = n.parent {
-		n.depth += by
-		if n.parent != nil {
-			heap.Fix(&n.parent.depths, n.rank)
+	if by == 0 {
+		return
+	}
+	for ; n.parent != nil; n = n.parent {
+		depths, was := &n.parent.depths, n.depth
+		switch n.depth += by; {
+		case was == 0:
+			heap.Push(depths, n)
+		case n.depth == 0:
+			heap.Remove(depths, n.rank)
+		default:
+			heap.Fix(depths, n.rank)
 		}
 	}
+	n.depth += by
 }
 
 // deepest returns the leaf of the longest queue of droppable units below root, where at
@@ -159,7 +197,7 @@ func (n *node) deepest(own *node, cost leaky.Time) *node {
 		for o != nil && o.parent != n {
 			o = o.parent
 		}
-		if c.depth == 0 || o != nil && o != c && o.depth+cost >= c.depth {
+		if o != nil && o != c && o.depth+cost >= c.depth {
 			return nil
 		}
 		n = c

@@ -256,7 +256,7 @@ func (f *udpFlow) reroute(policy *shaper.Policy, now leaky.Time) {
 // same reports whether path is what lines.path would return, and brings its lines to
 // policy.
 func (ls *lines) same(path []stop, policy *shaper.Policy, f *shaper.Flow, r shaper.Route, set shaper.Set, stranger bool, now leaky.Time) bool {
-	n, source := 0, shareOf(f, stranger)
+	n := 0
 	for i := range set.All {
 		if !paces(policy, i) {
 			continue
@@ -264,8 +264,8 @@ func (ls *lines) same(path []stop, policy *shaper.Policy, f *shaper.Flow, r shap
 		if n == len(path) || path[n].key != policy.Key(i, f, r) {
 			return false
 		}
-		sh, fifo := path[n].share, policy.Limit(i).Share == shaper.ShareFIFO
-		if fifo != (sh == nil) || !fifo && sh.source != source {
+		fifo := policy.Limit(i).Share == shaper.ShareFIFO
+		if path[n].fifo != fifo || path[n].share.source != shareOf(f, fifo, stranger) {
 			return false
 		}
 		n++
@@ -292,20 +292,24 @@ func (ls *lines) refresh(l *line, now leaky.Time) {
 		return // it is kept by those whose listener has gone
 	}
 	next := policy.Shape(i)
-	if *next != *l.shape {
+	changed := *next != *l.shape
+	if changed {
 		l.bucket.Rescale(l.shape, next, now)
 		l.meter = leaky.Meter{} // what was allowed is over
 		ls.consider(l)
 	}
 	l.shape, l.reject = next, policy.Limit(i).Excess == shaper.ExcessReject
+	if changed {
+		ls.rebook(l, now)
+	}
 }
 
 // replace gives back the old path of a flow, with nothing of it queued, and returns what
 // replaces it: path, and where the flow's listener has gone also those lines of the old one
 // that were of limits of its own.
 //
-// All paths have to be in one order, or two units could each hold what the other waits for:
-// limits that have gone come first, by their ID, then the others in the order of the policy.
+// All paths are in one order, so that those to the same lines share lanes: limits that have
+// gone come first, by their ID, then the others in the order of the policy.
 func (ls *lines) replace(a *account, old, path []stop, gone bool, was *shaper.Policy, now leaky.Time) []stop {
 	a.fold(old)
 	if !gone {

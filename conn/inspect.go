@@ -102,8 +102,8 @@ func held(c *shaper.ConnectionStatus, a account) {
 // waits says which line holds one of units, if one does.
 func waits(c *shaper.ConnectionStatus, now leaky.Time, units ...*unit) {
 	for _, u := range units {
-		if u.queued && len(u.path) > 0 && u.waited&(1<<u.pos) != 0 {
-			c.HeldBy = u.path[u.pos].state.Name
+		if u.queued && len(u.path) > 0 && (u.booked || u.waited&(1<<u.pos) != 0) {
+			c.HeldBy = u.heldBy().Name
 			c.Waited += now.Sub(u.joined).Duration()
 			return
 		}

@@ -10,16 +10,11 @@ import (
 // unit is something that leaves in one piece: a datagram, or the next grant of a
 // TCP direction.
 //
-// It passes the lines of its path in order, the most specific first. In each it
-// queues; when it is its turn and the bucket lets it go, it holds the line and queues
-// in the next. From the last it leaves, and all buckets are charged with what
-// really left, at that instant. So every bucket's output keeps to its own
-// envelope whatever the others do, and a unit waits in one place. As all units
-// pass lines in the same order, holding cannot deadlock.
-//
-// The price is that a line stands still while its head waits in a later one:
-// traffic of the same key that would not have met that line waits too. Limits of which one matches no more and splits no
-// less than the other are not affected.
+// It passes the lines of its path in order, the most specific first. In each it waits for
+// its turn, and for the bucket; then it goes on to the next one. From the last it leaves, and
+// all buckets are charged with what really left, at that instant. So every bucket's output
+// keeps to its own envelope whatever the others do. Where it waits in a later line it holds
+// back those of its lane alone; see booking.
 type unit struct {
 	owner   sender
 	path    []stop
@@ -29,22 +24,30 @@ type unit struct {
 	ready   leaky.Time // since when lateness counts; before arrived for one that comes again
 	bytes   uint64     // expected; a TCP grant may move less
 	packets uint64
+	weight  uint64 // bytes, as lanes count them
 	credit  uint64 // times grain, or what left if that is less, of lateness that are given back
 	grain   uint64 // bytes
 
 	droppable  bool // refused by a line whose queue is full,
 	admitted   bool // but not again
 	queued     bool
-	joined     leaky.Time // the line at pos
+	joined     leaky.Time // the line at pos, or when it was booked
 	cost       leaky.Time // there
+	booked     bool       // it had its turn in the last line, but not all were ready
+	due        leaky.Time // when it leaves then
+	turn       uint64     // of those that are booked, to tell who was first
+	paid       leaky.Time // in the last line
+	short      int        // the position of the line that was ready last
 	next, prev *unit      // there, of the same flow
 }
 
 // stop is where the units of one flow wait in one line.
 type stop struct {
 	*line
-	share  *share // nil where all wait in one queue
+	share  *share
+	lane   *lane
 	leaf   *node
+	fifo   bool       // all wait in one queue
 	did    tally      // here, since it was last told
 	waited leaky.Time // here, ever
 }
@@ -77,11 +80,14 @@ type line struct {
 
 	root          node
 	shares        map[netip.Addr]*share
-	parted        []*share // without flows, but virtual time has not come to their tags
-	holder        *unit    // past this line, waiting in a later one
-	queuedBytes   uint64   // of datagrams, that of the holder too
+	parted        []*share  // without flows, but virtual time has not come to their tags
+	passing       *unit     // the last one that has gone on, until it waits
+	bookings      []booking // by their time, none at the same time
+	held          *unit     // one of them that only others which are booked here hold back
+	late          []*unit   // that are booked and whose last line it is, by when they are due
+	queuedBytes   uint64    // of datagrams, those of units that wait in a later line too
 	queuedPackets uint64
-	streams       int // grants in it, that of the holder too
+	streams       int // grants in it, likewise
 	event         leaky.Event
 	pending       bool // in lines.work
 }
@@ -125,6 +131,7 @@ type lines struct {
 	byKey  map[shaper.Key]*line
 	work   []*line // whose heads may be able to move
 	busy   bool    // run is at work
+	turn   uint64  // the last one that was booked
 }
 
 func newLines(s *shaper.Shaper, w *leaky.Wheel, clock func() leaky.Time) *lines {
@@ -135,7 +142,8 @@ func newLines(s *shaper.Shaper, w *leaky.Wheel, clock func() leaky.Time) *lines 
 // rate, and those that only observe, have none. A flow is a stranger as long as nobody
 // has answered it.
 func (ls *lines) path(p *shaper.Policy, f *shaper.Flow, r shaper.Route, set shaper.Set, stranger bool) []stop {
-	var path []stop
+	var list []*line
+	var fifo shaper.Set // positions in list
 	for i := range set.All {
 		if !paces(p, i) {
 			continue
@@ -148,7 +156,14 @@ func (ls *lines) path(p *shaper.Policy, f *shaper.Flow, r shaper.Route, set shap
 			ls.byKey[key] = l
 		}
 		ls.refresh(l, ls.clock())
-		path = append(path, l.stop(f, p.Limit(i).Share == shaper.ShareFIFO, stranger))
+		if p.Limit(i).Share == shaper.ShareFIFO {
+			fifo |= 1 << len(list)
+		}
+		list = append(list, l)
+	}
+	path := make([]stop, len(list))
+	for i, l := range list {
+		path[i] = l.stop(f, fifo&(1<<i) != 0, stranger, list[i+1:])
 	}
 	return path
 }
@@ -161,13 +176,9 @@ func paces(p *shaper.Policy, i int) bool {
 
 // release gives back a path.
 func (ls *lines) release(path []stop, now leaky.Time) {
-	for _, at := range path {
-		l := at.line
-		if at.share != nil {
-			if at.share.flows--; at.share.flows == 0 && l.shares[at.share.source] == at.share {
-				l.part(at.share)
-			}
-		}
+	for i := range path {
+		l := path[i].line
+		path[i].quit()
 		if l.refs--; l.refs == 0 {
 			ls.wheel.Cancel(&l.event)
 			delete(ls.byKey, l.key)
@@ -193,7 +204,7 @@ func (ls *lines) submit(u *unit, now leaky.Time) {
 }
 
 func (ls *lines) enqueue(u *unit, now leaky.Time) {
-	u.pos, u.waited, u.queued = 0, 0, true
+	u.pos, u.waited, u.queued, u.weight = 0, 0, true, u.bytes
 	ls.join(u, now)
 }
 
@@ -221,7 +232,7 @@ func (ls *lines) join(u *unit, now leaky.Time) {
 	}
 	l.deepen(u)
 	at.leaf.push(u)
-	if l.holder != nil || l.root.first() != u {
+	if l.root.first() != u {
 		u.waited |= 1 << u.pos
 	}
 	ls.consider(l)
@@ -245,9 +256,14 @@ func (ls *lines) forgo(u *unit, now leaky.Time) {
 
 // remove takes u out of the line it waits in.
 func (ls *lines) remove(u *unit) {
-	at := u.path[u.pos]
+	at := &u.path[u.pos]
 	u.queued = false
-	at.leaf.remove(u)
+	if u.booked {
+		at.leaf.adjust(-u.paid)
+		u.unbook(ls.clock())
+	} else {
+		at.leaf.remove(u)
+	}
 	at.shallow(u)
 }
 
@@ -276,19 +292,45 @@ func (l *line) cost(bytes, packets uint64) leaky.Time {
 	return max(l.shape.Cost(bytes, packets))
 }
 
-// leave lets the next ones have the first n lines of u, which u held.
+// leave takes u off the first n of its lines, from which it had gone on.
 func (ls *lines) leave(u *unit, n int) {
-	for _, at := range u.path[:n] {
+	for i := range u.path[:n] {
+		at := &u.path[i]
 		at.pass(u)
 		at.leaf.done()
 		ls.consider(at.line)
 	}
 }
 
-// pass has u, which held l, be gone.
-func (l *line) pass(u *unit) {
-	l.holder = nil
-	l.shallow(u)
+// pass has u be gone from where it had gone on, or leaves.
+func (at *stop) pass(u *unit) {
+	at.shallow(u)
+	if at.passing == u {
+		at.passing = nil
+		return
+	}
+	if u.path[u.pos].line == at.line {
+		return
+	}
+	ln := at.lane
+	ln.beyond -= u.weight
+	if ln.barred && ln.beyond+u.weight <= max(laneDepth, u.weight) {
+		ln.admit()
+	}
+}
+
+// stay notes that the last unit that has gone on from l waits.
+func (l *line) stay() {
+	u := l.passing
+	l.passing = nil
+	for i := range u.path {
+		if at := &u.path[i]; at.line == l {
+			at.leaf.done()
+			if at.lane.beyond += u.weight; at.lane.beyond+u.weight > laneDepth && !at.lane.barred {
+				at.lane.bar()
+			}
+		}
+	}
 }
 
 func (ls *lines) consider(l *line) {
@@ -313,40 +355,58 @@ func (ls *lines) run(now leaky.Time) {
 	ls.busy = false
 }
 
-// serve moves the unit whose turn it is in l as far as it may go at now.
+// serve moves the units whose turn it is in l as far as they may go at now.
 func (ls *lines) serve(l *line, now leaky.Time) {
-	if l.holder != nil {
+	if l.passing != nil {
+		l.stay()
+	}
+	if u := l.punctual(now); u != nil {
+		ls.depart(u, now)
 		return
 	}
-	u := l.root.first()
-	for u != nil && u.shed(l.shape, now) {
-		ls.drop(u, shaper.QueueFull)
-		u = l.root.first()
-	}
-	if u == nil {
+	for u := l.root.first(); u != nil; u = l.root.first() {
+		if u.shed(l.shape, now) {
+			ls.drop(u, shaper.QueueFull)
+			continue
+		}
+		at, last := &u.path[u.pos], u.pos+1 == len(u.path)
+		ready := l.bucket.Depart(l.shape, now)
+		if last && l.held != nil {
+			ready = l.fit(u, now, now)
+		}
+		if ready > now {
+			u.waited |= 1 << u.pos
+			ls.wake(l, ready)
+			return
+		}
+		at.leaf.serve(u)
+		if u.waited&(1<<u.pos) != 0 {
+			at.wait(now.Sub(u.joined))
+		}
+		if !last {
+			l.passing = u
+			ls.consider(l) // once u has left, or waits
+			u.pos++
+			ls.join(u, now)
+			return
+		}
+		if due := u.earliest(now); due > now {
+			ls.book(u, due, now)
+			continue
+		}
+		ls.depart(u, now)
 		return
 	}
-	if at := l.bucket.Depart(l.shape, now); at > now {
-		u.waited |= 1 << u.pos
-		ls.wheel.Schedule(&l.event, at)
-		return
-	}
-	at := &u.path[u.pos]
-	at.leaf.serve(u)
-	if u.waited&(1<<u.pos) != 0 {
-		at.wait(now.Sub(u.joined))
-	}
-	l.holder = u
-	if u.pos+1 < len(u.path) {
-		u.pos++
-		ls.join(u, now)
-		return
-	}
-	ls.depart(u, now)
+	ls.wake(l, leaky.Never)
 }
 
 func (ls *lines) depart(u *unit, now leaky.Time) {
-	for _, at := range u.path {
+	paid := u.paid
+	if u.booked {
+		u.unbook(now)
+	}
+	for i := range u.path {
+		at := &u.path[i]
 		at.pass(u)
 		ls.consider(at.line)
 	}
@@ -360,6 +420,9 @@ func (ls *lines) depart(u *unit, now leaky.Time) {
 		now = ls.clock()
 	}
 	var last leaky.Time
+	if paid > 0 {
+		path[len(path)-1].leaf.adjust(-paid)
+	}
 	for i := range path {
 		if bytes|packets != 0 {
 			at := &path[i]
@@ -372,7 +435,11 @@ func (ls *lines) depart(u *unit, now leaky.Time) {
 			l.bucket.Charge(l.shape, bytes, packets, charged)
 			l.state.Promise.Note(l.meter.Note(l.shape, bytes, packets, slack, now))
 			at.did.bytes += bytes
-			at.leaf.charge(cost)
+			if paid > 0 && i == len(path)-1 {
+				at.leaf.adjust(cost)
+			} else {
+				at.leaf.charge(cost)
+			}
 			last = max(last, charged)
 			verdict, reason := shaper.Pass, shaper.None
 			if waited&(1<<i) != 0 {

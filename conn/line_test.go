@@ -168,7 +168,7 @@ func TestEveryBucketKeepsItsEnvelope(t *testing.T) {
 			if bound := float64(limit.Burst) + maxUnit + slack + 1; s.most > bound {
 				t.Errorf("round %d: %v: sigma %.0f bytes, want at most %.0f", round, limit.Name, s.most, bound)
 			}
-			if l.root.active() || l.root.depth != 0 || l.holder != nil || l.queuedBytes != 0 || l.queuedPackets != 0 {
+			if l.root.active() || l.root.depth != 0 || len(l.bookings)+len(l.late) != 0 || l.passing != nil || l.queuedBytes != 0 || l.queuedPackets != 0 {
 				t.Errorf("round %d: %v is not empty: %+v", round, limit.Name, l)
 			}
 		}
@@ -302,7 +302,7 @@ func TestWithdraw(t *testing.T) {
 		t.Errorf("%d units left, want 6", r.count)
 	}
 	for _, l := range r.lines.byKey {
-		if l.root.active() || l.root.depth != 0 || l.holder != nil || l.queuedBytes != 0 {
+		if l.root.active() || l.root.depth != 0 || len(l.bookings)+len(l.late) != 0 || l.passing != nil || l.queuedBytes != 0 {
 			t.Errorf("line of %s is not empty", l.state.Name)
 		}
 	}

@@ -408,7 +408,7 @@ func TestOneWaySenderTakesTurnsOfItsOwn(t *testing.T) {
 	own := func() (all, own int) {
 		r.proxy.loop.call(func(leaky.Time) {
 			for _, f := range r.proxy.flows {
-				if all++; f.up.path[0].leaf != &f.up.path[0].share.first {
+				if all++; f.up.path[0].leaf != &f.up.path[0].lane.first {
 					own++
 				}
 			}

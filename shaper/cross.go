@@ -1,7 +1,6 @@
 package shaper
 
 import (
-	"iter"
 	"net/netip"
 	"slices"
 
@@ -47,24 +46,6 @@ func (p *Policy) cross() {
 		p.slots[i] = [2]leaky.Slots{
 			leaky.NewSlots(ofBytes, small, longest.Add(s.BytesBurst)),
 			leaky.NewSlots(ofPackets, ofPackets, longest.Add(s.PacketsBurst)),
-		}
-	}
-}
-
-// Crossing yields the pairs of limits of listeners that cross, each with the one first that
-// comes first: a flow may be under both, and not all flows of one bucket of the first are
-// under one bucket of the second, and both pace bytes or packets: what waits for the second
-// holds up the first.
-func (p *Policy) Crossing() iter.Seq2[*Limit, *Limit] {
-	return func(yield func(a, b *Limit) bool) {
-		for i := range p.limits {
-			for j := i + 1; j < len(p.limits); j++ {
-				a, b := &p.limits[i], &p.limits[j]
-				paced := p.paced&(1<<i) != 0 && p.paced&(1<<j) != 0
-				if paced && !a.OfAttachments() && p.meet(i, j) && !b.covers(a) && !yield(a, b) {
-					return
-				}
-			}
 		}
 	}
 }

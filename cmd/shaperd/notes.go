@@ -27,7 +27,7 @@ func (l *loaded) notes() (notes []string) {
 			notes = append(notes, fmt.Sprintf("[daemon] %s = %q: other hosts can connect, and nobody is asked for a password", e.key, e.addr))
 		}
 	}
-	return slices.Concat(notes, l.silentHolders(), l.crossing())
+	return append(notes, l.silentHolders()...)
 }
 
 // silentHolders returns a note for each listener where a cap of connections holds, and no

@@ -10,7 +10,7 @@ import { promisify } from 'node:util';
 const { chromium } = createRequire(join(resolve(process.argv[2]), 'package.json'))('playwright-core');
 const { urls, daemon, nasty, pictures } = JSON.parse(readFileSync(0, 'utf8'));
 
-const wait = { timeout: 20000 };
+const wait = { timeout: 120000 };
 const desktop = { viewport: { width: 1280, height: 900 }, colorScheme: 'light' };
 const phone = { width: 375, height: 812 };
 
