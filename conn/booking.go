@@ -12,16 +12,20 @@ import (
 // leaves when all their buckets let it. Where some do not, as others have left meanwhile, it
 // books the first time at which all will: others leave before that only if each line is ready
 // again by then. This is backfilling as batch schedulers do it (Lifka, "The ANL/IBM SP
-// Scheduling System", 1995). So no line stands still for longer than one unit takes, a unit
-// that needs several lines comes to its turn whatever the others do, and none has to hold a
-// line to get the next one.
+// Scheduling System", 1995). So a unit that needs several lines comes to its turn whatever the
+// others do, and none has to hold a line to get the next one.
+//
+// Others may also put it off, but once in each line. Else a line would stand still whenever the
+// next unit is a large one, and too little time is left for it before a small one that is booked.
 type booking struct {
 	unit        *unit
 	from, until leaky.Time
+	firm        bool // it was put off in the line, and is not again
 }
 
 // fit returns when u could leave through l, not before at: the bucket lets it, and it is out of
-// the way of those that are booked. What others use between now and then is not in it.
+// the way of those that are booked and may not be put off. What others use between now and then
+// is not in it.
 func (l *line) fit(u *unit, at, now leaky.Time) leaky.Time {
 	at = max(at, l.bucket.Depart(l.shape, now))
 	if len(l.bookings) == 0 {
@@ -33,11 +37,11 @@ func (l *line) fit(u *unit, at, now leaky.Time) leaky.Time {
 		i--
 	}
 	for _, b := range l.bookings[i:] {
-		if b.unit == u || u.turn > 0 && u.turn < b.unit.turn {
-			continue
-		}
 		if at.Add(cost) <= b.from {
 			break
+		}
+		if b.unit == u || u.turn > 0 && u.turn < b.unit.turn || at < b.from && !b.firm {
+			continue
 		}
 		at = max(at, b.until)
 	}
@@ -86,9 +90,10 @@ func (ls *lines) book(u *unit, due, now leaky.Time) {
 // enter books u in all its lines.
 func (u *unit) enter(due leaky.Time) {
 	u.booked, u.due = true, due
-	for _, at := range u.path {
+	for i, at := range u.path {
 		l := at.line
-		l.bookings = slices.Insert(l.bookings, l.find(due), booking{u, due, due.Add(l.cost(u.bytes, u.packets))})
+		b := booking{u, due, due.Add(l.cost(u.bytes, u.packets)), u.firm&(1<<i) != 0}
+		l.bookings = slices.Insert(l.bookings, l.find(due), b)
 	}
 	l := u.path[u.pos].line
 	i, _ := slices.BinarySearchFunc(l.late, due, func(u *unit, due leaky.Time) int { return cmp.Compare(u.due, due) })
@@ -121,7 +126,7 @@ func (u *unit) unbook(now leaky.Time) {
 	}
 	at := &u.path[u.short]
 	at.wait(now.Sub(u.joined))
-	u.turn, u.paid, u.short = 0, 0, 0
+	u.turn, u.paid, u.short, u.firm = 0, 0, 0, 0
 }
 
 // punctual returns the next of those that are booked and leave from l, if it may leave now. It
@@ -141,6 +146,21 @@ func (l *line) punctual(now leaky.Time) *unit {
 		u.enter(due)
 	}
 	return nil
+}
+
+// putOff books those in l again whose time comes before l lets the next one leave.
+func (ls *lines) putOff(l *line, now leaky.Time) {
+	for len(l.bookings) > 0 && l.bookings[0].from < l.bucket.Depart(l.shape, now) {
+		u := l.bookings[0].unit
+		for i := range u.path {
+			if u.path[i].line == l {
+				u.firm |= 1 << i
+			}
+		}
+		u.exit()
+		u.enter(u.earliest(now))
+		ls.consider(u.path[u.pos].line)
+	}
 }
 
 // rebook brings those that are booked in l to a new rate.

@@ -40,6 +40,44 @@ func TestWhatWaitsInOneLineHoldsUpNoOther(t *testing.T) {
 	}
 }
 
+// Small units that wait for their time leave others all of a line but what they use, and have
+// that: a large one goes before them though it is not over in time.
+func TestSmallUnitsThatAreBookedLeaveTheRestToLargeOnes(t *testing.T) {
+	const rate, slow = 100_000_000, 50_000 // bytes/s
+	ports := func(first, last uint16) shaper.Match {
+		return shaper.Match{Port: []shaper.PortRange{{First: first, Last: last}}}
+	}
+	for _, sources := range []uint64{1, 20} {
+		r := newRig(t,
+			shaper.Limit{Name: "all", Rate: 8 * rate},
+			shaper.Limit{Name: "slow", Key: shaper.KeySource, Rate: 8 * slow, Match: ports(1, 2)},
+			shaper.Limit{Name: "second", Rate: 8 * rate, Match: ports(2, 2)})
+		begin := func(source string, port uint16, size uint64) *stream {
+			s := &stream{rig: r, left: 1 << 40}
+			s.unit = unit{owner: s, path: r.path(flowFrom(source, port)), bytes: size, credit: grantCredit}
+			r.lines.submit(&s.unit, leaky.Second)
+			return s
+		}
+		large := begin("10.1.0.1", 0, 70_000)
+		var small []*stream
+		for i := range sources {
+			source := fmt.Sprintf("10.0.0.%d", i+1)
+			small = append(small, begin(source, 1, 64), begin(source, 2, 64))
+		}
+		r.advance(2*leaky.Second, onTime)
+		var moved uint64
+		for _, s := range small {
+			moved += s.moved
+		}
+		if moved < sources*slow*95/100 || large.moved+moved < rate*99/100 {
+			t.Errorf("%d sources moved %d bytes of %d in small units, one in large ones %d beside them", sources, moved, sources*slow, large.moved)
+		}
+		if r.lines.turn < sources*100 {
+			t.Errorf("only %d units were booked", r.lines.turn)
+		}
+	}
+}
+
 // crossed is streams of a few sources under random limits that cross.
 type crossed struct {
 	*rig

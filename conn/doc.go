@@ -42,9 +42,9 @@
 // leaves. Between its turn in a line and that, it does not wait there, and others go before it: the
 // line is used as if it came when it leaves. That adds to 2 and 3, for each lane of a source but
 // one, a unit whose turn had come before. A unit that had its turn in the last line leaves at the first
-// instant at which all let it, and who had his later does not delay it: see booking. So a line stands
-// still, with somebody in it who could go, at most for as long as one unit takes, for each unit that
-// is booked there; and nobody waits for what he is not under.
+// instant at which all let it, and who had his later delays it by one unit in each line at most: see
+// booking. So a line stands still, with somebody in it who could go, only for a unit that was delayed there,
+// at most for as long as one unit takes; and nobody waits for what he is not under.
 //
 // At a gate, that of the downstreams of a listener among them, units are connections and turns go to whom was
 // served longest ago: of two sources that wait and could go, none has 2 while the other has none.

@@ -38,6 +38,7 @@ type unit struct {
 	turn       uint64     // of those that are booked, to tell who was first
 	paid       leaky.Time // in the last line
 	short      int        // the position of the line that was ready last
+	firm       shaper.Set // positions of lines in which it was put off
 	next, prev *unit      // there, of the same flow
 }
 
@@ -448,6 +449,7 @@ func (ls *lines) depart(u *unit, now leaky.Time) {
 			}
 			l.state.Bytes.Add(verdict, reason, bytes)
 			l.state.Packets.Add(verdict, reason, packets)
+			ls.putOff(l, now)
 		}
 	}
 	if again {
