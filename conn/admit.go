@@ -55,12 +55,15 @@ func (c *clearing) frees(r *roster) bool {
 	})
 }
 
-// end ends them.
-func (c clearing) end(counts *shaper.ListenerState, now leaky.Time) {
-	for _, gone := range c {
+// clear ends those of p.clearing. Who is let in in their place has a list of his own.
+func (p *Proxy) clear(counts *shaper.ListenerState, now leaky.Time) {
+	list := p.clearing
+	p.clearing = nil
+	for _, gone := range list {
 		counts.FlowsEvicted.Add(1)
 		gone.close(now)
 	}
+	p.clearing = list[:0]
 }
 
 // admit gives f, a new flow that m began, its slots, its places and a socket. It reports
@@ -90,7 +93,11 @@ func (f *udpFlow) admit(s service, m message, now leaky.Time) bool {
 		}
 		return false
 	default:
-		p.clearing.end(s.counts, now)
+		p.clear(s.counts, now)
+		f.source = s.sourceOf(f.flow.Source)
+		if !s.room(f, func(*roster) bool { return false }, now) { // others were let in meanwhile
+			return false
+		}
 		f.slots, limit = p.gates.take(&f.flow, s.name, now)
 	}
 	if limit != nil {

@@ -122,7 +122,7 @@ func (w *arrival) admitted(now leaky.Time) {
 		w.giveBack(now)
 		return
 	}
-	p.clearing.end(f.site.counts, now)
+	p.clear(f.site.counts, now)
 	if err := f.dial(w.target(), w.to, now); err != nil {
 		w.giveBack(now)
 		f.dialFailed(err)

@@ -210,3 +210,49 @@ func TestStrangersTakeTurnsAsOne(t *testing.T) {
 		t.Errorf("%d forged ones were let in, and %d turned away", forged, full)
 	}
 }
+
+// Where a flow makes room for a new one, another one that has waited for its slot takes the
+// place in the table: not both.
+func TestWhoMakesRoomDoesSoForOne(t *testing.T) {
+	t.Parallel()
+	limit := shaper.Limit{Name: "cap", Key: shaper.KeySource, Connections: 1, MaxWait: time.Minute, MaxWaiting: 10}
+	r := start(t, shaper.UDP, serveUDP(t).LocalAddr().String(), limit)
+	r.listen.IdleTimeout, r.listen.MaxFlows = time.Minute, 2
+	r.apply(limit)
+	counts, state := r.shaper.Listener("l"), r.shaper.Policy().State(0)
+	ask := func(source string) { udpFrom(t, source, r.addr()).Write([]byte("x")) }
+	ask("127.0.7.1")
+	waitFor(t, "a flow", func() bool { return counts.Flows.Load() == 1 })
+	ask("127.0.7.1")
+	waitFor(t, "one that waits", func() bool { return state.Waiting.Load() == 1 })
+	ask("127.0.7.2")
+	waitFor(t, "another flow", func() bool { return counts.Flows.Load() == 2 })
+	aged := func() (old bool) { // the first, but nobody looks for those that are to end
+		r.proxy.loop.call(func(now leaky.Time) {
+			for _, gt := range r.proxy.gates.byKey {
+				r.proxy.loop.pacer.Cancel(&gt.relief)
+			}
+			for _, f := range r.proxy.flows {
+				f.seen = now
+				if old = now > muteGrace; old && f.flow.Source == netip.MustParseAddr("127.0.7.1") {
+					f.seen = now - muteGrace
+				}
+			}
+		})
+		return old
+	}
+	waitFor(t, "an old flow", aged)
+	ask("127.0.7.3")
+	waitFor(t, "who waited", func() bool { return state.Waiting.Load() == 0 })
+	waitFor(t, "the third", func() bool { return counts.FlowsOpened.Load()+counts.FlowsRefused.Load() == 4 })
+	r.proxy.loop.call(func(leaky.Time) {
+		if n := len(r.proxy.flows); n != 2 {
+			t.Errorf("%d flows, and 2 may be", n)
+		}
+		for _, f := range r.proxy.flows {
+			if f.site.sources[turnAddr(f.flow.Source)] != f.source {
+				t.Errorf("a flow of %v does not count", f.flow.Source)
+			}
+		}
+	})
+}

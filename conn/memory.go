@@ -89,7 +89,14 @@ func (l *loop) hold(dg *datagram, now leaky.Time) {
 	m.used += dg.size()
 	m.charge(dg)
 	for m.used > m.most {
-		l.lines.forgo(&m.ranked[0].newest.unit, now)
+		newest := m.ranked[0].newest
+		for newest != nil && !newest.queued { // it is on its way to other lines
+			newest = newest.older
+		}
+		if newest == nil {
+			return
+		}
+		l.lines.forgo(&newest.unit, now)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -142,4 +143,58 @@ func TestMemoryIsCounted(t *testing.T) {
 	if used := check(); used != 0 {
 		t.Errorf("%d bytes are in use when nothing waits", used)
 	}
+}
+
+// Datagrams that are between two lines are no longer where they were: none is refused there
+// when memory runs out meanwhile.
+func TestMemoryThatIsFullWhileDatagramsChangeLines(t *testing.T) {
+	t.Parallel()
+	limit := shaper.Limit{Name: "slow", Packets: shaper.Frequency{N: 1, Per: time.Minute}, MaxDelay: time.Hour}
+	r := start(t, shaper.UDP, serveUDP(t).LocalAddr().String(), limit)
+	r.listen.IdleTimeout = time.Minute
+	r.apply(limit)
+	memory := &r.proxy.loop.memory
+	for i := range 2 {
+		c := udpFrom(t, fmt.Sprintf("127.0.8.%d", i+1), r.addr())
+		for range 20 >> i {
+			c.Write(make([]byte, 1000))
+		}
+	}
+	held := func() (n int) {
+		r.proxy.loop.call(func(leaky.Time) { n = memory.used })
+		return n
+	}
+	waitFor(t, "what waits", func() bool { return held() >= 29*1000 })
+	r.proxy.loop.call(func(now leaky.Time) {
+		var flows []*udpFlow // the one with more first
+		for _, f := range r.proxy.flows {
+			f.mute = false
+			memory.transfer(f)
+			flows = append(flows, f)
+		}
+		slices.SortFunc(flows, func(a, b *udpFlow) int { return a.flow.Source.Compare(b.flow.Source) })
+		var queued []*datagram
+		for dg := flows[0].queued; dg != nil; dg = dg.next {
+			queued = append(queued, dg)
+		}
+		flows[0].withdraw(now)
+		memory.most = memory.used
+		for range 8 {
+			flows[1].forward(message{data: make([]byte, 10), size: 10}, false, now)
+		}
+		for _, dg := range slices.Backward(queued) {
+			dg.resubmit(now)
+		}
+		waiting := uint64(0)
+		for _, f := range flows {
+			for dg := f.queued; dg != nil; dg = dg.next {
+				if waiting++; !dg.unit.queued {
+					t.Fatal("a datagram waits nowhere")
+				}
+			}
+		}
+		if n := flows[0].up.path[0].queuedPackets; n != waiting {
+			t.Errorf("%d datagrams wait in the line, %d of the flows", n, waiting)
+		}
+	})
 }
