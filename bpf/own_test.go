@@ -392,6 +392,11 @@ func (b *ownBench) ended() {
 		b.from.do(func() error {
 			const from = 61500
 			c, err := b.connect(b.dialer(from), at(b.inside, 80))
+			// The end of the first one may still be under way.
+			for end := time.Now().Add(10 * time.Second); errors.Is(err, unix.EADDRINUSE) && time.Now().Before(end); {
+				time.Sleep(10 * time.Millisecond)
+				c, err = b.connect(b.dialer(from), at(b.inside, 80))
+			}
 			if err != nil || c == nil {
 				return fmt.Errorf("a connection of the proxy: %v", err)
 			}
