@@ -65,7 +65,7 @@ func (a *Attachment) counts(p *shaper.Policy) bool {
 	return false
 }
 
-// missing returns the interfaces that a names, and not by a pattern, that are none of present.
+// missing returns the interfaces that a names, other than by a pattern, and that are not present.
 func (a *Attachment) missing(present map[string]bool) (names []string) {
 	for _, name := range a.Interfaces {
 		if !strings.ContainsAny(name, `*?[\`) && !present[name] {

@@ -91,7 +91,7 @@ struct flight {
 	__u64 check; /* when it is looked at next, ns: marks its entry in the queue */
 	__u64 idle;  /* may last so long, ns */
 	/* What it holds, or has held: a slot's tag, and in the place of its count the number
-	 * of the limit's state; 0 when there is none. */
+	 * of the limit's state; 0 where it needs no slot. */
 	__u64 slot[MAX_HELD];
 	__u32 slot_place[MAX_HELD]; /* NOWHERE when it is not held */
 	/* By side: the highest sequence number that it sent, what it acknowledged, and

@@ -58,7 +58,7 @@ func (r *roster) answered() bool {
 	return false
 }
 
-// keep keeps what there is room for of m, and returns how many datagrams there is none for.
+// keep stores the datagrams of m that there is room for, and returns how many others it has.
 func (w *arrival) keep(m message) (lost int) {
 	p, most := w.f.proxy, maxEarly
 	if w.stranger {

@@ -11,28 +11,6 @@ import (
 	"shaperd/shaper"
 )
 
-// bothEcho serves an echo over TCP and UDP at one port. It returns where.
-func bothEcho(t *testing.T) string {
-	t.Helper()
-	addr := serveTCP(t, echo)
-	conn, err := net.ListenPacket("udp4", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	go func() {
-		b := make([]byte, 2000)
-		for {
-			n, from, err := conn.ReadFrom(b)
-			if err != nil {
-				return
-			}
-			conn.WriteTo(b[:n], from)
-		}
-	}()
-	return addr
-}
-
 // Where connections always wait for a slot, a client of UDP is let in as well: its first datagram waits.
 func TestFlowsTakeTurnsWithConnections(t *testing.T) {
 	const most = 2
@@ -42,14 +20,9 @@ func TestFlowsTakeTurnsWithConnections(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := start(t, shaper.TCP, bothEcho(t))
-			datagrams := Endpoint{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(freePort(t, shaper.UDP))}
-			r.listen.Endpoints = append(r.listen.Endpoints, datagrams)
-			r.listen.IdleTimeout, r.listen.Connect = time.Hour, time.Minute
-			if limits == nil {
-				r.listen.Downstream[0].Connections = most
-			}
-			r.apply(limits...)
+			addr := serveTCP(t, echo)
+			echoUDPAt(t, addr, 0)
+			r, datagrams := startDual(t, addr, most, limits)
 			stop := make(chan struct{})
 			done := make(chan struct{})
 			const hogs = 8
@@ -77,7 +50,7 @@ func TestFlowsTakeTurnsWithConnections(t *testing.T) {
 			counts := r.shaper.Listener("l")
 			waitFor(t, "hogs", func() bool { return counts.Accepted.Load() > 2*hogs })
 			for range 3 {
-				if !asks(t, "127.0.6.10", datagrams.Addr.String()) {
+				if !asks(t, "127.0.6.10", datagrams) {
 					t.Error("a datagram has no answer: connections keep its flow out")
 				}
 			}

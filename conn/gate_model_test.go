@@ -19,7 +19,7 @@ type gateModel struct {
 	rig      *gateRig
 	rules    []gateRule
 	inFlight map[string]int        // by rule and key
-	last     map[string]leaky.Time // admission, likewise
+	last     map[string]leaky.Time // time of the last admission
 	waiting  map[caller][]*visitor
 	passed   map[caller]map[string]int // by whom, since it waits or was served
 	bound    int                       // on that

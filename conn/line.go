@@ -83,12 +83,12 @@ type line struct {
 	shares        map[netip.Addr]*share
 	parted        []*share  // without flows, but virtual time has not come to their tags
 	passing       *unit     // the last one that has gone on, until it waits
-	bookings      []booking // by their time, none at the same time
-	held          *unit     // one of them that only others which are booked here hold back
+	bookings      []booking // by their time
+	held          *unit     // the one of them, at most, that had to book as others have booked l
 	late          []*unit   // that are booked and whose last line it is, by when they are due
 	queuedBytes   uint64    // of datagrams, those of units that wait in a later line too
 	queuedPackets uint64
-	streams       int // grants in it, likewise
+	streams       int // grants in it, and those that wait in a later line
 	event         leaky.Event
 	pending       bool // in lines.work
 }

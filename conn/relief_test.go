@@ -3,7 +3,6 @@ package conn
 import (
 	"fmt"
 	"maps"
-	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -12,16 +11,26 @@ import (
 	"shaperd/shaper"
 )
 
-// besideEcho serves a socket that answers nothing, at the port of an echo over TCP. It returns where.
-func besideEcho(t *testing.T) string {
+// alsoUDP has r listen for datagrams too, from the next apply on. It returns where.
+func (r *running) alsoUDP(t *testing.T) string {
 	t.Helper()
-	addr := serveTCP(t, echo)
-	silent, err := net.ListenPacket("udp4", addr)
-	if err != nil {
-		t.Fatal(err)
+	at := Endpoint{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(freePort(t, shaper.UDP))}
+	r.listen.Endpoints = append(r.listen.Endpoints, at)
+	return at.Addr.String()
+}
+
+// startDual listens for connections and datagrams, of which most are let in at once to addr: by
+// limits, or where there are no limits by the downstream. It returns where datagrams go to.
+func startDual(t *testing.T, addr string, most int, limits []shaper.Limit) (r *running, datagrams string) {
+	t.Helper()
+	r = start(t, shaper.TCP, addr)
+	datagrams = r.alsoUDP(t)
+	r.listen.IdleTimeout, r.listen.Connect = time.Hour, time.Minute
+	if limits == nil {
+		r.listen.Downstream[0].Connections = most
 	}
-	t.Cleanup(func() { silent.Close() })
-	return addr
+	r.apply(limits...)
+	return r, datagrams
 }
 
 // Flows of sources that may be forged hold places that TCP connections need: they make room
@@ -34,16 +43,11 @@ func TestIdleFlowsMakeRoomForConnections(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := start(t, shaper.TCP, besideEcho(t))
-			datagrams := Endpoint{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(freePort(t, shaper.UDP))}
-			r.listen.Endpoints = append(r.listen.Endpoints, datagrams)
-			r.listen.IdleTimeout, r.listen.Connect = time.Hour, time.Minute
-			if limits == nil {
-				r.listen.Downstream[0].Connections = most
-			}
-			r.apply(limits...)
+			addr := serveTCP(t, echo)
+			listenUDP(t, addr) // answers nothing
+			r, datagrams := startDual(t, addr, most, limits)
 			for i := range most {
-				udpFrom(t, fmt.Sprintf("127.0.0.%d", 100+i), datagrams.Addr.String()).Write([]byte("forged"))
+				udpFrom(t, fmt.Sprintf("127.0.0.%d", 100+i), datagrams).Write([]byte("forged"))
 			}
 			counts := r.shaper.Listener("l")
 			waitFor(t, "flows", func() bool { return counts.Flows.Load() == most })
@@ -106,8 +110,7 @@ func TestFlowEndsOnceThoughRoomIsMade(t *testing.T) {
 	t.Parallel()
 	server := echoUDP(t, 0)
 	r := start(t, shaper.TCP, server.String())
-	datagrams := Endpoint{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(freePort(t, shaper.UDP))}
-	r.listen.Endpoints = append(r.listen.Endpoints, datagrams)
+	datagrams := r.alsoUDP(t)
 	other := netip.MustParseAddrPort(echoUDP(t, 0).String())
 	r.listen.Downstream = append(r.listen.Downstream, Downstream{Host: other.Addr().String(), Port: other.Port()})
 	r.listen.EjectAfter, r.listen.EjectFor = 1, time.Minute
@@ -123,7 +126,7 @@ func TestFlowEndsOnceThoughRoomIsMade(t *testing.T) {
 		shaper.Limit{Name: "b", Match: only("127.0.6.1", "127.0.6.2"), Connections: 2, MaxWait: time.Minute, MaxWaiting: 10},
 	)
 	for _, source := range []string{"127.0.6.1", "127.0.6.2"} {
-		c := udpFrom(t, source, datagrams.Addr.String())
+		c := udpFrom(t, source, datagrams)
 		for range 2 { // it goes on after an answer
 			c.Write([]byte("x"))
 			c.SetReadDeadline(time.Now().Add(patience))
@@ -142,7 +145,7 @@ func TestFlowEndsOnceThoughRoomIsMade(t *testing.T) {
 			d.host.found.Store(&unreachable)
 		}
 	})
-	udpFrom(t, "127.0.6.2", datagrams.Addr.String()).Write([]byte("x"))
+	udpFrom(t, "127.0.6.2", datagrams).Write([]byte("x"))
 	counts := r.shaper.Listener("l")
 	waitFor(t, "the end of both flows", func() bool { return counts.Flows.Load() == 0 && state.InFlight.Load() == 0 })
 	if n := counts.FlowsEvicted.Load(); n == 0 {

@@ -25,7 +25,7 @@ import (
 type reservation struct {
 	queue *queue     // for which it is, or nil
 	next  *queue     // for which the next one will be
-	rest  leaky.Time // until when there is none
+	rest  leaky.Time // until when nothing is reserved
 }
 
 // missed notes that it is the turn of q where it waits, in vain.

@@ -12,15 +12,27 @@ import (
 	"shaperd/shaper"
 )
 
-// echoUDP serves a socket that answers each datagram with answer bytes, or with what came
-// where answer is 0.
-func echoUDP(t testing.TB, answer int) net.Addr {
+// listenUDP opens a socket at addr, for as long as the test runs.
+func listenUDP(t testing.TB, addr string) net.PacketConn {
 	t.Helper()
-	server, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	server, err := net.ListenPacket("udp4", addr)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { server.Close() })
+	return server
+}
+
+// echoUDP serves a socket that answers each datagram with answer bytes, or with what came
+// where answer is 0.
+func echoUDP(t testing.TB, answer int) net.Addr {
+	t.Helper()
+	return echoUDPAt(t, "127.0.0.1:0", answer)
+}
+
+func echoUDPAt(t testing.TB, addr string, answer int) net.Addr {
+	t.Helper()
+	server := listenUDP(t, addr)
 	go func() {
 		b := make([]byte, 65536)
 		for {
@@ -40,11 +52,7 @@ func echoUDP(t testing.TB, answer int) net.Addr {
 // countUDP serves a socket that counts what comes by the first byte, and answers nothing.
 func countUDP(t testing.TB) (net.Addr, *[256]atomic.Int64) {
 	t.Helper()
-	server, err := net.ListenPacket("udp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { server.Close() })
+	server := listenUDP(t, "127.0.0.1:0")
 	got := new([256]atomic.Int64)
 	go func() {
 		b := make([]byte, 65536)

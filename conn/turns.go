@@ -55,7 +55,7 @@ type source struct {
 	needed int                         // queues that need the gate, wherever they wait
 	queues ranking[queue, byQueueTurn] // those that wait here
 	served uint64                      // turn at which one was let through this gate
-	lapsed uint64                      // likewise, of what was reserved for one in vain
+	lapsed uint64                      // turn at which what was reserved for one here lapsed
 	len    int                         // connections that wait here
 	place  int                         // in gate.turns,
 	tenant *tenant                     // whose these are,
