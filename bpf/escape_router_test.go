@@ -15,9 +15,10 @@ import (
 	"shaperd/shaper"
 )
 
-func newEscape(t *testing.T, programs *bench, limits []escapeLimit, at gate) *escape {
+// onOneCPU keeps a test, not its subtests, on one CPU, where packets keep their order.
+func onOneCPU(t *testing.T) {
 	t.Helper()
-	runtime.LockOSThread() // and on one CPU packets keep their order
+	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
 	var one, all unix.CPUSet
 	one.Set(0)
@@ -25,6 +26,10 @@ func newEscape(t *testing.T, programs *bench, limits []escapeLimit, at gate) *es
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.SchedSetaffinity(0, &all) })
+}
+
+func newEscape(t *testing.T, programs *bench, limits []escapeLimit, at gate) *escape {
+	t.Helper()
 	e := &escape{t: t, limits: limits, gate: at, numbers: map[string]uint32{}, isn: map[uint16]uint32{}, buf: make([]byte, 1<<17)}
 
 	// The receiver.

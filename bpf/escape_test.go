@@ -64,6 +64,7 @@ func TestEscape(t *testing.T) {
 			}
 			for _, file := range files {
 				t.Run(file.Name(), func(t *testing.T) {
+					onOneCPU(t)
 					data, err := escapeCorpus.ReadFile(path.Join("testdata/escape", file.Name()))
 					if err != nil {
 						t.Fatal(err)
@@ -84,6 +85,7 @@ func TestEscape(t *testing.T) {
 
 // search plays random sequences until one escapes, and makes that as short as it can.
 func (e *escape) search(t *testing.T) {
+	onOneCPU(t)
 	newRand(t) // tells the seed
 	end := time.Now().Add(*escapeTime)
 	generate := func(n, source uint64) []step {
@@ -297,7 +299,7 @@ func (e *escape) judge(after []kernelState) string {
 				found = append(found, fmt.Sprintf("limit %q was charged %d bytes, the receiver's %s got %d", l.Name, charged[0], of, bytes[kind]))
 			}
 			if packets[kind] > charged[1] {
-				found = append(found, fmt.Sprintf("limit %q was charged %d packets, the receiver's %s got %d", l.Name, charged[1], of, packets[kind]))
+				found = append(found, fmt.Sprintf("limit %q was charged %d packets, the receiver's %s got %d: %+v", l.Name, charged[1], of, packets[kind], e.got))
 			}
 		}
 	}

@@ -75,7 +75,10 @@ func (w *wire) exchange(source byte, n, expected int) int {
 		if arrived < expected {
 			patience = 2000
 		}
-		if _, err := unix.Poll(poll, patience); err != nil && !errors.Is(err, unix.EINTR) {
+		switch _, err := unix.Poll(poll, patience); {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
 			w.t.Fatal(err)
 		}
 		got, from, err := unix.Recvfrom(w.in, buf, 0)

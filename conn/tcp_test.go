@@ -430,7 +430,11 @@ func TestEndThatLetsAResetBeRead(t *testing.T) {
 			server.Load().Close()
 			c.CloseWrite()
 			for fd, events := range map[int]int16{s.server.fd: unix.POLLERR, s.client.fd: unix.POLLRDHUP} {
-				if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, 5000); n != 1 {
+				n, err := 0, error(unix.EINTR)
+				for errors.Is(err, unix.EINTR) {
+					n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, 5000)
+				}
+				if n != 1 {
 					t.Error("no reset, or no end: ", err)
 				}
 			}
