@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"shaperd/shaper"
+	"shaperd/test/lab"
 )
 
 // host is a network namespace of a test's own, on a thread that never leaves it. It
@@ -107,8 +108,11 @@ func (h *host) connect(name, near, far string) netlink.Link {
 			return err
 		}
 		a, _ := netlink.ParseAddr(near)
-		return netlink.RouteAdd(&netlink.Route{Gw: a.IP})
+		return errors.Join(netlink.RouteAdd(&netlink.Route{Gw: a.IP}), lab.AwaitUp(&netlink.Handle{}, "eth0"))
 	})
+	if err := lab.AwaitUp(&netlink.Handle{}, name); err != nil {
+		t.Fatal(err)
+	}
 	l, err := netlink.LinkByName(name)
 	if err != nil {
 		t.Fatal(err)

@@ -11,6 +11,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"shaperd/test/lab"
 )
 
 // farHost is a network namespace, held by a thread in it.
@@ -68,8 +70,9 @@ func cable(t *testing.T, name string, queues int) (near netlink.Link, far *farHo
 	must(t, netlink.LinkSetNsFd(linkNamed(t, "far0"), far.fd))
 	must(t, up(name, nearAddrs))
 	var err error
-	far.do(func() { err = up("far0", farAddrs) })
+	far.do(func() { err = errors.Join(up("far0", farAddrs), lab.AwaitUp(&netlink.Handle{}, "far0")) })
 	must(t, err)
+	must(t, lab.AwaitUp(&netlink.Handle{}, name))
 	return linkNamed(t, name), far
 }
 

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"shaperd/shaper"
+	"shaperd/test/lab"
 )
 
 // line is a veth pair whose other end is on another host.
@@ -49,11 +50,14 @@ func newLine(t *testing.T, name string, ingress bool) *line {
 	near, away := 0, 0
 	far.do(func() {
 		if peer, err = netlink.LinkByName("peer0"); err == nil {
-			err = netlink.LinkSetUp(peer)
+			err = errors.Join(netlink.LinkSetUp(peer), lab.AwaitUp(&netlink.Handle{}, "peer0"))
 		}
 		away = packetSocket(t, peer, unix.ETH_P_IP)
 	})
 	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lab.AwaitUp(&netlink.Handle{}, name); err != nil {
 		t.Fatal(err)
 	}
 	near = packetSocket(t, l.from, unix.ETH_P_IP)

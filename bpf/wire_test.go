@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"shaperd/test/lab"
 )
 
 // wire is two ends of a veth pair, on which frames are sent and counted as they are.
@@ -35,6 +37,11 @@ func newWire(t *testing.T, name string) *wire {
 			t.Fatal(err)
 		}
 		*at = l
+	}
+	for i := range 2 {
+		if err := lab.AwaitUp(&netlink.Handle{}, fmt.Sprint(name, i)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	w.out, w.in = packetSocket(t, w.from, 0), packetSocket(t, w.to, unix.ETH_P_IP)
 	return w

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -20,7 +21,22 @@ func Join(a *Host, aLink string, b *Host, bLink string) error {
 	if err := netlink.LinkAdd(cable); err != nil {
 		return fmt.Errorf("join %s and %s: %w", a.Name, b.Name, err)
 	}
-	return errors.Join(a.Up(aLink), b.Up(bLink))
+	return errors.Join(a.Up(aLink), b.Up(bLink), AwaitUp(a.Links, aLink), AwaitUp(b.Links, bLink))
+}
+
+// AwaitUp waits until the end of a cable is up, both ends having been set so. The end that was
+// first has no queue, and drops what is sent, until a worker of the kernel gets to it.
+func AwaitUp(h *netlink.Handle, link string) error {
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		switch l, err := h.LinkByName(link); {
+		case err != nil:
+			return fmt.Errorf("wait for %s: %w", link, err)
+		case l.Attrs().OperState == netlink.OperUp:
+			return nil
+		case time.Now().After(end):
+			return fmt.Errorf("wait for %s: it is %v", link, l.Attrs().OperState)
+		}
+	}
 }
 
 // change applies fn to one of the host's interfaces.

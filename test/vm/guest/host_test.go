@@ -12,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+
+	"shaperd/test/lab"
 )
 
 // A host is a network namespace.
@@ -31,6 +33,8 @@ func newPair(t *testing.T) (sender, receiver host) {
 	must(t, "join", netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "in", PeerNamespace: netlink.NsFd(receiver.ns)}))
 	sender.up(t, "out", "10.0.0.1/24")
 	receiver.up(t, "in", "10.0.0.2/24")
+	must(t, "wait for the sender's link", lab.AwaitUp(sender.Handle, "out"))
+	must(t, "wait for the receiver's link", lab.AwaitUp(receiver.Handle, "in"))
 	return sender, receiver
 }
 
