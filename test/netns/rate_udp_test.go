@@ -62,7 +62,8 @@ func measureUDPPacketRate(t *testing.T, f family) (stallReport, error) {
 	failed := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	gap := lab.Gaps(busy)
 	t.Logf("gaps p1 %v, p50 %v, p99 %v, longest %v", lab.Percentile(gap, 1), lab.Percentile(gap, 50), lab.Percentile(gap, 99), lab.Percentile(gap, 100))
-	if got := lab.Percentile(gap, 50); got < 90*time.Microsecond || got > 110*time.Microsecond {
+	// A daemon that is seldom run sends what is due all at once.
+	if got := lab.Percentile(gap, 50); report.share(end) < 0.2 && (got < 90*time.Microsecond || got > 110*time.Microsecond) {
 		failed("the median gap is %v, want 100 us", got)
 	}
 
