@@ -23,10 +23,10 @@ const volatile __u64 unsettled = 10ULL * 1000 * 1000 * 1000;
 /* How long a SYN reserves slots, in ns: a handshake takes a round trip. */
 const volatile __u64 half_open = 3ULL * 1000 * 1000 * 1000;
 
-/* How long one without slots is remembered, since the responder's last answer: Linux sends
- * those after 1, 2, 4, 8 and 16 s, and has the connection for 32 s more; its SYN cookies
+/* How long one without slots is remembered, since the responder's last answer, in ns: Linux
+ * sends those after 1, 2, 4, 8 and 16 s, and has the connection for 32 s more; its SYN cookies
  * hold for up to 120 s. When it is established after all, it needs slots first. */
-#define LATE (40 * half_open)
+const volatile __u64 late = 120ULL * 1000 * 1000 * 1000;
 
 /* Until when SYNs reserve no slots under a limit, in ns, by its state: a handshake was not
  * completed, and a SYN costs nothing to forge. Until then slots are taken by the ACK that
@@ -49,6 +49,15 @@ volatile __u8 replied[MAX_PLACES];
 const volatile __u64 sweep_interval = 50ULL * 1000 * 1000;
 #define SWEEP_SOON (1ULL * 1000 * 1000)
 #define SWEEP_MOST 1024 /* connections looked at in one go, in 0.2 ms or less */
+
+#define MAX_CONNECTIONS 262144
+
+/* So many crowd the table. */
+const volatile __u64 crowd = MAX_CONNECTIONS / 2;
+
+/* How often each is looked at, in ns, and how long a handshake may take without slots where the
+ * table is crowded: then it is forgotten. */
+const volatile __u64 turn_interval = 3ULL * 1000 * 1000 * 1000;
 
 #define MAX_HELD 4 /* shaper.MaxConnectionLimits */
 
@@ -120,7 +129,7 @@ enum heard {
  * the time. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 262144);
+	__uint(max_entries, MAX_CONNECTIONS);
 	__type(key, struct tuple);
 	__type(value, struct flight);
 } connections SEC(".maps");
@@ -134,9 +143,40 @@ struct turn {
 /* One for each connection, and some for those that CPUs have in hand. */
 struct {
 	__uint(type, BPF_MAP_TYPE_QUEUE);
-	__uint(max_entries, 263168);
+	__uint(max_entries, MAX_CONNECTIONS + 1024);
 	__type(value, struct turn);
 } turns SEC(".maps");
+
+/* What there is once: the timer, how many connections are in the map, and until when there may
+ * be some without slots that were forgotten, in ns. */
+struct keeper {
+	struct bpf_timer timer;
+	__u64 started;
+	__u64 connections;
+	__u64 forgotten;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct keeper);
+} keepers SEC(".maps");
+
+static __always_inline struct keeper *the_keeper(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&keepers, &zero);
+}
+
+/* Whether handshakes may still be completed that were forgotten. */
+static __always_inline int forgetful(__u64 now)
+{
+	const struct keeper *k = the_keeper();
+
+	return k && load_word(&k->forgotten) > now;
+}
 
 /* Connections that began on the other side: by their tuples seen from this one. */
 struct {
@@ -189,7 +229,7 @@ static __always_inline int lapsed(__u64 word)
 static __always_inline __u64 patience(const struct flight *f, __u64 word)
 {
 	if (lapsed(word) && word & SYN_OF << 1)
-		return LATE;
+		return late;
 	if (word & CLOSED)
 		return unsettled;
 	if (unsure(word))

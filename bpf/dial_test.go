@@ -206,7 +206,7 @@ func TestDial(t *testing.T) {
 			}
 			b := &tcpBench{t: t, bench: newVariant(t, at, map[string]any{
 				kernelVarUnsettled: uint64(600 * time.Millisecond), kernelVarHalfOpen: uint64(600 * time.Millisecond),
-				kernelVarSweepInterval: uint64(5 * time.Millisecond),
+				kernelVarSweepInterval: uint64(5 * time.Millisecond), kernelVarTurnInterval: uint64(600 * time.Millisecond),
 			})}
 			b.forget()
 			l := shaper.Limit{Name: "all", Connections: most}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -26,6 +27,7 @@ const (
 	stepFrame    = "frame"
 	stepWrite    = "write"    // the receiver sends 100 bytes on its connections
 	stepShutdown = "shutdown" // and no more
+	stepWait     = "wait"     // for handshakes to be forgotten
 )
 
 func formatSteps(steps []step) string {
@@ -56,7 +58,7 @@ func parseSteps(text string) (steps []step, err error) {
 			}
 			s.frame = frame
 			steps = append(steps, s)
-		case fields[0] == stepWrite || fields[0] == stepShutdown:
+		case slices.Contains([]string{stepWrite, stepShutdown, stepWait}, fields[0]):
 			steps = append(steps, step{kind: fields[0]})
 		default:
 			return nil, fmt.Errorf("%q", line)
@@ -69,12 +71,13 @@ func parseSteps(text string) (steps []step, err error) {
 type builder struct {
 	*rand.Rand
 	source, to netip.Addr
+	waits      bool
 	steps      []step
 }
 
 // newSequence makes a random sequence.
-func newSequence(r *rand.Rand, source uint64, counts bool) []step {
-	b := &builder{Rand: r}
+func newSequence(r *rand.Rand, source uint64, counts, waits bool) []step {
+	b := &builder{Rand: r, waits: waits}
 	if r.IntN(2) == 0 {
 		b.source, b.to = netip.AddrFrom4([4]byte{10, 1, byte(source >> 8 % 255), byte(source)}), escapeTo4
 	} else {

@@ -36,6 +36,7 @@ func (b *builder) conversation() {
 			b.wrapped(ipTCP, opening)
 		}
 	}
+	b.wait(40)
 	next := first + 1   // what the receiver expects
 	known := []uint32{} // numbers that somebody may take for it
 	sent := int32(0)    // by the receiver
@@ -87,6 +88,7 @@ func (b *builder) conversation() {
 		b.steps = append(b.steps, b.segmentStep(segment(ack1, next, 0, 0)))
 	}
 	for range b.IntN(7) {
+		b.wait(10)
 		switch b.IntN(9) {
 		case 8:
 			say(syn, b.Uint32(), 0)
@@ -122,6 +124,13 @@ func (b *builder) conversation() {
 			b.train(ipTCP, l4)
 			next += uint32(len(l4) - 20)
 		}
+	}
+}
+
+// wait has handshakes forgotten, by a chance.
+func (b *builder) wait(chance int) {
+	if b.waits && b.chance(chance) {
+		b.steps = append(b.steps, step{kind: stepWait})
 	}
 }
 

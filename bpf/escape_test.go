@@ -34,16 +34,16 @@ var escapeCorpus embed.FS
 // limits to a receiver, both of them this kernel. What the receiver's sockets get is at
 // most what the limits were charged, and each connection that it has is one that they count.
 func TestEscape(t *testing.T) {
-	programs := map[bool]*bench{}
-	for _, bare := range []bool{false, true} {
-		at := kernelAttachment{Mode: uint32(Police), Keep: 1, IdleTimeout: testIdle}
-		if !bare {
-			at.Ethernet = 1
-		}
+	load := func(ethernet uint32, variables map[string]any) *bench {
 		// A test that stands still for a while is not to lose connections; and the map holds
 		// those of some time.
-		programs[bare] = newVariant(t, at, map[string]any{kernelVarHalfOpen: uint64(20 * time.Second), kernelVarUnsettled: uint64(20 * time.Second)})
+		variables[kernelVarUnsettled], variables[kernelVarHalfOpen] = uint64(20*time.Second), uint64(20*time.Second)
+		return newVariant(t, kernelAttachment{Mode: uint32(Police), Keep: 1, IdleTimeout: testIdle, Ethernet: ethernet}, variables)
 	}
+	plain, bare := load(1, map[string]any{}), load(0, map[string]any{})
+	crowded := load(1, map[string]any{
+		kernelVarCrowd: uint64(0), kernelVarTurnInterval: uint64(escapeTurn), kernelVarSweepInterval: uint64(escapeTurn / 2),
+	})
 	for _, c := range []struct {
 		name   string
 		limits []escapeLimit
@@ -55,9 +55,17 @@ func TestEscape(t *testing.T) {
 		{"connections", connectionLimits, gate{}},
 		{"connections by XDP", connectionLimits, gate{xdp: true}},
 		{"connections without reserved slots", connectionLimits, gate{late: true}},
+		{"connections in a crowd", connectionLimits, gate{late: true, crowded: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			e := newEscape(t, programs[c.gate.bare], c.limits, c.gate)
+			programs := plain
+			switch {
+			case c.gate.bare:
+				programs = bare
+			case c.gate.crowded:
+				programs = crowded
+			}
+			e := newEscape(t, programs, c.limits, c.gate)
 			files, err := escapeCorpus.ReadDir("testdata/escape")
 			if err != nil {
 				t.Fatal(err)
@@ -89,7 +97,7 @@ func (e *escape) search(t *testing.T) {
 	newRand(t) // tells the seed
 	end := time.Now().Add(*escapeTime)
 	generate := func(n, source uint64) []step {
-		return newSequence(rand.New(rand.NewPCG(*seed, n)), source, e.counts)
+		return newSequence(rand.New(rand.NewPCG(*seed, n)), source, e.counts, e.gate.crowded)
 	}
 	source, n := uint64(0), *escapeFrom
 	least := n + cmp.Or(*escapeMax, 200)
@@ -203,6 +211,8 @@ type gate struct {
 	bare bool // of Ethernet
 	xdp  bool // it comes before packets are joined, and meets no trains
 	late bool // SYNs reserve no slots; the receiver takes their data
+
+	crowded bool // handshakes that take long are forgotten
 }
 
 // got is a delivery by a socket.
@@ -231,6 +241,7 @@ var (
 	escapeTo4  = netip.MustParseAddr("10.2.0.2")
 	escapeTo6  = netip.MustParseAddr("fd02::2")
 	vnetHeader = 10
+	escapeTurn = 2 * time.Millisecond // how often each connection is looked at
 
 	routerAddrs = []netip.Addr{
 		netip.MustParseAddr("10.1.255.254"), netip.MustParseAddr("fd01::ffff"),
@@ -336,6 +347,9 @@ func words(a netip.Addr) (w [4]uint32) {
 // take does what a step says.
 func (e *escape) take(s *step) {
 	switch s.kind {
+	case stepWait:
+		time.Sleep(3 * escapeTurn)
+		return
 	case stepWrite, stepShutdown:
 		e.accept()
 		for _, c := range e.conns {

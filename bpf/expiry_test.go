@@ -13,6 +13,7 @@ func newSoon(t *testing.T, limits ...shaper.Limit) *tcpBench {
 	b := newTCPVariant(t, Police, map[string]any{
 		kernelVarUnsettled:     uint64(soon),
 		kernelVarHalfOpen:      uint64(soon),
+		kernelVarTurnInterval:  uint64(soon),
 		kernelVarSweepInterval: uint64(2 * time.Millisecond),
 	}, uint64(3*soon), limits...)
 	b.now = 0
@@ -164,8 +165,8 @@ func trafficKeepsConnection(t *testing.T) bool {
 func TestFlood(t *testing.T) {
 	const most, n = 60_000, 100_000
 	b := newTCPVariant(t, Police, map[string]any{
-		kernelVarUnsettled: uint64(time.Second), kernelVarHalfOpen: uint64(time.Second), kernelVarSweepInterval: uint64(2 * time.Millisecond),
-		kernelVarTestSources: uint32(1<<32 - 1),
+		kernelVarUnsettled: uint64(time.Second), kernelVarHalfOpen: uint64(time.Second), kernelVarTurnInterval: uint64(time.Second),
+		kernelVarSweepInterval: uint64(2 * time.Millisecond), kernelVarTestSources: uint32(1<<32 - 1),
 	}, testIdle, silently(capped(1)), silently(shaper.Limit{Name: "all", Connections: most}))
 	stop := b.watch()
 	b.flood(dial("10.0.0.1:40000").say(client, syn, 0), n)

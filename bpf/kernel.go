@@ -295,9 +295,9 @@ func (k *kernel) beat() error {
 // sharedMaps are the maps that all instances of a program share.
 var sharedMaps = []string{
 	kernelMapBuckets, kernelMapCalendars, kernelMapConnSlots, kernelMapConnections, kernelMapDepartures, kernelMapFloors, kernelMapFragments,
-	kernelMapHeartbeats, kernelMapHolding, kernelMapListeners, kernelMapPolicies, kernelMapProxied, kernelMapQueued, kernelMapReversed,
+	kernelMapHeartbeats, kernelMapHolding, kernelMapKeepers, kernelMapListeners, kernelMapPolicies, kernelMapProxied, kernelMapQueued, kernelMapReversed,
 	kernelMapSampleLosses, kernelMapSamples, kernelMapScratches, kernelMapSeen, kernelMapStates, kernelMapStaging,
-	kernelMapSuspected, kernelMapSweepers, kernelMapTableCounts,
+	kernelMapSuspected, kernelMapTableCounts,
 	kernelMapTables, kernelMapTurns, kernelMapWatched, kernelMapWatches,
 }
 
@@ -336,6 +336,7 @@ func (k *kernel) load(at kernelAttachment, variables map[string]any, objects any
 		kernelMapFragments:    k.Fragments,
 		kernelMapHeartbeats:   k.Heartbeats,
 		kernelMapHolding:      k.Holding,
+		kernelMapKeepers:      k.Keepers,
 		kernelMapListeners:    k.Listeners,
 		kernelMapPolicies:     k.Policies,
 		kernelMapProxied:      k.Proxied,
@@ -349,7 +350,6 @@ func (k *kernel) load(at kernelAttachment, variables map[string]any, objects any
 		kernelMapStates:       k.States,
 		kernelMapTableCounts:  k.TableCounts,
 		kernelMapSuspected:    k.Suspected,
-		kernelMapSweepers:     k.Sweepers,
 		kernelMapTables:       k.kernelMaps.Tables,
 		kernelMapTurns:        k.Turns,
 		kernelMapWatched:      k.Watched,

@@ -85,6 +85,17 @@ type kernelFragment struct {
 	Transport   uint32
 }
 
+type kernelKeeper struct {
+	_     structs.HostLayout
+	Timer struct {
+		_ structs.HostLayout
+		_ [16]byte
+	}
+	Started     uint64
+	Connections uint64
+	Forgotten   uint64
+}
+
 type kernelLimit struct {
 	_           structs.HostLayout
 	Meter       [3]kernelMeter
@@ -339,15 +350,6 @@ type kernelState struct {
 	Opened                uint64
 }
 
-type kernelSweeper struct {
-	_     structs.HostLayout
-	Timer struct {
-		_ structs.HostLayout
-		_ [16]byte
-	}
-	Started uint64
-}
-
 type kernelTableCount struct {
 	_               structs.HostLayout
 	EvictedDrained  uint64
@@ -414,6 +416,7 @@ const (
 	kernelMapFragments       = "fragments"
 	kernelMapHeartbeats      = "heartbeats"
 	kernelMapHolding         = "holding"
+	kernelMapKeepers         = "keepers"
 	kernelMapListeners       = "listeners"
 	kernelMapPolicies        = "policies"
 	kernelMapProxied         = "proxied"
@@ -426,7 +429,6 @@ const (
 	kernelMapStaging         = "staging"
 	kernelMapStates          = "states"
 	kernelMapSuspected       = "suspected"
-	kernelMapSweepers        = "sweepers"
 	kernelMapTableCounts     = "table_counts"
 	kernelMapTables          = "tables"
 	kernelMapTurns           = "turns"
@@ -436,8 +438,10 @@ const (
 	kernelProgShaperdTc      = "shaperd_tc"
 	kernelProgShaperdXdp     = "shaperd_xdp"
 	kernelVarControlBand     = "control_band"
+	kernelVarCrowd           = "crowd"
 	kernelVarHalfOpen        = "half_open"
 	kernelVarHere            = "here"
+	kernelVarLate            = "late"
 	kernelVarOtherCpus       = "other_cpus"
 	kernelVarReplied         = "replied"
 	kernelVarSlotLines       = "slot_lines"
@@ -448,6 +452,7 @@ const (
 	kernelVarTestNow         = "test_now"
 	kernelVarTestSegments    = "test_segments"
 	kernelVarTestSources     = "test_sources"
+	kernelVarTurnInterval    = "turn_interval"
 	kernelVarUnderTest       = "under_test"
 	kernelVarUnsettled       = "unsettled"
 	kernelVarUnusedLine      = "unused_line"
@@ -517,6 +522,7 @@ type kernelMapSpecs struct {
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
 	Heartbeats   *ebpf.MapSpec `ebpf:"heartbeats"`
 	Holding      *ebpf.MapSpec `ebpf:"holding"`
+	Keepers      *ebpf.MapSpec `ebpf:"keepers"`
 	Listeners    *ebpf.MapSpec `ebpf:"listeners"`
 	Policies     *ebpf.MapSpec `ebpf:"policies"`
 	Proxied      *ebpf.MapSpec `ebpf:"proxied"`
@@ -529,7 +535,6 @@ type kernelMapSpecs struct {
 	Staging      *ebpf.MapSpec `ebpf:"staging"`
 	States       *ebpf.MapSpec `ebpf:"states"`
 	Suspected    *ebpf.MapSpec `ebpf:"suspected"`
-	Sweepers     *ebpf.MapSpec `ebpf:"sweepers"`
 	TableCounts  *ebpf.MapSpec `ebpf:"table_counts"`
 	Tables       *ebpf.MapSpec `ebpf:"tables"`
 	Turns        *ebpf.MapSpec `ebpf:"turns"`
@@ -542,8 +547,10 @@ type kernelMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type kernelVariableSpecs struct {
 	ControlBand   *ebpf.VariableSpec `ebpf:"control_band"`
+	Crowd         *ebpf.VariableSpec `ebpf:"crowd"`
 	HalfOpen      *ebpf.VariableSpec `ebpf:"half_open"`
 	Here          *ebpf.VariableSpec `ebpf:"here"`
+	Late          *ebpf.VariableSpec `ebpf:"late"`
 	OtherCpus     *ebpf.VariableSpec `ebpf:"other_cpus"`
 	Replied       *ebpf.VariableSpec `ebpf:"replied"`
 	SlotLines     *ebpf.VariableSpec `ebpf:"slot_lines"`
@@ -554,6 +561,7 @@ type kernelVariableSpecs struct {
 	TestNow       *ebpf.VariableSpec `ebpf:"test_now"`
 	TestSegments  *ebpf.VariableSpec `ebpf:"test_segments"`
 	TestSources   *ebpf.VariableSpec `ebpf:"test_sources"`
+	TurnInterval  *ebpf.VariableSpec `ebpf:"turn_interval"`
 	UnderTest     *ebpf.VariableSpec `ebpf:"under_test"`
 	Unsettled     *ebpf.VariableSpec `ebpf:"unsettled"`
 	UnusedLine    *ebpf.VariableSpec `ebpf:"unused_line"`
@@ -592,6 +600,7 @@ type kernelMaps struct {
 	Fragments    *ebpf.Map `ebpf:"fragments"`
 	Heartbeats   *ebpf.Map `ebpf:"heartbeats"`
 	Holding      *ebpf.Map `ebpf:"holding"`
+	Keepers      *ebpf.Map `ebpf:"keepers"`
 	Listeners    *ebpf.Map `ebpf:"listeners"`
 	Policies     *ebpf.Map `ebpf:"policies"`
 	Proxied      *ebpf.Map `ebpf:"proxied"`
@@ -604,7 +613,6 @@ type kernelMaps struct {
 	Staging      *ebpf.Map `ebpf:"staging"`
 	States       *ebpf.Map `ebpf:"states"`
 	Suspected    *ebpf.Map `ebpf:"suspected"`
-	Sweepers     *ebpf.Map `ebpf:"sweepers"`
 	TableCounts  *ebpf.Map `ebpf:"table_counts"`
 	Tables       *ebpf.Map `ebpf:"tables"`
 	Turns        *ebpf.Map `ebpf:"turns"`
@@ -623,6 +631,7 @@ func (m *kernelMaps) Close() error {
 		m.Fragments,
 		m.Heartbeats,
 		m.Holding,
+		m.Keepers,
 		m.Listeners,
 		m.Policies,
 		m.Proxied,
@@ -635,7 +644,6 @@ func (m *kernelMaps) Close() error {
 		m.Staging,
 		m.States,
 		m.Suspected,
-		m.Sweepers,
 		m.TableCounts,
 		m.Tables,
 		m.Turns,
@@ -649,8 +657,10 @@ func (m *kernelMaps) Close() error {
 // It can be passed to loadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type kernelVariables struct {
 	ControlBand   *ebpf.Variable `ebpf:"control_band"`
+	Crowd         *ebpf.Variable `ebpf:"crowd"`
 	HalfOpen      *ebpf.Variable `ebpf:"half_open"`
 	Here          *ebpf.Variable `ebpf:"here"`
+	Late          *ebpf.Variable `ebpf:"late"`
 	OtherCpus     *ebpf.Variable `ebpf:"other_cpus"`
 	Replied       *ebpf.Variable `ebpf:"replied"`
 	SlotLines     *ebpf.Variable `ebpf:"slot_lines"`
@@ -661,6 +671,7 @@ type kernelVariables struct {
 	TestNow       *ebpf.Variable `ebpf:"test_now"`
 	TestSegments  *ebpf.Variable `ebpf:"test_segments"`
 	TestSources   *ebpf.Variable `ebpf:"test_sources"`
+	TurnInterval  *ebpf.Variable `ebpf:"turn_interval"`
 	UnderTest     *ebpf.Variable `ebpf:"under_test"`
 	Unsettled     *ebpf.Variable `ebpf:"unsettled"`
 	UnusedLine    *ebpf.Variable `ebpf:"unused_line"`

@@ -57,15 +57,16 @@ struct {
 __noinline int open_connection(struct opening *o, __u64 flags, __u64 now, __u64 depart)
 {
 	struct turn turn = {};
+	struct keeper *keeper = the_keeper();
 	struct flight *staged;
 	__u32 zero = 0;
 	int err; /* Linux 6.1 leaves the upper half of it undefined */
 
-	if (!o || !start_sweeper())
+	if (!o || !keeper || !start_sweeper(keeper))
 		return OPEN_FAILED;
 	o->flight.word = flight_hash(&o->tuple) | (__u32)(now << BEGAN_SHIFT) | flags;
 	o->flight.seen = depart;
-	o->flight.check = now + half_open;
+	o->flight.check = now + turn_interval;
 	o->flight.idle = here.idle_timeout;
 #pragma unroll
 	for (__u32 i = 0; i < MAX_HELD; i++) {
@@ -82,10 +83,12 @@ __noinline int open_connection(struct opening *o, __u64 flags, __u64 now, __u64 
 	err = bpf_map_update_elem(&connections, &turn.tuple, staged, BPF_NOEXIST);
 	if (err)
 		return err == -17 /* EEXIST */ ? open_again(o, &turn.tuple) : OPEN_FAILED;
+	__sync_fetch_and_add(&keeper->connections, 1);
 	turn.check = o->flight.check;
 	if (!bpf_map_push_elem(&turns, &turn, 0))
 		return OPENED;
 	/* It would never end. This cannot be: there is a turn for each. */
 	bpf_map_delete_elem(&connections, &turn.tuple);
+	__sync_fetch_and_add(&keeper->connections, -1);
 	return OPEN_FAILED;
 }

@@ -56,15 +56,21 @@ __noinline int forward(struct scratch *s)
 {
 	struct opening *o;
 	struct tuple t;
+	__u64 now;
 	int known;
 
 	if (!s)
 		return 0;
 	o = &s->opening;
+	now = s->now / TICKS_PER_NANO;
 	s->parser.packet.via = here.ethernet ? load32(&s->parser.head, 2) : 0;
 	s->parser.packet.hops = load8(&s->parser.head, s->parser.packet.l3 + (s->parser.packet.ipv4 ? 8 : 7));
 	s->parser.packet.plain = load8(&s->parser.head, s->parser.packet.l4 + 12) >> 4 == 5;
-	known = follow(&s->parser.packet, o, 0, s->now / TICKS_PER_NANO);
+	known = follow(&s->parser.packet, o, 0, now);
+	t = o->tuple;
+	if (known == UNKNOWN && !o->late && (s->parser.packet.tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_ACK &&
+	    replied[here.place % MAX_PLACES] && forgetful(now) && !bpf_map_lookup_elem(&reversed, &t))
+		known = STRAY;
 	if (known == STRAY)
 		s->parser.packet.hidden = 1;
 	if (known != UNKNOWN)
@@ -74,7 +80,6 @@ __noinline int forward(struct scratch *s)
 	} else if (begins(&s->parser.packet)) {
 		o->first = 1;
 		/* It is in this direction now. */
-		t = o->tuple;
 		bpf_map_delete_elem(&reversed, &t);
 	}
 	return 0;
@@ -127,7 +132,7 @@ __noinline int note_reversed(struct scratch *s)
 	struct tuple t;
 	__u32 one = 1;
 
-	if (!s || !likely(&s->opening.tuple))
+	if (!s)
 		return 0;
 	t = s->opening.tuple;
 	return bpf_map_update_elem(&reversed, &t, &one, BPF_ANY);
@@ -137,6 +142,7 @@ __noinline int note_reversed(struct scratch *s)
 static __always_inline void take_note(struct __sk_buff *skb, struct scratch *s)
 {
 	const struct policy *p;
+	__u64 now;
 	int known;
 
 	if (!parse(&s->parser, here.ethernet) || s->parser.packet.protocol != PROTOCOL_TCP || !s->parser.packet.l4)
@@ -149,13 +155,16 @@ static __always_inline void take_note(struct __sk_buff *skb, struct scratch *s)
 	if (!in_force(s->now))
 		return;
 	clear_opening(&s->opening);
-	known = follow(&s->parser.packet, &s->opening, 1, s->now / TICKS_PER_NANO);
+	now = s->now / TICKS_PER_NANO;
+	known = follow(&s->parser.packet, &s->opening, 1, now);
 	if (known != UNKNOWN && known != LOST)
 		return;
 	if (begins(&s->parser.packet))
 		note_reversed(s);
 	if ((s->parser.packet.tcp_flags & (TCP_ACK | TCP_SYN | TCP_FIN | TCP_RST)) == TCP_ACK &&
-	    (known == LOST || likely(&s->opening.tuple)) && of_other(skb, &s->parser.packet))
+	    (known == LOST || likely(&s->opening.tuple)) &&
+	    (s->parser.packet.payload || !forgetful(now)) && /* who has no connection yet acknowledges nonsense */
+	    of_other(skb, &s->parser.packet))
 		adopt(p, s);
 }
 

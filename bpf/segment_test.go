@@ -308,6 +308,7 @@ func (b *tcpBench) forget() {
 	for b.Reversed.NextKey(nil, &t) == nil {
 		_ = b.Reversed.Delete(&t)
 	}
+	err = errors.Join(err, b.Keepers.Put(uint32(0), make([]byte, b.Keepers.ValueSize())))
 	for number := range maxLimits {
 		err = errors.Join(err, b.States.Put(number, make([]kernelState, ebpf.MustPossibleCPU())), b.Suspected.Put(number, uint64(0)))
 	}

@@ -5,18 +5,6 @@
 
 #include "conns.h"
 
-struct sweeper {
-	struct bpf_timer timer;
-	__u64 started;
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct sweeper);
-} sweepers SEC(".maps");
-
 /* Whether a connection without slots waits for the end of its handshake for too long, and not
  * for so long that this was noted several times. */
 static __always_inline int overlong(const struct flight *f, __u64 word, __u64 now)
@@ -26,32 +14,45 @@ static __always_inline int overlong(const struct flight *f, __u64 word, __u64 no
 	return lapsed(word) && !(word & ESTABLISHED) && silent >= (__s64)half_open && silent < 3 * (__s64)half_open;
 }
 
+/* Whether a connection is to make room in a table that is crowded. The keeper takes note that
+ * its handshake may still be completed. */
+static __always_inline int makes_room(struct keeper *k, const struct flight *f, __u64 word, __u64 now)
+{
+	if (k->connections <= crowd || !lapsed(word) || word & ESTABLISHED ||
+	    (__s64)(now - load_word(&f->seen)) < (__s64)turn_interval)
+		return 0;
+	k->forgotten = now + late;
+	return 1;
+}
+
 /* Looks at the connection that is first in the queue, if it is its turn. Returns
  * whether it is not. */
 __noinline int sweep_one(__u64 now)
 {
+	struct keeper *k = the_keeper();
 	struct flight *f;
 	struct turn turn;
 	__u64 word;
 
-	if (bpf_map_peek_elem(&turns, &turn) || (__s64)(turn.check - now) > 0)
+	if (!k || bpf_map_peek_elem(&turns, &turn) || (__s64)(turn.check - now) > 0)
 		return 1;
 	bpf_map_pop_elem(&turns, &turn);
 	f = bpf_map_lookup_elem(&connections, &turn.tuple);
 	if (!f || load_word(&f->check) != turn.check)
 		return 0;
 	word = load_word(&f->word);
-	if (overdue(f, word, now)) {
+	if (overdue(f, word, now) || makes_room(k, f, word, now)) {
 		if (!(word & CLOSED)) {
 			close_flight(f, word, EXPIRED, now);
 		} else if (!(word & LOCKED) && __sync_val_compare_and_swap(&f->word, word, word | LOCKED) == word) {
 			bpf_map_delete_elem(&connections, &turn.tuple);
+			__sync_fetch_and_add(&k->connections, -1);
 			return 0;
 		}
 	}
 	if (overlong(f, word, now))
 		suspect(f, now);
-	turn.check = now + half_open;
+	turn.check = now + turn_interval;
 	f->check = turn.check;
 	bpf_map_push_elem(&turns, &turn, 0); /* where it has just been */
 	return 0;
@@ -65,32 +66,28 @@ static long sweep_next(__u32 i, void *now)
 	return done & 1;
 }
 
-static int sweep(void *map, __u32 *key, struct sweeper *s)
+static int sweep(void *map, __u32 *key, struct keeper *k)
 {
 	__u64 now = clock_ns();
 	long n = bpf_loop(SWEEP_MOST, sweep_next, &now, 0);
 
-	bpf_timer_start(&s->timer, n < SWEEP_MOST ? sweep_interval : SWEEP_SOON, 0);
+	bpf_timer_start(&k->timer, n < SWEEP_MOST ? sweep_interval : SWEEP_SOON, 0);
 	return 0;
 }
 
 /* Starts the timer, unless it runs. The map and its programs live on without the
  * daemon, and so does the timer. */
-static __always_inline int start_sweeper(void)
+static __always_inline int start_sweeper(struct keeper *k)
 {
-	__u32 zero = 0;
-	struct sweeper *s = bpf_map_lookup_elem(&sweepers, &zero);
 	int err;
 
-	if (!s)
-		return 0;
-	if (s->started)
+	if (k->started)
 		return 1;
-	err = bpf_timer_init(&s->timer, &sweepers, 1 /* CLOCK_MONOTONIC */);
+	err = bpf_timer_init(&k->timer, &keepers, 1 /* CLOCK_MONOTONIC */);
 	if (err && err != -16 /* EBUSY: another CPU does the same just now */)
 		return 0;
-	if (bpf_timer_set_callback(&s->timer, sweep) || bpf_timer_start(&s->timer, sweep_interval, 0))
+	if (bpf_timer_set_callback(&k->timer, sweep) || bpf_timer_start(&k->timer, sweep_interval, 0))
 		return 0;
-	s->started = 1;
+	k->started = 1;
 	return 1;
 }

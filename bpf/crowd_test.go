@@ -1,0 +1,146 @@
+package bpf
+
+import (
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"shaperd/shaper"
+)
+
+// newCrowded is a bench whose table is crowded by more connections than some.
+func newCrowded(t *testing.T, crowd uint64, limits ...shaper.Limit) *tcpBench {
+	t.Helper()
+	b := newTCPVariant(t, Police, map[string]any{
+		kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Millisecond), kernelVarCrowd: crowd,
+	}, testIdle, limits...)
+	if err := b.Replied.Set([64]uint8{1}); err != nil {
+		t.Fatal(err)
+	}
+	b.suspectAll(t, math.MaxUint64)
+	return b
+}
+
+// pass has time pass, and what happens then.
+func (b *tcpBench) pass(d time.Duration) {
+	b.t.Helper()
+	b.now += uint64(d)
+	b.settle()
+}
+
+// TestForgedSYNsCrowdNobodyOut has a server answer forged SYNs: they fill no table, and who
+// completes a handshake is served.
+func TestForgedSYNsCrowdNobodyOut(t *testing.T) {
+	const crowd, each = 100, 50 // a second
+	b := newCrowded(t, crowd, shaper.Limit{Name: "all", Connections: 3})
+	most := 0
+	for s := range 40 {
+		for i := range each {
+			d := dial(fmt.Sprintf("10.9.%d.%d:20000", s, i))
+			b.open(d)
+			b.exchange(d, server, syn|ack, 0)
+		}
+		d := dial(fmt.Sprint("10.0.0.1:", 40000+s))
+		b.establish(d)
+		b.expectInFlight(1)
+		b.exchange(d, client, rst, 0)
+		b.pass(time.Second)
+		live, gone := b.entries()
+		most = max(most, live+gone)
+	}
+	// Each is looked at every 3 s, and goes when that is 3 s or more after its last segment.
+	if want := crowd + 7*(each+1); most > want {
+		t.Errorf("%d connections in the map, want at most %d", most, want)
+	}
+}
+
+// TestForgottenHandshakes has a crowded table forget connections without slots. None of them is
+// established without one, and those that began elsewhere go on.
+func TestForgottenHandshakes(t *testing.T) {
+	b := newCrowded(t, 0)
+	// forget has the table forget a handshake of d.
+	forget := func(d *dialogue) {
+		b.open(d)
+		b.exchange(d, server, syn|ack, 0)
+		b.pass(7 * time.Second)
+		if _, gone := b.entries(); gone != 0 {
+			b.t.Fatalf("%d handshakes in the map, want none", gone)
+		}
+	}
+	for _, from := range []string{"10.0.0.1:40000", "10.0.0.1:40"} { // ports tell nothing
+		for _, c := range []struct {
+			name string
+			run  func(d *dialogue) uint32 // what the last segment of the client met
+			want uint32
+			held int // slots afterwards
+		}{
+			{"its ACK", func(d *dialogue) uint32 {
+				forget(d)
+				return b.exchange(d, client, ack, 0)
+			}, dropped, 0},
+			{"its data", func(d *dialogue) uint32 {
+				forget(d)
+				d.say(client, ack, 0)
+				return b.exchange(d, client, ack|fin, 10)
+			}, dropped, 0},
+			{"its ACK, behind another SYN", func(d *dialogue) uint32 {
+				forget(d)
+				b.send(d.segment(client, syn, 1, 0, 0))
+				b.reply(d.segment(server, ack, d.next[server], d.next[client], 0)) // RFC 5961
+				return b.exchange(d, client, ack, 0)
+			}, dropped, 0},
+			{"its ACK, when the server has forgotten it", func(d *dialogue) uint32 {
+				forget(d)
+				b.pass(121 * time.Second)
+				return b.exchange(d, client, ack, 0)
+			}, passed, 0},
+			{"another handshake", func(d *dialogue) uint32 {
+				forget(d)
+				b.establish(d)
+				return b.exchange(d, client, ack, 10)
+			}, passed, 1},
+			{"an established connection", func(d *dialogue) uint32 {
+				b.establish(d)
+				b.pass(7 * time.Second)
+				forget(dial("10.9.9.9:50000"))
+				return b.exchange(d, client, ack, 10)
+			}, passed, 1},
+			{"a connection of the server's", func(d *dialogue) uint32 {
+				b.reply(d.segment(server, syn, d.next[server], 0, 0))
+				forget(dial("10.9.9.9:50000"))
+				return b.exchange(d, client, ack, 10)
+			}, passed, 0},
+		} {
+			t.Run(c.name+" from "+from, func(t *testing.T) {
+				b.t = t
+				b.forget()
+				b.suspectAll(t, math.MaxUint64)
+				b.limit(capped(1))
+				if got := c.run(dial(from)); got != c.want {
+					t.Errorf("it met action %d, want %d", int32(got), int32(c.want))
+				}
+				b.expectInFlight(c.held)
+				b.pass(130 * time.Second)
+			})
+		}
+	}
+	t.Run("one that was there before", func(t *testing.T) {
+		b.t = t
+		b.forget()
+		b.suspectAll(t, math.MaxUint64)
+		b.limit(capped(1))
+		d := dial("10.0.0.1:40000")
+		d.say(client, syn, 0)
+		d.say(server, syn|ack, 0)
+		forget(dial("10.9.9.9:50000"))
+		if got := b.exchange(d, client, ack, 10); got != dropped {
+			t.Errorf("before the server has sent anything, it met action %d", int32(got))
+		}
+		b.exchange(d, server, ack, 100)
+		if got := b.exchange(d, client, ack, 10); got != passed {
+			t.Errorf("when the server has sent data, it met action %d", int32(got))
+		}
+		b.expectInFlight(1)
+	})
+}
