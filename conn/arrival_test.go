@@ -128,6 +128,41 @@ func TestFlowThatWaitsKeepsItsFirstDatagrams(t *testing.T) {
 	})
 }
 
+// A drain waits for the first datagrams of a flow that waits for its slot.
+func TestDrainLetsInWhatWaits(t *testing.T) {
+	t.Parallel()
+	server := serveUDP(t)
+	r := start(t, shaper.UDP, server.LocalAddr().String(),
+		shaper.Limit{Name: "cap", Connections: 1, MaxWait: time.Minute, MaxWaiting: 10})
+	dialUDP(t, r).Write([]byte("first"))
+	state := r.shaper.Policy().State(0)
+	waitFor(t, "the first", func() bool { return r.shaper.Listener("l").FlowsOpened.Load() == 1 })
+	dialUDP(t, r).Write([]byte("second"))
+	waitFor(t, "the second", func() bool { return state.Waiting.Load() == 1 })
+	drained := make(chan int, 1)
+	go func() { drained <- r.proxy.Drain(t.Context()) }()
+	select {
+	case <-drained:
+		t.Fatal("the drain leaves a flow that waits")
+	case <-time.After(100 * time.Millisecond):
+	}
+	r.proxy.loop.call(func(now leaky.Time) {
+		for _, f := range r.proxy.flows {
+			f.close(now)
+		}
+	})
+	if left := <-drained; left != 0 {
+		t.Errorf("%d connections left, want none", left)
+	}
+	for _, want := range []string{"first", "second"} {
+		b := make([]byte, 100)
+		server.SetReadDeadline(time.Now().Add(patience))
+		if n, _, err := server.ReadFrom(b); err != nil || string(b[:n]) != want {
+			t.Errorf("%q came, %v; want %q", b[:n], err, want)
+		}
+	}
+}
+
 // Flows that wait end with their port.
 func TestPortThatGoesTakesAlongWhatWaits(t *testing.T) {
 	t.Parallel()

@@ -163,9 +163,9 @@ func (p *Proxy) Drain(ctx context.Context) int {
 const drainLate = 12
 
 // Remaining returns how many TCP connections there are, from accept to end, and how many
-// bytes of datagrams are queued.
+// bytes of datagrams are queued, with those of flows that wait for a slot.
 func (p *Proxy) Remaining() (connections, queued int) {
-	p.loop.call(func(leaky.Time) { queued = p.loop.memory.used })
+	p.loop.call(func(leaky.Time) { queued = p.loop.memory.used + p.early })
 	return int(p.open.Load()), queued
 }
 
