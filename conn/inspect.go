@@ -166,7 +166,7 @@ func (p *Proxy) bucket(policy *shaper.Policy, i int, k shaper.Key, now leaky.Tim
 	shape, bucket = policy.NewConnections(i), p.shaper.Peek(k, now)
 	if gt := p.gates.byKey[k]; gt != nil {
 		p.gates.follow(gt)
-		b.InFlight, b.Waiting = gt.inFlight, gt.waiting
+		b.InFlight, b.Waiting, b.Reserved = gt.inFlight, gt.waiting, gt.keeps(nil, false)
 		bucket = gt.bucket
 		bucket.Charge(shape, 0, uint64(gt.waiting), now)
 	}

@@ -383,3 +383,51 @@ func TestAccessLog(t *testing.T) {
 		t.Errorf("it waited, and is one line: %s", text)
 	}
 }
+
+// Where caps cross, a slot that is free and reserved for one who needs several is told.
+func TestBucketsTellWhatIsReserved(t *testing.T) {
+	t.Parallel()
+	caps := []shaper.Limit{
+		{Name: "a", Match: shaper.Match{Source: []netip.Prefix{netip.MustParsePrefix("127.0.1.0/24"), netip.MustParsePrefix("127.0.3.0/24")}}},
+		{Name: "b", Match: shaper.Match{Source: []netip.Prefix{netip.MustParsePrefix("127.0.2.0/24"), netip.MustParsePrefix("127.0.3.0/24")}}},
+	}
+	for i := range caps {
+		caps[i].Connections, caps[i].MaxWait, caps[i].MaxWaiting = 1, time.Minute, 10
+	}
+	r := start(t, shaper.TCP, serveTCP(t, echo), caps...)
+	stop := make(chan struct{})
+	var clients sync.WaitGroup
+	for _, source := range []string{"127.0.1.1", "127.0.1.2", "127.0.2.1", "127.0.2.2", "127.0.3.1"} {
+		clients.Go(func() {
+			d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				c, err := d.Dial("tcp4", r.addr())
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				c.SetDeadline(time.Now().Add(patience))
+				c.Write([]byte("x"))
+				c.Read(make([]byte, 1))
+				time.Sleep(10 * time.Millisecond)
+				c.Close()
+			}
+		})
+	}
+	p := r.shaper.Policy()
+	waitFor(t, "a slot that is reserved", func() bool {
+		for i, from := range []string{"127.0.1.1", "127.0.2.1"} {
+			if r.proxy.Buckets(i, p.Key(i, flowFrom(from, 1), shaper.Route{}))[0].Reserved {
+				return true
+			}
+		}
+		return false
+	})
+	close(stop)
+	clients.Wait()
+}

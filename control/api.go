@@ -243,6 +243,7 @@ type Bucket struct {
 	NewIn          float64 `json:"new_in"`       // when a new connection would have its turn, seconds from now
 	InFlight       int     `json:"in_flight"`
 	Waiting        int     `json:"waiting"`
+	Reserved       bool    `json:"reserved"` // the slot or the turn that is free is for a connection that waits for those of other limits too
 }
 
 // Who is a source, prefix or autonomous system that is heavy: GET /v1/who.

@@ -304,7 +304,7 @@ func (v *view) keys(p *shaper.Policy, i int, by shaper.Trait, n int) []Key {
 func NewBucket(b shaper.BucketState) *Bucket {
 	return &Bucket{
 		BacklogBytes: b.BacklogBytes, BacklogPackets: b.BacklogPackets, QueuedBytes: b.QueuedBytes, Queued: b.Queued,
-		NextIn: b.NextIn.Seconds(), NewIn: b.NewIn.Seconds(), InFlight: b.InFlight, Waiting: b.Waiting,
+		NextIn: b.NextIn.Seconds(), NewIn: b.NewIn.Seconds(), InFlight: b.InFlight, Waiting: b.Waiting, Reserved: b.Reserved,
 	}
 }
 

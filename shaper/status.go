@@ -53,4 +53,5 @@ type BucketState struct {
 	NextIn                       time.Duration // when what joins the queue now would leave
 	NewIn                        time.Duration // when a new connection would have its turn, by new_connections
 	InFlight, Waiting            int           // connections
+	Reserved                     bool          // the slot or the turn that is free, for one that waits for those of other limits too
 }

@@ -91,8 +91,12 @@ func now(x control.Explanation) string {
 	case x.Verdict == "pass":
 		return "What came now would leave at once."
 	case x.Verdict == "delay" && x.Reason == "connections":
-		return fmt.Sprintf("A new connection would wait for a slot of %q: %d are taken, %d wait. The next unit of those that are in leaves in %s.",
-			x.By, by.InFlight, by.Waiting, seconds(next))
+		reserved := ""
+		if by.Reserved {
+			reserved = ", the next is reserved for one that waits for other limits too"
+		}
+		return fmt.Sprintf("A new connection would wait for a slot of %q: %d are taken%s, %d wait. The next unit of those that are in leaves in %s.",
+			x.By, by.InFlight, reserved, by.Waiting, seconds(next))
 	case x.Verdict == "delay":
 		return fmt.Sprintf("What came now would leave in %s: %q, %s.", seconds(next), x.By, x.Reason)
 	}

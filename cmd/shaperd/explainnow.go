@@ -69,7 +69,7 @@ func (s *server) addBuckets(x *explained, p *shaper.Policy) {
 		case waits && b.NextIn > 0:
 			worse(l, shaper.Delay, shaper.ByRate, b.NextIn)
 		}
-		full := l.Connections > 0 && b.InFlight >= l.Connections
+		full := l.Connections > 0 && (b.InFlight >= l.Connections || b.Reserved)
 		switch {
 		case full && x.attach != nil:
 			worse(l, shaper.Refuse, shaper.ByConnections, 0)
@@ -79,7 +79,7 @@ func (s *server) addBuckets(x *explained, p *shaper.Policy) {
 			worse(l, shaper.Delay, shaper.ByConnections, l.MaxWait)
 		case b.NewIn > l.MaxWait:
 			worse(l, shaper.Refuse, shaper.ByNew, b.NewIn)
-		case b.NewIn > 0:
+		case b.NewIn > 0, b.Reserved:
 			worse(l, shaper.Delay, shaper.ByNew, b.NewIn)
 		}
 	}

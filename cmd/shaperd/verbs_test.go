@@ -313,4 +313,9 @@ func TestExplainVerdicts(t *testing.T) {
 			t.Errorf("%s, %s: %s", tt.verdict, tt.reason, got)
 		}
 	}
+	limits[0].Bucket.Reserved = true
+	want := `5 are taken, the next is reserved for one that waits for other limits too, 7 wait.`
+	if got := now(control.Explanation{Limits: limits, Verdict: "delay", Reason: "connections", By: "a"}); !strings.Contains(got, want) {
+		t.Errorf("%s, want %s in it", got, want)
+	}
 }
