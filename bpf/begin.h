@@ -105,7 +105,7 @@ static __always_inline int insert(struct scratch *s)
 	o->flight.ack[1] = o->late ? k->tcp_seq : end;
 	o->flight.next[1] = o->flight.ack[0] = o->late ? k->tcp_ack : 0;
 	if (o->late) {
-		flags |= ESTABLISHED | (replied[here.place % MAX_PLACES] ? SYN_OF << 1 : 0);
+		flags |= ESTABLISHED | (has_replied() ? SYN_OF << 1 : 0);
 	} else if (o->unreserved) {
 		put_off_slots(o);
 		flags |= CLOSED | EXPIRED;

@@ -41,9 +41,31 @@ struct {
 /* How long a handshake that was not completed is held against others, in ns. */
 const volatile __u64 suspicion = 60ULL * 1000 * 1000 * 1000;
 
-/* Whether replies come back by the interface, by its place: a responder has answered a
- * SYN. Where none has ever, the initiator is believed alone. */
-volatile __u8 replied[MAX_PLACES];
+/* Whether replies come back by the interface, by its place: a responder has answered a SYN, of
+ * which another program takes note. Where none has ever, the initiator is believed alone. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_PLACES);
+	__type(key, __u32);
+	__type(value, __u32);
+} replied SEC(".maps");
+
+static __always_inline int has_replied(void)
+{
+	__u32 place = here.place % MAX_PLACES;
+	const volatile __u32 *at = bpf_map_lookup_elem(&replied, &place);
+
+	return at && *at;
+}
+
+static __always_inline void note_replied(void)
+{
+	__u32 place = here.place % MAX_PLACES;
+	volatile __u32 *at = bpf_map_lookup_elem(&replied, &place);
+
+	if (at && !*at)
+		*at = 1;
+}
 
 /* How often the queue is looked at, in ns: mostly, and while there is much to do. */
 const volatile __u64 sweep_interval = 50ULL * 1000 * 1000;
@@ -350,6 +372,7 @@ struct opening {
 	__u64 waits;	  /* limits that hold it back */
 	__u32 first;	  /* the packet is its first SYN, or it is late */
 	__u32 late;	  /* the packet establishes one that has no slots */
+	__u32 stray;	  /* it may establish one that was forgotten */
 	__u32 unreserved; /* it begins without slots */
 	__u32 fast;	  /* and its responder may not wait for an ACK */
 	__u32 insert;	  /* it begins when it is let through */
@@ -359,13 +382,12 @@ struct opening {
 	__u32 refused;	  /* as a connection, not as a packet */
 	__u32 silent;	  /* and gets no answer */
 	__u32 last;	  /* the limit whose turn that is */
-	__u32 pad;
 };
 
 static __always_inline void clear_opening(struct opening *o)
 {
 	o->earliest = o->turn = o->over = o->waits = 0;
-	o->first = o->late = o->unreserved = o->fast = o->insert = o->observe = o->adopt = o->held = 0;
+	o->first = o->late = o->stray = o->unreserved = o->fast = o->insert = o->observe = o->adopt = o->held = 0;
 	o->refused = o->silent = 0;
 }
 

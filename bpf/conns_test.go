@@ -460,9 +460,7 @@ func TestConnections(t *testing.T) {
 // asymmetric has the programs forget that they have ever seen a reply.
 func (b *tcpBench) asymmetric() {
 	b.t.Helper()
-	if err := b.Replied.Set([64]uint8{}); err != nil {
-		b.t.Fatal(err)
-	}
+	b.repliedAll(b.t, false)
 }
 
 // live leads a connection through its life and tries another one after it.

@@ -3,8 +3,14 @@ package bpf
 import (
 	"fmt"
 	"math"
+	"net"
+	"net/netip"
+	"os"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"shaperd/shaper"
 )
@@ -15,9 +21,7 @@ func newCrowded(t *testing.T, crowd uint64, limits ...shaper.Limit) *tcpBench {
 	b := newTCPVariant(t, Police, map[string]any{
 		kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Millisecond), kernelVarCrowd: crowd,
 	}, testIdle, limits...)
-	if err := b.Replied.Set([64]uint8{1}); err != nil {
-		t.Fatal(err)
-	}
+	b.repliedAll(t, true)
 	b.suspectAll(t, math.MaxUint64)
 	return b
 }
@@ -143,4 +147,58 @@ func TestForgottenHandshakes(t *testing.T) {
 		}
 		b.expectInFlight(1)
 	})
+}
+
+// TestForgedSYNsAtInterface has forged SYNs come in at an interface, which a server answers:
+// a while after they have taken all slots, they take none.
+func TestForgedSYNsAtInterface(t *testing.T) {
+	const most = 5
+	b := &ownBench{ownNet: ownNets["IPv4"], from: newHost(t), to: newHost(t)}
+	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	inside := b.from.connect("inside", b.inside, b.client)
+	b.to.connect("outside", b.outside, b.server)
+	// Answers go to the client, which has not such an address and drops them.
+	_, forged, _ := net.ParseCIDR("10.9.0.0/24")
+	if err := netlink.RouteAdd(&netlink.Route{LinkIndex: inside.Attrs().Index, Dst: forged, Gw: netip.MustParsePrefix(b.client).Addr().AsSlice()}); err != nil {
+		t.Fatal(err)
+	}
+	b.testPlane = openPlane(t)
+	b.to.do(func() error { b.listen(false, netip.MustParseAddrPort("0.0.0.0:80")); return nil })
+	b.apply([]shaper.Limit{{Name: "cap", Match: shaper.Match{Attach: []string{"here"}}, Connections: most}}, Attachment{
+		Name: "here", Interfaces: []string{"inside"}, Ingress: true, Mode: Police, IdleTimeout: time.Hour,
+	})
+	var out int
+	b.from.do(func() (err error) {
+		out, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		return err
+	})
+	t.Cleanup(func() { _ = unix.Close(out) })
+	port := uint16(20000)
+	forge := func() {
+		t.Helper()
+		for range most {
+			port++
+			d := &dialogue{ends: [2]netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr("10.9.0.1"), port), netip.MustParseAddrPort(at(b.server, 80))}}
+			packet := d.segment(client, syn, 1, 0, 0)[14:]
+			if err := unix.Sendto(out, packet, 0, &unix.SockaddrInet4{Addr: [4]byte{10, 2, 0, 2}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	b.wantAt(at(b.server, 80), 1, 1) // the server has answered before
+	b.wantInFlight(1)
+	forge()
+	b.wantInFlight(most)
+	b.wantAt(at(b.server, 80), 1, 0)
+	for range 40 {
+		forge()
+		time.Sleep(100 * time.Millisecond)
+	}
+	for range most - 1 {
+		forge()
+		b.wantAt(at(b.server, 80), 1, 1)
+	}
+	b.wantInFlight(most)
 }

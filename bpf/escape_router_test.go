@@ -93,14 +93,8 @@ func newEscape(t *testing.T, programs *bench, limits []escapeLimit, at gate) *es
 	if err != nil {
 		t.Fatal(err)
 	}
+	e.b.repliedAll(t, at.late)
 	if at.late {
-		var places [64]uint8
-		for i := range places {
-			places[i] = 1
-		}
-		if err := e.b.Replied.Set(places); err != nil {
-			t.Fatal(err)
-		}
 		e.b.suspectAll(t, math.MaxUint64)
 	}
 	e.b.attach(gate, true, at.xdp)

@@ -58,8 +58,7 @@ static __always_inline void note_answer(struct flight *f, const struct packet *k
 {
 	int other = k->tcp_flags & TCP_ACK && k->tcp_ack != f->ack[1];
 
-	if (!replied[here.place % MAX_PLACES])
-		replied[here.place % MAX_PLACES] = 1;
+	note_replied();
 	if (other)
 		f->next[0] = f->ack[1] = k->tcp_ack;
 	if (other || !(word & SYN_OF << 1))
@@ -149,7 +148,7 @@ __noinline int note(struct flight *f, const struct packet *k, __u64 hash, __u32 
 	/* Only who has a connection sends data, or acknowledges it. */
 	if (side && (word & SYNS) == SYNS && !(flags & TCP_SYN) && (proven || k->payload))
 		set |= ESTABLISHED | PROVEN;
-	if (!side && flags & TCP_ACK && !(word & SYN_OF << 1) && !replied[here.place % MAX_PLACES])
+	if (!side && flags & TCP_ACK && !(word & SYN_OF << 1) && !has_replied())
 		set |= ESTABLISHED;
 	if (set & ~word & ESTABLISHED && now > load_word(&f->seen))
 		*(volatile __u64 *)&f->seen = now;
@@ -169,7 +168,7 @@ static __always_inline int note_lapsed(struct flight *f, const struct packet *k,
 
 	if (side && flags == (TCP_SYN | TCP_ACK)) {
 		*(volatile __u64 *)&f->seen = now;
-		replied[here.place % MAX_PLACES] = 1;
+		note_replied();
 		f->ack[1] = k->tcp_ack;
 		f->next[1] = sequence_after(k);
 		if (!(word & SYN_OF << 1))
@@ -181,7 +180,7 @@ static __always_inline int note_lapsed(struct flight *f, const struct packet *k,
 	if (flags != TCP_ACK)
 		return UNKNOWN;
 	if (!(word & SYN_OF << 1)) {
-		o->late = !replied[here.place % MAX_PLACES];
+		o->late = !has_replied();
 		return UNKNOWN;
 	}
 	o->late = answers(f, k) && (k->tcp_seq == f->ack[1] || f->hops & ADOPTED);

@@ -20,6 +20,16 @@ func (b *bench) suspectAll(t testing.TB, until uint64) {
 	}
 }
 
+// repliedAll says whether a responder has answered, at all attachments.
+func (b *bench) repliedAll(t testing.TB, has bool) {
+	t.Helper()
+	for place := range b.Replied.MaxEntries() {
+		if err := b.setReplied(place, has); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // settle waits until the timer has looked at each connection whose turn it is.
 func (b *tcpBench) settle() {
 	b.t.Helper()
@@ -256,9 +266,7 @@ func TestSlotAtACK(t *testing.T) {
 			b.t = t
 			b.forget()
 			b.limit(capped(1), shaper.Limit{Name: "seen", Connections: 1, Observe: true})
-			if err := b.Replied.Set([64]uint8{1}); err != nil {
-				t.Fatal(err)
-			}
+			b.repliedAll(t, true)
 			b.suspectAll(t, math.MaxUint64)
 			c.run(b, dial(a))
 			b.expectInFlight(2 * c.want)
@@ -279,9 +287,7 @@ func (b *tcpBench) send1(packet []byte) uint32 {
 func TestHerdAtACK(t *testing.T) {
 	const most, clients = 3, 10
 	b := newTCP(t, Police, shaper.Limit{Name: "all", Connections: most, NewConnections: shaper.Frequency{N: 10, Per: time.Hour}, MaxWait: clients * 6 * time.Minute})
-	if err := b.Replied.Set([64]uint8{1}); err != nil {
-		t.Fatal(err)
-	}
+	b.repliedAll(t, true)
 	b.suspectAll(t, math.MaxUint64)
 	var open []*dialogue
 	for i := range clients {
@@ -324,9 +330,7 @@ func TestHerdAtACK(t *testing.T) {
 // TestReservesAgain waits until no handshake has failed for long: SYNs reserve slots again.
 func TestReservesAgain(t *testing.T) {
 	b := newTCPVariant(t, Police, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Hour)}, testIdle, capped(1))
-	if err := b.Replied.Set([64]uint8{1}); err != nil {
-		t.Fatal(err)
-	}
+	b.repliedAll(t, true)
 	b.open(dial("10.0.0.1:40000"))
 	b.now += testHalfOpen
 	b.exchange(dial("10.0.0.1:40000"), client, ack, 0) // finds that it has expired
@@ -342,9 +346,7 @@ func TestReservesAgain(t *testing.T) {
 // no slots they are dropped: clients go on without.
 func TestFastOpen(t *testing.T) {
 	b := newTCP(t, Police, capped(100))
-	if err := b.Replied.Set([64]uint8{1}); err != nil {
-		t.Fatal(err)
-	}
+	b.repliedAll(t, true)
 	n := 0
 	plain := []byte{2, 4, 5, 180, 4, 2, 8, 10, 34, 254, 249, 137, 0, 0, 0, 0, 1, 3, 3, 7}
 	for _, c := range []struct {

@@ -61,6 +61,6 @@ static __always_inline void may_reserve(void *ctx, int xdp, const struct policy 
 {
 	struct opening *o = &s->opening;
 
-	o->unreserved = replied[here.place % MAX_PLACES] && suspicious(p, s, set);
+	o->unreserved = has_replied() && suspicious(p, s, set);
 	o->fast = o->unreserved && (!complete(ctx, xdp, s) || opens_fast(s));
 }

@@ -263,6 +263,9 @@ func (k *kernel) rescale(meters map[uint64][2]leaky.Rate, now func() leaky.Time)
 	}
 }
 
+// setReplied says whether a responder has answered at the attachment of a place.
+func (k *kernel) setReplied(place uint32, has bool) error { return k.Replied.Put(place, number(has)) }
+
 // adoptPolicy swaps in p and rescales what changed. The registry is to be saved then.
 func (k *kernel) adoptPolicy(p *shaper.Policy, n numbers, now func() leaky.Time) error {
 	changes := map[uint64][2]leaky.Rate{}
@@ -295,7 +298,7 @@ func (k *kernel) beat() error {
 // sharedMaps are the maps that all instances of a program share.
 var sharedMaps = []string{
 	kernelMapBuckets, kernelMapCalendars, kernelMapConnSlots, kernelMapConnections, kernelMapDepartures, kernelMapFloors, kernelMapFragments,
-	kernelMapHeartbeats, kernelMapHolding, kernelMapKeepers, kernelMapListeners, kernelMapPolicies, kernelMapProxied, kernelMapQueued, kernelMapReversed,
+	kernelMapHeartbeats, kernelMapHolding, kernelMapKeepers, kernelMapListeners, kernelMapPolicies, kernelMapProxied, kernelMapQueued, kernelMapReplied, kernelMapReversed,
 	kernelMapSampleLosses, kernelMapSamples, kernelMapScratches, kernelMapSeen, kernelMapStates, kernelMapStaging,
 	kernelMapSuspected, kernelMapTableCounts,
 	kernelMapTables, kernelMapTurns, kernelMapWatched, kernelMapWatches,
@@ -341,6 +344,7 @@ func (k *kernel) load(at kernelAttachment, variables map[string]any, objects any
 		kernelMapPolicies:     k.Policies,
 		kernelMapProxied:      k.Proxied,
 		kernelMapQueued:       k.Queued,
+		kernelMapReplied:      k.Replied,
 		kernelMapReversed:     k.Reversed,
 		kernelMapSampleLosses: k.SampleLosses,
 		kernelMapSamples:      k.Samples,

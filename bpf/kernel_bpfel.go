@@ -289,6 +289,7 @@ type kernelScratch struct {
 		Waits      uint64
 		First      uint32
 		Late       uint32
+		Stray      uint32
 		Unreserved uint32
 		Fast       uint32
 		Insert     uint32
@@ -298,7 +299,6 @@ type kernelScratch struct {
 		Refused    uint32
 		Silent     uint32
 		Last       uint32
-		Pad        uint32
 	}
 	Watched     [2]uint64
 	UntilSample [2]uint32
@@ -421,6 +421,7 @@ const (
 	kernelMapPolicies        = "policies"
 	kernelMapProxied         = "proxied"
 	kernelMapQueued          = "queued"
+	kernelMapReplied         = "replied"
 	kernelMapReversed        = "reversed"
 	kernelMapSampleLosses    = "sample_losses"
 	kernelMapSamples         = "samples"
@@ -443,7 +444,6 @@ const (
 	kernelVarHere            = "here"
 	kernelVarLate            = "late"
 	kernelVarOtherCpus       = "other_cpus"
-	kernelVarReplied         = "replied"
 	kernelVarSlotLines       = "slot_lines"
 	kernelVarSuspicion       = "suspicion"
 	kernelVarSweepInterval   = "sweep_interval"
@@ -527,6 +527,7 @@ type kernelMapSpecs struct {
 	Policies     *ebpf.MapSpec `ebpf:"policies"`
 	Proxied      *ebpf.MapSpec `ebpf:"proxied"`
 	Queued       *ebpf.MapSpec `ebpf:"queued"`
+	Replied      *ebpf.MapSpec `ebpf:"replied"`
 	Reversed     *ebpf.MapSpec `ebpf:"reversed"`
 	SampleLosses *ebpf.MapSpec `ebpf:"sample_losses"`
 	Samples      *ebpf.MapSpec `ebpf:"samples"`
@@ -552,7 +553,6 @@ type kernelVariableSpecs struct {
 	Here          *ebpf.VariableSpec `ebpf:"here"`
 	Late          *ebpf.VariableSpec `ebpf:"late"`
 	OtherCpus     *ebpf.VariableSpec `ebpf:"other_cpus"`
-	Replied       *ebpf.VariableSpec `ebpf:"replied"`
 	SlotLines     *ebpf.VariableSpec `ebpf:"slot_lines"`
 	Suspicion     *ebpf.VariableSpec `ebpf:"suspicion"`
 	SweepInterval *ebpf.VariableSpec `ebpf:"sweep_interval"`
@@ -605,6 +605,7 @@ type kernelMaps struct {
 	Policies     *ebpf.Map `ebpf:"policies"`
 	Proxied      *ebpf.Map `ebpf:"proxied"`
 	Queued       *ebpf.Map `ebpf:"queued"`
+	Replied      *ebpf.Map `ebpf:"replied"`
 	Reversed     *ebpf.Map `ebpf:"reversed"`
 	SampleLosses *ebpf.Map `ebpf:"sample_losses"`
 	Samples      *ebpf.Map `ebpf:"samples"`
@@ -636,6 +637,7 @@ func (m *kernelMaps) Close() error {
 		m.Policies,
 		m.Proxied,
 		m.Queued,
+		m.Replied,
 		m.Reversed,
 		m.SampleLosses,
 		m.Samples,
@@ -662,7 +664,6 @@ type kernelVariables struct {
 	Here          *ebpf.Variable `ebpf:"here"`
 	Late          *ebpf.Variable `ebpf:"late"`
 	OtherCpus     *ebpf.Variable `ebpf:"other_cpus"`
-	Replied       *ebpf.Variable `ebpf:"replied"`
 	SlotLines     *ebpf.Variable `ebpf:"slot_lines"`
 	Suspicion     *ebpf.Variable `ebpf:"suspicion"`
 	SweepInterval *ebpf.Variable `ebpf:"sweep_interval"`

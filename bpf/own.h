@@ -101,33 +101,33 @@ static __always_inline int at_listener(const volatile struct bpf_sock *sk)
 	return !!bpf_map_lookup_elem(&listeners, &l);
 }
 
-/* Whether the proxy gets the connection that a SYN begins at ingress, whatever there is
- * left of an earlier one with the same ports. */
-static __always_inline int to_proxy(void *ctx, const struct packet *k, int xdp, __u32 ifindex)
+/* Whether the proxy gets, at ingress, a segment from a port, or what a SYN begins, of port 0:
+ * whatever there is left of an earlier connection with the same ports. */
+static __always_inline int to_proxy(void *ctx, const struct packet *k, int xdp, __u32 ifindex, __u16 from)
 {
 	struct bpf_sock *sk;
 	int is = 0;
 
 	if (!for_host(ctx, k, ifindex))
 		return 0;
-	sk = receiver(ctx, k, 0);
+	sk = receiver(ctx, k, from);
 	if (!sk)
 		return 0;
-	if (sk->state == BPF_TCP_LISTEN)
+	if (from || sk->state == BPF_TCP_LISTEN)
 		is = xdp ? at_listener(sk) : !!bpf_sk_storage_get(&proxied, sk, 0, 0);
 	bpf_sk_release(sk);
 	return is;
 }
 
-static __noinline int to_proxy_tc(struct __sk_buff *skb, const struct packet *k)
+static __noinline int to_proxy_tc(struct __sk_buff *skb, const struct packet *k, __u16 from)
 {
 	/* A bridge passes on what is for other hosts, whether it forwards or not. */
-	return skb->pkt_type == PACKET_HOST && to_proxy(skb, k, 0, interface_of(skb));
+	return skb->pkt_type == PACKET_HOST && to_proxy(skb, k, 0, interface_of(skb), from);
 }
 
 static __noinline int to_proxy_xdp(struct xdp_md *xdp, const struct packet *k)
 {
-	return to_proxy(xdp, k, 1, ((volatile struct xdp_md *)xdp)->ingress_ifindex);
+	return to_proxy(xdp, k, 1, ((volatile struct xdp_md *)xdp)->ingress_ifindex, 0);
 }
 
 /* Whether the proxy sends the packet, at egress. What is forwarded has no socket. */
@@ -138,12 +138,12 @@ static __always_inline int from_proxy(struct __sk_buff *skb)
 	return sk && bpf_sk_storage_get(&proxied, sk, 0, 0);
 }
 
-/* Whether a SYN begins a connection of the proxy. */
-static __always_inline int begins_proxied(void *ctx, int xdp, const struct packet *k)
+/* Whether a segment from a port is of a connection of the proxy, or a SYN begins one, of port 0. */
+static __always_inline int is_proxied(void *ctx, int xdp, const struct packet *k, __u16 from)
 {
 	if (xdp)
 		return to_proxy_xdp(ctx, k);
-	return here.egress ? from_proxy(ctx) : to_proxy_tc(ctx, k);
+	return here.egress ? from_proxy(ctx) : to_proxy_tc(ctx, k, from);
 }
 
 /* Whether a segment at egress, not the first, is of a connection that lives and is not

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -177,6 +178,18 @@ func testOwn(t *testing.T, n ownNet, a Attachment) {
 	others = append(others, b.want(false, most, most-before)...)
 	b.wantInFlight(most)
 	b.want(true, 1, 1)
+
+	// A connection that nobody knows goes on, if it is the proxy's.
+	if err := b.kernel.Keepers.Put(uint32(0), kernelKeeper{Forgotten: math.MaxUint64}); err != nil {
+		t.Fatal(err)
+	}
+	b.chat(mine...)
+	b.chat(others...)
+	mine = append(mine, b.want(true, 2, 2)...)
+	b.chat(mine...)
+	if err := b.kernel.Keepers.Put(uint32(0), kernelKeeper{}); err != nil {
+		t.Fatal(err)
+	}
 
 	if b.Ingress {
 		again := netip.AddrPortFrom(netip.MustParsePrefix(n.inside).Addr(), 82)
@@ -355,6 +368,7 @@ func (b *ownBench) wantAt(to string, n, want int) {
 func (b *ownBench) chat(open ...net.Conn) {
 	b.t.Helper()
 	for _, c := range open {
+		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 		for range 3 {
 			_, err := c.Write([]byte{1})
 			if err == nil {

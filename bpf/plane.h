@@ -69,8 +69,8 @@ __noinline int forward(struct scratch *s)
 	known = follow(&s->parser.packet, o, 0, now);
 	t = o->tuple;
 	if (known == UNKNOWN && !o->late && (s->parser.packet.tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_ACK &&
-	    replied[here.place % MAX_PLACES] && forgetful(now) && !bpf_map_lookup_elem(&reversed, &t))
-		known = STRAY;
+	    has_replied() && forgetful(now) && !bpf_map_lookup_elem(&reversed, &t))
+		o->stray = 1;
 	if (known == STRAY)
 		s->parser.packet.hidden = 1;
 	if (known != UNKNOWN)
@@ -202,8 +202,10 @@ static __always_inline int enforce(void *ctx, int xdp, struct scratch *s, __u32 
 			s->parser.packet.intact = test_sources || intact(ctx, xdp, s);
 		forward(s);
 	}
-	if (o->first && begins_proxied(ctx, xdp, &s->parser.packet))
+	if (o->first && is_proxied(ctx, xdp, &s->parser.packet, 0))
 		o->first = 0;
+	if (o->stray && !is_proxied(ctx, xdp, &s->parser.packet, s->parser.packet.source_port))
+		s->parser.packet.hidden = 1;
 	if (o->first && !o->late)
 		may_reserve(ctx, xdp, p, s, set & p->counted);
 	if (set & p->observed) {

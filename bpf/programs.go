@@ -2,6 +2,7 @@ package bpf
 
 import (
 	"cmp"
+	"errors"
 	"math/bits"
 
 	"github.com/cilium/ebpf"
@@ -90,7 +91,7 @@ func (k *kernel) loadPrograms(f purpose, since uint32) (*programs, error) {
 	}
 	err := k.load(f.at, nil, objects)
 	if err == nil && f.counts {
-		err = k.load(f.at, nil, &other)
+		err = errors.Join(k.load(f.at, nil, &other), k.setReplied(f.at.Place, false)) // an earlier attachment had the place
 	}
 	p := &programs{limit: cmp.Or(tc.Limit, xdp.Limit), replies: other.Replies, limits: f.at.Limits}
 	if err != nil {

@@ -308,7 +308,7 @@ func (b *tcpBench) forget() {
 	for b.Reversed.NextKey(nil, &t) == nil {
 		_ = b.Reversed.Delete(&t)
 	}
-	err = errors.Join(err, b.Keepers.Put(uint32(0), make([]byte, b.Keepers.ValueSize())))
+	err = errors.Join(err, b.Keepers.Put(uint32(0), kernelKeeper{}))
 	for number := range maxLimits {
 		err = errors.Join(err, b.States.Put(number, make([]kernelState, ebpf.MustPossibleCPU())), b.Suspected.Put(number, uint64(0)))
 	}
