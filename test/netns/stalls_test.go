@@ -81,7 +81,7 @@ func (r stallReport) share(watched time.Duration) float64 {
 // loud reports whether the machine stalled so much, while it was watched for the
 // time watched, that a measurement may tell of it and not of the daemon.
 func (r stallReport) loud(watched time.Duration) bool {
-	return r.longest() > 10*time.Millisecond || r.share(watched) > 0.03
+	return r.longest() > 2*time.Millisecond || r.share(watched) > 0.01
 }
 
 // awaitQuiet waits until the machine is not loud for a moment, for some seconds at most.
