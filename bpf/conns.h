@@ -169,13 +169,11 @@ struct {
 	__type(value, struct turn);
 } turns SEC(".maps");
 
-/* What there is once: the timer, how many connections are in the map, and until when there may
- * be some without slots that were forgotten, in ns. */
+/* What there is once: the timer, and how many connections are in the map. */
 struct keeper {
 	struct bpf_timer timer;
 	__u64 started;
 	__u64 connections;
-	__u64 forgotten;
 };
 
 struct {
@@ -192,13 +190,21 @@ static __always_inline struct keeper *the_keeper(void)
 	return bpf_map_lookup_elem(&keepers, &zero);
 }
 
-/* Whether handshakes may still be completed that were forgotten. */
-static __always_inline int forgetful(__u64 now)
-{
-	const struct keeper *k = the_keeper();
+/* Until when handshakes may be completed that were forgotten, by a hash of their tuples. Where
+ * another connection has the same, that is taken for one of them if nobody knows it. */
+#define FORGOTTEN_SHIFT 27 /* in so many bits of ns, 0.13 s */
+#define FORGOTTEN_WORDS 16
 
-	return k && load_word(&k->forgotten) > now;
-}
+struct forgotten_line {
+	__u32 until[FORGOTTEN_WORDS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_CONNECTIONS);
+	__type(key, __u32);
+	__type(value, struct forgotten_line);
+} forgotten SEC(".maps");
 
 /* Connections that began on the other side: by their tuples seen from this one. */
 struct {
@@ -221,6 +227,32 @@ static __always_inline __u64 flight_hash(const struct tuple *t)
 		h = (h * 0x9e3779b97f4a7c15ULL ^ t->initiator[i]) * 0x9e3779b97f4a7c15ULL ^ t->responder[i];
 	h = h * 0x9e3779b97f4a7c15ULL ^ ((__u32)t->initiator_port << 16 | t->responder_port);
 	return h * 0x9e3779b97f4a7c15ULL & ~0xffffffffULL;
+}
+
+static __always_inline volatile __u32 *forgotten_at(const struct tuple *t)
+{
+	__u32 hash = flight_hash(t) >> 32, line = hash / FORGOTTEN_WORDS % MAX_CONNECTIONS;
+	struct forgotten_line *l = bpf_map_lookup_elem(&forgotten, &line);
+
+	return l ? &l->until[hash % FORGOTTEN_WORDS] : 0;
+}
+
+/* Takes note that a handshake was forgotten. */
+__noinline int forget(const struct tuple *t, __u64 now)
+{
+	volatile __u32 *until = t ? forgotten_at(t) : 0;
+
+	if (until)
+		*until = ((now + late) >> FORGOTTEN_SHIFT) + 1;
+	return 0;
+}
+
+/* Whether the handshake of a connection may have been forgotten, and may be completed. */
+__noinline int is_forgotten(const struct tuple *t, __u64 now)
+{
+	volatile __u32 *until = t ? forgotten_at(t) : 0;
+
+	return until && *until > (__u32)(now >> FORGOTTEN_SHIFT);
 }
 
 /* Whether both sides have closed, and the responder knows. */

@@ -60,7 +60,7 @@ func TestForgedSYNsCrowdNobodyOut(t *testing.T) {
 }
 
 // TestForgottenHandshakes has a crowded table forget connections without slots. None of them is
-// established without one, and those that began elsewhere go on.
+// established without one, and others go on.
 func TestForgottenHandshakes(t *testing.T) {
 	b := newCrowded(t, 0)
 	// forget has the table forget a handshake of d.
@@ -129,23 +129,56 @@ func TestForgottenHandshakes(t *testing.T) {
 			})
 		}
 	}
-	t.Run("one that was there before", func(t *testing.T) {
+	t.Run("others that nobody knows", func(t *testing.T) {
+		b.t = t
+		b.forget()
+		b.suspectAll(t, math.MaxUint64)
+		b.limit(capped(1))
+		forget(dial("10.9.9.9:50000"))
+		for _, from := range []string{"10.0.0.1:40000", "10.0.0.1:40"} {
+			if got := b.exchange(dial(from), client, ack, 10); got != passed {
+				t.Errorf("data from %s met action %d", from, int32(got))
+			}
+		}
+	})
+	t.Run("one that the server answers again", func(t *testing.T) {
 		b.t = t
 		b.forget()
 		b.suspectAll(t, math.MaxUint64)
 		b.limit(capped(1))
 		d := dial("10.0.0.1:40000")
-		d.say(client, syn, 0)
-		d.say(server, syn|ack, 0)
-		forget(dial("10.9.9.9:50000"))
-		if got := b.exchange(d, client, ack, 10); got != dropped {
-			t.Errorf("before the server has sent anything, it met action %d", int32(got))
+		forget(d)
+		b.pass(100 * time.Second)
+		b.reply(d.segment(server, syn|ack, d.next[server]-1, d.next[client], 0))
+		b.pass(100 * time.Second)
+		if got := b.exchange(d, client, ack, 0); got != dropped {
+			t.Errorf("its ACK met action %d", int32(got))
 		}
-		b.exchange(d, server, ack, 100)
-		if got := b.exchange(d, client, ack, 10); got != passed {
-			t.Errorf("when the server has sent data, it met action %d", int32(got))
+	})
+	t.Run("one behind a SYN that might reserve", func(t *testing.T) {
+		b.t = t
+		b.forget()
+		b.suspectAll(t, math.MaxUint64)
+		b.limit(capped(1))
+		d := dial("10.0.0.1:40000")
+		forget(d)
+		b.pass(60 * time.Second)
+		b.suspectAll(t, 0)
+		b.send(d.segment(client, syn, 1, 0, 0))
+		b.reply(d.segment(server, ack, d.next[server], d.next[client], 0)) // RFC 5961
+		if got := b.exchange(d, client, ack, 0); got != dropped {
+			t.Errorf("its ACK met action %d", int32(got))
 		}
-		b.expectInFlight(1)
+		b.expectInFlight(0)
+	})
+	t.Run("suspicion", func(t *testing.T) {
+		b.t = t
+		b.forget()
+		b.suspectAll(t, b.now+uint64(5*time.Second))
+		b.limit(capped(1))
+		forget(dial("10.0.0.1:40000"))
+		b.open(dial("10.0.0.1:40001"))
+		b.expectInFlight(0)
 	})
 }
 

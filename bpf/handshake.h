@@ -43,7 +43,8 @@ __noinline int opens_fast(struct scratch *s)
 	return 0;
 }
 
-/* Whether SYNs reserve no slots under one of the limits of set. */
+/* Whether the scratch's SYN reserves no slots: none do under one of the limits of set, or an
+ * earlier handshake may still be completed. */
 __noinline int suspicious(const struct policy *p, const struct scratch *s, __u64 set)
 {
 	int found = 0;
@@ -52,7 +53,7 @@ __noinline int suspicious(const struct policy *p, const struct scratch *s, __u64
 		return 0;
 	for (int i = 0; i < here.limits && set; i++, set &= set - 1)
 		found |= is_suspected(p->limit[lowest(set) % MAX_LIMITS].state, s->now / TICKS_PER_NANO);
-	return found;
+	return found || is_forgotten(&s->opening.tuple, s->now / TICKS_PER_NANO);
 }
 
 /* Finds out whether the scratch's SYN, which limits of set count, is to reserve slots. Where

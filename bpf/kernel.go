@@ -286,6 +286,13 @@ func (k *kernel) adoptPolicy(p *shaper.Policy, n numbers, now func() leaky.Time)
 	if err := k.swap(im, changes, k.carries(p, im), now); err != nil {
 		return err
 	}
+	for name, number := range n.attachments {
+		if was, ok := k.Attachments[name]; !ok || was != number { // an earlier attachment may have had the place
+			if err := k.setReplied(number, false); err != nil {
+				return err
+			}
+		}
+	}
 	k.adopt(n, p)
 	return nil
 }
@@ -297,7 +304,7 @@ func (k *kernel) beat() error {
 
 // sharedMaps are the maps that all instances of a program share.
 var sharedMaps = []string{
-	kernelMapBuckets, kernelMapCalendars, kernelMapConnSlots, kernelMapConnections, kernelMapDepartures, kernelMapFloors, kernelMapFragments,
+	kernelMapBuckets, kernelMapCalendars, kernelMapConnSlots, kernelMapConnections, kernelMapDepartures, kernelMapFloors, kernelMapForgotten, kernelMapFragments,
 	kernelMapHeartbeats, kernelMapHolding, kernelMapKeepers, kernelMapListeners, kernelMapPolicies, kernelMapProxied, kernelMapQueued, kernelMapReplied, kernelMapReversed,
 	kernelMapSampleLosses, kernelMapSamples, kernelMapScratches, kernelMapSeen, kernelMapStates, kernelMapStaging,
 	kernelMapSuspected, kernelMapTableCounts,
@@ -336,6 +343,7 @@ func (k *kernel) load(at kernelAttachment, variables map[string]any, objects any
 		kernelMapConnections:  k.Connections,
 		kernelMapDepartures:   k.Departures,
 		kernelMapFloors:       k.Floors,
+		kernelMapForgotten:    k.Forgotten,
 		kernelMapFragments:    k.Fragments,
 		kernelMapHeartbeats:   k.Heartbeats,
 		kernelMapHolding:      k.Holding,

@@ -77,6 +77,11 @@ type kernelFlight struct {
 	Hops      uint32
 }
 
+type kernelForgottenLine struct {
+	_     structs.HostLayout
+	Until [16]uint32
+}
+
 type kernelFragment struct {
 	_           structs.HostLayout
 	Source      [4]uint32
@@ -93,7 +98,6 @@ type kernelKeeper struct {
 	}
 	Started     uint64
 	Connections uint64
-	Forgotten   uint64
 }
 
 type kernelLimit struct {
@@ -413,6 +417,7 @@ const (
 	kernelMapConnections     = "connections"
 	kernelMapDepartures      = "departures"
 	kernelMapFloors          = "floors"
+	kernelMapForgotten       = "forgotten"
 	kernelMapFragments       = "fragments"
 	kernelMapHeartbeats      = "heartbeats"
 	kernelMapHolding         = "holding"
@@ -519,6 +524,7 @@ type kernelMapSpecs struct {
 	Connections  *ebpf.MapSpec `ebpf:"connections"`
 	Departures   *ebpf.MapSpec `ebpf:"departures"`
 	Floors       *ebpf.MapSpec `ebpf:"floors"`
+	Forgotten    *ebpf.MapSpec `ebpf:"forgotten"`
 	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
 	Heartbeats   *ebpf.MapSpec `ebpf:"heartbeats"`
 	Holding      *ebpf.MapSpec `ebpf:"holding"`
@@ -597,6 +603,7 @@ type kernelMaps struct {
 	Connections  *ebpf.Map `ebpf:"connections"`
 	Departures   *ebpf.Map `ebpf:"departures"`
 	Floors       *ebpf.Map `ebpf:"floors"`
+	Forgotten    *ebpf.Map `ebpf:"forgotten"`
 	Fragments    *ebpf.Map `ebpf:"fragments"`
 	Heartbeats   *ebpf.Map `ebpf:"heartbeats"`
 	Holding      *ebpf.Map `ebpf:"holding"`
@@ -629,6 +636,7 @@ func (m *kernelMaps) Close() error {
 		m.Connections,
 		m.Departures,
 		m.Floors,
+		m.Forgotten,
 		m.Fragments,
 		m.Heartbeats,
 		m.Holding,

@@ -179,17 +179,14 @@ func testOwn(t *testing.T, n ownNet, a Attachment) {
 	b.wantInFlight(most)
 	b.want(true, 1, 1)
 
-	// A connection that nobody knows goes on, if it is the proxy's.
-	if err := b.kernel.Keepers.Put(uint32(0), kernelKeeper{Forgotten: math.MaxUint64}); err != nil {
-		t.Fatal(err)
-	}
+	// A connection that nobody knows goes on, if it is the proxy's, and takes after one whose
+	// handshake was forgotten.
+	b.forgottenAll(math.MaxUint32)
 	b.chat(mine...)
 	b.chat(others...)
 	mine = append(mine, b.want(true, 2, 2)...)
 	b.chat(mine...)
-	if err := b.kernel.Keepers.Put(uint32(0), kernelKeeper{}); err != nil {
-		t.Fatal(err)
-	}
+	b.forgottenAll(0)
 
 	if b.Ingress {
 		again := netip.AddrPortFrom(netip.MustParsePrefix(n.inside).Addr(), 82)
@@ -241,6 +238,23 @@ func TestOwnBridge(t *testing.T) {
 	})
 	b.wantAt(at(n.server, 80), 5, 2)
 	b.wantInFlight(2)
+}
+
+// forgottenAll has handshakes of all tuples be forgotten until some time.
+func (b *ownBench) forgottenAll(until uint32) {
+	b.t.Helper()
+	var line kernelForgottenLine
+	for i := range line.Until {
+		line.Until[i] = until
+	}
+	n := int(b.kernel.Forgotten.MaxEntries())
+	keys := make([]uint32, n)
+	for i := range keys {
+		keys[i] = uint32(i)
+	}
+	if _, err := b.kernel.Forgotten.BatchUpdate(keys, slices.Repeat([]kernelForgottenLine{line}, n), nil); err != nil {
+		b.t.Fatal(err)
+	}
 }
 
 // over ends a connection from the other side.

@@ -69,7 +69,7 @@ __noinline int forward(struct scratch *s)
 	known = follow(&s->parser.packet, o, 0, now);
 	t = o->tuple;
 	if (known == UNKNOWN && !o->late && (s->parser.packet.tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_ACK &&
-	    has_replied() && forgetful(now) && !bpf_map_lookup_elem(&reversed, &t))
+	    is_forgotten(&t, now))
 		o->stray = 1;
 	if (known == STRAY)
 		s->parser.packet.hidden = 1;
@@ -132,7 +132,7 @@ __noinline int note_reversed(struct scratch *s)
 	struct tuple t;
 	__u32 one = 1;
 
-	if (!s)
+	if (!s || !likely(&s->opening.tuple))
 		return 0;
 	t = s->opening.tuple;
 	return bpf_map_update_elem(&reversed, &t, &one, BPF_ANY);
@@ -143,7 +143,7 @@ static __always_inline void take_note(struct __sk_buff *skb, struct scratch *s)
 {
 	const struct policy *p;
 	__u64 now;
-	int known;
+	int known, gone;
 
 	if (!parse(&s->parser, here.ethernet) || s->parser.packet.protocol != PROTOCOL_TCP || !s->parser.packet.l4)
 		return;
@@ -161,9 +161,12 @@ static __always_inline void take_note(struct __sk_buff *skb, struct scratch *s)
 		return;
 	if (begins(&s->parser.packet))
 		note_reversed(s);
+	gone = is_forgotten(&s->opening.tuple, now);
+	if (gone && (s->parser.packet.tcp_flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK))
+		forget(&s->opening.tuple, now); /* it is answered again */
 	if ((s->parser.packet.tcp_flags & (TCP_ACK | TCP_SYN | TCP_FIN | TCP_RST)) == TCP_ACK &&
 	    (known == LOST || likely(&s->opening.tuple)) &&
-	    (s->parser.packet.payload || !forgetful(now)) && /* who has no connection yet acknowledges nonsense */
+	    (s->parser.packet.payload || !gone) && /* who has no connection yet acknowledges nonsense */
 	    of_other(skb, &s->parser.packet))
 		adopt(p, s);
 }

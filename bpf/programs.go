@@ -2,7 +2,6 @@ package bpf
 
 import (
 	"cmp"
-	"errors"
 	"math/bits"
 
 	"github.com/cilium/ebpf"
@@ -91,7 +90,7 @@ func (k *kernel) loadPrograms(f purpose, since uint32) (*programs, error) {
 	}
 	err := k.load(f.at, nil, objects)
 	if err == nil && f.counts {
-		err = errors.Join(k.load(f.at, nil, &other), k.setReplied(f.at.Place, false)) // an earlier attachment had the place
+		err = k.load(f.at, nil, &other)
 	}
 	p := &programs{limit: cmp.Or(tc.Limit, xdp.Limit), replies: other.Replies, limits: f.at.Limits}
 	if err != nil {

@@ -309,6 +309,13 @@ func (b *tcpBench) forget() {
 		_ = b.Reversed.Delete(&t)
 	}
 	err = errors.Join(err, b.Keepers.Put(uint32(0), kernelKeeper{}))
+	n := int(b.Forgotten.MaxEntries())
+	lines := make([]uint32, n)
+	for i := range lines {
+		lines[i] = uint32(i)
+	}
+	_, err1 := b.Forgotten.BatchUpdate(lines, make([]kernelForgottenLine, n), nil)
+	err = errors.Join(err, err1)
 	for number := range maxLimits {
 		err = errors.Join(err, b.States.Put(number, make([]kernelState, ebpf.MustPossibleCPU())), b.Suspected.Put(number, uint64(0)))
 	}

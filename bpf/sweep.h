@@ -14,15 +14,21 @@ static __always_inline int overlong(const struct flight *f, __u64 word, __u64 no
 	return lapsed(word) && !(word & ESTABLISHED) && silent >= (__s64)half_open && silent < 3 * (__s64)half_open;
 }
 
-/* Whether a connection is to make room in a table that is crowded. The keeper takes note that
- * its handshake may still be completed. */
-static __always_inline int makes_room(struct keeper *k, const struct flight *f, __u64 word, __u64 now)
+/* Whether a connection is to make room in a table that is crowded. */
+static __always_inline int makes_room(const struct keeper *k, const struct flight *f, __u64 word, __u64 now)
 {
 	if (k->connections <= crowd || !lapsed(word) || word & ESTABLISHED ||
 	    (__s64)(now - load_word(&f->seen)) < (__s64)turn_interval)
 		return 0;
-	k->forgotten = now + late;
 	return 1;
+}
+
+/* Forgets a connection without slots, whose handshake may still be completed. */
+static __always_inline void forget_flight(const struct flight *f, const struct tuple *t, __u64 now)
+{
+	suspect(f, now);
+	if (f->slot[0]) /* it needs some */
+		forget(t, now);
 }
 
 /* Looks at the connection that is first in the queue, if it is its turn. Returns
@@ -33,6 +39,7 @@ __noinline int sweep_one(__u64 now)
 	struct flight *f;
 	struct turn turn;
 	__u64 word;
+	int crowds;
 
 	if (!k || bpf_map_peek_elem(&turns, &turn) || (__s64)(turn.check - now) > 0)
 		return 1;
@@ -41,10 +48,13 @@ __noinline int sweep_one(__u64 now)
 	if (!f || load_word(&f->check) != turn.check)
 		return 0;
 	word = load_word(&f->word);
-	if (overdue(f, word, now) || makes_room(k, f, word, now)) {
+	crowds = makes_room(k, f, word, now);
+	if (crowds || overdue(f, word, now)) {
 		if (!(word & CLOSED)) {
 			close_flight(f, word, EXPIRED, now);
 		} else if (!(word & LOCKED) && __sync_val_compare_and_swap(&f->word, word, word | LOCKED) == word) {
+			if (crowds)
+				forget_flight(f, &turn.tuple, now);
 			bpf_map_delete_elem(&connections, &turn.tuple);
 			__sync_fetch_and_add(&k->connections, -1);
 			return 0;
