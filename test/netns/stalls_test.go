@@ -45,6 +45,24 @@ func (r stallReport) longest() time.Duration {
 	return d
 }
 
+// middle is the longest stall of the middle one of so many equal windows, by their
+// longest ones. Where there are hardly any it is none.
+func (r stallReport) middle(windows int) time.Duration {
+	if len(r) < 2 {
+		return 0
+	}
+	early := func(a, b stall) int { return a.at.Compare(b.at) }
+	first := slices.MinFunc(r, early).at
+	span := slices.MaxFunc(r, early).at.Sub(first) + 1
+	longest := make([]time.Duration, windows)
+	for _, s := range r {
+		w := &longest[int(s.at.Sub(first)*time.Duration(windows)/span)]
+		*w = max(*w, s.late)
+	}
+	slices.Sort(longest)
+	return longest[windows/2]
+}
+
 // sum is the time in stalls of a millisecond and more, over all processors, in
 // seconds.
 func (r stallReport) sum() float64 {
