@@ -45,8 +45,8 @@ func (r stallReport) longest() time.Duration {
 	return d
 }
 
-// middle is the longest stall of the middle one of so many equal windows, by their
-// longest ones. Where there are hardly any it is none.
+// middle divides the time into equal windows, sorts these by their longest stalls, and
+// returns that of the middle one. It is 0 when most windows have no stall.
 func (r stallReport) middle(windows int) time.Duration {
 	if len(r) < 2 {
 		return 0
