@@ -58,7 +58,7 @@ func (h Hook) ofReplies() Hook {
 // counts reports whether limits of p count connections at a.
 func (a *Attachment) counts(p *shaper.Policy) bool {
 	for i := range p.PlaceSet(p.AttachIndex(a.Name)).All {
-		if l := p.Limit(i); l.Connections > 0 || l.NewConnections.N > 0 {
+		if p.Limit(i).CountsConnections() {
 			return true
 		}
 	}

@@ -91,6 +91,17 @@ static __always_inline void put_off_slots(struct opening *o)
 		o->flight.slot_place[i] = NOWHERE;
 }
 
+/* A connection that may have been reversed begins in this direction. */
+__noinline int note_straight(const struct tuple *of)
+{
+	struct tuple t;
+
+	if (!of)
+		return 0;
+	t = *of;
+	return bpf_map_delete_elem(&reversed, &t);
+}
+
 /* Enters the connection that the scratch's packet begins. */
 static __always_inline int insert(struct scratch *s)
 {
@@ -98,6 +109,7 @@ static __always_inline int insert(struct scratch *s)
 	const struct packet *k = &s->parser.packet;
 	__u64 depart = here.mode == MODE_SHAPE ? s->decision.depart : s->now, flags = SYN_OF;
 	__u32 end = sequence_after(k);
+	int result;
 
 	o->flight.via = k->via;
 	o->flight.hops = o->late ? UNCONFIRMED : k->hops;
@@ -105,12 +117,15 @@ static __always_inline int insert(struct scratch *s)
 	o->flight.ack[1] = o->late ? k->tcp_seq : end;
 	o->flight.next[1] = o->flight.ack[0] = o->late ? k->tcp_ack : 0;
 	if (o->late) {
-		flags |= ESTABLISHED | (has_replied() ? SYN_OF << 1 : 0);
+		flags |= ESTABLISHED | (has_replied(here.place) ? SYN_OF << 1 : 0);
 	} else if (o->unreserved) {
 		put_off_slots(o);
 		flags |= CLOSED | EXPIRED;
 	}
-	return open_connection(o, flags, s->now / TICKS_PER_NANO, depart / TICKS_PER_NANO);
+	result = open_connection(o, flags, s->now / TICKS_PER_NANO, depart / TICKS_PER_NANO);
+	if (result == OPENED)
+		note_straight(&o->tuple);
+	return result;
 }
 
 /* Whether a packet or a connection that may leave at depart waits until then. It does

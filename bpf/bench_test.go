@@ -45,7 +45,7 @@ func (b *bench) use(t testing.TB, limits []shaper.Limit, table *asn.Table) {
 
 func (b *bench) useCompiled(t testing.TB, p *shaper.Policy) {
 	t.Helper()
-	n, err := b.number(p, []Attachment{{Name: "here"}})
+	n, err := b.number(p, []Attachment{{Name: "here"}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -94,7 +94,7 @@ func TestBucketConnections(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, err := b.number(p, []Attachment{{Name: "here"}})
+	n, err := b.number(p, []Attachment{{Name: "here"}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

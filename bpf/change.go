@@ -48,10 +48,10 @@ func (p *Plane) Prepare(attachments []Attachment, listeners []netip.AddrPort, po
 // changed, and of interfaces that may appear.
 func (c *Change) load() (err error) {
 	p := c.plane
-	if c.numbers, err = p.kernel.number(c.policy, c.attachments); err != nil {
+	if c.wanted, err = wantedPoints(c.attachments); err != nil {
 		return err
 	}
-	if c.wanted, err = wantedPoints(c.attachments); err != nil {
+	if c.numbers, err = p.kernel.number(c.policy, c.attachments, c.former()); err != nil {
 		return err
 	}
 	if err := p.beat(); err != nil {
@@ -76,6 +76,19 @@ func (c *Change) load() (err error) {
 		}
 	}
 	return nil
+}
+
+// former returns which attachment each one replaces that is at the interface of one which goes:
+// an attachment that is renamed keeps its connections.
+func (c *Change) former() map[string]string {
+	former := map[string]string{}
+	for key, w := range c.wanted {
+		pt := c.plane.points[key]
+		if pt != nil && !slices.ContainsFunc(c.attachments, func(a Attachment) bool { return a.Name == pt.Name }) {
+			former[w.Name] = max(former[w.Name], pt.Name)
+		}
+	}
+	return former
 }
 
 func (c *Change) purpose(a *Attachment, ethernet bool) purpose {
@@ -168,6 +181,7 @@ func (c *Change) Commit() error {
 			return f == purposeOf(&a, p.numbers, p.policy, f.at.Ethernet != 0)
 		})
 	})
+	p.fault("uncounted connections", p.uncount())
 	p.fault("queues", p.tidy())
 	p.save()
 	for _, other := range p.otherFolders() {

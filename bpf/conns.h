@@ -50,11 +50,12 @@ struct {
 	__type(value, __u32);
 } replied SEC(".maps");
 
-static __always_inline int has_replied(void)
+static __always_inline int has_replied(__u32 place)
 {
-	__u32 place = here.place % MAX_PLACES;
-	const volatile __u32 *at = bpf_map_lookup_elem(&replied, &place);
+	const volatile __u32 *at;
 
+	place %= MAX_PLACES;
+	at = bpf_map_lookup_elem(&replied, &place);
 	return at && *at;
 }
 
@@ -134,7 +135,8 @@ struct flight {
 	/* Of the SYN, which came to the responder, as it answered; or of what came first of
 	 * one that was there before. */
 	__u32 via;
-	__u32 hops; /* and enum heard */
+	__u32 hops;	 /* and enum heard */
+	__u32 interface; /* where its first segment came by, or left */
 };
 
 /* What is known of the way that the initiator's segments take, of a connection that was there
@@ -147,7 +149,7 @@ enum heard {
 };
 
 /* Never a map that forgets by itself: nobody would give the slots back. Preallocated,
- * at 200 bytes each: so it needs no memory amid a flood, and a SYN takes a quarter of
+ * at 210 bytes each: so it needs no memory amid a flood, and a SYN takes a quarter of
  * the time. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -172,7 +174,7 @@ struct {
 /* What there is once: the timer, and how many connections are in the map. */
 struct keeper {
 	struct bpf_timer timer;
-	__u64 started;
+	__u64 started; /* by programs of that generation, and 1; or 0 */
 	__u64 connections;
 };
 
@@ -279,10 +281,12 @@ static __always_inline int lapsed(__u64 word)
 	return word & CLOSED && word & EXPIRED && unsure(word);
 }
 
-/* How long a connection may be silent. */
-static __always_inline __u64 patience(const struct flight *f, __u64 word)
+/* How long a connection of a place may be silent. */
+__noinline __u64 patience(const struct flight *f, __u32 place, __u64 word)
 {
-	if (lapsed(word) && word & SYN_OF << 1)
+	if (!f)
+		return 0;
+	if (lapsed(word) && (word & SYN_OF << 1 || !has_replied(place)))
 		return late;
 	if (word & CLOSED)
 		return unsettled;
@@ -293,9 +297,9 @@ static __always_inline __u64 patience(const struct flight *f, __u64 word)
 	return f->idle;
 }
 
-static __always_inline int overdue(const struct flight *f, __u64 word, __u64 now)
+static __always_inline int overdue(const struct flight *f, __u32 place, __u64 word, __u64 now)
 {
-	return (__s64)(now - load_word(&f->seen)) >= (__s64)patience(f, word);
+	return (__s64)(now - load_word(&f->seen)) >= (__s64)patience(f, place, word);
 }
 
 /* Gives back the first slots that are held. */

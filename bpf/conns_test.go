@@ -438,6 +438,12 @@ func TestConnections(t *testing.T) {
 			d.ends[0], d.ends[1] = d.ends[1], d.ends[0]
 			b.exchange(d, server, ack, 10)
 		}, 0},
+		{"from the other side, and a SYN that is refused", func(b *tcpBench, d *dialogue) {
+			b.establish(dial("10.0.0.1:40001"))
+			b.exchange(d, server, syn, 0)
+			b.send(d.segment(client, syn, 77, 0, 0))
+			b.exchange(d, server, ack, 10)
+		}, 1},
 		{"from the other side, by its SYN", func(b *tcpBench, d *dialogue) {
 			b.exchange(d, server, syn, 0)
 			b.exchange(d, client, syn|ack, 0)

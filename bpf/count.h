@@ -42,8 +42,8 @@ static __always_inline void count_in_flight(__u32 number, __u64 n)
 {
 	struct state *s = bpf_map_lookup_elem(&states, &number);
 
-	if (s)
-		s->in_flight += n;
+	if (s) /* a packet may come while shaperd_uncount is at it */
+		__sync_fetch_and_add(&s->in_flight, n);
 }
 
 static __always_inline void count_wait(__u64 *classes, __u64 *sum, __u64 ticks)

@@ -220,7 +220,7 @@ func TestCalendarsCarried(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			numbers, err := b.number(p, []Attachment{{Name: "here"}})
+			numbers, err := b.number(p, []Attachment{{Name: "here"}}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -119,10 +119,18 @@ func TestForgottenHandshakes(t *testing.T) {
 		} {
 			t.Run(c.name+" from "+from, func(t *testing.T) {
 				begin(t)
+				before := b.counters()
 				if got := c.run(dial(from)); got != c.want {
 					t.Errorf("it met action %d, want %d", int32(got), int32(c.want))
 				}
 				b.expectInFlight(c.held)
+				after := b.counters()
+				if n := after.OverConnections - before.OverConnections; n != 0 {
+					t.Errorf("%d connections refused", n)
+				}
+				if packets := after.MemoryFull[1] - before.MemoryFull[1]; (packets == 1) != (c.want == dropped) {
+					t.Errorf("%d packets refused", packets)
+				}
 			})
 		}
 	}

@@ -311,7 +311,7 @@ static __always_inline void decide(const struct policy *p, struct scratch *s, __
 	}
 	/* What may be a SYN, and cannot be counted. */
 	if (s->parser.packet.hidden && set & p->counted) {
-		refuse(d, lowest(set & p->counted), REASON_CONNECTIONS, s->now);
+		refuse(d, lowest(set & p->counted), o->stray ? REASON_MEMORY_FULL : REASON_CONNECTIONS, s->now);
 		goto refused;
 	}
 	if (opening && !take_slots(p, s, opening))

@@ -148,7 +148,7 @@ __noinline int note(struct flight *f, const struct packet *k, __u64 hash, __u32 
 	/* Only who has a connection sends data, or acknowledges it. */
 	if (side && (word & SYNS) == SYNS && !(flags & TCP_SYN) && (proven || k->payload))
 		set |= ESTABLISHED | PROVEN;
-	if (!side && flags & TCP_ACK && !(word & SYN_OF << 1) && !has_replied())
+	if (!side && flags & TCP_ACK && !(word & SYN_OF << 1) && !has_replied(here.place))
 		set |= ESTABLISHED;
 	if (set & ~word & ESTABLISHED && now > load_word(&f->seen))
 		*(volatile __u64 *)&f->seen = now;
@@ -180,7 +180,7 @@ static __always_inline int note_lapsed(struct flight *f, const struct packet *k,
 	if (flags != TCP_ACK)
 		return UNKNOWN;
 	if (!(word & SYN_OF << 1)) {
-		o->late = !has_replied();
+		o->late = !has_replied(here.place);
 		return UNKNOWN;
 	}
 	o->late = answers(f, k) && (k->tcp_seq == f->ack[1] || f->hops & ADOPTED);
@@ -215,7 +215,7 @@ __noinline int follow(const struct packet *k, struct opening *o, __u32 side, __u
 		return UNKNOWN;
 	again = !side && begins(k);
 	if (!(word & CLOSED)) {
-		if (overdue(f, word, now))
+		if (overdue(f, t.place, word, now))
 			close_flight(f, word, EXPIRED, now);
 		else if (again && closing(f, word))
 			close_flight(f, word, 0, now);

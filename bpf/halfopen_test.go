@@ -275,6 +275,22 @@ func TestSlotAtACK(t *testing.T) {
 	}
 }
 
+// TestAsymmetricHandshakeTakesLong has an ACK come late where nothing tells of an answer.
+func TestAsymmetricHandshakeTakesLong(t *testing.T) {
+	b := newTCPVariant(t, Police, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Millisecond)}, testIdle, capped(1))
+	d := dial("10.0.0.1:40000")
+	b.open(d)
+	d.say(server, syn|ack, 0)
+	for range 20 {
+		b.pass(time.Second)
+	}
+	b.expectInFlight(0)
+	if got := b.exchange(d, client, ack, 0); got != passed {
+		t.Errorf("it met action %d", int32(got))
+	}
+	b.expectInFlight(1)
+}
+
 // send1 sends a packet, and tells the action alone.
 func (b *tcpBench) send1(packet []byte) uint32 {
 	b.t.Helper()

@@ -62,6 +62,6 @@ static __always_inline void may_reserve(void *ctx, int xdp, const struct policy 
 {
 	struct opening *o = &s->opening;
 
-	o->unreserved = has_replied() && suspicious(p, s, set);
+	o->unreserved = has_replied(here.place) && suspicious(p, s, set);
 	o->fast = o->unreserved && (!complete(ctx, xdp, s) || opens_fast(s));
 }

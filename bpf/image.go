@@ -17,6 +17,7 @@ import (
 type numbers struct {
 	limits      map[string]uint32 // below len(kernelPolicy.Limit) * 4
 	attachments map[string]uint32
+	fresh       []uint32 // of attachments that are new
 }
 
 // image is a policy as the programs read it.
@@ -55,7 +56,7 @@ func newImage(p *shaper.Policy, n numbers, h hashes, bucketLines uint32) *image 
 		if l.Observe {
 			k.Observed |= bit
 		}
-		if l.Connections > 0 || l.NewConnections.N > 0 {
+		if l.CountsConnections() {
 			k.Counted |= bit
 		}
 		k.Limit[i] = newLimit(l, p.Shape(i), p.NewConnections(i), p.Longest(i), n.limits[l.Name], h)

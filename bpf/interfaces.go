@@ -152,6 +152,7 @@ func (p *Plane) check(all bool) {
 		if w == nil {
 			p.log.Warn("interface is gone", "attachment", pt.Name, "interface", pt.ifname)
 			p.drop(pt)
+			p.uncounted = true
 		} else if all {
 			p.mend(pt, w)
 		}
@@ -168,6 +169,10 @@ func (p *Plane) check(all bool) {
 	}
 	if all {
 		p.prove(wanted)
+		if p.uncounted {
+			p.fault("uncounted connections", p.uncount())
+			p.uncounted = false
+		}
 	}
 	p.noteAbsent(wanted)
 	p.fault("queues", p.tidy())

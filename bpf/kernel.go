@@ -31,7 +31,7 @@ type kernel struct {
 }
 
 // abi is the version of the layout of the maps. Maps of another version are not used.
-const abi = 5
+const abi = 6
 
 // folder returns where maps for so many keys are pinned. Maps of another size are
 // other maps.
@@ -286,11 +286,9 @@ func (k *kernel) adoptPolicy(p *shaper.Policy, n numbers, now func() leaky.Time)
 	if err := k.swap(im, changes, k.carries(p, im), now); err != nil {
 		return err
 	}
-	for name, number := range n.attachments {
-		if was, ok := k.Attachments[name]; !ok || was != number { // an earlier attachment may have had the place
-			if err := k.setReplied(number, false); err != nil {
-				return err
-			}
+	for _, place := range n.fresh { // an earlier attachment may have had it
+		if err := k.setReplied(place, false); err != nil {
+			return err
 		}
 	}
 	k.adopt(n, p)

@@ -75,6 +75,8 @@ type kernelFlight struct {
 	Fin       [2]uint32
 	Via       uint32
 	Hops      uint32
+	Interface uint32
+	_         [4]byte
 }
 
 type kernelForgottenLine struct {
@@ -376,6 +378,14 @@ type kernelTurn struct {
 	Check uint64
 }
 
+type kernelUncounted struct {
+	_      structs.HostLayout
+	Tuple  kernelTuple
+	Unused uint32
+	_      [4]byte
+	Word   uint64
+}
+
 type kernelWaiting struct {
 	_       structs.HostLayout
 	Packets uint64
@@ -442,6 +452,7 @@ const (
 	kernelMapWatches         = "watches"
 	kernelProgShaperdReplies = "shaperd_replies"
 	kernelProgShaperdTc      = "shaperd_tc"
+	kernelProgShaperdUncount = "shaperd_uncount"
 	kernelProgShaperdXdp     = "shaperd_xdp"
 	kernelVarControlBand     = "control_band"
 	kernelVarCrowd           = "crowd"
@@ -511,6 +522,7 @@ type kernelSpecs struct {
 type kernelProgramSpecs struct {
 	ShaperdReplies *ebpf.ProgramSpec `ebpf:"shaperd_replies"`
 	ShaperdTc      *ebpf.ProgramSpec `ebpf:"shaperd_tc"`
+	ShaperdUncount *ebpf.ProgramSpec `ebpf:"shaperd_uncount"`
 	ShaperdXdp     *ebpf.ProgramSpec `ebpf:"shaperd_xdp"`
 }
 
@@ -696,6 +708,7 @@ type kernelVariables struct {
 type kernelPrograms struct {
 	ShaperdReplies *ebpf.Program `ebpf:"shaperd_replies"`
 	ShaperdTc      *ebpf.Program `ebpf:"shaperd_tc"`
+	ShaperdUncount *ebpf.Program `ebpf:"shaperd_uncount"`
 	ShaperdXdp     *ebpf.Program `ebpf:"shaperd_xdp"`
 }
 
@@ -703,6 +716,7 @@ func (p *kernelPrograms) Close() error {
 	return _KernelClose(
 		p.ShaperdReplies,
 		p.ShaperdTc,
+		p.ShaperdUncount,
 		p.ShaperdXdp,
 	)
 }

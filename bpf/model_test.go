@@ -174,7 +174,6 @@ func (m *model) packet(id, side int, flags byte, seq, acked uint32, n int, keys 
 	}
 	switch {
 	case c == nil && again:
-		delete(m.reversed, id)
 		unreserved := m.replied && now < m.suspected
 		if c = m.take(id, keys, false); c == nil {
 			return refused
@@ -187,6 +186,7 @@ func (m *model) packet(id, side int, flags byte, seq, acked uint32, n int, keys 
 				return refused
 			}
 		}
+		delete(m.reversed, id)
 		c.syn[client], c.seen = true, now
 		c.next[client], c.ack[server] = end, end
 		if was != nil && was.lapsed() && was.syn[server] {

@@ -260,8 +260,7 @@ func (b *ownBench) forgottenAll(until uint32) {
 // over ends a connection from the other side.
 const over = 255
 
-// listen listens here, or on the host of who calls, and answers each byte with the
-// same. A listener that is mine is the proxy's.
+// listen serves here, or on the host of who calls. A listener that is mine is the proxy's.
 func (b *ownBench) listen(mine bool, at netip.AddrPort) net.Listener {
 	b.t.Helper()
 	network := "tcp4"
@@ -269,8 +268,14 @@ func (b *ownBench) listen(mine bool, at netip.AddrPort) net.Listener {
 		network = "tcp6" // alone, unless control makes it both
 	}
 	config := net.ListenConfig{Control: b.control(mine)}
+	return b.serve(&config, network, at.String())
+}
+
+// serve answers each byte with the same where it listens.
+func (b *ownBench) serve(config *net.ListenConfig, network, at string) net.Listener {
+	b.t.Helper()
 	config.SetMultipathTCP(false)
-	l, err := config.Listen(context.Background(), network, at.String())
+	l, err := config.Listen(context.Background(), network, at)
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -45,6 +45,7 @@ type Plane struct {
 	policy      *shaper.Policy
 	points      map[side]*point
 	failed      []PointStatus     // where attachments could not be made at the last look
+	uncounted   bool              // connections at interfaces that are gone may hold slots
 	faults      map[string]string // by what they are of; each is logged once
 	counted     counted
 	pressures   map[string]*pressure // by what they are of

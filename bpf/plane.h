@@ -42,7 +42,7 @@ static __always_inline const struct policy *policy_now(void)
 }
 
 /* Whether the policy holds: the daemon is there, or it is to hold without it. */
-static __always_inline int in_force(__u64 now)
+__noinline int in_force(__u64 now)
 {
 	__u32 zero = 0;
 	__u64 *heartbeat = bpf_map_lookup_elem(&heartbeats, &zero);
@@ -55,7 +55,6 @@ static __always_inline int in_force(__u64 now)
 __noinline int forward(struct scratch *s)
 {
 	struct opening *o;
-	struct tuple t;
 	__u64 now;
 	int known;
 
@@ -67,21 +66,14 @@ __noinline int forward(struct scratch *s)
 	s->parser.packet.hops = load8(&s->parser.head, s->parser.packet.l3 + (s->parser.packet.ipv4 ? 8 : 7));
 	s->parser.packet.plain = load8(&s->parser.head, s->parser.packet.l4 + 12) >> 4 == 5;
 	known = follow(&s->parser.packet, o, 0, now);
-	t = o->tuple;
 	if (known == UNKNOWN && !o->late && (s->parser.packet.tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_ACK &&
-	    is_forgotten(&t, now))
+	    is_forgotten(&o->tuple, now))
 		o->stray = 1;
 	if (known == STRAY)
 		s->parser.packet.hidden = 1;
 	if (known != UNKNOWN)
 		return 0;
-	if (o->late) {
-		o->first = 1;
-	} else if (begins(&s->parser.packet)) {
-		o->first = 1;
-		/* It is in this direction now. */
-		bpf_map_delete_elem(&reversed, &t);
-	}
+	o->first = o->late || begins(&s->parser.packet);
 	return 0;
 }
 
@@ -152,8 +144,6 @@ static __always_inline void take_note(struct __sk_buff *skb, struct scratch *s)
 	    !(p->counted & p->place[here.place % MAX_PLACES] & p->protocol[PROTOCOL_TCP]))
 		return;
 	s->now = clock();
-	if (!in_force(s->now))
-		return;
 	clear_opening(&s->opening);
 	now = s->now / TICKS_PER_NANO;
 	known = follow(&s->parser.packet, &s->opening, 1, now);
@@ -167,8 +157,10 @@ static __always_inline void take_note(struct __sk_buff *skb, struct scratch *s)
 	if ((s->parser.packet.tcp_flags & (TCP_ACK | TCP_SYN | TCP_FIN | TCP_RST)) == TCP_ACK &&
 	    (known == LOST || likely(&s->opening.tuple)) &&
 	    (s->parser.packet.payload || !gone) && /* who has no connection yet acknowledges nonsense */
-	    of_other(skb, &s->parser.packet))
+	    of_other(skb, &s->parser.packet)) {
+		s->opening.flight.interface = ((volatile struct __sk_buff *)skb)->ifindex;
 		adopt(p, s);
+	}
 }
 
 /* Decides over the packet whose head is in the scratch, and leaves the decision
@@ -196,8 +188,6 @@ static __always_inline int enforce(void *ctx, int xdp, struct scratch *s, __u32 
 	if (!set)
 		return 0;
 	s->now = clock();
-	if (!in_force(s->now))
-		return 0;
 	clear_opening(o);
 	blocked = !!(set & (here.mode == MODE_OBSERVE ? p->always : p->blocks & ~p->observed));
 	if (!blocked && set & p->counted && s->parser.packet.protocol == PROTOCOL_TCP && s->parser.packet.l4) {
@@ -205,10 +195,13 @@ static __always_inline int enforce(void *ctx, int xdp, struct scratch *s, __u32 
 			s->parser.packet.intact = test_sources || intact(ctx, xdp, s);
 		forward(s);
 	}
+	if (!in_force(s->now))
+		return 0; /* connections go on all the same */
 	if (o->first && is_proxied(ctx, xdp, &s->parser.packet, 0))
 		o->first = 0;
 	if (o->stray && !is_proxied(ctx, xdp, &s->parser.packet, s->parser.packet.source_port))
 		s->parser.packet.hidden = 1;
+	o->flight.interface = xdp ? ((volatile struct xdp_md *)ctx)->ingress_ifindex : interface_of(ctx);
 	if (o->first && !o->late)
 		may_reserve(ctx, xdp, p, s, set & p->counted);
 	if (set & p->observed) {

@@ -115,7 +115,7 @@ func (k *kernel) reconcile(now uint64) (repaired int, inFlight map[uint32]int64,
 	if err != nil {
 		return 0, nil, err
 	}
-	if time.Since(start) > unsettled/2 {
+	if time.Since(start) > remembered-settling {
 		return 0, c.inFlight, nil // too slow to tell
 	}
 	excess := map[slot]uint32{}
@@ -154,6 +154,6 @@ func (k *kernel) takeAway(s slot, n uint32) int {
 	}
 }
 
-// unsettled is how long a connection is remembered that is closed, or not yet open:
-// see conns.h.
-const unsettled = 10 * time.Second
+// remembered is how long a connection that is closed stays in the map at least, in a crowd:
+// turn_interval of conns.h.
+const remembered = 3 * time.Second

@@ -263,8 +263,9 @@ var (
 )
 
 // number gives numbers to the limits and attachments of a policy. What an earlier
-// one had keeps its number until the numbers run out.
-func (r *registry) number(p *shaper.Policy, attachments []Attachment) (numbers, error) {
+// one had keeps its number until the numbers run out. An attachment that is new has the
+// number of the one that it replaces, if former names one.
+func (r *registry) number(p *shaper.Policy, attachments []Attachment, former map[string]string) (numbers, error) {
 	n := numbers{limits: map[string]uint32{}, attachments: map[string]uint32{}}
 	for i := range p.Len() {
 		name := p.Limit(i).Name
@@ -301,9 +302,12 @@ func (r *registry) number(p *shaper.Policy, attachments []Attachment) (numbers, 
 		if _, ok := n.attachments[a.Name]; ok {
 			continue
 		}
-		number, ok := freeNumber(maxAttachments, taken, n.attachments)
-		if !ok {
-			return n, fmt.Errorf("attachment %q: no number is left for it", a.Name)
+		number, ok := r.Attachments[former[a.Name]]
+		if !ok || taken[number] != former[a.Name] {
+			if number, ok = freeNumber(maxAttachments, taken, n.attachments); !ok {
+				return n, fmt.Errorf("attachment %q: no number is left for it", a.Name)
+			}
+			n.fresh = append(n.fresh, number)
 		}
 		n.attachments[a.Name] = number
 		taken[number] = a.Name

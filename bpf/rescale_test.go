@@ -33,7 +33,7 @@ func rated(t *testing.T, rate uint64, table *asn.Table) *shaper.Policy {
 // adoptRated puts such a policy in force as a reload does.
 func (b *bench) adoptRated(t *testing.T, p *shaper.Policy) numbers {
 	t.Helper()
-	n, err := b.number(p, []Attachment{{Name: "here"}})
+	n, err := b.number(p, []Attachment{{Name: "here"}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

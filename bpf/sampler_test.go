@@ -28,7 +28,7 @@ func newRanked(t *testing.T, mode Mode, limits ...shaper.Limit) *ranked {
 	}
 	b.useCompiled(t, policy)
 	s.Swap(policy, 0)
-	n, err := b.number(policy, []Attachment{{Name: "here"}})
+	n, err := b.number(policy, []Attachment{{Name: "here"}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -119,7 +119,7 @@ type tcpBench struct {
 
 const (
 	testIdle      = uint64(time.Hour)
-	testUnsettled = uint64(unsettled)
+	testUnsettled = uint64(10 * time.Second)
 	testHalfOpen  = uint64(3 * time.Second)
 )
 

@@ -49,15 +49,17 @@ __noinline int sweep_one(__u64 now)
 		return 0;
 	word = load_word(&f->word);
 	crowds = makes_room(k, f, word, now);
-	if (crowds || overdue(f, word, now)) {
+	if (crowds || overdue(f, turn.tuple.place, word, now)) {
 		if (!(word & CLOSED)) {
 			close_flight(f, word, EXPIRED, now);
 		} else if (!(word & LOCKED) && __sync_val_compare_and_swap(&f->word, word, word | LOCKED) == word) {
 			if (crowds)
 				forget_flight(f, &turn.tuple, now);
-			bpf_map_delete_elem(&connections, &turn.tuple);
-			__sync_fetch_and_add(&k->connections, -1);
-			return 0;
+			if (!bpf_map_delete_elem(&connections, &turn.tuple)) {
+				__sync_fetch_and_add(&k->connections, -1);
+				return 0;
+			}
+			f->word = word; /* EBUSY, before Linux 6.7: it is deleted the next time */
 		}
 	}
 	if (overlong(f, word, now))
@@ -81,23 +83,25 @@ static int sweep(void *map, __u32 *key, struct keeper *k)
 	__u64 now = clock_ns();
 	long n = bpf_loop(SWEEP_MOST, sweep_next, &now, 0);
 
-	bpf_timer_start(&k->timer, n < SWEEP_MOST ? sweep_interval : SWEEP_SOON, 0);
+	if (bpf_timer_start(&k->timer, n < SWEEP_MOST ? sweep_interval : SWEEP_SOON, 0))
+		k->started = 0;
 	return 0;
 }
 
-/* Starts the timer, unless it runs. The map and its programs live on without the
- * daemon, and so does the timer. */
+/* Starts the timer, unless it runs and is of these programs or of later ones. The map and
+ * its programs live on without the daemon, and so does the timer. */
 static __always_inline int start_sweeper(struct keeper *k)
 {
+	__u64 started = here.since + 1ULL;
 	int err;
 
-	if (k->started)
+	if (k->started >= started)
 		return 1;
 	err = bpf_timer_init(&k->timer, &keepers, 1 /* CLOCK_MONOTONIC */);
 	if (err && err != -16 /* EBUSY: another CPU does the same just now */)
 		return 0;
 	if (bpf_timer_set_callback(&k->timer, sweep) || bpf_timer_start(&k->timer, sweep_interval, 0))
 		return 0;
-	k->started = 1;
+	k->started = started;
 	return 1;
 }

@@ -3,8 +3,10 @@ package bpf
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -191,4 +193,45 @@ func TestAnotherSize(t *testing.T) {
 			assertNothing(t, w.to, p.pins)
 		})
 	}
+}
+
+// TestTimerOfTheLastPrograms has daemons take over from one another: what looks after
+// connections is of the last one's programs, and nothing is left of the others'.
+func TestTimerOfTheLastPrograms(t *testing.T) {
+	b := &ownBench{ownNet: ownNets["IPv4"], from: newHost(t), to: newHost(t)}
+	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	b.from.connect("inside", b.inside, b.client)
+	b.to.connect("outside", b.outside, b.server)
+	a := Attachment{Name: "here", Interfaces: []string{"inside"}, Ingress: true, Mode: Police, Keep: true, IdleTimeout: time.Hour}
+	b.testPlane = openPlane(t)
+	b.to.do(func() error { b.listen(false, netip.AddrPortFrom(b.any, 80)); return nil })
+	limits := []shaper.Limit{{Name: "cap", Match: shaper.Match{Attach: []string{"here"}}, Connections: 100}}
+	var ids []ebpf.ProgramID
+	for range 3 {
+		b.apply(limits, a)
+		for _, programs := range b.programs {
+			info, err := programs.limit.Info()
+			if err != nil {
+				t.Fatal(err)
+			}
+			id, _ := info.ID()
+			ids = append(ids, id)
+		}
+		b.wantAt(at(b.server, 80), 1, 1)
+		b.crash()
+		b.open()
+	}
+	last := ids[len(ids)-1]
+	within(t, 10*time.Second, func() bool {
+		left := slices.DeleteFunc(slices.Clone(ids), func(id ebpf.ProgramID) bool {
+			p, err := ebpf.NewProgramFromID(id)
+			if err == nil {
+				_ = p.Close()
+			}
+			return err != nil
+		})
+		return len(ids) == 3 && slices.Equal(left, []ebpf.ProgramID{last})
+	})
 }

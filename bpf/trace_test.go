@@ -128,7 +128,7 @@ func (r *replay) load(name string) {
 		r.t.Fatal(err)
 	}
 	r.shaper.Swap(p, r.now)
-	n, err := r.number(p, []Attachment{{Name: "here"}})
+	n, err := r.number(p, []Attachment{{Name: "here"}}, nil)
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -26,7 +26,7 @@ func (p *Policy) CountsAlike(q *Policy) bool {
 
 // nextCounted returns the first limit from i on that counts connections.
 func (p *Policy) nextCounted(i int) int {
-	for i < len(p.limits) && p.limits[i].Connections == 0 && p.limits[i].NewConnections.N == 0 {
+	for i < len(p.limits) && !p.limits[i].CountsConnections() {
 		i++
 	}
 	return i

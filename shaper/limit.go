@@ -69,6 +69,9 @@ type Limit struct {
 // OfAttachments reports whether l is for attachments, and not for listeners.
 func (l *Limit) OfAttachments() bool { return len(l.Match.Attach) > 0 }
 
+// CountsConnections reports whether connections take slots or turns under l.
+func (l *Limit) CountsConnections() bool { return l.Connections > 0 || l.NewConnections.N > 0 }
+
 // Frequency is N events every Per. The zero Frequency is no limit.
 type Frequency struct {
 	N   uint64
