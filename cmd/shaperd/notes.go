@@ -27,7 +27,26 @@ func (l *loaded) notes() (notes []string) {
 			notes = append(notes, fmt.Sprintf("[daemon] %s = %q: other hosts can connect, and nobody is asked for a password", e.key, e.addr))
 		}
 	}
-	return append(notes, l.silentHolders()...)
+	return slices.Concat(notes, l.silentHolders(), l.crossed())
+}
+
+// crossed returns a note for each limit whose buckets do not keep to their rate, because of other
+// limits.
+func (l *loaded) crossed() (notes []string) {
+	p, err := l.compile(shaper.New(1))
+	if err != nil {
+		return nil // which is an error, and no note
+	}
+	for i := range p.Crossed().All {
+		limit := p.Limit(i)
+		if slices.ContainsFunc(l.attach, func(a bpf.Attachment) bool {
+			return a.Mode == bpf.Shape && slices.Contains(limit.Match.Attach, a.Name)
+		}) {
+			notes = append(notes, fmt.Sprintf("limit %q: other limits of its packets hold them differently: what they held back may leave one of its buckets at once, "+
+				"up to %v of its rate; a limit without a key keeps to its rate all the same", limit.Name, p.Longest(i).Duration()))
+		}
+	}
+	return notes
 }
 
 // silentHolders returns a note for each listener where a cap of connections holds, and no

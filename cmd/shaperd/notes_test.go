@@ -14,6 +14,9 @@ func TestNotes(t *testing.T) {
 	const listen = "[[listen]]\nname = \"l\"\naddress = [\"tcp://127.0.0.1:1\"]\ndownstream = [\"127.0.0.1:9\"]\n"
 	const udp = "[[listen]]\nname = \"l\"\naddress = [\"udp://127.0.0.1:1\"]\ndownstream = [\"127.0.0.1:9\"]\n"
 	const limit = "[[limit]]\nname = \"cap\"\nconnections = 5\n"
+	const attach = "[[attach]]\nname = \"a\"\ninterface = \"lo\"\ndirection = \"ingress\"\nmode = \"shape\"\n" +
+		"[[limit]]\nname = \"each\"\nrate = \"1MB/s\"\nkey = [\"source\"]\nmax_delay = \"100ms\"\nmatch = { attach = [\"a\"] }\n" +
+		"[[limit]]\nname = \"wide\"\nrate = \"9MB/s\"\nmax_delay = \"50ms\"\nmatch = { attach = [\"a\"] }\n"
 	const dual = "[[listen]]\nname = \"l\"\naddress = [\"tcp://127.0.0.1:1\", \"udp://127.0.0.1:1\"]\ndownstream = [\"127.0.0.1:9\"]\nfirst_byte_timeout = \"5s\"\n"
 	const bySource = "[[limit]]\nname = \"each\"\nkey = [\"source\"]\nrate = \"1MB/s\"\n"
 	const byPort = "[[limit]]\nname = \"reports\"\nrate = \"10kB/s\"\nmatch = { port = [\"1\"] }\n"
@@ -40,6 +43,11 @@ func TestNotes(t *testing.T) {
 		{"limits of two directions", listen + bySource + byPort + "direction = \"from-downstream\"\n", nil},
 		{"limits for different traffic", strings.Replace(listen, `0.1:1"`, `0.1:1", "tcp://127.0.0.1:2"`, 1) + bySource + "match = { port = [\"2\"] }\n" + byPort, nil},
 		{"caps that cross", listen + "first_byte_timeout = \"5s\"\n" + strings.Replace(bySource+byPort, "rate", "connections = 1 #", 2), nil},
+		{"a limit of all beside one of each source at an attachment", attach, nil},
+		{"one of each network there", attach + "key = [\"source\"]\nipv4_prefix = 16\n", []string{
+			`limit "wide": other limits of its packets hold them differently: what they held back may leave one of its buckets at once, up to 100ms of its rate`,
+		}},
+		{"one of each network there, at once or not at all", strings.Replace(attach, `"shape"`, `"police"`, 1) + "key = [\"source\"]\nipv4_prefix = 16\n", nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			text := tt.text
