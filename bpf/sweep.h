@@ -89,19 +89,18 @@ static int sweep(void *map, __u32 *key, struct keeper *k)
 }
 
 /* Starts the timer, unless it runs and is of these programs or of later ones. The map and
- * its programs live on without the daemon, and so does the timer. */
-static __always_inline int start_sweeper(struct keeper *k)
+ * its programs live on without the daemon, and so does the timer. Where the kernel has no memory
+ * for it just now, which 6.18 may not have for a millisecond, the next connection starts it. */
+static __always_inline void start_sweeper(struct keeper *k)
 {
 	__u64 started = here.since + 1ULL;
 	int err;
 
 	if (k->started >= started)
-		return 1;
+		return;
 	err = bpf_timer_init(&k->timer, &keepers, 1 /* CLOCK_MONOTONIC */);
-	if (err && err != -16 /* EBUSY: another CPU does the same just now */)
-		return 0;
-	if (bpf_timer_set_callback(&k->timer, sweep) || bpf_timer_start(&k->timer, sweep_interval, 0))
-		return 0;
-	k->started = started;
-	return 1;
+	if (err && err != -16 /* EBUSY: it is there */)
+		return;
+	if (!bpf_timer_set_callback(&k->timer, sweep) && !bpf_timer_start(&k->timer, sweep_interval, 0))
+		k->started = started;
 }
