@@ -59,7 +59,7 @@ func newFakeDaemon() *fakeDaemon {
 				Name: "db", Addresses: []string{"tcp://0.0.0.0:5432"}, Open: 12, Flows: 3, ToDownstreamRate: 1.21e6, FromDownstreamRate: 4e5,
 				Accepted: 400, DialErrors: 1, Downstreams: down,
 			}},
-			Attachments: []control.AttachmentStatus{{Name: "plant", Interface: "eth1", Direction: "egress", Mode: "shape", Error: "no such device"}},
+			Attachments: []control.AttachmentStatus{{Name: "plant", Interface: "eth1", Direction: "egress", Mode: "shape", Up: true, Queue: &control.QueueStatus{Packets: 7, Bytes: 9000, Drops: 1}}},
 			Process:     control.Process{CPURate: 0.034, Memory: 23_456_789, Descriptors: 40, MaxDescriptors: 20000, LateP99: 0.0001},
 		},
 		limits: []control.Limit{

@@ -29,6 +29,27 @@ func TestStatusOfManyBlocks(t *testing.T) {
 	}
 }
 
+// Limits that packets do not meet are the first line of status, and its exit code.
+func TestStatusOfLimitsThatAreNotEnforced(t *testing.T) {
+	d := newFakeDaemon()
+	d.serve(t)
+	d.change(func() {
+		d.limits = nil
+		d.status.Attachments = []control.AttachmentStatus{
+			{Name: "plant", Interface: "eth1", Direction: "ingress", Mode: "police", Error: "not enforced: 7 of 9 packets passed it by"},
+			{Name: "rest", Interface: "eth0", Direction: "egress", Mode: "police", Up: true},
+		}
+	})
+	out, _, err := d.ask(t, "status")
+	if err == nil || err.Error() != "limits are not enforced at plant" || exitCode(err) != exitFailure {
+		t.Errorf("status fails with %v", err)
+	}
+	if !strings.HasPrefix(out, "NOT ENFORCED: attachment plant at eth1, ingress: 7 of 9 packets passed it by\n") || !strings.Contains(out, "down: not enforced") ||
+		strings.Contains(out, "The promise is kept.") || strings.Contains(out, "Nobody is slowed.") {
+		t.Errorf("status:\n%s", out)
+	}
+}
+
 // What a daemon says is never a command to the terminal, whoever plays the daemon.
 func TestNothingOfTheSocketIsAnEscape(t *testing.T) {
 	const escape = "\x1b]0;pwned\a\x1b[31m"

@@ -23,8 +23,9 @@ back now and how much, and who waits most; then listeners, downstreams, attachme
 what was set since the configuration was loaded, blocks, and what was wrong with the
 last reload.
 
-Exits with 1 when a listener serves nobody, as none of its downstreams is up, or when
-the promise was broken in the last minute.`,
+Exits with 1 when a listener serves nobody, as none of its downstreams is up, when
+packets at an attachment do not meet its limits, or when the promise was broken in the
+last minute.`,
 		Example: `  shaperd status
   shaperd status --json | jq .promise`,
 		Annotations: withJSON,
@@ -53,10 +54,23 @@ func unwell(s control.Status) error {
 	if names := unserved(s); len(names) > 0 {
 		return fmt.Errorf("nobody is served at %s", strings.Join(names, ", "))
 	}
+	if names := unenforced(s); len(names) > 0 {
+		return fmt.Errorf("limits are not enforced at %s", strings.Join(names, ", "))
+	}
 	if s.Promise != "kept" {
 		return errors.New("the promise was broken in the last minute")
 	}
 	return nil
+}
+
+// unenforced is the attachments whose limits packets do not meet.
+func unenforced(s control.Status) (names []string) {
+	for _, a := range s.Attachments {
+		if !a.Up && a.Interface != "" {
+			names = append(names, printable(a.Name))
+		}
+	}
+	return slices.Compact(names)
 }
 
 // unserved is the listeners that serve nobody.
@@ -141,7 +155,7 @@ func (p *page) verdicts(s control.Status, limits []control.Limit) {
 			slowed.add(l.Name, how)
 		}
 	}
-	if !p.unroomed(s) && len(slowed.rows) == 0 && len(unserved(s)) == 0 {
+	if !p.unroomed(s) && len(slowed.rows) == 0 && len(unserved(s))+len(unenforced(s)) == 0 {
 		p.line("Nobody is slowed.")
 	}
 	p.table(slowed)
@@ -192,7 +206,11 @@ func unsavedText(s control.Status) string {
 }
 
 func (p *page) promise(s control.Status, limits []control.Limit) {
-	if s.Promise == "kept" {
+	switch {
+	case s.Promise == "kept" && len(unenforced(s)) > 0:
+		p.line("Where limits are enforced, the promise is kept.")
+		return
+	case s.Promise == "kept":
 		p.line("The promise is kept.")
 		return
 	}

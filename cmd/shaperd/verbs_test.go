@@ -32,7 +32,7 @@ func TestVerbs(t *testing.T) {
 			"pid 99, running for 2h3m, mode enforce, /etc/shaperd/shaperd.toml", "23.5MB of memory, 3% of a processor, 40 of 20000 descriptors",
 			"configuration of 10:00:00, loaded in 2.1ms", "\nLISTENER  ADDRESS             OPEN  FLOWS",
 			"\ndb        tcp://0.0.0.0:5432    12      3  9.68Mbit/s  3.2Mbit/s       400            1\n",
-			"\n10.0.0.6:5432  db        down           0     -\n", "down: no such device",
+			"\n10.0.0.6:5432  db        down           0     -\n", "\nplant       eth1       egress     shape  up     ",
 		}},
 		{"limits", 0, []string{
 			"LIMIT       MODE         PASSES  DELAYED   P50    P99  IN FLIGHT  WAITING  REFUSED  PROMISE  HELD TO\n",
