@@ -54,8 +54,15 @@ func (c *Change) load() (err error) {
 	if c.numbers, err = p.kernel.number(c.policy, c.attachments, c.former()); err != nil {
 		return err
 	}
+	c.numbers.fresh = c.moved()
 	if err := p.beat(); err != nil {
 		return err
+	}
+	if !p.sweeping && slices.ContainsFunc(c.attachments, func(a Attachment) bool { return a.counts(c.policy) }) {
+		if err := p.kernel.sweep(); err != nil {
+			return privileges(err)
+		}
+		p.sweeping = true
 	}
 	since := p.kernel.Generation + 1 // until then what is attached lets everything pass
 	for key, w := range c.wanted {
@@ -78,17 +85,40 @@ func (c *Change) load() (err error) {
 	return nil
 }
 
-// former returns which attachment each one replaces that is at the interface of one which goes:
-// an attachment that is renamed keeps its connections.
+// former returns which attachment each one replaces that comes to the interface of one which
+// goes: an attachment that is renamed keeps its connections.
 func (c *Change) former() map[string]string {
+	present := map[string]bool{}
+	for _, pt := range c.plane.points {
+		present[pt.Name] = true
+	}
 	former := map[string]string{}
 	for key, w := range c.wanted {
 		pt := c.plane.points[key]
-		if pt != nil && !slices.ContainsFunc(c.attachments, func(a Attachment) bool { return a.Name == pt.Name }) {
+		if pt != nil && !present[w.Name] && !slices.ContainsFunc(c.attachments, func(a Attachment) bool { return a.Name == pt.Name }) {
 			former[w.Name] = max(former[w.Name], pt.Name)
 		}
 	}
 	return former
+}
+
+// moved returns the places that have none of the interfaces where they were: what is known of
+// replies there holds no more.
+func (c *Change) moved() (places []uint32) {
+	stays := map[uint32]bool{}
+	for key, w := range c.wanted {
+		place := c.numbers.attachments[w.Name]
+		if pt := c.plane.points[key]; pt != nil {
+			was, ok := c.plane.kernel.Attachments[pt.Name]
+			stays[place] = stays[place] || ok && was == place
+		}
+	}
+	for _, place := range c.numbers.attachments {
+		if !stays[place] {
+			places = append(places, place)
+		}
+	}
+	return places
 }
 
 func (c *Change) purpose(a *Attachment, ethernet bool) purpose {
@@ -181,7 +211,7 @@ func (c *Change) Commit() error {
 			return f == purposeOf(&a, p.numbers, p.policy, f.at.Ethernet != 0)
 		})
 	})
-	p.fault("uncounted connections", p.uncount())
+	p.uncount()
 	p.fault("queues", p.tidy())
 	p.save()
 	for _, other := range p.otherFolders() {

@@ -136,7 +136,7 @@ struct flight {
 	 * one that was there before. */
 	__u32 via;
 	__u32 hops;	 /* and enum heard */
-	__u32 interface; /* where its first segment came by, or left */
+	__u32 interface; /* by which the initiator's last segment came or left, and enum interface_flag */
 };
 
 /* What is known of the way that the initiator's segments take, of a connection that was there
@@ -146,6 +146,11 @@ enum heard {
 	UNCONFIRMED = 1 << 8,
 	SEVERAL_WAYS = 1 << 9, /* and not which of them leads there */
 	ADOPTED = 1 << 10,     /* nor what the responder answered to a SYN */
+};
+
+/* Of an interface, which direction its attachment has. */
+enum interface_flag {
+	AT_EGRESS = 1U << 31,
 };
 
 /* Never a map that forgets by itself: nobody would give the slots back. Preallocated,
@@ -174,7 +179,6 @@ struct {
 /* What there is once: the timer, and how many connections are in the map. */
 struct keeper {
 	struct bpf_timer timer;
-	__u64 started; /* by programs of that generation, and 1; or 0 */
 	__u64 connections;
 };
 

@@ -226,11 +226,14 @@ __noinline int follow(const struct packet *k, struct opening *o, __u32 side, __u
 	if (lapsed(word) && !(word & ESTABLISHED))
 		suspect(f, now);
 	if (word & CLOSED && !(lapsed(word) && sent_again(f, k, now)))
-		return again || word & EXPIRED ? UNKNOWN : GONE;
+		return side && word & EXPIRED && word & ESTABLISHED ? LOST : again || word & EXPIRED ? UNKNOWN : GONE;
 	seen = load_word(&f->seen);
 	if (again && seen > now)
 		o->earliest = seen;
-	if (!(word & CLOSED))
+	if (!(word & CLOSED)) {
+		if (!side && f->interface != o->flight.interface)
+			f->interface = o->flight.interface;
 		note(f, k, hash, side, now);
+	}
 	return KNOWN;
 }

@@ -139,7 +139,10 @@ func interfaceOf(info *link.Info) uint32 {
 	return 0
 }
 
+// detach takes the program away at once: the kernel forgets what was pinned a while after its
+// file is gone.
 func (h *linkHook) detach() error {
+	_ = h.Link.Detach() // what follows does it too
 	err := h.Link.Unpin()
 	if errors.Is(err, os.ErrNotExist) {
 		err = nil

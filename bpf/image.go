@@ -17,7 +17,7 @@ import (
 type numbers struct {
 	limits      map[string]uint32 // below len(kernelPolicy.Limit) * 4
 	attachments map[string]uint32
-	fresh       []uint32 // of attachments that are new
+	fresh       []uint32 // of attachments that are elsewhere than before
 }
 
 // image is a policy as the programs read it.

@@ -98,7 +98,6 @@ type kernelKeeper struct {
 		_ structs.HostLayout
 		_ [16]byte
 	}
-	Started     uint64
 	Connections uint64
 }
 
@@ -451,6 +450,7 @@ const (
 	kernelMapWatched         = "watched"
 	kernelMapWatches         = "watches"
 	kernelProgShaperdReplies = "shaperd_replies"
+	kernelProgShaperdSweep   = "shaperd_sweep"
 	kernelProgShaperdTc      = "shaperd_tc"
 	kernelProgShaperdUncount = "shaperd_uncount"
 	kernelProgShaperdXdp     = "shaperd_xdp"
@@ -521,6 +521,7 @@ type kernelSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type kernelProgramSpecs struct {
 	ShaperdReplies *ebpf.ProgramSpec `ebpf:"shaperd_replies"`
+	ShaperdSweep   *ebpf.ProgramSpec `ebpf:"shaperd_sweep"`
 	ShaperdTc      *ebpf.ProgramSpec `ebpf:"shaperd_tc"`
 	ShaperdUncount *ebpf.ProgramSpec `ebpf:"shaperd_uncount"`
 	ShaperdXdp     *ebpf.ProgramSpec `ebpf:"shaperd_xdp"`
@@ -707,6 +708,7 @@ type kernelVariables struct {
 // It can be passed to loadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type kernelPrograms struct {
 	ShaperdReplies *ebpf.Program `ebpf:"shaperd_replies"`
+	ShaperdSweep   *ebpf.Program `ebpf:"shaperd_sweep"`
 	ShaperdTc      *ebpf.Program `ebpf:"shaperd_tc"`
 	ShaperdUncount *ebpf.Program `ebpf:"shaperd_uncount"`
 	ShaperdXdp     *ebpf.Program `ebpf:"shaperd_xdp"`
@@ -715,6 +717,7 @@ type kernelPrograms struct {
 func (p *kernelPrograms) Close() error {
 	return _KernelClose(
 		p.ShaperdReplies,
+		p.ShaperdSweep,
 		p.ShaperdTc,
 		p.ShaperdUncount,
 		p.ShaperdXdp,

@@ -2,7 +2,7 @@
 /* Enters connections in the map. */
 #pragma once
 
-#include "sweep.h"
+#include "conns.h"
 
 enum opened {
 	OPENED,
@@ -65,7 +65,6 @@ __noinline int open_connection(struct opening *o, __u64 flags, __u64 now, __u64 
 
 	if (!o || !keeper)
 		return OPEN_FAILED;
-	start_sweeper(keeper);
 	o->flight.word = flight_hash(&o->tuple) | (__u32)(now << BEGAN_SHIFT) | flags;
 	o->flight.seen = depart;
 	o->flight.check = now + turn_interval;

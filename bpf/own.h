@@ -35,7 +35,8 @@ struct {
 	__type(value, __u32);
 } listeners SEC(".maps");
 
-/* Whether the packet, at ingress, is for this host. */
+/* Whether the packet, at ingress, is for this host. A socket that listens on all
+ * addresses is found for one that is to be forwarded too. */
 static __noinline int for_host(void *ctx, const struct packet *k, __u32 ifindex)
 {
 	struct bpf_fib_lookup fib = { .ifindex = ifindex, .l4_protocol = k->transport };
@@ -82,40 +83,40 @@ static __always_inline struct bpf_sock *receiver(void *ctx, const struct packet 
 	return bpf_sk_lookup_tcp(ctx, &t, sizeof(t.ipv6), BPF_F_CURRENT_NETNS, 0);
 }
 
-/* Where a socket is bound. volatile keeps each load by itself, as the verifier wants it. */
-static __always_inline void bound_to(const volatile struct bpf_sock *sk, struct listener *l)
+/* Whether the proxy listens where a socket does. volatile keeps each load by itself, as
+ * the verifier wants it. */
+static __always_inline int at_listener(const volatile struct bpf_sock *sk)
 {
+	struct listener l = { .port = sk->src_port };
 	__u32 address4 = sk->src_ip4;
 
-	l->port = sk->src_port;
 #pragma unroll
 	for (int i = 0; i < 4; i++)
-		l->address[i] = __builtin_bswap32(sk->src_ip6[i]);
+		l.address[i] = __builtin_bswap32(sk->src_ip6[i]);
 	if (sk->family == AF_INET) {
-		l->address[0] = l->address[1] = 0;
-		l->address[2] = 0xffff;
-		l->address[3] = __builtin_bswap32(address4);
+		l.address[0] = l.address[1] = 0;
+		l.address[2] = 0xffff;
+		l.address[3] = __builtin_bswap32(address4);
 	}
+	return !!bpf_map_lookup_elem(&listeners, &l);
 }
 
 /* Whether the proxy gets, at ingress, a segment from a port, or what a SYN begins, of port 0:
  * whatever there is left of an earlier connection with the same ports. */
 static __always_inline int to_proxy(void *ctx, const struct packet *k, int xdp, __u32 ifindex, __u16 from)
 {
-	struct bpf_sock *sk = receiver(ctx, k, from);
-	struct listener at;
+	struct bpf_sock *sk;
 	int is = 0;
 
+	if (!for_host(ctx, k, ifindex))
+		return 0;
+	sk = receiver(ctx, k, from);
 	if (!sk)
 		return 0;
-	bound_to(sk, &at);
 	if (from || sk->state == BPF_TCP_LISTEN)
-		is = xdp ? !!bpf_map_lookup_elem(&listeners, &at) : !!bpf_sk_storage_get(&proxied, sk, 0, 0);
+		is = xdp ? at_listener(sk) : !!bpf_sk_storage_get(&proxied, sk, 0, 0);
 	bpf_sk_release(sk);
-	if (!is || at.address[0] | at.address[1] | at.address[3])
-		return is;
-	/* It listens on all addresses, and is found for what is to be forwarded too. */
-	return for_host(ctx, k, ifindex);
+	return is;
 }
 
 static __noinline int to_proxy_tc(struct __sk_buff *skb, const struct packet *k, __u16 from)

@@ -260,7 +260,8 @@ func (b *ownBench) forgottenAll(until uint32) {
 // over ends a connection from the other side.
 const over = 255
 
-// listen serves here, or on the host of who calls. A listener that is mine is the proxy's.
+// listen listens here, or on the host of who calls, and answers each byte with the
+// same. A listener that is mine is the proxy's.
 func (b *ownBench) listen(mine bool, at netip.AddrPort) net.Listener {
 	b.t.Helper()
 	network := "tcp4"
@@ -268,14 +269,8 @@ func (b *ownBench) listen(mine bool, at netip.AddrPort) net.Listener {
 		network = "tcp6" // alone, unless control makes it both
 	}
 	config := net.ListenConfig{Control: b.control(mine)}
-	return b.serve(&config, network, at.String())
-}
-
-// serve answers each byte with the same where it listens.
-func (b *ownBench) serve(config *net.ListenConfig, network, at string) net.Listener {
-	b.t.Helper()
 	config.SetMultipathTCP(false)
-	l, err := config.Listen(context.Background(), network, at)
+	l, err := config.Listen(context.Background(), network, at.String())
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -318,7 +313,7 @@ func (b *ownBench) control(mine bool) func(_, _ string, c syscall.RawConn) error
 func (b *ownBench) dial(mine bool, n int) (open []net.Conn) {
 	b.t.Helper()
 	for i := range n {
-		dialer := net.Dialer{Timeout: 300 * time.Millisecond}
+		dialer := net.Dialer{Timeout: b.patience()}
 		connect := func(to string) (err error) {
 			c, err := b.connect(&dialer, to)
 			if c != nil {
@@ -342,6 +337,15 @@ func (b *ownBench) dial(mine bool, n int) (open []net.Conn) {
 		}
 	}
 	return open
+}
+
+// patience is how long a connection may take to come about, or is waited for that is refused
+// without a word.
+func (b *ownBench) patience() time.Duration {
+	if b.Hook == XDP {
+		return time.Second
+	}
+	return 5 * time.Second
 }
 
 // connect returns a connection, or nil when it was refused.
@@ -371,7 +375,7 @@ func (b *ownBench) wantAt(to string, n, want int) {
 	open := 0
 	for range n {
 		b.from.do(func() error {
-			c, err := b.connect(&net.Dialer{Timeout: 300 * time.Millisecond}, to)
+			c, err := b.connect(&net.Dialer{Timeout: b.patience()}, to)
 			if c != nil {
 				open++
 			}

@@ -35,6 +35,7 @@ type Plane struct {
 
 	changing sync.Mutex // from Prepare to Commit or Cancel, and while interfaces are looked at; taken before mu
 	programs shelf      // with changing
+	sweeping bool       // with changing: this daemon has started the timer of connections
 
 	mu          sync.Mutex // what mu guards changes with changing held too, but counts and faults
 	kernel      *kernel
@@ -45,7 +46,7 @@ type Plane struct {
 	policy      *shaper.Policy
 	points      map[side]*point
 	failed      []PointStatus     // where attachments could not be made at the last look
-	uncounted   bool              // connections at interfaces that are gone may hold slots
+	uncounted   bool              // there may be connections that uncount is to find
 	faults      map[string]string // by what they are of; each is logged once
 	counted     counted
 	pressures   map[string]*pressure // by what they are of
@@ -345,6 +346,9 @@ func (p *Plane) Close() error {
 		}
 		errs = append(errs, pt.detach())
 		delete(p.points, pt.key())
+	}
+	if keep {
+		p.uncount()
 	}
 	errs = append(errs, p.tidy())
 	p.save()

@@ -77,6 +77,18 @@ __noinline int forward(struct scratch *s)
 	return 0;
 }
 
+/* The limits that refuse all they match. */
+static __always_inline __u64 blocking(const struct policy *p)
+{
+	return here.mode == MODE_OBSERVE ? p->always : p->blocks & ~p->observed;
+}
+
+/* An interface, as a connection has it. */
+static __always_inline __u32 side_of(__u32 ifindex)
+{
+	return ifindex | (here.egress ? AT_EGRESS : 0);
+}
+
 /* Takes in a connection that was there before: the responder sends, so it has it.
  * The scratch's packet is one of its segments. It is in flight whatever the limits
  * say; they let no new one through until it fits. */
@@ -103,8 +115,8 @@ __noinline int adopt(const struct policy *p, struct scratch *s)
 	}
 	k->source_port = o->tuple.initiator_port;
 	k->port = o->tuple.responder_port;
-	set = classify(p, k, here.place) & p->counted;
-	if (!set)
+	set = classify(p, k, here.place);
+	if (set & blocking(p) || !(set &= p->counted))
 		return 0;
 	o->observe = o->adopt = 1;
 	take_slots(p, s, set);
@@ -158,7 +170,7 @@ static __always_inline void take_note(struct __sk_buff *skb, struct scratch *s)
 	    (known == LOST || likely(&s->opening.tuple)) &&
 	    (s->parser.packet.payload || !gone) && /* who has no connection yet acknowledges nonsense */
 	    of_other(skb, &s->parser.packet)) {
-		s->opening.flight.interface = ((volatile struct __sk_buff *)skb)->ifindex;
+		s->opening.flight.interface = side_of(((volatile struct __sk_buff *)skb)->ifindex);
 		adopt(p, s);
 	}
 }
@@ -189,7 +201,8 @@ static __always_inline int enforce(void *ctx, int xdp, struct scratch *s, __u32 
 		return 0;
 	s->now = clock();
 	clear_opening(o);
-	blocked = !!(set & (here.mode == MODE_OBSERVE ? p->always : p->blocks & ~p->observed));
+	o->flight.interface = side_of(xdp ? ((volatile struct xdp_md *)ctx)->ingress_ifindex : interface_of(ctx));
+	blocked = !!(set & blocking(p));
 	if (!blocked && set & p->counted && s->parser.packet.protocol == PROTOCOL_TCP && s->parser.packet.l4) {
 		if (s->parser.packet.tcp_flags & TCP_RST)
 			s->parser.packet.intact = test_sources || intact(ctx, xdp, s);
@@ -201,7 +214,6 @@ static __always_inline int enforce(void *ctx, int xdp, struct scratch *s, __u32 
 		o->first = 0;
 	if (o->stray && !is_proxied(ctx, xdp, &s->parser.packet, s->parser.packet.source_port))
 		s->parser.packet.hidden = 1;
-	o->flight.interface = xdp ? ((volatile struct xdp_md *)ctx)->ingress_ifindex : interface_of(ctx);
 	if (o->first && !o->late)
 		may_reserve(ctx, xdp, p, s, set & p->counted);
 	if (set & p->observed) {

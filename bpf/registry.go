@@ -263,8 +263,8 @@ var (
 )
 
 // number gives numbers to the limits and attachments of a policy. What an earlier
-// one had keeps its number until the numbers run out. An attachment that is new has the
-// number of the one that it replaces, if former names one.
+// one had keeps its number until the numbers run out. An attachment has the number of the
+// one that it replaces, if former names one.
 func (r *registry) number(p *shaper.Policy, attachments []Attachment, former map[string]string) (numbers, error) {
 	n := numbers{limits: map[string]uint32{}, attachments: map[string]uint32{}}
 	for i := range p.Len() {
@@ -294,7 +294,7 @@ func (r *registry) number(p *shaper.Policy, attachments []Attachment, former map
 		taken[number] = name
 	}
 	for _, a := range attachments {
-		if number, ok := r.Attachments[a.Name]; ok {
+		if number, ok := r.Attachments[a.Name]; ok && former[a.Name] == "" {
 			n.attachments[a.Name] = number
 		}
 	}
@@ -307,7 +307,6 @@ func (r *registry) number(p *shaper.Policy, attachments []Attachment, former map
 			if number, ok = freeNumber(maxAttachments, taken, n.attachments); !ok {
 				return n, fmt.Errorf("attachment %q: no number is left for it", a.Name)
 			}
-			n.fresh = append(n.fresh, number)
 		}
 		n.attachments[a.Name] = number
 		taken[number] = a.Name

@@ -308,7 +308,7 @@ func (b *tcpBench) forget() {
 	for b.Reversed.NextKey(nil, &t) == nil {
 		_ = b.Reversed.Delete(&t)
 	}
-	err = errors.Join(err, b.Keepers.Put(uint32(0), kernelKeeper{}))
+	err = errors.Join(err, b.Keepers.Put(uint32(0), kernelKeeper{}), startSweeper(b.ShaperdSweep))
 	n := int(b.Forgotten.MaxEntries())
 	lines := make([]uint32, n)
 	for i := range lines {

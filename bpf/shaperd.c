@@ -6,6 +6,7 @@
 #include "plane.h"
 #include "reset.h"
 #include "seen.h"
+#include "sweep.h"
 
 #define TC_NEXT -1 /* TCX_NEXT and TC_ACT_UNSPEC: the next program, as if there were none */
 #define TC_DROP 2
@@ -158,6 +159,13 @@ int shaperd_xdp(struct xdp_md *xdp)
 	return action;
 }
 
+/* Has all connections looked at in turn from now on. The daemon runs it. */
+SEC("tc")
+int shaperd_sweep(struct __sk_buff *skb)
+{
+	return start_sweeper();
+}
+
 /* A connection that limits do not count any more: nobody would see it end. */
 struct uncounted {
 	struct tuple tuple;
@@ -170,14 +178,10 @@ int shaperd_uncount(const struct uncounted *u)
 {
 	struct tuple t = u->tuple;
 	struct flight *f = bpf_map_lookup_elem(&connections, &t);
-	__u64 word;
+	__u64 word = f ? load_word(&f->word) : CLOSED;
 
-	for (int i = 0; i < 8 && f; i++) {
-		word = load_word(&f->word);
-		if (word & CLOSED || (word ^ u->word) >> BEGAN_SHIFT)
-			break;
-		close_flight(f, word, EXPIRED, clock_ns());
-	}
+	if (!(word & CLOSED) && !((word ^ u->word) >> BEGAN_SHIFT))
+		close_flight(f, word, EXPIRED | CLOSED, clock_ns()); /* whatever becomes of it meanwhile */
 	return 0;
 }
 

@@ -83,24 +83,23 @@ static int sweep(void *map, __u32 *key, struct keeper *k)
 	__u64 now = clock_ns();
 	long n = bpf_loop(SWEEP_MOST, sweep_next, &now, 0);
 
-	if (bpf_timer_start(&k->timer, n < SWEEP_MOST ? sweep_interval : SWEEP_SOON, 0))
-		k->started = 0;
+	bpf_timer_start(&k->timer, n < SWEEP_MOST ? sweep_interval : SWEEP_SOON, 0);
 	return 0;
 }
 
-/* Starts the timer, unless it runs and is of these programs or of later ones. The map and
- * its programs live on without the daemon, and so does the timer. Where the kernel has no memory
- * for it just now, which 6.18 may not have for a millisecond, the next connection starts it. */
-static __always_inline void start_sweeper(struct keeper *k)
+/* Starts the timer, or has the one that runs go on by this program. The map and the program
+ * live on without the daemon, and so does the timer. Returns 0, or an error: the kernel may have
+ * no memory for it just now, Linux 6.18 for a millisecond. */
+static __always_inline int start_sweeper(void)
 {
-	__u64 started = here.since + 1ULL;
+	struct keeper *k = the_keeper();
 	int err;
 
-	if (k->started >= started)
-		return;
+	if (!k)
+		return -1;
 	err = bpf_timer_init(&k->timer, &keepers, 1 /* CLOCK_MONOTONIC */);
 	if (err && err != -16 /* EBUSY: it is there */)
-		return;
-	if (!bpf_timer_set_callback(&k->timer, sweep) && !bpf_timer_start(&k->timer, sweep_interval, 0))
-		k->started = started;
+		return err;
+	err = bpf_timer_set_callback(&k->timer, sweep);
+	return err ? err : bpf_timer_start(&k->timer, sweep_interval, 0);
 }

@@ -6,29 +6,38 @@ import (
 	"net/netip"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 
 	"shaperd/shaper"
 )
 
-// uncount ends the counting of connections that limits count no more, whose ends nobody would
-// see: what comes by where they began does not meet the programs, or no limit that counts
-// matches them. They give their slots back. Those that another attachment counts are taken in
-// there as soon as their responders send.
-func (p *Plane) uncount() error {
-	type where struct{ place, ifindex uint32 }
-	attached := map[where]uint16{}
-	for _, pt := range p.points {
-		if place, ok := p.numbers.attachments[pt.Name]; ok {
-			attached[where{place, uint32(pt.ifindex)}] = p.policy.AttachIndex(pt.Name)
-		}
+// atEgress is AT_EGRESS of conns.h.
+const atEgress = 1 << 31
+
+// uncount ends the counting of connections whose ends nobody would see: where they came by last,
+// packets do not meet the programs of their place, or no limit that counts matches them. They
+// give their slots back. Those that are counted all the same, elsewhere or later, are taken in as
+// soon as their responders send.
+func (p *Plane) uncount() {
+	err := p.tryUncount()
+	p.uncounted = err != nil
+	p.fault("uncounted connections", err)
+}
+
+func (p *Plane) tryUncount() error {
+	if p.policy == nil {
+		return nil
+	}
+	attached, err := p.attached()
+	if err != nil {
+		return err
 	}
 	var over []kernelUncounted
-	err := p.kernel.eachConnection(func(t *kernelTuple, f *kernelFlight) {
+	err = p.kernel.eachConnection(func(t *kernelTuple, f *kernelFlight) {
 		if f.Word&flightClosed != 0 {
 			return
 		}
-		index, ok := attached[where{t.Place, f.Interface}]
-		if !ok || !p.policy.Counts(t.flow(index)) {
+		if a := attached[placed{t.Place, f.Interface}]; a == nil || !a.countsFlow(p.policy, t) {
 			over = append(over, kernelUncounted{Tuple: *t, Word: f.Word})
 		}
 	})
@@ -38,12 +47,50 @@ func (p *Plane) uncount() error {
 	return p.kernel.uncount(over)
 }
 
-// flow returns the flow of a connection at the attachment of an index.
-func (t *kernelTuple) flow(index uint16) *shaper.Flow {
-	return &shaper.Flow{
-		Source: addressOf(&t.Initiator), Destination: addressOf(&t.Responder), Port: t.ResponderPort,
-		Listen: index, Protocol: shaper.TCP,
+// placed is a place and an interface, as a connection has them.
+type placed struct{ place, at uint32 }
+
+// attached returns the attachments, by where their programs meet packets.
+func (p *Plane) attached() (map[placed]*Attachment, error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces: %w", err)
 	}
+	all := map[placed]*Attachment{}
+	for _, pt := range p.points {
+		place, ok := p.numbers.attachments[pt.Name]
+		if !ok {
+			continue
+		}
+		at := uint32(pt.ifindex)
+		if !pt.Ingress {
+			at |= atEgress
+		}
+		all[placed{place, at}] = &pt.Attachment
+		for _, l := range links { // the members of a bond run its program of XDP
+			if pt.Hook == XDP && l.Attrs().MasterIndex == pt.ifindex {
+				all[placed{place, uint32(l.Attrs().Index)}] = &pt.Attachment
+			}
+		}
+	}
+	return all, nil
+}
+
+// countsFlow reports whether a limit of p counts a connection at a, which none blocks.
+func (a *Attachment) countsFlow(p *shaper.Policy, t *kernelTuple) bool {
+	set := p.Route(&shaper.Flow{
+		Source: addressOf(&t.Initiator), Destination: addressOf(&t.Responder), Port: t.ResponderPort,
+		Listen: p.AttachIndex(a.Name), Protocol: shaper.TCP,
+	}).Limits()
+	blocks := p.Blocks() &^ p.Observed(set)
+	if a.Mode == Observe {
+		blocks = p.Always()
+	}
+	counted := false
+	for i := range set.All {
+		counted = counted || p.Limit(i).CountsConnections()
+	}
+	return counted && set&blocks == 0
 }
 
 // addressOf returns an address as the programs have it.

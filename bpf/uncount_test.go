@@ -1,6 +1,8 @@
 package bpf
 
 import (
+	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -11,6 +13,21 @@ import (
 
 	"shaperd/shaper"
 )
+
+// end has connections end. Nothing of them is under way then.
+func (b *ownBench) end(open ...net.Conn) {
+	b.t.Helper()
+	for _, c := range open {
+		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+		err := c.(*net.TCPConn).CloseWrite()
+		if err == nil {
+			_, err = io.ReadAll(c)
+		}
+		if err = errors.Join(err, c.Close()); err != nil {
+			b.t.Error(err)
+		}
+	}
+}
 
 // TestSlotsComeBack has connections end where nobody sees it: they hold no slots for that.
 func TestSlotsComeBack(t *testing.T) {
@@ -58,22 +75,16 @@ func TestSlotsComeBack(t *testing.T) {
 		b.wantInFlight(most)
 		return open
 	}
-	end := func(open []net.Conn) {
-		for _, c := range open {
-			_ = c.Close()
-		}
-		time.Sleep(100 * time.Millisecond) // for the last segments, which must not be counted
-	}
 	free := func() {
 		b.t.Helper()
 		b.wantInFlight(0)
-		end(dial(1))
+		b.end(dial(1)...)
 	}
 
 	t.Run("a connection's limit counts no more", func(t *testing.T) {
 		open := begin(t, b.Attachment)
 		apply(limit(0, "here"), b.Attachment)
-		end(open)
+		b.end(open...)
 		apply(limit(most, "here"), b.Attachment)
 		free()
 	})
@@ -82,7 +93,7 @@ func TestSlotsComeBack(t *testing.T) {
 		others := limit(most, "here")
 		others.Match.Source = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}
 		apply(others, b.Attachment)
-		end(open)
+		b.end(open...)
 		apply(limit(most, "here"), b.Attachment)
 		free()
 	})
@@ -95,7 +106,7 @@ func TestSlotsComeBack(t *testing.T) {
 		b.chat(open...)
 		b.wantInFlight(most)
 		b.wantAt(at(b.server, 80), 1, 0)
-		end(open)
+		b.end(open...)
 		free()
 	})
 	t.Run("its interface has another attachment beside that", func(t *testing.T) {
@@ -106,7 +117,7 @@ func TestSlotsComeBack(t *testing.T) {
 		here.Interfaces, there.Name = []string{"outside"}, "there"
 		apply(limit(most, "here"), here, there)
 		b.wantInFlight(0)
-		end(open)
+		b.end(open...)
 		apply(limit(most, "here"), b.Attachment)
 		free()
 	})
@@ -114,13 +125,13 @@ func TestSlotsComeBack(t *testing.T) {
 		open := begin(t, b.Attachment)
 		b.crash()
 		stale(t, b.testPlane)
-		end(open[:most-1])
+		b.end(open[:most-1]...)
 		other := dial(1)
 		b.chat(other...)
 		b.open()
 		apply(limit(most, "here"), b.Attachment)
 		b.wantInFlight(2)
-		end(append(other, open[most-1]))
+		b.end(append(other, open[most-1])...)
 		free()
 	})
 	t.Run("their interface is gone", func(t *testing.T) {

@@ -312,16 +312,6 @@ func (p *Policy) Route(f *Flow) Route {
 	}
 }
 
-// Counts reports whether a limit counts f as a connection: its slots, or its turns.
-func (p *Policy) Counts(f *Flow) bool {
-	for i := range p.Route(f).Limits().All {
-		if p.limits[i].CountsConnections() {
-			return true
-		}
-	}
-	return false
-}
-
 // ASName returns the name of an autonomous system, as [asn.Table.Name] has it, or "" when
 // there is no table or no name in it.
 func (p *Policy) ASName(asn uint32) string { return p.asns.Name(asn) }

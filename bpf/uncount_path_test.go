@@ -1,0 +1,240 @@
+package bpf
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"shaperd/shaper"
+	"shaperd/test/lab"
+)
+
+// pathBench is a router between a client and a server that has two addresses of the client's
+// network, and what changes around it.
+type pathBench struct {
+	*ownBench
+	outside netlink.Link
+}
+
+func newPaths(t *testing.T) *pathBench {
+	b := &pathBench{ownBench: &ownBench{ownNet: ownNets["IPv4"], from: newHost(t), to: newHost(t)}}
+	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	b.Attachment = Attachment{Name: "here", Interfaces: []string{"inside"}, Ingress: true, Mode: Police, IdleTimeout: time.Hour}
+	b.testPlane = openPlane(t)
+	b.from.connect("inside", b.inside, b.client)
+	b.outside = b.to.connect("outside", b.ownNet.outside, b.server)
+	b.shell(b.from, "ip addr add 10.1.0.3/24 dev eth0")
+	b.to.do(func() error {
+		b.listen(false, netip.AddrPortFrom(b.any, 80))
+		b.listen(false, netip.AddrPortFrom(b.any, 61000)) // ports tell nothing
+		return nil
+	})
+	return b
+}
+
+// shell runs a command, here if at no host.
+func (b *pathBench) shell(at *host, command string) {
+	b.t.Helper()
+	run := func() error {
+		if out, err := exec.Command("sh", "-ec", command).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", command, err, out)
+		}
+		return nil
+	}
+	if at != nil {
+		at.do(run)
+	} else if err := run(); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// open has n connections begin, of which want come about, from an address of the client.
+func (b *pathBench) open(n, want int, from string, port uint16) (open []net.Conn) {
+	b.t.Helper()
+	dialer := &net.Dialer{Timeout: 5 * time.Second, LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	for range n {
+		b.from.do(func() error {
+			c, err := b.connect(dialer, at(b.server, port))
+			if c != nil {
+				open = append(open, c)
+			}
+			return err
+		})
+	}
+	if len(open) != want {
+		b.t.Errorf("%d of %d connections, want %d", len(open), n, want)
+	}
+	b.chat(open...)
+	return open
+}
+
+const pathMost = 2
+
+func pathCap(at ...string) shaper.Limit {
+	return shaper.Limit{Name: "cap", Match: shaper.Match{Attach: at}, Connections: pathMost}
+}
+
+// TestConnectionsThatMove has the path of connections move to another interface of their
+// attachment, and the first one go: they are counted on.
+func TestConnectionsThatMove(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		gone func(b *pathBench, a Attachment)
+	}{
+		{"the interface is not one of it any more", func(b *pathBench, a Attachment) {
+			a.Interfaces = []string{"second"}
+			b.apply([]shaper.Limit{pathCap("here")}, a)
+		}},
+		{"the interface is gone", func(b *pathBench, _ Attachment) {
+			if err := netlink.LinkDel(b.outside); err != nil {
+				b.t.Fatal(err)
+			}
+			b.shell(b.to, "ip link set lo up; ip addr add 10.2.0.2/32 dev lo")
+			within(b.t, 10*time.Second, func() bool {
+				s, err := b.Status()
+				return err == nil && !slices.ContainsFunc(s.Points, func(p PointStatus) bool { return p.Interface == "outside" })
+			})
+			time.Sleep(checkInterval)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newPaths(t)
+			b.t = t
+			var server int
+			b.to.do(func() error { server = unix.Gettid(); return nil })
+			b.shell(nil, fmt.Sprint("ip link add second type veth peer name eth1; ip link set eth1 netns ", server, "; ip addr add 10.3.0.1/24 dev second; ip link set second up"))
+			t.Cleanup(func() { b.shell(nil, "ip link del second") })
+			b.shell(b.to, "ip addr add 10.3.0.2/24 dev eth1; ip link set eth1 up")
+			if err := lab.AwaitUp(&netlink.Handle{}, "second"); err != nil {
+				t.Fatal(err)
+			}
+			for _, at := range []*host{nil, b.to} {
+				b.shell(at, "for f in /proc/sys/net/ipv4/conf/*/rp_filter; do echo 0 >$f; done")
+			}
+			a := b.Attachment
+			a.Ingress, a.Interfaces = false, []string{"outside", "second"}
+			b.apply([]shaper.Limit{pathCap("here")}, a)
+			open := b.open(pathMost, pathMost, "10.1.0.2", 61000)
+			b.shell(nil, "ip route add 10.2.0.2/32 via 10.3.0.2 dev second")
+			b.shell(b.to, "ip route add 10.1.0.0/24 via 10.3.0.1 dev eth1")
+			b.chat(open...)
+			c.gone(b, a)
+			b.wantInFlight(pathMost)
+			b.open(1, 0, "10.1.0.2", 61000)
+			b.chat(open...)
+			b.end(open...)
+			b.wantInFlight(0)
+		})
+	}
+}
+
+// TestSlotsOfOthersComeBack has connections hold slots no more whose segments come to be
+// followed by nobody.
+func TestSlotsOfOthersComeBack(t *testing.T) {
+	b := newPaths(t)
+	begin := func(t *testing.T, limits []shaper.Limit, attachments ...Attachment) []net.Conn {
+		t.Helper()
+		b.t = t
+		b.apply(limits, attachments...)
+		b.wantInFlight(0)
+		open := b.open(pathMost, pathMost, "10.1.0.2", 80)
+		b.wantInFlight(pathMost)
+		return open
+	}
+	one := []shaper.Limit{pathCap("here")}
+	t.Run("its attachment has the other direction", func(t *testing.T) {
+		open := begin(t, one, b.Attachment)
+		other := b.Attachment
+		other.Ingress = false
+		b.apply(one, other)
+		b.end(open...)
+		b.wantInFlight(0)
+	})
+	t.Run("two attachments swap directions", func(t *testing.T) {
+		in, out := b.Attachment, b.Attachment
+		in.Name, out.Name, out.Ingress = "a", "b", false
+		both := []shaper.Limit{pathCap("a", "b")}
+		open := begin(t, both, in, out)
+		in.Ingress, out.Ingress = false, true
+		b.apply(both, in, out)
+		b.chat(open...)
+		b.wantInFlight(pathMost)
+		b.end(open...)
+		b.wantInFlight(0)
+	})
+	t.Run("their source is blocked", func(t *testing.T) {
+		open := begin(t, one, b.Attachment)
+		b.apply([]shaper.Limit{pathCap("here"), {
+			Name: "block", Match: shaper.Match{Attach: []string{"here"}, Source: []netip.Prefix{netip.MustParsePrefix("10.1.0.2/32")}}, Block: true,
+		}}, b.Attachment)
+		b.end(b.open(pathMost, pathMost, "10.1.0.3", 80)...)
+		for _, c := range open {
+			_ = c.Close()
+		}
+	})
+	t.Run("a daemon is stopped, and another attachment stays", func(t *testing.T) {
+		kept := b.Attachment
+		kept.Name, kept.Interfaces, kept.Keep = "kept", []string{"outside"}, true
+		open := begin(t, one, b.Attachment, kept)
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+		b.end(open...)
+		b.testPlane.open()
+		b.apply(one, b.Attachment, kept)
+		b.wantInFlight(0)
+		b.apply(one, b.Attachment)
+	})
+	t.Run("somebody takes the programs away, and they cannot come back", func(t *testing.T) {
+		a := b.Attachment
+		a.Hook, a.Interfaces = Clsact, []string{"inside", "outside"}
+		open := begin(t, one, a)
+		b.shell(nil, "tc qdisc del dev inside clsact; tc qdisc add dev inside ingress; tc filter add dev inside ingress protocol all prio 1 u32 match u32 0 0")
+		t.Cleanup(func() { b.shell(nil, "tc qdisc del dev inside ingress") })
+		within(t, 10*time.Second, func() bool { _, err := b.Status(); return err != nil || b.policy.State(0).InFlight.Load() == 0 })
+		b.end(open...)
+	})
+}
+
+// TestNamesThatComeBack gives an attachment a name that another one had: it keeps its connections,
+// and what is known of replies is of where it is.
+func TestNamesThatComeBack(t *testing.T) {
+	b := newPaths(t)
+	here, there := b.Attachment, b.Attachment
+	there.Name, there.Interfaces = "there", []string{"outside"}
+	b.apply([]shaper.Limit{pathCap("here", "there")}, here, there)
+	b.apply([]shaper.Limit{pathCap("here")}, here)
+	open := b.open(pathMost, pathMost, "10.1.0.2", 80)
+	replied := func() (has uint32) {
+		t.Helper()
+		if err := b.kernel.Replied.Lookup(b.numbers.attachments["there"], &has); err != nil {
+			t.Fatal(err)
+		}
+		return has
+	}
+	there.Interfaces = []string{"inside"}
+	b.apply([]shaper.Limit{pathCap("there")}, there)
+	b.wantInFlight(pathMost)
+	b.open(1, 0, "10.1.0.2", 80)
+	if replied() != 1 {
+		t.Error("replies are forgotten")
+	}
+	b.chat(open...)
+	b.end(open...)
+	b.wantInFlight(0)
+	there.Interfaces = []string{"outside"}
+	b.apply([]shaper.Limit{pathCap("there")}, there)
+	if replied() != 0 {
+		t.Error("replies at another interface are known")
+	}
+}
