@@ -49,10 +49,30 @@
 // At a gate, that of the downstreams of a listener among them, units are connections and turns go to whom was
 // served longest ago: of two sources that wait and could go, none has 2 while the other has none.
 //
-// Who needs gates that cross, each of which may be shut whenever another is open, has something
-// reserved at one of them while it waits for the others; see reservation. Say that S is the sum of the longest
-// times that its gates take to open again for whom it is the turn. Once it is its turn at them it goes within 7 S, and within
-// as much again for each source whose turn was earlier or that had a reservation there. For a reservation that
-// begins when its turns were in vain for w lasts for w, and the next one may begin 4 w after it; one of S or more
-// sees each of the others open, and keeps it. Others lose a quarter of one slot, or of a pace, at most.
+// Who needs gates that cross, each of which may be shut whenever another is open, has them reserved; see reservation.
+// Let H be the longest time for which a gate stays shut when nobody is let in: that one connection is there, or that
+// lies between two of a pace. Where each source needs one set of gates, at most n sources the same gate, and
+// k sources several, at most G each, none waits for longer than
+//
+//	(4 (n + G k) / 3 + 16 k + 6) H.
+//
+// The proof. A reservation takes H at most, as nobody else is let in at its gates. It lapses only when it began
+// less than H after the first turn in vain. A gate that was reserved for d then rests for 3 d: what takes U while
+// it is not reserved takes 4 U / 3 + H.
+//
+// Who needs one gate alone waits for those before him, H each: R = 4 n H / 3 + H. None whose turn is later
+// makes a claim meanwhile. So R after the turn of q, only those who need several precede q.
+//
+// Let p be the first, by claim, of q and those who precede it. Nobody precedes p, so it claims at its second turn in vain
+// at one gate: it has G + 1 turns until then, within 4 (G + 1) H / 3 + H. Whatever is reserved or rests of its gates is
+// free after 4 H more, one of them opens within another H, and p goes, or its reservation lapses, within the last H. Before
+// one of these turns may go who has waited for longer and whose reservation has lapsed, each once, for 4 H / 3. So each
+// of the k takes 4 G H / 3 + 10 H at most, and then it is behind q, until q goes, or its own reservation lapses.
+//
+// That happens within 2 H of its first turn in vain, which comes within 4 k H / 3 + 7 H / 3 of R. Then each of the
+// others has its claim served before q once, and may put off, by 5 H, one that waits to begin:
+// 4 G H / 3 + 44 H / 3 for each of the k. The sum is the bound.
+//
+// A source that needs several sets has its turns for all of them together, and waits the longer. Others
+// lose a quarter of one slot, or of a pace, at most.
 package conn

@@ -25,18 +25,19 @@ type gates struct {
 	wheel  *leaky.Wheel
 	clock  func() leaky.Time
 
-	policy *shaper.Policy // in effect; see follow
-	since  leaky.Time     // when it came into effect
-	byKey  map[shaper.Key]*gate
-	rooms  map[*shaper.State]*room
-	queues map[string]*queue // by queueKey
-	name   []byte            // of a queue, to be used again
-	gate   uint64            // ID of the last gate
-	turn   uint64            // last one given
-	again  []*entrant        // that are to try the gates of a new policy in run
-	told   []outcome         // that owners are yet to be told
-	freed  []*gate           // of reservations, that run is to try
-	busy   bool              // run is at work
+	policy  *shaper.Policy // in effect; see follow
+	since   leaky.Time     // when it came into effect
+	byKey   map[shaper.Key]*gate
+	rooms   map[*shaper.State]*room
+	queues  map[string]*queue     // by queueKey
+	parties map[netip.Addr]*party // with queues
+	name    []byte                // of a queue, to be used again
+	gate    uint64                // ID of the last gate
+	turn    uint64                // last one given
+	again   []*entrant            // that are to try the gates of a new policy in run
+	told    []outcome             // that owners are yet to be told
+	freed   []*gate               // of reservations, that run is to try
+	busy    bool                  // run is at work
 }
 
 // gate is the semaphore of one key. Sources that wait at it take turns.
@@ -102,7 +103,7 @@ type outcome struct {
 func newGates(s *shaper.Shaper, w *leaky.Wheel, clock func() leaky.Time) *gates {
 	return &gates{
 		shaper: s, wheel: w, clock: clock, policy: s.Policy(),
-		byKey: map[shaper.Key]*gate{}, rooms: map[*shaper.State]*room{}, queues: map[string]*queue{},
+		byKey: map[shaper.Key]*gate{}, rooms: map[*shaper.State]*room{}, queues: map[string]*queue{}, parties: map[netip.Addr]*party{},
 	}
 }
 

@@ -162,8 +162,9 @@ func (r *gateRig) must(source string) *visitor {
 // idle checks that nothing is left behind.
 func (r *gateRig) idle() {
 	r.t.Helper()
-	if n := len(r.gates.byKey) + len(r.gates.queues) + len(r.gates.told); n != 0 {
-		r.t.Errorf("%d gates, %d queues and %d outcomes are left", len(r.gates.byKey), len(r.gates.queues), len(r.gates.told))
+	if n := len(r.gates.byKey) + len(r.gates.queues) + len(r.gates.parties) + len(r.gates.told); n != 0 {
+		r.t.Errorf("%d gates, %d queues, %d parties and %d outcomes are left",
+			len(r.gates.byKey), len(r.gates.queues), len(r.gates.parties), len(r.gates.told))
 	}
 	if r.site != nil && (len(r.site.pools) != 0 || r.site.waiting.waiting != 0 || r.site.awaiting.Waiting.Load() != 0) {
 		r.t.Errorf("%d pools and %d who wait for them are left", len(r.site.pools), r.site.waiting.waiting)

@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"container/heap"
 	"slices"
 
 	"shaperd/leaky"
@@ -10,77 +11,119 @@ import (
 //
 // Where gates cross, each may be kept full by those who need it alone, and a queue that needs
 // several would never find them open at one instant. So one whose turn at a gate is in vain for
-// the second time, as another gate is shut, has the next slot there reserved, or the next
-// connection of a pace: those whose turn is later wait though it is free. What a queue has reserved ends together:
-// when it goes on, or lapses after as long as its turns had been in vain when it began.
+// the second time, as another gate is shut, claims a reservation: of each of its gates the next
+// slot, or the next connection of a pace, is for nobody else. It ends when the queue goes on, or
+// lapses after as long as its turns had been in vain when it began.
 //
 // A reservation is a turn spent waiting, and bounded like one:
 //
-//   - a gate reserves for one queue at a time, the one whose turn it is, and none has a second
-//     reservation there that lapses before all others have had one;
-//   - a queue begins only where none of its gates is reserved for another. So of two, none waits
-//     for what the other has reserved;
-//   - after a reservation a gate rests for three times as long. So of one slot, or of a pace,
+//   - a queue claims one only when nobody waits at its gates whose turn is earlier;
+//   - claims have one order, the same at all gates: by the turn of the queue, or the last reservation of
+//     its source if that was later. So no source has a second one before the others that claim one have
+//     had theirs, however many queues it has;
+//   - a reservation is of all gates at once, and begins only when the claim is the first at each of them, nothing
+//     there is reserved, and none of them rests. So none has a gate reserved in vain, as another gate of it
+//     is kept for a third queue;
+//   - after a reservation its gates rest for three times as long. So of one slot, or of a pace,
 //     a quarter of the time is lost at most.
+//
+// The package comment says for how long one who needs several waits.
 type reservation struct {
-	queue *queue     // for which it is, or nil
-	next  *queue     // for which the next one will be
-	rest  leaky.Time // until when nothing is reserved
+	queue  *queue                 // for which it is, or nil
+	rest   leaky.Time             // until when nothing is reserved
+	claims ranking[stay, byClaim] // for the next ones
+}
+
+// party is a source, at whatever gates it waits.
+type party struct {
+	queues   int
+	reserved uint64 // turn at which a reservation for one of them ended last
 }
 
 // missed notes that it is the turn of q where it waits, in vain.
-func (q *queue) missed(now leaky.Time) {
-	gt, at := q.gates[q.pos], &q.stays[q.pos]
-	first := at.missed == 0
-	if first {
-		at.missed = now
+func (g *gates) missed(q *queue, now leaky.Time) {
+	if q.missed == 0 {
+		q.missed = now
 	}
+	at := &q.stays[q.pos]
 	switch {
-	case gt.pool != nil || gt.rule.Observe || first && q.reserved == 0:
-	case gt.reserved.next == nil || q.claim(gt) < gt.reserved.next.claim(gt):
-		gt.reserved.next = q
+	case !at.missed:
+		at.missed = true
+	case q.claimed == 0 && q.reserved == 0 && !slices.ContainsFunc(q.gates, func(gt *gate) bool { return gt.precedes(q, 0) }):
+		g.turn++
+		q.claimed = g.turn
+		for i, gt := range q.gates {
+			if gt.reservable() {
+				heap.Push(&gt.reserved.claims, &q.stays[i])
+			}
+		}
 	}
 }
 
-// claim tells in which order queues have something of gt reserved.
-func (q *queue) claim(gt *gate) uint64 { return max(q.turnAt(gt), q.sourceAt(gt).lapsed) }
+func (gt *gate) reservable() bool { return gt.pool == nil && !gt.rule.Observe }
 
-func (q *queue) sourceAt(gt *gate) *source { return q.sources[slices.Index(q.gates, gt)] }
+// precedes reports whether one waits whose turn is before that of q, of those from i down in the heap.
+func (gt *gate) precedes(q *queue, i int) bool {
+	if i >= len(gt.turns) || gt.turns[i].turn() >= q.turn {
+		return false
+	}
+	return gt.turns[i].queues[0].claim() < q.turn || gt.precedes(q, 2*i+1) || gt.precedes(q, 2*i+2)
+}
 
-func (q *queue) turnAt(gt *gate) uint64 { return max(q.turn, q.sourceAt(gt).served) }
+// claim is when it was the turn of q last, or its source had something reserved.
+func (q *queue) claim() uint64 { return max(q.turn, q.party.reserved) }
 
-// reserve keeps what is free of gt for whom it is to be, if that waits elsewhere.
+// next is the queue for which gt will be reserved next, or nil.
+func (gt *gate) next() *queue {
+	claims := &gt.reserved.claims
+	for len(*claims) > 0 {
+		first := (*claims)[0]
+		if claim := first.queue.claim(); first.claim < claim { // its source has had another one
+			first.claim = claim
+			heap.Fix(claims, 0)
+			continue
+		}
+		return first.queue
+	}
+	return nil
+}
+
+// reserve begins the next reservation at gt, if it can.
 func (g *gates) reserve(gt *gate, now leaky.Time) {
-	r := &gt.reserved
-	q := r.next
-	if q == nil || r.queue != nil || now < r.rest || q.gates[q.pos] == gt || gt.capped(now) || !q.paid && gt.paced(now) {
+	q := gt.next()
+	if q == nil || slices.ContainsFunc(q.gates, func(gt *gate) bool {
+		r := &gt.reserved
+		return gt.reservable() && (r.queue != nil || now < r.rest || gt.next() != q)
+	}) {
 		return
 	}
-	if q.reserved == 0 {
-		if slices.ContainsFunc(q.gates, func(gt *gate) bool { return gt.reserved.queue != nil || now < gt.reserved.rest }) {
-			return
+	q.unclaim()
+	q.reserved = now
+	q.lapse.Fire = func(now leaky.Time) { g.release(q, now); g.run(now) }
+	g.wheel.Schedule(&q.lapse, now+now.Sub(q.missed))
+	for _, gt := range q.gates {
+		if gt.reservable() {
+			gt.reserved.queue = q
 		}
-		q.reserved = now
-		q.lapse.Fire = func(now leaky.Time) { g.lapse(q, now) }
-		g.wheel.Schedule(&q.lapse, now+now.Sub(q.stays[slices.Index(q.gates, gt)].missed))
 	}
-	r.queue, r.next = q, nil
 }
 
-// lapse has others go in place of q, which had something reserved for long enough.
-func (g *gates) lapse(q *queue, now leaky.Time) {
-	g.turn++
+func (q *queue) unclaim() {
+	if q.claimed == 0 {
+		return
+	}
+	q.claimed = 0
 	for i, gt := range q.gates {
-		if gt.reserved.queue == q {
-			q.sources[i].lapsed = g.turn
+		if gt.reservable() {
+			heap.Remove(&gt.reserved.claims, q.stays[i].rank)
 		}
 	}
-	g.release(q, now)
-	g.run(now)
 }
 
 // release ends what is reserved for q. Who gets it is tried in the next run.
 func (g *gates) release(q *queue, now leaky.Time) {
+	g.turn++
+	q.party.reserved = g.turn
 	for _, gt := range q.gates {
 		if r := &gt.reserved; r.queue == q {
 			r.queue, r.rest = nil, now+3*now.Sub(q.reserved)
@@ -91,26 +134,43 @@ func (g *gates) release(q *queue, now leaky.Time) {
 	g.wheel.Cancel(&q.lapse)
 }
 
-// renounce is release for one who will have nothing reserved.
+// renounce has q start again as one whose turns were not in vain.
 func (g *gates) renounce(q *queue, now leaky.Time) {
-	for i, gt := range q.gates {
-		q.stays[i].missed = 0
-		if gt.reserved.next == q {
-			gt.reserved.next = nil
-		}
+	q.missed = 0
+	for i := range q.stays {
+		q.stays[i].missed = false
 	}
+	q.unclaim()
 	if q.reserved != 0 {
 		g.release(q, now)
 	}
 }
 
-// keeps reports whether what is free of gt is reserved for one whose turn is before that of q,
-// or of who has just come. A cap keeps one slot, a pace all.
+// keeps reports whether what is free of gt is reserved for another one than q, or who has just
+// come. A cap keeps one slot, a pace all.
 func (gt *gate) keeps(q *queue, paid bool) bool {
 	r := gt.reserved.queue
-	if r == nil || r == q || r.gates[r.pos] == gt || q != nil && q.turnAt(gt) < r.turnAt(gt) {
-		return false
-	}
-	return gt.rule.Connections > 0 && gt.inFlight+1 >= gt.rule.Connections ||
-		!paid && !r.paid && !gt.shape.Packets.Unlimited()
+	return r != nil && r != q && (gt.rule.Connections > 0 && gt.inFlight+1 >= gt.rule.Connections ||
+		!paid && !r.paid && !gt.shape.Packets.Unlimited())
 }
+
+// first is the queue whose turn it is at gt, or for which it is reserved, if that waits there.
+func (gt *gate) first() *queue {
+	if r := gt.reserved.queue; r != nil && r.gates[r.pos] == gt {
+		return r
+	}
+	return gt.turns[0].queues[0]
+}
+
+// byClaim has the queue first that claims the next reservation. Of those of one source, it is
+// the one whose claim was made first.
+type byClaim struct{}
+
+func (byClaim) before(a, b *stay) bool {
+	if a.claim != b.claim {
+		return a.claim < b.claim
+	}
+	return a.queue.claimed < b.queue.claimed
+}
+
+func (byClaim) place(s *stay) *int { return &s.rank }

@@ -27,7 +27,8 @@ type queue struct {
 	key        string
 	paid       bool      // all of it
 	gates      []*gate   // all that it needs
-	sources    []*source // whose it is, at each of them
+	party      *party    // whose it is,
+	sources    []*source // and at each of them
 	stays      []stay    // likewise
 	pos        int       // it waits at gates[pos],
 	came       leaky.Time
@@ -36,15 +37,20 @@ type queue struct {
 	len        int
 	place      int         // in sources[pos].queues
 	timeout    leaky.Event // of its head
-	reserved   leaky.Time  // since when slots are, or 0
+	missed     leaky.Time  // when it was first its turn in vain, since it was served last, or 0
+	claimed    uint64      // when it claimed a reservation, or 0
+	reserved   leaky.Time  // since when it has one, or 0
 	lapse      leaky.Event // of that
 }
 
-// stay is the time that a queue has waited at one of its gates, and why it did last.
+// stay is what a queue has to do with one of its gates.
 type stay struct {
-	waited leaky.Time
-	why    shaper.Reason
-	missed leaky.Time // when it was first its turn in vain, since it was served last
+	queue  *queue
+	waited leaky.Time    // for how long it has there,
+	why    shaper.Reason // and why it did last
+	missed bool          // it was its turn there in vain, since it was served last
+	claim  uint64        // of the queue, or an earlier one,
+	rank   int           // and where that is in gate.reserved.claims
 }
 
 // source is one source at one gate. It has one turn, however many queues it has: several
@@ -55,7 +61,6 @@ type source struct {
 	needed int                         // queues that need the gate, wherever they wait
 	queues ranking[queue, byQueueTurn] // those that wait here
 	served uint64                      // turn at which one was let through this gate
-	lapsed uint64                      // turn at which what was reserved for one here lapsed
 	len    int                         // connections that wait here
 	place  int                         // in gate.turns,
 	tenant *tenant                     // whose these are,
@@ -107,10 +112,16 @@ func (g *gates) queue(addr netip.Addr, list []*gate, paid bool) *queue {
 		return q
 	}
 	g.turn++
-	q = &queue{key: string(g.name), paid: paid, gates: list, stays: make([]stay, len(list)), turn: g.turn}
+	q = &queue{key: string(g.name), paid: paid, gates: list, party: g.parties[addr], stays: make([]stay, len(list)), turn: g.turn}
+	if q.party == nil {
+		q.party = &party{}
+		g.parties[addr] = q.party
+	}
+	q.party.queues++
 	q.timeout.Fire = func(now leaky.Time) { g.expire(q, now) }
 	g.queues[q.key] = q
-	for _, gt := range list {
+	for i, gt := range list {
+		q.stays[i].queue = q
 		src := gt.sources[addr]
 		if src == nil {
 			src = &source{addr: addr, gate: gt}
@@ -129,6 +140,9 @@ func (g *gates) queue(addr netip.Addr, list []*gate, paid bool) *queue {
 func (g *gates) forget(q *queue, now leaky.Time) {
 	g.renounce(q, now)
 	delete(g.queues, q.key)
+	if q.party.queues--; q.party.queues == 0 {
+		delete(g.parties, q.at().addr)
+	}
 	for _, src := range q.sources {
 		if src.needed--; src.needed == 0 {
 			delete(src.gate.sources, src.addr)
@@ -293,13 +307,15 @@ func (g *gates) dispatchFreed(now leaky.Time) {
 // dispatch lets go on who waits at the gates of list and can, in the order of their turns.
 func (g *gates) dispatch(list []*gate, now leaky.Time) {
 	for {
-		var next *source
 		for _, gt := range list {
 			g.reserve(gt, now)
+		}
+		var next *queue
+		for _, gt := range list {
 			if len(gt.turns) == 0 {
 				continue
 			}
-			first, why := gt.turns[0].queues[0], gt.full(now)
+			first, why := gt.first(), gt.full(now)
 			if gt.rule.Observe || why == shaper.ByNew && first.paid {
 				why = shaper.None
 			}
@@ -308,19 +324,18 @@ func (g *gates) dispatch(list []*gate, now leaky.Time) {
 				g.await(gt, now)
 			case why != shaper.None || gt.keeps(first, first.paid):
 				gt.due = 0 // what waits for a slot is not late
-			case next == nil || gt.turns[0].turn() < next.turn():
-				next = gt.turns[0]
+			case next == nil || first.at().turn() < next.at().turn():
+				next = first
 			}
 		}
 		if next == nil {
 			return
 		}
-		q := next.queues[0]
-		if i, why := q.shut(now); why != shaper.None {
-			q.missed(now)
-			g.move(q, i, why, now)
+		if i, why := next.shut(now); why != shaper.None {
+			g.missed(next, now)
+			g.move(next, i, why, now)
 		} else {
-			now = g.serve(q, now)
+			now = g.serve(next, now)
 		}
 	}
 }
