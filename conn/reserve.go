@@ -12,7 +12,7 @@ import (
 // Where gates cross, each may be kept full by those who need it alone, and a queue that needs
 // several would never find them open at one instant. So one whose turn at a gate is in vain for
 // the second time, as another gate is shut, claims a reservation: of each of its gates the next
-// slot, or the next connection of a pace, is for nobody else. It ends when the queue goes on, or
+// slot, or the next connection of a pace, goes to nobody whose turn is later. It ends when the queue goes on, or
 // lapses after as long as its turns had been in vain when it began.
 //
 // A reservation is a turn spent waiting, and bounded like one:
@@ -146,20 +146,19 @@ func (g *gates) renounce(q *queue, now leaky.Time) {
 	}
 }
 
-// keeps reports whether what is free of gt is reserved for another one than q, or who has just
-// come. A cap keeps one slot, a pace all.
+// keeps reports whether what is free of gt is reserved for one whose turn is before that of q,
+// or of who has just come. A cap keeps one slot, a pace all.
 func (gt *gate) keeps(q *queue, paid bool) bool {
 	r := gt.reserved.queue
-	return r != nil && r != q && (gt.rule.Connections > 0 && gt.inFlight+1 >= gt.rule.Connections ||
-		!paid && !r.paid && !gt.shape.Packets.Unlimited())
+	if r == nil || r == q || r.gates[r.pos] == gt || q != nil && q.turnAt(gt) < r.turnAt(gt) {
+		return false
+	}
+	return gt.rule.Connections > 0 && gt.inFlight+1 >= gt.rule.Connections ||
+		!paid && !r.paid && !gt.shape.Packets.Unlimited()
 }
 
-// first is the queue whose turn it is at gt, or for which it is reserved, if that waits there.
-func (gt *gate) first() *queue {
-	if r := gt.reserved.queue; r != nil && r.gates[r.pos] == gt {
-		return r
-	}
-	return gt.turns[0].queues[0]
+func (q *queue) turnAt(gt *gate) uint64 {
+	return max(q.turn, q.sources[slices.Index(q.gates, gt)].served)
 }
 
 // byClaim has the queue first that claims the next reservation. Of those of one source, it is

@@ -315,7 +315,7 @@ func (g *gates) dispatch(list []*gate, now leaky.Time) {
 			if len(gt.turns) == 0 {
 				continue
 			}
-			first, why := gt.first(), gt.full(now)
+			first, why := gt.turns[0].queues[0], gt.full(now)
 			if gt.rule.Observe || why == shaper.ByNew && first.paid {
 				why = shaper.None
 			}
