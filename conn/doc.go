@@ -54,12 +54,12 @@
 // lies between two of a pace. Where each source needs one set of gates, at most n sources the same gate, and
 // k sources several, at most G each, none waits for longer than
 //
-//	(4 (n + G k) / 3 + 10 k k + 10 k + 2) H,
+//	(4 (n + G k) / 3 + 16 k + 6) H,
 //
-// and than (4 (n + G k) / 3 + 16 k + 6) H unless some of the k, whose turns are earlier, go first at gates that are
-// reserved for others.
+// as long as none of the k, whose turn is earlier, goes at a gate that is reserved for another: each may do so once for each
+// reservation, which then takes k H at most instead of H.
 //
-// The proof of the second. A reservation takes H at most, as nobody else is let in at its gates. It lapses only
+// Proof. A reservation takes H at most, as nobody else is let in at its gates. It lapses only
 // when it began less than H after the first turn in vain. A gate that was reserved for d then rests for 3 d: what takes U while
 // it is not reserved takes 4 U / 3 + H.
 //
@@ -74,7 +74,7 @@
 //
 // That happens within 2 H of its first turn in vain, which comes within 4 k H / 3 + 7 H / 3 of R. Then each of the
 // others has its claim served before q once, and may put off, by 5 H, one that waits to begin:
-// 4 G H / 3 + 44 H / 3 for each of the k. The sum is the bound. Where others go first, each once, a reservation takes k H instead of H: the first bound.
+// 4 G H / 3 + 44 H / 3 for each of the k. The sum is the bound.
 //
 // A source that needs several sets has its turns for all of them together, and waits the longer. Others
 // lose a quarter of one slot, or of a pace, at most.

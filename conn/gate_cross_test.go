@@ -117,7 +117,7 @@ func (c *crossroads) worst(t testing.TB, d time.Duration) (worst time.Duration) 
 	return worst
 }
 
-// most is the second bound of the package comment. About a quarter of it is the most that was seen.
+// most is the bound of the package comment. About a quarter of it is the most that was seen.
 func (c *crossroads) most() time.Duration {
 	var same, several, each int
 	for i := range c.limits {
