@@ -354,7 +354,7 @@ func measureKilledOpen(t *testing.T, fl flood) (stallReport, error) {
 		n   int
 		err error
 	}
-	const span = 9 * time.Second
+	const span = 11 * time.Second
 	done := make(chan sent)
 	go func() {
 		n, err := p.send(span)
@@ -366,6 +366,7 @@ func measureKilledOpen(t *testing.T, fl flood) (stallReport, error) {
 	time.Sleep(6500 * time.Millisecond)
 	restarted := c.Elapsed()
 	again := n.shaper.shaperd(t, text)
+	ready := c.Elapsed()
 	s := <-done
 	if s.err != nil {
 		t.Fatal(s.err)
@@ -381,7 +382,7 @@ func measureKilledOpen(t *testing.T, fl flood) (stallReport, error) {
 		errs = append(errs, fmt.Errorf("5 s after the daemon was killed: %w", err))
 	}
 	// The next one finds buckets that have drained.
-	errs = append(errs, hold(t, e, lab.Between(lab.Packets(list), restarted+500*time.Millisecond, span), 0.02, report))
+	errs = append(errs, hold(t, e, lab.Between(lab.Packets(list), ready, span), 0.02, report))
 
 	again.kill()
 	time.Sleep(3500 * time.Millisecond) // as long as it may still be alive
