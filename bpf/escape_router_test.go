@@ -70,7 +70,7 @@ func newEscape(t *testing.T, programs *bench, limits []escapeLimit, at gate) *es
 	}
 
 	// The router's limits.
-	e.b = &tcpBench{t: t, bench: programs}
+	e.b = &tcpBench{t: t, bench: programs, forgets: true}
 	e.b.forget()
 	var compiled []shaper.Limit
 	for _, l := range limits {

@@ -113,8 +113,9 @@ func checksum(b []byte, sum uint32) uint16 {
 // tcpBench is the programs of an attachment whose limits count connections.
 type tcpBench struct {
 	*bench
-	t   testing.TB
-	now uint64 // ns
+	t       testing.TB
+	now     uint64 // ns
+	forgets bool   // handshakes, as its table may be crowded
 }
 
 const (
@@ -132,6 +133,7 @@ func newTCPVariant(t testing.TB, mode Mode, variables map[string]any, idle uint6
 	t.Helper()
 	at := kernelAttachment{Mode: uint32(mode), Ethernet: 1, Keep: 1, IdleTimeout: idle}
 	b := &tcpBench{bench: newVariant(t, at, variables), t: t, now: uint64(time.Hour)}
+	_, b.forgets = variables[kernelVarCrowd]
 	b.forget()
 	b.limit(limits...)
 	return b
@@ -309,13 +311,15 @@ func (b *tcpBench) forget() {
 		_ = b.Reversed.Delete(&t)
 	}
 	err = errors.Join(err, b.Keepers.Put(uint32(0), kernelKeeper{}), startSweeper(b.ShaperdSweep))
-	n := int(b.Forgotten.MaxEntries())
-	lines := make([]uint32, n)
-	for i := range lines {
-		lines[i] = uint32(i)
+	if b.forgets {
+		n := int(b.Forgotten.MaxEntries())
+		lines := make([]uint32, n)
+		for i := range lines {
+			lines[i] = uint32(i)
+		}
+		_, err1 := b.Forgotten.BatchUpdate(lines, make([]kernelForgottenLine, n), nil)
+		err = errors.Join(err, err1)
 	}
-	_, err1 := b.Forgotten.BatchUpdate(lines, make([]kernelForgottenLine, n), nil)
-	err = errors.Join(err, err1)
 	for number := range maxLimits {
 		err = errors.Join(err, b.States.Put(number, make([]kernelState, ebpf.MustPossibleCPU())), b.Suspected.Put(number, uint64(0)))
 	}
