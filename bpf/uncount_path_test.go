@@ -172,17 +172,6 @@ func TestSlotsOfOthersComeBack(t *testing.T) {
 		b.end(open...)
 		b.wantInFlight(0)
 	})
-	t.Run("their source is blocked", func(t *testing.T) {
-		open := begin(t, one, b.Attachment)
-		b.apply([]shaper.Limit{pathCap("here"), {
-			Name: "block", Match: shaper.Match{Attach: []string{"here"}, Source: []netip.Prefix{netip.MustParsePrefix("10.1.0.2/32")}}, Block: true,
-		}}, b.Attachment)
-		b.end(b.open(pathMost, pathMost, "10.1.0.3", 80)...)
-		for _, c := range open {
-			_ = c.(*net.TCPConn).SetLinger(0) // a FIN would be sent again when nothing blocks it any more
-			_ = c.Close()
-		}
-	})
 	t.Run("a daemon is stopped, and another attachment stays", func(t *testing.T) {
 		kept := b.Attachment
 		kept.Name, kept.Interfaces, kept.Keep = "kept", []string{"outside"}, true
@@ -205,6 +194,17 @@ func TestSlotsOfOthersComeBack(t *testing.T) {
 		within(t, 10*time.Second, func() bool { _, err := b.Status(); return err != nil || b.policy.State(0).InFlight.Load() == 0 })
 		b.end(open...)
 	})
+}
+
+// TestSlotsOfBlockedSources blocks the source whose connections take all slots.
+func TestSlotsOfBlockedSources(t *testing.T) {
+	b := newPaths(t)
+	b.apply([]shaper.Limit{pathCap("here")}, b.Attachment)
+	b.open(pathMost, pathMost, "10.1.0.2", 80)
+	b.apply([]shaper.Limit{pathCap("here"), {
+		Name: "block", Match: shaper.Match{Attach: []string{"here"}, Source: []netip.Prefix{netip.MustParsePrefix("10.1.0.2/32")}}, Block: true,
+	}}, b.Attachment)
+	b.end(b.open(pathMost, pathMost, "10.1.0.3", 80)...)
 }
 
 // TestNamesThatComeBack gives an attachment a name that another one had: it keeps its connections,
