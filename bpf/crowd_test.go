@@ -5,7 +5,6 @@ import (
 	"math"
 	"net"
 	"net/netip"
-	"os"
 	"testing"
 	"time"
 
@@ -180,12 +179,7 @@ func TestForgottenHandshakes(t *testing.T) {
 // a while after they have taken all slots, they take none.
 func TestForgedSYNsAtInterface(t *testing.T) {
 	const most = 5
-	b := &ownBench{ownNet: ownNets["IPv4"], from: newHost(t), to: newHost(t)}
-	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
-		t.Fatal(err)
-	}
-	inside := b.from.connect("inside", b.inside, b.client)
-	b.to.connect("outside", b.outside, b.server)
+	b, inside, _ := newRouter(t)
 	// Answers go to the client, which has not such an address and drops them.
 	_, forged, _ := net.ParseCIDR("10.9.0.0/24")
 	if err := netlink.RouteAdd(&netlink.Route{LinkIndex: inside.Attrs().Index, Dst: forged, Gw: netip.MustParsePrefix(b.client).Addr().AsSlice()}); err != nil {

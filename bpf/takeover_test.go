@@ -198,12 +198,7 @@ func TestAnotherSize(t *testing.T) {
 // TestTimerOfTheLastPrograms has daemons take over from one another: what looks after
 // connections is of the last one's programs, and nothing is left of the others'.
 func TestTimerOfTheLastPrograms(t *testing.T) {
-	b := &ownBench{ownNet: ownNets["IPv4"], from: newHost(t), to: newHost(t)}
-	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
-		t.Fatal(err)
-	}
-	b.from.connect("inside", b.inside, b.client)
-	b.to.connect("outside", b.outside, b.server)
+	b, _, _ := newRouter(t)
 	a := Attachment{Name: "here", Interfaces: []string{"inside"}, Ingress: true, Mode: Police, Keep: true, IdleTimeout: time.Hour}
 	b.testPlane = openPlane(t)
 	b.to.do(func() error { b.listen(false, netip.AddrPortFrom(b.any, 80)); return nil })

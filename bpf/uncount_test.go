@@ -14,6 +14,16 @@ import (
 	"shaperd/shaper"
 )
 
+// newRouter is a router that has no proxy yet, and its interfaces to the client and the server.
+func newRouter(t *testing.T) (b *ownBench, inside, outside netlink.Link) {
+	t.Helper()
+	b = &ownBench{ownNet: ownNets["IPv4"], from: newHost(t), to: newHost(t)}
+	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	return b, b.from.connect("inside", b.inside, b.client), b.to.connect("outside", b.outside, b.server)
+}
+
 // end has connections end. Nothing of them is under way then.
 func (b *ownBench) end(open ...net.Conn) {
 	b.t.Helper()
@@ -32,12 +42,7 @@ func (b *ownBench) end(open ...net.Conn) {
 // TestSlotsComeBack has connections end where nobody sees it: they hold no slots for that.
 func TestSlotsComeBack(t *testing.T) {
 	const most = 4
-	b := &ownBench{ownNet: ownNets["IPv4"], from: newHost(t), to: newHost(t)}
-	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
-		t.Fatal(err)
-	}
-	inside := b.from.connect("inside", b.inside, b.client)
-	b.to.connect("outside", b.outside, b.server)
+	b, inside, _ := newRouter(t)
 	b.Attachment = Attachment{Name: "here", Interfaces: []string{"inside"}, Ingress: true, Mode: Police, IdleTimeout: time.Hour}
 	b.testPlane = openPlane(t)
 	b.to.do(func() error { b.listen(false, netip.AddrPortFrom(b.any, 80)); return nil })

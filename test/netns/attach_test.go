@@ -365,8 +365,7 @@ func measureKilledOpen(t *testing.T, fl flood) (stallReport, error) {
 	killed := c.Elapsed()
 	time.Sleep(6500 * time.Millisecond)
 	restarted := c.Elapsed()
-	again := n.shaper.shaperd(t, text)
-	ready := c.Elapsed()
+	again, ready := n.shaper.shaperd(t, text), c.Elapsed()
 	s := <-done
 	if s.err != nil {
 		t.Fatal(s.err)
