@@ -113,11 +113,12 @@ static __always_inline int insert(struct scratch *s)
 
 	o->flight.via = k->via;
 	o->flight.hops = o->late ? UNCONFIRMED : k->hops;
-	o->flight.next[0] = end;
+	o->flight.next[0] = o->flight.fin[0] = end;
 	o->flight.ack[1] = o->late ? k->tcp_seq : end;
 	o->flight.next[1] = o->flight.ack[0] = o->late ? k->tcp_ack : 0;
 	if (o->late) {
 		flags |= ESTABLISHED | (has_replied(here.place) ? SYN_OF << 1 : 0);
+		flags |= k->tcp_flags & TCP_FIN ? FIN_OF : 0;
 	} else if (o->unreserved) {
 		put_off_slots(o);
 		flags |= CLOSED | EXPIRED;

@@ -146,7 +146,10 @@ enum heard {
 	UNCONFIRMED = 1 << 8,
 	SEVERAL_WAYS = 1 << 9, /* and not which of them leads there */
 	ADOPTED = 1 << 10,     /* nor what the responder answered to a SYN */
+	QUIET_OF = 1 << 11,    /* << side: it was there before, and has sent no data since */
 };
+
+#define QUIETS (QUIET_OF | QUIET_OF << 1)
 
 /* Of an interface, which direction its attachment has. */
 enum interface_flag {
@@ -267,10 +270,13 @@ static __always_inline int closing(const struct flight *f, __u64 word)
 	return (word & FINS) == FINS && f->ack[1] == f->fin[0];
 }
 
-/* Whether nothing is known of the responder of a connection that its initiator closes. */
-static __always_inline int one_sided(__u64 word)
+/* Whether a connection that one side closes may be closed by the other, too: nothing is known
+ * of the responder, or the other side may have sent its FIN before the connection was taken in. */
+static __always_inline int may_be_closing(const struct flight *f, __u64 word)
 {
-	return word & FIN_OF && !(word & SYN_OF << 1);
+	if (word & FIN_OF && (!(word & SYN_OF << 1) || f->hops & QUIET_OF << 1))
+		return 1;
+	return word & FIN_OF << 1 && f->hops & QUIET_OF;
 }
 
 /* Whether a connection may still open, or not have ended before it opened. */
@@ -296,7 +302,7 @@ __noinline __u64 patience(const struct flight *f, __u32 place, __u64 word)
 		return unsettled;
 	if (unsure(word))
 		return half_open;
-	if (word & DOUBTS || closing(f, word) || one_sided(word))
+	if (word & DOUBTS || closing(f, word) || may_be_closing(f, word))
 		return unsettled;
 	return f->idle;
 }

@@ -205,6 +205,34 @@ func TestConnections(t *testing.T) {
 			b.exchange(d, server, fin|ack, 0)
 			b.exchange(d, client, ack, 0)
 		}, 1},
+		{"a FIN that was lost on its way here, and an ACK behind it", func(b *tcpBench, d *dialogue) {
+			b.establish(d)
+			lost := d.say(client, fin|ack, 0)
+			b.exchange(d, server, ack, 10)
+			b.exchange(d, client, ack, 0)
+			b.send(lost)
+			b.exchange(d, server, fin|ack, 0)
+			b.expectInFlight(1)
+			b.exchange(d, client, ack, 0)
+		}, 0},
+		{"the server's FIN that was lost on its way here, and an ACK behind it", func(b *tcpBench, d *dialogue) {
+			b.establish(d)
+			lost := d.say(server, fin|ack, 0)
+			b.exchange(d, client, ack, 10)
+			b.exchange(d, server, ack, 0)
+			b.reply(lost)
+			b.exchange(d, client, fin|ack, 0)
+			b.expectInFlight(1)
+			b.exchange(d, server, ack, 0)
+		}, 0},
+		{"data, and a FIN in its place that nobody takes for one", func(b *tcpBench, d *dialogue) {
+			b.establish(d)
+			b.exchange(d, client, ack, 0)
+			b.exchange(d, client, ack, 1)
+			b.send(d.segment(client, fin|ack, d.next[client]-1, d.next[server], 0))
+			b.exchange(d, server, fin|ack, 0)
+			b.exchange(d, client, ack, 0)
+		}, 1},
 		{"half open for as long as a handshake takes", func(b *tcpBench, d *dialogue) {
 			b.open(d)
 			b.exchange(d, server, syn|ack, 0)
@@ -248,6 +276,16 @@ func TestConnections(t *testing.T) {
 				b.t.Errorf("action %d", int32(got))
 			}
 		}, 1},
+		{"established late by its FIN", func(b *tcpBench, d *dialogue) {
+			b.open(d)
+			answer := d.say(server, syn|ack, 0)
+			b.now += testHalfOpen
+			b.reply(answer)
+			b.exchange(d, client, fin|ack, 0)
+			b.expectInFlight(1)
+			b.exchange(d, server, fin|ack, 0)
+			b.exchange(d, client, ack, 0)
+		}, 0},
 		{"refused by the server", func(b *tcpBench, d *dialogue) {
 			b.open(d)
 			b.reply(d.segment(server, rst|ack, 0, d.next[client], 0))
@@ -403,6 +441,42 @@ func TestConnections(t *testing.T) {
 			b.expectInFlight(1)
 			b.exchange(d, client, ack, 0)
 		}, 0},
+		{"there before: the client has closed", func(b *tcpBench, d *dialogue) {
+			d.say(client, fin|ack, 0)
+			b.exchange(d, server, ack, 0)
+			b.exchange(d, server, fin|ack, 0)
+			b.exchange(d, client, ack, 0)
+			b.expectInFlight(1)
+			b.now += testUnsettled
+			b.exchange(d, client, ack, 0)
+		}, 0},
+		{"there before: the server has closed", func(b *tcpBench, d *dialogue) {
+			d.say(server, fin|ack, 0)
+			b.exchange(d, client, ack, 10)
+			b.exchange(d, server, ack, 0)
+			b.exchange(d, client, ack, 10)
+			b.exchange(d, server, ack, 0)
+			b.now += testIdle - 1
+			b.exchange(d, client, fin|ack, 0)
+			b.exchange(d, server, ack, 0)
+			b.expectInFlight(1)
+			b.now += testUnsettled
+			b.exchange(d, client, ack, 0)
+		}, 0},
+		{"there before: the server closes, and the client goes on", func(b *tcpBench, d *dialogue) {
+			b.exchange(d, server, ack, 0)
+			b.exchange(d, client, ack, 10)
+			b.exchange(d, server, fin|ack, 0)
+			b.now += testIdle - 1
+			b.exchange(d, client, ack, 10)
+		}, 1},
+		{"there before: the client closes, and the server goes on", func(b *tcpBench, d *dialogue) {
+			b.exchange(d, server, ack, 10)
+			b.exchange(d, client, fin|ack, 0)
+			b.exchange(d, server, ack, 0)
+			b.now += testIdle - 1
+			b.exchange(d, server, ack, 10)
+		}, 1},
 		{"there before: it is reset by the client", func(b *tcpBench, d *dialogue) {
 			b.exchange(d, server, ack, 10)
 			b.exchange(d, client, ack, 10)

@@ -29,7 +29,7 @@ static __always_inline int ahead(__u32 n, __u32 other)
  * the acknowledgement and at time stamps, too. */
 static __always_inline int ends(const struct flight *f, __u64 word, const struct packet *k)
 {
-	if (!k->intact || k->via != f->via || k->hops < f->hops)
+	if (!k->intact || k->via != f->via || k->hops < (f->hops & ~QUIETS))
 		return 0;
 	if (k->tcp_seq != f->ack[1] || ahead(f->next[0], f->ack[1]))
 		return 0;
@@ -125,8 +125,10 @@ __noinline int note(struct flight *f, const struct packet *k, __u64 hash, __u32 
 		set |= SYN_OF << side;
 		if (side)
 			note_answer(f, k, word);
-	} else if (inside) {
+	} else if (inside && (k->payload || flags & TCP_FIN)) { /* an ACK may be behind a FIN that was lost */
 		f->next[side] = end;
+		if (k->payload)
+			f->hops &= ~(QUIET_OF << side);
 	}
 	if (!side && (f->hops & UNCONFIRMED ? k->payload : flags & TCP_SYN))
 		note_way(f, k);
@@ -139,7 +141,7 @@ __noinline int note(struct flight *f, const struct packet *k, __u64 hash, __u32 
 		f->ack[side] = k->tcp_ack;
 		proven = side;
 		if (side && f->hops & HOPS && !(f->hops & SEVERAL_WAYS))
-			f->hops &= HOPS;
+			f->hops &= ~(UNCONFIRMED | ADOPTED);
 	}
 	if (flags & TCP_FIN && inside) {
 		f->fin[side] = end;

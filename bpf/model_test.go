@@ -21,7 +21,8 @@ type modelled struct {
 	deaf            bool // there before: nobody knows what comes to the server
 	heard           bool // data from the client
 	adopted         bool
-	odd             bool // the client has sent something out of order, before the server proved anything
+	quiet           [2]bool // there before: no data since
+	odd             bool    // the client has sent something out of order, before the server proved anything
 	closed, expired bool
 	seen            uint64
 	next, ack, end  [2]uint32
@@ -45,7 +46,8 @@ func (c *modelled) patience() uint64 {
 	switch {
 	case c.unsure():
 		return testHalfOpen
-	case c.doubt[0] || c.doubt[1] || c.closing() || c.fin[client] && !c.syn[server]:
+	case c.doubt[0] || c.doubt[1] || c.closing() ||
+		c.fin[client] && (!c.syn[server] || c.quiet[server]) || c.fin[server] && c.quiet[client]:
 		return testUnsettled
 	}
 	return testIdle
@@ -164,6 +166,7 @@ func (m *model) packet(id, side int, flags byte, seq, acked uint32, n int, keys 
 			}
 			c.syn, c.established, c.deaf, c.seen = [2]bool{true, m.replied}, true, true, now
 			c.next, c.ack = [2]uint32{end, acked}, [2]uint32{acked, seq}
+			c.fin[client], c.end[client] = flags&fin != 0, end
 			return passes
 		case flags&(syn|ack|rst) == ack && c.syn[server] && !c.adopted:
 			return unestablished
@@ -201,6 +204,7 @@ func (m *model) packet(id, side int, flags byte, seq, acked uint32, n int, keys 
 		c.syn, c.seen, c.deaf, c.adopted = [2]bool{true, true}, now, true, true
 		c.next = [2]uint32{acked, end}
 		c.ack = [2]uint32{end, acked}
+		c.quiet = [2]bool{true, n == 0}
 		return passes
 	case c == nil || c.closed:
 		return passes
@@ -254,8 +258,9 @@ func (m *model) note(c *modelled, side int, flags byte, seq, acked, end uint32, 
 			}
 		}
 		c.syn[side] = true
-	} else if inside {
+	} else if inside && (n > 0 || flags&fin != 0) {
 		c.next[side] = end
+		c.quiet[side] = c.quiet[side] && n == 0
 	}
 	c.heard = c.heard || side == client && n > 0
 	if side == client && flags&(syn|ack) == ack && both && !established && c.answers(acked) {

@@ -34,6 +34,7 @@ static __always_inline int open_again(const struct opening *o, const struct tupl
 		f->slot_place[i] = o->flight.slot_place[i];
 	}
 	f->next[0] = o->flight.next[0];
+	f->fin[0] = o->flight.fin[0];
 	if (lapsed(word) && word & ~is & SYN_OF << 1) {
 		/* The responder may still have what it answered to an earlier SYN. */
 		is |= SYN_OF << 1;

@@ -196,15 +196,25 @@ func TestSlotsOfOthersComeBack(t *testing.T) {
 	})
 }
 
-// TestSlotsOfBlockedSources blocks the source whose connections take all slots.
+// TestSlotsOfBlockedSources blocks the source whose connections take all slots, until these have
+// ended: what they said meanwhile, and say again, is seen in part.
 func TestSlotsOfBlockedSources(t *testing.T) {
 	b := newPaths(t)
 	b.apply([]shaper.Limit{pathCap("here")}, b.Attachment)
-	b.open(pathMost, pathMost, "10.1.0.2", 80)
+	open := b.open(pathMost, pathMost, "10.1.0.2", 80)
 	b.apply([]shaper.Limit{pathCap("here"), {
 		Name: "block", Match: shaper.Match{Attach: []string{"here"}, Source: []netip.Prefix{netip.MustParsePrefix("10.1.0.2/32")}}, Block: true,
 	}}, b.Attachment)
 	b.end(b.open(pathMost, pathMost, "10.1.0.3", 80)...)
+	for _, c := range open {
+		_ = c.Close()
+	}
+	b.apply([]shaper.Limit{pathCap("here")}, b.Attachment)
+	time.Sleep(time.Second)
+	within(t, 15*time.Second, func() bool {
+		_, err := b.Status()
+		return err == nil && b.policy.State(0).InFlight.Load() == 0
+	})
 }
 
 // TestNamesThatComeBack gives an attachment a name that another one had: it keeps its connections,
