@@ -24,19 +24,47 @@ func Join(a *Host, aLink string, b *Host, bLink string) error {
 	return errors.Join(a.Up(aLink), b.Up(bLink), AwaitUp(a.Links, aLink), AwaitUp(b.Links, bLink))
 }
 
-// AwaitUp waits until the end of a cable is up, both ends having been set so. The end that was
-// first has no queue, and drops what is sent, until a worker of the kernel gets to it.
+// AwaitUp waits until the end of a cable is up, both ends having been set so, and has its addresses
+// of IPv6 that are not probed for duplicates. Until workers of the kernel get to it the end that was
+// set up first drops what is sent, as it has no queue, and neighbours are not told where an address is.
 func AwaitUp(h *netlink.Handle, link string) error {
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-		switch l, err := h.LinkByName(link); {
-		case err != nil:
+		l, err := h.LinkByName(link)
+		if err != nil {
 			return fmt.Errorf("wait for %s: %w", link, err)
-		case l.Attrs().OperState == netlink.OperUp:
+		}
+		addressed, err := hasAddresses(h, l)
+		switch {
+		case err != nil:
+			return fmt.Errorf("wait for the addresses of %s: %w", link, err)
+		case l.Attrs().OperState == netlink.OperUp && addressed:
 			return nil
 		case time.Now().After(end):
-			return fmt.Errorf("wait for %s: it is %v", link, l.Attrs().OperState)
+			return fmt.Errorf("wait for %s: it is %v, with its addresses: %v", link, l.Attrs().OperState, addressed)
 		}
 	}
+}
+
+// hasAddresses reports whether the addresses of IPv6 that an interface was given are in use. The
+// kernel routes them to itself after it has joined the groups in which neighbours ask for them.
+func hasAddresses(h *netlink.Handle, l netlink.Link) (bool, error) {
+	addrs, err := h.AddrList(l, netlink.FAMILY_V6)
+	if err != nil {
+		return false, err
+	}
+	for _, a := range addrs {
+		if a.Flags&unix.IFA_F_NODAD == 0 {
+			continue
+		}
+		routes, err := h.RouteGet(a.IP)
+		if errors.Is(err, unix.ENETUNREACH) || err == nil && routes[0].Type != unix.RTN_LOCAL {
+			return false, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("route to %s: %w", a.IP, err)
+		}
+	}
+	return true, nil
 }
 
 // change applies fn to one of the host's interfaces.
@@ -61,7 +89,7 @@ func (h *Host) Segments(link string, n int) error {
 	return h.change(link, "segment at", func(l netlink.Link) error { return h.Links.LinkSetGSOMaxSegs(l, n) })
 }
 
-// Address gives addresses to an interface, usable at once.
+// Address gives addresses to an interface that is up, and waits until they are in use.
 func (h *Host) Address(link string, bits int, addrs ...netip.Addr) error {
 	return h.change(link, "address", func(l netlink.Link) error {
 		for _, a := range addrs {
@@ -73,7 +101,7 @@ func (h *Host) Address(link string, bits int, addrs ...netip.Addr) error {
 				return err
 			}
 		}
-		return nil
+		return AwaitUp(h.Links, link)
 	})
 }
 
