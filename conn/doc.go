@@ -47,35 +47,55 @@
 // at most for as long as one unit takes; and nobody waits for what he is not under.
 //
 // At a gate, that of the downstreams of a listener among them, units are connections and turns go to whom was
-// served longest ago: of two sources that wait and could go, none has 2 while the other has none.
+// served longest ago: of two sources that wait and could go, none has 2 while the other has none. Who is kept out by
+// what is reserved for another could not go.
 //
-// Who needs gates that cross, each of which may be shut whenever another is open, has them reserved; see reservation.
-// Let H be the longest time for which a gate stays shut when nobody is let in: that one connection is there, or that
-// lies between two of a pace. Where each source needs one set of gates, at most n sources the same gate, and
-// k sources several, at most G each, none waits for longer than
+// Who needs gates that cross, each of which may be shut whenever another is open, has them reserved; see reservation. A
+// source waits from when it comes, or was let in last, until it is let in again, is refused, or leaves. Its turn is in vain
+// when the gate where it waits would let it in, and another one that it needs is shut.
 //
-//	(4 (n + G k) / 3 + 16 k + 6) H,
+// Let each source need one set of gates. Of those that wait at one time, let at most n need the same gate, and k need
+// several, at most G each. Let H be the longest for which a gate stays shut when nobody is let in: for which one
+// connection or flow stays, or the interval between two that a pace lets in. Let D be the longest that a reservation
+// lasts. Then none waits for longer than
 //
-// as long as none of the k, whose turn is earlier, goes at a gate that is reserved for another: each may do so once for each
-// reservation, which then takes k H at most instead of H.
+//	(4 n / 3 + (G + 4) k) H + 13 k D.
 //
-// Proof. A reservation takes H at most, as nobody else is let in at its gates. It lapses only
-// when it began less than H after the first turn in vain. A gate that was reserved for d then rests for 3 d: what takes U while
-// it is not reserved takes 4 U / 3 + H.
+// D is k H at most: H, and H more for each source that is let in at the reserved gates meanwhile, as its turn is earlier. It
+// is twice that where downstreams are among the gates, as nothing is reserved of those; all of a listener's are one gate
+// here. After a reload all wait anew, in the order of their turns.
 //
-// Who needs one gate alone waits for those before him, H each: R = 4 n H / 3 + H. None whose turn is later
-// makes a claim meanwhile. So R after the turn of q, only those who need several precede q.
+// Proof. Let the rank of a source be its turn, or the end of its last reservation if that was later: claims are served by
+// rank. Whoever is let in, or has had a reservation, ranks behind all who wait then.
 //
-// Let p be the first, by claim, of q and those who precede it. Nobody precedes p, so it claims at its second turn in vain
-// at one gate: it has G + 1 turns until then, within 4 (G + 1) H / 3 + H. Whatever is reserved or rests of its gates is
-// free after 4 H more, one of them opens within another H, and p goes, or its reservation lapses, within the last H. Before
-// one of these turns may go who has waited for longer and whose reservation has lapsed, each once, for 4 H / 3. So each
-// of the k takes 4 G H / 3 + 10 H at most, and then it is behind q, until q goes, or its own reservation lapses.
+// Reservations. Of what is reserved, nothing goes to those whose turn is later. Those whose turn is earlier need several
+// gates too, or there had been no claim. Each is let in once, as its turn is later then. When none of them was for H, all
+// gates are open, and the source goes: D is k H at most. With downstreams, the other gates are open after H, and they are
+// after another H. A reservation lapses after d when it began d after the first turn in vain. So d is less than D, and
+// none lapses later than 2 D after that turn. Gates rest for 3 d after it, so the next one that lapses takes at
+// least 5 d: all of a source that lapse take 5 D / 4 at most.
 //
-// That happens within 2 H of its first turn in vain, which comes within 4 k H / 3 + 7 H / 3 of R. Then each of the
-// others has its claim served before q once, and may put off, by 5 H, one that waits to begin:
-// 4 G H / 3 + 44 H / 3 for each of the k. The sum is the bound.
+// Who needs one gate waits for those before it, H each. What takes U while a gate is not reserved takes 4 U / 3 + D
+// there, as it rests for 3 d after d. So it waits for R = 4 n H / 3 + D at most: none whose turn is later claims its gate
+// meanwhile.
 //
-// A source that needs several sets has its turns for all of them together, and waits the longer. Others
-// lose a quarter of one slot, or of a pace, at most.
+// Let q need several. R after its turn, nobody waits who needs one gate and whose turn is before that of q. Let p be
+// the first, by rank, of all that need several and wait, and its rank be before the turn of q. Then nobody keeps p from
+// a claim. It has a turn within H at each gate to which it comes, and claims at the second one at the same gate, its
+// (G + 1)th turn at the latest. Now it is next at all its gates. What is reserved there, or rests, is free within 4 D; within
+// H one of the gates opens, and its reservation begins. Within D it goes, or that lapses. It is behind q then, after
+// (G + 2) H + 5 D.
+//
+// Only a source whose turn is before that of p, and whose reservation has lapsed, delays the turns of p: by H when it is let
+// in, which happens once, and by what is reserved for it, 5 D / 4 + D. That is less than what was counted for it as
+// a p. If it was one, its reservation lapsed, and it took H + 2 D until then: both together are less as well.
+//
+// So (k - 1) ((G + 2) H + 5 D) after R, none but q has a rank before the turn of q. Within H of that, q has had a turn in
+// vain. Within 2 D more its last reservation that lapses has ended, and within G H more it claims. Let f be the
+// first, by rank, of all that claim. Its reservation begins within 4 D + H, unless one claims whose rank is before that of f.
+// Each of the k - 1 others does so once, and has one reservation, before it ranks behind q. So that of q begins
+// within (2 k - 1) (4 D + H), and q goes within D. The sum is less than the bound.
+//
+// A source that needs several sets has its turns for all of them together, and waits the longer. Others lose
+// a quarter of one slot, or of a pace, in the long run.
 package conn

@@ -17,7 +17,8 @@ import (
 //
 // A reservation is a turn spent waiting, and bounded like one:
 //
-//   - a queue claims one only when nobody waits at its gates whose turn is earlier;
+//   - a queue claims one only when nobody waits at its gates whose turn is earlier, but for those whose
+//     source has had something reserved since;
 //   - claims have one order, the same at all gates: by the turn of the queue, or the last reservation of
 //     its source if that was later. So no source has a second one before the others that claim one have
 //     had theirs, however many queues it has;
@@ -98,6 +99,9 @@ func (g *gates) reserve(gt *gate, now leaky.Time) {
 		return
 	}
 	q.unclaim()
+	for i := range q.stays {
+		q.stays[i].turn = q.turnAt(i)
+	}
 	q.reserved = now
 	q.lapse.Fire = func(now leaky.Time) { g.release(q, now); g.run(now) }
 	g.wheel.Schedule(&q.lapse, now+now.Sub(q.missed))
@@ -150,15 +154,34 @@ func (g *gates) renounce(q *queue, now leaky.Time) {
 // or of who has just come. A cap keeps one slot, a pace all.
 func (gt *gate) keeps(q *queue, paid bool) bool {
 	r := gt.reserved.queue
-	if r == nil || r == q || r.gates[r.pos] == gt || q != nil && q.turnAt(gt) < r.turnAt(gt) {
+	if r == nil || r == q || r.gates[r.pos] == gt || q != nil && gt.before(q, r) {
 		return false
 	}
 	return gt.rule.Connections > 0 && gt.inFlight+1 >= gt.rule.Connections ||
 		!paid && !r.paid && !gt.shape.Packets.Unlimited()
 }
 
-func (q *queue) turnAt(gt *gate) uint64 {
-	return max(q.turn, q.sources[slices.Index(q.gates, gt)].served)
+// first is whose turn it is at gt: of who waits there, or for whom it is reserved.
+func (gt *gate) first() *queue {
+	top := gt.turns[0].queues[0]
+	if r := gt.reserved.queue; r != nil && r.gates[r.pos] == gt && !gt.before(top, r) {
+		return r
+	}
+	return top
+}
+
+// before reports whether the turn of q at gt is before that of r.
+func (gt *gate) before(q, r *queue) bool {
+	return q.turnAt(slices.Index(q.gates, gt)) < r.turnAt(slices.Index(r.gates, gt))
+}
+
+// turnAt is the turn of q at its i-th gate: that of its source, but what is reserved for it is
+// not lost as its source is served meanwhile.
+func (q *queue) turnAt(i int) uint64 {
+	if q.reserved != 0 {
+		return q.stays[i].turn
+	}
+	return max(q.turn, q.sources[i].served)
 }
 
 // byClaim has the queue first that claims the next reservation. Of those of one source, it is

@@ -51,6 +51,7 @@ type stay struct {
 	missed bool          // it was its turn there in vain, since it was served last
 	claim  uint64        // of the queue, or an earlier one,
 	rank   int           // and where that is in gate.reserved.claims
+	turn   uint64        // of the queue there, when what it has reserved was
 }
 
 // source is one source at one gate. It has one turn, however many queues it has: several
@@ -315,7 +316,7 @@ func (g *gates) dispatch(list []*gate, now leaky.Time) {
 			if len(gt.turns) == 0 {
 				continue
 			}
-			first, why := gt.turns[0].queues[0], gt.full(now)
+			first, why := gt.first(), gt.full(now)
 			if gt.rule.Observe || why == shaper.ByNew && first.paid {
 				why = shaper.None
 			}
@@ -324,7 +325,7 @@ func (g *gates) dispatch(list []*gate, now leaky.Time) {
 				g.await(gt, now)
 			case why != shaper.None || gt.keeps(first, first.paid):
 				gt.due = 0 // what waits for a slot is not late
-			case next == nil || first.at().turn() < next.at().turn():
+			case next == nil || first.turnAt(first.pos) < next.turnAt(next.pos):
 				next = first
 			}
 		}
@@ -348,7 +349,7 @@ func (q *queue) shut(now leaky.Time) (int, shaper.Reason) {
 		return i, why
 	}
 	for i, src := range q.sources {
-		if turns := src.gate.turns; i != q.pos && src.gate.reserved.queue != q && len(turns) > 0 && turns[0].turn() < max(q.turn, src.served) {
+		if turns := src.gate.turns; i != q.pos && len(turns) > 0 && turns[0].turn() < q.turnAt(i) {
 			return i, shaper.ByConnections
 		}
 	}
