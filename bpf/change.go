@@ -204,6 +204,9 @@ func (c *Change) Commit() error {
 			p.drop(pt)
 		}
 	}
+	for _, pt := range p.failed {
+		delete(p.faults, pt.Attachment+" at "+pt.Interface)
+	}
 	p.failed = nil
 	p.programs.take(c.programs)
 	p.programs.keep(func(f purpose) bool {

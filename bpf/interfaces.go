@@ -150,9 +150,7 @@ func (p *Plane) check(all bool) {
 	for key, pt := range p.points {
 		w := wanted[key]
 		if w == nil {
-			p.log.Warn("interface is gone", "attachment", pt.Name, "interface", pt.ifname)
-			p.drop(pt)
-			p.uncounted = true
+			p.forget(pt)
 		} else if all {
 			p.mend(pt, w)
 		}
@@ -160,6 +158,10 @@ func (p *Plane) check(all bool) {
 	for key, w := range wanted {
 		if p.points[key] == nil && missing[key] != nil {
 			pt, err := p.attach(key, w.Attachment, missing[key])
+			if err != nil && isGone(key.ifindex) {
+				delete(wanted, key)
+				continue
+			}
 			p.fault(w.Name+" at "+w.name(), err)
 			if err == nil {
 				p.points[key] = pt
@@ -178,10 +180,27 @@ func (p *Plane) check(all bool) {
 	p.save()
 }
 
+// forget lets go of a point whose interface is gone.
+func (p *Plane) forget(pt *point) {
+	p.log.Warn("interface is gone", "attachment", pt.Name, "interface", pt.ifname)
+	p.drop(pt)
+	p.uncounted = true
+}
+
+// isGone reports whether there is no interface of a number any more.
+func isGone(ifindex int) bool {
+	_, err := netlink.LinkByIndex(ifindex)
+	return errors.As(err, new(netlink.LinkNotFoundError))
+}
+
 // mend finds what has changed at a point. One whose programs packets do not pass any more
-// is forgotten.
+// is taken away, to be attached anew.
 func (p *Plane) mend(pt *point, w *target) {
 	err := pt.check()
+	if err != nil && isGone(pt.ifindex) {
+		p.forget(pt)
+		return
+	}
 	if err == nil && !pt.fits(w.Attachment, p.policy) {
 		err = errDetached // Commit could not replace its programs
 	}
@@ -200,6 +219,7 @@ func (p *Plane) mend(pt *point, w *target) {
 
 // noteAbsent finds where attachments are not, though they are to be there.
 func (p *Plane) noteAbsent(wanted map[side]*target) {
+	was := p.failed
 	p.failed = nil
 	present := map[string]map[string]bool{}
 	for key, w := range wanted {
@@ -210,6 +230,11 @@ func (p *Plane) noteAbsent(wanted map[side]*target) {
 		if p.points[key] == nil {
 			err := cmp.Or(p.faults[w.Name+" at "+w.name()], "it is not attached")
 			p.failed = append(p.failed, PointStatus{Attachment: w.Name, Interface: w.name(), Ingress: w.Ingress, Mode: w.Mode, Err: err})
+		}
+	}
+	for _, pt := range was {
+		if !present[pt.Attachment][pt.Interface] {
+			delete(p.faults, pt.Attachment+" at "+pt.Interface)
 		}
 	}
 	for i := range p.attachments {

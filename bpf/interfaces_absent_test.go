@@ -70,4 +70,36 @@ func TestAbsentInterfaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	want(missing, there, PointStatus{Attachment: "tunnels", Waits: "abwg*"})
+	if n := len(p.faults); n != 1 { // of the one that has no interface
+		t.Errorf("%d faults are remembered: %v", n, p.faults)
+	}
+}
+
+// TestInterfaceGoesAmidCheck has an interface go just after all were listed: nobody has detached
+// anything.
+func TestInterfaceGoesAmidCheck(t *testing.T) {
+	w := newWire(t, "am")
+	p := openPlane(t)
+	p.apply(nil, Attachment{Name: "here", Interfaces: []string{w.from.Attrs().Name}, Mode: Police})
+	p.changing.Lock()
+	defer p.changing.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	wanted, err := wantedPoints(p.attachments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkDel(w.from); err != nil {
+		t.Fatal(err)
+	}
+	for key, pt := range p.points {
+		p.mend(pt, wanted[key])
+	}
+	text := p.logged.String()
+	if !strings.Contains(text, `"interface is gone" attachment=here interface=am0`) || strings.Contains(text, "ERROR") {
+		t.Errorf("it logs\n%s", text)
+	}
+	if len(p.points) != 0 || len(p.faults) != 0 {
+		t.Errorf("%d points, and faults %v", len(p.points), p.faults)
+	}
 }
