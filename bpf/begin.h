@@ -108,21 +108,28 @@ static __always_inline int insert(struct scratch *s)
 	struct opening *o = &s->opening;
 	const struct packet *k = &s->parser.packet;
 	__u64 depart = here.mode == MODE_SHAPE ? s->decision.depart : s->now, flags = SYN_OF;
-	__u32 end = sequence_after(k);
+	__u32 end = sequence_after(k), known = end; /* to the responder */
 	int result;
 
 	o->flight.via = k->via;
-	o->flight.hops = o->late ? UNCONFIRMED : k->hops;
-	o->flight.next[0] = o->flight.fin[0] = end;
-	o->flight.ack[1] = o->late ? k->tcp_seq : end;
-	o->flight.next[1] = o->flight.ack[0] = o->late ? k->tcp_ack : 0;
+	o->flight.hops = k->hops;
+	o->flight.next[1] = o->flight.ack[0] = 0;
 	if (o->late) {
+		known = o->flight.ack[1];
+		o->flight.hops = 0;
+		o->flight.next[1] = o->flight.ack[0] = k->tcp_ack;
 		flags |= ESTABLISHED | (has_replied(here.place) ? SYN_OF << 1 : 0);
-		flags |= k->tcp_flags & TCP_FIN ? FIN_OF : 0;
-	} else if (o->unreserved) {
-		put_off_slots(o);
-		flags |= CLOSED | EXPIRED;
+		if (k->tcp_flags & TCP_FIN && ahead(end, known) && end - known <= WINDOW)
+			flags |= FIN_OF;
+	} else {
+		o->flight.heard = 0;
+		if (o->unreserved) {
+			put_off_slots(o);
+			flags |= CLOSED | EXPIRED;
+		}
 	}
+	o->flight.ack[1] = known;
+	o->flight.next[0] = o->flight.fin[0] = ahead(end, known) ? end : known;
 	result = open_connection(o, flags, s->now / TICKS_PER_NANO, depart / TICKS_PER_NANO);
 	if (result == OPENED)
 		note_straight(&o->tuple);

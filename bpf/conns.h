@@ -135,21 +135,25 @@ struct flight {
 	/* Of the SYN, which came to the responder, as it answered; or of what came first of
 	 * one that was there before. */
 	__u32 via;
-	__u32 hops;	 /* and enum heard */
+	__u32 hops;	 /* 0 when no way is known */
+	__u32 heard;	 /* enum heard; both directions change it, each by itself */
 	__u32 interface; /* by which the initiator's last segment came or left, and enum interface_flag */
 };
 
-/* What is known of the way that the initiator's segments take, of a connection that was there
- * before. It is not known whether one comes to the responder until that acknowledges it. */
+/* What is known of the way that the initiator's segments take, and of a connection that was there
+ * before. It is not known whether a segment comes to the responder until that acknowledges it. */
 enum heard {
-	HOPS = 0xff,
-	UNCONFIRMED = 1 << 8,
-	SEVERAL_WAYS = 1 << 9, /* and not which of them leads there */
-	ADOPTED = 1 << 10,     /* nor what the responder answered to a SYN */
-	QUIET_OF = 1 << 11,    /* << side: it was there before, and has sent no data since */
+	UNCONFIRMED = 1 << 0,
+	SEVERAL_WAYS = 1 << 1, /* and not which of them leads there */
+	ADOPTED = 1 << 2,      /* nor what the responder answered to a SYN */
+	QUIET_OF = 1 << 3,     /* << side: it was there before, and has sent no data since */
+	MISSED_OF = 1 << 5,    /* << side: and something that was not seen, which may be a FIN */
 };
 
+#define WAYS (UNCONFIRMED | SEVERAL_WAYS | ADOPTED)
 #define QUIETS (QUIET_OF | QUIET_OF << 1)
+#define ENDS_OF (QUIET_OF | MISSED_OF)
+#define ENDS (ENDS_OF | ENDS_OF << 1)
 
 /* Of an interface, which direction its attachment has. */
 enum interface_flag {
@@ -270,13 +274,18 @@ static __always_inline int closing(const struct flight *f, __u64 word)
 	return (word & FINS) == FINS && f->ack[1] == f->fin[0];
 }
 
-/* Whether a connection that one side closes may be closed by the other, too: nothing is known
- * of the responder, or the other side may have sent its FIN before the connection was taken in. */
+/* Whether both sides may have closed: nothing is known of the responder, or a FIN may have passed
+ * before the connection was taken in. That it has is likely when the other side closes, or something
+ * was not seen. */
 static __always_inline int may_be_closing(const struct flight *f, __u64 word)
 {
-	if (word & FIN_OF && (!(word & SYN_OF << 1) || f->hops & QUIET_OF << 1))
+	__u32 heard = *(const volatile __u32 *)&f->heard;
+
+	if (word & FIN_OF && !(word & SYN_OF << 1))
 		return 1;
-	return word & FIN_OF << 1 && f->hops & QUIET_OF;
+	if (!(heard & ENDS) || !(word & FINS || heard & (MISSED_OF | MISSED_OF << 1)))
+		return 0;
+	return (word & FIN_OF || heard & ENDS_OF) && (word & FIN_OF << 1 || heard & ENDS_OF << 1);
 }
 
 /* Whether a connection may still open, or not have ended before it opened. */
@@ -328,7 +337,7 @@ __noinline int give_back(const struct flight *f, __u32 held)
 /* Takes note of a connection that was not established, though it could have been. */
 __noinline int suspect(const struct flight *f, __u64 now)
 {
-	if (!f || f->hops & UNCONFIRMED)
+	if (!f || f->heard & UNCONFIRMED)
 		return 0;
 	for (int i = 0; i < MAX_HELD; i++) {
 		__u32 number = f->slot[i] % MAX_STATES;
@@ -406,6 +415,14 @@ static __always_inline int begins(const struct packet *k)
 static __always_inline __u32 sequence_after(const struct packet *k)
 {
 	return k->tcp_seq + k->payload + !!(k->tcp_flags & TCP_SYN) + !!(k->tcp_flags & TCP_FIN);
+}
+
+#define WINDOW (1U << 30) /* the largest (RFC 7323, section 2.3) */
+
+/* Whether a sequence number is ahead of another. */
+static __always_inline int ahead(__u32 n, __u32 other)
+{
+	return (__s32)(n - other) > 0;
 }
 
 /* A connection that is to begin, or is taken in. */

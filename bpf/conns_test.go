@@ -225,6 +225,17 @@ func TestConnections(t *testing.T) {
 			b.expectInFlight(1)
 			b.exchange(d, server, ack, 0)
 		}, 0},
+		{"a FIN that nobody got, and data in its place in fragments", func(b *tcpBench, d *dialogue) {
+			b.establish(d)
+			b.send(d.segment(client, fin|ack, d.next[client]+50, d.next[server], 0))
+			first := d.segment(client, ack, d.next[client], d.next[server], 4)
+			first[14+6] = 0x20 // there are more
+			d.next[client] += 51
+			b.send(first)
+			b.exchange(d, server, ack, 0)
+			b.exchange(d, server, fin|ack, 0)
+			b.exchange(d, client, ack, 0)
+		}, 1},
 		{"data, and a FIN in its place that nobody takes for one", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			b.exchange(d, client, ack, 0)
@@ -404,6 +415,21 @@ func TestConnections(t *testing.T) {
 			again.next[client] += 1 << 20
 			b.establish(again)
 		}, 1},
+		{"ports used again after the server's FIN, and the new connection is half closed", func(b *tcpBench, d *dialogue) {
+			b.establish(d)
+			b.exchange(d, server, fin|ack, 0)
+			b.exchange(d, client, ack, 0)
+			again := dial(a)
+			again.next[client] += 1 << 20
+			again.next[server] += 1 << 20
+			b.open(again)
+			b.exchange(again, server, syn|ack, 0)
+			b.exchange(again, client, ack, 0)
+			b.exchange(again, client, fin|ack, 0)
+			b.exchange(again, server, ack, 0)
+			b.now += testUnsettled
+			b.exchange(again, client, ack, 0)
+		}, 1},
 		{"ports used again after silence", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			b.now += testIdle
@@ -463,6 +489,70 @@ func TestConnections(t *testing.T) {
 			b.now += testUnsettled
 			b.exchange(d, client, ack, 0)
 		}, 0},
+		{"there before: the server has closed, and then no segment for as long as a handshake takes", func(b *tcpBench, d *dialogue) {
+			d.say(server, fin|ack, 0)
+			b.exchange(d, client, ack, 10)
+			b.exchange(d, server, ack, 0)
+			b.now += testHalfOpen
+			b.exchange(d, client, fin|ack, 0)
+			b.exchange(d, server, ack, 0)
+			b.expectInFlight(1)
+			b.now += testUnsettled
+			b.exchange(d, client, ack, 0)
+		}, 0},
+		{"there before: the server sends data again, and has closed behind it", func(b *tcpBench, d *dialogue) {
+			data := d.say(server, ack, 100)
+			d.say(server, fin|ack, 0) // the client has got both
+			b.reply(data)             // its ACK was lost
+			b.exchange(d, client, fin|ack, 0)
+			b.exchange(d, server, ack, 0)
+			b.expectInFlight(1)
+			b.now += testUnsettled
+			b.exchange(d, client, ack, 0)
+		}, 0},
+		{"there before: both have closed, and the server acknowledges in two steps", func(b *tcpBench, d *dialogue) {
+			d.say(server, fin|ack, 0)
+			last := d.say(client, fin|ack, 0)
+			b.reply(d.segment(server, ack, d.next[server], d.next[client]-1, 0))
+			b.send(last)
+			b.exchange(d, server, ack, 0)
+			b.expectInFlight(1)
+			b.now += testUnsettled
+			b.exchange(d, client, ack, 0)
+		}, 0},
+		{"there before: both have closed, and the ports are used again", func(b *tcpBench, d *dialogue) {
+			d.say(server, fin|ack, 0)
+			b.exchange(d, client, ack, 10)
+			b.exchange(d, server, ack, 0)
+			b.exchange(d, client, fin|ack, 0)
+			b.exchange(d, server, ack, 0)
+			again := dial(a)
+			again.next[client] -= 1 << 20
+			again.next[server] += 1 << 20
+			b.open(again)
+			b.exchange(again, server, syn|ack, 0)
+			b.exchange(again, client, ack, 0)
+			b.exchange(again, client, ack, 10)
+			b.exchange(again, server, ack, 0)
+			b.now += testIdle - 1
+			b.exchange(again, client, ack, 0)
+		}, 1},
+		{"there before: an old FIN takes a slot, and the server closes alone", func(b *tcpBench, d *dialogue) {
+			b.exchange(d, server, ack, 0)
+			b.now += testHalfOpen
+			b.send(d.segment(client, fin|ack, d.next[client]-1, d.next[server], 0))
+			b.exchange(d, server, ack, 0)
+			b.exchange(d, server, fin|ack, 0)
+			b.exchange(d, client, ack, 0)
+		}, 1},
+		{"there before: taken in by a keepalive, and it goes on without data", func(b *tcpBench, d *dialogue) {
+			b.reply(d.segment(server, ack, d.next[server]-1, d.next[client], 0))
+			b.exchange(d, client, ack, 0)
+			b.exchange(d, server, ack, 0)
+			b.exchange(d, client, ack, 0)
+			b.now += testHalfOpen
+			b.exchange(d, client, 0, 0)
+		}, 1},
 		{"there before: the server closes, and the client goes on", func(b *tcpBench, d *dialogue) {
 			b.exchange(d, server, ack, 0)
 			b.exchange(d, client, ack, 10)

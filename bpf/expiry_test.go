@@ -180,7 +180,7 @@ func trafficKeepsConnection(t *testing.T) bool {
 func TestFlood(t *testing.T) {
 	const most, n = 60_000, 100_000
 	b := newTCPVariant(t, Police, map[string]any{
-		kernelVarUnsettled: uint64(time.Second), kernelVarHalfOpen: uint64(time.Second), kernelVarLate: uint64(time.Second), kernelVarTurnInterval: uint64(time.Second),
+		kernelVarUnsettled: uint64(time.Second), kernelVarHalfOpen: uint64(4 * time.Second), kernelVarLate: uint64(time.Second), kernelVarTurnInterval: uint64(time.Second),
 		kernelVarSweepInterval: uint64(2 * time.Millisecond), kernelVarTestSources: uint32(1<<32 - 1),
 	}, testIdle, silently(capped(1)), silently(shaper.Limit{Name: "all", Connections: most}))
 	stop := b.watch()

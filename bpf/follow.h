@@ -15,21 +15,13 @@ enum known {
 	LOST,  /* established, and not counted */
 };
 
-#define WINDOW (1U << 30) /* the largest (RFC 7323, section 2.3) */
-
-/* Whether a sequence number is ahead of another. */
-static __always_inline int ahead(__u32 n, __u32 other)
-{
-	return (__s32)(n - other) > 0;
-}
-
 /* Whether the responder gets an RST of the initiator and believes it: it goes where the SYN
  * went, and is just what the responder expects (RFC 5961, section 3.2), which is what that
  * acknowledged last, with nothing sent behind it. One that has no connection yet looks at
  * the acknowledgement and at time stamps, too. */
 static __always_inline int ends(const struct flight *f, __u64 word, const struct packet *k)
 {
-	if (!k->intact || k->via != f->via || k->hops < (f->hops & ~QUIETS))
+	if (!k->intact || f->heard & WAYS || k->via != f->via || k->hops < f->hops)
 		return 0;
 	if (k->tcp_seq != f->ack[1] || ahead(f->next[0], f->ack[1]))
 		return 0;
@@ -52,9 +44,36 @@ static __always_inline int outlived(__u64 word, __u32 side)
 	return !(word & PROVEN) && (!side || word & SYN_OF << 1);
 }
 
+/* Sets and clears what was heard. */
+static __always_inline void hear(struct flight *f, __u32 set, __u32 clear)
+{
+	if (~f->heard & set)
+		__sync_fetch_and_or(&f->heard, set);
+	if (f->heard & clear)
+		__sync_fetch_and_and(&f->heard, ~clear);
+}
+
+/* Takes note of what a segment of side, which is fresh or was sent before, tells of a connection that
+ * was there before: what passed then. */
+__noinline int note_before(struct flight *f, const struct packet *k, __u32 side, __u32 fresh)
+{
+	__u32 other = ~side & 1;
+
+	if (!f || !k)
+		return 0;
+	side &= 1;
+	if (fresh && k->payload)
+		hear(f, 0, ENDS_OF << side);
+	if (!fresh && k->tcp_flags & TCP_FIN && f->heard & QUIET_OF << side)
+		hear(f, MISSED_OF << side, 0);
+	if (k->tcp_flags & TCP_ACK && f->heard & QUIETS && ahead(k->tcp_ack, f->next[other]))
+		hear(f, MISSED_OF << other, 0);
+	return 0;
+}
+
 /* Takes note of a SYN of the responder. When it answers another SYN than the one that was
- * seen last, another connection begins. */
-static __always_inline void note_answer(struct flight *f, const struct packet *k, __u64 word)
+ * seen last, another connection begins. Returns whether one does. */
+static __always_inline int note_answer(struct flight *f, const struct packet *k, __u64 word)
 {
 	int other = k->tcp_flags & TCP_ACK && k->tcp_ack != f->ack[1];
 
@@ -65,6 +84,9 @@ static __always_inline void note_answer(struct flight *f, const struct packet *k
 		f->next[1] = f->ack[0] = sequence_after(k);
 	else if (!(word & ESTABLISHED))
 		f->next[1] = sequence_after(k);
+	if (other)
+		hear(f, 0, ENDS);
+	return other;
 }
 
 /* Whether a segment of the initiator acknowledges what the responder answered to its SYN. */
@@ -77,10 +99,10 @@ static __always_inline int answers(const struct flight *f, const struct packet *
  * or of data, as long as no way is known to lead to the responder. */
 static __always_inline void note_way(struct flight *f, const struct packet *k)
 {
-	if (f->hops & HOPS && f->via != k->via)
-		f->hops |= SEVERAL_WAYS;
-	if (k->hops > (f->hops & HOPS))
-		f->hops = (f->hops & ~HOPS) | k->hops;
+	if (f->hops && f->via != k->via)
+		hear(f, SEVERAL_WAYS, 0);
+	if (k->hops > f->hops)
+		f->hops = k->hops;
 	f->via = k->via;
 }
 
@@ -96,7 +118,7 @@ __noinline int note(struct flight *f, const struct packet *k, __u64 hash, __u32 
 	flags = k->tcp_flags;
 	word = load_word(&f->word);
 	/* Who forges a SYN can repeat it as well: that must not keep slots. */
-	if (now > load_word(&f->seen) && (word & ESTABLISHED || (!side && f->hops & UNCONFIRMED)))
+	if (now > load_word(&f->seen) && (word & ESTABLISHED || (!side && f->heard & UNCONFIRMED)))
 		*(volatile __u64 *)&f->seen = now;
 	if (flags & TCP_RST) {
 		if (side && outlived(word, 1) && word & ASKEW) {
@@ -118,19 +140,19 @@ __noinline int note(struct flight *f, const struct packet *k, __u64 hash, __u32 
 	if (!side && !(word & PROVEN) && !(flags & TCP_SYN) && k->tcp_seq != f->ack[1])
 		set |= ASKEW;
 	inside = end - f->ack[side ^ 1] <= WINDOW && ahead(end, f->next[side]);
-	/* Data where a FIN was: the other side has got no FIN. */
-	if (word & FIN_OF << side && k->payload && !(flags & TCP_FIN) && !ahead(f->fin[side], end))
+	/* Data where a FIN was, or may be: the other side has got no FIN. */
+	if (word & FIN_OF << side && k->payload && !(flags & TCP_FIN) && (k->fragment || !ahead(f->fin[side], end)))
 		clear |= FIN_OF << side;
 	if (flags & TCP_SYN) {
 		set |= SYN_OF << side;
-		if (side)
-			note_answer(f, k, word);
-	} else if (inside && (k->payload || flags & TCP_FIN)) { /* an ACK may be behind a FIN that was lost */
-		f->next[side] = end;
-		if (k->payload)
-			f->hops &= ~(QUIET_OF << side);
+		if (side && note_answer(f, k, word))
+			clear |= word & FINS;
+	} else if (inside && (k->payload || flags & TCP_FIN || (side && !(word & ESTABLISHED)))) {
+		f->next[side] = end; /* an ACK may be behind a FIN that was lost */
 	}
-	if (!side && (f->hops & UNCONFIRMED ? k->payload : flags & TCP_SYN))
+	if (f->heard & ENDS)
+		note_before(f, k, side, inside);
+	if (!side && (f->heard & UNCONFIRMED ? k->payload : flags & TCP_SYN))
 		note_way(f, k);
 	/* Only who has seen the responder's number knows it. */
 	if (!side && !(flags & TCP_SYN) && (word & (SYNS | ESTABLISHED)) == SYNS && answers(f, k)) {
@@ -140,8 +162,8 @@ __noinline int note(struct flight *f, const struct packet *k, __u64 hash, __u32 
 		   (side || (word & ESTABLISHED && !ahead(k->tcp_ack, f->next[1])))) {
 		f->ack[side] = k->tcp_ack;
 		proven = side;
-		if (side && f->hops & HOPS && !(f->hops & SEVERAL_WAYS))
-			f->hops &= ~(UNCONFIRMED | ADOPTED);
+		if (side && f->hops && !(f->heard & SEVERAL_WAYS))
+			hear(f, 0, UNCONFIRMED | ADOPTED);
 	}
 	if (flags & TCP_FIN && inside) {
 		f->fin[side] = end;
@@ -181,13 +203,16 @@ static __always_inline int note_lapsed(struct flight *f, const struct packet *k,
 		return flags == TCP_ACK && (k->payload || ahead(k->tcp_ack, f->ack[1])) ? LOST : GONE;
 	if (flags != TCP_ACK)
 		return UNKNOWN;
+	o->flight.heard = UNCONFIRMED | (f->heard & ENDS);
 	if (!(word & SYN_OF << 1)) {
 		o->late = !has_replied(here.place);
+		o->flight.ack[1] = k->tcp_seq;
 		return UNKNOWN;
 	}
-	o->late = answers(f, k) && (k->tcp_seq == f->ack[1] || f->hops & ADOPTED);
+	o->late = answers(f, k) && (k->tcp_seq == f->ack[1] || f->heard & ADOPTED);
+	o->flight.ack[1] = f->ack[1];
 	/* The responder may have given answers that are not remembered. */
-	return o->late || f->hops & ADOPTED ? UNKNOWN : STRAY;
+	return o->late || f->heard & ADOPTED ? UNKNOWN : STRAY;
 }
 
 /* Whether a SYN of a connection without slots is a retransmission. */
@@ -227,8 +252,11 @@ __noinline int follow(const struct packet *k, struct opening *o, __u32 side, __u
 		return note_lapsed(f, k, o, word, side, now);
 	if (lapsed(word) && !(word & ESTABLISHED))
 		suspect(f, now);
-	if (word & CLOSED && !(lapsed(word) && sent_again(f, k, now)))
-		return side && word & EXPIRED && word & ESTABLISHED ? LOST : again || word & EXPIRED ? UNKNOWN : GONE;
+	if (word & CLOSED && !(lapsed(word) && sent_again(f, k, now))) {
+		if (side && word & EXPIRED && word & ESTABLISHED)
+			return LOST;
+		return again || word & EXPIRED ? UNKNOWN : GONE;
+	}
 	seen = load_word(&f->seen);
 	if (again && seen > now)
 		o->earliest = seen;

@@ -31,7 +31,7 @@ type kernel struct {
 }
 
 // abi is the version of the layout of the maps. Maps of another version are not used.
-const abi = 6
+const abi = 7
 
 // folder returns where maps for so many keys are pinned. Maps of another size are
 // other maps.

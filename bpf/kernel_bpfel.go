@@ -75,8 +75,8 @@ type kernelFlight struct {
 	Fin       [2]uint32
 	Via       uint32
 	Hops      uint32
+	Heard     uint32
 	Interface uint32
-	_         [4]byte
 }
 
 type kernelForgottenLine struct {
@@ -262,8 +262,9 @@ type kernelScratch struct {
 			Hops        uint8
 			Plain       uint8
 			Intact      uint8
+			Fragment    uint8
 			Hidden      uint8
-			_           [3]byte
+			_           [2]byte
 		}
 		Carried struct {
 			_        structs.HostLayout

@@ -22,6 +22,7 @@ type modelled struct {
 	heard           bool // data from the client
 	adopted         bool
 	quiet           [2]bool // there before: no data since
+	missed          [2]bool // and something before, that may be a FIN
 	odd             bool    // the client has sent something out of order, before the server proved anything
 	closed, expired bool
 	seen            uint64
@@ -46,8 +47,15 @@ func (c *modelled) patience() uint64 {
 	switch {
 	case c.unsure():
 		return testHalfOpen
-	case c.doubt[0] || c.doubt[1] || c.closing() ||
-		c.fin[client] && (!c.syn[server] || c.quiet[server]) || c.fin[server] && c.quiet[client]:
+	case c.doubt[0] || c.doubt[1] || c.closing() || c.fin[client] && !c.syn[server]:
+		return testUnsettled
+	}
+	hint, both := false, true
+	for side := range 2 {
+		hint = hint || c.missed[side] || c.fin[side] && (c.quiet[0] || c.quiet[1])
+		both = both && (c.fin[side] || c.quiet[side] || c.missed[side])
+	}
+	if hint && both {
 		return testUnsettled
 	}
 	return testIdle
@@ -165,8 +173,16 @@ func (m *model) packet(id, side int, flags byte, seq, acked uint32, n int, keys 
 				return unestablished
 			}
 			c.syn, c.established, c.deaf, c.seen = [2]bool{true, m.replied}, true, true, now
-			c.next, c.ack = [2]uint32{end, acked}, [2]uint32{acked, seq}
-			c.fin[client], c.end[client] = flags&fin != 0, end
+			proven := seq
+			if was.syn[server] {
+				proven = was.ack[server]
+			}
+			c.quiet, c.missed = was.quiet, was.missed
+			c.next, c.ack = [2]uint32{end, acked}, [2]uint32{acked, proven}
+			if !ahead(end, proven) {
+				c.next[client] = proven
+			}
+			c.fin[client], c.end[client] = flags&fin != 0 && end-proven-1 < 1<<30, end
 			return passes
 		case flags&(syn|ack|rst) == ack && c.syn[server] && !c.adopted:
 			return unestablished
@@ -204,7 +220,7 @@ func (m *model) packet(id, side int, flags byte, seq, acked uint32, n int, keys 
 		c.syn, c.seen, c.deaf, c.adopted = [2]bool{true, true}, now, true, true
 		c.next = [2]uint32{acked, end}
 		c.ack = [2]uint32{end, acked}
-		c.quiet = [2]bool{true, n == 0}
+		c.quiet = [2]bool{true, true}
 		return passes
 	case c == nil || c.closed:
 		return passes
@@ -250,6 +266,7 @@ func (m *model) note(c *modelled, side int, flags byte, seq, acked, end uint32, 
 			another := flags&ack != 0 && acked != c.ack[server]
 			if another {
 				c.next[client], c.ack[server] = acked, acked
+				c.quiet, c.missed, c.fin = [2]bool{}, [2]bool{}, [2]bool{}
 			}
 			if another || !c.syn[server] {
 				c.next[server], c.ack[client] = end, end
@@ -258,9 +275,17 @@ func (m *model) note(c *modelled, side int, flags byte, seq, acked, end uint32, 
 			}
 		}
 		c.syn[side] = true
-	} else if inside && (n > 0 || flags&fin != 0) {
+	} else if inside && (n > 0 || flags&fin != 0 || side == server && !c.established) {
 		c.next[side] = end
-		c.quiet[side] = c.quiet[side] && n == 0
+	}
+	switch {
+	case inside && n > 0:
+		c.quiet[side], c.missed[side] = false, false
+	case !inside && flags&fin != 0 && c.quiet[side]:
+		c.missed[side] = true
+	}
+	if flags&ack != 0 && (c.quiet[0] || c.quiet[1]) && ahead(acked, c.next[other]) {
+		c.missed[other] = true
 	}
 	c.heard = c.heard || side == client && n > 0
 	if side == client && flags&(syn|ack) == ack && both && !established && c.answers(acked) {

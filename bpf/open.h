@@ -26,6 +26,7 @@ static __always_inline int open_again(const struct opening *o, const struct tupl
 	f->seen = o->flight.seen;
 	f->via = o->flight.via;
 	f->hops = o->flight.hops;
+	f->heard = o->flight.heard;
 	f->interface = o->flight.interface;
 	f->idle = o->flight.idle;
 #pragma unroll

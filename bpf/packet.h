@@ -57,7 +57,8 @@ struct packet {
 	__u8 hops;    /* it may go on for */
 	__u8 plain;   /* the header of TCP has no options */
 	__u8 intact;  /* an RST that nobody drops for what is in its headers */
-	__u8 hidden;  /* it may carry a SYN, or some of one, that cannot be seen */
+	__u8 fragment;
+	__u8 hidden; /* it may carry a SYN, or some of one, that cannot be seen */
 };
 
 /* What cannot be told of a packet: it is under the limits of all protocols, or ports. */

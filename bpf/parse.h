@@ -207,7 +207,8 @@ static __always_inline int parse(struct parser *p, int ethernet)
 	k->bytes = p->carried.end - p->carried.at;
 	if (!p->carried.fragment || p->carried.first)
 		parse_transport(p);
-	k->payload = k->bytes + p->carried.fragment; /* of a fragmented one it is more than is here */
+	k->fragment = p->carried.fragment;
+	k->payload = k->bytes + k->fragment; /* of a fragmented one it is more than is here */
 	if (p->carried.fragment)
 		fragment(p);
 	/* As in the proxy, an empty packet counts as one byte. */

@@ -124,7 +124,8 @@ __noinline int adopt(const struct policy *p, struct scratch *s)
 	take_slots(p, s, set);
 	end = sequence_after(k);
 	o->flight.via = 0;
-	o->flight.hops = UNCONFIRMED | ADOPTED | (k->payload ? QUIET_OF : QUIETS);
+	o->flight.hops = 0;
+	o->flight.heard = UNCONFIRMED | ADOPTED | QUIETS; /* what adopts it may be sent again */
 	o->flight.next[1] = o->flight.ack[0] = end;
 	o->flight.next[0] = o->flight.ack[1] = k->tcp_ack;
 	if (open_connection(o, SYNS, now, now) != OPENED)

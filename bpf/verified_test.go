@@ -15,7 +15,7 @@ import (
 // TestVerified keeps the programs well below the million instructions that a verifier
 // looks at before it gives up, and those for few limits quick to load.
 func TestVerified(t *testing.T) {
-	for limits, most := range map[uint32]uint32{fewLimits: 150_000, shaper.MaxLimits: 500_000} {
+	for limits, most := range map[uint32]uint32{fewLimits: 160_000, shaper.MaxLimits: 500_000} {
 		b := newBench(t, kernelAttachment{Ethernet: 1, Keep: 1, Limits: limits})
 		for name, program := range map[string]*ebpf.Program{
 			"shaperd_tc": b.ShaperdTc, "shaperd_xdp": b.ShaperdXdp, "shaperd_replies": b.ShaperdReplies,
