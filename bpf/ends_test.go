@@ -225,7 +225,7 @@ func TestEnds(t *testing.T) {
 		loss    float64
 		pauses  time.Duration
 		stuck   int // in 100 at most of those that are known
-		lost    int // likewise
+		lost    int // in 100 of them that may lose their slots too soon
 	}{
 		{"from their beginning", false, false, 0.1, 30 * time.Second, 0, 0},
 		{"there before", true, false, 0, 5 * time.Second, 1, 0},

@@ -194,7 +194,7 @@ func isGone(ifindex int) bool {
 }
 
 // mend finds what has changed at a point. One whose programs packets do not pass any more
-// is taken away, to be attached anew.
+// is taken away, to be attached again.
 func (p *Plane) mend(pt *point, w *target) {
 	err := pt.check()
 	if err != nil && isGone(pt.ifindex) {

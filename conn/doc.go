@@ -63,7 +63,7 @@
 //
 // D is k H at most: H, and H more for each source that is let in at the reserved gates meanwhile, as its turn is earlier. It
 // is twice that where downstreams are among the gates, as nothing is reserved of those; all of a listener's are one gate
-// here. After a reload all wait anew, in the order of their turns.
+// here. After a reload all wait again, in the order of their turns.
 //
 // Proof. Let the rank of a source be its turn, or the end of its last reservation if that was later: claims are served by
 // rank. Whoever is let in, or has had a reservation, ranks behind all who wait then.
