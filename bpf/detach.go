@@ -146,7 +146,7 @@ func occupy(pins string) (f *os.File, err error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("[daemon] pins: %w", err)
+		return nil, fmt.Errorf("[daemon] pin_path: %w", err)
 	}
 	return f, nil
 }

@@ -44,7 +44,7 @@ func folder(pins string, keys int) string {
 func openKernel(pins string, keys int) (*kernel, error) {
 	dir := folder(pins, keys)
 	if err := makeFolder(dir); err != nil {
-		return nil, fmt.Errorf("[daemon] pins: %w", err)
+		return nil, fmt.Errorf("[daemon] pin_path: %w", err)
 	}
 	spec, err := loadKernel()
 	if err != nil {

@@ -96,7 +96,7 @@ func Open(s *shaper.Shaper, clock *leaky.Clock, pins string, keys int, log *slog
 	if err := os.MkdirAll(filepath.Join(p.dir, "links"), 0o700); err != nil {
 		p.sampler.close()
 		k.close()
-		return nil, fmt.Errorf("[daemon] pins: %w", err)
+		return nil, fmt.Errorf("[daemon] pin_path: %w", err)
 	}
 	p.counted.start(k)
 	p.takeOver(p.dir, k.Points)

@@ -20,7 +20,7 @@ func (p *Plane) checkRoom() {
 	p.fault("table of buckets", err)
 	if err == nil {
 		p.press("room for buckets", counts.EvictedIndebted+counts.Lost,
-			`too many keys owe something: new ones inherit what those owe that they replace; raise "buckets" under [daemon]`)
+			`too many keys owe something: new ones inherit what those owe that they replace; raise "max_buckets" under [daemon]`)
 	}
 	var refused uint64
 	for _, s := range p.counted {

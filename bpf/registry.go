@@ -124,7 +124,7 @@ func openRegistryHere(folder string) (*registry, error) {
 		pins, number := filepath.Dir(folder), r.Network.Number
 		return nil, fmt.Errorf("%s is of interfaces in another network namespace, number %d, which may be there still: \"lsns %d\" lists its processes, "+
 			"and \"nsenter --net --target PID shaperd detach --pins %s\" takes away what is attached there; if it shows no process, run \"rm -r %s\"; "+
-			"or have [daemon] pins name another folder", folder, number, number, pins, pins)
+			"or have [daemon] pin_path name another folder", folder, number, number, pins, pins)
 	}
 	_ = os.RemoveAll(filepath.Join(folder, "links"))
 	_ = os.Mkdir(filepath.Join(folder, "links"), 0o700)

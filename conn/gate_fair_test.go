@@ -63,10 +63,10 @@ func TestHogHoldsNoSlotItCannotUse(t *testing.T) {
 		r.sleep(10 * time.Second)
 		slots := r.shaper.Policy().State(r.shaper.Policy().Find("slots"))
 		if n := slots.InFlight.Load(); n != 30 {
-			t.Errorf("max_wait %v: %d slots are taken, want the 30 of which the hog has connections", maxWait, n)
+			t.Errorf("queue_timeout %v: %d slots are taken, want the 30 of which the hog has connections", maxWait, n)
 		}
 		if worst, refused := r.calls("10.0.0.2", 50); worst > 0 || refused > 0 {
-			t.Errorf("max_wait %v: a polite host waited for up to %v, and was refused %d times", maxWait, worst, refused)
+			t.Errorf("queue_timeout %v: a polite host waited for up to %v, and was refused %d times", maxWait, worst, refused)
 		}
 	}
 }

@@ -193,7 +193,7 @@ func TestGatesAgainstAModel(t *testing.T) {
 				var limits []shaper.Limit
 				for i, key := range rapid.Permutation(keys).Draw(rt, "keys")[:rapid.IntRange(1, 3).Draw(rt, "limits")] {
 					l := shaper.Limit{
-						Name: fmt.Sprint("limit", i), Key: key, MaxWait: modelWait, MaxWaiting: rapid.IntRange(3, 40).Draw(rt, "max_waiting"),
+						Name: fmt.Sprint("limit", i), Key: key, MaxWait: modelWait, MaxWaiting: rapid.IntRange(3, 40).Draw(rt, "max_queue"),
 						Connections: rapid.IntRange(0, 4).Draw(rt, "cap"),
 					}
 					rule := gateRule{}

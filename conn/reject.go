@@ -48,7 +48,7 @@ func newRejecter() (*rejecter, error) {
 	}
 	if err != nil {
 		r.close()
-		return nil, fmt.Errorf("excess = \"reject\": CAP_NET_RAW: %w", err)
+		return nil, fmt.Errorf("refuse_with = \"reject\": CAP_NET_RAW: %w", err)
 	}
 	// All they get is thrown away at once.
 	const solRaw, icmpFilter = 255, 1

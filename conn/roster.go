@@ -40,7 +40,7 @@ const (
 	// source: an answer may be of several datagrams.
 	ownGrace = leaky.Second / 50
 
-	// knownGrace is the part of idle_timeout for which a flow is left alone whose source
+	// knownGrace is the part of udp_idle_timeout for which a flow is left alone whose source
 	// went on.
 	knownGrace = 4
 

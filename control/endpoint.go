@@ -108,7 +108,7 @@ func ServePage(addr string, o *Options) (*Endpoint, error) {
 	mux := http.NewServeMux()
 	mux.Handle("/", PageHandler())
 	mux.Handle("/v1/", ownOrigin(readOnly(o)))
-	return listen("page", addr, o, guardHost(addr, mux))
+	return listen("dashboard", addr, o, guardHost(addr, mux))
 }
 
 func (e *Endpoint) serve(l net.Listener, h *http.Server) {

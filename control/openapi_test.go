@@ -215,7 +215,7 @@ func describe(t *testing.T) object {
 			"license": object{"name": "Apache-2.0", "identifier": "Apache-2.0"},
 			"description": "What a running shaperd shows, and how it is steered. Rates are per second, times in seconds, and points in time RFC 3339. " +
 				"x-role is who may ask: a reader is a member of the group \"shaperd\", an admin is root or the daemon's own user, and may what a reader may. " +
-				"What a reader may is also served, to everybody who can connect, at [daemon] page.",
+				"What a reader may is also served, to everybody who can connect, at [daemon] dashboard.",
 		},
 		"servers": []any{object{
 			"url":         "http://shaperd",

@@ -25,7 +25,7 @@ func (e *LimitError) Error() string {
 const (
 	MinRate      = 8 // bit/s
 	MaxRate      = 1e12
-	MaxMaxDelay  = time.Hour // max_wait as well
+	MaxMaxDelay  = time.Hour // queue_timeout as well
 	MaxPer       = 366 * 24 * time.Hour
 	MaxBurstTime = 30 * 24 * time.Hour
 	MaxOverhead  = 1000 // bytes
@@ -85,10 +85,10 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment) er
 			}
 		}
 		if l.Connections < 0 || l.MaxWaiting < 0 {
-			bad("connections", "%d, and max_waiting %d: from 0", l.Connections, l.MaxWaiting)
+			bad("max_connections", "%d, and max_queue %d: from 0", l.Connections, l.MaxWaiting)
 		}
 		if l.MaxWait < 0 || l.MaxWait > MaxMaxDelay {
-			bad("max_wait", "%v: from 0 to %v", l.MaxWait, MaxMaxDelay)
+			bad("queue_timeout", "%v: from 0 to %v", l.MaxWait, MaxMaxDelay)
 		}
 		if l.Match.Protocol >= numProtocols || l.Direction > Both || l.Excess > ExcessReject || l.Share > ShareFIFO || l.Key>>len(fieldNames) != 0 {
 			bad("match", "protocol %d, direction %d, excess %d, share %d or key %#x is unknown",
@@ -147,7 +147,7 @@ func (l *Limit) validateOfListeners(listeners []Listener, bad func(key, format s
 		{"match.protocol", l.Match.Protocol == ICMP},
 		{"key", l.Key&KeyAttach != 0},
 		{"ecn_mark", l.ECNMark != 0},
-		{"excess", l.Excess == ExcessDrop && l.Match.Protocol != UDP},
+		{"refuse_with", l.Excess == ExcessDrop && l.Match.Protocol != UDP},
 	} {
 		if packet.there {
 			bad(packet.key, "only for limits that match attachments")
@@ -168,7 +168,7 @@ func (l *Limit) validateOfAttachments(attachments []Attachment, counting map[str
 	}
 	noTCP := l.Match.Protocol == UDP || l.Match.Protocol == ICMP
 	if l.Connections != 0 && noTCP {
-		bad("connections", "counts TCP connections, and %v has none", l.Match.Protocol)
+		bad("max_connections", "counts TCP connections, and %v has none", l.Match.Protocol)
 	}
 	if l.NewConnections.N != 0 && noTCP {
 		bad("new_connections", "counts TCP connections, and %v has none", l.Match.Protocol)
@@ -179,7 +179,7 @@ func (l *Limit) validateOfAttachments(attachments []Attachment, counting map[str
 				continue
 			}
 			if counting[name]++; counting[name] > MaxConnectionLimits {
-				bad("connections", "more than %d limits with connections match attachment %q", MaxConnectionLimits, name)
+				bad("max_connections", "more than %d limits with max_connections match attachment %q", MaxConnectionLimits, name)
 			}
 		}
 	}
@@ -193,10 +193,10 @@ func (l *Limit) validateOfAttachments(attachments []Attachment, counting map[str
 		bad("key", "attachments have no listener")
 	}
 	if l.Excess != ExcessReset && l.Excess != ExcessDrop {
-		bad("excess", "%v: only for limits of listeners", l.Excess)
+		bad("refuse_with", "%v: only for limits of listeners", l.Excess)
 	}
 	if l.Share != ShareFair {
-		bad("share", "%v: only for limits of listeners", l.Share)
+		bad("scheduling", "%v: only for limits of listeners", l.Share)
 	}
 	if l.ECNMark < 0 || l.ECNMark > 100 {
 		bad("ecn_mark", "%d %%: from 0 to 100", l.ECNMark)

@@ -38,9 +38,9 @@ func TestValidate(t *testing.T) {
 		{"packets every nothing", Limit{Packets: Frequency{1, 0}, Match: Match{Protocol: UDP}}, `limit "l": packets: 1 every 0s: every 1ns to 8784h0m0s`},
 		{"new connections every nothing", Limit{NewConnections: Frequency{5, -time.Second}}, `limit "l": new_connections: 5 every -1s: every 1ns to 8784h0m0s`},
 		{"too many packets", Limit{Packets: Frequency{math.MaxUint64, time.Second}, Match: Match{Protocol: UDP}}, `limit "l": packets: 18446744073709551615 every 1s: at most 1e12`},
-		{"negative connections", Limit{Connections: -1}, `limit "l": connections: -1, and max_waiting 0: from 0`},
-		{"negative max_waiting", Limit{Connections: 1, MaxWaiting: -2}, `limit "l": connections: 1, and max_waiting -2: from 0`},
-		{"max_wait too long", Limit{Connections: 1, MaxWait: 2 * time.Hour}, `limit "l": max_wait: 2h0m0s: from 0 to 1h0m0s`},
+		{"negative connections", Limit{Connections: -1}, `limit "l": max_connections: -1, and max_queue 0: from 0`},
+		{"negative max_queue", Limit{Connections: 1, MaxWaiting: -2}, `limit "l": max_connections: 1, and max_queue -2: from 0`},
+		{"queue_timeout too long", Limit{Connections: 1, MaxWait: 2 * time.Hour}, `limit "l": queue_timeout: 2h0m0s: from 0 to 1h0m0s`},
 		{"unknown listener", Limit{Rate: 8, Match: Match{Listen: []string{"web", "smtp"}}}, `limit "l": match.listen: there is no listener "smtp"`},
 		{"no IPv4 prefix", Limit{Rate: 8, Key: KeySource, IPv6Prefix: 64}, `limit "l": ipv4_prefix: /0 and ipv6_prefix /64: from 1 to 32 and from 1 to 128`},
 		{"long IPv6 prefix", Limit{Rate: 8, Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 129}, `limit "l": ipv4_prefix: /32 and ipv6_prefix /129: from 1 to 32 and from 1 to 128`},
@@ -65,7 +65,7 @@ func TestValidate(t *testing.T) {
 		{"ICMP at listeners", Limit{Rate: 8, Match: Match{Protocol: ICMP}}, `limit "l": match.protocol: only for limits that match attachments`},
 		{"key of listeners", Limit{Rate: 8, Key: KeyAttach}, `limit "l": key: only for limits that match attachments`},
 		{"ECN at listeners", Limit{Rate: 8, ECNMark: 50}, `limit "l": ecn_mark: only for limits that match attachments`},
-		{"silence at listeners", Limit{Connections: 1, Excess: ExcessDrop}, `limit "l": excess: only for limits that match attachments`},
+		{"silence at listeners", Limit{Connections: 1, Excess: ExcessDrop}, `limit "l": refuse_with: only for limits that match attachments`},
 
 		{"everything at an attachment", Limit{
 			Rate: 8, Packets: Frequency{1, time.Second}, Overhead: 38, ECNMark: 100, Key: KeyAttach,
@@ -77,11 +77,11 @@ func TestValidate(t *testing.T) {
 		{"unknown attachment", Limit{Rate: 8, Match: Match{Attach: []string{"uplink", "downlink"}}}, `limit "l": match.attach: there is no attachment "downlink"`},
 		{"no destination", Limit{Rate: 8, Match: Match{Attach: attach, Destination: []netip.Prefix{{}}}}, `limit "l": match.destination: invalid Prefix is no prefix`},
 		{"ports of ICMP", Limit{Rate: 8, Match: Match{Attach: attach, Protocol: ICMP, Port: []PortRange{{1, 2}}}}, `limit "l": match.port: icmp has no ports`},
-		{"connections of UDP", Limit{Connections: 1, Match: Match{Attach: attach, Protocol: UDP}}, `limit "l": connections: counts TCP connections, and udp has none`},
+		{"connections of UDP", Limit{Connections: 1, Match: Match{Attach: attach, Protocol: UDP}}, `limit "l": max_connections: counts TCP connections, and udp has none`},
 		{"new connections of ICMP", Limit{NewConnections: Frequency{1, time.Second}, Match: Match{Attach: attach, Protocol: ICMP}}, `limit "l": new_connections: counts TCP connections, and icmp has none`},
 		{"other direction", Limit{Rate: 8, Direction: Both, Match: Match{Attach: attach}}, `limit "l": direction: both: an attachment sees one direction`},
 		{"key of attachments", Limit{Rate: 8, Key: KeyListen, Match: Match{Attach: attach}}, `limit "l": key: attachments have no listener`},
-		{"closing at attachments", Limit{Connections: 1, Excess: ExcessClose, Match: Match{Attach: attach}}, `limit "l": excess: close: only for limits of listeners`},
+		{"closing at attachments", Limit{Connections: 1, Excess: ExcessClose, Match: Match{Attach: attach}}, `limit "l": refuse_with: close: only for limits of listeners`},
 		{"ECN", Limit{Rate: 8, ECNMark: 101, Match: Match{Attach: attach}}, `limit "l": ecn_mark: 101 %: from 0 to 100`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -139,9 +139,9 @@ func TestNumberOfAttachments(t *testing.T) {
 	limits[1].Match.Attach = []string{"down"}
 	_, err := New(1).Compile(limits, nil, []Attachment{{"up"}, {"down"}}, nil, false)
 	want := strings.Join([]string{
-		`limit "4": connections: more than 4 limits with connections match attachment "down"`,
-		`limit "5": connections: more than 4 limits with connections match attachment "up"`,
-		`limit "5": connections: more than 4 limits with connections match attachment "down"`,
+		`limit "4": max_connections: more than 4 limits with max_connections match attachment "down"`,
+		`limit "5": max_connections: more than 4 limits with max_connections match attachment "up"`,
+		`limit "5": max_connections: more than 4 limits with max_connections match attachment "down"`,
 	}, "\n")
 	if diff := cmp.Diff(want, fmt.Sprint(err)); diff != "" {
 		t.Error(diff)

@@ -26,8 +26,8 @@ const (
 	QueueFull                   // the bucket's queue holds max_delay already
 	ByConnections               // all slots of the key are taken
 	ByNew                       // new connections of the key are paced
-	WaitTimeout                 // waited max_wait for a slot
-	WaitingFull                 // max_waiting connections wait already
+	WaitTimeout                 // waited queue_timeout for a slot
+	WaitingFull                 // max_queue connections wait already
 	ClientGone                  // the client left while it waited
 	MemoryFull                  // the memory for queued datagrams is used up
 	Blocked                     // the limit blocks all it matches

@@ -14,7 +14,7 @@ const networkAdmin = "network-admin.conf"
 func TestNetworkAdmin(t *testing.T) {
 	transparent := strings.Replace(config, "address    = [\"tcp://0.0.0.0:80\", \"tcp://[::]:80\"]\ndownstream = [\"localhost:7000\"]",
 		"address = [\"tcp://127.0.0.1:80\", \"tcp://[::1]:80\"]\ndownstream = [\"127.0.0.1:7000\", \"[::1]:7000\"]\ntransparent = true", 1) +
-		"\n[[limit]]\nname = \"flows\"\nmatch = { protocol = \"udp\" }\nconnections = 100\nexcess = \"reject\"\n"
+		"\n[[limit]]\nname = \"flows\"\nmatch = { protocol = \"udp\" }\nmax_connections = 100\nrefuse_with = \"reject\"\n"
 	s := newStage(t, readUnit(t, unitFile, networkAdmin), transparent)
 	d := s.start(t)
 	rules := func() string {
@@ -47,7 +47,7 @@ func TestNetworkAdminLacks(t *testing.T) {
 	for what, text := range map[string]string{
 		"listener \"web\": transparent: CAP_NET_RAW or CAP_NET_ADMIN": strings.Replace(config, `name       = "web"`, "name = \"web\"\ntransparent = true", 1) + "\n[transparent]\nrules = \"manual\"\n",
 		"[transparent] rules = \"install\": nftables: CAP_NET_ADMIN":  strings.Replace(config, `name       = "web"`, "name = \"web\"\ntransparent = true", 1),
-		"excess = \"reject\": CAP_NET_RAW":                            config + "\n[[limit]]\nname = \"flows\"\nmatch = { protocol = \"udp\" }\nconnections = 100\nexcess = \"reject\"\n",
+		"refuse_with = \"reject\": CAP_NET_RAW":                       config + "\n[[limit]]\nname = \"flows\"\nmatch = { protocol = \"udp\" }\nmax_connections = 100\nrefuse_with = \"reject\"\n",
 	} {
 		t.Run(what, func(t *testing.T) {
 			s := newStage(t, readUnit(t, unitFile), text)

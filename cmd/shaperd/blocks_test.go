@@ -15,7 +15,7 @@ import (
 // bypassed: a block is an order. That an order to enforce a limit has no effect then is told.
 func TestBlockHoldsInEveryMode(t *testing.T) {
 	listen := freePort(t)
-	text := strings.Replace(configText(listen, "", echoServer(t), "1MB/s"), "[daemon]\n", "[daemon]\nmode = \"observe\"\n", 1)
+	text := strings.Replace(configText(listen, "", echoServer(t), "1MB/s"), "[daemon]\n", "[daemon]\nobserve = true\n", 1)
 	dns, err := lab.FreeAddr("udp")
 	if err != nil {
 		t.Fatal(err)

@@ -39,6 +39,6 @@ away itself, when its configuration does not name them any more.`,
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&pins, "pins", "/sys/fs/bpf/shaperd", "`folder` of [daemon] pins")
+	cmd.Flags().StringVar(&pins, "pins", "/sys/fs/bpf/shaperd", "`folder` of [daemon] pin_path")
 	return cmd
 }

@@ -142,12 +142,12 @@ func (d *doctor) pins() []finding {
 		if !strings.HasPrefix(pins, usual+"/") {
 			fix = "name a folder below " + usual + ", or mount a bpf file system above this one"
 		}
-		return find(healthFail, fmt.Sprintf("[daemon] pins: %s is not on a bpf file system", pins), fix)
+		return find(healthFail, fmt.Sprintf("[daemon] pin_path: %s is not on a bpf file system", pins), fix)
 	}
 	if info, err := fs.Stat(d.files, at(pins)); err == nil {
 		owner, is := info.Sys().(*syscall.Stat_t)
 		if is && d.runner.uid != 0 && int(owner.Uid) != d.runner.uid {
-			return find(healthFail, fmt.Sprintf("[daemon] pins: %s belongs to another user than %s", pins, d.runner.name),
+			return find(healthFail, fmt.Sprintf("[daemon] pin_path: %s belongs to another user than %s", pins, d.runner.name),
 				fmt.Sprintf("shaperd detach --pins %s; the daemon makes it anew", pins))
 		}
 	}
@@ -299,7 +299,7 @@ func (d *doctor) localPorts() (found []finding) {
 		if limit := d.loaded.countsAll(l.Name); l.TCP && limit != nil && limit.Connections > ports*len(listen.Downstream) {
 			each := (limit.Connections-1)/len(listen.Downstream) + 1
 			found = append(found, finding{
-				State: healthWarn, Fix: fix(each, fmt.Sprintf("lower connections of limit %q", limit.Name)),
+				State: healthWarn, Fix: fix(each, fmt.Sprintf("lower max_connections of limit %q", limit.Name)),
 				Text: fmt.Sprintf("listener %q: up to %d connections, and net.ipv4.ip_local_port_range has %d ports towards each of %d downstreams", l.Name, limit.Connections, ports, len(listen.Downstream)),
 			})
 		}

@@ -214,7 +214,7 @@ func (l *loaded) needs(unprivileged int) (all []need) {
 	}
 	for _, limit := range l.config.Limits {
 		if limit.Excess == shaper.ExcessReject && !limit.Observe && !l.config.Daemon.Observe {
-			all = append(all, need{fmt.Sprintf(`excess = "reject" of limit %q`, limit.Name), []string{"CAP_NET_RAW"}, admin})
+			all = append(all, need{fmt.Sprintf(`refuse_with = "reject" of limit %q`, limit.Name), []string{"CAP_NET_RAW"}, admin})
 		}
 	}
 	return all

@@ -61,8 +61,8 @@ rate = "10MB/s"
 [[limit]]
 name = "slots"
 match = { protocol = "tcp" }
-connections = 100
-max_waiting = 50
+max_connections = 100
+max_queue = 50
 `
 	packetConfig = `
 [daemon]
@@ -91,7 +91,7 @@ rate = "10MB/s"
 name = "rejecting"
 match = { protocol = "udp" }
 packets = "10pps"
-excess = "reject"
+refuse_with = "reject"
 `
 	goodUnit = "LoadState=loaded\nUnitFileState=enabled\nActiveState=inactive\nNeedDaemonReload=no\nUser=shaperd\n" +
 		"AmbientCapabilities=cap_net_bind_service\nCapabilityBoundingSet=cap_net_bind_service\nLimitNOFILE=524288\n"
@@ -262,7 +262,7 @@ func TestDoctor(t *testing.T) {
 		{"no queue to load", packetConfig, patient{noFQ: true, files: map[string]string{
 			"lib/modules/6.12.9-amd64/modules.builtin": "-", "lib/modules/6.12.9-amd64/modules.dep": "-",
 		}}, "queue", healthFail, "no sch_fq", `mode = "police"`},
-		{"pins elsewhere", strings.Replace(packetConfig, "[daemon]", "[daemon]\npins = \"/var/lib/pins\"", 1), patient{}, "pins", healthFail, "/var/lib/pins is not on a bpf", "below /sys/fs/bpf"},
+		{"pins elsewhere", strings.Replace(packetConfig, "[daemon]", "[daemon]\npin_path = \"/var/lib/pins\"", 1), patient{}, "pins", healthFail, "/var/lib/pins is not on a bpf", "below /sys/fs/bpf"},
 		{"no bpf file system", packetConfig, file("proc/self/mounts", "/dev/vda / ext4 rw 0 0\nbpf /sys/fs/bpf2 bpf rw 0 0\n"), "pins", healthFail, "not on a bpf file system", "mount -t bpf"},
 		{"pins of another user", packetConfig, patient{
 			files: map[string]string{"sys/fs/bpf/shaperd": ""}, ownership: 7,
@@ -270,11 +270,11 @@ func TestDoctor(t *testing.T) {
 		}, "pins", healthFail, "another user than shaperd", "shaperd detach"},
 
 		{"low port", proxyConfig, file("proc/self/status", "Uid:\t0\t0\t0\t0\nCapEff:\t0000000000000000\n"), "capabilities", healthFail, "lacks CAP_NET_BIND_SERVICE, for port 432", "as root"},
-		{"low port of the page", strings.Replace("[daemon]\npage = \"127.0.0.1:80\"\n"+proxyConfig, ":432", ":5432", 1), file("proc/self/status", "Uid:\t0\t0\t0\t0\nCapEff:\t0000000000000000\n"), "capabilities", healthFail, "for port 80", "as root"},
+		{"low port of the page", strings.Replace("[daemon]\ndashboard = \"127.0.0.1:80\"\n"+proxyConfig, ":432", ":5432", 1), file("proc/self/status", "Uid:\t0\t0\t0\t0\nCapEff:\t0000000000000000\n"), "capabilities", healthFail, "for port 80", "as root"},
 		{"unit without it", proxyConfig, patient{unit: changed("AmbientCapabilities=cap_net_bind_service", "AmbientCapabilities=")}, "capabilities", healthFail, "shaperd lacks CAP_NET_BIND_SERVICE", "systemctl edit shaperd"},
 		{"unit that is bounded", proxyConfig, patient{unit: changed("BoundingSet=cap_net_bind_service", "BoundingSet=")}, "capabilities", healthFail, "lacks CAP_NET_BIND_SERVICE", ""},
 		{"unit without the drop-in", packetConfig, patient{unit: goodUnit}, "capabilities", healthFail, "lacks CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, for [[attach]]", "examples/packet-plane.conf"},
-		{"reject", rejectConfig, patient{unit: goodUnit}, "capabilities", healthFail, `CAP_NET_RAW, for excess = "reject" of limit "rejecting"`, "examples/network-admin.conf"},
+		{"reject", rejectConfig, patient{unit: goodUnit}, "capabilities", healthFail, `CAP_NET_RAW, for refuse_with = "reject" of limit "rejecting"`, "examples/network-admin.conf"},
 		{"transparent as a unit", strings.Replace(transparentConfig, ":502", ":5020", 2) + "[transparent]\nrules = \"manual\"", patient{unit: goodUnit}, "capabilities", healthFail, "CAP_NET_RAW, for transparent", "network-admin.conf"},
 		{"few descriptors", proxyConfig, file("proc/self/limits", "Max open files  1024  1024  files"), "descriptors", healthWarn, "may take 1316", "ulimit -n 1386"},
 		{"few for the unit", proxyConfig, patient{unit: changed("=524288", "=1024")}, "descriptors", healthWarn, "may take 1316", "LimitNOFILE=1386"},
@@ -314,7 +314,7 @@ func TestDoctor(t *testing.T) {
 		{"port perhaps taken", proxyConfig, file("proc/self/net/tcp6", tcpHeader+"0: "+strings.Repeat("0", 32)+":01B0 "+strings.Repeat("0", 32)+":0000 0A 0:0 0:0 0 0 0 4711 1\n"), "ports", healthWarn, "unless that takes IPv6 alone", ""},
 		{"port taken by way of IPv6", proxyConfig, file("proc/self/net/tcp6", tcpHeader+"0: 0000000000000000FFFF00000100007F:01B0 "+strings.Repeat("0", 32)+":0000 0A 0:0 0:0 0 0 0 4711 1\n"), "ports", healthFail, "at 127.0.0.1:432", ""},
 		{"metrics port taken", proxyConfig, file("proc/self/net/tcp", tcpHeader+"0: 0100007F:24F8 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n"), "ports", healthFail, "[daemon] metrics", ""},
-		{"page's port taken", "[daemon]\npage = \"127.0.0.1:433\"\n" + proxyConfig, file("proc/self/net/tcp", tcpHeader+"0: 0100007F:01B1 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n"), "ports", healthFail, "[daemon] page", ""},
+		{"page's port taken", "[daemon]\ndashboard = \"127.0.0.1:433\"\n" + proxyConfig, file("proc/self/net/tcp", tcpHeader+"0: 0100007F:01B1 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n"), "ports", healthFail, "[daemon] dashboard", ""},
 		{"port kept by systemd", proxyConfig, patient{files: map[string]string{
 			"proc/self/net/tcp": tcpHeader + "0: 00000000:01B0 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n",
 			"proc/1/fd/7":       "->socket:[4711]", "proc/1/comm": "systemd\n",

@@ -196,7 +196,7 @@ func (q *question) answer(c *config.Config, p *shaper.Policy) (*explained, error
 		l := p.Limit(i)
 		direction, observe := l.Direction.String(), l.Observe
 		if x.attach != nil {
-			direction, observe = x.attach.Direction.String(), l.Observe || x.attach.Mode == config.Observe && !l.Always
+			direction, observe = x.attach.Direction.String(), l.Observe || x.attach.Observe && !l.Always
 		}
 		x.Limits = append(x.Limits, control.BucketOf{
 			Limit: l.Name, Key: p.Describe(i, f, x.route), Direction: direction, HeldTo: heldTo(l), Mode: mode(observe),
@@ -214,7 +214,7 @@ func explain(e env, c *config.Config, p *shaper.Policy, q question) error {
 	}
 	where := fmt.Sprintf("listener %q", x.Listener)
 	if a := x.attach; a != nil {
-		where = fmt.Sprintf("attachment %q, %v of %s, mode %v", a.Name, a.Direction, strings.Join(a.Interfaces, ", "), a.Mode)
+		where = fmt.Sprintf("attachment %q, %v of %s, mode %v", a.Name, a.Direction, strings.Join(a.Interfaces, ", "), attachMode(a))
 	}
 	fmt.Fprintf(e.stdout, "%v to %s: %s", x.Source, x.To, where)
 	switch {
@@ -238,7 +238,7 @@ func explain(e env, c *config.Config, p *shaper.Policy, q question) error {
 		return err
 	}
 	fmt.Fprintln(e.stdout)
-	if x.attach != nil && x.attach.Mode == config.Observe {
+	if x.attach != nil && x.attach.Observe {
 		fmt.Fprintln(e.stdout, "The attachment observes: nothing is held back.")
 		return nil
 	}

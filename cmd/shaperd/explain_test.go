@@ -10,8 +10,8 @@ import (
 func TestExplainTellsListenersApart(t *testing.T) {
 	const text = `[daemon]
 metrics = ""
-page = ""
-pins = "/nowhere/pins"
+dashboard = ""
+pin_path = "/nowhere/pins"
 [[listen]]
 name = "a"
 address = ["tcp://127.0.0.1:%[1]s", "tcp://127.0.0.3:%[1]s"]

@@ -266,8 +266,8 @@ func (d *fakeDaemon) set(w http.ResponseWriter, r *http.Request) {
 			switch {
 			case value == "10mbps":
 				return nil, fmt.Errorf(`rate: "10mbps" is in bytes to tc and in bits to most people`)
-			case key == "mode":
-				l.Mode = value
+			case key == "observe":
+				l.Mode = mode(value == "true")
 			case key == "rate":
 				l.HeldTo = value + ", queue 200ms, 20 connections"
 			}

@@ -18,8 +18,8 @@ func TestFlowsThatAreRefusedAreTold(t *testing.T) {
 	t.Cleanup(func() { silent.Close() })
 	s := startSteered(t, writeConfig(t, "", `[daemon]
 metrics = "`+metrics+`"
-page = ""
-pins = "/nowhere/pins"
+dashboard = ""
+pin_path  = "/nowhere/pins"
 [[listen]]
 name = "dns"
 address = ["udp://`+listen+`"]

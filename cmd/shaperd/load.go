@@ -15,6 +15,7 @@ import (
 // loaded is a configuration with everything it refers to.
 type loaded struct {
 	files   *config.Files
+	old     []string // of files, the paths of those that an earlier version saved
 	config  *config.Config
 	asns    *asn.Table // nil when no files are named
 	listens []conn.Listen
@@ -38,11 +39,13 @@ func loadWith(r *config.Reader, path string) (*loaded, error) {
 
 // loadFiles loads what was read, and what it refers to. opening is that of a [config.Reader].
 func loadFiles(files *config.Files, opening func(path string)) (*loaded, error) {
+	files, old := migrateSaved(files)
 	c, err := files.Load()
 	if err != nil {
 		return nil, err
 	}
 	l := newLoaded(files, c)
+	l.old = old
 	if len(c.ASN.Files) > 0 {
 		if opening != nil {
 			opening("the files of [asn]")
@@ -69,6 +72,7 @@ func (l *loaded) with(w *wishes) (*loaded, error) {
 		return nil, err
 	}
 	changed := newLoaded(l.files, c)
+	changed.old = l.old
 	changed.asns, changed.blocks = l.asns, w.blocked(c)
 	changed.observe = changed.observe || w.bypass != nil
 	return changed, nil
@@ -161,6 +165,16 @@ func (l *loaded) tcpListeners() (all []netip.AddrPort) {
 	return all
 }
 
+func attachMode(a *config.Attach) bpf.Mode {
+	switch {
+	case a.Observe:
+		return bpf.Observe
+	case a.Mode == config.Police:
+		return bpf.Police
+	}
+	return bpf.Shape
+}
+
 // attachments says to the packet plane what the configuration says.
 func attachments(c *config.Config) []bpf.Attachment {
 	var all []bpf.Attachment
@@ -169,7 +183,7 @@ func attachments(c *config.Config) []bpf.Attachment {
 			Name:        a.Name,
 			Interfaces:  a.Interfaces,
 			Ingress:     a.Direction == config.Ingress,
-			Mode:        map[config.AttachMode]bpf.Mode{config.Shape: bpf.Shape, config.Police: bpf.Police, config.Observe: bpf.Observe}[a.Mode],
+			Mode:        attachMode(&a),
 			Hook:        map[config.Hook]bpf.Hook{config.HookAuto: bpf.Auto, config.HookTCX: bpf.TCX, config.HookClsact: bpf.Clsact, config.HookXDP: bpf.XDP}[a.Hook],
 			Keep:        a.OnStop == config.StopKeep,
 			Queue:       a.Queue,

@@ -90,15 +90,15 @@ const limitPerSource = `
 name = "per-source"
 key  = ["source"]
 rate = "%s"
-connections = 5
+max_connections = 5
 `
 
 // configText keeps away from what a daemon of this host, or of another test, has pinned.
 func configText(listen, metrics, downstream, rate string) string {
 	return fmt.Sprintf(`[daemon]
 metrics = %q
-page = ""
-pins = "/nowhere/pins"
+dashboard = ""
+pin_path = "/nowhere/pins"
 [[listen]]
 name = "db"
 address = ["tcp://%s"]
@@ -113,8 +113,8 @@ func TestArguments(t *testing.T) {
 	attached := writeConfig(t, "", `
 [daemon]
 metrics = ""
-page = ""
-pins = "/dev/null/pins"
+dashboard = ""
+pin_path = "/dev/null/pins"
 [[attach]]
 name      = "uplink"
 interface = ["eth0", "wg*"]
@@ -123,7 +123,7 @@ mode      = "police"
 name      = "watch"
 interface = "eth1"
 direction = "ingress"
-mode      = "observe"
+observe   = true
 [[limit]]
 name     = "machines"
 match    = { attach = ["uplink"], destination = ["10.0.0.0/8", "fd00::/8"] }
@@ -131,9 +131,9 @@ key      = ["source", "attach"]
 rate     = "1MB/s"
 overhead = "38B"
 [[limit]]
-name        = "sessions"
-match       = { attach = ["uplink"], protocol = "tcp" }
-connections = 5
+name            = "sessions"
+match           = { attach = ["uplink"], protocol = "tcp" }
+max_connections = 5
 [[limit]]
 name    = "seen"
 match   = { attach = ["watch"], protocol = "tcp" }
@@ -314,7 +314,7 @@ func TestRunReloadDrain(t *testing.T) {
 	d.waitLog("takes a restart")
 	writeConfig(t, path, strings.Replace(configText(listen, metrics, downstream, "1MB/s"), "/nowhere/pins", "/run/bpf", 1))
 	d.reload <- syscall.SIGHUP
-	d.waitLog(`pins: \"/nowhere/pins\" became \"/run/bpf\", which takes a restart`)
+	d.waitLog(`pin_path: \"/nowhere/pins\" became \"/run/bpf\", which takes a restart`)
 
 	second := freePort(t)
 	writeConfig(t, path, configText(listen, metrics, downstream, "2MB/s")+
@@ -369,7 +369,7 @@ func TestSecondSignalEndsTheDrain(t *testing.T) {
 
 func TestRefusalsAreSummedUp(t *testing.T) {
 	listen := freePort(t)
-	text := strings.Replace(configText(listen, "", echoServer(t), "1MB/s"), "connections = 5", "connections = 1\nmax_wait = \"0s\"", 1)
+	text := strings.Replace(configText(listen, "", echoServer(t), "1MB/s"), "max_connections = 5", "max_connections = 1\nqueue_timeout = \"0s\"", 1)
 	d := startDaemon(t, writeConfig(t, "", text))
 	first, err := net.Dial("tcp4", listen)
 	if err != nil {
@@ -423,7 +423,7 @@ func TestPortOfMetricsIsTaken(t *testing.T) {
 		defer l.Close()
 		taken = append(taken, l)
 	}
-	text := strings.Replace(configText(listen, metrics, echoServer(t), "1MB/s"), `page = ""`, fmt.Sprintf("page = %q", page), 1)
+	text := strings.Replace(configText(listen, metrics, echoServer(t), "1MB/s"), `dashboard = ""`, fmt.Sprintf("dashboard = %q", page), 1)
 	s := startSteered(t, writeConfig(t, "", text))
 	c, err := net.Dial("tcp4", listen)
 	if err != nil {
@@ -433,13 +433,13 @@ func TestPortOfMetricsIsTaken(t *testing.T) {
 	if err := ping(c); err != nil {
 		t.Error(err)
 	}
-	s.must("status", "NOT SHOWN: [daemon] metrics: listen on "+metrics, "NOT SHOWN: [daemon] page: listen on "+page)
+	s.must("status", "NOT SHOWN: [daemon] metrics: listen on "+metrics, "NOT SHOWN: [daemon] dashboard: listen on "+page)
 	taken[0].Close()
 	s.waitLog("key=metrics")
 	if text := scrape(t, metrics); !strings.Contains(text, "shaperd_build_info") {
 		t.Errorf("metrics are %s", text)
 	}
-	if out, _ := s.verb("status"); strings.Contains(out, "metrics: listen") || !strings.Contains(out, "page: listen") {
+	if out, _ := s.verb("status"); strings.Contains(out, "metrics: listen") || !strings.Contains(out, "dashboard: listen") {
 		t.Errorf("with the first port free:\n%s", out)
 	}
 }

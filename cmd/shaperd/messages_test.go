@@ -130,7 +130,7 @@ func TestEnforceWhereAnAttachmentObserves(t *testing.T) {
 		want        string
 	}{
 		{[]string{"wan"}, ""},
-		{[]string{"watch"}, `NO EFFECT NOW: attachment "watch" observes: its mode goes before that of a limit`},
+		{[]string{"watch"}, `NO EFFECT NOW: attachment "watch" observes: its observe = true is for all limits there`},
 		{[]string{"wan", "watch"}, `NO EFFECT NOW: at attachment "watch", which observes`},
 		{nil, ""},
 	} {

@@ -22,7 +22,10 @@ func (l *loaded) notes() (notes []string) {
 	for _, path := range l.files.Ignored() {
 		notes = append(notes, fmt.Sprintf("%s is not read: the files of conf.d are named *.toml", path))
 	}
-	for _, e := range []struct{ key, addr string }{{"metrics", l.config.Daemon.Metrics}, {"page", l.config.Daemon.Page}} {
+	for _, path := range l.old {
+		notes = append(notes, fmt.Sprintf("%s has keys of an earlier version, which are read as the current ones: \"shaperd set limit\" with --save replaces them", path))
+	}
+	for _, e := range []struct{ key, addr string }{{"metrics", l.config.Daemon.Metrics}, {"dashboard", l.config.Daemon.Page}} {
 		if e.addr != "" && !control.Loopback(e.addr) {
 			notes = append(notes, fmt.Sprintf("[daemon] %s = %q: other hosts can connect, and nobody is asked for a password", e.key, e.addr))
 		}

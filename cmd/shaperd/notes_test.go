@@ -13,7 +13,7 @@ import (
 func TestNotes(t *testing.T) {
 	const listen = "[[listen]]\nname = \"l\"\naddress = [\"tcp://127.0.0.1:1\"]\ndownstream = [\"127.0.0.1:9\"]\n"
 	const udp = "[[listen]]\nname = \"l\"\naddress = [\"udp://127.0.0.1:1\"]\ndownstream = [\"127.0.0.1:9\"]\n"
-	const limit = "[[limit]]\nname = \"cap\"\nconnections = 5\n"
+	const limit = "[[limit]]\nname = \"cap\"\nmax_connections = 5\n"
 	const attach = "[[attach]]\nname = \"a\"\ninterface = \"lo\"\ndirection = \"ingress\"\nmode = \"shape\"\n" +
 		"[[limit]]\nname = \"each\"\nrate = \"1MB/s\"\nkey = [\"source\"]\nmax_delay = \"100ms\"\nmatch = { attach = [\"a\"] }\n" +
 		"[[limit]]\nname = \"wide\"\nrate = \"9MB/s\"\nmax_delay = \"50ms\"\nmatch = { attach = [\"a\"] }\n"
@@ -26,23 +26,23 @@ func TestNotes(t *testing.T) {
 	}{
 		{"usual", listen + "[[limit]]\nname = \"r\"\nrate = \"1MB/s\"\n", nil},
 		{"metrics for all", "[daemon]\nmetrics = \":9464\"\n" + listen, []string{`[daemon] metrics = ":9464": other hosts`}},
-		{"page for all", "[daemon]\npage = \"0.0.0.0:9465\"\n" + listen, []string{`[daemon] page = "0.0.0.0:9465": other hosts`}},
-		{"page at an address", "[daemon]\npage = \"192.0.2.1:9465\"\n" + listen, []string{`[daemon] page = "192.0.2.1:9465": other hosts`}},
-		{"page for none", "[daemon]\npage = \"\"\nmetrics = \"[::1]:9464\"\n" + listen, nil},
+		{"page for all", "[daemon]\ndashboard = \"0.0.0.0:9465\"\n" + listen, []string{`[daemon] dashboard = "0.0.0.0:9465": other hosts`}},
+		{"page at an address", "[daemon]\ndashboard = \"192.0.2.1:9465\"\n" + listen, []string{`[daemon] dashboard = "192.0.2.1:9465": other hosts`}},
+		{"page for none", "[daemon]\ndashboard = \"\"\nmetrics = \"[::1]:9464\"\n" + listen, nil},
 		{"cap", listen + limit, []string{`listener "l": limit "cap" caps connections`}},
 		{"cap of UDP", udp + limit, nil},
 		{"cap of another listener", listen + limit + "match = { listen = [\"m\"] }\n" + strings.Replace(udp, `"l"`, `"m"`, 1), nil},
 		{"cap, first byte", listen + "first_byte_timeout = \"5s\"\n" + limit, nil},
 		{"cap, idle", listen + "tcp_idle_timeout = \"1h\"\n" + limit, nil},
-		{"cap of the downstream", strings.Replace(listen, `["127.0.0.1:9"]`, `[{ to = "127.0.0.1:9", connections = 5 }]`, 1), []string{`listener "l": a downstream's connections`}},
+		{"cap of the downstream", strings.Replace(listen, `["127.0.0.1:9"]`, `[{ address = "127.0.0.1:9", max_connections = 5 }]`, 1), []string{`listener "l": a downstream's connections`}},
 		{"cap of both", dual + limit, nil},
 		{"cap of each", dual + limit + "match = { protocol = \"udp\" }\n", nil},
-		{"cap of a downstream of both", strings.Replace(dual, `["127.0.0.1:9"]`, `[{ to = "127.0.0.1:9", connections = 5 }]`, 1), nil},
+		{"cap of a downstream of both", strings.Replace(dual, `["127.0.0.1:9"]`, `[{ address = "127.0.0.1:9", max_connections = 5 }]`, 1), nil},
 		{"limits that cross", listen + bySource + byPort, nil},
 		{"limits of which one is wider", listen + bySource + "[[limit]]\nname = \"all\"\nrate = \"1MB/s\"\n", nil},
 		{"limits of two directions", listen + bySource + byPort + "direction = \"from-downstream\"\n", nil},
 		{"limits for different traffic", strings.Replace(listen, `0.1:1"`, `0.1:1", "tcp://127.0.0.1:2"`, 1) + bySource + "match = { port = [\"2\"] }\n" + byPort, nil},
-		{"caps that cross", listen + "first_byte_timeout = \"5s\"\n" + strings.Replace(bySource+byPort, "rate", "connections = 1 #", 2), nil},
+		{"caps that cross", listen + "first_byte_timeout = \"5s\"\n" + strings.Replace(bySource+byPort, "rate", "max_connections = 1 #", 2), nil},
 		{"a limit of all beside one of each source at an attachment", attach, nil},
 		{"one of each network there", attach + "key = [\"source\"]\nipv4_prefix = 16\n", []string{
 			`limit "wide": other limits of its packets hold them differently: what they held back may leave one of its buckets at once, up to 100ms of its rate`,

@@ -16,6 +16,7 @@ import (
 
 	"shaperd/control"
 	"shaperd/shaper"
+	"shaperd/shaper/config"
 )
 
 // savedOrders is what operators ordered that a reload does not end: nor does a restart, or
@@ -83,8 +84,10 @@ func (s *server) restoreOrders(ctx context.Context, l *loaded) *loaded {
 	}
 	var saved savedOrders
 	var lost []error
+	var migrated []string
 	if err := restore(ctx, s.flags.orders(), func(text []byte) (err error) {
 		saved, lost, err = parseOrders(text)
+		migrated = saved.migrate()
 		return err
 	}); err != nil {
 		lost = []error{err}
@@ -92,6 +95,9 @@ func (s *server) restoreOrders(ctx context.Context, l *loaded) *loaded {
 	f, err := s.fit(l, saved.wishes(time.Now()))
 	if err != nil {
 		return l // for its own mistakes, which the start will tell
+	}
+	for _, what := range migrated {
+		s.log.Warn("override of an earlier version migrated", "what", what)
 	}
 	if lost = append(lost, f.lost...); len(lost) > 0 {
 		kept := s.keepOrders(ctx)
@@ -107,6 +113,20 @@ func (s *server) restoreOrders(ctx context.Context, l *loaded) *loaded {
 			"limits", len(w.limits), "blocks", len(w.blocks), "bypass", w.bypass != nil, "drained", drained)
 	}
 	return f.loaded
+}
+
+// migrate gives settings of an earlier version the keys of this one, and returns in words
+// which.
+func (o *savedOrders) migrate() (migrated []string) {
+	for i := range o.Settings {
+		s := &o.Settings[i]
+		was := s.Key + "=" + s.Value
+		var old bool
+		if s.Key, s.Value, old = config.MigrateOverride(s.Key, s.Value); old {
+			migrated = append(migrated, fmt.Sprintf("limit %q: %s is %s=%s now", s.Limit, was, s.Key, s.Value))
+		}
+	}
+	return migrated
 }
 
 // keepOrders gives the file of orders another name, by which it stays when the next order

@@ -31,8 +31,8 @@ func TestEveryOrderIsOnRecord(t *testing.T) {
 	orders := [][2]string{
 		{"set limit per-source rate=2MB/s", "limit set by an operator"},
 		{"unset limit per-source", "limit is as in the configuration again"},
-		{"observe per-source", `set="mode=observe"`},
-		{"enforce per-source", `set="mode=enforce"`},
+		{"observe per-source", `set="observe=true"`},
+		{"enforce per-source", `set="observe=false"`},
 		{"block 192.0.2.1", "blocked by an operator"},
 		{"unblock 192.0.2.1", "unblocked by an operator"},
 		{"bypass on", "BYPASS is on"},

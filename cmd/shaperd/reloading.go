@@ -155,9 +155,9 @@ func (s *server) applyReload(ctx context.Context, l *loaded) (dropped []string, 
 	}
 	was, is := old.config.Daemon, f.loaded.config.Daemon
 	if was.Buckets != is.Buckets {
-		return nil, fmt.Errorf("[daemon] buckets: %d became %d, which takes a restart", was.Buckets, is.Buckets)
+		return nil, fmt.Errorf("[daemon] max_buckets: %d became %d, which takes a restart", was.Buckets, is.Buckets)
 	}
-	for _, key := range []struct{ name, was, is string }{{"metrics", was.Metrics, is.Metrics}, {"page", was.Page, is.Page}, {"pins", was.Pins, is.Pins}} {
+	for _, key := range []struct{ name, was, is string }{{"metrics", was.Metrics, is.Metrics}, {"dashboard", was.Page, is.Page}, {"pin_path", was.Pins, is.Pins}} {
 		if key.was != key.is {
 			return nil, fmt.Errorf("[daemon] %s: %q became %q, which takes a restart", key.name, key.was, key.is)
 		}

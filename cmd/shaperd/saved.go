@@ -67,8 +67,8 @@ func openSaved(path, limit string) (_ *saved, err error) {
 		return s, err
 	}
 	s.now = s.was
-	override, ours := strings.CutPrefix(s.was, s.header())
-	if s.set, err = config.ParseOverride(limit, override); err != nil || !ours {
+	var ours bool
+	if s.set, ours = s.parse(s.was); !ours {
 		return nil, fmt.Errorf("%s was edited, and would be lost: move what is in it to another file of conf.d", s.path())
 	}
 	return s, nil
@@ -91,11 +91,43 @@ func (s *saved) close() {
 }
 
 func (s *saved) path() string {
-	return filepath.Join(filepath.Dir(s.config), "conf.d", "90-set-"+s.limit+".toml")
+	return filepath.Join(filepath.Dir(s.config), "conf.d", savedPrefix+s.limit+".toml")
 }
+
+const savedPrefix = "90-set-"
 
 func (s *saved) header() string {
 	return fmt.Sprintf("# Written by \"shaperd set limit --save\": do not edit it. \"shaperd unset limit %s --saved\" removes it.\n", s.limit)
+}
+
+// parse returns what is set in a text of the file, and whether nothing else is in it.
+func (s *saved) parse(text string) (set map[string]string, ok bool) {
+	override, ok := strings.CutPrefix(text, s.header())
+	set, err := config.ParseOverride(s.limit, override)
+	return set, ok && err == nil
+}
+
+// migrateSaved returns files with the current keys in what an earlier version saved, and the
+// paths of those. The daemon cannot write them, and nobody is to edit them.
+func migrateSaved(files *config.Files) (migrated *config.Files, old []string) {
+	migrated = files
+	for path, text := range files.All() {
+		limit, ok := strings.CutPrefix(strings.TrimSuffix(filepath.Base(path), ".toml"), savedPrefix)
+		if !ok || filepath.Base(filepath.Dir(path)) != "conf.d" {
+			continue
+		}
+		s := &saved{limit: limit}
+		set, ok := s.parse(text)
+		if !ok {
+			continue
+		}
+		s.set = set
+		if now, err := s.add(nil); err == nil && now != text {
+			migrated = migrated.With(path, now)
+			old = append(old, path)
+		}
+	}
+	return migrated, old
 }
 
 // add returns the text of the file with more keys set.

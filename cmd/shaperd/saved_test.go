@@ -76,21 +76,21 @@ func TestSavedIsEffective(t *testing.T) {
 		}
 		s.mustLoad()
 	}
-	s.must("set limit per-source rate=9MB/s connections=3") // in memory
+	s.must("set limit per-source rate=9MB/s max_connections=3") // in memory
 	s.save("set limit per-source rate=4MB/s --save", "now  32Mbit/s", "saved in "+file)
-	if l := s.limit("per-source"); l.Rate != 4e6 || l.Connections != 3 || l.Override["connections"] != "3" || l.Override["rate"] != "" {
+	if l := s.limit("per-source"); l.Rate != 4e6 || l.Connections != 3 || l.Override["max_connections"] != "3" || l.Override["rate"] != "" {
 		t.Errorf("beside what is set in memory: %+v", l)
 	}
 	s.must("unset limit per-source", "now  32Mbit/s", "rate is still set by "+file+":4")
 	is(4e6, 5)
-	s.save("set limit per-source connections=9 --save") // each key by itself
+	s.save("set limit per-source max_connections=9 --save") // each key by itself
 	is(4e6, 9)
 	s.must("reload")
 	is(4e6, 9)
 	s.must("set limit per-source rate=5MB/s --for 100ms", "now  40Mbit/s")
 	s.until("per-source", func(l control.Limit) bool { return l.Override == nil })
 	is(4e6, 9)
-	s.mustFail("unset limit per-source", "nothing is set in limit \"per-source\" since it was loaded; connections is set by "+file+":4; rate is set by")
+	s.mustFail("unset limit per-source", "nothing is set in limit \"per-source\" since it was loaded; max_connections is set by "+file+":4; rate is set by")
 	s.save("unset limit per-source --saved", "now  8Mbit/s", "removed "+file)
 	is(1e6, 5)
 	mustBeGone(t, file)
@@ -151,7 +151,7 @@ func TestSaveRefuses(t *testing.T) {
 		{"no value", "", "", nil, "burst=$(reboot)", "burst"},
 		{"no key", "", "", nil, "name=x", `"name" is not one of`},
 		{"a mistake elsewhere", "10-x.toml", "[[limti]]\n", nil, "rate=4MB/s", "limti"},
-		{"takes a restart", "", "", func(c string) string { return strings.Replace(c, "[daemon]", "[daemon]\nbuckets = 2000", 1) }, "rate=4MB/s", "takes a restart"},
+		{"takes a restart", "", "", func(c string) string { return strings.Replace(c, "[daemon]", "[daemon]\nmax_buckets = 2000", 1) }, "rate=4MB/s", "takes a restart"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, file := savesTo(t)
@@ -190,8 +190,8 @@ func TestSavePutsBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	writeConfig(t, s.config, strings.Replace(string(text), "[daemon]", "[daemon]\nbuckets = 2000", 1))
-	for _, line := range []string{"set limit per-source connections=7 --save", "unset limit per-source --saved"} {
+	writeConfig(t, s.config, strings.Replace(string(text), "[daemon]", "[daemon]\nmax_buckets = 2000", 1))
+	for _, line := range []string{"set limit per-source max_connections=7 --save", "unset limit per-source --saved"} {
 		s.mustNotSave(line, "takes a restart")
 		if after, err := os.ReadFile(file); err != nil || string(after) != string(before) {
 			t.Errorf("%s: %q, %v", line, after, err)
@@ -210,7 +210,7 @@ func TestSavePutsBack(t *testing.T) {
 // Of several who save at once, each is told that it has, and has, or is told that it has not.
 func TestSaveAtOnce(t *testing.T) {
 	s, _ := savesTo(t)
-	sets := []string{"rate=4MB/s", "burst=1MB", "new_connections=50/s", "max_delay=1s", "connections=7", "max_wait=3s", "max_waiting=9", "mode=observe"}
+	sets := []string{"rate=4MB/s", "burst=1MB", "new_connections=50/s", "max_delay=1s", "max_connections=7", "queue_timeout=3s", "max_queue=9", "observe=true"}
 	saved := make([]bool, len(sets))
 	var all sync.WaitGroup
 	for i, set := range sets {
@@ -282,7 +282,7 @@ func TestSaveLeavesOthersFilesAlone(t *testing.T) {
 			}
 			was := fmt.Sprintf("%+v", mustStat(t, file).Mtim)
 			passwd := mustStat(t, "/etc/passwd")
-			s.mustNotSave("set limit per-source connections=7 --save", tt.want)
+			s.mustNotSave("set limit per-source max_connections=7 --save", tt.want)
 			if now := fmt.Sprintf("%+v", mustStat(t, file).Mtim); now != was {
 				t.Error("the file was written")
 			}

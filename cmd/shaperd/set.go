@@ -46,7 +46,7 @@ effective again. With --save it is written to a file in conf.d beside the config
 and the daemon reloads. What buckets owe stays: a higher rate hands out no burst.
 "shaperd unset limit" takes it back, with --saved what was saved.`,
 		Example: `  shaperd set limit per-source rate=20Mbit/s --for 10m
-  shaperd set limit database connections=50 max_wait=5s --save`,
+  shaperd set limit database max_connections=50 queue_timeout=5s --save`,
 		Annotations:       asOrder,
 		Args:              args("LIMIT", "KEY=VALUE..."),
 		ValidArgsFunction: e.completeLimits,
@@ -94,7 +94,7 @@ func setLimit(ctx context.Context, e env, name string, s control.SetLimit) error
 	}
 	return e.show(is, func(p *page) {
 		p.change(was, is)
-		if why := cmp.Or(allObserve(status), attachmentsObserve(status, is)); why != "" && s.Set["mode"] == mode(false) {
+		if why := cmp.Or(allObserve(status), attachmentsObserve(status, is)); why != "" && s.Set["observe"] == "false" {
 			p.line("%s", p.red("NO EFFECT NOW: "+why))
 		}
 		for _, o := range status.Overrides {
@@ -120,18 +120,18 @@ func untilOf(o control.Override, now time.Time) string {
 	return until(o.Until, now, `until "shaperd unset limit"`)
 }
 
-// allObserve returns why no limit is enforced, whatever its own mode; "" when that counts.
+// allObserve returns why no limit is enforced, though it does not observe itself; "" when that counts.
 func allObserve(s control.Status) string {
 	switch {
 	case s.Mode == mode(true):
-		return `the daemon observes: [daemon] mode = "observe" goes before the mode of a limit`
+		return `the daemon observes: [daemon] observe = true is for all limits`
 	case s.Bypass != nil:
 		return `limits are bypassed until "shaperd bypass off"`
 	}
 	return ""
 }
 
-// attachmentsObserve says at which of its attachments l only observes, whatever its own mode;
+// attachmentsObserve says at which of its attachments l only observes, though it does not observe itself;
 // "" at none.
 func attachmentsObserve(s control.Status, l control.Limit) string {
 	var names []string
@@ -144,9 +144,9 @@ func attachmentsObserve(s control.Status, l control.Limit) string {
 	case len(names) == 0:
 		return ""
 	case len(names) == len(l.Attachments):
-		return fmt.Sprintf(`attachment %s observes: its mode goes before that of a limit`, strings.Join(names, ", "))
+		return fmt.Sprintf(`attachment %s observes: its observe = true is for all limits there`, strings.Join(names, ", "))
 	}
-	return fmt.Sprintf(`at attachment %s, which observes: its mode goes before that of a limit`, strings.Join(names, ", "))
+	return fmt.Sprintf(`at attachment %s, which observes: its observe = true is for all limits there`, strings.Join(names, ", "))
 }
 
 // change tells what a limit was and is.
@@ -237,14 +237,14 @@ func modeCommand(e env, verb string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   verb + " LIMIT",
 		Short: short,
-		Long:  long + fmt.Sprintf(`: as "shaperd set limit LIMIT mode=%s".`, verb),
+		Long:  long + fmt.Sprintf(`: as "shaperd set limit LIMIT observe=%t".`, verb == "observe"),
 		Example: fmt.Sprintf(`  shaperd %s per-source
   shaperd %[1]s per-source --for 10m`, verb),
 		Annotations:       asOrder,
 		Args:              args("LIMIT"),
 		ValidArgsFunction: e.completeLimits,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return setLimit(cmd.Context(), e, args[0], control.SetLimit{Set: map[string]string{"mode": verb}, For: forTime.seconds(), UntilReload: untilReload})
+			return setLimit(cmd.Context(), e, args[0], control.SetLimit{Set: map[string]string{"observe": strconv.FormatBool(verb == "observe")}, For: forTime.seconds(), UntilReload: untilReload})
 		},
 	}
 	setFlags(cmd, &forTime, &untilReload)

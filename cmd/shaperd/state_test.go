@@ -17,7 +17,7 @@ import (
 func TestRestartIsNoFreshBurst(t *testing.T) {
 	t.Parallel()
 	listen, metrics, downstream := freePort(t), freePort(t), echoServer(t)
-	config := writeConfig(t, "", strings.Replace(configText(listen, metrics, downstream, "10kB/s"), "connections = 5", `burst = "50kB"`, 1))
+	config := writeConfig(t, "", strings.Replace(configText(listen, metrics, downstream, "10kB/s"), "max_connections = 5", `burst = "50kB"`, 1))
 	state := filepath.Join(t.TempDir(), "state")
 	send := func() {
 		t.Helper()

@@ -237,6 +237,9 @@ func (s *server) UnsetLimit(ctx context.Context, limit string, keys []string) er
 		}
 		for _, key := range keys {
 			if _, ok := w.limits[limit][key]; !ok {
+				if now := config.RenamedInLimit(key); now != "" {
+					return &refused{fmt.Errorf("%s was renamed to %s", key, now)}
+				}
 				return s.unset(limit, key+" is not")
 			}
 			delete(w.limits[limit], key)

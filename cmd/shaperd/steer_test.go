@@ -100,7 +100,7 @@ func TestSteer(t *testing.T) {
 	s.mustFail("set limit per-source rate=10mbps", "is in bytes to tc")
 	s.mustFail("set limit per-source speed=1", "speed")
 	s.mustFail("set limit nosuch rate=1MB/s", "there is no limit")
-	s.must("set limit per-source rate=3MB/s connections=7 --for 100ms", "until ")
+	s.must("set limit per-source rate=3MB/s max_connections=7 --for 100ms", "until ")
 	s.until("per-source", func(l control.Limit) bool { return l.Rate == 2e6 && l.Connections == 5 && len(l.Override) == 1 })
 	s.waitLog("is over")
 
@@ -246,7 +246,7 @@ func TestExpiryHoldsUpNoOther(t *testing.T) {
 	text := strings.Replace(configText(listen, "", echoServer(t), "1MB/s"), "rate = \"1MB/s\"\n", "", 1)
 	s := startSteered(t, writeConfig(t, "", text))
 	s.must("set limit per-source rate=2MB/s --for 500ms")
-	s.must("set limit per-source burst=64KiB connections=7")
+	s.must("set limit per-source burst=64KiB max_connections=7")
 	s.must("block 192.0.2.1 --for 500ms")
 	s.must("bypass on --for 500ms")
 	s.until("per-source", func(l control.Limit) bool { return l.Rate == 0 && l.Mode == mode(false) })

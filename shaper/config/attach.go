@@ -18,9 +18,10 @@ type Attach struct {
 	Interfaces  []string // names, or patterns as [path.Match] reads them
 	Direction   AttachDirection
 	Mode        AttachMode
+	Observe     bool // count what would be held or dropped, and let everything pass
 	Hook        Hook
 	OnStop      OnStop
-	Queue       int           // packets that an interface's queue holds, 1000 to 10000000; of Shape alone
+	Queue       int           // packets that an interface's queue holds, 1000 to 10000000; where packets are held
 	IdleTimeout time.Duration // of TCP connections that are counted, 1s to 240h
 }
 
@@ -40,12 +41,11 @@ type AttachMode uint8
 
 // The modes.
 const (
-	Shape   AttachMode = iota // held until they may leave
-	Police                    // dropped when they would wait longer than max_delay; else they pass at once
-	Observe                   // counted
+	Shape  AttachMode = iota // held until they may leave
+	Police                   // dropped when they would wait longer than max_delay; else they pass at once
 )
 
-func (m AttachMode) String() string { return [...]string{"shape", "police", "observe"}[m] }
+func (m AttachMode) String() string { return [...]string{"shape", "police"}[m] }
 
 // Hook is where in the kernel packets are met.
 type Hook uint8
@@ -84,17 +84,18 @@ func (l *loader) attach(t table) {
 	attach.Interfaces = values(interfaces)
 	choice(t, "direction", &attach.Direction)
 	choice(t, "mode", &attach.Mode)
+	t.boolean("observe", &attach.Observe)
 	choice(t, "hook", &attach.Hook)
 	choice(t, "on_stop", &attach.OnStop)
 	t.integer("queue", &attach.Queue)
-	t.duration("idle_timeout", &attach.IdleTimeout)
+	t.duration("tcp_idle_timeout", &attach.IdleTimeout)
 
-	t.idle(attach.Mode == Shape, `mode "shape"`, "queue")
+	t.idle(attach.shapes(), `mode "shape" and observe = false`, "queue")
 	switch {
 	case attach.Hook == HookXDP && attach.Direction != Ingress:
 		t.bad("hook", `"xdp" meets packets that come in: write direction = "ingress", or leave hook out`)
-	case attach.Hook == HookXDP && attach.Mode == Shape:
-		t.bad("hook", `"xdp" cannot hold packets: write mode = "police" or "observe", or leave hook out`)
+	case attach.Hook == HookXDP && attach.shapes():
+		t.bad("hook", `"xdp" cannot hold packets: write mode = "police" or observe = true, or leave hook out`)
 	}
 	for _, i := range interfaces {
 		l.interfaces = append(l.interfaces, placedInterface{i.value, attach.Direction, i.at})
@@ -102,6 +103,9 @@ func (l *loader) attach(t table) {
 	l.c.Attach = append(l.c.Attach, attach)
 	l.attaches = append(l.attaches, t)
 }
+
+// shapes reports whether packets are held.
+func (a *Attach) shapes() bool { return a.Mode == Shape && !a.Observe }
 
 // interfaces reads the key "interface", one or an array of them.
 func interfaces(t table) []item[string] {
@@ -160,9 +164,9 @@ func checkOfListeners(t table, limit shaper.Limit) {
 	}
 	switch udp := ofUDP(limit); {
 	case udp && limit.Excess != shaper.ExcessDrop && limit.Excess != shaper.ExcessReject:
-		t.bad("excess", "%q is for TCP: datagrams are refused with \"drop\" or \"reject\"", limit.Excess)
+		t.bad("refuse_with", "%q is for TCP: datagrams are refused with \"drop\" or \"reject\"", limit.Excess)
 	case !udp && limit.Excess == shaper.ExcessDrop:
-		t.bad("excess", "\"drop\" leaves a connection unanswered, and a listener has answered already; use \"reset\" or \"close\", match protocol \"udp\", or %s", instead)
+		t.bad("refuse_with", "\"drop\" leaves a connection unanswered, and a listener has answered already; use \"reset\" or \"close\", match protocol \"udp\", or %s", instead)
 	}
 	t.idle(false, "match.attach", "ecn_mark")
 }
@@ -183,7 +187,7 @@ func checkOfAttachments(t table, limit shaper.Limit, counts bool) {
 		t.add(match.child("port"), "port: \"icmp\" has no ports")
 	}
 	if m.Protocol == shaper.UDP || m.Protocol == shaper.ICMP {
-		for _, key := range []string{"connections", "new_connections"} {
+		for _, key := range []string{"max_connections", "new_connections"} {
 			if t.has(key) {
 				t.bad(key, "counts the connections of TCP, and match.protocol is %q", m.Protocol)
 			}
@@ -196,16 +200,16 @@ func checkOfAttachments(t table, limit shaper.Limit, counts bool) {
 		t.bad("key", "\"listen\" tells listeners apart, and this limit is for attachments: write \"attach\"")
 	}
 	if limit.Excess != shaper.ExcessReset && limit.Excess != shaper.ExcessDrop {
-		t.bad("excess", "%q is for listeners: an attachment can refuse a connection with \"reset\", or \"drop\" it", limit.Excess)
+		t.bad("refuse_with", "%q is for listeners: an attachment can refuse a connection with \"reset\", or \"drop\" it", limit.Excess)
 	}
-	if t.has("share") {
-		t.bad("share", "is for listeners: at attachments the packets of a bucket leave in the order they came")
+	if t.has("scheduling") {
+		t.bad("scheduling", "is for listeners: at attachments the packets of a bucket leave in the order they came")
 	}
 	if counts {
 		const reason = "at attachments no connection waits for a slot"
-		t.idle(t.has("new_connections"), "new_connections: "+reason, "max_wait")
-		if t.has("max_waiting") {
-			t.bad("max_waiting", "has no effect: "+reason)
+		t.idle(t.has("new_connections"), "new_connections: "+reason, "queue_timeout")
+		if t.has("max_queue") {
+			t.bad("max_queue", "has no effect: "+reason)
 		}
 	}
 	t.idle(limit.Rate > 0 || limit.Packets.N > 0, "rate or packets", "ecn_mark")
@@ -237,9 +241,9 @@ func (l *loader) checkAttach() {
 func (l *loader) checkCounting() {
 	for i, attach := range l.c.Attach {
 		limits := counting(l.c.Limits, attach.Name)
-		l.attaches[i].idle(len(limits) > 0, "a limit with connections that matches this attachment", "idle_timeout")
+		l.attaches[i].idle(len(limits) > 0, "a limit with max_connections that matches this attachment", "tcp_idle_timeout")
 		for _, limit := range limits[min(len(limits), shaper.MaxConnectionLimits):] {
-			l.limits[limit].bad("connections", "more than %d limits with connections match attachment %q", shaper.MaxConnectionLimits, attach.Name)
+			l.limits[limit].bad("max_connections", "more than %d limits with max_connections match attachment %q", shaper.MaxConnectionLimits, attach.Name)
 		}
 	}
 }
@@ -252,7 +256,7 @@ func (l *loader) observeAttachments() {
 		for _, attach := range l.c.Attach {
 			switch {
 			case !slices.Contains(l.c.Limits[i].Match.Attach, attach.Name):
-			case attach.Mode == Observe:
+			case attach.Observe:
 				observes = attach.Name
 			default:
 				enforces = attach.Name

@@ -20,11 +20,11 @@ type canonical struct {
 }
 
 type canonicalDaemon struct {
-	Mode    string `json:"mode"`
-	Metrics string `json:"metrics"`
-	Page    string `json:"page"`
-	Buckets int    `json:"buckets"`
-	Pins    string `json:"pins,omitempty"`
+	Observe    bool   `json:"observe"`
+	Metrics    string `json:"metrics"`
+	Dashboard  string `json:"dashboard"`
+	MaxBuckets int    `json:"max_buckets"`
+	PinPath    string `json:"pin_path,omitempty"`
 }
 
 type canonicalTransparent struct {
@@ -54,26 +54,27 @@ type canonicalListen struct {
 	HalfCloseTimeout  *canonicalTime        `json:"half_close_timeout,omitempty"`
 	MaxLifetime       *canonicalTime        `json:"max_lifetime,omitempty"`
 	MinThroughput     *canonicalRate        `json:"min_throughput,omitempty"`
-	IdleTimeout       *canonicalTime        `json:"idle_timeout,omitempty"`
+	UDPIdleTimeout    *canonicalTime        `json:"udp_idle_timeout,omitempty"`
 	MaxFlows          int                   `json:"max_flows,omitempty"`
 	MaxFlowsPerSource int                   `json:"max_flows_per_source,omitempty"`
 	Amplification     *int                  `json:"amplification,omitempty"`
 }
 
 type canonicalAttach struct {
-	Name        string         `json:"name"`
-	Interface   []string       `json:"interface"`
-	Direction   string         `json:"direction"`
-	Mode        string         `json:"mode"`
-	Hook        string         `json:"hook"`
-	OnStop      string         `json:"on_stop"`
-	Queue       int            `json:"queue,omitempty"`
-	IdleTimeout *canonicalTime `json:"idle_timeout,omitempty"`
+	Name           string         `json:"name"`
+	Interface      []string       `json:"interface"`
+	Direction      string         `json:"direction"`
+	Mode           string         `json:"mode"`
+	Observe        bool           `json:"observe"`
+	Hook           string         `json:"hook"`
+	OnStop         string         `json:"on_stop"`
+	Queue          int            `json:"queue,omitempty"`
+	TCPIdleTimeout *canonicalTime `json:"tcp_idle_timeout,omitempty"`
 }
 
 type canonicalLimit struct {
 	Name           string              `json:"name"`
-	Mode           string              `json:"mode"`
+	Observe        bool                `json:"observe"`
 	Match          canonicalMatch      `json:"match"`
 	Key            []string            `json:"key"`
 	IPv4Prefix     int                 `json:"ipv4_prefix,omitempty"`
@@ -85,14 +86,14 @@ type canonicalLimit struct {
 	BurstPackets   *uint64             `json:"burst_packets,omitempty"`
 	Overhead       *canonicalSize      `json:"overhead,omitempty"`
 	MaxDelay       *canonicalTime      `json:"max_delay,omitempty"`
-	Share          string              `json:"share,omitempty"`
+	Scheduling     string              `json:"scheduling,omitempty"`
 	ECNMark        *canonicalPercent   `json:"ecn_mark,omitempty"`
-	Connections    int                 `json:"connections,omitempty"`
+	MaxConnections int                 `json:"max_connections,omitempty"`
 	NewConnections *canonicalFrequency `json:"new_connections,omitempty"`
-	MaxWait        *canonicalTime      `json:"max_wait,omitempty"`
-	MaxWaiting     *int                `json:"max_waiting,omitempty"`
+	QueueTimeout   *canonicalTime      `json:"queue_timeout,omitempty"`
+	MaxQueue       *int                `json:"max_queue,omitempty"`
 	Block          bool                `json:"block,omitempty"`
-	Excess         string              `json:"excess,omitempty"`
+	RefuseWith     string              `json:"refuse_with,omitempty"`
 	Reply          string              `json:"reply,omitempty"`
 }
 
@@ -123,10 +124,10 @@ type canonicalTime struct {
 }
 
 type canonicalDownstream struct {
-	text        string
-	To          string `json:"to"`
-	Weight      int    `json:"weight"`
-	Connections int    `json:"connections,omitempty"`
+	text           string
+	Address        string `json:"address"`
+	Weight         int    `json:"weight"`
+	MaxConnections int    `json:"max_connections,omitempty"`
 }
 
 type canonicalCheck struct {
@@ -174,7 +175,7 @@ func (c *Config) Canonical() any { return c.canonical() }
 
 func (c *Config) canonical() canonical {
 	v := canonical{
-		Daemon: canonicalDaemon{Mode: modeName(c.Daemon.Observe).String(), Metrics: c.Daemon.Metrics, Page: c.Daemon.Page, Buckets: c.Daemon.Buckets},
+		Daemon: canonicalDaemon{Observe: c.Daemon.Observe, Metrics: c.Daemon.Metrics, Dashboard: c.Daemon.Page, MaxBuckets: c.Daemon.Buckets},
 		ASN:    canonicalASN{append([]string{}, c.ASN.Files...)},
 		Listen: []canonicalListen{},
 		Attach: []canonicalAttach{},
@@ -215,22 +216,22 @@ func (c *Config) canonical() canonical {
 			}
 		}
 		if listeners[i].UDP {
-			w.IdleTimeout, w.MaxFlows = canonicalDuration(l.IdleTimeout), l.MaxFlows
+			w.UDPIdleTimeout, w.MaxFlows = canonicalDuration(l.IdleTimeout), l.MaxFlows
 			w.MaxFlowsPerSource, w.Amplification = l.MaxFlowsPerSource, &l.Amplification
 		}
 		v.Listen = append(v.Listen, w)
 	}
 	for _, a := range c.Attach {
-		v.Daemon.Pins = c.Daemon.Pins
+		v.Daemon.PinPath = c.Daemon.Pins
 		w := canonicalAttach{
 			Name: a.Name, Interface: a.Interfaces, Direction: a.Direction.String(),
-			Mode: a.Mode.String(), Hook: a.Hook.String(), OnStop: a.OnStop.String(),
+			Mode: a.Mode.String(), Observe: a.Observe, Hook: a.Hook.String(), OnStop: a.OnStop.String(),
 		}
-		if a.Mode == Shape {
+		if a.shapes() {
 			w.Queue = a.Queue
 		}
 		if len(counting(c.Limits, a.Name)) > 0 {
-			w.IdleTimeout = canonicalDuration(a.IdleTimeout)
+			w.TCPIdleTimeout = canonicalDuration(a.IdleTimeout)
 		}
 		v.Attach = append(v.Attach, w)
 	}
@@ -242,9 +243,9 @@ func (c *Config) canonical() canonical {
 
 func canonicalLimitOf(l shaper.Limit) canonicalLimit {
 	v := canonicalLimit{
-		Name: l.Name,
-		Mode: modeName(l.Observe).String(),
-		Key:  []string{},
+		Name:    l.Name,
+		Observe: l.Observe,
+		Key:     []string{},
 		Match: canonicalMatch{
 			Listen:      l.Match.Listen,
 			Attach:      l.Match.Attach,
@@ -288,7 +289,7 @@ func canonicalLimitOf(l shaper.Limit) canonicalLimit {
 		} else {
 			v.Direction = l.Direction.String()
 			if l.Key&shaper.KeyConnection == 0 {
-				v.Share = l.Share.String()
+				v.Scheduling = l.Share.String()
 			}
 		}
 	}
@@ -299,15 +300,15 @@ func canonicalLimitOf(l shaper.Limit) canonicalLimit {
 	v.Block = l.Block
 	blocksTCP := l.Block && l.Match.Protocol != shaper.UDP && l.Match.Protocol != shaper.ICMP
 	if counts || blocksTCP || ofUDP(l) || l.Excess == shaper.ExcessReject {
-		v.Excess, v.Reply = l.Excess.String(), l.Reply
+		v.RefuseWith, v.Reply = l.Excess.String(), l.Reply
 	}
 	if counts {
-		v.Connections = l.Connections
+		v.MaxConnections = l.Connections
 		if !l.OfAttachments() {
-			v.MaxWaiting = &l.MaxWaiting
+			v.MaxQueue = &l.MaxWaiting
 		}
 		if !l.OfAttachments() || l.NewConnections.N > 0 {
-			v.MaxWait = canonicalDuration(l.MaxWait)
+			v.QueueTimeout = canonicalDuration(l.MaxWait)
 		}
 	}
 	return v

@@ -22,7 +22,7 @@ const (
 func checkEffect(t table, limit shaper.Limit) {
 	rate, packets := t.has("rate"), t.has("packets")
 	shapes := rate || packets
-	counts := t.has("connections") || t.has("new_connections")
+	counts := t.has("max_connections") || t.has("new_connections")
 	if limit.Block {
 		if !checkBlock(t, limit) {
 			return
@@ -31,17 +31,17 @@ func checkEffect(t table, limit shaper.Limit) {
 		if len(t.unknown()) > 0 { // which may be meant for one of them
 			return
 		}
-		t.add(t.at, "[[limit]] limits nothing: give it rate, packets, connections, new_connections or block = true")
+		t.add(t.at, "[[limit]] limits nothing: give it rate, packets, max_connections, new_connections or block = true")
 		return
 	}
 	// Written out, the default says what is so anyway.
 	t.idle(rate || limit.Burst == 0, "rate", "burst")
 	t.idle(rate || limit.Overhead == 0, "rate", "overhead")
 	t.idle(packets, "packets", "burst_packets")
-	t.idle(shapes, "rate or packets", "max_delay", "direction", "share")
-	t.idle(counts, "connections or new_connections", "max_wait", "max_waiting")
+	t.idle(shapes, "rate or packets", "max_delay", "direction", "scheduling")
+	t.idle(counts, "max_connections or new_connections", "queue_timeout", "max_queue")
 	refuses := !limit.OfAttachments() && limit.Direction != shaper.FromDownstream && (ofUDP(limit) || limit.Excess == shaper.ExcessReject)
-	t.idle(counts || refuses || limit.Block, "connections or new_connections", "excess")
+	t.idle(counts || refuses || limit.Block, "max_connections or new_connections", "refuse_with")
 	checkReply(t, limit)
 	t.idle(limit.Key&shaper.KeySource != 0, `"source" in key`, "ipv4_prefix", "ipv6_prefix")
 	switch match, _ := t.values["match"].(map[string]any); {
@@ -50,7 +50,7 @@ func checkEffect(t table, limit shaper.Limit) {
 	case match["attach"] == nil: // else a mistake is reported there
 		checkOfListeners(t, limit)
 	}
-	for _, key := range []string{"connections", "new_connections", "share"} {
+	for _, key := range []string{"max_connections", "new_connections", "scheduling"} {
 		if limit.Key&shaper.KeyConnection != 0 && t.has(key) {
 			t.bad(key, "has no effect with \"connection\" in key, where each connection is alone")
 		}
@@ -70,14 +70,14 @@ func checkEffect(t table, limit shaper.Limit) {
 func checkBlock(t table, limit shaper.Limit) bool {
 	alone := true
 	for key := range t.values {
-		effective := slices.Contains([]string{"name", "match", "block", "excess", "reply", "mode"}, key) || key == "key" && limit.Key == 0
+		effective := slices.Contains([]string{"name", "match", "block", "refuse_with", "reply", "observe"}, key) || key == "key" && limit.Key == 0
 		if !effective && slices.Contains(limitKeys.names(), key) {
 			t.bad(key, "has no effect with block = true, which refuses all that is matched")
 			alone = false
 		}
 	}
-	if protocol := limit.Match.Protocol; limit.OfAttachments() && (protocol == shaper.UDP || protocol == shaper.ICMP) && t.has("excess") {
-		t.bad("excess", "is for TCP connections, and match.protocol is %q: packets are dropped", protocol)
+	if protocol := limit.Match.Protocol; limit.OfAttachments() && (protocol == shaper.UDP || protocol == shaper.ICMP) && t.has("refuse_with") {
+		t.bad("refuse_with", "is for TCP connections, and match.protocol is %q: packets are dropped", protocol)
 	}
 	return alone
 }
@@ -91,8 +91,8 @@ func (l *loader) check(root *node) {
 		l.add(l.limits[MaxLimits].at, fmt.Sprintf("%d limits, more than the %d there may be: two of %d are kept for \"shaperd block\"", len(l.limits), MaxLimits, shaper.MaxLimits))
 	}
 	if page := l.c.Daemon.Page; page == l.c.Daemon.Metrics && page != "" && !strings.HasSuffix(page, ":0") {
-		at := cmp.Or(l.set["[daemon]page"], l.set["[daemon]metrics"])
-		l.add(at, fmt.Sprintf("page and metrics are both at %s: give them two ports", quote(page)))
+		at := cmp.Or(l.set["[daemon]dashboard"], l.set["[daemon]metrics"])
+		l.add(at, fmt.Sprintf("dashboard and metrics are both at %s: give them two ports", quote(page)))
 	}
 	l.checkOwnPorts()
 	l.checkNames(slices.Concat(l.listens, l.attaches))
@@ -199,9 +199,9 @@ type OwnPort struct {
 	Addr    netip.AddrPort
 }
 
-// OwnPorts returns those of metrics and page, but for what is at a name.
+// OwnPorts returns those of metrics and dashboard, but for what is at a name.
 func (d *Daemon) OwnPorts() (all []OwnPort) {
-	for _, p := range []OwnPort{{Key: "metrics", At: d.Metrics}, {Key: "page", At: d.Page}} {
+	for _, p := range []OwnPort{{Key: "metrics", At: d.Metrics}, {Key: "dashboard", At: d.Page}} {
 		at := p.At
 		if strings.HasPrefix(at, ":") {
 			at = "[::]" + at
@@ -285,7 +285,7 @@ func (l *loader) checkReach(t table, limit shaper.Limit, listeners []shaper.List
 		}
 	}
 	if limit.Excess == shaper.ExcessReject && !slices.ContainsFunc(met, func(a Address) bool { return a.Protocol == shaper.UDP }) {
-		t.bad("excess", "\"reject\" is for UDP, and no listener that is matched has a udp address; use \"reset\" or \"close\"")
+		t.bad("refuse_with", "\"reject\" is for UDP, and no listener that is matched has a udp address; use \"reset\" or \"close\"")
 	}
 	if !slices.ContainsFunc(met, func(a Address) bool { return meets(a, m) }) {
 		l.add(match, "match: no listener has the protocol, the ports and the address family together: nothing can match")

@@ -19,10 +19,10 @@ func TestLoadedCompiles(t *testing.T) {
 		"match.source": {`["10.0.0.0/8"]`, `["::/0"]`, `["0.0.0.0/0", "2001:db8::/32"]`}, "match.asn": {`[]`, `[64500]`},
 		"match.port": {`["5432"]`, `["8000-8005", "1"]`, `["1-65535"]`},
 		"key":        {`[]`, `["source"]`, `["asn", "port"]`, `["connection"]`, `["listen"]`, `["attach"]`}, "ipv4_prefix": {"1", "32"}, "ipv6_prefix": {"1", "128"},
-		"direction": {`"both"`, `"from-downstream"`}, "mode": {`"observe"`}, "excess": {`"close"`, `"drop"`, `"reset"`, `"reject"`}, "overhead": {`"0B"`, `"1kB"`}, "ecn_mark": {`"1%"`},
-		"rate": {`"1B/s"`, `"1Tbit/s"`, `"10Mbit/s"`}, "packets": {`"1/h"`, `"1000000000/s"`}, "connections": {"1", "1048576"}, "new_connections": {`"1/h"`, `"1000000000/s"`},
+		"direction": {`"both"`, `"from-downstream"`}, "observe": {"true", "false"}, "refuse_with": {`"close"`, `"drop"`, `"reset"`, `"reject"`}, "overhead": {`"0B"`, `"1kB"`}, "ecn_mark": {`"1%"`},
+		"rate": {`"1B/s"`, `"1Tbit/s"`, `"10Mbit/s"`}, "packets": {`"1/h"`, `"1000000000/s"`}, "max_connections": {"1", "1048576"}, "new_connections": {`"1/h"`, `"1000000000/s"`},
 		"burst": {`"0B"`, `"2592000B"`, `"2592001B"`, `"1000000TB"`, `"324PB"`, `"324000TB"`}, "burst_packets": {"0", "720", "721", "1000000000000"},
-		"max_delay": {`"0s"`, `"1h"`}, "max_wait": {`"0s"`, `"1h"`}, "max_waiting": {"0", "1048576"}, "block": {"true", "false"},
+		"max_delay": {`"0s"`, `"1h"`}, "queue_timeout": {`"0s"`, `"1h"`}, "max_queue": {"0", "1048576"}, "block": {"true", "false"},
 	}
 	var keys []string
 	for key := range values {
@@ -42,7 +42,7 @@ func TestLoadedCompiles(t *testing.T) {
 			fmt.Fprintf(&b, "[[limit]]\nname = \"l%d\"\n", i)
 			// A limit has something to hold to, and a few keys more.
 			some := rapid.SliceOfNDistinct(rapid.SampledFrom(keys), 0, 3, rapid.ID).Draw(t, "keys")
-			main := rapid.SampledFrom([]string{"rate", "packets", "connections", "new_connections", "block"}).Draw(t, "main")
+			main := rapid.SampledFrom([]string{"rate", "packets", "max_connections", "new_connections", "block"}).Draw(t, "main")
 			if !slices.Contains(some, main) {
 				some = append(some, main)
 			}

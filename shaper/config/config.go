@@ -265,7 +265,7 @@ type mistake struct {
 }
 
 func (r *report) add(at *node, msg string) {
-	if !r.full() {
+	if !r.full() && !at.migrated {
 		r.mistakes = append(r.mistakes, mistake{at, msg})
 	}
 }

@@ -86,16 +86,16 @@ func TestLoad(t *testing.T) {
 			}},
 		}},
 		{"everything", `
-daemon = { mode = "observe", metrics = "", page = "", buckets = 4096, pins = "/run/bpf/x/" }
+daemon = { observe = true, metrics = "", dashboard = "", max_buckets = 4096, pin_path = "/run/bpf/x/" }
 asn.files = ["/usr/share/asn.csv"]
 [[listen]]
-name            = "sms"
-address         = ["udp://[::ffff:192.0.2.1]:53", "tcp://[2001:db8::1]:53"]
-access_log      = true
-downstream      = ["[fd00::5]:5353", "[::ffff:10.0.0.1]", "db.local", "Under_Score.:1"]
-connect_timeout = "1s"
-idle_timeout    = "1m30s"
-max_flows       = 7
+name             = "sms"
+address          = ["udp://[::ffff:192.0.2.1]:53", "tcp://[2001:db8::1]:53"]
+access_log       = true
+downstream       = ["[fd00::5]:5353", "[::ffff:10.0.0.1]", "db.local", "Under_Score.:1"]
+connect_timeout  = "1s"
+udp_idle_timeout = "1m30s"
+max_flows        = 7
 [[limit]]
 name            = "bytes"
 match           = { listen = ["sms"], protocol = "", source = ["::ffff:10.0.0.0/104", "2001:db8::/32"], asn = [64500], port = [53, "50-60"] }
@@ -106,12 +106,12 @@ direction       = "both"
 rate            = "5MiB/s"
 burst           = "64KiB"
 max_delay       = "1s"
-connections     = 5
+max_connections = 5
 new_connections = "5/min"
-max_wait        = "0s"
-max_waiting     = 0
-excess          = "close"
-mode            = "observe"
+queue_timeout   = "0s"
+max_queue       = 0
+refuse_with     = "close"
+observe         = true
 [[limit]]
 name          = "packets"
 match         = { protocol = "udp" }
@@ -125,7 +125,7 @@ name         = "blocked"
 match.source = ["192.0.2.0/24"]
 key          = []
 block        = true
-excess       = "reject"
+refuse_with  = "reject"
 `, Config{
 			Transparent: Transparent{Mark: 21320},
 			Daemon:      Daemon{Observe: true, Buckets: 4096, Pins: "/run/bpf/x"},
@@ -186,14 +186,14 @@ excess       = "reject"
 		}},
 		{"everything of attachments", `
 [[attach]]
-name         = "up"
-interface    = ["eth0", "wg[0-9]", "tap-with-a-long-name-*"]
-mode         = "shape"
-direction    = "egress"
-hook         = "clsact"
-on_stop      = "keep"
-queue        = 1000
-idle_timeout = "240h"
+name             = "up"
+interface        = ["eth0", "wg[0-9]", "tap-with-a-long-name-*"]
+mode             = "shape"
+direction        = "egress"
+hook             = "clsact"
+on_stop          = "keep"
+queue            = 1000
+tcp_idle_timeout = "240h"
 [[attach]]
 name      = "down"
 interface = ["eth0"]
@@ -203,7 +203,7 @@ hook      = "xdp"
 [[attach]]
 name      = "watch"
 interface = "*"
-mode      = "observe"
+observe   = true
 hook      = "tcx"
 on_stop   = "open"
 [[limit]]
@@ -218,10 +218,10 @@ ecn_mark        = "1%"
 [[limit]]
 name            = "connections"
 match.attach    = ["up"]
-connections     = 5
+max_connections = 5
 new_connections = "5/min"
-max_wait        = "0s"
-excess          = "drop"
+queue_timeout   = "0s"
+refuse_with     = "drop"
 [[limit]]
 name     = "icmp"
 match    = { attach = ["up"], protocol = "icmp" }
@@ -239,7 +239,7 @@ ecn_mark = "100%"
 					Name: "down", Interfaces: []string{"eth0"}, Direction: Ingress, Mode: Police, Hook: HookXDP,
 					Queue: 100000, IdleTimeout: time.Hour,
 				},
-				{Name: "watch", Interfaces: []string{"*"}, Mode: Observe, Hook: HookTCX, Queue: 100000, IdleTimeout: time.Hour},
+				{Name: "watch", Interfaces: []string{"*"}, Observe: true, Hook: HookTCX, Queue: 100000, IdleTimeout: time.Hour},
 			},
 			Limits: []shaper.Limit{
 				{
@@ -314,7 +314,7 @@ func TestConfD(t *testing.T) {
 	folder := write(t,
 		"shaperd.toml", "[asn]\nfiles = [\"asn.csv\"]\n[daemon]\nmetrics = \"\"\n"+listenDB,
 		"conf.d/20-more.toml", "[asn]\nfiles = [\"more.csv\"]\n[[limit]]\nname = \"second\"\nrate = \"1MB/s\"\nmatch.listen = [\"web\"]\n",
-		"conf.d/10-first.toml", "[daemon]\nmode = \"observe\"\n[[limit]]\nname = \"first\"\nrate = \"1MB/s\"\n[[listen]]\nname = \"web\"\naddress = [\"tcp://[::]:80\"]\ndownstream = [\"web.local\"]\n",
+		"conf.d/10-first.toml", "[daemon]\nobserve = true\n[[limit]]\nname = \"first\"\nrate = \"1MB/s\"\n[[listen]]\nname = \"web\"\naddress = [\"tcp://[::]:80\"]\ndownstream = [\"web.local\"]\n",
 		"conf.d/.hidden.toml", "not TOML",
 		"conf.d/30-other.conf", "not TOML",
 		"conf.d/40-saved.toml~", "not TOML",
@@ -348,9 +348,9 @@ func TestMistakesAcrossFiles(t *testing.T) {
 		files []string
 		want  []string
 	}{
-		{"daemon key", []string{"[daemon]\nmode = \"observe\"\n" + listenDB, "[daemon]\nmode = \"enforce\"\nbuckets = 2048\n", "\n[daemon]\nbuckets = 2048\n"}, []string{
-			`conf.d/1.toml:2:1: mode: set already at shaperd.toml:2: a key of [daemon] can stand in one file only`,
-			`conf.d/2.toml:3:1: buckets: set already at conf.d/1.toml:3: a key of [daemon] can stand in one file only`,
+		{"daemon key", []string{"[daemon]\nobserve = true\n" + listenDB, "[daemon]\nobserve = false\nmax_buckets = 2048\n", "\n[daemon]\nmax_buckets = 2048\n"}, []string{
+			`conf.d/1.toml:2:1: observe: set already at shaperd.toml:2: a key of [daemon] can stand in one file only`,
+			`conf.d/2.toml:3:1: max_buckets: set already at conf.d/1.toml:3: a key of [daemon] can stand in one file only`,
 		}},
 		{"names", []string{listenDB, strings.ReplaceAll(listenDB, "::", "::1"), "[[limit]]\nname = \"l\"\nrate = \"1MB/s\"\n", "[[limit]]\nrate = \"1MB/s\"\nname = \"l\"\n"}, []string{
 			`conf.d/1.toml:3:1: name: "db" is the name of another [[listen]] at shaperd.toml:3`,
@@ -431,7 +431,7 @@ func TestEnumNames(t *testing.T) {
 			t.Errorf("direction %d is %s, want %s", i, got, want)
 		}
 	}
-	for i, want := range []string{"shape", "police", "observe"} {
+	for i, want := range []string{"shape", "police"} {
 		if got := AttachMode(i).String(); got != want {
 			t.Errorf("mode %d is %s, want %s", i, got, want)
 		}

@@ -91,14 +91,14 @@ func (l *loader) transparent(t table) {
 func (l *loader) daemon(t table) {
 	l.once(t)
 	d := &l.c.Daemon
-	mode(t, &d.Observe)
+	t.boolean("observe", &d.Observe)
 	endpoint(t, "metrics", &d.Metrics)
-	endpoint(t, "page", &d.Page)
-	t.integer("buckets", &d.Buckets)
-	if s, ok := t.text("pins"); ok {
+	endpoint(t, "dashboard", &d.Page)
+	t.integer("max_buckets", &d.Buckets)
+	if s, ok := t.text("pin_path"); ok {
 		var err error
 		if d.Pins, err = parsePins(s); err != nil {
-			t.bad("pins", "%v", err)
+			t.bad("pin_path", "%v", err)
 		}
 	}
 }
@@ -114,23 +114,6 @@ func endpoint(t table, key string, into *string) {
 		return
 	}
 	*into = s
-}
-
-// mode sets *observe from the key "mode".
-func mode(t table, observe *bool) {
-	m := modeName(*observe)
-	choice(t, "mode", &m)
-	*observe = bool(m)
-}
-
-// modeName is whether a mode is "observe", under its name.
-type modeName bool
-
-func (m modeName) String() string {
-	if m {
-		return "observe"
-	}
-	return "enforce"
 }
 
 func (l *loader) asn(t table) {
@@ -207,7 +190,7 @@ func (l *loader) listen(t table) {
 	t.duration("half_close_timeout", &listen.HalfCloseTimeout)
 	t.duration("max_lifetime", &listen.MaxLifetime)
 	quantity(t, "min_throughput", &listen.MinThroughput, ParseRate)
-	t.duration("idle_timeout", &listen.IdleTimeout)
+	t.duration("udp_idle_timeout", &listen.IdleTimeout)
 	t.integer("max_flows", &listen.MaxFlows)
 	listen.MaxFlowsPerSource = max(1, listen.MaxFlows/4)
 	t.integer("max_flows_per_source", &listen.MaxFlowsPerSource)
@@ -226,9 +209,7 @@ func (l *loader) listen(t table) {
 		}
 		t.idle(protocols[shaper.TCP], "a tcp address", "accept_proxy_from", "check",
 			"connect_timeout", "first_byte_timeout", "tcp_idle_timeout", "half_close_timeout", "max_lifetime", "min_throughput")
-		if !protocols[shaper.UDP] && t.has("idle_timeout") {
-			t.bad("idle_timeout", "has no effect without a udp address: for TCP it is tcp_idle_timeout")
-		}
+		t.idle(protocols[shaper.UDP], "a udp address: for TCP it is tcp_idle_timeout", "udp_idle_timeout")
 		t.idle(protocols[shaper.UDP], "a udp address", "max_flows", "max_flows_per_source", "amplification")
 	}
 	l.c.Listen = append(l.c.Listen, listen)
@@ -294,24 +275,24 @@ func (l *loader) limit(t table) {
 	limit.BurstPackets = uint64(burstPackets)
 	quantity(t, "overhead", &limit.Overhead, parseOverhead)
 	t.duration("max_delay", &limit.MaxDelay)
-	choice(t, "share", &limit.Share)
+	choice(t, "scheduling", &limit.Share)
 	quantity(t, "ecn_mark", &limit.ECNMark, parsePercent)
 
 	connections := 100
-	t.integer("connections", &connections)
-	if t.has("connections") {
+	t.integer("max_connections", &connections)
+	if t.has("max_connections") {
 		limit.Connections = connections
 	}
 	quantity(t, "new_connections", &limit.NewConnections, parseConnectionFrequency)
-	t.duration("max_wait", &limit.MaxWait)
-	t.integer("max_waiting", &limit.MaxWaiting)
+	t.duration("queue_timeout", &limit.MaxWait)
+	t.integer("max_queue", &limit.MaxWaiting)
 	t.boolean("block", &limit.Block)
 	if ofUDP(limit) {
 		limit.Excess = shaper.ExcessDrop
 	}
-	choice(t, "excess", &limit.Excess)
+	choice(t, "refuse_with", &limit.Excess)
 	quantity(t, "reply", &limit.Reply, parseReply)
-	mode(t, &limit.Observe)
+	t.boolean("observe", &limit.Observe)
 
 	if limit.Name == BlockedName || limit.Name == BlockedPacketsName {
 		t.bad("name", "%s is kept for \"shaperd block\"", quote(limit.Name))

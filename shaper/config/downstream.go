@@ -34,14 +34,14 @@ func downstreams(t table) (list []item[Downstream]) {
 		case map[string]any:
 			sub := table{t.report, key, t.keys.takes(key).elem.keys, v, at}
 			sub.check()
-			to, ok := sub.text("to")
+			to, ok := sub.text("address")
 			if !ok {
 				continue
 			}
 			if d, err = parseDownstream(to); err == nil {
 				sub.integer("weight", &d.Weight)
 				connections := 100
-				if sub.integer("connections", &connections); sub.has("connections") {
+				if sub.integer("max_connections", &connections); sub.has("max_connections") {
 					d.Connections = connections
 				}
 			}
@@ -89,7 +89,7 @@ func (d Downstream) describe() string {
 		more = append(more, fmt.Sprint("weight ", d.Weight))
 	}
 	if d.Connections > 0 {
-		more = append(more, fmt.Sprint("connections ", d.Connections))
+		more = append(more, fmt.Sprint("max_connections ", d.Connections))
 	}
 	if len(more) == 0 {
 		return d.String()

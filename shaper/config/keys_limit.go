@@ -62,7 +62,7 @@ var limitKeys = keys{
 			"source is held back.",
 	},
 	{
-		name: "share", takes: oneOf(shaper.ShareFair, shaper.ShareFIFO), preset: `"fair"`, needs: "`rate` or `packets`, at listeners", settable: true,
+		name: "scheduling", takes: oneOf(shaper.ShareFair, shaper.ShareFIFO), preset: `"fair"`, needs: "`rate` or `packets`, at listeners", settable: true,
 		about: "How those share a bucket who wait for it: with `\"fair\"` sources take turns, and the connections or " +
 			"flows of a source; `\"fifo\"` is first come, first served.",
 	},
@@ -72,8 +72,8 @@ var limitKeys = keys{
 			"`\"100%\"` is never.",
 	},
 	{
-		name: "connections", takes: integer(1, 1<<20), without: "no bound", settable: true,
-		about: "Connections in flight, for each key. A UDP flow is one until its `idle_timeout` has passed, or until " +
+		name: "max_connections", takes: integer(1, 1<<20), without: "no bound", settable: true,
+		about: "Connections in flight, for each key. A UDP flow is one until its `udp_idle_timeout` has passed, or until " +
 			"somebody needs its place and it is idle; a new one waits as a connection does, and those of sources that have none " +
 			"that was answered take turns as one source. At attachments only TCP has connections, and at most 4 limits with this key may match one.",
 	},
@@ -82,34 +82,35 @@ var limitKeys = keys{
 		about: "New connections, for each key.",
 	},
 	{
-		name: "max_wait", takes: duration(0, time.Hour), preset: `"2s"`, needs: "`connections` or `new_connections`", settable: true,
+		name: "queue_timeout", takes: duration(0, time.Hour), preset: `"2s"`, needs: "`max_connections` or `new_connections`", settable: true,
 		about: "How long a connection may wait for its turn, counted from when it came. At attachments, how long its " +
 			"first packet may wait for `new_connections`.",
 	},
 	{
-		name: "max_waiting", takes: integer(0, 1<<20), preset: "1000", needs: "`connections` or `new_connections`, at listeners", settable: true,
+		name: "max_queue", takes: integer(0, 1<<20), preset: "1000", needs: "`max_connections` or `new_connections`, at listeners", settable: true,
 		about: "How many connections may wait at once, over all keys. Sources take turns.",
 	},
 	{
 		name: "block", takes: boolean, preset: "false",
-		about: "Whether all that is matched is refused. Beside it only `name`, `match`, `excess`, `reply` and `mode` " +
-			"have an effect.",
+		about: "Whether all that is matched is refused. Beside it only `name`, `match`, `refuse_with`, `reply` and " +
+			"`observe` have an effect.",
 	},
 	{
-		name: "excess", takes: oneOf(shaper.ExcessReset, shaper.ExcessClose, shaper.ExcessDrop, shaper.ExcessReply, shaper.ExcessReject), without: "`\"reset\"`; `\"drop\"` at listeners where `match.protocol` is `\"udp\"`", needs: "`connections`, `new_connections`, `block` or UDP at listeners",
+		name: "refuse_with", takes: oneOf(shaper.ExcessReset, shaper.ExcessClose, shaper.ExcessDrop, shaper.ExcessReply, shaper.ExcessReject), without: "`\"reset\"`; `\"drop\"` at listeners where `match.protocol` is `\"udp\"`", needs: "`max_connections`, `new_connections`, `block` or UDP at listeners",
 		about: "What a refused connection gets: `\"reset\"`, `\"close\"` or `\"reply\"` at listeners, `\"reset\"` or " +
 			"`\"drop\"` (nothing) at attachments. A refused datagram gets nothing, or with `\"reject\"` an ICMP " +
 			"message that its port cannot be reached, at most 1,000 of them a second, which takes CAP_NET_RAW; " +
 			"`\"reject\"` resets TCP connections.",
 	},
 	{
-		name: "reply", takes: text("`\"http-429\"`, or a text of at most 4096 bytes", "http-429", ""), without: "none", needs: "`excess = \"reply\"`",
+		name: "reply", takes: text("`\"http-429\"`, or a text of at most 4096 bytes", "http-429", ""), without: "none", needs: "`refuse_with = \"reply\"`",
 		about: "What a refused connection is told. `{retry_after}` in it becomes the seconds after which the client may " +
 			"try again.",
 	},
 	{
-		name: "mode", takes: modes, preset: `"enforce"`, settable: true,
-		about: "`\"observe\"` counts what this limit would do, and does nothing.",
+		name: "observe", takes: boolean, preset: "false", settable: true,
+		about: "Whether the limit only counts what it would do: a dry run. It observes as well where `[daemon]` or the " +
+			"attachment does.",
 	},
 }
 

@@ -29,7 +29,7 @@ var fileKeys = keys{
 		name: "limit", takes: tablesOf(limitKeys),
 		about: "A limit matches traffic, splits it by `key` into buckets, and says what each bucket is held to. At most " +
 			"64 of them. Traffic is under every limit that matches it, in whatever order they stand; the most " +
-			"restrictive wins. A limit needs at least one of `rate`, `packets`, `connections` and `new_connections`, " +
+			"restrictive wins. A limit needs at least one of `rate`, `packets`, `max_connections` and `new_connections`, " +
 			"or `block = true`; a key that would have no effect is an error. One that names attachments in " +
 			"`match.attach` is for the packets there, any other is for the listeners.",
 	},
@@ -40,29 +40,28 @@ var fileKeys = keys{
 	},
 }
 
-var modes = oneOf(modeName(false), modeName(true))
-
 var daemonKeys = keys{
 	{
-		name: "mode", takes: modes, preset: `"enforce"`,
-		about: "With `\"observe\"` everything is computed and counted, and nothing is delayed or refused.",
+		name: "observe", takes: boolean, preset: "false",
+		about: "Whether all limits only count what they would do: a dry run. Everything is computed, and nothing is " +
+			"delayed or refused.",
 	},
 	{
 		name: "metrics", takes: endpointLike("127.0.0.1:9464"), preset: `"127.0.0.1:9464"`,
 		about: "Where Prometheus may fetch metrics, at `/metrics`. `\"\"` turns it off. A change takes a restart.",
 	},
 	{
-		name: "page", takes: endpointLike("127.0.0.1:9465"), preset: `"127.0.0.1:9465"`,
+		name: "dashboard", takes: endpointLike("127.0.0.1:9465"), preset: `"127.0.0.1:9465"`,
 		about: "Where a browser finds the page that shows all this live; nothing can be changed there. `\"\"` turns it " +
 			"off. A change takes a restart.",
 	},
 	{
-		name: "buckets", takes: integer(1<<10, 1<<26), preset: "1048576",
+		name: "max_buckets", takes: integer(1<<10, 1<<26), preset: "1048576",
 		about: "Capacity of the bucket table: how many keys, of all limits together, may have a backlog at once. An idle " +
 			"key needs no bucket. A change takes a restart.",
 	},
 	{
-		name: "pins", takes: text("absolute path", "/sys/fs/bpf/shaperd", "^/"), preset: `"/sys/fs/bpf/shaperd"`,
+		name: "pin_path", takes: text("absolute path", "/sys/fs/bpf/shaperd", "^/"), preset: `"/sys/fs/bpf/shaperd"`,
 		about: "Folder on a BPF file system for what attachments leave in the kernel: programs, and the state of buckets " +
 			"and connections. A change takes a restart.",
 	},
@@ -97,7 +96,7 @@ var asnKeys = keys{
 // Of TCP connections that get nowhere.
 var patience = duration(10*time.Millisecond, 8760*time.Hour)
 
-var someDownstreams = listOf(`strings such as "10.0.0.5:5432", or tables such as { to = "10.0.0.5:5432", weight = 2 }`,
+var someDownstreams = listOf(`strings such as "10.0.0.5:5432", or tables such as { address = "10.0.0.5:5432", weight = 2 }`,
 	value{kind: aStringOrTable, keys: downstreamKeys})
 
 var aName = text("1 to 64 letters, digits, `-`, `_` and `.`", "db", `^[A-Za-z0-9._-]{1,64}$`)
@@ -129,7 +128,7 @@ var listenKeys = keys{
 	},
 	{
 		name: "check", takes: tableOf(checkKeys), without: "none", needs: "a tcp address",
-		about: "A check connects to each downstream, and closes. It is one of the `connections` of the downstream, and left out while that has as many as it may; limits do not count it. Intervals vary by a tenth.",
+		about: "A check connects to each downstream, and closes. It is one of the `max_connections` of the downstream, and left out while that has as many as it may; limits do not count it. Intervals vary by a tenth.",
 	},
 	{
 		name: "eject", takes: tableOf(ejectKeys), without: "after 3, for 10s", needs: "a second downstream",
@@ -183,14 +182,14 @@ var listenKeys = keys{
 		about: "What a TCP connection has to move in each 10 s in which shaperd held nothing back, both ways together.",
 	},
 	{
-		name: "idle_timeout", takes: duration(10*time.Millisecond, 24*time.Hour), preset: `"1m"`, needs: "a udp address",
+		name: "udp_idle_timeout", takes: duration(10*time.Millisecond, 24*time.Hour), preset: `"1m"`, needs: "a udp address",
 		about: "A UDP flow without a datagram for this long is forgotten.",
 	},
 	{
 		name: "max_flows", takes: integer(1, 1<<20), preset: "4096", needs: "a udp address",
 		about: "UDP flows at once. Each takes a local port of this host, of which there are 28,000 by default. When " +
 			"there is no room, an idle flow makes some: one that was never answered, else one whose source has sent " +
-			"nothing since the answer, else one that was idle for a quarter of `idle_timeout`; never one with datagrams queued.",
+			"nothing since the answer, else one that was idle for a quarter of `udp_idle_timeout`; never one with datagrams queued.",
 	},
 	{
 		name: "max_flows_per_source", takes: integer(1, 1<<20), without: "a quarter of `max_flows`", needs: "a udp address",
@@ -207,7 +206,7 @@ var listenKeys = keys{
 
 var downstreamKeys = keys{
 	{
-		name: "to", takes: text("address or name, with a port or without", "10.0.0.5:5432", ""), required: true,
+		name: "address", takes: text("address or name, with a port or without", "10.0.0.5:5432", ""), required: true,
 		about: "What a string would say that stands in the place of the table.",
 	},
 	{
@@ -215,7 +214,7 @@ var downstreamKeys = keys{
 		about: "Its part among several.",
 	},
 	{
-		name: "connections", takes: integer(1, 1<<20), without: "no bound",
+		name: "max_connections", takes: integer(1, 1<<20), without: "no bound",
 		about: "Connections at once, with UDP flows.",
 	},
 }
@@ -265,27 +264,32 @@ var attachKeys = keys{
 		about: "What leaves through the interface, or what comes in. For both make two attachments.",
 	},
 	{
-		name: "mode", takes: oneOf(Shape, Police, Observe), preset: `"shape"`,
+		name: "mode", takes: oneOf(Shape, Police), preset: `"shape"`,
 		about: "`\"shape\"` holds packets until they may leave, and drops those that would wait longer than `max_delay`; " +
-			"`\"police\"` drops the same ones, and the others pass at once; `\"observe\"` only counts.",
+			"`\"police\"` drops the same ones, and the others pass at once.",
+	},
+	{
+		name: "observe", takes: boolean, preset: "false",
+		about: "Whether the limits there only count what they would do. A limit that matches this attachment matches no " +
+			"other that enforces, unless the limit itself observes.",
 	},
 	{
 		name: "hook", takes: oneOf(HookAuto, HookTCX, HookClsact, HookXDP), preset: `"auto"`,
 		about: "Where in the kernel: `\"tcx\"` (from Linux 6.6), `\"clsact\"`, `\"auto\"`, which is the first of those " +
 			"that the kernel has, or `\"xdp\"` in the driver, for direction `\"ingress\"` with mode `\"police\"` or " +
-			"`\"observe\"`.",
+			"`observe = true`.",
 	},
 	{
 		name: "on_stop", takes: oneOf(StopOpen, StopKeep), preset: `"open"`,
 		about: "While no daemon runs, traffic passes without limits, or the limits last in force stay so.",
 	},
 	{
-		name: "queue", takes: integer(1000, 10_000_000), preset: "100000", needs: "mode `\"shape\"`",
+		name: "queue", takes: integer(1000, 10_000_000), preset: "100000", needs: "mode `\"shape\"` and `observe = false`",
 		about: "How many packets may wait in each interface's queue (fq). One key gets three quarters of it at the least where no " +
 			"other waits, and an equal share beside others.",
 	},
 	{
-		name: "idle_timeout", takes: duration(time.Second, 240*time.Hour), preset: `"1h"`, needs: "a limit with `connections` that matches the attachment",
+		name: "tcp_idle_timeout", takes: duration(time.Second, 240*time.Hour), preset: `"1h"`, needs: "a limit with `max_connections` that matches the attachment",
 		about: "A TCP connection that is counted is forgotten after so long without a packet.",
 	},
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
 	"slices"
@@ -80,6 +81,17 @@ func (r *Reader) opening(path string) {
 
 // Read is [Reader.Read] of regular files.
 func Read(path string) (*Files, error) { return new(Reader).Read(path) }
+
+// All returns the paths of f and their texts, the main file first.
+func (f *Files) All() iter.Seq2[string, string] {
+	return func(yield func(path, text string) bool) {
+		for i, path := range f.paths {
+			if !yield(path, f.texts[i]) {
+				return
+			}
+		}
+	}
+}
 
 // With returns f with text in the file at path, or without that file where text is "". The
 // path is that of a file of the folder conf.d, as [Read] would name it.

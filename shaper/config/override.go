@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -65,53 +66,83 @@ func (l *loader) applyOverrides(t table) {
 }
 
 // FormatOverride returns the TOML text of an [[override]] of a limit, of values as
-// configuration has them but without quotes: {"rate": "10Mbit/s", "connections": "50"}.
+// configuration has them but without quotes: {"rate": "10Mbit/s", "max_connections": "50"}.
 // It is an error when there is none, when a key is not one of [OverrideKeys], and when one
-// of integers has something else. What is wrong with other values shows when the text
+// of integers or booleans has something else. What is wrong with other values shows when the text
 // is loaded.
 func FormatOverride(limit string, set map[string]string) (string, error) {
 	known := OverrideKeys()
 	if len(set) == 0 {
 		return "", fmt.Errorf("override limit %s: nothing to set; there is %s", quote(limit), strings.Join(known, ", "))
 	}
+	for _, key := range slices.Sorted(maps.Keys(set)) {
+		if m, old := migrate("[[override]]", key, set[key]); old {
+			return "", fmt.Errorf("override limit %s: %s", quote(limit), m.msg)
+		}
+		if !slices.Contains(known, key) {
+			return "", fmt.Errorf("override limit %s: %s", quote(limit), unknown(key, known))
+		}
+	}
+	return formatOverride(limit, set)
+}
+
+// formatOverride is FormatOverride of keys that are known, or of an earlier version.
+func formatOverride(limit string, set map[string]string) (string, error) {
 	var b strings.Builder
 	b.WriteString("[[override]]\n")
 	writeKey(&b, "limit", limit)
 	for _, key := range slices.Sorted(maps.Keys(set)) {
-		if !slices.Contains(known, key) {
-			return "", fmt.Errorf("override limit %s: %s", quote(limit), unknown(key, known))
+		bad := func(want string) (string, error) {
+			return "", fmt.Errorf("override limit %s: %s: %s is not %s", quote(limit), key, quote(set[key]), want)
 		}
-		if overrideKeys.takes(key).kind != anInteger {
+		kind := aString // of mode, which is of an earlier version
+		if key != "mode" {
+			kind = overrideKeys.takes(cmp.Or(renamedInLimit[key], key)).kind
+		}
+		switch kind {
+		case anInteger:
+			n, err := strconv.ParseInt(set[key], 10, 64)
+			if err != nil {
+				return bad("an integer such as 100")
+			}
+			writeKey(&b, key, n)
+		case aBoolean:
+			if set[key] != "true" && set[key] != "false" {
+				return bad("true or false")
+			}
+			writeKey(&b, key, set[key] == "true")
+		default:
 			writeKey(&b, key, set[key])
-			continue
 		}
-		n, err := strconv.ParseInt(set[key], 10, 64)
-		if err != nil {
-			return "", fmt.Errorf("override limit %s: %s: %s is not an integer such as 100", quote(limit), key, quote(set[key]))
-		}
-		writeKey(&b, key, n)
 	}
 	return b.String(), nil
 }
 
 // ParseOverride returns the values of the [[override]] of a limit that text is, as
-// [FormatOverride] took them. It is an error when text has anything else in it.
+// [FormatOverride] took them; one that an earlier version formatted has the keys of this
+// one. It is an error when text has anything else in it.
 func ParseOverride(limit, text string) (map[string]string, error) {
 	var read struct{ Override []map[string]any }
-	set := map[string]string{}
+	was, set := map[string]string{}, map[string]string{}
 	if err := decode(text, &read); err == nil && len(read.Override) == 1 {
 		for key, value := range read.Override[0] {
-			set[key] = fmt.Sprint(value)
+			was[key] = fmt.Sprint(value)
 		}
-		delete(set, "limit")
+		delete(was, "limit")
 	}
-	if again, err := FormatOverride(limit, set); err != nil || again != text {
-		return nil, fmt.Errorf("it is not one [[override]] of limit %s alone", quote(limit))
+	for key, value := range was {
+		key, value, _ = MigrateOverride(key, value)
+		set[key] = value
 	}
-	return set, nil
+	if _, err := FormatOverride(limit, set); err == nil && len(set) == len(was) {
+		if again, err := formatOverride(limit, was); err == nil && again == text {
+			return set, nil
+		}
+	}
+	return nil, fmt.Errorf("it is not one [[override]] of limit %s alone", quote(limit))
 }
 
-// writeKey writes a key with a string or an integer.
+// writeKey writes a key with a string, an integer or a boolean.
 func writeKey(b *strings.Builder, key string, value any) {
 	text, err := toml.Marshal(map[string]any{"v": value})
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 func TestOverride(t *testing.T) {
 	folder := write(t,
 		"shaperd.toml", listenDB+"[[limit]]\nname = \"web\"\nrate = \"1MB/s\"\nburst = \"1MB\"\nmax_delay = \"1s\"\n",
-		"conf.d/10-override.toml", "[[override]]\nlimit = \"web\"\nburst = \"0B\"\nrate = \"2MB/s\"\n[[override]]\nlimit = \"db\"\nmode = \"observe\"\n",
-		"conf.d/20-override.toml", "[[override]]\nlimit = \"web\"\nconnections = 5\n",
+		"conf.d/10-override.toml", "[[override]]\nlimit = \"web\"\nburst = \"0B\"\nrate = \"2MB/s\"\n[[override]]\nlimit = \"db\"\nobserve = true\n",
+		"conf.d/20-override.toml", "[[override]]\nlimit = \"web\"\nmax_connections = 5\n",
 		"conf.d/30-limit.toml", "[[limit]]\nname = \"db\"\nrate = \"1MB/s\"\n",
 	)
 	path := filepath.Join(folder, "shaperd.toml")
@@ -28,7 +28,7 @@ func TestOverride(t *testing.T) {
 	if db.Rate != 8e6 || !db.Observe {
 		t.Errorf("limit db is %+v", db)
 	}
-	for key, want := range map[string]string{"rate": "conf.d/10-override.toml:4:1", "connections": "conf.d/20-override.toml:3:1", "max_delay": "shaperd.toml:10:1"} {
+	for key, want := range map[string]string{"rate": "conf.d/10-override.toml:4:1", "max_connections": "conf.d/20-override.toml:3:1", "max_delay": "shaperd.toml:10:1"} {
 		if got := strings.TrimPrefix(c.Error(0, key, "is bad").Error(), folder+"/"); got != want+": is bad" {
 			t.Errorf("error at %s is %s, want it at %s", key, got, want)
 		}
@@ -43,7 +43,7 @@ func TestAdded(t *testing.T) {
 		"conf.d/saved.toml", "[[override]]\nlimit = \"web\"\nrate = \"2MB/s\"\nburst = \"1MB\"\n",
 	)
 	path := filepath.Join(folder, "shaperd.toml")
-	override, err := FormatOverride("web", map[string]string{"rate": "3MB/s", "connections": "7", "max_delay": "0s"})
+	override, err := FormatOverride("web", map[string]string{"rate": "3MB/s", "max_connections": "7", "max_delay": "0s"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,11 +79,11 @@ func TestFormatOverride(t *testing.T) {
 		set        map[string]string
 		want, fail string
 	}{
-		{set: map[string]string{"rate": "20Mbit/s", "burst_packets": "0", "mode": "observe"}, want: "[[override]]\nlimit = \"l\"\nburst_packets = 0\nmode = \"observe\"\nrate = \"20Mbit/s\"\n"},
+		{set: map[string]string{"rate": "20Mbit/s", "burst_packets": "0", "observe": "true"}, want: "[[override]]\nlimit = \"l\"\nburst_packets = 0\nobserve = true\nrate = \"20Mbit/s\"\n"},
 		{set: map[string]string{"rate": "\"\n[daemon]\\"}, want: "[[override]]\nlimit = \"l\"\nrate = \"\\\"\\n[daemon]\\\\\"\n"},
-		{fail: `override limit "l": nothing to set; there is rate, packets, burst, burst_packets, overhead, max_delay, share, ecn_mark, connections, new_connections, max_wait, max_waiting, mode`},
-		{set: map[string]string{"raet": "1MB/s"}, fail: `override limit "l": "raet" is not one of "rate", "packets", "burst", "burst_packets", "overhead", "max_delay", "share", "ecn_mark", "connections", "new_connections", "max_wait", "max_waiting", "mode"; did you mean "rate"?`},
-		{set: map[string]string{"connections": "many"}, fail: `override limit "l": connections: "many" is not an integer such as 100`},
+		{fail: `override limit "l": nothing to set; there is rate, packets, burst, burst_packets, overhead, max_delay, scheduling, ecn_mark, max_connections, new_connections, queue_timeout, max_queue, observe`},
+		{set: map[string]string{"raet": "1MB/s"}, fail: `override limit "l": "raet" is not one of "rate", "packets", "burst", "burst_packets", "overhead", "max_delay", "scheduling", "ecn_mark", "max_connections", "new_connections", "queue_timeout", "max_queue", "observe"; did you mean "rate"?`},
+		{set: map[string]string{"max_connections": "many"}, fail: `override limit "l": max_connections: "many" is not an integer such as 100`},
 	} {
 		got, err := FormatOverride("l", test.set)
 		if got != test.want || test.fail != "" && fmt.Sprint(err) != test.fail || test.fail == "" && err != nil {

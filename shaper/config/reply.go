@@ -37,8 +37,8 @@ func parseReply(s string) (string, error) {
 func checkReply(t table, limit shaper.Limit) {
 	switch {
 	case limit.Excess == shaper.ExcessReply && limit.Reply == "" && !t.has("reply"):
-		t.bad("excess", "\"reply\" needs reply, a text or \"http-429\"")
+		t.bad("refuse_with", "\"reply\" needs reply, a text or \"http-429\"")
 	case limit.Excess != shaper.ExcessReply:
-		t.idle(false, "excess = \"reply\"", "reply")
+		t.idle(false, "refuse_with = \"reply\"", "reply")
 	}
 }

@@ -44,6 +44,7 @@ type node struct {
 
 	headed   bool // is a table with a header of its own
 	override bool // is a key of an [[override]], which stands in a limit
+	migrated bool // is a key of an earlier version, which is reported
 }
 
 // child returns the node of a key, or the nearest that exists: n itself.

@@ -43,8 +43,10 @@ func (t table) unknown() (unknown []string) {
 	return unknown
 }
 
-// check reports keys that are not known, and those that are missing.
+// check reports keys that are not known, those of earlier versions, and those that are
+// missing.
 func (t table) check() {
+	t.migrate()
 	known, unknown := t.keys.names(), t.unknown()
 	slices.SortFunc(unknown, func(a, b string) int {
 		return cmp.Compare(t.at.child(a).offset, t.at.child(b).offset)
@@ -400,7 +402,7 @@ func withoutMarks(s string) string { return strings.NewReplacer("-", "", "_", ""
 var synonyms = map[string]string{
 	"upstream": "downstream", "upstreams": "downstream", "backend": "downstream", "backends": "downstream",
 	"server": "downstream", "servers": "downstream", "target": "downstream", "bind": "address", "addr": "address",
-	"listen": "address", "bandwidth": "rate", "pps": "packets", "host": "to", "address": "to", "url": "to",
+	"listen": "address", "bandwidth": "rate", "pps": "packets", "host": "address", "url": "address",
 	"download": "from-downstream", "upload": "to-downstream", "in": "ingress", "out": "egress",
 }
 

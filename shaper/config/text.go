@@ -21,12 +21,12 @@ func (c *Config) WriteText(w io.Writer) error {
 	}
 
 	b.WriteString("daemon\n")
-	line("mode", v.Daemon.Mode)
+	line("observe", v.Daemon.Observe)
 	line("metrics", cmp.Or(v.Daemon.Metrics, "off"))
-	line("page", cmp.Or(v.Daemon.Page, "off"))
-	line("buckets", v.Daemon.Buckets)
-	if v.Daemon.Pins != "" {
-		line("pins", v.Daemon.Pins)
+	line("dashboard", cmp.Or(v.Daemon.Dashboard, "off"))
+	line("max_buckets", v.Daemon.MaxBuckets)
+	if v.Daemon.PinPath != "" {
+		line("pin_path", v.Daemon.PinPath)
 	}
 	if v.Transparent != nil {
 		b.WriteString("\ntransparent\n")
@@ -82,8 +82,8 @@ func (c *Config) WriteText(w io.Writer) error {
 		if l.MinThroughput != nil {
 			line("min_throughput", l.MinThroughput)
 		}
-		if l.IdleTimeout != nil {
-			line("idle_timeout", l.IdleTimeout)
+		if l.UDPIdleTimeout != nil {
+			line("udp_idle_timeout", l.UDPIdleTimeout)
 			line("max_flows", l.MaxFlows)
 			line("max_flows_per_source", l.MaxFlowsPerSource)
 			line("amplification", *l.Amplification)
@@ -94,13 +94,14 @@ func (c *Config) WriteText(w io.Writer) error {
 		list("interface", a.Interface)
 		line("direction", a.Direction)
 		line("mode", a.Mode)
+		line("observe", a.Observe)
 		line("hook", a.Hook)
 		line("on_stop", a.OnStop)
 		if a.Queue > 0 {
 			line("queue", a.Queue)
 		}
-		if a.IdleTimeout != nil {
-			line("idle_timeout", a.IdleTimeout)
+		if a.TCPIdleTimeout != nil {
+			line("tcp_idle_timeout", a.TCPIdleTimeout)
 		}
 	}
 	for _, l := range v.Limit {
@@ -112,7 +113,7 @@ func (c *Config) WriteText(w io.Writer) error {
 }
 
 func (l *canonicalLimit) write(line func(string, any), list func(string, []string)) {
-	line("mode", l.Mode)
+	line("observe", l.Observe)
 	list("match listen", l.Match.Listen)
 	list("match attach", l.Match.Attach)
 	if l.Match.Protocol != "" {
@@ -147,8 +148,8 @@ func (l *canonicalLimit) write(line func(string, any), list func(string, []strin
 	if l.MaxDelay != nil {
 		line("max_delay", l.MaxDelay)
 	}
-	if l.Share != "" {
-		line("share", l.Share)
+	if l.Scheduling != "" {
+		line("scheduling", l.Scheduling)
 	}
 	if l.ECNMark != nil {
 		line("ecn_mark", l.ECNMark)
@@ -156,20 +157,20 @@ func (l *canonicalLimit) write(line func(string, any), list func(string, []strin
 	if l.Direction != "" {
 		line("direction", l.Direction)
 	}
-	if l.Connections > 0 {
-		line("connections", l.Connections)
+	if l.MaxConnections > 0 {
+		line("max_connections", l.MaxConnections)
 	}
 	if l.NewConnections != nil {
 		line("new_connections", l.NewConnections)
 	}
-	if l.MaxWait != nil {
-		line("max_wait", l.MaxWait)
+	if l.QueueTimeout != nil {
+		line("queue_timeout", l.QueueTimeout)
 	}
-	if l.MaxWaiting != nil {
-		line("max_waiting", *l.MaxWaiting)
+	if l.MaxQueue != nil {
+		line("max_queue", *l.MaxQueue)
 	}
-	if l.Excess != "" {
-		line("excess", l.Excess)
+	if l.RefuseWith != "" {
+		line("refuse_with", l.RefuseWith)
 	}
 	if l.Reply != "" {
 		line("reply", strconv.Quote(l.Reply))

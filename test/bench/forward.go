@@ -32,7 +32,7 @@ func attached(at string, keys ...string) func(context.Context, task) (*running, 
 			return nil, err
 		}
 		undo := func() error { return lab.RemoveDir(pins) }
-		text := fmt.Sprintf("[daemon]\nmetrics = \"\"\npins = %q\n\n[[attach]]\nname = \"wall\"\n%s\n", filepath.Join(pins, "pins"), at)
+		text := fmt.Sprintf("[daemon]\nmetrics = \"\"\npin_path = %q\n\n[[attach]]\nname = \"wall\"\n%s\n", filepath.Join(pins, "pins"), at)
 		for i, key := range keys {
 			text += fmt.Sprintf("\n[[limit]]\nname = \"far%d\"\nmatch = { attach = [\"wall\"] }\nkey = [%s]\nrate = \"%.0fGbit/s\"\n", i, key, far/1e9)
 		}
@@ -54,7 +54,7 @@ func attached(at string, keys ...string) func(context.Context, task) (*running, 
 
 const (
 	leaving = "interface = \"right\"\ndirection = \"egress\"\nmode = \"police\""
-	seeing  = "interface = \"right\"\ndirection = \"egress\"\nmode = \"observe\""
+	seeing  = "interface = \"right\"\ndirection = \"egress\"\nobserve = true"
 	coming  = "interface = \"left\"\ndirection = \"ingress\"\nmode = \"police\""
 	early   = coming + "\nhook = \"xdp\""
 

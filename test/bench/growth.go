@@ -56,7 +56,7 @@ func loadsW12(short bool) []load {
 		{
 			name: "limits, connections", about: "32 clients that connect, send 64 bytes, wait for their echo and close; limits on connections and on new ones, all of which they meet",
 			headline: "connections", figures: []string{"connections", "p50", "p99", "cpu-connection", "memory"},
-			rows: byLimits(counts, "connections = 100000\nnew_connections = \"1000000/s\""), baseline: first,
+			rows: byLimits(counts, "max_connections = 100000\nnew_connections = \"1000000/s\""), baseline: first,
 			measure: func(ctx context.Context, n *network, r *running) (sample, error) {
 				return measureConnections(ctx, n, r, clients, span)
 			},
@@ -159,7 +159,7 @@ func growingTable(short bool) load {
 				err = errors.Join(err, fault, os.WriteFile(filepath.Join(dir, f), withoutOverlap(text), 0o644))
 			}
 			t.limits = "\n[asn]\nfiles = [\"" + strings.Join(list, "\", \"") + "\"]\n" +
-				"\n[[limit]]\nname = \"asn\"\nkey = [\"asn\"]\nconnections = 1000\n"
+				"\n[[limit]]\nname = \"asn\"\nkey = [\"asn\"]\nmax_connections = 1000\n"
 			var r *running
 			if err == nil {
 				r, err = startShaperd(ctx, t)

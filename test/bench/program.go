@@ -196,13 +196,13 @@ func startShaperd(ctx context.Context, t task) (*running, error) {
 	if t.udp {
 		protocol = "udp"
 	}
-	text := fmt.Sprintf("[daemon]\nmetrics = \"\"\npins = \"/nowhere/pins\"\n\n[[listen]]\nname = \"in\"\naddress = [\"%s://%s\"]\ndownstream = [%q]\n",
+	text := fmt.Sprintf("[daemon]\nmetrics = \"\"\npin_path = \"/nowhere/pins\"\n\n[[listen]]\nname = \"in\"\naddress = [\"%s://%s\"]\ndownstream = [%q]\n",
 		protocol, atProxy, atDownstream)
 	if t.rate > 0 {
 		text += fmt.Sprintf("\n[[limit]]\nname = \"rate\"\nkey = [\"source\"]\nrate = \"%dB/s\"\n", t.rate)
 	}
 	if t.slots > 0 {
-		text += fmt.Sprintf("\n[[limit]]\nname = \"slots\"\nconnections = %d\nmax_wait = \"60s\"\nmax_waiting = 10000\n", t.slots)
+		text += fmt.Sprintf("\n[[limit]]\nname = \"slots\"\nmax_connections = %d\nqueue_timeout = \"60s\"\nmax_queue = 10000\n", t.slots)
 	}
 	for i := range t.idle {
 		text += fmt.Sprintf("\n[[limit]]\nname = \"idle%d\"\nmatch = { source = [\"10.9.%d.0/24\"] }\nkey = [\"source\"]\nrate = \"1MB/s\"\n", i, i)

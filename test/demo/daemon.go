@@ -55,19 +55,19 @@ ipv4_prefix = 24
 rate        = "%[4]dKiB/s"
 
 [[limit]]
-name        = "connections-per-source"
-match       = { listen = ["gateway"], protocol = "tcp" }
-key         = ["source"]
-ipv4_prefix = 24
-connections = %[8]d
-max_wait    = "3s"
+name            = "connections-per-source"
+match           = { listen = ["gateway"], protocol = "tcp" }
+key             = ["source"]
+ipv4_prefix     = 24
+max_connections = %[8]d
+queue_timeout   = "3s"
 
 # Never more at once, and never faster, than the gateway can bear.
 [[limit]]
-name        = "connections"
-match       = { listen = ["gateway"], protocol = "tcp" }
-connections = %[5]d
-max_wait    = "3s"
+name            = "connections"
+match           = { listen = ["gateway"], protocol = "tcp" }
+max_connections = %[5]d
+queue_timeout   = "3s"
 
 [[limit]]
 name  = "bytes"

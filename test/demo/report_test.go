@@ -72,7 +72,7 @@ func TestPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"12,345 datagrams by the limit &#34;per&lt;source&gt;&#34;: queue full", "connections = 10", "<svg", "prefers-color-scheme: dark"} {
+	for _, want := range []string{"12,345 datagrams by the limit &#34;per&lt;source&gt;&#34;: queue full", "max_connections = 10", "<svg", "prefers-color-scheme: dark"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%s is missing", want)
 		}

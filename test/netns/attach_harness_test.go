@@ -36,7 +36,7 @@ func newPins(t testing.TB) string {
 // attachConfig is the text of a configuration without listeners.
 func attachConfig(pins string, attach string, limits ...string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "[daemon]\nmetrics = %q\npins = %q\nbuckets = 4096\n\n[[attach]]\n%s\n", metricsAddr, pins, attach)
+	fmt.Fprintf(&b, "[daemon]\nmetrics = %q\npin_path = %q\nmax_buckets = 4096\n\n[[attach]]\n%s\n", metricsAddr, pins, attach)
 	for _, l := range limits {
 		fmt.Fprintf(&b, "\n[[limit]]\n%s\n", l)
 	}
@@ -45,7 +45,11 @@ func attachConfig(pins string, attach string, limits ...string) string {
 
 // attach is the lines of an attachment called wall, for what leaves by an interface.
 func attach(at, mode string, lines ...string) string {
-	return fmt.Sprintf("name = \"wall\"\ninterface = %q\ndirection = \"egress\"\nmode = %q\n%s", at, mode, strings.Join(lines, "\n"))
+	how := fmt.Sprintf("mode = %q", mode)
+	if mode == "observe" {
+		how = "observe = true"
+	}
+	return fmt.Sprintf("name = \"wall\"\ninterface = %q\ndirection = \"egress\"\n%s\n%s", at, how, strings.Join(lines, "\n"))
 }
 
 const (

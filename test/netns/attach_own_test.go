@@ -35,8 +35,8 @@ func testAttachOwn(t *testing.T, f family, ingress, routes bool) {
 	n.downstream.serveTCP(t, netip.AddrPortFrom(f.downstream, second.Port()), s.drain)
 	pins := newPins(t)
 	const ofProxy, ofOthers = 12, 3
-	door := limit("door", onTCP, keyAll, fmt.Sprintf("connections = %d", ofProxy), `max_wait = "50ms"`)
-	others := limit("others", `match = { attach = ["wall"], protocol = "tcp" }`, fmt.Sprintf("connections = %d", ofOthers))
+	door := limit("door", onTCP, keyAll, fmt.Sprintf("max_connections = %d", ofProxy), `queue_timeout = "50ms"`)
+	others := limit("others", `match = { attach = ["wall"], protocol = "tcp" }`, fmt.Sprintf("max_connections = %d", ofOthers))
 	at := attach(shaperRight, "police")
 	from, source, to := n.shaper, f.inner, f.tcp()
 	if ingress {

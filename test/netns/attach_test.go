@@ -146,7 +146,7 @@ func TestAttachObserve(t *testing.T) {
 	lines := []string{udpAtWall, keyAddress, `packets = "100pps"`, `max_delay = "10ms"`}
 	for _, test := range []struct{ name, mode, limit string }{
 		{"attachment", "observe", limit("each", lines...)},
-		{"limit", "police", limit("each", append(lines, `mode = "observe"`)...)},
+		{"limit", "police", limit("each", append(lines, `observe = true`)...)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			fairly(t, func() (stallReport, error) {

@@ -15,7 +15,7 @@ import (
 // Two limits at one attachment, for verbs that only read.
 var twoLimits = []string{
 	limit("each", `match = { attach = ["wall"], protocol = "tcp", destination = ["10.2.0.0/24"] }`, keyAddress, "ipv4_prefix = 24",
-		`rate = "10Mbit/s"`, `max_delay = "200ms"`, `connections = 5`),
+		`rate = "10Mbit/s"`, `max_delay = "200ms"`, `max_connections = 5`),
 	limit("all", atWall, `key = ["attach"]`, `rate = "100Mbit/s"`, `overhead = "90B"`, `packets = "5000pps"`, `max_delay = "50ms"`),
 }
 

@@ -97,7 +97,7 @@ func goneWhileThrottled(t *testing.T, _ *network, f family) {
 			t.Fatal(err)
 		}
 		return b
-	}, limit("slots", onTCP, keyAll, `connections = 1`, `max_wait = "10s"`), limit("slow", onTCP, keySource, `rate = "10kB/s"`))
+	}, limit("slots", onTCP, keyAll, `max_connections = 1`, `queue_timeout = "10s"`), limit("slow", onTCP, keySource, `rate = "10kB/s"`))
 }
 
 // goneWhileWaiting has clients leave, by a reset and without a word, that are next: they
@@ -106,7 +106,7 @@ func goneWhileWaiting(t *testing.T, _ *network, f family) {
 	fairly(t, func() (stallReport, error) {
 		n := newNetwork(t)
 		s := n.downstream.newSink(t, f.tcp())
-		d := n.shaper.shaperd(t, config(f, limit("slots", onTCP, keyAll, `connections = 1`, `max_wait = "10s"`)))
+		d := n.shaper.shaperd(t, config(f, limit("slots", onTCP, keyAll, `max_connections = 1`, `queue_timeout = "10s"`)))
 		holder := n.client.newBulk(t, f.sources[0], f.door(), 1, 'h')
 		s.wait(t, 'h', 1, 5*time.Second)
 		waiting := func(want float64) {

@@ -13,7 +13,7 @@ const noPins = "/nowhere/pins"
 // hears TCP and UDP at every address of the family, in front of its downstream.
 func config(f family, limits ...string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "[daemon]\nmode = \"enforce\"\nmetrics = %q\npins = %q\n\n", metricsAddr, noPins)
+	fmt.Fprintf(&b, "[daemon]\nobserve = false\nmetrics = %q\npin_path = %q\n\n", metricsAddr, noPins)
 	fmt.Fprintf(&b, "[[listen]]\nname = \"door\"\naddress = [%q, %q]\ndownstream = [%q]\n",
 		fmt.Sprintf("tcp://%v", netip.AddrPortFrom(f.any, tcpPort)),
 		fmt.Sprintf("udp://%v-8010", netip.AddrPortFrom(f.any, 8000)),

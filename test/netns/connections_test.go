@@ -107,7 +107,7 @@ func measureConnectionCap(t *testing.T, f family) (stallReport, error) {
 	n := newNetwork(t)
 	n.downstream.serveSlowly(t, f.tcp(), service)
 	d := n.shaper.shaperd(t, config(f, limit("slots", onTCP, keyAll,
-		fmt.Sprintf("connections = %d", limitTo), `max_wait = "10s"`, `max_waiting = 1000`)))
+		fmt.Sprintf("max_connections = %d", limitTo), `queue_timeout = "10s"`, `max_queue = 1000`)))
 	stalls := startStallWatch(t)
 	c := n.downstream.captureBy(t, downstreamLink, lab.Filter{Port: tcpPort}, 1<<16)
 	var hog []time.Duration
@@ -169,8 +169,8 @@ func TestConnectionRefusal(t *testing.T) {
 		t.Run(test.excess, func(t *testing.T) {
 			n := newNetwork(t)
 			s := n.downstream.newSink(t, f.tcp())
-			d := n.shaper.shaperd(t, config(f, limit("slots", onTCP, keyAll, `connections = 1`,
-				`max_waiting = 2`, fmt.Sprintf("max_wait = %q\nexcess = %q", maxWait, test.excess))))
+			d := n.shaper.shaperd(t, config(f, limit("slots", onTCP, keyAll, `max_connections = 1`,
+				`max_queue = 2`, fmt.Sprintf("queue_timeout = %q\nrefuse_with = %q", maxWait, test.excess))))
 			holder := n.client.newBulk(t, f.sources[0], f.door(), 1, 'h')
 			s.wait(t, 'h', 1, 5*time.Second)
 			start := time.Now()
@@ -192,7 +192,7 @@ func TestConnectionRefusal(t *testing.T) {
 			}
 			for _, c := range waiting {
 				if err := endOf(c); !errors.Is(err, test.want) {
-					t.Errorf("after max_wait, a connection ends with %v, want %v", err, test.want)
+					t.Errorf("after queue_timeout, a connection ends with %v, want %v", err, test.want)
 				}
 			}
 			if took := time.Since(start); took < maxWait || took > maxWait+2*time.Second {
@@ -254,7 +254,7 @@ func TestNewConnections(t *testing.T) {
 		n := newNetwork(t)
 		n.downstream.serveSlowly(t, f.tcp(), 0)
 		d := n.shaper.shaperd(t, config(f, limit("openings", onTCP, keyAll,
-			`new_connections = "50/s"`, `max_wait = "5s"`, `max_waiting = 1000`)))
+			`new_connections = "50/s"`, `queue_timeout = "5s"`, `max_queue = 1000`)))
 		stalls := startStallWatch(t)
 		c := n.downstream.captureBy(t, downstreamLink, lab.Filter{Port: tcpPort}, 1<<14)
 		_, failed := n.client.repeat(f.sources[0], f.door(), 20, 2*time.Second)

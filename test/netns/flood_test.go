@@ -178,7 +178,7 @@ func TestLongSlowloris(t *testing.T) {
 	}
 	for name, limits := range map[string][]string{
 		"at the downstream": nil,
-		"at the gate":       {limit("slots", onTCP, keySource, `connections = 100`, `max_waiting = 10000`, `max_wait = "10m"`)},
+		"at the gate":       {limit("slots", onTCP, keySource, `max_connections = 100`, `max_queue = 10000`, `queue_timeout = "10m"`)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			fairly(t, func() (stallReport, error) { return measureSlowloris(t, most, limits) })
@@ -271,7 +271,7 @@ func TestLongSoak(t *testing.T) {
 	d := n.shaper.shaperd(t, config(f,
 		limit("bytes", onTCP, keySource, `rate = "2MiB/s"`),
 		limit("datagrams", onUDP, keySource, `packets = "500pps"`, `max_delay = "50ms"`),
-		limit("slots", `match = { listen = ["rpc"] }`, keySource, `connections = 20`, `new_connections = "200/s"`))+
+		limit("slots", `match = { listen = ["rpc"] }`, keySource, `max_connections = 20`, `new_connections = "200/s"`))+
 		rpcListener(rpc))
 
 	stop := make(chan struct{})

@@ -214,7 +214,7 @@ func TestObserve(t *testing.T) {
 	f := ipv4
 	n := newNetwork(t)
 	s := n.downstream.newSink(t, f.tcp())
-	text := strings.Replace(config(f, limit("smooth", onTCP, keySource, `rate = "1MiB/s"`)), `"enforce"`, `"observe"`, 1)
+	text := strings.Replace(config(f, limit("smooth", onTCP, keySource, `rate = "1MiB/s"`)), `observe = false`, `observe = true`, 1)
 	d := n.shaper.shaperd(t, text)
 	b := n.client.newBulk(t, f.sources[0], f.door(), 1, 'x')
 	start := time.Now()

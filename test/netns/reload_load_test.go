@@ -47,7 +47,7 @@ func measureReloadUnderLoad(t *testing.T) (stallReport, error) {
 			limit("datagrams", onUDP, keySource, fmt.Sprintf(`packets = "%dpps"`, 2*packets), `max_delay = "1s"`))
 		text += rpcListener(rpc, slices.Repeat([]string{"tcp://127.0.0.1:7001"}, i%2)...)
 		// Other limits come and go.
-		text += strings.Repeat("\n[[limit]]\n"+limit("slots", `match = { listen = ["rpc"] }`, keySource, "connections = 500", `new_connections = "5000/s"`), i%2)
+		text += strings.Repeat("\n[[limit]]\n"+limit("slots", `match = { listen = ["rpc"] }`, keySource, "max_connections = 500", `new_connections = "5000/s"`), i%2)
 		return text
 	}
 	d := n.shaper.shaperd(t, text(0))

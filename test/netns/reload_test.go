@@ -142,7 +142,7 @@ func TestReloadConnections(t *testing.T) {
 	n := newNetwork(t)
 	n.downstream.serveSlowly(t, f.tcp(), 100*time.Millisecond)
 	text := func(slots int) string {
-		return config(f, limit("slots", onTCP, keyAll, fmt.Sprintf("connections = %d", slots), `max_wait = "10s"`, `max_waiting = 100`))
+		return config(f, limit("slots", onTCP, keyAll, fmt.Sprintf("max_connections = %d", slots), `queue_timeout = "10s"`, `max_queue = 100`))
 	}
 	d := n.shaper.shaperd(t, text(8))
 	c := n.downstream.captureBy(t, downstreamLink, lab.Filter{Port: tcpPort}, 1<<16)

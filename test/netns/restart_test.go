@@ -17,7 +17,7 @@ func TestRestart(t *testing.T) {
 			t.Run(end+" "+f.name, func(t *testing.T) {
 				n := newNetwork(t)
 				n.downstream.serveSlowly(t, f.tcp(), 0)
-				text := config(f, limit("cap", onTCP, keySource, "connections = 50"))
+				text := config(f, limit("cap", onTCP, keySource, "max_connections = 50"))
 				first := n.shaper.shaperd(t, text)
 				ask := func() error {
 					_, err := n.client.ask(f.sources[0], f.door())
@@ -63,7 +63,7 @@ func TestRestart(t *testing.T) {
 func TestStoredSockets(t *testing.T) {
 	f := ipv4
 	n := newNetwork(t)
-	text := config(f, limit("cap", onTCP, keySource, "connections = 50"))
+	text := config(f, limit("cap", onTCP, keySource, "max_connections = 50"))
 	port := func(port uint16) string { return netip.AddrPortFrom(f.any, port).String() }
 	d := n.shaper.shaperd(t, text)
 	had := len(d.stored)

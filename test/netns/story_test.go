@@ -16,15 +16,15 @@ address    = ["tcp://0.0.0.0:5432"]
 downstream = ["10.2.0.5:5432"]
 
 [[limit]]
-name        = "per-source"
-key         = ["source"]
-rate        = "10Mbit/s"
-connections = 20
+name            = "per-source"
+key             = ["source"]
+rate            = "10Mbit/s"
+max_connections = 20
 
 [[limit]]
-name        = "database"
-rate        = "80Mbit/s"
-connections = 100
+name            = "database"
+rate            = "80Mbit/s"
+max_connections = 100
 `
 
 // A story is commands that somebody gives beside a daemon under load, and what comes of them.
@@ -65,7 +65,7 @@ func TestStory(t *testing.T) {
 	f := ipv4
 	n := newNetwork(t)
 	sink := n.downstream.newSink(t, f.tcp())
-	s := &story{t: t, d: n.shaper.shaperd(t, fmt.Sprintf("[daemon]\npins = %q\n", noPins)+storyConfig)}
+	s := &story{t: t, d: n.shaper.shaperd(t, fmt.Sprintf("[daemon]\npin_path = %q\n", noPins)+storyConfig)}
 
 	// One that sends what it can, and one that sends little.
 	bulk := n.client.newBulk(t, f.sources[0], f.door(), 2, slow)

@@ -322,9 +322,9 @@ func TestRulesCommands(t *testing.T) {
 func TestReject(t *testing.T) {
 	for _, f := range families {
 		for name, limits := range map[string]string{
-			"queue": limit("slow", onUDP, keyAll, `packets = "1/min"`, `burst_packets = 1`, `max_delay = "0s"`, `excess = "reject"`),
-			"flows": limit("few", onUDP, keyAll, `connections = 1`, `excess = "reject"`),
-			"drop":  limit("few", onUDP, keyAll, `connections = 1`),
+			"queue": limit("slow", onUDP, keyAll, `packets = "1/min"`, `burst_packets = 1`, `max_delay = "0s"`, `refuse_with = "reject"`),
+			"flows": limit("few", onUDP, keyAll, `max_connections = 1`, `refuse_with = "reject"`),
+			"drop":  limit("few", onUDP, keyAll, `max_connections = 1`),
 		} {
 			t.Run(f.name+"/"+name, func(t *testing.T) {
 				n := newNetwork(t)

@@ -43,9 +43,9 @@ func startDaemon(t *testing.T) daemon {
 	config := filepath.Join(dir, "shaperd.toml")
 	if err := os.WriteFile(config, fmt.Appendf(nil, `
 [daemon]
-page    = %q
-metrics = ""
-pins    = "/nowhere/pins"
+dashboard = %q
+metrics   = ""
+pin_path  = "/nowhere/pins"
 
 [[listen]]
 name       = "db"
@@ -53,9 +53,9 @@ address    = ["tcp://%s"]
 downstream = [%q]
 
 [[limit]]
-name        = "database"
-rate        = "8Mbit/s"
-connections = 10
+name            = "database"
+rate            = "8Mbit/s"
+max_connections = 10
 `, page, address, downstream), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -138,12 +138,12 @@ func (f *fake) at(t time.Time, i int) control.Live {
 		s.State = "draining"
 		s.Reload = control.ReloadStatus{At: t.Add(-20 * time.Minute), Loaded: f.started, Took: 0.003, Errors: []string{
 			`/etc/shaperd/shaperd.toml:14:12: limit "database": rate: "10mbps" is megabits to most people and megabytes to tc: write "10Mbit/s" or "10MB/s"`,
-			`/etc/shaperd/conf.d/50-sms.toml:3:1: unknown key "conections": is "connections" meant?`,
+			`/etc/shaperd/conf.d/50-sms.toml:3:1: unknown key "max_conections": is "max_connections" meant?`,
 		}}
 		s.Overrides = []control.Override{
 			{Limit: "database", Set: map[string]string{"rate": "20Mbit/s"}, Since: t.Add(-50 * time.Second), Until: &until},
-			{Limit: "database", Set: map[string]string{"connections": "100"}, Since: t.Add(-40 * time.Second), UntilReload: true},
-			{Limit: nasty, Set: map[string]string{"mode": nasty}, Since: t.Add(-50 * time.Second)},
+			{Limit: "database", Set: map[string]string{"max_connections": "100"}, Since: t.Add(-40 * time.Second), UntilReload: true},
+			{Limit: nasty, Set: map[string]string{"observe": nasty}, Since: t.Add(-50 * time.Second)},
 		}
 		s.Blocks = []control.Block{{Prefix: "192.0.2.0/24", Since: t.Add(-time.Minute), Until: &until}, {Prefix: "2001:db8::/32", Since: t.Add(-time.Minute)}}
 		s.Attachments[1].Up, s.Attachments[1].Error = false, "attach tcx ingress wan0: no such device "+nasty
@@ -168,9 +168,9 @@ func (f *fake) limits(t time.Time) []control.Limit {
 		return list
 	case "trouble":
 		list := f.four(t)
-		list[0].Override = map[string]string{"rate": "20Mbit/s", "connections": "100"}
+		list[0].Override = map[string]string{"rate": "20Mbit/s", "max_connections": "100"}
 		list[0].Rate, list[0].HeldTo = 2.5e6, "20Mbit/s, queue 1s, 100 connections, wait 5s"
-		list[3].Name, list[3].Override = nasty, map[string]string{"mode": nasty}
+		list[3].Name, list[3].Override = nasty, map[string]string{"observe": nasty}
 		list[3].NewConnections = 2.0 / 3600
 		return list
 	}

@@ -290,9 +290,9 @@ await check('trouble', 'trouble', desktop, async (page, must) => {
     must(all.includes(words), `"${words}" is not said`);
   }
   // What was set at several times has a notice for each, and all of it is at the card.
-  must(/rate = 20Mbit\/s, since .* left.*connections = 100, since .*, until the next reload/.test(all), 'an override is not said');
+  must(/rate = 20Mbit\/s, since .* left.*max_connections = 100, since .*, until the next reload/.test(all), 'an override is not said');
   const override = await text(page, '.card .override');
-  must(/^Override: rate = 20Mbit\/s \(.* left\), connections = 100 \(until the next reload\)$/.test(override), `the card says "${override}"`);
+  must(/^Override: rate = 20Mbit\/s \(.* left\), max_connections = 100 \(until the next reload\)$/.test(override), `the card says "${override}"`);
   must(all.includes('Downstream 10.0.0.7:5432 of listener db gets nothing new.'), 'it is not said that a downstream is drained');
   must((await column(page, '#overview', 3)).some((c) => c.endsWith('each 2/h')), `the ceilings are ${await column(page, '#overview', 3)}`);
   await page.waitForFunction(() => document.getElementById('event-list').textContent.includes('Not shown: 3 lines of the log.'), null, wait)
