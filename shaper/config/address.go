@@ -143,18 +143,18 @@ func isHostname(s string) bool {
 	return strings.Trim(labels[len(labels)-1], "0123456789") != ""
 }
 
-// parsePrefix reads "192.0.2.0/24" or "2001:db8::/32"; a prefix of IPv4-mapped
-// addresses is returned as IPv4.
+// parsePrefix reads "192.0.2.0/24" or "2001:db8::/32", or an address, which is the prefix
+// of all its bits; a prefix of IPv4-mapped addresses is returned as IPv4.
 func parsePrefix(s string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(s)
+	if addr, addrErr := netip.ParseAddr(s); addrErr == nil && addr.Zone() == "" {
+		p, err = netip.PrefixFrom(addr, addr.BitLen()), nil
+	}
 	if err != nil {
-		if addr, err := netip.ParseAddr(s); err == nil && addr.Zone() == "" {
-			return p, fmt.Errorf("%s has no length: write %q", quote(s), netip.PrefixFrom(addr, addr.BitLen()))
-		}
 		if strings.Contains(s, "%") {
 			return p, fmt.Errorf("%s has an IPv6 zone, which is not supported", quote(s))
 		}
-		return p, fmt.Errorf("%s is not a prefix such as \"192.0.2.0/24\" or \"2001:db8::/32\"", quote(s))
+		return p, fmt.Errorf("%s is not an address, or a prefix such as \"192.0.2.0/24\" or \"2001:db8::/32\"", quote(s))
 	}
 	if p.Addr().Is4In6() && p.Bits() >= 96 {
 		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)

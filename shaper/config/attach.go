@@ -80,8 +80,9 @@ type placedInterface struct {
 
 func (l *loader) attach(t table) {
 	attach := Attach{Name: name(t), Queue: 100_000, IdleTimeout: time.Hour}
-	interfaces := interfaces(t)
+	interfaces := list(t, "interface", parseInterface)
 	attach.Interfaces = values(interfaces)
+	t.notEmpty("interface")
 	choice(t, "direction", &attach.Direction)
 	choice(t, "mode", &attach.Mode)
 	t.boolean("observe", &attach.Observe)
@@ -106,25 +107,6 @@ func (l *loader) attach(t table) {
 
 // shapes reports whether packets are held.
 func (a *Attach) shapes() bool { return a.Mode == Shape && !a.Observe }
-
-// interfaces reads the key "interface", one or an array of them.
-func interfaces(t table) []item[string] {
-	switch v := t.values["interface"].(type) {
-	case nil:
-		return nil
-	case string:
-		t.values["interface"] = []any{v}
-	default:
-		if elems, ok := elements(v); !ok {
-			t.bad("interface", "must be a string such as \"eth0\", or an array of them, not %s", kind(v))
-			return nil
-		} else if len(elems) == 0 {
-			t.bad("interface", "is empty; give it at least one")
-			return nil
-		}
-	}
-	return list(t, "interface", parseInterface)
-}
 
 // parseInterface reads the name of an interface, or a pattern of names. The kernel
 // takes no other names (dev_valid_name in net/core/dev.c).
@@ -295,6 +277,7 @@ func parseOverhead(s string) (int, error) {
 // parsePercent reads a whole percentage, "50%", from 1 to 100.
 func parsePercent(s string) (int, error) {
 	number, unit := strings.CutSuffix(s, "%")
+	number = strings.TrimSuffix(number, " ")
 	n, err := strconv.ParseUint(number, 10, 32)
 	switch {
 	case err != nil:

@@ -14,11 +14,11 @@ import (
 // mistakes in places that exist.
 func TestLoadedCompiles(t *testing.T) {
 	values := map[string][]string{
-		"match.listen": {`["db"]`, `["sms"]`, `["db", "sms"]`}, "match.protocol": {`"tcp"`, `"udp"`, `"icmp"`},
-		"match.attach": {`["up"]`, `["down"]`, `["up", "down"]`}, "match.destination": {`["10.0.0.0/8"]`, `["::/0"]`},
-		"match.source": {`["10.0.0.0/8"]`, `["::/0"]`, `["0.0.0.0/0", "2001:db8::/32"]`}, "match.asn": {`[]`, `[64500]`},
-		"match.port": {`["5432"]`, `["8000-8005", "1"]`, `["1-65535"]`},
-		"key":        {`[]`, `["source"]`, `["asn", "port"]`, `["connection"]`, `["listen"]`, `["attach"]`}, "ipv4_prefix": {"1", "32"}, "ipv6_prefix": {"1", "128"},
+		"match.listen": {`"db"`, `["db"]`, `["sms"]`, `["db", "sms"]`}, "match.protocol": {`"tcp"`, `"udp"`, `"icmp"`},
+		"match.attach": {`"up"`, `["up"]`, `["down"]`, `["up", "down"]`}, "match.destination": {`"10.0.0.5"`, `["10.0.0.0/8"]`, `["::/0"]`},
+		"match.source": {`"10.0.0.1"`, `"2001:db8::1"`, `["10.0.0.0/8"]`, `["::/0"]`, `["0.0.0.0/0", "2001:db8::/32"]`}, "match.asn": {`[]`, `[64500]`, `"AS64500"`},
+		"match.port": {`5432`, `"8000-8005"`, `["5432"]`, `["8000-8005", "1"]`, `["1-65535"]`},
+		"key":        {`[]`, `"source"`, `["source"]`, `["asn", "port"]`, `["connection"]`, `["listen"]`, `["attach"]`}, "ipv4_prefix": {"1", "32"}, "ipv6_prefix": {"1", "128"},
 		"direction": {`"both"`, `"from-downstream"`}, "observe": {"true", "false"}, "refuse_with": {`"close"`, `"drop"`, `"reset"`, `"reject"`}, "overhead": {`"0B"`, `"1kB"`}, "ecn_mark": {`"1%"`},
 		"rate": {`"1B/s"`, `"1Tbit/s"`, `"10Mbit/s"`}, "packets": {`"1/h"`, `"1000000000/s"`}, "max_connections": {"1", "1048576"}, "new_connections": {`"1/h"`, `"1000000000/s"`},
 		"burst": {`"0B"`, `"2592000B"`, `"2592001B"`, `"1000000TB"`, `"324PB"`, `"324000TB"`}, "burst_packets": {"0", "720", "721", "1000000000000"},

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -275,6 +276,31 @@ ecn_mark = "100%"
 			}
 			compile(t, got)
 		})
+	}
+}
+
+// TestLoad_SingleValues checks that one value stands for an array of it, and what else has
+// several spellings.
+func TestLoad_SingleValues(t *testing.T) {
+	load := func(path string) (*Config, string) {
+		c, err := Load(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		compile(t, c)
+		text, err := json.Marshal(c.Canonical())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c, string(text)
+	}
+	arrays, want := load("testdata/arrays.toml")
+	single, got := load("testdata/single.toml")
+	if diff := cmp.Diff(arrays, single, equalConfigs...); diff != "" {
+		t.Error("-arrays +single:\n", diff)
+	}
+	if got != want {
+		t.Errorf("canonical is\n%s, want\n%s", got, want)
 	}
 }
 

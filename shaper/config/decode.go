@@ -152,6 +152,15 @@ func name(t table) string {
 	return s
 }
 
+// notEmpty reports empty arrays.
+func (t table) notEmpty(keys ...string) {
+	for _, key := range keys {
+		if elems, ok := elements(t.values[key]); ok && len(elems) == 0 {
+			t.bad(key, "is empty; give it at least one")
+		}
+	}
+}
+
 // isName keeps names fit for metric labels, logs, paths and command lines.
 func isName(s string) bool {
 	return s != "" && strings.IndexByte("-_.", s[0]) < 0 && s != "" && len(s) <= 64 && strings.Trim(strings.ToLower(s), "abcdefghijklmnopqrstuvwxyz0123456789-_.") == ""
@@ -179,11 +188,7 @@ func (l *loader) listen(t table) {
 	choice(t, "send_proxy", &listen.SendProxy)
 	t.boolean("transparent", &listen.Transparent)
 	t.boolean("access_log", &listen.AccessLog)
-	for _, key := range []string{"address", "downstream"} {
-		if elems, ok := elements(t.values[key]); ok && len(elems) == 0 {
-			t.bad(key, "is empty; give it at least one")
-		}
-	}
+	t.notEmpty("address", "downstream")
 	t.duration("connect_timeout", &listen.ConnectTimeout)
 	t.duration("first_byte_timeout", &listen.FirstByteTimeout)
 	t.duration("tcp_idle_timeout", &listen.TCPIdleTimeout)
@@ -318,7 +323,15 @@ func decodeMatch(t table) shaper.Match {
 	}
 	m.Source = values(list(t, "source", parsePrefix))
 	m.Destination = values(list(t, "destination", parsePrefix))
-	m.ASN = values(list(t, "asn", parseASN))
+	m.ASN = values(list(t, "asn", func(v any) (uint32, error) {
+		switch v := v.(type) {
+		case string:
+			return parseASN(v)
+		case int64:
+			return parseASN(strconv.FormatInt(v, 10))
+		}
+		return 0, t.notOne("asn", v)
+	}))
 	m.Port = values(list(t, "port", func(v any) (shaper.PortRange, error) {
 		switch v := v.(type) {
 		case string:
@@ -326,16 +339,22 @@ func decodeMatch(t table) shaper.Match {
 		case int64:
 			return parsePorts(strconv.FormatInt(v, 10))
 		}
-		return shaper.PortRange{}, fmt.Errorf("must hold %s, not %s", t.keys.takes("port").words, kind(v))
+		return shaper.PortRange{}, t.notOne("port", v)
 	}))
 	return m
 }
 
 func asIs(s string) (string, error) { return s, nil }
 
-func parseASN(n int64) (uint32, error) {
-	if n < 1 || n > 1<<32-1 {
-		return 0, fmt.Errorf("%d is not an AS number from 1 to 4294967295", n)
+// parseASN reads an AS number, "64500" or "AS64500".
+func parseASN(s string) (uint32, error) {
+	number := s
+	if len(s) > 2 && strings.EqualFold(s[:2], "AS") {
+		number = s[2:]
+	}
+	n, err := strconv.ParseUint(number, 10, 32)
+	if err != nil || n == 0 {
+		return 0, fmt.Errorf("%s is not an AS number from 1 to 4294967295, such as 64500 or \"AS64500\"", quote(s))
 	}
 	return uint32(n), nil
 }
@@ -355,7 +374,7 @@ func parseField(s string) (shaper.Fields, error) {
 // parseConnectionFrequency refuses the one unit that only packets have.
 func parseConnectionFrequency(s string) (shaper.Frequency, error) {
 	if number, ok := strings.CutSuffix(s, "pps"); ok {
-		return shaper.Frequency{}, fmt.Errorf("%s counts packets: write %q", quote(s), number+"/s")
+		return shaper.Frequency{}, fmt.Errorf("%s counts packets: write %q", quote(s), strings.TrimSuffix(number, " ")+"/s")
 	}
 	return ParseFrequency(s)
 }

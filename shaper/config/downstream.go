@@ -6,22 +6,12 @@ import (
 	"time"
 )
 
-// downstreams reads the key "downstream" of a listener: strings, or tables with more to
-// say.
+// downstreams reads the key "downstream" of a listener: strings, or tables with more
+// keys.
 func downstreams(t table) (list []item[Downstream]) {
 	const key = "downstream"
-	what := t.keys.takes(key).words
-	v, ok := t.values[key]
-	if !ok {
-		return nil
-	}
-	elems, ok := elements(v)
-	if !ok {
-		t.bad(key, "must be an array of %s, not %s", what, kind(v))
-		return nil
-	}
 	seen := map[string]bool{}
-	for i, v := range elems {
+	for i, v := range t.elements(key) {
 		if t.full() {
 			break
 		}
@@ -46,7 +36,7 @@ func downstreams(t table) (list []item[Downstream]) {
 				}
 			}
 		default:
-			err = fmt.Errorf("must hold %s, not %s", what, kind(v))
+			err = t.notOne(key, v)
 		}
 		if err == nil && seen[d.String()] {
 			err = fmt.Errorf("%s stands there twice", quote(d.String()))

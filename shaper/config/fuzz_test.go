@@ -15,7 +15,7 @@ import (
 // as the same.
 func FuzzUnits(f *testing.F) {
 	for _, s := range []string{
-		"10Mbit/s", "1.5MB/s", "5MiB/s", "10mbps", "10M", "64KiB", "0B", "2000pps", "5/min", "2/h", "200ms", "1h30m", "-1", "1Tibit", "0.000008Mbit/s", "8 kbit",
+		"10Mbit/s", "1.5MB/s", "5MiB/s", "10mbps", "10M", "64KiB", "0B", "2000pps", "5/min", "2/h", "200ms", "1h30m", "-1", "1Tibit", "0.000008Mbit/s", "8 kbit", "50 /s", "200 ms", "50 %", "192.0.2.1", "::ffff:10.0.0.1", "8000-8010", "AS64500",
 	} {
 		f.Add(s)
 	}
@@ -49,8 +49,19 @@ func FuzzUnits(f *testing.F) {
 			t.Errorf("%q is read as %d %%", s, n)
 		}
 		parseDownstream(s)
-		parsePrefix(s)
-		parsePorts(s)
+		if p, err := parsePrefix(s); err == nil {
+			if again, err := parsePrefix(p.String()); again != p {
+				t.Errorf("prefix %q is %v, read as %v, %v", s, p, again, err)
+			}
+		}
+		if p, err := parsePorts(s); err == nil {
+			if again, err := parsePorts(formatPorts(p)); again != p {
+				t.Errorf("ports %q are %v, read as %v, %v", s, p, again, err)
+			}
+		}
+		if n, err := parseASN(s); err == nil && n == 0 {
+			t.Errorf("%q is read as AS 0", s)
+		}
 		checkEndpoint(s, "127.0.0.1:9464")
 	})
 }

@@ -53,6 +53,8 @@ has every key in its place. ` + "`shaperd check`" + ` finds mistakes, and editor
 | size | ` + "`\"64kB\"` is 64,000 bytes, `\"64KiB\"` 65,536" + ` |
 | time | ` + "`\"200ms\"`, `\"2s\"`, `\"1m30s\"`, `\"1h\"`" + ` |
 
+A space may be between the number and the unit. What takes an array takes one of its elements alone as well, without the brackets.
+
 A number without a unit is refused, and so is ` + "`\"10mbps\"`" + `: some read it as bits, some as bytes. Zero is not
 "unlimited": leave the key out to have no limit.
 `
@@ -109,11 +111,9 @@ func inWords(v value) string {
 	case v.kind == aString && v.names == nil && !strings.Contains(v.words, v.example):
 		return v.words + fmt.Sprintf(", such as `%q`", v.example)
 	case v.kind == anArray && v.elem.names != nil:
-		return "array of " + alternatives(v.elem.names)
+		return alternatives(v.elem.names) + ", or array of them"
 	case v.kind == anArray:
-		return "array of " + inCode(v.words)
-	case v.kind == aStringOrArray:
-		return "string, or array of " + inCode(v.words)
+		return inCode(v.words) + ", or array of them"
 	}
 	return v.words
 }
@@ -138,7 +138,7 @@ func schemaOfTable(k keys) map[string]any {
 			s["default"] = v.V
 		}
 		if k.takes.kind == anArray && k.preset == "" {
-			s["minItems"] = 1
+			s["anyOf"].([]any)[1].(map[string]any)["minItems"] = 1
 		}
 		properties[k.name] = s
 		if k.required {
@@ -174,8 +174,6 @@ func schemaOf(v value) map[string]any {
 	case aBoolean:
 		s["type"] = "boolean"
 	case anArray:
-		s["type"], s["items"] = "array", schemaOf(*v.elem)
-	case aStringOrArray:
 		s["anyOf"] = []any{schemaOf(*v.elem), map[string]any{"type": "array", "items": schemaOf(*v.elem)}}
 	case aTable:
 		return schemaOfTable(v.keys)
@@ -213,7 +211,7 @@ func TestSchema(t *testing.T) {
 	if err != nil || len(good) < 5 {
 		t.Fatal(good, err)
 	}
-	for _, path := range good {
+	for _, path := range append(good, "testdata/arrays.toml", "testdata/single.toml") {
 		if err := validate(path); err != nil {
 			t.Errorf("%s: %v", path, err)
 		}

@@ -48,9 +48,8 @@ const (
 	anInteger
 	aStringOrInteger
 	aBoolean
-	aTime // in a string
-	anArray
-	aStringOrArray // of what elem takes
+	aTime   // in a string
+	anArray // of what elem takes, or one of it
 	aTable
 	aStringOrTable
 	someTables // [[...]]
@@ -86,7 +85,7 @@ const (
 	number        = `^[0-9]+(\.[0-9]+)? ?([kKmMgGtT][iI]?)?`
 	ratePattern   = number + `([bB][iI][tT](/[sS])?|B/[sS])$`
 	sizePattern   = number + `B$`
-	prefixPattern = `^[0-9A-Fa-f:.]+/[0-9]+$`
+	prefixPattern = `^[0-9A-Fa-f:.]+(/[0-9]+)?$`
 )
 
 func rate(example string) value { return text("rate", example, ratePattern) }
@@ -110,7 +109,7 @@ func alternatives(names []string) string {
 	return strings.TrimPrefix(strings.Join(quoted[:last], ", ")+" or "+quoted[last], " or ")
 }
 
-// listOf is an array of strings, or of what else elem is.
+// listOf is an array, or one of its elements; words are those of an element.
 func listOf(words string, elem value) value {
 	return value{kind: anArray, words: words, elem: &elem}
 }

@@ -6,7 +6,7 @@ import (
 	"shaperd/shaper"
 )
 
-const frequencyPattern = `^[0-9]+(pps|/s|/min|/h)$`
+const frequencyPattern = `^[0-9]+ ?(pps|/s|/min|/h)$`
 
 var limitKeys = keys{
 	{
@@ -18,7 +18,7 @@ var limitKeys = keys{
 		about: "What the limit is for. What is left out matches all.",
 	},
 	{
-		name: "key", takes: listOf(`strings such as "source"`, value{names: shaper.FieldNames()}), preset: "[]",
+		name: "key", takes: listOf(`string such as "source"`, value{names: shaper.FieldNames()}), preset: "[]",
 		about: "What splits the traffic: each combination has a bucket of its own; `[]` is one for all. `\"listen\"` is " +
 			"for listeners, `\"attach\"` for attachments. `\"asn\"` needs `[asn]` files; all addresses that they do " +
 			"not know share AS 0. At attachments a connection is what has the same addresses, ports and protocol.",
@@ -67,7 +67,7 @@ var limitKeys = keys{
 			"flows of a source; `\"fifo\"` is first come, first served.",
 	},
 	{
-		name: "ecn_mark", takes: text("percentage from `1%` to `100%`", "50%", `^[0-9]+%$`), preset: `"50%"`, needs: "`rate` or `packets`, at attachments", settable: true,
+		name: "ecn_mark", takes: text("percentage from `1%` to `100%`", "50%", `^[0-9]+ ?%$`), preset: `"50%"`, needs: "`rate` or `packets`, at attachments", settable: true,
 		about: "The part of `max_delay` beyond which packets that can carry a mark of congestion (ECN) get it. " +
 			"`\"100%\"` is never.",
 	},
@@ -78,7 +78,7 @@ var limitKeys = keys{
 			"that was answered take turns as one source. At attachments only TCP has connections, and at most 4 limits with this key may match one.",
 	},
 	{
-		name: "new_connections", takes: text("count a second, minute or hour", "50/s", `^[0-9]+/(s|min|h)$`), without: "no bound", settable: true,
+		name: "new_connections", takes: text("count a second, minute or hour", "50/s", `^[0-9]+ ?/(s|min|h)$`), without: "no bound", settable: true,
 		about: "New connections, for each key.",
 	},
 	{
@@ -116,11 +116,11 @@ var limitKeys = keys{
 
 var matchKeys = keys{
 	{
-		name: "listen", takes: listOf(`names of listeners, such as "db"`, text("name", "db", "")), without: "all",
+		name: "listen", takes: listOf(`name of a listener, such as "db"`, text("name", "db", "")), without: "all",
 		about: "Names of listeners.",
 	},
 	{
-		name: "attach", takes: listOf(`names of attachments, such as "uplink"`, text("name", "uplink", "")), without: "the limit is for listeners",
+		name: "attach", takes: listOf(`name of an attachment, such as "uplink"`, text("name", "uplink", "")), without: "the limit is for listeners",
 		about: "Names of attachments; not together with `listen`.",
 	},
 	{
@@ -128,19 +128,19 @@ var matchKeys = keys{
 		about: "`\"icmp\"`, which is that of IPv6 too, is for attachments.",
 	},
 	{
-		name: "source", takes: listOf(`prefixes such as "192.0.2.0/24"`, text("prefix", "192.0.2.0/24", prefixPattern)), without: "all",
-		about: "Prefixes of source addresses.",
+		name: "source", takes: listOf(`prefix or address such as "192.0.2.0/24"`, text("prefix", "192.0.2.0/24", prefixPattern)), without: "all",
+		about: "Source addresses, or prefixes of them.",
 	},
 	{
-		name: "destination", takes: listOf(`prefixes such as "10.0.0.5/32"`, text("prefix", "10.0.0.5/32", prefixPattern)), without: "all",
-		about: "Prefixes of destination addresses; at attachments.",
+		name: "destination", takes: listOf(`prefix or address such as "10.0.0.5"`, text("prefix", "10.0.0.5", prefixPattern)), without: "all",
+		about: "Destination addresses, or prefixes of them; at attachments.",
 	},
 	{
-		name: "asn", takes: listOf("AS numbers such as 64500", integer(1, 1<<32-1)), without: "all",
+		name: "asn", takes: listOf(`AS number such as 64500 or "AS64500"`, text("AS number", "AS64500", `^([aA][sS])?[0-9]+$`).orInteger(1, 1<<32-1)), without: "all",
 		about: "AS numbers of source addresses; needs `[asn]` files.",
 	},
 	{
-		name: "port", takes: listOf(`ports such as 5432 or "8000-8010"`, text("port", "5432", `^[0-9]+(-[0-9]+)?$`).orInteger(1, 65535)), without: "all",
+		name: "port", takes: listOf(`port such as 5432, or range such as "8000-8010"`, text("port", "5432", `^[0-9]+(-[0-9]+)?$`).orInteger(1, 65535)), without: "all",
 		about: "Destination ports and ranges, as the source sees them; at most 1024.",
 	},
 }

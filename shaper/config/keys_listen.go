@@ -87,7 +87,7 @@ var diversionKeys = keys{
 
 var asnKeys = keys{
 	{
-		name: "files", takes: listOf(`strings such as "asn.csv"`, text("path", "asn.csv", "")), preset: "[]",
+		name: "files", takes: listOf(`string such as "asn.csv"`, text("path", "asn.csv", "")), preset: "[]",
 		about: "CSV or TSV of \"first,last,asn[,name]\", \"prefix asn\" (pfx2as) or MMDB, told apart by their content. A " +
 			"relative path starts at the folder of the file it stands in.",
 	},
@@ -96,7 +96,7 @@ var asnKeys = keys{
 // Of TCP connections that get nowhere.
 var patience = duration(10*time.Millisecond, 8760*time.Hour)
 
-var someDownstreams = listOf(`strings such as "10.0.0.5:5432", or tables such as { address = "10.0.0.5:5432", weight = 2 }`,
+var someDownstreams = listOf(`string such as "10.0.0.5:5432", or table such as { address = "10.0.0.5:5432", weight = 2 }`,
 	value{kind: aStringOrTable, keys: downstreamKeys})
 
 var aName = text("1 to 64 letters, digits, `-`, `_` and `.`", "db", `^[A-Za-z0-9._-]{1,64}$`)
@@ -107,7 +107,7 @@ var listenKeys = keys{
 		about: "Unique among listeners and attachments; it labels metrics and log lines.",
 	},
 	{
-		name: "address", takes: listOf(`strings such as "tcp://0.0.0.0:5432"`, text("address", "tcp://0.0.0.0:5432", `^(tcp|udp)://.+:[0-9]+(-[0-9]+)?$`)), required: true,
+		name: "address", takes: listOf(`string such as "tcp://0.0.0.0:5432"`, text("address", "tcp://0.0.0.0:5432", `^(tcp|udp)://.+:[0-9]+(-[0-9]+)?$`)), required: true,
 		about: "Protocol, IP address and port or range of ports. `[::]` takes IPv6 alone, so that `0.0.0.0` may stand " +
 			"beside it.",
 	},
@@ -136,7 +136,7 @@ var listenKeys = keys{
 			"unless there is no other.",
 	},
 	{
-		name: "accept_proxy_from", takes: listOf(`prefixes such as "10.0.0.0/24"`, text("prefix", "10.0.0.0/24", prefixPattern)), preset: "[]", needs: "a tcp address",
+		name: "accept_proxy_from", takes: listOf(`prefix or address such as "10.0.0.0/24"`, text("prefix", "10.0.0.0/24", prefixPattern)), preset: "[]", needs: "a tcp address",
 		about: "Who begins each TCP connection with a header of the PROXY protocol, version 1 or 2. Limits see the " +
 			"source that it announces. A connection from there without one is reset after 5 s at the latest.",
 	},
@@ -255,7 +255,7 @@ var attachKeys = keys{
 		about: "Unique among attachments and listeners.",
 	},
 	{
-		name: "interface", takes: value{kind: aStringOrArray, words: `strings such as "eth0"`, elem: &value{example: "eth0"}}, required: true,
+		name: "interface", takes: listOf(`string such as "eth0"`, text("name", "eth0", "")), required: true,
 		about: "Names of interfaces, or patterns of names with `*`, `?` and sets such as `[0-9]`. Interfaces that appear " +
 			"later are picked up.",
 	},

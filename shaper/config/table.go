@@ -142,6 +142,27 @@ func (t table) tables(key string) []table {
 	return tables
 }
 
+// elements returns the elements of the array under a key, or the one value in its place.
+func (t table) elements(key string) []any {
+	v, ok := t.values[key]
+	if !ok {
+		return nil
+	}
+	if elems, ok := elements(v); ok {
+		return elems
+	}
+	return []any{v}
+}
+
+// notOne returns the error that v is not an element of the array under a key.
+func (t table) notOne(key string, v any) error {
+	article, one := "a", t.keys.takes(key).words
+	if strings.HasPrefix(one, "AS ") {
+		article = "an"
+	}
+	return fmt.Errorf("must be %s %s, or an array of them, not %s", article, one, kind(v))
+}
+
 // elements returns the elements of an array; the decoder has two kinds of it.
 func elements(v any) ([]any, bool) {
 	tables, ok := v.([]map[string]any)
@@ -272,28 +293,18 @@ func choice[T fmt.Stringer](t table, key string, into *T) {
 }
 
 // list returns what parse makes of the elements of the array under a key, which
-// must differ.
+// must differ, or of the one value in its place.
 func list[E any, T comparable](t table, key string, parse func(E) (T, error)) []item[T] {
-	v, ok := t.values[key]
-	if !ok {
-		return nil
-	}
-	what := t.keys.takes(key).words
-	elems, ok := elements(v)
-	if !ok {
-		t.bad(key, "must be an array of %s, not %s", what, kind(v))
-		return nil
-	}
 	var items []item[T]
 	seen := map[T]bool{}
-	for i, v := range elems {
+	for i, v := range t.elements(key) {
 		if t.full() {
 			break
 		}
 		at := t.at.child(key).elem(i)
 		e, ok := v.(E)
 		if !ok {
-			t.add(at, fmt.Sprintf("%s: must hold %s, not %s", key, what, kind(v)))
+			t.add(at, fmt.Sprintf("%s: %v", key, t.notOne(key, v)))
 			continue
 		}
 		value, err := parse(e)

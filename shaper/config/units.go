@@ -205,6 +205,7 @@ const maxFrequency = 1e9
 func ParseFrequency(s string) (shaper.Frequency, error) {
 	unit := strings.TrimLeft(s, "0123456789")
 	number := s[:len(s)-len(unit)]
+	unit = strings.TrimPrefix(unit, " ")
 	per, ok := periods[unit]
 	switch {
 	case strings.HasPrefix(s, "-"):

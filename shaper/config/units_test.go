@@ -96,9 +96,9 @@ func TestParseSize(t *testing.T) {
 func TestParseFrequency(t *testing.T) {
 	for s, want := range map[string]shaper.Frequency{
 		"2000pps": {N: 2000, Per: time.Second}, "50/s": {N: 50, Per: time.Second}, "5/min": {N: 5, Per: time.Minute},
-		"2/h": {N: 2, Per: time.Hour}, "1/h": {N: 1, Per: time.Hour}, "1000000000/s": {N: 1e9, Per: time.Second},
+		"2/h": {N: 2, Per: time.Hour}, "5 /min": {N: 5, Per: time.Minute}, "9 pps": {N: 9, Per: time.Second}, "1/h": {N: 1, Per: time.Hour}, "1000000000/s": {N: 1e9, Per: time.Second},
 		"1000000001/s": {}, "99999999999999999999/s": {}, "0/s": {}, "00pps": {}, "0": {}, "50": {}, "": {}, "/s": {}, "pps": {},
-		"-5/s": {}, "+5/s": {}, "0.5/s": {}, "5/m": {}, "5/d": {}, "5 /s": {}, "5kpps": {}, "5PPS": {}, "5/sec": {}, "5/s ": {},
+		"-5/s": {}, "+5/s": {}, "0.5/s": {}, "5/m": {}, "5/d": {}, "5  /s": {}, "5kpps": {}, "5PPS": {}, "5/sec": {}, "5/s ": {},
 	} {
 		got, err := ParseFrequency(s)
 		if got != want || (err == nil) != (want.N > 0) {
