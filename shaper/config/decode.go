@@ -45,7 +45,8 @@ type placedAddress struct {
 
 // file decodes one file, but for its overrides.
 func (l *loader) file(t table) {
-	t.check()
+	meant := t.check()
+	l.named = l.named || meant["listen"] || meant["attach"]
 	if daemon, ok := t.table("daemon"); ok {
 		l.daemon(daemon)
 	}
@@ -366,7 +367,7 @@ func parseField(s string) (shaper.Fields, error) {
 	}
 	i := slices.Index(shaper.FieldNames(), s)
 	if i < 0 {
-		return 0, errors.New(unknown(s, shaper.FieldNames()))
+		return 0, errors.New(unknown(s, shaper.FieldNames(), otherWords["key"]))
 	}
 	return 1 << i, nil
 }

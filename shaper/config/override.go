@@ -80,7 +80,7 @@ func FormatOverride(limit string, set map[string]string) (string, error) {
 			return "", fmt.Errorf("override limit %s: %s", quote(limit), m.msg)
 		}
 		if !slices.Contains(known, key) {
-			return "", fmt.Errorf("override limit %s: %s", quote(limit), unknown(key, known))
+			return "", fmt.Errorf("override limit %s: %s", quote(limit), unknown(key, known, synonymsInLimit))
 		}
 	}
 	return formatOverride(limit, set)

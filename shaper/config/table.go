@@ -44,10 +44,11 @@ func (t table) unknown() (unknown []string) {
 }
 
 // check reports keys that are not known, those of earlier versions, and those that are
-// missing.
-func (t table) check() {
+// missing. It returns the keys that those that are not known may be.
+func (t table) check() (meant map[string]bool) {
 	t.migrate()
 	known, unknown := t.keys.names(), t.unknown()
+	meant = map[string]bool{}
 	slices.SortFunc(unknown, func(a, b string) int {
 		return cmp.Compare(t.at.child(a).offset, t.at.child(b).offset)
 	})
@@ -56,22 +57,21 @@ func (t table) check() {
 		if t.name != "" {
 			msg += " in " + t.name
 		}
-		near := Nearest(key, known)
-		if other := synonyms[key]; near == "" && slices.Contains(known, other) {
-			near = other
-		}
-		if near != "" {
-			msg += fmt.Sprintf("; did you mean %q?", near)
-		} else {
+		names := t.meant(key)
+		if msg += didYouMean(names); len(names) == 0 {
 			msg += "; known here: " + strings.Join(known, ", ")
+		}
+		for _, name := range names {
+			meant[name] = true
 		}
 		t.add(t.at.child(key), msg)
 	}
 	for _, k := range t.keys {
-		if k.required && !t.has(k.name) {
+		if k.required && !t.has(k.name) && !meant[k.name] {
 			t.add(t.at, fmt.Sprintf("%s has no %s", t.name, k.name))
 		}
 	}
+	return meant
 }
 
 // overridden returns the one of keys that an override has set, or else the first.
@@ -286,7 +286,7 @@ func choice[T fmt.Stringer](t table, key string, into *T) {
 	takes := t.keys.takes(key)
 	i := slices.Index(takes.names, s)
 	if i < 0 {
-		t.bad(key, "%s", unknown(s, takes.names))
+		t.bad(key, "%s", unknown(s, takes.names, otherWords[key]))
 		return
 	}
 	*into = takes.options.([]T)[i]
@@ -360,21 +360,18 @@ func clip(s string, most int) string {
 	return strings.ToValidUTF8(s[:most], "") + "..."
 }
 
-// unknown says that s is not one of names.
-func unknown(s string, names []string) string {
+// unknown says that s is not one of names. words are other words for them.
+func unknown(s string, names []string, words map[string][]string) string {
 	quoted := make([]string, len(names))
 	for i, name := range names {
 		quoted[i] = strconv.Quote(name)
 	}
 	msg := fmt.Sprintf("%s is not one of %s", quote(s), strings.Join(quoted, ", "))
-	near := Nearest(s, names)
-	if other := synonyms[s]; slices.Contains(names, other) {
-		near = other
+	meant := among(words[strings.ToLower(s)], names)
+	if near := Nearest(s, names); len(meant) == 0 && near != "" {
+		meant = []string{near}
 	}
-	if near != "" {
-		msg += fmt.Sprintf("; did you mean %q?", near)
-	}
-	return msg
+	return msg + didYouMean(meant)
 }
 
 // Nearest returns the one of names that s is most likely a misspelling of, or
@@ -408,14 +405,6 @@ func Nearest(s string, names []string) string {
 }
 
 func withoutMarks(s string) string { return strings.NewReplacer("-", "", "_", "").Replace(s) }
-
-// synonyms are the words that other programs have for keys, and for what keys can be.
-var synonyms = map[string]string{
-	"upstream": "downstream", "upstreams": "downstream", "backend": "downstream", "backends": "downstream",
-	"server": "downstream", "servers": "downstream", "target": "downstream", "bind": "address", "addr": "address",
-	"listen": "address", "bandwidth": "rate", "pps": "packets", "host": "address", "url": "address",
-	"download": "from-downstream", "upload": "to-downstream", "in": "ingress", "out": "egress",
-}
 
 // distance is how many characters must be added, left out, changed or swapped
 // with their neighbour to make b of a (optimal string alignment).
