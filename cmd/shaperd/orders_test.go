@@ -73,7 +73,7 @@ func TestOrdersOutliveDaemon(t *testing.T) {
 	}
 	other := writeConfig(t, filepath.Join(t.TempDir(), "other.toml"), strings.ReplaceAll(string(text), "per-source", "each"))
 	third := startSteered(t, other, "--state", at("third"))
-	third.waitLog(`limit \"per-source\": rate=3MB/s: limit: there is no limit`)
+	third.waitLog(`limit \"per-source\": rate=3MB/s: limit: unknown limit`)
 	third.waitLog("limits=0 blocks=2 bypass=true drained=1")
 	if kept, err := os.ReadFile(at("third.orders.bad")); err != nil || string(kept) != string(crashed) {
 		t.Errorf("what was not restored is kept as %q, %v", kept, err)

@@ -145,11 +145,11 @@ func TestSaveRefuses(t *testing.T) {
 		set  string
 		want string
 	}{
-		{"overridden before", "10-tune.toml", "[[override]]\nlimit = \"per-source\"\nrate = \"3MB/s\"\n", nil, "rate=4MB/s", "overridden already"},
-		{"overridden behind", "99-tune.toml", "[[override]]\nlimit = \"per-source\"\nrate = \"3MB/s\"\n", nil, "rate=4MB/s", "overridden already"},
-		{"limit gone", "", "", func(c string) string { return strings.ReplaceAll(c, "per-source", "other") }, "rate=4MB/s", `there is no limit "per-source"`},
+		{"overridden before", "10-tune.toml", "[[override]]\nlimit = \"per-source\"\nrate = \"3MB/s\"\n", nil, "rate=4MB/s", "duplicate override"},
+		{"overridden behind", "99-tune.toml", "[[override]]\nlimit = \"per-source\"\nrate = \"3MB/s\"\n", nil, "rate=4MB/s", "duplicate override"},
+		{"limit gone", "", "", func(c string) string { return strings.ReplaceAll(c, "per-source", "other") }, "rate=4MB/s", `unknown limit "per-source"`},
 		{"no value", "", "", nil, "burst=$(reboot)", "burst"},
-		{"no key", "", "", nil, "name=x", `"name" is not one of`},
+		{"no key", "", "", nil, "name=x", `unknown key "name"`},
 		{"a mistake elsewhere", "10-x.toml", "[[limti]]\n", nil, "rate=4MB/s", "limti"},
 		{"takes a restart", "", "", func(c string) string { return strings.Replace(c, "[daemon]", "[daemon]\nmax_buckets = 2000", 1) }, "rate=4MB/s", "takes a restart"},
 	} {

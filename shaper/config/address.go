@@ -20,17 +20,17 @@ func parseAddress(s string) (Address, error) {
 	var a Address
 	switch {
 	case !ok:
-		return bad(`does not start with a protocol: write "tcp://0.0.0.0:5432" or "udp://[::]:53"`)
+		return bad(`has no protocol: write "tcp://0.0.0.0:5432" or "udp://[::]:53"`)
 	case scheme == "tcp":
 		a.Protocol = shaper.TCP
 	case scheme == "udp":
 		a.Protocol = shaper.UDP
 	default:
-		return bad(`is neither "tcp://" nor "udp://"`)
+		return bad(`has an unknown protocol: must be "tcp://" or "udp://"`)
 	}
 	colon := strings.LastIndexByte(rest, ':')
 	if colon < 0 || strings.HasSuffix(rest, "]") {
-		return bad(`has no port: end it with one such as ":5432" or a range such as ":8000-8010"`)
+		return bad(`has no port: add one such as ":5432", or a range such as ":8000-8010"`)
 	}
 	host := rest[:colon]
 	addr, err := parseIP(host)
@@ -38,11 +38,11 @@ func parseAddress(s string) (Address, error) {
 		return bad(`has no IP address to listen on, such as "0.0.0.0" or "[::]"`)
 	}
 	if addr.Zone() != "" {
-		return bad("has an IPv6 zone, which is not supported")
+		return bad("has an unsupported IPv6 zone")
 	}
 	a.Addr = addr.Unmap()
 	if a.Ports, err = parsePorts(rest[colon+1:]); err != nil {
-		return bad("has a bad port: " + err.Error())
+		return bad("has an invalid port: " + err.Error())
 	}
 	return a, nil
 }
@@ -68,7 +68,7 @@ func parsePorts(s string) (shaper.PortRange, error) {
 	case errA != nil || errB != nil:
 		return shaper.PortRange{}, fmt.Errorf("%s is not a port from 1 to 65535, or a range such as \"8000-8010\"", quote(s))
 	case a > b:
-		return shaper.PortRange{}, fmt.Errorf("%s runs backwards: write \"%d-%d\"", quote(s), b, a)
+		return shaper.PortRange{}, fmt.Errorf("%s is reversed: write \"%d-%d\"", quote(s), b, a)
 	}
 	return shaper.PortRange{First: a, Last: b}, nil
 }
@@ -95,32 +95,32 @@ func parseDownstream(s string) (Downstream, error) {
 		return Downstream{}, fmt.Errorf("%s %s", quote(s), problem)
 	}
 	if strings.Contains(s, "://") {
-		return bad("has a protocol: write host:port; the listener's address says tcp or udp")
+		return bad("has a protocol: write host:port alone")
 	}
 	if addr, err := netip.ParseAddr(s); err == nil && addr.Is6() {
-		return bad(fmt.Sprintf("is an IPv6 address: write %q, with brackets and behind them the port, if one is meant", "["+s+"]"))
+		return bad(fmt.Sprintf("is an IPv6 address without brackets: write %q, and the port after them, if any", "["+s+"]"))
 	}
 	d := Downstream{Weight: 1}
 	host := s
 	if colon := strings.LastIndexByte(s, ':'); colon >= 0 && !strings.HasSuffix(s, "]") {
 		port, err := parsePort(s[colon+1:])
 		if err != nil {
-			return bad("has a bad port: one from 1 to 65535, or none to keep the port that the source asked for")
+			return bad("has an invalid port: must be from 1 to 65535, or none for the port that the source connected to")
 		}
 		host, d.Port = s[:colon], port
 	}
 	addr, err := parseIP(host)
 	switch {
 	case err == nil && addr.Zone() != "":
-		return bad("has an IPv6 zone, which is not supported")
+		return bad("has an unsupported IPv6 zone")
 	case err == nil && addr.IsUnspecified():
-		return bad("is an address to listen on, not one to connect to")
+		return bad("is a wildcard address: must be the address of a host")
 	case err == nil:
 		d.Host = addr.Unmap().String()
 	case isHostname(host):
 		d.Host = host
 	default:
-		return bad(`is not a host with an optional port, such as "10.0.0.5:5432", "db.local" or "[fd00::5]:5432"`)
+		return bad(`is not a valid host with an optional port, such as "10.0.0.5:5432", "db.local" or "[fd00::5]:5432"`)
 	}
 	return d, nil
 }
@@ -152,7 +152,7 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	}
 	if err != nil {
 		if strings.Contains(s, "%") {
-			return p, fmt.Errorf("%s has an IPv6 zone, which is not supported", quote(s))
+			return p, fmt.Errorf("%s has an unsupported IPv6 zone", quote(s))
 		}
 		return p, fmt.Errorf("%s is not an address, or a prefix such as \"192.0.2.0/24\" or \"2001:db8::/32\"", quote(s))
 	}
@@ -160,7 +160,7 @@ func parsePrefix(s string) (netip.Prefix, error) {
 		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
 	}
 	if p != p.Masked() {
-		return p, fmt.Errorf("%s has bits set after the first %d: write %q", quote(s), p.Bits(), p.Masked())
+		return p, fmt.Errorf("%s has host bits set: write %q", quote(s), p.Masked())
 	}
 	return p, nil
 }

@@ -71,8 +71,8 @@ const (
 
 func (s OnStop) String() string { return [...]string{"open", "keep"}[s] }
 
-// placedInterface is a name or a pattern of one attachment.
-type placedInterface struct {
+// locatedInterface is a name or a pattern of one attachment.
+type locatedInterface struct {
 	name      string
 	direction AttachDirection
 	at        *node
@@ -83,23 +83,23 @@ func (l *loader) attach(t table) {
 	interfaces := list(t, "interface", parseInterface)
 	attach.Interfaces = values(interfaces)
 	t.notEmpty("interface")
-	choice(t, "direction", &attach.Direction)
-	choice(t, "mode", &attach.Mode)
+	enumValue(t, "direction", &attach.Direction)
+	enumValue(t, "mode", &attach.Mode)
 	t.boolean("observe", &attach.Observe)
-	choice(t, "hook", &attach.Hook)
-	choice(t, "on_stop", &attach.OnStop)
+	enumValue(t, "hook", &attach.Hook)
+	enumValue(t, "on_stop", &attach.OnStop)
 	t.integer("queue", &attach.Queue)
 	t.duration("tcp_idle_timeout", &attach.IdleTimeout)
 
-	t.idle(attach.shapes(), `mode "shape" and observe = false`, "queue")
+	t.requireForEffect(attach.shapes(), `mode "shape" and observe = false`, "queue")
 	switch {
 	case attach.Hook == HookXDP && attach.Direction != Ingress:
-		t.bad("hook", `"xdp" meets packets that come in: write direction = "ingress", or leave hook out`)
+		t.errorf("hook", `"xdp" is for ingress alone: write direction = "ingress", or remove hook`)
 	case attach.Hook == HookXDP && attach.shapes():
-		t.bad("hook", `"xdp" cannot hold packets: write mode = "police" or observe = true, or leave hook out`)
+		t.errorf("hook", `"xdp" cannot hold packets: write mode = "police" or observe = true, or remove hook`)
 	}
 	for _, i := range interfaces {
-		l.interfaces = append(l.interfaces, placedInterface{i.value, attach.Direction, i.at})
+		l.interfaces = append(l.interfaces, locatedInterface{i.value, attach.Direction, i.at})
 	}
 	l.c.Attach = append(l.c.Attach, attach)
 	l.attaches = append(l.attaches, t)
@@ -114,11 +114,11 @@ func parseInterface(s string) (string, error) {
 	_, err := path.Match(s, "")
 	switch {
 	case err != nil:
-		return "", fmt.Errorf("%s is not a valid pattern: it knows \"*\", \"?\" and sets such as \"[0-9]\"", quote(s))
+		return "", fmt.Errorf("%s is an invalid pattern: it may have \"*\", \"?\" and sets such as \"[0-9]\"", quote(s))
 	case s == "" || s == "." || s == ".." || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || strings.ContainsRune("/:\x7f", r) }):
-		return "", fmt.Errorf("%s is not the name of an interface, such as \"eth0\", or a pattern of names, such as \"eth*\"", quote(s))
+		return "", fmt.Errorf("%s is not a valid interface name such as \"eth0\", or pattern such as \"eth*\"", quote(s))
 	case len(s) > 15 && !strings.ContainsAny(s, `*?[\`):
-		return "", fmt.Errorf("%s is longer than the 15 bytes that the name of an interface has", quote(s))
+		return "", fmt.Errorf("%s is longer than 15 bytes, which is the limit of interface names", quote(s))
 	}
 	return s, nil
 }
@@ -131,39 +131,39 @@ func parsePins(s string) (string, error) {
 	return filepath.Clean(s), nil
 }
 
-// checkOfListeners reports what only a limit of attachments may have.
-func checkOfListeners(t table, limit shaper.Limit) {
+// checkListenerLimit reports what only a limit of attachments may have.
+func checkListenerLimit(t table, limit shaper.Limit) {
 	const instead = "name attachments in match.attach"
 	match := t.at.child("match")
 	if len(limit.Match.Destination) > 0 {
-		t.add(match.child("destination"), "destination: a listener's traffic goes to its downstream; "+instead)
+		t.add(match.child("destination"), "destination: unsupported at listeners; "+instead)
 	}
 	if limit.Match.Protocol == shaper.ICMP {
-		t.add(match.child("protocol"), "protocol: no listener takes \"icmp\"; "+instead)
+		t.add(match.child("protocol"), "protocol: \"icmp\" is unsupported at listeners; "+instead)
 	}
 	if limit.Key&shaper.KeyAttach != 0 {
-		t.bad("key", "\"attach\" tells attachments apart; %s", instead)
+		t.errorf("key", "\"attach\" is unsupported at listeners; %s", instead)
 	}
-	switch udp := ofUDP(limit); {
+	switch udp := isUDPOnly(limit); {
 	case udp && limit.Excess != shaper.ExcessDrop && limit.Excess != shaper.ExcessReject:
-		t.bad("refuse_with", "%q is for TCP: datagrams are refused with \"drop\" or \"reject\"", limit.Excess)
+		t.errorf("refuse_with", "%q is for TCP: datagrams are refused with \"drop\" or \"reject\"", limit.Excess)
 	case !udp && limit.Excess == shaper.ExcessDrop:
-		t.bad("refuse_with", "\"drop\" leaves a connection unanswered, and a listener has answered already; use \"reset\" or \"close\", match protocol \"udp\", or %s", instead)
+		t.errorf("refuse_with", "\"drop\" is unsupported for TCP at listeners, which have accepted the connection already; use \"reset\" or \"close\", match protocol \"udp\", or %s", instead)
 	}
-	t.idle(false, "match.attach", "ecn_mark")
+	t.requireForEffect(false, "match.attach", "ecn_mark")
 }
 
-// ofUDP reports whether a limit of listeners is for UDP alone.
-func ofUDP(limit shaper.Limit) bool {
+// isUDPOnly reports whether a limit of listeners is for UDP alone.
+func isUDPOnly(limit shaper.Limit) bool {
 	return limit.Match.Protocol == shaper.UDP && !limit.OfAttachments()
 }
 
-// checkOfAttachments reports what a limit of attachments cannot have. counts says
+// checkAttachmentLimit reports what a limit of attachments cannot have. counts says
 // whether it counts connections.
-func checkOfAttachments(t table, limit shaper.Limit, counts bool) {
+func checkAttachmentLimit(t table, limit shaper.Limit, counts bool) {
 	m, match := limit.Match, t.at.child("match")
 	if len(m.Listen) > 0 {
-		t.add(match.child("attach"), "attach: not together with listen: a limit's buckets live in one plane: make it two limits")
+		t.add(match.child("attach"), "attach: unsupported together with listen, as a bucket is in one plane: make it two limits")
 	}
 	if m.Protocol == shaper.ICMP && len(m.Port) > 0 {
 		t.add(match.child("port"), "port: \"icmp\" has no ports")
@@ -171,36 +171,36 @@ func checkOfAttachments(t table, limit shaper.Limit, counts bool) {
 	if m.Protocol == shaper.UDP || m.Protocol == shaper.ICMP {
 		for _, key := range []string{"max_connections", "new_connections"} {
 			if t.has(key) {
-				t.bad(key, "counts the connections of TCP, and match.protocol is %q", m.Protocol)
+				t.errorf(key, "counts TCP connections, and match.protocol is %q", m.Protocol)
 			}
 		}
 	}
 	if limit.Direction != shaper.ToDownstream {
-		t.bad("direction", "an attachment sees one direction; add another [[attach]] with direction = \"ingress\"")
+		t.errorf("direction", "unsupported at attachments, which have one direction: add an [[attach]] with direction = \"ingress\"")
 	}
 	if limit.Key&shaper.KeyListen != 0 {
-		t.bad("key", "\"listen\" tells listeners apart, and this limit is for attachments: write \"attach\"")
+		t.errorf("key", "\"listen\" is unsupported at attachments: use \"attach\"")
 	}
 	if limit.Excess != shaper.ExcessReset && limit.Excess != shaper.ExcessDrop {
-		t.bad("refuse_with", "%q is for listeners: an attachment can refuse a connection with \"reset\", or \"drop\" it", limit.Excess)
+		t.errorf("refuse_with", "%q is unsupported at attachments: use \"reset\" or \"drop\"", limit.Excess)
 	}
 	if t.has("scheduling") {
-		t.bad("scheduling", "is for listeners: at attachments the packets of a bucket leave in the order they came")
+		t.errorf("scheduling", "is unsupported at attachments, where packets of a bucket leave in their order of arrival")
 	}
 	if counts {
 		const reason = "at attachments no connection waits for a slot"
-		t.idle(t.has("new_connections"), "new_connections: "+reason, "queue_timeout")
+		t.requireForEffect(t.has("new_connections"), "new_connections: "+reason, "queue_timeout")
 		if t.has("max_queue") {
-			t.bad("max_queue", "has no effect: "+reason)
+			t.errorf("max_queue", "has no effect: "+reason)
 		}
 	}
-	t.idle(limit.Rate > 0 || limit.Packets.N > 0, "rate or packets", "ecn_mark")
+	t.requireForEffect(limit.Rate > 0 || limit.Packets.N > 0, "rate or packets", "ecn_mark")
 }
 
 // checkAttach finds mistakes between attachments.
 func (l *loader) checkAttach() {
 	if len(l.attaches) > shaper.MaxAttachments {
-		l.add(l.attaches[shaper.MaxAttachments].at, fmt.Sprintf("%d attachments, more than the %d there may be", len(l.attaches), shaper.MaxAttachments))
+		l.add(l.attaches[shaper.MaxAttachments].at, fmt.Sprintf("too many attachments: %d, of at most %d", len(l.attaches), shaper.MaxAttachments))
 		return
 	}
 	type placed struct {
@@ -211,7 +211,7 @@ func (l *loader) checkAttach() {
 	for _, i := range l.interfaces {
 		p := placed{i.name, i.direction}
 		if f := first[p]; f != nil {
-			l.add(i.at, fmt.Sprintf("interface: %s, direction %s, is attached already at %s:%d", quote(i.name), i.direction, f.file.name, f.line()))
+			l.add(i.at, fmt.Sprintf("interface: duplicate %s, direction %s: already attached at %s:%d", quote(i.name), i.direction, f.file.name, f.line()))
 			continue
 		}
 		first[p] = i.at
@@ -222,10 +222,10 @@ func (l *loader) checkAttach() {
 // limits, or by none though they say how.
 func (l *loader) checkCounting() {
 	for i, attach := range l.c.Attach {
-		limits := counting(l.c.Limits, attach.Name)
-		l.attaches[i].idle(len(limits) > 0, "a limit with max_connections that matches this attachment", "tcp_idle_timeout")
+		limits := connectionLimits(l.c.Limits, attach.Name)
+		l.attaches[i].requireForEffect(len(limits) > 0, "a limit with max_connections that matches this attachment", "tcp_idle_timeout")
 		for _, limit := range limits[min(len(limits), shaper.MaxConnectionLimits):] {
-			l.limits[limit].bad("max_connections", "more than %d limits with max_connections match attachment %q", shaper.MaxConnectionLimits, attach.Name)
+			l.limits[limit].errorf("max_connections", "more than %d limits with max_connections match attachment %q", shaper.MaxConnectionLimits, attach.Name)
 		}
 	}
 }
@@ -250,13 +250,13 @@ func (l *loader) observeAttachments() {
 			l.c.Limits[i].Observe = true
 		default:
 			l.add(l.limits[i].at.child("match").child("attach"), fmt.Sprintf(
-				"attach: %s only observes and %s does not, and their packets would share buckets: make it two limits", quote(observes), quote(enforces)))
+				"attach: %s observes and %s does not, and their packets would share buckets: make it two limits", quote(observes), quote(enforces)))
 		}
 	}
 }
 
-// counting returns which limits count connections at an attachment.
-func counting(limits []shaper.Limit, attachment string) (indexes []int) {
+// connectionLimits returns which limits count connections at an attachment.
+func connectionLimits(limits []shaper.Limit, attachment string) (indexes []int) {
 	for i, l := range limits {
 		if l.Connections > 0 && slices.Contains(l.Match.Attach, attachment) {
 			indexes = append(indexes, i)
@@ -269,7 +269,7 @@ func counting(limits []shaper.Limit, attachment string) (indexes []int) {
 func parseOverhead(s string) (int, error) {
 	n, err := ParseSize(s)
 	if err == nil && n > shaper.MaxOverhead {
-		err = fmt.Errorf("%s is above %s", quote(s), FormatSize(shaper.MaxOverhead))
+		err = fmt.Errorf("must be at most %s, not %s", FormatSize(shaper.MaxOverhead), quote(s))
 	}
 	return int(n), err
 }
@@ -285,7 +285,7 @@ func parsePercent(s string) (int, error) {
 	case !unit:
 		return 0, fmt.Errorf("%s has no unit: write %q", quote(s), s+"%")
 	case n < 1 || n > 100:
-		return 0, fmt.Errorf("%s is not from 1%% to 100%%", quote(s))
+		return 0, fmt.Errorf("must be from 1%% to 100%%, not %s", quote(s))
 	}
 	return int(n), nil
 }

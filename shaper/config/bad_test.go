@@ -13,8 +13,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the messages in testdata")
 
-// TestBad loads a file for each mistake, whose messages stand beside it.
-func TestBad(t *testing.T) {
+// TestLoad_Errors loads a file for each mistake, whose messages stand beside it.
+func TestLoad_Errors(t *testing.T) {
 	paths, err := filepath.Glob("testdata/bad/*.toml")
 	if err != nil || len(paths) == 0 {
 		t.Fatal("no files: ", err)

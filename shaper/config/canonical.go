@@ -183,11 +183,11 @@ func (c *Config) canonical() canonical {
 	}
 	listeners := c.Listeners()
 	for i, l := range c.Listen {
-		w := canonicalListen{Name: l.Name, Address: texts(l.Addresses)}
+		w := canonicalListen{Name: l.Name, Address: stringsOf(l.Addresses)}
 		for _, d := range l.Downstream {
 			w.Downstream = append(w.Downstream, canonicalDownstream{d.describe(), d.String(), d.Weight, d.Connections})
 		}
-		w.AcceptProxyFrom = texts(l.AcceptProxyFrom)
+		w.AcceptProxyFrom = stringsOf(l.AcceptProxyFrom)
 		if l.SendProxy != NoProxy {
 			w.SendProxy = l.SendProxy.String()
 		}
@@ -197,7 +197,7 @@ func (c *Config) canonical() canonical {
 		w.AccessLog = l.AccessLog
 		if len(l.Downstream) > 1 {
 			w.Balance = l.Balance.String()
-			w.SlowStart = unlessNever(l.SlowStart)
+			w.SlowStart = optionalDuration(l.SlowStart)
 			if l.EjectAfter > 0 {
 				w.Eject = &canonicalEject{l.EjectAfter, *canonicalDuration(l.EjectFor)}
 			}
@@ -207,10 +207,10 @@ func (c *Config) canonical() canonical {
 		}
 		if listeners[i].TCP {
 			w.ConnectTimeout = canonicalDuration(l.ConnectTimeout)
-			w.FirstByteTimeout = unlessNever(l.FirstByteTimeout)
-			w.TCPIdleTimeout = unlessNever(l.TCPIdleTimeout)
-			w.HalfCloseTimeout = unlessNever(l.HalfCloseTimeout)
-			w.MaxLifetime = unlessNever(l.MaxLifetime)
+			w.FirstByteTimeout = optionalDuration(l.FirstByteTimeout)
+			w.TCPIdleTimeout = optionalDuration(l.TCPIdleTimeout)
+			w.HalfCloseTimeout = optionalDuration(l.HalfCloseTimeout)
+			w.MaxLifetime = optionalDuration(l.MaxLifetime)
 			if l.MinThroughput > 0 {
 				w.MinThroughput = canonicalRateOf(l.MinThroughput)
 			}
@@ -230,7 +230,7 @@ func (c *Config) canonical() canonical {
 		if a.shapes() {
 			w.Queue = a.Queue
 		}
-		if len(counting(c.Limits, a.Name)) > 0 {
+		if len(connectionLimits(c.Limits, a.Name)) > 0 {
 			w.TCPIdleTimeout = canonicalDuration(a.IdleTimeout)
 		}
 		v.Attach = append(v.Attach, w)
@@ -249,8 +249,8 @@ func canonicalLimitOf(l shaper.Limit) canonicalLimit {
 		Match: canonicalMatch{
 			Listen:      l.Match.Listen,
 			Attach:      l.Match.Attach,
-			Source:      texts(l.Match.Source),
-			Destination: texts(l.Match.Destination),
+			Source:      stringsOf(l.Match.Source),
+			Destination: stringsOf(l.Match.Destination),
 			ASN:         l.Match.ASN,
 		},
 	}
@@ -299,7 +299,7 @@ func canonicalLimitOf(l shaper.Limit) canonicalLimit {
 	counts := l.Connections > 0 || l.NewConnections.N > 0
 	v.Block = l.Block
 	blocksTCP := l.Block && l.Match.Protocol != shaper.UDP && l.Match.Protocol != shaper.ICMP
-	if counts || blocksTCP || ofUDP(l) || l.Excess == shaper.ExcessReject {
+	if counts || blocksTCP || isUDPOnly(l) || l.Excess == shaper.ExcessReject {
 		v.RefuseWith, v.Reply = l.Excess.String(), l.Reply
 	}
 	if counts {
@@ -318,8 +318,8 @@ func canonicalDuration(d time.Duration) *canonicalTime {
 	return &canonicalTime{FormatDuration(d), d.Seconds()}
 }
 
-// unlessNever is canonicalDuration of a time that is never when it is 0.
-func unlessNever(d time.Duration) *canonicalTime {
+// optionalDuration is canonicalDuration of a time that is never when it is 0.
+func optionalDuration(d time.Duration) *canonicalTime {
 	if d == 0 {
 		return nil
 	}
@@ -334,7 +334,7 @@ func canonicalCount(f shaper.Frequency) *canonicalFrequency {
 	return &canonicalFrequency{FormatFrequency(f), f.N, f.Per.Seconds()}
 }
 
-func texts[T fmt.Stringer](values []T) []string {
+func stringsOf[T fmt.Stringer](values []T) []string {
 	var s []string
 	for _, v := range values {
 		s = append(s, v.String())

@@ -28,40 +28,40 @@ func checkEffect(t table, limit shaper.Limit) {
 			return
 		}
 	} else if block := t.values["block"]; !shapes && !counts && (block == nil || block == false) {
-		if len(t.unknown()) > 0 { // which may be meant for one of them
+		if len(t.unknownKeys()) > 0 { // which may be meant for one of them
 			return
 		}
-		t.add(t.at, "[[limit]] limits nothing: give it rate, packets, max_connections, new_connections or block = true")
+		t.add(t.at, "[[limit]] has no effect: set rate, packets, max_connections, new_connections or block = true")
 		return
 	}
 	// Written out, the default says what is so anyway.
-	t.idle(rate || limit.Burst == 0, "rate", "burst")
-	t.idle(rate || limit.Overhead == 0, "rate", "overhead")
-	t.idle(packets, "packets", "burst_packets")
-	t.idle(shapes, "rate or packets", "max_delay", "direction", "scheduling")
-	t.idle(counts, "max_connections or new_connections", "queue_timeout", "max_queue")
-	refuses := !limit.OfAttachments() && limit.Direction != shaper.FromDownstream && (ofUDP(limit) || limit.Excess == shaper.ExcessReject)
-	t.idle(counts || refuses || limit.Block, "max_connections or new_connections", "refuse_with")
+	t.requireForEffect(rate || limit.Burst == 0, "rate", "burst")
+	t.requireForEffect(rate || limit.Overhead == 0, "rate", "overhead")
+	t.requireForEffect(packets, "packets", "burst_packets")
+	t.requireForEffect(shapes, "rate or packets", "max_delay", "direction", "scheduling")
+	t.requireForEffect(counts, "max_connections or new_connections", "queue_timeout", "max_queue")
+	refuses := !limit.OfAttachments() && limit.Direction != shaper.FromDownstream && (isUDPOnly(limit) || limit.Excess == shaper.ExcessReject)
+	t.requireForEffect(counts || refuses || limit.Block, "max_connections or new_connections", "refuse_with")
 	checkReply(t, limit)
-	t.idle(limit.Key&shaper.KeySource != 0, `"source" in key`, "ipv4_prefix", "ipv6_prefix")
+	t.requireForEffect(limit.Key&shaper.KeySource != 0, `"source" in key`, "ipv4_prefix", "ipv6_prefix")
 	switch match, _ := t.values["match"].(map[string]any); {
 	case limit.OfAttachments():
-		checkOfAttachments(t, limit, counts)
+		checkAttachmentLimit(t, limit, counts)
 	case match["attach"] == nil: // else a mistake is reported there
-		checkOfListeners(t, limit)
+		checkListenerLimit(t, limit)
 	}
 	for _, key := range []string{"max_connections", "new_connections", "scheduling"} {
 		if limit.Key&shaper.KeyConnection != 0 && t.has(key) {
-			t.bad(key, "has no effect with \"connection\" in key, where each connection is alone")
+			t.errorf(key, "has no effect with \"connection\" in key, where each connection is alone")
 		}
 	}
 
 	longest := leaky.FromDuration(shaper.MaxBurstTime)
 	if leaky.NewRate(limit.Rate, 8e9).Cost(limit.Burst) > longest {
-		t.bad(t.overridden("burst", "rate"), "a burst of %s takes more than 30 days at %s", FormatSize(limit.Burst), FormatRate(limit.Rate))
+		t.errorf(t.overriddenKey("burst", "rate"), "a burst of %s takes more than 30 days at %s", FormatSize(limit.Burst), FormatRate(limit.Rate))
 	}
 	if leaky.NewRate(limit.Packets.N, limit.Packets.Per).Cost(limit.BurstPackets) > longest {
-		t.bad(t.overridden("burst_packets", "packets"), "a burst of %d packets takes more than 30 days at %s", limit.BurstPackets, FormatFrequency(limit.Packets))
+		t.errorf(t.overriddenKey("burst_packets", "packets"), "a burst of %d packets takes more than 30 days at %s", limit.BurstPackets, FormatFrequency(limit.Packets))
 	}
 }
 
@@ -72,35 +72,35 @@ func checkBlock(t table, limit shaper.Limit) bool {
 	for key := range t.values {
 		effective := slices.Contains([]string{"name", "match", "block", "refuse_with", "reply", "observe"}, key) || key == "key" && limit.Key == 0
 		if !effective && slices.Contains(limitKeys.names(), key) {
-			t.bad(key, "has no effect with block = true, which refuses all that is matched")
+			t.errorf(key, "has no effect with block = true, which refuses all that is matched")
 			alone = false
 		}
 	}
 	if protocol := limit.Match.Protocol; limit.OfAttachments() && (protocol == shaper.UDP || protocol == shaper.ICMP) && t.has("refuse_with") {
-		t.bad("refuse_with", "is for TCP connections, and match.protocol is %q: packets are dropped", protocol)
+		t.errorf("refuse_with", "is for TCP connections, and match.protocol is %q: packets are dropped", protocol)
 	}
 	return alone
 }
 
 // check finds mistakes between tables. root is the place of the main file.
 func (l *loader) check(root *node) {
-	if len(l.listens)+len(l.attaches) == 0 && !l.named {
-		l.add(root, "there is no [[listen]] and no [[attach]]: nothing to do")
+	if len(l.listens)+len(l.attaches) == 0 && !l.hasPlaces {
+		l.add(root, "missing [[listen]] or [[attach]]: nothing to do")
 	}
 	if len(l.limits) > MaxLimits {
-		l.add(l.limits[MaxLimits].at, fmt.Sprintf("%d limits, more than the %d there may be: two of %d are kept for \"shaperd block\"", len(l.limits), MaxLimits, shaper.MaxLimits))
+		l.add(l.limits[MaxLimits].at, fmt.Sprintf("too many limits: %d, of at most %d: two of %d are reserved for \"shaperd block\"", len(l.limits), MaxLimits, shaper.MaxLimits))
 	}
 	if page := l.c.Daemon.Page; page == l.c.Daemon.Metrics && page != "" && !strings.HasSuffix(page, ":0") {
 		at := cmp.Or(l.set["[daemon]dashboard"], l.set["[daemon]metrics"])
-		l.add(at, fmt.Sprintf("dashboard and metrics are both at %s: give them two ports", quote(page)))
+		l.add(at, fmt.Sprintf("dashboard and metrics are both at %s: must be different", quote(page)))
 	}
 	l.checkOwnPorts()
 	l.checkNames(slices.Concat(l.listens, l.attaches))
 	l.checkNames(l.limits)
 	l.checkOverlaps()
 	l.checkAttach()
-	for _, t := range l.diversions {
-		t.idle(slices.ContainsFunc(l.c.Listen, func(l Listen) bool { return l.Transparent }), "a listener with transparent = true", diversionKeys.names()...)
+	for _, t := range l.transparents {
+		t.requireForEffect(slices.ContainsFunc(l.c.Listen, func(l Listen) bool { return l.Transparent }), "a listener with transparent = true", transparentKeys.names()...)
 	}
 	var listeners, attachments, limits []string
 	for _, listen := range l.c.Listen {
@@ -114,8 +114,8 @@ func (l *loader) check(root *node) {
 	}
 	l.checkKnown(l.overridden, "limit", "limit", limits)
 	for i, limit := range l.c.Limits {
-		l.checkKnown(l.matched[i].listen, "listen", "listener", listeners)
-		l.checkKnown(l.matched[i].attach, "attach", "attachment", attachments)
+		l.checkKnown(l.references[i].listen, "listen", "listener", listeners)
+		l.checkKnown(l.references[i].attach, "attach", "attachment", attachments)
 		l.checkMatch(l.limits[i], limit)
 	}
 	// With a mistake somewhere, what a limit seems to match may not be so.
@@ -146,18 +146,15 @@ func (l *loader) checkNames(tables []table) {
 			first[name] = t
 			continue
 		}
-		other, at := "another", f.at.child("name")
-		if f.name != t.name {
-			other = "the"
-		}
-		t.bad("name", "%s is the name of %s %s at %s:%d", quote(name), other, f.name, at.file.name, at.line())
+		at := f.at.child("name")
+		t.errorf("name", "duplicate name %s: first in %s at %s:%d", quote(name), f.name, at.file.name, at.line())
 	}
 }
 
 // checkOverlaps reports addresses that cannot both be opened.
 func (l *loader) checkOverlaps() {
 	if len(l.addresses) > maxAddresses {
-		l.add(l.addresses[maxAddresses].at, fmt.Sprintf("%d addresses, more than the %d there may be", len(l.addresses), maxAddresses))
+		l.add(l.addresses[maxAddresses].at, fmt.Sprintf("too many addresses: %d, of at most %d", len(l.addresses), maxAddresses))
 		return
 	}
 	for i, a := range l.addresses {
@@ -187,7 +184,7 @@ func (l *loader) checkOwnPorts() {
 				mapped.Addr = netip.IPv4Unspecified()
 			}
 			if a.overlaps(mapped) {
-				l.add(a.at, fmt.Sprintf("address: %q takes the port of [daemon] %s, %q: give one of them another", a.Address, own.Key, own.At))
+				l.add(a.at, fmt.Sprintf("address: %q has the port of [daemon] %s, %q: must be different", a.Address, own.Key, own.At))
 			}
 		}
 	}
@@ -222,7 +219,7 @@ func (l *loader) checkKnown(matched []item[string], key, what string, names []st
 		if slices.Contains(names, m.value) || l.full() {
 			continue
 		}
-		msg := fmt.Sprintf("%s: there is no %s %s", key, what, quote(m.value))
+		msg := fmt.Sprintf("%s: unknown %s %s", key, what, quote(m.value))
 		if near := Nearest(m.value, names); near != "" {
 			msg += fmt.Sprintf("; did you mean %q?", near)
 		}
@@ -234,13 +231,13 @@ func (l *loader) checkKnown(matched []item[string], key, what string, names []st
 func (l *loader) checkMatch(t table, limit shaper.Limit) {
 	match := t.at.child("match")
 	if len(limit.Match.Port) > maxPorts {
-		l.add(match.child("port").elem(maxPorts), fmt.Sprintf("port: %d ports and ranges, more than the %d there may be", len(limit.Match.Port), maxPorts))
+		l.add(match.child("port").elem(maxPorts), fmt.Sprintf("port: too many ports and ranges: %d, of at most %d", len(limit.Match.Port), maxPorts))
 	}
 	if len(l.asnFiles) == 0 && len(limit.Match.ASN) > 0 {
-		l.add(match.child("asn"), "asn: no [asn] files say which addresses these are")
+		l.add(match.child("asn"), "asn: missing [asn] files")
 	}
 	if len(l.asnFiles) == 0 && limit.Key&shaper.KeyASN != 0 {
-		t.bad("key", "\"asn\" needs [asn] files that say which addresses are whose")
+		t.errorf("key", "\"asn\": missing [asn] files")
 	}
 }
 
@@ -248,7 +245,7 @@ func (l *loader) checkMatch(t table, limit shaper.Limit) {
 func (l *loader) checkReach(t table, limit shaper.Limit, listeners []shaper.Listener) {
 	m, match := limit.Match, t.at.child("match")
 	if len(listeners) == 0 {
-		l.add(t.at, "[[limit]] matches nothing, as there is no [[listen]]; name attachments in match.attach")
+		l.add(t.at, "[[limit]] matches nothing without a [[listen]]; name attachments in match.attach")
 		return
 	}
 	var selected, met []Address
@@ -270,25 +267,25 @@ func (l *loader) checkReach(t table, limit shaper.Limit, listeners []shaper.List
 			there        bool
 		}{{"packets", "use rate", limit.Packets.N > 0}, {"overhead", "leave it out", limit.Overhead > 0}} {
 			if counts.there {
-				t.bad(counts.key, "listener %q proxies TCP, where a byte stream has no packets to count; match protocol \"udp\", or %s", listen.Name, counts.instead)
+				t.errorf(counts.key, "listener %q proxies TCP, where a byte stream has no packets to count; match protocol \"udp\", or %s", listen.Name, counts.instead)
 				return
 			}
 		}
 	}
 	if len(met) == 0 {
-		l.add(match.child("protocol"), fmt.Sprintf("protocol: no listener that is matched has a %s address", m.Protocol))
+		l.add(match.child("protocol"), fmt.Sprintf("protocol: no matched listener has a %s address", m.Protocol))
 		return
 	}
 	for i, ports := range m.Port {
 		if !slices.ContainsFunc(selected, func(a Address) bool { return intersects(a.Ports, ports) }) {
-			l.add(match.child("port").elem(i), fmt.Sprintf("port: no listener that is matched has port %s", formatPorts(ports)))
+			l.add(match.child("port").elem(i), fmt.Sprintf("port: no matched listener has port %s", formatPorts(ports)))
 		}
 	}
 	if limit.Excess == shaper.ExcessReject && !slices.ContainsFunc(met, func(a Address) bool { return a.Protocol == shaper.UDP }) {
-		t.bad("refuse_with", "\"reject\" is for UDP, and no listener that is matched has a udp address; use \"reset\" or \"close\"")
+		t.errorf("refuse_with", "\"reject\" is for UDP, and no matched listener has a udp address; use \"reset\" or \"close\"")
 	}
-	if !slices.ContainsFunc(met, func(a Address) bool { return meets(a, m) }) {
-		l.add(match, "match: no listener has the protocol, the ports and the address family together: nothing can match")
+	if !slices.ContainsFunc(met, func(a Address) bool { return canMatch(a, m) }) {
+		l.add(match, "match: no listener has the protocol, the ports and the address family: nothing can match")
 	}
 }
 
@@ -303,8 +300,8 @@ func (l *loader) checkFamilies(t table, limit shaper.Limit) {
 	}
 }
 
-// meets reports whether traffic to a can have the ports and sources of m.
-func meets(a Address, m shaper.Match) bool {
+// canMatch reports whether traffic to a can have the ports and sources of m.
+func canMatch(a Address, m shaper.Match) bool {
 	return (len(m.Port) == 0 || slices.ContainsFunc(m.Port, func(p shaper.PortRange) bool { return intersects(a.Ports, p) })) &&
 		(len(m.Source) == 0 || slices.ContainsFunc(m.Source, func(p netip.Prefix) bool { return p.Addr().Is4() == a.Addr.Is4() }))
 }

@@ -287,7 +287,7 @@ func (r *report) errors() error {
 	}
 	if r.full() {
 		last := *errs[len(errs)-1]
-		last.Msg = "too many mistakes: there may be more than these"
+		last.Msg = "too many errors: there may be more"
 		errs = append(errs, &last)
 	}
 	return errs

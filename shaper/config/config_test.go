@@ -375,17 +375,17 @@ func TestMistakesAcrossFiles(t *testing.T) {
 		want  []string
 	}{
 		{"daemon key", []string{"[daemon]\nobserve = true\n" + listenDB, "[daemon]\nobserve = false\nmax_buckets = 2048\n", "\n[daemon]\nmax_buckets = 2048\n"}, []string{
-			`conf.d/1.toml:2:1: observe: set already at shaperd.toml:2: a key of [daemon] can stand in one file only`,
-			`conf.d/2.toml:3:1: max_buckets: set already at conf.d/1.toml:3: a key of [daemon] can stand in one file only`,
+			`conf.d/1.toml:2:1: observe: duplicate key, already set at shaperd.toml:2: a key of [daemon] may be in one file only`,
+			`conf.d/2.toml:3:1: max_buckets: duplicate key, already set at conf.d/1.toml:3: a key of [daemon] may be in one file only`,
 		}},
 		{"names", []string{listenDB, strings.ReplaceAll(listenDB, "::", "::1"), "[[limit]]\nname = \"l\"\nrate = \"1MB/s\"\n", "[[limit]]\nrate = \"1MB/s\"\nname = \"l\"\n"}, []string{
-			`conf.d/1.toml:3:1: name: "db" is the name of another [[listen]] at shaperd.toml:3`,
+			`conf.d/1.toml:3:1: name: duplicate name "db": first in [[listen]] at shaperd.toml:3`,
 			`conf.d/1.toml:4:15: address: "tcp://0.0.0.0:5432" overlaps "tcp://0.0.0.0:5432" at shaperd.toml:4`,
 			`conf.d/1.toml:4:37: address: "udp://[::1]:8000-8010" overlaps "udp://[::]:8000-8010" at shaperd.toml:4`,
-			`conf.d/3.toml:3:1: name: "l" is the name of another [[limit]] at conf.d/2.toml:2`,
+			`conf.d/3.toml:3:1: name: duplicate name "l": first in [[limit]] at conf.d/2.toml:2`,
 		}},
 		{"ASN file", []string{listenDB + "[asn]\nfiles = [\"conf.d/asn.csv\"]", "[asn]\nfiles = [\"asn.csv\"]"}, []string{
-			`conf.d/1.toml:2:10: files: "asn.csv" is named already at shaperd.toml:7`,
+			`conf.d/1.toml:2:10: files: duplicate "asn.csv", already named at shaperd.toml:7`,
 		}},
 		// Names that a broken file may hold are not reported as unknown.
 		{"syntax", []string{listenDB, "[[listen]]\nname = \"web\"\n[", "[[limit]]\nname = \"l\"\nrate = \"1M\"\nmatch.listen = [\"web\"]\n"}, []string{

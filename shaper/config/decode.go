@@ -18,26 +18,26 @@ type loader struct {
 	report
 	c *Config
 
-	set        map[string]*node // where the keys of [daemon] and [transparent] were set
-	asnFiles   map[string]*node // where files were named
-	diversions []table          // of [transparent]
-	listens    []table          // of c.Listen
-	addresses  []placedAddress
-	attaches   []table // of c.Attach
-	interfaces []placedInterface
-	limits     []table                       // of c.Limits
-	matched    []matched                     // by c.Limits
-	overrides  map[string]map[string]setting // by limit and key
-	overridden []item[string]                // limits that overrides name
-	unparsed   bool                          // a file has a syntax error: names may be missing
-	named      bool                          // listeners or attachments stand there, if only with mistakes
+	set          map[string]*node // where the keys of [daemon] and [transparent] were set
+	asnFiles     map[string]*node // where files were named
+	transparents []table          // of [transparent]
+	listens      []table          // of c.Listen
+	addresses    []locatedAddress
+	attaches     []table // of c.Attach
+	interfaces   []locatedInterface
+	limits       []table                             // of c.Limits
+	references   []references                        // by c.Limits
+	overrides    map[string]map[string]overrideValue // by limit and key
+	overridden   []item[string]                      // limits that overrides name
+	syntaxErrors bool                                // a file has a syntax error: names may be missing
+	hasPlaces    bool                                // listeners or attachments stand there, if only with mistakes
 }
 
-// matched is what a limit names.
-type matched struct{ listen, attach []item[string] }
+// references is what a limit names.
+type references struct{ listen, attach []item[string] }
 
-// placedAddress is an address of one listener.
-type placedAddress struct {
+// locatedAddress is an address of one listener.
+type locatedAddress struct {
 	Address
 	listen int
 	at     *node
@@ -46,7 +46,7 @@ type placedAddress struct {
 // file decodes one file, but for its overrides.
 func (l *loader) file(t table) {
 	meant := t.check()
-	l.named = l.named || meant["listen"] || meant["attach"]
+	l.hasPlaces = l.hasPlaces || meant["listen"] || meant["attach"]
 	if daemon, ok := t.table("daemon"); ok {
 		l.daemon(daemon)
 	}
@@ -67,30 +67,30 @@ func (l *loader) file(t table) {
 	}
 }
 
-// once reports keys of t that were set already, in this file or another.
-func (l *loader) once(t table) {
+// checkDuplicateKeys reports keys of t that were set already, in this file or another.
+func (l *loader) checkDuplicateKeys(t table) {
 	for key := range t.values {
 		name := t.name + key
 		if first := l.set[name]; first != nil {
-			t.bad(key, "set already at %s:%d: a key of %s can stand in one file only", first.file.name, first.line(), t.name)
+			t.errorf(key, "duplicate key, already set at %s:%d: a key of %s may be in one file only", first.file.name, first.line(), t.name)
 		}
 		l.set[name] = t.at.child(key)
 	}
 }
 
 func (l *loader) transparent(t table) {
-	l.once(t)
+	l.checkDuplicateKeys(t)
 	c := &l.c.Transparent
-	choice(t, "rules", &c.Rules)
+	enumValue(t, "rules", &c.Rules)
 	t.integer("mark", &c.Mark)
 	if c.Mark >= 253 && c.Mark <= 255 {
-		t.bad("mark", "%d is the number of a routing table of the system", c.Mark)
+		t.errorf("mark", "%d is reserved: 253 to 255 are routing tables of the system", c.Mark)
 	}
-	l.diversions = append(l.diversions, t)
+	l.transparents = append(l.transparents, t)
 }
 
 func (l *loader) daemon(t table) {
-	l.once(t)
+	l.checkDuplicateKeys(t)
 	d := &l.c.Daemon
 	t.boolean("observe", &d.Observe)
 	endpoint(t, "metrics", &d.Metrics)
@@ -99,7 +99,7 @@ func (l *loader) daemon(t table) {
 	if s, ok := t.text("pin_path"); ok {
 		var err error
 		if d.Pins, err = parsePins(s); err != nil {
-			t.bad("pin_path", "%v", err)
+			t.errorf("pin_path", "%v", err)
 		}
 	}
 }
@@ -111,7 +111,7 @@ func endpoint(t table, key string, into *string) {
 		return
 	}
 	if err := checkEndpoint(s, *into); err != nil {
-		t.bad(key, "%v", err)
+		t.errorf(key, "%v", err)
 		return
 	}
 	*into = s
@@ -125,7 +125,7 @@ func (l *loader) asn(t table) {
 			path = filepath.Join(folder, path)
 		}
 		if first := l.asnFiles[path]; first != nil {
-			l.add(f.at, fmt.Sprintf("files: %s is named already at %s:%d", quote(f.value), first.file.name, first.line()))
+			l.add(f.at, fmt.Sprintf("files: duplicate %s, already named at %s:%d", quote(f.value), first.file.name, first.line()))
 			continue
 		}
 		l.asnFiles[path] = f.at
@@ -136,7 +136,7 @@ func (l *loader) asn(t table) {
 
 func notEmpty(s string) (string, error) {
 	if s == "" || strings.ContainsRune(s, 0) {
-		return "", fmt.Errorf("%s is not the name of a file", quote(s))
+		return "", fmt.Errorf("%s is not a valid file name", quote(s))
 	}
 	return s, nil
 }
@@ -145,10 +145,10 @@ func notEmpty(s string) (string, error) {
 func name(t table) string {
 	s, ok := t.text("name")
 	if ok && !isName(s) {
-		t.bad("name", "%s is not 1 to 64 letters, digits, \"-\", \"_\" and \".\", the first one a letter or digit", quote(s))
+		t.errorf("name", "must be 1 to 64 letters, digits, \"-\", \"_\" and \".\", and begin with a letter or digit, not %s", quote(s))
 	}
 	if s == "none" {
-		t.bad("name", "\"none\" is what logs and metrics say where there is no limit: take another name")
+		t.errorf("name", "\"none\" is reserved: logs and metrics have it where there is no limit")
 	}
 	return s
 }
@@ -157,7 +157,7 @@ func name(t table) string {
 func (t table) notEmpty(keys ...string) {
 	for _, key := range keys {
 		if elems, ok := elements(t.values[key]); ok && len(elems) == 0 {
-			t.bad(key, "is empty; give it at least one")
+			t.errorf(key, "must not be empty")
 		}
 	}
 }
@@ -180,13 +180,13 @@ func (l *loader) listen(t table) {
 	addresses := list(t, "address", parseAddress)
 	listen.Addresses = values(addresses)
 	for _, a := range addresses {
-		l.addresses = append(l.addresses, placedAddress{a.value, len(l.c.Listen), a.at})
+		l.addresses = append(l.addresses, locatedAddress{a.value, len(l.c.Listen), a.at})
 	}
 	downstream := downstreams(t)
 	listen.Downstream = values(downstream)
-	decodeChoice(t, &listen)
+	decodeBalancing(t, &listen)
 	listen.AcceptProxyFrom = values(list(t, "accept_proxy_from", parsePrefix))
-	choice(t, "send_proxy", &listen.SendProxy)
+	enumValue(t, "send_proxy", &listen.SendProxy)
 	t.boolean("transparent", &listen.Transparent)
 	t.boolean("access_log", &listen.AccessLog)
 	t.notEmpty("address", "downstream")
@@ -211,12 +211,12 @@ func (l *loader) listen(t table) {
 	}
 	if len(addresses) > 0 {
 		if listen.SendProxy == ProxyV1 && protocols[shaper.UDP] {
-			t.bad("send_proxy", "\"v1\" has no UDP: write \"v2\"")
+			t.errorf("send_proxy", "\"v1\" is unsupported for UDP: use \"v2\"")
 		}
-		t.idle(protocols[shaper.TCP], "a tcp address", "accept_proxy_from", "check",
+		t.requireForEffect(protocols[shaper.TCP], "a tcp address", "accept_proxy_from", "check",
 			"connect_timeout", "first_byte_timeout", "tcp_idle_timeout", "half_close_timeout", "max_lifetime", "min_throughput")
-		t.idle(protocols[shaper.UDP], "a udp address: for TCP it is tcp_idle_timeout", "udp_idle_timeout")
-		t.idle(protocols[shaper.UDP], "a udp address", "max_flows", "max_flows_per_source", "amplification")
+		t.requireForEffect(protocols[shaper.UDP], "a udp address: for TCP it is tcp_idle_timeout", "udp_idle_timeout")
+		t.requireForEffect(protocols[shaper.UDP], "a udp address", "max_flows", "max_flows_per_source", "amplification")
 	}
 	l.c.Listen = append(l.c.Listen, listen)
 	l.listens = append(l.listens, t)
@@ -238,7 +238,7 @@ func checkDownstream(t table, addresses []item[Address], d item[Downstream], tra
 		}
 	}
 	if !used {
-		t.add(d.at, fmt.Sprintf("downstream: %q has a port, but a range of ports maps to the same ports: write %q",
+		t.add(d.at, fmt.Sprintf("downstream: %q has a port, and a range of ports maps to the same ports: write %q",
 			d.value, Downstream{Host: d.value.Host}))
 	}
 }
@@ -253,13 +253,13 @@ func (l *loader) limit(t table) {
 		MaxWait:    2 * time.Second,
 		MaxWaiting: 1000,
 	}
-	var names matched
+	var names references
 	if match, ok := t.table("match"); ok {
 		limit.Match = decodeMatch(match)
 		names.listen = list(match, "listen", asIs)
 		names.attach = list(match, "attach", asIs)
 		if elems, ok := elements(match.values["attach"]); ok && len(elems) == 0 {
-			match.bad("attach", "is empty; name attachments, or leave it out for listeners")
+			match.errorf("attach", "must not be empty: name attachments, or remove the key for listeners")
 		}
 		limit.Match.Listen, limit.Match.Attach = values(names.listen), values(names.attach)
 	}
@@ -271,7 +271,7 @@ func (l *loader) limit(t table) {
 	}
 	t.integer("ipv4_prefix", &limit.IPv4Prefix)
 	t.integer("ipv6_prefix", &limit.IPv6Prefix)
-	choice(t, "direction", &limit.Direction)
+	enumValue(t, "direction", &limit.Direction)
 
 	quantity(t, "rate", &limit.Rate, ParseRate)
 	quantity(t, "packets", &limit.Packets, ParseFrequency)
@@ -281,7 +281,7 @@ func (l *loader) limit(t table) {
 	limit.BurstPackets = uint64(burstPackets)
 	quantity(t, "overhead", &limit.Overhead, parseOverhead)
 	t.duration("max_delay", &limit.MaxDelay)
-	choice(t, "scheduling", &limit.Share)
+	enumValue(t, "scheduling", &limit.Share)
 	quantity(t, "ecn_mark", &limit.ECNMark, parsePercent)
 
 	connections := 100
@@ -293,21 +293,21 @@ func (l *loader) limit(t table) {
 	t.duration("queue_timeout", &limit.MaxWait)
 	t.integer("max_queue", &limit.MaxWaiting)
 	t.boolean("block", &limit.Block)
-	if ofUDP(limit) {
+	if isUDPOnly(limit) {
 		limit.Excess = shaper.ExcessDrop
 	}
-	choice(t, "refuse_with", &limit.Excess)
+	enumValue(t, "refuse_with", &limit.Excess)
 	quantity(t, "reply", &limit.Reply, parseReply)
 	t.boolean("observe", &limit.Observe)
 
 	if limit.Name == BlockedName || limit.Name == BlockedPacketsName {
-		t.bad("name", "%s is kept for \"shaperd block\"", quote(limit.Name))
+		t.errorf("name", "%s is reserved for \"shaperd block\"", quote(limit.Name))
 	}
 	checkEffect(t, limit)
 	l.c.Limits = append(l.c.Limits, limit)
 	l.c.limitAt = append(l.c.limitAt, t.at)
 	l.limits = append(l.limits, t)
-	l.matched = append(l.matched, names)
+	l.references = append(l.references, names)
 }
 
 // decodeMatch reads a match, but for the names of listeners and attachments. An empty list
@@ -316,11 +316,11 @@ func decodeMatch(t table) shaper.Match {
 	var m shaper.Match
 	for _, key := range []string{"listen", "source", "destination", "asn", "port"} {
 		if elems, ok := elements(t.values[key]); ok && len(elems) == 0 {
-			t.bad(key, "is empty; leave it out to match all, or leave the limit out to match none")
+			t.errorf(key, "must not be empty: remove the key to match all, or the limit to match none")
 		}
 	}
 	if t.values["protocol"] != "" {
-		choice(t, "protocol", &m.Protocol)
+		enumValue(t, "protocol", &m.Protocol)
 	}
 	m.Source = values(list(t, "source", parsePrefix))
 	m.Destination = values(list(t, "destination", parsePrefix))
@@ -331,7 +331,7 @@ func decodeMatch(t table) shaper.Match {
 		case int64:
 			return parseASN(strconv.FormatInt(v, 10))
 		}
-		return 0, t.notOne("asn", v)
+		return 0, t.elementError("asn", v)
 	}))
 	m.Port = values(list(t, "port", func(v any) (shaper.PortRange, error) {
 		switch v := v.(type) {
@@ -340,7 +340,7 @@ func decodeMatch(t table) shaper.Match {
 		case int64:
 			return parsePorts(strconv.FormatInt(v, 10))
 		}
-		return shaper.PortRange{}, t.notOne("port", v)
+		return shaper.PortRange{}, t.elementError("port", v)
 	}))
 	return m
 }
@@ -363,11 +363,11 @@ func parseASN(s string) (uint32, error) {
 // parseField reads one property that a key is made of.
 func parseField(s string) (shaper.Fields, error) {
 	if s == "all" {
-		return 0, errors.New(`"all" is written [], one bucket for all`)
+		return 0, errors.New(`"all" is unsupported: use [] for one bucket for all`)
 	}
 	i := slices.Index(shaper.FieldNames(), s)
 	if i < 0 {
-		return 0, errors.New(unknown(s, shaper.FieldNames(), otherWords["key"]))
+		return 0, errors.New(unknownValue(s, shaper.FieldNames(), valueSynonyms["key"]))
 	}
 	return 1 << i, nil
 }

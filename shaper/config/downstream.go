@@ -22,7 +22,7 @@ func downstreams(t table) (list []item[Downstream]) {
 		case string:
 			d, err = parseDownstream(v)
 		case map[string]any:
-			sub := table{t.report, key, t.keys.takes(key).elem.keys, v, at}
+			sub := table{t.report, key, t.keys.typeOf(key).elem.keys, v, at}
 			sub.check()
 			to, ok := sub.text("address")
 			if !ok {
@@ -36,10 +36,10 @@ func downstreams(t table) (list []item[Downstream]) {
 				}
 			}
 		default:
-			err = t.notOne(key, v)
+			err = t.elementError(key, v)
 		}
 		if err == nil && seen[d.String()] {
-			err = fmt.Errorf("%s stands there twice", quote(d.String()))
+			err = fmt.Errorf("duplicate entry %s", quote(d.String()))
 		}
 		if err != nil {
 			t.add(at, fmt.Sprintf("%s: %v", key, err))
@@ -51,9 +51,9 @@ func downstreams(t table) (list []item[Downstream]) {
 	return list
 }
 
-// decodeChoice reads how one of several downstreams is chosen.
-func decodeChoice(t table, listen *Listen) {
-	choice(t, "balance", &listen.Balance)
+// decodeBalancing reads how one of several downstreams is chosen.
+func decodeBalancing(t table, listen *Listen) {
+	enumValue(t, "balance", &listen.Balance)
 	t.duration("slow_start", &listen.SlowStart)
 	if check, ok := t.table("check"); ok {
 		listen.Check = Check{Interval: 2 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3}
@@ -65,10 +65,10 @@ func decodeChoice(t table, listen *Listen) {
 	if eject, ok := t.table("eject"); ok {
 		eject.integer("after", &listen.EjectAfter)
 		eject.duration("for", &listen.EjectFor)
-		eject.idle(listen.EjectAfter > 0, "after", "for")
+		eject.requireForEffect(listen.EjectAfter > 0, "after", "for")
 	}
 	if len(listen.Downstream) == 1 {
-		t.idle(false, "a second downstream", "balance", "slow_start", "eject")
+		t.requireForEffect(false, "a second downstream", "balance", "slow_start", "eject")
 	}
 }
 

@@ -16,66 +16,66 @@ type keys []key
 
 // key describes one key.
 type key struct {
-	name     string
-	takes    value
-	required bool
-	preset   string // what it is when it is left out, in TOML
-	without  string // the same in words, where there is no one value
-	needs    string // what it has no effect without
-	settable bool   // by an [[override]]
-	about    string // sentences; Markdown
+	name        string
+	typ         valueType
+	required    bool
+	def         string // what it is when it is left out, in TOML
+	defText     string // the same in words, where there is no one value
+	needs       string // what it has no effect without
+	overridable bool   // by an [[override]]
+	doc         string // sentences; Markdown
 }
 
-// value describes what a key takes.
-type value struct {
-	kind    valueKind
-	words   string   // what it is, as in "a rate"
-	example string   // of what is a string
-	pattern string   // that strings match; ECMA 262, without flags
-	first   int64    // range of an integer, or of a time in ns
-	last    int64    //
-	options any      // []T of one of several T
-	names   []string // of options
-	elem    *value   // of an array
-	keys    keys     // of a table
+// valueType describes what a key takes.
+type valueType struct {
+	kind      valueKind
+	desc      string     // what it is, as in "a rate"
+	example   string     // of what is a string
+	pattern   string     // that strings match; ECMA 262, without flags
+	min       int64      // range of an integer, or of a time in ns
+	max       int64      //
+	enum      any        // []T of one of several T
+	enumNames []string   // of options
+	elem      *valueType // of an array
+	keys      keys       // of a table
 }
 
 // valueKind is a type of TOML, or several.
 type valueKind uint8
 
 const (
-	aString valueKind = iota
-	anInteger
-	aStringOrInteger
-	aBoolean
-	aTime   // in a string
-	anArray // of what elem takes, or one of it
-	aTable
-	aStringOrTable
-	someTables // [[...]]
+	kindString valueKind = iota
+	kindInteger
+	kindStringOrInteger
+	kindBoolean
+	kindDuration // in a string
+	kindArray    // of what elem takes, or one of it
+	kindTable
+	kindStringOrTable
+	kindTables // [[...]]
 )
 
-// text is a string.
-func text(words, example, pattern string) value {
-	return value{words: words, example: example, pattern: pattern}
+// stringType is a string.
+func stringType(words, example, pattern string) valueType {
+	return valueType{desc: words, example: example, pattern: pattern}
 }
 
-func integer(first, last int64) value {
-	return value{kind: anInteger, words: fmt.Sprintf("integer from %d to %d", first, last), first: first, last: last}
+func integerType(first, last int64) valueType {
+	return valueType{kind: kindInteger, desc: fmt.Sprintf("integer from %d to %d", first, last), min: first, max: last}
 }
 
 // orInteger is v, a string, or an integer in its place.
-func (v value) orInteger(first, last int64) value {
-	v.kind, v.first, v.last = aStringOrInteger, first, last
+func (v valueType) orInteger(first, last int64) valueType {
+	v.kind, v.min, v.max = kindStringOrInteger, first, last
 	return v
 }
 
-var boolean = value{kind: aBoolean, words: "`true` or `false`"}
+var booleanType = valueType{kind: kindBoolean, desc: "`true` or `false`"}
 
-func duration(first, last time.Duration) value {
-	return value{
-		kind: aTime, first: int64(first), last: int64(last), pattern: `^(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$|^([0-9]+(\.[0-9]*)?|\.[0-9]+) (ns|us|µs|μs|ms|s|m|h)$`,
-		words: fmt.Sprintf("time from `%s` to `%s`", FormatDuration(first), FormatDuration(last)),
+func durationType(first, last time.Duration) valueType {
+	return valueType{
+		kind: kindDuration, min: int64(first), max: int64(last), pattern: `^(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$|^([0-9]+(\.[0-9]*)?|\.[0-9]+) (ns|us|µs|μs|ms|s|m|h)$`,
+		desc: fmt.Sprintf("time from `%s` to `%s`", FormatDuration(first), FormatDuration(last)),
 	}
 }
 
@@ -88,14 +88,14 @@ const (
 	prefixPattern = `^[0-9A-Fa-f:.]+(/[0-9]+)?$`
 )
 
-func rate(example string) value { return text("rate", example, ratePattern) }
-func size(example string) value { return text("size", example, sizePattern) }
+func rateType(example string) valueType { return stringType("rate", example, ratePattern) }
+func sizeType(example string) valueType { return stringType("size", example, sizePattern) }
 
-// oneOf is the name of one of options.
-func oneOf[T fmt.Stringer](options ...T) value {
-	v := value{options: options, names: texts(options)}
-	v.example = v.names[0]
-	v.words = alternatives(v.names)
+// enumType is the name of one of options.
+func enumType[T fmt.Stringer](options ...T) valueType {
+	v := valueType{enum: options, enumNames: stringsOf(options)}
+	v.example = v.enumNames[0]
+	v.desc = alternatives(v.enumNames)
 	return v
 }
 
@@ -109,14 +109,14 @@ func alternatives(names []string) string {
 	return strings.TrimPrefix(strings.Join(quoted[:last], ", ")+" or "+quoted[last], " or ")
 }
 
-// listOf is an array, or one of its elements; words are those of an element.
-func listOf(words string, elem value) value {
-	return value{kind: anArray, words: words, elem: &elem}
+// arrayType is an array, or one of its elements; words are those of an element.
+func arrayType(words string, elem valueType) valueType {
+	return valueType{kind: kindArray, desc: words, elem: &elem}
 }
 
-func tableOf(k keys) value { return value{kind: aTable, words: "table", keys: k} }
+func tableType(k keys) valueType { return valueType{kind: kindTable, desc: "table", keys: k} }
 
-func tablesOf(k keys) value { return value{kind: someTables, words: "tables", keys: k} }
+func tablesType(k keys) valueType { return valueType{kind: kindTables, desc: "tables", keys: k} }
 
 // names returns the names of keys.
 func (k keys) names() []string {
@@ -127,7 +127,7 @@ func (k keys) names() []string {
 	return names
 }
 
-// takes returns what a key takes that is known.
-func (k keys) takes(name string) *value {
-	return &k[slices.IndexFunc(k, func(k key) bool { return k.name == name })].takes
+// typeOf returns what a key takes that is known.
+func (k keys) typeOf(name string) *valueType {
+	return &k[slices.IndexFunc(k, func(k key) bool { return k.name == name })].typ
 }

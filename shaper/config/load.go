@@ -121,7 +121,7 @@ func (f *Files) Load(added ...Text) (*Config, error) {
 	}
 	for _, text := range added {
 		a := newFile(text.Name, len(files), text.TOML)
-		a.added = true
+		a.runtime = true
 		files = append(files, a)
 	}
 	return load(files)
@@ -169,7 +169,7 @@ func load(files []*file) (*Config, error) {
 		},
 		set:       map[string]*node{},
 		asnFiles:  map[string]*node{},
-		overrides: map[string]map[string]setting{},
+		overrides: map[string]map[string]overrideValue{},
 	}
 	var tables []table
 	for _, f := range files {
@@ -177,7 +177,7 @@ func load(files []*file) (*Config, error) {
 		if values == nil {
 			continue
 		}
-		l.named = l.named || values["listen"] != nil || values["attach"] != nil
+		l.hasPlaces = l.hasPlaces || values["listen"] != nil || values["attach"] != nil
 		t := table{&l.report, "", fileKeys, values, root}
 		tables = append(tables, t)
 		for _, o := range t.tables("override") {
@@ -187,7 +187,7 @@ func load(files []*file) (*Config, error) {
 	for _, t := range tables {
 		l.file(t)
 	}
-	if !l.unparsed {
+	if !l.syntaxErrors {
 		l.check(&node{file: files[0]})
 	}
 	if err := l.errors(); err != nil {
@@ -209,7 +209,7 @@ func (l *loader) parse(f *file) (*node, map[string]any) {
 	}
 	if refused != nil {
 		l.add(refused.at, refused.msg)
-		l.unparsed = true
+		l.syntaxErrors = true
 		return nil, nil
 	}
 	return root, values
@@ -220,7 +220,7 @@ func (l *loader) parse(f *file) (*node, map[string]any) {
 func decode(text string, v any) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("the TOML parser gave up: %v", r)
+			err = fmt.Errorf("the TOML parser failed: %v", r)
 		}
 	}()
 	_, err = toml.Decode(text, v)
@@ -238,12 +238,12 @@ func syntax(root *node, err error) *mistake {
 	}
 	// The decoder's lines are off by one at line ends; its offsets are right.
 	offset := min(max(parse.Position.Start, 0), len(root.file.text))
-	return &mistake{&node{file: root.file, offset: offset}, "TOML syntax: " + clip(parse.Message, 200) + unquoted(root.file.text, offset) + first(root, parse.Message, offset)}
+	return &mistake{&node{file: root.file, offset: offset}, "TOML syntax: " + clip(parse.Message, 200) + quoteHint(root.file.text, offset) + firstDefinition(root, parse.Message, offset)}
 }
 
-// first says where the key stands first that stands at offset again, if that is what message
+// firstDefinition says where the key stands first that stands at offset again, if that is what message
 // says.
-func first(root *node, message string, offset int) string {
+func firstDefinition(root *node, message string, offset int) string {
 	path, again := strings.CutSuffix(message, "' has already been defined.")
 	path, named := strings.CutPrefix(path, "Key '")
 	if !again || !named {
@@ -264,9 +264,9 @@ func first(root *node, message string, offset int) string {
 	return fmt.Sprintf(" First in line %d.", n.line())
 }
 
-// unquoted says what to write where the line at offset has a value with a unit that stands
+// quoteHint says what to write where the line at offset has a value with a unit that stands
 // in no quotes.
-func unquoted(text string, offset int) string {
+func quoteHint(text string, offset int) string {
 	line := text[strings.LastIndexByte(text[:offset], '\n')+1:]
 	line, _, _ = strings.Cut(line, "\n")
 	_, value, _ := strings.Cut(line, "=")

@@ -36,7 +36,7 @@ func TestFormatOverride_RenamedKeys(t *testing.T) {
 		{"mode", "observe", `override limit "l": mode = "observe" is observe = true now`},
 		{"mode", "enforce", `override limit "l": mode = "enforce" is observe = false now`},
 		{"mode", "both", `override limit "l": mode was replaced by observe, which is true or false`},
-		{"observe", "enforce", `override limit "l": observe: "enforce" is not true or false`},
+		{"observe", "enforce", `override limit "l": observe: must be true or false, not "enforce"`},
 	} {
 		if _, err := FormatOverride("l", map[string]string{test.key: test.value, "rate": "1MB/s"}); fmt.Sprint(err) != test.want {
 			t.Errorf("%s=%s: %v, want %s", test.key, test.value, err, test.want)

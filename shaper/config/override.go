@@ -14,8 +14,8 @@ import (
 // OverrideKeys lists the keys of a limit that an override may set.
 func OverrideKeys() []string { return overrideKeys.names()[1:] }
 
-// setting is a value that an override gives to a key.
-type setting struct {
+// overrideValue is a value that an override gives to a key.
+type overrideValue struct {
 	value any
 	at    *node
 }
@@ -24,7 +24,7 @@ type setting struct {
 // does: it is the later word. Other than that a key is set once.
 func (l *loader) override(t table) {
 	if len(t.values) == 0 || len(t.values) == 1 && t.has("limit") {
-		t.add(t.at, "[[override]] sets nothing: give it a key of the limit, such as rate")
+		t.add(t.at, "[[override]] has no effect: set a key of the limit, such as rate")
 	}
 	limit, ok := t.text("limit")
 	if !ok {
@@ -33,7 +33,7 @@ func (l *loader) override(t table) {
 	l.overridden = append(l.overridden, item[string]{limit, t.at.child("limit")})
 	settings := l.overrides[limit]
 	if settings == nil {
-		settings = map[string]setting{}
+		settings = map[string]overrideValue{}
 		l.overrides[limit] = settings
 	}
 	for _, key := range OverrideKeys() {
@@ -42,12 +42,12 @@ func (l *loader) override(t table) {
 		}
 		at := *t.at.child(key)
 		at.override = true
-		if first, ok := settings[key]; ok && first.at.file.added == at.file.added {
-			t.bad(key, "overridden already for limit %s at %s:%d", quote(limit), first.at.file.name, first.at.line())
+		if first, ok := settings[key]; ok && first.at.file.runtime == at.file.runtime {
+			t.errorf(key, "duplicate override of limit %s, first at %s:%d", quote(limit), first.at.file.name, first.at.line())
 			continue
 		}
-		settings[key] = setting{t.values[key], &at}
-		if !at.file.added {
+		settings[key] = overrideValue{t.values[key], &at}
+		if !at.file.runtime {
 			if l.c.overridden[limit] == nil {
 				l.c.overridden[limit] = map[string]string{}
 			}
@@ -73,14 +73,14 @@ func (l *loader) applyOverrides(t table) {
 func FormatOverride(limit string, set map[string]string) (string, error) {
 	known := OverrideKeys()
 	if len(set) == 0 {
-		return "", fmt.Errorf("override limit %s: nothing to set; there is %s", quote(limit), strings.Join(known, ", "))
+		return "", fmt.Errorf("override limit %s: nothing to set; keys are %s", quote(limit), strings.Join(known, ", "))
 	}
 	for _, key := range slices.Sorted(maps.Keys(set)) {
 		if m, old := migrate("[[override]]", key, set[key]); old {
 			return "", fmt.Errorf("override limit %s: %s", quote(limit), m.msg)
 		}
 		if !slices.Contains(known, key) {
-			return "", fmt.Errorf("override limit %s: %s", quote(limit), unknown(key, known, synonymsInLimit))
+			return "", fmt.Errorf("override limit %s: %s", quote(limit), unknownKey(key, known, synonymsInLimit))
 		}
 	}
 	return formatOverride(limit, set)
@@ -93,20 +93,20 @@ func formatOverride(limit string, set map[string]string) (string, error) {
 	writeKey(&b, "limit", limit)
 	for _, key := range slices.Sorted(maps.Keys(set)) {
 		bad := func(want string) (string, error) {
-			return "", fmt.Errorf("override limit %s: %s: %s is not %s", quote(limit), key, quote(set[key]), want)
+			return "", fmt.Errorf("override limit %s: %s: must be %s, not %s", quote(limit), key, want, quote(set[key]))
 		}
-		kind := aString // of mode, which is of an earlier version
+		kind := kindString // of mode, which is of an earlier version
 		if key != "mode" {
-			kind = overrideKeys.takes(cmp.Or(renamedInLimit[key], key)).kind
+			kind = overrideKeys.typeOf(cmp.Or(renamedInLimit[key], key)).kind
 		}
 		switch kind {
-		case anInteger:
+		case kindInteger:
 			n, err := strconv.ParseInt(set[key], 10, 64)
 			if err != nil {
 				return bad("an integer such as 100")
 			}
 			writeKey(&b, key, n)
-		case aBoolean:
+		case kindBoolean:
 			if set[key] != "true" && set[key] != "false" {
 				return bad("true or false")
 			}
@@ -139,7 +139,7 @@ func ParseOverride(limit, text string) (map[string]string, error) {
 			return set, nil
 		}
 	}
-	return nil, fmt.Errorf("it is not one [[override]] of limit %s alone", quote(limit))
+	return nil, fmt.Errorf("must be one [[override]] of limit %s", quote(limit))
 }
 
 // writeKey writes a key with a string, an integer or a boolean.

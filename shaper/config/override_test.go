@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-func TestOverride(t *testing.T) {
+func TestLoad_Overrides(t *testing.T) {
 	folder := write(t,
 		"shaperd.toml", listenDB+"[[limit]]\nname = \"web\"\nrate = \"1MB/s\"\nburst = \"1MB\"\nmax_delay = \"1s\"\n",
 		"conf.d/10-override.toml", "[[override]]\nlimit = \"web\"\nburst = \"0B\"\nrate = \"2MB/s\"\n[[override]]\nlimit = \"db\"\nobserve = true\n",
@@ -35,9 +35,9 @@ func TestOverride(t *testing.T) {
 	}
 }
 
-// TestAdded loads what stands in no file: it goes before overrides in files, and else is
+// TestLoad_RuntimeOverrides loads what stands in no file: it goes before overrides in files, and else is
 // read like a file.
-func TestAdded(t *testing.T) {
+func TestLoad_RuntimeOverrides(t *testing.T) {
 	folder := write(t,
 		"shaperd.toml", strings.ReplaceAll(listenDB, "[::]", "0.0.0.0")+"[[limit]]\nname = \"web\"\nrate = \"1MB/s\"\n[[attach]]\nname = \"up\"\ninterface = \"eth0\"\n",
 		"conf.d/saved.toml", "[[override]]\nlimit = \"web\"\nrate = \"2MB/s\"\nburst = \"1MB\"\n",
@@ -61,10 +61,10 @@ func TestAdded(t *testing.T) {
 
 	for _, test := range []struct{ text, want string }{
 		{"[[override]]\nlimit = \"web\"\nrate = \"3mbps\"\n", `added:3:1: rate: "3mbps" is in bytes to tc and in bits to most people: write "3Mbit/s" or "3MB/s"`},
-		{"[[override]]\nlimit = \"wep\"\nrate = \"3MB/s\"\n", `added:2:1: limit: there is no limit "wep"; did you mean "web"?`},
-		{"[[override]]\nlimit = \"web\"\nrate = \"3MB/s\"\n[[override]]\nlimit = \"web\"\nrate = \"4MB/s\"\n", `added:6:1: rate: overridden already for limit "web" at added:3`},
-		{"[[limit]]\nname = \"web\"\nrate = \"1MB/s\"\n", `added:2:1: name: "web" is the name of another [[limit]] at shaperd.toml:7`},
-		{"[[limit]]\nname = \"blocked-by-operator-packets\"\nrate = \"1MB/s\"\n", `added:2:1: name: "blocked-by-operator-packets" is kept for "shaperd block"`},
+		{"[[override]]\nlimit = \"wep\"\nrate = \"3MB/s\"\n", `added:2:1: limit: unknown limit "wep"; did you mean "web"?`},
+		{"[[override]]\nlimit = \"web\"\nrate = \"3MB/s\"\n[[override]]\nlimit = \"web\"\nrate = \"4MB/s\"\n", `added:6:1: rate: duplicate override of limit "web", first at added:3`},
+		{"[[limit]]\nname = \"web\"\nrate = \"1MB/s\"\n", `added:2:1: name: duplicate name "web": first in [[limit]] at shaperd.toml:7`},
+		{"[[limit]]\nname = \"blocked-by-operator-packets\"\nrate = \"1MB/s\"\n", `added:2:1: name: "blocked-by-operator-packets" is reserved for "shaperd block"`},
 		{"[[limit\n", `added:1:8: TOML syntax: expected '.' or ']' to end table name, but got '\n' instead`},
 	} {
 		_, err := Load(path, Text{"added", test.text})
@@ -81,9 +81,9 @@ func TestFormatOverride(t *testing.T) {
 	}{
 		{set: map[string]string{"rate": "20Mbit/s", "burst_packets": "0", "observe": "true"}, want: "[[override]]\nlimit = \"l\"\nburst_packets = 0\nobserve = true\nrate = \"20Mbit/s\"\n"},
 		{set: map[string]string{"rate": "\"\n[daemon]\\"}, want: "[[override]]\nlimit = \"l\"\nrate = \"\\\"\\n[daemon]\\\\\"\n"},
-		{fail: `override limit "l": nothing to set; there is rate, packets, burst, burst_packets, overhead, max_delay, scheduling, ecn_mark, max_connections, new_connections, queue_timeout, max_queue, observe`},
-		{set: map[string]string{"raet": "1MB/s"}, fail: `override limit "l": "raet" is not one of "rate", "packets", "burst", "burst_packets", "overhead", "max_delay", "scheduling", "ecn_mark", "max_connections", "new_connections", "queue_timeout", "max_queue", "observe"; did you mean "rate"?`},
-		{set: map[string]string{"max_connections": "many"}, fail: `override limit "l": max_connections: "many" is not an integer such as 100`},
+		{fail: `override limit "l": nothing to set; keys are rate, packets, burst, burst_packets, overhead, max_delay, scheduling, ecn_mark, max_connections, new_connections, queue_timeout, max_queue, observe`},
+		{set: map[string]string{"raet": "1MB/s"}, fail: `override limit "l": unknown key "raet"; did you mean "rate"?`},
+		{set: map[string]string{"max_connections": "many"}, fail: `override limit "l": max_connections: must be an integer such as 100, not "many"`},
 	} {
 		got, err := FormatOverride("l", test.set)
 		if got != test.want || test.fail != "" && fmt.Sprint(err) != test.fail || test.fail == "" && err != nil {

@@ -24,11 +24,11 @@ func parseReply(s string) (string, error) {
 		return text, nil
 	}
 	if s == "" || len(s) > maxReply {
-		return "", fmt.Errorf("has %d bytes: give it 1 to %d, or \"http-429\"", len(s), maxReply)
+		return "", fmt.Errorf("must be 1 to %d bytes, or \"http-429\", not %d bytes", maxReply, len(s))
 	}
 	for _, p := range placeholder.FindAllString(s, -1) {
 		if p != shaper.RetryAfter {
-			return "", fmt.Errorf("%s stands for nothing; there is %s", quote(p), shaper.RetryAfter)
+			return "", fmt.Errorf("unknown placeholder %s: must be %s", quote(p), shaper.RetryAfter)
 		}
 	}
 	return s, nil
@@ -37,8 +37,8 @@ func parseReply(s string) (string, error) {
 func checkReply(t table, limit shaper.Limit) {
 	switch {
 	case limit.Excess == shaper.ExcessReply && limit.Reply == "" && !t.has("reply"):
-		t.bad("refuse_with", "\"reply\" needs reply, a text or \"http-429\"")
+		t.errorf("refuse_with", "\"reply\": missing key reply, a text or \"http-429\"")
 	case limit.Excess != shaper.ExcessReply:
-		t.idle(false, "refuse_with = \"reply\"", "reply")
+		t.requireForEffect(false, "refuse_with = \"reply\"", "reply")
 	}
 }

@@ -16,11 +16,11 @@ const (
 
 // file is one configuration file.
 type file struct {
-	name  string
-	order int  // among the files
-	added bool // is a Text
-	text  string
-	lines []int // offsets at which lines start
+	name    string
+	order   int  // among the files
+	runtime bool // is a Text
+	text    string
+	lines   []int // offsets at which lines start
 }
 
 func newFile(name string, order int, text string) *file {
@@ -74,12 +74,12 @@ func (n *node) error(msg string) *Error {
 // valid it need only read the same way up to the mistake, which the decoder
 // then reports.
 type scanner struct {
-	file    *file
-	text    string
-	pos     int
-	depth   int // of the value at pos
-	path    int // bytes in its dotted path
-	refused *mistake
+	file  *file
+	text  string
+	pos   int
+	depth int // of the value at pos
+	path  int // bytes in its dotted path
+	err   *mistake
 }
 
 // scan returns the root of f's nodes, or a mistake when f is beyond the bounds.
@@ -104,7 +104,7 @@ func scan(f *file) (*node, *mistake) {
 			s.stop()
 		}
 	}
-	return root, s.refused
+	return root, s.err
 }
 
 func (s *scanner) node(offset int) *node { return &node{file: s.file, offset: offset} }
@@ -112,9 +112,9 @@ func (s *scanner) node(offset int) *node { return &node{file: s.file, offset: of
 // stop ends the scan, at a mistake.
 func (s *scanner) stop() { s.pos = len(s.text) }
 
-func (s *scanner) refuse(offset int, msg string) {
-	if s.refused == nil {
-		s.refused = &mistake{s.node(offset), msg}
+func (s *scanner) fail(offset int, msg string) {
+	if s.err == nil {
+		s.err = &mistake{s.node(offset), msg}
 	}
 	s.stop()
 }
@@ -124,10 +124,10 @@ func (s *scanner) enter(offset, depth, path int) {
 	s.depth += depth
 	s.path += path
 	if s.depth > maxDepth {
-		s.refuse(offset, "more than 64 tables and arrays inside each other")
+		s.fail(offset, "nested deeper than 64 tables and arrays")
 	}
 	if s.path > maxPath {
-		s.refuse(offset, "the path of this key is longer than 128 bytes")
+		s.fail(offset, "the key path is longer than 128 bytes")
 	}
 }
 

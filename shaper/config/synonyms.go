@@ -115,9 +115,9 @@ var synonymsInLimit = invert(map[string]string{
 	"observe":         "dry_run dryrun monitor shadow",
 })
 
-// otherWords has the words of other products for what a key may be, by key. Of several
+// valueSynonyms has the words of other products for what a key may be, by key. Of several
 // only those that the key has in its table are meant.
-var otherWords = map[string]map[string][]string{
+var valueSynonyms = map[string]map[string][]string{
 	"balance": invert(map[string]string{
 		"round-robin":       "rr roundrobin static-rr weighted",
 		"least-connections": "lc wlc leastconn least_conn least-request least_request",
@@ -186,10 +186,10 @@ func invert(words map[string]string, more ...map[string][]string) map[string][]s
 	return inverse
 }
 
-// meant returns the keys of t that one which is not known may be.
-func (t table) meant(key string) []string {
+// suggestions returns the keys of t that one which is not known may be.
+func (t table) suggestions(key string) []string {
 	known := t.keys.names()
-	if keys := among(synonyms[t.name][strings.ReplaceAll(strings.ToLower(key), "-", "_")], known); len(keys) > 0 {
+	if keys := among(synonyms[t.name][normalized(key)], known); len(keys) > 0 {
 		return keys
 	}
 	if near := Nearest(key, known); near != "" {
@@ -202,6 +202,9 @@ func (t table) meant(key string) []string {
 	return nil
 }
 
+// normalized is a key as synonyms have it.
+func normalized(key string) string { return strings.ReplaceAll(strings.ToLower(key), "-", "_") }
+
 // among returns those of keys that are known, if only by their table.
 func among(keys, known []string) (some []string) {
 	for _, key := range keys {
@@ -213,10 +216,15 @@ func among(keys, known []string) (some []string) {
 	return some
 }
 
+// quotedAlternatives lists names as in: "a", "b" or "c".
+func quotedAlternatives(names []string) string {
+	return strings.ReplaceAll(alternatives(names), "`", "")
+}
+
 // didYouMean asks for what is meant, if anything is.
 func didYouMean(names []string) string {
 	if len(names) == 0 {
 		return ""
 	}
-	return "; did you mean " + strings.ReplaceAll(alternatives(names), "`", "") + "?"
+	return "; did you mean " + quotedAlternatives(names) + "?"
 }

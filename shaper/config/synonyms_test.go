@@ -10,7 +10,7 @@ import (
 // of is known.
 func TestSynonyms_NameKnownKeys(t *testing.T) {
 	tables := map[string]keys{
-		"": fileKeys, "[daemon]": daemonKeys, "[transparent]": diversionKeys, "[asn]": asnKeys, "[[listen]]": listenKeys,
+		"": fileKeys, "[daemon]": daemonKeys, "[transparent]": transparentKeys, "[asn]": asnKeys, "[[listen]]": listenKeys,
 		"downstream": downstreamKeys, "check": checkKeys, "eject": ejectKeys, "[[attach]]": attachKeys, "[[limit]]": limitKeys, "match": matchKeys,
 	}
 	for table, keys := range tables {
@@ -32,16 +32,16 @@ func TestSynonyms_NameKnownKeys(t *testing.T) {
 }
 
 func TestOtherWords_NameKnownValues(t *testing.T) {
-	for key, words := range otherWords {
+	for key, words := range valueSynonyms {
 		var values []string
-		for _, keys := range []keys{diversionKeys, listenKeys, attachKeys, limitKeys, matchKeys} {
+		for _, keys := range []keys{transparentKeys, listenKeys, attachKeys, limitKeys, matchKeys} {
 			for _, k := range keys {
 				if k.name != key {
 					continue
 				}
-				values = append(values, k.takes.names...)
-				if k.takes.elem != nil {
-					values = append(values, k.takes.elem.names...)
+				values = append(values, k.typ.enumNames...)
+				if k.typ.elem != nil {
+					values = append(values, k.typ.elem.enumNames...)
 				}
 			}
 		}

@@ -27,13 +27,13 @@ type item[T any] struct {
 
 func (t table) has(key string) bool { _, ok := t.values[key]; return ok }
 
-// bad reports a mistake in the value of a key.
-func (t table) bad(key, format string, args ...any) {
+// errorf reports a mistake in the value of a key.
+func (t table) errorf(key, format string, args ...any) {
 	t.add(t.at.child(key), key+": "+fmt.Sprintf(format, args...))
 }
 
-// unknown returns the keys that are not known.
-func (t table) unknown() (unknown []string) {
+// unknownKeys returns the keys that are not known.
+func (t table) unknownKeys() (unknown []string) {
 	known := t.keys.names()
 	for key := range t.values {
 		if !slices.Contains(known, key) {
@@ -47,7 +47,7 @@ func (t table) unknown() (unknown []string) {
 // missing. It returns the keys that those that are not known may be.
 func (t table) check() (meant map[string]bool) {
 	t.migrate()
-	known, unknown := t.keys.names(), t.unknown()
+	known, unknown := t.keys.names(), t.unknownKeys()
 	meant = map[string]bool{}
 	slices.SortFunc(unknown, func(a, b string) int {
 		return cmp.Compare(t.at.child(a).offset, t.at.child(b).offset)
@@ -57,7 +57,7 @@ func (t table) check() (meant map[string]bool) {
 		if t.name != "" {
 			msg += " in " + t.name
 		}
-		names := t.meant(key)
+		names := t.suggestions(key)
 		if msg += didYouMean(names); len(names) == 0 {
 			msg += "; known here: " + strings.Join(known, ", ")
 		}
@@ -68,14 +68,18 @@ func (t table) check() (meant map[string]bool) {
 	}
 	for _, k := range t.keys {
 		if k.required && !t.has(k.name) && !meant[k.name] {
-			t.add(t.at, fmt.Sprintf("%s has no %s", t.name, k.name))
+			example := k.typ.example
+			if k.typ.elem != nil {
+				example = k.typ.elem.example
+			}
+			t.add(t.at, fmt.Sprintf("%s: missing key %s, such as %s = %q", t.name, k.name, k.name, example))
 		}
 	}
 	return meant
 }
 
-// overridden returns the one of keys that an override has set, or else the first.
-func (t table) overridden(keys ...string) string {
+// overriddenKey returns the one of keys that an override has set, or else the first.
+func (t table) overriddenKey(keys ...string) string {
 	for _, key := range keys {
 		if t.at.child(key).override {
 			return key
@@ -84,11 +88,11 @@ func (t table) overridden(keys ...string) string {
 	return keys[0]
 }
 
-// idle reports keys that stand there and have no effect, unless what they need is there.
-func (t table) idle(there bool, needed string, keys ...string) {
+// requireForEffect reports keys that stand there and have no effect, unless what they need is there.
+func (t table) requireForEffect(there bool, needed string, keys ...string) {
 	for _, key := range keys {
 		if !there && t.has(key) {
-			t.bad(key, "has no effect without %s", needed)
+			t.errorf(key, "has no effect without %s", needed)
 		}
 	}
 }
@@ -108,7 +112,7 @@ func (t table) table(key string) (table, bool) {
 	if t.name == "" {
 		name = "[" + key + "]"
 	}
-	sub := table{t.report, name, t.keys.takes(key).keys, values, t.at.child(key)}
+	sub := table{t.report, name, t.keys.typeOf(key).keys, values, t.at.child(key)}
 	sub.check()
 	return sub, true
 }
@@ -121,7 +125,7 @@ func (t table) tables(key string) []table {
 	}
 	name, at := "[["+key+"]]", t.at.child(key)
 	if _, ok := v.(map[string]any); ok {
-		t.add(at, fmt.Sprintf("write %s with two brackets: there may be several", name))
+		t.add(at, fmt.Sprintf("must be %s, with two brackets", name))
 		return nil
 	}
 	elems, ok := elements(v)
@@ -135,7 +139,7 @@ func (t table) tables(key string) []table {
 			t.add(at.elem(i), fmt.Sprintf("an element of %s must be a table, not %s", key, kind(v)))
 			continue
 		}
-		sub := table{t.report, name, t.keys.takes(key).keys, values, at.elem(i)}
+		sub := table{t.report, name, t.keys.typeOf(key).keys, values, at.elem(i)}
 		sub.check()
 		tables = append(tables, sub)
 	}
@@ -154,9 +158,9 @@ func (t table) elements(key string) []any {
 	return []any{v}
 }
 
-// notOne returns the error that v is not an element of the array under a key.
-func (t table) notOne(key string, v any) error {
-	article, one := "a", t.keys.takes(key).words
+// elementError returns the error that v is not an element of the array under a key.
+func (t table) elementError(key string, v any) error {
+	article, one := "a", t.keys.typeOf(key).desc
 	if strings.HasPrefix(one, "AS ") {
 		article = "an"
 	}
@@ -185,7 +189,7 @@ func (t table) text(key string) (string, bool) {
 	}
 	s, ok := v.(string)
 	if !ok {
-		t.bad(key, "must be a string such as %q, not %s", t.keys.takes(key).example, kind(v))
+		t.errorf(key, "must be a string such as %q, not %s", t.keys.typeOf(key).example, kind(v))
 	}
 	return s, ok
 }
@@ -196,13 +200,13 @@ func (t table) integer(key string, into *int) {
 	if !ok {
 		return
 	}
-	first, last := t.keys.takes(key).first, t.keys.takes(key).last
+	first, last := t.keys.typeOf(key).min, t.keys.typeOf(key).max
 	n, ok := v.(int64)
 	switch {
 	case !ok:
-		t.bad(key, "must be an integer such as %d, not %s", *into, kind(v))
+		t.errorf(key, "must be an integer such as %d, not %s", *into, kind(v))
 	case n < first || n > last:
-		t.bad(key, "%d is not from %d to %d", n, first, last)
+		t.errorf(key, "must be from %d to %d, not %d", first, last, n)
 	default:
 		*into = int(n)
 	}
@@ -216,7 +220,7 @@ func (t table) boolean(key string, into *bool) {
 	}
 	b, ok := v.(bool)
 	if !ok {
-		t.bad(key, "must be true or false, not %s", kind(v))
+		t.errorf(key, "must be true or false, not %s", kind(v))
 		return
 	}
 	*into = b
@@ -224,22 +228,22 @@ func (t table) boolean(key string, into *bool) {
 
 // quantity sets *into to the value of a string with a unit under a key.
 func quantity[T any](t table, key string, into *T, parse func(string) (T, error)) {
-	quantityLike(t, key, into, t.keys.takes(key).example, parse)
+	quantityWithExample(t, key, into, t.keys.typeOf(key).example, parse)
 }
 
-// quantityLike is quantity with an example to offer.
-func quantityLike[T any](t table, key string, into *T, example string, parse func(string) (T, error)) {
+// quantityWithExample is quantity with an example to offer.
+func quantityWithExample[T any](t table, key string, into *T, example string, parse func(string) (T, error)) {
 	v, ok := t.values[key]
 	if !ok {
 		return
 	}
 	s, ok := v.(string)
-	number, isNumber := decimalText(v)
+	number, isNumber := formatNumber(v)
 	switch {
 	case ok:
 		value, err := parse(s)
 		if err != nil {
-			t.bad(key, "%v", err)
+			t.errorf(key, "%v", err)
 			return
 		}
 		*into = value
@@ -249,13 +253,13 @@ func quantityLike[T any](t table, key string, into *T, example string, parse fun
 		if _, err := parse(number); err != nil {
 			says = ": " + err.Error()
 		}
-		t.bad(key, "must be a string such as %q, not %s%s", example, kind(v), says)
+		t.errorf(key, "must be a string such as %q, not %s%s", example, kind(v), says)
 	default:
-		t.bad(key, "must be a string such as %q, not %s", example, kind(v))
+		t.errorf(key, "must be a string such as %q, not %s", example, kind(v))
 	}
 }
 
-func decimalText(v any) (string, bool) {
+func formatNumber(v any) (string, bool) {
 	switch v := v.(type) {
 	case int64:
 		return strconv.FormatInt(v, 10), true
@@ -267,29 +271,29 @@ func decimalText(v any) (string, bool) {
 
 // duration sets *into to the time under a key.
 func (t table) duration(key string, into *time.Duration) {
-	first, last := time.Duration(t.keys.takes(key).first), time.Duration(t.keys.takes(key).last)
-	quantityLike(t, key, into, FormatDuration(*into), func(s string) (time.Duration, error) {
+	first, last := time.Duration(t.keys.typeOf(key).min), time.Duration(t.keys.typeOf(key).max)
+	quantityWithExample(t, key, into, FormatDuration(*into), func(s string) (time.Duration, error) {
 		d, err := ParseDuration(s)
 		if err == nil && (d < first || d > last) {
-			err = fmt.Errorf("%s is not from %s to %s", quote(s), FormatDuration(first), FormatDuration(last))
+			err = fmt.Errorf("must be from %s to %s, not %s", FormatDuration(first), FormatDuration(last), quote(s))
 		}
 		return d, err
 	})
 }
 
-// choice sets *into to the one of the options of a key that stands there.
-func choice[T fmt.Stringer](t table, key string, into *T) {
+// enumValue sets *into to the one of the options of a key that stands there.
+func enumValue[T fmt.Stringer](t table, key string, into *T) {
 	s, ok := t.text(key)
 	if !ok {
 		return
 	}
-	takes := t.keys.takes(key)
-	i := slices.Index(takes.names, s)
+	takes := t.keys.typeOf(key)
+	i := slices.Index(takes.enumNames, s)
 	if i < 0 {
-		t.bad(key, "%s", unknown(s, takes.names, otherWords[key]))
+		t.errorf(key, "%s", unknownValue(s, takes.enumNames, valueSynonyms[key]))
 		return
 	}
-	*into = takes.options.([]T)[i]
+	*into = takes.enum.([]T)[i]
 }
 
 // list returns what parse makes of the elements of the array under a key, which
@@ -304,7 +308,7 @@ func list[E any, T comparable](t table, key string, parse func(E) (T, error)) []
 		at := t.at.child(key).elem(i)
 		e, ok := v.(E)
 		if !ok {
-			t.add(at, fmt.Sprintf("%s: %v", key, t.notOne(key, v)))
+			t.add(at, fmt.Sprintf("%s: %v", key, t.elementError(key, v)))
 			continue
 		}
 		value, err := parse(e)
@@ -313,7 +317,7 @@ func list[E any, T comparable](t table, key string, parse func(E) (T, error)) []
 			continue
 		}
 		if seen[value] {
-			t.add(at, fmt.Sprintf("%s: %s stands there twice", key, quote(fmt.Sprint(e))))
+			t.add(at, fmt.Sprintf("%s: duplicate entry %s", key, quote(fmt.Sprint(e))))
 			continue
 		}
 		seen[value] = true
@@ -360,18 +364,25 @@ func clip(s string, most int) string {
 	return strings.ToValidUTF8(s[:most], "") + "..."
 }
 
-// unknown says that s is not one of names. words are other words for them.
-func unknown(s string, names []string, words map[string][]string) string {
-	quoted := make([]string, len(names))
-	for i, name := range names {
-		quoted[i] = strconv.Quote(name)
-	}
-	msg := fmt.Sprintf("%s is not one of %s", quote(s), strings.Join(quoted, ", "))
+// unknownValue says that s is not one of names. words are other words for them.
+func unknownValue(s string, names []string, words map[string][]string) string {
 	meant := among(words[strings.ToLower(s)], names)
 	if near := Nearest(s, names); len(meant) == 0 && near != "" {
 		meant = []string{near}
 	}
-	return msg + didYouMean(meant)
+	return fmt.Sprintf("must be %s, not %s", quotedAlternatives(names), quote(s)) + didYouMean(meant)
+}
+
+// unknownKey says that key is not one of known. words are other words for them.
+func unknownKey(key string, known []string, words map[string][]string) string {
+	meant := among(words[normalized(key)], known)
+	if near := Nearest(key, known); len(meant) == 0 && near != "" {
+		meant = []string{near}
+	}
+	if len(meant) == 0 {
+		return fmt.Sprintf("unknown key %s; known here: %s", quote(key), strings.Join(known, ", "))
+	}
+	return fmt.Sprintf("unknown key %s", quote(key)) + didYouMean(meant)
 }
 
 // Nearest returns the one of names that s is most likely a misspelling of, or
@@ -394,9 +405,9 @@ func Nearest(s string, names []string) string {
 			best, least = name, d
 		}
 	}
-	if letters := withoutMarks(s); best == "" && len(letters) >= 4 { // its beginning: "leastconn"
+	if letters := stripSeparators(s); best == "" && len(letters) >= 4 { // its beginning: "leastconn"
 		for _, name := range names {
-			if strings.HasPrefix(withoutMarks(strings.ToLower(name)), letters) {
+			if strings.HasPrefix(stripSeparators(strings.ToLower(name)), letters) {
 				return name
 			}
 		}
@@ -404,7 +415,7 @@ func Nearest(s string, names []string) string {
 	return best
 }
 
-func withoutMarks(s string) string { return strings.NewReplacer("-", "", "_", "").Replace(s) }
+func stripSeparators(s string) string { return strings.NewReplacer("-", "", "_", "").Replace(s) }
 
 // distance is how many characters must be added, left out, changed or swapped
 // with their neighbour to make b of a (optimal string alignment).

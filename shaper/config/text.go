@@ -40,7 +40,7 @@ func (c *Config) WriteText(w io.Writer) error {
 	for _, l := range v.Listen {
 		fmt.Fprintf(&b, "\nlisten %s\n", l.Name)
 		list("address", l.Address)
-		list("downstream", texts(l.Downstream))
+		list("downstream", stringsOf(l.Downstream))
 		list("accept_proxy_from", l.AcceptProxyFrom)
 		if l.SendProxy != "" {
 			line("send_proxy", l.SendProxy)

@@ -22,19 +22,19 @@ var (
 	binary  = []scale{{"Ti", 1 << 40}, {"Gi", 1 << 30}, {"Mi", 1 << 20}, {"Ki", 1 << 10}}
 )
 
-// parts is a number and its unit, cut apart: "1.5Mbit/s" is 1.5, "M", "bit", "/s".
-type parts struct {
+// quantityParts is a number and its unit, cut apart: "1.5Mbit/s" is 1.5, "M", "bit", "/s".
+type quantityParts struct {
 	number string
 	scale  scale
 	base   string
 	per    string
 }
 
-// cut takes a quantity apart. The case of a prefix does not matter: no unit here
+// splitQuantity takes a quantity apart. The case of a prefix does not matter: no unit here
 // is milli. What follows it is left as it is, because b and B differ.
-func cut(s string) (parts, error) {
+func splitQuantity(s string) (quantityParts, error) {
 	unit := strings.TrimLeft(s, "0123456789.")
-	p := parts{number: s[:len(s)-len(unit)]}
+	p := quantityParts{number: s[:len(s)-len(unit)]}
 	whole, fraction, point := strings.Cut(p.number, ".")
 	switch {
 	case strings.HasPrefix(s, "-"):
@@ -65,18 +65,18 @@ func cut(s string) (parts, error) {
 	panic("unreachable: the last prefix is empty")
 }
 
-// in writes the quantity with another unit behind its prefix.
-func (p parts) in(unit string) string { return p.number + p.scale.prefix + unit }
+// withUnit writes the quantity with another unit behind its prefix.
+func (p quantityParts) withUnit(unit string) string { return p.number + p.scale.prefix + unit }
 
-func (p parts) zero() bool { return strings.Trim(p.number, "0.") == "" }
+func (p quantityParts) zero() bool { return strings.Trim(p.number, "0.") == "" }
 
 // errZero is for those who mean "unlimited".
 func errZero(s string) error {
-	return fmt.Errorf("%s would stop all traffic; to have no limit, remove the key, or let the limit only observe", quote(s))
+	return fmt.Errorf("%s would stop all traffic; for no limit, remove the key, or set observe = true", quote(s))
 }
 
 // times returns number * scale * factor, if that is an integer.
-func (p parts) times(factor uint64) (*big.Int, bool) {
+func (p quantityParts) times(factor uint64) (*big.Int, bool) {
 	r, _ := new(big.Rat).SetString(p.number)
 	n := new(big.Int).SetUint64(p.scale.factor)
 	n.Mul(n, new(big.Int).SetUint64(factor))
@@ -89,11 +89,11 @@ func (p parts) times(factor uint64) (*big.Int, bool) {
 // prefix does not matter; a lone b is refused, and so is every other spelling
 // that some read as bits and some as bytes.
 func ParseRate(s string) (uint64, error) {
-	p, err := cut(s)
+	p, err := splitQuantity(s)
 	if err != nil {
 		return 0, err
 	}
-	readings := fmt.Sprintf("write %q or %q", p.in("bit/s"), p.in("B/s"))
+	readings := fmt.Sprintf("write %q or %q", p.withUnit("bit/s"), p.withUnit("B/s"))
 	factor := uint64(1)
 	switch {
 	case p.zero():
@@ -107,7 +107,7 @@ func ParseRate(s string) (uint64, error) {
 	case p.base == "b":
 		return 0, fmt.Errorf("%s may be in bits or in bytes: %s", quote(s), readings)
 	case p.base == "B" && p.per == "":
-		return 0, fmt.Errorf("%s is a size, not a rate: write %q", quote(s), p.in("B/s"))
+		return 0, fmt.Errorf("%s is a size, not a rate: write %q", quote(s), p.withUnit("B/s"))
 	case p.base == "B" && strings.EqualFold(p.per, "/s"):
 		factor = 8
 	case !strings.EqualFold(p.base, "bit") || p.per != "" && !strings.EqualFold(p.per, "/s"):
@@ -126,15 +126,15 @@ func ParseRate(s string) (uint64, error) {
 }
 
 // FormatRate writes a rate in bits: "10Mbit/s". It is the inverse of ParseRate.
-func FormatRate(bits uint64) string { return inScale(bits, 1, decimal) + "bit/s" }
+func FormatRate(bits uint64) string { return formatScaled(bits, 1, decimal) + "bit/s" }
 
 // FormatRateBytes writes a rate in bytes: "1.25MB/s" for 10 Mbit/s. ParseRate
 // reads it back.
-func FormatRateBytes(bits uint64) string { return inScale(bits, 8, decimal) + "B/s" }
+func FormatRateBytes(bits uint64) string { return formatScaled(bits, 8, decimal) + "B/s" }
 
 // ParseSize reads a size in bytes, "64kB" or "64KiB", at most 1EB.
 func ParseSize(s string) (uint64, error) {
-	p, err := cut(s)
+	p, err := splitQuantity(s)
 	if err != nil {
 		return 0, err
 	}
@@ -142,9 +142,9 @@ func ParseSize(s string) (uint64, error) {
 	case p.per != "":
 		return 0, fmt.Errorf("%s is a rate, not a size: write a size such as \"64KiB\"", quote(s))
 	case p.base == "" && p.scale.prefix == "":
-		return 0, fmt.Errorf("%s has no unit: write %q or %q", quote(s), p.in("B"), p.in("KiB"))
+		return 0, fmt.Errorf("%s has no unit: write %q or %q", quote(s), p.withUnit("B"), p.withUnit("KiB"))
 	case p.base == "b" && p.scale.prefix == "":
-		return 0, fmt.Errorf("%s may be in bits or in bytes: write %q or %q", quote(s), p.in("B"), p.in("KiB"))
+		return 0, fmt.Errorf("%s may be in bits or in bytes: write %q or %q", quote(s), p.withUnit("B"), p.withUnit("KiB"))
 	case p.base == "" || p.base == "b":
 		letter := p.scale.prefix[:1]
 		si, iec := strings.Replace(letter, "K", "k", 1), strings.ToUpper(letter)+"i"
@@ -167,18 +167,18 @@ const maxSize = 1e18
 // FormatSize writes a size, "64KiB" or "1.5kB", whichever is shorter. It is the
 // inverse of ParseSize.
 func FormatSize(bytes uint64) string {
-	si := inScale(bytes, 1, decimal)
+	si := formatScaled(bytes, 1, decimal)
 	if bytes < binary[len(binary)-1].factor {
 		return si + "B"
 	}
-	if iec := inScale(bytes, 1, binary); len(iec) <= len(si)+1 {
+	if iec := formatScaled(bytes, 1, binary); len(iec) <= len(si)+1 {
 		return iec + "B"
 	}
 	return si + "B"
 }
 
-// inScale writes n/parts, exactly, in the largest scale that leaves 1 or more.
-func inScale(n, parts uint64, scales []scale) string {
+// formatScaled writes n/parts, exactly, in the largest scale that leaves 1 or more.
+func formatScaled(n, parts uint64, scales []scale) string {
 	i := 0
 	for i < len(scales)-1 && n < scales[i].factor*parts {
 		i++
