@@ -10,7 +10,7 @@ import (
 	"shaperd/shaper"
 )
 
-// parseAddress reads where to listen: "tcp://0.0.0.0:5432" or
+// parseAddress parses the address of a listener: "tcp://0.0.0.0:5432" or
 // "udp://[::]:8000-8010".
 func parseAddress(s string) (Address, error) {
 	bad := func(problem string) (Address, error) {
@@ -47,7 +47,7 @@ func parseAddress(s string) (Address, error) {
 	return a, nil
 }
 
-// parseIP reads an IPv4 address, or an IPv6 address in brackets.
+// parseIP parses an IPv4 address, or an IPv6 address in brackets.
 func parseIP(host string) (netip.Addr, error) {
 	addr, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(host, "["), "]"))
 	if err == nil && addr.Is6() != (strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]")) {
@@ -56,7 +56,7 @@ func parseIP(host string) (netip.Addr, error) {
 	return addr, err
 }
 
-// parsePorts reads a port, "5432", or a range, "8000-8010".
+// parsePorts parses a port, "5432", or a range, "8000-8010".
 func parsePorts(s string) (shaper.PortRange, error) {
 	first, last, isRange := strings.Cut(s, "-")
 	if !isRange {
@@ -88,8 +88,8 @@ func parsePort(s string) (uint16, error) {
 	return uint16(n), err
 }
 
-// parseDownstream reads "10.0.0.5:5432", "db.local:5432", "[fd00::5]:5432", or
-// any of them without the port.
+// parseDownstream parses "10.0.0.5:5432", "db.local:5432", "[fd00::5]:5432", or
+// any of these without the port.
 func parseDownstream(s string) (Downstream, error) {
 	bad := func(problem string) (Downstream, error) {
 		return Downstream{}, fmt.Errorf("%s %s", quote(s), problem)
@@ -125,8 +125,8 @@ func parseDownstream(s string) (Downstream, error) {
 	return d, nil
 }
 
-// isHostname reports whether s may be resolved as a name. A name whose last
-// label is a number is a mistyped address (RFC 3696, section 2).
+// isHostname reports whether s is a valid host name. A name whose last label is a
+// number is a mistyped address (RFC 3696, section 2).
 func isHostname(s string) bool {
 	if len(s) > 253 {
 		return false
@@ -143,8 +143,8 @@ func isHostname(s string) bool {
 	return strings.Trim(labels[len(labels)-1], "0123456789") != ""
 }
 
-// parsePrefix reads "192.0.2.0/24" or "2001:db8::/32", or an address, which is the prefix
-// of all its bits; a prefix of IPv4-mapped addresses is returned as IPv4.
+// parsePrefix parses "192.0.2.0/24" or "2001:db8::/32", or an address, which is a prefix of
+// full length; a prefix of IPv4-mapped addresses is returned as IPv4.
 func parsePrefix(s string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(s)
 	if addr, addrErr := netip.ParseAddr(s); addrErr == nil && addr.Zone() == "" {
@@ -165,8 +165,8 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	return p, nil
 }
 
-// checkEndpoint finds what is wrong with the host:port of a page to serve, or "" for
-// none. Any free port is taken for port 0.
+// checkEndpoint returns an error if s is neither a host:port to serve HTTP at nor "". Port 0
+// is any free port.
 func checkEndpoint(s, example string) error {
 	if s == "" {
 		return nil

@@ -12,23 +12,23 @@ import (
 	"shaperd/shaper"
 )
 
-// Attach is one attachment: the interfaces at which packets meet the limits.
+// Attach is one attachment: interfaces at which packets meet the limits, in one direction.
 type Attach struct {
 	Name        string
-	Interfaces  []string // names, or patterns as [path.Match] reads them
+	Interfaces  []string // names, or patterns of [path.Match]
 	Direction   AttachDirection
 	Mode        AttachMode
-	Observe     bool // count what would be held or dropped, and let everything pass
+	Observe     bool // dry run: count what would be held or dropped, and let everything pass
 	Hook        Hook
 	OnStop      OnStop
-	Queue       int           // packets that an interface's queue holds, 1000 to 10000000; where packets are held
-	IdleTimeout time.Duration // of TCP connections that are counted, 1s to 240h
+	Queue       int           // packets in the queue of an interface, 1000 to 10000000; only if the attachment shapes
+	IdleTimeout time.Duration // of counted TCP connections: tcp_idle_timeout, 1s to 240h
 }
 
-// AttachDirection is which way packets pass the interface.
+// AttachDirection is the direction in which packets pass the interface.
 type AttachDirection uint8
 
-// The directions, as the host sees them.
+// Directions, seen from the host.
 const (
 	Egress AttachDirection = iota
 	Ingress
@@ -36,42 +36,42 @@ const (
 
 func (d AttachDirection) String() string { return [...]string{"egress", "ingress"}[d] }
 
-// AttachMode is what happens to packets that come too fast.
+// AttachMode is what happens to packets that exceed a limit.
 type AttachMode uint8
 
-// The modes.
+// Modes of an attachment.
 const (
-	Shape  AttachMode = iota // held until they may leave
-	Police                   // dropped when they would wait longer than max_delay; else they pass at once
+	Shape  AttachMode = iota // held until their departure time
+	Police                   // dropped if their delay would exceed max_delay; others pass at once
 )
 
 func (m AttachMode) String() string { return [...]string{"shape", "police"}[m] }
 
-// Hook is where in the kernel packets are met.
+// Hook is the place in the kernel where programs run.
 type Hook uint8
 
-// The hooks.
+// Hooks of an attachment.
 const (
-	HookAuto   Hook = iota // TCX where the kernel has it, else clsact
-	HookTCX                // links of tc, from Linux 6.6
+	HookAuto   Hook = iota // TCX if the kernel has it, else clsact
+	HookTCX                // links of tc, since Linux 6.6
 	HookClsact             // filters of tc's qdisc clsact
-	HookXDP                // the driver: before the kernel makes a packet of what came in
+	HookXDP                // the driver, before the kernel allocates an skb
 )
 
 func (h Hook) String() string { return [...]string{"auto", "tcx", "clsact", "xdp"}[h] }
 
-// OnStop is what happens to traffic when no daemon runs.
+// OnStop is what happens to traffic while no daemon runs.
 type OnStop uint8
 
-// What the end of the daemon leaves.
+// Effects of the end of the daemon.
 const (
 	StopOpen OnStop = iota // traffic passes without limits
-	StopKeep               // the limits last in force stay so
+	StopKeep               // the last limits stay effective
 )
 
 func (s OnStop) String() string { return [...]string{"open", "keep"}[s] }
 
-// locatedInterface is a name or a pattern of one attachment.
+// locatedInterface is the name of an interface, or a pattern, of one attachment, with its position.
 type locatedInterface struct {
 	name      string
 	direction AttachDirection
@@ -105,11 +105,11 @@ func (l *loader) attach(t table) {
 	l.attaches = append(l.attaches, t)
 }
 
-// shapes reports whether packets are held.
+// shapes reports whether a holds packets.
 func (a *Attach) shapes() bool { return a.Mode == Shape && !a.Observe }
 
-// parseInterface reads the name of an interface, or a pattern of names. The kernel
-// takes no other names (dev_valid_name in net/core/dev.c).
+// parseInterface parses the name of an interface, or a pattern of names. The kernel
+// accepts no other names (dev_valid_name in net/core/dev.c).
 func parseInterface(s string) (string, error) {
 	_, err := path.Match(s, "")
 	switch {
@@ -123,7 +123,7 @@ func parseInterface(s string) (string, error) {
 	return s, nil
 }
 
-// parsePins reads the path of a folder.
+// parsePins parses the path of a directory.
 func parsePins(s string) (string, error) {
 	if !filepath.IsAbs(s) || strings.ContainsRune(s, 0) {
 		return "", fmt.Errorf("%s is not an absolute path such as \"/sys/fs/bpf/shaperd\"", quote(s))
@@ -131,7 +131,7 @@ func parsePins(s string) (string, error) {
 	return filepath.Clean(s), nil
 }
 
-// checkListenerLimit reports what only a limit of attachments may have.
+// checkListenerLimit reports keys and values that only limits at attachments support.
 func checkListenerLimit(t table, limit shaper.Limit) {
 	const instead = "name attachments in match.attach"
 	match := t.at.child("match")
@@ -153,13 +153,13 @@ func checkListenerLimit(t table, limit shaper.Limit) {
 	t.requireForEffect(false, "match.attach", "ecn_mark")
 }
 
-// isUDPOnly reports whether a limit of listeners is for UDP alone.
+// isUDPOnly reports whether a limit at listeners matches UDP alone.
 func isUDPOnly(limit shaper.Limit) bool {
 	return limit.Match.Protocol == shaper.UDP && !limit.OfAttachments()
 }
 
-// checkAttachmentLimit reports what a limit of attachments cannot have. counts says
-// whether it counts connections.
+// checkAttachmentLimit reports keys and values that limits at attachments do not support.
+// counts reports whether the limit counts connections.
 func checkAttachmentLimit(t table, limit shaper.Limit, counts bool) {
 	m, match := limit.Match, t.at.child("match")
 	if len(m.Listen) > 0 {
@@ -197,7 +197,7 @@ func checkAttachmentLimit(t table, limit shaper.Limit, counts bool) {
 	t.requireForEffect(limit.Rate > 0 || limit.Packets.N > 0, "rate or packets", "ecn_mark")
 }
 
-// checkAttach finds mistakes between attachments.
+// checkAttach reports mistakes between attachments.
 func (l *loader) checkAttach() {
 	if len(l.attaches) > shaper.MaxAttachments {
 		l.add(l.attaches[shaper.MaxAttachments].at, fmt.Sprintf("too many attachments: %d, of at most %d", len(l.attaches), shaper.MaxAttachments))
@@ -218,8 +218,8 @@ func (l *loader) checkAttach() {
 	}
 }
 
-// checkCounting reports attachments whose connections are counted by too many
-// limits, or by none though they say how.
+// checkCounting reports attachments whose connections too many limits count, or none
+// although tcp_idle_timeout is set.
 func (l *loader) checkCounting() {
 	for i, attach := range l.c.Attach {
 		limits := connectionLimits(l.c.Limits, attach.Name)
@@ -230,8 +230,9 @@ func (l *loader) checkCounting() {
 	}
 }
 
-// observeAttachments has limits observe that are for attachments which do. One for both
-// kinds would have what is only observed use up the buckets of what is not.
+// observeAttachments sets Observe of the limits at attachments that observe. A limit for
+// attachments of both kinds is a mistake: observed packets would charge the buckets of
+// enforced ones.
 func (l *loader) observeAttachments() {
 	for i := range l.c.Limits {
 		var observes, enforces string
@@ -255,7 +256,7 @@ func (l *loader) observeAttachments() {
 	}
 }
 
-// connectionLimits returns which limits count connections at an attachment.
+// connectionLimits returns the indexes of the limits that count connections at an attachment.
 func connectionLimits(limits []shaper.Limit, attachment string) (indexes []int) {
 	for i, l := range limits {
 		if l.Connections > 0 && slices.Contains(l.Match.Attach, attachment) {
@@ -265,7 +266,7 @@ func connectionLimits(limits []shaper.Limit, attachment string) (indexes []int) 
 	return indexes
 }
 
-// parseOverhead reads a size of packet headers.
+// parseOverhead parses the size of packet headers.
 func parseOverhead(s string) (int, error) {
 	n, err := ParseSize(s)
 	if err == nil && n > shaper.MaxOverhead {
@@ -274,7 +275,7 @@ func parseOverhead(s string) (int, error) {
 	return int(n), err
 }
 
-// parsePercent reads a whole percentage, "50%", from 1 to 100.
+// parsePercent parses a whole percentage, "50%", from 1 to 100.
 func parsePercent(s string) (int, error) {
 	number, unit := strings.CutSuffix(s, "%")
 	number = strings.TrimSuffix(number, " ")

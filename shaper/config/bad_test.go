@@ -13,7 +13,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the messages in testdata")
 
-// TestLoad_Errors loads a file for each mistake, whose messages stand beside it.
+// TestLoad_Errors loads a file for each mistake, and compares the messages with the golden file.
 func TestLoad_Errors(t *testing.T) {
 	paths, err := filepath.Glob("testdata/bad/*.toml")
 	if err != nil || len(paths) == 0 {
@@ -65,7 +65,7 @@ func checkPlaces(t *testing.T, text string, mistakes Errors) {
 			t.Errorf("no such place, or no message: %v", e)
 		}
 		if last != nil && (e.Line < last.Line || e.Line == last.Line && e.Column < last.Column) {
-			t.Errorf("%v stands after %v", e, last)
+			t.Errorf("%v is after %v", e, last)
 		}
 		last = e
 	}

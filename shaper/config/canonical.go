@@ -8,8 +8,8 @@ import (
 	"shaperd/shaper"
 )
 
-// canonical is a configuration with every default filled in and every value in
-// its one spelling, without the keys of a limit that are not in use.
+// canonical is a configuration with all defaults, and all values in canonical spelling,
+// without unused keys of limits.
 type canonical struct {
 	Daemon      canonicalDaemon       `json:"daemon"`
 	Transparent *canonicalTransparent `json:"transparent,omitempty"`
@@ -160,7 +160,7 @@ type canonicalPercent struct {
 type canonicalFrequency struct {
 	Text    string  `json:"text"`
 	Count   uint64  `json:"count"`
-	Seconds float64 `json:"seconds"` // Count in so many
+	Seconds float64 `json:"seconds"` // period in which Count events may occur
 }
 
 func (v *canonicalRate) String() string      { return v.Text }
@@ -169,8 +169,8 @@ func (v *canonicalTime) String() string      { return v.Text }
 func (v *canonicalPercent) String() string   { return v.Text }
 func (v *canonicalFrequency) String() string { return v.Text }
 
-// Canonical returns c for encoding/json: every default filled in, every value in
-// one spelling, and quantities as numbers too.
+// Canonical returns c for encoding/json: with all defaults, all values in canonical
+// spelling, and quantities also as numbers.
 func (c *Config) Canonical() any { return c.canonical() }
 
 func (c *Config) canonical() canonical {
@@ -318,7 +318,7 @@ func canonicalDuration(d time.Duration) *canonicalTime {
 	return &canonicalTime{FormatDuration(d), d.Seconds()}
 }
 
-// optionalDuration is canonicalDuration of a time that is never when it is 0.
+// optionalDuration is canonicalDuration of a timeout, or nil if it is 0, which is never.
 func optionalDuration(d time.Duration) *canonicalTime {
 	if d == 0 {
 		return nil

@@ -11,14 +11,14 @@ import (
 	"shaperd/shaper"
 )
 
-// Bounds of what is compared with each other, one by one.
+// Bounds of lists whose elements are compared with each other.
 const (
 	maxAddresses = 1024 // of all listeners
-	maxPorts     = 1024 // that one limit matches
+	maxPorts     = 1024 // of one match
 )
 
-// checkEffect reports keys of a limit that would have none, and bursts that last
-// too long.
+// checkEffect reports keys of a limit that have no effect, and bursts that take too long to
+// drain.
 func checkEffect(t table, limit shaper.Limit) {
 	rate, packets := t.has("rate"), t.has("packets")
 	shapes := rate || packets
@@ -28,13 +28,13 @@ func checkEffect(t table, limit shaper.Limit) {
 			return
 		}
 	} else if block := t.values["block"]; !shapes && !counts && (block == nil || block == false) {
-		if len(t.unknownKeys()) > 0 { // which may be meant for one of them
+		if len(t.unknownKeys()) > 0 { // possibly misspellings of these
 			return
 		}
 		t.add(t.at, "[[limit]] has no effect: set rate, packets, max_connections, new_connections or block = true")
 		return
 	}
-	// Written out, the default says what is so anyway.
+	// A default that is written out is not a mistake.
 	t.requireForEffect(rate || limit.Burst == 0, "rate", "burst")
 	t.requireForEffect(rate || limit.Overhead == 0, "rate", "overhead")
 	t.requireForEffect(packets, "packets", "burst_packets")
@@ -47,7 +47,7 @@ func checkEffect(t table, limit shaper.Limit) {
 	switch match, _ := t.values["match"].(map[string]any); {
 	case limit.OfAttachments():
 		checkAttachmentLimit(t, limit, counts)
-	case match["attach"] == nil: // else a mistake is reported there
+	case match["attach"] == nil: // otherwise the mistake in it is reported
 		checkListenerLimit(t, limit)
 	}
 	for _, key := range []string{"max_connections", "new_connections", "scheduling"} {
@@ -65,8 +65,8 @@ func checkEffect(t table, limit shaper.Limit) {
 	}
 }
 
-// checkBlock reports what a limit that refuses all has beside that, and whether there is
-// nothing.
+// checkBlock reports keys without effect next to block = true. It returns whether there are
+// none.
 func checkBlock(t table, limit shaper.Limit) bool {
 	alone := true
 	for key := range t.values {
@@ -82,7 +82,7 @@ func checkBlock(t table, limit shaper.Limit) bool {
 	return alone
 }
 
-// check finds mistakes between tables. root is the place of the main file.
+// check reports mistakes between tables. root is the root node of the main file.
 func (l *loader) check(root *node) {
 	if len(l.listens)+len(l.attaches) == 0 && !l.hasPlaces {
 		l.add(root, "missing [[listen]] or [[attach]]: nothing to do")
@@ -118,7 +118,7 @@ func (l *loader) check(root *node) {
 		l.checkKnown(l.references[i].attach, "attach", "attachment", attachments)
 		l.checkMatch(l.limits[i], limit)
 	}
-	// With a mistake somewhere, what a limit seems to match may not be so.
+	// After any mistake, matches may not be complete.
 	if len(l.mistakes) > 0 {
 		return
 	}
@@ -133,7 +133,7 @@ func (l *loader) check(root *node) {
 	}
 }
 
-// checkNames reports names that stand twice.
+// checkNames reports duplicate names.
 func (l *loader) checkNames(tables []table) {
 	first := map[string]table{}
 	for _, t := range tables {
@@ -151,7 +151,7 @@ func (l *loader) checkNames(tables []table) {
 	}
 }
 
-// checkOverlaps reports addresses that cannot both be opened.
+// checkOverlaps reports addresses that cannot both be bound.
 func (l *loader) checkOverlaps() {
 	if len(l.addresses) > maxAddresses {
 		l.add(l.addresses[maxAddresses].at, fmt.Sprintf("too many addresses: %d, of at most %d", len(l.addresses), maxAddresses))
@@ -173,14 +173,14 @@ func (a Address) overlaps(b Address) bool {
 		a.Addr.Is4() == b.Addr.Is4() && (a.Addr == b.Addr || a.Addr.IsUnspecified() || b.Addr.IsUnspecified())
 }
 
-// checkOwnPorts reports listeners where the daemon itself listens.
+// checkOwnPorts reports listeners with an address of the daemon itself.
 func (l *loader) checkOwnPorts() {
 	for _, own := range l.c.Daemon.OwnPorts() {
 		port := own.Addr.Port()
 		taken := Address{Protocol: shaper.TCP, Addr: own.Addr.Addr(), Ports: shaper.PortRange{First: port, Last: port}}
 		for _, a := range l.addresses {
 			mapped := taken
-			if taken.Addr == netip.IPv6Unspecified() && a.Addr.Is4() { // it takes IPv4 too
+			if taken.Addr == netip.IPv6Unspecified() && a.Addr.Is4() { // it accepts IPv4 too
 				mapped.Addr = netip.IPv4Unspecified()
 			}
 			if a.overlaps(mapped) {
@@ -190,13 +190,13 @@ func (l *loader) checkOwnPorts() {
 	}
 }
 
-// OwnPort is where the daemon itself listens, and the key that says so.
+// OwnPort is an address at which the daemon itself listens, with its key.
 type OwnPort struct {
 	Key, At string
 	Addr    netip.AddrPort
 }
 
-// OwnPorts returns those of metrics and dashboard, but for what is at a name.
+// OwnPorts returns the addresses of metrics and dashboard, except host names.
 func (d *Daemon) OwnPorts() (all []OwnPort) {
 	for _, p := range []OwnPort{{Key: "metrics", At: d.Metrics}, {Key: "dashboard", At: d.Page}} {
 		at := p.At
@@ -213,7 +213,7 @@ func (d *Daemon) OwnPorts() (all []OwnPort) {
 
 func intersects(a, b shaper.PortRange) bool { return a.First <= b.Last && b.First <= a.Last }
 
-// checkKnown reports names, under a key of match, that none of what has.
+// checkKnown reports unknown names under a key of match. what is the kind of names.
 func (l *loader) checkKnown(matched []item[string], key, what string, names []string) {
 	for _, m := range matched {
 		if slices.Contains(names, m.value) || l.full() {
@@ -227,7 +227,7 @@ func (l *loader) checkKnown(matched []item[string], key, what string, names []st
 	}
 }
 
-// checkMatch reports matches that are too many, and ASNs without data.
+// checkMatch reports too long lists of ports, and AS numbers without data.
 func (l *loader) checkMatch(t table, limit shaper.Limit) {
 	match := t.at.child("match")
 	if len(limit.Match.Port) > maxPorts {
@@ -241,7 +241,7 @@ func (l *loader) checkMatch(t table, limit shaper.Limit) {
 	}
 }
 
-// checkReach reports limits, and ports of limits, that no traffic can meet.
+// checkReach reports limits, and ports of limits, that no traffic can match.
 func (l *loader) checkReach(t table, limit shaper.Limit, listeners []shaper.Listener) {
 	m, match := limit.Match, t.at.child("match")
 	if len(listeners) == 0 {
@@ -289,7 +289,7 @@ func (l *loader) checkReach(t table, limit shaper.Limit, listeners []shaper.List
 	}
 }
 
-// checkFamilies reports sources and destinations that no packet has together.
+// checkFamilies reports sources and destinations without a common address family.
 func (l *loader) checkFamilies(t table, limit shaper.Limit) {
 	m := limit.Match
 	common := len(m.Source) == 0 || len(m.Destination) == 0 || slices.ContainsFunc(m.Source, func(s netip.Prefix) bool {
@@ -300,7 +300,7 @@ func (l *loader) checkFamilies(t table, limit shaper.Limit) {
 	}
 }
 
-// canMatch reports whether traffic to a can have the ports and sources of m.
+// canMatch reports whether traffic to a can match the ports and sources of m.
 func canMatch(a Address, m shaper.Match) bool {
 	return (len(m.Port) == 0 || slices.ContainsFunc(m.Port, func(p shaper.PortRange) bool { return intersects(a.Ports, p) })) &&
 		(len(m.Source) == 0 || slices.ContainsFunc(m.Source, func(p netip.Prefix) bool { return p.Addr().Is4() == a.Addr.Is4() }))

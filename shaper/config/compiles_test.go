@@ -10,9 +10,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestLoadedCompiles makes files of random keys: each loads and compiles, or has
-// mistakes in places that exist.
-func TestLoadedCompiles(t *testing.T) {
+// TestLoad_Compiles generates files of random keys: each loads and compiles, or is
+// refused with mistakes at valid positions.
+func TestLoad_Compiles(t *testing.T) {
 	values := map[string][]string{
 		"match.listen": {`"db"`, `["db"]`, `["sms"]`, `["db", "sms"]`}, "match.protocol": {`"tcp"`, `"udp"`, `"icmp"`},
 		"match.attach": {`"up"`, `["up"]`, `["down"]`, `["up", "down"]`}, "match.destination": {`"10.0.0.5"`, `["10.0.0.0/8"]`, `["::/0"]`},

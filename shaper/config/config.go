@@ -1,8 +1,8 @@
-// Package config turns TOML files into the values the daemon runs on.
+// Package config loads the configuration of the daemon from TOML files.
 //
 // A mistake is an [Error] with file, line and column; all mistakes of all files
-// are reported together. What loads is sound: it compiles, and no key of it is
-// silently without effect.
+// are reported together. A configuration that loads also compiles, and none of
+// its keys is silently without effect.
 package config
 
 import (
@@ -17,12 +17,12 @@ import (
 	"shaperd/shaper"
 )
 
-// MaxLimits is how many limits a configuration may have: all but those that operators
-// block with.
+// MaxLimits is the maximum number of limits of a configuration: those of a policy without
+// the two that are reserved for blocks by operators.
 const MaxLimits = shaper.MaxLimits - 2
 
-// The limits that operators block with, at listeners and at attachments. No configuration
-// may have one of these names.
+// Names of the limits that implement blocks by operators, at listeners and at attachments.
+// They are reserved: no configured limit may have one of them.
 const (
 	BlockedName        = "blocked-by-operator"
 	BlockedPacketsName = BlockedName + "-packets"
@@ -37,44 +37,44 @@ type Config struct {
 	Attach      []Attach
 	Limits      []shaper.Limit
 
-	limitAt []*node // where each of Limits stands
-	asnAt   []*node // where each of ASN.Files stands
+	limitAt []*node // position of each of Limits
+	asnAt   []*node // position of each of ASN.Files
 
-	overridden map[string]map[string]string // by limit and key, where a file overrides it
+	overridden map[string]map[string]string // position of each override in a file, by limit and key
 }
 
-// Daemon is what concerns the whole daemon.
+// Daemon has the settings of the whole daemon.
 type Daemon struct {
-	Observe bool   // count what the limits would do, and enforce none
+	Observe bool   // dry run: count what limits would do, and enforce none
 	Metrics string // host:port of the Prometheus endpoint; "" is off
-	Page    string // host:port of the web page; "" is off
+	Page    string // host:port of the dashboard; "" is off
 	Buckets int    // capacity of the bucket table, 1024 to 67108864
-	Pins    string // folder, on a bpffs, of what attachments leave in the kernel; an absolute path
+	Pins    string // absolute path of a directory on a bpffs, for pinned programs and maps
 }
 
-// Transparent is how packets come to the sockets of transparent listeners.
+// Transparent configures how packets reach the sockets of transparent listeners.
 type Transparent struct {
 	Rules Rules
-	Mark  int // the firewall mark of such packets, and their routing table: 1 to 2147483647, but for 253 to 255
+	Mark  int // firewall mark of such packets, and number of their routing table: 1 to 2147483647, except 253 to 255
 }
 
-// Rules is who sees to the rules that bring packets to transparent listeners.
+// Rules is the owner of the rules that divert packets to transparent listeners.
 type Rules uint8
 
-// Who may see to them.
+// Owners of the rules.
 const (
-	RulesInstall Rules = iota // the daemon
+	RulesInstall Rules = iota // the daemon installs them
 	RulesManual
 )
 
 func (r Rules) String() string { return [...]string{"install", "manual"}[r] }
 
-// ASN says where the data that maps addresses to AS numbers comes from.
+// ASN names the data that maps addresses to AS numbers.
 type ASN struct {
-	Files []string // not opened here: they need not exist yet
+	Files []string // paths, which this package does not open: files need not exist yet
 }
 
-// Listen is one listener: where traffic enters, and where it goes.
+// Listen is one listener: addresses to accept traffic on, and downstreams to forward it to.
 type Listen struct {
 	Name       string
 	Addresses  []Address
@@ -82,13 +82,13 @@ type Listen struct {
 	Balance    Balance
 	SlowStart  time.Duration // 0 to 1h
 	Check      Check
-	EjectAfter int           // dials that fail one after the other, 1 to 1000; 0 is never
+	EjectAfter int           // consecutive failed dials, 1 to 1000; 0 is never
 	EjectFor   time.Duration // 10ms to 24h
 
-	AcceptProxyFrom []netip.Prefix // sources that announce others, by the PROXY protocol
+	AcceptProxyFrom []netip.Prefix // sources that send PROXY protocol headers
 	SendProxy       ProxyVersion
-	Transparent     bool // downstreams see the addresses of sources
-	AccessLog       bool // a line for each TCP connection and UDP flow that ends
+	Transparent     bool // connect to downstreams from the source address
+	AccessLog       bool // log each TCP connection and UDP flow that ends
 
 	ConnectTimeout time.Duration // of one TCP connection attempt, 1ms to 1h
 
@@ -99,15 +99,15 @@ type Listen struct {
 	MaxLifetime      time.Duration
 	MinThroughput    uint64 // bit/s over 10 s; 0 means none
 
-	IdleTimeout time.Duration // of UDP flows, 10ms to 24h
+	IdleTimeout time.Duration // of UDP flows: udp_idle_timeout, 10ms to 24h
 	MaxFlows    int           // UDP flows at once, 1 to 1048576
 
 	MaxFlowsPerSource int // of one IPv4 address or IPv6 prefix of 64 bits, 1 to 1048576
-	Amplification     int // of answers to UDP sources that may be forged, 1 to 1000; 0 is no bound
+	Amplification     int // maximum ratio of bytes to and from an unverified UDP source, 1 to 1000; 0 is no maximum
 }
 
 // Address is a range of ports to listen on. An IPv6 address takes IPv6 traffic
-// alone, the wildcard [::] too: it is meant to be opened with IPV6_V6ONLY.
+// alone, the wildcard [::] too: the socket needs IPV6_V6ONLY.
 type Address struct {
 	Protocol shaper.Protocol // TCP or UDP
 	Addr     netip.Addr      // without a zone, never IPv4-mapped
@@ -120,19 +120,19 @@ func (a Address) String() string {
 
 func (a Address) single() bool { return a.Ports.First == a.Ports.Last }
 
-// Downstream is a host that receives traffic. What comes to a range of ports goes
-// to the same port whatever Port says; a listener with ranges alone has no Port.
+// Downstream is a host that receives traffic. Traffic to a range of ports goes to
+// the same port regardless of Port; a listener with ranges alone has no Port.
 type Downstream struct {
 	Host        string // an IP address, without brackets, or a name to resolve
-	Port        uint16 // 0 is the port the source asked for
+	Port        uint16 // 0 is the port that the source connected to
 	Weight      int    // 1 to 256
-	Connections int    // at once, 1 to 1048576; 0 is no bound
+	Connections int    // max_connections, 1 to 1048576; 0 is no maximum
 }
 
-// Balance is how a connection's downstream is chosen.
+// Balance is the load balancing policy of a listener.
 type Balance uint8
 
-// The ways to choose.
+// Load balancing policies.
 const (
 	RoundRobin Balance = iota
 	LeastConnections
@@ -146,7 +146,7 @@ func (b Balance) String() string {
 // ProxyVersion is a version of the PROXY protocol.
 type ProxyVersion uint8
 
-// The versions. The first one is for TCP alone.
+// Versions of the PROXY protocol. ProxyV1 is for TCP alone.
 const (
 	NoProxy ProxyVersion = iota
 	ProxyV1
@@ -155,7 +155,7 @@ const (
 
 func (v ProxyVersion) String() string { return [...]string{"off", "v1", "v2"}[v] }
 
-// Check is an active check of downstreams, off when Interval is 0.
+// Check is an active health check of downstreams; it is disabled when Interval is 0.
 type Check struct {
 	Interval, Timeout time.Duration // 10ms to 1h
 	Rise, Fall        int           // 1 to 1000
@@ -171,7 +171,7 @@ func (d Downstream) String() string {
 	return d.Host
 }
 
-// Listeners returns what a policy has to know of the listeners, in their order.
+// Listeners returns the listeners in the form that a policy needs, in their order.
 func (c *Config) Listeners() []shaper.Listener {
 	listeners := make([]shaper.Listener, len(c.Listen))
 	for i, l := range c.Listen {
@@ -184,7 +184,7 @@ func (c *Config) Listeners() []shaper.Listener {
 	return listeners
 }
 
-// Attachments returns what a policy has to know of the attachments, in their order.
+// Attachments returns the attachments in the form that a policy needs, in their order.
 func (c *Config) Attachments() []shaper.Attachment {
 	attachments := make([]shaper.Attachment, len(c.Attach))
 	for i, a := range c.Attach {
@@ -193,9 +193,9 @@ func (c *Config) Attachments() []shaper.Attachment {
 	return attachments
 }
 
-// Error returns an error about c.Limits[limit] that stands at a key of it, such
-// as "rate" or "match.listen", or at the limit's header when it has no such key. A
-// key that an override has set stands there.
+// Error returns an error about c.Limits[limit] with the position of a key, such as
+// "rate" or "match.listen", or of the limit's header when it has no such key. The
+// position of an overridden key is that of the override.
 func (c *Config) Error(limit int, key, msg string) *Error {
 	n := c.limitAt[limit]
 	for _, part := range strings.Split(key, ".") {
@@ -204,12 +204,12 @@ func (c *Config) Error(limit int, key, msg string) *Error {
 	return n.error(msg)
 }
 
-// Overridden returns where a file overrides a limit, by key: "shaperd.toml:3". It must not be
-// changed.
+// Overridden returns the positions at which files override a limit, by key: "shaperd.toml:3".
+// The map must not be modified.
 func (c *Config) Overridden(limit string) map[string]string { return c.overridden[limit] }
 
-// ASNError returns err, of loading c.ASN.Files, as an error at the file that its
-// message begins with.
+// ASNError returns err, of loading c.ASN.Files, as an error at the position of the
+// file that its message begins with.
 func (c *Config) ASNError(err error) *Error {
 	at := c.asnAt[0]
 	for i, path := range c.ASN.Files {
@@ -220,7 +220,7 @@ func (c *Config) ASNError(err error) *Error {
 	return at.error("files: " + err.Error())
 }
 
-// Error is a mistake at a place in a configuration file.
+// Error is a mistake at a position in a configuration file.
 type Error struct {
 	File         string
 	Line, Column int // from 1; columns count bytes
@@ -231,11 +231,11 @@ func (e *Error) Error() string {
 	return e.File + ":" + strconv.Itoa(e.Line) + ":" + strconv.Itoa(e.Column) + ": " + e.Msg
 }
 
-// Errors is the mistakes of a configuration, in the order of its files, lines
+// Errors has the mistakes of a configuration, in the order of its files, lines
 // and columns. It is never empty.
 type Errors []*Error
 
-// Error returns the mistakes one a line.
+// Error returns the mistakes, one per line.
 func (e Errors) Error() string {
 	lines := make([]string, len(e))
 	for i, err := range e {
@@ -244,7 +244,7 @@ func (e Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Unwrap lets errors.As find the first *Error.
+// Unwrap returns the mistakes, so that errors.As finds the first *Error.
 func (e Errors) Unwrap() []error {
 	errs := make([]error, len(e))
 	for i, err := range e {
@@ -256,7 +256,7 @@ func (e Errors) Unwrap() []error {
 // report collects mistakes in any order.
 type report struct{ mistakes []mistake }
 
-// maxMistakes bounds the time and the lines that a hopeless file takes.
+// maxMistakes bounds the time and the output that a hopeless file takes.
 const maxMistakes = 50
 
 type mistake struct {
@@ -270,10 +270,10 @@ func (r *report) add(at *node, msg string) {
 	}
 }
 
-// full reports whether to look no further.
+// full reports whether the maximum number of mistakes is reached.
 func (r *report) full() bool { return len(r.mistakes) >= maxMistakes }
 
-// errors returns the mistakes in order, or nil.
+// errors returns the mistakes in order as [Errors], or nil.
 func (r *report) errors() error {
 	if len(r.mistakes) == 0 {
 		return nil

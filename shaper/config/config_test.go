@@ -26,7 +26,7 @@ address    = ["tcp://0.0.0.0:5432", "udp://[::]:8000-8010"]
 downstream = ["10.0.0.5:5432"]
 `
 
-// write makes a folder of files, named in pairs with their texts, and returns it.
+// write creates a folder of files, given as pairs of names and texts, and returns it.
 func write(t *testing.T, files ...string) string {
 	t.Helper()
 	folder := t.TempDir()
@@ -42,7 +42,7 @@ func write(t *testing.T, files ...string) string {
 	return folder
 }
 
-// equalConfigs has cmp compare what a Config exports.
+// equalConfigs makes cmp compare the exported fields of a Config.
 var equalConfigs = cmp.Options{
 	cmpopts.IgnoreUnexported(Config{}),
 	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
@@ -279,8 +279,8 @@ ecn_mark = "100%"
 	}
 }
 
-// TestLoad_SingleValues checks that one value stands for an array of it, and what else has
-// several spellings.
+// TestLoad_SingleValues checks that a single value equals an array of it, and that all
+// spellings of a value are equal.
 func TestLoad_SingleValues(t *testing.T) {
 	load := func(path string) (*Config, string) {
 		c, err := Load(path)
@@ -304,7 +304,7 @@ func TestLoad_SingleValues(t *testing.T) {
 	}
 }
 
-func TestString(t *testing.T) {
+func TestString_RoundTrip(t *testing.T) {
 	for _, s := range []string{"10.0.0.5", "10.0.0.5:1", "[fd00::5]", "[fd00::5]:65535", "db.local", "db.local.:5432"} {
 		if d, err := parseDownstream(s); err != nil || d.String() != s {
 			t.Errorf("downstream %q is written %q, %v", s, d, err)
@@ -317,7 +317,7 @@ func TestString(t *testing.T) {
 	}
 }
 
-func TestHostname(t *testing.T) {
+func TestIsHostname(t *testing.T) {
 	for s, want := range map[string]bool{
 		"a": true, "db-1.example.com": true, "xn--bcher-kva.example": true, "a.b.": true, "1a": true, "1.example": true,
 		strings.Repeat("a", 63): true, strings.Repeat("a", 64): false, strings.Repeat("a.", 126) + "a": true, strings.Repeat("a.", 127) + "a": false,
@@ -329,14 +329,14 @@ func TestHostname(t *testing.T) {
 	}
 }
 
-// compile checks that what loads compiles.
+// compile checks that a loaded configuration compiles.
 func compile(t interface{ Fatalf(string, ...any) }, c *Config) {
 	if _, err := shaper.New(1024).Compile(c.Limits, c.Listeners(), c.Attachments(), nil, c.Daemon.Observe); err != nil {
 		t.Fatalf("loads, but does not compile: %v", err)
 	}
 }
 
-func TestConfD(t *testing.T) {
+func TestLoad_ConfD(t *testing.T) {
 	folder := write(t,
 		"shaperd.toml", "[asn]\nfiles = [\"asn.csv\"]\n[daemon]\nmetrics = \"\"\n"+listenDB,
 		"conf.d/20-more.toml", "[asn]\nfiles = [\"more.csv\"]\n[[limit]]\nname = \"second\"\nrate = \"1MB/s\"\nmatch.listen = [\"web\"]\n",
@@ -368,7 +368,7 @@ func TestConfD(t *testing.T) {
 	}
 }
 
-func TestMistakesAcrossFiles(t *testing.T) {
+func TestLoad_ErrorsAcrossFiles(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		files []string
@@ -408,7 +408,7 @@ func TestMistakesAcrossFiles(t *testing.T) {
 	}
 }
 
-func TestUnreadableFiles(t *testing.T) {
+func TestLoad_UnreadableFiles(t *testing.T) {
 	folder := write(t, "shaperd.toml", listenDB, "conf.d/folder.toml/x", "", "other/shaperd.toml", listenDB, "other/conf.d", "")
 	for path, want := range map[string]error{
 		"absent.toml":        fs.ErrNotExist,
@@ -425,7 +425,7 @@ func TestUnreadableFiles(t *testing.T) {
 	}
 }
 
-func TestErrorAtLimit(t *testing.T) {
+func TestConfig_ErrorPosition(t *testing.T) {
 	c := mustLoad(t, listenDB+`
 [[limit]]
 name = "first"

@@ -13,37 +13,37 @@ import (
 	"shaperd/shaper"
 )
 
-// loader gathers one configuration from several files.
+// loader builds one configuration from several files.
 type loader struct {
 	report
 	c *Config
 
-	set          map[string]*node // where the keys of [daemon] and [transparent] were set
-	asnFiles     map[string]*node // where files were named
-	transparents []table          // of [transparent]
-	listens      []table          // of c.Listen
+	set          map[string]*node // positions of the keys of [daemon] and [transparent]
+	asnFiles     map[string]*node // positions of ASN files, by path
+	transparents []table          // [transparent] of each file
+	listens      []table          // tables of c.Listen
 	addresses    []locatedAddress
-	attaches     []table // of c.Attach
+	attaches     []table // tables of c.Attach
 	interfaces   []locatedInterface
-	limits       []table                             // of c.Limits
-	references   []references                        // by c.Limits
+	limits       []table                             // tables of c.Limits
+	references   []references                        // names in the matches of c.Limits
 	overrides    map[string]map[string]overrideValue // by limit and key
-	overridden   []item[string]                      // limits that overrides name
-	syntaxErrors bool                                // a file has a syntax error: names may be missing
-	hasPlaces    bool                                // listeners or attachments stand there, if only with mistakes
+	overridden   []item[string]                      // names of limits in overrides
+	syntaxErrors bool                                // some file has a syntax error: names may be missing
+	hasPlaces    bool                                // there are listeners or attachments, if only invalid ones
 }
 
-// references is what a limit names.
+// references has the names of listeners and attachments in a match.
 type references struct{ listen, attach []item[string] }
 
-// locatedAddress is an address of one listener.
+// locatedAddress is an address of one listener, with its position.
 type locatedAddress struct {
 	Address
 	listen int
 	at     *node
 }
 
-// file decodes one file, but for its overrides.
+// file decodes one file, except its overrides.
 func (l *loader) file(t table) {
 	meant := t.check()
 	l.hasPlaces = l.hasPlaces || meant["listen"] || meant["attach"]
@@ -67,7 +67,7 @@ func (l *loader) file(t table) {
 	}
 }
 
-// checkDuplicateKeys reports keys of t that were set already, in this file or another.
+// checkDuplicateKeys reports keys of t that an earlier file has set.
 func (l *loader) checkDuplicateKeys(t table) {
 	for key := range t.values {
 		name := t.name + key
@@ -141,7 +141,7 @@ func notEmpty(s string) (string, error) {
 	return s, nil
 }
 
-// name reads the key "name" of a listener, an attachment or a limit.
+// name returns the key "name" of a listener, an attachment or a limit.
 func name(t table) string {
 	s, ok := t.text("name")
 	if ok && !isName(s) {
@@ -162,7 +162,7 @@ func (t table) notEmpty(keys ...string) {
 	}
 }
 
-// isName keeps names fit for metric labels, logs, paths and command lines.
+// isName reports whether s is fit for metric labels, logs, paths and command lines.
 func isName(s string) bool {
 	return s != "" && strings.IndexByte("-_.", s[0]) < 0 && s != "" && len(s) <= 64 && strings.Trim(strings.ToLower(s), "abcdefghijklmnopqrstuvwxyz0123456789-_.") == ""
 }
@@ -222,9 +222,8 @@ func (l *loader) listen(t table) {
 	l.listens = append(l.listens, t)
 }
 
-// checkDownstream reports a port that no address makes use of, and traffic that
-// would come back to the listener for ever. A transparent listener may well have the
-// address of its downstream, if that is not this host.
+// checkDownstream reports a port that no address uses, and forwarding loops. A
+// transparent listener may have the address of its downstream, if that is another host.
 func checkDownstream(t table, addresses []item[Address], d item[Downstream], transparent bool) {
 	used := d.value.Port == 0 || len(addresses) == 0
 	ip, _ := netip.ParseAddr(d.value.Host)
@@ -310,8 +309,9 @@ func (l *loader) limit(t table) {
 	l.references = append(l.references, names)
 }
 
-// decodeMatch reads a match, but for the names of listeners and attachments. An empty list
-// does not match all: who makes it of a list of sources to block would block everybody.
+// decodeMatch decodes a match, except the names of listeners and attachments. An empty list
+// does not match everything: generated from an empty list of sources to block, it would
+// block all.
 func decodeMatch(t table) shaper.Match {
 	var m shaper.Match
 	for _, key := range []string{"listen", "source", "destination", "asn", "port"} {
@@ -347,7 +347,7 @@ func decodeMatch(t table) shaper.Match {
 
 func asIs(s string) (string, error) { return s, nil }
 
-// parseASN reads an AS number, "64500" or "AS64500".
+// parseASN parses an AS number, "64500" or "AS64500".
 func parseASN(s string) (uint32, error) {
 	number := s
 	if len(s) > 2 && strings.EqualFold(s[:2], "AS") {
@@ -360,7 +360,7 @@ func parseASN(s string) (uint32, error) {
 	return uint32(n), nil
 }
 
-// parseField reads one property that a key is made of.
+// parseField parses one attribute of a key.
 func parseField(s string) (shaper.Fields, error) {
 	if s == "all" {
 		return 0, errors.New(`"all" is unsupported: use [] for one bucket for all`)
@@ -372,7 +372,7 @@ func parseField(s string) (shaper.Fields, error) {
 	return 1 << i, nil
 }
 
-// parseConnectionFrequency refuses the one unit that only packets have.
+// parseConnectionFrequency parses a frequency without the unit of packets.
 func parseConnectionFrequency(s string) (shaper.Frequency, error) {
 	if number, ok := strings.CutSuffix(s, "pps"); ok {
 		return shaper.Frequency{}, fmt.Errorf("%s counts packets: write %q", quote(s), strings.TrimSuffix(number, " ")+"/s")

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// downstreams reads the key "downstream" of a listener: strings, or tables with more
+// downstreams reads the key "downstream" of a listener: strings, or tables with further
 // keys.
 func downstreams(t table) (list []item[Downstream]) {
 	const key = "downstream"
@@ -51,7 +51,7 @@ func downstreams(t table) (list []item[Downstream]) {
 	return list
 }
 
-// decodeBalancing reads how one of several downstreams is chosen.
+// decodeBalancing reads the keys for several downstreams, and health checks.
 func decodeBalancing(t table, listen *Listen) {
 	enumValue(t, "balance", &listen.Balance)
 	t.duration("slow_start", &listen.SlowStart)
@@ -72,7 +72,7 @@ func decodeBalancing(t table, listen *Listen) {
 	}
 }
 
-// describe is d with what is said of it beside its address.
+// describe returns the address of d with its other properties.
 func (d Downstream) describe() string {
 	var more []string
 	if d.Weight != 1 {

@@ -11,8 +11,7 @@ import (
 	"time"
 )
 
-// FuzzUnits checks that what a parser accepts is formatted to something it reads
-// as the same.
+// FuzzUnits checks that the format of an accepted value parses to the same value.
 func FuzzUnits(f *testing.F) {
 	for _, s := range []string{
 		"10Mbit/s", "1.5MB/s", "5MiB/s", "10mbps", "10M", "64KiB", "0B", "2000pps", "5/min", "2/h", "200ms", "1h30m", "-1", "1Tibit", "0.000008Mbit/s", "8 kbit", "50 /s", "200 ms", "50 %", "192.0.2.1", "::ffff:10.0.0.1", "8000-8010", "AS64500",
@@ -66,8 +65,8 @@ func FuzzUnits(f *testing.F) {
 	})
 }
 
-// FuzzTOML checks that any bytes load into what compiles and can be shown, or
-// give mistakes in places that exist, and that the scanner finds all that the
+// FuzzTOML checks that any bytes either load, compile and have a canonical form, or
+// yield mistakes at valid positions, and that the scanner finds everything that the
 // decoder does.
 func FuzzTOML(f *testing.F) {
 	for _, pattern := range []string{"testdata/bad/*.toml", "../../configs/*.toml"} {

@@ -20,7 +20,7 @@ const (
 	schemaPath    = "../../configs/shaperd.schema.json"
 )
 
-// TestGenerated holds the reference and the schema to what the keys say of themselves.
+// TestGenerated compares the reference and the schema with the descriptions of the keys.
 // With -update it writes them.
 func TestGenerated(t *testing.T) {
 	golden(t, referencePath, writeReference())
@@ -39,12 +39,12 @@ func TestGenerated(t *testing.T) {
 
 const referenceHead = `# Configuration reference
 
-<!-- Written by "go generate ./shaper/config" from the keys' own descriptions there. -->
+<!-- Written by "go generate ./shaper/config" from the descriptions of the keys there. -->
 
-A configuration is a TOML file, and every ` + "`*.toml`" + ` in the folder ` + "`conf.d`" + ` beside it, in the order of
+A configuration is a TOML file, and every ` + "`*.toml`" + ` in the folder ` + "`conf.d`" + ` next to it, in the order of
 their names. Their listeners, attachments, limits, overrides and ASN files add up. [shaperd.toml](../configs/shaperd.toml)
-has every key in its place. ` + "`shaperd check`" + ` finds mistakes, and editors that know
-[its schema](../configs/shaperd.schema.json) find most of them while one writes.
+has every key. ` + "`shaperd check`" + ` finds mistakes, and editors that know
+[its schema](../configs/shaperd.schema.json) find most of them while you type.
 
 | Unit | |
 |---|---|
@@ -53,10 +53,10 @@ has every key in its place. ` + "`shaperd check`" + ` finds mistakes, and editor
 | size | ` + "`\"64kB\"` is 64,000 bytes, `\"64KiB\"` 65,536" + ` |
 | time | ` + "`\"200ms\"`, `\"2s\"`, `\"1m30s\"`, `\"1h\"`" + ` |
 
-A space may be between the number and the unit. What takes an array takes one of its elements alone as well, without the brackets.
+A space between the number and the unit is optional. A key that takes an array also takes a single element, without brackets.
 
 A number without a unit is refused, and so is ` + "`\"10mbps\"`" + `: some read it as bits, some as bytes. Zero is not
-"unlimited": leave the key out to have no limit.
+"unlimited": remove the key to have no limit.
 `
 
 func writeReference() string {
@@ -98,12 +98,12 @@ func writeKeys(b *strings.Builder, k keys) {
 		case k.def != "":
 			preset = "`" + k.def + "`"
 		}
-		fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", k.name, inWords(k.typ), preset, sentences(k))
+		fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", k.name, describeType(k.typ), preset, sentences(k))
 	}
 }
 
-// inWords says what a key takes.
-func inWords(v valueType) string {
+// describeType describes a type for the reference.
+func describeType(v valueType) string {
 	inCode := func(words string) string {
 		return regexp.MustCompile(`\{[^}]*\}|"[^"]*"`).ReplaceAllString(words, "`$0`")
 	}
@@ -146,13 +146,13 @@ func schemaOfTable(k keys) map[string]any {
 		}
 	}
 	s := map[string]any{"type": "object", "properties": properties, "additionalProperties": false}
-	if len(required) > 0 { // draft 4 wants at least one
+	if len(required) > 0 { // draft 4 requires at least one
 		s["required"] = required
 	}
 	return s
 }
 
-// schemaOf returns the schema of a value, as draft 4 has it.
+// schemaOf returns the schema of a type, by draft 4.
 func schemaOf(v valueType) map[string]any {
 	s := map[string]any{}
 	switch v.kind {
@@ -185,8 +185,8 @@ func schemaOf(v valueType) map[string]any {
 	return s
 }
 
-// TestSchema checks that the schema takes the configurations that come with shaperd, and
-// of those in testdata none whose mistake is one of structure.
+// TestSchema checks that the schema accepts the example configurations, and refuses those
+// of testdata with mistakes of structure.
 func TestSchema(t *testing.T) {
 	schema, err := jsonschema.NewCompiler().Compile(schemaPath)
 	if err != nil {
@@ -240,9 +240,9 @@ func TestSchema(t *testing.T) {
 	}
 }
 
-// TestPresets checks that a key is what its description says it is by default: written
-// out, it changes nothing.
-func TestPresets(t *testing.T) {
+// TestDefaults checks that documented defaults are the actual ones: a default that is
+// written out changes nothing.
+func TestDefaults(t *testing.T) {
 	const listen = "[[listen]]\nname = \"db\"\naddress = [\"tcp://0.0.0.0:1\", \"udp://0.0.0.0:1\"]\n"
 	const limited = listen + "downstream = [\"a\"]\n[[attach]]\nname = \"up\"\ninterface = \"eth0\"\n[[limit]]\nname = \"l\"\n"
 	contexts := map[string][]string{

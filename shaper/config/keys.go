@@ -9,9 +9,8 @@ import (
 
 //go:generate go test . -run ^TestGenerated$ -update
 
-// keys describes the keys of a table, in the order of the reference. What is decoded,
-// what stands in docs/configuration.md and what editors know by the JSON schema all
-// come from it.
+// keys describes the keys of a table, in the order of the reference. The decoder,
+// docs/configuration.md and the JSON schema for editors are all based on it.
 type keys []key
 
 // key describes one key.
@@ -19,28 +18,28 @@ type key struct {
 	name        string
 	typ         valueType
 	required    bool
-	def         string // what it is when it is left out, in TOML
-	defText     string // the same in words, where there is no one value
-	needs       string // what it has no effect without
-	overridable bool   // by an [[override]]
-	doc         string // sentences; Markdown
+	def         string // default value, in TOML
+	defText     string // default in words, if there is no single value
+	needs       string // condition without which the key has no effect
+	overridable bool   // an [[override]] may set the key
+	doc         string // documentation: sentences in Markdown
 }
 
-// valueType describes what a key takes.
+// valueType is the type of a key's value.
 type valueType struct {
 	kind      valueKind
-	desc      string     // what it is, as in "a rate"
-	example   string     // of what is a string
-	pattern   string     // that strings match; ECMA 262, without flags
-	min       int64      // range of an integer, or of a time in ns
-	max       int64      //
-	enum      any        // []T of one of several T
-	enumNames []string   // of options
-	elem      *valueType // of an array
-	keys      keys       // of a table
+	desc      string     // description, as in "rate"
+	example   string     // example of a string
+	pattern   string     // pattern of strings: ECMA 262, without flags
+	min       int64      // minimum of an integer, or of a time in ns
+	max       int64      // maximum of the same
+	enum      any        // []T: the values of an enumeration
+	enumNames []string   // names of the values of enum
+	elem      *valueType // element type of an array
+	keys      keys       // keys of a table
 }
 
-// valueKind is a type of TOML, or several.
+// valueKind is a type of TOML, or a union of types.
 type valueKind uint8
 
 const (
@@ -48,14 +47,14 @@ const (
 	kindInteger
 	kindStringOrInteger
 	kindBoolean
-	kindDuration // in a string
-	kindArray    // of what elem takes, or one of it
+	kindDuration // a string
+	kindArray    // array of elem, or a single elem
 	kindTable
 	kindStringOrTable
 	kindTables // [[...]]
 )
 
-// stringType is a string.
+// stringType returns a string type.
 func stringType(words, example, pattern string) valueType {
 	return valueType{desc: words, example: example, pattern: pattern}
 }
@@ -64,7 +63,7 @@ func integerType(first, last int64) valueType {
 	return valueType{kind: kindInteger, desc: fmt.Sprintf("integer from %d to %d", first, last), min: first, max: last}
 }
 
-// orInteger is v, a string, or an integer in its place.
+// orInteger returns v, a string type, with an integer as an alternative.
 func (v valueType) orInteger(first, last int64) valueType {
 	v.kind, v.min, v.max = kindStringOrInteger, first, last
 	return v
@@ -79,7 +78,7 @@ func durationType(first, last time.Duration) valueType {
 	}
 }
 
-// Quantities with a unit. Patterns are for editors: they leave finer mistakes to the
+// Patterns of quantities with a unit, for editors. They leave finer mistakes to the
 // parsers, which explain them.
 const (
 	number        = `^[0-9]+(\.[0-9]+)? ?([kKmMgGtT][iI]?)?`
@@ -91,7 +90,7 @@ const (
 func rateType(example string) valueType { return stringType("rate", example, ratePattern) }
 func sizeType(example string) valueType { return stringType("size", example, sizePattern) }
 
-// enumType is the name of one of options.
+// enumType returns the type of an enumeration.
 func enumType[T fmt.Stringer](options ...T) valueType {
 	v := valueType{enum: options, enumNames: stringsOf(options)}
 	v.example = v.enumNames[0]
@@ -99,7 +98,7 @@ func enumType[T fmt.Stringer](options ...T) valueType {
 	return v
 }
 
-// alternatives lists names as in: `"a"`, `"b"` or `"c"`.
+// alternatives joins names as in: `"a"`, `"b"` or `"c"`.
 func alternatives(names []string) string {
 	quoted := make([]string, len(names))
 	for i, name := range names {
@@ -109,7 +108,7 @@ func alternatives(names []string) string {
 	return strings.TrimPrefix(strings.Join(quoted[:last], ", ")+" or "+quoted[last], " or ")
 }
 
-// arrayType is an array, or one of its elements; words are those of an element.
+// arrayType returns the type of an array or a single element; words describe an element.
 func arrayType(words string, elem valueType) valueType {
 	return valueType{kind: kindArray, desc: words, elem: &elem}
 }
@@ -127,7 +126,7 @@ func (k keys) names() []string {
 	return names
 }
 
-// typeOf returns what a key takes that is known.
+// typeOf returns the type of a known key.
 func (k keys) typeOf(name string) *valueType {
 	return &k[slices.IndexFunc(k, func(k key) bool { return k.name == name })].typ
 }

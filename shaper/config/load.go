@@ -15,36 +15,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Text is a part of the configuration that stands in no file.
+// Text is a part of the configuration that is not in a file, such as a runtime override.
 type Text struct {
-	Name string // stands in errors, where the name of a file would
+	Name string // shown in errors in place of a file name
 	TOML string
 }
 
-// Files is the text of a configuration's files, as they were read.
+// Files has the texts of the files of a configuration.
 type Files struct {
 	paths, texts []string
 	ignored      []string
 }
 
-// Ignored returns the files in conf.d that have the suffix of other programs' configuration,
-// and were not read.
+// Ignored returns the files in conf.d that were not read, but have a suffix that other
+// programs use for configuration.
 func (f *Files) Ignored() []string { return f.ignored }
 
 // Reader reads the files of a configuration. The zero value is ready to use.
 type Reader struct {
-	// Pipes lets the main file be a pipe or a terminal, such as /dev/stdin: reading it
-	// waits for whoever writes.
+	// Pipes permits a main file that is a pipe or a terminal, such as /dev/stdin: Read
+	// blocks until the writer is done.
 	Pipes bool
 
 	// Opening, unless nil, is called with each path before it is opened. A file system
-	// that does not answer holds up Read for ever.
+	// that does not respond blocks Read forever.
 	Opening func(path string)
 }
 
-// Read reads the configuration at path, then every *.toml in a folder conf.d beside it, in
-// the order of their names; hidden files are left out. The error is that of the operating
-// system, or says that a file is not a regular one.
+// Read reads the configuration at path, then every *.toml in a folder conf.d next to it, in
+// the order of their names, except hidden files. The error is that of the operating system,
+// or that a file is not a regular file.
 func (r *Reader) Read(path string) (*Files, error) {
 	all := &Files{paths: []string{path}}
 	folder := filepath.Join(filepath.Dir(path), "conf.d")
@@ -79,7 +79,7 @@ func (r *Reader) opening(path string) {
 	}
 }
 
-// Read is [Reader.Read] of regular files.
+// Read reads a configuration as [Reader.Read] does, from regular files only.
 func Read(path string) (*Files, error) { return new(Reader).Read(path) }
 
 // All returns the paths of f and their texts, the main file first.
@@ -93,8 +93,8 @@ func (f *Files) All() iter.Seq2[string, string] {
 	}
 }
 
-// With returns f with text in the file at path, or without that file where text is "". The
-// path is that of a file of the folder conf.d, as [Read] would name it.
+// With returns a copy of f with text as the file at path, or without that file if text is
+// "". The path is that of a file in the folder conf.d, as [Read] names it.
 func (f *Files) With(path, text string) *Files {
 	with := &Files{paths: slices.Clone(f.paths), texts: slices.Clone(f.texts), ignored: f.ignored}
 	i, found := slices.BinarySearch(with.paths[1:], path)
@@ -108,12 +108,10 @@ func (f *Files) With(path, text string) *Files {
 	return with
 }
 
-// Load makes a configuration of f, and of what is added to it. The listeners, attachments,
-// limits and ASN files of all of them add up.
+// Load parses and checks f and the added texts. Listeners, attachments, limits and ASN files
+// of all of them add up, and an override in an added text replaces one in a file.
 //
-// What is added may override what an override in a file does.
-//
-// The error is an [Errors]. The data files that the configuration names are not opened.
+// The error is an [Errors]. Data files that the configuration names are not opened.
 func (f *Files) Load(added ...Text) (*Config, error) {
 	var files []*file
 	for i, path := range f.paths {
@@ -127,7 +125,7 @@ func (f *Files) Load(added ...Text) (*Config, error) {
 	return load(files)
 }
 
-// Load is [Read], and [Files.Load] of what was read.
+// Load reads the configuration at path, as [Read] does, and loads it, as [Files.Load] does.
 func Load(path string, added ...Text) (*Config, error) {
 	f, err := Read(path)
 	if err != nil {
@@ -136,8 +134,8 @@ func Load(path string, added ...Text) (*Config, error) {
 	return f.Load(added...)
 }
 
-// readFile reads at most one byte more than a file may have. It does not wait for the
-// writer of a pipe, unless pipes may be read.
+// readFile reads at most one byte beyond the maximum size of a file. It does not block on a
+// pipe, unless pipes are permitted.
 func readFile(path string, pipes bool) (string, error) {
 	flags := os.O_RDONLY
 	if !pipes {
@@ -159,7 +157,7 @@ func readFile(path string, pipes bool) (string, error) {
 	return string(text), err
 }
 
-// load makes a configuration of files, the main one first.
+// load parses and checks files, the main one first.
 func load(files []*file) (*Config, error) {
 	l := loader{
 		c: &Config{
@@ -196,8 +194,7 @@ func load(files []*file) (*Config, error) {
 	return l.c, nil
 }
 
-// parse returns the values of f and where they stand, or nil when it has a
-// syntax error.
+// parse returns the positions and the values of f, or nil when it has a syntax error.
 func (l *loader) parse(f *file) (*node, map[string]any) {
 	root, refused := scan(f)
 	if len(f.text) > maxFile {
@@ -215,8 +212,8 @@ func (l *loader) parse(f *file) (*node, map[string]any) {
 	return root, values
 }
 
-// decode is toml.Decode without its panics. It panics where it finds itself
-// inconsistent ("BUG: ..."); a bad file must not end a daemon that reloads it.
+// decode calls toml.Decode, and returns its panics as errors. It panics on internal
+// inconsistencies ("BUG: ..."); a bad file must not end a daemon that reloads it.
 func decode(text string, v any) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -227,7 +224,7 @@ func decode(text string, v any) (err error) {
 	return err
 }
 
-// syntax places a decoder's error in the file of root.
+// syntax returns an error of the decoder with its position in the file of root.
 func syntax(root *node, err error) *mistake {
 	if err == nil {
 		return nil
@@ -241,8 +238,8 @@ func syntax(root *node, err error) *mistake {
 	return &mistake{&node{file: root.file, offset: offset}, "TOML syntax: " + clip(parse.Message, 200) + quoteHint(root.file.text, offset) + firstDefinition(root, parse.Message, offset)}
 }
 
-// firstDefinition says where the key stands first that stands at offset again, if that is what message
-// says.
+// firstDefinition returns a hint at the first definition of the key at offset, if message is
+// that it is a duplicate.
 func firstDefinition(root *node, message string, offset int) string {
 	path, again := strings.CutSuffix(message, "' has already been defined.")
 	path, named := strings.CutPrefix(path, "Key '")
@@ -264,8 +261,7 @@ func firstDefinition(root *node, message string, offset int) string {
 	return fmt.Sprintf(" First in line %d.", n.line())
 }
 
-// quoteHint says what to write where the line at offset has a value with a unit that stands
-// in no quotes.
+// quoteHint returns a hint if the line at offset has a value with a unit but without quotes.
 func quoteHint(text string, offset int) string {
 	line := text[strings.LastIndexByte(text[:offset], '\n')+1:]
 	line, _, _ = strings.Cut(line, "\n")

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// renamed has the keys of earlier versions, and the current ones, by TOML table.
+// renamed maps keys of earlier versions to the current ones, by TOML table.
 var renamed = map[string]map[string]string{
 	"[daemon]":     {"page": "dashboard", "buckets": "max_buckets", "pins": "pin_path"},
 	"[[listen]]":   {"idle_timeout": "udp_idle_timeout"},
@@ -23,18 +23,18 @@ var renamedInLimit = map[string]string{
 	"share":       "scheduling",
 }
 
-// withMode are the tables that had a key mode, which observe replaces. In an attachment it
-// keeps its other values.
+// withMode has the tables in which observe replaces the key mode, or in an attachment one of
+// its values.
 var withMode = []string{"[daemon]", "[[attach]]", "[[limit]]", "[[override]]"}
 
-// migration is what replaces a key of an earlier version.
+// migration is the replacement of a key of an earlier version.
 type migration struct {
-	key   string // "" when there is none
+	key   string // "" if there is none
 	value any
 	msg   string
 }
 
-// migrate returns what replaces a key with a value in a table, if it is of an earlier
+// migrate returns the replacement of a key with a value in a table, if it is of an earlier
 // version.
 func migrate(table, key string, value any) (m migration, old bool) {
 	if name, ok := renamed[table][key]; ok {
@@ -53,8 +53,8 @@ func migrate(table, key string, value any) (m migration, old bool) {
 	return migration{msg: "mode was replaced by observe, which is true or false"}, !attach
 }
 
-// migrate reports what is of an earlier version, and sets the keys that replace it. So
-// there is one mistake and not several.
+// migrate reports keys of earlier versions, and sets their replacements, so that each yields
+// a single error.
 func (t table) migrate() {
 	var old []string
 	for key, value := range t.values {
@@ -80,7 +80,7 @@ func (t table) migrate() {
 	}
 }
 
-// label names a table by the name that it has in the configuration.
+// label returns the name of a table for messages: limit "db" for [[limit]].
 func (t table) label() string {
 	kind, key := map[string]string{"[[listen]]": "listen", "[[attach]]": "attach", "[[limit]]": "limit"}[t.name], "name"
 	if t.name == "[[override]]" {
@@ -92,7 +92,7 @@ func (t table) label() string {
 	return t.name
 }
 
-// RenamedInLimit returns the current name of a key of a limit in earlier versions, or "".
+// RenamedInLimit returns the current name of a limit's key of an earlier version, or "".
 func RenamedInLimit(key string) string {
 	if key == "mode" {
 		return "observe"
@@ -100,9 +100,9 @@ func RenamedInLimit(key string) string {
 	return renamedInLimit[key]
 }
 
-// MigrateOverride returns what replaces a key and its value in an [[override]], as
-// [FormatOverride] takes them, and whether they are of an earlier version. What nothing
-// replaces is returned as it is.
+// MigrateOverride returns the replacement of a key and value of an [[override]], as
+// [FormatOverride] takes them, and whether they are of an earlier version. Without a
+// replacement it returns its arguments.
 func MigrateOverride(key, value string) (newKey, newValue string, migrated bool) {
 	m, _ := migrate("[[override]]", key, value)
 	if m.key == "" {

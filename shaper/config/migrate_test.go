@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestRenamed_KeysExist checks that what replaces a key is one, and what is replaced is none.
+// TestRenamed_KeysExist checks that new names are keys, and old names are not.
 func TestRenamed_KeysExist(t *testing.T) {
 	tables := map[string]keys{
 		"[daemon]": daemonKeys, "[[listen]]": listenKeys, "downstream": downstreamKeys,

@@ -11,17 +11,17 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// OverrideKeys lists the keys of a limit that an override may set.
+// OverrideKeys returns the keys of a limit that an override may set.
 func OverrideKeys() []string { return overrideKeys.names()[1:] }
 
-// overrideValue is a value that an override gives to a key.
+// overrideValue is the value of a key of an override, with its position.
 type overrideValue struct {
 	value any
 	at    *node
 }
 
-// override takes in one [[override]]. What an added text sets goes before what a file
-// does: it is the later word. Other than that a key is set once.
+// override collects the values of one [[override]]. A runtime text replaces values of files;
+// apart from that, a key of a limit may be overridden once.
 func (l *loader) override(t table) {
 	if len(t.values) == 0 || len(t.values) == 1 && t.has("limit") {
 		t.add(t.at, "[[override]] has no effect: set a key of the limit, such as rate")
@@ -56,8 +56,8 @@ func (l *loader) override(t table) {
 	}
 }
 
-// applyOverrides puts what overrides set in the place of what stands in a limit, so that
-// it is read, and refused, like any other value, but where it stands.
+// applyOverrides replaces values of a limit by those of overrides, before they are decoded:
+// errors in them have the position of the override.
 func (l *loader) applyOverrides(t table) {
 	name, _ := t.values["name"].(string)
 	for key, s := range l.overrides[name] {
@@ -65,11 +65,10 @@ func (l *loader) applyOverrides(t table) {
 	}
 }
 
-// FormatOverride returns the TOML text of an [[override]] of a limit, of values as
-// configuration has them but without quotes: {"rate": "10Mbit/s", "max_connections": "50"}.
-// It is an error when there is none, when a key is not one of [OverrideKeys], and when one
-// of integers or booleans has something else. What is wrong with other values shows when the text
-// is loaded.
+// FormatOverride returns the TOML text of an [[override]] of a limit, with values as in the
+// configuration but without quotes: {"rate": "10Mbit/s", "max_connections": "50"}. Errors are
+// no values, a key that is not one of [OverrideKeys], and a value that should be an integer
+// or a boolean. Mistakes in other values are reported when the text is loaded.
 func FormatOverride(limit string, set map[string]string) (string, error) {
 	known := OverrideKeys()
 	if len(set) == 0 {
@@ -86,7 +85,7 @@ func FormatOverride(limit string, set map[string]string) (string, error) {
 	return formatOverride(limit, set)
 }
 
-// formatOverride is FormatOverride of keys that are known, or of an earlier version.
+// formatOverride formats keys that are known, or of an earlier version.
 func formatOverride(limit string, set map[string]string) (string, error) {
 	var b strings.Builder
 	b.WriteString("[[override]]\n")
@@ -95,7 +94,7 @@ func formatOverride(limit string, set map[string]string) (string, error) {
 		bad := func(want string) (string, error) {
 			return "", fmt.Errorf("override limit %s: %s: must be %s, not %s", quote(limit), key, want, quote(set[key]))
 		}
-		kind := kindString // of mode, which is of an earlier version
+		kind := kindString // type of mode, a key of an earlier version
 		if key != "mode" {
 			kind = overrideKeys.typeOf(cmp.Or(renamedInLimit[key], key)).kind
 		}
@@ -118,9 +117,8 @@ func formatOverride(limit string, set map[string]string) (string, error) {
 	return b.String(), nil
 }
 
-// ParseOverride returns the values of the [[override]] of a limit that text is, as
-// [FormatOverride] took them; one that an earlier version formatted has the keys of this
-// one. It is an error when text has anything else in it.
+// ParseOverride is the inverse of [FormatOverride]. Keys of earlier versions are migrated. It
+// is an error if text has anything else in it, such as a comment.
 func ParseOverride(limit, text string) (map[string]string, error) {
 	var read struct{ Override []map[string]any }
 	was, set := map[string]string{}, map[string]string{}
@@ -146,7 +144,7 @@ func ParseOverride(limit, text string) (map[string]string, error) {
 func writeKey(b *strings.Builder, key string, value any) {
 	text, err := toml.Marshal(map[string]any{"v": value})
 	if err != nil {
-		panic(err) // none of them
+		panic(err) // strings, integers and booleans marshal
 	}
 	b.WriteString(key + strings.TrimPrefix(string(text), "v"))
 }

@@ -35,8 +35,8 @@ func TestLoad_Overrides(t *testing.T) {
 	}
 }
 
-// TestLoad_RuntimeOverrides loads what stands in no file: it goes before overrides in files, and else is
-// read like a file.
+// TestLoad_RuntimeOverrides loads texts that are not in files: their overrides replace those
+// of files, and apart from that they are read like files.
 func TestLoad_RuntimeOverrides(t *testing.T) {
 	folder := write(t,
 		"shaperd.toml", strings.ReplaceAll(listenDB, "[::]", "0.0.0.0")+"[[limit]]\nname = \"web\"\nrate = \"1MB/s\"\n[[attach]]\nname = \"up\"\ninterface = \"eth0\"\n",

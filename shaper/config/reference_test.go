@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// TestReference checks that every key stands in the reference file, in use or
-// behind a "# ", and that it loads both as it is and with those in use.
+// TestReference checks that every key is in the reference file, in use or after
+// "# ", and that the file loads with and without the commented keys.
 func TestReference(t *testing.T) {
 	const path = "../../configs/shaperd.toml"
 	c, err := Load(path)
@@ -51,7 +51,7 @@ func TestReference(t *testing.T) {
 		{"[[listen]]", listenKeys.names(), all("listen")},
 		{"[[attach]]", attachKeys.names(), all("attach")},
 		{"[[limit]]", limitKeys.names(), all("limit")},
-		{"match", slices.DeleteFunc(matchKeys.names(), func(key string) bool { return key == "asn" }), match}, // which takes a file
+		{"match", slices.DeleteFunc(matchKeys.names(), func(key string) bool { return key == "asn" }), match}, // needs a file
 		{"[[override]]", []string{"limit"}, all("override")},
 	} {
 		for _, key := range table.known {
@@ -69,7 +69,7 @@ func mapKeys(m map[string]*node) (keys []string) {
 	return keys
 }
 
-func TestExamples(t *testing.T) {
+func TestLoad_Examples(t *testing.T) {
 	paths, err := filepath.Glob("../../configs/*.toml")
 	if err != nil || len(paths) < 5 {
 		t.Fatal(paths, err)

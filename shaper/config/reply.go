@@ -7,18 +7,18 @@ import (
 	"shaperd/shaper"
 )
 
-// replies are texts to refuse with that have names.
+// replies has the predefined replies by name.
 var replies = map[string]string{
 	"http-429": "HTTP/1.1 429 Too Many Requests\r\nRetry-After: " + shaper.RetryAfter +
 		"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
 }
 
-// maxReply is how long a reply may be: it has to fit the socket's buffer.
+// maxReply is the maximum length of a reply, which has to fit the socket's buffer.
 const maxReply = 4096
 
 var placeholder = regexp.MustCompile(`\{[a-z_]+\}`)
 
-// parseReply reads a text to refuse with, or the name of one.
+// parseReply parses a reply, or the name of a predefined one.
 func parseReply(s string) (string, error) {
 	if text, ok := replies[s]; ok {
 		return text, nil

@@ -5,22 +5,22 @@ import (
 	"strings"
 )
 
-// Bounds of a file, before it is parsed. No configuration comes near them; a
-// hostile one would exhaust the parser's stack (its values nest by recursion) or
-// memory (it stores the full path of each key).
+// Bounds of a file before it is parsed. No real configuration comes near them; a
+// hostile file would exhaust the parser's stack (it recurses into values) or memory
+// (it stores the full path of each key).
 const (
 	maxFile  = 4 << 20 // bytes
 	maxDepth = 64      // tables and arrays inside each other
-	maxPath  = 128     // bytes in the dotted path of a key
+	maxPath  = 128     // bytes of the dotted path of a key
 )
 
 // file is one configuration file.
 type file struct {
 	name    string
-	order   int  // among the files
-	runtime bool // is a Text
+	order   int  // index among the files
+	runtime bool // from a Text
 	text    string
-	lines   []int // offsets at which lines start
+	lines   []int // offsets of line starts
 }
 
 func newFile(name string, order int, text string) *file {
@@ -33,21 +33,21 @@ func newFile(name string, order int, text string) *file {
 	return f
 }
 
-// node is where a key, a table or an element of an array stands. The nodes of a
-// file are a tree in the shape of its values, because the TOML decoder keeps no
-// positions.
+// node is the position of a key, a table or an element of an array. The nodes of a
+// file are a tree in the shape of its values, because the TOML decoder does not
+// return positions.
 type node struct {
 	file   *file
 	offset int // of the key, of the header's "[", or of the element
 	keys   map[string]*node
 	elems  []*node
 
-	headed   bool // is a table with a header of its own
-	override bool // is a key of an [[override]], which stands in a limit
-	migrated bool // is a key of an earlier version, which is reported
+	headed   bool // the node is a table with its own header
+	override bool // the node is a key of an [[override]], applied to a limit
+	migrated bool // the node is a key of an earlier version, already reported
 }
 
-// child returns the node of a key, or the nearest that exists: n itself.
+// child returns the node of a key, or n if there is none.
 func (n *node) child(key string) *node {
 	if c := n.keys[key]; c != nil {
 		return c
@@ -55,7 +55,7 @@ func (n *node) child(key string) *node {
 	return n
 }
 
-// elem returns the node of element i, or the nearest that exists: n itself.
+// elem returns the node of element i, or n if there is none.
 func (n *node) elem(i int) *node {
 	if i < len(n.elems) {
 		return n.elems[i]
@@ -70,19 +70,18 @@ func (n *node) error(msg string) *Error {
 	return &Error{File: n.file.name, Line: line, Column: n.offset - n.file.lines[line-1] + 1, Msg: msg}
 }
 
-// scanner finds the nodes of a file. It reads valid TOML exactly; what is not
-// valid it need only read the same way up to the mistake, which the decoder
-// then reports.
+// scanner finds the nodes of a file. It is exact for valid TOML; in an invalid file it
+// only has to be right up to the mistake, which the decoder then reports.
 type scanner struct {
 	file  *file
 	text  string
 	pos   int
-	depth int // of the value at pos
-	path  int // bytes in its dotted path
+	depth int // nesting depth at pos
+	path  int // bytes of the dotted path at pos
 	err   *mistake
 }
 
-// scan returns the root of f's nodes, or a mistake when f is beyond the bounds.
+// scan returns the root node of f, or a mistake if f exceeds the bounds.
 func scan(f *file) (*node, *mistake) {
 	s := &scanner{file: f, text: f.text}
 	root := s.node(0)
@@ -109,7 +108,7 @@ func scan(f *file) (*node, *mistake) {
 
 func (s *scanner) node(offset int) *node { return &node{file: s.file, offset: offset} }
 
-// stop ends the scan, at a mistake.
+// stop ends the scan at a mistake.
 func (s *scanner) stop() { s.pos = len(s.text) }
 
 func (s *scanner) fail(offset int, msg string) {
@@ -119,7 +118,7 @@ func (s *scanner) fail(offset int, msg string) {
 	s.stop()
 }
 
-// enter goes down into what stands at offset.
+// enter adds a table, an array or a key at offset to the current depth and path.
 func (s *scanner) enter(offset, depth, path int) {
 	s.depth += depth
 	s.path += path
@@ -131,7 +130,7 @@ func (s *scanner) enter(offset, depth, path int) {
 	}
 }
 
-// skip passes over the characters of set, and over comments.
+// skip skips the characters of set, and comments.
 func (s *scanner) skip(set string) {
 	for s.pos < len(s.text) {
 		switch c := s.text[s.pos]; {
@@ -158,8 +157,8 @@ type keyPart struct {
 	offset int
 }
 
-// key reads a dotted key and the space after it, and enters it. It has at least
-// one part.
+// key reads a dotted key and the space after it, and enters it. The result has at
+// least one part.
 func (s *scanner) key() []keyPart {
 	var parts []keyPart
 	for {
@@ -195,7 +194,7 @@ func bareLength(s string) int {
 	return len(s)
 }
 
-// unquote returns what a quoted key stands for, or "" when it is malformed.
+// unquote returns the value of a quoted key, or "" if it is malformed.
 func unquote(quoted string) string {
 	var v struct{ K string }
 	if err := decode("K = "+quoted, &v); err != nil {
@@ -209,7 +208,7 @@ func (s *scanner) open(root *node, path []keyPart, offset int, array bool) *node
 	n := s.walk(root, path[:len(path)-1], offset)
 	last := s.at(n, path[len(path)-1].name, offset)
 	if !array {
-		if !last.headed { // it was made by a header below it, maybe
+		if !last.headed { // maybe created by the header of a subtable
 			last.offset, last.headed = offset, true
 		}
 		return last
@@ -218,7 +217,7 @@ func (s *scanner) open(root *node, path []keyPart, offset int, array bool) *node
 	return last.elems[len(last.elems)-1]
 }
 
-// walk goes down path; into the last element of an array of tables.
+// walk follows path, in an array of tables into its last element.
 func (s *scanner) walk(n *node, path []keyPart, offset int) *node {
 	for _, part := range path {
 		n = s.at(n, part.name, offset)
@@ -229,7 +228,7 @@ func (s *scanner) walk(n *node, path []keyPart, offset int) *node {
 	return n
 }
 
-// at returns the node of a key of n, new at offset if need be.
+// at returns the node of a key of n, and creates it at offset if necessary.
 func (s *scanner) at(n *node, key string, offset int) *node {
 	c := n.keys[key]
 	if c == nil {
@@ -282,7 +281,7 @@ func (s *scanner) value(n *node) {
 	}
 }
 
-// list reads what stands in brackets: items with commas between them.
+// list reads items in brackets, separated by commas.
 func (s *scanner) list(end byte, item func()) {
 	s.enter(s.pos, 1, 0)
 	s.pos = min(s.pos+1, len(s.text))
@@ -307,7 +306,7 @@ func (s *scanner) list(end byte, item func()) {
 	s.depth--
 }
 
-// string passes over a string of any of the four kinds.
+// string skips a string of any of the four kinds.
 func (s *scanner) string() {
 	text := s.text[s.pos:]
 	quote, multi := text[:1], text[:1]+text[:1]+text[:1]

@@ -9,13 +9,13 @@ import (
 	"pgregory.net/rapid"
 )
 
-// written is where a generated document has something.
+// written is the position of an item of a generated document.
 type written struct {
 	path   []any // keys, and indexes of elements
 	offset int
 }
 
-// document writes TOML, and remembers where it wrote what.
+// document writes TOML, and records the positions of its items.
 type document struct {
 	t     *rapid.T
 	text  strings.Builder
@@ -159,9 +159,9 @@ func (d *document) header(path []any, prefix string, depth int) {
 	}
 }
 
-// TestScanFindsEverything compares the scanner's places with those at which a
-// generated document was written.
-func TestScanFindsEverything(t *testing.T) {
+// TestScan_Positions compares the positions of the scanner with those of a generated
+// document.
+func TestScan_Positions(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		d := &document{t: t}
 		d.one("", "\ufeff")
@@ -236,7 +236,7 @@ func sameShape(n *node, v any) error {
 	return nil
 }
 
-// TestHostileFiles loads what would exhaust a naive parser.
+// TestHostileFiles loads files that would exhaust a naive parser.
 func TestHostileFiles(t *testing.T) {
 	const size = 1 << 20
 	fill := func(head, unit, tail string) string {

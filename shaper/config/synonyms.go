@@ -7,7 +7,7 @@ import (
 )
 
 // synonyms has the names that other products give to keys, by TOML
-// table. A name with several meanings has several keys.
+// table. A name may have several meanings.
 var synonyms = map[string]map[string][]string{
 	"": invert(map[string]string{
 		"daemon":      "global general settings",
@@ -115,8 +115,8 @@ var synonymsInLimit = invert(map[string]string{
 	"observe":         "dry_run dryrun monitor shadow",
 })
 
-// valueSynonyms has the words of other products for what a key may be, by key. Of several
-// only those that the key has in its table are meant.
+// valueSynonyms has the words of other products for the values of keys, by key. Values that
+// a key does not have in a table are ignored there.
 var valueSynonyms = map[string]map[string][]string{
 	"balance": invert(map[string]string{
 		"round-robin":       "rr roundrobin static-rr weighted",
@@ -167,7 +167,7 @@ var valueSynonyms = map[string]map[string][]string{
 	"protocol": invert(map[string]string{"icmp": "icmpv6 icmp6 ping"}),
 }
 
-// invert returns by name the words that are listed for each.
+// invert returns the names by word, of lists of words by name.
 func invert(words map[string]string, more ...map[string][]string) map[string][]string {
 	inverse := map[string][]string{}
 	for name, list := range words {
@@ -186,7 +186,7 @@ func invert(words map[string]string, more ...map[string][]string) map[string][]s
 	return inverse
 }
 
-// suggestions returns the keys of t that one which is not known may be.
+// suggestions returns the keys of t that an unknown key may mean.
 func (t table) suggestions(key string) []string {
 	known := t.keys.names()
 	if keys := among(synonyms[t.name][normalized(key)], known); len(keys) > 0 {
@@ -202,10 +202,10 @@ func (t table) suggestions(key string) []string {
 	return nil
 }
 
-// normalized is a key as synonyms have it.
+// normalized returns a key in the spelling of synonyms.
 func normalized(key string) string { return strings.ReplaceAll(strings.ToLower(key), "-", "_") }
 
-// among returns those of keys that are known, if only by their table.
+// among returns the known ones of keys. A dotted key is known if its table is.
 func among(keys, known []string) (some []string) {
 	for _, key := range keys {
 		table, _, _ := strings.Cut(key, ".")
@@ -216,12 +216,12 @@ func among(keys, known []string) (some []string) {
 	return some
 }
 
-// quotedAlternatives lists names as in: "a", "b" or "c".
+// quotedAlternatives joins names as in: "a", "b" or "c".
 func quotedAlternatives(names []string) string {
 	return strings.ReplaceAll(alternatives(names), "`", "")
 }
 
-// didYouMean asks for what is meant, if anything is.
+// didYouMean returns the suggestion of names for a message, if there are any.
 func didYouMean(names []string) string {
 	if len(names) == 0 {
 		return ""

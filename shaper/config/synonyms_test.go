@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestSynonyms_NameKnownKeys checks that no synonym is a key itself, and that what it is one
-// of is known.
+// TestSynonyms_NameKnownKeys checks that no synonym is a key itself, and that all of them
+// name known keys.
 func TestSynonyms_NameKnownKeys(t *testing.T) {
 	tables := map[string]keys{
 		"": fileKeys, "[daemon]": daemonKeys, "[transparent]": transparentKeys, "[asn]": asnKeys, "[[listen]]": listenKeys,

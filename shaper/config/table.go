@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// table reads the values of one TOML table, and reports what is wrong with them.
+// table reads the values of one TOML table, and reports mistakes in them.
 type table struct {
 	*report
-	name   string // as a user writes it: "[[limit]]", "match"; "" is the file
+	name   string // as in the file: "[[limit]]", "match"; "" is the top level
 	keys   keys
 	values map[string]any
 	at     *node
@@ -32,7 +32,7 @@ func (t table) errorf(key, format string, args ...any) {
 	t.add(t.at.child(key), key+": "+fmt.Sprintf(format, args...))
 }
 
-// unknownKeys returns the keys that are not known.
+// unknownKeys returns the unknown keys.
 func (t table) unknownKeys() (unknown []string) {
 	known := t.keys.names()
 	for key := range t.values {
@@ -43,8 +43,8 @@ func (t table) unknownKeys() (unknown []string) {
 	return unknown
 }
 
-// check reports keys that are not known, those of earlier versions, and those that are
-// missing. It returns the keys that those that are not known may be.
+// check reports unknown and missing keys, and keys of earlier versions. It returns the
+// suggestions for unknown keys.
 func (t table) check() (meant map[string]bool) {
 	t.migrate()
 	known, unknown := t.keys.names(), t.unknownKeys()
@@ -78,7 +78,7 @@ func (t table) check() (meant map[string]bool) {
 	return meant
 }
 
-// overriddenKey returns the one of keys that an override has set, or else the first.
+// overriddenKey returns the first of keys that an override has set, or keys[0] if there is none.
 func (t table) overriddenKey(keys ...string) string {
 	for _, key := range keys {
 		if t.at.child(key).override {
@@ -88,16 +88,16 @@ func (t table) overriddenKey(keys ...string) string {
 	return keys[0]
 }
 
-// requireForEffect reports keys that stand there and have no effect, unless what they need is there.
-func (t table) requireForEffect(there bool, needed string, keys ...string) {
+// requireForEffect reports keys that have no effect because the needed condition is not met.
+func (t table) requireForEffect(met bool, needed string, keys ...string) {
 	for _, key := range keys {
-		if !there && t.has(key) {
+		if !met && t.has(key) {
 			t.errorf(key, "has no effect without %s", needed)
 		}
 	}
 }
 
-// table returns the table under a key, with its keys checked.
+// table returns the table under a key, after a check of its keys.
 func (t table) table(key string) (table, bool) {
 	v, ok := t.values[key]
 	if !ok {
@@ -117,7 +117,7 @@ func (t table) table(key string) (table, bool) {
 	return sub, true
 }
 
-// tables returns the tables of the array under a key, with their keys checked.
+// tables returns the tables of the array under a key, after a check of their keys.
 func (t table) tables(key string) []table {
 	v, ok := t.values[key]
 	if !ok {
@@ -146,7 +146,7 @@ func (t table) tables(key string) []table {
 	return tables
 }
 
-// elements returns the elements of the array under a key, or the one value in its place.
+// elements returns the elements of the array under a key, or the single value in its place.
 func (t table) elements(key string) []any {
 	v, ok := t.values[key]
 	if !ok {
@@ -167,7 +167,7 @@ func (t table) elementError(key string, v any) error {
 	return fmt.Errorf("must be %s %s, or an array of them, not %s", article, one, kind(v))
 }
 
-// elements returns the elements of an array; the decoder has two kinds of it.
+// elements returns the elements of an array, which the decoder returns in two types.
 func elements(v any) ([]any, bool) {
 	tables, ok := v.([]map[string]any)
 	if !ok {
@@ -231,7 +231,7 @@ func quantity[T any](t table, key string, into *T, parse func(string) (T, error)
 	quantityWithExample(t, key, into, t.keys.typeOf(key).example, parse)
 }
 
-// quantityWithExample is quantity with an example to offer.
+// quantityWithExample is quantity with another example for errors.
 func quantityWithExample[T any](t table, key string, into *T, example string, parse func(string) (T, error)) {
 	v, ok := t.values[key]
 	if !ok {
@@ -248,7 +248,7 @@ func quantityWithExample[T any](t table, key string, into *T, example string, pa
 		}
 		*into = value
 	case isNumber:
-		// What the parser says of a number without a unit offers the readings.
+		// The parser's error about a number without a unit suggests the units.
 		says := ""
 		if _, err := parse(number); err != nil {
 			says = ": " + err.Error()
@@ -281,7 +281,7 @@ func (t table) duration(key string, into *time.Duration) {
 	})
 }
 
-// enumValue sets *into to the one of the options of a key that stands there.
+// enumValue sets *into to the option under a key.
 func enumValue[T fmt.Stringer](t table, key string, into *T) {
 	s, ok := t.text(key)
 	if !ok {
@@ -296,8 +296,8 @@ func enumValue[T fmt.Stringer](t table, key string, into *T) {
 	*into = takes.enum.([]T)[i]
 }
 
-// list returns what parse makes of the elements of the array under a key, which
-// must differ, or of the one value in its place.
+// list parses the elements of the array under a key, which must be distinct, or the single
+// value in its place.
 func list[E any, T comparable](t table, key string, parse func(E) (T, error)) []item[T] {
 	var items []item[T]
 	seen := map[T]bool{}
@@ -335,7 +335,7 @@ func values[T any](items []item[T]) []T {
 	return vs
 }
 
-// kind describes a value of the wrong type.
+// kind describes a value of a wrong type.
 func kind(v any) string {
 	switch v := v.(type) {
 	case string:
@@ -354,7 +354,7 @@ func kind(v any) string {
 	return "an array"
 }
 
-// quote quotes text from a file, the beginning of it when it is long.
+// quote quotes text from a file, and truncates long text.
 func quote(s string) string { return strconv.Quote(clip(s, 80)) }
 
 func clip(s string, most int) string {
@@ -364,7 +364,7 @@ func clip(s string, most int) string {
 	return strings.ToValidUTF8(s[:most], "") + "..."
 }
 
-// unknownValue says that s is not one of names. words are other words for them.
+// unknownValue returns the message that s is not one of names, of which words has synonyms.
 func unknownValue(s string, names []string, words map[string][]string) string {
 	meant := among(words[strings.ToLower(s)], names)
 	if near := Nearest(s, names); len(meant) == 0 && near != "" {
@@ -373,7 +373,7 @@ func unknownValue(s string, names []string, words map[string][]string) string {
 	return fmt.Sprintf("must be %s, not %s", quotedAlternatives(names), quote(s)) + didYouMean(meant)
 }
 
-// unknownKey says that key is not one of known. words are other words for them.
+// unknownKey returns the message that key is not one of known, of which words has synonyms.
 func unknownKey(key string, known []string, words map[string][]string) string {
 	meant := among(words[normalized(key)], known)
 	if near := Nearest(key, known); len(meant) == 0 && near != "" {
@@ -385,12 +385,12 @@ func unknownKey(key string, known []string, words map[string][]string) string {
 	return fmt.Sprintf("unknown key %s", quote(key)) + didYouMean(meant)
 }
 
-// Nearest returns the one of names that s is most likely a misspelling of, or
-// "" when it resembles none.
+// Nearest returns the name that s is most likely a misspelling of, or "" if it resembles
+// none.
 func Nearest(s string, names []string) string {
 	s = strings.ToLower(s)
 	best, least := "", 0
-	for _, name := range names { // a whole word of it: "max_connections", of "connections"
+	for _, name := range names { // a name that is a whole word of s: "rate" of "rate_limit"
 		word := strings.ToLower(name)
 		if (strings.HasSuffix(s, "_"+word) || strings.HasPrefix(s, word+"_")) && len(word) > len(best) {
 			best = name
@@ -405,7 +405,7 @@ func Nearest(s string, names []string) string {
 			best, least = name, d
 		}
 	}
-	if letters := stripSeparators(s); best == "" && len(letters) >= 4 { // its beginning: "leastconn"
+	if letters := stripSeparators(s); best == "" && len(letters) >= 4 { // a name that begins with s: "leastconn"
 		for _, name := range names {
 			if strings.HasPrefix(stripSeparators(strings.ToLower(name)), letters) {
 				return name
@@ -417,8 +417,8 @@ func Nearest(s string, names []string) string {
 
 func stripSeparators(s string) string { return strings.NewReplacer("-", "", "_", "").Replace(s) }
 
-// distance is how many characters must be added, left out, changed or swapped
-// with their neighbour to make b of a (optimal string alignment).
+// distance returns the number of insertions, deletions, substitutions and transpositions of
+// neighbors that turn a into b (optimal string alignment).
 func distance(a, b string) int {
 	if max(len(a), len(b)) > 64 {
 		return math.MaxInt

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// WriteText writes what [Config.Canonical] returns for people to read.
+// WriteText writes the canonical form of c, as [Config.Canonical], in a readable format.
 func (c *Config) WriteText(w io.Writer) error {
 	v := c.canonical()
 	var b bytes.Buffer

@@ -16,13 +16,13 @@ type scale struct {
 	factor uint64
 }
 
-// The scales, SI before binary, each from the largest.
+// Scales of SI and of IEC, in descending order.
 var (
 	decimal = []scale{{"T", 1e12}, {"G", 1e9}, {"M", 1e6}, {"k", 1e3}, {"", 1}}
 	binary  = []scale{{"Ti", 1 << 40}, {"Gi", 1 << 30}, {"Mi", 1 << 20}, {"Ki", 1 << 10}}
 )
 
-// quantityParts is a number and its unit, cut apart: "1.5Mbit/s" is 1.5, "M", "bit", "/s".
+// quantityParts is a quantity split into number and unit: "1.5Mbit/s" is 1.5, "M", "bit", "/s".
 type quantityParts struct {
 	number string
 	scale  scale
@@ -30,8 +30,8 @@ type quantityParts struct {
 	per    string
 }
 
-// splitQuantity takes a quantity apart. The case of a prefix does not matter: no unit here
-// is milli. What follows it is left as it is, because b and B differ.
+// splitQuantity splits a quantity. The case of a prefix is ignored, as no unit here is
+// milli. The rest keeps its case, because b and B differ.
 func splitQuantity(s string) (quantityParts, error) {
 	unit := strings.TrimLeft(s, "0123456789.")
 	p := quantityParts{number: s[:len(s)-len(unit)]}
@@ -65,17 +65,17 @@ func splitQuantity(s string) (quantityParts, error) {
 	panic("unreachable: the last prefix is empty")
 }
 
-// withUnit writes the quantity with another unit behind its prefix.
+// withUnit formats the quantity with another unit after its prefix.
 func (p quantityParts) withUnit(unit string) string { return p.number + p.scale.prefix + unit }
 
 func (p quantityParts) zero() bool { return strings.Trim(p.number, "0.") == "" }
 
-// errZero is for those who mean "unlimited".
+// errZero returns the error for zero, which is not "unlimited".
 func errZero(s string) error {
 	return fmt.Errorf("%s would stop all traffic; for no limit, remove the key, or set observe = true", quote(s))
 }
 
-// times returns number * scale * factor, if that is an integer.
+// times returns number * scale * factor, and whether it is an integer.
 func (p quantityParts) times(factor uint64) (*big.Int, bool) {
 	r, _ := new(big.Rat).SetString(p.number)
 	n := new(big.Int).SetUint64(p.scale.factor)
@@ -84,10 +84,10 @@ func (p quantityParts) times(factor uint64) (*big.Int, bool) {
 	return r.Num(), r.IsInt()
 }
 
-// ParseRate reads a rate in bits, "10Mbit/s" or "10Mbit", or in bytes, "5MB/s"
+// ParseRate parses a rate in bits, "10Mbit/s" or "10Mbit", or in bytes, "5MB/s"
 // or "5MiB/s", and returns bit/s, from 8 to 1e12. The case of "bit" and of the
-// prefix does not matter; a lone b is refused, and so is every other spelling
-// that some read as bits and some as bytes.
+// prefix is ignored; a lone b is an error, as is every other spelling that some
+// read as bits and some as bytes.
 func ParseRate(s string) (uint64, error) {
 	p, err := splitQuantity(s)
 	if err != nil {
@@ -125,14 +125,14 @@ func ParseRate(s string) (uint64, error) {
 	return n.Uint64(), nil
 }
 
-// FormatRate writes a rate in bits: "10Mbit/s". It is the inverse of ParseRate.
+// FormatRate formats a rate in bits: "10Mbit/s". It is the inverse of ParseRate.
 func FormatRate(bits uint64) string { return formatScaled(bits, 1, decimal) + "bit/s" }
 
-// FormatRateBytes writes a rate in bytes: "1.25MB/s" for 10 Mbit/s. ParseRate
-// reads it back.
+// FormatRateBytes formats a rate in bytes: "1.25MB/s" for 10 Mbit/s. ParseRate
+// parses it.
 func FormatRateBytes(bits uint64) string { return formatScaled(bits, 8, decimal) + "B/s" }
 
-// ParseSize reads a size in bytes, "64kB" or "64KiB", at most 1EB.
+// ParseSize parses a size in bytes, "64kB" or "64KiB", at most 1EB.
 func ParseSize(s string) (uint64, error) {
 	p, err := splitQuantity(s)
 	if err != nil {
@@ -164,7 +164,7 @@ func ParseSize(s string) (uint64, error) {
 
 const maxSize = 1e18
 
-// FormatSize writes a size, "64KiB" or "1.5kB", whichever is shorter. It is the
+// FormatSize formats a size, "64KiB" or "1.5kB", whichever is shorter. It is the
 // inverse of ParseSize.
 func FormatSize(bytes uint64) string {
 	si := formatScaled(bytes, 1, decimal)
@@ -177,7 +177,7 @@ func FormatSize(bytes uint64) string {
 	return si + "B"
 }
 
-// formatScaled writes n/parts, exactly, in the largest scale that leaves 1 or more.
+// formatScaled formats n/parts exactly, in the largest scale in which it is at least 1.
 func formatScaled(n, parts uint64, scales []scale) string {
 	i := 0
 	for i < len(scales)-1 && n < scales[i].factor*parts {
@@ -195,13 +195,13 @@ func formatScaled(n, parts uint64, scales []scale) string {
 	return digits + scales[i].prefix
 }
 
-// periods are what a frequency may be counted over.
+// periods are the units of frequencies.
 var periods = map[string]time.Duration{"pps": time.Second, "/s": time.Second, "/min": time.Minute, "/h": time.Hour}
 
 const maxFrequency = 1e9
 
-// ParseFrequency reads a number of events: "2000pps", "50/s", "5/min" or "2/h";
-// from 1 to 1e9, without decimals.
+// ParseFrequency parses a rate of events: "2000pps", "50/s", "5/min" or "2/h"; an
+// integer from 1 to 1e9.
 func ParseFrequency(s string) (shaper.Frequency, error) {
 	unit := strings.TrimLeft(s, "0123456789")
 	number := s[:len(s)-len(unit)]
@@ -238,8 +238,8 @@ func FormatFrequency(f shaper.Frequency) string {
 	return strconv.FormatUint(f.N, 10) + unit
 }
 
-// ParseDuration reads a time as [time.ParseDuration] does, but wants a unit even
-// on 0 and refuses a sign. A space may stand before a unit alone, as in "200 ms".
+// ParseDuration parses a time as [time.ParseDuration] does, but requires a unit even
+// for 0 and refuses a sign. A space may precede a single unit, as in "200 ms".
 func ParseDuration(s string) (time.Duration, error) {
 	text := s
 	if number, unit, ok := strings.Cut(s, " "); ok && strings.Trim(number, "0123456789.") == "" && strings.Trim(unit, "0123456789. ") == unit {
@@ -257,8 +257,8 @@ func ParseDuration(s string) (time.Duration, error) {
 	return d, nil
 }
 
-// FormatDuration is the inverse of ParseDuration: as [time.Duration.String], but
-// without zeros at the end: "1h", not "1h0m0s".
+// FormatDuration is the inverse of ParseDuration. It formats as [time.Duration.String]
+// does, but without trailing zeros: "1h", not "1h0m0s".
 func FormatDuration(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {

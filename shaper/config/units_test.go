@@ -34,8 +34,8 @@ func TestParseRate(t *testing.T) {
 	}
 }
 
-// TestAmbiguousRate checks that both readings are offered, and can be read.
-func TestAmbiguousRate(t *testing.T) {
+// TestParseRate_Ambiguous checks that the error suggests both readings, and that both parse.
+func TestParseRate_Ambiguous(t *testing.T) {
 	for s, want := range map[string][2]uint64{
 		"10": {10, 80}, "10M": {10e6, 80e6}, "10k": {10e3, 80e3}, "10Ki": {10 << 10, 80 << 10},
 		"10mbps": {10e6, 80e6}, "10bps": {10, 80}, "10kbps": {10e3, 80e3}, "10MBps": {10e6, 80e6}, "10Kibps": {10 << 10, 80 << 10},
@@ -161,7 +161,7 @@ func TestFormat(t *testing.T) {
 	}
 }
 
-func TestFormatIsInverse(t *testing.T) {
+func TestFormat_RoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rate := rapid.Uint64Range(shaper.MinRate, shaper.MaxRate).Draw(t, "rate")
 		for _, s := range []string{FormatRate(rate), FormatRateBytes(rate)} {
@@ -188,8 +188,8 @@ func TestFormatIsInverse(t *testing.T) {
 	})
 }
 
-// TestRateIsExact computes rates as fractions, another way.
-func TestRateIsExact(t *testing.T) {
+// TestParseRate_Exact compares with rates computed as fractions.
+func TestParseRate_Exact(t *testing.T) {
 	units := map[string]*big.Rat{
 		"bit/s": big.NewRat(1, 1), "kbit/s": big.NewRat(1e3, 1), "Mbit/s": big.NewRat(1e6, 1), "Gbit/s": big.NewRat(1e9, 1), "Tbit": big.NewRat(1e12, 1),
 		"B/s": big.NewRat(8, 1), "kB/s": big.NewRat(8e3, 1), "MB/s": big.NewRat(8e6, 1), "GB/s": big.NewRat(8e9, 1),
