@@ -7,9 +7,9 @@ FUZZTIME ?= 60s
 BENCHTIME ?= 1s
 DESTDIR ?=
 
-# A checkout may belong to somebody other than who builds it.
+# The checkout may belong to another user.
 export GOFLAGS += -buildvcs=false
-# What the tests from outside run.
+# The binary under test.
 export SHAPERD_BIN := $(CURDIR)/bin/shaperd
 
 asn := $(CURDIR)/build/asn
@@ -23,8 +23,7 @@ all: build
 build:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/shaperd ./cmd/shaperd
 
-# Needs root: the tests make network namespaces, and change users. What takes longer runs in
-# test-kernels and test-long.
+# Needs root: the tests create network namespaces and switch users. Longer tests run in test-kernels and test-long.
 .PHONY: test
 test: deps build format vet unit outside
 
@@ -32,12 +31,12 @@ test: deps build format vet unit outside
 deps:
 	scripts/install-deps
 
-# A published table of autonomous systems. It is fetched once.
+# A published table of autonomous systems, fetched once.
 .PHONY: asn
 asn: deps
 	shaper/asn/testdata/fetch.sh '$(asn)'
 
-# The kernels that tests boot. They are fetched once.
+# The kernels that tests boot, fetched once.
 .PHONY: vm-kernels
 vm-kernels: deps
 	test/vm/fetch.sh '$(vm)'
@@ -46,18 +45,17 @@ vm-kernels: deps
 unit: build asn
 	SHAPERD_ASN_DATA='$(asn)' $(GO) test -shuffle=on -timeout 10m $(packages)
 
-# Tests of the built binary. They measure time, and so have the machine to themselves.
+# Tests of the built binary. They measure time and therefore run alone.
 .PHONY: outside
 outside: deps build unit
 	$(GO) test -count=1 -shuffle=on -p 1 -timeout 10m -skip '^TestKernels|^TestLong' ./test/...
 
-# Tests inside other kernels, under emulation.
+# Tests inside other kernels, emulated.
 .PHONY: test-kernels
 test-kernels: deps build vm-kernels
 	$(GO) test -count=1 -timeout 20m -run '^TestKernels' ./test/vm
 
-# What takes long: everything under the race detector, the tests called TestLong, every
-# benchmark once.
+# Long tests: everything under the race detector, the tests called TestLong, every benchmark once.
 .PHONY: test-long
 test-long: race long fuzz-escape benchmarks-once
 
@@ -70,8 +68,8 @@ long: build race
 	$(GO) test -count=1 -p 1 -timeout 15m -run '^TestLong' ./test/...
 	$(GO) test -count=1 -timeout 15m -run '^TestParity$$' ./bpf -policies 200
 
-# Random packets through a router with limits, for so long with each kind of limit: what the
-# receiver gets is what was charged.
+# Random packets through a router with limits, for ESCAPETIME per kind of limit: exactly the
+# packets that arrive must have been charged.
 ESCAPETIME ?= 12s
 
 .PHONY: fuzz-escape
@@ -82,14 +80,14 @@ fuzz-escape:
 benchmarks-once: asn race long
 	SHAPERD_ASN_DATA='$(asn)' $(GO) test -run '^$$' -bench . -benchtime 1x -p 1 -timeout 10m $(packages)
 
-# Every package RUNS times over, with all cores kept busy by other work.
+# Tests every package RUNS times while all cores are busy.
 RUNS ?= 20
 
 .PHONY: flaky
 flaky: deps build asn
 	RUNS='$(RUNS)' SHAPERD_ASN_DATA='$(asn)' scripts/flaky $(PACKAGES)
 
-# shaperd and its peers side by side. Needs root, and the machine alone.
+# Compares shaperd with its peers. Needs root and an otherwise idle machine.
 BENCH ?=
 
 .PHONY: bench bench-short
@@ -99,7 +97,7 @@ bench: build asn peers vm-kernels
 bench-short: build asn peers vm-kernels
 	bin/bench -short $(BENCH)
 
-# Profiles of one load, "make profile WORK='W1 10 MB/s, 4'"; PROGRAM=haproxy profiles a peer.
+# Profiles one load: make profile WORK='W1 10 MB/s, 4'. PROGRAM=haproxy profiles a peer.
 WORK ?= W1 10 MB/s, 4
 PROGRAM ?= shaperd
 
@@ -108,14 +106,14 @@ profile: asn peers
 	CGO_ENABLED=0 $(GO) build -trimpath -tags profile -o bin/shaperd-profile ./cmd/shaperd
 	bin/bench -shaperd bin/shaperd-profile -profile build/profile/'$(PROGRAM)' -programs '$(PROGRAM)' -work '$(WORK)'
 
-# The harness, and what shaperd is measured beside, which is fetched once.
+# The benchmark harness and the peers, which are fetched once.
 .PHONY: peers
 peers: deps
 	scripts/install-peers build/peers
 	$(GO) build -o build/peers/naive ./test/bench/naive
 	$(GO) build -o bin/bench ./test/bench
 
-# Go's benchmarks of the packages.
+# The Go benchmarks of the packages.
 .PHONY: gobench
 gobench:
 	$(GO) test -run '^$$' -bench . -benchmem -benchtime '$(BENCHTIME)' -p 1 -timeout 60m $(packages)
@@ -126,7 +124,7 @@ demo: deps build
 	$(GO) run ./test/demo
 
 .PHONY: lint
-lint: format vet staticcheck generate
+lint: format vet golangci generate
 
 .PHONY: format
 format: deps
@@ -139,17 +137,20 @@ vet:
 	$(GO) vet ./...
 	$(GO) vet -tags vmguest,profile ./...
 
-.PHONY: staticcheck
-staticcheck:
-	$(GO) tool staticcheck ./...
-	$(GO) tool staticcheck -tags vmguest,profile ./...
+# .golangci.yml lists the checks. The linter has a module of its own: it has many dependencies.
+golangci := $(GO) tool -modfile=tools/go.mod golangci-lint run
 
-# Needs the network: known vulnerabilities in what the daemon is built from.
+.PHONY: golangci
+golangci:
+	$(golangci) ./...
+	$(golangci) --build-tags vmguest,profile ./...
+
+# Needs the network. Reports known vulnerabilities in dependencies.
 .PHONY: vuln
 vuln:
 	$(GO) tool govulncheck ./...
 
-# Fails when what is committed is not what comes out.
+# Fails when the committed files differ from the generated ones.
 .PHONY: generate
 generate: deps
 	$(GO) generate ./...
@@ -163,7 +164,7 @@ fuzz:
 		$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime '$(FUZZTIME)' -fuzzminimizetime 1s "$${file%/*}" </dev/null; \
 	done
 
-# Manual pages have the date of the source.
+# Manual pages carry the date of the last commit.
 .PHONY: install
 install: export SOURCE_DATE_EPOCH ?= $(shell git -c safe.directory='$(CURDIR)' log -1 --format=%ct 2>/dev/null)
 install: build

@@ -4,9 +4,9 @@ package bpf
 
 import _ "embed"
 
-// The programs share words of 64 bits with the daemon, and read packets as a little-endian
-// processor does. There is no such file: unlike an undefined name, that ends a build before
-// anything else is found wrong.
+// The programs share 64-bit words with the daemon, and assume a little-endian processor.
+// The embedded file does not exist: unlike an undefined name, this stops the build before
+// any other error.
 //
 //go:embed shaperd-needs-a-64-bit-little-endian-processor
 var _ string

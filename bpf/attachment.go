@@ -9,55 +9,55 @@ import (
 	"shaperd/shaper"
 )
 
-// Attachment is where packets meet the limits that name it.
+// Attachment is a set of interfaces, with a direction, whose packets limits apply to.
 type Attachment struct {
 	Name        string
-	Interfaces  []string // names, or patterns as [path.Match] reads them
+	Interfaces  []string // names, or patterns of [path.Match]
 	Ingress     bool
 	Mode        Mode
 	Hook        Hook
-	Keep        bool          // enforced even while no daemon runs
-	Queue       int           // packets that an interface's queue holds; of Shape alone
-	IdleTimeout time.Duration // of TCP connections that are counted
+	Keep        bool          // stay enforced while no daemon runs
+	Queue       int           // packets that an interface's queue holds; for Shape only
+	IdleTimeout time.Duration // of counted TCP connections
 }
 
-// Mode is what happens to packets that come too fast, as the programs number it.
+// Mode is the treatment of packets that exceed a limit, numbered as in the programs.
 type Mode uint32
 
 // The modes.
 const (
-	Shape   Mode = iota // held until they may leave
-	Police              // dropped when they would wait longer than max_delay; else they pass at once
-	Observe             // counted
+	Shape   Mode = iota // delay them until they may leave
+	Police              // drop them if they would wait longer than max_delay, else pass them at once
+	Observe             // only count them
 )
 
 func (m Mode) String() string { return [...]string{"shape", "police", "observe"}[m] }
 
-// Hook is where in the kernel packets are met.
+// Hook is the place in the kernel where programs run.
 type Hook uint8
 
 // The hooks.
 const (
-	Auto   Hook = iota // TCX where the kernel has it, else Clsact
-	TCX                // links of tc, from Linux 6.6
-	Clsact             // filters of tc's qdisc clsact
-	XDP                // the driver; at ingress, and not with Shape
+	Auto   Hook = iota // TCX if the kernel has it, else Clsact
+	TCX                // tc links, since Linux 6.6
+	Clsact             // tc filters of the qdisc clsact
+	XDP                // in the driver; only at ingress, and not with Shape
 )
 
 func (h Hook) String() string { return [...]string{"auto", "tcx", "clsact", "xdp"}[h] }
 
-// ofReplies returns the hook for the program on the other side of the interface: XDP
+// replyHook returns the hook for the reply program, which is in the other direction: XDP
 // has none there.
-func (h Hook) ofReplies() Hook {
+func (h Hook) replyHook() Hook {
 	if h == XDP {
 		return Auto
 	}
 	return h
 }
 
-// counts reports whether limits of p count connections at a.
-func (a *Attachment) counts(p *shaper.Policy) bool {
-	for i := range p.PlaceSet(p.AttachIndex(a.Name)).All {
+// countsConnections reports whether limits of p count connections at a.
+func (a *Attachment) countsConnections(p *shaper.Policy) bool {
+	for i := range p.OriginSet(p.AttachmentIndex(a.Name)).All {
 		if p.Limit(i).CountsConnections() {
 			return true
 		}
@@ -65,8 +65,8 @@ func (a *Attachment) counts(p *shaper.Policy) bool {
 	return false
 }
 
-// missing returns the interfaces that a names, other than by a pattern, and that are not present.
-func (a *Attachment) missing(present map[string]bool) (names []string) {
+// missingInterfaces returns the interfaces that a lists by name, not by a pattern, and that are not present.
+func (a *Attachment) missingInterfaces(present map[string]bool) (names []string) {
 	for _, name := range a.Interfaces {
 		if !strings.ContainsAny(name, `*?[\`) && !present[name] {
 			names = append(names, name)
@@ -75,15 +75,15 @@ func (a *Attachment) missing(present map[string]bool) (names []string) {
 	return names
 }
 
-// noInterface returns an error when there are interfaces missing.
-func noInterface(missing []string) error {
+// missingError returns an error that names the missing interfaces, or nil.
+func missingError(missing []string) error {
 	if len(missing) == 0 {
 		return nil
 	}
-	return fmt.Errorf("there is no interface %s yet", strings.Join(missing, ", "))
+	return fmt.Errorf("missing interface %s", strings.Join(missing, ", "))
 }
 
-// matches reports whether a belongs at an interface.
+// matches reports whether a covers an interface.
 func (a *Attachment) matches(name string) bool {
 	for _, pattern := range a.Interfaces {
 		if ok, _ := path.Match(pattern, name); ok || pattern == name {

@@ -13,7 +13,7 @@ import (
 	"shaperd/shaper/asn"
 )
 
-// limitsOf makes n limits that all take in a UDP packet to port 53, each with another
+// limitsOf returns n limits that all match a UDP packet to port 53, each with another
 // kind of key.
 func limitsOf(n int) []shaper.Limit {
 	var limits []shaper.Limit
@@ -34,18 +34,18 @@ func limitsOf(n int) []shaper.Limit {
 	return limits
 }
 
-func (b *bench) use(t testing.TB, limits []shaper.Limit, table *asn.Table) {
+func (b *bench) loadLimits(t testing.TB, limits []shaper.Limit, table *asn.Table) {
 	t.Helper()
 	p, err := shaper.New(1024).Compile(limits, nil, []shaper.Attachment{{Name: "here"}}, table, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.useCompiled(t, p)
+	b.loadPolicy(t, p)
 }
 
-func (b *bench) useCompiled(t testing.TB, p *shaper.Policy) {
+func (b *bench) loadPolicy(t testing.TB, p *shaper.Policy) {
 	t.Helper()
-	n, err := b.number(p, []Attachment{{Name: "here"}}, nil)
+	n, err := b.assignNumbers(p, []Attachment{{Name: "here"}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,65 +54,65 @@ func (b *bench) useCompiled(t testing.TB, p *shaper.Policy) {
 	}
 }
 
-// BenchmarkPacket reports what a packet costs in the kernel, by how many limits it is
-// under: the same one over and over.
+// BenchmarkPacket reports the cost of a packet in the kernel, by the number of limits that it
+// is under. The packet is always the same.
 func BenchmarkPacket(b *testing.B) {
 	for _, n := range []int{0, 1, 2, 4, 8, 16, 64} {
-		at := kernelAttachment{Mode: uint32(Shape), Ethernet: 1, Keep: 1, Limits: shaper.MaxLimits}
+		at := kernelConfig{Mode: uint32(Shape), Ethernet: 1, Keep: 1, MaxLimits: shaper.MaxLimits}
 		if n <= fewLimits {
-			at.Limits = fewLimits
+			at.MaxLimits = fewLimits
 		}
 		b.Run(fmt.Sprintf("%d limits", n), func(b *testing.B) {
 			k := newTimed(b, at)
-			k.use(b, limitsOf(n), nil)
+			k.loadLimits(b, limitsOf(n), nil)
 			timeProgram(b, k.ShaperdTc, datagram(1))
 		})
-		b.Run(fmt.Sprintf("%d limits, other buckets watched", n), func(b *testing.B) {
+		b.Run(fmt.Sprintf("%d limits, other buckets monitored", n), func(b *testing.B) {
 			k := newTimed(b, at)
-			k.use(b, limitsOf(n), nil)
+			k.loadLimits(b, limitsOf(n), nil)
 			for i := range k.owners {
-				k.owners[i] = [2]uint64{1, 1} // of no generation
+				k.owners[i] = [2]uint64{1, 1} // of another generation
 			}
 			timeProgram(b, k.ShaperdTc, datagram(1))
 		})
 	}
 }
 
-// BenchmarkWaiting reports what one costs that has to wait in the queue.
-func BenchmarkWaiting(b *testing.B) {
+// BenchmarkQueuedPacket reports the cost of a packet that waits in the queue.
+func BenchmarkQueuedPacket(b *testing.B) {
 	for _, n := range []int{1, 2} {
 		b.Run(fmt.Sprintf("%d limits", n), func(b *testing.B) {
-			k := newTimed(b, kernelAttachment{Mode: uint32(Shape), Ethernet: 1, Keep: 1, Queue: 10_000_000})
+			k := newTimed(b, kernelConfig{Mode: uint32(Shape), Ethernet: 1, Keep: 1, QueueLimit: 10_000_000})
 			limits := limitsOf(n)
 			for i := range limits {
 				limits[i].Rate = 8e6
 			}
-			k.use(b, limits, nil)
+			k.loadLimits(b, limits, nil)
 			timeProgram(b, k.ShaperdTc, datagram(1))
 		})
 	}
 }
 
-// BenchmarkRefused reports what one costs that is refused: by a limit that blocks, and by
-// a bucket that is full.
-func BenchmarkRefused(b *testing.B) {
+// BenchmarkRefusedPacket reports the cost of a refused packet: by a limit that blocks, and by a full
+// bucket.
+func BenchmarkRefusedPacket(b *testing.B) {
 	for _, l := range []shaper.Limit{
 		{Name: "block", Block: true},
 		{Name: "full", Packets: shaper.Frequency{N: 1, Per: time.Hour}},
 	} {
 		b.Run(l.Name, func(b *testing.B) {
-			k := newTimed(b, kernelAttachment{Mode: uint32(Police), Ethernet: 1, Keep: 1})
-			k.use(b, attached(l), nil)
+			k := newTimed(b, kernelConfig{Mode: uint32(Police), Ethernet: 1, Keep: 1})
+			k.loadLimits(b, attachHere(l), nil)
 			timeProgram(b, k.ShaperdTc, datagram(1))
 		})
 	}
 }
 
-// newTimed is the programs as they are used, by the kernel's clock.
-func newTimed(t testing.TB, at kernelAttachment) *bench { return newVariant(t, at, nil) }
+// newTimed returns a bench on the kernel's clock, as in production.
+func newTimed(t testing.TB, at kernelConfig) *bench { return newVariant(t, at, nil) }
 
-// timeProgram runs a program over a packet b.N times in the kernel, again and again, and
-// reports the least: what else the machine does takes its time too.
+// timeProgram runs a program on a packet b.N times in the kernel, several times, and
+// reports the minimum, as other load only adds to it.
 func timeProgram(b *testing.B, program *ebpf.Program, data []byte) {
 	b.Helper()
 	least := time.Hour
@@ -126,8 +126,8 @@ func timeProgram(b *testing.B, program *ebpf.Program, data []byte) {
 	b.ReportMetric(float64(least.Nanoseconds()), "ns/op")
 }
 
-// BenchmarkHarness reports what is no part of the programs in other figures: what a
-// test run takes for itself, and what the kernel takes to read its clock.
+// BenchmarkHarness reports the overhead in the other figures: of a test run itself, and of
+// reading the kernel's clock.
 func BenchmarkHarness(b *testing.B) {
 	for _, c := range []struct {
 		name string
@@ -150,13 +150,13 @@ func BenchmarkHarness(b *testing.B) {
 	}
 }
 
-// BenchmarkFullTable reports the same with the published table of autonomous systems,
-// and with a million sources drawn at random, each with a bucket that has a backlog.
+// BenchmarkFullTable reports the cost of a packet with a full table of autonomous systems, and
+// with a million random sources, each with a backlog in its bucket.
 func BenchmarkFullTable(b *testing.B) {
 	const (
 		million = 1 << 20
 		all     = 1<<32 - 1
-		routed6 = 0x2000_0000 + 115_000<<8 // of the first word of an address: half of what is in the table
+		routed6 = 0x2000_0000 + 115_000<<8 // first words of addresses, half of them in the table
 	)
 	ranges, table := fullTable(b)
 	sixteen := slices.Clone(ranges[:16])
@@ -172,7 +172,7 @@ func BenchmarkFullTable(b *testing.B) {
 	limits[1].Key, limits[2].Key = shaper.KeyASN, shaper.KeyASN
 	limits[3].Key = 0
 	free := limits[1:2]
-	at := kernelAttachment{Mode: uint32(Shape), Ethernet: 1, Keep: 1}
+	at := kernelConfig{Mode: uint32(Shape), Ethernet: 1, Keep: 1}
 	for _, c := range []struct {
 		name    string
 		limits  []shaper.Limit
@@ -192,14 +192,14 @@ func BenchmarkFullTable(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			k := newSized(b, million+1<<17, at, map[string]any{kernelVarTestSources: c.sources})
-			k.use(b, c.limits, c.table)
+			k.loadLimits(b, c.limits, c.table)
 			if _, err := k.ShaperdTc.Run(&ebpf.RunOptions{Data: c.packet, Repeat: 1 + min(8*c.sources, 8*million)}); err != nil {
 				b.Fatal(err)
 			}
 			timeProgram(b, k.ShaperdTc, c.packet)
-			// By chance a few keys find all of their places taken.
-			if pressure, err := k.tableCounts(); err != nil || pressure.EvictedIndebted > million/1000 {
-				b.Errorf("%+v, %v: the table was too small", pressure, err)
+			// By chance a few keys find all their slots taken.
+			if counts, err := k.tableCounts(); err != nil || counts.EvictedBacklogged > million/1000 {
+				b.Errorf("%+v, %v: the table was too small", counts, err)
 			}
 		})
 	}

@@ -8,7 +8,7 @@ import (
 	"shaperd/shaper"
 )
 
-// blocking refuses all of a prefix.
+// blocking returns a limit that blocks a prefix.
 func blocking(prefix string) shaper.Limit {
 	return shaper.Limit{
 		Name: "block", Block: true,
@@ -16,25 +16,25 @@ func blocking(prefix string) shaper.Limit {
 	}
 }
 
-// TestBlocked has a limit refuse all of a source, beside others: they are not charged for
-// it, count none of its connections, and take note of none of its segments.
-func TestBlocked(t *testing.T) {
+// TestBlock_RefusesEverything blocks a source that other limits match too: they are not charged for its
+// packets, and neither count its connections nor track its segments.
+func TestBlock_RefusesEverything(t *testing.T) {
 	others := []shaper.Limit{
 		{Name: "rate", Packets: shaper.Frequency{N: 1, Per: time.Hour}, BurstPackets: 1},
 		capped(1),
 	}
 	silent := blocking("10.0.0.1/32")
-	silent.Excess = shaper.ExcessDrop
+	silent.RefuseWith = shaper.RefuseDrop
 	observed := blocking("10.0.0.1/32")
 	observed.Observe = true
-	ordered := blocking("10.0.0.1/32")
-	ordered.Observe, ordered.Always = true, true
+	byOperator := blocking("10.0.0.1/32")
+	byOperator.Observe, byOperator.Always = true, true
 	for _, c := range []struct {
 		name    string
 		mode    Mode
 		block   shaper.Limit
-		syn     uint32 // what becomes of a SYN
-		other   uint32 // and of what is none
+		syn     uint32 // action on a SYN
+		other   uint32 // action on another segment
 		counted uint64
 		flying  int
 	}{
@@ -44,13 +44,13 @@ func TestBlocked(t *testing.T) {
 		{"of another source", Police, blocking("10.0.0.7/32"), passed, passed, 0, 1},
 		{"observed", Police, observed, passed, passed, 2, 1},
 		{"at an attachment that observes", Observe, blocking("10.0.0.1/32"), passed, passed, 2, 0},
-		{"always", Police, ordered, answered, dropped, 11, 0},
-		{"always, at an attachment that observes", Observe, ordered, answered, dropped, 11, 0},
+		{"always", Police, byOperator, answered, dropped, 11, 0},
+		{"always, at an attachment that observes", Observe, byOperator, answered, dropped, 11, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newTCP(t, c.mode, append([]shaper.Limit{c.block}, others...)...)
 			d := dial("10.0.0.1:40000")
-			if action, got, _ := b.send(d.say(client, syn, 0)); action != c.syn {
+			if action, got, _ := b.send(d.nextSegment(client, syn, 0)); action != c.syn {
 				t.Errorf("a SYN: action %d, %+v", int32(action), got)
 			}
 			if action, _, _ := b.send(d.segment(client, ack, d.next[client], 0, 10)); action != c.other {
@@ -64,18 +64,18 @@ func TestBlocked(t *testing.T) {
 			b.expectInFlight(c.flying)
 			var refused, full uint64
 			for number := range uint32(3) {
-				s, err := b.state(number)
+				s, err := b.readState(number)
 				if err != nil {
 					t.Fatal(err)
 				}
 				refused += s.Refused[1]
-				full += s.MemoryFull[1] + s.ConnectionsMemoryFull
+				full += s.MemoryFull[1] + s.ConnsMemoryFull
 			}
 			if refused != c.counted || full != 0 {
 				t.Errorf("%d packets counted as refused, want %d, and %d for lack of memory", refused, c.counted, full)
 			}
 			if c.other == dropped {
-				for range 2 { // of another source have the whole burst
+				for range 2 { // another source still has its whole burst
 					if action, got, _ := b.send(dial("10.0.0.2:40000").segment(client, ack, 1, 1, 10)); action != passed {
 						t.Errorf("another source: action %d, %+v", int32(action), got)
 					}
@@ -85,8 +85,8 @@ func TestBlocked(t *testing.T) {
 	}
 }
 
-// TestBlockedCounts sees what is refused so in the counts that metrics show.
-func TestBlockedCounts(t *testing.T) {
+// TestBlock_Counters checks the counters of blocked packets that metrics show.
+func TestBlock_Counters(t *testing.T) {
 	w := newWire(t, "block")
 	p := openPlane(t)
 	l := blocking("10.0.0.1/32")

@@ -8,9 +8,9 @@ import (
 	"shaperd/shaper"
 )
 
-// Bucket returns how the bucket of f, routed as r, under limit i of the policy in force is
-// doing, or false: where limit i has no buckets here, or one for each connection, which a
-// Flow does not tell apart as packets do.
+// Bucket returns the state of the bucket of f, routed as r, under limit i of the current
+// policy. It returns false if limit i has no buckets here, or has one for each connection,
+// which a Flow does not identify as packets do.
 func (p *Plane) Bucket(i int, f *shaper.Flow, r shaper.Route) (b shaper.BucketState, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -20,7 +20,7 @@ func (p *Plane) Bucket(i int, f *shaper.Flow, r shaper.Route) (b shaper.BucketSt
 	return p.bucket(i, p.policy.Key(i, f, r), monotonic())
 }
 
-// KeyBucket returns the same for a key of limit i.
+// KeyBucket returns the state of the bucket of a key of limit i, like [Plane.Bucket].
 func (p *Plane) KeyBucket(i int, k shaper.Key) (b shaper.BucketState, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -32,47 +32,47 @@ func (p *Plane) bucket(i int, k shaper.Key, now leaky.Time) (b shaper.BucketStat
 		return b, false
 	}
 	l := p.policy.Limit(i)
-	if !l.OfAttachments() || l.Key&shaper.KeyConnection != 0 {
+	if !l.InPacketPlane() || l.Key&shaper.KeyConnection != 0 {
 		return b, false
 	}
 	shape, newConns := p.policy.Shape(i), p.policy.NewConnections(i)
-	limit := newLimit(l, shape, newConns, p.policy.Longest(i), p.numbers.limits[l.Name], p.kernel.Hashes)
-	key := p.kernel.hashKey(l.Key, &k, p.placeOf(k.Listen))
-	var owes [len(limit.Meter)]leaky.Time
+	limit := encodeLimit(l, shape, newConns, p.policy.MaxTotalDelay(i), p.numbers.limits[l.Name], p.kernel.Hashes)
+	key := p.kernel.hashKey(l.Key, &k, p.attachmentNumber(k.Origin))
+	var drainedAt [len(limit.Meter)]leaky.Time
 	for j := range limit.Meter {
 		if m := &limit.Meter[j]; m.Rate.Mult != 0 {
-			owes[j] = p.kernel.owes(m, join(m, key), now)
+			drainedAt[j] = p.kernel.drainTime(m, join(m, key), now)
 		}
 	}
-	var backlog, next [len(slotted{})]leaky.Time
-	for j, shift := range slottedOf(p.policy, i) {
-		backlog[j], next[j] = owes[j].Sub(now), owes[j].Sub(now)
+	var backlog, next [len(slotShifts{})]leaky.Time
+	for j, shift := range slotShiftsOf(p.policy, i) {
+		backlog[j], next[j] = drainedAt[j].Sub(now), drainedAt[j].Sub(now)
 		if shift != 0 {
-			backlog[j], next[j] = p.kernel.calendar(limit.State, j, shift).owes(now)
+			backlog[j], next[j] = p.kernel.calendar(limit.Id, j, shift).backlog(now)
 		}
 	}
 	b.BacklogBytes = shape.Bytes.Units(backlog[0])
 	b.BacklogPackets = shape.Packets.Units(backlog[1])
-	b.NextIn = max(next[0].Sub(shape.BytesBurst), next[1].Sub(shape.PacketsBurst)).Duration()
-	b.NewIn = owes[2].Sub(newConns.PacketsBurst).Sub(now).Duration()
-	if l.Connections > 0 {
+	b.NextDeparture = max(next[0].Sub(shape.BytesBurst), next[1].Sub(shape.PacketsBurst)).Duration()
+	b.NextAdmission = drainedAt[2].Sub(newConns.PacketsBurst).Sub(now).Duration()
+	if l.MaxConnections > 0 {
 		b.InFlight = p.kernel.inFlight(join(&limit.Meter[2], key))
 	}
 	return b, true
 }
 
-// placeOf returns the number of the attachment that marks keys with id.
-func (p *Plane) placeOf(id uint16) uint32 {
+// attachmentNumber returns the number of the attachment that keys refer to by id.
+func (p *Plane) attachmentNumber(id uint16) uint32 {
 	for name, number := range p.numbers.attachments {
-		if p.shaper.Attachment(name) == id {
+		if p.shaper.AttachmentID(name) == id {
 			return number
 		}
 	}
 	return 0
 }
 
-// hashKey hashes what of k is in keys of those fields, as key.h does it.
-func (k *kernel) hashKey(fields shaper.Fields, key *shaper.Key, place uint32) (hash [2]uint64) {
+// hashKey hashes the given fields of a key, as key.h does.
+func (k *kernel) hashKey(fields shaper.Fields, key *shaper.Key, attachment uint32) (hash [2]uint64) {
 	add := func(word uint64, n int) {
 		hash[0] += k.Hashes[n][0] * word
 		hash[1] += k.Hashes[n][1] * word
@@ -85,13 +85,13 @@ func (k *kernel) hashKey(fields shaper.Fields, key *shaper.Key, place uint32) (h
 	add(uint64(key.ASN), 4)
 	at := uint64(0)
 	if fields&shaper.KeyAttach != 0 {
-		at = uint64(place + 1)
+		at = uint64(attachment + 1)
 	}
 	add(uint64(key.Port)|at<<16, 5)
 	return hash
 }
 
-// join joins a meter's hash and a key's, as key.h does it.
+// join combines the hashes of a meter and a key, as key.h does.
 func join(m *kernelMeter, key [2]uint64) uint64 {
 	const upper = 1<<64 - 1<<32
 	h := (m.Hash[0]+key[0])&upper | (m.Hash[1]+key[1])>>32
@@ -99,45 +99,45 @@ func join(m *kernelMeter, key [2]uint64) uint64 {
 	return h ^ h>>32
 }
 
-// lines returns the two lines of n in which what has a hash may stand.
-func lines(hash, n uint64) [2]uint32 {
+// probeLines returns the two lines, of n, that may contain the entry of a hash.
+func probeLines(hash, n uint64) [2]uint32 {
 	return [2]uint32{uint32(hash >> 32 * n >> 32), uint32(hash * 0x9e3779b97f4a7c15 >> 32 * n >> 32)}
 }
 
-// find returns the bucket of a meter and a hash, or false.
-func (k *kernel) find(meter, hash uint64) (until *uint64, ok bool) {
+// lookup returns the drain time of the bucket of a meter and a hash, or false.
+func (k *kernel) lookup(meter, hash uint64) (until *uint64, ok bool) {
 	tag := meter | hash&(1<<48-1)
-	for _, line := range lines(hash, uint64(len(k.buckets))) {
+	for _, line := range probeLines(hash, uint64(len(k.buckets))) {
 		l := &k.buckets[line]
 		for i := range l.Tag {
 			if atomic.LoadUint64(&l.Tag[i]) == tag {
-				return &l.Until[i], true
+				return &l.DrainedAt[i], true
 			}
 		}
 	}
 	return nil, false
 }
 
-// owes returns when the bucket of a meter and a hash drains, or would that of a newcomer.
-func (k *kernel) owes(m *kernelMeter, hash uint64, now leaky.Time) leaky.Time {
-	if until, ok := k.find(m.Id, hash); ok {
+// drainTime returns the drain time of the bucket of a meter and a hash, or that of a new bucket.
+func (k *kernel) drainTime(m *kernelMeter, hash uint64, now leaky.Time) leaky.Time {
+	if until, ok := k.lookup(m.Tag, hash); ok {
 		return leaky.Time(atomic.LoadUint64(until))
 	}
-	if m.Id&stays != 0 {
+	if m.Tag&neverEvicted != 0 {
 		return 0
 	}
-	at := lines(hash, uint64(len(k.buckets)))
+	at := probeLines(hash, uint64(len(k.buckets)))
 	floor := max(atomic.LoadUint64(&k.floors[at[0]]), atomic.LoadUint64(&k.floors[at[1]]))
 	return min(leaky.Time(floor), now.Add(m.inheritable()))
 }
 
-// inFlight returns how many slots the key of a hash holds.
+// inFlight returns the number of slots that the key of a hash holds.
 func (k *kernel) inFlight(hash uint64) int {
 	words := len(kernelSlotLine{}.Word)
-	for _, line := range lines(hash, uint64(k.ConnSlots.MaxEntries())) {
+	for _, line := range probeLines(hash, uint64(k.ConnSlots.MaxEntries())) {
 		for i := range words {
 			word := atomic.LoadUint64(&k.slots[int(line)*words+i])
-			if n := word & slotCount; n > 0 && n <= slotMost && word>>slotBits == hash<<slotBits>>slotBits {
+			if n := word & slotCount; n > 0 && n <= slotMax && word>>slotBits == hash<<slotBits>>slotBits {
 				return int(n)
 			}
 		}

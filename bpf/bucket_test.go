@@ -9,18 +9,18 @@ import (
 	"shaperd/shaper"
 )
 
-// TestBucketState runs random packets through the programs and through package shaper:
-// what is read of the buckets of the one is what the other has.
+// TestBucketState runs random packets through the programs and through package shaper, and
+// compares the states of their buckets.
 func TestBucketState(t *testing.T) {
 	rnd := newRand(t)
-	b := newBench(t, kernelAttachment{Place: 3, Mode: uint32(Police), Ethernet: 1, Keep: 1, Limits: shaper.MaxLimits})
+	b := newBench(t, kernelConfig{AttachId: 3, Mode: uint32(Police), Ethernet: 1, Keep: 1, MaxLimits: shaper.MaxLimits})
 	var backlogs, waits, of int
 	for range 20 {
-		m := newMaker(rnd)
+		m := newGenerator(rnd)
 		b.Hashes = testHashes(m)
 		now := leaky.Time(1+m.Uint64N(uint64(leaky.Forever)/64)) * 64
 		s := shaper.New(testKeys)
-		b.clear(t)
+		b.clearState(t)
 		limits := randomLimits(m)
 		table := asnTable(t, m)
 		p, err := s.Compile(limits, nil, []shaper.Attachment{{Name: "elsewhere"}, {Name: "here"}}, table, false)
@@ -41,8 +41,8 @@ func TestBucketState(t *testing.T) {
 			now += leaky.Time(m.Uint64N(1e6)) * 64 * leaky.Time(m.IntN(2))
 			k := m.packet(uint64(now / 64))
 			k.gsoSize, k.segments = 0, 1
-			if _, limited := expect(s, p, &k, now, true); limited {
-				k.flow.Listen = p.AttachIndex("here")
+			if _, limited := wantDecision(s, p, &k, now, true); limited {
+				k.flow.Origin = p.AttachmentIndex("here")
 				flows = append(flows, k.flow)
 			}
 			b.run(t, &k, uint64(now/64), (*bench).tc)
@@ -62,7 +62,7 @@ func TestBucketState(t *testing.T) {
 				shape := p.Shape(i)
 				var want shaper.BucketState
 				want.BacklogBytes, want.BacklogPackets = bucket.Backlog(shape, now)
-				want.NextIn = bucket.Depart(shape, now).Sub(now).Duration()
+				want.NextDeparture = bucket.Depart(shape, now).Sub(now).Duration()
 				if got != want {
 					t.Fatalf("%s of limit %+v: %+v, want %+v", p.DescribeKey(i, key), p.Limit(i), got, want)
 				}
@@ -70,7 +70,7 @@ func TestBucketState(t *testing.T) {
 				if got.BacklogBytes+got.BacklogPackets > 0 {
 					backlogs++
 				}
-				if got.NextIn > 0 {
+				if got.NextDeparture > 0 {
 					waits++
 				}
 			}
@@ -78,15 +78,15 @@ func TestBucketState(t *testing.T) {
 	}
 	t.Logf("%d buckets, %d with a backlog, %d with a wait", of, backlogs, waits)
 	if backlogs < 100 || waits < 100 {
-		t.Error("too few of something")
+		t.Error("too few backlogs or waits")
 	}
 }
 
-// TestBucketConnections reads how many connections of a key are in flight, and when the
-// next may begin.
+// TestBucketConnections reads the number of connections in flight of a key, and the time until
+// the next admission.
 func TestBucketConnections(t *testing.T) {
 	l := capped(3)
-	l.NewConnections, l.MaxWait = shaper.Frequency{N: 1, Per: time.Minute}, time.Hour
+	l.NewConnections, l.QueueTimeout = shaper.Frequency{N: 1, Per: time.Minute}, time.Hour
 	b := newTCP(t, Shape, l)
 	l.Match.Attach = []string{"here"}
 	s := shaper.New(1024)
@@ -94,7 +94,7 @@ func TestBucketConnections(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, err := b.number(p, []Attachment{{Name: "here"}}, nil)
+	n, err := b.assignNumbers(p, []Attachment{{Name: "here"}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,15 +103,15 @@ func TestBucketConnections(t *testing.T) {
 		client string
 		want   shaper.BucketState
 	}{
-		{"10.0.0.1:40000", shaper.BucketState{InFlight: 1, NewIn: time.Minute}},
-		{"10.0.0.1:40001", shaper.BucketState{InFlight: 2, NewIn: 2 * time.Minute}},
-		{"10.0.0.2:40001", shaper.BucketState{InFlight: 1, NewIn: time.Minute}},
-		{"10.0.0.1:40002", shaper.BucketState{InFlight: 3, NewIn: 3 * time.Minute}},
-		{"10.0.0.1:40003", shaper.BucketState{InFlight: 3, NewIn: 3 * time.Minute}},
+		{"10.0.0.1:40000", shaper.BucketState{InFlight: 1, NextAdmission: time.Minute}},
+		{"10.0.0.1:40001", shaper.BucketState{InFlight: 2, NextAdmission: 2 * time.Minute}},
+		{"10.0.0.2:40001", shaper.BucketState{InFlight: 1, NextAdmission: time.Minute}},
+		{"10.0.0.1:40002", shaper.BucketState{InFlight: 3, NextAdmission: 3 * time.Minute}},
+		{"10.0.0.1:40003", shaper.BucketState{InFlight: 3, NextAdmission: 3 * time.Minute}},
 	} {
 		d := dial(c.client)
 		b.open(d)
-		f := shaper.Flow{Source: d.ends[client].Addr(), Listen: p.AttachIndex("here"), Protocol: shaper.TCP}
+		f := shaper.Flow{Source: d.ends[client].Addr(), Origin: p.AttachmentIndex("here"), Protocol: shaper.TCP}
 		got, ok := plane.bucket(0, p.Key(0, &f, p.Route(&f)), leaky.Time(b.now)*leaky.FromDuration(1))
 		if got != c.want || !ok {
 			t.Errorf("%s: %+v, %v, want %+v", c.client, got, ok, c.want)
@@ -119,9 +119,8 @@ func TestBucketConnections(t *testing.T) {
 	}
 }
 
-// TestBucketOfPlane reads a bucket by its flow from a plane in force, and none where there
-// is none.
-func TestBucketOfPlane(t *testing.T) {
+// TestPlane_Bucket reads a bucket of a plane by its flow, and none before there is a policy.
+func TestPlane_Bucket(t *testing.T) {
 	w := newWire(t, "bucket")
 	p := openPlane(t)
 	if _, ok := p.KeyBucket(0, shaper.Key{}); ok {
@@ -130,17 +129,17 @@ func TestBucketOfPlane(t *testing.T) {
 	p.apply([]shaper.Limit{tenAnHour("here")}, Attachment{Name: "here", Interfaces: []string{"bucket0"}, Mode: Police})
 	w.want(p, 1, 12, 10)
 	at := func(source string) shaper.BucketState {
-		f := shaper.Flow{Source: netip.MustParseAddr(source), Listen: p.policy.AttachIndex("here")}
+		f := shaper.Flow{Source: netip.MustParseAddr(source), Origin: p.policy.AttachmentIndex("here")}
 		b, ok := p.Bucket(0, &f, p.policy.Route(&f))
 		if !ok {
 			t.Errorf("%s has no bucket", source)
 		}
 		return b
 	}
-	if b := at("10.0.0.1"); b.BacklogPackets != 9 || b.NextIn < 5*time.Minute || b.NextIn > 6*time.Minute {
+	if b := at("10.0.0.1"); b.BacklogPackets != 9 || b.NextDeparture < 5*time.Minute || b.NextDeparture > 6*time.Minute {
 		t.Errorf("%+v", b)
 	}
 	if b := at("10.0.0.2"); b != (shaper.BucketState{}) {
-		t.Errorf("%+v of who has sent nothing", b)
+		t.Errorf("%+v of a source that has sent nothing", b)
 	}
 }

@@ -7,11 +7,11 @@ import (
 	"shaperd/shaper"
 )
 
-// slotted is how the calendars of a limit, of bytes and of packets, divide time: a slot is
-// 2^n ticks wide. Where it has buckets instead it is 0.
-type slotted [2]uint8
+// slotShifts are the slot widths of a limit's calendars, of bytes and of packets, as powers of 2 of
+// ticks. They are 0 where the limit has buckets instead.
+type slotShifts [2]uint8
 
-func slottedOf(p *shaper.Policy, i int) (s slotted) {
+func slotShiftsOf(p *shaper.Policy, i int) (s slotShifts) {
 	if p.Calendars()&(1<<i) != 0 {
 		for meter, slots := range p.Slots(i) {
 			s[meter] = slots.Shift
@@ -20,17 +20,17 @@ func slottedOf(p *shaper.Policy, i int) (s slotted) {
 	return s
 }
 
-// calendar is one that the programs have, as [leaky.Calendar].
+// calendar is a calendar of the programs, like [leaky.Calendar].
 type calendar struct {
 	*kernelCalendar
 	shift uint8
 }
 
 func (k *kernel) calendar(limit uint32, meter int, shift uint8) calendar {
-	return calendar{&k.calendars[int(limit)*len(slotted{})+meter], shift}
+	return calendar{&k.calendars[int(limit)*len(slotShifts{})+meter], shift}
 }
 
-// taken returns how much of slot n is taken, where all before base is.
+// taken returns the part of slot n that is taken, when all time before base is.
 func (c calendar) taken(n uint64, base leaky.Time) (taken leaky.Time) {
 	if word := atomic.LoadUint64(&c.Slot[n%uint64(len(c.Slot))]); word>>(c.shift+1) == n {
 		taken = leaky.Time(word & (2<<c.shift - 1))
@@ -41,9 +41,8 @@ func (c calendar) taken(n uint64, base leaky.Time) (taken leaky.Time) {
 	return taken
 }
 
-// owes returns how much is taken from now on, and how long it is to the first instant that
-// is not.
-func (c calendar) owes(now leaky.Time) (backlog, first leaky.Time) {
+// backlog returns the time that is taken from now on, and the time until the first free instant.
+func (c calendar) backlog(now leaky.Time) (backlog, first leaky.Time) {
 	base := max(now, leaky.Time(atomic.LoadUint64(&c.From)))
 	backlog = base - now
 	begin := uint64(base >> c.shift)
@@ -62,24 +61,24 @@ func (c calendar) owes(now leaky.Time) (backlog, first leaky.Time) {
 	return backlog, first
 }
 
-// begin has all before from be taken, and nothing behind.
-func (c calendar) begin(from uint64) {
+// reset marks all time before from as taken, and frees the rest.
+func (c calendar) reset(from uint64) {
 	atomic.StoreUint64(&c.From, from)
 	for i := range c.Slot {
 		atomic.StoreUint64(&c.Slot[i], 0)
 	}
-	c.open()
+	c.reopen()
 }
 
-// open has all slots be looked at again.
-func (c calendar) open() {
+// reopen marks no slot as closed, so that searches consider all of them again.
+func (c calendar) reopen() {
 	for i := range c.Closed {
 		atomic.StoreUint64(&c.Closed[i], 0)
 	}
 	atomic.StoreUint64(&c.Hint, 0)
 }
 
-// withdraw gives up what is taken of slots from an instant on, and returns how much that was.
+// withdraw frees the slots from an instant on, and returns how much of them was taken.
 func (c calendar) withdraw(from leaky.Time) (sum leaky.Time) {
 	for n := uint64(from >> c.shift); n < uint64(from>>c.shift)+uint64(len(c.Slot)); n++ {
 		slot := &c.Slot[n%uint64(len(c.Slot))]
@@ -101,23 +100,23 @@ func (c calendar) withdraw(from leaky.Time) (sum leaky.Time) {
 	return sum
 }
 
-// carry is a meter of a limit that changes from a bucket to a calendar or back, or whose
-// calendar changes.
-type carry struct {
-	limit  uint32
-	meter  int
-	bucket kernelMeter
-	was    uint8
-	is     uint8
-	rates  [2]leaky.Rate
+// migration is the change of a limit's meter from a bucket to a calendar or back, or to another
+// calendar.
+type migration struct {
+	limit    uint32
+	meter    int
+	bucket   kernelMeter
+	oldShift uint8
+	newShift uint8
+	rates    [2]leaky.Rate
 
-	at   leaky.Time // when it was carried over
-	owed leaky.Time // by then, from then on
+	at      leaky.Time // time of the migration
+	backlog leaky.Time // backlog at that time
 }
 
-// carries returns the meters of known limits that p moves from a bucket to a calendar or back, or
+// migrations returns the meters of known limits that p moves from a bucket to a calendar or back, or
 // to another calendar.
-func (k *kernel) carries(p *shaper.Policy, im *image) (all []carry) {
+func (k *kernel) migrations(p *shaper.Policy, im *image) (all []migration) {
 	for i := range p.Len() {
 		l := p.Limit(i)
 		known := k.Limits[l.Name]
@@ -125,57 +124,57 @@ func (k *kernel) carries(p *shaper.Policy, im *image) (all []carry) {
 			continue
 		}
 		was, is := known.Rates.meters(), ratesOf(l).meters()
-		slotted := slottedOf(p, i)
+		slotted := slotShiftsOf(p, i)
 		for j := range slotted {
 			if known.Slotted[j] != slotted[j] || slotted[j] != 0 && was[j] != is[j] {
-				all = append(all, carry{known.Number, j, im.policy.Limit[i].Meter[j], known.Slotted[j], slotted[j], [2]leaky.Rate{was[j], is[j]}, 0, 0})
+				all = append(all, migration{known.Number, j, im.policy.Limit[i].Meter[j], known.Slotted[j], slotted[j], [2]leaky.Rate{was[j], is[j]}, 0, 0})
 			}
 		}
 	}
 	return all
 }
 
-// carryOver has what is charged under the next policy begin behind what is owed. A bucket's
-// rate has been changed already.
-func (k *kernel) carryOver(c *carry, now leaky.Time) {
+// migrate lets the charges of the next policy begin behind the backlog. Buckets have been rescaled
+// before.
+func (k *kernel) migrate(c *migration, now leaky.Time) {
 	c.at = now
-	c.owed = k.owedBy(c)
-	if c.owed == 0 {
+	c.backlog = k.oldBacklog(c)
+	if c.backlog == 0 {
 		return
 	}
-	until := uint64(now.Add(c.rescaled(c.owed)))
+	until := uint64(now.Add(c.rescaled(c.backlog)))
 	switch {
-	case c.was != 0 && c.is != 0: // in the same place, where packets are charged meanwhile
-		cal := k.calendar(c.limit, c.meter, c.was)
+	case c.oldShift != 0 && c.newShift != 0: // in place, while packets are charged to it
+		cal := k.calendar(c.limit, c.meter, c.oldShift)
 		ahead := leaky.Time(atomic.SwapUint64(&cal.From, until)).Sub(now)
-		c.owed = max(c.owed, ahead.Add(cal.withdraw(now.Add(ahead))))
-		cal.open()
-		atomic.AddUint64(&cal.From, uint64(now.Add(c.rescaled(c.owed)))-until)
-	case c.is != 0:
-		k.calendar(c.limit, c.meter, c.is).begin(until)
+		c.backlog = max(c.backlog, ahead.Add(cal.withdraw(now.Add(ahead))))
+		cal.reopen()
+		atomic.AddUint64(&cal.From, uint64(now.Add(c.rescaled(c.backlog)))-until)
+	case c.newShift != 0:
+		k.calendar(c.limit, c.meter, c.newShift).reset(until)
 	default:
-		if bucket := k.place(c.bucket.Id, join(&c.bucket, [2]uint64{}), now); bucket != nil {
+		if bucket := k.lookupOrInsert(c.bucket.Tag, join(&c.bucket, [2]uint64{}), now); bucket != nil {
 			atomic.StoreUint64(bucket, until)
 		}
 	}
 }
 
-// settle adds what packets were charged as before since it was carried over. None is any more.
-func (k *kernel) settle(c *carry) {
+// finishMigration adds the charges of the old policy since migrate. No packet meets that policy any more.
+func (k *kernel) finishMigration(c *migration) {
 	var more leaky.Time
 	switch {
-	case c.was == c.is: // the slots are the same, and what is taken of them as well
-	case c.was != 0 && c.is != 0:
-		more = k.calendar(c.limit, c.meter, c.was).withdraw(c.at)
+	case c.oldShift == c.newShift: // the slots are the same, with their charges
+	case c.oldShift != 0 && c.newShift != 0:
+		more = k.calendar(c.limit, c.meter, c.oldShift).withdraw(c.at)
 	default:
-		more = k.owedBy(c).Sub(c.owed)
+		more = k.oldBacklog(c).Sub(c.backlog)
 	}
 	if more == 0 {
 		return
 	}
-	word := &k.calendar(c.limit, c.meter, c.is).From
-	if c.is == 0 {
-		if word = k.place(c.bucket.Id, join(&c.bucket, [2]uint64{}), c.at); word == nil {
+	word := &k.calendar(c.limit, c.meter, c.newShift).From
+	if c.newShift == 0 {
+		if word = k.lookupOrInsert(c.bucket.Tag, join(&c.bucket, [2]uint64{}), c.at); word == nil {
 			return
 		}
 	}
@@ -187,37 +186,37 @@ func (k *kernel) settle(c *carry) {
 	}
 }
 
-// owedBy returns what is owed from when it was carried over on, as it was kept before.
-func (k *kernel) owedBy(c *carry) (owed leaky.Time) {
-	if c.was != 0 {
-		owed, _ = k.calendar(c.limit, c.meter, c.was).owes(c.at)
-	} else if until, ok := k.find(c.bucket.Id, join(&c.bucket, [2]uint64{})); ok { // of the key of all
-		owed = leaky.Time(atomic.LoadUint64(until)).Sub(c.at)
+// oldBacklog returns the backlog at the time of the migration, in the old structure.
+func (k *kernel) oldBacklog(c *migration) (backlog leaky.Time) {
+	if c.oldShift != 0 {
+		backlog, _ = k.calendar(c.limit, c.meter, c.oldShift).backlog(c.at)
+	} else if until, ok := k.lookup(c.bucket.Tag, join(&c.bucket, [2]uint64{})); ok { // the limit has a single key
+		backlog = leaky.Time(atomic.LoadUint64(until)).Sub(c.at)
 	}
-	return owed
+	return backlog
 }
 
-// rescaled returns what was kept in a calendar at the rate there is now.
-func (c *carry) rescaled(owed leaky.Time) leaky.Time {
-	if c.was == 0 {
-		return owed
+// rescaled returns a calendar's backlog at the new rate. Buckets are rescaled already.
+func (c *migration) rescaled(backlog leaky.Time) leaky.Time {
+	if c.oldShift == 0 {
+		return backlog
 	}
-	return c.rates[0].Rescale(owed, c.rates[1])
+	return c.rates[0].Rescale(backlog, c.rates[1])
 }
 
-// place returns the bucket of a meter and a hash, which has one from now on if there is room
-// for it, or nil.
-func (k *kernel) place(meter, hash uint64, now leaky.Time) *uint64 {
-	if until, ok := k.find(meter, hash); ok {
+// lookupOrInsert returns the drain time of the bucket of a meter and a hash, and inserts the bucket if
+// necessary. It returns nil if the table is full.
+func (k *kernel) lookupOrInsert(meter, hash uint64, now leaky.Time) *uint64 {
+	if until, ok := k.lookup(meter, hash); ok {
 		return until
 	}
-	for _, line := range lines(hash, uint64(len(k.buckets))) {
+	for _, line := range probeLines(hash, uint64(len(k.buckets))) {
 		l := &k.buckets[line]
 		for i := range l.Tag {
 			tag := atomic.LoadUint64(&l.Tag[i])
-			if (tag == 0 || atomic.LoadUint64(&l.Until[i]) <= uint64(now)) &&
+			if (tag == 0 || atomic.LoadUint64(&l.DrainedAt[i]) <= uint64(now)) &&
 				atomic.CompareAndSwapUint64(&l.Tag[i], tag, meter|hash&(1<<48-1)) {
-				return &l.Until[i]
+				return &l.DrainedAt[i]
 			}
 		}
 	}

@@ -8,8 +8,8 @@ import (
 	"shaperd/shaper"
 )
 
-func TestCapIsForEachKey(t *testing.T) {
-	all := shaper.Limit{Name: "all", Connections: 5}
+func TestCap_PerKey(t *testing.T) {
+	all := shaper.Limit{Name: "all", MaxConnections: 5}
 	b := newTCP(t, Police, capped(3), all)
 	var open []*dialogue
 	for i, want := range []uint32{passed, passed, passed, answered, answered} {
@@ -22,11 +22,11 @@ func TestCapIsForEachKey(t *testing.T) {
 	b.expectInFlight(6)
 	for i, want := range []uint32{passed, passed, answered} {
 		if got := b.open(dial(fmt.Sprint("10.0.0.2:", 40000+i))); got != want {
-			t.Errorf("connection %d of the second met action %d, want %d", i, int32(got), int32(want))
+			t.Errorf("connection %d of the second source met action %d, want %d", i, int32(got), int32(want))
 		}
 	}
 	b.expectInFlight(10)
-	if action, d, _ := b.send(dial("10.0.0.3:40000").say(client, syn, 0)); action != answered || d.Reason != uint32(shaper.ByConnections) || d.Verdict != uint32(shaper.Refuse) || d.Limit != 1 {
+	if action, d, _ := b.send(dial("10.0.0.3:40000").nextSegment(client, syn, 0)); action != answered || d.Reason != uint32(shaper.ByConnections) || d.Verdict != uint32(shaper.Refuse) || d.Limit != 1 {
 		t.Errorf("action %d, %+v", int32(action), d)
 	}
 	b.exchange(open[0], client, rst, 0)
@@ -38,7 +38,7 @@ func TestCapIsForEachKey(t *testing.T) {
 
 func TestSilentRefusal(t *testing.T) {
 	l := capped(1)
-	l.Excess = shaper.ExcessDrop
+	l.RefuseWith = shaper.RefuseDrop
 	b := newTCP(t, Police, l)
 	b.establish(dial("10.0.0.1:40000"))
 	if got := b.open(dial("10.0.0.1:40001")); got != dropped {
@@ -46,18 +46,18 @@ func TestSilentRefusal(t *testing.T) {
 	}
 }
 
-// TestRefusalLeavesNothing refuses SYNs for each reason there is: none leaves a slot
-// taken, an entry, or a charge.
-func TestRefusalLeavesNothing(t *testing.T) {
+// TestRefusal_LeavesNoState refuses SYNs for each reason: none leaves a slot, an entry or a
+// charge.
+func TestRefusal_LeavesNoState(t *testing.T) {
 	hourly := shaper.Frequency{N: 1, Per: time.Hour}
 	for _, c := range []struct {
 		name   string
 		limits []shaper.Limit
 		reason shaper.Reason
 	}{
-		{"rate", []shaper.Limit{{Name: "p", Packets: hourly}, {Name: "c", Connections: 10, NewConnections: shaper.Frequency{N: 1e6, Per: time.Second}}}, shaper.QueueFull},
-		{"connections", []shaper.Limit{{Name: "c", Connections: 1}, {Name: "p", Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: time.Hour}, {Name: "n", NewConnections: shaper.Frequency{N: 1000, Per: time.Second}, MaxWait: time.Hour}}, shaper.ByConnections},
-		{"new connections", []shaper.Limit{{Name: "n", NewConnections: hourly}, {Name: "c", Connections: 10}, {Name: "p", Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: time.Hour}}, shaper.ByNew},
+		{"rate", []shaper.Limit{{Name: "p", Packets: hourly}, {Name: "c", MaxConnections: 10, NewConnections: shaper.Frequency{N: 1e6, Per: time.Second}}}, shaper.QueueFull},
+		{"connections", []shaper.Limit{{Name: "c", MaxConnections: 1}, {Name: "p", Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: time.Hour}, {Name: "n", NewConnections: shaper.Frequency{N: 1000, Per: time.Second}, QueueTimeout: time.Hour}}, shaper.ByConnections},
+		{"new connections", []shaper.Limit{{Name: "n", NewConnections: hourly}, {Name: "c", MaxConnections: 10}, {Name: "p", Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: time.Hour}}, shaper.ByNewConnections},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newTCP(t, Police, c.limits...)
@@ -65,30 +65,30 @@ func TestRefusalLeavesNothing(t *testing.T) {
 				t.Fatalf("the first met action %d", int32(action))
 			}
 			flying := b.inFlight()
-			before := fmt.Sprint(b.untils())
+			before := fmt.Sprint(b.drainTimes())
 			for i := range 20 {
-				action, d, _ := b.send(dial(fmt.Sprint("10.0.0.1:", 40001+i)).say(client, syn, 0))
+				action, d, _ := b.send(dial(fmt.Sprint("10.0.0.1:", 40001+i)).nextSegment(client, syn, 0))
 				if want := map[bool]uint32{true: dropped, false: answered}[c.reason == shaper.QueueFull]; action != want || d.Reason != uint32(c.reason) {
 					t.Errorf("SYN %d: action %d, want %d; %+v", i, int32(action), int32(want), d)
 				}
 			}
 			b.expectInFlight(flying)
-			if after := fmt.Sprint(b.untils()); after != before {
+			if after := fmt.Sprint(b.drainTimes()); after != before {
 				t.Errorf("buckets were charged:\n%s\n%s", before, after)
 			}
 			if live, gone := b.entries(); live != 1 || gone != 0 {
-				t.Errorf("%d connections, %d gone", live, gone)
+				t.Errorf("%d connections, %d closed", live, gone)
 			}
 		})
 	}
 }
 
-// untils returns the buckets that are not empty.
-func (b *bench) untils() map[uint64]uint64 {
+// drainTimes returns the drain times of non-empty buckets by tag.
+func (b *bench) drainTimes() map[uint64]uint64 {
 	all := map[uint64]uint64{}
 	for i := range b.buckets {
 		for j, tag := range b.buckets[i].Tag {
-			if until := b.buckets[i].Until[j]; until > 0 {
+			if until := b.buckets[i].DrainedAt[j]; until > 0 {
 				all[tag] = until
 			}
 		}
@@ -97,16 +97,16 @@ func (b *bench) untils() map[uint64]uint64 {
 }
 
 func TestNewConnectionsWait(t *testing.T) {
-	paced := shaper.Limit{Name: "n", NewConnections: shaper.Frequency{N: 10, Per: time.Second}, MaxWait: time.Second}
+	paced := shaper.Limit{Name: "n", NewConnections: shaper.Frequency{N: 10, Per: time.Second}, QueueTimeout: time.Second}
 	const step = uint64(100 * time.Millisecond)
 	for _, mode := range []Mode{Shape, Police} {
 		t.Run(mode.String(), func(t *testing.T) {
 			b := newTCP(t, mode, paced)
 			for i := range uint64(12) {
-				packet := dial(fmt.Sprint("10.0.0.1:", 40000+i)).say(client, syn, 0)
+				packet := dial(fmt.Sprint("10.0.0.1:", 40000+i)).nextSegment(client, syn, 0)
 				action, d, stamp := b.send(packet)
 				if i == 11 {
-					if action != answered || d.Reason != uint32(shaper.ByNew) {
+					if action != answered || d.Reason != uint32(shaper.ByNewConnections) {
 						t.Errorf("SYN %d: action %d, %+v", i, int32(action), d)
 					}
 					break
@@ -115,7 +115,7 @@ func TestNewConnectionsWait(t *testing.T) {
 				if action != passed || (d.Depart+63)/64 != want {
 					t.Errorf("SYN %d: action %d, departs at %d, want %d", i, int32(action), (d.Depart+63)/64, want)
 				}
-				// Sent again while it waits, it does not overtake itself.
+				// A retransmission does not overtake the waiting SYN.
 				_, _, again := b.send(packet)
 				if mode == Shape && (stamp != want || again != want) || mode == Police && (stamp != 0 || again != 0) {
 					t.Errorf("SYN %d: stamps %d and %d, want %d", i, stamp, again, want)
@@ -123,26 +123,26 @@ func TestNewConnectionsWait(t *testing.T) {
 			}
 			want := [2]uint64{1, 10}
 			if mode == Police {
-				want = [2]uint64{11, 0} // it holds none back
+				want = [2]uint64{11, 0} // nothing is delayed
 			}
-			if s := b.counters(); s.Connections != want || s.OverNew != 1 {
-				t.Errorf("let through at once and later: %v, want %v; refused %d", s.Connections, want, s.OverNew)
+			if s := b.counters(); s.ConnsAdmitted != want || s.ConnsOverRate != 1 {
+				t.Errorf("admitted at once and later: %v, want %v; refused %d", s.ConnsAdmitted, want, s.ConnsOverRate)
 			}
 		})
 	}
 }
 
 func TestWaitingSYNDoesNotExpire(t *testing.T) {
-	b := newTCP(t, Shape, shaper.Limit{Name: "n", NewConnections: shaper.Frequency{N: 1, Per: 30 * time.Second}, MaxWait: time.Minute}, capped(5))
+	b := newTCP(t, Shape, shaper.Limit{Name: "n", NewConnections: shaper.Frequency{N: 1, Per: 30 * time.Second}, QueueTimeout: time.Minute}, capped(5))
 	b.open(dial("10.0.0.1:40000"))
 	d := dial("10.0.0.1:40001")
 	b.open(d)
-	b.now += uint64(30*time.Second) + testHalfOpen - 1
+	b.now += uint64(30*time.Second) + testHalfOpenTimeout - 1
 	b.exchange(d, server, syn|ack, 0)
 	b.exchange(d, client, ack, 0)
-	b.now += testIdle - 1
+	b.now += testIdleTimeout - 1
 	b.exchange(d, client, ack, 1)
-	b.exchange(dial("10.0.0.1:40000"), client, ack, 0) // finds that it has expired
+	b.exchange(dial("10.0.0.1:40000"), client, ack, 0) // lets the programs notice that it has expired
 	b.expectInFlight(1)
 }
 
@@ -160,28 +160,28 @@ func TestCapAcrossReload(t *testing.T) {
 		}
 	}
 	try(answered)
-	b.limit(capped(3))
+	b.setLimits(capped(3))
 	try(passed) // 3
 	try(answered)
-	b.limit(capped(1))
+	b.setLimits(capped(1))
 	try(answered)
 	b.exchange(first, client, rst, 0)
 	try(answered)
 	b.expectInFlight(2)
-	b.limit(capped(3), shaper.Limit{Name: "another", Connections: 1})
-	try(passed) // 3, and 1 under the other
+	b.setLimits(capped(3), shaper.Limit{Name: "another", MaxConnections: 1})
+	try(passed) // 3, and 1 under the other limit
 	b.expectInFlight(4)
 	try(answered)
-	b.limit() // none counts
+	b.setLimits() // no limit counts connections
 	try(passed)
-	b.limit(capped(3))
+	b.setLimits(capped(3))
 	b.exchange(second, client, rst, 0)
 	b.expectInFlight(3)
 	try(passed)
 	try(answered)
 }
 
-func TestAdoptionAboveTheCap(t *testing.T) {
+func TestAdoption_AboveCap(t *testing.T) {
 	b := newTCP(t, Police, capped(2))
 	var there []*dialogue
 	for i := range 5 {
@@ -204,15 +204,15 @@ func TestAdoptionAboveTheCap(t *testing.T) {
 	b.expectInFlight(1)
 }
 
-func TestObservedCap(t *testing.T) {
+func TestObserve_Cap(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		mode   Mode
 		limits []shaper.Limit
 	}{
-		{"mode", Observe, []shaper.Limit{{Name: "c", Connections: 2}}},
-		{"limit", Police, []shaper.Limit{{Name: "c", Connections: 2, Observe: true}}},
-		{"beside another", Police, []shaper.Limit{{Name: "c", Connections: 2, Observe: true}, {Name: "d", Connections: 100}}},
+		{"mode", Observe, []shaper.Limit{{Name: "c", MaxConnections: 2}}},
+		{"limit", Police, []shaper.Limit{{Name: "c", MaxConnections: 2, Observe: true}}},
+		{"next to another", Police, []shaper.Limit{{Name: "c", MaxConnections: 2, Observe: true}, {Name: "d", MaxConnections: 100}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newTCP(t, c.mode, c.limits...)
@@ -222,17 +222,17 @@ func TestObservedCap(t *testing.T) {
 				}
 			}
 			b.expectInFlight(6 * len(c.limits))
-			if s := b.counters(); s.OverConnections != 4 || s.Connections[0] != 2 {
-				t.Errorf("%d would have been refused, %v let through", s.OverConnections, s.Connections)
+			if s := b.counters(); s.ConnsOverCap != 4 || s.ConnsAdmitted[0] != 2 {
+				t.Errorf("%d would have been refused, %v admitted", s.ConnsOverCap, s.ConnsAdmitted)
 			}
 			b.exchange(dial("10.0.0.1:40000"), client, rst, 0)
 		})
 	}
 }
 
-// A limit that observes holds nothing of a connection that another one refuses.
-func TestObservedBesideRefusal(t *testing.T) {
-	b := newTCP(t, Police, shaper.Limit{Name: "seen", Connections: 1, Observe: true}, shaper.Limit{Name: "held", Connections: 1})
+// A limit that observes holds no slot for a connection that another limit refuses.
+func TestObserve_NoSlotOfRefusedConnection(t *testing.T) {
+	b := newTCP(t, Police, shaper.Limit{Name: "seen", MaxConnections: 1, Observe: true}, shaper.Limit{Name: "held", MaxConnections: 1})
 	for i := range 5 {
 		want := uint32(answered)
 		if i == 0 {

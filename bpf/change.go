@@ -9,31 +9,30 @@ import (
 	"shaperd/shaper"
 )
 
-// Change is a policy with its attachments, ready to be put in force.
+// Change is a prepared policy with its attachments.
 type Change struct {
 	plane       *Plane
 	attachments []Attachment
 	listeners   []netip.AddrPort
 	policy      *shaper.Policy
 	numbers     numbers
-	wanted      map[side]*target
-	programs    shelf // loaded for this
+	wanted      map[hookPoint]*target
+	programs    programCache // loaded for this change
 	added       []*point
 	changed     map[*point]*programs
 }
 
-// Prepare makes everything ready that may fail to put attachments, and the policy
-// that names them, in force. Nothing is enforced, or enforced otherwise, before
-// Commit; Cancel takes back what was made. An interface that is not there is
-// attached to when it appears. At listeners the proxy takes TCP: what it takes is
-// not counted at attachments. See [Plane.Own] too.
+// Prepare does everything that may fail before attachments and their policy take effect.
+// Enforcement does not change before Commit; Cancel undoes the preparation. An interface
+// that does not exist yet is attached to when it appears. TCP connections that the proxy
+// accepts at listeners are not counted at attachments. See [Plane.MarkProxied] too.
 func (p *Plane) Prepare(attachments []Attachment, listeners []netip.AddrPort, policy *shaper.Policy) (*Change, error) {
-	p.changing.Lock()
+	p.changeMu.Lock()
 	c := &Change{
 		plane: p, attachments: slices.Clone(attachments), listeners: slices.Clone(listeners), policy: policy,
-		programs: shelf{}, changed: map[*point]*programs{},
+		programs: programCache{}, changed: map[*point]*programs{},
 	}
-	err := c.load() // others look at the plane meanwhile
+	err := c.load() // without mu: others may use the plane meanwhile
 	if err == nil {
 		err = c.prepare()
 	}
@@ -44,50 +43,50 @@ func (p *Plane) Prepare(attachments []Attachment, listeners []netip.AddrPort, po
 	return c, nil
 }
 
-// load loads the programs that the change takes: those of points that are new or
-// changed, and of interfaces that may appear.
+// load loads the programs that the change needs: for new and changed points, and for
+// interfaces that may appear.
 func (c *Change) load() (err error) {
 	p := c.plane
 	if c.wanted, err = wantedPoints(c.attachments); err != nil {
 		return err
 	}
-	if c.numbers, err = p.kernel.number(c.policy, c.attachments, c.former()); err != nil {
+	if c.numbers, err = p.kernel.assignNumbers(c.policy, c.attachments, c.renamedFrom()); err != nil {
 		return err
 	}
-	c.numbers.fresh = c.moved()
-	if err := p.beat(); err != nil {
+	c.numbers.moved = c.moved()
+	if err := p.startHeartbeat(); err != nil {
 		return err
 	}
-	if !p.sweeping && slices.ContainsFunc(c.attachments, func(a Attachment) bool { return a.counts(c.policy) }) {
-		if err := p.kernel.sweep(); err != nil {
-			return privileges(err)
+	if !p.sweeperStarted && slices.ContainsFunc(c.attachments, func(a Attachment) bool { return a.countsConnections(c.policy) }) {
+		if err := p.kernel.loadSweeper(); err != nil {
+			return explainPermission(err)
 		}
-		p.sweeping = true
+		p.sweeperStarted = true
 	}
-	since := p.kernel.Generation + 1 // until then what is attached lets everything pass
+	since := p.kernel.Generation + 1 // until then the programs let everything pass
 	for key, w := range c.wanted {
 		if present := p.points[key]; present == nil || !present.fits(w.Attachment, c.policy) {
-			if _, err := c.programs.get(p.kernel, c.purpose(w.Attachment, w.ethernet()), since); err != nil {
+			if _, err := c.programs.get(p.kernel, c.programKey(w.Attachment, w.ethernet()), since); err != nil {
 				return attachError(w.Attachment, w.name(), err)
 			}
 		}
 	}
 	for i := range c.attachments {
 		a := &c.attachments[i]
-		f := c.purpose(a, true)
-		if p.programs[f] != nil || c.programs[f] != nil {
+		key := c.programKey(a, true)
+		if p.programs[key] != nil || c.programs[key] != nil {
 			continue
 		}
-		if _, err := c.programs.get(p.kernel, f, since); err != nil {
+		if _, err := c.programs.get(p.kernel, key, since); err != nil {
 			return attachError(a, strings.Join(a.Interfaces, " or "), err)
 		}
 	}
 	return nil
 }
 
-// former returns which attachment each one replaces that comes to the interface of one which
-// goes: an attachment that is renamed keeps its connections.
-func (c *Change) former() map[string]string {
+// renamedFrom maps each renamed attachment to its old name: it has an interface of an attachment
+// that is removed, and keeps its connections.
+func (c *Change) renamedFrom() map[string]string {
 	present := map[string]bool{}
 	for _, pt := range c.plane.points {
 		present[pt.Name] = true
@@ -102,27 +101,27 @@ func (c *Change) former() map[string]string {
 	return former
 }
 
-// moved returns the places that have none of the interfaces where they were: what is known of
-// replies there holds no more.
-func (c *Change) moved() (places []uint32) {
-	stays := map[uint32]bool{}
+// moved returns the numbers of attachments that keep none of their interfaces: what was learned
+// about replies there is void.
+func (c *Change) moved() (moved []uint32) {
+	kept := map[uint32]bool{}
 	for key, w := range c.wanted {
-		place := c.numbers.attachments[w.Name]
+		number := c.numbers.attachments[w.Name]
 		if pt := c.plane.points[key]; pt != nil {
 			was, ok := c.plane.kernel.Attachments[pt.Name]
-			stays[place] = stays[place] || ok && was == place
+			kept[number] = kept[number] || ok && was == number
 		}
 	}
-	for _, place := range c.numbers.attachments {
-		if !stays[place] {
-			places = append(places, place)
+	for _, number := range c.numbers.attachments {
+		if !kept[number] {
+			moved = append(moved, number)
 		}
 	}
-	return places
+	return moved
 }
 
-func (c *Change) purpose(a *Attachment, ethernet bool) purpose {
-	return purposeOf(a, c.numbers, c.policy, ethernet)
+func (c *Change) programKey(a *Attachment, ethernet bool) programKey {
+	return programKeyOf(a, c.numbers, c.policy, ethernet)
 }
 
 func (c *Change) prepare() error {
@@ -137,12 +136,12 @@ func (c *Change) prepare() error {
 		if present != nil && present.fits(a, c.policy) {
 			continue
 		}
-		progs := c.programs[c.purpose(a, w.ethernet())]
-		if present != nil && present.Hook == a.Hook && present.detours() == a.detours() {
+		progs := c.programs[c.programKey(a, w.ethernet())]
+		if present != nil && present.Hook == a.Hook && present.usesIFB() == a.usesIFB() {
 			c.changed[present] = progs
 			if a.Mode == Shape && present.Mode != Shape {
 				if err := p.addQueue(key, a); err != nil {
-					return attachError(a, present.ifname, privileges(err))
+					return attachError(a, present.ifname, explainPermission(err))
 				}
 			}
 			continue
@@ -156,70 +155,70 @@ func (c *Change) prepare() error {
 	return nil
 }
 
-// Cancel takes back what Prepare made.
+// Cancel undoes Prepare.
 func (c *Change) Cancel() {
-	defer c.plane.changing.Unlock()
+	defer c.plane.changeMu.Unlock()
 	c.plane.mu.Lock()
 	defer c.plane.mu.Unlock()
-	c.takeBack()
+	c.rollBack()
 }
 
-func (c *Change) takeBack() {
+func (c *Change) rollBack() {
 	for _, pt := range c.added {
 		_ = pt.detach()
 	}
 	c.programs.close()
-	_ = c.plane.kernel.keepListeners(c.plane.listeners)
-	c.plane.fault("queues", c.plane.tidy())
-	c.plane.save()
+	_ = c.plane.kernel.retainListeners(c.plane.listeners)
+	c.plane.report("queues", c.plane.removeUnused())
+	c.plane.savePoints()
 }
 
-// Commit puts the change in force. On an error all stays as it was.
+// Commit applies the change. On an error nothing changes.
 func (c *Change) Commit() error {
 	p := c.plane
-	defer p.changing.Unlock()
+	defer p.changeMu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err := p.kernel.adoptPolicy(c.policy, c.numbers, monotonic); err != nil {
-		c.takeBack()
+	if err := p.kernel.installPolicy(c.policy, c.numbers, monotonic); err != nil {
+		c.rollBack()
 		return err
 	}
-	p.fault("registry", p.kernel.save()) // the policy is in force, whatever a daemon to come knows
-	p.fault("counters", p.sync())        // those of limits that go
+	p.report("registry", p.kernel.save())  // the policy is active even if the next daemon will not know
+	p.report("counters", p.syncCounters()) // of limits that are removed
 	p.attachments, p.listeners, p.numbers, p.policy = c.attachments, c.listeners, c.numbers, c.policy
-	p.kernel.freeWatches(p.policy, p.numbers, true) // what was taken back since the swap was forgotten with the rest
-	p.fault("listeners", p.kernel.keepListeners(c.listeners))
+	p.kernel.freeMonitors(p.policy, p.numbers, true) // refunds recorded since the swap were reset with the rest
+	p.report("listeners", p.kernel.retainListeners(c.listeners))
 	for pt, progs := range c.changed {
-		p.fault(pt.String(), p.replace(pt, progs, c.wanted[pt.key()].Attachment))
+		p.report(pt.String(), p.replace(pt, progs, c.wanted[pt.key()].Attachment))
 	}
 	for _, pt := range c.added {
 		if old := p.points[pt.key()]; old != nil {
-			p.drop(old) // it is at another hook
+			p.detachPoint(old) // attached by another hook
 		}
 		p.points[pt.key()] = pt
-		p.log.Info("attached", "attachment", pt.Name, "interface", pt.ifname, "direction", way(pt.Ingress), "mode", pt.Mode.String())
+		p.log.Info("attached", "attachment", pt.Name, "interface", pt.ifname, "direction", direction(pt.Ingress), "mode", pt.Mode.String())
 	}
 	for key, pt := range p.points {
 		if c.wanted[key] == nil {
-			p.drop(pt)
+			p.detachPoint(pt)
 		}
 	}
 	for _, pt := range p.failed {
-		delete(p.faults, pt.Attachment+" at "+pt.Interface)
+		delete(p.faults, pointName(pt.Attachment, pt.Interface))
 	}
 	p.failed = nil
-	p.programs.take(c.programs)
-	p.programs.keep(func(f purpose) bool {
+	p.programs.merge(c.programs)
+	p.programs.prune(func(key programKey) bool {
 		return slices.ContainsFunc(p.attachments, func(a Attachment) bool {
-			return f == purposeOf(&a, p.numbers, p.policy, f.at.Ethernet != 0)
+			return key == programKeyOf(&a, p.numbers, p.policy, key.at.Ethernet != 0)
 		})
 	})
 	p.uncount()
-	p.fault("queues", p.tidy())
-	p.save()
-	for _, other := range p.otherFolders() {
-		p.fault(other, os.RemoveAll(other))
+	p.report("queues", p.removeUnused())
+	p.savePoints()
+	for _, other := range p.otherPinDirs() {
+		p.report(other, os.RemoveAll(other))
 	}
-	p.looks.Do(p.look)
+	p.monitorOnce.Do(p.startMonitoring)
 	return nil
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Checksums of the Internet (RFC 1071). */
+/* Internet checksums (RFC 1071). */
 #pragma once
 
 #include "scratch.h"
 
-static __always_inline __u16 fold(__u64 sum)
+static __always_inline __u16 csum_fold(__u64 sum)
 {
 	sum = (sum & 0xffffffff) + (sum >> 32);
 	sum = (sum & 0xffff) + (sum >> 16);
@@ -13,8 +13,8 @@ static __always_inline __u16 fold(__u64 sum)
 	return sum;
 }
 
-/* The sum of 16-bit words of a head. */
-static __always_inline __u32 sum_of(const struct head *h, __u32 at, __u32 words)
+/* The sum of 16-bit words of the packet head. */
+static __always_inline __u32 csum_words(const struct head *h, __u32 at, __u32 words)
 {
 	__u32 sum = 0;
 
@@ -24,9 +24,9 @@ static __always_inline __u32 sum_of(const struct head *h, __u32 at, __u32 words)
 	return sum;
 }
 
-/* Whether the headers of IP and TCP are all that there is of a packet, and nobody drops it for
- * what they say. Of TCP's checksum, see unsummed. */
-__noinline int sound(const struct parser *p)
+/* Whether a packet consists of valid IP and TCP headers and nothing else. The TCP checksum is
+ * checked elsewhere: see csum_partial. */
+__noinline int headers_valid(const struct parser *p)
 {
 	const struct packet *k;
 	__u32 l3, length;
@@ -36,12 +36,12 @@ __noinline int sound(const struct parser *p)
 	k = &p->packet;
 	l3 = k->l3;
 	length = k->ipv4 ? load16(&p->head, l3 + 2) : 40 + load16(&p->head, l3 + 4);
-	return !k->payload && k->l4 == l3 + (k->ipv4 ? 20 : 40) && p->carried.end == l3 + length &&
-	       (!k->ipv4 || fold(sum_of(&p->head, l3, 10)) == 0xffff);
+	return !k->payload && k->l4 == l3 + (k->ipv4 ? 20 : 40) && p->body.end == l3 + length &&
+	       (!k->ipv4 || csum_fold(csum_words(&p->head, l3, 10)) == 0xffff);
 }
 
-/* Whether the checksum of a TCP header is right. */
-__noinline int summed(const struct parser *p)
+/* Whether the TCP checksum is right. */
+__noinline int tcp_csum_valid(const struct parser *p)
 {
 	const struct packet *k;
 	__u32 at, n;
@@ -51,52 +51,53 @@ __noinline int summed(const struct parser *p)
 		return 0;
 	k = &p->packet;
 	at = k->l4;
-	n = p->carried.end - at;
-	if (n > 60 || at > HEAD - 60 || at + n > p->head.have)
+	n = p->body.end - at;
+	if (n > 60 || at > HEAD_MAX - 60 || at + n > p->head.copied)
 		return 0;
 	sum = IPPROTO_TCP + n;
 #pragma unroll
-	for (int i = 0; i < 4; i++) /* the words before an IPv4 address count for nothing */
+	for (int i = 0; i < 4; i++) /* the words before an IPv4 address add nothing */
 		sum += (__u64)k->source[i] + k->destination[i];
 #pragma unroll
 	for (__u32 i = 0; i < 30; i++)
 		sum += 2 * i < n ? load16(&p->head, at + 2 * i) : 0;
-	return fold(sum) == 0xffff;
+	return csum_fold(sum) == 0xffff;
 }
 
-/* Whether a segment has no checksum yet, as somebody makes it later who is told to: a
- * change of the packet leaves alone what stands in its place. */
-static __noinline int unsummed(struct __sk_buff *skb, const struct scratch *s)
+/* Whether the checksum is still to be completed (CHECKSUM_PARTIAL): then bpf_l4_csum_replace
+ * without BPF_F_PSEUDO_HDR does not change the field. */
+static __noinline int csum_partial(struct __sk_buff *skb, const struct scratch *s)
 {
 	__u32 at = s->parser.packet.l4 + 16;
-	__u16 was, is, one = __builtin_bswap16(1);
+	__u16 before, after, one = __builtin_bswap16(1);
 
-	if (bpf_skb_load_bytes(skb, at, &was, sizeof(was)) || bpf_l4_csum_replace(skb, at, 0, one, 2) ||
-	    bpf_skb_load_bytes(skb, at, &is, sizeof(is)))
+	if (bpf_skb_load_bytes(skb, at, &before, sizeof(before)) || bpf_l4_csum_replace(skb, at, 0, one, 2) ||
+	    bpf_skb_load_bytes(skb, at, &after, sizeof(after)))
 		return 0;
-	return was == is || (bpf_l4_csum_replace(skb, at, one, 0, 2), 0);
+	return before == after || (bpf_l4_csum_replace(skb, at, one, 0, 2), 0);
 }
 
-static __noinline int copy_all_tc(struct __sk_buff *skb, struct scratch *s)
+static __noinline int copy_headers_tc(struct __sk_buff *skb, struct scratch *s)
 {
 	return copy_tc(skb, &s->parser.head);
 }
 
-static __noinline int copy_all_xdp(struct xdp_md *xdp, struct scratch *s)
+static __noinline int copy_headers_xdp(struct xdp_md *xdp, struct scratch *s)
 {
 	return copy_xdp(xdp, &s->parser.head);
 }
 
-/* Copies all headers of a packet of which not all were copied. */
-static __always_inline int complete(void *ctx, int xdp, struct scratch *s)
+/* Copies all headers of a packet, if some are missing. */
+static __always_inline int copy_headers(void *ctx, int xdp, struct scratch *s)
 {
-	if (s->parser.carried.end <= s->parser.head.have)
+	if (s->parser.body.end <= s->parser.head.copied)
 		return 1;
-	return xdp ? copy_all_xdp(ctx, s) : copy_all_tc(ctx, s);
+	return xdp ? copy_headers_xdp(ctx, s) : copy_headers_tc(ctx, s);
 }
 
-/* Whether a segment without payload comes to where it is sent, as far as its headers say. */
-static __always_inline int intact(void *ctx, int xdp, struct scratch *s)
+/* Whether a receiver accepts a segment without payload, as far as its headers say. */
+static __always_inline int segment_valid(void *ctx, int xdp, struct scratch *s)
 {
-	return complete(ctx, xdp, s) && sound(&s->parser) && (summed(&s->parser) || (!xdp && unsummed(ctx, s)));
+	return copy_headers(ctx, xdp, s) && headers_valid(&s->parser) &&
+	       (tcp_csum_valid(&s->parser) || (!xdp && csum_partial(ctx, s)));
 }

@@ -13,15 +13,15 @@ import (
 	"shaperd/shaper"
 )
 
-// TestConcurrent hammers one bucket from all CPUs at once: it admits what its rate
-// says, and no more, whoever loses a race.
-func TestConcurrent(t *testing.T) {
+// TestCharge_Concurrent charges one bucket from all CPUs at once: it admits packets at its rate and
+// no more, whatever the outcome of races.
+func TestCharge_Concurrent(t *testing.T) {
 	const (
-		rate  = 400_000 // a fraction of what is offered
+		rate  = 400_000 // a fraction of the offered load
 		depth = 20 * time.Millisecond
 		span  = time.Second
 	)
-	k := newVariant(t, kernelAttachment{Mode: uint32(Police), Ethernet: 1, Keep: 1}, nil)
+	k := newVariant(t, kernelConfig{Mode: uint32(Police), Ethernet: 1, Keep: 1}, nil)
 	for _, c := range []struct {
 		name   string
 		limits []shaper.Limit
@@ -39,10 +39,10 @@ func TestConcurrent(t *testing.T) {
 		for i := range c.limits {
 			c.limits[i].Match.Attach = []string{"here"}
 		}
-		// hammer returns what was admitted, of what may be.
+		// hammer returns the ratio of admitted packets to the allowed number.
 		hammer := func(t *testing.T) float64 {
 			clear(k.buckets)
-			k.use(t, c.limits, nil)
+			k.loadLimits(t, c.limits, nil)
 			before := k.totals(t)
 			start := monotonic()
 			end := start + leaky.FromDuration(span)
@@ -68,13 +68,13 @@ func TestConcurrent(t *testing.T) {
 				t.Errorf("want %.0f, at most 0.5 %% more", want)
 			}
 			if refused == 0 {
-				t.Error("nothing was refused: that is no hammer")
+				t.Error("nothing was refused: too little load")
 			}
 			return admitted / want
 		}
 		t.Run(c.name, func(t *testing.T) {
-			// Not more, whatever else goes on; less when others had the CPUs for longer
-			// than the depth, but not each time.
+			// Never more; less if other processes had the CPUs for longer than the depth,
+			// but not in every run.
 			least := 0.0
 			for range 3 {
 				if least = max(least, hammer(t)); least >= 0.7 {
@@ -86,15 +86,15 @@ func TestConcurrent(t *testing.T) {
 	}
 }
 
-// TestParallelFirst has all CPUs send the first packets of a key at the same time: its
-// bucket is charged for each of them, though several may have made one.
-func TestParallelFirst(t *testing.T) {
+// TestCharge_ConcurrentNewKeys sends the first packets of a key from all CPUs at once: its bucket is
+// charged for each of them, though several CPUs may have inserted one.
+func TestCharge_ConcurrentNewKeys(t *testing.T) {
 	const (
 		rounds = 10_000
 		each   = 3
 	)
-	b := newVariant(t, kernelAttachment{Mode: uint32(Police), Ethernet: 1, Keep: 1}, nil)
-	b.use(t, attached(shaper.Limit{
+	b := newVariant(t, kernelConfig{Mode: uint32(Police), Ethernet: 1, Keep: 1}, nil)
+	b.loadLimits(t, attachHere(shaper.Limit{
 		Name: "a", Key: shaper.KeySource, Packets: shaper.Frequency{N: 1, Per: time.Minute}, MaxDelay: time.Hour,
 	}), nil)
 	cpus := max(runtime.NumCPU(), 2)
@@ -104,7 +104,7 @@ func TestParallelFirst(t *testing.T) {
 	for range cpus {
 		sending.Go(func() {
 			for round := range rounds {
-				packet := from(ipv4(uint32(0x0a000000 + round)))
+				packet := datagramFrom(ipv4(uint32(0x0a000000 + round)))
 				options := &ebpf.RunOptions{Data: packet, Repeat: each}
 				barrier.Add(1)
 				for barrier.Load() < int64((round+1)*cpus) {
@@ -127,7 +127,7 @@ func TestParallelFirst(t *testing.T) {
 				continue
 			}
 			keys++
-			if b.buckets[i].Until[j] < least {
+			if b.buckets[i].DrainedAt[j] < least {
 				short++
 			}
 		}
@@ -139,18 +139,18 @@ func TestParallelFirst(t *testing.T) {
 
 type totals struct{ taken, refused uint64 }
 
-// totals counts packets under limit a, and those that any limit refused.
+// totals returns the packets taken by limit a, and those refused by any limit.
 func (b *bench) totals(t *testing.T) totals {
 	t.Helper()
 	var sum totals
 	for number := range maxLimits {
-		s, err := b.state(number)
+		s, err := b.readState(number)
 		if err != nil {
 			t.Fatal(err)
 		}
 		sum.refused += s.Refused[1]
 		if number == 0 {
-			sum.taken = s.Taken[0][1] + s.Taken[1][1]
+			sum.taken = s.Admitted[0][1] + s.Admitted[1][1]
 		}
 	}
 	return sum

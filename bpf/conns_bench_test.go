@@ -8,8 +8,8 @@ import (
 	"shaperd/shaper"
 )
 
-// BenchmarkConnections reports what a segment costs in the kernel, with limits that
-// count connections and without. A SYN is the first one of a random source.
+// BenchmarkConnections reports the cost of a segment in the kernel, with and without limits
+// that count connections. A SYN is the first one of a random source.
 func BenchmarkConnections(b *testing.B) {
 	rate := shaper.Limit{Name: "rate", Key: shaper.KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Rate: 1e12}
 	for _, c := range []struct {
@@ -19,25 +19,25 @@ func BenchmarkConnections(b *testing.B) {
 		program func(k *tcpBench) *ebpf.Program
 		sources uint32
 	}{
-		{"established, not counted", []shaper.Limit{rate}, data, throughLimits, 0},
-		{"established, one cap", []shaper.Limit{rate, capped(10)}, data, throughLimits, 0},
-		{"established, a cap alone", []shaper.Limit{capped(10)}, data, throughLimits, 0},
-		{"established, four caps", []shaper.Limit{rate, capped(10), caps("a", 0), caps("b", shaper.KeyPort), caps("c", shaper.KeyAttach)}, data, throughLimits, 0},
-		{"reply, not counted", []shaper.Limit{rate}, answer, throughNotes, 0},
-		{"reply, one cap", []shaper.Limit{rate, capped(10)}, answer, throughNotes, 0},
-		{"SYN, not counted", []shaper.Limit{rate}, first, throughLimits, 1<<32 - 1},
-		{"SYN, one cap", []shaper.Limit{rate, capped(10)}, first, throughLimits, 1<<32 - 1},
-		{"SYN, one cap for all", []shaper.Limit{rate, caps("a", 0)}, first, throughLimits, 1<<32 - 1},
-		{"SYN, four caps", []shaper.Limit{rate, capped(10), caps("a", 0), caps("b", shaper.KeyPort), caps("c", shaper.KeyAttach)}, first, throughLimits, 1<<32 - 1},
-		{"SYN, new connections", []shaper.Limit{rate, {Name: "new", Key: shaper.KeySource, NewConnections: shaper.Frequency{N: 1e9, Per: 1e9}}}, first, throughLimits, 1<<32 - 1},
-		{"SYN, refused", []shaper.Limit{rate, silently(shaper.Limit{Name: "all", Connections: 1})}, first, throughLimits, 1<<32 - 1},
-		{"SYN, again", []shaper.Limit{rate, capped(10)}, first, throughLimits, 0},
+		{"established, not counted", []shaper.Limit{rate}, dataSegment, limitProgram, 0},
+		{"established, one cap", []shaper.Limit{rate, capped(10)}, dataSegment, limitProgram, 0},
+		{"established, a cap alone", []shaper.Limit{capped(10)}, dataSegment, limitProgram, 0},
+		{"established, four caps", []shaper.Limit{rate, capped(10), capNamed("a", 0), capNamed("b", shaper.KeyPort), capNamed("c", shaper.KeyAttach)}, dataSegment, limitProgram, 0},
+		{"reply, not counted", []shaper.Limit{rate}, replySegment, replyProgram, 0},
+		{"reply, one cap", []shaper.Limit{rate, capped(10)}, replySegment, replyProgram, 0},
+		{"SYN, not counted", []shaper.Limit{rate}, synSegment, limitProgram, 1<<32 - 1},
+		{"SYN, one cap", []shaper.Limit{rate, capped(10)}, synSegment, limitProgram, 1<<32 - 1},
+		{"SYN, one cap for all", []shaper.Limit{rate, capNamed("a", 0)}, synSegment, limitProgram, 1<<32 - 1},
+		{"SYN, four caps", []shaper.Limit{rate, capped(10), capNamed("a", 0), capNamed("b", shaper.KeyPort), capNamed("c", shaper.KeyAttach)}, synSegment, limitProgram, 1<<32 - 1},
+		{"SYN, new connections", []shaper.Limit{rate, {Name: "new", Key: shaper.KeySource, NewConnections: shaper.Frequency{N: 1e9, Per: 1e9}}}, synSegment, limitProgram, 1<<32 - 1},
+		{"SYN, refused", []shaper.Limit{rate, dropSilently(shaper.Limit{Name: "all", MaxConnections: 1})}, synSegment, limitProgram, 1<<32 - 1},
+		{"SYN, retransmitted", []shaper.Limit{rate, capped(10)}, synSegment, limitProgram, 0},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			k := newTCPVariant(b, Police, map[string]any{kernelVarTestSources: c.sources}, testIdle, c.limits...)
+			k := newTCPVariant(b, Police, map[string]any{kernelVarTestSources: c.sources}, testIdleTimeout, c.limits...)
 			d := dial("10.0.0.1:40000")
 			if c.sources == 0 {
-				d.say(client, syn, 0)
+				d.nextSegment(client, syn, 0)
 				k.open(dial("10.0.0.1:40000"))
 				k.exchange(d, server, syn|ack, 0)
 				k.exchange(d, client, ack, 0)
@@ -53,21 +53,21 @@ func BenchmarkConnections(b *testing.B) {
 	}
 }
 
-func caps(name string, key shaper.Fields) shaper.Limit {
-	return shaper.Limit{Name: name, Key: key, Connections: 1 << 20}
+func capNamed(name string, key shaper.Fields) shaper.Limit {
+	return shaper.Limit{Name: name, Key: key, MaxConnections: 1 << 20}
 }
 
-func first(*dialogue) []byte    { return dial("10.0.0.1:40000").say(client, syn, 0) }
-func data(d *dialogue) []byte   { return d.say(client, ack, 100) }
-func answer(d *dialogue) []byte { return d.say(server, ack, 100) }
+func synSegment(*dialogue) []byte     { return dial("10.0.0.1:40000").nextSegment(client, syn, 0) }
+func dataSegment(d *dialogue) []byte  { return d.nextSegment(client, ack, 100) }
+func replySegment(d *dialogue) []byte { return d.nextSegment(server, ack, 100) }
 
-func throughLimits(k *tcpBench) *ebpf.Program { return k.ShaperdTc }
-func throughNotes(k *tcpBench) *ebpf.Program  { return k.ShaperdReplies }
+func limitProgram(k *tcpBench) *ebpf.Program { return k.ShaperdTc }
+func replyProgram(k *tcpBench) *ebpf.Program { return k.ShaperdReplies }
 
-// BenchmarkReconcile reports what a walk over all connections there may be costs.
+// BenchmarkReconcile reports the cost of a walk over a full table of connections.
 func BenchmarkReconcile(b *testing.B) {
-	k := newTCPVariant(b, Police, map[string]any{kernelVarTestSources: uint32(1<<32 - 1)}, testIdle, caps("a", 0))
-	k.flood(first(nil), 200_000)
+	k := newTCPVariant(b, Police, map[string]any{kernelVarTestSources: uint32(1<<32 - 1)}, testIdleTimeout, capNamed("a", 0))
+	k.flood(synSegment(nil), 200_000)
 	for b.Loop() {
 		if n, _, err := k.reconcile(uint64(monotonic() / 64)); n != 0 || err != nil {
 			b.Fatal(n, err)

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestConnections leads one connection after the other through its life, under a cap
-// of one for each source: whether another may begin tells whether it is counted.
+// TestConnections runs connections through their life cycle one by one, under a cap of one for
+// each source: whether another connection is admitted tells whether the first is counted.
 func TestConnections(t *testing.T) {
 	const a = "10.0.0.1:40000"
 	b := newTCP(t, Police, capped(1))
@@ -19,21 +19,21 @@ func TestConnections(t *testing.T) {
 	}{
 		{"a SYN is counted", func(b *tcpBench, d *dialogue) { b.open(d) }, 1},
 		{"established", func(b *tcpBench, d *dialogue) { b.establish(d) }, 1},
-		{"a SYN sent again passes and is counted once", func(b *tcpBench, d *dialogue) {
-			first := d.say(client, syn, 0)
+		{"a retransmitted SYN passes and is counted once", func(b *tcpBench, d *dialogue) {
+			first := d.nextSegment(client, syn, 0)
 			for range 3 {
 				if action, _, _ := b.send(first); action != passed {
 					b.t.Errorf("action %d", int32(action))
 				}
 				b.now += uint64(time.Second) - 1
 			}
-			if n := b.counters().Connections[0]; n != 1 {
-				b.t.Errorf("%d connections let through", n)
+			if n := b.counters().ConnsAdmitted[0]; n != 1 {
+				b.t.Errorf("%d connections admitted", n)
 			}
 		}, 1},
-		{"a SYN that is not answered expires", func(b *tcpBench, d *dialogue) {
+		{"an unanswered SYN expires", func(b *tcpBench, d *dialogue) {
 			b.open(d)
-			b.now += testUnsettled
+			b.now += testClosingTimeout
 			b.exchange(d, client, ack, 0)
 		}, 0},
 		{"a blind ACK establishes nothing", func(b *tcpBench, d *dialogue) {
@@ -41,7 +41,7 @@ func TestConnections(t *testing.T) {
 			b.exchange(d, server, syn|ack, 0)
 			d.next[server] += 77
 			b.exchange(d, client, ack, 0)
-			b.now += testUnsettled
+			b.now += testClosingTimeout
 			b.exchange(d, client, ack, 0)
 		}, 0},
 		{"closed by the client", func(b *tcpBench, d *dialogue) {
@@ -73,33 +73,33 @@ func TestConnections(t *testing.T) {
 			b.establish(d)
 			b.exchange(d, client, fin|ack, 0)
 			b.exchange(d, server, ack, 0)
-			b.now += testIdle - 1
+			b.now += testIdleTimeout - 1
 			b.exchange(d, server, ack, 1000)
-			b.now += testIdle - 1
+			b.now += testIdleTimeout - 1
 			b.exchange(d, server, ack, 1000)
 		}, 1},
-		{"half closed ends by silence", func(b *tcpBench, d *dialogue) {
+		{"half closed expires by silence", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			b.exchange(d, client, fin|ack, 0)
-			b.now += testIdle
+			b.now += testIdleTimeout
 			b.exchange(d, client, ack, 0)
 		}, 0},
 		{"the last ACK lost", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			b.exchange(d, client, fin|ack, 0)
 			b.exchange(d, server, fin|ack, 0)
-			d.say(client, ack, 0)
-			b.now += testUnsettled
+			d.nextSegment(client, ack, 0)
+			b.now += testClosingTimeout
 			b.exchange(d, client, ack, 0)
 		}, 0},
 		{"a FIN lost", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
-			d.say(client, fin|ack, 0)
-			d.say(server, fin|ack, 0)
-			b.now += testIdle
+			d.nextSegment(client, fin|ack, 0)
+			d.nextSegment(server, fin|ack, 0)
+			b.now += testIdleTimeout
 			b.exchange(d, client, ack, 0)
 		}, 0},
-		{"what comes after the end opens nothing", func(b *tcpBench, d *dialogue) {
+		{"segments after the end open nothing", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			b.exchange(d, client, fin|ack, 0)
 			b.exchange(d, server, fin|ack, 0)
@@ -107,7 +107,7 @@ func TestConnections(t *testing.T) {
 			b.exchange(d, server, ack, 0)
 			b.exchange(d, server, ack, 10)
 			b.exchange(d, client, ack, 10)
-			b.now += testUnsettled - 1
+			b.now += testClosingTimeout - 1
 			b.exchange(d, server, ack, 0)
 		}, 0},
 		{"reset by the client", func(b *tcpBench, d *dialogue) {
@@ -118,7 +118,7 @@ func TestConnections(t *testing.T) {
 			b.establish(d)
 			b.exchange(d, server, rst|ack, 0)
 		}, 0},
-		{"reset by the client, with a time stamp", func(b *tcpBench, d *dialogue) {
+		{"reset by the client, with a timestamp", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			p := d.segment(client, rst|ack, d.next[client], d.next[server], 0)
 			p = append(p, 1, 1, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8)
@@ -130,20 +130,20 @@ func TestConnections(t *testing.T) {
 			binary.BigEndian.PutUint16(p[34+16:], ^checksum(p[34:], pseudo(d.ends[client].Addr(), d.ends[server].Addr(), 32)))
 			b.send(p)
 		}, 0},
-		{"reset by the client with data under way", func(b *tcpBench, d *dialogue) {
+		{"reset by the client with data in flight", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			acked := d.next[server]
-			d.say(server, ack, 1000)
+			d.nextSegment(server, ack, 1000)
 			b.exchange(d, client, ack, 3000)
 			b.exchange(d, server, ack, 0)
 			b.send(d.segment(client, rst|ack, d.next[client], acked, 0))
 		}, 0},
-		{"reset by the client behind data that nobody acknowledged", func(b *tcpBench, d *dialogue) {
+		{"reset by the client after unacknowledged data", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			b.exchange(d, client, ack, 3000)
 			b.exchange(d, client, rst, 0)
 			b.expectInFlight(1)
-			b.now += testUnsettled
+			b.now += testClosingTimeout
 			b.exchange(d, client, ack, 0)
 		}, 0},
 		{"reset by the client before data that it has sent", func(b *tcpBench, d *dialogue) {
@@ -153,21 +153,21 @@ func TestConnections(t *testing.T) {
 			b.send(d.segment(client, rst, at[client], 0, 0))
 			b.exchange(d, server, ack, 0)
 		}, 1},
-		{"reset by the client behind data far away", func(b *tcpBench, d *dialogue) {
+		{"reset by the client after data far out of the window", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			far := d.next[client] + 1<<30
 			b.send(d.segment(client, ack, far, d.next[server], 2))
 			b.send(d.segment(client, rst, far+2, 0, 0))
 		}, 1},
-		{"an RST that does not come to the server", func(b *tcpBench, d *dialogue) {
+		{"an RST that does not reach the server", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			good := d.segment(client, rst, d.next[client], 0, 0)
 			for i, spoil := range []func(p []byte){
 				func(p []byte) { p[14+20+16] ^= 1 },                 // TCP's checksum
 				func(p []byte) { p[14+10] ^= 1 },                    // IP's
-				func(p []byte) { p[14+8] = 1; p[14+10] += 60 },      // hops
+				func(p []byte) { p[14+8] = 1; p[14+10] += 60 },      // TTL
 				func(p []byte) { p[5] ^= 1 },                        // another host
-				func(p []byte) { p[14+3] += 8; p[14+11] -= 8 },      // more than there is
+				func(p []byte) { p[14+3] += 8; p[14+11] -= 8 },      // longer than the packet
 				func(p []byte) { p[14] = 0x46; p[14+20+12] = 0x50 }, // an option
 			} {
 				packet := slices.Clone(good)
@@ -178,13 +178,13 @@ func TestConnections(t *testing.T) {
 				}
 			}
 		}, 1},
-		{"an RST of the server to what the client made up", func(b *tcpBench, d *dialogue) {
+		{"an RST of the server to an invalid ACK of the client", func(b *tcpBench, d *dialogue) {
 			b.open(d)
 			b.exchange(d, server, syn|ack, 0)
 			b.send(d.segment(client, ack, d.next[client], d.next[server]+500, 0))
 			b.reply(d.segment(server, rst, d.next[server]+500, 0, 0))
 		}, 1},
-		{"an RST that only who has the connection believes", func(b *tcpBench, d *dialogue) {
+		{"an RST+ACK that does not acknowledge the SYN+ACK", func(b *tcpBench, d *dialogue) {
 			b.open(d)
 			b.exchange(d, server, syn|ack, 0)
 			b.send(d.segment(client, rst|ack, d.next[client], d.next[server]-1, 0))
@@ -198,16 +198,16 @@ func TestConnections(t *testing.T) {
 			b.exchange(d, server, fin|ack, 0)
 			b.exchange(d, client, ack, 0)
 		}, 1},
-		{"a FIN that nobody got, and data in its place", func(b *tcpBench, d *dialogue) {
+		{"a FIN that was lost, and data in its place", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			b.send(d.segment(client, fin|ack, d.next[client], d.next[server], 0))
 			b.exchange(d, client, ack, 1)
 			b.exchange(d, server, fin|ack, 0)
 			b.exchange(d, client, ack, 0)
 		}, 1},
-		{"a FIN that was lost on its way here, and an ACK behind it", func(b *tcpBench, d *dialogue) {
+		{"a FIN lost before the programs, and an ACK after it", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
-			lost := d.say(client, fin|ack, 0)
+			lost := d.nextSegment(client, fin|ack, 0)
 			b.exchange(d, server, ack, 10)
 			b.exchange(d, client, ack, 0)
 			b.send(lost)
@@ -215,9 +215,9 @@ func TestConnections(t *testing.T) {
 			b.expectInFlight(1)
 			b.exchange(d, client, ack, 0)
 		}, 0},
-		{"the server's FIN that was lost on its way here, and an ACK behind it", func(b *tcpBench, d *dialogue) {
+		{"the server's FIN lost before the programs, and an ACK after it", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
-			lost := d.say(server, fin|ack, 0)
+			lost := d.nextSegment(server, fin|ack, 0)
 			b.exchange(d, client, ack, 10)
 			b.exchange(d, server, ack, 0)
 			b.reply(lost)
@@ -225,7 +225,7 @@ func TestConnections(t *testing.T) {
 			b.expectInFlight(1)
 			b.exchange(d, server, ack, 0)
 		}, 0},
-		{"a FIN that nobody got, and data in its place in fragments", func(b *tcpBench, d *dialogue) {
+		{"a FIN that was lost, and data in its place in fragments", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			b.send(d.segment(client, fin|ack, d.next[client]+50, d.next[server], 0))
 			first := d.segment(client, ack, d.next[client], d.next[server], 4)
@@ -236,7 +236,7 @@ func TestConnections(t *testing.T) {
 			b.exchange(d, server, fin|ack, 0)
 			b.exchange(d, client, ack, 0)
 		}, 1},
-		{"data, and a FIN in its place that nobody takes for one", func(b *tcpBench, d *dialogue) {
+		{"data, and an invalid FIN in its place", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			b.exchange(d, client, ack, 0)
 			b.exchange(d, client, ack, 1)
@@ -244,38 +244,38 @@ func TestConnections(t *testing.T) {
 			b.exchange(d, server, fin|ack, 0)
 			b.exchange(d, client, ack, 0)
 		}, 1},
-		{"half open for as long as a handshake takes", func(b *tcpBench, d *dialogue) {
+		{"half open for almost the timeout", func(b *tcpBench, d *dialogue) {
 			b.open(d)
 			b.exchange(d, server, syn|ack, 0)
-			b.now += testHalfOpen - 1
+			b.now += testHalfOpenTimeout - 1
 			b.exchange(d, client, ack, 0)
-			b.now += testIdle - 1
+			b.now += testIdleTimeout - 1
 			b.exchange(d, client, ack, 1)
 		}, 1},
-		{"the server's answers do not keep it open", func(b *tcpBench, d *dialogue) {
+		{"the server's SYN+ACKs do not keep it open", func(b *tcpBench, d *dialogue) {
 			b.open(d)
-			answer := d.say(server, syn|ack, 0)
+			answer := d.nextSegment(server, syn|ack, 0)
 			for range 3 {
 				b.reply(answer)
-				b.now += testHalfOpen / 3
+				b.now += testHalfOpenTimeout / 3
 			}
 			b.reply(answer)
 		}, 0},
 		{"established late", func(b *tcpBench, d *dialogue) {
 			b.open(d)
-			answer := d.say(server, syn|ack, 0)
-			b.now += testHalfOpen
+			answer := d.nextSegment(server, syn|ack, 0)
+			b.now += testHalfOpenTimeout
 			b.reply(answer)
 			b.expectInFlight(0)
-			b.now += 2 * testHalfOpen
+			b.now += 2 * testHalfOpenTimeout
 			b.exchange(d, client, ack, 0)
-			b.now += testIdle - 1
+			b.now += testIdleTimeout - 1
 			b.exchange(d, server, ack, 1)
 		}, 1},
-		{"established late, when another is there", func(b *tcpBench, d *dialogue) {
+		{"established late, with another in its slot", func(b *tcpBench, d *dialogue) {
 			b.open(d)
-			answer := d.say(server, syn|ack, 0)
-			b.now += testHalfOpen
+			answer := d.nextSegment(server, syn|ack, 0)
+			b.now += testHalfOpenTimeout
 			b.reply(answer)
 			other := dial("10.0.0.1:40001")
 			b.establish(other)
@@ -289,8 +289,8 @@ func TestConnections(t *testing.T) {
 		}, 1},
 		{"established late by its FIN", func(b *tcpBench, d *dialogue) {
 			b.open(d)
-			answer := d.say(server, syn|ack, 0)
-			b.now += testHalfOpen
+			answer := d.nextSegment(server, syn|ack, 0)
+			b.now += testHalfOpenTimeout
 			b.reply(answer)
 			b.exchange(d, client, fin|ack, 0)
 			b.expectInFlight(1)
@@ -301,79 +301,79 @@ func TestConnections(t *testing.T) {
 			b.open(d)
 			b.reply(d.segment(server, rst|ack, 0, d.next[client], 0))
 		}, 0},
-		{"given up by the client before an answer", func(b *tcpBench, d *dialogue) {
+		{"aborted by the client before a reply", func(b *tcpBench, d *dialogue) {
 			b.open(d)
 			b.exchange(d, client, rst, 0)
 		}, 0},
-		{"an RST out of nowhere", func(b *tcpBench, d *dialogue) {
+		{"an out-of-window RST", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			b.send(d.segment(client, rst, d.next[client]+5000, 0, 0))
 			b.reply(d.segment(server, rst, 0, 0, 0))
 		}, 1},
-		{"an RST out of nowhere, and the connection goes on", func(b *tcpBench, d *dialogue) {
+		{"an out-of-window RST, and the connection continues", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			b.send(d.segment(client, rst, d.next[client]+5000, 0, 0))
 			b.exchange(d, client, ack, 10)
-			b.now += testIdle - 1
+			b.now += testIdleTimeout - 1
 			b.exchange(d, server, ack, 10)
 		}, 1},
-		{"an RST that was believed beyond what was seen", func(b *tcpBench, d *dialogue) {
+		{"an RST beyond the data seen, which may have been accepted", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			b.send(d.segment(client, rst, d.next[client]+1, 0, 0))
-			b.now += testUnsettled
+			b.now += testClosingTimeout
 			b.exchange(d, client, ack, 0)
 		}, 0},
-		{"a RST out of nowhere while it opens", func(b *tcpBench, d *dialogue) {
+		{"an out-of-window RST during the handshake", func(b *tcpBench, d *dialogue) {
 			b.open(d)
 			b.send(d.segment(client, rst, 0, 0, 0))
 			b.reply(d.segment(server, rst|ack, 0, 12345, 0))
 		}, 1},
-		{"replies by another way", func(b *tcpBench, d *dialogue) {
-			b.asymmetric()
+		{"replies by another path", func(b *tcpBench, d *dialogue) {
+			b.forgetReplies()
 			b.open(d)
-			d.say(server, syn|ack, 0)
+			d.nextSegment(server, syn|ack, 0)
 			b.exchange(d, client, ack, 0)
-			b.now += testIdle - 1
-			d.say(server, ack, 10)
+			b.now += testIdleTimeout - 1
+			d.nextSegment(server, ack, 10)
 			b.exchange(d, client, ack, 10)
 		}, 1},
-		{"replies by another way, and it closes", func(b *tcpBench, d *dialogue) {
-			b.asymmetric()
+		{"replies by another path, and it closes", func(b *tcpBench, d *dialogue) {
+			b.forgetReplies()
 			b.open(d)
-			d.say(server, syn|ack, 0)
+			d.nextSegment(server, syn|ack, 0)
 			b.exchange(d, client, ack, 0)
 			b.exchange(d, client, fin|ack, 0)
 			b.expectInFlight(1)
-			b.now += testUnsettled
+			b.now += testClosingTimeout
 			b.exchange(d, client, ack, 0)
 		}, 0},
-		{"no reply where there are others", func(b *tcpBench, d *dialogue) {
-			b.asymmetric()
+		{"no reply where others are seen", func(b *tcpBench, d *dialogue) {
+			b.forgetReplies()
 			other := dial("10.0.0.2:40000")
 			b.establish(other)
 			b.exchange(other, client, rst, 0)
 			b.open(d)
 			b.exchange(d, client, ack, 0)
-			b.now += testHalfOpen
+			b.now += testHalfOpenTimeout
 			b.exchange(d, client, ack, 0)
 		}, 0},
 		{"silence", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
-			b.now += testIdle
+			b.now += testIdleTimeout
 			b.exchange(d, client, ack, 0)
 		}, 0},
 		{"almost silence", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			for range 5 {
-				b.now += testIdle - 1
+				b.now += testIdleTimeout - 1
 				b.exchange(d, client, ack, 1)
-				b.now += testIdle - 1
+				b.now += testIdleTimeout - 1
 				b.exchange(d, server, ack, 1)
 			}
 		}, 1},
 		{"back after silence", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
-			b.now += testIdle
+			b.now += testIdleTimeout
 			b.exchange(d, client, ack, 1)
 			b.expectInFlight(0)
 			b.exchange(d, server, ack, 1)
@@ -384,10 +384,10 @@ func TestConnections(t *testing.T) {
 			b.send(d.segment(client, syn|ack, d.next[client]-1, d.next[server], 0))
 			b.reply(d.segment(server, syn|ack, d.next[server]-1, d.next[client], 0))
 			b.exchange(d, client, ack, 1)
-			b.now += testIdle - 1
+			b.now += testIdleTimeout - 1
 			b.exchange(d, client, ack, 1)
 			if live, gone := b.entries(); live != 1 || gone != 0 {
-				b.t.Errorf("%d connections, %d gone", live, gone)
+				b.t.Errorf("%d connections, %d closed", live, gone)
 			}
 		}, 1},
 		{"simultaneous open, the other SYN first", func(b *tcpBench, d *dialogue) {
@@ -397,17 +397,17 @@ func TestConnections(t *testing.T) {
 			b.reply(d.segment(server, syn|ack, d.next[server]-1, d.next[client], 0))
 			b.exchange(d, client, ack, 1)
 		}, 1},
-		{"ports used again after the end", func(b *tcpBench, d *dialogue) {
+		{"ports reused after the end", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			b.exchange(d, client, rst, 0)
 			again := dial(a)
 			again.next[client] += 1 << 20
 			b.establish(again)
 			if live, gone := b.entries(); live != 1 || gone != 0 {
-				b.t.Errorf("%d connections, %d gone", live, gone)
+				b.t.Errorf("%d connections, %d closed", live, gone)
 			}
 		}, 1},
-		{"ports used again while it closes", func(b *tcpBench, d *dialogue) {
+		{"ports reused while it closes", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			b.exchange(d, client, fin|ack, 0)
 			b.exchange(d, server, fin|ack, 0)
@@ -415,7 +415,7 @@ func TestConnections(t *testing.T) {
 			again.next[client] += 1 << 20
 			b.establish(again)
 		}, 1},
-		{"ports used again after the server's FIN, and the new connection is half closed", func(b *tcpBench, d *dialogue) {
+		{"ports reused after the server's FIN, and the new connection is half closed", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			b.exchange(d, server, fin|ack, 0)
 			b.exchange(d, client, ack, 0)
@@ -427,30 +427,30 @@ func TestConnections(t *testing.T) {
 			b.exchange(again, client, ack, 0)
 			b.exchange(again, client, fin|ack, 0)
 			b.exchange(again, server, ack, 0)
-			b.now += testUnsettled
+			b.now += testClosingTimeout
 			b.exchange(again, client, ack, 0)
 		}, 1},
-		{"ports used again after silence", func(b *tcpBench, d *dialogue) {
+		{"ports reused after silence", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
-			b.now += testIdle
+			b.now += testIdleTimeout
 			b.establish(dial(a))
 		}, 1},
-		{"from the other side, and the client says so", func(b *tcpBench, d *dialogue) {
+		{"from the other direction, by the client's SYN+ACK", func(b *tcpBench, d *dialogue) {
 			b.exchange(d, client, syn|ack, 0)
 			b.exchange(d, client, ack, 10)
 			b.exchange(d, server, ack, 10)
 		}, 1},
-		{"from the other side, by its ports", func(b *tcpBench, d *dialogue) {
+		{"from the other direction, by its ports", func(b *tcpBench, d *dialogue) {
 			d.ends[0], d.ends[1] = d.ends[1], d.ends[0]
 			b.exchange(d, server, ack, 10)
 		}, 0},
-		{"from the other side, and a SYN that is refused", func(b *tcpBench, d *dialogue) {
+		{"from the other direction, and a SYN that is refused", func(b *tcpBench, d *dialogue) {
 			b.establish(dial("10.0.0.1:40001"))
 			b.exchange(d, server, syn, 0)
 			b.send(d.segment(client, syn, 77, 0, 0))
 			b.exchange(d, server, ack, 10)
 		}, 1},
-		{"from the other side, by its SYN", func(b *tcpBench, d *dialogue) {
+		{"from the other direction, by its SYN", func(b *tcpBench, d *dialogue) {
 			b.exchange(d, server, syn, 0)
 			b.exchange(d, client, syn|ack, 0)
 			b.exchange(d, server, ack, 0)
@@ -463,20 +463,20 @@ func TestConnections(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b.t = t
-			b.forget()
-			b.live(c.run, dial(a), c.want)
+			b.clearMaps()
+			b.runConnection(c.run, dial(a), c.want)
 		})
 	}
 }
 
-// asymmetric has the programs forget that they have ever seen a reply.
-func (b *tcpBench) asymmetric() {
+// forgetReplies makes the programs forget that they have seen a reply.
+func (b *tcpBench) forgetReplies() {
 	b.t.Helper()
-	b.repliedAll(b.t, false)
+	b.setAllReplySeen(b.t, false)
 }
 
-// live leads a connection through its life and tries another one after it.
-func (b *tcpBench) live(run func(*tcpBench, *dialogue), d *dialogue, want int) {
+// runConnection runs a connection and tries to open another one after it.
+func (b *tcpBench) runConnection(run func(*tcpBench, *dialogue), d *dialogue, want int) {
 	b.t.Helper()
 	run(b, d)
 	b.expectInFlight(want)
@@ -493,7 +493,7 @@ func (b *tcpBench) live(run func(*tcpBench, *dialogue), d *dialogue, want int) {
 	}
 }
 
-// expectConsistent fails the test when the counts need repair.
+// expectConsistent fails the test if the slot counts need repair.
 func (b *tcpBench) expectConsistent() {
 	b.t.Helper()
 	for range 2 {

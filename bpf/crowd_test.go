@@ -14,29 +14,29 @@ import (
 	"shaperd/shaper"
 )
 
-// newCrowded is a bench whose table is crowded by more connections than some.
+// newCrowded returns a bench that drops handshakes early from crowd connections on.
 func newCrowded(t *testing.T, crowd uint64, limits ...shaper.Limit) *tcpBench {
 	t.Helper()
 	b := newTCPVariant(t, Police, map[string]any{
-		kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Millisecond), kernelVarCrowd: crowd,
-	}, testIdle, limits...)
-	b.repliedAll(t, true)
-	b.suspectAll(t, math.MaxUint64)
+		kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Millisecond), kernelVarEarlyDropThreshold: crowd,
+	}, testIdleTimeout, limits...)
+	b.setAllReplySeen(t, true)
+	b.setAllDeferUntil(t, math.MaxUint64)
 	return b
 }
 
-// pass has time pass, and what happens then.
-func (b *tcpBench) pass(d time.Duration) {
+// advance advances the clock and waits for the sweeper.
+func (b *tcpBench) advance(d time.Duration) {
 	b.t.Helper()
 	b.now += uint64(d)
-	b.settle()
+	b.awaitSweep()
 }
 
-// TestForgedSYNsCrowdNobodyOut has a server answer forged SYNs: they fill no table, and who
-// completes a handshake is served.
-func TestForgedSYNsCrowdNobodyOut(t *testing.T) {
+// TestForgedSYNs_HonestClientsServed has a server answer forged SYNs: they do not fill the
+// connection table, and clients that complete a handshake are served.
+func TestForgedSYNs_HonestClientsServed(t *testing.T) {
 	const crowd, each = 100, 50 // a second
-	b := newCrowded(t, crowd, shaper.Limit{Name: "all", Connections: 3})
+	b := newCrowded(t, crowd, shaper.Limit{Name: "all", MaxConnections: 3})
 	most := 0
 	for s := range 40 {
 		for i := range each {
@@ -48,39 +48,39 @@ func TestForgedSYNsCrowdNobodyOut(t *testing.T) {
 		b.establish(d)
 		b.expectInFlight(1)
 		b.exchange(d, client, rst, 0)
-		b.pass(time.Second)
+		b.advance(time.Second)
 		live, gone := b.entries()
 		most = max(most, live+gone)
 	}
-	// Each is looked at every 3 s, and goes when that is 3 s or more after its last segment.
+	// Each is checked every 3 s, and removed if its last segment is at least 3 s old.
 	if want := crowd + 7*(each+1); most > want {
 		t.Errorf("%d connections in the map, want at most %d", most, want)
 	}
 }
 
-// TestForgottenHandshakes has a crowded table forget connections without slots. None of them is
-// established without one, and others go on.
+// TestForgottenHandshakes removes connections without slots from a crowded table. None of them is
+// established without a slot, and other connections continue.
 func TestForgottenHandshakes(t *testing.T) {
 	b := newCrowded(t, 0)
 	begin := func(t *testing.T) {
 		b.t = t
-		b.forget()
-		b.suspectAll(t, math.MaxUint64)
-		b.limit(capped(1))
+		b.clearMaps()
+		b.setAllDeferUntil(t, math.MaxUint64)
+		b.setLimits(capped(1))
 	}
-	// forget has the table forget a handshake of d.
+	// forget makes the table forget a handshake of d.
 	forget := func(d *dialogue) {
 		b.open(d)
 		b.exchange(d, server, syn|ack, 0)
-		b.pass(7 * time.Second)
+		b.advance(7 * time.Second)
 		if _, gone := b.entries(); gone != 0 {
 			b.t.Fatalf("%d handshakes in the map, want none", gone)
 		}
 	}
-	for _, from := range []string{"10.0.0.1:40000", "10.0.0.1:40"} { // ports tell nothing
+	for _, from := range []string{"10.0.0.1:40000", "10.0.0.1:40"} { // the port order does not matter
 		for _, c := range []struct {
 			name string
-			run  func(d *dialogue) uint32 // what the last segment of the client met
+			run  func(d *dialogue) uint32 // returns the action on the client's last segment
 			want uint32
 			held int // slots afterwards
 		}{
@@ -90,18 +90,18 @@ func TestForgottenHandshakes(t *testing.T) {
 			}, dropped, 0},
 			{"its data", func(d *dialogue) uint32 {
 				forget(d)
-				d.say(client, ack, 0)
+				d.nextSegment(client, ack, 0)
 				return b.exchange(d, client, ack|fin, 10)
 			}, dropped, 0},
-			{"its ACK, behind another SYN", func(d *dialogue) uint32 {
+			{"its ACK, after another SYN", func(d *dialogue) uint32 {
 				forget(d)
 				b.send(d.segment(client, syn, 1, 0, 0))
 				b.reply(d.segment(server, ack, d.next[server], d.next[client], 0)) // RFC 5961
 				return b.exchange(d, client, ack, 0)
 			}, dropped, 0},
-			{"its ACK, when the server has forgotten it", func(d *dialogue) uint32 {
+			{"its ACK, after the server has forgotten it", func(d *dialogue) uint32 {
 				forget(d)
-				b.pass(121 * time.Second)
+				b.advance(121 * time.Second)
 				return b.exchange(d, client, ack, 0)
 			}, passed, 0},
 			{"another handshake", func(d *dialogue) uint32 {
@@ -111,7 +111,7 @@ func TestForgottenHandshakes(t *testing.T) {
 			}, passed, 1},
 			{"an established connection", func(d *dialogue) uint32 {
 				b.establish(d)
-				b.pass(7 * time.Second)
+				b.advance(7 * time.Second)
 				forget(dial("10.9.9.9:50000"))
 				return b.exchange(d, client, ack, 10)
 			}, passed, 1},
@@ -124,7 +124,7 @@ func TestForgottenHandshakes(t *testing.T) {
 				}
 				b.expectInFlight(c.held)
 				after := b.counters()
-				if n := after.OverConnections - before.OverConnections; n != 0 {
+				if n := after.ConnsOverCap - before.ConnsOverCap; n != 0 {
 					t.Errorf("%d connections refused", n)
 				}
 				if packets := after.MemoryFull[1] - before.MemoryFull[1]; (packets == 1) != (c.want == dropped) {
@@ -133,7 +133,7 @@ func TestForgottenHandshakes(t *testing.T) {
 			})
 		}
 	}
-	t.Run("others that nobody knows", func(t *testing.T) {
+	t.Run("unknown connections", func(t *testing.T) {
 		begin(t)
 		forget(dial("10.9.9.9:50000"))
 		for _, from := range []string{"10.0.0.1:40000", "10.0.0.1:40"} {
@@ -142,23 +142,23 @@ func TestForgottenHandshakes(t *testing.T) {
 			}
 		}
 	})
-	t.Run("one that the server answers again", func(t *testing.T) {
+	t.Run("SYN+ACK retransmitted", func(t *testing.T) {
 		begin(t)
 		d := dial("10.0.0.1:40000")
 		forget(d)
-		b.pass(100 * time.Second)
+		b.advance(100 * time.Second)
 		b.reply(d.segment(server, syn|ack, d.next[server]-1, d.next[client], 0))
-		b.pass(100 * time.Second)
+		b.advance(100 * time.Second)
 		if got := b.exchange(d, client, ack, 0); got != dropped {
 			t.Errorf("its ACK met action %d", int32(got))
 		}
 	})
-	t.Run("one behind a SYN that might reserve", func(t *testing.T) {
+	t.Run("after a SYN that may reserve", func(t *testing.T) {
 		begin(t)
 		d := dial("10.0.0.1:40000")
 		forget(d)
-		b.pass(60 * time.Second)
-		b.suspectAll(t, 0)
+		b.advance(60 * time.Second)
+		b.setAllDeferUntil(t, 0)
 		b.send(d.segment(client, syn, 1, 0, 0))
 		b.reply(d.segment(server, ack, d.next[server], d.next[client], 0)) // RFC 5961
 		if got := b.exchange(d, client, ack, 0); got != dropped {
@@ -166,28 +166,28 @@ func TestForgottenHandshakes(t *testing.T) {
 		}
 		b.expectInFlight(0)
 	})
-	t.Run("suspicion", func(t *testing.T) {
+	t.Run("reservations deferred", func(t *testing.T) {
 		begin(t)
-		b.suspectAll(t, b.now+uint64(5*time.Second))
+		b.setAllDeferUntil(t, b.now+uint64(5*time.Second))
 		forget(dial("10.0.0.1:40000"))
 		b.open(dial("10.0.0.1:40001"))
 		b.expectInFlight(0)
 	})
 }
 
-// TestForgedSYNsAtInterface has forged SYNs come in at an interface, which a server answers:
-// a while after they have taken all slots, they take none.
-func TestForgedSYNsAtInterface(t *testing.T) {
+// TestForgedSYNs_ThroughInterface sends forged SYNs to a server through an interface: some time after
+// they have taken all slots, they take none.
+func TestForgedSYNs_ThroughInterface(t *testing.T) {
 	const most = 5
 	b, inside, _ := newRouter(t)
-	// Answers go to the client, which has not such an address and drops them.
+	// Replies go to the client, which drops them as it does not have the address.
 	_, forged, _ := net.ParseCIDR("10.9.0.0/24")
 	if err := netlink.RouteAdd(&netlink.Route{LinkIndex: inside.Attrs().Index, Dst: forged, Gw: netip.MustParsePrefix(b.client).Addr().AsSlice()}); err != nil {
 		t.Fatal(err)
 	}
 	b.testPlane = openPlane(t)
 	b.to.do(func() error { b.listen(false, netip.MustParseAddrPort("0.0.0.0:80")); return nil })
-	b.apply([]shaper.Limit{{Name: "cap", Match: shaper.Match{Attach: []string{"here"}}, Connections: most}}, Attachment{
+	b.apply([]shaper.Limit{{Name: "cap", Match: shaper.Match{Attach: []string{"here"}}, MaxConnections: most}}, Attachment{
 		Name: "here", Interfaces: []string{"inside"}, Ingress: true, Mode: Police, IdleTimeout: time.Hour,
 	})
 	var out int
@@ -201,25 +201,25 @@ func TestForgedSYNsAtInterface(t *testing.T) {
 		t.Helper()
 		for range most {
 			port++
-			d := &dialogue{ends: [2]netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr("10.9.0.1"), port), netip.MustParseAddrPort(at(b.server, 80))}}
+			d := &dialogue{ends: [2]netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr("10.9.0.1"), port), netip.MustParseAddrPort(hostPort(b.server, 80))}}
 			packet := d.segment(client, syn, 1, 0, 0)[14:]
 			if err := unix.Sendto(out, packet, 0, &unix.SockaddrInet4{Addr: [4]byte{10, 2, 0, 2}}); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	b.wantAt(at(b.server, 80), 1, 1) // the server has answered before
+	b.wantAt(hostPort(b.server, 80), 1, 1) // the programs have seen a reply
 	b.wantInFlight(1)
 	forge()
 	b.wantInFlight(most)
-	b.wantAt(at(b.server, 80), 1, 0)
+	b.wantAt(hostPort(b.server, 80), 1, 0)
 	for range 40 {
 		forge()
 		time.Sleep(100 * time.Millisecond)
 	}
 	for range most - 1 {
 		forge()
-		b.wantAt(at(b.server, 80), 1, 1)
+		b.wantAt(hostPort(b.server, 80), 1, 1)
 	}
 	b.wantInFlight(most)
 }

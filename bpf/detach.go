@@ -14,51 +14,51 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// savedPoint is what has to be known of an attachment at an interface to take it
-// away, by a daemon that did not put it there.
+// savedPoint is the registry entry of a point, with all that another daemon needs to
+// detach it.
 type savedPoint struct {
 	Attachment string
 	Ifindex    int
 	Ingress    bool
 	Hook       Hook
 	Mode       Mode
-	Counts     bool // there is a program for replies
+	Counts     bool // it has a reply program
 }
 
-// detours reports whether the program is at an intermediate device.
-func (s savedPoint) detours() bool { return s.Ingress && s.Mode == Shape }
+// usesIFB reports whether the program is attached to an intermediate device.
+func (s savedPoint) usesIFB() bool { return s.Ingress && s.Mode == Shape }
 
-// pin is the name of a link's pin. A bpf file system takes no dots.
+// pin returns the path of a link's pin. A bpf file system allows no dots.
 func (s savedPoint) pin(dir string) string {
-	name := fmt.Sprintf("%d-%s-%s", s.Ifindex, way(s.Ingress), s.Hook)
-	if s.detours() {
+	name := fmt.Sprintf("%d-%s-%s", s.Ifindex, direction(s.Ingress), s.Hook)
+	if s.usesIFB() {
 		name += "-ifb"
 	}
 	return filepath.Join(dir, "links", name)
 }
 
-// adopt finds the point as an earlier daemon left it.
+// adopt returns the point that an earlier daemon left.
 func (s savedPoint) adopt(dir string) (*point, error) {
 	pt := &point{Attachment: Attachment{Name: s.Attachment, Ingress: s.Ingress, Hook: s.Hook, Mode: s.Mode}, ifindex: s.Ifindex}
 	if l, err := netlink.LinkByIndex(s.Ifindex); err == nil {
 		pt.ifname = l.Attrs().Name
 	}
 	at := pt.key()
-	if pt.detours() {
-		at = side{}
+	if pt.usesIFB() {
+		at = hookPoint{}
 		if ifb, err := netlink.LinkByName(ifbName(s.Ifindex)); err == nil {
 			at.ifindex = ifb.Attrs().Index
 		}
 	}
 	var err error
-	if pt.hook, err = adoptHook(s.pin(dir), s.Hook, at, limiting); err == nil && s.Counts {
-		pt.replies, err = adoptHook(s.pin(dir)+repliesPin, s.Hook.ofReplies(), side{s.Ifindex, !s.Ingress}, noting)
+	if pt.hook, err = adoptHook(s.pin(dir), s.Hook, at, limitProg); err == nil && s.Counts {
+		pt.replies, err = adoptHook(s.pin(dir)+repliesPin, s.Hook.replyHook(), hookPoint{s.Ifindex, !s.Ingress}, replyProg)
 	}
 	return pt, err
 }
 
-// adoptHook finds a program as an earlier daemon attached it.
-func adoptHook(pin string, h Hook, at side, r role) (hook, error) {
+// adoptHook returns the hook of a program that an earlier daemon attached.
+func adoptHook(pin string, h Hook, at hookPoint, r role) (hook, error) {
 	l, err := link.LoadPinnedLink(pin, nil)
 	switch {
 	case err == nil:
@@ -66,26 +66,26 @@ func adoptHook(pin string, h Hook, at side, r role) (hook, error) {
 	case errors.Is(err, os.ErrNotExist) && (h == Clsact || h == Auto):
 		return &clsactHook{at: at, role: r}, nil
 	case errors.Is(err, os.ErrNotExist):
-		return goneHook{}, nil
+		return missingHook{}, nil
 	}
 	return nil, err
 }
 
-// goneHook is what a daemon had taken away when it was killed.
-type goneHook struct{}
+// missingHook is a hook that a daemon had detached when it was killed.
+type missingHook struct{}
 
-func (goneHook) update(*ebpf.Program) error { return errDetached }
-func (goneHook) check() error               { return errDetached }
-func (goneHook) detach() error              { return nil }
-func (goneHook) repin(string) error         { return nil }
-func (goneHook) release()                   {}
+func (missingHook) update(*ebpf.Program) error { return errDetached }
+func (missingHook) check() error               { return errDetached }
+func (missingHook) detach() error              { return nil }
+func (missingHook) repin(string) error         { return nil }
+func (missingHook) release()                   {}
 
-// Detach removes every trace of planes whose programs and maps are pinned under the
-// folder pins: what a daemon left that was killed, or that was to keep them. The
-// folder stays when it is not this process's to remove. It is an error while a plane is open
+// Detach removes every trace of planes whose programs and maps are pinned in the
+// directory pins: of daemons that were killed, or that kept their attachments. The
+// directory stays if this process may not remove it. Detach fails while a plane is open
 // there, or another Detach runs.
 func Detach(pins string) error {
-	locked, err := lock(pins)
+	locked, err := lockDir(pins)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -95,7 +95,7 @@ func Detach(pins string) error {
 	defer locked.Close()
 	entries, err := os.ReadDir(pins)
 	if err != nil {
-		return privileges(err)
+		return explainPermission(err)
 	}
 	var errs []error
 	for _, e := range entries {
@@ -107,16 +107,16 @@ func Detach(pins string) error {
 	return errors.Join(errs...)
 }
 
-// Pinned reports whether anything of shaperd is pinned under the folder pins.
+// Pinned reports whether maps of shaperd are pinned in the directory pins.
 func Pinned(pins string) bool {
 	found, _ := filepath.Glob(filepath.Join(pins, "v*", kernelMapHeartbeats))
 	return len(found) > 0
 }
 
 func detachFolder(dir string) error {
-	r, err := openRegistryHere(dir)
+	r, err := openRegistryInNetwork(dir)
 	if err != nil {
-		return privileges(err)
+		return explainPermission(err)
 	}
 	defer r.store.Close()
 	var errs []error
@@ -127,19 +127,19 @@ func detachFolder(dir string) error {
 		}
 		errs = append(errs, err)
 	}
-	errs = append(errs, r.tidy(func(side) bool { return false }))
+	errs = append(errs, r.removeUnused(func(hookPoint) bool { return false }))
 	if err := errors.Join(errs...); err != nil {
-		return err // the registry is needed to try again
+		return err // keep the registry, to try again
 	}
 	return os.RemoveAll(dir)
 }
 
-// occupy makes the folder pins, and keeps other daemons from it until it is closed, or this
-// process ends: they would take each other's attachments for what an earlier one left.
-func occupy(pins string) (f *os.File, err error) {
-	for range 10 { // who has just ended may remove it
-		if err = makeFolder(pins); err == nil {
-			f, err = lock(pins)
+// lockPins creates the directory pins and locks it until the file is closed or this process ends:
+// two daemons would take each other's attachments for those of an earlier one.
+func lockPins(pins string) (f *os.File, err error) {
+	for range 10 { // a daemon that has just ended may remove it
+		if err = makePinDir(pins); err == nil {
+			f, err = lockDir(pins)
 		}
 		if !errors.Is(err, os.ErrNotExist) {
 			break
@@ -151,35 +151,35 @@ func occupy(pins string) (f *os.File, err error) {
 	return f, nil
 }
 
-// lockTime is how long lock waits for somebody who only looks whether a daemon runs.
-const lockTime = 200 * time.Millisecond
+// lockTimeout is how long lockDir waits for a process in Alive, which locks the directory briefly.
+const lockTimeout = 200 * time.Millisecond
 
-// lock opens a folder of pins that nobody else has locked.
-func lock(pins string) (*os.File, error) {
-	for end := time.Now().Add(lockTime); ; time.Sleep(lockTime / 20) {
+// lockDir opens and locks a pin directory.
+func lockDir(pins string) (*os.File, error) {
+	for end := time.Now().Add(lockTimeout); ; time.Sleep(lockTimeout / 20) {
 		f, err := os.Open(pins)
 		if err != nil {
-			return nil, privileges(err)
+			return nil, explainPermission(err)
 		}
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil && isAt(f, pins) {
+		if err == nil && sameFile(f, pins) {
 			return f, nil
 		}
 		f.Close()
 		if err != nil && (!errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(end)) {
-			return nil, fmt.Errorf(`%s: another daemon, or "shaperd detach", runs with it: end that, or name another folder (%w)`, pins, err)
+			return nil, fmt.Errorf(`%s: in use by another daemon or "shaperd detach": stop that, or name another directory (%w)`, pins, err)
 		}
 	}
 }
 
-// isAt reports whether path is still that of f: who had it before may have removed it.
-func isAt(f *os.File, path string) bool {
+// sameFile reports whether path still names f: the previous owner of the lock may have removed it.
+func sameFile(f *os.File, path string) bool {
 	is, err := f.Stat()
 	at, err2 := os.Stat(path)
 	return err == nil && err2 == nil && os.SameFile(is, at)
 }
 
-// Alive reports whether a daemon runs whose maps are pinned under the folder pins.
+// Alive reports whether a daemon runs whose maps are pinned in the directory pins.
 func Alive(pins string) bool {
 	f, err := os.Open(pins)
 	if err != nil {

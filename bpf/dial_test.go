@@ -24,8 +24,8 @@ import (
 	"shaperd/test/lab"
 )
 
-// host is a network namespace of a test's own, on a thread that never leaves it. It
-// is gone with the process.
+// host is a network namespace of a test, with a thread that never leaves it. It ends with
+// the process.
 type host struct {
 	t    testing.TB
 	jobs chan func()
@@ -59,7 +59,7 @@ func (h *host) do(f func() error) {
 	}
 }
 
-// spawn runs a function on a thread of its own in the namespace.
+// spawn runs a function on a separate thread in the namespace.
 func (h *host) spawn(f func()) {
 	var ns int
 	h.do(func() (err error) {
@@ -76,8 +76,8 @@ func (h *host) spawn(f func()) {
 	}()
 }
 
-// connect makes a veth pair from the test's namespace to h, with an address at both
-// ends, and a route from h to everywhere.
+// connect creates a veth pair from the test's namespace to h, with an address at both
+// ends, and a default route in h.
 func (h *host) connect(name, near, far string) netlink.Link {
 	t := h.t
 	t.Helper()
@@ -141,33 +141,33 @@ func withoutOffload(t testing.TB, l netlink.Link) {
 	}
 }
 
-// listener counts who is connected at the same time.
-type listener struct {
+// countingServer counts simultaneous connections.
+type countingServer struct {
 	net.Listener
-	now, most, all atomic.Int64
+	current, max, total atomic.Int64
 }
 
-func (l *listener) serve() {
+func (l *countingServer) serve() {
 	for {
 		c, err := l.Accept()
 		if err != nil {
 			return
 		}
-		n := l.now.Add(1)
-		l.all.Add(1)
-		for most := l.most.Load(); n > most && !l.most.CompareAndSwap(most, n); most = l.most.Load() {
+		n := l.current.Add(1)
+		l.total.Add(1)
+		for most := l.max.Load(); n > most && !l.max.CompareAndSwap(most, n); most = l.max.Load() {
 		}
 		go func() {
 			_, _ = c.Read(make([]byte, 1))
-			l.now.Add(-1)
+			l.current.Add(-1)
 			_ = c.Close()
 		}()
 	}
 }
 
-// TestDial has 50 clients connect at once through a router that lets 5 connections
-// be: the others are refused at once, or find nobody.
-func TestDial(t *testing.T) {
+// TestCap_Dial connects 50 clients at once through a router with a cap of 5 connections: the
+// others are refused at once, or time out.
+func TestCap_Dial(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		inside  bool // at the client's side of the router, at ingress; else at the server's, at egress
@@ -198,25 +198,25 @@ func TestDial(t *testing.T) {
 				withoutOffload(t, outside)
 			}
 
-			at := kernelAttachment{Mode: uint32(Police), Ethernet: 1, Keep: 1, IdleTimeout: testIdle}
+			at := kernelConfig{Mode: uint32(Police), Ethernet: 1, Keep: 1, IdleTimeout: testIdleTimeout}
 			where := inside
 			if !c.inside {
 				at.Egress = 1
 				where = outside
 			}
 			b := &tcpBench{t: t, bench: newVariant(t, at, map[string]any{
-				kernelVarUnsettled: uint64(600 * time.Millisecond), kernelVarHalfOpen: uint64(600 * time.Millisecond),
-				kernelVarSweepInterval: uint64(5 * time.Millisecond), kernelVarTurnInterval: uint64(600 * time.Millisecond),
+				kernelVarClosingTimeout: uint64(600 * time.Millisecond), kernelVarHalfOpenTimeout: uint64(600 * time.Millisecond),
+				kernelVarSweepInterval: uint64(5 * time.Millisecond), kernelVarRecheckInterval: uint64(600 * time.Millisecond),
 			})}
-			b.forget()
-			l := shaper.Limit{Name: "all", Connections: most}
+			b.clearMaps()
+			l := shaper.Limit{Name: "all", MaxConnections: most}
 			if c.silent {
-				l = silently(l)
+				l = dropSilently(l)
 			}
-			b.limit(l)
+			b.setLimits(l)
 			b.attach(where, c.inside, c.xdp)
 
-			server := &listener{}
+			server := &countingServer{}
 			to.do(func() (err error) {
 				server.Listener, err = net.Listen("tcp", c.address.String())
 				return err
@@ -225,19 +225,19 @@ func TestDial(t *testing.T) {
 			served.Go(server.serve)
 			t.Cleanup(func() { _ = server.Close(); served.Wait() })
 
-			patience := 10 * time.Second // for SYNs sent again: a busy machine loses some
+			timeout := 10 * time.Second // for retransmitted SYNs: a busy machine loses some
 			if c.silent {
-				patience = 700 * time.Millisecond
+				timeout = 700 * time.Millisecond
 			}
 			var wg sync.WaitGroup
-			var connected, refused, late, strange atomic.Int64
+			var connected, refused, late, other atomic.Int64
 			release := make(chan struct{})
 			decided := make(chan struct{}, clients)
 			for range clients {
 				wg.Add(1)
 				client := func() {
 					defer wg.Done()
-					conn, err := net.DialTimeout("tcp", c.address.String(), patience)
+					conn, err := net.DialTimeout("tcp", c.address.String(), timeout)
 					var timeout net.Error
 					switch {
 					case err == nil:
@@ -247,7 +247,7 @@ func TestDial(t *testing.T) {
 					case errors.As(err, &timeout) && timeout.Timeout():
 						late.Add(1)
 					default:
-						strange.Add(1)
+						other.Add(1)
 						t.Error(err)
 					}
 					decided <- struct{}{}
@@ -272,13 +272,13 @@ func TestDial(t *testing.T) {
 			if c.silent {
 				want = fmt.Sprint(most, 0, clients-most, 0)
 			}
-			if got := fmt.Sprint(connected.Load(), refused.Load(), late.Load(), strange.Load()); got != want {
-				t.Errorf("connected, refused, timed out, else: %s, want %s", got, want)
+			if got := fmt.Sprint(connected.Load(), refused.Load(), late.Load(), other.Load()); got != want {
+				t.Errorf("connected, refused, timed out, other: %s, want %s", got, want)
 			}
-			if n := server.most.Load(); n > most {
+			if n := server.max.Load(); n > most {
 				t.Errorf("the server had %d at once", n)
 			}
-			// Sooner than by the time of those that are not settled.
+			// Sooner than by the timeouts of half-open and closing connections.
 			end := time.Now().Add(500 * time.Millisecond)
 			for b.counters().InFlight > 0 && time.Now().Before(end) {
 				time.Sleep(time.Millisecond)
@@ -289,23 +289,23 @@ func TestDial(t *testing.T) {
 	}
 }
 
-// attach puts the programs at an interface.
+// attach attaches the programs to an interface.
 func (b *tcpBench) attach(l netlink.Link, ingress, xdp bool) {
 	b.t.Helper()
 	at := func(ingress bool, r role, program *ebpf.Program) {
 		b.t.Helper()
-		h, err := attach(Auto, side{l.Attrs().Index, ingress}, r, program, filepath.Join(pins, fmt.Sprint("dial", r)))
+		h, err := attach(Auto, hookPoint{l.Attrs().Index, ingress}, r, program, filepath.Join(pins, fmt.Sprint("dial", r)))
 		if err != nil {
 			b.t.Fatal(err)
 		}
 		b.t.Cleanup(func() { _ = h.detach() })
 	}
-	at(!ingress, noting, b.ShaperdReplies)
+	at(!ingress, replyProg, b.ShaperdReplies)
 	if !xdp {
-		at(ingress, limiting, b.ShaperdTc)
+		at(ingress, limitProg, b.ShaperdTc)
 		return
 	}
-	// A veth's own XDP sends nothing back to a peer that has none.
+	// A veth's native XDP sends nothing back to a peer without XDP.
 	h, err := link.AttachXDP(link.XDPOptions{Interface: l.Attrs().Index, Program: b.ShaperdXdp, Flags: link.XDPGenericMode})
 	if err != nil {
 		b.t.Fatal(err)

@@ -4,13 +4,13 @@ import (
 	"encoding/binary"
 )
 
-// extension is an extension header.
+// extension is an IPv6 extension header.
 type extension struct {
 	number byte
 	data   []byte
 }
 
-// chain makes extension headers, for before and behind a fragment's.
+// chain makes extension headers, for before and after the fragment header.
 func (b *builder) chain() (before, behind []extension) {
 	if b.to.Is4() {
 		return nil, nil
@@ -25,10 +25,10 @@ func (b *builder) chain() (before, behind []extension) {
 		}
 		h := extension{number, make([]byte, n)}
 		if number == ipRouting {
-			h.data[2] = byte(b.IntN(5)) // type; no segment is left
+			h.data[2] = byte(b.IntN(5)) // type; segments left is 0
 			return h
 		}
-		// One option fills it: padding, or one to be skipped by who does not know it.
+		// One option fills it: padding, or an unknown one that is to be skipped.
 		for at := 2; at < n; {
 			size := min(n-at-2, 255)
 			if size < 0 {
@@ -66,7 +66,7 @@ const (
 	ipDestination = 60
 )
 
-// linked puts headers before a body. It returns the number of the first.
+// linked prepends headers to a body. It returns the number of the first header.
 func linked(headers []extension, protocol byte, body []byte) (byte, []byte) {
 	for i := len(headers) - 1; i >= 0; i-- {
 		h := headers[i]
@@ -81,9 +81,9 @@ func linked(headers []extension, protocol byte, body []byte) (byte, []byte) {
 	return protocol, body
 }
 
-// whole makes a packet that is no fragment.
+// whole makes an unfragmented packet.
 func (b *builder) whole(headers []extension, protocol byte, l4 []byte) []byte {
-	if b.to.Is6() && b.chance(5) { // one of one
+	if b.to.Is6() && b.chance(5) { // an atomic fragment
 		headers = append(headers, extension{ipFragment, make([]byte, 8)})
 	}
 	first, body := linked(headers, protocol, l4)
@@ -97,7 +97,7 @@ func (b *builder) whole(headers []extension, protocol byte, l4 []byte) []byte {
 	return p
 }
 
-// options gives an IPv4 packet some.
+// options adds options to an IPv4 packet.
 func (b *builder) options(p []byte) []byte {
 	if b.chance(85) {
 		return p
@@ -113,7 +113,7 @@ func (b *builder) options(p []byte) []byte {
 	return p
 }
 
-// fragments cuts a datagram, in any order, some of it twice, some of it wrong.
+// fragments splits a datagram into fragments in any order, some of them repeated or wrong.
 func (b *builder) fragments(before, behind []extension, protocol byte, l4 []byte) [][]byte {
 	next, body := linked(behind, protocol, l4)
 	cuts := []int{0}
@@ -143,7 +143,7 @@ func (b *builder) fragments(before, behind []extension, protocol byte, l4 []byte
 			n = []byte{ipUnknown, ipNone, ipUDP, ipTCP, ipICMPv6, ipDestination, ipHopByHop}[b.IntN(7)]
 		}
 		packets = append(packets, make1(from, to, n))
-		if b.chance(15) { // one that the receiver does not take
+		if b.chance(15) { // one that the receiver does not accept
 			bad := b.spoiled(make1(from, to, n), before)
 			if b.chance(50) {
 				packets = append(packets, bad)
@@ -187,7 +187,7 @@ func (b *builder) fragment(before []extension, next byte, data []byte, id uint32
 	return b.packet(first, body)
 }
 
-// spoiled makes of a fragment one that does not arrive, or is another's.
+// spoiled turns a fragment into one that does not arrive, or belongs to another datagram.
 func (b *builder) spoiled(p []byte, before []extension) []byte {
 	at := 20
 	if b.to.Is6() {
@@ -218,7 +218,7 @@ func (b *builder) spoiled(p []byte, before []extension) []byte {
 	return p
 }
 
-// mutate changes something in a packet's headers.
+// mutate changes a packet's headers.
 func (b *builder) mutate(p []byte) {
 	switch {
 	case b.to.Is4() && b.chance(30):

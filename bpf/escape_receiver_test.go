@@ -11,8 +11,8 @@ import (
 	"shaperd/shaper"
 )
 
-// acknowledging adds n to a segment's acknowledgement. A wrong checksum stays wrong, and one that
-// is still to be made is left alone.
+// acknowledging adds n to a segment's acknowledgment number. A wrong checksum stays wrong, and an
+// offloaded one stays unchanged.
 func acknowledging(tcp []byte, n uint32, unsummed bool) {
 	was := binary.BigEndian.Uint32(tcp[8:])
 	is := was + n
@@ -31,8 +31,8 @@ func fold16(sum uint32) uint16 {
 	return uint16(sum)
 }
 
-// answers reads what comes back, and takes note of the receiver's sequence numbers.
-func (e *escape) answers() {
+// readReplies reads the replies, and records the receiver's initial sequence numbers.
+func (e *escape) readReplies() {
 	var buf [4096]byte
 	for {
 		n, err := unix.Read(e.tap, buf[:])
@@ -58,8 +58,8 @@ func (e *escape) answers() {
 	}
 }
 
-// settle waits until all that was sent has come to where it ends: a datagram more comes
-// behind it.
+// settle waits until all packets have arrived or were dropped: it sends a marker after
+// them and waits for it.
 func (e *escape) settle() {
 	e.passes++
 	mark := binary.BigEndian.AppendUint64(nil, e.passes)
@@ -82,7 +82,7 @@ func (e *escape) settle() {
 			}
 		}
 	}
-	e.t.Fatal("no mark comes through")
+	e.t.Fatal("no marker arrives")
 }
 
 func (e *escape) accept() {
@@ -161,7 +161,7 @@ func (e *escape) receive() {
 	}
 }
 
-// ofRouter reports whether it is the router that sends, to find its neighbors or to tell of errors.
+// ofRouter reports whether an address is the router's, which sends neighbor solicitations and errors.
 func ofRouter(a netip.Addr) bool {
 	return a.IsLinkLocalUnicast() || slices.Contains(routerAddrs, a)
 }

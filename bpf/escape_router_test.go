@@ -15,7 +15,7 @@ import (
 	"shaperd/shaper"
 )
 
-// onOneCPU keeps a test, not its subtests, on one CPU, where packets keep their order.
+// onOneCPU runs a test, not its subtests, on one CPU, so that packets keep their order.
 func onOneCPU(t *testing.T) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -56,8 +56,8 @@ func newEscape(t *testing.T, programs *bench, limits []escapeLimit, at gate) *es
 			netlink.RouteAdd(&netlink.Route{Gw: netip.MustParseAddr("fd02::1").AsSlice()}),
 			sysctl("ipv4/ipfrag_time", "1"), sysctl("ipv6/ip6frag_time", "1"),
 			sysctl("ipv4/tcp_synack_retries", "0"), sysctl("ipv4/tcp_max_syn_backlog", "100000"), sysctl("core/somaxconn", "100000"),
-			sysctl("ipv4/tcp_fastopen", map[bool]string{false: "0", true: "0x602"}[at.late]), // with no cookie, for all sockets
-			sysctl("ipv4/tcp_syncookies", "0"),                                               // with one, an old ACK makes a connection
+			sysctl("ipv4/tcp_fastopen", map[bool]string{false: "0", true: "0x602"}[at.late]), // without cookies, for all sockets
+			sysctl("ipv4/tcp_syncookies", "0"),                                               // with SYN cookies an old ACK would make a connection
 			e.sockets(),
 		)
 	})
@@ -71,11 +71,11 @@ func newEscape(t *testing.T, programs *bench, limits []escapeLimit, at gate) *es
 
 	// The router's limits.
 	e.b = &tcpBench{t: t, bench: programs, forgets: true}
-	e.b.forget()
+	e.b.clearMaps()
 	var compiled []shaper.Limit
 	for _, l := range limits {
 		l.Rate, l.MaxDelay = shaper.MaxRate, time.Second
-		if l.Connections > 0 {
+		if l.MaxConnections > 0 {
 			l.Rate, l.MaxDelay, e.counts = 0, 0, true
 		}
 		l.Match.Attach, l.IPv4Prefix, l.IPv6Prefix = []string{"here"}, 32, 64
@@ -85,7 +85,7 @@ func newEscape(t *testing.T, programs *bench, limits []escapeLimit, at gate) *es
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.b.useCompiled(t, p)
+	e.b.loadPolicy(t, p)
 	for i := range p.Len() {
 		e.numbers[p.Limit(i).Name] = uint32(i)
 	}
@@ -93,16 +93,16 @@ func newEscape(t *testing.T, programs *bench, limits []escapeLimit, at gate) *es
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.b.repliedAll(t, at.late)
+	e.b.setAllReplySeen(t, at.late)
 	if at.late {
-		e.b.suspectAll(t, math.MaxUint64)
+		e.b.setAllDeferUntil(t, math.MaxUint64)
 	}
 	e.b.attach(gate, true, at.xdp)
 	e.before = e.states()
 	return e
 }
 
-// open makes the gate: a tap, through which packets come in as from a guest, or a cable.
+// open creates the gate: a tap, through which packets come in as from a guest, or a tun.
 func (e *escape) open(outer netlink.Link) {
 	t := e.t
 	t.Helper()
@@ -152,7 +152,7 @@ func neighbor(l netlink.Link, ip string, mac []byte) error {
 	})
 }
 
-// sockets opens those of the receiver.
+// sockets opens the receiver's sockets.
 func (e *escape) sockets() error {
 	open := func(family, kind, protocol int, port int, then func(int) error) (int, error) {
 		s, err := unix.Socket(family, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, protocol)

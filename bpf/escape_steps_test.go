@@ -13,21 +13,21 @@ import (
 // ipUnknown is a protocol for experiments (RFC 3692).
 const ipUnknown = 253
 
-// step is one of a sequence: a frame, or something that the receiver does.
+// step is one step of a sequence: a frame to send, or an action of the receiver.
 type step struct {
 	kind   string
 	vnet   [10]byte // struct virtio_net_hdr
 	frame  []byte
-	tcp    int // offset of a TCP header whose acknowledgement is from the receiver's first number; 0 is none
-	number int // in the sequence as it was made
+	tcp    int // offset of a TCP header with an acknowledgment relative to the receiver's ISN; 0 is none
+	number int // index in the generated sequence
 }
 
 // Kinds of steps.
 const (
 	stepFrame    = "frame"
 	stepWrite    = "write"    // the receiver sends 100 bytes on its connections
-	stepShutdown = "shutdown" // and no more
-	stepWait     = "wait"     // for handshakes to be forgotten
+	stepShutdown = "shutdown" // the receiver shuts down its connections for writing
+	stepWait     = "wait"     // until handshakes are dropped early
 )
 
 func formatSteps(steps []step) string {
@@ -75,7 +75,7 @@ type builder struct {
 	steps      []step
 }
 
-// newSequence makes a random sequence.
+// newSequence generates a random sequence.
 func newSequence(r *rand.Rand, source uint64, counts, waits bool) []step {
 	b := &builder{Rand: r, waits: waits}
 	if r.IntN(2) == 0 {
@@ -102,7 +102,7 @@ func (b *builder) chance(n int) bool { return b.IntN(100) < n }
 
 func (b *builder) port() uint16 { return []uint16{escapePort, otherPort}[b.IntN(2)] }
 
-// size draws a payload's, mostly a small one.
+// size draws a payload size, mostly a small one.
 func (b *builder) size() int {
 	switch b.IntN(6) {
 	case 0:
@@ -123,7 +123,7 @@ func udpDatagram(sport, dport uint16, data []byte) []byte {
 	return append(l4, data...)
 }
 
-// datagrams adds a datagram, whole, as a train, or in fragments.
+// datagrams adds a datagram: whole, as a train, or in fragments.
 func (b *builder) datagrams() {
 	protocol := byte(ipUDP)
 	var l4 []byte
@@ -153,7 +153,7 @@ func (b *builder) datagrams() {
 	b.wrapped(protocol, l4)
 }
 
-// checksum makes that of a transport header, whose place is at.
+// checksum sets the checksum of a transport header at offset at.
 func (b *builder) checksum(protocol byte, l4 []byte, at int) {
 	sum := uint32(checksum(b.source.AsSlice(), 0)) + uint32(checksum(b.to.AsSlice(), 0)) + uint32(protocol) + uint32(len(l4))
 	if protocol == ipICMP {
@@ -163,7 +163,7 @@ func (b *builder) checksum(protocol byte, l4 []byte, at int) {
 	binary.BigEndian.PutUint16(l4[at:], ^checksum(l4, sum))
 }
 
-// train adds what a guest sends as one, and the kernel cuts up.
+// train adds a train that a guest sends as one packet, and the kernel splits.
 func (b *builder) train(protocol byte, l4 []byte) {
 	p := b.packet(protocol, l4)
 	s := step{kind: stepFrame, frame: b.frame(p)}
@@ -175,7 +175,7 @@ func (b *builder) train(protocol byte, l4 []byte) {
 			kind = 4
 		}
 	} else if b.chance(30) {
-		kind = 3 // by IP
+		kind = 3 // split by IP
 	}
 	s.vnet[0], s.vnet[1] = 1, kind
 	binary.LittleEndian.PutUint16(s.vnet[2:], uint16(offset+header))
@@ -188,7 +188,7 @@ func (b *builder) train(protocol byte, l4 []byte) {
 	at := s.frame[offset:]
 	pseudoSum := fold16(uint32(checksum(b.source.AsSlice(), 0)) + uint32(checksum(b.to.AsSlice(), 0)) + uint32(protocol) + uint32(len(l4)))
 	binary.BigEndian.PutUint16(at[sum:], pseudoSum)
-	if b.chance(40) { // of a length that the header does not say
+	if b.chance(40) { // without a length in the IP header
 		if b.to.Is4() {
 			setLength4(s.frame[14:], 0)
 		} else {
@@ -225,7 +225,7 @@ func setLength4(p []byte, n int) {
 	sum4(p)
 }
 
-// sum4 makes the checksum of an IPv4 header.
+// sum4 sets the checksum of an IPv4 header.
 func sum4(p []byte) {
 	size := min(int(p[0]&0xf)*4, len(p))
 	if size < 20 {
@@ -235,7 +235,7 @@ func sum4(p []byte) {
 	binary.BigEndian.PutUint16(p[10:], ^checksum(p[:size], 0))
 }
 
-// frame puts Ethernet before a packet.
+// frame prepends an Ethernet header to a packet.
 func (b *builder) frame(p []byte) []byte {
 	f := append(append([]byte{}, escapeMAC[:]...), 2, 0, 0, 0, 0, 9)
 	if p[0]>>4 == 4 {
@@ -246,7 +246,7 @@ func (b *builder) frame(p []byte) []byte {
 	return append(f, p...)
 }
 
-// add adds a packet to the sequence, with what a link adds to it.
+// add adds a packet to the sequence, with the padding and tags that a link may add.
 func (b *builder) add(p []byte) {
 	f := b.frame(p)
 	if b.chance(8) {
@@ -261,7 +261,7 @@ func (b *builder) add(p []byte) {
 	b.steps = append(b.steps, step{kind: stepFrame, frame: f})
 }
 
-// wrapped adds a transport's datagram in whatever IP may have around it.
+// wrapped adds a transport datagram with random IP options, extension headers or fragmentation.
 func (b *builder) wrapped(protocol byte, l4 []byte) {
 	before, behind := b.chain()
 	packets := [][]byte{}

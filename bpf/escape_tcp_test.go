@@ -4,8 +4,8 @@ import (
 	"encoding/binary"
 )
 
-// conversation adds a connection, opened in any way, and what may make somebody believe
-// that it has ended.
+// conversation adds a connection, opened in some way, and segments that may look like its
+// end.
 func (b *builder) conversation() {
 	port, dport := uint16(20000+b.IntN(40000)), b.port()
 	if b.chance(70) {
@@ -20,7 +20,7 @@ func (b *builder) conversation() {
 		binary.BigEndian.PutUint32(l4[4:], seq)
 		binary.BigEndian.PutUint32(l4[8:], uint32(ack))
 		l4[12], l4[13] = byte(5+options/4)<<4, flags
-		if options > 0 { // a time stamp
+		if options > 0 { // a timestamp
 			copy(l4[20:], []byte{1, 1, 8, 10})
 			binary.BigEndian.PutUint32(l4[24:], b.Uint32()>>b.IntN(2))
 		}
@@ -38,7 +38,7 @@ func (b *builder) conversation() {
 	}
 	b.wait(40)
 	next := first + 1   // what the receiver expects
-	known := []uint32{} // numbers that somebody may take for it
+	known := []uint32{} // candidates for the next sequence number
 	sent := int32(0)    // by the receiver
 	say := func(flags byte, seq uint32, n int) {
 		ack := sent
@@ -81,7 +81,7 @@ func (b *builder) conversation() {
 		}
 		known = append(known, seq, seq+uint32(n))
 	}
-	if b.chance(10) { // nonsense before it
+	if b.chance(10) { // invalid segments first
 		say([]byte{ack1, ack1, rst, rst | ack1, fin | ack1, ack1 | syn, syn}[b.IntN(7)], next, b.IntN(2)*b.IntN(10))
 	}
 	if b.chance(95) {
@@ -94,8 +94,8 @@ func (b *builder) conversation() {
 			say(syn, b.Uint32(), 0)
 		case 0, 1: // in order
 			say(ack1, next, b.IntN(30))
-		case 2: // far away, or near
-			say(ack1, next+b.near(known, next), b.IntN(30))
+		case 2: // out of order
+			say(ack1, next+b.drawDistance(known, next), b.IntN(30))
 		case 3, 4:
 			flags := byte(rst)
 			if b.chance(40) {
@@ -105,13 +105,13 @@ func (b *builder) conversation() {
 				options = 12
 			}
 			if b.chance(10) {
-				b.wrapped(ipTCP, segment(rst, next+b.near(known, next), 0, b.IntN(2)*b.IntN(30)))
+				b.wrapped(ipTCP, segment(rst, next+b.drawDistance(known, next), 0, b.IntN(2)*b.IntN(30)))
 			} else {
-				say(flags, next+b.near(known, next), 0)
+				say(flags, next+b.drawDistance(known, next), 0)
 			}
 			options = 0
 		case 5:
-			say(fin|ack1, next+b.near(known, next), b.IntN(3))
+			say(fin|ack1, next+b.drawDistance(known, next), b.IntN(3))
 		case 6:
 			if b.chance(50) {
 				b.steps = append(b.steps, step{kind: stepWrite})
@@ -127,7 +127,7 @@ func (b *builder) conversation() {
 	}
 }
 
-// wait has handshakes forgotten, by a chance.
+// wait adds a wait with a probability, in percent.
 func (b *builder) wait(chance int) {
 	if b.waits && b.chance(chance) {
 		b.steps = append(b.steps, step{kind: stepWait})
@@ -137,14 +137,14 @@ func (b *builder) wait(chance int) {
 // ack1 is ack, where a parameter has that name.
 const ack1 = ack
 
-// segmentStep is a plain segment that acknowledges what the receiver has sent.
+// segmentStep returns a step with a plain segment that acknowledges the receiver's data.
 func (b *builder) segmentStep(l4 []byte) step {
 	p := b.packet(ipTCP, l4)
 	return step{kind: stepFrame, frame: b.frame(p), tcp: 14 + len(p) - len(l4)}
 }
 
-// near draws how far from the next number a segment begins.
-func (b *builder) near(known []uint32, next uint32) uint32 {
+// drawDistance draws the distance of a segment from the next sequence number.
+func (b *builder) drawDistance(known []uint32, next uint32) uint32 {
 	switch b.IntN(6) {
 	case 0, 1:
 		return 0

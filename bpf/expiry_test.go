@@ -9,25 +9,25 @@ import (
 	"shaperd/shaper"
 )
 
-// newSoon is a bench by the kernel's clock, with short times.
-func newSoon(t *testing.T, limits ...shaper.Limit) *tcpBench {
+// newShortTimeouts returns a bench on the kernel's clock, with short timeouts.
+func newShortTimeouts(t *testing.T, limits ...shaper.Limit) *tcpBench {
 	b := newTCPVariant(t, Police, map[string]any{
-		kernelVarUnsettled:     uint64(soon),
-		kernelVarLate:          uint64(soon),
-		kernelVarHalfOpen:      uint64(soon),
-		kernelVarTurnInterval:  uint64(soon),
-		kernelVarSweepInterval: uint64(2 * time.Millisecond),
-	}, uint64(3*soon), limits...)
+		kernelVarClosingTimeout:  uint64(shortTimeout),
+		kernelVarDeferredTimeout: uint64(shortTimeout),
+		kernelVarHalfOpenTimeout: uint64(shortTimeout),
+		kernelVarRecheckInterval: uint64(shortTimeout),
+		kernelVarSweepInterval:   uint64(2 * time.Millisecond),
+	}, uint64(3*shortTimeout), limits...)
 	b.now = 0
 	return b
 }
 
-const soon = 100 * time.Millisecond
+const shortTimeout = 100 * time.Millisecond
 
-// flightLocked is LOCKED of conns.h.
-const flightLocked = 1 << 9
+// connLocked is LOCKED of conntrack.h.
+const connLocked = 1 << 9
 
-// eventually waits until what is there is so many connections, live and gone.
+// eventually waits for the given numbers of live and closed connections in the map.
 func (b *tcpBench) eventually(live, gone int) {
 	b.t.Helper()
 	end := time.Now().Add(20 * time.Second)
@@ -37,48 +37,48 @@ func (b *tcpBench) eventually(live, gone int) {
 			return
 		}
 		if time.Now().After(end) {
-			b.t.Fatalf("%d connections, %d gone; want %d and %d", l, g, live, gone)
+			b.t.Fatalf("%d connections, %d closed; want %d and %d", l, g, live, gone)
 		}
 		time.Sleep(time.Millisecond)
 	}
 }
 
-// TestExpiry waits for what the timer does by itself.
+// TestExpiry waits until the sweeper expires connections.
 func TestExpiry(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		run   func(b *tcpBench, d *dialogue)
-		least time.Duration // before its slot is given back
+		least time.Duration // before its slot is released
 	}{
-		{"half open", func(b *tcpBench, d *dialogue) { b.open(d) }, soon},
-		{"idle", func(b *tcpBench, d *dialogue) { b.establish(d) }, 3 * soon},
+		{"half open", func(b *tcpBench, d *dialogue) { b.open(d) }, shortTimeout},
+		{"idle", func(b *tcpBench, d *dialogue) { b.establish(d) }, 3 * shortTimeout},
 		{"half closed", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			b.exchange(d, client, fin|ack, 0)
-		}, 3 * soon},
+		}, 3 * shortTimeout},
 		{"the last ACK lost", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			b.exchange(d, client, fin|ack, 0)
 			b.exchange(d, server, fin|ack, 0)
-		}, soon},
+		}, shortTimeout},
 		{"reset, maybe", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			b.reply(d.segment(server, rst, 1, 0, 0))
-		}, soon},
+		}, shortTimeout},
 		{"reset", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			b.exchange(d, server, rst, 0)
 		}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := newSoon(t, capped(1))
+			b := newShortTimeouts(t, capped(1))
 			start := time.Now()
 			c.run(b, dial("10.0.0.1:40000"))
 			for b.counters().InFlight > 0 {
 				time.Sleep(time.Millisecond)
 			}
 			if took := time.Since(start); took < c.least {
-				t.Errorf("its slot was given back after %v", took)
+				t.Errorf("its slot was released after %v", took)
 			}
 			b.expectInFlight(0)
 			b.eventually(0, 0)
@@ -89,12 +89,12 @@ func TestExpiry(t *testing.T) {
 	}
 }
 
-// TestTimerForWhichThereIsNoMemory starts the timer more often than the kernel has memory for it
-// at once: each time it runs in the end.
-func TestTimerForWhichThereIsNoMemory(t *testing.T) {
-	b := newSoon(t, capped(1))
+// TestStartSweeper_RetriesWithoutMemory starts the timer more often than the kernel has memory for it at
+// once: it runs in the end each time.
+func TestStartSweeper_RetriesWithoutMemory(t *testing.T) {
+	b := newShortTimeouts(t, capped(1))
 	for range 500 {
-		if err := errors.Join(b.Keepers.Put(uint32(0), kernelKeeper{}), startSweeper(b.ShaperdSweep)); err != nil {
+		if err := errors.Join(b.Sweepers.Put(uint32(0), kernelSweeper{}), startSweeper(b.ShaperdSweep)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -102,42 +102,42 @@ func TestTimerForWhichThereIsNoMemory(t *testing.T) {
 	b.eventually(0, 0)
 }
 
-// TestSweepLeavesLocked has the timer look at a connection that is closed for long, and in
-// whose place another begins just now: it stays.
-func TestSweepLeavesLocked(t *testing.T) {
-	b := newSoon(t, capped(1))
+// TestSweep_KeepsLockedEntry lets the sweeper visit a connection that closed long ago, and whose
+// entry is being reused: it stays.
+func TestSweep_KeepsLockedEntry(t *testing.T) {
+	b := newShortTimeouts(t, capped(1))
 	d := dial("10.0.0.1:40000")
 	b.establish(d)
 	b.exchange(d, server, rst, 0)
 	var tuple kernelTuple
-	var f kernelFlight
-	if err := b.eachConnection(func(t *kernelTuple, found *kernelFlight) { tuple, f = *t, *found }); err != nil {
+	var f kernelConn
+	if err := b.eachConnection(func(t *kernelTuple, found *kernelConn) { tuple, f = *t, *found }); err != nil {
 		t.Fatal(err)
 	}
-	f.Word |= flightLocked
-	f.Seen = 0
+	f.State |= connLocked
+	f.LastSeen = 0
 	if err := b.Connections.Put(tuple, f); err != nil {
 		t.Fatal(err)
 	}
-	for looks := 0; looks < 2; time.Sleep(time.Millisecond) {
-		check := f.Check
+	for visits := 0; visits < 2; time.Sleep(time.Millisecond) {
+		check := f.SweepAt
 		if err := b.Connections.Lookup(tuple, &f); err != nil {
-			t.Fatalf("after %d looks: %v", looks, err)
+			t.Fatalf("after %d visits: %v", visits, err)
 		}
-		if f.Check != check {
-			looks++
+		if f.SweepAt != check {
+			visits++
 		}
 	}
-	f.Word &^= flightLocked
+	f.State &^= connLocked
 	if err := b.Connections.Put(tuple, f); err != nil {
 		t.Fatal(err)
 	}
 	b.eventually(0, 0)
 }
 
-// TestExpiryWithoutDaemon closes all but the maps: connections end all the same.
-func TestExpiryWithoutDaemon(t *testing.T) {
-	b := newSoon(t, capped(1))
+// TestExpiry_WithoutDaemon closes everything but the maps: connections expire nevertheless.
+func TestExpiry_WithoutDaemon(t *testing.T) {
+	b := newShortTimeouts(t, capped(1))
 	b.establish(dial("10.0.0.1:40000"))
 	if err := b.kernelPrograms.Close(); err != nil {
 		t.Fatal(err)
@@ -146,28 +146,28 @@ func TestExpiryWithoutDaemon(t *testing.T) {
 	b.expectInFlight(0)
 }
 
-// TestTrafficKeepsConnection lets a connection live on for longer than its silence
-// may last.
-func TestTrafficKeepsConnection(t *testing.T) {
+// TestExpiry_TrafficKeepsConnection keeps a connection busy for longer than its idle
+// timeout.
+func TestExpiry_TrafficKeepsConnection(t *testing.T) {
 	for again := 5; !trafficKeepsConnection(t); again-- {
 		if again == 0 {
-			t.Fatal("the machine makes long pauses each time")
+			t.Fatal("the machine stalled in each attempt")
 		}
 	}
 }
 
-// trafficKeepsConnection reports whether it did not pause for as long as silence may last.
+// trafficKeepsConnection reports false if the machine stalled for about the idle timeout.
 func trafficKeepsConnection(t *testing.T) bool {
-	b := newSoon(t, capped(1))
+	b := newShortTimeouts(t, capped(1))
 	d := dial("10.0.0.1:40000")
 	longest, last := time.Duration(0), time.Now()
 	b.establish(d)
 	for range 30 {
-		time.Sleep(soon / 4)
+		time.Sleep(shortTimeout / 4)
 		b.exchange(d, server, ack, 1)
 		longest, last = max(longest, time.Since(last)), time.Now()
 	}
-	if longest > 2*soon {
+	if longest > 2*shortTimeout {
 		return false
 	}
 	b.expectInFlight(1)
@@ -175,24 +175,24 @@ func trafficKeepsConnection(t *testing.T) bool {
 	return true
 }
 
-// TestFlood sends SYNs of a hundred thousand sources that never answer: they are
-// counted up to the cap, and forgotten.
-func TestFlood(t *testing.T) {
+// TestExpiry_SYNFlood sends SYNs from a hundred thousand sources that never complete a handshake:
+// they are counted up to the cap, and expire.
+func TestExpiry_SYNFlood(t *testing.T) {
 	const most, n = 60_000, 100_000
 	b := newTCPVariant(t, Police, map[string]any{
-		kernelVarUnsettled: uint64(time.Second), kernelVarHalfOpen: uint64(4 * time.Second), kernelVarLate: uint64(time.Second), kernelVarTurnInterval: uint64(time.Second),
+		kernelVarClosingTimeout: uint64(time.Second), kernelVarHalfOpenTimeout: uint64(4 * time.Second), kernelVarDeferredTimeout: uint64(time.Second), kernelVarRecheckInterval: uint64(time.Second),
 		kernelVarSweepInterval: uint64(2 * time.Millisecond), kernelVarTestSources: uint32(1<<32 - 1),
-	}, testIdle, silently(capped(1)), silently(shaper.Limit{Name: "all", Connections: most}))
-	stop := b.watch()
-	b.flood(dial("10.0.0.1:40000").say(client, syn, 0), n)
+	}, testIdleTimeout, dropSilently(capped(1)), dropSilently(shaper.Limit{Name: "all", MaxConnections: most}))
+	stop := b.monitorCounts()
+	b.flood(dial("10.0.0.1:40000").nextSegment(client, syn, 0), n)
 	if seen, looks := stop(); seen > most || looks == 0 {
-		t.Errorf("up to %d at once, in %d looks", seen, looks)
+		t.Errorf("up to %d at once, in %d readings", seen, looks)
 	}
 	b.eventually(0, 0)
 	b.expectInFlight(0)
-	s, err := b.state(1)
-	if err != nil || s.Connections[0] < most || s.OverConnections == 0 {
-		t.Errorf("%d passed, %d were refused, %v", s.Connections[0], s.OverConnections, err)
+	s, err := b.readState(1)
+	if err != nil || s.ConnsAdmitted[0] < most || s.ConnsOverCap == 0 {
+		t.Errorf("%d passed, %d were refused, %v", s.ConnsAdmitted[0], s.ConnsOverCap, err)
 	}
 	for i := range 10 {
 		if got := b.open(dial(fmt.Sprint("10.0.0.1:", 41000+i))); got != passed {

@@ -16,14 +16,14 @@ import (
 	"shaperd/shaper/asn"
 )
 
-// TestFullTable looks up sources all over a table of a published one's size, and at the
+// TestFullTable looks up sources all over a table as large as a published one, and at the
 // ends of its ranges.
 func TestFullTable(t *testing.T) {
 	rnd := newRand(t)
 	ranges, table := fullTable(t)
-	p := byASN(t, table, "half", func(n uint32) bool { return n%2 == 1 })
-	b := newBench(t, kernelAttachment{Mode: uint32(Police), Ethernet: 1, Keep: 1})
-	b.useCompiled(t, p)
+	p := asnPolicy(t, table, "half", func(n uint32) bool { return n%2 == 1 })
+	b := newBench(t, kernelConfig{Mode: uint32(Police), Ethernet: 1, Keep: 1})
+	b.loadPolicy(t, p)
 	var sources []netip.Addr
 	for range 3000 {
 		r := ranges[rnd.IntN(len(ranges))]
@@ -37,9 +37,9 @@ func TestFullTable(t *testing.T) {
 		if !source.IsValid() {
 			continue // before the first address of all, or after the last
 		}
-		f := shaper.Flow{Source: source, Destination: source, Port: 53, Protocol: shaper.UDP, Listen: p.AttachIndex("here")}
+		f := shaper.Flow{Source: source, Destination: source, Port: 53, Protocol: shaper.UDP, Origin: p.AttachmentIndex("here")}
 		want := p.Route(&f).ToDownstream != 0
-		_, d, _ := b.run(t, &sample{data: from(source)}, uint64(time.Hour), (*bench).tc)
+		_, d, _ := b.run(t, &sample{data: datagramFrom(source)}, uint64(time.Hour), (*bench).tc)
 		if got := d != (kernelDecision{}); got != want {
 			t.Fatalf("a packet from %v is under a limit: %v, want %v", source, got, want)
 		}
@@ -52,26 +52,26 @@ func TestFullTable(t *testing.T) {
 	}
 }
 
-// TestFullTableSwap swaps such tables while packets flow: each packet meets a policy,
-// old or new, and none waits for the swap.
-func TestFullTableSwap(t *testing.T) {
+// TestFullTable_Swap swaps full tables while packets flow: each packet meets the old policy or
+// the new one, and none waits for the swap.
+func TestFullTable_Swap(t *testing.T) {
 	const swaps = 6
 	ranges, table := fullTable(t)
 	var policies []*shaper.Policy
 	began := time.Now()
 	for _, name := range []string{"a", "b"} {
-		policies = append(policies, byASN(t, table, name, func(uint32) bool { return true }))
+		policies = append(policies, asnPolicy(t, table, name, func(uint32) bool { return true }))
 	}
 	t.Logf("compiled in %v", time.Since(began)/2)
-	b := newVariant(t, kernelAttachment{Mode: uint32(Police), Ethernet: 1, Keep: 1}, nil)
-	b.useCompiled(t, policies[0])
+	b := newVariant(t, kernelConfig{Mode: uint32(Police), Ethernet: 1, Keep: 1}, nil)
+	b.loadPolicy(t, policies[0])
 	count := func() (n uint64) {
 		for number := range uint32(2) {
-			s, err := b.state(number)
+			s, err := b.readState(number)
 			if err != nil {
 				t.Fatal(err)
 			}
-			n += s.Taken[0][1] + s.Taken[1][1] + s.Refused[1]
+			n += s.Admitted[0][1] + s.Admitted[1][1] + s.Refused[1]
 		}
 		return n
 	}
@@ -84,7 +84,7 @@ func TestFullTableSwap(t *testing.T) {
 		const batch = 1000
 		for !end.Load() {
 			began := time.Now()
-			if _, err := b.ShaperdTc.Run(&ebpf.RunOptions{Data: from(ranges[0].First), Repeat: batch}); err != nil {
+			if _, err := b.ShaperdTc.Run(&ebpf.RunOptions{Data: datagramFrom(ranges[0].First), Repeat: batch}); err != nil {
 				t.Error(err)
 			}
 			longest = max(longest, time.Since(began))
@@ -94,20 +94,20 @@ func TestFullTableSwap(t *testing.T) {
 	var took []time.Duration
 	for i := range swaps {
 		began := time.Now()
-		b.useCompiled(t, policies[(i+1)%2])
+		b.loadPolicy(t, policies[(i+1)%2])
 		took = append(took, time.Since(began))
 	}
 	end.Store(true)
 	done.Wait()
 	t.Logf("%d packets meanwhile; a swap took %v; 1,000 packets took %v at most", sent, took, longest)
-	// More when a signal interrupted a run, which is then done again.
+	// More if a signal interrupted a run, which is then repeated.
 	if n := count() - before; n < sent {
 		t.Errorf("%d packets were under a limit, of %d", n, sent)
 	}
 }
 
-// byASN is a policy with one limit, of sources whose ASN is one of some.
-func byASN(t *testing.T, table *asn.Table, name string, one func(uint32) bool) *shaper.Policy {
+// asnPolicy returns a policy with one limit on the ASNs for which one returns true.
+func asnPolicy(t *testing.T, table *asn.Table, name string, one func(uint32) bool) *shaper.Policy {
 	t.Helper()
 	l := shaper.Limit{
 		Name: name, Match: shaper.Match{Attach: []string{"here"}}, Key: shaper.KeyASN,
@@ -125,8 +125,8 @@ func byASN(t *testing.T, table *asn.Table, name string, one func(uint32) bool) *
 	return p
 }
 
-// from is a datagram of a source.
-func from(source netip.Addr) []byte {
+// datagramFrom returns a datagram of a source.
+func datagramFrom(source netip.Addr) []byte {
 	b := ecnDatagram(source.Is6(), 0)
 	at := 26
 	if source.Is6() {
@@ -136,11 +136,11 @@ func from(source netip.Addr) []byte {
 	return b
 }
 
-// fullTableASNs is how many autonomous systems are in a published table, numbered from 1.
+// fullTableASNs is the number of autonomous systems in a published table, numbered from 1.
 const fullTableASNs = 91_000
 
-// fullTable is as large as a published table: 400,000 ranges of IPv4 and 115,000 of
-// IPv6.
+// fullTable returns a table as large as a published one: 400,000 IPv4 ranges and 115,000
+// IPv6 ranges.
 func fullTable(t testing.TB) ([]asn.Range, *asn.Table) {
 	t.Helper()
 	rnd := rand.New(rand.NewPCG(1, 0))

@@ -10,32 +10,32 @@ import (
 	"shaperd/shaper"
 )
 
-// suspectAll has SYNs reserve no slots until some time, under all limits.
-func (b *bench) suspectAll(t testing.TB, until uint64) {
+// setAllDeferUntil makes SYNs reserve no slots before a time, under all limits.
+func (b *bench) setAllDeferUntil(t testing.TB, until uint64) {
 	t.Helper()
 	for number := range maxLimits {
-		if err := b.Suspected.Put(number, until); err != nil {
+		if err := b.DeferUntil.Put(number, until); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
-// repliedAll says whether a responder has answered, at all attachments.
-func (b *bench) repliedAll(t testing.TB, has bool) {
+// setAllReplySeen sets whether a responder has replied, at all attachments.
+func (b *bench) setAllReplySeen(t testing.TB, has bool) {
 	t.Helper()
-	for place := range b.Replied.MaxEntries() {
-		if err := b.setReplied(place, has); err != nil {
+	for i := range b.ReplySeen.MaxEntries() {
+		if err := b.setReplySeen(i, has); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
-// settle waits until the timer has looked at each connection whose turn it is.
-func (b *tcpBench) settle() {
+// awaitSweep waits until the sweeper has visited all connections that are due.
+func (b *tcpBench) awaitSweep() {
 	b.t.Helper()
 	for due := true; due; time.Sleep(100 * time.Microsecond) {
 		due = false
-		err := b.eachConnection(func(_ *kernelTuple, f *kernelFlight) { due = due || f.Check <= b.now })
+		err := b.eachConnection(func(_ *kernelTuple, f *kernelConn) { due = due || f.SweepAt <= b.now })
 		if err == nil {
 			err = b.TestNow.Set(b.now)
 		}
@@ -45,38 +45,38 @@ func (b *tcpBench) settle() {
 	}
 }
 
-// speak has both sides say something behind the handshake.
-func (b *tcpBench) speak(d *dialogue) {
+// exchangeData sends data in both directions after the handshake.
+func (b *tcpBench) exchangeData(d *dialogue) {
 	b.exchange(d, server, ack, 100)
 	b.exchange(d, client, ack, 10)
 	b.exchange(d, server, ack, 0)
 }
 
-// TestForgedSYNs forges so many SYNs as a cap has slots, and again as soon as they may be of
-// use: an honest client finds no slot once, for as long as a handshake may take, and not again.
+// TestForgedSYNs forges as many SYNs as a cap has slots, and repeats them as soon as it may help:
+// an honest client finds no slot for one handshake timeout, and then always does.
 func TestForgedSYNs(t *testing.T) {
 	const most = 3
-	b := newTCPVariant(t, Police, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Millisecond)}, testIdle)
+	b := newTCPVariant(t, Police, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Millisecond)}, testIdleTimeout)
 	for _, c := range []struct {
 		name  string
-		every time.Duration // each has its say
+		every time.Duration // interval of the forged segments
 		say   func(b *tcpBench, d *dialogue, n int)
 	}{
-		{"again and again", 3 * time.Second, func(b *tcpBench, d *dialogue, n int) {
+		{"repeated", 3 * time.Second, func(b *tcpBench, d *dialogue, n int) {
 			*d = *dial(fmt.Sprint("10.9.0.1:", 20000+n))
 			b.open(d)
 			b.exchange(d, server, syn|ack, 0)
 		}},
-		{"never answered", 3 * time.Second, func(b *tcpBench, d *dialogue, n int) {
+		{"unanswered", 3 * time.Second, func(b *tcpBench, d *dialogue, n int) {
 			*d = *dial(fmt.Sprint("10.9.0.1:", 20000+n))
 			b.open(d)
 		}},
-		{"sent again", time.Second, func(b *tcpBench, d *dialogue, n int) {
+		{"retransmitted", time.Second, func(b *tcpBench, d *dialogue, n int) {
 			*d = *dial(d.ends[client].String())
 			b.open(d)
 			b.exchange(d, server, syn|ack, 0)
 		}},
-		{"sent again, with other numbers", time.Second, func(b *tcpBench, d *dialogue, n int) {
+		{"retransmitted with other sequence numbers", time.Second, func(b *tcpBench, d *dialogue, n int) {
 			*d = *dial(d.ends[client].String())
 			d.next[client] += uint32(n) << 16
 			b.open(d)
@@ -88,7 +88,7 @@ func TestForgedSYNs(t *testing.T) {
 			}
 			b.send(d.segment(client, ack, d.next[client], 1, 10))
 		}},
-		{"taken back in time", time.Second, func(b *tcpBench, d *dialogue, n int) {
+		{"reset in time", time.Second, func(b *tcpBench, d *dialogue, n int) {
 			if n >= most {
 				b.exchange(d, client, rst, 0)
 			}
@@ -98,9 +98,9 @@ func TestForgedSYNs(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b.t = t
-			b.forget()
-			b.limit(shaper.Limit{Name: "all", Connections: most})
-			other := dial("10.0.0.2:40000") // the server has answered before
+			b.clearMaps()
+			b.setLimits(shaper.Limit{Name: "all", MaxConnections: most})
+			other := dial("10.0.0.2:40000") // the programs have seen a reply
 			b.establish(other)
 			b.exchange(other, client, rst, 0)
 			var forged [most]*dialogue
@@ -111,7 +111,7 @@ func TestForgedSYNs(t *testing.T) {
 			const step = time.Second
 			for at := time.Duration(0); at < 80*time.Second; at += step {
 				b.now = start + uint64(at)
-				b.settle()
+				b.awaitSweep()
 				if at%c.every == 0 {
 					for i := range forged {
 						c.say(b, forged[i], n)
@@ -128,17 +128,17 @@ func TestForgedSYNs(t *testing.T) {
 				if action := b.exchange(d, client, ack, 0); action != passed {
 					t.Errorf("after %v: the handshake's ACK met action %d", at, int32(action))
 				}
-				b.speak(d)
+				b.exchangeData(d)
 				b.exchange(d, client, rst, 0)
 			}
-			if most := int(testHalfOpen / uint64(step)); denied > most {
+			if most := int(testHalfOpenTimeout / uint64(step)); denied > most {
 				t.Errorf("%d of %d connections were refused, want at most %d", denied, tries, most)
 			}
 		})
 	}
 }
 
-// TestSlotAtACK leads connections through handshakes in which SYNs reserve no slots.
+// TestSlotAtACK runs handshakes in which SYNs reserve no slots.
 func TestSlotAtACK(t *testing.T) {
 	b := newTCP(t, Police)
 	const a = "10.0.0.1:40000"
@@ -148,7 +148,7 @@ func TestSlotAtACK(t *testing.T) {
 		want int // in flight afterwards
 	}{
 		{"a SYN takes nothing", func(b *tcpBench, d *dialogue) { b.open(d) }, 0},
-		{"nor does its answer", func(b *tcpBench, d *dialogue) {
+		{"nor does its SYN+ACK", func(b *tcpBench, d *dialogue) {
 			b.open(d)
 			b.exchange(d, server, syn|ack, 0)
 		}, 0},
@@ -156,8 +156,8 @@ func TestSlotAtACK(t *testing.T) {
 		{"established by data, late", func(b *tcpBench, d *dialogue) {
 			b.open(d)
 			b.exchange(d, server, syn|ack, 0)
-			d.say(client, ack, 0)
-			b.now += uint64(119 * time.Second) // a SYN cookie may be as old
+			d.nextSegment(client, ack, 0)
+			b.now += uint64(119 * time.Second) // the maximum age of a SYN cookie
 			b.exchange(d, client, ack|fin, 10)
 		}, 1},
 		{"closed", func(b *tcpBench, d *dialogue) {
@@ -166,20 +166,20 @@ func TestSlotAtACK(t *testing.T) {
 			b.exchange(d, server, fin|ack, 0)
 			b.exchange(d, client, ack, 0)
 		}, 0},
-		{"a number that was made up", func(b *tcpBench, d *dialogue) {
+		{"an invalid ACK number", func(b *tcpBench, d *dialogue) {
 			b.open(d)
 			b.exchange(d, server, syn|ack, 0)
-			if got := b.send1(d.segment(client, ack, d.next[client], d.next[server]+1, 10)); got != dropped {
+			if got := b.sendAction(d.segment(client, ack, d.next[client], d.next[server]+1, 10)); got != dropped {
 				b.t.Errorf("action %d", int32(got))
 			}
 		}, 0},
-		{"no answer that acknowledges it", func(b *tcpBench, d *dialogue) {
+		{"no SYN+ACK seen", func(b *tcpBench, d *dialogue) {
 			b.open(d)
-			if got := b.exchange(d, client, ack, 10); got != passed { // it may come by another way
+			if got := b.exchange(d, client, ack, 10); got != passed { // it may come by another path
 				b.t.Errorf("action %d", int32(got))
 			}
 		}, 0},
-		{"another SYN behind the answer", func(b *tcpBench, d *dialogue) {
+		{"another SYN after the SYN+ACK", func(b *tcpBench, d *dialogue) {
 			b.open(d)
 			b.exchange(d, server, syn|ack, 0)
 			for _, seq := range []uint32{1, d.next[client] - 1} {
@@ -187,43 +187,43 @@ func TestSlotAtACK(t *testing.T) {
 			}
 			b.exchange(d, client, ack, 0)
 		}, 1},
-		{"another SYN behind the answer, much later", func(b *tcpBench, d *dialogue) {
+		{"another SYN after the SYN+ACK, much later", func(b *tcpBench, d *dialogue) {
 			b.open(d)
 			b.exchange(d, server, syn|ack, 0)
 			b.now += uint64(30 * time.Second)
 			b.send(d.segment(client, syn, 1, 0, 0))
 			b.exchange(d, client, ack, 0)
 		}, 1},
-		{"another SYN behind the answer, which reserves", func(b *tcpBench, d *dialogue) {
+		{"another SYN after the SYN+ACK, which reserves", func(b *tcpBench, d *dialogue) {
 			b.open(d)
 			b.exchange(d, server, syn|ack, 0)
 			b.now += uint64(30 * time.Second)
-			b.suspectAll(b.t, 0)
+			b.setAllDeferUntil(b.t, 0)
 			b.send(d.segment(client, syn, 1, 0, 0))
-			b.suspectAll(b.t, 0)
+			b.setAllDeferUntil(b.t, 0)
 			b.exchange(d, client, ack, 0)
-			b.now += testIdle - 1
+			b.now += testIdleTimeout - 1
 			b.exchange(d, client, ack, 1)
 		}, 1},
-		{"two answers, and the first is acknowledged", func(b *tcpBench, d *dialogue) {
+		{"two SYN+ACKs, and the first is acknowledged", func(b *tcpBench, d *dialogue) {
 			b.open(d)
 			first := d.next[server]
 			b.exchange(d, server, syn|ack, 0)
 			b.reply(d.segment(server, syn|ack, first+1<<20, d.next[client], 0))
 			b.exchange(d, client, ack, 0)
 		}, 1},
-		{"two answers, and the second is acknowledged", func(b *tcpBench, d *dialogue) {
+		{"two SYN+ACKs, and the second is acknowledged", func(b *tcpBench, d *dialogue) {
 			b.open(d)
 			first := d.next[server]
 			b.exchange(d, server, syn|ack, 0)
 			b.reply(d.segment(server, syn|ack, first+1<<20, d.next[client], 0))
 			b.send(d.segment(client, ack, d.next[client], first+1<<20+1, 0))
 		}, 1},
-		{"its ACK came by another way, and the server sends", func(b *tcpBench, d *dialogue) {
-			d.ends[server], d.ends[client] = d.ends[client], d.ends[server] // ports tell nothing
+		{"its ACK came by another path, and the server sends", func(b *tcpBench, d *dialogue) {
+			d.ends[server], d.ends[client] = d.ends[client], d.ends[server] // the port order does not matter
 			b.open(d)
 			b.exchange(d, server, syn|ack, 0)
-			d.say(client, ack, 10)
+			d.nextSegment(client, ack, 10)
 			b.exchange(d, server, ack, 0)
 		}, 1},
 		{"reset by the server", func(b *tcpBench, d *dialogue) {
@@ -235,21 +235,21 @@ func TestSlotAtACK(t *testing.T) {
 		{"reset by the client, and established by a SYN cookie", func(b *tcpBench, d *dialogue) {
 			b.open(d)
 			b.exchange(d, server, syn|ack, 0)
-			b.suspectAll(b.t, 0)
+			b.setAllDeferUntil(b.t, 0)
 			b.exchange(d, client, rst, 0)
 			b.exchange(d, client, ack, 0)
 		}, 1},
-		{"an ACK that the server resets, and then the right one", func(b *tcpBench, d *dialogue) {
+		{"an ACK that the server resets, and then a valid one", func(b *tcpBench, d *dialogue) {
 			b.open(d)
 			b.exchange(d, server, syn|ack, 0)
 			b.send(d.segment(client, ack, d.next[client]+28, d.next[server], 8))
 			b.exchange(d, client, ack|fin, 0)
 			b.reply(d.segment(server, rst, d.next[server], 0, 0))
 			b.exchange(d, server, ack, 0)
-			b.now += testIdle - 1
+			b.now += testIdleTimeout - 1
 			b.exchange(d, server, ack, 10)
 		}, 1},
-		{"an ACK that gets lost, one that the server resets, and the right one", func(b *tcpBench, d *dialogue) {
+		{"an ACK that is lost, one that the server resets, and a valid one", func(b *tcpBench, d *dialogue) {
 			b.open(d)
 			b.exchange(d, server, syn|ack, 0)
 			b.send(d.segment(client, ack, d.next[client], d.next[server], 0))
@@ -257,17 +257,17 @@ func TestSlotAtACK(t *testing.T) {
 			b.exchange(d, client, ack, 0)
 			b.reply(d.segment(server, rst, d.next[server], 0, 0))
 		}, 1},
-		{"replies by another way", func(b *tcpBench, d *dialogue) {
-			b.asymmetric()
+		{"replies by another path", func(b *tcpBench, d *dialogue) {
+			b.forgetReplies()
 			b.open(d)
 		}, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b.t = t
-			b.forget()
-			b.limit(capped(1), shaper.Limit{Name: "seen", Connections: 1, Observe: true})
-			b.repliedAll(t, true)
-			b.suspectAll(t, math.MaxUint64)
+			b.clearMaps()
+			b.setLimits(capped(1), shaper.Limit{Name: "seen", MaxConnections: 1, Observe: true})
+			b.setAllReplySeen(t, true)
+			b.setAllDeferUntil(t, math.MaxUint64)
 			c.run(b, dial(a))
 			b.expectInFlight(2 * c.want)
 			b.expectConsistent()
@@ -275,36 +275,36 @@ func TestSlotAtACK(t *testing.T) {
 	}
 }
 
-// TestAsymmetricHandshakeTakesLong has an ACK come late where nothing tells of an answer.
-func TestAsymmetricHandshakeTakesLong(t *testing.T) {
-	b := newTCPVariant(t, Police, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Millisecond)}, testIdle, capped(1))
+// TestSlotAtACK_NoRepliesSeen sends a late ACK where no replies are seen.
+func TestSlotAtACK_NoRepliesSeen(t *testing.T) {
+	b := newTCPVariant(t, Police, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Millisecond)}, testIdleTimeout, capped(1))
 	d := dial("10.0.0.1:40000")
 	b.open(d)
-	d.say(server, syn|ack, 0)
+	d.nextSegment(server, syn|ack, 0)
 	for range 20 {
-		b.pass(time.Second)
+		b.advance(time.Second)
 	}
 	b.expectInFlight(0)
 	if got := b.exchange(d, client, ack, 0); got != passed {
-		t.Errorf("it met action %d", int32(got))
+		t.Errorf("the ACK met action %d", int32(got))
 	}
 	b.expectInFlight(1)
 }
 
-// send1 sends a packet, and tells the action alone.
-func (b *tcpBench) send1(packet []byte) uint32 {
+// sendAction sends a packet and returns the action only.
+func (b *tcpBench) sendAction(packet []byte) uint32 {
 	b.t.Helper()
 	action, _, _ := b.send(packet)
 	return action
 }
 
-// TestHerdAtACK has many clients complete their handshakes at once, without slots that are
-// reserved: no more are established than there may be, and who waits gets the next slot.
-func TestHerdAtACK(t *testing.T) {
+// TestSlotAtACK_ManyClients completes many handshakes at once without reserved slots: no more
+// than the cap are established, and a waiting client gets the next slot.
+func TestSlotAtACK_ManyClients(t *testing.T) {
 	const most, clients = 3, 10
-	b := newTCP(t, Police, shaper.Limit{Name: "all", Connections: most, NewConnections: shaper.Frequency{N: 10, Per: time.Hour}, MaxWait: clients * 6 * time.Minute})
-	b.repliedAll(t, true)
-	b.suspectAll(t, math.MaxUint64)
+	b := newTCP(t, Police, shaper.Limit{Name: "all", MaxConnections: most, NewConnections: shaper.Frequency{N: 10, Per: time.Hour}, QueueTimeout: clients * 6 * time.Minute})
+	b.setAllReplySeen(t, true)
+	b.setAllDeferUntil(t, math.MaxUint64)
 	var open []*dialogue
 	for i := range clients {
 		d := dial(fmt.Sprint("10.0.0.1:", 40000+i))
@@ -321,8 +321,8 @@ func TestHerdAtACK(t *testing.T) {
 		}
 	}
 	b.expectInFlight(most)
-	b.speak(open[0])
-	b.speak(open[1])
+	b.exchangeData(open[0])
+	b.exchangeData(open[1])
 	if got := b.open(dial("10.0.0.2:40000")); got != answered {
 		t.Errorf("with all slots taken, a SYN met action %d", int32(got))
 	}
@@ -331,25 +331,25 @@ func TestHerdAtACK(t *testing.T) {
 		t.Errorf("with a slot free, data met action %d", int32(got))
 	}
 	b.expectInFlight(most)
-	if s := b.counters(); s.Connections[0] != clients || s.OverConnections != clients-most+1 {
-		t.Errorf("%v let through, %d refused", s.Connections, s.OverConnections)
+	if s := b.counters(); s.ConnsAdmitted[0] != clients || s.ConnsOverCap != clients-most+1 {
+		t.Errorf("%v admitted, %d refused", s.ConnsAdmitted, s.ConnsOverCap)
 	}
 	b.exchange(open[1], client, rst, 0)
 	if got := b.open(dial("10.0.0.2:40000")); got != passed {
-		t.Errorf("the last one that is let through met action %d", int32(got))
+		t.Errorf("the last admitted SYN met action %d", int32(got))
 	}
 	if got := b.open(dial("10.0.0.2:40001")); got != answered {
 		t.Errorf("one more met action %d", int32(got))
 	}
 }
 
-// TestReservesAgain waits until no handshake has failed for long: SYNs reserve slots again.
-func TestReservesAgain(t *testing.T) {
-	b := newTCPVariant(t, Police, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Hour)}, testIdle, capped(1))
-	b.repliedAll(t, true)
+// TestReservation_ResumesAfterQuietMinute lets a minute pass without a failed handshake: SYNs reserve slots again.
+func TestReservation_ResumesAfterQuietMinute(t *testing.T) {
+	b := newTCPVariant(t, Police, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Hour)}, testIdleTimeout, capped(1))
+	b.setAllReplySeen(t, true)
 	b.open(dial("10.0.0.1:40000"))
-	b.now += testHalfOpen
-	b.exchange(dial("10.0.0.1:40000"), client, ack, 0) // finds that it has expired
+	b.now += testHalfOpenTimeout
+	b.exchange(dial("10.0.0.1:40000"), client, ack, 0) // lets the programs notice that it has expired
 	b.now += uint64(time.Minute) - 1
 	b.open(dial("10.0.0.1:40001"))
 	b.expectInFlight(0)
@@ -358,11 +358,11 @@ func TestReservesAgain(t *testing.T) {
 	b.expectInFlight(1)
 }
 
-// TestFastOpen sends SYNs that a server may take for a connection at once. Where SYNs reserve
-// no slots they are dropped: clients go on without.
+// TestFastOpen sends SYNs whose data a server may accept at once. Where SYNs reserve no slots they
+// are dropped: clients fall back to plain SYNs.
 func TestFastOpen(t *testing.T) {
 	b := newTCP(t, Police, capped(100))
-	b.repliedAll(t, true)
+	b.setAllReplySeen(t, true)
 	n := 0
 	plain := []byte{2, 4, 5, 180, 4, 2, 8, 10, 34, 254, 249, 137, 0, 0, 0, 0, 1, 3, 3, 7}
 	for _, c := range []struct {
@@ -381,20 +381,20 @@ func TestFastOpen(t *testing.T) {
 		{"behind the end", []byte{0, 34, 10, 0}, 0, passed},
 		{"behind one that has no length", []byte{9, 0, 34, 10}, 0, passed},
 	} {
-		for _, suspected := range []bool{false, true} {
+		for _, deferred := range []bool{false, true} {
 			n++
 			until, want, held := uint64(0), uint32(passed), 1
-			if suspected {
+			if deferred {
 				until, want, held = math.MaxUint64, c.want, 0
 			}
-			b.suspectAll(t, until)
+			b.setAllDeferUntil(t, until)
 			before := b.inFlight()
-			p := dial(fmt.Sprint("10.0.0.1:", n)).say(client, syn, 0)[:14+20+20]
+			p := dial(fmt.Sprint("10.0.0.1:", n)).nextSegment(client, syn, 0)[:14+20+20]
 			p = append(append(p, c.options...), make([]byte, c.payload)...)
 			p[14+20+12] = byte(5+len(c.options)/4) << 4
 			binary.BigEndian.PutUint16(p[14+2:], uint16(len(p)-14))
-			if got := b.send1(p); got != want {
-				t.Errorf("%s, suspected %v: action %d, want %d", c.name, suspected, int32(got), int32(want))
+			if got := b.sendAction(p); got != want {
+				t.Errorf("%s, deferred %v: action %d, want %d", c.name, deferred, int32(got), int32(want))
 			}
 			b.expectInFlight(before + held)
 		}

@@ -18,7 +18,7 @@ import (
 	"shaperd/shaper"
 )
 
-// hasTCX reports whether the kernel is from after 6.6, by its version.
+// hasTCX reports whether the kernel is Linux 6.6 or later.
 func hasTCX(t *testing.T) bool {
 	t.Helper()
 	var u unix.Utsname
@@ -32,7 +32,7 @@ func hasTCX(t *testing.T) bool {
 	return major > 6 || major == 6 && minor >= 6
 }
 
-// hooks are those that the kernel has.
+// hooks returns the hooks that the kernel supports.
 func hooks(t *testing.T) []Hook {
 	if hasTCX(t) {
 		return []Hook{TCX, Clsact, XDP}
@@ -40,7 +40,7 @@ func hooks(t *testing.T) []Hook {
 	return []Hook{Clsact, XDP}
 }
 
-// tenAnHour lets ten datagrams of each source pass, and the next one in 6 minutes.
+// tenAnHour returns a limit that lets ten datagrams of each source pass, and the next one after 6 minutes.
 func tenAnHour(attachment string) shaper.Limit {
 	return shaper.Limit{
 		Name: "ten", Match: shaper.Match{Attach: []string{attachment}},
@@ -49,7 +49,7 @@ func tenAnHour(attachment string) shaper.Limit {
 	}
 }
 
-// testPlane is a plane with pins of the test's own.
+// testPlane is a plane with separate pins.
 type testPlane struct {
 	*Plane
 	t         *testing.T
@@ -61,7 +61,7 @@ type testPlane struct {
 	logged    syncBuffer
 }
 
-// syncBuffer is a buffer for several goroutines.
+// syncBuffer is a buffer that several goroutines may use.
 type syncBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -124,7 +124,7 @@ func (p *testPlane) tryApply(limits []shaper.Limit, attachments ...Attachment) e
 	return c.Commit()
 }
 
-// crash ends the plane as a killed daemon would.
+// crash leaves the plane as a killed daemon would.
 func (p *testPlane) crash() {
 	p.Release()
 }

@@ -12,40 +12,39 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hook holds one program at an interface. Other programs there are left alone.
+// hook attaches one program to an interface. It leaves other programs there alone.
 type hook interface {
-	// update puts another program in the place of the present one; no packet
-	// meets neither.
+	// update replaces the program atomically.
 	update(*ebpf.Program) error
-	// check returns an error when the program is not at the interface any more.
+	// check returns an error when the program is no longer attached.
 	check() error
-	// detach takes the program away.
+	// detach detaches the program.
 	detach() error
-	// repin pins what holds the program elsewhere.
+	// repin pins the hook at another path.
 	repin(path string) error
-	// release lets go of it; what is pinned stays attached.
+	// release closes the hook; a pinned program stays attached.
 	release()
 }
 
-var errDetached = errors.New("somebody has detached it")
+var errDetached = errors.New("its program was detached")
 
-// side is one of the two ways through an interface.
-type side struct {
+// hookPoint is an interface and a direction.
+type hookPoint struct {
 	ifindex int
 	ingress bool
 }
 
-// role is what a program does at an interface. Both may be at one side of it, for
+// role is what a program does at a hook point. Programs of both roles may share one, for
 // different attachments.
 type role uint16
 
 const (
-	limiting role = iota
-	noting        // what comes back of the connections that are counted
+	limitProg role = iota
+	replyProg      // tracks the replies of counted connections
 )
 
-// attach puts a program at a hook, and pins at pin what holds it there.
-func attach(h Hook, at side, r role, program *ebpf.Program, pin string) (hook, error) {
+// attach attaches a program by a hook, which is pinned at pin.
+func attach(h Hook, at hookPoint, r role, program *ebpf.Program, pin string) (hook, error) {
 	switch h {
 	case XDP:
 		return attachLink(pin, at, program, func() (link.Link, error) { return attachXDP(at.ifindex, program) })
@@ -61,36 +60,35 @@ func attach(h Hook, at side, r role, program *ebpf.Program, pin string) (hook, e
 	return l, err
 }
 
-func attachTCX(at side, program *ebpf.Program) (link.Link, error) {
+func attachTCX(at hookPoint, program *ebpf.Program) (link.Link, error) {
 	kind := ebpf.AttachTCXEgress
 	if at.ingress {
 		kind = ebpf.AttachTCXIngress
 	}
-	// Before all others: any of them may end a packet's way, and all run when this has passed it on.
+	// Before all others: any of them may consume a packet, and all run on those that this one passes on.
 	return link.AttachTCX(link.TCXOptions{Interface: at.ifindex, Program: program, Attach: kind, Anchor: link.Head()})
 }
 
 func attachXDP(ifindex int, program *ebpf.Program) (link.Link, error) {
 	l, err := link.AttachXDP(link.XDPOptions{Interface: ifindex, Program: program})
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
-		// The driver has no XDP: the kernel does it later, at the cost of a copy.
+		// The driver has no XDP: generic mode runs later, at the cost of a copy.
 		l, err = link.AttachXDP(link.XDPOptions{Interface: ifindex, Program: program, Flags: link.XDPGenericMode})
 	}
 	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
-		return nil, fmt.Errorf("another XDP program is there, and an interface takes one: write hook = \"tcx\" or \"clsact\" (%w)", err)
+		return nil, fmt.Errorf("another XDP program is attached, and an interface takes only one: write hook = \"tcx\" or \"clsact\" (%w)", err)
 	}
 	return l, err
 }
 
-// linkHook is a program held by a link, which is pinned: it stays attached when
-// the daemon ends.
+// linkHook is a program attached by a pinned link: it stays when the daemon ends.
 type linkHook struct {
 	link.Link
-	at side
+	at hookPoint
 }
 
-func attachLink(pin string, at side, program *ebpf.Program, create func() (link.Link, error)) (hook, error) {
-	// A daemon that was killed before it remembered it.
+func attachLink(pin string, at hookPoint, program *ebpf.Program, create func() (link.Link, error)) (hook, error) {
+	// Left by a daemon that was killed before it recorded the link.
 	if l, err := link.LoadPinnedLink(pin, nil); err == nil {
 		h := &linkHook{l, at}
 		if h.check() == nil && h.update(program) == nil {
@@ -102,7 +100,7 @@ func attachLink(pin string, at side, program *ebpf.Program, create func() (link.
 	if err != nil {
 		return nil, err
 	}
-	_ = os.Remove(pin) // of a link that is no more
+	_ = os.Remove(pin) // of a link that no longer exists
 	if err := l.Pin(pin); err != nil {
 		_ = l.Close()
 		return nil, fmt.Errorf("pin link: %w", err)
@@ -128,7 +126,7 @@ func (h *linkHook) check() error {
 	return nil
 }
 
-// interfaceOf returns the interface of a link, by its number; 0 when that has been removed.
+// interfaceOf returns the interface index of a link; 0 when the interface has been removed.
 func interfaceOf(info *link.Info) uint32 {
 	if tcx := info.TCX(); tcx != nil {
 		return tcx.Ifindex
@@ -139,10 +137,9 @@ func interfaceOf(info *link.Info) uint32 {
 	return 0
 }
 
-// detach takes the program away at once: the kernel forgets what was pinned a while after its
-// file is gone.
+// detach detaches the program at once: removing the pin alone takes effect with a delay.
 func (h *linkHook) detach() error {
-	_ = h.Link.Detach() // what follows does it too
+	_ = h.Link.Detach() // on an error Unpin and Close detach it
 	err := h.Link.Unpin()
 	if errors.Is(err, os.ErrNotExist) {
 		err = nil
@@ -159,23 +156,23 @@ func (h *linkHook) repin(path string) error {
 
 func (h *linkHook) release() { _ = h.Link.Close() }
 
-// clsactHook is a program held by a filter of the qdisc clsact, for kernels before
+// clsactHook is a program attached by a filter of the qdisc clsact, for kernels before
 // tcx. The filter stays when the daemon ends.
 type clsactHook struct {
-	at      side
+	at      hookPoint
 	role    role
-	program ebpf.ProgramID // 0 for that of another daemon
+	program ebpf.ProgramID // 0 while it is an earlier daemon's
 }
 
-// The filter is recognised by these. Priorities are shared by all tools; cilium has
-// 1, and what came first stays first.
+// These identify the filter. Priorities are shared by all tools; Cilium uses 1 and
+// stays before this one.
 const (
 	clsactPriority = 0x5ad // the role is added
 	clsactHandle   = 0x5ad
 	clsactName     = "shaperd"
 )
 
-func attachClsact(at side, r role, program *ebpf.Program) (hook, error) {
+func attachClsact(at hookPoint, r role, program *ebpf.Program) (hook, error) {
 	if err := addClsact(at); err != nil {
 		return nil, err
 	}
@@ -184,11 +181,11 @@ func attachClsact(at side, r role, program *ebpf.Program) (hook, error) {
 }
 
 // addClsact gives an interface the qdisc clsact, if it has none.
-func addClsact(at side) error {
+func addClsact(at hookPoint) error {
 	err := netlink.QdiscAdd(clsact(at.ifindex))
 	if errors.Is(err, unix.EEXIST) {
 		err = nil
-		if !at.ingress { // for which the qdisc ingress does as well
+		if !at.ingress { // the qdisc ingress suffices for ingress
 			err = onlyIngress(at.ifindex)
 		}
 	}
@@ -199,7 +196,7 @@ func addClsact(at side) error {
 }
 
 // onlyIngress returns an error when an interface has the older qdisc ingress, which
-// takes filters of egress for its own.
+// would run egress filters at ingress.
 func onlyIngress(ifindex int) error {
 	l, err := netlink.LinkByIndex(ifindex)
 	if err != nil {
@@ -207,7 +204,7 @@ func onlyIngress(ifindex int) error {
 	}
 	present, err := clsactOf(l)
 	if err == nil && present != nil && present.Kind == "ingress" {
-		err = fmt.Errorf("the qdisc ingress is in its place: remove that with \"tc qdisc del dev %s ingress\"", l.Attrs().Name)
+		err = fmt.Errorf("the qdisc ingress occupies its place: remove it with \"tc qdisc del dev %s ingress\"", l.Attrs().Name)
 	}
 	return err
 }
@@ -227,7 +224,7 @@ func clsactOf(l netlink.Link) (*qdisc, error) {
 	return nil, err
 }
 
-// removeClsact removes the qdisc clsact from an interface when it has no filters. It
+// removeClsact removes the qdisc clsact from an interface unless it has filters. It
 // reports whether the qdisc is gone.
 func removeClsact(ifindex int) (bool, error) {
 	l, err := netlink.LinkByIndex(ifindex)
@@ -246,7 +243,7 @@ func removeClsact(ifindex int) (bool, error) {
 			return false, err
 		}
 	}
-	if err := netlink.QdiscDel(clsact(ifindex)); err != nil && !gone(err) {
+	if err := netlink.QdiscDel(clsact(ifindex)); err != nil && !isNotFound(err) {
 		return false, fmt.Errorf("remove qdisc clsact of %s: %w", l.Attrs().Name, err)
 	}
 	return true, nil
@@ -294,7 +291,7 @@ func (h *clsactHook) check() error {
 		return err
 	}
 	filters, err := netlink.FilterList(link, h.parent())
-	if err != nil && !gone(err) {
+	if err != nil && !isNotFound(err) {
 		return err
 	}
 	for _, f := range filters {
@@ -306,7 +303,7 @@ func (h *clsactHook) check() error {
 	return errDetached
 }
 
-// detach leaves the filter when another hook has put its program there.
+// detach leaves the filter if another hook has replaced its program.
 func (h *clsactHook) detach() error {
 	err := h.check()
 	if errors.Is(err, errDetached) {
@@ -315,7 +312,7 @@ func (h *clsactHook) detach() error {
 	if err == nil {
 		err = netlink.FilterDel(h.filter())
 	}
-	if err != nil && !gone(err) {
+	if err != nil && !isNotFound(err) {
 		return fmt.Errorf("remove filter from clsact: %w", err)
 	}
 	return nil

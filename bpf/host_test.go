@@ -14,16 +14,16 @@ import (
 	"shaperd/leaky"
 )
 
-// TestTimeNamespace runs where CLOCK_MONOTONIC is ahead of the kernel's, and behind it.
+// TestTimeNamespace runs in time namespaces with CLOCK_MONOTONIC ahead of and behind the kernel's.
 func TestTimeNamespace(t *testing.T) {
-	const outside = "SHAPERD_TEST_TIME" // what the clock outside says, ns
+	const outside = "SHAPERD_TEST_TIME" // the clock outside the namespace, ns
 	if text := os.Getenv(outside); text != "" {
 		want, err := strconv.ParseInt(text, 10, 64)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if ahead := time.Duration(int64(monotonic()/leaky.FromDuration(1)) - want); ahead < 0 || ahead > time.Minute {
-			t.Errorf("the time of the programs is off by %v", ahead)
+			t.Errorf("monotonic is off by %v", ahead)
 		}
 		return
 	}
@@ -44,26 +44,26 @@ func TestTimeNamespace(t *testing.T) {
 	}
 }
 
-func TestOffsets(t *testing.T) {
+func TestParseTimeOffset(t *testing.T) {
 	for text, want := range map[string]int64{
 		"": 0, "monotonic           0         0\nboottime            0         0\n": 0,
 		"monotonic       -1000         5\nboottime            7         0\n": -1000e9 + 5,
 	} {
-		if got := offsetOf(text); got != want {
+		if got := parseTimeOffset(text); got != want {
 			t.Errorf("%q: %d, want %d", text, got, want)
 		}
 	}
 }
 
-func TestTooOld(t *testing.T) {
+func TestExplainOldKernel(t *testing.T) {
 	odd := errors.New("program shaperd_tc: load program: invalid argument")
 	for release, old := range map[string]bool{"5.15.0-generic": true, "6.0.19": true, "6.1.0-56-cloud-amd64": false, "7.0.1": false} {
-		err := tooOldFor(release, odd)
+		err := explainOldRelease(release, odd)
 		if said := strings.Contains(err.Error(), "needs Linux 6.1 or later, and this is "+release); said != old || !errors.Is(err, odd) {
 			t.Errorf("%s: %v", release, err)
 		}
 	}
-	if err := tooOldFor("5.15.0", nil); err != nil {
+	if err := explainOldRelease("5.15.0", nil); err != nil {
 		t.Error(err)
 	}
 }

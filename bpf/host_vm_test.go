@@ -15,13 +15,13 @@ import (
 	"shaperd/test/lab"
 )
 
-// farHost is a network namespace, held by a thread in it.
+// farHost is a network namespace, kept by a thread in it.
 type farHost struct {
 	fd   int
 	work chan func()
 }
 
-func elsewhere(t *testing.T) *farHost {
+func newFarHost(t *testing.T) *farHost {
 	t.Helper()
 	h := &farHost{work: make(chan func())}
 	ready := make(chan error)
@@ -55,8 +55,8 @@ var (
 	farAddrs  = []netip.Prefix{netip.MustParsePrefix("10.9.0.2/24"), netip.MustParsePrefix("fd09::2/64")}
 )
 
-// cable joins this host and another by a veth pair with so many queues each way,
-// whose end here is called name. Both ends are up and have addresses.
+// cable connects this host and another by a veth pair with the given number of queues, whose
+// near end is called name. Both ends are up and have addresses.
 func cable(t *testing.T, name string, queues int) (near netlink.Link, far *farHost) {
 	t.Helper()
 	veth := &netlink.Veth{LinkAttrs: netlink.NewLinkAttrs(), PeerName: "far0"}
@@ -66,7 +66,7 @@ func cable(t *testing.T, name string, queues int) (near netlink.Link, far *farHo
 	}
 	must(t, netlink.LinkAdd(veth))
 	t.Cleanup(func() { _ = netlink.LinkDel(veth) })
-	far = elsewhere(t)
+	far = newFarHost(t)
 	must(t, netlink.LinkSetNsFd(linkNamed(t, "far0"), far.fd))
 	must(t, up(name, nearAddrs))
 	var err error

@@ -14,8 +14,8 @@ import (
 	"shaperd/shaper"
 )
 
-// TestVMStamps reads the time at which the kernel says that datagrams came in.
-func TestVMStamps(t *testing.T) {
+// TestVMRedirect_KeepsTimestamps checks the receive timestamps of the kernel.
+func TestVMRedirect_KeepsTimestamps(t *testing.T) {
 	_, far := cable(t, "stamp0", 1)
 	p := openPlane(t)
 	p.apply([]shaper.Limit{{
@@ -52,7 +52,7 @@ func TestVMStamps(t *testing.T) {
 			}
 		}
 		if late := time.Since(stamp); late < 0 || late > time.Since(began) {
-			t.Errorf("a datagram came in at %v, the kernel says: %v ago", stamp, late)
+			t.Errorf("a datagram with timestamp %v, %v ago", stamp, late)
 		}
 	}
 	if took := time.Since(began); took < 80*time.Millisecond {
@@ -60,8 +60,8 @@ func TestVMStamps(t *testing.T) {
 	}
 }
 
-// TestVMDeviceRemoved has somebody remove the device of a detour.
-func TestVMDeviceRemoved(t *testing.T) {
+// TestVMRedirect_RestoresDevice removes the device of a redirect.
+func TestVMRedirect_RestoresDevice(t *testing.T) {
 	near, far := cable(t, "rem0", 1)
 	p := openPlane(t)
 	p.apply([]shaper.Limit{{
@@ -89,6 +89,6 @@ func TestVMDeviceRemoved(t *testing.T) {
 	if passes() {
 		t.Error("packets pass the device that is gone")
 	}
-	within(t, 30*time.Second, passes) // when it has been mended
+	within(t, 30*time.Second, passes) // once repaired
 	linkNamed(t, ifbName(near.Attrs().Index))
 }

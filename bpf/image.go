@@ -11,29 +11,28 @@ import (
 	"shaperd/shaper"
 )
 
-// numbers says by which numbers the kernel knows what a policy calls by name. They
-// stay the same over policies and restarts, as buckets and programs are marked with
-// them.
+// numbers maps the names of limits and attachments to their numbers in the kernel. These
+// are stable over policies and restarts, as buckets and programs refer to them.
 type numbers struct {
 	limits      map[string]uint32 // below len(kernelPolicy.Limit) * 4
 	attachments map[string]uint32
-	fresh       []uint32 // of attachments that are elsewhere than before
+	moved       []uint32 // numbers of attachments that have none of their former interfaces
 }
 
-// image is a policy as the programs read it.
+// image is a policy in the format of the programs.
 type image struct {
-	policy kernelPolicy
-	lines  []kernelLine
-	sets   map[shaper.Set]uint32
-	order  []shaper.Set // the keys of sets, by number
+	policy  kernelPolicy
+	lines   []kernelLine
+	sets    map[shaper.Set]uint32
+	setList []shaper.Set // sets by number
 }
 
-// hashes are the random multipliers of the table of buckets.
+// hashes are the random multipliers of the bucket table.
 type hashes [17][2]uint64
 
 const keyWords = uint64(len(hashes{}))
 
-// newImage writes p for the programs. Bits of sets are those of p.
+// newImage encodes p for the programs. The bits of sets are those of p.
 func newImage(p *shaper.Policy, n numbers, h hashes, bucketLines uint32) *image {
 	im := &image{sets: map[shaper.Set]uint32{}}
 	k := &im.policy
@@ -41,14 +40,14 @@ func newImage(p *shaper.Policy, n numbers, h hashes, bucketLines uint32) *image 
 	k.BucketLines = bucketLines
 	k.Paced = uint64(p.Paced())
 	k.Calendars = uint64(p.Calendars())
-	k.Crossed = uint64(p.Crossed())
+	k.ChargeOnArrival = uint64(p.ChargedOnArrival())
 	k.Blocks = uint64(p.Blocks())
-	k.Always = uint64(p.Always())
+	k.AlwaysEnforced = uint64(p.Always())
 	for protocol := range k.Protocol {
 		k.Protocol[protocol] = uint64(p.ProtocolSet(shaper.Protocol(protocol)))
 	}
 	for name, number := range n.attachments {
-		k.Place[number] = uint64(p.PlaceSet(p.AttachIndex(name)))
+		k.Attachment[number] = uint64(p.OriginSet(p.AttachmentIndex(name)))
 	}
 	for i := range p.Len() {
 		l := p.Limit(i)
@@ -59,20 +58,20 @@ func newImage(p *shaper.Policy, n numbers, h hashes, bucketLines uint32) *image 
 		if l.CountsConnections() {
 			k.Counted |= bit
 		}
-		k.Limit[i] = newLimit(l, p.Shape(i), p.NewConnections(i), p.Longest(i), n.limits[l.Name], h)
-		k.Limit[i].Longest = uint64(p.Longest(i))
+		k.Limit[i] = encodeLimit(l, p.Shape(i), p.NewConnections(i), p.MaxTotalDelay(i), n.limits[l.Name], h)
+		k.Limit[i].LongestDelay = uint64(p.MaxTotalDelay(i))
 		for meter, slots := range p.Slots(i) {
-			k.Limit[i].Meter[meter].Shift, k.Limit[i].Meter[meter].Unit = uint64(slots.Shift), uint64(slots.Unit)
+			k.Limit[i].Meter[meter].SlotShift, k.Limit[i].Meter[meter].Unit = uint64(slots.Shift), uint64(slots.Unit)
 		}
 	}
-	im.lines = append(im.lines, kernelLine{}) // line 0 stands for none
+	im.lines = append(im.lines, kernelLine{}) // line 0 means none
 	k.Source4 = im.segments4(p.Sources4())
 	k.Source6 = im.segments6(p.Sources6())
-	k.Destination4 = im.segments4(classes(p.Destinations4()))
-	k.Destination6 = im.segments6(classes(p.Destinations6()))
-	k.Port = im.segments4(ports(p.Ports()))
+	k.Destination4 = im.segments4(asClasses(p.Destinations4()))
+	k.Destination6 = im.segments6(asClasses(p.Destinations6()))
+	k.Port = im.segments4(portClasses(p.Ports()))
 	k.Sets = uint32(len(im.lines))
-	for chunk := range slices.Chunk(im.order, 8) {
+	for chunk := range slices.Chunk(im.setList, 8) {
 		var l kernelLine
 		for i, set := range chunk {
 			l.Word[i] = uint64(set)
@@ -82,20 +81,19 @@ func newImage(p *shaper.Policy, n numbers, h hashes, bucketLines uint32) *image 
 	return im
 }
 
-// newLimit writes one limit, whose number is its own for ever. longest is how long a packet may be
-// held under it.
-func newLimit(l *shaper.Limit, shape, newConns *leaky.Shape, longest leaky.Time, number uint32, h hashes) kernelLimit {
+// encodeLimit encodes one limit. longest is the maximum time for which a packet may be held under it.
+func encodeLimit(l *shaper.Limit, shape, newConns *leaky.Shape, longest leaky.Time, number uint32, h hashes) kernelLimit {
 	k := kernelLimit{
-		MaxDelay:    uint64(shape.MaxDelay),
-		MarkDelay:   markDelay(l, shape),
-		MaxWait:     uint64(newConns.MaxDelay),
-		Connections: uint32(l.Connections),
-		Overhead:    uint32(shape.Overhead),
-		Fields:      uint32(l.Key),
-		State:       number,
+		MaxDelay:       uint64(shape.MaxDelay),
+		MarkDelay:      markDelay(l, shape),
+		QueueTimeout:   uint64(newConns.MaxDelay),
+		MaxConnections: uint32(l.MaxConnections),
+		Overhead:       uint32(shape.Overhead),
+		KeyFields:      uint32(l.Key),
+		Id:             number,
 	}
-	const full = 1448                                 // bytes of payload of a full packet of TCP
-	const largestBytes, largestPackets = 1 << 16, 128 // of what Linux puts together
+	const full = 1448                                 // bytes of payload in a full TCP packet
+	const largestBytes, largestPackets = 1 << 16, 128 // maximum of a GRO or GSO packet
 	for i, m := range []struct {
 		rate              leaky.Rate
 		burst, wait, held leaky.Time
@@ -105,53 +103,56 @@ func newLimit(l *shaper.Limit, shape, newConns *leaky.Shape, longest leaky.Time,
 		{shape.Packets, shape.PacketsBurst, shape.MaxDelay, longest, 1, largestPackets},
 		{newConns.Packets, newConns.PacketsBurst, newConns.MaxDelay, 0, 1, 1},
 	} {
-		k.Meter[i] = newMeter(m.rate, m.burst, meterNumber(number, i), h)
-		k.Meter[i].Most = newBounds(m.burst.Add(max(m.wait, m.rate.Cost(m.unit))), max(m.burst.Add(m.wait), m.held).Add(m.rate.Cost(m.largest)))
+		k.Meter[i] = encodeMeter(m.rate, m.burst, meterNumber(number, i), h)
+		k.Meter[i].BacklogBounds = encodeBacklogBounds(m.burst.Add(max(m.wait, m.rate.Cost(m.unit))), max(m.burst.Add(m.wait), m.held).Add(m.rate.Cost(m.largest)))
 		if l.Key == 0 {
-			k.Meter[i].Id |= stays
+			k.Meter[i].Tag |= neverEvicted
 		}
 	}
 	k.Mask = [2][4]uint32{mask(96 + l.IPv4Prefix), mask(l.IPv6Prefix)}
-	if l.Excess == shaper.ExcessDrop {
-		k.Silent = 1
+	if l.RefuseWith == shaper.RefuseDrop {
+		k.NoRst = 1
 	}
 	return k
 }
 
-// deeperBits is DEEPER_BITS of table.h.
-const deeperBits = 6
+// backlogShiftBits is BACKLOG_SHIFT_BITS of buckets.h.
+const backlogShiftBits = 6
 
-// newBounds writes the bounds of a meter's debt: how much a newcomer inherits, and how much a key
-// can owe.
-func newBounds(inherits, owes leaky.Time) uint64 {
-	most := max(uint64(inherits)>>deeperBits, 1) << deeperBits
-	deeper := uint64(0)
-	for most<<deeper < uint64(owes) && most<<deeper < 1<<62 {
-		deeper++
+// encodeBacklogBounds encodes the bounds of a meter's backlog: the maximum that a new key inherits, and the
+// maximum of any key.
+func encodeBacklogBounds(inheritable, maxBacklog leaky.Time) uint64 {
+	bound := max(uint64(inheritable)>>backlogShiftBits, 1) << backlogShiftBits
+	shift := uint64(0)
+	for bound<<shift < uint64(maxBacklog) && bound<<shift < 1<<62 {
+		shift++
 	}
-	return most | deeper
+	return bound | shift
 }
 
-// inheritable returns how much a newcomer inherits under m, and deepest how much a key can owe.
-func (m *kernelMeter) inheritable() leaky.Time { return leaky.Time(m.Most >> deeperBits << deeperBits) }
-
-func (m *kernelMeter) deepest() leaky.Time {
-	return m.inheritable() << (m.Most & (1<<deeperBits - 1))
+// inheritable returns the maximum backlog that a new key inherits under m.
+func (m *kernelMeter) inheritable() leaky.Time {
+	return leaky.Time(m.BacklogBounds >> backlogShiftBits << backlogShiftBits)
 }
 
-// stays marks the tag of a bucket that is never evicted.
-const stays = 1 << 63
+// maxBacklog returns the maximum backlog of a key under m.
+func (m *kernelMeter) maxBacklog() leaky.Time {
+	return m.inheritable() << (m.BacklogBounds & (1<<backlogShiftBits - 1))
+}
 
-// meterOf returns the number of the meter whose bucket has a tag.
-func meterOf(tag uint64) uint64 { return tag &^ stays >> 48 }
+// neverEvicted is the tag bit of buckets that are never evicted.
+const neverEvicted = 1 << 63
 
-// meterNumber marks a limit's meter in the table of buckets. It is not 0.
+// meterOf returns the number of the meter that a bucket's tag names.
+func meterOf(tag uint64) uint64 { return tag &^ neverEvicted >> 48 }
+
+// meterNumber returns the number of a limit's meter in the bucket table. It is not 0.
 func meterNumber(limit uint32, meter int) uint64 {
 	return uint64(limit)*uint64(len(kernelLimit{}.Meter)) + uint64(meter) + 1
 }
 
-func newMeter(rate leaky.Rate, burst leaky.Time, number uint64, h hashes) kernelMeter {
-	m := kernelMeter{Burst: uint64(burst), Id: number << 48}
+func encodeMeter(rate leaky.Rate, burst leaky.Time, number uint64, h hashes) kernelMeter {
+	m := kernelMeter{Burst: uint64(burst), Tag: number << 48}
 	var shift uint8
 	m.Rate.Mult, m.Rate.Max, shift = rate.Parts()
 	m.Rate.Shift = uint64(shift)
@@ -161,7 +162,7 @@ func newMeter(rate leaky.Rate, burst leaky.Time, number uint64, h hashes) kernel
 	return m
 }
 
-// markDelay returns how long a packet of l may wait before it is marked.
+// markDelay returns the delay from which on packets of l are marked.
 func markDelay(l *shaper.Limit, shape *leaky.Shape) uint64 {
 	if l.ECNMark <= 0 || l.ECNMark >= 100 {
 		return 1<<64 - 1
@@ -169,7 +170,7 @@ func markDelay(l *shaper.Limit, shape *leaky.Shape) uint64 {
 	return uint64(shape.MaxDelay) / 100 * uint64(l.ECNMark)
 }
 
-// mask returns the first bits of an IPv6 address.
+// mask returns the mask of a prefix of an IPv6 address.
 func mask(bits int) [4]uint32 {
 	var m [4]uint32
 	for i := range m {
@@ -178,16 +179,16 @@ func mask(bits int) [4]uint32 {
 	return m
 }
 
-// indexFrom is the number of lines from which an index by the upper 16 bits of a
-// number pays: it takes 512 KiB.
-const indexFrom = 512
+// indexThreshold is the number of lines from which an index by the upper 16 bits of a
+// number, of 512 KiB, pays.
+const indexThreshold = 512
 
-// segments4 writes segments of 32-bit numbers.
+// segments4 encodes segments of 32-bit numbers.
 func (im *image) segments4(all iter.Seq2[uint32, shaper.Class]) kernelSegments {
 	s := kernelSegments{Line: uint32(len(im.lines))}
 	var last *kernelLine4
 	var first shaper.Class
-	var starts []uint32 // of lines
+	var starts []uint32 // first numbers of the lines
 	n := 0
 	for start, c := range all {
 		if n == 0 {
@@ -200,7 +201,7 @@ func (im *image) segments4(all iter.Seq2[uint32, shaper.Class]) kernelSegments {
 		last = (*kernelLine4)(unsafe.Pointer(&im.lines[len(im.lines)-1]))
 		last.Start[last.Used] = start
 		last.Asn[last.Used] = c.ASN
-		last.Set[last.Used] = im.set(c.Set)
+		last.Set[last.Used] = im.setNumber(c.Set)
 		last.Used++
 		n++
 	}
@@ -209,15 +210,15 @@ func (im *image) segments4(all iter.Seq2[uint32, shaper.Class]) kernelSegments {
 		return kernelSegments{Set: uint64(first.Set)}
 	}
 	s.Lines = uint32(len(im.lines)) - s.Line
-	if s.Lines >= indexFrom {
+	if s.Lines >= indexThreshold {
 		s.Index = uint32(len(im.lines))
 		im.index(starts)
 	}
 	return s
 }
 
-// index writes, for each value of the upper 16 bits, the lines that may hold such a
-// number: the first of them, and the one after the last.
+// index encodes, for each value of the upper 16 bits, the range of lines that may contain
+// such a number: the first line, and the one after the last.
 func (im *image) index(starts []uint32) {
 	low, high := 0, 0
 	for upper := uint64(0); upper < 1<<16; upper++ {
@@ -234,7 +235,7 @@ func (im *image) index(starts []uint32) {
 	}
 }
 
-// segments6 writes segments of 128-bit numbers, and a tree above them.
+// segments6 encodes segments of 128-bit numbers, and a search tree above them.
 func (im *image) segments6(all iter.Seq2[[16]byte, shaper.Class]) kernelSegments {
 	var leaves []kernelLine6
 	for start, c := range all {
@@ -244,11 +245,11 @@ func (im *image) segments6(all iter.Seq2[[16]byte, shaper.Class]) kernelSegments
 		last := &leaves[len(leaves)-1]
 		last.Start[last.Used] = [2]uint64{binary.BigEndian.Uint64(start[:8]), binary.BigEndian.Uint64(start[8:])}
 		last.Asn[last.Used] = c.ASN
-		last.Set[last.Used] = im.set(c.Set)
+		last.Set[last.Used] = im.setNumber(c.Set)
 		last.Used++
 	}
 	if len(leaves) == 1 && leaves[0].Used == 1 && leaves[0].Asn[0] == 0 {
-		return kernelSegments{Set: uint64(im.order[leaves[0].Set[0]])}
+		return kernelSegments{Set: uint64(im.setList[leaves[0].Set[0]])}
 	}
 	s := kernelSegments{Line: uint32(len(im.lines)), Lines: uint32(len(leaves))}
 	starts := make([][2]uint64, len(leaves))
@@ -262,11 +263,11 @@ func (im *image) segments6(all iter.Seq2[[16]byte, shaper.Class]) kernelSegments
 	return s
 }
 
-// tree writes the tree above lines that begin with starts, level by level from the
-// root. Where there is no line below, it has the highest address.
+// tree encodes the search tree above lines that begin with starts, level by level from the
+// root. Children without a line have the highest address.
 func (im *image) tree(starts [][2]uint64) {
 	const children = len(kernelNode6{}.Start)
-	all := 1 // lines that the tree has room for
+	all := 1 // lines that the tree can address
 	for all < len(starts) {
 		all *= children
 	}
@@ -285,19 +286,19 @@ func (im *image) tree(starts [][2]uint64) {
 	}
 }
 
-// set returns the number of a set.
-func (im *image) set(set shaper.Set) uint32 {
+// setNumber returns the number of a set.
+func (im *image) setNumber(set shaper.Set) uint32 {
 	n, ok := im.sets[set]
 	if !ok {
-		n = uint32(len(im.order))
+		n = uint32(len(im.setList))
 		im.sets[set] = n
-		im.order = append(im.order, set)
+		im.setList = append(im.setList, set)
 	}
 	return n
 }
 
-// classes yields segments without an ASN.
-func classes[K any](all iter.Seq2[K, shaper.Set]) iter.Seq2[K, shaper.Class] {
+// asClasses yields segments without an ASN.
+func asClasses[K any](all iter.Seq2[K, shaper.Set]) iter.Seq2[K, shaper.Class] {
 	return func(yield func(K, shaper.Class) bool) {
 		for start, set := range all {
 			if !yield(start, shaper.Class{Set: set}) {
@@ -307,10 +308,10 @@ func classes[K any](all iter.Seq2[K, shaper.Set]) iter.Seq2[K, shaper.Class] {
 	}
 }
 
-// ports yields segments of ports as those of wider numbers.
-func ports(all iter.Seq2[uint16, shaper.Set]) iter.Seq2[uint32, shaper.Class] {
+// portClasses yields segments of ports as segments of 32-bit numbers.
+func portClasses(all iter.Seq2[uint16, shaper.Set]) iter.Seq2[uint32, shaper.Class] {
 	return func(yield func(uint32, shaper.Class) bool) {
-		for start, c := range classes(all) {
+		for start, c := range asClasses(all) {
 			if !yield(uint32(start), c) {
 				return
 			}

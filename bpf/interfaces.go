@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// target is where an attachment is to be.
+// target is an interface that an attachment matches.
 type target struct {
 	*Attachment
 	link netlink.Link
@@ -20,15 +20,16 @@ func (w *target) name() string { return w.link.Attrs().Name }
 
 func (w *target) ethernet() bool { return hasEthernet(w.link) }
 
-// wantedPoints finds where attachments are to be. Where two of them meet, the first has
-// the interface, and there is an error beside the points; without them it is another.
-func wantedPoints(attachments []Attachment) (map[side]*target, error) {
+// wantedPoints returns the points that attachments ask for. Where two attachments match the
+// same point, the first has it, and an error is returned along with the points. When interfaces
+// cannot be listed, the points are nil.
+func wantedPoints(attachments []Attachment) (map[hookPoint]*target, error) {
 	var errs []error
 	links, err := netlink.LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("list interfaces: %w", err)
 	}
-	wanted := map[side]*target{}
+	wanted := map[hookPoint]*target{}
 	for i := range attachments {
 		a := &attachments[i]
 		for _, l := range links {
@@ -36,10 +37,10 @@ func wantedPoints(attachments []Attachment) (map[side]*target, error) {
 			if !a.matches(attrs.Name) || isOwnIFB(l) {
 				continue
 			}
-			at := side{attrs.Index, a.Ingress}
+			at := hookPoint{attrs.Index, a.Ingress}
 			if other := wanted[at]; other != nil {
 				errs = append(errs, fmt.Errorf("attachments %q and %q are both at %s, %s, where their limits would count packets twice: "+
-					`change the "interface" of one`, other.Name, a.Name, attrs.Name, way(a.Ingress)))
+					`change the "interface" of one`, other.Name, a.Name, attrs.Name, direction(a.Ingress)))
 				continue
 			}
 			wanted[at] = &target{a, l}
@@ -48,45 +49,45 @@ func wantedPoints(attachments []Attachment) (map[side]*target, error) {
 	return wanted, errors.Join(errs...)
 }
 
-// watch looks after the interfaces: at intervals, and as soon as one of those that
-// attachments are for appears, goes or gets another name.
-func (p *Plane) watch() {
+// watchInterfaces checks the interfaces at intervals, and as soon as one that an attachment
+// matches appears, disappears or is renamed.
+func (p *Plane) watchInterfaces() {
 	appeared := make(chan struct{}, 1)
-	p.done.Go(func() { p.subscribe(appeared) })
-	p.everyOr(checkInterval, func() { p.check(true) }, appeared, func() {
-		p.check(false)
-		p.pause(appearInterval) // those that come together are attached to together
+	p.done.Go(func() { p.subscribeLinks(appeared) })
+	p.runEveryOr(checkInterval, func() { p.checkInterfaces(true) }, appeared, func() {
+		p.checkInterfaces(false)
+		p.sleep(linkInterval) // interfaces that appear together are handled together
 	})
 }
 
-// appearInterval is the least time between two looks at interfaces that have appeared.
-const appearInterval = 20 * time.Millisecond
+// linkInterval is the minimum time between two checks caused by link events.
+const linkInterval = 20 * time.Millisecond
 
-// subscribe has the kernel say what happens to interfaces. What it has no room to say is
-// found at intervals.
-func (p *Plane) subscribe(appeared chan<- struct{}) {
+// subscribeLinks receives the kernel's link events. The periodic checks make up for events
+// that overflow the socket.
+func (p *Plane) subscribeLinks(appeared chan<- struct{}) {
 	for {
 		updates, done := make(chan netlink.LinkUpdate), make(chan struct{})
 		err := netlink.LinkSubscribeWithOptions(updates, done, netlink.LinkSubscribeOptions{
 			ErrorCallback: func(error) {}, ReceiveBufferSize: 1 << 20,
 		})
 		p.mu.Lock()
-		p.fault("news of interfaces", err)
+		p.report("link events", err)
 		p.mu.Unlock()
 		if err == nil {
-			p.listen(updates, appeared)
+			p.filterUpdates(updates, appeared)
 			close(done)
-			for range updates { // until the subscription has ended
+			for range updates { // until the subscription ends
 			}
 		}
-		if !p.pause(checkInterval) {
+		if !p.sleep(checkInterval) {
 			return
 		}
 	}
 }
 
-// listen passes on what concerns an attachment, until the plane or the subscription ends.
-func (p *Plane) listen(updates <-chan netlink.LinkUpdate, appeared chan<- struct{}) {
+// filterUpdates forwards link events that concern an attachment, until the plane or the subscription ends.
+func (p *Plane) filterUpdates(updates <-chan netlink.LinkUpdate, appeared chan<- struct{}) {
 	for {
 		select {
 		case <-p.quit:
@@ -98,21 +99,21 @@ func (p *Plane) listen(updates <-chan netlink.LinkUpdate, appeared chan<- struct
 			if p.concerns(u.Link.Attrs(), u.Header.Type == unix.RTM_DELLINK) {
 				select {
 				case appeared <- struct{}{}:
-				default: // there will be a look, which sees this too
+				default: // a check is pending and will see this too
 				}
 			}
 		}
 	}
 }
 
-// concerns reports whether an interface is one to attach to, and not attached to under
-// its name, or the other way round.
+// concerns reports whether an interface should be attached to and is not under its current
+// name, or the other way round.
 func (p *Plane) concerns(l *netlink.LinkAttrs, gone bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := range p.attachments {
 		a := &p.attachments[i]
-		pt := p.points[side{l.Index, a.Ingress}]
+		pt := p.points[hookPoint{l.Index, a.Ingress}]
 		has := pt != nil && pt.Name == a.Name && pt.ifname == l.Name
 		if (a.matches(l.Name) && !gone) != has {
 			return true
@@ -121,28 +122,28 @@ func (p *Plane) concerns(l *netlink.LinkAttrs, gone bool) bool {
 	return false
 }
 
-// check finds interfaces that have appeared or gone, and with all of them what has changed
-// at the others, and mends it.
-func (p *Plane) check(all bool) {
-	p.changing.Lock()
-	defer p.changing.Unlock()
+// checkInterfaces attaches to interfaces that have appeared and detaches from those that have
+// disappeared. With all set it also checks the other points and repairs them.
+func (p *Plane) checkInterfaces(all bool) {
+	p.changeMu.Lock()
+	defer p.changeMu.Unlock()
 	wanted, err := wantedPoints(p.attachments)
-	missing := map[side]*programs{}
+	missing := map[hookPoint]*programs{}
 	faults := map[string]error{"interfaces": err}
 	for key, w := range wanted {
 		if p.points[key] != nil && !all {
 			continue
 		}
-		progs, err := p.programs.get(p.kernel, purposeOf(w.Attachment, p.numbers, p.policy, w.ethernet()), 0)
+		progs, err := p.programs.get(p.kernel, programKeyOf(w.Attachment, p.numbers, p.policy, w.ethernet()), 0)
 		missing[key] = progs
 		if p.points[key] == nil {
-			faults[w.Name+" at "+w.name()] = err
+			faults[pointName(w.Name, w.name())] = err
 		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for what, err := range faults {
-		p.fault(what, err)
+		p.report(what, err)
 	}
 	if wanted == nil {
 		return
@@ -150,19 +151,19 @@ func (p *Plane) check(all bool) {
 	for key, pt := range p.points {
 		w := wanted[key]
 		if w == nil {
-			p.forget(pt)
+			p.removePoint(pt)
 		} else if all {
-			p.mend(pt, w)
+			p.repair(pt, w)
 		}
 	}
 	for key, w := range wanted {
 		if p.points[key] == nil && missing[key] != nil {
 			pt, err := p.attach(key, w.Attachment, missing[key])
-			if err != nil && isGone(key.ifindex) {
+			if err != nil && interfaceGone(key.ifindex) {
 				delete(wanted, key)
 				continue
 			}
-			p.fault(w.Name+" at "+w.name(), err)
+			p.report(pointName(w.Name, w.name()), err)
 			if err == nil {
 				p.points[key] = pt
 				p.log.Info("attached", "attachment", pt.Name, "interface", pt.ifname)
@@ -170,55 +171,55 @@ func (p *Plane) check(all bool) {
 		}
 	}
 	if all {
-		p.prove(wanted)
-		if p.uncounted {
+		p.checkCoverage(wanted)
+		if p.uncountPending {
 			p.uncount()
 		}
 	}
-	p.noteAbsent(wanted)
-	p.fault("queues", p.tidy())
-	p.save()
+	p.updateFailed(wanted)
+	p.report("queues", p.removeUnused())
+	p.savePoints()
 }
 
-// forget lets go of a point whose interface is gone.
-func (p *Plane) forget(pt *point) {
-	p.log.Warn("interface is gone", "attachment", pt.Name, "interface", pt.ifname)
-	p.drop(pt)
-	p.uncounted = true
+// removePoint removes a point whose interface is gone.
+func (p *Plane) removePoint(pt *point) {
+	p.log.Warn("interface removed", "attachment", pt.Name, "interface", pt.ifname)
+	p.detachPoint(pt)
+	p.uncountPending = true
 }
 
-// isGone reports whether there is no interface of a number any more.
-func isGone(ifindex int) bool {
+// interfaceGone reports whether an interface no longer exists.
+func interfaceGone(ifindex int) bool {
 	_, err := netlink.LinkByIndex(ifindex)
 	return errors.As(err, new(netlink.LinkNotFoundError))
 }
 
-// mend finds what has changed at a point. One whose programs packets do not pass any more
-// is taken away, to be attached again.
-func (p *Plane) mend(pt *point, w *target) {
+// repair checks a point and restores its queue. A point whose programs see no packets any more
+// is removed, so that it is attached again.
+func (p *Plane) repair(pt *point, w *target) {
 	err := pt.check()
-	if err != nil && isGone(pt.ifindex) {
-		p.forget(pt)
+	if err != nil && interfaceGone(pt.ifindex) {
+		p.removePoint(pt)
 		return
 	}
 	if err == nil && !pt.fits(w.Attachment, p.policy) {
 		err = errDetached // Commit could not replace its programs
 	}
-	if errors.Is(err, errQueue) {
+	if errors.Is(err, errQueueChanged) {
 		if err = p.addQueue(pt.key(), &pt.Attachment); err == nil {
-			p.log.Warn("somebody had changed the queue", "attachment", pt.Name, "interface", pt.ifname)
+			p.log.Warn("qdisc was modified externally; restored", "attachment", pt.Name, "interface", pt.ifname)
 		}
 	}
-	p.fault(pt.String(), err)
-	if errors.Is(err, errDetached) { // other errors say that there is no telling
+	p.report(pt.String(), err)
+	if errors.Is(err, errDetached) { // after other errors the state is unknown
 		_ = pt.detach()
 		delete(p.points, pt.key())
-		p.uncounted = true
+		p.uncountPending = true
 	}
 }
 
-// noteAbsent finds where attachments are not, though they are to be there.
-func (p *Plane) noteAbsent(wanted map[side]*target) {
+// updateFailed collects the points that are wanted and not attached.
+func (p *Plane) updateFailed(wanted map[hookPoint]*target) {
 	was := p.failed
 	p.failed = nil
 	present := map[string]map[string]bool{}
@@ -228,17 +229,17 @@ func (p *Plane) noteAbsent(wanted map[side]*target) {
 		}
 		present[w.Name][w.name()] = true
 		if p.points[key] == nil {
-			err := cmp.Or(p.faults[w.Name+" at "+w.name()], "it is not attached")
+			err := cmp.Or(p.faults[pointName(w.Name, w.name())], "not attached")
 			p.failed = append(p.failed, PointStatus{Attachment: w.Name, Interface: w.name(), Ingress: w.Ingress, Mode: w.Mode, Err: err})
 		}
 	}
 	for _, pt := range was {
 		if !present[pt.Attachment][pt.Interface] {
-			delete(p.faults, pt.Attachment+" at "+pt.Interface)
+			delete(p.faults, pointName(pt.Attachment, pt.Interface))
 		}
 	}
 	for i := range p.attachments {
 		a := &p.attachments[i]
-		p.fault(a.Name, noInterface(a.missing(present[a.Name])))
+		p.report(a.Name, missingError(a.missingInterfaces(present[a.Name])))
 	}
 }

@@ -9,10 +9,10 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// TestAbsentInterfaces has attachments without interfaces: a pattern that none matches waits,
-// and one that is named is missing, also beside another one that is there. One that appears and
-// cannot be attached to is told by its name, with the reason.
-func TestAbsentInterfaces(t *testing.T) {
+// TestStatus_MissingInterfaces has attachments without interfaces: an unmatched pattern is no error, but a
+// named interface that is missing is one, also if another one exists. An interface that appears and
+// cannot be attached to is reported with the reason.
+func TestStatus_MissingInterfaces(t *testing.T) {
 	w := newWire(t, "ab")
 	p := openPlane(t)
 	p.apply(nil,
@@ -28,10 +28,10 @@ func TestAbsentInterfaces(t *testing.T) {
 			}
 			got = nil
 			for _, pt := range s.Points {
-				got = append(got, PointStatus{Attachment: pt.Attachment, Interface: pt.Interface, Err: pt.Err, Waits: pt.Waits})
+				got = append(got, PointStatus{Attachment: pt.Attachment, Interface: pt.Interface, Err: pt.Err, UnmatchedPatterns: pt.UnmatchedPatterns})
 			}
 			if slices.EqualFunc(got, points, func(a, b PointStatus) bool {
-				return a.Attachment == b.Attachment && a.Interface == b.Interface && a.Waits == b.Waits &&
+				return a.Attachment == b.Attachment && a.Interface == b.Interface && a.UnmatchedPatterns == b.UnmatchedPatterns &&
 					(a.Err == "") == (b.Err == "") && strings.Contains(a.Err, b.Err)
 			}) {
 				return
@@ -39,11 +39,11 @@ func TestAbsentInterfaces(t *testing.T) {
 		}
 		t.Fatalf("attachments are %+v\nwant %+v", got, points)
 	}
-	missing, there := PointStatus{Attachment: "named", Err: "there is no interface nowhere0 yet"}, PointStatus{Attachment: "named", Interface: "ab1"}
-	want(missing, there, PointStatus{Attachment: "tunnels", Waits: "abwg*"})
-	p.check(true)
-	want(missing, there, PointStatus{Attachment: "tunnels", Waits: "abwg*"})
-	if text := p.logged.String(); strings.Contains(text, "abwg") || !strings.Contains(text, "there is no interface nowhere0 yet") {
+	missing, there := PointStatus{Attachment: "named", Err: "missing interface nowhere0"}, PointStatus{Attachment: "named", Interface: "ab1"}
+	want(missing, there, PointStatus{Attachment: "tunnels", UnmatchedPatterns: "abwg*"})
+	p.checkInterfaces(true)
+	want(missing, there, PointStatus{Attachment: "tunnels", UnmatchedPatterns: "abwg*"})
+	if text := p.logged.String(); strings.Contains(text, "abwg") || !strings.Contains(text, "missing interface nowhere0") {
 		t.Errorf("it logs\n%s", text)
 	}
 
@@ -55,7 +55,7 @@ func TestAbsentInterfaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = netlink.LinkDel(spoiled) })
-	// The older qdisc takes no filters of egress.
+	// The older qdisc takes no egress filters.
 	if err := netlink.QdiscAdd(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: spoiled.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS,
 	}}); err != nil {
@@ -64,25 +64,25 @@ func TestAbsentInterfaces(t *testing.T) {
 	if err := netlink.LinkSetName(spoiled, "abwg1"); err != nil {
 		t.Fatal(err)
 	}
-	failed := PointStatus{Attachment: "tunnels", Interface: "abwg1", Err: "the qdisc ingress is in its place"}
+	failed := PointStatus{Attachment: "tunnels", Interface: "abwg1", Err: "the qdisc ingress occupies its place"}
 	want(missing, there, failed)
 	if err := netlink.LinkDel(spoiled); err != nil {
 		t.Fatal(err)
 	}
-	want(missing, there, PointStatus{Attachment: "tunnels", Waits: "abwg*"})
-	if n := len(p.faults); n != 1 { // of the one that has no interface
-		t.Errorf("%d faults are remembered: %v", n, p.faults)
+	want(missing, there, PointStatus{Attachment: "tunnels", UnmatchedPatterns: "abwg*"})
+	if n := len(p.faults); n != 1 { // of the missing interface
+		t.Errorf("%d faults, want one: %v", n, p.faults)
 	}
 }
 
-// TestInterfaceGoesAmidCheck has an interface go just after all were listed: nobody has detached
-// anything.
-func TestInterfaceGoesAmidCheck(t *testing.T) {
+// TestRepair_InterfaceRemoved removes an interface just after all were listed: that is not reported as
+// a detached program.
+func TestRepair_InterfaceRemoved(t *testing.T) {
 	w := newWire(t, "am")
 	p := openPlane(t)
 	p.apply(nil, Attachment{Name: "here", Interfaces: []string{w.from.Attrs().Name}, Mode: Police})
-	p.changing.Lock()
-	defer p.changing.Unlock()
+	p.changeMu.Lock()
+	defer p.changeMu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	wanted, err := wantedPoints(p.attachments)
@@ -93,10 +93,10 @@ func TestInterfaceGoesAmidCheck(t *testing.T) {
 		t.Fatal(err)
 	}
 	for key, pt := range p.points {
-		p.mend(pt, wanted[key])
+		p.repair(pt, wanted[key])
 	}
 	text := p.logged.String()
-	if !strings.Contains(text, `"interface is gone" attachment=here interface=am0`) || strings.Contains(text, "ERROR") {
+	if !strings.Contains(text, `"interface removed" attachment=here interface=am0`) || strings.Contains(text, "ERROR") {
 		t.Errorf("it logs\n%s", text)
 	}
 	if len(p.points) != 0 || len(p.faults) != 0 {

@@ -10,15 +10,15 @@ import (
 	"shaperd/shaper"
 )
 
-// TestManyInterfaces has interfaces appear: the limits hold there at once, by the programs
-// that are loaded, and whoever asks meanwhile gets an answer.
-func TestManyInterfaces(t *testing.T) {
+// TestPlane_AttachesToNewInterfaces adds interfaces: they are attached to at once, with the loaded
+// programs, and Status is answered meanwhile.
+func TestPlane_AttachesToNewInterfaces(t *testing.T) {
 	const n = 20
 	p := openPlane(t)
 	p.apply([]shaper.Limit{tenAnHour("here")}, Attachment{Name: "here", Interfaces: []string{"many[0-9]*"}, Mode: Police})
 	loaded := len(p.programs)
 	if loaded != 1 {
-		t.Errorf("%d programs are loaded before there is an interface, want one", loaded)
+		t.Errorf("%d programs are loaded without an interface, want one", loaded)
 	}
 	for i := range n {
 		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprint("many", i)}, PeerName: fmt.Sprint("peer", i)}
@@ -42,16 +42,16 @@ func TestManyInterfaces(t *testing.T) {
 		return up == n
 	})
 	t.Logf("%d new interfaces are attached to after %v", n, time.Since(began))
-	p.changing.Lock()
-	defer p.changing.Unlock()
+	p.changeMu.Lock()
+	defer p.changeMu.Unlock()
 	if len(p.programs) != loaded {
 		t.Errorf("%d programs are loaded for %d interfaces, want %d", len(p.programs), n, loaded)
 	}
 }
 
-// TestNewInterface has an interface appear, and go, while nobody looks at intervals: the
-// kernel says so.
-func TestNewInterface(t *testing.T) {
+// TestPlane_FollowsLinkEvents adds and renames an interface: link events report it before the
+// periodic checks.
+func TestPlane_FollowsLinkEvents(t *testing.T) {
 	p := openPlane(t)
 	p.apply([]shaper.Limit{tenAnHour("here")}, Attachment{Name: "here", Interfaces: []string{"newcomer0"}, Mode: Police})
 	w := newWire(t, "newcomer")

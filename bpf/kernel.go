@@ -15,35 +15,35 @@ import (
 	"shaperd/shaper"
 )
 
-// kernel is the maps that all programs share, and the policy in them.
+// kernel holds the maps that all programs share, with the policy in them.
 type kernel struct {
 	kernelMaps
 	*registry
 	spec      *ebpf.CollectionSpec
-	buckets   []kernelBucketLine // as the programs see them
-	floors    []uint64           // these and the following are mapped from the kernel too
+	buckets   []kernelBucketLine // this and the following slices are mapped from the kernel
+	floors    []uint64
 	slots     []uint64
 	calendars []kernelCalendar
-	owners    [][2]uint64 // of watches
-	watches   []kernelWatchPair
+	owners    [][2]uint64 // owners of the monitors
+	monitors  []kernelMonitorPair
 
-	excess, claims map[slot]uint32 // that reconcile found the last time
+	excess, claims map[slotWord]uint32 // found by the last reconcile
 }
 
-// abi is the version of the layout of the maps. Maps of another version are not used.
-const abi = 7
+// abi is the version of the map layout. Maps of another version are not used.
+const abi = 8
 
-// folder returns where maps for so many keys are pinned. Maps of another size are
+// pinDir returns the directory of maps for the given number of keys. Maps of another size are
 // other maps.
-func folder(pins string, keys int) string {
+func pinDir(pins string, keys int) string {
 	return filepath.Join(pins, fmt.Sprintf("v%d-%d", abi, keys))
 }
 
-// openKernel opens the maps pinned under pins, or makes them, with room for the
-// buckets of so many keys. Nothing is enforced before the first swap.
+// openKernel opens the maps pinned under pins, or creates them, with buckets for the given
+// number of keys. Nothing is enforced before the first swap.
 func openKernel(pins string, keys int) (*kernel, error) {
-	dir := folder(pins, keys)
-	if err := makeFolder(dir); err != nil {
+	dir := pinDir(pins, keys)
+	if err := makePinDir(dir); err != nil {
 		return nil, fmt.Errorf("[daemon] pin_path: %w", err)
 	}
 	spec, err := loadKernel()
@@ -53,17 +53,17 @@ func openKernel(pins string, keys int) (*kernel, error) {
 	lines := bucketLines(keys)
 	spec.Maps[kernelMapBuckets].MaxEntries = lines
 	spec.Maps[kernelMapFloors].MaxEntries = lines
-	spec.Maps[kernelMapHolding].MaxEntries += lines * uint32(len(kernelBucketLine{}.Tag))
+	spec.Maps[kernelMapKeyQueued].MaxEntries += lines * uint32(len(kernelBucketLine{}.Tag))
 	for _, name := range sharedMaps {
 		spec.Maps[name].Pinning = ebpf.PinByName
 	}
 	k := &kernel{spec: spec}
 	if err := spec.LoadAndAssign(&k.kernelMaps, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}}); err != nil {
-		return nil, tooOld(privileges(fmt.Errorf("create maps: %w", err)))
+		return nil, explainOldKernel(explainPermission(fmt.Errorf("create maps: %w", err)))
 	}
-	if k.registry, err = openRegistryHere(dir); err != nil {
+	if k.registry, err = openRegistryInNetwork(dir); err != nil {
 		k.kernelMaps.Close()
-		return nil, privileges(err)
+		return nil, explainPermission(err)
 	}
 	if err := k.share(); err != nil {
 		k.close()
@@ -72,7 +72,7 @@ func openKernel(pins string, keys int) (*kernel, error) {
 	return k, nil
 }
 
-// share maps into memory what the programs share with this process.
+// share maps the shared arrays into memory.
 func (k *kernel) share() (err error) {
 	if k.buckets, err = shared[kernelBucketLine](k.Buckets, 1); err != nil {
 		return err
@@ -86,14 +86,14 @@ func (k *kernel) share() (err error) {
 	if k.calendars, err = shared[kernelCalendar](k.Calendars, 1); err != nil {
 		return err
 	}
-	if k.owners, err = shared[[2]uint64](k.Watched, int(maxLimits)); err != nil {
+	if k.owners, err = shared[[2]uint64](k.MonitorOwners, int(maxLimits)); err != nil {
 		return err
 	}
-	k.watches, err = shared[kernelWatchPair](k.Watches, 1)
+	k.monitors, err = shared[kernelMonitorPair](k.Monitors, 1)
 	return err
 }
 
-// shared maps an array, each element of which is n of T, into memory.
+// shared maps an array into memory, each element of which is n values of T.
 func shared[T any](m *ebpf.Map, n int) ([]T, error) {
 	n *= int(m.MaxEntries())
 	var zero T
@@ -110,44 +110,44 @@ func unshare[T any](s []T) {
 	}
 }
 
-// close lets go of the maps. What is pinned stays.
+// close closes the maps. Pinned maps stay.
 func (k *kernel) close() {
 	unshare(k.buckets)
 	unshare(k.floors)
 	unshare(k.slots)
 	unshare(k.calendars)
 	unshare(k.owners)
-	unshare(k.watches)
+	unshare(k.monitors)
 	_ = k.store.Close()
 	_ = k.kernelMaps.Close()
 }
 
-// makeFolder makes a folder on a bpf file system.
-func makeFolder(dir string) error {
+// makePinDir creates a directory on a bpf file system.
+func makePinDir(dir string) error {
 	parent := dir
 	var fs unix.Statfs_t
 	for unix.Statfs(parent, &fs) != nil && parent != "/" {
 		parent = filepath.Dir(parent)
 	}
 	if fs.Type != unix.BPF_FS_MAGIC {
-		return fmt.Errorf("%s is not on a bpf file system: run \"mount -t bpf bpf /sys/fs/bpf\", or name a folder on one", dir)
+		return fmt.Errorf("%s is not on a bpf file system: run \"mount -t bpf bpf /sys/fs/bpf\", or name a directory on one", dir)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return privileges(err)
+		return explainPermission(err)
 	}
 	return nil
 }
 
-// bucketLines returns how many lines hold the buckets of so many keys: twice the
-// places, as hardly one key in 100,000 finds no room in a table half full.
+// bucketLines returns the number of lines for the buckets of the given number of keys: with
+// twice the slots, as in a half-full table fewer than one key in 100,000 finds no slot.
 func bucketLines(keys int) uint32 {
-	places := len(kernelBucketLine{}.Tag)
-	return uint32(max(1, (2*keys+places-1)/places))
+	slots := len(kernelBucketLine{}.Tag)
+	return uint32(max(1, (2*keys+slots-1)/slots))
 }
 
-// swap puts a policy in force with one update of a map: each packet meets the old
-// policy or the new one. It returns when no packet meets the old one any more.
-func (k *kernel) swap(im *image, changes map[uint64][2]leaky.Rate, carries []carry, now func() leaky.Time) error {
+// swap activates a policy with one map update: each packet meets either the old policy
+// or the new one. It returns when no packet meets the old one any more.
+func (k *kernel) swap(im *image, changes map[uint64][2]leaky.Rate, carries []migration, now func() leaky.Time) error {
 	tables, slot, err := k.freeSlot()
 	if err != nil {
 		return err
@@ -171,7 +171,7 @@ func (k *kernel) swap(im *image, changes map[uint64][2]leaky.Rate, carries []car
 		return fmt.Errorf("create policy: %w", err)
 	}
 	defer policy.Close()
-	im.policy.Slot, im.policy.Generation = slot, k.Generation+1
+	im.policy.Table, im.policy.Generation = slot, k.Generation+1
 	if err := policy.Put(uint32(0), &im.policy); err != nil {
 		return fmt.Errorf("fill policy: %w", err)
 	}
@@ -190,12 +190,12 @@ func (k *kernel) swap(im *image, changes map[uint64][2]leaky.Rate, carries []car
 	if err := k.kernelMaps.Tables.Put(slot, lines); err != nil {
 		return fmt.Errorf("add table: %w", err)
 	}
-	// At the last moment before the swap: what is charged behind it is at the new rate.
+	// Just before the swap: charges after it are at the new rate.
 	if len(changes) > 0 {
 		k.rescale(changes, now)
 	}
 	for i := range carries {
-		k.carryOver(&carries[i], now())
+		k.migrate(&carries[i], now())
 	}
 	if err := k.Policies.Put(uint32(0), policy); err != nil {
 		for meter, c := range changes {
@@ -207,38 +207,38 @@ func (k *kernel) swap(im *image, changes map[uint64][2]leaky.Rate, carries []car
 		return fmt.Errorf("swap policy: %w", err)
 	}
 	for i := range carries {
-		k.settle(&carries[i])
+		k.finishMigration(&carries[i])
 	}
-	k.forgetTimes() // whoever has just taken back a charge ends before the old table is gone
+	k.resetMeasurements() // programs that have just refunded a charge end before the old table is deleted
 	for other := range k.kernelMaps.Tables.MaxEntries() {
 		if other != slot {
-			_ = k.kernelMaps.Tables.Delete(other) // takes memory alone
+			_ = k.kernelMaps.Tables.Delete(other) // otherwise it only costs memory
 		}
 	}
 	return nil
 }
 
-// freeSlot returns a slot of tables that is not in force, and the one that is by the
-// policy that names it. Which policy that is only the map says: a daemon may have been
-// killed before a swap, or after it.
-func (k *kernel) freeSlot() (inForce map[uint32]uint32, free uint32, err error) {
-	inForce = map[uint32]uint32{}
+// freeSlot returns a free slot of the tables, and the slot of the current policy by the ID of
+// its map. Only the map of policies tells which one is current: a daemon may have been killed
+// before a swap, or after it.
+func (k *kernel) freeSlot() (current map[uint32]uint32, free uint32, err error) {
+	current = map[uint32]uint32{}
 	var id uint32
 	err = k.Policies.Lookup(uint32(0), &id)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return inForce, 0, nil
+		return current, 0, nil
 	}
 	if err != nil {
-		return nil, 0, fmt.Errorf("policy in force: %w", err)
+		return nil, 0, fmt.Errorf("current policy: %w", err)
 	}
 	slot := k.registry.Tables[id]
-	inForce[id] = slot
-	return inForce, (slot + 1) % k.kernelMaps.Tables.MaxEntries(), nil
+	current[id] = slot
+	return current, (slot + 1) % k.kernelMaps.Tables.MaxEntries(), nil
 }
 
-// rescale keeps the backlog of the buckets of a meter, in units, when its rate
-// changes from old to next. Packets may charge them meanwhile, so the time is read
-// anew for each bucket that owes: to walk the table may take longer than any backlog.
+// rescale keeps the backlog of each bucket, in units, when the rates of meters change from
+// the first to the second of a pair. Packets may be charged meanwhile, so the time is read
+// again for each bucket with a backlog: walking the table may take longer than any backlog.
 func (k *kernel) rescale(meters map[uint64][2]leaky.Rate, now func() leaky.Time) {
 	begun := now()
 	for i := range k.buckets {
@@ -248,13 +248,13 @@ func (k *kernel) rescale(meters map[uint64][2]leaky.Rate, now func() leaky.Time)
 				continue
 			}
 			for {
-				until := atomic.LoadUint64(&k.buckets[i].Until[j])
+				until := atomic.LoadUint64(&k.buckets[i].DrainedAt[j])
 				if leaky.Time(until) <= begun {
 					break
 				}
 				now := now()
 				backlog := leaky.Time(until).Sub(now)
-				if backlog == 0 || atomic.CompareAndSwapUint64(&k.buckets[i].Until[j], until,
+				if backlog == 0 || atomic.CompareAndSwapUint64(&k.buckets[i].DrainedAt[j], until,
 					uint64(now.Add(change[0].Rescale(backlog, change[1])))) {
 					break
 				}
@@ -263,11 +263,13 @@ func (k *kernel) rescale(meters map[uint64][2]leaky.Rate, now func() leaky.Time)
 	}
 }
 
-// setReplied says whether a responder has answered at the attachment of a place.
-func (k *kernel) setReplied(place uint32, has bool) error { return k.Replied.Put(place, number(has)) }
+// setReplySeen sets whether a responder has replied at an attachment.
+func (k *kernel) setReplySeen(attachment uint32, seen bool) error {
+	return k.ReplySeen.Put(attachment, u32(seen))
+}
 
-// adoptPolicy swaps in p and rescales what changed. The registry is to be saved then.
-func (k *kernel) adoptPolicy(p *shaper.Policy, n numbers, now func() leaky.Time) error {
+// installPolicy activates p and rescales the buckets of changed rates. The caller saves the registry.
+func (k *kernel) installPolicy(p *shaper.Policy, n numbers, now func() leaky.Time) error {
 	changes := map[uint64][2]leaky.Rate{}
 	for i := range p.Len() {
 		l := p.Limit(i)
@@ -283,37 +285,37 @@ func (k *kernel) adoptPolicy(p *shaper.Policy, n numbers, now func() leaky.Time)
 		}
 	}
 	im := newImage(p, n, k.Hashes, k.Buckets.MaxEntries())
-	if err := k.swap(im, changes, k.carries(p, im), now); err != nil {
+	if err := k.swap(im, changes, k.migrations(p, im), now); err != nil {
 		return err
 	}
-	for _, place := range n.fresh { // an earlier attachment may have had it
-		if err := k.setReplied(place, false); err != nil {
+	for _, attachment := range n.moved { // learned at its former interfaces, or by an earlier attachment with this number
+		if err := k.setReplySeen(attachment, false); err != nil {
 			return err
 		}
 	}
-	k.adopt(n, p)
+	k.recordPolicy(n, p)
 	return nil
 }
 
-// beat tells the programs that a daemon is there.
-func (k *kernel) beat() error {
+// heartbeat tells the programs that a daemon runs.
+func (k *kernel) heartbeat() error {
 	return k.Heartbeats.Put(uint32(0), uint64(monotonic()/leaky.FromDuration(1)))
 }
 
 // sharedMaps are the maps that all instances of a program share.
 var sharedMaps = []string{
 	kernelMapBuckets, kernelMapCalendars, kernelMapConnSlots, kernelMapConnections, kernelMapDepartures, kernelMapFloors, kernelMapForgotten, kernelMapFragments,
-	kernelMapHeartbeats, kernelMapHolding, kernelMapKeepers, kernelMapListeners, kernelMapPolicies, kernelMapProxied, kernelMapQueued, kernelMapReplied, kernelMapReversed,
-	kernelMapSampleLosses, kernelMapSamples, kernelMapScratches, kernelMapSeen, kernelMapStates, kernelMapStaging,
-	kernelMapSuspected, kernelMapTableCounts,
-	kernelMapTables, kernelMapTurns, kernelMapWatched, kernelMapWatches,
+	kernelMapHeartbeats, kernelMapKeyQueued, kernelMapSweepers, kernelMapListeners, kernelMapPolicies, kernelMapProxied, kernelMapQueueCounts, kernelMapReplySeen, kernelMapReversed,
+	kernelMapSampleLosses, kernelMapSamples, kernelMapScratches, kernelMapPacketCounts, kernelMapLimitCounters, kernelMapStaging,
+	kernelMapDeferUntil, kernelMapTableCounts,
+	kernelMapTables, kernelMapSweepQueue, kernelMapMonitorOwners, kernelMapMonitors,
 }
 
-// load loads the programs, for where they are to be attached.
-func (k *kernel) load(at kernelAttachment, variables map[string]any, objects any) error {
+// load loads programs for an attachment.
+func (k *kernel) load(at kernelConfig, variables map[string]any, objects any) error {
 	spec := k.spec.Copy()
 	set := func(name string, value any) error { return spec.Variables[name].Set(value) }
-	if err := set(kernelVarHere, at); err != nil {
+	if err := set(kernelVarCfg, at); err != nil {
 		return err
 	}
 	if err := set(kernelVarSlotLines, k.ConnSlots.MaxEntries()); err != nil {
@@ -326,7 +328,7 @@ func (k *kernel) load(at kernelAttachment, variables map[string]any, objects any
 	if err := set(kernelVarOtherCpus, uint32(cpus-1)); err != nil {
 		return err
 	}
-	if err := set(kernelVarControlBand, number(kernelBefore(6, 7))); err != nil {
+	if err := set(kernelVarControlBand, u32(kernelBefore(6, 7))); err != nil {
 		return err
 	}
 	for name, value := range variables {
@@ -335,40 +337,40 @@ func (k *kernel) load(at kernelAttachment, variables map[string]any, objects any
 		}
 	}
 	err = spec.LoadAndAssign(objects, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
-		kernelMapBuckets:      k.Buckets,
-		kernelMapCalendars:    k.Calendars,
-		kernelMapConnSlots:    k.ConnSlots,
-		kernelMapConnections:  k.Connections,
-		kernelMapDepartures:   k.Departures,
-		kernelMapFloors:       k.Floors,
-		kernelMapForgotten:    k.Forgotten,
-		kernelMapFragments:    k.Fragments,
-		kernelMapHeartbeats:   k.Heartbeats,
-		kernelMapHolding:      k.Holding,
-		kernelMapKeepers:      k.Keepers,
-		kernelMapListeners:    k.Listeners,
-		kernelMapPolicies:     k.Policies,
-		kernelMapProxied:      k.Proxied,
-		kernelMapQueued:       k.Queued,
-		kernelMapReplied:      k.Replied,
-		kernelMapReversed:     k.Reversed,
-		kernelMapSampleLosses: k.SampleLosses,
-		kernelMapSamples:      k.Samples,
-		kernelMapScratches:    k.Scratches,
-		kernelMapSeen:         k.Seen,
-		kernelMapStaging:      k.Staging,
-		kernelMapStates:       k.States,
-		kernelMapTableCounts:  k.TableCounts,
-		kernelMapSuspected:    k.Suspected,
-		kernelMapTables:       k.kernelMaps.Tables,
-		kernelMapTurns:        k.Turns,
-		kernelMapWatched:      k.Watched,
-		kernelMapWatches:      k.Watches,
+		kernelMapBuckets:       k.Buckets,
+		kernelMapCalendars:     k.Calendars,
+		kernelMapConnSlots:     k.ConnSlots,
+		kernelMapConnections:   k.Connections,
+		kernelMapDepartures:    k.Departures,
+		kernelMapFloors:        k.Floors,
+		kernelMapForgotten:     k.Forgotten,
+		kernelMapFragments:     k.Fragments,
+		kernelMapHeartbeats:    k.Heartbeats,
+		kernelMapKeyQueued:     k.KeyQueued,
+		kernelMapSweepers:      k.Sweepers,
+		kernelMapListeners:     k.Listeners,
+		kernelMapPolicies:      k.Policies,
+		kernelMapProxied:       k.Proxied,
+		kernelMapQueueCounts:   k.QueueCounts,
+		kernelMapReplySeen:     k.ReplySeen,
+		kernelMapReversed:      k.Reversed,
+		kernelMapSampleLosses:  k.SampleLosses,
+		kernelMapSamples:       k.Samples,
+		kernelMapScratches:     k.Scratches,
+		kernelMapPacketCounts:  k.PacketCounts,
+		kernelMapStaging:       k.Staging,
+		kernelMapLimitCounters: k.LimitCounters,
+		kernelMapTableCounts:   k.TableCounts,
+		kernelMapDeferUntil:    k.DeferUntil,
+		kernelMapTables:        k.kernelMaps.Tables,
+		kernelMapSweepQueue:    k.SweepQueue,
+		kernelMapMonitorOwners: k.MonitorOwners,
+		kernelMapMonitors:      k.Monitors,
 	}})
-	return privileges(err)
+	return explainPermission(err)
 }
 
-// tableCounts returns what has become of places in the table of buckets.
+// tableCounts returns the counters of the bucket table.
 func (k *kernel) tableCounts() (kernelTableCount, error) {
 	var cpus []kernelTableCount
 	if err := k.TableCounts.Lookup(uint32(0), &cpus); err != nil {
@@ -377,8 +379,8 @@ func (k *kernel) tableCounts() (kernelTableCount, error) {
 	var sum kernelTableCount
 	for _, c := range cpus {
 		sum.EvictedDrained += c.EvictedDrained
-		sum.EvictedIndebted += c.EvictedIndebted
-		sum.Lost += c.Lost
+		sum.EvictedBacklogged += c.EvictedBacklogged
+		sum.InsertFailed += c.InsertFailed
 	}
 	return sum, nil
 }

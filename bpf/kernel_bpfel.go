@@ -13,23 +13,10 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-type kernelAttachment struct {
-	_           structs.HostLayout
-	Place       uint32
-	Mode        uint32
-	Ethernet    uint32
-	Keep        uint32
-	Egress      uint32
-	Since       uint32
-	IdleTimeout uint64
-	Limits      uint32
-	Queue       uint32
-}
-
 type kernelBucketLine struct {
-	_     structs.HostLayout
-	Tag   [4]uint64
-	Until [4]uint64
+	_         structs.HostLayout
+	Tag       [4]uint64
+	DrainedAt [4]uint64
 }
 
 type kernelCalendar struct {
@@ -42,13 +29,61 @@ type kernelCalendar struct {
 	Slot   [2048]uint64
 }
 
+type kernelConfig struct {
+	_             structs.HostLayout
+	AttachId      uint32
+	Mode          uint32
+	Ethernet      uint32
+	Keep          uint32
+	Egress        uint32
+	MinGeneration uint32
+	IdleTimeout   uint64
+	MaxLimits     uint32
+	QueueLimit    uint32
+}
+
+type kernelConn struct {
+	_           structs.HostLayout
+	State       uint64
+	LastSeen    uint64
+	SweepAt     uint64
+	IdleTimeout uint64
+	Slot        [4]uint64
+	SlotIndex   [4]uint32
+	NextSeq     [2]uint32
+	Ack         [2]uint32
+	FinSeq      [2]uint32
+	DstMac      uint32
+	Ttl         uint32
+	Hints       uint32
+	Interface   uint32
+}
+
+type kernelCounters struct {
+	_               structs.HostLayout
+	Admitted        [2][2]uint64
+	Refused         [2]uint64
+	MemoryFull      [2]uint64
+	Marked          uint64
+	DelayHist       [17]uint64
+	DelaySum        uint64
+	ConnsAdmitted   [2]uint64
+	ConnsOverCap    uint64
+	ConnsOverRate   uint64
+	ConnsMemoryFull uint64
+	ConnsAdopted    uint64
+	InFlight        uint64
+	ConnDelayHist   [17]uint64
+	ConnDelaySum    uint64
+}
+
 type kernelDatagram struct {
 	_         structs.HostLayout
-	Until     uint64
+	Expires   uint64
 	Ports     uint32
-	Paid      uint32
+	Charged   uint32
 	Transport uint8
-	Disputed  uint8
+	Ambiguous uint8
 	Pad       uint16
 	_         [4]byte
 }
@@ -62,29 +97,12 @@ type kernelDecision struct {
 	Mark    uint32
 }
 
-type kernelFlight struct {
-	_         structs.HostLayout
-	Word      uint64
-	Seen      uint64
-	Check     uint64
-	Idle      uint64
-	Slot      [4]uint64
-	SlotPlace [4]uint32
-	Next      [2]uint32
-	Ack       [2]uint32
-	Fin       [2]uint32
-	Via       uint32
-	Hops      uint32
-	Heard     uint32
-	Interface uint32
-}
-
 type kernelForgottenLine struct {
-	_     structs.HostLayout
-	Until [16]uint32
+	_       structs.HostLayout
+	Expires [16]uint32
 }
 
-type kernelFragment struct {
+type kernelFragmentKey struct {
 	_           structs.HostLayout
 	Source      [4]uint32
 	Destination [4]uint32
@@ -92,29 +110,20 @@ type kernelFragment struct {
 	Transport   uint32
 }
 
-type kernelKeeper struct {
-	_     structs.HostLayout
-	Timer struct {
-		_ structs.HostLayout
-		_ [16]byte
-	}
-	Connections uint64
-}
-
 type kernelLimit struct {
-	_           structs.HostLayout
-	Meter       [3]kernelMeter
-	MaxDelay    uint64
-	Longest     uint64
-	MarkDelay   uint64
-	MaxWait     uint64
-	Mask        [2][4]uint32
-	Connections uint32
-	Overhead    uint32
-	Fields      uint32
-	State       uint32
-	Silent      uint32
-	Pad         uint32
+	_              structs.HostLayout
+	Meter          [3]kernelMeter
+	MaxDelay       uint64
+	LongestDelay   uint64
+	MarkDelay      uint64
+	QueueTimeout   uint64
+	Mask           [2][4]uint32
+	MaxConnections uint32
+	Overhead       uint32
+	KeyFields      uint32
+	Id             uint32
+	NoRst          uint32
+	Pad            uint32
 }
 
 type kernelLine struct {
@@ -158,12 +167,34 @@ type kernelMeter struct {
 		Max   uint64
 		Shift uint64
 	}
-	Burst uint64
-	Most  uint64
-	Hash  [2]uint64
-	Id    uint64
-	Shift uint64
-	Unit  uint64
+	Burst         uint64
+	BacklogBounds uint64
+	Hash          [2]uint64
+	Tag           uint64
+	SlotShift     uint64
+	Unit          uint64
+}
+
+type kernelMonitorOwners struct {
+	_     structs.HostLayout
+	Owner [256][2]uint64
+}
+
+type kernelMonitorPair struct {
+	_     structs.HostLayout
+	Meter [2]struct {
+		_          structs.HostLayout
+		Owner      uint64
+		Vtime      uint64
+		LastDepart uint64
+		Skipped    uint64
+		Latest     uint64
+		MaxUnit    uint64
+		MaxExcess  uint64
+		Allowed    uint64
+		Violations uint64
+		MaxRefund  uint64
+	}
 }
 
 type kernelNode6 struct {
@@ -172,38 +203,47 @@ type kernelNode6 struct {
 }
 
 type kernelPolicy struct {
-	_            structs.HostLayout
-	Hash         [17][2]uint64
-	Protocol     [4]uint64
-	Place        [64]uint64
-	Paced        uint64
-	Calendars    uint64
-	Crossed      uint64
-	Observed     uint64
-	Counted      uint64
-	Blocks       uint64
-	Always       uint64
-	Source4      kernelSegments
-	Source6      kernelSegments
-	Destination4 kernelSegments
-	Destination6 kernelSegments
-	Port         kernelSegments
-	Slot         uint32
-	Sets         uint32
-	BucketLines  uint32
-	Generation   uint32
-	Limit        [64]kernelLimit
+	_               structs.HostLayout
+	Hash            [17][2]uint64
+	Protocol        [4]uint64
+	Attachment      [64]uint64
+	Paced           uint64
+	Calendars       uint64
+	ChargeOnArrival uint64
+	Observed        uint64
+	Counted         uint64
+	Blocks          uint64
+	AlwaysEnforced  uint64
+	Source4         kernelSegments
+	Source6         kernelSegments
+	Destination4    kernelSegments
+	Destination6    kernelSegments
+	Port            kernelSegments
+	Table           uint32
+	Sets            uint32
+	BucketLines     uint32
+	Generation      uint32
+	Limit           [64]kernelLimit
+}
+
+type kernelQueue struct {
+	_        structs.HostLayout
+	Packets  uint64
+	NextSlot [4]uint64
+	Refused  uint64
+	Pad      [2]uint64
+	Slot     [4][256]uint32
 }
 
 type kernelRing struct {
-	_    structs.HostLayout
-	Left [1024]uint64
+	_        structs.HostLayout
+	Departed [1024]uint64
 }
 
 type kernelSample struct {
 	_           structs.HostLayout
 	Set         uint64
-	Waited      uint64
+	Delay       uint64
 	Source      [4]uint32
 	Destination [4]uint32
 	Bytes       uint32
@@ -212,7 +252,7 @@ type kernelSample struct {
 	Generation  uint32
 	SourcePort  uint16
 	Port        uint16
-	Place       uint8
+	AttachId    uint8
 	Transport   uint8
 	Refused     uint8
 	Observed    uint8
@@ -221,22 +261,22 @@ type kernelSample struct {
 }
 
 type kernelScratch struct {
-	_      structs.HostLayout
-	Now    uint64
-	Ready  uint64
-	From   uint64
-	Base   uint64
-	Wait   uint64
-	Asked  uint64
-	Queue  uint32
-	Option uint32
-	Held   [2]uint64
-	Parser struct {
+	_            structs.HostLayout
+	Now          uint64
+	Ready        uint64
+	NotBefore    uint64
+	CalendarBase uint64
+	LongestWait  uint64
+	Limits       uint64
+	Queue        uint32
+	TcpOption    uint32
+	Booked       [2]uint64
+	Parser       struct {
 		_    structs.HostLayout
 		Head struct {
 			_      structs.HostLayout
 			Length uint32
-			Have   uint32
+			Copied uint32
 			Data   [264]uint8
 		}
 		Packet struct {
@@ -251,7 +291,7 @@ type kernelScratch struct {
 			L4          uint32
 			TcpSeq      uint32
 			TcpAck      uint32
-			Via         uint32
+			DstMac      uint32
 			SourcePort  uint16
 			Port        uint16
 			Protocol    uint8
@@ -259,14 +299,14 @@ type kernelScratch struct {
 			Ipv4        uint8
 			TcpFlags    uint8
 			Unknown     uint8
-			Hops        uint8
-			Plain       uint8
-			Intact      uint8
+			Ttl         uint8
+			NoOptions   uint8
+			RstValid    uint8
 			Fragment    uint8
-			Hidden      uint8
+			Untrackable uint8
 			_           [2]byte
 		}
-		Carried struct {
+		Body struct {
 			_        structs.HostLayout
 			At       uint32
 			End      uint32
@@ -285,36 +325,36 @@ type kernelScratch struct {
 		Limit   uint32
 		Mark    uint32
 	}
-	Opening struct {
-		_          structs.HostLayout
-		Tuple      kernelTuple
-		Flight     kernelFlight
-		Earliest   uint64
-		Turn       uint64
-		Over       uint64
-		Waits      uint64
-		First      uint32
-		Late       uint32
-		Stray      uint32
-		Unreserved uint32
-		Fast       uint32
-		Insert     uint32
-		Observe    uint32
-		Adopt      uint32
-		Held       uint32
-		Refused    uint32
-		Silent     uint32
-		Last       uint32
+	NewConn struct {
+		_           structs.HostLayout
+		Tuple       kernelTuple
+		Conn        kernelConn
+		Earliest    uint64
+		Depart      uint64
+		OverCap     uint64
+		DelayedBy   uint64
+		IsNew       uint32
+		Establishes uint32
+		Stray       uint32
+		Deferred    uint32
+		Fastopen    uint32
+		Insert      uint32
+		Observe     uint32
+		Adopt       uint32
+		SlotsHeld   uint32
+		Refused     uint32
+		NoRst       uint32
+		LastLimit   uint32
 	}
-	Watched     [2]uint64
-	UntilSample [2]uint32
-	Charge      [64]struct {
+	Monitored [2]uint64
+	SampleIn  [2]uint32
+	Charge    [64]struct {
 		_       structs.HostLayout
 		Cost    [3]uint64
 		Hash    [3]uint64
-		Own     [3]uint64
-		Place   [3]uint32
-		Waits   uint32
+		Depart  [3]uint64
+		Index   [3]uint32
+		Delays  uint32
 		Booking [2]struct {
 			_      structs.HostLayout
 			Depart uint64
@@ -338,29 +378,26 @@ type kernelSlotLine struct {
 	Word [8]uint64
 }
 
-type kernelState struct {
-	_                     structs.HostLayout
-	Taken                 [2][2]uint64
-	Refused               [2]uint64
-	MemoryFull            [2]uint64
-	Marked                uint64
-	Wait                  [17]uint64
-	Waited                uint64
-	Connections           [2]uint64
-	OverConnections       uint64
-	OverNew               uint64
-	ConnectionsMemoryFull uint64
-	Adopted               uint64
-	InFlight              uint64
-	Opening               [17]uint64
-	Opened                uint64
+type kernelSweepEntry struct {
+	_       structs.HostLayout
+	Tuple   kernelTuple
+	SweepAt uint64
+}
+
+type kernelSweeper struct {
+	_     structs.HostLayout
+	Timer struct {
+		_ structs.HostLayout
+		_ [16]byte
+	}
+	Connections uint64
 }
 
 type kernelTableCount struct {
-	_               structs.HostLayout
-	EvictedDrained  uint64
-	EvictedIndebted uint64
-	Lost            uint64
+	_                 structs.HostLayout
+	EvictedDrained    uint64
+	EvictedBacklogged uint64
+	InsertFailed      uint64
 }
 
 type kernelTuple struct {
@@ -369,13 +406,7 @@ type kernelTuple struct {
 	Responder     [4]uint32
 	InitiatorPort uint16
 	ResponderPort uint16
-	Place         uint32
-}
-
-type kernelTurn struct {
-	_     structs.HostLayout
-	Tuple kernelTuple
-	Check uint64
+	AttachId      uint32
 }
 
 type kernelUncounted struct {
@@ -383,100 +414,69 @@ type kernelUncounted struct {
 	Tuple  kernelTuple
 	Unused uint32
 	_      [4]byte
-	Word   uint64
-}
-
-type kernelWaiting struct {
-	_       structs.HostLayout
-	Packets uint64
-	Passed  [4]uint64
-	Refused uint64
-	Pad     [2]uint64
-	Slot    [4][256]uint32
-}
-
-type kernelWatchOwners struct {
-	_     structs.HostLayout
-	Owner [256][2]uint64
-}
-
-type kernelWatchPair struct {
-	_     structs.HostLayout
-	Meter [2]struct {
-		_          structs.HostLayout
-		Owner      uint64
-		Left       uint64
-		Last       uint64
-		Behind     uint64
-		Latest     uint64
-		Largest    uint64
-		Worst      uint64
-		Allowed    uint64
-		Violations uint64
-		Refunded   uint64
-	}
+	State  uint64
 }
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	kernelMapBuckets         = "buckets"
-	kernelMapCalendars       = "calendars"
-	kernelMapConnSlots       = "conn_slots"
-	kernelMapConnections     = "connections"
-	kernelMapDepartures      = "departures"
-	kernelMapFloors          = "floors"
-	kernelMapForgotten       = "forgotten"
-	kernelMapFragments       = "fragments"
-	kernelMapHeartbeats      = "heartbeats"
-	kernelMapHolding         = "holding"
-	kernelMapKeepers         = "keepers"
-	kernelMapListeners       = "listeners"
-	kernelMapPolicies        = "policies"
-	kernelMapProxied         = "proxied"
-	kernelMapQueued          = "queued"
-	kernelMapReplied         = "replied"
-	kernelMapReversed        = "reversed"
-	kernelMapSampleLosses    = "sample_losses"
-	kernelMapSamples         = "samples"
-	kernelMapScratches       = "scratches"
-	kernelMapSeen            = "seen"
-	kernelMapStaging         = "staging"
-	kernelMapStates          = "states"
-	kernelMapSuspected       = "suspected"
-	kernelMapTableCounts     = "table_counts"
-	kernelMapTables          = "tables"
-	kernelMapTurns           = "turns"
-	kernelMapWatched         = "watched"
-	kernelMapWatches         = "watches"
-	kernelProgShaperdReplies = "shaperd_replies"
-	kernelProgShaperdSweep   = "shaperd_sweep"
-	kernelProgShaperdTc      = "shaperd_tc"
-	kernelProgShaperdUncount = "shaperd_uncount"
-	kernelProgShaperdXdp     = "shaperd_xdp"
-	kernelVarControlBand     = "control_band"
-	kernelVarCrowd           = "crowd"
-	kernelVarHalfOpen        = "half_open"
-	kernelVarHere            = "here"
-	kernelVarLate            = "late"
-	kernelVarOtherCpus       = "other_cpus"
-	kernelVarSlotLines       = "slot_lines"
-	kernelVarSuspicion       = "suspicion"
-	kernelVarSweepInterval   = "sweep_interval"
-	kernelVarTestBytes       = "test_bytes"
-	kernelVarTestDecision    = "test_decision"
-	kernelVarTestNow         = "test_now"
-	kernelVarTestSegments    = "test_segments"
-	kernelVarTestSources     = "test_sources"
-	kernelVarTurnInterval    = "turn_interval"
-	kernelVarUnderTest       = "under_test"
-	kernelVarUnsettled       = "unsettled"
-	kernelVarUnusedLine      = "unused_line"
-	kernelVarUnusedLine4     = "unused_line4"
-	kernelVarUnusedLine6     = "unused_line6"
-	kernelVarUnusedNode6     = "unused_node6"
-	kernelVarUnusedSample    = "unused_sample"
+	kernelMapBuckets            = "buckets"
+	kernelMapCalendars          = "calendars"
+	kernelMapConnSlots          = "conn_slots"
+	kernelMapConnections        = "connections"
+	kernelMapDeferUntil         = "defer_until"
+	kernelMapDepartures         = "departures"
+	kernelMapFloors             = "floors"
+	kernelMapForgotten          = "forgotten"
+	kernelMapFragments          = "fragments"
+	kernelMapHeartbeats         = "heartbeats"
+	kernelMapKeyQueued          = "key_queued"
+	kernelMapLimitCounters      = "limit_counters"
+	kernelMapListeners          = "listeners"
+	kernelMapMonitorOwners      = "monitor_owners"
+	kernelMapMonitors           = "monitors"
+	kernelMapPacketCounts       = "packet_counts"
+	kernelMapPolicies           = "policies"
+	kernelMapProxied            = "proxied"
+	kernelMapQueueCounts        = "queue_counts"
+	kernelMapReplySeen          = "reply_seen"
+	kernelMapReversed           = "reversed"
+	kernelMapSampleLosses       = "sample_losses"
+	kernelMapSamples            = "samples"
+	kernelMapScratches          = "scratches"
+	kernelMapStaging            = "staging"
+	kernelMapSweepQueue         = "sweep_queue"
+	kernelMapSweepers           = "sweepers"
+	kernelMapTableCounts        = "table_counts"
+	kernelMapTables             = "tables"
+	kernelProgShaperdReplies    = "shaperd_replies"
+	kernelProgShaperdSweep      = "shaperd_sweep"
+	kernelProgShaperdTc         = "shaperd_tc"
+	kernelProgShaperdUncount    = "shaperd_uncount"
+	kernelProgShaperdXdp        = "shaperd_xdp"
+	kernelVarCfg                = "cfg"
+	kernelVarClosingTimeout     = "closing_timeout"
+	kernelVarControlBand        = "control_band"
+	kernelVarDeferDuration      = "defer_duration"
+	kernelVarDeferredTimeout    = "deferred_timeout"
+	kernelVarEarlyDropThreshold = "early_drop_threshold"
+	kernelVarHalfOpenTimeout    = "half_open_timeout"
+	kernelVarOtherCpus          = "other_cpus"
+	kernelVarRecheckInterval    = "recheck_interval"
+	kernelVarSlotLines          = "slot_lines"
+	kernelVarSweepInterval      = "sweep_interval"
+	kernelVarTestBytes          = "test_bytes"
+	kernelVarTestDecision       = "test_decision"
+	kernelVarTestNow            = "test_now"
+	kernelVarTestSegments       = "test_segments"
+	kernelVarTestSources        = "test_sources"
+	kernelVarUnderTest          = "under_test"
+	kernelVarUnusedLine         = "unused_line"
+	kernelVarUnusedLine4        = "unused_line4"
+	kernelVarUnusedLine6        = "unused_line6"
+	kernelVarUnusedNode6        = "unused_node6"
+	kernelVarUnusedSample       = "unused_sample"
 )
 
 // loadKernel returns the embedded CollectionSpec for kernel.
@@ -532,63 +532,63 @@ type kernelProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type kernelMapSpecs struct {
-	Buckets      *ebpf.MapSpec `ebpf:"buckets"`
-	Calendars    *ebpf.MapSpec `ebpf:"calendars"`
-	ConnSlots    *ebpf.MapSpec `ebpf:"conn_slots"`
-	Connections  *ebpf.MapSpec `ebpf:"connections"`
-	Departures   *ebpf.MapSpec `ebpf:"departures"`
-	Floors       *ebpf.MapSpec `ebpf:"floors"`
-	Forgotten    *ebpf.MapSpec `ebpf:"forgotten"`
-	Fragments    *ebpf.MapSpec `ebpf:"fragments"`
-	Heartbeats   *ebpf.MapSpec `ebpf:"heartbeats"`
-	Holding      *ebpf.MapSpec `ebpf:"holding"`
-	Keepers      *ebpf.MapSpec `ebpf:"keepers"`
-	Listeners    *ebpf.MapSpec `ebpf:"listeners"`
-	Policies     *ebpf.MapSpec `ebpf:"policies"`
-	Proxied      *ebpf.MapSpec `ebpf:"proxied"`
-	Queued       *ebpf.MapSpec `ebpf:"queued"`
-	Replied      *ebpf.MapSpec `ebpf:"replied"`
-	Reversed     *ebpf.MapSpec `ebpf:"reversed"`
-	SampleLosses *ebpf.MapSpec `ebpf:"sample_losses"`
-	Samples      *ebpf.MapSpec `ebpf:"samples"`
-	Scratches    *ebpf.MapSpec `ebpf:"scratches"`
-	Seen         *ebpf.MapSpec `ebpf:"seen"`
-	Staging      *ebpf.MapSpec `ebpf:"staging"`
-	States       *ebpf.MapSpec `ebpf:"states"`
-	Suspected    *ebpf.MapSpec `ebpf:"suspected"`
-	TableCounts  *ebpf.MapSpec `ebpf:"table_counts"`
-	Tables       *ebpf.MapSpec `ebpf:"tables"`
-	Turns        *ebpf.MapSpec `ebpf:"turns"`
-	Watched      *ebpf.MapSpec `ebpf:"watched"`
-	Watches      *ebpf.MapSpec `ebpf:"watches"`
+	Buckets       *ebpf.MapSpec `ebpf:"buckets"`
+	Calendars     *ebpf.MapSpec `ebpf:"calendars"`
+	ConnSlots     *ebpf.MapSpec `ebpf:"conn_slots"`
+	Connections   *ebpf.MapSpec `ebpf:"connections"`
+	DeferUntil    *ebpf.MapSpec `ebpf:"defer_until"`
+	Departures    *ebpf.MapSpec `ebpf:"departures"`
+	Floors        *ebpf.MapSpec `ebpf:"floors"`
+	Forgotten     *ebpf.MapSpec `ebpf:"forgotten"`
+	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
+	Heartbeats    *ebpf.MapSpec `ebpf:"heartbeats"`
+	KeyQueued     *ebpf.MapSpec `ebpf:"key_queued"`
+	LimitCounters *ebpf.MapSpec `ebpf:"limit_counters"`
+	Listeners     *ebpf.MapSpec `ebpf:"listeners"`
+	MonitorOwners *ebpf.MapSpec `ebpf:"monitor_owners"`
+	Monitors      *ebpf.MapSpec `ebpf:"monitors"`
+	PacketCounts  *ebpf.MapSpec `ebpf:"packet_counts"`
+	Policies      *ebpf.MapSpec `ebpf:"policies"`
+	Proxied       *ebpf.MapSpec `ebpf:"proxied"`
+	QueueCounts   *ebpf.MapSpec `ebpf:"queue_counts"`
+	ReplySeen     *ebpf.MapSpec `ebpf:"reply_seen"`
+	Reversed      *ebpf.MapSpec `ebpf:"reversed"`
+	SampleLosses  *ebpf.MapSpec `ebpf:"sample_losses"`
+	Samples       *ebpf.MapSpec `ebpf:"samples"`
+	Scratches     *ebpf.MapSpec `ebpf:"scratches"`
+	Staging       *ebpf.MapSpec `ebpf:"staging"`
+	SweepQueue    *ebpf.MapSpec `ebpf:"sweep_queue"`
+	Sweepers      *ebpf.MapSpec `ebpf:"sweepers"`
+	TableCounts   *ebpf.MapSpec `ebpf:"table_counts"`
+	Tables        *ebpf.MapSpec `ebpf:"tables"`
 }
 
 // kernelVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type kernelVariableSpecs struct {
-	ControlBand   *ebpf.VariableSpec `ebpf:"control_band"`
-	Crowd         *ebpf.VariableSpec `ebpf:"crowd"`
-	HalfOpen      *ebpf.VariableSpec `ebpf:"half_open"`
-	Here          *ebpf.VariableSpec `ebpf:"here"`
-	Late          *ebpf.VariableSpec `ebpf:"late"`
-	OtherCpus     *ebpf.VariableSpec `ebpf:"other_cpus"`
-	SlotLines     *ebpf.VariableSpec `ebpf:"slot_lines"`
-	Suspicion     *ebpf.VariableSpec `ebpf:"suspicion"`
-	SweepInterval *ebpf.VariableSpec `ebpf:"sweep_interval"`
-	TestBytes     *ebpf.VariableSpec `ebpf:"test_bytes"`
-	TestDecision  *ebpf.VariableSpec `ebpf:"test_decision"`
-	TestNow       *ebpf.VariableSpec `ebpf:"test_now"`
-	TestSegments  *ebpf.VariableSpec `ebpf:"test_segments"`
-	TestSources   *ebpf.VariableSpec `ebpf:"test_sources"`
-	TurnInterval  *ebpf.VariableSpec `ebpf:"turn_interval"`
-	UnderTest     *ebpf.VariableSpec `ebpf:"under_test"`
-	Unsettled     *ebpf.VariableSpec `ebpf:"unsettled"`
-	UnusedLine    *ebpf.VariableSpec `ebpf:"unused_line"`
-	UnusedLine4   *ebpf.VariableSpec `ebpf:"unused_line4"`
-	UnusedLine6   *ebpf.VariableSpec `ebpf:"unused_line6"`
-	UnusedNode6   *ebpf.VariableSpec `ebpf:"unused_node6"`
-	UnusedSample  *ebpf.VariableSpec `ebpf:"unused_sample"`
+	Cfg                *ebpf.VariableSpec `ebpf:"cfg"`
+	ClosingTimeout     *ebpf.VariableSpec `ebpf:"closing_timeout"`
+	ControlBand        *ebpf.VariableSpec `ebpf:"control_band"`
+	DeferDuration      *ebpf.VariableSpec `ebpf:"defer_duration"`
+	DeferredTimeout    *ebpf.VariableSpec `ebpf:"deferred_timeout"`
+	EarlyDropThreshold *ebpf.VariableSpec `ebpf:"early_drop_threshold"`
+	HalfOpenTimeout    *ebpf.VariableSpec `ebpf:"half_open_timeout"`
+	OtherCpus          *ebpf.VariableSpec `ebpf:"other_cpus"`
+	RecheckInterval    *ebpf.VariableSpec `ebpf:"recheck_interval"`
+	SlotLines          *ebpf.VariableSpec `ebpf:"slot_lines"`
+	SweepInterval      *ebpf.VariableSpec `ebpf:"sweep_interval"`
+	TestBytes          *ebpf.VariableSpec `ebpf:"test_bytes"`
+	TestDecision       *ebpf.VariableSpec `ebpf:"test_decision"`
+	TestNow            *ebpf.VariableSpec `ebpf:"test_now"`
+	TestSegments       *ebpf.VariableSpec `ebpf:"test_segments"`
+	TestSources        *ebpf.VariableSpec `ebpf:"test_sources"`
+	UnderTest          *ebpf.VariableSpec `ebpf:"under_test"`
+	UnusedLine         *ebpf.VariableSpec `ebpf:"unused_line"`
+	UnusedLine4        *ebpf.VariableSpec `ebpf:"unused_line4"`
+	UnusedLine6        *ebpf.VariableSpec `ebpf:"unused_line6"`
+	UnusedNode6        *ebpf.VariableSpec `ebpf:"unused_node6"`
+	UnusedSample       *ebpf.VariableSpec `ebpf:"unused_sample"`
 }
 
 // kernelObjects contains all objects after they have been loaded into the kernel.
@@ -611,35 +611,35 @@ func (o *kernelObjects) Close() error {
 //
 // It can be passed to loadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type kernelMaps struct {
-	Buckets      *ebpf.Map `ebpf:"buckets"`
-	Calendars    *ebpf.Map `ebpf:"calendars"`
-	ConnSlots    *ebpf.Map `ebpf:"conn_slots"`
-	Connections  *ebpf.Map `ebpf:"connections"`
-	Departures   *ebpf.Map `ebpf:"departures"`
-	Floors       *ebpf.Map `ebpf:"floors"`
-	Forgotten    *ebpf.Map `ebpf:"forgotten"`
-	Fragments    *ebpf.Map `ebpf:"fragments"`
-	Heartbeats   *ebpf.Map `ebpf:"heartbeats"`
-	Holding      *ebpf.Map `ebpf:"holding"`
-	Keepers      *ebpf.Map `ebpf:"keepers"`
-	Listeners    *ebpf.Map `ebpf:"listeners"`
-	Policies     *ebpf.Map `ebpf:"policies"`
-	Proxied      *ebpf.Map `ebpf:"proxied"`
-	Queued       *ebpf.Map `ebpf:"queued"`
-	Replied      *ebpf.Map `ebpf:"replied"`
-	Reversed     *ebpf.Map `ebpf:"reversed"`
-	SampleLosses *ebpf.Map `ebpf:"sample_losses"`
-	Samples      *ebpf.Map `ebpf:"samples"`
-	Scratches    *ebpf.Map `ebpf:"scratches"`
-	Seen         *ebpf.Map `ebpf:"seen"`
-	Staging      *ebpf.Map `ebpf:"staging"`
-	States       *ebpf.Map `ebpf:"states"`
-	Suspected    *ebpf.Map `ebpf:"suspected"`
-	TableCounts  *ebpf.Map `ebpf:"table_counts"`
-	Tables       *ebpf.Map `ebpf:"tables"`
-	Turns        *ebpf.Map `ebpf:"turns"`
-	Watched      *ebpf.Map `ebpf:"watched"`
-	Watches      *ebpf.Map `ebpf:"watches"`
+	Buckets       *ebpf.Map `ebpf:"buckets"`
+	Calendars     *ebpf.Map `ebpf:"calendars"`
+	ConnSlots     *ebpf.Map `ebpf:"conn_slots"`
+	Connections   *ebpf.Map `ebpf:"connections"`
+	DeferUntil    *ebpf.Map `ebpf:"defer_until"`
+	Departures    *ebpf.Map `ebpf:"departures"`
+	Floors        *ebpf.Map `ebpf:"floors"`
+	Forgotten     *ebpf.Map `ebpf:"forgotten"`
+	Fragments     *ebpf.Map `ebpf:"fragments"`
+	Heartbeats    *ebpf.Map `ebpf:"heartbeats"`
+	KeyQueued     *ebpf.Map `ebpf:"key_queued"`
+	LimitCounters *ebpf.Map `ebpf:"limit_counters"`
+	Listeners     *ebpf.Map `ebpf:"listeners"`
+	MonitorOwners *ebpf.Map `ebpf:"monitor_owners"`
+	Monitors      *ebpf.Map `ebpf:"monitors"`
+	PacketCounts  *ebpf.Map `ebpf:"packet_counts"`
+	Policies      *ebpf.Map `ebpf:"policies"`
+	Proxied       *ebpf.Map `ebpf:"proxied"`
+	QueueCounts   *ebpf.Map `ebpf:"queue_counts"`
+	ReplySeen     *ebpf.Map `ebpf:"reply_seen"`
+	Reversed      *ebpf.Map `ebpf:"reversed"`
+	SampleLosses  *ebpf.Map `ebpf:"sample_losses"`
+	Samples       *ebpf.Map `ebpf:"samples"`
+	Scratches     *ebpf.Map `ebpf:"scratches"`
+	Staging       *ebpf.Map `ebpf:"staging"`
+	SweepQueue    *ebpf.Map `ebpf:"sweep_queue"`
+	Sweepers      *ebpf.Map `ebpf:"sweepers"`
+	TableCounts   *ebpf.Map `ebpf:"table_counts"`
+	Tables        *ebpf.Map `ebpf:"tables"`
 }
 
 func (m *kernelMaps) Close() error {
@@ -648,31 +648,31 @@ func (m *kernelMaps) Close() error {
 		m.Calendars,
 		m.ConnSlots,
 		m.Connections,
+		m.DeferUntil,
 		m.Departures,
 		m.Floors,
 		m.Forgotten,
 		m.Fragments,
 		m.Heartbeats,
-		m.Holding,
-		m.Keepers,
+		m.KeyQueued,
+		m.LimitCounters,
 		m.Listeners,
+		m.MonitorOwners,
+		m.Monitors,
+		m.PacketCounts,
 		m.Policies,
 		m.Proxied,
-		m.Queued,
-		m.Replied,
+		m.QueueCounts,
+		m.ReplySeen,
 		m.Reversed,
 		m.SampleLosses,
 		m.Samples,
 		m.Scratches,
-		m.Seen,
 		m.Staging,
-		m.States,
-		m.Suspected,
+		m.SweepQueue,
+		m.Sweepers,
 		m.TableCounts,
 		m.Tables,
-		m.Turns,
-		m.Watched,
-		m.Watches,
 	)
 }
 
@@ -680,28 +680,28 @@ func (m *kernelMaps) Close() error {
 //
 // It can be passed to loadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type kernelVariables struct {
-	ControlBand   *ebpf.Variable `ebpf:"control_band"`
-	Crowd         *ebpf.Variable `ebpf:"crowd"`
-	HalfOpen      *ebpf.Variable `ebpf:"half_open"`
-	Here          *ebpf.Variable `ebpf:"here"`
-	Late          *ebpf.Variable `ebpf:"late"`
-	OtherCpus     *ebpf.Variable `ebpf:"other_cpus"`
-	SlotLines     *ebpf.Variable `ebpf:"slot_lines"`
-	Suspicion     *ebpf.Variable `ebpf:"suspicion"`
-	SweepInterval *ebpf.Variable `ebpf:"sweep_interval"`
-	TestBytes     *ebpf.Variable `ebpf:"test_bytes"`
-	TestDecision  *ebpf.Variable `ebpf:"test_decision"`
-	TestNow       *ebpf.Variable `ebpf:"test_now"`
-	TestSegments  *ebpf.Variable `ebpf:"test_segments"`
-	TestSources   *ebpf.Variable `ebpf:"test_sources"`
-	TurnInterval  *ebpf.Variable `ebpf:"turn_interval"`
-	UnderTest     *ebpf.Variable `ebpf:"under_test"`
-	Unsettled     *ebpf.Variable `ebpf:"unsettled"`
-	UnusedLine    *ebpf.Variable `ebpf:"unused_line"`
-	UnusedLine4   *ebpf.Variable `ebpf:"unused_line4"`
-	UnusedLine6   *ebpf.Variable `ebpf:"unused_line6"`
-	UnusedNode6   *ebpf.Variable `ebpf:"unused_node6"`
-	UnusedSample  *ebpf.Variable `ebpf:"unused_sample"`
+	Cfg                *ebpf.Variable `ebpf:"cfg"`
+	ClosingTimeout     *ebpf.Variable `ebpf:"closing_timeout"`
+	ControlBand        *ebpf.Variable `ebpf:"control_band"`
+	DeferDuration      *ebpf.Variable `ebpf:"defer_duration"`
+	DeferredTimeout    *ebpf.Variable `ebpf:"deferred_timeout"`
+	EarlyDropThreshold *ebpf.Variable `ebpf:"early_drop_threshold"`
+	HalfOpenTimeout    *ebpf.Variable `ebpf:"half_open_timeout"`
+	OtherCpus          *ebpf.Variable `ebpf:"other_cpus"`
+	RecheckInterval    *ebpf.Variable `ebpf:"recheck_interval"`
+	SlotLines          *ebpf.Variable `ebpf:"slot_lines"`
+	SweepInterval      *ebpf.Variable `ebpf:"sweep_interval"`
+	TestBytes          *ebpf.Variable `ebpf:"test_bytes"`
+	TestDecision       *ebpf.Variable `ebpf:"test_decision"`
+	TestNow            *ebpf.Variable `ebpf:"test_now"`
+	TestSegments       *ebpf.Variable `ebpf:"test_segments"`
+	TestSources        *ebpf.Variable `ebpf:"test_sources"`
+	UnderTest          *ebpf.Variable `ebpf:"under_test"`
+	UnusedLine         *ebpf.Variable `ebpf:"unused_line"`
+	UnusedLine4        *ebpf.Variable `ebpf:"unused_line4"`
+	UnusedLine6        *ebpf.Variable `ebpf:"unused_line6"`
+	UnusedNode6        *ebpf.Variable `ebpf:"unused_node6"`
+	UnusedSample       *ebpf.Variable `ebpf:"unused_sample"`
 }
 
 // kernelPrograms contains all programs after they have been loaded into the kernel.

@@ -1,25 +1,24 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Keys: what of a packet makes one under a limit, and where its bucket stands. */
+/* Keys: the hash of a packet's key under a limit, and the index of its bucket. */
 #pragma once
 
 #include "scratch.h"
-#include "table.h"
+#include "buckets.h"
 
-/* Adds a word of a key to its hash: multilinear hashing, whose upper 32 bits are
- * strongly universal (Lemire and Kaser, "Strongly universal string hashing is
- * fast", 2014). */
+/* Adds a word of a key to its hash. Multilinear hashing: the upper 32 bits are strongly universal
+ * (Lemire and Kaser, "Strongly universal string hashing is fast", 2014). */
 #define HASH(word, n)                                                                                                  \
 	({                                                                                                             \
 		hash[0] += p->hash[n][0] * (word);                                                                     \
 		hash[1] += p->hash[n][1] * (word);                                                                     \
 	})
 
-/* Hashes what of a packet is in the key of a limit. */
+/* Hashes the key of a packet under a limit. */
 static __always_inline void hash_key(const struct policy *p, const struct limit *l, const struct packet *k,
 				     __u64 hash[2])
 {
 	hash[0] = hash[1] = 0;
-	if (l->fields & KEY_SOURCE) {
+	if (l->key_fields & KEY_SOURCE) {
 		if (k->ipv4) { /* the words before are 0 */
 			HASH(0xffffULL, 2);
 			HASH((__u64)(k->source[3] & l->mask[0][3]), 3);
@@ -29,15 +28,15 @@ static __always_inline void hash_key(const struct policy *p, const struct limit 
 				HASH((__u64)(k->source[i] & l->mask[1][i]), i);
 		}
 	}
-	if (l->fields & KEY_ASN)
+	if (l->key_fields & KEY_ASN)
 		HASH((__u64)k->asn, 4);
-	if (l->fields & (KEY_PORT | KEY_ATTACH)) {
-		__u64 word = (l->fields & KEY_PORT ? k->port : 0) | (__u64)(l->fields & KEY_ATTACH ? here.place + 1 : 0)
-									    << 16;
+	if (l->key_fields & (KEY_PORT | KEY_ATTACH)) {
+		__u64 word = (l->key_fields & KEY_PORT ? k->port : 0) |
+			     (__u64)(l->key_fields & KEY_ATTACH ? cfg.attach_id + 1 : 0) << 16;
 
 		HASH(word, 5);
 	}
-	if (l->fields & KEY_CONNECTION) {
+	if (l->key_fields & KEY_CONNECTION) {
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
 			HASH((__u64)k->source[i], 6 + i);
@@ -48,10 +47,10 @@ static __always_inline void hash_key(const struct policy *p, const struct limit 
 	}
 }
 
-/* Joins a meter's hash and a key's to one of 64 bits, and mixes them. Multilinear
- * hashes of addresses in a row lie at regular distances, which would crowd some lines
- * of the table with some hashes. */
-static __always_inline __u64 join(const struct meter *m, const __u64 hash[2])
+/* Combines the hashes of a meter and a key to one of 64 bits, and mixes it. Multilinear hashes of
+ * consecutive addresses lie at regular distances: without mixing, some hash multipliers would
+ * crowd some lines of the table. */
+static __always_inline __u64 mix_hash(const struct meter *m, const __u64 hash[2])
 {
 	__u64 h = ((m->hash[0] + hash[0]) & 0xffffffff00000000ULL) | (m->hash[1] + hash[1]) >> 32;
 
@@ -61,10 +60,10 @@ static __always_inline __u64 join(const struct meter *m, const __u64 hash[2])
 
 static __always_inline __u64 tag_of(const struct meter *m, __u64 hash)
 {
-	return m->id | (hash & 0xffffffffffffULL);
+	return m->tag | (hash & 0xffffffffffffULL);
 }
 
-/* The two lines of the table in which the bucket of a key's hash may stand. */
+/* The two lines of the table that may hold the bucket of a hash. */
 static __always_inline __u32 first_line(const struct policy *p, __u64 hash)
 {
 	return (hash >> 32) * p->bucket_lines >> 32;
@@ -75,16 +74,17 @@ static __always_inline __u32 second_line(const struct policy *p, __u64 hash)
 	return (hash * 0x9e3779b97f4a7c15ULL >> 32) * p->bucket_lines >> 32;
 }
 
-/* Returns the place of a meter's bucket in the table. */
-static __always_inline __u32 place_of(const struct policy *p, const struct scratch *s, const struct meter *m,
-				      __u64 hash)
+/* Returns the index of a meter's bucket in the table, which is inserted if it is missing. */
+static __always_inline __u32 bucket_index(const struct policy *p, const struct scratch *s, const struct meter *m,
+					  __u64 hash)
 {
 	__u64 tag = tag_of(m, hash);
-	__u32 place = find_in(first_line(p, hash), tag);
+	__u32 index = find_bucket(first_line(p, hash), tag);
 
-	if (place == NOWHERE)
-		place = find_in(second_line(p, hash), tag);
-	if (place == NOWHERE)
-		place = table_place(tag, first_line(p, hash), second_line(p, hash), load_word(&s->now), m->most);
-	return place;
+	if (index == NO_INDEX)
+		index = find_bucket(second_line(p, hash), tag);
+	if (index == NO_INDEX)
+		index = bucket_get(tag, first_line(p, hash), second_line(p, hash), read_once(&s->now),
+				   m->backlog_bounds);
+	return index;
 }

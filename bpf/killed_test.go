@@ -21,9 +21,8 @@ import (
 	"shaperd/shaper"
 )
 
-// TestBeatsWhileLocked prepares a change that takes long: whatever has the lock, what is
-// attached knows of the daemon.
-func TestBeatsWhileLocked(t *testing.T) {
+// TestHeartbeat_WhileLocked prepares a change and holds its lock: heartbeats continue.
+func TestHeartbeat_WhileLocked(t *testing.T) {
 	w := newWire(t, "bl")
 	p := openPlane(t)
 	a := Attachment{Name: "edge", Interfaces: []string{w.to.Attrs().Name}, Ingress: true, Mode: Police}
@@ -37,12 +36,12 @@ func TestBeatsWhileLocked(t *testing.T) {
 		return at
 	}
 	prepared := last()
-	within(t, 10*beatInterval, func() bool { return last() > prepared })
+	within(t, 10*heartbeatInterval, func() bool { return last() > prepared })
 }
 
-// TestPreparedIsNotInForce prepares another interface, and another hook: before Commit
-// packets meet what they met before.
-func TestPreparedIsNotInForce(t *testing.T) {
+// TestPrepare_EnforcesNothing prepares another interface, and another hook: enforcement does not
+// change before Commit.
+func TestPrepare_EnforcesNothing(t *testing.T) {
 	one, other := newWire(t, "pa"), newWire(t, "pb")
 	p := openPlane(t)
 	a := Attachment{Name: "edge", Interfaces: []string{one.from.Attrs().Name}, Mode: Police, Hook: hooks(t)[0]}
@@ -80,21 +79,21 @@ func (p *testPlane) prepare(a Attachment) *Change {
 	return c
 }
 
-// TestKilledWhilePreparing has a daemon killed that has attached what it does not
-// remember yet.
-func TestKilledWhilePreparing(t *testing.T) {
+// TestPrepare_Killed kills a daemon that has attached programs before Commit
+// records them.
+func TestPrepare_Killed(t *testing.T) {
 	for _, hook := range hooks(t) {
 		t.Run(hook.String(), func(t *testing.T) {
 			w := newWire(t, "kp")
 			p := openPlane(t)
 			a := Attachment{Name: "edge", Interfaces: []string{w.to.Attrs().Name}, Ingress: true, Mode: Police, Hook: hook}
 			c := p.prepare(a)
-			p.stop()                     // its goroutines end with it
-			for _, pt := range c.added { // as the kernel does
-				pt.letGo()
+			p.stopLoops()                // as its goroutines end with it
+			for _, pt := range c.added { // as the kernel does when it ends
+				pt.release()
 			}
 			p.kernel.close()
-			p.occupied.Close()
+			p.pinLock.Close()
 			p.Plane = nil
 			p.open()
 			p.apply([]shaper.Limit{tenAnHour("edge")}, a)
@@ -103,22 +102,22 @@ func TestKilledWhilePreparing(t *testing.T) {
 	}
 }
 
-// TestKilledWhileDetaching has a daemon killed that remembers what it has detached.
-func TestKilledWhileDetaching(t *testing.T) {
+// TestDetach_AfterKilledDetach kills a daemon after it has detached, before it updates the registry.
+func TestDetach_AfterKilledDetach(t *testing.T) {
 	for _, hook := range hooks(t) {
 		t.Run(hook.String(), func(t *testing.T) {
 			w := newWire(t, "kd")
 			p := openPlane(t)
 			a := Attachment{Name: "edge", Interfaces: []string{w.to.Attrs().Name}, Ingress: true, Mode: Police, Hook: hook, Keep: true}
 			p.apply([]shaper.Limit{tenAnHour("edge")}, a)
-			p.stop()
+			p.stopLoops()
 			for _, pt := range p.points {
 				if err := pt.detach(); err != nil {
 					t.Fatal(err)
 				}
 			}
 			p.kernel.close()
-			p.occupied.Close()
+			p.pinLock.Close()
 			p.Plane = nil
 			if err := Detach(p.pins); err != nil {
 				t.Error(err)
@@ -130,22 +129,22 @@ func TestKilledWhileDetaching(t *testing.T) {
 	}
 }
 
-// TestKilledWhileSwapping has daemons killed one after the other between noting a swap
-// and making it: none takes the table in force for free.
-func TestKilledWhileSwapping(t *testing.T) {
+// TestSwap_Killed kills daemons one after the other between recording a swap and making it:
+// none takes the current table for free.
+func TestSwap_Killed(t *testing.T) {
 	b := newTCP(t, Police, shaper.Limit{Name: "p", Packets: shaper.Frequency{N: 1000, Per: time.Second}})
 	var id uint32
 	if err := b.Policies.Lookup(uint32(0), &id); err != nil {
 		t.Fatal(err)
 	}
-	inForce := b.registry.Tables[id]
+	current := b.registry.Tables[id]
 	for i := range uint32(5) {
 		tables, slot, err := b.kernel.freeSlot()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if slot == inForce {
-			t.Fatalf("after %d kills slot %d is in force and thought free", i, inForce)
+		if slot == current {
+			t.Fatalf("after %d kills the current slot %d is taken for free", i, current)
 		}
 		tables[1_000_000+i] = slot
 		b.registry.Tables = tables
@@ -155,9 +154,9 @@ func TestKilledWhileSwapping(t *testing.T) {
 	}
 }
 
-// TestOverlapAppears has an interface appear that two attachments match: one has it, and
-// what appears after it is found as ever.
-func TestOverlapAppears(t *testing.T) {
+// TestPlane_OverlappingAttachments adds an interface that two attachments match: one of them has it,
+// and later interfaces are still found.
+func TestPlane_OverlappingAttachments(t *testing.T) {
 	w := newWire(t, "over")
 	p := openPlane(t)
 	p.apply([]shaper.Limit{tenAnHour("a")},
@@ -178,14 +177,14 @@ func TestOverlapAppears(t *testing.T) {
 		})
 	}
 	if !strings.Contains(p.logged.String(), "are both at lap9") {
-		t.Error("nothing is said of the interface that both match")
+		t.Error("the overlap is not logged")
 	}
 }
 
-// TestElsewhere has a daemon, and "shaperd detach", in another network namespace find what is
-// in this one, where the same numbers are other interfaces: it is refused, and works here. So is
-// a second daemon while there is a first one.
-func TestElsewhere(t *testing.T) {
+// TestOpen_OtherNetworkNamespace opens and detaches pins of this network namespace from another one, where
+// the same indexes mean other interfaces: that is refused there and works here. A second daemon is
+// refused too.
+func TestOpen_OtherNetworkNamespace(t *testing.T) {
 	w := newWire(t, "else")
 	p := openPlane(t)
 	a := Attachment{Name: "edge", Interfaces: []string{"else1"}, Ingress: true, Mode: Police, Hook: Clsact, Keep: true}
@@ -193,7 +192,7 @@ func TestElsewhere(t *testing.T) {
 	refused := func(where, text string, do func() error) {
 		t.Helper()
 		if err := do(); err == nil || !strings.Contains(err.Error(), text) {
-			t.Errorf("%s: %v, want that there is %s", where, err, text)
+			t.Errorf("%s: %v, want an error with %s", where, err, text)
 		}
 	}
 	open := func() error {
@@ -206,21 +205,21 @@ func TestElsewhere(t *testing.T) {
 	refused("open twice", "another daemon", open)
 	refused("detach what a daemon has", "another daemon", func() error { return Detach(p.pins) })
 	if !Alive(p.pins) {
-		t.Error("it is not alive")
+		t.Error("not alive")
 	}
 	w.want(p, 1, 20, 10)
 	p.crash()
 	p.Plane = nil
 	if Alive(p.pins) {
-		t.Error("it is alive after a crash")
+		t.Error("alive after a crash")
 	}
 	if Pinned(filepath.Dir(p.pins)) || !Pinned(p.pins) {
-		t.Error("the folder above is taken for that of the pins, or the latter not")
+		t.Error("Pinned is wrong about the pin directory or its parent")
 	}
 	elsewhere := make(chan func() error)
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with its namespace
+		runtime.LockOSThread() // never unlocked: the thread ends with its namespace
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		for do := range elsewhere {
 			done <- errors.Join(err, do())
@@ -228,7 +227,7 @@ func TestElsewhere(t *testing.T) {
 	}()
 	for _, do := range []func() error{open, func() error { return Detach(p.pins) }} {
 		refused("elsewhere", "another network namespace", func() error { elsewhere <- do; return <-done })
-		refused("elsewhere", "shaperd detach --pins "+p.pins+`"`, func() error { elsewhere <- do; return <-done })
+		refused("elsewhere", "shaperd detach --pin-path "+p.pins+`"`, func() error { elsewhere <- do; return <-done })
 	}
 	close(elsewhere)
 	w.want(nil, 2, 20, 10)
@@ -236,15 +235,15 @@ func TestElsewhere(t *testing.T) {
 		t.Error(err)
 	}
 	w.want(nil, 1, 20, 20)
-	assertNothing(t, w.to, p.pins)
+	assertNoTrace(t, w.to, p.pins)
 }
 
-// TestNamespaceIsGone has a daemon killed in a network namespace of its own. One in another
-// namespace is refused as long as there is any of the former, and goes on when it is gone.
-func TestNamespaceIsGone(t *testing.T) {
-	const inside = "SHAPERD_TEST_GONE" // where the folder above that of the pins is
+// TestOpen_RemovedNetworkNamespace kills a daemon in a separate network namespace. A daemon in another
+// namespace is refused while the former exists, and starts when it is gone.
+func TestOpen_RemovedNetworkNamespace(t *testing.T) {
+	const inside = "SHAPERD_TEST_GONE" // path of the parent of the pin directory
 	limit, a := tenAnHour("edge"), Attachment{Name: "edge", Interfaces: []string{"gone1"}, Ingress: true, Mode: Police, Hook: XDP, Keep: true}
-	limit.Connections = 5
+	limit.MaxConnections = 5
 	if above := os.Getenv(inside); above != "" {
 		newWire(t, "gone")
 		p := &testPlane{t: t, keys: 1024, pins: above + "/gone"}
@@ -253,14 +252,14 @@ func TestNamespaceIsGone(t *testing.T) {
 		t.Log("ready")
 		select {} // until it is killed
 	}
-	folder, err := os.Open(pins)
+	parent, err := os.Open(pins)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer folder.Close()
-	cmd := exec.Command("/proc/self/exe", "-test.run=^TestNamespaceIsGone$", "-test.v")
-	cmd.Env = append(os.Environ(), inside+"=/proc/self/fd/3") // its TestMain mounts another one above this one
-	cmd.ExtraFiles = []*os.File{folder}
+	defer parent.Close()
+	cmd := exec.Command("/proc/self/exe", "-test.run=^TestOpen_RemovedNetworkNamespace$", "-test.v")
+	cmd.Env = append(os.Environ(), inside+"=/proc/self/fd/3") // its TestMain mounts another bpf file system over this one
+	cmd.ExtraFiles = []*os.File{parent}
 	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET, Pdeathsig: unix.SIGKILL}
 	var out syncBuffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -298,6 +297,6 @@ func TestNamespaceIsGone(t *testing.T) {
 	namespace.Close()
 	within(t, 20*time.Second, func() bool { return open() == nil })
 	if Pinned(p.pins) {
-		t.Error("what was pinned is still there, though nothing uses it")
+		t.Error("pins are left, though unused")
 	}
 }

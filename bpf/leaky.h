@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The arithmetic of package leaky, statement for statement. A Bucket of that
- * package is two virtual times, of bytes and of packets; here each is a word of
- * its own. Times and costs are in ticks of 1/64 ns.
+/* The arithmetic of package leaky, statement for statement. A Bucket of that package is two
+ * virtual times, of bytes and of packets; here each is a separate word. Times and costs are in
+ * ticks of 1/64 ns.
  *
- * Several CPUs share a bucket, so what package leaky does under a lock is done
- * here with atomic operations: see bucket_try. */
+ * CPUs share buckets, so atomic operations replace the lock of package leaky: see
+ * bucket_try_charge. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -13,17 +13,13 @@
 #define TICKS_PER_NANO 64ULL
 #define FOREVER (1ULL << 62)
 
-/* How fast units may pass: one costs mult / 2^shift ticks. mult is 0 for an
- * unlimited rate; max is the largest n that rate_cost multiplies in 64 bits. */
+/* A rate: one unit costs mult / 2^shift ticks. mult is 0 for an unlimited rate; max is the largest
+ * n whose cost rate_cost computes in 64 bits. */
 struct rate {
 	__u64 mult;
 	__u64 max;
 	__u64 shift;
 };
-
-/* Makes the compiler forget what it knows of a number, so that it keeps a check of
- * its bounds that the verifier needs to see. */
-#define hide(n) asm volatile("" : "+r"(n))
 
 static __always_inline __u64 time_sub(__u64 t, __u64 u)
 {
@@ -47,7 +43,7 @@ static __always_inline __u64 time_min(__u64 t, __u64 u)
 	return t < u ? t : u;
 }
 
-/* The cost of n units in 128 bits, at most FOREVER. */
+/* The cost of n units, computed in 128 bits; at most FOREVER. */
 __noinline __u64 rate_big_cost(__u64 mult, __u64 shift, __u64 n)
 {
 	__u64 lo_lo = (n & 0xffffffff) * (mult & 0xffffffff);
@@ -69,7 +65,7 @@ __noinline __u64 rate_big_cost(__u64 mult, __u64 shift, __u64 n)
 	return lo < FOREVER ? lo : FOREVER;
 }
 
-/* The time n units take, rounded up; at most FOREVER. */
+/* The cost of n units, rounded up; at most FOREVER. */
 static __always_inline __u64 rate_cost(const struct rate *r, __u64 n)
 {
 	if (n > r->max)
@@ -83,14 +79,14 @@ static __always_inline __u64 bucket_depart(__u64 t, __u64 burst, __u64 now)
 	return time_max(now, time_sub(t, burst));
 }
 
-/* Charges a unit that leaves, or is given a place in the queue, at now:
+/* Charges a unit that leaves, or is enqueued, at now:
  *
  *	t = max(t, now) + cost
  *
- * as one step, and sets before to what t was. A bucket with a backlog takes one atomic
- * addition, which cannot fail. One that has drained takes a compare-and-swap, which
- * fails when another CPU has just charged it. Returns whether it was charged. */
-static __always_inline int bucket_try(__u64 *bucket, __u64 cost, __u64 now, __u64 *before)
+ * in one atomic step, and sets before to the old t. A bucket with a backlog takes an atomic
+ * addition, which cannot fail. A drained one takes a compare-and-swap, which fails if another CPU
+ * has just charged it. Returns whether the bucket was charged. */
+static __always_inline int bucket_try_charge(__u64 *bucket, __u64 cost, __u64 now, __u64 *before)
 {
 	__u64 t = *(volatile __u64 *)bucket;
 
@@ -102,38 +98,38 @@ static __always_inline int bucket_try(__u64 *bucket, __u64 cost, __u64 now, __u6
 	return __sync_val_compare_and_swap(bucket, t, now + cost) == t;
 }
 
-/* The same until it is charged. Returns t as it was before. */
+/* Charges a unit, with retries, and returns the old t. */
 static __always_inline __u64 bucket_charge(__u64 *bucket, __u64 cost, __u64 now)
 {
 	__u64 before;
 
 	for (int i = 0; i < 4; i++) {
-		if (bucket_try(bucket, cost, now, &before))
+		if (bucket_try_charge(bucket, cost, now, &before))
 			return before;
 	}
 	return __sync_fetch_and_add(bucket, cost);
 }
 
-/* Takes back a charge, unless a change of the rate has left less of it meanwhile: what
- * is below 0 would never drain. */
+/* Refunds a charge. Does nothing if a change of the rate has left less than that: a bucket below 0
+ * would never drain. */
 static __always_inline void bucket_refund(__u64 *bucket, __u64 cost)
 {
 	if (__sync_fetch_and_sub(bucket, cost) < cost)
 		__sync_fetch_and_add(bucket, cost);
 }
 
-/* Puts a bucket at least as deep into debt as t. */
-static __always_inline void bucket_merge(__u64 *bucket, __u64 t)
+/* Raises a bucket's virtual time to t, if it is less. */
+static __always_inline void bucket_raise(__u64 *bucket, __u64 t)
 {
-	__u64 seen = *(volatile __u64 *)bucket;
+	__u64 cur = *(volatile __u64 *)bucket;
 
 	for (int i = 0; i < 16; i++) {
-		__u64 was = seen;
+		__u64 old = cur;
 
-		if (was >= t)
+		if (old >= t)
 			return;
-		seen = __sync_val_compare_and_swap(bucket, was, t);
-		if (seen == was)
+		cur = __sync_val_compare_and_swap(bucket, old, t);
+		if (cur == old)
 			return;
 	}
 }

@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pins is a bpf file system of the tests' own.
+// pins is a bpf file system that the tests mount.
 const pins = "/sys/fs/bpf"
 
-// TestMain runs the tests in namespaces of their own: interfaces and mounts are gone
-// with them, even after a crash.
+// TestMain runs the tests in new namespaces: interfaces and mounts disappear with them,
+// even after a crash.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	const inside = "SHAPERD_TEST_INSIDE"
@@ -44,6 +44,6 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "mount:", err)
 		os.Exit(1)
 	}
-	runtime.LockOSThread() // tests give threads other namespaces and rights: not the first one, which is what /proc/self shows
+	runtime.LockOSThread() // tests change namespaces and capabilities of threads, but not of this one, which /proc/self shows
 	os.Exit(m.Run())
 }

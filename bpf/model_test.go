@@ -13,98 +13,99 @@ import (
 
 var steps = flag.Int("steps", 60_000, "random segments of the model test")
 
-// modelled is a connection as the model knows it.
-type modelled struct {
-	syn, fin, doubt [2]bool
-	established     bool
-	proven          bool // by what the server says
-	deaf            bool // there before: nobody knows what comes to the server
-	heard           bool // data from the client
-	adopted         bool
-	quiet           [2]bool // there before: no data since
-	missed          [2]bool // and something before, that may be a FIN
-	odd             bool    // the client has sent something out of order, before the server proved anything
-	closed, expired bool
-	seen            uint64
-	next, ack, end  [2]uint32
-	held            []string // keys of the slots
+// modelConn is a connection in the model.
+type modelConn struct {
+	syn, fin, doubtfulRST [2]bool
+	established           bool
+	proven                bool // by the server's segments
+	pathUnknown           bool // adopted: unknown which segments reach the server
+	clientData            bool // data was seen from the client
+	adopted               bool
+	noData                [2]bool // adopted: no data since
+	maybeFIN              [2]bool // an earlier segment was missed, which may be a FIN
+	outOfOrder            bool    // the client sent out of order before the connection was proven
+	closed, expired       bool
+	seen                  uint64
+	next, ack, end        [2]uint32
+	slots                 []string // keys of the slots
 }
 
-// unsure reports whether it may still open, or not have ended before it opened.
-func (c *modelled) unsure() bool { return !c.established || (c.doubt[0] || c.doubt[1]) && !c.proven }
+// unproven reports whether it may still be opening, or an RST may not have ended it.
+func (c *modelConn) unproven() bool {
+	return !c.established || (c.doubtfulRST[0] || c.doubtfulRST[1]) && !c.proven
+}
 
-// lapsed reports whether it has no slots, and may be established yet.
-func (c *modelled) lapsed() bool { return c.closed && c.expired && c.unsure() }
+// lapsed reports whether it has no slots, and may still be established.
+func (c *modelConn) lapsed() bool { return c.closed && c.expired && c.unproven() }
 
-// answers reports whether a number is one that the server answered to the SYN.
-func (c *modelled) answers(acked uint32) bool {
+// acksServerSYN reports whether a number acknowledges a SYN+ACK of the server.
+func (c *modelConn) acksServerSYN(acked uint32) bool {
 	return acked == c.next[server] || acked == c.ack[client]
 }
 
-func (c *modelled) closing() bool { return c.fin[0] && c.fin[1] && c.ack[server] == c.end[client] }
+func (c *modelConn) closing() bool { return c.fin[0] && c.fin[1] && c.ack[server] == c.end[client] }
 
-func (c *modelled) patience() uint64 {
+func (c *modelConn) timeout() uint64 {
 	switch {
-	case c.unsure():
-		return testHalfOpen
-	case c.doubt[0] || c.doubt[1] || c.closing() || c.fin[client] && !c.syn[server]:
-		return testUnsettled
+	case c.unproven():
+		return testHalfOpenTimeout
+	case c.doubtfulRST[0] || c.doubtfulRST[1] || c.closing() || c.fin[client] && !c.syn[server]:
+		return testClosingTimeout
 	}
 	hint, both := false, true
 	for side := range 2 {
-		hint = hint || c.missed[side] || c.fin[side] && (c.quiet[0] || c.quiet[1])
-		both = both && (c.fin[side] || c.quiet[side] || c.missed[side])
+		hint = hint || c.maybeFIN[side] || c.fin[side] && (c.noData[0] || c.noData[1])
+		both = both && (c.fin[side] || c.noData[side] || c.maybeFIN[side])
 	}
 	if hint && both {
-		return testUnsettled
+		return testClosingTimeout
 	}
-	return testIdle
+	return testIdleTimeout
 }
 
-func ahead(a, b uint32) bool { return int32(a-b) > 0 }
+func seqAfter(a, b uint32) bool { return int32(a-b) > 0 }
 
-// believed reports whether an RST of n bytes ends it.
-func (c *modelled) believed(side int, flags byte, seq, acked uint32, n int) bool {
+// acceptsRST reports whether an RST of n bytes ends it.
+func (c *modelConn) acceptsRST(side int, flags byte, seq, acked uint32, n int) bool {
 	switch {
 	case side == server && !c.syn[server]:
 		return flags&ack != 0 && acked == c.next[client]
 	case side == server:
 		return seq == c.next[server]
 	}
-	return n == 0 && !c.deaf && seq == c.ack[server] && !ahead(c.next[client], c.ack[server]) &&
+	return n == 0 && !c.pathUnknown && seq == c.ack[server] && !seqAfter(c.next[client], c.ack[server]) &&
 		(c.proven || flags&ack == 0 || acked == c.next[server])
 }
 
-// model is a table of TCP connections with caps, in which one thing happens after
-// another. Like the programs without their timer, it finds out that a connection has
-// expired when the next segment comes.
+// model is a sequential model of a table of TCP connections with caps. Like the programs
+// without their timer, it notices that a connection has expired when the next segment comes.
 type model struct {
 	caps  map[string]int // by the name of the limit, for each source
-	conns map[int]*modelled
+	conns map[int]*modelConn
 	slots map[string]int
 
-	replied   bool         // the server has answered a SYN
-	suspected uint64       // until then SYNs reserve no slots
-	reversed  map[int]bool // it began on the other side
+	replied    bool         // the server has replied to a SYN
+	deferUntil uint64       // time before which SYNs reserve no slots
+	reversed   map[int]bool // connections from the other direction
 }
 
-func (m *model) close(c *modelled, now uint64) {
+func (m *model) close(c *modelConn, now uint64) {
 	c.closed, c.seen = true, now
-	for _, key := range c.held {
+	for _, key := range c.slots {
 		m.slots[key]--
 	}
-	c.held = nil
+	c.slots = nil
 }
 
-// suspect takes note of a connection that was not established.
-func (m *model) suspect(c *modelled, now uint64) {
-	if !c.established && !c.deaf {
-		m.suspected = now + uint64(time.Minute)
+// deferReservations defers reservations after a connection that was not established.
+func (m *model) deferReservations(c *modelConn, now uint64) {
+	if !c.established && !c.pathUnknown {
+		m.deferUntil = now + uint64(time.Minute)
 	}
 }
 
-// take enters a connection under all limits, if they have room or it is forced.
-func (m *model) take(id int, keys map[string]string, forced bool) *modelled {
+// admit inserts a connection under all limits, if they have free slots or it is forced.
+func (m *model) admit(id int, keys map[string]string, forced bool) *modelConn {
 	var held []string
 	for limit, key := range keys {
 		if !forced && m.slots[key] >= m.caps[limit] {
@@ -115,19 +116,19 @@ func (m *model) take(id int, keys map[string]string, forced bool) *modelled {
 	for _, key := range held {
 		m.slots[key]++
 	}
-	c := &modelled{held: held}
+	c := &modelConn{slots: held}
 	m.conns[id] = c
 	return c
 }
 
-// What becomes of a segment.
+// Verdicts on a segment.
 const (
 	passes = iota
 	refused
-	unestablished // refused, as it may establish a connection that has no slots
+	unestablished // refused, as it may establish a connection without slots
 )
 
-// packet says what becomes of a segment.
+// packet returns the verdict on a segment.
 func (m *model) packet(id, side int, flags byte, seq, acked uint32, n int, keys map[string]string, now uint64) int {
 	c := m.conns[id]
 	begins := flags&(syn|ack|rst) == syn
@@ -141,8 +142,8 @@ func (m *model) packet(id, side int, flags byte, seq, acked uint32, n int, keys 
 	}
 	if c != nil && !c.closed {
 		switch {
-		case now-c.seen >= c.patience():
-			m.suspect(c, now)
+		case now-c.seen >= c.timeout():
+			m.deferReservations(c, now)
 			m.close(c, now)
 			c.expired = true
 		case again && c.closing():
@@ -151,11 +152,11 @@ func (m *model) packet(id, side int, flags byte, seq, acked uint32, n int, keys 
 	}
 	was := c
 	if c != nil && c.lapsed() {
-		late := flags&(syn|ack|rst) == ack && (c.syn[server] && c.answers(acked) && (seq == c.ack[server] || c.adopted) || !c.syn[server] && !m.replied)
+		late := flags&(syn|ack|rst) == ack && (c.syn[server] && c.acksServerSYN(acked) && (seq == c.ack[server] || c.adopted) || !c.syn[server] && !m.replied)
 		switch {
 		case again:
-			m.suspect(c, now)
-			if end == c.next[client] && now-c.seen < testHalfOpen {
+			m.deferReservations(c, now)
+			if end == c.next[client] && now-c.seen < testHalfOpenTimeout {
 				return passes
 			}
 		case side == server:
@@ -165,21 +166,21 @@ func (m *model) packet(id, side int, flags byte, seq, acked uint32, n int, keys 
 					c.ack[client], c.syn[server] = end, true
 				}
 			}
-			if flags&(syn|ack|rst) != ack || n == 0 && !ahead(acked, c.ack[server]) {
+			if flags&(syn|ack|rst) != ack || n == 0 && !seqAfter(acked, c.ack[server]) {
 				return passes
 			}
 		case late:
-			if c = m.take(id, keys, false); c == nil {
+			if c = m.admit(id, keys, false); c == nil {
 				return unestablished
 			}
-			c.syn, c.established, c.deaf, c.seen = [2]bool{true, m.replied}, true, true, now
+			c.syn, c.established, c.pathUnknown, c.seen = [2]bool{true, m.replied}, true, true, now
 			proven := seq
 			if was.syn[server] {
 				proven = was.ack[server]
 			}
-			c.quiet, c.missed = was.quiet, was.missed
+			c.noData, c.maybeFIN = was.noData, was.maybeFIN
 			c.next, c.ack = [2]uint32{end, acked}, [2]uint32{acked, proven}
-			if !ahead(end, proven) {
+			if !seqAfter(end, proven) {
 				c.next[client] = proven
 			}
 			c.fin[client], c.end[client] = flags&fin != 0 && end-proven-1 < 1<<30, end
@@ -193,14 +194,14 @@ func (m *model) packet(id, side int, flags byte, seq, acked uint32, n int, keys 
 	}
 	switch {
 	case c == nil && again:
-		unreserved := m.replied && now < m.suspected
-		if c = m.take(id, keys, false); c == nil {
+		unreserved := m.replied && now < m.deferUntil
+		if c = m.admit(id, keys, false); c == nil {
 			return refused
 		}
 		if unreserved {
 			m.close(c, now)
 			c.expired = true
-			if n > 0 { // the server may take it for a connection
+			if n > 0 { // the server may accept it (Fast Open)
 				m.conns[id] = was
 				return refused
 			}
@@ -216,48 +217,48 @@ func (m *model) packet(id, side int, flags byte, seq, acked uint32, n int, keys 
 		m.reversed[id] = true
 		return passes
 	case c == nil && side == server && flags&(syn|ack|rst|fin) == ack && !m.reversed[id]:
-		c = m.take(id, keys, true)
-		c.syn, c.seen, c.deaf, c.adopted = [2]bool{true, true}, now, true, true
+		c = m.admit(id, keys, true)
+		c.syn, c.seen, c.pathUnknown, c.adopted = [2]bool{true, true}, now, true, true
 		c.next = [2]uint32{acked, end}
 		c.ack = [2]uint32{end, acked}
-		c.quiet = [2]bool{true, true}
+		c.noData = [2]bool{true, true}
 		return passes
 	case c == nil || c.closed:
 		return passes
 	}
-	m.note(c, side, flags, seq, acked, end, n, now)
+	m.track(c, side, flags, seq, acked, end, n, now)
 	return passes
 }
 
-// note takes note of a segment of a live connection.
-func (m *model) note(c *modelled, side int, flags byte, seq, acked, end uint32, n int, now uint64) {
+// track updates a live connection by a segment.
+func (m *model) track(c *modelConn, side int, flags byte, seq, acked, end uint32, n int, now uint64) {
 	const window = 1 << 30
 	other := 1 - side
-	if c.established || side == client && c.deaf {
+	if c.established || side == client && c.pathUnknown {
 		c.seen = now
 	}
 	if flags&rst != 0 {
-		if side == server && c.syn[server] && !c.proven && c.odd {
-			c.doubt[server] = true
-		} else if c.believed(side, flags, seq, acked, n) {
+		if side == server && c.syn[server] && !c.proven && c.outOfOrder {
+			c.doubtfulRST[server] = true
+		} else if c.acceptsRST(side, flags, seq, acked, n) {
 			if side == client {
-				m.suspect(c, now)
+				m.deferReservations(c, now)
 			}
 			m.close(c, now)
 			if (side == client || c.syn[server]) && !c.proven {
-				c.expired, c.doubt[side] = true, true
+				c.expired, c.doubtfulRST[side] = true, true
 			}
 		} else if side == server || seq-c.ack[server] <= window {
-			c.doubt[side] = true
+			c.doubtfulRST[side] = true
 		}
 		return
 	}
 	if side == client && !c.proven && flags&syn == 0 && seq != c.ack[server] {
-		c.odd = true
+		c.outOfOrder = true
 	}
 	both, answered, established, proven := c.syn[0] && c.syn[1], c.syn[server], c.established, n > 0
-	inside := end-c.ack[other] <= window && ahead(end, c.next[side])
-	if c.fin[side] && n > 0 && flags&fin == 0 && !ahead(c.end[side], end) {
+	inside := end-c.ack[other] <= window && seqAfter(end, c.next[side])
+	if c.fin[side] && n > 0 && flags&fin == 0 && !seqAfter(c.end[side], end) {
 		c.fin[side] = false
 	}
 	if flags&syn != 0 {
@@ -266,7 +267,7 @@ func (m *model) note(c *modelled, side int, flags byte, seq, acked, end uint32, 
 			another := flags&ack != 0 && acked != c.ack[server]
 			if another {
 				c.next[client], c.ack[server] = acked, acked
-				c.quiet, c.missed, c.fin = [2]bool{}, [2]bool{}, [2]bool{}
+				c.noData, c.maybeFIN, c.fin = [2]bool{}, [2]bool{}, [2]bool{}
 			}
 			if another || !c.syn[server] {
 				c.next[server], c.ack[client] = end, end
@@ -280,21 +281,21 @@ func (m *model) note(c *modelled, side int, flags byte, seq, acked, end uint32, 
 	}
 	switch {
 	case inside && n > 0:
-		c.quiet[side], c.missed[side] = false, false
-	case !inside && flags&fin != 0 && c.quiet[side]:
-		c.missed[side] = true
+		c.noData[side], c.maybeFIN[side] = false, false
+	case !inside && flags&fin != 0 && c.noData[side]:
+		c.maybeFIN[side] = true
 	}
-	if flags&ack != 0 && (c.quiet[0] || c.quiet[1]) && ahead(acked, c.next[other]) {
-		c.missed[other] = true
+	if flags&ack != 0 && (c.noData[0] || c.noData[1]) && seqAfter(acked, c.next[other]) {
+		c.maybeFIN[other] = true
 	}
-	c.heard = c.heard || side == client && n > 0
-	if side == client && flags&(syn|ack) == ack && both && !established && c.answers(acked) {
+	c.clientData = c.clientData || side == client && n > 0
+	if side == client && flags&(syn|ack) == ack && both && !established && c.acksServerSYN(acked) {
 		c.established, c.next[server], c.ack[client] = true, acked, acked
-	} else if flags&ack != 0 && ahead(acked, c.ack[side]) && (side == server || established && !ahead(acked, c.next[server])) {
+	} else if flags&ack != 0 && seqAfter(acked, c.ack[side]) && (side == server || established && !seqAfter(acked, c.next[server])) {
 		c.ack[side] = acked
 		proven = true
-		if side == server && c.heard {
-			c.deaf, c.adopted = false, false
+		if side == server && c.clientData {
+			c.pathUnknown, c.adopted = false, false
 		}
 	}
 	if flags&fin != 0 && inside {
@@ -309,24 +310,24 @@ func (m *model) note(c *modelled, side int, flags byte, seq, acked, end uint32, 
 	if c.established {
 		c.seen = now
 	}
-	c.doubt[side] = false
+	c.doubtfulRST[side] = false
 	if c.closing() && c.ack[client] == c.end[server] {
 		m.close(c, now)
 	}
 }
 
-// TestModel plays random segments of few connections, most of them as TCP would send
-// them, to the programs and to a model: they agree over each one.
+// TestModel feeds random segments of few connections, mostly as TCP would send them, to the
+// programs and to the model, which must agree on each.
 func TestModel(t *testing.T) {
 	rnd := newRand(t)
 	b := newTCPVariant(t, Police, map[string]any{
 		kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Hour),
-	}, testIdle)
-	all := shaper.Limit{Name: "all", Connections: 6}
+	}, testIdleTimeout)
+	all := shaper.Limit{Name: "all", MaxConnections: 6}
 	one := capped(3)
-	b.limit(all, one)
-	m := &model{caps: map[string]int{"all": 6, "capped": 3}, conns: map[int]*modelled{}, slots: map[string]int{}, reversed: map[int]bool{}}
-	// The server's port is lower, as adoption wants it.
+	b.setLimits(all, one)
+	m := &model{caps: map[string]int{"all": 6, "capped": 3}, conns: map[int]*modelConn{}, slots: map[string]int{}, reversed: map[int]bool{}}
+	// The server's port is the lower one, as adoption expects.
 	var dialogues []*dialogue
 	for i := range 12 {
 		dialogues = append(dialogues, dial(fmt.Sprintf("10.0.0.%d:%d", 1+i%3, 40000+i)))
@@ -341,8 +342,8 @@ func TestModel(t *testing.T) {
 		lives := was != nil && !was.closed
 		opens := was != nil && was.lapsed()
 		if rnd.IntN(1000) == 0 {
-			b.suspectAll(t, 0)
-			m.suspected = 0
+			b.setAllDeferUntil(t, 0)
+			m.deferUntil = 0
 		}
 		flags := []byte{ack, ack, ack, ack | fin, ack | fin, rst, rst | ack, syn, syn | ack, 0, fin, syn | fin}[rnd.IntN(12)]
 		if !lives && !opens && rnd.IntN(3) > 0 {
@@ -383,11 +384,11 @@ func TestModel(t *testing.T) {
 		}
 		switch rnd.IntN(200) {
 		case 0:
-			b.now += rnd.Uint64N(3 * testIdle)
+			b.now += rnd.Uint64N(3 * testIdleTimeout)
 		case 1, 2, 3:
-			b.now += rnd.Uint64N(2 * testUnsettled)
+			b.now += rnd.Uint64N(2 * testClosingTimeout)
 		case 4:
-			b.now += []uint64{testIdle, testIdle - 1, testUnsettled, testUnsettled - 1, testHalfOpen, testHalfOpen - 1}[rnd.IntN(6)]
+			b.now += []uint64{testIdleTimeout, testIdleTimeout - 1, testClosingTimeout, testClosingTimeout - 1, testHalfOpenTimeout, testHalfOpenTimeout - 1}[rnd.IntN(6)]
 		default:
 			b.now += rnd.Uint64N(uint64(time.Millisecond))
 		}
@@ -400,11 +401,11 @@ func TestModel(t *testing.T) {
 			b.reply(packet)
 		}
 		want := uint32(passed)
-		switch {
-		case fate == unestablished:
+		switch fate {
+		case unestablished:
 			want = dropped
 			lates++
-		case fate == refused:
+		case refused:
 			want = answered
 			if n > 0 {
 				want = dropped
@@ -415,8 +416,8 @@ func TestModel(t *testing.T) {
 		for _, n := range m.slots {
 			held += n
 		}
-		one, _ := b.state(0)
-		two, _ := b.state(1)
+		one, _ := b.readState(0)
+		two, _ := b.readState(1)
 		if action != want || int(one.InFlight+two.InFlight) != held || step%5000 == 0 && b.inFlight() != held {
 			t.Fatalf("step %d: side %d, flags %x, seq %d, ack %d, %d bytes at %d: action %d, want %d; %d and %d in flight, want %d\nbefore: %+v",
 				step, side, flags, seq, acked, n, b.now, int32(action), int32(want), one.InFlight, two.InFlight, held, was)
@@ -431,32 +432,32 @@ func TestModel(t *testing.T) {
 			adoptions++
 		}
 	}
-	t.Logf("%d refusals, %d late, %d closed, %d expired, %d adopted", refusals, lates, closes, expiries, adoptions)
+	t.Logf("%d refused, %d late, %d closed, %d expired, %d adopted", refusals, lates, closes, expiries, adoptions)
 	if least := *steps / 1000; refusals < least || lates < least/10 || closes < least || expiries < least || adoptions < least {
-		t.Error("too few of something")
+		t.Error("too few cases of some kind")
 	}
 }
 
-// TestNewConnectionsParity sends SYNs at random times: the programs and package leaky
-// agree over each, to the tick.
+// TestNewConnectionsParity sends SYNs at random times: the programs and package leaky must
+// agree on each, to the tick.
 func TestNewConnectionsParity(t *testing.T) {
 	rnd := newRand(t)
 	b := newTCP(t, Shape)
 	var delays, refusals int
 	for round := range 30 {
-		b.forget()
+		b.clearMaps()
 		var limits []shaper.Limit
 		for i := range 1 + rnd.IntN(5) {
 			l := shaper.Limit{
 				Name: fmt.Sprint("l", i), Key: []shaper.Fields{0, shaper.KeySource, shaper.KeyPort, shaper.KeySource | shaper.KeyAttach}[rnd.IntN(4)],
 				IPv4Prefix: 1 + rnd.IntN(32), IPv6Prefix: 64,
 				NewConnections: shaper.Frequency{N: 1 + rnd.Uint64N(1000), Per: time.Duration(1 + rnd.Int64N(int64(10*time.Second)))},
-				MaxWait:        time.Duration(rnd.Int64N(int64(time.Second))) * time.Duration(rnd.IntN(2)),
+				QueueTimeout:   time.Duration(rnd.Int64N(int64(time.Second))) * time.Duration(rnd.IntN(2)),
 				Match:          shaper.Match{Attach: []string{"here"}},
 			}
 			limits = append(limits, l)
 		}
-		b.limit(limits...)
+		b.setLimits(limits...)
 		s := shaper.New(1)
 		p, err := s.Compile(limits, nil, []shaper.Attachment{{Name: "here"}}, nil, false)
 		if err != nil {
@@ -468,7 +469,7 @@ func TestNewConnectionsParity(t *testing.T) {
 			b.now += uint64(rnd.ExpFloat64() * mean * math.Exp(rnd.NormFloat64()))
 			now := leaky.Time(b.now) * leaky.FromDuration(1)
 			d := dial(fmt.Sprintf("10.0.%d.%d:%d", rnd.IntN(2), rnd.IntN(3), 20000+i))
-			f := shaper.Flow{Source: d.ends[client].Addr(), Destination: testServer.Addr(), Port: testServer.Port(), Listen: p.AttachIndex("here"), Protocol: shaper.TCP}
+			f := shaper.Flow{Source: d.ends[client].Addr(), Destination: testServer.Addr(), Port: testServer.Port(), Origin: p.AttachmentIndex("here"), Protocol: shaper.TCP}
 			r := p.Route(&f)
 			want := shaper.Decision{Depart: now, Limit: -1}
 			var charged []int
@@ -482,7 +483,7 @@ func TestNewConnectionsParity(t *testing.T) {
 			for i := range p.Len() {
 				depart, ok := bucket(i).Offer(p.NewConnections(i), 0, 1, now)
 				if !ok {
-					want = shaper.Decision{Verdict: shaper.Refuse, Reason: shaper.ByNew, Depart: depart, Limit: i}
+					want = shaper.Decision{Verdict: shaper.Refuse, Reason: shaper.ByNewConnections, Depart: depart, Limit: i}
 					for _, i := range charged {
 						bucket(i).Refund(p.NewConnections(i), 0, 1)
 					}
@@ -490,10 +491,10 @@ func TestNewConnectionsParity(t *testing.T) {
 				}
 				charged = append(charged, i)
 				if depart > want.Depart {
-					want = shaper.Decision{Verdict: shaper.Delay, Reason: shaper.ByNew, Depart: depart, Limit: i}
+					want = shaper.Decision{Verdict: shaper.Delay, Reason: shaper.ByNewConnections, Depart: depart, Limit: i}
 				}
 			}
-			action, got, stamp := b.send(d.say(client, syn, 0))
+			action, got, stamp := b.send(d.nextSegment(client, syn, 0))
 			wantAction, wantStamp := uint32(passed), uint64(want.Depart.Duration())
 			switch want.Verdict {
 			case shaper.Delay:
@@ -510,6 +511,6 @@ func TestNewConnectionsParity(t *testing.T) {
 	}
 	t.Logf("%d delayed, %d refused", delays, refusals)
 	if delays < 500 || refusals < 500 {
-		t.Error("too few of something")
+		t.Error("too few cases of some kind")
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Numbers of nf_tables beside those in package unix (include/uapi/linux/netfilter.h,
+// Constants of nf_tables besides those in package unix (include/uapi/linux/netfilter.h,
 // include/uapi/linux/netfilter/nf_tables.h).
 const (
 	netdevIngress = 0 // NF_NETDEV_INGRESS
@@ -25,7 +25,7 @@ const (
 	flowtableDevs = 3 // NFTA_FLOWTABLE_HOOK_DEVS
 )
 
-// ingressChains lists the base chains and flowtables that nf_tables has at the ingress of an
+// ingressChains lists the base chains and flowtables of nf_tables at the ingress of an
 // interface.
 func ingressChains(ifname string) (all []string, err error) {
 	for _, family := range []struct {
@@ -54,16 +54,16 @@ func ingressChains(ifname string) (all []string, err error) {
 	return all, err
 }
 
-// nfTables asks nf_tables for all of a kind that a family has, and returns their attributes.
+// nfTables returns the attributes of all nf_tables objects of a kind and family.
 func nfTables(kind int, family byte) (all []map[uint16][]byte, err error) {
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|kind, unix.NLM_F_DUMP)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: unix.NFNETLINK_V0})
 	messages, err := req.Execute(unix.NETLINK_NETFILTER, 0)
 	switch {
 	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
-		return nil, nil // a kernel without it
+		return nil, nil // a kernel without nf_tables
 	case err != nil:
-		return nil, fmt.Errorf("ask nf_tables what it has: %w", err)
+		return nil, fmt.Errorf("list nf_tables: %w", err)
 	}
 	for _, m := range messages {
 		all = append(all, nested(m[nl.SizeofNfgenmsg:]))
@@ -71,10 +71,10 @@ func nfTables(kind int, family byte) (all []map[uint16][]byte, err error) {
 	return all, nil
 }
 
-// nested returns attributes by their types.
+// nested returns nested attributes by type.
 func nested(b []byte) map[uint16][]byte {
 	all := map[uint16][]byte{}
-	attrs, _ := nl.ParseRouteAttr(b) // those there are, of what the kernel says
+	attrs, _ := nl.ParseRouteAttr(b) // the attributes before any malformed one
 	for _, a := range attrs {
 		all[a.Attr.Type&nl.NLA_TYPE_MASK] = a.Value
 	}

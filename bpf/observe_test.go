@@ -11,23 +11,23 @@ import (
 	"shaperd/shaper"
 )
 
-// TestObservedRefusal has an observed limit refuse a SYN that another one drops: it is
-// dropped, and counted, as without the first.
-func TestObservedRefusal(t *testing.T) {
+// TestObserve_RefusalOfEnforcedLimit lets an observing limit refuse a SYN that another limit drops: it is
+// dropped and counted as without the first.
+func TestObserve_RefusalOfEnforcedLimit(t *testing.T) {
 	b := newTCP(t, Police,
 		shaper.Limit{Name: "rate", Packets: shaper.Frequency{N: 1, Per: time.Hour}},
 		shaper.Limit{Name: "seen", Observe: true, NewConnections: shaper.Frequency{N: 1, Per: time.Hour}})
 	b.open(dial("10.0.0.1:40000"))
-	action, _, _ := b.send(dial("10.0.0.1:40001").say(client, syn, 0))
-	if s := b.counters(); action != dropped || s.Refused[1] != 1 || s.ConnectionsMemoryFull != 0 {
-		t.Errorf("action %d; %d refused, %d for lack of memory", int32(action), s.Refused[1], s.ConnectionsMemoryFull)
+	action, _, _ := b.send(dial("10.0.0.1:40001").nextSegment(client, syn, 0))
+	if s := b.counters(); action != dropped || s.Refused[1] != 1 || s.ConnsMemoryFull != 0 {
+		t.Errorf("action %d; %d refused, %d for lack of memory", int32(action), s.Refused[1], s.ConnsMemoryFull)
 	}
 }
 
-// TestObserveCounts holds what an attachment counts that observes to what one does that
-// shapes, beside a limit that observes itself.
-func TestObserveCounts(t *testing.T) {
-	var got [2]kernelState
+// TestObserve_CountsLikeShape compares the counters of an attachment that observes with those of one
+// that shapes, next to a limit that observes.
+func TestObserve_CountsLikeShape(t *testing.T) {
+	var got [2]kernelCounters
 	for i, mode := range []Mode{Shape, Observe} {
 		t.Run(mode.String(), func(t *testing.T) {
 			b := newTCP(t, mode,
@@ -39,22 +39,22 @@ func TestObserveCounts(t *testing.T) {
 			got[i] = b.counters()
 		})
 	}
-	if got[0].Taken != got[1].Taken || got[0].Taken[1][1] != 9 {
-		t.Errorf("shape counts %v, observe %v", got[0].Taken, got[1].Taken)
+	if got[0].Admitted != got[1].Admitted || got[0].Admitted[1][1] != 9 {
+		t.Errorf("shape counts %v, observe %v", got[0].Admitted, got[1].Admitted)
 	}
 }
 
-// TestCountersRise reads counters while SYNs are refused: none ever falls, which would
-// be taken for a restart.
-func TestCountersRise(t *testing.T) {
-	b := newTCPVariant(t, Police, nil, testIdle,
+// TestCounters_Monotonic reads counters while SYNs are refused: none ever decreases, which
+// monitoring would take for a restart.
+func TestCounters_Monotonic(t *testing.T) {
+	b := newTCPVariant(t, Police, nil, testIdleTimeout,
 		shaper.Limit{Name: "rate", Packets: shaper.Frequency{N: 1e9, Per: time.Second}, MaxDelay: time.Second},
-		silently(shaper.Limit{Name: "new", NewConnections: shaper.Frequency{N: 1, Per: time.Hour}}))
+		dropSilently(shaper.Limit{Name: "new", NewConnections: shaper.Frequency{N: 1, Per: time.Hour}}))
 	b.open(dial("10.0.0.1:40000"))
 	var end atomic.Bool
 	var sending sync.WaitGroup
 	sending.Go(func() {
-		syn := dial("10.0.0.1:40001").say(client, syn, 0)
+		syn := dial("10.0.0.1:40001").nextSegment(client, syn, 0)
 		for !end.Load() {
 			if _, err := b.ShaperdTc.Run(&ebpf.RunOptions{Data: syn, Repeat: 10_000}); err != nil {
 				t.Error(err)
@@ -65,7 +65,7 @@ func TestCountersRise(t *testing.T) {
 	fell, reads := 0, 0
 	for began := time.Now(); time.Since(began) < time.Second; reads++ {
 		s := b.counters()
-		n := s.Taken[0][1] + s.Taken[1][1]
+		n := s.Admitted[0][1] + s.Admitted[1][1]
 		if n < last {
 			fell++
 		}
@@ -78,15 +78,15 @@ func TestCountersRise(t *testing.T) {
 	}
 }
 
-// TestFirstConnections opens the first connections of all on several CPUs at once.
-func TestFirstConnections(t *testing.T) {
+// TestFirstConnections_Concurrent opens the first two connections on several CPUs at once.
+func TestFirstConnections_Concurrent(t *testing.T) {
 	var refused atomic.Int32
 	for range 5 {
-		b := newTCPVariant(t, Police, nil, testIdle, capped(1000))
+		b := newTCPVariant(t, Police, nil, testIdleTimeout, capped(1000))
 		var ready, done sync.WaitGroup
 		ready.Add(2)
 		for _, client := range []string{"10.0.0.1:40000", "10.0.0.1:40001"} {
-			packet := dial(client).say(0, syn, 0)
+			packet := dial(client).nextSegment(0, syn, 0)
 			done.Go(func() {
 				ready.Done()
 				ready.Wait()

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What a packet is: addresses, ports, protocol and length, from Ethernet with up
- * to two VLAN tags, IPv4, IPv6 with extension headers, TCP, UDP and fragments. */
+/* Packet metadata: addresses, ports, protocol and length, and the copy of the headers that they
+ * are parsed from. */
 #pragma once
 
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#include "here.h"
+#include "config.h"
 #include "policy.h"
 
 #define ETHERTYPE_IPV4 0x0800
@@ -29,101 +29,100 @@
 #define TCP_RST 0x04
 #define TCP_ACK 0x10
 
-/* Headers further in than this are not seen. */
-#define HEAD 192
+/* No header beyond this offset is parsed. */
+#define HEAD_MAX 192
 
-/* Nothing shorter is IP. */
-#define SHORTEST 20
+/* The minimum length of an IP packet. */
+#define MIN_IP 20
 
 struct packet {
 	__u32 source[4]; /* host order; IPv4 as IPv4-mapped IPv6 */
 	__u32 destination[4];
-	__u32 bytes;	/* of payload: what IP carries, less a TCP or UDP header; 1 if empty */
-	__u32 payload;	/* the same, but 0 if empty */
+	__u32 bytes;	/* of payload: the IP payload less a TCP or UDP header; 1 if empty */
+	__u32 payload;	/* like bytes, but 0 if empty */
 	__u32 segments; /* packets on the wire */
 	__u32 asn;
 	__u32 l3; /* offset of the IP header */
-	__u32 l4; /* offset of the TCP or UDP header; 0 unless it is all there */
+	__u32 l4; /* offset of the TCP or UDP header; 0 unless it is complete */
 	__u32 tcp_seq;
 	__u32 tcp_ack;
-	__u32 via;	   /* of Ethernet's destination; of TCP from the initiator alone, as the next three */
-	__u16 source_port; /* host order; 0 where there is none */
-	__u16 port;	   /* of the destination */
+	__u32 dst_mac;	   /* low 32 bits; it and the next three only for TCP of the initiator */
+	__u16 source_port; /* host order; 0 if there is none */
+	__u16 port;	   /* destination port */
 	__u8 protocol;	   /* enum protocol */
-	__u8 transport;	   /* as IP numbers it */
+	__u8 transport;	   /* IP protocol number */
 	__u8 ipv4;
 	__u8 tcp_flags;
-	__u8 unknown; /* enum unknown */
-	__u8 hops;    /* it may go on for */
-	__u8 plain;   /* the header of TCP has no options */
-	__u8 intact;  /* an RST that nobody drops for what is in its headers */
+	__u8 unknown; /* enum unknown_part */
+	__u8 ttl;
+	__u8 no_options; /* the TCP header has no options */
+	__u8 rst_valid;	 /* an RST whose headers are valid */
 	__u8 fragment;
-	__u8 hidden; /* it may carry a SYN, or some of one, that cannot be seen */
+	__u8 untrackable; /* may contain a SYN, or part of one, that cannot be tracked */
 };
 
-/* What cannot be told of a packet: it is under the limits of all protocols, or ports. */
-enum unknown {
+/* Attributes of a packet that are unknown: it matches the limits of all protocols, or ports. */
+enum unknown_part {
 	UNKNOWN_PORTS = 1 << 0,
 	UNKNOWN_PROTOCOL = 1 << 1,
 };
 
-/* The beginning of a packet, copied, so that it need not be linear. */
+/* A copy of the beginning of the packet, which need not be linear. */
 struct head {
 	__u32 length;	/* of the packet */
-	__u32 have;	/* bytes of data */
-	__u8 data[264]; /* all that a byte can index, and a word there */
+	__u32 copied;	/* bytes in data */
+	__u8 data[264]; /* any index of 8 bits, and a word there */
 };
 
-/* What IP says of what it carries. */
-struct carried {
+/* The location of the IP payload, and its fragment. */
+struct ip_body {
 	__u32 at, end; /* offsets */
 	__u32 id;      /* of a fragmented datagram */
-	__u32 offset;  /* in it, in units of 8 bytes */
+	__u32 offset;  /* of the fragment, in units of 8 bytes */
 	__u8 fragment, first;
 };
 
-/* All that parsing needs. It is in a map, not on the stack: what the verifier knows of
- * a map is little, so that many ways through the parser look the same to it. */
+/* The state of the parser. It is in a map, not on the stack: the verifier tracks no values there,
+ * so it can prune many paths through the parser. */
 struct parser {
 	struct head head;
 	struct packet packet;
-	struct carried carried;
+	struct ip_body body;
 };
 
-/* Bounds an offset into the head's data for the verifier, which in old kernels loses
- * sight of a comparison. What is beyond the head is not asked for, but for a look
- * ahead whose result is then not used. */
-static __always_inline __u64 bounded(__u64 at)
+/* Bounds an offset into the head's data for the verifier, which in old kernels loses the result of
+ * a comparison. Offsets beyond the head occur only in speculative loads, whose result is not used. */
+static __always_inline __u64 head_index(__u64 at)
 {
-	hide(at);
+	barrier_var(at);
 	return at & 0xff;
 }
 
 static __always_inline __u32 load8(const struct head *h, __u32 at)
 {
-	return h->data[bounded(at)];
+	return h->data[head_index(at)];
 }
 
 static __always_inline __u32 load16(const struct head *h, __u32 at)
 {
-	return __builtin_bswap16(*(const __u16 *)(h->data + bounded(at)));
+	return __builtin_bswap16(*(const __u16 *)(h->data + head_index(at)));
 }
 
 static __always_inline __u32 load32(const struct head *h, __u32 at)
 {
-	return __builtin_bswap32(*(const __u32 *)(h->data + bounded(at)));
+	return __builtin_bswap32(*(const __u32 *)(h->data + head_index(at)));
 }
 
-/* Copies the headers of a packet that has no more of them than most have: Ethernet,
- * IP, and the first 20 bytes of what it carries. Returns how much was copied, or 0 for
- * any other packet. It takes a fifth of the time of a helper that copies any. */
-static __always_inline __u32 copy_plain(struct head *h, const void *data, const void *end)
+/* Copies the headers of a common packet: Ethernet, IP, and the first 20 bytes of its payload.
+ * Returns the number of bytes, or 0 for any other packet. It takes a fifth of the time of the
+ * helpers below. */
+static __always_inline __u32 copy_fast(struct head *h, const void *data, const void *end)
 {
 	__u64 *to = (__u64 *)h->data;
 	const __u64 *from = data;
 	const __u8 *byte = data;
 
-	if (!here.ethernet || data + 56 > end)
+	if (!cfg.ethernet || data + 56 > end)
 		return 0;
 #pragma unroll
 	for (int i = 0; i < 7; i++)
@@ -143,29 +142,28 @@ static __always_inline __u32 copy_plain(struct head *h, const void *data, const 
 /* Copies the beginning of any packet. */
 static __always_inline int copy_tc(struct __sk_buff *skb, struct head *h)
 {
-	__u64 have = skb->len < HEAD ? skb->len : HEAD;
+	__u64 n = skb->len < HEAD_MAX ? skb->len : HEAD_MAX;
 
-	if (have < SHORTEST || bpf_skb_load_bytes(skb, 0, h->data, have))
+	if (n < MIN_IP || bpf_skb_load_bytes(skb, 0, h->data, n))
 		return 0;
 	h->length = skb->len;
-	h->have = have;
+	h->copied = n;
 	return 1;
 }
 
 static __always_inline int copy_xdp(struct xdp_md *xdp, struct head *h)
 {
-	__u64 length = bpf_xdp_get_buff_len(xdp), have = length < HEAD ? length : HEAD;
+	__u64 length = bpf_xdp_get_buff_len(xdp), n = length < HEAD_MAX ? length : HEAD_MAX;
 
-	if (have < SHORTEST || bpf_xdp_load_bytes(xdp, 0, h->data, have))
+	if (n < MIN_IP || bpf_xdp_load_bytes(xdp, 0, h->data, n))
 		return 0;
 	h->length = length;
-	h->have = have;
+	h->copied = n;
 	return 1;
 }
 
-/* Whether a parsed packet's sender heeds marks of congestion, and it has none yet
- * (RFC 3168, section 5). */
-static __always_inline int markable(const struct parser *p)
+/* Whether a packet is ECN-capable and not marked yet (RFC 3168, section 5). */
+static __always_inline int is_ect(const struct parser *p)
 {
 	__u32 ecn = load16(&p->head, p->packet.l3) >> (p->packet.ipv4 ? 0 : 4) & 3;
 

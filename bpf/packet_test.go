@@ -10,20 +10,20 @@ import (
 	"shaperd/shaper"
 )
 
-// sample is a packet, and what it is to a policy, by how it was made.
+// sample is a packet, with the properties that a policy looks at.
 type sample struct {
 	data     []byte
-	ip       bool // nothing else is shaped
+	ip       bool // other packets are not limited
 	flow     shaper.Flow
 	bytes    uint64
 	segments uint64
 	gsoSize  uint32
-	stamp    uint64 // of its departure, ns; 0 is none
+	stamp    uint64 // departure time before the program, ns; 0 is none
 	l3       int    // offset of the IP header
-	ecn      byte   // RFC 3168
-	after    []byte // data after the program
+	ecn      byte   // codepoint (RFC 3168)
+	after    []byte // packet data after the program
 
-	anyPort, anyProtocol bool // nobody can tell: it is under the limits of all
+	anyPort, anyProtocol bool // unknown: it is under the limits of all ports or protocols
 }
 
 // Numbers of IP protocols, for the tests.
@@ -35,14 +35,14 @@ const (
 	ipICMPv6 = 58
 )
 
-// maker makes random packets of few flows, so that keys come back.
-type maker struct {
+// generator makes random packets of few flows, so that keys recur.
+type generator struct {
 	*rand.Rand
 	flows     []tuple
 	fragments map[fragmentKey]*fragmented
 }
 
-// tuple is what the packets of a flow have in common.
+// tuple identifies a flow.
 type tuple struct {
 	source, destination netip.Addr
 	protocol            byte
@@ -52,10 +52,10 @@ type tuple struct {
 type fragmentKey struct {
 	source, destination netip.Addr
 	id                  uint32
-	protocol            byte // of IPv4
+	protocol            byte // IPv4 only
 }
 
-// fragmented is what the fragments of a datagram have told: see fragments.h.
+// fragmented is the state of a fragmented datagram: see fragments.h.
 type fragmented struct {
 	protocol     byte
 	sport, dport uint16
@@ -66,8 +66,8 @@ type fragmented struct {
 
 const reassembly = uint64(time.Minute)
 
-// first takes note of a first fragment, and returns what it pays for others.
-func (m *maker) first(key fragmentKey, protocol byte, sport, dport uint16, now uint64) uint64 {
+// firstFragment records a first fragment, and returns the bytes of other fragments that it is charged for.
+func (m *generator) firstFragment(key fragmentKey, protocol byte, sport, dport uint16, now uint64) uint64 {
 	f := m.fragments[key]
 	if f == nil || now >= f.until {
 		m.fragments[key] = &fragmented{protocol: protocol, sport: sport, dport: dport, until: now + reassembly}
@@ -80,8 +80,8 @@ func (m *maker) first(key fragmentKey, protocol byte, sport, dport uint16, now u
 	return 0
 }
 
-// rest says what is known of a fragment of n bytes that is not the first, or nil.
-func (m *maker) rest(key fragmentKey, n int, now uint64) *fragmented {
+// laterFragment returns the datagram of a later fragment of n bytes, or nil if unknown.
+func (m *generator) laterFragment(key fragmentKey, n int, now uint64) *fragmented {
 	f := m.fragments[key]
 	if f == nil || now >= f.until {
 		delete(m.fragments, key)
@@ -97,8 +97,8 @@ func (m *maker) rest(key fragmentKey, n int, now uint64) *fragmented {
 	return f
 }
 
-func newMaker(rnd *rand.Rand) *maker {
-	m := &maker{Rand: rnd, fragments: map[fragmentKey]*fragmented{}}
+func newGenerator(rnd *rand.Rand) *generator {
+	m := &generator{Rand: rnd, fragments: map[fragmentKey]*fragmented{}}
 	for range 300 {
 		ipv4 := m.IntN(2) == 0
 		protocol := []byte{ipTCP, ipTCP, ipTCP, ipUDP, ipUDP, ipICMP, ipSCTP}[m.IntN(7)]
@@ -113,8 +113,8 @@ func newMaker(rnd *rand.Rand) *maker {
 	return m
 }
 
-// address draws from a space that random prefixes cut.
-func (m *maker) address(ipv4 bool) netip.Addr {
+// address draws from a small space that random prefixes divide.
+func (m *generator) address(ipv4 bool) netip.Addr {
 	if ipv4 {
 		return netip.AddrFrom4([4]byte{byte(10 + m.IntN(2)), byte(m.IntN(2)), byte(m.IntN(3)), byte(m.IntN(4))})
 	}
@@ -125,8 +125,8 @@ func (m *maker) address(ipv4 bool) netip.Addr {
 
 var somePorts = []uint16{22, 53, 80, 443, 5432, 8000, 8005, 8010, 65535}
 
-// packet makes a packet that is met at now, in ns.
-func (m *maker) packet(now uint64) sample {
+// packet makes a packet that arrives at now, in ns.
+func (m *generator) packet(now uint64) sample {
 	var s sample
 	flow := m.flows[m.IntN(len(m.flows))]
 	source, destination, protocol := flow.source, flow.destination, flow.protocol
@@ -155,7 +155,7 @@ func (m *maker) packet(now uint64) sample {
 	headers := len(l4)
 	l4 = append(l4, make([]byte, payload)...)
 
-	// A part of the packets are fragments, cut off, or trains of segments.
+	// Some packets are fragments, truncated, or trains of segments.
 	fragment, first := m.IntN(10) == 0, m.IntN(2) == 0
 	id := uint32(m.IntN(50))
 	switch {
@@ -163,7 +163,7 @@ func (m *maker) packet(now uint64) sample {
 		if !first {
 			headers = 0
 		}
-	case m.IntN(20) == 0: // what is left is less than a header
+	case m.IntN(20) == 0: // truncated within or after the header
 		l4 = l4[:m.IntN(min(len(l4), 8)+1)]
 		if len(l4) < headers {
 			headers = 0
@@ -184,10 +184,10 @@ func (m *maker) packet(now uint64) sample {
 	switch {
 	case !fragment || ipv4 && !ported:
 	case first:
-		bytes += m.first(key, protocol, sport, dport, now)
+		bytes += m.firstFragment(key, protocol, sport, dport, now)
 	default:
 		sport, dport = 0, 0
-		if f := m.rest(key, len(l4), now); f != nil {
+		if f := m.laterFragment(key, len(l4), now); f != nil {
 			carried, sport, dport = f.protocol, f.sport, f.dport
 		} else {
 			s.anyPort, s.anyProtocol = true, !ipv4
@@ -206,7 +206,7 @@ func (m *maker) packet(now uint64) sample {
 	s.data = m.ethernet(ipv4)
 	s.l3 = len(s.data)
 	s.data = append(s.data, l3...)
-	if ipv4 || len(l3) > 40 { // what has no length has what there is
+	if ipv4 || len(l3) > 40 { // without a length field the padding would be payload
 		s.data = append(s.data, make([]byte, m.IntN(2)*m.IntN(46))...) // padding is no payload
 	}
 
@@ -224,12 +224,12 @@ func (m *maker) packet(now uint64) sample {
 		s.flow.Protocol = shaper.ICMP
 	}
 	if m.IntN(50) == 0 && !fragment {
-		m.spoil(&s, ipv4)
+		m.corrupt(&s, ipv4)
 	}
 	return s
 }
 
-// setECN sets a bare packet's two bits of it.
+// setECN sets the ECN codepoint of an IP packet.
 func setECN(l3 []byte, ecn byte) {
 	if l3[0]>>4 == 6 {
 		l3[1] = l3[1]&^0x30 | ecn<<4
@@ -241,8 +241,8 @@ func setECN(l3 []byte, ecn byte) {
 	binary.BigEndian.PutUint16(l3[10:], ^checksum(l3[:size], 0))
 }
 
-// spoil makes a packet that is no IP.
-func (m *maker) spoil(s *sample, ipv4 bool) {
+// corrupt makes a packet invalid IP.
+func (m *generator) corrupt(s *sample, ipv4 bool) {
 	s.ip = false
 	at := 12
 	for binary.BigEndian.Uint16(s.data[at:]) == 0x8100 || binary.BigEndian.Uint16(s.data[at:]) == 0x88a8 {
@@ -256,14 +256,14 @@ func (m *maker) spoil(s *sample, ipv4 bool) {
 	switch n := m.IntN(3); {
 	case n == 0:
 		s.data[at], s.data[at+1] = 0x08, 0x06 // ARP
-	case n == 1 || at == 12: // a test run takes no bare IP header that is cut off
-		s.data[l3] ^= 0x10 // the version of another IP
+	case n == 1 || at == 12: // a test run rejects a truncated IP header
+		s.data[l3] ^= 0x10 // the other IP version
 	default:
 		s.data = s.data[:l3+1+m.IntN(size-1)]
 	}
 }
 
-func (m *maker) ethernet(ipv4 bool) []byte {
+func (m *generator) ethernet(ipv4 bool) []byte {
 	b := make([]byte, 12)
 	for range m.IntN(4) - 1 { // 0, 0, 1 or 2 tags
 		b = append(b, 0x81, 0x00, 0, byte(m.IntN(256)))
@@ -277,7 +277,7 @@ func (m *maker) ethernet(ipv4 bool) []byte {
 	return append(b, 0x86, 0xdd)
 }
 
-func (m *maker) ipv4(source, destination netip.Addr, protocol byte, l4 []byte, fragment, first bool, id uint32) []byte {
+func (m *generator) ipv4(source, destination netip.Addr, protocol byte, l4 []byte, fragment, first bool, id uint32) []byte {
 	b := make([]byte, 20+4*m.IntN(3)) // with options
 	b[0] = 0x40 | byte(len(b)/4)
 	binary.BigEndian.PutUint16(b[2:], uint16(len(b)+len(l4)))
@@ -287,7 +287,7 @@ func (m *maker) ipv4(source, destination netip.Addr, protocol byte, l4 []byte, f
 	} else if fragment {
 		binary.BigEndian.PutUint16(b[6:], uint16(m.IntN(2))<<13|uint16(1+m.IntN(8000)))
 	} else if m.IntN(2) == 0 {
-		b[6] = 0x40 // not to be fragmented
+		b[6] = 0x40 // don't fragment
 	}
 	b[9] = protocol
 	copy(b[12:], source.AsSlice())
@@ -295,7 +295,7 @@ func (m *maker) ipv4(source, destination netip.Addr, protocol byte, l4 []byte, f
 	return append(b, l4...)
 }
 
-func (m *maker) ipv6(source, destination netip.Addr, protocol byte, l4 []byte, fragment, first bool, id uint32) []byte {
+func (m *generator) ipv6(source, destination netip.Addr, protocol byte, l4 []byte, fragment, first bool, id uint32) []byte {
 	type extension struct {
 		number byte
 		data   []byte

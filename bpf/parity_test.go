@@ -29,7 +29,7 @@ var (
 	packets  = flag.Int("packets", 5000, "random packets for each of them")
 )
 
-// raceDetector is set with it; race_test.go sets it.
+// raceDetector is set by race_test.go in builds with the race detector.
 var raceDetector bool
 
 func newRand(t testing.TB) *rand.Rand {
@@ -37,10 +37,9 @@ func newRand(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(*seed, 0))
 }
 
-func rndOf(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 0)) }
+func newSeededRand(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 0)) }
 
-// skb is struct __sk_buff, in which a test run gives and returns what goes with a
-// packet.
+// skb is struct __sk_buff, the context of a test run.
 type skb struct {
 	_           [38]uint32
 	Tstamp      uint64
@@ -52,7 +51,7 @@ type skb struct {
 	_           uint64
 }
 
-// bench is the programs under test, on a clock of the test's own.
+// bench has the programs under test, with a clock that the test sets.
 type bench struct {
 	*kernel
 	kernelPrograms
@@ -60,21 +59,21 @@ type bench struct {
 	out [4096]byte
 }
 
-// testKeys is more than any test has, so that none is evicted.
+// testKeys is more than any test uses, so that none is evicted.
 const testKeys = 1 << 17
 
 var longestBurst = leaky.FromDuration(shaper.MaxBurstTime)
 
-func newBench(t testing.TB, at kernelAttachment) *bench {
+func newBench(t testing.TB, at kernelConfig) *bench {
 	return newVariant(t, at, map[string]any{kernelVarUnderTest: uint32(1)})
 }
 
-func newVariant(t testing.TB, at kernelAttachment, variables map[string]any) *bench {
+func newVariant(t testing.TB, at kernelConfig, variables map[string]any) *bench {
 	t.Helper()
 	return newSized(t, testKeys, at, variables)
 }
 
-func newSized(t testing.TB, keys int, at kernelAttachment, variables map[string]any) *bench {
+func newSized(t testing.TB, keys int, at kernelConfig, variables map[string]any) *bench {
 	t.Helper()
 	dir := filepath.Join(pins, strings.NewReplacer("/", "-", ".", "-").Replace(t.Name()))
 	k, err := openKernel(dir, keys)
@@ -90,7 +89,7 @@ func newSized(t testing.TB, keys int, at kernelAttachment, variables map[string]
 		kernelPrograms
 		kernelVariables
 	}
-	at.Limits = cmp.Or(at.Limits, fewLimits)
+	at.MaxLimits = cmp.Or(at.MaxLimits, fewLimits)
 	if err := k.load(at, variables, &objects); err != nil {
 		t.Fatalf("%+v", err)
 	}
@@ -107,8 +106,8 @@ const (
 	xdpPass = 2
 )
 
-// run gives a packet to a program at now, and returns the verdict, the decision and
-// the packet's stamp.
+// run runs a program on a packet at now, and returns the action, the decision and the
+// packet's timestamp.
 func (b *bench) run(t testing.TB, s *sample, now uint64, run func(*bench, testing.TB, *sample) (uint32, uint64)) (action uint32, d kernelDecision, stamp uint64) {
 	t.Helper()
 	if err := errors.Join(b.TestNow.Set(now), b.TestDecision.Set(kernelDecision{})); err != nil {
@@ -146,8 +145,8 @@ func (b *bench) xdp(t testing.TB, s *sample) (action uint32, stamp uint64) {
 	return action, s.stamp
 }
 
-// randomLimits makes limits of one attachment, which match packets of a maker.
-func randomLimits(m *maker) []shaper.Limit {
+// randomLimits returns limits of one attachment, which match packets of a generator.
+func randomLimits(m *generator) []shaper.Limit {
 	limits := make([]shaper.Limit, 1+m.IntN(6))
 	if m.IntN(20) == 0 {
 		limits = make([]shaper.Limit, shaper.MaxLimits)
@@ -187,9 +186,9 @@ func randomLimits(m *maker) []shaper.Limit {
 			l.Block, l.Key, kinds = true, 0, 0
 		}
 		if kinds&1 != 0 {
-			l.Rate = m.logarithmic(1e5, 1e8)
+			l.Rate = m.logUniform(1e5, 1e8)
 			if m.IntN(4) == 0 {
-				l.Rate = m.logarithmic(shaper.MinRate, shaper.MaxRate)
+				l.Rate = m.logUniform(shaper.MinRate, shaper.MaxRate)
 			}
 			l.Burst = m.Uint64N(3000) * m.Uint64N(2)
 			l.Overhead = m.IntN(60) * m.IntN(2)
@@ -198,9 +197,9 @@ func randomLimits(m *maker) []shaper.Limit {
 			}
 		}
 		if kinds&2 != 0 {
-			l.Packets = shaper.Frequency{N: m.logarithmic(10, 1e5), Per: time.Second}
+			l.Packets = shaper.Frequency{N: m.logUniform(10, 1e5), Per: time.Second}
 			if m.IntN(4) == 0 {
-				l.Packets = shaper.Frequency{N: m.logarithmic(1, 1e12), Per: time.Duration(1 + m.Int64N(int64(shaper.MaxPer)))}
+				l.Packets = shaper.Frequency{N: m.logUniform(1, 1e12), Per: time.Duration(1 + m.Int64N(int64(shaper.MaxPer)))}
 			}
 			l.BurstPackets = m.Uint64N(20) * m.Uint64N(2)
 			if leaky.NewRate(l.Packets.N, l.Packets.Per).Cost(l.BurstPackets) > longestBurst {
@@ -212,18 +211,18 @@ func randomLimits(m *maker) []shaper.Limit {
 	return limits
 }
 
-// logarithmic draws a number from a to b, each order of magnitude as often.
-func (m *maker) logarithmic(a, b float64) uint64 {
+// logUniform draws a number from a to b, with a uniform logarithm.
+func (m *generator) logUniform(a, b float64) uint64 {
 	return uint64(a * math.Exp(m.Float64()*math.Log(b/a)))
 }
 
-func (m *maker) prefix() netip.Prefix {
+func (m *generator) prefix() netip.Prefix {
 	a := m.address(m.IntN(2) == 0)
 	p, _ := a.Prefix(m.IntN(a.BitLen() + 1))
 	return p
 }
 
-func asnTable(t testing.TB, m *maker) *asn.Table {
+func asnTable(t testing.TB, m *generator) *asn.Table {
 	var ranges []asn.Range
 	for i := range 4 {
 		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(10 + i/2), byte(i % 2)}), 16)
@@ -247,16 +246,16 @@ func lastOf(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// expect says what package shaper decides over a packet.
-func expect(s *shaper.Shaper, p *shaper.Policy, k *sample, now leaky.Time, police bool) (shaper.Decision, bool) {
+// wantDecision returns package shaper's decision on a packet, and whether any limit matches.
+func wantDecision(s *shaper.Shaper, p *shaper.Policy, k *sample, now leaky.Time, police bool) (shaper.Decision, bool) {
 	decide := s.Shape
 	if police {
 		decide = s.Decide
 	}
 	f := k.flow
-	f.Listen = p.AttachIndex("here")
+	f.Origin = p.AttachmentIndex("here")
 	r := p.Route(&f)
-	r.ToDownstream = union(p, k, f)
+	r.ToDownstream = possibleLimits(p, k, f)
 	if !k.ip || r.ToDownstream == 0 {
 		return shaper.Decision{}, false
 	}
@@ -272,9 +271,9 @@ func expect(s *shaper.Shaper, p *shaper.Policy, k *sample, now leaky.Time, polic
 	return decide(p, &f, r, r.ToDownstream&^observed, k.bytes, k.segments, now), true
 }
 
-// union returns the limits that a packet is under: all that it could be under, where
-// not all of it can be told.
-func union(p *shaper.Policy, k *sample, f shaper.Flow) (set shaper.Set) {
+// possibleLimits returns the limits that a packet is under, or may be under where its port or protocol
+// is unknown.
+func possibleLimits(p *shaper.Policy, k *sample, f shaper.Flow) (set shaper.Set) {
 	ports, protocols := []uint16{f.Port}, []shaper.Protocol{f.Protocol}
 	if k.anyPort {
 		for i := range p.Len() {
@@ -294,7 +293,7 @@ func union(p *shaper.Policy, k *sample, f shaper.Flow) (set shaper.Set) {
 	return set
 }
 
-func testHashes(m *maker) (h hashes) {
+func testHashes(m *generator) (h hashes) {
 	for i := range h {
 		h[i] = [2]uint64{m.Uint64(), m.Uint64()}
 	}
@@ -302,7 +301,7 @@ func testHashes(m *maker) (h hashes) {
 }
 
 // TestParity runs random packets through package shaper and through the programs in
-// the kernel: they must agree over every packet, to the tick.
+// the kernel: they must agree on every packet, to the tick.
 func TestParity(t *testing.T) {
 	t.Run("tc", func(t *testing.T) { testParity(t, uint32(Shape), (*bench).tc) })
 	t.Run("xdp", func(t *testing.T) { testParity(t, uint32(Police), (*bench).xdp) })
@@ -310,14 +309,14 @@ func TestParity(t *testing.T) {
 
 func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample) (uint32, uint64)) {
 	rnd := newRand(t)
-	b := newBench(t, kernelAttachment{Place: 3, Mode: mode, Ethernet: 1, Keep: 1, Limits: shaper.MaxLimits})
+	b := newBench(t, kernelConfig{AttachId: 3, Mode: mode, Ethernet: 1, Keep: 1, MaxLimits: shaper.MaxLimits})
 	next, drop := uint32(tcNext), uint32(tcDrop)
 	if mode == uint32(Police) {
 		next, drop = xdpPass, xdpDrop
 	}
 	policies := *policies
 	if raceDetector {
-		policies /= 25 // one goroutine has no races, and the run without the detector does all
+		policies /= 25 // a single goroutine has no races, and the run without the detector covers all
 	}
 	var delays, refusals, blocked, stamped, unlimited int
 	var marks uint64
@@ -325,11 +324,11 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 	few := func(n int) bool { return n < 1+total/5000 }
 	for policy := 0; policy < policies || policy < 50*policies && (few(delays) || few(refusals) || few(blocked) || few(unlimited) || few(int(marks))); policy++ {
 		total += *packets
-		m := newMaker(rnd)
+		m := newGenerator(rnd)
 		h := testHashes(m)
 		now := leaky.Time(m.Uint64N(uint64(leaky.Forever)/64)) * 64
 		s := shaper.New(testKeys)
-		b.clear(t)
+		b.clearState(t)
 		limits := randomLimits(m)
 		p, err := s.Compile(limits, nil, []shaper.Attachment{{Name: "here"}, {Name: "elsewhere"}}, asnTable(t, m), false)
 		if err != nil {
@@ -348,11 +347,11 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 			now += m.pause()
 			k := m.packet(uint64(now / 64))
 			if mode == uint32(Police) {
-				k.gsoSize, k.segments = 0, 1 // XDP comes before packets are joined
+				k.gsoSize, k.segments = 0, 1 // XDP runs before GRO
 			} else if m.IntN(10) == 0 {
 				k.stamp = uint64(now/64) + m.Uint64N(1e8)
 			}
-			want, limited := expect(s, p, &k, now, mode == uint32(Police))
+			want, limited := wantDecision(s, p, &k, now, mode == uint32(Police))
 			action, got, stamp := b.run(t, &k, uint64(now/64), run)
 			wantAction, wantStamp, wantData := next, k.stamp, k.data
 			if limited {
@@ -389,7 +388,7 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 				t.Fatalf("policy %d, packet %d: %d bytes in %d segments, want %d in %d\n%+v\n%x", policy, i, size, segments, k.bytes, k.segments, k.flow, k.data)
 			}
 			if want.Verdict == shaper.Refuse && mode == uint32(Police) && p.Calendars()&(1<<want.Limit) != 0 && leaky.Time(got.Depart) <= want.Depart {
-				got.Depart = uint64(want.Depart) // the programs ask a calendar no further when one of its meters refuses
+				got.Depart = uint64(want.Depart) // the programs stop searching a calendar when one of its meters refuses
 			}
 			if action != wantAction || stamp != wantStamp && action != drop || got.Verdict != uint32(want.Verdict) ||
 				got.Reason != uint32(want.Reason) || leaky.Time(got.Depart) != want.Depart || got.Limit != number {
@@ -410,43 +409,43 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 			}
 		}
 		for i := range p.Len() {
-			b.sameCounts(t, n.limits[p.Limit(i).Name], p.State(i), marked[i], mode == uint32(Police))
+			b.checkCounters(t, n.limits[p.Limit(i).Name], p.State(i), marked[i], mode == uint32(Police))
 			marks += marked[i]
 		}
 	}
-	if c, err := b.tableCounts(); err != nil || c.EvictedIndebted > 0 || c.Lost > 0 {
+	if c, err := b.tableCounts(); err != nil || c.EvictedBacklogged > 0 || c.InsertFailed > 0 {
 		t.Errorf("%+v, %v: the table is too small for this test", c, err)
 	}
-	t.Logf("%d packets: %d delayed, %d refused, %d of them blocked, %d marked, %d under no limit, %d kept a later stamp", total, delays, refusals, blocked, marks, unlimited, stamped)
+	t.Logf("%d packets: %d delayed, %d refused, %d of them blocked, %d marked, %d under no limit, %d kept a later timestamp", total, delays, refusals, blocked, marks, unlimited, stamped)
 	for what, n := range map[string]int{"delays": delays, "refusals": refusals, "blocked": blocked, "packets under no limit": unlimited, "marks": int(marks)} {
 		if few(n) {
 			t.Errorf("only %d %s", n, what)
 		}
 	}
 	if mode == uint32(Shape) && stamped < 1+total/2000 {
-		t.Errorf("only %d later stamps", stamped)
+		t.Errorf("only %d later timestamps", stamped)
 	}
 }
 
-// sameCounts holds what the programs counted for a limit to what package shaper did.
-// Where packets are policed none waits.
-func (b *bench) sameCounts(t testing.TB, number uint32, want *shaper.State, marked uint64, police bool) {
+// checkCounters compares the programs' counters of a limit with package shaper's. When packets are
+// policed none waits.
+func (b *bench) checkCounters(t testing.TB, number uint32, want *shaper.LimitState, marked uint64, police bool) {
 	t.Helper()
-	got, err := b.state(number)
+	got, err := b.readState(number)
 	if err != nil {
 		t.Fatal(err)
 	}
 	waits := uint64(0)
-	for _, n := range got.Wait {
+	for _, n := range got.DelayHist {
 		waits += n
 	}
-	for i, c := range []*shaper.Counts{&want.Bytes, &want.Packets} {
+	for i, c := range []*shaper.Counters{&want.Bytes, &want.Packets} {
 		pass, delay := c[shaper.Pass][shaper.None].Load(), c[shaper.Delay][shaper.ByRate].Load()
 		if police {
 			pass, delay = pass+delay, 0
 		}
 		refuse := c[shaper.Refuse][shaper.QueueFull].Load() + c[shaper.Refuse][shaper.Blocked].Load()
-		if got.Taken[0][i] != pass || got.Taken[1][i] != delay || got.Refused[i] != refuse {
+		if got.Admitted[0][i] != pass || got.Admitted[1][i] != delay || got.Refused[i] != refuse {
 			t.Fatalf("limit %s counted %+v, want %d now, %d later and %d refused", want.Name, got, pass, delay, refuse)
 		}
 	}
@@ -455,24 +454,24 @@ func (b *bench) sameCounts(t testing.TB, number uint32, want *shaper.State, mark
 	}
 }
 
-// clear makes the programs forget all they saw.
-func (b *bench) clear(t testing.TB) {
+// clearState clears the buckets, calendars, counters and fragments.
+func (b *bench) clearState(t testing.TB) {
 	t.Helper()
 	clear(b.buckets)
 	clear(b.calendars)
-	for number := range b.States.MaxEntries() {
-		if err := b.States.Update(number, make([]kernelState, ebpf.MustPossibleCPU()), ebpf.UpdateAny); err != nil {
+	for number := range b.LimitCounters.MaxEntries() {
+		if err := b.LimitCounters.Update(number, make([]kernelCounters, ebpf.MustPossibleCPU()), ebpf.UpdateAny); err != nil {
 			t.Fatal(err)
 		}
 	}
-	var key kernelFragment
+	var key kernelFragmentKey
 	for b.Fragments.NextKey(nil, &key) == nil {
 		_ = b.Fragments.Delete(&key)
 	}
 }
 
-// pause is how long until the next packet, in whole ns, as packets are stamped.
-func (m *maker) pause() leaky.Time {
+// pause draws the time until the next packet, in whole ns like packet timestamps.
+func (m *generator) pause() leaky.Time {
 	switch m.IntN(1000) {
 	case 0:
 		return leaky.Time(m.Uint64N(1e9)) * 64 * 3600 // days

@@ -1,9 +1,9 @@
-// Package bpf is the packet plane: programs in the kernel that hold packets at an
-// interface to the limits of a policy, with the arithmetic of package leaky and the
-// decisions of package shaper.
+// Package bpf is the packet plane: BPF programs that enforce the limits of a policy on
+// the packets at an interface, with the arithmetic of package leaky and the decisions of
+// package shaper.
 //
-// Programs and maps are pinned on a bpf file system, so that they outlive a daemon
-// that is restarted, upgraded or killed, with every bucket in them.
+// Programs and maps are pinned on a bpf file system, so that they and all buckets outlive
+// a daemon that is restarted, upgraded or killed.
 package bpf
 
 import (
@@ -24,55 +24,55 @@ import (
 	"shaperd/shaper"
 )
 
-// Plane is the packet plane of a daemon. Its methods may be called by several
+// Plane is the packet plane of a daemon. Its methods may be called from several
 // goroutines.
 type Plane struct {
-	log      *slog.Logger
-	shaper   *shaper.Shaper
-	clock    *leaky.Clock // of rankings
-	dir      string
-	occupied io.Closer // the folder above dir, until the end
+	log     *slog.Logger
+	shaper  *shaper.Shaper
+	clock   *leaky.Clock // for rankings
+	dir     string
+	pinLock io.Closer // lock on the parent directory of dir, held until the plane closes
 
-	changing sync.Mutex // from Prepare to Commit or Cancel, and while interfaces are looked at; taken before mu
-	programs shelf      // with changing
-	sweeping bool       // with changing: this daemon has started the timer of connections
+	changeMu       sync.Mutex   // held from Prepare to Commit or Cancel, and while interfaces are checked; locked before mu
+	programs       programCache // guarded by changeMu
+	sweeperStarted bool         // guarded by changeMu: this daemon has started the connection sweeper
 
-	mu          sync.Mutex // what mu guards changes with changing held too, but counts and faults
-	kernel      *kernel
-	sampler     *sampler
-	attachments []Attachment
-	listeners   []netip.AddrPort
-	numbers     numbers
-	policy      *shaper.Policy
-	points      map[side]*point
-	failed      []PointStatus     // where attachments could not be made at the last look
-	uncounted   bool              // there may be connections that uncount is to find
-	faults      map[string]string // by what they are of; each is logged once
-	counted     counted
-	pressures   map[string]*pressure // by what they are of
+	mu             sync.Mutex // changes to what it guards need changeMu too, except for counters and faults
+	kernel         *kernel
+	sampler        *sampler
+	attachments    []Attachment
+	listeners      []netip.AddrPort
+	numbers        numbers
+	policy         *shaper.Policy
+	points         map[hookPoint]*point
+	failed         []PointStatus     // points that could not be attached at the last check
+	uncountPending bool              // uncount must run: connections may have lost their programs
+	faults         map[string]string // current errors by subject; each is logged once
+	lastCounters   lastCounters
+	alarms         map[string]*capacityAlarm // by subject
 
-	beats, looks sync.Once
-	quit         chan struct{}
-	stop         func() // ends what is done at intervals; not with mu
-	done         sync.WaitGroup
+	heartbeatOnce, monitorOnce sync.Once
+	quit                       chan struct{}
+	stopLoops                  func() // ends the periodic goroutines; must be called without mu
+	done                       sync.WaitGroup
 }
 
-// Open opens the plane whose programs and maps are pinned under the folder pins, or
-// makes one, with room for the buckets of so many keys. What an earlier daemon left
-// attached stays as it is until the first Commit. It is an error while another plane is open
-// there, and when attachments there are in another network namespace. The rankings of s are
-// kept by clock, as all who add to them do.
+// Open opens the plane whose programs and maps are pinned in the directory pins, or
+// creates one, with buckets for the given number of keys. Programs that an earlier daemon
+// left attached stay unchanged until the first Commit. Open fails while another plane is open
+// there, and when attachments there belong to another network namespace. The rankings of s use
+// clock, as all their other writers do.
 func Open(s *shaper.Shaper, clock *leaky.Clock, pins string, keys int, log *slog.Logger) (_ *Plane, err error) {
-	if err := mayOpen(); err != nil {
+	if err := checkCapabilities(); err != nil {
 		return nil, err
 	}
-	occupied, err := occupy(pins)
+	pinLock, err := lockPins(pins)
 	if err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			occupied.Close()
+			pinLock.Close()
 		}
 	}()
 	k, err := openKernel(pins, keys)
@@ -80,34 +80,34 @@ func Open(s *shaper.Shaper, clock *leaky.Clock, pins string, keys int, log *slog
 		return nil, err
 	}
 	p := &Plane{
-		log: log, shaper: s, clock: clock, dir: folder(pins, keys), occupied: occupied, kernel: k,
-		points: map[side]*point{}, faults: map[string]string{}, counted: counted{}, pressures: map[string]*pressure{},
-		programs: shelf{},
+		log: log, shaper: s, clock: clock, dir: pinDir(pins, keys), pinLock: pinLock, kernel: k,
+		points: map[hookPoint]*point{}, faults: map[string]string{}, lastCounters: lastCounters{}, alarms: map[string]*capacityAlarm{},
+		programs: programCache{},
 		quit:     make(chan struct{}),
 	}
-	p.stop = sync.OnceFunc(func() {
+	p.stopLoops = sync.OnceFunc(func() {
 		close(p.quit)
 		p.done.Wait()
 	})
 	if p.sampler, err = newSampler(k); err != nil {
 		k.close()
-		return nil, privileges(err)
+		return nil, explainPermission(err)
 	}
 	if err := os.MkdirAll(filepath.Join(p.dir, "links"), 0o700); err != nil {
 		p.sampler.close()
 		k.close()
 		return nil, fmt.Errorf("[daemon] pin_path: %w", err)
 	}
-	p.counted.start(k)
-	p.takeOver(p.dir, k.Points)
-	for _, other := range p.otherFolders() {
-		r, err := openRegistryHere(other)
+	p.lastCounters.start(k)
+	p.takeOverPoints(p.dir, k.Points)
+	for _, other := range p.otherPinDirs() {
+		r, err := openRegistryInNetwork(other)
 		if err != nil {
 			p.sampler.close()
 			k.close()
-			return nil, privileges(err)
+			return nil, explainPermission(err)
 		}
-		p.takeOver(other, r.Points)
+		p.takeOverPoints(other, r.Points)
 		k.Queues = append(k.Queues, r.Queues...)
 		k.Clsacts = append(k.Clsacts, r.Clsacts...)
 		_ = r.store.Close()
@@ -115,35 +115,35 @@ func Open(s *shaper.Shaper, clock *leaky.Clock, pins string, keys int, log *slog
 	return p, nil
 }
 
-// takeOver finds the points that are pinned in a folder.
-func (p *Plane) takeOver(dir string, points []savedPoint) {
+// takeOverPoints adopts the points that are pinned in a directory.
+func (p *Plane) takeOverPoints(dir string, points []savedPoint) {
 	for _, saved := range points {
 		pt, err := saved.adopt(dir)
 		if err == nil && (pt.hook.check() != nil || p.points[pt.key()] != nil) {
-			_ = pt.detach() // it is there no more, or was about to replace the one that is
+			_ = pt.detach() // removed since, or it was about to replace an existing point
 			continue
 		}
 		if err == nil && dir != p.dir {
 			err = pt.repin(saved.pin(p.dir))
 		}
 		if err != nil {
-			p.log.Warn("take over an attachment", "attachment", saved.Attachment, "err", err)
+			p.log.Warn("taking over attachment failed", "attachment", saved.Attachment, "err", err)
 			continue
 		}
 		p.points[pt.key()] = pt
-		p.log.Info("taken over", "attachment", pt.Name, "interface", pt.ifname)
+		p.log.Info("attachment taken over", "attachment", pt.Name, "interface", pt.ifname)
 	}
 }
 
-// otherFolders returns where maps of another version or size are pinned. Their
-// buckets are not used.
-func (p *Plane) otherFolders() (others []string) {
+// otherPinDirs returns the directories of maps of another version or size. Their buckets
+// are not used.
+func (p *Plane) otherPinDirs() (others []string) {
 	all, _ := filepath.Glob(filepath.Join(filepath.Dir(p.dir), "v*"))
 	return slices.DeleteFunc(all, func(dir string) bool { return dir == p.dir })
 }
 
-// save remembers what is attached, for a daemon to come.
-func (p *Plane) save() {
+// savePoints records the attached points in the registry, for the next daemon.
+func (p *Plane) savePoints() {
 	var points []savedPoint
 	for _, pt := range p.points {
 		points = append(points, pt.saved())
@@ -155,71 +155,70 @@ func (p *Plane) save() {
 		return
 	}
 	p.kernel.Points = points
-	p.fault("registry", p.kernel.save())
+	p.report("registry", p.kernel.save())
 }
 
-// attachError says where an attachment failed.
+// attachError adds the attachment, interface and direction to an error.
 func attachError(a *Attachment, ifname string, err error) error {
-	return fmt.Errorf("attach %q to %s, %s: %w", a.Name, ifname, way(a.Ingress), err)
+	return fmt.Errorf("attach %q to %s, %s: %w", a.Name, ifname, direction(a.Ingress), err)
 }
 
-func way(ingress bool) string {
+func direction(ingress bool) string {
 	if ingress {
 		return "ingress"
 	}
 	return "egress"
 }
 
-// drop takes a point away.
-func (p *Plane) drop(pt *point) {
+// detachPoint detaches a point and clears its faults.
+func (p *Plane) detachPoint(pt *point) {
 	if err := pt.detach(); err != nil {
-		p.log.Error("detach", "attachment", pt.Name, "interface", pt.ifname, "err", err)
+		p.log.Error("detaching failed", "attachment", pt.Name, "interface", pt.ifname, "err", err)
 	}
 	delete(p.points, pt.key())
-	for _, what := range []string{pt.String(), pt.detour(), pt.enforcement(limiting), pt.enforcement(noting)} {
-		p.fault(what, nil)
+	for _, subject := range []string{pt.String(), pt.redirectSubject(), pt.coverageSubject(limitProg), pt.coverageSubject(replyProg)} {
+		p.report(subject, nil)
 	}
 	p.log.Info("detached", "attachment", pt.Name, "interface", pt.ifname)
 }
 
-// tidy removes what was made for points that are no more.
-func (p *Plane) tidy() error {
-	return p.kernel.tidy(func(at side) bool { return p.points[at] != nil && p.points[at].Mode == Shape })
+// removeUnused removes the queues and qdiscs of points that no longer exist.
+func (p *Plane) removeUnused() error {
+	return p.kernel.removeUnused(func(at hookPoint) bool { return p.points[at] != nil && p.points[at].Mode == Shape })
 }
 
-// fault logs what becomes of something, when it changes.
-func (p *Plane) fault(what string, err error) {
+// report sets the fault of a subject, or clears it when err is nil, and logs changes.
+func (p *Plane) report(subject string, err error) {
 	text := ""
 	if err != nil {
 		text = err.Error()
 	}
-	if p.faults[what] == text {
+	if p.faults[subject] == text {
 		return
 	}
 	if text == "" {
-		delete(p.faults, what)
-		p.log.Info("packet plane: well again", "what", what)
+		delete(p.faults, subject)
+		p.log.Info("packet plane recovered", "subject", subject)
 		return
 	}
-	p.faults[what] = text
-	p.log.Error("packet plane", "what", what, "err", text)
+	p.faults[subject] = text
+	p.log.Error("packet plane fault", "subject", subject, "err", text)
 }
 
-// Intervals at which the plane looks after itself. What is amiss is found within
-// the second.
+// Intervals of the plane's periodic work.
 const (
 	sampleInterval    = 200 * time.Millisecond
-	beatInterval      = time.Second
+	heartbeatInterval = time.Second
 	countInterval     = time.Second
 	checkInterval     = 2 * time.Second
 	reconcileInterval = 10 * time.Second
 )
 
-// every does something at intervals until the plane ends.
-func (p *Plane) every(interval time.Duration, do func()) { p.everyOr(interval, do, nil, nil) }
+// runEvery calls do at intervals until the plane closes.
+func (p *Plane) runEvery(interval time.Duration, do func()) { p.runEveryOr(interval, do, nil, nil) }
 
-// everyOr does something at intervals until the plane ends, and something else on an event.
-func (p *Plane) everyOr(interval time.Duration, do func(), event <-chan struct{}, onEvent func()) {
+// runEveryOr calls do at intervals and onEvent on each event, until the plane closes.
+func (p *Plane) runEveryOr(interval time.Duration, do func(), event <-chan struct{}, onEvent func()) {
 	p.done.Go(func() {
 		tick := time.NewTicker(interval)
 		defer tick.Stop()
@@ -236,8 +235,8 @@ func (p *Plane) everyOr(interval time.Duration, do func(), event <-chan struct{}
 	})
 }
 
-// pause waits, and reports whether the plane has not ended meanwhile.
-func (p *Plane) pause(d time.Duration) bool {
+// sleep waits for d and reports whether the plane is still open.
+func (p *Plane) sleep(d time.Duration) bool {
 	select {
 	case <-p.quit:
 		return false
@@ -246,102 +245,102 @@ func (p *Plane) pause(d time.Duration) bool {
 	}
 }
 
-// beat begins to tell the programs that a daemon is there. It goes on whoever has the
-// lock: on a machine that is short of time the verifier takes longer than they wait.
-func (p *Plane) beat() error {
-	if err := p.kernel.beat(); err != nil {
+// startHeartbeat starts to tell the programs that a daemon runs. A heartbeat never waits for a
+// lock: on a loaded machine the verifier takes longer than the programs wait for a heartbeat.
+func (p *Plane) startHeartbeat() error {
+	if err := p.kernel.heartbeat(); err != nil {
 		return fmt.Errorf("heartbeat: %w", err)
 	}
-	p.beats.Do(func() {
+	p.heartbeatOnce.Do(func() {
 		failed := false
-		p.every(beatInterval, func() {
-			err := p.kernel.beat()
+		p.runEvery(heartbeatInterval, func() {
+			err := p.kernel.heartbeat()
 			if err == nil && !failed {
 				return
 			}
 			failed = err != nil
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			p.fault("heartbeat", err)
+			p.report("heartbeat", err)
 		})
 	})
 	return nil
 }
 
-// look begins to look after what is attached.
-func (p *Plane) look() {
-	p.checkRoom() // what had none before is none of this daemon's
+// startMonitoring starts the periodic checks of attachments, counters and samples.
+func (p *Plane) startMonitoring() {
+	p.checkCapacity() // overflows from before this daemon started raise no alarm
 	every := func(interval time.Duration, do func()) {
-		p.every(interval, func() {
+		p.runEvery(interval, func() {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			do()
 		})
 	}
 	every(countInterval, func() {
-		p.fault("counters", p.sync())
-		p.kernel.freeWatches(p.policy, p.numbers, false)
+		p.report("counters", p.syncCounters())
+		p.kernel.freeMonitors(p.policy, p.numbers, false)
 	})
-	every(sampleInterval, func() { p.fault("samples", p.rank()) })
+	every(sampleInterval, func() { p.report("samples", p.updateRankings()) })
 	every(reconcileInterval, func() {
 		repaired, _, err := p.kernel.reconcile(uint64(monotonic() / leaky.FromDuration(1)))
-		p.fault("connections", err)
+		p.report("connections", err)
 		if repaired > 0 {
 			p.log.Warn("connection counts repaired", "slots", repaired)
 		}
 	})
-	every(checkInterval, p.checkRoom)
-	p.watch()
+	every(checkInterval, p.checkCapacity)
+	p.watchInterfaces()
 }
 
-// Release lets go of a plane that was opened and not changed: what is attached stays.
+// Release closes a plane without a change: attached programs stay.
 func (p *Plane) Release() {
-	p.stop()
-	p.changing.Lock()
-	defer p.changing.Unlock()
+	p.stopLoops()
+	p.changeMu.Lock()
+	defer p.changeMu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, pt := range p.points {
-		pt.letGo()
+		pt.release()
 	}
 	unused := len(p.kernel.Points)+len(p.kernel.Queues)+len(p.kernel.Clsacts) == 0
-	p.release()
+	p.closeKernel()
 	if unused {
-		_ = p.remove()
+		_ = p.removePins()
 	}
-	p.occupied.Close()
+	p.pinLock.Close()
 }
 
-// remove removes what is pinned.
-func (p *Plane) remove() error {
+// removePins removes the pinned programs and maps.
+func (p *Plane) removePins() error {
 	err := os.RemoveAll(p.dir)
-	_ = os.Remove(filepath.Dir(p.dir)) // when nothing else is in it
+	_ = os.Remove(filepath.Dir(p.dir)) // fails unless it is empty
 	return err
 }
 
-func (p *Plane) release() {
+func (p *Plane) closeKernel() {
 	p.programs.close()
 	p.sampler.close()
 	p.kernel.close()
 	p.kernel = nil
-	_ = os.Remove(filepath.Join(p.dir, "links")) // when nothing is pinned there
+	_ = os.Remove(filepath.Join(p.dir, "links")) // fails unless it is empty
 }
 
-// Close ends the plane: attachments that are to be kept stay enforced, the others
-// are taken away.
+// Close closes the plane. Attachments with Keep stay enforced, the others are
+// detached.
 func (p *Plane) Close() error {
-	p.stop()
-	p.changing.Lock()
-	defer p.changing.Unlock()
+	p.stopLoops()
+	p.changeMu.Lock()
+	defer p.changeMu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var errs []error
 	keep := false
 	for _, pt := range p.points {
 		if pt.Keep {
-			pt.letGo()
+			pt.release()
 			keep = true
-			p.log.Info("stays in force without a daemon", "attachment", pt.Name, "interface", pt.ifname)
+			p.log.Info("attachment stays enforced without a daemon", "attachment", pt.Name, "interface", pt.ifname)
 			continue
 		}
 		errs = append(errs, pt.detach())
@@ -350,13 +349,13 @@ func (p *Plane) Close() error {
 	if keep {
 		p.uncount()
 	}
-	errs = append(errs, p.tidy())
-	p.save()
-	errs = append(errs, p.kernel.keepListeners(nil)) // others may listen there
-	p.release()
-	defer p.occupied.Close()
+	errs = append(errs, p.removeUnused())
+	p.savePoints()
+	errs = append(errs, p.kernel.retainListeners(nil)) // other programs may listen there now
+	p.closeKernel()
+	defer p.pinLock.Close()
 	if err := errors.Join(errs...); err != nil || keep {
-		return err // what is left, "shaperd detach" finds by the registry
+		return err // "shaperd detach" finds the rest by the registry
 	}
-	return p.remove()
+	return p.removePins()
 }

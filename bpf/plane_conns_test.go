@@ -14,9 +14,9 @@ import (
 	"shaperd/shaper"
 )
 
-// A cap holds through a daemon that is killed, and the next one goes on with the
-// count, which falls when connections end while no daemon runs too.
-func TestCapOutlivesDaemon(t *testing.T) {
+// A cap stays enforced after a daemon is killed, and the next daemon continues with the
+// count, which also falls when connections end while no daemon runs.
+func TestCap_SurvivesDaemon(t *testing.T) {
 	for _, hook := range hooks(t) {
 		t.Run(hook.String(), func(t *testing.T) {
 			const most = 5
@@ -26,7 +26,7 @@ func TestCapOutlivesDaemon(t *testing.T) {
 			if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
 				t.Fatal(err)
 			}
-			server := &listener{}
+			server := &countingServer{}
 			to.do(func() (err error) {
 				server.Listener, err = net.Listen("tcp", "10.2.0.2:80")
 				return err
@@ -34,8 +34,8 @@ func TestCapOutlivesDaemon(t *testing.T) {
 			var served sync.WaitGroup
 			served.Go(server.serve)
 			t.Cleanup(func() { _ = server.Close(); served.Wait() })
-			// At a veth, XDP loses checksums that are still to be finished, and has
-			// no way back to a peer without NAPI.
+			// At a veth, XDP breaks offloaded checksums, and cannot reply to a peer
+			// without NAPI.
 			silent := hook == XDP
 			if silent {
 				from.do(func() error {
@@ -66,9 +66,9 @@ func TestCapOutlivesDaemon(t *testing.T) {
 			}
 
 			p := openPlane(t)
-			l := shaper.Limit{Name: "cap", Match: shaper.Match{Attach: []string{"here"}}, Connections: most}
+			l := shaper.Limit{Name: "cap", Match: shaper.Match{Attach: []string{"here"}}, MaxConnections: most}
 			if silent {
-				l.Excess = shaper.ExcessDrop
+				l.RefuseWith = shaper.RefuseDrop
 			}
 			a := Attachment{Name: "here", Interfaces: []string{"inside"}, Ingress: true, Mode: Police, Hook: hook, Keep: true, IdleTimeout: time.Hour}
 			p.apply([]shaper.Limit{l}, a)

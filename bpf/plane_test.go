@@ -14,13 +14,13 @@ import (
 	"shaperd/shaper"
 )
 
-// TestCommitUnsaved puts a policy in force that the registry has no room for: it is in
-// force, and the fault is shown.
-func TestCommitUnsaved(t *testing.T) {
+// TestCommit_RegistryFull commits a policy that does not fit into the registry: it becomes active,
+// and the fault is reported.
+func TestCommit_RegistryFull(t *testing.T) {
 	p := openPlane(t)
 	here := Attachment{Name: "here", Interfaces: []string{"elsewhere0"}, Mode: Police}
 	a, b := shaper.Limit{Name: "a", Packets: perSecond(1)}, shaper.Limit{Name: "b", Packets: perSecond(1)}
-	p.apply(attached(a), here)
+	p.apply(attachHere(a), here)
 	text, err := json.Marshal(p.kernel.registry)
 	if err != nil {
 		t.Fatal(err)
@@ -29,26 +29,26 @@ func TestCommitUnsaved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	room := int(registrySpec.ValueSize) - len(text) - len(filler) - 40 // less than a limit takes
+	room := int(registrySpec.ValueSize) - len(text) - len(filler) - 40 // less than the size of a limit
 	p.kernel.Limits[strings.Repeat("x", room)] = &knownLimit{Number: 99}
-	p.apply(attached(a, b), here)
+	p.apply(attachHere(a, b), here)
 	if p.policy.Len() != 2 || p.faults["registry"] == "" {
-		t.Errorf("%d limits are in force, and the registry's fault is %q", p.policy.Len(), p.faults["registry"])
+		t.Errorf("%d limits are active, and the registry's fault is %q", p.policy.Len(), p.faults["registry"])
 	}
 }
 
-func TestPolice(t *testing.T) {
+func TestPlane_Police(t *testing.T) {
 	for _, c := range []struct {
 		hook    Hook
 		ingress bool
 	}{{Auto, false}, {Auto, true}, {TCX, false}, {TCX, true}, {Clsact, false}, {Clsact, true}, {XDP, true}} {
-		t.Run(c.hook.String()+" "+way(c.ingress), func(t *testing.T) {
+		t.Run(c.hook.String()+" "+direction(c.ingress), func(t *testing.T) {
 			w := newWire(t, "police")
 			p := openPlane(t)
 			if c.hook == TCX && !hasTCX(t) {
 				err := p.tryApply(nil, Attachment{Name: "here", Interfaces: []string{"police0"}, Mode: Police, Hook: TCX})
 				if !errors.Is(err, ebpf.ErrNotSupported) {
-					t.Fatalf("%v, want that it is not supported", err)
+					t.Fatalf("%v, want ErrNotSupported", err)
 				}
 				return
 			}
@@ -73,8 +73,8 @@ func TestPolice(t *testing.T) {
 	}
 }
 
-// A table that is too small is said to be so, soon.
-func TestNoRoomForBuckets(t *testing.T) {
+// A table that is too small is soon reported.
+func TestPlane_ReportsFullTable(t *testing.T) {
 	w := newWire(t, "full")
 	p := &testPlane{t: t, keys: 4, pins: filepath.Join(pins, "NoRoomForBuckets")}
 	p.open()
@@ -83,24 +83,24 @@ func TestNoRoomForBuckets(t *testing.T) {
 	for source := range byte(40) {
 		w.send(1+source, 20)
 	}
-	within(t, 15*time.Second, func() bool { return strings.Contains(p.logged.String(), `raise \"buckets\"`) })
-	if s, err := p.Status(); err != nil || s.Buckets.EvictedIndebted == 0 {
+	within(t, 15*time.Second, func() bool { return strings.Contains(p.logged.String(), `raise \"max_buckets\"`) })
+	if s, err := p.Status(); err != nil || s.Buckets.EvictedBacklogged == 0 {
 		t.Errorf("%+v, %v", s, err)
 	}
 }
 
 // A changed rate keeps the backlog in packets.
-func TestReloadKeepsBacklog(t *testing.T) {
+func TestCommit_RateChangeKeepsBacklog(t *testing.T) {
 	w := newWire(t, "reload")
 	p := openPlane(t)
 	a := Attachment{Name: "here", Interfaces: []string{"reload1"}, Ingress: true, Mode: Police}
 	l := tenAnHour("here")
 	p.apply([]shaper.Limit{l}, a)
 	w.want(p, 1, 5, 5)
-	l.Packets.N = 20 // nine in hand at the old rate are nine in hand at the new one
+	l.Packets.N = 20 // the backlog in packets, and so the unused burst, stays
 	p.apply([]shaper.Limit{l}, a)
 	w.want(p, 1, 20, 5)
-	l.Name = "another" // is a limit of its own
+	l.Name = "another" // is another limit
 	p.apply([]shaper.Limit{l}, a)
 	w.want(p, 1, 20, 10)
 	l.Name = "ten"

@@ -9,65 +9,68 @@ import (
 	"shaperd/shaper"
 )
 
-// point is an attachment at an interface.
+// point is an attachment at one interface.
 type point struct {
 	Attachment
 	ifindex int
 	ifname  string
 	hook    hook
-	replies hook   // of the program for replies; nil without one
-	own     bool   // this daemon has attached it
-	limits  uint32 // that its programs are loaded for
+	replies hook   // of the reply program; nil without one
+	loaded  bool   // its programs were loaded by this daemon, not by an earlier one
+	limits  uint32 // number of limits that its programs are loaded for
 
-	before []string // what packets meet before it
-	proof  [2]proof // by role
-	bypass [2]error // by role: why packets do not meet the program
+	preceding []string    // programs and filters that run before it
+	coverage  [2]coverage // by role
+	uncovered [2]error    // by role: why packets miss the program
 }
 
-func (pt *point) key() side { return side{pt.ifindex, pt.Ingress} }
+func (pt *point) key() hookPoint { return hookPoint{pt.ifindex, pt.Ingress} }
 
-// otherSide is where the program for replies is.
-func (pt *point) otherSide() side { return side{pt.ifindex, !pt.Ingress} }
+// replyPoint is the hook point of the reply program.
+func (pt *point) replyPoint() hookPoint { return hookPoint{pt.ifindex, !pt.Ingress} }
 
 func (pt *point) saved() savedPoint {
 	return savedPoint{pt.Name, pt.ifindex, pt.Ingress, pt.Hook, pt.Mode, pt.replies != nil}
 }
 
-// What faults of a point are of.
-func (pt *point) String() string { return pt.Name + " at " + pt.ifname }
-func (pt *point) detour() string { return "detour, " + pt.String() }
-func (pt *point) enforcement(r role) string {
-	return "enforcement, " + pt.String() + [...]string{limiting: "", noting: ", of replies"}[r]
+// Subjects of a point's faults.
+func (pt *point) String() string          { return pointName(pt.Name, pt.ifname) }
+func (pt *point) redirectSubject() string { return "redirect, " + pt.String() }
+func (pt *point) coverageSubject(r role) string {
+	return "enforcement, " + pt.String() + [...]string{limitProg: "", replyProg: ", replies"}[r]
 }
 
-// fits reports whether the programs of a point do for a under p.
+// pointName returns the name of an attachment's point at an interface.
+func pointName(attachment, ifname string) string { return attachment + " at " + ifname }
+
+// fits reports whether the programs of a point suit a under p.
 func (pt *point) fits(a *Attachment, p *shaper.Policy) bool {
-	return pt.own && pt.Name == a.Name && pt.Mode == a.Mode && pt.Hook == a.Hook && pt.Keep == a.Keep &&
+	return pt.loaded && pt.Name == a.Name && pt.Mode == a.Mode && pt.Hook == a.Hook && pt.Keep == a.Keep &&
 		pt.Queue == a.Queue && pt.IdleTimeout == a.IdleTimeout &&
-		(pt.replies != nil) == a.counts(p) && pt.limits == a.limits(p)
+		(pt.replies != nil) == a.countsConnections(p) && pt.limits == a.programLimits(p)
 }
 
-// repliesPin ends the name of the pin of a program for replies.
+// repliesPin is the suffix of the pin of a reply program.
 const repliesPin = "-replies"
 
-// attach puts programs at an interface.
-func (p *Plane) attach(key side, a *Attachment, progs *programs) (*point, error) {
+// attach attaches programs to an interface.
+func (p *Plane) attach(key hookPoint, a *Attachment, progs *programs) (*point, error) {
 	l, err := netlink.LinkByIndex(key.ifindex)
 	if err != nil {
 		return nil, attachError(a, strconv.Itoa(key.ifindex), err)
 	}
-	pt := &point{Attachment: *a, ifindex: key.ifindex, ifname: l.Attrs().Name, own: true, limits: progs.limits}
+	pt := &point{Attachment: *a, ifindex: key.ifindex, ifname: l.Attrs().Name, loaded: true, limits: progs.limits}
 	if err := p.attachTo(l, pt, progs); err != nil {
-		return nil, attachError(a, pt.ifname, privileges(err))
+		return nil, attachError(a, pt.ifname, explainPermission(err))
 	}
 	return pt, nil
 }
 
-// attachTo puts a point at an interface. On an error tidy removes its queue.
+// attachTo attaches a point's programs and queue. On an error removeUnused removes the queue.
 func (p *Plane) attachTo(l netlink.Link, pt *point, progs *programs) error {
 	s := pt.saved()
 	s.Counts = progs.replies != nil
-	if err := p.kernel.keepPoint(l, s); err != nil {
+	if err := p.kernel.recordPoint(l, s); err != nil {
 		return err
 	}
 	if pt.Mode == Shape {
@@ -77,18 +80,18 @@ func (p *Plane) attachTo(l netlink.Link, pt *point, progs *programs) error {
 	}
 	at, ifb := pt.key(), l
 	var err error
-	if pt.detours() {
+	if pt.usesIFB() {
 		if ifb, err = pt.link(); err != nil {
 			return err
 		}
-		at = side{ifindex: ifb.Attrs().Index}
+		at = hookPoint{ifindex: ifb.Attrs().Index}
 	}
 	pin := s.pin(p.dir)
-	if pt.hook, err = attach(pt.Hook, at, limiting, progs.limit, pin); err != nil {
+	if pt.hook, err = attach(pt.Hook, at, limitProg, progs.limit, pin); err != nil {
 		return err
 	}
-	if err = pt.attachReplies(progs, pin); err == nil && pt.detours() {
-		err = p.divert(l, ifb, &pt.Attachment)
+	if err = pt.attachReplies(progs, pin); err == nil && pt.usesIFB() {
+		err = p.redirect(l, ifb, &pt.Attachment)
 	}
 	if err != nil {
 		err = errors.Join(err, pt.detach())
@@ -96,28 +99,27 @@ func (p *Plane) attachTo(l netlink.Link, pt *point, progs *programs) error {
 	return err
 }
 
-// divert has packets that come in at l make their detour, if nothing is in its way.
-func (p *Plane) divert(l, ifb netlink.Link, a *Attachment) error {
+// redirect redirects packets that come in at l to ifb, unless a foreign program conflicts.
+func (p *Plane) redirect(l, ifb netlink.Link, a *Attachment) error {
 	all, err := a.foreign(l, p.ownLinks())
 	if err == nil {
-		err = hindrance(all)
+		err = redirectConflict(all)
 	}
 	if err != nil {
 		return err
 	}
-	return divert(l, ifb)
+	return addRedirect(l, ifb)
 }
 
-// attachReplies attaches the program for replies at the other side of the interface,
-// if there is one.
+// attachReplies attaches the reply program, if there is one, in the other direction.
 func (pt *point) attachReplies(progs *programs, pin string) (err error) {
 	if progs.replies != nil {
-		pt.replies, err = attach(pt.Hook.ofReplies(), pt.otherSide(), noting, progs.replies, pin+repliesPin)
+		pt.replies, err = attach(pt.Hook.replyHook(), pt.replyPoint(), replyProg, progs.replies, pin+repliesPin)
 	}
 	return err
 }
 
-// detach takes the programs away. The queue is left to tidy.
+// detach detaches the programs. removeUnused removes the queue.
 func (pt *point) detach() error {
 	err := pt.hook.detach()
 	if pt.replies != nil {
@@ -126,40 +128,40 @@ func (pt *point) detach() error {
 	return err
 }
 
-// detours reports whether packets of a pass an intermediate device.
-func (a *Attachment) detours() bool { return a.Ingress && a.Mode == Shape }
+// usesIFB reports whether packets of a pass through an intermediate device (IFB).
+func (a *Attachment) usesIFB() bool { return a.Ingress && a.Mode == Shape }
 
-// addQueue makes the queue of a, or changes the one that is there to it.
-func (p *Plane) addQueue(key side, a *Attachment) error {
+// addQueue creates the queue of a, or updates an existing one.
+func (p *Plane) addQueue(key hookPoint, a *Attachment) error {
 	l, err := netlink.LinkByIndex(key.ifindex)
 	if err != nil {
 		return err
 	}
-	// Before a device is made for it. What stood before one that is there already,
-	// which nobody remembers, nobody knows.
+	// Before a device is created for it. If the queue exists but is not recorded, the qdisc
+	// before it is unknown.
 	if p.kernel.queueAt(key) == nil {
-		if err := p.kernel.keepQueue(key, nil); err != nil {
+		if err := p.kernel.recordQueue(key, nil); err != nil {
 			return err
 		}
 	}
-	if a.detours() {
+	if a.usesIFB() {
 		if l, err = setUpIFB(l); err != nil {
 			return err
 		}
 	}
-	return setUpQueue(l, a.queue(), func(was former) error { return p.kernel.keepQueue(key, was) })
+	return setUpQueue(l, a.queue(), func(was savedQdiscs) error { return p.kernel.recordQueue(key, was) })
 }
 
 // link returns the interface whose queue holds the packets of a point.
 func (pt *point) link() (netlink.Link, error) {
-	if pt.detours() {
+	if pt.usesIFB() {
 		return netlink.LinkByName(ifbName(pt.ifindex))
 	}
 	return netlink.LinkByIndex(pt.ifindex)
 }
 
-// check returns an error when a point is not as it was made: errDetached when packets
-// do not pass its programs, errQueue when its queue is another.
+// check returns an error when a point has changed: errDetached when packets do not
+// pass its programs, errQueueChanged when its queue was replaced.
 func (pt *point) check() error {
 	err := pt.hook.check()
 	if err == nil && pt.replies != nil {
@@ -168,12 +170,12 @@ func (pt *point) check() error {
 	if err != nil || pt.Mode != Shape {
 		return err
 	}
-	if pt.detours() {
+	if pt.usesIFB() {
 		l, err := netlink.LinkByIndex(pt.ifindex)
 		if err != nil {
 			return err
 		}
-		if err := checkDetour(l); err != nil {
+		if err := checkRedirect(l); err != nil {
 			return err
 		}
 	}
@@ -184,13 +186,13 @@ func (pt *point) check() error {
 	return checkQueue(l, pt.queue())
 }
 
-// replace puts other programs in the place of a point's.
+// replace replaces the programs of a point.
 func (p *Plane) replace(pt *point, progs *programs, a *Attachment) error {
 	pin := pt.saved().pin(p.dir)
 	if err := pt.hook.update(progs.limit); err != nil {
 		return err
 	}
-	pt.own, pt.limits, pt.Attachment = true, progs.limits, *a
+	pt.loaded, pt.limits, pt.Attachment = true, progs.limits, *a
 	if err := pt.replaceReplies(progs, pin); err != nil {
 		return err
 	}
@@ -200,7 +202,7 @@ func (p *Plane) replace(pt *point, progs *programs, a *Attachment) error {
 	return nil
 }
 
-// replaceReplies puts the program for replies in place, or takes the one there away.
+// replaceReplies attaches, replaces or detaches the reply program.
 func (pt *point) replaceReplies(progs *programs, pin string) error {
 	switch {
 	case pt.replies == nil:
@@ -213,7 +215,7 @@ func (pt *point) replaceReplies(progs *programs, pin string) error {
 	return err
 }
 
-// repin pins what holds the programs elsewhere.
+// repin pins the hooks at another path.
 func (pt *point) repin(pin string) error {
 	err := pt.hook.repin(pin)
 	if pt.replies != nil {
@@ -222,8 +224,8 @@ func (pt *point) repin(pin string) error {
 	return err
 }
 
-// letGo leaves the programs attached.
-func (pt *point) letGo() {
+// release closes the hooks and leaves the programs attached.
+func (pt *point) release() {
 	pt.hook.release()
 	if pt.replies != nil {
 		pt.replies.release()

@@ -1,20 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What a compiled policy is to the programs: the types that Go fills in, and the
- * maps that hold them.
+/* The compiled policy: the types that Go fills in, and the maps that hold them.
  *
- * A policy is swapped by one update of the map policies. It is one value of fixed
- * size, and tables of any size in lines of 64 bytes, which hang from it by a slot
- * in the map tables: a program that has fetched the policy sees all of it old, or
- * all of it new. */
+ * One update of the map policies swaps the policy. It has a part of fixed size, and tables of any
+ * size in lines of 64 bytes, in the entry of the map tables that it names: a program that has
+ * looked up the policy sees either all of the old one or all of the new one. */
 #pragma once
 
 #include "leaky.h"
 
 #define MAX_LIMITS 64
-#define MAX_PLACES 64  /* attachments */
-#define MAX_STATES 256 /* limits that are remembered, in force or not */
+#define MAX_ATTACHMENTS 64
+#define MAX_LIMIT_IDS 256 /* limits with saved state, in the current policy or not */
 
-/* The words of a key that are hashed. The last one is the meter's number. */
+/* Hashed words of a key. The last one is the meter's number. */
 #define KEY_WORDS 17
 
 enum key_field {
@@ -25,7 +23,7 @@ enum key_field {
 	KEY_ATTACH = 1 << 5,
 };
 
-/* Transport protocols, as package shaper numbers them. */
+/* Transport protocols, numbered as in package shaper. */
 enum protocol {
 	PROTOCOL_OTHER,
 	PROTOCOL_TCP,
@@ -34,61 +32,61 @@ enum protocol {
 	PROTOCOLS,
 };
 
-/* A leaky bucket's parameters: what a limit holds its bytes, its packets or its
- * new connections to. mult is 0 where it holds them to nothing. */
+/* The parameters of a leaky bucket, for a limit's bytes, packets or new connections. rate.mult is
+ * 0 where it has no such rate. */
 struct meter {
 	struct rate rate;
-	__u64 burst;   /* ticks */
-	__u64 most;    /* how much a newcomer inherits and a key can owe: see table.h */
-	__u64 hash[2]; /* of the meter, to which a key's words are added */
-	__u64 id;      /* marks the meter in the table of buckets, at bit 48; STAYS of the one bucket for all */
-	__u64 shift;   /* of calendars: a slot is 2^shift ticks wide */
-	__u64 unit;    /* cost of an ordinary unit */
+	__u64 burst;	      /* ticks */
+	__u64 backlog_bounds; /* bounds of a new key's backlog and of any key's: see max_backlog */
+	__u64 hash[2];	      /* of the meter, plus a key's words */
+	__u64 tag; /* the meter's number at bit 48 of a bucket's tag; with TAG_PINNED where all keys share one bucket */
+	__u64 slot_shift; /* of calendars: a slot is 2^slot_shift ticks wide */
+	__u64 unit;	  /* cost of an ordinary unit, ticks */
 };
 
 enum { METER_BYTES, METER_PACKETS, METER_NEW, METERS };
 
 struct limit {
 	struct meter meter[METERS];
-	__u64 max_delay;  /* ticks */
-	__u64 longest;	  /* the longest max_delay of it and of those that a packet may be under beside it */
-	__u64 mark_delay; /* a packet that waits longer is marked CE; ticks */
-	__u64 max_wait;	  /* of a new connection; ticks */
-	__u32 mask[2][4]; /* of a source: IPv4 as IPv4-mapped, IPv6 */
-	__u32 connections;
-	__u32 overhead; /* bytes added to a packet's payload */
-	__u32 fields;	/* enum key_field */
-	__u32 state;	/* index into states */
-	__u32 silent;	/* a refused connection gets no RST */
+	__u64 max_delay;     /* ticks */
+	__u64 longest_delay; /* the largest max_delay of all limits that may match the same packet */
+	__u64 mark_delay;    /* a packet that waits longer is marked CE; ticks */
+	__u64 queue_timeout; /* of new connections, ticks */
+	__u32 mask[2][4];    /* of the source: IPv4 as IPv4-mapped, IPv6 */
+	__u32 max_connections;
+	__u32 overhead;	  /* bytes added to a packet's payload */
+	__u32 key_fields; /* enum key_field */
+	__u32 id;	  /* limit ID: index into limit_counters and others, and the same in later policies */
+	__u32 no_rst;	  /* drop a refused SYN, do not answer with an RST */
 	__u32 pad;
 };
 
-/* Segments: numbers cut into ranges, from one start to the next, the first at 0.
- * With no lines every number is in the one range of set. */
+/* Numbers divided into segments, from one start to the next, the first at 0. With no lines, all
+ * numbers are in one segment, with this set of limits. */
 struct segments {
 	__u64 set;
-	__u32 line;  /* the first of the lines; of IPv6 the root above them */
-	__u32 lines; /* how many with segments */
-	__u32 index; /* the line of starts by the upper 16 bits, or 0; of IPv4 and ports */
+	__u32 line;  /* the first line; of IPv6 the root of the tree above them */
+	__u32 lines; /* number of lines with segments */
+	__u32 index; /* of IPv4 and ports: first line of the index by the upper 16 bits, or 0 */
 	__u32 pad;
 };
 
 struct policy {
 	__u64 hash[KEY_WORDS][2];  /* random multipliers */
 	__u64 protocol[PROTOCOLS]; /* sets of limits, limit i in bit i */
-	__u64 place[MAX_PLACES];
+	__u64 attachment[MAX_ATTACHMENTS];
 	__u64 paced;
-	__u64 calendars; /* paced limits whose buckets are calendars */
-	__u64 crossed;	 /* those that charge on arrival what others may hold for longer */
+	__u64 calendars;	 /* paced limits with calendars for buckets */
+	__u64 charge_on_arrival; /* paced limits that charge on arrival: others may delay their packets for longer */
 	__u64 observed;
-	__u64 counted; /* limits with connections or new_connections */
-	__u64 blocks;  /* limits that refuse all they match */
-	__u64 always;  /* limits that are enforced at attachments that observe too */
+	__u64 counted;	       /* limits with max_connections or new_connections */
+	__u64 blocks;	       /* limits that refuse everything they match */
+	__u64 always_enforced; /* limits that attachments enforce even if they observe */
 	struct segments source4, source6, destination4, destination6, port;
-	__u32 slot;	    /* in tables */
-	__u32 sets;	    /* the line of the sets that segments name */
+	__u32 table;	    /* index into tables */
+	__u32 sets;	    /* first line of the sets that segments refer to */
 	__u32 bucket_lines; /* capacity of the table of buckets */
-	__u32 generation;   /* one more than that of the policy before */
+	__u32 generation;   /* one more than that of the previous policy */
 	struct limit limit[MAX_LIMITS];
 };
 
@@ -97,7 +95,7 @@ struct line {
 	__u64 word[8];
 };
 
-#define SEGMENTS4 5 /* a line holds so many */
+#define SEGMENTS4 5 /* per line */
 #define SEGMENTS6 2
 
 struct line4 {
@@ -115,13 +113,12 @@ struct line6 {
 	__u64 pad;
 };
 
-/* The starts of the four lines below a line. */
+/* The starts of the four lines below a node. */
 struct node6 {
 	__u64 start[4][2];
 };
 
-/* For these to be written out in the type information, which Go's types are made
- * from. */
+/* Emits BTF for these types, which bpf2go generates Go types from. */
 const struct line *unused_line __attribute__((unused));
 const struct line4 *unused_line4 __attribute__((unused));
 const struct line6 *unused_line6 __attribute__((unused));
@@ -149,7 +146,7 @@ struct table_map {
 	__type(value, struct line);
 };
 
-/* One slot is in force; the next policy goes to another. */
+/* One entry is current; the next policy's tables go into another one. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__uint(max_entries, 3);

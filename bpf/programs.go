@@ -10,13 +10,13 @@ import (
 	"shaperd/shaper"
 )
 
-// programs are the programs of one attachment. They are the same at all interfaces that
-// have a header of the same kind: the verifier takes a tenth of a second for them, and
-// half a second where packets may be under many limits.
+// programs are the programs of one attachment. All its interfaces with the same kind of
+// link-layer header share them: the verifier takes a tenth of a second for them, and half
+// a second where packets may be under many limits.
 type programs struct {
-	limit   *ebpf.Program // holds packets to the limits
-	replies *ebpf.Program // takes note of the other direction; nil when no connections are counted
-	limits  uint32        // that a packet may be under
+	limit   *ebpf.Program // enforces the limits
+	replies *ebpf.Program // tracks the reply direction; nil when no connections are counted
+	limits  uint32        // maximum number of limits that a packet may be under
 }
 
 func (p *programs) close() {
@@ -24,38 +24,38 @@ func (p *programs) close() {
 	_ = p.replies.Close()
 }
 
-// purpose is what programs are loaded for.
-type purpose struct {
-	at     kernelAttachment // since the first policy there is
-	xdp    bool
-	counts bool // connections
+// programKey identifies programs by the parameters that they are loaded with.
+type programKey struct {
+	at                kernelConfig // with Since 0
+	xdp               bool
+	countsConnections bool // with the reply program
 }
 
-// fewLimits is how many limits programs are loaded for where there are no more: the
-// verifier follows them from limit to limit.
+// fewLimits is the number of limits that programs are loaded for where the policy has no more:
+// the cost of verification grows with it.
 const fewLimits = 8
 
-// limits returns how many limits the programs of a are loaded for under p.
-func (a *Attachment) limits(p *shaper.Policy) uint32 {
-	if bits.OnesCount64(uint64(p.PlaceSet(p.AttachIndex(a.Name)))) <= fewLimits {
+// programLimits returns the number of limits that the programs of a are loaded for under p.
+func (a *Attachment) programLimits(p *shaper.Policy) uint32 {
+	if bits.OnesCount64(uint64(p.OriginSet(p.AttachmentIndex(a.Name)))) <= fewLimits {
 		return fewLimits
 	}
 	return shaper.MaxLimits
 }
 
-// purposeOf returns what programs of a are for under p, by the numbers n, where packets
-// have an Ethernet header or have none.
-func purposeOf(a *Attachment, n numbers, p *shaper.Policy, ethernet bool) purpose {
-	return purpose{
-		at: kernelAttachment{
-			Place: n.attachments[a.Name], Mode: uint32(a.Mode), Ethernet: number(ethernet), Keep: number(a.Keep),
-			Egress: number(!a.Ingress), IdleTimeout: uint64(a.IdleTimeout), Limits: a.limits(p), Queue: uint32(a.Queue),
+// programKeyOf returns the key of the programs of a under p, with the numbers n, for packets with
+// or without an Ethernet header.
+func programKeyOf(a *Attachment, n numbers, p *shaper.Policy, ethernet bool) programKey {
+	return programKey{
+		at: kernelConfig{
+			AttachId: n.attachments[a.Name], Mode: uint32(a.Mode), Ethernet: u32(ethernet), Keep: u32(a.Keep),
+			Egress: u32(!a.Ingress), IdleTimeout: uint64(a.IdleTimeout), MaxLimits: a.programLimits(p), QueueLimit: uint32(a.Queue),
 		},
-		xdp: a.Hook == XDP, counts: a.counts(p),
+		xdp: a.Hook == XDP, countsConnections: a.countsConnections(p),
 	}
 }
 
-func number(b bool) uint32 {
+func u32(b bool) uint32 {
 	if b {
 		return 1
 	}
@@ -71,10 +71,10 @@ func hasEthernet(l netlink.Link) bool {
 	return false
 }
 
-// loadPrograms loads the programs for a purpose. They let everything pass before the
-// policy of generation since is in force.
-func (k *kernel) loadPrograms(f purpose, since uint32) (*programs, error) {
-	f.at.Since = since
+// loadPrograms loads the programs of a key. They let everything pass until the policy of
+// generation since is active.
+func (k *kernel) loadPrograms(key programKey, since uint32) (*programs, error) {
+	key.at.MinGeneration = since
 	var tc struct {
 		Limit *ebpf.Program `ebpf:"shaperd_tc"`
 	}
@@ -85,61 +85,61 @@ func (k *kernel) loadPrograms(f purpose, since uint32) (*programs, error) {
 		Replies *ebpf.Program `ebpf:"shaperd_replies"`
 	}
 	var objects any = &tc
-	if f.xdp {
+	if key.xdp {
 		objects = &xdp
 	}
-	err := k.load(f.at, nil, objects)
-	if err == nil && f.counts {
-		err = k.load(f.at, nil, &other)
+	err := k.load(key.at, nil, objects)
+	if err == nil && key.countsConnections {
+		err = k.load(key.at, nil, &other)
 	}
-	p := &programs{limit: cmp.Or(tc.Limit, xdp.Limit), replies: other.Replies, limits: f.at.Limits}
+	p := &programs{limit: cmp.Or(tc.Limit, xdp.Limit), replies: other.Replies, limits: key.at.MaxLimits}
 	if err != nil {
 		p.close()
-		return nil, tooOld(err)
+		return nil, explainOldKernel(err)
 	}
 	return p, nil
 }
 
-// shelf holds the programs that are loaded. An interface that appears finds its own there.
-type shelf map[purpose]*programs
+// programCache holds the loaded programs, so that new interfaces can use them at once.
+type programCache map[programKey]*programs
 
-// get returns the programs for a purpose, and loads them if they are not there.
-func (s shelf) get(k *kernel, f purpose, since uint32) (*programs, error) {
-	if p := s[f]; p != nil {
+// get returns the programs of a key, and loads them if necessary.
+func (c programCache) get(k *kernel, key programKey, since uint32) (*programs, error) {
+	if p := c[key]; p != nil {
 		return p, nil
 	}
-	p, err := k.loadPrograms(f, since)
+	p, err := k.loadPrograms(key, since)
 	if err == nil {
-		s[f] = p
+		c[key] = p
 	}
 	return p, err
 }
 
-// close lets go of all. What is attached stays.
-func (s shelf) close() {
-	for _, p := range s {
+// close closes all programs. Attached programs stay.
+func (c programCache) close() {
+	for _, p := range c {
 		p.close()
 	}
-	clear(s)
+	clear(c)
 }
 
-// take puts the programs of another shelf onto s, in the place of those for the same.
-func (s shelf) take(other shelf) {
-	for f, p := range other {
-		if old := s[f]; old != nil {
+// merge moves the programs of another cache into c, replacing those of the same key.
+func (c programCache) merge(other programCache) {
+	for key, p := range other {
+		if old := c[key]; old != nil {
 			old.close()
 		}
-		s[f] = p
+		c[key] = p
 	}
 	clear(other)
 }
 
-// keep lets go of programs that are for none of the attachments any more.
-func (s shelf) keep(used func(purpose) bool) {
-	for f, p := range s {
-		if !used(f) {
+// prune closes programs that no attachment uses any more.
+func (c programCache) prune(used func(programKey) bool) {
+	for key, p := range c {
+		if !used(key) {
 			p.close()
-			delete(s, f)
+			delete(c, key)
 		}
 	}
 }

@@ -15,27 +15,27 @@ import (
 // qdisc is a queueing discipline as the kernel describes it.
 type qdisc struct {
 	Kind    string
-	Handle  uint32 // 0 for what the kernel put there by itself
+	Handle  uint32 // 0 for a default qdisc of the kernel
 	Parent  uint32
-	Options []byte // as an attribute; what is in it is the kind's own affair
+	Options []byte // the attribute; its content is specific to the kind
 
 	stats []byte
-	sized bool // it has a table of sizes, which the kernel does not give away
+	sized bool // it has a size table (stab), which the kernel does not report completely
 }
 
-// former is what stood at the root of an interface, from there down. It is empty when
-// that was what the kernel puts there by itself.
-type former []qdisc
+// savedQdiscs are the qdiscs of an interface before ours, from the root down. They are empty
+// when the interface had the kernel's default.
+type savedQdiscs []qdisc
 
-// classless are the disciplines that a description of their options brings back.
-var classless = []string{
+// restorable are the kinds that can be restored from their options.
+var restorable = []string{
 	"bfifo", "cake", "codel", "etf", "fq", "fq_codel", "fq_pie", "hhf", "noqueue",
 	"pfifo", "pfifo_fast", "pfifo_head_drop", "pie", "sfq", "tbf",
 }
 
-// capture describes what stands at the root of an interface. What could not be put
-// back is refused.
-func capture(l netlink.Link, all []qdisc) (was former, err error) {
+// capture saves the qdiscs of an interface. It is an error when they could not be
+// restored.
+func capture(l netlink.Link, all []qdisc) (was savedQdiscs, err error) {
 	root := rootOf(all)
 	if root == nil {
 		return nil, nil // the interface has never been up
@@ -43,22 +43,22 @@ func capture(l netlink.Link, all []qdisc) (was former, err error) {
 	for _, d := range all {
 		switch {
 		case d.Parent == netlink.HANDLE_INGRESS:
-			continue // it stays
+			continue // ours does not replace it
 		case d.Parent == netlink.HANDLE_ROOT && d.Kind == "mq":
-		case d.Parent != netlink.HANDLE_ROOT && root.Kind != "mq", !slices.Contains(classless, d.Kind):
-			return nil, refusal(l, d.Kind)
+		case d.Parent != netlink.HANDLE_ROOT && root.Kind != "mq", !slices.Contains(restorable, d.Kind):
+			return nil, unsupportedQdisc(l, d.Kind)
 		case d.sized:
-			return nil, refusal(l, d.Kind+" with a table of sizes")
+			return nil, unsupportedQdisc(l, d.Kind+" with a size table")
 		}
 		if d.Handle == 0 && d.Parent != netlink.HANDLE_ROOT {
-			continue // nobody can name it, to give it anything
+			continue // a default qdisc: nothing can be configured on it
 		}
 		filters, err := netlink.FilterList(l, d.Handle)
 		if err != nil {
 			return nil, fmt.Errorf("list filters of %s's qdisc %s: %w", l.Attrs().Name, d.Kind, err)
 		}
 		if len(filters) > 0 {
-			return nil, refusal(l, d.Kind+" with filters")
+			return nil, unsupportedQdisc(l, d.Kind+" with filters")
 		}
 		if d.Handle != 0 {
 			was = append(was, d)
@@ -67,21 +67,21 @@ func capture(l netlink.Link, all []qdisc) (was former, err error) {
 	return was, nil
 }
 
-func refusal(l netlink.Link, what string) error {
-	return fmt.Errorf("%[1]s has a qdisc %[2]s of its own, which mode = \"shape\" would remove for good: write mode = \"police\", attach to another interface, or remove it with \"tc qdisc del dev %[1]s root\"", l.Attrs().Name, what)
+func unsupportedQdisc(l netlink.Link, what string) error {
+	return fmt.Errorf("%[1]s has a qdisc %[2]s, which mode = \"shape\" would replace and could not restore: write mode = \"police\", attach to another interface, or remove it with \"tc qdisc del dev %[1]s root\"", l.Attrs().Name, what)
 }
 
-// putBack puts f where the queue is.
-func (f former) putBack(l netlink.Link) error {
-	if len(f) == 0 {
+// restore replaces the queue with f.
+func (s savedQdiscs) restore(l netlink.Link) error {
+	if len(s) == 0 {
 		err := qdiscRequest(l, unix.RTM_DELQDISC, 0, qdisc{Handle: ownHandle, Parent: netlink.HANDLE_ROOT})
-		if gone(err) {
+		if isNotFound(err) {
 			return nil
 		}
 		return err
 	}
-	for _, d := range f {
-		d.Options = d.asked()
+	for _, d := range s {
+		d.Options = d.requestOptions()
 		if err := replaceQdisc(l, d); err != nil {
 			return err
 		}
@@ -89,16 +89,16 @@ func (f former) putBack(l netlink.Link) error {
 	return nil
 }
 
-// codelTimes are the options of the kinds that count time in units of 1024 ns, and
-// describe it in us, rounded down (include/net/codel.h).
+// codelTimes are the options of the kinds that store times in units of 1024 ns, and
+// report them in us, rounded down (include/net/codel.h).
 var codelTimes = map[string][]uint16{
 	"codel":    {1, 3, 5}, // target, interval, ce_threshold
 	"fq_codel": {1, 3, 7},
 }
 
-// asked returns the options to ask for what d describes: where units are rounded down,
-// one us more is the same unit.
-func (d qdisc) asked() []byte {
+// requestOptions returns the options that restore d: times that were rounded down are raised by
+// 1 us, which is still the same unit.
+func (d qdisc) requestOptions() []byte {
 	times := codelTimes[d.Kind]
 	if times == nil || len(d.Options) < unix.SizeofRtAttr {
 		return d.Options
@@ -108,7 +108,7 @@ func (d qdisc) asked() []byte {
 	if err != nil {
 		return d.Options
 	}
-	for _, a := range attrs { // whose values are where they are in options
+	for _, a := range attrs { // their values alias options
 		if slices.Contains(times, a.Attr.Type) && len(a.Value) == 4 {
 			binary.NativeEndian.PutUint32(a.Value, binary.NativeEndian.Uint32(a.Value)+1)
 		}
@@ -125,7 +125,7 @@ func rootOf(all []qdisc) *qdisc {
 	return nil
 }
 
-// qdiscs returns the disciplines of an interface, the root's before others.
+// qdiscs returns the qdiscs of an interface, the root first.
 func qdiscs(l netlink.Link) ([]qdisc, error) {
 	req := nl.NewNetlinkRequest(unix.RTM_GETQDISC, unix.NLM_F_DUMP)
 	req.AddData(&nl.TcMsg{Family: unix.AF_UNSPEC, Ifindex: int32(l.Attrs().Index)})
@@ -149,8 +149,8 @@ func qdiscs(l netlink.Link) ([]qdisc, error) {
 			case nl.TCA_KIND:
 				d.Kind = string(bytes.TrimRight(a.Value, "\x00"))
 			case nl.TCA_OPTIONS:
-				// With its type as it is: some kinds say that it is nested, and
-				// take nothing back that does not.
+				// With its type unchanged: some kinds set the nested flag, and accept
+				// only options that have it.
 				d.Options = nl.NewRtAttr(int(a.Attr.Type), a.Value).Serialize()
 			case nl.TCA_STATS2:
 				d.stats = a.Value

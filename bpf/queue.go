@@ -19,26 +19,26 @@ import (
 )
 
 // The queue that holds packets until their departure is sch_fq (net/sched/sch_fq.c):
-// it sends each at its stamp. One stands at the root of an interface, or under each of
-// its transmit queues.
+// it sends each at its time stamp. There is one at the root of an interface, or one for
+// each of its transmit queues.
 
-// queue is what sch_fq is asked for.
-type queue struct {
-	packets uint32        // it may hold, of all flows
-	flow    uint32        // of one
-	horizon time.Duration // a later stamp is a mistake
+// queueConfig is the configuration of sch_fq.
+type queueConfig struct {
+	packets uint32        // limit of all flows
+	flow    uint32        // limit of one flow
+	horizon time.Duration // packets with a later time stamp are dropped
 }
 
-// queue returns what an attachment needs of a queue. No more than a.Queue packets wait there
-// for their stamps (waiting.h). A quarter more is for those that wait for the interface.
-func (a *Attachment) queue() queue {
-	return queue{packets: uint32(a.Queue + a.Queue/4), flow: uint32(a.Queue), horizon: shaper.MaxMaxDelay + time.Second}
+// queue returns the queue that an attachment needs. No more than a.Queue packets wait in it
+// for their time stamps (queue.h). A quarter more is for those that wait for the interface.
+func (a *Attachment) queue() queueConfig {
+	return queueConfig{packets: uint32(a.Queue + a.Queue/4), flow: uint32(a.Queue), horizon: shaper.MaxMaxDelay + time.Second}
 }
 
-// Holds returns an error when a bucket could have more full packets wait in the queue of a
-// than one key gets of it: the queue would refuse what max_delay allows.
-func (a *Attachment) Holds(shape *leaky.Shape) error {
-	const payload = 1448 // of a full packet of TCP
+// CheckQueue returns an error when one bucket could have more full packets in the queue of a
+// than the share of one key: the queue would refuse packets that max_delay allows.
+func (a *Attachment) CheckQueue(shape *leaky.Shape) error {
+	const payload = 1448 // bytes in a full TCP packet
 	if a.Mode != Shape || shape.Bytes.Unlimited() && shape.Packets.Unlimited() {
 		return nil
 	}
@@ -50,18 +50,18 @@ func (a *Attachment) Holds(shape *leaky.Shape) error {
 		n = min(n, shape.Bytes.Units(shape.MaxDelay)/(payload+shape.Overhead))
 	}
 	if room := uint64(a.Queue) * 3 / 4; n > room {
-		return fmt.Errorf("%v at this rate may be %d packets, more than the %d of one key that attachment %q has room for: lower max_delay, or raise its \"queue\"",
+		return fmt.Errorf("%v at this rate can hold %d packets, more than the %d that attachment %q queues for one key: lower max_delay, or raise its \"queue\"",
 			shape.MaxDelay.Duration(), n, room, a.Name)
 	}
 	return nil
 }
 
-// Handles of the queue's own, by which it is recognised.
+// Handles that identify the queue, and its parameters.
 const (
 	ownMajor   = 0x5ad
 	ownHandle  = ownMajor << 16
-	bucketsLog = 16        // of sch_fq's table of flows: 512 KiB a queue
-	orphanMask = 1<<20 - 1 // flows of forwarded packets that are told apart
+	bucketsLog = 16        // size of sch_fq's flow table: 512 KiB a queue
+	orphanMask = 1<<20 - 1 // number of flows for forwarded packets
 )
 
 // Attributes of sch_fq (include/uapi/linux/pkt_sched.h).
@@ -74,8 +74,8 @@ const (
 	fqHorizonDrop     = 15
 )
 
-// parameters are the options of sch_fq that are not left to it.
-func (q queue) parameters() []*nl.RtAttr {
+// parameters are the options of sch_fq that are not left at their defaults.
+func (q queueConfig) parameters() []*nl.RtAttr {
 	return []*nl.RtAttr{
 		nl.NewRtAttr(fqPacketLimit, nl.Uint32Attr(q.packets)),
 		nl.NewRtAttr(fqFlowPacketLimit, nl.Uint32Attr(q.flow)),
@@ -87,7 +87,7 @@ func (q queue) parameters() []*nl.RtAttr {
 }
 
 // fq returns an fq with the parameters of q.
-func (q queue) fq(handle, parent uint32) qdisc {
+func (q queueConfig) fq(handle, parent uint32) qdisc {
 	options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)
 	for _, p := range q.parameters() {
 		options.AddChild(p)
@@ -95,8 +95,8 @@ func (q queue) fq(handle, parent uint32) qdisc {
 	return qdisc{Kind: "fq", Handle: handle, Parent: parent, Options: options.Serialize()}
 }
 
-// is reports whether d is an fq with the parameters of q.
-func (q queue) is(d *qdisc) bool {
+// matches reports whether d is an fq with the parameters of q.
+func (q queueConfig) matches(d *qdisc) bool {
 	if d.Kind != "fq" || len(d.Options) < unix.SizeofRtAttr {
 		return false
 	}
@@ -112,23 +112,22 @@ func (q queue) is(d *qdisc) bool {
 	return true
 }
 
-// errNoFQ says that the kernel cannot hold packets.
-var errNoFQ = errors.New(`this kernel has no sch_fq, which mode = "shape" needs: load the module with "modprobe sch_fq", write mode = "police", or put a [[listen]] in the way instead`)
+// errNoFQ says that the kernel cannot delay packets.
+var errNoFQ = errors.New(`this kernel has no sch_fq, which mode = "shape" needs: load the module with "modprobe sch_fq", write mode = "police", or use a [[listen]] instead`)
 
-// errQueue says that the queue of an interface is not as it was made. setUpQueue mends
-// it.
-var errQueue = errors.New("somebody has changed the queue")
+// errQueueChanged says that the queue of an interface was modified. setUpQueue repairs it.
+var errQueueChanged = errors.New("its qdisc was modified externally")
 
-// setUpQueue puts q at an interface. What stands there is given to keep before it is
-// removed, and is back when there is an error. A queue of ours that stands there
-// already gets the parameters of q, and the packets in it stay.
-func setUpQueue(l netlink.Link, q queue, keep func(former) error) error {
+// setUpQueue adds q to an interface. The qdiscs there are passed to keep before they are
+// replaced, and restored on an error. An existing queue of ours gets the parameters of q
+// and keeps its packets.
+func setUpQueue(l netlink.Link, q queueConfig, keep func(savedQdiscs) error) error {
 	all, err := qdiscs(l)
 	if err != nil {
 		return err
 	}
 	if len(leavesOf(all)) > 0 {
-		return tune(l, q)
+		return updateLeaves(l, q)
 	}
 	was, err := capture(l, all)
 	if err != nil {
@@ -138,7 +137,7 @@ func setUpQueue(l netlink.Link, q queue, keep func(former) error) error {
 		return err
 	}
 	if err = addRoot(l, q); err == nil {
-		err = tune(l, q)
+		err = updateLeaves(l, q)
 	}
 	if err != nil {
 		return errors.Join(err, restoreQueue(l, was))
@@ -146,8 +145,8 @@ func setUpQueue(l netlink.Link, q queue, keep func(former) error) error {
 	return nil
 }
 
-// addRoot puts the queue's root at an interface.
-func addRoot(l netlink.Link, q queue) error {
+// addRoot adds the queue's root qdisc to an interface.
+func addRoot(l netlink.Link, q queueConfig) error {
 	if l.Attrs().NumTxQueues > 1 {
 		err := replaceQdisc(l, qdisc{Kind: "mq", Handle: ownHandle, Parent: netlink.HANDLE_ROOT})
 		if !errors.Is(err, unix.EOPNOTSUPP) {
@@ -157,18 +156,18 @@ func addRoot(l netlink.Link, q queue) error {
 	return replaceQdisc(l, q.fq(ownHandle, netlink.HANDLE_ROOT))
 }
 
-// tune makes an fq with the parameters of q of each that is to be one.
-func tune(l netlink.Link, q queue) error {
+// updateLeaves makes each leaf an fq with the parameters of q.
+func updateLeaves(l netlink.Link, q queueConfig) error {
 	all, err := qdiscs(l)
 	if err != nil {
 		return err
 	}
 	for _, d := range leavesOf(all) {
-		if q.is(&d) {
+		if q.matches(&d) {
 			continue
 		}
 		if d.Kind != "fq" {
-			d.Handle = 0 // which another kind cannot take over
+			d.Handle = 0 // a new kind needs a new handle
 		}
 		if err := replaceQdisc(l, q.fq(d.Handle, d.Parent)); err != nil {
 			return err
@@ -177,9 +176,9 @@ func tune(l netlink.Link, q queue) error {
 	return nil
 }
 
-// leavesOf returns what is to be an fq of the queue: its root, or what is below the
-// transmit queues in use. Below those that come into use later (ethtool -L), the kernel
-// puts what it is used to. There is none when the root is not the queue's.
+// leavesOf returns the qdiscs that must be an fq of the queue: its root, or those of the
+// transmit queues in use. Transmit queues enabled later (ethtool -L) get the kernel's
+// default. There are none when the root is not the queue's.
 func leavesOf(all []qdisc) []qdisc {
 	root := rootOf(all)
 	switch {
@@ -193,22 +192,22 @@ func leavesOf(all []qdisc) []qdisc {
 	return nil
 }
 
-// checkQueue returns errQueue when q is not at an interface any more.
-func checkQueue(l netlink.Link, q queue) error {
+// checkQueue returns errQueue when an interface no longer has q.
+func checkQueue(l netlink.Link, q queueConfig) error {
 	all, err := qdiscs(l)
 	if err != nil {
 		return err
 	}
 	leaves := leavesOf(all)
-	if len(leaves) == 0 || slices.ContainsFunc(leaves, func(d qdisc) bool { return !q.is(&d) }) {
-		return errQueue
+	if len(leaves) == 0 || slices.ContainsFunc(leaves, func(d qdisc) bool { return !q.matches(&d) }) {
+		return errQueueChanged
 	}
 	return nil
 }
 
-// restoreQueue removes the queue from an interface and puts back what stood there.
-// What somebody else has put in its place stays.
-func restoreQueue(l netlink.Link, was former) error {
+// restoreQueue replaces the queue of an interface by the saved qdiscs. If another tool has
+// replaced the queue, its qdisc stays.
+func restoreQueue(l netlink.Link, was savedQdiscs) error {
 	all, err := qdiscs(l)
 	if err != nil {
 		return err
@@ -216,19 +215,19 @@ func restoreQueue(l netlink.Link, was former) error {
 	if root := rootOf(all); root == nil || root.Handle != ownHandle {
 		return nil
 	}
-	if err := was.putBack(l); err != nil {
-		return fmt.Errorf("put back what stood there: %w", errors.Join(err, former{}.putBack(l)))
+	if err := was.restore(l); err != nil {
+		return fmt.Errorf("restore the former qdisc: %w", errors.Join(err, savedQdiscs{}.restore(l)))
 	}
 	return nil
 }
 
-// QueueStatus is the queue of an interface.
+// QueueStatus is the state of the queue of an interface.
 type QueueStatus struct {
-	Packets, Bytes uint64 // in it now
-	Drops          uint64 // since it was made: of packets that had been charged
+	Packets, Bytes uint64 // currently queued
+	Drops          uint64 // packets dropped since the queue was created, after they were charged
 }
 
-// queueStatus is that of the interface that holds packets.
+// queueStatus returns the state of the point's queue.
 func (pt *point) queueStatus() (QueueStatus, error) {
 	l, err := pt.link()
 	if err != nil {
@@ -237,7 +236,7 @@ func (pt *point) queueStatus() (QueueStatus, error) {
 	return queueOf(l)
 }
 
-// queueOf sums up over the transmit queues of an interface.
+// queueOf returns the sum over the transmit queues of an interface.
 func queueOf(l netlink.Link) (s QueueStatus, err error) {
 	all, err := qdiscs(l)
 	if err != nil {
@@ -257,15 +256,15 @@ func queueOf(l netlink.Link) (s QueueStatus, err error) {
 	return s, nil
 }
 
-// waiting returns what the programs know of the queue of an interface.
-func (k *kernel) waiting(at side) (w kernelWaiting, err error) {
-	err = k.Queued.Lookup((uint32(at.ifindex)<<1|number(!at.ingress))&(k.Queued.MaxEntries()-1), &w)
+// waiting returns the programs' counters of the queue of an interface.
+func (k *kernel) waiting(at hookPoint) (w kernelQueue, err error) {
+	err = k.QueueCounts.Lookup((uint32(at.ifindex)<<1|u32(!at.ingress))&(k.QueueCounts.MaxEntries()-1), &w)
 	return w, err
 }
 
-// ProbeShape returns an error when the kernel cannot hold packets, as mode "shape"
-// needs. It tries in a network namespace that is gone afterwards; nil is also for what
-// it may not try.
+// ProbeShape returns an error when the kernel cannot delay packets, as mode "shape"
+// needs. It tries in a temporary network namespace, and returns nil when it is not
+// permitted to.
 func ProbeShape() error {
 	result := make(chan error)
 	go func() {

@@ -14,7 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// newDevice makes a device with so many transmit queues. Its peer has the name and 1.
+// newDevice creates a veth with the given number of transmit queues. Its peer is called name + "1".
 func newDevice(t *testing.T, name string, queues int) netlink.Link {
 	t.Helper()
 	veth := &netlink.Veth{LinkAttrs: netlink.NewLinkAttrs(), PeerName: name + "1"}
@@ -33,7 +33,7 @@ func newDevice(t *testing.T, name string, queues int) netlink.Link {
 	return l
 }
 
-// tc runs lines of tc's on a device.
+// tc runs tc commands on a device.
 func tc(t *testing.T, l netlink.Link, lines ...string) {
 	t.Helper()
 	for _, line := range lines {
@@ -52,21 +52,21 @@ func qdiscsOf(t *testing.T, l netlink.Link) []qdisc {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The kernel has no order but for the root, which comes first.
+	// The kernel returns the root first, and the rest in no order.
 	slices.SortFunc(all[min(1, len(all)):], func(a, b qdisc) int { return int(a.Parent) - int(b.Parent) })
 	return all
 }
 
-// wantQdiscs asserts that a device has the disciplines it once had, byte for byte.
+// wantQdiscs asserts that a device has the given qdiscs, byte for byte.
 func wantQdiscs(t *testing.T, l netlink.Link, want []qdisc) {
 	t.Helper()
 	if diff := cmp.Diff(want, qdiscsOf(t, l), cmpopts.IgnoreUnexported(qdisc{})); diff != "" {
-		t.Errorf("disciplines (-want +got):\n%s", diff)
+		t.Errorf("qdiscs (-want +got):\n%s", diff)
 	}
 }
 
-// standIn puts what looks like the queue at a device, on kernels without sch_fq.
-func standIn(t *testing.T, l netlink.Link) {
+// addFakeQueue adds a qdisc with the queue's handle, for kernels without sch_fq.
+func addFakeQueue(t *testing.T, l netlink.Link) {
 	t.Helper()
 	kind := "pfifo"
 	if l.Attrs().NumTxQueues > 1 {
@@ -77,7 +77,7 @@ func standIn(t *testing.T, l netlink.Link) {
 	}
 }
 
-func TestFormerIsPutBack(t *testing.T) {
+func TestRestoreQueue(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		queues int
@@ -88,7 +88,7 @@ func TestFormerIsPutBack(t *testing.T) {
 		{"pfifo", 1, []string{"qdisc replace root handle 7: pfifo limit 77"}},
 		{"bfifo", 1, []string{"qdisc replace root handle 7: bfifo limit 77777"}},
 		{"tbf", 1, []string{"qdisc replace root handle 7: tbf rate 20mbit burst 20k latency 70ms peakrate 30mbit mtu 2000"}},
-		{"beside clsact", 1, []string{"qdisc replace root handle 7: pfifo limit 77", "qdisc add clsact"}},
+		{"with clsact", 1, []string{"qdisc replace root handle 7: pfifo limit 77", "qdisc add clsact"}},
 		{"none of two queues", 2, nil},
 		{"mq", 2, []string{"qdisc replace root handle 7: mq"}},
 		{"mq with others", 2, []string{"qdisc replace root handle 7: mq", "qdisc replace parent 7:1 handle 8: pfifo limit 77", "qdisc replace parent 7:2 tbf rate 20mbit burst 20k latency 70ms"}},
@@ -101,7 +101,7 @@ func TestFormerIsPutBack(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			standIn(t, l)
+			addFakeQueue(t, l)
 			if err := restoreQueue(l, was); err != nil {
 				t.Fatal(err)
 			}
@@ -111,20 +111,20 @@ func TestFormerIsPutBack(t *testing.T) {
 			if err := restoreQueue(l, was); err != nil {
 				t.Fatal(err)
 			}
-			wantQdiscs(t, l, after) // it is somebody else's
+			wantQdiscs(t, l, after) // it belongs to another tool
 		})
 	}
 }
 
-// What could not be put back is refused, and stays.
-func TestFormerIsRefused(t *testing.T) {
+// Qdiscs that could not be restored are refused, and stay.
+func TestCapture_Unsupported(t *testing.T) {
 	for _, c := range []struct {
 		name, what string
 		lines      []string
 	}{
 		{"htb", "htb", []string{"qdisc replace root handle 7: htb default 1", "class add parent 7: classid 7:1 htb rate 1mbit"}},
 		{"below tbf", "htb", []string{"qdisc replace root handle 7: tbf rate 20mbit burst 20k latency 70ms", "qdisc replace parent 7:1 handle 8: htb"}},
-		{"sizes", "pfifo with a table of sizes", []string{"qdisc replace root handle 7: stab linklayer atm overhead 10 pfifo"}},
+		{"size table", "pfifo with a size table", []string{"qdisc replace root handle 7: stab linklayer atm overhead 10 pfifo"}},
 		{"below mq", "htb", []string{"qdisc replace root handle 7: mq", "qdisc replace parent 7:2 handle 8: htb"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -137,7 +137,7 @@ func TestFormerIsRefused(t *testing.T) {
 			before := qdiscsOf(t, l)
 			p := openPlane(t)
 			err := p.tryApply(nil, Attachment{Name: "here", Interfaces: []string{"refused"}, Mode: Shape, Queue: 5000})
-			want := `attach "here" to refused, egress: refused has a qdisc ` + c.what + ` of its own, which mode = "shape" would remove for good: ` +
+			want := `attach "here" to refused, egress: refused has a qdisc ` + c.what + `, which mode = "shape" would replace and could not restore: ` +
 				`write mode = "police", attach to another interface, or remove it with "tc qdisc del dev refused root"`
 			if err == nil || err.Error() != want {
 				t.Errorf("got  %v\nwant %s", err, want)
@@ -145,27 +145,27 @@ func TestFormerIsRefused(t *testing.T) {
 			wantQdiscs(t, l, before)
 			p.Release()
 			p.Plane = nil
-			assertNothing(t, l, p.pins)
+			assertNoTrace(t, l, p.pins)
 		})
 	}
 }
 
-// A daemon is killed at each step of making a queue. The next one, or "shaperd detach",
-// leaves what stood there before.
-func TestKilledMakingQueue(t *testing.T) {
+// A daemon is killed at each step of setting up a queue. The next one, or "shaperd detach",
+// restores the former qdiscs.
+func TestQueueSetup_Killed(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		making func(t *testing.T, l netlink.Link, p *testPlane)
 	}{
-		{"before it is there", func(*testing.T, netlink.Link, *testPlane) {}},
-		{"before it is attached to", func(t *testing.T, l netlink.Link, _ *testPlane) { standIn(t, l) }},
-		{"behind a detour", func(t *testing.T, l netlink.Link, p *testPlane) {
-			err := p.kernel.keepQueue(side{l.Attrs().Index, true}, nil)
+		{"before it exists", func(*testing.T, netlink.Link, *testPlane) {}},
+		{"before the program is attached", func(t *testing.T, l netlink.Link, _ *testPlane) { addFakeQueue(t, l) }},
+		{"at an IFB", func(t *testing.T, l netlink.Link, p *testPlane) {
+			err := p.kernel.recordQueue(hookPoint{l.Attrs().Index, true}, nil)
 			ifb, ifbErr := setUpIFB(l)
-			if err := errors.Join(err, ifbErr, addClsact(side{l.Attrs().Index, true})); err != nil {
+			if err := errors.Join(err, ifbErr, addClsact(hookPoint{l.Attrs().Index, true})); err != nil {
 				t.Fatal(err)
 			}
-			if err := divert(l, ifb); err != nil {
+			if err := addRedirect(l, ifb); err != nil {
 				t.Fatal(err)
 			}
 		}},
@@ -178,7 +178,7 @@ func TestKilledMakingQueue(t *testing.T) {
 				p := openPlane(t)
 				was, err := capture(l, before)
 				at := savedPoint{Attachment: "here", Ifindex: l.Attrs().Index, Mode: Shape}
-				err = errors.Join(err, p.kernel.keepPoint(l, at), p.kernel.keepQueue(side{ifindex: l.Attrs().Index}, was))
+				err = errors.Join(err, p.kernel.recordPoint(l, at), p.kernel.recordQueue(hookPoint{ifindex: l.Attrs().Index}, was))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -199,16 +199,16 @@ func TestKilledMakingQueue(t *testing.T) {
 				}
 				wantQdiscs(t, l, before)
 				if _, err := netlink.LinkByName(ifbName(l.Attrs().Index)); !errors.As(err, new(netlink.LinkNotFoundError)) {
-					t.Errorf("the device of the detour: %v", err)
+					t.Errorf("the IFB: %v", err)
 				}
-				assertNothing(t, l, p.pins)
+				assertNoTrace(t, l, p.pins)
 			})
 		}
 	}
 }
 
-// What stood there is back when the kernel cannot hold packets, and when the daemon ends.
-func TestNoFQ(t *testing.T) {
+// The former qdiscs are restored when the kernel has no sch_fq, and when the daemon ends.
+func TestShape_NoFQ(t *testing.T) {
 	no := ProbeShape()
 	l := newDevice(t, "nofq", 2)
 	tc(t, l, "qdisc replace root handle 7: mq", "qdisc replace parent 7:2 handle 8: pfifo limit 77")
@@ -226,11 +226,11 @@ func TestNoFQ(t *testing.T) {
 		t.Error(err)
 	}
 	p.Plane = nil
-	assertNothing(t, l, p.pins)
+	assertNoTrace(t, l, p.pins)
 }
 
-// The qdisc clsact goes when it was not there before, and nobody else uses it.
-func TestClsact(t *testing.T) {
+// The qdisc clsact is removed unless it existed before, or another tool uses it.
+func TestClsact_RemovedWhenUnused(t *testing.T) {
 	const theirs = "filter add ingress protocol all prio 1 u32 match u8 0 0"
 	for _, c := range []struct {
 		name          string
@@ -239,9 +239,9 @@ func TestClsact(t *testing.T) {
 		filters       int
 	}{
 		{"ours", nil, nil, false, 0},
-		{"somebody else's", []string{"qdisc add clsact"}, nil, true, 0},
-		{"somebody else's, with a filter", []string{"qdisc add clsact", theirs}, nil, true, 1},
-		{"ours, with somebody else's filter", nil, []string{theirs}, true, 1},
+		{"foreign", []string{"qdisc add clsact"}, nil, true, 0},
+		{"foreign, with a filter", []string{"qdisc add clsact", theirs}, nil, true, 1},
+		{"ours, with a foreign filter", nil, []string{theirs}, true, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := newDevice(t, "clsact", 1)
@@ -261,7 +261,7 @@ func TestClsact(t *testing.T) {
 			p.Plane = nil
 			present, err := clsactOf(l)
 			if err != nil || (present != nil) != c.stays {
-				t.Errorf("%+v, %v: want that it stays: %v", present, err, c.stays)
+				t.Errorf("%+v, %v: want it to stay: %v", present, err, c.stays)
 			}
 			filters, err := netlink.FilterList(l, netlink.HANDLE_MIN_INGRESS)
 			if c.stays && (err != nil || len(filters) != c.filters) {
@@ -271,14 +271,14 @@ func TestClsact(t *testing.T) {
 	}
 }
 
-// The qdisc ingress would take filters of egress for its own.
-func TestOnlyIngress(t *testing.T) {
+// The qdisc ingress would run egress filters at ingress.
+func TestClsact_IngressQdiscPresent(t *testing.T) {
 	l := newDevice(t, "only", 1)
 	tc(t, l, "qdisc add ingress")
 	p := openPlane(t)
 	a := Attachment{Name: "here", Interfaces: []string{"only"}, Mode: Police, Hook: Clsact}
 	err := p.tryApply(nil, a)
-	want := `attach "here" to only, egress: add qdisc clsact: the qdisc ingress is in its place: remove that with "tc qdisc del dev only ingress"`
+	want := `attach "here" to only, egress: add qdisc clsact: the qdisc ingress occupies its place: remove it with "tc qdisc del dev only ingress"`
 	if err == nil || err.Error() != want {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}
@@ -291,22 +291,22 @@ func TestOnlyIngress(t *testing.T) {
 	if present, err := clsactOf(l); err != nil || present == nil {
 		t.Errorf("%+v, %v: want the qdisc ingress", present, err)
 	}
-	assertNothing(t, l, p.pins)
+	assertNoTrace(t, l, p.pins)
 }
 
-// A registry of another format is neither read nor thrown away.
+// A registry of another format is neither used nor deleted.
 func TestRegistryFormat(t *testing.T) {
 	p := openPlane(t)
 	dir := p.dir
 	p.kernel.Format++
-	p.kernel.Clsacts = []int{1} // or else nothing is there to keep
+	p.kernel.Clsacts = []int{1} // otherwise the pins are unused and removed
 	if err := p.kernel.save(); err != nil {
 		t.Fatal(err)
 	}
 	p.Release()
 	p.Plane = nil
 	defer os.RemoveAll(p.pins)
-	want := dir + ` is of another version of shaperd: take it away with "shaperd detach" of that version, or remove the folder`
+	want := dir + ` belongs to another version of shaperd: remove it with "shaperd detach" of that version, or remove the directory`
 	for _, keys := range []int{p.keys, 2 * p.keys} {
 		if _, err := Open(p.shaper, p.clock, p.pins, keys, nil); err == nil || err.Error() != want {
 			t.Errorf("open for %d keys: %v, want %s", keys, err, want)

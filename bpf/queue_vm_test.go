@@ -13,9 +13,9 @@ import (
 	"shaperd/shaper"
 )
 
-// What stood at an interface is back, whether the daemon ends, is killed, or is killed
-// while it attaches.
-func TestVMQueueIsRestored(t *testing.T) {
+// The former qdiscs are restored, whether the daemon ends, is killed, or is killed while it
+// attaches.
+func TestVMQueue_Restored(t *testing.T) {
 	a := Attachment{Name: "here", Interfaces: []string{"restore"}, Mode: Shape, Queue: 5000, Keep: true}
 	apply := func(_ *testing.T, p *testPlane) { p.apply(nil, a) }
 	detach := func(t *testing.T, p *testPlane) {
@@ -47,9 +47,9 @@ func TestVMQueueIsRestored(t *testing.T) {
 			c, err := p.Prepare([]Attachment{a}, nil, policy)
 			must(t, err)
 			for _, pt := range c.added {
-				pt.letGo()
+				pt.release()
 			}
-			p.changing.Unlock()
+			p.changeMu.Unlock()
 		}, func(t *testing.T, p *testPlane) {
 			p.Release()
 			must(t, Detach(p.pins))
@@ -65,33 +65,33 @@ func TestVMQueueIsRestored(t *testing.T) {
 			c.end(t, p)
 			p.Plane = nil
 			wantQdiscs(t, l, before)
-			assertNothing(t, l, p.pins)
+			assertNoTrace(t, l, p.pins)
 		})
 	}
 }
 
-// A queue that somebody replaces is mended, and nothing else is touched. What they put
-// there is what comes back.
-func TestVMQueueIsMended(t *testing.T) {
-	l := newDevice(t, "mended", 2)
+// A queue that another tool replaces is repaired, and nothing else changes. At the end the
+// other tool's qdisc is restored.
+func TestVMQueue_Repaired(t *testing.T) {
+	l := newDevice(t, "repaired", 2)
 	p := openPlane(t)
-	a := Attachment{Name: "here", Interfaces: []string{"mended"}, Mode: Shape, Queue: 5000}
+	a := Attachment{Name: "here", Interfaces: []string{"repaired"}, Mode: Shape, Queue: 5000}
 	p.apply(nil, a)
-	at := side{ifindex: l.Attrs().Index}
+	at := hookPoint{ifindex: l.Attrs().Index}
 	attached := p.points[at].hook
 	for _, lines := range [][]string{
 		{"qdisc replace parent 5ad:2 handle 8: pfifo limit 77"},
 		{"qdisc replace root handle 7: tbf rate 20mbit burst 20k latency 70ms"},
 	} {
 		tc(t, l, lines...)
-		if err := checkQueue(l, a.queue()); !errors.Is(err, errQueue) {
-			t.Errorf("%v, want %v", err, errQueue)
+		if err := checkQueue(l, a.queue()); !errors.Is(err, errQueueChanged) {
+			t.Errorf("%v, want %v", err, errQueueChanged)
 		}
 		within(t, 5*time.Second, func() bool { return checkQueue(l, a.queue()) == nil })
 	}
 	p.mu.Lock()
 	if p.points[at].hook != attached {
-		t.Error("it has been attached again")
+		t.Error("the program was attached again")
 	}
 	p.mu.Unlock()
 	must(t, p.Close())
@@ -101,8 +101,8 @@ func TestVMQueueIsMended(t *testing.T) {
 	}
 }
 
-// Another mode or hook leaves the queue where it is needed.
-func TestVMQueueOutlivesChange(t *testing.T) {
+// After a change of mode or hook the queue exists exactly where it is needed.
+func TestVMQueue_ModeAndHookChange(t *testing.T) {
 	l := newDevice(t, "change", 2)
 	tc(t, l, "qdisc replace root handle 7: fq_codel limit 777")
 	before := qdiscsOf(t, l)
@@ -119,55 +119,55 @@ func TestVMQueueOutlivesChange(t *testing.T) {
 		a.Mode, a.Hook = c.mode, c.hook
 		p.apply(nil, a)
 		p.mu.Lock()
-		must(t, p.points[side{ifindex: l.Attrs().Index}].hook.check())
+		must(t, p.points[hookPoint{ifindex: l.Attrs().Index}].hook.check())
 		p.mu.Unlock()
 		if a.Mode == Shape {
 			must(t, checkQueue(l, a.queue()))
 		} else {
 			all := qdiscsOf(t, l)
 			if root := rootOf(all); root.Kind != "fq_codel" {
-				t.Errorf("%+v: want what stood there", root)
+				t.Errorf("%+v: want the former qdisc", root)
 			}
 		}
 	}
 	must(t, p.Close())
 	p.Plane = nil
 	wantQdiscs(t, l, before)
-	assertNothing(t, l, p.pins)
+	assertNoTrace(t, l, p.pins)
 }
 
-// The same at ingress: the detour is there while it is needed.
-func TestVMDetourOutlivesChange(t *testing.T) {
-	l := newDevice(t, "detour", 2)
+// After a change of mode or hook at ingress the redirect exists exactly if it is needed.
+func TestVMRedirect_ModeAndHookChange(t *testing.T) {
+	l := newDevice(t, "redirect", 2)
 	p := openPlane(t)
 	for _, c := range []struct {
 		mode Mode
 		hook Hook
 	}{{Shape, Auto}, {Shape, Clsact}, {Police, Clsact}, {Shape, Auto}} {
-		p.apply(nil, Attachment{Name: "here", Interfaces: []string{"detour"}, Ingress: true, Mode: c.mode, Hook: c.hook, Queue: 5000})
-		if err := checkDetour(l); (err == nil) != (c.mode == Shape) {
+		p.apply(nil, Attachment{Name: "here", Interfaces: []string{"redirect"}, Ingress: true, Mode: c.mode, Hook: c.hook, Queue: 5000})
+		if err := checkRedirect(l); (err == nil) != (c.mode == Shape) {
 			t.Errorf("%v by %v: %v", c.mode, c.hook, err)
 		}
 	}
 	must(t, p.Close())
 	p.Plane = nil
 	if _, err := netlink.LinkByName(ifbName(l.Attrs().Index)); !errors.As(err, new(netlink.LinkNotFoundError)) {
-		t.Errorf("the device of the detour: %v", err)
+		t.Errorf("the IFB: %v", err)
 	}
-	assertNothing(t, l, p.pins)
+	assertNoTrace(t, l, p.pins)
 	if present, err := clsactOf(l); err != nil || present != nil {
 		t.Errorf("%+v, %v: want no clsact", present, err)
 	}
 }
 
-// Filters of a discipline cannot be put back.
-func TestVMFiltersAreRefused(t *testing.T) {
+// Filters of a qdisc cannot be restored.
+func TestVMCapture_FiltersUnsupported(t *testing.T) {
 	p := openPlane(t)
 	for _, handle := range []string{"", "handle 7: "} {
 		l := newDevice(t, "filters", 1)
 		tc(t, l, "qdisc replace root "+handle+"fq_codel", "filter add protocol all prio 1 u32 match u8 0 0 flowid :1")
 		err := p.tryApply(nil, Attachment{Name: "here", Interfaces: []string{"filters"}, Mode: Shape, Queue: 5000})
-		if err == nil || !strings.Contains(err.Error(), "filters has a qdisc fq_codel with filters of its own, which") {
+		if err == nil || !strings.Contains(err.Error(), "filters has a qdisc fq_codel with filters, which") {
 			t.Errorf("%v, want a refusal", err)
 		}
 		must(t, netlink.LinkDel(l))

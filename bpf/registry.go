@@ -21,37 +21,36 @@ import (
 	"shaperd/shaper"
 )
 
-// registry is what has to be known of the maps beside what is in them: by which
-// numbers buckets and programs are marked, how keys are hashed, and what was there
-// before. It is kept with the maps, so that a new daemon, or one that is to remove
-// every trace, takes over from one that was killed.
+// registry is the metadata of the maps: the numbers that buckets and programs refer to, the
+// hash multipliers, and the former state of the interfaces. It is pinned with the maps, so that
+// a new daemon can take over from a killed one, and Detach can clean up after it.
 type registry struct {
 	Format      int // registryFormat
 	Hashes      hashes
-	Tables      map[uint32]uint32 // slots of tables, by the IDs of policies' maps that may be in force
-	Generation  uint32            // of the policy in force, or more
+	Tables      map[uint32]uint32 // slots of tables, by the map IDs of policies that may be current
+	Generation  uint32            // of the current policy, or higher
 	Limits      map[string]*knownLimit
 	Attachments map[string]uint32
 	Points      []savedPoint
 	Queues      []savedQueue
-	Clsacts     []int   // interfaces that had no qdisc clsact
-	Network     network // that the interfaces are in
+	Clsacts     []int   // interfaces without a qdisc clsact before shaperd
+	Network     network // namespace of the interfaces
 
 	store *ebpf.Map
 }
 
-// network is a network namespace. The cookie is no other one's since boot; the number, which
-// people find it by, is that of another one as soon as it is gone.
+// network is a network namespace. The cookie is unique since boot; the number, which tools
+// show, may be reused.
 type network struct{ Cookie, Number uint64 }
 
-// knownLimit is a limit that has been in force, by its name.
+// knownLimit is the registry entry of a limit of a current or former policy.
 type knownLimit struct {
 	Number  uint32
-	Rates   rates // last in force: a change rescales the buckets
-	Slotted slotted
+	Rates   rates // last active rates: a change rescales the buckets
+	Slotted slotShifts
 }
 
-// rates is what makes up the rates of a limit's meters.
+// rates are the configured rates of a limit's meters.
 type rates struct {
 	BitsPerSecond uint64
 	Packets, New  shaper.Frequency
@@ -70,22 +69,22 @@ func (r rates) meters() [3]leaky.Rate {
 	}
 }
 
-// registryFormat is the version of what is in a registry. One of another version
-// may say what stood at an interface in a way that is not understood here.
+// registryFormat is the version of the registry's content. A registry of another version
+// may describe the former qdiscs in a way that this one does not understand.
 const registryFormat = 1
 
-// registrySpec is one value of JSON: few read it, and seldom.
+// registrySpec is a single JSON value, as it is read rarely.
 var registrySpec = ebpf.MapSpec{
 	Name: "registry", Type: ebpf.Array, KeySize: 4, ValueSize: 1 << 18, MaxEntries: 1, Pinning: ebpf.PinByName,
 }
 
-// openRegistry reads the registry that is pinned in a folder, or makes one.
-func openRegistry(folder string) (*registry, error) {
-	store, err := ebpf.NewMapWithOptions(&registrySpec, ebpf.MapOptions{PinPath: folder})
+// openRegistry reads the registry that is pinned in a directory, or creates one.
+func openRegistry(dir string) (*registry, error) {
+	store, err := ebpf.NewMapWithOptions(&registrySpec, ebpf.MapOptions{PinPath: dir})
 	if err != nil {
 		return nil, fmt.Errorf("open registry: %w", err)
 	}
-	r := &registry{Limits: map[string]*knownLimit{}, Attachments: map[string]uint32{}, Network: networkHere(), store: store}
+	r := &registry{Limits: map[string]*knownLimit{}, Attachments: map[string]uint32{}, Network: currentNetwork(), store: store}
 	var text []byte
 	if err := store.Lookup(uint32(0), &text); err != nil {
 		store.Close()
@@ -98,7 +97,7 @@ func openRegistry(folder string) (*registry, error) {
 		}
 		if r.Format != registryFormat {
 			store.Close()
-			return nil, fmt.Errorf("%s is of another version of shaperd: take it away with \"shaperd detach\" of that version, or remove the folder", folder)
+			return nil, fmt.Errorf("%s belongs to another version of shaperd: remove it with \"shaperd detach\" of that version, or remove the directory", dir)
 		}
 		return r, nil
 	}
@@ -111,36 +110,36 @@ func openRegistry(folder string) (*registry, error) {
 	return r, r.save()
 }
 
-// openRegistryHere is openRegistry of a folder whose interfaces are to be those of this network
-// namespace: by their numbers, those of another one would be taken for others.
-func openRegistryHere(folder string) (*registry, error) {
-	r, err := openRegistry(folder)
-	here := networkHere()
+// openRegistryInNetwork is openRegistry with a check that the interfaces belong to this network namespace:
+// in another one their indexes mean other interfaces.
+func openRegistryInNetwork(dir string) (*registry, error) {
+	r, err := openRegistry(dir)
+	here := currentNetwork()
 	if err != nil || r.Network.Cookie == here.Cookie {
 		return r, err
 	}
-	if !r.gone(folder) {
+	if !r.interfacesGone(dir) {
 		r.store.Close()
-		pins, number := filepath.Dir(folder), r.Network.Number
-		return nil, fmt.Errorf("%s is of interfaces in another network namespace, number %d, which may be there still: \"lsns %d\" lists its processes, "+
-			"and \"nsenter --net --target PID shaperd detach --pins %s\" takes away what is attached there; if it shows no process, run \"rm -r %s\"; "+
-			"or have [daemon] pin_path name another folder", folder, number, number, pins, pins)
+		pins, number := filepath.Dir(dir), r.Network.Number
+		return nil, fmt.Errorf("%s belongs to interfaces in another network namespace, number %d, which may still exist: \"lsns %d\" lists its processes, "+
+			"and \"nsenter --net --target PID shaperd detach --pin-path %s\" detaches them; if it shows no process, run \"rm -r %s\"; "+
+			"or set [daemon] pin_path to another directory", dir, number, number, pins, pins)
 	}
-	_ = os.RemoveAll(filepath.Join(folder, "links"))
-	_ = os.Mkdir(filepath.Join(folder, "links"), 0o700)
+	_ = os.RemoveAll(filepath.Join(dir, "links"))
+	_ = os.Mkdir(filepath.Join(dir, "links"), 0o700)
 	r.Points, r.Queues, r.Clsacts, r.Network = nil, nil, nil, here
 	return r, r.save()
 }
 
-// gone reports whether nothing is left of what r, which is kept in a folder, says of interfaces:
-// the kernel ends the links at an interface that is removed, as all are with their network
-// namespace. Where there are no links, there is no telling.
-func (r *registry) gone(folder string) bool {
+// interfacesGone reports whether all interfaces of r, which is pinned in dir, no longer exist: the
+// kernel ends the links of an interface when it is removed, as with its network namespace.
+// Without links that is unknown, and the result is false.
+func (r *registry) interfacesGone(dir string) bool {
 	removed := map[int]bool{}
 	for _, s := range r.Points {
-		pins := []string{s.pin(folder) + repliesPin}
-		if !s.detours() { // else it is at another interface
-			pins = append(pins, s.pin(folder))
+		pins := []string{s.pin(dir) + repliesPin}
+		if !s.usesIFB() { // else the link is at the IFB
+			pins = append(pins, s.pin(dir))
 		}
 		for _, pin := range pins {
 			if l, err := link.LoadPinnedLink(pin, nil); err == nil {
@@ -162,7 +161,7 @@ func (r *registry) save() error {
 		return fmt.Errorf("write registry: %w", err)
 	}
 	if len(text) > int(registrySpec.ValueSize) {
-		return fmt.Errorf("write registry: %d bytes, more than the %d there may be", len(text), registrySpec.ValueSize)
+		return fmt.Errorf("write registry: %d bytes exceed the maximum of %d", len(text), registrySpec.ValueSize)
 	}
 	value := make([]byte, registrySpec.ValueSize)
 	copy(value, text)
@@ -172,17 +171,17 @@ func (r *registry) save() error {
 	return nil
 }
 
-// savedQueue is a queue that is made at an interface, and what stood there.
+// savedQueue is the registry entry of a queue, with the qdiscs that it replaced.
 type savedQueue struct {
 	Ifindex int
-	Ingress bool // it is behind a detour, and goes with its device
-	Former  former
+	Ingress bool // the queue is at the IFB, and is removed with it
+	Former  savedQdiscs
 }
 
-func (q *savedQueue) at() side { return side{q.Ifindex, q.Ingress} }
+func (q *savedQueue) at() hookPoint { return hookPoint{q.Ifindex, q.Ingress} }
 
-// queueAt returns what is known of a queue, or nil.
-func (r *registry) queueAt(at side) *savedQueue {
+// queueAt returns the entry of a queue, or nil.
+func (r *registry) queueAt(at hookPoint) *savedQueue {
 	for i := range r.Queues {
 		if r.Queues[i].at() == at {
 			return &r.Queues[i]
@@ -191,8 +190,8 @@ func (r *registry) queueAt(at side) *savedQueue {
 	return nil
 }
 
-// keepQueue remembers a queue that is about to be made.
-func (r *registry) keepQueue(at side, was former) error {
+// recordQueue records a queue before it is created.
+func (r *registry) recordQueue(at hookPoint, was savedQdiscs) error {
 	if q := r.queueAt(at); q != nil {
 		q.Former = was
 	} else {
@@ -201,9 +200,9 @@ func (r *registry) keepQueue(at side, was former) error {
 	return r.save()
 }
 
-// keepPoint remembers a point that is about to be made, and that its interface has no
-// qdisc clsact, if that is so.
-func (r *registry) keepPoint(l netlink.Link, s savedPoint) error {
+// recordPoint records a point before it is attached, and whether its interface has no qdisc
+// clsact.
+func (r *registry) recordPoint(l netlink.Link, s savedPoint) error {
 	present, err := clsactOf(l)
 	if err != nil {
 		return err
@@ -217,9 +216,9 @@ func (r *registry) keepPoint(l netlink.Link, s savedPoint) error {
 	return r.save()
 }
 
-// tidy removes the queues that are not needed, and each qdisc clsact that is no use to
-// anybody.
-func (r *registry) tidy(needed func(side) bool) error {
+// removeUnused removes the queues that are not needed, and each qdisc clsact of ours without
+// filters.
+func (r *registry) removeUnused(needed func(hookPoint) bool) error {
 	var errs []error
 	n := len(r.Queues) + len(r.Clsacts)
 	r.Queues = slices.DeleteFunc(r.Queues, func(q savedQueue) bool {
@@ -241,14 +240,14 @@ func (r *registry) tidy(needed func(side) bool) error {
 	return errors.Join(errs...)
 }
 
-// remove removes a queue, and puts back what stood there.
+// remove removes a queue and restores the former qdiscs.
 func (q *savedQueue) remove() error {
 	if q.Ingress {
 		return removeIFB(q.Ifindex)
 	}
 	l, err := netlink.LinkByIndex(q.Ifindex)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return nil // it is gone, with its queue
+		return nil // the queue is gone with it
 	}
 	if err != nil {
 		return err
@@ -256,16 +255,16 @@ func (q *savedQueue) remove() error {
 	return restoreQueue(l, q.Former)
 }
 
-// Numbers there are, as the programs have them.
+// Sizes of the programs' tables.
 var (
 	maxLimits      = uint32(256)
-	maxAttachments = uint32(len(kernelPolicy{}.Place))
+	maxAttachments = uint32(len(kernelPolicy{}.Attachment))
 )
 
-// number gives numbers to the limits and attachments of a policy. What an earlier
-// one had keeps its number until the numbers run out. An attachment has the number of the
-// one that it replaces, if former names one.
-func (r *registry) number(p *shaper.Policy, attachments []Attachment, former map[string]string) (numbers, error) {
+// assignNumbers assigns numbers to the limits and attachments of a policy. Those of an earlier
+// policy keep theirs until the numbers run out. An attachment takes over the number of its
+// former name, if there is one.
+func (r *registry) assignNumbers(p *shaper.Policy, attachments []Attachment, former map[string]string) (numbers, error) {
 	n := numbers{limits: map[string]uint32{}, attachments: map[string]uint32{}}
 	for i := range p.Len() {
 		name := p.Limit(i).Name
@@ -284,7 +283,7 @@ func (r *registry) number(p *shaper.Policy, attachments []Attachment, former map
 		}
 		number, ok := freeNumber(maxLimits, taken, n.limits)
 		if !ok {
-			return n, fmt.Errorf("limit %q: no number is left for it", name) // a policy has fewer
+			return n, fmt.Errorf("limit %q: out of limit numbers", name) // a policy has fewer
 		}
 		n.limits[name] = number
 		taken[number] = name
@@ -305,7 +304,7 @@ func (r *registry) number(p *shaper.Policy, attachments []Attachment, former map
 		number, ok := r.Attachments[former[a.Name]]
 		if !ok || taken[number] != former[a.Name] {
 			if number, ok = freeNumber(maxAttachments, taken, n.attachments); !ok {
-				return n, fmt.Errorf("attachment %q: no number is left for it", a.Name)
+				return n, fmt.Errorf("attachment %q: too many attachments", a.Name)
 			}
 		}
 		n.attachments[a.Name] = number
@@ -314,8 +313,7 @@ func (r *registry) number(p *shaper.Policy, attachments []Attachment, former map
 	return n, nil
 }
 
-// freeNumber returns a number that nobody has, or else one of somebody who is not
-// in use.
+// freeNumber returns a free number, or else one whose name is no longer used.
 func freeNumber(limit uint32, taken map[uint32]string, used map[string]uint32) (uint32, bool) {
 	for number := range limit {
 		if _, ok := taken[number]; !ok {
@@ -330,8 +328,8 @@ func freeNumber(limit uint32, taken map[uint32]string, used map[string]uint32) (
 	return 0, false
 }
 
-// adopt remembers what is in force now.
-func (r *registry) adopt(n numbers, p *shaper.Policy) {
+// recordPolicy records the current policy.
+func (r *registry) recordPolicy(n numbers, p *shaper.Policy) {
 	for name, known := range r.Limits {
 		for other, number := range n.limits {
 			if number == known.Number && other != name {
@@ -341,7 +339,7 @@ func (r *registry) adopt(n numbers, p *shaper.Policy) {
 	}
 	for i := range p.Len() {
 		l := p.Limit(i)
-		r.Limits[l.Name] = &knownLimit{Number: n.limits[l.Name], Rates: ratesOf(l), Slotted: slottedOf(p, i)}
+		r.Limits[l.Name] = &knownLimit{Number: n.limits[l.Name], Rates: ratesOf(l), Slotted: slotShiftsOf(p, i)}
 	}
 	for name, number := range r.Attachments {
 		for other, taken := range n.attachments {
@@ -355,8 +353,8 @@ func (r *registry) adopt(n numbers, p *shaper.Policy) {
 	}
 }
 
-// networkHere returns the network namespace of this thread.
-func networkHere() (n network) {
+// currentNetwork returns the network namespace of this thread.
+func currentNetwork() (n network) {
 	var s unix.Stat_t
 	if err := unix.Stat("/proc/thread-self/ns/net", &s); err == nil {
 		n.Number = s.Ino

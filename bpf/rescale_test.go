@@ -13,8 +13,8 @@ import (
 	"shaperd/shaper/asn"
 )
 
-// rated is a policy with one limit of all packets.
-func rated(t *testing.T, rate uint64, table *asn.Table) *shaper.Policy {
+// singleRatePolicy returns a policy with one limit on all packets.
+func singleRatePolicy(t *testing.T, rate uint64, table *asn.Table) *shaper.Policy {
 	t.Helper()
 	l := shaper.Limit{
 		Name: "a", Match: shaper.Match{Attach: []string{"here"}}, IPv4Prefix: 32, IPv6Prefix: 64,
@@ -30,24 +30,24 @@ func rated(t *testing.T, rate uint64, table *asn.Table) *shaper.Policy {
 	return p
 }
 
-// adoptRated puts such a policy in force as a reload does.
-func (b *bench) adoptRated(t *testing.T, p *shaper.Policy) numbers {
+// installPolicyNow activates a policy as a reload does, at the current time.
+func (b *bench) installPolicyNow(t *testing.T, p *shaper.Policy) numbers {
 	t.Helper()
-	n, err := b.number(p, []Attachment{{Name: "here"}}, nil)
+	n, err := b.assignNumbers(p, []Attachment{{Name: "here"}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := b.adoptPolicy(p, n, monotonic); err != nil {
+	if err := b.installPolicy(p, n, monotonic); err != nil {
 		t.Fatal(err)
 	}
 	return n
 }
 
-// TestLowerRateAmidPackets lowers the rate under a source that keeps to both rates: it
-// loses nothing.
-func TestLowerRateAmidPackets(t *testing.T) {
-	b := newVariant(t, kernelAttachment{Mode: uint32(Police), Ethernet: 1, Keep: 1}, nil)
-	b.adoptRated(t, rated(t, 1e9, nil))
+// TestRescale_ConcurrentPackets lowers the rate while a source sends within both rates: it loses
+// no packets.
+func TestRescale_ConcurrentPackets(t *testing.T) {
+	b := newVariant(t, kernelConfig{Mode: uint32(Police), Ethernet: 1, Keep: 1}, nil)
+	b.installPolicyNow(t, singleRatePolicy(t, 1e9, nil))
 	var end atomic.Bool
 	var sending sync.WaitGroup
 	sending.Go(func() {
@@ -60,7 +60,7 @@ func TestLowerRateAmidPackets(t *testing.T) {
 	})
 	time.Sleep(200 * time.Millisecond)
 	before := b.totals(t)
-	b.adoptRated(t, rated(t, 1e7, nil))
+	b.installPolicyNow(t, singleRatePolicy(t, 1e7, nil))
 	time.Sleep(500 * time.Millisecond)
 	end.Store(true)
 	sending.Wait()
@@ -70,18 +70,17 @@ func TestLowerRateAmidPackets(t *testing.T) {
 	}
 }
 
-// TestLowerRateAfterDrain has a bucket drain while a policy is made that takes long: it
-// stays drained.
-func TestLowerRateAfterDrain(t *testing.T) {
+// TestRescale_DrainedBucket lets a bucket drain during a slow swap: it stays drained.
+func TestRescale_DrainedBucket(t *testing.T) {
 	_, table := fullTable(t)
-	b := newVariant(t, kernelAttachment{Mode: uint32(Police), Ethernet: 1, Keep: 1}, nil)
-	n := b.adoptRated(t, rated(t, 1e9, table))
-	slow := rated(t, 1e6, table)
+	b := newVariant(t, kernelConfig{Mode: uint32(Police), Ethernet: 1, Keep: 1}, nil)
+	n := b.installPolicyNow(t, singleRatePolicy(t, 1e9, table))
+	slow := singleRatePolicy(t, 1e6, table)
 	bucket := &b.buckets[7]
 	bucket.Tag[0] = meterNumber(n.limits["a"], 0)<<48 | 5
-	bucket.Until[0] = uint64(monotonic() + leaky.FromDuration(5*time.Millisecond))
-	b.adoptRated(t, slow)
-	if owes := leaky.Time(bucket.Until[0]).Sub(monotonic()); owes > 0 {
-		t.Errorf("it owes %v", owes.Duration())
+	bucket.DrainedAt[0] = uint64(monotonic() + leaky.FromDuration(5*time.Millisecond))
+	b.installPolicyNow(t, slow)
+	if backlog := leaky.Time(bucket.DrainedAt[0]).Sub(monotonic()); backlog > 0 {
+		t.Errorf("a backlog of %v", backlog.Duration())
 	}
 }

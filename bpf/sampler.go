@@ -16,31 +16,31 @@ import (
 	"shaperd/shaper"
 )
 
-// sampler reads the samples that programs take of packets.
+// sampler reads the packet samples of the programs.
 type sampler struct {
-	reader *ringbuf.Reader
-	losses *ebpf.Map
-	lost   kernelLosses // so far
-	record ringbuf.Record
-	read   []kernelSample
-	seed   maphash.Seed // of connections' hashes
+	reader  *ringbuf.Reader
+	losses  *ebpf.Map
+	lost    kernelLosses // at the last reading
+	record  ringbuf.Record
+	samples []kernelSample
+	seed    maphash.Seed // for the hashes of connections
 }
 
-// sampleDistance is how many packets one sample stands for: of those that passed and those
-// that were refused, as sample.h has it.
+// sampleDistance is the number of packets per sample: of passed packets and of refused
+// packets, as in sample.h.
 var sampleDistance = [...]float64{64, 16}
 
-// sampleMost bounds what is read in one go: the ring holds 2,979.
-const sampleMost = 4096
+// maxSamples is the maximum of samples in one reading: the ring holds 2,979.
+const maxSamples = 4096
 
 func newSampler(k *kernel) (*sampler, error) {
 	r, err := ringbuf.NewReader(k.Samples)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", kernelMapSamples, err)
 	}
-	r.SetDeadline(time.Unix(1, 0)) // a read takes what is there, and never waits
+	r.SetDeadline(time.Unix(1, 0)) // reads never wait
 	s := &sampler{reader: r, losses: k.SampleLosses, seed: maphash.MakeSeed()}
-	if s.lost, err = s.count(); err != nil {
+	if s.lost, err = s.countLost(); err != nil {
 		s.close()
 		return nil, err
 	}
@@ -49,8 +49,8 @@ func newSampler(k *kernel) (*sampler, error) {
 
 func (s *sampler) close() { _ = s.reader.Close() }
 
-// count sums up how many samples of each kind were lost on all CPUs.
-func (s *sampler) count() (sum kernelLosses, err error) {
+// countLost returns the number of lost samples of each kind on all CPUs.
+func (s *sampler) countLost() (sum kernelLosses, err error) {
 	var cpus []kernelLosses
 	if err := s.losses.Lookup(uint32(0), &cpus); err != nil {
 		return sum, fmt.Errorf("read %s: %w", kernelMapSampleLosses, err)
@@ -63,13 +63,12 @@ func (s *sampler) count() (sum kernelLosses, err error) {
 	return sum, nil
 }
 
-// next reads the samples there are, and returns how many packets each one stands for, by
-// kind: what was lost is spread over the others. The samples are valid until the next
-// call.
-func (s *sampler) next() (samples []kernelSample, weight [len(sampleDistance)]float64, err error) {
-	s.read = s.read[:0]
+// readSamples reads the pending samples, and returns the number of packets that each represents, by
+// kind: the others stand for lost samples too. The samples are valid until the next call.
+func (s *sampler) readSamples() (samples []kernelSample, weight [len(sampleDistance)]float64, err error) {
+	s.samples = s.samples[:0]
 	var got [len(sampleDistance)]float64
-	for len(s.read) < sampleMost {
+	for len(s.samples) < maxSamples {
 		err := s.reader.ReadInto(&s.record)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			break
@@ -79,9 +78,9 @@ func (s *sampler) next() (samples []kernelSample, weight [len(sampleDistance)]fl
 		}
 		sample := *(*kernelSample)(unsafe.Pointer(&s.record.RawSample[0]))
 		got[sample.Refused]++
-		s.read = append(s.read, sample)
+		s.samples = append(s.samples, sample)
 	}
-	lost, err := s.count()
+	lost, err := s.countLost()
 	if err != nil {
 		return nil, weight, err
 	}
@@ -89,10 +88,10 @@ func (s *sampler) next() (samples []kernelSample, weight [len(sampleDistance)]fl
 		weight[kind] = distance * (1 + float64(lost.Samples[kind]-s.lost.Samples[kind])/max(got[kind], 1))
 	}
 	s.lost = lost
-	return s.read, weight, nil
+	return s.samples, weight, nil
 }
 
-// flow returns what a sample taken at an attachment is to a policy.
+// flow returns the flow and route under a policy of a sample from an attachment.
 func (s *sampler) flow(k *kernelSample, p *shaper.Policy, attachment string) (shaper.Flow, shaper.Route) {
 	var tuple [37]byte
 	for i := range k.Source {
@@ -104,14 +103,14 @@ func (s *sampler) flow(k *kernelSample, p *shaper.Policy, attachment string) (sh
 	tuple[36] = k.Transport
 	f := shaper.Flow{
 		Source: netip.AddrFrom16([16]byte(tuple[:16])).Unmap(), Destination: netip.AddrFrom16([16]byte(tuple[16:])).Unmap(),
-		Port: k.Port, Listen: p.AttachIndex(attachment), Connection: maphash.Bytes(s.seed, tuple[:]),
+		Port: k.Port, Origin: p.AttachmentIndex(attachment), Connection: maphash.Bytes(s.seed, tuple[:]),
 	}
 	return f, shaper.Route{ASN: k.Asn, ToDownstream: shaper.Set(k.Set)}
 }
 
-// rank adds what samples say to the rankings of sources, and of the limits' keys.
-func (p *Plane) rank() error {
-	samples, weight, err := p.sampler.next()
+// updateRankings adds the samples to the rankings of sources and of the limits' keys.
+func (p *Plane) updateRankings() error {
+	samples, weight, err := p.sampler.readSamples()
 	now := p.clock.Now()
 	names := map[uint8]string{}
 	for name, number := range p.numbers.attachments {
@@ -120,13 +119,13 @@ func (p *Plane) rank() error {
 	for i := range samples {
 		k := &samples[i]
 		if p.policy == nil || k.Generation != p.kernel.Generation {
-			continue // limits have other numbers now
+			continue // limits may be numbered differently now
 		}
 		times := weight[k.Refused]
-		passed := shaper.Tally{Bytes: uint64(float64(k.Bytes) * times)}
-		waited := shaper.Tally{Bytes: passed.Bytes, Waited: time.Duration(float64(k.Waited) * times)}
-		refused := shaper.Tally{Dropped: uint64(float64(k.Segments) * times)}
-		f, r := p.sampler.flow(k, p.policy, names[k.Place])
+		passed := shaper.Usage{Bytes: uint64(float64(k.Bytes) * times)}
+		waited := shaper.Usage{Bytes: passed.Bytes, Waited: time.Duration(float64(k.Delay) * times)}
+		refused := shaper.Usage{Dropped: uint64(float64(k.Segments) * times)}
+		f, r := p.sampler.flow(k, p.policy, names[k.AttachId])
 		for limit := range r.ToDownstream.All {
 			did := passed
 			switch by := limit == int(k.Limit); {
@@ -141,11 +140,11 @@ func (p *Plane) rank() error {
 		}
 		switch {
 		case k.Observed != 0:
-			p.shaper.Note(f.Source, passed, now)
+			p.shaper.Record(f.Source, passed, now)
 		case k.Refused != 0:
-			p.shaper.Note(f.Source, refused, now)
+			p.shaper.Record(f.Source, refused, now)
 		default:
-			p.shaper.Note(f.Source, waited, now)
+			p.shaper.Record(f.Source, waited, now)
 		}
 	}
 	return err

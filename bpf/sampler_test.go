@@ -12,23 +12,23 @@ import (
 	"shaperd/shaper"
 )
 
-// ranked is the programs under a policy, and the plane that ranks who they see.
-type ranked struct {
+// rankBench has the programs under a policy, and a plane that ranks sources by their samples.
+type rankBench struct {
 	*bench
 	plane *Plane
 }
 
-func newRanked(t *testing.T, mode Mode, limits ...shaper.Limit) *ranked {
+func newRankBench(t *testing.T, mode Mode, limits ...shaper.Limit) *rankBench {
 	t.Helper()
-	b := newVariant(t, kernelAttachment{Mode: uint32(mode), Ethernet: 1, Keep: 1}, nil)
+	b := newVariant(t, kernelConfig{Mode: uint32(mode), Ethernet: 1, Keep: 1}, nil)
 	s, clock := shaper.New(1024), leaky.NewClock()
-	policy, err := s.Compile(attached(limits...), nil, []shaper.Attachment{{Name: "here"}}, nil, false)
+	policy, err := s.Compile(attachHere(limits...), nil, []shaper.Attachment{{Name: "here"}}, nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.useCompiled(t, policy)
+	b.loadPolicy(t, policy)
 	s.Swap(policy, 0)
-	n, err := b.number(policy, []Attachment{{Name: "here"}}, nil)
+	n, err := b.assignNumbers(policy, []Attachment{{Name: "here"}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,11 +37,11 @@ func newRanked(t *testing.T, mode Mode, limits ...shaper.Limit) *ranked {
 		t.Fatal(err)
 	}
 	t.Cleanup(sampler.close)
-	return &ranked{b, &Plane{kernel: b.kernel, sampler: sampler, shaper: s, clock: clock, policy: policy, numbers: n}}
+	return &rankBench{b, &Plane{kernel: b.kernel, sampler: sampler, shaper: s, clock: clock, policy: policy, numbers: n}}
 }
 
-// send sends a datagram of source n, so many times.
-func (r *ranked) send(t *testing.T, source, times int) {
+// send runs a datagram of a source the given number of times.
+func (r *rankBench) send(t *testing.T, source, times int) {
 	t.Helper()
 	packet := datagram(0)
 	packet[28], packet[29] = byte(source>>8), byte(source)
@@ -50,16 +50,16 @@ func (r *ranked) send(t *testing.T, source, times int) {
 	}
 }
 
-func (r *ranked) rank(t *testing.T) {
+func (r *rankBench) updateRankings(t *testing.T) {
 	t.Helper()
-	if err := r.plane.rank(); err != nil {
+	if err := r.plane.updateRankings(); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// TestRanked has 1,000 sources send, ten of them much more than the others: those come out
-// as the heaviest, and as heavy as they are.
-func TestRanked(t *testing.T) {
+// TestRankings_HeaviestFirst sends from 1,000 sources, ten of them with much more traffic: these are
+// ranked as the heaviest, with their actual share.
+func TestRankings_HeaviestFirst(t *testing.T) {
 	const (
 		sources = 1000
 		heavies = 10
@@ -70,20 +70,20 @@ func TestRanked(t *testing.T) {
 		name     string
 		mode     Mode
 		limit    shaper.Limit
-		by       shaper.Trait
+		by       shaper.SortKey
 		distance float64
 	}{
-		{"bytes", Shape, shaper.Limit{Rate: 1e12, MaxDelay: time.Second}, shaper.TraitRate, sampleDistance[0]},
-		{"drops", Police, shaper.Limit{Packets: shaper.Frequency{N: 1, Per: time.Hour}}, shaper.TraitDrops, sampleDistance[1]},
-		{"blocked", Police, shaper.Limit{Block: true}, shaper.TraitDrops, sampleDistance[1]},
-		{"waits", Shape, shaper.Limit{Packets: perSecond(10_000), MaxDelay: time.Hour}, shaper.TraitDelay, 0},
+		{"bytes", Shape, shaper.Limit{Rate: 1e12, MaxDelay: time.Second}, shaper.SortByRate, sampleDistance[0]},
+		{"drops", Police, shaper.Limit{Packets: shaper.Frequency{N: 1, Per: time.Hour}}, shaper.SortByDrops, sampleDistance[1]},
+		{"blocked", Police, shaper.Limit{Block: true}, shaper.SortByDrops, sampleDistance[1]},
+		{"waits", Shape, shaper.Limit{Packets: perSecond(10_000), MaxDelay: time.Hour}, shaper.SortByDelay, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.limit.Name = "of"
 			if !c.limit.Block {
 				c.limit.Key = shaper.KeySource
 			}
-			r := newRanked(t, c.mode, c.limit)
+			r := newRankBench(t, c.mode, c.limit)
 			total, start := 0.0, time.Now()
 			for range rounds {
 				for source := range sources {
@@ -94,15 +94,15 @@ func TestRanked(t *testing.T) {
 					r.send(t, source, n)
 					total += float64(n)
 				}
-				r.rank(t)
+				r.updateRankings(t)
 			}
 			now := r.plane.clock.Now()
 			share := each * 100 * rounds / total
 			all := 0.0
-			for _, prefix := range r.plane.shaper.HeavyPrefixes(c.by, 10, now) {
+			for _, prefix := range r.plane.shaper.TopPrefixes(c.by, 10, now) {
 				all += prefix.Weight[c.by].Value
 			}
-			for i, heavy := range r.plane.shaper.HeavySources(c.by, heavies, now) {
+			for i, heavy := range r.plane.shaper.TopSources(c.by, heavies, now) {
 				a := heavy.Key.As4()
 				if source := int(a[2])<<8 | int(a[3]); a[0] != 10 || source >= heavies {
 					t.Errorf("source %d of the heaviest is %v", i, heavy.Key)
@@ -110,7 +110,7 @@ func TestRanked(t *testing.T) {
 				if c.distance == 0 {
 					continue
 				}
-				// Five standard deviations of what is sampled.
+				// Within five standard deviations of the sampling error.
 				is, err := heavy.Weight[c.by].Value/all, heavy.Weight[c.by].Error/all
 				sigma := share / math.Sqrt(total*share/c.distance)
 				if is-err < share-5*sigma-err || is-err > share+5*sigma {
@@ -130,9 +130,8 @@ func TestRanked(t *testing.T) {
 			if len(keys) != heavies {
 				t.Errorf("%d keys are heavy", len(keys))
 			}
-			// What they are as heavy as: the total of one round's sending fades by what the
-			// test took alone.
-			unit := map[shaper.Trait]float64{shaper.TraitRate: 100, shaper.TraitDrops: 1}[c.by]
+			// The total weight decays only by the duration of the test.
+			unit := map[shaper.SortKey]float64{shaper.SortByRate: 100, shaper.SortByDrops: 1}[c.by]
 			half := c.by.HalfLife()
 			weighs, faded := all*half.Seconds()/math.Ln2, math.Exp2(-float64(time.Since(start))/float64(half))
 			if c.distance > 0 && (weighs > 1.1*unit*total || weighs < 0.9*faded*unit*total) {
@@ -142,19 +141,18 @@ func TestRanked(t *testing.T) {
 	}
 }
 
-// TestSamplesLost floods the ring while nobody reads it: that changes nothing but a count,
-// those that are left stand for those that are lost, and refused packets leave room for
-// others.
-func TestSamplesLost(t *testing.T) {
+// TestSampler_RingOverflow overflows the sample ring: the loss is counted, the remaining samples
+// represent the lost ones, and samples of refused packets leave space for others.
+func TestSampler_RingOverflow(t *testing.T) {
 	const flood = 1_000_000
 	drop := shaper.Limit{Name: "drop", Block: true}
 	drop.Match.Source = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}
-	r := newRanked(t, Police, drop, shaper.Limit{Name: "pass", Rate: 1e12, MaxDelay: time.Second})
+	r := newRankBench(t, Police, drop, shaper.Limit{Name: "pass", Rate: 1e12, MaxDelay: time.Second})
 	for range 3 {
 		r.send(t, 1, flood)
 		r.send(t, 256, 64*100)
 		was := r.plane.sampler.lost
-		samples, weight, err := r.plane.sampler.next()
+		samples, weight, err := r.plane.sampler.readSamples()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -163,40 +161,40 @@ func TestSamplesLost(t *testing.T) {
 			got[samples[i].Refused]++
 		}
 		lost := r.plane.sampler.lost.Samples[1] - was.Samples[1]
-		t.Logf("%v samples, %d lost, each stands for %.0f", got, lost, weight)
-		if stands := got[1] * weight[1]; lost < flood/16/2 || stands < 0.9*flood || stands > 1.1*flood {
-			t.Errorf("%v samples stand for %.0f packets, want %d", got, stands, flood)
+		t.Logf("%v samples, %d lost, each for %.0f packets", got, lost, weight)
+		if represented := got[1] * weight[1]; lost < flood/16/2 || represented < 0.9*flood || represented > 1.1*flood {
+			t.Errorf("%v samples represent %.0f packets, want %d", got, represented, flood)
 		}
 		if got[0] < 50 || got[0] > 200 || r.plane.sampler.lost.Samples[0] > 0 {
 			t.Errorf("%.0f samples of 6,400 packets that passed, and %d lost", got[0], r.plane.sampler.lost.Samples[0])
 		}
-		if cap(samples) > 2*sampleMost {
+		if cap(samples) > 2*maxSamples {
 			t.Errorf("memory for %d samples", cap(samples))
 		}
 	}
 	for range 2 {
 		r.send(t, 256, flood)
 	}
-	// A run that a signal interrupts begins again.
-	if state, err := r.state(1); err != nil || state.Taken[0][1]+state.Taken[1][1] < 3*6400+2*flood {
-		t.Errorf("%v taken, %v", state.Taken, err)
+	// A run that a signal interrupts is repeated.
+	if state, err := r.readState(1); err != nil || state.Admitted[0][1]+state.Admitted[1][1] < 3*6400+2*flood {
+		t.Errorf("%v taken, %v", state.Admitted, err)
 	}
-	if _, weight, err := r.plane.sampler.next(); err != nil || r.plane.sampler.lost.Samples[0] == 0 || weight[0] <= 64 {
+	if _, weight, err := r.plane.sampler.readSamples(); err != nil || r.plane.sampler.lost.Samples[0] == 0 || weight[0] <= 64 {
 		t.Errorf("%v, %v: want a full ring", r.plane.sampler.lost, err)
 	}
 }
 
-// TestSampleOfPlane has a plane rank who sends through an interface.
-func TestSampleOfPlane(t *testing.T) {
+// TestPlane_Rankings ranks a source that sends through an interface.
+func TestPlane_Rankings(t *testing.T) {
 	w := newWire(t, "rank")
 	p := openPlane(t)
 	p.apply([]shaper.Limit{tenAnHour("here")}, Attachment{Name: "here", Interfaces: []string{"rank0"}, Mode: Police})
 	within(t, 10*time.Second, func() bool {
 		w.send(7, 200)
-		heavy := p.shaper.HeavySources(shaper.TraitDrops, 1, p.clock.Now())
+		heavy := p.shaper.TopSources(shaper.SortByDrops, 1, p.clock.Now())
 		return len(heavy) == 1 && heavy[0].Key == netip.MustParseAddr("10.0.0.7")
 	})
-	keys := p.policy.State(0).Keys.Heaviest(shaper.TraitDrops, 2, p.clock.Now())
+	keys := p.policy.State(0).Keys.Heaviest(shaper.SortByDrops, 2, p.clock.Now())
 	if len(keys) != 1 || p.policy.DescribeKey(0, keys[0].Key) != "source 10.0.0.7/32" {
 		t.Errorf("heavy keys %+v", keys)
 	}

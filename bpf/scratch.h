@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What is known of the packet in hand: what it is, what it is charged, and what is
- * decided over it. */
+/* The per-CPU scratch: the packet in hand, its charges and its decision. */
 #pragma once
 
-#include "follow.h"
-#include "open.h"
+#include "conn_track.h"
+#include "conn_insert.h"
 #include "packet.h"
 
-/* As package shaper numbers them. */
+/* Numbered as in package shaper. */
 enum verdict {
 	VERDICT_PASS,
 	VERDICT_DELAY,
@@ -25,7 +24,7 @@ enum reason {
 	REASON_CLIENT_GONE,
 	REASON_MEMORY_FULL,
 	REASON_BLOCKED,
-	REASON_FLOW_CLOSED, /* in the proxy plane alone */
+	REASON_FLOW_CLOSED, /* proxy plane only */
 };
 
 #define NO_LIMIT (~0U)
@@ -34,46 +33,45 @@ struct decision {
 	__u64 depart; /* ticks, not before now */
 	__u32 verdict;
 	__u32 reason;
-	__u32 limit; /* that delayed it longest, or refused it; NO_LIMIT when it passed */
-	__u32 mark;  /* it can carry a mark, and waits for more than the limit's mark_delay */
+	__u32 limit; /* the limit that delayed it longest or refused it; NO_LIMIT if none */
+	__u32 mark;  /* mark CE: ECN-capable, and delayed by more than the limit's mark_delay */
 };
 
-#define BOOKED 4 /* slots whose share of a packet is known */
+#define BOOKED_SLOTS 4 /* slots of a booking that can be undone */
 
-/* What a packet took of a calendar. */
+/* A packet's booking in a calendar. */
 struct booking {
-	__u64 depart;	     /* when it may leave */
-	__u64 slot;	     /* the number of the first slot */
-	__u64 taken[BOOKED]; /* of the first slots */
+	__u64 depart;		   /* departure time, ticks */
+	__u64 slot;		   /* number of the first slot */
+	__u64 taken[BOOKED_SLOTS]; /* ticks, in the first slots */
 };
 
-/* What a limit is to charge for a packet, by meter. */
+/* A limit's charges for the packet, by meter. */
 struct charge {
 	__u64 cost[METERS];
 	__u64 hash[METERS];
-	__u64 own[METERS];   /* when a bucket lets it leave, ticks */
-	__u32 place[METERS]; /* NOWHERE where it charges nothing */
-	__u32 waits;	     /* it makes the packet wait */
+	__u64 depart[METERS]; /* departure time by the bucket, ticks */
+	__u32 index[METERS];  /* of the bucket; NO_INDEX where nothing is charged */
+	__u32 delays;	      /* the limit delays the packet */
 	struct booking booking[METER_NEW];
 };
 
-/* What does not fit onto the stack. A program runs to its end before the next one
- * begins on the same CPU. */
+/* What does not fit onto the stack. A program is not interrupted by another one on the same CPU. */
 struct scratch {
-	__u64 now;	       /* ticks */
-	__u64 ready;	       /* when limits without calendars let it leave */
-	__u64 from;	       /* not before that is it to leave by the next one */
-	__u64 base;	       /* all before is taken of the calendar in hand */
-	__u64 wait;	       /* the longest that one limit makes it wait */
-	__u64 asked;	       /* limits that it is under */
-	__u32 queue;	       /* that it goes to, in waiting */
-	__u32 option;	       /* in hand: its offset */
-	__u64 held[METER_NEW]; /* limits whose calendars it has a place in, by meter */
+	__u64 now;		 /* ticks */
+	__u64 ready;		 /* departure time by the limits without calendars */
+	__u64 not_before;	 /* earliest departure in the calendar in hand */
+	__u64 calendar_base;	 /* the calendar in hand is taken up to here */
+	__u64 longest_wait;	 /* the longest delay by one limit */
+	__u64 limits;		 /* limits that match */
+	__u32 queue;		 /* index into queue_counts */
+	__u32 tcp_option;	 /* offset of the TCP option in hand */
+	__u64 booked[METER_NEW]; /* limits with bookings, by meter */
 	struct parser parser;
 	struct decision decision;
-	struct opening opening;
-	__u64 watched[METER_NEW]; /* limits of which a bucket is, by meter */
-	__u32 until_sample[2];	  /* packets, by kind; 0 when none has come */
+	struct new_conn new_conn;
+	__u64 monitored[METER_NEW]; /* limits whose bucket is monitored, by meter */
+	__u32 sample_in[2];	    /* packets to the next sample, by kind; 0 before the first packet */
 	struct charge charge[MAX_LIMITS];
 };
 

@@ -27,15 +27,15 @@ const (
 	server
 )
 
-// dialogue is a TCP connection, of which segments are made.
+// dialogue generates the segments of a TCP connection.
 type dialogue struct {
 	ends [2]netip.AddrPort
-	next [2]uint32 // sequence numbers
+	next [2]uint32 // next sequence numbers
 }
 
 var testServer = netip.MustParseAddrPort("10.9.9.9:5432")
 
-// dial makes a connection that nobody has seen yet.
+// dial returns a new connection.
 func dial(clientEnd string) *dialogue {
 	d := &dialogue{ends: [2]netip.AddrPort{netip.MustParseAddrPort(clientEnd), testServer}}
 	d.next[client] = 1000 * uint32(d.ends[client].Port())
@@ -43,8 +43,8 @@ func dial(clientEnd string) *dialogue {
 	return d
 }
 
-// say makes the next segment of a side, with n bytes of payload.
-func (d *dialogue) say(side int, flags byte, n int) []byte {
+// nextSegment returns the next segment of a side, with n bytes of payload.
+func (d *dialogue) nextSegment(side int, flags byte, n int) []byte {
 	b := d.segment(side, flags, d.next[side], d.next[1-side], n)
 	d.next[side] += uint32(n)
 	if flags&syn != 0 {
@@ -56,7 +56,7 @@ func (d *dialogue) say(side int, flags byte, n int) []byte {
 	return b
 }
 
-// segment makes any segment of a side, with correct checksums.
+// segment returns a segment of a side, with valid checksums.
 func (d *dialogue) segment(side int, flags byte, seq, acked uint32, n int) []byte {
 	var options []byte
 	if flags&syn != 0 {
@@ -92,7 +92,7 @@ func (d *dialogue) segment(side int, flags byte, seq, acked uint32, n int) []byt
 	return append(b, l4...)
 }
 
-// pseudo is the sum of what TCP's checksum takes from IP.
+// pseudo returns the sum of TCP's pseudo-header.
 func pseudo(from, to netip.Addr, length int) uint32 {
 	return uint32(checksum(from.AsSlice(), 0)) + uint32(checksum(to.AsSlice(), 0)) + ipTCP + uint32(length)
 }
@@ -110,49 +110,49 @@ func checksum(b []byte, sum uint32) uint16 {
 	return uint16(sum)
 }
 
-// tcpBench is the programs of an attachment whose limits count connections.
+// tcpBench has the programs of an attachment whose limits count connections.
 type tcpBench struct {
 	*bench
 	t       testing.TB
 	now     uint64 // ns
-	forgets bool   // handshakes, as its table may be crowded
+	forgets bool   // it drops handshakes early
 }
 
 const (
-	testIdle      = uint64(time.Hour)
-	testUnsettled = uint64(10 * time.Second)
-	testHalfOpen  = uint64(3 * time.Second)
+	testIdleTimeout     = uint64(time.Hour)
+	testClosingTimeout  = uint64(10 * time.Second)
+	testHalfOpenTimeout = uint64(3 * time.Second)
 )
 
-// newTCP is a bench on a clock of its own.
+// newTCP returns a bench with a clock that the test sets.
 func newTCP(t testing.TB, mode Mode, limits ...shaper.Limit) *tcpBench {
-	return newTCPVariant(t, mode, map[string]any{kernelVarUnderTest: uint32(1)}, testIdle, limits...)
+	return newTCPVariant(t, mode, map[string]any{kernelVarUnderTest: uint32(1)}, testIdleTimeout, limits...)
 }
 
 func newTCPVariant(t testing.TB, mode Mode, variables map[string]any, idle uint64, limits ...shaper.Limit) *tcpBench {
 	t.Helper()
-	at := kernelAttachment{Mode: uint32(mode), Ethernet: 1, Keep: 1, IdleTimeout: idle}
+	at := kernelConfig{Mode: uint32(mode), Ethernet: 1, Keep: 1, IdleTimeout: idle}
 	b := &tcpBench{bench: newVariant(t, at, variables), t: t, now: uint64(time.Hour)}
-	_, b.forgets = variables[kernelVarCrowd]
-	b.forget()
-	b.limit(limits...)
+	_, b.forgets = variables[kernelVarEarlyDropThreshold]
+	b.clearMaps()
+	b.setLimits(limits...)
 	return b
 }
 
-// capped is a limit of connections for each source.
+// capped returns a cap on the connections of each source.
 func capped(n int) shaper.Limit {
-	return shaper.Limit{Name: "capped", Key: shaper.KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Connections: n}
+	return shaper.Limit{Name: "capped", Key: shaper.KeySource, IPv4Prefix: 32, IPv6Prefix: 64, MaxConnections: n}
 }
 
-// silently makes the refusals of a limit drops: a test run that repeats goes on with
-// the packet as the last run left it.
-func silently(l shaper.Limit) shaper.Limit {
-	l.Excess = shaper.ExcessDrop
+// dropSilently makes a limit drop instead of replying with RSTs: a repeated test run continues
+// with the packet as the last run left it.
+func dropSilently(l shaper.Limit) shaper.Limit {
+	l.RefuseWith = shaper.RefuseDrop
 	return l
 }
 
-// limit puts limits in force.
-func (b *tcpBench) limit(limits ...shaper.Limit) {
+// setLimits replaces the limits.
+func (b *tcpBench) setLimits(limits ...shaper.Limit) {
 	b.t.Helper()
 	limits = append([]shaper.Limit(nil), limits...)
 	for i := range limits {
@@ -161,23 +161,23 @@ func (b *tcpBench) limit(limits ...shaper.Limit) {
 			limits[i].IPv4Prefix, limits[i].IPv6Prefix = 32, 64
 		}
 	}
-	b.use(b.t, limits, nil)
+	b.loadLimits(b.t, limits, nil)
 }
 
-// What became of a packet of the initiator's side.
+// Actions on a packet of the initiator.
 const (
 	passed   = tcNext
 	dropped  = tcDrop
-	answered = 7 // redirected, as an RST
+	answered = 7 // redirected as an RST
 )
 
-// send gives a packet of the initiator's side to the program that limits.
+// send runs the limiting program on a packet of the initiator.
 func (b *tcpBench) send(packet []byte) (action uint32, d kernelDecision, stamp uint64) {
 	b.t.Helper()
 	return b.run(b.t, &sample{data: packet}, b.now, (*bench).tc)
 }
 
-// reply gives a packet of the responder's side to the program that takes note.
+// reply runs the reply program on a packet of the responder.
 func (b *tcpBench) reply(packet []byte) {
 	b.t.Helper()
 	if err := b.TestNow.Set(b.now); err != nil {
@@ -192,10 +192,10 @@ func (b *tcpBench) reply(packet []byte) {
 	}
 }
 
-// exchange gives a segment to the program that it meets.
+// exchange runs the next segment of a side through its program.
 func (b *tcpBench) exchange(d *dialogue, side int, flags byte, n int) uint32 {
 	b.t.Helper()
-	packet := d.say(side, flags, n)
+	packet := d.nextSegment(side, flags, n)
 	if side == server {
 		b.reply(packet)
 		return passed
@@ -210,7 +210,7 @@ func (b *tcpBench) open(d *dialogue) uint32 {
 	return b.exchange(d, client, syn, 0)
 }
 
-// establish makes a connection.
+// establish completes a handshake and exchanges data.
 func (b *tcpBench) establish(d *dialogue) {
 	b.t.Helper()
 	if action := b.open(d); action != passed {
@@ -223,35 +223,35 @@ func (b *tcpBench) establish(d *dialogue) {
 	b.exchange(d, server, ack, 0)
 }
 
-// inFlight is the sum of all counts. It fails the test when the connections in the
-// map do not hold as many, or when the counters say otherwise.
+// inFlight returns the sum of all slot counts. It fails the test if the connections in the
+// map or the counters disagree.
 func (b *tcpBench) inFlight() int {
 	b.t.Helper()
 	sum := 0
-	c, err := b.count(^uint64(0))
+	c, err := b.census(^uint64(0))
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	for place, word := range b.slots {
+	for index, word := range b.slots {
 		n := word & slotCount
-		if n > slotMost {
-			b.t.Errorf("a claim is left at %d", place)
+		if n > slotMax {
+			b.t.Errorf("a claim is left at %d", index)
 			continue
 		}
 		sum += int(n)
-		if held := c.held[slot{uint32(place), word >> slotBits}]; n > 0 && uint64(held) != n {
-			b.t.Errorf("place %d counts %d, connections hold %d", place, n, held)
+		if held := c.held[slotWord{uint32(index), word >> slotBits}]; n > 0 && uint64(held) != n {
+			b.t.Errorf("slot word %d counts %d, connections hold %d", index, n, held)
 		}
 	}
 	held, counted := int64(0), int64(0)
 	for number, n := range c.inFlight {
 		held += n
-		if s, err := b.state(number); err != nil || int64(s.InFlight) != n {
+		if s, err := b.readState(number); err != nil || int64(s.InFlight) != n {
 			b.t.Errorf("limit %d: %d in flight by its counter, %d by the connections: %v", number, int64(s.InFlight), n, err)
 		}
 	}
 	for number := range uint32(8) {
-		s, err := b.state(number)
+		s, err := b.readState(number)
 		if err != nil {
 			b.t.Fatal(err)
 		}
@@ -263,7 +263,7 @@ func (b *tcpBench) inFlight() int {
 	return sum
 }
 
-// expectInFlight fails the test when there are not n in flight.
+// expectInFlight fails the test unless n connections are in flight.
 func (b *tcpBench) expectInFlight(n int) {
 	b.t.Helper()
 	if got := b.inFlight(); got != n {
@@ -271,46 +271,46 @@ func (b *tcpBench) expectInFlight(n int) {
 	}
 }
 
-// entries counts the connections in the map: those that live and those that are gone.
+// entries returns the numbers of open and closed connections in the map.
 func (b *tcpBench) entries() (live, gone int) {
 	b.t.Helper()
-	c, err := b.count(0)
+	c, err := b.census(0)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return c.live, c.gone
+	return c.open, c.closed
 }
 
-// counters returns what has been counted for the first limit.
-func (b *tcpBench) counters() kernelState {
+// counters returns the counters of the first limit.
+func (b *tcpBench) counters() kernelCounters {
 	b.t.Helper()
-	s, err := b.state(0)
+	s, err := b.readState(0)
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	return s
 }
 
-// forget empties all maps.
-func (b *tcpBench) forget() {
+// clearMaps empties all maps.
+func (b *tcpBench) clearMaps() {
 	b.t.Helper()
-	b.clear(b.t)
+	b.clearState(b.t)
 	clear(b.slots)
 	var tuples []kernelTuple
-	err := b.eachConnection(func(t *kernelTuple, _ *kernelFlight) { tuples = append(tuples, *t) })
+	err := b.eachConnection(func(t *kernelTuple, _ *kernelConn) { tuples = append(tuples, *t) })
 	for i := range tuples {
-		if err1 := b.Connections.Delete(&tuples[i]); !errors.Is(err1, ebpf.ErrKeyNotExist) { // it ends by itself
+		if err1 := b.Connections.Delete(&tuples[i]); !errors.Is(err1, ebpf.ErrKeyNotExist) { // the sweeper may delete it
 			err = errors.Join(err, err1)
 		}
 	}
 	var turn [48]byte
-	for b.Turns.LookupAndDelete(nil, &turn) == nil {
+	for b.SweepQueue.LookupAndDelete(nil, &turn) == nil {
 	}
 	var t kernelTuple
 	for b.Reversed.NextKey(nil, &t) == nil {
 		_ = b.Reversed.Delete(&t)
 	}
-	err = errors.Join(err, b.Keepers.Put(uint32(0), kernelKeeper{}), startSweeper(b.ShaperdSweep))
+	err = errors.Join(err, b.Sweepers.Put(uint32(0), kernelSweeper{}), startSweeper(b.ShaperdSweep))
 	if b.forgets {
 		n := int(b.Forgotten.MaxEntries())
 		lines := make([]uint32, n)
@@ -321,7 +321,7 @@ func (b *tcpBench) forget() {
 		err = errors.Join(err, err1)
 	}
 	for number := range maxLimits {
-		err = errors.Join(err, b.States.Put(number, make([]kernelState, ebpf.MustPossibleCPU())), b.Suspected.Put(number, uint64(0)))
+		err = errors.Join(err, b.LimitCounters.Put(number, make([]kernelCounters, ebpf.MustPossibleCPU())), b.DeferUntil.Put(number, uint64(0)))
 	}
 	if err != nil {
 		b.t.Fatal(err)

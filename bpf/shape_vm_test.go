@@ -17,12 +17,12 @@ import (
 	"shaperd/test/lab"
 )
 
-// line is a veth pair whose other end is on another host.
+// line is a veth pair to another host.
 type line struct {
 	t        *testing.T
 	from     netlink.Link
 	out, in  int
-	expected int // bytes of payload of each frame
+	expected int // payload of each frame, bytes
 }
 
 const linePayload = 1450
@@ -39,7 +39,7 @@ func newLine(t *testing.T, name string, ingress bool) *line {
 	if l.from, err = netlink.LinkByName(name); err != nil {
 		t.Fatal(err)
 	}
-	far := elsewhere(t)
+	far := newFarHost(t)
 	peer, err := netlink.LinkByName("peer0")
 	if err == nil {
 		err = netlink.LinkSetNsFd(peer, far.fd)
@@ -78,7 +78,7 @@ func newLine(t *testing.T, name string, ingress bool) *line {
 	return l
 }
 
-// arrival is a frame that came through.
+// arrival is a received frame.
 type arrival struct {
 	at     time.Duration
 	source byte
@@ -121,7 +121,7 @@ func headerSum(header []byte) {
 	binary.BigEndian.PutUint16(header[10:], ^uint16(sum))
 }
 
-// collect reads what arrives until nothing has for a while.
+// collect reads frames until none arrives for a while after stop.
 func (l *line) collect(stop <-chan struct{}) (all []arrival) {
 	buf, oob := make([]byte, 2048), make([]byte, 256)
 	poll := []unix.PollFd{{Fd: int32(l.in), Events: unix.POLLIN}}
@@ -153,7 +153,7 @@ func (l *line) collect(stop <-chan struct{}) (all []arrival) {
 	}
 }
 
-// measure runs senders and returns what arrived of each source.
+// measure runs senders and returns the arrivals by source.
 func (l *line) measure(senders ...func()) map[byte][]arrival {
 	stop, done := make(chan struct{}), make(chan []arrival)
 	go func() { done <- l.collect(stop) }()
@@ -189,7 +189,7 @@ func rateOf(all []arrival, nominal float64) (mean, sigma float64) {
 func TestVMShape(t *testing.T) {
 	for _, ingress := range []bool{false, true} {
 		for _, mbits := range []uint64{10, 100} {
-			t.Run(fmt.Sprintf("%s %d Mbit/s", way(ingress), mbits), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s %d Mbit/s", direction(ingress), mbits), func(t *testing.T) {
 				l := newLine(t, "shape0", ingress)
 				p := openPlane(t)
 				a := Attachment{Name: "here", Interfaces: []string{"shape0"}, Ingress: ingress, Mode: Shape, Queue: 100_000}
@@ -209,13 +209,13 @@ func TestVMShape(t *testing.T) {
 				mean, sigma := rateOf(by[1], nominal)
 				t.Logf("%d packets: %+.3f %% of the rate, sigma %.2f", len(by[1]), (mean/nominal-1)*100, sigma)
 				other, _ := rateOf(by[2], nominal)
-				t.Logf("the other source, which is within the rate: %.1f of %.1f a second", other, nominal/2)
-				// Never faster, whatever else goes on. How close below is a matter of who
-				// else wants the host's CPUs: its emulation is slow. The other source, of
-				// which nothing is held back, says how much gets through.
+				t.Logf("the other source, within its rate: %.1f of %.1f a second", other, nominal/2)
+				// Never faster. How much slower depends on the load of the host, as the
+				// guest's emulation is slow. The other source, which is not delayed, shows
+				// how much gets through.
 				least := 0.7 * nominal * min(1, other/(nominal/2))
 				if mbits == 100 {
-					least *= 0.5 // of more packets more are late
+					least *= 0.5 // at higher rates more packets are late
 				}
 				if mean > nominal*1.02 || mean < least {
 					t.Errorf("%.1f packets a second, want %.1f, and no less than %.1f", mean, nominal, least)

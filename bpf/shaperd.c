@@ -1,111 +1,110 @@
 //go:build ignore
 
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The programs: of tc and tcx hooks at egress and ingress, and of XDP; and the one
- * that sees the replies to what they let through, at the other tc hook. */
-#include "plane.h"
-#include "reset.h"
-#include "seen.h"
+/* The program entry points: the limiter at tc and tcx, egress and ingress, and at XDP; and the
+ * reply tracker, which runs at the opposite tc hook. */
+#include "enforce.h"
+#include "tcp_rst.h"
+#include "packet_counts.h"
 #include "sweep.h"
 
-#define TC_NEXT -1 /* TCX_NEXT and TC_ACT_UNSPEC: the next program, as if there were none */
+#define TC_NEXT -1 /* TCX_NEXT and TC_ACT_UNSPEC: run the next program */
 #define TC_DROP 2
 
-/* Of a packet's priority (include/uapi/linux/pkt_sched.h). */
+/* Values of skb->priority (include/uapi/linux/pkt_sched.h). */
 #define TC_PRIO_INTERACTIVE 6
 #define TC_PRIO_CONTROL 7
 #define TC_PRIO_MAX 15
 
-/* The queue has a band that heeds no stamp, for packets of TC_PRIO_CONTROL: before Linux 6.7. */
+/* Set before Linux 6.7, where sch_fq has a band for TC_PRIO_CONTROL that ignores time stamps. */
 const volatile __u32 control_band;
 
-/* Two words of an IP header that is marked. */
-struct marked {
-	__u16 first, sum; /* network order; sum of IPv4 alone */
+/* The two words of an IP header that ECN marking changes. */
+struct ecn_mark {
+	__u16 first, sum; /* network order; sum is for IPv4 only */
 };
 
-/* What a mark of congestion makes of a packet that can be marked, CE of RFC 3168. */
-static __always_inline struct marked marked(const struct parser *p)
+/* Sets Congestion Experienced (CE, RFC 3168) in a copy of the header words. */
+static __always_inline struct ecn_mark mark_ce(const struct parser *p)
 {
-	__u32 l3 = p->packet.l3, first = load16(&p->head, l3), with = first | (p->packet.ipv4 ? 3 : 0x30), sum;
+	__u32 l3 = p->packet.l3, first = load16(&p->head, l3), ce = first | (p->packet.ipv4 ? 3 : 0x30), sum;
 
-	/* The checksum is of the other words: ~(~sum + ~old + new), RFC 1624. */
-	sum = (~load16(&p->head, l3 + 10) & 0xffff) + (~first & 0xffff) + with;
+	/* Incremental checksum update: ~(~sum + ~old + new), RFC 1624. */
+	sum = (~load16(&p->head, l3 + 10) & 0xffff) + (~first & 0xffff) + ce;
 	sum = (sum & 0xffff) + (sum >> 16);
 	sum = (sum & 0xffff) + (sum >> 16);
-	return (struct marked){
-		.first = __builtin_bswap16(with),
+	return (struct ecn_mark){
+		.first = __builtin_bswap16(ce),
 		.sum = __builtin_bswap16(~sum),
 	};
 }
 
-/* bpf_skb_ecn_set_ce would take a VLAN tag in front of the IP header for that header,
- * and leave alone what somebody captures. */
-static __noinline void mark_tc(struct __sk_buff *skb, const struct scratch *s)
+/* Not bpf_skb_ecn_set_ce: it takes a VLAN tag in front of the IP header for that header, and does
+ * not mark packets that are being captured. */
+static __noinline void mark_ce_tc(struct __sk_buff *skb, const struct scratch *s)
 {
-	struct marked to = marked(&s->parser);
+	struct ecn_mark mark = mark_ce(&s->parser);
 
-	bpf_skb_store_bytes(skb, s->parser.packet.l3, &to.first, sizeof(to.first), BPF_F_RECOMPUTE_CSUM);
+	bpf_skb_store_bytes(skb, s->parser.packet.l3, &mark.first, sizeof(mark.first), BPF_F_RECOMPUTE_CSUM);
 	if (s->parser.packet.ipv4)
-		bpf_skb_store_bytes(skb, s->parser.packet.l3 + 10, &to.sum, sizeof(to.sum), BPF_F_RECOMPUTE_CSUM);
+		bpf_skb_store_bytes(skb, s->parser.packet.l3 + 10, &mark.sum, sizeof(mark.sum), BPF_F_RECOMPUTE_CSUM);
 }
 
-static __noinline void mark_xdp(struct xdp_md *xdp, const struct scratch *s)
+static __noinline void mark_ce_xdp(struct xdp_md *xdp, const struct scratch *s)
 {
-	struct marked to = marked(&s->parser);
+	struct ecn_mark mark = mark_ce(&s->parser);
 
-	bpf_xdp_store_bytes(xdp, s->parser.packet.l3, &to.first, sizeof(to.first));
+	bpf_xdp_store_bytes(xdp, s->parser.packet.l3, &mark.first, sizeof(mark.first));
 	if (s->parser.packet.ipv4)
-		bpf_xdp_store_bytes(xdp, s->parser.packet.l3 + 10, &to.sum, sizeof(to.sum));
+		bpf_xdp_store_bytes(xdp, s->parser.packet.l3 + 10, &mark.sum, sizeof(mark.sum));
 }
 
-/* Whether the answer to what was refused is an RST. */
-static __always_inline int answered(const struct scratch *s)
+/* Whether the refused packet is answered with an RST. */
+static __always_inline int sends_rst(const struct scratch *s)
 {
-	return s->opening.refused && !s->opening.silent;
+	return s->new_conn.refused && !s->new_conn.no_rst;
 }
 
-static __always_inline int load_tc(struct __sk_buff *skb, struct head *h)
+static __always_inline int load_head_tc(struct __sk_buff *skb, struct head *h)
 {
 	h->length = skb->len;
-	h->have = copy_plain(h, (void *)(long)skb->data, (void *)(long)skb->data_end);
-	return h->have || copy_tc(skb, h);
+	h->copied = copy_fast(h, (void *)(long)skb->data, (void *)(long)skb->data_end);
+	return h->copied || copy_tc(skb, h);
 }
 
-static __always_inline int load_xdp(struct xdp_md *xdp, struct head *h)
+static __always_inline int load_head_xdp(struct xdp_md *xdp, struct head *h)
 {
 	h->length = bpf_xdp_get_buff_len(xdp);
-	h->have = copy_plain(h, (void *)(long)xdp->data, (void *)(long)xdp->data_end);
-	return h->have || copy_xdp(xdp, h);
+	h->copied = copy_fast(h, (void *)(long)xdp->data, (void *)(long)xdp->data_end);
+	return h->copied || copy_xdp(xdp, h);
 }
 
-/* What becomes of a packet at tc. */
+/* Applies the limits to a packet at tc. */
 static __always_inline int limit_tc(struct __sk_buff *skb)
 {
-	struct scratch *s = scratch();
+	struct scratch *s = get_scratch();
 	__u64 depart;
 
 	if (!s)
 		return TC_NEXT;
 	s->queue = queue_of(skb);
-	if (!load_tc(skb, &s->parser.head) || !enforce(skb, 0, s, skb->gso_segs, skb->gso_size))
+	if (!load_head_tc(skb, &s->parser.head) || !enforce(skb, 0, s, skb->gso_segs, skb->gso_size))
 		return TC_NEXT;
 	if (s->decision.verdict == VERDICT_REFUSE) {
-		if (answered(s) && reset_tc(skb, s))
-			return bpf_redirect(interface_of(skb), here.egress ? BPF_F_INGRESS : 0);
+		if (sends_rst(s) && rst_tc(skb, s))
+			return bpf_redirect(ifindex_of(skb), cfg.egress ? BPF_F_INGRESS : 0);
 		return TC_DROP;
 	}
 	if (s->decision.mark)
-		mark_tc(skb, s);
-	if (here.mode == MODE_SHAPE) {
+		mark_ce_tc(skb, s);
+	if (cfg.mode == MODE_SHAPE) {
 		depart = (s->decision.depart + TICKS_PER_NANO - 1) / TICKS_PER_NANO;
-		/* A stamp that is later already, of TCP's pacing or of SO_TXTIME, is
-		 * the sender's own and not the bucket's: nobody else waits for it.
+		/* Keep a later stamp: TCP pacing or SO_TXTIME set it for this sender only, so it
+		 * delays no other packet of the bucket.
 		 *
-		 * The kernel is told that the stamp is of a departure: behind a detour
-		 * it would take it for the time of arrival, and show it to programs
-		 * that ask for that (SO_TIMESTAMP). It is not told of a packet whose
-		 * VLAN tag is in front of its IP header. */
+		 * Set the type of the stamp too. Otherwise it is taken for the arrival time after
+		 * an ifb redirect, and reported to sockets with SO_TIMESTAMP. This fails for
+		 * packets with the VLAN tag in front of the IP header. */
 		if (depart > skb->tstamp && bpf_skb_set_tstamp(skb, depart, BPF_SKB_TSTAMP_DELIVERY_MONO))
 			skb->tstamp = depart;
 		if (control_band && (skb->priority & TC_PRIO_MAX) == TC_PRIO_CONTROL)
@@ -119,34 +118,34 @@ int shaperd_tc(struct __sk_buff *skb)
 {
 	int action = limit_tc(skb);
 
-	/* What is dropped at egress the interface does not count either. */
-	if (!here.egress || action == TC_NEXT)
-		count_seen(interface_of(skb), here.egress, LIMITING, segments_of(skb));
+	/* The interface's own counters leave out what is dropped at egress, too. */
+	if (!cfg.egress || action == TC_NEXT)
+		count_packets(ifindex_of(skb), cfg.egress, LIMIT_PROG, wire_packets(skb));
 	return action;
 }
 
 SEC("tc")
 int shaperd_replies(struct __sk_buff *skb)
 {
-	struct scratch *s = scratch();
+	struct scratch *s = get_scratch();
 
-	count_seen(((volatile struct __sk_buff *)skb)->ifindex, !here.egress, NOTING, segments_of(skb));
-	if (s && load_tc(skb, &s->parser.head))
-		take_note(skb, s);
+	count_packets(((volatile struct __sk_buff *)skb)->ifindex, !cfg.egress, REPLY_PROG, wire_packets(skb));
+	if (s && load_head_tc(skb, &s->parser.head))
+		track_reply(skb, s);
 	return TC_NEXT;
 }
 
-/* What becomes of a packet at XDP. */
+/* Applies the limits to a packet at XDP. */
 static __always_inline int limit_xdp(struct xdp_md *xdp)
 {
-	struct scratch *s = scratch();
+	struct scratch *s = get_scratch();
 
-	if (!s || !load_xdp(xdp, &s->parser.head) || !enforce(xdp, 1, s, 1, 0))
+	if (!s || !load_head_xdp(xdp, &s->parser.head) || !enforce(xdp, 1, s, 1, 0))
 		return XDP_PASS;
 	if (s->decision.verdict == VERDICT_REFUSE)
-		return answered(s) && reset_xdp(xdp, s) ? XDP_TX : XDP_DROP;
+		return sends_rst(s) && rst_xdp(xdp, s) ? XDP_TX : XDP_DROP;
 	if (s->decision.mark)
-		mark_xdp(xdp, s);
+		mark_ce_xdp(xdp, s);
 	return XDP_PASS;
 }
 
@@ -155,33 +154,33 @@ int shaperd_xdp(struct xdp_md *xdp)
 {
 	int action = limit_xdp(xdp);
 
-	count_seen(((volatile struct xdp_md *)xdp)->ingress_ifindex, 0, LIMITING, 1);
+	count_packets(((volatile struct xdp_md *)xdp)->ingress_ifindex, 0, LIMIT_PROG, 1);
 	return action;
 }
 
-/* Has all connections looked at in turn from now on. The daemon runs it. */
+/* Starts the sweep timer. The daemon runs this program once. */
 SEC("tc")
 int shaperd_sweep(struct __sk_buff *skb)
 {
 	return start_sweeper();
 }
 
-/* A connection that limits do not count any more: nobody would see it end. */
+/* A connection that limits no longer count, as its end would not be seen. */
 struct uncounted {
 	struct tuple tuple;
 	__u32 unused;
-	__u64 word;
+	__u64 state;
 };
 
 SEC("syscall")
 int shaperd_uncount(const struct uncounted *u)
 {
 	struct tuple t = u->tuple;
-	struct flight *f = bpf_map_lookup_elem(&connections, &t);
-	__u64 word = f ? load_word(&f->word) : CLOSED;
+	struct conn *ct = bpf_map_lookup_elem(&connections, &t);
+	__u64 state = ct ? read_once(&ct->state) : CLOSED;
 
-	if (!(word & CLOSED) && !((word ^ u->word) >> BEGAN_SHIFT))
-		close_flight(f, word, EXPIRED | CLOSED, clock_ns()); /* whatever becomes of it meanwhile */
+	if (!(state & CLOSED) && !((state ^ u->state) >> START_SHIFT))
+		close_conn(ct, state, EXPIRED | CLOSED, now_ns()); /* even if its state changes meanwhile */
 	return 0;
 }
 

@@ -15,7 +15,7 @@ import (
 	"shaperd/shaper"
 )
 
-// flood sends a packet from all CPUs at once, n times in all, until done.
+// flood runs a packet n times in total, on all CPUs at once.
 func (b *tcpBench) flood(packet []byte, n int) {
 	var wg sync.WaitGroup
 	cpus := max(runtime.NumCPU(), 2)
@@ -29,23 +29,23 @@ func (b *tcpBench) flood(packet []byte, n int) {
 	wg.Wait()
 }
 
-// watch looks at the counts all the time and returns the largest sum of those with
-// one tag, and how often it looked, when stop is called. A count may have moved while it
-// looked, so it looks at a sum again.
-func (b *tcpBench) watch() (stop func() (most, looks int)) {
+// monitorCounts reads the slot counts continuously. stop returns the largest sum of the counts
+// with one tag, and the number of readings. As a count may have moved during a reading, each sum
+// is read several times.
+func (b *tcpBench) monitorCounts() (stop func() (most, looks int)) {
 	var end atomic.Bool
 	var most, looks int
 	var done sync.WaitGroup
-	count := func(place int) (tag uint64, n int) {
-		word := atomic.LoadUint64(&b.slots[place])
-		if n = int(word & slotCount); n > slotMost {
+	count := func(index int) (tag uint64, n int) {
+		word := atomic.LoadUint64(&b.slots[index])
+		if n = int(word & slotCount); n > slotMax {
 			n = 0
 		}
 		return word >> slotBits, n
 	}
-	sum := func(of uint64, places []int) (sum int) {
-		for _, place := range places {
-			if tag, n := count(place); tag == of {
+	sum := func(of uint64, indexes []int) (sum int) {
+		for _, index := range indexes {
+			if tag, n := count(index); tag == of {
 				sum += n
 			}
 		}
@@ -53,13 +53,13 @@ func (b *tcpBench) watch() (stop func() (most, looks int)) {
 	}
 	done.Go(func() {
 		for !end.Load() {
-			places := map[uint64][]int{}
+			indexes := map[uint64][]int{}
 			for i := range b.slots {
 				if tag, n := count(i); n > 0 {
-					places[tag] = append(places[tag], i)
+					indexes[tag] = append(indexes[tag], i)
 				}
 			}
-			for tag, at := range places {
+			for tag, at := range indexes {
 				most = max(most, min(sum(tag, at), sum(tag, at), sum(tag, at)))
 			}
 			looks++
@@ -72,43 +72,43 @@ func (b *tcpBench) watch() (stop func() (most, looks int)) {
 	}
 }
 
-// patient makes the programs wait for an answer to a SYN for as long as a test takes.
-func patient(variables map[string]any) map[string]any {
-	variables[kernelVarUnsettled] = uint64(time.Hour)
-	variables[kernelVarHalfOpen] = uint64(time.Hour)
+// longTimeouts makes the programs keep handshakes for as long as a test takes.
+func longTimeouts(variables map[string]any) map[string]any {
+	variables[kernelVarClosingTimeout] = uint64(time.Hour)
+	variables[kernelVarHalfOpenTimeout] = uint64(time.Hour)
 	return variables
 }
 
-// TestParallelSYNs opens connections of random sources from all CPUs at once: just as
-// many pass as the cap allows, and there are never more.
-func TestParallelSYNs(t *testing.T) {
-	b := newTCPVariant(t, Police, patient(map[string]any{kernelVarTestSources: uint32(1<<32 - 1)}), testIdle)
+// TestCap_ConcurrentSYNs opens connections of random sources on all CPUs at once: exactly as
+// many pass as the cap allows, and it is never exceeded.
+func TestCap_ConcurrentSYNs(t *testing.T) {
+	b := newTCPVariant(t, Police, longTimeouts(map[string]any{kernelVarTestSources: uint32(1<<32 - 1)}), testIdleTimeout)
 	const n = 100_000
 	for _, most := range []int{1, 2, 1000, 20_000} {
 		t.Run(fmt.Sprint(most), func(t *testing.T) {
 			b.t = t
-			b.forget()
-			b.limit(silently(shaper.Limit{Name: "all", Connections: most}))
-			stop := b.watch()
-			b.flood(dial("10.0.0.1:40000").say(client, syn, 0), n)
+			b.clearMaps()
+			b.setLimits(dropSilently(shaper.Limit{Name: "all", MaxConnections: most}))
+			stop := b.monitorCounts()
+			b.flood(dial("10.0.0.1:40000").nextSegment(client, syn, 0), n)
 			seen, looks := stop()
 			if seen > most || looks == 0 {
-				t.Errorf("up to %d were counted at once, in %d looks", seen, looks)
+				t.Errorf("up to %d were counted at once, in %d readings", seen, looks)
 			}
 			s := b.counters()
-			if s.Connections[0] != uint64(most) || s.OverConnections < n-1000-uint64(most) || s.ConnectionsMemoryFull > 0 {
-				t.Errorf("%d passed, %d were refused, %d for lack of room", s.Connections[0], s.OverConnections, s.ConnectionsMemoryFull)
+			if s.ConnsAdmitted[0] != uint64(most) || s.ConnsOverCap < n-1000-uint64(most) || s.ConnsMemoryFull > 0 {
+				t.Errorf("%d passed, %d were refused, %d as the table was full", s.ConnsAdmitted[0], s.ConnsOverCap, s.ConnsMemoryFull)
 			}
 			b.expectInFlight(most)
 		})
 	}
 }
 
-// TestParallelNewcomers has all CPUs take the first slot of a key at the same time:
-// one gets it.
-func TestParallelNewcomers(t *testing.T) {
+// TestCap_ConcurrentFirstSlot takes the first slot of a key on all CPUs at the same time: one
+// gets it.
+func TestCap_ConcurrentFirstSlot(t *testing.T) {
 	const rounds = 3_000
-	b := newTCPVariant(t, Police, patient(map[string]any{}), testIdle, capped(1))
+	b := newTCPVariant(t, Police, longTimeouts(map[string]any{}), testIdleTimeout, capped(1))
 	cpus := max(runtime.NumCPU(), 2)
 	var barrier, passes atomic.Int64
 	var wg sync.WaitGroup
@@ -140,35 +140,35 @@ func TestParallelNewcomers(t *testing.T) {
 		t.Errorf("%d passed, want one in each of %d rounds", n, rounds)
 	}
 	b.expectInFlight(rounds)
-	for place, word := range b.slots {
+	for index, word := range b.slots {
 		if word&slotCount > 1 {
-			t.Errorf("place %d counts %d", place, word&slotCount)
+			t.Errorf("slot word %d counts %d", index, word&slotCount)
 		}
 	}
 }
 
-// TestParallelChurn opens and resets connections of few keys from all CPUs at once,
-// so that words are taken and given up all the time.
-func TestParallelChurn(t *testing.T) {
+// TestCap_ConcurrentChurn opens and resets connections of few keys on all CPUs at once, so that
+// slot words are taken and released all the time.
+func TestCap_ConcurrentChurn(t *testing.T) {
 	for _, c := range []struct {
 		most  int
-		lines uint32 // of the table: in one line all keys meet
+		lines uint32 // of the table; in a single line all keys collide
 	}{{1, 0}, {2, 0}, {1, 1}, {3, 2}} {
 		t.Run(fmt.Sprint(c.most, " of ", c.lines), func(t *testing.T) {
-			variables := patient(map[string]any{kernelVarTestSources: uint32(4)})
+			variables := longTimeouts(map[string]any{kernelVarTestSources: uint32(4)})
 			if c.lines > 0 {
 				variables[kernelVarSlotLines] = c.lines
 			}
-			b := newTCPVariant(t, Police, variables, testIdle, silently(capped(c.most)))
+			b := newTCPVariant(t, Police, variables, testIdleTimeout, dropSilently(capped(c.most)))
 			var done atomic.Bool
-			stop := b.watch()
+			stop := b.monitorCounts()
 			var wg sync.WaitGroup
 			for i := range 2 * c.most {
-				// Of two numbers, as one that is the last one's is sent again and counts no more.
+				// Two sequence numbers, as a repeated one is a retransmission and is not counted again.
 				d, other := dial(fmt.Sprint("0.0.0.0:", 40000+i)), dial(fmt.Sprint("0.0.0.0:", 40000+i))
 				other.next[client] += 1 << 20
 				for _, packet := range [][]byte{
-					d.say(client, syn, 0), d.say(client, rst, 0), other.say(client, syn, 0), other.say(client, rst, 0),
+					d.nextSegment(client, syn, 0), d.nextSegment(client, rst, 0), other.nextSegment(client, syn, 0), other.nextSegment(client, rst, 0),
 				} {
 					wg.Go(func() {
 						for !done.Load() {
@@ -181,7 +181,7 @@ func TestParallelChurn(t *testing.T) {
 			}
 			enough := func() bool {
 				s := b.counters()
-				return s.Connections[0] >= 100 && s.OverConnections >= 1000
+				return s.ConnsAdmitted[0] >= 100 && s.ConnsOverCap >= 1000
 			}
 			for began := time.Now(); time.Since(began) < 400*time.Millisecond || !enough() && time.Since(began) < time.Minute; {
 				time.Sleep(20 * time.Millisecond)
@@ -190,23 +190,23 @@ func TestParallelChurn(t *testing.T) {
 			wg.Wait()
 			seen, looks := stop()
 			s := b.counters()
-			t.Logf("%d passed, %d were refused; in %d looks up to %d at once", s.Connections[0], s.OverConnections, looks, seen)
-			if seen > c.most || s.Connections[0] < 100 || s.OverConnections < 1000 || s.ConnectionsMemoryFull > s.Connections[0]/1000 {
-				t.Errorf("%d for lack of room", s.ConnectionsMemoryFull)
+			t.Logf("%d passed, %d were refused; in %d readings up to %d at once", s.ConnsAdmitted[0], s.ConnsOverCap, looks, seen)
+			if seen > c.most || s.ConnsAdmitted[0] < 100 || s.ConnsOverCap < 1000 || s.ConnsMemoryFull > s.ConnsAdmitted[0]/1000 {
+				t.Errorf("%d as the table was full", s.ConnsMemoryFull)
 			}
 			b.inFlight()
 		})
 	}
 }
 
-// TestNoRoom fills what can be full: a SYN is refused, and nothing of it stays.
-func TestNoRoom(t *testing.T) {
+// TestSYN_TablesFull fills each table: a SYN is refused, and leaves no state.
+func TestSYN_TablesFull(t *testing.T) {
 	b := newTCP(t, Police, capped(1))
 	expect := func() {
 		t.Helper()
-		before := b.counters().ConnectionsMemoryFull
-		action, d, _ := b.send(dial("10.0.0.1:40000").say(client, syn, 0))
-		if action != answered || d.Reason != uint32(shaper.MemoryFull) || b.counters().ConnectionsMemoryFull != before+1 {
+		before := b.counters().ConnsMemoryFull
+		action, d, _ := b.send(dial("10.0.0.1:40000").nextSegment(client, syn, 0))
+		if action != answered || d.Reason != uint32(shaper.MemoryFull) || b.counters().ConnsMemoryFull != before+1 {
 			t.Errorf("action %d, %+v", int32(action), d)
 		}
 	}
@@ -216,22 +216,22 @@ func TestNoRoom(t *testing.T) {
 		}
 		expect()
 		if live, gone := b.entries(); live != 0 || gone != 0 {
-			t.Errorf("%d connections, %d gone", live, gone)
+			t.Errorf("%d connections, %d closed", live, gone)
 		}
 	})
 	t.Run("connections", func(t *testing.T) {
-		b.forget()
+		b.clearMaps()
 		keys := make([]kernelTuple, b.Connections.MaxEntries())
 		for i := range keys {
 			keys[i].Initiator[0] = uint32(i)
 		}
-		if _, err := b.Connections.BatchUpdate(keys, make([]kernelFlight, len(keys)), nil); err != nil {
+		if _, err := b.Connections.BatchUpdate(keys, make([]kernelConn, len(keys)), nil); err != nil {
 			t.Fatal(err)
 		}
 		expect()
-		for place, word := range b.slots {
+		for index, word := range b.slots {
 			if word&slotCount > 0 {
-				t.Errorf("place %d counts %d", place, word&slotCount)
+				t.Errorf("slot word %d counts %d", index, word&slotCount)
 			}
 		}
 		if err := b.Connections.Delete(&keys[0]); err != nil {
@@ -248,13 +248,13 @@ func TestReconcile(t *testing.T) {
 	for i := range 3 {
 		b.establish(dial(fmt.Sprint("10.0.0.1:", 40000+i)))
 	}
-	var place int
+	var index int
 	for i, word := range b.slots {
 		if word&slotCount > 0 {
-			place = i
+			index = i
 		}
 	}
-	leak := func(n uint64) { b.slots[place] += n }
+	leak := func(n uint64) { b.slots[index] += n }
 	reconcile := func(want int) {
 		t.Helper()
 		got, inFlight, err := b.reconcile(b.now)
@@ -269,30 +269,30 @@ func TestReconcile(t *testing.T) {
 	reconcile(2)
 	reconcile(1)
 	reconcile(0)
-	b.slots[place^1] = 77<<slotBits | (slotMost + 5) // a claim that nobody will follow up
+	b.slots[index^1] = 77<<slotBits | (slotMax + 5) // an abandoned claim
 	reconcile(0)
 	reconcile(1)
 	b.expectInFlight(3)
 }
 
-// TestReconcileAmidSweep has connections close while it looks at the counts, by programs
-// that looked at the clock before: it takes nothing away.
-func TestReconcileAmidSweep(t *testing.T) {
+// TestReconcile_ConcurrentClose closes connections during reconcile, by programs that read the clock
+// before: nothing is repaired.
+func TestReconcile_ConcurrentClose(t *testing.T) {
 	b := newTCP(t, Police, capped(5))
 	d := dial("10.0.0.1:40000")
 	b.establish(d)
 	counts := slices.Clone(b.slots)
 	b.reply(d.segment(server, rst, d.next[server], 0, 0))
 	b.expectInFlight(0)
-	copy(b.slots, counts) // as it stood a moment before
+	copy(b.slots, counts) // as a moment before
 	for range 3 {
-		b.now += uint64(settling / 2)
+		b.now += uint64(settlingTime / 2)
 		if n, _, err := b.reconcile(b.now); n != 0 || err != nil {
 			t.Fatalf("%d repaired, %v", n, err)
 		}
-		b.now -= uint64(settling / 2)
+		b.now -= uint64(settlingTime / 2)
 	}
-	b.now += uint64(2 * settling)
+	b.now += uint64(2 * settlingTime)
 	for _, want := range []int{0, 1, 0} {
 		if n, _, err := b.reconcile(b.now); n != want || err != nil {
 			t.Errorf("%d repaired, %v; want %d", n, err, want)
@@ -300,14 +300,14 @@ func TestReconcileAmidSweep(t *testing.T) {
 	}
 }
 
-// TestReconcileAmidTraffic finds nothing to repair while connections come and go.
-func TestReconcileAmidTraffic(t *testing.T) {
-	b := newTCPVariant(t, Police, patient(map[string]any{kernelVarTestSources: uint32(300)}), testIdle, silently(capped(3)), silently(shaper.Limit{Name: "all", Connections: 500}))
+// TestReconcile_ConcurrentTraffic finds nothing to repair while connections begin and end.
+func TestReconcile_ConcurrentTraffic(t *testing.T) {
+	b := newTCPVariant(t, Police, longTimeouts(map[string]any{kernelVarTestSources: uint32(300)}), testIdleTimeout, dropSilently(capped(3)), dropSilently(shaper.Limit{Name: "all", MaxConnections: 500}))
 	var end atomic.Bool
 	var wg sync.WaitGroup
 	for i := range 4 {
 		d := dial(fmt.Sprint("0.0.0.0:", 40000+i))
-		for _, packet := range [][]byte{d.say(client, syn, 0), d.say(client, rst, 0)} {
+		for _, packet := range [][]byte{d.nextSegment(client, syn, 0), d.nextSegment(client, rst, 0)} {
 			wg.Go(func() {
 				for !end.Load() {
 					if _, err := b.ShaperdTc.Run(&ebpf.RunOptions{Data: packet, Repeat: 20}); err != nil {
@@ -325,7 +325,7 @@ func TestReconcileAmidTraffic(t *testing.T) {
 	end.Store(true)
 	wg.Wait()
 	b.inFlight()
-	if s := b.counters(); s.Connections[0] < 1000 {
-		t.Errorf("only %d connections", s.Connections[0])
+	if s := b.counters(); s.ConnsAdmitted[0] < 1000 {
+		t.Errorf("only %d connections", s.ConnsAdmitted[0])
 	}
 }

@@ -8,17 +8,16 @@ import (
 	"github.com/cilium/ebpf/asm"
 )
 
-// What the functions of a program that call one another may take of the stack, and how many
-// may (MAX_BPF_STACK, MAX_CALL_FRAMES). Older kernels round up what each takes, to 32 bytes;
-// newer ones to 16.
+// Limits of the stack size and the depth of a call chain (MAX_BPF_STACK, MAX_CALL_FRAMES).
+// Older kernels round each frame up to 32 bytes, newer ones to 16.
 const stackLimit, stackUnit, frameLimit = 512, 32, 8
 
-// stackOf adds up what the functions of a program take, along the calls that take most, and
-// counts them along the deepest.
+// stackOf returns the largest stack usage of a call chain of a program, the number of frames of
+// the longest one, and a description.
 func stackOf(p *ebpf.ProgramSpec) (deepest, frames int, path string) {
 	sizes, calls := map[string]int{}, map[string]map[string]bool{}
 	function := ""
-	var copied asm.Register // R10 was put there just before
+	var copied asm.Register // the register that R10 was just copied to
 	for _, ins := range p.Instructions {
 		if name := ins.Symbol(); name != "" {
 			function = name
@@ -55,8 +54,8 @@ func stackOf(p *ebpf.ProgramSpec) (deepest, frames int, path string) {
 	return walk(p.Instructions[0].Symbol())
 }
 
-// TestStack adds up what the programs take of the stack, as the oldest kernel does.
-func TestStack(t *testing.T) {
+// TestStackDepth checks the stack usage of the programs, as the oldest kernel computes it.
+func TestStackDepth(t *testing.T) {
 	spec, err := loadKernel()
 	if err != nil {
 		t.Fatal(err)
@@ -65,13 +64,13 @@ func TestStack(t *testing.T) {
 		deepest, frames, path := stackOf(p)
 		t.Logf("%s: %d frames; %d bytes:%s", name, frames, deepest, path)
 		if deepest > stackLimit {
-			t.Errorf("%s takes %d bytes of the stack, of %d there are", name, deepest, stackLimit)
+			t.Errorf("%s needs %d bytes of stack, of at most %d", name, deepest, stackLimit)
 		}
 		if frames > frameLimit {
-			t.Errorf("%s has %d functions call one another, of %d there may", name, frames, frameLimit)
+			t.Errorf("%s has a call chain of %d functions, of at most %d", name, frames, frameLimit)
 		}
 		if name != "shaperd_sweep" && (deepest < stackLimit/4 || frames < frameLimit/2) {
-			t.Errorf("%s takes %d bytes of the stack in %d frames: this counts too little", name, deepest, frames)
+			t.Errorf("%s needs only %d bytes of stack in %d frames: this test counts too little", name, deepest, frames)
 		}
 	}
 }

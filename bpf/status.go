@@ -8,42 +8,42 @@ import (
 	"sync/atomic"
 )
 
-// Status is what a plane does.
+// Status is the state of a plane.
 type Status struct {
 	Points  []PointStatus // by attachment and interface
 	Buckets BucketStatus
 
-	LostSamples uint64 // of packets, since the maps were made
+	LostSamples uint64 // lost packet samples since the maps were created
 }
 
-// PointStatus is an attachment at an interface, or one that is not at all that it names.
+// PointStatus is the state of an attachment at an interface, or of one whose interface is missing.
 type PointStatus struct {
-	Attachment string
-	Interface  string // "" for none
-	Ingress    bool
-	Mode       Mode
-	Err        string   // why it is not attached; "" when it is
-	Waits      string   // the patterns of an attachment for which there is no interface
-	Bypass     string   // why packets there do not meet the limits, though it is attached; "" where they do
-	Before     []string // programs and filters that packets meet before it
-	Queue      QueueStatus
+	Attachment        string
+	Interface         string // "" if missing
+	Ingress           bool
+	Mode              Mode
+	Err               string   // why it is not attached; "" if it is
+	UnmatchedPatterns string   // patterns of an attachment without any interface
+	Uncovered         string   // why packets miss the limits although it is attached; "" if they do not
+	PrecedingPrograms []string // programs and filters that run before it
+	Queue             QueueStatus
 }
 
-// BucketStatus tells how full the table of buckets is.
+// BucketStatus is the state of the bucket table.
 type BucketStatus struct {
-	Live, Capacity                        int
-	EvictedDrained, EvictedIndebted, Lost uint64
+	Live, Capacity                          int
+	EvictedDrained, EvictedBacklogged, Lost uint64
 }
 
-// Status returns what the plane does, and adds to the counts of the limits what the
-// programs have counted so far.
+// Status returns the state of the plane, and brings the counters of the limits up to
+// date.
 func (p *Plane) Status() (Status, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.kernel == nil {
-		return Status{}, errors.New("the packet plane has ended")
+		return Status{}, errors.New("the packet plane is closed")
 	}
-	if err := p.sync(); err != nil {
+	if err := p.syncCounters(); err != nil {
 		return Status{}, err
 	}
 	counts, err := p.kernel.tableCounts()
@@ -51,8 +51,8 @@ func (p *Plane) Status() (Status, error) {
 		return Status{}, err
 	}
 	s := Status{LostSamples: p.sampler.lost.Samples[0] + p.sampler.lost.Samples[1], Buckets: BucketStatus{
-		Live: p.kernel.live(), Capacity: len(p.kernel.buckets) * len(kernelBucketLine{}.Tag),
-		EvictedDrained: counts.EvictedDrained, EvictedIndebted: counts.EvictedIndebted, Lost: counts.Lost,
+		Live: p.kernel.liveBuckets(), Capacity: len(p.kernel.buckets) * len(kernelBucketLine{}.Tag),
+		EvictedDrained: counts.EvictedDrained, EvictedBacklogged: counts.EvictedBacklogged, Lost: counts.InsertFailed,
 	}}
 	for i := range p.attachments {
 		a := &p.attachments[i]
@@ -70,11 +70,11 @@ func (p *Plane) Status() (Status, error) {
 			}
 		}
 		none := PointStatus{Attachment: a.Name, Ingress: a.Ingress, Mode: a.Mode}
-		if err := noInterface(a.missing(present)); err != nil {
+		if err := missingError(a.missingInterfaces(present)); err != nil {
 			none.Err = err.Error()
 			s.Points = append(s.Points, none)
 		} else if len(present) == 0 {
-			none.Waits = strings.Join(a.Interfaces, ", ")
+			none.UnmatchedPatterns = strings.Join(a.Interfaces, ", ")
 			s.Points = append(s.Points, none)
 		}
 	}
@@ -85,9 +85,9 @@ func (p *Plane) Status() (Status, error) {
 }
 
 func (p *Plane) statusOf(pt *point) PointStatus {
-	s := PointStatus{Attachment: pt.Name, Interface: pt.ifname, Ingress: pt.Ingress, Mode: pt.Mode, Err: cmp.Or(p.faults[pt.String()], p.faults[pt.detour()]), Before: slices.Clone(pt.before)}
-	if err := cmp.Or(pt.bypass[limiting], pt.bypass[noting]); err != nil {
-		s.Bypass = err.Error()
+	s := PointStatus{Attachment: pt.Name, Interface: pt.ifname, Ingress: pt.Ingress, Mode: pt.Mode, Err: cmp.Or(p.faults[pt.String()], p.faults[pt.redirectSubject()]), PrecedingPrograms: slices.Clone(pt.preceding)}
+	if err := cmp.Or(pt.uncovered[limitProg], pt.uncovered[replyProg]); err != nil {
+		s.Uncovered = err.Error()
 	}
 	if pt.Mode == Shape {
 		var err error
@@ -98,12 +98,12 @@ func (p *Plane) statusOf(pt *point) PointStatus {
 	return s
 }
 
-// live counts the buckets that have not drained.
-func (k *kernel) live() int {
+// liveBuckets counts the buckets that have not drained.
+func (k *kernel) liveBuckets() int {
 	n, now := 0, uint64(monotonic())
 	for i := range k.buckets {
 		for j := range k.buckets[i].Tag {
-			if atomic.LoadUint64(&k.buckets[i].Until[j]) > now {
+			if atomic.LoadUint64(&k.buckets[i].DrainedAt[j]) > now {
 				n++
 			}
 		}

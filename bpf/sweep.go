@@ -8,20 +8,20 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// sweep starts the timer that ends connections which are silent for too long, by the programs of
-// this daemon. It goes on without the daemon.
-func (k *kernel) sweep() error {
+// loadSweeper starts the timer that expires idle connections, with the programs of this daemon. It
+// continues without the daemon.
+func (k *kernel) loadSweeper() error {
 	var program struct {
 		Sweep *ebpf.Program `ebpf:"shaperd_sweep"`
 	}
-	if err := k.load(kernelAttachment{}, nil, &program); err != nil {
-		return fmt.Errorf("load what ends connections: %w", err)
+	if err := k.load(kernelConfig{}, nil, &program); err != nil {
+		return fmt.Errorf("load connection sweeper: %w", err)
 	}
 	defer program.Sweep.Close()
 	return startSweeper(program.Sweep)
 }
 
-// startSweeper runs the program that starts the timer, until there is memory for it.
+// startSweeper runs the program that starts the timer, and retries while memory is short.
 func startSweeper(p *ebpf.Program) error {
 	for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
 		result, err := p.Run(&ebpf.RunOptions{Data: make([]byte, 64)})
@@ -32,7 +32,7 @@ func startSweeper(p *ebpf.Program) error {
 			return nil
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("start the timer of connections: %w", err)
+			return fmt.Errorf("start connection sweeper: %w", err)
 		}
 	}
 }

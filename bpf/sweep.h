@@ -1,72 +1,72 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The timer that looks at all connections in turn, and ends those that were silent for too
- * long. */
+/* The sweep timer: it checks all connections in turn, and ends those that have timed out. */
 #pragma once
 
-#include "conns.h"
+#include "conntrack.h"
 
-/* Whether a connection without slots waits for the end of its handshake for too long, and not
- * for so long that this was noted several times. */
-static __always_inline int overlong(const struct flight *f, __u64 word, __u64 now)
+/* Whether the handshake of a lapsed connection is overdue. Not true for long, so that it is
+ * recorded a few times at most. */
+static __always_inline int handshake_overdue(const struct conn *ct, __u64 state, __u64 now)
 {
-	__s64 silent = now - load_word(&f->seen);
+	__s64 silent = now - read_once(&ct->last_seen);
 
-	return lapsed(word) && !(word & ESTABLISHED) && silent >= (__s64)half_open && silent < 3 * (__s64)half_open;
+	return is_lapsed(state) && !(state & ESTABLISHED) && silent >= (__s64)half_open_timeout &&
+	       silent < 3 * (__s64)half_open_timeout;
 }
 
-/* Whether a connection is to make room in a table that is crowded. */
-static __always_inline int makes_room(const struct keeper *k, const struct flight *f, __u64 word, __u64 now)
+/* Whether to drop a lapsed connection early, as the table is nearly full. */
+static __always_inline int early_drop(const struct sweeper *sweeper, const struct conn *ct, __u64 state, __u64 now)
 {
-	if (k->connections <= crowd || !lapsed(word) || word & ESTABLISHED ||
-	    (__s64)(now - load_word(&f->seen)) < (__s64)turn_interval)
+	if (sweeper->connections <= early_drop_threshold || !is_lapsed(state) || state & ESTABLISHED ||
+	    (__s64)(now - read_once(&ct->last_seen)) < (__s64)recheck_interval)
 		return 0;
 	return 1;
 }
 
-/* Forgets a connection without slots, whose handshake may still be completed. */
-static __always_inline void forget_flight(const struct flight *f, const struct tuple *t, __u64 now)
+/* Forgets a lapsed connection, whose handshake may still be completed. */
+static __always_inline void forget_conn(const struct conn *ct, const struct tuple *t, __u64 now)
 {
-	suspect(f, now);
-	if (f->slot[0]) /* it needs some */
-		forget(t, now);
+	start_deferral(ct, now);
+	if (ct->slot[0]) /* it needs slots */
+		mark_forgotten(t, now);
 }
 
-/* Looks at the connection that is first in the queue, if it is its turn. Returns
- * whether it is not. */
+/* Checks the connection at the front of the queue. Returns 1 if it is not due. */
 __noinline int sweep_one(__u64 now)
 {
-	struct keeper *k = the_keeper();
-	struct flight *f;
-	struct turn turn;
-	__u64 word;
-	int crowds;
+	struct sweeper *sweeper = get_sweeper();
+	struct conn *ct;
+	struct sweep_entry entry;
+	__u64 state;
+	int drop;
 
-	if (!k || bpf_map_peek_elem(&turns, &turn) || (__s64)(turn.check - now) > 0)
+	if (!sweeper || bpf_map_peek_elem(&sweep_queue, &entry) || (__s64)(entry.sweep_at - now) > 0)
 		return 1;
-	bpf_map_pop_elem(&turns, &turn);
-	f = bpf_map_lookup_elem(&connections, &turn.tuple);
-	if (!f || load_word(&f->check) != turn.check)
+	bpf_map_pop_elem(&sweep_queue, &entry);
+	ct = bpf_map_lookup_elem(&connections, &entry.tuple);
+	if (!ct || read_once(&ct->sweep_at) != entry.sweep_at)
 		return 0;
-	word = load_word(&f->word);
-	crowds = makes_room(k, f, word, now);
-	if (crowds || overdue(f, turn.tuple.place, word, now)) {
-		if (!(word & CLOSED)) {
-			close_flight(f, word, EXPIRED, now);
-		} else if (!(word & LOCKED) && __sync_val_compare_and_swap(&f->word, word, word | LOCKED) == word) {
-			if (crowds)
-				forget_flight(f, &turn.tuple, now);
-			if (!bpf_map_delete_elem(&connections, &turn.tuple)) {
-				__sync_fetch_and_add(&k->connections, -1);
+	state = read_once(&ct->state);
+	drop = early_drop(sweeper, ct, state, now);
+	if (drop || timed_out(ct, entry.tuple.attach_id, state, now)) {
+		if (!(state & CLOSED)) {
+			close_conn(ct, state, EXPIRED, now);
+		} else if (!(state & LOCKED) &&
+			   __sync_val_compare_and_swap(&ct->state, state, state | LOCKED) == state) {
+			if (drop)
+				forget_conn(ct, &entry.tuple, now);
+			if (!bpf_map_delete_elem(&connections, &entry.tuple)) {
+				__sync_fetch_and_add(&sweeper->connections, -1);
 				return 0;
 			}
-			f->word = word; /* EBUSY, before Linux 6.7: it is deleted the next time */
+			ct->state = state; /* EBUSY, before Linux 6.7: the next sweep deletes it */
 		}
 	}
-	if (overlong(f, word, now))
-		suspect(f, now);
-	turn.check = now + turn_interval;
-	f->check = turn.check;
-	bpf_map_push_elem(&turns, &turn, 0); /* where it has just been */
+	if (handshake_overdue(ct, state, now))
+		start_deferral(ct, now);
+	entry.sweep_at = now + recheck_interval;
+	ct->sweep_at = entry.sweep_at;
+	bpf_map_push_elem(&sweep_queue, &entry, 0); /* room was just made */
 	return 0;
 }
 
@@ -74,32 +74,32 @@ static long sweep_next(__u32 i, void *now)
 {
 	__u64 done = sweep_one(*(__u64 *)now);
 
-	hide(done);
+	barrier_var(done);
 	return done & 1;
 }
 
-static int sweep(void *map, __u32 *key, struct keeper *k)
+static int sweep(void *map, __u32 *key, struct sweeper *sweeper)
 {
-	__u64 now = clock_ns();
-	long n = bpf_loop(SWEEP_MOST, sweep_next, &now, 0);
+	__u64 now = now_ns();
+	long n = bpf_loop(SWEEP_BATCH, sweep_next, &now, 0);
 
-	bpf_timer_start(&k->timer, n < SWEEP_MOST ? sweep_interval : SWEEP_SOON, 0);
+	bpf_timer_start(&sweeper->timer, n < SWEEP_BATCH ? sweep_interval : SWEEP_BUSY_INTERVAL, 0);
 	return 0;
 }
 
-/* Starts the timer, or has the one that runs go on by this program. The map and the program
- * live on without the daemon, and so does the timer. Returns 0, or an error: the kernel may have
- * no memory for it just now, Linux 6.18 for a millisecond. */
+/* Starts the timer, or makes a running one use this program. The map and the program outlive the
+ * daemon, and so does the timer. Returns 0 or an error: the kernel may be out of memory for it,
+ * Linux 6.18 for a millisecond. */
 static __always_inline int start_sweeper(void)
 {
-	struct keeper *k = the_keeper();
+	struct sweeper *sweeper = get_sweeper();
 	int err;
 
-	if (!k)
+	if (!sweeper)
 		return -1;
-	err = bpf_timer_init(&k->timer, &keepers, 1 /* CLOCK_MONOTONIC */);
-	if (err && err != -16 /* EBUSY: it is there */)
+	err = bpf_timer_init(&sweeper->timer, &sweepers, 1 /* CLOCK_MONOTONIC */);
+	if (err && err != -16 /* EBUSY: exists */)
 		return err;
-	err = bpf_timer_set_callback(&k->timer, sweep);
-	return err ? err : bpf_timer_start(&k->timer, sweep_interval, 0);
+	err = bpf_timer_set_callback(&sweeper->timer, sweep);
+	return err ? err : bpf_timer_start(&sweeper->timer, sweep_interval, 0);
 }

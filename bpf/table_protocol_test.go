@@ -2,25 +2,25 @@ package bpf
 
 import "testing"
 
-// The protocol of table.h and decide.h, by which CPUs that meet a new key at the same time
-// make one bucket of those that they made, none of what they charge is lost, and nothing is
-// inherited of what the key owes whose place it gets; with a step for each access to memory.
-// Time stands still; a unit costs 1, and a bucket that owes nothing is at 0, drained.
+// The protocol of buckets.h and decide.h, by which CPUs that charge a new key at the same time
+// merge the buckets that they insert, lose no charges, and do not charge it for the units of the
+// evicted key; with one step per memory access. Time stands still, a unit costs 1, and a
+// drained bucket is at 0.
 const (
-	tablePlaces = 2
-	unitsEach   = 2  // that a CPU charges
-	mostOwed    = 10 // by a key, more than is charged here
-	slowUnit    = 50 // of the key that was there before
+	tableEntries = 2
+	unitsEach    = 2  // charged by each CPU
+	maxOwed      = 10 // backlog that a new key inherits, more than is charged here
+	slowUnit     = 50 // cost of a unit of the evicted key
 )
 
-// tableTag is whose a place is.
+// tableTag is the tag of an entry.
 type tableTag int8
 
 const (
-	nobody tableTag = iota
-	theOther
-	changing
-	theKey
+	tagEmpty tableTag = iota
+	tagOther
+	tagChanging
+	tagKey
 )
 
 type chargeStep int8
@@ -31,53 +31,53 @@ const (
 	claim
 	setDebt
 	putTag
-	lookBack  // for one of the same tag that stands before it
-	endSecond // in favour of the first
+	lookBack  // for an earlier duplicate
+	endSecond // merge the second into the first
 	readSecond
 	freeSecond
 	addToFirst
 	checkTag
 	addUnit
-	checkAgain
-	takeBack
+	recheckTag
+	refundUnit
 	unitsDone
 )
 
-// charger is a CPU that charges the key's bucket, and what it knows. The last one charges
-// theOther key's, which stands where there is room.
+// charger is a CPU that charges the key's bucket, with its local state. The last one charges
+// the other key's bucket, which is evicted.
 type charger struct {
 	step    chargeStep
-	place   int8 // the bucket's
-	carries int8 // what the one owed that it has ended
-	units   int8 // charged
-	empty   bool // the place it has claimed was nobody's
+	entry   int8 // entry of the bucket
+	carried int8 // backlog of the duplicate that it has removed
+	units   int8 // units charged so far
+	empty   bool // the claimed entry was empty
 }
 
-// tableMoment is the state of everything.
-type tableMoment struct {
-	tag      [tablePlaces]tableTag
-	owes     [tablePlaces]int8
+// tableState is the state of memory and all CPUs.
+type tableState struct {
+	tag      [tableEntries]tableTag
+	backlog  [tableEntries]int8
 	chargers [4]charger
 }
 
-// tableFault is what is left out of the protocol, to see that it is missed.
+// tableFault is a fault injected into the protocol, which the test must detect.
 type tableFault int8
 
 const (
-	sound     tableFault = iota
-	looksOnce            // not again at whose the bucket is that was charged
-	tagFirst             // the tag stands before what the bucket owes
-	takesBack            // a charge, whoever has wiped it out
+	sound            tableFault = iota
+	noRecheck                   // the tag is not checked again after a charge
+	tagBeforeBacklog            // the tag is set before the backlog
+	blindRefund                 // a charge is refunded even if the entry was reset
 )
 
-// tableExplorer follows all ways that things can go.
+// tableExplorer explores all interleavings.
 type tableExplorer struct {
 	fault tableFault
-	known map[tableMoment]bool
-	bad   map[string]tableMoment
+	known map[tableState]bool
+	bad   map[string]tableState
 }
 
-func (e *tableExplorer) explore(m tableMoment) {
+func (e *tableExplorer) explore(m tableState) {
 	if e.known[m] {
 		return
 	}
@@ -91,15 +91,15 @@ func (e *tableExplorer) explore(m tableMoment) {
 			continue
 		}
 		busy = true
-		for place := range int8(tablePlaces) {
+		for entry := range int8(tableEntries) {
 			next := m
-			if c.step == claim { // where there is more room for it
-				next.chargers[i].place = place
-			} else if place > 0 {
+			if c.step == claim { // tries both entries
+				next.chargers[i].entry = entry
+			} else if entry > 0 {
 				break
 			}
 			if i == len(m.chargers)-1 {
-				e.stepOfAnother(&next, &next.chargers[i])
+				e.stepOther(&next, &next.chargers[i])
 			} else {
 				e.step(&next, &next.chargers[i])
 			}
@@ -109,150 +109,150 @@ func (e *tableExplorer) explore(m tableMoment) {
 	if busy {
 		return
 	}
-	buckets, owes := 0, int8(0)
-	for place, is := range m.tag {
-		if is == theKey {
+	buckets, total := 0, int8(0)
+	for entry, is := range m.tag {
+		if is == tagKey {
 			buckets++
-			owes += m.owes[place]
+			total += m.backlog[entry]
 		}
 	}
 	if buckets != 1 {
 		e.bad["not one bucket"] = m
 	}
-	if owes < units+mostOwed {
+	if total < units+maxOwed {
 		e.bad["charged too little"] = m
 	}
-	if owes > units+2*mostOwed+int8(len(m.chargers)) { // some units are charged twice
-		e.bad["owes for another"] = m
+	if total > units+2*maxOwed+int8(len(m.chargers)) { // some units may be charged twice
+		e.bad["total for another"] = m
 	}
 }
 
-// step makes one access to memory for a charger.
-func (e *tableExplorer) step(m *tableMoment, c *charger) {
-	use := func(place int8) { c.place, c.step = place, checkTag }
+// step performs one memory access of a CPU.
+func (e *tableExplorer) step(m *tableState, c *charger) {
+	use := func(entry int8) { c.entry, c.step = entry, checkTag }
 	switch c.step {
 	case lookFirst:
-		if c.step = lookSecond; m.tag[0] == theKey {
+		if c.step = lookSecond; m.tag[0] == tagKey {
 			use(0)
 		}
 	case lookSecond:
-		if c.step = claim; m.tag[1] == theKey {
+		if c.step = claim; m.tag[1] == tagKey {
 			use(1)
 		}
 	case claim:
-		if c.step = lookFirst; m.tag[c.place] <= theOther {
-			c.empty = m.tag[c.place] == nobody
-			m.tag[c.place] = changing
-			if c.step = setDebt; e.fault == tagFirst {
-				m.tag[c.place] = theKey
+		if c.step = lookFirst; m.tag[c.entry] <= tagOther {
+			c.empty = m.tag[c.entry] == tagEmpty
+			m.tag[c.entry] = tagChanging
+			if c.step = setDebt; e.fault == tagBeforeBacklog {
+				m.tag[c.entry] = tagKey
 			}
 		}
-	case setDebt: // what was charged since an empty place was left is somebody's still
+	case setDebt: // charges to an empty entry are kept
 		if !c.empty {
-			m.owes[c.place] = 0
+			m.backlog[c.entry] = 0
 		}
-		m.owes[c.place] += mostOwed
+		m.backlog[c.entry] += maxOwed
 		c.empty, c.step = false, putTag
 	case putTag:
-		if m.tag[c.place] == changing {
-			m.tag[c.place] = theKey
+		if m.tag[c.entry] == tagChanging {
+			m.tag[c.entry] = tagKey
 		}
 		c.step = lookBack
 	case lookBack:
-		if c.step = checkTag; c.place == 0 || m.tag[0] == theKey {
-			c.place, c.step = 0, endSecond
+		if c.step = checkTag; c.entry == 0 || m.tag[0] == tagKey {
+			c.entry, c.step = 0, endSecond
 		}
 	case endSecond:
-		if c.step = checkTag; m.tag[1] == theKey {
-			m.tag[1] = changing
+		if c.step = checkTag; m.tag[1] == tagKey {
+			m.tag[1] = tagChanging
 			c.step = readSecond
 		}
 	case readSecond:
-		c.carries, c.step = min(m.owes[1]-mostOwed, mostOwed), freeSecond
-		m.owes[1] = 0
+		c.carried, c.step = min(m.backlog[1]-maxOwed, maxOwed), freeSecond
+		m.backlog[1] = 0
 	case freeSecond:
-		m.tag[1] = nobody
+		m.tag[1] = tagEmpty
 		c.step = addToFirst
 	case addToFirst:
-		m.owes[c.place] += c.carries
-		c.carries, c.step = 0, checkTag
+		m.backlog[c.entry] += c.carried
+		c.carried, c.step = 0, checkTag
 	case checkTag:
-		if c.step = lookFirst; m.tag[c.place] == theKey {
+		if c.step = lookFirst; m.tag[c.entry] == tagKey {
 			c.step = addUnit
 		}
 	case addUnit:
-		m.owes[c.place]++
-		c.step = checkAgain
-	case checkAgain:
-		c.step = takeBack
-		if m.tag[c.place] == theKey || e.fault == looksOnce {
+		m.backlog[c.entry]++
+		c.step = recheckTag
+	case recheckTag:
+		c.step = refundUnit
+		if m.tag[c.entry] == tagKey || e.fault == noRecheck {
 			c.step = lookFirst
 			if c.units++; c.units == unitsEach {
 				c.step = unitsDone
 			}
-			c.place = 0
+			c.entry = 0
 		}
-	case takeBack:
-		if m.owes[c.place] >= 1 {
-			m.owes[c.place]--
+	case refundUnit:
+		if m.backlog[c.entry] >= 1 {
+			m.backlog[c.entry]--
 		}
 		c.step = lookFirst
 	}
 }
 
-// stepOfAnother does the same for one that charges the key that was there before a unit. It
-// found it in the table, and looks for no other place.
-func (e *tableExplorer) stepOfAnother(m *tableMoment, c *charger) {
+// stepOther performs one memory access of the CPU that charges a unit to the evicted key. It has
+// found the entry before, and does not search again.
+func (e *tableExplorer) stepOther(m *tableState, c *charger) {
 	switch c.step {
 	case checkTag:
-		if c.step = unitsDone; m.tag[c.place] == theOther {
+		if c.step = unitsDone; m.tag[c.entry] == tagOther {
 			c.step = addUnit
 		}
 	case addUnit:
-		m.owes[c.place] += slowUnit
-		c.step = checkAgain
-	case checkAgain:
-		if c.step = unitsDone; m.tag[c.place] != theOther {
-			c.step = takeBack
+		m.backlog[c.entry] += slowUnit
+		c.step = recheckTag
+	case recheckTag:
+		if c.step = unitsDone; m.tag[c.entry] != tagOther {
+			c.step = refundUnit
 		}
-	case takeBack:
-		if m.owes[c.place] >= slowUnit || e.fault == takesBack {
-			m.owes[c.place] -= slowUnit
+	case refundUnit:
+		if m.backlog[c.entry] >= slowUnit || e.fault == blindRefund {
+			m.backlog[c.entry] -= slowUnit
 		}
 		c.step = unitsDone
 	}
 }
 
-// TestTableProtocol follows every order in which CPUs can charge a key that has no bucket
-// yet, while one charges the key whose place it gets: in the end it has one, which was
-// charged for each unit, and for nothing of the other's.
+// TestTableProtocol explores every order in which CPUs can charge a key that has no bucket
+// yet, while another CPU charges the evicted key: in the end there is one bucket, which was
+// charged for each unit, and not for the other key's.
 func TestTableProtocol(t *testing.T) {
-	explore := func(fault tableFault, cpus int, place int8) *tableExplorer {
-		e := &tableExplorer{fault: fault, known: map[tableMoment]bool{}, bad: map[string]tableMoment{}}
-		var m tableMoment
+	explore := func(fault tableFault, cpus int, entry int8) *tableExplorer {
+		e := &tableExplorer{fault: fault, known: map[tableState]bool{}, bad: map[string]tableState{}}
+		var m tableState
 		for i := cpus; i < len(m.chargers); i++ {
 			m.chargers[i].step = unitsDone
 		}
-		if place >= 0 {
-			m.tag[place], m.owes[place] = theOther, slowUnit
-			m.chargers[len(m.chargers)-1] = charger{step: checkTag, place: place}
+		if entry >= 0 {
+			m.tag[entry], m.backlog[entry] = tagOther, slowUnit
+			m.chargers[len(m.chargers)-1] = charger{step: checkTag, entry: entry}
 		}
 		e.explore(m)
 		return e
 	}
 	for cpus := 2; cpus <= 3; cpus++ {
-		for place := int8(-1); place < tablePlaces; place++ {
-			e := explore(sound, cpus, place)
+		for entry := int8(-1); entry < tableEntries; entry++ {
+			e := explore(sound, cpus, entry)
 			t.Logf("%d states", len(e.known))
 			for what, m := range e.bad {
 				t.Errorf("%s: %+v", what, m)
 			}
 		}
 	}
-	// The same without one of its rules is found out.
-	for _, fault := range []tableFault{looksOnce, tagFirst, takesBack} {
+	// The test detects each injected fault.
+	for _, fault := range []tableFault{noRecheck, tagBeforeBacklog, blindRefund} {
 		if len(explore(fault, 2, 0).bad)+len(explore(fault, 2, 1).bad) == 0 {
-			t.Errorf("this finds no fault in what has one, %d", fault)
+			t.Errorf("fault %d is not detected", fault)
 		}
 	}
 }

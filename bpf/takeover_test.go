@@ -18,9 +18,9 @@ import (
 	"shaperd/shaper"
 )
 
-// What a daemon leaves goes on, or passes everything, and the next one takes over
-// with every bucket.
-func TestDaemonKilled(t *testing.T) {
+// The programs of a killed daemon stay enforced, or pass everything without Keep, and the
+// next daemon takes over with all buckets.
+func TestTakeover_AfterKill(t *testing.T) {
 	for _, hook := range hooks(t) {
 		t.Run(hook.String(), func(t *testing.T) {
 			w := newWire(t, "killed")
@@ -42,22 +42,22 @@ func TestDaemonKilled(t *testing.T) {
 			w.want(p, 1, 20, 0)
 			p.crash()
 			w.want(p, 1, 20, 0)
-			stale(t, p)
+			expireHeartbeat(t, p)
 			w.want(p, 1, 20, 20)
 			if err := Detach(p.pins); err != nil {
 				t.Fatal(err)
 			}
 			p.Plane = nil
 			w.want(p, 1, 20, 20)
-			assertNothing(t, w.to, p.pins)
+			assertNoTrace(t, w.to, p.pins)
 		})
 	}
 }
 
-// stale makes the last heartbeat an old one.
-func stale(t *testing.T, p *testPlane) {
+// expireHeartbeat makes the last heartbeat too old.
+func expireHeartbeat(t *testing.T, p *testPlane) {
 	t.Helper()
-	m, err := ebpf.LoadPinnedMap(filepath.Join(folder(p.pins, 1024), kernelMapHeartbeats), nil)
+	m, err := ebpf.LoadPinnedMap(filepath.Join(pinDir(p.pins, 1024), kernelMapHeartbeats), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,12 +65,12 @@ func stale(t *testing.T, p *testPlane) {
 	if err := m.Put(uint32(0), uint64(1)); err != nil {
 		t.Fatal(err)
 	}
-	within(t, 10*time.Second, func() bool { return monotonic() > 6*leaky.Second }) // for a host that has just booted
+	within(t, 10*time.Second, func() bool { return monotonic() > 6*leaky.Second }) // if the host has just booted
 }
 
-// assertNothing asserts that no trace is left. The kernel lets go of what was pinned a
-// moment after its file is gone.
-func assertNothing(t *testing.T, l netlink.Link, pins string) {
+// assertNoTrace asserts that no trace is left. The kernel releases pinned objects some time
+// after the file is gone.
+func assertNoTrace(t *testing.T, l netlink.Link, pins string) {
 	t.Helper()
 	if _, err := os.Stat(pins); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("pins are left: %v", err)
@@ -108,30 +108,30 @@ func leftAt(t *testing.T, l netlink.Link) (left []string) {
 	return left
 }
 
-// What is taken away, or comes back, is found soon.
-func TestMended(t *testing.T) {
+// Programs that another tool removes are attached again soon, and so are interfaces that reappear.
+func TestPlane_ReattachesAfterRemoval(t *testing.T) {
 	for _, hook := range hooks(t) {
 		t.Run(hook.String(), func(t *testing.T) {
-			w := newWire(t, "mend")
+			w := newWire(t, "reattach")
 			p := openPlane(t)
-			a := Attachment{Name: "here", Interfaces: []string{"mend*"}, Ingress: true, Mode: Police, Hook: hook}
+			a := Attachment{Name: "here", Interfaces: []string{"reattach*"}, Ingress: true, Mode: Police, Hook: hook}
 			p.apply([]shaper.Limit{tenAnHour("here")}, a)
 			w.want(p, 1, 20, 10)
-			takeAway(t, w.to, hook)
+			removeProgram(t, w.to, hook)
 			w.want(p, 1, 20, 20)
 			within(t, 15*time.Second, func() bool { return w.send(1, 20) == 0 })
 
 			if err := netlink.LinkDel(w.from); err != nil {
 				t.Fatal(err)
 			}
-			again := newWire(t, "mend")
+			again := newWire(t, "reattach")
 			within(t, 15*time.Second, func() bool { return again.send(1, 20) == 0 })
 		})
 	}
 }
 
-// takeAway removes the program from an interface as another tool would.
-func takeAway(t *testing.T, l netlink.Link, hook Hook) {
+// removeProgram removes the program of an interface as another tool would.
+func removeProgram(t *testing.T, l netlink.Link, hook Hook) {
 	t.Helper()
 	switch hook {
 	case Clsact:
@@ -165,9 +165,9 @@ func takeAway(t *testing.T, l netlink.Link, hook Hook) {
 	}
 }
 
-// A daemon with a table of another size takes over what is attached, and leaves
-// nothing of the old one.
-func TestAnotherSize(t *testing.T) {
+// A daemon with another table size takes over the attachments, and removes the old
+// maps.
+func TestTakeover_OtherTableSize(t *testing.T) {
 	for _, hook := range hooks(t) {
 		t.Run(hook.String(), func(t *testing.T) {
 			w := newWire(t, "size")
@@ -178,11 +178,11 @@ func TestAnotherSize(t *testing.T) {
 			p.crash()
 			p.keys = 4096
 			p.open()
-			w.want(p, 1, 20, 0) // of the old table still
+			w.want(p, 1, 20, 0) // still by the old table
 			p.apply([]shaper.Limit{tenAnHour("here")}, a)
 			w.want(p, 1, 20, 10)
-			if folders, err := filepath.Glob(filepath.Join(p.pins, "*")); err != nil || len(folders) != 1 {
-				t.Errorf("%v, %v: want one folder", folders, err)
+			if dirs, err := filepath.Glob(filepath.Join(p.pins, "*")); err != nil || len(dirs) != 1 {
+				t.Errorf("%v, %v: want one directory", dirs, err)
 			}
 			p.crash()
 			w.want(p, 1, 20, 0)
@@ -190,19 +190,19 @@ func TestAnotherSize(t *testing.T) {
 				t.Fatal(err)
 			}
 			p.Plane = nil
-			assertNothing(t, w.to, p.pins)
+			assertNoTrace(t, w.to, p.pins)
 		})
 	}
 }
 
-// TestTimerOfTheLastPrograms has daemons take over from one another: what looks after
-// connections is of the last one's programs, and nothing is left of the others'.
-func TestTimerOfTheLastPrograms(t *testing.T) {
+// TestTakeover_ReplacesSweeper has daemons take over from one another: the sweeper runs a program of
+// the last one, and nothing is left of the others.
+func TestTakeover_ReplacesSweeper(t *testing.T) {
 	b, _, _ := newRouter(t)
 	a := Attachment{Name: "here", Interfaces: []string{"inside"}, Ingress: true, Mode: Police, Keep: true, IdleTimeout: time.Hour}
 	b.testPlane = openPlane(t)
 	b.to.do(func() error { b.listen(false, netip.AddrPortFrom(b.any, 80)); return nil })
-	limits := []shaper.Limit{{Name: "cap", Match: shaper.Match{Attach: []string{"here"}}, Connections: 100}}
+	limits := []shaper.Limit{{Name: "cap", Match: shaper.Match{Attach: []string{"here"}}, MaxConnections: 100}}
 	var ids []ebpf.ProgramID
 	for range 3 {
 		b.apply(limits, a)
@@ -214,7 +214,7 @@ func TestTimerOfTheLastPrograms(t *testing.T) {
 			id, _ := info.ID()
 			ids = append(ids, id)
 		}
-		b.wantAt(at(b.server, 80), 1, 1)
+		b.wantAt(hostPort(b.server, 80), 1, 1)
 		b.crash()
 		b.open()
 	}

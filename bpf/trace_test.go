@@ -20,32 +20,32 @@ import (
 	"shaperd/shaper/config"
 )
 
-var update = flag.Bool("update", false, "write the decisions that package shaper comes to into the traces")
+var update = flag.Bool("update", false, "write the decisions of package shaper into the traces")
 
 const traces = "../shaper/testdata/traces"
 
 // TestTraces runs each trace through package shaper and through the program in the
-// kernel, and compares both with the decisions written down.
+// kernel, and compares both with the recorded decisions.
 //
-// A trace is a folder with a policy, as a configuration with the attachment "here";
-// what arrives, a line a packet; and the decision over each. The words of a line:
+// A trace is a directory with a policy, as a configuration with the attachment "here"; the
+// arrivals, one packet a line; and the decision on each. The words of a line:
 //
-//	20x              as often
-//	every=1ms        that long after the one before
+//	20x              repeated 20 times
+//	every=1ms        time since the previous packet
 //	from=A to=A:P    addresses and port
 //	udp tcp icmp=N   protocol, bytes of payload
-//	segments=N       a train of so many
+//	segments=N       a train of N segments
 //	vlan=N           behind a VLAN tag
-//	id=N first|later a fragment, the first or another one, of datagram N
-//	cut              without the second half of the transport header
+//	id=N first|later the first fragment of datagram N, or a later one
+//	cut              truncated after 4 bytes of the transport header
 //	reload=FILE      another policy from here on
 func TestTraces(t *testing.T) {
-	folders, err := filepath.Glob(filepath.Join(traces, "*"))
-	if err != nil || len(folders) == 0 {
+	dirs, err := filepath.Glob(filepath.Join(traces, "*"))
+	if err != nil || len(dirs) == 0 {
 		t.Fatalf("no traces in %s: %v", traces, err)
 	}
-	b := newBench(t, kernelAttachment{Mode: uint32(Shape), Ethernet: 1, Keep: 1})
-	for _, folder := range folders {
+	b := newBench(t, kernelConfig{Mode: uint32(Shape), Ethernet: 1, Keep: 1})
+	for _, folder := range dirs {
 		t.Run(filepath.Base(folder), func(t *testing.T) { b.trace(t, folder) })
 	}
 }
@@ -57,12 +57,12 @@ type replay struct {
 	folder string
 	shaper *shaper.Shaper
 	policy *shaper.Policy
-	ports  map[uint32]uint16 // of fragmented datagrams
+	ports  map[uint32]uint16 // ports of fragmented datagrams
 	now    leaky.Time
 }
 
 func (b *bench) trace(t *testing.T, folder string) {
-	b.clear(t)
+	b.clearState(t)
 	r := &replay{bench: b, t: t, folder: folder, shaper: shaper.New(testKeys), ports: map[uint32]uint16{}, now: 1000 * leaky.Second}
 	r.load("policy.toml")
 	lines := strings.Split(strings.TrimSpace(r.read("arrivals.txt")), "\n")
@@ -76,11 +76,11 @@ func (b *bench) trace(t *testing.T, folder string) {
 		k, every, times := r.packet(line)
 		for range times {
 			r.now += every
-			want, limited := expect(r.shaper, r.policy, &k, r.now, false)
+			want, limited := wantDecision(r.shaper, r.policy, &k, r.now, false)
 			_, got, _ := b.run(t, &k, uint64(r.now/64), (*bench).tc)
 			decision := r.describe(want, limited)
 			if kernel := r.describe(r.decision(got), limited); kernel != decision {
-				t.Fatalf("line %d, %q: the kernel says %q, package shaper %q", i+1, line, kernel, decision)
+				t.Fatalf("line %d, %q: the kernel decides %q, package shaper %q", i+1, line, kernel, decision)
 			}
 			decisions = append(decisions, decision)
 			seen[want.Verdict] = true
@@ -94,7 +94,7 @@ func (b *bench) trace(t *testing.T, folder string) {
 		}
 	}
 	if diff := cmp.Diff(r.read("decisions.txt"), text); diff != "" {
-		t.Errorf("decisions (-written +made):\n%s", diff)
+		t.Errorf("decisions (-recorded +got):\n%s", diff)
 	}
 	if !seen[shaper.Delay] || !seen[shaper.Refuse] {
 		t.Error("a trace without delays and refusals proves nothing")
@@ -110,7 +110,7 @@ func (r *replay) read(name string) string {
 	return string(text)
 }
 
-// load puts a policy in force in both places.
+// load activates a policy in package shaper and in the kernel.
 func (r *replay) load(name string) {
 	r.t.Helper()
 	c, err := config.Load(filepath.Join(r.folder, name))
@@ -128,23 +128,23 @@ func (r *replay) load(name string) {
 		r.t.Fatal(err)
 	}
 	r.shaper.Swap(p, r.now)
-	n, err := r.number(p, []Attachment{{Name: "here"}}, nil)
+	n, err := r.assignNumbers(p, []Attachment{{Name: "here"}}, nil)
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	if err := r.adoptPolicy(p, n, func() leaky.Time { return r.now }); err != nil {
+	if err := r.installPolicy(p, n, func() leaky.Time { return r.now }); err != nil {
 		r.t.Fatal(err)
 	}
 	r.policy = p
 }
 
-// decision is what the kernel decided, as package shaper says it.
+// decision converts a decision of the kernel to package shaper's type.
 func (r *replay) decision(d kernelDecision) shaper.Decision {
 	limit := int(int32(d.Limit))
 	return shaper.Decision{Verdict: shaper.Verdict(d.Verdict), Reason: shaper.Reason(d.Reason), Depart: leaky.Time(d.Depart), Limit: limit}
 }
 
-// describe writes a decision for people: waits in ns, with the fraction in ticks.
+// describe formats a decision: delays in ns, with the fraction in ticks.
 func (r *replay) describe(d shaper.Decision, limited bool) string {
 	if !limited {
 		return "no limit"
@@ -156,7 +156,7 @@ func (r *replay) describe(d shaper.Decision, limited bool) string {
 	return fmt.Sprintf("%v %d+%d/64 ns, %v, %s", d.Verdict, wait/64, wait%64, d.Reason, r.policy.Limit(d.Limit).Name)
 }
 
-// packet makes the packet of a line.
+// packet parses a line and builds its packet.
 func (r *replay) packet(line string) (k sample, every leaky.Time, times int) {
 	r.t.Helper()
 	bad := func(err error) {
@@ -229,7 +229,7 @@ func (r *replay) packet(line string) (k sample, every leaky.Time, times int) {
 	if protocol == ipICMP {
 		k.flow.Port = 0
 	}
-	m := newMaker(rndOf(1))
+	m := newGenerator(newSeededRand(1))
 	b := make([]byte, 12)
 	if vlan > 0 {
 		b = append(b, 0x81, 0, byte(vlan>>8), byte(vlan))
@@ -243,11 +243,11 @@ func (r *replay) packet(line string) (k sample, every leaky.Time, times int) {
 		}
 		k.data = append(append(b, 0x86, 0xdd), m.ipv6(k.flow.Source, k.flow.Destination, protocol, l4, fragment, first, uint32(id))...)
 	}
-	k.flow.Connection = uint64(k.flow.Port) // one flow a port in a trace
+	k.flow.Connection = uint64(k.flow.Port) // in a trace each port is a flow
 	return k, every, times
 }
 
-// transport is a header and so many bytes.
+// transport returns a transport header with a payload.
 func transport(protocol byte, port uint16, payload int) []byte {
 	var h []byte
 	switch protocol {

@@ -12,10 +12,10 @@ import (
 	"shaperd/shaper"
 )
 
-// TestUncountedTrain has a train whose segments nobody has counted, as guests send them.
-func TestUncountedTrain(t *testing.T) {
+// TestTrain_UnknownSegments runs a train without a segment count, as guests send them.
+func TestTrain_UnknownSegments(t *testing.T) {
 	b := newTCP(t, Police, shaper.Limit{Name: "p", Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: time.Second})
-	data := dial("10.0.0.1:40000").say(client, ack, 1000)
+	data := dial("10.0.0.1:40000").nextSegment(client, ack, 1000)
 	for _, counted := range []uint32{10, 0} {
 		var out skb
 		options := &ebpf.RunOptions{Data: data, DataOut: b.out[:], Context: skb{GSOSize: 100, GSOSegments: counted}, ContextOut: &out}
@@ -37,8 +37,8 @@ func (b *bench) wantSegments(t *testing.T, want uint32) {
 	}
 }
 
-// TestTrainOfGuest sends one through a tap, as a virtual machine does.
-func TestTrainOfGuest(t *testing.T) {
+// TestTrain_FromTap sends a train through a tap, as a virtual machine does.
+func TestTrain_FromTap(t *testing.T) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -68,7 +68,7 @@ func TestTrainOfGuest(t *testing.T) {
 	for _, n := range []uint16{54, 1448, 34, 16} {
 		header = binary.NativeEndian.AppendUint16(header, n)
 	}
-	if _, err := unix.Write(fd, append(header, dial("10.0.0.1:40000").say(client, ack, 14480)...)); err != nil {
+	if _, err := unix.Write(fd, append(header, dial("10.0.0.1:40000").nextSegment(client, ack, 14480)...)); err != nil {
 		t.Fatal(err)
 	}
 	within(t, 5*time.Second, func() bool {

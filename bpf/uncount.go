@@ -11,34 +11,34 @@ import (
 	"shaperd/shaper"
 )
 
-// atEgress is AT_EGRESS of conns.h.
+// atEgress is AT_EGRESS of conntrack.h.
 const atEgress = 1 << 31
 
-// uncount ends the counting of connections whose ends nobody would see: where they came by last,
-// packets do not meet the programs of their place, or no limit that counts matches them. They
-// give their slots back. Those that are counted all the same, elsewhere or later, are taken in as
-// soon as their responders send.
+// uncount stops counting connections whose end no program would see: at the interface of their last
+// packet, the programs of their attachment no longer run, or no counting limit matches them. Their
+// slots are released. A connection that is counted elsewhere or later is adopted as soon as its
+// responder sends.
 func (p *Plane) uncount() {
 	err := p.tryUncount()
-	p.uncounted = err != nil
-	p.fault("uncounted connections", err)
+	p.uncountPending = err != nil
+	p.report("uncounted connections", err)
 }
 
 func (p *Plane) tryUncount() error {
 	if p.policy == nil {
 		return nil
 	}
-	attached, err := p.attached()
+	attached, err := p.attachmentsByPoint()
 	if err != nil {
 		return err
 	}
 	var over []kernelUncounted
-	err = p.kernel.eachConnection(func(t *kernelTuple, f *kernelFlight) {
-		if f.Word&flightClosed != 0 {
+	err = p.kernel.eachConnection(func(t *kernelTuple, f *kernelConn) {
+		if f.State&connClosed != 0 {
 			return
 		}
-		if a := attached[placed{t.Place, f.Interface}]; a == nil || !a.countsFlow(p.policy, t) {
-			over = append(over, kernelUncounted{Tuple: *t, Word: f.Word})
+		if a := attached[connPoint{t.AttachId, f.Interface}]; a == nil || !a.countsFlow(p.policy, t) {
+			over = append(over, kernelUncounted{Tuple: *t, State: f.State})
 		}
 	})
 	if err != nil || len(over) == 0 {
@@ -47,40 +47,40 @@ func (p *Plane) tryUncount() error {
 	return p.kernel.uncount(over)
 }
 
-// placed is a place and an interface, as a connection has them.
-type placed struct{ place, at uint32 }
+// connPoint is an attachment's number and an interface, as in a connection's record.
+type connPoint struct{ attachment, iface uint32 }
 
-// attached returns the attachments, by where their programs meet packets.
-func (p *Plane) attached() (map[placed]*Attachment, error) {
+// attachmentsByPoint returns the attachments by where their programs run.
+func (p *Plane) attachmentsByPoint() (map[connPoint]*Attachment, error) {
 	links, err := netlink.LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("list interfaces: %w", err)
 	}
-	all := map[placed]*Attachment{}
+	all := map[connPoint]*Attachment{}
 	for _, pt := range p.points {
-		place, ok := p.numbers.attachments[pt.Name]
+		number, ok := p.numbers.attachments[pt.Name]
 		if !ok {
 			continue
 		}
-		at := uint32(pt.ifindex)
+		iface := uint32(pt.ifindex)
 		if !pt.Ingress {
-			at |= atEgress
+			iface |= atEgress
 		}
-		all[placed{place, at}] = &pt.Attachment
-		for _, l := range links { // the members of a bond run its program of XDP
+		all[connPoint{number, iface}] = &pt.Attachment
+		for _, l := range links { // the ports of a bond run its XDP program
 			if pt.Hook == XDP && l.Attrs().MasterIndex == pt.ifindex {
-				all[placed{place, uint32(l.Attrs().Index)}] = &pt.Attachment
+				all[connPoint{number, uint32(l.Attrs().Index)}] = &pt.Attachment
 			}
 		}
 	}
 	return all, nil
 }
 
-// countsFlow reports whether a limit of p counts a connection at a, which none blocks.
+// countsFlow reports whether a limit of p counts a connection at a, and none blocks it.
 func (a *Attachment) countsFlow(p *shaper.Policy, t *kernelTuple) bool {
 	set := p.Route(&shaper.Flow{
 		Source: addressOf(&t.Initiator), Destination: addressOf(&t.Responder), Port: t.ResponderPort,
-		Listen: p.AttachIndex(a.Name), Protocol: shaper.TCP,
+		Origin: p.AttachmentIndex(a.Name), Protocol: shaper.TCP,
 	}).Limits()
 	blocks := p.Blocks() &^ p.Observed(set)
 	if a.Mode == Observe {
@@ -93,7 +93,7 @@ func (a *Attachment) countsFlow(p *shaper.Policy, t *kernelTuple) bool {
 	return counted && set&blocks == 0
 }
 
-// addressOf returns an address as the programs have it.
+// addressOf converts an address from the programs' format.
 func addressOf(words *[4]uint32) netip.Addr {
 	var b [16]byte
 	for i, word := range words {
@@ -102,18 +102,18 @@ func addressOf(words *[4]uint32) netip.Addr {
 	return netip.AddrFrom16(b).Unmap()
 }
 
-// uncount has the kernel close connections. Programs may close them too, at the same time.
+// uncount closes connection records in the kernel. Programs may close them at the same time.
 func (k *kernel) uncount(over []kernelUncounted) error {
 	var program struct {
 		Uncount *ebpf.Program `ebpf:"shaperd_uncount"`
 	}
-	if err := k.load(kernelAttachment{}, nil, &program); err != nil {
-		return fmt.Errorf("load what ends connections: %w", err)
+	if err := k.load(kernelConfig{}, nil, &program); err != nil {
+		return fmt.Errorf("load uncount program: %w", err)
 	}
 	defer program.Uncount.Close()
 	for i := range over {
 		if _, err := program.Uncount.Run(&ebpf.RunOptions{Context: &over[i]}); err != nil {
-			return fmt.Errorf("end a connection: %w", err)
+			return fmt.Errorf("stop counting a connection: %w", err)
 		}
 	}
 	return nil

@@ -17,32 +17,32 @@ import (
 	"shaperd/test/lab"
 )
 
-// pathBench is a router between a client and a server that has two addresses of the client's
-// network, and what changes around it.
+// pathBench is a router between a server and a client with two addresses, whose paths and
+// attachments change.
 type pathBench struct {
-	*ownBench
+	*routerBench
 	outside netlink.Link
 }
 
 func newPaths(t *testing.T) *pathBench {
-	b := &pathBench{ownBench: &ownBench{ownNet: ownNets["IPv4"], from: newHost(t), to: newHost(t)}}
+	b := &pathBench{routerBench: &routerBench{routerNet: routerNets["IPv4"], from: newHost(t), to: newHost(t)}}
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
 		t.Fatal(err)
 	}
 	b.Attachment = Attachment{Name: "here", Interfaces: []string{"inside"}, Ingress: true, Mode: Police, IdleTimeout: time.Hour}
 	b.testPlane = openPlane(t)
 	b.from.connect("inside", b.inside, b.client)
-	b.outside = b.to.connect("outside", b.ownNet.outside, b.server)
+	b.outside = b.to.connect("outside", b.routerNet.outside, b.server)
 	b.shell(b.from, "ip addr add 10.1.0.3/24 dev eth0")
 	b.to.do(func() error {
 		b.listen(false, netip.AddrPortFrom(b.any, 80))
-		b.listen(false, netip.AddrPortFrom(b.any, 61000)) // ports tell nothing
+		b.listen(false, netip.AddrPortFrom(b.any, 61000)) // the port order does not matter
 		return nil
 	})
 	return b
 }
 
-// shell runs a command, here if at no host.
+// shell runs a command on a host, or in the test's namespace if it is nil.
 func (b *pathBench) shell(at *host, command string) {
 	b.t.Helper()
 	run := func() error {
@@ -58,13 +58,13 @@ func (b *pathBench) shell(at *host, command string) {
 	}
 }
 
-// open has n connections begin, of which want come about, from an address of the client.
+// open dials n connections from an address of the client, of which want must be established.
 func (b *pathBench) open(n, want int, from string, port uint16) (open []net.Conn) {
 	b.t.Helper()
 	dialer := &net.Dialer{Timeout: 5 * time.Second, LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
 	for range n {
 		b.from.do(func() error {
-			c, err := b.connect(dialer, at(b.server, port))
+			c, err := b.connect(dialer, hostPort(b.server, port))
 			if c != nil {
 				open = append(open, c)
 			}
@@ -74,24 +74,24 @@ func (b *pathBench) open(n, want int, from string, port uint16) (open []net.Conn
 	if len(open) != want {
 		b.t.Errorf("%d of %d connections, want %d", len(open), n, want)
 	}
-	b.chat(open...)
+	b.exchangeData(open...)
 	return open
 }
 
-const pathMost = 2
+const pathMax = 2
 
 func pathCap(at ...string) shaper.Limit {
-	return shaper.Limit{Name: "cap", Match: shaper.Match{Attach: at}, Connections: pathMost}
+	return shaper.Limit{Name: "cap", Match: shaper.Match{Attach: at}, MaxConnections: pathMax}
 }
 
-// TestConnectionsThatMove has the path of connections move to another interface of their
-// attachment, and the first one go: they are counted on.
-func TestConnectionsThatMove(t *testing.T) {
+// TestUncount_PathMoves moves the path of connections to another interface of their attachment,
+// and removes the first one: they stay counted.
+func TestUncount_PathMoves(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		gone func(b *pathBench, a Attachment)
 	}{
-		{"the interface is not one of it any more", func(b *pathBench, a Attachment) {
+		{"the interface is removed from the attachment", func(b *pathBench, a Attachment) {
 			a.Interfaces = []string{"second"}
 			b.apply([]shaper.Limit{pathCap("here")}, a)
 		}},
@@ -124,35 +124,35 @@ func TestConnectionsThatMove(t *testing.T) {
 			a := b.Attachment
 			a.Ingress, a.Interfaces = false, []string{"outside", "second"}
 			b.apply([]shaper.Limit{pathCap("here")}, a)
-			open := b.open(pathMost, pathMost, "10.1.0.2", 61000)
+			open := b.open(pathMax, pathMax, "10.1.0.2", 61000)
 			b.shell(nil, "ip route add 10.2.0.2/32 via 10.3.0.2 dev second")
 			b.shell(b.to, "ip route add 10.1.0.0/24 via 10.3.0.1 dev eth1")
-			b.chat(open...)
+			b.exchangeData(open...)
 			c.gone(b, a)
-			b.wantInFlight(pathMost)
+			b.wantInFlight(pathMax)
 			b.open(1, 0, "10.1.0.2", 61000)
-			b.chat(open...)
+			b.exchangeData(open...)
 			b.end(open...)
 			b.wantInFlight(0)
 		})
 	}
 }
 
-// TestSlotsOfOthersComeBack has connections hold slots no more whose segments come to be
-// followed by nobody.
-func TestSlotsOfOthersComeBack(t *testing.T) {
+// TestUncount_AttachmentChanges releases the slots of connections whose segments no program tracks
+// any more.
+func TestUncount_AttachmentChanges(t *testing.T) {
 	b := newPaths(t)
 	begin := func(t *testing.T, limits []shaper.Limit, attachments ...Attachment) []net.Conn {
 		t.Helper()
 		b.t = t
 		b.apply(limits, attachments...)
 		b.wantInFlight(0)
-		open := b.open(pathMost, pathMost, "10.1.0.2", 80)
-		b.wantInFlight(pathMost)
+		open := b.open(pathMax, pathMax, "10.1.0.2", 80)
+		b.wantInFlight(pathMax)
 		return open
 	}
 	one := []shaper.Limit{pathCap("here")}
-	t.Run("its attachment has the other direction", func(t *testing.T) {
+	t.Run("its attachment changes direction", func(t *testing.T) {
 		open := begin(t, one, b.Attachment)
 		other := b.Attachment
 		other.Ingress = false
@@ -167,8 +167,8 @@ func TestSlotsOfOthersComeBack(t *testing.T) {
 		open := begin(t, both, in, out)
 		in.Ingress, out.Ingress = false, true
 		b.apply(both, in, out)
-		b.chat(open...)
-		b.wantInFlight(pathMost)
+		b.exchangeData(open...)
+		b.wantInFlight(pathMax)
 		b.end(open...)
 		b.wantInFlight(0)
 	})
@@ -185,7 +185,7 @@ func TestSlotsOfOthersComeBack(t *testing.T) {
 		b.wantInFlight(0)
 		b.apply(one, b.Attachment)
 	})
-	t.Run("somebody takes the programs away, and they cannot come back", func(t *testing.T) {
+	t.Run("another tool removes the programs, and they cannot be attached again", func(t *testing.T) {
 		a := b.Attachment
 		a.Hook, a.Interfaces = Clsact, []string{"inside", "outside"}
 		open := begin(t, one, a)
@@ -196,16 +196,16 @@ func TestSlotsOfOthersComeBack(t *testing.T) {
 	})
 }
 
-// TestSlotsOfBlockedSources blocks the source whose connections take all slots, until these have
-// ended: what they said meanwhile, and say again, is seen in part.
-func TestSlotsOfBlockedSources(t *testing.T) {
+// TestUncount_BlockedSource blocks the source whose connections take all slots, until these have
+// ended: their segments meanwhile, and retransmissions, are seen only in part.
+func TestUncount_BlockedSource(t *testing.T) {
 	b := newPaths(t)
 	b.apply([]shaper.Limit{pathCap("here")}, b.Attachment)
-	open := b.open(pathMost, pathMost, "10.1.0.2", 80)
+	open := b.open(pathMax, pathMax, "10.1.0.2", 80)
 	b.apply([]shaper.Limit{pathCap("here"), {
 		Name: "block", Match: shaper.Match{Attach: []string{"here"}, Source: []netip.Prefix{netip.MustParsePrefix("10.1.0.2/32")}}, Block: true,
 	}}, b.Attachment)
-	b.end(b.open(pathMost, pathMost, "10.1.0.3", 80)...)
+	b.end(b.open(pathMax, pathMax, "10.1.0.3", 80)...)
 	for _, c := range open {
 		_ = c.Close()
 	}
@@ -217,35 +217,35 @@ func TestSlotsOfBlockedSources(t *testing.T) {
 	})
 }
 
-// TestNamesThatComeBack gives an attachment a name that another one had: it keeps its connections,
-// and what is known of replies is of where it is.
-func TestNamesThatComeBack(t *testing.T) {
+// TestUncount_ReusedAttachmentName gives an attachment the former name of another one: it keeps its
+// connections, and replies are remembered only for its own interfaces.
+func TestUncount_ReusedAttachmentName(t *testing.T) {
 	b := newPaths(t)
 	here, there := b.Attachment, b.Attachment
 	there.Name, there.Interfaces = "there", []string{"outside"}
 	b.apply([]shaper.Limit{pathCap("here", "there")}, here, there)
 	b.apply([]shaper.Limit{pathCap("here")}, here)
-	open := b.open(pathMost, pathMost, "10.1.0.2", 80)
+	open := b.open(pathMax, pathMax, "10.1.0.2", 80)
 	replied := func() (has uint32) {
 		t.Helper()
-		if err := b.kernel.Replied.Lookup(b.numbers.attachments["there"], &has); err != nil {
+		if err := b.kernel.ReplySeen.Lookup(b.numbers.attachments["there"], &has); err != nil {
 			t.Fatal(err)
 		}
 		return has
 	}
 	there.Interfaces = []string{"inside"}
 	b.apply([]shaper.Limit{pathCap("there")}, there)
-	b.wantInFlight(pathMost)
+	b.wantInFlight(pathMax)
 	b.open(1, 0, "10.1.0.2", 80)
 	if replied() != 1 {
-		t.Error("replies are forgotten")
+		t.Error("the replies seen are forgotten")
 	}
-	b.chat(open...)
+	b.exchangeData(open...)
 	b.end(open...)
 	b.wantInFlight(0)
 	there.Interfaces = []string{"outside"}
 	b.apply([]shaper.Limit{pathCap("there")}, there)
 	if replied() != 0 {
-		t.Error("replies at another interface are known")
+		t.Error("the replies seen at another interface are kept")
 	}
 }

@@ -14,18 +14,18 @@ import (
 	"shaperd/shaper"
 )
 
-// newRouter is a router that has no proxy yet, and its interfaces to the client and the server.
-func newRouter(t *testing.T) (b *ownBench, inside, outside netlink.Link) {
+// newRouter returns a router without a proxy, with its interfaces to the client and the server.
+func newRouter(t *testing.T) (b *routerBench, inside, outside netlink.Link) {
 	t.Helper()
-	b = &ownBench{ownNet: ownNets["IPv4"], from: newHost(t), to: newHost(t)}
+	b = &routerBench{routerNet: routerNets["IPv4"], from: newHost(t), to: newHost(t)}
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
 		t.Fatal(err)
 	}
 	return b, b.from.connect("inside", b.inside, b.client), b.to.connect("outside", b.outside, b.server)
 }
 
-// end has connections end. Nothing of them is under way then.
-func (b *ownBench) end(open ...net.Conn) {
+// end closes connections and waits until they have ended.
+func (b *routerBench) end(open ...net.Conn) {
 	b.t.Helper()
 	for _, c := range open {
 		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
@@ -39,15 +39,15 @@ func (b *ownBench) end(open ...net.Conn) {
 	}
 }
 
-// TestSlotsComeBack has connections end where nobody sees it: they hold no slots for that.
-func TestSlotsComeBack(t *testing.T) {
+// TestUncount_ReleasesSlots ends connections where no program sees it: their slots are released.
+func TestUncount_ReleasesSlots(t *testing.T) {
 	const most = 4
 	b, inside, _ := newRouter(t)
 	b.Attachment = Attachment{Name: "here", Interfaces: []string{"inside"}, Ingress: true, Mode: Police, IdleTimeout: time.Hour}
 	b.testPlane = openPlane(t)
 	b.to.do(func() error { b.listen(false, netip.AddrPortFrom(b.any, 80)); return nil })
 	limit := func(connections int, at ...string) shaper.Limit {
-		return shaper.Limit{Name: "cap", Match: shaper.Match{Attach: at}, Connections: connections, Rate: 1e9, MaxDelay: time.Second}
+		return shaper.Limit{Name: "cap", Match: shaper.Match{Attach: at}, MaxConnections: connections, Rate: 1e9, MaxDelay: time.Second}
 	}
 	apply := func(l shaper.Limit, attachments ...Attachment) {
 		b.t.Helper()
@@ -57,7 +57,7 @@ func TestSlotsComeBack(t *testing.T) {
 		b.t.Helper()
 		for range n {
 			b.from.do(func() error {
-				c, err := b.connect(&net.Dialer{Timeout: time.Second}, at(b.server, 80))
+				c, err := b.connect(&net.Dialer{Timeout: time.Second}, hostPort(b.server, 80))
 				if c != nil {
 					open = append(open, c)
 				}
@@ -69,14 +69,14 @@ func TestSlotsComeBack(t *testing.T) {
 		}
 		return open
 	}
-	// begin has as many connections be in flight as may be.
+	// begin opens as many connections as the cap allows.
 	begin := func(t *testing.T, attachments ...Attachment) []net.Conn {
 		t.Helper()
 		b.t = t
 		apply(limit(most, "here"), attachments...)
 		b.wantInFlight(0)
 		open := dial(most)
-		b.chat(open...)
+		b.exchangeData(open...)
 		b.wantInFlight(most)
 		return open
 	}
@@ -86,14 +86,14 @@ func TestSlotsComeBack(t *testing.T) {
 		b.end(dial(1)...)
 	}
 
-	t.Run("a connection's limit counts no more", func(t *testing.T) {
+	t.Run("the limit does not count any more", func(t *testing.T) {
 		open := begin(t, b.Attachment)
 		apply(limit(0, "here"), b.Attachment)
 		b.end(open...)
 		apply(limit(most, "here"), b.Attachment)
 		free()
 	})
-	t.Run("it is for others for a while", func(t *testing.T) {
+	t.Run("the limit matches others for a while", func(t *testing.T) {
 		open := begin(t, b.Attachment)
 		others := limit(most, "here")
 		others.Match.Source = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}
@@ -102,19 +102,19 @@ func TestSlotsComeBack(t *testing.T) {
 		apply(limit(most, "here"), b.Attachment)
 		free()
 	})
-	t.Run("the attachment has another name", func(t *testing.T) {
+	t.Run("the attachment is renamed", func(t *testing.T) {
 		open := begin(t, b.Attachment)
 		there := b.Attachment
 		there.Name = "there"
 		apply(limit(most, "there"), there)
-		b.wantInFlight(most) // also of those that are silent
-		b.chat(open...)
+		b.wantInFlight(most) // silent connections included
+		b.exchangeData(open...)
 		b.wantInFlight(most)
-		b.wantAt(at(b.server, 80), 1, 0)
+		b.wantAt(hostPort(b.server, 80), 1, 0)
 		b.end(open...)
 		free()
 	})
-	t.Run("its interface has another attachment beside that", func(t *testing.T) {
+	t.Run("its interface moves to another attachment", func(t *testing.T) {
 		both := b.Attachment
 		both.Interfaces = []string{"inside", "outside"}
 		open := begin(t, both)
@@ -126,13 +126,13 @@ func TestSlotsComeBack(t *testing.T) {
 		apply(limit(most, "here"), b.Attachment)
 		free()
 	})
-	t.Run("a daemon was killed and let all pass", func(t *testing.T) {
+	t.Run("a daemon was killed, and everything passes", func(t *testing.T) {
 		open := begin(t, b.Attachment)
 		b.crash()
-		stale(t, b.testPlane)
+		expireHeartbeat(t, b.testPlane)
 		b.end(open[:most-1]...)
 		other := dial(1)
-		b.chat(other...)
+		b.exchangeData(other...)
 		b.open()
 		apply(limit(most, "here"), b.Attachment)
 		b.wantInFlight(2)

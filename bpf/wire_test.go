@@ -13,7 +13,7 @@ import (
 	"shaperd/test/lab"
 )
 
-// wire is two ends of a veth pair, on which frames are sent and counted as they are.
+// wire is a veth pair on which raw frames are sent and counted.
 type wire struct {
 	t        *testing.T
 	from, to netlink.Link
@@ -64,12 +64,12 @@ func packetSocket(t *testing.T, l netlink.Link, protocol uint16) int {
 // send sends n datagrams of a source and returns how many arrive.
 func (w *wire) send(source byte, n int) int { return w.exchange(source, n, 0) }
 
-// exchange is send, and has patience until as many have arrived as are expected.
+// exchange is send with a longer timeout until the expected number has arrived.
 func (w *wire) exchange(source byte, n, expected int) int {
 	w.t.Helper()
 	frame := datagram(source)
 	for range n {
-		// A drop at egress comes back as ENOBUFS.
+		// A drop at egress returns ENOBUFS.
 		if _, err := unix.Write(w.out, frame); err != nil && !errors.Is(err, unix.ENOBUFS) {
 			w.t.Fatal(err)
 		}
@@ -78,11 +78,11 @@ func (w *wire) exchange(source byte, n, expected int) int {
 	buf := make([]byte, 2048)
 	poll := []unix.PollFd{{Fd: int32(w.in), Events: unix.POLLIN}}
 	for {
-		patience := 50 // ms
+		timeout := 50 // ms
 		if arrived < expected {
-			patience = 2000
+			timeout = 2000
 		}
-		switch _, err := unix.Poll(poll, patience); {
+		switch _, err := unix.Poll(poll, timeout); {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case err != nil:
@@ -98,7 +98,7 @@ func (w *wire) exchange(source byte, n, expected int) int {
 	}
 }
 
-// datagram is 100 bytes of UDP from 10.0.0.source to port 53.
+// datagram returns a UDP datagram of 100 bytes from 10.0.0.source to port 53.
 func datagram(source byte) []byte {
 	b := make([]byte, 14+20+8+100)
 	copy(b, net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff})

@@ -11,31 +11,31 @@ import (
 	"shaperd/shaper"
 )
 
-// tcpPort is a socket that listens. It belongs to the loop's thread once it serves.
+// tcpPort is a listening socket. It belongs to the loop's thread once it is bound to a listener.
 type tcpPort struct {
-	proxy   *Proxy
-	fd      int
-	port    uint16
-	service *service
-	rested  leaky.Event // ends the rest of a port that could not accept
+	proxy       *Proxy
+	fd          int
+	port        uint16
+	binding     *binding
+	resumeTimer leaky.Event // ends a pause
 }
 
 const (
-	// Backlog is how many connections wait in the kernel to be accepted; the system
-	// has its own bound, net.core.somaxconn.
+	// Backlog is how many connections may wait in the kernel to be accepted. The system has its own
+	// maximum, net.core.somaxconn.
 	Backlog = 4096
 
-	// acceptTurn is how many connections a port accepts before other sockets, and
-	// departures, have their turn.
-	acceptTurn = 8
+	// acceptBatch is how many connections a port accepts before other sockets, and departures, have
+	// their turn.
+	acceptBatch = 8
 )
 
 func (p *Proxy) openTCP(e Endpoint, transparent bool) (port, error) {
-	fd, err := p.inheritedSocket(e), error(nil)
+	fd, err := p.takeInherited(e), error(nil)
 	if fd >= 0 {
-		p.mark(fd)
+		p.tagSocket(fd)
 		setTCPOptions(fd)
-		err = unix.Listen(fd, Backlog) // it may do so already
+		err = unix.Listen(fd, Backlog) // an inherited socket may listen already
 	} else {
 		fd, err = p.listenTCP(e.Addr, transparent)
 	}
@@ -46,17 +46,17 @@ func (p *Proxy) openTCP(e Endpoint, transparent bool) (port, error) {
 		return nil, explainBind(err, "tcp://"+e.Addr.String())
 	}
 	t := &tcpPort{proxy: p, fd: fd, port: localAddr(fd).Port()}
-	t.rested.Fire = func(leaky.Time) { p.loop.rewatch(t.fd, unix.EPOLLIN) }
+	t.resumeTimer.Fire = func(leaky.Time) { p.loop.setEvents(t.fd, unix.EPOLLIN) }
 	return t, nil
 }
 
-// listenTCP returns a listening socket, whose options its connections inherit.
+// listenTCP returns a listening socket. Connections inherit its options.
 func (p *Proxy) listenTCP(addr netip.AddrPort, transparent bool) (int, error) {
 	fd, err := tcpSocket(addr.Addr())
 	if err != nil {
 		return -1, err
 	}
-	p.mark(fd)
+	p.tagSocket(fd)
 	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 	if err == nil && addr.Addr().Is6() {
 		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1)
@@ -77,8 +77,8 @@ func (p *Proxy) listenTCP(addr netip.AddrPort, transparent bool) (int, error) {
 	return fd, nil
 }
 
-// tcpSocket returns a socket that sends small segments at once and finds out when the
-// other side is gone. An error of these options leaves them as they are.
+// tcpSocket returns a socket that sends small segments at once and detects dead peers. Failures to set
+// these options are ignored.
 func tcpSocket(a netip.Addr) (int, error) {
 	fd, err := socket(a, unix.SOCK_STREAM)
 	if err == nil {
@@ -90,145 +90,145 @@ func tcpSocket(a netip.Addr) (int, error) {
 func setTCPOptions(fd int) {
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
-	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, keepAlive)
-	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, keepAlive)
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, keepAliveSeconds)
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, keepAliveSeconds)
 }
 
 func (t *tcpPort) descriptor() int { return t.fd }
 
-// keepAlive is after how many seconds of silence the other side is asked whether it is
-// there, and how often.
-const keepAlive = 15
+// keepAliveSeconds is the idle time before the first keep-alive probe, and the interval between
+// probes.
+const keepAliveSeconds = 15
 
-var errInUse = errors.New("the port is in use")
+var errInUse = errors.New("address already in use")
 
-// explainBind says what to do about the usual reasons why a port cannot be had.
+// explainBind adds a hint to the usual errors of binding a port.
 func explainBind(err error, endpoint string) error {
 	var errno unix.Errno
 	switch errors.As(err, &errno); errno {
 	case unix.EADDRINUSE:
-		return fmt.Errorf("listen on %s: %w; see \"ss -lntup\" for whose it is", endpoint, errInUse)
+		return fmt.Errorf("listen on %s: %w; \"ss -lntup\" shows by which process", endpoint, errInUse)
 	case unix.EACCES:
 		return fmt.Errorf("listen on %s: not permitted; a port below 1024 needs CAP_NET_BIND_SERVICE", endpoint)
 	case unix.EADDRNOTAVAIL:
-		return fmt.Errorf("listen on %s: this host has no such address", endpoint)
+		return fmt.Errorf("listen on %s: this host does not have the address", endpoint)
 	}
 	return fmt.Errorf("listen on %s: %w", endpoint, err)
 }
 
-func (t *tcpPort) serves() *service { return t.service }
+func (t *tcpPort) bound() *binding { return t.binding }
 
-func (t *tcpPort) serve(s service) {
-	started := t.service != nil
-	t.service = &s
+func (t *tcpPort) bind(b binding) {
+	started := t.binding != nil
+	t.binding = &b
 	if started {
 		return
 	}
 	if err := t.proxy.loop.watch(t.fd, unix.EPOLLIN, t); err != nil {
-		t.proxy.log.Error("watch TCP port", "listener", s.name, "port", t.port, "err", err)
+		t.proxy.log.Error("watching TCP port failed", "listener", b.name, "port", t.port, "err", err)
 	}
 }
 
-// close ends the port. Connections that it has not accepted yet are reset.
+// close closes the port. Connections that it has not accepted yet are reset.
 func (t *tcpPort) close() {
 	t.proxy.loop.call(func(leaky.Time) {
-		t.proxy.loop.pacer.Cancel(&t.rested)
-		t.proxy.loop.forget(t.fd) // systemd may have a duplicate
+		t.proxy.loop.pacer.Cancel(&t.resumeTimer)
+		t.proxy.loop.unwatch(t.fd) // systemd may have a duplicate
 		unix.Close(t.fd)
 	})
 }
 
-// ready accepts connections; epoll reports the port again when there are more.
+// ready accepts connections. Epoll reports the port again if there are more.
 func (t *tcpPort) ready(_ uint32, now leaky.Time) {
-	if t.proxy.loop.short(enough) {
-		t.rest("descriptors or memory run short", now)
+	if t.proxy.loop.overloaded(acceptWatermark) {
+		t.pauseAccepting("low on descriptors or memory", now)
 		return
 	}
-	for range acceptTurn {
+	for range acceptBatch {
 		fd, from, errno := accept(t.fd)
 		switch errno {
 		case 0:
-			t.proxy.accepted(t, fd, from, now)
+			t.proxy.startSession(t, fd, from, now)
 		case unix.EAGAIN:
 			return
 		case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM:
-			t.rest(errno.Error(), now)
+			t.pauseAccepting(errno.Error(), now)
 			return
-		default: // of a connection that has ended already
+		default: // the connection has already ended
 		}
 	}
 }
 
-// rest leaves connections in the kernel's queue for a while.
-func (t *tcpPort) rest(why string, now leaky.Time) {
-	t.proxy.refused.note("accept no connections", "listener", t.service.name, "reason", why)
-	t.proxy.loop.rewatch(t.fd, 0)
-	t.proxy.loop.pacer.Schedule(&t.rested, now+overloadRest)
+// pauseAccepting leaves connections in the kernel's queue for a while.
+func (t *tcpPort) pauseAccepting(why string, now leaky.Time) {
+	t.proxy.trafficLog.warn("accepting paused", "listener", t.binding.name, "reason", why)
+	t.proxy.loop.setEvents(t.fd, 0)
+	t.proxy.loop.pacer.Schedule(&t.resumeTimer, now+acceptPause)
 }
 
-// accepted brings a connection to the gates.
-func (p *Proxy) accepted(t *tcpPort, fd int, from netip.AddrPort, now leaky.Time) {
-	sv := t.service
-	sv.counts.Accepted.Add(1)
-	s := &session{proxy: p, service: sv, port: t, from: from}
-	s.gates, s.owner, s.listen, s.begun = p.gates, s, sv.name, now
+// startSession starts the session of an accepted connection.
+func (p *Proxy) startSession(t *tcpPort, fd int, from netip.AddrPort, now leaky.Time) {
+	b := t.binding
+	b.counts.Accepted.Add(1)
+	s := &session{proxy: p, binding: b, port: t, clientAddr: from}
+	s.admission, s.owner, s.listen, s.started = p.admission, s, b.name, now
 	s.flow = shaper.Flow{Source: from.Addr(), Port: t.port, Protocol: shaper.TCP, Connection: p.nextID.Add(1)}
-	s.client = side{session: s, fd: fd}
-	s.server = side{session: s, fd: -1}
-	if err := p.loop.watch(fd, edges, &s.client); err != nil {
-		p.refused.note("watch connection", "listener", sv.name, "err", err)
+	s.client = endpoint{session: s, fd: fd}
+	s.server = endpoint{session: s, fd: -1}
+	if err := p.loop.watch(fd, endpointEvents, &s.client); err != nil {
+		p.trafficLog.warn("watching connection failed", "listener", b.name, "err", err)
 		unix.Close(fd)
 		return
 	}
-	p.mark(fd) // it may have come before its listener had an owner
+	p.tagSocket(fd) // its listener may have had no tag when it arrived
 	p.sessions.add(s, s.flow.Connection)
-	p.watchPeers(now)
-	p.open.Add(1)
-	for _, prefix := range sv.config.Load().AcceptProxyFrom {
+	p.scheduleAckCheck(now)
+	p.openConns.Add(1)
+	for _, prefix := range b.config.Load().AcceptProxyFrom {
 		if prefix.Contains(from.Addr()) {
-			s.stage = announcing
-			s.timer.Fire = s.badHeader
+			s.stage = stageHeader
+			s.timer.Fire = s.rejectHeader
 			p.loop.pacer.Schedule(&s.timer, now+headerTimeout)
 			return
 		}
 	}
-	p.gates.enter(&s.entrant, now)
+	p.admission.acquire(&s.waiter, now)
 }
 
-// admitted is called at the last gate.
+// admitted is called when the last gate was passed.
 func (s *session) admitted(now leaky.Time) {
-	s.stage = dialing
-	if s.proxy.loop.short(tooMuch) {
-		s.proxy.refused.note("shed connection", "listener", s.name, "source", s.flow.Source)
+	s.stage = stageDialing
+	if s.proxy.loop.overloaded(shedWatermark) {
+		s.proxy.trafficLog.warn("connection shed", "listener", s.name, "source", s.flow.Source)
 		s.abort(shaper.Overload, now)
 		return
 	}
-	s.timer.Fire = func(now leaky.Time) { s.dialAgain(unix.ETIMEDOUT, now) }
+	s.timer.Fire = func(now leaky.Time) { s.redial(unix.ETIMEDOUT, now) }
 	s.dial(now)
 }
 
-// dial connects to a downstream, or to the next one when that fails. When the next one is
-// full it waits again, and holds nothing meanwhile.
+// dial connects to a downstream, and to the next one if that fails. If the next one is full, the
+// session waits again, without slots.
 func (s *session) dial(now leaky.Time) {
 	config := s.config.Load()
 	for {
-		if s.to == nil {
-			d, full := s.pick(s.target(), s.failed, now)
+		if s.downstream == nil {
+			d, full := s.pick(s.target(), s.failedDownstreams, now)
 			switch {
 			case full:
-				s.stage, s.paid = entering, true
+				s.stage, s.paid = stageWaiting, true
 				s.release(now)
-				s.gates.enter(&s.entrant, now)
+				s.admission.acquire(&s.waiter, now)
 				return
 			case d == nil:
 				s.counts.DialErrors.Add(1)
 				s.abort(shaper.NotConnected, now)
 				return
 			}
-			s.to = d
+			s.downstream = d
 			d.inFlight++
 		}
-		err := s.connect(s.to)
+		err := s.connect(s.downstream)
 		if err == nil {
 			s.proxy.loop.pacer.Schedule(&s.timer, now+leaky.FromDuration(config.Connect))
 			return
@@ -239,85 +239,84 @@ func (s *session) dial(now leaky.Time) {
 
 func (s *session) target() target { return target{s.flow.Source, s.flow.Port, s.samePort} }
 
-// connect begins to connect to d.
+// connect starts to connect to d.
 func (s *session) connect(d *downstream) error {
 	var from netip.Addr
 	if s.config.Load().Transparent {
 		from = s.flow.Source
 	}
-	fd, err := s.proxy.connectTCP(from, netip.AddrPortFrom(d.host.addr(), s.target().at(d)))
+	fd, err := s.proxy.connectTCP(from, netip.AddrPortFrom(d.host.addr(), s.target().portOn(d)))
 	if err != nil {
 		return err
 	}
-	s.server = side{session: s, fd: fd}
-	if err = s.proxy.loop.watch(fd, edges, &s.server); err != nil {
+	s.server = endpoint{session: s, fd: fd}
+	if err = s.proxy.loop.watch(fd, endpointEvents, &s.server); err != nil {
 		s.server.fd = -1
 		unix.Close(fd)
 	}
 	return err
 }
 
-// connectTCP returns a socket that is on its way to to, from another host's address where
-// from is one.
+// connectTCP starts a non-blocking connect to to, from the address from if that is valid.
 func (p *Proxy) connectTCP(from netip.Addr, to netip.AddrPort) (int, error) {
 	fd, err := tcpSocket(to.Addr())
 	if err != nil {
 		return -1, err
 	}
-	p.mark(fd)
+	p.tagSocket(fd)
 	if from.IsValid() {
 		err = bindSource(fd, from, to.Addr())
 	}
 	if err == nil {
 		err = unix.Connect(fd, sockaddr(to))
 	}
-	if err != nil && err != unix.EINPROGRESS {
+	if err != nil && !errors.Is(err, unix.EINPROGRESS) {
 		unix.Close(fd)
 		return -1, err
 	}
 	return fd, nil
 }
 
-// dialFailed notes that the downstream s was to go to could not be reached.
+// dialFailed records that the connection to the downstream of s failed.
 func (s *session) dialFailed(err error, now leaky.Time) {
-	d := s.to
-	s.proxy.refused.note("dial downstream", "listener", s.name, "downstream", d.address(s.flow.Port, s.samePort), "err", err)
-	s.leaveDownstream(now)
-	if !ours(err) {
-		d.failed(s.target().at(d), err, now)
+	d := s.downstream
+	s.proxy.trafficLog.warn("dialing downstream failed", "listener", s.name, "downstream", d.address(s.flow.Port, s.samePort), "err", err)
+	s.releaseDownstream(now)
+	if !isLocalError(err) {
+		d.recordFailure(s.target().portOn(d), err, now)
 	}
-	s.failed = append(s.failed, d)
+	s.failedDownstreams = append(s.failedDownstreams, d)
 }
 
-// leaveDownstream gives back s's place at its downstream.
-func (s *session) leaveDownstream(now leaky.Time) {
-	if s.to == nil {
+// releaseDownstream frees the slot of s at its downstream.
+func (s *session) releaseDownstream(now leaky.Time) {
+	if s.downstream == nil {
 		return
 	}
-	s.to.giveBack()
-	s.to = nil
+	s.downstream.release()
+	s.downstream = nil
 }
 
-// dialed is told of the connection under way.
-func (s *session) dialed(events uint32, now leaky.Time) {
+// dialReady handles the events of a connect.
+func (s *session) dialReady(events uint32, now leaky.Time) {
 	if events&(unix.EPOLLERR|unix.EPOLLHUP) != 0 {
 		errno, _ := unix.GetsockoptInt(s.server.fd, unix.SOL_SOCKET, unix.SO_ERROR)
-		s.dialAgain(unix.Errno(errno), now)
+		s.redial(unix.Errno(errno), now)
 		return
 	}
 	if events&unix.EPOLLOUT != 0 {
 		s.proxy.loop.pacer.Cancel(&s.timer)
-		s.to.reached(s.target().at(s.to), now)
-		header, err := s.announcement()
+		s.downstream.recordSuccess(s.target().portOn(s.downstream), now)
+		header, err := s.proxyHeader()
 		if err != nil {
 			s.abort(shaper.NotConnected, now)
 			return
 		}
-		s.begin(header, now)
+		s.relay(header, now)
 	}
 }
 
-func (s *session) dialAgain(err error, now leaky.Time) {
+func (s *session) redial(err error, now leaky.Time) {
 	l := s.proxy.loop
 	l.pacer.Cancel(&s.timer)
 	l.close(s.server.fd)

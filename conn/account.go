@@ -7,116 +7,116 @@ import (
 	"shaperd/shaper"
 )
 
-// tally is shaper.Tally in the loop's time.
-type tally struct {
+// usage is shaper.Usage in the loop's time.
+type usage struct {
 	bytes   uint64
 	waited  leaky.Time
 	dropped uint64
 }
 
-func (t tally) told() shaper.Tally {
-	return shaper.Tally{Bytes: t.bytes, Waited: t.waited.Duration(), Dropped: t.dropped}
+func (t usage) export() shaper.Usage {
+	return shaper.Usage{Bytes: t.bytes, Waited: t.waited.Duration(), Dropped: t.dropped}
 }
 
-// account is what a flow has done that its paths do not know.
+// account is the usage of a flow apart from that of its paths.
 type account struct {
-	begun   leaky.Time
-	settled leaky.Time // when rankings were told last
-	bytes   uint64     // that they were told of
-	waited  leaky.Time // at gates, and in paths that were given back
+	started       leaky.Time
+	reportedAt    leaky.Time // time of the last report to the rankings
+	reportedBytes uint64     // of the total, included in a report
+	waited        leaky.Time // in admission, and in released paths
 
-	most     *shaper.State // at whose gate, or in whose line, it waited for longest
-	mostTime leaky.Time
+	longestAt   *shaper.LimitState // limit that it waited for the longest
+	longestWait leaky.Time
 }
 
-// tellEvery is how often a flow that moves tells the rankings what it did. Telling them
-// of each unit would cost more than the unit.
-const tellEvery = leaky.Second
+// reportInterval is how often an active flow reports its usage to the rankings. To report each unit
+// would cost more than the unit.
+const reportInterval = leaky.Second
 
-// wait adds time spent in a line.
-func (at *stop) wait(d leaky.Time) {
-	at.did.waited += d
-	at.waited += d
+// addWait adds time spent in a queue.
+func (h *hop) addWait(d leaky.Time) {
+	h.usage.waited += d
+	h.waited += d
 }
 
-// wait adds time spent at a gate, or in a line.
-func (a *account) wait(at *shaper.State, d leaky.Time) {
+// addWait adds time spent at a gate or in a queue.
+func (a *account) addWait(at *shaper.LimitState, d leaky.Time) {
 	a.waited += d
-	if d > a.mostTime {
-		a.most, a.mostTime = at, d
+	if d > a.longestWait {
+		a.longestAt, a.longestWait = at, d
 	}
 }
 
-// settle tells the rankings what a flow of source did since it last told them. bytes is
-// what it moved so far.
-func (a *account) settle(s *shaper.Shaper, source netip.Addr, bytes uint64, now leaky.Time, paths ...[]stop) {
-	a.settled = now
-	sum := tally{bytes: bytes - a.bytes}
-	a.bytes = bytes
+// report adds the usage of a flow of source since the last report to the rankings. bytes is its total
+// so far.
+func (a *account) report(s *shaper.Shaper, source netip.Addr, bytes uint64, now leaky.Time, paths ...[]hop) {
+	a.reportedAt = now
+	sum := usage{bytes: bytes - a.reportedBytes}
+	a.reportedBytes = bytes
 	for _, path := range paths {
 		for i := range path {
-			at := &path[i]
-			if at.did == (tally{}) {
+			h := &path[i]
+			if h.usage == (usage{}) {
 				continue
 			}
-			if !at.state.Keys.TryAdd(at.key, at.did.told(), now) {
-				continue // the next time
+			if !h.state.Keys.TryAdd(h.key, h.usage.export(), now) {
+				continue // included in the next report
 			}
-			sum.waited += at.did.waited
-			sum.dropped += at.did.dropped
-			at.did = tally{}
+			sum.waited += h.usage.waited
+			sum.dropped += h.usage.dropped
+			h.usage = usage{}
 		}
 	}
-	if sum != (tally{}) {
-		s.Note(source, sum.told(), now)
+	if sum != (usage{}) {
+		s.Record(source, sum.export(), now)
 	}
 }
 
-// fold keeps what a path knows that is about to be given back.
-func (a *account) fold(path []stop) {
+// merge adds the waits of a path that is about to be released.
+func (a *account) merge(path []hop) {
 	for i := range path {
-		a.wait(path[i].state, path[i].waited)
+		a.addWait(path[i].state, path[i].waited)
 	}
 }
 
-// total returns for how long the flow has waited altogether, and where for longest.
-func (a *account) total(paths ...[]stop) account {
+// total returns the account with the waits of its paths.
+func (a *account) total(paths ...[]hop) account {
 	all := *a
 	for _, path := range paths {
-		all.fold(path)
+		all.merge(path)
 	}
 	return all
 }
 
-// settle tells what s did, before its paths change or end.
-func (s *session) settle(now leaky.Time) {
-	s.account.settle(s.proxy.shaper, s.flow.Source, s.up.moved+s.down.moved, now, s.up.unit.path, s.down.unit.path)
+// reportUsage reports the usage of s. It is called before its paths change or end.
+func (s *session) reportUsage(now leaky.Time) {
+	s.account.report(s.proxy.shaper, s.flow.Source, s.up.moved+s.down.moved, now, s.up.unit.path, s.down.unit.path)
 }
 
-// settle tells what f did, likewise.
-func (f *udpFlow) settle(now leaky.Time) {
-	f.account.settle(f.proxy.shaper, f.flow.Source, f.up.moved+f.down.moved, now, f.up.path, f.down.path)
+// reportUsage reports the usage of f. It is called before its paths change or end.
+func (f *udpFlow) reportUsage(now leaky.Time) {
+	f.account.report(f.proxy.shaper, f.flow.Source, f.up.moved+f.down.moved, now, f.up.path, f.down.path)
 }
 
-// noteRefused tells that a connection of source was refused by a limit.
-func noteRefused(s *shaper.Shaper, at *shaper.State, key shaper.Key, source netip.Addr, now leaky.Time) {
-	did := shaper.Tally{Dropped: 1}
+// recordRefusal adds a connection of source that a limit refused to the rankings.
+func recordRefusal(s *shaper.Shaper, at *shaper.LimitState, key shaper.Key, source netip.Addr, now leaky.Time) {
+	did := shaper.Usage{Dropped: 1}
 	at.Keys.TryAdd(key, did, now)
-	s.Note(source, did, now)
+	s.Record(source, did, now)
 }
 
-// observe has the limits of set, which only observe, count a datagram, or bytes of a stream
-// where packets is 0, and ranks its key under each by what would have become of it.
+// observe charges a datagram, or bytes of a stream if packets is 0, to the limits of set, which only
+// observe. It ranks the key under each limit by what would have happened.
 func (p *Proxy) observe(f *shaper.Flow, r shaper.Route, set shaper.Set, bytes, packets uint64, now leaky.Time) {
 	policy := p.shaper.Policy()
 	var would shaper.Decision
 	if packets == 0 {
-		would = p.shaper.Watch(policy, f, r, set, bytes, now)
+		would = p.shaper.Observe(policy, f, r, set, bytes, now)
 	} else {
 		would = p.shaper.Decide(policy, f, r, set, bytes, packets, now)
 	}
 	for i := range set.All {
-		did := shaper.Tally{Bytes: bytes}
+		did := shaper.Usage{Bytes: bytes}
 		if i == would.Limit {
 			did.Waited = would.Depart.Sub(now).Duration()
 		}
@@ -126,7 +126,7 @@ func (p *Proxy) observe(f *shaper.Flow, r shaper.Route, set shaper.Set, bytes, p
 				did.Dropped = max(packets, 1)
 			}
 		}
-		if did != (shaper.Tally{}) {
+		if did != (shaper.Usage{}) {
 			policy.State(i).Keys.TryAdd(policy.Key(i, f, r), did, now)
 		}
 	}

@@ -10,35 +10,35 @@ import (
 	"shaperd/shaper"
 )
 
-// change is a new configuration on its way: it is planned, what is new is opened, then it
-// takes effect at once, connections follow a few at a time, and what has gone is retired.
+// change is a new configuration on its way into effect. It is planned, new ports are opened, it is
+// swapped in at one instant, connections follow in batches, and removed ports are closed.
 type change struct {
 	*Proxy
-	policy   *shaper.Policy
-	sites    map[string]*site
-	configs  map[*site]*siteConfig
-	services map[Endpoint]service // by place
-	listens  map[Endpoint]Listen  // likewise
+	policy    *shaper.Policy
+	listeners map[string]*listener
+	configs   map[*listener]*listenerConfig
+	bindings  map[Endpoint]binding // by Endpoint.key
+	listens   map[Endpoint]Listen  // by Endpoint.key
 
-	ports  map[Endpoint]port // likewise, once they are open
-	opened []port            // those that are new
+	ports  map[Endpoint]port // by Endpoint.key, once open
+	opened []port            // new ones
 }
 
-// Apply puts listens and policy into effect. On an error nothing has changed. Once Drain has
-// begun no port is opened.
+// Apply puts listens and policy into effect. If it returns an error, nothing has changed. After
+// Shutdown it opens no ports.
 //
-// Ports that stay are not touched, nor are their connections: what came through such a port
-// goes with whatever listener has it now, under its name and limits, and what waits under a
-// limit that stays keeps its turn. The TCP connections of a port that has gone stay with
-// their listener; if that has gone too, they keep the limits and the slots that were its
-// own, beside those of all listeners, until they end, and those that still wait for a slot
-// are turned away. The UDP flows of a port that has gone end with it.
+// Ports that remain are not touched, nor are their connections: a connection belongs to the listener
+// that has its port now, with the name and limits of that listener, and a waiter under a limit that
+// remains keeps its turn. TCP connections of a removed port stay with their listener. If that was
+// removed too, they keep the limits and slots that were specific to it, next to those of all
+// listeners, until they end, and those that still wait for a slot are refused. UDP flows of a removed
+// port end.
 //
-// All of it takes effect for new connections at one instant. Those that are there follow, a
-// few at a time; until then the limits of before hold for them. Apply returns when all have.
+// The change takes effect for new connections at one instant. Existing connections follow in batches,
+// and are under the old limits until then. Apply returns when all have followed.
 //
-// commit, unless it is nil, is called when nothing else can fail any more. Its error is
-// Apply's. It must not call p.
+// commit, unless nil, is called when nothing else can fail any more. Its error is returned by Apply.
+// It must not call p.
 func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Policy, commit func() error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -53,37 +53,37 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 		c.undo()
 		return err
 	}
-	p.names.resolve(ctx, c.configs)
+	p.resolver.resolve(ctx, c.configs)
 	p.loop.call(c.swap)
 	c.follow()
 	c.retire()
 	return nil
 }
 
-// plan checks listens, and says what serves which port.
+// plan validates listens, and binds listeners to ports.
 func (p *Proxy) plan(listens []Listen, policy *shaper.Policy) (*change, error) {
 	c := &change{
 		Proxy: p, policy: policy,
-		sites: map[string]*site{}, configs: map[*site]*siteConfig{},
-		services: map[Endpoint]service{}, listens: map[Endpoint]Listen{}, ports: map[Endpoint]port{},
+		listeners: map[string]*listener{}, configs: map[*listener]*listenerConfig{},
+		bindings: map[Endpoint]binding{}, listens: map[Endpoint]Listen{}, ports: map[Endpoint]port{},
 	}
 	for _, listen := range listens {
 		if err := listen.check(); err != nil {
 			return c, fmt.Errorf("listener %q: %w", listen.Name, err)
 		}
-		s := p.sites[listen.Name]
+		s := p.listeners[listen.Name]
 		if s == nil {
-			s = p.newSite(listen.Name)
+			s = p.newListener(listen.Name)
 		}
-		c.sites[listen.Name], c.configs[s] = s, &siteConfig{Listen: listen}
+		c.listeners[listen.Name], c.configs[s] = s, &listenerConfig{Listen: listen}
 		for _, e := range listen.Endpoints {
-			c.services[e.place()], c.listens[e.place()] = service{s, e.SamePort}, listen
+			c.bindings[e.key()], c.listens[e.key()] = binding{s, e.SamePort}, listen
 		}
 	}
 	return c, nil
 }
 
-// check reports what keeps a transparent listener from being one.
+// check reports why a transparent listener is not possible.
 func (l *Listen) check() error {
 	if !l.Transparent {
 		return nil
@@ -92,37 +92,37 @@ func (l *Listen) check() error {
 		return err
 	}
 	for _, e := range l.Endpoints {
-		if err := mayBeTransparent(e.Addr.Addr()); err != nil {
+		if err := probeTransparent(e.Addr.Addr()); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (p *Proxy) newSite(name string) *site {
-	return &site{
+func (p *Proxy) newListener(name string) *listener {
+	return &listener{
 		name: name, counts: p.shaper.Listener(name), proxy: p,
-		sources: map[netip.Addr]*udpSource{}, pools: map[poolKey]*gate{}, awaiting: &shaper.State{Name: poolName},
+		sources: map[netip.Addr]*udpSource{}, pools: map[poolKey]*gate{}, poolState: &shaper.LimitState{Name: poolName},
 	}
 }
 
-// open opens what is not open yet. Nothing that it does shows.
+// open opens the new ports. It has no visible effect.
 func (c *change) open() error {
-	for place, service := range c.services {
-		l := c.Proxy.ports[place]
-		if l == nil && c.draining {
+	for key, b := range c.bindings {
+		l := c.Proxy.ports[key]
+		if l == nil && c.stopping {
 			continue
 		}
 		if l == nil {
 			var err error
-			if l, err = c.openPort(place, place.intercepts(c.listens[place])); err != nil {
-				return fmt.Errorf("listener %q: %w", service.name, c.ownPort(place, err))
+			if l, err = c.openPort(key, key.intercepts(c.listens[key])); err != nil {
+				return fmt.Errorf("listener %q: %w", b.name, c.explainInUse(key, err))
 			}
 			c.opened = append(c.opened, l)
 		}
-		c.ports[place] = l
+		c.ports[key] = l
 	}
-	if c.rejecter.Load() == nil && rejects(c.policy) {
+	if c.rejecter.Load() == nil && needsRejecter(c.policy) {
 		r, err := newRejecter()
 		if err != nil {
 			return err
@@ -132,11 +132,11 @@ func (c *change) open() error {
 	return nil
 }
 
-// ownPort says that a port in use is this daemon's, if it is.
-func (c *change) ownPort(place Endpoint, err error) error {
+// explainInUse replaces err if the port is in use by this daemon.
+func (c *change) explainInUse(key Endpoint, err error) error {
 	for own := range c.Proxy.ports {
-		if errors.Is(err, errInUse) && own.Protocol == place.Protocol && own.Addr.Port() == place.Addr.Port() {
-			return fmt.Errorf("listen on %v://%v: this daemon has the port at %v: to move it takes a restart", place.Protocol, place.Addr, own.Addr.Addr())
+		if errors.Is(err, errInUse) && own.Protocol == key.Protocol && own.Addr.Port() == key.Addr.Port() {
+			return fmt.Errorf("listen on %v://%v: this daemon has the port at %v; moving it to another address requires a restart", key.Protocol, key.Addr, own.Addr.Addr())
 		}
 	}
 	return err
@@ -148,72 +148,72 @@ func (c *change) undo() {
 	}
 }
 
-// swap has c take effect: for all that is new, and for what connections hold in common. It
-// takes time by the number of limits, lines and gates; by that of connections only where a
-// port goes to another listener, or limits count connections in another way than before.
+// swap puts c into effect for new connections and for state that connections share. Its cost depends
+// on the number of limits, queues and gates. It depends on the number of connections only if a port
+// moves to another listener, or limits count connections differently than before.
 func (c *change) swap(now leaky.Time) {
 	p := c.Proxy
 	for s, config := range c.configs {
 		s.config.Store(config)
 		s.setDownstreams(config, now)
 	}
-	moved := false // connections
-	for name, s := range p.sites {
-		if c.sites[name] != s {
-			s.gone, moved = true, true
+	moved := false // a connection changes its listener
+	for name, s := range p.listeners {
+		if c.listeners[name] != s {
+			s.removed, moved = true, true
 			s.stopProbes()
 		}
 	}
-	for place, l := range c.ports {
-		was := l.serves()
-		l.serve(c.services[place])
-		moved = moved || was != nil && was.site != l.serves().site
+	for key, l := range c.ports {
+		old := l.bound()
+		l.bind(c.bindings[key])
+		moved = moved || old != nil && old.listener != l.bound().listener
 	}
-	p.sites = c.sites
+	p.listeners = c.listeners
 	if moved {
 		p.sessions.each(func(s *session) { s.rebind(now) })
 		p.flowList.each(func(f *udpFlow) { f.rebind(now) })
-		p.arrivals.each(func(w *arrival) { w.rebind(now) })
+		p.pendingFlows.each(func(w *pendingFlow) { w.rebind(now) })
 	}
-	alike := !moved && p.shaper.Policy().CountsAlike(c.policy)
-	p.gates.swap(c.policy, func() { p.shaper.Swap(c.policy, now) }, now)
+	alike := !moved && p.shaper.Policy().CountsSameKeys(c.policy)
+	p.admission.swap(c.policy, func() { p.shaper.Swap(c.policy, now) }, now)
 	if !alike {
-		p.sessions.each(func(s *session) { s.recount(now) })
-		p.flowList.each(func(f *udpFlow) { f.recount(now) })
+		p.sessions.each(func(s *session) { s.updateSlots(now) })
+		p.flowList.each(func(f *udpFlow) { f.updateSlots(now) })
 	}
-	p.gates.run(now) // who waits tries the gates now, which know of all that is there
+	p.admission.run(now) // waiters try the gates, which now count all connections
 	for s := range c.configs {
-		s.wake(now)
+		s.wakeWaiters(now)
 	}
 }
 
-// followTime is for how long the loop follows a change at a time.
-const followTime = leaky.Second / 2000
+// followSlice is how long the loop updates connections before other work has its turn.
+const followSlice = leaky.Second / 2000
 
-// follow brings connections to the policy in effect, a few at a time.
+// follow updates connections to the current policy, in batches.
 func (c *change) follow() {
 	p := c.Proxy
-	inTurns(p.loop, &p.sessions, func(s *session, now leaky.Time) { s.follow(c.policy, now) })
-	inTurns(p.loop, &p.flowList, func(f *udpFlow, now leaky.Time) { f.follow(c.policy, now) })
+	inBatches(p.loop, &p.sessions, func(s *session, now leaky.Time) { s.applyPolicy(c.policy, now) })
+	inBatches(p.loop, &p.flowList, func(f *udpFlow, now leaky.Time) { f.applyPolicy(c.policy, now) })
 	for more := true; more; {
 		p.loop.call(func(now leaky.Time) {
-			for end := now + followTime; more && now < end; now = p.loop.clock.Now() {
-				more = p.shaper.Settle()
+			for end := now + followSlice; more && now < end; now = p.loop.clock.Now() {
+				more = p.shaper.Migrate()
 			}
 		})
 	}
 }
 
-// inTurns calls f on the loop for all connections of r, and lets bytes have their turn
-// after each followTime.
-func inTurns[T enroller](l *loop, r *registry[T], f func(T, leaky.Time)) {
-	at := toAll
+// inBatches calls f on the loop for all connections of r. Other work has its turn after each
+// followSlice.
+func inBatches[T registered](l *loop, r *registry[T], f func(T, leaky.Time)) {
+	at := fromEnd
 	for more := true; more; {
 		more = false
 		l.call(func(now leaky.Time) {
-			for end := now + followTime; now < end; now = l.clock.Now() {
+			for end := now + followSlice; now < end; now = l.clock.Now() {
 				for range 8 {
-					x, ok := r.before(&at)
+					x, ok := r.prev(&at)
 					if !ok {
 						return
 					}
@@ -225,14 +225,14 @@ func inTurns[T enroller](l *loop, r *registry[T], f func(T, leaky.Time)) {
 	}
 }
 
-// retire closes what has gone.
+// retire closes the removed ports.
 func (c *change) retire() {
-	for place, l := range c.ports {
-		// Permitted, as it was when it was opened, or is by CAP_NET_ADMIN.
-		_ = setTransparent(l.descriptor(), place.Addr.Addr(), place.intercepts(c.listens[place]))
+	for key, l := range c.ports {
+		// Permitted, as it was when the port was opened, or by CAP_NET_ADMIN.
+		_ = setTransparent(l.descriptor(), key.Addr.Addr(), key.intercepts(c.listens[key]))
 	}
-	for place, l := range c.Proxy.ports {
-		if c.ports[place] != l {
+	for key, l := range c.Proxy.ports {
+		if c.ports[key] != l {
 			l.close()
 		}
 	}

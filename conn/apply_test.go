@@ -1,10 +1,12 @@
 package conn
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -13,15 +15,15 @@ import (
 	"shaperd/shaper"
 )
 
-// listening is a listener of a test: a name, and the ports it has.
-type listening struct {
+// listenerSpec is a listener of a test: a name and its ports.
+type listenerSpec struct {
 	name        string
 	ports       []netip.AddrPort
 	transparent bool
 }
 
-// applied is a proxy whose listeners a test changes.
-type applied struct {
+// applyRig is a proxy whose listeners change in a test.
+type applyRig struct {
 	t          *testing.T
 	proxy      *Proxy
 	shaper     *shaper.Shaper
@@ -29,7 +31,7 @@ type applied struct {
 	downstream Downstream
 }
 
-func newApplied(t *testing.T, protocol shaper.Protocol, downstream string) *applied {
+func newApplyRig(t *testing.T, protocol shaper.Protocol, downstream string) *applyRig {
 	s := shaper.New(10000)
 	p, err := New(s, leaky.NewClock(), testLog(t), testLog(t))
 	if err != nil {
@@ -37,12 +39,12 @@ func newApplied(t *testing.T, protocol shaper.Protocol, downstream string) *appl
 	}
 	t.Cleanup(p.Close)
 	to := netip.MustParseAddrPort(downstream)
-	return &applied{t: t, proxy: p, shaper: s, protocol: protocol, downstream: Downstream{Host: to.Addr().String(), Port: to.Port()}}
+	return &applyRig{t: t, proxy: p, shaper: s, protocol: protocol, downstream: Downstream{Host: to.Addr().String(), Port: to.Port()}}
 }
 
-func (a *applied) port() netip.AddrPort { return netip.MustParseAddrPort(freePort(a.t, a.protocol)) }
+func (a *applyRig) port() netip.AddrPort { return netip.MustParseAddrPort(freePort(a.t, a.protocol)) }
 
-func (a *applied) apply(listens []listening, limits ...shaper.Limit) {
+func (a *applyRig) apply(listens []listenerSpec, limits ...shaper.Limit) {
 	a.t.Helper()
 	var names []shaper.Listener
 	var all []Listen
@@ -66,53 +68,52 @@ func (a *applied) apply(listens []listening, limits ...shaper.Limit) {
 	}
 }
 
-// capped is the limits of one listener: 2 connections, and rate bytes/s.
+// capped returns limits for one listener: 2 connections, and rate bytes/s.
 func capped(listener string, rate uint64) []shaper.Limit {
 	only := shaper.Match{Listen: []string{listener}}
 	return []shaper.Limit{
-		{Name: "slots", Match: only, Connections: 2, MaxWait: time.Minute, MaxWaiting: 10},
+		{Name: "slots", Match: only, MaxConnections: 2, QueueTimeout: time.Minute, MaxQueue: 10},
 		{Name: "rate", Match: only, Rate: 8 * rate},
 	}
 }
 
-// What came through a port stays under limits whatever becomes of its listener: what it was
-// limited to, or what the listener that has its port now is limited to. (A limit that lost
-// its connections let them take 787 MB/s.)
-func TestConnectionsKeepLimitsWhateverBecomesOfTheListener(t *testing.T) {
+// A connection stays under limits whatever happens to its listener: under those that it had, or those
+// of the listener that has its port now. (A limit that lost its connections let them move 787 MB/s.)
+func TestApply_ConnectionsStayLimited(t *testing.T) {
 	const rate = 200_000
 	for _, c := range []struct {
 		name    string
-		listens func(port, other netip.AddrPort) []listening
+		listens func(port, other netip.AddrPort) []listenerSpec
 		limits  func() []shaper.Limit
-		full    bool // the connections that were there take the slots of who comes now
+		full    bool // the existing connections take the slots of new ones
 	}{
-		{"another name", func(port, _ netip.AddrPort) []listening {
-			return []listening{{name: "pg", ports: []netip.AddrPort{port}}}
+		{"another name", func(port, _ netip.AddrPort) []listenerSpec {
+			return []listenerSpec{{name: "pg", ports: []netip.AddrPort{port}}}
 		}, func() []shaper.Limit { return capped("pg", rate) }, true},
-		{"moves to another listener", func(port, other netip.AddrPort) []listening {
-			return []listening{{name: "postgres", ports: []netip.AddrPort{other}}, {name: "pg", ports: []netip.AddrPort{port}}}
+		{"moves to another listener", func(port, other netip.AddrPort) []listenerSpec {
+			return []listenerSpec{{name: "postgres", ports: []netip.AddrPort{other}}, {name: "pg", ports: []netip.AddrPort{port}}}
 		}, func() []shaper.Limit { return capped("pg", rate) }, true},
-		{"another port", func(_, other netip.AddrPort) []listening {
-			return []listening{{name: "postgres", ports: []netip.AddrPort{other}}}
+		{"another port", func(_, other netip.AddrPort) []listenerSpec {
+			return []listenerSpec{{name: "postgres", ports: []netip.AddrPort{other}}}
 		}, func() []shaper.Limit { return capped("postgres", rate) }, true},
-		{"another name and other limits", func(port, _ netip.AddrPort) []listening {
-			return []listening{{name: "pg", ports: []netip.AddrPort{port}}}
+		{"another name and other limits", func(port, _ netip.AddrPort) []listenerSpec {
+			return []listenerSpec{{name: "pg", ports: []netip.AddrPort{port}}}
 		}, func() []shaper.Limit {
 			limits := capped("pg", rate)
 			limits[0].Name, limits[1].Name = "pg-slots", "pg-rate"
 			return limits
 		}, true},
-		{"removed, and its limits", func(_, other netip.AddrPort) []listening {
-			return []listening{{name: "pg", ports: []netip.AddrPort{other}}}
+		{"removed, and its limits", func(_, other netip.AddrPort) []listenerSpec {
+			return []listenerSpec{{name: "pg", ports: []netip.AddrPort{other}}}
 		}, func() []shaper.Limit { return nil }, false},
-		{"removed, and its limits are another's", func(_, other netip.AddrPort) []listening {
-			return []listening{{name: "pg", ports: []netip.AddrPort{other}}}
+		{"removed, and its limits are another's", func(_, other netip.AddrPort) []listenerSpec {
+			return []listenerSpec{{name: "pg", ports: []netip.AddrPort{other}}}
 		}, func() []shaper.Limit { return capped("pg", rate) }, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			var open, bytes atomic.Int64
-			a := newApplied(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) {
+			a := newApplyRig(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) {
 				open.Add(1)
 				defer open.Add(-1)
 				b := make([]byte, 64<<10)
@@ -125,7 +126,7 @@ func TestConnectionsKeepLimitsWhateverBecomesOfTheListener(t *testing.T) {
 				}
 			}))
 			port, other := a.port(), a.port()
-			a.apply([]listening{{name: "postgres", ports: []netip.AddrPort{port}}}, capped("postgres", rate)...)
+			a.apply([]listenerSpec{{name: "postgres", ports: []netip.AddrPort{port}}}, capped("postgres", rate)...)
 			var clients []*net.TCPConn
 			for range 2 {
 				c := dial(t, port.String())
@@ -141,10 +142,10 @@ func TestConnectionsKeepLimitsWhateverBecomesOfTheListener(t *testing.T) {
 			waitFor(t, "two connections", func() bool { return open.Load() == 2 && bytes.Load() > 0 })
 			waits := dial(t, port.String())
 			slots := a.shaper.Policy().State(a.shaper.Policy().Find("slots"))
-			waitFor(t, "one that waits", func() bool { return slots.Waiting.Load() == 1 })
+			waitFor(t, "a waiter", func() bool { return slots.Waiting.Load() == 1 })
 			listens := c.listens(port, other)
 			a.apply(listens, c.limits()...)
-			for range 2 { // a policy that changes nothing changes nothing
+			for range 2 { // a reload without changes has no effect
 				begun, before := time.Now(), bytes.Load()
 				time.Sleep(150 * time.Millisecond)
 				moved := float64(bytes.Load() - before)
@@ -154,7 +155,7 @@ func TestConnectionsKeepLimitsWhateverBecomesOfTheListener(t *testing.T) {
 				a.apply(listens, c.limits()...)
 			}
 			if before := bytes.Load(); before > 0 {
-				waitFor(t, "bytes to go on", func() bool { return bytes.Load() > before })
+				waitFor(t, "more bytes", func() bool { return bytes.Load() > before })
 			}
 			late := dial(t, listens[len(listens)-1].ports[0].String())
 			late.Write([]byte("x"))
@@ -170,10 +171,10 @@ func TestConnectionsKeepLimitsWhateverBecomesOfTheListener(t *testing.T) {
 				c.SetLinger(0)
 				c.Close()
 			}
-			waitFor(t, "the end", func() bool { return a.proxy.open.Load() == 0 })
+			waitFor(t, "the end", func() bool { return a.proxy.openConns.Load() == 0 })
 			a.proxy.loop.call(func(leaky.Time) {
-				if l, g := len(a.proxy.loop.lines.byKey), len(a.proxy.gates.byKey); l > 0 || g > 0 {
-					t.Errorf("%d lines and %d gates are left", l, g)
+				if l, g := len(a.proxy.loop.scheduler.byKey), len(a.proxy.admission.byKey); l > 0 || g > 0 {
+					t.Errorf("%d queues and %d gates are left", l, g)
 				}
 			})
 			for _, name := range []string{"postgres", "pg"} {
@@ -185,20 +186,20 @@ func TestConnectionsKeepLimitsWhateverBecomesOfTheListener(t *testing.T) {
 	}
 }
 
-// What waits in the queue of a limit goes on waiting, and none of it is lost, when its
-// listener gets another name or another downstream, or turns transparent.
-func TestQueuedDatagramsOutliveAChangeOfTheListener(t *testing.T) {
+// Queued datagrams keep waiting, and none is lost, when their listener gets another name or
+// downstream, or becomes transparent.
+func TestApply_KeepsQueuedDatagrams(t *testing.T) {
 	server, err := net.ListenPacket("udp4", "0.0.0.0:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	a := newApplied(t, shaper.UDP, server.LocalAddr().String())
+	a := newApplyRig(t, shaper.UDP, server.LocalAddr().String())
 	port := a.port()
 	limit := shaper.Limit{Name: "up", Packets: shaper.Frequency{N: 50, Per: time.Second}, MaxDelay: 20 * time.Second}
 	limit.Match.Protocol = shaper.UDP
-	listen := listening{name: "sms", ports: []netip.AddrPort{port}}
-	a.apply([]listening{listen}, limit)
+	listen := listenerSpec{name: "sms", ports: []netip.AddrPort{port}}
+	a.apply([]listenerSpec{listen}, limit)
 	c := udpFrom(t, "127.0.0.1", port.String())
 	const n = 20
 	for i := range n {
@@ -214,9 +215,9 @@ func TestQueuedDatagramsOutliveAChangeOfTheListener(t *testing.T) {
 		if i == 4 {
 			limits = append(limits, shaper.Limit{Name: "wide", Rate: 8e6, MaxDelay: time.Second})
 		}
-		a.apply([]listening{listen}, limits...)
+		a.apply([]listenerSpec{listen}, limits...)
 	}
-	server.SetReadDeadline(time.Now().Add(patience))
+	server.SetReadDeadline(time.Now().Add(testTimeout))
 	b := make([]byte, 10)
 	for i := range n {
 		k, _, err := server.ReadFrom(b)
@@ -234,17 +235,17 @@ func TestQueuedDatagramsOutliveAChangeOfTheListener(t *testing.T) {
 	})
 }
 
-// Those that wait for a slot when their listener is removed are turned away: they are under
-// no limit any more.
-func TestWaitersOfARemovedListenerAreTurnedAway(t *testing.T) {
+// Connections that wait for a slot when their listener is removed are refused: no limit applies to
+// them any more.
+func TestApply_RefusesWaitersOfRemovedListener(t *testing.T) {
 	var open atomic.Int64
-	a := newApplied(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) {
+	a := newApplyRig(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) {
 		open.Add(1)
 		defer open.Add(-1)
 		io.Copy(io.Discard, c)
 	}))
 	port := a.port()
-	a.apply([]listening{{name: "postgres", ports: []netip.AddrPort{port}}}, capped("postgres", 1e6)...)
+	a.apply([]listenerSpec{{name: "postgres", ports: []netip.AddrPort{port}}}, capped("postgres", 1e6)...)
 	var clients []*net.TCPConn
 	for range 6 {
 		clients = append(clients, dial(t, port.String()))
@@ -259,7 +260,7 @@ func TestWaitersOfARemovedListenerAreTurnedAway(t *testing.T) {
 	ended := 0
 	for _, c := range clients {
 		c.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
-		if _, err := c.Read(make([]byte, 1)); err != nil && !err.(net.Error).Timeout() {
+		if _, err := c.Read(make([]byte, 1)); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 			ended++
 		}
 	}
@@ -268,9 +269,9 @@ func TestWaitersOfARemovedListenerAreTurnedAway(t *testing.T) {
 	}
 }
 
-// A change is brought to connections a few at a time: other work comes in between.
-func TestConnectionsFollowAFewAtATime(t *testing.T) {
-	a := newApplied(t, shaper.TCP, "127.0.0.1:9")
+// Connections are updated in batches, with other work in between.
+func TestApply_UpdatesConnectionsInBatches(t *testing.T) {
+	a := newApplyRig(t, shaper.TCP, "127.0.0.1:9")
 	l := a.proxy.loop
 	var r registry[*session]
 	l.call(func(leaky.Time) {
@@ -279,11 +280,11 @@ func TestConnectionsFollowAFewAtATime(t *testing.T) {
 		}
 	})
 	done, between := map[*session]bool{}, 0
-	inTurns(l, &r, func(s *session, _ leaky.Time) {
+	inBatches(l, &r, func(s *session, _ leaky.Time) {
 		if len(done) == 0 {
 			l.post(func(leaky.Time) { between = len(done) })
 		}
-		for begun := l.clock.Now(); l.clock.Now() < begun+followTime/4; { // as long as 50 of them would take
+		for begun := l.clock.Now(); l.clock.Now() < begun+followSlice/4; { // as long as 50 updates take
 			continue
 		}
 		if done[s] = true; len(done)%10 == 0 {
@@ -291,18 +292,18 @@ func TestConnectionsFollowAFewAtATime(t *testing.T) {
 		}
 	})
 	if len(done) != 100 || between == 0 || between > 20 {
-		t.Errorf("%d of 100 were brought up, %d of them before other work had its turn", len(done), between)
+		t.Errorf("%d of 100 were updated, %d of them before other work had its turn", len(done), between)
 	}
 }
 
-// A port that moves to another listener takes its connections along, and they keep their places
-// at a downstream that the other listener does not have. Who waits for one there goes on when
-// they end. (Nobody was woken, and whoever came waited behind those: none was served again.)
-func TestPlaceOfAMovedConnectionIsGivenBack(t *testing.T) {
+// When a port moves to another listener, its connections move too, and keep their slots at a
+// downstream that the other listener does not have. Waiters for that downstream proceed when they end.
+// (They were never woken, new connections waited behind them, and none was served.)
+func TestApply_MovedConnectionReleasesDownstream(t *testing.T) {
 	r := start(t, shaper.TCP, serveTCP(t, echo))
 	first, moves := r.listen.Endpoints[0], Endpoint{Protocol: shaper.TCP, Addr: netip.MustParseAddrPort(freePort(t, shaper.TCP))}
 	l := r.listen
-	l.Downstream[0].Connections, l.Connect = 1, time.Minute
+	l.Downstream[0].MaxConnections, l.Connect = 1, time.Minute
 	apply := func(listens ...Listen) {
 		t.Helper()
 		var names []shaper.Listener
@@ -337,7 +338,7 @@ func TestPlaceOfAMovedConnectionIsGivenBack(t *testing.T) {
 	waits := dial(t, first.Addr.String())
 	waitFor(t, "a connection that waits", func() bool {
 		n := 0
-		r.proxy.loop.call(func(leaky.Time) { n = r.proxy.sites["l"].waiting.waiting })
+		r.proxy.loop.call(func(leaky.Time) { n = r.proxy.listeners["l"].poolQuota.waiting })
 		return n == 1
 	})
 	echoed(moved)

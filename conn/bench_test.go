@@ -10,11 +10,11 @@ import (
 	"shaperd/shaper"
 )
 
-// BenchmarkLine times one unit through two lines, without sockets.
-func BenchmarkLine(b *testing.B) {
+// BenchmarkScheduler measures one unit through two queues, without sockets.
+func BenchmarkScheduler(b *testing.B) {
 	s := shaper.New(1000)
 	wheel, now := new(leaky.Wheel), leaky.Second
-	ls := newLines(s, wheel, func() leaky.Time { return now })
+	sc := newScheduler(s, wheel, func() leaky.Time { return now })
 	p := policy(b, s,
 		shaper.Limit{Name: "all", Rate: 100e9, MaxDelay: time.Second},
 		shaper.Limit{Name: "per-source", Key: shaper.KeySource, Rate: 10e9, MaxDelay: time.Second})
@@ -22,10 +22,10 @@ func BenchmarkLine(b *testing.B) {
 	f := flowFrom("10.0.0.1", 1)
 	route := p.Route(f)
 	u := &benchUnit{}
-	u.unit = unit{owner: u, path: ls.path(p, f, route, route.ToDownstream, false), bytes: 1500, packets: 1, credit: 1}
+	u.unit = unit{owner: u, path: sc.newPath(p, f, route, route.ToDownstream, false), bytes: 1500, packets: 1, credit: 1}
 	b.ReportAllocs()
 	for b.Loop() {
-		ls.submit(&u.unit, now)
+		sc.submit(&u.unit, now)
 		for u.queued {
 			now, _ = wheel.Next()
 			wheel.Advance(now)
@@ -35,12 +35,11 @@ func BenchmarkLine(b *testing.B) {
 
 type benchUnit struct{ unit }
 
-func (u *benchUnit) send(leaky.Time) (bytes, packets uint64, again bool) { return 1500, 1, false }
-func (u *benchUnit) resubmit(leaky.Time)                                 {}
-func (u *benchUnit) refused(*line, shaper.Reason)                        {}
+func (u *benchUnit) send(leaky.Time) (bytes, packets uint64, requeue bool) { return 1500, 1, false }
+func (u *benchUnit) resubmit(leaky.Time)                                   {}
+func (u *benchUnit) refused(*queue, shaper.Reason)                         {}
 
-// BenchmarkUDP sends datagrams through the proxy and reports what came out, and
-// beside it what came without a proxy.
+// BenchmarkUDP measures datagrams through the proxy, and for comparison without a proxy.
 func BenchmarkUDP(b *testing.B) {
 	for _, tt := range []struct {
 		name   string
@@ -68,7 +67,7 @@ func BenchmarkUDP(b *testing.B) {
 			}
 			defer c.Close()
 			data, in := make([]byte, 512), make([]byte, 2048)
-			const window = 32 // in the buffers, so that nothing is lost
+			const window = 32 // in the buffers, so that none is lost
 			sent := 0
 			for b.Loop() {
 				c.Write(data)

@@ -8,39 +8,38 @@ import (
 	"shaperd/shaper"
 )
 
-// booking is the time of a unit in a line. A unit that has had its turn in all of its lines
-// leaves when all their buckets let it. Where some do not, as others have left meanwhile, it
-// books the first time at which all will: others leave before that only if each line is ready
-// again by then. This is backfilling as batch schedulers do it (Lifka, "The ANL/IBM SP
-// Scheduling System", 1995). So a unit that needs several lines comes to its turn whatever the
-// others do, and none has to hold a line to get the next one.
+// booking is the reserved departure time of a unit in a queue. A unit that had its turn in all of its
+// queues leaves when all their buckets allow it. If some do not, since other units have left
+// meanwhile, it books the first time at which all will. Others may leave before that time only if each
+// queue is ready again by then. This is backfilling, as in batch schedulers (Lifka, "The ANL/IBM SP
+// Scheduling System", 1995). So a unit that needs several queues is served whatever the others do, and
+// none holds one queue while it waits for the next.
 //
-// Others may also put it off, but once in each line. Else a line would stand still whenever the
-// next unit is a large one, and too little time is left for it before a small one that is booked.
+// Others may also postpone it, but only once in each queue. Otherwise a queue would idle whenever its
+// next unit is a large one that does not fit before a small booked one.
 type booking struct {
 	unit        *unit
 	from, until leaky.Time
-	firm        bool // it was put off in the line, and is not again
+	firm        bool // the unit was postponed in this queue, and cannot be again
 }
 
-// fit returns when u could leave through l, not before at: the bucket lets it, and it is out of
-// the way of those that are booked and may not be put off. What others use between now and then
-// is not in it.
-func (l *line) fit(u *unit, at, now leaky.Time) leaky.Time {
-	at = max(at, l.bucket.Depart(l.shape, now))
-	if len(l.bookings) == 0 {
+// earliest returns when u could leave through q, at at or later: the bucket allows it, and u stays
+// clear of bookings that cannot be postponed. It does not account for what others use before then.
+func (q *queue) earliest(u *unit, at, now leaky.Time) leaky.Time {
+	at = max(at, q.bucket.Depart(q.shape, now))
+	if len(q.bookings) == 0 {
 		return at
 	}
-	cost := l.cost(u.bytes, u.packets)
-	i := l.find(at)
-	if i > 0 && l.bookings[i-1].until > at {
+	cost := q.cost(u.bytes, u.packets)
+	i := q.findBooking(at)
+	if i > 0 && q.bookings[i-1].until > at {
 		i--
 	}
-	for _, b := range l.bookings[i:] {
+	for _, b := range q.bookings[i:] {
 		if at.Add(cost) <= b.from {
 			break
 		}
-		if b.unit == u || u.turn > 0 && u.turn < b.unit.turn || at < b.from && !b.firm {
+		if b.unit == u || u.bookingSeq > 0 && u.bookingSeq < b.unit.bookingSeq || at < b.from && !b.firm {
 			continue
 		}
 		at = max(at, b.until)
@@ -48,93 +47,93 @@ func (l *line) fit(u *unit, at, now leaky.Time) leaky.Time {
 	return at
 }
 
-// find returns the first booking that is not before at.
-func (l *line) find(at leaky.Time) int {
-	i, _ := slices.BinarySearchFunc(l.bookings, at, func(b booking, at leaky.Time) int { return cmp.Compare(b.from, at) })
+// findBooking returns the index of the first booking that is not before at.
+func (q *queue) findBooking(at leaky.Time) int {
+	i, _ := slices.BinarySearchFunc(q.bookings, at, func(b booking, at leaky.Time) int { return cmp.Compare(b.from, at) })
 	return i
 }
 
-// earliest returns when u could leave through all its lines.
+// earliest returns when u could leave through all its queues.
 func (u *unit) earliest(now leaky.Time) leaky.Time {
 	at := now
 	for i := 0; i < len(u.path); i++ {
-		if next := u.path[i].fit(u, at, now); next > at {
-			at, i = next, -1 // those before may be booked then
+		if next := u.path[i].earliest(u, at, now); next > at {
+			at, i = next, -1 // earlier queues may be booked at that time
 		}
 	}
 	return at
 }
 
-// book has u, whose turn it is in its last line, leave at due. It is charged for its turn there.
-// From then on only those that had their turn before go before it, even when all are late.
-func (ls *lines) book(u *unit, due, now leaky.Time) {
+// book reserves the departure of u, whose turn it is in its last queue, at due. u is charged for its
+// turn there. From then on only units that had their turn before it go first, even when all are late.
+func (sc *scheduler) book(u *unit, due, now leaky.Time) {
 	last := &u.path[u.pos]
-	if last.fit(u, now, now) > now {
-		last.held = u
+	if last.earliest(u, now, now) > now {
+		last.blocked = u
 	}
-	last.leaf.charge(u.cost)
-	last.leaf.done()
-	last.leaf.bar() // none of its flow goes before it
-	u.paid, u.joined = u.cost, now
+	last.flowQueue.charge(u.cost)
+	last.flowQueue.endService()
+	last.flowQueue.suspend() // no unit of its flow goes before it
+	u.charged, u.enqueuedAt = u.cost, now
 	for i := range u.path {
-		if u.path[i].fit(u, now, now) > u.path[u.short].fit(u, now, now) {
-			u.short = i
+		if u.path[i].earliest(u, now, now) > u.path[u.bottleneck].earliest(u, now, now) {
+			u.bottleneck = i
 		}
 	}
-	u.waited |= 1 << u.short
-	ls.turn++
-	u.turn = ls.turn
-	u.enter(due)
+	u.delayedAt |= 1 << u.bottleneck
+	sc.lastBooking++
+	u.bookingSeq = sc.lastBooking
+	u.insertBookings(due)
 }
 
-// enter books u in all its lines.
-func (u *unit) enter(due leaky.Time) {
+// insertBookings books u in all its queues.
+func (u *unit) insertBookings(due leaky.Time) {
 	u.booked, u.due = true, due
-	for i, at := range u.path {
-		l := at.line
-		b := booking{u, due, due.Add(l.cost(u.bytes, u.packets)), u.firm&(1<<i) != 0}
-		l.bookings = slices.Insert(l.bookings, l.find(due), b)
+	for i, h := range u.path {
+		q := h.queue
+		b := booking{u, due, due.Add(q.cost(u.bytes, u.packets)), u.postponedAt&(1<<i) != 0}
+		q.bookings = slices.Insert(q.bookings, q.findBooking(due), b)
 	}
-	l := u.path[u.pos].line
-	i, _ := slices.BinarySearchFunc(l.late, due, func(u *unit, due leaky.Time) int { return cmp.Compare(u.due, due) })
-	l.late = slices.Insert(l.late, i, u)
+	q := u.path[u.pos].queue
+	i, _ := slices.BinarySearchFunc(q.booked, due, func(u *unit, due leaky.Time) int { return cmp.Compare(u.due, due) })
+	q.booked = slices.Insert(q.booked, i, u)
 }
 
-// exit is the opposite of enter.
-func (u *unit) exit() {
+// removeBookings undoes insertBookings.
+func (u *unit) removeBookings() {
 	u.booked = false
-	for _, at := range u.path {
-		l := at.line
-		i := l.find(u.due)
-		for l.bookings[i].unit != u {
+	for _, h := range u.path {
+		q := h.queue
+		i := q.findBooking(u.due)
+		for q.bookings[i].unit != u {
 			i++
 		}
-		l.bookings = slices.Delete(l.bookings, i, i+1)
+		q.bookings = slices.Delete(q.bookings, i, i+1)
 	}
-	l := u.path[u.pos].line
-	i := slices.Index(l.late, u)
-	l.late = slices.Delete(l.late, i, i+1)
+	q := u.path[u.pos].queue
+	i := slices.Index(q.booked, u)
+	q.booked = slices.Delete(q.booked, i, i+1)
 }
 
-// unbook ends the wait of u for its time.
-func (u *unit) unbook(now leaky.Time) {
-	u.exit()
+// cancelBooking ends the wait of a booked unit.
+func (u *unit) cancelBooking(now leaky.Time) {
+	u.removeBookings()
 	last := &u.path[u.pos]
-	last.leaf.admit()
-	if last.held == u {
-		last.held = nil
+	last.flowQueue.resume()
+	if last.blocked == u {
+		last.blocked = nil
 	}
-	at := &u.path[u.short]
-	at.wait(now.Sub(u.joined))
-	u.turn, u.paid, u.short, u.firm = 0, 0, 0, 0
+	h := &u.path[u.bottleneck]
+	h.addWait(now.Sub(u.enqueuedAt))
+	u.bookingSeq, u.charged, u.bottleneck, u.postponedAt = 0, 0, 0, 0
 }
 
-// punctual returns the next of those that are booked and leave from l, if it may leave now. It
-// is booked again when it may sooner, as others have used less than they might have, or
-// later, as the thread was held up.
-func (l *line) punctual(now leaky.Time) *unit {
-	for len(l.late) > 0 {
-		u := l.late[0]
+// nextBooked returns the next booked unit that leaves from q, if it may leave now. It is rebooked when
+// it may leave earlier, because others used less than they might have, or later, because the thread
+// was delayed.
+func (q *queue) nextBooked(now leaky.Time) *unit {
+	for len(q.booked) > 0 {
+		u := q.booked[0]
 		due := u.earliest(now)
 		if due <= now {
 			return u
@@ -142,50 +141,50 @@ func (l *line) punctual(now leaky.Time) *unit {
 		if due == u.due {
 			break
 		}
-		u.exit()
-		u.enter(due)
+		u.removeBookings()
+		u.insertBookings(due)
 	}
 	return nil
 }
 
-// putOff books those in l again whose time comes before l lets the next one leave.
-func (ls *lines) putOff(l *line, now leaky.Time) {
-	for len(l.bookings) > 0 && l.bookings[0].from < l.bucket.Depart(l.shape, now) {
-		u := l.bookings[0].unit
+// postpone rebooks the units whose booking starts before q is ready for the next one.
+func (sc *scheduler) postpone(q *queue, now leaky.Time) {
+	for len(q.bookings) > 0 && q.bookings[0].from < q.bucket.Depart(q.shape, now) {
+		u := q.bookings[0].unit
 		for i := range u.path {
-			if u.path[i].line == l {
-				u.firm |= 1 << i
+			if u.path[i].queue == q {
+				u.postponedAt |= 1 << i
 			}
 		}
-		u.exit()
-		u.enter(u.earliest(now))
-		ls.consider(u.path[u.pos].line)
+		u.removeBookings()
+		u.insertBookings(u.earliest(now))
+		sc.markRunnable(u.path[u.pos].queue)
 	}
 }
 
-// rebook brings those that are booked in l to a new rate.
-func (ls *lines) rebook(l *line, now leaky.Time) {
-	for _, b := range slices.Clone(l.bookings) {
-		b.unit.exit()
-		b.unit.enter(b.unit.earliest(now))
-		ls.consider(b.unit.path[b.unit.pos].line)
+// rebook updates the bookings of q to a new rate.
+func (sc *scheduler) rebook(q *queue, now leaky.Time) {
+	for _, b := range slices.Clone(q.bookings) {
+		b.unit.removeBookings()
+		b.unit.insertBookings(b.unit.earliest(now))
+		sc.markRunnable(b.unit.path[b.unit.pos].queue)
 	}
 }
 
-// wake has l served again at at, or when one that is booked is due.
-func (ls *lines) wake(l *line, at leaky.Time) {
-	if len(l.late) > 0 {
-		at = min(at, l.late[0].due)
+// armTimer schedules q to be served at at, or when a booked unit is due.
+func (sc *scheduler) armTimer(q *queue, at leaky.Time) {
+	if len(q.booked) > 0 {
+		at = min(at, q.booked[0].due)
 	}
 	if at < leaky.Never {
-		ls.wheel.Schedule(&l.event, at)
+		sc.wheel.Schedule(&q.timer, at)
 	}
 }
 
-// heldBy returns the state of the limit that holds u back.
-func (u *unit) heldBy() *shaper.State {
+// throttledBy returns the state of the limit that delays u.
+func (u *unit) throttledBy() *shaper.LimitState {
 	if u.booked {
-		return u.path[u.short].state
+		return u.path[u.bottleneck].state
 	}
 	return u.path[u.pos].state
 }

@@ -11,16 +11,16 @@ import (
 	"shaperd/shaper"
 )
 
-// Who has a connection to a port where many share little has the rest of its own rate for
-// all else that it does.
-func TestWhatWaitsInOneLineHoldsUpNoOther(t *testing.T) {
+// A source with a connection to a port that many sources share at a low rate can use the rest of its own rate
+// for its other connections.
+func TestUnitWaitingInOneQueueBlocksNoOther(t *testing.T) {
 	r := newRig(t,
 		shaper.Limit{Name: "per-source", Key: shaper.KeySource, Rate: 8e6},
 		shaper.Limit{Name: "reports", Match: shaper.Match{Port: []shaper.PortRange{{First: 9000, Last: 9000}}}, Rate: 80e3})
 	add := func(source string, port uint16) *stream {
 		s := &stream{rig: r, left: 1 << 40}
 		s.unit = unit{owner: s, path: r.path(flowFrom(source, port)), bytes: 1448, credit: grantCredit}
-		r.lines.submit(&s.unit, leaky.Second)
+		r.scheduler.submit(&s.unit, leaky.Second)
 		return s
 	}
 	var reports []*stream
@@ -29,9 +29,10 @@ func TestWhatWaitsInOneLineHoldsUpNoOther(t *testing.T) {
 	}
 	mixed, alone := add("10.0.0.1", 5432), add("10.0.1.1", 5432)
 	r.advance(101*leaky.Second, onTime)
-	// One unit of it in 51 is of the mixed one, and holds nobody up for longer than it takes.
+	// One of its units in 51 is of the mixed connection, and delays the others for no longer than it
+	// takes.
 	if alone.moved < 99.9e6 || mixed.moved < alone.moved*99/100 {
-		t.Errorf("a source moved %d bytes beside its reports, one without any %d", mixed.moved, alone.moved)
+		t.Errorf("a source with reports moved %d bytes in its other connections, one without reports %d", mixed.moved, alone.moved)
 	}
 	for i, s := range reports {
 		if s.moved < 1_000_000/51-2*1448 {
@@ -40,9 +41,9 @@ func TestWhatWaitsInOneLineHoldsUpNoOther(t *testing.T) {
 	}
 }
 
-// Small units that wait for their time leave others all of a line but what they use, and have
-// that: a large one goes before them though it is not over in time.
-func TestSmallUnitsThatAreBookedLeaveTheRestToLargeOnes(t *testing.T) {
+// Small booked units get their part of a queue, and leave all the rest to others: a large unit goes
+// before them even if it is not done in time.
+func TestBooking_SmallUnitsDoNotStarveLarge(t *testing.T) {
 	const rate, slow = 100_000_000, 50_000 // bytes/s
 	ports := func(first, last uint16) shaper.Match {
 		return shaper.Match{Port: []shaper.PortRange{{First: first, Last: last}}}
@@ -55,7 +56,7 @@ func TestSmallUnitsThatAreBookedLeaveTheRestToLargeOnes(t *testing.T) {
 		begin := func(source string, port uint16, size uint64) *stream {
 			s := &stream{rig: r, left: 1 << 40}
 			s.unit = unit{owner: s, path: r.path(flowFrom(source, port)), bytes: size, credit: grantCredit}
-			r.lines.submit(&s.unit, leaky.Second)
+			r.scheduler.submit(&s.unit, leaky.Second)
 			return s
 		}
 		large := begin("10.1.0.1", 0, 70_000)
@@ -70,16 +71,16 @@ func TestSmallUnitsThatAreBookedLeaveTheRestToLargeOnes(t *testing.T) {
 			moved += s.moved
 		}
 		if moved < sources*slow*95/100 || large.moved+moved < rate*99/100 {
-			t.Errorf("%d sources moved %d bytes of %d in small units, one in large ones %d beside them", sources, moved, sources*slow, large.moved)
+			t.Errorf("%d sources moved %d bytes of %d in small units, and another one %d in large units", sources, moved, sources*slow, large.moved)
 		}
-		if r.lines.turn < sources*100 {
-			t.Errorf("only %d units were booked", r.lines.turn)
+		if r.scheduler.lastBooking < sources*100 {
+			t.Errorf("only %d units were booked", r.scheduler.lastBooking)
 		}
 	}
 }
 
-// crossed is streams of a few sources under random limits that cross.
-type crossed struct {
+// crossingRig is streams of a few sources under random crossing limits.
+type crossingRig struct {
 	*rig
 	rnd     *rand.Rand
 	ports   int
@@ -87,7 +88,7 @@ type crossed struct {
 	streams []*stream
 }
 
-func newCrossed(t *testing.T, rnd *rand.Rand) *crossed {
+func newCrossingRig(t *testing.T, rnd *rand.Rand) *crossingRig {
 	rate := func(from, to int) uint64 { return 8 << (from + rnd.IntN(to-from+1)) }
 	ports := 1 + rnd.IntN(4)
 	limits := []shaper.Limit{{Name: "all", Rate: rate(12, 20)}}
@@ -108,11 +109,11 @@ func newCrossed(t *testing.T, rnd *rand.Rand) *crossed {
 			add(fmt.Sprint("port", p), 0, p, p)
 		}
 	}
-	return &crossed{rig: newRig(t, limits...), rnd: rnd, ports: ports}
+	return &crossingRig{rig: newRig(t, limits...), rnd: rnd, ports: ports}
 }
 
-// open begins a flow that always has as much as depth queued, in units of size bytes.
-func (c *crossed) open(source int, size, depth uint64) *stream {
+// open starts a flow that always has up to depth bytes queued, in units of size bytes.
+func (c *crossingRig) open(source int, size, depth uint64) *stream {
 	c.flows++
 	f := flowFrom(fmt.Sprintf("10.0.0.%d", source), uint16(c.rnd.IntN(c.ports)))
 	f.Connection = c.flows
@@ -124,15 +125,15 @@ func (c *crossed) open(source int, size, depth uint64) *stream {
 			s = &stream{rig: c.rig, left: 1 << 50}
 		}
 		s.unit = unit{owner: s, path: path, bytes: size, credit: grantCredit}
-		c.lines.submit(&s.unit, c.now)
+		c.scheduler.submit(&s.unit, c.now)
 		c.streams = append(c.streams, s)
 	}
 	return first
 }
 
-// Each flow has at least a good part of what it would have if all its lines were shared
-// equally by those that are there, whatever others of its source and other sources wait for.
-func TestFlowsHaveTheirPartOfLinesThatCross(t *testing.T) {
+// Each flow gets a good part of what it would get if all its queues were shared equally, whatever
+// other flows of its source and other sources wait for.
+func TestCrossingQueues_FairShare(t *testing.T) {
 	const seconds = 20
 	for _, tt := range []struct {
 		name   string
@@ -140,14 +141,14 @@ func TestFlowsHaveTheirPartOfLinesThatCross(t *testing.T) {
 		rounds int
 		part   float64
 	}{
-		// Who lets others by takes turns with them unit by unit.
+		// Streams that yield alternate unit by unit.
 		{"units of one size", []uint64{1000}, 60, 0.3},
 		{"units of many sizes", []uint64{64, 1000, 16000}, 15, 0.02},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			rnd := newRand(t)
 			for range tt.rounds {
-				c := newCrossed(t, rnd)
+				c := newCrossingRig(t, rnd)
 				for source := range 1 + rnd.IntN(12) {
 					for range 1 + rnd.IntN(4) {
 						size := tt.sizes[rnd.IntN(len(tt.sizes))]
@@ -155,27 +156,27 @@ func TestFlowsHaveTheirPartOfLinesThatCross(t *testing.T) {
 					}
 				}
 				c.advance((1+seconds)*leaky.Second, onTime)
-				moved, there := map[*node]uint64{}, map[*line]map[*share]map[*node]bool{}
+				moved, there := map[*node]uint64{}, map[*queue]map[*sourceQueue]map[*node]bool{}
 				for _, s := range c.streams {
-					moved[s.path[0].leaf] += s.moved
-					for _, at := range s.path {
-						if there[at.line] == nil {
-							there[at.line] = map[*share]map[*node]bool{}
+					moved[s.path[0].flowQueue] += s.moved
+					for _, h := range s.path {
+						if there[h.queue] == nil {
+							there[h.queue] = map[*sourceQueue]map[*node]bool{}
 						}
-						if there[at.line][at.share] == nil {
-							there[at.line][at.share] = map[*node]bool{}
+						if there[h.queue][h.source] == nil {
+							there[h.queue][h.source] = map[*node]bool{}
 						}
-						there[at.line][at.share][at.leaf] = true
+						there[h.queue][h.source][h.flowQueue] = true
 					}
 				}
 				for _, s := range c.streams {
 					part := 1e18
-					for _, at := range s.path {
-						flows := len(there[at.line]) * len(there[at.line][at.share])
-						part = min(part, c.left[at.line].rate*float64(seconds*leaky.Second)/float64(flows))
+					for _, h := range s.path {
+						flows := len(there[h.queue]) * len(there[h.queue][h.source])
+						part = min(part, c.departures[h.queue].rate*float64(seconds*leaky.Second)/float64(flows))
 					}
-					if got := float64(moved[s.path[0].leaf] + 32000); got < tt.part*part {
-						t.Errorf("a flow of %v moved %.0f bytes in %d s, its part is %.0f", s.path[0].share.source, got, seconds, part)
+					if got := float64(moved[s.path[0].flowQueue] + 32000); got < tt.part*part {
+						t.Errorf("a flow of %v moved %.0f bytes in %d s, its share is %.0f", s.path[0].source.source, got, seconds, part)
 					}
 				}
 			}
@@ -183,13 +184,13 @@ func TestFlowsHaveTheirPartOfLinesThatCross(t *testing.T) {
 	}
 }
 
-// Whatever leaves its lines early, with others behind it and a time booked, leaves nothing of
-// it there, and holds up nobody.
-func TestWithdrawFromLinesThatCross(t *testing.T) {
+// Units that leave their queues early, with others behind them and a booking, leave nothing behind,
+// and delay no other.
+func TestCrossingQueues_Withdraw(t *testing.T) {
 	rnd := newRand(t)
 	booked := 0
 	for range 40 {
-		c := newCrossed(t, rnd)
+		c := newCrossingRig(t, rnd)
 		late := func() leaky.Time { return leaky.Time(rnd.Uint64N(uint64(leaky.Second / 500))) }
 		for range 300 {
 			if len(c.streams) < 60 {
@@ -205,9 +206,9 @@ func TestWithdrawFromLinesThatCross(t *testing.T) {
 					}
 				}
 			}
-			c.lines.withdraw(c.now, &s.unit)
+			c.scheduler.withdraw(c.now, &s.unit)
 			if rnd.IntN(2) == 0 {
-				c.lines.submit(&s.unit, c.now)
+				c.scheduler.submit(&s.unit, c.now)
 			} else {
 				c.streams = slices.DeleteFunc(c.streams, func(other *stream) bool { return other == s })
 			}
@@ -220,24 +221,24 @@ func TestWithdrawFromLinesThatCross(t *testing.T) {
 				}
 				c.policy = policy(t, c.shaper, limits...)
 				c.shaper.Swap(c.policy, 0)
-				for l := range c.left {
-					c.lines.refresh(l, c.now)
+				for q := range c.departures {
+					c.scheduler.refresh(q, c.now)
 				}
-				c.lines.run(c.now)
+				c.scheduler.run(c.now)
 			}
 		}
 		for _, s := range c.streams {
 			s.left = min(s.left, 3000)
 		}
 		c.advance(c.now+leaky.FromDuration(24*time.Hour), late)
-		for l := range c.left {
-			if l.root.active() || l.streams != 0 || len(l.bookings)+len(l.late) != 0 || l.passing != nil || l.held != nil {
-				t.Fatalf("%s has %d grants, %d bookings, %d late", l.state.Name, l.streams, len(l.bookings), len(l.late))
+		for q := range c.departures {
+			if q.root.hasUnits() || q.grants != 0 || len(q.bookings)+len(q.booked) != 0 || q.forwarding != nil || q.blocked != nil {
+				t.Fatalf("%s has %d grants, %d bookings, %d booked units", q.state.Name, q.grants, len(q.bookings), len(q.booked))
 			}
-			for _, sh := range l.shares {
-				for _, ln := range sh.lanes {
-					if ln.beyond != 0 || ln.barred {
-						t.Fatalf("%s: %d bytes of a lane have gone on", l.state.Name, ln.beyond)
+			for _, sq := range q.sources {
+				for _, ln := range sq.lanes {
+					if ln.laterBytes != 0 || ln.suspended {
+						t.Fatalf("%s: %d bytes of a lane are in later queues", q.state.Name, ln.laterBytes)
 					}
 				}
 			}

@@ -18,8 +18,8 @@ import (
 
 var chaos = flag.Duration("chaos", 1500*time.Millisecond, "how long TestApplyAtRandom takes; ten times that under the race detector")
 
-// Random configurations follow each other, with clients, resets, kills, drains and blocks
-// under way over TCP and UDP: nothing crashes, and nothing is left in the end.
+// Random configurations follow each other during traffic, resets, kills, drains and blocks over TCP
+// and UDP: nothing crashes, and no state is left at the end.
 func TestApplyAtRandom(t *testing.T) {
 	rnd := newRand(t)
 	tcp1, tcp2 := serveTCP(t, func(c *net.TCPConn) {
@@ -60,7 +60,7 @@ func TestApplyAtRandom(t *testing.T) {
 			h2, p2 := ap(tcp2)
 			lt := Listen{
 				Name: "t" + name, Endpoints: []Endpoint{{Protocol: shaper.TCP, Addr: tcpPorts[i]}},
-				Downstream: []Downstream{{Host: h1, Port: p1, Connections: r.IntN(3) * 4}, {Host: h2, Port: p2, Weight: 2}, {Host: "127.0.0.1", Port: 1}}[r.IntN(2) : 2+r.IntN(2)],
+				Downstream: []Downstream{{Host: h1, Port: p1, MaxConnections: r.IntN(3) * 4}, {Host: h2, Port: p2, Weight: 2}, {Host: "127.0.0.1", Port: 1}}[r.IntN(2) : 2+r.IntN(2)],
 				EjectAfter: 2, EjectFor: 50 * time.Millisecond, Balance: Balance(r.IntN(3)),
 				Timeouts:  Timeouts{Connect: 300 * time.Millisecond, Idle: time.Duration(r.IntN(2)) * 100 * time.Millisecond, Lifetime: time.Duration(r.IntN(2)) * 500 * time.Millisecond},
 				AccessLog: true,
@@ -72,7 +72,7 @@ func TestApplyAtRandom(t *testing.T) {
 			h4, p4 := ap(u2.String())
 			lu := Listen{
 				Name: "u" + name, Endpoints: []Endpoint{{Protocol: shaper.UDP, Addr: udpPorts[i]}},
-				Downstream: []Downstream{{Host: h3, Port: p3, Connections: r.IntN(2) * 5}, {Host: h4, Port: p4}, {Host: "127.0.0.1", Port: 1}}[r.IntN(2) : 2+r.IntN(2)],
+				Downstream: []Downstream{{Host: h3, Port: p3, MaxConnections: r.IntN(2) * 5}, {Host: h4, Port: p4}, {Host: "127.0.0.1", Port: 1}}[r.IntN(2) : 2+r.IntN(2)],
 				EjectAfter: 2, EjectFor: 50 * time.Millisecond, IdleTimeout: time.Duration(50+r.IntN(2)*500) * time.Millisecond, MaxFlows: 10 + r.IntN(20), MaxFlowsPerSource: r.IntN(2) * 5, Amplification: r.IntN(2) * 3, Transparent: r.IntN(3) == 0, Timeouts: Timeouts{Connect: time.Second}, AccessLog: true,
 			}
 			listens = append(listens, lt, lu)
@@ -83,26 +83,26 @@ func TestApplyAtRandom(t *testing.T) {
 		for i := range r.IntN(6) {
 			l := shaper.Limit{
 				Name: fmt.Sprint("limit", i), Key: keys[r.IntN(len(keys))], Direction: shaper.Direction(r.IntN(3)), IPv4Prefix: 32, IPv6Prefix: 64,
-				MaxDelay: time.Duration(r.IntN(200)) * time.Millisecond, MaxWait: time.Duration(r.IntN(200)) * time.Millisecond, MaxWaiting: r.IntN(10), Observe: r.IntN(5) == 0,
+				MaxDelay: time.Duration(r.IntN(200)) * time.Millisecond, QueueTimeout: time.Duration(r.IntN(200)) * time.Millisecond, MaxQueue: r.IntN(10), Observe: r.IntN(5) == 0,
 			}
 			switch r.IntN(5) {
 			case 0:
 				l.Rate = 1e6 + r.Uint64N(1e8)
 			case 1:
-				l.Connections = 1 + r.IntN(10)
+				l.MaxConnections = 1 + r.IntN(10)
 			case 2:
 				l.NewConnections = shaper.Frequency{N: 10 + r.Uint64N(100), Per: time.Second}
-				l.Excess = shaper.ExcessReply
+				l.RefuseWith = shaper.RefuseReply
 				l.Reply = "no"
 			case 3:
-				l.Rate, l.Connections = 1e6+r.Uint64N(1e8), 1+r.IntN(10)
+				l.Rate, l.MaxConnections = 1e6+r.Uint64N(1e8), 1+r.IntN(10)
 				l.NewConnections = shaper.Frequency{N: 10 + r.Uint64N(100), Per: time.Second}
 			case 4:
 				l.Packets = shaper.Frequency{N: 10 + r.Uint64N(1000), Per: time.Second}
 				l.Match.Protocol = shaper.UDP
 			}
 			if r.IntN(3) == 0 {
-				l.Share = shaper.ShareFIFO
+				l.Scheduling = shaper.ScheduleFIFO
 			}
 			limits = append(limits, l)
 		}
@@ -198,26 +198,26 @@ func TestApplyAtRandom(t *testing.T) {
 	if err := p.Apply(t.Context(), nil, pol, nil); err != nil {
 		t.Fatal(err)
 	}
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(testTimeout)
 	for {
 		left := ""
 		p.loop.call(func(now leaky.Time) {
 			if n := len(p.sessions.all); n > 0 {
 				left += fmt.Sprint(n, " sessions;")
 				for _, s := range p.sessions.all {
-					left += fmt.Sprintf(" stage %d waits %v;", s.stage, s.waitsIn != nil)
+					left += fmt.Sprintf(" stage %d waits %v;", s.stage, s.queue != nil)
 				}
 			}
 			if n := len(p.flows) + len(p.flowList.all) + len(p.flowList.byID) + len(p.sessions.byID); n > 0 {
 				left += fmt.Sprint(n, " flows;")
 			}
-			if n := len(p.loop.lines.byKey); n > 0 {
-				left += fmt.Sprint(n, " lines;")
+			if n := len(p.loop.scheduler.byKey); n > 0 {
+				left += fmt.Sprint(n, " queues;")
 			}
 			if n := p.loop.memory.used; n != 0 {
 				left += fmt.Sprint(n, " queued bytes;")
 			}
-			if n := len(p.gates.byKey); n > 0 {
+			if n := len(p.admission.byKey); n > 0 {
 				left += fmt.Sprint(n, " gates;")
 			}
 			if n := p.loop.headroom.sockets; n != 1 {
@@ -231,7 +231,7 @@ func TestApplyAtRandom(t *testing.T) {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Errorf("left: %s", left)
+			t.Errorf("left behind: %s", left)
 			break
 		}
 		time.Sleep(50 * time.Millisecond)

@@ -9,105 +9,102 @@ import (
 	"shaperd/shaper"
 )
 
-// Listen is a named set of places where traffic enters, and where it goes.
+// Listen is the configuration of a listener: where traffic enters and where it goes.
 type Listen struct {
 	Name       string
 	Endpoints  []Endpoint
-	Downstream []Downstream // the next one when a dial fails
+	Downstream []Downstream // in order; the next one if a dial fails
 	Balance    Balance
-	SlowStart  time.Duration // until one that has come back has its share
+	SlowStart  time.Duration // until a recovered downstream has its full share
 	Check      Check
 
-	// EjectAfter is after how many failed dials, one after the other, a downstream gets
-	// no connections for EjectFor, unless there is no other; 0 is never.
+	// EjectAfter is the number of consecutive failed dials after which a downstream gets no
+	// connections for EjectFor, unless there is no other; 0 means never.
 	EjectAfter int
 	EjectFor   time.Duration
 
-	// AcceptProxyFrom is who begins each TCP connection with a header of the PROXY
-	// protocol. Limits then see the source that it announces.
+	// AcceptProxyFrom is the sources that begin each TCP connection with a PROXY protocol header.
+	// Limits then apply to the source in the header.
 	AcceptProxyFrom []netip.Prefix
 
-	// SendProxy is the version, 1 or 2, of the PROXY protocol in which a downstream is
-	// told of the source, before the first byte, and before each datagram; 0 means none.
-	// Version 1 is for TCP alone.
+	// SendProxy is the version, 1 or 2, of the PROXY protocol header that is sent to the downstream
+	// before the first byte, and before each datagram; 0 means none. Version 1 is for TCP only.
 	SendProxy byte
 
-	// Transparent has downstreams see the addresses of sources, and the listener take what
-	// is on its way to other hosts, if these have its addresses. The rules of package
-	// divert have the kernel deliver that here, and the downstreams' answers. It takes
-	// CAP_NET_RAW or CAP_NET_ADMIN.
+	// Transparent makes downstreams see the addresses of sources, and the listener accept what is
+	// addressed to other hosts, if Endpoints has their addresses. The rules of package tproxy make the
+	// kernel deliver that traffic here, and the downstreams' replies. It requires CAP_NET_RAW or
+	// CAP_NET_ADMIN.
 	Transparent bool
 
 	Timeouts
-	IdleTimeout time.Duration // after which a UDP flow is forgotten
+	IdleTimeout time.Duration // of a UDP flow
 	MaxFlows    int           // UDP flows at once
 
-	// MaxFlowsPerSource is UDP flows at once of one IPv4 address or IPv6 prefix of 64
-	// bits; 0 is no bound.
+	// MaxFlowsPerSource is the maximum of concurrent UDP flows per IPv4 address or IPv6 /64; 0 means
+	// no maximum.
 	MaxFlowsPerSource int
 
-	// Amplification bounds what a UDP flow's source, which may be forged, is sent: in
-	// bytes, to so many times what it sent, as long as the flow lasts. 0 is no bound.
+	// Amplification bounds the bytes sent to the source of a UDP flow, which may be forged, to a
+	// multiple of the bytes that it sent, over the life of the flow. 0 means no bound.
 	Amplification int
 
-	AccessLog bool // a line for each connection and flow that has ended
+	AccessLog bool // one line for each connection and flow that ends
 }
 
-// Timeouts are when a TCP connection ends that gets nowhere. Zero is never, but for
-// Connect.
+// Timeouts end TCP connections that make no progress. Zero means never, except for Connect.
 type Timeouts struct {
-	Connect   time.Duration // for one dial
-	FirstByte time.Duration // of the client, from when there is a downstream for it
-	Idle      time.Duration // without a byte either way, while the proxy holds none back
-	HalfClose time.Duration // likewise, when one side has ended
-	Lifetime  time.Duration // from when there is a downstream
+	Connect   time.Duration // of one dial
+	FirstByte time.Duration // from the client, since the downstream was connected
+	Idle      time.Duration // without a byte in either direction, while the proxy delays none
+	HalfClose time.Duration // the same, after one side has shut down
+	Lifetime  time.Duration // since the downstream was connected
 
-	// MinThroughput is bytes/s, both ways together, over each SlowWindow in which
-	// the proxy held nothing back.
+	// MinThroughput is bytes/s, both directions together, over each SlowWindow in which the proxy
+	// delayed nothing.
 	MinThroughput uint64
 }
 
-// SlowWindow is the time over which MinThroughput is taken.
+// SlowWindow is the period over which MinThroughput is measured.
 const SlowWindow = 10 * time.Second
 
-// Endpoint is one port to listen on. Listening on an IPv6 address takes no IPv4
-// traffic.
+// Endpoint is one port to listen on. An IPv6 address accepts no IPv4 traffic.
 type Endpoint struct {
 	Protocol shaper.Protocol
 	Addr     netip.AddrPort
-	SamePort bool // go to the same port of the downstream, whatever port it names
+	SamePort bool // forward to the same port of the downstream, whatever port the downstream has
 }
 
-// place is where an Endpoint listens.
-func (e Endpoint) place() Endpoint { return Endpoint{Protocol: e.Protocol, Addr: e.Addr} }
+// key identifies the socket of an Endpoint.
+func (e Endpoint) key() Endpoint { return Endpoint{Protocol: e.Protocol, Addr: e.Addr} }
 
-// Balance is how a connection's downstream is chosen.
+// Balance is the method that selects a connection's downstream.
 type Balance uint8
 
-// The ways to choose, each by weight.
+// The methods, each by weight.
 const (
 	RoundRobin       Balance = iota
-	LeastConnections         // of the proxy's own
-	SourceHash               // the same for all connections of a source, as long as it is there
+	LeastConnections         // of this proxy
+	SourceHash               // the same downstream for all connections of a source, while it is available
 )
 
-// Check is an active check of downstreams: that they accept a connection. It is off
-// when Interval is 0.
+// Check is the active health check of downstreams: whether they accept a connection. It is off when
+// Interval is 0.
 type Check struct {
 	Interval, Timeout time.Duration
-	Rise, Fall        int // checks that succeed, or fail, one after the other
+	Rise, Fall        int // consecutive checks that succeed, or fail
 }
 
 // Downstream is a host to forward to.
 type Downstream struct {
-	Host        string
-	Port        uint16 // 0 is the port the source asked for
-	Weight      int    // 0 is 1
-	Connections int    // at once, UDP flows too; 0 is no bound
-	Drained     bool   // gets no connections when it is new; see DrainDownstream
+	Host           string
+	Port           uint16 // 0 means the port that the client connected to
+	Weight         int    // 0 means 1
+	MaxConnections int    // concurrent, including UDP flows; 0 means no maximum
+	Drained        bool   // gets no connections when first configured; see DrainDownstream
 }
 
-// String returns d as the configuration names it.
+// String returns d as in the configuration.
 func (d Downstream) String() string {
 	if d.Port == 0 {
 		return d.Host
@@ -115,7 +112,7 @@ func (d Downstream) String() string {
 	return d.address(0, false)
 }
 
-// port returns the port that traffic for port goes to.
+// port returns the downstream's port for traffic to port.
 func (d Downstream) port(port uint16, same bool) uint16 {
 	if d.Port != 0 && !same {
 		return d.Port

@@ -5,32 +5,33 @@ import (
 	"shaperd/shaper"
 )
 
-// datagram is a queued datagram.
+// datagram is a datagram that waits for its departure, or is about to be sent.
 type datagram struct {
 	unit
 	flow *udpFlow
-	down bool
-	data []byte // lent, unless it has a holder
+	down bool   // from-downstream
+	data []byte // borrowed from the caller, unless holder is set
 
-	next, prev   *datagram // of the flow
-	holder       *holder   // whose memory it takes
-	older, newer *datagram // of the holder
+	next, prev   *datagram // in the flow's list
+	holder       *holder   // the source that its memory is accounted to
+	older, newer *datagram // in the holder's list
 }
 
-// udpCredit is how many datagrams a late wake-up gives back.
+// udpCredit is the lateness, in datagrams, that is given back after a late wake-up.
 const udpCredit = 1
 
-// forward sends datagrams on, at once, later, or not at all. Their data are only lent.
+// forward sends, queues or drops the datagrams of m. The data are valid only during the
+// call.
 func (f *udpFlow) forward(m message, down bool, now leaky.Time) {
 	d := &f.up
 	if down {
 		d = &f.down
 	}
-	if now.Sub(f.settled) > tellEvery {
-		f.settle(now)
+	if now.Sub(f.reportedAt) > reportInterval {
+		f.reportUsage(now)
 	}
 	if d.observed == 0 && len(d.path) == 0 {
-		f.proxy.loop.batch.load(f, down, m.data, m.size)
+		f.proxy.loop.batch.append(f, down, m.data, m.size)
 		return
 	}
 	for data := m.data; ; {
@@ -43,15 +44,15 @@ func (f *udpFlow) forward(m message, down bool, now leaky.Time) {
 	}
 }
 
-// submit puts a datagram under the limits of its direction.
+// submit puts a datagram through the limits of its direction.
 func (f *udpFlow) submit(d *udpDirection, data []byte, down bool, now leaky.Time) {
 	p := f.proxy
-	n := f.charged(data, down)
-	if d.observed != 0 && f.routed == p.shaper.Policy() {
+	n := f.chargedBytes(data, down)
+	if d.observed != 0 && f.policy == p.shaper.Policy() {
 		p.observe(&f.flow, f.route, d.observed, n, 1, now)
 	}
 	if len(d.path) == 0 {
-		p.loop.batch.load(f, down, data, len(data))
+		p.loop.batch.append(f, down, data, len(data))
 		return
 	}
 	dg := p.loop.memory.newDatagram()
@@ -61,33 +62,33 @@ func (f *udpFlow) submit(d *udpDirection, data []byte, down bool, now leaky.Time
 		dg.next.prev = dg
 	}
 	f.queued = dg
-	p.loop.lines.submit(&dg.unit, now)
+	p.loop.scheduler.submit(&dg.unit, now)
 	if dg.unit.queued {
-		p.loop.hold(dg, now)
+		p.loop.store(dg, now)
 	}
 }
 
-// charged is what a datagram costs in bytes. An empty one costs one, or a limit in
-// bytes would let any number of them wait.
-func charged(data []byte) uint64 { return max(uint64(len(data)), 1) }
+// chargedBytes returns the bytes that a datagram is charged for. An empty one counts as one
+// byte, or a limit in bytes would let any number of them wait.
+func chargedBytes(data []byte) uint64 { return max(uint64(len(data)), 1) }
 
-// charged is what a datagram of f costs in bytes on one of its ways: with its header, where
-// the downstream gets one.
-func (f *udpFlow) charged(data []byte, down bool) uint64 {
-	n := charged(data)
+// chargedBytes returns the bytes that a datagram of f is charged for, including the PROXY
+// header that the downstream gets.
+func (f *udpFlow) chargedBytes(data []byte, down bool) uint64 {
+	n := chargedBytes(data)
 	if !down {
 		n += uint64(len(f.prefix))
 	}
 	return n
 }
 
-func (dg *datagram) charged() uint64 { return dg.flow.charged(dg.data, dg.down) }
+func (dg *datagram) chargedBytes() uint64 { return dg.flow.chargedBytes(dg.data, dg.down) }
 
-func (dg *datagram) send(now leaky.Time) (bytes, packets uint64, again bool) {
-	n := dg.charged()
-	t := &dg.flow.proxy.loop.batch.one
+func (dg *datagram) send(now leaky.Time) (bytes, packets uint64, requeue bool) {
+	n := dg.chargedBytes()
+	t := &dg.flow.proxy.loop.batch.single
 	t.add(dg.flow, dg.down, dg.data, len(dg.data))
-	sent := t.leave()
+	sent := t.flush()
 	dg.flow.touch(now)
 	dg.free()
 	if !sent {
@@ -96,30 +97,30 @@ func (dg *datagram) send(now leaky.Time) (bytes, packets uint64, again bool) {
 	return n, 1, false
 }
 
-func (dg *datagram) refused(by *line, why shaper.Reason) {
-	by.state.Bytes.Add(shaper.Refuse, why, dg.charged())
+func (dg *datagram) refused(by *queue, why shaper.Reason) {
+	by.state.Bytes.Add(shaper.Refuse, why, dg.chargedBytes())
 	by.state.Packets.Add(shaper.Refuse, why, 1)
 	dg.flow.reject(by, dg.down, dg.data)
 	dg.free()
 }
 
-// reject tells the source of a datagram that a line has refused it, if it is to.
-func (f *udpFlow) reject(by *line, down bool, data []byte) {
-	if by.reject && !down && !f.many {
+// reject sends the source of a refused datagram an ICMP error, if the limit asks for it.
+func (f *udpFlow) reject(by *queue, down bool, data []byte) {
+	if by.sendReject && !down && !f.broadcast {
 		f.proxy.reject(&f.key, f.flow.Port, len(data))
 	}
 }
 
-// lose drops dg, whose flow has ended.
-func (dg *datagram) lose() {
-	at, n := &dg.path[dg.pos], dg.charged()
-	at.state.Bytes.Add(shaper.Refuse, shaper.FlowClosed, n)
-	at.state.Packets.Add(shaper.Refuse, shaper.FlowClosed, 1)
-	at.did.dropped++
+// drop counts and frees dg, because its flow has ended.
+func (dg *datagram) drop() {
+	h, n := &dg.path[dg.pos], dg.chargedBytes()
+	h.state.Bytes.Add(shaper.Refuse, shaper.FlowClosed, n)
+	h.state.Packets.Add(shaper.Refuse, shaper.FlowClosed, 1)
+	h.usage.dropped++
 	dg.free()
 }
 
-// free takes dg out of its flow. It may be used again for another one.
+// free removes dg from its flow and returns it to the pool.
 func (dg *datagram) free() {
 	if dg.prev == nil {
 		dg.flow.queued = dg.next
@@ -131,8 +132,8 @@ func (dg *datagram) free() {
 	}
 	f := dg.flow
 	f.proxy.loop.memory.free(dg)
-	if f.queued == nil && f.rank == engaged {
-		f.file(f.seen)
+	if f.queued == nil && f.rank == rankQueued {
+		f.refile(f.lastActive)
 	}
 }
 
@@ -145,9 +146,9 @@ func (dg *datagram) resubmit(now leaky.Time) {
 		dg.send(now)
 		return
 	}
-	dg.admitted = true
+	dg.accepted = true
 	arrived := dg.arrived
-	dg.flow.proxy.loop.lines.submit(&dg.unit, now)
+	dg.flow.proxy.loop.scheduler.submit(&dg.unit, now)
 	if dg.queued {
 		dg.arrived = arrived
 	}

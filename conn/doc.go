@@ -1,101 +1,111 @@
 // Package conn is the proxy plane: it accepts TCP connections and UDP datagrams,
-// forwards them to downstreams, and holds them to a policy on the way.
+// forwards them to downstreams, and enforces a policy on the way.
 //
-// One thread does it all, the loop: it owns the sockets, the gates at which
-// connections wait for a slot, the lines in which bytes and datagrams wait for
-// their departure, and the buckets in use, and so needs no lock. It sleeps in epoll
-// until a socket is ready or something may leave, whichever is first. Only names of
-// downstreams are looked up elsewhere.
+// One thread, the loop, does everything: it owns the sockets, the gates at which connections
+// wait for admission, the queues in which bytes and datagrams wait for their departure, and the
+// buckets in use, and so needs no lock. It sleeps in epoll until a socket is ready or a unit may
+// leave, whichever comes first. Only the names of downstreams are resolved elsewhere.
 //
 // # Fairness
 //
-// A line is shared by its members: sources, below each source its lanes, the flows that go on to
-// the same lines, and below each lane its flows. A member waits as long as it has a unit in the
-// line whose turn has not come. Let a unit be the largest that leaves, n the most
-// members that ever wait at once, and H(n) = 1 + 1/2 + ... + 1/n. Whatever members open,
-// close, reset and open again, over any interval in which g waits:
+// A queue is shared by a hierarchy of nodes: sources; below each source its lanes, which are the
+// flows that pass the same later queues; and below each lane its flows. A node is backlogged
+// while it has a unit in the queue whose turn has not come. Let a unit be the largest that
+// leaves, n the maximum of siblings that are ever backlogged at once, and
+// H(n) = 1 + 1/2 + ... + 1/n. Whatever flows open, close, reset and reopen, over any interval in
+// which node g is backlogged:
 //
-//  1. g gets its part, the sum over all that leaves of what leaves / who waits then, less at
-//     most 1 + H(n) units;
-//  2. once g had its first turn, no other gets more than 2 units more than g;
-//  3. until then, no other gets more than 1 + H(n) units more than g.
+//  1. g receives its fair share, the sum over all service of service / nodes backlogged at that
+//     time, less at most 1 + H(n) units;
+//  2. from its first service on, no sibling receives more than 2 units more than g;
+//  3. before that, no sibling receives more than 1 + H(n) units more than g.
 //
-// The proof. Let s be the tag of a member and V the virtual time (see node). The lowest tag
-// is served: V becomes max(V, s), then s grows by the cost c and V by c over the m members
-// that wait. Who comes gets s = max(s, V). V never goes back, and tags of who has left are kept
-// until V has come to them. Costs are in units.
+// Proof. Let s be the start tag of a node and V the virtual time (see node). The lowest tag is
+// served: V becomes max(V, s), then s grows by the cost c, and V by c / m for m backlogged nodes.
+// A node that becomes backlogged gets s = max(s, V). V never decreases, and the tags of nodes that
+// have left are kept until V has reached them. Costs are in units.
 //
-// No tag is more than 1 ahead of V: it was not when its unit was served. No tag of who waits
-// is more than H(n) behind V: by induction over services, arrivals and departures, the k that
-// are furthest behind are so by at most 1 + H(n) - H(k) in the mean, for each k. A service adds
-// 1/m to each, m > k, and takes the one that is furthest behind out of the k + 1 that were; who comes
-// is not behind; who goes leaves those that were less so. It is the game of n cups of which the
-// fullest is emptied, and no order of service does better: those who are served first may leave.
+// No tag is more than 1 ahead of V: it was not ahead when its last unit was served. No tag of a
+// backlogged node is more than H(n) behind V: by induction over services, arrivals and
+// departures, the k nodes that lag the most lag by at most 1 + H(n) - H(k) on average, for each k.
+// A service adds 1/m to each lag, m > k, and removes the largest from the k + 1 largest; a node
+// that arrives has no lag; a node that departs leaves those that lag less. This is the game of n
+// cups in which the fullest is emptied, and no order of service does better: the nodes that are
+// served first may leave.
 //
-// What g gets is what its tag grows by, at least V's growth - H(n) - 1, and V grows by the parts: 1.
-// Of another member, the last unit in the interval has a tag of at most that of g, or g would be
-// served; so it gets at most g's last tag + 1 - its own first one. That one is at least the tag
-// of g's last unit before the interval, when g's was the lowest: 2. If g had none, it is at
-// least V - H(n) when g came, at V or at a tag that makes it the case before: 3.
+// The service of g is the growth of its tag, at least the growth of V - H(n) - 1, and V grows by
+// the fair shares: 1. The last unit of a sibling in the interval has a tag of at most that of g,
+// or g would be served; so the sibling receives at most g's last tag + 1 - its own first tag. That
+// one is at least the tag of g's last unit before the interval, when g's was the lowest: 2. If g
+// had none, it is at least V - H(n) at the time when g became backlogged, with tag V, or with a
+// later tag, which makes it the previous case: 3.
 //
-// A unit under several limits has its turn in one line after the other, and uses them all when it
-// leaves. Between its turn in a line and that, it does not wait there, and others go before it: the
-// line is used as if it came when it leaves. That adds to 2 and 3, for each lane of a source but
-// one, a unit whose turn had come before. A unit that had its turn in the last line leaves at the first
-// instant at which all let it, and who had his later delays it by one unit in each line at most: see
-// booking. So a line stands still, with somebody in it who could go, only for a unit that was delayed there,
-// at most for as long as one unit takes; and nobody waits for what he is not under.
+// A unit under several limits has its turn in one queue after the other, and uses all of them when
+// it leaves. Between its turn in a queue and its departure it is not backlogged there, and others go
+// first: for the queue it is as if the unit arrived when it leaves. That adds to 2 and 3 one unit
+// whose turn had come before, for each lane of a source except one. A unit that had its turn in the
+// last queue leaves at the first instant at which all buckets allow it, and those that had their turn
+// later delay it by at most one unit in each queue: see booking. So a queue is work conserving,
+// except that it idles for a unit that was delayed there, for at most the time that one unit takes;
+// and no unit waits for a limit that does not apply to it.
 //
-// At a gate, that of the downstreams of a listener among them, units are connections and turns go to whom was
-// served longest ago: of two sources that wait and could go, none has 2 while the other has none. Who is kept out by
-// what is reserved for another could not go.
+// # Admission
 //
-// Who needs gates that cross, each of which may be shut whenever another is open, has them reserved; see reservation. A
-// source waits from when it comes, or was let in last, until it is let in again, is refused, or leaves. Its turn is in vain
-// when the gate where it waits would let it in, and another one that it needs is shut.
+// At a gate, which may be that of a listener's downstreams, the units are connections, and the source
+// that was served longest ago goes first: of two sources that wait and could be served, neither is
+// served twice while the other is not served. A source that another one's reservation keeps out could
+// not be served.
 //
-// Let each source need one set of gates. Of those that wait at one time, let at most n need the same gate, and k need
-// several, at most G each. Let H be the longest for which a gate stays shut when nobody is let in: for which one
-// connection or flow stays, or the interval between two that a pace lets in. Let D be the longest that a reservation
-// lasts. Then none waits for longer than
+// A source whose gates cross, so that each may be shut whenever another is open, gets them reserved; see
+// reservation. A source waits from its arrival, or its last service, until it is served, is refused, or
+// leaves. It gets a ticket when it begins to wait, and a new one when it is served; the lowest ticket at a
+// gate is tried first. An attempt fails if the gate where the source waits would serve it, and another gate
+// that it needs is shut.
+//
+// Let each source need one set of gates. Of the sources that wait at one time, let at most n need the same
+// gate, and k need several, at most G each. Let H be the longest time for which a gate stays shut when no
+// source is served: for which one connection or flow lasts, or the interval between two new connections at
+// their rate. Let D be the longest duration of a reservation. Then no source waits longer than
 //
 //	(4 n / 3 + (G + 4) k) H + 13 k D.
 //
-// D is k H at most: H, and H more for each source that is let in at the reserved gates meanwhile, as its turn is earlier. It
-// is twice that where downstreams are among the gates, as nothing is reserved of those; all of a listener's are one gate
-// here. After a reload all wait again, in the order of their turns.
+// D is at most k H: H, and H more for each source that is served at the reserved gates meanwhile because its
+// ticket is earlier. It is twice that if downstreams are among the gates, since these are not reserved; all
+// downstreams of a listener are one gate here. After a reload all wait again, in the order of their tickets.
 //
-// Proof. Let the rank of a source be its turn, or the end of its last reservation if that was later: claims are served by
-// rank. Whoever is let in, or has had a reservation, ranks behind all who wait then.
+// Proof. Let the rank of a source be its ticket, or the end of its last reservation if that was later: claims
+// are served by rank. A source that is served, or has had a reservation, ranks behind all that wait then.
 //
-// Reservations. Of what is reserved, nothing goes to those whose turn is later. Those whose turn is earlier need several
-// gates too, or there had been no claim. Each is let in once, as its turn is later then. When none of them was for H, all
-// gates are open, and the source goes: D is k H at most. With downstreams, the other gates are open after H, and they are
-// after another H. A reservation lapses after d when it began d after the first turn in vain. So d is less than D, and
-// none lapses later than 2 D after that turn. Gates rest for 3 d after it, so the next one that lapses takes at
-// least 5 d: all of a source that lapse take 5 D / 4 at most.
+// Reservations. Nothing that is reserved goes to sources with a later ticket. Those with an earlier ticket also
+// need several gates, or there had been no claim. Each is served once, since its ticket is later then. When
+// none of them was served for H, all gates are open, and the source is served: D is at most k H. With
+// downstreams, the other gates are open after H, and the downstreams after another H. A reservation lapses after
+// d if it began d after the first failed attempt. So d is less than D, and none lapses later than 2 D after that
+// attempt. Gates rest for 3 d after it, so the next one that lapses takes at least 5 d: all lapsed reservations
+// of a source take at most 5 D / 4.
 //
-// Who needs one gate waits for those before it, H each. What takes U while a gate is not reserved takes 4 U / 3 + D
-// there, as it rests for 3 d after d. So it waits for R = 4 n H / 3 + D at most: none whose turn is later claims its gate
-// meanwhile.
+// A source that needs one gate waits for those before it, H each. What takes U while a gate is not reserved
+// takes 4 U / 3 + D there, since it rests for 3 d after d. So the source waits for at most R = 4 n H / 3 + D: no
+// source with a later ticket claims its gate meanwhile.
 //
-// Let q need several. R after its turn, nobody waits who needs one gate and whose turn is before that of q. Let p be
-// the first, by rank, of all that need several and wait, and its rank be before the turn of q. Then nobody keeps p from
-// a claim. It has a turn within H at each gate to which it comes, and claims at the second one at the same gate, its
-// (G + 1)th turn at the latest. Now it is next at all its gates. What is reserved there, or rests, is free within 4 D; within
-// H one of the gates opens, and its reservation begins. Within D it goes, or that lapses. It is behind q then, after
-// (G + 2) H + 5 D.
+// Let q be a source that needs several. R after its ticket, no source waits that needs one gate and has a ticket
+// before that of q. Let p be the first, by rank, of all that need several and wait, and let its rank be before
+// the ticket of q. Then nothing keeps p from a claim. It is tried within H at each gate to which it moves, and
+// claims at the second failure at the same gate, its (G + 1)th attempt at the latest. Now it is next at all its
+// gates. A reservation or a rest there ends within 4 D; within H one of the gates opens, and the reservation of p
+// begins. Within D it is served, or its reservation lapses. Then it is behind q, after (G + 2) H + 5 D.
 //
-// Only a source whose turn is before that of p, and whose reservation has lapsed, delays the turns of p: by H when it is let
-// in, which happens once, and by what is reserved for it, 5 D / 4 + D. That is less than what was counted for it as
-// a p. If it was one, its reservation lapsed, and it took H + 2 D until then: both together are less as well.
+// Only a source with a ticket before that of p, whose reservation has lapsed, delays the attempts of p: by H when
+// it is served, which happens once, and by its reservations, 5 D / 4 + D. That is less than what was counted for
+// it in the role of p. If it had that role, its reservation lapsed, and it took H + 2 D until then: both together
+// are less as well.
 //
-// So (k - 1) ((G + 2) H + 5 D) after R, none but q has a rank before the turn of q. Within H of that, q has had a turn in
-// vain. Within 2 D more its last reservation that lapses has ended, and within G H more it claims. Let f be the
-// first, by rank, of all that claim. Its reservation begins within 4 D + H, unless one claims whose rank is before that of f.
-// Each of the k - 1 others does so once, and has one reservation, before it ranks behind q. So that of q begins
-// within (2 k - 1) (4 D + H), and q goes within D. The sum is less than the bound.
+// So (k - 1) ((G + 2) H + 5 D) after R, only q has a rank before the ticket of q. Within H of that, q has had a
+// failed attempt. Within 2 D more its last reservation that lapses has ended, and within G H more it claims. Let f
+// be the first, by rank, of all that claim. Its reservation begins within 4 D + H, unless a source claims whose
+// rank is before that of f. Each of the k - 1 others does so once, and has one reservation, before it ranks behind
+// q. So that of q begins within (2 k - 1) (4 D + H), and q is served within D. The sum is less than the bound.
 //
-// A source that needs several sets has its turns for all of them together, and waits the longer. Others lose
-// a quarter of one slot, or of a pace, in the long run.
+// A source that needs several sets has one ticket for all of them, and so waits longer. Other sources lose a
+// quarter of one slot, or of a rate of new connections, in the long run.
 package conn

@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"errors"
 	"math"
 	"math/rand/v2"
 	"net/netip"
@@ -13,68 +14,68 @@ import (
 	"shaperd/shaper"
 )
 
-// downstream is one of a listener's, and how it is doing. It belongs to the loop's
-// thread, and stays from one configuration to the next.
+// downstream is the state of one downstream of a listener. The loop's thread owns it. It
+// survives reloads while the configuration names it.
 type downstream struct {
 	Downstream
-	site *site
-	host *host
+	listener *listener
+	host     *host
 
-	inFlight  int
-	flows     roster
-	failures  int        // checks that failed, one after the other
-	lastError error      // of the last of them
-	successes int        // checks that did not
-	gone      bool       // from the configuration
-	down      bool       // its checks fail
-	drained   bool       // an operator wants it to get no connections
-	back      leaky.Time // since when its checks succeed again
-	turn      int64      // of round robin
+	inFlight      int
+	flows         flowLRU
+	failures      int        // consecutive failed checks
+	lastError     error      // of the last failed check
+	successes     int        // consecutive successful checks
+	removed       bool       // no longer in the configuration
+	down          bool       // the checks fail
+	drained       bool       // an operator drains it
+	recoveredAt   leaky.Time // when checks began to succeed again
+	currentWeight int64      // of smooth weighted round robin
 
-	outlets  map[uint16]*outlet // by port, those that could not be reached once
-	answered leaky.Time         // when one could be last, as far as there are such
+	ports     map[uint16]*portHealth // only ports that have failed once
+	reachedAt leaky.Time             // the last success at any port, once ports has an entry
 
 	probe probe
 }
 
-// probe is an active check: it connects, and closes. Where d takes so many connections at
-// once it is one of them, and is left out while d has all.
+// probe is an active check: it connects, and closes. It counts as one of the downstream's
+// max_connections, and is skipped while all are in use.
 type probe struct {
-	d     *downstream
-	fd    int         // -1 while none is under way
-	place bool        // it has one of d's connections
-	timer leaky.Event // to begin the next one, or to give this one up
+	d       *downstream
+	fd      int         // -1 while no check is running
+	counted bool        // the check holds one of d's max_connections
+	timer   leaky.Event // starts the next check, or is the timeout of this one
 }
 
-// DrainDownstream has a downstream, as Downstreams names it, get no connections any more,
-// or get them again, at one listener or at all where listener is "". Those that it has go
-// on. It returns at how many listeners there is such a one. A reload changes nothing of
-// it while the downstream stays.
+// DrainDownstream starts or ends the draining of a downstream, named as Downstreams names
+// it, at one listener, or at all if listener is "". A drained downstream gets no new
+// connections; existing ones go on. It returns the number of listeners that have the
+// downstream. The state survives reloads as long as the downstream does.
 func (p *Proxy) DrainDownstream(listener, downstream string, drained bool) (found int) {
 	p.loop.call(func(now leaky.Time) {
-		for _, s := range p.sites {
+		for _, s := range p.listeners {
 			for _, d := range s.downstreams {
 				if d.String() != downstream || listener != "" && listener != s.name {
 					continue
 				}
 				found++
 				d.drained = drained
-				s.wake(now)
+				s.wakeWaiters(now)
 			}
 		}
 	})
 	return found
 }
 
-// Downstreams returns how all downstreams are doing.
+// Downstreams returns the status of all downstreams.
 func (p *Proxy) Downstreams() (all []shaper.DownstreamStatus) {
 	p.loop.call(func(now leaky.Time) {
-		for _, s := range p.sites {
+		for _, s := range p.listeners {
 			for _, d := range s.downstreams {
 				status := shaper.DownstreamStatus{
-					Listen: s.name, Downstream: d.String(), Up: true, Down: d.down, Drained: d.drained, InFlight: d.inFlight, Most: d.Connections,
+					Listen: s.name, Downstream: d.String(), Up: true, Down: d.down, Drained: d.drained, InFlight: d.inFlight, MaxConnections: d.MaxConnections,
 				}
-				if err := d.failing(); err != nil {
+				if err := d.statusError(); err != nil {
 					status.Up, status.Error = false, err.Error()
 				}
 				all = append(all, status)
@@ -84,9 +85,8 @@ func (p *Proxy) Downstreams() (all []shaper.DownstreamStatus) {
 	return all
 }
 
-// setDownstreams puts those of config into effect, keeping what is known of those that
-// stay.
-func (s *site) setDownstreams(config *siteConfig, now leaky.Time) {
+// setDownstreams applies the downstreams of config, and retains the state of those that stay.
+func (s *listener) setDownstreams(config *listenerConfig, now leaky.Time) {
 	old := s.downstreams
 	s.downstreams = nil
 	for i, to := range config.Downstream {
@@ -98,59 +98,61 @@ func (s *site) setDownstreams(config *siteConfig, now leaky.Time) {
 			}
 		}
 		if d == nil {
-			d = &downstream{site: s, drained: to.Drained}
+			d = &downstream{listener: s, drained: to.Drained}
 			d.probe = probe{d: d, fd: -1}
 		}
 		d.Downstream, d.host = to, config.hosts[i]
 		s.downstreams = append(s.downstreams, d)
-		d.probe.restart(now)
+		d.probe.configure(now)
 	}
 	for _, d := range old {
 		if d != nil {
 			d.probe.stop()
-			d.gone = true
+			d.removed = true
 		}
 	}
 }
 
-// giveBack gives back a place at d. Those who wait for one may be another listener's than who
-// had it: the listener of its port has changed.
-func (d *downstream) giveBack() {
+// release gives back a connection of d. The waiters that it may let in belong to d's listener,
+// which need not be the connection's own: a reload can move a port to another listener.
+func (d *downstream) release() {
 	d.inFlight--
-	d.site.wakeSoon()
+	d.listener.wakeLater()
 }
 
-func (d *downstream) room() bool { return d.Connections == 0 || d.inFlight < d.Connections }
+func (d *downstream) hasCapacity() bool {
+	return d.MaxConnections == 0 || d.inFlight < d.MaxConnections
+}
 
-// weight is d's share of connections at a port, less than what is configured for a while
-// after it has come back.
-func (d *downstream) weight(port uint16, now leaky.Time) int64 {
-	const whole = 1000
-	w := int64(max(d.Weight, 1)) * whole
-	back := d.back
-	if o := d.outlets[port]; o != nil {
-		back = max(back, o.back)
+// effectiveWeight returns d's weight at a port, in thousandths. It is below the configured
+// weight during slow start.
+func (d *downstream) effectiveWeight(port uint16, now leaky.Time) int64 {
+	const scale = 1000
+	w := int64(max(d.Weight, 1)) * scale
+	recovered := d.recoveredAt
+	if h := d.ports[port]; h != nil {
+		recovered = max(recovered, h.recoveredAt)
 	}
-	if slow := leaky.FromDuration(d.site.config.Load().SlowStart); back > 0 && now < back+slow {
-		w = max(w/10, int64(float64(w)*float64(now.Sub(back))/float64(slow)))
+	if slow := leaky.FromDuration(d.listener.config.Load().SlowStart); recovered > 0 && now < recovered+slow {
+		w = max(w/10, int64(float64(w)*float64(now.Sub(recovered))/float64(slow)))
 	}
 	return w
 }
 
-// target is who asks for a downstream, and at which port.
+// target is what a new connection asks for: any downstream, at a port.
 type target struct {
 	source   netip.Addr
-	port     uint16 // that it asked for
-	samePort bool   // goes before the downstream's own
+	port     uint16 // at the listener
+	samePort bool   // port takes precedence over the downstream's own
 }
 
-// at is the port at d that t stands for.
-func (t target) at(d *downstream) uint16 { return d.port(t.port, t.samePort) }
+// portOn returns the port of d that t leads to.
+func (t target) portOn(d *downstream) uint16 { return d.port(t.port, t.samePort) }
 
-// pick returns the downstream for a connection to to, of those that have not
-// failed it yet. Those that are out are only tried when all are. It returns nil when
-// there is none, and then whether there would be one if it were not full.
-func (s *site) pick(to target, failed []*downstream, now leaky.Time) (_ *downstream, full bool) {
+// pick returns a downstream for a connection to target to, except those in failed.
+// Unavailable ones are tried only when all are unavailable. If there is none it returns nil,
+// and whether one would be eligible if it were not full or drained.
+func (s *listener) pick(to target, failed []*downstream, now leaky.Time) (_ *downstream, full bool) {
 	list, full := s.eligible(to, failed, now)
 	if len(list) == 0 {
 		return nil, full
@@ -158,21 +160,21 @@ func (s *site) pick(to target, failed []*downstream, now leaky.Time) (_ *downstr
 	return s.choose(list, to, now), false
 }
 
-// eligible returns those of whom pick chooses one, or when there is none, whether there
-// would be if they were not full. They are valid until the next call.
-func (s *site) eligible(to target, failed []*downstream, now leaky.Time) (_ []*downstream, full bool) {
+// eligible returns the candidates of pick. If there are none, full reports whether one would
+// be eligible if it were not full or drained. The list is valid until the next call.
+func (s *listener) eligible(to target, failed []*downstream, now leaky.Time) (_ []*downstream, full bool) {
 	s.candidates = s.candidates[:0]
 	drained := false
-	for _, out := range [...]bool{false, true} {
+	for _, unavailable := range [...]bool{false, true} {
 		for _, d := range s.downstreams {
-			if d.usable(to.at(d), now) == out || slices.Contains(failed, d) || !d.host.addr().IsValid() || !d.reaches(to.source) {
+			if d.available(to.portOn(d), now) == unavailable || slices.Contains(failed, d) || !d.host.addr().IsValid() || !d.matchesFamily(to.source) {
 				continue
 			}
 			if d.drained {
 				drained = true
 				continue
 			}
-			if d.room() {
+			if d.hasCapacity() {
 				s.candidates = append(s.candidates, d)
 			} else {
 				full = true
@@ -188,54 +190,54 @@ func (s *site) eligible(to target, failed []*downstream, now leaky.Time) (_ []*d
 	return nil, drained
 }
 
-func (s *site) choose(list []*downstream, to target, now leaky.Time) *downstream {
+func (s *listener) choose(list []*downstream, to target, now leaky.Time) *downstream {
 	if len(list) == 1 {
 		return list[0]
 	}
 	best := list[0]
 	switch s.config.Load().Balance {
 	case SourceHash:
-		// Rendezvous hashing (Thaler and Ravishankar, 1998), with weights: when one goes,
-		// only its sources move.
-		most := math.Inf(-1)
+		// Rendezvous hashing (Thaler and Ravishankar, 1998), with weights: when a downstream
+		// goes away, only its sources move.
+		highest := math.Inf(-1)
 		for _, d := range list {
-			u := (float64(hashOf(to.source, d.String())>>11) + 0.5) / (1 << 53)
-			if score := -float64(d.weight(to.at(d), now)) / math.Log(u); score > most {
-				best, most = d, score
+			u := (float64(hashSource(to.source, d.String())>>11) + 0.5) / (1 << 53)
+			if score := -float64(d.effectiveWeight(to.portOn(d), now)) / math.Log(u); score > highest {
+				best, highest = d, score
 			}
 		}
 		return best
 	case LeastConnections:
-		most := int64(math.MinInt64)
+		highest := int64(math.MinInt64)
 		least := list[:0]
 		for _, d := range list {
-			switch spare := -int64(d.inFlight+1) * 1e9 / d.weight(to.at(d), now); {
-			case spare > most:
-				most, least = spare, append(least[:0], d)
-			case spare == most:
+			switch spare := -int64(d.inFlight+1) * 1e9 / d.effectiveWeight(to.portOn(d), now); {
+			case spare > highest:
+				highest, least = spare, append(least[:0], d)
+			case spare == highest:
 				least = append(least, d)
 			}
 		}
 		list = least
 	}
-	// Smooth weighted round robin, as nginx has it: one with weight 5 does not get five in
-	// a row.
+	// Smooth weighted round robin, as in nginx: a downstream of weight 5 does not get five
+	// connections in a row.
 	var sum int64
 	best = list[0]
 	for _, d := range list {
-		w := d.weight(to.at(d), now)
-		d.turn += w
+		w := d.effectiveWeight(to.portOn(d), now)
+		d.currentWeight += w
 		sum += w
-		if d.turn > best.turn {
+		if d.currentWeight > best.currentWeight {
 			best = d
 		}
 	}
-	best.turn -= sum
+	best.currentWeight -= sum
 	return best
 }
 
-// hashOf is FNV-1a, mixed. It is the same on all hosts.
-func hashOf(source netip.Addr, name string) uint64 {
+// hashSource returns FNV-1a with a final mix. It is the same on all hosts.
+func hashSource(source netip.Addr, name string) uint64 {
 	h := uint64(14695981039346656037)
 	add := func(b byte) { h = (h ^ uint64(b)) * 1099511628211 }
 	for _, b := range source.As16() {
@@ -249,18 +251,15 @@ func hashOf(source netip.Addr, name string) uint64 {
 	return h ^ h>>32
 }
 
-// ours reports whether an error is of this host and not of the downstream.
-func ours(err error) bool {
-	switch err {
-	case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.EADDRNOTAVAIL, errCannotShow:
-		return true
-	}
-	return false
+// isLocalError reports whether this host, and not the downstream, caused err.
+func isLocalError(err error) bool {
+	local := [...]error{unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.EADDRNOTAVAIL, errSourceAddr}
+	return slices.ContainsFunc(local[:], func(target error) bool { return errors.Is(err, target) })
 }
 
-// restart begins to check, if that is asked for, or goes on with it.
-func (p *probe) restart(now leaky.Time) {
-	if p.d.site.config.Load().Check.Interval == 0 {
+// configure starts or stops the checks as the configuration says. Checks that run go on.
+func (p *probe) configure(now leaky.Time) {
+	if p.d.listener.config.Load().Check.Interval == 0 {
 		p.stop()
 		if p.d.down {
 			p.d.down, p.d.failures = false, 0
@@ -268,40 +267,40 @@ func (p *probe) restart(now leaky.Time) {
 		return
 	}
 	if p.fd < 0 && !p.timer.Scheduled() {
-		p.timer.Fire = p.begin
-		// Not all at once.
-		p.d.site.proxy.loop.pacer.Schedule(&p.timer, now+leaky.FromDuration(rand.N(p.d.site.config.Load().Check.Interval)))
+		p.timer.Fire = p.start
+		// Spread the first checks over an interval.
+		p.d.listener.proxy.loop.pacer.Schedule(&p.timer, now+leaky.FromDuration(rand.N(p.d.listener.config.Load().Check.Interval)))
 	}
 }
 
-func (s *site) stopProbes() {
+func (s *listener) stopProbes() {
 	for _, d := range s.downstreams {
 		d.probe.stop()
 	}
 }
 
 func (p *probe) stop() {
-	l := p.d.site.proxy.loop
+	l := p.d.listener.proxy.loop
 	l.pacer.Cancel(&p.timer)
 	if p.fd >= 0 {
 		l.close(p.fd)
 		p.fd = -1
 	}
-	if p.place {
-		p.place = false
-		p.d.giveBack()
+	if p.counted {
+		p.counted = false
+		p.d.release()
 	}
 }
 
-func (p *probe) begin(now leaky.Time) {
+func (p *probe) start(now leaky.Time) {
 	d := p.d
-	proxy, config := d.site.proxy, d.site.config.Load()
-	if !d.room() {
-		p.next(now)
+	proxy, config := d.listener.proxy, d.listener.config.Load()
+	if !d.hasCapacity() {
+		p.scheduleNext(now)
 		return
 	}
-	if d.Connections > 0 {
-		p.place = true
+	if d.MaxConnections > 0 {
+		p.counted = true
 		d.inFlight++
 	}
 	addr := d.host.addr()
@@ -311,22 +310,22 @@ func (p *probe) begin(now leaky.Time) {
 		fd, err = proxy.connectTCP(netip.Addr{}, netip.AddrPortFrom(addr, d.checkPort()))
 	}
 	if err == nil {
-		if err = proxy.loop.watch(fd, edges, p); err != nil {
+		if err = proxy.loop.watch(fd, endpointEvents, p); err != nil {
 			unix.Close(fd)
 		}
 	}
 	if err != nil {
-		p.result(err, now)
+		p.finish(err, now)
 		return
 	}
 	p.fd = fd
-	p.timer.Fire = func(now leaky.Time) { p.result(unix.ETIMEDOUT, now) }
+	p.timer.Fire = func(now leaky.Time) { p.finish(unix.ETIMEDOUT, now) }
 	proxy.loop.pacer.Schedule(&p.timer, now+leaky.FromDuration(config.Check.Timeout))
 }
 
-// checkPort is the port to check: the downstream's, or the listener's first one.
+// checkPort returns the port to check: the downstream's, or else the listener's first one.
 func (d *downstream) checkPort() uint16 {
-	e := d.site.config.Load().Endpoints[0]
+	e := d.listener.config.Load().Endpoints[0]
 	return d.port(e.Addr.Port(), e.SamePort)
 }
 
@@ -334,47 +333,47 @@ func (p *probe) ready(events uint32, now leaky.Time) {
 	switch {
 	case events&(unix.EPOLLERR|unix.EPOLLHUP) != 0:
 		errno, _ := unix.GetsockoptInt(p.fd, unix.SOL_SOCKET, unix.SO_ERROR)
-		p.result(unix.Errno(errno), now)
+		p.finish(unix.Errno(errno), now)
 	case events&unix.EPOLLOUT != 0:
 		_ = unix.SetsockoptLinger(p.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
-		p.result(nil, now)
+		p.finish(nil, now)
 	}
 }
 
-// result ends a check, and sees to the next one.
-func (p *probe) result(err error, now leaky.Time) {
+// finish records the result of a check, and schedules the next one.
+func (p *probe) finish(err error, now leaky.Time) {
 	p.stop()
-	d, check := p.d, p.d.site.config.Load().Check
-	log := d.site.proxy.log
+	d, check := p.d, p.d.listener.config.Load().Check
+	log := d.listener.proxy.log
 	switch {
-	case err != nil && ours(err): // says nothing of the downstream
+	case err != nil && isLocalError(err): // says nothing about the downstream
 	case err != nil:
 		d.failures++
 		d.successes = 0
 		d.lastError = err
 		if !d.down && d.failures >= check.Fall {
 			d.down = true
-			log.Warn("downstream is down", "listener", d.site.name, "downstream", d.String(), "err", err)
-			d.leave(now, anyPort)
-			d.site.wakeSoon() // if this was the last one, all are tried
+			log.Warn("downstream is down", "listener", d.listener.name, "downstream", d.String(), "err", err)
+			d.closeFlows(now, anyPort)
+			d.listener.wakeLater() // if this was the last available one, all are tried
 		}
 	default:
 		d.failures = 0
 		d.successes++
 		if d.down && d.successes >= check.Rise {
-			d.down, d.back = false, now
-			clear(d.outlets)
-			log.Info("downstream is up", "listener", d.site.name, "downstream", d.String())
-			d.site.wakeSoon()
+			d.down, d.recoveredAt = false, now
+			clear(d.ports)
+			log.Info("downstream is up", "listener", d.listener.name, "downstream", d.String())
+			d.listener.wakeLater()
 		}
 	}
-	p.next(now)
+	p.scheduleNext(now)
 }
 
-// next has the next check begin when an interval has passed.
-func (p *probe) next(now leaky.Time) {
-	site := p.d.site
-	p.timer.Fire = p.begin
-	jitter := time.Duration(float64(site.config.Load().Check.Interval) * (0.9 + 0.2*rand.Float64()))
-	site.proxy.loop.pacer.Schedule(&p.timer, now+leaky.FromDuration(jitter))
+// scheduleNext schedules the next check, one interval from now.
+func (p *probe) scheduleNext(now leaky.Time) {
+	ln := p.d.listener
+	p.timer.Fire = p.start
+	jitter := time.Duration(float64(ln.config.Load().Check.Interval) * (0.9 + 0.2*rand.Float64()))
+	ln.proxy.loop.pacer.Schedule(&p.timer, now+leaky.FromDuration(jitter))
 }

@@ -14,10 +14,10 @@ import (
 	"shaperd/shaper"
 )
 
-// several returns a listener's downstreams without a proxy that runs.
-func several(config Listen, hosts ...string) *site {
-	s := &site{name: "l", proxy: &Proxy{loop: &loop{pacer: leaky.NewPacer(leaky.NewClock())}, log: quietLog, changes: newSampler(quietLog, time.Minute)}, pools: map[poolKey]*gate{}, awaiting: &shaper.State{}}
-	c := &siteConfig{Listen: config}
+// newDownstreams returns a listener with downstreams, and no running proxy.
+func newDownstreams(config Listen, hosts ...string) *listener {
+	s := &listener{name: "l", proxy: &Proxy{loop: &loop{pacer: leaky.NewPacer(leaky.NewClock())}, log: quietLog, stateLog: newLogLimiter(quietLog, time.Minute)}, pools: map[poolKey]*gate{}, poolState: &shaper.LimitState{}}
+	c := &listenerConfig{Listen: config}
 	for i, name := range hosts {
 		if len(c.Downstream) <= i {
 			c.Downstream = append(c.Downstream, Downstream{})
@@ -25,7 +25,7 @@ func several(config Listen, hosts ...string) *site {
 		c.Downstream[i].Host, c.Downstream[i].Port = name, 80
 		h := &host{}
 		addr := netip.MustParseAddr(name)
-		h.found.Store(&addr)
+		h.address.Store(&addr)
 		c.hosts = append(c.hosts, h)
 	}
 	s.config.Store(c)
@@ -33,8 +33,9 @@ func several(config Listen, hosts ...string) *site {
 	return s
 }
 
-// share has n sources connect, and returns how many connections each downstream has.
-func (s *site) share(n int, now leaky.Time) map[string]int {
+// connectionsByHost picks downstreams for n sources, and returns the number of connections of
+// each.
+func (s *listener) connectionsByHost(n int, now leaky.Time) map[string]int {
 	got := map[string]int{}
 	for i := range n {
 		d, _ := s.pick(target{source: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}, nil, now)
@@ -47,16 +48,16 @@ func (s *site) share(n int, now leaky.Time) map[string]int {
 	return got
 }
 
-func TestBalance(t *testing.T) {
+func TestBalance_Weights(t *testing.T) {
 	weights := []Downstream{{Weight: 1}, {Weight: 2}, {Weight: 5}}
 	for _, tt := range []struct {
 		balance Balance
 		near    float64
 	}{{RoundRobin, 0.001}, {LeastConnections, 0.002}, {SourceHash, 0.06}} {
 		t.Run(fmt.Sprint(tt.balance), func(t *testing.T) {
-			s := several(Listen{Balance: tt.balance, Downstream: weights}, "10.1.0.1", "10.1.0.2", "10.1.0.3")
+			s := newDownstreams(Listen{Balance: tt.balance, Downstream: weights}, "10.1.0.1", "10.1.0.2", "10.1.0.3")
 			const n = 8000
-			got := s.share(n, leaky.Second)
+			got := s.connectionsByHost(n, leaky.Second)
 			for i, d := range s.downstreams {
 				want := float64(weights[i].Weight) / 8
 				if share := float64(got[d.Host]) / n; share < want-tt.near || share > want+tt.near {
@@ -67,9 +68,9 @@ func TestBalance(t *testing.T) {
 	}
 }
 
-// When one goes, only its own sources move, and they come back with it.
+// When a downstream is down only its own sources move, and they return with it.
 func TestSourceHashIsStable(t *testing.T) {
-	s := several(Listen{Balance: SourceHash}, "10.1.0.1", "10.1.0.2", "10.1.0.3", "10.1.0.4")
+	s := newDownstreams(Listen{Balance: SourceHash}, "10.1.0.1", "10.1.0.2", "10.1.0.3", "10.1.0.4")
 	where := func() (list []string) {
 		for i := range 1000 {
 			d, _ := s.pick(target{source: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}, nil, leaky.Second)
@@ -93,13 +94,13 @@ func TestSourceHashIsStable(t *testing.T) {
 	s.downstreams[1].down = false
 	for i, host := range where() {
 		if host != before[i] {
-			t.Fatalf("source %d did not come back to %s", i, before[i])
+			t.Fatalf("source %d did not return to %s", i, before[i])
 		}
 	}
 }
 
-func TestPickLeavesOutWhatIsOut(t *testing.T) {
-	s := several(Listen{Downstream: []Downstream{{Connections: 1}, {}, {}}, EjectAfter: 2, EjectFor: time.Second}, "10.1.0.1", "10.1.0.2", "10.1.0.3")
+func TestPick_SkipsUnavailable(t *testing.T) {
+	s := newDownstreams(Listen{Downstream: []Downstream{{MaxConnections: 1}, {}, {}}, EjectAfter: 2, EjectFor: time.Second}, "10.1.0.1", "10.1.0.2", "10.1.0.3")
 	a, b, c := s.downstreams[0], s.downstreams[1], s.downstreams[2]
 	source := netip.MustParseAddr("10.0.0.1")
 	now := leaky.Second
@@ -108,71 +109,72 @@ func TestPickLeavesOutWhatIsOut(t *testing.T) {
 		return d
 	}
 	if d := pick(a, b); d != c {
-		t.Error("one that failed was picked again")
+		t.Error("a failed downstream was picked again")
 	}
 	if d := pick(a, b, c); d != nil {
-		t.Error("one of none was picked")
+		t.Error("a downstream was picked though all had failed")
 	}
 	a.inFlight = 1
 	if d := pick(b, c); d != nil {
-		t.Error("a full one was picked")
+		t.Error("a full downstream was picked")
 	}
 	if _, full := s.pick(target{source: source}, []*downstream{b, c}, now); !full {
-		t.Error("that it is full was not told")
+		t.Error("pick did not report that the downstream is full")
 	}
 	b.down = true
 	for range 5 {
 		if pick() != c {
-			t.Fatal("one that is full, or down, was picked")
+			t.Fatal("a full or down downstream was picked")
 		}
 	}
-	c.failed(80, errNoAddress, now)
+	c.recordFailure(80, errNoAddress, now)
 	if pick() != c {
-		t.Error("one was ejected by its first failure")
+		t.Error("a downstream was ejected by its first failure")
 	}
-	c.failed(80, errNoAddress, now)
+	c.recordFailure(80, errNoAddress, now)
 	if d := pick(); d != nil {
-		t.Errorf("%v was picked, as one that is not out is full", d)
+		t.Errorf("%v was picked, though the only available downstream is full", d)
 	}
 	a.inFlight = 0
 	if pick() != a {
-		t.Error("one with room was not picked")
+		t.Error("a downstream with capacity was not picked")
 	}
 	a.down = true
 	if pick() == nil {
-		t.Error("none was picked, when all are out")
+		t.Error("no downstream was picked when all are unavailable")
 	}
 	a.down = false
 	now += leaky.FromDuration(time.Second)
 	if pick(a) != c {
-		t.Error("an ejected one did not come back")
+		t.Error("an ejected downstream was not picked after the ejection ended")
 	}
-	c.failed(80, errNoAddress, now)
+	c.recordFailure(80, errNoAddress, now)
 	if pick(a) == c && !b.down {
-		t.Error("one that failed again was not ejected again")
+		t.Error("a downstream that failed again was not ejected again")
 	}
 }
 
 func TestSlowStart(t *testing.T) {
-	s := several(Listen{SlowStart: 10 * time.Second, EjectAfter: 1, EjectFor: time.Second}, "10.1.0.1", "10.1.0.2")
+	s := newDownstreams(Listen{SlowStart: 10 * time.Second, EjectAfter: 1, EjectFor: time.Second}, "10.1.0.1", "10.1.0.2")
 	now := leaky.Second
 	d := s.downstreams[1]
-	d.failed(80, errNoAddress, now)
+	d.recordFailure(80, errNoAddress, now)
 	now += 2 * leaky.Second
-	d.reached(80, now)
+	d.recordSuccess(80, now)
 	for _, tt := range []struct {
 		after time.Duration
-		want  float64 // of all connections
+		want  float64 // share of all connections
 	}{{0, 0.1 / 1.1}, {5 * time.Second, 0.5 / 1.5}, {10 * time.Second, 0.5}} {
-		got := s.share(1000, now+leaky.FromDuration(tt.after))
+		got := s.connectionsByHost(1000, now+leaky.FromDuration(tt.after))
 		if share := float64(got[d.Host]) / 1000; share < tt.want-0.01 || share > tt.want+0.01 {
 			t.Errorf("after %v it has %.3f of the connections, want %.3f", tt.after, share, tt.want)
 		}
 	}
 }
 
-// tag returns a downstream that says name to each connection, for as long as up holds.
-func tag(t *testing.T, name string) (addr netip.AddrPort, open func(), shut func()) {
+// taggedServer returns a downstream that sends name on each connection, and functions that open
+// and close its port.
+func taggedServer(t *testing.T, name string) (addr netip.AddrPort, open func(), shut func()) {
 	addr = netip.MustParseAddrPort(freePort(t, shaper.TCP))
 	var l net.Listener
 	open = func() {
@@ -201,8 +203,9 @@ func tag(t *testing.T, name string) (addr netip.AddrPort, open func(), shut func
 	return addr, open, shut
 }
 
-// ask returns what a new connection is told, and keeps it open until the test ends.
-func (r *running) ask() string {
+// readTag returns the first byte or the error of a new connection, which stays open until the
+// test ends.
+func (r *proxyRig) readTag() string {
 	r.t.Helper()
 	c, err := net.Dial("tcp4", r.addr())
 	if err != nil {
@@ -217,10 +220,10 @@ func (r *running) ask() string {
 	return string(b)
 }
 
-func TestAnotherDownstreamWhenADialFails(t *testing.T) {
+func TestDial_FailsOver(t *testing.T) {
 	t.Parallel()
-	a, openA, shutA := tag(t, "a")
-	b, openB, _ := tag(t, "b")
+	a, openA, shutA := taggedServer(t, "a")
+	b, openB, _ := taggedServer(t, "b")
 	openA()
 	openB()
 	r := start(t, shaper.TCP, a.String())
@@ -229,15 +232,15 @@ func TestAnotherDownstreamWhenADialFails(t *testing.T) {
 	r.apply()
 	got := map[string]int{}
 	for range 20 {
-		got[r.ask()]++
+		got[r.readTag()]++
 	}
 	if got["a"] != 10 || got["b"] != 10 {
-		t.Errorf("in turn: %v", got)
+		t.Errorf("both up: connections %v", got)
 	}
 	shutA()
 	for range 20 {
-		if s := r.ask(); s != "b" {
-			t.Fatalf("with one gone: %q", s)
+		if s := r.readTag(); s != "b" {
+			t.Fatalf("one down: got %q, want b", s)
 		}
 	}
 	up := map[string]bool{}
@@ -248,11 +251,11 @@ func TestAnotherDownstreamWhenADialFails(t *testing.T) {
 		t.Errorf("up: %v", up)
 	}
 	openA()
-	waitFor(t, "the first one again", func() bool { return r.ask() == "a" })
+	waitFor(t, "the first downstream again", func() bool { return r.readTag() == "a" })
 }
 
-func TestChecks(t *testing.T) {
-	a, openA, shutA := tag(t, "a")
+func TestCheck_DownAndUp(t *testing.T) {
+	a, openA, shutA := taggedServer(t, "a")
 	openA()
 	r := start(t, shaper.TCP, a.String())
 	r.listen.Check = Check{Interval: 20 * time.Millisecond, Timeout: time.Second, Rise: 2, Fall: 3}
@@ -260,7 +263,7 @@ func TestChecks(t *testing.T) {
 	up := func() bool { return r.proxy.Downstreams()[0].Up }
 	time.Sleep(100 * time.Millisecond)
 	if !up() {
-		t.Error("not up to begin with")
+		t.Error("not up at first")
 	}
 	shutA()
 	waitFor(t, "down", func() bool { return !up() })
@@ -271,23 +274,23 @@ func TestChecks(t *testing.T) {
 	shutA()
 	time.Sleep(100 * time.Millisecond)
 	if !up() {
-		t.Error("it is checked after checks were turned off")
+		t.Error("checks go on after they were turned off")
 	}
 	r.settle()
 }
 
-// A check is one of the connections that a downstream takes at once: it waits until there is
-// room, and who comes while it is under way waits for its place.
-func TestCheckIsOneOfTheConnections(t *testing.T) {
+// A check counts against max_connections of a downstream: it waits for a free connection, and
+// connections wait for it.
+func TestCheck_CountsAsConnection(t *testing.T) {
 	var now, most atomic.Int64
 	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) {
 		if n := now.Add(1); n > most.Load() {
-			most.Store(n) // not exact, but one is too many
+			most.Store(n) // racy, but any excess is an error
 		}
 		io.Copy(c, c)
 		now.Add(-1)
 	}))
-	r.listen.Downstream[0].Connections, r.listen.Connect = 2, time.Minute
+	r.listen.Downstream[0].MaxConnections, r.listen.Connect = 2, time.Minute
 	r.listen.Check = Check{Interval: 2 * time.Millisecond, Timeout: time.Second, Rise: 1, Fall: 1}
 	r.apply()
 	waitFor(t, "a check", func() bool { return most.Load() > 0 })
@@ -304,7 +307,7 @@ func TestCheckIsOneOfTheConnections(t *testing.T) {
 	most.Store(0)
 	time.Sleep(100 * time.Millisecond)
 	if n := most.Load(); n > 0 {
-		t.Errorf("%d connections at once at a downstream that takes 2", n)
+		t.Errorf("%d connections at once at a downstream with max_connections 2", n)
 	}
 	if d := r.proxy.Downstreams()[0]; !d.Up || d.InFlight != 2 {
 		t.Errorf("%+v", d)
@@ -315,13 +318,13 @@ func TestCheckIsOneOfTheConnections(t *testing.T) {
 	waitFor(t, "checks to go on", func() bool { return most.Load() > 0 })
 	r.listen.Check = Check{}
 	r.apply()
-	waitFor(t, "all places to be free", func() bool { return r.proxy.Downstreams()[0].InFlight == 0 })
+	waitFor(t, "no connections in flight", func() bool { return r.proxy.Downstreams()[0].InFlight == 0 })
 	r.settle()
 }
 
-// Who has come past the gates, and waits for a downstream, is not overtaken by those
-// who wait at a gate.
-func TestNobodyOvertakesOnTheWayToADownstream(t *testing.T) {
+// A connection that waits for a downstream, with its slots, is not overtaken by connections that
+// wait for slots.
+func TestDownstreamQueue_KeepsOrder(t *testing.T) {
 	const n = 15
 	order := make(chan byte, n)
 	addr := serveTCP(t, func(c *net.TCPConn) {
@@ -331,9 +334,9 @@ func TestNobodyOvertakesOnTheWayToADownstream(t *testing.T) {
 		order <- b[0]
 	})
 	r := start(t, shaper.TCP, addr)
-	r.listen.Downstream[0].Connections = 1
+	r.listen.Downstream[0].MaxConnections = 1
 	r.listen.Connect = 10 * time.Second
-	r.apply(shaper.Limit{Name: "cap", Connections: 4, MaxWait: 10 * time.Second, MaxWaiting: 100})
+	r.apply(shaper.Limit{Name: "cap", MaxConnections: 4, QueueTimeout: 10 * time.Second, MaxQueue: 100})
 	state := r.shaper.Policy().State(0)
 	var clients sync.WaitGroup
 	for i := range n {
@@ -347,7 +350,7 @@ func TestNobodyOvertakesOnTheWayToADownstream(t *testing.T) {
 	clients.Wait()
 	for i := range n {
 		if got := <-order; int(got) != i {
-			t.Errorf("connection %d was served in the place of %d", got, i)
+			t.Errorf("connection %d was served instead of %d", got, i)
 		}
 	}
 	r.settle()
@@ -356,53 +359,53 @@ func TestNobodyOvertakesOnTheWayToADownstream(t *testing.T) {
 	}
 }
 
-// One that waits for a full downstream, as another has failed it, does not hold up who
-// comes after it, and can go to the other.
-func TestQueueIsNotHeldUpByItsHead(t *testing.T) {
-	full, openFull, _ := tag(t, "f")
-	other, openOther, _ := tag(t, "o")
+// A connection that waits for a full downstream, because the other one failed it, does not block
+// later ones, which can go to the other.
+func TestDownstreamQueue_HeadDoesNotBlock(t *testing.T) {
+	full, openFull, _ := taggedServer(t, "f")
+	other, openOther, _ := taggedServer(t, "o")
 	openFull()
-	limit := shaper.Limit{Name: "pace", NewConnections: shaper.Frequency{N: 1000, Per: time.Second}, MaxWait: time.Minute, MaxWaiting: 10}
+	limit := shaper.Limit{Name: "pace", NewConnections: shaper.Frequency{N: 1000, Per: time.Second}, QueueTimeout: time.Minute, MaxQueue: 10}
 	r := start(t, shaper.TCP, full.String())
 	r.listen.Downstream = []Downstream{
-		{Host: full.Addr().String(), Port: full.Port(), Connections: 1},
+		{Host: full.Addr().String(), Port: full.Port(), MaxConnections: 1},
 		{Host: other.Addr().String(), Port: other.Port()},
 	}
 	r.listen.Connect = time.Minute
 	r.apply(limit)
 	first, got := dial(t, r.addr()), make([]byte, 1)
 	if io.ReadFull(first, got); string(got) != "f" {
-		t.Fatalf("the first one is told %q", got)
+		t.Fatalf("the first connection got %q", got)
 	}
 	dial(t, r.addr())
 	waiting := func() (n int) {
 		r.proxy.loop.call(func(leaky.Time) {
 			for _, s := range r.proxy.sessions.all {
-				if s.waitsIn != nil && len(s.failed) == 1 {
+				if s.queue != nil && len(s.failedDownstreams) == 1 {
 					n++
 				}
 			}
 		})
 		return n
 	}
-	waitFor(t, "one that waits for the full one", func() bool { return waiting() == 1 })
+	waitFor(t, "a connection that waits for the full downstream", func() bool { return waiting() == 1 })
 	openOther()
-	if got := r.ask(); got != "o" {
-		t.Errorf("who comes after it is told %q", got)
+	if got := r.readTag(); got != "o" {
+		t.Errorf("the later connection got %q", got)
 	}
 	if waiting() != 1 {
-		t.Error("the head does not wait any more")
+		t.Error("the head does not wait anymore")
 	}
-	first.Close() // the one that waits follows it
-	waitFor(t, "nobody waits", func() bool { return waiting() == 0 })
+	first.Close() // lets the waiter in
+	waitFor(t, "no waiters", func() bool { return waiting() == 0 })
 	passed := &r.shaper.Policy().State(0).Connections
-	if n := passed[shaper.Pass][shaper.None].Load() + passed[shaper.Delay][shaper.ByNew].Load() + passed[shaper.Delay][shaper.ByConnections].Load(); n != 3 {
-		t.Errorf("3 connections have passed the pace %d times", n)
+	if n := passed[shaper.Pass][shaper.None].Load() + passed[shaper.Delay][shaper.ByNewConnections].Load() + passed[shaper.Delay][shaper.ByConnections].Load(); n != 3 {
+		t.Errorf("3 connections were counted as admitted %d times", n)
 	}
 }
 
-// What a downstream may have at once holds, and who waits for it takes turns by source.
-func TestConnectionsOfADownstream(t *testing.T) {
+// The max_connections of a downstream holds, and waiters get served.
+func TestDownstream_MaxConnections(t *testing.T) {
 	var open, most atomic.Int64
 	addr := serveTCP(t, func(c *net.TCPConn) {
 		n := open.Add(1)
@@ -413,7 +416,7 @@ func TestConnectionsOfADownstream(t *testing.T) {
 		open.Add(-1)
 	})
 	r := start(t, shaper.TCP, addr)
-	r.listen.Downstream[0].Connections = 2
+	r.listen.Downstream[0].MaxConnections = 2
 	r.listen.Connect = 10 * time.Second
 	r.apply()
 	served := make(chan error, 20)
@@ -435,7 +438,7 @@ func TestConnectionsOfADownstream(t *testing.T) {
 		t.Errorf("%d at once, want 2", most.Load())
 	}
 	r.settle()
-	// One that waits for longer than connect_timeout has none.
+	// A connection that waits for longer than connect_timeout is ended.
 	for range 2 {
 		c := dial(t, r.addr())
 		io.ReadFull(c, make([]byte, 1))
@@ -443,23 +446,23 @@ func TestConnectionsOfADownstream(t *testing.T) {
 	r.listen.Connect = 100 * time.Millisecond
 	r.apply()
 	if _, err := dial(t, r.addr()).Read(make([]byte, 1)); err == nil {
-		t.Error("a third connection came about")
+		t.Error("a third connection was served")
 	}
 	if n := r.shaper.Listener("l").Ended[shaper.NotConnected].Load(); n != 1 {
 		t.Errorf("%d were not connected, want 1", n)
 	}
 	r.proxy.loop.call(func(leaky.Time) {
-		s := r.proxy.sites["l"]
+		s := r.proxy.listeners["l"]
 		if len(s.pools) != 0 {
-			t.Error("something is left in the queue")
+			t.Error("the queue is not empty")
 		}
 	})
 }
 
-// A downstream without a port is named as the configuration names it; where a connection
-// went is told with the port that was dialed.
+// A downstream without a port is named as in the configuration; the downstream of a connection is
+// reported with the port dialed.
 func TestDownstreamWithoutPort(t *testing.T) {
-	a := newApplied(t, shaper.TCP, serveTCP(t, echo))
+	a := newApplyRig(t, shaper.TCP, serveTCP(t, echo))
 	a.downstream = Downstream{Host: "127.0.0.2"}
 	server, err := net.Listen("tcp4", "127.0.0.2:0")
 	if err != nil {
@@ -467,7 +470,7 @@ func TestDownstreamWithoutPort(t *testing.T) {
 	}
 	defer server.Close()
 	port := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), server.Addr().(*net.TCPAddr).AddrPort().Port())
-	a.apply([]listening{{name: "l", ports: []netip.AddrPort{port}}})
+	a.apply([]listenerSpec{{name: "l", ports: []netip.AddrPort{port}}})
 	c := dial(t, port.String())
 	defer c.Close()
 	if _, err := server.Accept(); err != nil {

@@ -6,86 +6,86 @@ import (
 	"shaperd/leaky"
 )
 
-// node is one that takes turns with its siblings: a source in a line, a lane of a source,
-// a flow of a lane. The leaves have the units.
+// node is a flow of the scheduling hierarchy: a source in a queue, a lane of a source, or a UDP flow
+// or TCP direction of a lane. The leaves hold the units.
 //
-// Turns are by virtual time, as in start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM
-// 1996). Each node has a tag, the virtual time at which its next unit starts. The next unit
-// to leave is that of the lowest tag, and what it uses is added to the tag. The parent's
-// virtual time goes on by that over how many have units then: by what each of them should
-// have had (Stoica and others, "A Proportional Share Resource Allocation Algorithm", RTSS
-// 1996). It never goes back, and is never behind the tag that is served. Who comes, or comes
-// again, starts there, or at its own tag if that is later: it has nothing saved up, and what
-// it has used is not forgotten. Like deficit round robin this shares what leaves, and not
-// units, and needs no quantum; and one with little to send does not wait for a round.
+// The discipline is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996). Each node has a
+// start tag, the virtual time at which its next unit starts. The unit with the lowest tag is served,
+// and its cost is added to the tag. The parent's virtual time advances by that cost divided by the
+// number of backlogged children: by what each of them should have received (Stoica and others, "A
+// Proportional Share Resource Allocation Algorithm", RTSS 1996). It never goes back, and is never
+// behind the tag in service. A node that becomes backlogged starts at virtual time, or at its own tag
+// if that is later: it has no credit from idle time, and past service is not forgotten. Like deficit
+// round robin this shares service and not units, but it needs no quantum, and a node with little to
+// send does not wait for a round.
 //
-// What that promises, and why, is in the documentation of the package.
+// The package comment states the guarantees and proves them.
 type node struct {
-	parent *node
-	start  leaky.Time // tag: of the next unit, in the parent's virtual time
-	turn   uint64     // breaks ties: who came first
-	place  int        // in parent.starts
-	depth  leaky.Time // what droppable units cost that are queued here and below
-	rank   int        // in parent.depths
-	member bool       // takes turns: it has units, or the one that is being served was its last
-	served bool       // a unit of this leaf is past the line, but not yet charged
-	barred bool       // takes no turns: see lane and booking
+	parent       *node
+	startTag     leaky.Time // of the next unit, in the parent's virtual time
+	seq          uint64     // order of activation, for ties
+	startIndex   int        // in parent.activeChildren
+	backlog      leaky.Time // cost of the droppable units queued here and below
+	backlogIndex int        // in parent.longestChildren
+	active       bool       // takes turns: has units, or its last unit is in service
+	inService    bool       // a unit of this leaf left the queue and is not charged yet
+	suspended    bool       // takes no turns: see lane and booking
 
-	virtual leaky.Time // of the children
-	rest    leaky.Time // of what was served, that could not be divided among them
-	turns   uint64
-	starts  ranking[node, byStart] // children that take turns
-	depths  ranking[node, byDepth] // those of a depth
+	virtualTime     leaky.Time // of the children
+	remainder       leaky.Time // of service, not divisible among the children
+	lastSeq         uint64
+	activeChildren  indexedHeap[node, byStart]   // lowest start tag first
+	longestChildren indexedHeap[node, byBacklog] // those with droppable units, largest backlog first
 
-	head, tail *unit // of a leaf
+	head, tail *unit // units of a leaf
 }
 
-// first returns the unit whose turn it is, or nil.
-func (n *node) first() *unit {
-	for len(n.starts) > 0 {
-		n = n.starts[0]
+// nextUnit returns the unit whose turn it is, or nil.
+func (n *node) nextUnit() *unit {
+	for len(n.activeChildren) > 0 {
+		n = n.activeChildren[0]
 	}
 	return n.head
 }
 
-// push puts u at the end of leaf n.
+// push appends u to leaf n.
 func (n *node) push(u *unit) {
 	u.prev, u.next = n.tail, nil
 	if n.head == nil {
 		n.head = u
-		n.join()
+		n.activate()
 	} else {
 		n.tail.next = u
 	}
 	n.tail = u
 	if u.droppable {
-		n.deepen(u.cost)
+		n.addBacklog(u.cost)
 	}
 }
 
-// join has n, which has got units, and the nodes above take turns.
-func (n *node) join() {
-	for p := n.parent; p != nil && !n.member && !n.barred; n, p = p, p.parent {
-		n.start = max(n.start, p.virtual)
-		p.turns++
-		n.turn = p.turns
-		n.member = true
-		heap.Push(&p.starts, n)
+// activate makes n and its ancestors take turns, now that n has units.
+func (n *node) activate() {
+	for p := n.parent; p != nil && !n.active && !n.suspended; n, p = p, p.parent {
+		n.startTag = max(n.startTag, p.virtualTime)
+		p.lastSeq++
+		n.seq = p.lastSeq
+		n.active = true
+		heap.Push(&p.activeChildren, n)
 	}
 }
 
-// quit ends the turns of n and the nodes above if nothing is left there.
-func (n *node) quit() {
-	for p := n.parent; p != nil && n.member && !n.active() && !n.served; n, p = p, p.parent {
-		n.member = false
-		heap.Remove(&p.starts, n.place)
+// deactivate ends the turns of n and its ancestors where nothing is left.
+func (n *node) deactivate() {
+	for p := n.parent; p != nil && n.active && !n.hasUnits() && !n.inService; n, p = p, p.parent {
+		n.active = false
+		heap.Remove(&p.activeChildren, n.startIndex)
 	}
 }
 
 // remove takes u out of leaf n.
 func (n *node) remove(u *unit) {
 	if u.droppable {
-		n.deepen(-u.cost)
+		n.addBacklog(-u.cost)
 	}
 	if u.prev == nil {
 		n.head = u.next
@@ -98,106 +98,105 @@ func (n *node) remove(u *unit) {
 		u.next.prev = u.prev
 	}
 	u.next, u.prev = nil, nil
-	n.quit()
+	n.deactivate()
 }
 
-// serve takes u, the first one, out of leaf n. What it costs is told to charge, and that all
-// has been told to done: until then n takes turns with the others, so that a unit which
-// comes again finds it where it was.
-func (n *node) serve(u *unit) {
+// beginService takes u, the first unit, out of leaf n. Its cost is reported to charge, and the end of
+// its service to endService. Until then n remains active, so that a unit that is requeued keeps its
+// place.
+func (n *node) beginService(u *unit) {
 	for c := n; c.parent != nil; c = c.parent {
-		c.parent.virtual = max(c.parent.virtual, c.start)
+		c.parent.virtualTime = max(c.parent.virtualTime, c.startTag)
 	}
-	n.served = true
+	n.inService = true
 	n.remove(u)
 }
 
-// bar ends the turns of n until admit.
-func (n *node) bar() {
-	n.barred = true
-	n.quit()
+// suspend ends the turns of n until resume.
+func (n *node) suspend() {
+	n.suspended = true
+	n.deactivate()
 }
 
-// admit has n take turns again like one who comes.
-func (n *node) admit() {
-	n.barred = false
-	if n.active() {
-		n.join()
+// resume makes n take turns again, like a node that becomes backlogged.
+func (n *node) resume() {
+	n.suspended = false
+	if n.hasUnits() {
+		n.activate()
 	}
 }
 
-// charge counts what a unit of leaf n has used that was served: now, or before it went on. In
-// the latter case n, and who is above, need not wait any more: it is as if they came now.
+// charge adds the cost of a unit of leaf n that was served, now or before it moved on. In the latter
+// case n and its ancestors may be inactive: they are charged as if they became backlogged now.
 func (n *node) charge(cost leaky.Time) {
 	for p := n.parent; p != nil; n, p = p, p.parent {
-		members := leaky.Time(len(p.starts))
-		if !n.member {
-			n.start = max(n.start, p.virtual)
+		members := leaky.Time(len(p.activeChildren))
+		if !n.active {
+			n.startTag = max(n.startTag, p.virtualTime)
 			members++
 		}
-		n.start += cost
+		n.startTag += cost
 		if members == 1 {
-			p.virtual += cost
+			p.virtualTime += cost
 			continue
 		}
-		if n.member {
-			heap.Fix(&p.starts, n.place)
+		if n.active {
+			heap.Fix(&p.activeChildren, n.startIndex)
 		}
-		p.virtual += (p.rest + cost) / members
-		p.rest = (p.rest + cost) % members
+		p.virtualTime += (p.remainder + cost) / members
+		p.remainder = (p.remainder + cost) % members
 	}
 }
 
-// done ends serve.
-func (n *node) done() {
-	n.served = false
-	n.quit()
+// endService ends what beginService began.
+func (n *node) endService() {
+	n.inService = false
+	n.deactivate()
 }
 
-// adjust adds to what n and the nodes above have used, when it turns out to be more or less.
+// adjust corrects the service of n and its ancestors when it turns out to be more or less.
 func (n *node) adjust(by leaky.Time) {
 	for ; n.parent != nil; n = n.parent {
-		n.start += by
-		if n.member {
-			heap.Fix(&n.parent.starts, n.place)
+		n.startTag += by
+		if n.active {
+			heap.Fix(&n.parent.activeChildren, n.startIndex)
 		}
 	}
 }
 
-// active reports whether n, or what is below it, has units or takes turns for one that has
-// just left.
-func (n *node) active() bool { return !n.barred && (n.head != nil || len(n.starts) > 0) }
+// hasUnits reports whether n or a node below has units or a unit in service.
+func (n *node) hasUnits() bool { return !n.suspended && (n.head != nil || len(n.activeChildren) > 0) }
 
-// deepen adds to the depth of n and the nodes above.
-func (n *node) deepen(by leaky.Time) {
+// addBacklog adds to the backlog of n and its ancestors.
+func (n *node) addBacklog(by leaky.Time) {
 	if by == 0 {
 		return
 	}
 	for ; n.parent != nil; n = n.parent {
-		depths, was := &n.parent.depths, n.depth
-		switch n.depth += by; {
+		depths, was := &n.parent.longestChildren, n.backlog
+		switch n.backlog += by; {
 		case was == 0:
 			heap.Push(depths, n)
-		case n.depth == 0:
-			heap.Remove(depths, n.rank)
+		case n.backlog == 0:
+			heap.Remove(depths, n.backlogIndex)
 		default:
-			heap.Fix(depths, n.rank)
+			heap.Fix(depths, n.backlogIndex)
 		}
 	}
-	n.depth += by
+	n.backlog += by
 }
 
-// deepest returns the leaf of the longest queue of droppable units below root, where at
-// each branch the way goes to the deepest one. It is nil when there is none, or when a
-// unit of leaf own would make a queue longer than that on its way.
-func (n *node) deepest(own *node, cost leaky.Time) *node {
-	for len(n.depths) > 0 {
-		c := n.depths[0]
+// longestQueue returns the leaf with the longest queue of droppable units below n, where each step
+// descends to the child with the largest backlog. It returns nil if there is none, or if a unit of
+// leaf own would make a queue on its own path longer than that.
+func (n *node) longestQueue(own *node, cost leaky.Time) *node {
+	for len(n.longestChildren) > 0 {
+		c := n.longestChildren[0]
 		o := own
 		for o != nil && o.parent != n {
 			o = o.parent
 		}
-		if o != nil && o != c && o.depth+cost >= c.depth {
+		if o != nil && o != c && o.backlog+cost >= c.backlog {
 			return nil
 		}
 		n = c
@@ -208,17 +207,17 @@ func (n *node) deepest(own *node, cost leaky.Time) *node {
 	return n
 }
 
-// byStart has the node first whose turn it is.
+// byStart orders nodes by start tag.
 type byStart struct{}
 
-func (byStart) before(a, b *node) bool {
-	return a.start < b.start || a.start == b.start && a.turn < b.turn
+func (byStart) less(a, b *node) bool {
+	return a.startTag < b.startTag || a.startTag == b.startTag && a.seq < b.seq
 }
 
-func (byStart) place(n *node) *int { return &n.place }
+func (byStart) index(n *node) *int { return &n.startIndex }
 
-// byDepth has the node with the longest queue first.
-type byDepth struct{}
+// byBacklog puts the node with the largest backlog first.
+type byBacklog struct{}
 
-func (byDepth) before(a, b *node) bool { return a.depth > b.depth }
-func (byDepth) place(n *node) *int     { return &n.rank }
+func (byBacklog) less(a, b *node) bool { return a.backlog > b.backlog }
+func (byBacklog) index(n *node) *int   { return &n.backlogIndex }

@@ -13,80 +13,80 @@ import (
 	"shaperd/shaper"
 )
 
-// ideal is fair queueing of a fluid: what leaves is had in equal parts by those who wait at
-// that moment. It holds what members really get against that, and against each other.
+// ideal is fluid fair queueing: all service is shared equally by the nodes that are backlogged at that
+// moment. It compares what nodes really receive with that, and with each other.
 type ideal struct {
-	fatalf  func(string, ...any)
-	waiting map[string]*standing
-	served  map[string]float64
-	unit    float64 // the most that leaves at once
-	most    int     // members that waited at once
+	fatalf        func(string, ...any)
+	waiting       map[string]*idealFlow
+	served        map[string]float64
+	unit          float64 // the most that leaves at once
+	maxBacklogged int     // nodes backlogged at once
 }
 
-// standing is a member since it waits without a break.
-type standing struct {
-	due, best float64                // what it should have had more than it had, and the least of that
-	first     bool                   // it has had something
-	lead      map[string]*[2]float64 // the least that another had more, and the same since first
+// idealFlow is a node during one backlogged period.
+type idealFlow struct {
+	deficit, best float64                // its fair share less its service, and the minimum of that
+	served        bool                   // it was served once
+	lead          map[string]*[2]float64 // the minimum of the lead of another, and the same since served
 }
 
 func newIdeal(fatalf func(string, ...any)) *ideal {
-	return &ideal{fatalf: fatalf, waiting: map[string]*standing{}, served: map[string]float64{}}
+	return &ideal{fatalf: fatalf, waiting: map[string]*idealFlow{}, served: map[string]float64{}}
 }
 
-// few is 1 + 1/2 + ... + 1/n.
-func few(n int) (sum float64) {
+// harmonic returns 1 + 1/2 + ... + 1/n.
+func harmonic(n int) (sum float64) {
 	for i := range n {
 		sum += 1 / float64(i+1)
 	}
 	return sum
 }
 
-func (d *ideal) comes(who string) {
-	if d.waiting[who] == nil {
-		d.waiting[who] = &standing{lead: map[string]*[2]float64{}}
-		d.most = max(d.most, len(d.waiting))
+func (d *ideal) activate(server string) {
+	if d.waiting[server] == nil {
+		d.waiting[server] = &idealFlow{lead: map[string]*[2]float64{}}
+		d.maxBacklogged = max(d.maxBacklogged, len(d.waiting))
 	}
 }
 
-func (d *ideal) goes(who string) { delete(d.waiting, who) }
+func (d *ideal) deactivate(server string) { delete(d.waiting, server) }
 
-// leaves notes that who has had n.
-func (d *ideal) leaves(who string, n float64) {
+// serve records that id received n.
+func (d *ideal) serve(server string, n float64) {
 	d.unit = max(d.unit, n)
-	bound := (1+few(d.most))*d.unit + 1e-3
+	bound := (1+harmonic(d.maxBacklogged))*d.unit + 1e-3
 	for name, g := range d.waiting {
-		g.due += n / float64(len(d.waiting))
-		if name == who {
-			g.due -= n
-			g.best = min(g.best, g.due)
-			g.first = true
+		g.deficit += n / float64(len(d.waiting))
+		if name == server {
+			g.deficit -= n
+			g.best = min(g.best, g.deficit)
+			g.served = true
 			continue
 		}
-		if g.due-g.best > bound {
-			d.fatalf("%s has %.2f units less than its part, of %d, want at most %.2f", name, (g.due-g.best)/d.unit, len(d.waiting), bound/d.unit)
+		if g.deficit-g.best > bound {
+			d.fatalf("%s got %.2f units less than its fair share, of %d, want at most %.2f", name, (g.deficit-g.best)/d.unit, len(d.waiting), bound/d.unit)
 		}
-		lead := g.lead[who]
+		lead := g.lead[server]
 		if lead == nil {
 			lead = &[2]float64{math.Inf(1), math.Inf(1)}
-			g.lead[who] = lead
+			g.lead[server] = lead
 		}
-		ahead := d.served[who] - d.served[name]
+		ahead := d.served[server] - d.served[name]
 		lead[0] = min(lead[0], ahead)
 		if ahead += n; ahead-lead[0] > bound {
-			d.fatalf("%s had %.2f units more than %s, which waited, want at most %.2f", who, (ahead-lead[0])/d.unit, name, bound/d.unit)
+			d.fatalf("%s got %.2f units more than %s, which was backlogged, want at most %.2f", server, (ahead-lead[0])/d.unit, name, bound/d.unit)
 		}
-		if g.first {
+		if g.served {
 			lead[1] = min(lead[1], ahead-n)
 			if ahead-lead[1] > 2*d.unit+1e-3 {
-				d.fatalf("%s had %.3f units more than %s, which waited and had its first turn, want at most 2", who, (ahead-lead[1])/d.unit, name)
+				d.fatalf("%s got %.3f units more than %s, which was backlogged and had been served, want at most 2", server, (ahead-lead[1])/d.unit, name)
 			}
 		}
 	}
-	d.served[who] += n
+	d.served[server] += n
 }
 
-// fairRig sends the units of sources and their flows through one line.
+// fairRig sends the units of sources and their flows through one queue.
 type fairRig struct {
 	*rig
 	sources *ideal
@@ -95,12 +95,12 @@ type fairRig struct {
 	ids     int
 }
 
-// fairFlow is a flow that has so many bytes to send, in units of different sizes.
+// fairFlow is a flow with a list of units of different sizes, in bytes.
 type fairFlow struct {
 	unit
 	rig  *fairRig
-	name [2]string // its source, and it
-	path []stop
+	name [2]string // of its source, and its own
+	path []hop
 	left []uint64
 }
 
@@ -111,7 +111,7 @@ func newFairRig(t *testing.T, fatalf func(string, ...any)) *fairRig {
 	}
 }
 
-// open begins a flow of source that sends units.
+// open starts a flow of source that sends units.
 func (r *fairRig) open(source string, units []uint64) *fairFlow {
 	r.ids++
 	addr := netip.MustParseAddr(source)
@@ -120,63 +120,63 @@ func (r *fairRig) open(source string, units []uint64) *fairFlow {
 	if r.flows[source] == nil {
 		r.flows[source], r.waits[source] = newIdeal(r.sources.fatalf), map[*fairFlow]bool{}
 	}
-	f.more(nil)
+	f.add(nil)
 	return f
 }
 
-// more has f send more units.
-func (f *fairFlow) more(units []uint64) {
+// add adds units to f.
+func (f *fairFlow) add(units []uint64) {
 	f.left = append(f.left, units...)
 	if f.queued || len(f.left) == 0 {
 		return
 	}
 	r := f.rig
 	r.waits[f.name[0]][f] = true
-	r.sources.comes(f.name[0])
-	r.flows[f.name[0]].comes(f.name[1])
+	r.sources.activate(f.name[0])
+	r.flows[f.name[0]].activate(f.name[1])
 	f.unit = unit{owner: f, path: f.path, bytes: f.left[0]}
-	r.lines.submit(&f.unit, r.now)
+	r.scheduler.submit(&f.unit, r.now)
 }
 
-func (f *fairFlow) send(leaky.Time) (bytes, packets uint64, again bool) {
+func (f *fairFlow) send(leaky.Time) (bytes, packets uint64, requeue bool) {
 	n := f.left[0]
-	f.rig.sources.leaves(f.name[0], float64(n))
-	f.rig.flows[f.name[0]].leaves(f.name[1], float64(n))
+	f.rig.sources.serve(f.name[0], float64(n))
+	f.rig.flows[f.name[0]].serve(f.name[1], float64(n))
 	if f.left = f.left[1:]; len(f.left) == 0 {
-		f.rests()
+		f.deactivate()
 		return n, 0, false
 	}
 	f.bytes = f.left[0]
 	return n, 0, true
 }
 
-// rests notes that f waits for nothing any more.
-func (f *fairFlow) rests() {
+// deactivate records that f is not backlogged any more.
+func (f *fairFlow) deactivate() {
 	r := f.rig
-	r.flows[f.name[0]].goes(f.name[1])
+	r.flows[f.name[0]].deactivate(f.name[1])
 	if delete(r.waits[f.name[0]], f); len(r.waits[f.name[0]]) == 0 {
-		r.sources.goes(f.name[0])
+		r.sources.deactivate(f.name[0])
 	}
 }
 
-// close ends f, in the middle or when it has sent all.
+// close ends f, early or after all units.
 func (f *fairFlow) close() {
-	f.rests()
-	f.rig.lines.withdraw(f.rig.now, &f.unit)
-	f.rig.lines.release(f.path, f.rig.now)
+	f.deactivate()
+	f.rig.scheduler.withdraw(f.rig.now, &f.unit)
+	f.rig.scheduler.releasePath(f.path, f.rig.now)
 }
 
 func (f *fairFlow) resubmit(leaky.Time) {}
 
-func (f *fairFlow) refused(*line, shaper.Reason) {}
+func (f *fairFlow) refused(*queue, shaper.Reason) {}
 
-// Whatever sources and flows open, send, close and reset, and however often they come
-// again: what each gets while it waits is its part, but for a few units.
-func TestLineAgainstIdealFairQueueing(t *testing.T) {
+// Whatever sources and flows open, send, close and reset, and however often they return: each gets its
+// fair share while it is backlogged, except for a few units.
+func TestQueue_AgainstIdealFairQueueing(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		r := newFairRig(t, rt.Fatalf)
 		var open []*fairFlow
-		strangers := 0
+		unverified := 0
 		sizes := rapid.SliceOfN(rapid.OneOf(rapid.Just[uint64](1448), rapid.Uint64Range(1, 1448)), 1, 12)
 		bulk := rapid.SliceOfN(rapid.Just[uint64](1448), 30, 60)
 		for range rapid.IntRange(1, 3).Draw(rt, "bulk") {
@@ -187,13 +187,13 @@ func TestLineAgainstIdealFairQueueing(t *testing.T) {
 			case action < 4: // one of a few sources
 				source := fmt.Sprint("10.0.0.", rapid.IntRange(1, 5).Draw(rt, "source"))
 				open = append(open, r.open(source, sizes.Draw(rt, "units")))
-			case action < 5: // many that nobody has seen before
+			case action < 5: // many new ones
 				for range rapid.IntRange(1, 12).Draw(rt, "new") {
-					strangers++
-					open = append(open, r.open(fmt.Sprint("10.2.", strangers>>8, ".", strangers&255), []uint64{1448}))
+					unverified++
+					open = append(open, r.open(fmt.Sprint("10.2.", unverified>>8, ".", unverified&255), []uint64{1448}))
 				}
 			case action < 6 && len(open) > 0:
-				open[rapid.IntRange(0, len(open)-1).Draw(rt, "goes on")].more(sizes.Draw(rt, "units"))
+				open[rapid.IntRange(0, len(open)-1).Draw(rt, "goes on")].add(sizes.Draw(rt, "units"))
 			case action < 8 && len(open) > 0:
 				i := rapid.IntRange(0, len(open)-1).Draw(rt, "closed")
 				j := rapid.IntRange(i+1, min(i+8, len(open))).Draw(rt, "up to")
@@ -208,14 +208,14 @@ func TestLineAgainstIdealFairQueueing(t *testing.T) {
 		for _, f := range open {
 			f.close()
 		}
-		if len(r.lines.byKey) > 0 {
-			rt.Fatal("a line is left")
+		if len(r.scheduler.byKey) > 0 {
+			rt.Fatal("a queue is left")
 		}
 	})
 }
 
-// adversary opens a connection of one of sources as soon as the last one of its kind has sent
-// its unit, at most so many at a time, for d. It returns what an upload and the others got.
+// adversary opens a connection of a source as soon as the previous one has sent its unit, at most
+// atOnce at a time, for d. It returns what an upload and the others received.
 func adversary(t *testing.T, source func(i int) string, atOnce int, d time.Duration) (upload, others float64) {
 	r := newFairRig(t, t.Fatalf)
 	r.open("10.0.0.1", slicesOf(1448, 100_000))
@@ -237,9 +237,9 @@ func adversary(t *testing.T, source func(i int) string, atOnce int, d time.Durat
 	for _, n := range r.sources.served {
 		others += n
 	}
-	for _, l := range r.lines.byKey {
-		if n := len(l.shares); n > 200 {
-			t.Errorf("%d shares are kept", n)
+	for _, q := range r.scheduler.byKey {
+		if n := len(q.sources); n > 200 {
+			t.Errorf("%d idle sources are kept", n)
 		}
 	}
 	return upload, others - upload
@@ -253,14 +253,14 @@ func slicesOf(size uint64, n int) []uint64 {
 	return all
 }
 
-// Who opens a connection for each unit has no more than who is there.
+// A source that opens a connection for each unit gets no more than one that stays.
 func TestReconnectingGainsNothing(t *testing.T) {
 	one := func(int) string { return "10.0.0.2" }
 	each := func(i int) string { return netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}).String() }
 	for name, tt := range map[string]struct {
 		source func(int) string
 		atOnce int
-		want   float64 // of all, for the upload
+		want   float64 // the upload's part of all
 	}{
 		"one source, one at a time":      {one, 1, 1. / 2},
 		"one source, ten at a time":      {one, 10, 1. / 2},
@@ -270,8 +270,8 @@ func TestReconnectingGainsNothing(t *testing.T) {
 	} {
 		upload, others := adversary(t, tt.source, tt.atOnce, 5*time.Second)
 		t.Logf("%s: %.0f : %.0f bytes", name, upload, others)
-		if off := (upload - tt.want*(upload+others)) / 1448; off < -(1+few(tt.atOnce+1)) || off > 1+few(tt.atOnce+1) {
-			t.Errorf("%s: the upload has %.0f bytes of %.0f, %.1f units from its part", name, upload, upload+others, off)
+		if off := (upload - tt.want*(upload+others)) / 1448; off < -(1+harmonic(tt.atOnce+1)) || off > 1+harmonic(tt.atOnce+1) {
+			t.Errorf("%s: the upload got %.0f bytes of %.0f, %.1f units from its share", name, upload, upload+others, off)
 		}
 	}
 }

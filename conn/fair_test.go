@@ -6,26 +6,26 @@ import (
 	"shaperd/leaky"
 )
 
-// tree is nodes of two levels, and what a simple mind would have done.
+// tree is two levels of nodes, and a naive model of them.
 type tree struct {
-	root   node
-	shares [5]*node
-	leaves [5][4]*node
-	queued map[*node][]*unit
+	root    node
+	sources [5]*node
+	leaves  [5][4]*node
+	queued  map[*node][]*unit
 }
 
 func newTree() *tree {
 	t := &tree{queued: map[*node][]*unit{}}
-	for i := range t.shares {
-		t.shares[i] = &node{parent: &t.root}
+	for i := range t.sources {
+		t.sources[i] = &node{parent: &t.root}
 		for j := range t.leaves[i] {
-			t.leaves[i][j] = &node{parent: t.shares[i]}
+			t.leaves[i][j] = &node{parent: t.sources[i]}
 		}
 	}
 	return t
 }
 
-// depth is what the droppable units of a leaf cost.
+// depth is the cost of the droppable units of a leaf.
 func (t *tree) depth(leaf *node) (sum leaky.Time) {
 	for _, u := range t.queued[leaf] {
 		if u.droppable {
@@ -35,11 +35,11 @@ func (t *tree) depth(leaf *node) (sum leaky.Time) {
 	return sum
 }
 
-// check compares the tree with what is in the queues.
+// check compares the nodes with the model.
 func (t *tree) check(fatal func(...any)) {
-	var next *node // the share that starts first, then its leaf
+	var next *node // the source with the lowest start tag, then its leaf
 	var deepest leaky.Time
-	for i, share := range t.shares {
+	for i, share := range t.sources {
 		var sum leaky.Time
 		units := 0
 		for _, leaf := range t.leaves[i] {
@@ -52,42 +52,42 @@ func (t *tree) check(fatal func(...any)) {
 				}
 				at = at.next
 			}
-			if at != nil || leaf.active() != (len(t.queued[leaf]) > 0) {
-				fatal("a leaf has what it should not")
+			if at != nil || leaf.hasUnits() != (len(t.queued[leaf]) > 0) {
+				fatal("a leaf has a unit that is not its own")
 			}
 		}
-		if share.active() != (units > 0) || share.depth != sum {
-			fatal("a share's depth is ", share.depth, ", want ", sum)
+		if share.hasUnits() != (units > 0) || share.backlog != sum {
+			fatal("the backlog of a source is ", share.backlog, ", want ", sum)
 		}
 		deepest = max(deepest, sum)
-		if units > 0 && (next == nil || byStart{}.before(share, next)) {
+		if units > 0 && (next == nil || byStart{}.less(share, next)) {
 			next = share
 		}
 	}
-	if len(t.root.depths) > 0 && t.root.depths[0].depth != deepest {
-		fatal("the deepest share has ", t.root.depths[0].depth, ", want ", deepest)
+	if len(t.root.longestChildren) > 0 && t.root.longestChildren[0].backlog != deepest {
+		fatal("the largest backlog of a source is ", t.root.longestChildren[0].backlog, ", want ", deepest)
 	}
 	if next == nil {
-		if t.root.first() != nil {
+		if t.root.nextUnit() != nil {
 			fatal("an empty tree has a first unit")
 		}
 		return
 	}
-	if t.root.starts[0] != next {
-		fatal("it is another share's turn")
+	if t.root.activeChildren[0] != next {
+		fatal("the turn is another source's")
 	}
-	first := t.root.first()
-	for _, leaf := range next.starts {
-		if (byStart{}).before(leaf, next.starts[0]) {
-			fatal("it is another leaf's turn")
+	first := t.root.nextUnit()
+	for _, leaf := range next.activeChildren {
+		if (byStart{}).less(leaf, next.activeChildren[0]) {
+			fatal("the turn is another leaf's")
 		}
 	}
-	if first == nil || t.queued[next.starts[0]][0] != first {
+	if first == nil || t.queued[next.activeChildren[0]][0] != first {
 		fatal("the first unit is not that of the first leaf")
 	}
 }
 
-func TestTurnsAgainstQueues(t *testing.T) {
+func TestNode_AgainstModel(t *testing.T) {
 	rnd := newRand(t)
 	tr := newTree()
 	var served, dropped, withdrawn int
@@ -100,7 +100,7 @@ func TestTurnsAgainstQueues(t *testing.T) {
 			leaf.push(u)
 			tr.queued[leaf] = append(q, u)
 		case n < 8:
-			u := tr.root.first()
+			u := tr.root.nextUnit()
 			if u == nil {
 				continue
 			}
@@ -109,10 +109,10 @@ func TestTurnsAgainstQueues(t *testing.T) {
 					leaf = l
 				}
 			}
-			leaf.serve(u)
+			leaf.beginService(u)
 			tr.queued[leaf] = tr.queued[leaf][1:]
 			leaf.charge(u.cost)
-			leaf.done()
+			leaf.endService()
 			served++
 		case n < 9 && len(q) > 0:
 			i := rnd.IntN(len(q))
@@ -120,12 +120,12 @@ func TestTurnsAgainstQueues(t *testing.T) {
 			tr.queued[leaf] = append(q[:i:i], q[i+1:]...)
 			withdrawn++
 		case n == 9:
-			victim := tr.root.deepest(leaf, 500)
+			victim := tr.root.longestQueue(leaf, 500)
 			if victim == nil {
 				continue
 			}
 			if victim == leaf || tr.depth(victim) == 0 {
-				t.Fatal("the longest queue is the own one, or has nothing to drop")
+				t.Fatal("the longest queue is its own, or has nothing to drop")
 			}
 			q := tr.queued[victim]
 			i := len(q) - 1
@@ -143,19 +143,19 @@ func TestTurnsAgainstQueues(t *testing.T) {
 	}
 }
 
-// One that comes back after a rest has nothing saved up, and one that used much has
-// not been forgiven.
-func TestRestIsNoCredit(t *testing.T) {
+// A flow that returns after an idle time has no credit, and one that has used much is still charged
+// for it.
+func TestNode_IdleFlowGainsNoCredit(t *testing.T) {
 	tr := newTree()
 	a, b := tr.leaves[0][0], tr.leaves[1][0]
 	serve := func(leaf *node) {
-		u := tr.root.first()
+		u := tr.root.nextUnit()
 		if u != leaf.head {
-			t.Fatal("it is the other one's turn")
+			t.Fatal("the turn is the other one's")
 		}
-		leaf.serve(u)
+		leaf.beginService(u)
 		leaf.charge(100)
-		leaf.done()
+		leaf.endService()
 	}
 	for range 10 {
 		a.push(&unit{})
@@ -165,7 +165,8 @@ func TestRestIsNoCredit(t *testing.T) {
 		b.push(&unit{})
 		a.push(&unit{})
 	}
-	// b has not sent for long: it starts where a is, and a tie goes to who came first.
+	// b has been idle for long: it starts where a is, and the one that became active first wins the
+	// tie.
 	serve(b)
 	serve(a)
 	serve(b)

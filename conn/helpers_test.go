@@ -19,7 +19,7 @@ var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the rando
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	flag.Set("test.parallel", "4") // they wait, mostly
+	flag.Set("test.parallel", "4") // they mostly wait
 	goleak.VerifyTestMain(m)
 }
 
@@ -28,7 +28,7 @@ func newRand(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(*seed, 0))
 }
 
-// policy puts limits in force for one listener, "l".
+// policy compiles limits for one listener, "l".
 func policy(t testing.TB, s *shaper.Shaper, limits ...shaper.Limit) *shaper.Policy {
 	t.Helper()
 	for i := range limits {
@@ -61,12 +61,12 @@ func testLog(t testing.TB) *slog.Logger {
 
 var quietLog = slog.New(slog.DiscardHandler)
 
-// sigma is the least burst with which the departures keep to rate, in units.
+// sigma is the smallest burst for which the departures conform to rate, in units.
 type sigma struct {
-	rate      float64 // units a tick
-	sent      float64
-	low, most float64
-	started   bool
+	rate     float64 // units per tick
+	sent     float64
+	low, max float64
+	started  bool
 }
 
 func (s *sigma) add(at leaky.Time, n uint64) {
@@ -75,5 +75,5 @@ func (s *sigma) add(at leaky.Time, n uint64) {
 		s.low, s.started = s.sent-line, true
 	}
 	s.sent += float64(n)
-	s.most = max(s.most, s.sent-line-s.low)
+	s.max = max(s.max, s.sent-line-s.low)
 }

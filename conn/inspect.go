@@ -7,36 +7,36 @@ import (
 	"shaperd/shaper"
 )
 
-// inspectTurn is how many connections are looked at before bytes have their turn.
-const inspectTurn = 256
+// inspectBatch is how many connections are inspected before bytes have their turn.
+const inspectBatch = 256
 
-// Connections calls f for every TCP connection and UDP flow, on the caller's goroutine. They
-// are looked at a few at a time, so that what they move is not held up: some may have
-// ended by then, and those that come meanwhile are left out.
+// Connections calls f for every TCP connection and UDP flow, on the caller's goroutine. It inspects
+// them in batches, so as not to delay traffic: some may have ended by then, and new ones are not
+// included.
 func (p *Proxy) Connections(f func(*shaper.ConnectionStatus)) {
-	p.lists.Lock()
-	defer p.lists.Unlock()
-	p.listing++
-	inspect(p.loop, &p.sessions, p.listing, (*session).inspect, f)
-	inspect(p.loop, &p.flowList, p.listing, (*udpFlow).inspect, f)
-	inspect(p.loop, &p.arrivals, p.listing, (*arrival).inspect, f)
+	p.listMu.Lock()
+	defer p.listMu.Unlock()
+	p.lastListing++
+	inspect(p.loop, &p.sessions, p.lastListing, (*session).inspect, f)
+	inspect(p.loop, &p.flowList, p.lastListing, (*udpFlow).inspect, f)
+	inspect(p.loop, &p.pendingFlows, p.lastListing, (*pendingFlow).inspect, f)
 }
 
-func inspect[T enroller](l *loop, r *registry[T], listing uint64, look func(T, *shaper.ConnectionStatus, leaky.Time) bool, f func(*shaper.ConnectionStatus)) {
-	var buffer [inspectTurn]shaper.ConnectionStatus
-	at := toAll
+func inspect[T registered](l *loop, r *registry[T], listing uint64, inspect1 func(T, *shaper.ConnectionStatus, leaky.Time) bool, f func(*shaper.ConnectionStatus)) {
+	var buffer [inspectBatch]shaper.ConnectionStatus
+	at := fromEnd
 	for n := len(buffer); n == len(buffer); {
 		n = 0
 		l.call(func(now leaky.Time) {
 			for n < len(buffer) {
-				x, ok := r.before(&at)
+				x, ok := r.prev(&at)
 				if !ok {
 					return
 				}
-				if e := x.enrolment(); e.shown != listing {
-					e.shown = listing
+				if e := x.entry(); e.listing != listing {
+					e.listing = listing
 					buffer[n] = shaper.ConnectionStatus{}
-					if look(x, &buffer[n], now) {
+					if inspect1(x, &buffer[n], now) {
 						n++
 					}
 				}
@@ -50,26 +50,26 @@ func inspect[T enroller](l *loop, r *registry[T], listing uint64, look func(T, *
 
 // inspect fills in c, unless s has ended.
 func (s *session) inspect(c *shaper.ConnectionStatus, now leaky.Time) bool {
-	if s.stage == ended {
+	if s.stage == stageEnded {
 		return false
 	}
 	*c = shaper.ConnectionStatus{
-		ID: s.flow.Connection, Protocol: shaper.TCP, Source: s.from, Listen: s.name, Port: s.flow.Port,
-		Age:          now.Sub(s.begun).Duration(),
+		ID: s.flow.Connection, Protocol: shaper.TCP, Source: s.clientAddr, Listen: s.name, Port: s.flow.Port,
+		Age:          now.Sub(s.started).Duration(),
 		ToDownstream: s.up.moved, FromDownstream: s.down.moved,
-		Stage: [...]string{"waiting", "announcing", "connecting", "open", "ending"}[s.stage],
+		Stage: [...]string{"waiting", "proxy_header", "connecting", "open", "closing"}[s.stage],
 	}
-	if s.to != nil {
-		c.Downstream = s.to.address(s.flow.Port, s.samePort)
+	if s.downstream != nil {
+		c.Downstream = s.downstream.address(s.flow.Port, s.samePort)
 	}
-	c.Idle = now.Sub(max(s.pace.active, s.begun)).Duration()
-	held(c, s.account.total(s.up.unit.path, s.down.unit.path))
+	c.Idle = now.Sub(max(s.activity.lastActive, s.started)).Duration()
+	setWaited(c, s.account.total(s.up.unit.path, s.down.unit.path))
 	switch {
-	case s.waitsIn != nil:
-		c.HeldBy = s.waitsIn.at().gate.state.Name
-		c.Waited += s.waiting(now).Duration()
+	case s.queue != nil:
+		c.ThrottledBy = s.queue.current().gate.state.Name
+		c.Waited += s.waitTime(now).Duration()
 	default:
-		waits(c, now, &s.up.unit, &s.down.unit)
+		setThrottledBy(c, now, &s.up.unit, &s.down.unit)
 	}
 	return true
 }
@@ -79,47 +79,46 @@ func (f *udpFlow) inspect(c *shaper.ConnectionStatus, now leaky.Time) bool {
 		return false
 	}
 	*c = shaper.ConnectionStatus{
-		ID: f.flow.Connection, Protocol: shaper.UDP, Source: f.key.client, Listen: f.site.name, Port: f.flow.Port,
-		Downstream: f.downstream.address(f.flow.Port, f.key.port.service.samePort), Stage: "open",
-		Age: now.Sub(f.begun).Duration(), Idle: now.Sub(f.seen).Duration(),
+		ID: f.flow.Connection, Protocol: shaper.UDP, Source: f.key.client, Listen: f.listener.name, Port: f.flow.Port,
+		Downstream: f.downstream.address(f.flow.Port, f.key.port.binding.samePort), Stage: "open",
+		Age: now.Sub(f.started).Duration(), Idle: now.Sub(f.lastActive).Duration(),
 		ToDownstream: f.up.moved, FromDownstream: f.down.moved,
 	}
-	held(c, f.account.total(f.up.path, f.down.path))
+	setWaited(c, f.account.total(f.up.path, f.down.path))
 	if f.queued != nil {
-		waits(c, now, &f.queued.unit)
+		setThrottledBy(c, now, &f.queued.unit)
 	}
 	return true
 }
 
-// held says for how long it has waited, and where for longest.
-func held(c *shaper.ConnectionStatus, a account) {
+// setWaited sets the total wait, and the limit waited for the longest.
+func setWaited(c *shaper.ConnectionStatus, a account) {
 	c.Waited = a.waited.Duration()
-	if a.most != nil {
-		c.HeldMost = a.most.Name
+	if a.longestAt != nil {
+		c.MostlyThrottledBy = a.longestAt.Name
 	}
 }
 
-// waits says which line holds one of units, if one does.
-func waits(c *shaper.ConnectionStatus, now leaky.Time, units ...*unit) {
+// setThrottledBy sets the limit that delays one of units, if there is one.
+func setThrottledBy(c *shaper.ConnectionStatus, now leaky.Time, units ...*unit) {
 	for _, u := range units {
-		if u.queued && len(u.path) > 0 && (u.booked || u.waited&(1<<u.pos) != 0) {
-			c.HeldBy = u.heldBy().Name
-			c.Waited += now.Sub(u.joined).Duration()
+		if u.queued && len(u.path) > 0 && (u.booked || u.delayedAt&(1<<u.pos) != 0) {
+			c.ThrottledBy = u.throttledBy().Name
+			c.Waited += now.Sub(u.enqueuedAt).Duration()
 			return
 		}
 	}
 }
 
-// Kill ends a TCP connection, with a reset, or a UDP flow. It reports whether there was one
-// of that ID.
+// Kill ends a TCP connection, with a reset, or a UDP flow. It reports whether that ID exists.
 func (p *Proxy) Kill(id uint64) (found bool) {
 	p.loop.call(func(now leaky.Time) {
 		s, isSession := p.sessions.byID[id]
 		f, isFlow := p.flowList.byID[id]
-		w, isArrival := p.arrivals.byID[id]
+		w, isArrival := p.pendingFlows.byID[id]
 		switch found = isSession || isFlow || isArrival; {
 		case isSession:
-			s.cut(shaper.Killed, now)
+			s.kill(shaper.Killed, now)
 		case isFlow:
 			f.close(now)
 		case isArrival:
@@ -129,16 +128,16 @@ func (p *Proxy) Kill(id uint64) (found bool) {
 	return found
 }
 
-// cut is abort for one who waits too.
-func (s *session) cut(how shaper.Ending, now leaky.Time) {
-	if s.stage == entering {
-		s.gates.withdraw(&s.entrant, now)
-		s.stage = leaving
+// kill is abort for sessions that may wait.
+func (s *session) kill(how shaper.Ending, now leaky.Time) {
+	if s.stage == stageWaiting {
+		s.admission.withdraw(&s.waiter, now)
+		s.stage = stageRefusing
 	}
 	s.abort(how, now)
 }
 
-// Buckets returns how the buckets of keys of limit i of the policy in force are doing.
+// Buckets returns the state of the buckets of keys under limit i of the current policy.
 func (p *Proxy) Buckets(i int, keys ...shaper.Key) []shaper.BucketState {
 	all := make([]shaper.BucketState, len(keys))
 	p.loop.call(func(now leaky.Time) {
@@ -155,26 +154,26 @@ func (p *Proxy) Buckets(i int, keys ...shaper.Key) []shaper.BucketState {
 
 func (p *Proxy) bucket(policy *shaper.Policy, i int, k shaper.Key, now leaky.Time) (b shaper.BucketState) {
 	shape, bucket := policy.Shape(i), p.shaper.Peek(k, now)
-	if l := p.loop.lines.byKey[k]; l != nil {
-		bucket = l.bucket
-		b.Queued, b.QueuedBytes = l.streams+int(l.queuedPackets), l.queuedBytes
-		bucket.Charge(shape, l.queuedBytes, l.queuedPackets, now)
+	if q := p.loop.scheduler.byKey[k]; q != nil {
+		bucket = q.bucket
+		b.Queued, b.QueuedBytes = q.grants+int(q.queuedPackets), q.queuedBytes
+		bucket.Charge(shape, q.queuedBytes, q.queuedPackets, now)
 	}
-	b.NextIn = bucket.Depart(shape, now).Sub(now).Duration()
+	b.NextDeparture = bucket.Depart(shape, now).Sub(now).Duration()
 	b.BacklogBytes, b.BacklogPackets = bucket.Backlog(shape, now)
 	k.Limit++
 	shape, bucket = policy.NewConnections(i), p.shaper.Peek(k, now)
-	if gt := p.gates.byKey[k]; gt != nil {
-		p.gates.follow(gt)
-		b.InFlight, b.Waiting, b.Reserved = gt.inFlight, gt.waiting, gt.keeps(nil, false)
+	if gt := p.admission.byKey[k]; gt != nil {
+		p.admission.refresh(gt)
+		b.InFlight, b.Waiting, b.Reserved = gt.inFlight, gt.waiting, gt.reservedAgainst(nil, false)
 		bucket = gt.bucket
 		bucket.Charge(shape, 0, uint64(gt.waiting), now)
 	}
-	b.NewIn = bucket.Depart(shape, now).Sub(now).Duration()
+	b.NextAdmission = bucket.Depart(shape, now).Sub(now).Duration()
 	return b
 }
 
-// logAccess writes the access log's line of a connection, before what it holds is freed.
+// logAccess writes the access log record of a connection, before its state is freed.
 func (s *session) logAccess(how shaper.Ending, now leaky.Time) {
 	if !s.config.Load().AccessLog {
 		return
@@ -186,7 +185,7 @@ func (s *session) logAccess(how shaper.Ending, now leaky.Time) {
 }
 
 func (f *udpFlow) logAccess(now leaky.Time) {
-	if !f.site.config.Load().AccessLog {
+	if !f.listener.config.Load().AccessLog {
 		return
 	}
 	var c shaper.ConnectionStatus
@@ -196,8 +195,8 @@ func (f *udpFlow) logAccess(now leaky.Time) {
 }
 
 func (p *Proxy) logAccess(c *shaper.ConnectionStatus, how shaper.Ending) {
-	p.traffic.Info("access", "listener", c.Listen, "protocol", c.Protocol.String(), "source", c.Source,
+	p.accessLog.Info("access", "listener", c.Listen, "protocol", c.Protocol.String(), "source", c.Source,
 		"asn", p.shaper.Policy().ASN(c.Addr()), "port", c.Port, "downstream", cmp.Or(c.Downstream, "none"),
 		"to_downstream", c.ToDownstream, "from_downstream", c.FromDownstream,
-		"seconds", c.Age.Seconds(), "waited", c.Waited.Seconds(), "held_most", cmp.Or(c.HeldMost, "none"), "ended", how.String())
+		"duration_seconds", c.Age.Seconds(), "waited_seconds", c.Waited.Seconds(), "mostly_throttled_by", cmp.Or(c.MostlyThrottledBy, "none"), "ended", how.String())
 }

@@ -18,7 +18,7 @@ import (
 	"shaperd/shaper"
 )
 
-// connections returns what p has, by source.
+// connections returns the connections of p by source.
 func connections(p *Proxy) map[netip.AddrPort]shaper.ConnectionStatus {
 	all := map[netip.AddrPort]shaper.ConnectionStatus{}
 	p.Connections(func(c *shaper.ConnectionStatus) { all[c.Source] = *c })
@@ -27,40 +27,40 @@ func connections(p *Proxy) map[netip.AddrPort]shaper.ConnectionStatus {
 
 func local(c net.Conn) netip.AddrPort { return c.LocalAddr().(*net.TCPAddr).AddrPort() }
 
-// TestConnections has one connection that is paced, and one that waits for a slot.
+// TestConnections lists a throttled connection and one that waits for a slot.
 func TestConnections(t *testing.T) {
 	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(io.Discard, c) }),
 		shaper.Limit{Name: "slow", Rate: 800_000, MaxDelay: time.Second},
-		shaper.Limit{Name: "one", Connections: 1, MaxWait: time.Minute, MaxWaiting: 10})
+		shaper.Limit{Name: "one", MaxConnections: 1, QueueTimeout: time.Minute, MaxQueue: 10})
 	first := dial(t, r.addr())
 	go first.Write(make([]byte, 1<<20))
-	waitFor(t, "the first is held by its rate", func() bool {
+	waitFor(t, "the first is throttled by its rate", func() bool {
 		c := connections(r.proxy)[local(first)]
-		return c.Stage == "open" && c.HeldBy == "slow" && c.ToDownstream > 0 && c.Waited > 50*time.Millisecond && c.HeldMost == "slow"
+		return c.Stage == "open" && c.ThrottledBy == "slow" && c.ToDownstream > 0 && c.Waited > 50*time.Millisecond && c.MostlyThrottledBy == "slow"
 	})
 	second := dial(t, r.addr())
 	waitFor(t, "the second waits for a slot", func() bool {
 		c := connections(r.proxy)[local(second)]
-		return c.Stage == "waiting" && c.HeldBy == "one" && c.Waited > 50*time.Millisecond && c.Downstream == ""
+		return c.Stage == "waiting" && c.ThrottledBy == "one" && c.Waited > 50*time.Millisecond && c.Downstream == ""
 	})
 	p := r.shaper.Policy()
 	bucket := func(name string) shaper.BucketState {
 		i := p.Find(name)
 		return r.proxy.Buckets(i, p.Key(i, flowFrom("127.0.0.1", 1), shaper.Route{}))[0]
 	}
-	waitFor(t, "the next grant is due", func() bool { // at the instant itself it is due at once
+	waitFor(t, "the next grant is due", func() bool { // it reads 0 at the instant itself
 		b := bucket("slow")
-		return b.Queued == 1 && b.NextIn > 0 && b.NextIn <= time.Second
+		return b.Queued == 1 && b.NextDeparture > 0 && b.NextDeparture <= time.Second
 	})
 	if b := bucket("one"); b.InFlight != 1 || b.Waiting != 1 {
-		t.Errorf("the slots: %+v", b)
+		t.Errorf("bucket state: %+v", b)
 	}
 
-	// The one that waits goes without a trace, then the other.
+	// The waiting one is killed silently, then the other.
 	for _, c := range []*net.TCPConn{second, first} {
 		id := connections(r.proxy)[local(c)].ID
 		if !r.proxy.Kill(id) {
-			t.Fatal("there was nothing to kill")
+			t.Fatal("the connection was not found")
 		}
 		if _, err := io.Copy(io.Discard, c); !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("a killed connection ended with %v", err)
@@ -75,11 +75,11 @@ func TestConnections(t *testing.T) {
 	}
 }
 
-// TestRankings has a source that moves much and one that is refused.
+// TestRankings ranks a source that moves much and one that is refused.
 func TestRankings(t *testing.T) {
 	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(io.Discard, c) }),
 		shaper.Limit{Name: "slow", Key: shaper.KeySource, Rate: 8e6, MaxDelay: time.Second},
-		shaper.Limit{Name: "none", Match: shaper.Match{Source: []netip.Prefix{netip.MustParsePrefix("127.0.0.9/32")}}, Connections: 1, MaxWait: time.Millisecond, Excess: shaper.ExcessClose})
+		shaper.Limit{Name: "none", Match: shaper.Match{Source: []netip.Prefix{netip.MustParsePrefix("127.0.0.9/32")}}, MaxConnections: 1, QueueTimeout: time.Millisecond, RefuseWith: shaper.RefuseClose})
 	c := dial(t, r.addr())
 	if _, err := c.Write(make([]byte, 1<<20)); err != nil {
 		t.Fatal(err)
@@ -102,19 +102,19 @@ func TestRankings(t *testing.T) {
 	io.Copy(io.Discard, refused)
 
 	now := r.proxy.clock.Now()
-	moved := r.shaper.HeavySources(shaper.TraitRate, 1, now)
-	if len(moved) != 1 || moved[0].Key != netip.MustParseAddr("127.0.0.1") || moved[0].Weight[shaper.TraitDelay].Value <= 0 {
+	moved := r.shaper.TopSources(shaper.SortByRate, 1, now)
+	if len(moved) != 1 || moved[0].Key != netip.MustParseAddr("127.0.0.1") || moved[0].Weight[shaper.SortByDelay].Value <= 0 {
 		t.Errorf("the source that moved most: %+v", moved)
 	}
-	dropped := r.shaper.HeavySources(shaper.TraitDrops, 1, now)
+	dropped := r.shaper.TopSources(shaper.SortByDrops, 1, now)
 	if len(dropped) != 1 || dropped[0].Key != netip.MustParseAddr("127.0.0.9") {
 		t.Errorf("the source that was refused: %+v", dropped)
 	}
 	p := r.shaper.Policy()
 	for i := range p.Len() {
-		trait, want := shaper.TraitRate, "source 127.0.0.1/32"
+		trait, want := shaper.SortByRate, "source 127.0.0.1/32"
 		if p.Limit(i).Name == "none" {
-			trait, want = shaper.TraitDrops, "all"
+			trait, want = shaper.SortByDrops, "all"
 		}
 		keys := p.State(i).Keys.Heaviest(trait, 5, now)
 		if len(keys) != 1 || p.DescribeKey(i, keys[0].Key) != want {
@@ -123,8 +123,8 @@ func TestRankings(t *testing.T) {
 	}
 }
 
-// A limit that observes ranks who it would hold back, and holds up nobody for that once it
-// enforces. A stream would be delayed, and not refused.
+// A limit that observes ranks the key that it would delay, and delays nothing on account of that once
+// it enforces. A stream would be delayed, not refused.
 func TestObservedStream(t *testing.T) {
 	limit := shaper.Limit{Name: "slow", Key: shaper.KeySource, Rate: 8e6, MaxDelay: 5 * time.Second, Observe: true}
 	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(c, c) }), limit)
@@ -133,7 +133,7 @@ func TestObservedStream(t *testing.T) {
 	go c.Write(bytes.Clone(sent))
 	io.ReadFull(c, sent)
 	p, now := r.shaper.Policy(), r.proxy.clock.Now()
-	for trait, want := range map[shaper.Trait]int{shaper.TraitRate: 1, shaper.TraitDelay: 1, shaper.TraitDrops: 0} {
+	for trait, want := range map[shaper.SortKey]int{shaper.SortByRate: 1, shaper.SortByDelay: 1, shaper.SortByDrops: 0} {
 		keys := p.State(0).Keys.Heaviest(trait, 5, now)
 		if len(keys) != want || want == 1 && p.DescribeKey(0, keys[0].Key) != "source 127.0.0.1/32" {
 			t.Errorf("keys by %d: %+v", trait, keys)
@@ -154,39 +154,39 @@ func TestObservedStream(t *testing.T) {
 	r.settle()
 }
 
-// TestPromise has a proxy keep its promise, and then sets its bucket back again and again.
-func TestPromise(t *testing.T) {
+// TestConformance lets a proxy conform, and then sets its bucket back repeatedly.
+func TestConformance(t *testing.T) {
 	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(io.Discard, c) }),
 		shaper.Limit{Name: "slow", Rate: 80e6, MaxDelay: time.Second})
 	c := dial(t, r.addr())
 	go c.Write(make([]byte, 64<<20))
-	promise := &r.shaper.Policy().State(0).Promise
-	waitFor(t, "a burst was seen", func() bool { return promise.Worst.Load() > 0 })
+	conformance := &r.shaper.Policy().State(0).Conformance
+	waitFor(t, "a burst was seen", func() bool { return conformance.MaxExcess.Load() > 0 })
 	time.Sleep(200 * time.Millisecond)
-	if n := promise.Violations.Load(); n != 0 {
-		t.Fatalf("%d violations: up to %d, and %d are allowed", n, promise.Worst.Load(), promise.Allowed.Load())
+	if n := conformance.Violations.Load(); n != 0 {
+		t.Fatalf("%d violations: excess up to %d, %d allowed", n, conformance.MaxExcess.Load(), conformance.MaxAllowed.Load())
 	}
 	waitFor(t, "a violation was seen", func() bool {
 		r.proxy.loop.call(func(leaky.Time) {
-			for _, l := range r.proxy.loop.lines.byKey {
-				l.bucket = leaky.Bucket{}
+			for _, q := range r.proxy.loop.scheduler.byKey {
+				q.bucket = leaky.Bucket{}
 			}
 		})
-		return promise.Violations.Load() > 0
+		return conformance.Violations.Load() > 0
 	})
 	// At another rate the past does not count.
 	r.apply(shaper.Limit{Name: "slow", Rate: 8e6, MaxDelay: time.Second})
-	was := promise.Violations.Load()
+	was := conformance.Violations.Load()
 	time.Sleep(100 * time.Millisecond)
-	if n := promise.Violations.Load() - was; n > 0 {
+	if n := conformance.Violations.Load() - was; n > 0 {
 		t.Errorf("%d violations after the rate was lowered", n)
 	}
-	c.SetLinger(0) // what is buffered would take its time
+	c.SetLinger(0) // to discard what is buffered
 	c.Close()
 	r.settle()
 }
 
-// TestBlock has a block cut what is there, and refuse what comes.
+// TestBlock blocks a source: its connection is cut, and new ones are refused.
 func TestBlock(t *testing.T) {
 	server := serveTCP(t, echo)
 	r := start(t, shaper.TCP, server, shaper.Limit{Name: "slow", Rate: 8e6, MaxDelay: time.Second})
@@ -211,18 +211,18 @@ func TestBlock(t *testing.T) {
 	}
 	r.apply(slow, block)
 	if err := exchange(c); err == nil {
-		t.Error("what was there goes on")
+		t.Error("the existing connection was not cut")
 	}
 	if c, err := net.Dial("tcp4", r.addr()); err == nil { // it may be reset before
 		defer c.Close()
 		if exchange(c) == nil {
-			t.Error("what comes passes")
+			t.Error("a new connection was accepted")
 		}
 	}
 	p := r.shaper.Policy()
 	for i := range p.Len() {
 		if p.Limit(i).Block && p.State(i).Connections[shaper.Refuse][shaper.Blocked].Load() == 0 {
-			t.Error("nothing was counted as blocked")
+			t.Error("no connection was counted as blocked")
 		}
 	}
 	r.apply(slow)
@@ -239,7 +239,7 @@ func TestBlockUDP(t *testing.T) {
 	slow := shaper.Limit{Name: "slow", Rate: 800, MaxDelay: time.Minute}
 	r := start(t, shaper.UDP, server.LocalAddr().String(), slow)
 	c := dialUDP(t, r)
-	for range 5 { // of which the last ones wait
+	for range 5 { // the last ones wait
 		c.Write(make([]byte, 1000))
 	}
 	buffer := make([]byte, 2000)
@@ -266,7 +266,7 @@ func TestBlockUDP(t *testing.T) {
 	}
 }
 
-// TestDrainDownstream has one of two downstreams drained, then both.
+// TestDrainDownstream drains one of two downstreams, then both.
 func TestDrainDownstream(t *testing.T) {
 	name := func(name string) string {
 		return serveTCP(t, func(c *net.TCPConn) { io.WriteString(c, name); io.Copy(io.Discard, c) })
@@ -277,7 +277,7 @@ func TestDrainDownstream(t *testing.T) {
 	r.listen.Downstream = append(r.listen.Downstream, Downstream{Host: second.Addr().String(), Port: second.Port()})
 	r.listen.Timeouts.Connect = 5 * time.Second
 	r.apply()
-	who := func() string {
+	server := func() string {
 		c := dial(t, r.addr())
 		defer c.Close()
 		var b [1]byte
@@ -290,11 +290,11 @@ func TestDrainDownstream(t *testing.T) {
 		t.Fatalf("%d downstreams drained", n)
 	}
 	if n := r.proxy.DrainDownstream("", "10.9.9.9:1", true); n != 0 {
-		t.Errorf("%d downstreams drained that there are not", n)
+		t.Errorf("%d unknown downstreams drained", n)
 	}
-	r.apply() // it stays so
+	r.apply() // a reload keeps it
 	for range 4 {
-		if got := who(); got != "b" {
+		if got := server(); got != "b" {
 			t.Errorf("%s got a connection", got)
 		}
 	}
@@ -308,7 +308,7 @@ func TestDrainDownstream(t *testing.T) {
 	}()
 	waitFor(t, "it waits", func() bool {
 		status := connections(r.proxy)[local(c)]
-		return status.Stage == "waiting" && status.HeldBy == poolName
+		return status.Stage == "waiting" && status.ThrottledBy == poolName
 	})
 	select {
 	case b := <-got:
@@ -320,13 +320,13 @@ func TestDrainDownstream(t *testing.T) {
 		t.Errorf("%q answered", b)
 	}
 
-	// One that is new may begin so. Where it stays, what was ordered counts.
+	// A new downstream may be configured as drained. For an existing one the command takes precedence.
 	r.listen.Downstream[0].Drained = true
 	third := netip.MustParseAddrPort(name("c"))
 	r.listen.Downstream = append(r.listen.Downstream, Downstream{Host: third.Addr().String(), Port: third.Port(), Drained: true})
 	r.apply()
 	for range 4 {
-		if got := who(); got != "a" {
+		if got := server(); got != "a" {
 			t.Errorf("%s got a connection", got)
 		}
 	}
@@ -353,7 +353,7 @@ func (l *logLines) String() string {
 func TestAccessLog(t *testing.T) {
 	var log logLines
 	r := start(t, shaper.TCP, serveTCP(t, echo), shaper.Limit{Name: "slow", Rate: 8e6, MaxDelay: time.Second})
-	r.proxy.traffic = slog.New(slog.NewTextHandler(&log, nil))
+	r.proxy.accessLog = slog.New(slog.NewTextHandler(&log, nil))
 	quiet := dial(t, r.addr())
 	quiet.CloseWrite()
 	io.Copy(io.Discard, quiet)
@@ -371,26 +371,26 @@ func TestAccessLog(t *testing.T) {
 	text := log.String()
 	for _, want := range []string{
 		"msg=access", "listener=l", "protocol=tcp", fmt.Sprintf("source=%v", local(c)), "to_downstream=100000", "from_downstream=100000",
-		"held_most=slow", "ended=closed",
+		"mostly_throttled_by=slow", "ended=closed",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %s in %s", want, text)
 		}
 	}
-	if strings.Contains(text, "waited=0 ") || strings.Count(text, "\n") != 1 {
-		t.Errorf("it waited, and is one line: %s", text)
+	if strings.Contains(text, "waited_seconds=0 ") || strings.Count(text, "\n") != 1 {
+		t.Errorf("want one line, with a wait: %s", text)
 	}
 }
 
-// Where caps cross, a slot that is free and reserved for one who needs several is told.
-func TestBucketsTellWhatIsReserved(t *testing.T) {
+// Where caps cross, a free slot that is reserved for a source that needs several is shown as reserved.
+func TestBuckets_ShowReservedSlot(t *testing.T) {
 	t.Parallel()
 	caps := []shaper.Limit{
 		{Name: "a", Match: shaper.Match{Source: []netip.Prefix{netip.MustParsePrefix("127.0.1.0/24"), netip.MustParsePrefix("127.0.3.0/24")}}},
 		{Name: "b", Match: shaper.Match{Source: []netip.Prefix{netip.MustParsePrefix("127.0.2.0/24"), netip.MustParsePrefix("127.0.3.0/24")}}},
 	}
 	for i := range caps {
-		caps[i].Connections, caps[i].MaxWait, caps[i].MaxWaiting = 1, time.Minute, 10
+		caps[i].MaxConnections, caps[i].QueueTimeout, caps[i].MaxQueue = 1, time.Minute, 10
 	}
 	r := start(t, shaper.TCP, serveTCP(t, echo), caps...)
 	stop := make(chan struct{})
@@ -409,7 +409,7 @@ func TestBucketsTellWhatIsReserved(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				c.SetDeadline(time.Now().Add(patience))
+				c.SetDeadline(time.Now().Add(testTimeout))
 				c.Write([]byte("x"))
 				c.Read(make([]byte, 1))
 				time.Sleep(10 * time.Millisecond)

@@ -13,33 +13,32 @@ import (
 	"shaperd/shaper"
 )
 
-// watcher is told when its descriptor has something to do.
+// watcher handles the events of a descriptor.
 type watcher interface {
 	ready(events uint32, now leaky.Time)
 }
 
-// loop is the thread that moves bytes. Its fields belong to that thread, but for
-// the posted work.
+// loop is the thread that moves bytes. Its fields belong to that thread, except for the posted work.
 type loop struct {
-	clock *leaky.Clock
-	pacer *leaky.Pacer
-	lines *lines
+	clock     *leaky.Clock
+	pacer     *leaky.Pacer
+	scheduler *scheduler
 
-	epoll     int
-	wake      int // eventfd; closed under mu
-	watched   []watched
-	events    [128]unix.EpollEvent
-	timeout   unix.Timespec
-	again     []func(now leaky.Time) // work left over, for the next round
-	spare     []func(now leaky.Time)
-	scratch   []byte // what is in hand while it moves from socket to socket
-	pieces    [maxTrain]mmsghdr
-	vectors   [maxTrain]unix.Iovec // of pieces
-	pipes     []*pipe              // empty ones
-	pipeCount int
-	headroom  *headroom
-	now       leaky.Time // when the round began
-	stopping  bool
+	epoll         int
+	wakeFD        int // eventfd; closed under mu
+	registrations []registration
+	events        [128]unix.EpollEvent
+	timeout       unix.Timespec
+	deferred      []func(now leaky.Time) // work for the next round
+	spare         []func(now leaky.Time)
+	scratch       []byte // data on its way from one socket to another
+	pieces        [maxTrainDatagrams]mmsghdr
+	vectors       [maxTrainDatagrams]unix.Iovec // of pieces
+	pipes         []*pipe                       // empty ones
+	pipeCount     int
+	headroom      *headroom
+	now           leaky.Time // start of the round
+	stopping      bool
 
 	batch  *batch
 	memory memory
@@ -49,17 +48,17 @@ type loop struct {
 	done   chan struct{}
 }
 
-// watched is who is told about a descriptor. generation tells a descriptor from
-// an earlier one of the same number, of which an event may still be in hand.
-type watched struct {
+// registration is the watcher of a descriptor. generation distinguishes the descriptor from an earlier
+// one of the same number, of which an event may still be pending.
+type registration struct {
 	watcher    watcher
 	generation int32
 }
 
-// punctual is how close a departure is when sockets are only looked at, and not
-// waited for: a wake-up takes 20 us, and what it brings about as long again, which
-// would make the departure late. Sockets then wait up to punctual.
-const punctual = leaky.Second / 1e6 * 100
+// pollWindow is how close a departure must be for the loop to poll sockets without waiting. A wake-up
+// takes 20 us, and the work it brings as long again, which would make the departure late. Sockets then
+// wait up to pollWindow.
+const pollWindow = leaky.Second / 1e6 * 100
 
 // scratchSize is the most that is copied from one TCP socket to the other at once.
 const scratchSize = 64 << 10
@@ -70,40 +69,40 @@ func newLoop(clock *leaky.Clock, s *shaper.Shaper) (*loop, error) {
 		pacer:   leaky.NewPacer(clock),
 		scratch: make([]byte, scratchSize),
 		batch:   newBatch(),
-		memory:  memory{most: maxQueued, holders: map[netip.Addr]*holder{}},
+		memory:  memory{max: maxQueuedBytes, holders: map[netip.Addr]*holder{}},
 		done:    make(chan struct{}),
 	}
-	l.lines = newLines(s, &l.pacer.Wheel, clock.Now)
+	l.scheduler = newScheduler(s, &l.pacer.Wheel, clock.Now)
 	var err error
 	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("create epoll: %w", err)
 	}
-	if l.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+	if l.wakeFD, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		unix.Close(l.epoll)
 		return nil, fmt.Errorf("create eventfd: %w", err)
 	}
 	l.headroom = newHeadroom()
-	err = l.watch(l.wake, unix.EPOLLIN, wakeup{l})
+	err = l.watch(l.wakeFD, unix.EPOLLIN, wakeup{l})
 	if err == nil {
 		if _, errno := l.epollWait(true); errno != 0 && errno != unix.EINTR {
-			err = fmt.Errorf("wait for sockets: epoll_pwait2, which Linux has since 5.11: %w", errno)
+			err = fmt.Errorf("epoll_pwait2, which requires Linux 5.11: %w", errno)
 		}
 	}
 	if err != nil {
 		l.headroom.close()
 		unix.Close(l.epoll)
-		unix.Close(l.wake)
+		unix.Close(l.wakeFD)
 		return nil, err
 	}
 	return l, nil
 }
 
-// run works until stop is called. It closes the loop's own descriptors.
+// run runs the loop until stop is called. It closes the loop's own descriptors.
 func (l *loop) run() {
 	l.pacer.Run(l.round)
 	l.mu.Lock()
-	unix.Close(l.wake)
-	l.wake = -1
+	unix.Close(l.wakeFD)
+	l.wakeFD = -1
 	l.mu.Unlock()
 	unix.Close(l.epoll)
 	l.headroom.close()
@@ -113,24 +112,24 @@ func (l *loop) run() {
 	close(l.done)
 }
 
-// stop ends run, once what is posted has been done, and waits for it.
+// stop ends run after the posted work is done, and waits for that.
 func (l *loop) stop() {
 	l.post(func(leaky.Time) { l.stopping = true })
 	<-l.done
 }
 
-// post has f called on the loop's thread. After stop it is lost.
+// post calls f on the loop's thread. After stop f is discarded.
 func (l *loop) post(f func(now leaky.Time)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.posted = append(l.posted, f)
-	if len(l.posted) == 1 && l.wake >= 0 {
+	if len(l.posted) == 1 && l.wakeFD >= 0 {
 		one := uint64(1)
-		_, _ = unix.Write(l.wake, unsafe.Slice((*byte)(unsafe.Pointer(&one)), 8)) // full is a wake-up already
+		_, _ = unix.Write(l.wakeFD, unsafe.Slice((*byte)(unsafe.Pointer(&one)), 8)) // EAGAIN means that a wake-up is pending
 	}
 }
 
-// call has f called on the loop's thread and waits for it.
+// call calls f on the loop's thread and waits for it.
 func (l *loop) call(f func(now leaky.Time)) {
 	ran := make(chan struct{})
 	l.post(func(now leaky.Time) { f(now); close(ran) })
@@ -140,15 +139,15 @@ func (l *loop) call(f func(now leaky.Time)) {
 	}
 }
 
-// later has f called in the next round, after other sockets had their turn.
-func (l *loop) later(f func(now leaky.Time)) { l.again = append(l.again, f) }
+// runLater calls f in the next round, after other sockets had their turn.
+func (l *loop) runLater(f func(now leaky.Time)) { l.deferred = append(l.deferred, f) }
 
-// watch has w told about events on fd.
+// watch makes w handle the events on fd.
 func (l *loop) watch(fd int, events uint32, w watcher) error {
-	for fd >= len(l.watched) {
-		l.watched = append(l.watched, watched{})
+	for fd >= len(l.registrations) {
+		l.registrations = append(l.registrations, registration{})
 	}
-	at := &l.watched[fd]
+	at := &l.registrations[fd]
 	at.watcher = w
 	at.generation++
 	ev := unix.EpollEvent{Events: events, Fd: int32(fd), Pad: at.generation}
@@ -160,40 +159,40 @@ func (l *loop) watch(fd int, events uint32, w watcher) error {
 	return nil
 }
 
-// rewatch changes the events of a descriptor that is watched.
-func (l *loop) rewatch(fd int, events uint32) {
-	ev := unix.EpollEvent{Events: events, Fd: int32(fd), Pad: l.watched[fd].generation}
+// setEvents changes the events of a watched descriptor.
+func (l *loop) setEvents(fd int, events uint32) {
+	ev := unix.EpollEvent{Events: events, Fd: int32(fd), Pad: l.registrations[fd].generation}
 	_ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_MOD, fd, &ev)
 }
 
-// close closes a descriptor that may be watched, and of which there is no duplicate.
+// close closes a descriptor that may be watched and has no duplicate.
 func (l *loop) close(fd int) {
-	l.unwatch(fd)
+	l.clearWatch(fd)
 	unix.Close(fd)
 }
 
-// forget ends watch.
-func (l *loop) forget(fd int) {
-	l.unwatch(fd)
+// unwatch undoes watch.
+func (l *loop) unwatch(fd int) {
+	l.clearWatch(fd)
 	_ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, fd, nil)
 }
 
-func (l *loop) unwatch(fd int) {
-	if fd < len(l.watched) && l.watched[fd].watcher != nil {
-		l.watched[fd].watcher = nil
+func (l *loop) clearWatch(fd int) {
+	if fd < len(l.registrations) && l.registrations[fd].watcher != nil {
+		l.registrations[fd].watcher = nil
 		l.headroom.sockets--
 	}
 }
 
-// round waits until something is ready, at most until until, and handles it.
-// Before a departure that is near it handles what is ready, and waits for that.
+// round waits until something is ready, or until the time until, and handles it. If a departure is
+// near it handles what is ready, and then sleeps until the departure.
 func (l *loop) round(until leaky.Time) bool {
-	if len(l.again) > 0 {
+	if len(l.deferred) > 0 {
 		until = 0
 	}
 	wait := until.Sub(l.clock.Now())
 	n := 0
-	if wait > punctual {
+	if wait > pollWindow {
 		n = l.poll(wait)
 	} else {
 		n = l.poll(0)
@@ -203,21 +202,21 @@ func (l *loop) round(until leaky.Time) bool {
 	l.pacer.Skip(now)
 	for i := range n {
 		ev := &l.events[i]
-		if at := l.watched[ev.Fd]; at.watcher != nil && at.generation == ev.Pad {
+		if at := l.registrations[ev.Fd]; at.watcher != nil && at.generation == ev.Pad {
 			at.watcher.ready(ev.Events, now)
 			l.pacer.Fire()
 		}
 	}
-	work := l.again
-	l.again = l.spare[:0]
+	work := l.deferred
+	l.deferred = l.spare[:0]
 	for i, f := range work {
 		work[i] = nil
 		f(now)
 		l.pacer.Fire()
 	}
 	l.spare = work
-	if wait <= punctual && len(l.again) == 0 {
-		if at, ok := l.pacer.Next(); ok { // it may be sooner now
+	if wait <= pollWindow && len(l.deferred) == 0 {
+		if at, ok := l.pacer.Next(); ok { // it may be earlier now
 			until = min(until, at)
 		}
 		l.clock.Sleep(until)
@@ -225,10 +224,10 @@ func (l *loop) round(until leaky.Time) bool {
 	return !l.stopping
 }
 
-// poll waits for events, at most for timeout. A long wait is left a little early
-// and without a Go processor; a short one keeps it, see [leaky.ShortWait].
+// poll waits for events, for at most timeout. A long wait ends slightly early and releases the Go
+// processor; a short one keeps it, see [leaky.IsShortWait].
 func (l *loop) poll(timeout leaky.Time) int {
-	short := leaky.ShortWait(timeout)
+	short := leaky.IsShortWait(timeout)
 	if !short {
 		timeout -= leaky.FromDuration(time.Millisecond)
 	}
@@ -253,12 +252,12 @@ func (l *loop) epollWait(short bool) (int, unix.Errno) {
 	return int(n), errno
 }
 
-// wakeup does the posted work.
+// wakeup runs the posted work.
 type wakeup struct{ *loop }
 
 func (w wakeup) ready(_ uint32, now leaky.Time) {
 	var count [8]byte
-	_, _ = unix.Read(w.wake, count[:])
+	_, _ = unix.Read(w.wakeFD, count[:])
 	w.mu.Lock()
 	posted := w.posted
 	w.posted = nil

@@ -9,49 +9,47 @@ import (
 	"shaperd/leaky"
 )
 
-// memory is that of datagrams that wait. Those that do not wait take none. When there is
-// no more the source that holds most of it loses its newest datagram, over all limits and
-// listeners. Flows that nobody has answered yet are one source together, as in lines.
+// memory is the memory of queued datagrams. Those that do not wait need none. When it is used up, the
+// source that uses the most loses its newest datagram, across all limits and listeners. Unverified
+// flows count as one source, as in queues.
 //
-// What datagrams leave is kept for the next ones: at most spareBytes of each size; what is
-// beyond is left to the garbage collector.
+// Freed buffers are kept for reuse: at most spareBytes of each size, the rest is garbage collected.
 type memory struct {
-	used, most int // bytes
-	holders    map[netip.Addr]*holder
-	ranked     ranking[holder, byMemory]
+	used, max int // bytes
+	holders   map[netip.Addr]*holder
+	largest   indexedHeap[holder, byMemory]
 
-	datagrams []*datagram // to be used again
+	datagrams []*datagram // for reuse
 	buffers   [len(bufferSizes)][][]byte
 }
 
-// holder is a source whose datagrams wait; the zero address stands for strangers.
+// holder is a source with queued datagrams; the zero address is that of unverified flows.
 type holder struct {
-	source netip.Addr
-	used   int       // bytes
-	newest *datagram // of a list
-	place  int       // in memory.ranked
+	source    netip.Addr
+	used      int       // bytes
+	newest    *datagram // head of a list
+	heapIndex int       // in memory.largest
 }
 
-// byMemory has the source that holds most first.
+// byMemory puts the source that uses the most memory first.
 type byMemory struct{}
 
-func (byMemory) before(a, b *holder) bool { return a.used > b.used }
-func (byMemory) place(h *holder) *int     { return &h.place }
+func (byMemory) less(a, b *holder) bool { return a.used > b.used }
+func (byMemory) index(h *holder) *int   { return &h.heapIndex }
 
-// bufferSizes are those of buffers: from Ethernet's jumbo frames on none is twice what it
-// holds.
+// bufferSizes are the buffer sizes. A datagram larger than an Ethernet jumbo frame fills more than
+// half of its buffer.
 var bufferSizes = [...]int{256, 640, 2048, 9216, 18432, 36864, 65536}
 
 const (
-	// maxQueued bounds the memory of datagrams that wait: their buffers and what is noted
-	// of them.
-	maxQueued = 128 << 20
+	// maxQueuedBytes bounds the memory of queued datagrams: buffers and records.
+	maxQueuedBytes = 128 << 20
 
 	spareBytes     = 4 << 20
 	spareDatagrams = 1 << 16
 )
 
-// bufferClass returns the size class that holds n bytes.
+// bufferClass returns the size class for n bytes.
 func bufferClass(n int) int {
 	class := 0
 	for bufferSizes[class] < n {
@@ -60,7 +58,7 @@ func bufferClass(n int) int {
 	return class
 }
 
-// size is what dg takes while it waits.
+// size is the memory that dg uses while it waits.
 func (dg *datagram) size() int { return cap(dg.data) + int(unsafe.Sizeof(*dg)) }
 
 func (m *memory) newDatagram() *datagram {
@@ -73,9 +71,9 @@ func (m *memory) newDatagram() *datagram {
 	return dg
 }
 
-// hold gives dg, which waits, a buffer of its own for the data it was lent. It may be that
-// dg itself does not wait any more when it returns.
-func (l *loop) hold(dg *datagram, now leaky.Time) {
+// store gives dg, which is queued, its own buffer for the data that it borrows. dg itself may have
+// been dropped when store returns.
+func (l *loop) store(dg *datagram, now leaky.Time) {
 	m := &l.memory
 	class := bufferClass(len(dg.data))
 	var b []byte
@@ -88,29 +86,29 @@ func (l *loop) hold(dg *datagram, now leaky.Time) {
 	dg.data = b[:copy(b, dg.data)]
 	m.used += dg.size()
 	m.charge(dg)
-	for m.used > m.most {
-		newest := m.ranked[0].newest
-		for newest != nil && !newest.queued { // it is on its way to other lines
+	for m.used > m.max {
+		newest := m.largest[0].newest
+		for newest != nil && !newest.queued { // it is moving to other queues
 			newest = newest.older
 		}
 		if newest == nil {
 			return
 		}
-		l.lines.forgo(&newest.unit, now)
+		l.scheduler.evict(&newest.unit, now)
 	}
 }
 
-// charge puts dg on the account of its source.
+// charge accounts dg to its source.
 func (m *memory) charge(dg *datagram) {
 	var source netip.Addr
-	if !dg.flow.mute {
-		source = turnAddr(dg.flow.flow.Source)
+	if !dg.flow.unanswered {
+		source = sourceKey(dg.flow.flow.Source)
 	}
 	h := m.holders[source]
 	if h == nil {
 		h = &holder{source: source}
 		m.holders[source] = h
-		heap.Push(&m.ranked, h)
+		heap.Push(&m.largest, h)
 	}
 	dg.holder, dg.older = h, h.newest
 	if h.newest != nil {
@@ -118,11 +116,11 @@ func (m *memory) charge(dg *datagram) {
 	}
 	h.newest = dg
 	h.used += dg.size()
-	heap.Fix(&m.ranked, h.place)
+	heap.Fix(&m.largest, h.heapIndex)
 }
 
-// discharge is the opposite of charge.
-func (m *memory) discharge(dg *datagram) {
+// uncharge undoes charge.
+func (m *memory) uncharge(dg *datagram) {
 	h := dg.holder
 	if dg.newer == nil {
 		h.newest = dg.older
@@ -134,30 +132,30 @@ func (m *memory) discharge(dg *datagram) {
 	}
 	dg.holder, dg.older, dg.newer = nil, nil, nil
 	if h.used -= dg.size(); h.used > 0 {
-		heap.Fix(&m.ranked, h.place)
+		heap.Fix(&m.largest, h.heapIndex)
 		return
 	}
-	heap.Remove(&m.ranked, h.place)
+	heap.Remove(&m.largest, h.heapIndex)
 	delete(m.holders, h.source)
 }
 
-// transfer puts what f has queued on the account of the source that it is of now.
+// transfer moves the queued datagrams of f to the account of the source that it counts as now.
 func (m *memory) transfer(f *udpFlow) {
 	var queued []*datagram
 	for dg := f.queued; dg != nil; dg = dg.next {
-		m.discharge(dg)
+		m.uncharge(dg)
 		queued = append(queued, dg)
 	}
-	for _, dg := range slices.Backward(queued) { // the oldest is the last one
+	for _, dg := range slices.Backward(queued) { // the list is newest first
 		m.charge(dg)
 	}
 }
 
-// free takes back dg and its buffer.
+// free reclaims dg and its buffer.
 func (m *memory) free(dg *datagram) {
 	if dg.holder != nil {
 		m.used -= dg.size()
-		m.discharge(dg)
+		m.uncharge(dg)
 		class := bufferClass(cap(dg.data))
 		if len(m.buffers[class]) < spareBytes/bufferSizes[class] {
 			m.buffers[class] = append(m.buffers[class], dg.data[:cap(dg.data)])

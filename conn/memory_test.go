@@ -12,10 +12,10 @@ import (
 	"shaperd/shaper"
 )
 
-// Sources fill the memory for datagrams that wait. At other ports what need not wait goes
-// on, and what others have queued stays.
-func TestSourcesThatFillTheMemoryLoseTheirOwn(t *testing.T) {
-	for name, answers := range map[string]bool{"answered": true, "strangers": false} {
+// Sources fill the memory for queued datagrams. At other ports datagrams that need not wait pass, and
+// datagrams queued by others stay.
+func TestMemory_LargestSourceLosesDatagrams(t *testing.T) {
+	for name, answers := range map[string]bool{"answered": true, "unverified": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			flooded, _ := countUDP(t)
@@ -35,7 +35,7 @@ func TestSourcesThatFillTheMemoryLoseTheirOwn(t *testing.T) {
 			if err := r.proxy.Apply(t.Context(), []Listen{r.listen, idle, slow}, limits, nil); err != nil {
 				t.Fatal(err)
 			}
-			r.proxy.loop.call(func(leaky.Time) { r.proxy.loop.memory.most = 1 << 20 })
+			r.proxy.loop.call(func(leaky.Time) { r.proxy.loop.memory.max = 1 << 20 })
 			patient := udpFrom(t, "127.9.0.2", slow.Endpoints[0].Addr.String())
 			for range 10 {
 				patient.Write([]byte{'p'})
@@ -60,26 +60,26 @@ func TestSourcesThatFillTheMemoryLoseTheirOwn(t *testing.T) {
 					more()
 				}
 				polite.Write(make([]byte, 300))
-				polite.SetReadDeadline(time.Now().Add(patience))
+				polite.SetReadDeadline(time.Now().Add(testTimeout))
 				if n, _ := polite.Read(make([]byte, 10)); n > 0 {
 					answered++
 				}
 			}
-			waitFor(t, "what is queued", func() bool { return got['p'].Load() == 10 })
+			waitFor(t, "the queued datagrams", func() bool { return got['p'].Load() == 10 })
 			if answered != 200 || full("idle") != 0 || full("slow") != 0 {
-				t.Errorf("%d of 200 datagrams were answered; refused for lack of memory: %d there, %d of who had 10 queued, %d of the flood",
+				t.Errorf("%d of 200 datagrams got a reply; refused for lack of memory: %d there, %d of the source with 10 queued, %d of the flood",
 					answered, full("idle"), full("slow"), full("hogs"))
 			}
 			r.proxy.loop.call(func(leaky.Time) {
-				if m := &r.proxy.loop.memory; m.used > m.most {
-					t.Errorf("%d bytes are in use, of %d", m.used, m.most)
+				if m := &r.proxy.loop.memory; m.used > m.max {
+					t.Errorf("%d bytes are in use, of %d", m.used, m.max)
 				}
 			})
 		})
 	}
 }
 
-// portOf returns a listener in front of a downstream, and a limit for its port alone.
+// portOf returns a listener in front of a downstream, and a limit for its port only.
 func portOf(t *testing.T, name string, to net.Addr, limit shaper.Limit) (Listen, shaper.Limit) {
 	t.Helper()
 	at := netip.MustParseAddrPort(to.String())
@@ -96,8 +96,8 @@ func onePort(l Listen) []shaper.PortRange {
 	return []shaper.PortRange{{First: port, Last: port}}
 }
 
-// What is in use is what is counted, and nothing is left when nothing waits.
-func TestMemoryIsCounted(t *testing.T) {
+// The memory in use equals what is counted, and is zero when nothing is queued.
+func TestMemory_Accounting(t *testing.T) {
 	server, _ := countUDP(t)
 	r := start(t, shaper.UDP, server.String(), shaper.Limit{Name: "bytes", Rate: 800, MaxDelay: time.Hour})
 	sizes := map[int]int{1: 256, 256: 256, 257: 640, 641: 2048, 1472: 2048, 9000: 9216, 9217: 18432, 20000: 36864, 65507: 65536}
@@ -116,7 +116,7 @@ func TestMemoryIsCounted(t *testing.T) {
 					n += dg.size()
 				}
 			}
-			if sum != used || n != used || len(m.ranked) != len(m.holders) {
+			if sum != used || n != used || len(m.largest) != len(m.holders) {
 				t.Errorf("%d bytes in use, %d of %d sources, %d of datagrams", used, sum, len(m.holders), n)
 			}
 		})
@@ -137,7 +137,7 @@ func TestMemoryIsCounted(t *testing.T) {
 		r.proxy.Kill(id)
 	}
 	if used := check(); used != want/2 {
-		t.Errorf("%d bytes are in use when half the datagrams are gone, want %d", used, want/2)
+		t.Errorf("%d bytes are in use after half of the datagrams have left, want %d", used, want/2)
 	}
 	r.apply() // without limits nothing waits
 	if used := check(); used != 0 {
@@ -145,9 +145,9 @@ func TestMemoryIsCounted(t *testing.T) {
 	}
 }
 
-// Datagrams that are between two lines are no longer where they were: none is refused there
-// when memory runs out meanwhile.
-func TestMemoryThatIsFullWhileDatagramsChangeLines(t *testing.T) {
+// Datagrams between two queues have left the first one: none is refused there when memory is used up
+// meanwhile.
+func TestMemory_FullWhileChangingQueues(t *testing.T) {
 	t.Parallel()
 	limit := shaper.Limit{Name: "slow", Packets: shaper.Frequency{N: 1, Per: time.Minute}, MaxDelay: time.Hour}
 	r := start(t, shaper.UDP, serveUDP(t).LocalAddr().String(), limit)
@@ -164,11 +164,11 @@ func TestMemoryThatIsFullWhileDatagramsChangeLines(t *testing.T) {
 		r.proxy.loop.call(func(leaky.Time) { n = memory.used })
 		return n
 	}
-	waitFor(t, "what waits", func() bool { return held() >= 29*1000 })
+	waitFor(t, "queued datagrams", func() bool { return held() >= 29*1000 })
 	r.proxy.loop.call(func(now leaky.Time) {
 		var flows []*udpFlow // the one with more first
 		for _, f := range r.proxy.flows {
-			f.mute = false
+			f.unanswered = false
 			memory.transfer(f)
 			flows = append(flows, f)
 		}
@@ -177,8 +177,8 @@ func TestMemoryThatIsFullWhileDatagramsChangeLines(t *testing.T) {
 		for dg := flows[0].queued; dg != nil; dg = dg.next {
 			queued = append(queued, dg)
 		}
-		flows[0].withdraw(now)
-		memory.most = memory.used
+		flows[0].withdrawQueued(now)
+		memory.max = memory.used
 		for range 8 {
 			flows[1].forward(message{data: make([]byte, 10), size: 10}, false, now)
 		}
@@ -189,12 +189,12 @@ func TestMemoryThatIsFullWhileDatagramsChangeLines(t *testing.T) {
 		for _, f := range flows {
 			for dg := f.queued; dg != nil; dg = dg.next {
 				if waiting++; !dg.unit.queued {
-					t.Fatal("a datagram waits nowhere")
+					t.Fatal("a datagram is in no queue")
 				}
 			}
 		}
 		if n := flows[0].up.path[0].queuedPackets; n != waiting {
-			t.Errorf("%d datagrams wait in the line, %d of the flows", n, waiting)
+			t.Errorf("%d datagrams wait in the queue, %d in the flows", n, waiting)
 		}
 	})
 }

@@ -7,24 +7,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pipe holds bytes on their way between two sockets, in the kernel: they are not
-// copied. A direction has one only while it holds some.
+// pipe holds bytes on their way between two sockets, in the kernel: they are not copied. A direction
+// has one only while it is not empty.
 type pipe struct {
 	r, w int
 	n    int // bytes in it
 }
 
 const (
-	// spliceMin is how many bytes have to come at once for a pipe to be worth its
-	// two system calls more.
+	// spliceMin is how many bytes must be available at once for a pipe to be worth its two additional
+	// system calls.
 	spliceMin = 32 << 10
 
-	// maxPipes is how many directions may hold a pipe with bytes that their
-	// downstream does not take yet; others copy. A pipe takes two descriptors.
+	// maxPipes is how many directions may hold a pipe with bytes that their downstream does not accept
+	// yet; others copy. A pipe takes two descriptors.
 	maxPipes = 64
 )
 
-// takePipe returns an empty pipe, or nil when there is none to be had.
+// takePipe returns an empty pipe, or nil if none is available.
 func (l *loop) takePipe() *pipe {
 	if n := len(l.pipes); n > 0 {
 		p := l.pipes[n-1]
@@ -38,61 +38,61 @@ func (l *loop) takePipe() *pipe {
 	if unix.Pipe2(fds[:], unix.O_NONBLOCK|unix.O_CLOEXEC) != nil {
 		return nil
 	}
-	// An error leaves the default of 64 KiB.
+	// On an error it keeps the default of 64 KiB.
 	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, maxGrant)
 	l.pipeCount++
 	return &pipe{r: fds[0], w: fds[1]}
 }
 
-// dropPipe ends a pipe that may hold bytes.
+// dropPipe closes a pipe that may hold bytes.
 func (l *loop) dropPipe(p *pipe) {
 	unix.Close(p.r)
 	unix.Close(p.w)
 	l.pipeCount--
 }
 
-// move moves at most limit bytes and returns how many dst took.
+// move moves up to limit bytes and returns how many dst accepted.
 func (d *direction) move(limit int) int {
 	n := 0
 	switch {
 	case d.pipe != nil:
-		n = d.empty(limit)
-	case d.bulk && limit >= spliceMin && d.piece == 0 && !d.src.unsure && len(d.left) == 0 && !d.ended && d.fill(limit):
+		n = d.drainPipe(limit)
+	case d.bulk && limit >= spliceMin && d.pieceSize == 0 && !d.src.mustPoll && len(d.unwritten) == 0 && !d.srcEOF && d.fillPipe(limit):
 		if d.pipe != nil {
-			n = d.empty(limit)
+			n = d.drainPipe(limit)
 		}
 	default:
 		n = d.copy(min(limit, scratchSize))
 	}
 	if n > 0 {
 		d.moved += uint64(n)
-		d.begun = d.moved > d.header
+		d.started = d.moved > d.headerLen
 		d.bytes.Add(uint64(n))
 		s, now := d.session, d.session.proxy.loop.now
-		s.pace.moved += uint64(n)
-		s.pace.active = now
-		if now.Sub(s.settled) > tellEvery {
-			s.settle(now)
+		s.activity.moved += uint64(n)
+		s.activity.lastActive = now
+		if now.Sub(s.reportedAt) > reportInterval {
+			s.reportUsage(now)
 		}
-		if d.spent() {
-			d.end()
+		if d.onlyEOFLeft() {
+			d.shutdown()
 		}
 	}
 	return n
 }
 
-// spent reports whether nothing is left of what src has sent, but its end.
-func (d *direction) spent() bool {
-	if !d.src.unsure || !d.src.readable || d.ended || len(d.left) > 0 || d.pipe != nil || d.session.stage != flowing {
+// onlyEOFLeft reports whether nothing is left to read from src but its FIN.
+func (d *direction) onlyEOFLeft() bool {
+	if !d.src.mustPoll || !d.src.readable || d.srcEOF || len(d.unwritten) > 0 || d.pipe != nil || d.session.stage != stageRelaying {
 		return false
 	}
 	n, errno := peek(d.src.fd, d.session.proxy.loop.scratch[:1])
 	return errno == 0 && n == 0 || d.src.failed && errno != 0 && errno != unix.EAGAIN
 }
 
-// fill takes at most limit bytes of src into a pipe. It returns false, having done
-// nothing, where that does not work.
-func (d *direction) fill(limit int) bool {
+// fillPipe splices up to limit bytes of src into a pipe. It returns false, with no effect, if splicing
+// is not possible.
+func (d *direction) fillPipe(limit int) bool {
 	l := d.session.proxy.loop
 	p := l.takePipe()
 	if p == nil {
@@ -106,22 +106,22 @@ func (d *direction) fill(limit int) bool {
 		d.bulk = n >= spliceMin/2
 		return true
 	case errno == unix.EAGAIN:
-		d.src.drained()
+		d.src.markDrained()
 	case errno == unix.EINVAL || errno == unix.ENOMEM:
 		l.pipes = append(l.pipes, p)
 		d.bulk = false
 		return false
 	case errno != 0:
-		d.session.abort(d.src.reset(), l.clock.Now())
+		d.session.abort(d.src.resetEnding(), l.clock.Now())
 	default:
-		d.end()
+		d.shutdown()
 	}
 	l.pipes = append(l.pipes, p)
 	return true
 }
 
-// empty gives dst at most limit bytes of the pipe, and returns how many it took.
-func (d *direction) empty(limit int) int {
+// drainPipe splices up to limit bytes from the pipe to dst, and returns how many dst accepted.
+func (d *direction) drainPipe(limit int) int {
 	l, p := d.session.proxy.loop, d.pipe
 	limit = min(limit, p.n)
 	moved := 0
@@ -132,7 +132,7 @@ func (d *direction) empty(limit int) int {
 			break
 		}
 		if errno != 0 || n == 0 {
-			d.session.lose(d.dst, l.clock.Now())
+			d.session.peerFailed(d.dst, l.clock.Now())
 			return 0
 		}
 		moved += n
@@ -145,67 +145,67 @@ func (d *direction) empty(limit int) int {
 	return moved
 }
 
-// copy is move by way of the loop's memory.
+// copy moves bytes through the loop's memory.
 func (d *direction) copy(limit int) int {
-	b := d.left
+	b := d.unwritten
 	if len(b) > limit {
 		b = b[:limit]
 	}
-	if len(b) == 0 && !d.ended {
+	if len(b) == 0 && !d.srcEOF {
 		n, errno := recv(d.src.fd, d.session.proxy.loop.scratch[:limit])
 		switch {
 		case errno == unix.EAGAIN:
-			d.src.drained()
+			d.src.markDrained()
 			return 0
 		case errno != 0:
-			d.session.abort(d.src.reset(), d.session.proxy.loop.clock.Now())
+			d.session.abort(d.src.resetEnding(), d.session.proxy.loop.clock.Now())
 			return 0
 		case n == 0:
-			d.ended = true
+			d.srcEOF = true
 		}
 		b = d.session.proxy.loop.scratch[:n]
 		d.bulk = n == limit
-		if n > 0 && n < limit && !d.src.unsure {
-			d.src.drained()
+		if n > 0 && n < limit && !d.src.mustPoll {
+			d.src.markDrained()
 		}
 	}
 	if len(b) == 0 {
-		if d.ended {
-			d.end()
+		if d.srcEOF {
+			d.shutdown()
 		}
 		return 0
 	}
-	n, errno := d.put(b)
+	n, errno := d.write(b)
 	switch {
 	case errno == unix.EAGAIN:
 		d.dst.writable = false
 	case errno != 0:
-		d.session.lose(d.dst, d.session.proxy.loop.clock.Now())
+		d.session.peerFailed(d.dst, d.session.proxy.loop.clock.Now())
 		return 0
 	case n < len(b):
 		d.dst.writable = false
 	}
-	if len(d.left) > 0 {
-		d.left = d.left[n:]
+	if len(d.unwritten) > 0 {
+		d.unwritten = d.unwritten[n:]
 	} else if n < len(b) {
-		d.left = append([]byte(nil), b[n:]...)
+		d.unwritten = append([]byte(nil), b[n:]...)
 	}
-	if len(d.left) == 0 {
-		d.left = nil
+	if len(d.unwritten) == 0 {
+		d.unwritten = nil
 	}
 	return n
 }
 
-// put gives dst bytes, in pieces that leave its socket one by one where the kernel paces
-// them: joined, it would send up to 64 KiB at once.
-func (d *direction) put(b []byte) (int, unix.Errno) {
-	if d.piece == 0 || len(b) <= d.piece {
+// write sends bytes to dst, in pieces that its socket sends separately where the kernel paces them:
+// merged, up to 64 KiB would leave at once.
+func (d *direction) write(b []byte) (int, unix.Errno) {
+	if d.pieceSize == 0 || len(b) <= d.pieceSize {
 		return send(d.dst.fd, b)
 	}
 	l, whole := d.session.proxy.loop, b
 	n := 0
 	for ; len(b) > 0 && n < len(l.pieces); n++ {
-		piece := b[:min(d.piece, len(b))]
+		piece := b[:min(d.pieceSize, len(b))]
 		b = b[len(piece):]
 		l.vectors[n].Base = &piece[0]
 		l.vectors[n].SetLen(len(piece))
@@ -222,8 +222,8 @@ func (d *direction) put(b []byte) (int, unix.Errno) {
 		total += int(l.pieces[i].len)
 	}
 	if last := &l.pieces[sent-1]; int(sent) < n && uint64(last.len) == l.vectors[sent-1].Len {
-		// The error that ended it is not told, and may be gone: a reset.
-		more, errno := send(d.dst.fd, whole[total:][:min(d.piece, len(whole)-total)])
+		// The error that ended the call is not reported, and may be lost: a reset.
+		more, errno := send(d.dst.fd, whole[total:][:min(d.pieceSize, len(whole)-total)])
 		if errno != 0 && errno != unix.EAGAIN {
 			return 0, errno
 		}
@@ -232,25 +232,24 @@ func (d *direction) put(b []byte) (int, unix.Errno) {
 	return total, 0
 }
 
-// end passes on that src has sent its last byte, and that dst has got it. The last one
-// before a failure is followed by a reset.
-func (d *direction) end() {
+// shutdown shuts down dst after the last byte of src. If src has failed, the session is reset instead.
+func (d *direction) shutdown() {
 	if d.src.failed {
-		d.session.abort(d.src.reset(), d.session.proxy.loop.now)
+		d.session.abort(d.src.resetEnding(), d.session.proxy.loop.now)
 		return
 	}
-	d.ended, d.shut = true, true
-	if !d.session.up.shut || !d.session.down.shut { // else both sockets are closed at once
+	d.srcEOF, d.dstShut = true, true
+	if !d.session.up.dstShut || !d.session.down.dstShut { // else both sockets are closed right away
 		_ = unix.Shutdown(d.dst.fd, unix.SHUT_WR)
 	}
 	l := d.session.proxy.loop
-	d.session.pace.active = l.now
+	d.session.activity.lastActive = l.now
 	if d.session.config.Load().HalfClose > 0 {
 		l.pacer.Schedule(&d.session.timer, l.now)
 	}
 }
 
-// accept returns a connection of a listening socket, and whose it is.
+// accept returns a connection of a listening socket, and the address of its client.
 func accept(fd int) (int, netip.AddrPort, unix.Errno) {
 	var name unix.RawSockaddrInet6
 	size := uint32(unsafe.Sizeof(name))
@@ -260,12 +259,12 @@ func accept(fd int) (int, netip.AddrPort, unix.Errno) {
 		return -1, netip.AddrPort{}, errno
 	}
 	from, _ := fromSockaddr(&name)
-	return int(n), unmapped(from), 0
+	return int(n), unmap(from), 0
 }
 
 func recv(fd int, b []byte) (int, unix.Errno) { return recvfrom(fd, b, unix.MSG_DONTWAIT) }
 
-// peek is recv, but leaves the bytes where they are.
+// peek is recv without consuming the bytes.
 func peek(fd int, b []byte) (int, unix.Errno) {
 	return recvfrom(fd, b, unix.MSG_DONTWAIT|unix.MSG_PEEK)
 }

@@ -14,42 +14,42 @@ import (
 	"shaperd/leaky"
 )
 
-// headroom is what the process may still take of the host: connections that are there
-// go on when there is little, and new ones wait or are shed.
+// headroom is how many descriptors and how much memory the process may still use. When they are low,
+// existing connections continue, and new ones wait or are shed.
 type headroom struct {
-	descriptors int // that the process may have
-	others      int // that are not the loop's sockets and pipes
-	sockets     int // watched
+	maxFDs   int // limit of the process
+	otherFDs int // other than the loop's sockets and pipes
+	sockets  int // watched by the loop
 
-	memory atomic.Int32 // of its control group, in percent
-	stop   chan struct{}
+	memoryPercent atomic.Int32 // in use, of the limit of its cgroup
+	stop          chan struct{}
 }
 
 const (
-	// enough is the percentage of descriptors or memory in use beyond which no
-	// connection is accepted, and no UDP flow opened.
-	enough = 95
+	// acceptWatermark is the percentage of descriptors or memory in use beyond which no connection is
+	// accepted and no UDP flow is opened.
+	acceptWatermark = 95
 
-	// tooMuch is the percentage beyond which those that have been accepted are not
-	// connected any more.
-	tooMuch = 98
+	// shedWatermark is the percentage beyond which accepted connections are closed instead of
+	// connected.
+	shedWatermark = 98
 
-	// overloadRest is for how long a port rests that may not or cannot accept.
-	overloadRest = leaky.Second / 50
+	// acceptPause is how long a port pauses when it may not or cannot accept.
+	acceptPause = leaky.Second / 50
 
-	memoryEvery = 200 * time.Millisecond
+	memoryInterval = 200 * time.Millisecond
 )
 
 func newHeadroom() *headroom {
-	h := &headroom{descriptors: math.MaxInt32, stop: make(chan struct{})}
+	h := &headroom{maxFDs: math.MaxInt32, stop: make(chan struct{})}
 	var limit unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil && limit.Cur < math.MaxInt32 {
-		h.descriptors = int(limit.Cur)
+		h.maxFDs = int(limit.Cur)
 	}
 	if used, err := os.ReadDir("/proc/self/fd"); err == nil {
-		h.others = len(used)
+		h.otherFDs = len(used)
 	}
-	if folder := memoryGroup(); folder != "" {
+	if folder := memoryCgroup(); folder != "" {
 		go h.watchMemory(folder)
 	}
 	return h
@@ -57,16 +57,15 @@ func newHeadroom() *headroom {
 
 func (h *headroom) close() { close(h.stop) }
 
-// short reports whether more than percent of what there is is in use.
-func (l *loop) short(percent int) bool {
+// overloaded reports whether more than percent of the descriptors or the memory is in use.
+func (l *loop) overloaded(percent int) bool {
 	h := l.headroom
-	used := h.others + h.sockets + 2*l.pipeCount
-	return used*100 >= h.descriptors*percent || int(h.memory.Load()) >= percent
+	used := h.otherFDs + h.sockets + 2*l.pipeCount
+	return used*100 >= h.maxFDs*percent || int(h.memoryPercent.Load()) >= percent
 }
 
-// memoryGroup returns the folder of the nearest control group with a bound on memory,
-// or "".
-func memoryGroup() string {
+// memoryCgroup returns the directory of the nearest cgroup with a memory limit, or "".
+func memoryCgroup() string {
 	text, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
 		return ""
@@ -75,10 +74,10 @@ func memoryGroup() string {
 		path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::")
 		for ok {
 			folder := filepath.Join("/sys/fs/cgroup", path)
-			if n := number(folder, "memory.max"); n > 0 {
+			if n := readNumber(folder, "memory.max"); n > 0 {
 				return folder
 			}
-			if path == "/" { // in a container it is that of the container
+			if path == "/" { // the root, or that of the container
 				break
 			}
 			path = filepath.Dir(path)
@@ -87,24 +86,24 @@ func memoryGroup() string {
 	return ""
 }
 
-// number reads a number from a file, or 0.
-func number(folder, name string) int64 {
+// readNumber reads a number from a file, or returns 0.
+func readNumber(folder, name string) int64 {
 	text, _ := os.ReadFile(filepath.Join(folder, name))
 	n, _ := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
 	return n
 }
 
-// watchMemory looks after how much of its memory a control group uses. What the kernel
-// can take back at once, such as files it has read, is not counted.
+// watchMemory monitors the memory usage of a cgroup. Memory that the kernel can reclaim at once, such
+// as page cache, is not counted.
 func (h *headroom) watchMemory(folder string) {
-	tick := time.NewTicker(memoryEvery)
+	tick := time.NewTicker(memoryInterval)
 	defer tick.Stop()
 	for {
 		percent := int64(0)
-		if most := number(folder, "memory.max"); most > 0 {
-			percent = 100 * (number(folder, "memory.current") - inactiveFile(folder)) / most
+		if limit := readNumber(folder, "memory.max"); limit > 0 {
+			percent = 100 * (readNumber(folder, "memory.current") - inactiveFile(folder)) / limit
 		}
-		h.memory.Store(int32(percent))
+		h.memoryPercent.Store(int32(percent))
 		select {
 		case <-tick.C:
 		case <-h.stop:

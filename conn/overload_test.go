@@ -14,55 +14,55 @@ import (
 	"shaperd/shaper"
 )
 
-// leave has the loop believe that so many descriptors are left.
-func (r *running) leave(n int) {
+// leave makes the loop believe that n descriptors are left.
+func (r *proxyRig) leave(n int) {
 	r.proxy.loop.call(func(leaky.Time) {
 		l := r.proxy.loop
-		l.headroom.descriptors = l.headroom.others + l.headroom.sockets + 2*l.pipeCount + n
+		l.headroom.maxFDs = l.headroom.otherFDs + l.headroom.sockets + 2*l.pipeCount + n
 	})
 }
 
-func TestPortRestsWhenDescriptorsRunShort(t *testing.T) {
+func TestAccept_PausesWhenDescriptorsLow(t *testing.T) {
 	r := start(t, shaper.TCP, serveTCP(t, echo))
 	first := dial(t, r.addr())
-	ping := func(c *net.TCPConn, patience time.Duration) error {
-		c.SetDeadline(time.Now().Add(patience))
+	ping := func(c *net.TCPConn, timeout time.Duration) error {
+		c.SetDeadline(time.Now().Add(timeout))
 		if _, err := c.Write([]byte("x")); err != nil {
 			return err
 		}
 		_, err := io.ReadFull(c, make([]byte, 1))
 		return err
 	}
-	if err := ping(first, patience); err != nil {
+	if err := ping(first, testTimeout); err != nil {
 		t.Fatal(err)
 	}
 	r.leave(0)
 	second := dial(t, r.addr()) // the kernel accepts it
 	if err := ping(second, 200*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("a connection beyond what there is: %v, want that it waits", err)
+		t.Errorf("a connection without a descriptor: %v, want it to wait", err)
 	}
 	if n := r.shaper.Listener("l").Accepted.Load(); n != 1 {
 		t.Errorf("%d connections were accepted, want 1", n)
 	}
-	if err := ping(first, patience); err != nil {
-		t.Errorf("the connection that is there: %v", err)
+	if err := ping(first, testTimeout); err != nil {
+		t.Errorf("the existing connection: %v", err)
 	}
 	r.leave(1000)
-	second.SetDeadline(time.Now().Add(patience))
+	second.SetDeadline(time.Now().Add(testTimeout))
 	if _, err := io.ReadFull(second, make([]byte, 1)); err != nil {
-		t.Errorf("when there is room again: %v", err)
+		t.Errorf("after descriptors were freed: %v", err)
 	}
 }
 
 func TestAcceptedConnectionsAreShed(t *testing.T) {
-	r := full(t, shaper.Limit{MaxWait: time.Minute, MaxWaiting: 10})
+	r := newFullProxy(t, shaper.Limit{QueueTimeout: time.Minute, MaxQueue: 10})
 	c := dial(t, r.addr())
 	state := r.shaper.Policy().State(0)
 	waitFor(t, "a waiter", func() bool { return state.Waiting.Load() == 1 })
 	r.leave(-5)
 	r.proxy.loop.call(func(now leaky.Time) {
 		r.proxy.sessions.each(func(s *session) {
-			if s.stage == flowing {
+			if s.stage == stageRelaying {
 				s.abort(shaper.ResetByClient, now)
 			}
 		})
@@ -84,7 +84,7 @@ func TestNoFlowWithoutDescriptors(t *testing.T) {
 	waitFor(t, "a refusal", func() bool { return r.shaper.Listener("l").FlowsRefused.Load() == 1 })
 }
 
-// Ends of all kinds give their descriptors back.
+// However connections and flows end, their descriptors are freed.
 func TestSocketsAreCounted(t *testing.T) {
 	server := serveUDP(t)
 	r := start(t, shaper.UDP, server.LocalAddr().String())
@@ -101,7 +101,7 @@ func TestSocketsAreCounted(t *testing.T) {
 		t.Errorf("%d sockets with 20 flows, %d before", n, before)
 	}
 	r.listen.Endpoints = []Endpoint{{Protocol: shaper.TCP, Addr: r.listen.Endpoints[0].Addr}}
-	r.listen.Downstream[0].Port = 1 // nobody listens there
+	r.listen.Downstream[0].Port = 1 // a port without a listener
 	r.apply()
 	for range 20 {
 		if c, err := net.Dial("tcp4", r.addr()); err == nil {
@@ -111,11 +111,11 @@ func TestSocketsAreCounted(t *testing.T) {
 	}
 	r.settle()
 	if n := count(); n != before {
-		t.Errorf("%d sockets in the end, %d in the beginning", n, before)
+		t.Errorf("%d sockets at the end, %d at the start", n, before)
 	}
 }
 
-func TestMemoryOfAGroup(t *testing.T) {
+func TestMemoryCgroup(t *testing.T) {
 	folder := t.TempDir()
 	write := func(name, text string) {
 		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
@@ -128,9 +128,9 @@ func TestMemoryOfAGroup(t *testing.T) {
 	h := &headroom{stop: make(chan struct{})}
 	done := make(chan struct{})
 	go func() { h.watchMemory(folder); close(done) }()
-	waitFor(t, "50 %", func() bool { return h.memory.Load() == 50 })
+	waitFor(t, "50 %", func() bool { return h.memoryPercent.Load() == 50 })
 	write("memory.current", "1060000\n")
-	waitFor(t, "96 %", func() bool { return h.memory.Load() == 96 })
+	waitFor(t, "96 %", func() bool { return h.memoryPercent.Load() == 96 })
 	write("memory.max", "max\n")
 	h.close()
 	<-done

@@ -9,41 +9,41 @@ import (
 	"shaperd/shaper"
 )
 
-// pool is a gate's: those downstreams of a listener that some of its connections may go to.
-// The gate is shut while all of them are full. So a connection that waits for a downstream
-// holds no slot of a limit, and takes turns like one that waits for a slot.
+// pool is the downstreams of a listener that some of its connections may go to. Its gate is shut while
+// all of them are full. So a connection that waits for a downstream holds no slot of a limit, and
+// takes turns like one that waits for a slot.
 type pool struct {
-	site   *site
-	key    poolKey
-	to     target
-	failed []*downstream
+	listener *listener
+	key      poolKey
+	target   target
+	failed   []*downstream
 }
 
-// poolKey tells who may go to the same downstreams.
+// poolKey identifies the connections that may go to the same downstreams.
 type poolKey struct {
-	v6     bool   // of a transparent listener
-	port   uint16 // where each may be out at another one
-	failed string // dials
+	v6     bool   // the client of a transparent listener has an IPv6 address
+	port   uint16 // destination port, if downstreams are used or ejected by port
+	failed string // identity of the list of failed downstreams
 }
 
 const (
-	// maxAwaiting is how many connections of a listener may wait for a downstream.
-	maxAwaiting = 1000
+	// maxPoolWaiters is how many connections of a listener may wait for a downstream.
+	maxPoolWaiters = 1000
 
-	// poolName is what holds them, for those who ask.
+	// poolName is the limit that the API names for their wait.
 	poolName = "downstream"
 )
 
-// pool returns the gate of the downstreams that s may go to, if there is one.
-func (s *session) pool() *gate { return s.site.pool(s.target(), s.failed) }
+// pool returns the gate of the downstreams that s may go to, or nil.
+func (s *session) pool() *gate { return s.listener.pool(s.target(), s.failedDownstreams) }
 
-// pool returns the gate of the downstreams for to, without those that failed, or nil when there is
-// none, as they take any number of connections.
-func (s *site) pool(to target, failed []*downstream) *gate {
-	if !slices.ContainsFunc(s.downstreams, func(d *downstream) bool { return d.Connections > 0 || d.drained }) {
+// pool returns the gate of the downstreams for to, except those that failed. It returns nil if they
+// take any number of connections.
+func (s *listener) pool(to target, failed []*downstream) *gate {
+	if !slices.ContainsFunc(s.downstreams, func(d *downstream) bool { return d.MaxConnections > 0 || d.drained }) {
 		return nil
 	}
-	config, gates := s.config.Load(), s.proxy.gates
+	config, gates := s.config.Load(), s.proxy.admission
 	key := poolKey{v6: config.Transparent && to.source.Is6()}
 	if len(s.downstreams) > 1 && (to.samePort || slices.ContainsFunc(s.downstreams, func(d *downstream) bool { return d.Port == 0 })) {
 		key.port = to.port
@@ -53,62 +53,62 @@ func (s *site) pool(to target, failed []*downstream) *gate {
 	}
 	gt := s.pools[key]
 	if gt == nil {
-		gates.gate++
+		gates.lastGateID++
 		gt = &gate{
-			id: gates.gate, state: s.awaiting, room: &s.waiting, shape: &leaky.Shape{},
-			rule: &shaper.Limit{Name: poolName, MaxWait: config.Connect, MaxWaiting: maxAwaiting},
-			pool: &pool{s, key, to, slices.Clone(failed)},
+			id: gates.lastGateID, state: s.poolState, quota: &s.poolQuota, shape: &leaky.Shape{},
+			limit: &shaper.Limit{Name: poolName, QueueTimeout: config.Connect, MaxQueue: maxPoolWaiters},
+			pool:  &pool{s, key, to, slices.Clone(failed)},
 		}
 		s.pools[key] = gt
 	}
 	return gt
 }
 
-// full reports whether a connection would have to wait for one of p.
+// full reports whether a connection has to wait for a downstream of p.
 func (p *pool) full(now leaky.Time) bool {
-	_, full := p.site.eligible(p.to, p.failed, now)
+	_, full := p.listener.eligible(p.target, p.failed, now)
 	return full
 }
 
-// place gives s, which has come past the gate of its pool, its place at a downstream.
-func (s *session) place(now leaky.Time) {
-	if s.to, _ = s.pick(s.target(), s.failed, now); s.to != nil {
-		s.to.inFlight++
+// assignDownstream gives s, which has passed the gate of its pool, a slot of a downstream.
+func (s *session) assignDownstream(now leaky.Time) {
+	if s.downstream, _ = s.pick(s.target(), s.failedDownstreams, now); s.downstream != nil {
+		s.downstream.inFlight++
 	}
 }
 
-// wake lets those go on that wait for a downstream and can.
-func (s *site) wake(now leaky.Time) {
+// wakeWaiters serves the connections that wait for a downstream and can proceed.
+func (s *listener) wakeWaiters(now leaky.Time) {
 	var list []*gate
 	for _, gt := range s.pools {
 		list = append(list, gt)
 	}
 	slices.SortFunc(list, func(a, b *gate) int { return cmp.Compare(a.id, b.id) })
-	s.proxy.gates.dispatch(list, now)
-	s.proxy.gates.run(now)
+	s.proxy.admission.dispatch(list, now)
+	s.proxy.admission.run(now)
 }
 
-// wakeSoon is wake, in the next round.
-func (s *site) wakeSoon() {
-	if s.awaited() {
-		s.proxy.loop.later(s.wake)
+// wakeLater calls wakeWaiters in the next round.
+func (s *listener) wakeLater() {
+	if s.hasWaiters() {
+		s.proxy.loop.runLater(s.wakeWaiters)
 	}
 }
 
-// serves reports whether a downstream that somebody waits for has room.
-func (s *site) serves(now leaky.Time) bool {
+// hasServableWaiter reports whether a pool with waiters has a free downstream.
+func (s *listener) hasServableWaiter(now leaky.Time) bool {
 	for _, gt := range s.pools {
-		if len(gt.turns) > 0 && !gt.pool.full(now) {
+		if len(gt.queued) > 0 && !gt.pool.full(now) {
 			return true
 		}
 	}
 	return false
 }
 
-// awaited reports whether somebody waits for a downstream.
-func (s *site) awaited() bool {
+// hasWaiters reports whether connections wait for a downstream.
+func (s *listener) hasWaiters() bool {
 	for _, gt := range s.pools {
-		if len(gt.turns) > 0 {
+		if len(gt.queued) > 0 {
 			return true
 		}
 	}

@@ -14,114 +14,113 @@ import (
 
 // Proxy is the proxy plane. Its methods may be called from any goroutine.
 type Proxy struct {
-	shaper  *shaper.Shaper
-	clock   *leaky.Clock
-	loop    *loop
-	gates   *gates
-	log     *slog.Logger
-	traffic *slog.Logger
-	refused *sampler
-	changes *sampler // of log: states that sources can bring about, too
-	owner   owner
+	shaper     *shaper.Shaper
+	clock      *leaky.Clock
+	loop       *loop
+	admission  *admission
+	log        *slog.Logger
+	accessLog  *slog.Logger
+	trafficLog *logLimiter
+	stateLog   *logLimiter // to log; changes of state that sources can cause
+	socketHook socketHook
 
-	rejecter atomic.Pointer[rejecter] // nil while no limit has asked for it
+	rejecter atomic.Pointer[rejecter] // nil until a limit needs it
 
-	names  *resolver
-	nextID atomic.Uint64
-	open   atomic.Int64 // TCP connections, from accept to end
+	resolver  *resolver
+	nextID    atomic.Uint64
+	openConns atomic.Int64 // TCP connections, from accept to close
 
-	mu        sync.Mutex        // of a change of listeners
-	inherited map[Endpoint]int  // sockets, by place
-	lists     sync.Mutex        // of a listing of connections
-	listing   uint64            // the last one
-	sites     map[string]*site  // changed by the loop, under mu
-	ports     map[Endpoint]port // by place
-	draining  bool              // no port is opened any more
+	mu          sync.Mutex           // serializes changes of listeners
+	inherited   map[Endpoint]int     // sockets, by Endpoint.key
+	listMu      sync.Mutex           // serializes listings of connections
+	lastListing uint64               // number of the last listing
+	listeners   map[string]*listener // written by the loop under mu
+	ports       map[Endpoint]port    // by Endpoint.key
+	stopping    bool                 // no ports are opened any more
 
-	// Of the loop:
-	sessions  registry[*session]
-	flows     map[flowKey]*udpFlow
-	flowList  registry[*udpFlow] // the same
-	arriving  map[flowKey]*arrival
-	arrivals  registry[*arrival] // the same
-	early     int                // bytes that they have kept
-	clearing  clearing           // of admit, to be used again
-	vanishing vanishing
+	// Owned by the loop:
+	sessions     registry[*session]
+	flows        map[flowKey]*udpFlow
+	flowList     registry[*udpFlow] // the same flows
+	pendingByKey map[flowKey]*pendingFlow
+	pendingFlows registry[*pendingFlow] // the same flows
+	pendingBytes int                    // bytes that they buffer
+	evictions    evictions              // of admit, reused
+	ackMonitor   ackMonitor
 }
 
-// site is a Listen in effect, kept under its name.
-type site struct {
-	name   string
-	gone   bool // it is in effect no more, but some of its connections go on
-	config atomic.Pointer[siteConfig]
-	counts *shaper.ListenerState
+// listener is a Listen in use, identified by its name.
+type listener struct {
+	name    string
+	removed bool // removed from the configuration; some of its connections may remain
+	config  atomic.Pointer[listenerConfig]
+	counts  *shaper.ListenerState
 
-	flows   roster                    // the loop's: all
-	sources map[netip.Addr]*udpSource // likewise: by source, see turnAddr
+	flows   flowLRU                   // all; owned by the loop
+	sources map[netip.Addr]*udpSource // by sourceKey; owned by the loop
 
 	proxy       *Proxy
-	downstreams []*downstream     // the loop's
-	candidates  []*downstream     // of pick, to be used again
-	readmission leaky.Event       // when one that was ejected gets connections again
-	pools       map[poolKey]*gate // those in use
-	awaiting    *shaper.State     // of them, not shown
-	waiting     room              // likewise
+	downstreams []*downstream      // owned by the loop
+	candidates  []*downstream      // of pick, reused
+	readmission leaky.Event        // scheduled for when an ejected downstream gets connections again
+	pools       map[poolKey]*gate  // those in use
+	poolState   *shaper.LimitState // of the pools, not reported
+	poolQuota   waitQuota          // of the pools
 }
 
-type siteConfig struct {
+type listenerConfig struct {
 	Listen
 	hosts []*host // of the downstreams
 }
 
-// service is what a port is for.
-type service struct {
-	*site
+// binding is the listener that a port belongs to.
+type binding struct {
+	*listener
 	samePort bool
 }
 
 // port is an open Endpoint.
 type port interface {
-	serve(service) // starts it, or changes what it serves; on the loop
-	serves() *service
+	bind(binding) // starts the port, or changes its listener; on the loop
+	bound() *binding
 	close()
 	descriptor() int
 }
 
-// New returns a proxy that holds traffic to the policy of s. It listens once
-// Apply has been called, and has to be closed. Changes of state go to log; what sources
-// bring about, sampled, and the access log, to traffic. What they write to must not block:
-// the thread that moves bytes logs too.
+// New returns a proxy that enforces the policy of s. It listens after the first Apply, and must be
+// closed. Changes of state are logged to log. What sources cause, rate limited, and the access log go
+// to traffic. The handlers of both must not block: the thread that moves bytes logs too.
 func New(s *shaper.Shaper, clock *leaky.Clock, log, traffic *slog.Logger) (*Proxy, error) {
 	l, err := newLoop(clock, s)
 	if err != nil {
 		return nil, err
 	}
 	p := &Proxy{
-		shaper: s, clock: clock, loop: l, log: log, traffic: traffic,
-		refused:   newSampler(traffic, time.Second),
-		changes:   newSampler(log, time.Minute),
-		inherited: map[Endpoint]int{}, sites: map[string]*site{}, ports: map[Endpoint]port{},
-		flows: map[flowKey]*udpFlow{}, arriving: map[flowKey]*arrival{}, vanishing: vanishing{after: vanishedAfter},
+		shaper: s, clock: clock, loop: l, log: log, accessLog: traffic,
+		trafficLog: newLogLimiter(traffic, time.Second),
+		stateLog:   newLogLimiter(log, time.Minute),
+		inherited:  map[Endpoint]int{}, listeners: map[string]*listener{}, ports: map[Endpoint]port{},
+		flows: map[flowKey]*udpFlow{}, pendingByKey: map[flowKey]*pendingFlow{}, ackMonitor: ackMonitor{timeout: ackTimeout},
 	}
-	p.names = newResolver(p.refused, func() { l.post(p.wakeAll) })
-	p.gates = newGates(s, &l.pacer.Wheel, clock.Now)
+	p.resolver = newResolver(p.trafficLog, func() { l.post(p.wakeAll) })
+	p.admission = newAdmission(s, &l.pacer.Wheel, clock.Now)
 	go l.run()
 	return p, nil
 }
 
 func (p *Proxy) openPort(e Endpoint, transparent bool) (port, error) {
 	if e.Protocol == shaper.UDP {
-		return p.openUDP(e.place(), transparent)
+		return p.openUDP(e.key(), transparent)
 	}
-	return p.openTCP(e.place(), transparent)
+	return p.openTCP(e.key(), transparent)
 }
 
-// Drain closes all TCP ports and waits until the last TCP connection has gone. Datagrams
-// go on until then; it takes no more of them in, and waits until the last one that is
-// queued has left. It returns how many connections are left when ctx ends it.
-func (p *Proxy) Drain(ctx context.Context) int {
+// Shutdown closes all TCP ports and waits until the last TCP connection has ended. UDP datagrams are
+// accepted until then. It then waits until the last queued datagram has left. It returns the number of
+// connections left when ctx ends.
+func (p *Proxy) Shutdown(ctx context.Context) int {
 	p.mu.Lock()
-	p.draining = true
+	p.stopping = true
 	var udp []*udpPort
 	for e, l := range p.ports {
 		if u, ok := l.(*udpPort); ok {
@@ -134,7 +133,7 @@ func (p *Proxy) Drain(ctx context.Context) int {
 	p.mu.Unlock()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	for p.open.Load() > 0 && ctx.Err() == nil {
+	for p.openConns.Load() > 0 && ctx.Err() == nil {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -145,7 +144,7 @@ func (p *Proxy) Drain(ctx context.Context) int {
 			u.pause()
 		}
 	})
-	for late := 0; late < drainLate; {
+	for late := 0; late < shutdownGrace; {
 		connections, queued := p.Remaining()
 		if queued == 0 {
 			return connections
@@ -155,25 +154,24 @@ func (p *Proxy) Drain(ctx context.Context) int {
 			late++
 		}
 	}
-	return int(p.open.Load())
+	return int(p.openConns.Load())
 }
 
-// drainLate is for how long what is queued may leave when a drain has run out of time: so
-// many times 20 ms.
-const drainLate = 12
+// shutdownGrace is how long queued datagrams may still leave after ctx has ended, in units of 20 ms.
+const shutdownGrace = 12
 
-// Remaining returns how many TCP connections there are, from accept to end, and how many
-// bytes of datagrams are queued, with those of flows that wait for a slot.
+// Remaining returns the number of TCP connections, from accept to close, and the bytes of queued
+// datagrams, including those of flows that wait for admission.
 func (p *Proxy) Remaining() (connections, queued int) {
-	p.loop.call(func(leaky.Time) { queued = p.loop.memory.used + p.early })
-	return int(p.open.Load()), queued
+	p.loop.call(func(leaky.Time) { queued = p.loop.memory.used + p.pendingBytes })
+	return int(p.openConns.Load()), queued
 }
 
-// Close resets what connections are left and frees everything.
+// Close resets the remaining connections and frees everything.
 func (p *Proxy) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.names.close()
+	p.resolver.close()
 	for _, l := range p.ports {
 		l.close()
 	}
@@ -182,7 +180,7 @@ func (p *Proxy) Close() {
 	p.loop.call(func(now leaky.Time) {
 		p.sessions.each(func(s *session) { s.abort(shaper.Stopped, now) })
 		p.flowList.each(func(f *udpFlow) { f.close(now) })
-		for _, s := range p.sites {
+		for _, s := range p.listeners {
 			s.stopProbes()
 		}
 	})
@@ -192,10 +190,10 @@ func (p *Proxy) Close() {
 	}
 }
 
-// wakeAll lets go on who waits for a downstream that may have got an address.
+// wakeAll serves the connections that wait for a downstream whose name was resolved.
 func (p *Proxy) wakeAll(now leaky.Time) {
-	for _, s := range p.sites {
-		s.wake(now)
+	for _, s := range p.listeners {
+		s.wakeWaiters(now)
 	}
 }
 
@@ -211,7 +209,7 @@ func (p *Proxy) Alive(ctx context.Context) bool {
 	}
 }
 
-// Late returns how late the loop's thread woke up, see [leaky.Pacer.Late].
-func (p *Proxy) Late() ([len(leaky.LateBounds) + 1]uint64, time.Duration) {
-	return p.loop.pacer.Late()
+// Lateness returns how late the loop's thread woke up, see [leaky.Pacer.Lateness].
+func (p *Proxy) Lateness() ([len(leaky.LatenessBounds) + 1]uint64, time.Duration) {
+	return p.loop.pacer.Lateness()
 }

@@ -18,16 +18,16 @@ import (
 	"shaperd/test/lab"
 )
 
-// running is a proxy between a loopback port and a downstream of the test.
-type running struct {
+// proxyRig is a proxy between a loopback port and a downstream of the test.
+type proxyRig struct {
 	t      testing.TB
 	proxy  *Proxy
 	shaper *shaper.Shaper
 	listen Listen
 }
 
-// start runs a proxy in front of downstream, which is an address of this host.
-func start(t testing.TB, protocol shaper.Protocol, downstream string, limits ...shaper.Limit) *running {
+// start runs a proxy in front of downstream, an address of this host.
+func start(t testing.TB, protocol shaper.Protocol, downstream string, limits ...shaper.Limit) *proxyRig {
 	t.Helper()
 	s, clock := shaper.New(10000), leaky.NewClock()
 	p, err := New(s, clock, testLog(t), testLog(t))
@@ -36,7 +36,7 @@ func start(t testing.TB, protocol shaper.Protocol, downstream string, limits ...
 	}
 	t.Cleanup(p.Close)
 	to := netip.MustParseAddrPort(downstream)
-	r := &running{t: t, proxy: p, shaper: s, listen: Listen{
+	r := &proxyRig{t: t, proxy: p, shaper: s, listen: Listen{
 		Name:       "l",
 		Endpoints:  []Endpoint{{Protocol: protocol, Addr: netip.MustParseAddrPort(freePort(t, protocol))}},
 		Downstream: []Downstream{{Host: to.Addr().String(), Port: to.Port()}},
@@ -46,14 +46,14 @@ func start(t testing.TB, protocol shaper.Protocol, downstream string, limits ...
 	return r
 }
 
-func (r *running) apply(limits ...shaper.Limit) {
+func (r *proxyRig) apply(limits ...shaper.Limit) {
 	r.t.Helper()
 	if err := r.proxy.Apply(r.t.Context(), []Listen{r.listen}, policy(r.t, r.shaper, limits...), nil); err != nil {
 		r.t.Fatal(err)
 	}
 }
 
-func (r *running) addr() string { return r.listen.Endpoints[0].Addr.String() }
+func (r *proxyRig) addr() string { return r.listen.Endpoints[0].Addr.String() }
 
 func freePort(t testing.TB, protocol shaper.Protocol) string {
 	t.Helper()
@@ -124,9 +124,9 @@ func randomBytes(n int) []byte {
 }
 
 // settle checks that nothing is left of connections that have ended.
-func (r *running) settle() {
+func (r *proxyRig) settle() {
 	r.t.Helper()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(testTimeout)
 	for {
 		left := ""
 		r.proxy.loop.call(func(leaky.Time) {
@@ -136,37 +136,37 @@ func (r *running) settle() {
 			if n := len(r.proxy.flows); n > 0 {
 				left = fmt.Sprint(n, " flows")
 			}
-			if n := len(r.proxy.loop.lines.byKey); n > 0 {
+			if n := len(r.proxy.loop.scheduler.byKey); n > 0 {
 				left = fmt.Sprint(n, " lines")
 			}
 			if n := r.proxy.loop.memory.used; n > 0 {
 				left = fmt.Sprint(n, " queued bytes")
 			}
 		})
-		if left == "" && r.proxy.open.Load() == 0 {
+		if left == "" && r.proxy.openConns.Load() == 0 {
 			return
 		}
 		if time.Now().After(deadline) {
-			r.t.Errorf("left behind: %s, %d open", left, r.proxy.open.Load())
+			r.t.Errorf("left behind: %s, %d open", left, r.proxy.openConns.Load())
 			return
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
 }
 
-// patience is how long tests wait for what is to come about.
-const patience = 20 * time.Second
+// testTimeout is how long tests wait for something to happen.
+const testTimeout = 20 * time.Second
 
 func waitFor(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !cond(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(testTimeout); !cond(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited %v for %s", patience, what)
+			t.Fatalf("waited %v for %s", testTimeout, what)
 		}
 	}
 }
 
-func TestReloadUnderWay(t *testing.T) {
+func TestReloadDuringTransfer(t *testing.T) {
 	r := start(t, shaper.TCP, serveTCP(t, echo), shaper.Limit{Name: "up", Rate: 80e6, Direction: shaper.Both})
 	var wg sync.WaitGroup
 	for range 4 {
@@ -190,7 +190,7 @@ func TestReloadUnderWay(t *testing.T) {
 		case 1:
 			limits[0].Direction = shaper.ToDownstream
 		case 2:
-			limits = append(limits, shaper.Limit{Name: "more", Key: shaper.KeyConnection, Rate: 500e6, Connections: 2, MaxWait: time.Second, MaxWaiting: 10})
+			limits = append(limits, shaper.Limit{Name: "more", Key: shaper.KeyConnection, Rate: 500e6, MaxConnections: 2, QueueTimeout: time.Second, MaxQueue: 10})
 		case 3:
 			limits = nil
 		}
@@ -200,7 +200,7 @@ func TestReloadUnderWay(t *testing.T) {
 	r.settle()
 }
 
-func TestApplyLeavesEverythingWhenItFails(t *testing.T) {
+func TestApply_FailureChangesNothing(t *testing.T) {
 	r := start(t, shaper.TCP, serveTCP(t, echo), shaper.Limit{Name: "up", Rate: 80e6})
 	c := dial(t, r.addr())
 	old := r.shaper.Policy()
@@ -223,7 +223,7 @@ func TestApplyLeavesEverythingWhenItFails(t *testing.T) {
 	if err == nil || committed || r.shaper.Policy() != old {
 		t.Fatalf("err %v, committed %v, policy changed %v", err, committed, r.shaper.Policy() != old)
 	}
-	// Nor does it where the other plane fails, last of all.
+	// Nor does it if the other plane fails, last of all.
 	other.Endpoints = other.Endpoints[:2]
 	fails := errors.New("the other plane fails")
 	err = r.proxy.Apply(t.Context(), []Listen{other}, policy(t, r.shaper), func() error { return fails })
@@ -232,7 +232,7 @@ func TestApplyLeavesEverythingWhenItFails(t *testing.T) {
 	}
 	if c, err := net.Dial("tcp4", other.Endpoints[0].Addr.String()); err == nil {
 		c.Close()
-		t.Error("what was not committed is open")
+		t.Error("an uncommitted port is open")
 	}
 	c.Write([]byte("ping"))
 	if _, err := io.ReadFull(c, make([]byte, 4)); err != nil {
@@ -241,25 +241,25 @@ func TestApplyLeavesEverythingWhenItFails(t *testing.T) {
 	dial(t, r.addr())
 }
 
-func TestDrain(t *testing.T) {
+func TestShutdown(t *testing.T) {
 	r := start(t, shaper.TCP, serveTCP(t, echo))
 	c := dial(t, r.addr())
 	c.Write([]byte("ping"))
 	io.ReadFull(c, make([]byte, 4))
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if left := r.proxy.Drain(ctx); left != 1 {
+	if left := r.proxy.Shutdown(ctx); left != 1 {
 		t.Errorf("%d connections left, want 1", left)
 	}
 	if _, err := net.Dial("tcp4", r.addr()); err == nil {
-		t.Error("a draining proxy accepts connections")
+		t.Error("the proxy accepts connections during Shutdown")
 	}
 	c.Write([]byte("ping"))
 	if _, err := io.ReadFull(c, make([]byte, 4)); err != nil {
 		t.Errorf("the connection broke: %v", err)
 	}
 	c.Close()
-	if left := r.proxy.Drain(t.Context()); left != 0 {
+	if left := r.proxy.Shutdown(t.Context()); left != 0 {
 		t.Errorf("%d connections left, want none", left)
 	}
 }

@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -12,10 +13,10 @@ import (
 	"shaperd/shaper"
 )
 
-// full returns a proxy whose one slot is taken.
-func full(t *testing.T, limit shaper.Limit) *running {
+// newFullProxy returns a proxy whose only slot is in use.
+func newFullProxy(t *testing.T, limit shaper.Limit) *proxyRig {
 	hold := make(chan struct{})
-	limit.Name, limit.Connections = "cap", 1
+	limit.Name, limit.MaxConnections = "cap", 1
 	r := start(t, shaper.TCP, serveTCP(t, func(*net.TCPConn) { <-hold }), limit)
 	t.Cleanup(func() { close(hold) })
 	dial(t, r.addr()).Write([]byte("x"))
@@ -23,18 +24,18 @@ func full(t *testing.T, limit shaper.Limit) *running {
 	return r
 }
 
-func TestRefusedByClosing(t *testing.T) {
-	r := full(t, shaper.Limit{Excess: shaper.ExcessClose})
+func TestRefuse_Close(t *testing.T) {
+	r := newFullProxy(t, shaper.Limit{RefuseWith: shaper.RefuseClose})
 	c := dial(t, r.addr())
 	c.Write([]byte("a request"))
-	if n, err := c.Read(make([]byte, 1)); err != io.EOF {
-		t.Errorf("read %d bytes, %v, want the end", n, err)
+	if n, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("read %d bytes, %v, want EOF", n, err)
 	}
 }
 
-func TestRefusedByReply(t *testing.T) {
+func TestRefuse_Reply(t *testing.T) {
 	const text = "HTTP/1.1 429 Too Many Requests\r\nRetry-After: {retry_after}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-	r := full(t, shaper.Limit{Excess: shaper.ExcessReply, Reply: text, MaxWait: 20 * time.Second})
+	r := newFullProxy(t, shaper.Limit{RefuseWith: shaper.RefuseReply, Reply: text, QueueTimeout: 20 * time.Second})
 	seen := map[int]bool{}
 	for range 50 {
 		resp, err := http.Post("http://"+r.addr(), "text/plain", strings.NewReader(strings.Repeat("x", 20_000)))
@@ -49,16 +50,15 @@ func TestRefusedByReply(t *testing.T) {
 		seen[after] = true
 	}
 	if len(seen) < 5 {
-		t.Errorf("50 clients are to come back at %d times", len(seen))
+		t.Errorf("50 clients got only %d different Retry-After values", len(seen))
 	}
 }
 
-// The reply to one that is refused for the pace of new connections says when those
-// that wait have gone.
-func TestReplyKnowsTheQueue(t *testing.T) {
-	r := newGateRig(t, shaper.Limit{
-		Name: "new", NewConnections: shaper.Frequency{N: 1, Per: 10 * time.Second}, MaxWait: time.Hour, MaxWaiting: 3,
-		Excess: shaper.ExcessReply, Reply: "{retry_after}",
+// Retry-After of a connection refused by new_connections covers the queue before it.
+func TestReplyText_RetryAfterCoversQueue(t *testing.T) {
+	r := newAdmissionRig(t, shaper.Limit{
+		Name: "new", NewConnections: shaper.Frequency{N: 1, Per: 10 * time.Second}, QueueTimeout: time.Hour, MaxQueue: 3,
+		RefuseWith: shaper.RefuseReply, Reply: "{retry_after}",
 	})
 	r.must("10.0.0.1").finish()
 	for range 3 {
@@ -66,11 +66,11 @@ func TestReplyKnowsTheQueue(t *testing.T) {
 	}
 	var got refusal
 	v := r.visit("10.0.0.1", nil)
-	if got = v.refusal; got.retry != 40*time.Second {
-		t.Errorf("%v, want 40 s: three wait before", got.retry)
+	if got = v.refusal; got.retryAfter != 40*time.Second {
+		t.Errorf("%v, want 40 s, for three waiters before it", got.retryAfter)
 	}
 	for range 20 {
-		if s, err := strconv.Atoi(reply(got)); err != nil || s < 40 || s > 81 {
+		if s, err := strconv.Atoi(replyText(got)); err != nil || s < 40 || s > 81 {
 			t.Errorf("reply %d, err %v", s, err)
 		}
 	}

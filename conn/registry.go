@@ -1,50 +1,50 @@
 package conn
 
-// registry is all connections of one kind. They can be looked at a few at a time, while
-// others come and go. It belongs to the loop's thread.
-type registry[T enroller] struct {
+// registry holds all connections of one kind. It can be walked a few entries at a time while
+// others are added and removed. The loop's thread owns it.
+type registry[T registered] struct {
 	all  []T
 	byID map[uint64]T
 }
 
-// enroller is a connection that can be in a registry.
-type enroller interface {
+// registered is a connection that can be in a registry.
+type registered interface {
 	comparable
-	enrolment() *enrolled
+	entry() *registryEntry
 }
 
-// enrolled is what a registry knows of one of its connections.
-type enrolled struct {
-	id    uint64
-	index int
-	shown uint64 // the last listing that it was in
+// registryEntry is a registry's data about one connection, embedded in it.
+type registryEntry struct {
+	id      uint64
+	index   int    // in registry.all
+	listing uint64 // number of the last listing that included it
 }
 
-func (e *enrolled) enrolment() *enrolled { return e }
+func (e *registryEntry) entry() *registryEntry { return e }
 
 func (r *registry[T]) add(x T, id uint64) {
 	if r.byID == nil {
 		r.byID = map[uint64]T{}
 	}
-	*x.enrolment() = enrolled{id: id, index: len(r.all)}
+	*x.entry() = registryEntry{id: id, index: len(r.all)}
 	r.all = append(r.all, x)
 	r.byID[id] = x
 }
 
 func (r *registry[T]) remove(x T) {
-	i, last := x.enrolment().index, len(r.all)-1
+	i, last := x.entry().index, len(r.all)-1
 	r.all[i] = r.all[last]
-	r.all[i].enrolment().index = i
+	r.all[i].entry().index = i
 	var none T
 	r.all[last] = none
 	r.all = r.all[:last]
-	delete(r.byID, x.enrolment().id)
+	delete(r.byID, x.entry().id)
 }
 
-// before returns a connection that comes before *at, which is to be toAll at first, and
-// moves it there; false when there is none. Those that are there from the first call to the
-// last one are all returned, some of them twice; those that come meanwhile are not.
-func (r *registry[T]) before(at *int) (x T, ok bool) {
+// prev moves *at, which must be fromEnd at first, one entry back and returns the connection
+// there, or false at the beginning. Connections that exist throughout the walk are all
+// returned, some of them twice; those added during the walk are not.
+func (r *registry[T]) prev(at *int) (x T, ok bool) {
 	if *at = min(*at, len(r.all)); *at == 0 {
 		return x, false
 	}
@@ -52,13 +52,13 @@ func (r *registry[T]) before(at *int) (x T, ok bool) {
 	return r.all[*at], true
 }
 
-// toAll is where a walk begins.
-const toAll = int(^uint(0) >> 1)
+// fromEnd is the start position of a walk.
+const fromEnd = int(^uint(0) >> 1)
 
 // each calls f for all connections, which may end them.
 func (r *registry[T]) each(f func(T)) {
-	at := toAll
-	for x, ok := r.before(&at); ok; x, ok = r.before(&at) {
+	at := fromEnd
+	for x, ok := r.prev(&at); ok; x, ok = r.prev(&at) {
 		f(x)
 	}
 }

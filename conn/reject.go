@@ -16,24 +16,24 @@ import (
 	"shaperd/shaper"
 )
 
-// rejecter tells the sources of refused datagrams "port unreachable" (RFC 792, RFC 4443),
-// so that they need not wait for an answer. It belongs to the loop's thread.
+// rejecter sends "port unreachable" (RFC 792, RFC 4443) to the sources of refused datagrams,
+// so that they need not wait for a reply. The loop's thread owns it.
 type rejecter struct {
 	fd4, fd6 int // raw sockets, -1 where the host lacks the family
 	limiter  *rate.Limiter
 }
 
-// What Linux holds its own such messages to, see icmp_msgs_per_sec and icmp_msgs_burst:
-// their sources may be forged.
+// The defaults of Linux for its own ICMP messages, icmp_msgs_per_sec and icmp_msgs_burst. The
+// sources may be forged.
 const (
 	rejectRate  = 1000
 	rejectBurst = 50
 )
 
-// rejects reports whether a limit of policy asks for a rejecter.
-func rejects(policy *shaper.Policy) bool {
+// needsRejecter reports whether a limit of policy needs a rejecter.
+func needsRejecter(policy *shaper.Policy) bool {
 	for i := range policy.Len() {
-		if l := policy.Limit(i); l.Excess == shaper.ExcessReject && !l.Observe {
+		if l := policy.Limit(i); l.RefuseWith == shaper.RefuseReject && !l.Observe {
 			return true
 		}
 	}
@@ -48,9 +48,9 @@ func newRejecter() (*rejecter, error) {
 	}
 	if err != nil {
 		r.close()
-		return nil, fmt.Errorf("refuse_with = \"reject\": CAP_NET_RAW: %w", err)
+		return nil, fmt.Errorf("refuse_with = \"reject\" needs CAP_NET_RAW: %w", err)
 	}
-	// All they get is thrown away at once.
+	// The sockets only send: filter everything on receive.
 	const solRaw, icmpFilter = 255, 1
 	_ = unix.SetsockoptInt(r.fd4, solRaw, icmpFilter, -1)
 	block := unix.ICMPv6Filter{}
@@ -58,7 +58,7 @@ func newRejecter() (*rejecter, error) {
 		block.Data[i] = ^uint32(0)
 	}
 	_ = unix.SetsockoptICMPv6Filter(r.fd6, unix.IPPROTO_ICMPV6, unix.ICMPV6_FILTER, &block)
-	// The source asked a transparent listener for another host's address.
+	// The messages of a transparent listener come from another host's address.
 	_ = unix.SetsockoptInt(r.fd4, unix.IPPROTO_IP, unix.IP_TRANSPARENT, 1)
 	_ = unix.SetsockoptInt(r.fd6, unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT, 1)
 	return r, nil
@@ -80,23 +80,24 @@ func (r *rejecter) close() {
 	}
 }
 
-// reject answers a datagram of n bytes to a port of key.
+// reject answers a datagram of n bytes, from key.client to key.local at port, with "port
+// unreachable".
 func (p *Proxy) reject(key *flowKey, port uint16, n int) {
 	r := p.rejecter.Load()
-	if r == nil || !key.asked.IsValid() || key.client.Addr().IsUnspecified() || !r.limiter.AllowN(time.Now(), 1) {
+	if r == nil || !key.local.IsValid() || key.client.Addr().IsUnspecified() || !r.limiter.AllowN(time.Now(), 1) {
 		return
 	}
 	fd, m := r.fd4, icmp.Message{Type: ipv4.ICMPTypeDestinationUnreachable, Code: 3}
-	if key.asked.Is6() {
+	if key.local.Is6() {
 		fd, m = r.fd6, icmp.Message{Type: ipv6.ICMPTypeDestinationUnreachable, Code: 4}
 	}
-	m.Body = &icmp.DstUnreach{Data: headersOf(key.client, netip.AddrPortFrom(key.asked, port), n)}
+	m.Body = &icmp.DstUnreach{Data: quotedHeaders(key.client, netip.AddrPortFrom(key.local, port), n)}
 	b, err := m.Marshal(nil)
 	if err != nil || fd < 0 {
 		return
 	}
-	// A raw socket's addresses have no port.
-	to := newReplyTo(message{from: netip.AddrPortFrom(key.client.Addr(), 0), scope: key.scope, to: key.asked})
+	// Addresses of raw sockets have no port.
+	to := newReplyTo(message{from: netip.AddrPortFrom(key.client.Addr(), 0), scope: key.scope, to: key.local})
 	vector := unix.Iovec{Base: &b[0]}
 	vector.SetLen(len(b))
 	header := unix.Msghdr{Name: (*byte)(unsafe.Pointer(&to.name)), Namelen: to.nameLen, Iov: &vector, Control: &to.control[0]}
@@ -105,9 +106,9 @@ func (p *Proxy) reject(key *flowKey, port uint16, n int) {
 	_, _, _ = unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&header)), unix.MSG_DONTWAIT)
 }
 
-// headersOf is the headers of a datagram of n bytes, by which its source knows which one
-// an ICMP message is about.
-func headersOf(from, to netip.AddrPort, n int) []byte {
+// quotedHeaders returns the IP and UDP headers of a datagram of n bytes. An ICMP error quotes
+// them, so that the source can find the socket that it is for.
+func quotedHeaders(from, to netip.AddrPort, n int) []byte {
 	var b []byte
 	const udpHeader, hops = 8, 64
 	if from.Addr().Is4() {
@@ -127,7 +128,7 @@ func headersOf(from, to netip.AddrPort, n int) []byte {
 	return b
 }
 
-// checksum is that of RFC 1071, of an even number of bytes.
+// checksum returns the Internet checksum (RFC 1071) of an even number of bytes.
 func checksum(b []byte) uint16 {
 	var sum uint32
 	for i := 0; i < len(b); i += 2 {

@@ -11,40 +11,40 @@ import (
 	"shaperd/shaper"
 )
 
-// alsoUDP has r listen for datagrams too, from the next apply on. It returns where.
-func (r *running) alsoUDP(t *testing.T) string {
+// addUDPListener makes r listen for datagrams too, from the next apply on. It returns the address.
+func (r *proxyRig) addUDPListener(t *testing.T) string {
 	t.Helper()
 	at := Endpoint{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(freePort(t, shaper.UDP))}
 	r.listen.Endpoints = append(r.listen.Endpoints, at)
 	return at.Addr.String()
 }
 
-// startDual listens for connections and datagrams, of which most are let in at once to addr: by
-// limits, or where there are no limits by the downstream. It returns where datagrams go to.
-func startDual(t *testing.T, addr string, most int, limits []shaper.Limit) (r *running, datagrams string) {
+// startDual listens for connections and datagrams, of which most are admitted at once to addr: by
+// limits, or without limits by the downstream. It returns the address for datagrams.
+func startDual(t *testing.T, addr string, most int, limits []shaper.Limit) (r *proxyRig, datagrams string) {
 	t.Helper()
 	r = start(t, shaper.TCP, addr)
-	datagrams = r.alsoUDP(t)
+	datagrams = r.addUDPListener(t)
 	r.listen.IdleTimeout, r.listen.Connect = time.Hour, time.Minute
 	if limits == nil {
-		r.listen.Downstream[0].Connections = most
+		r.listen.Downstream[0].MaxConnections = most
 	}
 	r.apply(limits...)
 	return r, datagrams
 }
 
-// Flows of sources that may be forged hold places that TCP connections need: they make room
-// for those that wait, and for no more. (A datagram now and then to each kept all connections out.)
+// Flows of sources that may be forged hold slots that TCP connections need: as many are evicted as
+// connections wait. (An occasional datagram to each kept all connections out.)
 func TestIdleFlowsMakeRoomForConnections(t *testing.T) {
 	const most = 4
 	for name, limits := range map[string][]shaper.Limit{
-		"of a limit":      {{Name: "slots", Connections: most, MaxWait: time.Minute, MaxWaiting: 10}},
+		"of a limit":      {{Name: "slots", MaxConnections: most, QueueTimeout: time.Minute, MaxQueue: 10}},
 		"of a downstream": nil,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			addr := serveTCP(t, echo)
-			listenUDP(t, addr) // answers nothing
+			listenUDP(t, addr) // sends no replies
 			r, datagrams := startDual(t, addr, most, limits)
 			for i := range most {
 				udpFrom(t, fmt.Sprintf("127.0.0.%d", 100+i), datagrams).Write([]byte("forged"))
@@ -56,61 +56,60 @@ func TestIdleFlowsMakeRoomForConnections(t *testing.T) {
 				c := dial(t, r.addr())
 				c.Write([]byte{1})
 				if _, err := c.Read(make([]byte, 1)); err != nil {
-					t.Fatal("a connection waits for flows that do nothing: ", err)
+					t.Fatal("a connection waits for idle flows: ", err)
 				}
 			}
 			if took := time.Since(begun); took > 8*time.Second { // before any of them expires
 				t.Errorf("two connections took %v", took)
 			}
 			if n := counts.FlowsEvicted.Load(); n != 2 {
-				t.Errorf("%d flows made room for 2 connections", n)
+				t.Errorf("%d flows were evicted for 2 connections", n)
 			}
 		})
 	}
 }
 
-// A source whose own flow makes room for its next one takes what that had, and nothing of
-// another one's.
-func TestOwnFlowThatMakesRoomIsEnough(t *testing.T) {
+// A source whose own flow is evicted for its next one takes over the slots of that flow, and none of
+// another source.
+func TestNewFlowEvictsOnlyOwnFlow(t *testing.T) {
 	for _, name := range []string{"of downstreams", "of a limit"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := start(t, shaper.UDP, echoUDP(t, 0).String())
 			r.listen.IdleTimeout, r.listen.MaxFlowsPerSource = time.Minute, 1
 			if name == "of a limit" {
-				r.apply(shaper.Limit{Name: "all", Connections: 2})
+				r.apply(shaper.Limit{Name: "all", MaxConnections: 2})
 			} else {
 				other := netip.MustParseAddrPort(echoUDP(t, 0).String())
 				r.listen.Downstream = append(r.listen.Downstream, Downstream{Host: other.Addr().String(), Port: other.Port()})
 				for i := range r.listen.Downstream {
-					r.listen.Downstream[i].Connections = 1
+					r.listen.Downstream[i].MaxConnections = 1
 				}
 				r.apply()
 			}
 			const bystander, asker = "127.0.6.3", "127.0.6.4"
-			if !asks(t, bystander, r.addr()) || !asks(t, asker, r.addr()) {
-				t.Fatal("no answer")
+			if !getsReply(t, bystander, r.addr()) || !getsReply(t, asker, r.addr()) {
+				t.Fatal("no reply")
 			}
 			had := r.flowsOf(bystander)
-			time.Sleep((muteGrace + leaky.Second/10).Duration())
-			if !asks(t, asker, r.addr()) {
-				t.Error("no answer to the second question")
+			time.Sleep((unansweredGrace + leaky.Second/10).Duration())
+			if !getsReply(t, asker, r.addr()) {
+				t.Error("no reply to the second query")
 			}
 			if has := r.flowsOf(bystander); !maps.Equal(has, had) {
-				t.Error("the flow of another source made room as well")
+				t.Error("the flow of another source was evicted too")
 			}
 		})
 	}
 }
 
-// Two flows end to make room for a third. The end of the first lets in a connection, which finds
-// that the downstreams cannot be reached any more, so that the second ends: it ends once. (The
-// daemon crashed.)
-func TestFlowEndsOnceThoughRoomIsMade(t *testing.T) {
+// Two flows are evicted for a third. The end of the first admits a connection, which finds that the
+// downstreams are unreachable, so that the second flow ends: it ends once. (The daemon crashed.)
+func TestEvictedFlowClosesOnce(t *testing.T) {
 	t.Parallel()
 	server := echoUDP(t, 0)
 	r := start(t, shaper.TCP, server.String())
-	datagrams := r.alsoUDP(t)
+	datagrams := r.addUDPListener(t)
 	other := netip.MustParseAddrPort(echoUDP(t, 0).String())
 	r.listen.Downstream = append(r.listen.Downstream, Downstream{Host: other.Addr().String(), Port: other.Port()})
 	r.listen.EjectAfter, r.listen.EjectFor = 1, time.Minute
@@ -122,34 +121,34 @@ func TestFlowEndsOnceThoughRoomIsMade(t *testing.T) {
 		return m
 	}
 	r.apply(
-		shaper.Limit{Name: "a", Match: only("127.0.6.1"), Connections: 1, MaxWait: time.Minute, MaxWaiting: 10},
-		shaper.Limit{Name: "b", Match: only("127.0.6.1", "127.0.6.2"), Connections: 2, MaxWait: time.Minute, MaxWaiting: 10},
+		shaper.Limit{Name: "a", Match: only("127.0.6.1"), MaxConnections: 1, QueueTimeout: time.Minute, MaxQueue: 10},
+		shaper.Limit{Name: "b", Match: only("127.0.6.1", "127.0.6.2"), MaxConnections: 2, QueueTimeout: time.Minute, MaxQueue: 10},
 	)
 	for _, source := range []string{"127.0.6.1", "127.0.6.2"} {
 		c := udpFrom(t, source, datagrams)
-		for range 2 { // it goes on after an answer
+		for range 2 { // it sends again after a reply
 			c.Write([]byte("x"))
-			c.SetReadDeadline(time.Now().Add(patience))
+			c.SetReadDeadline(time.Now().Add(testTimeout))
 			if _, err := c.Read(make([]byte, 1)); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	time.Sleep(r.listen.IdleTimeout/knownGrace + 100*time.Millisecond)
+	time.Sleep(r.listen.IdleTimeout/verifiedGraceDivisor + 100*time.Millisecond)
 	dialFrom(t, "127.0.6.1", r.addr()) // waits for the slot of the first flow
 	state := r.shaper.Policy().State(r.shaper.Policy().Find("a"))
-	waitFor(t, "a connection that waits", func() bool { return state.Waiting.Load() == 1 })
+	waitFor(t, "a waiter", func() bool { return state.Waiting.Load() == 1 })
 	r.proxy.loop.call(func(leaky.Time) {
-		for _, d := range r.proxy.sites["l"].downstreams {
+		for _, d := range r.proxy.listeners["l"].downstreams {
 			unreachable := netip.MustParseAddr("127.255.255.255") // a broadcast: connect(2) fails at once
-			d.host.found.Store(&unreachable)
+			d.host.address.Store(&unreachable)
 		}
 	})
 	udpFrom(t, "127.0.6.2", datagrams).Write([]byte("x"))
 	counts := r.shaper.Listener("l")
 	waitFor(t, "the end of both flows", func() bool { return counts.Flows.Load() == 0 && state.InFlight.Load() == 0 })
 	if n := counts.FlowsEvicted.Load(); n == 0 {
-		t.Error("none made room")
+		t.Error("none was evicted")
 	}
 	r.settle()
 }

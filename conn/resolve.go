@@ -11,66 +11,65 @@ import (
 	"time"
 )
 
-// resolver keeps the addresses of downstreams that have names.
+// resolver resolves the names of downstreams, and keeps their addresses up to date.
 type resolver struct {
-	failed *sampler
-	found  func() // is called when a host has another address
-	ctx    context.Context
-	cancel context.CancelFunc
-	work   sync.WaitGroup
+	log     *logLimiter
+	changed func() // called when the address of a host changes
+	ctx     context.Context
+	cancel  context.CancelFunc
+	workers sync.WaitGroup
 
-	mu    sync.Mutex
-	hosts map[string]*host // those with names
-	ahead map[string]*host // looked up for the next configuration
+	mu         sync.Mutex
+	hosts      map[string]*host // by name, of the current configuration
+	prefetched map[string]*host // by name, for the next configuration
 }
 
-// host is where a downstream is.
+// host is the address of a downstream, or its name and the address found for it.
 type host struct {
-	name  string
-	found atomic.Pointer[netip.Addr]
+	name    string
+	address atomic.Pointer[netip.Addr]
 }
 
 const (
-	// resolveAgain is how often names are looked up: Go's resolver does not tell
-	// for how long an answer holds.
-	resolveAgain = 30 * time.Second
+	// resolveInterval is the time between lookups of a name: Go's resolver does not expose
+	// TTLs.
+	resolveInterval = 30 * time.Second
 
-	// resolveSoon is after which time a name is looked up again that has no
-	// address yet.
-	resolveSoon = 2 * time.Second
+	// resolveRetry is the time between lookups of a name that has no address yet.
+	resolveRetry = 2 * time.Second
 
-	// resolveTimeout is how long a name may take.
+	// resolveTimeout bounds one lookup.
 	resolveTimeout = 3 * time.Second
 )
 
 var (
-	errNoAddress  = errors.New("no downstream's name has an address yet")
-	errUnresolved = errors.New("its name has no address")
-	errFull       = errors.New("all downstreams have as many connections as they may")
+	errNoAddress       = errors.New("no downstream name has been resolved yet")
+	errNotResolved     = errors.New("name not resolved")
+	errDownstreamsFull = errors.New("all downstreams are at their maximum of connections")
 )
 
-func newResolver(failed *sampler, found func()) *resolver {
-	r := &resolver{failed: failed, found: found, hosts: map[string]*host{}}
+func newResolver(failed *logLimiter, found func()) *resolver {
+	r := &resolver{log: failed, changed: found, hosts: map[string]*host{}}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	return r
 }
 
 func (r *resolver) close() {
 	r.cancel()
-	r.work.Wait()
+	r.workers.Wait()
 }
 
-// addr returns the host's address, or the zero address when it has none yet.
+// addr returns the host's address, or the zero Addr if none is known yet.
 func (h *host) addr() netip.Addr {
-	if a := h.found.Load(); a != nil {
+	if a := h.address.Load(); a != nil {
 		return *a
 	}
 	return netip.Addr{}
 }
 
-// resolve sets the hosts of configs, and looks up the names that are new. They are
-// looked up again from time to time, as are those that were not found.
-func (r *resolver) resolve(ctx context.Context, configs map[*site]*siteConfig) {
+// resolve sets the hosts of configs, and looks up the new names. All names are looked up
+// periodically from then on, whether or not they were found.
+func (r *resolver) resolve(ctx context.Context, configs map[*listener]*listenerConfig) {
 	hosts := map[string]*host{}
 	var first sync.WaitGroup
 	r.mu.Lock()
@@ -80,7 +79,7 @@ func (r *resolver) resolve(ctx context.Context, configs map[*site]*siteConfig) {
 			if addr, err := netip.ParseAddr(d.Host); err == nil {
 				h := &host{}
 				addr = addr.Unmap()
-				h.found.Store(&addr)
+				h.address.Store(&addr)
 				c.hosts = append(c.hosts, h)
 				continue
 			}
@@ -89,11 +88,11 @@ func (r *resolver) resolve(ctx context.Context, configs map[*site]*siteConfig) {
 				h = r.hosts[d.Host]
 			}
 			if h == nil {
-				h = r.ahead[d.Host]
+				h = r.prefetched[d.Host]
 			}
 			if h == nil {
 				h = &host{name: d.Host}
-				first.Go(func() { r.lookUp(ctx, h) })
+				first.Go(func() { r.lookup(ctx, h) })
 			}
 			hosts[d.Host] = h
 			c.hosts = append(c.hosts, h)
@@ -105,17 +104,19 @@ func (r *resolver) resolve(ctx context.Context, configs map[*site]*siteConfig) {
 	defer r.mu.Unlock()
 	for name, h := range hosts {
 		if r.hosts[name] == nil {
-			r.work.Go(func() { r.keep(h) })
+			r.workers.Go(func() { r.refresh(h) })
 		}
 	}
-	r.hosts, r.ahead = hosts, nil
+	r.hosts, r.prefetched = hosts, nil
 }
 
-// LookUp looks up the names in listens that are new, so that an Apply of them does not wait
-// for name servers. It takes 3 s at most, and may be called during an Apply.
-func (p *Proxy) LookUp(ctx context.Context, listens []Listen) { p.names.lookAhead(ctx, listens) }
+// ResolveAhead looks up the new names in listens ahead of an Apply, which then need not wait for name
+// servers. It takes 3 s at most, and may be called during an Apply.
+func (p *Proxy) ResolveAhead(ctx context.Context, listens []Listen) {
+	p.resolver.prefetch(ctx, listens)
+}
 
-func (r *resolver) lookAhead(ctx context.Context, listens []Listen) {
+func (r *resolver) prefetch(ctx context.Context, listens []Listen) {
 	ahead := map[string]*host{}
 	var work sync.WaitGroup
 	r.mu.Lock()
@@ -126,22 +127,22 @@ func (r *resolver) lookAhead(ctx context.Context, listens []Listen) {
 			}
 			h := &host{name: d.Host}
 			ahead[d.Host] = h
-			work.Go(func() { r.lookUp(ctx, h) })
+			work.Go(func() { r.lookup(ctx, h) })
 		}
 	}
 	r.mu.Unlock()
 	work.Wait()
 	r.mu.Lock()
-	r.ahead = ahead
+	r.prefetched = ahead
 	r.mu.Unlock()
 }
 
-// keep looks h up until it is not a downstream any more.
-func (r *resolver) keep(h *host) {
+// refresh looks up h periodically until no downstream has the name.
+func (r *resolver) refresh(h *host) {
 	for {
-		wait := resolveAgain
+		wait := resolveInterval
 		if !h.addr().IsValid() {
-			wait = resolveSoon
+			wait = resolveRetry
 		}
 		select {
 		case <-time.After(wait):
@@ -154,19 +155,19 @@ func (r *resolver) keep(h *host) {
 		if !wanted {
 			return
 		}
-		r.lookUp(r.ctx, h)
+		r.lookup(r.ctx, h)
 	}
 }
 
-// lookUp finds an address of h: the one it has, if that is still its own. One that is
-// not found keeps what it has.
-func (r *resolver) lookUp(ctx context.Context, h *host) {
+// lookup resolves the name of h. It keeps the known address if that is still among the
+// results, or if the lookup fails.
+func (r *resolver) lookup(ctx context.Context, h *host) {
 	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
 	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", h.name)
 	if err != nil {
 		if r.ctx.Err() == nil {
-			r.failed.note("look up downstream", "downstream", h.name, "err", err)
+			r.log.warn("downstream lookup failed", "downstream", h.name, "err", err)
 		}
 		return
 	}
@@ -174,7 +175,7 @@ func (r *resolver) lookUp(ctx context.Context, h *host) {
 		addrs[i] = addrs[i].Unmap()
 	}
 	if !slices.Contains(addrs, h.addr()) {
-		h.found.Store(&addrs[0])
-		r.found()
+		h.address.Store(&addrs[0])
+		r.changed()
 	}
 }

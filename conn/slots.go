@@ -5,20 +5,20 @@ import (
 	"shaperd/shaper"
 )
 
-// slots are what one connection holds. They are released once.
+// slots are the slots that one connection holds. They are released once.
 type slots struct {
-	gates  *gates
-	policy *shaper.Policy // under which they were taken
-	held   []*gate
+	admission *admission
+	policy    *shaper.Policy // under which they were taken
+	held      []*gate
 }
 
 // release frees the slots.
 func (s *slots) release(now leaky.Time) {
 	s.free(now)
-	s.gates.run(now)
+	s.admission.run(now)
 }
 
-// free is release, but who gets the slots is told only in the next run.
+// free is release, except that the new holders are notified in the next run.
 func (s *slots) free(now leaky.Time) {
 	held := s.held
 	s.held = nil
@@ -26,20 +26,19 @@ func (s *slots) free(now leaky.Time) {
 		gt.inFlight--
 		gt.state.InFlight.Add(-1)
 	}
-	s.gates.dispatch(held, now)
-	s.gates.drop(held, now)
+	s.admission.dispatch(held, now)
+	s.admission.dropUnused(held, now)
 }
 
-// move brings the slots in line with a new policy: those of limits that f is no
-// longer under are freed, those of new ones taken, over the cap if need be, as
-// the connection is in flight whether they allow it or not.
-func (s *slots) move(f *shaper.Flow, r shaper.Route, now leaky.Time) {
-	g := s.gates
-	if s.policy == g.policy {
+// retake updates the slots to a new policy: those of limits that no longer apply to f are freed, and
+// those of new limits are taken, beyond the cap if need be, since the connection is already in flight.
+func (s *slots) retake(f *shaper.Flow, r shaper.Route, now leaky.Time) {
+	a := s.admission
+	if s.policy == a.policy {
 		return
 	}
-	old := slots{gates: g, held: s.held}
-	s.policy, s.held = g.policy, g.list(f, r)
+	old := slots{admission: a, held: s.held}
+	s.policy, s.held = a.policy, a.gatesFor(f, r)
 	for _, gt := range s.held {
 		gt.inFlight++
 		gt.state.InFlight.Add(1)

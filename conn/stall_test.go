@@ -8,20 +8,20 @@ import (
 	"shaperd/shaper"
 )
 
-// A host that has the thread stand still for milliseconds at a time costs a strict limit less
-// than 1 % of its rate, and what leaves at once then is no more than is promised.
+// On a host that stalls the thread for milliseconds at a time a strict limit loses less than 1 % of
+// its rate, and the resulting bursts stay within the allowed excess.
 func TestStallsCostNoRate(t *testing.T) {
 	rnd := newRand(t)
 	for name, c := range map[string]struct {
 		limit  shaper.Limit
 		size   uint64
 		stall  leaky.Time
-		units  float64 // that may leave beyond the rate
+		units  float64 // allowed beyond the rate
 		offers leaky.Time
 	}{
-		"10,000 packets/s": {shaper.Limit{Packets: shaper.Frequency{N: 10_000, Per: time.Second}}, 100, packetStall, 51, leaky.Second / 12_500},
-		"10 packets/s":     {shaper.Limit{Packets: shaper.Frequency{N: 10, Per: time.Second}}, 100, packetStall, 2, leaky.Second / 13},
-		"80 Mbit/s":        {shaper.Limit{Rate: 80e6}, 1000, byteStall, 21, leaky.Second / 12_500},
+		"10,000 packets/s": {shaper.Limit{Packets: shaper.Frequency{N: 10_000, Per: time.Second}}, 100, packetSlack, 51, leaky.Second / 12_500},
+		"10 packets/s":     {shaper.Limit{Packets: shaper.Frequency{N: 10, Per: time.Second}}, 100, packetSlack, 2, leaky.Second / 13},
+		"80 Mbit/s":        {shaper.Limit{Rate: 80e6}, 1000, byteSlack, 21, leaky.Second / 12_500},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.limit.Name, c.limit.MaxDelay = "l", max(100*time.Millisecond, 10*c.offers.Duration())
@@ -30,7 +30,7 @@ func TestStallsCostNoRate(t *testing.T) {
 			f := flowFrom("10.0.0.1", 1)
 			f.Protocol = shaper.UDP
 			path := r.path(f)
-			of := r.left[path[0].line]
+			of := r.departures[path[0].queue]
 			of.rate = 1 / float64(max(shape.Cost(c.size, 1)))
 			if shape.Bytes.Unlimited() {
 				c.size = 1 // it counts units
@@ -44,19 +44,19 @@ func TestStallsCostNoRate(t *testing.T) {
 				r.advance(now, late)
 				p := &packet{rig: r, id: id, after: &last}
 				p.unit = unit{owner: p, path: path, bytes: c.size, packets: 1, credit: udpCredit, grain: c.size, droppable: true}
-				r.lines.submit(&p.unit, now)
+				r.scheduler.submit(&p.unit, now)
 			}
 			due := float64(now-begun) * of.rate / float64(c.size)
 			if left := float64(r.count); left < 0.99*due {
 				t.Errorf("%.0f left of %.0f that were due", left, due)
 			}
-			if most := of.most / float64(c.size); most > c.units+0.01 {
+			if most := of.max / float64(c.size); most > c.units+0.01 {
 				t.Errorf("sigma %.1f units, want at most %.0f", most, c.units)
 			}
-			if promise := &r.policy.State(0).Promise; promise.Violations.Load() > 0 || r.refused == 0 {
-				t.Errorf("%d violations, %d were refused", promise.Violations.Load(), r.refused)
+			if conformance := &r.policy.State(0).Conformance; conformance.Violations.Load() > 0 || r.refused == 0 {
+				t.Errorf("%d violations, %d were refused", conformance.Violations.Load(), r.refused)
 			}
-			if allowed := leaky.Time(r.policy.State(0).Promise.Allowed.Load()); float64(allowed) > (c.units+0.01)*float64(max(shape.Cost(c.size, 1))) {
+			if allowed := leaky.Time(r.policy.State(0).Conformance.MaxAllowed.Load()); float64(allowed) > (c.units+0.01)*float64(max(shape.Cost(c.size, 1))) {
 				t.Errorf("%v are allowed, want %.0f units", allowed.Duration(), c.units)
 			}
 		})

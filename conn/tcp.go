@@ -12,129 +12,128 @@ import (
 	"shaperd/shaper"
 )
 
-// session is a TCP connection of a client and the one to a downstream that
-// belongs to it. It belongs to the loop's thread.
+// session is a client's TCP connection with its connection to a downstream. It belongs to the loop's
+// thread.
 type session struct {
-	enrolled
-	entrant  // with the slots that end with the session
-	*service // it came to
-	proxy    *Proxy
-	port     *tcpPort
-	routed   *shaper.Policy // that its lines are of
-	from     netip.AddrPort // whose it is, and
-	asked    netip.AddrPort // what it asked for, where that was announced
-	stage    stage
-	timer    leaky.Event // of the stage
-	reply    string      // that a refused client is to get
-	farewell int         // bytes that it may still send
+	registryEntry
+	waiter      // with the slots, held until the session ends
+	*binding    // listener of the port
+	proxy       *Proxy
+	port        *tcpPort
+	pathPolicy  *shaper.Policy // of the paths
+	clientAddr  netip.AddrPort // of the client
+	originalDst netip.AddrPort // destination in the PROXY header, or the zero value
+	stage       stage
+	timer       leaky.Event // of the stage
+	reply       string      // for a refused client
+	lingerLeft  int         // bytes that a refused client may still send
 
-	to     *downstream   // where it has a place
-	failed []*downstream // that could not be reached
+	downstream        *downstream   // where it holds a slot, or nil
+	failedDownstreams []*downstream // could not be reached
 
-	client, server side
-	up, down       direction // to the downstream and from it
-	pace           pace
+	client, server endpoint
+	up, down       direction // to the downstream, and from it
+	activity       activity
 }
 
-// stage is how far a session has come.
+// stage is the progress of a session.
 type stage uint8
 
 const (
-	entering   stage = iota // at the gates
-	announcing              // before them, until the PROXY header is there
-	dialing
-	flowing
-	leaving // refused
-	ended
+	stageWaiting stage = iota // in admission
+	stageHeader               // before admission, until the PROXY header was read
+	stageDialing
+	stageRelaying
+	stageRefusing // refused, lingering close
+	stageEnded
 )
 
-// side is one of the two sockets.
-type side struct {
-	session  *session
-	fd       int // -1 when there is none
-	readable bool
-	writable bool
-	unsure   bool // a short read does not mean that nothing is left
-	deaf     bool // not told that there is something to read
-	failed   bool // nothing goes there any more; what it has sent may be read
+// endpoint is one of the two sockets of a session.
+type endpoint struct {
+	session      *session
+	fd           int // -1 when there is none
+	readable     bool
+	writable     bool
+	mustPoll     bool // a short read does not mean that no data is left
+	readDisarmed bool // EPOLLIN is off
+	failed       bool // cannot be written to; received data may still be read
 }
 
-// edges are the events of a session's sockets, each told once.
-const edges uint32 = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLPRI | unix.EPOLLRDHUP | 1<<31 // EPOLLET
+// endpointEvents are the events of a session's sockets, edge-triggered.
+const endpointEvents uint32 = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLPRI | unix.EPOLLRDHUP | 1<<31 // EPOLLET
 
-// direction moves bytes from src to dst. Nothing is read before it may be
-// written: what waits, waits in the kernel's socket buffer, where TCP holds the
-// source back.
+// direction moves bytes from src to dst. Nothing is read before it can be written. So data waits in
+// the kernel's socket buffer, and TCP flow control slows down the source.
 type direction struct {
-	session  *session
-	src, dst *side
-	unit     unit
-	observed shaper.Set
-	left     []byte // read, but refused by dst's buffer; or a header for dst
-	header   uint64 // how long that is
-	pipe     *pipe  // likewise, when it was not copied; nil when it is empty
-	bulk     bool   // src has had more than the last read took
-	putOff   bool   // resume will be called
-	begun    bool   // bytes of src have moved
-	ended    bool   // src has sent its last byte
-	shut     bool   // and dst was told
-	bytes    *atomic.Uint64
+	session   *session
+	src, dst  *endpoint
+	unit      unit
+	observed  shaper.Set
+	unwritten []byte // read, but not accepted by dst's buffer; or the header for dst
+	headerLen uint64 // bytes of the header for dst
+	pipe      *pipe  // bytes spliced but not accepted by dst; nil when empty
+	bulk      bool   // src had more than the last read took
+	deferred  bool   // resume will be called
+	started   bool   // payload of src has moved
+	srcEOF    bool   // src has sent its FIN
+	dstShut   bool   // dst was shut down
+	bytes     *atomic.Uint64
 
-	moved uint64 // bytes so far
-	paced uint64 // the grant, once the kernel paces it; 0 where it does not
-	piece int    // what leaves dst's socket at once then
-	limit uint64 // dst's pacing rate, bytes/s
-	lowat int    // how much dst's socket may hold unsent; 0 is the system's default
+	moved      uint64 // bytes so far
+	pacedGrant uint64 // grant with kernel pacing; 0 without
+	pieceSize  int    // bytes per write with kernel pacing
+	pacingRate uint64 // of dst's socket, bytes/s
+	lowat      int    // TCP_NOTSENT_LOWAT of dst's socket; 0 is the system's default
 
-	underWay underWay
+	acks ackProgress
 }
 
 const (
-	// grantTime is how much of its rate a TCP direction moves at once where the kernel
-	// does not pace it. With grantCredit it makes sigma about 2.1 ms of the rate.
+	// grantTime is the size of a TCP grant without kernel pacing, as time at the rate. With grantCredit
+	// it makes sigma about 2.1 ms of the rate.
 	grantTime = 700 * time.Microsecond
 
-	// grantCredit is how many grants a late wake-up gives back. Stalls of this
+	// grantCredit is how many grants of lateness are compensated after a late wake-up. Stalls of this
 	// kind of thread last up to 1.5 ms now and then; shorter ones cost nothing.
 	grantCredit = 2
 
-	// pacedTime is how much it moves where the kernel spreads that over the time, in
-	// pieces of half of grantTime: TCP's own pacing, which has no thread to wake for
-	// each. A wake-up costs more than all else at such rates.
+	// pacedTime is the size of a grant with kernel pacing, in pieces of half of grantTime: TCP's own
+	// pacing needs no thread to wake for each piece. At such rates a wake-up costs more than
+	// everything else.
 	pacedTime = 4 * time.Millisecond
 
-	// pacedStreams is how many streams of a line have such grants at once.
+	// pacedStreams is how many streams of a queue have paced grants at once.
 	pacedStreams = 4
 
-	// pacedFrom is after how many bytes it does: the first ten segments of a connection
-	// leave at once.
+	// pacedFrom is the number of bytes before the first paced grant: the kernel sends the first ten
+	// segments of a connection at once.
 	pacedFrom = 16 << 10
 
-	// minGrant is one segment of Ethernet's size.
+	// minGrant is one Ethernet segment.
 	minGrant = 1448
 
-	// maxGrant is the most that moves at once, and what an unlimited direction moves.
+	// maxGrant is the maximum that moves at once, and the grant of an unlimited direction.
 	maxGrant = 256 << 10
 
-	// turn is how many times an unlimited direction moves bytes before other
-	// sockets, and departures, have their turn. Each takes about 20 us.
-	turn = 2
+	// movesPerTurn is how many times an unlimited direction moves bytes before other sockets, and
+	// departures, have their turn. Each takes about 20 us.
+	movesPerTurn = 2
 )
 
-// begin lets bytes flow between the two connected sockets. A header for the downstream goes
-// first, under the limits of what follows it.
-func (s *session) begin(header []byte, now leaky.Time) {
-	s.stage = flowing
+// relay starts to move bytes between the two connected sockets. A header for the downstream goes
+// first, under the same limits.
+func (s *session) relay(header []byte, now leaky.Time) {
+	s.stage = stageRelaying
 	s.counts.Open.Add(1)
 	s.up = direction{session: s, src: &s.client, dst: &s.server, bytes: &s.counts.ToDownstream}
 	s.down = direction{session: s, src: &s.server, dst: &s.client, bytes: &s.counts.FromDownstream}
-	s.up.left, s.up.header = header, uint64(len(header))
+	s.up.unwritten, s.up.headerLen = header, uint64(len(header))
 	for _, d := range []*direction{&s.up, &s.down} {
-		d.unit, d.limit = unit{owner: d, credit: grantCredit}, unpaced
+		d.unit, d.pacingRate = unit{owner: d, credit: grantCredit}, unpaced
 	}
-	s.recount(now)
+	s.updateSlots(now)
 	s.reroute(s.proxy.shaper.Policy(), now)
-	s.watchOver(now)
+	s.armTimeouts(now)
 	s.advance(now)
 }
 
@@ -145,22 +144,22 @@ func (s *session) advance(now leaky.Time) {
 	s.finish(now)
 }
 
-// bound sets what d moves at once, by the lines that it has now.
-func (d *direction) bound() {
+// setGrant sets the grant of d from its current queues.
+func (d *direction) setGrant() {
 	grant := uint64(maxGrant)
 	for _, l := range d.unit.path {
 		grant = min(grant, l.shape.Bytes.Units(leaky.FromDuration(grantTime)))
 	}
 	d.unit.grain = max(grant, minGrant)
 	d.unit.bytes = d.unit.grain
-	d.pace()
-	d.boundUnsent()
+	d.setPacing()
+	d.setUnsentLimit()
 }
 
-// pace has the kernel spread larger grants where the narrowest limit lets no burst pass:
-// dst's socket gets its rate, and a little more to make up for delays.
-func (d *direction) pace() {
-	d.paced, d.piece = 0, 0
+// setPacing lets the kernel spread larger grants if the narrowest limit allows no burst: dst's socket
+// gets its rate, and slightly more to make up for delays.
+func (d *direction) setPacing() {
+	d.pacedGrant, d.pieceSize = 0, 0
 	rate, grant, smooth := unpaced, uint64(scratchSize), false
 	for _, l := range d.unit.path {
 		if r := l.shape.Bytes.Units(leaky.Second); r < rate {
@@ -177,44 +176,43 @@ func (d *direction) pace() {
 			piece -= piece % segment
 		}
 		if grant -= grant % uint64(piece); grant > d.unit.grain {
-			d.paced, d.piece = grant, piece
+			d.pacedGrant, d.pieceSize = grant, piece
 		}
 	}
 	limit := unpaced
-	if d.paced > 0 {
+	if d.pacedGrant > 0 {
 		limit = rate + rate/32
 	}
-	if limit != d.limit {
+	if limit != d.pacingRate {
 		if unix.SetsockoptUint64(d.dst.fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, limit) != nil {
-			d.paced, d.piece = 0, 0
+			d.pacedGrant, d.pieceSize = 0, 0
 		}
-		d.limit = limit
+		d.pacingRate = limit
 	}
 }
 
-// unpaced is the pacing rate of a socket that has none.
+// unpaced is the pacing rate of a socket without pacing.
 const unpaced = ^uint64(0)
 
-// size sets the next grant. When many share a line each gets less: what they hold unsent
-// comes at once when a downstream goes on that has paused. The kernel does not pace the
-// first ten segments.
-func (d *direction) size() {
-	if d.paced == 0 || d.moved < max(pacedFrom, 10*uint64(d.piece)) {
+// sizeGrant sets the next grant. It is smaller if many streams share a queue: their unsent data leaves
+// at once when a paused downstream resumes. The kernel does not pace the first ten segments.
+func (d *direction) sizeGrant() {
+	if d.pacedGrant == 0 || d.moved < max(pacedFrom, 10*uint64(d.pieceSize)) {
 		return
 	}
 	streams := 0
 	for _, l := range d.unit.path {
-		streams = max(streams, l.streams)
+		streams = max(streams, l.grants)
 	}
-	grant := d.paced >> bits.Len(uint(streams)/(pacedStreams+1))
-	d.unit.bytes = max(d.unit.grain, grant-grant%uint64(d.piece))
-	d.boundUnsent()
+	grant := d.pacedGrant >> bits.Len(uint(streams)/(pacedStreams+1))
+	d.unit.bytes = max(d.unit.grain, grant-grant%uint64(d.pieceSize))
+	d.setUnsentLimit()
 }
 
-// boundUnsent keeps what dst's socket holds unsent to about one grant. A downstream that
-// pauses would otherwise be hit by all that was written meanwhile, at once, when it goes
-// on. An error leaves it so.
-func (d *direction) boundUnsent() {
+// setUnsentLimit limits the unsent data of dst's socket to about one grant. Otherwise a downstream
+// that pauses would receive all that was written meanwhile at once when it resumes. Errors are
+// ignored.
+func (d *direction) setUnsentLimit() {
 	lowat := 0 // the system's default
 	if len(d.unit.path) > 0 {
 		lowat = int(d.unit.bytes)
@@ -225,84 +223,84 @@ func (d *direction) boundUnsent() {
 	}
 }
 
-func (side *side) ready(events uint32, now leaky.Time) {
-	s := side.session
+func (e *endpoint) ready(events uint32, now leaky.Time) {
+	s := e.session
 	if events&(unix.EPOLLIN|unix.EPOLLPRI|unix.EPOLLRDHUP|unix.EPOLLHUP) != 0 {
-		side.readable = true
-		// The end, or urgent data, at which a read stops, may be all that is left:
-		// no edge would tell. The urgent byte itself is not passed on.
-		side.unsure = side.unsure || events&(unix.EPOLLPRI|unix.EPOLLRDHUP) != 0
+		e.readable = true
+		// A read stops at urgent data. That, or a FIN, may be all that is left, and no edge would
+		// report it. The urgent byte itself is not forwarded.
+		e.mustPoll = e.mustPoll || events&(unix.EPOLLPRI|unix.EPOLLRDHUP) != 0
 	}
 	if events&(unix.EPOLLOUT|unix.EPOLLHUP) != 0 {
-		side.writable = true
+		e.writable = true
 	}
 	switch {
-	case s.stage == dialing && side == &s.server:
-		s.dialed(events, now)
-	case events&unix.EPOLLERR != 0, s.stage == entering && side.gone(events):
-		s.lose(side, now)
-	case s.stage == announcing:
-		s.hear(now)
-	case s.stage == flowing:
-		side.hush()
+	case s.stage == stageDialing && e == &s.server:
+		s.dialReady(events, now)
+	case events&unix.EPOLLERR != 0, s.stage == stageWaiting && e.hasLeft(events):
+		s.peerFailed(e, now)
+	case s.stage == stageHeader:
+		s.readHeader(now)
+	case s.stage == stageRelaying:
+		e.disarmRead()
 		s.advance(now)
-	case s.stage == leaving:
-		s.sayFarewell(now)
+	case s.stage == stageRefusing:
+		s.discardInput(now)
 	}
 }
 
-// hush ends events of data from a side whose bytes wait in a line: each segment would
-// wake the loop for nothing.
-func (side *side) hush() {
-	d := &side.session.up
-	if side == d.dst {
-		d = &side.session.down
+// disarmRead disables read events of an endpoint whose bytes are queued: each segment would wake the
+// loop in vain.
+func (e *endpoint) disarmRead() {
+	d := &e.session.up
+	if e == d.dst {
+		d = &e.session.down
 	}
-	if side.readable && d.unit.queued && !side.deaf {
-		side.deaf = true
-		side.session.proxy.loop.rewatch(side.fd, edges&^(unix.EPOLLIN|unix.EPOLLPRI))
-	}
-}
-
-// drained notes that a side has nothing to read. The loop tells when there is more.
-func (side *side) drained() {
-	side.readable = false
-	if side.deaf {
-		side.deaf = false
-		side.session.proxy.loop.rewatch(side.fd, edges)
+	if e.readable && d.unit.queued && !e.readDisarmed {
+		e.readDisarmed = true
+		e.session.proxy.loop.setEvents(e.fd, endpointEvents&^(unix.EPOLLIN|unix.EPOLLPRI))
 	}
 }
 
-// lose ends s for the failure of a side. What a downstream has sent before it failed goes
-// to the client first: many answer what they do not want to read to the end, and the
-// reset that follows is for the rest of it. When the client has left, nobody wants more.
-func (s *session) lose(side *side, now leaky.Time) {
-	if s.up.shut && s.down.shut { // all has been handed over
+// markDrained records that an endpoint has no data to read, and enables its read events.
+func (e *endpoint) markDrained() {
+	e.readable = false
+	if e.readDisarmed {
+		e.readDisarmed = false
+		e.session.proxy.loop.setEvents(e.fd, endpointEvents)
+	}
+}
+
+// peerFailed ends s after an endpoint failed. Data that a downstream sent before the failure goes to
+// the client first: many servers reply before they have read the whole request, and the reset that
+// follows is for the rest of it. When the client has failed, the data has no receiver.
+func (s *session) peerFailed(e *endpoint, now leaky.Time) {
+	if s.up.dstShut && s.down.dstShut { // all has been delivered
 		s.finish(now)
 		return
 	}
-	if side != &s.server || s.stage != flowing || side.failed || s.down.shut {
-		s.abort(side.reset(), now)
+	if e != &s.server || s.stage != stageRelaying || e.failed || s.down.dstShut {
+		s.abort(e.resetEnding(), now)
 		return
 	}
-	side.failed = true
-	s.up.shut = true
-	s.proxy.loop.lines.withdraw(now, &s.up.unit)
-	side.readable, side.unsure = true, true
+	e.failed = true
+	s.up.dstShut = true
+	s.proxy.loop.scheduler.withdraw(now, &s.up.unit)
+	e.readable, e.mustPoll = true, true
 	s.down.advance(now)
 }
 
-// reset is how the session ends when side fails.
-func (side *side) reset() shaper.Ending {
-	if side == &side.session.client {
+// resetEnding is how the session ends when e fails.
+func (e *endpoint) resetEnding() shaper.Ending {
+	if e == &e.session.client {
 		return shaper.ResetByClient
 	}
 	return shaper.ResetByServer
 }
 
-// gone reports whether a client that waits has left: without a word, or altogether.
-// One that has sent something and no more may wait for an answer.
-func (side *side) gone(events uint32) bool {
+// hasLeft reports whether a waiting client has closed its connection without sending anything, or
+// entirely. A client that has sent something and a FIN may wait for a reply.
+func (e *endpoint) hasLeft(events uint32) bool {
 	if events&unix.EPOLLHUP != 0 {
 		return true
 	}
@@ -310,19 +308,19 @@ func (side *side) gone(events uint32) bool {
 		return false
 	}
 	var b [1]byte
-	n, _, err := unix.Recvfrom(side.fd, b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	n, _, err := unix.Recvfrom(e.fd, b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
 	return err == nil && n == 0
 }
 
-// advance moves what can be moved, or queues for it. An end that is all there is does not
-// wait for a turn: it takes nothing, and holds a slot as long as it waits.
+// advance moves what can be moved, or submits it. A FIN alone does not wait for a turn: it costs
+// nothing, and would hold a slot while it waits.
 func (d *direction) advance(now leaky.Time) {
-	if d.putOff || !d.movable() {
+	if d.deferred || !d.canMove() {
 		return
 	}
-	if len(d.unit.path) > 0 && d.spent() {
-		if d.session.proxy.loop.lines.withdraw(now, &d.unit); d.movable() { // who went on in its place may have ended s
-			d.end()
+	if len(d.unit.path) > 0 && d.onlyEOFLeft() {
+		if d.session.proxy.loop.scheduler.withdraw(now, &d.unit); d.canMove() { // a unit served in its place may have ended s
+			d.shutdown()
 		}
 		return
 	}
@@ -330,129 +328,129 @@ func (d *direction) advance(now leaky.Time) {
 		return
 	}
 	if len(d.unit.path) > 0 {
-		d.session.proxy.loop.lines.submit(&d.unit, now)
-		d.session.pace.held = d.session.pace.held || d.unit.queued
+		d.session.proxy.loop.scheduler.submit(&d.unit, now)
+		d.session.activity.throttled = d.session.activity.throttled || d.unit.queued
 		return
 	}
-	for range turn {
+	for range movesPerTurn {
 		n := d.move(maxGrant)
 		if n > 0 && d.observed != 0 {
 			d.observe(uint64(n), now)
 		}
-		if !d.movable() {
+		if !d.canMove() {
 			return
 		}
 	}
-	d.putItOff()
+	d.deferMove()
 }
 
 func (d *direction) resubmit(now leaky.Time) { d.resume(now) }
 
-func (d *direction) refused(*line, shaper.Reason) {} // a grant is not droppable
+func (d *direction) refused(*queue, shaper.Reason) {} // a grant is not droppable
 
-func (d *direction) putItOff() {
-	d.putOff = true
-	d.session.proxy.loop.later(d.resume)
+func (d *direction) deferMove() {
+	d.deferred = true
+	d.session.proxy.loop.runLater(d.resume)
 }
 
-// resume is advance, for work that was put off.
+// resume is advance for a deferred move.
 func (d *direction) resume(now leaky.Time) {
-	d.putOff = false
-	if d.session.stage != flowing {
+	d.deferred = false
+	if d.session.stage != stageRelaying {
 		return
 	}
 	d.advance(now)
 	d.session.finish(now)
 }
 
-func (d *direction) movable() bool {
-	return !d.shut && d.session.stage == flowing && d.dst.writable && (d.src.readable || len(d.left) > 0 || d.pipe != nil || d.ended)
+func (d *direction) canMove() bool {
+	return !d.dstShut && d.session.stage == stageRelaying && d.dst.writable && (d.src.readable || len(d.unwritten) > 0 || d.pipe != nil || d.srcEOF)
 }
 
-// send is one grant.
-func (d *direction) send(now leaky.Time) (bytes, packets uint64, again bool) {
-	d.size()
+// send moves one grant.
+func (d *direction) send(now leaky.Time) (bytes, packets uint64, requeue bool) {
+	d.sizeGrant()
 	grant := d.unit.bytes
 	if grant > d.unit.grain {
-		// What is left in src's buffer when it is less comes along: by itself it would be
-		// over before the source can send more, and the bucket would stand idle.
+		// If src's buffer holds slightly more, it is included: a grant of its own would be done before
+		// the source can send more, and the bucket would idle.
 		grant += grant / 16
 	}
 	n := d.move(int(grant))
 	if n > 0 && d.observed != 0 {
 		d.observe(uint64(n), now)
 	}
-	if d.shut {
-		d.putItOff() // the caller has yet to charge the lines
+	if d.dstShut {
+		d.deferMove() // the caller has yet to charge the queues
 	}
-	return uint64(n), 0, d.movable()
+	return uint64(n), 0, d.canMove()
 }
 
 func (d *direction) observe(n uint64, now leaky.Time) {
 	s := d.session
-	if s.routed != s.proxy.shaper.Policy() {
-		return // a reload is under way, and has not come to s
+	if s.pathPolicy != s.proxy.shaper.Policy() {
+		return // a reload is in progress and has not updated s
 	}
 	s.proxy.observe(&s.flow, s.route, d.observed, n, 0, now)
 }
 
-// finish ends s when both directions have.
+// finish ends s if both directions have ended.
 func (s *session) finish(now leaky.Time) {
-	if s.stage == flowing && s.up.shut && s.down.shut {
+	if s.stage == stageRelaying && s.up.dstShut && s.down.dstShut {
 		s.close(shaper.Closed, now)
 	}
 }
 
 // abort ends s with a reset on both sides.
 func (s *session) abort(how shaper.Ending, now leaky.Time) {
-	switch {
-	case s.stage == ended:
+	switch s.stage {
+	case stageEnded:
 		return
-	case s.stage == entering:
-		s.gates.leave(&s.entrant, shaper.ClientGone, now)
+	case stageWaiting:
+		s.admission.cancel(&s.waiter, shaper.ClientGone, now)
 		return
 	}
 	linger := unix.Linger{Onoff: 1}
-	for _, side := range []*side{&s.client, &s.server} {
-		if side.fd >= 0 {
-			_ = unix.SetsockoptLinger(side.fd, unix.SOL_SOCKET, unix.SO_LINGER, &linger)
+	for _, e := range []*endpoint{&s.client, &s.server} {
+		if e.fd >= 0 {
+			_ = unix.SetsockoptLinger(e.fd, unix.SOL_SOCKET, unix.SO_LINGER, &linger)
 		}
 	}
 	s.close(how, now)
 }
 
-// close frees everything. The lines are given back a little later: the caller may
-// be one of them, about to be charged for what was just sent.
+// close frees everything. The paths are released slightly later: the caller may be one of their
+// queues, about to be charged for what was just sent.
 func (s *session) close(how shaper.Ending, now leaky.Time) {
 	l := s.proxy.loop
 	s.counts.Ended[how].Add(1)
 	s.logAccess(how, now)
 	l.pacer.Cancel(&s.timer)
-	if s.stage == flowing {
+	if s.stage == stageRelaying {
 		s.counts.Open.Add(-1)
-		l.lines.withdraw(now, &s.up.unit, &s.down.unit)
-		l.later(func(now leaky.Time) {
-			s.settle(now)
-			l.lines.release(s.up.unit.path, now)
-			l.lines.release(s.down.unit.path, now)
+		l.scheduler.withdraw(now, &s.up.unit, &s.down.unit)
+		l.runLater(func(now leaky.Time) {
+			s.reportUsage(now)
+			l.scheduler.releasePath(s.up.unit.path, now)
+			l.scheduler.releasePath(s.down.unit.path, now)
 			s.up.unit.path, s.down.unit.path = nil, nil
 		})
 	}
-	s.stage = ended
-	s.leaveDownstream(now)
-	for _, side := range []*side{&s.client, &s.server} {
-		if side.fd >= 0 {
-			l.close(side.fd)
+	s.stage = stageEnded
+	s.releaseDownstream(now)
+	for _, e := range []*endpoint{&s.client, &s.server} {
+		if e.fd >= 0 {
+			l.close(e.fd)
 		}
 	}
 	s.proxy.sessions.remove(s)
 	for _, d := range []*direction{&s.up, &s.down} {
-		d.left = nil
+		d.unwritten = nil
 		if d.pipe != nil {
 			l.dropPipe(d.pipe)
 			d.pipe = nil
 		}
 	}
 	s.release(now)
-	s.proxy.open.Add(-1)
+	s.proxy.openConns.Add(-1)
 }

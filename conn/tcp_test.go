@@ -51,7 +51,7 @@ func TestTCPCarriesEveryByte(t *testing.T) {
 	}
 }
 
-func TestHalfCloseIsKept(t *testing.T) {
+func TestHalfClose(t *testing.T) {
 	t.Parallel()
 	for name, limits := range map[string][]shaper.Limit{
 		"without limits": nil,
@@ -78,7 +78,7 @@ func TestHalfCloseIsKept(t *testing.T) {
 	}
 }
 
-func TestHalfCloseWithoutAWord(t *testing.T) {
+func TestHalfClose_NoClientData(t *testing.T) {
 	addr := serveTCP(t, func(c *net.TCPConn) { c.Write([]byte("banner")) })
 	r := start(t, shaper.TCP, addr)
 	for range 50 {
@@ -91,18 +91,17 @@ func TestHalfCloseWithoutAWord(t *testing.T) {
 	r.settle()
 }
 
-// The end of a connection takes nothing of a rate: it is passed on at once where there is
-// nothing else, and with the last byte where there is. A byte that waits for its turn is
-// measured beside it.
-func TestEndDoesNotWaitForATurn(t *testing.T) {
+// A FIN uses none of the rate: it is passed on at once if nothing precedes it, and otherwise with the
+// last byte. A byte that waits for its turn is measured for comparison.
+func TestFINDoesNotWaitInQueue(t *testing.T) {
 	const others = 30
-	told := make(chan time.Time, 2)
+	done := make(chan time.Time, 2)
 	addr := serveTCP(t, func(c *net.TCPConn) {
 		b := make([]byte, 64<<10)
 		for {
 			n, err := c.Read(b)
 			if n > 0 && b[0] == 'x' || err != nil && b[0] != 0 {
-				told <- time.Now()
+				done <- time.Now()
 			}
 			if err != nil {
 				return
@@ -122,22 +121,22 @@ func TestEndDoesNotWaitForATurn(t *testing.T) {
 		begun := time.Now()
 		c.Write([]byte("x"))
 		c.CloseWrite()
-		last := <-told
+		last := <-done
 		turn += last.Sub(begun) / 2
-		gap += (<-told).Sub(last) / 2
+		gap += (<-done).Sub(last) / 2
 	}
 	begun := time.Now()
 	idle.CloseWrite()
-	end = (<-told).Sub(begun)
+	end = (<-done).Sub(begun)
 	if turn < 50*time.Millisecond {
-		t.Errorf("a byte waited for %v: nothing was held back", turn)
+		t.Errorf("a byte waited for %v: it was not throttled", turn)
 	}
 	if end > turn/3 || gap > turn/3 {
-		t.Errorf("an end waited for %v, one behind a byte for %v more, a byte for %v", end, gap, turn)
+		t.Errorf("a FIN waited for %v, one after a byte for %v more, a byte for %v", end, gap, turn)
 	}
 }
 
-// A read stops at urgent data; what is behind it must not stay behind.
+// A read stops at urgent data; the data after it must follow.
 func TestUrgentDataDoesNotStall(t *testing.T) {
 	for name, limits := range map[string][]shaper.Limit{
 		"without limits": nil,
@@ -158,7 +157,7 @@ func TestUrgentDataDoesNotStall(t *testing.T) {
 				}
 				c.Write([]byte("def"))
 				got := make([]byte, 6)
-				c.SetDeadline(time.Now().Add(patience))
+				c.SetDeadline(time.Now().Add(testTimeout))
 				if n, err := io.ReadFull(c, got); err != nil || string(got) != "abcdef" {
 					t.Fatalf("got %q, err %v", got[:n], err)
 				}
@@ -168,8 +167,8 @@ func TestUrgentDataDoesNotStall(t *testing.T) {
 	}
 }
 
-// Work that is put off must not pile up, or the rest of the loop waits for it.
-func TestPutOffWorkDoesNotPileUp(t *testing.T) {
+// Deferred work must not pile up, or the rest of the loop waits for it.
+func TestDeferredWorkDoesNotPileUp(t *testing.T) {
 	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(io.Discard, c) }))
 	const streams = 8
 	var enough atomic.Bool
@@ -184,13 +183,13 @@ func TestPutOffWorkDoesNotPileUp(t *testing.T) {
 		})
 	}
 	most := 0
-	for begun := time.Now(); time.Since(begun) < 500*time.Millisecond || most == 0 && time.Since(begun) < patience; {
-		r.proxy.loop.call(func(leaky.Time) { most = max(most, len(r.proxy.loop.again)) })
+	for begun := time.Now(); time.Since(begun) < 500*time.Millisecond || most == 0 && time.Since(begun) < testTimeout; {
+		r.proxy.loop.call(func(leaky.Time) { most = max(most, len(r.proxy.loop.deferred)) })
 	}
 	enough.Store(true)
 	wg.Wait()
 	if most > 2*streams || most == 0 {
-		t.Errorf("up to %d pieces of work were put off for %d streams", most, streams)
+		t.Errorf("up to %d functions were deferred for %d streams", most, streams)
 	}
 	r.settle()
 }
@@ -225,7 +224,7 @@ func TestResetIsPassedOn(t *testing.T) {
 		})
 		r := start(t, shaper.TCP, addr, limited)
 		c := dial(t, r.addr())
-		c.Write(randomBytes(1 << 20)) // more than the rate lets through soon
+		c.Write(randomBytes(1 << 20)) // more than the rate allows soon
 		waitFor(t, "the first of it", func() bool { return r.shaper.Listener("l").ToDownstream.Load() > 0 })
 		c.SetLinger(0)
 		c.Close()
@@ -234,8 +233,8 @@ func TestResetIsPassedOn(t *testing.T) {
 			if !errors.Is(err, syscall.ECONNRESET) {
 				t.Errorf("the downstream read %v, want a reset", err)
 			}
-		case <-time.After(patience):
-			t.Error("the downstream was not told")
+		case <-time.After(testTimeout):
+			t.Error("the downstream was not reset")
 		}
 		r.settle()
 	})
@@ -266,9 +265,9 @@ func TestResetIsPassedOn(t *testing.T) {
 	})
 }
 
-// A downstream answers, and closes with the rest of the request unread: the reset that
-// follows does not overtake the answer, however long that takes.
-func TestAnswerBeforeAReset(t *testing.T) {
+// A downstream replies, and closes with the rest of the request unread: the reset that follows does
+// not overtake the reply, however long that takes.
+func TestReplyIsDeliveredBeforeReset(t *testing.T) {
 	t.Parallel()
 	for name, limits := range map[string][]shaper.Limit{
 		"without limits": nil,
@@ -280,7 +279,9 @@ func TestAnswerBeforeAReset(t *testing.T) {
 			r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) {
 				io.ReadFull(c, make([]byte, 1000))
 				c.Write(answer)
-				time.Sleep(100 * time.Millisecond) // for the request to be there, and not read
+				time.Sleep(100 * time.Millisecond) // until the request has arrived, unread
+				// The end resets the connection, which discards what the kernel has not sent.
+				waitFor(t, "the answer's arrival at the proxy", func() bool { return unacked(t, c) == 0 })
 			}), limits...)
 			c := dial(t, r.addr())
 			go c.Write(make([]byte, 200_000))
@@ -294,8 +295,20 @@ func TestAnswerBeforeAReset(t *testing.T) {
 	}
 }
 
-// A throttled source is held back by TCP: what it can send ahead is bounded by
-// the kernel's buffers.
+// unacked returns how many bytes of c the peer's kernel has not acknowledged.
+func unacked(t *testing.T, c *net.TCPConn) (n int) {
+	raw, err := c.SyscallConn()
+	if err == nil {
+		raw.Control(func(fd uintptr) { n, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
+	}
+	if err != nil {
+		t.Error(err)
+	}
+	return n
+}
+
+// TCP flow control slows down a throttled source: what it can send ahead is bounded by the kernel's
+// buffers.
 func TestThrottledSourceIsHeldBack(t *testing.T) {
 	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(io.Discard, c) }),
 		shaper.Limit{Name: "up", Rate: 80e3})
@@ -303,22 +316,22 @@ func TestThrottledSourceIsHeldBack(t *testing.T) {
 	c.SetDeadline(time.Now().Add(500 * time.Millisecond))
 	n, err := c.Write(make([]byte, 64<<20))
 	if err == nil || n > 16<<20 {
-		t.Errorf("wrote %d bytes, err %v: nothing held it back", n, err)
+		t.Errorf("wrote %d bytes, err %v: it was not throttled", n, err)
 	}
 	r.proxy.loop.call(func(leaky.Time) {
 		for _, s := range r.proxy.sessions.all {
-			if len(s.up.left) > scratchSize {
-				t.Errorf("%d bytes are buffered", len(s.up.left))
+			if len(s.up.unwritten) > scratchSize {
+				t.Errorf("%d bytes are buffered", len(s.up.unwritten))
 			}
 		}
 	})
 }
 
-func TestClientThatLeavesFreesItsPlace(t *testing.T) {
+func TestWaitingClientThatLeavesIsRemoved(t *testing.T) {
 	hold := make(chan struct{})
 	addr := serveTCP(t, func(*net.TCPConn) { <-hold })
 	t.Cleanup(func() { close(hold) })
-	limit := shaper.Limit{Name: "cap", Connections: 1, MaxWait: time.Minute, MaxWaiting: 10}
+	limit := shaper.Limit{Name: "cap", MaxConnections: 1, QueueTimeout: time.Minute, MaxQueue: 10}
 	r := start(t, shaper.TCP, addr, limit)
 	state := r.shaper.Policy().State(0)
 	first := dial(t, r.addr())
@@ -335,7 +348,7 @@ func TestClientThatLeavesFreesItsPlace(t *testing.T) {
 			waitFor(t, "no waiter", func() bool { return state.Waiting.Load() == 0 })
 		})
 	}
-	// One that has asked and half-closed still waits for its answer.
+	// A client that has sent a request and half-closed still waits for its reply.
 	c := dial(t, r.addr())
 	c.Write([]byte("x"))
 	c.CloseWrite()
@@ -350,9 +363,9 @@ func TestClientThatLeavesFreesItsPlace(t *testing.T) {
 	waitFor(t, "the next one in flight", func() bool { return state.Waiting.Load() == 0 && state.InFlight.Load() == 1 })
 }
 
-// Sources that have one connection after the other, a segment each, leave an upload its part:
-// a fifth when four of them are there at a time, however many come.
-func TestShortConnectionsLeaveAnUploadItsPart(t *testing.T) {
+// Sources that make one connection after the other, of one segment each, leave an upload its share: a
+// fifth if four of them exist at a time, however many there are in total.
+func TestShortConnectionsDoNotStarveUpload(t *testing.T) {
 	for _, reset := range []bool{true, false} {
 		var upload, all atomic.Uint64
 		addr := serveTCP(t, func(c *net.TCPConn) {
@@ -385,7 +398,7 @@ func TestShortConnectionsLeaveAnUploadItsPart(t *testing.T) {
 						c.SetLinger(0)
 					}
 					c.Write(bytes.Repeat([]byte("o"), 1400))
-					c.SetReadDeadline(time.Now().Add(patience))
+					c.SetReadDeadline(time.Now().Add(testTimeout))
 					c.Read(make([]byte, 1))
 					c.Close()
 				}
@@ -393,17 +406,17 @@ func TestShortConnectionsLeaveAnUploadItsPart(t *testing.T) {
 		}
 		others.Wait()
 		if part := float64(upload.Load()) / float64(all.Load()); part < 0.16 || sources.Load() < 20 {
-			t.Errorf("reset %v: the upload has %.2f of all, beside %d short connections, want a fifth", reset, part, sources.Load())
+			t.Errorf("reset %v: the upload got %.2f of all, with %d short connections, want a fifth", reset, part, sources.Load())
 		}
 		up.SetLinger(0)
 		up.Close()
 	}
 }
 
-// A client ends, and gives up its turn in a line for that. Who goes on there is the other
-// direction of the same session, which finds a reset: the session has ended then, and nothing
-// more is done with it. (Its timer was set, of which a second end closed sockets of others.)
-func TestEndThatLetsAResetBeRead(t *testing.T) {
+// A client ends, and gives up its place in a queue for that. The unit served in its place is the other
+// direction of the same session, which finds a reset: the session has ended then, and must not be
+// touched again. (Its timer was armed, and a second end closed sockets of others.)
+func TestNestedResetEndsSessionOnce(t *testing.T) {
 	var server atomic.Pointer[net.TCPConn]
 	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) {
 		io.ReadFull(c, make([]byte, minGrant))
@@ -416,7 +429,7 @@ func TestEndThatLetsAResetBeRead(t *testing.T) {
 	c := dial(t, r.addr())
 	c.Write(make([]byte, minGrant))
 	var s *session
-	waitFor(t, "one direction that waits though nothing is left", func() (ok bool) {
+	waitFor(t, "a direction that waits with nothing left", func() (ok bool) {
 		r.proxy.loop.call(func(now leaky.Time) {
 			if len(r.proxy.sessions.all) == 0 || server.Load() == nil {
 				return
@@ -425,7 +438,7 @@ func TestEndThatLetsAResetBeRead(t *testing.T) {
 			if ok = s.up.moved == minGrant && s.down.moved == minGrant && s.down.unit.queued && !s.up.unit.queued; !ok {
 				return
 			}
-			s.client.ready(unix.EPOLLIN, now) // as the loop may, for what has been read already
+			s.client.ready(unix.EPOLLIN, now) // as the loop may, for data that was already read
 			server.Load().SetLinger(0)
 			server.Load().Close()
 			c.CloseWrite()
@@ -435,11 +448,11 @@ func TestEndThatLetsAResetBeRead(t *testing.T) {
 					n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, 5000)
 				}
 				if n != 1 {
-					t.Error("no reset, or no end: ", err)
+					t.Error("no reset, or not closed: ", err)
 				}
 			}
-			s.client.ready(unix.EPOLLIN|unix.EPOLLRDHUP, now+10*leaky.Second) // when the line is due
-			if s.stage != ended || s.timer.Scheduled() {
+			s.client.ready(unix.EPOLLIN|unix.EPOLLRDHUP, now+10*leaky.Second) // when the queue is due
+			if s.stage != stageEnded || s.timer.Scheduled() {
 				t.Errorf("stage %d; a timer is set: %v", s.stage, s.timer.Scheduled())
 			}
 		})

@@ -7,29 +7,28 @@ import (
 	"shaperd/shaper"
 )
 
-// pace is what a session has done lately.
-type pace struct {
-	begun  leaky.Time // when there was a downstream
-	active leaky.Time // when bytes last moved, or were held back
-	moved  uint64     // bytes since the window began
-	window leaky.Time // when it did
-	held   bool       // something was held back in the window
+// activity is the recent activity of a session.
+type activity struct {
+	start       leaky.Time // when the downstream was connected
+	lastActive  leaky.Time // when bytes last moved or were delayed
+	moved       uint64     // bytes in the window
+	windowStart leaky.Time // for MinThroughput
+	throttled   bool       // bytes were delayed in the window
 }
 
-// watchOver ends s when it has got nowhere for too long, and comes back when that may
-// be so.
-func (s *session) watchOver(now leaky.Time) {
+// armTimeouts ends s if a timeout has passed, and otherwise schedules itself for the next one.
+func (s *session) armTimeouts(now leaky.Time) {
 	t := &s.config.Load().Timeouts
-	p := &s.pace
-	if p.begun == 0 {
-		p.begun, p.active, p.window = now, now, now
-		s.timer.Fire = s.watchOver
+	p := &s.activity
+	if p.start == 0 {
+		p.start, p.lastActive, p.windowStart = now, now, now
+		s.timer.Fire = s.armTimeouts
 	}
 	if *t == (Timeouts{Connect: t.Connect}) {
 		return
 	}
 	if s.up.unit.queued || s.down.unit.queued {
-		p.active, p.held = now, true
+		p.lastActive, p.throttled = now, true
 	}
 	next := leaky.Never
 	over := false
@@ -42,21 +41,21 @@ func (s *session) watchOver(now leaky.Time) {
 			return
 		}
 		over = true
-		s.end(how, now)
+		s.endGracefully(how, now)
 	}
-	check(t.Lifetime, p.begun, shaper.LifetimeOver)
-	if first := p.begun.Add(leaky.FromDuration(t.FirstByte)); s.up.silent() || !s.up.begun && now < first {
-		check(t.FirstByte, p.begun, shaper.FirstByteTimeout)
+	check(t.Lifetime, p.start, shaper.LifetimeOver)
+	if first := p.start.Add(leaky.FromDuration(t.FirstByte)); s.up.silent() || !s.up.started && now < first {
+		check(t.FirstByte, p.start, shaper.FirstByteTimeout)
 	}
-	check(t.Idle, p.active, shaper.IdleTimeout)
-	if s.up.shut != s.down.shut {
-		check(t.HalfClose, p.active, shaper.HalfCloseTimeout)
+	check(t.Idle, p.lastActive, shaper.IdleTimeout)
+	if s.up.dstShut != s.down.dstShut {
+		check(t.HalfClose, p.lastActive, shaper.HalfCloseTimeout)
 	}
 	if t.MinThroughput > 0 {
-		if now >= p.window+leaky.FromDuration(SlowWindow) && (p.held || p.moved >= t.MinThroughput*uint64(SlowWindow/time.Second)) {
-			p.window, p.moved, p.held = now, 0, false
+		if now >= p.windowStart+leaky.FromDuration(SlowWindow) && (p.throttled || p.moved >= t.MinThroughput*uint64(SlowWindow/time.Second)) {
+			p.windowStart, p.moved, p.throttled = now, 0, false
 		}
-		check(SlowWindow, p.window, shaper.TooSlow)
+		check(SlowWindow, p.windowStart, shaper.TooSlow)
 	}
 	if !over && next != leaky.Never {
 		s.proxy.loop.pacer.ScheduleCoarse(&s.timer, next)
@@ -64,15 +63,15 @@ func (s *session) watchOver(now leaky.Time) {
 }
 
 // silent reports whether src has sent nothing yet.
-func (d *direction) silent() bool { return !d.begun && !d.src.readable && !d.ended }
+func (d *direction) silent() bool { return !d.started && !d.src.readable && !d.srcEOF }
 
-// pending reports whether there is something of src that dst has not got.
+// pending reports whether dst has yet to receive something of src.
 func (d *direction) pending() bool {
-	return !d.shut && (d.src.readable || len(d.left) > 0 || d.pipe != nil)
+	return !d.dstShut && (d.src.readable || len(d.unwritten) > 0 || d.pipe != nil)
 }
 
-// end ends s in the middle. Who has lost nothing sees an end, and not a reset.
-func (s *session) end(how shaper.Ending, now leaky.Time) {
+// endGracefully ends s early. The sides see a FIN if no data is lost, and a reset otherwise.
+func (s *session) endGracefully(how shaper.Ending, now leaky.Time) {
 	if s.up.pending() || s.down.pending() {
 		s.abort(how, now)
 		return

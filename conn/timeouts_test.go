@@ -14,8 +14,8 @@ import (
 	"shaperd/shaper"
 )
 
-// ended waits for a connection to end, and returns how.
-func (r *running) ended(c *net.TCPConn) (how shaper.Ending, err error) {
+// ended waits for a connection to end, and returns the reason.
+func (r *proxyRig) ended(c *net.TCPConn) (how shaper.Ending, err error) {
 	r.t.Helper()
 	if _, err = io.Copy(io.Discard, c); err == nil {
 		err = io.EOF
@@ -119,8 +119,8 @@ func TestTimeouts(t *testing.T) {
 	}
 }
 
-// What the proxy holds back is not the connection's fault.
-func TestTimeStandsStillWhileBytesAreHeldBack(t *testing.T) {
+// Time during which the proxy delays bytes does not count.
+func TestTimeouts_PausedWhileThrottled(t *testing.T) {
 	t.Parallel()
 	r := start(t, shaper.TCP, serveTCP(t, echo))
 	// One segment takes 580 ms.
@@ -135,13 +135,13 @@ func TestTimeStandsStillWhileBytesAreHeldBack(t *testing.T) {
 	if _, err := io.ReadFull(c, sent); err != nil {
 		t.Fatal(err)
 	}
-	if how, err := r.ended(c); how != shaper.IdleTimeout || err != io.EOF {
+	if how, err := r.ended(c); how != shaper.IdleTimeout || !errors.Is(err, io.EOF) {
 		t.Errorf("ended: %v, %v", how, err)
 	}
 }
 
 // An end that loses bytes is a reset.
-func TestEndThatLosesBytesIsAReset(t *testing.T) {
+func TestTimeouts_LostBytesMeanReset(t *testing.T) {
 	t.Parallel()
 	hold := make(chan struct{})
 	r := start(t, shaper.TCP, serveTCP(t, func(*net.TCPConn) { <-hold }))
@@ -152,11 +152,11 @@ func TestEndThatLosesBytesIsAReset(t *testing.T) {
 		_, err := c.Write(make([]byte, 64<<20))
 		wrote <- err
 	}()
-	waitFor(t, "more than the downstream takes", func() bool { return r.shaper.Listener("l").ToDownstream.Load() > 0 })
+	waitFor(t, "more than the downstream reads", func() bool { return r.shaper.Listener("l").ToDownstream.Load() > 0 })
 	r.listen.Lifetime = 300 * time.Millisecond
 	r.apply()
 	how, err := r.ended(c)
-	// Reader or writer is told, whoever comes first.
+	// The reset is reported to the reader or the writer, whichever comes first.
 	if err = errors.Join(err, <-wrote); how != shaper.LifetimeOver || !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("ended: %v, %v", how, err)
 	}
@@ -180,13 +180,13 @@ func TestMinThroughput(t *testing.T) {
 			waitFor(t, "a downstream", func() bool { return r.shaper.Listener("l").Open.Load() == 1 })
 			r.proxy.loop.call(func(now leaky.Time) {
 				for _, s := range r.proxy.sessions.all {
-					s.pace.moved, s.pace.held = tt.moved, tt.held
-					s.watchOver(now + leaky.FromDuration(SlowWindow) - leaky.Second)
-					if s.stage != flowing {
-						t.Error("ended before the window did")
+					s.activity.moved, s.activity.throttled = tt.moved, tt.held
+					s.armTimeouts(now + leaky.FromDuration(SlowWindow) - leaky.Second)
+					if s.stage != stageRelaying {
+						t.Error("ended before the end of the window")
 					}
-					s.watchOver(now + leaky.FromDuration(SlowWindow))
-					if (s.stage == ended) != tt.ends {
+					s.armTimeouts(now + leaky.FromDuration(SlowWindow))
+					if (s.stage == stageEnded) != tt.ends {
 						t.Errorf("stage %d", s.stage)
 					}
 				}
@@ -197,8 +197,8 @@ func TestMinThroughput(t *testing.T) {
 	}
 }
 
-// A reload changes the timeouts of connections that are there.
-func TestTimeoutsOfAReload(t *testing.T) {
+// A reload changes the timeouts of existing connections.
+func TestTimeouts_Reload(t *testing.T) {
 	r := start(t, shaper.TCP, serveTCP(t, echo))
 	c := dial(t, r.addr())
 	waitFor(t, "a downstream", func() bool { return r.shaper.Listener("l").Open.Load() == 1 })

@@ -7,68 +7,68 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// train is datagrams of one flow and direction, of one size but for the last, that
-// leave in one system call and go through the kernel as one (UDP_SEGMENT). It holds
-// no copies: what was added is valid until the train has left.
+// train is a sequence of datagrams of one flow and direction, all of one size except the last,
+// that are sent in one system call and pass the kernel as one (UDP_SEGMENT). It holds no
+// copies: the data must stay valid until flush.
 type train struct {
-	flow  *udpFlow
-	down  bool
-	size  int // of each datagram but the last
-	count int
-	bytes int
-	ended bool // by one that is shorter
+	flow   *udpFlow
+	down   bool // from-downstream
+	size   int  // bytes of each datagram except the last
+	count  int  // datagrams
+	bytes  int
+	sealed bool // the last datagram is shorter, so that none can follow
 
 	header  unix.Msghdr
-	vectors [maxTrain]unix.Iovec
-	parts   int // vectors in use
+	vectors [maxTrainDatagrams]unix.Iovec
+	used    int // vectors in use
 	control [controlSize]byte
 }
 
 const (
-	maxTrain      = 64    // datagrams, UDP_MAX_SEGMENTS
-	maxTrainBytes = 65000 // with headers it is at most 65,535 bytes long
+	maxTrainDatagrams = 64    // UDP_MAX_SEGMENTS
+	maxTrainBytes     = 65000 // with headers it is at most 65,535 bytes long
 )
 
-// add adds datagrams to t, which is empty or of the same flow and direction. It
-// returns false when they have no place.
+// add adds datagrams to t, and reports whether they fit: t must be empty, or of the same flow
+// and direction.
 func (t *train) add(f *udpFlow, down bool, data []byte, size int) bool {
 	n := 1
 	if size > 0 {
 		n = (len(data) + size - 1) / size
 	}
 	if t.count > 0 {
-		joins := t.flow == f && t.down == down && !t.ended && !f.apart && size > 0 && size <= t.size &&
-			(size == t.size || n == 1) && t.count+n <= maxTrain && t.bytes+len(data) <= maxTrainBytes
-		if !joins {
+		fits := t.flow == f && t.down == down && !t.sealed && !f.noGSO && size > 0 && size <= t.size &&
+			(size == t.size || n == 1) && t.count+n <= maxTrainDatagrams && t.bytes+len(data) <= maxTrainBytes
+		if !fits {
 			return false
 		}
 	} else {
 		t.flow, t.down, t.size = f, down, size
 	}
-	t.ended = size < t.size || len(data) < n*size
-	t.vectors[t.parts].Base = unsafe.SliceData(data)
-	t.vectors[t.parts].SetLen(len(data))
-	t.parts++
+	t.sealed = size < t.size || len(data) < n*size
+	t.vectors[t.used].Base = unsafe.SliceData(data)
+	t.vectors[t.used].SetLen(len(data))
+	t.used++
 	t.count += n
 	t.bytes += len(data)
 	return true
 }
 
-// load adds datagrams to the train of what has just been received, or to the next one.
-func (b *batch) load(f *udpFlow, down bool, data []byte, size int) {
+// append adds datagrams to the train that is being received, and flushes it first if they do not
+// fit.
+func (b *batch) append(f *udpFlow, down bool, data []byte, size int) {
 	if !b.train.add(f, down, data, size) {
-		b.train.leave()
+		b.train.flush()
 		b.train.add(f, down, data, size)
 	}
 }
 
-// leave puts t on the wire, and empties it. It reports whether the kernel took any of
-// it.
-func (t *train) leave() bool {
+// flush sends t and empties it. It reports whether the kernel accepted any of it.
+func (t *train) flush() bool {
 	if t.count == 0 {
 		return false
 	}
-	counts := t.flow.site.counts
+	counts := t.flow.listener.counts
 	moved, of := &counts.ToDownstream, &t.flow.up
 	if t.down {
 		moved, of = &counts.FromDownstream, &t.flow.down
@@ -83,30 +83,30 @@ func (t *train) leave() bool {
 
 func (t *train) send() (bytes, lost int) {
 	errno := unix.EINVAL
-	apart := t.flow.apart && t.count > 1 || t.flow.prefix != nil && !t.down
+	apart := t.flow.noGSO && t.count > 1 || t.flow.prefix != nil && !t.down
 	if !apart {
-		errno = t.sendmsg(t.vectors[:t.parts], t.count > 1)
+		errno = t.sendmsg(t.vectors[:t.used], t.count > 1)
 	}
 	switch {
 	case apart:
-		bytes, lost = t.sendApart()
+		bytes, lost = t.sendEach()
 	case errno == 0:
 		bytes = t.bytes
 	case t.count > 1 && errno != unix.EAGAIN:
-		// They are too large for the way, or the card or an IPsec policy on it cannot
-		// split them.
-		t.flow.apart = true
-		bytes, lost = t.sendApart()
+		// The datagrams exceed the path MTU, or the network card or an IPsec policy on the
+		// path cannot split them.
+		t.flow.noGSO = true
+		bytes, lost = t.sendEach()
 	default:
 		lost = t.count
 	}
-	clear(t.vectors[:t.parts])
-	t.flow, t.count, t.bytes, t.parts = nil, 0, 0, 0
+	clear(t.vectors[:t.used])
+	t.flow, t.count, t.bytes, t.used = nil, 0, 0, 0
 	return bytes, lost
 }
 
-// sendApart sends each datagram by itself, behind its header if there is to be one.
-func (t *train) sendApart() (bytes, lost int) {
+// sendEach sends each datagram by itself, after its PROXY header if it gets one.
+func (t *train) sendEach() (bytes, lost int) {
 	var vectors [2]unix.Iovec
 	first := 1
 	if prefix := t.flow.prefix; prefix != nil && !t.down {
@@ -114,7 +114,7 @@ func (t *train) sendApart() (bytes, lost int) {
 		vectors[0].Base = &prefix[0]
 		vectors[0].SetLen(len(prefix))
 	}
-	for _, part := range t.vectors[:t.parts] {
+	for _, part := range t.vectors[:t.used] {
 		for data := unsafe.Slice(part.Base, part.Len); ; {
 			n := min(t.size, len(data))
 			vectors[1].Base = unsafe.SliceData(data)
@@ -132,7 +132,7 @@ func (t *train) sendApart() (bytes, lost int) {
 	return bytes, lost
 }
 
-// sendmsg sends vectors as one datagram, or as several.
+// sendmsg sends vectors as one datagram, or with split as several of t.size.
 func (t *train) sendmsg(vectors []unix.Iovec, split bool) unix.Errno {
 	fd, used := t.flow.fd, 0
 	t.header = unix.Msghdr{Iov: &vectors[0]}
@@ -156,7 +156,7 @@ func (t *train) sendmsg(vectors []unix.Iovec, split bool) unix.Errno {
 	}
 	_, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&t.header)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	if errno != 0 && errno != unix.EAGAIN && !t.down {
-		// It may have been of an earlier datagram, that somebody refused.
+		// The error may be pending from an earlier datagram that was refused: try again.
 		_, _, errno = unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&t.header)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	}
 	t.header = unix.Msghdr{}

@@ -12,9 +12,8 @@ import (
 	"shaperd/shaper"
 )
 
-// A train keeps the bounds and the order of its datagrams, whoever joins and splits
-// them on the way.
-func TestTrainsKeepTheirDatagrams(t *testing.T) {
+// Datagrams arrive whole and in order, wherever they are coalesced and split on the way.
+func TestTrain_PreservesDatagrams(t *testing.T) {
 	rnd := newRand(t)
 	for name, limits := range map[string][]shaper.Limit{
 		"without limits": nil,
@@ -60,7 +59,7 @@ func TestTrainsKeepTheirDatagrams(t *testing.T) {
 					exchange(server, client, down, sizes, sizes[0])
 				}
 			}
-			// Separate ones of all sizes, taken in together.
+			// Separate datagrams of all sizes, received in one batch.
 			var want [][]byte
 			for range 40 {
 				b := randomBytes(rnd.IntN(2000))
@@ -81,7 +80,7 @@ func TestTrainsKeepTheirDatagrams(t *testing.T) {
 				}
 			}
 			if n := r.shaper.Listener("l").SendErrors.Load(); n != 0 {
-				t.Errorf("%d could not be sent", n)
+				t.Errorf("%d send errors", n)
 			}
 		})
 	}
@@ -101,7 +100,7 @@ func bytesOf(size, n int) (list []int) {
 	return list
 }
 
-// sendTrain sends b in datagrams of segment bytes, joined.
+// sendTrain sends b as datagrams of segment bytes, in one call (UDP_SEGMENT).
 func sendTrain(c *net.UDPConn, b []byte, segment int, to net.Addr) error {
 	rc, err := c.SyscallConn()
 	if err != nil {

@@ -11,87 +11,86 @@ import (
 	"shaperd/shaper"
 )
 
-// flowKey tells flows apart: by the client and by the address it asked, from
-// which the replies have to come.
+// flowKey identifies a flow.
 type flowKey struct {
 	port   *udpPort
 	client netip.AddrPort
-	scope  uint32
-	asked  netip.Addr
+	scope  uint32     // interface index of a link-local client
+	local  netip.Addr // destination address of the client's datagrams, and source of the replies
 }
 
-// udpFlow is the datagrams between one client and one downstream. It belongs to
-// the loop's thread.
+// udpFlow forwards the datagrams between one client and one downstream. The loop's thread
+// owns it.
 type udpFlow struct {
-	enrolled
+	registryEntry
 	account
-	key         flowKey
-	proxy       *Proxy
-	site        *site
-	source      *udpSource
-	flow        shaper.Flow
-	route       shaper.Route
-	routed      *shaper.Policy // that its lines are of
-	slots       slots
-	fd          int // connected to downstream
-	downstream  *downstream
-	outlet      uint16 // its port
-	transparent bool   // what it showed downstream when it was connected
-	apart       bool   // its datagrams cannot leave as a train
-	prefix      []byte // of each datagram to the downstream
-	asked       uint64 // bytes from the source
-	told        uint64 // bytes for it, an empty datagram as one
-	many        bool   // the source does not ask one host alone
-	known       bool   // it has sent something since it was told something
-	to          replyTo
-	up          udpDirection
-	down        udpDirection
-	seen        leaky.Time
-	queued      *datagram // the first of a list
-	expiry      leaky.Event
-	mute        bool // the downstream has not answered yet
-	regular     bool // it has sent again meanwhile
-	closed      bool
+	key            flowKey
+	proxy          *Proxy
+	listener       *listener
+	source         *udpSource
+	flow           shaper.Flow
+	route          shaper.Route
+	policy         *shaper.Policy // the policy of its queues
+	slots          slots
+	fd             int // connected to the downstream
+	downstream     *downstream
+	downstreamPort uint16
+	transparent    bool   // fd has the client's address
+	noGSO          bool   // datagrams must be sent one by one
+	prefix         []byte // PROXY header before each datagram to the downstream
+	rxBytes        uint64 // bytes from the client
+	txBytes        uint64 // bytes to the client, at least one a datagram
+	broadcast      bool   // the client sends to a broadcast or multicast address
+	verified       bool   // the client has sent something after it got a reply
+	to             replyTo
+	up             udpDirection // to-downstream
+	down           udpDirection // from-downstream
+	lastActive     leaky.Time   // when a datagram last came or went
+	queued         *datagram    // list of queued datagrams, newest first
+	expiry         leaky.Event
+	unanswered     bool // the downstream has not replied yet
+	repeated       bool // the client has sent again while unanswered
+	closed         bool
 
-	places []place // in rosters, as rank
-	rank   rank
-	filed  leaky.Time // there
+	lruEntries []lruEntry // its entries in flowLRUs, all of the same rank
+	rank       flowRank
+	refiledAt  leaky.Time // when the entries were last moved
 }
 
-// udpDirection is one way of a flow.
+// udpDirection is one direction of a flow.
 type udpDirection struct {
-	path     []stop
+	path     []hop
 	observed shaper.Set
-	moved    uint64 // bytes
+	moved    uint64 // bytes sent
 }
 
-// muteTimeout is when a flow ends at the latest that was never answered.
-const muteTimeout = 10 * leaky.Second
+// unansweredTimeout bounds the idle timeout of a flow that was never answered.
+const unansweredTimeout = 10 * leaky.Second
 
-// dial connects a socket of f to d, where it has a place, or if that is nil to a downstream
-// that has one.
+// dial connects a socket of f to d, whose count includes f already, or if d is nil to a
+// downstream that pick returns.
 func (f *udpFlow) dial(to target, d *downstream, now leaky.Time) error {
-	placed := d != nil
-	if !placed {
+	counted := d != nil
+	if !counted {
 		full := false
-		switch d, full = f.site.pick(to, nil, now); {
+		switch d, full = f.listener.pick(to, nil, now); {
 		case full:
-			return errFull
+			return errDownstreamsFull
 		case d == nil:
 			return errNoAddress
 		}
 	}
-	f.outlet = to.at(d)
-	addr := netip.AddrPortFrom(d.host.addr(), f.outlet)
+	f.downstreamPort = to.portOn(d)
+	addr := netip.AddrPortFrom(d.host.addr(), f.downstreamPort)
 	var from netip.Addr
-	transparent := f.site.config.Load().Transparent
+	transparent := f.listener.config.Load().Transparent
 	if transparent {
 		from = f.flow.Source
 	}
 	fd, err := connectUDP(from, addr)
 	if err != nil {
-		if !ours(err) {
-			d.failed(f.outlet, err, now)
+		if !isLocalError(err) {
+			d.recordFailure(f.downstreamPort, err, now)
 		}
 		return fmt.Errorf("connect to %s: %w", addr, err)
 	}
@@ -100,124 +99,124 @@ func (f *udpFlow) dial(to target, d *downstream, now leaky.Time) error {
 		return err
 	}
 	f.fd, f.downstream, f.transparent = fd, d, transparent
-	if !placed {
+	if !counted {
 		d.inFlight++
 	}
 	return nil
 }
 
 func (f *udpFlow) idleTimeout() leaky.Time {
-	d := leaky.FromDuration(f.site.config.Load().IdleTimeout)
-	if f.mute {
-		d = min(d, muteTimeout)
+	d := leaky.FromDuration(f.listener.config.Load().IdleTimeout)
+	if f.unanswered {
+		d = min(d, unansweredTimeout)
 	}
 	return d
 }
 
-// ready takes in the downstream's datagrams.
+// ready receives datagrams from the downstream.
 func (f *udpFlow) ready(_ uint32, now leaky.Time) {
 	l := f.proxy.loop
 	n, errno := l.batch.receive(f.fd)
 	if n == 0 {
 		if errno != unix.EAGAIN {
-			f.site.counts.SendErrors.Add(1)
+			f.listener.counts.SendErrors.Add(1)
 		}
 		if errno == unix.ECONNREFUSED {
-			f.downstream.failed(f.outlet, errno, now)
-			if f.proxy.flows[f.key] == f && !f.downstream.usable(f.outlet, now) {
-				f.close(now) // the next datagram may go to another
+			f.downstream.recordFailure(f.downstreamPort, errno, now)
+			if f.proxy.flows[f.key] == f && !f.downstream.available(f.downstreamPort, now) {
+				f.close(now) // the next datagram may go to another downstream
 			}
 		}
 		return
 	}
 	f.touch(now)
-	if len(f.downstream.outlets) > 0 {
-		f.downstream.reached(f.outlet, now)
+	if len(f.downstream.ports) > 0 {
+		f.downstream.recordSuccess(f.downstreamPort, now)
 	}
-	if f.mute {
-		f.answered(now)
+	if f.unanswered {
+		f.markAnswered(now)
 	}
 	for i := range n {
 		m := l.batch.message(i)
 		if m.truncated {
-			f.site.counts.SendErrors.Add(1)
+			f.listener.counts.SendErrors.Add(1)
 			continue
 		}
-		if f.withhold(&m) {
+		if f.capReply(&m) {
 			f.forward(m, true, now)
 		}
 	}
-	l.batch.train.leave()
+	l.batch.train.flush()
 }
 
-// withhold takes from an answer, or several, what may not go back to the source, and
-// reports whether anything is left.
-func (f *udpFlow) withhold(m *message) bool {
-	most := f.site.config.Load().Amplification
-	left := max(uint64(most)*f.asked, f.told) - f.told
-	if most > 0 && charged(m.data) > left {
+// capReply removes the datagrams of a reply that would exceed the amplification limit, and
+// reports whether any are left.
+func (f *udpFlow) capReply(m *message) bool {
+	limit := f.listener.config.Load().Amplification
+	left := max(uint64(limit)*f.rxBytes, f.txBytes) - f.txBytes
+	if limit > 0 && chargedBytes(m.data) > left {
 		fit := 0
 		if m.size > 0 {
 			fit = int(left) / m.size
 		}
-		f.site.counts.Withheld.Add(uint64(m.count() - fit))
-		f.proxy.refused.note("answer withheld", "listener", f.site.name, "source", f.flow.Source,
-			"asked", f.asked, "told", f.told, "answer", len(m.data), "amplification", most)
+		f.listener.counts.RepliesSuppressed.Add(uint64(m.count() - fit))
+		f.proxy.trafficLog.warn("reply suppressed", "listener", f.listener.name, "source", f.flow.Source,
+			"received", f.rxBytes, "sent", f.txBytes, "reply", len(m.data), "amplification", limit)
 		if m.data = m.data[:fit*m.size]; fit == 0 {
 			return false
 		}
 	}
-	f.told += charged(m.data)
+	f.txBytes += chargedBytes(m.data)
 	return true
 }
 
-// answered is called when the downstream has answered f for the first time: what it has
-// queued is a stranger's no more.
-func (f *udpFlow) answered(now leaky.Time) {
-	f.mute = false
-	f.file(now)
+// markAnswered is called at the first reply of the downstream. It moves the queued datagrams of
+// f from the unverified sources to its own source.
+func (f *udpFlow) markAnswered(now leaky.Time) {
+	f.unanswered = false
+	f.refile(now)
 	f.proxy.loop.memory.transfer(f)
-	f.recount(now)
+	f.updateSlots(now)
 	f.reroute(f.proxy.shaper.Policy(), now)
 }
 
-// goesOn is called when f has sent again, and nobody has answered: it is no stranger of
-// whom nothing more comes.
-func (f *udpFlow) goesOn(now leaky.Time) {
-	f.regular = true
+// markRepeated is called when the client has sent again without a reply. Such a flow is not a
+// single forged datagram, and gets queues of its own.
+func (f *udpFlow) markRepeated(now leaky.Time) {
+	f.repeated = true
 	var queued []*datagram
 	for dg := f.queued; dg != nil; dg = dg.next {
 		queued = append(queued, dg)
 	}
-	if f.withdraw(now); f.closed {
+	if f.withdrawQueued(now); f.closed {
 		return
 	}
-	apart(f.up.path)
-	apart(f.down.path)
-	for _, dg := range slices.Backward(queued) { // the oldest is the last one
+	giveOwnQueues(f.up.path)
+	giveOwnQueues(f.down.path)
+	for _, dg := range slices.Backward(queued) { // oldest first
 		dg.resubmit(now)
 	}
 }
 
-// withdraw takes what f has queued out of its lines.
-func (f *udpFlow) withdraw(now leaky.Time) {
+// withdrawQueued takes the queued datagrams of f out of their queues.
+func (f *udpFlow) withdrawQueued(now leaky.Time) {
 	var queued []*unit
 	for dg := f.queued; dg != nil; dg = dg.next {
 		queued = append(queued, &dg.unit)
 	}
-	f.proxy.loop.lines.withdraw(now, queued...)
+	f.proxy.loop.scheduler.withdraw(now, queued...)
 }
 
 func (f *udpFlow) expire(now leaky.Time) {
-	if end := f.seen + f.idleTimeout(); end > now || f.queued != nil {
+	if end := f.lastActive + f.idleTimeout(); end > now || f.queued != nil {
 		f.proxy.loop.pacer.ScheduleCoarse(&f.expiry, max(end, now+leaky.Second))
 		return
 	}
 	f.close(now)
 }
 
-// close forgets f, and drops what it has queued. What others do in its place, or with its
-// slots, may close more flows: among them those that the caller was to close next.
+// close ends f, and drops its queued datagrams. The units and connections that this lets go on
+// may close further flows, even those that the caller is about to close.
 func (f *udpFlow) close(now leaky.Time) {
 	if f.closed {
 		return
@@ -225,25 +224,25 @@ func (f *udpFlow) close(now leaky.Time) {
 	f.closed = true
 	l := f.proxy.loop
 	if l.batch.train.flow == f {
-		l.batch.train.leave()
+		l.batch.train.flush()
 	}
 	l.pacer.Cancel(&f.expiry)
-	f.withdraw(now)
+	f.withdrawQueued(now)
 	for f.queued != nil {
-		f.queued.lose()
+		f.queued.drop()
 	}
 	f.logAccess(now)
-	f.settle(now)
-	l.lines.release(f.up.path, now)
-	l.lines.release(f.down.path, now)
+	f.reportUsage(now)
+	l.scheduler.releasePath(f.up.path, now)
+	l.scheduler.releasePath(f.down.path, now)
 	f.up.path, f.down.path = nil, nil
 	l.close(f.fd)
 	f.fd = -1
 	delete(f.proxy.flows, f.key)
 	f.proxy.flowList.remove(f)
-	f.delist()
-	f.downstream.giveBack()
-	f.site.counts.Flows.Add(-1)
-	f.site.forget(f.source, f.flow.Source)
+	f.removeLRU()
+	f.downstream.release()
+	f.listener.counts.Flows.Add(-1)
+	f.listener.removeFlow(f.source, f.flow.Source)
 	f.slots.release(now)
 }

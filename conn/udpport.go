@@ -7,21 +7,21 @@ import (
 	"shaperd/shaper"
 )
 
-// udpPort is a socket that datagrams of clients arrive at. It belongs to the
-// loop's thread once it serves.
+// udpPort is a socket that receives the datagrams of clients. The loop's thread owns it once
+// it serves.
 type udpPort struct {
 	proxy   *Proxy
 	fd      int
 	port    uint16
-	service *service
+	binding *binding
 }
 
-// UDPBuffer, in bytes, is asked for as the receive buffer of a port, so that it
-// holds what arrives while the loop is busy elsewhere.
+// UDPBuffer is the receive buffer size, in bytes, that a port requests, so that it can hold
+// what arrives while the loop is busy.
 const UDPBuffer = 4 << 20
 
 func (p *Proxy) openUDP(e Endpoint, transparent bool) (port, error) {
-	fd, err := p.inheritedSocket(e), error(nil)
+	fd, err := p.takeInherited(e), error(nil)
 	if fd >= 0 {
 		err = setUDPOptions(fd, e.Addr.Addr())
 	} else {
@@ -38,86 +38,86 @@ func (p *Proxy) openUDP(e Endpoint, transparent bool) (port, error) {
 
 func (u *udpPort) descriptor() int { return u.fd }
 
-func (u *udpPort) serves() *service { return u.service }
+func (u *udpPort) bound() *binding { return u.binding }
 
-func (u *udpPort) serve(s service) {
+func (u *udpPort) bind(s binding) {
 	s.counts.MaxFlows.Store(int64(s.config.Load().MaxFlows))
-	started := u.service != nil
-	u.service = &s
+	started := u.binding != nil
+	u.binding = &s
 	if started {
 		return
 	}
 	if err := u.proxy.loop.watch(u.fd, unix.EPOLLIN, u); err != nil {
-		u.proxy.log.Error("watch UDP port", "listener", s.name, "port", u.port, "err", err)
+		u.proxy.log.Error("watching UDP port failed", "listener", s.name, "port", u.port, "err", err)
 	}
 }
 
-// close ends the port and its flows, which have nothing to reply from any more.
+// close closes the port and its flows, which cannot send replies any more.
 func (u *udpPort) close() {
 	u.proxy.loop.call(func(now leaky.Time) {
-		u.proxy.arrivals.each(func(w *arrival) {
-			if w.f.key.port == u {
+		u.proxy.pendingFlows.each(func(w *pendingFlow) {
+			if w.udp.key.port == u {
 				w.close(now)
 			}
 		})
-		u.proxy.flowList.each(func(f *udpFlow) { // with those that were let in just now
+		u.proxy.flowList.each(func(f *udpFlow) { // including those just admitted
 			if f.key.port == u {
 				f.close(now)
 			}
 		})
-		u.proxy.loop.forget(u.fd) // systemd may have a duplicate
+		u.proxy.loop.unwatch(u.fd) // systemd may have a duplicate
 		unix.Close(u.fd)
 	})
 }
 
-// pause has datagrams left where they are; replies go on.
-func (u *udpPort) pause() { u.proxy.loop.forget(u.fd) }
+// pause stops receiving datagrams from clients. Replies go on.
+func (u *udpPort) pause() { u.proxy.loop.unwatch(u.fd) }
 
-// ready takes in a batch of datagrams; epoll reports the port again when there
-// are more.
+// ready receives a batch of datagrams. Epoll reports the port again if there are more.
 func (u *udpPort) ready(_ uint32, now leaky.Time) {
 	l := u.proxy.loop
 	n, _ := l.batch.receive(u.fd)
 	for i := range n {
 		m := l.batch.message(i)
 		if m.truncated || !m.from.IsValid() {
-			u.service.counts.SendErrors.Add(1)
+			u.binding.counts.SendErrors.Add(1)
 			continue
 		}
-		if f := u.flow(m, now); f != nil {
-			f.hear(m, now)
+		if f := u.flowFor(m, now); f != nil {
+			f.receive(m, now)
 		}
 	}
-	l.batch.train.leave()
+	l.batch.train.flush()
 }
 
-// hear sends on what the source of f sent.
-func (f *udpFlow) hear(m message, now leaky.Time) {
-	if f.mute && !f.regular && f.asked > 0 {
-		f.goesOn(now)
+// receive forwards datagrams from the client.
+func (f *udpFlow) receive(m message, now leaky.Time) {
+	if f.unanswered && !f.repeated && f.rxBytes > 0 {
+		f.markRepeated(now)
 	}
-	f.asked += charged(m.data)
+	f.rxBytes += chargedBytes(m.data)
 	f.touch(now)
-	if !f.known && f.told > 0 {
-		f.known = true
-		f.file(now)
+	if !f.verified && f.txBytes > 0 {
+		f.verified = true
+		f.refile(now)
 	}
 	f.forward(m, false, now)
 }
 
-// flow returns the flow of m, made if need be, or nil when it cannot be had.
-func (u *udpPort) flow(m message, now leaky.Time) *udpFlow {
-	p, s := u.proxy, u.service
-	key := flowKey{port: u, client: m.from, scope: m.scope, asked: m.to}
+// flowFor returns the flow of m, which it creates if needed, or nil if there is none, or not
+// yet.
+func (u *udpPort) flowFor(m message, now leaky.Time) *udpFlow {
+	p, s := u.proxy, u.binding
+	key := flowKey{port: u, client: m.from, scope: m.scope, local: m.to}
 	if f := p.flows[key]; f != nil {
 		return f
 	}
-	if w := p.arriving[key]; w != nil {
-		w.lose(w.keep(m))
+	if w := p.pendingByKey[key]; w != nil {
+		w.addDropped(w.buffer(m))
 		return nil
 	}
-	f := &udpFlow{key: key, proxy: p, site: s.site, fd: -1, mute: true, to: newReplyTo(m), many: m.many, seen: now}
-	f.begun = now
+	f := &udpFlow{key: key, proxy: p, listener: s.listener, fd: -1, unanswered: true, to: newReplyTo(m), broadcast: m.broadcast, lastActive: now}
+	f.started = now
 	f.flow = shaper.Flow{
 		Source: m.from.Addr().Unmap().WithZone(""), Port: u.port, Protocol: shaper.UDP,
 		Connection: p.nextID.Add(1),

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// batch is the memory of recvmmsg and sendmsg calls, used again for each.
+// batch is the reusable memory of recvmmsg and sendmsg calls.
 type batch struct {
 	headers  [batchSize]mmsghdr
 	vectors  [batchSize]unix.Iovec
@@ -16,40 +16,40 @@ type batch struct {
 	controls [batchSize][controlSize]byte
 	data     [batchSize][]byte
 
-	train train // of what has just been received
-	one   train // of what was queued
+	train  train // the datagrams of the last receive
+	single train // a datagram that was queued
 }
 
 const (
 	batchSize   = 32
-	maxDatagram = 65536 // one more than there can be, to see a truncation
+	maxDatagram = 65536 // one more than the maximum, to detect truncation
 
-	// controlSize holds one IP_PKTINFO or IPV6_PKTINFO, and a UDP_GRO or UDP_SEGMENT.
+	// controlSize has room for an IP_PKTINFO or IPV6_PKTINFO, and a UDP_GRO or UDP_SEGMENT.
 	controlSize = unix.SizeofCmsghdr + unix.SizeofInet6Pktinfo + 4 + segmentControl
 
 	segmentControl = unix.SizeofCmsghdr + 8
 )
 
-// mmsghdr is struct mmsghdr of recvmmsg(2).
+// mmsghdr is the struct mmsghdr of recvmmsg(2).
 type mmsghdr struct {
 	header unix.Msghdr
 	len    uint32
 	_      [4]byte
 }
 
-// message is what was received from one source: a datagram, or several that the
-// kernel has joined. Its data are valid until the next receive.
+// message is a datagram, or several of one source that the kernel has coalesced. Its data are
+// valid until the next receive.
 type message struct {
 	from      netip.AddrPort
-	scope     uint32     // interface of a link-local from; netip would want its name
+	scope     uint32     // interface index of a link-local from; netip would need its name
 	to        netip.Addr // the local address it was sent to
 	data      []byte
-	size      int // of each datagram but the last, which may be shorter
+	size      int // bytes of each datagram except the last, which may be shorter
 	truncated bool
-	many      bool // it was not sent to one host alone
+	broadcast bool // sent to a broadcast or multicast address
 }
 
-// count is how many datagrams m is.
+// count returns the number of datagrams in m.
 func (m *message) count() int {
 	if m.size == 0 {
 		return 1
@@ -73,8 +73,8 @@ func newBatch() *batch {
 	return b
 }
 
-// receive takes in what fd has, up to batchSize datagrams. An error it has
-// pending, of an ICMP message, comes instead of datagrams, and is gone then.
+// receive receives up to batchSize datagrams from fd. An error pending from an ICMP message is
+// returned, and cleared, before any datagrams.
 func (b *batch) receive(fd int) (int, unix.Errno) {
 	for i := range b.headers {
 		b.headers[i].header.Namelen = unix.SizeofSockaddrInet6
@@ -111,16 +111,16 @@ func (b *batch) message(i int) message {
 			m.size = int(binary.NativeEndian.Uint32(info))
 		case c.Level == unix.IPPROTO_IP && c.Type == unix.IP_PKTINFO && len(info) >= unix.SizeofInet4Pktinfo:
 			m.to = netip.AddrFrom4([4]byte(info[4:8])) // ipi_spec_dst
-			m.many = [4]byte(info[4:8]) != [4]byte(info[8:12])
+			m.broadcast = [4]byte(info[4:8]) != [4]byte(info[8:12])
 		case c.Level == unix.IPPROTO_IPV6 && c.Type == unix.IPV6_PKTINFO && len(info) >= unix.SizeofInet6Pktinfo:
 			m.to = netip.AddrFrom16([16]byte(info[:16]))
-			m.many = m.to.IsMulticast()
+			m.broadcast = m.to.IsMulticast()
 		}
 	}
 	return m
 }
 
-// replyTo is where replies go and what they come from, ready for sendmsg.
+// replyTo holds the destination and source addresses of replies, ready for sendmsg.
 type replyTo struct {
 	name       unix.RawSockaddrInet6
 	nameLen    uint32
@@ -134,7 +134,7 @@ func newReplyTo(m message) replyTo {
 	c := (*unix.Cmsghdr)(unsafe.Pointer(&r.control[0]))
 	info := r.control[unix.SizeofCmsghdr:]
 	switch {
-	case m.to.IsMulticast(): // nothing is sent from there
+	case m.to.IsMulticast(): // cannot be a source address
 	case m.to.Is4():
 		c.Level, c.Type = unix.IPPROTO_IP, unix.IP_PKTINFO
 		a := m.to.As4()
@@ -177,22 +177,24 @@ func bindUDP(addr netip.AddrPort, transparent bool) (int, error) {
 	return fd, nil
 }
 
-// setUDPOptions has the socket of a port tell the address each datagram was sent to.
+// setUDPOptions makes the socket of a port report the destination address of each datagram,
+// and sets its buffer.
 func setUDPOptions(fd int, a netip.Addr) (err error) {
 	if a.Is4() {
 		err = unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_PKTINFO, 1)
 	} else {
 		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1)
 	}
-	joinDatagrams(fd)
-	// Forced past the system's limit where that is allowed; else what it allows.
+	enableGRO(fd)
+	// SO_RCVBUFFORCE exceeds net.core.rmem_max, and takes CAP_NET_ADMIN.
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, UDPBuffer) != nil {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, UDPBuffer)
 	}
 	return err
 }
 
-// connectUDP returns a socket to to, from another host's address where from is one.
+// connectUDP returns a socket connected to to. If from is valid the socket has that address of
+// another host.
 func connectUDP(from netip.Addr, to netip.AddrPort) (int, error) {
 	fd, err := socket(to.Addr(), unix.SOCK_DGRAM)
 	if err != nil {
@@ -208,13 +210,13 @@ func connectUDP(from netip.Addr, to netip.AddrPort) (int, error) {
 		unix.Close(fd)
 		return -1, err
 	}
-	joinDatagrams(fd)
+	enableGRO(fd)
 	return fd, nil
 }
 
-// joinDatagrams has the kernel join what it can on the way in, and not split what came
-// joined from a virtual card. An error leaves them apart.
-func joinDatagrams(fd int) {
+// enableGRO lets the kernel coalesce received datagrams, and deliver those unsplit that a
+// virtual network card has coalesced. On an error they arrive one by one.
+func enableGRO(fd int) {
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_GRO, 1)
 }
 
@@ -233,7 +235,7 @@ func sockaddr(a netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
 }
 
-// fromSockaddr reads an address of either family. The port is in network order.
+// fromSockaddr returns the address in sa, of either family. The port in sa is in network order.
 func fromSockaddr(sa *unix.RawSockaddrInet6) (a netip.AddrPort, scope uint32) {
 	port := sa.Port>>8 | sa.Port<<8
 	switch sa.Family {

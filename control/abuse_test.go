@@ -4,11 +4,13 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -18,12 +20,12 @@ import (
 	"shaperd/shaper"
 )
 
-// short is longer than the machine stands still.
-const short = 500 * time.Millisecond
+// testTimeout is longer than stalls of the machine.
+const testTimeout = 500 * time.Millisecond
 
-// hurried has a server wait for nobody.
-func hurried(h *http.Server) {
-	h.ReadTimeout, h.ReadHeaderTimeout, h.WriteTimeout, h.IdleTimeout = short, short, 2*short, short
+// shortTimeouts sets all timeouts of a server to about testTimeout.
+func shortTimeouts(h *http.Server) {
+	h.ReadTimeout, h.ReadHeaderTimeout, h.WriteTimeout, h.IdleTimeout = testTimeout, testTimeout, 2*testTimeout, testTimeout
 }
 
 func dial(t *testing.T, s *Server) net.Conn {
@@ -39,9 +41,9 @@ func dial(t *testing.T, s *Server) net.Conn {
 	return c
 }
 
-// lateness measures until the end of the test how much later than it is to goes what has
-// nothing to wait for but the machine, and returns how much that was at the most so far.
-func lateness(t *testing.T) (most func() time.Duration) {
+// lateness measures the scheduling latency of the machine until the end of the test. The
+// function that it returns returns the maximum so far.
+func lateness(t *testing.T) (maximum func() time.Duration) {
 	var longest atomic.Int64
 	ctx := t.Context()
 	go func() {
@@ -56,24 +58,24 @@ func lateness(t *testing.T) (most func() time.Duration) {
 	return func() time.Duration { return time.Duration(longest.Load()) }
 }
 
-// until waits for something to be so.
-func until(t *testing.T, what string, so func() bool) {
+// waitUntil waits for a condition.
+func waitUntil(t *testing.T, what string, so func() bool) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); !so(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("it is not so that %s", what)
+			t.Fatalf("timeout waiting until %s", what)
 		}
 	}
 }
 
-// codes returns those of all answers until the other side closes.
+// codes returns the status codes of all responses until the other side closes.
 func codes(t *testing.T, c net.Conn, method string) (all []int) {
 	t.Helper()
 	for r := bufio.NewReader(c); ; {
 		a, err := http.ReadResponse(r, &http.Request{Method: method})
 		if err != nil {
-			if ne, ok := err.(net.Error); ok && ne.Timeout() {
-				t.Error("it is not closed")
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Error("the connection is not closed")
 			}
 			return all
 		}
@@ -82,14 +84,14 @@ func codes(t *testing.T, c net.Conn, method string) (all []int) {
 	}
 }
 
-func TestBadClients(t *testing.T) {
+func TestServer_MisbehavingClients(t *testing.T) {
 	daemon := &fakeDaemon{}
 	o := options(t, busy(t, 1))
-	o.Daemon, o.Proxy = daemon, noted{fakeDaemon: daemon}
-	s := serveOn(t, o, -1, hurried)
+	o.Daemon, o.Proxy = daemon, recordingProxy{fakeDaemon: daemon}
+	s := serveOn(t, o, -1, shortTimeouts)
 	const host = " HTTP/1.1\r\nHost: x\r\n"
 	large := strings.Repeat("x", 10<<20)
-	// byBytes sends the body so; without one, all.
+	// byBytes sends the body byte by byte; without a body, everything.
 	byBytes := func(c net.Conn, text string) {
 		if head, body, _ := strings.Cut(text, "\r\n\r\n"); body != "" {
 			if _, err := io.WriteString(c, head+"\r\n\r\n"); err != nil {
@@ -101,20 +103,20 @@ func TestBadClients(t *testing.T) {
 			if _, err := io.WriteString(c, text[i:i+1]); err != nil {
 				return
 			}
-			time.Sleep(short / 25)
+			time.Sleep(testTimeout / 25)
 		}
 	}
 	for _, tt := range []struct {
 		name, text string
-		want       []int // until it is closed
+		want       []int // status codes until the connection is closed
 		slowly     bool
-		cut        bool // what is there may be taken for a wrong request
+		cut        bool // the incomplete request may get a 400
 	}{
 		{name: "silence"},
 		{name: "half a line", text: "GET /v1/sta", cut: true},
 		{name: "half a header", text: "GET /v1/status" + host + "X: ", cut: true},
 		{name: "half a body", text: "PUT /v1/bypass" + host + "Content-Length: 11\r\n\r\n{\"on", want: []int{400}},
-		{name: "half a body that nobody reads", text: "GET /v1/status" + host + "Content-Length: 11\r\n\r\n{\"on", want: []int{200}},
+		{name: "half an unread body", text: "GET /v1/status" + host + "Content-Length: 11\r\n\r\n{\"on", want: []int{200}},
 		{name: "half a chunk", text: "PUT /v1/bypass" + host + "Transfer-Encoding: chunked\r\n\r\nb\r\n{\"on", want: []int{400}},
 		{name: "a header by bytes", text: "GET /v1/status" + host + "X: a long value that takes its time\r\n\r\n", slowly: true, cut: true},
 		{name: "a body by bytes", text: "PUT /v1/bypass" + host + "Content-Length: 80\r\n\r\n{\"on\": true                            }", want: []int{400}, slowly: true},
@@ -123,8 +125,8 @@ func TestBadClients(t *testing.T) {
 		{name: "a large line", text: "GET /v1/" + large[:100<<10] + host + "\r\n", want: []int{431}},
 		{name: "a large body", text: fmt.Sprintf("PUT /v1/bypass%sContent-Length: %d\r\n\r\n%s", host, len(large), large), want: []int{413}},
 		{name: "a large body in chunks", text: fmt.Sprintf("PUT /v1/bypass%sTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", host, len(large), large), want: []int{413}},
-		{name: "a large body that nobody reads", text: fmt.Sprintf("GET /v1/status%sContent-Length: %d\r\n\r\n%s", host, len(large), large), want: []int{200}},
-		{name: "a body of unheard size", text: fmt.Sprintf("PUT /v1/bypass%sContent-Length: %d\r\n\r\n{", host, int64(math.MaxInt64)), want: []int{400}},
+		{name: "a large unread body", text: fmt.Sprintf("GET /v1/status%sContent-Length: %d\r\n\r\n%s", host, len(large), large), want: []int{200}},
+		{name: "a body of enormous size", text: fmt.Sprintf("PUT /v1/bypass%sContent-Length: %d\r\n\r\n{", host, int64(math.MaxInt64)), want: []int{400}},
 		{name: "a body larger than numbers", text: "PUT /v1/bypass" + host + "Content-Length: 99999999999999999999\r\n\r\n{", want: []int{400}},
 		{name: "a body of two sizes", text: "PUT /v1/bypass" + host + "Content-Length: 11\r\nContent-Length: 12\r\n\r\n{\"on\":true} ", want: []int{400}},
 		{name: "a body of fewer bytes than none", text: "PUT /v1/bypass" + host + "Content-Length: -1\r\n\r\n", want: []int{400}},
@@ -150,23 +152,23 @@ func TestBadClients(t *testing.T) {
 			if tt.cut && slices.Equal(got, []int{400}) {
 				return
 			}
-			if !slices.Equal(got, tt.want) && !(len(got) == 0 && late() > short/4) { // who is not read in time is cut
+			if !slices.Equal(got, tt.want) && !(len(got) == 0 && late() > testTimeout/4) { // a connection that is not read in time is closed
 				t.Errorf("answers %v, want %v", got, tt.want)
 			}
 		})
 	}
 	t.Cleanup(func() {
-		if len(daemon.asked) > 0 {
-			t.Errorf("the daemon was asked to %v", daemon.asked)
+		if len(daemon.calls) > 0 {
+			t.Errorf("the daemon was asked to %v", daemon.calls)
 		}
 	})
 }
 
-// Whatever is asked for that there is not, the answer is JSON that says so.
-func TestBadRequests(t *testing.T) {
+// A request for an unknown endpoint or object gets a JSON error.
+func TestServer_InvalidRequests(t *testing.T) {
 	daemon := &fakeDaemon{}
 	o := options(t, busy(t, 1))
-	o.Daemon, o.Proxy = daemon, noted{fakeDaemon: daemon}
+	o.Daemon, o.Proxy = daemon, recordingProxy{fakeDaemon: daemon}
 	client := clientOf(t, serveOn(t, o, -1, nil))
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	for _, tt := range []struct {
@@ -174,24 +176,24 @@ func TestBadRequests(t *testing.T) {
 		code           int
 		says           string
 	}{
-		{"GET", "/", 404, "there is no GET /"},
-		{"GET", "/v1", 404, "there is no GET /v1"},
-		{"GET", "/v2/status", 404, "there is no GET /v2/status"},
-		{"GET", "/v1/status/", 404, "there is no GET /v1/status/"},
-		{"POST", "/v1/status", 404, "there is no POST /v1/status"},
-		{"OPTIONS", "/v1/status", 404, "there is no OPTIONS /v1/status"},
-		{"TRACE", "/v1/status", 404, "there is no TRACE /v1/status"},
-		{"GET", "/v1/reload", 404, "there is no GET /v1/reload"},
-		{"DELETE", "/v1/limits/aa", 404, "there is no DELETE /v1/limits/aa"},
-		{"DELETE", "/v1/limits/aa%2Foverride", 404, "there is no DELETE /v1/limits/aa/override"},
-		{"GET", "/v1/limits/a%2Fb", 404, `there is no limit "a/b"`},
-		{"GET", "/v1/limits/a%25b", 404, `there is no limit "a%b"`},
-		{"GET", "/v1/limits/%00%1b", 404, `there is no limit "\x00\x1b"`},
+		{"GET", "/", 404, "no such endpoint: GET /"},
+		{"GET", "/v1", 404, "no such endpoint: GET /v1"},
+		{"GET", "/v2/status", 404, "no such endpoint: GET /v2/status"},
+		{"GET", "/v1/status/", 404, "no such endpoint: GET /v1/status/"},
+		{"POST", "/v1/status", 404, "no such endpoint: POST /v1/status"},
+		{"OPTIONS", "/v1/status", 404, "no such endpoint: OPTIONS /v1/status"},
+		{"TRACE", "/v1/status", 404, "no such endpoint: TRACE /v1/status"},
+		{"GET", "/v1/reload", 404, "no such endpoint: GET /v1/reload"},
+		{"DELETE", "/v1/limits/aa", 404, "no such endpoint: DELETE /v1/limits/aa"},
+		{"DELETE", "/v1/limits/aa%2Foverride", 404, "no such endpoint: DELETE /v1/limits/aa/override"},
+		{"GET", "/v1/limits/a%2Fb", 404, `unknown limit "a/b"`},
+		{"GET", "/v1/limits/a%25b", 404, `unknown limit "a%b"`},
+		{"GET", "/v1/limits/%00%1b", 404, `unknown limit "\x00\x1b"`},
 		{"GET", "/v1/limits/%2e%2e", 404, ""},
 		{"GET", "/v1/limits/..%2Fstatus", 404, ""},
-		{"GET", "/v1/limits/%3Cscript%3E", 404, `there is no limit "<script>"`},
-		{"PATCH", "/v1/limits/", 404, "there is no PATCH /v1/limits/"},
-		{"DELETE", "/v1/connections/%31%2F", 400, `"1/" is not the ID of a connection`},
+		{"GET", "/v1/limits/%3Cscript%3E", 404, `unknown limit "<script>"`},
+		{"PATCH", "/v1/limits/", 404, "no such endpoint: PATCH /v1/limits/"},
+		{"DELETE", "/v1/connections/%31%2F", 400, `invalid connection ID "1/"`},
 	} {
 		q, err := http.NewRequest(tt.method, "http://shaperd"+tt.target, nil)
 		if err != nil {
@@ -210,15 +212,15 @@ func TestBadRequests(t *testing.T) {
 			t.Errorf("%s %s: %d, %q", tt.method, tt.target, a.StatusCode, said.Message)
 		}
 	}
-	if len(daemon.asked) > 0 {
-		t.Errorf("the daemon was asked to %v", daemon.asked)
+	if len(daemon.calls) > 0 {
+		t.Errorf("the daemon was asked to %v", daemon.calls)
 	}
 }
 
-// HEAD is answered as GET is, and a stream does not begin.
-func TestHead(t *testing.T) {
+// HEAD works wherever GET does, and does not start a stream.
+func TestServer_Head(t *testing.T) {
 	t.Parallel()
-	s := serveOn(t, options(t, busy(t, 1)), -1, hurried)
+	s := serveOn(t, options(t, busy(t, 1)), -1, shortTimeouts)
 	c := dial(t, s)
 	for _, path := range []string{"/v1/status", "/v1/openapi.json", "/v1/live", "/v1/history", "/debug/pprof/"} {
 		if _, err := fmt.Fprintf(c, "HEAD %s HTTP/1.1\r\nHost: x\r\n\r\n", path); err != nil {
@@ -230,13 +232,13 @@ func TestHead(t *testing.T) {
 	}
 }
 
-// A user that holds every connection it gets keeps no other one waiting.
-func TestCrowdOfOneUser(t *testing.T) {
+// A user that holds all connections it gets does not delay other users.
+func TestConnLimiter_OneUserDoesNotBlockOthers(t *testing.T) {
 	s := serveOn(t, options(t, busy(t, 2)), -1, nil)
 	client := clientOf(t, s)
 	client.Transport.(*http.Transport).DisableKeepAlives = true
 	t.Run("held", func(t *testing.T) {
-		start(t, somebody.command(t, "crowd", idle{s.socket.path, 1000}))
+		start(t, unprivileged.command(t, "crowd", holdArgs{s.socket.path, 1000}))
 		var within []time.Duration
 		for range 20 {
 			begun := time.Now()
@@ -250,20 +252,20 @@ func TestCrowdOfOneUser(t *testing.T) {
 				t.Fatal(a.Status)
 			}
 		}
-		// Half of them may meet that the machine has other things to do.
+		// Half of them may be late because the machine is busy.
 		if slices.Sort(within); within[len(within)/2] > 100*time.Millisecond {
 			t.Errorf("answered within %v", within)
 		}
-		until(t, "one user has no more than it may", func() bool { return s.Connections() == maxOfUser })
+		waitUntil(t, "the user is at its maximum", func() bool { return s.Connections() == maxUserConnections })
 	})
-	until(t, "nothing is left of them", func() bool { return s.Connections() == 0 })
+	waitUntil(t, "all connections are closed", func() bool { return s.Connections() == 0 })
 }
 
-// Who does not read what it asked for is left, and who does is not.
-func TestStreamThatNobodyReads(t *testing.T) {
+// A stream that is not read is closed, and one that is read is not.
+func TestLive_ClosesUnreadStream(t *testing.T) {
 	t.Parallel()
 	o := options(t, busy(t, shaper.MaxLimits))
-	s := serveOn(t, o, -1, hurried)
+	s := serveOn(t, o, -1, shortTimeouts)
 	bad := dial(t, s)
 	if _, err := io.WriteString(bad, "GET /v1/live HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
 		t.Fatal(err)
@@ -287,20 +289,20 @@ func TestStreamThatNobodyReads(t *testing.T) {
 			}
 		}
 	}()
-	until(t, "both are there", func() bool { return s.Connections() == 2 && got.Load() > 0 })
+	waitUntil(t, "both streams are open", func() bool { return s.Connections() == 2 && got.Load() > 0 })
 	begun := time.Now()
-	until(t, "the one that does not read is left", func() bool {
-		o.Monitor.look(time.Now())
+	waitUntil(t, "the unread stream is closed", func() bool {
+		o.Monitor.sampleAll(time.Now())
 		return s.Connections() == 1
 	})
-	if took := time.Since(begun); took < short {
-		t.Errorf("it had %v", took)
+	if took := time.Since(begun); took < testTimeout {
+		t.Errorf("closed after only %v", took)
 	}
-	// The other one outlives what an answer may take.
+	// The other one outlives the write timeout.
 	was := int64(0)
-	until(t, "the one that reads is served", func() bool {
-		o.Monitor.look(time.Now())
-		if was == 0 || time.Since(begun) < 4*short {
+	waitUntil(t, "the other stream is served", func() bool {
+		o.Monitor.sampleAll(time.Now())
+		if was == 0 || time.Since(begun) < 4*testTimeout {
 			was = got.Load()
 		}
 		return was > 0 && got.Load() > was
@@ -311,7 +313,7 @@ func TestStreamThatNobodyReads(t *testing.T) {
 	<-read
 }
 
-// slowDaemon takes its time for what it is asked, unless who asks is gone.
+// slowDaemon is slow to reload, until the context ends.
 type slowDaemon struct {
 	fakeDaemon
 	takes  time.Duration
@@ -332,13 +334,13 @@ func (d *slowDaemon) Reload(ctx context.Context) error {
 
 func (d *slowDaemon) Bypass(ctx context.Context, _ bool, _ time.Duration) error { return d.Reload(ctx) }
 
-// The time to read a request, or to write an answer, is not the time to find it.
-func TestChangesTakeTheirTime(t *testing.T) {
+// The timeouts for reading a request and writing a response do not bound its processing.
+func TestServer_NoTimeoutForChanges(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ method, path, body string }{{"POST", "/v1/reload", ""}, {"PUT", "/v1/bypass", `{"on":true}`}} {
 		o := options(t, busy(t, 1))
-		o.Daemon = &slowDaemon{takes: 3 * short, begins: make(chan struct{})}
-		client := clientOf(t, serveOn(t, o, -1, hurried))
+		o.Daemon = &slowDaemon{takes: 3 * testTimeout, begins: make(chan struct{})}
+		client := clientOf(t, serveOn(t, o, -1, shortTimeouts))
 		q, err := http.NewRequest(tt.method, "http://shaperd"+tt.path, strings.NewReader(tt.body))
 		if err != nil {
 			t.Fatal(err)
@@ -354,13 +356,13 @@ func TestChangesTakeTheirTime(t *testing.T) {
 	}
 }
 
-// The end of a server is that of what it answers; who left asks for nothing any more.
-func TestCloseWaits(t *testing.T) {
+// Close waits for running requests, which end when the server or their client does.
+func TestServer_CloseWaitsForRequests(t *testing.T) {
 	for name, end := range map[string]func(s *Server, c net.Conn){
 		"the server ends": func(s *Server, _ net.Conn) { s.Close() },
 		"the client leaves": func(s *Server, c net.Conn) {
 			c.Close()
-			until(t, "it has left", func() bool { return s.Connections() == 0 })
+			waitUntil(t, "the connection is closed", func() bool { return s.Connections() == 0 })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -375,10 +377,10 @@ func TestCloseWaits(t *testing.T) {
 			<-daemon.begins
 			end(s, c)
 			if !daemon.ended.Load() {
-				t.Error("it goes on")
+				t.Error("the request still runs")
 			}
 			if n := s.Connections(); n != 0 {
-				t.Errorf("%d connections are left", n)
+				t.Errorf("%d connections are open", n)
 			}
 		})
 	}

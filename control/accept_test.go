@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Without descriptors the daemon waits until there are some again, and takes no time.
-func TestAcceptWithoutDescriptors(t *testing.T) {
+// Without descriptors the server waits for some, and uses no CPU time.
+func TestServer_AcceptWithoutDescriptors(t *testing.T) {
 	s := serveOn(t, options(t, busy(t, 1)), -1, nil)
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -48,7 +48,7 @@ func TestAcceptWithoutDescriptors(t *testing.T) {
 	before := used()
 	time.Sleep(300 * time.Millisecond)
 	if spent := used() - before; spent > 100*time.Millisecond {
-		t.Errorf("it took %v of processor time to wait 300ms", spent)
+		t.Errorf("it used %v of CPU time to wait 300ms", spent)
 	}
 	if n := s.Connections(); n != 0 {
 		t.Fatalf("there are %d connections", n)
@@ -64,7 +64,7 @@ func TestAcceptWithoutDescriptors(t *testing.T) {
 	a.Body.Close()
 }
 
-// failing is a listener with errors before what it accepts.
+// failing is a listener that returns errors first.
 type failing struct {
 	net.Listener
 	errs []error
@@ -79,7 +79,7 @@ func (f *failing) Accept() (net.Conn, error) {
 	return f.Listener.Accept()
 }
 
-func TestAcceptGoesOn(t *testing.T) {
+func TestAccept_ContinuesAfterErrors(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -2,15 +2,15 @@ package control
 
 import "time"
 
-// The types of the API: JSON over the control socket, and its GET half over the page's
-// port. Rates are per second, times in seconds, and points in time RFC 3339. Arrays are
-// never null.
+// The types of the API: JSON over the control socket; the GET requests also over the port
+// of the dashboard. Rates are per second, durations in seconds, and points in time RFC 3339.
+// Arrays are never null.
 //
-// openapi.json is made of them and of their comments, by "go test -run OpenAPI -update". A
-// comment that begins with words in quotes has all that a field can be. What is not
-// omitted when it is empty is always there, in requests too.
+// openapi.json is generated from them and their comments, by "go test -run OpenAPI -update".
+// A comment that begins with quoted words lists all values of the field. A field without
+// omitempty is always present, and required in requests.
 
-// Status is how the daemon is doing: GET /v1/status.
+// Status is the state of the daemon: GET /v1/status.
 type Status struct {
 	Version string    `json:"version"`
 	PID     int       `json:"pid"`
@@ -18,17 +18,17 @@ type Status struct {
 	Started time.Time `json:"started"`
 	Now     time.Time `json:"now"`
 
-	State   string  `json:"state"` // "running", "draining"
-	Mode    string  `json:"mode"`  // "enforce", "observe": of the configuration
-	Bypass  *Bypass `json:"bypass,omitempty"`
-	Promise string  `json:"promise"`           // "kept", "broken" in the last minute
-	Unsaved string  `json:"unsaved,omitempty"` // why a restart would forget, or bring back, what operators ordered
+	State       string  `json:"state"` // "running", "stopping"
+	Mode        string  `json:"mode"`  // "enforce", "observe": as configured
+	Bypass      *Bypass `json:"bypass,omitempty"`
+	Conformance string  `json:"conformance"`           // "conformant", "violated": over the last minute
+	StateError  string  `json:"state_error,omitempty"` // why runtime changes could not be saved: a restart loses them, or restores outdated ones
 
-	Unshown     []string     `json:"unshown,omitempty"` // why metrics, or the page, cannot be reached
-	Reload      ReloadStatus `json:"reload"`
-	Overrides   []Override   `json:"overrides"`
-	Blocks      []Block      `json:"blocks"` // the first 100; GET /v1/blocks has all
-	BlocksTotal int          `json:"blocks_total"`
+	EndpointErrors []string     `json:"endpoint_errors,omitempty"` // why the metrics or the dashboard are not served
+	Reload         ReloadStatus `json:"reload"`
+	Overrides      []Override   `json:"overrides"`
+	Blocks         []Block      `json:"blocks"` // the first 100; GET /v1/blocks returns all
+	BlocksTotal    int          `json:"blocks_total"`
 
 	Listeners   []ListenerStatus   `json:"listeners"`
 	Attachments []AttachmentStatus `json:"attachments"`
@@ -36,138 +36,137 @@ type Status struct {
 	Process     Process            `json:"process"`
 }
 
-// Bypass says that the kill switch is on: every limit observes.
+// Bypass is the kill switch while it is on: every limit observes.
 type Bypass struct {
 	Since time.Time  `json:"since"`
-	Until *time.Time `json:"until,omitempty"` // until somebody turns it off, without
+	Until *time.Time `json:"until,omitempty"` // end; without it, until it is turned off
 }
 
-// ReloadStatus is the result of the last reload, or of the start.
+// ReloadStatus is the result of the last reload, or of the first load.
 type ReloadStatus struct {
-	OK     bool      `json:"ok"`
-	At     time.Time `json:"at"`
-	Loaded time.Time `json:"loaded"` // when what is in force was
-	Took   float64   `json:"took"`
-	Errors []string  `json:"errors"` // one a mistake, with file, line and column
-	// What operators had set and a reload ended, as it was until then, or does not go with
-	// the configuration any more.
-	Dropped []string `json:"dropped,omitempty"`
+	OK       bool      `json:"ok"`
+	At       time.Time `json:"at"`     // time of that reload
+	Loaded   time.Time `json:"loaded"` // when the effective configuration was loaded
+	Duration float64   `json:"duration_seconds"`
+	Errors   []string  `json:"errors"` // one per mistake, with file, line and column
+
+	// Runtime overrides that the reload ended, or that no longer fit the configuration.
+	DroppedOverrides []string `json:"dropped_overrides,omitempty"`
 }
 
-// Override is what was set in a limit since the configuration was loaded.
+// Override is a set of values that an operator changed in a limit at runtime.
 type Override struct {
-	Limit string            `json:"limit"`
-	Set   map[string]string `json:"set"` // by key, as in the configuration
-	Since time.Time         `json:"since"`
-	Until *time.Time        `json:"until,omitempty"` // until it is taken back, without
-	// Until the next reload; a restart ends it too.
-	UntilReload bool `json:"until_reload,omitempty"`
+	Limit       string            `json:"limit"`
+	Set         map[string]string `json:"set"` // values by configuration key
+	Since       time.Time         `json:"since"`
+	Until       *time.Time        `json:"until,omitempty"`        // end; without it, until it is removed
+	UntilReload bool              `json:"until_reload,omitempty"` // ends with the next reload or restart
 }
 
 // Block is a source prefix from which nothing passes.
 type Block struct {
 	Prefix string     `json:"prefix"`
 	Since  time.Time  `json:"since"`
-	Until  *time.Time `json:"until,omitempty"` // until it is taken away, without
+	Until  *time.Time `json:"until,omitempty"` // end; without it, until it is removed
 }
 
-// ListenerStatus is what a listener has done.
+// ListenerStatus is the state and the counters of a listener.
 type ListenerStatus struct {
-	Name                string             `json:"name"`
-	Addresses           []string           `json:"addresses"`
-	Open                int64              `json:"open"`      // TCP connections
-	Flows               int64              `json:"flows"`     // of UDP
-	MaxFlows            int64              `json:"max_flows"` // that it may have; 0 without a UDP address
-	ToDownstream        uint64             `json:"to_downstream_bytes"`
-	FromDownstream      uint64             `json:"from_downstream_bytes"`
-	ToDownstreamRate    float64            `json:"to_downstream_rate"` // bytes/s over 10 s
-	FromDownstreamRate  float64            `json:"from_downstream_rate"`
-	Accepted            uint64             `json:"accepted"`
-	Ended               map[string]uint64  `json:"ended"`              // connections, by how
-	FlowsRefused        uint64             `json:"flows_refused"`      // datagrams for whose flow there was no room
-	FlowsRefusedRate    float64            `json:"flows_refused_rate"` // a second, over 10 s
-	AnswersWithheld     uint64             `json:"answers_withheld"`   // beyond amplification
-	AnswersWithheldRate float64            `json:"answers_withheld_rate"`
-	DialErrors          uint64             `json:"dial_errors"`
-	Unserved            string             `json:"unserved,omitempty"` // why nobody is served: no downstream is up
-	Downstreams         []DownstreamStatus `json:"downstreams"`
+	Name                  string             `json:"name"`
+	Addresses             []string           `json:"addresses"`
+	Connections           int64              `json:"connections"` // open TCP connections
+	Flows                 int64              `json:"flows"`       // open UDP flows
+	MaxFlows              int64              `json:"max_flows"`   // maximum of UDP flows; 0 without a UDP address
+	ToDownstream          uint64             `json:"to_downstream_bytes"`
+	FromDownstream        uint64             `json:"from_downstream_bytes"`
+	ToDownstreamRate      float64            `json:"to_downstream_rate"` // bytes/s over 10 s
+	FromDownstreamRate    float64            `json:"from_downstream_rate"`
+	Accepted              uint64             `json:"accepted"`
+	Ended                 map[string]uint64  `json:"ended"`              // TCP connections, by reason
+	FlowsRefused          uint64             `json:"flows_refused"`      // datagrams dropped because their flow could not be opened
+	FlowsRefusedRate      float64            `json:"flows_refused_rate"` // per second, over 10 s
+	RepliesSuppressed     uint64             `json:"replies_suppressed"` // UDP replies that would have amplified traffic to an unverified source
+	RepliesSuppressedRate float64            `json:"replies_suppressed_rate"`
+	DialErrors            uint64             `json:"dial_errors"`
+	Unavailable           string             `json:"unavailable,omitempty"` // why no downstream is available
+	Downstreams           []DownstreamStatus `json:"downstreams"`
 }
 
-// DownstreamStatus is how a downstream is doing.
+// DownstreamStatus is the state of a downstream.
 type DownstreamStatus struct {
-	Listener   string `json:"listener"`
-	Downstream string `json:"downstream"`
-	State      string `json:"state"`           // "up", "failing" (dials or datagrams), "down" (checks), "drained"
-	Error      string `json:"error,omitempty"` // the last one, while it is failing or down
-	InFlight   int    `json:"in_flight"`
-	Most       int    `json:"most"` // connections it may have; 0 is no bound
+	Listener       string `json:"listener"`
+	Downstream     string `json:"downstream"`
+	State          string `json:"state"`           // "up", "failing" (dials or datagrams), "down" (checks), "drained"
+	Error          string `json:"error,omitempty"` // last error, while it is failing or down
+	InFlight       int    `json:"in_flight"`
+	MaxConnections int    `json:"max_connections"` // 0 is unlimited
 }
 
-// AttachmentStatus is an attachment at an interface, or at none.
+// AttachmentStatus is the state of an attachment at one interface, or at none.
 type AttachmentStatus struct {
-	Name      string       `json:"name"`
-	Interface string       `json:"interface"` // "" while there is none
-	Direction string       `json:"direction"` // "ingress", "egress"
-	Mode      string       `json:"mode"`      // "shape", "police", "observe"
-	Up        bool         `json:"up"`        // packets there meet the limits, or there are none
-	Error     string       `json:"error,omitempty"`
-	Waits     string       `json:"waits,omitempty"`  // patterns that no interface matches: it is at none, and up
-	Before    []string     `json:"before,omitempty"` // programs and filters that packets meet before the limits
-	Queue     *QueueStatus `json:"queue,omitempty"`
+	Name              string       `json:"name"`
+	Interface         string       `json:"interface"` // "" while it is at none
+	Direction         string       `json:"direction"` // "ingress", "egress"
+	Mode              string       `json:"mode"`      // "shape", "police", "observe"
+	Up                bool         `json:"up"`        // packets there are limited, or no interface matches
+	Error             string       `json:"error,omitempty"`
+	UnmatchedPatterns string       `json:"unmatched_patterns,omitempty"` // interface patterns without a match: the attachment is at no interface, and up
+	PrecedingPrograms []string     `json:"preceding_programs,omitempty"` // programs and filters that run before the limits
+	Queue             *QueueStatus `json:"queue,omitempty"`
 }
 
-// QueueStatus is the queue of an interface.
+// QueueStatus is the state of the queue of an interface.
 type QueueStatus struct {
 	Packets uint64 `json:"packets"`
 	Bytes   uint64 `json:"bytes"`
 	Drops   uint64 `json:"drops"`
 }
 
-// TableStatus is a table of buckets.
+// TableStatus is the state of the bucket table of a plane.
 type TableStatus struct {
-	Plane           string `json:"plane"` // "proxy", "packet"
-	Entries         int    `json:"entries"`
-	Capacity        int    `json:"capacity"`
-	EvictedDrained  uint64 `json:"evicted_drained"`
-	EvictedIndebted uint64 `json:"evicted_indebted"`
+	Plane             string `json:"plane"` // "proxy", "packet"
+	Entries           int    `json:"entries"`
+	Capacity          int    `json:"capacity"`
+	EvictedDrained    uint64 `json:"evicted_drained"`
+	EvictedBacklogged uint64 `json:"evicted_backlogged"`
 }
 
-// Process is what the daemon takes of the host.
+// Process is the resource usage of the daemon.
 type Process struct {
-	CPU            float64 `json:"cpu_seconds"`
-	CPURate        float64 `json:"cpu"` // processors in use, over 10 s
-	Memory         uint64  `json:"memory_bytes"`
-	Descriptors    int     `json:"descriptors"`
-	MaxDescriptors int     `json:"max_descriptors"`
-	LateP99        float64 `json:"late_p99"` // of the pacing thread, since the start
+	CPU              float64 `json:"cpu_seconds"`
+	CPUCores         float64 `json:"cpu_cores"` // CPUs in use, over 10 s
+	Memory           uint64  `json:"memory_bytes"`
+	Descriptors      int     `json:"descriptors"`
+	MaxDescriptors   int     `json:"max_descriptors"`
+	WakeupLatencyP99 float64 `json:"wakeup_latency_p99_seconds"` // 99th percentile of the wake-up latency of the pacing thread, since the start
 }
 
-// Limit is what a limit holds traffic to, and how it is doing: GET /v1/limits.
+// Limit is the configuration, the state and the counters of a limit: GET /v1/limits.
 type Limit struct {
 	Name     string            `json:"name"`
-	Plane    string            `json:"plane"` // "proxy", "packet"
-	Mode     string            `json:"mode"`  // "enforce", "observe"; bypass included
-	Key      string            `json:"key"`   // "all", "source", "source,port", ...
-	Single   bool              `json:"single"`
-	HeldTo   string            `json:"held_to"` // in words
+	Plane    string            `json:"plane"`   // "proxy", "packet"
+	Mode     string            `json:"mode"`    // "enforce", "observe": bypass included
+	Key      string            `json:"key"`     // "all", "source", "source,port", ...
+	Single   bool              `json:"single"`  // it has one bucket
+	Summary  string            `json:"summary"` // effective values in words
 	Block    bool              `json:"block,omitempty"`
-	Override map[string]string `json:"override,omitempty"` // what was set, by key
-	// Attachments that it is of; no others, and no listeners, are under it then. One that
-	// observes does so whatever the mode.
+	Override map[string]string `json:"override,omitempty"` // values that operators set, by configuration key
+	// The only attachments to which the limit applies, and then to no listeners. An attachment
+	// that observes does so whatever the mode of the limit.
 	Attachments []string `json:"attachments,omitempty"`
-	// Which file and line overrides the limit, by key.
+	// File and line of the [[override]] that sets a key, by key.
 	FileOverride map[string]string `json:"file_override,omitempty"`
 	Direction    string            `json:"direction"` // "to-downstream", "from-downstream", "both"
 
-	// What each bucket is held to; 0 is to nothing. Single says that there is one.
+	// Effective bounds of each bucket; 0 is unlimited.
 	Rate           float64 `json:"rate"` // bytes/s
 	Packets        float64 `json:"packets"`
 	NewConnections float64 `json:"new_connections"`
-	Connections    int     `json:"connections"`
-	MaxDelay       float64 `json:"max_delay"`
-	MaxWait        float64 `json:"max_wait"`
+	MaxConnections int     `json:"max_connections"`
+	MaxDelay       float64 `json:"max_delay_seconds"`
+	QueueTimeout   float64 `json:"queue_timeout_seconds"`
 
-	// What left all its buckets, or would have in mode "observe".
+	// Traffic that left the buckets of the limit, or would have in mode "observe".
 	Bytes          Rates   `json:"bytes_rate"`
 	PacketsRate    Rates   `json:"packets_rate"`
 	Admitted       Rates   `json:"admitted_rate"` // connections
@@ -175,156 +174,156 @@ type Limit struct {
 	PacketsTotal   uint64  `json:"packets_total"`
 	AdmittedTotal  uint64  `json:"admitted_total"`
 	DelayedShare   float64 `json:"delayed_share"` // of bytes, over 10 s, from 0 to 1
-	Slows          bool    `json:"slows"`         // noticeably: 5 % of the bytes are delayed, or 1 of 100 of those by 10 ms, or connections wait
+	Throttling     bool    `json:"throttling"`    // connections wait, 5 % of the bytes are delayed, or some are and the p99 of queue_delay is at least 10 ms
 	InFlight       int64   `json:"in_flight"`
 	Waiting        int64   `json:"waiting"`
-	QueueDelay     Delay   `json:"queue_delay"`     // of what was delayed, in the last minute
-	ConnectionWait Delay   `json:"connection_wait"` // of who got a slot, in the last minute
+	QueueDelay     Delay   `json:"queue_delay"`     // of delayed units, over the last minute
+	ConnectionWait Delay   `json:"connection_wait"` // of connections that got a slot, over the last minute
 
 	Refused     map[string]uint64  `json:"refused"`      // datagrams and connections by reason, since the start
 	RefusedRate map[string]float64 `json:"refused_rate"` // the same, over 10 s
 
-	Promise Promise `json:"promise"`
+	Conformance Conformance `json:"conformance"`
 }
 
-// Rates is events or bytes a second over the last 1, 10 and 60 s.
+// Rates is the number of events or bytes per second over the last 1, 10 and 60 s.
 type Rates struct {
 	S1  float64 `json:"1s"`
 	S10 float64 `json:"10s"`
 	S60 float64 `json:"60s"`
 }
 
-// Delay is a median and a 99th percentile in seconds, from classes: see
-// shaper.HistogramBounds. Both are 0 when there was none.
+// Delay is a median and a 99th percentile in seconds, estimated from a histogram: see
+// shaper.HistogramBounds. Both are 0 if count is 0.
 type Delay struct {
 	Count uint64  `json:"count"`
-	P50   float64 `json:"p50"`
-	P99   float64 `json:"p99"`
+	P50   float64 `json:"p50_seconds"`
+	P99   float64 `json:"p99_seconds"`
 }
 
-// Promise is whether what left each bucket has kept to rate x t + what is allowed.
-type Promise struct {
-	Kept       bool    `json:"kept"`       // in the last minute
-	Sigma      float64 `json:"sigma"`      // bytes: the largest excess over rate x t in any interval, in the last minute
-	SigmaMost  float64 `json:"sigma_most"` // the same, since the start
-	Allowed    float64 `json:"allowed"`    // bytes: burst, one unit, what a late wake-up gives back
-	Violations uint64  `json:"violations"` // units that left beyond it, since the start
-	InPackets  bool    `json:"in_packets"` // sigma and allowed are packets: the limit has no rate of bytes
-	Unwatched  bool    `json:"unwatched"`  // it paces nothing, or only observes
-	Sampled    bool    `json:"sampled"`    // one bucket at a time is watched, not all
+// Conformance tells whether the traffic of each bucket stayed within rate x t + allowed.
+type Conformance struct {
+	Conformant  bool    `json:"conformant"`  // over the last minute
+	Sigma       float64 `json:"sigma"`       // bytes: the largest excess over rate x t of any interval, over the last minute
+	SigmaMax    float64 `json:"sigma_max"`   // sigma since the start
+	Allowed     float64 `json:"allowed"`     // bytes: burst, one unit, and the catch-up after a late wake-up
+	Violations  uint64  `json:"violations"`  // units beyond allowed, since the start
+	InPackets   bool    `json:"in_packets"`  // sigma and allowed are packets: the limit has no byte rate
+	Unmonitored bool    `json:"unmonitored"` // the limit has no rate, or observes
+	Sampled     bool    `json:"sampled"`     // one bucket at a time is monitored, not all
 }
 
-// Key is a bucket of a limit that is heavy: GET /v1/limits/{limit}/keys.
+// Key is a heavy key of a limit: GET /v1/limits/{limit}/keys.
 type Key struct {
-	Key     string  `json:"key"` // as "explain" writes it: "source 192.0.2.0/24, port 53"
-	Source  string  `json:"source,omitempty"`
-	ASN     uint32  `json:"asn,omitempty"`
-	ASName  string  `json:"as_name,omitempty"`
-	Rate    Heavy   `json:"rate"`             // bytes/s
-	Delayed Heavy   `json:"delayed"`          // seconds waited each second
-	Dropped Heavy   `json:"dropped"`          // datagrams and connections refused each second
-	Bucket  *Bucket `json:"bucket,omitempty"` // its state now, where it has one
+	Key     string   `json:"key"` // as in "explain": "source 192.0.2.0/24, port 53"
+	Source  string   `json:"source,omitempty"`
+	ASN     uint32   `json:"asn,omitempty"`
+	ASName  string   `json:"as_name,omitempty"`
+	Rate    Estimate `json:"rate"`             // bytes/s
+	Delayed Estimate `json:"delayed"`          // seconds of delay per second
+	Dropped Estimate `json:"dropped"`          // datagrams and connections refused per second
+	Bucket  *Bucket  `json:"bucket,omitempty"` // its current state, if it has one
 }
 
-// Heavy is a weight that is at most Error too large. What was 5 s ago counts half, of what
-// was dropped what was a minute ago.
-type Heavy struct {
+// Estimate is a decaying weight that is at most Error too large. Its half-life is 5 s, and a
+// minute for drops.
+type Estimate struct {
 	Value float64 `json:"value"`
 	Error float64 `json:"error"`
 }
 
-// Bucket is the state of a bucket now.
+// Bucket is the current state of a bucket.
 type Bucket struct {
-	BacklogBytes   uint64  `json:"backlog_bytes"` // charged and not drained
+	BacklogBytes   uint64  `json:"backlog_bytes"` // charged and not yet drained
 	BacklogPackets uint64  `json:"backlog_packets"`
-	QueuedBytes    uint64  `json:"queued_bytes"` // of datagrams in its queue
-	Queued         int     `json:"queued"`       // units in it
-	NextIn         float64 `json:"next_in"`      // when the next unit may leave, seconds from now
-	NewIn          float64 `json:"new_in"`       // when a new connection would have its turn, seconds from now
+	QueuedBytes    uint64  `json:"queued_bytes"`           // payload of the queued datagrams
+	Queued         int     `json:"queued"`                 // units in the queue
+	NextDeparture  float64 `json:"next_departure_seconds"` // time until the next unit may leave
+	NextAdmission  float64 `json:"next_admission_seconds"` // time until a new connection would be admitted
 	InFlight       int     `json:"in_flight"`
 	Waiting        int     `json:"waiting"`
-	Reserved       bool    `json:"reserved"` // the slot or the turn that is free is for a connection that waits for those of other limits too
+	Reserved       bool    `json:"reserved"` // the free slot, or the next admission, is reserved for a connection that also waits for other limits
 }
 
-// Who is a source, prefix or autonomous system that is heavy: GET /v1/who.
-type Who struct {
-	Name    string `json:"name"`              // "192.0.2.7", "192.0.2.0/24", "AS64500"
-	ASName  string `json:"as_name,omitempty"` // where files of ASNs name it
-	Rate    Heavy  `json:"rate"`
-	Delayed Heavy  `json:"delayed"`
-	Dropped Heavy  `json:"dropped"`
+// Talker is a source, prefix or autonomous system with heavy traffic: GET /v1/talkers.
+type Talker struct {
+	Name    string   `json:"name"`              // "192.0.2.7", "192.0.2.0/24", "AS64500"
+	ASName  string   `json:"as_name,omitempty"` // from the ASN files
+	Rate    Estimate `json:"rate"`
+	Delayed Estimate `json:"delayed"`
+	Dropped Estimate `json:"dropped"`
 }
 
-// Connections is GET /v1/connections: at most as many as were asked for, of all that match.
+// Connections is a selection of the connections that match: GET /v1/connections.
 type Connections struct {
-	Total       int          `json:"total"`
+	Total       int          `json:"total"` // all that match
 	Connections []Connection `json:"connections"`
 }
 
 // Connection is a TCP connection or UDP flow.
 type Connection struct {
-	ID             uint64  `json:"id"`
-	Protocol       string  `json:"protocol"`
-	Source         string  `json:"source"` // with its port
-	ASN            uint32  `json:"asn,omitempty"`
-	ASName         string  `json:"as_name,omitempty"`
-	Listener       string  `json:"listener"`
-	Port           uint16  `json:"port"` // that it asked for
-	Downstream     string  `json:"downstream"`
-	Stage          string  `json:"stage"` // "waiting", "announcing", "connecting", "open", "ending"
-	Age            float64 `json:"age"`
-	Idle           float64 `json:"idle"`
-	ToDownstream   uint64  `json:"to_downstream_bytes"`
-	FromDownstream uint64  `json:"from_downstream_bytes"`
-	Waited         float64 `json:"waited"`    // in queues and for slots, all together
-	HeldBy         string  `json:"held_by"`   // the limit it waits for now, or "downstream"
-	HeldMost       string  `json:"held_most"` // the limit it has waited for longest
+	ID                uint64  `json:"id"`
+	Protocol          string  `json:"protocol"`
+	Source            string  `json:"source"` // address and port
+	ASN               uint32  `json:"asn,omitempty"`
+	ASName            string  `json:"as_name,omitempty"`
+	Listener          string  `json:"listener"`
+	Port              uint16  `json:"port"` // port of the listener
+	Downstream        string  `json:"downstream"`
+	Stage             string  `json:"stage"` // "waiting", "proxy_header", "connecting", "open", "closing"
+	Age               float64 `json:"age_seconds"`
+	Idle              float64 `json:"idle_seconds"`
+	ToDownstream      uint64  `json:"to_downstream_bytes"`
+	FromDownstream    uint64  `json:"from_downstream_bytes"`
+	Waited            float64 `json:"waited_seconds"`      // total time in queues and waiting for slots
+	ThrottledBy       string  `json:"throttled_by"`        // limit that it waits for now, or "downstream"
+	MostlyThrottledBy string  `json:"mostly_throttled_by"` // limit that it waited for the longest
 }
 
-// Explanation is GET /v1/explain: what a connection, or a packet, would meet now.
+// Explanation is the result for a hypothetical connection or packet: GET /v1/explain.
 type Explanation struct {
-	Source      string       `json:"source"`
-	To          string       `json:"to"`
-	Listener    string       `json:"listener,omitempty"`
-	Attachment  string       `json:"attachment,omitempty"`
-	ASN         uint32       `json:"asn,omitempty"`
-	ASName      string       `json:"as_name,omitempty"`
-	Limits      []BucketOf   `json:"limits"` // in the order of passing them
-	BindsFirst  []Binding    `json:"binds_first"`
-	Verdict     string       `json:"verdict"` // "pass", "delay", "refuse": what a unit that came now would get
-	Reason      string       `json:"reason"`
-	By          string       `json:"by,omitempty"`       // the limit
-	Unserved    string       `json:"unserved,omitempty"` // why nobody is served there, whatever the limits are
-	Flows       *FlowRoom    `json:"flows,omitempty"`    // at a listener's UDP address
-	Connections []Connection `json:"connections"`        // of the source, at most 20
+	Source      string        `json:"source"`
+	To          string        `json:"to"`
+	Listener    string        `json:"listener,omitempty"`
+	Attachment  string        `json:"attachment,omitempty"`
+	ASN         uint32        `json:"asn,omitempty"`
+	ASName      string        `json:"as_name,omitempty"`
+	Limits      []LimitBucket `json:"limits"` // in the order in which they apply
+	Bottlenecks []Bottleneck  `json:"bottlenecks"`
+	Verdict     string        `json:"verdict"` // "pass", "delay", "refuse": of a unit that arrives now
+	Reason      string        `json:"reason"`
+	By          string        `json:"by,omitempty"`          // deciding limit
+	Unavailable string        `json:"unavailable,omitempty"` // why no downstream is available, whatever the limits
+	Flows       *FlowQuota    `json:"flows,omitempty"`       // only for a UDP address of a listener
+	Connections []Connection  `json:"connections"`           // of the source, at most 20
 }
 
-// FlowRoom is how many UDP flows a source and its listener have, of how many.
-type FlowRoom struct {
-	OfSource     int    `json:"of_source"`
-	MostOfSource int    `json:"most_of_source"` // max_flows_per_source; 0 is no bound
-	Open         int    `json:"open"`
-	Most         int    `json:"most"`           // max_flows
-	Full         string `json:"full,omitempty"` // the key that keeps the source from another one, whatever the limits are
+// FlowQuota is the number of UDP flows of a source and of its listener, and their maxima.
+type FlowQuota struct {
+	SourceFlows    int    `json:"source_flows"`
+	MaxSourceFlows int    `json:"max_source_flows"` // max_flows_per_source; 0 is unlimited
+	Flows          int    `json:"flows"`
+	MaxFlows       int    `json:"max_flows"`
+	Full           string `json:"full,omitempty"` // configuration key that refuses the source another flow, whatever the limits
 }
 
-// BucketOf is the bucket of a limit that a flow is under.
-type BucketOf struct {
+// LimitBucket is the bucket of a limit that applies to a flow.
+type LimitBucket struct {
 	Limit     string  `json:"limit"`
 	Key       string  `json:"key"`
 	Direction string  `json:"direction"` // "to-downstream", "from-downstream", "both", "ingress", "egress"
-	HeldTo    string  `json:"held_to"`   // in words
+	Summary   string  `json:"summary"`   // effective values in words
 	Mode      string  `json:"mode"`      // "enforce", "observe"
 	Bucket    *Bucket `json:"bucket,omitempty"`
 }
 
-// Binding is which limit a source that asks for ever more would meet first.
-type Binding struct {
-	What  string `json:"what"` // "Bytes to the downstream", ...
-	Limit string `json:"limit"`
+// Bottleneck is the limit that an ever growing load of one source would hit first.
+type Bottleneck struct {
+	Resource string `json:"resource"` // "Bytes to the downstream", ...
+	Limit    string `json:"limit"`
 }
 
-// Event is a line of the daemon's log at level info or above: GET /v1/events.
+// Event is a log record of the daemon at level info or above: GET /v1/events.
 type Event struct {
 	ID      uint64            `json:"id"`
 	Time    time.Time         `json:"time"`
@@ -333,63 +332,62 @@ type Event struct {
 	Attrs   map[string]string `json:"attrs,omitempty"`
 }
 
-// History is what the charts begin with: GET /v1/history. Samples are a second apart,
-// the last one is the newest.
+// History is the initial content of the charts: GET /v1/history. Samples are a second apart,
+// the newest is the last.
 type History struct {
 	Times  []time.Time             `json:"times"`
 	Limits map[string]LimitHistory `json:"limits"`
 }
 
-// LimitHistory is as long as History.Times.
+// LimitHistory has series that are as long as History.Times.
 type LimitHistory struct {
-	Rate     []float64 `json:"rate"`     // bytes/s
-	Packets  []float64 `json:"packets"`  // a second
-	Admitted []float64 `json:"admitted"` // connections a second
-	P99      []float64 `json:"p99"`      // queue delay, of the last minute
+	Rate     []float64 `json:"rate"`        // bytes/s
+	Packets  []float64 `json:"packets"`     // per second
+	Admitted []float64 `json:"admitted"`    // connections per second
+	P99      []float64 `json:"p99_seconds"` // queue delay over the last minute
 	InFlight []int64   `json:"in_flight"`
 	Waiting  []int64   `json:"waiting"`
-	Refused  []float64 `json:"refused"` // a second, over 10 s
+	Refused  []float64 `json:"refused"` // per second, over 10 s
 }
 
-// Live is what each server-sent event "live" of GET /v1/live has, once a second.
+// Live is the data of a server-sent event "live", once a second: GET /v1/live.
 type Live struct {
-	Status Status           `json:"status"`
-	Limits []Limit          `json:"limits"`
-	Who    map[string][]Who `json:"who"`    // by "source", "prefix" and "asn": the heaviest 10 by delay, drops, rate
-	Events []Event          `json:"events"` // new since the last one; at first the last 50
+	Status  Status              `json:"status"`
+	Limits  []Limit             `json:"limits"`
+	Talkers map[string][]Talker `json:"talkers"` // by "source", "prefix" and "asn": the top 10 by delay, drops and rate
+	Events  []Event             `json:"events"`  // since the previous event; at first the last 50
 }
 
-// Requests that change something. They want the role "admin".
+// Requests that change something. They require the role "admin".
 
 // SetLimit is the body of PATCH /v1/limits/{limit}. DELETE /v1/limits/{limit}/override
-// takes it back.
+// removes the override.
 type SetLimit struct {
-	Set map[string]string `json:"set"`           // by key, as in the configuration: {"rate": "20Mbit/s"}
-	For float64           `json:"for,omitempty"` // seconds; until it is taken back, without
-	// Until the next reload, and not for a time.
-	UntilReload bool `json:"until_reload,omitempty"`
+	Set         map[string]string `json:"set"`                        // values by configuration key: {"rate": "20Mbit/s"}
+	Duration    float64           `json:"duration_seconds,omitempty"` // without it, until it is removed
+	UntilReload bool              `json:"until_reload,omitempty"`     // ends with the next reload; not with a duration
 }
 
-// SetBlock is the body of POST /v1/blocks. DELETE /v1/blocks?prefix= takes it back.
+// SetBlock is the body of POST /v1/blocks. DELETE /v1/blocks?prefix= removes the block.
 type SetBlock struct {
-	Prefix string  `json:"prefix"`
-	For    float64 `json:"for,omitempty"`
+	Prefix   string  `json:"prefix"`
+	Duration float64 `json:"duration_seconds,omitempty"`
 }
 
 // SetBypass is the body of PUT /v1/bypass.
 type SetBypass struct {
-	On  bool    `json:"on"`
-	For float64 `json:"for,omitempty"`
+	On       bool    `json:"on"`
+	Duration float64 `json:"duration_seconds,omitempty"`
 }
 
 // SetDownstream is the body of PATCH /v1/downstreams.
 type SetDownstream struct {
-	Listener   string `json:"listener,omitempty"` // every listener that has it, without
+	Listener   string `json:"listener,omitempty"` // without it, every listener with that downstream
 	Downstream string `json:"downstream"`
 	Drained    bool   `json:"drained"`
 }
 
-// Error is the body of every answer that is not a success.
+// Error is the body of every response that is not a success.
 type Error struct {
 	Message string `json:"error"`
 }

@@ -21,60 +21,59 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultSocket is where a daemon listens, and a client looks for it, unless told otherwise.
+// DefaultSocket is the default path of the control socket, of the daemon and its clients.
 const DefaultSocket = "/run/shaperd/control.sock"
 
-// ErrNoDaemon says that nobody answers at a control socket: there is none, nobody
-// listens on it, or who does has no answer in time.
+// ErrNoDaemon is the error when no daemon answers at a control socket: there is no socket, no
+// listener, or no response in time.
 var ErrNoDaemon = errors.New("no daemon answers")
 
 const (
-	answerTimeout = 10 * time.Second
-	reloadTimeout = 60 * time.Second // tables of ASNs may be large, and the host busy
-	maxAnswer     = 64 << 20         // bytes
+	responseTimeout = 10 * time.Second
+	reloadTimeout   = 60 * time.Second // ASN tables may be large, and the host busy
+	maxResponse     = 64 << 20         // bytes
 )
 
-// APIError is an answer of the daemon that is no success.
+// APIError is a response of the daemon that is not a success.
 type APIError struct {
-	Code    int    // of HTTP
-	Message string // of the daemon
+	Code    int    // HTTP status code
+	Message string // from the daemon
 
 	body  []byte
-	again bool // it was not even looked at: ask again
+	retry bool // the request was not processed, and may be repeated
 }
 
 func (e *APIError) Error() string { return e.Message }
 
-// Client asks the daemon that listens on a control socket. Its methods may be used
-// concurrently. Their errors are an *APIError, or wrap [ErrNoDaemon] where there was no
-// answer.
+// Client is a client of the API on a control socket. Its methods may be used concurrently.
+// Their errors are an *APIError, or wrap [ErrNoDaemon] if there was no response.
 type Client struct {
 	path string
 	http *http.Client
 }
 
-// NewClient returns a client of the socket at path. It connects when it is used.
+// NewClient returns a client of the socket at path. It connects with the first request.
 func NewClient(path string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", path)
 	}
-	// A connection a request: nothing is left to close, and none outlives a restart of the daemon.
+	// One connection per request: none is left to close, or outlives a restart of the daemon.
 	return &Client{path: path, http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
 }
 
-// Keep has c ask again on the same connection, which halves what asking costs the daemon,
-// until the connection is given back.
-func (c *Client) Keep() (giveBack func()) {
+// KeepAlive makes c reuse its connection, which halves the cost of a request for the daemon.
+// The function that it returns closes the idle connection.
+func (c *Client) KeepAlive() (closeIdle func()) {
 	t := c.http.Transport.(*http.Transport)
 	t.DisableKeepAlives = false
 	return t.CloseIdleConnections
 }
 
-// Peer returns the user whose daemon listens on the socket, by what the kernel says.
+// Peer returns the user ID of the daemon that listens on the socket, from the kernel.
 func (c *Client) Peer(ctx context.Context) (uid uint32, err error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", c.path)
 	if err != nil {
-		return 0, c.unanswered(err, answerTimeout)
+		return 0, c.connectError(err, responseTimeout)
 	}
 	defer conn.Close()
 	raw, err := conn.(*net.UnixConn).SyscallConn()
@@ -84,45 +83,45 @@ func (c *Client) Peer(ctx context.Context) (uid uint32, err error) {
 	var cred *unix.Ucred
 	control := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
 	if err = errors.Join(control, err); err != nil {
-		return 0, fmt.Errorf("ask who listens at %s: %w", c.path, err)
+		return 0, fmt.Errorf("get the peer of %s: %w", c.path, err)
 	}
 	return cred.Uid, nil
 }
 
-// Status is how the daemon is doing.
+// Status returns the state of the daemon.
 func (c *Client) Status(ctx context.Context) (Status, error) {
 	return get[Status](ctx, c, "/status", nil)
 }
 
-// Limits is all limits.
+// Limits returns all limits.
 func (c *Client) Limits(ctx context.Context) ([]Limit, error) {
 	return get[[]Limit](ctx, c, "/limits", nil)
 }
 
-// Limit is one limit.
+// Limit returns one limit.
 func (c *Client) Limit(ctx context.Context, name string) (Limit, error) {
 	return get[Limit](ctx, c, limitPath(name), nil)
 }
 
-// Keys is the heaviest buckets of a limit, at most top, by "delayed", "dropped" or "rate".
+// Keys returns the top keys of a limit, sorted by "delayed", "dropped" or "rate".
 func (c *Client) Keys(ctx context.Context, limit, sort string, top int) ([]Key, error) {
 	return get[[]Key](ctx, c, limitPath(limit)+"/keys", query("sort", sort, "top", strconv.Itoa(top)))
 }
 
-// Who is the heaviest by "source", "prefix" or "asn", at most top, sorted as Keys is.
-func (c *Client) Who(ctx context.Context, by, sort string, top int) ([]Who, error) {
-	return get[[]Who](ctx, c, "/who", query("by", by, "sort", sort, "top", strconv.Itoa(top)))
+// Talkers returns the top talkers by "source", "prefix" or "asn", sorted as in Keys.
+func (c *Client) Talkers(ctx context.Context, by, sort string, top int) ([]Talker, error) {
+	return get[[]Talker](ctx, c, "/talkers", query("by", by, "sort", sort, "top", strconv.Itoa(top)))
 }
 
-// ConnectionQuery selects connections; what is empty selects all.
+// ConnectionQuery selects connections; an empty field selects all.
 type ConnectionQuery struct {
 	Listener, Limit string
 	Source          string // a prefix, or an address
 	Sort            string // "bytes", "age", "waited" or "idle"
-	Top             int    // 0 is as many as the daemon gives
+	Top             int    // maximum; 0 is the default of the daemon
 }
 
-// Connections is TCP connections and UDP flows.
+// Connections returns TCP connections and UDP flows.
 func (c *Client) Connections(ctx context.Context, q ConnectionQuery) (Connections, error) {
 	top := ""
 	if q.Top > 0 {
@@ -134,29 +133,29 @@ func (c *Client) Connections(ctx context.Context, q ConnectionQuery) (Connection
 
 // Kill ends a connection.
 func (c *Client) Kill(ctx context.Context, id uint64) error {
-	return c.call(ctx, answerTimeout, http.MethodDelete, "/connections/"+strconv.FormatUint(id, 10), nil, nil, nil)
+	return c.call(ctx, responseTimeout, http.MethodDelete, "/connections/"+strconv.FormatUint(id, 10), nil, nil, nil)
 }
 
-// Downstreams is the downstreams of all listeners.
+// Downstreams returns the downstreams of all listeners.
 func (c *Client) Downstreams(ctx context.Context) ([]DownstreamStatus, error) {
 	return get[[]DownstreamStatus](ctx, c, "/downstreams", nil)
 }
 
-// SetDownstream takes a downstream out of use, or into it again.
+// SetDownstream drains or enables a downstream.
 func (c *Client) SetDownstream(ctx context.Context, s SetDownstream) error {
-	return c.call(ctx, answerTimeout, http.MethodPatch, "/downstreams", nil, s, nil)
+	return c.call(ctx, responseTimeout, http.MethodPatch, "/downstreams", nil, s, nil)
 }
 
-// ExplainQuery is what to explain: a connection to a listener, or packets at an attachment.
+// ExplainQuery describes a connection to a listener, or packets at an attachment.
 type ExplainQuery struct {
 	Source      netip.Addr
 	To          string     // "tcp/5432", "tcp/192.0.2.1:5432", or "icmp" at an attachment
-	Listener    string     // where several take it
-	Attach      string     // "" asks for a listener
-	Destination netip.Addr // of packets; may be invalid
+	Listener    string     // needed if several listeners have the port
+	Attach      string     // "" is a listener
+	Destination netip.Addr // only for packets; may be invalid
 }
 
-// Explain is what a connection, or a packet, would meet now.
+// Explain returns the limits that apply to a connection or packet, and their verdict.
 func (c *Client) Explain(ctx context.Context, q ExplainQuery) (Explanation, error) {
 	destination := ""
 	if q.Destination.IsValid() {
@@ -166,66 +165,66 @@ func (c *Client) Explain(ctx context.Context, q ExplainQuery) (Explanation, erro
 		query("source", q.Source.String(), "to", q.To, "listener", q.Listener, "attach", q.Attach, "destination", destination))
 }
 
-// SetLimit changes keys of a limit, and returns what it is now.
+// SetLimit overrides keys of a limit, and returns the limit.
 func (c *Client) SetLimit(ctx context.Context, name string, s SetLimit) (l Limit, err error) {
-	err = c.call(ctx, answerTimeout, http.MethodPatch, limitPath(name), nil, s, &l)
+	err = c.call(ctx, responseTimeout, http.MethodPatch, limitPath(name), nil, s, &l)
 	return l, err
 }
 
-// UnsetLimit takes back what was set in a limit, or keys of it, and returns what it is now.
+// UnsetLimit removes the override of a limit, or of some of its keys, and returns the limit.
 func (c *Client) UnsetLimit(ctx context.Context, name string, keys ...string) (l Limit, err error) {
-	err = c.call(ctx, answerTimeout, http.MethodDelete, limitPath(name)+"/override", query("keys", strings.Join(keys, ",")), nil, &l)
+	err = c.call(ctx, responseTimeout, http.MethodDelete, limitPath(name)+"/override", query("keys", strings.Join(keys, ",")), nil, &l)
 	return l, err
 }
 
-// Blocks is the prefixes from which nothing passes.
+// Blocks returns the blocked prefixes.
 func (c *Client) Blocks(ctx context.Context) ([]Block, error) {
 	return get[[]Block](ctx, c, "/blocks", nil)
 }
 
-// Block lets nothing pass from a prefix.
+// Block blocks a source prefix.
 func (c *Client) Block(ctx context.Context, s SetBlock) error {
-	return c.call(ctx, answerTimeout, http.MethodPost, "/blocks", nil, s, nil)
+	return c.call(ctx, responseTimeout, http.MethodPost, "/blocks", nil, s, nil)
 }
 
-// Unblock takes a block away.
+// Unblock removes a block.
 func (c *Client) Unblock(ctx context.Context, prefix string) error {
-	return c.call(ctx, answerTimeout, http.MethodDelete, "/blocks", query("prefix", prefix), nil, nil)
+	return c.call(ctx, responseTimeout, http.MethodDelete, "/blocks", query("prefix", prefix), nil, nil)
 }
 
 // Bypass turns the kill switch on or off.
 func (c *Client) Bypass(ctx context.Context, s SetBypass) (status Status, err error) {
-	err = c.call(ctx, answerTimeout, http.MethodPut, "/bypass", nil, s, &status)
+	err = c.call(ctx, responseTimeout, http.MethodPut, "/bypass", nil, s, &status)
 	return status, err
 }
 
-// Reload puts the configuration file in force as it is now. What is wrong with the file
-// is in the status, and no error.
+// Reload loads the configuration again. Mistakes in its files are reported in the status, not
+// as an error.
 func (c *Client) Reload(ctx context.Context) (r ReloadStatus, err error) {
 	err = c.call(ctx, reloadTimeout, http.MethodPost, "/reload", nil, nil, &r)
-	var wrong *APIError
-	if errors.As(err, &wrong) && wrong.Code == http.StatusUnprocessableEntity &&
-		json.Unmarshal(wrong.body, &r) == nil && len(r.Errors) > 0 {
+	var apiErr *APIError
+	if errors.As(err, &apiErr) && apiErr.Code == http.StatusUnprocessableEntity &&
+		json.Unmarshal(apiErr.body, &r) == nil && len(r.Errors) > 0 {
 		return r, nil
 	}
 	return r, err
 }
 
-// Drain lets the daemon end: no new connections, and those that are there go on for as
-// long as it was told when it started.
-func (c *Client) Drain(ctx context.Context) (status Status, err error) {
-	err = c.call(ctx, answerTimeout, http.MethodPost, "/drain", nil, nil, &status)
+// Stop ends the daemon gracefully: it accepts no new connections, and gives open ones until
+// its drain timeout.
+func (c *Client) Stop(ctx context.Context) (status Status, err error) {
+	err = c.call(ctx, responseTimeout, http.MethodPost, "/stop", nil, nil, &status)
 	return status, err
 }
 
-// Events is what the daemon logged after the event since; 0 is all that it remembers.
+// Events returns the events after the event ID since; 0 returns all that the daemon retains.
 func (c *Client) Events(ctx context.Context, since uint64) ([]Event, error) {
 	return get[[]Event](ctx, c, "/events", query("since", strconv.FormatUint(since, 10)))
 }
 
 func limitPath(name string) string { return "/limits/" + url.PathEscape(name) }
 
-// query is pairs of a name and a value, without those that have none.
+// query returns a query of pairs of a name and a value, without empty values.
 func query(pairs ...string) url.Values {
 	q := url.Values{}
 	for i := 0; i < len(pairs); i += 2 {
@@ -236,19 +235,19 @@ func query(pairs ...string) url.Values {
 	return q
 }
 
-func get[T any](ctx context.Context, c *Client, path string, q url.Values) (answer T, err error) {
-	err = c.call(ctx, answerTimeout, http.MethodGet, path, q, nil, &answer)
-	return answer, err
+func get[T any](ctx context.Context, c *Client, path string, q url.Values) (result T, err error) {
+	err = c.call(ctx, responseTimeout, http.MethodGet, path, q, nil, &result)
+	return result, err
 }
 
-// retryTime is for how long a client asks again while its user has too many connections: by
-// then one of them makes room.
-const retryTime = busyTime + time.Second
+// retryTime is how long a client retries while its user has too many connections: by then
+// the daemon can close one of them.
+const retryTime = minBusyTime + time.Second
 
-// call sends body, unless it is nil, and reads the answer into answer, unless that is nil.
-func (c *Client) call(ctx context.Context, timeout time.Duration, method, path string, q url.Values, body, answer any) error {
+// call sends body, unless it is nil, and decodes the response into result, unless that is nil.
+func (c *Client) call(ctx context.Context, timeout time.Duration, method, path string, q url.Values, body, result any) error {
 	if c.path == "" {
-		return fmt.Errorf("%w: no socket is named", ErrNoDaemon)
+		return fmt.Errorf("%w: no control socket configured", ErrNoDaemon)
 	}
 	var send []byte
 	if body != nil {
@@ -259,10 +258,10 @@ func (c *Client) call(ctx context.Context, timeout time.Duration, method, path s
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	for begun := time.Now(); ; {
-		err := c.ask(ctx, timeout, method, path+"?"+q.Encode(), send, answer)
-		var said *APIError
-		if !errors.As(err, &said) || !said.again || time.Since(begun) > retryTime {
+	for start := time.Now(); ; {
+		err := c.roundTrip(ctx, timeout, method, path+"?"+q.Encode(), send, result)
+		var apiErr *APIError
+		if !errors.As(err, &apiErr) || !apiErr.retry || time.Since(start) > retryTime {
 			return err
 		}
 		select {
@@ -273,8 +272,8 @@ func (c *Client) call(ctx context.Context, timeout time.Duration, method, path s
 	}
 }
 
-// ask is call, once.
-func (c *Client) ask(ctx context.Context, timeout time.Duration, method, target string, body []byte, answer any) error {
+// roundTrip is call without retries.
+func (c *Client) roundTrip(ctx context.Context, timeout time.Duration, method, target string, body []byte, result any) error {
 	r, err := http.NewRequestWithContext(ctx, method, "http://shaperd/v1"+target, bytes.NewReader(body))
 	if err != nil {
 		return err
@@ -285,59 +284,59 @@ func (c *Client) ask(ctx context.Context, timeout time.Duration, method, target 
 	if len(body) > 0 {
 		r.Header.Set("Content-Type", "application/json")
 	}
-	a, err := c.http.Do(r)
+	resp, err := c.http.Do(r)
 	if err != nil {
-		return c.unanswered(err, timeout)
+		return c.connectError(err, timeout)
 	}
-	defer a.Body.Close()
-	b, err := io.ReadAll(io.LimitReader(a.Body, maxAnswer+1))
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse+1))
 	if err != nil {
-		return c.unanswered(err, timeout)
+		return c.connectError(err, timeout)
 	}
-	if len(b) > maxAnswer {
-		return fmt.Errorf("the answer of %s is larger than %d MiB: ask for less", c.path, maxAnswer>>20)
+	if len(b) > maxResponse {
+		return fmt.Errorf("the response of %s is larger than %d MiB: request less", c.path, maxResponse>>20)
 	}
-	if a.StatusCode/100 != 2 {
-		e := &APIError{Code: a.StatusCode, body: b, again: a.Header.Get("Retry-After") != ""}
-		var said Error
-		if json.Unmarshal(b, &said); said.Message == "" {
-			said.Message = "the daemon answered " + a.Status
+	if resp.StatusCode/100 != 2 {
+		e := &APIError{Code: resp.StatusCode, body: b, retry: resp.Header.Get("Retry-After") != ""}
+		var body Error
+		if json.Unmarshal(b, &body); body.Message == "" {
+			body.Message = "the daemon answered " + resp.Status
 		}
-		lines := strings.Split(said.Message, "\n")
-		for i := range lines { // whoever plays the daemon commands no terminal
+		lines := strings.Split(body.Message, "\n")
+		for i := range lines { // no escape sequences reach the terminal
 			lines[i] = printable(lines[i])
 		}
 		e.Message = strings.Join(lines, "\n")
 		return e
 	}
-	if answer == nil {
+	if result == nil {
 		return nil
 	}
-	if err := json.Unmarshal(b, answer); err != nil {
-		return fmt.Errorf("read the answer of %s: %w", c.path, err)
+	if err := json.Unmarshal(b, result); err != nil {
+		return fmt.Errorf("decode the response of %s: %w", c.path, err)
 	}
 	return nil
 }
 
-// unanswered says why there is no answer.
-func (c *Client) unanswered(err error, timeout time.Duration) error {
+// connectError describes why there was no response.
+func (c *Client) connectError(err error, timeout time.Duration) error {
 	switch {
 	case errors.Is(err, context.Canceled):
 		return context.Canceled
 	case os.IsTimeout(err):
 		return fmt.Errorf("%w at %s within %v", ErrNoDaemon, c.path, timeout)
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("%w at %s: there is no such socket", ErrNoDaemon, c.path)
+		return fmt.Errorf("%w at %s: the socket does not exist", ErrNoDaemon, c.path)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("%w at %s: nobody listens there", ErrNoDaemon, c.path)
+		return fmt.Errorf("%w at %s: nothing is listening", ErrNoDaemon, c.path)
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("connect to %s: not permitted: be root or in the group shaperd", c.path)
+		return fmt.Errorf("connect to %s: permission denied: requires root or membership in the group shaperd", c.path)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
 		return fmt.Errorf("%w at %s: it closed the connection", ErrNoDaemon, c.path)
 	}
-	var in *url.Error // "Get \"http://shaperd/v1/...\": " says nothing to anybody
-	if errors.As(err, &in) {
-		err = in.Err
+	var urlErr *url.Error // its prefix "Get \"http://shaperd/v1/...\": " is noise
+	if errors.As(err, &urlErr) {
+		err = urlErr.Err
 	}
-	return fmt.Errorf("ask the daemon at %s: %w", c.path, err)
+	return fmt.Errorf("request to the daemon at %s: %w", c.path, err)
 }

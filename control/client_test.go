@@ -19,7 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// serveSocket serves h on a socket of its own.
+// serveSocket serves h on a new socket.
 func serveSocket(t *testing.T, h http.HandlerFunc) (path string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "shaperd") // a socket's path is 107 bytes at most
@@ -57,7 +57,7 @@ func TestClientRequests(t *testing.T) {
 		{"GET /v1/limits?", "[]", func(ctx context.Context) error { _, err := c.Limits(ctx); return err }},
 		{"GET /v1/limits/a%2Fb%3F?", "{}", func(ctx context.Context) error { _, err := c.Limit(ctx, "a/b?"); return err }},
 		{"GET /v1/limits/a/keys?sort=delayed&top=5", "[]", func(ctx context.Context) error { _, err := c.Keys(ctx, "a", "delayed", 5); return err }},
-		{"GET /v1/who?by=asn&sort=rate&top=1", "[]", func(ctx context.Context) error { _, err := c.Who(ctx, "asn", "rate", 1); return err }},
+		{"GET /v1/talkers?by=asn&sort=rate&top=1", "[]", func(ctx context.Context) error { _, err := c.Talkers(ctx, "asn", "rate", 1); return err }},
 		{"GET /v1/connections?", "{}", func(ctx context.Context) error { _, err := c.Connections(ctx, ConnectionQuery{}); return err }},
 		{"GET /v1/connections?limit=l&listener=db&sort=age&source=192.0.2.0%2F24&top=3", "{}", func(ctx context.Context) error {
 			_, err := c.Connections(ctx, ConnectionQuery{Listener: "db", Limit: "l", Source: "192.0.2.0/24", Sort: "age", Top: 3})
@@ -76,19 +76,19 @@ func TestClientRequests(t *testing.T) {
 			_, err := c.Explain(ctx, ExplainQuery{Source: source, To: "icmp", Attach: "up", Destination: source})
 			return err
 		}},
-		{`PATCH /v1/limits/a? {"set":{"rate":"1MB/s"},"for":60}`, "{}", func(ctx context.Context) error {
-			_, err := c.SetLimit(ctx, "a", SetLimit{Set: map[string]string{"rate": "1MB/s"}, For: 60})
+		{`PATCH /v1/limits/a? {"set":{"rate":"1MB/s"},"duration_seconds":60}`, "{}", func(ctx context.Context) error {
+			_, err := c.SetLimit(ctx, "a", SetLimit{Set: map[string]string{"rate": "1MB/s"}, Duration: 60})
 			return err
 		}},
 		{"DELETE /v1/limits/a/override?", "{}", func(ctx context.Context) error { _, err := c.UnsetLimit(ctx, "a"); return err }},
 		{"GET /v1/blocks?", "[]", func(ctx context.Context) error { _, err := c.Blocks(ctx); return err }},
-		{`POST /v1/blocks? {"prefix":"192.0.2.0/24","for":1.5}`, "", func(ctx context.Context) error {
-			return c.Block(ctx, SetBlock{Prefix: "192.0.2.0/24", For: 1.5})
+		{`POST /v1/blocks? {"prefix":"192.0.2.0/24","duration_seconds":1.5}`, "", func(ctx context.Context) error {
+			return c.Block(ctx, SetBlock{Prefix: "192.0.2.0/24", Duration: 1.5})
 		}},
 		{"DELETE /v1/blocks?prefix=192.0.2.0%2F24", "", func(ctx context.Context) error { return c.Unblock(ctx, "192.0.2.0/24") }},
 		{`PUT /v1/bypass? {"on":true}`, "{}", func(ctx context.Context) error { _, err := c.Bypass(ctx, SetBypass{On: true}); return err }},
 		{"POST /v1/reload?", `{"ok":true}`, func(ctx context.Context) error { _, err := c.Reload(ctx); return err }},
-		{"POST /v1/drain?", "{}", func(ctx context.Context) error { _, err := c.Drain(ctx); return err }},
+		{"POST /v1/stop?", "{}", func(ctx context.Context) error { _, err := c.Stop(ctx); return err }},
 		{"GET /v1/events?since=9", "[]", func(ctx context.Context) error { _, err := c.Events(ctx, 9); return err }},
 	} {
 		t.Run(tt.want, func(t *testing.T) {
@@ -103,7 +103,7 @@ func TestClientRequests(t *testing.T) {
 	}
 }
 
-func TestClientAnswers(t *testing.T) {
+func TestClient_DecodesResponses(t *testing.T) {
 	var code int
 	var body string
 	c := NewClient(serveSocket(t, func(w http.ResponseWriter, r *http.Request) {
@@ -114,7 +114,7 @@ func TestClientAnswers(t *testing.T) {
 		code       int
 		body, want string
 	}{
-		{404, `{"error":"there is no limit \"x\""}`, `there is no limit "x"`},
+		{404, `{"error":"unknown limit \"x\""}`, `unknown limit "x"`},
 		{403, `{"error":"reading only"}`, "reading only"},
 		{422, `{"error":"a\u001b[31m\nb"}`, `"a\x1b[31m"` + "\nb"},
 		{500, "<html>", "the daemon answered 500 Internal Server Error"},
@@ -137,38 +137,38 @@ func TestClientAnswers(t *testing.T) {
 		t.Errorf("another 422: %v", err)
 	}
 	code, body = 200, "{"
-	if _, err := c.Status(t.Context()); err == nil || !strings.Contains(err.Error(), "read the answer of ") {
+	if _, err := c.Status(t.Context()); err == nil || !strings.Contains(err.Error(), "decode the response of ") {
 		t.Errorf("half an answer: %v", err)
 	}
-	body = strings.Repeat(" ", maxAnswer+1)
+	body = strings.Repeat(" ", maxResponse+1)
 	if _, err := c.Status(t.Context()); err == nil || !strings.Contains(err.Error(), "larger than 64 MiB") {
 		t.Errorf("too large an answer: %v", err)
 	}
 }
 
-func TestClientWithoutDaemon(t *testing.T) {
-	nobody := serveSocket(t, nil)
-	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(filepath.Dir(nobody), "stale.sock")})
+func TestClient_NoDaemon(t *testing.T) {
+	unserved := serveSocket(t, nil)
+	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(filepath.Dir(unserved), "stale.sock")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	stale.SetUnlinkOnClose(false)
 	stale.Close()
-	dumb := serveSocket(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
-	rude := serveSocket(t, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
+	silent := serveSocket(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	aborting := serveSocket(t, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 	for _, tt := range []struct {
 		name, path string
-		patience   time.Duration
+		timeout    time.Duration
 		want       string
 	}{
-		{"no socket", nobody + "x", time.Minute, "there is no such socket"},
-		{"nowhere", "", time.Minute, "no socket is named"},
-		{"stale socket", stale.Addr().String(), time.Minute, "nobody listens there"},
-		{"no answer", dumb, 20 * time.Millisecond, "within 20ms"},
-		{"closed", rude, time.Minute, "it closed the connection"},
+		{"no socket", unserved + "x", time.Minute, "the socket does not exist"},
+		{"nowhere", "", time.Minute, "no control socket configured"},
+		{"stale socket", stale.Addr().String(), time.Minute, "nothing is listening"},
+		{"no answer", silent, 20 * time.Millisecond, "within 20ms"},
+		{"closed", aborting, time.Minute, "it closed the connection"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			err := NewClient(tt.path).call(t.Context(), tt.patience, "GET", "/status", nil, nil, nil)
+			err := NewClient(tt.path).call(t.Context(), tt.timeout, "GET", "/status", nil, nil, nil)
 			if !errors.Is(err, ErrNoDaemon) || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), tt.path) {
 				t.Errorf("err = %v", err)
 			}
@@ -176,11 +176,11 @@ func TestClientWithoutDaemon(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := NewClient(dumb).Status(ctx); !errors.Is(err, context.Canceled) {
+	if _, err := NewClient(silent).Status(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("given up: %v", err)
 	}
-	err = NewClient("/s").unanswered(&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.EACCES)}, 0)
-	if errors.Is(err, ErrNoDaemon) || !strings.Contains(err.Error(), "be root or in the group shaperd") {
+	err = NewClient("/s").connectError(&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.EACCES)}, 0)
+	if errors.Is(err, ErrNoDaemon) || !strings.Contains(err.Error(), "root or membership in the group shaperd") {
 		t.Errorf("without permission: %v", err)
 	}
 }

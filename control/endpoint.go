@@ -14,24 +14,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Endpoint is where something is served over HTTP.
+// Endpoint is an HTTP server with its listener.
 type Endpoint struct {
-	server  *http.Server   // nil when nothing is served
-	serving sync.WaitGroup // who accepts, and connections
-	stop    func()         // ends what waits for the port
+	server      *http.Server   // nil while nothing is served
+	serving     sync.WaitGroup // the accept loop and the connections
+	stopBinding func()         // ends the wait for a port in use
 }
 
-// Bounds of what somebody who connects can take.
+// Limits of each connection, and of a port.
 const (
-	maxHeader    = 16 << 10         // bytes
-	headTimeout  = time.Second      // of a request's header
-	readTimeout  = 5 * time.Second  // of a request
-	writeTimeout = 15 * time.Second // of an answer
-	idleTimeout  = 10 * time.Second // between requests
-	maxOfPort    = 256              // connections; then the oldest makes room
+	maxHeader          = 16 << 10         // bytes
+	headTimeout        = time.Second      // for a request header
+	readTimeout        = 5 * time.Second  // for a request
+	writeTimeout       = 15 * time.Second // for a response
+	idleTimeout        = 10 * time.Second // between requests
+	maxPortConnections = 256              // connections; beyond it the oldest is closed
 )
 
-// newServer returns a server of h that nobody who connects holds up for long.
+// newServer returns a server for h with timeouts that bound what a slow client can hold.
 func newServer(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler: h, ReadHeaderTimeout: headTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,
@@ -39,12 +39,12 @@ func newServer(h http.Handler) *http.Server {
 	}
 }
 
-// takenInterval is how often a port that somebody else has is tried again.
-const takenInterval = time.Second
+// bindInterval is the time between attempts to bind a port that is in use.
+const bindInterval = time.Second
 
-// listen serves h at addr, a host:port, which a key of [daemon] names; "" serves nothing.
-// A port that is in use is waited for, and told: any user of the host could take it while no
-// daemon runs, and traffic does not stand still for what only shows it.
+// listen serves h at addr, a host:port from the key of [daemon]; "" serves nothing. If the
+// port is in use, it logs that and retries in the background: any user of the host could
+// take the port while no daemon runs, and that must not keep traffic from being forwarded.
 func listen(key, addr string, o *Options, h http.Handler) (*Endpoint, error) {
 	e := &Endpoint{}
 	if addr == "" {
@@ -53,7 +53,7 @@ func listen(key, addr string, o *Options, h http.Handler) (*Endpoint, error) {
 	try := func() error {
 		ln, err := (&net.ListenConfig{Control: acceptRequests}).Listen(context.Background(), "tcp", addr)
 		if err == nil {
-			e.serve(port{ln, &crowd{log: o.Log, name: key, groups: map[uint32]*group{}}}, newServer(h))
+			e.serve(limitedListener{ln, &connLimiter{log: o.Log, endpoint: key, users: map[uint32]*userConns{}}}, newServer(h))
 		}
 		return err
 	}
@@ -64,13 +64,13 @@ func listen(key, addr string, o *Options, h http.Handler) (*Endpoint, error) {
 	if !errors.Is(err, syscall.EADDRINUSE) {
 		return nil, fmt.Errorf("[daemon] %s: %w", key, err)
 	}
-	why := fmt.Sprintf("[daemon] %s: listen on %s: the port is in use; see \"ss -lntup\" for whose it is", key, addr)
-	o.Log.Error(why + ". It is tried again")
-	o.unshown.Store(key, why)
+	why := fmt.Sprintf("[daemon] %s: listen on %s: address already in use; \"ss -lntup\" shows by which process", key, addr)
+	o.Log.Error(why + "; retrying")
+	o.endpointErrors.Store(key, why)
 	quit := make(chan struct{})
 	var waiting sync.WaitGroup
 	waiting.Go(func() {
-		tick := time.NewTicker(takenInterval)
+		tick := time.NewTicker(bindInterval)
 		defer tick.Stop()
 		for {
 			select {
@@ -79,19 +79,19 @@ func listen(key, addr string, o *Options, h http.Handler) (*Endpoint, error) {
 			case <-tick.C:
 			}
 			if try() == nil {
-				o.unshown.Delete(key)
-				o.Log.Info("the port is free now", "key", key, "address", addr)
+				o.endpointErrors.Delete(key)
+				o.Log.Info("listening, after the port became free", "key", key, "address", addr)
 				return
 			}
 		}
 	})
-	e.stop = func() { close(quit); waiting.Wait() }
+	e.stopBinding = func() { close(quit); waiting.Wait() }
 	return e, nil
 }
 
-// acceptRequests has the kernel show a connection when its request has come. One that were
-// shown before would be quiet for the time that a request takes on its way, and make room
-// for a flood of others.
+// acceptRequests makes accept(2) return a connection only when its request has arrived.
+// Otherwise it would count as idle while the request is in flight, and a flood of others
+// would get it closed.
 func acceptRequests(_, _ string, c syscall.RawConn) error {
 	var err error
 	if e := c.Control(func(fd uintptr) {
@@ -102,12 +102,12 @@ func acceptRequests(_, _ string, c syscall.RawConn) error {
 	return err
 }
 
-// ServePage serves the web page at addr, a host:port; "" serves nothing. It shows, and
-// changes nothing.
-func ServePage(addr string, o *Options) (*Endpoint, error) {
+// ServeDashboard serves the dashboard and the read-only half of the API at addr, a host:port;
+// "" serves nothing.
+func ServeDashboard(addr string, o *Options) (*Endpoint, error) {
 	mux := http.NewServeMux()
-	mux.Handle("/", PageHandler())
-	mux.Handle("/v1/", ownOrigin(readOnly(o)))
+	mux.Handle("/", DashboardHandler())
+	mux.Handle("/v1/", sameOrigin(newReadOnlyAPI(o)))
 	return listen("dashboard", addr, o, guardHost(addr, mux))
 }
 
@@ -124,13 +124,13 @@ func (e *Endpoint) serve(l net.Listener, h *http.Server) {
 			e.serving.Done()
 		}
 	}
-	e.serving.Go(func() { _ = h.Serve(patient{l}) }) // ends with Close
+	e.serving.Go(func() { _ = h.Serve(retryListener{l}) }) // ends with Close
 }
 
-// Close ends it. What has been asked is answered, within a second.
+// Close ends the endpoint. Requests that have arrived have a second to complete.
 func (e *Endpoint) Close() error {
-	if e.stop != nil {
-		e.stop()
+	if e.stopBinding != nil {
+		e.stopBinding()
 	}
 	if e.server == nil {
 		return nil
@@ -145,19 +145,19 @@ func (e *Endpoint) Close() error {
 	return err
 }
 
-// patient is a listener that outlives a host without descriptors or memory: net/http takes
-// up an error that passes again, each time later, up to once a second.
-type patient struct{ net.Listener }
+// retryListener is a listener that survives a lack of descriptors or memory: net/http retries
+// after a temporary error, with a delay that grows up to a second.
+type retryListener struct{ net.Listener }
 
-func (l patient) Accept() (net.Conn, error) {
+func (l retryListener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil && !errors.Is(err, net.ErrClosed) {
-		return nil, passing{err}
+		return nil, temporaryError{err}
 	}
 	return c, err
 }
 
-type passing struct{ error }
+type temporaryError struct{ error }
 
-func (passing) Timeout() bool   { return false }
-func (passing) Temporary() bool { return true }
+func (temporaryError) Timeout() bool   { return false }
+func (temporaryError) Temporary() bool { return true }

@@ -10,20 +10,20 @@ import (
 	"shaperd/shaper"
 )
 
-// endpoint is what openapi.json says of a route beside its path and its role.
+// endpoint is the part of openapi.json on a route besides its path and role.
 type endpoint struct {
 	says    string
 	query   map[string]param
 	body    any // nil for none
-	answer  any // nil for what is no JSON of a type
+	answer  any // nil if it is not JSON of a type
 	as      string
-	errors  []int       // codes of asks
-	more    []int       // codes that take more than an ask
-	instead map[int]any // of Error
-	asks    []ask       // the first one succeeds
+	errors  []int       // status codes that asks cover
+	more    []int       // further status codes, which one request cannot cause
+	instead map[int]any // response types other than Error, by status code
+	asks    []ask       // the first succeeds
 }
 
-// param is a parameter of a query.
+// param is a query parameter.
 type param struct {
 	says     string
 	required bool
@@ -45,13 +45,13 @@ func (e endpoint) media() string {
 	return "application/json"
 }
 
-// ask is a request, and the code of its answer.
+// ask is a request, and the status code of its response.
 type ask struct {
-	at   string // what is in place of {limit} or {id}, then the query
+	at   string // value of {limit} or {id}, then the query
 	body string
-	err  error // of the daemon
+	err  error // returned by the daemon
 	code int
-	fine bool // the file has nothing against it
+	fine bool // valid by openapi.json
 }
 
 // target returns the path and the query.
@@ -70,16 +70,16 @@ func (a ask) target(path string) string {
 	return path
 }
 
-// codes returns when what is answered instead of 200.
+// codes returns the status codes other than 200, with their descriptions.
 func (e endpoint) codes(role Role) map[int]string {
 	says := map[int]string{
-		400: "The request is wrong.",
-		403: fmt.Sprintf("Only the role %v may.", role),
-		404: "There is nothing of that name.",
-		413: fmt.Sprintf("The body is larger than %d bytes.", maxBody),
-		422: "It cannot be; the text says why.",
-		500: "It was tried, and went wrong.",
-		503: "Not now: the daemon ends, or too many ask.",
+		400: "Invalid request.",
+		403: fmt.Sprintf("Requires the role %v.", role),
+		404: "Unknown name.",
+		413: fmt.Sprintf("The request body is larger than %d bytes.", maxBody),
+		422: "Rejected; the message says why.",
+		500: "Internal error.",
+		503: "The daemon is stopping, or there are too many connections or streams.",
 	}
 	all := map[int]string{}
 	for _, code := range slices.Concat(e.errors, e.more, []int{403}) {
@@ -90,12 +90,12 @@ func (e endpoint) codes(role Role) map[int]string {
 
 func text(says string) param { return param{says: says, schema: object{"type": "string"}} }
 
-func one[T any](says, usual string, of map[string]T) param {
-	return param{says: says, schema: object{"type": "string", "enum": slices.Sorted(maps.Keys(of)), "default": usual}}
+func one[T any](says, byDefault string, of map[string]T) param {
+	return param{says: says, schema: object{"type": "string", "enum": slices.Sorted(maps.Keys(of)), "default": byDefault}}
 }
 
-func many(usual, most int) param {
-	return param{says: "At most as many.", schema: object{"type": "integer", "minimum": 1, "maximum": most, "default": usual}}
+func topSchema(byDefault, maxTop int) param {
+	return param{says: "Maximum number of results.", schema: object{"type": "integer", "minimum": 1, "maximum": maxTop, "default": byDefault}}
 }
 
 func must(p param) param {
@@ -114,14 +114,14 @@ var pathSchemas = map[string]object{
 }
 
 var (
-	sorts   = one("By what they are sorted, the heaviest first.", "delayed", traits)
-	eventID = param{says: "The ID of an event: those after it. All that are kept, without.", schema: object{"type": "integer", "minimum": 0}}
-	prefix  = "A prefix, or an address: 192.0.2.0/24, 2001:db8::7."
+	sorts        = one("Sort key; the order is descending.", "delayed", sortKeys)
+	eventIDParam = param{says: "Return the events after this ID; without it, all that are retained.", schema: object{"type": "integer", "minimum": 0}}
+	prefix       = "A prefix or an address: 192.0.2.0/24, 2001:db8::7."
 
-	unknownLimit = ask{at: "zz", code: 404, fine: true}
-	refusedByIt  = ask{err: ErrRefused, code: 422, fine: true}
-	brokenByIt   = ask{err: errors.New("no"), code: 500, fine: true}
-	ending       = ask{err: ErrEnding, code: 503, fine: true}
+	unknownLimit  = ask{at: "zz", code: 404, fine: true}
+	rejected      = ask{err: ErrRefused, code: 422, fine: true}
+	daemonFails   = ask{err: errors.New("no"), code: 500, fine: true}
+	whileStopping = ask{err: ErrStopping, code: 503, fine: true}
 )
 
 // with returns a with a body, or a query.
@@ -129,8 +129,8 @@ func (a ask) with(body string) ask { a.body = body; return a }
 
 func (a ask) query(q string) ask { a.at += "?" + q; return a }
 
-// wrongBodies are no body of any request.
-func wrongBodies() []ask {
+// invalidBodies are bodies that are invalid for each request.
+func invalidBodies() []ask {
 	return []ask{
 		{body: `{`, code: 400},
 		{body: `[]`, code: 400},
@@ -142,35 +142,35 @@ func wrongBodies() []ask {
 }
 
 const (
-	setRate = `{"set":{"rate":"1MB/s"},"for":60}`
-	block   = `{"prefix":"192.0.2.0/24","for":60.5}`
+	setRate = `{"set":{"rate":"1MB/s"},"duration_seconds":60}`
+	block   = `{"prefix":"192.0.2.0/24","duration_seconds":60.5}`
 	drain   = `{"downstream":"10.0.0.5:5432","drained":true}`
 )
 
 var endpoints = map[string]endpoint{
-	"GET /v1/status": {says: "How the daemon is doing", answer: Status{}, asks: []ask{{code: 200}}},
-	"GET /v1/limits": {says: "All limits, by name", answer: []Limit{}, asks: []ask{{code: 200}}},
+	"GET /v1/status": {says: "State of the daemon", answer: Status{}, asks: []ask{{code: 200}}},
+	"GET /v1/limits": {says: "All limits, sorted by name", answer: []Limit{}, asks: []ask{{code: 200}}},
 	"GET /v1/limits/{limit}": {
-		says: "A limit", answer: Limit{}, errors: []int{404},
+		says: "One limit", answer: Limit{}, errors: []int{404},
 		asks: []ask{{code: 200}, unknownLimit, {at: "a%2Fb%25", code: 404, fine: true}},
 	},
 	"GET /v1/limits/{limit}/keys": {
-		says: "The heaviest buckets of a limit", answer: []Key{}, query: map[string]param{"sort": sorts, "top": many(20, shaper.TopSize)}, errors: []int{400, 404},
+		says: "Top keys of a limit", answer: []Key{}, query: map[string]param{"sort": sorts, "top": topSchema(20, shaper.TopKSize)}, errors: []int{400, 404},
 		asks: []ask{{at: "?sort=rate&top=1", code: 200}, unknownLimit, {at: "?sort=size", code: 400}, {at: "?top=0", code: 400}, {at: "?top=9999999", code: 400}},
 	},
-	"GET /v1/who": {
-		says: "Who is the heaviest", answer: []Who{}, errors: []int{400},
+	"GET /v1/talkers": {
+		says: "Top talkers", answer: []Talker{}, errors: []int{400},
 		query: map[string]param{
-			"by":   one("What sources are put together by.", "source", map[string]bool{"source": true, "prefix": true, "asn": true}),
-			"sort": sorts, "top": many(20, shaper.TopSize),
+			"by":   one("Aggregation of sources.", "source", map[string]bool{"source": true, "prefix": true, "asn": true}),
+			"sort": sorts, "top": topSchema(20, shaper.TopKSize),
 		},
 		asks: []ask{{at: "?by=asn", code: 200}, {at: "?by=name", code: 400}, {at: "?sort=name", code: 400}, {at: "?top=x", code: 400}},
 	},
 	"GET /v1/connections": {
 		says: "TCP connections and UDP flows", answer: Connections{}, errors: []int{400},
 		query: map[string]param{
-			"listener": text("Those of a listener."), "limit": text("Those under a limit."), "source": text("Those from there. " + prefix),
-			"sort": one("By what they are sorted, what is most first.", "bytes", orders), "top": many(100, 10000),
+			"listener": text("Only connections of this listener."), "limit": text("Only connections that this limit applies to."), "source": text("Only connections from this source. " + prefix),
+			"sort": one("Sort key; the order is descending.", "bytes", connectionOrders), "top": topSchema(100, 10000),
 		},
 		asks: []ask{
 			{at: "?listener=l&limit=aa&source=192.0.2.0/24&sort=idle&top=7", code: 200},
@@ -182,92 +182,92 @@ var endpoints = map[string]endpoint{
 	},
 	"GET /v1/downstreams": {says: "The downstreams of all listeners", answer: []DownstreamStatus{}, asks: []ask{{code: 200}}},
 	"GET /v1/explain": {
-		says: "What a connection or a packet would meet now", answer: Explanation{}, errors: []int{422},
+		says: "Limits and verdict for a hypothetical connection or packet", answer: Explanation{}, errors: []int{422},
 		query: map[string]param{
-			"source": must(text("The address that it is from.")), "to": must(text("What it is to: tcp/5432, tcp/192.0.2.1:5432, udp/53, icmp.")),
-			"listener": text("The listener, where several take the port."),
-			"attach":   text("The attachment at which packets are."), "destination": text("The address that packets are to."),
+			"source": must(text("Source address.")), "to": must(text("Protocol and destination: tcp/5432, tcp/192.0.2.1:5432, udp/53, icmp.")),
+			"listener": text("Listener, if several have the port."),
+			"attach":   text("Attachment, for packets."), "destination": text("Destination address, for packets."),
 		},
-		asks: []ask{{at: "?source=192.0.2.1&to=tcp/1", code: 200}, refusedByIt.query("source=x&to=x")},
+		asks: []ask{{at: "?source=192.0.2.1&to=tcp/1", code: 200}, rejected.query("source=x&to=x")},
 	},
-	"GET /v1/blocks": {says: "Prefixes from which nothing passes", answer: []Block{}, asks: []ask{{code: 200}}},
+	"GET /v1/blocks": {says: "Blocked source prefixes", answer: []Block{}, asks: []ask{{code: 200}}},
 	"GET /v1/events": {
-		says: "What the daemon has logged", answer: []Event{}, query: map[string]param{"since": eventID}, errors: []int{400},
+		says: "Log records of the daemon", answer: []Event{}, query: map[string]param{"since": eventIDParam}, errors: []int{400},
 		asks: []ask{{at: "?since=0", code: 200}, {at: "?since=-1", code: 400}, {at: "?since=x", code: 400}},
 	},
-	"GET /v1/history": {says: "What charts begin with: the last samples, a second apart", answer: History{}, asks: []ask{{code: 200}}},
+	"GET /v1/history": {says: "History of the charts: the last samples, a second apart", answer: History{}, asks: []ask{{code: 200}}},
 	"GET /v1/live": {
-		says: `Server-sent events "live", one a second. The data of each is a Live, its id the ID of the last event in it`, as: "text/event-stream",
-		query: map[string]param{"Last-Event-ID": in(eventID)}, more: []int{400, 503}, asks: []ask{{code: 200}},
+		says: `Server-sent events "live", one per second. The data is a Live; the id is the ID of its last event`, as: "text/event-stream",
+		query: map[string]param{"Last-Event-ID": in(eventIDParam)}, more: []int{400, 503}, asks: []ask{{code: 200}},
 	},
-	"GET /v1/openapi.json": {says: "This", asks: []ask{{code: 200}}},
-	"GET /v1/config":       {says: "The configuration in force, by the names it has in its file", asks: []ask{{code: 200}}},
+	"GET /v1/openapi.json": {says: "This document", asks: []ask{{code: 200}}},
+	"GET /v1/config":       {says: "The effective configuration, by its keys in the file", asks: []ask{{code: 200}}},
 
 	"PATCH /v1/limits/{limit}": {
-		says: "Set values of a limit: for a while, until the next reload, or until they are taken back. What was set and is not named stays set", body: SetLimit{}, answer: Limit{},
+		says: "Override values of a limit: for a duration, until the next reload, or until removed. Overrides of other keys stay", body: SetLimit{}, answer: Limit{},
 		errors: []int{400, 404, 413, 422, 500, 503},
 		asks: append(
-			wrongBodies(), ask{body: setRate, code: 200}, unknownLimit.with(setRate), refusedByIt.with(setRate), brokenByIt.with(setRate), ending.with(setRate),
+			invalidBodies(), ask{body: setRate, code: 200}, unknownLimit.with(setRate), rejected.with(setRate), daemonFails.with(setRate), whileStopping.with(setRate),
 			ask{body: `{"set":{"rate":"1MB/s"},"until_reload":true}`, code: 200},
-			ask{body: `{"set":{"rate":"1MB/s"},"for":1,"until_reload":true}`, code: 400, fine: true},
-			ask{body: `{"set":{}}`, code: 400}, ask{body: `{"set":{"rate":1}}`, code: 400}, ask{body: `{"set":{"rate":"1MB/s"},"for":-1}`, code: 400},
-			ask{body: `{"set":{"rate":"1MB/s"},"for":1e10}`, code: 400}, ask{body: `{"set":{"rate":"1MB/s"},"for":1e999}`, code: 400},
-			ask{body: `{"set":{"rate":"1MB/s"},"for":NaN}`, code: 400}, ask{body: `{"set":{"rate":"1MB/s"},"for":"1m"}`, code: 400},
-			ask{body: `{"set":{"rate":"1MB/s"},"for":1e-12}`, code: 400, fine: true}, ask{body: setRate + `]`, code: 400, fine: true}, ask{body: setRate + setRate, code: 400, fine: true},
+			ask{body: `{"set":{"rate":"1MB/s"},"duration_seconds":1,"until_reload":true}`, code: 400, fine: true},
+			ask{body: `{"set":{}}`, code: 400}, ask{body: `{"set":{"rate":1}}`, code: 400}, ask{body: `{"set":{"rate":"1MB/s"},"duration_seconds":-1}`, code: 400},
+			ask{body: `{"set":{"rate":"1MB/s"},"duration_seconds":1e10}`, code: 400}, ask{body: `{"set":{"rate":"1MB/s"},"duration_seconds":1e999}`, code: 400},
+			ask{body: `{"set":{"rate":"1MB/s"},"duration_seconds":NaN}`, code: 400}, ask{body: `{"set":{"rate":"1MB/s"},"duration_seconds":"1m"}`, code: 400},
+			ask{body: `{"set":{"rate":"1MB/s"},"duration_seconds":1e-12}`, code: 400, fine: true}, ask{body: setRate + `]`, code: 400, fine: true}, ask{body: setRate + setRate, code: 400, fine: true},
 		),
 	},
 	"DELETE /v1/limits/{limit}/override": {
-		says: "Take back what was set in a limit", answer: Limit{}, errors: []int{404, 422, 500, 503},
-		query: map[string]param{"keys": text("Which keys of it, with commas in between; all without.")},
-		asks:  []ask{{code: 200}, {at: "?keys=rate,burst", code: 200}, unknownLimit, refusedByIt, brokenByIt, ending},
+		says: "Remove the override of a limit", answer: Limit{}, errors: []int{404, 422, 500, 503},
+		query: map[string]param{"keys": text("Keys to remove, separated by commas; without it, all.")},
+		asks:  []ask{{code: 200}, {at: "?keys=rate,burst", code: 200}, unknownLimit, rejected, daemonFails, whileStopping},
 	},
 	"POST /v1/blocks": {
-		says: "Let nothing pass from a prefix", body: SetBlock{}, answer: []Block{}, errors: []int{400, 413, 422, 500, 503},
+		says: "Block a source prefix", body: SetBlock{}, answer: []Block{}, errors: []int{400, 413, 422, 500, 503},
 		asks: append(
-			wrongBodies(), ask{body: block, code: 200}, refusedByIt.with(block), brokenByIt.with(block), ending.with(block),
-			ask{body: `{"prefix":"192.0.2.0/33"}`, code: 400, fine: true}, ask{body: `{"prefix":"10.0.0.5/8"}`, code: 400, fine: true}, ask{body: `{"prefix":null}`, code: 400}, ask{body: `{"for":1}`, code: 400},
+			invalidBodies(), ask{body: block, code: 200}, rejected.with(block), daemonFails.with(block), whileStopping.with(block),
+			ask{body: `{"prefix":"192.0.2.0/33"}`, code: 400, fine: true}, ask{body: `{"prefix":"10.0.0.5/8"}`, code: 400, fine: true}, ask{body: `{"prefix":null}`, code: 400}, ask{body: `{"duration_seconds":1}`, code: 400},
 		),
 	},
 	"DELETE /v1/blocks": {
-		says: "Take a block away", answer: []Block{}, query: map[string]param{"prefix": must(text(prefix))}, errors: []int{400, 404, 422, 500, 503},
+		says: "Remove a block", answer: []Block{}, query: map[string]param{"prefix": must(text(prefix))}, errors: []int{400, 404, 422, 500, 503},
 		asks: []ask{
 			{at: "?prefix=192.0.2.0/24", code: 200},
 			{at: "?prefix=x", code: 400, fine: true},
 			{code: 400},
 			{at: "?prefix=192.0.2.0/24", err: ErrUnknown, code: 404, fine: true},
-			refusedByIt.query("prefix=::/0"), brokenByIt.query("prefix=::/0"), ending.query("prefix=::/0"),
+			rejected.query("prefix=::/0"), daemonFails.query("prefix=::/0"), whileStopping.query("prefix=::/0"),
 		},
 	},
 	"PUT /v1/bypass": {
-		says: "Have every limit observe, or end that", body: SetBypass{}, answer: Status{}, errors: []int{400, 413, 422, 500, 503},
+		says: "Turn bypass on or off: every limit observes", body: SetBypass{}, answer: Status{}, errors: []int{400, 413, 422, 500, 503},
 		asks: append(
-			wrongBodies(), ask{body: `{"on":true}`, code: 200}, ask{body: `{"on":null}`, code: 400}, ask{body: `{"on":"yes"}`, code: 400},
-			refusedByIt.with(`{"on":true}`), brokenByIt.with(`{"on":true}`), ending.with(`{"on":true}`),
+			invalidBodies(), ask{body: `{"on":true}`, code: 200}, ask{body: `{"on":null}`, code: 400}, ask{body: `{"on":"yes"}`, code: 400},
+			rejected.with(`{"on":true}`), daemonFails.with(`{"on":true}`), whileStopping.with(`{"on":true}`),
 		),
 	},
 	"DELETE /v1/connections/{id}": {
-		says: "End a connection", answer: struct{}{}, errors: []int{400, 404},
+		says: "Close a connection", answer: struct{}{}, errors: []int{400, 404},
 		asks: []ask{{code: 200}, {at: "2", code: 404, fine: true}, {at: "x", code: 400}, {at: "-1", code: 400}, {at: "99999999999999999999", code: 400}},
 	},
 	"PATCH /v1/downstreams": {
-		says: "Take a downstream out of use, or into it again", body: SetDownstream{}, answer: []DownstreamStatus{}, errors: []int{400, 404, 413, 500, 503},
+		says: "Drain or enable a downstream", body: SetDownstream{}, answer: []DownstreamStatus{}, errors: []int{400, 404, 413, 500, 503},
 		asks: append(
-			wrongBodies(), ask{body: drain, code: 200}, ask{body: drain, err: ErrUnknown, code: 404, fine: true}, brokenByIt.with(drain), ending.with(drain),
+			invalidBodies(), ask{body: drain, code: 200}, ask{body: drain, err: ErrUnknown, code: 404, fine: true}, daemonFails.with(drain), whileStopping.with(drain),
 		),
 	},
 	"POST /v1/reload": {
-		says: "Put the configuration file in force as it is now", answer: ReloadStatus{}, errors: []int{422, 500, 503}, instead: map[int]any{422: ReloadStatus{}},
-		asks: []ask{{code: 200}, refusedByIt, brokenByIt, ending},
+		says: "Reload the configuration", answer: ReloadStatus{}, errors: []int{422, 500, 503}, instead: map[int]any{422: ReloadStatus{}},
+		asks: []ask{{code: 200}, rejected, daemonFails, whileStopping},
 	},
-	"POST /v1/drain": {says: "End the daemon, when connections have ended", answer: Status{}, asks: []ask{{code: 200}}},
+	"POST /v1/stop": {says: "Stop the daemon gracefully", answer: Status{}, asks: []ask{{code: 200}}},
 
-	"GET /debug/pprof/": {says: "Profiles of the daemon itself: their names, and each under its name", as: "text/html", asks: []ask{{code: 200}}},
+	"GET /debug/pprof/": {says: "Index of the profiles of the daemon, each available under its name", as: "text/html", asks: []ask{{code: 200}}},
 	"GET /debug/pprof/profile": {
-		says: "Where processors spend their time", as: "application/octet-stream", query: map[string]param{"seconds": text("For how long; 30 without.")},
+		says: "CPU profile", as: "application/octet-stream", query: map[string]param{"seconds": text("Duration in seconds; the default is 30.")},
 		asks: []ask{{at: "?seconds=1", code: 200}},
 	},
 	"GET /debug/pprof/trace": {
-		says: "What the Go runtime does", as: "application/octet-stream", query: map[string]param{"seconds": text("For how long; 1 without.")},
+		says: "Execution trace of the Go runtime", as: "application/octet-stream", query: map[string]param{"seconds": text("Duration in seconds; the default is 1.")},
 		asks: []ask{{at: "?seconds=0.01", code: 200}},
 	},
 }

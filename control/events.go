@@ -9,14 +9,14 @@ import (
 	"unicode"
 )
 
-// Events keeps the last lines of a log. Several goroutines may use it.
+// Events retains the last records of a log. Its methods may be used concurrently.
 type Events struct {
 	mu   sync.Mutex
-	ring []Event // that of ID i is at i modulo the length
+	ring []Event // the event of ID i is at i modulo the length
 	last uint64
 }
 
-// NewEvents returns Events that keep the last size lines.
+// NewEvents returns Events that retain the last size records.
 func NewEvents(size int) *Events { return &Events{ring: make([]Event, size)} }
 
 // Last returns the ID of the last event, 0 when there was none. IDs count from 1.
@@ -26,8 +26,7 @@ func (e *Events) Last() uint64 {
 	return e.last
 }
 
-// Since returns the events after that of id that are kept still, the oldest first.
-// It is never nil.
+// Since returns the retained events after that of id, oldest first. It is never nil.
 func (e *Events) Since(id uint64) []Event {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -51,17 +50,17 @@ func (e *Events) add(ev Event) {
 	e.ring[ev.ID%uint64(len(e.ring))] = ev
 }
 
-// Handler returns a handler that keeps what is logged at level info or above, and
-// passes on to next what that is enabled for. Attributes become strings; the keys of
-// those in groups have the groups' names before them: "request.id". What cannot be printed
-// is escaped, as a source may have sent it.
+// Handler returns a handler that retains records at level info or above, and passes records on
+// to next if it is enabled for them. Attributes become strings; keys in groups are prefixed
+// with the names of the groups: "request.id". Text that cannot be printed is escaped, since a
+// source may have sent it.
 func (e *Events) Handler(next slog.Handler) slog.Handler { return &eventHandler{events: e, next: next} }
 
 type eventHandler struct {
 	events *Events
 	next   slog.Handler
-	group  string            // of what comes, with a dot at its end
-	attrs  map[string]string // of every line
+	group  string            // prefix of attribute keys, ends in a dot
+	attrs  map[string]string // of every record
 }
 
 func (h *eventHandler) Enabled(ctx context.Context, level slog.Level) bool {
@@ -70,7 +69,7 @@ func (h *eventHandler) Enabled(ctx context.Context, level slog.Level) bool {
 
 func (h *eventHandler) Handle(ctx context.Context, r slog.Record) error {
 	if r.Level >= slog.LevelInfo {
-		ev := Event{Time: r.Time, Level: strings.ToLower(r.Level.String()), Message: printable(r.Message), Attrs: h.with()}
+		ev := Event{Time: r.Time, Level: strings.ToLower(r.Level.String()), Message: printable(r.Message), Attrs: h.copyAttrs()}
 		r.Attrs(func(a slog.Attr) bool {
 			flatten(ev.Attrs, h.group, a)
 			return true
@@ -84,25 +83,25 @@ func (h *eventHandler) Handle(ctx context.Context, r slog.Record) error {
 }
 
 func (h *eventHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	to := *h
-	to.next, to.attrs = h.next.WithAttrs(attrs), h.with()
+	clone := *h
+	clone.next, clone.attrs = h.next.WithAttrs(attrs), h.copyAttrs()
 	for _, a := range attrs {
-		flatten(to.attrs, h.group, a)
+		flatten(clone.attrs, h.group, a)
 	}
-	return &to
+	return &clone
 }
 
 func (h *eventHandler) WithGroup(name string) slog.Handler {
-	to := *h
-	to.next = h.next.WithGroup(name)
+	clone := *h
+	clone.next = h.next.WithGroup(name)
 	if name != "" {
-		to.group += name + "."
+		clone.group += name + "."
 	}
-	return &to
+	return &clone
 }
 
-// with returns a copy of the attributes of every line.
-func (h *eventHandler) with() map[string]string {
+// copyAttrs returns a copy of the attributes of every record.
+func (h *eventHandler) copyAttrs() map[string]string {
 	attrs := make(map[string]string, len(h.attrs))
 	for k, v := range h.attrs {
 		attrs[k] = v
@@ -110,9 +109,9 @@ func (h *eventHandler) with() map[string]string {
 	return attrs
 }
 
-// flatten puts a into to, by the rules of slog.Handler: an empty attribute is left out,
-// and a group without a name has its members where it stands.
-func flatten(to map[string]string, group string, a slog.Attr) {
+// flatten adds a to attrs by the rules of slog.Handler: an empty attribute is omitted, and the
+// members of a group without a name are inlined.
+func flatten(attrs map[string]string, group string, a slog.Attr) {
 	v := a.Value.Resolve()
 	switch {
 	case v.Kind() == slog.KindGroup:
@@ -120,17 +119,17 @@ func flatten(to map[string]string, group string, a slog.Attr) {
 			group += a.Key + "."
 		}
 		for _, member := range v.Group() {
-			flatten(to, group, member)
+			flatten(attrs, group, member)
 		}
 	case !a.Equal(slog.Attr{}):
-		to[group+a.Key] = printable(v.String())
+		attrs[group+a.Key] = printable(v.String())
 	}
 }
 
-// printable returns s, quoted as in Go when something in it cannot be printed.
+// printable returns s, quoted as in Go if it contains a rune that cannot be printed.
 func printable(s string) string {
 	for _, r := range s {
-		// A byte that is no UTF-8 becomes this too.
+		// An invalid UTF-8 byte decodes to this too.
 		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
 			return strconv.Quote(s)
 		}

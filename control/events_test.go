@@ -45,7 +45,7 @@ func TestEventsSince(t *testing.T) {
 	}
 }
 
-func TestEventsKeepWhatWasLogged(t *testing.T) {
+func TestEvents_Handler(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		do   func(*slog.Logger)
@@ -100,7 +100,7 @@ func TestEventsKeepWhatWasLogged(t *testing.T) {
 	}
 }
 
-func TestEventsPassOn(t *testing.T) {
+func TestEvents_PassToNextHandler(t *testing.T) {
 	e := NewEvents(10)
 	var out countWriter
 	log := slog.New(e.Handler(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelWarn})))

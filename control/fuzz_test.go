@@ -12,7 +12,7 @@ import (
 	"shaperd/shaper"
 )
 
-// No request makes it panic, or is its fault.
+// No request causes a panic or an internal error.
 func FuzzRequests(f *testing.F) {
 	for _, r := range (&api{}).routes() {
 		method, path, _ := strings.Cut(r.pattern, " ")
@@ -41,7 +41,7 @@ func FuzzRequests(f *testing.F) {
 			return
 		}
 		ctx, cancel := context.WithCancel(context.WithValue(t.Context(), peerKey{}, &peer{role: Role(role % 3)}))
-		cancel() // or a stream would not end
+		cancel() // otherwise a stream would not end
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, q.WithContext(ctx))
 		if w.Code >= 500 && w.Code != http.StatusServiceUnavailable {

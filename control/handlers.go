@@ -13,12 +13,12 @@ import (
 	"shaperd/shaper"
 )
 
-// named finds the limit that a request names.
-func (a *api) named(w http.ResponseWriter, q *http.Request) (*shaper.Policy, int) {
+// findLimit returns the limit that a request names, or writes an error and returns -1.
+func (a *api) findLimit(w http.ResponseWriter, q *http.Request) (*shaper.Policy, int) {
 	p, name := a.Shaper.Policy(), q.PathValue("limit")
 	i := p.Find(name)
 	if i < 0 {
-		answer(w, http.StatusNotFound, Error{fmt.Sprintf("there is no limit %q", name)})
+		writeJSON(w, http.StatusNotFound, Error{fmt.Sprintf("unknown limit %q", name)})
 	}
 	return p, i
 }
@@ -27,79 +27,79 @@ func (a *api) named(w http.ResponseWriter, q *http.Request) (*shaper.Policy, int
 var openAPI []byte
 
 func getOpenAPI(w http.ResponseWriter, _ *http.Request) {
-	header(w, "application/json")
+	setHeaders(w, "application/json")
 	_, _ = w.Write(openAPI)
 }
 
 func (a *api) getLimit(w http.ResponseWriter, q *http.Request) {
-	if p, i := a.named(w, q); i >= 0 {
-		answer(w, http.StatusOK, a.limit(p, i))
+	if p, i := a.findLimit(w, q); i >= 0 {
+		writeJSON(w, http.StatusOK, a.limit(p, i))
 	}
 }
 
 func (a *api) getKeys(w http.ResponseWriter, q *http.Request) {
-	p, i := a.named(w, q)
+	p, i := a.findLimit(w, q)
 	if i < 0 {
 		return
 	}
-	by, _, ok := word(w, q, "sort", "delayed", traits)
+	sort, _, ok := enumParam(w, q, "sort", "delayed", sortKeys)
 	if !ok {
 		return
 	}
-	if n, ok := top(w, q, 20, shaper.TopSize); ok {
-		answer(w, http.StatusOK, a.keys(p, i, by, n))
+	if n, ok := topParam(w, q, 20, shaper.TopKSize); ok {
+		writeJSON(w, http.StatusOK, a.keys(p, i, sort, n))
 	}
 }
 
-func (a *api) getWho(w http.ResponseWriter, q *http.Request) {
-	_, kind, ok := word(w, q, "by", "source", map[string]bool{"source": true, "prefix": true, "asn": true})
+func (a *api) getTalkers(w http.ResponseWriter, q *http.Request) {
+	_, by, ok := enumParam(w, q, "by", "source", map[string]bool{"source": true, "prefix": true, "asn": true})
 	if !ok {
 		return
 	}
-	by, _, ok := word(w, q, "sort", "delayed", traits)
+	sort, _, ok := enumParam(w, q, "sort", "delayed", sortKeys)
 	if !ok {
 		return
 	}
-	if n, ok := top(w, q, 20, shaper.TopSize); ok {
-		answer(w, http.StatusOK, a.who(kind, by, n))
+	if n, ok := topParam(w, q, 20, shaper.TopKSize); ok {
+		writeJSON(w, http.StatusOK, a.talkers(by, sort, n))
 	}
 }
 
 func (a *api) getConnections(w http.ResponseWriter, q *http.Request) {
 	values := q.URL.Query()
-	ask := asked{listener: values.Get("listener"), limit: values.Get("limit")}
+	filter := connectionFilter{listener: values.Get("listener"), limit: values.Get("limit")}
 	var ok bool
-	if _, ask.sort, ok = word(w, q, "sort", "bytes", orders); !ok {
+	if _, filter.sort, ok = enumParam(w, q, "sort", "bytes", connectionOrders); !ok {
 		return
 	}
-	if ask.top, ok = top(w, q, 100, 10000); !ok {
+	if filter.top, ok = topParam(w, q, 100, 10000); !ok {
 		return
 	}
 	if text := values.Get("source"); text != "" {
 		var err error
-		if ask.source, err = ParsePrefix(text); err != nil {
-			bad(w, "source: %v", err)
+		if filter.source, err = ParsePrefix(text); err != nil {
+			badRequest(w, "source: %v", err)
 			return
 		}
 	}
 	p := a.Shaper.Policy()
 	switch {
-	case ask.limit != "" && p.Find(ask.limit) < 0:
-		answer(w, http.StatusNotFound, Error{fmt.Sprintf("there is no limit %q", ask.limit)})
+	case filter.limit != "" && p.Find(filter.limit) < 0:
+		writeJSON(w, http.StatusNotFound, Error{fmt.Sprintf("unknown limit %q", filter.limit)})
 		return
-	case ask.listener != "" && !slices.ContainsFunc(p.Listeners(), func(l *shaper.ListenerState) bool { return l.Name == ask.listener }):
-		answer(w, http.StatusNotFound, Error{fmt.Sprintf("there is no listener %q", ask.listener)})
+	case filter.listener != "" && !slices.ContainsFunc(p.Listeners(), func(l *shaper.ListenerState) bool { return l.Name == filter.listener }):
+		writeJSON(w, http.StatusNotFound, Error{fmt.Sprintf("unknown listener %q", filter.listener)})
 		return
 	}
-	answer(w, http.StatusOK, a.connections(ask))
+	writeJSON(w, http.StatusOK, a.connections(filter))
 }
 
-// ParsePrefix reads a prefix, or an address, which is one of all its bits. What may be meant
-// otherwise is refused: a prefix with bits behind its length, and a zone, which would not count.
+// ParsePrefix parses a prefix or an address, which is a prefix of full length. It rejects what
+// is ambiguous: a prefix with host bits set, and a zone, which would be ignored.
 func ParsePrefix(s string) (netip.Prefix, error) {
 	if a, err := netip.ParseAddr(s); err == nil {
 		if a.Zone() != "" {
-			return netip.Prefix{}, fmt.Errorf("%q: zones are not told apart: write %v", s, a.WithZone(""))
+			return netip.Prefix{}, fmt.Errorf("%q: zones are not supported: use %v", s, a.WithZone(""))
 		}
 		a = a.Unmap()
 		return netip.PrefixFrom(a, a.BitLen()), nil
@@ -107,59 +107,59 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(s)
 	switch {
 	case err != nil:
-		return p, fmt.Errorf("%q is no prefix or address, such as 192.0.2.0/24 or 2001:db8::7", s)
+		return p, fmt.Errorf("invalid prefix or address %q: use one such as 192.0.2.0/24 or 2001:db8::7", s)
 	case p.Addr().Is4In6():
-		return p, fmt.Errorf("%s: write it as IPv4", s)
+		return p, fmt.Errorf("%s: use the IPv4 form", s)
 	case p != p.Masked():
-		return p, fmt.Errorf("%s has bits behind its length: write %v, or the address alone", s, p.Masked())
+		return p, fmt.Errorf("%s has host bits set: use %v, or the address alone", s, p.Masked())
 	}
 	return p, nil
 }
 
 func (a *api) getExplain(w http.ResponseWriter, q *http.Request) {
 	v := q.URL.Query()
-	e, err := a.Daemon.Explain(Question{Source: v.Get("source"), To: v.Get("to"), Listener: v.Get("listener"), Attach: v.Get("attach"), Destination: v.Get("destination")})
-	if !failed(w, err) {
-		answer(w, http.StatusOK, e)
+	e, err := a.Daemon.Explain(ExplainRequest{Source: v.Get("source"), To: v.Get("to"), Listener: v.Get("listener"), Attach: v.Get("attach"), Destination: v.Get("destination")})
+	if !writeError(w, err) {
+		writeJSON(w, http.StatusOK, e)
 	}
 }
 
-// since reads after which event somebody asks.
-func since(w http.ResponseWriter, q *http.Request, text string) (uint64, bool) {
+// eventID parses an event ID; "" is 0.
+func eventID(w http.ResponseWriter, q *http.Request, text string) (uint64, bool) {
 	if text == "" {
 		return 0, true
 	}
 	id, err := strconv.ParseUint(text, 10, 64)
 	if err != nil {
-		bad(w, "since: %q: the ID of an event", text)
+		badRequest(w, "since: invalid event ID %q", text)
 	}
 	return id, err == nil
 }
 
 func (a *api) getEvents(w http.ResponseWriter, q *http.Request) {
-	if id, ok := since(w, q, q.URL.Query().Get("since")); ok {
-		answer(w, http.StatusOK, a.Events.Since(id))
+	if id, ok := eventID(w, q, q.URL.Query().Get("since")); ok {
+		writeJSON(w, http.StatusOK, a.Events.Since(id))
 	}
 }
 
 func (a *api) setLimit(w http.ResponseWriter, q *http.Request) {
 	var s SetLimit
-	if !body(w, q, &s) {
+	if !readBody(w, q, &s) {
 		return
 	}
-	d, ok := lasting(w, s.For)
+	d, ok := durationOf(w, s.Duration)
 	if !ok {
 		return
 	}
 	switch {
 	case len(s.Set) == 0:
-		bad(w, "set: nothing is set")
+		badRequest(w, "set: must not be empty")
 		return
 	case d > 0 && s.UntilReload:
-		bad(w, "for, until_reload: one of them")
+		badRequest(w, "duration_seconds and until_reload are mutually exclusive")
 		return
 	}
-	if _, i := a.named(w, q); i < 0 || failed(w, a.Daemon.SetLimit(q.Context(), q.PathValue("limit"), s.Set, d, s.UntilReload)) {
+	if _, i := a.findLimit(w, q); i < 0 || writeError(w, a.Daemon.SetLimit(q.Context(), q.PathValue("limit"), s.Set, d, s.UntilReload)) {
 		return
 	}
 	a.getLimit(w, q)
@@ -167,7 +167,7 @@ func (a *api) setLimit(w http.ResponseWriter, q *http.Request) {
 
 func (a *api) unsetLimit(w http.ResponseWriter, q *http.Request) {
 	keys := strings.FieldsFunc(q.URL.Query().Get("keys"), func(r rune) bool { return r == ',' })
-	if _, i := a.named(w, q); i < 0 || failed(w, a.Daemon.UnsetLimit(q.Context(), q.PathValue("limit"), keys)) {
+	if _, i := a.findLimit(w, q); i < 0 || writeError(w, a.Daemon.UnsetLimit(q.Context(), q.PathValue("limit"), keys)) {
 		return
 	}
 	a.getLimit(w, q)
@@ -175,87 +175,87 @@ func (a *api) unsetLimit(w http.ResponseWriter, q *http.Request) {
 
 func (a *api) block(w http.ResponseWriter, q *http.Request) {
 	var s SetBlock
-	if !body(w, q, &s) {
+	if !readBody(w, q, &s) {
 		return
 	}
-	d, ok := lasting(w, s.For)
+	d, ok := durationOf(w, s.Duration)
 	if !ok {
 		return
 	}
 	p, err := ParsePrefix(s.Prefix)
 	if err != nil {
-		bad(w, "prefix: %v", err)
+		badRequest(w, "prefix: %v", err)
 		return
 	}
-	if !failed(w, a.Daemon.Block(q.Context(), p, d)) {
-		answer(w, http.StatusOK, a.blocks())
+	if !writeError(w, a.Daemon.Block(q.Context(), p, d)) {
+		writeJSON(w, http.StatusOK, a.blocks())
 	}
 }
 
 func (a *api) unblock(w http.ResponseWriter, q *http.Request) {
 	p, err := ParsePrefix(q.URL.Query().Get("prefix"))
 	if err != nil {
-		bad(w, "prefix: %v", err)
+		badRequest(w, "prefix: %v", err)
 		return
 	}
-	if !failed(w, a.Daemon.Unblock(q.Context(), p)) {
-		answer(w, http.StatusOK, a.blocks())
+	if !writeError(w, a.Daemon.Unblock(q.Context(), p)) {
+		writeJSON(w, http.StatusOK, a.blocks())
 	}
 }
 
 func (a *api) bypass(w http.ResponseWriter, q *http.Request) {
 	var s SetBypass
-	if !body(w, q, &s) {
+	if !readBody(w, q, &s) {
 		return
 	}
-	d, ok := lasting(w, s.For)
-	if ok && !failed(w, a.Daemon.Bypass(q.Context(), s.On, d)) {
-		answer(w, http.StatusOK, a.status())
+	d, ok := durationOf(w, s.Duration)
+	if ok && !writeError(w, a.Daemon.Bypass(q.Context(), s.On, d)) {
+		writeJSON(w, http.StatusOK, a.status())
 	}
 }
 
 func (a *api) kill(w http.ResponseWriter, q *http.Request) {
 	id, err := strconv.ParseUint(q.PathValue("id"), 10, 64)
 	if err != nil {
-		bad(w, "%q is not the ID of a connection", q.PathValue("id"))
+		badRequest(w, "invalid connection ID %q", q.PathValue("id"))
 		return
 	}
-	attrs := append([]any{"id", id}, Asker(q.Context())...)
+	attrs := append([]any{"id", id}, CallerAttrs(q.Context())...)
 	a.Proxy.Connections(func(c *shaper.ConnectionStatus) {
 		if c.ID == id {
 			attrs = append(attrs, "source", c.Source, "listener", c.Listen)
 		}
 	})
 	if !a.Proxy.Kill(id) {
-		answer(w, http.StatusNotFound, Error{fmt.Sprintf("there is no connection %d", id)})
+		writeJSON(w, http.StatusNotFound, Error{fmt.Sprintf("unknown connection %d", id)})
 		return
 	}
-	a.Log.Warn("connection killed by an operator", attrs...)
-	answer(w, http.StatusOK, struct{}{})
+	a.Log.Warn("connection killed by operator", attrs...)
+	writeJSON(w, http.StatusOK, struct{}{})
 }
 
 func (a *api) setDownstream(w http.ResponseWriter, q *http.Request) {
 	var s SetDownstream
-	if !body(w, q, &s) {
+	if !readBody(w, q, &s) {
 		return
 	}
-	if !failed(w, a.Daemon.DrainDownstream(q.Context(), s.Listener, s.Downstream, s.Drained)) {
-		answer(w, http.StatusOK, a.downstreams())
+	if !writeError(w, a.Daemon.DrainDownstream(q.Context(), s.Listener, s.Downstream, s.Drained)) {
+		writeJSON(w, http.StatusOK, a.downstreams())
 	}
 }
 
 func (a *api) reload(w http.ResponseWriter, q *http.Request) {
 	err := a.Daemon.Reload(q.Context())
 	if errors.Is(err, ErrRefused) {
-		answer(w, http.StatusUnprocessableEntity, a.Reloads.Status())
+		writeJSON(w, http.StatusUnprocessableEntity, a.Reloads.Status())
 		return
 	}
-	if !failed(w, err) {
-		answer(w, http.StatusOK, a.Reloads.Status())
+	if !writeError(w, err) {
+		writeJSON(w, http.StatusOK, a.Reloads.Status())
 	}
 }
 
-func (a *api) drain(w http.ResponseWriter, q *http.Request) {
-	a.Daemon.Drain(q.Context())
-	answer(w, http.StatusOK, a.status())
+func (a *api) stop(w http.ResponseWriter, q *http.Request) {
+	a.Daemon.Stop(q.Context())
+	writeJSON(w, http.StatusOK, a.status())
 }

@@ -19,34 +19,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The test binary is run again by other users, as one of these. They read what to do from
-// stdin, and say on stdout what came of it.
+// helpers are commands of the test binary, which runs them as other users. They read their
+// arguments from stdin, and write results to stdout.
 var helpers = map[string]func() error{"ask": askAll, "serve": serveForOthers, "crowd": holdMany, "flood": flood}
 
-// person is somebody, by what the kernel says of them.
-type person struct {
+// identity is the credentials of a process.
+type identity struct {
 	uid, gid uint32
 	groups   []uint32
 }
 
-// command returns the helper of that name, for u.
-func (u person) command(t *testing.T, helper string, what any) *exec.Cmd {
+// command returns a helper that runs as u.
+func (u identity) command(t *testing.T, helper string, what any) *exec.Cmd {
 	t.Helper()
 	if os.Getuid() != 0 {
-		t.Fatal("this takes root: it changes users")
+		t.Fatal("requires root, to change users")
 	}
 	stdin, err := json.Marshal(what)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := exec.Command("/proc/self/exe") // whoever it is need not see its folder
+	c := exec.Command("/proc/self/exe") // the user may have no access to its folder
 	c.Env = []string{"SHAPERD_TEST_HELPER=" + helper, "GORACE=atexit_sleep_ms=0"}
 	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: u.uid, Gid: u.gid, Groups: u.groups}}
 	c.Stdin, c.Stderr = bytes.NewReader(stdin), os.Stderr
 	return c
 }
 
-// start starts c, and waits until it says that it is ready. It ends with the test.
+// start starts c, and waits until it reports that it is ready. It ends with the test.
 func start(t *testing.T, c *exec.Cmd) {
 	t.Helper()
 	stdin := c.Stdin
@@ -76,12 +76,11 @@ func start(t *testing.T, c *exec.Cmd) {
 	}
 }
 
-// request is one of "ask".
+// request is an argument of "ask".
 type request struct{ Socket, Method, Target, Body string }
 
-// ask has u make requests, and returns the codes of the answers; 0 where connecting is
-// not permitted.
-func (u person) ask(t *testing.T, all []request) []int {
+// ask sends requests as u, and returns the status codes; 0 if connecting is denied.
+func (u identity) ask(t *testing.T, all []request) []int {
 	t.Helper()
 	out, err := u.command(t, "ask", all).Output()
 	if err != nil {
@@ -110,7 +109,7 @@ func askAll() error {
 	return json.NewEncoder(os.Stdout).Encode(codes)
 }
 
-// code makes the request, and returns the code of the answer before the rest of it came.
+// code sends the request, and returns the status code without waiting for the body.
 func (r request) code() (code int, err error) {
 	c, err := net.Dial("unix", r.Socket)
 	if errors.Is(err, os.ErrPermission) {
@@ -125,18 +124,18 @@ func (r request) code() (code int, err error) {
 	return code, err
 }
 
-// place is where "serve" serves, and to whom.
-type place struct {
+// serveArgs is the argument of "serve".
+type serveArgs struct {
 	Socket string
 	Group  int
 }
 
 func serveForOthers() error {
-	var p place
+	var p serveArgs
 	if err := json.NewDecoder(os.Stdin).Decode(&p); err != nil {
 		return err
 	}
-	// A profile that another one is in the way of takes no time.
+	// While this profile runs, requests for one fail at once.
 	if err := pprof.StartCPUProfile(io.Discard); err != nil {
 		return err
 	}
@@ -146,21 +145,21 @@ func serveForOthers() error {
 	if err != nil {
 		return err
 	}
-	s := answerOn(socket, newServer(newAPI(o)))
+	s := serveAPI(socket, newServer(newAPI(o)))
 	fmt.Println("ready")
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	return s.Close()
 }
 
-// idle is what "crowd" is to hold.
-type idle struct {
+// holdArgs is the argument of "crowd".
+type holdArgs struct {
 	Socket string
 	N      int
 }
 
-// holdMany holds connections, and says nothing on them.
+// holdMany holds connections without sending on them.
 func holdMany() error {
-	var w idle
+	var w holdArgs
 	if err := json.NewDecoder(os.Stdin).Decode(&w); err != nil {
 		return err
 	}
@@ -178,15 +177,15 @@ func holdMany() error {
 	return nil
 }
 
-// halfOpen is what "flood" is to keep up.
-type halfOpen struct {
+// floodArgs is the argument of "flood".
+type floodArgs struct {
 	Addr string
 	N    int
 }
 
-// flood keeps as many requests half open, however often they are closed.
+// flood keeps N requests half open, and reopens closed ones.
 func flood() error {
-	var w halfOpen
+	var w floodArgs
 	if err := json.NewDecoder(os.Stdin).Decode(&w); err != nil {
 		return err
 	}
@@ -208,7 +207,7 @@ func flood() error {
 	}
 }
 
-// socketPath returns a path for a socket in a folder of its own, which everybody may enter.
+// socketPath returns a path for a socket in a new folder that all users may enter.
 func socketPath(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "shaperd") // a socket's path is 107 bytes at most

@@ -13,50 +13,50 @@ import (
 	"shaperd/shaper"
 )
 
-// maxStreams is how many pages may be open at once. On the socket it is what a user may have
-// in connections.
+// maxStreams bounds the live streams of the dashboard. On the socket, the connections of a user
+// bound them.
 const maxStreams = 32
 
-// streams is what pages that are open are shown, which is put together once for all of them.
-type streams struct {
-	mu  sync.Mutex
-	of  <-chan struct{} // the sample that shown is of
-	now Live
+// liveCache is the state that all live streams send, computed once per sample.
+type liveCache struct {
+	mu   sync.Mutex
+	next <-chan struct{} // identifies the sample that now is of
+	now  Live
 }
 
-// getLive tells a page each second how everything is, by server-sent events.
+// getLive sends the state of the daemon as server-sent events, one per second.
 func (a *api) getLive(w http.ResponseWriter, q *http.Request) {
-	seen, ok := since(w, q, q.Header.Get("Last-Event-ID"))
+	seen, ok := eventID(w, q, q.Header.Get("Last-Event-ID"))
 	if !ok {
 		return
 	}
-	defer a.open.Add(-1)
-	if a.open.Add(1) > maxStreams && a.public {
-		answer(w, http.StatusServiceUnavailable, Error{fmt.Sprintf("too many live streams (%d)", maxStreams)})
+	defer a.streams.Add(-1)
+	if a.streams.Add(1) > maxStreams && a.onDashboard {
+		writeJSON(w, http.StatusServiceUnavailable, Error{fmt.Sprintf("too many live streams (limit %d)", maxStreams)})
 		return
 	}
-	header(w, "text/event-stream")
-	if q.Method == http.MethodHead { // nothing would ever be sent, and so nobody be missed
+	setHeaders(w, "text/event-stream")
+	if q.Method == http.MethodHead { // nothing would be sent, so that the disconnect would go unnoticed
 		return
 	}
-	// An event has as long as any answer.
-	var within time.Duration
+	// The write timeout of a response applies to each event.
+	var timeout time.Duration
 	if h, ok := q.Context().Value(http.ServerContextKey).(*http.Server); ok {
-		within = h.WriteTimeout
+		timeout = h.WriteTimeout
 	}
 	to := http.NewResponseController(w)
-	if kept := a.Events.Last(); seen > kept { // of an earlier daemon
+	if last := a.Events.Last(); seen > last { // the ID is from an earlier daemon
 		seen = 0
 	}
 	for {
-		next := a.Monitor.sampled()
+		next := a.Monitor.nextSample()
 		l := a.live(next, seen)
 		if n := len(l.Events); n > 0 {
 			seen = l.Events[n-1].ID
 		}
 		text, err := json.Marshal(l)
 		if err == nil {
-			err = to.SetWriteDeadline(time.Now().Add(within))
+			err = to.SetWriteDeadline(time.Now().Add(timeout))
 		}
 		if err == nil {
 			_, err = fmt.Fprintf(w, "id: %d\nevent: live\ndata: %s\n\n", seen, text)
@@ -72,23 +72,23 @@ func (a *api) getLive(w http.ResponseWriter, q *http.Request) {
 		case <-q.Context().Done():
 			return
 		}
-		if a.Monitor.ended() {
+		if a.Monitor.closed() {
 			return
 		}
 	}
 }
 
 const (
-	liveWho    = 10 // of each trait
-	liveEvents = 50
+	liveTalkers = 10 // per sort key
+	liveEvents  = 50
 )
 
-// live returns how everything is until the next sample, and the events after one.
+// live returns the state of the daemon until the next sample, and the events after seen.
 func (v *view) live(next <-chan struct{}, seen uint64) Live {
-	s := &v.streams
+	s := &v.liveCache
 	s.mu.Lock()
-	if s.of != next {
-		s.of, s.now = next, Live{Status: v.status(), Limits: v.limits(), Who: v.heaviest()}
+	if s.next != next {
+		s.next, s.now = next, Live{Status: v.status(), Limits: v.limits(), Talkers: v.topTalkers()}
 	}
 	l := s.now
 	s.mu.Unlock()
@@ -97,14 +97,14 @@ func (v *view) live(next <-chan struct{}, seen uint64) Live {
 	return l
 }
 
-// heaviest returns those who are heavy by any trait.
-func (v *view) heaviest() map[string][]Who {
-	all := map[string][]Who{}
+// topTalkers returns the talkers that are at the top by any sort key.
+func (v *view) topTalkers() map[string][]Talker {
+	all := map[string][]Talker{}
 	for _, by := range []string{"source", "prefix", "asn"} {
 		seen := map[string]bool{}
-		all[by] = []Who{}
-		for _, trait := range []shaper.Trait{shaper.TraitDelay, shaper.TraitDrops, shaper.TraitRate} {
-			for _, w := range v.who(by, trait, liveWho) {
+		all[by] = []Talker{}
+		for _, sort := range []shaper.SortKey{shaper.SortByDelay, shaper.SortByDrops, shaper.SortByRate} {
+			for _, w := range v.talkers(by, sort, liveTalkers) {
 				if !seen[w.Name] {
 					seen[w.Name] = true
 					all[by] = append(all[by], w)
@@ -115,7 +115,7 @@ func (v *view) heaviest() map[string][]Who {
 	return all
 }
 
-// oneOf lists the words of choices.
+// oneOf lists the keys of choices.
 func oneOf[T any](choices map[string]T) string {
 	return "one of " + strings.Join(slices.Sorted(maps.Keys(choices)), ", ")
 }

@@ -1,4 +1,5 @@
-// Package control shows what the daemon does.
+// Package control serves the API on the control socket, the metrics and the dashboard, and has
+// the client of the API.
 package control
 
 import (
@@ -13,48 +14,48 @@ import (
 	"shaperd/shaper"
 )
 
-// Plane is what metrics show of a plane that holds traffic back.
+// Plane is the part of the proxy plane that metrics need.
 type Plane interface {
-	// Late returns how late units left, see leaky.Pacer.Late.
-	Late() ([len(leaky.LateBounds) + 1]uint64, time.Duration)
+	// Lateness returns the histogram and the sum of the lateness of units: see leaky.Pacer.Lateness.
+	Lateness() ([len(leaky.LatenessBounds) + 1]uint64, time.Duration)
 
-	// Downstreams returns how all downstreams are doing.
+	// Downstreams returns the state of all downstreams.
 	Downstreams() []shaper.DownstreamStatus
 }
 
-// Packets is what metrics show of a packet plane.
+// Packets is the packet plane, or none.
 type Packets interface {
-	// PacketStatus returns what the plane does, and brings the counts of its limits
-	// up to date; false when there is none.
+	// PacketStatus returns the state of the plane, and updates the counters of its limits;
+	// false if there is no packet plane.
 	PacketStatus() (PacketStatus, bool, error)
 
-	// Bucket returns how the bucket of k, a key of limit i of the policy in force, is
-	// doing; false when that cannot be known.
+	// Bucket returns the state of the bucket of k, a key of limit i of the current policy;
+	// false if it is unknown.
 	Bucket(i int, k shaper.Key) (shaper.BucketState, bool)
 }
 
-// PacketStatus is what a packet plane does.
+// PacketStatus is the state of a packet plane.
 type PacketStatus struct {
 	Attachments []Attachment
 	Buckets     struct {
-		Live, Capacity                        int
-		EvictedDrained, EvictedIndebted, Lost uint64
+		Live, Capacity                          int
+		EvictedDrained, EvictedBacklogged, Lost uint64
 	}
 }
 
-// Attachment is an attachment at an interface; Interface is empty when it is at none, or not at
-// all that it names.
+// Attachment is an attachment at an interface. Interface is empty if it is at none, or if one
+// that it names is missing.
 type Attachment struct {
 	Name, Interface, Direction, Mode string
 
-	Up     bool     // packets there meet the limits
-	Err    string   // why not
-	Waits  string   // patterns that no interface matches: nothing is wrong
-	Before []string // programs and filters that packets meet before the limits
-	Queue  *Queue   // nil when it holds no packets
+	Up                bool     // packets there are limited
+	Error             string   // why not
+	UnmatchedPatterns string   // interface patterns without a match, which is no error
+	PrecedingPrograms []string // programs and filters that run before the limits
+	Queue             *Queue   // nil if the attachment does not shape
 }
 
-// Queue is the queue of an interface.
+// Queue is the state of the queue of an interface.
 type Queue = QueueStatus
 
 // ServeMetrics serves /metrics at addr, a host:port; "" serves nothing.
@@ -64,8 +65,8 @@ func ServeMetrics(addr string, o *Options) (*Endpoint, error) {
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", metricsHandler(o))
-	h := ownOrigin(mux)
-	if Loopback(addr) { // elsewhere it may be scraped by any name
+	h := sameOrigin(mux)
+	if Loopback(addr) { // on other addresses, scrapers may use any host name
 		h = guardHost(addr, h)
 	}
 	return listen("metrics", addr, o, h)

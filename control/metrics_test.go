@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// busy returns a shaper on which every count of every limit is used.
+// busy returns a shaper with every counter of every limit in use.
 func busy(t *testing.T, limits int) *shaper.Shaper {
 	t.Helper()
 	s := shaper.New(1000)
@@ -47,23 +47,23 @@ func busy(t *testing.T, limits int) *shaper.Shaper {
 	s.Swap(p, leaky.Second)
 	for i := range p.Len() {
 		st := p.State(i)
-		for v := range shaper.Verdicts {
-			for r := range shaper.Reasons {
+		for v := range shaper.NumVerdicts {
+			for r := range shaper.NumReasons {
 				st.Bytes.Add(shaper.Verdict(v), shaper.Reason(r), 1000)
 				st.Packets.Add(shaper.Verdict(v), shaper.Reason(r), 2)
 				st.Connections.Add(shaper.Verdict(v), shaper.Reason(r), 1)
 			}
 		}
-		st.Wait.Observe(3 * time.Millisecond)
-		st.Queue.Observe(time.Hour)
+		st.SlotWait.Observe(3 * time.Millisecond)
+		st.QueueDelay.Observe(time.Hour)
 	}
 	return s
 }
 
 func TestMetricsAreWellFormed(t *testing.T) {
 	reloads := &Reloads{}
-	reloads.Note(time.Millisecond)
-	reloads.Note(time.Millisecond, "no")
+	reloads.Record(time.Millisecond)
+	reloads.Record(time.Millisecond, "no")
 	o := options(t, busy(t, 2))
 	o.Reloads = reloads
 	c := &collector{o}
@@ -75,25 +75,25 @@ func TestMetricsAreWellFormed(t *testing.T) {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}
 	want := `
-# HELP shaperd_config_reload_success 1 when the last reload succeeded, 0 when the old configuration stayed.
+# HELP shaperd_config_reload_success 1 if the last reload succeeded, 0 if the previous configuration stayed.
 # TYPE shaperd_config_reload_success gauge
 shaperd_config_reload_success 0
-# HELP shaperd_config_reloads_total Reloads by result, the first load among them.
+# HELP shaperd_config_reloads_total Reloads by result, including the first load.
 # TYPE shaperd_config_reloads_total counter
 shaperd_config_reloads_total{result="failure"} 1
 shaperd_config_reloads_total{result="success"} 1
-# HELP shaperd_attachment_up 1 when packets at the interface meet the limits, 0 when they do not; the interface is empty where one that is named is missing. It is left out while no interface matches the patterns.
+# HELP shaperd_attachment_up 1 if packets at the interface are limited. The interface label is empty if a named interface is missing; there is no series while no interface matches the patterns.
 # TYPE shaperd_attachment_up gauge
 shaperd_attachment_up{attachment="lost",direction="ingress",interface="",mode="police"} 0
 shaperd_attachment_up{attachment="uplink",direction="egress",interface="eth0",mode="shape"} 1
-# HELP shaperd_attachment_queue_drops_total Packets that the interface's queue dropped after they had been charged: the interface is slower than what is sent there.
+# HELP shaperd_attachment_queue_drops_total Packets dropped by the queue of the interface after they were charged: the interface is slower than its traffic.
 # TYPE shaperd_attachment_queue_drops_total counter
 shaperd_attachment_queue_drops_total{attachment="uplink",direction="egress",interface="eth0"} 3
-# HELP shaperd_downstream_up 1 when the downstream gets connections and can be reached, 0 when checks or dials fail, it has no address, or an operator has drained it.
+# HELP shaperd_downstream_up 1 if the downstream is reachable and not drained; 0 if checks or dials fail, it has no address, or an operator drained it.
 # TYPE shaperd_downstream_up gauge
 shaperd_downstream_up{downstream="10.0.0.5:5432",listener="l"} 1
 shaperd_downstream_up{downstream="db.local:5432",listener="l"} 0
-# HELP shaperd_packet_buckets Buckets of the packet plane that owe something.
+# HELP shaperd_packet_buckets Buckets of the packet plane that have a backlog.
 # TYPE shaperd_packet_buckets gauge
 shaperd_packet_buckets 5
 `
@@ -103,7 +103,7 @@ shaperd_packet_buckets 5
 	}
 }
 
-// The number of series depends on the configuration alone.
+// The number of series depends only on the configuration.
 func TestCardinalityIsBounded(t *testing.T) {
 	const limits = shaper.MaxLimits
 	s := busy(t, limits)
@@ -118,7 +118,7 @@ func TestCardinalityIsBounded(t *testing.T) {
 	if after := testutil.CollectAndCount(c); after != before {
 		t.Errorf("%d series became %d", before, after)
 	}
-	if most := limits*(3*shaper.Verdicts*shaper.Reasons+9) + 100; before > most {
+	if most := limits*(3*shaper.NumVerdicts*shaper.NumReasons+9) + 100; before > most {
 		t.Errorf("%d series, at most %d", before, most)
 	}
 }
@@ -134,12 +134,12 @@ func TestServeMetrics(t *testing.T) {
 	}
 	waits, err := ServeMetrics(at, options(t, busy(t, 1)))
 	if err != nil {
-		t.Errorf("a port in use is waited for: %v", err)
+		t.Errorf("a port in use: %v", err)
 	}
 	waits.Close()
 	l.Close()
 	if _, err := ServeMetrics("192.0.2.1:9464", options(t, busy(t, 1))); err == nil {
-		t.Error("served at an address that is not here")
+		t.Error("served at an address of another host")
 	}
 	m, err := ServeMetrics(at, options(t, busy(t, 1)))
 	if err != nil {

@@ -13,67 +13,66 @@ import (
 )
 
 const (
-	// second is how far samples are apart.
-	second = time.Second
+	// interval is the time between samples.
+	interval = time.Second
 
-	// window is how many samples rates and quantiles go back.
+	// window is the number of samples that rates and quantiles span.
 	window = 60
 
-	// historyLen is how many samples charts begin with.
+	// historyLen is the number of samples in the history of the charts.
 	historyLen = 300
 
-	// brokenEvery is how often a broken promise of one limit is logged.
-	brokenEvery = 10 * time.Second
+	// violationLogInterval is the minimum time between logged violations of one limit.
+	violationLogInterval = 10 * time.Second
 )
 
-// Monitor looks at the counts of all limits once a second, and keeps what rates, quantiles
-// and charts need. Reading what it keeps touches no counts. It may be used by several
-// goroutines.
+// Monitor samples the counters of all limits once a second, and retains the samples for rates,
+// quantiles and charts. Reading them touches no counters. Its methods may be used concurrently.
 type Monitor struct {
 	shaper *shaper.Shaper
 	log    *slog.Logger
 
-	mu     sync.Mutex
-	times  []time.Time // of the newest samples, at most historyLen
-	tracks map[*shaper.State]*track
-	flows  map[*shaper.ListenerState]*traffic
-	stop   func()
-	done   chan struct{}
-	next   chan struct{} // closed with the next sample
+	mu        sync.Mutex
+	times     []time.Time // times of the newest samples, at most historyLen
+	limits    map[*shaper.LimitState]*limitTrack
+	listeners map[*shaper.ListenerState]*listenerTrack
+	stop      func()
+	done      chan struct{}
+	next      chan struct{} // closed by the next sample
 }
 
-// sample is what a limit had counted at one moment.
+// sample is the counters of a limit at one moment.
 type sample struct {
 	at                             time.Time
 	bytes, delayed, packets, conns uint64
-	refused                        [shaper.Reasons]uint64
+	refused                        [shaper.NumReasons]uint64
 	queue, wait                    [len(shaper.HistogramBounds) + 1]uint64
-	sigma, allowed                 float64 // of the second before
+	sigma, allowed                 float64 // over the interval before
 	violations                     uint64
 }
 
-// track is what is kept of one limit.
-type track struct {
-	samples  []sample // at most window+1, the newest last
-	series   LimitHistory
-	most     float64 // sigma, ever
-	packets  bool    // sigma and allowed are packets
-	loggedAt time.Time
+// limitTrack is the samples of one limit.
+type limitTrack struct {
+	samples   []sample // at most window+1, the newest last
+	series    LimitHistory
+	sigmaMax  float64 // largest sigma since the start
+	inPackets bool    // sigma and allowed are packets
+	loggedAt  time.Time
 }
 
-// NewMonitor begins to watch the limits of s. A broken promise is told to log.
+// NewMonitor starts a monitor of the limits of s. It logs violations of their conformance.
 func NewMonitor(s *shaper.Shaper, log *slog.Logger) *Monitor {
 	ctx, cancel := context.WithCancel(context.Background())
-	m := &Monitor{shaper: s, log: log, tracks: map[*shaper.State]*track{}, flows: map[*shaper.ListenerState]*traffic{}, stop: cancel, done: make(chan struct{}), next: make(chan struct{})}
-	m.look(time.Now())
+	m := &Monitor{shaper: s, log: log, limits: map[*shaper.LimitState]*limitTrack{}, listeners: map[*shaper.ListenerState]*listenerTrack{}, stop: cancel, done: make(chan struct{}), next: make(chan struct{})}
+	m.sampleAll(time.Now())
 	go func() {
 		defer close(m.done)
-		tick := time.NewTicker(second)
+		tick := time.NewTicker(interval)
 		defer tick.Stop()
 		for {
 			select {
 			case now := <-tick.C:
-				m.look(now)
+				m.sampleAll(now)
 			case <-ctx.Done():
 				close(m.next)
 				return
@@ -83,63 +82,63 @@ func NewMonitor(s *shaper.Shaper, log *slog.Logger) *Monitor {
 	return m
 }
 
-// Close ends it.
+// Close stops the monitor.
 func (m *Monitor) Close() {
 	m.stop()
 	<-m.done
 }
 
-// look takes a sample of every limit.
-func (m *Monitor) look(now time.Time) {
+// sampleAll takes a sample of every limit and listener.
+func (m *Monitor) sampleAll(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	policy := m.shaper.Policy()
-	m.times = last(append(m.times, now), historyLen)
-	there := map[*shaper.State]bool{}
+	m.times = lastN(append(m.times, now), historyLen)
+	current := map[*shaper.LimitState]bool{}
 	for i := range policy.Len() {
 		state := policy.State(i)
-		there[state] = true
-		t := m.tracks[state]
+		current[state] = true
+		t := m.limits[state]
 		if t == nil {
-			t = &track{}
-			m.tracks[state] = t
+			t = &limitTrack{}
+			m.limits[state] = t
 		}
 		m.sample(t, policy, i, now)
 	}
-	maps.DeleteFunc(m.tracks, func(s *shaper.State, _ *track) bool { return !there[s] })
-	m.listeners(policy, now)
+	maps.DeleteFunc(m.limits, func(s *shaper.LimitState, _ *limitTrack) bool { return !current[s] })
+	m.sampleListeners(policy, now)
 	close(m.next)
 	m.next = make(chan struct{})
 }
 
-// traffic is what a listener had moved by the last samples.
-type traffic struct {
-	at                          []time.Time // at most 11
-	up, down, refused, withheld []uint64
+// listenerTrack is the counters of a listener at the last samples.
+type listenerTrack struct {
+	at                            []time.Time // at most 11, for rates over 10 s
+	up, down, refused, suppressed []uint64
 }
 
-// listeners takes a sample of every listener.
-func (m *Monitor) listeners(p *shaper.Policy, now time.Time) {
-	there := map[*shaper.ListenerState]bool{}
+// sampleListeners takes a sample of every listener.
+func (m *Monitor) sampleListeners(p *shaper.Policy, now time.Time) {
+	current := map[*shaper.ListenerState]bool{}
 	for _, n := range p.Listeners() {
-		there[n] = true
-		t := m.flows[n]
+		current[n] = true
+		t := m.listeners[n]
 		if t == nil {
-			t = &traffic{}
-			m.flows[n] = t
+			t = &listenerTrack{}
+			m.listeners[n] = t
 		}
-		t.at = last(append(t.at, now), 11)
-		t.up, t.down = last(append(t.up, n.ToDownstream.Load()), 11), last(append(t.down, n.FromDownstream.Load()), 11)
-		t.refused, t.withheld = last(append(t.refused, n.FlowsRefused.Load()), 11), last(append(t.withheld, n.Withheld.Load()), 11)
+		t.at = lastN(append(t.at, now), 11)
+		t.up, t.down = lastN(append(t.up, n.ToDownstream.Load()), 11), lastN(append(t.down, n.FromDownstream.Load()), 11)
+		t.refused, t.suppressed = lastN(append(t.refused, n.FlowsRefused.Load()), 11), lastN(append(t.suppressed, n.RepliesSuppressed.Load()), 11)
 	}
-	maps.DeleteFunc(m.flows, func(n *shaper.ListenerState, _ *traffic) bool { return !there[n] })
+	maps.DeleteFunc(m.listeners, func(n *shaper.ListenerState, _ *listenerTrack) bool { return !current[n] })
 }
 
-// listener fills in what a listener did over the last 10 s, a second.
-func (m *Monitor) listener(to *ListenerStatus, n *shaper.ListenerState) {
+// fillListener sets the rates of a listener over the last 10 s.
+func (m *Monitor) fillListener(to *ListenerStatus, n *shaper.ListenerState) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t := m.flows[n]
+	t := m.listeners[n]
 	if t == nil {
 		return
 	}
@@ -147,14 +146,14 @@ func (m *Monitor) listener(to *ListenerStatus, n *shaper.ListenerState) {
 	seconds := t.at[end].Sub(t.at[0]).Seconds()
 	rate := func(counts []uint64) float64 { return perSecond(counts[end], counts[0], seconds) }
 	to.ToDownstreamRate, to.FromDownstreamRate = rate(t.up), rate(t.down)
-	to.FlowsRefusedRate, to.AnswersWithheldRate = rate(t.refused), rate(t.withheld)
+	to.FlowsRefusedRate, to.RepliesSuppressedRate = rate(t.refused), rate(t.suppressed)
 }
 
-func (m *Monitor) sample(t *track, p *shaper.Policy, i int, now time.Time) {
+func (m *Monitor) sample(t *limitTrack, p *shaper.Policy, i int, now time.Time) {
 	state, shape := p.State(i), p.Shape(i)
-	s := sample{at: now, violations: state.Promise.Violations.Load()}
-	for v := range shaper.Verdicts {
-		for r := range shaper.Reasons {
+	s := sample{at: now, violations: state.Conformance.Violations.Load()}
+	for v := range shaper.NumVerdicts {
+		for r := range shaper.NumReasons {
 			bytes, packets, conns := state.Bytes[v][r].Load(), state.Packets[v][r].Load(), state.Connections[v][r].Load()
 			if shaper.Verdict(v) == shaper.Refuse {
 				s.refused[r] += packets + conns
@@ -169,45 +168,45 @@ func (m *Monitor) sample(t *track, p *shaper.Policy, i int, now time.Time) {
 		}
 	}
 	for c := range s.queue {
-		s.queue[c], s.wait[c] = state.Queue.Counts[c].Load(), state.Wait.Counts[c].Load()
+		s.queue[c], s.wait[c] = state.QueueDelay.Counts[c].Load(), state.SlotWait.Counts[c].Load()
 	}
 	rate := shape.Bytes
-	if t.packets = rate.Unlimited(); t.packets {
+	if t.inPackets = rate.Unlimited(); t.inPackets {
 		rate = shape.Packets
 	}
-	s.sigma = float64(rate.Units(leaky.Time(state.Promise.Worst.Swap(0))))
-	s.allowed = float64(rate.Units(leaky.Time(state.Promise.Allowed.Load())))
-	t.most = max(t.most, s.sigma)
-	t.samples = last(append(t.samples, s), window+1)
+	s.sigma = float64(rate.Units(leaky.Time(state.Conformance.MaxExcess.Swap(0))))
+	s.allowed = float64(rate.Units(leaky.Time(state.Conformance.MaxAllowed.Load())))
+	t.sigmaMax = max(t.sigmaMax, s.sigma)
+	t.samples = lastN(append(t.samples, s), window+1)
 
-	was := t.back(1)
-	if s.violations > was.violations && now.Sub(t.loggedAt) >= brokenEvery {
+	was := t.ago(1)
+	if s.violations > was.violations && now.Sub(t.loggedAt) >= violationLogInterval {
 		t.loggedAt = now
-		m.log.Error("promise broken: more left than the limit allows", "limit", state.Name,
-			"sigma", s.sigma, "allowed", s.allowed, "units", s.violations-was.violations)
+		m.log.Error("conformance violated: more traffic left than the limit allows", "limit", state.Name,
+			"sigma", s.sigma, "allowed", s.allowed, "violations", s.violations-was.violations)
 	}
-	h, before := &t.series, t.back(10)
-	seconds, longest := now.Sub(was.at).Seconds(), longestQueue(p.Limit(i))
-	h.Rate = last(append(h.Rate, perSecond(s.bytes, was.bytes, seconds)), historyLen)
-	h.Packets = last(append(h.Packets, perSecond(s.packets, was.packets, seconds)), historyLen)
-	h.Admitted = last(append(h.Admitted, perSecond(s.conns, was.conns, seconds)), historyLen)
-	h.P99 = last(append(h.P99, quantiles(&s.queue, &t.back(window).queue, longest).P99), historyLen)
-	h.InFlight = last(append(h.InFlight, state.InFlight.Load()), historyLen)
-	h.Waiting = last(append(h.Waiting, state.Waiting.Load()), historyLen)
-	h.Refused = last(append(h.Refused, perSecond(sum(&s.refused), sum(&before.refused), now.Sub(before.at).Seconds())), historyLen)
+	h, before := &t.series, t.ago(10)
+	seconds, longest := now.Sub(was.at).Seconds(), maxQueueDelay(p.Limit(i))
+	h.Rate = lastN(append(h.Rate, perSecond(s.bytes, was.bytes, seconds)), historyLen)
+	h.Packets = lastN(append(h.Packets, perSecond(s.packets, was.packets, seconds)), historyLen)
+	h.Admitted = lastN(append(h.Admitted, perSecond(s.conns, was.conns, seconds)), historyLen)
+	h.P99 = lastN(append(h.P99, quantiles(&s.queue, &t.ago(window).queue, longest).P99), historyLen)
+	h.InFlight = lastN(append(h.InFlight, state.InFlight.Load()), historyLen)
+	h.Waiting = lastN(append(h.Waiting, state.Waiting.Load()), historyLen)
+	h.Refused = lastN(append(h.Refused, perSecond(sum(&s.refused), sum(&before.refused), now.Sub(before.at).Seconds())), historyLen)
 }
 
-// longestQueue is how long a packet may wait under l, in seconds. At listeners nothing of
-// TCP is dropped for its delay.
-func longestQueue(l *shaper.Limit) float64 {
-	if l.OfAttachments() {
+// maxQueueDelay returns the maximum delay of a unit under l in seconds. It is infinite at
+// listeners, where TCP is never dropped for its delay.
+func maxQueueDelay(l *shaper.Limit) float64 {
+	if l.InPacketPlane() {
 		return l.MaxDelay.Seconds()
 	}
 	return math.Inf(1)
 }
 
-// last drops the oldest of more than n elements.
-func last[T any](s []T, n int) []T {
+// lastN drops the oldest element if there are more than n.
+func lastN[T any](s []T, n int) []T {
 	if len(s) <= n {
 		return s
 	}
@@ -215,38 +214,37 @@ func last[T any](s []T, n int) []T {
 	return s[:n]
 }
 
-// back returns the sample of n seconds ago, or the oldest one.
-func (t *track) back(n int) *sample { return &t.samples[max(0, len(t.samples)-1-n)] }
+// ago returns the sample of n seconds ago, or the oldest.
+func (t *limitTrack) ago(n int) *sample { return &t.samples[max(0, len(t.samples)-1-n)] }
 
-func sum(counts *[shaper.Reasons]uint64) (n uint64) {
+func sum(counts *[shaper.NumReasons]uint64) (n uint64) {
 	for _, c := range counts {
 		n += c
 	}
 	return n
 }
 
-// perSecond is 0 over no time, and where a count was set back.
-func perSecond(is, was uint64, seconds float64) float64 {
-	if seconds <= 0 || is < was {
+// perSecond returns a rate. It is 0 over no time, and if the counter was reset.
+func perSecond(now, was uint64, seconds float64) float64 {
+	if seconds <= 0 || now < was {
 		return 0
 	}
-	return float64(is-was) / seconds
+	return float64(now-was) / seconds
 }
 
-func (t *track) rates(count func(*sample) uint64) Rates {
-	is := t.back(0)
+func (t *limitTrack) rates(count func(*sample) uint64) Rates {
+	is := t.ago(0)
 	over := func(n int) float64 {
-		was := t.back(n)
+		was := t.ago(n)
 		return perSecond(count(is), count(was), is.at.Sub(was.at).Seconds())
 	}
 	return Rates{S1: over(1), S10: over(10), S60: over(60)}
 }
 
-// quantiles tells where the median and the 99th percentile lie of what was counted between
-// was and is, in the middle of where they may lie within their classes. Of a class that
-// reaches beyond most, the longest wait there should be, the rest does not count: or else
-// what waited 100 ms of at most 100 ms would seem to have waited 250.
-func quantiles(is, was *[len(shaper.HistogramBounds) + 1]uint64, most float64) Delay {
+// quantiles returns the median and the 99th percentile of the delays counted between was and
+// is, interpolated within the histogram class. A class that reaches beyond maxDelay is cut
+// there: otherwise a delay of 100 ms, with a maximum of 100 ms, would show as up to 250 ms.
+func quantiles(is, was *[len(shaper.HistogramBounds) + 1]uint64, maxDelay float64) Delay {
 	var counts [len(shaper.HistogramBounds) + 1]uint64
 	var d Delay
 	for i := range counts {
@@ -270,8 +268,8 @@ func quantiles(is, was *[len(shaper.HistogramBounds) + 1]uint64, most float64) D
 				return from
 			}
 			to := shaper.HistogramBounds[i].Seconds()
-			if from <= most {
-				to = min(to, most)
+			if from <= maxDelay {
+				to = min(to, maxDelay)
 			}
 			return from + (to-from)*(rank-(seen-float64(n)))/float64(n)
 		}
@@ -281,26 +279,26 @@ func quantiles(is, was *[len(shaper.HistogramBounds) + 1]uint64, most float64) D
 	return d
 }
 
-// From where on a delay is worth a word. Shaping delays a little wherever two packets come
-// at once. A flow that a limit slows down waits for each packet, and for none of them long.
+// Thresholds of throttling. Shaping always delays a little when two packets arrive at once. A
+// flow that a limit slows down has most of its packets delayed, and none of them for long.
 const (
-	noticeableShare = 0.05
-	noticeableDelay = 10 * time.Millisecond
+	throttlingShare = 0.05
+	throttlingDelay = 10 * time.Millisecond
 )
 
-// measure fills in what the monitor knows of limit i of p.
-func (m *Monitor) measure(to *Limit, p *shaper.Policy, i int) {
+// fillLimit sets the rates, counters and conformance of limit i of p.
+func (m *Monitor) fillLimit(to *Limit, p *shaper.Policy, i int) {
 	state := p.State(i)
 	to.InFlight, to.Waiting = state.InFlight.Load(), state.Waiting.Load()
 	to.Refused, to.RefusedRate = map[string]uint64{}, map[string]float64{}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t := m.tracks[state]
-	if t == nil { // it is new
-		to.Promise.Kept = true
+	t := m.limits[state]
+	if t == nil { // not sampled yet
+		to.Conformance.Conformant = true
 		return
 	}
-	is, was := t.back(0), t.back(10)
+	is, was := t.ago(0), t.ago(10)
 	to.Bytes = t.rates(func(s *sample) uint64 { return s.bytes })
 	to.PacketsRate = t.rates(func(s *sample) uint64 { return s.packets })
 	to.Admitted = t.rates(func(s *sample) uint64 { return s.conns })
@@ -308,10 +306,10 @@ func (m *Monitor) measure(to *Limit, p *shaper.Policy, i int) {
 	if n := is.bytes - was.bytes; n > 0 {
 		to.DelayedShare = float64(is.delayed-was.delayed) / float64(n)
 	}
-	to.QueueDelay = quantiles(&is.queue, &t.back(window).queue, longestQueue(p.Limit(i)))
-	to.ConnectionWait = quantiles(&is.wait, &t.back(window).wait, to.MaxWait)
-	to.Slows = to.Waiting > 0 || to.DelayedShare >= noticeableShare ||
-		to.DelayedShare > 0 && to.QueueDelay.P99 >= noticeableDelay.Seconds()
+	to.QueueDelay = quantiles(&is.queue, &t.ago(window).queue, maxQueueDelay(p.Limit(i)))
+	to.ConnectionWait = quantiles(&is.wait, &t.ago(window).wait, to.QueueTimeout)
+	to.Throttling = to.Waiting > 0 || to.DelayedShare >= throttlingShare ||
+		to.DelayedShare > 0 && to.QueueDelay.P99 >= throttlingDelay.Seconds()
 	seconds := is.at.Sub(was.at).Seconds()
 	for r, n := range is.refused {
 		if n > 0 {
@@ -319,14 +317,14 @@ func (m *Monitor) measure(to *Limit, p *shaper.Policy, i int) {
 			to.RefusedRate[shaper.Reason(r).String()] = perSecond(n, was.refused[r], seconds)
 		}
 	}
-	to.Promise = t.promise()
+	to.Conformance = t.conformance()
 }
 
-func (t *track) promise() Promise {
-	is, was := t.back(0), t.back(window)
-	p := Promise{
-		Kept: is.violations == was.violations, SigmaMost: t.most, Allowed: is.allowed,
-		Violations: is.violations, InPackets: t.packets,
+func (t *limitTrack) conformance() Conformance {
+	is, was := t.ago(0), t.ago(window)
+	p := Conformance{
+		Conformant: is.violations == was.violations, SigmaMax: t.sigmaMax, Allowed: is.allowed,
+		Violations: is.violations, InPackets: t.inPackets,
 	}
 	for i := range t.samples {
 		p.Sigma = max(p.Sigma, t.samples[i].sigma)
@@ -334,23 +332,23 @@ func (t *track) promise() Promise {
 	return p
 }
 
-// promiseOf returns how a limit keeps its promise, false before it was looked at.
-func (m *Monitor) promiseOf(s *shaper.State) (Promise, bool) {
+// conformanceOf returns the conformance of a limit; false before its first sample.
+func (m *Monitor) conformanceOf(s *shaper.LimitState) (Conformance, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t := m.tracks[s]
+	t := m.limits[s]
 	if t == nil {
-		return Promise{}, false
+		return Conformance{}, false
 	}
-	return t.promise(), true
+	return t.conformance(), true
 }
 
-// history returns what charts begin with.
+// history returns the history of the charts.
 func (m *Monitor) history() History {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	h := History{Times: append([]time.Time{}, m.times...), Limits: map[string]LimitHistory{}}
-	for state, t := range m.tracks {
+	for state, t := range m.limits {
 		h.Limits[state.Name] = LimitHistory{
 			Rate: padded(t.series.Rate, len(h.Times)), Packets: padded(t.series.Packets, len(h.Times)),
 			Admitted: padded(t.series.Admitted, len(h.Times)), P99: padded(t.series.P99, len(h.Times)), InFlight: padded(t.series.InFlight, len(h.Times)),
@@ -360,20 +358,20 @@ func (m *Monitor) history() History {
 	return h
 }
 
-// padded returns s with zeros before it, as long as n: the limit was not there yet.
+// padded returns s, padded with leading zeros to length n, for the time before the limit existed.
 func padded[T any](s []T, n int) []T {
 	return append(make([]T, max(0, n-len(s)), n), s...)
 }
 
-// sampled returns a channel that is closed with the next sample, or at the end.
-func (m *Monitor) sampled() <-chan struct{} {
+// nextSample returns a channel that is closed by the next sample or by Close.
+func (m *Monitor) nextSample() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.next
 }
 
-// ended reports whether the monitor has.
-func (m *Monitor) ended() bool {
+// closed reports whether the monitor is closed.
+func (m *Monitor) closed() bool {
 	select {
 	case <-m.done:
 		return true

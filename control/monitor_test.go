@@ -8,8 +8,8 @@ import (
 	"shaperd/shaper"
 )
 
-// watched returns a monitor of one limit, which has looked once, and the limit's counts.
-func watched(t *testing.T, l shaper.Limit) (*Monitor, *shaper.Policy) {
+// monitorOf returns a monitor with one sample of one limit, and the policy.
+func monitorOf(t *testing.T, l shaper.Limit) (*Monitor, *shaper.Policy) {
 	t.Helper()
 	s := shaper.New(1024)
 	p, err := s.Compile([]shaper.Limit{l}, []shaper.Listener{{Name: "l", TCP: true}}, nil, nil, false)
@@ -20,25 +20,25 @@ func watched(t *testing.T, l shaper.Limit) (*Monitor, *shaper.Policy) {
 	return options(t, s).Monitor, p
 }
 
-// A chart that is drawn from the history goes on with what live events say: both have to
-// be of the same time.
-func TestHistoryIsAsLive(t *testing.T) {
-	m, p := watched(t, shaper.Limit{Name: "a", Rate: 8e6, MaxDelay: 5 * time.Second})
+// Charts start with the history and continue with live events, so both must cover the same
+// time.
+func TestMonitor_HistoryEqualsLive(t *testing.T) {
+	m, p := monitorOf(t, shaper.Limit{Name: "a", Rate: 8e6, MaxDelay: 5 * time.Second})
 	state := p.State(0)
 	now := time.Now()
-	// 12 s ago something waited 2 s, and 5 s ago 20 were refused.
+	// 12 s ago a unit was delayed by 2 s, and 5 s ago 20 connections were refused.
 	for i := range 20 {
 		switch i {
 		case 8:
-			state.Queue.Observe(2 * time.Second)
+			state.QueueDelay.Observe(2 * time.Second)
 		case 15:
 			state.Connections.Add(shaper.Refuse, shaper.QueueFull, 20)
 		}
-		m.look(now.Add(time.Duration(i+1) * time.Second))
+		m.sampleAll(now.Add(time.Duration(i+1) * time.Second))
 	}
 	var l Limit
-	l.MaxDelay, l.MaxWait = 5, 1
-	m.measure(&l, p, 0)
+	l.MaxDelay, l.QueueTimeout = 5, 1
+	m.fillLimit(&l, p, 0)
 	kept := m.history().Limits["a"]
 	if got, want := kept.P99[len(kept.P99)-1], l.QueueDelay.P99; got != want || want < 1 {
 		t.Errorf("p99 is %v in the history and %v live, want the same, above 1 s", got, want)
@@ -55,9 +55,8 @@ func sumOf(rates map[string]float64) (all float64) {
 	return all
 }
 
-// What is told of waits is not beyond the longest there may be, as long as the classes
-// allow it.
-func TestQuantilesStayBelowTheLongestWait(t *testing.T) {
+// Quantiles do not exceed the maximum delay, as far as the histogram classes allow.
+func TestQuantiles_BoundedByMaxDelay(t *testing.T) {
 	const classes = len(shaper.HistogramBounds) + 1
 	for _, test := range []struct {
 		name       string
@@ -83,21 +82,21 @@ func TestQuantilesStayBelowTheLongestWait(t *testing.T) {
 	}
 }
 
-// Who looks after a while in which nobody did is told what the process took meanwhile.
-func TestProcessorsAfterAPause(t *testing.T) {
-	var s slowly
-	s.measure(time.Now())
+// A status after a pause without requests covers the CPU time of the pause.
+func TestMeasureProcess_AfterPause(t *testing.T) {
+	var s cachedStatus
+	s.measureProcess(time.Now())
 	now := time.Now().Add(time.Minute)
 	for range 100_000_000 {
 		continue // takes some
 	}
-	if got := s.measure(now).CPURate; got <= 0 {
-		t.Errorf("after a minute %v processors are in use", got)
+	if got := s.measureProcess(now).CPUCores; got <= 0 {
+		t.Errorf("after a minute %v CPUs are in use", got)
 	}
 }
 
-// A limit slows when somebody notices.
-func TestSlows(t *testing.T) {
+// A limit is throttling if the delay is noticeable.
+func TestMonitor_Throttling(t *testing.T) {
 	for _, test := range []struct {
 		name            string
 		passed, delayed uint64 // bytes
@@ -113,20 +112,20 @@ func TestSlows(t *testing.T) {
 		{"a connection waits", 1e6, 0, 0, 1, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			m, p := watched(t, shaper.Limit{Name: "a", Rate: 8e6, MaxDelay: time.Second})
+			m, p := monitorOf(t, shaper.Limit{Name: "a", Rate: 8e6, MaxDelay: time.Second})
 			state, now := p.State(0), time.Now()
-			m.look(now)
+			m.sampleAll(now)
 			state.Bytes.Add(shaper.Pass, shaper.None, test.passed)
 			state.Bytes.Add(shaper.Delay, shaper.ByRate, test.delayed)
 			if test.delayed > 0 {
-				state.Queue.Observe(test.by)
+				state.QueueDelay.Observe(test.by)
 			}
 			state.Waiting.Add(test.waiting)
-			m.look(now.Add(time.Second))
+			m.sampleAll(now.Add(time.Second))
 			var l Limit
 			l.MaxDelay = 1
-			if m.measure(&l, p, 0); l.Slows != test.want {
-				t.Errorf("slows is %v, with %v of the bytes delayed, by %v (p99)", l.Slows, l.DelayedShare, l.QueueDelay.P99)
+			if m.fillLimit(&l, p, 0); l.Throttling != test.want {
+				t.Errorf("throttling is %v, with %v of the bytes delayed, by %v (p99)", l.Throttling, l.DelayedShare, l.QueueDelay.P99)
 			}
 		})
 	}

@@ -31,9 +31,9 @@ var update = flag.Bool("update", false, "write openapi.json")
 
 type object = map[string]any
 
-// Every route has its lines in endpoints, and openapi.json is what comes out of those, of
-// api.go and of routes.
-func TestOpenAPIIsUpToDate(t *testing.T) {
+// Every route has an entry in endpoints, and openapi.json is generated from these, api.go and
+// routes.
+func TestOpenAPI_UpToDate(t *testing.T) {
 	b, err := json.MarshalIndent(describe(t), "", "  ")
 	if err != nil {
 		t.Fatal(err)
@@ -45,7 +45,7 @@ func TestOpenAPIIsUpToDate(t *testing.T) {
 		}
 		openAPI = b
 	} else if d := cmp.Diff(string(openAPI), string(b)); d != "" {
-		t.Errorf("openapi.json is old, run \"go test ./control -run OpenAPI -update\":\n%s", d)
+		t.Errorf("openapi.json is outdated, run \"go test ./control -run OpenAPI -update\":\n%s", d)
 	}
 	doc, err := openapi3.NewLoader().LoadFromData(b)
 	if err != nil {
@@ -58,9 +58,8 @@ func TestOpenAPIIsUpToDate(t *testing.T) {
 
 func init() { openapi3filter.RegisterBodyDecoder("text/html", openapi3filter.FileBodyDecoder) }
 
-// Each endpoint answers as the file says, over the socket, and is asked all that the file
-// says it answers.
-func TestOpenAPIIsTrue(t *testing.T) {
+// Each endpoint responds over the socket as the file says, and each response in the file occurs.
+func TestOpenAPI_MatchesResponses(t *testing.T) {
 	doc, err := openapi3.NewLoader().LoadFromData(openAPI)
 	if err != nil {
 		t.Fatal(err)
@@ -96,7 +95,7 @@ func TestOpenAPIIsTrue(t *testing.T) {
 				in := &openapi3filter.RequestValidationInput{Request: q.Clone(ctx), PathParams: params, Route: route}
 				in.Request.Body = io.NopCloser(strings.NewReader(ask.body))
 				if err := openapi3filter.ValidateRequest(ctx, in); (err == nil) != (ask.code < 400 || ask.fine) {
-					t.Errorf("%+v: the file thinks of the request: %v", ask, err)
+					t.Errorf("%+v: request validation: %v", ask, err)
 				}
 				a, err := client.Do(q)
 				if err != nil {
@@ -120,20 +119,20 @@ func TestOpenAPIIsTrue(t *testing.T) {
 					Options: &openapi3filter.Options{IncludeResponseStatus: true},
 				}
 				if err := openapi3filter.ValidateResponse(ctx, out); err != nil {
-					t.Errorf("%+v: the file thinks of the answer: %v", ask, err)
+					t.Errorf("%+v: response validation: %v", ask, err)
 				}
 			}
 			for _, code := range append([]int{http.StatusOK}, endpoints[r.pattern].errors...) {
 				if !seen[code] {
-					t.Errorf("nothing was answered %d", code)
+					t.Errorf("no response with status %d", code)
 				}
 			}
 		})
 	}
 }
 
-// What GET /v1/live sends is a Live, as the file has it.
-func TestOpenAPIOfLive(t *testing.T) {
+// GET /v1/live sends a Live as specified in the file.
+func TestOpenAPI_Live(t *testing.T) {
 	doc, err := openapi3.NewLoader().LoadFromData(openAPI)
 	if err != nil {
 		t.Fatal(err)
@@ -154,8 +153,8 @@ func TestOpenAPIOfLive(t *testing.T) {
 	}
 }
 
-// serveOn serves o on a socket that everybody may connect to, but members of group gid
-// alone read. tune changes how.
+// serveOn serves o on a socket that any user may connect to; only members of the group gid have
+// the role Reader. tune changes the server.
 func serveOn(t *testing.T, o *Options, gid int, tune func(*http.Server)) *Server {
 	t.Helper()
 	socket, err := listenSocket(socketPath(t), gid, o.Log)
@@ -169,7 +168,7 @@ func serveOn(t *testing.T, o *Options, gid int, tune func(*http.Server)) *Server
 	if tune != nil {
 		tune(h)
 	}
-	s := answerOn(socket, h)
+	s := serveAPI(socket, h)
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -178,7 +177,7 @@ func serveOn(t *testing.T, o *Options, gid int, tune func(*http.Server)) *Server
 	return s
 }
 
-// clientOf returns a client whose host is s.
+// clientOf returns a client of s.
 func clientOf(t *testing.T, s *Server) *http.Client {
 	tr := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", s.socket.path)
@@ -187,7 +186,7 @@ func clientOf(t *testing.T, s *Server) *http.Client {
 	return &http.Client{Transport: tr}
 }
 
-// describe returns what openapi.json is to have.
+// describe returns the content of openapi.json.
 func describe(t *testing.T) object {
 	types := &schemas{t: t, comments: comments(t), made: object{}}
 	paths := object{}
@@ -195,7 +194,7 @@ func describe(t *testing.T) object {
 	for _, r := range (&api{}).routes() {
 		e, ok := endpoints[r.pattern]
 		if !ok {
-			t.Errorf("endpoints lacks %s", r.pattern)
+			t.Errorf("endpoints has no entry %s", r.pattern)
 		}
 		delete(left, r.pattern)
 		method, path, _ := strings.Cut(r.pattern, " ")
@@ -205,7 +204,7 @@ func describe(t *testing.T) object {
 		paths[path].(object)[strings.ToLower(method)] = e.describe(r.role, path, types)
 	}
 	for pattern := range left {
-		t.Errorf("there is no route %s", pattern)
+		t.Errorf("no route for %s", pattern)
 	}
 	types.of(reflect.TypeFor[Live]())
 	return object{
@@ -213,9 +212,9 @@ func describe(t *testing.T) object {
 		"info": object{
 			"title": "shaperd control API", "version": "1",
 			"license": object{"name": "Apache-2.0", "identifier": "Apache-2.0"},
-			"description": "What a running shaperd shows, and how it is steered. Rates are per second, times in seconds, and points in time RFC 3339. " +
-				"x-role is who may ask: a reader is a member of the group \"shaperd\", an admin is root or the daemon's own user, and may what a reader may. " +
-				"What a reader may is also served, to everybody who can connect, at [daemon] dashboard.",
+			"description": "API of a running shaperd. Rates are per second, durations in seconds, and points in time RFC 3339. " +
+				"x-role is the role that an endpoint requires: members of the group \"shaperd\" are readers; root and the user of the daemon are admins, who may also use all endpoints of readers. " +
+				"The endpoints of readers are also served without authentication on the port of the dashboard.",
 		},
 		"servers": []any{object{
 			"url":         "http://shaperd",
@@ -226,14 +225,14 @@ func describe(t *testing.T) object {
 	}
 }
 
-// schemas are those of the types of api.go.
+// schemas are the schemas of the types of api.go.
 type schemas struct {
 	t        *testing.T
 	comments map[string]string // of types, and of fields as "Type.Field"
 	made     object
 }
 
-// enum finds the words that a comment begins with.
+// enum matches the quoted words at the begin of a comment.
 var enum = regexp.MustCompile(`^"[a-z-]+"(?:, "[a-z-]+")+(?:$|[^,])`)
 
 func (s *schemas) of(t reflect.Type) object {
@@ -256,7 +255,7 @@ func (s *schemas) of(t reflect.Type) object {
 		return s.of(t.Elem())
 	case reflect.Struct:
 	default:
-		s.t.Fatalf("%v is in the API", t)
+		s.t.Fatalf("unsupported type in the API: %v", t)
 	}
 	if t == reflect.TypeFor[time.Time]() {
 		return object{"type": "string", "format": "date-time"}
@@ -279,8 +278,8 @@ func (s *schemas) of(t reflect.Type) object {
 				field["enum"] = regexp.MustCompile(`[a-z-]+`).FindAllString(found, -1)
 			}
 		}
-		if name == "for" {
-			field["minimum"], field["maximum"] = 0, longest.Seconds()
+		if name == "duration_seconds" && strings.HasPrefix(t.Name(), "Set") {
+			field["minimum"], field["maximum"] = 0, maxDuration.Seconds()
 		}
 		properties[name] = field
 		if may != "omitempty" {
@@ -291,7 +290,7 @@ func (s *schemas) of(t reflect.Type) object {
 	if made["required"] = required; len(required) == 0 {
 		delete(made, "required")
 	}
-	if strings.HasPrefix(t.Name(), "Set") { // what is not known of a request is refused
+	if strings.HasPrefix(t.Name(), "Set") { // unknown fields of a request are rejected
 		made["additionalProperties"] = false
 		for _, p := range properties {
 			if p := p.(object); p["type"] == "object" {
@@ -302,7 +301,7 @@ func (s *schemas) of(t reflect.Type) object {
 	return ref
 }
 
-// comments returns those of api.go.
+// comments returns the comments of api.go.
 func comments(t *testing.T) map[string]string {
 	file, err := parser.ParseFile(token.NewFileSet(), "api.go", nil, parser.ParseComments)
 	if err != nil {
@@ -353,7 +352,7 @@ func (e endpoint) describe(role Role, path string, types *schemas) object {
 	if e.answer != nil {
 		schema = types.of(reflect.TypeOf(e.answer))
 	}
-	answers := object{"200": object{"description": "It is so.", "content": object{e.media(): object{"schema": schema}}}}
+	answers := object{"200": object{"description": "Success.", "content": object{e.media(): object{"schema": schema}}}}
 	wrong := object{"application/json": object{"schema": types.of(reflect.TypeFor[Error]())}}
 	for code, text := range e.codes(role) {
 		content := wrong

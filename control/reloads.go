@@ -6,45 +6,45 @@ import (
 	"time"
 )
 
-// Reloads keeps the result of the last reload. The zero value is ready for use
-// by several goroutines.
+// Reloads is the result of the last reload. The zero value is ready, and may be used
+// concurrently.
 type Reloads struct {
-	mu          sync.Mutex
-	last        time.Time // of the last one that succeeded
-	tried       time.Time
-	took        time.Duration
-	errors      []string // of the last one
-	dropped     []string // by the last one
-	failed      bool
-	ok, notOkay uint64
+	mu                  sync.Mutex
+	loadedAt            time.Time // time of the last success
+	at                  time.Time // time of the last attempt
+	duration            time.Duration
+	errors              []string // of the last attempt
+	dropped             []string // overrides that it dropped
+	failed              bool
+	successes, failures uint64
 }
 
-// Dropped keeps what of the settings of operators the last reload ended.
-func (r *Reloads) Dropped(settings []string) {
+// SetDroppedOverrides sets the runtime overrides that the last reload ended.
+func (r *Reloads) SetDroppedOverrides(overrides []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.dropped = settings
+	r.dropped = overrides
 }
 
-// Note keeps the result of a reload that took took: what was wrong, a line a mistake, or
-// nothing.
-func (r *Reloads) Note(took time.Duration, errors ...string) {
+// Record sets the result of a reload and its duration. Without errors it succeeded; each error
+// is one mistake.
+func (r *Reloads) Record(duration time.Duration, errors ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.tried, r.took, r.errors, r.dropped = time.Now(), took, errors, nil
+	r.at, r.duration, r.errors, r.dropped = time.Now(), duration, errors, nil
 	if r.failed = len(errors) > 0; r.failed {
-		r.notOkay++
+		r.failures++
 		return
 	}
-	r.ok++
-	r.last = r.tried
+	r.successes++
+	r.loadedAt = r.at
 }
 
-// Status returns the result of the last one.
+// Status returns the result of the last reload.
 func (r *Reloads) Status() ReloadStatus {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return ReloadStatus{
-		OK: !r.failed, At: r.tried, Loaded: r.last, Took: r.took.Seconds(), Errors: append([]string{}, r.errors...), Dropped: slices.Clone(r.dropped),
+		OK: !r.failed, At: r.at, Loaded: r.loadedAt, Duration: r.duration.Seconds(), Errors: append([]string{}, r.errors...), DroppedOverrides: slices.Clone(r.dropped),
 	}
 }

@@ -14,30 +14,30 @@ import (
 	"time"
 )
 
-// answer writes v.
-func answer(w http.ResponseWriter, code int, v any) {
+// writeJSON writes v as the response.
+func writeJSON(w http.ResponseWriter, code int, v any) {
 	text, err := json.Marshal(v)
 	if err != nil {
 		code = http.StatusInternalServerError
 		text, _ = json.Marshal(Error{err.Error()})
 	}
-	header(w, "application/json")
+	setHeaders(w, "application/json")
 	w.WriteHeader(code)
-	_, _ = w.Write(append(text, '\n')) // the client may have left
+	_, _ = w.Write(append(text, '\n')) // the client may be gone
 }
 
-func header(w http.ResponseWriter, contentType string) {
+func setHeaders(w http.ResponseWriter, contentType string) {
 	w.Header().Set("Content-Type", contentType)
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 }
 
-func bad(w http.ResponseWriter, format string, args ...any) {
-	answer(w, http.StatusBadRequest, Error{fmt.Sprintf(format, args...)})
+func badRequest(w http.ResponseWriter, format string, args ...any) {
+	writeJSON(w, http.StatusBadRequest, Error{fmt.Sprintf(format, args...)})
 }
 
-// failed answers err, if it is one.
-func failed(w http.ResponseWriter, err error) bool {
+// writeError writes err as the response, and reports whether it is not nil.
+func writeError(w http.ResponseWriter, err error) bool {
 	if err == nil {
 		return false
 	}
@@ -47,79 +47,79 @@ func failed(w http.ResponseWriter, err error) bool {
 		code = http.StatusNotFound
 	case errors.Is(err, ErrRefused):
 		code = http.StatusUnprocessableEntity
-	case errors.Is(err, ErrEnding), errors.Is(err, context.Canceled): // of a client that left
+	case errors.Is(err, ErrStopping), errors.Is(err, context.Canceled): // the client is gone
 		code = http.StatusServiceUnavailable
 	}
-	answer(w, code, Error{err.Error()})
+	writeJSON(w, code, Error{err.Error()})
 	return true
 }
 
-// body reads the body of a request, and answers where that is no v.
-func body(w http.ResponseWriter, q *http.Request, v any) bool {
+// readBody decodes the body of a request into v, or writes an error and returns false.
+func readBody(w http.ResponseWriter, q *http.Request, v any) bool {
 	text, err := io.ReadAll(q.Body)
 	var large *http.MaxBytesError
 	if errors.As(err, &large) {
-		answer(w, http.StatusRequestEntityTooLarge, Error{fmt.Sprintf("the body is larger than %d bytes", maxBody)})
+		writeJSON(w, http.StatusRequestEntityTooLarge, Error{fmt.Sprintf("the request body is larger than %d bytes", maxBody)})
 		return false
 	}
 	if err == nil {
 		err = decode(text, v)
 	}
 	if err != nil {
-		bad(w, "invalid request body: %s", strings.TrimPrefix(mistyped(text, err).Error(), "json: "))
+		badRequest(w, "invalid request body: %s", strings.TrimPrefix(describeTypeError(text, err).Error(), "json: "))
 		return false
 	}
 	return true
 }
 
-// mistyped returns err in words of JSON, if it is that a value of text has the wrong type.
-func mistyped(text []byte, err error) error {
-	var wrong *json.UnmarshalTypeError
-	if !errors.As(err, &wrong) {
+// describeTypeError returns err in terms of JSON if it is about a wrong type of a value of text.
+func describeTypeError(text []byte, err error) error {
+	var typeErr *json.UnmarshalTypeError
+	if !errors.As(err, &typeErr) {
 		return err
 	}
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.UseNumber()
-	var before, found json.Token // the last ends at the offset
-	for d.InputOffset() < wrong.Offset {
+	var before, found json.Token // found ends at the offset
+	for d.InputOffset() < typeErr.Offset {
 		before = found
 		if found, err = d.Token(); err != nil {
 			return err
 		}
 	}
-	is, _ := json.Marshal(found)
+	got, _ := json.Marshal(found)
 	switch found {
 	case json.Delim('['):
-		is = []byte("an array")
+		got = []byte("an array")
 	case json.Delim('{'):
-		is = []byte("an object")
+		got = []byte("an object")
 	}
-	if len(is) > mostShown {
-		is = append(is[:mostShown:mostShown], "..."...)
+	if len(got) > maxShown {
+		got = append(got[:maxShown:maxShown], "..."...)
 	}
-	wants := map[reflect.Kind]string{
+	want := map[reflect.Kind]string{
 		reflect.Bool: "true or false", reflect.String: "a string", reflect.Float64: "a number", reflect.Map: "an object", reflect.Struct: "an object",
-	}[wrong.Type.Kind()]
-	if _, number := found.(json.Number); number && wrong.Type.Kind() == reflect.Float64 {
-		wants = "a smaller number"
+	}[typeErr.Type.Kind()]
+	if _, number := found.(json.Number); number && typeErr.Type.Kind() == reflect.Float64 {
+		want = "a smaller number"
 	}
-	if wrong.Field == "" {
-		return fmt.Errorf("it must be %s, not %s", wants, is)
+	if typeErr.Field == "" {
+		return fmt.Errorf("must be %s, not %s", want, got)
 	}
-	field := wrong.Field
-	if key, ok := before.(string); ok && key != field { // it is a value of a map
+	field := typeErr.Field
+	if key, ok := before.(string); ok && key != field { // a value of a map
 		field += "." + key
 	}
-	return fmt.Errorf("%s must be %s, not %s", field, wants, is)
+	return fmt.Errorf("%s must be %s, not %s", field, want, got)
 }
 
-// mostShown bounds how much of a wrong value an error repeats, bytes.
-const mostShown = 40
+// maxShown bounds the part of a wrong value that an error quotes, in bytes.
+const maxShown = 40
 
-// decode reads v from text, which has all of its fields but those that may be left out.
+// decode decodes text into v. All fields without omitempty are required.
 func decode(text []byte, v any) error {
 	if len(text) == 0 {
-		return errors.New("it is empty")
+		return errors.New("empty")
 	}
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
@@ -127,56 +127,56 @@ func decode(text []byte, v any) error {
 		return err
 	}
 	var given map[string]*json.RawMessage
-	if err := json.Unmarshal(text, &given); err != nil { // there is more behind it
+	if err := json.Unmarshal(text, &given); err != nil { // there is trailing data
 		return err
 	}
 	for f := range reflect.TypeOf(v).Elem().Fields() {
-		name, may, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if may != "omitempty" && given[name] == nil {
-			return fmt.Errorf("%q is missing", name)
+		name, option, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if option != "omitempty" && given[name] == nil {
+			return fmt.Errorf("missing %q", name)
 		}
 	}
 	return nil
 }
 
-// longest is for how long a change may be asked to last.
-const longest = 366 * 24 * time.Hour
+// maxDuration is the maximum duration of a change.
+const maxDuration = 366 * 24 * time.Hour
 
-// lasting reads for how long a change is to last, in seconds; 0 is as long as may be.
-func lasting(w http.ResponseWriter, seconds float64) (time.Duration, bool) {
-	if !(seconds >= 0 && seconds <= longest.Seconds()) {
-		bad(w, "for: %v seconds: from 0 to %.0f, which is 366 days", seconds, longest.Seconds())
+// durationOf converts the duration of a change; 0 is no end. It writes an error if it is out of range.
+func durationOf(w http.ResponseWriter, seconds float64) (time.Duration, bool) {
+	if !(seconds >= 0 && seconds <= maxDuration.Seconds()) {
+		badRequest(w, "duration_seconds: %v is out of range: must be from 0 to %.0f (366 days)", seconds, maxDuration.Seconds())
 		return 0, false
 	}
 	d := time.Duration(seconds * float64(time.Second))
-	if d == 0 && seconds > 0 { // which would be as long as may be
-		bad(w, "for: %v seconds are none", seconds)
+	if d == 0 && seconds > 0 { // it would mean no end
+		badRequest(w, "duration_seconds: %v is out of range: must be at least 1e-9", seconds)
 		return 0, false
 	}
 	return d, true
 }
 
-// top reads how many are asked for.
-func top(w http.ResponseWriter, q *http.Request, usual, most int) (int, bool) {
+// topParam parses the parameter "top", or writes an error.
+func topParam(w http.ResponseWriter, q *http.Request, byDefault, maxTop int) (int, bool) {
 	text := q.URL.Query().Get("top")
 	if text == "" {
-		return usual, true
+		return byDefault, true
 	}
 	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 || n > most {
-		bad(w, "top: %q: a number from 1 to %d", text, most)
+	if err != nil || n < 1 || n > maxTop {
+		badRequest(w, "top: invalid value %q: must be from 1 to %d", text, maxTop)
 		return 0, false
 	}
 	return n, true
 }
 
-// word reads one of the words that choices has.
-func word[T any](w http.ResponseWriter, q *http.Request, name, usual string, choices map[string]T) (choice T, word string, ok bool) {
+// enumParam parses a parameter that must be a key of choices, or writes an error.
+func enumParam[T any](w http.ResponseWriter, q *http.Request, name, byDefault string, choices map[string]T) (choice T, word string, ok bool) {
 	if word = q.URL.Query().Get(name); word == "" {
-		word = usual
+		word = byDefault
 	}
 	if choice, ok = choices[word]; !ok {
-		bad(w, "%s: %q: %s", name, word, oneOf(choices))
+		badRequest(w, "%s: invalid value %q: must be %s", name, word, oneOf(choices))
 	}
 	return choice, word, ok
 }

@@ -7,22 +7,22 @@ import (
 	"testing"
 )
 
-// A value of the wrong type is named in the words of JSON, never in those of Go.
+// A type error names JSON types, not Go types.
 func TestWrongTypeIsNamed(t *testing.T) {
 	client := clientOf(t, serveOn(t, options(t, busy(t, 1)), -1, nil))
 	for _, tt := range []struct{ method, path, body, want string }{
 		{"PUT", "/v1/bypass", `{"on":"yes"}`, `on must be true or false, not "yes"`},
 		{"PUT", "/v1/bypass", ` { "on" : 1 } `, `on must be true or false, not 1`},
-		{"PUT", "/v1/bypass", `{"on":true,"for":"1m"}`, `for must be a number, not "1m"`},
-		{"PUT", "/v1/bypass", `{"on":true,"for":1e999}`, `for must be a smaller number, not 1e999`},
-		{"PUT", "/v1/bypass", `{"on":true,"for":{"a":[1,{"b":2}]}}`, `for must be a number, not an object`},
-		{"PUT", "/v1/bypass", `{"for":[[1],2],"on":true}`, `for must be a number, not an array`},
-		{"PUT", "/v1/bypass", `["on"]`, `it must be an object, not an array`},
-		{"PUT", "/v1/bypass", `"on"`, `it must be an object, not "on"`},
+		{"PUT", "/v1/bypass", `{"on":true,"duration_seconds":"1m"}`, `duration_seconds must be a number, not "1m"`},
+		{"PUT", "/v1/bypass", `{"on":true,"duration_seconds":1e999}`, `duration_seconds must be a smaller number, not 1e999`},
+		{"PUT", "/v1/bypass", `{"on":true,"duration_seconds":{"a":[1,{"b":2}]}}`, `duration_seconds must be a number, not an object`},
+		{"PUT", "/v1/bypass", `{"duration_seconds":[[1],2],"on":true}`, `duration_seconds must be a number, not an array`},
+		{"PUT", "/v1/bypass", `["on"]`, `must be an object, not an array`},
+		{"PUT", "/v1/bypass", `"on"`, `must be an object, not "on"`},
 		{"PUT", "/v1/bypass", `{"what":1}`, `unknown field "what"`},
 		{"POST", "/v1/blocks", `{"prefix":["192.0.2.1"]}`, `prefix must be a string, not an array`},
 		{"POST", "/v1/blocks", `{"prefix":17}`, `prefix must be a string, not 17`},
-		{"POST", "/v1/blocks", `{"prefix":"192.0.2.1","for":"` + strings.Repeat("9", 4000) + `"}`, `for must be a number, not "` + strings.Repeat("9", mostShown-1) + `...`},
+		{"POST", "/v1/blocks", `{"prefix":"192.0.2.1","duration_seconds":"` + strings.Repeat("9", 4000) + `"}`, `duration_seconds must be a number, not "` + strings.Repeat("9", maxShown-1) + `...`},
 		{"PATCH", "/v1/limits/aa", `{"set":"rate=1MB/s"}`, `set must be an object, not "rate=1MB/s"`},
 		{"PATCH", "/v1/limits/aa", `{"set":{"rate":1}}`, `set.rate must be a string, not 1`},
 		{"PATCH", "/v1/limits/aa", `{"set":{"rate":false}}`, `set.rate must be a string, not false`},

@@ -13,24 +13,24 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// IDs that hardly anybody has. The group is in place of Group.
+// User and group IDs that are probably unused. readersGID stands for Group.
 const (
-	readers = 64001
-	alone   = 64002
-	other   = 64003
-	service = 64004
+	readersGID     = 64001
+	unprivilegedID = 64002
+	otherID        = 64003
+	serviceID      = 64004
 )
 
 var (
-	root          = person{uid: 0, gid: 0}
-	byGroup       = person{uid: other, gid: readers}
-	bySecondGroup = person{uid: other, gid: other, groups: []uint32{other, readers}}
-	somebody      = person{uid: alone, gid: alone, groups: []uint32{alone, other}}
-	daemonsOwn    = person{uid: service, gid: service, groups: []uint32{readers}}
+	root          = identity{uid: 0, gid: 0}
+	byGroup       = identity{uid: otherID, gid: readersGID}
+	bySecondGroup = identity{uid: otherID, gid: otherID, groups: []uint32{otherID, readersGID}}
+	unprivileged  = identity{uid: unprivilegedID, gid: unprivilegedID, groups: []uint32{unprivilegedID, otherID}}
+	daemonsOwn    = identity{uid: serviceID, gid: serviceID, groups: []uint32{readersGID}}
 )
 
-// everything is a request of each endpoint that would succeed, and the role it takes.
-func everything(socket string) (all []request, roles []Role) {
+// allRequests returns a valid request for each endpoint, and the role that it requires.
+func allRequests(socket string) (all []request, roles []Role) {
 	for _, r := range (&api{}).routes() {
 		method, path, _ := strings.Cut(r.pattern, " ")
 		e := endpoints[r.pattern]
@@ -41,8 +41,8 @@ func everything(socket string) (all []request, roles []Role) {
 	return all, roles
 }
 
-// check tells which requests were not answered as they are to be for who has a role.
-func check(t *testing.T, has Role, all []request, takes []Role, codes []int) {
+// checkCodes checks the status codes of requests of a user with a role.
+func checkCodes(t *testing.T, has Role, all []request, takes []Role, codes []int) {
 	t.Helper()
 	for i, r := range all {
 		want := http.StatusOK
@@ -50,7 +50,7 @@ func check(t *testing.T, has Role, all []request, takes []Role, codes []int) {
 		case has < takes[i]:
 			want = http.StatusForbidden
 		case strings.HasPrefix(r.Target, "/debug/pprof/profile"):
-			want = http.StatusInternalServerError // there is one already
+			want = http.StatusInternalServerError // a profile is running already
 		}
 		if codes[i] != want {
 			t.Errorf("%s %s: %d, want %d", r.Method, r.Target, codes[i], want)
@@ -58,14 +58,14 @@ func check(t *testing.T, has Role, all []request, takes []Role, codes []int) {
 	}
 }
 
-// noted notes of the proxy, too, what is changed.
-type noted struct {
+// recordingProxy records changes of the proxy, too.
+type recordingProxy struct {
 	fakeProxy
 	*fakeDaemon
 }
 
-func (n noted) Kill(id uint64) bool {
-	_ = n.note("kill")
+func (n recordingProxy) Kill(id uint64) bool {
+	_ = n.record("kill")
 	return n.fakeProxy.Kill(id)
 }
 
@@ -76,28 +76,28 @@ func TestRoles(t *testing.T) {
 	defer pprof.StopCPUProfile()
 	daemon := &fakeDaemon{}
 	o := options(t, busy(t, 2))
-	o.Daemon, o.Proxy = daemon, noted{fakeDaemon: daemon}
-	s := serveOn(t, o, readers, nil)
+	o.Daemon, o.Proxy = daemon, recordingProxy{fakeDaemon: daemon}
+	s := serveOn(t, o, readersGID, nil)
 	changes := []string{
-		"explain", "set aa", "unset aa", "block 192.0.2.0/24", "unblock 192.0.2.0/24", "bypass", "kill", "drain downstream", "reload", "drain",
+		"explain", "set aa", "unset aa", "block 192.0.2.0/24", "unblock 192.0.2.0/24", "bypass", "kill", "drain downstream", "reload", "stop",
 	}
 	for _, tt := range []struct {
 		name string
-		user person
+		user identity
 		has  Role
 		asks []string // of the daemon
 	}{
 		{"root", root, Admin, changes},
 		{"by group", byGroup, Reader, changes[:1]},
 		{"by second group", bySecondGroup, Reader, changes[:1]},
-		{"nobody", somebody, Nobody, nil},
+		{"nobody", unprivileged, NoRole, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			daemon.asked = nil
-			all, takes := everything(s.socket.path)
-			check(t, tt.has, all, takes, tt.user.ask(t, all))
-			if d := cmp.Diff(tt.asks, daemon.asked); d != "" {
-				t.Errorf("what the daemon was asked: %s", d)
+			daemon.calls = nil
+			all, takes := allRequests(s.socket.path)
+			checkCodes(t, tt.has, all, takes, tt.user.ask(t, all))
+			if d := cmp.Diff(tt.asks, daemon.calls); d != "" {
+				t.Errorf("calls of the daemon: %s", d)
 			}
 		})
 	}
@@ -108,9 +108,9 @@ func TestRoles(t *testing.T) {
 		}
 		one := []request{{s.socket.path, "GET", "/v1/status", ""}}
 		for _, tt := range []struct {
-			user person
+			user identity
 			want int
-		}{{root, 200}, {byGroup, 200}, {bySecondGroup, 200}, {somebody, 0}} {
+		}{{root, 200}, {byGroup, 200}, {bySecondGroup, 200}, {unprivileged, 0}} {
 			if got := tt.user.ask(t, one); got[0] != tt.want {
 				t.Errorf("%+v: %d, want %d", tt.user, got[0], tt.want)
 			}
@@ -118,42 +118,42 @@ func TestRoles(t *testing.T) {
 	})
 }
 
-// A daemon that is not root's is steered by its own user too, but not by another one that
-// its group has.
-func TestRolesOfDaemonThatIsNotRoots(t *testing.T) {
+// A daemon that does not run as root is controlled by its own user too, but not by other members
+// of its group.
+func TestRoles_UnprivilegedDaemon(t *testing.T) {
 	path := socketPath(t)
-	if err := os.Chown(filepath.Dir(path), service, service); err != nil {
+	if err := os.Chown(filepath.Dir(path), serviceID, serviceID); err != nil {
 		t.Fatal(err)
 	}
-	start(t, daemonsOwn.command(t, "serve", place{path, readers}))
+	start(t, daemonsOwn.command(t, "serve", serveArgs{path, readersGID}))
 	if err := os.Chmod(path, 0o666); err != nil {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct {
 		name string
-		user person
+		user identity
 		has  Role
 	}{
 		{"root", root, Admin},
 		{"own user", daemonsOwn, Admin},
-		{"own user, not in its groups", person{uid: service, gid: alone}, Admin},
-		{"own group", person{uid: other, gid: service}, Nobody},
+		{"own user, not in its groups", identity{uid: serviceID, gid: unprivilegedID}, Admin},
+		{"own group", identity{uid: otherID, gid: serviceID}, NoRole},
 		{"by group", byGroup, Reader},
 		{"by second group", bySecondGroup, Reader},
-		{"nobody", somebody, Nobody},
+		{"nobody", unprivileged, NoRole},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			all, takes := everything(path)
-			check(t, tt.has, all, takes, tt.user.ask(t, all))
+			all, takes := allRequests(path)
+			checkCodes(t, tt.has, all, takes, tt.user.ask(t, all))
 		})
 	}
 }
 
-// Without the group nobody reads, whatever groups they are in: -1 is no group.
+// Without the group no other user is a reader: -1 matches no group.
 func TestRolesWithoutGroup(t *testing.T) {
 	s := serveOn(t, options(t, busy(t, 1)), -1, nil)
 	all := []request{{s.socket.path, "GET", "/v1/status", ""}}
-	for _, u := range []person{byGroup, {uid: other, gid: 65534}, {uid: other, gid: other, groups: []uint32{0}}} {
+	for _, u := range []identity{byGroup, {uid: otherID, gid: 65534}, {uid: otherID, gid: otherID, groups: []uint32{0}}} {
 		if got := u.ask(t, all); got[0] != http.StatusForbidden {
 			t.Errorf("%+v: %d", u, got[0])
 		}

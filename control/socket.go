@@ -20,87 +20,87 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Role is what somebody who connects to the control socket may do.
+// Role is the set of permissions of a peer on the control socket.
 type Role uint8
 
-// The roles. Each may what the ones before it may.
+// The roles. Each includes the permissions of the ones before it.
 const (
-	Nobody Role = iota
-	Reader      // see
-	Admin       // and change
+	NoRole Role = iota
+	Reader      // may read
+	Admin       // may also change
 )
 
-func (r Role) String() string { return [...]string{"nobody", "reader", "admin"}[r] }
+func (r Role) String() string { return [...]string{"none", "reader", "admin"}[r] }
 
-// Group is the group whose members may read.
+// Group is the group whose members have the role Reader.
 const Group = "shaperd"
 
-// socket is the control socket. It knows who connects, and gives nobody too many connections.
+// socket is the control socket. It identifies its peers, and bounds their connections.
 type socket struct {
 	*net.UnixListener
-	path  string
-	inode unix.Stat_t
-	gid   int // of those that may read, negative when there is none
-	log   *slog.Logger
-	crowd *crowd
+	path    string
+	inode   unix.Stat_t
+	gid     int // group with the role Reader; negative for none
+	log     *slog.Logger
+	limiter *connLimiter
 
-	mu   sync.Mutex
-	told time.Time // of somebody without a role
+	mu       sync.Mutex
+	loggedAt time.Time // when logRefused last logged
 }
 
-// How many connections a user may have, and one who may change something.
+// Maximum number of connections of a user, and of an admin.
 const (
-	maxOfUser  = 32
-	maxOfAdmin = 256
+	maxUserConnections  = 32
+	maxAdminConnections = 256
 )
 
-func most(role Role) int {
+func maxConnections(role Role) int {
 	if role == Admin {
-		return maxOfAdmin
+		return maxAdminConnections
 	}
-	return maxOfUser
+	return maxUserConnections
 }
 
-// maxPath is how long the path of a socket may be.
+// maxPath is the maximum length of the path of a socket.
 const maxPath = len(unix.RawSockaddrUnix{}.Path) - 1
 
-// lockTimeout is how long to wait for other daemons that start.
+// lockTimeout bounds the wait for other daemons that are starting.
 const lockTimeout = 2 * time.Second
 
-// listenSocket makes the control socket at path. Whoever is in the group gid may connect,
-// unless it is negative, and so may root and the daemon's own user. What is there already
-// is replaced only if it is a socket of this user's that nobody listens on.
+// listenSocket creates the control socket at path. Root, the user of the daemon and, unless gid
+// is negative, the members of that group may connect. It replaces an existing file only if
+// that is a socket of this user without a listener.
 func listenSocket(path string, gid int, log *slog.Logger) (*socket, error) {
-	wrong := func(format string, args ...any) error {
+	fail := func(format string, args ...any) error {
 		return fmt.Errorf("control socket %s: %w", path, fmt.Errorf(format, args...))
 	}
 	next := path + ".next"
 	if len(next) > maxPath {
-		return nil, wrong("its path is longer than %d bytes", maxPath-len(".next"))
+		return nil, fail("path is longer than %d bytes", maxPath-len(".next"))
 	}
 	folder := filepath.Dir(path)
 	if err := os.Mkdir(folder, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, wrong("make its folder: %w", cause(err))
+		return nil, fail("create directory: %w", errnoOf(err))
 	}
-	if err := trusted(folder); err != nil {
-		return nil, wrong("%w", err)
+	if err := checkFolder(folder); err != nil {
+		return nil, fail("%w", err)
 	}
-	// Two daemons that start at once are not to take away each other's.
+	// Two daemons that start at once must not replace the socket of each other.
 	lock, err := os.Open(folder)
 	if err != nil {
-		return nil, wrong("%w", cause(err))
+		return nil, fail("%w", errnoOf(err))
 	}
 	defer lock.Close()
-	if err := await(lock); err != nil {
-		return nil, wrong("lock its folder: %w", err)
+	if err := lockFolder(lock); err != nil {
+		return nil, fail("lock directory: %w", err)
 	}
-	if err := replaceable(path); err != nil {
-		return nil, wrong("%w", err)
+	if err := checkReplaceable(path); err != nil {
+		return nil, fail("%w", err)
 	}
-	s := &socket{path: path, gid: gid, log: log, crowd: &crowd{log: log, name: "control socket", groups: map[uint32]*group{}}}
-	// It gets its name when it has its rights.
+	s := &socket{path: path, gid: gid, log: log, limiter: &connLimiter{log: log, endpoint: "control socket", users: map[uint32]*userConns{}}}
+	// Its final name comes last, when its permissions are set.
 	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, wrong("%w", cause(err))
+		return nil, fail("%w", errnoOf(err))
 	}
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
@@ -108,11 +108,11 @@ func listenSocket(path string, gid int, log *slog.Logger) (*socket, error) {
 	}}
 	l, err := config.Listen(context.Background(), "unix", next)
 	if err != nil {
-		return nil, wrong("%w", cause(err))
+		return nil, fail("%w", errnoOf(err))
 	}
 	s.UnixListener = l.(*net.UnixListener)
 	s.SetUnlinkOnClose(false)
-	// The unit runs with that group, and without the system call chown.
+	// The systemd unit runs with that group, and without the system call chown.
 	err = unix.Lstat(next, &s.inode)
 	if err == nil && s.gid >= 0 && (int(s.inode.Gid) == s.gid || os.Lchown(next, -1, s.gid) == nil) {
 		err = os.Chmod(next, 0o660)
@@ -123,12 +123,12 @@ func listenSocket(path string, gid int, log *slog.Logger) (*socket, error) {
 	if err != nil {
 		l.Close()
 		_ = os.Remove(next)
-		return nil, wrong("%w", cause(err))
+		return nil, fail("%w", errnoOf(err))
 	}
 	return s, nil
 }
 
-// groupID returns the ID of Group, -1 when there is no such group.
+// groupID returns the ID of Group, or -1 if it does not exist.
 func groupID() int {
 	if g, err := user.LookupGroup(Group); err == nil {
 		if gid, err := strconv.Atoi(g.Gid); err == nil {
@@ -138,10 +138,10 @@ func groupID() int {
 	return -1
 }
 
-// await locks folder, as a daemon that starts does for a moment. Whoever may read a folder
-// may lock it: one that is locked for longer is taken for unlocked, or anybody could keep
-// daemons from starting.
-func await(folder *os.File) error {
+// lockFolder locks folder, as every daemon does briefly when it starts. Any user that may read a
+// folder may lock it; after lockTimeout the lock is ignored, or any user could keep daemons
+// from starting.
+func lockFolder(folder *os.File) error {
 	for end := time.Now().Add(lockTimeout); ; time.Sleep(10 * time.Millisecond) {
 		err := unix.Flock(int(folder.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if !errors.Is(err, unix.EWOULDBLOCK) {
@@ -153,8 +153,8 @@ func await(folder *os.File) error {
 	}
 }
 
-// cause is err without what the caller says of it already.
-func cause(err error) error {
+// errnoOf returns the errno of err, without the operation and path, if it has one.
+func errnoOf(err error) error {
 	var errno unix.Errno
 	if errors.As(err, &errno) {
 		return errno
@@ -162,23 +162,23 @@ func cause(err error) error {
 	return err
 }
 
-// trusted returns an error when others could put something in the place of what is in folder.
-func trusted(folder string) error {
+// checkFolder returns an error if other users could replace files in folder.
+func checkFolder(folder string) error {
 	var s unix.Stat_t
 	if err := unix.Stat(folder, &s); err != nil {
 		return err
 	}
 	if s.Uid != 0 && int(s.Uid) != os.Geteuid() {
-		return fmt.Errorf("its folder belongs to user %d: use one of root's, or of the daemon's own user", s.Uid)
+		return fmt.Errorf("directory is owned by user %d: it must be owned by root or the user of the daemon", s.Uid)
 	}
 	if s.Mode&0o022 != 0 && s.Mode&unix.S_ISVTX == 0 {
-		return errors.New("others may write to its folder: chmod go-w " + folder)
+		return errors.New("directory is writable by others: chmod go-w " + folder)
 	}
 	return nil
 }
 
-// replaceable returns an error when something is at path that must not be replaced.
-func replaceable(path string) error {
+// checkReplaceable returns an error if path is a file that must not be replaced.
+func checkReplaceable(path string) error {
 	var s unix.Stat_t
 	err := unix.Lstat(path, &s)
 	switch {
@@ -187,23 +187,23 @@ func replaceable(path string) error {
 	case err != nil:
 		return err
 	case s.Mode&unix.S_IFMT != unix.S_IFSOCK:
-		return errors.New("there is something else, which is no socket: remove it, or name another path with --control")
+		return errors.New("file exists and is not a socket: remove it, or choose another path with --control")
 	case s.Uid != uint32(os.Geteuid()):
-		return fmt.Errorf("there is a socket of user %d: remove it, or name another path with --control", s.Uid)
+		return fmt.Errorf("socket exists and is owned by user %d: remove it, or choose another path with --control", s.Uid)
 	}
 	c, err := net.DialTimeout("unix", path, time.Second)
 	if err == nil {
 		c.Close()
-		return errors.New("another daemon listens there: stop it, or name another path with --control")
+		return errors.New("another daemon is listening: stop it, or choose another path with --control")
 	}
 	if !errors.Is(err, unix.ECONNREFUSED) {
-		return cause(err)
+		return errnoOf(err)
 	}
 	return nil
 }
 
-// Close ends the socket, and removes it if it is still there: first, as nobody replaces a
-// socket that is listened on.
+// Close closes the socket, and removes its file if that is still its own. It removes it first:
+// while the socket listens, no other daemon replaces the file.
 func (s *socket) Close() error {
 	var now unix.Stat_t
 	if unix.Lstat(s.path, &now) == nil && now.Dev == s.inode.Dev && now.Ino == s.inode.Ino {
@@ -212,16 +212,16 @@ func (s *socket) Close() error {
 	return s.UnixListener.Close()
 }
 
-// peer is a connection of somebody who is known.
+// peer is a connection with the identity and the role of its client.
 type peer struct {
-	*guest
+	*limitedConn
 	role    Role
 	uid     uint32
 	pid     int32
-	crowded bool // the user has too many, and is to be told
+	tooMany bool // the user is at its maximum: requests get an error
 }
 
-// Accept returns the next connection of somebody who may have one.
+// Accept returns the next connection that the limit admits.
 func (s *socket) Accept() (net.Conn, error) {
 	for {
 		c, err := s.AcceptUnix()
@@ -229,37 +229,37 @@ func (s *socket) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		uid, pid, role := s.identify(c)
-		g, room := s.crowd.admit(c, uid, most(role))
+		g, ok := s.limiter.admit(c, uid, maxConnections(role))
 		if g == nil {
 			c.Close()
 			continue
 		}
-		if role == Nobody {
-			s.refuse(uid, pid)
+		if role == NoRole {
+			s.logRefused(uid, pid)
 		}
-		return &peer{guest: g, role: role, uid: uid, pid: pid, crowded: !room}, nil
+		return &peer{limitedConn: g, role: role, uid: uid, pid: pid, tooMany: !ok}, nil
 	}
 }
 
-// refuse tells of somebody who has no role, at most once a second.
-func (s *socket) refuse(uid uint32, pid int32) {
+// logRefused logs a peer without a role, at most once a second.
+func (s *socket) logRefused(uid uint32, pid int32) {
 	s.mu.Lock()
-	again := time.Since(s.told) < time.Second
-	if !again {
-		s.told = time.Now()
+	recent := time.Since(s.loggedAt) < time.Second
+	if !recent {
+		s.loggedAt = time.Now()
 	}
 	s.mu.Unlock()
-	if !again {
-		s.log.Warn("control socket: refused", "uid", uid, "pid", pid)
+	if !recent {
+		s.log.Warn("control socket: connection without permission", "uid", uid, "pid", pid)
 	}
 }
 
-// identify returns who connected, by what the kernel says of them.
+// identify returns the credentials of a peer, from the kernel, and its role.
 func (s *socket) identify(c *net.UnixConn) (uid uint32, pid int32, role Role) {
 	uid = ^uint32(0)
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return uid, 0, Nobody
+		return uid, 0, NoRole
 	}
 	_ = raw.Control(func(fd uintptr) {
 		cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
@@ -277,16 +277,16 @@ func (s *socket) identify(c *net.UnixConn) (uid uint32, pid int32, role Role) {
 	return uid, pid, role
 }
 
-// peerGroups returns the supplementary groups of whoever connected.
+// peerGroups returns the supplementary groups of a peer.
 func peerGroups(fd uintptr) []uint32 {
-	const most = 1 << 16 // NGROUPS_MAX
+	const maxGroups = 1 << 16 // NGROUPS_MAX
 	groups := make([]uint32, 64)
 	for {
 		size := uint32(len(groups) * 4)
 		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_PEERGROUPS,
 			uintptr(unsafe.Pointer(&groups[0])), uintptr(unsafe.Pointer(&size)), 0)
-		if errno == unix.ERANGE && len(groups) < most {
-			groups = make([]uint32, most)
+		if errno == unix.ERANGE && len(groups) < maxGroups {
+			groups = make([]uint32, maxGroups)
 			continue
 		}
 		if errno != 0 {

@@ -30,8 +30,8 @@ func listenAt(t *testing.T, path string, gid int) *socket {
 	return s
 }
 
-// stale leaves a socket at path that nobody listens on.
-func stale(t *testing.T, path string) {
+// leaveStaleSocket leaves a socket without a listener at path.
+func leaveStaleSocket(t *testing.T, path string) {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
 	if err != nil {
@@ -41,7 +41,7 @@ func stale(t *testing.T, path string) {
 	l.Close()
 }
 
-func TestSocketReplaces(t *testing.T) {
+func TestListenSocket_ReplacesOnlyStaleSocket(t *testing.T) {
 	const left = "what was there"
 	for _, tt := range []struct {
 		name string
@@ -49,21 +49,21 @@ func TestSocketReplaces(t *testing.T) {
 		want string // of the error; "" is none
 	}{
 		{"nothing", func(*testing.T, string) error { return nil }, ""},
-		{"stale socket", func(t *testing.T, path string) error { stale(t, path); return nil }, ""},
-		{"what a start left", func(t *testing.T, path string) error { stale(t, path+".next"); return nil }, ""},
-		{"live socket", func(t *testing.T, path string) error { listenAt(t, path, -1); return nil }, "another daemon listens there: stop it, or name another path with --control"},
+		{"stale socket", func(t *testing.T, path string) error { leaveStaleSocket(t, path); return nil }, ""},
+		{"what a start left", func(t *testing.T, path string) error { leaveStaleSocket(t, path+".next"); return nil }, ""},
+		{"live socket", func(t *testing.T, path string) error { listenAt(t, path, -1); return nil }, "another daemon is listening: stop it, or choose another path with --control"},
 		{"socket of another user", func(t *testing.T, path string) error {
-			stale(t, path)
-			return os.Chown(path, other, other)
-		}, "there is a socket of user 64003: remove it"},
-		{"file", func(_ *testing.T, path string) error { return os.WriteFile(path, []byte(left), 0o600) }, "there is something else, which is no socket: remove it"},
-		{"folder", func(_ *testing.T, path string) error { return os.Mkdir(path, 0o700) }, "something else"},
-		{"FIFO", func(_ *testing.T, path string) error { return unix.Mkfifo(path, 0o600) }, "something else"},
-		{"symlink to nothing", func(_ *testing.T, path string) error { return os.Symlink(path+"x", path) }, "something else"},
+			leaveStaleSocket(t, path)
+			return os.Chown(path, otherID, otherID)
+		}, "socket exists and is owned by user 64003: remove it"},
+		{"file", func(_ *testing.T, path string) error { return os.WriteFile(path, []byte(left), 0o600) }, "file exists and is not a socket: remove it"},
+		{"folder", func(_ *testing.T, path string) error { return os.Mkdir(path, 0o700) }, "is not a socket"},
+		{"FIFO", func(_ *testing.T, path string) error { return unix.Mkfifo(path, 0o600) }, "is not a socket"},
+		{"symlink to nothing", func(_ *testing.T, path string) error { return os.Symlink(path+"x", path) }, "is not a socket"},
 		{"symlink to a stale socket", func(t *testing.T, path string) error {
-			stale(t, path+"x")
+			leaveStaleSocket(t, path+"x")
 			return os.Symlink(path+"x", path)
-		}, "something else"},
+		}, "is not a socket"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			path := socketPath(t)
@@ -84,34 +84,34 @@ func TestSocketReplaces(t *testing.T) {
 			} else {
 				if err == nil {
 					s.Close()
-					t.Fatal("it was replaced")
+					t.Fatal("the file was replaced")
 				}
 				if !strings.HasPrefix(err.Error(), "control socket "+path+": ") || !strings.Contains(err.Error(), tt.want) {
 					t.Error(err)
 				}
 				if now, err := os.Lstat(path); err != nil || !os.SameFile(before, now) {
-					t.Errorf("it is gone: %v", err)
+					t.Errorf("the file is gone: %v", err)
 				}
 			}
 			if _, err := os.Lstat(path + ".next"); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("something is left: %v", err)
+				t.Errorf("a temporary file is left: %v", err)
 			}
 		})
 	}
 }
 
-func TestSocketFolder(t *testing.T) {
+func TestListenSocket_ChecksFolder(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		make func(folder string) error
 		want string
 	}{
 		{"is made", os.Remove, ""},
-		{"others may write", func(f string) error { return os.Chmod(f, 0o777) }, "others may write to its folder: chmod go-w "},
-		{"a group may write", func(f string) error { return os.Chmod(f, 0o775) }, "others may write"},
+		{"others may write", func(f string) error { return os.Chmod(f, 0o777) }, "directory is writable by others: chmod go-w "},
+		{"a group may write", func(f string) error { return os.Chmod(f, 0o775) }, "directory is writable"},
 		{"sticky", func(f string) error { return os.Chmod(f, 0o777|fs.ModeSticky) }, ""},
-		{"of another user", func(f string) error { return os.Chown(f, other, other) }, "its folder belongs to user 64003: use one of root's, or of the daemon's own user"},
-		{"in none", func(f string) error { return os.Rename(f, f+".gone") }, "make its folder: no such file or directory"},
+		{"of another user", func(f string) error { return os.Chown(f, otherID, otherID) }, "directory is owned by user 64003: it must be owned by root or the user of the daemon"},
+		{"in none", func(f string) error { return os.Rename(f, f+".gone") }, "create directory: no such file or directory"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			path := socketPath(t)
@@ -134,27 +134,26 @@ func TestSocketFolder(t *testing.T) {
 	}
 }
 
-func TestSocketPath(t *testing.T) {
+func TestListenSocket_PathLength(t *testing.T) {
 	folder := filepath.Dir(socketPath(t))
 	fits := filepath.Join(folder, strings.Repeat("x", maxPath-len(".next")-len(folder)-1))
 	listenAt(t, fits, -1)
-	if _, err := listenSocket(fits+"x", -1, noLog); err == nil || !strings.Contains(err.Error(), "its path is longer than 102 bytes") {
+	if _, err := listenSocket(fits+"x", -1, noLog); err == nil || !strings.Contains(err.Error(), "path is longer than 102 bytes") {
 		t.Errorf("err = %v", err)
 	}
 }
 
-// lookTwice returns what name is in folder when two looks agree. One look is not enough:
-// stat(2) reads the group before the mode, and chown and chmod may come between.
-func lookTwice(folder int, name string) (s unix.Stat_t, ok bool) {
+// statTwice returns the status of name in folder if two calls agree. One call is not enough:
+// stat(2) reads the group before the mode, and chown and chmod may happen in between.
+func statTwice(folder int, name string) (s unix.Stat_t, ok bool) {
 	var again unix.Stat_t
 	return s, unix.Fstatat(folder, name, &s, unix.AT_SYMLINK_NOFOLLOW) == nil &&
 		unix.Fstatat(folder, name, &again, unix.AT_SYMLINK_NOFOLLOW) == nil &&
 		s.Ino == again.Ino && s.Mode == again.Mode && s.Gid == again.Gid && s.Ctim == again.Ctim
 }
 
-// Whoever looks at the folder never sees a socket that others may connect to, however
-// much new files may be used by others.
-func TestSocketIsNeverOpenToOthers(t *testing.T) {
+// The folder never contains a socket that other users may connect to, even with umask 0.
+func TestListenSocket_NeverOpenToOthers(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0))
 	path := socketPath(t)
 	folder, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -168,14 +167,14 @@ func TestSocketIsNeverOpenToOthers(t *testing.T) {
 		gid  uint32
 	}
 	seen := map[look]bool{}
-	whole := look{"control.sock", 0o660, readers}
+	whole := look{"control.sock", 0o660, readersGID}
 	var caught atomic.Bool // in its whole state
 	stop := make(chan struct{})
 	var watching sync.WaitGroup
 	watching.Go(func() {
 		for {
 			for _, name := range []string{"control.sock", "control.sock.next"} {
-				if s, ok := lookTwice(folder, name); ok {
+				if s, ok := statTwice(folder, name); ok {
 					l := look{name, s.Mode &^ unix.S_IFMT, s.Gid}
 					seen[l] = true
 					if l == whole {
@@ -191,18 +190,18 @@ func TestSocketIsNeverOpenToOthers(t *testing.T) {
 		}
 	})
 	for range 300 {
-		s, err := listenSocket(path, readers, noLog)
+		s, err := listenSocket(path, readersGID, noLog)
 		if err != nil {
 			t.Fatal(err)
 		}
 		s.Close()
 	}
-	listenAt(t, path, readers)
-	until(t, "the socket is seen", caught.Load)
+	listenAt(t, path, readersGID)
+	waitUntil(t, "the socket is seen", caught.Load)
 	close(stop)
 	watching.Wait()
 	for l := range seen {
-		ok := l.mode == 0o600 || l.mode == 0o660 && l.gid == readers
+		ok := l.mode == 0o600 || l.mode == 0o660 && l.gid == readersGID
 		if l.name == "control.sock" { // it has its name when all else is done
 			ok = l == whole
 		}
@@ -212,7 +211,7 @@ func TestSocketIsNeverOpenToOthers(t *testing.T) {
 	}
 }
 
-func TestSocketIsRemovedIfItIsThere(t *testing.T) {
+func TestSocket_CloseRemovesOwnFile(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		do   func(path string) error
@@ -241,12 +240,12 @@ func TestSocketIsRemovedIfItIsThere(t *testing.T) {
 	}
 }
 
-// One of those that start at a moment gets the socket, and the others are told.
-func TestSocketsAtOneMoment(t *testing.T) {
+// Of several daemons that start at once, one gets the socket, and the others get an error.
+func TestListenSocket_Concurrently(t *testing.T) {
 	for range 20 {
 		path := socketPath(t)
-		stale(t, path)
-		stale(t, path+".next")
+		leaveStaleSocket(t, path)
+		leaveStaleSocket(t, path+".next")
 		const n = 6
 		got, errs := make([]*socket, n), make([]error, n)
 		var starts sync.WaitGroup
@@ -259,8 +258,8 @@ func TestSocketsAtOneMoment(t *testing.T) {
 			t.Fatal(errs)
 		}
 		for i, err := range errs {
-			if i != won && (err == nil || !strings.Contains(err.Error(), "another daemon listens there")) {
-				t.Errorf("beside the one that won: %v", err)
+			if i != won && (err == nil || !strings.Contains(err.Error(), "another daemon is listening")) {
+				t.Errorf("other than the winner: %v", err)
 			}
 		}
 		if c, err := net.Dial("unix", path); err != nil {
@@ -279,9 +278,9 @@ func TestSocketsAtOneMoment(t *testing.T) {
 	}
 }
 
-// Whoever may read the folder may lock it. That keeps a daemon for a moment, and not from
+// Any user that may read the folder may lock it, which delays a daemon but does not keep it from
 // starting.
-func TestSocketInLockedFolder(t *testing.T) {
+func TestListenSocket_LockedFolder(t *testing.T) {
 	t.Parallel()
 	path := socketPath(t)
 	folder, err := os.Open(filepath.Dir(path))

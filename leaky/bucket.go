@@ -1,37 +1,38 @@
 package leaky
 
-// Shape is what a bucket holds its units to. Bytes and packets are limited
+// Shape is the configuration of a bucket. Bytes and packets are limited
 // together: a unit leaves when both allow it.
 type Shape struct {
 	Bytes   Rate
 	Packets Rate
 
-	// Overhead is how many bytes each packet counts for beside those it brings:
-	// its headers, which are no payload but take room on a line.
+	// Overhead is the number of bytes charged for each packet in addition to its
+	// payload: its headers, which take up capacity on the wire.
 	Overhead uint64
 
-	// BytesBurst and PacketsBurst are how long a bucket may have been idle to
-	// its credit, as time at the rate. 0 is strict smoothing.
+	// BytesBurst and PacketsBurst are the burst tolerances, as time at the rate:
+	// the longest idle time that counts as credit. 0 is strict smoothing.
 	BytesBurst   Time
 	PacketsBurst Time
 
 	// MaxDelay is the depth of the queue: a unit that would wait longer is
-	// excess. The unit's own cost does not count, so that a unit larger than
+	// refused. The unit's own cost does not count, so that a unit larger than
 	// the queue passes when the bucket is empty.
 	MaxDelay Time
 }
 
-// Cost returns how long a unit takes at the rate of bytes, and at that of packets.
-func (s *Shape) Cost(bytes, packets uint64) (ofBytes, ofPackets Time) {
+// Cost returns the cost of a unit: its time at the rate of bytes, and at the rate of
+// packets.
+func (s *Shape) Cost(bytes, packets uint64) (byteCost, packetCost Time) {
 	return s.Bytes.Cost(bytes + packets*s.Overhead), s.Packets.Cost(packets)
 }
 
 // Bucket is the state of a leaky bucket: two virtual times that move together.
 // The zero Bucket is empty. A bucket with Drained(now) is indistinguishable from
-// the zero one, so it may be forgotten.
+// the zero one, so it may be discarded.
 //
 // A Bucket is not safe for concurrent use: its owner, or the owner's lock,
-// makes each decision one step.
+// makes each decision atomic.
 type Bucket struct {
 	bytes   Time
 	packets Time
@@ -43,20 +44,20 @@ func (b *Bucket) Depart(s *Shape, now Time) Time {
 	return max(now, b.bytes.Sub(s.BytesBurst), b.packets.Sub(s.PacketsBurst))
 }
 
-// Charge adds a unit that leaves at now, which may be an instant to come.
+// Charge adds a unit that leaves at now, which may be in the future.
 func (b *Bucket) Charge(s *Shape, bytes, packets uint64, now Time) {
-	ofBytes, ofPackets := s.Cost(bytes, packets)
+	byteCost, packetCost := s.Cost(bytes, packets)
 	if !s.Bytes.Unlimited() {
-		b.bytes = max(b.bytes, now).Add(ofBytes)
+		b.bytes = max(b.bytes, now).Add(byteCost)
 	}
 	if !s.Packets.Unlimited() {
-		b.packets = max(b.packets, now).Add(ofPackets)
+		b.packets = max(b.packets, now).Add(packetCost)
 	}
 }
 
-// Offer decides over a unit that arrives at now. It returns the instant at which
-// the unit may leave, and charges it; or, when that is more than MaxDelay away,
-// false, and changes nothing.
+// Offer admits or refuses a unit that arrives at now. It returns the unit's departure
+// time and charges it. If that time is more than MaxDelay away it returns false and
+// changes nothing.
 func (b *Bucket) Offer(s *Shape, bytes, packets uint64, now Time) (depart Time, ok bool) {
 	depart = b.Depart(s, now)
 	if depart-now > s.MaxDelay {
@@ -66,72 +67,73 @@ func (b *Bucket) Offer(s *Shape, bytes, packets uint64, now Time) (depart Time, 
 	return depart, true
 }
 
-// Watch charges a unit of a stream that has left at now, whether b would have let it or
-// not, and returns when that would have been. A stream that is held sends later: the bucket
-// stays at most the burst and this unit behind now.
-func (b *Bucket) Watch(s *Shape, bytes, packets uint64, now Time) (depart Time) {
+// Observe charges a unit of a stream that has left at now regardless of b, and returns
+// the departure time that b would have given it. An enforced stream would have been
+// slowed down by its delays, so the backlog is capped at the burst and this unit.
+func (b *Bucket) Observe(s *Shape, bytes, packets uint64, now Time) (depart Time) {
 	depart = b.Depart(s, now)
 	b.Charge(s, bytes, packets, now)
-	ofBytes, ofPackets := s.Cost(bytes, packets)
-	b.bytes = min(b.bytes, now.Add(s.BytesBurst).Add(ofBytes))
-	b.packets = min(b.packets, now.Add(s.PacketsBurst).Add(ofPackets))
+	byteCost, packetCost := s.Cost(bytes, packets)
+	b.bytes = min(b.bytes, now.Add(s.BytesBurst).Add(byteCost))
+	b.packets = min(b.packets, now.Add(s.PacketsBurst).Add(packetCost))
 	return depart
 }
 
-// Enforce lets a bucket that was only watched until now owe no more than the burst: what it
-// would have held up has left.
-func (b *Bucket) Enforce(s *Shape, now Time) {
+// CapToBurst limits the backlog to the burst, when a bucket that only observed begins to
+// enforce: the units that it would have delayed have left.
+func (b *Bucket) CapToBurst(s *Shape, now Time) {
 	b.bytes = min(b.bytes, now.Add(s.BytesBurst))
 	b.packets = min(b.packets, now.Add(s.PacketsBurst))
 }
 
-// Refund takes back a charge that nothing but charges has followed.
+// Refund takes back a charge. Only charges may have followed it.
 func (b *Bucket) Refund(s *Shape, bytes, packets uint64) {
-	ofBytes, ofPackets := s.Cost(bytes, packets)
-	b.bytes = b.bytes.Sub(ofBytes)
-	b.packets = b.packets.Sub(ofPackets)
+	byteCost, packetCost := s.Cost(bytes, packets)
+	b.bytes = b.bytes.Sub(byteCost)
+	b.packets = b.packets.Sub(packetCost)
 }
 
-// Owes returns how long b has to drain from now on, of bytes and of packets.
-func (b *Bucket) Owes(now Time) (ofBytes, ofPackets Time) {
+// DrainTimes returns the times that the backlogs of bytes and of packets take to drain.
+func (b *Bucket) DrainTimes(now Time) (bytes, packets Time) {
 	return b.bytes.Sub(now), b.packets.Sub(now)
 }
 
-// Owe has b drain for so long from now on, of bytes and of packets.
-func (b *Bucket) Owe(ofBytes, ofPackets, now Time) {
-	b.bytes, b.packets = now.Add(ofBytes), now.Add(ofPackets)
+// SetDrainTimes sets the backlogs of b to those that drain in the given times.
+func (b *Bucket) SetDrainTimes(bytes, packets, now Time) {
+	b.bytes, b.packets = now.Add(bytes), now.Add(packets)
 }
 
-// Until returns the instant at which b will have drained.
-func (b *Bucket) Until() Time { return max(b.bytes, b.packets) }
+// DrainedAt returns the instant at which b will have drained.
+func (b *Bucket) DrainedAt() Time { return max(b.bytes, b.packets) }
 
-// Drained reports whether b equals the zero Bucket at now and ever after.
-func (b *Bucket) Drained(now Time) bool { return b.Until() <= now }
+// Drained reports whether b equals the zero Bucket from now on.
+func (b *Bucket) Drained(now Time) bool { return b.DrainedAt() <= now }
 
-// Inherit puts b as deep into debt, in time, as a bucket of any shape is.
-func (b *Bucket) Inherit(debt Bucket) {
-	b.Merge(Bucket{bytes: debt.Until(), packets: debt.Until()})
+// Inherit raises both backlogs of b, as time, to at least the longer one of o, a bucket
+// of any shape.
+func (b *Bucket) Inherit(o Bucket) {
+	b.Merge(Bucket{bytes: o.DrainedAt(), packets: o.DrainedAt()})
 }
 
-// fullPacket is what a full packet of TCP in an Ethernet frame holds, in bytes.
+// fullPacket is the payload of a full TCP packet in an Ethernet frame, in bytes.
 const fullPacket = 1448
 
-// Bound puts b no deeper into debt than the burst of s and then its max_delay, or one full
-// packet where that takes longer: about as deep as full packets bring a bucket.
-func (b *Bucket) Bound(s *Shape, now Time) {
-	ofBytes, ofPackets := s.Cost(fullPacket, 1)
-	b.bytes = min(b.bytes, now.Add(s.BytesBurst).Add(max(s.MaxDelay, ofBytes)))
-	b.packets = min(b.packets, now.Add(s.PacketsBurst).Add(max(s.MaxDelay, ofPackets)))
+// CapToQueue limits the backlog to the burst of s plus its MaxDelay, or plus one full
+// packet where that takes longer: about the largest backlog that full packets can cause.
+func (b *Bucket) CapToQueue(s *Shape, now Time) {
+	byteCost, packetCost := s.Cost(fullPacket, 1)
+	b.bytes = min(b.bytes, now.Add(s.BytesBurst).Add(max(s.MaxDelay, byteCost)))
+	b.packets = min(b.packets, now.Add(s.PacketsBurst).Add(max(s.MaxDelay, packetCost)))
 }
 
-// Merge puts b at least as deep into debt as o, a bucket of the same shape.
+// Merge raises the backlogs of b to at least those of o, a bucket of the same shape.
 func (b *Bucket) Merge(o Bucket) {
 	b.bytes = max(b.bytes, o.bytes)
 	b.packets = max(b.packets, o.packets)
 }
 
 // Rescale keeps the backlog in bytes and in packets when the shape changes from
-// old to next at now, so that a new rate hands out no fresh burst. An empty bucket
+// old to next at now, so that a new rate grants no new burst. An empty bucket
 // stays empty.
 func (b *Bucket) Rescale(old, next *Shape, now Time) {
 	if backlog := b.bytes.Sub(now); backlog > 0 {
@@ -142,7 +144,7 @@ func (b *Bucket) Rescale(old, next *Shape, now Time) {
 	}
 }
 
-// Backlog returns how many bytes and packets have not drained at now.
+// Backlog returns the bytes and packets that have not drained at now.
 func (b *Bucket) Backlog(s *Shape, now Time) (bytes, packets uint64) {
 	if left := b.bytes.Sub(now); left > 0 && !s.Bytes.Unlimited() {
 		bytes = s.Bytes.Units(left)
@@ -153,18 +155,17 @@ func (b *Bucket) Backlog(s *Shape, now Time) (bytes, packets uint64) {
 	return bytes, packets
 }
 
-// Age has b drain for d.
-func (b *Bucket) Age(d Time) {
+// Drain ages b by d.
+func (b *Bucket) Drain(d Time) {
 	b.bytes, b.packets = b.bytes.Sub(d), b.packets.Sub(d)
 }
 
-// Late returns the instant to charge for a unit that was ready at ready, and
-// that leaves at now because whoever released it woke up late. The lateness is
-// given back up to slack, and no further: with a slack of one unit, at most two
-// leave at once.
+// CatchUp returns the instant at which to charge a unit that was ready at ready, and
+// that leaves only at now because of a late wake-up. The lateness is credited up to
+// slack: with a slack of one unit, at most two leave at once.
 //
-// Without it every late wake-up is lost for ever and the mean falls short of the
-// rate; with all of it, a stall ends in a burst.
-func Late(ready, now, slack Time) Time {
+// Without any credit every late wake-up is lost and the mean falls short of the
+// rate; with unlimited credit a stall ends in a burst.
+func CatchUp(ready, now, slack Time) Time {
 	return min(now, max(ready, now.Sub(slack)))
 }

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// TestCalendarInOrder has units come in the order in which they may leave: a calendar does
-// what a bucket does, to the tick.
-func TestCalendarInOrder(t *testing.T) {
+// For units that arrive in the order in which they may leave, a calendar equals a bucket,
+// to the tick.
+func TestCalendar_InOrderEqualsBucket(t *testing.T) {
 	rnd := newRand(t)
 	refused, waited := 0, 0
 	for range 200 {
@@ -32,9 +32,9 @@ func TestCalendarInOrder(t *testing.T) {
 				n = rnd.Uint64N(1 << (1 + rnd.IntN(20)))
 			}
 			want, ok := bucket.Offer(&shape, n, 0, now)
-			got, okToo := calendar.Take(&slots, rate.Cost(n), shape.BytesBurst, now, now+shape.MaxDelay, now)
-			if ok != okToo || got.Depart != want {
-				t.Fatalf("unit %d of %d bytes at %d: %v %d, want %v %d\n%+v %+v", unit, n, now, okToo, got.Depart, ok, want, shape, slots)
+			got, gotOK := calendar.Book(&slots, rate.Cost(n), shape.BytesBurst, now, now+shape.MaxDelay, now)
+			if ok != gotOK || got.Depart != want {
+				t.Fatalf("unit %d of %d bytes at %d: %v %d, want %v %d\n%+v %+v", unit, n, now, gotOK, got.Depart, ok, want, shape, slots)
 			}
 			if !ok {
 				refused++

@@ -6,21 +6,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Clock reads CLOCK_MONOTONIC, counted from shortly before the Clock was made.
+// Clock reads CLOCK_MONOTONIC, counted from shortly before the Clock was created.
 // It is safe for concurrent use.
 type Clock struct {
 	start time.Time
-	base  int64 // CLOCK_MONOTONIC at start or a little later, in ns
+	base  int64 // CLOCK_MONOTONIC at start or slightly later, in ns
 }
 
-// NewClock returns a clock that reads a little more than zero.
+// NewClock returns a clock that reads slightly more than zero.
 func NewClock() *Clock { return NewClockAt(0) }
 
-// NewClockAt returns a clock that reads a little more than age: as one would that was
-// made so long ago.
+// NewClockAt returns a clock that reads slightly more than age, as if it had been created
+// that long ago.
 func NewClockAt(age time.Duration) *Clock {
-	// In this order a sleep ends late by the time between the two, not early, and
-	// is not followed by another, short one, which costs 10 us.
+	// In this order a sleep ends late by the time between the two reads, not early.
+	// An early one would be followed by another short sleep, which costs 10 us.
 	c := &Clock{start: time.Now().Add(-age)}
 	var ts unix.Timespec
 	// The error is EINVAL or EFAULT, neither of which these arguments can cause.
@@ -29,7 +29,7 @@ func NewClockAt(age time.Duration) *Clock {
 	return c
 }
 
-// Now returns the present instant, which may be later than Forever: that bounds spans,
+// Now returns the current instant, which may be later than Forever: Forever bounds spans,
 // not instants.
 func (c *Clock) Now() Time { return Time(time.Since(c.start)) * ticksPerNano }
 
@@ -41,12 +41,12 @@ func (c *Clock) Sleep(until Time) {
 		if wait == 0 {
 			return
 		}
-		if wait <= keepProcessor {
+		if wait <= maxShortWait {
 			ts := unix.NsecToTimespec(c.base + int64(until.Duration()))
 			rawSleepUntil(&ts)
 			continue
 		}
-		ts := unix.NsecToTimespec(c.base + int64((until - keepProcessor).Duration()))
+		ts := unix.NsecToTimespec(c.base + int64((until - maxShortWait).Duration()))
 		_ = unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &ts, nil)
 	}
 }

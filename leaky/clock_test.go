@@ -5,25 +5,25 @@ import (
 	"time"
 )
 
-// A clock that has run for years is as good as a new one.
-func TestOldClock(t *testing.T) {
+// A clock that has run for years is as exact as a new one.
+func TestClock_AfterYears(t *testing.T) {
 	const year = 365 * 24 * time.Hour
 	for _, age := range []time.Duration{0, 834 * 24 * time.Hour, 3 * year, 9 * year} {
 		c := NewClockAt(age)
-		begun := c.Now()
-		if got := begun.Duration(); got < age || got > age+time.Minute {
-			t.Fatalf("a clock of %v reads %v", age, got)
+		start := c.Now()
+		if got := start.Duration(); got < age || got > age+time.Minute {
+			t.Fatalf("a clock of age %v reads %v", age, got)
 		}
 
 		done := make(chan struct{})
-		go func() { c.Sleep(begun + FromDuration(5*time.Millisecond)); close(done) }()
+		go func() { c.Sleep(start + FromDuration(5*time.Millisecond)); close(done) }()
 		select {
 		case <-done:
 		case <-time.After(10 * time.Second):
-			t.Fatalf("after %v a sleep of 5 ms does not end", age)
+			t.Fatalf("after %v: a sleep of 5 ms does not end", age)
 		}
-		if slept := c.Now() - begun; slept < FromDuration(5*time.Millisecond) {
-			t.Errorf("after %v a sleep of 5 ms took %v", age, slept.Duration())
+		if slept := c.Now() - start; slept < FromDuration(5*time.Millisecond) {
+			t.Errorf("after %v: a sleep of 5 ms took %v", age, slept.Duration())
 		}
 
 		s := Shape{Bytes: NewRate(1e6, time.Second)}
@@ -31,7 +31,7 @@ func TestOldClock(t *testing.T) {
 		now := c.Now()
 		b.Charge(&s, 1000, 0, now)
 		if wait := b.Depart(&s, now) - now; wait != FromDuration(time.Millisecond) {
-			t.Errorf("after %v 1,000 B at 1 MB/s take %v", age, wait.Duration())
+			t.Errorf("after %v: 1,000 B at 1 MB/s take %v", age, wait.Duration())
 		}
 
 		wakes := 0
@@ -43,7 +43,7 @@ func TestOldClock(t *testing.T) {
 		p.Run(func(until Time) bool {
 			wakes++
 			if fired && until != Never {
-				t.Errorf("after %v an empty pacer waits until %v", age, until.Duration())
+				t.Errorf("after %v: an empty pacer waits until %v", age, until.Duration())
 			}
 			if !fired {
 				c.Sleep(until)
@@ -51,7 +51,7 @@ func TestOldClock(t *testing.T) {
 			return !fired
 		})
 		if wakes > 3 {
-			t.Errorf("after %v one event took %d wake-ups", age, wakes)
+			t.Errorf("after %v: one event took %d wake-ups", age, wakes)
 		}
 	}
 }

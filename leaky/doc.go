@@ -1,12 +1,12 @@
-// Package leaky holds the arithmetic of a leaky bucket used as a queue, and the
-// clock work that releases units at the instants it computes.
+// Package leaky implements the arithmetic of a leaky bucket used as a queue, and the
+// timers that release units at the instants it computes.
 //
 // A bucket is one number: t, the virtual time at which it will have drained.
 // A unit of n bytes that arrives at now is handled by four lines:
 //
 //	cost   = n / rate                      (as time, rounded up)
 //	depart = max(now, t - burst)
-//	if depart - now > max_delay: excess    (the bucket is full, nothing changes)
+//	if depart - now > max_delay: refuse    (the bucket is full, nothing changes)
 //	t      = max(t, now) + cost
 //
 // This is the virtual scheduling form of the generic cell rate algorithm

@@ -43,11 +43,11 @@ func TestCostIsExactOrATickAbove(t *testing.T) {
 				}
 				continue
 			}
-			most := new(big.Rat).Mul(want, big.NewRat(1<<31+1, 1<<31))
-			most.Add(most, big.NewRat(1, 1))
-			if got.Cmp(want) < 0 || got.Cmp(most) > 0 {
+			bound := new(big.Rat).Mul(want, big.NewRat(1<<31+1, 1<<31))
+			bound.Add(bound, big.NewRat(1, 1))
+			if got.Cmp(want) < 0 || got.Cmp(bound) > 0 {
 				t.Errorf("%d bit/s, %d bytes: cost %s ticks, want %s to %s", bits, n,
-					got.FloatString(3), want.FloatString(3), most.FloatString(3))
+					got.FloatString(3), want.FloatString(3), bound.FloatString(3))
 			}
 		}
 	}
@@ -75,14 +75,14 @@ func TestUnitsInvertsCost(t *testing.T) {
 	}
 }
 
-// A naive bucket holds the backlog as an exact number of bytes and packets.
-type naive struct {
+// naiveBucket is a bucket that stores the backlog as an exact number of bytes and packets.
+type naiveBucket struct {
 	bytesRate, packetsRate *big.Rat // units a tick, nil is unlimited
 	bytes, packets         *big.Rat // backlog
 	at                     Time
 }
 
-func (b *naive) advance(now Time) {
+func (b *naiveBucket) advance(now Time) {
 	passed := rat(now - b.at)
 	b.at = now
 	for _, d := range []struct{ level, rate *big.Rat }{{b.bytes, b.bytesRate}, {b.packets, b.packetsRate}} {
@@ -96,8 +96,8 @@ func (b *naive) advance(now Time) {
 	}
 }
 
-// wait is how long, in ticks, the backlog beyond burst takes to drain.
-func (b *naive) wait(s *Shape) *big.Rat {
+// wait returns the ticks that the backlog beyond burst takes to drain.
+func (b *naiveBucket) wait(s *Shape) *big.Rat {
 	w := new(big.Rat)
 	for _, d := range []struct {
 		level, rate *big.Rat
@@ -128,7 +128,7 @@ func TestOfferAgainstOracle(t *testing.T) {
 			PacketsBurst: 0,
 			Overhead:     rnd.Uint64N(2) * rnd.Uint64N(1000),
 		}
-		oracle := naive{
+		oracle := naiveBucket{
 			bytesRate: new(big.Rat).Inv(ticks(1, bits, 8*time.Second)),
 			bytes:     new(big.Rat), packets: new(big.Rat),
 		}
@@ -147,8 +147,8 @@ func TestOfferAgainstOracle(t *testing.T) {
 			oracle.advance(now)
 			want := oracle.wait(&s)
 			depart, ok := b.Offer(&s, n, 1, now)
-			// Each charged unit may be rounded up by a tick and a part in 2^31, of what has
-			// drained since as well.
+			// Each charged unit may be rounded up by a tick and a part in 2^31, including
+			// units that have drained since.
 			tolerance := big.NewRat(int64(units)+2, 1)
 			tolerance.Add(tolerance, new(big.Rat).Mul(rat(charged), big.NewRat(1, 1<<31)))
 			off := new(big.Rat).Sub(rat(depart-now), want)
@@ -179,12 +179,12 @@ func TestOfferAgainstOracle(t *testing.T) {
 		}
 	}
 	if delayed == 0 || refused == 0 || bytesBound == 0 || packetsBound == 0 {
-		t.Errorf("a test that limits nothing: delayed %d, refused %d, bound by bytes %d, by packets %d",
+		t.Errorf("the test exercised nothing: delayed %d, refused %d, bound by bytes %d, by packets %d",
 			delayed, refused, bytesBound, packetsBound)
 	}
 }
 
-func TestEnvelope(t *testing.T) {
+func TestOffer_StaysWithinEnvelope(t *testing.T) {
 	rnd := newRand(t)
 	for _, burst := range []uint64{0, 3000, 64 << 10} {
 		const bits = 10e6
@@ -223,11 +223,11 @@ func TestUnitLargerThanQueuePassesWhenEmpty(t *testing.T) {
 		t.Error("a unit larger than max_delay was refused by an empty bucket")
 	}
 	if depart, ok := b.Offer(&s, 1, 1, 2*Second); ok {
-		t.Errorf("the next one may leave at %v", depart.Duration())
+		t.Errorf("the next unit may leave at %v, want it refused", depart.Duration())
 	}
 }
 
-func TestIdleForYearsGivesNoCredit(t *testing.T) {
+func TestOffer_IdleGainsNoCredit(t *testing.T) {
 	s := Shape{Bytes: NewRate(1e12, 8*time.Second), MaxDelay: Second}
 	for _, idle := range []time.Duration{0, time.Nanosecond, 738 * time.Millisecond, time.Second, 30 * 24 * time.Hour, 8 * 365 * 24 * time.Hour} {
 		b := Bucket{}
@@ -242,14 +242,14 @@ func TestIdleForYearsGivesNoCredit(t *testing.T) {
 	}
 }
 
-func TestSaturation(t *testing.T) {
+func TestTime_Saturates(t *testing.T) {
 	s := Shape{Bytes: NewRate(8, 8*time.Second), MaxDelay: Forever}
 	var b Bucket
 	for range 10 {
 		b.Charge(&s, math.MaxUint64, 1, math.MaxUint64-5)
 	}
-	if b.Until() != math.MaxUint64 {
-		t.Errorf("Until = %d, want the last instant", b.Until())
+	if b.DrainedAt() != math.MaxUint64 {
+		t.Errorf("DrainedAt = %d, want the last instant", b.DrainedAt())
 	}
 	if got := FromDuration(math.MaxInt64); got != Forever {
 		t.Errorf("FromDuration(292 years) = %d, want Forever", got)
@@ -312,11 +312,11 @@ func TestDrainedBucketEqualsFresh(t *testing.T) {
 		}
 	}
 	if drained == 0 {
-		t.Error("no bucket drained: nothing was tested")
+		t.Error("no bucket drained: the test exercised nothing")
 	}
 }
 
-func TestLateBoundsTheBurst(t *testing.T) {
+func TestCatchUp_BoundsBurst(t *testing.T) {
 	const unit = 1000
 	r := NewRate(8e6, 8*time.Second) // a unit a millisecond
 	s := Shape{Bytes: r}
@@ -325,7 +325,7 @@ func TestLateBoundsTheBurst(t *testing.T) {
 		name  string
 		stall Time // one wake-up is this late
 		burst int  // units that leave at once after it
-		lost  Time // that the schedule is behind afterwards
+		lost  Time // time that the schedule is behind afterwards
 	}{
 		{"on time", 0, 1, 0},
 		{"half a unit late", slack / 2, 1, 0},
@@ -337,7 +337,7 @@ func TestLateBoundsTheBurst(t *testing.T) {
 			now := Second
 			release := func(now Time) (n int) {
 				for b.Depart(&s, now) <= now {
-					b.Charge(&s, unit, 1, Late(b.Until(), now, slack))
+					b.Charge(&s, unit, 1, CatchUp(b.DrainedAt(), now, slack))
 					n++
 				}
 				return n
@@ -346,7 +346,7 @@ func TestLateBoundsTheBurst(t *testing.T) {
 			if n := release(now + slack + tt.stall); n != tt.burst {
 				t.Errorf("%d units left at once, want %d", n, tt.burst)
 			}
-			next := b.Until()
+			next := b.DrainedAt()
 			want := now + slack + tt.lost + Time(tt.burst)*slack
 			if next != want {
 				t.Errorf("next unit %d ticks from the schedule", int64(next)-int64(want))

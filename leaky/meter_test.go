@@ -6,9 +6,8 @@ import (
 	"time"
 )
 
-// TestMeterAgainstEveryInterval compares with the largest excess over all intervals that end
-// now, looked for one by one.
-func TestMeterAgainstEveryInterval(t *testing.T) {
+// The reference is the largest excess over all intervals that end now, computed one by one.
+func TestMeter_EqualsWorstInterval(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		s := &Shape{Bytes: NewRate(1e6, time.Second), BytesBurst: FromDuration(time.Duration(rng.IntN(5)) * time.Millisecond)}
@@ -19,16 +18,16 @@ func TestMeterAgainstEveryInterval(t *testing.T) {
 		for range 100 {
 			now += Time(rng.Uint64N(uint64(3 * Second / 1000)))
 			n := 1 + rng.Uint64N(2000)
-			excess, allowed := m.Note(s, n, 0, 0, now)
+			excess, allowed := m.Record(s, n, 0, 0, now)
 			cost, _ := s.Cost(n, 0)
 			all = append(all, unit{now, cost})
-			var most, sum Time
+			var worst, sum Time
 			for i := len(all) - 1; i >= 0; i-- {
 				sum += all[i].cost
-				most = max(most, sum.Sub(now-all[i].at))
+				worst = max(worst, sum.Sub(now-all[i].at))
 			}
-			if excess != most {
-				t.Fatalf("seed %d: the excess is %d, and %d in the worst interval", seed, excess, most)
+			if excess != worst {
+				t.Fatalf("seed %d: the excess is %d, want %d of the worst interval", seed, excess, worst)
 			}
 			if want := s.BytesBurst + cost; allowed != want {
 				t.Fatalf("seed %d: allowed %d, want %d", seed, allowed, want)
@@ -37,9 +36,9 @@ func TestMeterAgainstEveryInterval(t *testing.T) {
 	}
 }
 
-// TestMeterOfBucket has a bucket release units, late at times, and a meter agree that it
-// kept its promise; and one that is set back break it.
-func TestMeterOfBucket(t *testing.T) {
+// A bucket that releases units, some of them late, conforms; one that is reset before
+// each unit does not.
+func TestMeter_DetectsViolations(t *testing.T) {
 	for seed := range uint64(100) {
 		rng := rand.New(rand.NewPCG(seed, 2))
 		s := &Shape{Bytes: NewRate(1e6, time.Second), Packets: NewRate(1000, time.Second), BytesBurst: FromDuration(2 * time.Millisecond)}
@@ -59,8 +58,8 @@ func TestMeterOfBucket(t *testing.T) {
 				now += Second / 100
 				ready = now
 			}
-			b.Charge(s, bytes, 1, Late(ready, now, slack))
-			excess, allowed := m.Note(s, bytes, 1, slack, now)
+			b.Charge(s, bytes, 1, CatchUp(ready, now, slack))
+			excess, allowed := m.Record(s, bytes, 1, slack, now)
 			if excess > allowed {
 				t.Fatalf("seed %d, unit %d: %d beyond the rate, %d allowed", seed, i, excess, allowed)
 			}
@@ -69,14 +68,14 @@ func TestMeterOfBucket(t *testing.T) {
 		if tightest < s.BytesBurst {
 			t.Errorf("seed %d: never more than %d beyond the rate: the burst of %d was not used", seed, tightest, s.BytesBurst)
 		}
-		broken := false
+		violated := false
 		for range 100 {
 			b = Bucket{}
-			excess, allowed := m.Note(s, 1500, 1, slack, now)
-			broken = broken || excess > allowed
+			excess, allowed := m.Record(s, 1500, 1, slack, now)
+			violated = violated || excess > allowed
 		}
-		if !broken {
-			t.Errorf("seed %d: 100 units at once kept the promise", seed)
+		if !violated {
+			t.Errorf("seed %d: 100 units at once were no violation", seed)
 		}
 	}
 }

@@ -5,21 +5,21 @@ import (
 	"time"
 )
 
-// Rate is how fast units may pass, kept as the cost of one unit in ticks:
+// Rate is a number of units per time, stored as the cost of one unit in ticks:
 // mult / 2^shift. The zero Rate is unlimited; its units cost nothing.
 //
-// A multiplication and a shift stand for the division, as in the kernel's
+// A multiplication and a shift replace the division, as in the kernel's
 // struct psched_ratecfg (net/sched/sch_generic.c), because BPF has no 128-bit
 // division. mult is rounded up and holds at least 32 significant bits, so a
 // cost is never less than n / rate and never more than a tick and one part in
 // 2^31 above it.
 type Rate struct {
 	mult  uint64
-	max   uint64 // largest n that Cost can multiply in 64 bits
+	max   uint64 // largest n whose cost Cost computes in 64 bits
 	shift uint8
 }
 
-// NewRate returns the rate of n units every per. n = 0 or per <= 0 give the
+// NewRate returns the rate of n units every per. n = 0 or per <= 0 gives the
 // unlimited Rate. Bytes at b bit/s are NewRate(b, 8*time.Second).
 func NewRate(n uint64, per time.Duration) Rate {
 	if n == 0 || per <= 0 {
@@ -40,15 +40,15 @@ func NewRate(n uint64, per time.Duration) Rate {
 	return Rate{mult: mult, max: uint64(Forever) / mult, shift: shift}
 }
 
-// Cost returns the time n units take, rounded up; at most Forever.
+// Cost returns the time that n units take, rounded up; at most Forever.
 func (r Rate) Cost(n uint64) Time {
 	if n > r.max {
-		return r.bigCost(n)
+		return r.cost128(n)
 	}
 	return Time((n*r.mult + (1<<r.shift - 1)) >> r.shift)
 }
 
-func (r Rate) bigCost(n uint64) Time {
+func (r Rate) cost128(n uint64) Time {
 	hi, lo := bits.Mul64(n, r.mult)
 	lo, carry := bits.Add64(lo, 1<<r.shift-1, 0)
 	hi += carry
@@ -58,7 +58,7 @@ func (r Rate) bigCost(n uint64) Time {
 	return min(Time(hi<<(64-r.shift)|lo>>r.shift), Forever)
 }
 
-// Units returns how many units fit into t at rate r, rounded down. It is
+// Units returns the number of units that fit into t at rate r, rounded down. It is
 // meaningless for the unlimited Rate, for which it returns 0.
 func (r Rate) Units(t Time) uint64 {
 	if r.mult == 0 {
@@ -72,8 +72,8 @@ func (r Rate) Units(t Time) uint64 {
 	return q
 }
 
-// Parts returns what r is made of, for arithmetic elsewhere: a unit costs
-// mult / 2^shift ticks, and max is the largest n whose product with mult, rounded
+// Parts returns the representation of r, for arithmetic elsewhere: a unit costs
+// mult / 2^shift ticks, and limit is the largest n whose product with mult, rounded
 // up, stays below 2^63.
 func (r Rate) Parts() (mult, limit uint64, shift uint8) { return r.mult, r.max, r.shift }
 

@@ -6,7 +6,7 @@ import (
 )
 
 // Time is an instant or a span in ticks of 1/64 ns. Instants count from an
-// origin of the clock's own choosing and last 9.1 years from there; spans
+// arbitrary origin of the clock and range over 9.1 years from there; spans
 // saturate at Forever.
 //
 // Whole nanoseconds would be too coarse: 64 bytes at 10 Gbit/s cost 51.2 ns.
@@ -20,8 +20,7 @@ const (
 	// Second is one second in ticks.
 	Second Time = 1e9 * ticksPerNano
 
-	// Forever is the longest span, 2.3 years. A cost that reaches it stands for a
-	// unit that can never be paid for.
+	// Forever is the longest span, 2.3 years. A unit of that cost never fits.
 	Forever Time = 1 << 62
 
 	// Never is the last instant.

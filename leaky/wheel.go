@@ -8,7 +8,7 @@ import (
 const (
 	// A fine slot is 2^19 ticks, 8.192 us, and the fine ring spans 0.54 s. A coarse slot
 	// is half of that, and the coarse ring spans 4.9 hours. An event further away waits
-	// in a coarse slot of the second half, and is placed again when that slot comes.
+	// in a coarse slot of the second half, and is reinserted when that slot is due.
 	fineShift   = 19
 	coarseShift = fineShift + 15
 	slotCount   = 1 << 16
@@ -17,16 +17,16 @@ const (
 	coarseGrid Time = 1 << 30 // 16.8 ms
 )
 
-// Event is something to do at an instant. The zero value with Fire set is ready
+// Event is a callback to run at an instant. The zero value with Fire set is ready
 // for use; an Event must not be copied while it is scheduled.
 type Event struct {
 	// Fire is called once, on the wheel's thread, at or after the instant. It
-	// may schedule events, this one too.
+	// may schedule events, including this one.
 	Fire func(now Time)
 
 	at         Time
 	next, prev *Event // nil when not scheduled
-	ring       *ring  // nil when Advance has taken the event out and is about to fire it
+	ring       *ring  // nil when Advance has removed the event and is about to fire it
 	slot       uint16
 }
 
@@ -35,22 +35,22 @@ func (e *Event) Scheduled() bool { return e.next != nil }
 
 // Wheel is a timing wheel (Varghese and Lauck, SOSP 1987) of two rings: events within
 // half a second wait in the fine one, all others in the coarse one, from which they move
-// to the fine one once, shortly before they are due. So an event that is far away costs
-// nothing until then. Slots only sort: an event fires at its own instant, not at its
-// slot's.
+// to the fine one once, shortly before they are due. So an event far in the future costs
+// nothing until then. Slots only sort: an event fires at its own instant, not at that of
+// its slot.
 //
 // The zero Wheel is empty. A Wheel is not safe for concurrent use, and never allocates.
 type Wheel struct {
 	fine, coarse ring
-	ready        Event  // list head of what Advance is about to fire
+	ready        Event  // list head of the events that Advance is about to fire
 	pos          uint64 // fine slot number, not wrapped, up to which events have fired
-	spread       uint64 // of events beyond the coarse ring
-	next         Time   // what Next returns, while known
-	known        bool
+	spread       uint64 // offset of the next event beyond the coarse ring
+	next         Time   // result of Next, valid if nextKnown
+	nextKnown    bool
 }
 
-// ring is slots with a two-level bitmap of those in use, so that finding the next one
-// does not walk empty ones.
+// ring is an array of slots with a two-level bitmap of the used ones, so that finding the
+// next one skips empty ones.
 type ring struct {
 	slots   [slotCount]Event // list heads
 	words   [slotCount / 64]uint64
@@ -61,8 +61,8 @@ type ring struct {
 // Len returns the number of scheduled events.
 func (w *Wheel) Len() int { return w.fine.len + w.coarse.len }
 
-// Schedule makes e fire at at, or in the next Advance when at is past. An event
-// that is already scheduled moves.
+// Schedule makes e fire at at, or in the next Advance if at is past. An event
+// that is already scheduled is moved.
 func (w *Wheel) Schedule(e *Event, at Time) {
 	if e.next != nil {
 		w.Cancel(e)
@@ -71,13 +71,13 @@ func (w *Wheel) Schedule(e *Event, at Time) {
 	w.insert(e)
 }
 
-// ScheduleCoarse is Schedule up to 17 ms later: events of about the same time fire
+// ScheduleCoarse is Schedule up to 17 ms later, so that events of about the same time fire
 // together, with one wake-up.
 func (w *Wheel) ScheduleCoarse(e *Event, at Time) {
 	w.Schedule(e, at.Add(coarseGrid-1)/coarseGrid*coarseGrid)
 }
 
-// Cancel takes e out of the wheel; it does nothing when e is not in it.
+// Cancel removes e from the wheel; it does nothing if e is not scheduled.
 func (w *Wheel) Cancel(e *Event) {
 	if e.next == nil {
 		return
@@ -87,43 +87,44 @@ func (w *Wheel) Cancel(e *Event) {
 	if e.ring == nil {
 		return
 	}
-	w.known = w.known && (e.ring == &w.fine && e.at > w.next)
+	w.nextKnown = w.nextKnown && (e.ring == &w.fine && e.at > w.next)
 	e.ring.len--
 	if head := &e.ring.slots[e.slot]; head.next == head {
 		e.ring.clear(e.slot)
 	}
 }
 
-// Skip brings an empty wheel up to now. Without it the first event after a long
-// rest is looked for through all the slots of that time.
+// Skip advances an empty wheel to now. Without it the search for the first event after a
+// long idle time goes through all the slots of that time.
 func (w *Wheel) Skip(now Time) {
 	if w.Len() == 0 {
 		w.pos = max(w.pos, uint64(now)>>fineShift)
 	}
 }
 
-// Next returns the instant at which Advance has something to do, which may be
-// past; or Never and false when nothing is scheduled. Events that are far away need an Advance
-// before the first of them is due, at most one for each coarse slot.
+// Next returns the instant at which Advance is needed next, which may be past; or Never
+// and false if nothing is scheduled. Events far in the future need an Advance before the
+// first of them is due, at most one for each coarse slot.
 func (w *Wheel) Next() (at Time, ok bool) {
 	if w.Len() == 0 {
 		return Never, false
 	}
-	if !w.known {
-		w.next, w.known = w.soonest(), true
+	if !w.nextKnown {
+		w.next, w.nextKnown = w.findNext(), true
 	}
 	return w.next, true
 }
 
-func (w *Wheel) soonest() Time {
+// findNext computes the result of Next, if an event is scheduled.
+func (w *Wheel) findNext() Time {
 	at := Never
 	if w.coarse.len > 0 {
-		at = Time(w.coarse.first(w.coarsePos()) << coarseShift)
+		at = Time(w.coarse.firstUsed(w.coarsePos()) << coarseShift)
 	}
 	if w.fine.len == 0 {
 		return at
 	}
-	number := w.fine.first(w.pos)
+	number := w.fine.firstUsed(w.pos)
 	if at <= Time(number<<fineShift) {
 		return at
 	}
@@ -137,19 +138,19 @@ func (w *Wheel) soonest() Time {
 func (w *Wheel) coarsePos() uint64 { return w.pos >> (coarseShift - fineShift) }
 
 // Advance fires the events that are due at now, in order of their fine slots and
-// within a slot in the order they were placed there.
+// within a slot in order of insertion.
 func (w *Wheel) Advance(now Time) {
 	ready := &w.ready
 	ready.next, ready.prev = ready, ready
-	w.known = false
+	w.nextKnown = false
 	target := uint64(now) >> fineShift
 	for w.Len() > 0 {
 		number := uint64(math.MaxUint64)
 		if w.fine.len > 0 {
-			number = w.fine.first(w.pos)
+			number = w.fine.firstUsed(w.pos)
 		}
 		if w.coarse.len > 0 {
-			coarse := w.coarse.first(w.coarsePos())
+			coarse := w.coarse.firstUsed(w.coarsePos())
 			if begin := coarse << (coarseShift - fineShift); begin <= min(number, target) {
 				w.pos = max(w.pos, begin)
 				w.collect(&w.coarse, coarse, now)
@@ -175,8 +176,8 @@ func (w *Wheel) Advance(now Time) {
 	}
 }
 
-// collect moves the due events of a fine slot to the end of ready, and places the
-// others, and those of a coarse slot, counting from pos.
+// collect moves the due events of a fine slot to the end of ready, and reinserts the
+// others, and those of a coarse slot, relative to pos.
 func (w *Wheel) collect(r *ring, number uint64, now Time) {
 	head, ready := r.head(number), &w.ready
 	e, last := head.next, head.prev
@@ -203,10 +204,10 @@ func (w *Wheel) insert(e *Event) {
 	if number-w.pos > slotMask {
 		r = &w.coarse
 		number >>= coarseShift - fineShift
-		if most := w.coarsePos() + slotMask; number > most {
-			// Spread: those that came together would all be placed again at once.
-			number = most - w.spread%(slotCount/2)
-			w.spread += 20_251 // with steps of 1, those of slots in a row would meet again
+		if last := w.coarsePos() + slotMask; number > last {
+			// Spread, as events scheduled together would all be reinserted at once.
+			number = last - w.spread%(slotCount/2)
+			w.spread += 20_251 // with steps of 1, those of consecutive slots would meet again
 		}
 	}
 	e.ring, e.slot = r, uint16(number)
@@ -236,19 +237,18 @@ func (r *ring) clear(slot uint16) {
 	}
 }
 
-// first returns the number of the first slot in use, of those from pos on. There must be
-// one.
-func (r *ring) first(pos uint64) uint64 {
-	return pos + uint64(r.firstSlot(uint16(pos))-uint16(pos))
+// firstUsed returns the number of the first used slot from pos on. There must be one.
+func (r *ring) firstUsed(pos uint64) uint64 {
+	return pos + uint64(r.firstUsedSlot(uint16(pos))-uint16(pos))
 }
 
-// firstSlot is first, wrapped round.
-func (r *ring) firstSlot(from uint16) uint16 {
+// firstUsedSlot is firstUsed for a wrapped slot number.
+func (r *ring) firstUsedSlot(from uint16) uint16 {
 	word := from / 64
 	if m := r.words[word] >> (from % 64); m != 0 {
 		return from + uint16(bits.TrailingZeros64(m))
 	}
-	// The words after from's, then from the start: its own low bits come last.
+	// The words after that of from, then from the start: the low bits of its own come last.
 	i := (word + 1) % uint16(len(r.words))
 	group := i / 64
 	m := r.summary[group] >> (i % 64) << (i % 64)

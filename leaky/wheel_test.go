@@ -68,7 +68,7 @@ func TestWheelAgainstOracle(t *testing.T) {
 			for _, at := range want {
 				ats = append(ats, at)
 			}
-			// A far event may ask for a look before its time, when its coarse slot begins.
+			// A far event may need an Advance early, when its coarse slot begins.
 			if soonest := slices.Min(ats); next > soonest || next < soonest && next%(1<<coarseShift) != 0 {
 				t.Fatalf("Next = %d, soonest %d, now %d", next, soonest, now)
 			}
@@ -81,7 +81,7 @@ func TestWheelAgainstOracle(t *testing.T) {
 
 func hasKey(m map[int]Time, k int) bool { _, ok := m[k]; return ok }
 
-func TestWheelFireMaySchedule(t *testing.T) {
+func TestWheel_FireMayScheduleAndCancel(t *testing.T) {
 	w := new(Wheel)
 	var order []string
 	var a, b, c Event
@@ -107,7 +107,7 @@ func TestWheelFireMaySchedule(t *testing.T) {
 	}
 }
 
-func TestWheelKeepsOrderWithinASlot(t *testing.T) {
+func TestWheel_KeepsOrderWithinSlot(t *testing.T) {
 	w := new(Wheel)
 	var order []int
 	events := make([]Event, 10)
@@ -121,8 +121,8 @@ func TestWheelKeepsOrderWithinASlot(t *testing.T) {
 	}
 }
 
-// BenchmarkWheel times one event: found, fired and scheduled anew, with 100,000
-// of them in the wheel, a million a second.
+// BenchmarkWheel times finding, firing and rescheduling one event, with 100,000 of them
+// in the wheel, a million a second.
 func BenchmarkWheel(b *testing.B) {
 	w := new(Wheel)
 	events := make([]Event, 100_000)
@@ -143,13 +143,12 @@ func BenchmarkWheel(b *testing.B) {
 	}
 }
 
-// A pacer that does what Next says wakes up seldom for events that are far away, and finds
-// few of them each time.
-func TestFarEventsCostNothing(t *testing.T) {
+// A pacer that follows Next rarely wakes up for events far in the future.
+func TestWheel_FarEventsCauseFewWakeups(t *testing.T) {
 	const n = 50_000
 	for _, c := range []struct {
-		after Time
-		most  int // wake-ups before the first event
+		after    Time
+		maxWakes int // wake-ups before the first event
 	}{{10 * Second, 1}, {2 * 3600 * Second, 1}, {12 * 3600 * Second, 1 + 3*slotCount/2}} {
 		w := new(Wheel)
 		fired := 0
@@ -164,8 +163,8 @@ func TestFarEventsCostNothing(t *testing.T) {
 			w.Advance(at)
 			wakes++
 		}
-		if wakes--; wakes > c.most {
-			t.Errorf("events %v away: %d wake-ups before the first, want at most %d", c.after.Duration(), wakes, c.most)
+		if wakes--; wakes > c.maxWakes {
+			t.Errorf("events %v away: %d wake-ups before the first, want at most %d", c.after.Duration(), wakes, c.maxWakes)
 		}
 		w.Advance(c.after + n)
 		if fired != n || w.Len() != 0 {
@@ -174,8 +173,8 @@ func TestFarEventsCostNothing(t *testing.T) {
 	}
 }
 
-// Events beyond the coarse ring are not all placed again at once.
-func TestEventsBeyondTheCoarseRingAreSpread(t *testing.T) {
+// Events beyond the coarse ring are not all reinserted at once.
+func TestWheel_SpreadsEventsBeyondCoarseRing(t *testing.T) {
 	w := new(Wheel)
 	const n = 50_000
 	events := make([]Event, n)

@@ -23,14 +23,14 @@ func TestNoAllocation(t *testing.T) {
 	flows := []*Flow{
 		fromIPv4(1), fromIPv4(2),
 		{Source: netip.MustParseAddr("2001:db8::1"), Port: 99, Protocol: UDP, Connection: 3},
-		{Source: ipv4Addr(4), Destination: ipv4Addr(10 << 24), Listen: p.AttachIndex("up"), Protocol: ICMP},
+		{Source: ipv4Addr(4), Destination: ipv4Addr(10 << 24), Origin: p.AttachmentIndex("up"), Protocol: ICMP},
 	}
 	var n uint32
 	got := testing.AllocsPerRun(10000, func() {
 		n++
 		now += leaky.Second / 500
 		f := flows[n%4]
-		f.Connection = uint64(n) // a new key each time: the table is filled, and keys evicted
+		f.Connection = uint64(n) // a new key each time, to fill the table and evict keys
 		r := p.Route(f)
 		verdicts[s.Decide(p, f, r, r.ToDownstream, 100, 1, now).Verdict] = true
 		k := p.Key(0, f, r)
@@ -41,6 +41,6 @@ func TestNoAllocation(t *testing.T) {
 		t.Errorf("%v allocations a decision", got)
 	}
 	if !verdicts[Pass] && !verdicts[Delay] || !verdicts[Refuse] {
-		t.Errorf("a test that limits nothing: verdicts %v", verdicts)
+		t.Errorf("the test exercised nothing: verdicts %v", verdicts)
 	}
 }

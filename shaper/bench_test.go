@@ -12,38 +12,38 @@ import (
 	"shaperd/shaper/asn"
 )
 
-// draw is a generator of indexes that costs a nanosecond and no cache.
-type draw uint64
+// indexRNG generates random indexes in a nanosecond and without cache misses.
+type indexRNG uint64
 
-func (d *draw) below(n uint32) uint32 {
+func (d *indexRNG) below(n uint32) uint32 {
 	*d = *d*6364136223846793005 + 1442695040888963407
 	return uint32(uint64(*d>>32) * uint64(n) >> 32)
 }
 
-// missTime is what one dependent read of a random cache line costs, in as much
-// memory as the table of so many keys takes: the floor under a decision over a
-// random key, to compare it with.
+// missTime returns the ns of one dependent read of a random cache line, in as much
+// memory as a table of this many keys takes: the lower bound of a decision on a random
+// key, for comparison.
 func missTime(keys int) float64 {
-	lines := make([][8]uint64, keys+keys/spare)
+	lines := make([][8]uint64, keys+keys/spareDivisor)
 	for i := range lines {
 		lines[i][0] = uint64(i)
 	}
 	const reads = 500_000
-	var d draw
+	var d indexRNG
 	best := time.Hour
 	for range 3 {
 		start := time.Now()
 		for range reads {
-			d += draw(lines[d.below(uint32(len(lines)))][0])
+			d += indexRNG(lines[d.below(uint32(len(lines)))][0])
 		}
 		best = min(best, time.Since(start))
 	}
 	return float64(best.Nanoseconds()) / reads
 }
 
-// BenchmarkDecide times classification and one decision in an established table.
-// With a thousand keys or more, in random order, it reports what a key takes, how long
-// a garbage collection lasts, and what a read of as much memory costs in the same run.
+// BenchmarkDecide times classification and one decision in a filled table.
+// With a thousand keys or more, in random order, it also reports the memory per key, the
+// time of a garbage collection, and missTime of the same run.
 func BenchmarkDecide(b *testing.B) {
 	perSource := Limit{
 		Name: "per-source", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64,
@@ -83,19 +83,19 @@ func BenchmarkDecide(b *testing.B) {
 			}
 			runtime.GC()
 			runtime.ReadMemStats(&after)
-			gc := time.Hour // the least of a few: other processes' time slices count too
+			gc := time.Hour // the minimum of a few: other processes' time slices count too
 			for range 5 {
 				start := time.Now()
 				runtime.GC()
 				gc = min(gc, time.Since(start))
 			}
 			b.ReportAllocs()
-			var d draw
+			var d indexRNG
 			for b.Loop() {
 				now += 64 * 150
 				decide(d.below(bb.keys))
 			}
-			if got := s.Buckets(); got.Entries < int(bb.keys) {
+			if got := s.TableUsage(); got.Entries < int(bb.keys) {
 				b.Errorf("%d of %d keys are in the table; %+v", got.Entries, bb.keys, got)
 			}
 			if bb.keys >= 1000 {
@@ -107,8 +107,8 @@ func BenchmarkDecide(b *testing.B) {
 	}
 }
 
-// BenchmarkDecideFlood times decisions each over a key never seen before, in a
-// table full of keys in debt.
+// BenchmarkDecideFlood times decisions that are each on a new key, in a table full of
+// keys with a backlog.
 func BenchmarkDecideFlood(b *testing.B) {
 	const keys = 1_000_000
 	s := New(keys)
@@ -130,12 +130,12 @@ func BenchmarkDecideFlood(b *testing.B) {
 	for b.Loop() {
 		decide()
 	}
-	if got := s.Buckets(); got.EvictedIndebted < uint64(b.N) {
+	if got := s.TableUsage(); got.EvictedBacklogged < uint64(b.N) {
 		b.Errorf("%+v: the table was never full", got)
 	}
 }
 
-// fullTable is as large as the Internet's in late 2025.
+// fullTable returns a table of the size of the Internet's in late 2025.
 func fullTable(b *testing.B, rnd *rand.Rand) *asn.Table {
 	const n4, n6, asns = 412_000, 103_000, 91_000
 	var ranges []asn.Range
@@ -160,8 +160,8 @@ func fullTable(b *testing.B, rnd *rand.Rand) *asn.Table {
 	return table
 }
 
-// BenchmarkRoute times the classification of random sources, and reports what
-// building the policy took.
+// BenchmarkRoute times the classification of random sources, and reports the time to
+// compile the policy.
 func BenchmarkRoute(b *testing.B) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	many := make([]Limit, MaxLimits)
@@ -200,7 +200,7 @@ func BenchmarkRoute(b *testing.B) {
 			compile := time.Since(start)
 			flow := Flow{Protocol: UDP}
 			b.ReportAllocs()
-			var d draw
+			var d indexRNG
 			var seen Set
 			for b.Loop() {
 				n := d.below(1<<32 - 1)

@@ -17,7 +17,7 @@ import (
 // naiveRoute compares every field of every limit with the flow.
 func (w *world) naiveRoute(p *Policy, table *asn.Table, f *Flow) Route {
 	var r Route
-	listener, attachment := w.met(f)
+	listener, attachment := w.originNames(f)
 	if usesASN(p.limits) {
 		r.ASN = table.Lookup(f.Source)
 	}
@@ -25,7 +25,7 @@ func (w *world) naiveRoute(p *Policy, table *asn.Table, f *Flow) Route {
 		l := p.Limit(i)
 		m := &l.Match
 		switch {
-		case (len(m.Attach) > 0) != (int(f.Listen) > len(w.listeners)),
+		case (len(m.Attach) > 0) != (int(f.Origin) > len(w.listeners)),
 			len(m.Listen) > 0 && !slices.Contains(m.Listen, listener),
 			len(m.Attach) > 0 && !slices.Contains(m.Attach, attachment),
 			m.Protocol != AnyProtocol && m.Protocol != f.Protocol,
@@ -45,8 +45,8 @@ func (w *world) naiveRoute(p *Policy, table *asn.Table, f *Flow) Route {
 	return r
 }
 
-// world is what random policies and flows are drawn from: few addresses and
-// ports, so that prefixes nest and flows stand at their edges.
+// world generates random policies and flows from few addresses and ports, so that
+// prefixes nest and flows are at their edges.
 type world struct {
 	*rand.Rand
 	sources     []netip.Addr
@@ -73,9 +73,9 @@ func newWorld(rnd *rand.Rand) *world {
 	return w
 }
 
-// met returns the names of the listener and of the attachment of f, "" for none.
-func (w *world) met(f *Flow) (listener, attachment string) {
-	i := int(f.Listen)
+// originNames returns the names of the listener and of the attachment of f, "" if none.
+func (w *world) originNames(f *Flow) (listener, attachment string) {
+	i := int(f.Origin)
 	if i < len(w.listeners) {
 		listener = w.listeners[i].Name
 	}
@@ -93,8 +93,7 @@ func (w *world) address6() netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// source draws an address that stands in a prefix of another policy, at its
-// edges, or one beside them.
+// source draws an address in a prefix of a policy, at its edges, or next to them.
 func (w *world) source() netip.Addr {
 	a := w.sources[w.IntN(len(w.sources))]
 	switch w.IntN(8) {
@@ -146,7 +145,7 @@ func (w *world) port() uint16 {
 	return p
 }
 
-// some draws 0 to n values, none of them half of the time.
+// some draws 0 to n values, and at least half of the time none.
 func some[T any](w *world, n int, draw func() T) (values []T) {
 	if w.IntN(2) == 0 {
 		return nil
@@ -202,7 +201,7 @@ func (w *world) limits(n int) (limits []Limit) {
 	return limits
 }
 
-// table cuts some prefixes out of each other and gives the pieces AS numbers.
+// table cuts prefixes at each other's edges and gives the pieces AS numbers.
 func (w *world) table(t testing.TB) *asn.Table {
 	var ranges []asn.Range
 	for _, is4 := range []bool{true, false} {
@@ -228,11 +227,11 @@ func (w *world) table(t testing.TB) *asn.Table {
 
 func (w *world) flow() *Flow {
 	f := &Flow{
-		Source: w.source(), Port: w.port(), Listen: uint16(w.IntN(len(w.listeners) + 1)),
+		Source: w.source(), Port: w.port(), Origin: uint16(w.IntN(len(w.listeners) + 1)),
 		Protocol: TCP + Protocol(w.IntN(2)), Connection: w.Uint64(),
 	}
 	if w.IntN(2) == 0 {
-		f.Listen = uint16(len(w.listeners) + 1 + w.IntN(len(w.attachments)+1))
+		f.Origin = uint16(len(w.listeners) + 1 + w.IntN(len(w.attachments)+1))
 		f.Destination, f.Protocol = w.source(), Protocol(w.IntN(int(numProtocols)))
 	}
 	return f
@@ -241,7 +240,7 @@ func (w *world) flow() *Flow {
 func TestRouteAgainstNaive(t *testing.T) {
 	rnd := newRand(t)
 	policies, flows := 500, 250
-	if brief() {
+	if shortRun() {
 		policies = 50
 	}
 	var matched, missed, known, orphans, destined int
@@ -266,21 +265,21 @@ func TestRouteAgainstNaive(t *testing.T) {
 			if got.ASN != 0 {
 				known++
 			}
-			if int(f.Listen) == len(w.listeners) && got.Limits() != 0 {
+			if int(f.Origin) == len(w.listeners) && got.Limits() != 0 {
 				orphans++
 			}
-			if got.Limits()&p.destined != 0 {
+			if got.Limits()&p.withDestination != 0 {
 				destined++
 			}
 		}
 	}
 	if matched == 0 || missed == 0 || known == 0 || orphans == 0 || destined == 0 {
-		t.Errorf("nothing was classified: %d matches, %d misses, %d with an ASN, %d without a listener, %d with a destination",
+		t.Errorf("the test exercised nothing: %d matches, %d misses, %d with an ASN, %d without a listener, %d with a destination",
 			matched, missed, known, orphans, destined)
 	}
 }
 
-// A table of more than indexFrom segments is searched by way of an index.
+// A table of minIndexed or more segments is searched with an index.
 func TestRouteInLargeTable(t *testing.T) {
 	w := newWorld(newRand(t))
 	var ranges []asn.Range
@@ -303,7 +302,7 @@ func TestRouteInLargeTable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p.sources.v4Index == nil || len(p.sources.v4) < indexFrom {
+	if p.sources.v4Index == nil || len(p.sources.v4) < minIndexed {
 		t.Fatalf("%d IPv4 segments and no index", len(p.sources.v4))
 	}
 	for n := range 60000 {
@@ -343,15 +342,15 @@ func TestRouteTable(t *testing.T) {
 		{"all of IPv6 is not IPv4", Match{Source: prefixes("::/0")}, "192.0.2.1", 1, 0, false},
 		{"all of IPv6", Match{Source: prefixes("::/0")}, "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", 1, 0, true},
 		{"host", Match{Source: prefixes("192.0.2.1/32")}, "192.0.2.1", 1, 0, true},
-		{"beside a host", Match{Source: prefixes("192.0.2.1/32")}, "192.0.2.2", 1, 0, false},
+		{"next to a host", Match{Source: prefixes("192.0.2.1/32")}, "192.0.2.2", 1, 0, false},
 		{"unmasked prefix", Match{Source: prefixes("192.0.2.99/24")}, "192.0.2.1", 1, 0, true},
 		{"IPv4-mapped prefix", Match{Source: prefixes("::ffff:192.0.2.0/120")}, "192.0.2.1", 1, 0, true},
-		{"around a nested prefix", Match{Source: prefixes("10.0.0.0/8", "10.1.0.0/16")}, "10.2.0.0", 1, 0, true},
+		{"outside a nested prefix", Match{Source: prefixes("10.0.0.0/8", "10.1.0.0/16")}, "10.2.0.0", 1, 0, true},
 		{"the same prefix twice", Match{Source: prefixes("10.0.0.0/8", "10.0.0.0/8")}, "11.0.0.0", 1, 0, false},
 		{"port 0", Match{Port: []PortRange{{0, 0}}}, "192.0.2.1", 0, 0, true},
 		{"port 65535", Match{Port: []PortRange{{65535, 65535}}}, "192.0.2.1", 65535, 0, true},
 		{"above a range", Match{Port: []PortRange{{1, 65534}}}, "192.0.2.1", 65535, 0, false},
-		{"ranges that touch", Match{Port: []PortRange{{1, 5}, {6, 9}}}, "192.0.2.1", 6, 0, true},
+		{"adjacent ranges", Match{Port: []PortRange{{1, 5}, {6, 9}}}, "192.0.2.1", 6, 0, true},
 		{"listener", Match{Listen: []string{"b"}}, "192.0.2.1", 1, 1, true},
 		{"other listener", Match{Listen: []string{"b"}}, "192.0.2.1", 1, 0, false},
 		{"named listener, no listener", Match{Listen: []string{"b"}}, "192.0.2.1", 1, 2, false},
@@ -360,7 +359,7 @@ func TestRouteTable(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := mustCompile(t, New(1), []Limit{{Name: "l", Rate: 8, Match: tt.match}}, listeners)
-			f := Flow{Source: netip.MustParseAddr(tt.source), Port: tt.port, Listen: tt.listen, Protocol: TCP}
+			f := Flow{Source: netip.MustParseAddr(tt.source), Port: tt.port, Origin: tt.listen, Protocol: TCP}
 			if got := p.Route(&f).ToDownstream == 1; got != tt.want {
 				t.Errorf("matches = %v, want %v", got, tt.want)
 			}
@@ -371,7 +370,7 @@ func TestRouteTable(t *testing.T) {
 func TestEmptyPolicy(t *testing.T) {
 	p := New(1).Policy()
 	for _, source := range []string{"192.0.2.1", "2001:db8::1"} {
-		f := Flow{Source: netip.MustParseAddr(source), Listen: p.ListenIndex("gone"), Protocol: TCP}
+		f := Flow{Source: netip.MustParseAddr(source), Origin: p.ListenerIndex("gone"), Protocol: TCP}
 		if got := p.Route(&f); got != (Route{}) {
 			t.Errorf("%s: %+v, want no limits", source, got)
 		}
@@ -397,16 +396,16 @@ func TestRouteAtAttachments(t *testing.T) {
 		{"ICMP is not UDP", Match{Attach: uplink, Protocol: ICMP}, attachedTo("uplink"), UDP, "10.0.0.1", false},
 		{"other attachment", Match{Attach: uplink}, attachedTo("downlink"), TCP, "10.0.0.1", false},
 		{"attachment that is gone", Match{Attach: uplink}, attachedTo("gone"), TCP, "10.0.0.1", false},
-		{"limit of listeners", Match{}, attachedTo("uplink"), TCP, "10.0.0.1", false},
-		{"limit of attachments", Match{Attach: uplink}, func(p *Policy) uint16 { return p.ListenIndex("a") }, TCP, "", false},
-		{"limit of attachments, no listener", Match{Attach: uplink}, func(p *Policy) uint16 { return p.ListenIndex("gone") }, TCP, "", false},
+		{"limit of listeners at an attachment", Match{}, attachedTo("uplink"), TCP, "10.0.0.1", false},
+		{"limit of attachments at a listener", Match{Attach: uplink}, func(p *Policy) uint16 { return p.ListenerIndex("a") }, TCP, "", false},
+		{"limit of attachments, no listener", Match{Attach: uplink}, func(p *Policy) uint16 { return p.ListenerIndex("gone") }, TCP, "", false},
 		{"destination", Match{Attach: uplink, Destination: to("10.0.0.0/31")}, attachedTo("uplink"), TCP, "10.0.0.1", true},
-		{"beside the destination", Match{Attach: uplink, Destination: to("10.0.0.0/31")}, attachedTo("uplink"), TCP, "10.0.0.2", false},
+		{"next to the destination", Match{Attach: uplink, Destination: to("10.0.0.0/31")}, attachedTo("uplink"), TCP, "10.0.0.2", false},
 		{"IPv6 destination", Match{Attach: uplink, Destination: to("fd00::/8")}, attachedTo("uplink"), TCP, "fd00::1", true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := mustCompile(t, New(1), []Limit{{Name: "l", Rate: 8, Match: tt.match}}, listeners, Attachment{"uplink"}, Attachment{"downlink"})
-			f := Flow{Source: netip.MustParseAddr("192.0.2.1"), Port: 1, Listen: tt.at(p), Protocol: tt.protocol}
+			f := Flow{Source: netip.MustParseAddr("192.0.2.1"), Port: 1, Origin: tt.at(p), Protocol: tt.protocol}
 			if tt.destination != "" {
 				f.Destination = netip.MustParseAddr(tt.destination)
 			}
@@ -418,14 +417,14 @@ func TestRouteAtAttachments(t *testing.T) {
 }
 
 func attachedTo(name string) func(*Policy) uint16 {
-	return func(p *Policy) uint16 { return p.AttachIndex(name) }
+	return func(p *Policy) uint16 { return p.AttachmentIndex(name) }
 }
 
-// What a plane that classifies by itself is given says the same as Route.
-func TestTables(t *testing.T) {
+// The segment tables for a plane that classifies by itself agree with Route.
+func TestPolicy_SegmentTables(t *testing.T) {
 	rnd := newRand(t)
 	policies := 200
-	if brief() {
+	if shortRun() {
 		policies = 20
 	}
 	for range policies {
@@ -448,16 +447,16 @@ func TestTables(t *testing.T) {
 				destinations = segment(t, p.Destinations6(), f.Destination.As16(), number6)
 			}
 			if !p.HasDestinations() && destinations != 1<<p.Len()-1 {
-				t.Fatalf("destinations of limits that name none are %b", destinations)
+				t.Fatalf("without limits by destination, destinations have the set %b", destinations)
 			}
 			ports := segment(t, p.Ports(), f.Port, func(a, b uint16) int { return int(a) - int(b) })
-			set := c.Set & destinations & ports & p.PlaceSet(f.Listen) & p.ProtocolSet(f.Protocol)
+			set := c.Set & destinations & ports & p.OriginSet(f.Origin) & p.ProtocolSet(f.Protocol)
 			if r := p.Route(f); r.ASN != c.ASN || r.Limits() != set {
-				t.Fatalf("flow %+v: tables say AS%d and %b, Route %+v", *f, c.ASN, set, r)
+				t.Fatalf("flow %+v: tables have AS%d and %b, Route %+v", *f, c.ASN, set, r)
 			}
 		}
 	}
-	p := mustCompile(t, New(1), []Limit{{Name: "slots", Connections: 1}, {Name: "rate", Rate: 8}}, udpOnly)
+	p := mustCompile(t, New(1), []Limit{{Name: "slots", MaxConnections: 1}, {Name: "rate", Rate: 8}}, udpOnly)
 	if got := p.Paced(); got != 0b01 {
 		t.Errorf("paced limits are %b", got)
 	}
@@ -466,7 +465,7 @@ func TestTables(t *testing.T) {
 func number(a, b uint32) int    { return int(int64(a) - int64(b)) }
 func number6(a, b [16]byte) int { return bytes.Compare(a[:], b[:]) }
 
-// segment returns the value of the segment that at lies in.
+// segment returns the value of the segment that contains at.
 func segment[K, V comparable](t *testing.T, segments iter.Seq2[K, V], at K, compare func(a, b K) int) V {
 	t.Helper()
 	var value, last V
@@ -483,7 +482,7 @@ func segment[K, V comparable](t *testing.T, segments iter.Seq2[K, V], at K, comp
 		n++
 	}
 	for range segments {
-		return value // a break ends it
+		return value // all segments can be abandoned early
 	}
 	t.Fatal("no segments")
 	return value

@@ -10,7 +10,7 @@ import (
 	"shaperd/leaky"
 )
 
-// inParallel runs f n times at once, and lets none begin before all can.
+// inParallel runs f n times concurrently, after all goroutines are ready.
 func inParallel(n int, f func(g int)) {
 	var ready, done sync.WaitGroup
 	ready.Add(n)
@@ -29,7 +29,7 @@ const (
 	each       = 50000 // decisions of a goroutine
 )
 
-// At a standing clock the order of decisions does not matter: concurrent ones
+// With a constant clock the order of decisions does not matter: concurrent ones
 // admit exactly what sequential ones do.
 func TestConcurrentEqualsSequential(t *testing.T) {
 	limits := []Limit{
@@ -40,7 +40,7 @@ func TestConcurrentEqualsSequential(t *testing.T) {
 	var admitted [2]int64
 	for i, workers := range []int{1, goroutines} {
 		s := New(1000)
-		p := mustCompile(t, s, limits[:1], udpOnly) // one bucket decides
+		p := mustCompile(t, s, limits[:1], udpOnly) // a single bucket
 		f := fromIPv4(1)
 		r := p.Route(f)
 		var n atomic.Int64
@@ -53,13 +53,13 @@ func TestConcurrentEqualsSequential(t *testing.T) {
 		})
 		admitted[i] = n.Load()
 	}
-	// 300 ms at 1e8 bytes/s, and a unit more: the queue test is of the wait before it.
+	// 300 ms at 1e8 bytes/s, and one more unit: the queue test excludes the unit itself.
 	if want := int64(30_001); admitted != [2]int64{want, want} {
 		t.Errorf("admitted %v, want %d each", admitted, want)
 	}
 
-	// 30,001 for each source would do for its own limit, 125,001 in all for the
-	// port's packets, 100,001 for all: that one refuses.
+	// The limit of a source admits 30,001, that of the port 125,001 packets, and that of
+	// all 100,001: the last one refuses.
 	s := New(1000)
 	p := mustCompile(t, s, limits, udpOnly)
 	var sum atomic.Int64
@@ -73,20 +73,20 @@ func TestConcurrentEqualsSequential(t *testing.T) {
 		}
 	})
 	if want := int64(100_001); sum.Load() != want {
-		t.Errorf("%d goroutines were admitted %d units, want %d", goroutines, sum.Load(), want)
+		t.Errorf("%d goroutines: %d units admitted, want %d", goroutines, sum.Load(), want)
 	}
 }
 
-// With a clock that advances, what is admitted stays within the envelope of each
-// bucket, and uses all of it.
+// With an advancing clock the admitted units stay within the envelope of each bucket,
+// and use all of it.
 func TestConcurrentEnvelope(t *testing.T) {
 	const unit = 500
 	for _, tt := range []struct {
 		name    string
-		sources int // 1: all hammer one bucket
+		sources int // 1: all use one bucket
 		limits  []Limit
-		rate    float64 // bytes/s that all sources together may have
-		depth   float64 // bytes that their queues hold
+		rate    float64 // bytes/s of all sources together
+		depth   float64 // bytes in their queues
 	}{
 		{"one bucket", 1, []Limit{{Name: "all", Rate: 8e8, MaxDelay: time.Millisecond}}, 1e8, 1e5},
 		{"a source each", 16, []Limit{{Name: "source", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Rate: 8e6, MaxDelay: time.Millisecond}}, 16e6, 16e3},
@@ -120,18 +120,18 @@ func TestConcurrentEnvelope(t *testing.T) {
 			})
 			line := tt.rate * float64(clock.Load()-start) / float64(leaky.Second)
 			got := float64(bytes.Load())
-			if most := line + tt.depth + float64(unit*tt.sources); got > most {
-				t.Errorf("%.0f bytes admitted, at most %.0f", got, most)
+			if bound := line + tt.depth + float64(unit*tt.sources); got > bound {
+				t.Errorf("%.0f bytes admitted, want at most %.0f", got, bound)
 			}
 			if least := line * 0.95; got < least {
-				t.Errorf("%.0f bytes admitted, at least %.0f", got, least)
+				t.Errorf("%.0f bytes admitted, want at least %.0f", got, least)
 			}
 			if refused.Load() == 0 || delayed.Load() == 0 {
-				t.Errorf("a test that limits nothing: refused %d, delayed %d", refused.Load(), delayed.Load())
+				t.Errorf("the test exercised nothing: refused %d, delayed %d", refused.Load(), delayed.Load())
 			}
 			var counted uint64
 			for v := range Refuse {
-				for r := range Reasons {
+				for r := range NumReasons {
 					counted += p.State(0).Bytes[v][r].Load()
 				}
 			}
@@ -142,7 +142,7 @@ func TestConcurrentEnvelope(t *testing.T) {
 	}
 }
 
-// Every method at once, for the race detector and the table's invariants.
+// All methods run concurrently, to check for races and the invariants of the table.
 func TestConcurrentReloads(t *testing.T) {
 	rnd := newRand(t)
 	s := New(64)
@@ -175,7 +175,7 @@ func TestConcurrentReloads(t *testing.T) {
 				b.Offer(p.Shape(0), 1000, 1, now)
 				s.CheckIn(k, b, now)
 			case n%100 == 1:
-				s.Buckets()
+				s.TableUsage()
 			default:
 				s.Decide(p, f, r, r.ToDownstream, 1000, 1, now)
 			}

@@ -6,63 +6,63 @@ import (
 	"shaperd/leaky"
 )
 
-// Decision is what became of a unit.
+// Decision is the outcome for a unit.
 type Decision struct {
 	Verdict Verdict
 	Reason  Reason
-	Depart  leaky.Time // when it may leave, not before now
-	Limit   int        // that delayed it longest, or refused it; -1 when it passed
+	Depart  leaky.Time // departure time, not before now
+	Limit   int        // limit that delayed the unit longest, or refused it; -1 if it passed
 }
 
-// Decide offers a unit of f, routed as r by p, to the limits of set: all of them
-// take it, or the first that does not refuses it and none is charged. It counts
-// the unit under every limit that decided over it. All are charged for now: for a unit that
-// passes at once, where each limit would let it within its max_delay. Depart is when the
-// last of them would.
+// Decide offers a unit of f, routed as r by p, to the limits of set: either all of them
+// admit it, or the first one that does not refuses it and none is charged. The unit is
+// counted under every limit that decided on it. All limits charge it for now, as it passes
+// at once if each would let it leave within its max_delay (policing). Depart is the
+// latest of their departure times.
 //
-// Limits that enforce and limits that observe must not be offered together, as
+// Limits that enforce and limits that observe must not be mixed in one call, as
 // the latter refuse nothing.
 func (s *Shaper) Decide(p *Policy, f *Flow, r Route, set Set, bytes, packets uint64, now leaky.Time) Decision {
 	return s.decide(p, f, r, set, bytes, packets, now, false)
 }
 
-// Shape is [Shaper.Decide] for a unit that is held until the last of its limits lets it
-// leave: each bucket is charged for that instant.
+// Shape is [Shaper.Decide] for a unit that is held until the latest departure time of its
+// limits: each bucket is charged for that instant.
 //
-// Limits with calendars, of which Decide knows nothing, are asked when it is known when the
-// others let the unit leave, one after another until there is an instant at which all have
-// room. For none of them it waits longer than its max_delay, and in all no longer than
-// [Policy.Longest].
+// Limits with calendars, which Decide treats like any other, are booked after the departure
+// time of the other limits is known, one after another until there is an instant at which
+// all have room. The unit waits no longer than max_delay for any of them, and no longer
+// than [Policy.MaxTotalDelay] in total.
 func (s *Shaper) Shape(p *Policy, f *Flow, r Route, set Set, bytes, packets uint64, now leaky.Time) Decision {
 	return s.decide(p, f, r, set, bytes, packets, now, true)
 }
 
-// unit is one that is decided over.
+// unit is the state of a decision on one unit.
 type unit struct {
 	policy         *Policy
 	flow           *Flow
 	route          Route
-	set            Set // of limits that pace it
+	set            Set // limits that pace the unit
 	bytes, packets uint64
 	now            leaky.Time
-	hold           bool
-	calendars      Set // limits of set that have them
+	shaped         bool // the unit is held until its departure time
+	calendars      Set  // limits of set with calendars, if shaped
 
-	ready   leaky.Time // when limits without calendars let it leave
-	depart  leaky.Time
-	waits   leaky.Time // the longest that one limit makes it wait
-	limit   int        // which
-	delayed Set        // limits that make it wait
+	ready        leaky.Time // departure time by limits without calendars
+	depart       leaky.Time
+	longestDelay leaky.Time // the longest delay by one limit
+	slowestLimit int        // the limit with that delay
+	delayed      Set        // limits that delay the unit
 }
 
-// weigh takes in that limit i lets the unit leave at depart, and others would at ready.
-func (u *unit) weigh(i int, depart, ready leaky.Time) {
+// addDelay records that limit i delays the unit from ready to depart.
+func (u *unit) addDelay(i int, depart, ready leaky.Time) {
 	if depart <= ready {
 		return
 	}
 	u.delayed |= 1 << i
-	if depart-ready > u.waits {
-		u.waits, u.limit = depart-ready, i
+	if depart-ready > u.longestDelay {
+		u.longestDelay, u.slowestLimit = depart-ready, i
 	}
 	u.depart = max(u.depart, depart)
 }
@@ -73,17 +73,17 @@ func (s *Shaper) decide(p *Policy, f *Flow, r Route, set Set, bytes, packets uin
 		p.states[d.Limit].count(Refuse, Blocked, bytes, packets)
 		return d
 	}
-	u := unit{policy: p, flow: f, route: r, set: set & p.paced, bytes: bytes, packets: packets, now: now, hold: hold, depart: now, limit: -1}
+	u := unit{policy: p, flow: f, route: r, set: set & p.paced, bytes: bytes, packets: packets, now: now, shaped: hold, depart: now, slowestLimit: -1}
 	if hold {
 		u.calendars = u.set & p.calendars
 	}
 	s.mu.Lock()
-	refused, depart := s.ask(&u)
+	refused, depart := s.checkBuckets(&u)
 	if refused < 0 {
-		refused, depart = s.book(&u)
+		refused, depart = s.bookCalendars(&u)
 	}
 	if refused < 0 {
-		s.charge(&u)
+		s.chargeBuckets(&u)
 	}
 	s.mu.Unlock()
 	if refused >= 0 {
@@ -98,119 +98,121 @@ func (s *Shaper) decide(p *Policy, f *Flow, r Route, set Set, bytes, packets uin
 			p.states[i].count(Pass, None, bytes, packets)
 		}
 	}
-	if u.limit < 0 {
+	if u.slowestLimit < 0 {
 		return Decision{Depart: now, Limit: -1}
 	}
-	return Decision{Verdict: Delay, Reason: ByRate, Depart: u.depart, Limit: u.limit}
+	return Decision{Verdict: Delay, Reason: ByRate, Depart: u.depart, Limit: u.slowestLimit}
 }
 
-// ask asks the limits without calendars, and changes nothing. It returns the one that
-// refuses the unit, and when that would let it leave, or -1.
-func (s *Shaper) ask(u *unit) (refused int, depart leaky.Time) {
+// checkBuckets checks the limits without calendars and charges nothing. It returns the limit
+// that refuses the unit and its departure time, or -1.
+func (s *Shaper) checkBuckets(u *unit) (refused int, depart leaky.Time) {
 	p := u.policy
 	for _, set := range [...]Set{u.set &^ p.calendars, u.set & p.calendars &^ u.calendars} {
 		for left := set; left != 0; left &= left - 1 {
 			i := bits.TrailingZeros64(uint64(left))
 			shape := &p.shapes[i]
 			key := p.Key(i, u.flow, u.route)
-			depart := s.table.get(&key, s.table.place(&key), u.now).bucket.Depart(shape, u.now)
+			slot := s.table.lookupOrInsert(&key, s.table.probe(&key), u.now)
+			depart := slot.bucket.Depart(shape, u.now)
 			if depart-u.now > shape.MaxDelay {
 				return i, depart
 			}
-			u.weigh(i, depart, u.now)
+			u.addDelay(i, depart, u.now)
 		}
 	}
 	u.ready = u.depart
 	return -1, 0
 }
 
-// rounds is how often limits are asked for an instant that suits all of them.
-const rounds = 8
+// maxRounds bounds the search for an instant at which all calendars have room.
+const maxRounds = 8
 
-// book has the limits with calendars take the unit, at the first instant from u.depart on
-// at which all of them have room. It returns the one that refuses it, and when that would
-// let it leave, or -1.
-func (s *Shaper) book(u *unit) (refused int, depart leaky.Time) {
+// bookCalendars books the unit in all calendars, at the first instant from u.depart on at
+// which all of them have room. It returns the limit that refuses the unit and its departure
+// time, or -1.
+func (s *Shaper) bookCalendars(u *unit) (refused int, depart leaky.Time) {
 	set := u.calendars
 	if set == 0 {
 		return -1, 0
 	}
-	var held [2]Set
-	for range rounds {
-		again := false
+	var booked [2]Set
+	for range maxRounds {
+		retry := false
 		for left := set; left != 0; left &= left - 1 {
 			i := bits.TrailingZeros64(uint64(left))
-			c := u.policy.calendarsOf(i)
-			latest := min(u.ready.Add(c.shape.MaxDelay), u.now.Add(u.policy.longest[i]))
-			costs, bursts := c.ofUnit(u.bytes, u.packets)
-			for m := range c.meter {
-				if c.unlimited(m) {
+			c := u.policy.calendarsFor(i)
+			latest := min(u.ready.Add(c.shape.MaxDelay), u.now.Add(u.policy.maxTotalDelay[i]))
+			costs, bursts := c.costsAndBursts(u.bytes, u.packets)
+			for m := range c.calendar {
+				if c.isUnlimited(m) {
 					continue
 				}
-				booking, slots := &s.booked[i][m], &c.slots[m]
+				booking, slots := &s.bookings[i][m], &c.slots[m]
 				ready := u.depart
-				if held[m]&(1<<i) != 0 {
+				if booked[m]&(1<<i) != 0 {
 					if booking.Slot >= uint64(ready>>slots.Shift) {
 						continue
 					}
-					c.meter[m].Return(slots, booking)
-					held[m] &^= 1 << i
+					c.calendar[m].Cancel(slots, booking)
+					booked[m] &^= 1 << i
 				}
 				var ok bool
-				*booking, ok = c.meter[m].Take(slots, costs[m], bursts[m], ready, latest, u.now)
+				*booking, ok = c.calendar[m].Book(slots, costs[m], bursts[m], ready, latest, u.now)
 				if !ok {
-					s.release(u, held)
+					s.cancelBookings(u, booked)
 					return i, booking.Depart
 				}
-				held[m] |= 1 << i
+				booked[m] |= 1 << i
 				if booking.Depart > ready {
-					again = again || held[0]|held[1] != 1<<i || held[0]&held[1] != 0
+					retry = retry || booked[0]|booked[1] != 1<<i || booked[0]&booked[1] != 0
 				}
-				u.weigh(i, booking.Depart, ready)
+				u.addDelay(i, booking.Depart, ready)
 			}
 		}
-		if !again {
+		if !retry {
 			return -1, 0
 		}
 	}
-	s.release(u, held)
+	s.cancelBookings(u, booked)
 	return bits.TrailingZeros64(uint64(set)), u.depart
 }
 
-// release takes back what the unit booked.
-func (s *Shaper) release(u *unit, held [2]Set) {
-	for m := range held {
-		for i := range held[m].All {
+// cancelBookings cancels the bookings of the unit.
+func (s *Shaper) cancelBookings(u *unit, booked [2]Set) {
+	for m := range booked {
+		for i := range booked[m].All {
 			c := u.policy.states[i].calendars
-			c.meter[m].Return(&c.slots[m], &s.booked[i][m])
+			c.calendar[m].Cancel(&c.slots[m], &s.bookings[i][m])
 		}
 	}
 }
 
-// charge charges the limits without calendars.
-func (s *Shaper) charge(u *unit) {
+// chargeBuckets charges the limits without calendars.
+func (s *Shaper) chargeBuckets(u *unit) {
 	p := u.policy
 	for left := u.set &^ u.calendars; left != 0; left &= left - 1 {
 		i := bits.TrailingZeros64(uint64(left))
 		key := p.Key(i, u.flow, u.route)
 		at := u.depart
-		if !u.hold || p.crossed&(1<<i) != 0 {
+		if !u.shaped || p.chargedOnArrival&(1<<i) != 0 {
 			at = u.now
 		}
-		s.table.get(&key, s.table.place(&key), u.now).bucket.Charge(&p.shapes[i], u.bytes, u.packets, at)
+		s.table.lookupOrInsert(&key, s.table.probe(&key), u.now).bucket.Charge(&p.shapes[i], u.bytes, u.packets, at)
 	}
 }
 
-// calendars are what a limit has instead of a bucket, of bytes and of packets.
+// calendars replace the bucket of a limit. Arrays have an element for bytes and one for
+// packets.
 type calendars struct {
-	shape leaky.Shape
-	slots [2]leaky.Slots
-	meter [2]leaky.Calendar
+	shape    leaky.Shape
+	slots    [2]leaky.Slots
+	calendar [2]leaky.Calendar
 }
 
-// calendarsOf returns those of limit i, which a policy that is not in force any more may not
-// have.
-func (p *Policy) calendarsOf(i int) *calendars {
+// calendarsFor returns the calendars of limit i. It creates them if p is not the current
+// policy and they are gone.
+func (p *Policy) calendarsFor(i int) *calendars {
 	st := p.states[i]
 	if st.calendars == nil {
 		st.calendars = &calendars{shape: p.shapes[i], slots: p.slots[i]}
@@ -218,42 +220,43 @@ func (p *Policy) calendarsOf(i int) *calendars {
 	return st.calendars
 }
 
-func (c *calendars) unlimited(m int) bool {
+func (c *calendars) isUnlimited(m int) bool {
 	return [2]leaky.Rate{c.shape.Bytes, c.shape.Packets}[m].Unlimited()
 }
 
-func (c *calendars) ofUnit(bytes, packets uint64) (costs, bursts [2]leaky.Time) {
+func (c *calendars) costsAndBursts(bytes, packets uint64) (costs, bursts [2]leaky.Time) {
 	costs[0], costs[1] = c.shape.Cost(bytes, packets)
 	return costs, [2]leaky.Time{c.shape.BytesBurst, c.shape.PacketsBurst}
 }
 
-// swapCalendars has limit i of next go on with what its bucket or its calendars owe.
-func (s *Shaper) swapCalendars(next *Policy, i int, state *State, now leaky.Time) {
+// migrateCalendars moves the backlog of limit i of next from its bucket to its calendars,
+// or from its calendars to its bucket or to new calendars.
+func (s *Shaper) migrateCalendars(next *Policy, i int, state *LimitState, now leaky.Time) {
 	is := next.calendars&(1<<i) != 0
 	was := state.calendars
 	if !is && was == nil || is && was != nil && was.shape == next.shapes[i] && was.slots == next.slots[i] {
 		return
 	}
-	key := Key{Limit: state.ID} // of a limit of all
+	key := Key{Limit: state.ID} // the only bucket of a limit without key fields
 	var bucket leaky.Bucket
-	if slot := s.table.find(&key, s.table.place(&key)); slot != nil {
+	if slot := s.table.lookup(&key, s.table.probe(&key)); slot != nil {
 		bucket = slot.bucket
 	}
 	if was != nil {
-		var owed leaky.Bucket
-		owed.Owe(was.meter[0].Backlog(&was.slots[0], now), was.meter[1].Backlog(&was.slots[1], now), now)
-		owed.Rescale(&was.shape, &next.shapes[i], now)
-		bucket.Merge(owed)
+		var backlog leaky.Bucket
+		backlog.SetDrainTimes(was.calendar[0].Backlog(&was.slots[0], now), was.calendar[1].Backlog(&was.slots[1], now), now)
+		backlog.Rescale(&was.shape, &next.shapes[i], now)
+		bucket.Merge(backlog)
 		state.calendars = nil
 	}
 	if !is {
 		if !bucket.Drained(now) {
-			s.table.get(&key, s.table.place(&key), now).bucket.Merge(bucket)
+			s.table.lookupOrInsert(&key, s.table.probe(&key), now).bucket.Merge(bucket)
 		}
 		return
 	}
 	state.calendars = &calendars{shape: next.shapes[i], slots: next.slots[i]}
-	ofBytes, ofPackets := bucket.Owes(now)
-	state.calendars.meter[0].Begin(now.Add(ofBytes))
-	state.calendars.meter[1].Begin(now.Add(ofPackets))
+	bytesTime, packetsTime := bucket.DrainTimes(now)
+	state.calendars.calendar[0].BlockUntil(now.Add(bytesTime))
+	state.calendars.calendar[1].BlockUntil(now.Add(packetsTime))
 }

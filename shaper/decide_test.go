@@ -13,7 +13,7 @@ import (
 	"shaperd/leaky"
 )
 
-// crossingKeys nest in each other and cut across each other.
+// crossingKeys are keys of which some contain each other and some do not.
 var crossingKeys = []Fields{
 	0, KeySource, KeyPort, KeySource | KeyPort, KeyConnection, KeyListen, KeySource | KeyListen, KeyASN | KeyPort,
 }
@@ -46,25 +46,25 @@ func randomLimits(rnd *rand.Rand, n int) (limits []Limit) {
 func randomFlow(rnd *rand.Rand) *Flow {
 	return &Flow{
 		Source: ipv4Addr(10<<24 | rnd.Uint32N(2)<<16 | rnd.Uint32N(2)<<8 | rnd.Uint32N(3)),
-		Port:   uint16(rnd.IntN(3)), Listen: uint16(rnd.IntN(2)), Protocol: UDP, Connection: rnd.Uint64N(20),
+		Port:   uint16(rnd.IntN(3)), Origin: uint16(rnd.IntN(2)), Protocol: UDP, Connection: rnd.Uint64N(20),
 	}
 }
 
 var twoUDP = []Listener{{Name: "a", UDP: true}, {Name: "b", UDP: true}}
 
-// probe is what a bucket owes at now in bytes and in packets, the one hidden
-// from the other by a burst that forgives all.
-func probe(b leaky.Bucket, now leaky.Time) [2]leaky.Time {
+// drainTimes returns when the backlogs of bytes and of packets will have drained, each
+// read by hiding the other with an unlimited burst.
+func drainTimes(b leaky.Bucket, now leaky.Time) [2]leaky.Time {
 	return [2]leaky.Time{
 		b.Depart(&leaky.Shape{PacketsBurst: leaky.Forever}, now),
 		b.Depart(&leaky.Shape{BytesBurst: leaky.Forever}, now),
 	}
 }
 
-func (s *Shaper) probes(p *Policy, f *Flow, set Set, now leaky.Time) (levels [][2]leaky.Time) {
+func (s *Shaper) allDrainTimes(p *Policy, f *Flow, set Set, now leaky.Time) (levels [][2]leaky.Time) {
 	for i := range set.All {
-		b, _ := s.level(p, i, f)
-		levels = append(levels, probe(b, now))
+		b, _ := s.lookupBucket(p, i, f)
+		levels = append(levels, drainTimes(b, now))
 	}
 	return levels
 }
@@ -72,7 +72,7 @@ func (s *Shaper) probes(p *Policy, f *Flow, set Set, now leaky.Time) (levels [][
 func TestDecideAgainstOracle(t *testing.T) {
 	rnd := newRand(t)
 	policies, units := 150, 250
-	if brief() {
+	if shortRun() {
 		policies = 40
 	}
 	delayedBy, refusedBy := map[Fields]int{}, map[Fields]int{}
@@ -81,7 +81,7 @@ func TestDecideAgainstOracle(t *testing.T) {
 		s := New(10000)
 		p := mustCompile(t, s, randomLimits(rnd, 1+rnd.IntN(6)), twoUDP)
 		oracle := naiveShaper{policy: p, buckets: map[Key]*naiveBucket{}}
-		var counts [MaxLimits][Verdicts]uint64
+		var counts [MaxLimits][NumVerdicts]uint64
 		now := leaky.Time(rnd.Uint64N(uint64(leaky.Second)))
 		gap := leaky.FromDuration(time.Duration(10+rnd.IntN(5000)) * time.Microsecond)
 		for range units {
@@ -89,8 +89,8 @@ func TestDecideAgainstOracle(t *testing.T) {
 			f := randomFlow(rnd)
 			r := p.Route(f)
 			set, bytes, packets := r.ToDownstream, rnd.Uint64N(1500), 1+rnd.Uint64N(3)
-			before := s.probes(p, f, set, now)
-			want := oracle.ask(f, r, set, now)
+			before := s.allDrainTimes(p, f, set, now)
+			want := oracle.waits(f, r, set, now)
 			got := s.Decide(p, f, r, set, bytes, packets, now)
 
 			must, may := want.refusing(p, set)
@@ -101,9 +101,9 @@ func TestDecideAgainstOracle(t *testing.T) {
 					t.Fatalf("%+v: refused after %d ticks; exact waits %v", got, wait, want.wait)
 				}
 				if first := bits.TrailingZeros64(uint64(must)); first < i {
-					t.Fatalf("%+v: limit %d refuses before", got, first)
+					t.Fatalf("%+v: limit %d must refuse first", got, first)
 				}
-				if diff := cmp.Diff(before, s.probes(p, f, set, now)); diff != "" {
+				if diff := cmp.Diff(before, s.allDrainTimes(p, f, set, now)); diff != "" {
 					t.Fatalf("a refusal changed buckets: %s", diff)
 				}
 				refusedBy[p.Limit(i).Key]++
@@ -114,7 +114,7 @@ func TestDecideAgainstOracle(t *testing.T) {
 				continue
 			}
 			if must != 0 {
-				t.Fatalf("%+v: limits %b refuse; exact waits %v", got, must, want.wait)
+				t.Fatalf("%+v: limits %b must refuse; exact waits %v", got, must, want.wait)
 			}
 			switch {
 			case got.Verdict == Delay && got.Reason == ByRate && got.Limit >= 0 && wait > 0 && want.close(got.Limit, wait):
@@ -136,9 +136,9 @@ func TestDecideAgainstOracle(t *testing.T) {
 			oracle.charge(f, r, set, bytes, packets, now)
 		}
 		for i := range p.Len() {
-			for v := range Verdict(Verdicts) {
+			for v := range Verdict(NumVerdicts) {
 				var n uint64
-				for r := range Reasons {
+				for r := range NumReasons {
 					n += p.State(i).Packets[v][r].Load()
 				}
 				if n != counts[i][v] {
@@ -148,11 +148,11 @@ func TestDecideAgainstOracle(t *testing.T) {
 		}
 	}
 	if len(delayedBy) < len(crossingKeys)-1 || len(refusedBy) < len(crossingKeys)-1 || refunded == 0 {
-		t.Errorf("a test that limits nothing: delayed by %v, refused by %v, refunded %d", delayedBy, refusedBy, refunded)
+		t.Errorf("the test exercised nothing: delayed by %v, refused by %v, refunded %d", delayedBy, refusedBy, refunded)
 	}
 }
 
-func TestOrderOfConfigurationDoesNotMatter(t *testing.T) {
+func TestDecide_IgnoresOrderOfConfiguration(t *testing.T) {
 	rnd := newRand(t)
 	var delayed, refused int
 	for range 100 {
@@ -180,16 +180,16 @@ func TestOrderOfConfigurationDoesNotMatter(t *testing.T) {
 		}
 	}
 	if delayed == 0 || refused == 0 {
-		t.Errorf("a test that limits nothing: delayed %d, refused %d", delayed, refused)
+		t.Errorf("the test exercised nothing: delayed %d, refused %d", delayed, refused)
 	}
 }
 
-func TestDecideCounts(t *testing.T) {
+func TestDecide_Counters(t *testing.T) {
 	s := New(10)
 	p := mustCompile(t, s, []Limit{
 		{Name: "source", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Rate: 8000, MaxDelay: time.Second},
 		{Name: "all", Rate: 80000, MaxDelay: 70 * time.Millisecond},
-		{Name: "slots", Connections: 1},
+		{Name: "slots", MaxConnections: 1},
 	}, udpOnly)
 	f := fromIPv4(1)
 	r := p.Route(f)
@@ -214,8 +214,8 @@ func TestDecideCounts(t *testing.T) {
 		{"pass none": 1200},
 	} {
 		got := map[string]uint64{}
-		for v := range Verdict(Verdicts) {
-			for r := range Reason(Reasons) {
+		for v := range Verdict(NumVerdicts) {
+			for r := range Reason(NumReasons) {
 				if n := p.State(i).Bytes[v][r].Load(); n > 0 {
 					got[v.String()+" "+r.String()] = n
 				}
@@ -227,11 +227,11 @@ func TestDecideCounts(t *testing.T) {
 	}
 }
 
-// A limit of connections alone must take no bucket: in a full table it would
-// inherit another key's debt, and delay what it has no rate for.
-func TestLimitWithoutRateTakesNoBucket(t *testing.T) {
+// A limit without a rate must take no bucket: in a full table it would inherit the
+// backlog of another key, and delay units without having a rate.
+func TestDecide_LimitWithoutRateTakesNoBucket(t *testing.T) {
 	s := New(1)
-	p := mustCompile(t, s, []Limit{{Name: "slots", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Connections: 1}}, udpOnly)
+	p := mustCompile(t, s, []Limit{{Name: "slots", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, MaxConnections: 1}}, udpOnly)
 	for i := range uint32(100) {
 		f := fromIPv4(i)
 		r := p.Route(f)
@@ -239,12 +239,12 @@ func TestLimitWithoutRateTakesNoBucket(t *testing.T) {
 			t.Fatalf("%+v", d)
 		}
 	}
-	if got := s.Buckets().Entries; got != 0 {
+	if got := s.TableUsage().Entries; got != 0 {
 		t.Errorf("%d entries", got)
 	}
 }
 
-func TestObserve(t *testing.T) {
+func TestCompile_ObserveFlags(t *testing.T) {
 	for _, tt := range []struct {
 		name          string
 		limit, daemon bool
@@ -258,7 +258,7 @@ func TestObserve(t *testing.T) {
 			s := New(10)
 			p, err := s.Compile([]Limit{
 				{Name: "paced", Rate: 8000, Observe: tt.limit},
-				{Name: "slots", Connections: 1, Observe: tt.limit},
+				{Name: "slots", MaxConnections: 1, Observe: tt.limit},
 			}, udpOnly, nil, nil, tt.daemon)
 			if err != nil {
 				t.Fatal(err)
@@ -275,7 +275,7 @@ func TestObserve(t *testing.T) {
 			}
 			s.Decide(p, f, r, 0b01, 1000, 1, leaky.Second)
 			if d := s.Decide(p, f, r, 0b01, 1000, 1, leaky.Second); d.Verdict != Refuse {
-				t.Errorf("%+v: an observing limit must say what it would do", d)
+				t.Errorf("%+v: an observing limit must return its verdict", d)
 			}
 		})
 	}

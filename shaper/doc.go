@@ -1,7 +1,7 @@
-// Package shaper decides what happens to traffic: which limits a flow is under,
-// which bucket of each it falls into, and when a unit of it may leave.
+// Package shaper classifies traffic and decides on it: which limits a flow is under,
+// which bucket of each limit it uses, and when a unit of it may leave.
 //
-// A [Limit] is what an operator writes. [Compile] turns a set of them into an
-// immutable [Policy], and a [Shaper] holds the policy in force together with the
+// A [Limit] is a configured rule. [Shaper.Compile] turns a set of them into an
+// immutable [Policy], and a [Shaper] holds the current policy together with the
 // buckets, which outlive policies. Time is an argument everywhere.
 package shaper

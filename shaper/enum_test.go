@@ -14,19 +14,19 @@ func TestEnumNames(t *testing.T) {
 		values []fmt.Stringer
 		want   []string
 	}{
-		{"Verdict", values[Verdict](Verdicts), []string{"pass", "delay", "refuse"}},
-		{"Reason", values[Reason](Reasons), []string{
+		{"Verdict", values[Verdict](NumVerdicts), []string{"pass", "delay", "refuse"}},
+		{"Reason", values[Reason](NumReasons), []string{
 			"none", "rate", "queue-full", "connections", "new-connections",
 			"wait-timeout", "waiting-full", "client-gone", "memory-full", "blocked", "flow-closed",
 		}},
-		{"Ending", values[Ending](Endings), []string{
+		{"Ending", values[Ending](NumEndings), []string{
 			"closed", "reset-by-client", "reset-by-server", "refused", "bad-proxy-header", "not-connected", "first-byte-timeout",
 			"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "overload", "stopped", "killed",
 		}},
-		{"Share", values[Share](int(ShareFIFO) + 1), []string{"fair", "fifo"}},
+		{"Share", values[Scheduling](int(ScheduleFIFO) + 1), []string{"fair", "fifo"}},
 		{"Protocol", values[Protocol](int(numProtocols)), []string{"any", "tcp", "udp", "icmp"}},
 		{"Direction", values[Direction](int(Both) + 1), []string{"to-downstream", "from-downstream", "both"}},
-		{"Excess", values[Excess](int(ExcessReply) + 1), []string{"reset", "close", "drop", "reply"}},
+		{"RefuseWith", values[RefuseWith](int(RefuseReply) + 1), []string{"reset", "close", "drop", "reply"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var got []string
@@ -34,7 +34,7 @@ func TestEnumNames(t *testing.T) {
 			for _, v := range tt.values {
 				s := v.String()
 				if s == "" || seen[s] {
-					t.Errorf("%q names nothing, or two values", s)
+					t.Errorf("%q is empty or a duplicate", s)
 				}
 				seen[s] = true
 				got = append(got, s)
@@ -58,11 +58,11 @@ func values[E interface {
 
 func TestFieldNames(t *testing.T) {
 	if got := Fields(0).String(); got != "all" {
-		t.Errorf("no fields: %q, want all", got)
+		t.Errorf("no fields are %q, want all", got)
 	}
 	for i, name := range FieldNames() {
 		if got := Fields(1 << i).String(); got != name {
-			t.Errorf("field %d is %q, its name %q", i, got, name)
+			t.Errorf("field %d is %q, want %q", i, got, name)
 		}
 	}
 	all := KeySource | KeyASN | KeyPort | KeyListen | KeyConnection | KeyAttach
@@ -73,8 +73,8 @@ func TestFieldNames(t *testing.T) {
 
 func TestHistogram(t *testing.T) {
 	for _, tt := range []struct {
-		d     time.Duration
-		class int
+		d      time.Duration
+		bucket int
 	}{
 		{-time.Second, 0},
 		{0, 0},
@@ -89,11 +89,11 @@ func TestHistogram(t *testing.T) {
 		h.Observe(tt.d)
 		for i := range h.Counts {
 			want := uint64(0)
-			if i == tt.class {
+			if i == tt.bucket {
 				want = 1
 			}
 			if got := h.Counts[i].Load(); got != want {
-				t.Errorf("%v: %d in class %d, want %d", tt.d, got, i, want)
+				t.Errorf("%v: %d in bucket %d, want %d", tt.d, got, i, want)
 			}
 		}
 		if got := h.Sum.Load(); got != uint64(max(tt.d, 0)) {
@@ -102,26 +102,26 @@ func TestHistogram(t *testing.T) {
 	}
 	for i := 1; i < len(HistogramBounds); i++ {
 		if HistogramBounds[i] <= HistogramBounds[i-1] {
-			t.Errorf("bound %d is not above the one before", i)
+			t.Errorf("bound %d is not above the previous one", i)
 		}
 	}
 }
 
-func TestStates(t *testing.T) {
+func TestLimitState_FollowsName(t *testing.T) {
 	s := New(1)
 	a := mustCompile(t, s, []Limit{{Name: "a", Rate: 8}, {Name: "b", Rate: 8}}, nil)
 	b := mustCompile(t, s, []Limit{{Name: "b", Rate: 8}, {Name: "c", Rate: 8}}, nil)
 	if a.State(1) != b.State(0) || a.State(1).Name != "b" {
-		t.Error("a state does not follow its limit's name")
+		t.Error("states with the same limit name differ")
 	}
 	ids := map[uint32]bool{}
-	for _, st := range []*State{a.State(0), a.State(1), b.State(1)} {
+	for _, st := range []*LimitState{a.State(0), a.State(1), b.State(1)} {
 		if ids[st.ID] || ids[st.ID+1] {
-			t.Errorf("limit %q: ID %d is another's", st.Name, st.ID)
+			t.Errorf("limit %q: duplicate ID %d", st.Name, st.ID)
 		}
 		ids[st.ID], ids[st.ID+1] = true, true
 	}
-	var c Counts
+	var c Counters
 	c.Add(Delay, ByRate, 3)
 	c.Add(Delay, ByRate, 4)
 	if got := c[Delay][ByRate].Load(); got != 7 {

@@ -15,8 +15,8 @@ var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the rando
 // raceDetector makes everything ten times slower; race_test.go sets it.
 var raceDetector bool
 
-// brief reports whether tests of one goroutine should be content with less.
-func brief() bool { return raceDetector || testing.Short() }
+// shortRun reports whether tests of one goroutine should run fewer rounds.
+func shortRun() bool { return raceDetector || testing.Short() }
 
 func newRand(t testing.TB) *rand.Rand {
 	t.Logf("-seed=%d", *seed)
@@ -34,7 +34,7 @@ func mustCompile(t testing.TB, s *Shaper, limits []Limit, listeners []Listener, 
 
 var udpOnly = []Listener{{Name: "dns", UDP: true}}
 
-// fromIPv4 is a flow of the n-th source.
+// fromIPv4 returns a flow of the n-th source.
 func fromIPv4(n uint32) *Flow {
 	return &Flow{Source: ipv4Addr(n), Port: 53, Protocol: UDP, Connection: uint64(n)}
 }
@@ -43,13 +43,12 @@ func ipv4Addr(n uint32) netip.Addr {
 	return netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
 }
 
-// level reads how deep the bucket of f under limit i is in debt, and whether it
-// is in the table.
-func (s *Shaper) level(p *Policy, i int, f *Flow) (leaky.Bucket, bool) {
+// lookupBucket returns the bucket of f under limit i, and whether it is in the table.
+func (s *Shaper) lookupBucket(p *Policy, i int, f *Flow) (leaky.Bucket, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := p.Key(i, f, p.Route(f))
-	if slot := s.table.find(&k, s.table.place(&k)); slot != nil {
+	if slot := s.table.lookup(&k, s.table.probe(&k)); slot != nil {
 		return slot.bucket, true
 	}
 	return leaky.Bucket{}, false

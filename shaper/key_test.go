@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestKeyNamesOnlyItsFields(t *testing.T) {
+func TestKey_ContainsOnlyItsFields(t *testing.T) {
 	rnd := newRand(t)
 	for range 20 {
 		w := newWorld(rnd)
@@ -43,7 +43,7 @@ func TestKeyNamesOnlyItsFields(t *testing.T) {
 					want.Port = f.Port
 				}
 				if l.Key&(KeyListen|KeyAttach) != 0 {
-					want.Listen = p.places[f.Listen].id
+					want.Origin = p.origins[f.Origin].id
 				}
 				if l.Key&KeyConnection != 0 {
 					want.Connection = f.Connection
@@ -83,7 +83,7 @@ func TestKeyMask(t *testing.T) {
 	}
 }
 
-func TestKeysOutliveReloads(t *testing.T) {
+func TestKey_StableOverReloads(t *testing.T) {
 	w := newWorld(newRand(t))
 	w.listeners = []Listener{{Name: "a", UDP: true}, {Name: "b", TCP: true}, {Name: "c", TCP: true, UDP: true}}
 	s := New(1)
@@ -101,18 +101,18 @@ func TestKeysOutliveReloads(t *testing.T) {
 		for range 50 {
 			f1 := w.flow()
 			f2 := *f1
-			switch listener, attachment := w.met(f1); {
+			switch listener, attachment := w.originNames(f1); {
 			case attachment != "":
-				f2.Listen = after.AttachIndex(attachment)
+				f2.Origin = after.AttachmentIndex(attachment)
 			case listener != "":
-				f2.Listen = after.ListenIndex(listener)
-			case int(f1.Listen) == len(w.listeners):
-				f2.Listen = after.ListenIndex("gone")
+				f2.Origin = after.ListenerIndex(listener)
+			case int(f1.Origin) == len(w.listeners):
+				f2.Origin = after.ListenerIndex("gone")
 			default:
-				f2.Listen = after.AttachIndex("gone")
+				f2.Origin = after.AttachmentIndex("gone")
 			}
 			for i := range before.Len() {
-				j := after.Index(before.State(i))
+				j := after.IndexOf(before.State(i))
 				k1, k2 := before.Key(i, f1, before.Route(f1)), after.Key(j, &f2, after.Route(&f2))
 				if k1 != k2 {
 					t.Fatalf("limit %q, flow %+v: %s", before.Limit(i).Name, *f1, cmp.Diff(k1, k2))
@@ -120,8 +120,8 @@ func TestKeysOutliveReloads(t *testing.T) {
 			}
 		}
 	}
-	if got := mustCompile(t, s, nil, nil).Index(before.State(0)); got != -1 {
-		t.Errorf("Index of a limit that is gone = %d, want -1", got)
+	if got := mustCompile(t, s, nil, nil).IndexOf(before.State(0)); got != -1 {
+		t.Errorf("IndexOf an absent limit = %d, want -1", got)
 	}
 }
 
@@ -153,7 +153,7 @@ func TestDescribe(t *testing.T) {
 				l.Match = attached
 			}
 			p := mustCompile(t, New(1), []Limit{l}, listeners, Attachment{"uplink"})
-			f := Flow{Source: netip.MustParseAddr(tt.source), Port: 443, Listen: tt.listen, Protocol: TCP}
+			f := Flow{Source: netip.MustParseAddr(tt.source), Port: 443, Origin: tt.listen, Protocol: TCP}
 			if got := p.Describe(0, &f, Route{ASN: 64500}); got != tt.want {
 				t.Errorf("Describe = %q, want %q", got, tt.want)
 			}
@@ -161,8 +161,8 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
-// Limits are passed from the narrowest key to the widest, ties as configured.
-func TestOrderOfLimits(t *testing.T) {
+// Limits are ordered from the narrowest key to the widest, ties by name.
+func TestPolicy_OrderOfLimits(t *testing.T) {
 	limits := []Limit{
 		{Name: "all", Rate: 8},
 		{Name: "asn", Rate: 8, Key: KeyASN},

@@ -6,30 +6,30 @@ import (
 	"time"
 )
 
-// MaxLimits is how many limits one policy holds: limit i owns bit i of a [Set].
+// MaxLimits is the maximum number of limits of a policy: limit i owns bit i of a [Set].
 const MaxLimits = 64
 
-// MaxAttachments is how many attachments there may be.
+// MaxAttachments is the maximum number of attachments.
 const MaxAttachments = 64
 
-// MaxConnectionLimits is how many limits with Connections may match one
-// attachment: so many counts a connection is entered in.
+// MaxConnectionLimits is the maximum number of limits with Connections that match one
+// attachment: a connection is counted under up to this many.
 const MaxConnectionLimits = 4
 
-// Limit is one rule: it selects traffic, splits it by key into buckets, and says
-// what each bucket is held to.
+// Limit is one rule: it matches traffic, splits it by key into buckets, and configures
+// the rates and caps of each bucket.
 //
-// Its buckets live in one plane. A limit that names attachments is for the
-// packets at those; any other is for what the listeners proxy.
+// Its buckets live in one plane. A limit that matches attachments belongs to the packet
+// plane; any other belongs to the proxy plane.
 type Limit struct {
-	Name  string // unique; buckets survive a reload under it
+	Name  string // unique; identifies the limit's buckets over reloads
 	Match Match
 
-	// Key splits the selected traffic; each distinct key has a bucket and a
-	// connection count of its own. The zero Fields is one for all.
+	// Key splits the matched traffic; each distinct key has a bucket and a
+	// connection count of its own. The zero Fields is one bucket for all.
 	Key        Fields
-	IPv4Prefix int // bits of an IPv4 source that make the key, 1 to 32
-	IPv6Prefix int // bits of an IPv6 source that make the key, 1 to 128
+	IPv4Prefix int // bits of an IPv4 source in the key, 1 to 32
+	IPv6Prefix int // bits of an IPv6 source in the key, 1 to 128
 
 	Direction Direction // ToDownstream at attachments, which see one direction
 
@@ -37,48 +37,48 @@ type Limit struct {
 	Packets      Frequency // datagrams or packets; zero means unlimited
 	Burst        uint64    // bytes; 0 is strict smoothing
 	BurstPackets uint64    // packets; 0 is strict smoothing
-	Overhead     int       // bytes that each packet counts for beside its payload, 0 to 1000
+	Overhead     int       // bytes charged for each packet in addition to its payload, 0 to 1000
 	MaxDelay     time.Duration
-	Share        Share // how a bucket's queue is shared; at listeners alone
+	Scheduling   Scheduling // scheduling of a bucket's queue; proxy plane only
 
 	// ECNMark is the percentage of MaxDelay beyond which an ECN-capable packet
-	// that has to wait is marked CE, 1 to 100. At attachments alone. No packet is
+	// that has to wait is marked CE, 1 to 100. Packet plane only. No packet is
 	// marked with 100, as it would be dropped, nor with 0.
 	ECNMark int
 
-	// At attachments connections are those of TCP. None waits for a slot there,
-	// and a SYN waits for its turn in NewConnections.
-	Connections    int           // in flight for each key; 0 is no cap
-	NewConnections Frequency     // for each key; zero means unlimited
-	MaxWait        time.Duration // a connection may wait this long
-	MaxWaiting     int           // connections that may wait at once, over all keys; at listeners alone
+	// In the packet plane these limits count TCP connections. A SYN does not wait for
+	// a slot there; it may be delayed by NewConnections.
+	MaxConnections int           // maximum in flight per key; 0 is unlimited
+	NewConnections Frequency     // per key; zero is unlimited
+	QueueTimeout   time.Duration // maximum time that a connection waits for admission
+	MaxQueue       int           // maximum number of waiting connections, over all keys; proxy plane only
 
-	// Block refuses all that the limit matches. It asks for nothing else then, and
-	// has one key.
+	// Block refuses all matched traffic. A limit that blocks has no other settings and
+	// no key.
 	Block bool
 
 	// Always enforces a limit that blocks in every mode: of the daemon, of an
 	// attachment, and while limits are bypassed.
 	Always bool
 
-	Excess  Excess
-	Reply   string // what a refused connection is told, with RetryAfter in it where that is to stand
-	Observe bool   // count what the limit would do, and do nothing
+	RefuseWith RefuseWith
+	Reply      string // text sent to a refused connection; may contain RetryAfter
+	Observe    bool   // compute and count verdicts without enforcing them
 }
 
-// OfAttachments reports whether l is for attachments, and not for listeners.
-func (l *Limit) OfAttachments() bool { return len(l.Match.Attach) > 0 }
+// InPacketPlane reports whether l belongs to attachments, not to listeners.
+func (l *Limit) InPacketPlane() bool { return len(l.Match.Attach) > 0 }
 
-// CountsConnections reports whether connections take slots or turns under l.
-func (l *Limit) CountsConnections() bool { return l.Connections > 0 || l.NewConnections.N > 0 }
+// CountsConnections reports whether l caps or paces connections.
+func (l *Limit) CountsConnections() bool { return l.MaxConnections > 0 || l.NewConnections.N > 0 }
 
-// Frequency is N events every Per. The zero Frequency is no limit.
+// Frequency is N events every Per. The zero Frequency is unlimited.
 type Frequency struct {
 	N   uint64
 	Per time.Duration
 }
 
-// PerSecond returns how many events a second f is, 0 for no limit.
+// PerSecond returns the number of events per second, or 0 if f is unlimited.
 func (f Frequency) PerSecond() float64 {
 	if f.N == 0 {
 		return 0
@@ -86,14 +86,14 @@ func (f Frequency) PerSecond() float64 {
 	return float64(f.N) / f.Per.Seconds()
 }
 
-// Match selects traffic. An empty field selects all; the fields are joined by
-// and, the values of one field by or.
+// Match selects traffic. An empty field matches all; all fields must match, each by at
+// least one of its values.
 type Match struct {
 	Listen      []string // names of listeners
-	Attach      []string // names of attachments; none are listeners
+	Attach      []string // names of attachments; if empty the limit belongs to listeners
 	Protocol    Protocol
 	Source      []netip.Prefix
-	Destination []netip.Prefix // at attachments alone
+	Destination []netip.Prefix // packet plane only
 	ASN         []uint32
 	Port        []PortRange // destination ports, as the source sees them
 }
@@ -110,16 +110,16 @@ const (
 	AnyProtocol Protocol = iota // ""
 	TCP                         // "tcp"
 	UDP                         // "udp"
-	ICMP                        // "icmp": ICMP and ICMPv6; at attachments alone
+	ICMP                        // "icmp": ICMP and ICMPv6; packet plane only
 	numProtocols
 )
 
 func (p Protocol) String() string { return [...]string{"any", "tcp", "udp", "icmp"}[p] }
 
-// Direction is which way traffic flows.
+// Direction is a direction of traffic.
 type Direction uint8
 
-// The directions. Both has one bucket for the sum.
+// The directions. A limit of Both has one bucket for the sum.
 const (
 	ToDownstream Direction = iota
 	FromDownstream
@@ -130,22 +130,22 @@ func (d Direction) String() string {
 	return [...]string{"to-downstream", "from-downstream", "both"}[d]
 }
 
-// Fields is the set of properties that make up a key.
+// Fields is the set of fields of a key.
 type Fields uint8
 
-// The properties a key may be made of.
+// The fields of a key.
 const (
-	KeySource     Fields = 1 << iota // source address, cut to a prefix
-	KeyASN                           // autonomous system of the source, 0 when unknown
+	KeySource     Fields = 1 << iota // source address, masked to a prefix
+	KeyASN                           // AS of the source, 0 if unknown
 	KeyPort                          // destination port
 	KeyListen                        // listener
-	KeyConnection                    // each connection or UDP flow apart; each 5-tuple at attachments
+	KeyConnection                    // connection or UDP flow; 5-tuple in the packet plane
 	KeyAttach                        // attachment
 )
 
 var fieldNames = [...]string{"source", "asn", "port", "listen", "connection", "attach"}
 
-// FieldNames lists the names of the properties in configuration, in the order of
+// FieldNames returns the names of the fields in configuration, in the order of
 // their bits.
 func FieldNames() []string { return fieldNames[:] }
 
@@ -162,41 +162,43 @@ func (f Fields) String() string {
 	return strings.Join(names, ",")
 }
 
-// Share is how those share a bucket's queue who wait in it.
-type Share uint8
+// Scheduling is the scheduling of a bucket's queue.
+type Scheduling uint8
 
-// The ways to share.
+// The kinds of scheduling.
 const (
-	ShareFair Share = iota // sources take turns, and the connections or flows of a source
-	ShareFIFO              // first come, first served
+	ScheduleFair Scheduling = iota // fair queueing over sources, then over the connections or flows of a source
+	ScheduleFIFO                   // first in, first out
 )
 
-func (s Share) String() string { return [...]string{"fair", "fifo"}[s] }
+func (s Scheduling) String() string { return [...]string{"fair", "fifo"}[s] }
 
-// Excess is what a refused connection gets, and a refused datagram at listeners: unless it
-// is ExcessReject, nothing.
-type Excess uint8
+// RefuseWith is the response to a refused connection. A refused datagram is dropped without a
+// response, except with ExcessReject at a listener.
+type RefuseWith uint8
 
-// The answers to a refused connection.
+// The responses to a refused connection.
 const (
-	ExcessReset  Excess = iota // RST: the client knows at once
-	ExcessClose                // FIN, as if the downstream had closed; at listeners alone
-	ExcessDrop                 // nothing: the client tries again; at attachments, and for UDP at listeners
-	ExcessReply                // Limit.Reply, and then FIN; at listeners alone
-	ExcessReject               // "port unreachable" for a UDP datagram, RST for TCP; at listeners alone
+	RefuseReset  RefuseWith = iota // RST: the client fails at once
+	RefuseClose                    // FIN, as if the downstream had closed; proxy plane only
+	RefuseDrop                     // none: the client retries; packet plane, and UDP listeners
+	RefuseReply                    // Limit.Reply, then FIN; proxy plane only
+	RefuseReject                   // "port unreachable" for a UDP datagram, RST for TCP; proxy plane only
 )
 
-func (e Excess) String() string { return [...]string{"reset", "close", "drop", "reply", "reject"}[e] }
+func (e RefuseWith) String() string {
+	return [...]string{"reset", "close", "drop", "reply", "reject"}[e]
+}
 
-// RetryAfter stands in a Reply for the seconds after which the client may try again.
+// RetryAfter is the placeholder in a Reply for the seconds after which the client may retry.
 const RetryAfter = "{retry_after}"
 
-// Listener is what a policy has to know of a place where traffic is proxied.
+// Listener describes a listener to a policy.
 type Listener struct {
 	Name     string
 	TCP, UDP bool
 }
 
-// Attachment is what a policy has to know of a place where packets pass, in one
-// direction, through interfaces.
+// Attachment describes an attachment to a policy: interfaces and one direction of their
+// packets.
 type Attachment struct{ Name string }

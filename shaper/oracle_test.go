@@ -7,14 +7,14 @@ import (
 	"shaperd/leaky"
 )
 
-// naiveLevel is the backlog of one bucket in bytes or in packets, exactly: it
-// drains by rate units every span, and is kept multiplied by span.
+// naiveLevel is the exact backlog of one bucket in bytes or in packets: it
+// drains by rate units every span, and is stored multiplied by span.
 type naiveLevel struct {
 	rate, span uint64 // units every span ticks; rate 0 is unlimited
 	burst      uint64 // units
 	level      big.Int
 	charged    int64   // charges so far, each of which may have been rounded up
-	total      big.Int // what they came to, times span
+	total      big.Int // sum of all charges, times span
 }
 
 func (l *naiveLevel) drain(d leaky.Time) {
@@ -32,7 +32,7 @@ func (l *naiveLevel) charge(n uint64) {
 	}
 }
 
-// wait is how long, in ticks, the backlog beyond burst takes to drain.
+// wait returns the ticks that the backlog beyond burst takes to drain.
 func (l *naiveLevel) wait() *big.Rat {
 	if l.rate == 0 {
 		return new(big.Rat)
@@ -44,8 +44,8 @@ func (l *naiveLevel) wait() *big.Rat {
 	return new(big.Rat).SetFrac(beyond, new(big.Int).SetUint64(l.rate))
 }
 
-// tolerance is how far package leaky may be from wait: a tick and a part in 2^31
-// of each cost so far, as leaky.Rate documents, and the same of the burst.
+// tolerance returns the largest difference of package leaky from wait: a tick and a part
+// in 2^31 of each cost so far, as leaky.Rate documents, and the same of the burst.
 func (l *naiveLevel) tolerance() *big.Rat {
 	if l.rate == 0 {
 		return new(big.Rat)
@@ -67,7 +67,7 @@ type naiveBucket struct {
 	bytes, packets naiveLevel
 }
 
-// naiveShaper decides over units with a bucket a key in a map.
+// naiveShaper decides on units with a map of buckets by key.
 type naiveShaper struct {
 	policy  *Policy
 	buckets map[Key]*naiveBucket
@@ -89,13 +89,13 @@ func (o *naiveShaper) bucket(i int, f *Flow, r Route, now leaky.Time) *naiveBuck
 	return b
 }
 
-// naiveAnswer is the answer of exact arithmetic: the wait of each limit of a unit,
-// and how far from it rounded arithmetic may be.
+// naiveAnswer is the result of exact arithmetic: the wait of each limit for a unit,
+// and the tolerance for rounded arithmetic.
 type naiveAnswer struct {
 	wait, tolerance map[int]*big.Rat
 }
 
-func (o *naiveShaper) ask(f *Flow, r Route, set Set, now leaky.Time) naiveAnswer {
+func (o *naiveShaper) waits(f *Flow, r Route, set Set, now leaky.Time) naiveAnswer {
 	a := naiveAnswer{wait: map[int]*big.Rat{}, tolerance: map[int]*big.Rat{}}
 	for i := range set.All {
 		b := o.bucket(i, f, r, now)
@@ -113,13 +113,13 @@ func (o *naiveShaper) charge(f *Flow, r Route, set Set, bytes, packets uint64, n
 	}
 }
 
-// close reports whether got is limit i's wait, or within the tolerance of it.
+// close reports whether got is within the tolerance of limit i's wait.
 func (a naiveAnswer) close(i int, got leaky.Time) bool {
 	off := new(big.Rat).Sub(ratOf(got), a.wait[i])
 	return off.Abs(off).Cmp(a.tolerance[i]) <= 0
 }
 
-// exceeds reports whether limit i's wait is longer than got, beyond the tolerance.
+// exceeds reports whether limit i's wait is longer than got by more than the tolerance.
 func (a naiveAnswer) exceeds(i int, got leaky.Time) bool {
 	return new(big.Rat).Sub(a.wait[i], a.tolerance[i]).Cmp(ratOf(got)) > 0
 }
@@ -127,11 +127,11 @@ func (a naiveAnswer) exceeds(i int, got leaky.Time) bool {
 // refusing returns the limits of set that must refuse, and those that may.
 func (a naiveAnswer) refusing(p *Policy, set Set) (must, may Set) {
 	for i := range set.All {
-		most := ratOf(p.Shape(i).MaxDelay)
+		maxDelay := ratOf(p.Shape(i).MaxDelay)
 		if a.exceeds(i, p.Shape(i).MaxDelay) {
 			must |= 1 << i
 		}
-		if new(big.Rat).Add(a.wait[i], a.tolerance[i]).Cmp(most) > 0 {
+		if new(big.Rat).Add(a.wait[i], a.tolerance[i]).Cmp(maxDelay) > 0 {
 			may |= 1 << i
 		}
 	}

@@ -28,15 +28,15 @@ func (s Set) All(yield func(int) bool) {
 // Flow is one connection, or the datagrams between one pair of sockets.
 type Flow struct {
 	Source      netip.Addr // without a zone; IPv4, not IPv4-mapped IPv6
-	Destination netip.Addr // in the same form; of flows at attachments alone
-	Port        uint16     // destination port, as the source sees it; 0 when it has none
-	Listen      uint16     // index of the listener or attachment
+	Destination netip.Addr // in the form of Source; packet plane only
+	Port        uint16     // destination port, as the source sees it; 0 if the protocol has none
+	Origin      uint16     // index of the listener or attachment
 	Protocol    Protocol
-	Connection  uint64 // tells flows apart
+	Connection  uint64 // unique ID
 }
 
-// Route is what a policy says of a flow: the limits it is under in each
-// direction, and its source's ASN.
+// Route is the classification of a flow: its limits in each direction, and the ASN of
+// its source.
 type Route struct {
 	ASN            uint32
 	ToDownstream   Set
@@ -47,62 +47,62 @@ type Route struct {
 func (r Route) Limits() Set { return r.ToDownstream | r.FromDownstream }
 
 // Policy is an immutable set of compiled limits. Limits are ordered from the
-// most to the least specific key; in that order a unit passes them.
+// most to the least specific key, and a unit passes them in that order.
 //
 // Classification is bit-vector matching (Lakshman and Stiliadis, SIGCOMM 1998):
-// one lookup for each property of a flow gives the limits that property allows,
-// and the answer is the intersection. It costs the same for 1 limit and for 64.
+// one lookup for each field of a flow returns the limits that match that field,
+// and the result is the intersection. It costs the same for 1 limit and for 64.
 type Policy struct {
-	limits       []Limit
-	shapes       []leaky.Shape
-	newConns     []leaky.Shape // in packets
-	states       []*State
-	asns         *asn.Table
-	sources      addresses
-	destinations addresses
-	ports        []uint16 // starts of segments
-	portSets     []Set
-	places       []site
-	listeners    []*ListenerState // the first of places
-	byListen     map[string]uint16
-	byAttach     map[string]uint16
-	protocol     [numProtocols]Set
-	direction    [2]Set
-	paced        Set // limits with a rate or packets; the others have no buckets of bytes
-	destined     Set // limits that name destinations
-	blocks       Set // limits that refuse all
-	always       Set // limits that are enforced in every mode
-	calendars    Set // limits whose bucket is a calendar
-	crossed      Set // limits that charge on arrival what others may hold for longer
-	slots        [][2]leaky.Slots
-	longest      []leaky.Time
+	limits           []Limit
+	shapes           []leaky.Shape
+	newConns         []leaky.Shape // in packets
+	states           []*LimitState
+	asns             *asn.Table
+	sources          addresses
+	destinations     addresses
+	ports            []uint16 // starts of segments
+	portSets         []Set
+	origins          []origin
+	listeners        []*ListenerState // states of the first origins
+	listenerIndex    map[string]uint16
+	attachmentIndex  map[string]uint16
+	protocol         [numProtocols]Set
+	direction        [2]Set
+	paced            Set // limits with Rate or Packets; the others have no bucket of units
+	withDestination  Set // limits that match destinations
+	blocks           Set // limits that refuse all
+	always           Set // limits that are enforced in every mode
+	calendars        Set // limits whose bucket is a calendar
+	chargedOnArrival Set // limits that charge on arrival, see ChargedOnArrival
+	slots            [][2]leaky.Slots
+	maxTotalDelay    []leaky.Time
 }
 
-// site is where flows are met: at a listener, at an attachment, or at neither.
-type site struct {
-	name string // "" is neither
-	id   uint16 // marks it in keys; 0 is neither
-	set  Set    // the limits of its flows
+// origin is the listener or the attachment of flows, or neither.
+type origin struct {
+	name string // "" if neither
+	id   uint16 // ID in keys; 0 if neither
+	set  Set    // limits of its flows
 }
 
-// Compile checks limits and builds a policy of them. listeners and attachments
-// name the places where traffic is met. table may be nil; then every ASN is 0.
-// With observe no limit is enforced but those with Always.
+// Compile validates limits and compiles them to a policy. listeners and attachments
+// are the configured origins of traffic. table may be nil; then every ASN is 0.
+// With observe only limits with Always are enforced.
 //
-// The error holds a *LimitError for each limit at fault. It is another one when the policies
-// of s have had more than some 65,000 listeners and attachments, by name.
+// The error joins a *LimitError for each invalid limit. Compile also fails if the policies
+// of s have had more than some 65,000 distinct names of listeners and attachments.
 func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Attachment, table *asn.Table, observe bool) (*Policy, error) {
 	if err := validate(limits, listeners, attachments); err != nil {
 		return nil, err
 	}
-	if err := s.room(listeners, attachments); err != nil {
+	if err := s.checkOrigins(listeners, attachments); err != nil {
 		return nil, err
 	}
-	p := &Policy{limits: slices.Clone(limits), asns: table, byListen: map[string]uint16{}, byAttach: map[string]uint16{}}
+	p := &Policy{limits: slices.Clone(limits), asns: table, listenerIndex: map[string]uint16{}, attachmentIndex: map[string]uint16{}}
 	slices.SortFunc(p.limits, func(a, b Limit) int {
 		return cmp.Or(cmp.Compare(b.specificity(), a.specificity()), cmp.Compare(a.Name, b.Name))
 	})
-	p.addPlaces(s, listeners, attachments)
+	p.addOrigins(s, listeners, attachments)
 	for i := range p.limits {
 		l := &p.limits[i]
 		l.Observe = (l.Observe || observe) && !l.Always
@@ -113,7 +113,7 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Att
 			}
 		}
 		if len(l.Match.Destination) > 0 {
-			p.destined |= bit
+			p.withDestination |= bit
 		}
 		if l.Block {
 			p.blocks |= bit
@@ -133,49 +133,49 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Att
 		}
 		p.newConns = append(p.newConns, leaky.Shape{
 			Packets:  leaky.NewRate(l.NewConnections.N, l.NewConnections.Per),
-			MaxDelay: leaky.FromDuration(l.MaxWait),
+			MaxDelay: leaky.FromDuration(l.QueueTimeout),
 		})
 		p.states = append(p.states, s.state(l.Name))
 	}
 	p.sources = buildSources(p.limits, table)
 	p.destinations = buildDestinations(p.limits)
 	p.buildPorts()
-	p.cross()
+	p.planCharging()
 	return p, nil
 }
 
-// addPlaces gives listeners the indexes from 0, what has no listener any more the
-// next one, attachments those that follow, and what has no attachment the last.
-func (p *Policy) addPlaces(s *Shaper, listeners []Listener, attachments []Attachment) {
+// addOrigins assigns indexes: listeners from 0, then flows whose listener is gone, then
+// attachments, then flows whose attachment is gone.
+func (p *Policy) addOrigins(s *Shaper, listeners []Listener, attachments []Attachment) {
 	add := func(name string, id uint16, matches func(*Match) bool) {
-		at := site{name: name, id: id}
+		o := origin{name: name, id: id}
 		for i := range p.limits {
 			if matches(&p.limits[i].Match) {
-				at.set |= 1 << i
+				o.set |= 1 << i
 			}
 		}
-		p.places = append(p.places, at)
+		p.origins = append(p.origins, o)
 	}
 	for _, l := range listeners {
 		state := s.Listener(l.Name)
-		p.byListen[l.Name] = uint16(len(p.places))
+		p.listenerIndex[l.Name] = uint16(len(p.origins))
 		p.listeners = append(p.listeners, state)
-		add(l.Name, state.ID, func(m *Match) bool { return m.listener(l.Name) })
+		add(l.Name, state.ID, func(m *Match) bool { return m.matchesListener(l.Name) })
 	}
-	add("", 0, func(m *Match) bool { return m.listener("") })
+	add("", 0, func(m *Match) bool { return m.matchesListener("") })
 	for _, a := range attachments {
-		p.byAttach[a.Name] = uint16(len(p.places))
-		add(a.Name, s.Attachment(a.Name), func(m *Match) bool { return slices.Contains(m.Attach, a.Name) })
+		p.attachmentIndex[a.Name] = uint16(len(p.origins))
+		add(a.Name, s.AttachmentID(a.Name), func(m *Match) bool { return slices.Contains(m.Attach, a.Name) })
 	}
 	add("", 0, func(*Match) bool { return false })
 }
 
-// listener reports whether m selects the listener named name.
-func (m *Match) listener(name string) bool {
+// matchesListener reports whether m matches the listener named name.
+func (m *Match) matchesListener(name string) bool {
 	return len(m.Attach) == 0 && (len(m.Listen) == 0 || slices.Contains(m.Listen, name))
 }
 
-// specificity orders limits: a narrower key has a higher one, and of equal keys a
+// specificity orders limits: it is higher for a narrower key, and among equal keys for a
 // narrower match.
 func (l *Limit) specificity() int {
 	n := 0
@@ -234,7 +234,7 @@ func (p *Policy) buildPorts() {
 // Len returns the number of limits.
 func (p *Policy) Len() int { return len(p.limits) }
 
-// Find returns which limit has a name, or -1.
+// Find returns the index of the limit named name, or -1.
 func (p *Policy) Find(name string) int {
 	return slices.IndexFunc(p.limits, func(l Limit) bool { return l.Name == name })
 }
@@ -242,36 +242,35 @@ func (p *Policy) Find(name string) int {
 // Limit returns limit i, which must not be changed.
 func (p *Policy) Limit(i int) *Limit { return &p.limits[i] }
 
-// Shape returns what a bucket of limit i is held to.
+// Shape returns the shape of the buckets of limit i.
 func (p *Policy) Shape(i int) *leaky.Shape { return &p.shapes[i] }
 
-// NewConnections returns what new connections of limit i are held to, as
-// packets.
+// NewConnections returns the shape of the buckets of new connections of limit i, which
+// counts them as packets.
 func (p *Policy) NewConnections(i int) *leaky.Shape { return &p.newConns[i] }
 
-// State returns what limit i has counted.
-func (p *Policy) State(i int) *State { return p.states[i] }
+// State returns the state of limit i.
+func (p *Policy) State(i int) *LimitState { return p.states[i] }
 
-// ListenIndex returns the index of the listener named name. A flow may outlive
-// its listener: it is then under the limits that name none, by an index of their
-// own.
-func (p *Policy) ListenIndex(name string) uint16 {
-	if i, ok := p.byListen[name]; ok {
+// ListenerIndex returns the index of the listener named name. If there is none, as a flow
+// may outlive its listener, it returns an index with the limits that match any listener.
+func (p *Policy) ListenerIndex(name string) uint16 {
+	if i, ok := p.listenerIndex[name]; ok {
 		return i
 	}
 	return uint16(len(p.listeners))
 }
 
-// AttachIndex returns the index of the attachment named name. Flows of one that is
-// not the policy's are under no limit, by an index of their own.
-func (p *Policy) AttachIndex(name string) uint16 {
-	if i, ok := p.byAttach[name]; ok {
+// AttachmentIndex returns the index of the attachment named name. If there is none it
+// returns an index without limits.
+func (p *Policy) AttachmentIndex(name string) uint16 {
+	if i, ok := p.attachmentIndex[name]; ok {
 		return i
 	}
-	return uint16(len(p.places) - 1)
+	return uint16(len(p.origins) - 1)
 }
 
-// Observed returns the limits of set that pace or block traffic, but only observe.
+// Observed returns the limits of set that pace or block traffic and only observe.
 func (p *Policy) Observed(set Set) Set {
 	var observed Set
 	for i := range set.All {
@@ -282,14 +281,14 @@ func (p *Policy) Observed(set Set) Set {
 	return observed
 }
 
-// Blocks returns the limits that refuse all they match, those that only observe too.
+// Blocks returns the limits that block, including those that only observe.
 func (p *Policy) Blocks() Set { return p.blocks }
 
-// Always returns the limits that refuse all they match in every mode.
+// Always returns the limits that block in every mode.
 func (p *Policy) Always() Set { return p.always }
 
-// Blocked returns the limit of set that refuses all, and is enforced, or -1.
-func (p *Policy) Blocked(set Set) int {
+// EnforcedBlock returns the first limit of set that blocks and is enforced, or -1.
+func (p *Policy) EnforcedBlock(set Set) int {
 	for i := range (set & p.blocks).All {
 		if !p.limits[i].Observe {
 			return i
@@ -301,8 +300,8 @@ func (p *Policy) Blocked(set Set) int {
 // Route classifies f.
 func (p *Policy) Route(f *Flow) Route {
 	c := p.sources.lookup(f.Source)
-	set := c.Set & p.portSet(f.Port) & p.places[f.Listen].set & p.protocol[f.Protocol]
-	if set&p.destined != 0 {
+	set := c.Set & p.portSet(f.Port) & p.origins[f.Origin].set & p.protocol[f.Protocol]
+	if set&p.withDestination != 0 {
 		set &= p.destinations.lookup(f.Destination).Set
 	}
 	return Route{
@@ -312,12 +311,11 @@ func (p *Policy) Route(f *Flow) Route {
 	}
 }
 
-// ASName returns the name of an autonomous system, as [asn.Table.Name] has it, or "" when
-// there is no table or no name in it.
+// ASName returns the name of an AS, see [asn.Table.Name], or "" if there is no table or
+// no name in it.
 func (p *Policy) ASName(asn uint32) string { return p.asns.Name(asn) }
 
-// ASN returns the autonomous system of a source, whether a limit asks for it or not; 0
-// when it is not known.
+// ASN returns the AS number of a source, even if no limit uses it; 0 if it is unknown.
 func (p *Policy) ASN(source netip.Addr) uint32 {
 	if p.asns == nil {
 		return 0
@@ -333,15 +331,15 @@ func (p *Policy) portSet(port uint16) Set {
 	return p.portSets[i-1]
 }
 
-// Key identifies a bucket: a limit and the properties of a flow that its key
-// names, the others zero. Keys may be compared; they stay the same over reloads.
+// Key identifies a bucket: a limit, and the fields of a flow that make up the limit's
+// key, the others zero. Keys are comparable and stable over reloads.
 type Key struct {
 	Source     [16]byte // masked; IPv4 as IPv4-mapped
 	Connection uint64
-	Limit      uint32 // State.ID of the limit
+	Limit      uint32 // LimitState.ID, or ID+1 for new connections
 	ASN        uint32
 	Port       uint16
-	Listen     uint16 // ID of the listener, or of the attachment
+	Origin     uint16 // ID of the listener or attachment
 }
 
 // Key returns the key of f, routed as r, under limit i.
@@ -358,7 +356,7 @@ func (p *Policy) Key(i int, f *Flow, r Route) Key {
 		k.Port = f.Port
 	}
 	if l.Key&(KeyListen|KeyAttach) != 0 {
-		k.Listen = p.places[f.Listen].id
+		k.Origin = p.origins[f.Origin].id
 	}
 	if l.Key&KeyConnection != 0 {
 		k.Connection = f.Connection
@@ -383,8 +381,8 @@ func maskSource(a netip.Addr, bits4, bits6 int) [16]byte {
 	return b
 }
 
-// SourcePrefix returns the source that k stands for under limit i, or false when
-// sources are not part of the key.
+// SourcePrefix returns the source prefix in k, a key of limit i, or false if the source is
+// not part of the key.
 func (p *Policy) SourcePrefix(i int, k Key) (netip.Prefix, bool) {
 	l := &p.limits[i]
 	if l.Key&KeySource == 0 {
@@ -396,12 +394,12 @@ func (p *Policy) SourcePrefix(i int, k Key) (netip.Prefix, bool) {
 	return netip.PrefixFrom(netip.AddrFrom16(k.Source), l.IPv6Prefix), true
 }
 
-// Describe writes the key of f under limit i for people.
+// Describe returns the key of f under limit i as text.
 func (p *Policy) Describe(i int, f *Flow, r Route) string {
 	return p.DescribeKey(i, p.Key(i, f, r))
 }
 
-// DescribeKey writes a key of limit i for people. Connection 0 is "this" one.
+// DescribeKey returns a key of limit i as text. Connection 0 is "this connection".
 func (p *Policy) DescribeKey(i int, k Key) string {
 	l := &p.limits[i]
 	if l.Key == 0 {
@@ -417,9 +415,9 @@ func (p *Policy) DescribeKey(i int, k Key) string {
 	add(KeySource, "source %v", prefix)
 	add(KeyASN, "asn %d", k.ASN)
 	add(KeyPort, "port %d", k.Port)
-	at := p.placeName(l, k.Listen)
-	add(KeyListen, "listen %s", at)
-	add(KeyAttach, "attach %s", at)
+	name := p.originName(l, k.Origin)
+	add(KeyListen, "listen %s", name)
+	add(KeyAttach, "attach %s", name)
 	switch {
 	case l.Key&KeyConnection == 0:
 	case k.Connection == 0:
@@ -430,11 +428,11 @@ func (p *Policy) DescribeKey(i int, k Key) string {
 	return strings.Join(parts, ", ")
 }
 
-// placeName returns the name of the listener or attachment that marks keys of l with id.
-func (p *Policy) placeName(l *Limit, id uint16) string {
-	for i, at := range p.places {
-		if at.id == id && i < len(p.listeners) != l.OfAttachments() {
-			return cmp.Or(at.name, "none")
+// originName returns the name of the listener or attachment with an ID, for keys of l.
+func (p *Policy) originName(l *Limit, id uint16) string {
+	for i, o := range p.origins {
+		if o.id == id && i < len(p.listeners) != l.InPacketPlane() {
+			return cmp.Or(o.name, "none")
 		}
 	}
 	return "none"

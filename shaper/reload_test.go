@@ -8,11 +8,11 @@ import (
 	"shaperd/leaky"
 )
 
-// backlog is what is left of a bucket at now in bytes and in packets.
+// backlog returns the backlog of a bucket at now in bytes and in packets.
 func (s *Shaper) backlog(p *Policy, i int, f *Flow, now leaky.Time) (bytes, packets uint64) {
-	b, _ := s.level(p, i, f)
-	owed := probe(b, now)
-	return p.Shape(i).Bytes.Units(owed[0] - now), p.Shape(i).Packets.Units(owed[1] - now)
+	b, _ := s.lookupBucket(p, i, f)
+	drained := drainTimes(b, now)
+	return p.Shape(i).Bytes.Units(drained[0] - now), p.Shape(i).Packets.Units(drained[1] - now)
 }
 
 func TestReloadKeepsBacklog(t *testing.T) {
@@ -37,9 +37,9 @@ func TestReloadKeepsBacklog(t *testing.T) {
 		{"other period", [][]Limit{{with(func(l *Limit) { l.Packets = Frequency{100, time.Minute} })}}, 15000, 10},
 		{"burst", [][]Limit{{with(func(l *Limit) { l.Burst = 3000 })}}, 15000, 10},
 		{"max_delay", [][]Limit{{with(func(l *Limit) { l.MaxDelay = time.Millisecond })}}, 15000, 10},
-		{"there and back", [][]Limit{{with(func(l *Limit) { l.Rate = 8 })}, {bySource}}, 15000, 10},
-		{"bytes given up", [][]Limit{{with(func(l *Limit) { l.Rate = 0 })}}, 0, 10},
-		{"another limit beside", [][]Limit{{{Name: "new", Rate: 8}, bySource}}, 15000, 10},
+		{"changed and reverted", [][]Limit{{with(func(l *Limit) { l.Rate = 8 })}, {bySource}}, 15000, 10},
+		{"byte rate removed", [][]Limit{{with(func(l *Limit) { l.Rate = 0 })}}, 0, 10},
+		{"another limit added", [][]Limit{{{Name: "new", Rate: 8}, bySource}}, 15000, 10},
 		{"removed and back", [][]Limit{nil, {bySource}}, 15000, 10},
 		{"removed and back faster", [][]Limit{nil, {with(func(l *Limit) { l.Rate = 1e9 })}}, 15000, 10},
 		{"removed and back slower", [][]Limit{nil, nil, {with(func(l *Limit) { l.Rate = 8000 })}}, 15000, 10},
@@ -59,7 +59,7 @@ func TestReloadKeepsBacklog(t *testing.T) {
 				p = mustCompile(t, s, limits, udpOnly)
 				s.Swap(p, now)
 				if s.Policy() != p {
-					t.Fatal("the policy is not in force")
+					t.Fatal("the policy is not current")
 				}
 			}
 			i := p.Len() - 1
@@ -74,9 +74,9 @@ func TestReloadKeepsBacklog(t *testing.T) {
 	}
 }
 
-// A reload with any rate, at any moment, hands out no more than the envelope: the
-// sum over the times each rate was in force.
-func TestReloadsGiveNoBurst(t *testing.T) {
+// Reloads to any rate, at any time, grant no more than the envelope: the sum over the
+// periods of each rate.
+func TestReload_GrantsNoBurst(t *testing.T) {
 	rnd := newRand(t)
 	var refused, reloads int
 	for range 30 {
@@ -86,7 +86,7 @@ func TestReloadsGiveNoBurst(t *testing.T) {
 		var r Route
 		now := leaky.Second
 		const unit, maxDelay = 1000, 20 * time.Millisecond
-		// Bytes that the limit allowed to leave so far, beyond one unit.
+		// Bytes allowed to leave so far, in addition to one unit.
 		allowed, sent := 0.0, 0.0
 		var rate uint64
 		reload := func() {
@@ -109,7 +109,7 @@ func TestReloadsGiveNoBurst(t *testing.T) {
 				continue
 			}
 			sent += unit
-			// The queue holds max_delay of the rate that was in force when it filled.
+			// The queue holds max_delay at the rate that was current when it filled.
 			backlog, _ := s.backlog(p, 0, f, now)
 			if left := sent - float64(backlog); left > allowed+unit+2 {
 				t.Fatalf("%.0f bytes left, %.0f allowed", left, allowed)
@@ -117,14 +117,14 @@ func TestReloadsGiveNoBurst(t *testing.T) {
 		}
 	}
 	if refused == 0 || reloads < 100 {
-		t.Errorf("a test that limits nothing: refused %d, reloaded %d times", refused, reloads)
+		t.Errorf("the test exercised nothing: refused %d, reloaded %d times", refused, reloads)
 	}
 }
 
 func TestReloadRescalesNewConnections(t *testing.T) {
 	s := New(10)
 	load := func(n uint64) *Policy {
-		p := mustCompile(t, s, []Limit{{Name: "l", NewConnections: Frequency{n, time.Second}, MaxWait: time.Second}}, udpOnly)
+		p := mustCompile(t, s, []Limit{{Name: "l", NewConnections: Frequency{n, time.Second}, QueueTimeout: time.Second}}, udpOnly)
 		s.Swap(p, leaky.Second)
 		return p
 	}
@@ -136,8 +136,8 @@ func TestReloadRescalesNewConnections(t *testing.T) {
 	s.CheckIn(k, b, leaky.Second)
 	p = load(100)
 	got := s.CheckOut(k, leaky.Second)
-	if want := leaky.Second + p.NewConnections(0).Packets.Cost(5); got.Until() != want {
-		t.Errorf("5 connections drain after %v, want %v", (got.Until() - leaky.Second).Duration(), (want - leaky.Second).Duration())
+	if want := leaky.Second + p.NewConnections(0).Packets.Cost(5); got.DrainedAt() != want {
+		t.Errorf("5 connections drain after %v, want %v", (got.DrainedAt() - leaky.Second).Duration(), (want - leaky.Second).Duration())
 	}
 }
 
@@ -151,8 +151,8 @@ func TestReloadKeepsCounts(t *testing.T) {
 	}
 	var bytes uint64
 	st := s.Policy().State(0)
-	for v := range Verdicts {
-		for r := range Reasons {
+	for v := range NumVerdicts {
+		for r := range NumReasons {
 			bytes += st.Bytes[v][r].Load()
 		}
 	}
@@ -161,9 +161,9 @@ func TestReloadKeepsCounts(t *testing.T) {
 	}
 }
 
-// A reload that changes a rate holds up traffic for a small part of the time that it takes to look
-// at each bucket, and in pieces as small: the rest follow in Settle.
-func TestSwapWaitsForNoBucket(t *testing.T) {
+// A reload that changes a rate blocks traffic for a small part of the time that it takes to
+// walk all buckets, and so does each call of Migrate.
+func TestSwap_MigratesBucketsInPieces(t *testing.T) {
 	const keys = 100_000
 	s := New(keys)
 	load := func(rate uint64) (p *Policy, took time.Duration) {
@@ -191,18 +191,18 @@ func TestSwapWaitsForNoBucket(t *testing.T) {
 		longest := time.Duration(0)
 		for more := true; more; {
 			start := time.Now()
-			more = s.Settle()
+			more = s.Migrate()
 			longest = max(longest, time.Since(start))
 		}
 		piece = min(piece, longest)
 		for _, i := range []uint32{0, keys / 2, keys - 1} {
 			if bytes, _ := s.backlog(p, 0, fromIPv4(i), leaky.Second); bytes < 1000 || bytes > 1000+8 {
-				t.Errorf("key %d owes %d bytes", i, bytes)
+				t.Errorf("key %d has a backlog of %d bytes, want 1000", i, bytes)
 			}
 		}
 	}
-	t.Logf("all buckets %v; Swap %v, Settle %v", walk, swap, piece)
+	t.Logf("all buckets %v; Swap %v, Migrate %v", walk, swap, piece)
 	if max(swap, piece) > walk/4 {
-		t.Errorf("Swap took %v and Settle %v, to look at all buckets %v", swap, piece, walk)
+		t.Errorf("Swap took %v and Migrate %v, a walk over all buckets %v", swap, piece, walk)
 	}
 }

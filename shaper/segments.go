@@ -8,16 +8,15 @@ import (
 	"shaperd/shaper/asn"
 )
 
-// Class is what an address tells: its ASN, of sources alone, and the limits it may
-// be under.
+// Class is the classification of an address.
 type Class struct {
-	ASN uint32
-	Set Set
+	ASN uint32 // of a source; 0 for destinations
+	Set Set    // limits that match the address
 }
 
 // addresses maps an address to its class. Each family's addresses are cut into
-// segments of one class, from one start to the next, the first at the least
-// address: one binary search answers for all limits and the whole ASN table. An
+// segments of one class, from one start to the next, the first at the lowest
+// address: one binary search covers all limits and the whole ASN table. An
 // IPv4 segment takes 8 bytes, an IPv6 one 20.
 type addresses struct {
 	v4      []uint32
@@ -28,9 +27,9 @@ type addresses struct {
 	classes []Class
 }
 
-// indexFrom is the number of IPv4 segments from which an index pays: it takes
-// 256 KiB, and saves most of the 19 steps a full ASN table needs.
-const indexFrom = 4096
+// minIndexed is the number of IPv4 segments from which an index pays off: it takes
+// 256 KiB, and saves most of the 19 steps that a full ASN table needs.
+const minIndexed = 4096
 
 func (s *addresses) lookup(addr netip.Addr) Class {
 	if addr.Is4() {
@@ -79,20 +78,20 @@ func buildDestinations(limits []Limit) addresses {
 // addressBuilder turns prefixes and ranges into edges, and those into segments.
 type addressBuilder struct {
 	v4, v6  []edge
-	anyAddr Set // limits that take every address
-	anyASN  Set // limits that take every ASN
+	anyAddr Set // limits that match every address
+	anyASN  Set // limits that match every ASN
 	asns    map[uint32]Set
 	index   map[Class]uint32
 	classes []Class
 }
 
-// edge is where the classes of addresses may change: at the first address of a
-// limit's prefix or of an ASN's range, and after its last one.
+// edge is an address at which the class may change: the first one of a limit's prefix
+// or of an ASN's range, or the one after its last.
 type edge struct {
 	at    address
-	limit int8 // whose prefix begins or ends; -1 for an ASN's range
-	delta int8 // 1 begins, -1 ends
-	asn   uint32
+	limit int8   // limit of the prefix; -1 for the range of an ASN
+	delta int8   // 1 at the begin, -1 after the end
+	asn   uint32 // ASN of the range
 }
 
 func newAddressBuilder(limits []Limit, prefixes func(*Match) []netip.Prefix) *addressBuilder {
@@ -137,7 +136,7 @@ func (b *addressBuilder) build() addresses {
 		s.v6Class = append(s.v6Class, c)
 	})
 	s.classes = b.classes
-	if len(s.v4) >= indexFrom {
+	if len(s.v4) >= minIndexed {
 		s.v4Index = make([]uint32, 1<<16+1)
 		i := 0
 		for hi := range s.v4Index {
@@ -162,17 +161,17 @@ func (b *addressBuilder) sweep(edges []edge, emit func(at address, class uint32)
 		}
 		return int(x.delta) - int(y.delta) // a range ends before the next begins
 	})
-	var inside [MaxLimits]int // prefixes of a limit around the present address; they may nest
+	var inside [MaxLimits]int // number of prefixes of a limit around the current address; they may nest
 	var asn uint32
 	last := ^uint32(0)
-	put := func(at address) {
+	emitIfChanged := func(at address) {
 		set := b.anyAddr
 		for i, n := range inside {
 			if n > 0 {
 				set |= 1 << i
 			}
 		}
-		c := b.classOf(Class{ASN: asn, Set: set & (b.anyASN | b.asns[asn])})
+		c := b.classIndex(Class{ASN: asn, Set: set & (b.anyASN | b.asns[asn])})
 		if c != last {
 			emit(at, c)
 			last = c
@@ -181,7 +180,7 @@ func (b *addressBuilder) sweep(edges []edge, emit func(at address, class uint32)
 	at := address{}
 	for _, e := range edges {
 		if e.at != at {
-			put(at)
+			emitIfChanged(at)
 			at = e.at
 		}
 		switch {
@@ -193,10 +192,11 @@ func (b *addressBuilder) sweep(edges []edge, emit func(at address, class uint32)
 			asn = 0
 		}
 	}
-	put(at)
+	emitIfChanged(at)
 }
 
-func (b *addressBuilder) classOf(c Class) uint32 {
+// classIndex returns the index of c in classes, and adds it if it is new.
+func (b *addressBuilder) classIndex(c Class) uint32 {
 	i, ok := b.index[c]
 	if !ok {
 		i = uint32(len(b.classes))
@@ -212,7 +212,7 @@ func usesASN(limits []Limit) bool {
 	})
 }
 
-// address is an IPv6 address, or an IPv4 one in the low 32 bits, as a number.
+// address is an IPv6 address as a number, or an IPv4 one in the low 32 bits.
 type address struct{ hi, lo uint64 }
 
 func addressOf(a netip.Addr) address {

@@ -8,83 +8,85 @@ import (
 	"shaperd/leaky"
 )
 
-// Shaper holds the policy in force, and the buckets and counts that outlive
-// policies, and knows who is heavy over all limits. It is safe for concurrent use: every decision is one step, so
-// concurrent ones admit exactly what sequential ones would.
+// Shaper holds the current policy, the buckets and counters that outlive policies, and
+// the rankings of talkers over all limits. It is safe for concurrent use: every decision
+// is atomic, so concurrent ones admit exactly what sequential ones would.
 type Shaper struct {
-	policy atomic.Pointer[Policy]
-	who    who
+	policy  atomic.Pointer[Policy]
+	talkers talkers
 
-	mu        sync.Mutex
-	table     *table
-	states    map[string]*State
-	listeners map[string]*ListenerState
-	attached  map[string]uint16 // IDs of attachments
-	booked    [MaxLimits][2]leaky.Booking
+	mu            sync.Mutex // protects all below
+	table         *table
+	states        map[string]*LimitState    // by name
+	listeners     map[string]*ListenerState // by name
+	attachmentIDs map[string]uint16         // by name
+	bookings      [MaxLimits][2]leaky.Booking
 }
 
-// New returns a shaper with an empty policy and room for the buckets of so many
+// New returns a shaper with an empty policy and capacity for the buckets of this many
 // keys at once, at 80 bytes each.
 func New(keys int) *Shaper {
 	s := &Shaper{
-		table:     newTable(keys),
-		states:    map[string]*State{},
-		listeners: map[string]*ListenerState{},
-		attached:  map[string]uint16{},
+		table:         newTable(keys),
+		states:        map[string]*LimitState{},
+		listeners:     map[string]*ListenerState{},
+		attachmentIDs: map[string]uint16{},
 	}
-	empty, _ := s.Compile(nil, nil, nil, nil, false) // nothing in it can be wrong
+	empty, _ := s.Compile(nil, nil, nil, nil, false) // an empty policy is valid
 	s.policy.Store(empty)
 	return s
 }
 
-// Policy returns the policy in force.
+// Policy returns the current policy.
 func (s *Shaper) Policy() *Policy { return s.policy.Load() }
 
-// Swap puts next in force at now. The buckets of a limit that stays, by name, or
-// that comes back, stay too; where its rate changed they keep their backlog in
-// bytes and packets. A limit that only observed until now owes no more than its burst.
+// Swap makes next the current policy at now. Buckets of a limit persist by its name, even
+// if it was absent for some policies; if its rate changed they keep their backlog in bytes
+// and packets. If a limit that only observed is enforced now, its backlogs are capped at its
+// burst.
 //
-// It takes time by the number of limits, not of buckets: each follows when it is next used,
-// or in [Shaper.Settle].
+// It takes time proportional to the number of limits, not of buckets: each bucket is
+// migrated when it is next used, or by [Shaper.Migrate].
 func (s *Shaper) Swap(next *Policy, now leaky.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	changes := map[uint32]reshape{}
+	changes := map[uint32]shapeChange{}
 	changed := func(id uint32, last **leaky.Shape, shape *leaky.Shape, enforce bool) {
 		if *last != nil && (**last != *shape || enforce) {
-			changes[id] = reshape{*last, shape, enforce}
+			changes[id] = shapeChange{*last, shape, enforce}
 		}
 		*last = shape
-		s.table.hold(id, shape)
+		s.table.setShape(id, shape)
 	}
 	for i, state := range next.states {
-		if state.shape != nil && *state.shape != next.shapes[i] {
-			state.Promise.restart()
+		if state.lastShape != nil && *state.lastShape != next.shapes[i] {
+			state.Conformance.reset()
 		}
 		observe := next.limits[i].Observe
-		changed(state.ID, &state.shape, &next.shapes[i], state.observed && !observe)
-		changed(state.ID+1, &state.newConns, &next.newConns[i], false)
-		state.observed = observe
+		changed(state.ID, &state.lastShape, &next.shapes[i], state.wasObserving && !observe)
+		changed(state.ID+1, &state.lastNewConns, &next.newConns[i], false)
+		state.wasObserving = observe
 	}
 	if len(changes) > 0 {
-		s.table.reshape(changes, now)
+		s.table.startMigration(changes, now)
 	}
 	for i, state := range next.states {
-		s.swapCalendars(next, i, state, now)
+		s.migrateCalendars(next, i, state, now)
 	}
 	s.policy.Store(next)
 }
 
-// Settle has some buckets, a thousand at most, follow what Swap changed, in some 10 us. It
-// reports whether there are more. A Swap that comes before has to do all of them.
-func (s *Shaper) Settle() (more bool) {
+// Migrate migrates up to a thousand buckets to the shapes of the current policy, which
+// takes some 10 us. It reports whether there are more. The next Swap migrates all that
+// remain.
+func (s *Shaper) Migrate() (more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.table.settle()
+	return s.table.migrateSome()
 }
 
-// Index returns which limit of p has counted into state, or -1.
-func (p *Policy) Index(state *State) int {
+// IndexOf returns the index of the limit of p with a state, or -1.
+func (p *Policy) IndexOf(state *LimitState) int {
 	for i, st := range p.states {
 		if st == state {
 			return i
@@ -93,9 +95,9 @@ func (p *Policy) Index(state *State) int {
 	return -1
 }
 
-// Watch is [Shaper.Decide] for bytes of a stream that have left, under limits that only
-// observe. A stream is held and not refused, so none of them refuses it, but for a block.
-func (s *Shaper) Watch(p *Policy, f *Flow, r Route, set Set, bytes uint64, now leaky.Time) Decision {
+// Observe is [Shaper.Decide] for bytes of a stream that have left, under limits that only
+// observe. A stream is delayed and never refused, except by a limit that blocks.
+func (s *Shaper) Observe(p *Policy, f *Flow, r Route, set Set, bytes uint64, now leaky.Time) Decision {
 	if set&p.blocks != 0 {
 		return s.Decide(p, f, r, set, bytes, 0, now)
 	}
@@ -106,7 +108,7 @@ func (s *Shaper) Watch(p *Policy, f *Flow, r Route, set Set, bytes uint64, now l
 		verdict, reason := Pass, None
 		if p.paced&(1<<i) != 0 {
 			key := p.Key(i, f, r)
-			if depart := s.table.get(&key, s.table.place(&key), now).bucket.Watch(&p.shapes[i], bytes, 0, now); depart > now {
+			if depart := s.table.lookupOrInsert(&key, s.table.probe(&key), now).bucket.Observe(&p.shapes[i], bytes, 0, now); depart > now {
 				verdict, reason = Delay, ByRate
 				if depart > d.Depart {
 					d = Decision{Verdict: Delay, Reason: ByRate, Depart: depart, Limit: i}
@@ -118,101 +120,102 @@ func (s *Shaper) Watch(p *Policy, f *Flow, r Route, set Set, bytes uint64, now l
 	return d
 }
 
-func (s *State) count(v Verdict, r Reason, bytes, packets uint64) {
+func (s *LimitState) count(v Verdict, r Reason, bytes, packets uint64) {
 	s.Bytes.Add(v, r, bytes)
 	s.Packets.Add(v, r, packets)
 }
 
-// CheckOut takes the bucket of k out of the table at now and gives it to the caller,
-// who is its only owner until CheckIn.
+// CheckOut removes the bucket of k from the table at now and returns it to the caller,
+// its only owner until CheckIn.
 func (s *Shaper) CheckOut(k Key, now leaky.Time) leaky.Bucket {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.table.remove(&k, s.table.place(&k), now)
+	return s.table.remove(&k, s.table.probe(&k), now)
 }
 
-// Peek returns the bucket of k as it is in the table at now; one that is checked out is
-// not.
+// Peek returns the bucket of k at now, as in the table. It does not see a bucket that is
+// checked out.
 func (s *Shaper) Peek(k Key, now leaky.Time) leaky.Bucket {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	at := s.table.place(&k)
-	if slot := s.table.find(&k, at); slot != nil {
+	p := s.table.probe(&k)
+	if slot := s.table.lookup(&k, p); slot != nil {
 		return slot.bucket
 	}
-	return s.table.newcomer(&k, at, now)
+	return s.table.newBucket(&k, p, now)
 }
 
-// CheckIn gives a bucket back. One that has drained at now needs no place.
+// CheckIn returns a bucket to the table. One that has drained at now is dropped.
 func (s *Shaper) CheckIn(k Key, b leaky.Bucket, now leaky.Time) {
 	if b.Drained(now) {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	at := s.table.place(&k)
-	if slot := s.table.find(&k, at); slot != nil {
+	p := s.table.probe(&k)
+	if slot := s.table.lookup(&k, p); slot != nil {
 		slot.bucket.Merge(b)
 		return
 	}
-	s.table.get(&k, at, now).bucket = b // it is known what it owes, so it inherits nothing
+	s.table.lookupOrInsert(&k, p, now).bucket = b // its backlog is known: it inherits none
 }
 
-// Buckets tells how full the table of buckets is.
-type Buckets struct {
-	Entries, Capacity               int
-	EvictedDrained, EvictedIndebted uint64
+// TableUsage is the fill level of the bucket table, and its evictions so far.
+type TableUsage struct {
+	Entries, Capacity                 int
+	EvictedDrained, EvictedBacklogged uint64
 }
 
-// Buckets returns how full the table of buckets is.
-func (s *Shaper) Buckets() Buckets {
+// TableUsage returns the fill level of the bucket table.
+func (s *Shaper) TableUsage() TableUsage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Buckets{
+	return TableUsage{
 		Entries: s.table.entries, Capacity: len(s.table.slots),
-		EvictedDrained: s.table.evictedDrained, EvictedIndebted: s.table.evictedIndebted,
+		EvictedDrained: s.table.evictedDrained, EvictedBacklogged: s.table.evictedBacklogged,
 	}
 }
 
-// state returns the state of the limit named name, the same for ever.
-func (s *Shaper) state(name string) *State {
+// state returns the state of the limit named name, which never changes.
+func (s *Shaper) state(name string) *LimitState {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := s.states[name]
 	if st == nil {
-		st = &State{Name: name, ID: uint32(2 * len(s.states))}
+		st = &LimitState{Name: name, ID: uint32(2 * len(s.states))}
 		s.states[name] = st
 	}
 	return st
 }
 
-// maxPlaces is how many listeners and attachments can be told apart: their IDs, and those for
-// neither, fit in the 16 bits of a key. Names that have gone count, as connections of theirs
-// may be there.
-const maxPlaces = 1<<16 - 8
+// maxOrigins is the maximum number of names of listeners and attachments: their IDs, and
+// those for neither, must fit in the 16 bits of a key. Names that are gone count, since
+// they may still have connections.
+const maxOrigins = 1<<16 - 8
 
-// room reports whether there are IDs for those of listeners and attachments that are new.
-func (s *Shaper) room(listeners []Listener, attachments []Attachment) error {
+// checkOrigins returns an error if there are not enough IDs for the listeners and attachments
+// that are new.
+func (s *Shaper) checkOrigins(listeners []Listener, attachments []Attachment) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := len(s.listeners) + len(s.attached)
+	n := len(s.listeners) + len(s.attachmentIDs)
 	for _, l := range listeners {
 		if s.listeners[l.Name] == nil {
 			n++
 		}
 	}
 	for _, a := range attachments {
-		if _, known := s.attached[a.Name]; !known {
+		if _, known := s.attachmentIDs[a.Name]; !known {
 			n++
 		}
 	}
-	if n > maxPlaces {
-		return fmt.Errorf("with these there have been %d names of listeners and attachments since the start, more than the %d that are told apart: it takes a restart", n, maxPlaces)
+	if n > maxOrigins {
+		return fmt.Errorf("too many names of listeners and attachments since the start: %d (maximum %d); restart the daemon", n, maxOrigins)
 	}
 	return nil
 }
 
-// Listener returns the state of the listener named name, the same for ever.
+// Listener returns the state of the listener named name, which never changes.
 func (s *Shaper) Listener(name string) *ListenerState {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -224,15 +227,14 @@ func (s *Shaper) Listener(name string) *ListenerState {
 	return st
 }
 
-// Attachment returns what marks the attachment named name in keys, the same for
-// ever.
-func (s *Shaper) Attachment(name string) (id uint16) {
+// AttachmentID returns the ID of the attachment named name in keys, which never changes.
+func (s *Shaper) AttachmentID(name string) (id uint16) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	id, ok := s.attached[name]
+	id, ok := s.attachmentIDs[name]
 	if !ok {
-		id = uint16(len(s.attached) + 1)
-		s.attached[name] = id
+		id = uint16(len(s.attachmentIDs) + 1)
+		s.attachmentIDs[name] = id
 	}
 	return id
 }

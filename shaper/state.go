@@ -7,69 +7,69 @@ import (
 	"shaperd/leaky"
 )
 
-// State is what a limit has done, kept under its name from policy to policy.
-// All of it may be read and written by any goroutine.
-type State struct {
+// LimitState holds the counters of a limit. It belongs to the limit's name and outlives
+// policies. Any goroutine may read and write its exported fields.
+type LimitState struct {
 	Name string
 
-	// ID marks the limit in keys. ID+1 marks it in the keys of its new
+	// ID identifies the limit in keys. ID+1 does in the keys of its new
 	// connections, which have buckets of their own.
 	ID uint32
 
-	Bytes       Counts
-	Packets     Counts
-	Connections Counts
+	Bytes       Counters
+	Packets     Counters
+	Connections Counters
 	Marked      atomic.Uint64 // packets marked CE
 
 	InFlight atomic.Int64 // connections that hold a slot
-	Waiting  atomic.Int64 // connections that wait for one
+	Waiting  atomic.Int64 // connections that wait for admission
 
-	Wait  Histogram // of connections for a slot, those that got one
-	Queue Histogram // of units in the bucket's queue
+	SlotWait   Histogram // waits of admitted connections for a slot
+	QueueDelay Histogram // delays of units in queues
 
-	Promise Promise
-	Keys    Ranking[Key]
+	Conformance Conformance
+	Keys        Ranking[Key]
 
-	// Guarded by Shaper.mu.
-	shape, newConns *leaky.Shape // in effect last, or nil
-	observed        bool         // it only observed then
-	calendars       *calendars   // or nil
+	// Protected by Shaper.mu.
+	lastShape, lastNewConns *leaky.Shape // shapes of the last policy with the limit, or nil
+	wasObserving            bool         // the limit only observed in that policy
+	calendars               *calendars   // nil if the limit has a bucket
 }
 
-// Promise is how what leaves a limit's buckets keeps to their envelopes, as [leaky.Meter]
-// measures it. One goroutine writes, any may read.
-type Promise struct {
-	Allowed    atomic.Uint64 // leaky.Time: the most that a unit was allowed
-	Worst      atomic.Uint64 // the largest excess, since somebody set it to 0
-	Violations atomic.Uint64 // units that left beyond what they were allowed
+// Conformance holds the conformance of the units that leave a limit's buckets, as
+// measured by [leaky.Meter]. One goroutine writes, any may read.
+type Conformance struct {
+	MaxAllowed atomic.Uint64 // leaky.Time: largest allowed excess of a unit
+	MaxExcess  atomic.Uint64 // leaky.Time: largest excess since a reader reset it to 0
+	Violations atomic.Uint64 // units beyond their allowed excess
 }
 
-// Note takes in what a meter has measured of a unit.
-func (p *Promise) Note(excess, allowed leaky.Time) {
-	if uint64(allowed) > p.Allowed.Load() {
-		p.Allowed.Store(uint64(allowed))
+// Record adds the result of [leaky.Meter.Record] for a unit.
+func (p *Conformance) Record(excess, allowed leaky.Time) {
+	if uint64(allowed) > p.MaxAllowed.Load() {
+		p.MaxAllowed.Store(uint64(allowed))
 	}
-	if uint64(excess) > p.Worst.Load() {
-		p.Worst.Store(uint64(excess))
+	if uint64(excess) > p.MaxExcess.Load() {
+		p.MaxExcess.Store(uint64(excess))
 	}
 	if excess > allowed {
 		p.Violations.Add(1)
 	}
 }
 
-// restart forgets what was measured at another rate.
-func (p *Promise) restart() {
-	p.Allowed.Store(0)
-	p.Worst.Store(0)
+// reset discards measurements at another rate.
+func (p *Conformance) reset() {
+	p.MaxAllowed.Store(0)
+	p.MaxExcess.Store(0)
 }
 
-// Counts counts by verdict and reason.
-type Counts [Verdicts][Reasons]atomic.Uint64
+// Counters are counters by verdict and reason.
+type Counters [NumVerdicts][NumReasons]atomic.Uint64
 
-// Add counts n.
-func (c *Counts) Add(v Verdict, r Reason, n uint64) { c[v][r].Add(n) }
+// Add adds n.
+func (c *Counters) Add(v Verdict, r Reason, n uint64) { c[v][r].Add(n) }
 
-// HistogramBounds are the upper bounds of a Histogram's classes.
+// HistogramBounds are the upper bounds of a Histogram's buckets.
 var HistogramBounds = [...]time.Duration{
 	100 * time.Microsecond, 250 * time.Microsecond, 500 * time.Microsecond,
 	time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond,
@@ -78,9 +78,9 @@ var HistogramBounds = [...]time.Duration{
 	time.Second, 2500 * time.Millisecond, 5 * time.Second, 10 * time.Second,
 }
 
-// Histogram counts spans of time by class.
+// Histogram is a histogram of durations.
 type Histogram struct {
-	Counts [len(HistogramBounds) + 1]atomic.Uint64 // the last one beyond all bounds
+	Counts [len(HistogramBounds) + 1]atomic.Uint64 // by bound; the last one is beyond all bounds
 	Sum    atomic.Uint64                           // ns
 }
 
@@ -94,23 +94,23 @@ func (h *Histogram) Observe(d time.Duration) {
 	h.Sum.Add(uint64(max(d, 0)))
 }
 
-// ListenerState is what a listener has done, kept under its name from policy to
-// policy. All of it may be read and written by any goroutine.
+// ListenerState holds the counters of a listener. It belongs to the listener's name and
+// outlives policies. Any goroutine may read and write it.
 type ListenerState struct {
 	Name string
-	ID   uint16 // marks the listener in keys
+	ID   uint16 // identifies the listener in keys
 
-	Open           atomic.Int64  // TCP connections with a downstream
-	Flows          atomic.Int64  // UDP flows
-	MaxFlows       atomic.Int64  // that it may have; 0 when it has no UDP address
-	ToDownstream   atomic.Uint64 // bytes
-	FromDownstream atomic.Uint64
-	Accepted       atomic.Uint64 // TCP connections
-	Ended          [Endings]atomic.Uint64
-	DialErrors     atomic.Uint64
-	FlowsOpened    atomic.Uint64
-	FlowsEvicted   atomic.Uint64 // flows that ended to make room for another
-	FlowsRefused   atomic.Uint64 // datagrams for whose flow there was no room
-	Withheld       atomic.Uint64 // answers, joined or not, beyond Listen.Amplification
-	SendErrors     atomic.Uint64 // datagrams a socket did not take, that came back as an error, or that were not kept while their flow waited
+	Open              atomic.Int64              // TCP connections that have a downstream
+	Flows             atomic.Int64              // UDP flows
+	MaxFlows          atomic.Int64              // maximum of Flows; 0 if the listener has no UDP address
+	ToDownstream      atomic.Uint64             // bytes
+	FromDownstream    atomic.Uint64             // bytes
+	Accepted          atomic.Uint64             // TCP connections
+	Ended             [NumEndings]atomic.Uint64 // TCP connections
+	DialErrors        atomic.Uint64
+	FlowsOpened       atomic.Uint64
+	FlowsEvicted      atomic.Uint64 // flows that ended to make room for another
+	FlowsRefused      atomic.Uint64 // datagrams without room for their flow
+	RepliesSuppressed atomic.Uint64 // replies, coalesced or not, beyond Listen.Amplification
+	SendErrors        atomic.Uint64 // datagrams that failed to send, came back as an ICMP error, or were dropped while their flow waited
 }

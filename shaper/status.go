@@ -5,53 +5,53 @@ import (
 	"time"
 )
 
-// DownstreamStatus is how a downstream of a listener is doing.
+// DownstreamStatus is the status of a downstream of a listener.
 type DownstreamStatus struct {
 	Listen, Downstream string
-	Up                 bool   // it can be reached, as far as checks, dials and answers tell
-	Down               bool   // its checks fail
-	Drained            bool   // an operator has it get no connections
-	Error              string // why it is not up
-	InFlight           int
-	Most               int // connections it may have; 0 is no bound
+	Up                 bool   // reachable, according to checks, dials and replies
+	Down               bool   // checks fail
+	Drained            bool   // drained by an operator
+	Error              string // reason if not Up
+	InFlight           int    // connections
+	MaxConnections     int    // maximum of InFlight; 0 is unlimited
 }
 
-// ConnectionStatus is how a TCP connection or UDP flow is doing.
+// ConnectionStatus is the status of a TCP connection or UDP flow.
 type ConnectionStatus struct {
-	ID             uint64
-	Protocol       Protocol
-	Source         netip.AddrPort
-	Listen         string
-	Port           uint16 // that it asked for
-	Downstream     string // "" while it has none
-	Stage          string // "announcing", "waiting", "connecting", "open" or "ending"
-	Age, Idle      time.Duration
-	ToDownstream   uint64 // bytes
-	FromDownstream uint64
-	Waited         time.Duration // in queues and for slots
-	HeldBy         string        // the limit it waits for now
-	HeldMost       string        // the limit it has waited for longest
+	ID                uint64
+	Protocol          Protocol
+	Source            netip.AddrPort
+	Listen            string
+	Port              uint16 // destination port, as the source sees it
+	Downstream        string // "" before one is chosen
+	Stage             string // "proxy_header", "waiting", "connecting", "open" or "closing"
+	Age, Idle         time.Duration
+	ToDownstream      uint64        // bytes
+	FromDownstream    uint64        // bytes
+	Waited            time.Duration // total time in queues and waiting for slots
+	ThrottledBy       string        // limit that it is waiting for
+	MostlyThrottledBy string        // limit that it has waited for longest
 }
 
-// Addr returns whose the connection is, as flows have it.
+// Addr returns the source address in the form of [Flow.Source].
 func (c *ConnectionStatus) Addr() netip.Addr { return c.Source.Addr().Unmap().WithZone("") }
 
-// FlowRoom is how many UDP flows a source and its listener have, of how many, and what keeps
-// the source from another one: "max_flows_per_source", "max_flows", or "" when nothing does.
-// Where there are as many as may be, and it is "", an idle one would make room.
-type FlowRoom struct {
-	OfSource, MostOfSource int // 0 is no bound
-	Open, Most             int
-	Full                   string
+// FlowQuota is the number of UDP flows of a source and of its listener, and their maxima.
+// Full is the key that refuses the source another flow, "max_flows_per_source" or
+// "max_flows", and "" when neither does: at a maximum, an idle flow is evicted then.
+type FlowQuota struct {
+	SourceFlows, MaxSourceFlows int // a maximum of 0 is no bound
+	Flows, MaxFlows             int
+	Full                        string
 }
 
-// BucketState is how a bucket is doing, and the connections of its key.
+// BucketState is the state of a bucket and of the connections of its key.
 type BucketState struct {
 	BacklogBytes, BacklogPackets uint64        // charged and not drained
-	Queued                       int           // units that wait in its line
-	QueuedBytes                  uint64        // of datagrams
-	NextIn                       time.Duration // when what joins the queue now would leave
-	NewIn                        time.Duration // when a new connection would have its turn, by new_connections
+	Queued                       int           // units in the queue
+	QueuedBytes                  uint64        // bytes of datagrams in the queue
+	NextDeparture                time.Duration // delay of a unit that is enqueued now
+	NextAdmission                time.Duration // delay of a new connection by new_connections
 	InFlight, Waiting            int           // connections
-	Reserved                     bool          // the slot or the turn that is free, for one that waits for those of other limits too
+	Reserved                     bool          // the free slot or admission is reserved for a waiter that also needs those of other limits
 }

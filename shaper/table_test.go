@@ -12,7 +12,7 @@ import (
 	"shaperd/leaky"
 )
 
-// check compares tags, slots and the count of entries with each other.
+// check verifies that tags, slots and the number of entries are consistent.
 func (t *table) check() error {
 	entries := 0
 	seen := map[Key]bool{}
@@ -22,22 +22,22 @@ func (t *table) check() error {
 		tag := t.tags[group][i%groupSize/8] >> (i % 8 * 8) & 0xff
 		if tag == 0 {
 			if *s != (slot{}) {
-				return fmt.Errorf("slot %d is empty and holds %+v", i, *s)
+				return fmt.Errorf("empty slot %d holds %+v", i, *s)
 			}
 			continue
 		}
 		entries++
-		p := t.place(&s.key)
+		p := t.probe(&s.key)
 		if tag != p.tag&0xff || group != p.first && group != p.second {
-			return fmt.Errorf("slot %d holds %+v of place %+v under tag %#x", i, s.key, p, tag)
+			return fmt.Errorf("slot %d holds %+v with probe %+v under tag %#x", i, s.key, p, tag)
 		}
-		if t.find(&s.key, p) != s || seen[s.key] {
-			return fmt.Errorf("slot %d holds %+v a second time", i, s.key)
+		if t.lookup(&s.key, p) != s || seen[s.key] {
+			return fmt.Errorf("slot %d holds a duplicate of %+v", i, s.key)
 		}
 		seen[s.key] = true
 	}
 	if entries != t.entries {
-		return fmt.Errorf("%d slots are taken, entries is %d", entries, t.entries)
+		return fmt.Errorf("%d slots are used, entries is %d", entries, t.entries)
 	}
 	n := 0
 	t.each(func(k *Key, _ *leaky.Bucket) {
@@ -57,8 +57,8 @@ func numbered(n uint64) Key {
 
 var oneUnit = leaky.Shape{Bytes: leaky.NewRate(8000, 8*time.Second), MaxDelay: leaky.Second}
 
-// A table with room is a map.
-func TestTableIsAMap(t *testing.T) {
+// A table that is not full behaves like a map.
+func TestTable_BehavesLikeMap(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		tb := newTable(rapid.IntRange(40, 400).Draw(rt, "capacity"))
 		want := map[Key]leaky.Bucket{}
@@ -68,34 +68,34 @@ func TestTableIsAMap(t *testing.T) {
 			if rapid.IntRange(0, 9).Draw(rt, "reshape") == 0 {
 				from := &leaky.Shape{Bytes: leaky.NewRate(rapid.Uint64Range(1, 1e6).Draw(rt, "from"), time.Second)}
 				to := &leaky.Shape{Bytes: leaky.NewRate(rapid.Uint64Range(1, 1e6).Draw(rt, "to"), time.Second)}
-				r := reshape{from, to, rapid.Bool().Draw(rt, "enforce")}
-				tb.reshape(map[uint32]reshape{1: r}, now)
+				r := shapeChange{from, to, rapid.Bool().Draw(rt, "enforce")}
+				tb.startMigration(map[uint32]shapeChange{1: r}, now)
 				for k, b := range want {
 					if k.Limit == 1 {
 						b.Rescale(from, to, now)
 						if r.enforce {
-							b.Enforce(to, now)
+							b.CapToBurst(to, now)
 						}
 						want[k] = b
 					}
 				}
 			}
-			if rapid.IntRange(0, 9).Draw(rt, "settle") == 0 {
-				tb.settle()
+			if rapid.IntRange(0, 9).Draw(rt, "migrate") == 0 {
+				tb.migrateSome()
 			}
 			k := numbered(rapid.Uint64Range(0, 30).Draw(rt, "key"))
 			k.Limit = uint32(k.Connection % 2)
 			if rapid.IntRange(0, 2).Draw(rt, "remove") == 0 {
-				got := tb.remove(&k, tb.place(&k), now)
+				got := tb.remove(&k, tb.probe(&k), now)
 				if got != want[k] {
 					rt.Fatalf("remove %d: %+v, want %+v", k.Connection, got, want[k])
 				}
 				delete(want, k)
 				continue
 			}
-			s := tb.get(&k, tb.place(&k), now)
+			s := tb.lookupOrInsert(&k, tb.probe(&k), now)
 			if s.key != k || s.bucket != want[k] {
-				rt.Fatalf("get %d: %+v, want %+v", k.Connection, *s, want[k])
+				rt.Fatalf("lookupOrInsert %d: %+v, want %+v", k.Connection, *s, want[k])
 			}
 			s.bucket.Charge(&oneUnit, rapid.Uint64Range(0, 100).Draw(rt, "bytes"), 1, now)
 			want[k] = s.bucket
@@ -104,28 +104,28 @@ func TestTableIsAMap(t *testing.T) {
 			rt.Fatal(err)
 		}
 		for k, b := range want {
-			if s := tb.find(&k, tb.place(&k)); s == nil || s.bucket != b {
-				rt.Fatalf("find %d: %+v, want %+v", k.Connection, s, b)
+			if s := tb.lookup(&k, tb.probe(&k)); s == nil || s.bucket != b {
+				rt.Fatalf("lookup %d: %+v, want %+v", k.Connection, s, b)
 			}
 		}
-		if tb.entries != len(want) || tb.evictedDrained+tb.evictedIndebted != 0 {
-			rt.Fatalf("%d entries, want %d; %d and %d evicted", tb.entries, len(want), tb.evictedDrained, tb.evictedIndebted)
+		if tb.entries != len(want) || tb.evictedDrained+tb.evictedBacklogged != 0 {
+			rt.Fatalf("%d entries, want %d; %d and %d evicted", tb.entries, len(want), tb.evictedDrained, tb.evictedBacklogged)
 		}
 	})
 }
 
-// tracked is what the table holds against k.
-func (t *table) tracked(k *Key) leaky.Bucket {
-	p := t.place(k)
-	if s := t.find(k, p); s != nil {
+// trackedBucket returns the bucket of k, or the one it would get.
+func (t *table) trackedBucket(k *Key) leaky.Bucket {
+	p := t.probe(k)
+	if s := t.lookup(k, p); s != nil {
 		return s.bucket
 	}
-	return t.newcomer(k, p, 0)
+	return t.newBucket(k, p, 0)
 }
 
-// Whatever passes through a table far too small, and whatever is taken out of it
-// meanwhile, no key owes less than it was charged.
-func TestNoKeyGetsAFresherBucket(t *testing.T) {
+// In a table that is far too small, and with buckets checked out at any time, no key's
+// backlog is smaller than its charges.
+func TestTable_NoKeyOwesLessThanCharged(t *testing.T) {
 	rnd := newRand(t)
 	shapes := []leaky.Shape{
 		{Bytes: leaky.NewRate(8e6, 8*time.Second)},
@@ -150,28 +150,28 @@ func TestNoKeyGetsAFresherBucket(t *testing.T) {
 			case isOut && rnd.IntN(4) == 0:
 				delete(out, i)
 				if !b.Drained(now) {
-					tb.get(&k, tb.place(&k), now).bucket.Merge(b)
+					tb.lookupOrInsert(&k, tb.probe(&k), now).bucket.Merge(b)
 				}
 			case isOut:
 				b.Charge(shape, n, 1, now)
 				out[i] = b
 				truth[i].Charge(shape, n, 1, now)
 			case rnd.IntN(4) == 0:
-				out[i] = tb.remove(&k, tb.place(&k), now)
+				out[i] = tb.remove(&k, tb.probe(&k), now)
 				checkedOut++
 			default:
-				tb.get(&k, tb.place(&k), now).bucket.Charge(shape, n, 1, now)
+				tb.lookupOrInsert(&k, tb.probe(&k), now).bucket.Charge(shape, n, 1, now)
 				truth[i].Charge(shape, n, 1, now)
 			}
 			for _, j := range []int{i, rnd.IntN(keys)} {
 				k := numbered(uint64(j))
 				got, isOut := out[j]
 				if !isOut {
-					got = tb.tracked(&k)
+					got = tb.trackedBucket(&k)
 				}
-				g, w := probe(got, now), probe(truth[j], now)
+				g, w := drainTimes(got, now), drainTimes(truth[j], now)
 				if g[0] < w[0] || g[1] < w[1] {
-					t.Fatalf("key %d owes %v, was charged %v", j, g, w)
+					t.Fatalf("key %d drains at %v, its charges at %v", j, g, w)
 				}
 				if g != w {
 					inherited++
@@ -181,76 +181,76 @@ func TestNoKeyGetsAFresherBucket(t *testing.T) {
 		if err := tb.check(); err != nil {
 			t.Fatal(err)
 		}
-		evicted += tb.evictedIndebted
+		evicted += tb.evictedBacklogged
 	}
 	if evicted == 0 || inherited == 0 || checkedOut == 0 {
-		t.Errorf("the table was never too small: %d evicted in debt, %d inherited, %d checked out", evicted, inherited, checkedOut)
+		t.Errorf("the test exercised nothing: %d evicted with a backlog, %d inherited, %d checked out", evicted, inherited, checkedOut)
 	}
 }
 
-// An empty slot holds the zero Key, which is a key like any other, and is not to be found
-// there, whatever tag it and the key beside it have.
-func TestTheZeroKeyIsInNoEmptySlot(t *testing.T) {
+// An empty slot holds the zero Key, which is a valid key but must not be found there,
+// whatever its tag and the tag of the key in the next slot are.
+func TestTable_ZeroKeyNotInEmptySlot(t *testing.T) {
 	var zero Key
 	lowest := uint64(1 << 8)
 	for range 2000 {
 		tb := newTable(1) // one group
-		lowest = min(lowest, tb.place(&zero).tag/lowBits)
+		lowest = min(lowest, tb.probe(&zero).tag/lowBits)
 	}
-	if lowest != lowestTag {
-		t.Errorf("the lowest tag is %d, want %d", lowest, lowestTag)
+	if lowest != minTag {
+		t.Errorf("lowest tag %d, want %d", lowest, minTag)
 	}
 	for tag := lowest; tag < 1<<8; tag++ {
 		tb := newTable(1)
-		p := place{tag: tag * lowBits}
+		p := probe{tag: tag * lowBits}
 		k := numbered(1)
-		tb.get(&k, p, leaky.Second)
-		if tb.find(&zero, p) != nil {
-			t.Errorf("found with tag %d", tag)
+		tb.lookupOrInsert(&k, p, leaky.Second)
+		if tb.lookup(&zero, p) != nil {
+			t.Errorf("zero key found with tag %d", tag)
 		}
 	}
 }
 
-func TestDrainedGoFirstAndWithoutDebt(t *testing.T) {
+func TestTable_EvictsDrainedBucketsFirst(t *testing.T) {
 	tb := newTable(1) // one group
 	now := leaky.Second
 	for i := range uint64(groupSize) {
 		k := numbered(i)
-		tb.get(&k, tb.place(&k), now).bucket.Charge(&oneUnit, 100*(i+1), 1, now)
+		tb.lookupOrInsert(&k, tb.probe(&k), now).bucket.Charge(&oneUnit, 100*(i+1), 1, now)
 	}
 	for i := range uint64(groupSize) {
 		now = leaky.Second + oneUnit.Bytes.Cost(100*(i+1)) // number i has just drained
 		k := numbered(100 + i)
-		s := tb.get(&k, tb.place(&k), now)
-		if !s.bucket.Drained(now) || tb.evictedDrained != i+1 || tb.evictedIndebted != 0 {
-			t.Fatalf("newcomer %d owes %d ticks; evicted %d drained, %d indebted", i, s.bucket.Until().Sub(now), tb.evictedDrained, tb.evictedIndebted)
+		s := tb.lookupOrInsert(&k, tb.probe(&k), now)
+		if !s.bucket.Drained(now) || tb.evictedDrained != i+1 || tb.evictedBacklogged != 0 {
+			t.Fatalf("new key %d has a backlog of %d ticks; evicted %d drained, %d backlogged", i, s.bucket.DrainedAt().Sub(now), tb.evictedDrained, tb.evictedBacklogged)
 		}
 		s.bucket.Charge(&oneUnit, 1e6, 1, now)
 	}
 	k := numbered(200)
-	s := tb.get(&k, tb.place(&k), now)
-	if want := leaky.Second + oneUnit.Bytes.Cost(100) + oneUnit.Bytes.Cost(1e6); s.bucket.Until() != want || tb.evictedIndebted != 1 {
-		t.Errorf("newcomer to a table full of debt drains at %d, want the least there is, %d", s.bucket.Until(), want)
+	s := tb.lookupOrInsert(&k, tb.probe(&k), now)
+	if want := leaky.Second + oneUnit.Bytes.Cost(100) + oneUnit.Bytes.Cost(1e6); s.bucket.DrainedAt() != want || tb.evictedBacklogged != 1 {
+		t.Errorf("new key in a full table drains at %d, want the smallest backlog, %d", s.bucket.DrainedAt(), want)
 	}
 }
 
-// fill charges n new random keys so that none drains before a second is over.
+// fill charges n new random keys, of which none drains within a second.
 func (t *table) fill(rnd *rand.Rand, n int, now leaky.Time) {
 	for range n {
 		k := Key{Source: [16]byte{15: byte(rnd.Uint32())}, Connection: rnd.Uint64()}
-		t.get(&k, t.place(&k), now).bucket.Charge(&oneUnit, 1000, 1, now)
+		t.lookupOrInsert(&k, t.probe(&k), now).bucket.Charge(&oneUnit, 1000, 1, now)
 	}
 }
 
-// The promised number of keys finds place, but for a rare one, in a new table and
-// in one full of drained keys. Groups of eight slots lost 1 in 500 in the first
-// round, and counting drained slots as taken 1 in 40 in the next.
-func TestCapacityAsPromised(t *testing.T) {
+// The promised number of keys fits, with rare exceptions, into a new table and into one
+// full of drained keys. Groups of eight slots evicted 1 in 500 in the first round, and
+// counting drained slots as used 1 in 40 in the next.
+func TestTable_HoldsPromisedCapacity(t *testing.T) {
 	rnd := newRand(t)
 	for _, tt := range []struct{ keys, tables, rounds int }{
 		{10_000, 5, 4}, {30_000, 5, 3}, {100_000, 2, 3}, {1_000_000, 1, 1},
 	} {
-		if brief() && tt.keys > 100_000 {
+		if shortRun() && tt.keys > 100_000 {
 			continue
 		}
 		t.Run(fmt.Sprint(tt.keys), func(t *testing.T) {
@@ -258,8 +258,8 @@ func TestCapacityAsPromised(t *testing.T) {
 				tb := newTable(tt.keys)
 				for round := range tt.rounds {
 					tb.fill(rnd, tt.keys, leaky.Time(1+2*round)*leaky.Second)
-					if most := uint64(tt.keys / 5000); tb.evictedIndebted > most {
-						t.Errorf("round %d: %d keys in debt lost their place, want at most %d", round, tb.evictedIndebted, most)
+					if bound := uint64(tt.keys / 5000); tb.evictedBacklogged > bound {
+						t.Errorf("round %d: %d keys with a backlog evicted, want at most %d", round, tb.evictedBacklogged, bound)
 					}
 				}
 			}
@@ -267,7 +267,7 @@ func TestCapacityAsPromised(t *testing.T) {
 	}
 }
 
-func TestFloodTakesNoMemory(t *testing.T) {
+func TestTable_FloodAllocatesNothing(t *testing.T) {
 	rnd := newRand(t)
 	const keys = 10_000
 	s := New(keys)
@@ -278,10 +278,10 @@ func TestFloodTakesNoMemory(t *testing.T) {
 	r := p.Route(honest)
 	s.Decide(p, honest, r, r.ToDownstream, 1000, 1, leaky.Second)
 	mine := s.CheckOut(p.Key(0, honest, r), leaky.Second)
-	kept := mine
+	unchanged := mine
 
 	flood := 1_000_000
-	if brief() {
+	if shortRun() {
 		flood = 100_000
 	}
 	var before, after runtime.MemStats
@@ -298,17 +298,17 @@ func TestFloodTakesNoMemory(t *testing.T) {
 	if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 64<<10 {
 		t.Errorf("the heap grew by %d bytes", grown)
 	}
-	got := s.Buckets()
-	if got.Entries > got.Capacity || got.EvictedIndebted == 0 || uint64(got.Entries)+got.EvictedDrained+got.EvictedIndebted < uint64(flood)*9/10 {
+	got := s.TableUsage()
+	if got.Entries > got.Capacity || got.EvictedBacklogged == 0 || uint64(got.Entries)+got.EvictedDrained+got.EvictedBacklogged < uint64(flood)*9/10 {
 		t.Errorf("%+v after %d keys", got, flood)
 	}
-	if mine != kept {
+	if mine != unchanged {
 		t.Error("a bucket that was checked out changed")
 	}
 	mine.Charge(p.Shape(0), 100_000, 1, now)
 	s.CheckIn(p.Key(0, honest, r), mine, now)
-	if b, ok := s.level(p, 0, honest); !ok || b.Until() < mine.Until() {
-		t.Errorf("checked in, the bucket drains at %d, before %d", b.Until(), mine.Until())
+	if b, ok := s.lookupBucket(p, 0, honest); !ok || b.DrainedAt() < mine.DrainedAt() {
+		t.Errorf("after CheckIn the bucket drains at %d, before %d", b.DrainedAt(), mine.DrainedAt())
 	}
 	if err := s.table.check(); err != nil {
 		t.Error(err)
@@ -327,39 +327,39 @@ func TestCheckOutAndIn(t *testing.T) {
 		t.Errorf("CheckOut of a new key: %+v", b)
 	}
 	s.CheckIn(k, b, now)
-	if got := s.Buckets().Entries; got != 0 {
-		t.Errorf("a drained bucket took a place: %d entries", got)
+	if got := s.TableUsage().Entries; got != 0 {
+		t.Errorf("a drained bucket was inserted: %d entries", got)
 	}
 	b.Charge(p.Shape(0), 1000, 1, now)
 	s.CheckIn(k, b, now)
-	if got := s.Buckets().Entries; got != 1 {
+	if got := s.TableUsage().Entries; got != 1 {
 		t.Errorf("%d entries, want 1", got)
 	}
 	if got := s.CheckOut(k, now); got != b {
 		t.Errorf("CheckOut = %+v, want %+v", got, b)
 	}
-	if got := s.Buckets().Entries; got != 0 {
+	if got := s.TableUsage().Entries; got != 0 {
 		t.Errorf("%d entries after CheckOut, want 0", got)
 	}
-	// Charged meanwhile by somebody else: the deeper debt stays.
+	// After a charge by another caller the larger backlog wins.
 	s.Decide(p, f, Route{}, 1, 5000, 1, now)
 	s.CheckIn(k, b, now)
 	got := s.CheckOut(k, now)
-	if want := now + p.Shape(0).Bytes.Cost(5000); got.Until() != want {
-		t.Errorf("drains at %d, want %d", got.Until(), want)
+	if want := now + p.Shape(0).Bytes.Cost(5000); got.DrainedAt() != want {
+		t.Errorf("drains at %d, want %d", got.DrainedAt(), want)
 	}
-	s.CheckIn(k, b, b.Until())
-	if got := s.Buckets().Entries; got != 0 {
-		t.Errorf("a bucket that has drained by now took a place: %d entries", got)
+	s.CheckIn(k, b, b.DrainedAt())
+	if got := s.TableUsage().Entries; got != 0 {
+		t.Errorf("a bucket that has drained by now was inserted: %d entries", got)
 	}
 }
 
-// A flood of sources that owe for hours under one limit: newcomers of another owe no more
-// than its own buckets can, and whoever goes on under it never less than he did.
-func TestNewcomersOweNoMoreThanTheirLimitCan(t *testing.T) {
+// After a flood of sources whose backlogs under one limit take hours to drain, new keys of
+// another limit inherit no more than its own maximum, and no key of it loses backlog.
+func TestTable_NewBucketInheritsAtMostItsOwnMaximum(t *testing.T) {
 	s := New(256)
 	p := mustCompile(t, s, []Limit{
-		{Name: "slow", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, NewConnections: Frequency{N: 5, Per: time.Hour}, MaxWait: time.Second, MaxWaiting: 1},
+		{Name: "slow", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, NewConnections: Frequency{N: 5, Per: time.Hour}, QueueTimeout: time.Second, MaxQueue: 1},
 		{Name: "queue", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Rate: 80e6, MaxDelay: 200 * time.Millisecond},
 		{Name: "burst", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Rate: 80e6, Burst: 1 << 20},
 		{Name: "strict", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Packets: Frequency{N: 10, Per: time.Second}},
@@ -378,12 +378,12 @@ func TestNewcomersOweNoMoreThanTheirLimitCan(t *testing.T) {
 		b.Charge(p.NewConnections(p.Find("slow")), 0, 1, now)
 		s.CheckIn(k, b, now)
 	}
-	if n := s.Buckets().EvictedIndebted; n < 4000 {
-		t.Fatalf("%d were evicted in debt: the table had room", n)
+	if n := s.TableUsage().EvictedBacklogged; n < 4000 {
+		t.Fatalf("only %d evicted with a backlog: the table had room", n)
 	}
 	for _, tt := range []struct {
 		limit string
-		most  time.Duration
+		bound time.Duration
 	}{
 		{"queue", 200 * time.Millisecond},
 		{"burst", 105*time.Millisecond + 145*time.Microsecond},
@@ -392,13 +392,13 @@ func TestNewcomersOweNoMoreThanTheirLimitCan(t *testing.T) {
 		worst := leaky.Time(0)
 		for source := range uint32(100) {
 			b := s.CheckOut(keyOf(tt.limit, 1e6+source), now)
-			worst = max(worst, b.Until().Sub(now))
+			worst = max(worst, b.DrainedAt().Sub(now))
 		}
-		if worst.Duration() > tt.most || worst == 0 {
-			t.Errorf("a newcomer of %q owes up to %v, want at most %v, and something", tt.limit, worst.Duration(), tt.most)
+		if worst.Duration() > tt.bound || worst == 0 {
+			t.Errorf("new keys of %q have backlogs of up to %v, want more than 0 and at most %v", tt.limit, worst.Duration(), tt.bound)
 		}
 	}
-	// One that takes all that it may, is pushed out and comes back, owes as much still.
+	// A key with the maximum backlog that is evicted and comes back still has it.
 	i, k := p.Find("queue"), keyOf("queue", 7)
 	for range 100 {
 		b := s.CheckOut(k, now)
@@ -409,12 +409,12 @@ func TestNewcomersOweNoMoreThanTheirLimitCan(t *testing.T) {
 		for source := range uint32(500) {
 			other := keyOf("slow", 2e6+source)
 			other.Limit++
-			var debt leaky.Bucket
-			debt.Charge(p.NewConnections(p.Find("slow")), 0, 1, now)
-			s.CheckIn(other, debt, now)
+			var b leaky.Bucket
+			b.Charge(p.NewConnections(p.Find("slow")), 0, 1, now)
+			s.CheckIn(other, b, now)
 		}
-		if got := s.Peek(k, now); got.Until().Sub(now) < p.Shape(i).MaxDelay {
-			t.Fatalf("it owes %v after it was pushed out, of %v", got.Until().Sub(now).Duration(), p.Shape(i).MaxDelay.Duration())
+		if got := s.Peek(k, now); got.DrainedAt().Sub(now) < p.Shape(i).MaxDelay {
+			t.Fatalf("its backlog is %v after the eviction, want %v", got.DrainedAt().Sub(now).Duration(), p.Shape(i).MaxDelay.Duration())
 		}
 		now += leaky.Second / 1000
 	}

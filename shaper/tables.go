@@ -5,26 +5,26 @@ import (
 	"iter"
 )
 
-// What follows are the tables that [Policy.Route] searches, for a plane that
-// classifies by itself. Addresses and ports are cut into segments: each is yielded
-// as its start, the first at 0, and reaches to the next start. Neighbours differ.
+// The tables that [Policy.Route] searches, for a plane that classifies by itself.
+// Addresses and ports are cut into segments: each is yielded with its start, the first
+// at 0, and ends before the next start. Adjacent segments differ in value.
 
-// Sources4 yields the segments of IPv4 source addresses, by number.
+// Sources4 yields the segments of IPv4 source addresses, in host byte order.
 func (p *Policy) Sources4() iter.Seq2[uint32, Class] { return p.sources.all4 }
 
 // Sources6 yields the segments of IPv6 source addresses, in network byte order.
 func (p *Policy) Sources6() iter.Seq2[[16]byte, Class] { return p.sources.all6 }
 
-// Destinations4 yields the segments of IPv4 destination addresses, by number.
-func (p *Policy) Destinations4() iter.Seq2[uint32, Set] { return sets(p.destinations.all4) }
+// Destinations4 yields the segments of IPv4 destination addresses, in host byte order.
+func (p *Policy) Destinations4() iter.Seq2[uint32, Set] { return setsOf(p.destinations.all4) }
 
 // Destinations6 yields the segments of IPv6 destination addresses, in network byte
 // order.
-func (p *Policy) Destinations6() iter.Seq2[[16]byte, Set] { return sets(p.destinations.all6) }
+func (p *Policy) Destinations6() iter.Seq2[[16]byte, Set] { return setsOf(p.destinations.all6) }
 
-// HasDestinations reports whether any limit names destinations; without one all of
+// HasDestinations reports whether any limit matches destinations; if none does, all of
 // them are in one segment.
-func (p *Policy) HasDestinations() bool { return p.destined != 0 }
+func (p *Policy) HasDestinations() bool { return p.withDestination != 0 }
 
 // Ports yields the segments of destination ports.
 func (p *Policy) Ports() iter.Seq2[uint16, Set] {
@@ -37,14 +37,14 @@ func (p *Policy) Ports() iter.Seq2[uint16, Set] {
 	}
 }
 
-// ProtocolSet returns the limits that a flow of a protocol may be under.
+// ProtocolSet returns the limits that match a protocol.
 func (p *Policy) ProtocolSet(protocol Protocol) Set { return p.protocol[protocol] }
 
-// PlaceSet returns the limits that a flow may be under at a listener or an
-// attachment, by what ListenIndex or AttachIndex returned.
-func (p *Policy) PlaceSet(index uint16) Set { return p.places[index].set }
+// OriginSet returns the limits that match a listener or an attachment, by its index from
+// [Policy.ListenerIndex] or [Policy.AttachmentIndex].
+func (p *Policy) OriginSet(index uint16) Set { return p.origins[index].set }
 
-// Paced returns the limits with a rate or packets.
+// Paced returns the limits with Rate or Packets.
 func (p *Policy) Paced() Set { return p.paced }
 
 func (s *addresses) all4(yield func(uint32, Class) bool) {
@@ -66,8 +66,8 @@ func (s *addresses) all6(yield func([16]byte, Class) bool) {
 	}
 }
 
-// sets yields the sets of classes alone.
-func sets[K any](segments iter.Seq2[K, Class]) iter.Seq2[K, Set] {
+// setsOf yields segments with the sets of their classes.
+func setsOf[K any](segments iter.Seq2[K, Class]) iter.Seq2[K, Set] {
 	return func(yield func(K, Set) bool) {
 		for start, c := range segments {
 			if !yield(start, c.Set) {

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// attachment is what a configuration needs the drop-in for.
+// attachment is configuration that requires the drop-in.
 const attachment = `
 [[attach]]
 name      = "loop"
@@ -27,10 +27,10 @@ rate      = "1MB/s"
 max_delay = "10ms"
 `
 
-// TestPacketPlane has the unit with its drop-in attach programs, and the packets that
-// a daemon left enforced meet the same limit under the next one.
-func TestPacketPlane(t *testing.T) {
-	s := newStage(t, readUnit(t, unitFile, dropIn), config+attachment)
+// TestDropIn_PacketPlane checks that the unit with its drop-in attaches programs, and that
+// those of on_stop = "keep" are adopted by the next daemon.
+func TestDropIn_PacketPlane(t *testing.T) {
+	s := newTestHost(t, readUnit(t, unitFile, dropIn), config+attachment)
 	for range 2 {
 		d := s.start(t)
 		want := `shaperd_attachment_up{attachment="loop",direction="egress",interface="lo",mode="police"} 1`
@@ -45,32 +45,32 @@ func TestPacketPlane(t *testing.T) {
 			t.Errorf("the daemon's log:\n%s", d.log.Bytes())
 		}
 		if left, err := filepath.Glob("/sys/fs/bpf/shaperd/v*/links/*"); len(left) == 0 {
-			t.Errorf("nothing is attached after the end: %v", err)
+			t.Errorf("nothing is attached after the stop: %v", err)
 		}
 	}
 
 	// By root, outside the sandbox.
 	out, err := s.command("+/usr/bin/shaperd detach", 0).CombinedOutput()
-	if err != nil || string(out) != "detached all of /sys/fs/bpf/shaperd\n" {
+	if err != nil || string(out) != "detached everything pinned in /sys/fs/bpf/shaperd\n" {
 		t.Errorf("detach: %v\n%s", err, out)
 	}
 	if _, err := os.Stat("/sys/fs/bpf/shaperd"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("after detach there is a folder of pins: %v", err)
+		t.Errorf("the folder of pins exists after detach: %v", err)
 	}
 
-	// The folder of pins is there all the same, and not the daemon's to remove.
+	// The drop-in makes the folder of pins, which the daemon must not remove.
 	s.configure(t, config)
 	d := s.start(t)
 	s.terminate(t, d)
 	d.end(t)
 }
 
-// flood sends more than the limit lets through, and wants to see both decisions.
+// flood exceeds the limit, and checks that packets both passed and were refused.
 func flood(t *testing.T) {
 	t.Helper()
 	c := dial(t, "udp", "127.0.0.1:9")
 	for range 100 {
-		_, _ = c.Write(make([]byte, 1000)) // nobody listens
+		_, _ = c.Write(make([]byte, 1000)) // no listener
 	}
 	text := metrics(t)
 	for _, verdict := range []string{"pass", "refuse"} {

@@ -25,11 +25,11 @@ const (
 	nobody     = 65534
 )
 
-// A sandbox is what a program is started in.
+// sandbox is the environment that a program is started in.
 type sandbox struct {
 	UID          int
-	Capabilities []int    // ambient, and the bound
-	Writable     []string // under /sys; after "-" what need not be there
+	Capabilities []int    // ambient and bounding set
+	Writable     []string // folders under /sys; those with the prefix "-" may be absent
 	Filter       []unix.SockFilter
 }
 
@@ -46,12 +46,12 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, enter(file, os.Args[1:]))
 		os.Exit(1)
 	}
-	runtime.LockOSThread() // tests give threads other namespaces: not the first one, which is what /proc/self shows
+	runtime.LockOSThread() // tests move threads to other namespaces; /proc/self shows the first thread, which must stay
 	os.Exit(m.Run())
 }
 
-// enter puts the calling process into the sandbox that file describes and runs
-// args in its place, in the order in which systemd does it.
+// enter puts the calling process into the sandbox that file describes, in the same order as
+// systemd, and then executes args.
 func enter(file string, args []string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -61,7 +61,7 @@ func enter(file string, args []string) error {
 	if err := json.Unmarshal(text, &s); err != nil {
 		return err
 	}
-	// All that follows is of this thread, which takes the process over at the end.
+	// The following applies to this thread, which at the end becomes the process.
 	runtime.LockOSThread()
 	if err := protectSys(s.Writable); err != nil {
 		return fmt.Errorf("make /sys read-only: %w", err)
@@ -118,7 +118,7 @@ func enter(file string, args []string) error {
 	return fmt.Errorf("run %s: %w", path, unix.Exec(path, args, env))
 }
 
-// bits returns the capabilities as a set.
+// bits returns the capabilities as a bit set.
 func (s *sandbox) bits() (set uint64) {
 	for _, c := range s.Capabilities {
 		set |= 1 << c
@@ -126,8 +126,8 @@ func (s *sandbox) bits() (set uint64) {
 	return set
 }
 
-// protectSys does for this thread what ProtectKernelTunables does to /sys, and
-// ReadWritePaths.
+// protectSys applies the effect of ProtectKernelTunables and ReadWritePaths on /sys to this
+// thread.
 func protectSys(writable []string) error {
 	err := errors.Join(
 		unix.Unshare(unix.CLONE_NEWNS),
@@ -147,11 +147,10 @@ func protectSys(writable []string) error {
 	return err
 }
 
-// TestSandbox takes the daemon through its life by the unit's own commands, as an
-// ordinary user with the unit's one capability, under the unit's system call
-// filter.
+// TestSandbox runs the daemon through its life cycle with the commands of the unit, as an
+// ordinary user with the only capability of the unit, under its system call filter.
 func TestSandbox(t *testing.T) {
-	s := newStage(t, readUnit(t, unitFile), config)
+	s := newTestHost(t, readUnit(t, unitFile), config)
 	d := s.start(t)
 
 	large := bytes.Repeat([]byte("shaperd "), 1<<14)
@@ -168,8 +167,8 @@ func TestSandbox(t *testing.T) {
 	s.reload(t, d)
 	socket := filepath.Join(s.dir, "run", "control.sock")
 	status := exec.Command(filepath.Join(s.dir, "shaperd"), "status", "--control", socket)
-	if out, err := status.CombinedOutput(); err != nil || !strings.Contains(string(out), "The promise is kept.") {
-		t.Errorf("ask for the status: %v\n%s", err, out)
+	if out, err := status.CombinedOutput(); err != nil || !strings.Contains(string(out), "conformance: ok") {
+		t.Errorf("status: %v\n%s", err, out)
 	}
 
 	last := dial(t, "tcp", "127.0.0.1:80")
@@ -180,17 +179,17 @@ func TestSandbox(t *testing.T) {
 	last.Close()
 	d.end(t)
 	if _, err := os.Lstat(socket); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the control socket is left: %v", err)
+		t.Errorf("the control socket still exists: %v", err)
 	}
 	if _, err := os.Stat(filepath.Join(s.dir, "state", "state")); err != nil {
 		t.Errorf("the state of buckets: %v", err)
 	}
 }
 
-// TestStopKeepsOrders has a block outlive "systemctl stop", which removes RuntimeDirectory=.
-func TestStopKeepsOrders(t *testing.T) {
+// TestSandbox_StopKeepsBlocks checks that a block survives "systemctl stop", which removes RuntimeDirectory=.
+func TestSandbox_StopKeepsBlocks(t *testing.T) {
 	u := readUnit(t, unitFile)
-	s := newStage(t, u, config)
+	s := newTestHost(t, u, config)
 	verb := func(args ...string) string {
 		t.Helper()
 		args = append(args, "--control", filepath.Join(s.dir, "run", "control.sock"))
@@ -215,30 +214,30 @@ func TestStopKeepsOrders(t *testing.T) {
 	}
 	d = s.start(t)
 	if out := verb("blocks"); !strings.Contains(out, "192.0.2.0/24") {
-		t.Errorf("blocked is:\n%s", out)
+		t.Errorf("the block is missing:\n%s", out)
 	}
 	s.terminate(t, d)
 	d.end(t)
 
 	state := "--state /var/lib/" + u.service(t, "StateDirectory") + "/"
 	if line := u.service(t, "ExecStart"); !strings.Contains(line, state) {
-		t.Errorf("ExecStart=%s: systemd keeps what is in StateDirectory=, %s", line, state)
+		t.Errorf("ExecStart=%s: only StateDirectory= survives a stop: want %s", line, state)
 	}
 }
 
-// TestSandboxReload has a configuration with an error fail the reload before the
-// daemon hears of it.
-func TestSandboxReload(t *testing.T) {
-	s := newStage(t, readUnit(t, unitFile), strings.Replace(config, "2MB/s", "2mbps", 1))
+// TestSandbox_ReloadRejectsInvalidConfig checks that an invalid configuration fails the reload before it reaches
+// the daemon.
+func TestSandbox_ReloadRejectsInvalidConfig(t *testing.T) {
+	s := newTestHost(t, readUnit(t, unitFile), strings.Replace(config, "2MB/s", "2mbps", 1))
 	out, err := s.command(s.unit["Service"]["ExecReload"][0], 0).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "2mbps") {
 		t.Errorf("the first ExecReload: %v\n%s", err, out)
 	}
 }
 
-// TestSandboxHolds takes something away that the daemon needs, from the unit or from
-// the drop-in.
-func TestSandboxHolds(t *testing.T) {
+// TestSandbox_MissingPermissions removes permissions that the daemon needs from the unit or the drop-in, and
+// checks the error.
+func TestSandbox_MissingPermissions(t *testing.T) {
 	unit, both := []string{unitFile}, []string{unitFile, dropIn}
 	lacks := func(what string) string {
 		return "shaperd: the packet plane lacks " + what + ": run shaperd as root, or copy " +
@@ -258,9 +257,9 @@ func TestSandboxHolds(t *testing.T) {
 		{"CAP_NET_ADMIN", both, "CAP_NET_ADMIN ", "", lacks("CAP_NET_ADMIN")},
 		{"CAP_PERFMON", both, " CAP_PERFMON", "", lacks("CAP_PERFMON")},
 		{"bpf", both, "SystemCallFilter=bpf\n", "", "SIGSYS"},
-		{"way to the pins", both, "ExecStartPre=+/bin/chmod", "#", "permission denied: the packet plane lacks the system call bpf, or"},
+		{"access to pins", both, "ExecStartPre=+/bin/chmod", "#", "permission denied: the packet plane lacks the system call bpf, or"},
 		{"pins", both, "ExecStartPre=+/usr/bin/install", "#", "read-only file system: the packet plane lacks the system call bpf, or"},
-		{"writing to them", both, "ReadWritePaths=", "#", "read-only file system: the packet plane lacks the system call bpf, or"},
+		{"write access to pins", both, "ReadWritePaths=", "#", "read-only file system: the packet plane lacks the system call bpf, or"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			text := ""
@@ -272,7 +271,7 @@ func TestSandboxHolds(t *testing.T) {
 				t.Fatalf("the files do not have %q", tt.old)
 			}
 			u := parseUnit(t, changed)
-			s := newStage(t, u, config+attachment)
+			s := newTestHost(t, u, config+attachment)
 			for _, line := range u["Service"]["ExecStartPre"][1:] { // without the "check"
 				if out, err := s.command(line, 0).CombinedOutput(); err != nil {
 					t.Fatalf("ExecStartPre=%s: %v\n%s", line, err, out)

@@ -45,8 +45,8 @@ func syscallGroups(t testing.TB) map[string][]string {
 	return groups
 }
 
-// allowed returns the system calls that the unit allows: those of @default, and
-// what the lines of SystemCallFilter add and, with "~", take away, in their order.
+// allowed returns the system calls that the unit allows: those of @default, as the lines of
+// SystemCallFilter add to them and, with "~", remove from them, in order.
 func (u unit) allowed(t testing.TB) []string {
 	t.Helper()
 	groups := syscallGroups(t)
@@ -98,8 +98,8 @@ func syscallNumbers(t testing.TB) map[string]uint32 {
 	return numbers
 }
 
-// Where struct seccomp_data has its fields; of arguments the low word, on a
-// little-endian machine.
+// Offsets in struct seccomp_data; for arguments, that of the low word on a little-endian
+// machine.
 const (
 	offNumber = 0
 	offArch   = 4
@@ -107,20 +107,19 @@ const (
 	offArg2   = 32
 )
 
-// The flags of clone that make a namespace.
+// The flags of clone that create a namespace.
 const namespaces = unix.CLONE_NEWCGROUP | unix.CLONE_NEWIPC | unix.CLONE_NEWNET | unix.CLONE_NEWNS |
 	unix.CLONE_NEWPID | unix.CLONE_NEWUSER | unix.CLONE_NEWUTS
 
-// seccomp returns the program that does what the unit's SystemCallFilter,
-// SystemCallArchitectures, RestrictAddressFamilies, MemoryDenyWriteExecute and
-// RestrictNamespaces do, but for one thing: a call that is not allowed raises
-// SIGSYS, so that even a program that would put up with an error ends, and a Go
-// program shows where it made the call.
+// seccomp returns a filter equivalent to the SystemCallFilter, SystemCallArchitectures,
+// RestrictAddressFamilies, MemoryDenyWriteExecute and RestrictNamespaces of the unit, with one
+// difference: a call that is not allowed raises SIGSYS, which ends even a program that would
+// tolerate an error, and makes a Go program print where it made the call.
 func (u unit) seccomp(t testing.TB) []unix.SockFilter {
 	t.Helper()
 	arch, ok := auditArch[runtime.GOARCH]
 	if !ok {
-		t.Fatalf("the tests do not know %s", runtime.GOARCH)
+		t.Fatalf("unsupported architecture %s", runtime.GOARCH)
 	}
 	for _, want := range [][2]string{
 		{"SystemCallArchitectures", "native"},
@@ -128,7 +127,7 @@ func (u unit) seccomp(t testing.TB) []unix.SockFilter {
 		{"RestrictNamespaces", "true"},
 	} {
 		if got := u.service(t, want[0]); got != want[1] {
-			t.Fatalf("the tests do not know %s=%s", want[0], got)
+			t.Fatalf("unsupported setting %s=%s", want[0], got)
 		}
 	}
 	load := func(offset uint32) unix.SockFilter {
@@ -144,8 +143,8 @@ func (u unit) seccomp(t testing.TB) []unix.SockFilter {
 	deny := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_TRAP}
 
 	program := []unix.SockFilter{load(offArch), equal(arch, 1, 0), deny}
-	// Rules that look at an argument end in a verdict. "only" keeps them from the
-	// other system calls.
+	// Rules that inspect an argument end in a verdict. "only" restricts them to one system
+	// call.
 	only := func(number uint32, rule ...unix.SockFilter) {
 		program = append(program, load(offNumber), equal(number, 0, uint8(len(rule))))
 		program = append(program, rule...)
@@ -154,7 +153,7 @@ func (u unit) seccomp(t testing.TB) []unix.SockFilter {
 	for name := range strings.FieldsSeq(u.service(t, "RestrictAddressFamilies")) {
 		family, ok := families[name]
 		if !ok {
-			t.Fatalf("the tests do not know %s", name)
+			t.Fatalf("unsupported address family %s", name)
 		}
 		rule = append(rule, equal(family, 0, 1), allow)
 	}
@@ -163,8 +162,8 @@ func (u unit) seccomp(t testing.TB) []unix.SockFilter {
 	only(unix.SYS_MMAP, load(offArg2), and(writeExec), equal(writeExec, 0, 1), deny, allow)
 	only(unix.SYS_MPROTECT, load(offArg2), and(unix.PROT_EXEC), equal(0, 1, 0), deny, allow)
 
-	// clone3 keeps its flags in memory, where a filter cannot look. C libraries go
-	// on with clone when the kernel does not have it.
+	// clone3 has its flags in memory, which a filter cannot read. C libraries fall back to
+	// clone when the kernel lacks clone3.
 	absent := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)}
 	only(unix.SYS_CLONE3, absent)
 	only(unix.SYS_CLONE, load(offArg0), and(namespaces), equal(0, 1, 0), deny, allow)
@@ -179,8 +178,8 @@ func (u unit) seccomp(t testing.TB) []unix.SockFilter {
 	return append(program, deny)
 }
 
-// TestAllowed guards against a line of SystemCallFilter that undoes another.
-func TestAllowed(t *testing.T) {
+// TestUnit_SystemCallFilter checks that no line of SystemCallFilter undoes another.
+func TestUnit_SystemCallFilter(t *testing.T) {
 	needed := []string{"epoll_pwait2", "recvmmsg", "sendmsg", "clock_nanosleep", "prctl", "execve", "prlimit64", "pipe2", "splice", "accept4"}
 	never := []string{"setuid", "ptrace", "mount", "setrlimit", "io_uring_setup", "process_vm_writev", "chown", "perf_event_open"}
 	for _, tt := range []struct {

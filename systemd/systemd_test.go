@@ -30,7 +30,7 @@ func run(t testing.TB, name string, args ...string) (stdout, stderr string) {
 	return stdout, stderr
 }
 
-// try runs a tool that may exit with an error. That it is missing is no such one.
+// try runs a tool that may exit with an error. A missing tool fails the test.
 func try(t testing.TB, name string, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -78,13 +78,13 @@ func write(t testing.TB, path, text string, mode fs.FileMode) {
 	}
 }
 
-func TestVerify(t *testing.T) {
+func TestUnit_Verify(t *testing.T) {
 	tests := []struct {
 		name string
-		file string // the unit, unless told
+		file string // "" is the unit
 		old  string // what to replace in it
 		new  string
-		want string // part of the complaint; "" is none
+		want string // part of the output; "" is success
 	}{
 		{name: "as shipped"},
 		{name: "unknown key", old: "WatchdogSec=", new: "WatchdogSecs=", want: "Unknown key 'WatchdogSecs'"},
@@ -126,7 +126,7 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-func TestSecurity(t *testing.T) {
+func TestUnit_SecurityScore(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		dropIns []string
@@ -158,7 +158,7 @@ func TestSecurity(t *testing.T) {
 	}
 }
 
-func TestSysusers(t *testing.T) {
+func TestSysusersFile(t *testing.T) {
 	root := t.TempDir()
 	if err := os.Mkdir(filepath.Join(root, "etc"), 0o755); err != nil {
 		t.Fatal(err)
@@ -200,8 +200,8 @@ func TestSysusers(t *testing.T) {
 	}
 }
 
-// TestStopTimeout compares the unit with the daemon's own default.
-func TestStopTimeout(t *testing.T) {
+// TestUnit_StopTimeoutCoversDrain compares TimeoutStopSec with the default --drain-timeout.
+func TestUnit_StopTimeoutCoversDrain(t *testing.T) {
 	help, _ := run(t, daemonPath(t), "run", "--help")
 	found := regexp.MustCompile(`--drain-timeout .*\(default ([^)]+)\)`).FindStringSubmatch(help)
 	if found == nil {
@@ -216,6 +216,6 @@ func TestStopTimeout(t *testing.T) {
 		t.Fatal(err)
 	}
 	if stop < drain+5*time.Second {
-		t.Errorf("TimeoutStopSec=%v, but a drain takes up to %v", stop, drain)
+		t.Errorf("TimeoutStopSec=%v, but a drain can take %v", stop, drain)
 	}
 }

@@ -11,11 +11,10 @@ const (
 	dropIn   = "packet-plane.conf"
 )
 
-// A unit is the settings of a unit file by section and key, in the order in which
-// they stand in it.
+// unit has the settings of a unit file by section and key, in file order.
 type unit map[string]map[string][]string
 
-// readUnit reads the unit, or the unit and its drop-in, which adds to it.
+// readUnit reads the unit and its drop-ins.
 func readUnit(t testing.TB, files ...string) unit {
 	t.Helper()
 	text := ""
@@ -34,8 +33,8 @@ func readFile(t testing.TB, name string) string {
 	return string(text)
 }
 
-// parseUnit reads what shaperd.service and its drop-in are made of: no line goes on
-// in the next one, and no empty value takes back earlier ones.
+// parseUnit parses the subset of the syntax that shaperd.service and its drop-ins use: no
+// continuation lines, and no empty values that reset earlier ones.
 func parseUnit(t testing.TB, text string) unit {
 	t.Helper()
 	u := unit{}
@@ -55,19 +54,19 @@ func parseUnit(t testing.TB, text string) unit {
 		}
 		key, value, ok := strings.Cut(line, "=")
 		if !ok || value == "" || strings.HasSuffix(value, `\`) || section == nil {
-			t.Fatalf("%s: the tests cannot read the line %q", unitFile, line)
+			t.Fatalf("%s: unsupported syntax %q", unitFile, line)
 		}
 		section[key] = append(section[key], value)
 	}
 	return u
 }
 
-// list returns the words of a setting whose lines add up.
+// list returns the words of all lines of a setting.
 func (u unit) list(key string) []string {
 	return strings.Fields(strings.Join(u["Service"][key], " "))
 }
 
-// service returns the value of a setting that stands once in [Service].
+// service returns the value of a setting that occurs once in [Service].
 func (u unit) service(t testing.TB, key string) string {
 	t.Helper()
 	values := u["Service"][key]

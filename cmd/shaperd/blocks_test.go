@@ -11,9 +11,9 @@ import (
 	"shaperd/test/lab"
 )
 
-// TestBlockHoldsInEveryMode blocks under a daemon that only observes, and while limits are
-// bypassed: a block is an order. That an order to enforce a limit has no effect then is told.
-func TestBlockHoldsInEveryMode(t *testing.T) {
+// TestBlock_EnforcedInEveryMode blocks while the daemon observes, and during a bypass. "enforce"
+// reports that it has no effect then.
+func TestBlock_EnforcedInEveryMode(t *testing.T) {
 	listen := freePort(t)
 	text := strings.Replace(configText(listen, "", echoServer(t), "1MB/s"), "[daemon]\n", "[daemon]\nobserve = true\n", 1)
 	dns, err := lab.FreeAddr("udp")
@@ -35,7 +35,7 @@ func TestBlockHoldsInEveryMode(t *testing.T) {
 		}
 	}()
 	text += fmt.Sprintf("[[listen]]\nname = \"dns\"\naddress = [\"udp://%s\"]\ndownstream = [%q]\n", dns, echo.LocalAddr())
-	s := startSteered(t, writeConfig(t, "", text))
+	s := startControlled(t, writeConfig(t, "", text))
 	client, err := net.Dial("udp4", dns)
 	if err != nil {
 		t.Fatal(err)
@@ -68,11 +68,11 @@ func TestBlockHoldsInEveryMode(t *testing.T) {
 	s.must("enforce per-source", "mode observe", "NO EFFECT NOW: the daemon observes")
 	s.must("block 127.0.0.1")
 	if passes() || answered(50*time.Millisecond) {
-		t.Error("a blocked source gets on while the daemon observes")
+		t.Error("a blocked source gets through while the daemon observes")
 	}
-	s.must("bypass on", "nothing is held back but what is blocked")
+	s.must("bypass on", "blocks stay enforced")
 	if passes() || answered(50*time.Millisecond) {
-		t.Error("a blocked source gets on while limits are bypassed")
+		t.Error("a blocked source gets through while limits are bypassed")
 	}
 	s.must("enforce per-source", "NO EFFECT NOW")
 	if l := s.limit(config.BlockedName); l.Mode != "enforce" || !l.Block {
@@ -84,45 +84,45 @@ func TestBlockHoldsInEveryMode(t *testing.T) {
 	}
 }
 
-// TestBlockBesideAllLimits blocks where there are as many limits as there may be.
-func TestBlockBesideAllLimits(t *testing.T) {
+// TestBlock_WithMaxLimits blocks when the configuration has the maximum of limits.
+func TestBlock_WithMaxLimits(t *testing.T) {
 	listen := freePort(t)
 	text := configText(listen, "", echoServer(t), "1MB/s")
 	for i := 1; i < config.MaxLimits; i++ {
 		text += fmt.Sprintf("[[limit]]\nname = \"l%d\"\nrate = \"1GB/s\"\n", i)
 	}
-	s := startSteered(t, writeConfig(t, "", text))
+	s := startControlled(t, writeConfig(t, "", text))
 	s.must("block 127.0.0.1", "127.0.0.1/32")
 	if c, err := net.Dial("tcp4", listen); err == nil {
 		if ping(c) == nil {
-			t.Error("a blocked source gets on")
+			t.Error("a blocked source gets through")
 		}
 		c.Close()
 	}
 }
 
-// TestUnblockNamesTheBlock takes back what is blocked by a wider prefix alone.
-func TestUnblockNamesTheBlock(t *testing.T) {
-	s := startSteered(t, writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:1", "1MB/s")))
+// TestUnblock_NamesCoveringBlock unblocks an address that only a wider prefix blocks.
+func TestUnblock_NamesCoveringBlock(t *testing.T) {
+	s := startControlled(t, writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:1", "1MB/s")))
 	s.must("block 10.0.0.0/8 --for 1d12h", "10.0.0.0/8")
-	s.mustFail("unblock 10.0.0.5", "10.0.0.5/32 is blocked by 10.0.0.0/8: unblock that")
+	s.mustFail("unblock 10.0.0.5", "10.0.0.5/32 is covered by the block of 10.0.0.0/8: unblock that")
 	s.mustFail("unblock 11.0.0.5", "11.0.0.5/32 is not blocked")
 	s.mustFail("unblock 0.0.0.0/0", "0.0.0.0/0 is not blocked")
-	s.must("unblock 10.0.0.0/8", "Nothing is blocked")
+	s.must("unblock 10.0.0.0/8", "No prefix is blocked")
 }
 
-// A block never ends sooner because of another one.
-func TestBlocksOnTopOfOthers(t *testing.T) {
-	s := startSteered(t, writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:9", "1MB/s")))
+// TestBlock_NeverEndsSooner checks that a later block never shortens an earlier one.
+func TestBlock_NeverEndsSooner(t *testing.T) {
+	s := startControlled(t, writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:9", "1MB/s")))
 	s.must("block 192.0.2.1")
 	s.must("block 192.0.2.1 --for 100ms")
 	s.must("block 192.0.2.2 --for 1h")
 	s.must("block 192.0.2.2 --for 100ms")
 	s.must("block 192.0.2.3 --for 100ms")
-	s.waitLog(`what="block of 192.0.2.3/32"`)
+	s.waitLog(`override="block of 192.0.2.3/32"`)
 	s.must("blocks", "192.0.2.1/32", "192.0.2.2/32")
 	s.must("block 192.0.2.2")
 	if out, _ := s.verb("blocks"); strings.Count(out, `"shaperd unblock"`) != 2 {
-		t.Errorf("not both are blocked for good:\n%s", out)
+		t.Errorf("not both are blocked permanently:\n%s", out)
 	}
 }

@@ -9,47 +9,47 @@ import (
 )
 
 func bypassCommand(e env) *cobra.Command {
-	var forTime span
+	var forTime durationFlag
 	cmd := &cobra.Command{
 		Use:   "bypass on|off",
-		Short: "Turn all limits off at once, or on again",
-		Long: `The kill switch: with "on" limits count what they would do, and hold nothing back,
-until "off", or for the time of --for. What is blocked stays so. Status, top, metrics and the log show it. Reloads do
-not end it, nor does a restart where "run" has --state.`,
+		Short: "Switch all limits off (kill switch), or on again",
+		Long: `The kill switch. With "on" all limits only observe: they count and enforce nothing,
+until "off" or for the time of --for. Blocks stay enforced. Status, top, metrics and the
+log show a bypass. It survives reloads, and restarts when "run" has --state.`,
 		Example: `  shaperd bypass on --for 10m
   shaperd bypass off`,
-		Annotations: asOrder,
-		Args:        args("on|off"),
+		Annotations: changeAnnotations,
+		Args:        wantArgs("on|off"),
 		ValidArgs:   []string{"on", "off"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			on := args[0] == "on"
 			switch {
 			case !on && args[0] != "off":
-				return usageError{errors.New("bypass needs on or off")}
+				return usageError{errors.New("bypass takes on or off")}
 			case !on && forTime != 0:
-				return usageError{errors.New("--for is for bypass on")}
+				return usageError{errors.New("--for requires bypass on")}
 			}
-			c := e.daemon()
+			c := e.client()
 			was, err := c.Status(cmd.Context())
 			if err != nil {
 				return err
 			}
-			s, err := c.Bypass(cmd.Context(), control.SetBypass{On: on, For: forTime.seconds()})
+			s, err := c.Bypass(cmd.Context(), control.SetBypass{On: on, Duration: forTime.seconds()})
 			if err != nil {
 				return err
 			}
-			return e.show(s, func(p *page) {
+			return e.show(s, func(p *printer) {
 				switch {
 				case s.Bypass != nil:
 					p.line("%s", p.red(bypassText(s)))
 				case was.Bypass == nil:
-					p.line("Bypass was off already: limits do as the configuration says.")
+					p.line("Bypass was already off.")
 				default:
-					p.line("Bypass is off: limits do as the configuration says.")
+					p.line("Bypass is off: limits are enforced again.")
 				}
 			})
 		},
 	}
-	forFlag(cmd, &forTime, `until "bypass off"`)
+	addForFlag(cmd, &forTime, `until "shaperd bypass off"`)
 	return cmd
 }

@@ -10,35 +10,35 @@ import (
 	"shaperd/shaper/config"
 )
 
-// errCheck says that a file is wrong; what is wrong with it was printed.
-var errCheck = errors.New("configuration has errors")
+// errInvalidConfig reports that a file has errors, which have been printed.
+var errInvalidConfig = errors.New("the configuration has errors")
 
 func checkCommand(e env) *cobra.Command {
 	return &cobra.Command{
 		Use:         "check FILE...",
-		Annotations: withJSON,
-		Short:       "Check configuration files and print what they come to",
-		Long: `Check configuration files, and the conf.d folder beside each, as "run" and a
-reload would. Prints what they come to, rates in bits and in bytes. Exits with 1
-when one of them is wrong.`,
+		Annotations: jsonAnnotations,
+		Short:       "Validate configuration files and print the effective configuration",
+		Long: `Validate configuration files, and the conf.d directory next to each, as "run" and a
+reload do. Prints the effective configuration, with rates in bits and in bytes. Exits
+with 1 when a file has errors.`,
 		Example: `  shaperd check /etc/shaperd/shaperd.toml
   shaperd check --json shaperd.toml | jq '.[].errors'`,
 		Args: func(_ *cobra.Command, files []string) error {
 			if len(files) == 0 {
-				return errors.New("check needs a FILE, such as /etc/shaperd/shaperd.toml")
+				return errors.New("check requires a FILE, such as /etc/shaperd/shaperd.toml")
 			}
 			return nil
 		},
 		RunE: func(_ *cobra.Command, files []string) error {
-			var results []checked
+			var results []checkResult
 			bad := false
 			for _, file := range files {
 				r := check(file)
 				if r.OK {
-					r.Notes = append(r.loaded.notes(), r.loaded.notesHere()...)
+					r.Warnings = append(r.loaded.warnings(), r.loaded.hostWarnings()...)
 				}
-				for _, note := range r.Notes {
-					fmt.Fprintf(e.stderr, "%s: %s\n", file, note)
+				for _, warning := range r.Warnings {
+					fmt.Fprintf(e.stderr, "%s: warning: %s\n", file, warning)
 				}
 				bad = bad || len(r.Errors) > 0
 				results = append(results, r)
@@ -55,22 +55,22 @@ when one of them is wrong.`,
 				}
 			}
 			if bad {
-				return errCheck
+				return errInvalidConfig
 			}
 			return nil
 		},
 	}
 }
 
-// checked is the result for one file.
-type checked struct {
-	File   string       `json:"file"`
-	OK     bool         `json:"ok"`
-	Errors []checkError `json:"errors,omitempty"`
-	Notes  []string     `json:"notes,omitempty"` // what is probably not intended, or does not work here
-	Config any          `json:"config,omitempty"`
+// checkResult is the result of "check" for one file.
+type checkResult struct {
+	File     string       `json:"file"`
+	OK       bool         `json:"ok"`
+	Errors   []checkError `json:"errors,omitempty"`
+	Warnings []string     `json:"warnings,omitempty"` // settings that are probably not intended, or do not work on this host
+	Config   any          `json:"config,omitempty"`
 
-	loaded *loaded
+	loaded *loadedConfig
 }
 
 type checkError struct {
@@ -80,8 +80,8 @@ type checkError struct {
 	Message string `json:"message"`
 }
 
-func check(file string) checked {
-	r := checked{File: file}
+func check(file string) checkResult {
+	r := checkResult{File: file}
 	l, err := load(file)
 	if err == nil {
 		_, err = l.compile(shaper.New(1))
@@ -111,7 +111,7 @@ func checkErrors(file string, err error) []checkError {
 	return out
 }
 
-func (r checked) print(e env) error {
+func (r checkResult) print(e env) error {
 	if r.OK {
 		fmt.Fprintf(e.stdout, "%s: ok\n", r.File)
 		return r.loaded.config.WriteText(e.stdout)

@@ -9,12 +9,12 @@ import (
 func completionCommand(e env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "completion bash|zsh|fish",
-		Short: "Print what completes command lines in a shell",
-		Long: `Print a script that completes command lines of shaperd in a shell, with the limits of
-the running daemon. "make install" puts it where shells look for it.`,
+		Short: "Print a completion script for a shell",
+		Long: `Print a completion script for a shell. It completes verbs, flags, and the limits of the
+running daemon. "make install" installs it.`,
 		Example: `  source <(shaperd completion bash)
   shaperd completion fish > ~/.config/fish/completions/shaperd.fish`,
-		Args:      args("bash|zsh|fish"),
+		Args:      wantArgs("bash|zsh|fish"),
 		ValidArgs: []string{"bash", "zsh", "fish"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch root := cmd.Root(); args[0] {
@@ -25,7 +25,7 @@ the running daemon. "make install" puts it where shells look for it.`,
 			case "fish":
 				return root.GenFishCompletion(e.stdout, true)
 			}
-			return usageError{fmt.Errorf("completion knows bash, zsh and fish, and not %q", args[0])}
+			return usageError{fmt.Errorf("unsupported shell %q: use bash, zsh or fish", args[0])}
 		},
 	}
 }

@@ -12,26 +12,26 @@ import (
 	"shaperd/shaper"
 )
 
-// health is how grave a finding is.
+// health is the severity of a finding.
 type health string
 
 const (
 	healthOK   health = "ok"
 	healthWarn health = "warn" // works, but probably not as intended
-	healthFail health = "fail" // "run" fails, or does not do what the configuration says
-	healthSkip health = "skip" // does not matter here, or cannot be seen
+	healthFail health = "fail" // "run" fails, or does not work as configured
+	healthSkip health = "skip" // not applicable, or cannot be determined
 )
 
-// finding is what a check has found.
+// finding is a result of a check.
 type finding struct {
 	Name  string `json:"name"` // of the check
 	State health `json:"state"`
 	Text  string `json:"text"`
-	Fix   string `json:"fix,omitempty"` // the command that fixes it, or what to change
+	Fix   string `json:"fix,omitempty"` // a command, or what to change
 }
 
-// checks are what doctor looks at, in this order. Those of a configuration are left out
-// when it does not load.
+// checks are the checks of doctor, in order. Those with config set are skipped when the
+// configuration does not load.
 var checks = []struct {
 	name   string
 	config bool
@@ -54,35 +54,35 @@ var checks = []struct {
 	{"conntrack", false, (*doctor).conntrack},
 	{"clock", false, (*doctor).clock},
 	{"interfaces", true, (*doctor).interfaces},
-	{"programs", true, (*doctor).foreign},
+	{"programs", true, (*doctor).checkForeign},
 	{"ports", true, (*doctor).ports},
 	{"downstreams", true, (*doctor).downstreams},
 }
 
-// doctor looks at a host and a configuration.
+// doctor checks a host and a configuration.
 type doctor struct {
 	host
-	file    string // of the configuration, an absolute path
-	socket  string // of control, an absolute path; "" means none
+	file    string // absolute path of the configuration
+	socket  string // absolute path of the control socket; "" means none
 	probe   bool   // whether to connect to downstreams
-	loaded  *loaded
+	loaded  *loadedConfig
 	loadErr error
 	unit    unit
-	asked   error // what came of a connection to the socket
-	running bool  // whether a daemon is
+	dialErr error // result of a connection to the socket
+	running bool  // whether a daemon runs
 	runner  runner
 }
 
-// examine has all checks made.
-func (d *doctor) examine() (all []finding) {
+// run runs all checks.
+func (d *doctor) run() (all []finding) {
 	d.loaded, d.loadErr = load(d.file)
 	if d.loadErr == nil {
 		_, d.loadErr = d.loaded.compile(shaper.New(1))
 	}
 	d.unit = d.readUnit()
-	d.asked = d.dial("unix", d.socket)
-	d.running = d.unit.active() || d.asked == nil
-	d.runner = d.whoRuns()
+	d.dialErr = d.dial("unix", d.socket)
+	d.running = d.unit.active() || d.dialErr == nil
+	d.runner = d.findRunner()
 	for _, c := range checks {
 		if c.config && d.loadErr != nil {
 			continue
@@ -95,15 +95,15 @@ func (d *doctor) examine() (all []finding) {
 	return all
 }
 
-// find returns one finding.
-func find(s health, text, fix string) []finding {
+// oneFinding returns a list of one finding.
+func oneFinding(s health, text, fix string) []finding {
 	return []finding{{State: s, Text: text, Fix: fix}}
 }
 
-// orOK returns what was found, or that all is well.
+// orOK returns found, or, when it is empty, a finding that all is well.
 func orOK(found []finding, text string) []finding {
 	if found == nil {
-		return find(healthOK, text, "")
+		return oneFinding(healthOK, text, "")
 	}
 	return found
 }
@@ -112,15 +112,15 @@ func doctorCommand(e env) *cobra.Command {
 	d := &doctor{}
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say what is wrong with this host or the configuration, and what fixes it",
-		Long: `Look at this host and the configuration: kernel, privileges, limits of the system,
-ports, files and the systemd unit. What is wrong is printed with the command that
-fixes it. Works with a daemon or without; as root it sees more. Exits with 1 when
-something fails; what is only to be warned of is no failure.`,
+		Short: "Diagnose the host and the configuration, and suggest fixes",
+		Long: `Diagnose this host and the configuration: kernel, privileges, system limits, ports, files
+and the systemd unit. Prints each problem with a command that fixes it. Works with or
+without a running daemon; root sees more. Exits with 1 when a check fails; a warning is
+not a failure.`,
 		Example: `  shaperd doctor --config shaperd.toml
   shaperd doctor --probe --json | jq '.checks[] | select(.state == "fail")'`,
-		Args:        noArgs("; the configuration is named by --config"),
-		Annotations: withJSON,
+		Args:        noArgs("; use --config to name the configuration"),
+		Annotations: jsonAnnotations,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
 			if d.file, err = filepath.Abs(d.file); err != nil {
@@ -132,7 +132,7 @@ something fails; what is only to be warned of is no failure.`,
 				}
 			}
 			d.host = thisHost(cmd.Context())
-			found := d.examine()
+			found := d.run()
 			failed := 0
 			for _, f := range found {
 				if f.State == healthFail {
@@ -142,7 +142,7 @@ something fails; what is only to be warned of is no failure.`,
 			if e.flags.json {
 				err = e.printJSON(map[string]any{"ok": failed == 0, "checks": found})
 			} else {
-				err = printFindings(e.stdout, found, inColour(e.stdout))
+				err = printFindings(e.stdout, found, useColor(e.stdout))
 			}
 			if err == nil && failed > 0 {
 				err = fmt.Errorf("%d of %d checks failed", failed, len(found))
@@ -150,13 +150,13 @@ something fails; what is only to be warned of is no failure.`,
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&d.file, "config", "/etc/shaperd/shaperd.toml", "configuration `file`; conf.d/*.toml beside it is read too")
-	cmd.Flags().BoolVar(&d.probe, "probe", false, "connect to each TCP downstream once, too")
+	cmd.Flags().StringVar(&d.file, "config", "/etc/shaperd/shaperd.toml", "configuration `file`; conf.d/*.toml next to it is read too")
+	cmd.Flags().BoolVar(&d.probe, "probe", false, "also connect to each TCP downstream once")
 	return cmd
 }
 
-// printFindings writes a line for each finding, and one for what fixes it.
-func printFindings(w io.Writer, all []finding, colours bool) error {
+// printFindings prints each finding, and its fix on a line of its own.
+func printFindings(w io.Writer, all []finding, colors bool) error {
 	paint := map[health]string{healthOK: "\x1b[32m", healthWarn: "\x1b[33m", healthFail: "\x1b[31m", healthSkip: "\x1b[2m"}
 	width := 0
 	for _, f := range all {
@@ -165,13 +165,13 @@ func printFindings(w io.Writer, all []finding, colours bool) error {
 	var out strings.Builder
 	for _, f := range all {
 		word := fmt.Sprintf("%-4s", f.State)
-		if colours {
+		if colors {
 			word = paint[f.State] + word + "\x1b[0m"
 		}
 		indent := strings.Repeat(" ", 4+2+width+2)
 		fmt.Fprintf(&out, "%s  %-*s  %s\n", word, width, f.Name, strings.ReplaceAll(f.Text, "\n", "\n"+indent))
 		if f.Fix != "" {
-			fmt.Fprintf(&out, "%s%s %s\n", indent, cmp.Or(map[bool]string{true: "\x1b[1m->\x1b[0m"}[colours], "->"), f.Fix)
+			fmt.Fprintf(&out, "%s%s %s\n", indent, cmp.Or(map[bool]string{true: "\x1b[1m->\x1b[0m"}[colors], "->"), f.Fix)
 		}
 	}
 	_, err := io.WriteString(w, out.String())

@@ -20,9 +20,9 @@ import (
 	"shaperd/bpf"
 )
 
-// host is what doctor sees of a host, which tests make up.
+// host is what doctor sees of a host. Tests replace it.
 type host struct {
-	files       fs.FS // from the root folder
+	files       fs.FS // rooted at /
 	now         time.Time
 	probeShape  func() error
 	findForeign func(pins string, attachments []bpf.Attachment) ([]bpf.Foreign, error)
@@ -31,7 +31,7 @@ type host struct {
 	dial        func(network, address string) error
 }
 
-// Bounds of what doctor waits for.
+// Timeouts of doctor.
 const (
 	dialTimeout    = time.Second
 	resolveTimeout = 3 * time.Second
@@ -64,34 +64,34 @@ func thisHost(ctx context.Context) host {
 	}
 }
 
-// at returns an absolute path as the file system has it.
-func at(p string) string { return strings.TrimPrefix(path.Clean(p), "/") }
+// fsPath converts an absolute path to one of [fs.FS].
+func fsPath(p string) string { return strings.TrimPrefix(path.Clean(p), "/") }
 
-// read returns what a file holds without the white space around it, or "".
-func (h host) read(p string) string {
-	text, _ := fs.ReadFile(h.files, at(p))
+// readText returns the text of a file without surrounding white space, or "".
+func (h host) readText(p string) string {
+	text, _ := fs.ReadFile(h.files, fsPath(p))
 	return strings.TrimSpace(string(text))
 }
 
-// number returns the number that a file holds; false when there is none.
-func (h host) number(p string) (int, bool) {
-	n, err := strconv.Atoi(h.read(p))
+// readInt returns the number in a file, or false when there is none.
+func (h host) readInt(p string) (int, bool) {
+	n, err := strconv.Atoi(h.readText(p))
 	return n, err == nil
 }
 
-// sysctlCommand sets a sysctl now and at each boot.
+// sysctlCommand returns a command that sets a sysctl now and at each boot.
 func sysctlCommand(name string, value any) string {
 	return fmt.Sprintf("echo '%s = %v' >> /etc/sysctl.d/60-shaperd.conf && sysctl --system", name, value)
 }
 
-// runner is who runs the daemon: the unit's user where there is a unit, else whoever
-// asks.
+// runner is the user that runs the daemon: that of the unit, or, without a unit, that of this
+// process.
 type runner struct {
 	unit         bool
 	name         string
 	uid          int
 	gids         []int
-	capabilities []string // those that are of interest
+	capabilities []string // of those in capabilityNumbers
 	descriptors  int
 }
 
@@ -105,12 +105,12 @@ var capabilityNumbers = map[string]int{
 
 func (r runner) has(capability string) bool { return slices.Contains(r.capabilities, capability) }
 
-func (d *doctor) whoRuns() runner {
+func (d *doctor) findRunner() runner {
 	if d.unit.loaded() {
 		return d.unitRunner()
 	}
 	r := runner{name: "this process"}
-	for line := range strings.Lines(d.read("/proc/self/status")) {
+	for line := range strings.Lines(d.readText("/proc/self/status")) {
 		fields := strings.Fields(line)
 		if len(fields) < 2 {
 			continue
@@ -132,16 +132,16 @@ func (d *doctor) whoRuns() runner {
 			}
 		}
 	}
-	for line := range strings.Lines(d.read("/proc/self/limits")) {
+	for line := range strings.Lines(d.readText("/proc/self/limits")) {
 		if rest, is := strings.CutPrefix(line, "Max open files"); is {
-			r.descriptors = limitValue(strings.Fields(rest)[0])
+			r.descriptors = parseLimit(strings.Fields(rest)[0])
 		}
 	}
 	return r
 }
 
-// limitValue reads a limit of descriptors.
-func limitValue(s string) int {
+// parseLimit parses a limit of descriptors.
+func parseLimit(s string) int {
 	if n, err := strconv.Atoi(s); err == nil {
 		return n
 	}
@@ -150,7 +150,7 @@ func limitValue(s string) int {
 
 func (d *doctor) unitRunner() runner {
 	u := d.unit
-	r := runner{unit: true, name: u["User"], descriptors: limitValue(u["LimitNOFILE"])}
+	r := runner{unit: true, name: u["User"], descriptors: parseLimit(u["LimitNOFILE"])}
 	bounds := strings.Fields(strings.ToUpper(u["CapabilityBoundingSet"]))
 	ambient := strings.Fields(strings.ToUpper(u["AmbientCapabilities"]))
 	if r.name == "" {
@@ -167,14 +167,14 @@ func (d *doctor) unitRunner() runner {
 		uid = -1
 	}
 	r.uid = uid
-	for line := range strings.Lines(d.read("/etc/passwd")) {
+	for line := range strings.Lines(d.readText("/etc/passwd")) {
 		if f := strings.Split(strings.TrimSpace(line), ":"); len(f) > 3 && f[0] == r.name {
 			r.uid, _ = strconv.Atoi(f[2])
 			gid, _ := strconv.Atoi(f[3])
 			r.gids = append(r.gids, gid)
 		}
 	}
-	for line := range strings.Lines(d.read("/etc/group")) {
+	for line := range strings.Lines(d.readText("/etc/group")) {
 		f := strings.Split(strings.TrimSpace(line), ":")
 		if len(f) > 3 && (slices.Contains(strings.Split(f[3], ","), r.name) || slices.Contains(groups, f[0])) {
 			gid, _ := strconv.Atoi(f[2])
@@ -184,32 +184,31 @@ func (d *doctor) unitRunner() runner {
 	return r
 }
 
-// mayRead returns the file or folder that keeps the runner from reading p, a file or a
-// folder, or "".
-func (d *doctor) mayRead(p string) (obstacle string) {
+// readObstacle returns the file or folder whose mode keeps the runner from reading p, or "".
+func (d *doctor) readObstacle(p string) (obstacle string) {
 	if d.runner.uid == 0 {
 		return ""
 	}
 	const read, pass = 4, 1
 	for dir := path.Dir(p); dir != "/"; dir = path.Dir(dir) {
-		if !d.allowed(dir, pass) {
-			obstacle = dir // the outermost one
+		if !d.hasMode(dir, pass) {
+			obstacle = dir // the outermost one is found last
 		}
 	}
 	bits := fs.FileMode(read)
-	if info, err := fs.Stat(d.files, at(p)); err == nil && info.IsDir() {
+	if info, err := fs.Stat(d.files, fsPath(p)); err == nil && info.IsDir() {
 		bits |= pass
 	}
-	if obstacle == "" && !d.allowed(p, bits) {
+	if obstacle == "" && !d.hasMode(p, bits) {
 		return p
 	}
 	return obstacle
 }
 
-// allowed reports whether the mode of p gives the runner permission bits. What cannot be
-// seen is not held against it.
-func (d *doctor) allowed(p string, bits fs.FileMode) bool {
-	info, err := fs.Stat(d.files, at(p))
+// hasMode reports whether the mode of p grants the runner the permission bits. It returns true
+// when the mode cannot be read.
+func (d *doctor) hasMode(p string, bits fs.FileMode) bool {
+	info, err := fs.Stat(d.files, fsPath(p))
 	if err != nil {
 		return true
 	}

@@ -12,30 +12,30 @@ import (
 	"shaperd/shaper/config"
 )
 
-// kernelVersion is the first two numbers of one.
+// kernelVersion is the first two numbers of a kernel version.
 type kernelVersion struct{ major, minor int }
 
 func (v kernelVersion) before(major, minor int) bool {
 	return v.major < major || v.major == major && v.minor < minor
 }
 
-func (d *doctor) release() (release string, v kernelVersion) {
-	release = d.read("/proc/sys/kernel/osrelease")
+func (d *doctor) kernelRelease() (release string, v kernelVersion) {
+	release = d.readText("/proc/sys/kernel/osrelease")
 	_, _ = fmt.Sscanf(release, "%d.%d", &v.major, &v.minor)
 	return release, v
 }
 
-// kernel looks at what the version of the kernel says.
+// kernel checks the version of the kernel.
 func (d *doctor) kernel() (found []finding) {
-	release, v := d.release()
+	release, v := d.kernelRelease()
 	if v.major == 0 {
-		return find(healthSkip, "the version of the kernel cannot be read", "")
+		return oneFinding(healthSkip, "cannot read the kernel version", "")
 	}
 	newer := func(what string, major, minor int) {
 		if v.before(major, minor) {
 			found = append(found, finding{
-				State: healthFail, Text: fmt.Sprintf("%s Linux %d.%d or later, and this is %s", what, major, minor, release),
-				Fix: fmt.Sprintf("boot a kernel from %d.%d on", major, minor),
+				State: healthFail, Text: fmt.Sprintf("%s Linux %d.%d or later; this is %s", what, major, minor, release),
+				Fix: fmt.Sprintf("boot Linux %d.%d or later", major, minor),
 			})
 		}
 	}
@@ -46,34 +46,34 @@ func (d *doctor) kernel() (found []finding) {
 	for _, a := range d.loaded.attach {
 		if a.Hook == bpf.TCX && v.before(6, 6) {
 			found = append(found, finding{
-				State: healthFail, Text: fmt.Sprintf("attachment %q: hook = \"tcx\" needs Linux 6.6 or later, and this is %s", a.Name, release),
-				Fix: `write hook = "auto" in it`,
+				State: healthFail, Text: fmt.Sprintf("attachment %q: hook = \"tcx\" needs Linux 6.6 or later; this is %s", a.Name, release),
+				Fix: `set hook = "auto"`,
 			})
 		}
 	}
 	return orOK(found, "Linux "+release)
 }
 
-// missingModules returns which of needed the kernel neither has nor can load, and whether
-// there is a list of those that it can.
+// missingModules returns the modules of needed that the kernel neither has nor can load, and
+// whether there is a list of those that it can load.
 func (d *doctor) missingModules(needed []string) (missing []string, listed bool) {
-	release, _ := d.release()
+	release, _ := d.kernelRelease()
 	known := ""
 	for _, list := range []string{"builtin", "dep"} {
-		text := d.read("/lib/modules/" + release + "/modules." + list)
+		text := d.readText("/lib/modules/" + release + "/modules." + list)
 		known, listed = known+text, listed || text != ""
 	}
 	for _, m := range needed {
-		if _, err := fs.Stat(d.files, at("/sys/module/"+m)); err != nil && !strings.Contains(known, "/"+m+".ko") {
+		if _, err := fs.Stat(d.files, fsPath("/sys/module/"+m)); err != nil && !strings.Contains(known, "/"+m+".ko") {
 			missing = append(missing, m)
 		}
 	}
 	return missing, listed
 }
 
-// modules looks for the modules that the kernel loads when they are asked for.
+// modules checks for the kernel modules that the configuration needs.
 func (d *doctor) modules() (found []finding) {
-	release, v := d.release()
+	release, v := d.kernelRelease()
 	var needed []string
 	for _, a := range d.loaded.attach {
 		if a.Mode == bpf.Shape && !a.Ingress {
@@ -86,51 +86,51 @@ func (d *doctor) modules() (found []finding) {
 			needed = append(needed, "sch_ingress", "cls_bpf")
 		}
 	}
-	if !d.loaded.diversion().Empty() {
+	if !d.loaded.tproxyRules().Empty() {
 		needed = append(needed, "nf_tables", "nft_tproxy", "nft_socket")
 	}
 	slices.Sort(needed)
 	needed = slices.Compact(needed)
 	if len(needed) == 0 {
-		return find(healthSkip, "the configuration needs none", "")
+		return oneFinding(healthSkip, "the configuration needs none", "")
 	}
 	missing, listed := d.missingModules(needed)
 	switch {
 	case missing == nil:
-		return find(healthOK, strings.Join(needed, ", "), "")
+		return oneFinding(healthOK, strings.Join(needed, ", "), "")
 	case !listed:
-		return find(healthSkip, "/lib/modules/"+release+" has no list of modules: whether the kernel has "+strings.Join(missing, ", ")+" cannot be seen", "")
+		return oneFinding(healthSkip, "/lib/modules/"+release+" has no list of modules: cannot check for "+strings.Join(missing, ", "), "")
 	}
-	return find(healthFail, "the kernel has no "+strings.Join(missing, ", "),
-		fmt.Sprintf("apt-get install linux-modules-extra-%s, dnf install kernel-modules-extra, or boot a kernel of the distribution that has them", release))
+	return oneFinding(healthFail, "the kernel has no "+strings.Join(missing, ", "),
+		fmt.Sprintf("apt-get install linux-modules-extra-%s, dnf install kernel-modules-extra, or boot a distribution kernel that has them", release))
 }
 
-// queue tries whether the kernel holds packets.
+// queue checks whether the kernel can shape packets.
 func (d *doctor) queue() []finding {
-	if !d.loaded.shapes() {
-		return find(healthSkip, `no attachment has mode = "shape"`, "")
+	if !d.loaded.hasShaping() {
+		return oneFinding(healthSkip, "no attachment shapes packets", "")
 	}
 	if err := d.probeShape(); err != nil {
 		fix := "modprobe sch_fq"
 		if missing, _ := d.missingModules([]string{"sch_fq"}); missing != nil {
-			fix = `write mode = "police", or boot a kernel that has sch_fq`
+			fix = `set mode = "police", or boot a kernel that has sch_fq`
 		}
-		return find(healthFail, err.Error(), fix)
+		return oneFinding(healthFail, err.Error(), fix)
 	}
 	if !d.runner.unit && !d.runner.has("CAP_NET_ADMIN") {
-		return find(healthSkip, "only root can try the queue fq", "")
+		return oneFinding(healthSkip, "only root can test the fq qdisc", "")
 	}
-	return find(healthOK, "packets can be held (sch_fq)", "")
+	return oneFinding(healthOK, "packets can be delayed (sch_fq)", "")
 }
 
-// pins looks at the folder of what attachments leave in the kernel.
+// pins checks the folder for pinned BPF objects.
 func (d *doctor) pins() []finding {
 	if len(d.loaded.attach) == 0 {
-		return find(healthSkip, "there are no attachments", "")
+		return oneFinding(healthSkip, "there are no attachments", "")
 	}
-	pins := d.loaded.config.Daemon.Pins
+	pins := d.loaded.config.Daemon.PinPath
 	var mount, kind string
-	for line := range strings.Lines(d.read("/proc/self/mounts")) {
+	for line := range strings.Lines(d.readText("/proc/self/mounts")) {
 		f := strings.Fields(line)
 		if len(f) > 2 && len(f[1]) >= len(mount) && (f[1] == "/" || f[1] == pins || strings.HasPrefix(pins, f[1]+"/")) {
 			mount, kind = f[1], f[2]
@@ -140,76 +140,76 @@ func (d *doctor) pins() []finding {
 		const usual = "/sys/fs/bpf"
 		fix := "mount -t bpf bpf " + usual
 		if !strings.HasPrefix(pins, usual+"/") {
-			fix = "name a folder below " + usual + ", or mount a bpf file system above this one"
+			fix = "use a directory below " + usual + ", or mount a bpf file system there"
 		}
-		return find(healthFail, fmt.Sprintf("[daemon] pin_path: %s is not on a bpf file system", pins), fix)
+		return oneFinding(healthFail, fmt.Sprintf("[daemon] pin_path: %s is not on a bpf file system", pins), fix)
 	}
-	if info, err := fs.Stat(d.files, at(pins)); err == nil {
+	if info, err := fs.Stat(d.files, fsPath(pins)); err == nil {
 		owner, is := info.Sys().(*syscall.Stat_t)
 		if is && d.runner.uid != 0 && int(owner.Uid) != d.runner.uid {
-			return find(healthFail, fmt.Sprintf("[daemon] pin_path: %s belongs to another user than %s", pins, d.runner.name),
-				fmt.Sprintf("shaperd detach --pins %s; the daemon makes it anew", pins))
+			return oneFinding(healthFail, fmt.Sprintf("[daemon] pin_path: %s does not belong to %s", pins, d.runner.name),
+				fmt.Sprintf("shaperd detach --pin-path %s; the daemon recreates it", pins))
 		}
 	}
-	return find(healthOK, pins, "")
+	return oneFinding(healthOK, pins, "")
 }
 
-// buffers looks at what the system lets sockets hold.
+// buffers checks the system limits of socket queues and buffers.
 func (d *doctor) buffers() (found []finding) {
 	tcp, udp := false, false
 	for _, l := range d.loaded.config.Listeners() {
 		tcp, udp = tcp || l.TCP, udp || l.UDP
 	}
 	if !tcp && !udp {
-		return find(healthSkip, "there are no listeners", "")
+		return oneFinding(healthSkip, "there are no listeners", "")
 	}
-	const few = 1024
-	if n, is := d.number("/proc/sys/net/core/somaxconn"); tcp && is && n < few {
+	const minBacklog = 1024
+	if n, is := d.readInt("/proc/sys/net/core/somaxconn"); tcp && is && n < minBacklog {
 		found = append(found, finding{
-			State: healthWarn, Text: fmt.Sprintf("net.core.somaxconn: only %d connections wait in the kernel while shaperd restarts, or is overloaded", n),
+			State: healthWarn, Text: fmt.Sprintf("net.core.somaxconn: the kernel queues only %d connections while shaperd restarts or is overloaded", n),
 			Fix: sysctlCommand("net.core.somaxconn", conn.Backlog),
 		})
 	}
-	n, is := d.number("/proc/sys/net/ipv4/tcp_max_syn_backlog")
-	if cookies, _ := d.number("/proc/sys/net/ipv4/tcp_syncookies"); tcp && is && n < few && cookies == 0 {
+	n, is := d.readInt("/proc/sys/net/ipv4/tcp_max_syn_backlog")
+	if cookies, _ := d.readInt("/proc/sys/net/ipv4/tcp_syncookies"); tcp && is && n < minBacklog && cookies == 0 {
 		found = append(found, finding{
-			State: healthWarn, Text: fmt.Sprintf("net.ipv4.tcp_syncookies is 0, and %d connections that are half open (net.ipv4.tcp_max_syn_backlog) keep others out", n),
+			State: healthWarn, Text: fmt.Sprintf("net.ipv4.tcp_syncookies is 0: %d half-open connections (net.ipv4.tcp_max_syn_backlog) keep out all others", n),
 			Fix: sysctlCommand("net.ipv4.tcp_syncookies", 1),
 		})
 	}
-	// With CAP_NET_ADMIN the bound does not hold.
-	if n, is := d.number("/proc/sys/net/core/rmem_max"); udp && is && n < conn.UDPBuffer && !d.runner.has("CAP_NET_ADMIN") {
+	// The bound does not apply with CAP_NET_ADMIN.
+	if n, is := d.readInt("/proc/sys/net/core/rmem_max"); udp && is && n < conn.UDPBuffer && !d.runner.has("CAP_NET_ADMIN") {
 		found = append(found, finding{
-			State: healthWarn, Text: fmt.Sprintf("net.core.rmem_max: a UDP port holds %d bytes of datagrams in the kernel, and shaperd asks for %d: the kernel drops what a burst brings beyond that, uncounted", n, conn.UDPBuffer),
+			State: healthWarn, Text: fmt.Sprintf("net.core.rmem_max: UDP sockets can buffer %d bytes, and shaperd requests %d: the kernel drops larger bursts, and shaperd does not count them", n, conn.UDPBuffer),
 			Fix: sysctlCommand("net.core.rmem_max", conn.UDPBuffer),
 		})
 	}
 	return orOK(found, "net.core.somaxconn, net.core.rmem_max")
 }
 
-// routing looks at what transparent listeners need of it.
+// routing checks the routing settings that transparent listeners need.
 func (d *doctor) routing() (found []finding) {
-	if d.loaded.diversion().Empty() {
-		return find(healthSkip, "no listener is transparent", "")
+	if d.loaded.tproxyRules().Empty() {
+		return oneFinding(healthSkip, "no listener is transparent", "")
 	}
 	all, _ := fs.Glob(d.files, "proc/sys/net/ipv4/conf/*/src_valid_mark")
 	for _, p := range all {
-		if d.read(p) == "1" {
+		if d.readText(p) == "1" {
 			name := strings.TrimPrefix(p, "proc/sys/")
-			if !strings.Contains(name, ".") { // as eth0.100 has, which sysctl takes with slashes alone
+			if !strings.Contains(name, ".") { // for eth0.100, sysctl needs slashes
 				name = strings.ReplaceAll(name, "/", ".")
 			}
 			found = append(found, finding{
-				State: healthFail, Text: name + " is 1: answers of transparent downstreams look as if they came from nowhere, and are dropped",
+				State: healthFail, Text: name + " is 1: the kernel drops replies of transparent downstreams as martians",
 				Fix: sysctlCommand(name, 0),
 			})
 		}
 	}
 	for _, l := range d.loaded.config.Listen {
 		name := forwarding(l)
-		if name != "" && d.read("/proc/sys/"+strings.ReplaceAll(name, ".", "/")) == "0" {
+		if name != "" && d.readText("/proc/sys/"+strings.ReplaceAll(name, ".", "/")) == "0" {
 			found = append(found, finding{
-				State: healthWarn, Text: fmt.Sprintf("listener %q: nothing but its own traffic gets to its downstream through this host, as %s is 0", l.Name, name),
+				State: healthWarn, Text: fmt.Sprintf("listener %q: %s is 0, so this host forwards no other traffic to its downstream", l.Name, name),
 				Fix: sysctlCommand(name, 1),
 			})
 		}
@@ -217,8 +217,8 @@ func (d *doctor) routing() (found []finding) {
 	return orOK(found, "forwarding, src_valid_mark")
 }
 
-// forwarding returns the sysctl of forwarding for a listener with the address of its own
-// downstream, to which this host is a gateway, or "".
+// forwarding returns the forwarding sysctl for a listener on the address of its downstream, for
+// which this host is a gateway. It returns "" for other listeners.
 func forwarding(l config.Listen) string {
 	if !l.Transparent {
 		return ""
@@ -237,51 +237,51 @@ func forwarding(l config.Listen) string {
 	return ""
 }
 
-// conntrack looks at how full the kernel's table of connections is.
+// conntrack checks how full the connection table of the kernel is.
 func (d *doctor) conntrack() []finding {
-	count, counted := d.number("/proc/sys/net/netfilter/nf_conntrack_count")
-	most, bounded := d.number("/proc/sys/net/netfilter/nf_conntrack_max")
+	count, counted := d.readInt("/proc/sys/net/netfilter/nf_conntrack_count")
+	most, bounded := d.readInt("/proc/sys/net/netfilter/nf_conntrack_max")
 	if !counted || !bounded || most == 0 {
-		return find(healthSkip, "the kernel tracks no connections", "")
+		return oneFinding(healthSkip, "the kernel does not track connections", "")
 	}
-	text := fmt.Sprintf("the kernel tracks %d connections, of at most %d (net.netfilter.nf_conntrack_max)", count, most)
+	text := fmt.Sprintf("the kernel tracks %d of at most %d connections (net.netfilter.nf_conntrack_max)", count, most)
 	fix := sysctlCommand("net.netfilter.nf_conntrack_max", 2*most)
 	switch {
 	case count >= most:
-		return find(healthFail, text+": it drops packets of new ones", fix)
+		return oneFinding(healthFail, text+" and drops packets of new ones", fix)
 	case count > most*8/10:
-		return find(healthWarn, text+": beyond that it drops packets of new ones", fix)
+		return oneFinding(healthWarn, text+"; when the table is full, it drops packets of new ones", fix)
 	}
-	return find(healthOK, text, "")
+	return oneFinding(healthOK, text, "")
 }
 
-// clock looks at what it takes to read the time, which shaperd does for each batch.
+// clock checks the cost of reading the time, which shaperd does for each batch.
 func (d *doctor) clock() []finding {
 	const folder = "/sys/devices/system/clocksource/clocksource0/"
-	source := d.read(folder + "current_clocksource")
+	source := d.readText(folder + "current_clocksource")
 	switch source {
 	case "":
-		return find(healthSkip, "the clock source cannot be read", "")
+		return oneFinding(healthSkip, "cannot read the clock source", "")
 	case "hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit":
 	default:
-		return find(healthOK, source, "")
+		return oneFinding(healthOK, source, "")
 	}
-	fix := "add tsc=reliable to the kernel's command line if the hardware's clock is sound, or ask who runs the virtual machine"
+	fix := "add tsc=reliable to the kernel command line if the hardware clock is reliable, or ask the operator of the virtual machine"
 	for _, better := range []string{"tsc", "kvm-clock"} {
-		if slices.Contains(strings.Fields(d.read(folder+"available_clocksource")), better) {
+		if slices.Contains(strings.Fields(d.readText(folder+"available_clocksource")), better) {
 			fix = fmt.Sprintf("echo %s > %scurrent_clocksource", better, folder)
 			break
 		}
 	}
-	return find(healthWarn, fmt.Sprintf("the clock source is %s: to read it takes a microsecond or more, and departures are late by that", source), fix)
+	return oneFinding(healthWarn, fmt.Sprintf("the clock source is %s: reading it takes a microsecond or more, which delays departures", source), fix)
 }
 
-// localPorts looks at whether there are ports of this host for all flows and connections
-// towards downstreams.
+// localPorts checks whether this host has enough local ports for all flows and connections to
+// downstreams.
 func (d *doctor) localPorts() (found []finding) {
 	var low, high, flows int
-	if n, _ := fmt.Sscan(d.read("/proc/sys/net/ipv4/ip_local_port_range"), &low, &high); n < 2 {
-		return find(healthSkip, "net.ipv4.ip_local_port_range cannot be read", "")
+	if n, _ := fmt.Sscan(d.readText("/proc/sys/net/ipv4/ip_local_port_range"), &low, &high); n < 2 {
+		return oneFinding(healthSkip, "cannot read net.ipv4.ip_local_port_range", "")
 	}
 	ports := high - low + 1
 	const lowest, highest = 10240, 65535
@@ -296,18 +296,18 @@ func (d *doctor) localPorts() (found []finding) {
 		if l.UDP {
 			flows += listen.MaxFlows
 		}
-		if limit := d.loaded.countsAll(l.Name); l.TCP && limit != nil && limit.Connections > ports*len(listen.Downstream) {
-			each := (limit.Connections-1)/len(listen.Downstream) + 1
+		if limit := d.loaded.connectionCap(l.Name); l.TCP && limit != nil && limit.MaxConnections > ports*len(listen.Downstream) {
+			each := (limit.MaxConnections-1)/len(listen.Downstream) + 1
 			found = append(found, finding{
-				State: healthWarn, Fix: fix(each, fmt.Sprintf("lower max_connections of limit %q", limit.Name)),
-				Text: fmt.Sprintf("listener %q: up to %d connections, and net.ipv4.ip_local_port_range has %d ports towards each of %d downstreams", l.Name, limit.Connections, ports, len(listen.Downstream)),
+				State: healthWarn, Fix: fix(each, fmt.Sprintf("lower connections of limit %q", limit.Name)),
+				Text: fmt.Sprintf("listener %q: up to %d connections, but net.ipv4.ip_local_port_range has %d ports for each of %d downstreams", l.Name, limit.MaxConnections, ports, len(listen.Downstream)),
 			})
 		}
 	}
 	if flows > ports {
 		found = append(found, finding{
 			State: healthWarn, Fix: fix(flows, "lower max_flows"),
-			Text: fmt.Sprintf("up to %d UDP flows (max_flows), and net.ipv4.ip_local_port_range has %d ports for them", flows, ports),
+			Text: fmt.Sprintf("up to %d UDP flows (max_flows), but net.ipv4.ip_local_port_range has %d ports for them", flows, ports),
 		})
 	}
 	return orOK(found, fmt.Sprintf("%d (net.ipv4.ip_local_port_range)", ports))

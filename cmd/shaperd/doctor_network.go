@@ -16,60 +16,60 @@ import (
 	"shaperd/shaper"
 )
 
-// interfaces looks for those that attachments name.
+// interfaces checks that the interfaces of attachments exist.
 func (d *doctor) interfaces() (found []finding) {
 	if len(d.loaded.attach) == 0 {
-		return find(healthSkip, "there are no attachments", "")
+		return oneFinding(healthSkip, "there are no attachments", "")
 	}
-	for _, note := range d.loaded.missingInterfaces() {
-		found = append(found, finding{State: healthWarn, Text: note, Fix: `"ip link" lists those that are here; one that appears later is picked up`})
+	for _, warning := range d.loaded.missingInterfaces() {
+		found = append(found, finding{State: healthWarn, Text: warning, Fix: `"ip link" lists interfaces; the daemon attaches to one that appears later`})
 	}
-	return orOK(found, "those that attachments name are here")
+	return orOK(found, "all interfaces of attachments exist")
 }
 
-// foreign looks for what packets meet at attachments before the limits, or what keeps these
-// from being attached there.
-func (d *doctor) foreign() (found []finding) {
+// checkForeign checks for other programs that packets pass before the limits, or that keep shaperd
+// from attaching.
+func (d *doctor) checkForeign() (found []finding) {
 	if len(d.loaded.attach) == 0 {
-		return find(healthSkip, "there are no attachments", "")
+		return oneFinding(healthSkip, "there are no attachments", "")
 	}
-	all, err := d.findForeign(d.loaded.config.Daemon.Pins, d.loaded.attach)
+	all, err := d.findForeign(d.loaded.config.Daemon.PinPath, d.loaded.attach)
 	if errors.Is(err, fs.ErrPermission) {
-		return find(healthSkip, "only root can see what else is at the interfaces", "")
+		return oneFinding(healthSkip, "only root can list other programs on the interfaces", "")
 	}
 	if err != nil {
-		return find(healthWarn, err.Error(), "")
+		return oneFinding(healthWarn, err.Error(), "")
 	}
 	for _, f := range all {
 		state := healthWarn
 		if f.Refuses {
 			state = healthFail
 		}
-		found = append(found, finding{State: state, Text: foreignNote(f), Fix: f.Fix})
+		found = append(found, finding{State: state, Text: foreignWarning(f), Fix: f.Fix})
 	}
-	return orOK(found, "packets meet the limits first")
+	return orOK(found, "no other program precedes the limits")
 }
 
-// socket is one that listens, of whatever program.
+// socket is a listening socket of any program.
 type socket struct {
 	protocol shaper.Protocol
 	addr     netip.AddrPort
 	inode    string
 }
 
-// listening returns the sockets of this network namespace that listen (proc_net(5)).
-func (d *doctor) listening() (all []socket) {
+// listeningSockets returns the listening sockets of this network namespace (proc_net(5)).
+func (d *doctor) listeningSockets() (all []socket) {
 	for _, table := range []struct {
 		name     string
 		protocol shaper.Protocol
 		state    string
 	}{{"tcp", shaper.TCP, "0A"}, {"tcp6", shaper.TCP, "0A"}, {"udp", shaper.UDP, "07"}, {"udp6", shaper.UDP, "07"}} {
-		for line := range strings.Lines(d.read("/proc/self/net/" + table.name)) {
+		for line := range strings.Lines(d.readText("/proc/self/net/" + table.name)) {
 			f := strings.Fields(line)
 			if len(f) < 10 || f[3] != table.state {
 				continue
 			}
-			if addr, ok := procAddr(f[1]); ok {
+			if addr, ok := parseProcAddr(f[1]); ok {
 				all = append(all, socket{table.protocol, addr, f[9]})
 			}
 		}
@@ -77,9 +77,9 @@ func (d *doctor) listening() (all []socket) {
 	return all
 }
 
-// procAddr reads an address of /proc/net: words of 32 bits in the host's order, which is
-// the other way round on all that shaperd runs on, and a port.
-func procAddr(s string) (netip.AddrPort, bool) {
+// parseProcAddr parses an address of /proc/net: 32-bit words in host byte order, which is
+// little-endian on all machines that shaperd supports, and a port.
+func parseProcAddr(s string) (netip.AddrPort, bool) {
 	host, port, _ := strings.Cut(s, ":")
 	b, err := hex.DecodeString(host)
 	p, portErr := strconv.ParseUint(port, 16, 16)
@@ -93,44 +93,44 @@ func procAddr(s string) (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(addr.Unmap(), uint16(p)), ok
 }
 
-// takes reports whether s keeps others from addr. A socket at [::] may take IPv4 too: that
-// cannot be seen.
-func (s socket) takes(addr netip.AddrPort) bool {
-	of, to := s.addr.Addr(), addr.Addr()
+// conflictsWith reports whether s keeps others from listening on addr. Whether a socket on [::]
+// accepts IPv4 too cannot be seen; it counts as a conflict.
+func (s socket) conflictsWith(addr netip.AddrPort) bool {
+	own, other := s.addr.Addr(), addr.Addr()
 	if s.addr.Port() != addr.Port() {
 		return false
 	}
-	if of.Is4() != to.Is4() {
-		return of == netip.IPv6Unspecified()
+	if own.Is4() != other.Is4() {
+		return own == netip.IPv6Unspecified()
 	}
-	return of == to || of.IsUnspecified() || to.IsUnspecified()
+	return own == other || own.IsUnspecified() || other.IsUnspecified()
 }
 
-// ports looks for others that listen where the daemon is to.
+// ports checks whether other programs occupy ports of the configuration.
 func (d *doctor) ports() (found []finding) {
 	if d.running {
-		return find(healthSkip, "the daemon runs, and has them", "")
+		return oneFinding(healthSkip, "the running daemon has them", "")
 	}
-	if errors.Is(d.asked, fs.ErrPermission) {
-		return find(healthSkip, "a daemon may have them, that does not let this user ask", "")
+	if errors.Is(d.dialErr, fs.ErrPermission) {
+		return oneFinding(healthSkip, "a daemon that this user may not query may have them", "")
 	}
-	taken := d.listening()
+	taken := d.listeningSockets()
 	look := func(at string, protocol shaper.Protocol, addr netip.AddrPort) {
 		for _, s := range taken {
-			if s.protocol != protocol || !s.takes(addr) {
+			if s.protocol != protocol || !s.conflictsWith(addr) {
 				continue
 			}
-			who := d.owner(s.inode)
-			if who.pid == "1" { // systemd keeps it for the daemon
+			owner := d.socketOwner(s.inode)
+			if owner.pid == "1" { // systemd stores it for the daemon
 				return
 			}
 			state, doubt := healthFail, ""
 			if s.addr.Addr().Is4() != addr.Addr().Is4() {
-				state, doubt = healthWarn, ", unless that takes IPv6 alone"
+				state, doubt = healthWarn, ", unless that is IPv6 only"
 			}
 			found = append(found, finding{
-				State: state, Text: fmt.Sprintf("%s: %s has taken the port, at %v%s", at, who, s.addr, doubt),
-				Fix: "stop that, or change the address; ss -lntup lists who listens",
+				State: state, Text: fmt.Sprintf("%s: the port is in use by %s, at %v%s", at, owner, s.addr, doubt),
+				Fix: "stop that, or change the address; ss -lntup lists listening sockets",
 			})
 			return
 		}
@@ -149,7 +149,7 @@ func (d *doctor) ports() (found []finding) {
 	return orOK(found, fmt.Sprintf("all %d are free", n))
 }
 
-// program is one that runs.
+// program is a running program.
 type program struct{ pid, name string }
 
 func (p program) String() string {
@@ -159,20 +159,20 @@ func (p program) String() string {
 	return fmt.Sprintf("%s (process %s)", p.name, p.pid)
 }
 
-// owner returns who has the socket of an inode, as far as this user may see it.
-func (d *doctor) owner(inode string) program {
+// socketOwner returns the program that has the socket of an inode, if this user may see it.
+func (d *doctor) socketOwner(inode string) program {
 	all, _ := fs.Glob(d.files, "proc/[0-9]*/fd/*")
 	for _, p := range all {
 		if to, err := fs.ReadLink(d.files, p); err == nil && to == "socket:["+inode+"]" {
 			pid := strings.Split(p, "/")[1]
-			return program{pid, d.read("/proc/" + pid + "/comm")}
+			return program{pid, d.readText("/proc/" + pid + "/comm")}
 		}
 	}
 	return program{}
 }
 
-// downstreams looks whether their names have addresses and, if asked to, whether they
-// take connections.
+// downstreams checks that the names of downstreams resolve and, with --probe, that they accept
+// connections.
 func (d *doctor) downstreams() []finding {
 	type target struct{ listener, host, connect string }
 	var targets []target
@@ -191,7 +191,7 @@ func (d *doctor) downstreams() []finding {
 		}
 	}
 	if len(targets) == 0 {
-		return find(healthSkip, "there are no listeners", "")
+		return oneFinding(healthSkip, "there are no listeners", "")
 	}
 	found := make([][]finding, len(targets))
 	var wg sync.WaitGroup
@@ -199,7 +199,7 @@ func (d *doctor) downstreams() []finding {
 		wg.Go(func() {
 			if _, err := netip.ParseAddr(t.host); err != nil {
 				if err := d.resolve(t.host); err != nil {
-					found[i] = find(healthFail, fmt.Sprintf("listener %q: downstream %s: %v", t.listener, t.host, err), "getent ahosts "+t.host+"; or write its address")
+					found[i] = oneFinding(healthFail, fmt.Sprintf("listener %q: downstream %s: %v", t.listener, t.host, err), "getent ahosts "+t.host+"; or use an address")
 					return
 				}
 			}
@@ -207,14 +207,14 @@ func (d *doctor) downstreams() []finding {
 				return
 			}
 			if err := d.dial("tcp", t.connect); err != nil {
-				found[i] = find(healthFail, fmt.Sprintf("listener %q: downstream %s: %v", t.listener, t.host, err), "see whether it runs, and what is on the way: ss, ip route get "+t.host)
+				found[i] = oneFinding(healthFail, fmt.Sprintf("listener %q: downstream %s: %v", t.listener, t.host, err), "check that it runs and can be reached: ss, ip route get "+t.host)
 			}
 		})
 	}
 	wg.Wait()
-	text := "all %d have addresses; --probe connects to them, too"
+	text := "all %d resolve; use --probe to connect to them"
 	if d.probe {
-		text = "all %d have addresses, and those of TCP take connections"
+		text = "all %d resolve, and those of TCP accept connections"
 	}
 	return orOK(slices.Concat(found...), fmt.Sprintf(text, len(targets)))
 }

@@ -14,7 +14,7 @@ import (
 	"shaperd/shaper/config"
 )
 
-// configuration says whether it loads, and what in it is probably not intended.
+// configuration checks that the configuration loads, and reports its warnings.
 func (d *doctor) configuration() (found []finding) {
 	if d.loadErr != nil {
 		for _, m := range checkErrors(d.file, d.loadErr) {
@@ -24,88 +24,87 @@ func (d *doctor) configuration() (found []finding) {
 			}
 			found = append(found, finding{State: healthFail, Text: text})
 		}
-		fix := "edit it, and then: shaperd check " + d.file
+		fix := "edit it, then run: shaperd check " + d.file
 		switch {
 		case errors.Is(d.loadErr, fs.ErrNotExist):
-			fix = "write it, or name another one with --config; examples are in /usr/share/doc/shaperd/examples"
+			fix = "create it, or name another one with --config; examples are in /usr/share/doc/shaperd/examples"
 		case errors.Is(d.loadErr, fs.ErrPermission):
 			fix = "run this as root"
 		}
 		found[len(found)-1].Fix = fix
 		return found
 	}
-	for _, note := range d.loaded.notes() {
-		found = append(found, finding{State: healthWarn, Text: note})
+	for _, warning := range d.loaded.warnings() {
+		found = append(found, finding{State: healthWarn, Text: warning})
 	}
 	return orOK(found, d.file)
 }
 
-// configFiles looks at who may read and write the files of the configuration.
+// configFiles checks the permissions of the configuration files.
 func (d *doctor) configFiles() (found []finding) {
 	folder := path.Join(path.Dir(d.file), "conf.d")
-	more, _ := fs.Glob(d.files, at(path.Join(folder, "*.toml")))
+	more, _ := fs.Glob(d.files, fsPath(path.Join(folder, "*.toml")))
 	files := []string{d.file}
 	for _, p := range more {
 		files = append(files, "/"+p)
 	}
 	read := files
-	if _, err := fs.Stat(d.files, at(folder)); err == nil {
+	if _, err := fs.Stat(d.files, fsPath(folder)); err == nil {
 		read = append([]string{folder}, files...)
 	}
 	for _, p := range append(read, path.Dir(d.file)) {
-		info, err := fs.Stat(d.files, at(p))
+		info, err := fs.Stat(d.files, fsPath(p))
 		if err == nil && info.Mode().Perm()&0o002 != 0 && info.Mode()&fs.ModeSticky == 0 {
-			found = append(found, finding{State: healthWarn, Text: p + ": every user may write to it, and so change what shaperd does", Fix: "chmod o-w " + p})
+			found = append(found, finding{State: healthWarn, Text: p + ": writable by every user", Fix: "chmod o-w " + p})
 		}
 	}
-	found = append(found, d.unreadable(read...)...)
-	return orOK(found, fmt.Sprintf("%d of the configuration, only for those to write whose they are", len(files)))
+	found = append(found, d.checkReadable(read...)...)
+	return orOK(found, fmt.Sprintf("configuration files are writable by their owner only (%d)", len(files)))
 }
 
-// unreadable returns what keeps the runner from reading files and folders, each once.
-func (d *doctor) unreadable(paths ...string) (found []finding) {
-	told := map[string]bool{"": true}
+// checkReadable returns a finding for each file or folder that keeps the runner from reading paths.
+func (d *doctor) checkReadable(paths ...string) (found []finding) {
+	reported := map[string]bool{"": true}
 	for _, p := range paths {
-		at := d.mayRead(p)
-		if told[at] {
+		at := d.readObstacle(p)
+		if reported[at] {
 			continue
 		}
-		told[at] = true
-		text, fix := fmt.Sprintf("%s: %s may not read it", p, d.runner.name), "chmod o+rX "+p
+		reported[at] = true
+		text, fix := fmt.Sprintf("%s: not readable by %s", p, d.runner.name), "chmod o+rX "+p
 		if at != p {
-			text, fix = fmt.Sprintf("%s: %s may not get to it, for the folder %s", p, d.runner.name, at), "chmod o+x "+at
+			text, fix = fmt.Sprintf("%s: not reachable by %s, because of the directory %s", p, d.runner.name, at), "chmod o+x "+at
 		}
 		found = append(found, finding{State: healthFail, Text: text, Fix: fix})
 	}
 	return found
 }
 
-// asnAge is how old files of autonomous systems may be: what announces an address moves.
+// asnAge is the age at which ASN files are reported: prefixes move between autonomous systems.
 const asnAge = 60 * 24 * time.Hour
 
 func (d *doctor) asnFiles() (found []finding) {
 	files := d.loaded.config.ASN.Files
 	if len(files) == 0 {
-		return find(healthSkip, "the configuration names none", "")
+		return oneFinding(healthSkip, "the configuration names none", "")
 	}
 	for _, p := range files {
-		found = append(found, d.unreadable(p)...)
-		info, err := fs.Stat(d.files, at(p))
+		found = append(found, d.checkReadable(p)...)
+		info, err := fs.Stat(d.files, fsPath(p))
 		if err != nil {
 			continue
 		}
 		if age := d.now.Sub(info.ModTime()); age > asnAge {
 			found = append(found, finding{
-				State: healthWarn, Fix: "fetch a newer one to " + p + ", and then: systemctl reload shaperd",
-				Text: fmt.Sprintf("%s is %d days old: addresses have moved to other autonomous systems since", p, int(age.Hours()/24)),
+				State: healthWarn, Fix: "download a newer one to " + p + ", then run: systemctl reload shaperd",
+				Text: fmt.Sprintf("%s is %d days old: prefixes have moved to other autonomous systems since", p, int(age.Hours()/24)),
 			})
 		}
 	}
-	return orOK(found, fmt.Sprintf("%d, younger than %d days", len(files), int(asnAge.Hours()/24)))
+	return orOK(found, fmt.Sprintf("%d, less than %d days old", len(files), int(asnAge.Hours()/24)))
 }
 
-// unit is properties of shaperd.service, as systemd has them with all drop-ins; nil where
-// there is no systemd.
+// unit is the properties of shaperd.service, drop-ins included; nil without systemd.
 type unit map[string]string
 
 func (u unit) loaded() bool { return u["LoadState"] == "loaded" }
@@ -134,58 +133,58 @@ func (d *doctor) unitState() (found []finding) {
 	u := d.unit
 	switch {
 	case u == nil:
-		return find(healthSkip, "systemd does not run here, or does not answer", "")
+		return oneFinding(healthSkip, "systemd does not run, or does not answer", "")
 	case u["LoadState"] == "masked":
-		return find(healthWarn, "shaperd.service is masked: systemd does not start it", "systemctl unmask shaperd")
+		return oneFinding(healthWarn, "shaperd.service is masked: systemd does not start it", "systemctl unmask shaperd")
 	case !u.loaded():
-		return find(healthWarn, "systemd has no shaperd.service: it is "+u["LoadState"], "make install && systemd-sysusers && systemctl daemon-reload")
+		return oneFinding(healthWarn, "shaperd.service is "+u["LoadState"], "make install && systemd-sysusers && systemctl daemon-reload")
 	}
 	add := func(s health, text, fix string) { found = append(found, finding{State: s, Text: text, Fix: fix}) }
 	if d.runner.uid < 0 {
-		add(healthFail, fmt.Sprintf("shaperd.service runs as %s, and there is no such user", u["User"]), "systemd-sysusers")
+		add(healthFail, fmt.Sprintf("shaperd.service runs as the unknown user %s", u["User"]), "systemd-sysusers")
 	}
 	if u["NeedDaemonReload"] == "yes" {
-		add(healthWarn, "shaperd.service has changed on disk, and systemd has not read it since", "systemctl daemon-reload")
+		add(healthWarn, "shaperd.service has changed on disk since systemd read it", "systemctl daemon-reload")
 	}
 	if u["ActiveState"] == "failed" {
-		add(healthFail, "shaperd.service has failed", `journalctl -u shaperd -e says why; then "systemctl restart shaperd"`)
+		add(healthFail, "shaperd.service has failed", `journalctl -u shaperd -e shows why; then "systemctl restart shaperd"`)
 	}
 	if s := u["UnitFileState"]; s != "enabled" && s != "enabled-runtime" {
-		add(healthWarn, "shaperd.service is not started at boot: it is "+s, "systemctl enable shaperd")
+		add(healthWarn, "shaperd.service does not start at boot: it is "+s, "systemctl enable shaperd")
 	}
 	return orOK(found, "shaperd.service is loaded and enabled, and "+u["ActiveState"])
 }
 
-// daemon says whether one answers.
+// daemon checks whether a daemon answers.
 func (d *doctor) daemon() []finding {
 	if d.socket == "" {
-		return find(healthSkip, "--control names no socket to ask at", "")
+		return oneFinding(healthSkip, "--control names no socket", "")
 	}
-	info, err := fs.Stat(d.files, at(d.socket))
+	info, err := fs.Stat(d.files, fsPath(d.socket))
 	switch {
-	case errors.Is(d.asked, fs.ErrPermission):
-		return find(healthWarn, fmt.Sprintf("a daemon does not let this user ask at %s", d.socket), "run this as root, or as a member of the group shaperd")
+	case errors.Is(d.dialErr, fs.ErrPermission):
+		return oneFinding(healthWarn, fmt.Sprintf("this user may not connect to %s", d.socket), "run this as root, or as a member of the group shaperd")
 	case err != nil && d.unit.active():
-		return find(healthOK, "shaperd.service is "+d.unit["ActiveState"], "")
+		return oneFinding(healthOK, "shaperd.service is "+d.unit["ActiveState"], "")
 	case err != nil:
-		return find(healthSkip, "none runs: there is no "+d.socket, "")
+		return oneFinding(healthSkip, "not running: "+d.socket+" does not exist", "")
 	case info.Mode()&fs.ModeSocket == 0:
-		return find(healthFail, d.socket+" is no socket: something else is in the place of the daemon's", "rm "+d.socket)
-	case d.asked == nil:
-		return find(healthOK, "one answers at "+d.socket, "")
+		return oneFinding(healthFail, d.socket+" is not a socket", "rm "+d.socket)
+	case d.dialErr == nil:
+		return oneFinding(healthOK, "a daemon answers at "+d.socket, "")
 	}
-	return find(healthWarn, d.socket+" is there, and nobody answers: a daemon was killed", "start it again, or rm "+d.socket)
+	return oneFinding(healthWarn, d.socket+" exists, but no daemon answers: it was killed", "start it again, or rm "+d.socket)
 }
 
-// need is capabilities, and what takes them.
-type need struct {
-	what         string
+// requirement is a set of capabilities, and what needs them.
+type requirement struct {
+	purpose      string
 	capabilities []string
-	dropIn       string // of the unit, which gives them
+	dropIn       string // of the unit, which grants them
 }
 
-// needs returns what l takes. Ports from unprivileged on are for all.
-func (l *loaded) needs(unprivileged int) (all []need) {
+// requirements returns the capabilities that l needs. Ports from unprivileged on need none.
+func (l *loadedConfig) requirements(unprivileged int) (all []requirement) {
 	var low []int
 	for _, listen := range l.listens {
 		for _, e := range listen.Endpoints {
@@ -200,49 +199,49 @@ func (l *loaded) needs(unprivileged int) (all []need) {
 		}
 	}
 	if low != nil {
-		all = append(all, need{fmt.Sprintf("port %d", slices.Min(low)), []string{"CAP_NET_BIND_SERVICE"}, ""})
+		all = append(all, requirement{fmt.Sprintf("port %d", slices.Min(low)), []string{"CAP_NET_BIND_SERVICE"}, ""})
 	}
 	if len(l.attach) > 0 {
-		all = append(all, need{"[[attach]]", bpf.Capabilities(), "packet-plane.conf"})
+		all = append(all, requirement{"[[attach]]", bpf.Capabilities(), "packet-plane.conf"})
 	}
 	const admin = "network-admin.conf"
-	if !l.diversion().Empty() {
-		all = append(all, need{"transparent listeners", []string{"CAP_NET_RAW"}, admin})
+	if !l.tproxyRules().Empty() {
+		all = append(all, requirement{"transparent listeners", []string{"CAP_NET_RAW"}, admin})
 		if l.config.Transparent.Rules == config.RulesInstall {
-			all = append(all, need{`[transparent] rules = "install"`, []string{"CAP_NET_ADMIN"}, admin})
+			all = append(all, requirement{`[transparent] rules = "install"`, []string{"CAP_NET_ADMIN"}, admin})
 		}
 	}
 	for _, limit := range l.config.Limits {
-		if limit.Excess == shaper.ExcessReject && !limit.Observe && !l.config.Daemon.Observe {
-			all = append(all, need{fmt.Sprintf(`refuse_with = "reject" of limit %q`, limit.Name), []string{"CAP_NET_RAW"}, admin})
+		if limit.RefuseWith == shaper.RefuseReject && !limit.Observe && !l.config.Daemon.Observe {
+			all = append(all, requirement{fmt.Sprintf(`refuse_with = "reject" of limit %q`, limit.Name), []string{"CAP_NET_RAW"}, admin})
 		}
 	}
 	return all
 }
 
 func (d *doctor) capabilities() (found []finding) {
-	unprivileged, is := d.number("/proc/sys/net/ipv4/ip_unprivileged_port_start")
+	unprivileged, is := d.readInt("/proc/sys/net/ipv4/ip_unprivileged_port_start")
 	if !is {
 		unprivileged = 1024
 	}
-	needs := d.loaded.needs(unprivileged)
+	needs := d.loaded.requirements(unprivileged)
 	if len(needs) == 0 {
-		return find(healthOK, "the configuration needs none", "")
+		return oneFinding(healthOK, "the configuration needs none", "")
 	}
 	var has []string
 	for _, n := range needs {
-		var lacks []string
+		var missing []string
 		for _, c := range n.capabilities {
 			if d.runner.has(c) {
 				has = append(has, c)
 			} else {
-				lacks = append(lacks, c)
+				missing = append(missing, c)
 			}
 		}
-		if lacks != nil {
+		if missing != nil {
 			found = append(found, finding{
-				State: healthFail, Fix: d.grant(n.dropIn, lacks),
-				Text: fmt.Sprintf("%s lacks %s, for %s", d.runner.name, strings.Join(lacks, ", "), n.what),
+				State: healthFail, Fix: d.grantCommand(n.dropIn, missing),
+				Text: fmt.Sprintf("%s lacks %s, for %s", d.runner.name, strings.Join(missing, ", "), n.purpose),
 			})
 		}
 	}
@@ -250,23 +249,23 @@ func (d *doctor) capabilities() (found []finding) {
 	return orOK(found, fmt.Sprintf("%s has %s", d.runner.name, strings.Join(slices.Compact(has), ", ")))
 }
 
-// grant returns the command that gives the runner what it lacks.
-func (d *doctor) grant(dropIn string, lacks []string) string {
+// grantCommand returns the command that grants the runner missing capabilities.
+func (d *doctor) grantCommand(dropIn string, missing []string) string {
 	switch {
 	case !d.runner.unit:
-		return "run shaperd as root, or by systemd"
+		return "run shaperd as root, or with systemd"
 	case dropIn == "":
-		all := strings.Join(lacks, " ")
+		all := strings.Join(missing, " ")
 		return fmt.Sprintf("systemctl edit shaperd: [Service] AmbientCapabilities=%[1]s CapabilityBoundingSet=%[1]s", all)
 	}
 	return fmt.Sprintf("install -D -m 0644 /usr/share/doc/shaperd/examples/%[1]s /etc/systemd/system/shaperd.service.d/%[1]s && "+
 		"systemctl daemon-reload && systemctl restart shaperd", dropIn)
 }
 
-// descriptors looks at whether there are enough for what the configuration lets in. The
-// proxy accepts nothing beyond 95 % of them.
+// descriptors checks whether there are enough for the traffic that the configuration admits. The
+// proxy accepts connections up to 95 % of them.
 func (d *doctor) descriptors() []finding {
-	const own = 64 // that are no sockets of listeners, about
+	const own = 64 // other than listening sockets, about
 	c := d.loaded.config
 	flows, fixed, connections, bounded := 0, own, 0, true
 	counted := map[string]bool{}
@@ -278,61 +277,61 @@ func (d *doctor) descriptors() []finding {
 		if !l.TCP {
 			continue
 		}
-		limit := d.loaded.countsAll(l.Name)
+		limit := d.loaded.connectionCap(l.Name)
 		if limit == nil {
 			bounded = false
 			continue
 		}
 		if limit.Key == 0 && counted[limit.Name] {
-			continue // it is for several listeners together
+			continue // shared by several listeners
 		}
 		counted[limit.Name] = true
-		connections += limit.Connections
-		fixed += limit.MaxWaiting // one each
+		connections += limit.MaxConnections
+		fixed += limit.MaxQueue // one descriptor each
 	}
 	has := d.runner.descriptors
 	needs := fixed + flows + 2*connections
 	text := fmt.Sprintf("%s has %d descriptors", d.runner.name, has)
-	if !bounded { // then the rest is for connections
-		const few = 1000
+	if !bounded { // the rest is for connections
+		const enough = 1000
 		rest := (has*95/100 - needs) / 2
-		if rest >= few {
-			return find(healthOK, fmt.Sprintf("%s, which leaves room for %d TCP connections", text, rest), "")
+		if rest >= enough {
+			return oneFinding(healthOK, fmt.Sprintf("%s, which leaves room for %d TCP connections", text, rest), "")
 		}
-		return find(healthWarn, fmt.Sprintf("%s, which leaves room for %d TCP connections: others will wait in the kernel", text, max(0, rest)),
-			d.raise((needs+20*few)*100/95))
+		return oneFinding(healthWarn, fmt.Sprintf("%s, which leaves room for %d TCP connections: more will wait in the kernel", text, max(0, rest)),
+			d.raiseCommand((needs+20*enough)*100/95))
 	}
 	if needs > has*95/100 {
-		return find(healthWarn, fmt.Sprintf("%s, and what the configuration lets in may take %d: two a TCP connection, one a UDP flow or a connection that waits", text, needs),
-			d.raise(needs*100/95+1))
+		return oneFinding(healthWarn, fmt.Sprintf("%s, but the configuration may need %d: two per TCP connection, one per UDP flow or waiting connection", text, needs),
+			d.raiseCommand(needs*100/95+1))
 	}
-	return find(healthOK, fmt.Sprintf("%s, and what the configuration lets in takes at most %d", text, needs), "")
+	return oneFinding(healthOK, fmt.Sprintf("%s, and the configuration needs at most %d", text, needs), "")
 }
 
-// raise returns the command that gives the runner n descriptors.
-func (d *doctor) raise(n int) string {
+// raiseCommand returns the command that raises the descriptors of the runner to n.
+func (d *doctor) raiseCommand(n int) string {
 	command := fmt.Sprintf("ulimit -n %d", n)
 	if d.runner.unit {
 		command = fmt.Sprintf("systemctl edit shaperd: [Service] LimitNOFILE=%d", n)
 	}
-	if most, is := d.number("/proc/sys/fs/nr_open"); is && n > most { // the kernel refuses more
+	if maxOpen, is := d.readInt("/proc/sys/fs/nr_open"); is && n > maxOpen { // the kernel refuses more
 		return sysctlCommand("fs.nr_open", n) + "; then " + command
 	}
 	return command
 }
 
-// countsAll returns the narrowest limit that counts all TCP connections of a listener
-// together, or nil.
-func (l *loaded) countsAll(listener string) (narrowest *shaper.Limit) {
+// connectionCap returns the strictest limit that caps all TCP connections of a listener together,
+// or nil.
+func (l *loadedConfig) connectionCap(listener string) (narrowest *shaper.Limit) {
 	for i := range l.config.Limits {
 		limit := &l.config.Limits[i]
 		m := &limit.Match
-		if limit.Connections == 0 || limit.Observe || l.config.Daemon.Observe || limit.OfAttachments() ||
+		if limit.MaxConnections == 0 || limit.Observe || l.config.Daemon.Observe || limit.InPacketPlane() ||
 			limit.Key&^shaper.KeyListen != 0 || len(m.Source)+len(m.ASN)+len(m.Port) > 0 || m.Protocol == shaper.UDP ||
 			len(m.Listen) > 0 && !slices.Contains(m.Listen, listener) {
 			continue
 		}
-		if narrowest == nil || limit.Connections < narrowest.Connections {
+		if narrowest == nil || limit.MaxConnections < narrowest.MaxConnections {
 			narrowest = limit
 		}
 	}

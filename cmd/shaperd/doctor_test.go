@@ -17,27 +17,27 @@ import (
 	"shaperd/bpf"
 )
 
-// madeUp is the files of a host that is made up, and those below a folder that are there.
-type madeUp struct {
+// fakeFiles is a fake file system, except below a real folder.
+type fakeFiles struct {
 	fstest.MapFS
 	folder string
 }
 
-func (m madeUp) Open(name string) (fs.File, error) {
+func (m fakeFiles) Open(name string) (fs.File, error) {
 	if strings.HasPrefix("/"+name, m.folder) {
 		return os.DirFS("/").Open(name)
 	}
 	return m.MapFS.Open(name)
 }
 
-func (m madeUp) Stat(name string) (fs.FileInfo, error) {
+func (m fakeFiles) Stat(name string) (fs.FileInfo, error) {
 	if strings.HasPrefix("/"+name, m.folder) {
 		return fs.Stat(os.DirFS("/"), name)
 	}
 	return m.MapFS.Stat(name)
 }
 
-func (m madeUp) Glob(pattern string) ([]string, error) {
+func (m fakeFiles) Glob(pattern string) ([]string, error) {
 	if strings.HasPrefix("/"+pattern, m.folder) {
 		return fs.Glob(os.DirFS("/"), pattern)
 	}
@@ -47,7 +47,7 @@ func (m madeUp) Glob(pattern string) ([]string, error) {
 const (
 	tcpHeader = "sl local rem st tx rx tr when uid timeout inode\n"
 
-	// Without systemd, all that the proxy needs.
+	// All that the proxy needs, without systemd.
 	proxyConfig = `
 [[listen]]
 name = "db"
@@ -97,27 +97,27 @@ refuse_with = "reject"
 		"AmbientCapabilities=cap_net_bind_service\nCapabilityBoundingSet=cap_net_bind_service\nLimitNOFILE=524288\n"
 )
 
-// patient is a host on which all is well, and what is to be changed there.
-type patient struct {
-	files     map[string]string // their texts; "-" is no file
-	unit      string            // of systemctl show
-	noFQ      bool
-	dead      bool // names do not resolve, and downstreams do not take connections
-	answers   bool // of a daemon
-	probe     bool
-	fileMode  fs.FileMode // of the configuration, if not 0644
-	asnAge    time.Duration
-	socket    bool        // whether there is one of control
-	unasked   bool        // whether it does not let this user ask
-	noSocket  bool        // whether --control is empty
-	folder    fs.FileMode // of conf.d, if there is one
-	ownership uint32
+// hostSpec describes a host by its differences from a healthy one.
+type hostSpec struct {
+	files       map[string]string // texts by path; "-" removes the file
+	unit        string            // output of systemctl show
+	noFQ        bool
+	unreachable bool // names do not resolve, and downstreams refuse connections
+	daemonRuns  bool // a daemon answers
+	probe       bool
+	fileMode    fs.FileMode // of the configuration, if not 0644
+	asnAge      time.Duration
+	socket      bool        // the control socket exists
+	denied      bool        // this user may not connect to it
+	noSocket    bool        // --control is empty
+	folder      fs.FileMode // of conf.d, if there is one
+	ownership   uint32
 
 	foreign    []bpf.Foreign
 	foreignErr error
 }
 
-func (p patient) doctor(t *testing.T, text string) *doctor {
+func (p hostSpec) doctor(t *testing.T, text string) *doctor {
 	folder := t.TempDir()
 	if p.asnAge > 0 {
 		text += "[asn]\nfiles = [\"asn.csv\"]\n"
@@ -184,7 +184,7 @@ func (p patient) doctor(t *testing.T, text string) *doctor {
 		socket = ""
 	}
 	return &doctor{file: file, socket: socket, probe: p.probe, host: host{
-		files: madeUp{files, folder}, now: time.Now(),
+		files: fakeFiles{files, folder}, now: time.Now(),
 		findForeign: func(string, []bpf.Attachment) ([]bpf.Foreign, error) { return p.foreign, p.foreignErr },
 		probeShape: func() error {
 			if p.noFQ {
@@ -194,16 +194,16 @@ func (p patient) doctor(t *testing.T, text string) *doctor {
 		},
 		systemctl: func(...string) (string, error) { return p.unit, nil },
 		resolve: func(string) error {
-			if p.dead {
+			if p.unreachable {
 				return no
 			}
 			return nil
 		},
 		dial: func(network, _ string) error {
-			if network == "unix" && p.unasked {
+			if network == "unix" && p.denied {
 				return fs.ErrPermission
 			}
-			if network == "unix" && !p.answers || network == "tcp" && p.dead {
+			if network == "unix" && !p.daemonRuns || network == "tcp" && p.unreachable {
 				return no
 			}
 			return nil
@@ -213,109 +213,109 @@ func (p patient) doctor(t *testing.T, text string) *doctor {
 
 func TestDoctor(t *testing.T) {
 	changed := func(from, to string) string { return strings.Replace(goodUnit, from, to, 1) }
-	file := func(name, text string) patient { return patient{files: map[string]string{name: text}} }
+	file := func(name, text string) hostSpec { return hostSpec{files: map[string]string{name: text}} }
 	named := strings.Replace(proxyConfig, "10.0.0.5:5432", "db.internal:5432", 1)
 	const clocks = "sys/devices/system/clocksource/clocksource0/"
 	for _, tt := range []struct {
 		name, config string
-		patient      patient
+		host         hostSpec
 		check        string
 		state        health
 		text, fix    string
 	}{
-		{"proxy", proxyConfig, patient{}, "", "", "", ""},
-		{"proxy as a unit", proxyConfig, patient{unit: goodUnit}, "", "", "", ""},
-		{"packets", packetConfig, patient{}, "", "", "", ""},
-		{"transparent", transparentConfig, patient{}, "", "", "", ""},
-		{"fresh ASN data", proxyConfig, patient{asnAge: time.Hour}, "", "", "", ""},
-		{"probed", proxyConfig, patient{probe: true}, "", "", "", ""},
+		{"proxy", proxyConfig, hostSpec{}, "", "", "", ""},
+		{"proxy with a unit", proxyConfig, hostSpec{unit: goodUnit}, "", "", "", ""},
+		{"packets", packetConfig, hostSpec{}, "", "", "", ""},
+		{"transparent", transparentConfig, hostSpec{}, "", "", "", ""},
+		{"fresh ASN data", proxyConfig, hostSpec{asnAge: time.Hour}, "", "", "", ""},
+		{"probed", proxyConfig, hostSpec{probe: true}, "", "", "", ""},
 
-		{"mistake", "x = 1", patient{}, "configuration", healthFail, "nothing to do", "shaperd check"},
-		{"idle attachment", packetConfig + "[[attach]]\nname = \"idle\"\ninterface = \"lo\"\ndirection = \"ingress\"\nmode = \"police\"", patient{}, "configuration", healthWarn, `attachment "idle"`, ""},
-		{"writable", proxyConfig, patient{fileMode: 0o666}, "files", healthWarn, "every user may write", "chmod o-w"},
-		{"not for the unit's user", proxyConfig, patient{fileMode: 0o600, unit: goodUnit}, "files", healthFail, "shaperd may not", "chmod o+"},
-		{"folder not for the unit's user", proxyConfig, patient{folder: 0o700, unit: goodUnit}, "files", healthFail, "conf.d: shaperd may not read it", "chmod o+rX"},
-		{"for a group of the unit's", proxyConfig, patient{fileMode: 0o640, unit: goodUnit + "SupplementaryGroups=root\n", files: map[string]string{"etc/group": fmt.Sprintf("root:x:%d:\n", os.Getgid())}}, "", "", "", ""},
-		{"old ASN data", proxyConfig, patient{asnAge: 100 * 24 * time.Hour}, "asn files", healthWarn, "100 days old", "reload shaperd"},
+		{"invalid configuration", "x = 1", hostSpec{}, "configuration", healthFail, "nothing to do", "shaperd check"},
+		{"idle attachment", packetConfig + "[[attach]]\nname = \"idle\"\ninterface = \"lo\"\ndirection = \"ingress\"\nmode = \"police\"", hostSpec{}, "configuration", healthWarn, `attachment "idle"`, ""},
+		{"writable", proxyConfig, hostSpec{fileMode: 0o666}, "files", healthWarn, "writable by every user", "chmod o-w"},
+		{"not readable by the unit's user", proxyConfig, hostSpec{fileMode: 0o600, unit: goodUnit}, "files", healthFail, "not readable by shaperd", "chmod o+"},
+		{"folder not readable by the unit's user", proxyConfig, hostSpec{folder: 0o700, unit: goodUnit}, "files", healthFail, "conf.d: not readable by shaperd", "chmod o+rX"},
+		{"readable by a group of the unit", proxyConfig, hostSpec{fileMode: 0o640, unit: goodUnit + "SupplementaryGroups=root\n", files: map[string]string{"etc/group": fmt.Sprintf("root:x:%d:\n", os.Getgid())}}, "", "", "", ""},
+		{"old ASN data", proxyConfig, hostSpec{asnAge: 100 * 24 * time.Hour}, "asn files", healthWarn, "100 days old", "reload shaperd"},
 
-		{"no unit", proxyConfig, patient{unit: "LoadState=not-found\n"}, "unit", healthWarn, "not-found", "make install"},
-		{"disabled", proxyConfig, patient{unit: changed("=enabled", "=disabled")}, "unit", healthWarn, "disabled", "systemctl enable"},
-		{"failed", proxyConfig, patient{unit: changed("=inactive", "=failed")}, "unit", healthFail, "has failed", "journalctl -u shaperd"},
-		{"not reloaded", proxyConfig, patient{unit: changed("Reload=no", "Reload=yes")}, "unit", healthWarn, "has changed", "daemon-reload"},
-		{"no user", proxyConfig, patient{unit: changed("User=shaperd", "User=nobody2")}, "unit", healthFail, "no such user", "systemd-sysusers"},
-		{"user by number", proxyConfig, patient{unit: changed("User=shaperd", "User=64999")}, "", "", "", ""},
-		{"masked", proxyConfig, patient{unit: "LoadState=masked\n"}, "unit", healthWarn, "is masked", "systemctl unmask shaperd"},
-		{"not to be asked", proxyConfig, patient{socket: true, unasked: true, files: map[string]string{
+		{"no unit", proxyConfig, hostSpec{unit: "LoadState=not-found\n"}, "unit", healthWarn, "not-found", "make install"},
+		{"disabled", proxyConfig, hostSpec{unit: changed("=enabled", "=disabled")}, "unit", healthWarn, "disabled", "systemctl enable"},
+		{"failed", proxyConfig, hostSpec{unit: changed("=inactive", "=failed")}, "unit", healthFail, "has failed", "journalctl -u shaperd"},
+		{"not reloaded", proxyConfig, hostSpec{unit: changed("Reload=no", "Reload=yes")}, "unit", healthWarn, "has changed", "daemon-reload"},
+		{"no user", proxyConfig, hostSpec{unit: changed("User=shaperd", "User=nobody2")}, "unit", healthFail, "unknown user", "systemd-sysusers"},
+		{"user by number", proxyConfig, hostSpec{unit: changed("User=shaperd", "User=64999")}, "", "", "", ""},
+		{"masked", proxyConfig, hostSpec{unit: "LoadState=masked\n"}, "unit", healthWarn, "is masked", "systemctl unmask shaperd"},
+		{"access denied", proxyConfig, hostSpec{socket: true, denied: true, files: map[string]string{
 			"proc/self/net/tcp": tcpHeader + "0: 00000000:01B0 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n",
-		}}, "daemon", healthWarn, "does not let this user ask", "as root"},
-		{"no socket to ask at", proxyConfig, patient{noSocket: true}, "", "", "", ""},
-		{"stale socket", proxyConfig, patient{socket: true}, "daemon", healthWarn, "nobody answers", "rm /run/control.sock"},
-		{"no socket", proxyConfig, file("run/control.sock", "x"), "daemon", healthFail, "is no socket", "rm "},
+		}}, "daemon", healthWarn, "this user may not connect", "as root"},
+		{"no control socket configured", proxyConfig, hostSpec{noSocket: true}, "", "", "", ""},
+		{"stale socket", proxyConfig, hostSpec{socket: true}, "daemon", healthWarn, "no daemon answers", "rm /run/control.sock"},
+		{"no socket", proxyConfig, file("run/control.sock", "x"), "daemon", healthFail, "is not a socket", "rm "},
 
 		{"old kernel", proxyConfig, file("proc/sys/kernel/osrelease", "5.4.0-generic"), "kernel", healthFail, "shaperd needs Linux 5.11", "5.11"},
-		{"old kernel for packets", packetConfig, patient{files: map[string]string{
+		{"old kernel for packets", packetConfig, hostSpec{files: map[string]string{
 			"proc/sys/kernel/osrelease": "5.15.0", "sys/module/sch_fq/x": "", "sys/module/sch_ingress/x": "", "sys/module/cls_bpf/x": "",
 		}}, "kernel", healthFail, "attachments need Linux 6.1", "6.1"},
 		{"no tcx", strings.Replace(packetConfig, `"shape"`, "\"police\"\nhook = \"tcx\"", 1), file("proc/sys/kernel/osrelease", "6.1.0"), "kernel", healthFail, `"plant": hook = "tcx"`, `"auto"`},
-		{"no module", strings.Replace(packetConfig, `"shape"`, "\"shape\"\ndirection = \"ingress\"", 1), patient{}, "modules", healthFail, "no act_mirred, cls_u32, ifb, sch_ingress", "linux-modules-extra-6.12.9-amd64"},
-		{"no queue", packetConfig, patient{noFQ: true}, "queue", healthFail, "no sch_fq", "modprobe sch_fq"},
-		{"no queue to load", packetConfig, patient{noFQ: true, files: map[string]string{
+		{"no module", strings.Replace(packetConfig, `"shape"`, "\"shape\"\ndirection = \"ingress\"", 1), hostSpec{}, "modules", healthFail, "no act_mirred, cls_u32, ifb, sch_ingress", "linux-modules-extra-6.12.9-amd64"},
+		{"no queue", packetConfig, hostSpec{noFQ: true}, "queue", healthFail, "no sch_fq", "modprobe sch_fq"},
+		{"no queue to load", packetConfig, hostSpec{noFQ: true, files: map[string]string{
 			"lib/modules/6.12.9-amd64/modules.builtin": "-", "lib/modules/6.12.9-amd64/modules.dep": "-",
 		}}, "queue", healthFail, "no sch_fq", `mode = "police"`},
-		{"pins elsewhere", strings.Replace(packetConfig, "[daemon]", "[daemon]\npin_path = \"/var/lib/pins\"", 1), patient{}, "pins", healthFail, "/var/lib/pins is not on a bpf", "below /sys/fs/bpf"},
+		{"pins elsewhere", strings.Replace(packetConfig, "[daemon]", "[daemon]\npin_path = \"/var/lib/pins\"", 1), hostSpec{}, "pins", healthFail, "/var/lib/pins is not on a bpf", "below /sys/fs/bpf"},
 		{"no bpf file system", packetConfig, file("proc/self/mounts", "/dev/vda / ext4 rw 0 0\nbpf /sys/fs/bpf2 bpf rw 0 0\n"), "pins", healthFail, "not on a bpf file system", "mount -t bpf"},
-		{"pins of another user", packetConfig, patient{
+		{"pins of another user", packetConfig, hostSpec{
 			files: map[string]string{"sys/fs/bpf/shaperd": ""}, ownership: 7,
 			unit: strings.ReplaceAll(goodUnit, "cap_net_bind_service", "cap_bpf cap_net_admin cap_perfmon"),
-		}, "pins", healthFail, "another user than shaperd", "shaperd detach"},
+		}, "pins", healthFail, "does not belong to shaperd", "shaperd detach"},
 
 		{"low port", proxyConfig, file("proc/self/status", "Uid:\t0\t0\t0\t0\nCapEff:\t0000000000000000\n"), "capabilities", healthFail, "lacks CAP_NET_BIND_SERVICE, for port 432", "as root"},
-		{"low port of the page", strings.Replace("[daemon]\ndashboard = \"127.0.0.1:80\"\n"+proxyConfig, ":432", ":5432", 1), file("proc/self/status", "Uid:\t0\t0\t0\t0\nCapEff:\t0000000000000000\n"), "capabilities", healthFail, "for port 80", "as root"},
-		{"unit without it", proxyConfig, patient{unit: changed("AmbientCapabilities=cap_net_bind_service", "AmbientCapabilities=")}, "capabilities", healthFail, "shaperd lacks CAP_NET_BIND_SERVICE", "systemctl edit shaperd"},
-		{"unit that is bounded", proxyConfig, patient{unit: changed("BoundingSet=cap_net_bind_service", "BoundingSet=")}, "capabilities", healthFail, "lacks CAP_NET_BIND_SERVICE", ""},
-		{"unit without the drop-in", packetConfig, patient{unit: goodUnit}, "capabilities", healthFail, "lacks CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, for [[attach]]", "examples/packet-plane.conf"},
-		{"reject", rejectConfig, patient{unit: goodUnit}, "capabilities", healthFail, `CAP_NET_RAW, for refuse_with = "reject" of limit "rejecting"`, "examples/network-admin.conf"},
-		{"transparent as a unit", strings.Replace(transparentConfig, ":502", ":5020", 2) + "[transparent]\nrules = \"manual\"", patient{unit: goodUnit}, "capabilities", healthFail, "CAP_NET_RAW, for transparent", "network-admin.conf"},
-		{"few descriptors", proxyConfig, file("proc/self/limits", "Max open files  1024  1024  files"), "descriptors", healthWarn, "may take 1316", "ulimit -n 1386"},
-		{"few for the unit", proxyConfig, patient{unit: changed("=524288", "=1024")}, "descriptors", healthWarn, "may take 1316", "LimitNOFILE=1386"},
-		{"more than the kernel gives", proxyConfig, patient{files: map[string]string{
+		{"low port of the dashboard", strings.Replace("[daemon]\ndashboard = \"127.0.0.1:80\"\n"+proxyConfig, ":432", ":5432", 1), file("proc/self/status", "Uid:\t0\t0\t0\t0\nCapEff:\t0000000000000000\n"), "capabilities", healthFail, "for port 80", "as root"},
+		{"unit without it", proxyConfig, hostSpec{unit: changed("AmbientCapabilities=cap_net_bind_service", "AmbientCapabilities=")}, "capabilities", healthFail, "shaperd lacks CAP_NET_BIND_SERVICE", "systemctl edit shaperd"},
+		{"bounding set without it", proxyConfig, hostSpec{unit: changed("BoundingSet=cap_net_bind_service", "BoundingSet=")}, "capabilities", healthFail, "lacks CAP_NET_BIND_SERVICE", ""},
+		{"unit without the drop-in", packetConfig, hostSpec{unit: goodUnit}, "capabilities", healthFail, "lacks CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, for [[attach]]", "examples/packet-plane.conf"},
+		{"reject", rejectConfig, hostSpec{unit: goodUnit}, "capabilities", healthFail, `CAP_NET_RAW, for refuse_with = "reject" of limit "rejecting"`, "examples/network-admin.conf"},
+		{"transparent with a unit", strings.Replace(transparentConfig, ":502", ":5020", 2) + "[transparent]\nrules = \"manual\"", hostSpec{unit: goodUnit}, "capabilities", healthFail, "CAP_NET_RAW, for transparent", "network-admin.conf"},
+		{"few descriptors", proxyConfig, file("proc/self/limits", "Max open files  1024  1024  files"), "descriptors", healthWarn, "may need 1316", "ulimit -n 1386"},
+		{"few for the unit", proxyConfig, hostSpec{unit: changed("=524288", "=1024")}, "descriptors", healthWarn, "may need 1316", "LimitNOFILE=1386"},
+		{"more than the kernel gives", proxyConfig, hostSpec{files: map[string]string{
 			"proc/self/limits": "Max open files  1024  1024  files", "proc/sys/fs/nr_open": "1200",
-		}}, "descriptors", healthWarn, "may take 1316", "sysctl --system; then ulimit -n 1386"},
-		{"few that are not bounded", strings.Replace(proxyConfig, `{ protocol = "tcp" }`, `{ source = ["10.0.0.0/8"], protocol = "tcp" }`, 1), file("proc/self/limits", "Max open files  2000  2000  files"), "descriptors", healthWarn, "room for 417 TCP", "ulimit"},
+		}}, "descriptors", healthWarn, "may need 1316", "sysctl --system; then ulimit -n 1386"},
+		{"few, connections not capped", strings.Replace(proxyConfig, `{ protocol = "tcp" }`, `{ source = ["10.0.0.0/8"], protocol = "tcp" }`, 1), file("proc/self/limits", "Max open files  2000  2000  files"), "descriptors", healthWarn, "room for 417 TCP", "ulimit"},
 
 		{"somaxconn", proxyConfig, file("proc/sys/net/core/somaxconn", "128"), "buffers", healthWarn, "only 128 connections", "'net.core.somaxconn = 4096' >> /etc/sysctl.d"},
-		{"no cookies", proxyConfig, file("proc/sys/net/ipv4/tcp_syncookies", "0"), "buffers", healthWarn, "half open", "tcp_syncookies = 1"},
-		{"rmem_max", proxyConfig, patient{unit: goodUnit, files: map[string]string{"proc/sys/net/core/rmem_max": "212992"}}, "buffers", healthWarn, "holds 212992 bytes", "rmem_max = 4194304"},
+		{"no cookies", proxyConfig, file("proc/sys/net/ipv4/tcp_syncookies", "0"), "buffers", healthWarn, "half-open", "tcp_syncookies = 1"},
+		{"rmem_max", proxyConfig, hostSpec{unit: goodUnit, files: map[string]string{"proc/sys/net/core/rmem_max": "212992"}}, "buffers", healthWarn, "can buffer 212992 bytes", "rmem_max = 4194304"},
 		{"rmem_max as root", proxyConfig, file("proc/sys/net/core/rmem_max", "212992"), "", "", "", ""},
 		{"local ports for flows", proxyConfig, file("proc/sys/net/ipv4/ip_local_port_range", "32768 33000"), "local ports", healthWarn, "up to 1000 UDP flows", "max_flows"},
 		{"local ports for connections", strings.Replace(proxyConfig, "max_flows = 1000", "max_flows = 10", 1), file("proc/sys/net/ipv4/ip_local_port_range", "32768 32800"), "local ports", healthWarn, `"db": up to 100 connections`, "ip_local_port_range"},
-		{"more flows than ports", strings.Replace(proxyConfig, "max_flows = 1000", "max_flows = 100000", 1), patient{}, "local ports", healthWarn, "up to 100000 UDP flows", "lower max_flows"},
+		{"more flows than ports", strings.Replace(proxyConfig, "max_flows = 1000", "max_flows = 100000", 1), hostSpec{}, "local ports", healthWarn, "up to 100000 UDP flows", "lower max_flows"},
 		{"src_valid_mark of a VLAN", transparentConfig, file("proc/sys/net/ipv4/conf/eth0.100/src_valid_mark", "1"), "routing", healthFail, "net/ipv4/conf/eth0.100/src_valid_mark is 1", "'net/ipv4/conf/eth0.100/src_valid_mark = 0'"},
 		{"src_valid_mark", transparentConfig, file("proc/sys/net/ipv4/conf/eth0/src_valid_mark", "1"), "routing", healthFail, "net.ipv4.conf.eth0.src_valid_mark is 1", "src_valid_mark = 0"},
 		{"no forwarding", transparentConfig, file("proc/sys/net/ipv4/ip_forward", "0"), "routing", healthWarn, `listener "plc"`, "ip_forward = 1"},
-		{"conntrack nearly full", proxyConfig, file("proc/sys/net/netfilter/nf_conntrack_count", "900"), "conntrack", healthWarn, "900 connections, of at most 1000", "nf_conntrack_max = 2000"},
+		{"conntrack nearly full", proxyConfig, file("proc/sys/net/netfilter/nf_conntrack_count", "900"), "conntrack", healthWarn, "900 of at most 1000 connections", "nf_conntrack_max = 2000"},
 		{"conntrack full", proxyConfig, file("proc/sys/net/netfilter/nf_conntrack_count", "1000"), "conntrack", healthFail, "drops packets", "nf_conntrack_max"},
 		{"slow clock", proxyConfig, file(clocks+"current_clocksource", "hpet"), "clock", healthWarn, "hpet", "echo tsc > /sys/devices"},
-		{"slow clock alone", proxyConfig, patient{files: map[string]string{clocks + "current_clocksource": "acpi_pm", clocks + "available_clocksource": "acpi_pm"}}, "clock", healthWarn, "acpi_pm", "tsc=reliable"},
+		{"slow clock without alternative", proxyConfig, hostSpec{files: map[string]string{clocks + "current_clocksource": "acpi_pm", clocks + "available_clocksource": "acpi_pm"}}, "clock", healthWarn, "acpi_pm", "tsc=reliable"},
 
-		{"no interface", strings.Replace(packetConfig, `"lo"`, `"nowhere0"`, 1), patient{}, "interfaces", healthWarn, "no interface nowhere0", "ip link"},
-		{"another program", packetConfig, patient{foreign: []bpf.Foreign{{
+		{"no interface", strings.Replace(packetConfig, `"lo"`, `"nowhere0"`, 1), hostSpec{}, "interfaces", healthWarn, "interface nowhere0 does not exist", "ip link"},
+		{"another program", packetConfig, hostSpec{foreign: []bpf.Foreign{{
 			Attachment: "plant", Interface: "lo", What: "the tcx program cil_to_netdev (id 7)", Fix: "bpftool net show dev lo",
-		}}}, "programs", healthWarn, `attachment "plant": at lo, egress, packets meet the tcx program cil_to_netdev (id 7) before the limits: what it takes does not meet them`, "bpftool net show dev lo"},
-		{"another program that refuses", packetConfig, patient{foreign: []bpf.Foreign{{
+		}}}, "programs", healthWarn, `attachment "plant": at lo, egress, packets pass the tcx program cil_to_netdev (id 7) before the limits, which do not see what it drops`, "bpftool net show dev lo"},
+		{"another program that refuses", packetConfig, hostSpec{foreign: []bpf.Foreign{{
 			Attachment: "plant", Interface: "lo", Ingress: true, What: "the chain c of nf_tables", Fix: "nft list ruleset", Refuses: true,
-		}}}, "programs", healthFail, `at lo, ingress, there is the chain c of nf_tables: "run" attaches nothing beside it`, "nft list ruleset"},
-		{"other programs that are not to be seen", packetConfig, patient{foreignErr: fmt.Errorf("query: %w", fs.ErrPermission)}, "", "", "", ""},
-		{"port taken", proxyConfig, patient{files: map[string]string{
+		}}}, "programs", healthFail, `at lo, ingress, there is the chain c of nf_tables: "run" does not attach next to it`, "nft list ruleset"},
+		{"other programs, not permitted to list", packetConfig, hostSpec{foreignErr: fmt.Errorf("query: %w", fs.ErrPermission)}, "", "", "", ""},
+		{"port taken", proxyConfig, hostSpec{files: map[string]string{
 			"proc/self/net/tcp": tcpHeader + "0: 00000000:01B0 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n",
 			"proc/812/fd/7":     "->socket:[4711]", "proc/812/comm": "nginx\n",
-		}}, "ports", healthFail, `"db", tcp://127.0.0.1:432: nginx (process 812)`, "ss -lntup"},
-		{"port taken by whom is not to be seen", proxyConfig, file("proc/self/net/udp", tcpHeader+"0: 0100007F:14E9 00000000:0000 07 0:0 0:0 0 0 0 4711 1\n"), "ports", healthFail, "udp://127.0.0.1:5353: another program", ""},
-		{"port perhaps taken", proxyConfig, file("proc/self/net/tcp6", tcpHeader+"0: "+strings.Repeat("0", 32)+":01B0 "+strings.Repeat("0", 32)+":0000 0A 0:0 0:0 0 0 0 4711 1\n"), "ports", healthWarn, "unless that takes IPv6 alone", ""},
-		{"port taken by way of IPv6", proxyConfig, file("proc/self/net/tcp6", tcpHeader+"0: 0000000000000000FFFF00000100007F:01B0 "+strings.Repeat("0", 32)+":0000 0A 0:0 0:0 0 0 0 4711 1\n"), "ports", healthFail, "at 127.0.0.1:432", ""},
+		}}, "ports", healthFail, `"db", tcp://127.0.0.1:432: the port is in use by nginx (process 812)`, "ss -lntup"},
+		{"port taken by an unknown program", proxyConfig, file("proc/self/net/udp", tcpHeader+"0: 0100007F:14E9 00000000:0000 07 0:0 0:0 0 0 0 4711 1\n"), "ports", healthFail, "udp://127.0.0.1:5353: the port is in use by another program", ""},
+		{"port perhaps taken", proxyConfig, file("proc/self/net/tcp6", tcpHeader+"0: "+strings.Repeat("0", 32)+":01B0 "+strings.Repeat("0", 32)+":0000 0A 0:0 0:0 0 0 0 4711 1\n"), "ports", healthWarn, "unless that is IPv6 only", ""},
+		{"port taken by an IPv4-mapped socket", proxyConfig, file("proc/self/net/tcp6", tcpHeader+"0: 0000000000000000FFFF00000100007F:01B0 "+strings.Repeat("0", 32)+":0000 0A 0:0 0:0 0 0 0 4711 1\n"), "ports", healthFail, "at 127.0.0.1:432", ""},
 		{"metrics port taken", proxyConfig, file("proc/self/net/tcp", tcpHeader+"0: 0100007F:24F8 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n"), "ports", healthFail, "[daemon] metrics", ""},
-		{"page's port taken", "[daemon]\ndashboard = \"127.0.0.1:433\"\n" + proxyConfig, file("proc/self/net/tcp", tcpHeader+"0: 0100007F:01B1 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n"), "ports", healthFail, "[daemon] dashboard", ""},
-		{"port kept by systemd", proxyConfig, patient{files: map[string]string{
+		{"port of the dashboard taken", "[daemon]\ndashboard = \"127.0.0.1:433\"\n" + proxyConfig, file("proc/self/net/tcp", tcpHeader+"0: 0100007F:01B1 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n"), "ports", healthFail, "[daemon] dashboard", ""},
+		{"port kept by systemd", proxyConfig, hostSpec{files: map[string]string{
 			"proc/self/net/tcp": tcpHeader + "0: 00000000:01B0 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n",
 			"proc/1/fd/7":       "->socket:[4711]", "proc/1/comm": "systemd\n",
 		}}, "", "", "", ""},
@@ -323,15 +323,15 @@ func TestDoctor(t *testing.T) {
 			"0: 0200007F:01B0 00000000:0000 0A 0:0 0:0 0 0 0 1 1\n"+ // another address
 			"1: 00000000:01B1 00000000:0000 0A 0:0 0:0 0 0 0 2 1\n"+ // another port
 			"2: 0100007F:01B0 0100007F:1234 01 0:0 0:0 0 0 0 3 1\n"), "", "", "", ""}, // a connection
-		{"the daemon's own ports", proxyConfig, patient{answers: true, socket: true, files: map[string]string{
+		{"the daemon's own ports", proxyConfig, hostSpec{daemonRuns: true, socket: true, files: map[string]string{
 			"proc/self/net/tcp": tcpHeader + "0: 00000000:01B0 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n",
 		}}, "", "", "", ""},
-		{"no such name", named, patient{dead: true}, "downstreams", healthFail, "downstream db.internal: no", "getent"},
-		{"no connection", proxyConfig, patient{dead: true, probe: true}, "downstreams", healthFail, "downstream 10.0.0.5: no", "ip route get 10.0.0.5"},
-		{"not probed", proxyConfig, patient{dead: true}, "", "", "", ""},
+		{"no such name", named, hostSpec{unreachable: true}, "downstreams", healthFail, "downstream db.internal: no", "getent"},
+		{"no connection", proxyConfig, hostSpec{unreachable: true, probe: true}, "downstreams", healthFail, "downstream 10.0.0.5: no", "ip route get 10.0.0.5"},
+		{"not probed", proxyConfig, hostSpec{unreachable: true}, "", "", "", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			found := tt.patient.doctor(t, tt.config).examine()
+			found := tt.host.doctor(t, tt.config).run()
 			matched := tt.check == ""
 			for _, f := range found {
 				switch {
@@ -339,32 +339,32 @@ func TestDoctor(t *testing.T) {
 					matched = true
 				case f.State == healthWarn || f.State == healthFail:
 					if f.Name != tt.check {
-						t.Errorf("besides: %+v", f)
+						t.Errorf("unexpected finding: %+v", f)
 					}
 				}
 			}
 			if !matched {
-				t.Errorf("no %s of %q that says %q and %q in %+v", tt.state, tt.check, tt.text, tt.fix, found)
+				t.Errorf("no %s of %q with %q and fix %q in %+v", tt.state, tt.check, tt.text, tt.fix, found)
 			}
 		})
 	}
 }
 
-// On this host, whatever it is, with and without a configuration that loads.
-func TestDoctorHere(t *testing.T) {
+// TestDoctor_OnThisHost runs doctor on the real host, with and without a valid configuration.
+func TestDoctor_OnThisHost(t *testing.T) {
 	listen, downstream := freePort(t), echoServer(t)
 	config := writeConfig(t, "", strings.Replace(configText(listen, "", downstream, "1MB/s"), "[[limit]]", "tcp_idle_timeout = \"1h\"\n[[limit]]", 1))
 	out, _, err := command(t, "doctor", "--config", config, "--probe", "--control", filepath.Join(t.TempDir(), "none.sock"))
 	if err != nil {
 		t.Errorf("%v:\n%s", err, out)
 	}
-	for _, want := range []string{"ok    configuration  " + config, "ok    kernel         Linux ", "those of TCP take connections"} {
+	for _, want := range []string{"ok    configuration  " + config, "ok    kernel         Linux ", "those of TCP accept connections"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in:\n%s", want, out)
 		}
 	}
 	if strings.Contains(out, "\x1b") {
-		t.Error("colours without a terminal")
+		t.Error("colors without a terminal")
 	}
 
 	out, _, err = command(t, "doctor", "--json", "--config", "/nowhere.toml")
@@ -385,14 +385,14 @@ func TestDoctorHere(t *testing.T) {
 	}
 }
 
-func TestDoctorPrints(t *testing.T) {
+func TestPrintFindings(t *testing.T) {
 	all := []finding{{"unit", healthWarn, "two\nlines", "fix it"}, {"kernel", healthOK, "Linux", ""}}
-	for colours, want := range map[bool]string{
+	for colors, want := range map[bool]string{
 		false: "warn  unit    two\n              lines\n              -> fix it\nok    kernel  Linux\n",
 		true:  "\x1b[33mwarn\x1b[0m  unit    two\n              lines\n              \x1b[1m->\x1b[0m fix it\n\x1b[32mok  \x1b[0m  kernel  Linux\n",
 	} {
 		var out strings.Builder
-		if err := printFindings(&out, all, colours); err != nil || out.String() != want {
+		if err := printFindings(&out, all, colors); err != nil || out.String() != want {
 			t.Errorf("%v: %q, want %q", err, out.String(), want)
 		}
 	}

@@ -16,14 +16,14 @@ func eventsCommand(e env) *cobra.Command {
 	var follow bool
 	cmd := &cobra.Command{
 		Use:   "events",
-		Short: "Show what the daemon logged",
-		Long: `Show the last lines that the daemon logged at level info or above. With --follow, go on
-with what comes, and with --json and --follow, print an event a line. The whole log is
-in the journal.`,
+		Short: "Show recent log records of the daemon",
+		Long: `Show the last log records of the daemon at level info or above. With --follow, keep
+printing new ones; with --json and --follow, print one event per line. The journal has
+the whole log.`,
 		Example: `  shaperd events
   shaperd events --follow
   journalctl -u shaperd`,
-		Annotations: withJSON,
+		Annotations: jsonAnnotations,
 		Args:        noArgs(""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if follow {
@@ -31,52 +31,52 @@ in the journal.`,
 				defer stop()
 				return followEvents(ctx, e)
 			}
-			events, err := e.daemon().Events(cmd.Context(), 0)
+			events, err := e.client().Events(cmd.Context(), 0)
 			if err != nil {
 				return err
 			}
-			return e.show(events, func(p *page) { p.events(events) })
+			return e.show(events, func(p *printer) { p.events(events) })
 		},
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what comes")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "keep printing new events")
 	return cmd
 }
 
-func (p *page) events(events []control.Event) {
+func (p *printer) events(events []control.Event) {
 	for _, event := range events {
 		var attrs strings.Builder
-		for _, key := range sorted(event.Attrs) {
-			attrs.WriteString(" " + printable(key) + "=" + word(event.Attrs[key]))
+		for _, key := range sortedKeys(event.Attrs) {
+			attrs.WriteString(" " + printable(key) + "=" + quoteAttr(event.Attrs[key]))
 		}
 		level := event.Level
 		if level == "error" {
 			level = p.red(level)
 		}
-		p.line("%s %-5s %s%s", clock(event.Time, time.Now()), level, printable(event.Message), attrs.String())
+		p.line("%s %-5s %s%s", clockTime(event.Time, time.Now()), level, printable(event.Message), attrs.String())
 	}
 }
 
-// word is the value of an attribute, quoted where it would not be read as one.
-func word(s string) string {
+// quoteAttr returns the value of an attribute, quoted unless it is a single word.
+func quoteAttr(s string) string {
 	if s == "" || strings.ContainsAny(s, " =\"") {
 		return strconv.Quote(s)
 	}
 	return printable(s)
 }
 
-// followInterval is how often new events are asked for.
+// followInterval is the time between two requests for new events.
 const followInterval = time.Second
 
-// followEvents shows events until ctx ends. A daemon that goes away is waited for: its
-// next one counts events from 1.
+// followEvents prints events until ctx ends. When the daemon goes away, it waits for the next
+// one, which numbers its events from 1.
 func followEvents(ctx context.Context, e env) error {
-	c := e.daemon()
+	c := e.client()
 	var last uint64
 	var pid int
 	tick := time.NewTicker(followInterval)
 	defer tick.Stop()
 	for first := true; ; first = false {
-		events, err := newEvents(ctx, c, &pid, &last)
+		events, err := fetchEvents(ctx, c, &pid, &last)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -84,7 +84,7 @@ func followEvents(ctx context.Context, e env) error {
 			return err
 		}
 		for _, event := range events {
-			show := func() error { return e.show(event, func(p *page) { p.events([]control.Event{event}) }) }
+			show := func() error { return e.show(event, func(p *printer) { p.events([]control.Event{event}) }) }
 			if e.flags.json {
 				show = func() error { return e.printJSONLine(event) }
 			}
@@ -100,9 +100,9 @@ func followEvents(ctx context.Context, e env) error {
 	}
 }
 
-// newEvents is what the daemon logged after *last, or from its start when it is another
-// one than *pid. It updates both.
-func newEvents(ctx context.Context, c *control.Client, pid *int, last *uint64) ([]control.Event, error) {
+// fetchEvents returns the events after *last, or all of them when the daemon's process is no
+// longer *pid. It updates both.
+func fetchEvents(ctx context.Context, c *control.Client, pid *int, last *uint64) ([]control.Event, error) {
 	s, err := c.Status(ctx)
 	if err != nil {
 		return nil, err

@@ -16,32 +16,32 @@ import (
 	"shaperd/shaper/config"
 )
 
-// question is what is asked about: a connection, or packets.
+// question is the traffic to explain: a connection, or packets.
 type question struct {
-	source, destination netip.Addr // the latter is invalid when nobody said
+	source, destination netip.Addr // destination is invalid when it was not given
 	protocol            shaper.Protocol
-	address             netip.Addr // that it asks for; invalid when nobody said
+	address             netip.Addr // requested by the client; invalid when it was not given
 	port                uint16
-	listener            string // "" is the one that takes it
-	attach              string // "" asks for a listener
+	listener            string // "" means the one that accepts it
+	attach              string // "" means a listener
 }
 
 func explainCommand(e env) *cobra.Command {
 	var file string
-	var ask control.Question
+	var ask control.ExplainRequest
 	cmd := &cobra.Command{
 		Use:   "explain --source IP --to tcp|udp/[IP:]PORT [--listener NAME | --attach NAME [--destination IP]]",
-		Short: "Tell which limits a connection is under, in what state, and which binds first",
-		Long: `Tell which limits a connection of a source would be under, in which buckets, and which
-binds first; with --attach, packets at an attachment. The running daemon is asked, and
-tells the present state of the buckets and when the next unit would leave. Where
-several listeners take the port, name one, or the address that the client asks for. With
---config, a file is asked instead, and no daemon is needed.`,
+		Short: "Explain which limits apply to a connection, their state, and the bottleneck",
+		Long: `Explain which limits apply to a connection from a source, in which buckets, and which
+one is the bottleneck; with --attach, to packets at an attachment. The running daemon
+adds the state of each bucket and when the next unit may leave. When several listeners
+accept the port, name one, or the address that the client connects to. With --config,
+explain a configuration file; this needs no daemon.`,
 		Example: `  shaperd explain --source 192.0.2.7 --to tcp/5432
   shaperd explain --source 192.0.2.7 --to tcp/203.0.113.1:5432
   shaperd explain --config shaperd.toml --source 192.0.2.7 --to tcp/5432
   shaperd explain --attach plant --source 10.1.2.3 --destination 10.40.0.7 --to tcp/502`,
-		Annotations: withJSON,
+		Annotations: jsonAnnotations,
 		Args:        noArgs(""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			q, err := parseQuestion(ask)
@@ -49,10 +49,10 @@ several listeners take the port, name one, or the address that the client asks f
 				return err
 			}
 			if file == "" {
-				return explainLive(cmd.Context(), e, *q)
+				return explainFromDaemon(cmd.Context(), e, *q)
 			}
 			if e.flags.json {
-				return usageError{errors.New("--json: with --config, explain prints no JSON")}
+				return usageError{errors.New("explain does not support --json with --config")}
 			}
 			l, err := load(file)
 			if err != nil {
@@ -62,20 +62,20 @@ several listeners take the port, name one, or the address that the client asks f
 			if err != nil {
 				return err
 			}
-			return explain(e, l.config, p, *q)
+			return explainFromConfig(e, l.config, p, *q)
 		},
 	}
-	cmd.Flags().StringVar(&file, "config", "", "configuration `file` to ask instead of the running daemon")
+	cmd.Flags().StringVar(&file, "config", "", "explain this configuration `file`, not the running daemon")
 	cmd.Flags().StringVar(&ask.Source, "source", "", "`address` of the client")
-	cmd.Flags().StringVar(&ask.To, "to", "", "`protocol/port` that the client asks for, such as tcp/5432 or tcp/192.0.2.1:5432; or icmp, at an attachment")
-	cmd.Flags().StringVar(&ask.Listener, "listener", "", "`name` of the listener, where several take the port")
-	cmd.Flags().StringVar(&ask.Attach, "attach", "", "`name` of an attachment: tell about packets there, not about a listener's connections")
-	cmd.Flags().StringVar(&ask.Destination, "destination", "", "`address` that packets at the attachment are for")
+	cmd.Flags().StringVar(&ask.To, "to", "", "`protocol/port` that the client connects to, such as tcp/5432 or tcp/192.0.2.1:5432; icmp is for attachments")
+	cmd.Flags().StringVar(&ask.Listener, "listener", "", "`name` of the listener, when several accept the port")
+	cmd.Flags().StringVar(&ask.Attach, "attach", "", "`name` of an attachment: explain packets there")
+	cmd.Flags().StringVar(&ask.Destination, "destination", "", "destination `address` of packets at the attachment")
 	return cmd
 }
 
-// parseQuestion reads a question. What is wrong is told by the flags of "explain".
-func parseQuestion(ask control.Question) (*question, error) {
+// parseQuestion parses a question. Errors name the flags of "explain".
+func parseQuestion(ask control.ExplainRequest) (*question, error) {
 	q := &question{listener: ask.Listener, attach: ask.Attach}
 	var err error
 	if q.source, err = parseAddr("source", ask.Source); err != nil {
@@ -86,23 +86,23 @@ func parseQuestion(ask control.Question) (*question, error) {
 	}
 	switch {
 	case q.attach != "" && q.listener != "":
-		return nil, usageError{errors.New("--listener and --attach: traffic meets one or the other")}
+		return nil, usageError{errors.New("--listener and --attach cannot be combined")}
 	case q.attach != "" && q.address.IsValid():
-		return nil, usageError{errors.New("--to: at an attachment, name the address with --destination")}
+		return nil, usageError{errors.New("--to: with --attach, use --destination to name the address")}
 	case q.address.IsValid() && q.source.Is4() != q.address.Is4():
-		return nil, usageError{fmt.Errorf("--source %v and --to %v: both must be IPv4 or IPv6", q.source, q.address)}
+		return nil, usageError{fmt.Errorf("--source %v and --to %v: must be of the same address family", q.source, q.address)}
 	}
 	if ask.Destination == "" {
 		return q, nil
 	}
 	if ask.Attach == "" {
-		return nil, usageError{errors.New("--destination is for packets at an attachment: name it with --attach")}
+		return nil, usageError{errors.New("--destination requires --attach")}
 	}
 	if q.destination, err = parseAddr("destination", ask.Destination); err != nil {
 		return nil, err
 	}
 	if q.source.Is4() != q.destination.Is4() {
-		return nil, usageError{fmt.Errorf("--source %v and --destination %v: both must be IPv4 or IPv6", q.source, q.destination)}
+		return nil, usageError{fmt.Errorf("--source %v and --destination %v: must be of the same address family", q.source, q.destination)}
 	}
 	return q, nil
 }
@@ -110,12 +110,12 @@ func parseQuestion(ask control.Question) (*question, error) {
 func parseAddr(flag, s string) (netip.Addr, error) {
 	addr, err := netip.ParseAddr(s)
 	if err != nil {
-		return addr, usageError{fmt.Errorf("--%s %q: an IPv4 or IPv6 address is needed", flag, s)}
+		return addr, usageError{fmt.Errorf("--%s %q: must be an IPv4 or IPv6 address", flag, s)}
 	}
 	return addr.Unmap().WithZone(""), nil
 }
 
-// parseTo reads what the client asks for.
+// parseTo parses --to.
 func (q *question) parseTo(s string) error {
 	attached := q.attach != ""
 	if attached && s == shaper.ICMP.String() {
@@ -132,7 +132,7 @@ func (q *question) parseTo(s string) error {
 		if attached {
 			or = ", or icmp"
 		}
-		return usageError{fmt.Errorf("--to %q: a protocol and a port are needed, such as tcp/5432 or udp/53%s", s, or)}
+		return usageError{fmt.Errorf("--to %q: must be a protocol and a port, such as tcp/5432 or udp/53%s", s, or)}
 	}
 	q.protocol, q.port = shaper.UDP, uint16(port)
 	if name == "tcp" {
@@ -141,8 +141,8 @@ func (q *question) parseTo(s string) error {
 	return nil
 }
 
-// service writes what is asked for, as --to has it.
-func (q *question) service() string {
+// target formats protocol, address and port as --to takes them.
+func (q *question) target() string {
 	switch {
 	case q.port == 0:
 		return q.protocol.String()
@@ -152,40 +152,40 @@ func (q *question) service() string {
 	return fmt.Sprintf("%v/%d", q.protocol, q.port)
 }
 
-// to writes what the packets or the connection are for.
-func (q *question) to() string {
+// destinationText formats the destination of the packets or the connection.
+func (q *question) destinationText() string {
 	if q.destination.IsValid() {
-		return fmt.Sprintf("%v, %s", q.destination, q.service())
+		return fmt.Sprintf("%v, %s", q.destination, q.target())
 	}
-	return q.service()
+	return q.target()
 }
 
-// explained is the answer to a question, and what it is about.
-type explained struct {
+// explanation is the answer to a question, with the values it was computed from.
+type explanation struct {
 	control.Explanation
 	flow   shaper.Flow
 	route  shaper.Route
 	attach *config.Attach // nil at a listener
 }
 
-// answer tells what c, compiled to p, says to q.
-func (q *question) answer(c *config.Config, p *shaper.Policy) (*explained, error) {
-	x := &explained{flow: shaper.Flow{Source: q.source, Destination: q.destination, Port: q.port, Protocol: q.protocol}}
-	x.Source, x.To = q.source.String(), q.to()
-	x.Limits, x.BindsFirst, x.Connections = []control.BucketOf{}, []control.Binding{}, []control.Connection{}
+// answer explains q by the configuration c, which was compiled to p.
+func (q *question) answer(c *config.Config, p *shaper.Policy) (*explanation, error) {
+	x := &explanation{flow: shaper.Flow{Source: q.source, Destination: q.destination, Port: q.port, Protocol: q.protocol}}
+	x.Source, x.To = q.source.String(), q.destinationText()
+	x.Limits, x.Bottlenecks, x.Connections = []control.LimitBucket{}, []control.Bottleneck{}, []control.Connection{}
 	f := &x.flow
 	if q.attach == "" {
-		l, err := listener(c, q)
+		l, err := findListener(c, q)
 		if err != nil {
 			return nil, err
 		}
-		x.Listener, f.Listen = l.Name, p.ListenIndex(l.Name)
+		x.Listener, f.Origin = l.Name, p.ListenerIndex(l.Name)
 	} else {
 		var err error
-		if x.attach, err = attachment(c, p, q); err != nil {
+		if x.attach, err = findAttachment(c, p, q); err != nil {
 			return nil, err
 		}
-		x.Attachment, f.Listen = q.attach, p.AttachIndex(q.attach)
+		x.Attachment, f.Origin = q.attach, p.AttachmentIndex(q.attach)
 	}
 	x.route = p.Route(f)
 	if x.ASN = x.route.ASN; x.ASN == 0 {
@@ -198,16 +198,16 @@ func (q *question) answer(c *config.Config, p *shaper.Policy) (*explained, error
 		if x.attach != nil {
 			direction, observe = x.attach.Direction.String(), l.Observe || x.attach.Observe && !l.Always
 		}
-		x.Limits = append(x.Limits, control.BucketOf{
-			Limit: l.Name, Key: p.Describe(i, f, x.route), Direction: direction, HeldTo: heldTo(l), Mode: mode(observe),
+		x.Limits = append(x.Limits, control.LimitBucket{
+			Limit: l.Name, Key: p.Describe(i, f, x.route), Direction: direction, Summary: limitSummary(l), Mode: modeName(observe),
 		})
 	}
-	x.bindsFirst(p)
+	x.findBottlenecks(p)
 	return x, nil
 }
 
-// explain prints what c says to q.
-func explain(e env, c *config.Config, p *shaper.Policy, q question) error {
+// explainFromConfig explains q by a configuration, and prints the answer.
+func explainFromConfig(e env, c *config.Config, p *shaper.Policy, q question) error {
 	x, err := q.answer(c, p)
 	if err != nil {
 		return err
@@ -219,42 +219,42 @@ func explain(e env, c *config.Config, p *shaper.Policy, q question) error {
 	fmt.Fprintf(e.stdout, "%v to %s: %s", x.Source, x.To, where)
 	switch {
 	case x.ASN != 0:
-		fmt.Fprintf(e.stdout, ", %s", system(x.ASN, x.ASName))
+		fmt.Fprintf(e.stdout, ", %s", asnLabel(x.ASN, x.ASName))
 	case len(c.ASN.Files) > 0:
 		fmt.Fprint(e.stdout, ", unknown AS")
 	}
 	fmt.Fprintln(e.stdout)
 	if len(x.Limits) == 0 {
-		fmt.Fprintln(e.stdout, "No limit matches: nothing is held back.")
+		fmt.Fprintln(e.stdout, "No limit matches.")
 		return nil
 	}
 	fmt.Fprintln(e.stdout)
 	w := tabwriter.NewWriter(e.stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "LIMIT\tBUCKET\tDIRECTION\tHELD TO\tMODE")
+	fmt.Fprintln(w, "LIMIT\tBUCKET\tDIRECTION\tLIMITS\tMODE")
 	for _, l := range x.Limits {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", l.Limit, l.Key, l.Direction, l.HeldTo, l.Mode)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", l.Limit, l.Key, l.Direction, l.Summary, l.Mode)
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
 	fmt.Fprintln(e.stdout)
 	if x.attach != nil && x.attach.Observe {
-		fmt.Fprintln(e.stdout, "The attachment observes: nothing is held back.")
+		fmt.Fprintln(e.stdout, "The attachment observes: nothing is delayed or dropped.")
 		return nil
 	}
-	for _, b := range x.BindsFirst {
-		fmt.Fprintf(e.stdout, "%s: %q binds first.\n", b.What, b.Limit)
+	for _, b := range x.Bottlenecks {
+		fmt.Fprintf(e.stdout, "%s: bottleneck is %q.\n", b.Resource, b.Limit)
 	}
 	return nil
 }
 
-// listener returns the listener that takes a connection. An address takes what is for it
-// before one that takes all, as in the kernel.
-func listener(c *config.Config, q *question) (*config.Listen, error) {
+// findListener returns the listener that accepts a connection. As in the kernel, an exact
+// address takes precedence over a wildcard.
+func findListener(c *config.Config, q *question) (*config.Listen, error) {
 	if q.listener != "" && !slices.ContainsFunc(c.Listen, func(l config.Listen) bool { return l.Name == q.listener }) {
-		return nil, fmt.Errorf("there is no listener %q", q.listener)
+		return nil, fmt.Errorf("unknown listener %q", q.listener)
 	}
-	var exact, any []*config.Listen // those that take it
+	var exact, any []*config.Listen // that accept it
 	var where []string
 	for i := range c.Listen {
 		l := &c.Listen[i]
@@ -282,35 +282,35 @@ func listener(c *config.Config, q *question) (*config.Listen, error) {
 	case len(any) == 1:
 		return any[0], nil
 	case len(any) > 1:
-		return nil, usageError{fmt.Errorf("%d listeners take %s: %s: name one with --listener, or an address with --to %v/ADDRESS:%d",
-			len(any), q.service(), strings.Join(where, ", "), q.protocol, q.port)}
+		return nil, usageError{fmt.Errorf("%d listeners accept %s: %s: use --listener to name one, or --to %v/ADDRESS:%d to name an address",
+			len(any), q.target(), strings.Join(where, ", "), q.protocol, q.port)}
 	case q.listener != "":
-		return nil, fmt.Errorf("listener %q does not take %s from %v", q.listener, q.to(), q.source)
+		return nil, fmt.Errorf("listener %q does not accept %s from %v", q.listener, q.destinationText(), q.source)
 	case len(c.Attach) > 0:
-		return nil, fmt.Errorf("no listener takes %s from %v: for packets at an attachment, name it with --attach", q.to(), q.source)
+		return nil, fmt.Errorf("no listener accepts %s from %v; for packets at an attachment, use --attach", q.destinationText(), q.source)
 	}
-	return nil, fmt.Errorf("no listener takes %s from %v", q.to(), q.source)
+	return nil, fmt.Errorf("no listener accepts %s from %v", q.destinationText(), q.source)
 }
 
-// attachment returns the attachment that q names.
-func attachment(c *config.Config, p *shaper.Policy, q *question) (*config.Attach, error) {
+// findAttachment returns the attachment that q names.
+func findAttachment(c *config.Config, p *shaper.Policy, q *question) (*config.Attach, error) {
 	n := slices.IndexFunc(c.Attach, func(a config.Attach) bool { return a.Name == q.attach })
 	if n < 0 {
-		return nil, fmt.Errorf("there is no attachment %q", q.attach)
+		return nil, fmt.Errorf("unknown attachment %q", q.attach)
 	}
-	for i := range p.PlaceSet(p.AttachIndex(q.attach)).All {
+	for i := range p.OriginSet(p.AttachmentIndex(q.attach)).All {
 		if l := p.Limit(i); len(l.Match.Destination) > 0 && !q.destination.IsValid() {
-			return nil, usageError{fmt.Errorf("limit %q matches destinations: name one with --destination", l.Name)}
+			return nil, usageError{fmt.Errorf("limit %q matches destinations: use --destination to name one", l.Name)}
 		}
 	}
 	return &c.Attach[n], nil
 }
 
-// heldTo writes what one bucket of l is held to.
-func heldTo(l *shaper.Limit) string {
+// limitSummary describes what each bucket of l enforces.
+func limitSummary(l *shaper.Limit) string {
 	var parts []string
 	if l.Block {
-		return "nothing: it blocks"
+		return "block"
 	}
 	if l.Rate != 0 {
 		s := config.FormatRate(l.Rate)
@@ -332,21 +332,21 @@ func heldTo(l *shaper.Limit) string {
 	if l.Rate != 0 || l.Packets.N != 0 {
 		parts = append(parts, "queue "+l.MaxDelay.String())
 	}
-	if l.Connections != 0 {
-		parts = append(parts, fmt.Sprintf("%d connections", l.Connections))
+	if l.MaxConnections != 0 {
+		parts = append(parts, fmt.Sprintf("%d connections", l.MaxConnections))
 	}
 	if l.NewConnections.N != 0 {
 		parts = append(parts, config.FormatFrequency(l.NewConnections)+" new connections")
 	}
-	if l.Connections != 0 && !l.OfAttachments() || l.NewConnections.N != 0 {
-		parts = append(parts, "wait "+l.MaxWait.String())
+	if l.MaxConnections != 0 && !l.InPacketPlane() || l.NewConnections.N != 0 {
+		parts = append(parts, "wait "+l.QueueTimeout.String())
 	}
 	return strings.Join(parts, ", ")
 }
 
-// bindsFirst tells, for each thing that is limited, which limit a source that
-// asks for ever more would meet first.
-func (x *explained) bindsFirst(p *shaper.Policy) {
+// findBottlenecks finds, for each limited quantity, the limit that a source which sends ever
+// more reaches first.
+func (x *explanation) findBottlenecks(p *shaper.Policy) {
 	least := func(what string, set shaper.Set, value func(*shaper.Limit) float64) {
 		best := -1
 		for i := range set.All {
@@ -356,7 +356,7 @@ func (x *explained) bindsFirst(p *shaper.Policy) {
 			}
 		}
 		if best >= 0 {
-			x.BindsFirst = append(x.BindsFirst, control.Binding{What: what, Limit: p.Limit(best).Name})
+			x.Bottlenecks = append(x.Bottlenecks, control.Bottleneck{Resource: what, Limit: p.Limit(best).Name})
 		}
 	}
 	rate := func(l *shaper.Limit) float64 { return float64(l.Rate) }
@@ -371,6 +371,6 @@ func (x *explained) bindsFirst(p *shaper.Policy) {
 		least("Packets to the downstream", r.ToDownstream, packets)
 		least("Packets from the downstream", r.FromDownstream, packets)
 	}
-	least("Connections in flight", r.Limits(), func(l *shaper.Limit) float64 { return float64(l.Connections) })
+	least("Connections in flight", r.Limits(), func(l *shaper.Limit) float64 { return float64(l.MaxConnections) })
 	least("New connections", r.Limits(), func(l *shaper.Limit) float64 { return l.NewConnections.PerSecond() })
 }

@@ -6,8 +6,9 @@ import (
 	"testing"
 )
 
-// Where several listeners take a port, explain guesses none.
-func TestExplainTellsListenersApart(t *testing.T) {
+// TestExplain_AmbiguousListeners checks that explain does not guess when several listeners accept
+// a port.
+func TestExplain_AmbiguousListeners(t *testing.T) {
 	const text = `[daemon]
 metrics = ""
 dashboard = ""
@@ -36,21 +37,21 @@ rate = "2MB/s"
 	_, port, _ := strings.Cut(freePort(t), ":")
 	_, other, _ := strings.Cut(freePort(t), ":")
 	config := writeConfig(t, "", fmt.Sprintf(text, port, other))
-	s := startSteered(t, config)
+	s := startControlled(t, config)
 	for _, tt := range []struct{ args, want, fails string }{
-		{"--to tcp/PORT", "", `2 listeners take tcp/PORT: "a" (tcp://127.0.0.1:PORT), "b" (tcp://127.0.0.2:PORT): name one with --listener`},
+		{"--to tcp/PORT", "", `2 listeners accept tcp/PORT: "a" (tcp://127.0.0.1:PORT), "b" (tcp://127.0.0.2:PORT): use --listener to name one`},
 		{"--to tcp/PORT --listener b", `listener "b"`, ""},
 		{"--to tcp/PORT --listener a", "of-a", ""},
 		{"--to tcp/127.0.0.2:PORT", "of-b", ""},
 		{"--to tcp/127.0.0.3:PORT", "of-a", ""},
-		{"--to tcp/127.0.0.4:PORT", "", "no listener takes tcp/127.0.0.4:PORT"},
-		{"--to tcp/127.0.0.2:PORT --listener a", "", `listener "a" does not take tcp/127.0.0.2:PORT`},
-		{"--to tcp/PORT --listener c", "", `there is no listener "c"`},
+		{"--to tcp/127.0.0.4:PORT", "", "no listener accepts tcp/127.0.0.4:PORT"},
+		{"--to tcp/127.0.0.2:PORT --listener a", "", `listener "a" does not accept tcp/127.0.0.2:PORT`},
+		{"--to tcp/PORT --listener c", "", `unknown listener "c"`},
 		{"--to tcp/OTHER", `listener "all"`, ""},
 		{"--to tcp/192.0.2.9:OTHER", `listener "all"`, ""},
-		{"--to tcp/[::1]:PORT", "", "both must be IPv4 or IPv6"},
-		{"--to tcp/127.0.0.2:0", "", "a protocol and a port are needed"},
-		{"--to tcp/PORT --listener a --attach x", "", "traffic meets one or the other"},
+		{"--to tcp/[::1]:PORT", "", "must be of the same address family"},
+		{"--to tcp/127.0.0.2:0", "", "must be a protocol and a port"},
+		{"--to tcp/PORT --listener a --attach x", "", "cannot be combined"},
 	} {
 		fill := strings.NewReplacer("PORT", port, "OTHER", other).Replace
 		for _, of := range []string{"--control " + s.socket, "--config " + config} {

@@ -17,7 +17,7 @@ import (
 	"shaperd/control"
 )
 
-// fakeDaemon answers on a control socket of its own from what is in it.
+// fakeDaemon serves its fields on a control socket.
 type fakeDaemon struct {
 	path string
 
@@ -25,94 +25,94 @@ type fakeDaemon struct {
 	status  control.Status
 	limits  []control.Limit
 	keys    []control.Key
-	who     []control.Who
+	talkers []control.Talker
 	conns   control.Connections
 	explain control.Explanation
 	events  []control.Event
 	reload  control.ReloadStatus
-	changes []string // what changed something: method, path and body
+	changes []string // requests that change something: method and path
 }
 
-// start of the fake daemon, and its present.
+// Start time and current time of the fake daemon.
 var (
 	fakeStart = time.Date(2026, 3, 1, 10, 0, 0, 0, time.Local)
 	fakeNow   = fakeStart.Add(2*time.Hour + 3*time.Minute)
 )
 
-// newFakeDaemon is a daemon that slows one source, a little.
+// newFakeDaemon returns a daemon that throttles one source.
 func newFakeDaemon() *fakeDaemon {
 	down := []control.DownstreamStatus{
-		{Listener: "db", Downstream: "10.0.0.5:5432", State: "up", InFlight: 12, Most: 50},
+		{Listener: "db", Downstream: "10.0.0.5:5432", State: "up", InFlight: 12, MaxConnections: 50},
 		{Listener: "db", Downstream: "10.0.0.6:5432", State: "down"},
 	}
-	bucket := &control.Bucket{BacklogBytes: 123456, Queued: 3, NextIn: 0.0351, InFlight: 5, Waiting: 7}
+	bucket := &control.Bucket{BacklogBytes: 123456, Queued: 3, NextDeparture: 0.0351, InFlight: 5, Waiting: 7}
 	first := control.Connection{
 		ID: 4711, Protocol: "tcp", Source: "192.0.2.7:40000", ASN: 64500, ASName: "Example \x1b[31mLtd", Listener: "db", Port: 5432,
-		Downstream: "10.0.0.5:5432", Stage: "open", Age: 61, Idle: 0.02, ToDownstream: 1234567, FromDownstream: 99, Waited: 12.34, HeldBy: "per-source", HeldMost: "per-source",
+		Downstream: "10.0.0.5:5432", Stage: "open", Age: 61, Idle: 0.02, ToDownstream: 1234567, FromDownstream: 99, Waited: 12.34, ThrottledBy: "per-source", MostlyThrottledBy: "per-source",
 	}
 	return &fakeDaemon{
 		status: control.Status{
 			Version: "v1", PID: 99, Config: "/etc/shaperd/shaperd.toml", Started: fakeStart, Now: fakeNow,
-			State: "running", Mode: "enforce", Promise: "kept",
-			Reload: control.ReloadStatus{OK: true, At: fakeStart, Loaded: fakeStart, Took: 0.0021},
+			State: "running", Mode: "enforce", Conformance: "conformant",
+			Reload: control.ReloadStatus{OK: true, At: fakeStart, Loaded: fakeStart, Duration: 0.0021},
 			Listeners: []control.ListenerStatus{{
-				Name: "db", Addresses: []string{"tcp://0.0.0.0:5432"}, Open: 12, Flows: 3, ToDownstreamRate: 1.21e6, FromDownstreamRate: 4e5,
+				Name: "db", Addresses: []string{"tcp://0.0.0.0:5432"}, Connections: 12, Flows: 3, ToDownstreamRate: 1.21e6, FromDownstreamRate: 4e5,
 				Accepted: 400, DialErrors: 1, Downstreams: down,
 			}},
 			Attachments: []control.AttachmentStatus{{Name: "plant", Interface: "eth1", Direction: "egress", Mode: "shape", Up: true, Queue: &control.QueueStatus{Packets: 7, Bytes: 9000, Drops: 1}}},
-			Process:     control.Process{CPURate: 0.034, Memory: 23_456_789, Descriptors: 40, MaxDescriptors: 20000, LateP99: 0.0001},
+			Process:     control.Process{CPUCores: 0.034, Memory: 23_456_789, Descriptors: 40, MaxDescriptors: 20000, WakeupLatencyP99: 0.0001},
 		},
 		limits: []control.Limit{
 			{
-				Name: "per-source", Plane: "proxy", Mode: "enforce", Key: "source", HeldTo: "10Mbit/s, queue 200ms, 20 connections", Direction: "both",
-				Rate: 1.25e6, Connections: 20, Bytes: control.Rates{S1: 1.3e6, S10: 1.25e6, S60: 1.2e6}, BytesTotal: 5e9, DelayedShare: 0.84, Slows: true,
+				Name: "per-source", Plane: "proxy", Mode: "enforce", Key: "source", Summary: "10Mbit/s, queue 200ms, 20 connections", Direction: "both",
+				Rate: 1.25e6, MaxConnections: 20, Bytes: control.Rates{S1: 1.3e6, S10: 1.25e6, S60: 1.2e6}, BytesTotal: 5e9, DelayedShare: 0.84, Throttling: true,
 				InFlight: 20, Waiting: 7, QueueDelay: control.Delay{Count: 9, P50: 0.035, P99: 0.18},
 				Refused: map[string]uint64{"queue-full": 100, "wait-timeout": 4}, RefusedRate: map[string]float64{"queue-full": 3.2, "wait-timeout": 4.1},
-				Promise: control.Promise{Kept: true, Sigma: 14000, Allowed: 15000, Sampled: true},
+				Conformance: control.Conformance{Conformant: true, Sigma: 14000, Allowed: 15000, Sampled: true},
 			},
 			{
-				Name: "watch", Plane: "packet", Mode: "observe", Key: "all", Single: true, HeldTo: "100pps packets, queue 200ms", Direction: "egress",
-				Packets: 100, PacketsRate: control.Rates{S10: 250}, DelayedShare: 0.5, Slows: true, Promise: control.Promise{Kept: true, Unwatched: true},
+				Name: "watch", Plane: "packet", Mode: "observe", Key: "all", Single: true, Summary: "100pps packets, queue 200ms", Direction: "egress",
+				Packets: 100, PacketsRate: control.Rates{S10: 250}, DelayedShare: 0.5, Throttling: true, Conformance: control.Conformance{Conformant: true, Unmonitored: true},
 			},
 			{
-				Name: "database", Plane: "proxy", Mode: "enforce", Key: "all", Single: true, HeldTo: "80Mbit/s, queue 200ms", Direction: "both",
-				Rate: 1e7, Bytes: control.Rates{S10: 1.61e6}, Promise: control.Promise{Kept: true, Sigma: 9000, Allowed: 15000},
+				Name: "database", Plane: "proxy", Mode: "enforce", Key: "all", Single: true, Summary: "80Mbit/s, queue 200ms", Direction: "both",
+				Rate: 1e7, Bytes: control.Rates{S10: 1.61e6}, Conformance: control.Conformance{Conformant: true, Sigma: 9000, Allowed: 15000},
 			},
 		},
 		keys: []control.Key{
 			{
-				Key: "source 192.0.2.7/32", Source: "192.0.2.7/32", ASN: 64500, ASName: "Example", Rate: control.Heavy{Value: 1.2e6},
-				Delayed: control.Heavy{Value: 0.84}, Dropped: control.Heavy{Value: 3, Error: 2}, Bucket: bucket,
+				Key: "source 192.0.2.7/32", Source: "192.0.2.7/32", ASN: 64500, ASName: "Example", Rate: control.Estimate{Value: 1.2e6},
+				Delayed: control.Estimate{Value: 0.84}, Dropped: control.Estimate{Value: 3, Error: 2}, Bucket: bucket,
 			},
-			{Key: "source 198.51.100.1/32", Source: "198.51.100.1/32", Rate: control.Heavy{Value: 5e4}, Delayed: control.Heavy{Value: 0.001}},
+			{Key: "source 198.51.100.1/32", Source: "198.51.100.1/32", Rate: control.Estimate{Value: 5e4}, Delayed: control.Estimate{Value: 0.001}},
 		},
-		who: []control.Who{
-			{Name: "192.0.2.7", ASName: "Example", Rate: control.Heavy{Value: 1.2e6}, Delayed: control.Heavy{Value: 0.84}, Dropped: control.Heavy{Value: 3, Error: 2}},
-			{Name: "evil\x1b]0;x\a", Rate: control.Heavy{Value: 10}},
+		talkers: []control.Talker{
+			{Name: "192.0.2.7", ASName: "Example", Rate: control.Estimate{Value: 1.2e6}, Delayed: control.Estimate{Value: 0.84}, Dropped: control.Estimate{Value: 3, Error: 2}},
+			{Name: "evil\x1b]0;x\a", Rate: control.Estimate{Value: 10}},
 		},
 		conns: control.Connections{Total: 12, Connections: []control.Connection{first}},
 		explain: control.Explanation{
 			Source: "192.0.2.7", To: "tcp/5432", Listener: "db", ASN: 64500, ASName: "Example", Verdict: "delay", Reason: "rate", By: "per-source",
-			Limits: []control.BucketOf{
-				{Limit: "per-source", Key: "source 192.0.2.7/32", Direction: "both", HeldTo: "10Mbit/s, queue 200ms", Mode: "enforce", Bucket: bucket},
-				{Limit: "database", Key: "all", Direction: "both", HeldTo: "80Mbit/s, queue 200ms", Mode: "enforce"},
+			Limits: []control.LimitBucket{
+				{Limit: "per-source", Key: "source 192.0.2.7/32", Direction: "both", Summary: "10Mbit/s, queue 200ms", Mode: "enforce", Bucket: bucket},
+				{Limit: "database", Key: "all", Direction: "both", Summary: "80Mbit/s, queue 200ms", Mode: "enforce"},
 			},
-			BindsFirst:  []control.Binding{{What: "Bytes to the downstream", Limit: "per-source"}},
+			Bottlenecks: []control.Bottleneck{{Resource: "Bytes to the downstream", Limit: "per-source"}},
 			Connections: []control.Connection{first},
 		},
 		events: []control.Event{
 			{ID: 1, Time: fakeStart, Level: "info", Message: "ready", Attrs: map[string]string{"limits": "3"}},
 			{ID: 2, Time: fakeNow, Level: "error", Message: "reload", Attrs: map[string]string{"err": "a b\x1b", "n": ""}},
 		},
-		reload: control.ReloadStatus{OK: true, Took: 0.0021},
+		reload: control.ReloadStatus{OK: true, Duration: 0.0021},
 	}
 }
 
-// serve lets d answer until the test ends, or until the function that it returns is called.
+// serve starts d. It serves until the test ends, or until stop is called.
 func (d *fakeDaemon) serve(t *testing.T) (stop func()) {
 	t.Helper()
 	if d.path == "" {
-		dir, err := os.MkdirTemp("", "shaperd") // a socket's path is 107 bytes at most
+		dir, err := os.MkdirTemp("", "shaperd") // the path of a socket has 107 bytes at most
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -132,41 +132,41 @@ func (d *fakeDaemon) serve(t *testing.T) (stop func()) {
 	return stop
 }
 
-func answer(w http.ResponseWriter, code int, body any) {
+func respond(w http.ResponseWriter, code int, body any) {
 	w.WriteHeader(code)
 	json.NewEncoder(w).Encode(body)
 }
 
-// get answers with what it points to.
-func get[T any](v *T) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) { answer(w, 200, *v) }
+// respondWith responds with *v.
+func respondWith[T any](v *T) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) { respond(w, 200, *v) }
 }
 
 func (d *fakeDaemon) routes() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /v1/status", get(&d.status))
-	mux.Handle("GET /v1/limits", get(&d.limits))
-	mux.Handle("GET /v1/who", get(&d.who))
-	mux.Handle("GET /v1/connections", get(&d.conns))
-	mux.Handle("GET /v1/explain", get(&d.explain))
-	mux.Handle("GET /v1/blocks", get(&d.status.Blocks))
-	mux.Handle("GET /v1/downstreams", get(&d.status.Listeners[0].Downstreams))
+	mux.Handle("GET /v1/status", respondWith(&d.status))
+	mux.Handle("GET /v1/limits", respondWith(&d.limits))
+	mux.Handle("GET /v1/talkers", respondWith(&d.talkers))
+	mux.Handle("GET /v1/connections", respondWith(&d.conns))
+	mux.Handle("GET /v1/explain", respondWith(&d.explain))
+	mux.Handle("GET /v1/blocks", respondWith(&d.status.Blocks))
+	mux.Handle("GET /v1/downstreams", respondWith(&d.status.Listeners[0].Downstreams))
 	mux.HandleFunc("GET /v1/events", func(w http.ResponseWriter, r *http.Request) {
 		var since uint64
 		fmt.Sscan(r.FormValue("since"), &since)
-		answer(w, 200, slices.DeleteFunc(slices.Clone(d.events), func(e control.Event) bool { return e.ID <= since }))
+		respond(w, 200, slices.DeleteFunc(slices.Clone(d.events), func(e control.Event) bool { return e.ID <= since }))
 	})
-	mux.HandleFunc("GET /v1/limits/{limit}", d.ofLimit(func(l *control.Limit) (any, error) { return l, nil }))
+	mux.HandleFunc("GET /v1/limits/{limit}", d.withLimit(func(l *control.Limit) (any, error) { return l, nil }))
 	mux.HandleFunc("GET /v1/limits/{limit}/keys", func(w http.ResponseWriter, r *http.Request) {
-		d.ofLimit(func(*control.Limit) (any, error) {
+		d.withLimit(func(*control.Limit) (any, error) {
 			return slices.DeleteFunc(slices.Clone(d.keys), func(k control.Key) bool {
-				return map[string]control.Heavy{"delayed": k.Delayed, "dropped": k.Dropped, "rate": k.Rate}[r.FormValue("sort")].Value == 0
+				return map[string]control.Estimate{"delayed": k.Delayed, "dropped": k.Dropped, "rate": k.Rate}[r.FormValue("sort")].Value == 0
 			}), nil
 		})(w, r)
 	})
 	mux.HandleFunc("PATCH /v1/limits/{limit}", d.set)
-	mux.HandleFunc("DELETE /v1/limits/{limit}/override", d.ofLimit(func(l *control.Limit) (any, error) {
-		l.Override, l.HeldTo = nil, "10Mbit/s, queue 200ms, 20 connections"
+	mux.HandleFunc("DELETE /v1/limits/{limit}/override", d.withLimit(func(l *control.Limit) (any, error) {
+		l.Override, l.Summary = nil, "10Mbit/s, queue 200ms, 20 connections"
 		return l, nil
 	}))
 	mux.HandleFunc("PUT /v1/bypass", func(w http.ResponseWriter, r *http.Request) {
@@ -174,20 +174,20 @@ func (d *fakeDaemon) routes() http.Handler {
 		json.NewDecoder(r.Body).Decode(&s)
 		d.status.Bypass = nil
 		if s.On {
-			d.status.Bypass = &control.Bypass{Since: fakeNow, Until: fakeUntil(s.For)}
+			d.status.Bypass = &control.Bypass{Since: fakeNow, Until: fakeUntil(s.Duration)}
 		}
-		answer(w, 200, d.status)
+		respond(w, 200, d.status)
 	})
 	mux.HandleFunc("POST /v1/blocks", func(w http.ResponseWriter, r *http.Request) {
 		var s control.SetBlock
 		json.NewDecoder(r.Body).Decode(&s)
-		d.status.Blocks = append(d.status.Blocks, control.Block{Prefix: s.Prefix, Since: fakeNow, Until: fakeUntil(s.For)})
+		d.status.Blocks = append(d.status.Blocks, control.Block{Prefix: s.Prefix, Since: fakeNow, Until: fakeUntil(s.Duration)})
 	})
 	mux.HandleFunc("DELETE /v1/blocks", func(w http.ResponseWriter, r *http.Request) {
 		n := len(d.status.Blocks)
 		d.status.Blocks = slices.DeleteFunc(d.status.Blocks, func(b control.Block) bool { return b.Prefix == r.FormValue("prefix") })
 		if len(d.status.Blocks) == n {
-			answer(w, 404, control.Error{Message: r.FormValue("prefix") + " is not blocked"})
+			respond(w, 404, control.Error{Message: r.FormValue("prefix") + " is not blocked"})
 		}
 	})
 	mux.HandleFunc("PATCH /v1/downstreams", func(w http.ResponseWriter, r *http.Request) {
@@ -199,19 +199,19 @@ func (d *fakeDaemon) routes() http.Handler {
 				return
 			}
 		}
-		answer(w, 404, control.Error{Message: "there is no downstream " + s.Downstream})
+		respond(w, 404, control.Error{Message: fmt.Sprintf("unknown downstream %q", s.Downstream)})
 	})
 	mux.HandleFunc("DELETE /v1/connections/{id}", func(w http.ResponseWriter, r *http.Request) {
 		if r.PathValue("id") != "4711" {
-			answer(w, 404, control.Error{Message: "there is no such connection"})
+			respond(w, 404, control.Error{Message: "unknown connection " + r.PathValue("id")})
 		}
 	})
 	mux.HandleFunc("POST /v1/reload", func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, map[bool]int{true: 200, false: 422}[d.reload.OK], d.reload)
+		respond(w, map[bool]int{true: 200, false: 422}[d.reload.OK], d.reload)
 	})
-	mux.HandleFunc("POST /v1/drain", func(w http.ResponseWriter, _ *http.Request) {
-		d.status.State = "draining"
-		answer(w, 200, d.status)
+	mux.HandleFunc("POST /v1/stop", func(w http.ResponseWriter, _ *http.Request) {
+		d.status.State = "stopping"
+		respond(w, 200, d.status)
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		d.mu.Lock()
@@ -223,7 +223,7 @@ func (d *fakeDaemon) routes() http.Handler {
 	})
 }
 
-// change does something to d.
+// change calls f while d handles no request.
 func (d *fakeDaemon) change(f func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -238,26 +238,26 @@ func fakeUntil(seconds float64) *time.Time {
 	return &t
 }
 
-func (d *fakeDaemon) ofLimit(f func(*control.Limit) (any, error)) http.HandlerFunc {
+func (d *fakeDaemon) withLimit(f func(*control.Limit) (any, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		for i := range d.limits {
 			if d.limits[i].Name == r.PathValue("limit") {
 				v, err := f(&d.limits[i])
 				if err != nil {
-					answer(w, 422, control.Error{Message: err.Error()})
+					respond(w, 422, control.Error{Message: err.Error()})
 					return
 				}
-				answer(w, 200, v)
+				respond(w, 200, v)
 				return
 			}
 		}
-		answer(w, 404, control.Error{Message: "there is no such limit"})
+		respond(w, 404, control.Error{Message: fmt.Sprintf("unknown limit %q", r.PathValue("limit"))})
 	}
 }
 
 func (d *fakeDaemon) set(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
-	d.ofLimit(func(l *control.Limit) (any, error) {
+	d.withLimit(func(l *control.Limit) (any, error) {
 		var s control.SetLimit
 		if err := json.Unmarshal(body, &s); err != nil {
 			return nil, err
@@ -267,13 +267,13 @@ func (d *fakeDaemon) set(w http.ResponseWriter, r *http.Request) {
 			case value == "10mbps":
 				return nil, fmt.Errorf(`rate: "10mbps" is in bytes to tc and in bits to most people`)
 			case key == "observe":
-				l.Mode = mode(value == "true")
+				l.Mode = modeName(value == "true")
 			case key == "rate":
-				l.HeldTo = value + ", queue 200ms, 20 connections"
+				l.Summary = value + ", queue 200ms, 20 connections"
 			}
 		}
 		l.Override = s.Set
-		d.status.Overrides = []control.Override{{Limit: l.Name, Set: s.Set, Since: fakeNow, Until: fakeUntil(s.For)}}
+		d.status.Overrides = []control.Override{{Limit: l.Name, Set: s.Set, Since: fakeNow, Until: fakeUntil(s.Duration)}}
 		return l, nil
 	})(w, r)
 }

@@ -11,19 +11,19 @@ import (
 	"shaperd/conn"
 )
 
-// fdStore has systemd keep the listening sockets (sd_pid_notify_with_fds(3)): while no
-// daemon runs, after a crash or amid a restart, connections wait in them.
+// fdStore stores the listening sockets in systemd (sd_pid_notify_with_fds(3)): while no daemon
+// runs, after a crash or during a restart, connections wait in them.
 type fdStore struct {
 	stored map[string]bool
 }
 
-// inherited returns the sockets that systemd has handed over: those it has kept, and
-// those of a socket unit.
-func inherited() (fds []int, err error) {
+// inheritedFDs returns the sockets that systemd has passed on: those in its store, and those of a
+// socket unit.
+func inheritedFDs() (fds []int, err error) {
 	for _, f := range activation.Files(true) {
 		fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 		if err != nil {
-			return nil, fmt.Errorf("take over descriptor %d: %w", f.Fd(), err)
+			return nil, fmt.Errorf("duplicate inherited descriptor %d: %w", f.Fd(), err)
 		}
 		f.Close()
 		fds = append(fds, fd)
@@ -31,15 +31,15 @@ func inherited() (fds []int, err error) {
 	return fds, nil
 }
 
-// has notes that systemd keeps ports already.
-func (s *fdStore) has(ports []conn.Port) {
+// markStored records that systemd already stores ports.
+func (s *fdStore) markStored(ports []conn.Port) {
 	s.stored = map[string]bool{}
 	for _, p := range ports {
 		s.stored[storedName(p)] = true
 	}
 }
 
-// update hands over the ports that are new, and takes back those that have gone.
+// update stores new ports, and removes closed ones from the store.
 func (s *fdStore) update(ports []conn.Port) error {
 	socket := os.Getenv("NOTIFY_SOCKET")
 	if socket == "" {
@@ -67,14 +67,14 @@ func (s *fdStore) update(ports []conn.Port) error {
 			continue
 		}
 		if err := unix.Sendmsg(fd, []byte("FDSTOREREMOVE=1\nFDNAME="+name), nil, to, 0); err != nil {
-			return fmt.Errorf("take back a listening socket: %w", err)
+			return fmt.Errorf("remove a listening socket from the store: %w", err)
 		}
 	}
 	s.stored = open
 	return nil
 }
 
-// storedName is a port's name in the store, where ":" is not allowed.
+// storedName returns the name of a port in the store. Names cannot contain ":".
 func storedName(p conn.Port) string {
 	return fmt.Sprintf("%s.%s.%d", p.Protocol, hex.EncodeToString(p.Addr.Addr().AsSlice()), p.Addr.Port())
 }

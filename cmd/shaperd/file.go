@@ -12,17 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// owned is the mode and the owner of a file. A negative owner is whoever makes it.
-type owned struct {
+// ownership is the mode and owner of a file. A negative uid means that of this process.
+type ownership struct {
 	mode     uint32
 	uid, gid int
 }
 
-// ownedBy is what a file is.
-func ownedBy(s *unix.Stat_t) owned { return owned{s.Mode & 0o777, int(s.Uid), int(s.Gid)} }
+// ownershipOf returns the ownership of a file.
+func ownershipOf(s *unix.Stat_t) ownership { return ownership{s.Mode & 0o777, int(s.Uid), int(s.Gid)} }
 
-// give has fd be so, whatever the umask is.
-func (o owned) give(fd int) error {
+// applyTo sets mode and owner of fd, whatever the umask is.
+func (o ownership) applyTo(fd int) error {
 	if o.uid >= 0 {
 		if err := unix.Fchown(fd, o.uid, o.gid); err != nil {
 			return err
@@ -31,14 +31,14 @@ func (o owned) give(fd int) error {
 	return unix.Fchmod(fd, o.mode)
 }
 
-// errBusy says that a file is being written, or that writing it was cut short.
-var errBusy = errors.New("is there already: it is being written, or that was cut short: remove it")
+// errBusy reports that a file is being written, or that a write was interrupted.
+var errBusy = errors.New("already exists: the file is being written, or a write was interrupted; then remove it")
 
-// writeWhole writes a file of a folder that appears whole or not at all, also when the power
-// fails. What stands in the place of the file that it writes first is never followed or
-// written to. check, unless nil, has the last word: nobody else writes the file until it has
-// appeared.
-func writeWhole(folder *os.File, name string, text []byte, o owned, check func() error) (err error) {
+// writeAtomic writes a file in a folder atomically and durably: after a crash or a power failure
+// it has the old or the new text. The temporary file must not exist; a link in its place is not
+// followed. check, unless nil, can still cancel the write: it runs while the temporary file keeps
+// all others from writing.
+func writeAtomic(folder *os.File, name string, text []byte, o ownership, check func() error) (err error) {
 	at, next := int(folder.Fd()), name+".next"
 	fd, err := unix.Openat(at, next, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if errors.Is(err, unix.EEXIST) {
@@ -58,7 +58,7 @@ func writeWhole(folder *os.File, name string, text []byte, o owned, check func()
 		err = check()
 	}
 	if err == nil {
-		err = o.give(fd)
+		err = o.applyTo(fd)
 	}
 	if err == nil {
 		err = f.Sync()
@@ -72,11 +72,11 @@ func writeWhole(folder *os.File, name string, text []byte, o owned, check func()
 	return folder.Sync()
 }
 
-// trustedFolder opens a folder in which nobody but root and this user can put anything,
-// nor another folder in its place: neither it nor one above it is another user's, a symbolic
-// link, or one that others may write to. Above it that may be, where its sticky bit keeps
-// others from what is there.
-func trustedFolder(path string) (*os.File, error) {
+// openTrustedFolder opens a folder in which only root and this user can create or replace files,
+// and which only they can replace: neither it nor a parent belongs to another user, is a symbolic
+// link, or is writable by others. A parent may be writable by others when it has the sticky bit,
+// which protects its entries.
+func openTrustedFolder(path string) (*os.File, error) {
 	fd, err := unix.Open("/", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -95,7 +95,7 @@ func trustedFolder(path string) (*os.File, error) {
 	}
 	var s unix.Stat_t
 	if err = unix.Fstat(int(at.Fd()), &s); err == nil {
-		err = trusted(at.Name(), &s, false)
+		err = checkTrusted(at.Name(), &s, false)
 	}
 	if err != nil {
 		at.Close()
@@ -104,20 +104,20 @@ func trustedFolder(path string) (*os.File, error) {
 	return at, nil
 }
 
-// openFolder opens a folder in one that may be above a trusted one.
+// openFolder opens a folder in a parent of a trusted folder.
 func openFolder(in *os.File, name string) (*os.File, error) {
 	path := filepath.Join(in.Name(), name)
 	var s unix.Stat_t
 	err := unix.Fstat(int(in.Fd()), &s)
 	if err == nil {
-		err = trusted(in.Name(), &s, true)
+		err = checkTrusted(in.Name(), &s, true)
 	}
 	if err != nil {
 		return nil, err
 	}
 	fd, err := unix.Openat(int(in.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) {
-		return nil, fmt.Errorf("%s is a symbolic link, or no folder", path)
+		return nil, fmt.Errorf("%s is a symbolic link, or not a directory", path)
 	}
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
@@ -125,21 +125,21 @@ func openFolder(in *os.File, name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// trusted returns an error unless what is at path is root's or this user's, and nobody else's
-// to write to. sticky allows a folder that all may write to, each his own files.
-func trusted(path string, s *unix.Stat_t, sticky bool) error {
+// checkTrusted returns an error unless the file at path belongs to root or this user, and only
+// they can write to it. sticky allows a folder with the sticky bit that all can write to.
+func checkTrusted(path string, s *unix.Stat_t, sticky bool) error {
 	switch {
 	case s.Uid != 0 && int(s.Uid) != os.Geteuid():
-		return fmt.Errorf("%s belongs to user %d: it is to be root's", path, s.Uid)
+		return fmt.Errorf("%s belongs to user %d: it must belong to root", path, s.Uid)
 	case s.Mode&0o022 != 0 && !(sticky && s.Mode&unix.S_ISVTX != 0):
-		return fmt.Errorf("others may write to %s: chmod go-w %[1]s", path)
+		return fmt.Errorf("%s is writable by others: chmod go-w %[1]s", path)
 	}
 	return nil
 }
 
-// readTrusted reads a file of a trusted folder, and tells what it is. The error is
-// [fs.ErrNotExist] when there is none.
-func readTrusted(folder *os.File, name string, most int64) (text []byte, o owned, err error) {
+// readTrusted reads a file in a trusted folder, and returns its ownership. The error is
+// [fs.ErrNotExist] when there is no such file.
+func readTrusted(folder *os.File, name string, maxSize int64) (text []byte, o ownership, err error) {
 	path := filepath.Join(folder.Name(), name)
 	fd, err := unix.Openat(int(folder.Fd()), name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ELOOP) {
@@ -154,22 +154,21 @@ func readTrusted(folder *os.File, name string, most int64) (text []byte, o owned
 	if err := unix.Fstat(fd, &s); err != nil {
 		return nil, o, err
 	}
-	if s.Mode&unix.S_IFMT != unix.S_IFREG || s.Nlink > 1 { // 0 is one that was just replaced
-		return nil, o, fmt.Errorf("%s is no regular file of one name", path)
+	if s.Mode&unix.S_IFMT != unix.S_IFREG || s.Nlink > 1 { // 0: it has just been replaced
+		return nil, o, fmt.Errorf("%s is not a regular file with a single link", path)
 	}
-	if err := trusted(path, &s, false); err != nil {
+	if err := checkTrusted(path, &s, false); err != nil {
 		return nil, o, err
 	}
-	if s.Size > most {
-		return nil, o, fmt.Errorf("%s is larger than %d bytes", path, most)
+	if s.Size > maxSize {
+		return nil, o, fmt.Errorf("%s is larger than %d bytes", path, maxSize)
 	}
-	text, err = io.ReadAll(io.LimitReader(f, most))
-	return text, ownedBy(&s), err
+	text, err = io.ReadAll(io.LimitReader(f, maxSize))
+	return text, ownershipOf(&s), err
 }
 
-// readRegular reads a file, which must be a regular one: others may have no end, or wait for
-// somebody.
-func readRegular(path string, most int64) ([]byte, error) {
+// readRegular reads a regular file. Other files may be endless, or block.
+func readRegular(path string, maxSize int64) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -180,9 +179,9 @@ func readRegular(path string, most int64) ([]byte, error) {
 	case err != nil:
 		return nil, err
 	case !info.Mode().IsRegular():
-		return nil, fmt.Errorf("%s is no regular file (%s)", path, info.Mode())
-	case info.Size() > most:
-		return nil, fmt.Errorf("%s is larger than %d bytes", path, most)
+		return nil, fmt.Errorf("%s is not a regular file (%s)", path, info.Mode())
+	case info.Size() > maxSize:
+		return nil, fmt.Errorf("%s is larger than %d bytes", path, maxSize)
 	}
-	return io.ReadAll(io.LimitReader(f, most))
+	return io.ReadAll(io.LimitReader(f, maxSize))
 }

@@ -7,20 +7,21 @@ import (
 	"shaperd/control"
 )
 
-// What a limit does not count is left out of its page: a zero would be wrong.
-func TestLimitShowsWhatItCounts(t *testing.T) {
+// TestPrintLimit_OmitsUncountedRows checks that figures which a limit does not count are omitted: 0
+// would be wrong.
+func TestPrintLimit_OmitsUncountedRows(t *testing.T) {
 	for name, c := range map[string]struct {
 		limit    control.Limit
 		has, not []string
 	}{
-		"slots":            {control.Limit{Connections: 2}, []string{"connections"}, []string{"passes", "packets", "delayed"}},
+		"slots":            {control.Limit{MaxConnections: 2}, []string{"connections"}, []string{"passes", "packets", "delayed"}},
 		"rate":             {control.Limit{Rate: 1e6}, []string{"passes", "packets", "delayed"}, []string{"connections"}},
 		"both":             {control.Limit{Rate: 1e6, NewConnections: 20}, []string{"passes", "packets", "delayed", "connections"}, nil},
-		"slots, packets":   {control.Limit{Connections: 2, PacketsTotal: 7}, []string{"connections", "passes", "packets"}, []string{"delayed"}},
+		"slots, packets":   {control.Limit{MaxConnections: 2, PacketsTotal: 7}, []string{"connections", "passes", "packets"}, []string{"delayed"}},
 		"nothing but stop": {control.Limit{Block: true}, []string{"refused"}, []string{"passes", "packets", "delayed", "connections"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := &page{}
+			p := &printer{}
 			p.limit(c.limit)
 			for _, word := range c.has {
 				if !strings.Contains(p.String(), "\n"+word+" ") {

@@ -12,24 +12,24 @@ import (
 	"shaperd/shaper/config"
 )
 
-// loaded is a configuration with everything it refers to.
-type loaded struct {
+// loadedConfig is a configuration with everything that it refers to.
+type loadedConfig struct {
 	files   *config.Files
-	old     []string // of files, the paths of those that an earlier version saved
+	old     []string // paths of saved overrides with keys of an earlier version
 	config  *config.Config
-	asns    *asn.Table // nil when no files are named
+	asns    *asn.Table // nil when the configuration names no files
 	listens []conn.Listen
 	attach  []bpf.Attachment
-	blocks  []shaper.Limit // of operators, beside those of config
-	observe bool           // all limits of config do
+	blocks  []shaper.Limit // limits that implement the blocks of operators
+	observe bool           // all limits of config only observe
 }
 
-// load reads a configuration for a verb: its main file may be a pipe.
-func load(path string) (*loaded, error) {
+// load loads a configuration for a verb: its main file may be a pipe.
+func load(path string) (*loadedConfig, error) {
 	return loadWith(&config.Reader{Pipes: true}, path)
 }
 
-func loadWith(r *config.Reader, path string) (*loaded, error) {
+func loadWith(r *config.Reader, path string) (*loadedConfig, error) {
 	files, err := r.Read(path)
 	if err != nil {
 		return nil, err
@@ -37,14 +37,15 @@ func loadWith(r *config.Reader, path string) (*loaded, error) {
 	return loadFiles(files, r.Opening)
 }
 
-// loadFiles loads what was read, and what it refers to. opening is that of a [config.Reader].
-func loadFiles(files *config.Files, opening func(path string)) (*loaded, error) {
+// loadFiles loads files that were read, and what they refer to. opening is the one of
+// [config.Reader].
+func loadFiles(files *config.Files, opening func(path string)) (*loadedConfig, error) {
 	files, old := migrateSaved(files)
 	c, err := files.Load()
 	if err != nil {
 		return nil, err
 	}
-	l := newLoaded(files, c)
+	l := newLoadedConfig(files, c)
 	l.old = old
 	if len(c.ASN.Files) > 0 {
 		if opening != nil {
@@ -57,13 +58,13 @@ func loadFiles(files *config.Files, opening func(path string)) (*loaded, error) 
 	return l, nil
 }
 
-func newLoaded(files *config.Files, c *config.Config) *loaded {
-	return &loaded{files: files, config: c, listens: listens(c), attach: attachments(c), observe: c.Daemon.Observe}
+func newLoadedConfig(files *config.Files, c *config.Config) *loadedConfig {
+	return &loadedConfig{files: files, config: c, listens: connListeners(c), attach: bpfAttachments(c), observe: c.Daemon.Observe}
 }
 
-// with returns l changed as operators want it since. Its files are not read again.
-func (l *loaded) with(w *wishes) (*loaded, error) {
-	texts, err := w.overrides()
+// withOverrides returns l with overrides. It does not read files again.
+func (l *loadedConfig) withOverrides(w *overrides) (*loadedConfig, error) {
+	texts, err := w.configTexts()
 	if err != nil {
 		return nil, err
 	}
@@ -71,15 +72,15 @@ func (l *loaded) with(w *wishes) (*loaded, error) {
 	if err != nil {
 		return nil, err
 	}
-	changed := newLoaded(l.files, c)
+	changed := newLoadedConfig(l.files, c)
 	changed.old = l.old
-	changed.asns, changed.blocks = l.asns, w.blocked(c)
+	changed.asns, changed.blocks = l.asns, w.blockLimits(c)
 	changed.observe = changed.observe || w.bypass != nil
 	return changed, nil
 }
 
 // compile builds the policy of l for s.
-func (l *loaded) compile(s *shaper.Shaper) (*shaper.Policy, error) {
+func (l *loadedConfig) compile(s *shaper.Shaper) (*shaper.Policy, error) {
 	p, err := s.Compile(slices.Concat(l.config.Limits, l.blocks), l.config.Listeners(), l.config.Attachments(), l.asns, l.observe)
 	var at *shaper.LimitError
 	if errors.As(err, &at) {
@@ -91,14 +92,13 @@ func (l *loaded) compile(s *shaper.Shaper) (*shaper.Policy, error) {
 	return p, l.checkQueues(p)
 }
 
-// shapes reports whether any attachment holds packets.
-func (l *loaded) shapes() bool {
+// hasShaping reports whether any attachment shapes.
+func (l *loadedConfig) hasShaping() bool {
 	return slices.ContainsFunc(l.attach, func(a bpf.Attachment) bool { return a.Mode == bpf.Shape })
 }
 
-// checkQueues finds limits of p whose packets the queue of an attachment would not
-// hold.
-func (l *loaded) checkQueues(p *shaper.Policy) error {
+// checkQueues returns an error when the queue of an attachment is too small for a limit of p.
+func (l *loadedConfig) checkQueues(p *shaper.Policy) error {
 	for i := range p.Len() {
 		limit := p.Limit(i)
 		if limit.Block {
@@ -108,7 +108,7 @@ func (l *loaded) checkQueues(p *shaper.Policy) error {
 			if !slices.Contains(limit.Match.Attach, l.attach[j].Name) {
 				continue
 			}
-			if err := l.attach[j].Holds(p.Shape(i)); err != nil {
+			if err := l.attach[j].CheckQueue(p.Shape(i)); err != nil {
 				at := slices.IndexFunc(l.config.Limits, func(o shaper.Limit) bool { return o.Name == limit.Name })
 				return l.config.Error(at, "max_delay", "max_delay: "+err.Error())
 			}
@@ -117,8 +117,8 @@ func (l *loaded) checkQueues(p *shaper.Policy) error {
 	return nil
 }
 
-// listens turns ranges of ports into single ones.
-func listens(c *config.Config) []conn.Listen {
+// connListeners converts the listeners of a configuration. It expands ranges of ports.
+func connListeners(c *config.Config) []conn.Listen {
 	var all []conn.Listen
 	for _, from := range c.Listen {
 		to := conn.Listen{
@@ -132,7 +132,7 @@ func listens(c *config.Config) []conn.Listen {
 				Connect: from.ConnectTimeout, FirstByte: from.FirstByteTimeout, Idle: from.TCPIdleTimeout,
 				HalfClose: from.HalfCloseTimeout, Lifetime: from.MaxLifetime, MinThroughput: from.MinThroughput / 8,
 			},
-			IdleTimeout: from.IdleTimeout, MaxFlows: from.MaxFlows,
+			IdleTimeout: from.UDPIdleTimeout, MaxFlows: from.MaxFlows,
 			MaxFlowsPerSource: from.MaxFlowsPerSource, Amplification: from.Amplification,
 			AccessLog: from.AccessLog,
 		}
@@ -146,15 +146,15 @@ func listens(c *config.Config) []conn.Listen {
 			}
 		}
 		for _, d := range from.Downstream {
-			to.Downstream = append(to.Downstream, conn.Downstream{Host: d.Host, Port: d.Port, Weight: d.Weight, Connections: d.Connections})
+			to.Downstream = append(to.Downstream, conn.Downstream{Host: d.Host, Port: d.Port, Weight: d.Weight, MaxConnections: d.MaxConnections})
 		}
 		all = append(all, to)
 	}
 	return all
 }
 
-// tcpListeners returns where the proxy takes TCP.
-func (l *loaded) tcpListeners() (all []netip.AddrPort) {
+// tcpListeners returns the TCP addresses of the proxy.
+func (l *loadedConfig) tcpListeners() (all []netip.AddrPort) {
 	for _, listen := range l.listens {
 		for _, e := range listen.Endpoints {
 			if e.Protocol == shaper.TCP {
@@ -175,8 +175,8 @@ func attachMode(a *config.Attach) bpf.Mode {
 	return bpf.Shape
 }
 
-// attachments says to the packet plane what the configuration says.
-func attachments(c *config.Config) []bpf.Attachment {
+// bpfAttachments converts the attachments of a configuration.
+func bpfAttachments(c *config.Config) []bpf.Attachment {
 	var all []bpf.Attachment
 	for _, a := range c.Attach {
 		all = append(all, bpf.Attachment{

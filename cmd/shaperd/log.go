@@ -15,13 +15,13 @@ import (
 	"shaperd/control"
 )
 
-// newLogger returns the daemon's log of its state, of which events keeps the lines at level
-// info or above, and that of what sources bring about, of which it keeps none: they would
-// push out the others. Whoever runs the daemon has to close the writer at its end.
+// newLogger returns two logs that share a writer, which the caller must close. events keeps the
+// records of log at level info or above. It keeps none of traffic, which has the events that
+// sources cause: they would push out the others.
 func newLogger(e env, f runFlags, events *control.Events) (log, traffic *slog.Logger, _ *logWriter, _ error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(f.logLevel)); err != nil {
-		return nil, nil, nil, usageError{fmt.Errorf("--log-level %q: debug, info, warn or error", f.logLevel)}
+		return nil, nil, nil, usageError{fmt.Errorf("--log-level %q: must be debug, info, warn or error", f.logLevel)}
 	}
 	opts := &slog.HandlerOptions{Level: level}
 	var format func(io.Writer) slog.Handler
@@ -31,9 +31,9 @@ func newLogger(e env, f runFlags, events *control.Events) (log, traffic *slog.Lo
 	case "json":
 		format = func(w io.Writer) slog.Handler { return slog.NewJSONHandler(w, opts) }
 	default:
-		return nil, nil, nil, usageError{fmt.Errorf("--log-format %q: text or json", f.logFormat)}
+		return nil, nil, nil, usageError{fmt.Errorf("--log-format %q: must be text or json", f.logFormat)}
 	}
-	// A pipe that nobody reads any more loses lines, and does not end the daemon.
+	// A closed pipe costs log records, and must not end the daemon.
 	signal.Ignore(syscall.SIGPIPE)
 	w := newLogWriter(e.stderr)
 	var h slog.Handler
@@ -43,46 +43,47 @@ func newLogger(e env, f runFlags, events *control.Events) (log, traffic *slog.Lo
 		h = format(w)
 	}
 	log, traffic = slog.New(events.Handler(h)), slog.New(h)
-	go w.run(func(lost uint64) { log.Warn("lines of the log were lost: nobody took them", "since_start", lost) })
+	go w.run(func(dropped uint64) {
+		log.Warn("log records dropped: writer blocked or failed", "since_start", dropped)
+	})
 	return log, traffic, w, nil
 }
 
-// Bounds of what waits in a logWriter. As much again may be in hand.
+// Bounds of the records queued in a logWriter. As many again may be being written.
 const (
-	maxLogLines = 4096
-	maxLogBytes = 1 << 20
+	maxLogRecords = 4096
+	maxLogBytes   = 1 << 20
 )
 
-// logWriter passes lines on to a writer that may stand still, or be closed. Nobody waits
-// for it: lines for which there is no room are lost, and counted. Several goroutines may
-// use it.
+// logWriter writes log records to a writer that may block or fail. Callers never wait: records
+// for which there is no room are dropped and counted. Several goroutines may use it.
 type logWriter struct {
 	to    io.Writer
-	wake  chan struct{} // something is queued, or closed
+	wake  chan struct{} // records are queued, or closed is set
 	ended chan struct{}
 
-	mu     sync.Mutex
-	queued []byte
-	lines  int // queued
-	lost   uint64
-	closed bool
+	mu      sync.Mutex
+	queued  []byte
+	records int // in queued
+	dropped uint64
+	closed  bool
 }
 
-// newLogWriter returns a writer of which run has to be called.
+// newLogWriter returns a writer whose run method must be called.
 func newLogWriter(to io.Writer) *logWriter {
 	return &logWriter{to: to, wake: make(chan struct{}, 1), ended: make(chan struct{})}
 }
 
-// Write queues a line. It never blocks, and there is no error.
+// Write queues one record. It never blocks and never fails.
 func (w *logWriter) Write(line []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.closed || w.lines == maxLogLines || len(w.queued)+len(line) > maxLogBytes {
-		w.lost++
+	if w.closed || w.records == maxLogRecords || len(w.queued)+len(line) > maxLogBytes {
+		w.dropped++
 		return len(line), nil
 	}
 	w.queued = append(w.queued, line...)
-	w.lines++
+	w.records++
 	w.wakeUp()
 	return len(line), nil
 }
@@ -94,34 +95,34 @@ func (w *logWriter) wakeUp() {
 	}
 }
 
-// Lost returns how many lines were lost.
-func (w *logWriter) Lost() uint64 {
+// Dropped returns the number of records dropped since the start.
+func (w *logWriter) Dropped() uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.lost
+	return w.dropped
 }
 
-// run writes what is queued, until close. report is called with how many
-// lines were lost, when there are more and lines can be written again; it may log.
-func (w *logWriter) run(report func(lost uint64)) {
+// run writes queued records until close. After records were dropped, it calls report with their
+// number as soon as writing works again. report may log.
+func (w *logWriter) run(report func(dropped uint64)) {
 	defer close(w.ended)
 	var batch []byte
 	var reported uint64
 	works := false
 	for range w.wake {
 		w.mu.Lock()
-		batch, w.queued, w.lines = w.queued, batch[:0], 0
-		lost, closed := w.lost, w.closed
+		batch, w.queued, w.records = w.queued, batch[:0], 0
+		dropped, closed := w.dropped, w.closed
 		w.mu.Unlock()
-		if works && lost > reported { // now there is room for it
-			reported = lost
-			report(lost)
+		if works && dropped > reported { // now there is room for it
+			reported = dropped
+			report(dropped)
 		}
-		for line := range bytes.Lines(batch) { // one by one: others may write there too
+		for line := range bytes.Lines(batch) { // one by one: other processes may write there too
 			if _, err := w.to.Write(line); err != nil {
 				works = false
 				w.mu.Lock()
-				w.lost++
+				w.dropped++
 				w.mu.Unlock()
 				continue
 			}
@@ -130,13 +131,13 @@ func (w *logWriter) run(report func(lost uint64)) {
 		if closed {
 			return
 		}
-		if works && w.Lost() > reported {
+		if works && w.Dropped() > reported {
 			w.wakeUp()
 		}
 	}
 }
 
-// close ends run, and waits until what is queued has been written, at most for a second.
+// close ends run, and waits until the queue is written, for a second at most.
 func (w *logWriter) close() {
 	w.mu.Lock()
 	w.closed = true
@@ -148,8 +149,8 @@ func (w *logWriter) close() {
 	}
 }
 
-// isJournal reports whether w is the stream to the journal that systemd has connected
-// to the standard error (systemd.exec(5), JOURNAL_STREAM).
+// isJournal reports whether w is the journal stream to which systemd has connected standard error
+// (systemd.exec(5), JOURNAL_STREAM).
 func isJournal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {
@@ -163,8 +164,8 @@ func isJournal(w io.Writer) bool {
 	return ok && os.Getenv("JOURNAL_STREAM") == fmt.Sprintf("%d:%d", st.Dev, st.Ino)
 }
 
-// journalHandler begins each line with its priority (sd-daemon(3)), and leaves its time
-// to the journal. It has a handler for each priority.
+// journalHandler starts each record with its priority (sd-daemon(3)), and leaves the time to the
+// journal. It has a handler for each priority.
 type journalHandler [4]slog.Handler
 
 func newJournalHandler(w io.Writer, format func(io.Writer) slog.Handler) (h journalHandler) {
@@ -174,7 +175,7 @@ func newJournalHandler(w io.Writer, format func(io.Writer) slog.Handler) (h jour
 	return h
 }
 
-// priority returns which of the handlers is for level.
+// priority returns the index of the handler for level.
 func priority(level slog.Level) int {
 	switch {
 	case level >= slog.LevelError:
@@ -210,7 +211,7 @@ func (h journalHandler) WithGroup(name string) slog.Handler {
 	return h
 }
 
-// prefixWriter puts a prefix before each line.
+// prefixWriter writes a prefix before each record.
 type prefixWriter struct {
 	to     io.Writer
 	prefix string

@@ -24,7 +24,7 @@ import (
 	"shaperd/control"
 )
 
-func TestLogToTheJournal(t *testing.T) {
+func TestLogger_JournalFormat(t *testing.T) {
 	for _, format := range []string{"text", "json"} {
 		for _, journal := range []bool{true, false} {
 			t.Run(fmt.Sprint(format, journal), func(t *testing.T) {
@@ -80,25 +80,25 @@ func TestLogToTheJournal(t *testing.T) {
 	}
 }
 
-// stuck is a writer that stands still until it is let go, and fails while it is broken.
-type stuck struct {
+// blockedWriter blocks until release is closed, and fails while failing is locked.
+type blockedWriter struct {
 	output
-	let    chan struct{}
-	broken sync.Mutex // held while it is
+	release chan struct{}
+	failing sync.Mutex // locked while writes fail
 }
 
-func (s *stuck) Write(p []byte) (int, error) {
-	<-s.let
-	if !s.broken.TryLock() {
+func (s *blockedWriter) Write(p []byte) (int, error) {
+	<-s.release
+	if !s.failing.TryLock() {
 		return 0, errors.New("broken")
 	}
-	defer s.broken.Unlock()
+	defer s.failing.Unlock()
 	return s.output.Write(p)
 }
 
-// stuckLog returns a log that writes to what stands still.
-func stuckLog(t *testing.T) (*stuck, *slog.Logger, *logWriter) {
-	to := &stuck{let: make(chan struct{})}
+// newBlockedLog returns a log that writes to a blockedWriter.
+func newBlockedLog(t *testing.T) (*blockedWriter, *slog.Logger, *logWriter) {
+	to := &blockedWriter{release: make(chan struct{})}
 	log, _, w, err := newLogger(env{stderr: to}, runFlags{logLevel: "info", logFormat: "text"}, control.NewEvents(10))
 	if err != nil {
 		t.Fatal(err)
@@ -106,28 +106,28 @@ func stuckLog(t *testing.T) (*stuck, *slog.Logger, *logWriter) {
 	return to, log, w
 }
 
-func TestLogThatStandsStill(t *testing.T) {
+func TestLogWriter_BlockedOutput(t *testing.T) {
 	for _, tt := range []struct {
 		name, text string
 		fits       int // about
 	}{
-		{"many lines", "short", maxLogLines},
+		{"many lines", "short", maxLogRecords},
 		{"long lines", strings.Repeat("x", 10<<10), maxLogBytes / (10 << 10)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				to, log, w := stuckLog(t)
+				to, log, w := newBlockedLog(t)
 				log.Info("first")
-				synctest.Wait() // it is in hand
+				synctest.Wait() // it is being written
 				n := 3 * tt.fits
 				for i := range n {
 					log.Info(tt.text, "i", i)
 				}
-				lost := int(w.Lost())
+				lost := int(w.Dropped())
 				if fit := n - lost; fit > tt.fits || fit < tt.fits*9/10 {
 					t.Errorf("of %d lines %d were lost, room is for %d", n, lost, tt.fits)
 				}
-				close(to.let)
+				close(to.release)
 				synctest.Wait()
 				log.Info("last")
 				w.close()
@@ -135,7 +135,7 @@ func TestLogThatStandsStill(t *testing.T) {
 				if lines := strings.Count(got, "\n"); lines != 1+n-lost+1+1 {
 					t.Errorf("%d lines, %d were lost of %d", lines, lost, n+2)
 				}
-				if want := fmt.Sprintf("nobody took them\" since_start=%d\n", lost); strings.Count(got, "nobody took them") != 1 || !strings.Contains(got, want) {
+				if want := fmt.Sprintf("writer blocked or failed\" since_start=%d\n", lost); strings.Count(got, "writer blocked or failed") != 1 || !strings.Contains(got, want) {
 					t.Errorf("no line ends with %q", want)
 				}
 				if !strings.HasSuffix(got, "msg=last\n") {
@@ -146,43 +146,44 @@ func TestLogThatStandsStill(t *testing.T) {
 	}
 }
 
-func TestLogThatIsBroken(t *testing.T) {
+func TestLogWriter_FailingOutput(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		to, log, w := stuckLog(t)
-		close(to.let)
-		to.broken.Lock()
+		to, log, w := newBlockedLog(t)
+		close(to.release)
+		to.failing.Lock()
 		for range 7 {
 			log.Info("lost")
 			synctest.Wait()
 		}
-		to.broken.Unlock()
-		log.Info("well again")
+		to.failing.Unlock()
+		log.Info("recovered")
 		synctest.Wait()
 		w.close()
-		if got := to.String(); w.Lost() != 7 || !strings.Contains(got, `msg="well again"`) || !strings.Contains(got, "since_start=7") {
-			t.Errorf("%d lines were lost, 7 are expected:\n%s", w.Lost(), got)
+		if got := to.String(); w.Dropped() != 7 || !strings.Contains(got, `msg=recovered`) || !strings.Contains(got, "since_start=7") {
+			t.Errorf("%d lines were lost, 7 are expected:\n%s", w.Dropped(), got)
 		}
 	})
 }
 
-func TestLogEndsInTime(t *testing.T) {
+func TestLogWriter_CloseTimesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		to, log, w := stuckLog(t)
+		to, log, w := newBlockedLog(t)
 		log.Info("never written")
 		start := time.Now()
 		w.close()
 		if took := time.Since(start); took != time.Second {
-			t.Errorf("to close what stands still took %v", took)
+			t.Errorf("closing a blocked writer took %v", took)
 		}
 		log.Info("too late")
-		if w.Lost() != 1 {
+		if w.Dropped() != 1 {
 			t.Error("a line after the end was not counted")
 		}
-		close(to.let)
+		close(to.release)
 	})
 }
 
-// What a source sends cannot make a line of its own, nor reach a terminal as it is.
+// FuzzLogEscapes checks that input of a source can neither forge a log record nor reach a terminal
+// unescaped.
 func FuzzLogEscapes(f *testing.F) {
 	for _, s := range []string{
 		"plain", "", "two\nlines", "cr\rlf\r\n", "\x1b[2J", "nul\x00", "\xff\xfe", `quote"d`, `back\slash`, "a=b", "\u202e", "\u2028",
@@ -228,14 +229,14 @@ func FuzzLogEscapes(f *testing.F) {
 			if err := json.Unmarshal([]byte(line), &record); err != nil {
 				t.Fatalf("%q: %v", line, err)
 			}
-			if want := string([]rune(fmt.Sprint(value))); record["value"] != want { // what is no UTF-8 is replaced
+			if want := string([]rune(fmt.Sprint(value))); record["value"] != want { // invalid UTF-8 is replaced
 				t.Errorf("%q is logged as %q", want, record["value"])
 			}
 		}
 	})
 }
 
-// oneLine returns a line without its end.
+// oneLine returns the only line of out.
 func oneLine(t *testing.T, out string) string {
 	t.Helper()
 	line, ok := strings.CutSuffix(out, "\n")
@@ -245,8 +246,8 @@ func oneLine(t *testing.T, out string) string {
 	return line
 }
 
-// A daemon whose log nobody reads any more goes on.
-func TestClosedStderr(t *testing.T) {
+// TestRun_ClosedStderr checks that a daemon survives when the reader of its log goes away.
+func TestRun_ClosedStderr(t *testing.T) {
 	metrics := freePort(t)
 	path := writeConfig(t, "", configText(freePort(t), metrics, "127.0.0.1:9", "1MB/s"))
 	r, w, err := os.Pipe()
@@ -275,7 +276,7 @@ func TestClosedStderr(t *testing.T) {
 	}
 	r.Close()
 	defer http.DefaultClient.CloseIdleConnections()
-	for i := 2; i < 4; i++ { // each of them is logged
+	for i := 2; i < 4; i++ { // each is logged
 		if err := cmd.Process.Signal(syscall.SIGHUP); err != nil {
 			t.Fatal(err)
 		}

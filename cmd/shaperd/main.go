@@ -1,5 +1,5 @@
-// Command shaperd holds traffic on its way to a fragile server to what the
-// server can bear.
+// Command shaperd limits traffic to a fragile server to what the server can
+// handle.
 package main
 
 import (
@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"runtime"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -20,19 +21,19 @@ import (
 	"shaperd/shaper/config"
 )
 
-// env is what a run of the command has from the outside.
+// env is the environment of one run of the command. Tests replace parts of it.
 type env struct {
 	stdout, stderr io.Writer
-	reload         <-chan os.Signal // what has the daemon reload; nil is SIGHUP
-	force          <-chan os.Signal // ends a drain at once; nil is a second SIGTERM or SIGINT
-	loadTimeout    time.Duration    // of files; 0 is the usual one
+	reload         <-chan os.Signal // triggers a reload; nil means SIGHUP
+	force          <-chan os.Signal // ends a drain at once; nil means a second SIGTERM or SIGINT
+	loadTimeout    time.Duration    // for reading configuration files; 0 means the default
 	flags          *rootFlags
 }
 
-// rootFlags are for all verbs.
+// rootFlags are the flags of all verbs.
 type rootFlags struct {
-	control string // where the daemon listens, and verbs ask it; "" is nowhere
-	json    bool   // print what the daemon answers
+	control string // control socket of the daemon; "" means none
+	json    bool   // print JSON instead of text
 }
 
 // Exit codes.
@@ -52,8 +53,9 @@ func main() {
 	os.Exit(exitCode(err))
 }
 
-// untilSignal is ctx until the first SIGTERM or SIGINT. Verbs that end in an orderly way use
-// it; all others, which may wait for a file or a pipe, end as the signal has it.
+// untilSignal returns a context that the first SIGTERM or SIGINT cancels. Verbs that shut down
+// in an orderly way use it. All others keep the default action of signals, so that one that
+// waits for a file or a pipe can be interrupted.
 func untilSignal(ctx context.Context) (_ context.Context, stop func()) {
 	return signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 }
@@ -71,65 +73,65 @@ func exitCode(err error) int {
 	return exitFailure
 }
 
-// noArgs refuses arguments, and says what was probably meant.
+// noArgs rejects all arguments. The error ends with hint.
 func noArgs(hint string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 {
-			return fmt.Errorf("%s takes no arguments, and not %q%s", cmd.Name(), args[0], hint)
+			return fmt.Errorf("%s takes no arguments: unexpected %q%s", cmd.Name(), args[0], hint)
 		}
 		return nil
 	}
 }
 
-// usageError is a command line that makes no sense.
+// usageError reports an invalid command line.
 type usageError struct{ error }
 
 // Annotations of verbs.
 const (
-	printsJSON = "json"   // it knows --json
-	orders     = "orders" // what it changes outlives a restart
+	jsonAnnotation    = "json"    // supports --json
+	persistAnnotation = "persist" // makes a change that survives a restart
 )
 
-// knowsJSON reports whether cmd, or a verb below it, prints JSON.
-func knowsJSON(cmd *cobra.Command) bool {
-	return cmd.Annotations[printsJSON] != "" || slices.ContainsFunc(cmd.Commands(), knowsJSON)
+// supportsJSON reports whether cmd or one of its subcommands can print JSON.
+func supportsJSON(cmd *cobra.Command) bool {
+	return cmd.Annotations[jsonAnnotation] != "" || slices.ContainsFunc(cmd.Commands(), supportsJSON)
 }
 
-// rootCommand is all verbs.
+// rootCommand returns the command with all verbs.
 func rootCommand(e env) *cobra.Command {
 	root := &cobra.Command{
 		Use:     "shaperd",
 		Version: version,
-		Short:   "Hold traffic to what a fragile server can bear",
-		Long: `Hold traffic on its way to a fragile server to what the server can bear. "run" is the
-daemon; "status" says how it is doing, "explain" why somebody is slowed, "set limit"
-and "bypass" change that without a restart.
+		Short:   "Limit traffic to a fragile server to what it can handle",
+		Long: `Limit traffic to a fragile server to what it can handle. "run" is the daemon; "status"
+shows its health, "explain" shows why a source is throttled, and "set limit" and
+"bypass" change limits without a restart.
 
-Exits with 0 when all is well, with 1 on a failure, or when "status" finds one, with 2 when the command line is
-wrong, and with 3 when no daemon answers.`,
+Exit status: 0 on success, 1 on a failure or when "status" finds a problem, 2 on an
+invalid command line, 3 when no daemon answers.`,
 		Example: `  shaperd status
   shaperd explain --source 192.0.2.7 --to tcp/5432
   shaperd set limit per-source rate=20Mbit/s --for 10m`,
 		SilenceUsage:       true,
 		SilenceErrors:      true,
-		DisableSuggestions: true, // see meant
+		DisableSuggestions: true, // see suggestVerb
 	}
 	if path, ok := os.LookupEnv("SHAPERD_CONTROL"); ok {
 		e.flags.control = path
 	}
-	root.PersistentFlags().StringVar(&e.flags.control, "control", e.flags.control, "`socket` of the daemon; also in SHAPERD_CONTROL")
-	root.PersistentFlags().BoolVar(&e.flags.json, "json", false, "print JSON, as the API of the socket has it")
+	root.PersistentFlags().StringVar(&e.flags.control, "control", e.flags.control, "control `socket` of the daemon; also SHAPERD_CONTROL")
+	root.PersistentFlags().BoolVar(&e.flags.json, "json", false, "print the JSON of the API")
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddGroup(&cobra.Group{ID: groupSee, Title: "See:"}, &cobra.Group{ID: groupSteer, Title: "Steer:"}, &cobra.Group{ID: groupHost, Title: "On this host:"})
+	root.AddGroup(&cobra.Group{ID: groupObserve, Title: "Observe:"}, &cobra.Group{ID: groupControl, Title: "Control:"}, &cobra.Group{ID: groupHost, Title: "On this host:"})
 	root.SetHelpCommandGroupID(groupHost)
 	for group, verbs := range map[string][]*cobra.Command{
-		groupSee: {
-			statusCommand(e), topCommand(e), limitsCommand(e), keysCommand(e), whoCommand(e), connectionsCommand(e),
+		groupObserve: {
+			statusCommand(e), topCommand(e), limitsCommand(e), keysCommand(e), talkersCommand(e), connectionsCommand(e),
 			downstreamsCommand(e), explainCommand(e), blocksCommand(e), eventsCommand(e),
 		},
-		groupSteer: {
+		groupControl: {
 			setCommand(e), unsetCommand(e), modeCommand(e, "observe"), modeCommand(e, "enforce"), blockCommand(e), unblockCommand(e),
-			bypassCommand(e), reloadCommand(e), drainCommand(e),
+			bypassCommand(e), reloadCommand(e), stopCommand(e),
 		},
 		groupHost: {
 			runCommand(e), checkCommand(e), detachCommand(e), rulesCommand(e), doctorCommand(e), versionCommand(e), completionCommand(e), manCommand(e),
@@ -143,34 +145,34 @@ wrong, and with 3 when no daemon answers.`,
 	return root
 }
 
-// The groups of verbs in the help.
+// Groups of verbs in the help.
 const (
-	groupSee   = "see"
-	groupSteer = "steer"
-	groupHost  = "host"
+	groupObserve = "observe"
+	groupControl = "control"
+	groupHost    = "host"
 )
 
-// run is the whole command. Its error is a usageError when the arguments are
-// wrong, and says where help is.
+// run executes the command line args. When they are invalid, the error is a usageError that
+// names the command that prints help.
 func run(ctx context.Context, e env, args []string) error {
-	understood := false
+	parsed := false
 	e.flags = &rootFlags{control: control.DefaultSocket}
 	root := rootCommand(e)
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
-		if e.flags.json && !knowsJSON(cmd) {
-			return fmt.Errorf("--json: %s prints no JSON", cmd.CommandPath())
+		if e.flags.json && !supportsJSON(cmd) {
+			return fmt.Errorf("%s does not support --json", strings.TrimPrefix(cmd.CommandPath(), "shaperd "))
 		}
-		understood = true
+		parsed = true
 		return nil
 	}
 	help := root.HelpFunc()
 	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
-		root.PersistentFlags().Lookup("json").Hidden = cmd.HasParent() && !knowsJSON(cmd)
+		root.PersistentFlags().Lookup("json").Hidden = cmd.HasParent() && !supportsJSON(cmd)
 		help(cmd, args)
 	})
 	root.PersistentPostRun = func(cmd *cobra.Command, _ []string) {
-		if cmd.Annotations[orders] != "" {
-			e.tellUnsaved(cmd.Context())
+		if cmd.Annotations[persistAnnotation] != "" {
+			e.warnUnsaved(cmd.Context())
 		}
 	}
 	root.SetArgs(args)
@@ -178,17 +180,28 @@ func run(ctx context.Context, e env, args []string) error {
 	root.SetErr(e.stderr)
 	cmd, err := root.ExecuteContextC(ctx)
 	var usage usageError
-	if err != nil && !understood || errors.As(err, &usage) {
-		return usageError{fmt.Errorf("%w%s\nSee %q", err, meant(cmd, err), cmd.CommandPath()+" --help")}
+	if err != nil && !parsed || errors.As(err, &usage) {
+		return usageError{fmt.Errorf("%w%s\nSee %q", err, suggestVerb(cmd, err), cmd.CommandPath()+" --help")}
 	}
 	return err
 }
 
-// meant says which verb of cmd was probably meant, where err is that it has no such one.
-func meant(cmd *cobra.Command, err error) string {
+// otherVerbs are verbs that other programs have, and what to use instead.
+var otherVerbs = map[string]string{
+	"drain": `use "shaperd stop", or "shaperd downstreams drain"`,
+	"show":  `use "shaperd status"`,
+	"who":   `use "shaperd talkers"`,
+}
+
+// suggestVerb returns the end of an error: which verb of cmd was probably meant. It returns ""
+// when err does not report an unknown verb, or none is similar.
+func suggestVerb(cmd *cobra.Command, err error) string {
 	var typed string
 	if _, err := fmt.Sscanf(err.Error(), "unknown command %q", &typed); err != nil {
 		return ""
+	}
+	if use, ok := otherVerbs[typed]; ok && !cmd.HasParent() {
+		return "; " + use
 	}
 	var verbs []string
 	for _, verb := range cmd.Commands() {

@@ -29,14 +29,14 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	os.Setenv("SHAPERD_CONTROL", "") // the usual one may be that of a daemon of this host
-	// Tests make threads another user's, but not the first one, which is what /proc/self shows.
+	os.Setenv("SHAPERD_CONTROL", "") // the default may belong to a daemon of this host
+	// Tests change the user of threads; /proc/self shows the first thread, which must stay.
 	runtime.LockOSThread()
-	if signal.Ignored(os.Interrupt) { // by a shell that runs this in the background: verbs would inherit that
+	if signal.Ignored(os.Interrupt) { // by a shell that runs this in the background: verbs would inherit it
 		signal.Notify(make(chan os.Signal, 1), os.Interrupt)
 	}
 	flag.Parse()
-	flag.Set("test.parallel", "4") // they wait, mostly
+	flag.Set("test.parallel", "4") // tests mostly wait
 	goleak.VerifyTestMain(m)
 }
 
@@ -93,7 +93,7 @@ rate = "%s"
 max_connections = 5
 `
 
-// configText keeps away from what a daemon of this host, or of another test, has pinned.
+// configText returns a configuration whose pins do not collide with those of other daemons.
 func configText(listen, metrics, downstream, rate string) string {
 	return fmt.Sprintf(`[daemon]
 metrics = %q
@@ -109,7 +109,7 @@ downstream = [%q]
 func TestArguments(t *testing.T) {
 	good := writeConfig(t, "", configText("127.0.0.1:5432", "", "127.0.0.1:5433", "1MB/s"))
 	bad := writeConfig(t, "", configText("127.0.0.1:5432", "", "127.0.0.1:5433", "10mbps"))
-	// Its pins keep "run" from attaching to what this host has by these names.
+	// The invalid pins keep "run" from attaching to interfaces of this host.
 	attached := writeConfig(t, "", `
 [daemon]
 metrics = ""
@@ -155,49 +155,49 @@ mode      = "police"
 	for _, tt := range []struct {
 		name   string
 		args   []string
-		usage  bool   // a wrong command line
-		fails  bool   // something else is wrong
+		usage  bool   // expects a usageError
+		fails  bool   // expects an error
 		output string // on stdout, stderr or in the error
 	}{
 		{"version", []string{"version"}, false, false, "shaperd "},
 		{"unknown verb", []string{"fly"}, true, true, `unknown command "fly"`},
 		{"unknown flag", []string{"run", "--confg", "x"}, true, true, "unknown flag: --confg"},
-		{"wrong log format", []string{"run", "--log-format", "xml"}, true, true, `--log-format "xml": text or json`},
-		{"wrong log level", []string{"run", "--log-level", "loud"}, true, true, `--log-level "loud": debug`},
+		{"wrong log format", []string{"run", "--log-format", "xml"}, true, true, `--log-format "xml": must be text or json`},
+		{"wrong log level", []string{"run", "--log-level", "loud"}, true, true, `--log-level "loud": must be debug`},
 		{"version flag", []string{"--version"}, false, false, "devel"},
-		{"file as argument", []string{"run", "x.toml"}, true, true, "named by --config"},
-		{"negative drain", []string{"run", "--drain-timeout", "-5s"}, true, true, "cannot be negative"},
+		{"file as argument", []string{"run", "x.toml"}, true, true, "use --config to name the configuration"},
+		{"negative drain", []string{"run", "--drain-timeout", "-5s"}, true, true, "must not be negative"},
 		{"wrong duration", []string{"run", "--drain-timeout", "soon"}, true, true, "--drain-timeout"},
-		{"state that cannot be written", []string{"run", "--config", good, "--state", "/nowhere/state"}, false, true, "--state /nowhere/state: write to its folder: no such file"},
+		{"state that cannot be written", []string{"run", "--config", good, "--state", "/nowhere/state"}, false, true, "--state /nowhere/state: directory is not writable: no such file"},
 		{"no such file", []string{"run", "--config", "/nowhere.toml"}, false, true, "/nowhere.toml"},
-		{"check nothing", []string{"check"}, true, true, "check needs a FILE"},
+		{"check nothing", []string{"check"}, true, true, "check requires a FILE"},
 		{"check good", []string{"check", good}, false, false, ": ok"},
 		{"check bad", []string{"check", bad}, false, true, bad + ":13:1: "},
 		{"check as JSON", []string{"check", "--json", good, bad}, false, true, `"line": 13`},
-		{"explain", []string{"explain", "--config", good, "--source", "192.0.2.1", "--to", "tcp/5432"}, false, false, `"per-source" binds first`},
+		{"explain", []string{"explain", "--config", good, "--source", "192.0.2.1", "--to", "tcp/5432"}, false, false, `bottleneck is "per-source"`},
 		{"explain mapped address", []string{"explain", "--config", good, "--source", "::ffff:192.0.2.1", "--to", "tcp/5432"}, false, false, "source 192.0.2.1/32"},
-		{"explain other port", []string{"explain", "--config", good, "--source", "192.0.2.1", "--to", "tcp/1"}, false, true, "no listener takes tcp/1"},
+		{"explain other port", []string{"explain", "--config", good, "--source", "192.0.2.1", "--to", "tcp/1"}, false, true, "no listener accepts tcp/1"},
 		{"explain bad source", []string{"explain", "--config", good, "--source", "here", "--to", "tcp/1"}, true, true, `--source "here"`},
 		{"explain bad target", []string{"explain", "--config", good, "--source", "::1", "--to", "sctp/1"}, true, true, `--to "sctp/1"`},
 		{"explain icmp at listeners", []string{"explain", "--config", good, "--source", "::1", "--to", "icmp"}, true, true, `--to "icmp"`},
-		{"explain destination at listeners", []string{"explain", "--config", good, "--source", "::1", "--to", "tcp/1", "--destination", "::1"}, true, true, "name it with --attach"},
+		{"explain destination at listeners", []string{"explain", "--config", good, "--source", "::1", "--to", "tcp/1", "--destination", "::1"}, true, true, "--destination requires --attach"},
 		{"explain packets", packets("uplink", "--to", "tcp/22", "--destination", "10.0.0.1"), false, false, `192.0.2.1 to 10.0.0.1, tcp/22: attachment "uplink", egress of eth0, wg*, mode police`},
 		{"explain key", packets("uplink", "--to", "tcp/22", "--destination", "10.0.0.1"), false, false, "source 192.0.2.1/32, attach uplink"},
 		{"explain overhead", packets("uplink", "--to", "tcp/22", "--destination", "10.0.0.1"), false, false, "8Mbit/s with 38B a packet, queue 200ms"},
-		{"explain bytes", packets("uplink", "--to", "tcp/22", "--destination", "10.0.0.1"), false, false, `Bytes: "machines" binds first`},
-		{"explain icmp", packets("uplink", "--to", "icmp", "--destination", "::ffff:192.0.2.9"), false, false, `Packets: "ping" binds first`},
-		{"explain observing", packets("watch", "--to", "tcp/22"), false, false, "The attachment observes: nothing is held back."},
+		{"explain bytes", packets("uplink", "--to", "tcp/22", "--destination", "10.0.0.1"), false, false, `Bytes: bottleneck is "machines"`},
+		{"explain icmp", packets("uplink", "--to", "icmp", "--destination", "::ffff:192.0.2.9"), false, false, `Packets: bottleneck is "ping"`},
+		{"explain observing", packets("watch", "--to", "tcp/22"), false, false, "The attachment observes: nothing is delayed or dropped."},
 		{"explain without limits", packets("watch", "--to", "udp/22"), false, false, "192.0.2.1 to udp/22: attachment \"watch\", ingress of eth1, mode observe\nNo limit matches"},
-		{"explain without destination", packets("uplink", "--to", "tcp/22"), true, true, `limit "machines" matches destinations: name one with --destination`},
+		{"explain without destination", packets("uplink", "--to", "tcp/22"), true, true, `limit "machines" matches destinations: use --destination to name one`},
 		{"explain bad destination", packets("uplink", "--to", "tcp/22", "--destination", "there"), true, true, `--destination "there"`},
-		{"explain two families", packets("uplink", "--to", "tcp/22", "--destination", "fd00::1"), true, true, "both must be IPv4 or IPv6"},
-		{"explain other attachment", packets("downlink", "--to", "tcp/22"), false, true, `there is no attachment "downlink"`},
+		{"explain two families", packets("uplink", "--to", "tcp/22", "--destination", "fd00::1"), true, true, "must be of the same address family"},
+		{"explain other attachment", packets("downlink", "--to", "tcp/22"), false, true, `unknown attachment "downlink"`},
 		{"explain other protocol", packets("uplink", "--to", "gre"), true, true, "udp/53, or icmp"},
 		{"check attachments", []string{"check", attached}, false, false, "\nattach watch\n"},
 		{"check an attachment without limits", []string{"check", idle}, false, false, `attachment "idle": no limit names it`},
-		{"check an interface that is not there", []string{"check", idle}, false, false, `attachment "idle": here is no interface nowhere0 yet`},
-		{"check notes as JSON", []string{"check", "--json", idle}, false, false, `"notes": [`},
-		{"explain without --attach", []string{"explain", "--config", attached, "--source", "192.0.2.1", "--to", "tcp/22"}, false, true, "name it with --attach"},
+		{"check a missing interface", []string{"check", idle}, false, false, `attachment "idle": interface nowhere0 does not exist yet`},
+		{"check warnings as JSON", []string{"check", "--json", idle}, false, false, `"warnings": [`},
+		{"explain without --attach", []string{"explain", "--config", attached, "--source", "192.0.2.1", "--to", "tcp/22"}, false, true, "use --attach"},
 		{"run attachments", []string{"run", "--config", attached}, false, true, "is not on a bpf file system"},
 		{"explain without target", []string{"explain", "--source", "::1"}, true, true, `--to ""`},
 	} {
@@ -221,16 +221,16 @@ type process struct {
 	reload chan os.Signal
 	force  chan os.Signal
 	stop   context.CancelFunc
-	ended  chan error
+	done   chan error
 }
 
 func startDaemon(t *testing.T, config string, args ...string) *process {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	d := &process{t: t, log: new(output), reload: make(chan os.Signal, 1), force: make(chan os.Signal, 1), stop: cancel, ended: make(chan error, 1)}
+	d := &process{t: t, log: new(output), reload: make(chan os.Signal, 1), force: make(chan os.Signal, 1), stop: cancel, done: make(chan error, 1)}
 	e := env{stdout: io.Discard, stderr: d.log, reload: d.reload, force: d.force}
-	go func() { d.ended <- run(ctx, e, append([]string{"run", "--config", config}, args...)) }()
-	t.Cleanup(func() { cancel(); <-d.ended })
+	go func() { d.done <- run(ctx, e, append([]string{"run", "--config", config}, args...)) }()
+	t.Cleanup(func() { cancel(); <-d.done })
 	d.waitLog("msg=ready")
 	return d
 }
@@ -239,8 +239,8 @@ func (d *process) waitLog(text string) {
 	d.t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(d.log.String(), text); time.Sleep(2 * time.Millisecond) {
 		select {
-		case err := <-d.ended:
-			d.ended <- err
+		case err := <-d.done:
+			d.done <- err
 			d.t.Fatalf("ended: %v\n%s", err, d.log)
 		default:
 		}
@@ -279,7 +279,7 @@ func ping(c net.Conn) error {
 	return err
 }
 
-func TestRunReloadDrain(t *testing.T) {
+func TestRun_ReloadAndDrain(t *testing.T) {
 	listen, metrics, downstream := freePort(t), freePort(t), echoServer(t)
 	path := writeConfig(t, "", configText(listen, metrics, downstream, "1MB/s"))
 	d := startDaemon(t, path, "--drain-timeout", "5s")
@@ -298,7 +298,7 @@ func TestRunReloadDrain(t *testing.T) {
 
 	writeConfig(t, path, configText(listen, metrics, downstream, "10mbps"))
 	d.reload <- syscall.SIGHUP
-	d.waitLog("the old configuration stays in force")
+	d.waitLog("the old configuration stays effective")
 	if got := scrape(t, metrics); !strings.Contains(got, "shaperd_config_reload_success 0") {
 		t.Errorf("a failed reload shows as success")
 	}
@@ -311,10 +311,10 @@ func TestRunReloadDrain(t *testing.T) {
 
 	writeConfig(t, path, configText(listen, freePort(t), downstream, "1MB/s"))
 	d.reload <- syscall.SIGHUP
-	d.waitLog("takes a restart")
+	d.waitLog("requires a restart")
 	writeConfig(t, path, strings.Replace(configText(listen, metrics, downstream, "1MB/s"), "/nowhere/pins", "/run/bpf", 1))
 	d.reload <- syscall.SIGHUP
-	d.waitLog(`pin_path: \"/nowhere/pins\" became \"/run/bpf\", which takes a restart`)
+	d.waitLog(`pin_path: changed from \"/nowhere/pins\" to \"/run/bpf\", which requires a restart`)
 
 	second := freePort(t)
 	writeConfig(t, path, configText(listen, metrics, downstream, "2MB/s")+
@@ -334,15 +334,15 @@ func TestRunReloadDrain(t *testing.T) {
 	c2.Close()
 
 	d.stop()
-	d.waitLog("msg=draining")
+	d.waitLog("msg=stopping")
 	if err := ping(c); err != nil {
-		t.Errorf("while draining: %v", err)
+		t.Errorf("while stopping: %v", err)
 	}
 	c.Close()
 	d.waitLog("msg=stopped")
 }
 
-func TestSecondSignalEndsTheDrain(t *testing.T) {
+func TestRun_SecondSignalEndsDrain(t *testing.T) {
 	listen := freePort(t)
 	d := startDaemon(t, writeConfig(t, "", configText(listen, "", echoServer(t), "1MB/s")), "--log-format", "text")
 	c, err := net.Dial("tcp4", listen)
@@ -354,20 +354,20 @@ func TestSecondSignalEndsTheDrain(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.stop()
-	d.waitLog("msg=draining")
+	d.waitLog("msg=stopping")
 	d.force <- syscall.SIGTERM
 	d.waitLog("connections=1")
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the client read %v, want a reset", err)
 	}
-	// It is an end as ordered: with a failure systemd would start it again.
-	if err := <-d.ended; err != nil {
+	// The exit is orderly: after a failure, systemd would restart the daemon.
+	if err := <-d.done; err != nil {
 		t.Errorf("ended with %v", err)
 	}
-	d.ended <- nil
+	d.done <- nil
 }
 
-func TestRefusalsAreSummedUp(t *testing.T) {
+func TestRefusalLog_Summary(t *testing.T) {
 	listen := freePort(t)
 	text := strings.Replace(configText(listen, "", echoServer(t), "1MB/s"), "max_connections = 5", "max_connections = 1\nqueue_timeout = \"0s\"", 1)
 	d := startDaemon(t, writeConfig(t, "", text))
@@ -391,14 +391,14 @@ func TestRefusalsAreSummedUp(t *testing.T) {
 	first.Close()
 	d.stop()
 	d.waitLog(`msg=refused limit=per-source reason=wait-timeout mode=enforce packets=0 connections=20`)
-	// Five at once, then one a second, and how many were left out in two.
-	most := 7 + 2*int(time.Since(begun)/time.Second)
-	if n := strings.Count(d.log.String(), "connection refused"); n < 5 || n > most {
-		t.Errorf("%d refusals were logged one by one, want 5 to %d:\n%s", n, most, d.log)
+	// Five at once, then one per second, and up to two summaries of the omitted ones.
+	maxLogged := 7 + 2*int(time.Since(begun)/time.Second)
+	if n := strings.Count(d.log.String(), "connection refused"); n < 5 || n > maxLogged {
+		t.Errorf("%d refusals were logged one by one, want 5 to %d:\n%s", n, maxLogged, d.log)
 	}
 }
 
-func TestPortInUse(t *testing.T) {
+func TestRun_PortInUse(t *testing.T) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -410,12 +410,12 @@ func TestPortInUse(t *testing.T) {
 	}
 }
 
-// Whoever takes the port of the metrics or the page while no daemon runs, as any user may, does
-// not keep one from starting: that they are not shown is told, until they are.
-func TestPortOfMetricsIsTaken(t *testing.T) {
-	metrics, page, listen := freePort(t), freePort(t), freePort(t)
+// TestRun_MetricsPortInUse checks that a daemon starts when the port of the metrics or the dashboard
+// is in use, as any user can cause; it reports that until the port is free.
+func TestRun_MetricsPortInUse(t *testing.T) {
+	metrics, dashboard, listen := freePort(t), freePort(t), freePort(t)
 	var taken []net.Listener
-	for _, addr := range []string{metrics, page} {
+	for _, addr := range []string{metrics, dashboard} {
 		l, err := net.Listen("tcp4", addr)
 		if err != nil {
 			t.Fatal(err)
@@ -423,8 +423,8 @@ func TestPortOfMetricsIsTaken(t *testing.T) {
 		defer l.Close()
 		taken = append(taken, l)
 	}
-	text := strings.Replace(configText(listen, metrics, echoServer(t), "1MB/s"), `dashboard = ""`, fmt.Sprintf("dashboard = %q", page), 1)
-	s := startSteered(t, writeConfig(t, "", text))
+	text := strings.Replace(configText(listen, metrics, echoServer(t), "1MB/s"), `dashboard = ""`, fmt.Sprintf("dashboard = %q", dashboard), 1)
+	s := startControlled(t, writeConfig(t, "", text))
 	c, err := net.Dial("tcp4", listen)
 	if err != nil {
 		t.Fatal(err)
@@ -433,7 +433,7 @@ func TestPortOfMetricsIsTaken(t *testing.T) {
 	if err := ping(c); err != nil {
 		t.Error(err)
 	}
-	s.must("status", "NOT SHOWN: [daemon] metrics: listen on "+metrics, "NOT SHOWN: [daemon] dashboard: listen on "+page)
+	s.must("status", "NOT AVAILABLE: [daemon] metrics: listen on "+metrics, "NOT AVAILABLE: [daemon] dashboard: listen on "+dashboard)
 	taken[0].Close()
 	s.waitLog("key=metrics")
 	if text := scrape(t, metrics); !strings.Contains(text, "shaperd_build_info") {
@@ -444,7 +444,7 @@ func TestPortOfMetricsIsTaken(t *testing.T) {
 	}
 }
 
-func TestUnreadableASNData(t *testing.T) {
+func TestRun_MissingASNFile(t *testing.T) {
 	text := configText(freePort(t), "", "127.0.0.1:1", "1MB/s") + "[asn]\nfiles = [\"missing.csv\"]\n"
 	_, _, err := command(t, "run", "--config", writeConfig(t, "", text))
 	if err == nil || !strings.Contains(err.Error(), "missing.csv") || !strings.Contains(err.Error(), "shaperd.toml:16:10: ") {

@@ -17,15 +17,15 @@ import (
 func manCommand(e env) *cobra.Command {
 	var dir string
 	cmd := &cobra.Command{
-		Use:     "man --dir FOLDER",
+		Use:     "man --dir DIRECTORY",
 		Short:   "Write the manual pages",
-		Long:    `Write a manual page for each verb to a folder, with the date of SOURCE_DATE_EPOCH.`,
+		Long:    `Write a manual page for each verb to a directory, dated by SOURCE_DATE_EPOCH.`,
 		Example: `  shaperd man --dir /usr/share/man/man8`,
 		Hidden:  true, // for "make install"
-		Args:    noArgs("; the folder is named by --dir"),
+		Args:    noArgs("; use --dir to name the directory"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if dir == "" {
-				return usageError{fmt.Errorf("man needs --dir FOLDER")}
+				return usageError{fmt.Errorf("man requires --dir DIRECTORY")}
 			}
 			date, err := manDate()
 			if err != nil {
@@ -34,24 +34,24 @@ func manCommand(e env) *cobra.Command {
 			return writeMan(cmd.Root(), dir, date)
 		},
 	}
-	cmd.Flags().StringVar(&dir, "dir", "", "`folder` that is there")
+	cmd.Flags().StringVar(&dir, "dir", "", "existing `directory`")
 	return cmd
 }
 
-// manDate is the date of the pages: the same for the same source.
+// manDate returns the date of the pages, for reproducible builds that of the source.
 func manDate() (string, error) {
 	t := time.Now()
 	if s := os.Getenv("SOURCE_DATE_EPOCH"); s != "" {
 		epoch, err := strconv.ParseInt(s, 10, 64)
 		if err != nil {
-			return "", usageError{fmt.Errorf("SOURCE_DATE_EPOCH %q: seconds since 1970 are needed", s)}
+			return "", usageError{fmt.Errorf("SOURCE_DATE_EPOCH %q: must be seconds since 1970", s)}
 		}
 		t = time.Unix(epoch, 0)
 	}
 	return t.UTC().Format("January 2, 2006"), nil
 }
 
-// writeMan writes the pages of cmd and of the verbs under it.
+// writeMan writes the pages of cmd and its subcommands.
 func writeMan(cmd *cobra.Command, dir, date string) error {
 	if cmd.Hidden || cmd.Name() == "help" {
 		return nil
@@ -72,7 +72,7 @@ func writeMan(cmd *cobra.Command, dir, date string) error {
 
 func manName(cmd *cobra.Command) string { return strings.ReplaceAll(cmd.CommandPath(), " ", "-") }
 
-// manPage writes the page of cmd in the language of mdoc(7).
+// manPage writes the page of cmd in mdoc(7).
 func manPage(w io.Writer, cmd *cobra.Command, date string) {
 	line := func(format string, args ...any) { fmt.Fprintf(w, format+"\n", args...) }
 	line(".Dd %s\n.Dt %s 8\n.Os shaperd", date, strings.ToUpper(manName(cmd)))
@@ -110,7 +110,7 @@ func manPage(w io.Writer, cmd *cobra.Command, date string) {
 	if !cmd.HasParent() {
 		manRoot(w, cmd)
 	} else {
-		line("Options of all verbs, exit codes and files are in\n.Xr shaperd 8 .")
+		line("For common options, exit codes and files see\n.Xr shaperd 8 .")
 	}
 	if cmd.Example != "" {
 		line(".Sh EXAMPLES\n.Bd -literal")
@@ -124,32 +124,33 @@ func manPage(w io.Writer, cmd *cobra.Command, date string) {
 	}
 }
 
-// manRoot writes what holds for all verbs.
+// manRoot writes the sections that apply to all verbs.
 func manRoot(w io.Writer, root *cobra.Command) {
-	fmt.Fprintln(w, ".Sh OPTIONS\nFor all verbs that ask a daemon:\n.Bl -tag -width Ds")
+	fmt.Fprintln(w, ".Sh OPTIONS\nFor all verbs that talk to a daemon:\n.Bl -tag -width Ds")
 	manFlags(w, root.PersistentFlags())
 	fmt.Fprintln(w, `.El
 .Sh ENVIRONMENT
 .Bl -tag -width Ds
 .It Ev SHAPERD_CONTROL
-The socket of the daemon, where
+Control socket of the daemon, unless
 .Fl -control
-does not name it.
+names one.
 .It Ev NO_COLOR
-When it is not empty, nothing is printed in colour.
+Disables colors when it is not empty.
 .El
 .Sh FILES
 .Bl -tag -width Ds
 .It Pa /etc/shaperd/shaperd.toml
-The configuration, and what is in
+The configuration.
+Files in the directory
 .Pa conf.d
-beside it.
+next to it are read too.
 .It Pa /run/shaperd/control.sock
-The socket of the daemon.
+The control socket.
 .El
 .Sh EXIT STATUS
-0 when all is well, 1 on a failure, 2 when the command line is wrong, and 3 when
-no daemon answers.`)
+0 on success, 1 on a failure, 2 on an invalid command line, 3 when no daemon
+answers.`)
 }
 
 func manFlags(w io.Writer, flags *pflag.FlagSet) {
@@ -168,16 +169,16 @@ func manFlags(w io.Writer, flags *pflag.FlagSet) {
 		}
 		fmt.Fprintf(w, "\n%s", roff(strings.ToUpper(usage[:1])+usage[1:]))
 		if f.DefValue != "" && f.DefValue != "false" {
-			fmt.Fprintf(w, "; %s unless told otherwise", roff(f.DefValue))
+			fmt.Fprintf(w, "; the default is %s", roff(f.DefValue))
 		}
 		fmt.Fprintln(w, ".")
 	})
 }
 
-// sentence ends where another one begins.
+// sentence matches the end of a sentence and the start of the next.
 var sentence = regexp.MustCompile(`([.?!])\s+([A-Z])`)
 
-// paragraphs is text whose empty lines part it, with each sentence on a line of its own.
+// paragraphs formats text with empty lines between paragraphs, one sentence per line.
 func paragraphs(s string) string {
 	var out []string
 	for paragraph := range strings.SplitSeq(s, "\n\n") {
@@ -186,8 +187,8 @@ func paragraphs(s string) string {
 	return strings.Join(out, "\n.Pp\n")
 }
 
-// roff escapes what roff takes for its own: backslashes, dashes that are to be copied, and
-// what begins a line of it.
+// roff escapes backslashes, dashes, which must stay ASCII, and control characters at the start
+// of a line.
 func roff(s string) string {
 	s = strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(s)
 	lines := strings.Split(s, "\n")

@@ -8,7 +8,7 @@ import (
 )
 
 // Overrides that an earlier version saved at its end have the current keys at the next start.
-func TestOrders_RenamedKeys(t *testing.T) {
+func TestPersistedOverrides_EarlierVersion(t *testing.T) {
 	config := writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:9", "1MB/s"))
 	state := filepath.Join(filepath.Dir(config), "state")
 	setting := func(key, value string) string {
@@ -20,18 +20,22 @@ func TestOrders_RenamedKeys(t *testing.T) {
 	if err := os.WriteFile(state+".orders", []byte(saved), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s := startSteered(t, config, "--state", state)
+	s := startControlled(t, config, "--state", state)
 	for _, want := range []string{
-		`what="limit \"per-source\": connections=7 is max_connections=7 now"`,
-		`what="limit \"per-source\": max_wait=3s is queue_timeout=3s now"`,
-		`what="limit \"per-source\": mode=observe is observe=true now"`,
-		`limit \"per-source\": mode=both: `, // is told as not restored
+		`limit=per-source old="connections=7" new="max_connections=7"`,
+		`limit=per-source old="max_wait=3s" new="queue_timeout=3s"`,
+		`limit=per-source old="mode=observe" new="observe=true"`,
+		`limit \"per-source\": mode=both: `, // reported as not restored
 	} {
 		s.waitLog(want)
 	}
-	if l := s.limit("per-source"); l.Connections != 7 || l.MaxWait != 3 || l.Mode != mode(true) || l.Rate != 2e6 || l.Override["observe"] != "true" {
+	if l := s.limit("per-source"); l.MaxConnections != 7 || l.QueueTimeout != 3 || l.Mode != modeName(true) || l.Rate != 2e6 || l.Override["observe"] != "true" {
 		t.Errorf("limit is %+v", l)
 	}
+	await(t, "the file has the current keys", func() bool {
+		text, err := os.ReadFile(state + ".overrides")
+		return err == nil && strings.Contains(string(text), "max_connections") && !strings.Contains(string(text), "max_wait")
+	})
 }
 
 // A file that an earlier version saved loads with the current keys, and is written with them.
@@ -39,7 +43,7 @@ func TestSaved_RenamedKeys(t *testing.T) {
 	text := configText(freePort(t), "", "127.0.0.1:1", "1MB/s")
 	path := writeConfig(t, "", text)
 	file := filepath.Join(filepath.Dir(path), "conf.d", "90-set-per-source.toml")
-	header := (&saved{limit: "per-source"}).header()
+	header := (&savedFile{limit: "per-source"}).header()
 	write := func(text string) {
 		t.Helper()
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
@@ -51,9 +55,9 @@ func TestSaved_RenamedKeys(t *testing.T) {
 	}
 	const old = "[[override]]\nlimit = \"per-source\"\nconnections = 9\nmax_wait = \"3s\"\nmode = \"observe\"\n"
 	write(header + old)
-	s := startSteered(t, path)
+	s := startControlled(t, path)
 	s.waitLog("90-set-per-source.toml has keys of an earlier version")
-	if l := s.limit("per-source"); l.Connections != 9 || l.MaxWait != 3 || l.Mode != mode(true) {
+	if l := s.limit("per-source"); l.MaxConnections != 9 || l.QueueTimeout != 3 || l.Mode != modeName(true) {
 		t.Errorf("limit is %+v", l)
 	}
 	s.save("set limit per-source rate=2MB/s --save")
@@ -62,9 +66,9 @@ func TestSaved_RenamedKeys(t *testing.T) {
 		t.Errorf("saved are %q, %v", got, err)
 	}
 	s.save("unset limit per-source --saved")
-	mustBeGone(t, file)
+	mustNotExist(t, file)
 
-	// One that somebody edited is theirs.
+	// A file that was edited is the user's.
 	write(header + old + "# why\n")
 	s.mustFail("reload", "has errors")
 	s.waitLog(`override of limit \"per-source\": max_wait was renamed to queue_timeout`)
@@ -72,11 +76,11 @@ func TestSaved_RenamedKeys(t *testing.T) {
 
 // What is set by the command line and the API has the current keys.
 func TestSetLimit_RenamedKeys(t *testing.T) {
-	s := startSteered(t, writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:1", "1MB/s")))
+	s := startControlled(t, writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:1", "1MB/s")))
 	for set, want := range map[string]string{
 		"max_wait=5s":   "max_wait was renamed to queue_timeout",
 		"connections=5": "connections was renamed to max_connections",
-		"mode=observe":  `mode = "observe" is observe = true now`,
+		"mode=observe":  `mode = "observe" is now observe = true`,
 		"observe=maybe": "true or false",
 	} {
 		s.mustFail("set limit per-source "+set, want)

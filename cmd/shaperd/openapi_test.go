@@ -15,11 +15,11 @@ import (
 	"github.com/getkin/kin-openapi/routers/legacy"
 )
 
-// A daemon that holds connections back answers as the file that it hands out says.
-func TestAnswersAreAsDescribed(t *testing.T) {
+// TestAPI_MatchesOpenAPI validates responses of a daemon against its OpenAPI document.
+func TestAPI_MatchesOpenAPI(t *testing.T) {
 	listen := freePort(t)
 	path := writeConfig(t, "", configText(listen, "", echoServer(t), "1MB/s"))
-	s := startSteered(t, path)
+	s := startControlled(t, path)
 	c, err := net.Dial("tcp4", listen)
 	if err != nil {
 		t.Fatal(err)
@@ -60,7 +60,7 @@ func TestAnswersAreAsDescribed(t *testing.T) {
 	}
 	_, port, _ := net.SplitHostPort(listen)
 	shows := []string{
-		"/v1/status", "/v1/limits", "/v1/limits/per-source", "/v1/limits/per-source/keys", "/v1/who?by=source", "/v1/who?by=prefix", "/v1/who?by=asn",
+		"/v1/status", "/v1/limits", "/v1/limits/per-source", "/v1/limits/per-source/keys", "/v1/talkers?by=source", "/v1/talkers?by=prefix", "/v1/talkers?by=asn",
 		"/v1/connections", "/v1/downstreams", "/v1/explain?source=127.0.0.1&to=tcp/" + port, "/v1/blocks", "/v1/events", "/v1/history", "/v1/config",
 	}
 	type request struct {
@@ -76,11 +76,11 @@ func TestAnswersAreAsDescribed(t *testing.T) {
 	show()
 	all = append(
 		all,
-		request{"PATCH", "/v1/limits/per-source", `{"set":{"rate":"2MB/s"},"for":60}`, 200},
+		request{"PATCH", "/v1/limits/per-source", `{"set":{"rate":"2MB/s"},"duration_seconds":60}`, 200},
 		request{"PATCH", "/v1/limits/per-source", `{"set":{"rate":"2"}}`, 422},
 		request{"PATCH", "/v1/limits/per-source", `{"set":{"name":"x"}}`, 422},
-		request{"POST", "/v1/blocks", `{"prefix":"192.0.2.0/24","for":60}`, 200},
-		request{"PUT", "/v1/bypass", `{"on":true,"for":60}`, 200},
+		request{"POST", "/v1/blocks", `{"prefix":"192.0.2.0/24","duration_seconds":60}`, 200},
+		request{"PUT", "/v1/bypass", `{"on":true,"duration_seconds":60}`, 200},
 	)
 	show()
 	all = append(

@@ -15,20 +15,20 @@ import (
 	"shaperd/shaper/config"
 )
 
-// packetPlane is the packet plane of a daemon, which is there only while the
-// configuration names attachments: it needs privileges that the proxy does not.
+// packetPlane is the packet plane of a daemon. It exists only while the configuration has
+// attachments, since it needs privileges that the proxy plane does not.
 type packetPlane struct {
-	shaper *shaper.Shaper
-	clock  *leaky.Clock
-	proxy  *conn.Proxy
-	log    *slog.Logger
-	plane  *bpf.Plane
-	shown  atomic.Pointer[bpf.Plane] // plane, for metrics
+	shaper    *shaper.Shaper
+	clock     *leaky.Clock
+	proxy     *conn.Proxy
+	log       *slog.Logger
+	plane     *bpf.Plane
+	published atomic.Pointer[bpf.Plane] // plane, for readers in other goroutines
 }
 
-// PacketStatus returns what metrics show.
+// PacketStatus returns the status for metrics and the API.
 func (p *packetPlane) PacketStatus() (out control.PacketStatus, ok bool, err error) {
-	plane := p.shown.Load()
+	plane := p.published.Load()
 	if plane == nil {
 		return out, false, nil
 	}
@@ -42,12 +42,12 @@ func (p *packetPlane) PacketStatus() (out control.PacketStatus, ok bool, err err
 			direction = config.Ingress
 		}
 		a := control.Attachment{
-			Name: pt.Attachment, Interface: pt.Interface, Direction: direction.String(), Mode: pt.Mode.String(), Before: pt.Before, Waits: pt.Waits,
+			Name: pt.Attachment, Interface: pt.Interface, Direction: direction.String(), Mode: pt.Mode.String(), PrecedingPrograms: pt.PrecedingPrograms, UnmatchedPatterns: pt.UnmatchedPatterns,
 		}
-		if a.Err = pt.Err; a.Err == "" && pt.Bypass != "" {
-			a.Err = "not enforced: " + pt.Bypass
+		if a.Error = pt.Err; a.Error == "" && pt.Uncovered != "" {
+			a.Error = "not enforced: " + pt.Uncovered
 		}
-		a.Up = a.Err == ""
+		a.Up = a.Error == ""
 		if pt.Mode == bpf.Shape {
 			a.Queue = &control.Queue{Packets: pt.Queue.Packets, Bytes: pt.Queue.Bytes, Drops: pt.Queue.Drops}
 		}
@@ -57,52 +57,53 @@ func (p *packetPlane) PacketStatus() (out control.PacketStatus, ok bool, err err
 	return out, true, nil
 }
 
-// Bucket returns how the bucket of a key is doing.
+// Bucket returns the state of the bucket of a key.
 func (p *packetPlane) Bucket(i int, k shaper.Key) (shaper.BucketState, bool) {
-	plane := p.shown.Load()
+	plane := p.published.Load()
 	if plane == nil {
 		return shaper.BucketState{}, false
 	}
 	return plane.KeyBucket(i, k)
 }
 
-// bucketOf returns how the bucket of a flow is doing under limit i.
+// bucketOf returns the state of the bucket of a flow under limit i.
 func (p *packetPlane) bucketOf(i int, f *shaper.Flow, r shaper.Route) (shaper.BucketState, bool) {
-	plane := p.shown.Load()
+	plane := p.published.Load()
 	if plane == nil {
 		return shaper.BucketState{}, false
 	}
 	return plane.Bucket(i, f, r)
 }
 
-// planeChange is a change of the packet plane that waits for the proxy's.
+// planeChange is a prepared change of the packet plane. It is committed together with that of
+// the proxy plane.
 type planeChange struct {
 	*packetPlane
-	change *bpf.Change // nil when there is none, or none any more
-	opened bool        // the plane was not there before
-	ends   bool        // there are no attachments any more
+	change  *bpf.Change // nil when there is none, or after it has ended
+	opened  bool        // the plane did not exist before
+	closing bool        // there are no attachments left
 }
 
-func (p *packetPlane) prepare(l *loaded, policy *shaper.Policy) (*planeChange, error) {
-	c := &planeChange{packetPlane: p, ends: len(l.attach) == 0}
-	pins := l.config.Daemon.Pins
-	if c.ends && p.plane == nil {
-		// What an earlier daemon was to keep is not in this configuration.
+func (p *packetPlane) prepare(l *loadedConfig, policy *shaper.Policy) (*planeChange, error) {
+	c := &planeChange{packetPlane: p, closing: len(l.attach) == 0}
+	pins := l.config.Daemon.PinPath
+	if c.closing && p.plane == nil {
+		// Remove what an earlier daemon left attached: this configuration does not have it.
 		if _, err := os.Stat(pins); errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) || bpf.Alive(pins) {
-			return c, nil // or it is another daemon's, which runs
+			return c, nil // or it belongs to another running daemon
 		}
 		if err := bpf.Detach(pins); err != nil {
-			return nil, fmt.Errorf("what an earlier daemon attached is still in force: run \"shaperd detach --pins %s\" as root: %w", pins, err)
+			return nil, fmt.Errorf("an earlier daemon left programs attached: run \"shaperd detach --pin-path %s\" as root: %w", pins, err)
 		}
 		return c, nil
 	}
 	if p.plane == nil {
-		plane, err := bpf.Open(p.shaper, p.clock, pins, l.config.Daemon.Buckets, p.log)
+		plane, err := bpf.Open(p.shaper, p.clock, pins, l.config.Daemon.MaxBuckets, p.log)
 		if err != nil {
 			return nil, err
 		}
 		p.plane, c.opened = plane, true
-		p.proxy.Own(plane.Own)
+		p.proxy.OnSocket(plane.MarkProxied)
 	}
 	change, err := p.plane.Prepare(l.attach, l.tcpListeners(), policy)
 	if err != nil {
@@ -113,49 +114,49 @@ func (p *packetPlane) prepare(l *loaded, policy *shaper.Policy) (*planeChange, e
 	return c, nil
 }
 
-// commit puts the change in force. On an error all stays as it was, and it is still to be
-// cancelled.
+// commit applies the change. On an error nothing has changed, and the caller must still call
+// cancel.
 func (c *planeChange) commit() error {
 	change := c.change
-	c.change = nil // it ends by either
+	c.change = nil // both success and failure end it
 	if change == nil {
 		return nil
 	}
 	return change.Commit()
 }
 
-// cancel leaves the plane as it was found.
+// cancel restores the state before prepare.
 func (c *planeChange) cancel() {
 	if c.change != nil {
 		c.change.Cancel()
 	}
 	if c.opened {
-		c.proxy.Own(nil)
+		c.proxy.OnSocket(nil)
 		c.plane.Release()
 		c.plane = nil
 	}
 }
 
-// done is what follows when both planes are changed.
-func (c *planeChange) done() {
+// finish completes the change after both planes have committed.
+func (c *planeChange) finish() {
 	if c.plane == nil {
 		return
 	}
-	c.shown.Store(c.plane)
-	if c.ends {
+	c.published.Store(c.plane)
+	if c.closing {
 		c.close()
 	}
 }
 
-// close ends the plane. What is to be kept while no daemon runs stays.
+// close closes the plane. Attachments with on_stop = "keep" stay.
 func (p *packetPlane) close() {
 	if p.plane == nil {
 		return
 	}
-	p.shown.Store(nil)
-	p.proxy.Own(nil)
+	p.published.Store(nil)
+	p.proxy.OnSocket(nil)
 	if err := p.plane.Close(); err != nil {
-		p.log.Error("detach", "err", err)
+		p.log.Error("detaching failed", "err", err)
 	}
 	p.plane = nil
 }

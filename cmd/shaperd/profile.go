@@ -14,8 +14,8 @@ import (
 )
 
 // In a build with the tag profile, the environment variable SHAPERD_PROFILE names a
-// folder. Between SIGUSR1 and SIGUSR2 the daemon profiles itself: cpu.pprof, and
-// allocs-before.pprof and allocs.pprof, whose difference is what was allocated.
+// folder. Between SIGUSR1 and SIGUSR2 the daemon profiles itself into cpu.pprof; the
+// allocations are the difference of allocs-before.pprof and allocs.pprof.
 func init() {
 	dir := os.Getenv("SHAPERD_PROFILE")
 	if dir == "" {
@@ -40,7 +40,7 @@ func profile(dir string, begin bool) error {
 	} else {
 		pprof.StopCPUProfile()
 	}
-	runtime.GC() // allocations are those up to the last collection
+	runtime.GC() // the profile has allocations up to the last collection
 	f, err := os.Create(filepath.Join(dir, name))
 	if err != nil {
 		return err
@@ -52,5 +52,5 @@ func profile(dir string, begin bool) error {
 	if f, err = os.Create(filepath.Join(dir, "cpu.pprof")); err != nil {
 		return err
 	}
-	return pprof.StartCPUProfile(f) // it writes until it is stopped
+	return pprof.StartCPUProfile(f) // runs until StopCPUProfile
 }

@@ -7,32 +7,32 @@ import (
 	"shaperd/shaper"
 )
 
-// refusalInterval is how often refusals are summed up in the log.
+// refusalInterval is the time between two summaries of refusals in the log.
 const refusalInterval = 10 * time.Second
 
-// refusalLog writes how much each limit has refused since it last did, a line for
-// each limit and reason. However many they are, they cost the data path nothing.
+// refusalLog logs how much each limit has refused since the last summary, with one record per
+// limit and reason. It reads counters, and so costs the data path nothing.
 type refusalLog struct {
-	shaper *shaper.Shaper
-	log    *slog.Logger
-	seen   map[*shaper.State]*refusalCounts
+	shaper   *shaper.Shaper
+	log      *slog.Logger
+	reported map[*shaper.LimitState]*refusalCounts
 }
 
-// refusalCounts is datagrams and connections by reason.
-type refusalCounts [shaper.Reasons][2]uint64
+// refusalCounts are datagrams and connections by reason.
+type refusalCounts [shaper.NumReasons][2]uint64
 
 func newRefusalLog(s *shaper.Shaper, log *slog.Logger) *refusalLog {
-	return &refusalLog{shaper: s, log: log, seen: map[*shaper.State]*refusalCounts{}}
+	return &refusalLog{shaper: s, log: log, reported: map[*shaper.LimitState]*refusalCounts{}}
 }
 
 func (r *refusalLog) write() {
 	policy := r.shaper.Policy()
 	for i := range policy.Len() {
 		state := policy.State(i)
-		seen := r.seen[state]
+		seen := r.reported[state]
 		if seen == nil {
 			seen = &refusalCounts{}
-			r.seen[state] = seen
+			r.reported[state] = seen
 		}
 		for reason := range seen {
 			now := [2]uint64{
@@ -43,7 +43,7 @@ func (r *refusalLog) write() {
 				continue
 			}
 			r.log.Warn("refused", "limit", state.Name, "reason", shaper.Reason(reason).String(),
-				"mode", mode(policy.Limit(i).Observe),
+				"mode", modeName(policy.Limit(i).Observe),
 				"packets", now[0]-seen[reason][0], "connections", now[1]-seen[reason][1])
 			seen[reason] = now
 		}

@@ -11,96 +11,96 @@ import (
 	"shaperd/control"
 )
 
-// errReload says that the new configuration is wrong; what is wrong with it was printed.
-var errReload = errors.New("the new configuration has errors: the old one stays in force")
+// errReloadFailed reports that the new configuration has errors, which have been printed.
+var errReloadFailed = errors.New("the new configuration has errors; the old one stays effective")
 
 func reloadCommand(e env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "reload",
-		Short: "Put the configuration file in force as it is now",
-		Long: `Let the daemon read its configuration again, and wait for what comes of it. Ports,
-connections, buckets and queues stay. When the file is wrong, its mistakes are printed
-and the old configuration stays in force. What was set in limits stays, but with --until-reload.`,
+		Short: "Reload the configuration",
+		Long: `Reload the configuration and wait for the result. Ports, connections, buckets and queues
+stay. When the new configuration has errors, they are printed, and the old one stays
+effective. Overrides stay, except those set with --until-reload.`,
 		Example:     `  shaperd check /etc/shaperd/shaperd.toml && shaperd reload`,
-		Annotations: withJSON,
+		Annotations: jsonAnnotations,
 		Args:        noArgs(""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			r, err := e.daemon().Reload(cmd.Context())
+			r, err := e.client().Reload(cmd.Context())
 			if err != nil {
 				return err
 			}
 			if e.flags.json {
 				err = e.printJSON(r)
 			} else {
-				for _, mistake := range r.Errors {
-					fmt.Fprintln(e.stderr, printable(mistake))
+				for _, msg := range r.Errors {
+					fmt.Fprintln(e.stderr, printable(msg))
 				}
 			}
 			if err == nil && !r.OK {
-				return errReload
+				return errReloadFailed
 			}
 			if !e.flags.json {
-				for _, what := range r.Dropped {
+				for _, what := range r.DroppedOverrides {
 					fmt.Fprintf(e.stderr, "dropped: %s\n", printable(what))
 				}
-				fmt.Fprintf(e.stdout, "reloaded in %s\n", seconds(r.Took))
+				fmt.Fprintf(e.stdout, "reloaded in %s\n", seconds(r.Duration))
 			}
 			return err
 		},
 	}
 }
 
-func drainCommand(e env) *cobra.Command {
+func stopCommand(e env) *cobra.Command {
 	return &cobra.Command{
-		Use:   "drain",
-		Short: "Let the daemon end, without new connections",
-		Long: `Let the daemon end as SIGTERM does: it takes no new connections, and those that are
-there go on for its --drain-timeout. Shows what is left until the daemon has gone.
-With --json, a line each time that changes.`,
-		Example:     `  shaperd drain`,
-		Annotations: withJSON,
+		Use:   "stop",
+		Short: "Stop the daemon gracefully",
+		Long: `Stop the daemon gracefully, as SIGTERM does: it refuses new connections, and open ones
+may go on for the --drain-timeout of "run". Shows how many are left until the daemon has
+exited; with --json, one line per change.`,
+		Example:     `  shaperd stop`,
+		Annotations: jsonAnnotations,
 		Args:        noArgs(""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := untilSignal(cmd.Context())
 			defer stop()
-			return drain(ctx, e)
+			return stopDaemon(ctx, e)
 		},
 	}
 }
 
-// drainInterval is how often a drain is looked after.
-const drainInterval = 200 * time.Millisecond
+// stopPollInterval is the time between two status requests during a drain.
+const stopPollInterval = 200 * time.Millisecond
 
-func drain(ctx context.Context, e env) error {
-	c := e.daemon()
-	s, err := c.Drain(ctx)
+func stopDaemon(ctx context.Context, e env) error {
+	c := e.client()
+	s, err := c.Stop(ctx)
 	if err != nil {
 		return err
 	}
 	pid, shown := s.PID, ""
-	tick := time.NewTicker(drainInterval)
+	tick := time.NewTicker(stopPollInterval)
 	defer tick.Stop()
 	for {
 		var open, flows int64
 		for _, l := range s.Listeners {
-			open, flows = open+l.Open, flows+l.Flows
+			open, flows = open+l.Connections, flows+l.Flows
 		}
-		if left := fmt.Sprintf("draining: %s and %s left", plural(open, "connection"), plural(flows, "flow")); left != shown {
+		if left := fmt.Sprintf("stopping: %s and %s left", plural(open, "connection"), plural(flows, "flow")); left != shown {
 			shown = left
-			if err := e.showDrain(s, left); err != nil {
+			if err := e.printProgress(s, left); err != nil {
 				return err
 			}
 		}
 		select {
 		case <-ctx.Done():
-			return errors.New("the drain goes on without being watched")
+			return errors.New("interrupted; the daemon continues to stop")
 		case <-tick.C:
 		}
 		s, err = c.Status(ctx)
 		switch {
 		case errors.Is(err, control.ErrNoDaemon), err == nil && s.PID != pid:
 			if !e.flags.json {
-				fmt.Fprintln(e.stdout, "the daemon has gone")
+				fmt.Fprintln(e.stdout, "the daemon has stopped")
 			}
 			return nil
 		case err != nil && ctx.Err() == nil:
@@ -109,7 +109,7 @@ func drain(ctx context.Context, e env) error {
 	}
 }
 
-func (e env) showDrain(s control.Status, text string) error {
+func (e env) printProgress(s control.Status, text string) error {
 	if e.flags.json {
 		return e.printJSONLine(s)
 	}

@@ -29,7 +29,7 @@ type runFlags struct {
 	state        string
 	drainTimeout time.Duration
 	root         *rootFlags
-	controlGiven bool // and not the usual place
+	controlSet   bool // the control socket was named explicitly
 }
 
 func runCommand(e env) *cobra.Command {
@@ -37,19 +37,19 @@ func runCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run",
 		Short: "Run the daemon",
-		Long: `Run the daemon in the foreground. SIGHUP reloads the configuration in place; when
-the new one is wrong, the old one stays. SIGTERM drains: no new connections, those
-that are there go on until --drain-timeout. A second SIGTERM ends the drain.`,
+		Long: `Run the daemon in the foreground. SIGHUP reloads the configuration in place; a new one
+with errors is rejected. SIGTERM stops the daemon gracefully: new connections are refused,
+open ones may go on for --drain-timeout. A second SIGTERM resets them.`,
 		Example: `  shaperd run --config shaperd.toml`,
-		Args:    noArgs("; the configuration is named by --config"),
+		Args:    noArgs("; use --config to name the configuration"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.drainTimeout < 0 {
-				return usageError{fmt.Errorf("--drain-timeout %v: it cannot be negative", f.drainTimeout)}
+				return usageError{fmt.Errorf("--drain-timeout %v: must not be negative", f.drainTimeout)}
 			}
 			if err := f.checkState(); err != nil {
 				return err
 			}
-			if e.reload == nil { // other verbs end with their terminal
+			if e.reload == nil { // other verbs end with the terminal
 				hangups := make(chan os.Signal, 1)
 				signal.Notify(hangups, syscall.SIGHUP)
 				defer signal.Stop(hangups)
@@ -58,33 +58,33 @@ that are there go on until --drain-timeout. A second SIGTERM ends the drain.`,
 			ctx := cmd.Context()
 			if e.force == nil {
 				var stop func()
-				ctx, e.force, stop = drainSignals(ctx)
+				ctx, e.force, stop = stopSignals(ctx)
 				defer stop()
 			}
 			f.root = e.flags
-			f.controlGiven = cmd.Flags().Changed("control") || os.Getenv("SHAPERD_CONTROL") != ""
-			s := &server{flags: f, events: control.NewEvents(keptEvents)}
+			f.controlSet = cmd.Flags().Changed("control") || os.Getenv("SHAPERD_CONTROL") != ""
+			s := &server{flags: f, events: control.NewEvents(maxEvents)}
 			var lines *logWriter
 			var err error
 			if s.log, s.traffic, lines, err = newLogger(e, f, s.events); err != nil {
 				return err
 			}
 			defer lines.close()
-			s.lost = lines.Lost
+			s.droppedRecords = lines.Dropped
 			return s.serve(ctx, e)
 		},
 	}
-	cmd.Flags().StringVar(&f.config, "config", "/etc/shaperd/shaperd.toml", "configuration `file`; conf.d/*.toml beside it is read too")
-	cmd.Flags().StringVar(&f.logFormat, "log-format", "text", "`format` of the log: text or json")
-	cmd.Flags().StringVar(&f.logLevel, "log-level", "info", "`level` from which on there is a log: debug, info, warn or error")
-	cmd.Flags().StringVar(&f.state, "state", "", "`file` to write down what buckets owe in, and beside it what operators ordered, for the next start; none if empty")
-	cmd.Flags().DurationVar(&f.drainTimeout, "drain-timeout", 30*time.Second, "how long connections may go on after SIGTERM")
+	cmd.Flags().StringVar(&f.config, "config", "/etc/shaperd/shaperd.toml", "configuration `file`; conf.d/*.toml next to it is read too")
+	cmd.Flags().StringVar(&f.logFormat, "log-format", "text", "log `format`: text or json")
+	cmd.Flags().StringVar(&f.logLevel, "log-level", "info", "minimum `level` to log: debug, info, warn or error")
+	cmd.Flags().StringVar(&f.state, "state", "", "save bucket state in `file`, and runtime overrides in file.overrides, across restarts (default: not saved)")
+	cmd.Flags().DurationVar(&f.drainTimeout, "drain-timeout", 30*time.Second, "how long open connections may go on after SIGTERM")
 	return cmd
 }
 
-// drainSignals returns a context that the first SIGTERM or SIGINT ends, and a channel that
-// has those after it.
-func drainSignals(ctx context.Context) (_ context.Context, force <-chan os.Signal, stop func()) {
+// stopSignals returns a context that the first SIGTERM or SIGINT cancels, and a channel that
+// receives the following ones.
+func stopSignals(ctx context.Context) (_ context.Context, force <-chan os.Signal, stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	first, second := make(chan os.Signal, 1), make(chan os.Signal, 1)
 	signal.Notify(first, syscall.SIGTERM, syscall.SIGINT)
@@ -99,48 +99,49 @@ func drainSignals(ctx context.Context) (_ context.Context, force <-chan os.Signa
 	return ctx, second, func() { cancel(); signal.Stop(first); signal.Stop(second) }
 }
 
-// keptEvents is how many lines of the log the control socket can show.
-const keptEvents = 1000
+// maxEvents is the number of log records that the control socket can show.
+const maxEvents = 1000
 
 // server is a running daemon.
 type server struct {
-	*steering
-	flags   runFlags
-	path    string // of the configuration, from the root
-	begun   time.Time
-	log     *slog.Logger
-	traffic *slog.Logger // what sources bring about
-	lost    func() uint64
-	clock   *leaky.Clock
-	shaper  *shaper.Shaper
-	proxy   *conn.Proxy
-	reloads *control.Reloads
-	events  *control.Events
-	plane   *packetPlane
-	reader  *reader
-	keeper  *keeper // nil without --state
-	store   fdStore
-	started bool
+	*controller
+	flags          runFlags
+	path           string // absolute path of the configuration
+	startedAt      time.Time
+	log            *slog.Logger
+	traffic        *slog.Logger // events that traffic causes
+	droppedRecords func() uint64
+	clock          *leaky.Clock
+	shaper         *shaper.Shaper
+	proxy          *conn.Proxy
+	reloads        *control.Reloads
+	events         *control.Events
+	plane          *packetPlane
+	reader         *configReader
+	saver          *saver // nil without --state
+	migrated       bool   // restored overrides had keys of an earlier version
+	store          fdStore
+	ready          bool
 }
 
-// serve runs until ctx ends, then drains. The end comes in the order: ports,
-// connections, then the watchdog and what shows and steers, which go on during the
-// drain, then what is left of the proxy.
+// serve runs until ctx ends, then drains. It closes ports first, then connections, then the
+// watchdog, the API and the metrics, which stay up during the drain, and last the rest of the
+// proxy.
 func (s *server) serve(ctx context.Context, e env) error {
-	s.begun = time.Now()
+	s.startedAt = time.Now()
 	s.path, _ = filepath.Abs(s.flags.config)
-	s.reader = newReader(s.flags.config, e.loadTimeout)
+	s.reader = newConfigReader(s.flags.config, e.loadTimeout)
 	l, err := s.reader.load(ctx, nil)
 	if ctx.Err() != nil {
-		s.log.Info("stopped before it was ready")
+		s.log.Info("stopped before ready")
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	s.clock, s.reloads, s.steering = leaky.NewClock(), &control.Reloads{}, newSteering()
-	s.shaper = shaper.New(l.config.Daemon.Buckets)
-	l = s.restoreOrders(ctx, l)
+	s.clock, s.reloads, s.controller = leaky.NewClock(), &control.Reloads{}, newController()
+	s.shaper = shaper.New(l.config.Daemon.MaxBuckets)
+	l = s.restoreOverrides(ctx, l)
 	policy, err := l.compile(s.shaper)
 	if err != nil {
 		return err
@@ -149,37 +150,40 @@ func (s *server) serve(ctx context.Context, e env) error {
 		return err
 	}
 	if s.flags.state != "" {
-		s.keeper = newKeeper(s.flags.orders(), s.log)
-		defer s.keeper.close()
+		s.saver = newSaver(s.flags.overridesPath(), s.log)
+		defer s.saver.close()
 	}
-	defer s.saveState() // when the proxy has given back its buckets
+	defer s.saveState() // after the proxy has released its buckets
 	defer s.proxy.Close()
-	fds, err := inherited()
+	fds, err := inheritedFDs()
 	if err != nil {
 		return err
 	}
-	s.store.has(s.proxy.Inherit(fds))
+	s.store.markStored(s.proxy.Inherit(fds))
 	s.plane = &packetPlane{shaper: s.shaper, clock: s.clock, proxy: s.proxy, log: s.log}
-	ctx, s.steering.drain = context.WithCancel(ctx)
-	defer s.steering.drain()
-	shown, err := s.show(l.config)
+	ctx, s.controller.stop = context.WithCancel(ctx)
+	defer s.controller.stop()
+	closeControl, err := s.serveControl(l.config)
 	if err != nil {
 		return err
 	}
-	defer shown()
+	defer closeControl()
 	s.restoreState(ctx, policy)
-	if err := s.apply(ctx, l, policy, nil); err != nil {
+	if err := s.applyToPlanes(ctx, l, policy, nil); err != nil {
 		s.plane.close()
 		return err
 	}
 	defer s.plane.close()
-	s.started = true
-	s.reloads.Note(time.Since(s.begun))
+	s.ready = true
+	s.reloads.Record(time.Since(s.startedAt))
 	s.log.Info("ready", "config", s.flags.config, "limits", policy.Len(), "listeners", len(l.listens),
-		"attachments", len(l.attach), "mode", mode(l.config.Daemon.Observe), "version", version)
-	s.noteOddities()
-	if note := l.leftovers(); note != "" {
-		s.log.Warn(note)
+		"attachments", len(l.attach), "mode", modeName(l.config.Daemon.Observe), "version", version)
+	s.logWarnings()
+	if s.migrated {
+		s.saveOverrides()
+	}
+	if warning := l.leftoverRules(); warning != "" {
+		s.log.Warn(warning)
 	}
 	notify(daemon.SdNotifyReady)
 
@@ -189,113 +193,114 @@ func (s *server) serve(ctx context.Context, e env) error {
 	defer refusals.write()
 	tick := time.NewTicker(refusalInterval)
 	defer tick.Stop()
-	over := time.NewTimer(0)
-	defer over.Stop()
+	expiry := time.NewTimer(0)
+	defer expiry.Stop()
 	await := func(next time.Time) {
 		if !next.IsZero() {
-			over.Reset(max(time.Until(next), 0))
+			expiry.Reset(max(time.Until(next), 0))
 		}
 	}
-	var reload reloading
+	var reload reloader
 	var drained chan struct{}
-	orders := context.WithoutCancel(ctx) // they are taken until the drain has ended
-	stop, hangups, wanted := ctx.Done(), e.reload, s.reloadWanted
+	commandCtx := context.WithoutCancel(ctx) // commands run until the drain has ended
+	stop, hangups, requests := ctx.Done(), e.reload, s.reloadRequests
 	for {
 		select {
 		case <-hangups:
 			reload.begin(ctx, s)
-		case done := <-wanted:
+		case done := <-requests:
 			reload.waiting = append(reload.waiting, done)
 			reload.begin(ctx, s)
 		case r := <-reload.read:
 			reload.end(ctx, s, r)
-		case order := <-s.orders:
-			order(orders)
-			_, w := s.inForce()
-			await(w.next())
-		case <-over.C:
-			await(s.expire(orders))
+		case command := <-s.commands:
+			command(commandCtx)
+			_, w := s.current()
+			await(w.nextExpiry())
+		case <-expiry.C:
+			await(s.expireOverrides(commandCtx))
 		case <-tick.C:
 			refusals.write()
-			s.remind()
+			s.logBypass()
 		case <-stop:
 			close(s.draining)
 			reload.cancel()
-			stop, hangups, wanted, drained = nil, nil, nil, make(chan struct{})
-			go func() { s.drainAll(e.force); close(drained) }()
+			stop, hangups, requests, drained = nil, nil, nil, make(chan struct{})
+			go func() { s.drain(e.force); close(drained) }()
 		case <-drained:
-			close(s.ended)
+			close(s.done)
 			return nil
 		}
 	}
 }
 
-// show begins to show the daemon, and to have it steered. It returns what ends that.
-func (s *server) show(c *config.Config) (end func(), err error) {
+// serveControl starts the control socket, the metrics and the dashboard. It returns a function that
+// stops them.
+func (s *server) serveControl(c *config.Config) (closeAll func(), err error) {
 	monitor := control.NewMonitor(s.shaper, s.log)
-	var ends []func()
-	endAll := func() {
-		monitor.Close() // and with it the streams
-		for _, f := range slices.Backward(ends) {
+	var closers []func()
+	stop := func() {
+		monitor.Close() // which ends the live streams
+		for _, f := range slices.Backward(closers) {
 			f()
 		}
 	}
 	defer func() {
 		if err != nil {
-			endAll()
+			stop()
 		}
 	}()
 	o := &control.Options{
 		Shaper: s.shaper, Proxy: s.proxy, Packets: s.plane, Clock: s.clock.Now, Monitor: monitor,
-		Reloads: s.reloads, Events: s.events, Daemon: s, Log: s.log, LogLost: s.lost, Version: version,
+		Reloads: s.reloads, Events: s.events, Daemon: s, Log: s.log, LogDropped: s.droppedRecords, Version: version,
 	}
 	metrics, err := control.ServeMetrics(c.Daemon.Metrics, o)
 	if err != nil {
 		return nil, err
 	}
-	ends = append(ends, func() { metrics.Close() })
-	page, err := control.ServePage(c.Daemon.Page, o)
+	closers = append(closers, func() { metrics.Close() })
+	dashboard, err := control.ServeDashboard(c.Daemon.Dashboard, o)
 	if err != nil {
 		return nil, err
 	}
-	ends = append(ends, func() { page.Close() })
+	closers = append(closers, func() { dashboard.Close() })
 	if s.flags.root.control == "" {
-		return endAll, nil
+		return stop, nil
 	}
 	socket, err := control.Serve(s.flags.root.control, o)
-	if err != nil && !s.flags.controlGiven && (errors.Is(err, os.ErrPermission) || errors.Is(err, os.ErrNotExist)) {
-		s.log.Warn("no control socket; name one with --control", "err", err)
-		return endAll, nil
+	if err != nil && !s.flags.controlSet && (errors.Is(err, os.ErrPermission) || errors.Is(err, os.ErrNotExist)) {
+		s.log.Warn("no control socket; use --control to name one", "err", err)
+		return stop, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	ends = append(ends, func() { socket.Close() })
-	return endAll, nil
+	closers = append(closers, func() { socket.Close() })
+	return stop, nil
 }
 
-// remind says again what must not be forgotten.
-func (s *server) remind() {
-	if _, w := s.inForce(); w.bypass != nil {
+// logBypass logs that a bypass is still on.
+func (s *server) logBypass() {
+	if _, w := s.current(); w.bypass != nil {
 		s.traffic.Warn("BYPASS is on: no limit is enforced", "since", w.bypass.since.Local().Format(time.DateTime))
 	}
 }
 
-func (s *server) noteOddities() {
-	l, _ := s.inForce()
-	for _, note := range l.notes() {
-		s.log.Warn(note)
+func (s *server) logWarnings() {
+	l, _ := s.current()
+	for _, warning := range l.warnings() {
+		s.log.Warn(warning)
 	}
 }
 
-// apply puts l, compiled to policy, in force in both planes, or in none. was is what is
-// in force, or nil.
-func (s *server) apply(ctx context.Context, l *loaded, policy *shaper.Policy, was *loaded) error {
+// applyToPlanes applies l, compiled to policy, to both planes, or to none. was is the current
+// configuration, or nil at the start.
+func (s *server) applyToPlanes(ctx context.Context, l *loadedConfig, policy *shaper.Policy, was *loadedConfig) error {
 	change, err := s.plane.prepare(l, policy)
 	if err != nil {
 		return err
 	}
-	undo, err := l.divert(was)
+	undo, err := l.installRules(was)
 	if err != nil {
 		change.cancel()
 		return err
@@ -303,27 +308,27 @@ func (s *server) apply(ctx context.Context, l *loaded, policy *shaper.Policy, wa
 	// The packet plane's swap may fail, and the proxy's cannot once it is prepared.
 	if err := s.proxy.Apply(ctx, l.listens, policy, change.commit); err != nil {
 		change.cancel()
-		return errors.Join(explainLack(err), undo())
+		return errors.Join(permissionHint(err), undo())
 	}
-	change.done()
-	if s.drains() {
-		return nil // its ports are closed, and stay in the store for the next daemon
+	change.finish()
+	if s.isDraining() {
+		return nil // its ports are closed, and stay in the descriptor store for the next daemon
 	}
 	if err := s.store.update(s.proxy.Ports()); err != nil {
-		s.log.Warn("a restart will lose connections", "err", err)
+		s.log.Warn("storing listening sockets failed; a restart will refuse connections", "err", err)
 	}
 	return nil
 }
 
-// drainAll waits until connections have ended, and for --drain-timeout at most. A second
-// signal ends it at once: that is an end as ordered too, and no failure, after which a service
-// manager would start the daemon again.
-func (s *server) drainAll(force <-chan os.Signal) {
+// drain waits until all connections have ended, at most for --drain-timeout. A second signal
+// ends it at once. That is an orderly exit too: after a failure, a service manager would start
+// the daemon again.
+func (s *server) drain(force <-chan os.Signal) {
 	notify(daemon.SdNotifyStopping)
-	s.log.Info("draining", "timeout", s.flags.drainTimeout.String())
+	s.log.Info("stopping", "timeout", s.flags.drainTimeout.String())
 	ctx, cancel := context.WithTimeout(context.Background(), s.flags.drainTimeout)
 	defer cancel()
-	go s.showProgress(ctx)
+	go s.reportProgress(ctx)
 	forced := make(chan struct{})
 	go func() {
 		select {
@@ -333,52 +338,52 @@ func (s *server) drainAll(force <-chan os.Signal) {
 		case <-ctx.Done():
 		}
 	}()
-	left := s.proxy.Drain(ctx)
+	left := s.proxy.Shutdown(ctx)
 	select {
 	case <-forced:
-		s.log.Warn("second signal: connections are reset", "connections", left)
+		s.log.Warn("second signal: connections reset", "connections", left)
 	default:
 		if left > 0 {
-			s.log.Warn("drain timeout: connections are reset", "connections", left)
+			s.log.Warn("drain timed out: connections reset", "connections", left)
 		}
 	}
 	s.log.Info("stopped")
 }
 
-// progressInterval is how often a drain says how far it has come.
+// progressInterval is the time between two progress reports of a drain.
 const progressInterval = 5 * time.Second
 
-// showProgress says what a drain waits for, until ctx ends.
-func (s *server) showProgress(ctx context.Context) {
+// reportProgress reports what a drain waits for, until ctx ends.
+func (s *server) reportProgress(ctx context.Context) {
 	tick := time.NewTicker(progressInterval)
 	defer tick.Stop()
 	for {
 		connections, queued := s.proxy.Remaining()
-		notify(fmt.Sprintf("STATUS=Draining: %d connections and %d bytes of datagrams are left", connections, queued))
+		notify(fmt.Sprintf("STATUS=Stopping: %d connections and %d bytes of datagrams left", connections, queued))
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return
 		}
 		connections, queued = s.proxy.Remaining()
-		s.log.Info("still draining", "connections", connections, "queued_bytes", queued)
+		s.log.Info("still stopping", "connections", connections, "queued_bytes", queued)
 	}
 }
 
-// alive reports whether both loops answer until ctx ends: the proxy's, and that of serve,
-// which takes orders.
+// alive reports whether both loops answer before ctx ends: that of the proxy, and that of
+// serve, which runs commands.
 func (s *server) alive(ctx context.Context) bool {
 	select {
-	case s.orders <- func(context.Context) {}:
-	case <-s.ended: // the drain has its own timeout
+	case s.commands <- func(context.Context) {}:
+	case <-s.done: // the drain has its own timeout
 	case <-ctx.Done():
 		return false
 	}
 	return s.proxy.Alive(ctx)
 }
 
-// startWatchdog tells systemd that the daemon is alive for as long as alive says so. It
-// returns what ends it.
+// startWatchdog notifies the systemd watchdog for as long as alive returns true. It returns a
+// function that stops it.
 func startWatchdog(ctx context.Context, alive func(context.Context) bool) (stop func()) {
 	interval, err := daemon.SdWatchdogEnabled(false)
 	if err != nil || interval == 0 {
@@ -406,10 +411,10 @@ func startWatchdog(ctx context.Context, alive func(context.Context) bool) (stop 
 	return func() { cancel(); <-done }
 }
 
-// notify tells the service manager, if there is one.
+// notify sends state to the service manager, if there is one.
 func notify(state string) { _, _ = daemon.SdNotify(false, state) }
 
-func mode(observe bool) string {
+func modeName(observe bool) string {
 	if observe {
 		return "observe"
 	}

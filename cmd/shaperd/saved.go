@@ -19,96 +19,96 @@ import (
 	"shaperd/shaper/config"
 )
 
-// defaultConfig is the configuration of the daemon, unless told otherwise.
+// defaultConfig is the default configuration file of the daemon.
 const defaultConfig = "/etc/shaperd/shaperd.toml"
 
-// saved is the file in conf.d in which "set limit --save" keeps what it sets in one limit.
+// savedFile is the file in conf.d to which "set limit --save" writes the overrides of one limit.
 //
-// Root writes it, for a daemon that is not to become root. So nothing of it is what the
-// daemon says: neither where it is, which --config tells, nor what it holds.
-type saved struct {
+// Root writes it, for a daemon that must not become root. So neither its path, which comes from
+// --config, nor its contents depend on an answer of the daemon.
+type savedFile struct {
 	config, limit string
-	beside        *os.File // the folder of config
-	folder        *os.File // conf.d there, nil while there is none
-	like          owned    // what config is
-	was           string   // the text; "" when there is no such file
-	now           string   // the same, once it was put
+	configDir     *os.File  // folder of config
+	confD         *os.File  // conf.d in configDir; nil while there is none
+	owner         ownership // of config
+	original      string    // text of the file when it was opened; "" when there was none
+	current       string    // text after the last write
 	set           map[string]string
 }
 
-// openSaved opens the file of a limit in the configuration at path, if there is one.
-func openSaved(path, limit string) (_ *saved, err error) {
+// openSavedFile opens the file of a limit of the configuration at path. The file may be absent.
+func openSavedFile(path, limit string) (_ *savedFile, err error) {
 	if path, err = filepath.Abs(path); err != nil {
 		return nil, err
 	}
 	if strings.ContainsRune(limit, '/') {
-		return nil, usageError{fmt.Errorf("%q is not the name of a limit", limit)}
+		return nil, usageError{fmt.Errorf("invalid limit name %q", limit)}
 	}
-	s := &saved{config: path, limit: limit, set: map[string]string{}}
+	s := &savedFile{config: path, limit: limit, set: map[string]string{}}
 	defer func() {
 		if err != nil {
 			s.close()
 		}
 	}()
-	if s.beside, err = trustedFolder(filepath.Dir(path)); err != nil {
+	if s.configDir, err = openTrustedFolder(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
-	if _, s.like, err = readTrusted(s.beside, filepath.Base(path), mostText); err != nil {
+	if _, s.owner, err = readTrusted(s.configDir, filepath.Base(path), maxTextSize); err != nil {
 		return nil, err
 	}
-	s.folder, err = trustedFolder(filepath.Dir(s.path()))
+	s.confD, err = openTrustedFolder(filepath.Dir(s.path()))
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	if s.was, err = s.read(); s.was == "" || err != nil {
+	if s.original, err = s.read(); s.original == "" || err != nil {
 		return s, err
 	}
-	s.now = s.was
+	s.current = s.original
 	var ours bool
-	if s.set, ours = s.parse(s.was); !ours {
-		return nil, fmt.Errorf("%s was edited, and would be lost: move what is in it to another file of conf.d", s.path())
+	if s.set, ours = s.parse(s.original); !ours {
+		return nil, fmt.Errorf("%s was edited; move its contents to another file in conf.d, or they would be lost", s.path())
 	}
 	return s, nil
 }
 
-const mostText = 4 << 20 // bytes
+const maxTextSize = 4 << 20 // bytes
 
-// read returns the text of the file, "" when there is none.
-func (s *saved) read() (string, error) {
-	text, _, err := readTrusted(s.folder, filepath.Base(s.path()), mostText)
+// read returns the text of the file, or "" when there is none.
+func (s *savedFile) read() (string, error) {
+	text, _, err := readTrusted(s.confD, filepath.Base(s.path()), maxTextSize)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
 	return string(text), err
 }
 
-func (s *saved) close() {
-	s.beside.Close() // a nil one is closed
-	s.folder.Close()
-}
-
-func (s *saved) path() string {
-	return filepath.Join(filepath.Dir(s.config), "conf.d", savedPrefix+s.limit+".toml")
+func (s *savedFile) close() {
+	s.configDir.Close() // closing a nil file is harmless
+	s.confD.Close()
 }
 
 const savedPrefix = "90-set-"
 
-func (s *saved) header() string {
+func (s *savedFile) path() string {
+	return filepath.Join(filepath.Dir(s.config), "conf.d", savedPrefix+s.limit+".toml")
+}
+
+func (s *savedFile) header() string {
 	return fmt.Sprintf("# Written by \"shaperd set limit --save\": do not edit it. \"shaperd unset limit %s --saved\" removes it.\n", s.limit)
 }
 
-// parse returns what is set in a text of the file, and whether nothing else is in it.
-func (s *saved) parse(text string) (set map[string]string, ok bool) {
+// parse returns the overrides in a text of the file, and whether it holds nothing else.
+func (s *savedFile) parse(text string) (set map[string]string, ok bool) {
 	override, ok := strings.CutPrefix(text, s.header())
 	set, err := config.ParseOverride(s.limit, override)
 	return set, ok && err == nil
 }
 
-// migrateSaved returns files with the current keys in what an earlier version saved, and the
-// paths of those. The daemon cannot write them, and nobody is to edit them.
+// migrateSaved returns files with the current keys in those that an earlier version saved, and
+// the paths of these. The daemon may not write them, and users are told not to edit them.
 func migrateSaved(files *config.Files) (migrated *config.Files, old []string) {
 	migrated = files
 	for path, text := range files.All() {
@@ -116,13 +116,11 @@ func migrateSaved(files *config.Files) (migrated *config.Files, old []string) {
 		if !ok || filepath.Base(filepath.Dir(path)) != "conf.d" {
 			continue
 		}
-		s := &saved{limit: limit}
-		set, ok := s.parse(text)
-		if !ok {
+		s := &savedFile{limit: limit}
+		if s.set, ok = s.parse(text); !ok {
 			continue
 		}
-		s.set = set
-		if now, err := s.add(nil); err == nil && now != text {
+		if now, err := s.textWith(nil); err == nil && now != text {
 			migrated = migrated.With(path, now)
 			old = append(old, path)
 		}
@@ -130,17 +128,17 @@ func migrateSaved(files *config.Files) (migrated *config.Files, old []string) {
 	return migrated, old
 }
 
-// add returns the text of the file with more keys set.
-func (s *saved) add(set map[string]string) (string, error) {
+// textWith returns the text of the file with overrides added.
+func (s *savedFile) textWith(set map[string]string) (string, error) {
 	all := maps.Clone(s.set)
 	maps.Copy(all, set)
 	text, err := config.FormatOverride(s.limit, all)
 	return s.header() + text, err
 }
 
-// check returns an error when the whole configuration would not load with another text in
-// the file, or without it where text is "".
-func (s *saved) check(text string) error {
+// check returns an error when the whole configuration would not load with text in the file, or,
+// when text is "", without the file.
+func (s *savedFile) check(text string) error {
 	files, err := config.Read(s.config)
 	if err != nil {
 		return err
@@ -153,58 +151,58 @@ func (s *saved) check(text string) error {
 	return err
 }
 
-// put writes the file, or removes it where text is "".
-func (s *saved) put(text string) (err error) {
+// write writes text to the file, or removes the file when text is "".
+func (s *savedFile) write(text string) (err error) {
 	name := filepath.Base(s.path())
 	if text == "" {
-		if err := unix.Unlinkat(int(s.folder.Fd()), name, 0); err != nil {
+		if err := unix.Unlinkat(int(s.confD.Fd()), name, 0); err != nil {
 			return &fs.PathError{Op: "remove", Path: s.path(), Err: err}
 		}
-		s.now = ""
-		return s.folder.Sync()
+		s.current = ""
+		return s.confD.Sync()
 	}
-	if s.folder == nil {
-		if err := s.makeFolder(); err != nil {
+	if s.confD == nil {
+		if err := s.makeConfD(); err != nil {
 			return err
 		}
 		defer func() {
 			if err != nil {
-				_ = unix.Unlinkat(int(s.beside.Fd()), "conf.d", unix.AT_REMOVEDIR)
+				_ = unix.Unlinkat(int(s.configDir.Fd()), "conf.d", unix.AT_REMOVEDIR)
 			}
 		}()
 	}
-	err = writeWhole(s.folder, name, []byte(text), s.like, func() error {
-		if now, err := s.read(); err != nil || now != s.now {
-			return errors.Join(fmt.Errorf("%s was changed meanwhile: try again", s.path()), err)
+	err = writeAtomic(s.confD, name, []byte(text), s.owner, func() error {
+		if now, err := s.read(); err != nil || now != s.current {
+			return errors.Join(fmt.Errorf("%s has changed in the meantime; try again", s.path()), err)
 		}
 		return nil
 	})
 	if err == nil {
-		s.now = text
+		s.current = text
 	}
 	return err
 }
 
-// makeFolder makes conf.d as the folder that it is in.
-func (s *saved) makeFolder() error {
-	var like unix.Stat_t
-	at := int(s.beside.Fd())
-	err := unix.Fstat(at, &like)
+// makeConfD makes conf.d with the mode and owner of its parent.
+func (s *savedFile) makeConfD() error {
+	var parent unix.Stat_t
+	at := int(s.configDir.Fd())
+	err := unix.Fstat(at, &parent)
 	if err == nil {
 		err = unix.Mkdirat(at, "conf.d", 0o700)
 	}
-	if errors.Is(err, unix.EEXIST) { // of another one who saves
-		s.folder, err = trustedFolder(filepath.Dir(s.path()))
+	if errors.Is(err, unix.EEXIST) { // made by another process that saves
+		s.confD, err = openTrustedFolder(filepath.Dir(s.path()))
 		return err
 	}
 	if err == nil {
-		s.folder, err = openFolder(s.beside, "conf.d")
+		s.confD, err = openFolder(s.configDir, "conf.d")
 	}
 	if err == nil {
-		err = ownedBy(&like).give(int(s.folder.Fd()))
+		err = ownershipOf(&parent).applyTo(int(s.confD.Fd()))
 	}
 	if err == nil {
-		err = s.beside.Sync()
+		err = s.configDir.Sync()
 	}
 	if err != nil {
 		return fmt.Errorf("make %s: %w", filepath.Dir(s.path()), err)
@@ -212,14 +210,14 @@ func (s *saved) makeFolder() error {
 	return nil
 }
 
-// replace puts another text in the place of what is saved, and has the daemon load it: all
-// of that, or nothing.
-func (s *saved) replace(ctx context.Context, c *control.Client, text string) error {
+// replace writes text to the file and reloads the daemon. When a step fails, it restores the
+// file.
+func (s *savedFile) replace(ctx context.Context, c *control.Client, text string) error {
 	if err := s.check(text); err != nil {
-		return fmt.Errorf("nothing is changed, as the configuration would not load:\n%w", err)
+		return fmt.Errorf("nothing changed: the configuration would not load:\n%w", err)
 	}
-	if err := s.put(text); err != nil {
-		return fmt.Errorf("nothing is changed: %w", err)
+	if err := s.write(text); err != nil {
+		return fmt.Errorf("nothing changed: %w", err)
 	}
 	r, err := c.Reload(ctx)
 	if err == nil && !r.OK {
@@ -228,30 +226,31 @@ func (s *saved) replace(ctx context.Context, c *control.Client, text string) err
 	if err == nil {
 		return nil
 	}
-	if back := s.put(s.was); back != nil {
-		return fmt.Errorf("%s is changed and not effective: the daemon did not load it: %w\n%w", s.path(), err, back)
+	if back := s.write(s.original); back != nil {
+		return fmt.Errorf("%s was written but is not effective: the daemon rejected it: %w\nrestoring the file failed: %w", s.path(), err, back)
 	}
-	return fmt.Errorf("nothing is changed, as the daemon did not load it: %w", err)
+	return fmt.Errorf("nothing changed: the daemon rejected the configuration: %w", err)
 }
 
-// openSaved opens what is saved of a limit of the daemon that runs by the configuration at
-// path. That is root's, or the service's: nobody else has it that root writes files.
-func (e env) openSaved(ctx context.Context, c *control.Client, path, limit string) (*saved, error) {
+// openSavedFile opens the file of a limit of the daemon that runs with the configuration at
+// path. The daemon must run as root, as this user or as the user of the service: nobody else may
+// cause root to write files.
+func (e env) openSavedFile(ctx context.Context, c *control.Client, path, limit string) (*savedFile, error) {
 	uid, err := c.Peer(ctx)
 	if err != nil {
 		return nil, err
 	}
-	service, _ := user.Lookup(control.Group) // of that name too
+	service, _ := user.Lookup(control.Group) // the user has the same name
 	if uid != 0 && int(uid) != os.Geteuid() && (service == nil || service.Uid != strconv.Itoa(int(uid))) {
-		return nil, fmt.Errorf("the daemon at %s is of user %d, who is neither root nor %q: nothing is saved for it", e.flags.control, uid, control.Group)
+		return nil, fmt.Errorf("the daemon at %s runs as user %d, neither root nor %q: refusing to write its configuration", e.flags.control, uid, control.Group)
 	}
-	s, err := openSaved(path, limit)
+	s, err := openSavedFile(path, limit)
 	if err != nil {
 		return nil, err
 	}
 	status, err := c.Status(ctx)
 	if err == nil && status.Config != s.config {
-		err = usageError{fmt.Errorf("the daemon runs by %s, and --config is %s", printable(status.Config), s.config)}
+		err = usageError{fmt.Errorf("the daemon runs with %s, but --config is %s", printable(status.Config), s.config)}
 	}
 	if err != nil {
 		s.close()
@@ -260,26 +259,26 @@ func (e env) openSaved(ctx context.Context, c *control.Client, path, limit strin
 	return s, nil
 }
 
-// saveLimit sets keys of a limit for good.
+// saveLimit writes overrides of a limit to its file, and reloads.
 func saveLimit(ctx context.Context, e env, path, name string, set map[string]string) error {
-	c := e.daemon()
+	c := e.client()
 	was, err := c.Limit(ctx, name)
 	if err != nil {
-		return ofLimit(ctx, c, name, err)
+		return limitError(ctx, c, name, err)
 	}
-	s, err := e.openSaved(ctx, c, path, name)
+	s, err := e.openSavedFile(ctx, c, path, name)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	text, err := s.add(set)
+	text, err := s.textWith(set)
 	if err != nil {
 		return usageError{err}
 	}
 	if err := s.replace(ctx, c, text); err != nil {
 		return err
 	}
-	// What was set in memory would go before it.
+	// Runtime overrides would take precedence.
 	is, err := c.Limit(ctx, name)
 	for key := range set {
 		if err == nil && is.Override[key] != "" {
@@ -287,39 +286,39 @@ func saveLimit(ctx context.Context, e env, path, name string, set map[string]str
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("saved in %s, and maybe not effective: %w", s.path(), err)
+		return fmt.Errorf("saved in %s, but possibly not effective: %w", s.path(), err)
 	}
-	return e.show(is, func(p *page) {
-		p.change(was, is)
-		p.line("set  %s, saved in %s", settings(set), s.path())
+	return e.show(is, func(p *printer) {
+		p.limitChange(was, is)
+		p.line("set  %s, saved in %s", formatOverrides(set), s.path())
 	})
 }
 
-// unsaveLimit takes back what was saved of a limit, which may be one that is not there any more.
+// unsaveLimit removes the file of a limit, which may no longer exist.
 func unsaveLimit(ctx context.Context, e env, path, name string) error {
-	c := e.daemon()
-	s, err := e.openSaved(ctx, c, path, name)
+	c := e.client()
+	s, err := e.openSavedFile(ctx, c, path, name)
 	if err != nil {
 		return err
 	}
 	defer s.close()
 	was, err := c.Limit(ctx, name)
 	switch {
-	case s.was != "":
+	case s.original != "":
 	case err != nil:
-		return ofLimit(ctx, c, name, err)
+		return limitError(ctx, c, name, err)
 	default:
-		return usageError{fmt.Errorf("nothing is saved of limit %q: there is no %s", name, s.path())}
+		return usageError{fmt.Errorf("limit %q has no saved overrides: %s does not exist", name, s.path())}
 	}
 	if err := s.replace(ctx, c, ""); err != nil {
 		return err
 	}
 	is, gone := c.Limit(ctx, name)
-	return e.show(is, func(p *page) {
+	return e.show(is, func(p *printer) {
 		if err == nil && gone == nil {
-			p.change(was, is)
+			p.limitChange(was, is)
 		}
 		p.line("removed %s", s.path())
-		p.overrides(is)
+		p.remainingOverrides(is)
 	})
 }

@@ -19,14 +19,14 @@ import (
 	"shaperd/control"
 )
 
-// stranger is a user that hardly any host has.
-const stranger = 64004
+// otherUser is the ID of an unprivileged user.
+const otherUser = 64004
 
-// as runs f as a user, on a thread of its own that ends with it.
-func as(uid int, f func() error) error {
+// runAs runs f as another user, on a thread of its own.
+func runAs(uid int, f func() error) error {
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // for ever: Go ends the thread
+		runtime.LockOSThread() // never unlocked, so that Go ends the thread
 		_, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid))
 		if errno != 0 {
 			done <- errno
@@ -37,73 +37,78 @@ func as(uid int, f func() error) error {
 	return <-done
 }
 
-// savesTo is a daemon of root's, and the file that is to hold what is saved of its limit.
-func savesTo(t *testing.T) (s *steered, file string) {
+// startForSave starts a daemon as root, and returns the file for saved overrides of its limit.
+func startForSave(t *testing.T) (s *controlledDaemon, file string) {
 	t.Helper()
 	path := writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:1", "1MB/s"))
-	s = startSteered(t, path)
+	s = startControlled(t, path)
 	return s, filepath.Join(filepath.Dir(path), "conf.d", "90-set-per-source.toml")
 }
 
 // save runs a verb with --config.
-func (s *steered) save(line string, texts ...string) { s.must(line+" --config "+s.config, texts...) }
+func (s *controlledDaemon) save(line string, texts ...string) {
+	s.must(line+" --config "+s.config, texts...)
+}
 
-func (s *steered) mustNotSave(line, text string) { s.mustFail(line+" --config "+s.config, text) }
+func (s *controlledDaemon) mustFailToSave(line, text string) {
+	s.mustFail(line+" --config "+s.config, text)
+}
 
-// mustLoad checks that the files are those of a configuration that a daemon would start by.
-func (s *steered) mustLoad() {
+// mustLoad checks that a daemon would start with the files.
+func (s *controlledDaemon) mustLoad() {
 	s.t.Helper()
 	if r := check(s.config); !r.OK {
 		s.t.Errorf("the next start would fail: %v", r.Errors)
 	}
 }
 
-func mustBeGone(t *testing.T, path string) {
+func mustNotExist(t *testing.T, path string) {
 	t.Helper()
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%s is there: %v", path, err)
+		t.Errorf("%s exists: %v", path, err)
 	}
 }
 
-// What is saved is what is effective: at once, after a reload, when what was set for a time
-// ends, and until it is taken back.
-func TestSavedIsEffective(t *testing.T) {
-	s, file := savesTo(t)
+// TestSave_TakesEffect checks that a saved override is effective at once, after a reload, after a
+// temporary override has expired, and until it is removed.
+func TestSave_TakesEffect(t *testing.T) {
+	s, file := startForSave(t)
 	is := func(rate float64, connections int) {
 		t.Helper()
-		if l := s.limit("per-source"); l.Rate != rate || l.Connections != connections || len(l.Override) != 0 {
+		if l := s.limit("per-source"); l.Rate != rate || l.MaxConnections != connections || len(l.Override) != 0 {
 			t.Errorf("limit is %+v", l)
 		}
 		s.mustLoad()
 	}
-	s.must("set limit per-source rate=9MB/s max_connections=3") // in memory
+	s.must("set limit per-source rate=9MB/s max_connections=3") // runtime override
 	s.save("set limit per-source rate=4MB/s --save", "now  32Mbit/s", "saved in "+file)
-	if l := s.limit("per-source"); l.Rate != 4e6 || l.Connections != 3 || l.Override["max_connections"] != "3" || l.Override["rate"] != "" {
-		t.Errorf("beside what is set in memory: %+v", l)
+	if l := s.limit("per-source"); l.Rate != 4e6 || l.MaxConnections != 3 || l.Override["max_connections"] != "3" || l.Override["rate"] != "" {
+		t.Errorf("with a runtime override: %+v", l)
 	}
-	s.must("unset limit per-source", "now  32Mbit/s", "rate is still set by "+file+":4")
+	s.must("unset limit per-source", "now  32Mbit/s", "rate is still overridden in "+file+":4")
 	is(4e6, 5)
-	s.save("set limit per-source max_connections=9 --save") // each key by itself
+	s.save("set limit per-source max_connections=9 --save") // keeps the other key
 	is(4e6, 9)
 	s.must("reload")
 	is(4e6, 9)
 	s.must("set limit per-source rate=5MB/s --for 100ms", "now  40Mbit/s")
-	s.until("per-source", func(l control.Limit) bool { return l.Override == nil })
+	s.waitLimit("per-source", func(l control.Limit) bool { return l.Override == nil })
 	is(4e6, 9)
-	s.mustFail("unset limit per-source", "nothing is set in limit \"per-source\" since it was loaded; max_connections is set by "+file+":4; rate is set by")
+	s.mustFail("unset limit per-source", "no key is overridden in limit \"per-source\"; max_connections is overridden in "+file+":4; rate is overridden in")
 	s.save("unset limit per-source --saved", "now  8Mbit/s", "removed "+file)
 	is(1e6, 5)
-	mustBeGone(t, file)
-	s.mustNotSave("unset limit per-source --saved", "nothing is saved")
-	s.mustNotSave("set limit nosuch rate=1MB/s --save", "there is no limit")
-	s.mustNotSave("set limit per-source rate=1MB/s --save --for 1m", "--save lasts")
+	mustNotExist(t, file)
+	s.mustFailToSave("unset limit per-source --saved", "has no saved overrides")
+	s.mustFailToSave("set limit nosuch rate=1MB/s --save", "unknown limit")
+	s.mustFailToSave("set limit per-source rate=1MB/s --save --for 1m", "--save is permanent")
 }
 
-// What is saved can be read by whoever can read the configuration, whatever root's umask is.
-func TestSaveWithUmask(t *testing.T) {
+// TestSave_IgnoresUmask checks that a saved file has the mode and group of the configuration,
+// whatever the umask is.
+func TestSave_IgnoresUmask(t *testing.T) {
 	for _, umask := range []int{0, 0o027, 0o077} {
-		s, file := savesTo(t)
-		if err := os.Chown(s.config, 0, stranger); err != nil {
+		s, file := startForSave(t)
+		if err := os.Chown(s.config, 0, otherUser); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.Chmod(s.config, 0o640); err != nil {
@@ -121,7 +126,7 @@ func TestSaveWithUmask(t *testing.T) {
 				t.Errorf("umask %#o: %s has mode %v, want %v", umask, path, info.Mode(), want)
 			}
 		}
-		if got := mustStat(t, file).Gid; got != stranger {
+		if got := mustStat(t, file).Gid; got != otherUser {
 			t.Errorf("umask %#o: it is of group %d", umask, got)
 		}
 	}
@@ -135,8 +140,9 @@ func mustStat(t *testing.T, path string) (s unix.Stat_t) {
 	return s
 }
 
-// What would not load, or what the daemon does not take, is refused, and leaves no trace.
-func TestSaveRefuses(t *testing.T) {
+// TestSave_RejectsInvalidConfig checks that an override which does not load, or which the daemon
+// rejects, leaves no trace.
+func TestSave_RejectsInvalidConfig(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		file string // of conf.d
@@ -151,10 +157,10 @@ func TestSaveRefuses(t *testing.T) {
 		{"no value", "", "", nil, "burst=$(reboot)", "burst"},
 		{"no key", "", "", nil, "name=x", `unknown key "name"`},
 		{"a mistake elsewhere", "10-x.toml", "[[limti]]\n", nil, "rate=4MB/s", "limti"},
-		{"takes a restart", "", "", func(c string) string { return strings.Replace(c, "[daemon]", "[daemon]\nmax_buckets = 2000", 1) }, "rate=4MB/s", "takes a restart"},
+		{"requires a restart", "", "", func(c string) string { return strings.Replace(c, "[daemon]", "[daemon]\nmax_buckets = 2000", 1) }, "rate=4MB/s", "requires a restart"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			s, file := savesTo(t)
+			s, file := startForSave(t)
 			if tt.file != "" {
 				if err := os.Mkdir(filepath.Dir(file), 0o755); err != nil {
 					t.Fatal(err)
@@ -168,9 +174,9 @@ func TestSaveRefuses(t *testing.T) {
 				}
 				writeConfig(t, s.config, tt.edit(string(text)))
 			}
-			s.mustNotSave("set limit per-source "+tt.set+" --save", tt.want)
-			mustBeGone(t, file)
-			mustBeGone(t, file+".next")
+			s.mustFailToSave("set limit per-source "+tt.set+" --save", tt.want)
+			mustNotExist(t, file)
+			mustNotExist(t, file+".next")
 			if l := s.limit("per-source"); l.Rate != 1e6 || l.Override != nil {
 				t.Errorf("limit is %+v", l)
 			}
@@ -178,9 +184,9 @@ func TestSaveRefuses(t *testing.T) {
 	}
 }
 
-// What was saved before is there again, byte for byte, when the daemon refuses more.
-func TestSavePutsBack(t *testing.T) {
-	s, file := savesTo(t)
+// TestSave_RestoresFileOnFailure checks that a rejected save restores the file byte for byte.
+func TestSave_RestoresFileOnFailure(t *testing.T) {
+	s, file := startForSave(t)
 	s.save("set limit per-source rate=4MB/s --save")
 	before, err := os.ReadFile(file)
 	if err != nil {
@@ -192,24 +198,25 @@ func TestSavePutsBack(t *testing.T) {
 	}
 	writeConfig(t, s.config, strings.Replace(string(text), "[daemon]", "[daemon]\nmax_buckets = 2000", 1))
 	for _, line := range []string{"set limit per-source max_connections=7 --save", "unset limit per-source --saved"} {
-		s.mustNotSave(line, "takes a restart")
+		s.mustFailToSave(line, "requires a restart")
 		if after, err := os.ReadFile(file); err != nil || string(after) != string(before) {
 			t.Errorf("%s: %q, %v", line, after, err)
 		}
 	}
-	// A limit that goes takes what was saved with it, at the operator's word.
+	// The saved overrides of a removed limit can be removed.
 	writeConfig(t, s.config, strings.ReplaceAll(string(text), "per-source", "each"))
 	s.mustFail("reload", "has errors")
 	s.save("unset limit per-source --saved", "removed "+file)
-	mustBeGone(t, file)
+	mustNotExist(t, file)
 	if l := s.limit("each"); l.Rate != 1e6 {
 		t.Errorf("limit is %+v", l)
 	}
 }
 
-// Of several who save at once, each is told that it has, and has, or is told that it has not.
-func TestSaveAtOnce(t *testing.T) {
-	s, _ := savesTo(t)
+// TestSave_Concurrent checks that each of several concurrent saves either succeeds and is in the
+// file, or fails and is not.
+func TestSave_Concurrent(t *testing.T) {
+	s, _ := startForSave(t)
 	sets := []string{"rate=4MB/s", "burst=1MB", "new_connections=50/s", "max_delay=1s", "max_connections=7", "queue_timeout=3s", "max_queue=9", "observe=true"}
 	saved := make([]bool, len(sets))
 	var all sync.WaitGroup
@@ -218,7 +225,7 @@ func TestSaveAtOnce(t *testing.T) {
 			for range 50 {
 				_, _, err := command(t, "set", "limit", "per-source", set, "--save", "--config", s.config, "--control", s.socket)
 				saved[i] = err == nil
-				if saved[i] || !errors.Is(err, errBusy) && !strings.Contains(err.Error(), "changed meanwhile") {
+				if saved[i] || !errors.Is(err, errBusy) && !strings.Contains(err.Error(), "has changed in the meantime") {
 					if err != nil {
 						t.Error(set, err)
 					}
@@ -246,9 +253,9 @@ func TestSaveAtOnce(t *testing.T) {
 	}
 }
 
-// A file that holds anything else, or that others may have had their hands on, is neither
-// taken over nor lost.
-func TestSaveLeavesOthersFilesAlone(t *testing.T) {
+// TestSave_RejectsForeignFiles checks that a file with other contents, or one that others could have
+// modified, is neither used nor overwritten.
+func TestSave_RejectsForeignFiles(t *testing.T) {
 	const other = "\n[[override]]\nlimit = \"per-source\"\nburst = \"1MB\"\n"
 	for _, tt := range []struct {
 		name string
@@ -258,38 +265,38 @@ func TestSaveLeavesOthersFilesAlone(t *testing.T) {
 		{"another override", func(file string) error { return appendTo(file, other) }, "was edited"},
 		{"a limit", func(file string) error { return appendTo(file, "[[limit]]\nname = \"x\"\nrate = \"1MB/s\"\n") }, "was edited"},
 		{"a comment", func(file string) error { return appendTo(file, "# why\n") }, "was edited"},
-		{"of a stranger", func(file string) error { return os.Chown(file, stranger, 0) }, "belongs to user"},
-		{"writable", func(file string) error { return os.Chmod(file, 0o666) }, "others may write"},
-		{"folder of a stranger", func(file string) error { return os.Chown(filepath.Dir(file), stranger, 0) }, "belongs to user"},
-		{"writable folder", func(file string) error { return os.Chmod(filepath.Dir(file), 0o1777) }, "others may write"},
-		{"writable folder above", func(file string) error { return os.Chmod(filepath.Dir(filepath.Dir(file)), 0o775) }, "others may write"},
-		{"pipe", func(file string) error { return errors.Join(os.Remove(file), unix.Mkfifo(file, 0o644)) }, "no regular file"},
+		{"of another user", func(file string) error { return os.Chown(file, otherUser, 0) }, "belongs to user"},
+		{"writable", func(file string) error { return os.Chmod(file, 0o666) }, "is writable by others"},
+		{"folder of another user", func(file string) error { return os.Chown(filepath.Dir(file), otherUser, 0) }, "belongs to user"},
+		{"writable folder", func(file string) error { return os.Chmod(filepath.Dir(file), 0o1777) }, "is writable by others"},
+		{"writable folder above", func(file string) error { return os.Chmod(filepath.Dir(filepath.Dir(file)), 0o775) }, "is writable by others"},
+		{"pipe", func(file string) error { return errors.Join(os.Remove(file), unix.Mkfifo(file, 0o644)) }, "not a regular file"},
 		{"link", func(file string) error {
 			return errors.Join(os.Rename(file, file+".moved"), os.Symlink(file+".moved", file))
 		}, "symbolic link"},
-		{"hard link", func(file string) error { return os.Link(file, file+".too") }, "no regular file of one name"},
+		{"hard link", func(file string) error { return os.Link(file, file+".too") }, "not a regular file with a single link"},
 		{"linked folder", func(file string) error {
 			d := filepath.Dir(file)
 			return errors.Join(os.Rename(d, d+".moved"), os.Symlink(d+".moved", d))
 		}, "symbolic link"},
-		{"left behind", func(file string) error { return os.Symlink("/etc/passwd", file+".next") }, "is there already"},
+		{"left behind", func(file string) error { return os.Symlink("/etc/passwd", file+".next") }, "already exists"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			s, file := savesTo(t)
+			s, file := startForSave(t)
 			s.save("set limit per-source rate=4MB/s --save")
 			if err := tt.mess(file); err != nil {
 				t.Fatal(err)
 			}
 			was := fmt.Sprintf("%+v", mustStat(t, file).Mtim)
 			passwd := mustStat(t, "/etc/passwd")
-			s.mustNotSave("set limit per-source max_connections=7 --save", tt.want)
+			s.mustFailToSave("set limit per-source max_connections=7 --save", tt.want)
 			if now := fmt.Sprintf("%+v", mustStat(t, file).Mtim); now != was {
 				t.Error("the file was written")
 			}
 			if mustStat(t, "/etc/passwd") != passwd {
 				t.Error("another file was written")
 			}
-			if l := s.limit("per-source"); l.Connections != 5 || l.Rate != 4e6 {
+			if l := s.limit("per-source"); l.MaxConnections != 5 || l.Rate != 4e6 {
 				t.Errorf("limit is %+v", l)
 			}
 		})
@@ -305,9 +312,9 @@ func appendTo(path, text string) error {
 	return errors.Join(err, f.Close())
 }
 
-// lyingDaemon is a daemon of a user, who names any folder as that of its configuration, and
-// agrees to everything.
-func lyingDaemon(t *testing.T, uid int, config string) (socket string) {
+// startRogueDaemon starts a fake daemon of a user. It reports an arbitrary configuration path, and
+// accepts everything.
+func startRogueDaemon(t *testing.T, uid int, config string) (socket string) {
 	t.Helper()
 	folder, err := os.MkdirTemp("", "lying")
 	if err != nil {
@@ -319,7 +326,7 @@ func lyingDaemon(t *testing.T, uid int, config string) (socket string) {
 	}
 	socket = filepath.Join(folder, "control.sock")
 	var l net.Listener
-	err = as(uid, func() (err error) {
+	err = runAs(uid, func() (err error) {
 		l, err = net.Listen("unix", socket)
 		return err
 	})
@@ -329,11 +336,11 @@ func lyingDaemon(t *testing.T, uid int, config string) (socket string) {
 	h := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		switch {
 		case strings.HasSuffix(q.URL.Path, "/status"):
-			answer(w, 200, control.Status{Config: config})
+			respond(w, 200, control.Status{Config: config})
 		case strings.HasSuffix(q.URL.Path, "/reload"):
-			answer(w, 200, control.ReloadStatus{OK: true})
+			respond(w, 200, control.ReloadStatus{OK: true})
 		default:
-			answer(w, 200, control.Limit{Name: "x", Override: map[string]string{"rate": "1MB/s"}})
+			respond(w, 200, control.Limit{Name: "x", Override: map[string]string{"rate": "1MB/s"}})
 		}
 	})}
 	go h.Serve(l)
@@ -341,10 +348,10 @@ func lyingDaemon(t *testing.T, uid int, config string) (socket string) {
 	return socket
 }
 
-// TestSaveAgainstPlanter has root save while another user, whose daemon answers, plants links
-// to a file of root's wherever root may be led to write: in folders that the daemon names, that
-// the command line names, or that are swapped for links at any moment. None is ever followed.
-func TestSaveAgainstPlanter(t *testing.T) {
+// TestSave_SymlinkAttack saves as root while another user, who runs the daemon, plants links to a
+// file of root wherever root could be led to write: in folders that the daemon names, that the
+// command line names, or that are replaced by links at any moment. No link is ever followed.
+func TestSave_SymlinkAttack(t *testing.T) {
 	const rounds = 150
 	victim := filepath.Join(t.TempDir(), "victim")
 	const precious = "#!/bin/sh\necho precious\n"
@@ -356,7 +363,7 @@ func TestSaveAgainstPlanter(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(home) })
-	if err := os.Chmod(home, 0o777|os.ModeSticky); err != nil { // as /tmp is
+	if err := os.Chmod(home, 0o777|os.ModeSticky); err != nil { // like /tmp
 		t.Fatal(err)
 	}
 	text := strings.ReplaceAll(configText("127.0.0.1:1", "", "127.0.0.1:2", "1MB/s"), "per-source", "x")
@@ -364,7 +371,7 @@ func TestSaveAgainstPlanter(t *testing.T) {
 	evil := filepath.Join(home, "etc", "shaperd.toml")
 	refusals := map[string]int{}
 	stop, planted := make(chan struct{}), make(chan int)
-	go as(stranger, func() error {
+	go runAs(otherUser, func() error {
 		confd := filepath.Join(home, "etc", "conf.d")
 		file := filepath.Join(confd, "90-set-x.toml")
 		for n := 0; ; n++ {
@@ -374,11 +381,11 @@ func TestSaveAgainstPlanter(t *testing.T) {
 				return nil
 			default:
 			}
-			// Some of it fails, as something else is there from before.
+			// Some calls fail because of earlier files.
 			_ = os.MkdirAll(confd, 0o755)
 			_ = os.WriteFile(evil, []byte(text), 0o644)
 			_ = os.WriteFile(file, []byte("[[override]]\nlimit = \"x\"\nburst = \"$(touch /pwned)\"\n"), 0o644)
-			for range 200 { // in the moment between a removal and a creation
+			for range 200 { // to hit the moment between a removal and a creation
 				_ = os.Symlink(victim, file+".next")
 			}
 			if n%8 != 0 {
@@ -400,11 +407,11 @@ func TestSaveAgainstPlanter(t *testing.T) {
 		config string
 		want   string
 	}{
-		{"the daemon is another's", stranger, honest, "is of user"},
-		{"the daemon names the folder", 0, honest, "the daemon runs by"},
+		{"the daemon is another's", otherUser, honest, "runs as user"},
+		{"the daemon names the folder", 0, honest, "the daemon runs with"},
 		{"the command line names the folder", 0, evil, ""},
 	} {
-		socket := lyingDaemon(t, tt.uid, evil)
+		socket := startRogueDaemon(t, tt.uid, evil)
 		for range rounds {
 			_, _, err := command(t, "set", "limit", "x", "rate=2MB/s", "--save", "--config", tt.config, "--control", socket)
 			if err == nil || tt.want != "" && !strings.Contains(err.Error(), tt.want) {
@@ -421,7 +428,7 @@ func TestSaveAgainstPlanter(t *testing.T) {
 		t.Logf("%d times: %s", n, text)
 	}
 	if n := <-planted; n < 10 {
-		t.Errorf("the planter had %d turns: nobody was raced", n)
+		t.Errorf("the attacker had only %d rounds", n)
 	}
-	mustBeGone(t, filepath.Join(filepath.Dir(honest), "conf.d"))
+	mustNotExist(t, filepath.Join(filepath.Dir(honest), "conf.d"))
 }

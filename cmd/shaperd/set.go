@@ -19,11 +19,11 @@ import (
 func setCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "set",
-		Short:   "Change a limit of the running daemon",
-		Long:    `Change a limit of the running daemon: see "shaperd set limit".`,
+		Short:   "Override a limit of the running daemon",
+		Long:    `Override a limit of the running daemon: see "shaperd set limit".`,
 		Example: `  shaperd set limit per-source rate=20Mbit/s --for 10m`,
 		RunE: func(*cobra.Command, []string) error {
-			return usageError{errors.New("set needs limit LIMIT KEY=VALUE..., such as: shaperd set limit per-source rate=20Mbit/s")}
+			return usageError{errors.New("set requires limit LIMIT KEY=VALUE..., such as: shaperd set limit per-source rate=20Mbit/s")}
 		},
 	}
 	cmd.AddCommand(setLimitCommand(e))
@@ -31,24 +31,26 @@ func setCommand(e env) *cobra.Command {
 }
 
 func setLimitCommand(e env) *cobra.Command {
-	var forTime span
+	var forTime durationFlag
 	var untilReload bool
 	var save bool
 	var file string
 	cmd := &cobra.Command{
 		Use:   "limit LIMIT KEY=VALUE...",
-		Short: "Change keys of a limit",
-		Long: `Change keys of a limit, with values as the configuration has them, and print what the
-limit was and is held to. It lasts for the time of --for, until the next reload with
---until-reload, or else until "shaperd unset limit": reloads do not end it, nor does a
-restart where "run" has --state. When the time of --for is over, what was set before is
-effective again. With --save it is written to a file in conf.d beside the configuration, which takes root,
-and the daemon reloads. What buckets owe stays: a higher rate hands out no burst.
-"shaperd unset limit" takes it back, with --saved what was saved.`,
+		Short: "Override keys of a limit",
+		Long: `Override keys of a limit, and print the limit before and after. Values are written as in
+the configuration. An override ends after --for, with the next reload (--until-reload),
+or with "shaperd unset limit". Without --until-reload it survives reloads, and restarts
+when "run" has --state. When the time of --for has passed, the previous override is
+effective again. Buckets keep their backlog: a higher rate causes no burst.
+
+With --save, which requires root, the override is written to a file in the conf.d directory
+next to the configuration, and the daemon reloads. "shaperd unset limit --saved" removes
+that file.`,
 		Example: `  shaperd set limit per-source rate=20Mbit/s --for 10m
   shaperd set limit database max_connections=50 queue_timeout=5s --save`,
-		Annotations:       asOrder,
-		Args:              args("LIMIT", "KEY=VALUE..."),
+		Annotations:       changeAnnotations,
+		Args:              wantArgs("LIMIT", "KEY=VALUE..."),
 		ValidArgsFunction: e.completeLimits,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			set := map[string]string{}
@@ -57,86 +59,89 @@ and the daemon reloads. What buckets owe stays: a higher rate hands out no burst
 				if !ok || key == "" || value == "" {
 					return usageError{fmt.Errorf("%q: write KEY=VALUE, such as rate=20Mbit/s", arg)}
 				}
-				if _, twice := set[key]; twice {
-					return usageError{fmt.Errorf("%s is given twice", key)}
+				if _, duplicate := set[key]; duplicate {
+					return usageError{fmt.Errorf("duplicate key %s", key)}
 				}
 				set[key] = value
 			}
 			if save && (forTime != 0 || untilReload) {
-				return usageError{errors.New("--save lasts: it takes neither --for nor --until-reload")}
+				return usageError{errors.New("--save is permanent: it cannot be combined with --for or --until-reload")}
 			}
 			if save {
 				return saveLimit(cmd.Context(), e, file, args[0], set)
 			}
-			return setLimit(cmd.Context(), e, args[0], control.SetLimit{Set: set, For: forTime.seconds(), UntilReload: untilReload})
+			return setLimit(cmd.Context(), e, args[0], control.SetLimit{Set: set, Duration: forTime.seconds(), UntilReload: untilReload})
 		},
 	}
-	setFlags(cmd, &forTime, &untilReload)
-	cmd.Flags().BoolVar(&save, "save", false, "write it to a file in conf.d, and reload")
-	configFlag(cmd, &file)
+	addSetFlags(cmd, &forTime, &untilReload)
+	cmd.Flags().BoolVar(&save, "save", false, "write the override to a file in conf.d, and reload")
+	addConfigFlag(cmd, &file)
 	return cmd
 }
 
-// setLimit sets keys of a limit, and tells what came of it.
+// setLimit overrides keys of a limit, and prints the result.
 func setLimit(ctx context.Context, e env, name string, s control.SetLimit) error {
-	c := e.daemon()
+	if s.Duration != 0 && s.UntilReload {
+		return usageError{errors.New("--for and --until-reload cannot be combined")}
+	}
+	c := e.client()
 	was, err := c.Limit(ctx, name)
 	if err != nil {
-		return ofLimit(ctx, c, name, err)
+		return limitError(ctx, c, name, err)
 	}
 	is, err := c.SetLimit(ctx, name, s)
 	if err != nil {
-		return ofLimit(ctx, c, name, err)
+		return limitError(ctx, c, name, err)
 	}
 	status, err := c.Status(ctx)
 	if err != nil {
 		return err
 	}
-	return e.show(is, func(p *page) {
-		p.change(was, is)
-		if why := cmp.Or(allObserve(status), attachmentsObserve(status, is)); why != "" && s.Set["observe"] == "false" {
+	return e.show(is, func(p *printer) {
+		p.limitChange(was, is)
+		if why := cmp.Or(observeReason(status), attachmentObserveReason(status, is)); why != "" && s.Set["observe"] == "false" {
 			p.line("%s", p.red("NO EFFECT NOW: "+why))
 		}
 		for _, o := range status.Overrides {
 			if o.Limit == name {
-				p.line("set  %s, %s", settings(o.Set), untilOf(o, status.Now))
+				p.line("set  %s, %s", formatOverrides(o.Set), overrideUntil(o, status.Now))
 			}
 		}
 	})
 }
 
-// setFlags adds --for and --until-reload to a verb that sets keys of a limit.
-func setFlags(cmd *cobra.Command, forTime *span, untilReload *bool) {
-	forFlag(cmd, forTime, `until "shaperd unset limit"`)
-	cmd.Flags().BoolVar(untilReload, "until-reload", false, "until the next reload")
-	cmd.MarkFlagsMutuallyExclusive("for", "until-reload")
+// addSetFlags adds --for and --until-reload to a verb that overrides keys of a limit.
+func addSetFlags(cmd *cobra.Command, forTime *durationFlag, untilReload *bool) {
+	addForFlag(cmd, forTime, `until "shaperd unset limit"`)
+	cmd.Flags().BoolVar(untilReload, "until-reload", false, "end the override with the next reload")
 }
 
-// untilOf tells how long something is set.
-func untilOf(o control.Override, now time.Time) string {
+// overrideUntil returns when an override ends, in words.
+func overrideUntil(o control.Override, now time.Time) string {
 	if o.UntilReload {
 		return "until the next reload"
 	}
-	return until(o.Until, now, `until "shaperd unset limit"`)
+	return untilText(o.Until, now, `until "shaperd unset limit"`)
 }
 
-// allObserve returns why no limit is enforced, though it does not observe itself; "" when that counts.
-func allObserve(s control.Status) string {
+// observeReason returns why no limit is enforced, whatever its own mode. It returns "" when
+// limits are enforced.
+func observeReason(s control.Status) string {
 	switch {
-	case s.Mode == mode(true):
-		return `the daemon observes: [daemon] observe = true is for all limits`
+	case s.Mode == modeName(true):
+		return `the daemon observes: [daemon] observe = true applies to all limits`
 	case s.Bypass != nil:
-		return `limits are bypassed until "shaperd bypass off"`
+		return `bypass is on: end it with "shaperd bypass off"`
 	}
 	return ""
 }
 
-// attachmentsObserve says at which of its attachments l only observes, though it does not observe itself;
-// "" at none.
-func attachmentsObserve(s control.Status, l control.Limit) string {
+// attachmentObserveReason returns at which of its attachments l only observes, whatever its own
+// mode. It returns "" when there are none.
+func attachmentObserveReason(s control.Status, l control.Limit) string {
 	var names []string
 	for _, a := range s.Attachments {
-		if a.Mode == mode(true) && slices.Contains(l.Attachments, a.Name) && !slices.Contains(names, strconv.Quote(a.Name)) {
+		if a.Mode == modeName(true) && slices.Contains(l.Attachments, a.Name) && !slices.Contains(names, strconv.Quote(a.Name)) {
 			names = append(names, strconv.Quote(a.Name))
 		}
 	}
@@ -144,26 +149,26 @@ func attachmentsObserve(s control.Status, l control.Limit) string {
 	case len(names) == 0:
 		return ""
 	case len(names) == len(l.Attachments):
-		return fmt.Sprintf(`attachment %s observes: its observe = true is for all limits there`, strings.Join(names, ", "))
+		return fmt.Sprintf(`attachment %s observes: its observe = true applies to all limits there`, strings.Join(names, ", "))
 	}
-	return fmt.Sprintf(`at attachment %s, which observes: its observe = true is for all limits there`, strings.Join(names, ", "))
+	return fmt.Sprintf(`at attachment %s, which observes: its observe = true applies to all limits there`, strings.Join(names, ", "))
 }
 
-// change tells what a limit was and is.
-func (p *page) change(was, is control.Limit) {
+// limitChange prints a limit before and after a change.
+func (p *printer) limitChange(was, is control.Limit) {
 	p.line("limit %s", is.Name)
-	p.line("was  %s, mode %s", printable(was.HeldTo), printable(was.Mode))
-	p.line("now  %s, mode %s", printable(is.HeldTo), printable(is.Mode))
+	p.line("was  %s, mode %s", printable(was.Summary), printable(was.Mode))
+	p.line("now  %s, mode %s", printable(is.Summary), printable(is.Mode))
 }
 
 func unsetCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "unset",
-		Short:   "Take back what was set in a limit",
-		Long:    `Take back what was set in a limit: see "shaperd unset limit".`,
+		Short:   "Remove overrides of a limit",
+		Long:    `Remove overrides of a limit: see "shaperd unset limit".`,
 		Example: `  shaperd unset limit per-source`,
 		RunE: func(*cobra.Command, []string) error {
-			return usageError{errors.New("unset needs limit LIMIT, such as: shaperd unset limit per-source")}
+			return usageError{errors.New("unset requires limit LIMIT, such as: shaperd unset limit per-source")}
 		},
 	}
 	cmd.AddCommand(unsetLimitCommand(e))
@@ -175,78 +180,79 @@ func unsetLimitCommand(e env) *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use:   "limit LIMIT [KEY...]",
-		Short: "Put a limit back to what the configuration says",
-		Long: `Put a limit back to what the configuration says, or keys of it. With --saved the file
-goes in which "shaperd set limit --save" has written, and the daemon reloads.`,
+		Short: "Remove overrides of a limit",
+		Long: `Remove the overrides of a limit, or those of some keys: the configured values are
+effective again. With --saved, remove the file that "shaperd set limit --save" has
+written, and reload.`,
 		Example: `  shaperd unset limit per-source
   shaperd unset limit per-source rate burst
   shaperd unset limit per-source --saved`,
-		Annotations:       asOrder,
-		Args:              args("LIMIT", "[KEY...]"),
+		Annotations:       changeAnnotations,
+		Args:              wantArgs("LIMIT", "[KEY...]"),
 		ValidArgsFunction: e.completeLimits,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if saved {
 				if len(args) > 1 {
-					return usageError{errors.New("--saved is for all keys of a limit")}
+					return usageError{errors.New("--saved applies to all keys of a limit")}
 				}
 				return unsaveLimit(cmd.Context(), e, file, args[0])
 			}
-			c := e.daemon()
+			c := e.client()
 			was, err := c.Limit(cmd.Context(), args[0])
 			if err != nil {
-				return ofLimit(cmd.Context(), c, args[0], err)
+				return limitError(cmd.Context(), c, args[0], err)
 			}
 			is, err := c.UnsetLimit(cmd.Context(), args[0], args[1:]...)
 			if err != nil {
 				return err
 			}
-			return e.show(is, func(p *page) {
-				p.change(was, is)
-				p.overrides(is)
+			return e.show(is, func(p *printer) {
+				p.limitChange(was, is)
+				p.remainingOverrides(is)
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&saved, "saved", false, "remove what was saved")
-	configFlag(cmd, &file)
+	cmd.Flags().BoolVar(&saved, "saved", false, "remove the file of saved overrides, and reload")
+	addConfigFlag(cmd, &file)
 	return cmd
 }
 
-// overrides tells what is still set in a limit, here and in files.
-func (p *page) overrides(l control.Limit) {
+// remainingOverrides prints the overrides that a limit still has, at runtime and in files.
+func (p *printer) remainingOverrides(l control.Limit) {
 	if len(l.Override) > 0 {
-		p.line("set  %s", settings(l.Override))
+		p.line("set  %s", formatOverrides(l.Override))
 	}
 	for _, key := range slices.Sorted(maps.Keys(l.FileOverride)) {
-		p.line("%s is still set by %s", key, printable(l.FileOverride[key]))
+		p.line("%s is still overridden in %s", key, printable(l.FileOverride[key]))
 	}
 }
 
-// configFlag adds --config to a verb that saves.
-func configFlag(cmd *cobra.Command, file *string) {
-	cmd.Flags().StringVar(file, "config", defaultConfig, "configuration `file` of the daemon, for what is saved")
+// addConfigFlag adds --config to a verb with --save or --saved.
+func addConfigFlag(cmd *cobra.Command, file *string) {
+	cmd.Flags().StringVar(file, "config", defaultConfig, "configuration `file` of the daemon, with --save or --saved")
 }
 
-// modeCommand is the verbs observe and enforce.
+// modeCommand returns the verb observe or enforce.
 func modeCommand(e env, verb string) *cobra.Command {
-	short, long := "Let a limit count only", `Let a limit count what it would do, and do nothing`
+	short, long := "Switch a limit to dry run: count, do not enforce", "Switch a limit to dry run: it counts what it would delay and refuse, and enforces\nnothing"
 	if verb == "enforce" {
-		short, long = "Let a limit that observes hold traffic back", `Let a limit that observes hold traffic back again`
+		short, long = "Enforce a limit that observes", `Enforce a limit that observes`
 	}
-	var forTime span
+	var forTime durationFlag
 	var untilReload bool
 	cmd := &cobra.Command{
 		Use:   verb + " LIMIT",
 		Short: short,
-		Long:  long + fmt.Sprintf(`: as "shaperd set limit LIMIT observe=%t".`, verb == "observe"),
+		Long:  long + fmt.Sprintf(`. Same as "shaperd set limit LIMIT observe=%t".`, verb == "observe"),
 		Example: fmt.Sprintf(`  shaperd %s per-source
   shaperd %[1]s per-source --for 10m`, verb),
-		Annotations:       asOrder,
-		Args:              args("LIMIT"),
+		Annotations:       changeAnnotations,
+		Args:              wantArgs("LIMIT"),
 		ValidArgsFunction: e.completeLimits,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return setLimit(cmd.Context(), e, args[0], control.SetLimit{Set: map[string]string{"observe": strconv.FormatBool(verb == "observe")}, For: forTime.seconds(), UntilReload: untilReload})
+			return setLimit(cmd.Context(), e, args[0], control.SetLimit{Set: map[string]string{"observe": strconv.FormatBool(verb == "observe")}, Duration: forTime.seconds(), UntilReload: untilReload})
 		},
 	}
-	setFlags(cmd, &forTime, &untilReload)
+	addSetFlags(cmd, &forTime, &untilReload)
 	return cmd
 }

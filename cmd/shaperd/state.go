@@ -17,15 +17,16 @@ import (
 	"shaperd/shaper"
 )
 
-// maxDebts bounds what a stopping daemon writes down: the rest is nearly drained.
-const maxDebts = 100_000
+// maxBacklogs bounds the buckets that a stopping daemon saves. The others have nearly drained.
+const maxBacklogs = 100_000
 
-// savedState is what buckets owe when the daemon stops. Its time is the monotonic clock's,
-// which nobody sets, and which belongs to one boot.
+// savedState is the backlog of all buckets when the daemon stops. Its time is that of the
+// monotonic clock, which cannot be set, and which is valid for one boot.
 type savedState struct {
-	Boot  string
-	At    time.Duration
-	Debts []shaper.Debt
+	Boot     string
+	At       time.Duration
+	Backlogs []shaper.Backlog
+	Debts    []shaper.Backlog `json:",omitempty"` // Backlogs, as an earlier version named it
 }
 
 func bootID() string {
@@ -33,65 +34,66 @@ func bootID() string {
 	return strings.TrimSpace(string(text))
 }
 
-// monotonic is the time since boot, without sleep.
+// monotonic returns the time since boot, without suspend.
 func monotonic() time.Duration {
 	var ts unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
 	return time.Duration(ts.Nano())
 }
 
-// checkState finds where no state could be written, before the first one that counts.
+// checkState returns an error when the state file could not be written, before there is state to
+// lose.
 func (f *runFlags) checkState() error {
 	if f.state == "" {
 		return nil
 	}
 	if err := unix.Access(filepath.Dir(f.state), unix.W_OK|unix.X_OK); err != nil {
-		return fmt.Errorf("--state %s: write to its folder: %w", f.state, err)
+		return fmt.Errorf("--state %s: directory is not writable: %w", f.state, err)
 	}
 	return nil
 }
 
-// saveState writes down what buckets owe. A daemon that did not come so far leaves that of
-// an earlier one.
+// saveState saves the backlog of buckets. A daemon that never was ready leaves the file of an
+// earlier one.
 func (s *server) saveState() {
-	if s.flags.state == "" || !s.started {
+	if s.flags.state == "" || !s.ready {
 		return
 	}
-	state := savedState{bootID(), monotonic(), s.shaper.Debts(maxDebts, s.clock.Now())}
-	ctx, cancel := context.WithTimeout(context.Background(), keepTimeout)
+	state := savedState{Boot: bootID(), At: monotonic(), Backlogs: s.shaper.Backlogs(maxBacklogs, s.clock.Now())}
+	ctx, cancel := context.WithTimeout(context.Background(), saveTimeout)
 	defer cancel()
-	if _, err := aside(ctx, func() (struct{}, error) { return struct{}{}, save(s.flags.state, state) }); err != nil {
-		s.log.Warn("what buckets owe is forgotten", "err", err)
+	if _, err := runAsync(ctx, func() (struct{}, error) { return struct{}{}, writeJSON(s.flags.state, state) }); err != nil {
+		s.log.Warn("saving bucket state failed", "err", err)
 	}
 }
 
-func save(path string, v any) error {
+func writeJSON(path string, v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	return saveText(path, text)
+	return writeStateFile(path, text)
 }
 
-func saveText(path string, text []byte) error {
+func writeStateFile(path string, text []byte) error {
 	folder, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return err
 	}
 	defer folder.Close()
 	_ = os.Remove(path + ".next") // of a daemon that was killed
-	return writeWhole(folder, filepath.Base(path), text, owned{0o600, -1, -1}, nil)
+	return writeAtomic(folder, filepath.Base(path), text, ownership{0o600, -1, -1}, nil)
 }
 
-// mostKept bounds the files that a start reads.
-const mostKept = 256 << 20 // bytes
+// maxStateFile bounds the state files that a start reads.
+const maxStateFile = 256 << 20 // bytes
 
-// restore reads a file, within loadTimeout, and has parse take it. Without one there is nothing
-// to take.
-func restore(ctx context.Context, path string, parse func(text []byte) error) error {
+// readStateFile reads a file within loadTimeout and parses it. It returns nil when there is no
+// such file.
+func readStateFile(ctx context.Context, path string, parse func(text []byte) error) error {
 	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
-	text, err := aside(ctx, func() ([]byte, error) { return readRegular(path, mostKept) })
+	text, err := runAsync(ctx, func() ([]byte, error) { return readRegular(path, maxStateFile) })
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -104,23 +106,24 @@ func restore(ctx context.Context, path string, parse func(text []byte) error) er
 	return err
 }
 
-// restoreState has buckets owe what they owed when the last daemon stopped, before
-// anything is let in under policy. A file that cannot be read, or is of an earlier boot,
-// is no reason not to start. The file stays, for the next start if this one fails: debts
-// only shrink with time.
+// restoreState restores the backlog that buckets had when the last daemon stopped, before any
+// traffic is admitted under policy. A file that cannot be read, or is of an earlier boot, does
+// not prevent a start. The file is kept for the next start, in case this one fails: backlog
+// only shrinks with time.
 func (s *server) restoreState(ctx context.Context, policy *shaper.Policy) {
 	if s.flags.state == "" {
 		return
 	}
 	var state savedState
-	if err := restore(ctx, s.flags.state, func(text []byte) error { return json.Unmarshal(text, &state) }); err != nil {
-		s.log.Warn("what buckets owe is forgotten", "err", err)
+	if err := readStateFile(ctx, s.flags.state, func(text []byte) error { return json.Unmarshal(text, &state) }); err != nil {
+		s.log.Warn("bucket state not restored", "err", err)
 		return
 	}
 	ago := monotonic() - state.At
 	if state.Boot != bootID() || ago < 0 {
 		return
 	}
-	s.shaper.Restore(policy, state.Debts, leaky.FromDuration(ago), s.clock.Now())
-	s.log.Info("buckets go on where they ended", "debts", len(state.Debts), "ago", ago.Round(time.Millisecond).String())
+	backlogs := append(state.Backlogs, state.Debts...)
+	s.shaper.Restore(policy, backlogs, leaky.FromDuration(ago), s.clock.Now())
+	s.log.Info("bucket state restored", "buckets", len(backlogs), "age", ago.Round(time.Millisecond).String())
 }

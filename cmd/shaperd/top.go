@@ -19,21 +19,21 @@ import (
 func topCommand(e env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "top",
-		Short: "Watch limits and who is under them",
-		Long: `Watch limits, and below them the heaviest keys of the one that is selected, or the
-heaviest sources, prefixes or autonomous systems, renewed each second. "?" tells the
-keys, q ends it. When the daemon goes away, the last figures stay, and it goes on when
-one is back. Off a terminal it prints once.`,
+		Short: "Monitor limits and their traffic interactively",
+		Long: `Show limits, and below them the busiest keys of the selected limit, or the top sources,
+prefixes or autonomous systems, updated every second. "?" lists the keyboard commands,
+"q" quits. When the daemon goes away, the last figures stay until it is back. Prints
+once and exits when stdout is not a terminal.`,
 		Example: `  shaperd top
   watch -n 10 'shaperd top | cat'`,
 		Args: noArgs(""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := untilSignal(cmd.Context())
 			defer stop()
-			c := e.daemon()
-			defer c.Keep()()
-			m := &top{ctx: ctx, client: c, colour: inColour(e.stdout)}
-			m.take(m.fetch(m.question()))
+			c := e.client()
+			defer c.KeepAlive()()
+			m := &top{ctx: ctx, client: c, color: useColor(e.stdout)}
+			m.apply(m.fetch(m.query()))
 			if m.err != nil {
 				return m.err
 			}
@@ -41,7 +41,7 @@ one is back. Off a terminal it prints once.`,
 				_, err := io.WriteString(e.stdout, m.snapshot())
 				return err
 			}
-			// Signals end ctx.
+			// Signals cancel ctx.
 			_, err := tea.NewProgram(m, tea.WithContext(ctx), tea.WithoutSignalHandler(), tea.WithOutput(e.stdout)).Run()
 			if errors.Is(err, tea.ErrProgramKilled) && ctx.Err() != nil {
 				return nil
@@ -51,34 +51,34 @@ one is back. Off a terminal it prints once.`,
 	}
 }
 
-// The lists below the limits, in the order of the tab key.
+// topLists are the lists below the limits, in the order of the tab key.
 var topLists = []string{"keys", "source", "prefix", "asn"}
 
-// topQuestion is what top asks the daemon beside how it is doing.
-type topQuestion struct {
-	list   string // of topLists
-	limit  string // whose keys, "" is the first
+// topQuery is what top requests in addition to status and limits.
+type topQuery struct {
+	list   string // one of topLists
+	limit  string // whose keys; "" means the first one
 	sort   string
-	detail string // the source or prefix to tell more about, "" is none
+	detail string // source or prefix to show in detail; "" means none
 }
 
-// topAnswer is what the daemon says to a question.
-type topAnswer struct {
-	question topQuestion
-	err      error
-	status   control.Status
-	limits   []control.Limit
-	keys     []control.Key
-	who      []control.Who
-	explain  *control.Explanation // of the detail
+// topResult is the result of a query.
+type topResult struct {
+	query   topQuery
+	err     error
+	status  control.Status
+	limits  []control.Limit
+	keys    []control.Key
+	talkers []control.Talker
+	explain *control.Explanation // of query.detail
 }
 
-// topRows is how many keys are asked for.
+// topRows is the number of rows that are requested.
 const topRows = 100
 
-// fetch asks the daemon.
-func (m *top) fetch(q topQuestion) (a topAnswer) {
-	a.question = q
+// fetch sends the requests of a query.
+func (m *top) fetch(q topQuery) (a topResult) {
+	a.query = q
 	if a.status, a.err = m.client.Status(m.ctx); a.err != nil {
 		return a
 	}
@@ -90,7 +90,7 @@ func (m *top) fetch(q topQuestion) (a topAnswer) {
 	}
 	switch {
 	case q.list != "keys":
-		a.who, a.err = m.client.Who(m.ctx, q.list, q.sort, topRows)
+		a.talkers, a.err = m.client.Talkers(m.ctx, q.list, q.sort, topRows)
 	case q.limit != "":
 		a.keys, a.err = m.client.Keys(m.ctx, q.limit, q.sort, topRows)
 	}
@@ -100,8 +100,8 @@ func (m *top) fetch(q topQuestion) (a topAnswer) {
 	return a
 }
 
-// fetchDetail asks about the connections of a source, and what the first of them meets.
-func (m *top) fetchDetail(q topQuestion) (*control.Explanation, error) {
+// fetchDetail requests the connections of a source, and an explanation of the first one.
+func (m *top) fetchDetail(q topQuery) (*control.Explanation, error) {
 	of := control.ConnectionQuery{Source: q.detail, Sort: "waited", Top: 20}
 	if q.list == "keys" {
 		of.Limit = q.limit
@@ -117,14 +117,14 @@ func (m *top) fetchDetail(q topQuestion) (*control.Explanation, error) {
 	}
 	x, err := m.client.Explain(m.ctx, control.ExplainQuery{Source: source.Addr(), To: fmt.Sprintf("%s/%d", first.Protocol, first.Port)})
 	var said *control.APIError
-	if err != nil && !errors.As(err, &said) { // its listener may be gone
+	if err != nil && !errors.As(err, &said) { // its listener may have been removed
 		return nil, err
 	}
 	x.Connections = all.Connections
 	return &x, nil
 }
 
-// snapshot is what top shows off a terminal.
+// snapshot returns the output for anything but a terminal.
 func (m *top) snapshot() string {
 	var b strings.Builder
 	for _, line := range m.header() {
@@ -137,32 +137,32 @@ func (m *top) snapshot() string {
 	return b.String()
 }
 
-// take puts an answer in place of the last one. What was asked for meanwhile is kept.
-func (m *top) take(a topAnswer) {
+// apply replaces the last result by a. It ignores lists that no longer match the query.
+func (m *top) apply(a topResult) {
 	if a.err != nil {
 		if m.err == nil {
-			m.lost = time.Now()
+			m.lostAt = time.Now()
 		}
 		m.err = a.err
 		return
 	}
 	m.err = nil
 	m.status, m.limits = a.status, a.limits
-	if a.question == m.question() {
-		m.keys, m.who, m.explain = a.keys, a.who, a.explain
+	if a.query == m.query() {
+		m.keys, m.talkers, m.explain = a.keys, a.talkers, a.explain
 	}
 	if !slices.ContainsFunc(m.limits, func(l control.Limit) bool { return l.Name == m.limit }) {
 		m.limit = firstLimit(m.limits)
 	}
-	if m.focus == onList {
-		m.move(0) // away from a row that is gone
+	if m.focus == focusList {
+		m.move(0) // off a row that is gone
 	}
 }
 
-// firstLimit is the one to look at first, "" when there is none.
+// firstLimit returns the limit to select first, or "" when there is none.
 func firstLimit(limits []control.Limit) string {
 	for _, l := range limits {
-		if l.Mode != "observe" && slows(l) != "" {
+		if l.Mode != "observe" && throttlingText(l) != "" {
 			return l.Name
 		}
 	}

@@ -16,13 +16,13 @@ import (
 	"shaperd/control"
 )
 
-// asShaperd makes the test binary shaperd, for those who need a process of it.
+// asShaperd is the environment variable that makes the test binary run as shaperd.
 const asShaperd = "SHAPERD_TEST_MAIN"
 
-// noRaceSleep ends a process at once, with the race detector too.
+// noRaceSleep makes a process with the race detector exit at once.
 const noRaceSleep = "GORACE=atexit_sleep_ms=0"
 
-func TestMainIsShaperd(t *testing.T) {
+func TestMain_ExitCodes(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +41,7 @@ func TestMainIsShaperd(t *testing.T) {
 	}
 }
 
-// terminal is a tmux server of its own.
+// terminal is a private tmux server.
 type terminal struct {
 	t      *testing.T
 	socket string
@@ -66,7 +66,7 @@ func newTerminal(t *testing.T, width, height int, env []string, args ...string) 
 	for _, e := range append(env, asShaperd+"=1", noRaceSleep) {
 		start = append(start, "-e", e)
 	}
-	// What ends stays to be looked at.
+	// Keep the screen after the program has exited.
 	start = append(start, fmt.Sprintf("%s %s; echo ended with $?; read x", self, strings.Join(args, " ")))
 	term.tmux(start...)
 	return term
@@ -86,7 +86,7 @@ func (term *terminal) keys(keys ...string) {
 	term.tmux(append([]string{"send-keys"}, keys...)...)
 }
 
-// waitFor waits until the screen has all texts, and returns it with its colours.
+// waitFor waits until the screen has all texts, and returns it with colors.
 func (term *terminal) waitFor(texts ...string) string {
 	term.t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
@@ -106,8 +106,8 @@ func (term *terminal) waitFor(texts ...string) string {
 	}
 }
 
-// TestTopHangup has the terminal go away.
-func TestTopHangup(t *testing.T) {
+// TestTop_TerminalCloses checks that top exits when its terminal goes away.
+func TestTop_TerminalCloses(t *testing.T) {
 	t.Parallel()
 	d := newFakeDaemon()
 	defer d.serve(t)()
@@ -129,19 +129,19 @@ func TestTopHangup(t *testing.T) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("it goes on without its terminal")
+			t.Fatal("top is still running without its terminal")
 		}
 	}
 }
 
-func TestTopInTerminal(t *testing.T) {
+func TestTop_InTerminal(t *testing.T) {
 	t.Parallel()
 	d := newFakeDaemon()
 	stop := d.serve(t)
 	term := newTerminal(t, 80, 24, nil, "top", "--control", d.path)
-	screen := term.waitFor("promise kept, refuses 7.3/s", "> per-source", "keys of per-source, by delayed", "source 192.0.2.7/32", "q quit")
+	screen := term.waitFor("conformance ok, refusing 7.3/s", "> per-source", "keys of per-source, by delayed", "source 192.0.2.7/32", "q quit")
 	if strings.Contains(screen, "\x1b[31m") {
-		t.Errorf("red where all is well:\n%q", screen)
+		t.Errorf("red without a problem:\n%q", screen)
 	}
 	term.keys("j")
 	term.waitFor("> watch", "keys of watch")
@@ -150,7 +150,7 @@ func TestTopInTerminal(t *testing.T) {
 	term.keys("Enter")
 	term.waitFor("> source 192.0.2.7/32")
 	term.keys("Enter")
-	term.waitFor("What came now would leave in 35.1ms", "Bytes to the downstream", "4711  192.0.2.7:40000")
+	term.waitFor("New traffic would be delayed by 35.1ms", "Bytes to the downstream", "4711  192.0.2.7:40000")
 	term.keys("Escape")
 	term.waitFor("> source 192.0.2.7/32")
 	term.keys("Tab")
@@ -164,44 +164,44 @@ func TestTopInTerminal(t *testing.T) {
 	term.keys("Escape")
 
 	d.change(func() {
-		d.status.Promise = "broken"
+		d.status.Conformance = "violated"
 		d.status.Bypass = &control.Bypass{Since: fakeNow}
-		d.limits[0].Promise = control.Promise{}
+		d.limits[0].Conformance = control.Conformance{}
 	})
-	screen = term.waitFor("promise BROKEN in the last minute", "BYPASS IS ON", "BROKEN")
+	screen = term.waitFor("conformance VIOLATED in the last minute", "BYPASS IS ON", "VIOLATED")
 	if !strings.Contains(screen, "\x1b[31m") || !strings.Contains(screen, "\x1b[7m BYPASS") {
-		t.Errorf("what is wrong is not red, or bypass not in reverse:\n%q", screen)
+		t.Errorf("problems are not red, or bypass is not reversed:\n%q", screen)
 	}
 
 	term.tmux("resize-window", "-x", "40", "-y", "10")
 	term.waitFor("BYPASS IS ON", "per-source")
 	stop()
 	term.waitFor("no answer since ", "per-source")
-	d.change(func() { d.status.Promise = "kept"; d.status.Bypass = nil })
+	d.change(func() { d.status.Conformance = "conformant"; d.status.Bypass = nil })
 	d.serve(t)
-	term.waitFor("promise kept")
+	term.waitFor("conformance ok")
 	term.keys("q")
 	term.waitFor("ended with 0")
 }
 
-func TestTopWithoutColour(t *testing.T) {
+func TestTop_NoColor(t *testing.T) {
 	d := newFakeDaemon()
-	d.status.Promise = "broken"
+	d.status.Conformance = "violated"
 	d.serve(t)
 	term := newTerminal(t, 100, 30, []string{"NO_COLOR=1"}, "top", "--control", d.path)
-	if screen := term.waitFor("promise BROKEN"); strings.Contains(screen, "\x1b[31m") {
+	if screen := term.waitFor("conformance VIOLATED"); strings.Contains(screen, "\x1b[31m") {
 		t.Errorf("NO_COLOR, and yet:\n%q", screen)
 	}
 	term.keys("C-c")
 	term.waitFor("ended with 0")
 }
 
-// newTop is a model that has asked d once, and what a key does to it.
+// newTop returns a model with a first result of d, and a function that presses keys.
 func newTop(t *testing.T, d *fakeDaemon) (*top, func(keys ...string)) {
 	t.Helper()
 	d.serve(t)
 	m := &top{ctx: t.Context(), client: control.NewClient(d.path)}
-	m.take(m.fetch(m.question()))
+	m.apply(m.fetch(m.query()))
 	m.Update(tea.WindowSizeMsg{Width: 80, Height: 24})
 	return m, func(keys ...string) {
 		for _, key := range keys {
@@ -218,7 +218,7 @@ func newTop(t *testing.T, d *fakeDaemon) (*top, func(keys ...string)) {
 	}
 }
 
-func TestTopKeys(t *testing.T) {
+func TestTop_Keys(t *testing.T) {
 	m, press := newTop(t, newFakeDaemon())
 	screen := func() string { return strings.Join(m.screen(), "\n") }
 	for _, step := range []struct {
@@ -232,13 +232,13 @@ func TestTopKeys(t *testing.T) {
 		{"g x", "> per-source", ""},
 		{"r", "> per-source", ""},
 		{"/ d a t a", "filter: data_", "watch"},
-		{"enter", `only "data"`, "watch"},
-		{"esc", "watch", "only"},
+		{"enter", `filter "data"`, "watch"},
+		{"esc", "watch", "esc clear"},
 		{"c tab", "sources, by delayed", ""},
 		{"x", "sources, by dropped", ""},
 		{"tab r", "prefixes, by rate", ""},
 		{"tab", "autonomous systems", ""},
-		{"enter enter", "There is no one source to tell more of.", "LIMIT  "},
+		{"enter enter", "The row is not a single source.", "LIMIT  "},
 		{"esc esc tab", "keys of", ""},
 		{"enter j", "> source 198.51.100.1/32", "> source 192"},
 		{"/ 1 9 2 backspace", "filter: 19_", ""},
@@ -252,8 +252,8 @@ func TestTopKeys(t *testing.T) {
 	}
 }
 
-// No screen is larger than the terminal, whatever is on it.
-func TestTopFits(t *testing.T) {
+// TestTop_FitsTerminal checks that no screen is larger than the terminal.
+func TestTop_FitsTerminal(t *testing.T) {
 	d := newFakeDaemon()
 	d.status.Bypass = &control.Bypass{Since: fakeNow}
 	for i := range 40 {
@@ -279,7 +279,7 @@ func TestTopFits(t *testing.T) {
 			}
 		}
 	}
-	// What is selected can be seen.
+	// The selected row is visible.
 	press("esc", "esc", "esc", "G")
 	m.Update(tea.WindowSizeMsg{Width: 80, Height: 24})
 	if got := ansi.Strip(strings.Join(m.screen(), "\n")); !strings.Contains(got, "> limit-with-a-name-that") {
@@ -287,22 +287,22 @@ func TestTopFits(t *testing.T) {
 	}
 }
 
-func TestTopGoesOn(t *testing.T) {
+func TestTop_DaemonUnreachable(t *testing.T) {
 	d := newFakeDaemon()
 	stop := d.serve(t)
 	m := &top{ctx: t.Context(), client: control.NewClient(d.path)}
-	m.take(m.fetch(m.question()))
+	m.apply(m.fetch(m.query()))
 	m.Update(tea.WindowSizeMsg{Width: 80, Height: 24})
 	stop()
-	m.Update(m.ask()())
-	since := m.lost
-	m.Update(m.ask()())
-	if got := m.screen()[0]; !strings.HasPrefix(got, "no answer since ") || m.lost != since || len(m.limits) != 3 {
-		t.Errorf("without a daemon: %q, %d limits, since %v and %v", got, len(m.limits), since, m.lost)
+	m.Update(m.refresh()())
+	since := m.lostAt
+	m.Update(m.refresh()())
+	if got := m.screen()[0]; !strings.HasPrefix(got, "no answer since ") || m.lostAt != since || len(m.limits) != 3 {
+		t.Errorf("without a daemon: %q, %d limits, since %v and %v", got, len(m.limits), since, m.lostAt)
 	}
 	d.serve(t)
-	m.Update(m.ask()())
-	if got := m.screen()[0]; !strings.Contains(got, "promise kept") {
+	m.Update(m.refresh()())
+	if got := m.screen()[0]; !strings.Contains(got, "conformance ok") {
 		t.Errorf("with a daemon again: %q", got)
 	}
 }

@@ -12,60 +12,60 @@ import (
 	"shaperd/control"
 )
 
-// What has the keyboard.
+// topFocus is the part of the screen that handles keys.
 type topFocus int
 
 const (
-	onLimits topFocus = iota
-	onList            // what is below them
-	onDetail          // of a row of the list, in place of both
-	onHelp
+	focusLimits topFocus = iota
+	focusList            // the list below the limits
+	focusDetail          // the detail of a row, instead of both
+	focusHelp
 )
 
-// top is the state of the verb top. The program that runs it calls it from one goroutine.
+// top is the state of the verb top. It is used by one goroutine.
 type top struct {
 	ctx    context.Context
 	client *control.Client
-	colour bool
+	color  bool
 
-	// The last answers.
+	// The last results.
 	status  control.Status
 	limits  []control.Limit
 	keys    []control.Key
-	who     []control.Who
+	talkers []control.Talker
 	explain *control.Explanation
-	err     error     // why there was no answer
-	lost    time.Time // since when
+	err     error     // of the last request
+	lostAt  time.Time // when requests began to fail
 
-	asking, again bool // a question is under way; another one is due when it is answered
+	fetching, refetch bool // a request is running; another one follows it
 
 	width, height int
 	focus         topFocus
-	limit         string    // the selected one
-	list          int       // of topLists
-	row           string    // the selected one of the list
-	sort          string    // "" leaves limits as they come, and is "delayed" in the list
+	limit         string    // selected
+	list          int       // index in topLists
+	row           string    // selected in the list
+	sort          string    // "" means unsorted limits, and "delayed" for the list
 	filter        [2]string // of limits, of the list
 	typing        bool      // in the filter
 	scroll        int       // of the detail
 }
 
-// question is what is to be asked now.
-func (m *top) question() topQuestion {
-	q := topQuestion{list: topLists[m.list], sort: m.sort}
+// query returns the query for the current selection.
+func (m *top) query() topQuery {
+	q := topQuery{list: topLists[m.list], sort: m.sort}
 	if q.sort == "" {
 		q.sort = "delayed"
 	}
 	if q.list == "keys" {
 		q.limit = m.limit
 	}
-	if m.focus == onDetail {
+	if m.focus == focusDetail {
 		q.detail = m.source()
 	}
 	return q
 }
 
-// source is the source or prefix of the selected row, "" when it has none.
+// source returns the source or prefix of the selected row, or "" when it has none.
 func (m *top) source() string {
 	switch topLists[m.list] {
 	case "keys":
@@ -80,21 +80,21 @@ func (m *top) source() string {
 	return ""
 }
 
-// topTick is when to ask again.
+// topTick is the message that starts the next request.
 type topTick struct{}
 
-func topWait() tea.Cmd { return tea.Tick(time.Second, func(time.Time) tea.Msg { return topTick{} }) }
+func nextTick() tea.Cmd { return tea.Tick(time.Second, func(time.Time) tea.Msg { return topTick{} }) }
 
-func (m *top) Init() tea.Cmd { return topWait() }
+func (m *top) Init() tea.Cmd { return nextTick() }
 
-// ask asks the daemon, or sees to it that it is asked next.
-func (m *top) ask() tea.Cmd {
-	if m.asking {
-		m.again = true
+// refresh starts a request, or schedules one after the running request.
+func (m *top) refresh() tea.Cmd {
+	if m.fetching {
+		m.refetch = true
 		return nil
 	}
-	m.asking = true
-	q := m.question()
+	m.fetching = true
+	q := m.query()
 	return func() tea.Msg { return m.fetch(q) }
 }
 
@@ -103,33 +103,33 @@ func (m *top) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	case tea.WindowSizeMsg:
 		m.width, m.height = msg.Width, msg.Height
 	case topTick:
-		if m.asking {
-			return m, topWait()
+		if m.fetching {
+			return m, nextTick()
 		}
-		return m, tea.Batch(m.ask(), topWait())
-	case topAnswer:
-		m.asking = false
-		m.take(msg)
-		if m.again {
-			m.again = false
-			return m, m.ask()
+		return m, tea.Batch(m.refresh(), nextTick())
+	case topResult:
+		m.fetching = false
+		m.apply(msg)
+		if m.refetch {
+			m.refetch = false
+			return m, m.refresh()
 		}
 	case tea.KeyPressMsg:
-		before := m.question()
+		before := m.query()
 		if m.typing {
-			m.typeFilter(msg)
-		} else if m.press(msg.String()) {
+			m.editFilter(msg)
+		} else if m.pressKey(msg.String()) {
 			return m, tea.Quit
 		}
-		if m.question() != before {
-			return m, m.ask()
+		if m.query() != before {
+			return m, m.refresh()
 		}
 	}
 	return m, nil
 }
 
-// typeFilter takes a key that is pressed while the filter is typed.
-func (m *top) typeFilter(key tea.KeyPressMsg) {
+// editFilter handles a key while the filter is edited.
+func (m *top) editFilter(key tea.KeyPressMsg) {
 	text := &m.filter[m.focus]
 	switch key.String() {
 	case "enter":
@@ -145,24 +145,24 @@ func (m *top) typeFilter(key tea.KeyPressMsg) {
 	m.move(0)
 }
 
-// press takes any other key, and reports whether it ends the program.
-func (m *top) press(key string) (quit bool) {
+// pressKey handles all other keys, and reports whether to quit.
+func (m *top) pressKey(key string) (quit bool) {
 	switch key {
 	case "q", "ctrl+c":
 		return true
 	case "?":
-		m.focus = onHelp
+		m.focus = focusHelp
 	case "esc", "left", "h":
 		m.back()
 	case "enter", "right", "l":
-		m.deeper()
+		m.enter()
 	case "tab", "shift+tab":
 		step := map[string]int{"tab": 1, "shift+tab": len(topLists) - 1}[key]
-		m.list, m.row, m.filter[onList] = (m.list+step)%len(topLists), "", ""
-		m.focus = min(m.focus, onList)
-		m.keys, m.who, m.explain = nil, nil, nil
+		m.list, m.row, m.filter[focusList] = (m.list+step)%len(topLists), "", ""
+		m.focus = min(m.focus, focusList)
+		m.keys, m.talkers, m.explain = nil, nil, nil
 	case "/":
-		m.typing = m.focus <= onList
+		m.typing = m.focus <= focusList
 	case "up", "k":
 		m.move(-1)
 	case "down", "j":
@@ -183,52 +183,52 @@ func (m *top) press(key string) (quit bool) {
 
 func (m *top) back() {
 	switch {
-	case m.focus > onList:
-		m.focus, m.explain = onList, nil
+	case m.focus > focusList:
+		m.focus, m.explain = focusList, nil
 	case m.filter[m.focus] != "":
 		m.filter[m.focus] = ""
 	default:
-		m.focus = onLimits
+		m.focus = focusLimits
 	}
 }
 
-func (m *top) deeper() {
+func (m *top) enter() {
 	switch m.focus {
-	case onLimits:
-		m.focus = onList
+	case focusLimits:
+		m.focus = focusList
 		m.move(0)
-	case onList:
+	case focusList:
 		if m.row != "" {
-			m.focus, m.scroll = onDetail, 0
+			m.focus, m.scroll = focusDetail, 0
 		}
 	}
 }
 
-// move selects another row, or the nearest when what was selected is gone.
+// move moves the selection. When the selected row is gone, it selects the first one first.
 func (m *top) move(by int) {
 	switch m.focus {
-	case onLimits:
+	case focusLimits:
 		_, names := m.limitsTable()
 		if was := m.limit; len(names) > 0 {
-			if m.limit = names[moved(names, was, by)]; m.limit != was && topLists[m.list] == "keys" {
+			if m.limit = names[shiftSelection(names, was, by)]; m.limit != was && topLists[m.list] == "keys" {
 				m.keys, m.row = nil, ""
 			}
 		}
-	case onList:
+	case focusList:
 		_, _, names := m.listTable()
 		if m.row = ""; len(names) > 0 {
-			m.row = names[moved(names, m.row, by)]
+			m.row = names[shiftSelection(names, m.row, by)]
 		}
-	case onDetail:
+	case focusDetail:
 		m.scroll = max(0, m.scroll+by)
 	}
 }
 
-func moved(names []string, from string, by int) int {
+func shiftSelection(names []string, from string, by int) int {
 	return min(max(0, max(0, slices.Index(names, from))+by), len(names)-1)
 }
 
-// shows reports whether a row passes a filter.
-func shows(filter string, texts ...string) bool {
+// matchesFilter reports whether a row matches a filter.
+func matchesFilter(filter string, texts ...string) bool {
 	return strings.Contains(strings.ToLower(strings.Join(texts, " ")), strings.ToLower(filter))
 }

@@ -15,7 +15,7 @@ func versionCommand(e env) *cobra.Command {
 	return &cobra.Command{
 		Use:     "version",
 		Short:   "Print the version",
-		Long:    "Print the version of this program; that of a running daemon is in \"shaperd status\".",
+		Long:    "Print the version of this program. \"shaperd status\" shows that of the running daemon.",
 		Example: "  shaperd version",
 		Args:    noArgs(""),
 		RunE: func(*cobra.Command, []string) error {

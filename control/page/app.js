@@ -1,70 +1,70 @@
-// The page: asks the daemon for what was, listens to what is, and shows it.
+// The dashboard: loads the history from the daemon, then follows its live events.
 
 import { span } from './chart.js';
-import { limitCards, limitTable, refusing } from './limits.js';
-import { bypassAlarm, daemon, downstreams, events, headline, notices, unknown, who } from './sections.js';
-import { clock, setText, show, span as since } from './text.js';
+import { limitCards, limitTable, refusedRate } from './limits.js';
+import { bypassAlarm, daemon, downstreams, events, headline, notices, setUnknown, talkers } from './sections.js';
+import { clock, duration, setText, show } from './text.js';
 
 const byId = (id) => document.getElementById(id);
 
-// series are what is kept of each limit, named as in GET /v1/history.
+// series are the recorded values of each limit, named as in GET /v1/history.
 const series = {
   rate: (l) => l.bytes_rate['1s'],
   packets: (l) => l.packets_rate['1s'],
   admitted: (l) => l.admitted_rate['1s'],
-  p99: (l) => l.queue_delay.p99,
+  p99_seconds: (l) => l.queue_delay.p99_seconds,
   in_flight: (l) => l.in_flight,
   waiting: (l) => l.waiting,
-  refused: refusing,
+  refused: refusedRate,
 };
 
-// History is the samples of the last five minutes, by limit; null is where there is none.
+// History is the samples of the last five minutes, by limit; null is a missing sample.
 class History {
-  times = []; // seconds, the last one is the newest
-  limits = new Map(); // by name: arrays as long as times, by series
+  times = []; // seconds, the newest last
+  limits = new Map(); // by name, then by series: arrays as long as times
 
-  // ring returns what the charts of a limit are drawn from.
-  ring(name) {
+  // view returns the data source of the charts of a limit.
+  view(name) {
     const history = this;
     return {
       get times() { return history.times; },
-      of: (k) => history.limits.get(name)?.[k] ?? history.none(),
+      of: (k) => history.limits.get(name)?.[k] ?? history.empty(),
     };
   }
 
-  none() {
+  empty() {
     return new Array(this.times.length).fill(null);
   }
 
-  // load takes what GET /v1/history says.
+  // load replaces the samples by those of GET /v1/history.
   load({ times, limits }) {
     this.times = times.map((t) => Date.parse(t) / 1000).slice(-span);
     this.limits.clear();
-    for (const [name, kept] of Object.entries(limits)) {
-      this.limits.set(name, Object.fromEntries(Object.keys(series).map((k) => [k, kept[k]?.slice(-span) ?? this.none()])));
+    for (const [name, values] of Object.entries(limits)) {
+      this.limits.set(name, Object.fromEntries(Object.keys(series).map((k) => [k, values[k]?.slice(-span) ?? this.empty()])));
     }
   }
 
-  // add takes what an event of GET /v1/live says.
+  // add appends the sample of an event of GET /v1/live.
   add({ status, limits }) {
     const now = Date.parse(status.now) / 1000;
     if (this.times.at(-1) - now > 10) { // the clock was set back
       this.times = [];
       this.limits.clear();
-    } else if (now <= this.times.at(-1)) { // the history has it
+    } else if (now <= this.times.at(-1)) { // already in the history
       return;
     }
     for (const l of limits) {
-      if (!this.limits.has(l.name)) this.limits.set(l.name, Object.fromEntries(Object.keys(series).map((k) => [k, this.none()])));
-      const kept = this.limits.get(l.name);
-      for (const [k, value] of Object.entries(series)) kept[k].push(value(l));
+      if (!this.limits.has(l.name)) this.limits.set(l.name, Object.fromEntries(Object.keys(series).map((k) => [k, this.empty()])));
+      const values = this.limits.get(l.name);
+      for (const [k, value] of Object.entries(series)) values[k].push(value(l));
     }
     this.times.push(now);
-    for (const [name, kept] of this.limits) {
-      if (kept.rate.length < this.times.length) {
-        this.limits.delete(name); // a reload took the limit away
+    for (const [name, values] of this.limits) {
+      if (values.rate.length < this.times.length) {
+        this.limits.delete(name); // a reload removed the limit
       } else if (this.times.length > span) {
-        for (const values of Object.values(kept)) values.shift();
+        for (const list of Object.values(values)) list.shift();
       }
     }
     if (this.times.length > span) this.times.shift();
@@ -72,25 +72,25 @@ class History {
 }
 
 const history = new History();
-const ring = (name) => history.ring(name);
+const seriesOf = (name) => history.view(name);
 const filter = byId('filter');
-const none = byId('limits-none');
+const noLimits = byId('limits-none');
 
 const showHeadline = headline();
 const showBypass = bypassAlarm();
 const showNotices = notices();
-const showTable = limitTable(byId('overview'), ring);
-const showCards = limitCards(byId('cards'), ring);
-const showWho = who();
+const showTable = limitTable(byId('overview'), seriesOf);
+const showCards = limitCards(byId('cards'), seriesOf);
+const showTalkers = talkers();
 const showDownstreams = downstreams();
 const addEvents = events();
 const showDaemon = daemon();
 
 let live = null; // the last event
-let landing = location.hash; // what it names may be there only when it is shown
+let target = location.hash; // its element may not exist before the first render
 
 function render() {
-  showHeadline(live.status, live.limits, live.who.source); // and the title, which is seen of a page in the background
+  showHeadline(live.status, live.limits, live.talkers.source); // with the title, which is visible in a background tab
   if (!document.hidden) renderRest();
 }
 
@@ -100,108 +100,108 @@ function renderRest() {
   showBypass(status);
   showNotices(status);
   show(byId('filter-label'), limits.length > 8 || filter.value !== '');
-  const wanted = filter.value.toLowerCase();
-  const found = limits.filter((l) => l.name.toLowerCase().includes(wanted));
-  show(none, found.length === 0);
-  setText(none, limits.length === 0 ? 'There are no limits: nothing is held back.' : 'No limit has such a name.');
+  const pattern = filter.value.toLowerCase();
+  const found = limits.filter((l) => l.name.toLowerCase().includes(pattern));
+  show(noLimits, found.length === 0);
+  setText(noLimits, limits.length === 0 ? 'No limits configured.' : 'No limit matches.');
   showTable(found);
   showCards(found, status);
-  showWho(live.who);
+  showTalkers(live.talkers);
   showDownstreams(status);
   showDaemon(status);
-  if (landing) location.replace(landing);
-  landing = '';
+  if (target) location.replace(target);
+  target = '';
 }
 
 filter.addEventListener('input', renderRest);
 document.addEventListener('visibilitychange', renderRest);
 
-// The connection. A stream that says nothing for a while is as good as ended, and the
-// charts begin anew after each, so that they have no holes.
+// The connection. A stream that is silent for a while counts as ended. The history is loaded
+// again with each connection, so that the charts have no gaps.
 
-const silence = 4000; // ms
-const retries = [500, 1000, 2000, 4000]; // ms
+const streamTimeout = 4000; // ms
+const retryDelays = [500, 1000, 2000, 4000]; // ms
 
 let stream = null;
-let heard = 0; // when the last event came, by performance.now
-let heardAt = null; // the same, as a Date
+let lastEvent = 0; // time of the last event, by performance.now
+let lastEventAt = null; // the same as a Date
 let attempt = 0;
 let retry = null;
 
 async function connect() {
   retry = null;
   try {
-    const answer = await fetch('/v1/history', { signal: AbortSignal.timeout(silence) });
+    const answer = await fetch('/v1/history', { signal: AbortSignal.timeout(streamTimeout) });
     if (!answer.ok) throw new Error(`GET /v1/history: ${answer.status}`);
     history.load(await answer.json());
   } catch (e) {
     console.info(e.message);
     if (e.name !== 'TimeoutError') {
-      again();
+      reconnect();
       return;
     }
-    history.load({ times: [], limits: {} }); // it is much for a slow line: charts begin now
+    history.load({ times: [], limits: {} }); // too large for a slow link: the charts start empty
   }
-  heard = performance.now();
+  lastEvent = performance.now();
   stream = new EventSource('/v1/live');
-  stream.addEventListener('live', (e) => take(JSON.parse(e.data)));
-  stream.addEventListener('error', again);
+  stream.addEventListener('live', (e) => onLive(JSON.parse(e.data)));
+  stream.addEventListener('error', reconnect);
 }
 
-// take shows an event. A page that is older than the daemon loads itself again, and one
-// that cannot show what it is told does not go on as if it had.
-function take(next) {
+// onLive renders an event. It reloads the page if the version of the daemon changed, and marks
+// the page as stale if rendering fails.
+function onLive(next) {
   if (live && live.status.version !== next.status.version) location.reload();
   live = next;
-  heard = performance.now();
-  heardAt = new Date();
+  lastEvent = performance.now();
+  lastEventAt = new Date();
   attempt = 0;
   try {
     history.add(live);
     addEvents(live.events, live.status);
     render();
   } catch (e) {
-    stale(`This page cannot show what the daemon says: ${e.message}.`, ' Load it again, or ask "shaperd status".');
+    setStale(`Cannot render the data of the daemon: ${e.message}.`, ' Reload the page, or run "shaperd status".');
     throw e;
   }
   document.documentElement.classList.remove('stale');
   setText(byId('pulse'), `live · ${clock(live.status.now)}`);
-  show(byId('lost'), false);
+  show(byId('disconnected'), false);
 }
 
-// again gives up what is left of the connection, and tries once more a little later.
-function again() {
+// reconnect closes the stream and connects again after a delay.
+function reconnect() {
   stream?.close();
   stream = null;
-  lost();
+  showDisconnected();
   if (retry !== null) return;
-  retry = setTimeout(connect, retries[Math.min(attempt, retries.length - 1)]);
+  retry = setTimeout(connect, retryDelays[Math.min(attempt, retryDelays.length - 1)]);
   attempt++;
 }
 
 setInterval(() => {
-  if (stream && performance.now() - heard > silence) again();
-  else if (!stream && heardAt) lost();
+  if (stream && performance.now() - lastEvent > streamTimeout) reconnect();
+  else if (!stream && lastEventAt) showDisconnected();
 }, 1000);
 
-function lost() {
-  if (heardAt) {
-    stale(`No connection to the daemon since ${clock(heardAt)}.`, ` What is shown is ${since((Date.now() - heardAt) / 1000)} old. Trying again.`);
+function showDisconnected() {
+  if (lastEventAt) {
+    setStale(`No connection to the daemon since ${clock(lastEventAt)}.`, ` The data is ${duration((Date.now() - lastEventAt) / 1000)} old. Reconnecting.`);
   } else {
-    stale('No connection to the daemon.', ' Trying again.');
+    setStale('No connection to the daemon.', ' Reconnecting.');
   }
 }
 
-const [staleWhat, staleMore] = byId('lost').children;
+const [staleText, staleDetail] = byId('disconnected').children;
 
-// stale says, over everything, that what is shown is not what is.
-function stale(what, more) {
+// setStale shows the banner that the data is out of date.
+function setStale(text, detail) {
   document.documentElement.classList.add('stale');
   setText(byId('pulse'), 'not connected');
-  setText(staleWhat, what);
-  setText(staleMore, more);
-  show(byId('lost'), true);
-  unknown();
+  setText(staleText, text);
+  setText(staleDetail, detail);
+  show(byId('disconnected'), true);
+  setUnknown();
 }
 
 connect();

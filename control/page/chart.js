@@ -1,50 +1,50 @@
-// Charts of the last five minutes, drawn by uPlot, and small ones for tables.
+// Charts of the last five minutes, drawn by uPlot, and sparklines for tables.
 
 import { el, setAttr, setText } from './text.js';
 
 const uPlot = window.uPlot;
 
-// span is how many seconds the charts show, and how many samples are kept.
+// span is the number of seconds that the charts show, and of samples that are retained.
 export const span = 300;
 
-// Only charts that are seen are drawn, and exist: 64 limits have some 250.
+// Only visible charts are drawn, and exist: 64 limits have about 250.
 const charts = new Map(); // by host
-const seen = new IntersectionObserver((entries) => {
-  for (const e of entries) charts.get(e.target)?.see(e.isIntersecting);
+const visibility = new IntersectionObserver((entries) => {
+  for (const e of entries) charts.get(e.target)?.setVisible(e.isIntersecting);
 }, { rootMargin: '150px' });
 const widths = new ResizeObserver((entries) => {
   for (const e of entries) charts.get(e.target)?.resize();
 });
 
-// The colours are those of the style sheet, and change with it.
+// The colors are those of the style sheet, and change with it.
 window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
   for (const c of charts.values()) {
     if (!c.plot) continue;
-    c.see(false);
-    c.see(true);
+    c.setVisible(false);
+    c.setVisible(true);
   }
 });
 
-// wholes are 1, 2, 5, 10, ...: what ticks of an axis of whole numbers may be apart.
-const wholes = Array.from({ length: 30 }, (_, i) => [1, 2, 5][i % 3] * 10 ** Math.floor(i / 3));
+// integerSteps are 1, 2, 5, 10, ...: the tick distances of an axis of integers.
+const integerSteps = Array.from({ length: 30 }, (_, i) => [1, 2, 5][i % 3] * 10 ** Math.floor(i / 3));
 
-function colour(name) {
+function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-// Chart is a chart with a caption and the values of now, or of where the pointer is.
+// Chart is a chart with a caption, and the current values or those at the pointer.
 export class Chart {
   // spec has
-  //   name     what it shows
-  //   series   [{key, colour, name, scale}]: of what the ring holds, times scale
-  //   format   writes a value at the axis
-  //   whole    whether it counts things: there is no half of one at the axis
-  //   least    the height that the axis has at least; the chart of nothing is flat
-  //   main     whether it is the large one, with a time axis
-  // ring is {times, of(key)}; group is shared by charts whose pointers go together.
-  constructor(spec, ring, group) {
+  //   name     the caption
+  //   series   [{key, color, name, scale}]: values of the data source, multiplied by scale
+  //   format   formats a value of the axis
+  //   integer  whether the axis has integers only
+  //   minHeight  the minimum height of the axis, so that a chart of zeros is flat
+  //   main     whether it is the large chart, with a time axis
+  // data is {times, of(key)}; charts of the same group share their pointer.
+  constructor(spec, data, group) {
     this.spec = spec;
-    this.ring = ring;
+    this.source = data;
     this.group = group;
     this.ceiling = 0;
     this.now = '';
@@ -53,27 +53,27 @@ export class Chart {
     this.root = el('figure', { class: spec.main ? 'chart main' : 'chart' },
       el('figcaption', {}, el('span', {}, spec.name), this.value), this.host);
     charts.set(this.host, this);
-    seen.observe(this.host);
+    visibility.observe(this.host);
     widths.observe(this.host);
   }
 
-  // show writes the values of now as text, and draws what came in. A ceiling of 0 is none.
+  // show sets the text of the current values, and redraws. A ceiling of 0 is none.
   show(now, ceiling = 0) {
     this.now = now;
     this.ceiling = ceiling;
-    setAttr(this.host, 'aria-label', `${this.spec.name}, the last five minutes; now ${now}`);
+    setAttr(this.host, 'aria-label', `${this.spec.name}, last five minutes; now ${now}`);
     if (this.plot) this.plot.setData(this.data());
-    this.readout();
+    this.showValue();
   }
 
   data() {
-    return [this.ring.times, ...this.spec.series.map((s) => {
-      const values = this.ring.of(s.key);
+    return [this.source.times, ...this.spec.series.map((s) => {
+      const values = this.source.of(s.key);
       return s.scale ? values.map((v) => v === null ? null : v * s.scale) : values;
     })];
   }
 
-  readout() {
+  showValue() {
     const at = this.plot?.cursor.idx;
     if (at === undefined || at === null || !this.plot.data[0][at]) {
       setText(this.value, this.now);
@@ -83,10 +83,10 @@ export class Chart {
       const v = this.plot.data[i + 1][at];
       return v === null ? '' : `${this.spec.format(v)} ${s.name ?? ''}`.trim();
     });
-    setText(this.value, `${hours(this.plot.data[0][at], true)}  ${parts.filter(Boolean).join(', ')}`);
+    setText(this.value, `${timeOfDay(this.plot.data[0][at], true)}  ${parts.filter(Boolean).join(', ')}`);
   }
 
-  see(visible) {
+  setVisible(visible) {
     if (visible && !this.plot) {
       this.plot = new uPlot(this.options(), this.data(), this.host);
     } else if (!visible && this.plot) {
@@ -101,16 +101,16 @@ export class Chart {
   }
 
   remove() {
-    this.see(false);
-    seen.unobserve(this.host);
+    this.setVisible(false);
+    visibility.unobserve(this.host);
     widths.unobserve(this.host);
     charts.delete(this.host);
   }
 
   options() {
     const { spec } = this;
-    const soft = colour('soft');
-    const grid = { stroke: colour('grid'), width: 1 };
+    const soft = color('soft');
+    const grid = { stroke: color('grid'), width: 1 };
     const font = `11px ${getComputedStyle(document.body).fontFamily}`;
     return {
       width: this.host.clientWidth,
@@ -125,31 +125,31 @@ export class Chart {
       },
       scales: {
         x: { time: false, range: (u, min, max) => [(max ?? 0) - span, max ?? 0] },
-        y: { range: (u, min, max) => [0, Math.max(this.ceiling * 1.18, (max ?? 0) * 1.08, spec.least)] },
+        y: { range: (u, min, max) => [0, Math.max(this.ceiling * 1.18, (max ?? 0) * 1.08, spec.minHeight)] },
       },
       axes: [
         {
           show: spec.main, size: 22, font, stroke: soft, grid, ticks: { show: false }, gap: 3,
           incrs: [60], space: 40,
-          values: (u, at) => at.map((t) => { // there is no room at the edges
+          values: (u, at) => at.map((t) => { // no space at the edges
             const x = u.valToPos(t, 'x');
-            return x < 12 || x > u.over.clientWidth - 14 ? '' : hours(t);
+            return x < 12 || x > u.over.clientWidth - 14 ? '' : timeOfDay(t);
           }),
         },
         {
           size: spec.main ? 78 : 58, font, stroke: soft, grid, ticks: { show: false }, gap: 4,
-          space: spec.main ? 30 : 26, incrs: spec.whole ? wholes : undefined, values: (u, at) => at.map((v) => spec.format(v)),
+          space: spec.main ? 30 : 26, incrs: spec.integer ? integerSteps : undefined, values: (u, at) => at.map((v) => spec.format(v)),
         },
       ],
       series: [{}, ...spec.series.map((s) => ({
-        stroke: colour(s.colour),
-        fill: s.fill === false ? undefined : `${colour(s.colour)}22`,
+        stroke: color(s.color),
+        fill: s.fill === false ? undefined : `${color(s.color)}22`,
         width: 1.5,
         points: { show: false },
       }))],
       hooks: {
         draw: [(u) => this.drawCeiling(u, font)],
-        setCursor: [() => this.readout()],
+        setCursor: [() => this.showValue()],
       },
     };
   }
@@ -160,7 +160,7 @@ export class Chart {
     const ratio = uPlot.pxRatio;
     const y = Math.round(u.valToPos(this.ceiling, 'y', true)) + 0.5;
     ctx.save();
-    ctx.strokeStyle = ctx.fillStyle = colour('ceiling');
+    ctx.strokeStyle = ctx.fillStyle = color('ceiling');
     ctx.lineWidth = 1.5 * ratio;
     ctx.setLineDash([6 * ratio, 4 * ratio]);
     ctx.beginPath();
@@ -175,13 +175,13 @@ export class Chart {
   }
 }
 
-function hours(t, exact = false) {
+function timeOfDay(t, exact = false) {
   return new Date(t * 1000).toTimeString().slice(0, exact ? 8 : 5);
 }
 
-// spark makes a line of the last minutes for a table's cell, and returns a function that
-// brings it up to date. What is at ceiling, if there is one, is at the top.
-export function spark() {
+// sparkline returns an SVG element for a table cell, and a function that updates it. A ceiling
+// other than 0 is the top of the line.
+export function sparkline() {
   const ns = 'http://www.w3.org/2000/svg';
   const svg = document.createElementNS(ns, 'svg');
   const path = svg.appendChild(document.createElementNS(ns, 'path'));
@@ -189,7 +189,7 @@ export function spark() {
     svg.setAttribute(k, v);
   }
   return [svg, (values, ceiling) => {
-    // The mean of three seconds is a point: a pixel or so each.
+    // Each point is the mean of three seconds: about a pixel.
     const points = [];
     for (let i = values.length % 3; i < values.length; i += 3) {
       if (values[i] !== null) points.push((values[i] + values[i + 1] + values[i + 2]) / 3);

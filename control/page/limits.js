@@ -1,71 +1,71 @@
-// The limits: a table of all, and a card with charts for each.
+// The limits: a table of all, and a card with charts for each of them.
 
-import { Chart, spark } from './chart.js';
+import { Chart, sparkline } from './chart.js';
 import { sortableTable } from './table.js';
 import {
-  bits, bytesRate, count, el, facts, keyed, many, percent, perSecond, seconds, setAttr, setText, settings, show, size, sum, timeLeft, unsetBy,
+  bits, bytesRate, count, el, facts, formatOverrides, keyed, overrideEnd, percent, perSecond, plural, seconds, setAttr, setText, show, size, sum, timeLeft,
 } from './text.js';
 
-// The states, the worst last: [tone, words].
+// The states, the worst last: [tone, text].
 const states = [
-  ['idle', 'idle'], ['good', 'keeps up'], ['info', 'observes'], ['info', 'would hold back'],
-  ['held', 'holds back'], ['refused', 'refuses'], ['bad', 'broken'],
+  ['idle', 'idle'], ['good', 'passing'], ['info', 'observing'], ['info', 'would throttle'],
+  ['warn', 'throttling'], ['refused', 'refusing'], ['bad', 'violated'],
 ];
-const [idle, passing, observes, would, holds, refuses, broken] = states.keys();
+const [idle, passing, observing, wouldThrottle, throttling, refusing, violated] = states.keys();
 
-// refusing is how many datagrams and connections a second l refuses now.
-export const refusing = (l) => sum(l.refused_rate);
+// refusedRate returns the number of datagrams and connections that l refuses per second.
+export const refusedRate = (l) => sum(l.refused_rate);
 
 function stateOf(l) {
-  if (!l.promise.kept) return broken;
-  if (l.mode === 'observe') return l.slows || refusing(l) > 0 ? would : observes;
-  if (refusing(l) > 0) return refuses;
-  if (l.slows) return holds;
+  if (!l.conformance.conformant) return violated;
+  if (l.mode === 'observe') return l.throttling || refusedRate(l) > 0 ? wouldThrottle : observing;
+  if (refusedRate(l) > 0) return refusing;
+  if (l.throttling) return throttling;
   const passes = [l.bytes_rate, l.packets_rate, l.admitted_rate].some((r) => r['10s'] > 0);
   return passes || l.in_flight > 0 ? passing : idle;
 }
 
-export const isBroken = (l) => stateOf(l) === broken;
-export const holdsBack = (l) => stateOf(l) === holds || stateOf(l) === refuses;
-export const wouldHold = (l) => stateOf(l) === would;
+export const isViolated = (l) => stateOf(l) === violated;
+export const isThrottling = (l) => stateOf(l) === throttling || stateOf(l) === refusing;
+export const wouldBeThrottling = (l) => stateOf(l) === wouldThrottle;
 export const anchor = (name) => `#limit-${encodeURIComponent(name)}`;
 
-// badge makes the word for a state, with a shape of its own beside the colour.
+// badge creates the label of a state, which has its own shape besides its color.
 function badge() {
   return el('span', { class: 'badge' });
 }
 
 function setBadge(e, l) {
-  const [tone, words] = states[stateOf(l)];
+  const [tone, text] = states[stateOf(l)];
   setAttr(e, 'data-tone', tone);
-  setText(e, words);
+  setText(e, text);
 }
 
-// what is the main thing that l limits, and the ring's series of it.
-function what(l) {
+// primary returns the main quantity that l limits, and its series.
+function primary(l) {
   if (l.rate > 0) return { series: 'rate', ceiling: l.rate, now: l.bytes_rate['1s'], format: bits };
   if (l.packets > 0) return { series: 'packets', ceiling: l.packets, now: l.packets_rate['1s'], format: perSecond };
-  if (l.connections > 0) return { series: 'in_flight', ceiling: l.connections, now: l.in_flight, format: count };
+  if (l.max_connections > 0) return { series: 'in_flight', ceiling: l.max_connections, now: l.in_flight, format: count };
   if (l.new_connections > 0) return { series: 'admitted', ceiling: l.new_connections, now: l.admitted_rate['1s'], format: perSecond };
   return { series: 'rate', ceiling: 0, now: l.bytes_rate['1s'], format: bits };
 }
 
-// ofCeiling writes a value beside the ceiling it is held to, where one bucket has it all.
+// ofCeiling formats a value with its ceiling, if the limit has one bucket.
 function ofCeiling(l, now, ceiling, format) {
   return l.single && ceiling > 0 ? `${format(now)} of ${format(ceiling)}` : format(now);
 }
 
-// inFlight tells of connections in flight, which a limit counts when it bounds them, or how
-// many come, and of those that wait.
+// inFlight formats the connections in flight, which a limit counts if it bounds them or their
+// rate, and those that wait.
 function inFlight(l) {
-  const found = [];
-  if (l.connections > 0 || (l.new_connections > 0 && l.plane === 'proxy')) found.push(ofCeiling(l, l.in_flight, l.connections, count));
-  if (l.waiting > 0) found.push(`${count(l.waiting)} wait`);
-  return found.join(', ') || '–';
+  const parts = [];
+  if (l.max_connections > 0 || (l.new_connections > 0 && l.plane === 'proxy')) parts.push(ofCeiling(l, l.in_flight, l.max_connections, count));
+  if (l.waiting > 0) parts.push(`${count(l.waiting)} waiting`);
+  return parts.join(', ') || '–';
 }
 
-// limitTable returns a function of the limits; ring(name) has what was.
-export function limitTable(table, ring) {
+// limitTable returns a function of the limits; seriesOf(name) returns the history of a limit.
+export function limitTable(table, seriesOf) {
   const sparks = new WeakMap();
   return sortableTable(table, (l) => l.name, [
     {
@@ -75,22 +75,22 @@ export function limitTable(table, ring) {
       },
     },
     {
-      name: 'State', words: true, title: 'What it does now; the worst first', order: (l) => -stateOf(l),
+      name: 'State', words: true, title: 'Current state; the worst first', order: (l) => -stateOf(l),
       draw(cell, l) {
         if (!cell.firstChild) cell.append(badge());
         setBadge(cell.firstChild, l);
       },
     },
     {
-      name: 'Now', title: 'What it limits first: bits, packets or new connections a second, or connections in flight',
-      order: (l) => l.single && what(l).ceiling ? what(l).now / what(l).ceiling : 0,
+      name: 'Now', title: 'The main quantity that it limits: bits, packets or new connections per second, or connections in flight',
+      order: (l) => l.single && primary(l).ceiling ? primary(l).now / primary(l).ceiling : 0,
       draw(cell, l) {
-        const { now, ceiling, format } = what(l);
+        const { now, ceiling, format } = primary(l);
         if (!cell.firstChild) cell.append(el('span'), el('small'), el('meter', { min: 0, max: 1, 'aria-hidden': 'true' }));
         const [value, of, meter] = cell.children;
         setText(value, format(now));
         setText(of, ceiling > 0 ? (l.single ? `of ${format(ceiling)}` : `each ${format(ceiling)}`) : '');
-        meter.classList.toggle('off', !l.single || ceiling === 0); // keeps its place
+        meter.classList.toggle('off', !l.single || ceiling === 0); // keeps its space
         meter.value = ceiling > 0 ? Math.min(1, now / ceiling) : 0;
       },
     },
@@ -98,37 +98,37 @@ export function limitTable(table, ring) {
       name: '5 minutes', wide: true,
       draw(cell, l) {
         if (!sparks.has(cell)) {
-          const [svg, draw] = spark();
+          const [svg, draw] = sparkline();
           cell.append(svg);
           sparks.set(cell, draw);
         }
-        const { series, ceiling } = what(l);
-        sparks.get(cell)(ring(l.name).of(series), l.single ? ceiling : 0);
+        const { series, ceiling } = primary(l);
+        sparks.get(cell)(seriesOf(l.name).of(series), l.single ? ceiling : 0);
       },
     },
     {
-      name: 'Queue p99', title: '99 of 100 units that were delayed in the last minute waited no longer', wide: true,
-      order: (l) => l.queue_delay.p99, text: (l) => l.queue_delay.count ? seconds(l.queue_delay.p99) : '–',
+      name: 'Queue p99', title: '99th percentile of the delay of delayed units over the last minute', wide: true,
+      order: (l) => l.queue_delay.p99_seconds, text: (l) => l.queue_delay.count ? seconds(l.queue_delay.p99_seconds) : '–',
     },
     {
-      name: 'In flight', title: 'Connections in flight, and how many wait for a slot', wide: true, order: (l) => l.waiting * 1e9 + l.in_flight,
+      name: 'In flight', title: 'Connections in flight, and those that wait for a slot', wide: true, order: (l) => l.waiting * 1e9 + l.in_flight,
       text: inFlight,
     },
     {
-      name: 'Refused', title: 'Datagrams and connections a second, over 10 s', wide: true, order: refusing,
-      text: (l) => refusing(l) > 0 ? perSecond(refusing(l)) : '–',
+      name: 'Refused', title: 'Datagrams and connections per second, over 10 s', wide: true, order: refusedRate,
+      text: (l) => refusedRate(l) > 0 ? perSecond(refusedRate(l)) : '–',
     },
   ]);
 }
 
 // limitCards returns a function of the limits and the status.
-export function limitCards(parent, ring) {
+export function limitCards(parent, seriesOf) {
   const cards = new WeakMap();
   let now = null;
   let overrides = [];
-  const shown = keyed(parent, (l) => l.name,
+  const render = keyed(parent, (l) => l.name,
     (l) => {
-      const c = new Card(l, ring(l.name));
+      const c = new Card(l, seriesOf(l.name));
       cards.set(c.root, c);
       return c.root;
     },
@@ -136,47 +136,47 @@ export function limitCards(parent, ring) {
     (root) => cards.get(root).remove());
   return (limits, status) => {
     ({ now, overrides } = status);
-    shown(limits);
+    render(limits);
   };
 }
 
 class Card {
-  constructor(l, ring) {
-    this.ring = ring;
+  constructor(l, series) {
+    this.series = series;
     this.charts = [];
     this.shape = '';
     this.badge = badge();
     this.key = el('p', { class: 'soft' });
-    this.held = el('p', { class: 'held' });
+    this.summary = el('p', { class: 'summary' });
     this.override = el('p', { class: 'override' });
-    this.promise = el('p', { class: 'promise' });
+    this.conformance = el('p', { class: 'conformance' });
     this.plots = el('div', { class: 'plots' });
     const list = el('dl', { class: 'figures' });
     this.facts = facts(list);
     this.root = el('article', { class: 'card', id: `limit-${l.name}`, tabindex: '-1', 'aria-label': `Limit ${l.name}` },
       el('header', {}, el('h3', {}, l.name), this.badge),
-      this.key, this.held, this.override, this.promise, this.plots, list);
+      this.key, this.summary, this.override, this.conformance, this.plots, list);
   }
 
   update(l, overrides, now) {
     setBadge(this.badge, l);
     setAttr(this.root, 'data-tone', this.badge.dataset.tone);
-    setText(this.key, `${l.plane} plane · ${directions[l.direction] ?? l.direction} · ${l.mode === 'observe' ? 'observes: holds nothing back' : 'enforced'}`);
-    setText(this.held, heldTo(l));
+    setText(this.key, `${l.plane} plane · ${directions[l.direction] ?? l.direction} · ${l.mode === 'observe' ? 'observes: not enforced' : 'enforced'}`);
+    setText(this.summary, summaryOf(l));
     show(this.override, overrides.length > 0);
-    setText(this.override, `Override: ${overrides.map((o) => `${settings(o.set)} (${timeLeft(o.until, now, unsetBy(o))})`).join(', ')}`);
+    setText(this.override, `Override: ${overrides.map((o) => `${formatOverrides(o.set)} (${timeLeft(o.until, now, overrideEnd(o))})`).join(', ')}`);
 
-    const [tone, words] = promise(l);
-    setAttr(this.promise, 'data-tone', tone);
-    setText(this.promise, words);
-    setAttr(this.promise, 'title', l.promise.unwatched ? '' : `Sigma, the largest excess over rate × time in any interval; ${excess(l.promise)(l.promise.sigma_most)} since the start`);
+    const [tone, text] = conformanceOf(l);
+    setAttr(this.conformance, 'data-tone', tone);
+    setText(this.conformance, text);
+    setAttr(this.conformance, 'title', l.conformance.unmonitored ? '' : `Sigma, the largest excess over rate × time in any interval; ${excess(l.conformance)(l.conformance.sigma_max)} since the start`);
 
-    // What is limited decides which charts there are, and changes by a reload.
+    // The limited quantities decide which charts there are, and change with a reload.
     const specs = chartsOf(l);
     const shape = [l.single, ...specs.map((s) => s.name)].join();
     if (shape !== this.shape) {
       this.remove();
-      this.charts = specs.map((s, i) => new Chart({ ...s, main: i === 0 }, this.ring, l.name));
+      this.charts = specs.map((s, i) => new Chart({ ...s, main: i === 0 }, this.series, l.name));
       this.plots.replaceChildren(...this.charts.map((c) => c.root));
       this.shape = shape;
     }
@@ -191,100 +191,100 @@ class Card {
 
 const directions = { 'to-downstream': 'to the downstream', 'from-downstream': 'from the downstream', both: 'both directions' };
 
-function heldTo(l) {
+function summaryOf(l) {
   const observes = l.mode === 'observe';
-  if (l.block) return observes ? 'Would block: nothing would pass.' : 'Blocks: nothing passes.';
-  if (l.single) return `${observes ? 'Would be held' : 'Held'} to ${l.held_to}.`;
-  return `Each bucket (${l.key.split(',').join(', ')}): ${l.held_to}.`;
+  if (l.block) return observes ? 'Would block all traffic.' : 'Blocks all traffic.';
+  if (l.single) return `${observes ? 'Would limit to' : 'Limits to'} ${l.summary}.`;
+  return `Per bucket (${l.key.split(',').join(', ')}): ${l.summary}.`;
 }
 
-const excess = (p) => p.in_packets ? (n) => many(n, 'packet') : size;
+const excess = (p) => p.in_packets ? (n) => plural(n, 'packet') : size;
 
-function promise(l) {
-  const p = l.promise;
-  const write = excess(p);
-  const beyond = p.violations > 0 ? `, ${many(p.violations, 'unit')} beyond it since the start` : '';
-  const of = p.sampled ? ' One bucket at a time is watched.' : '';
-  if (!p.kept) {
-    return ['bad', `Promise broken: ${write(p.sigma)} more than the rate in the last minute, ${write(p.allowed)} are allowed${beyond}.${of}`];
+function conformanceOf(l) {
+  const c = l.conformance;
+  const format = excess(c);
+  const violations = c.violations > 0 ? `, ${plural(c.violations, 'violation')} since the start` : '';
+  const sampled = c.sampled ? ' One bucket at a time is monitored.' : '';
+  if (!c.conformant) {
+    return ['bad', `Conformance violated: largest excess ${format(c.sigma)} in the last minute, ${format(c.allowed)} allowed${violations}.${sampled}`];
   }
-  if (p.unwatched) {
-    return ['idle', l.mode === 'observe' ? 'Promise: none is made, it only observes.' : 'Promise: unwatched, there is no rate to keep to.'];
+  if (c.unmonitored) {
+    return ['idle', l.mode === 'observe' ? 'Conformance: not monitored, the limit only observes.' : 'Conformance: not monitored, the limit has no rate.'];
   }
-  return [p.violations > 0 ? 'held' : 'good',
-    `Promise kept: at most ${write(p.sigma)} more than the rate, ${write(p.allowed)} are allowed${beyond}.${of}`];
+  return [c.violations > 0 ? 'warn' : 'good',
+    `Conformant: largest excess ${format(c.sigma)}, ${format(c.allowed)} allowed${violations}.${sampled}`];
 }
 
 const bitsTick = (v) => bits(v / 8);
 
-// chartsOf chooses by what l limits; the first one is the large one.
+// chartsOf returns the charts for the quantities that l limits; the first is the large one.
 function chartsOf(l) {
   const list = [];
   const rate = (name) => ({
-    name, series: [{ key: 'rate', colour: 'blue', scale: 8 }], format: bitsTick, least: 1000,
+    name, series: [{ key: 'rate', color: 'blue', scale: 8 }], format: bitsTick, minHeight: 1000,
     now: ofCeiling(l, l.bytes_rate['1s'], l.rate, bits), ceiling: l.rate,
   });
   if (l.rate > 0) list.push(rate('Rate'));
   if (l.packets > 0) {
     list.push({
-      name: 'Packets', series: [{ key: 'packets', colour: 'blue' }], format: perSecond, whole: true, least: 1,
+      name: 'Packets', series: [{ key: 'packets', color: 'blue' }], format: perSecond, integer: true, minHeight: 1,
       now: ofCeiling(l, l.packets_rate['1s'], l.packets, perSecond), ceiling: l.packets,
     });
   }
-  if (l.connections > 0) {
+  if (l.max_connections > 0) {
     list.push({
-      name: 'Connections', format: count, whole: true, least: 2, ceiling: l.connections,
-      series: [{ key: 'in_flight', colour: 'green', name: 'in flight' }, { key: 'waiting', colour: 'amber', name: 'wait', fill: false }],
+      name: 'Connections', format: count, integer: true, minHeight: 2, ceiling: l.max_connections,
+      series: [{ key: 'in_flight', color: 'green', name: 'in flight' }, { key: 'waiting', color: 'amber', name: 'waiting', fill: false }],
       now: inFlight(l),
     });
   }
   if (l.new_connections > 0) {
     list.push({
-      name: 'New connections', series: [{ key: 'admitted', colour: 'green' }], format: perSecond, whole: true, least: 1,
+      name: 'New connections', series: [{ key: 'admitted', color: 'green' }], format: perSecond, integer: true, minHeight: 1,
       now: ofCeiling(l, l.admitted_rate['1s'], l.new_connections, perSecond), ceiling: l.new_connections,
     });
   }
-  if (list.length === 0) list.push(rate('Passes'));
+  if (list.length === 0) list.push(rate('Rate'));
   if (l.rate > 0 || l.packets > 0) {
     list.push({
-      name: 'Queue delay, p99', series: [{ key: 'p99', colour: 'amber' }], format: seconds, least: 0.001,
-      now: l.queue_delay.count ? seconds(l.queue_delay.p99) : 'none', ceiling: 0,
+      name: 'Queue delay, p99', series: [{ key: 'p99_seconds', color: 'amber' }], format: seconds, minHeight: 0.001,
+      now: l.queue_delay.count ? seconds(l.queue_delay.p99_seconds) : 'none', ceiling: 0,
     });
   }
   list.push({
-    name: 'Refused', series: [{ key: 'refused', colour: 'red' }], format: perSecond, whole: true, least: 1,
-    now: refusing(l) > 0 ? perSecond(refusing(l)) : 'none', ceiling: 0,
+    name: 'Refused', series: [{ key: 'refused', color: 'red' }], format: perSecond, integer: true, minHeight: 1,
+    now: refusedRate(l) > 0 ? perSecond(refusedRate(l)) : 'none', ceiling: 0,
   });
   if (!l.single) list[0].name += ', all buckets';
-  if (l.mode === 'observe') list[0].name += ', were it enforced';
+  if (l.mode === 'observe') list[0].name += ', if it were enforced';
   return list;
 }
 
 function figures(l) {
-  const rates = (r, write) => `${write(r['1s'])} · ${write(r['10s'])} · ${write(r['60s'])}`;
-  const delay = (d) => d.count > 0 ? `${seconds(d.p50)} · ${seconds(d.p99)}` : 'no wait';
+  const rates = (r, format) => `${format(r['1s'])} · ${format(r['10s'])} · ${format(r['60s'])}`;
+  const delay = (d) => d.count > 0 ? `${seconds(d.p50_seconds)} · ${seconds(d.p99_seconds)}` : 'none';
   const list = [{
     name: 'Bytes, 1 · 10 · 60 s', value: rates(l.bytes_rate, bits),
-    title: `${rates(l.bytes_rate, bytesRate)}; ${size(l.bytes_total)} in all`,
+    title: `${rates(l.bytes_rate, bytesRate)}; ${size(l.bytes_total)} in total`,
   }];
   if (l.packets > 0 || l.plane === 'packet') {
-    list.push({ name: 'Packets, 1 · 10 · 60 s', value: rates(l.packets_rate, perSecond), title: `${count(l.packets_total)} in all` });
+    list.push({ name: 'Packets, 1 · 10 · 60 s', value: rates(l.packets_rate, perSecond), title: `${count(l.packets_total)} in total` });
   }
   if (l.rate > 0 || l.packets > 0) {
     list.push(
-      { name: l.mode === 'observe' ? 'Would wait' : 'Had to wait', value: `${percent(l.delayed_share)} of the bytes`, title: 'Over 10 s' },
-      { name: 'Queue, p50 · p99', value: delay(l.queue_delay), title: `Of what was delayed in the last minute; at most ${seconds(l.max_delay)}` });
+      { name: l.mode === 'observe' ? 'Would be delayed' : 'Delayed', value: `${percent(l.delayed_share)} of the bytes`, title: 'Over 10 s' },
+      { name: 'Queue, p50 · p99', value: delay(l.queue_delay), title: `Of delayed units over the last minute; at most ${seconds(l.max_delay_seconds)}` });
   }
-  if (l.connections > 0 || l.new_connections > 0) {
+  if (l.max_connections > 0 || l.new_connections > 0) {
     list.push(
-      { name: 'New, 1 · 10 · 60 s', value: rates(l.admitted_rate, perSecond), title: `${count(l.admitted_total)} connections in all` },
+      { name: 'New, 1 · 10 · 60 s', value: rates(l.admitted_rate, perSecond), title: `${count(l.admitted_total)} connections in total` },
       { name: 'In flight', value: inFlight(l) },
-      { name: 'Slot, p50 · p99', value: delay(l.connection_wait), title: `Of connections that got a slot in the last minute; at most ${seconds(l.max_wait)}` });
+      { name: 'Slot wait, p50 · p99', value: delay(l.connection_wait), title: `Of connections that got a slot over the last minute; at most ${seconds(l.queue_timeout_seconds)}` });
   }
   const reasons = Object.entries(l.refused ?? {}).filter(([, n]) => n > 0);
   list.push({
     name: 'Refused',
-    value: reasons.map(([r, n]) => `${r} ${perSecond(l.refused_rate?.[r] ?? 0)} (${count(n)} in all)`).join(', ') || 'never',
+    value: reasons.map(([r, n]) => `${r} ${perSecond(l.refused_rate?.[r] ?? 0)} (${count(n)} in total)`).join(', ') || 'none',
   });
   return list;
 }

@@ -1,49 +1,51 @@
-// What is shown beside the limits: the headline, what else is in force, who, downstreams,
-// events and the daemon itself. Each function here returns one that brings its part up
-// to date.
+// The sections besides the limits: headline, notices, talkers, downstreams, events and the
+// daemon itself. Each exported function returns a function that updates its section.
 
-import { anchor, holdsBack, isBroken, refusing, wouldHold } from './limits.js';
+import { anchor, isThrottling, isViolated, refusedRate, wouldBeThrottling } from './limits.js';
 import { sortableTable } from './table.js';
-import { bits, bytesRate, clock, count, el, facts, keyed, many, percent, perSecond, seconds, setAttr, setText, settings, show, size, span, sum, timeLeft, unsetBy } from './text.js';
+import {
+  bits, bytesRate, clock, count, duration, el, facts, formatOverrides, keyed, overrideEnd, percent, perSecond, plural, seconds, setAttr, setText,
+  show, size, sum, timeLeft,
+} from './text.js';
 
 const byId = (id) => document.getElementById(id);
 
-// stateOf says in words, and as a tone, whether the promise is kept, and whom it costs.
+// stateOf returns the text and the tone of the headline, and the limits that it names.
 function stateOf(status, limits) {
-  const unserved = status.listeners.filter((l) => l.unserved);
-  if (unserved.length > 0) {
-    const at = unserved.slice(0, 3).map((l) => l.name).join(', ') + (unserved.length > 3 ? ` and ${unserved.length - 3} more` : '');
-    return { tone: 'bad', short: 'NOT SERVED', words: `Nobody is served at ${at}.`, about: unserved[0].unserved, limits: [] };
+  const unavailable = status.listeners.filter((l) => l.unavailable);
+  if (unavailable.length > 0) {
+    const names = unavailable.slice(0, 3).map((l) => l.name).join(', ') + (unavailable.length > 3 ? ` and ${unavailable.length - 3} more` : '');
+    return { tone: 'bad', short: 'NO DOWNSTREAM', text: `No downstream is up at ${names}.`, detail: unavailable[0].unavailable, limits: [] };
   }
-  const broken = limits.filter(isBroken);
-  const holding = limits.filter(holdsBack);
-  const would = limits.filter(wouldHold);
+  const violated = limits.filter(isViolated);
+  const throttling = limits.filter(isThrottling);
+  const would = limits.filter(wouldBeThrottling);
   const all = (n) => n === limits.length && n > 1 ? `All ${n} limits` : n === 1 ? '1 limit' : `${n} limits`;
   if (status.bypass) {
-    return { tone: 'bad', short: 'BYPASS', words: 'Bypass is on. Nothing is held back.', about: would.length > 0 ? 'Would hold back' : '', limits: would };
+    return { tone: 'bad', short: 'BYPASS', text: 'Bypass is on. No limit is enforced.', detail: would.length > 0 ? 'Would throttle' : '', limits: would };
   }
-  if (status.promise === 'broken' || broken.length > 0) {
-    return { tone: 'bad', short: 'broken', words: 'The promise is broken.', about: 'More than allowed left in the last minute', limits: broken };
+  if (status.conformance === 'violated' || violated.length > 0) {
+    return { tone: 'bad', short: 'violated', text: 'Conformance is violated.', detail: 'More traffic than allowed left in the last minute', limits: violated };
   }
   if (limits.length === 0) {
-    return { tone: 'info', short: 'no limits', words: 'There are no limits. Nothing is held back.', about: '', limits: [] };
+    return { tone: 'info', short: 'no limits', text: 'No limits configured.', detail: '', limits: [] };
   }
   if (limits.every((l) => l.mode === 'observe')) {
-    return { tone: 'info', short: 'observing', words: 'Only observing. Nothing is held back.', about: would.length > 0 ? 'Would hold back' : '', limits: would };
+    return { tone: 'info', short: 'observing', text: 'Observing only. No limit is enforced.', detail: would.length > 0 ? 'Would throttle' : '', limits: would };
   }
-  if (holding.length > 0) {
+  if (throttling.length > 0) {
     return {
-      tone: 'held', short: `${holding.length} hold back`,
-      words: `The promise is kept. ${all(holding.length)} ${holding.length === 1 ? 'holds' : 'hold'} traffic back.`,
-      about: 'Holding back', limits: holding,
+      tone: 'warn', short: `${throttling.length} throttling`,
+      text: `Conformant. ${all(throttling.length)} ${throttling.length === 1 ? 'throttles' : 'throttle'} traffic.`,
+      detail: 'Throttling', limits: throttling,
     };
   }
-  return { tone: 'good', short: 'kept', words: 'The promise is kept. Nobody is being slowed.', about: '', limits: [] };
+  return { tone: 'good', short: 'ok', text: 'Conformant. No traffic is throttled.', detail: '', limits: [] };
 }
 
 export function headline() {
   const detail = byId('headline-detail');
-  const about = detail.appendChild(el('span'));
+  const lead = detail.appendChild(el('span'));
   const names = keyed(detail.appendChild(el('span', { class: 'names' })), (l) => l.name,
     (l) => el('a', { href: anchor(l.name) }, l.name), () => {});
   const more = detail.appendChild(el('span'));
@@ -51,20 +53,20 @@ export function headline() {
   return (status, limits, sources) => {
     const s = stateOf(status, limits);
     setAttr(byId('headline'), 'data-tone', s.tone);
-    setText(byId('headline-words'), s.words);
+    setText(byId('headline-text'), s.text);
     document.title = `${s.short} · shaperd`;
-    show(detail, s.about !== '');
-    setText(about, s.limits.length > 0 ? `${s.about}: ` : `${s.about}.`);
+    show(detail, s.detail !== '');
+    setText(lead, s.limits.length > 0 ? `${s.detail}: ` : `${s.detail}.`);
     names(s.limits.slice(0, 6));
     setText(more, s.limits.length > 6 ? ` and ${s.limits.length - 6} more` : '');
     vitals(vitalsOf(status, limits, sources));
   };
 }
 
-// unknown is the headline of what is no longer known.
-export function unknown() {
+// setUnknown sets the headline for a lost connection.
+export function setUnknown() {
   setAttr(byId('headline'), 'data-tone', 'idle');
-  setText(byId('headline-words'), 'Not known: the daemon does not answer.');
+  setText(byId('headline-text'), 'Unknown: the daemon does not respond.');
   show(byId('headline-detail'), false);
   document.title = 'no connection · shaperd';
 }
@@ -73,40 +75,40 @@ function vitalsOf(status, limits, sources) {
   const to = sum(status.listeners.map((l) => l.to_downstream_rate));
   const from = sum(status.listeners.map((l) => l.from_downstream_rate));
   const enforced = limits.filter((l) => l.mode === 'enforce');
-  const most = (value, of = enforced) => of.reduce((a, l) => value(l) > (a ? value(a) : 0) ? l : a, null);
-  const slowest = most((l) => l.queue_delay.p99);
-  const fullest = most((l) => l.waiting);
-  const refuser = most(refusing);
-  const waiter = most((w) => w.delayed.value, enforced.length > 0 ? sources.filter((w) => w.delayed.value >= least) : []);
+  const max = (value, list = enforced) => list.reduce((a, l) => value(l) > (a ? value(a) : 0) ? l : a, null);
+  const mostDelay = max((l) => l.queue_delay.p99_seconds);
+  const mostWaiting = max((l) => l.waiting);
+  const mostRefused = max(refusedRate);
+  const mostDelayed = max((t) => t.delayed.value, enforced.length > 0 ? sources.filter((t) => t.delayed.value >= minWeight) : []);
   const none = { value: 'none', note: '', tone: '' };
-  const slows = enforced.some((l) => l.slows);
-  const moved = status.listeners.length === 0 ? [] : [ // what passes attachments alone is not known
+  const throttling = enforced.some((l) => l.throttling);
+  const forwarded = status.listeners.length === 0 ? [] : [ // unknown for attachments
     { name: 'To downstreams', value: bits(to), note: bytesRate(to), title: 'All listeners, over 10 s' },
     { name: 'From downstreams', value: bits(from), note: bytesRate(from), title: 'All listeners, over 10 s' },
-    { name: 'Connections', value: count(sum(status.listeners.map((l) => l.open))), note: many(sum(status.listeners.map((l) => l.flows)), 'UDP flow') },
+    { name: 'Connections', value: count(sum(status.listeners.map((l) => l.connections))), note: plural(sum(status.listeners.map((l) => l.flows)), 'UDP flow') },
   ];
   return [
-    ...moved,
+    ...forwarded,
     {
-      name: 'Waits most', title: 'The source, and how many seconds its traffic waited, each second',
-      ...waiter ? { value: waited(waiter.delayed.value), note: waiter.name, tone: slows ? 'held' : '' } : none,
+      name: 'Most delayed', title: 'The source, and the seconds of delay of its traffic per second',
+      ...mostDelayed ? { value: delayRate(mostDelayed.delayed.value), note: mostDelayed.name, tone: throttling ? 'warn' : '' } : none,
     },
     {
-      name: 'Wait for a slot', title: 'Connections, under the limit with the most',
-      ...fullest ? { value: count(fullest.waiting), note: fullest.name, tone: 'held' } : none,
+      name: 'Waiting for a slot', title: 'Connections of the limit with the most',
+      ...mostWaiting ? { value: count(mostWaiting.waiting), note: mostWaiting.name, tone: 'warn' } : none,
     },
     {
-      name: 'Longest queue, p99', title: '99 of 100 units that the limit delayed in the last minute waited no longer',
-      ...slowest ? { value: seconds(slowest.queue_delay.p99), note: slowest.name, tone: slowest.slows ? 'held' : '' } : none,
+      name: 'Longest queue, p99', title: '99th percentile of the delay of delayed units over the last minute',
+      ...mostDelay ? { value: seconds(mostDelay.queue_delay.p99_seconds), note: mostDelay.name, tone: mostDelay.throttling ? 'warn' : '' } : none,
     },
     {
-      name: 'Refused', title: 'Datagrams and connections, over 10 s; and the limit that refuses most',
-      ...refuser ? { value: perSecond(sum(enforced.map(refusing))), note: refuser.name, tone: 'refused' } : none,
+      name: 'Refused', title: 'Datagrams and connections, over 10 s; and the limit with the most',
+      ...mostRefused ? { value: perSecond(sum(enforced.map(refusedRate))), note: mostRefused.name, tone: 'refused' } : none,
     },
   ];
 }
 
-// bypassAlarm is over everything while the kill switch is on.
+// bypassAlarm is the banner while the kill switch is on.
 export function bypassAlarm() {
   const alarm = byId('bypass');
   return (status) => {
@@ -114,14 +116,14 @@ export function bypassAlarm() {
     document.documentElement.classList.toggle('bypassed', Boolean(status.bypass));
     if (status.bypass) {
       const { since: from, until } = status.bypass;
-      setText(byId('bypass-since'), `Since ${clock(from)}, ${timeLeft(until, status.now, 'until somebody turns it off')}.`);
+      setText(byId('bypass-since'), `Since ${clock(from)}, ${timeLeft(until, status.now, 'until it is turned off')}.`);
     }
   };
 }
 
-const mostBlocks = 10;
+const maxBlocks = 10;
 
-// notices are what an operator should know before believing anything else.
+// notices are the conditions that an operator must know to read the rest.
 export function notices() {
   const list = byId('notices');
   const update = keyed(list, (n) => n.key,
@@ -140,85 +142,84 @@ export function notices() {
   return (status) => {
     const found = [];
     const add = (key, tone, title, text, errors) => found.push({ key, tone, title, text, errors });
-    if (status.state === 'draining') {
-      const open = sum(status.listeners.map((l) => l.open + l.flows));
-      add('draining', 'held', 'Draining', `The daemon is stopping: it takes nothing new. Left are connections and flows: ${count(open)}.`);
+    if (status.state === 'stopping') {
+      const open = sum(status.listeners.map((l) => l.connections + l.flows));
+      add('stopping', 'warn', 'Stopping', `The daemon accepts no new connections. Connections and flows left: ${count(open)}.`);
     }
     if (!status.reload.ok) {
-      add('reload', 'bad', 'Reload failed', `At ${clock(status.reload.at)}. What was loaded at ${clock(status.reload.loaded)} stays in force.`, status.reload.errors);
+      add('reload', 'bad', 'Reload failed', `At ${clock(status.reload.at)}. The configuration loaded at ${clock(status.reload.loaded)} stays effective.`, status.reload.errors);
     }
     if (status.mode === 'observe' && !status.bypass) {
-      add('observe', 'info', 'Observe', 'The configuration only observes: limits count what they would do, and hold nothing back.');
+      add('observe', 'info', 'Observe', 'The configuration only observes: limits count what they would do, and enforce nothing.');
     }
     for (const d of status.listeners.flatMap((l) => l.downstreams)) {
       const key = `${d.state} ${d.listener} ${d.downstream}`;
       const which = `Downstream ${d.downstream} of listener ${d.listener}`;
-      if (d.state === 'down') add(key, 'bad', 'Down', `${which}: its checks fail${d.error ? ` (${d.error})` : ''}.`);
+      if (d.state === 'down') add(key, 'bad', 'Down', `${which}: health checks fail${d.error ? ` (${d.error})` : ''}.`);
       if (d.state === 'failing') add(key, 'bad', 'Failing', `${which}${d.error ? `: ${d.error}` : ''}.`);
-      if (d.state === 'drained') add(key, 'held', 'Drained', `${which} gets nothing new.`);
+      if (d.state === 'drained') add(key, 'warn', 'Drained', `${which} gets no new connections.`);
     }
     for (const a of status.attachments.filter((a) => !a.up)) {
       add(`attachment ${a.name} ${a.interface} ${a.direction}`, 'bad', 'Not enforced', `${a.name}, ${a.interface || 'no interface'}: ${(a.error || 'down').replace(/^not enforced: /, '')}`);
     }
     for (const o of status.overrides) {
-      add(`override ${o.limit} ${o.since}`, 'held', 'Override', `${o.limit}: ${settings(o.set)}, since ${clock(o.since)}, ${timeLeft(o.until, status.now, unsetBy(o))}.`);
+      add(`override ${o.limit} ${o.since}`, 'warn', 'Override', `${o.limit}: ${formatOverrides(o.set)}, since ${clock(o.since)}, ${timeLeft(o.until, status.now, overrideEnd(o))}.`);
     }
-    for (const b of status.blocks.slice(0, mostBlocks)) {
-      add(`block ${b.prefix}`, 'held', 'Block', `Nothing passes from ${b.prefix}, since ${clock(b.since)}, ${timeLeft(b.until, status.now, 'until it is taken away')}.`);
+    for (const b of status.blocks.slice(0, maxBlocks)) {
+      add(`block ${b.prefix}`, 'warn', 'Block', `${b.prefix} is blocked since ${clock(b.since)}, ${timeLeft(b.until, status.now, 'until it is removed')}.`);
     }
-    if (status.blocks_total > mostBlocks) {
-      add('blocks', 'held', 'Blocks', `And ${count(status.blocks_total - mostBlocks)} more: shaperd blocks`);
+    if (status.blocks_total > maxBlocks) {
+      add('blocks', 'warn', 'Blocks', `${count(status.blocks_total - maxBlocks)} more: see "shaperd blocks"`);
     }
     show(list, found.length > 0);
     update(found);
   };
 }
 
-// waited writes seconds a second: many wait at a time.
-const waited = (s) => `${s < 60 ? seconds(s) : `${count(s)} s`}/s`;
+// delayRate formats seconds of delay per second: several units wait at a time.
+const delayRate = (s) => `${s < 60 ? seconds(s) : `${count(s)} s`}/s`;
 
-// least is what is left of a weight when it no longer counts: they fade, and never end.
-const least = 0.001;
+// minWeight is the weight below which a value counts as none: weights decay, but never to 0.
+const minWeight = 0.001;
 
-// weight is a column of heavy weights. The error is written where it may change what the
-// reader makes of the value.
-function weight(name, title, of, write, more = write) {
+// estimateColumn is a column of estimates. The error is shown if it is significant.
+function estimateColumn(name, title, of, format, formatTitle = format) {
   return {
-    name, title, order: (w) => of(w).value,
-    draw(cell, w) {
+    name, title, order: (t) => of(t).value,
+    draw(cell, t) {
       if (!cell.firstChild) cell.append(el('span'), el('small'));
-      const { value, error } = of(w);
-      const now = value >= least;
-      setText(cell.firstChild, now ? write(value) : '–');
-      setText(cell.lastChild, now && error > 0.05 * value ? `± ${write(error)}` : '');
-      setAttr(cell, 'title', `${more(value)}, and at most ${more(error)} less`);
+      const { value, error } = of(t);
+      const visible = value >= minWeight;
+      setText(cell.firstChild, visible ? format(value) : '–');
+      setText(cell.lastChild, visible && error > 0.05 * value ? `± ${format(error)}` : '');
+      setAttr(cell, 'title', `${formatTitle(value)}, or less by at most ${formatTitle(error)}`);
     },
   };
 }
 
-export function who() {
-  const tabs = [...byId('who-tabs').children];
-  const panel = byId('who-panel');
-  const update = sortableTable(byId('who-table'), (w) => w.name, [
+export function talkers() {
+  const tabs = [...byId('talkers-tabs').children];
+  const panel = byId('talkers-panel');
+  const update = sortableTable(byId('talkers-table'), (t) => t.name, [
     {
-      name: 'Name', words: true, order: (w) => w.name,
-      draw(cell, w) {
+      name: 'Name', words: true, order: (t) => t.name,
+      draw(cell, t) {
         if (!cell.firstChild) cell.append(el('span'), el('small'));
-        setText(cell.firstChild, w.name);
-        setText(cell.lastChild, w.as_name ?? '');
+        setText(cell.firstChild, t.name);
+        setText(cell.lastChild, t.as_name ?? '');
       },
     },
-    weight('Rate', '', (w) => w.rate, bits, bytesRate),
-    weight('Waited', 'Seconds that its traffic waited, each second', (w) => w.delayed, waited),
-    weight('Refused', 'Datagrams and connections a second', (w) => w.dropped, perSecond),
+    estimateColumn('Rate', '', (t) => t.rate, bits, bytesRate),
+    estimateColumn('Delayed', 'Seconds of delay of its traffic per second', (t) => t.delayed, delayRate),
+    estimateColumn('Refused', 'Datagrams and connections per second', (t) => t.dropped, perSecond),
   ]);
 
   let by = 'source';
-  let known = {};
-  const render = (anew) => {
-    const list = known[by] ?? [];
-    update(list, anew);
-    show(byId('who-none'), list.length === 0);
+  let current = {};
+  const render = (replaced) => {
+    const list = current[by] ?? [];
+    update(list, replaced);
+    show(byId('talkers-none'), list.length === 0);
   };
   const select = (tab) => {
     for (const t of tabs) {
@@ -226,7 +227,7 @@ export function who() {
       t.tabIndex = t === tab ? 0 : -1;
     }
     panel.setAttribute('aria-labelledby', tab.id);
-    by = tab.dataset.who;
+    by = tab.dataset.by;
     render(true);
   };
   tabs.forEach((tab, i) => {
@@ -241,7 +242,7 @@ export function who() {
     });
   });
   return (live) => {
-    known = live;
+    current = live;
     render();
   };
 }
@@ -255,21 +256,21 @@ export function downstreams() {
       draw(cell, d) {
         if (!cell.firstChild) cell.append(el('span', { class: 'badge' }));
         setText(cell.firstChild, d.state);
-        setAttr(cell.firstChild, 'data-tone', { up: 'good', down: 'bad', failing: 'bad' }[d.state] ?? 'held');
+        setAttr(cell.firstChild, 'data-tone', { up: 'good', down: 'bad', failing: 'bad' }[d.state] ?? 'warn');
         setAttr(cell, 'title', d.error ?? '');
       },
     },
-    { name: 'In flight', order: (d) => d.in_flight, text: (d) => d.most > 0 ? `${count(d.in_flight)} of ${count(d.most)}` : count(d.in_flight) },
+    { name: 'In flight', order: (d) => d.in_flight, text: (d) => d.max_connections > 0 ? `${count(d.in_flight)} of ${count(d.max_connections)}` : count(d.in_flight) },
   ]);
   const listeners = sortableTable(byId('listener-table'), (l) => l.name, [
     { name: 'Listener', words: true, order: (l) => l.name, text: (l) => l.name, tip: (l) => l.addresses.join(', ') },
     { name: 'Addresses', words: true, wide: true, text: (l) => l.addresses.join(', ') },
-    { name: 'Open', title: 'TCP connections', order: (l) => l.open, text: (l) => count(l.open) },
-    { name: 'Flows', title: 'Of UDP', order: (l) => l.flows, text: (l) => count(l.flows), wide: true },
-    { name: 'To', title: 'To the downstream, over 10 s', order: (l) => l.to_downstream_rate, text: (l) => bits(l.to_downstream_rate), tip: (l) => `${bytesRate(l.to_downstream_rate)}; ${size(l.to_downstream_bytes)} in all` },
-    { name: 'From', title: 'From the downstream, over 10 s', order: (l) => l.from_downstream_rate, text: (l) => bits(l.from_downstream_rate), tip: (l) => `${bytesRate(l.from_downstream_rate)}; ${size(l.from_downstream_bytes)} in all` },
+    { name: 'Open', title: 'Open TCP connections', order: (l) => l.connections, text: (l) => count(l.connections) },
+    { name: 'Flows', title: 'Open UDP flows', order: (l) => l.flows, text: (l) => count(l.flows), wide: true },
+    { name: 'To', title: 'To the downstream, over 10 s', order: (l) => l.to_downstream_rate, text: (l) => bits(l.to_downstream_rate), tip: (l) => `${bytesRate(l.to_downstream_rate)}; ${size(l.to_downstream_bytes)} in total` },
+    { name: 'From', title: 'From the downstream, over 10 s', order: (l) => l.from_downstream_rate, text: (l) => bits(l.from_downstream_rate), tip: (l) => `${bytesRate(l.from_downstream_rate)}; ${size(l.from_downstream_bytes)} in total` },
     { name: 'Accepted', title: 'TCP connections since the start', order: (l) => l.accepted, text: (l) => count(l.accepted), tip: endings, wide: true },
-    { name: 'Failed dials', title: 'Of downstreams, since the start', order: (l) => l.dial_errors, text: (l) => count(l.dial_errors), wide: true },
+    { name: 'Failed dials', title: 'To downstreams, since the start', order: (l) => l.dial_errors, text: (l) => count(l.dial_errors), wide: true },
   ]);
   const attachments = sortableTable(byId('attachment-table'), (a) => `${a.name} ${a.interface} ${a.direction}`, [
     { name: 'Attachment', words: true, text: (a) => a.name },
@@ -278,12 +279,12 @@ export function downstreams() {
       name: 'State', words: true,
       draw(cell, a) {
         if (!cell.firstChild) cell.append(el('span', { class: 'badge' }));
-        setText(cell.firstChild, a.waits ? `waits for ${a.waits}` : a.up ? 'up' : 'down');
-        setAttr(cell.firstChild, 'data-tone', a.waits ? 'info' : a.up ? 'good' : 'bad');
+        setText(cell.firstChild, a.unmatched_patterns ? `waiting for ${a.unmatched_patterns}` : a.up ? 'up' : 'down');
+        setAttr(cell.firstChild, 'data-tone', a.unmatched_patterns ? 'info' : a.up ? 'good' : 'bad');
         setAttr(cell, 'title', a.error ?? '');
       },
     },
-    { name: 'Queue', text: (a) => a.queue ? `${count(a.queue.packets)} packets` : '–', tip: (a) => a.queue ? size(a.queue.bytes) : 'It holds no packets' },
+    { name: 'Queue', text: (a) => a.queue ? `${count(a.queue.packets)} packets` : '–', tip: (a) => a.queue ? size(a.queue.bytes) : 'It does not shape' },
     { name: 'Drops', title: 'Of the queue', wide: true, text: (a) => a.queue ? count(a.queue.drops) : '–' },
   ]);
   return (status) => {
@@ -297,25 +298,25 @@ export function downstreams() {
 
 function endings(l) {
   const ended = Object.entries(l.ended ?? {}).filter(([, n]) => n > 0);
-  return ended.length === 0 ? 'none has ended' : `ended: ${ended.map(([how, n]) => `${how} ${count(n)}`).join(', ')}`;
+  return ended.length === 0 ? 'none ended' : `ended: ${ended.map(([how, n]) => `${how} ${count(n)}`).join(', ')}`;
 }
 
-const mostEvents = 200;
+const maxEvents = 200;
 
-// events returns a function of the new ones, oldest first. After a reconnect the stream
-// begins with the last ones again; after a restart of the daemon their numbers do.
+// events returns a function of the new events, oldest first. After a reconnect the stream
+// repeats the last ones; after a restart of the daemon the IDs start again.
 export function events() {
   const list = byId('event-list');
   let last = 0;
   let started = '';
   return (fresh, status) => {
     if (status.started !== started) {
-      if (started) list.prepend(el('li', { class: 'restart' }, 'The daemon was started again.'));
+      if (started) list.prepend(el('li', { class: 'restart' }, 'The daemon was restarted.'));
       [started, last] = [status.started, 0];
     }
     for (const e of fresh) {
       if (e.id <= last) continue;
-      if (last > 0 && e.id > last + 1) list.prepend(el('li', { class: 'restart' }, `Not shown: ${many(e.id - last - 1, 'line')} of the log.`));
+      if (last > 0 && e.id > last + 1) list.prepend(el('li', { class: 'restart' }, `${plural(e.id - last - 1, 'event')} not shown.`));
       last = e.id;
       const attrs = Object.entries(e.attrs ?? {}).map(([k, v]) => el('div', {}, el('dt', {}, k), el('dd', {}, v)));
       list.prepend(el('li', { 'data-level': e.level },
@@ -324,7 +325,7 @@ export function events() {
         el('span', { class: 'message' }, e.message),
         ...(attrs.length > 0 ? [el('dl', {}, ...attrs)] : [])));
     }
-    while (list.children.length > mostEvents) list.lastElementChild.remove();
+    while (list.children.length > maxEvents) list.lastElementChild.remove();
     show(list, list.children.length > 0);
     show(byId('events-none'), list.children.length === 0);
   };
@@ -343,23 +344,23 @@ export function daemon() {
         cell.children[2].value = t.entries / t.capacity;
       },
     },
-    { name: 'Made room', title: 'Buckets that had drained and were forgotten, which costs nobody anything', text: (t) => count(t.evicted_drained), wide: true },
-    { name: 'Pushed out', title: 'Buckets that still owed; a key that comes back owes no less', text: (t) => count(t.evicted_indebted) },
+    { name: 'Evicted drained', title: 'Evicted buckets that had drained, which loses nothing', text: (t) => count(t.evicted_drained), wide: true },
+    { name: 'Evicted backlogged', title: 'Evicted buckets with a backlog, which the new bucket inherits', text: (t) => count(t.evicted_backlogged) },
   ]);
   return (status) => {
     const p = status.process;
     const files = p.descriptors / p.max_descriptors;
     process([
-      { name: 'Processors', value: p.cpu.toFixed(2), note: `${span(p.cpu_seconds)} in all`, title: 'In use, over 10 s; and since the start' },
+      { name: 'CPUs', value: p.cpu_cores.toFixed(2), note: `${duration(p.cpu_seconds)} in total`, title: 'In use, over 10 s; and since the start' },
       { name: 'Memory', value: size(p.memory_bytes) },
       { name: 'Descriptors', value: count(p.descriptors), note: `of ${count(p.max_descriptors)}`, tone: files > 0.8 ? 'bad' : '' },
-      { name: 'Pacing late, p99', value: seconds(p.late_p99), title: 'How late the pacing thread let units go, since the start', tone: p.late_p99 > 0.005 ? 'held' : '' },
-      { name: 'Running', value: span((Date.parse(status.now) - Date.parse(status.started)) / 1000), note: `since ${clock(status.started)}`, title: `Process ${status.pid}` },
-      { name: 'Loaded', value: clock(status.reload.loaded), note: `in ${seconds(status.reload.took)}` },
+      { name: 'Pacing latency, p99', value: seconds(p.wakeup_latency_p99_seconds), title: 'Wake-up latency of the pacing thread, since the start', tone: p.wakeup_latency_p99_seconds > 0.005 ? 'warn' : '' },
+      { name: 'Uptime', value: duration((Date.parse(status.now) - Date.parse(status.started)) / 1000), note: `since ${clock(status.started)}`, title: `Process ${status.pid}` },
+      { name: 'Loaded', value: clock(status.reload.loaded), note: `in ${seconds(status.reload.duration_seconds)}` },
     ]);
     buckets(status.buckets);
     setText(byId('version'), status.version);
-    setText(byId('about'), `Configuration ${status.config}. Times are those of this browser, ${zone()}.`);
+    setText(byId('about'), `Configuration ${status.config}. Times are in the time zone of this browser, ${zone()}.`);
   };
 }
 

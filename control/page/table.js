@@ -1,15 +1,15 @@
-// Tables that are sorted by their headings, and keep their rows from one second to the next.
+// Tables that are sorted by their headings, and reuse their rows between updates.
 
 import { el, keyed, setAttr, setText, show } from './text.js';
 
-// Rows that change places each second cannot be read.
+// Rows that move each second are unreadable.
 const resortEvery = 5000; // ms
 
-// sortableTable makes the head of table, and returns a function that shows items in it.
+// sortableTable creates the head of table, and returns a function that shows items in it.
 // columns are {name, title, text(item), tip(item), order(item), draw(cell, item), wide,
-// words}: text is what the cell says unless draw fills it, order is what it is sorted by,
-// numbers with the largest first. The first column names the row. wide columns are left
-// out on a phone; words are not numbers.
+// words}: text is the text of the cell unless draw fills it, and order is the sort key; numbers
+// sort in descending order first. The first column is the header of the row. wide columns are
+// omitted on a phone; words marks columns that are not numeric.
 export function sortableTable(table, key, columns) {
   const body = el('tbody');
   const row = el('tr');
@@ -17,8 +17,8 @@ export function sortableTable(table, key, columns) {
 
   let sorted = null; // column
   let descending = true;
-  let places = new Map(); // of keys, since they were last sorted
-  let when = 0;
+  let positions = new Map(); // of keys, as last sorted
+  let sortedAt = 0;
   let items = [];
 
   columns.forEach((c) => {
@@ -30,10 +30,10 @@ export function sortableTable(table, key, columns) {
         const first = !c.words;
         if (sorted !== c) [sorted, descending] = [c, first];
         else if (descending === first) descending = !first;
-        else sorted = null; // back to the order they came in
+        else sorted = null; // back to the original order
         for (const other of row.children) other.removeAttribute('aria-sort');
         if (sorted) th.setAttribute('aria-sort', descending ? 'descending' : 'ascending');
-        when = 0;
+        sortedAt = 0;
         render();
       });
       th.append(button);
@@ -59,21 +59,21 @@ export function sortableTable(table, key, columns) {
 
   function render() {
     const now = performance.now();
-    const reads = body.matches(':hover') || body.contains(document.activeElement);
-    if (when === 0 || (now - when > resortEvery && !reads)) {
+    const inUse = body.matches(':hover') || body.contains(document.activeElement);
+    if (sortedAt === 0 || (now - sortedAt > resortEvery && !inUse)) {
       const order = [...items];
       if (sorted) order.sort((a, b) => compare(sorted.order(a), sorted.order(b)) * (descending ? -1 : 1));
-      places = new Map(order.map((item, i) => [key(item), i]));
-      when = now;
+      positions = new Map(order.map((item, i) => [key(item), i]));
+      sortedAt = now;
     }
-    const place = (item) => places.get(key(item)) ?? Infinity;
-    rows([...items].sort((a, b) => compare(place(a), place(b))));
+    const position = (item) => positions.get(key(item)) ?? Infinity;
+    rows([...items].sort((a, b) => compare(position(a), position(b))));
   }
 
-  // anew says that these are other items than before, to be sorted at once.
-  return (next, anew = false) => {
+  // replaced means that these are different items, to be sorted at once.
+  return (next, replaced = false) => {
     items = next;
-    if (anew) when = 0;
+    if (replaced) sortedAt = 0;
     show(table, items.length > 0);
     render();
   };

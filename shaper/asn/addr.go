@@ -6,8 +6,8 @@ import (
 	"net/netip"
 )
 
-// key is an address as the number it is, so that building a table can count
-// up and down over either family with the same code.
+// key is an address as a number, so that a table of either family can be built with the
+// same code.
 //
 // next of the highest address and prev of the lowest wrap around; callers
 // compare before they step.
@@ -80,19 +80,19 @@ var (
 	mappedLast  = addr6{0, 0xffff_ffff_ffff}
 )
 
-// toAddr4 needs an IPv4 address.
+// toAddr4 converts an IPv4 address.
 func toAddr4(a netip.Addr) addr4 {
 	b := a.As4()
 	return addr4(binary.BigEndian.Uint32(b[:]))
 }
 
-// toAddr6 needs an IPv6 address; its zone is dropped.
+// toAddr6 converts an IPv6 address; its zone is dropped.
 func toAddr6(a netip.Addr) addr6 {
 	b := a.As16()
 	return addr6{binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])}
 }
 
-// last is the highest address of the prefix of the given length, 0 to 128 bits,
+// last returns the highest address of the prefix of the given length, 0 to 128 bits,
 // that starts at a.
 func (a addr6) last(bits int) addr6 {
 	// A shift by 64 is 0 in Go, which makes both masks right at the ends.

@@ -9,55 +9,55 @@ import (
 	"slices"
 )
 
-// source tells where an entry was read.
+// source is the position of an entry in the input.
 type source struct {
-	line uint32 // counted from 1; 0 in an MMDB; the index of the range for New
+	line uint32 // from 1; 0 in an MMDB; index of the range for New
 	file uint16 // index into builder.files, or noFile
 }
 
-// noFile is the file of a range that New was given.
+// noFile is the file of a range passed to New.
 const noFile = math.MaxUint16
 
-// entry is one range as read.
+// entry is one range of the input.
 type entry[A key[A]] struct {
 	first, last A
 	asn         uint32
 	src         source
 }
 
-// family is what was read for one address family. Ranges and prefixes are kept
-// apart because only prefixes nest.
+// family holds the entries of one address family. Ranges and prefixes are separate
+// because only prefixes nest.
 type family[A key[A]] struct {
 	ranges, prefixes []entry[A]
 }
 
-// builder gathers entries in any order and makes a table of them.
+// builder collects entries in any order and builds a table of them.
 type builder struct {
 	files  []string
 	v4     family[addr4]
 	v6     family[addr6]
-	strict bool // ranges of one ASN must not overlap either
+	strict bool // ranges of the same ASN must not overlap either
 
-	names    map[uint32]nameRef // in text
-	text     []byte
-	withName *asnSet // nil without names
+	names     map[uint32]nameRef // in text
+	text      []byte
+	namedASNs *asnSet // ASNs in names; nil if there are none
 }
 
-// add takes in one range, unless its ASN is 0. Its errors are about the range
-// alone and leave it to the caller to say where the range stands.
+// add adds one range, unless its ASN is 0. Its errors do not contain the position of the
+// range; the caller adds it.
 func (b *builder) add(first, last netip.Addr, asn uint32, src source) error {
 	switch {
 	case !first.IsValid() || !last.IsValid():
-		return errors.New("range without an address at each end")
+		return errors.New("missing or invalid address")
 	case first.Zone() != "" || last.Zone() != "":
 		return fmt.Errorf("range %s-%s has a zone; expected addresses without one", first, last)
 	}
 	first, last = first.Unmap(), last.Unmap()
 	switch {
 	case first.Is4() != last.Is4():
-		return fmt.Errorf("range %s-%s is of IPv4 at one end and of IPv6 at the other; expected one family", first, last)
+		return fmt.Errorf("range %s-%s mixes IPv4 and IPv6; expected one family", first, last)
 	case last.Less(first):
-		return fmt.Errorf("range %s-%s starts above its end; expected first <= last", first, last)
+		return fmt.Errorf("range %s-%s is reversed; expected first <= last", first, last)
 	case asn == 0:
 	case first.Is4():
 		b.v4.ranges = append(b.v4.ranges, entry[addr4]{toAddr4(first), toAddr4(last), asn, src})
@@ -67,12 +67,12 @@ func (b *builder) add(first, last netip.Addr, asn uint32, src source) error {
 	return nil
 }
 
-// addPrefix takes in one masked prefix, unless its ASN is 0.
+// addPrefix adds one masked prefix, unless its ASN is 0.
 func (b *builder) addPrefix(p netip.Prefix, asn uint32, src source) {
 	addBlock(&b.v4.prefixes, &b.v6.prefixes, p, asn, src)
 }
 
-// addNetwork takes in a masked prefix as the range it is, unless its ASN is 0.
+// addNetwork adds a masked prefix as a range, unless its ASN is 0.
 func (b *builder) addNetwork(p netip.Prefix, asn uint32, src source) {
 	addBlock(&b.v4.ranges, &b.v6.ranges, p, asn, src)
 }
@@ -92,9 +92,9 @@ func addBlock(to4 *[]entry[addr4], to6 *[]entry[addr6], p netip.Prefix, asn uint
 	}
 }
 
-// append6 cuts the IPv4-mapped block out of an entry that reaches into it, as
-// ::/0 does: those addresses are looked up as IPv4, so an IPv6 entry can never
-// answer for them.
+// append6 cuts the IPv4-mapped block out of an entry that overlaps it, as
+// ::/0 does: those addresses are looked up as IPv4, so an IPv6 entry never
+// applies to them.
 func append6(to []entry[addr6], e entry[addr6]) []entry[addr6] {
 	if e.last.compare(mappedFirst) < 0 || e.first.compare(mappedLast) > 0 {
 		return append(to, e)
@@ -108,12 +108,12 @@ func append6(to []entry[addr6], e entry[addr6]) []entry[addr6] {
 	return to
 }
 
-// entries counts what was taken in so far.
+// entries returns the number of entries so far.
 func (b *builder) entries() int {
 	return len(b.v4.ranges) + len(b.v4.prefixes) + len(b.v6.ranges) + len(b.v6.prefixes)
 }
 
-// build makes the table. It uses up what the builder holds.
+// build builds the table. The builder must not be used afterwards.
 func (b *builder) build() (*Table, error) {
 	t := &Table{names: b.names, text: string(b.text)}
 	var err error
@@ -126,8 +126,8 @@ func (b *builder) build() (*Table, error) {
 	return t, nil
 }
 
-// place names where an entry was read.
-func (b *builder) place(s source) string {
+// location formats the position of an entry.
+func (b *builder) location(s source) string {
 	switch {
 	case s.file == noFile:
 		return fmt.Sprintf("range %d", s.line)
@@ -138,8 +138,7 @@ func (b *builder) place(s source) string {
 }
 
 func sortEntries[A key[A]](entries []entry[A]) {
-	// Of equal entries the one read first comes first, so that messages do not
-	// depend on the sort.
+	// Equal entries are in order of input, so that messages are deterministic.
 	order := func(x, y entry[A]) int {
 		if c := x.first.compare(y.first); c != 0 {
 			return c

@@ -5,25 +5,25 @@ import (
 	"slices"
 )
 
-// flatten turns what was read for a family, which it sorts and changes in place,
+// flatten turns the entries of a family, which it sorts and changes in place,
 // into segments. The rules:
 //
-//   - Ranges that overlap must be of one ASN. Ranges of one ASN that overlap or
-//     adjoin count as one range.
-//   - Equal prefixes must be of one ASN. Else the more specific prefix wins.
-//   - A range and a prefix that overlap must be of one ASN, unless the prefix
-//     is smaller than the range and lies inside it, where the prefix wins.
+//   - Ranges that overlap must have the same ASN. Overlapping or adjacent ranges of
+//     one ASN count as one range.
+//   - Equal prefixes must have the same ASN. Otherwise the more specific prefix wins.
+//   - A range and a prefix that overlap must have the same ASN, unless the prefix is
+//     smaller than the range and inside it; then the prefix wins.
 func flatten[A key[A]](b *builder, f family[A], highest A) (segments[A], error) {
 	sortEntries(f.prefixes)
 	sortEntries(f.ranges)
-	ranges, err := unite(b, f.ranges)
+	ranges, err := mergeRanges(b, f.ranges)
 	if err != nil {
 		return segments[A]{}, err
 	}
 
 	s := sweep[A]{b: b, highest: highest}
 	for prefixes := f.prefixes; len(ranges) > 0 || len(prefixes) > 0; {
-		// At one first address the range goes first: prefixes are checked
+		// With equal first addresses the range comes first, as prefixes are checked
 		// against it.
 		if len(prefixes) == 0 || len(ranges) > 0 && ranges[0].first.compare(prefixes[0].first) <= 0 {
 			err, ranges = s.addRange(ranges[0]), ranges[1:]
@@ -35,17 +35,17 @@ func flatten[A key[A]](b *builder, f family[A], highest A) (segments[A], error) 
 		}
 	}
 	s.advance(highest)
-	// The clones drop the room that append left.
+	// The clones drop unused capacity.
 	s.out.start, s.out.asn = slices.Clone(s.out.start), slices.Clone(s.out.asn)
 	s.out.index = makeIndex(s.out.start)
 	return s.out, nil
 }
 
-// unite makes one range of sorted ranges of one ASN that overlap or adjoin. It
-// has the source of the lowest.
-func unite[A key[A]](b *builder, ranges []entry[A]) ([]entry[A], error) {
+// mergeRanges merges overlapping and adjacent ranges of one ASN. The input is sorted. The
+// result has the source of the lowest range.
+func mergeRanges[A key[A]](b *builder, ranges []entry[A]) ([]entry[A], error) {
 	out := ranges[:0]
-	var reach entry[A] // the range so far that ends highest
+	var reach entry[A] // range with the highest end so far
 	for i, r := range ranges {
 		overlap := i > 0 && r.first.compare(reach.last) <= 0
 		switch {
@@ -61,8 +61,8 @@ func unite[A key[A]](b *builder, ranges []entry[A]) ([]entry[A], error) {
 	return out, nil
 }
 
-// sweep walks up the address space and writes out which ASN holds what. It is
-// given ranges and prefixes in the order of their first addresses.
+// sweep walks up the address space and outputs segments. Ranges and prefixes are added in
+// the order of their first addresses.
 type sweep[A key[A]] struct {
 	b       *builder
 	highest A
@@ -70,23 +70,23 @@ type sweep[A key[A]] struct {
 	pos     A // everything below pos is in out
 
 	inRange bool
-	cur     entry[A]   // the range that holds pos, with inRange
-	stack   []entry[A] // the prefixes that hold pos, the most specific last
+	cur     entry[A]   // range that contains pos, if inRange
+	stack   []entry[A] // prefixes that contain pos, the most specific last
 }
 
-// leave drops what ends below pos.
-func (s *sweep[A]) leave() {
+// dropEnded drops the range and prefixes that end below pos.
+func (s *sweep[A]) dropEnded() {
 	for n := len(s.stack); n > 0 && s.stack[n-1].last.compare(s.pos) < 0; n-- {
 		s.stack = s.stack[:n-1]
 	}
 	s.inRange = s.inRange && s.cur.last.compare(s.pos) >= 0
 }
 
-// advance writes out everything from pos to last, and moves pos beyond it. At
-// the end of the address space pos wraps around, and the sweep is over.
+// advance outputs everything from pos to last, and moves pos beyond it. At
+// the end of the address space pos wraps around, and the sweep ends.
 func (s *sweep[A]) advance(last A) {
 	for {
-		s.leave()
+		s.dropEnded()
 		top := s.cur
 		if n := len(s.stack); n > 0 {
 			top = s.stack[n-1]
@@ -98,7 +98,7 @@ func (s *sweep[A]) advance(last A) {
 		if last.compare(end) < 0 {
 			end = last
 		}
-		s.out.put(s.pos, end, s.highest, top.asn)
+		s.out.appendRange(s.pos, end, s.highest, top.asn)
 		s.pos = end.next()
 		if end == last {
 			return
@@ -110,7 +110,7 @@ func (s *sweep[A]) moveTo(first A) {
 	if s.pos.compare(first) < 0 {
 		s.advance(first.prev())
 	}
-	s.leave()
+	s.dropEnded()
 }
 
 func (s *sweep[A]) addRange(r entry[A]) error {
@@ -141,12 +141,12 @@ func (s *sweep[A]) addPrefix(p entry[A]) error {
 	return nil
 }
 
-// overlapError stands at the entry that was read later and names the earlier.
+// overlapError returns an error at the later entry of the input that names the earlier one.
 func overlapError[A key[A]](b *builder, x, y entry[A]) error {
 	if x.src.compare(y.src) > 0 {
 		x, y = y, x
 	}
-	return fmt.Errorf("%s: %s-%s AS%d overlaps %s-%s AS%d of %s; expected one ASN for an address",
-		b.place(y.src), y.first.addr(), y.last.addr(), y.asn,
-		x.first.addr(), x.last.addr(), x.asn, b.place(x.src))
+	return fmt.Errorf("%s: %s-%s AS%d overlaps %s-%s AS%d of %s; an address must have one ASN",
+		b.location(y.src), y.first.addr(), y.last.addr(), y.asn,
+		x.first.addr(), x.last.addr(), x.asn, b.location(x.src))
 }

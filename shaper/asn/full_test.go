@@ -21,41 +21,41 @@ import (
 	"time"
 )
 
-// The size of the Internet's table, and what it may cost.
+// The size of the Internet's table, and the bounds of its cost.
 const (
 	fullV4, fullV6 = 411_961, 103_197
 	fullNames      = 91_065
 
-	maxLoad     = 10.0     // of the time that encoding/csv takes to read the files
+	maxLoad     = 10.0     // times the time that encoding/csv takes to read the files
 	maxRetained = 64 << 20 // bytes of heap
-	maxNames    = 8 << 20  // of that, in the published table
-	maxLookup   = 3.0      // of the time that a binary search in a sorted slice takes
+	maxNames    = 8 << 20  // bytes of maxRetained for names, in the published table
+	maxLookup   = 3.0      // times the time of a binary search in a sorted slice
 )
 
-// knownOverlap is the one mistake of the published table: 215.0.0.0/16 has two
-// ASNs. mended is the line as the lines around it suggest.
+// knownOverlap is the one error of the published table: 215.0.0.0/16 has two
+// ASNs. fixedLine is the line that the lines around it suggest.
 const (
 	knownOverlap = "214.95.0.0,215.0.255.255,749,"
-	mended       = "214.95.0.0,214.255.255.255,749,"
+	fixedLine    = "214.95.0.0,214.255.255.255,749,"
 )
 
-// TestFullTable holds a table of the size of the Internet's to its bounds: the
-// published one, of the directory that SHAPERD_ASN_DATA names and fetch.sh
-// fills, or else a synthetic one.
+// TestFullTable checks the bounds for a table of the size of the Internet's: the
+// published one, in the directory SHAPERD_ASN_DATA that fetch.sh fills, or else a
+// synthetic one.
 func TestFullTable(t *testing.T) {
 	paths, published := fullTable(t)
 	if published {
 		_, err := Load(paths...)
-		checkError(t, err, fmt.Sprintf("%s:399116: 215.0.0.0-215.1.3.255 AS721 overlaps 214.95.0.0-215.0.255.255 AS749 of %[1]s:399115; expected one ASN for an address", paths[0]))
-		paths[0] = mendTable(t, paths[0])
+		checkError(t, err, fmt.Sprintf("%s:399116: 215.0.0.0-215.1.3.255 AS721 overlaps 214.95.0.0-215.0.255.255 AS749 of %[1]s:399115; an address must have one ASN", paths[0]))
+		paths[0] = fixTable(t, paths[0])
 	}
 
-	// The least of three: what else the machine does only adds.
+	// The minimum of three: other load on the machine only adds.
 	var table *Table
 	took, reference := time.Duration(math.MaxInt64), time.Duration(math.MaxInt64)
 	peak, retained := uint64(0), uint64(0)
 	for range 3 {
-		table = nil
+		table = nil //nolint:ineffassign // frees the table of the last run before the measurement
 		before := heap(true)
 		stop := watchPeak()
 		start := time.Now()
@@ -100,7 +100,7 @@ func TestFullTable(t *testing.T) {
 	for family, addrs := range lookupAddrs(table) {
 		starts := segmentStarts(table, family)
 		lookup, search := time.Duration(math.MaxInt64), time.Duration(math.MaxInt64)
-		for range 5 { // the least: what else the machine does only adds
+		for range 5 { // the minimum: other load on the machine only adds
 			lookup = min(lookup, timeEach(addrs, func(a netip.Addr) { table.Lookup(a) }))
 			search = min(search, timeEach(addrs, func(a netip.Addr) { _, _ = slices.BinarySearchFunc(starts, a, netip.Addr.Compare) }))
 		}
@@ -111,7 +111,7 @@ func TestFullTable(t *testing.T) {
 	}
 }
 
-// readAll returns how long encoding/csv takes to read the files.
+// readAll returns the time that encoding/csv takes to read the files.
 func readAll(t *testing.T, paths []string) time.Duration {
 	t.Helper()
 	start := time.Now()
@@ -144,7 +144,7 @@ func segmentStarts(table *Table, family string) []netip.Addr {
 	return starts
 }
 
-// timeEach returns what do takes for one of addrs.
+// timeEach returns the mean time of do for one of addrs.
 func timeEach(addrs []netip.Addr, do func(netip.Addr)) time.Duration {
 	start := time.Now()
 	for _, a := range addrs {
@@ -153,7 +153,7 @@ func timeEach(addrs []netip.Addr, do func(netip.Addr)) time.Duration {
 	return time.Since(start) / time.Duration(len(addrs))
 }
 
-// checkAgainstCSV looks up both ends of every range of a file, read by another
+// checkAgainstCSV looks up both ends of every range of a file, read with a different
 // parser.
 func checkAgainstCSV(t *testing.T, table *Table, path string) {
 	t.Helper()
@@ -213,17 +213,17 @@ func fullTable(tb testing.TB) (paths []string, published bool) {
 	}, false
 }
 
-// mendTable returns a copy of the published IPv4 table without its mistake.
-func mendTable(tb testing.TB, path string) string {
+// fixTable returns a copy of the published IPv4 table without its error.
+func fixTable(tb testing.TB, path string) string {
 	tb.Helper()
 	content, err := os.ReadFile(path)
 	if err != nil {
 		tb.Fatal(err)
 	}
 	if n := strings.Count(string(content), knownOverlap); n != 1 {
-		tb.Fatalf("%s: %q is in it %d times, want once; fetch.sh names the version that this test knows", path, knownOverlap, n)
+		tb.Fatalf("%s: contains %q %d times, want once; fetch.sh has the version that this test expects", path, knownOverlap, n)
 	}
-	return writeFile(tb, "asn-ipv4.csv", []byte(strings.Replace(string(content), knownOverlap, mended, 1)))
+	return writeFile(tb, "asn-ipv4.csv", []byte(strings.Replace(string(content), knownOverlap, fixedLine, 1)))
 }
 
 // lookupAddrs draws many known addresses of each family, in random order.
@@ -250,7 +250,7 @@ func lookupAddrs(table *Table) map[string][]netip.Addr {
 	return map[string][]netip.Addr{"IPv4": pick(v4), "IPv6": pick(v6)}
 }
 
-// heap returns the bytes of live and dead objects, or of live ones alone.
+// heap returns the bytes of live and dead objects, or with collect of live ones only.
 func heap(collect bool) uint64 {
 	if collect {
 		runtime.GC()
@@ -260,8 +260,8 @@ func heap(collect bool) uint64 {
 	return s[0].Value.Uint64()
 }
 
-// watchPeak returns a function that ends the watch and returns the most that the
-// heap held, looked at every millisecond, garbage included.
+// watchPeak samples the heap every millisecond, garbage included. The returned function
+// stops it and returns the peak.
 func watchPeak() (stop func() uint64) {
 	done, result := make(chan struct{}), make(chan uint64)
 	go func() {
@@ -280,7 +280,7 @@ func watchPeak() (stop func() uint64) {
 	return func() uint64 { close(done); return <-result }
 }
 
-// raceEnabled tells a build in which times mean nothing.
+// raceEnabled reports whether the race detector is on, which makes times meaningless.
 func raceEnabled() bool {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -297,7 +297,7 @@ func raceEnabled() bool {
 func BenchmarkLoad(b *testing.B) {
 	paths, published := fullTable(b)
 	if published {
-		paths[0] = mendTable(b, paths[0])
+		paths[0] = fixTable(b, paths[0])
 	}
 	b.ReportAllocs()
 	for b.Loop() {
@@ -310,7 +310,7 @@ func BenchmarkLoad(b *testing.B) {
 func BenchmarkLookup(b *testing.B) {
 	paths, published := fullTable(b)
 	if published {
-		paths[0] = mendTable(b, paths[0])
+		paths[0] = fixTable(b, paths[0])
 	}
 	table, err := Load(paths...)
 	if err != nil {

@@ -10,8 +10,7 @@ import (
 	"github.com/maxmind/mmdbwriter"
 )
 
-// fuzzLoad asserts that content either makes a table that keeps its promises or
-// one clear error.
+// fuzzLoad asserts that content gives either a valid table or one clear error.
 func fuzzLoad(t *testing.T, content []byte) {
 	// The limit keeps gzip bombs short.
 	var b builder

@@ -5,18 +5,18 @@ import "math/bits"
 // maxIndexBits bounds an index to 1<<maxIndexBits buckets of 4 bytes.
 const maxIndexBits = 16
 
-// index cuts the space between the first and the last segment's start into equal
-// buckets, about as many as segments, and so leaves a lookup few segments to
-// search: about 7 of 467,000 for the IPv4 Internet.
+// index divides the space between the first and the last segment's start into equal
+// buckets, about as many as segments, so that a lookup searches few segments: about 7 of
+// 467,000 for the IPv4 Internet.
 type index struct {
 	base  uint64 // top of the lowest start
-	shift uint   // a bucket is 1<<shift tops wide
+	shift uint   // log2 of a bucket's width in tops
 	// below[i] is the number of segments that start below bucket i; the last
-	// one, beyond all buckets, is the number of all segments.
+	// element, beyond all buckets, is the number of all segments.
 	below []uint32
 }
 
-// makeIndex indexes ascending starts.
+// makeIndex returns an index of ascending starts.
 func makeIndex[A key[A]](starts []A) index {
 	if len(starts) == 0 {
 		return index{}
@@ -34,7 +34,7 @@ func makeIndex[A key[A]](starts []A) index {
 	return x
 }
 
-// find returns bounds of what is to search for an address of the given top:
+// find returns the bounds of the search for an address with the given top:
 // segments below lo start below it, segments from hi on start above it.
 func (x *index) find(top uint64) (lo, hi int) {
 	if len(x.below) == 0 || top < x.base {

@@ -19,46 +19,46 @@ const (
 	// maxFile bounds a file, and what a gzip file unpacks to, in bytes. The
 	// whole Internet takes about 35 MB.
 	maxFile = 1 << 30
-	// maxLine bounds a line of text, its newline counted, in bytes.
+	// maxLine bounds a line of text with its newline, in bytes.
 	maxLine = 64 << 10
-	// maxQuote bounds what a message repeats of a file, in bytes.
+	// maxQuote bounds a quotation of a file in a message, in bytes.
 	maxQuote = 64
-	// sniffLen is how much of a file is looked at to tell its format, in bytes.
+	// sniffLen is the length of the head of a file that determines its format, in bytes.
 	sniffLen = 4 << 10
 )
 
 const expectedFormats = `expected CSV or TSV of "first,last,asn", pfx2as or an MMDB, plain or gzip`
 
-// Load makes one table of all the files, whose order is of no account. Content
-// tells the format of each, not the name, and each may be packed with gzip:
+// Load builds one table from all files, in any order. The format of each is detected by
+// its content, not by its name, and each may be compressed with gzip:
 //
-//   - Ranges, as CSV or TSV: "first,last,asn[,name]", both addresses included; with
-//     a country of two letters before the name or without, and whatever after it.
-//     This is the form of ip-location-db, DB-IP and iptoasn.
+//   - Ranges, as CSV or TSV: "first,last,asn[,name]", inclusive. The name may be
+//     preceded by a country of two letters; further columns are ignored.
+//     This is the format of ip-location-db, DB-IP and iptoasn.
 //   - Prefixes, as text: "prefix asn" or CAIDA's "prefix<TAB>length<TAB>asn",
-//     also separated by a comma. Prefixes may nest: the more specific one wins.
-//     Of several origins ("64500_64501", "64500,64501") the first is taken.
+//     also separated by commas. Prefixes may nest: the more specific one wins.
+//     Of several origins ("64500_64501", "64500,64501") the first is used.
 //   - MMDB: the record's autonomous_system_number, or its asn as a number or
-//     as a string, and its autonomous_system_organization. The networks count as ranges. Aliases of the IPv4 subtree
-//     (6to4, Teredo) are not followed.
+//     as a string, and its autonomous_system_organization. The networks count as
+//     ranges. Aliases of the IPv4 subtree (6to4, Teredo) are not followed.
 //
-// In text an ASN is "64500" or "AS64500", fields may stand in double quotes, and
-// blank lines and lines that start with # or ; are skipped. Every line ends with
-// a newline, the last one too: without it a number could be cut short unnoticed.
-// Lines with ASN 0 count as absent. An IPv4-mapped IPv6 address counts as IPv4.
+// In text an ASN is "64500" or "AS64500", fields may be in double quotes, and
+// blank lines and lines that start with # or ; are skipped. Every line must end with
+// a newline, including the last one: otherwise a truncated number could go unnoticed.
+// Lines with ASN 0 are ignored. An IPv4-mapped IPv6 address counts as IPv4.
 //
-// Ranges of one ASN that overlap or adjoin count as one range. It is an error
-// when ranges of two ASNs overlap, when a prefix has two ASNs, and when a range
-// and a prefix of another ASN overlap; except that a prefix may lie inside a
-// longer range, and then wins there.
+// Overlapping or adjacent ranges of one ASN count as one range. It is an error
+// if ranges of two ASNs overlap, if a prefix has two ASNs, or if a range and a
+// prefix of another ASN overlap; except that a prefix may be inside a larger
+// range, and then wins.
 //
-// It is an error too when a file cannot be read, is over 1 GiB (also unpacked),
-// has a line over 64 KiB, holds no range with an ASN, or holds anything else than
-// the above: nothing is skipped. An error starts with the path, and the line
-// where there is one; errors of the operating system are wrapped.
+// It is also an error if a file cannot be read, exceeds 1 GiB (also decompressed),
+// has a line over 64 KiB, contains no range with an ASN, or contains anything but
+// the above: nothing is skipped. An error begins with the path, and with the line
+// if there is one; errors of the operating system are wrapped.
 func Load(paths ...string) (*Table, error) {
 	if len(paths) == 0 {
-		return nil, errors.New("load ASN table: no file named; expected at least one")
+		return nil, errors.New("load ASN table: missing file; expected at least one")
 	}
 	if len(paths) > noFile {
 		return nil, fmt.Errorf("load ASN table: %d files; expected at most %d", len(paths), noFile)
@@ -74,18 +74,18 @@ func Load(paths ...string) (*Table, error) {
 
 func (b *builder) loadFile(path string) error {
 	const advice = "check the path and that the daemon's user may read it"
-	// Looked at before it is opened, as opening a pipe would wait for a writer.
+	// Checked before it is opened, as opening a pipe would wait for a writer.
 	info, err := os.Stat(path)
 	if err != nil {
 		return fmt.Errorf("%s: find ASN file: %w; %s", path, err, advice)
 	}
 	if !info.Mode().IsRegular() {
-		return fmt.Errorf("%s: not a regular file (%s); name a file", path, info.Mode())
+		return fmt.Errorf("%s: not a regular file (%s)", path, info.Mode())
 	}
 	if info.Size() > maxFile {
 		return fmt.Errorf("%s: %d bytes; expected at most %d", path, info.Size(), maxFile)
 	}
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // it may be another file by now
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // it may have been replaced by a pipe
 	if err != nil {
 		return fmt.Errorf("%s: open ASN file: %w; %s", path, err, advice)
 	}
@@ -93,25 +93,25 @@ func (b *builder) loadFile(path string) error {
 	return b.read(f, path, maxFile)
 }
 
-// read takes in one file of at most limit bytes, also when unpacked.
+// read reads one file of at most limit bytes, also after decompression.
 func (b *builder) read(r io.Reader, name string, limit int64) error {
 	b.files = append(b.files, name)
-	had := b.entries()
+	before := b.entries()
 
 	br := bufio.NewReaderSize(&limitedReader{r, limit}, maxLine)
-	// A read error shows again when the rest is read, so Peek's may be dropped.
+	// A read error recurs when the rest is read, so Peek's may be dropped.
 	if head, _ := br.Peek(2); string(head) == "\x1f\x8b" {
 		zr, err := gzip.NewReader(br)
 		if err != nil {
-			return fmt.Errorf("%s: unpack gzip: %w", name, readError(err))
+			return fmt.Errorf("%s: decompress gzip: %w", name, readError(err))
 		}
 		br = bufio.NewReaderSize(&limitedReader{zr, limit}, maxLine)
 	}
 
 	head, err := br.Peek(sniffLen)
 	switch {
-	case len(head) == 0 && err == io.EOF:
-		return fmt.Errorf("%s: file is empty; %s", name, expectedFormats)
+	case len(head) == 0 && errors.Is(err, io.EOF):
+		return fmt.Errorf("%s: empty file; %s", name, expectedFormats)
 	case isBinary(head):
 		err = b.readMMDB(br, name)
 	default:
@@ -120,13 +120,13 @@ func (b *builder) read(r io.Reader, name string, limit int64) error {
 	if err != nil {
 		return err
 	}
-	if b.entries() == had {
-		return fmt.Errorf("%s: holds no range with an ASN; %s", name, expectedFormats)
+	if b.entries() == before {
+		return fmt.Errorf("%s: no range with an ASN; %s", name, expectedFormats)
 	}
 	return nil
 }
 
-// isBinary tells a file that is not text by the control characters in it. An
+// isBinary reports whether a file is not text, by its control characters. An
 // MMDB starts with node numbers, whose leading bytes are zero.
 func isBinary(head []byte) bool {
 	return bytes.ContainsFunc(head, func(c rune) bool {
@@ -134,7 +134,7 @@ func isBinary(head []byte) bool {
 	})
 }
 
-// otherFormats are files an operator may well hand over, by how they start.
+// otherFormats are unsupported formats that operators may well try, by their magic bytes.
 var otherFormats = []struct{ name, magic string }{
 	{"zip archive", "PK\x03\x04"},
 	{"bzip2 file", "BZh"},
@@ -143,28 +143,28 @@ var otherFormats = []struct{ name, magic string }{
 	{"gzip file inside a gzip file", "\x1f\x8b"},
 }
 
-// binaryError says what a binary file that is no MMDB may be.
+// binaryError returns an error that guesses the format of a binary file that is not an MMDB.
 func binaryError(name string, data []byte) error {
 	for _, f := range otherFormats {
 		if bytes.HasPrefix(data, []byte(f.magic)) {
-			return fmt.Errorf("%s: %s; unpack it first: %s", name, f.name, expectedFormats)
+			return fmt.Errorf("%s: %s; extract it first: %s", name, f.name, expectedFormats)
 		}
 	}
 	if len(data) > 262 && string(data[257:262]) == "ustar" {
-		return fmt.Errorf("%s: tar archive; unpack it first: %s", name, expectedFormats)
+		return fmt.Errorf("%s: tar archive; extract it first: %s", name, expectedFormats)
 	}
-	return fmt.Errorf("%s: binary data %s without MMDB metadata at its end: the file is cut short or of another format; %s",
+	return fmt.Errorf("%s: binary data %s without MMDB metadata at the end: the file is truncated or in another format; %s",
 		name, quote(data), expectedFormats)
 }
 
-// limitedReader fails once more than left bytes have come, where io.LimitReader
-// would pretend that the file ends there.
+// limitedReader fails after more than left bytes, unlike io.LimitReader, which would end
+// the file there.
 type limitedReader struct {
 	r    io.Reader
 	left int64
 }
 
-var errTooLong = errors.New("file is longer than the limit of 1 GiB")
+var errTooLong = errors.New("file exceeds the limit of 1 GiB")
 
 func (l *limitedReader) Read(p []byte) (int, error) {
 	n, err := l.r.Read(p)
@@ -174,19 +174,19 @@ func (l *limitedReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// readError adds what to do to an error of the stream a file is read through.
+// readError adds advice to a read error.
 func readError(err error) error {
 	var corrupt flate.CorruptInputError
 	switch {
-	case errors.Is(err, io.ErrUnexpectedEOF), err == io.EOF:
-		return fmt.Errorf("%w: the file is cut short; fetch it again", io.ErrUnexpectedEOF)
+	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
+		return fmt.Errorf("%w: the file is truncated; download it again", io.ErrUnexpectedEOF)
 	case errors.Is(err, gzip.ErrHeader), errors.Is(err, gzip.ErrChecksum), errors.As(err, &corrupt):
-		return fmt.Errorf("%w: the file is damaged; fetch it again", err)
+		return fmt.Errorf("%w: the file is corrupt; download it again", err)
 	}
 	return err
 }
 
-// quote is text for a message: one line, printable, not long.
+// quote quotes text for a message: one line, printable, truncated.
 func quote[T string | []byte](text T) string {
 	if len(text) > maxQuote {
 		return strconv.Quote(string(text[:maxQuote])) + "..."
@@ -194,7 +194,7 @@ func quote[T string | []byte](text T) string {
 	return strconv.Quote(string(text))
 }
 
-// parseASN reads "64500" or "AS64500".
+// parseASN parses "64500" or "AS64500".
 func parseASN(text string) (uint32, error) {
 	digits := text
 	if len(text) > 2 && (text[0] == 'A' || text[0] == 'a') && (text[1] == 'S' || text[1] == 's') {
@@ -214,5 +214,5 @@ func parseASN(text string) (uint32, error) {
 }
 
 func asnError(text string) error {
-	return fmt.Errorf("ASN %s: expected 0 to 4294967295, with or without AS before it", quote(text))
+	return fmt.Errorf("ASN %s: expected 0 to 4294967295, optionally prefixed with AS", quote(text))
 }

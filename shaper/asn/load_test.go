@@ -29,13 +29,13 @@ func TestFormats(t *testing.T) {
 		{"CSV with names", "192.0.2.0,192.0.2.255,64500,\"Example, \"\"Inc.\"\"\"\n2001:db8::,2001:db8::ffff,4200000001,Ex \"am\" ple\n", ranges},
 		{"CSV, all quoted", "\"192.0.2.0\",\"192.0.2.255\",\"AS64500\",\"E\"\n\"2001:db8::\" , \"2001:db8::ffff\",\"4200000001\"\n", ranges},
 		{"CSV with blanks", " 192.0.2.0, 192.0.2.255 ,\tAS64500 , E\n2001:db8:: ,2001:db8::ffff,as4200000001 \n", ranges},
-		{"CSV of Windows", "\xef\xbb\xbf192.0.2.0,192.0.2.255,64500\r\n\r\n2001:db8::,2001:db8::ffff,4200000001\r\n", ranges},
+		{"CSV from Windows", "\xef\xbb\xbf192.0.2.0,192.0.2.255,64500\r\n\r\n2001:db8::,2001:db8::ffff,4200000001\r\n", ranges},
 		{"iptoasn TSV", "192.0.2.0\t192.0.2.255\t64500\tZZ\tEXAMPLE - Example, Inc.\n192.0.3.0\t192.0.3.255\t0\tNone\tNot routed\n2001:db8::\t2001:db8::ffff\t4200000001\tZZ\tE\n", ranges},
 		{"spaces", "192.0.2.0 192.0.2.255  64500\n2001:db8:: 2001:db8::ffff AS4200000001\n", ranges},
 		{"comments, blank lines", "# a\n;b\n\n \t\n192.0.2.0,192.0.2.255,64500\n  # c\n2001:db8::,2001:db8::ffff,4200000001\n", ranges},
 		{"unsorted", "2001:db8::,2001:db8::ffff,4200000001\n192.0.2.128,192.0.2.255,64500\n192.0.2.0,192.0.2.127,64500\n", ranges},
 		{"duplicates", "192.0.2.0,192.0.2.255,64500\n192.0.2.0,192.0.2.255,64500\n2001:db8::,2001:db8::ffff,4200000001\n", ranges},
-		{"overlap of one ASN", "192.0.2.0,192.0.2.99,64500\n192.0.2.7,192.0.2.255,64500\n2001:db8::,2001:db8::ffff,4200000001\n", ranges},
+		{"overlap with the same ASN", "192.0.2.0,192.0.2.99,64500\n192.0.2.7,192.0.2.255,64500\n2001:db8::,2001:db8::ffff,4200000001\n", ranges},
 		{"IPv4-mapped", "::ffff:192.0.2.0,::ffff:192.0.2.255,64500\n2001:db8::,2001:db8::ffff,4200000001\n", ranges},
 		{"prefixes", "192.0.2.0/24 64500\n2001:db8::/32 AS4200000001\n", prefixes},
 		{"prefixes with commas", "192.0.2.0/24,64500,\"Example, Inc.\"\n2001:db8::/32,AS4200000001,E\n", prefixes},
@@ -83,7 +83,7 @@ func TestFormats(t *testing.T) {
 	}
 }
 
-func TestSeveralFiles(t *testing.T) {
+func TestLoad_SeveralFiles(t *testing.T) {
 	v4 := writeFile(t, "v4", []byte("192.0.2.0,192.0.2.255,64500\n"))
 	v6 := writeFile(t, "v6", zip(t, "2001:db8::/32 64501\n"))
 	own := writeFile(t, "own", []byte("192.0.2.7/32 64502\n"))
@@ -102,58 +102,58 @@ func TestSeveralFiles(t *testing.T) {
 	other := writeFile(t, "other", []byte("\n192.0.2.255,192.0.3.0,64501\n"))
 	_, err = Load(other, v4)
 	wantErr := v4 + ":1: 192.0.2.0-192.0.2.255 AS64500 overlaps 192.0.2.255-192.0.3.0 AS64501 of " + other +
-		":2; expected one ASN for an address"
+		":2; an address must have one ASN"
 	checkError(t, err, wantErr)
 }
 
-// TestBadFiles loads every file of testdata/bad: one mistake and one message each.
+// TestBadFiles loads every file of testdata/bad: each has one error.
 func TestBadFiles(t *testing.T) {
 	const dir = "testdata/bad/"
 	want := map[string]string{
-		"address.csv":                 `:3: address "198.51.100.256": expected an IPv4 or IPv6 address, without zone`,
+		"address.csv":                 `:3: address "198.51.100.256": expected an IPv4 or IPv6 address without zone`,
 		"after_quote.csv":             `:3: "\"198.51.100.0\"x,198.51.100.255,64501": expected a comma after the closing quote`,
-		"archive.zip":                 `: zip archive; unpack it first: ` + expectedFormats,
-		"asn_as_alone.csv":            `:3: ASN "AS": expected 0 to 4294967295, with or without AS before it`,
-		"asn_dotted.csv":              `:3: ASN "1.10": expected 0 to 4294967295, with or without AS before it`,
-		"asn_empty.csv":               `:3: "198.51.100.0,198.51.100.255,,Example": an empty or missing field; ` + expectedLine,
-		"asn_huge.csv":                `:3: ASN "18446744073709551617": expected 0 to 4294967295, with or without AS before it`,
-		"asn_over_32_bits.csv":        `:3: ASN "4294967296": expected 0 to 4294967295, with or without AS before it`,
-		"asn_text.csv":                `:3: ASN "Example": expected 0 to 4294967295, with or without AS before it`,
-		"binary.bin":                  `: binary data "\x01\x02\x03192.0.2.0\n" without MMDB metadata at its end: the file is cut short or of another format; ` + expectedFormats,
-		"cut_line.csv":                `:3: no newline after "198.51.100.0,198.51.100.255,645" at the end; the file is cut short, or add one`,
-		"empty.csv":                   `: file is empty; ` + expectedFormats,
-		"families.csv":                `:3: range 198.51.100.0-2001:db8:: is of IPv4 at one end and of IPv6 at the other; expected one family`,
-		"heading.csv":                 `:1: address "network": expected an IPv4 or IPv6 address, or # before a heading`,
-		"html.csv":                    `:1: address "<!DOCTYPE": expected an IPv4 or IPv6 address, or # before a heading`,
-		"last_address.csv":            `:3: address "198.51.100.x": expected an IPv4 or IPv6 address, without zone`,
-		"long_text.csv":               `:3: ASN "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"...: expected 0 to 4294967295, with or without AS before it`,
-		"missing_fields.csv":          `:3: "198.51.100.0,198.51.100.255": an empty or missing field; ` + expectedLine,
-		"numeric_address.csv":         `:1: address "3221225984": expected an IPv4 or IPv6 address, without zone`,
-		"one_field.csv":               `:3: "198.51.100.0": an empty or missing field; ` + expectedLine,
-		"only_as0.csv":                `: holds no range with an ASN; ` + expectedFormats,
-		"only_comments.csv":           `: holds no range with an ASN; ` + expectedFormats,
+		"archive.zip":                 `: zip archive; extract it first: ` + expectedFormats,
+		"asn_as_alone.csv":            `:3: ASN "AS": expected 0 to 4294967295, optionally prefixed with AS`,
+		"asn_dotted.csv":              `:3: ASN "1.10": expected 0 to 4294967295, optionally prefixed with AS`,
+		"asn_empty.csv":               `:3: "198.51.100.0,198.51.100.255,,Example": missing field; ` + expectedLine,
+		"asn_huge.csv":                `:3: ASN "18446744073709551617": expected 0 to 4294967295, optionally prefixed with AS`,
+		"asn_over_32_bits.csv":        `:3: ASN "4294967296": expected 0 to 4294967295, optionally prefixed with AS`,
+		"asn_text.csv":                `:3: ASN "Example": expected 0 to 4294967295, optionally prefixed with AS`,
+		"binary.bin":                  `: binary data "\x01\x02\x03192.0.2.0\n" without MMDB metadata at the end: the file is truncated or in another format; ` + expectedFormats,
+		"cut_line.csv":                `:3: missing newline after "198.51.100.0,198.51.100.255,645" at the end; the file may be truncated, otherwise add one`,
+		"empty.csv":                   `: empty file; ` + expectedFormats,
+		"families.csv":                `:3: range 198.51.100.0-2001:db8:: mixes IPv4 and IPv6; expected one family`,
+		"heading.csv":                 `:1: address "network": expected an IPv4 or IPv6 address, or # before a header line`,
+		"html.csv":                    `:1: address "<!DOCTYPE": expected an IPv4 or IPv6 address, or # before a header line`,
+		"last_address.csv":            `:3: address "198.51.100.x": expected an IPv4 or IPv6 address without zone`,
+		"long_text.csv":               `:3: ASN "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"...: expected 0 to 4294967295, optionally prefixed with AS`,
+		"missing_fields.csv":          `:3: "198.51.100.0,198.51.100.255": missing field; ` + expectedLine,
+		"numeric_address.csv":         `:1: address "3221225984": expected an IPv4 or IPv6 address without zone`,
+		"one_field.csv":               `:3: "198.51.100.0": missing field; ` + expectedLine,
+		"only_as0.csv":                `: no range with an ASN; ` + expectedFormats,
+		"only_comments.csv":           `: no range with an ASN; ` + expectedFormats,
 		"open_quote_second.csv":       `:1: "\"192.0.2.255,64500": expected a closing quote`,
 		"open_quote_third.csv":        `:1: "\"64500": expected a closing quote`,
 		"open_quote.csv":              `:3: "\"198.51.100.0,198.51.100.255,64501": expected a closing quote`,
-		"order.csv":                   `:3: range 198.51.100.255-198.51.100.0 starts above its end; expected first <= last`,
-		"origins.pfx2as":              `:1: ASN "x": expected 0 to 4294967295, with or without AS before it`,
-		"origins_empty.pfx2as":        `:1: ASN "": expected 0 to 4294967295, with or without AS before it`,
-		"overlap.csv":                 `:2: 192.0.2.0-192.0.2.255 AS64500 overlaps 192.0.2.128-192.0.3.255 AS64501 of ` + dir + `overlap.csv:1; expected one ASN for an address`,
-		"overlap_equal.csv":           `:2: 2001:db8::-2001:db8::ffff AS64501 overlaps 2001:db8::-2001:db8::ffff AS64500 of ` + dir + `overlap_equal.csv:1; expected one ASN for an address`,
-		"overlap_inside.csv":          `:3: 192.0.2.7-192.0.2.7 AS64501 overlaps 192.0.2.0-192.0.2.255 AS64500 of ` + dir + `overlap_inside.csv:1; expected one ASN for an address`,
-		"overlap_third.csv":           `:3: 192.0.2.15-192.0.2.16 AS64501 overlaps 192.0.2.5-192.0.2.20 AS64500 of ` + dir + `overlap_third.csv:2; expected one ASN for an address`,
-		"packed.bz2":                  `: bzip2 file; unpack it first: ` + expectedFormats,
-		"prefix_and_range.csv":        `:2: 192.0.2.0-192.0.2.7 AS64501 overlaps 192.0.2.0-192.0.2.255 AS64500 of ` + dir + `prefix_and_range.csv:1; expected one ASN for an address`,
-		"prefix_equal.pfx2as":         `:2: 192.0.2.0-192.0.2.255 AS64501 overlaps 192.0.2.0-192.0.2.255 AS64500 of ` + dir + `prefix_equal.pfx2as:1; expected one ASN for an address`,
+		"order.csv":                   `:3: range 198.51.100.255-198.51.100.0 is reversed; expected first <= last`,
+		"origins.pfx2as":              `:1: ASN "x": expected 0 to 4294967295, optionally prefixed with AS`,
+		"origins_empty.pfx2as":        `:1: ASN "": expected 0 to 4294967295, optionally prefixed with AS`,
+		"overlap.csv":                 `:2: 192.0.2.0-192.0.2.255 AS64500 overlaps 192.0.2.128-192.0.3.255 AS64501 of ` + dir + `overlap.csv:1; an address must have one ASN`,
+		"overlap_equal.csv":           `:2: 2001:db8::-2001:db8::ffff AS64501 overlaps 2001:db8::-2001:db8::ffff AS64500 of ` + dir + `overlap_equal.csv:1; an address must have one ASN`,
+		"overlap_inside.csv":          `:3: 192.0.2.7-192.0.2.7 AS64501 overlaps 192.0.2.0-192.0.2.255 AS64500 of ` + dir + `overlap_inside.csv:1; an address must have one ASN`,
+		"overlap_third.csv":           `:3: 192.0.2.15-192.0.2.16 AS64501 overlaps 192.0.2.5-192.0.2.20 AS64500 of ` + dir + `overlap_third.csv:2; an address must have one ASN`,
+		"packed.bz2":                  `: bzip2 file; extract it first: ` + expectedFormats,
+		"prefix_and_range.csv":        `:2: 192.0.2.0-192.0.2.7 AS64501 overlaps 192.0.2.0-192.0.2.255 AS64500 of ` + dir + `prefix_and_range.csv:1; an address must have one ASN`,
+		"prefix_equal.pfx2as":         `:2: 192.0.2.0-192.0.2.255 AS64501 overlaps 192.0.2.0-192.0.2.255 AS64500 of ` + dir + `prefix_equal.pfx2as:1; an address must have one ASN`,
 		"prefix_host_bits.pfx2as":     `:2: prefix 198.51.100.7/24 has bits set beyond its length; expected 198.51.100.0/24`,
 		"prefix_length.pfx2as":        `:1: prefix "192.0.2.0/33": expected an IPv4 or IPv6 prefix such as 192.0.2.0/24 or 2001:db8::/32`,
 		"prefix_length_column.pfx2as": `:1: prefix length "33": expected 0 to 32`,
 		"prefix_length_huge.pfx2as":   `:1: prefix length "99999999999999999999": expected 0 to 128`,
-		"prefix_no_asn.pfx2as":        `:1: "192.0.2.0/24": an empty or missing field; ` + expectedLine,
-		"prefix_no_asn_column.pfx2as": `:1: "192.0.2.0\t24": an empty or missing field; ` + expectedLine,
-		"prefix_over_range.csv":       `:2: 192.0.0.0-192.0.255.255 AS64500 overlaps 192.0.2.0-192.0.2.255 AS64501 of ` + dir + `prefix_over_range.csv:1; expected one ASN for an address`,
-		"utf16.csv":                   `: binary data "\xff\xfe1\x009\x002\x00.\x00\n\x00" without MMDB metadata at its end: the file is cut short or of another format; ` + expectedFormats,
-		"zone.csv":                    `:3: address "fe80::1%eth0": expected an IPv4 or IPv6 address, without zone`,
+		"prefix_no_asn.pfx2as":        `:1: "192.0.2.0/24": missing field; ` + expectedLine,
+		"prefix_no_asn_column.pfx2as": `:1: "192.0.2.0\t24": missing field; ` + expectedLine,
+		"prefix_over_range.csv":       `:2: 192.0.0.0-192.0.255.255 AS64500 overlaps 192.0.2.0-192.0.2.255 AS64501 of ` + dir + `prefix_over_range.csv:1; an address must have one ASN`,
+		"utf16.csv":                   `: binary data "\xff\xfe1\x009\x002\x00.\x00\n\x00" without MMDB metadata at the end: the file is truncated or in another format; ` + expectedFormats,
+		"zone.csv":                    `:3: address "fe80::1%eth0": expected an IPv4 or IPv6 address without zone`,
 	}
 	files, err := os.ReadDir(dir)
 	if err != nil {
@@ -162,7 +162,7 @@ func TestBadFiles(t *testing.T) {
 	for _, f := range files {
 		t.Run(f.Name(), func(t *testing.T) {
 			if want[f.Name()] == "" {
-				t.Fatal("no message for this file")
+				t.Fatal("no expected message for this file")
 			}
 			_, err := Load(dir + f.Name())
 			checkError(t, err, dir+f.Name()+want[f.Name()])
@@ -192,8 +192,8 @@ func TestUnreadableFiles(t *testing.T) {
 	for _, tt := range []struct{ name, path, want string }{
 		{"missing", missing, missing + ": find ASN file: stat " + missing +
 			": no such file or directory; check the path and that the daemon's user may read it"},
-		{"directory", dir, dir + ": not a regular file (" + dirInfo.Mode().String() + "); name a file"},
-		{"pipe", pipe, pipe + ": not a regular file (prw-------); name a file"},
+		{"directory", dir, dir + ": not a regular file (" + dirInfo.Mode().String() + ")"},
+		{"pipe", pipe, pipe + ": not a regular file (prw-------)"},
 		{"over 1 GiB", large, large + ": 1073741825 bytes; expected at most 1073741824"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -205,7 +205,7 @@ func TestUnreadableFiles(t *testing.T) {
 		t.Errorf("error %v does not wrap the cause", err)
 	}
 	_, err = Load()
-	checkError(t, err, "load ASN table: no file named; expected at least one")
+	checkError(t, err, "load ASN table: missing file; expected at least one")
 	_, err = Load(make([]string, 1<<16)...)
 	checkError(t, err, "load ASN table: 65536 files; expected at most 65535")
 }
@@ -220,7 +220,7 @@ func (b brokenReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// TestStreamErrors covers what goes wrong on the way from the disk to a line.
+// TestStreamErrors covers read, decompression and length errors.
 func TestStreamErrors(t *testing.T) {
 	const line = "192.0.2.0,192.0.2.255,64500\n"
 	zipped := zip(t, line)
@@ -238,28 +238,28 @@ func TestStreamErrors(t *testing.T) {
 		{"disk", brokenReader{strings.NewReader(line)}, maxFile, "f:2: read line: input/output error"},
 		{"disk, at once", brokenReader{strings.NewReader("")}, maxFile, "f:1: read line: input/output error"},
 		{"disk, in an MMDB", brokenReader{strings.NewReader("\x00")}, maxFile, "f: read file: input/output error"},
-		{"gzip, header cut", bytes.NewReader(zipped[:5]), maxFile, "f: unpack gzip: unexpected EOF: the file is cut short; fetch it again"},
-		{"gzip, magic alone", bytes.NewReader(zipped[:2]), maxFile, "f: unpack gzip: unexpected EOF: the file is cut short; fetch it again"},
-		{"gzip, cut", bytes.NewReader(zipped[:len(zipped)-1]), maxFile, "f:2: read line: unexpected EOF: the file is cut short; fetch it again"},
-		{"gzip, damaged", bytes.NewReader(badData), maxFile, "f:1: read line: flate: corrupt input before offset 1: the file is damaged; fetch it again"},
-		{"gzip, checksum", bytes.NewReader(badSum), maxFile, "f:2: read line: gzip: invalid checksum: the file is damaged; fetch it again"},
+		{"gzip, header cut", bytes.NewReader(zipped[:5]), maxFile, "f: decompress gzip: unexpected EOF: the file is truncated; download it again"},
+		{"gzip, magic alone", bytes.NewReader(zipped[:2]), maxFile, "f: decompress gzip: unexpected EOF: the file is truncated; download it again"},
+		{"gzip, cut", bytes.NewReader(zipped[:len(zipped)-1]), maxFile, "f:2: read line: unexpected EOF: the file is truncated; download it again"},
+		{"gzip, damaged", bytes.NewReader(badData), maxFile, "f:1: read line: flate: corrupt input before offset 1: the file is corrupt; download it again"},
+		{"gzip, checksum", bytes.NewReader(badSum), maxFile, "f:2: read line: gzip: invalid checksum: the file is corrupt; download it again"},
 		{
-			"gzip, more after it", bytes.NewReader(append(slices.Clone(zipped), "more than ten bytes"...)), maxFile,
-			"f:2: read line: gzip: invalid header: the file is damaged; fetch it again",
+			"gzip with trailing data", bytes.NewReader(append(slices.Clone(zipped), "more than ten bytes"...)), maxFile,
+			"f:2: read line: gzip: invalid header: the file is corrupt; download it again",
 		},
 		{
 			"gzip of gzip", bytes.NewReader(zip(t, string(zipped))), maxFile,
-			"f: gzip file inside a gzip file; unpack it first: " + expectedFormats,
+			"f: gzip file inside a gzip file; extract it first: " + expectedFormats,
 		},
-		{"tar in gzip", bytes.NewReader(zip(t, string(tar))), maxFile, "f: tar archive; unpack it first: " + expectedFormats},
-		{"empty gzip", bytes.NewReader(zip(t, "")), maxFile, "f: file is empty; " + expectedFormats},
+		{"tar in gzip", bytes.NewReader(zip(t, string(tar))), maxFile, "f: tar archive; extract it first: " + expectedFormats},
+		{"empty gzip", bytes.NewReader(zip(t, "")), maxFile, "f: empty file; " + expectedFormats},
 		{
 			"longer than the limit", strings.NewReader(strings.Repeat(line, 3)), int64(2 * len(line)),
-			"f:1: read line: file is longer than the limit of 1 GiB",
+			"f:1: read line: file exceeds the limit of 1 GiB",
 		},
 		{
 			"longer than the limit, unpacked", bytes.NewReader(zip(t, strings.Repeat(line, 9000))), 1000,
-			"f:1: read line: file is longer than the limit of 1 GiB",
+			"f:1: read line: file exceeds the limit of 1 GiB",
 		},
 		{
 			"long line", strings.NewReader(line + line[:len(line)-1] + "," + strings.Repeat("x", maxLine)), maxFile,
@@ -271,7 +271,7 @@ func TestStreamErrors(t *testing.T) {
 			checkError(t, b.read(tt.r, "f", tt.limit), tt.want)
 		})
 	}
-	t.Run("line of the greatest length", func(t *testing.T) {
+	t.Run("line of the maximum length", func(t *testing.T) {
 		table, err := parseAll(line[:len(line)-1] + "," + strings.Repeat("x", maxLine-len(line)-1) + "\n")
 		if err != nil || table.Lookup(rng("192.0.2.1", "192.0.2.1", 0).First) != 64500 {
 			t.Errorf("error %v", err)
@@ -279,8 +279,8 @@ func TestStreamErrors(t *testing.T) {
 	})
 }
 
-// TestTruncation cuts text at every 1/64 of it. A cut between two lines cannot
-// be told in plain text; any other one must be.
+// TestTruncation cuts text at every 1/64 of its length. A cut between two lines cannot
+// be detected in plain text; any other one must be.
 func TestTruncation(t *testing.T) {
 	var text strings.Builder
 	for i := range 200 {
@@ -302,7 +302,7 @@ func TestTruncation(t *testing.T) {
 			}
 		case err == nil:
 			t.Errorf("cut at byte %d: no error", len(cut))
-		case i > 0 && !strings.Contains(err.Error(), fmt.Sprintf("input:%d: no newline", strings.Count(cut, "\n")+1)):
+		case i > 0 && !strings.Contains(err.Error(), fmt.Sprintf("input:%d: missing newline", strings.Count(cut, "\n")+1)):
 			t.Errorf("cut at byte %d: %v", len(cut), err)
 		default:
 			errs++
@@ -310,7 +310,7 @@ func TestTruncation(t *testing.T) {
 		cut = zipped[:len(zipped)*i/64]
 		if _, err := parseAll(cut); err == nil {
 			t.Errorf("gzip cut at byte %d: no error", len(cut))
-		} else if i > 0 && !strings.Contains(err.Error(), "cut short") {
+		} else if i > 0 && !strings.Contains(err.Error(), "truncated") {
 			t.Errorf("gzip cut at byte %d: %v", len(cut), err)
 		}
 	}

@@ -16,11 +16,11 @@ import (
 
 const (
 	mmdbMarker = "\xab\xcd\xefMaxMind.com"
-	// mmdbSeparator is the run of zeros between search tree and data, in bytes.
+	// mmdbSeparator is the length of the zeros between search tree and data, in bytes.
 	mmdbSeparator = 16
 )
 
-// readMMDB takes in a binary file.
+// readMMDB reads a binary file.
 func (b *builder) readMMDB(br *bufio.Reader, name string) error {
 	data, err := io.ReadAll(br)
 	if err != nil {
@@ -32,7 +32,7 @@ func (b *builder) readMMDB(br *bufio.Reader, name string) error {
 	}
 	w, err := newTreeWalk(data, marker)
 	if err != nil {
-		return fmt.Errorf("%s: open MMDB: %w; the file is cut short or damaged", name, err)
+		return fmt.Errorf("%s: open MMDB: %w; the file is truncated or corrupt", name, err)
 	}
 	w.b, w.src = b, source{file: uint16(len(b.files) - 1)}
 	if err := w.walk(0, addr6{}, w.root); err != nil {
@@ -47,10 +47,9 @@ func (b *builder) readMMDB(br *bufio.Reader, name string) error {
 
 // treeWalk visits the networks of an MMDB (the MaxMind DB file format, 2.0).
 // The library decodes the records; its own iterator is not used, as it follows
-// branches that join again without a bound: 128 nodes can make 2^128 networks.
+// shared branches without a bound: 128 nodes can form 2^128 networks.
 //
-// A tree of IPv4 is walked as what it would be inside a tree of IPv6: the
-// addresses of ::/96.
+// An IPv4 tree is walked as the subtree of an IPv6 tree that it corresponds to, ::/96.
 type treeWalk struct {
 	db       *maxminddb.Reader
 	tree     []byte
@@ -58,7 +57,7 @@ type treeWalk struct {
 	nodeSize uint64 // in bytes
 	dataSize uint64 // in bytes
 	root     int    // depth of node 0: 96 for IPv4, 0 for IPv6
-	v4Root   uint64 // what ::/96 points to; IPv6 only
+	v4Root   uint64 // record of ::/96; IPv6 only
 	steps    uint64 // nodes visited
 	maxSteps uint64
 
@@ -69,7 +68,7 @@ type treeWalk struct {
 	src source
 }
 
-// newTreeWalk checks that the tree and the data lie where the metadata says.
+// newTreeWalk checks that the tree and the data fit the metadata.
 func newTreeWalk(data []byte, marker int) (*treeWalk, error) {
 	db, err := maxminddb.OpenBytes(data)
 	if err != nil {
@@ -82,14 +81,14 @@ func newTreeWalk(data []byte, marker int) (*treeWalk, error) {
 	default:
 		return nil, fmt.Errorf("record size %d: expected 24, 28 or 32", m.RecordSize)
 	}
-	// Divided, as the product may overflow.
+	// A division, as the product may overflow.
 	if uint64(marker) < mmdbSeparator || w.nodes > (uint64(marker)-mmdbSeparator)/w.nodeSize {
 		return nil, fmt.Errorf("%d tree nodes do not fit in %d bytes", w.nodes, marker)
 	}
 	w.tree = data[:w.nodes*w.nodeSize]
 	w.dataSize = uint64(marker) - mmdbSeparator - uint64(len(w.tree))
-	// A node of a tree is visited once. Some room is left for branches that a
-	// writer has joined to save space.
+	// A node of a tree is visited once. The margin is for branches that a writer
+	// shares to save space.
 	w.maxSteps = min(16*w.nodes+1<<16, 1<<25)
 
 	switch m.IPVersion {
@@ -122,7 +121,7 @@ func (w *treeWalk) node(i uint64) (left, right uint64) {
 	return uint64(binary.BigEndian.Uint32(b)), uint64(binary.BigEndian.Uint32(b[4:]))
 }
 
-// walk takes in the networks under a record: the one at a, of depth bits.
+// walk adds the networks under a record, which is that of a prefix: a, of depth bits.
 func (w *treeWalk) walk(record uint64, a addr6, depth int) error {
 	switch {
 	case record == w.nodes:
@@ -132,9 +131,9 @@ func (w *treeWalk) walk(record uint64, a addr6, depth int) error {
 	case w.root == 0 && depth > 0 && record == w.v4Root && (depth != 96 || a != addr6{}):
 		return nil // an alias of the IPv4 subtree
 	case depth == 128:
-		return fmt.Errorf("search tree is deeper than an address at %s; the file is damaged", a.addr())
+		return fmt.Errorf("search tree is deeper than an address at %s; the file is corrupt", a.addr())
 	case w.steps == w.maxSteps:
-		return fmt.Errorf("search tree of %d nodes takes over %d steps; the file is damaged", w.nodes, w.maxSteps)
+		return fmt.Errorf("search tree of %d nodes takes over %d steps; the file is corrupt", w.nodes, w.maxSteps)
 	}
 	w.steps++
 	left, right := w.node(record)
@@ -149,9 +148,9 @@ func (w *treeWalk) walk(record uint64, a addr6, depth int) error {
 	return w.walk(right, a, depth+1)
 }
 
-// leaf takes in one network.
+// leaf adds one network.
 func (w *treeWalk) leaf(record uint64, a addr6, depth int) error {
-	inV4 := a.hi == 0 && a.lo>>32 == 0 // a lies in ::/96
+	inV4 := a.hi == 0 && a.lo>>32 == 0 // a is in ::/96
 	network := netip.PrefixFrom(a.addr(), depth)
 	if inV4 && depth >= 96 {
 		network = netip.PrefixFrom(addr4(a.lo).addr(), depth-96)
@@ -167,16 +166,16 @@ func (w *treeWalk) leaf(record uint64, a addr6, depth int) error {
 	}
 	w.b.addNetwork(network, asn, w.src)
 	if inV4 && depth < 96 {
-		// A network that holds all of ::/96 answers for all of IPv4.
+		// A network that contains all of ::/96 applies to all of IPv4.
 		w.b.addNetwork(netip.PrefixFrom(netip.IPv4Unspecified(), 0), asn, w.src)
 	}
 	return nil
 }
 
-// decode reads the ASN of a record, 0 when it has none, and takes in its name.
+// decode returns the ASN of a record, 0 if it has none, and adds its name.
 func (w *treeWalk) decode(record uint64) (uint32, error) {
 	if record < w.nodes+mmdbSeparator || record-w.nodes-mmdbSeparator >= w.dataSize {
-		return 0, errors.New("record lies outside the data; the file is damaged")
+		return 0, errors.New("record is outside the data; the file is corrupt")
 	}
 	var fields struct {
 		Number any `maxminddb:"autonomous_system_number"`
@@ -184,7 +183,7 @@ func (w *treeWalk) decode(record uint64) (uint32, error) {
 		Name   any `maxminddb:"autonomous_system_organization"`
 	}
 	if err := w.db.LookupOffset(uintptr(record - w.nodes - mmdbSeparator)).Decode(&fields); err != nil {
-		return 0, fmt.Errorf("decode record: %w; the file is damaged", libraryError(err))
+		return 0, fmt.Errorf("decode record: %w; the file is corrupt", libraryError(err))
 	}
 	value := fields.Number
 	if value == nil {
@@ -192,13 +191,13 @@ func (w *treeWalk) decode(record uint64) (uint32, error) {
 	}
 	w.found = w.found || value != nil
 	asn, err := numberOf(value)
-	if name, ok := fields.Name.(string); ok && asn != 0 && !w.b.named(asn) {
-		w.b.name(asn, []byte(name))
+	if name, ok := fields.Name.(string); ok && asn != 0 && !w.b.hasName(asn) {
+		w.b.addName(asn, []byte(name))
 	}
 	return asn, err
 }
 
-// numberOf reads the ASN field of a record.
+// numberOf converts the ASN field of a record.
 func numberOf(value any) (uint32, error) {
 	switch v := value.(type) {
 	case nil:
@@ -212,8 +211,8 @@ func numberOf(value any) (uint32, error) {
 			return uint32(v), nil
 		}
 	case string:
-		// Writers that make a database of a spreadsheet have no other way to
-		// leave a field out.
+		// Writers that convert a spreadsheet to a database have no other way to
+		// omit a field.
 		if v == "" {
 			return 0, nil
 		}
@@ -222,7 +221,7 @@ func numberOf(value any) (uint32, error) {
 	return 0, asnError(fmt.Sprint(value))
 }
 
-// libraryError makes one printable line of an error that may repeat any bytes of
+// libraryError returns an error as one printable line, as it may quote any bytes of
 // the file.
 func libraryError(err error) error {
 	const longest = 200 // bytes

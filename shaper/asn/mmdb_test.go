@@ -87,8 +87,8 @@ func TestMMDB(t *testing.T) {
 		{"records of 32 bits", mmdbwriter.Options{RecordSize: 32}, someNetworks, someRanges},
 		{"no aliases", mmdbwriter.Options{DisableIPv4Aliasing: true}, someNetworks, someRanges},
 		{"tree of IPv4", mmdbwriter.Options{IPVersion: 4}, someNetworks[:4], someRanges[:3]},
-		{"tree of IPv6 with IPv4 alone", mmdbwriter.Options{}, someNetworks[:4], someRanges[:3]},
-		{"IPv6 alone", mmdbwriter.Options{}, someNetworks[4:], someRanges[3:]},
+		{"tree of IPv6 with IPv4 only", mmdbwriter.Options{}, someNetworks[:4], someRanges[:3]},
+		{"IPv6 only", mmdbwriter.Options{}, someNetworks[4:], someRanges[3:]},
 		{"all of IPv4", mmdbwriter.Options{IPVersion: 4}, []network{{"0.0.0.0/0", number(7)}}, everything[:1]},
 		{"everything", mmdbwriter.Options{DisableIPv4Aliasing: true}, []network{{"::/0", number(7)}}, everything},
 		{
@@ -147,13 +147,13 @@ func TestMMDBWithText(t *testing.T) {
 		t.Errorf("ASN %d of the own prefix, want 65000", got)
 	}
 	if got := table.Lookup(netip.MustParseAddr("192.0.2.16")); got != 64500 {
-		t.Errorf("ASN %d beside the own prefix, want 64500", got)
+		t.Errorf("ASN %d next to the own prefix, want 64500", got)
 	}
 
 	other := writeFile(t, "other", []byte("192.0.2.0/23 65000\n"))
 	_, err = Load(other, db)
 	checkError(t, err, db+": 192.0.2.0-192.0.3.255 AS64500 overlaps 192.0.2.0-192.0.3.255 AS65000 of "+other+
-		":1; expected one ASN for an address")
+		":1; an address must have one ASN")
 }
 
 func TestMMDBErrors(t *testing.T) {
@@ -183,22 +183,22 @@ func TestMMDBErrors(t *testing.T) {
 	}{
 		{
 			"ASN over 32 bits", one(mmdbtype.Map{"asn": mmdbtype.Uint64(1 << 32)}),
-			`input: network 192.0.2.0/24: ASN "4294967296": expected 0 to 4294967295, with or without AS before it`,
+			`input: network 192.0.2.0/24: ASN "4294967296": expected 0 to 4294967295, optionally prefixed with AS`,
 		},
 		{
 			"negative ASN", one(mmdbtype.Map{"asn": mmdbtype.Int32(-1)}),
-			`input: network 192.0.2.0/24: ASN "-1": expected 0 to 4294967295, with or without AS before it`,
+			`input: network 192.0.2.0/24: ASN "-1": expected 0 to 4294967295, optionally prefixed with AS`,
 		},
 		{
-			"ASN in words", one(mmdbtype.Map{"asn": mmdbtype.String("Example")}),
-			`input: network 192.0.2.0/24: ASN "Example": expected 0 to 4294967295, with or without AS before it`,
+			"ASN as text", one(mmdbtype.Map{"asn": mmdbtype.String("Example")}),
+			`input: network 192.0.2.0/24: ASN "Example": expected 0 to 4294967295, optionally prefixed with AS`,
 		},
 		{
 			"ASN of another type", one(mmdbtype.Map{"asn": mmdbtype.Bool(true)}),
-			`input: network 192.0.2.0/24: ASN "true": expected 0 to 4294967295, with or without AS before it`,
+			`input: network 192.0.2.0/24: ASN "true": expected 0 to 4294967295, optionally prefixed with AS`,
 		},
 		{
-			"record is no map", one(mmdbtype.String("Example")),
+			"record is not a map", one(mmdbtype.String("Example")),
 			"input: network 192.0.2.0/24: decode record: ",
 		},
 		{
@@ -207,31 +207,31 @@ func TestMMDBErrors(t *testing.T) {
 		},
 		{
 			"no networks", writeMMDB(t, mmdbwriter.Options{}, nil),
-			"input: holds no range with an ASN; " + expectedFormats,
+			"input: no range with an ASN; " + expectedFormats,
 		},
 		{
 			"no metadata", good[:bytes.Index(good, []byte(mmdbMarker))],
 			`input: binary data "`,
 		},
-		{"metadata alone", append([]byte{0}, good[bytes.Index(good, []byte(mmdbMarker)):]...), "input: open MMDB: "},
+		{"metadata only", append([]byte{0}, good[bytes.Index(good, []byte(mmdbMarker)):]...), "input: open MMDB: "},
 		{"record size", change("record_size\xa1\x1c", "record_size\xa1\x14"), "input: open MMDB: "},
-		{"IP version", change("ip_version\xa1\x04", "ip_version\xa1\x05"), "input: open MMDB: IP version 5: expected 4 or 6; the file is cut short or damaged"},
+		{"IP version", change("ip_version\xa1\x04", "ip_version\xa1\x05"), "input: open MMDB: IP version 5: expected 4 or 6; the file is truncated or corrupt"},
 		{"too many nodes", change("node_count\xc1\x18", "node_count\xc1\xff"), "input: open MMDB: "},
 		{
 			// (1<<64)/6 nodes: the size of tree and separator overflows to 12 bytes.
 			"tree larger than memory", change("record_size\xa1\x1c", "record_size\xa1\x18", "node_count\xc1\x18", "node_count\x08\x02\x2a\xaa\xaa\xaa\xaa\xaa\xaa\xaa"),
-			"input: open MMDB: 3074457345618258602 tree nodes do not fit in 259 bytes; the file is cut short or damaged",
+			"input: open MMDB: 3074457345618258602 tree nodes do not fit in 259 bytes; the file is truncated or corrupt",
 		},
-		{"tree of loops", record(1, 0), "input: search tree is deeper than an address at ::aaaa:aaaa; the file is damaged"},
-		{"pointer into the separator", record(1, 24+15), "input: network 128.0.0.0/2: record lies outside the data; the file is damaged"},
-		{"pointer beyond the data", record(1, 255), "input: network 128.0.0.0/2: record lies outside the data; the file is damaged"},
+		{"tree of loops", record(1, 0), "input: search tree is deeper than an address at ::aaaa:aaaa; the file is corrupt"},
+		{"pointer into the separator", record(1, 24+15), "input: network 128.0.0.0/2: record is outside the data; the file is corrupt"},
+		{"pointer beyond the data", record(1, 255), "input: network 128.0.0.0/2: record is outside the data; the file is corrupt"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := parseAll(tt.data)
 			if err == nil {
 				t.Fatal("no error")
 			}
-			// What the library says after a colon is its own affair.
+			// Texts of the library after a colon are not checked.
 			if got := err.Error(); got != tt.want && !(strings.HasSuffix(tt.want, " ") || strings.HasSuffix(tt.want, `"`)) || !strings.HasPrefix(got, tt.want) {
 				t.Errorf("got  %s\nwant %s", got, tt.want)
 			}
@@ -239,7 +239,7 @@ func TestMMDBErrors(t *testing.T) {
 	}
 }
 
-// TestMMDBBomb loads small files whose branches join again at every level.
+// TestMMDBBomb loads small files whose nodes share branches at every level.
 func TestMMDBBomb(t *testing.T) {
 	// Each node points to the next with both records; the last one to the data.
 	bomb := func(version, depth int, last uint32) []byte {
@@ -265,17 +265,17 @@ func TestMMDBBomb(t *testing.T) {
 		data []byte
 		want string
 	}{
-		{"data", bomb(6, 128, 128+16), "input: search tree of 128 nodes takes over 67584 steps; the file is damaged"},
-		{"nothing", bomb(6, 128, 128), "input: search tree of 128 nodes takes over 67584 steps; the file is damaged"},
-		{"IPv4", bomb(4, 32, 32+16), "input: search tree of 32 nodes takes over 66048 steps; the file is damaged"},
-		{"too deep", bomb(4, 40, 40), "input: search tree is deeper than an address at ::; the file is damaged"},
+		{"data", bomb(6, 128, 128+16), "input: search tree of 128 nodes takes over 67584 steps; the file is corrupt"},
+		{"nothing", bomb(6, 128, 128), "input: search tree of 128 nodes takes over 67584 steps; the file is corrupt"},
+		{"IPv4", bomb(4, 32, 32+16), "input: search tree of 32 nodes takes over 66048 steps; the file is corrupt"},
+		{"too deep", bomb(4, 40, 40), "input: search tree is deeper than an address at ::; the file is corrupt"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := parseAll(tt.data)
 			checkError(t, err, tt.want)
 		})
 	}
-	t.Run("joined branches within bounds", func(t *testing.T) {
+	t.Run("shared branches within bounds", func(t *testing.T) {
 		table, err := parseAll(bomb(4, 10, 10+16))
 		if err != nil {
 			t.Fatal(err)
@@ -294,7 +294,7 @@ func TestMMDBTruncation(t *testing.T) {
 		err := b.read(bytes.NewReader(cut), "asn.mmdb", maxFile)
 		if err == nil || !strings.HasPrefix(err.Error(), "asn.mmdb: ") {
 			t.Errorf("cut at byte %d of %d: error %v", len(cut), len(data), err)
-		} else if i > 0 && !strings.Contains(err.Error(), "cut short") {
+		} else if i > 0 && !strings.Contains(err.Error(), "truncated") {
 			t.Errorf("cut at byte %d of %d: %v", len(cut), len(data), err)
 		}
 	}

@@ -9,15 +9,15 @@ import (
 // maxName bounds the name of an AS, in bytes.
 const maxName = 64
 
-// nameRef is where a name stands in a text of names.
+// nameRef is the position of a name in Table.text.
 type nameRef struct {
 	offset uint32
 	length uint8
 }
 
-// Name returns what the files of t call an AS, or "" when they do not. It is valid UTF-8
-// of at most 64 bytes; what cannot be printed is replaced by U+FFFD. Of several names
-// the first one counts. It does not allocate.
+// Name returns the name of an AS in the files of t, or "" if it has none. It is valid UTF-8
+// of at most 64 bytes; unprintable characters are replaced by U+FFFD. Of several names the
+// first one is used. It does not allocate.
 func (t *Table) Name(asn uint32) string {
 	if t == nil {
 		return ""
@@ -26,8 +26,8 @@ func (t *Table) Name(asn uint32) string {
 	return t.text[ref.offset:][:ref.length]
 }
 
-// asnSet is a set of ASNs, in pages by their upper half: all that there are take a few.
-// Every line of a file asks it, which a map would slow down by a fifth.
+// asnSet is a set of ASNs, in pages by their upper half: all ASNs in use take a few pages.
+// Every line of a file is looked up in it; a map would slow loading down by a fifth.
 type asnSet [1 << 16]*[1 << 10]uint64
 
 func (s *asnSet) has(asn uint32) bool {
@@ -42,24 +42,24 @@ func (s *asnSet) add(asn uint32) {
 	s[asn>>16][asn>>6&(1<<10-1)] |= 1 << (asn & 63)
 }
 
-// named reports whether an ASN has a name already.
-func (b *builder) named(asn uint32) bool { return b.names != nil && b.withName.has(asn) }
+// hasName reports whether an ASN already has a name.
+func (b *builder) hasName(asn uint32) bool { return b.names != nil && b.namedASNs.has(asn) }
 
-// name takes in the name of an ASN that has none, unless it is empty.
-func (b *builder) name(asn uint32, name []byte) {
+// addName adds the name of an ASN that has none, unless it is empty.
+func (b *builder) addName(asn uint32, name []byte) {
 	if len(name) == 0 {
 		return
 	}
 	if b.names == nil {
-		b.names, b.withName = map[uint32]nameRef{}, new(asnSet)
+		b.names, b.namedASNs = map[uint32]nameRef{}, new(asnSet)
 	}
 	from := len(b.text)
 	b.text = appendName(b.text, name)
 	b.names[asn] = nameRef{uint32(from), uint8(len(b.text) - from)}
-	b.withName.add(asn)
+	b.namedASNs.add(asn)
 }
 
-// appendName appends as much of a name as fits, made fit to be shown.
+// appendName appends a name, truncated to maxName and sanitized for display.
 func appendName(to, name []byte) []byte {
 	ascii := 0
 	for ascii < min(len(name), maxName) && name[ascii] >= ' ' && name[ascii] <= '~' {
@@ -79,9 +79,9 @@ func appendName(to, name []byte) []byte {
 	return to
 }
 
-// nameIn returns the name in what follows the ASN of a range: the next column, or the
-// one behind it where the next is a country, as in the tables of iptoasn.
-func nameIn(columns []byte, comma bool) []byte {
+// parseName returns the name in the columns after the ASN of a range: the first one, or the
+// second if the first is a country, as in the tables of iptoasn.
+func parseName(columns []byte, comma bool) []byte {
 	separator := byte('\t')
 	if comma {
 		separator = ','
@@ -95,9 +95,9 @@ func nameIn(columns []byte, comma bool) []byte {
 
 func isUpper(c byte) bool { return c >= 'A' && c <= 'Z' }
 
-// cutName takes a column off a line, without its quotes and the blanks around it. Unlike
-// cutField it has no errors, as a range is as good under any name, and makes one quote
-// of two.
+// cutName cuts the first column off a line and strips its quotes and surrounding blanks.
+// Unlike cutField it unescapes doubled quotes and has no errors, as a bad name does not
+// invalidate a range.
 func cutName(line []byte, separator byte) (column, rest []byte) {
 	line = trimBlank(line)
 	if len(line) == 0 || line[0] != '"' {

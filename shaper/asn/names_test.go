@@ -23,12 +23,12 @@ func TestNames(t *testing.T) {
 		{"more columns after quotes", ",\"Example\",x", "Example"},
 		{"country", ",ZZ,\"Example, Inc.\"", "Example, Inc."},
 		{"country in quotes", ",\"ZZ\",Example,x", "Example"},
-		{"two letters alone", ",HP", "HP"},
+		{"two letters only", ",HP", "HP"},
 		{"two small letters", ",ab,x", "ab"},
 		{"tabs", "\tExample AS, Inc.", "Example AS, Inc."},
 		{"tabs and a country", "\tZZ\tEXAMPLE - Example, Inc.", "EXAMPLE - Example, Inc."},
 		{"spaces", " Example AS", "Example AS"},
-		{"as long as may be", "," + long, long},
+		{"maximum length", "," + long, long},
 		{"too long", "," + long + "x", long},
 		{"cut at a rune", ",x" + long, "x" + long[2:]},
 		{"long ASCII", "," + strings.Repeat("x", maxName+1), strings.Repeat("x", maxName)},
@@ -53,8 +53,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestFirstName checks that of several names the first one that is not empty counts.
-func TestFirstName(t *testing.T) {
+// Of several names the first one that is not empty is used.
+func TestName_FirstWins(t *testing.T) {
 	named := func(n uint32, name mmdbtype.DataType) mmdbtype.DataType {
 		return mmdbtype.Map{"autonomous_system_number": mmdbtype.Uint32(n), "autonomous_system_organization": name}
 	}

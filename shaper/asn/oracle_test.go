@@ -12,12 +12,12 @@ import (
 	"pgregory.net/rapid"
 )
 
-// line is one entry of a text file, and all the oracle knows.
+// line is one entry of a text file, the only input of the oracle.
 type line struct {
 	first, last netip.Addr
 	asn         uint32
 	prefix      bool
-	bits        int // of a prefix
+	bits        int // length, if prefix
 }
 
 func (l line) holds(a netip.Addr) bool { return !a.Less(l.first) && !l.last.Less(a) }
@@ -26,11 +26,11 @@ func (l line) overlaps(m line) bool { return l.holds(m.first) || m.holds(l.first
 
 func (l line) equals(m line) bool { return l.first == m.first && l.last == m.last }
 
-// inside says that l lies in m and is smaller.
+// inside reports whether l is inside m and smaller.
 func (l line) inside(m line) bool { return m.holds(l.first) && m.holds(l.last) && !l.equals(m) }
 
-// naiveUnite makes one range of those of one ASN that overlap or adjoin.
-func naiveUnite(lines []line) []line {
+// naiveMerge merges overlapping and adjacent ranges of one ASN.
+func naiveMerge(lines []line) []line {
 	out := slices.Clone(lines)
 	for again := true; again; {
 		again = false
@@ -69,7 +69,7 @@ func naiveConflict(lines []line) bool {
 	return false
 }
 
-// naiveLookup takes the most specific prefix, else the range.
+// naiveLookup returns the ASN of the most specific prefix, or else of the range.
 func naiveLookup(lines []line, a netip.Addr) uint32 {
 	var best *line
 	for i, l := range lines {
@@ -101,8 +101,8 @@ func lastAddr(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// windows are blocks of 64 addresses where counting could go wrong: at the ends
-// of the address spaces, over the middle of an IPv6 address, inside one /16.
+// windows are blocks of 64 addresses at the edge cases of address arithmetic: the ends
+// of the address spaces, the middle of an IPv6 address, inside one /16.
 var windows = []netip.Addr{
 	netip.MustParseAddr("0.0.0.0"),
 	netip.MustParseAddr("10.0.255.224"),
@@ -122,10 +122,10 @@ func at(window netip.Addr, n int) netip.Addr {
 	return window
 }
 
-// drawLines makes lines inside one window.
+// drawLines generates lines inside one window.
 func drawLines(t *rapid.T) (window netip.Addr, lines []line) {
 	window = rapid.SampledFrom(windows).Draw(t, "window")
-	// Shares that make both tables and conflicts common.
+	// Probabilities that make both tables and conflicts common.
 	prefixes := rapid.SampledFrom([]int{0, 4, 10}).Draw(t, "prefixes in ten")
 	asns := rapid.SampledFrom([]uint32{1, 3, 1000}).Draw(t, "ASNs")
 	return window, rapid.SliceOfN(rapid.Custom(func(t *rapid.T) line {
@@ -144,8 +144,8 @@ func drawLines(t *rapid.T) (window netip.Addr, lines []line) {
 	}), 1, 12).Draw(t, "lines")
 }
 
-// TestFlattenProperty compares Load's rules and answers with those of the
-// oracle for every address of small tables.
+// TestFlattenProperty compares the conflicts and lookups with those of the oracle, for
+// every address of small tables.
 func TestFlattenProperty(t *testing.T) {
 	tables, conflicts := 0, 0
 	rapid.Check(t, func(rt *rapid.T) {
@@ -155,7 +155,7 @@ func TestFlattenProperty(t *testing.T) {
 			text.WriteString(l.text())
 		}
 		table, err := parseAll(text.String())
-		united := naiveUnite(lines)
+		united := naiveMerge(lines)
 		if naiveConflict(united) {
 			if conflicts++; err == nil || !strings.Contains(err.Error(), " overlaps ") {
 				rt.Fatalf("error %v, want an overlap in:\n%s", err, &text)
@@ -183,11 +183,11 @@ func TestFlattenProperty(t *testing.T) {
 		checkTable(t, table)
 	})
 	if t.Logf("%d tables, %d conflicts", tables, conflicts); tables == 0 || conflicts == 0 {
-		t.Error("a test that sees none of either proves nothing")
+		t.Error("the test exercised nothing: want both tables and conflicts")
 	}
 }
 
-// parseAll makes a table of the content of one file.
+// parseAll builds a table from the contents of files.
 func parseAll[T string | []byte](contents ...T) (*Table, error) {
 	var b builder
 	for _, content := range contents {
@@ -236,7 +236,7 @@ func TestLookupOracle(t *testing.T) {
 	}
 }
 
-// randomRanges makes ascending ranges like those of the Internet: n4 of IPv4
+// randomRanges generates ascending ranges like those of the Internet: n4 of IPv4
 // over all its space in steps of 256, n6 of IPv6 in 2000::/3 in steps of a /48,
 // with gaps, and 4-byte ASNs among them.
 func randomRanges(rnd *rand.Rand, n4, n6 int) []Range {

@@ -1,9 +1,8 @@
-// Package asn answers which autonomous system (AS) announces an IPv4 or IPv6
-// address, from files on the local disk. It never uses the network.
+// Package asn looks up the autonomous system (AS) that announces an IPv4 or IPv6
+// address, in files on the local disk. It never uses the network.
 //
-// A [Table] is built once, by [Load] or [New], and does not change after that:
-// any number of goroutines may read it. To take in new data, load another table
-// and swap the pointer to it.
+// A [Table] is built once, by [Load] or [New], and is immutable: any number of goroutines
+// may read it. To update the data, load another table and swap the pointer to it.
 package asn
 
 import (
@@ -12,44 +11,42 @@ import (
 	"net/netip"
 )
 
-// Range says that the addresses First to Last, both included and both of the
-// same family, belong to ASN. An ASN is 1 to 4294967295; 0 stands for unknown.
+// Range is the range of addresses First to Last, inclusive and of one family, that belong
+// to an AS. An ASN is 1 to 4294967295; 0 is unknown.
 type Range struct {
 	First, Last netip.Addr
 	ASN         uint32
 }
 
-// Table maps addresses to AS numbers. The zero Table and a nil *Table know no
-// address. A Table is immutable: all its methods may be called concurrently.
+// Table maps addresses to AS numbers. The zero Table and a nil *Table are empty.
+// A Table is immutable: all its methods may be called concurrently.
 //
-// It costs about 8 bytes an IPv4 range and 20 bytes an IPv6 range, gaps between
-// ranges counted as ranges, at most 256 KiB a family for an index, and about 55 bytes a
-// name: 5 MB for those of the Internet.
+// It takes about 8 bytes per IPv4 range and 20 bytes per IPv6 range, gaps between ranges
+// included, at most 256 KiB per family for an index, and about 55 bytes per name: 5 MB for
+// the names of the Internet.
 type Table struct {
 	v4 segments[addr4]
 	v6 segments[addr6]
 
-	names map[uint32]nameRef // in text, of ASNs that have one
+	names map[uint32]nameRef // by ASN, positions in text
 	text  string
 }
 
-// segments cuts a family's address space: segment i goes from start[i] to the
+// segments divides a family's address space: segment i goes from start[i] to the
 // address before start[i+1], or to the end of the space, and belongs to asn[i],
-// 0 for a gap. What lies before start[0] is a gap too.
+// 0 for a gap. The space before start[0] is a gap too.
 type segments[A key[A]] struct {
 	start []A
 	asn   []uint32
-	known int // segments whose asn is not 0
+	known int // number of segments that are not gaps
 	index index
 }
 
-// New makes a table of ranges, in any order. An IPv4-mapped IPv6 address counts
-// as the IPv4 address, a range of ASN 0 is left out, and adjacent ranges of one
-// ASN become one.
+// New builds a table of ranges in any order. An IPv4-mapped IPv6 address counts
+// as IPv4, a range of ASN 0 is ignored, and adjacent ranges of one ASN are merged.
 //
-// It is an error when an address is invalid or has a zone, when a range's ends
-// are of different families or in the wrong order, and when any two ranges
-// overlap, even with the same ASN.
+// It is an error if an address is invalid or has a zone, if a range is reversed or mixes
+// families, or if any two ranges overlap, even with the same ASN.
 func New(ranges []Range) (*Table, error) {
 	var b builder
 	for i, r := range ranges {
@@ -65,9 +62,9 @@ func New(ranges []Range) (*Table, error) {
 	return t, nil
 }
 
-// Lookup returns the AS number addr belongs to, or 0 when that is unknown: when
-// no range holds addr, addr is the zero Addr, or t is nil. An IPv4-mapped IPv6
-// address is looked up as IPv4; a zone is ignored. It does not allocate.
+// Lookup returns the AS number of addr, or 0 if it is unknown: if no range contains addr,
+// addr is the zero Addr, or t is nil. An IPv4-mapped IPv6 address is looked up as IPv4; a
+// zone is ignored. It does not allocate.
 func (t *Table) Lookup(addr netip.Addr) uint32 {
 	if t == nil {
 		return 0
@@ -81,8 +78,8 @@ func (t *Table) Lookup(addr netip.Addr) uint32 {
 	return 0
 }
 
-// lookup4 and lookup6 are written out: in one generic function every comparison
-// would be a call. The answer is the last segment that starts at or below a.
+// lookup4 and lookup6 are separate, since in one generic function every comparison
+// would be a call. The result is the last segment that starts at or below a.
 func (t *Table) lookup4(a addr4) uint32 {
 	lo, hi := t.v4.index.find(a.top())
 	for lo < hi {
@@ -115,10 +112,9 @@ func (t *Table) lookup6(a addr6) uint32 {
 	return t.v6.asn[lo-1]
 }
 
-// All yields the ranges of t: those of IPv4, then those of IPv6, each family in
-// ascending order, none overlapping another, none of ASN 0, adjacent ones of
-// different ASN. No address is IPv4-mapped. New of what All yields is t again, without
-// its names.
+// All yields the ranges of t: IPv4, then IPv6, each family in ascending order, without
+// overlaps or ASN 0, and adjacent ones with different ASNs. No address is IPv4-mapped. New
+// of these ranges equals t, without its names.
 func (t *Table) All() iter.Seq[Range] {
 	return func(yield func(Range) bool) {
 		if t == nil {
@@ -128,7 +124,7 @@ func (t *Table) All() iter.Seq[Range] {
 	}
 }
 
-// Len returns how many ranges of each family All yields.
+// Len returns the number of ranges that All yields for each family.
 func (t *Table) Len() (v4, v6 int) {
 	if t == nil {
 		return 0, 0
@@ -137,7 +133,7 @@ func (t *Table) Len() (v4, v6 int) {
 }
 
 // each yields the known segments, the last of which may end at highest. It
-// reports whether yield asked for more.
+// returns false if yield did.
 func (s *segments[A]) each(highest A, yield func(Range) bool) bool {
 	for i, asn := range s.asn {
 		if asn == 0 {
@@ -154,11 +150,11 @@ func (s *segments[A]) each(highest A, yield func(Range) bool) bool {
 	return true
 }
 
-// put appends a range above all those put before. highest is the family's
+// appendRange appends a range above all previous ones. highest is the family's
 // highest address.
-func (s *segments[A]) put(first, last, highest A, asn uint32) {
-	// A gap's segment is the one of ASN 0 that ended the range before; it goes
-	// again when the new range leaves no gap.
+func (s *segments[A]) appendRange(first, last, highest A, asn uint32) {
+	// The previous range was ended by a gap segment of ASN 0, which is removed if the
+	// new range leaves no gap.
 	if n := len(s.start); n > 0 && s.start[n-1] == first {
 		s.start, s.asn = s.start[:n-1], s.asn[:n-1]
 	}

@@ -32,7 +32,7 @@ func TestNew(t *testing.T) {
 			[]Range{rng("10.0.0.0", "10.0.0.0", 1), rng("192.0.2.7", "192.0.2.9", 2), rng("2001:db8::", "2001:db8::1", 3)},
 		},
 		{
-			"merges neighbours of one ASN",
+			"merges neighbors of one ASN",
 			[]Range{rng("10.0.1.0", "10.0.1.255", 1), rng("10.0.0.0", "10.0.0.255", 1), rng("10.0.2.0", "10.0.2.0", 2)},
 			[]Range{rng("10.0.0.0", "10.0.1.255", 1), rng("10.0.2.0", "10.0.2.0", 2)},
 		},
@@ -60,7 +60,7 @@ func TestNew(t *testing.T) {
 				rng("::", "::fffe:ffff:ffff", 2), rng("::1:0:0:0", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", 2),
 			},
 		},
-		{"ASN 0 is left out", []Range{rng("10.0.0.0", "10.0.0.9", 0), rng("10.0.0.5", "10.0.0.5", 1)}, []Range{rng("10.0.0.5", "10.0.0.5", 1)}},
+		{"ASN 0 is ignored", []Range{rng("10.0.0.0", "10.0.0.9", 0), rng("10.0.0.5", "10.0.0.5", 1)}, []Range{rng("10.0.0.5", "10.0.0.5", 1)}},
 		{"IPv4-mapped is IPv4", []Range{rng("::ffff:10.0.0.1", "::ffff:10.0.0.2", 1)}, []Range{rng("10.0.0.1", "10.0.0.2", 1)}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -83,11 +83,11 @@ func TestNewErrors(t *testing.T) {
 		ranges []Range
 		want   string
 	}{
-		{"no address", []Range{{ASN: 1}}, "build ASN table: range 0: range without an address at each end"},
+		{"no address", []Range{{ASN: 1}}, "build ASN table: range 0: missing or invalid address"},
 		{
 			"no last address",
 			[]Range{{First: netip.IPv4Unspecified(), ASN: 1}},
-			"build ASN table: range 0: range without an address at each end",
+			"build ASN table: range 0: missing or invalid address",
 		},
 		{
 			"zone",
@@ -95,24 +95,24 @@ func TestNewErrors(t *testing.T) {
 			"build ASN table: range 1: range fe80::5%eth0-fe80::6 has a zone; expected addresses without one",
 		},
 		{
-			"two families",
+			"mixed families",
 			[]Range{rng("10.0.0.1", "2001:db8::", 1)},
-			"build ASN table: range 0: range 10.0.0.1-2001:db8:: is of IPv4 at one end and of IPv6 at the other; expected one family",
+			"build ASN table: range 0: range 10.0.0.1-2001:db8:: mixes IPv4 and IPv6; expected one family",
 		},
 		{
-			"wrong order",
+			"reversed",
 			[]Range{rng("10.0.0.2", "10.0.0.1", 1)},
-			"build ASN table: range 0: range 10.0.0.2-10.0.0.1 starts above its end; expected first <= last",
+			"build ASN table: range 0: range 10.0.0.2-10.0.0.1 is reversed; expected first <= last",
 		},
 		{
 			"overlap",
 			[]Range{rng("10.0.0.9", "10.0.0.12", 1), rng("10.0.0.1", "10.0.0.9", 2)},
-			"build ASN table: range 1: 10.0.0.1-10.0.0.9 AS2 overlaps 10.0.0.9-10.0.0.12 AS1 of range 0; expected one ASN for an address",
+			"build ASN table: range 1: 10.0.0.1-10.0.0.9 AS2 overlaps 10.0.0.9-10.0.0.12 AS1 of range 0; an address must have one ASN",
 		},
 		{
-			"overlap of one ASN",
+			"overlap with the same ASN",
 			[]Range{rng("2001:db8::", "2001:db8::9", 7), rng("2001:db8::2", "2001:db8::3", 7)},
-			"build ASN table: range 1: 2001:db8::2-2001:db8::3 AS7 overlaps 2001:db8::-2001:db8::9 AS7 of range 0; expected one ASN for an address",
+			"build ASN table: range 1: 2001:db8::2-2001:db8::3 AS7 overlaps 2001:db8::-2001:db8::9 AS7 of range 0; an address must have one ASN",
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -201,7 +201,7 @@ func TestNilTable(t *testing.T) {
 	}
 }
 
-func TestAllStops(t *testing.T) {
+func TestAll_StopsEarly(t *testing.T) {
 	table, err := New([]Range{rng("10.0.0.0", "10.0.0.1", 1), rng("10.1.0.0", "10.1.0.1", 1), rng("::", "::1", 1)})
 	if err != nil {
 		t.Fatal(err)
@@ -219,7 +219,7 @@ func TestAllStops(t *testing.T) {
 	}
 }
 
-// checkTable asserts what All and Len promise of any table.
+// checkTable checks the documented invariants of a table.
 func checkTable(t *testing.T, table *Table) {
 	t.Helper()
 	var prev Range
@@ -240,7 +240,7 @@ func checkTable(t *testing.T, table *Table) {
 		}
 		for _, a := range []netip.Addr{r.First, r.Last} {
 			if got := table.Lookup(a); got != r.ASN {
-				t.Fatalf("Lookup(%s) = %d in %v", a, got, r)
+				t.Fatalf("Lookup(%s) = %d, want the ASN of %v", a, got, r)
 			}
 		}
 		if a := r.Last.Next(); a.IsValid() && !a.Is4In6() && table.Lookup(a) == r.ASN {
@@ -256,11 +256,11 @@ func checkTable(t *testing.T, table *Table) {
 	}
 	again, err := New(slices.Collect(table.All()))
 	if err != nil {
-		t.Fatalf("New of what All yields: %v", err)
+		t.Fatalf("New of the ranges of All: %v", err)
 	}
 	again.names, again.text = table.names, table.text
-	// Not cmp.Diff, which takes its time over tables of the Internet's size.
+	// Not cmp.Diff, which is slow for tables of the Internet's size.
 	if !reflect.DeepEqual(table, again) {
-		t.Fatalf("New of what All yields is another table: %v", slices.Collect(again.All()))
+		t.Fatalf("New of the ranges of All differs: %v", slices.Collect(again.All()))
 	}
 }

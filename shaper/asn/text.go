@@ -14,7 +14,7 @@ const expectedLine = `expected "first,last,asn", "prefix asn" or "prefix length 
 
 var byteOrderMark = []byte("\xef\xbb\xbf")
 
-// readText takes in the lines of a text file. br holds at least maxLine bytes.
+// readText reads the lines of a text file. The buffer of br must hold maxLine bytes.
 func (b *builder) readText(br *bufio.Reader, name string) error {
 	src := source{file: uint16(len(b.files) - 1)}
 	for {
@@ -24,7 +24,7 @@ func (b *builder) readText(br *bufio.Reader, name string) error {
 		case err == io.EOF && len(line) == 0:
 			return nil
 		case err == io.EOF:
-			return fmt.Errorf("%s:%d: no newline after %s at the end; the file is cut short, or add one",
+			return fmt.Errorf("%s:%d: missing newline after %s at the end; the file may be truncated, otherwise add one",
 				name, src.line, quote(line))
 		case errors.Is(err, bufio.ErrBufferFull):
 			return fmt.Errorf("%s:%d: line %s is longer than %d bytes; %s",
@@ -44,7 +44,7 @@ func (b *builder) readText(br *bufio.Reader, name string) error {
 	}
 }
 
-// addLine takes in one line, without blanks around it.
+// addLine parses one line, without surrounding blanks, and adds its entry.
 func (b *builder) addLine(line []byte, src source) error {
 	comma := hasCommas(line)
 	first, rest, err := cutField(line, comma)
@@ -56,7 +56,7 @@ func (b *builder) addLine(line []byte, src source) error {
 		return err
 	}
 	if len(second) == 0 {
-		return fmt.Errorf("%s: an empty or missing field; %s", quote(line), expectedLine)
+		return fmt.Errorf("%s: missing field; %s", quote(line), expectedLine)
 	}
 
 	if bytes.IndexByte(first, '/') >= 0 {
@@ -76,7 +76,7 @@ func (b *builder) addLine(line []byte, src source) error {
 		return err
 	}
 	if len(third) == 0 {
-		return fmt.Errorf("%s: an empty or missing field; %s", quote(line), expectedLine)
+		return fmt.Errorf("%s: missing field; %s", quote(line), expectedLine)
 	}
 	if isDigits(second) {
 		bits, err := strconv.ParseUint(string(second), 10, 8)
@@ -94,8 +94,8 @@ func (b *builder) addLine(line []byte, src source) error {
 	if err != nil {
 		return err
 	}
-	if asn != 0 && !b.named(asn) {
-		b.name(asn, nameIn(rest, comma))
+	if asn != 0 && !b.hasName(asn) {
+		b.addName(asn, parseName(rest, comma))
 	}
 	return b.add(lo, hi, asn, src)
 }
@@ -112,7 +112,7 @@ func (b *builder) addPrefixText(p netip.Prefix, origins []byte, src source) erro
 	return nil
 }
 
-// parseOrigins reads the ASN of a prefix, or the first of several: CAIDA joins
+// parseOrigins parses the ASN of a prefix, or the first of several: CAIDA joins
 // the origins of a prefix with "_" and the members of an AS set with ",".
 func parseOrigins(text []byte) (uint32, error) {
 	var first uint32
@@ -139,16 +139,16 @@ func parseOrigins(text []byte) (uint32, error) {
 func parseAddr(text []byte) (netip.Addr, error) {
 	a, err := netip.ParseAddr(string(text))
 	if err != nil && !bytes.ContainsAny(text, ".:0123456789") {
-		return a, fmt.Errorf("address %s: expected an IPv4 or IPv6 address, or # before a heading", quote(text))
+		return a, fmt.Errorf("address %s: expected an IPv4 or IPv6 address, or # before a header line", quote(text))
 	}
 	if err != nil || a.Zone() != "" {
-		return netip.Addr{}, fmt.Errorf("address %s: expected an IPv4 or IPv6 address, without zone", quote(text))
+		return netip.Addr{}, fmt.Errorf("address %s: expected an IPv4 or IPv6 address without zone", quote(text))
 	}
 	return a, nil
 }
 
-// hasCommas tells by what follows the first field of a line if commas separate
-// its fields, or else blanks: then "64500,64501" is one field.
+// hasCommas reports whether commas separate the fields of a line, by the character after
+// its first field. Otherwise blanks do, and "64500,64501" is one field.
 func hasCommas(line []byte) bool {
 	if line[0] == '"' {
 		line = line[1:]
@@ -162,8 +162,8 @@ func hasCommas(line []byte) bool {
 	return len(rest) > 0 && rest[0] == ','
 }
 
-// cutField takes the first field off a line, without its quotes and the blanks
-// around it. A field that is not there is empty.
+// cutField cuts the first field off a line and strips its quotes and surrounding blanks.
+// A missing field is empty.
 func cutField(line []byte, comma bool) (field, rest []byte, err error) {
 	line = trimBlank(line)
 	if len(line) > 0 && line[0] == '"' {
@@ -191,7 +191,7 @@ func cutField(line []byte, comma bool) (field, rest []byte, err error) {
 	return trimBlank(line[:end]), line[end+1:], nil
 }
 
-// trimBlank is bytes.TrimSpace for the blanks of a text table.
+// trimBlank is bytes.TrimSpace limited to the blanks of a text table.
 func trimBlank(text []byte) []byte {
 	for len(text) > 0 && isBlank(text[0]) {
 		text = text[1:]

@@ -145,9 +145,9 @@ func checkListenerLimit(t table, limit shaper.Limit) {
 		t.errorf("key", "\"attach\" is unsupported at listeners; %s", instead)
 	}
 	switch udp := isUDPOnly(limit); {
-	case udp && limit.Excess != shaper.ExcessDrop && limit.Excess != shaper.ExcessReject:
-		t.errorf("refuse_with", "%q is for TCP: datagrams are refused with \"drop\" or \"reject\"", limit.Excess)
-	case !udp && limit.Excess == shaper.ExcessDrop:
+	case udp && limit.RefuseWith != shaper.RefuseDrop && limit.RefuseWith != shaper.RefuseReject:
+		t.errorf("refuse_with", "%q is for TCP: datagrams are refused with \"drop\" or \"reject\"", limit.RefuseWith)
+	case !udp && limit.RefuseWith == shaper.RefuseDrop:
 		t.errorf("refuse_with", "\"drop\" is unsupported for TCP at listeners, which have accepted the connection already; use \"reset\" or \"close\", match protocol \"udp\", or %s", instead)
 	}
 	t.requireForEffect(false, "match.attach", "ecn_mark")
@@ -155,7 +155,7 @@ func checkListenerLimit(t table, limit shaper.Limit) {
 
 // isUDPOnly reports whether a limit at listeners matches UDP alone.
 func isUDPOnly(limit shaper.Limit) bool {
-	return limit.Match.Protocol == shaper.UDP && !limit.OfAttachments()
+	return limit.Match.Protocol == shaper.UDP && !limit.InPacketPlane()
 }
 
 // checkAttachmentLimit reports keys and values that limits at attachments do not support.
@@ -181,11 +181,11 @@ func checkAttachmentLimit(t table, limit shaper.Limit, counts bool) {
 	if limit.Key&shaper.KeyListen != 0 {
 		t.errorf("key", "\"listen\" is unsupported at attachments: use \"attach\"")
 	}
-	if limit.Excess != shaper.ExcessReset && limit.Excess != shaper.ExcessDrop {
-		t.errorf("refuse_with", "%q is unsupported at attachments: use \"reset\" or \"drop\"", limit.Excess)
+	if limit.RefuseWith != shaper.RefuseReset && limit.RefuseWith != shaper.RefuseDrop {
+		t.errorf("refuse_with", "%q is unsupported at attachments: use \"reset\" or \"drop\"", limit.RefuseWith)
 	}
 	if t.has("scheduling") {
-		t.errorf("scheduling", "is unsupported at attachments, where packets of a bucket leave in their order of arrival")
+		t.errorf("scheduling", "unsupported at attachments, where packets of a bucket leave in order of arrival")
 	}
 	if counts {
 		const reason = "at attachments no connection waits for a slot"
@@ -259,7 +259,7 @@ func (l *loader) observeAttachments() {
 // connectionLimits returns the indexes of the limits that count connections at an attachment.
 func connectionLimits(limits []shaper.Limit, attachment string) (indexes []int) {
 	for i, l := range limits {
-		if l.Connections > 0 && slices.Contains(l.Match.Attach, attachment) {
+		if l.MaxConnections > 0 && slices.Contains(l.Match.Attach, attachment) {
 			indexes = append(indexes, i)
 		}
 	}

@@ -175,7 +175,7 @@ func (c *Config) Canonical() any { return c.canonical() }
 
 func (c *Config) canonical() canonical {
 	v := canonical{
-		Daemon: canonicalDaemon{Observe: c.Daemon.Observe, Metrics: c.Daemon.Metrics, Dashboard: c.Daemon.Page, MaxBuckets: c.Daemon.Buckets},
+		Daemon: canonicalDaemon{Observe: c.Daemon.Observe, Metrics: c.Daemon.Metrics, Dashboard: c.Daemon.Dashboard, MaxBuckets: c.Daemon.MaxBuckets},
 		ASN:    canonicalASN{append([]string{}, c.ASN.Files...)},
 		Listen: []canonicalListen{},
 		Attach: []canonicalAttach{},
@@ -185,7 +185,7 @@ func (c *Config) canonical() canonical {
 	for i, l := range c.Listen {
 		w := canonicalListen{Name: l.Name, Address: stringsOf(l.Addresses)}
 		for _, d := range l.Downstream {
-			w.Downstream = append(w.Downstream, canonicalDownstream{d.describe(), d.String(), d.Weight, d.Connections})
+			w.Downstream = append(w.Downstream, canonicalDownstream{d.describe(), d.String(), d.Weight, d.MaxConnections})
 		}
 		w.AcceptProxyFrom = stringsOf(l.AcceptProxyFrom)
 		if l.SendProxy != NoProxy {
@@ -216,13 +216,13 @@ func (c *Config) canonical() canonical {
 			}
 		}
 		if listeners[i].UDP {
-			w.UDPIdleTimeout, w.MaxFlows = canonicalDuration(l.IdleTimeout), l.MaxFlows
+			w.UDPIdleTimeout, w.MaxFlows = canonicalDuration(l.UDPIdleTimeout), l.MaxFlows
 			w.MaxFlowsPerSource, w.Amplification = l.MaxFlowsPerSource, &l.Amplification
 		}
 		v.Listen = append(v.Listen, w)
 	}
 	for _, a := range c.Attach {
-		v.Daemon.PinPath = c.Daemon.Pins
+		v.Daemon.PinPath = c.Daemon.PinPath
 		w := canonicalAttach{
 			Name: a.Name, Interface: a.Interfaces, Direction: a.Direction.String(),
 			Mode: a.Mode.String(), Observe: a.Observe, Hook: a.Hook.String(), OnStop: a.OnStop.String(),
@@ -284,31 +284,31 @@ func canonicalLimitOf(l shaper.Limit) canonicalLimit {
 	}
 	if l.Rate > 0 || l.Packets.N > 0 {
 		v.MaxDelay = canonicalDuration(l.MaxDelay)
-		if l.OfAttachments() {
+		if l.InPacketPlane() {
 			v.ECNMark = &canonicalPercent{fmt.Sprintf("%d%%", l.ECNMark), l.ECNMark}
 		} else {
 			v.Direction = l.Direction.String()
 			if l.Key&shaper.KeyConnection == 0 {
-				v.Scheduling = l.Share.String()
+				v.Scheduling = l.Scheduling.String()
 			}
 		}
 	}
 	if l.NewConnections.N > 0 {
 		v.NewConnections = canonicalCount(l.NewConnections)
 	}
-	counts := l.Connections > 0 || l.NewConnections.N > 0
+	counts := l.MaxConnections > 0 || l.NewConnections.N > 0
 	v.Block = l.Block
 	blocksTCP := l.Block && l.Match.Protocol != shaper.UDP && l.Match.Protocol != shaper.ICMP
-	if counts || blocksTCP || isUDPOnly(l) || l.Excess == shaper.ExcessReject {
-		v.RefuseWith, v.Reply = l.Excess.String(), l.Reply
+	if counts || blocksTCP || isUDPOnly(l) || l.RefuseWith == shaper.RefuseReject {
+		v.RefuseWith, v.Reply = l.RefuseWith.String(), l.Reply
 	}
 	if counts {
-		v.MaxConnections = l.Connections
-		if !l.OfAttachments() {
-			v.MaxQueue = &l.MaxWaiting
+		v.MaxConnections = l.MaxConnections
+		if !l.InPacketPlane() {
+			v.MaxQueue = &l.MaxQueue
 		}
-		if !l.OfAttachments() || l.NewConnections.N > 0 {
-			v.QueueTimeout = canonicalDuration(l.MaxWait)
+		if !l.InPacketPlane() || l.NewConnections.N > 0 {
+			v.QueueTimeout = canonicalDuration(l.QueueTimeout)
 		}
 	}
 	return v

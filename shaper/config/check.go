@@ -40,12 +40,12 @@ func checkEffect(t table, limit shaper.Limit) {
 	t.requireForEffect(packets, "packets", "burst_packets")
 	t.requireForEffect(shapes, "rate or packets", "max_delay", "direction", "scheduling")
 	t.requireForEffect(counts, "max_connections or new_connections", "queue_timeout", "max_queue")
-	refuses := !limit.OfAttachments() && limit.Direction != shaper.FromDownstream && (isUDPOnly(limit) || limit.Excess == shaper.ExcessReject)
+	refuses := !limit.InPacketPlane() && limit.Direction != shaper.FromDownstream && (isUDPOnly(limit) || limit.RefuseWith == shaper.RefuseReject)
 	t.requireForEffect(counts || refuses || limit.Block, "max_connections or new_connections", "refuse_with")
 	checkReply(t, limit)
 	t.requireForEffect(limit.Key&shaper.KeySource != 0, `"source" in key`, "ipv4_prefix", "ipv6_prefix")
 	switch match, _ := t.values["match"].(map[string]any); {
-	case limit.OfAttachments():
+	case limit.InPacketPlane():
 		checkAttachmentLimit(t, limit, counts)
 	case match["attach"] == nil: // otherwise the mistake in it is reported
 		checkListenerLimit(t, limit)
@@ -76,7 +76,7 @@ func checkBlock(t table, limit shaper.Limit) bool {
 			alone = false
 		}
 	}
-	if protocol := limit.Match.Protocol; limit.OfAttachments() && (protocol == shaper.UDP || protocol == shaper.ICMP) && t.has("refuse_with") {
+	if protocol := limit.Match.Protocol; limit.InPacketPlane() && (protocol == shaper.UDP || protocol == shaper.ICMP) && t.has("refuse_with") {
 		t.errorf("refuse_with", "is for TCP connections, and match.protocol is %q: packets are dropped", protocol)
 	}
 	return alone
@@ -90,9 +90,9 @@ func (l *loader) check(root *node) {
 	if len(l.limits) > MaxLimits {
 		l.add(l.limits[MaxLimits].at, fmt.Sprintf("too many limits: %d, of at most %d: two of %d are reserved for \"shaperd block\"", len(l.limits), MaxLimits, shaper.MaxLimits))
 	}
-	if page := l.c.Daemon.Page; page == l.c.Daemon.Metrics && page != "" && !strings.HasSuffix(page, ":0") {
+	if dashboard := l.c.Daemon.Dashboard; dashboard == l.c.Daemon.Metrics && dashboard != "" && !strings.HasSuffix(dashboard, ":0") {
 		at := cmp.Or(l.set["[daemon]dashboard"], l.set["[daemon]metrics"])
-		l.add(at, fmt.Sprintf("dashboard and metrics are both at %s: must be different", quote(page)))
+		l.add(at, fmt.Sprintf("dashboard and metrics are both at %s: must be different", quote(dashboard)))
 	}
 	l.checkOwnPorts()
 	l.checkNames(slices.Concat(l.listens, l.attaches))
@@ -125,7 +125,7 @@ func (l *loader) check(root *node) {
 	l.checkCounting()
 	l.observeAttachments()
 	for i, limit := range l.c.Limits {
-		if limit.OfAttachments() {
+		if limit.InPacketPlane() {
 			l.checkFamilies(l.limits[i], limit)
 		} else {
 			l.checkReach(l.limits[i], limit, l.c.Listeners())
@@ -198,7 +198,7 @@ type OwnPort struct {
 
 // OwnPorts returns the addresses of metrics and dashboard, except host names.
 func (d *Daemon) OwnPorts() (all []OwnPort) {
-	for _, p := range []OwnPort{{Key: "metrics", At: d.Metrics}, {Key: "dashboard", At: d.Page}} {
+	for _, p := range []OwnPort{{Key: "metrics", At: d.Metrics}, {Key: "dashboard", At: d.Dashboard}} {
 		at := p.At
 		if strings.HasPrefix(at, ":") {
 			at = "[::]" + at
@@ -281,7 +281,7 @@ func (l *loader) checkReach(t table, limit shaper.Limit, listeners []shaper.List
 			l.add(match.child("port").elem(i), fmt.Sprintf("port: no matched listener has port %s", formatPorts(ports)))
 		}
 	}
-	if limit.Excess == shaper.ExcessReject && !slices.ContainsFunc(met, func(a Address) bool { return a.Protocol == shaper.UDP }) {
+	if limit.RefuseWith == shaper.RefuseReject && !slices.ContainsFunc(met, func(a Address) bool { return a.Protocol == shaper.UDP }) {
 		t.errorf("refuse_with", "\"reject\" is for UDP, and no matched listener has a udp address; use \"reset\" or \"close\"")
 	}
 	if !slices.ContainsFunc(met, func(a Address) bool { return canMatch(a, m) }) {

@@ -63,7 +63,7 @@ func TestLoad_Compiles(t *testing.T) {
 			return
 		}
 		loaded++
-		if c.Limits[0].OfAttachments() {
+		if c.Limits[0].InPacketPlane() {
 			ofAttachments++
 		}
 		compile(t, c)

@@ -45,11 +45,11 @@ type Config struct {
 
 // Daemon has the settings of the whole daemon.
 type Daemon struct {
-	Observe bool   // dry run: count what limits would do, and enforce none
-	Metrics string // host:port of the Prometheus endpoint; "" is off
-	Page    string // host:port of the dashboard; "" is off
-	Buckets int    // capacity of the bucket table, 1024 to 67108864
-	Pins    string // absolute path of a directory on a bpffs, for pinned programs and maps
+	Observe    bool   // dry run: count what limits would do, and enforce none
+	Metrics    string // host:port of the Prometheus endpoint; "" is off
+	Dashboard  string // host:port of the dashboard; "" is off
+	MaxBuckets int    // capacity of the bucket table, 1024 to 67108864
+	PinPath    string // absolute path of a directory on a bpffs, for pinned programs and maps
 }
 
 // Transparent configures how packets reach the sockets of transparent listeners.
@@ -99,8 +99,8 @@ type Listen struct {
 	MaxLifetime      time.Duration
 	MinThroughput    uint64 // bit/s over 10 s; 0 means none
 
-	IdleTimeout time.Duration // of UDP flows: udp_idle_timeout, 10ms to 24h
-	MaxFlows    int           // UDP flows at once, 1 to 1048576
+	UDPIdleTimeout time.Duration // of UDP flows: udp_idle_timeout, 10ms to 24h
+	MaxFlows       int           // UDP flows at once, 1 to 1048576
 
 	MaxFlowsPerSource int // of one IPv4 address or IPv6 prefix of 64 bits, 1 to 1048576
 	Amplification     int // maximum ratio of bytes to and from an unverified UDP source, 1 to 1000; 0 is no maximum
@@ -123,10 +123,10 @@ func (a Address) single() bool { return a.Ports.First == a.Ports.Last }
 // Downstream is a host that receives traffic. Traffic to a range of ports goes to
 // the same port regardless of Port; a listener with ranges alone has no Port.
 type Downstream struct {
-	Host        string // an IP address, without brackets, or a name to resolve
-	Port        uint16 // 0 is the port that the source connected to
-	Weight      int    // 1 to 256
-	Connections int    // max_connections, 1 to 1048576; 0 is no maximum
+	Host           string // an IP address, without brackets, or a name to resolve
+	Port           uint16 // 0 is the port that the source connected to
+	Weight         int    // 1 to 256
+	MaxConnections int    // max_connections, 1 to 1048576; 0 is no maximum
 }
 
 // Balance is the load balancing policy of a listener.

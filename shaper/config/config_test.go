@@ -65,7 +65,7 @@ func TestLoad(t *testing.T) {
 	}{
 		{"defaults", listenDB + "[[limit]]\nname = \"l\"\nrate = \"10Mbit/s\"\n", Config{
 			Transparent: Transparent{Mark: 21320},
-			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Page: "127.0.0.1:9465", Buckets: 1048576, Pins: "/sys/fs/bpf/shaperd"},
+			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Dashboard: "127.0.0.1:9465", MaxBuckets: 1048576, PinPath: "/sys/fs/bpf/shaperd"},
 			Listen: []Listen{{
 				Name: "db",
 				Addresses: []Address{
@@ -74,7 +74,7 @@ func TestLoad(t *testing.T) {
 				},
 				Downstream:        []Downstream{{Host: "10.0.0.5", Port: 5432, Weight: 1}},
 				ConnectTimeout:    5 * time.Second,
-				IdleTimeout:       time.Minute,
+				UDPIdleTimeout:    time.Minute,
 				MaxFlows:          4096,
 				MaxFlowsPerSource: 1024,
 				Amplification:     3,
@@ -83,7 +83,7 @@ func TestLoad(t *testing.T) {
 			}},
 			Limits: []shaper.Limit{{
 				Name: "l", IPv4Prefix: 32, IPv6Prefix: 64, Rate: 10e6,
-				MaxDelay: 200 * time.Millisecond, MaxWait: 2 * time.Second, MaxWaiting: 1000,
+				MaxDelay: 200 * time.Millisecond, QueueTimeout: 2 * time.Second, MaxQueue: 1000,
 			}},
 		}},
 		{"everything", `
@@ -129,7 +129,7 @@ block        = true
 refuse_with  = "reject"
 `, Config{
 			Transparent: Transparent{Mark: 21320},
-			Daemon:      Daemon{Observe: true, Buckets: 4096, Pins: "/run/bpf/x"},
+			Daemon:      Daemon{Observe: true, MaxBuckets: 4096, PinPath: "/run/bpf/x"},
 			ASN:         ASN{Files: []string{"/usr/share/asn.csv"}},
 			Listen: []Listen{{
 				Name: "sms",
@@ -139,7 +139,7 @@ refuse_with  = "reject"
 				},
 				Downstream:        []Downstream{{"fd00::5", 5353, 1, 0}, {"10.0.0.1", 0, 1, 0}, {"db.local", 0, 1, 0}, {"Under_Score.", 1, 1, 0}},
 				ConnectTimeout:    time.Second,
-				IdleTimeout:       90 * time.Second,
+				UDPIdleTimeout:    90 * time.Second,
 				MaxFlows:          7,
 				AccessLog:         true,
 				MaxFlowsPerSource: 1,
@@ -159,30 +159,30 @@ refuse_with  = "reject"
 					Key:        shaper.KeySource | shaper.KeyASN | shaper.KeyPort | shaper.KeyListen,
 					IPv4Prefix: 24, IPv6Prefix: 56, Direction: shaper.Both,
 					Rate: 5 << 23, Burst: 65536, MaxDelay: time.Second,
-					Connections: 5, NewConnections: shaper.Frequency{N: 5, Per: time.Minute},
-					Excess: shaper.ExcessClose, Observe: true,
+					MaxConnections: 5, NewConnections: shaper.Frequency{N: 5, Per: time.Minute},
+					RefuseWith: shaper.RefuseClose, Observe: true,
 				},
 				{
 					Name: "packets", Match: shaper.Match{Protocol: shaper.UDP}, Key: shaper.KeyConnection,
 					IPv4Prefix: 32, IPv6Prefix: 64, Direction: shaper.FromDownstream,
 					Packets: shaper.Frequency{N: 2000, Per: time.Second}, BurstPackets: 3, MaxDelay: 200 * time.Millisecond,
-					MaxWait: 2 * time.Second, MaxWaiting: 1000, Excess: shaper.ExcessDrop,
+					QueueTimeout: 2 * time.Second, MaxQueue: 1000, RefuseWith: shaper.RefuseDrop,
 				},
 				{
 					Name: "blocked", Match: shaper.Match{Source: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}},
-					IPv4Prefix: 32, IPv6Prefix: 64, MaxDelay: 200 * time.Millisecond, MaxWait: 2 * time.Second, MaxWaiting: 1000,
-					Block: true, Excess: shaper.ExcessReject,
+					IPv4Prefix: 32, IPv6Prefix: 64, MaxDelay: 200 * time.Millisecond, QueueTimeout: 2 * time.Second, MaxQueue: 1000,
+					Block: true, RefuseWith: shaper.RefuseReject,
 				},
 			},
 		}},
 		{"defaults of an attachment", "[[attach]]\nname = \"uplink\"\ninterface = \"eth0\"\n" +
 			"[[limit]]\nname = \"l\"\nrate = \"10Mbit/s\"\nmatch.attach = [\"uplink\"]\n", Config{
 			Transparent: Transparent{Mark: 21320},
-			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Page: "127.0.0.1:9465", Buckets: 1048576, Pins: "/sys/fs/bpf/shaperd"},
+			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Dashboard: "127.0.0.1:9465", MaxBuckets: 1048576, PinPath: "/sys/fs/bpf/shaperd"},
 			Attach:      []Attach{{Name: "uplink", Interfaces: []string{"eth0"}, Queue: 100000, IdleTimeout: time.Hour}},
 			Limits: []shaper.Limit{{
 				Name: "l", Match: shaper.Match{Attach: []string{"uplink"}}, IPv4Prefix: 32, IPv6Prefix: 64,
-				Rate: 10e6, MaxDelay: 200 * time.Millisecond, ECNMark: 50, MaxWait: 2 * time.Second,
+				Rate: 10e6, MaxDelay: 200 * time.Millisecond, ECNMark: 50, QueueTimeout: 2 * time.Second,
 			}},
 		}},
 		{"everything of attachments", `
@@ -230,7 +230,7 @@ packets  = "10pps"
 ecn_mark = "100%"
 `, Config{
 			Transparent: Transparent{Mark: 21320},
-			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Page: "127.0.0.1:9465", Buckets: 1048576, Pins: "/sys/fs/bpf/shaperd"},
+			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Dashboard: "127.0.0.1:9465", MaxBuckets: 1048576, PinPath: "/sys/fs/bpf/shaperd"},
 			Attach: []Attach{
 				{
 					Name: "up", Interfaces: []string{"eth0", "wg[0-9]", "tap-with-a-long-name-*"},
@@ -254,17 +254,17 @@ ecn_mark = "100%"
 					Key:        shaper.KeySource | shaper.KeyPort | shaper.KeyAttach | shaper.KeyConnection,
 					IPv4Prefix: 32, IPv6Prefix: 64, Rate: 40e6, Overhead: 1000,
 					Packets: shaper.Frequency{N: 100, Per: time.Second}, MaxDelay: 200 * time.Millisecond, ECNMark: 1,
-					MaxWait: 2 * time.Second,
+					QueueTimeout: 2 * time.Second,
 				},
 				{
 					Name: "connections", Match: shaper.Match{Attach: []string{"up"}}, IPv4Prefix: 32, IPv6Prefix: 64,
 					MaxDelay: 200 * time.Millisecond, ECNMark: 50,
-					Connections: 5, NewConnections: shaper.Frequency{N: 5, Per: time.Minute}, Excess: shaper.ExcessDrop,
+					MaxConnections: 5, NewConnections: shaper.Frequency{N: 5, Per: time.Minute}, RefuseWith: shaper.RefuseDrop,
 				},
 				{
 					Name: "icmp", Match: shaper.Match{Attach: []string{"up"}, Protocol: shaper.ICMP}, IPv4Prefix: 32, IPv6Prefix: 64,
 					Packets: shaper.Frequency{N: 10, Per: time.Second}, MaxDelay: 200 * time.Millisecond, ECNMark: 100,
-					MaxWait: 2 * time.Second,
+					QueueTimeout: 2 * time.Second,
 				},
 			},
 		}},
@@ -349,7 +349,7 @@ func TestLoad_ConfD(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Daemon{Observe: true, Metrics: "", Page: "127.0.0.1:9465", Buckets: 1048576, Pins: "/sys/fs/bpf/shaperd"}
+	want := Daemon{Observe: true, Metrics: "", Dashboard: "127.0.0.1:9465", MaxBuckets: 1048576, PinPath: "/sys/fs/bpf/shaperd"}
 	if c.Daemon != want {
 		t.Errorf("daemon is %v, want %v", c.Daemon, want)
 	}

@@ -94,11 +94,11 @@ func (l *loader) daemon(t table) {
 	d := &l.c.Daemon
 	t.boolean("observe", &d.Observe)
 	endpoint(t, "metrics", &d.Metrics)
-	endpoint(t, "dashboard", &d.Page)
-	t.integer("max_buckets", &d.Buckets)
+	endpoint(t, "dashboard", &d.Dashboard)
+	t.integer("max_buckets", &d.MaxBuckets)
 	if s, ok := t.text("pin_path"); ok {
 		var err error
-		if d.Pins, err = parsePins(s); err != nil {
+		if d.PinPath, err = parsePins(s); err != nil {
 			t.errorf("pin_path", "%v", err)
 		}
 	}
@@ -171,7 +171,7 @@ func (l *loader) listen(t table) {
 	listen := Listen{
 		Name:           name(t),
 		ConnectTimeout: 5 * time.Second,
-		IdleTimeout:    time.Minute,
+		UDPIdleTimeout: time.Minute,
 		MaxFlows:       4096,
 		Amplification:  3,
 		EjectAfter:     3,
@@ -196,7 +196,7 @@ func (l *loader) listen(t table) {
 	t.duration("half_close_timeout", &listen.HalfCloseTimeout)
 	t.duration("max_lifetime", &listen.MaxLifetime)
 	quantity(t, "min_throughput", &listen.MinThroughput, ParseRate)
-	t.duration("udp_idle_timeout", &listen.IdleTimeout)
+	t.duration("udp_idle_timeout", &listen.UDPIdleTimeout)
 	t.integer("max_flows", &listen.MaxFlows)
 	listen.MaxFlowsPerSource = max(1, listen.MaxFlows/4)
 	t.integer("max_flows_per_source", &listen.MaxFlowsPerSource)
@@ -245,25 +245,25 @@ func checkDownstream(t table, addresses []item[Address], d item[Downstream], tra
 func (l *loader) limit(t table) {
 	l.applyOverrides(t)
 	limit := shaper.Limit{
-		Name:       name(t),
-		IPv4Prefix: 32,
-		IPv6Prefix: 64,
-		MaxDelay:   200 * time.Millisecond,
-		MaxWait:    2 * time.Second,
-		MaxWaiting: 1000,
+		Name:         name(t),
+		IPv4Prefix:   32,
+		IPv6Prefix:   64,
+		MaxDelay:     200 * time.Millisecond,
+		QueueTimeout: 2 * time.Second,
+		MaxQueue:     1000,
 	}
 	var names references
 	if match, ok := t.table("match"); ok {
 		limit.Match = decodeMatch(match)
-		names.listen = list(match, "listen", asIs)
-		names.attach = list(match, "attach", asIs)
+		names.listen = list(match, "listen", identity)
+		names.attach = list(match, "attach", identity)
 		if elems, ok := elements(match.values["attach"]); ok && len(elems) == 0 {
 			match.errorf("attach", "must not be empty: name attachments, or remove the key for listeners")
 		}
 		limit.Match.Listen, limit.Match.Attach = values(names.listen), values(names.attach)
 	}
-	if limit.OfAttachments() {
-		limit.ECNMark, limit.MaxWaiting = 50, 0
+	if limit.InPacketPlane() {
+		limit.ECNMark, limit.MaxQueue = 50, 0
 	}
 	for _, f := range list(t, "key", parseField) {
 		limit.Key |= f.value
@@ -280,22 +280,22 @@ func (l *loader) limit(t table) {
 	limit.BurstPackets = uint64(burstPackets)
 	quantity(t, "overhead", &limit.Overhead, parseOverhead)
 	t.duration("max_delay", &limit.MaxDelay)
-	enumValue(t, "scheduling", &limit.Share)
+	enumValue(t, "scheduling", &limit.Scheduling)
 	quantity(t, "ecn_mark", &limit.ECNMark, parsePercent)
 
 	connections := 100
 	t.integer("max_connections", &connections)
 	if t.has("max_connections") {
-		limit.Connections = connections
+		limit.MaxConnections = connections
 	}
 	quantity(t, "new_connections", &limit.NewConnections, parseConnectionFrequency)
-	t.duration("queue_timeout", &limit.MaxWait)
-	t.integer("max_queue", &limit.MaxWaiting)
+	t.duration("queue_timeout", &limit.QueueTimeout)
+	t.integer("max_queue", &limit.MaxQueue)
 	t.boolean("block", &limit.Block)
 	if isUDPOnly(limit) {
-		limit.Excess = shaper.ExcessDrop
+		limit.RefuseWith = shaper.RefuseDrop
 	}
-	enumValue(t, "refuse_with", &limit.Excess)
+	enumValue(t, "refuse_with", &limit.RefuseWith)
 	quantity(t, "reply", &limit.Reply, parseReply)
 	t.boolean("observe", &limit.Observe)
 
@@ -345,7 +345,7 @@ func decodeMatch(t table) shaper.Match {
 	return m
 }
 
-func asIs(s string) (string, error) { return s, nil }
+func identity(s string) (string, error) { return s, nil }
 
 // parseASN parses an AS number, "64500" or "AS64500".
 func parseASN(s string) (uint32, error) {

@@ -32,7 +32,7 @@ func downstreams(t table) (list []item[Downstream]) {
 				sub.integer("weight", &d.Weight)
 				connections := 100
 				if sub.integer("max_connections", &connections); sub.has("max_connections") {
-					d.Connections = connections
+					d.MaxConnections = connections
 				}
 			}
 		default:
@@ -78,8 +78,8 @@ func (d Downstream) describe() string {
 	if d.Weight != 1 {
 		more = append(more, fmt.Sprint("weight ", d.Weight))
 	}
-	if d.Connections > 0 {
-		more = append(more, fmt.Sprint("max_connections ", d.Connections))
+	if d.MaxConnections > 0 {
+		more = append(more, fmt.Sprint("max_connections ", d.MaxConnections))
 	}
 	if len(more) == 0 {
 		return d.String()

@@ -41,7 +41,7 @@ const referenceHead = `# Configuration reference
 
 <!-- Written by "go generate ./shaper/config" from the descriptions of the keys there. -->
 
-A configuration is a TOML file, and every ` + "`*.toml`" + ` in the folder ` + "`conf.d`" + ` next to it, in the order of
+A configuration is a TOML file, and every ` + "`*.toml`" + ` in the directory ` + "`conf.d`" + ` next to it, in the order of
 their names. Their listeners, attachments, limits, overrides and ASN files add up. [shaperd.toml](../configs/shaperd.toml)
 has every key. ` + "`shaperd check`" + ` finds mistakes, and editors that know
 [its schema](../configs/shaperd.schema.json) find most of them while you type.

@@ -32,7 +32,7 @@ type valueType struct {
 	example   string     // example of a string
 	pattern   string     // pattern of strings: ECMA 262, without flags
 	min       int64      // minimum of an integer, or of a time in ns
-	max       int64      // maximum of the same
+	max       int64      // maximum of an integer, or of a time in ns
 	enum      any        // []T: the values of an enumeration
 	enumNames []string   // names of the values of enum
 	elem      *valueType // element type of an array

@@ -64,7 +64,7 @@ var limitKeys = keys{
 			"dropped; at listeners a TCP source is slowed down.",
 	},
 	{
-		name: "scheduling", typ: enumType(shaper.ShareFair, shaper.ShareFIFO), def: `"fair"`, needs: "`rate` or `packets`, at listeners", overridable: true,
+		name: "scheduling", typ: enumType(shaper.ScheduleFair, shaper.ScheduleFIFO), def: `"fair"`, needs: "`rate` or `packets`, at listeners", overridable: true,
 		doc: "Order of the units that wait for one bucket: with `\"fair\"` sources take turns, and the connections " +
 			"or flows of a source; `\"fifo\"` is first come, first served.",
 	},
@@ -99,7 +99,7 @@ var limitKeys = keys{
 			"effect next to it.",
 	},
 	{
-		name: "refuse_with", typ: enumType(shaper.ExcessReset, shaper.ExcessClose, shaper.ExcessDrop, shaper.ExcessReply, shaper.ExcessReject), defText: "`\"reset\"`; `\"drop\"` at listeners where `match.protocol` is `\"udp\"`", needs: "`max_connections`, `new_connections`, `block` or UDP at listeners",
+		name: "refuse_with", typ: enumType(shaper.RefuseReset, shaper.RefuseClose, shaper.RefuseDrop, shaper.RefuseReply, shaper.RefuseReject), defText: "`\"reset\"`; `\"drop\"` at listeners where `match.protocol` is `\"udp\"`", needs: "`max_connections`, `new_connections`, `block` or UDP at listeners",
 		doc: "Answer to a refused connection: `\"reset\"`, `\"close\"` or `\"reply\"` at listeners, `\"reset\"` or " +
 			"`\"drop\"` (none) at attachments. A refused datagram is dropped, or with `\"reject\"` answered with an " +
 			"ICMP port unreachable message, at most 1,000 a second, which needs CAP_NET_RAW; `\"reject\"` resets " +

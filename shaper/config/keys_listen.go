@@ -72,7 +72,7 @@ func endpointType(example string) valueType {
 var transparentKeys = keys{
 	{
 		name: "rules", typ: enumType(RulesInstall, RulesManual), def: `"install"`,
-		doc: "Who installs the nftables rules and the routing: the daemon, which needs CAP_NET_ADMIN, or an " +
+		doc: "Installation of the nftables rules and the routing: by the daemon, which needs CAP_NET_ADMIN, or by an " +
 			"administrator with the commands that `shaperd rules` prints. The rules stay when the daemon stops; " +
 			"`shaperd rules --remove` removes them.",
 	},

@@ -161,7 +161,7 @@ func readFile(path string, pipes bool) (string, error) {
 func load(files []*file) (*Config, error) {
 	l := loader{
 		c: &Config{
-			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Page: "127.0.0.1:9465", Buckets: 1 << 20, Pins: "/sys/fs/bpf/shaperd"},
+			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Dashboard: "127.0.0.1:9465", MaxBuckets: 1 << 20, PinPath: "/sys/fs/bpf/shaperd"},
 			Transparent: Transparent{Mark: 21320},
 			overridden:  map[string]map[string]string{},
 		},

@@ -46,9 +46,9 @@ func migrate(table, key string, value any) (m migration, old bool) {
 	attach := table == "[[attach]]"
 	switch {
 	case value == "observe":
-		return migration{"observe", true, `mode = "observe" is observe = true now`}, true
+		return migration{"observe", true, `mode = "observe" is now observe = true`}, true
 	case value == "enforce" && !attach:
-		return migration{"observe", false, `mode = "enforce" is observe = false now`}, true
+		return migration{"observe", false, `mode = "enforce" is now observe = false`}, true
 	}
 	return migration{msg: "mode was replaced by observe, which is true or false"}, !attach
 }

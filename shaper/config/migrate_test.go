@@ -33,8 +33,8 @@ func TestFormatOverride_RenamedKeys(t *testing.T) {
 	for _, test := range []struct{ key, value, want string }{
 		{"max_wait", "5s", `override limit "l": max_wait was renamed to queue_timeout`},
 		{"connections", "many", `override limit "l": connections was renamed to max_connections`},
-		{"mode", "observe", `override limit "l": mode = "observe" is observe = true now`},
-		{"mode", "enforce", `override limit "l": mode = "enforce" is observe = false now`},
+		{"mode", "observe", `override limit "l": mode = "observe" is now observe = true`},
+		{"mode", "enforce", `override limit "l": mode = "enforce" is now observe = false`},
 		{"mode", "both", `override limit "l": mode was replaced by observe, which is true or false`},
 		{"observe", "enforce", `override limit "l": observe: must be true or false, not "enforce"`},
 	} {

@@ -22,7 +22,7 @@ func TestLoad_Overrides(t *testing.T) {
 	}
 	compile(t, c)
 	web, db := c.Limits[0], c.Limits[1]
-	if web.Rate != 16e6 || web.Burst != 0 || web.MaxDelay != time.Second || web.Connections != 5 || web.Observe {
+	if web.Rate != 16e6 || web.Burst != 0 || web.MaxDelay != time.Second || web.MaxConnections != 5 || web.Observe {
 		t.Errorf("limit web is %+v", web)
 	}
 	if db.Rate != 8e6 || !db.Observe {
@@ -52,7 +52,7 @@ func TestLoad_RuntimeOverrides(t *testing.T) {
 		t.Fatal(err)
 	}
 	compile(t, c)
-	if l := c.Limits[0]; l.Rate != 24e6 || l.Burst != 1e6 || l.Connections != 7 || l.MaxDelay != 0 {
+	if l := c.Limits[0]; l.Rate != 24e6 || l.Burst != 1e6 || l.MaxConnections != 7 || l.MaxDelay != 0 {
 		t.Errorf("limit is %+v", l)
 	}
 	if got := c.Error(0, "rate", "is bad").Error(); got != "set by root:5:1: is bad" {

@@ -36,9 +36,9 @@ func parseReply(s string) (string, error) {
 
 func checkReply(t table, limit shaper.Limit) {
 	switch {
-	case limit.Excess == shaper.ExcessReply && limit.Reply == "" && !t.has("reply"):
+	case limit.RefuseWith == shaper.RefuseReply && limit.Reply == "" && !t.has("reply"):
 		t.errorf("refuse_with", "\"reply\": missing key reply, a text or \"http-429\"")
-	case limit.Excess != shaper.ExcessReply:
+	case limit.RefuseWith != shaper.RefuseReply:
 		t.requireForEffect(false, "refuse_with = \"reply\"", "reply")
 	}
 }

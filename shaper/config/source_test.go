@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -27,7 +28,7 @@ func (d *document) one(texts ...string) {
 	d.text.WriteString(rapid.SampledFrom(texts).Draw(d.t, "text"))
 }
 
-func (d *document) note(path []any, offset int) {
+func (d *document) record(path []any, offset int) {
 	d.wrote = append(d.wrote, written{append([]any(nil), path...), offset})
 }
 
@@ -56,7 +57,7 @@ func (d *document) keyValue(path []any, depth int) {
 	start := d.text.Len()
 	for parts := rapid.IntRange(1, 3).Draw(d.t, "parts"); ; parts-- {
 		path = append(path, d.key())
-		d.note(path, start)
+		d.record(path, start)
 		if parts == 1 {
 			break
 		}
@@ -95,7 +96,7 @@ func (d *document) array(path []any, depth int) {
 	n := rapid.IntRange(0, 3).Draw(d.t, "elements") * min(depth, 1)
 	for i := range n {
 		elem := append(append([]any(nil), path...), i)
-		d.note(elem, d.text.Len())
+		d.record(elem, d.text.Len())
 		d.value(elem, depth-1)
 		d.blank()
 		if i < n-1 || rapid.Bool().Draw(d.t, "comma") {
@@ -150,7 +151,7 @@ func (d *document) header(path []any, prefix string, depth int) {
 		} else {
 			fmt.Fprintf(&d.text, "[%s%s ]", prefix, name)
 		}
-		d.note(self, at)
+		d.record(self, at)
 		d.end()
 		d.body(self)
 		if depth > 0 {
@@ -293,13 +294,13 @@ func TestHostileFiles(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			start := time.Now()
 			_, err := load([]*file{newFile("hostile.toml", 0, text)})
-			// A second is the promise; the race detector and busy cores get more.
+			// A second is the requirement; the race detector and busy cores get more.
 			if took := time.Since(start); took > 15*time.Second {
 				t.Errorf("took %v", took)
 			} else {
 				t.Logf("took %v", took)
 			}
-			if mistakes, ok := err.(Errors); ok {
+			if mistakes := Errors(nil); errors.As(err, &mistakes) {
 				checkPlaces(t, text, mistakes)
 				if len(err.Error()) > 1<<16 {
 					t.Errorf("the message has %d bytes", len(err.Error()))

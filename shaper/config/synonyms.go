@@ -33,24 +33,25 @@ var synonyms = map[string]map[string][]string{
 		"files": "file path paths database db mmdb csv",
 	}),
 	"[[listen]]": invert(map[string]string{
-		"address":              "addresses addr bind listen listen_on port ports endpoint",
-		"downstream":           "upstream upstreams backend backends server servers target targets host hosts pool cluster to forward forward_to proxy_pass default_backend",
-		"balance":              "algorithm lb lb_policy load_balance load_balancing balancer policy scheduler",
-		"slow_start":           "slowstart ramp_up",
-		"check":                "checks health_check health_checks healthcheck health",
-		"eject":                "outlier_detection passive_check circuit_breaker max_fails fail_timeout",
-		"accept_proxy_from":    "accept_proxy proxy_protocol set_real_ip_from trusted_proxies",
-		"send_proxy":           "proxy_protocol send_proxy_v2",
-		"transparent":          "tproxy proxy_bind",
-		"access_log":           "log logging accesslog",
-		"connect_timeout":      "timeout timeout_connect connection_timeout dial_timeout proxy_connect_timeout",
-		"tcp_idle_timeout":     "timeout client_timeout server_timeout timeout_client timeout_server timeout_tunnel proxy_timeout keepalive_timeout",
-		"udp_idle_timeout":     "timeout",
-		"half_close_timeout":   "timeout_client_fin timeout_server_fin",
-		"max_lifetime":         "max_connection_duration max_duration",
-		"min_throughput":       "min_rate min_speed",
-		"max_flows":            "max_sessions max_clients",
-		"max_flows_per_source": "max_flows_per_ip max_flows_per_client",
+		"address":                    "addresses addr bind listen listen_on port ports endpoint",
+		"downstream":                 "upstream upstreams backend backends server servers target targets host hosts pool cluster to forward forward_to proxy_pass default_backend",
+		"balance":                    "algorithm lb lb_policy load_balance load_balancing balancer policy scheduler",
+		"slow_start":                 "slowstart ramp_up",
+		"check":                      "checks health_check health_checks healthcheck health",
+		"eject":                      "outlier_detection passive_check circuit_breaker max_fails fail_timeout",
+		"accept_proxy_from":          "accept_proxy proxy_protocol set_real_ip_from trusted_proxies",
+		"send_proxy":                 "proxy_protocol send_proxy_v2",
+		"transparent":                "tproxy proxy_bind",
+		"access_log":                 "log logging accesslog",
+		"connect_timeout":            "timeout timeout_connect connection_timeout dial_timeout proxy_connect_timeout",
+		"tcp_idle_timeout":           "timeout client_timeout server_timeout timeout_client timeout_server timeout_tunnel proxy_timeout keepalive_timeout",
+		"udp_idle_timeout":           "timeout",
+		"half_close_timeout":         "timeout_client_fin timeout_server_fin",
+		"max_lifetime":               "max_connection_duration max_duration",
+		"min_throughput":             "min_rate min_speed",
+		"max_flows":                  "max_sessions max_clients",
+		"downstream.max_connections": "maxconn max_conn max_conns maxconns",
+		"max_flows_per_source":       "max_flows_per_ip max_flows_per_client",
 	}),
 	"downstream": invert(map[string]string{
 		"address":         "addr host hostname server url uri target ip endpoint name",
@@ -189,7 +190,7 @@ func invert(words map[string]string, more ...map[string][]string) map[string][]s
 // suggestions returns the keys of t that an unknown key may mean.
 func (t table) suggestions(key string) []string {
 	known := t.keys.names()
-	if keys := among(synonyms[t.name][normalized(key)], known); len(keys) > 0 {
+	if keys := filterKnown(synonyms[t.name][normalized(key)], known); len(keys) > 0 {
 		return keys
 	}
 	if near := Nearest(key, known); near != "" {
@@ -205,8 +206,8 @@ func (t table) suggestions(key string) []string {
 // normalized returns a key in the spelling of synonyms.
 func normalized(key string) string { return strings.ReplaceAll(strings.ToLower(key), "-", "_") }
 
-// among returns the known ones of keys. A dotted key is known if its table is.
-func among(keys, known []string) (some []string) {
+// filterKnown returns the known ones of keys. A dotted key is known if its table is.
+func filterKnown(keys, known []string) (some []string) {
 	for _, key := range keys {
 		table, _, _ := strings.Cut(key, ".")
 		if slices.Contains(known, table) {

@@ -366,7 +366,7 @@ func clip(s string, most int) string {
 
 // unknownValue returns the message that s is not one of names, of which words has synonyms.
 func unknownValue(s string, names []string, words map[string][]string) string {
-	meant := among(words[strings.ToLower(s)], names)
+	meant := filterKnown(words[strings.ToLower(s)], names)
 	if near := Nearest(s, names); len(meant) == 0 && near != "" {
 		meant = []string{near}
 	}
@@ -375,7 +375,7 @@ func unknownValue(s string, names []string, words map[string][]string) string {
 
 // unknownKey returns the message that key is not one of known, of which words has synonyms.
 func unknownKey(key string, known []string, words map[string][]string) string {
-	meant := among(words[normalized(key)], known)
+	meant := filterKnown(words[normalized(key)], known)
 	if near := Nearest(key, known); len(meant) == 0 && near != "" {
 		meant = []string{near}
 	}

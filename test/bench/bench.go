@@ -18,13 +18,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A bench runs works and gathers what they come to.
+// A bench runs works and collects their results.
 type bench struct {
 	net    *network
 	bins   binaries
 	short  bool
 	repeat int
-	only   []string // programs; none is all
+	only   []string // programs to run; empty for all
 	match  *regexp.Regexp
 	log    io.Writer
 	report *report
@@ -32,8 +32,7 @@ type bench struct {
 	profiler *profiler
 }
 
-// run measures everything. What the subject failed at is in the report without figures,
-// and in the error.
+// run measures everything. A load at which the subject failed is in the report without figures, and in the error.
 func (b *bench) run(ctx context.Context, list []work) (failed error) {
 	began := time.Now()
 	defer func() { b.report.Seconds = time.Since(began).Seconds() }()
@@ -42,14 +41,14 @@ func (b *bench) run(ctx context.Context, list []work) (failed error) {
 			if !b.match.MatchString(w.name + " " + l.name) {
 				continue
 			}
-			c, err := b.cell(ctx, w, l)
+			c, err := b.measureCell(ctx, w, l)
 			if ctx.Err() != nil {
 				return errors.Join(failed, ctx.Err())
 			}
 			if err != nil {
 				failed = errors.Join(failed, fmt.Errorf("%s %s: %w", w.name, l.name, err))
-				c = &cell{Work: w.name, Name: l.name, Load: l.about, Headline: l.headline, Figures: l.figures, Baseline: l.baseline}
-				c.of(subject, false).Cannot = firstLine(err)
+				c = &cell{Work: w.name, Name: l.name, Load: l.description, Headline: l.headline, Figures: l.figures, Baseline: l.baseline}
+				c.outcomeFor(subject, false).Cannot = firstLine(err)
 			}
 			b.report.Cells = append(b.report.Cells, c)
 			writeCell(b.log, c)
@@ -61,17 +60,17 @@ func (b *bench) run(ctx context.Context, list []work) (failed error) {
 	return failed
 }
 
-// cell has each program meet a load, one after the other, again and again: so all of
-// them have the same share of the machine's good and bad moments.
-func (b *bench) cell(ctx context.Context, w work, l load) (*cell, error) {
-	c := &cell{Work: w.name, Name: l.name, Load: l.about, Headline: l.headline, Figures: l.figures, Baseline: l.baseline}
+// measureCell runs a load against each program in turn, in several rounds, so that the
+// machine's good and bad moments affect all programs equally.
+func (b *bench) measureCell(ctx context.Context, w work, l load) (*cell, error) {
+	c := &cell{Work: w.name, Name: l.name, Load: l.description, Headline: l.headline, Figures: l.figures, Baseline: l.baseline}
 	repeat := b.repeat
 	if l.repeat > 0 {
 		repeat = min(repeat, l.repeat)
 	}
-	if l.own != nil {
+	if l.custom != nil {
 		for range repeat {
-			all, err := l.own(ctx, b)
+			all, err := l.custom(ctx, b)
 			if err != nil {
 				return nil, err
 			}
@@ -85,21 +84,21 @@ func (b *bench) cell(ctx context.Context, w work, l load) (*cell, error) {
 	}
 	rows := l.rows
 	if rows == nil {
-		rows = b.able(l, c)
+		rows = b.eligible(l, c)
 	}
 	for range repeat {
 		for _, r := range rows {
 			if o := c.outcome(r.name); o != nil && o.Cannot != "" {
-				continue // the repetitions of all stay side by side
+				continue // keeps the repetitions of the others paired
 			}
-			s, setting, err := b.once(ctx, r, l)
+			s, setting, err := b.runOnce(ctx, r, l)
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
 			if err != nil && r.peer {
-				// A peer that fails is a result. The table shows it.
+				// The failure of a peer is a result, and is in the table.
 				fmt.Fprintf(b.log, "%s %s: %s: %v\n", w.name, l.name, r.name, err)
-				c.of(r.name, r.peer).Cannot = firstLine(err)
+				c.outcomeFor(r.name, r.peer).Cannot = firstLine(err)
 				continue
 			}
 			if err != nil {
@@ -112,12 +111,11 @@ func (b *bench) cell(ctx context.Context, w work, l load) (*cell, error) {
 	return c, nil
 }
 
-// failure begins what an outcome says of a program that should have had a part.
+// failure starts the Cannot text of a program that failed during the load.
 const failure = "failed: "
 
-// able returns the programs that have a part in a load, and says in the cell why others
-// have none.
-func (b *bench) able(l load, c *cell) (rows []row) {
+// eligible returns the programs that can run a load, and records in the cell why the others cannot.
+func (b *bench) eligible(l load, c *cell) (rows []row) {
 	t := l.task(b.net, b.bins)
 	for _, p := range programs {
 		if len(l.programs) > 0 && !slices.Contains(l.programs, p.name) || len(b.only) > 0 && !slices.Contains(b.only, p.name) {
@@ -137,8 +135,8 @@ func firstLine(err error) string {
 	return failure + line
 }
 
-// once starts a program, has it meet a load, and ends it.
-func (b *bench) once(ctx context.Context, r row, l load) (s sample, setting string, err error) {
+// runOnce starts a program, runs a load against it, and stops it.
+func (b *bench) runOnce(ctx context.Context, r row, l load) (s sample, setting string, err error) {
 	if r.task == nil {
 		r.task = l.task
 	}
@@ -154,8 +152,8 @@ func (b *bench) once(ctx context.Context, r row, l load) (s sample, setting stri
 	return s, at.setting, errors.Join(err, at.stop())
 }
 
-// of returns the outcome of a program, which it makes when there is none.
-func (c *cell) of(program string, peer bool) *outcome {
+// outcomeFor returns the outcome of a program, and creates it if necessary.
+func (c *cell) outcomeFor(program string, peer bool) *outcome {
 	o := c.outcome(program)
 	if o == nil {
 		o = &outcome{Program: program, Peer: peer}
@@ -165,7 +163,7 @@ func (c *cell) of(program string, peer bool) *outcome {
 }
 
 func (c *cell) add(program string, peer bool, s sample) {
-	o := c.of(program, peer)
+	o := c.outcomeFor(program, peer)
 	if o.Figures == nil {
 		o.Figures, o.Series = map[string]stat{}, s.series
 	}
@@ -176,8 +174,8 @@ func (c *cell) add(program string, peer bool, s sample) {
 	}
 }
 
-// thisMachine says where the harness runs.
-func thisMachine() machine {
+// readMachine returns the properties of this machine.
+func readMachine() machine {
 	var u unix.Utsname
 	_ = unix.Uname(&u)
 	m := machine{Kernel: unix.ByteSliceToString(u.Release[:]), CPUs: runtime.NumCPU(), Go: runtime.Version()}
@@ -191,7 +189,7 @@ func thisMachine() machine {
 	return m
 }
 
-// findBinaries finds what is measured; install-peers has put most of it into peers.
+// findBinaries locates the programs to measure; install-peers puts most of them into peers.
 func findBinaries(shaperd, peers, asn string) (b binaries, err error) {
 	if b.shaperd, err = filepath.Abs(shaperd); err != nil {
 		return b, err
@@ -208,13 +206,13 @@ func findBinaries(shaperd, peers, asn string) (b binaries, err error) {
 	b.haproxy3 = []string{filepath.Join(lib, "ld-linux-x86-64.so.2"), "--library-path", lib, filepath.Join(root, "usr/sbin/haproxy")}
 	for _, path := range []string{b.shaperd, b.toxiproxy, b.naive, b.haproxy3[0], b.haproxy3[3], "/usr/sbin/nginx", filepath.Join(b.asn, asnFiles[0])} {
 		if _, err := os.Stat(path); err != nil {
-			return b, fmt.Errorf("%w: \"make bench\" builds and installs what is measured", err)
+			return b, fmt.Errorf("%w: run \"make bench\" to build and install it", err)
 		}
 	}
 	return b, nil
 }
 
-// versions asks the programs for theirs.
+// versions returns the versions that the programs report.
 func (b binaries) versions() map[string]string {
 	line := func(cmd ...string) string {
 		out, _ := exec.Command(cmd[0], cmd[1:]...).CombinedOutput()
@@ -232,7 +230,7 @@ func (b binaries) versions() map[string]string {
 	}
 }
 
-// moduleVersion is the version of the module that a binary in Go was built from.
+// moduleVersion returns the version of the module that a Go binary was built from.
 func moduleVersion(path string) string {
 	info, err := buildinfo.ReadFile(path)
 	if err != nil {

@@ -8,16 +8,16 @@ import (
 	"strings"
 )
 
-// A bound is what each repetition of a figure of the subject has to keep, in the
-// figure's unit. Bounds are for a machine of two processors that others use too: they
-// find what is broken, not what has become slower.
+// A bound is the allowed range of a figure of the subject in each repetition, in the
+// figure's unit. Bounds suit a shared machine with two processors: they detect breakage,
+// not regressions in speed.
 type bound struct {
 	work, figure string
-	least, most  float64
+	min, max     float64
 }
 
 var bounds = []bound{
-	// Never faster is the promise. Slower is what a machine without time for it makes.
+	// shaperd is never faster than the rate. It may be slower on a machine that is short of CPU time.
 	{"W1", "error", -50, 5},
 	{"W1", "sigma", 0, 500},
 	{"W2", "w100", 0, 2},
@@ -31,43 +31,43 @@ var bounds = []bound{
 	{"W9", "per-connection", -100, 100},
 }
 
-// bounds is an error that lists everything wrong with the report: cells without the
-// subject or with figures of it that are missing or no numbers, peers that all failed, and
-// bounds that are not kept.
-func (r *report) bounds() error {
+// checkBounds returns an error that lists all problems of the report: cells where the
+// subject has no figures, or missing or non-finite ones, cells where all peers failed, and
+// violated bounds.
+func (r *report) checkBounds() error {
 	var list []error
-	wrong := func(c *cell, format string, args ...any) {
+	problem := func(c *cell, format string, args ...any) {
 		list = append(list, fmt.Errorf("%s %s: %s", c.Work, c.Name, fmt.Sprintf(format, args...)))
 	}
 	for _, c := range r.Cells {
-		// One peer may have a bad day. When all fail it is the harness that does.
-		var failed, fine int
+		// A single peer may fail. When all fail, the harness is at fault.
+		var failed, succeeded int
 		for _, o := range c.Outcomes {
 			if o.Peer && strings.HasPrefix(o.Cannot, failure) {
 				failed++
 			} else if o.Peer && len(o.Figures) > 0 {
-				fine++
+				succeeded++
 			}
 		}
-		if failed > 0 && fine == 0 {
-			wrong(c, "all peers failed")
+		if failed > 0 && succeeded == 0 {
+			problem(c, "all peers failed")
 		}
 		ours := c.baseline()
 		if ours == nil || len(ours.Figures) == 0 {
-			wrong(c, "%s has no figures", cmp.Or(c.Baseline, subject))
+			problem(c, "%s has no figures", cmp.Or(c.Baseline, subject))
 			continue
 		}
 		if len(ours.Figures[c.Headline].Samples) == 0 {
-			wrong(c, "%s has no %s, which it is about", ours.Program, figureOf(c.Headline).title)
+			problem(c, "%s has no headline figure %s", ours.Program, figureOf(c.Headline).title)
 		}
-		for _, f := range c.measured() {
+		for _, f := range c.measuredFigures() {
 			samples := ours.Figures[f.key].Samples
 			if len(samples) == 0 && f.key != c.Headline && c.Baseline == "" {
-				wrong(c, "%s has no %s, and others have", ours.Program, f.title)
+				problem(c, "%s has no %s, but others have", ours.Program, f.title)
 			}
 			for _, x := range samples {
 				if math.IsNaN(x) || math.IsInf(x, 0) {
-					wrong(c, "%s is %v", f.title, x)
+					problem(c, "%s is %v", f.title, x)
 				}
 			}
 		}
@@ -77,8 +77,8 @@ func (r *report) bounds() error {
 			}
 			f := figureOf(b.figure)
 			for _, x := range ours.Figures[b.figure].Samples {
-				if x < b.least || x > b.most {
-					wrong(c, "%s is %s, and has to be %s", f.title, strings.TrimSpace(f.format(x)+" "+f.unit), b)
+				if x < b.min || x > b.max {
+					problem(c, "%s is %s, must be %s", f.title, strings.TrimSpace(f.format(x)+" "+f.unit), b)
 				}
 			}
 		}
@@ -87,14 +87,14 @@ func (r *report) bounds() error {
 	case 0:
 		return nil
 	case 1:
-		return fmt.Errorf("1 thing is wrong: %w", list[0])
+		return fmt.Errorf("1 problem: %w", list[0])
 	}
-	return fmt.Errorf("%d things are wrong:\n%w", len(list), errors.Join(list...))
+	return fmt.Errorf("%d problems:\n%w", len(list), errors.Join(list...))
 }
 
 func (b bound) String() string {
-	if b.most == math.MaxFloat64 {
-		return fmt.Sprintf("at least %g", b.least)
+	if b.max == math.MaxFloat64 {
+		return fmt.Sprintf("at least %g", b.min)
 	}
-	return fmt.Sprintf("within %g and %g", b.least, b.most)
+	return fmt.Sprintf("between %g and %g", b.min, b.max)
 }

@@ -7,16 +7,16 @@ import (
 )
 
 const (
-	left  = 46.0 // of a plot, for its labels
+	left  = 46.0 // of a plot, for labels
 	right = 8.0
 )
 
-// shownBins are the most that one picture of arrivals shows.
+// shownBins is the maximum number of bins in an arrival chart.
 const shownBins = 300
 
-// readable returns the series in bins wide enough to hold several units each: at
-// 100 kB/s a segment comes every 14 ms. Of bytes the unit is a segment.
-func (s *series) readable() *series {
+// rebin returns the series with bins wide enough to contain several units each: at 100
+// kB/s a segment arrives every 14 ms. The unit of a series of bytes is a segment.
+func (s *series) rebin() *series {
 	quantum := 1.0
 	if s.Unit == "bytes" {
 		quantum = segment
@@ -36,8 +36,8 @@ func (s *series) readable() *series {
 	return out
 }
 
-// highest is the most in one bin.
-func (s *series) highest() float64 {
+// maxBin returns the value of the highest bin.
+func (s *series) maxBin() float64 {
 	most := 0
 	for _, n := range s.Bins {
 		most = max(most, n)
@@ -45,12 +45,12 @@ func (s *series) highest() float64 {
 	return float64(most)
 }
 
-// clip is how many times the nominal rate a picture of arrivals shows. What is higher
-// is cut off, or a flood would leave no room for the others.
+// clip is the upper end of an arrival chart, in multiples of the nominal rate. Higher
+// values are cut off, because a flood would flatten the other charts.
 const clip = 8
 
-// arrivals draws what arrived through each program of a cell, on the same scales.
-func (c *cell) arrivals() (pictures []string) {
+// arrivalCharts draws the arrivals through each program of a cell, on the same scales.
+func (c *cell) arrivalCharts() (pictures []string) {
 	type plot struct {
 		program string
 		*series
@@ -61,9 +61,9 @@ func (c *cell) arrivals() (pictures []string) {
 		if o.Series == nil || len(o.Series.Bins) == 0 {
 			continue
 		}
-		s := o.Series.readable()
+		s := o.Series.rebin()
 		plots = append(plots, plot{o.Program, s})
-		most := s.highest()
+		most := s.maxBin()
 		if s.Nominal > 0 {
 			most = min(most, clip*s.Nominal)
 		}
@@ -75,7 +75,7 @@ func (c *cell) arrivals() (pictures []string) {
 	return pictures
 }
 
-// draw draws a series in a plot that holds so many bins, and reaches from 0 to top.
+// draw draws a series in a plot with the given number of bins and a range from 0 to top.
 func (s *series) draw(program string, top float64, bins int) string {
 	const y, h = 40.0, 96.0
 	w := pictureWidth - left - right
@@ -84,18 +84,18 @@ func (s *series) draw(program string, top float64, bins int) string {
 	if unit == "bytes" {
 		per, unit = 1000, "kB"
 	}
-	what := fmt.Sprintf("%s in %s ms", unit, short(s.BinMillis))
+	label := fmt.Sprintf("%s in %s ms", unit, formatNumber(s.BinMillis))
 	atX := func(bin float64) float64 { return left + w*bin/float64(bins) }
 	atY := func(v float64) float64 { return y + h*(1-min(v, top)/top) }
 
 	d.text(0, 14, "name", "start", program)
-	d.text(pictureWidth-right, 14, "", "end", fmt.Sprintf("most: %s %s", short(s.highest()/per), what))
-	d.text(left, y-8, "", "start", what)
+	d.text(pictureWidth-right, 14, "", "end", fmt.Sprintf("max: %s %s", formatNumber(s.maxBin()/per), label))
+	d.text(left, y-8, "", "start", label)
 	step := niceStep(top / per / 4)
 	for i := 0; float64(i)*step*per <= top; i++ {
 		v := float64(i) * step
 		d.line(left, atY(v*per), left+w, atY(v*per), "grid")
-		d.text(left-6, atY(v*per)+4, "", "end", short(v))
+		d.text(left-6, atY(v*per)+4, "", "end", formatNumber(v))
 	}
 	class := "theirs"
 	if program == subject {
@@ -113,23 +113,23 @@ func (s *series) draw(program string, top float64, bins int) string {
 		if x > left+w-8 {
 			anchor = "end"
 		}
-		d.text(x, y+h+17, "", anchor, short(at))
+		d.text(x, y+h+17, "", anchor, formatNumber(at))
 	}
 	d.text(left+w/2, y+h+31, "", "middle", "ms")
 	if s.Nominal > 0 {
 		d.line(left, atY(s.Nominal), left+w, atY(s.Nominal), "rate")
 	}
-	if s.highest() > top {
-		d.text(left+w, y-8, "ink", "end", "▲ beyond the scale")
+	if s.maxBin() > top {
+		d.text(left+w, y-8, "ink", "end", "▲ off the scale")
 	}
-	label := fmt.Sprintf("Arrivals through %s: up to %s %s", program, short(s.highest()/per), what)
+	description := fmt.Sprintf("Arrivals through %s: up to %s %s", program, formatNumber(s.maxBin()/per), label)
 	if s.Nominal > 0 {
-		label += fmt.Sprintf("; the rate is %s", short(s.Nominal/per))
+		description += fmt.Sprintf("; the rate is %s", formatNumber(s.Nominal/per))
 	}
-	return d.svg(label)
+	return d.svg(description)
 }
 
-// area fills from the bottom to each bin.
+// area fills the area below the bins.
 func (s *series) area(d *drawing, atX, atY func(float64) float64, class string) {
 	var b strings.Builder
 	bottom := num(atY(0))
@@ -145,12 +145,12 @@ func (s *series) area(d *drawing, atX, atY func(float64) float64, class string) 
 	fmt.Fprintf(d, "<path d=%q class=%q/>\n", b.String(), class)
 }
 
-// farthest is the ratio that bars go to; what is beyond is written beside them.
-const farthest = 1000
+// maxRatio is the ratio at the end of the scale. Bars of larger ratios are cut off, and labeled with the value.
+const maxRatio = 1000
 
-// bars draws the ratios of a cell's headline figure, on a logarithmic scale: to the
-// right the subject is better. It is empty when there are none.
-func (c *cell) bars() string {
+// ratioChart draws the ratios of a cell's headline figure, on a logarithmic scale: to the
+// right the subject is better. It is empty without ratios.
+func (c *cell) ratioChart() string {
 	const y, each = 34.0, 24.0
 	type bar struct {
 		*outcome
@@ -164,7 +164,7 @@ func (c *cell) bars() string {
 			continue
 		}
 		list = append(list, bar{o, r})
-		for _, v := range []float64{r.value, r.least, r.most} {
+		for _, v := range []float64{r.value, r.min, r.max} {
 			if v > 0 {
 				reach = max(reach, v, 1/v)
 			}
@@ -173,7 +173,7 @@ func (c *cell) bars() string {
 	if list == nil {
 		return ""
 	}
-	reach = min(reach, farthest)
+	reach = min(reach, maxRatio)
 	f := figureOf(c.Headline)
 	bottom := y + each*float64(len(list))
 	d := &drawing{height: bottom + 36}
@@ -194,7 +194,7 @@ func (c *cell) bars() string {
 			class = "theirs"
 		}
 		d.rect(min(one, end), top+2, max(math.Abs(end-one), 1), 14, class)
-		d.line(scale.at(b.least), top+9, scale.at(b.most), top+9, "whisker")
+		d.line(scale.at(b.min), top+9, scale.at(b.max), top+9, "whisker")
 		d.text(pictureWidth-right, top+13, "ink", "end", strings.TrimSpace(b.String()+" "+v.Mark))
 		label += fmt.Sprintf(" %s %s;", b.Program, strings.TrimSpace(b.String()+" "+v.Word))
 	}
@@ -204,23 +204,23 @@ func (c *cell) bars() string {
 	return d.svg(strings.TrimSuffix(label, ";") + ".")
 }
 
-// tick10 writes a tick of ratios.
+// tick10 formats a tick of the ratio scale.
 func tick10(v float64) string {
 	if v < 1 {
-		return "1/" + short(math.Round(1/v))
+		return "1/" + formatNumber(math.Round(1/v))
 	}
-	return short(v)
+	return formatNumber(v)
 }
 
-// waits draws how long one had to wait with each program: from the median on, over the
-// 99th percentile, to the longest. It is empty where a cell has no such figures.
-func (c *cell) waits() string {
+// waitChart draws the wait distribution of each program: the median, the 99th percentile
+// and the longest. It is empty if the cell has no such figures.
+func (c *cell) waitChart() string {
 	const y, each = 54.0, 24.0
 	type wait struct {
 		program string
 		p50     float64
 		p99     float64
-		worst   float64 // that of p99 where it is not measured
+		worst   float64 // p99 where it is not measured
 		failed  string
 	}
 	var list []wait
@@ -247,7 +247,7 @@ func (c *cell) waits() string {
 	bottom := y + each*float64(len(list))
 	d := &drawing{height: bottom + 36}
 	scale := logScale{least / 1.2, most * 1.2, 76, pictureWidth - 76 - 18}
-	d.text(0, 14, "name", "start", "How long one waits")
+	d.text(0, 14, "name", "start", "Response times")
 	key := "● median   │ 99th percentile"
 	if measuresWorst {
 		key += "   ─ up to the longest"
@@ -255,10 +255,10 @@ func (c *cell) waits() string {
 	d.text(0, 34, "", "start", key)
 	for _, v := range scale.ticks() {
 		d.line(scale.at(v), y-6, scale.at(v), bottom, "grid")
-		d.text(scale.at(v), bottom+14, "", "middle", short(v))
+		d.text(scale.at(v), bottom+14, "", "middle", formatNumber(v))
 	}
 	d.text(scale.x+scale.w/2, bottom+30, "", "middle", "ms, logarithmic")
-	label := "Waits in ms:"
+	label := "Response times in ms:"
 	for i, w := range list {
 		at := y + each*float64(i) + 9
 		class := "theirs"
@@ -270,16 +270,16 @@ func (c *cell) waits() string {
 		d.line(scale.at(w.p99), at-6, scale.at(w.p99), at+6, "whisker")
 		d.dot(scale.at(w.p50), at, 5, class)
 		if w.failed != "" {
-			// Beside the line, where there is more room.
+			// Next to the line, on the side with more room.
 			x, anchor := scale.at(max(w.p99, w.worst))+8, "start"
 			if x > pictureWidth/2 {
 				x, anchor = scale.at(w.p50)-10, "end"
 			}
 			d.text(x, at+4, "ink", anchor, "✗ "+w.failed)
 		}
-		label += fmt.Sprintf(" %s median %s, 99th percentile %s", w.program, short(w.p50), short(w.p99))
+		label += fmt.Sprintf(" %s median %s, 99th percentile %s", w.program, formatNumber(w.p50), formatNumber(w.p99))
 		if measuresWorst {
-			label += fmt.Sprintf(", longest %s", short(w.worst))
+			label += fmt.Sprintf(", longest %s", formatNumber(w.worst))
 		}
 		if w.failed != "" {
 			label += ", " + w.failed

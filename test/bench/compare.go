@@ -8,32 +8,32 @@ import (
 	"strings"
 )
 
-// A difference is one ratio in two runs.
+// A difference is the same ratio in two runs.
 type difference struct {
 	work, cell, program string
 	figure              figure
 	then, now           ratio
 }
 
-// agrees says whether the ratios are within a factor of agreement.
+// agrees reports whether the ratios differ by at most the factor agreement.
 func (d difference) agrees() bool {
 	return d.then.value == d.now.value || math.Abs(math.Log(d.then.value/d.now.value)) <= math.Log(agreement)
 }
 
-// noisy says that a disagreement of the two proves nothing.
+// noisy reports whether a disagreement of the two runs proves nothing.
 func (d difference) noisy() bool { return d.then.noisy() || d.now.noisy() }
 
 func (d difference) String() string {
 	return fmt.Sprintf("%s %s: %s to %s: %s, then %s", d.work, d.cell, d.figure.title, d.program, d.then, d.now)
 }
 
-// A comparison is what two runs say of the same ratios.
+// A comparison compares the ratios of two runs.
 type comparison struct {
-	agree    int
-	disagree []difference
-	noisy    []difference // that disagree, and are too noisy for it to matter
-	alone    int          // ratios that only one run has
-	other    []string     // what differs between the runs themselves
+	agree       int
+	disagree    []difference
+	noisy       []difference // that disagree, but are too noisy to judge
+	unmatched   int          // ratios in only one of the runs
+	differences []string     // how the runs themselves differ
 }
 
 // compareReports compares each ratio of two reports.
@@ -42,7 +42,7 @@ func compareReports(earlier, now *report) (c comparison) {
 	for key, d := range now.ratios() {
 		old, ok := then[key]
 		if !ok {
-			c.alone++
+			c.unmatched++
 			continue
 		}
 		delete(then, key)
@@ -56,27 +56,27 @@ func compareReports(earlier, now *report) (c comparison) {
 			c.disagree = append(c.disagree, d)
 		}
 	}
-	c.alone += len(then)
+	c.unmatched += len(then)
 	now.sort(c.disagree)
 	now.sort(c.noisy)
 	if earlier.Machine != now.Machine {
-		c.other = append(c.other, "the machine")
+		c.differences = append(c.differences, "the machine")
 	}
 	if earlier.Short != now.Short {
-		c.other = append(c.other, "-short")
+		c.differences = append(c.differences, "-short")
 	}
 	for _, p := range programs {
 		if earlier.Versions[p.name] != now.Versions[p.name] {
-			c.other = append(c.other, "the version of "+p.name)
+			c.differences = append(c.differences, "the version of "+p.name)
 		}
 	}
 	return c
 }
 
-// ratioKey names a ratio of a report.
+// ratioKey identifies a ratio of a report.
 type ratioKey struct{ work, cell, program, figure string }
 
-// ratios are all of a report, each as now.
+// ratios returns all ratios of a report, each in the field now.
 func (r *report) ratios() map[ratioKey]difference {
 	all := map[ratioKey]difference{}
 	for _, c := range r.Cells {
@@ -91,14 +91,14 @@ func (r *report) ratios() map[ratioKey]difference {
 	return all
 }
 
-// sort brings differences into the order of the report.
+// sort sorts differences in the order of the report.
 func (r *report) sort(list []difference) {
-	place := map[[2]string]int{}
+	pos := map[[2]string]int{}
 	for i, c := range r.Cells {
-		place[[2]string{c.Work, c.Name}] = i
+		pos[[2]string{c.Work, c.Name}] = i
 	}
 	slices.SortFunc(list, func(a, b difference) int {
-		if d := place[[2]string{a.work, a.cell}] - place[[2]string{b.work, b.cell}]; d != 0 {
+		if d := pos[[2]string{a.work, a.cell}] - pos[[2]string{b.work, b.cell}]; d != 0 {
 			return d
 		}
 		if d := strings.Compare(a.program, b.program); d != 0 {
@@ -108,9 +108,9 @@ func (r *report) sort(list []difference) {
 	})
 }
 
-// sentence counts.
-func (c comparison) sentence() string {
-	return fmt.Sprintf("%d of %d ratios agree within 15 %%; %d do not; %d differ, but their repetitions do as well.",
+// summary returns the counts as a sentence.
+func (c comparison) summary() string {
+	return fmt.Sprintf("%d of %d ratios agree within 15 %%; %d disagree; %d disagree but are noisy.",
 		c.agree, c.agree+len(c.disagree)+len(c.noisy), len(c.disagree), len(c.noisy))
 }
 
@@ -118,10 +118,10 @@ func (c comparison) sentence() string {
 type noisyWork struct {
 	Work    string
 	Ratios  int
-	Figures string // with how many of each
+	Figures string // with counts
 }
 
-// noisyWorks sums up the noisy ratios that disagree.
+// noisyWorks summarizes the noisy ratios that disagree.
 func (c comparison) noisyWorks() (list []noisyWork) {
 	var names []string
 	counts := map[string]map[string]int{}
@@ -147,20 +147,20 @@ func (c comparison) noisyWorks() (list []noisyWork) {
 	return list
 }
 
-// writeComparison prints where two reports disagree.
+// writeComparison prints the disagreements of two reports.
 func writeComparison(w io.Writer, earlier, now *report) {
 	c := compareReports(earlier, now)
-	fmt.Fprintf(w, "\nCompared with the run of %s\n  %s\n", earlier.Began.Format("2006-01-02 15:04"), c.sentence())
+	fmt.Fprintf(w, "\nCompared with the run of %s\n  %s\n", earlier.Began.Format("2006-01-02 15:04"), c.summary())
 	for _, d := range c.disagree {
 		fmt.Fprintf(w, "  differs    %s\n", d)
 	}
 	for _, n := range c.noisyWorks() {
 		fmt.Fprintf(w, "  too noisy  %s: %s\n", n.Work, n.Figures)
 	}
-	if c.alone > 0 {
-		fmt.Fprintf(w, "  %d ratios are in one of the runs only\n", c.alone)
+	if c.unmatched > 0 {
+		fmt.Fprintf(w, "  %d ratios are in only one of the runs\n", c.unmatched)
 	}
-	if len(c.other) > 0 {
-		fmt.Fprintf(w, "  The runs differ in %s\n", strings.Join(c.other, ", "))
+	if len(c.differences) > 0 {
+		fmt.Fprintf(w, "  The runs differ in %s\n", strings.Join(c.differences, ", "))
 	}
 }

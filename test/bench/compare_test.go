@@ -18,7 +18,7 @@ func TestComparison(t *testing.T) {
 	now.scale(0, "nginx", "sigma", 1.1)   // within 15 %, and above the floor
 	now.scale(0, "haproxy", "sigma", 3)   // noisy
 	now.scale(0, "haproxy", "cpu", 1.2)   // differs
-	now.scale(0, "haproxy", "gap50", 100) // has no better
+	now.scale(0, "haproxy", "gap50", 100) // not comparable
 	now.scale(1, "naive", "p50", 0.8)     // differs
 	now.Cells[1].outcome("naive").Figures["worst"] = stat{}
 	now.Versions["nginx"] = "nginx 3"
@@ -26,11 +26,11 @@ func TestComparison(t *testing.T) {
 	writeComparison(&b, earlier, now)
 	want := `
 Compared with the run of 2026-05-04 03:02
-  11 of 14 ratios agree within 15 %; 2 do not; 1 differ, but their repetitions do as well.
+  11 of 14 ratios agree within 15 %; 2 disagree; 1 disagree but are noisy.
   differs    W1 10 MB/s, 4 connections: CPU to haproxy: 0.50, then 0.60
   differs    W6 a hog: p50 to naive: 17, then 13
   too noisy  W1: sigma (1)
-  1 ratios are in one of the runs only
+  1 ratios are in only one of the runs
   The runs differ in the version of nginx
 `
 	if got := b.String(); got != want {
@@ -49,7 +49,7 @@ Compared with the run of 2026-05-04 03:02
 
 func TestComparisonWithItself(t *testing.T) {
 	c := compareReports(example(), example())
-	if c.agree != 15 || c.disagree != nil || c.noisy != nil || c.alone != 0 || c.other != nil {
+	if c.agree != 15 || c.disagree != nil || c.noisy != nil || c.unmatched != 0 || c.differences != nil {
 		t.Errorf("a report differs from itself: %+v", c)
 	}
 }

@@ -16,33 +16,33 @@ import (
 	"shaperd/test/lab"
 )
 
-// Here the middle routes, and what it forwards passes something that limits it to far
-// more than there is. All are judged by what the whole machine spends: they are in the
-// kernel, and have no process.
+// In these loads the middle host routes, and the forwarded packets pass a limiter whose
+// rate is never reached. All are judged by the CPU time of the whole machine: they run in
+// the kernel and have no process.
 
-// far is a rate beyond what the machine can forward, in bits a second.
-const far = 900e9
+// unreachedRate is a rate that the machine cannot reach, in bits a second.
+const unreachedRate = 900e9
 
-// attached starts shaperd with an attachment at an interface of the middle; at is its
-// settings, limits the keys of its limits.
-func attached(at string, keys ...string) func(context.Context, task) (*running, error) {
+// startAttached starts shaperd with an attachment on the middle host; at is the
+// attachment's settings, and keys has the key of each limit.
+func startAttached(at string, keys ...string) func(context.Context, task) (*running, error) {
 	return func(ctx context.Context, t task) (_ *running, err error) {
-		pins, err := lab.NewPins()
+		pins, err := lab.NewBPFFS()
 		if err != nil {
 			return nil, err
 		}
 		undo := func() error { return lab.RemoveDir(pins) }
 		text := fmt.Sprintf("[daemon]\nmetrics = \"\"\npin_path = %q\n\n[[attach]]\nname = \"wall\"\n%s\n", filepath.Join(pins, "pins"), at)
 		for i, key := range keys {
-			text += fmt.Sprintf("\n[[limit]]\nname = \"far%d\"\nmatch = { attach = [\"wall\"] }\nkey = [%s]\nrate = \"%.0fGbit/s\"\n", i, key, far/1e9)
+			text += fmt.Sprintf("\n[[limit]]\nname = \"far%d\"\nmatch = { attach = [\"wall\"] }\nkey = [%s]\nrate = \"%.0fGbit/s\"\n", i, key, unreachedRate/1e9)
 		}
-		r := &running{to: atDownstream, undo: undo}
-		dir, path, err := configured("shaperd.toml", text)
+		r := &running{to: atDownstream, cleanup: undo}
+		dir, path, err := writeConfig("shaperd.toml", text)
 		if err == nil {
 			r.process, err = startProcess(t.net.middle, dir, t.bins.shaperd, "run", "--config", path)
 		}
 		if err == nil {
-			err = r.process.wrote(ctx, "msg=ready", 1)
+			err = r.process.awaitOutput(ctx, "msg=ready", 1)
 		}
 		if err != nil {
 			_ = r.stop()
@@ -53,16 +53,16 @@ func attached(at string, keys ...string) func(context.Context, task) (*running, 
 }
 
 const (
-	leaving = "interface = \"right\"\ndirection = \"egress\"\nmode = \"police\""
-	seeing  = "interface = \"right\"\ndirection = \"egress\"\nobserve = true"
-	coming  = "interface = \"left\"\ndirection = \"ingress\"\nmode = \"police\""
-	early   = coming + "\nhook = \"xdp\""
+	egressPolice  = "interface = \"right\"\ndirection = \"egress\"\nmode = \"police\""
+	egressObserve = "interface = \"right\"\ndirection = \"egress\"\nobserve = true"
+	ingressPolice = "interface = \"left\"\ndirection = \"ingress\"\nmode = \"police\""
+	ingressXDP    = ingressPolice + "\nhook = \"xdp\""
 
 	bySource = `"source"`
 )
 
-// byTC adds a queue of the kernel to the interface towards the downstream.
-func byTC(commands ...string) func(context.Context, task) (*running, error) {
+// withTC adds a kernel qdisc to the interface towards the downstream.
+func withTC(commands ...string) func(context.Context, task) (*running, error) {
 	return func(_ context.Context, t task) (*running, error) {
 		r := kernelShaper(t)
 		for i, c := range commands {
@@ -77,33 +77,33 @@ func byTC(commands ...string) func(context.Context, task) (*running, error) {
 	}
 }
 
-// byNFT adds a table of nftables, whose commands are in braces.
-func byNFT(table string) func(context.Context, task) (*running, error) {
+// withNFT adds an nftables table, whose commands are in braces.
+func withNFT(table string) func(context.Context, task) (*running, error) {
 	return func(_ context.Context, t task) (*running, error) {
 		if err := t.net.middle.Run("nft", "add table ip bench "+table); err != nil {
 			return nil, err
 		}
-		return &running{to: atDownstream, undo: func() error { return t.net.middle.Run("nft", "delete table ip bench") }}, nil
+		return &running{to: atDownstream, cleanup: func() error { return t.net.middle.Run("nft", "delete table ip bench") }}, nil
 	}
 }
 
 var (
-	plain    = row{name: "plain forwarding", start: startDirect}
-	policing = row{name: "shaperd, police, 1 limit", start: attached(leaving, bySource)}
-	byHTB    = row{name: "htb", peer: true, start: byTC("qdisc add dev right root handle 1: htb default 1",
-		fmt.Sprintf("class add dev right parent 1: classid 1:1 htb rate %.0fbit burst 10mb cburst 10mb", far))}
-	byLimit = row{name: "nftables", peer: true, start: byNFT("{ chain f { type filter hook forward priority 0; limit rate over 10000000/second drop; }; }")}
-	// forwarders limit all together, or each source.
+	plainForwarding = row{name: "plain forwarding", start: startDirect}
+	policeOneLimit  = row{name: "shaperd, police, 1 limit", start: startAttached(egressPolice, bySource)}
+	htbRow          = row{name: "htb", peer: true, start: withTC("qdisc add dev right root handle 1: htb default 1",
+		fmt.Sprintf("class add dev right parent 1: classid 1:1 htb rate %.0fbit burst 10mb cburst 10mb", unreachedRate))}
+	nftRow = row{name: "nftables", peer: true, start: withNFT("{ chain f { type filter hook forward priority 0; limit rate over 10000000/second drop; }; }")}
+	// forwarders limit all traffic together, or each source.
 	forwarders = []row{
-		policing,
-		{name: "shaperd, police, 4 limits", start: attached(leaving, bySource, ``, `"port"`, `"source", "port"`)},
-		{name: "shaperd, police, at ingress", start: attached(coming, bySource)},
-		{name: "shaperd, police, by XDP", start: attached(early, bySource)},
-		{name: "shaperd, observe, 1 limit", start: attached(seeing, bySource)},
-		plain,
-		byHTB,
-		{name: "tbf", peer: true, start: byTC(fmt.Sprintf("qdisc add dev right root tbf rate %.0fbit burst 10mb latency 50ms", far))},
-		byLimit,
+		policeOneLimit,
+		{name: "shaperd, police, 4 limits", start: startAttached(egressPolice, bySource, ``, `"port"`, `"source", "port"`)},
+		{name: "shaperd, police, at ingress", start: startAttached(ingressPolice, bySource)},
+		{name: "shaperd, police, by XDP", start: startAttached(ingressXDP, bySource)},
+		{name: "shaperd, observe, 1 limit", start: startAttached(egressObserve, bySource)},
+		plainForwarding,
+		htbRow,
+		{name: "tbf", peer: true, start: withTC(fmt.Sprintf("qdisc add dev right root tbf rate %.0fbit burst 10mb latency 50ms", unreachedRate))},
+		nftRow,
 	}
 )
 
@@ -113,13 +113,13 @@ func loadsW10(short bool) (list []load) {
 	list = append(packetLoads(short), guestLoads(short)...)
 	sizes, span, rows := []int{200, 1200}, time.Second, forwarders
 	if short {
-		sizes, rows = sizes[:1], []row{policing, plain, byHTB, byLimit}
+		sizes, rows = sizes[:1], []row{policeOneLimit, plainForwarding, htbRow, nftRow}
 	}
 	for _, size := range sizes {
 		list = append(list, load{
-			name:  fmt.Sprintf("forwarding, datagrams of %d B", size),
-			about: "datagrams of one source, one by one, over a router that limits them to far more than it can carry", headline: "machine-packet", repeat: 2,
-			figures: []string{"packets", "machine-packet"}, rows: rows, baseline: policing.name,
+			name:        fmt.Sprintf("forwarding, datagrams of %d B", size),
+			description: "datagrams of one source, one by one, over a router with a limit that is never reached", headline: "machine-packet", repeat: 2,
+			figures: []string{"packets", "machine-packet"}, rows: rows, baseline: policeOneLimit.name,
 			task: toDownstream,
 			measure: func(ctx context.Context, n *network, r *running) (sample, error) {
 				return measureDatagrams(ctx, n, r, size, span, func(ctx context.Context) error {
@@ -130,9 +130,9 @@ func loadsW10(short bool) (list []load) {
 	}
 	if !short {
 		list = append(list, load{
-			name:  "forwarding, TCP",
-			about: "4 connections that send all they can, in trains of segments", headline: "throughput", repeat: 2,
-			figures: []string{"throughput", "machine"}, rows: rows, baseline: policing.name,
+			name:        "forwarding, TCP",
+			description: "4 connections that send at full speed, in trains of segments", headline: "throughput", repeat: 2,
+			figures: []string{"throughput", "machine"}, rows: rows, baseline: policeOneLimit.name,
 			task: toDownstream,
 			measure: func(ctx context.Context, n *network, r *running) (sample, error) {
 				return measureThroughput(ctx, n, r, 4, 256<<10, span)
@@ -142,21 +142,21 @@ func loadsW10(short bool) (list []load) {
 	return list
 }
 
-// spoofedSources is how many addresses the datagrams of a flood come from.
+// spoofedSources is the number of source addresses of a flood.
 const spoofedSources = 200_000
 
-// spoofed is a flood from many sources, each with a limit of its own.
-func spoofed(short bool) load {
+// spoofedFlood is a flood from many sources, each with its own bucket.
+func spoofedFlood(short bool) load {
 	const size = 200
 	span := 2 * time.Second
 	if short {
 		span = time.Second
 	}
 	return load{
-		name:  "a flood of 200,000 sources",
-		about: "datagrams of 200 B with random sources of 200,000, over a router that limits each source to far more than there is", headline: "machine-packet", repeat: 2,
-		figures: []string{"packets", "machine-packet"}, baseline: policing.name,
-		rows: []row{policing, plain, {name: "nftables", peer: true, start: byNFT(
+		name:        "a flood of 200,000 sources",
+		description: "datagrams of 200 B from 200,000 sources in random order, over a router with a limit per source that is never reached", headline: "machine-packet", repeat: 2,
+		figures: []string{"packets", "machine-packet"}, baseline: policeOneLimit.name,
+		rows: []row{policeOneLimit, plainForwarding, {name: "nftables", peer: true, start: withNFT(
 			"{ set sources { type ipv4_addr; size 1048576; flags dynamic,timeout; timeout 60s; };" +
 				" chain f { type filter hook forward priority 0; add @sources { ip saddr limit rate over 10000000/second } drop; }; }")}},
 		task: toDownstream,
@@ -176,7 +176,7 @@ func spoofed(short bool) load {
 // flood sends datagrams from random addresses until ctx ends.
 func flood(ctx context.Context, h *lab.Host, to netip.AddrPort, size int) error {
 	var c *net.IPConn
-	// Of this protocol, IPPROTO_RAW, a packet's header comes with it.
+	// With IPPROTO_RAW, packets include their IP header.
 	err := h.Do(func() (err error) { c, err = net.ListenIP("ip4:255", nil); return err })
 	if err != nil {
 		return err

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// goTest runs tests or benchmarks of a package of this module, and returns what they
-// write. It works at the top of the repository, like "make bench".
+// goTest runs tests or benchmarks of a package of this module, and returns their output.
+// It must run in the root of the repository, like "make bench".
 func goTest(ctx context.Context, pkg string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "go", slices.Concat([]string{"test", pkg, "-count=1"}, args)...)
 	var stdout, stderr bytes.Buffer
@@ -36,8 +36,7 @@ func benchmark(ctx context.Context, pkg, pattern string, args ...string) (timing
 	return t, nil
 }
 
-// timings are what Go benchmarks report: by name, as in "Decide/keys=1k", and by unit, as
-// in "ns/op", the least of all runs.
+// timings are the results of Go benchmarks by name ("Decide/keys=1k") and unit ("ns/op"), the minimum of all runs.
 type timings map[string]map[string]float64
 
 // parseBenchmarks reads the output of go test -bench.
@@ -70,7 +69,7 @@ func parseBenchmarks(text string) timings {
 	return all
 }
 
-// sample converts what a benchmark reported, by unit, to figures.
+// sample converts the results of a benchmark to figures.
 func (t timings) sample(name string) (s sample, ok bool) {
 	by, ok := t[name]
 	s.figures = map[string]float64{}
@@ -82,13 +81,13 @@ func (t timings) sample(name string) (s sample, ok bool) {
 	return s, ok
 }
 
-// samples picks the benchmarks that are rows of a cell.
+// samples returns the results of the benchmarks that are rows of a cell.
 func (t timings) samples(rows []benchRow) (map[string][]sample, error) {
 	all := map[string][]sample{}
 	for _, r := range rows {
 		s, ok := t.sample(r.bench)
 		if !ok {
-			return nil, fmt.Errorf("there is no benchmark %q", r.bench)
+			return nil, fmt.Errorf("missing benchmark %q", r.bench)
 		}
 		all[r.name] = []sample{s}
 	}
@@ -107,13 +106,12 @@ func names(rows []benchRow) (list []string) {
 
 type keyCount struct{ n, name string }
 
-// keyCounts are the tables that the benchmarks of decisions know.
+// keyCounts are the table sizes of the decision benchmarks.
 var keyCounts = []keyCount{{"1", "1 key"}, {"1k", "1,000 keys"}, {"32k", "32,000 keys"}, {"1M", "1,000,000 keys"}}
 
 const decideTime = "-benchtime=300ms"
 
-// loadsW8 has a decision over random keys, by the table of shaperd, and by what one would
-// write in Go.
+// loadsW8 measures a decision over random keys, with shaperd's table and with the usual Go code.
 func loadsW8(short bool) (list []load) {
 	counts := []keyCount{keyCounts[1], keyCounts[3]}
 	if short {
@@ -121,15 +119,15 @@ func loadsW8(short bool) (list []load) {
 	}
 	for _, count := range counts {
 		list = append(list, load{
-			name:     count.name,
-			about:    "decisions in the process, over keys in random order; beside them a read of a random cache line in as much memory",
-			headline: "ns", figures: []string{"ns", "per-key", "gc"}, programs: []string{subject, "map of rate.Limiter", "a cache miss"}, peers: []string{"map of rate.Limiter"},
-			own: func(ctx context.Context, _ *bench) (map[string][]sample, error) {
+			name:        count.name,
+			description: "in-process decisions over keys in random order, compared with a read of a random cache line in as much memory",
+			headline:    "ns", figures: []string{"ns", "per-key", "gc"}, programs: []string{subject, "map of rate.Limiter", "a cache miss"}, peers: []string{"map of rate.Limiter"},
+			custom: func(ctx context.Context, _ *bench) (map[string][]sample, error) {
 				return decide(ctx, count.n)
 			},
 		})
 	}
-	return append(list, spoofed(short))
+	return append(list, spoofedFlood(short))
 }
 
 func decide(ctx context.Context, keys string) (map[string][]sample, error) {

@@ -31,6 +31,6 @@ ok  	shaperd/shaper	1.2s
 		t.Error(ok, diff)
 	}
 	if _, err := got.samples([]benchRow{{"a row", "None"}}); err == nil {
-		t.Error("a benchmark that did not run has a sample")
+		t.Error("a benchmark that did not run has samples")
 	}
 }

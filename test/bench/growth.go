@@ -15,13 +15,13 @@ import (
 	"shaperd/test/lab"
 )
 
-// limitCounts are how many limits apply at once.
+// limitCounts are the numbers of limits that apply at once.
 var limitCounts = []int{1, 4, 16, config.MaxLimits}
 
-func counted(n int, what string) string { return grouped(n) + " " + plural(n, what) }
+func counted(n int, noun string) string { return grouped(n) + " " + plural(n, noun) }
 
-// matching is n limits that all connections meet, each with these lines.
-func matching(n int, lines string) string {
+// matchingLimits returns n limits that match all connections, each with the given lines.
+func matchingLimits(n int, lines string) string {
 	var b strings.Builder
 	for i := range n {
 		key := []string{`"source"`, ``, `"port"`, `"source", "port"`}[i%4]
@@ -30,21 +30,20 @@ func matching(n int, lines string) string {
 	return b.String()
 }
 
-// byLimits is a row for each count of limits that have these lines.
-func byLimits(counts []int, lines string) (rows []row) {
+// limitRows returns a row for each count of limits with the given lines.
+func limitRows(counts []int, lines string) (rows []row) {
 	for _, n := range counts {
 		rows = append(rows, row{
 			name: counted(n, "limit"), start: startShaperd,
 			task: func(net *network, b binaries) task {
-				return task{net: net, bins: b, conns: 32, limits: matching(n, lines)}
+				return task{net: net, bins: b, conns: 32, limits: matchingLimits(n, lines)}
 			},
 		})
 	}
 	return rows
 }
 
-// loadsW12 has shaperd alone do the same with more and more of something. Ratios are to
-// the least of it.
+// loadsW12 measures how the cost of shaperd grows with one quantity. Ratios are to the smallest.
 func loadsW12(short bool) []load {
 	counts, span := limitCounts, 2*time.Second
 	if short {
@@ -54,17 +53,17 @@ func loadsW12(short bool) []load {
 	first := counted(counts[0], "limit")
 	list := []load{
 		{
-			name: "limits, connections", about: "32 clients that connect, send 64 bytes, wait for their echo and close; limits on connections and on new ones, all of which they meet",
+			name: "limits, connections", description: "32 clients that connect, send 64 bytes, wait for the echo and close; limits on connections and new connections, all of which match",
 			headline: "connections", figures: []string{"connections", "p50", "p99", "cpu-connection", "memory"},
-			rows: byLimits(counts, "max_connections = 100000\nnew_connections = \"1000000/s\""), baseline: first,
+			rows: limitRows(counts, "max_connections = 100000\nnew_connections = \"1000000/s\""), baseline: first,
 			measure: func(ctx context.Context, n *network, r *running) (sample, error) {
 				return measureConnections(ctx, n, r, clients, span)
 			},
 		},
 		{
-			name: "limits, bytes", about: "4 connections that send all they can; rates, all of which they meet, far beyond",
+			name: "limits, bytes", description: "4 connections that send at full speed; rates, all of which match and are never reached",
 			headline: "cpu", figures: []string{"throughput", "cpu", "user", "system", "memory"},
-			rows: byLimits(counts, "rate = \"40GB/s\""), baseline: first,
+			rows: limitRows(counts, "rate = \"40GB/s\""), baseline: first,
 			measure: func(ctx context.Context, n *network, r *running) (sample, error) {
 				return measureThroughput(ctx, n, r, conns, 256<<10, span)
 			},
@@ -73,9 +72,9 @@ func loadsW12(short bool) []load {
 	if !short {
 		l := shaped{rate: 100e6, keys: 1, flows: conns, span: span}
 		list = append(list, load{
-			name: "limits, 100 MB/s", about: "4 connections of one source that send all they can, under as many rates of 100 MB/s",
+			name: "limits, 100 MB/s", description: "4 connections of one source that send at full speed, under as many rates of 100 MB/s",
 			headline: "cpu", figures: shapedFigures,
-			rows: byLimits(counts, "rate = \"100MB/s\""), baseline: first, measure: l.measure,
+			rows: limitRows(counts, "rate = \"100MB/s\""), baseline: first, measure: l.measure,
 		}, growingKeys())
 	}
 	list = append(list, growingConnections(short), growingTable(short))
@@ -91,9 +90,9 @@ func growingKeys() load {
 		rows = append(rows, benchRow{c.name, "Decide/keys=" + c.n})
 	}
 	return load{
-		name: "keys", about: "decisions in the process, over keys in random order", headline: "ns",
+		name: "keys", description: "in-process decisions over keys in random order", headline: "ns",
 		figures: []string{"ns"}, programs: names(rows), baseline: rows[0].name,
-		own: func(ctx context.Context, _ *bench) (map[string][]sample, error) {
+		custom: func(ctx context.Context, _ *bench) (map[string][]sample, error) {
 			t, err := benchmark(ctx, "./shaper", "^BenchmarkDecide$/^keys=[0-9]*[kM]?$", decideTime)
 			if err != nil {
 				return nil, err
@@ -103,28 +102,27 @@ func growingKeys() load {
 	}
 }
 
-// growingConnections spreads one rate over more and more connections, 32 of which send.
+// growingConnections shares one rate between more and more connections, 32 of which send.
 func growingConnections(short bool) load {
 	counts, span := []int{1, 100, 1000, 9000}, 2*time.Second
 	if short {
 		counts, span = []int{1, 100}, time.Second
 	}
 	l := load{
-		name: "connections", about: "connections of one source under a rate of 10 MB/s together; 32 of them send all they can, the others nothing",
+		name: "connections", description: "connections of one source that share a rate of 10 MB/s; 32 of them send at full speed, the others are idle",
 		headline: "cpu", figures: shapedFigures, baseline: counted(counts[0], "connection"),
 	}
 	for _, n := range counts {
-		s := shaped{rate: 10e6, keys: 1, flows: min(n, 32), still: n - min(n, 32), span: span}
+		s := shaped{rate: 10e6, keys: 1, flows: min(n, 32), idleConns: n - min(n, 32), span: span}
 		l.rows = append(l.rows, row{name: counted(n, "connection"), start: startShaperd, task: s.task, measure: s.measure})
 	}
 	return l
 }
 
-// asnFiles are the published table, 515,000 ranges, as fetch.sh leaves it.
+// asnFiles are the published table, 515,000 ranges, as fetch.sh stores it.
 var asnFiles = []string{"asn-ipv4.csv", "asn-ipv6.csv"}
 
-// withoutOverlap leaves out the one range of the published table of IPv4 that overlaps
-// the next one, which shaperd refuses.
+// withoutOverlap removes the one range of the published IPv4 table that overlaps the next one, which shaperd rejects.
 func withoutOverlap(table []byte) []byte {
 	before, after, ok := bytes.Cut(table, []byte("\n214.95.0.0,"))
 	if !ok {
@@ -134,7 +132,7 @@ func withoutOverlap(table []byte) []byte {
 	return slices.Concat(before, []byte("\n"), after)
 }
 
-// growingTable has limits by autonomous system, of the clients alone or of all there are.
+// growingTable has a limit by autonomous system, with a table of the clients alone or of the whole internet.
 func growingTable(short bool) load {
 	span := 2 * time.Second
 	if short {
@@ -154,9 +152,9 @@ func growingTable(short bool) load {
 			list := []string{filepath.Join(dir, "clients.csv")}
 			err = os.WriteFile(list[0], []byte(own.String()), 0o644)
 			for _, f := range files {
-				text, fault := os.ReadFile(filepath.Join(t.bins.asn, f))
+				text, readErr := os.ReadFile(filepath.Join(t.bins.asn, f))
 				list = append(list, filepath.Join(dir, f))
-				err = errors.Join(err, fault, os.WriteFile(filepath.Join(dir, f), withoutOverlap(text), 0o644))
+				err = errors.Join(err, readErr, os.WriteFile(filepath.Join(dir, f), withoutOverlap(text), 0o644))
 			}
 			t.limits = "\n[asn]\nfiles = [\"" + strings.Join(list, "\", \"") + "\"]\n" +
 				"\n[[limit]]\nname = \"asn\"\nkey = [\"asn\"]\nmax_connections = 1000\n"
@@ -168,13 +166,13 @@ func growingTable(short bool) load {
 				os.RemoveAll(dir)
 				return nil, err
 			}
-			r.undo = func() error { return os.RemoveAll(dir) }
+			r.cleanup = func() error { return os.RemoveAll(dir) }
 			return r, nil
 		}
 	}
 	few := fmt.Sprintf("%d ranges", sources)
 	return load{
-		name: "ranges of autonomous systems", about: "32 clients that connect, send 64 bytes, wait for their echo and close, under a limit by ASN. What a reload costs is measured without a load",
+		name: "ranges of autonomous systems", description: "32 clients that connect, send 64 bytes, wait for the echo and close, under a limit by ASN. The cost of a reload is measured without load",
 		headline: "cpu-connection", figures: []string{"connections", "p50", "p99", "cpu-connection", "cpu-reload", "memory"}, baseline: few,
 		rows: []row{{name: few, start: start(nil)}, {name: "515,000 ranges", start: start(asnFiles)}},
 		task: func(n *network, b binaries) task { return task{net: n, bins: b, conns: 32} },

@@ -8,24 +8,24 @@ import (
 	"strings"
 )
 
-// guestKernel is the one that has all the queues; the machine's own may have none of them.
+// guestKernel is a kernel that has all qdiscs; the machine's own may have none.
 const guestKernel = "6.12"
 
-// guestLoads have a guest, whose processors are emulated, hold datagrams to a rate. It
-// says how exact they are, and not how fast. One guest measures for all loads.
+// guestLoads shape datagrams in a guest with emulated processors. They measure precision,
+// not speed. One guest run serves all loads.
 func guestLoads(short bool) (list []load) {
-	rates, tests, programs := []int{10, 100}, "^TestBeside$", []string{subject, "htb", "tbf", "fq maxrate"}
+	rates, tests, programs := []int{10, 100}, "^TestCompareQdiscs$", []string{subject, "htb", "tbf", "fq maxrate"}
 	if short {
-		rates, tests, programs = rates[:1], "^TestBeside$/^10$/^1$/^(shaperd|fq_maxrate)$", []string{subject, "fq maxrate"}
+		rates, tests, programs = rates[:1], "^TestCompareQdiscs$/^10$/^1$/^(shaperd|fq_maxrate)$", []string{subject, "fq maxrate"}
 	}
 	var all map[int]map[string][]sample
 	for _, rate := range rates {
 		list = append(list, load{
-			name:  fmt.Sprintf("%d Mbit/s in a guest", rate),
-			about: "datagrams of 1400 B that a router holds to a rate of frames, in Linux " + guestKernel + " on emulated processors", headline: "sigma", repeat: 1,
+			name:        fmt.Sprintf("%d Mbit/s in a guest", rate),
+			description: "datagrams of 1400 B that a router shapes to a rate of frames, in Linux " + guestKernel + " on emulated processors", headline: "sigma", repeat: 1,
 			figures:  []string{"error", "sigma", "w10", "w100", "gap50", "gap99", "gapmax"},
 			programs: programs,
-			own: func(ctx context.Context, _ *bench) (_ map[string][]sample, err error) {
+			custom: func(ctx context.Context, _ *bench) (_ map[string][]sample, err error) {
 				if all == nil {
 					var text string
 					text, err = goTest(ctx, "./test/vm", "-v", "-run=^TestKernels$/^"+guestKernel+"$", "-vm.run="+tests)
@@ -34,7 +34,7 @@ func guestLoads(short bool) (list []load) {
 					}
 				}
 				if err == nil && len(all[rate][subject]) == 0 {
-					err = errors.New("the guest wrote no figures")
+					err = errors.New("no figures in the guest's output")
 				}
 				return all[rate], err
 			},
@@ -43,8 +43,8 @@ func guestLoads(short bool) (list []load) {
 	return list
 }
 
-// parseGuest reads the lines of TestBeside, "bench: 10 Mbit/s, fq maxrate: error=0.1 ...",
-// by rate and program.
+// parseGuest reads the lines of TestCompareQdiscs, "bench: 10 Mbit/s, fq maxrate:
+// error=0.1 ...", by rate and program.
 func parseGuest(text string) (map[int]map[string][]sample, error) {
 	all := map[int]map[string][]sample{}
 	for line := range strings.Lines(text) {
@@ -58,8 +58,8 @@ func parseGuest(text string) (map[int]map[string][]sample, error) {
 		s := sample{figures: map[string]float64{}}
 		for _, field := range strings.Fields(rest) {
 			key, value, _ := strings.Cut(field, "=")
-			x, fault := strconv.ParseFloat(value, 64)
-			err = errors.Join(err, fault)
+			x, parseErr := strconv.ParseFloat(value, 64)
+			err = errors.Join(err, parseErr)
 			s.figures[key] = x
 		}
 		if err != nil {

@@ -7,12 +7,12 @@ import (
 )
 
 func TestParseGuest(t *testing.T) {
-	all, err := parseGuest(`=== RUN   TestKernels/6.12/netns/TestBeside/10/1/shaperd
-    beside_vm_test.go:80: bench: 10 Mbit/s, shaperd: error=-0.25 sigma=1.4
-    beside_vm_test.go:80: bench: 10 Mbit/s, fq maxrate: error=0.1 sigma=3
-    beside_vm_test.go:80: bench: 10 Mbit/s, shaperd: error=0.5 sigma=1.5
-    beside_vm_test.go:80: bench: 100 Mbit/s, shaperd: error=2
-    beside_vm_test.go:75: the longest stall took: 3ms
+	all, err := parseGuest(`=== RUN   TestKernels/6.12/netns/TestCompareQdiscs/10/1/shaperd
+    qdiscs_vm_test.go:80: bench: 10 Mbit/s, shaperd: error=-0.25 sigma=1.4
+    qdiscs_vm_test.go:80: bench: 10 Mbit/s, fq maxrate: error=0.1 sigma=3
+    qdiscs_vm_test.go:80: bench: 10 Mbit/s, shaperd: error=0.5 sigma=1.5
+    qdiscs_vm_test.go:80: bench: 100 Mbit/s, shaperd: error=2
+    qdiscs_vm_test.go:75: longest stall: 3ms
 ok
 `)
 	if err != nil {
@@ -40,7 +40,7 @@ ok
 	}
 	for _, bad := range []string{"bench: 10 Mbit/s, shaperd: error=x\n", "bench: x Mbit/s, shaperd: error=1\n"} {
 		if _, err := parseGuest(bad); err == nil {
-			t.Errorf("%q is taken", bad)
+			t.Errorf("%q was accepted", bad)
 		}
 	}
 }

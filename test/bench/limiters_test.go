@@ -11,9 +11,9 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// BenchmarkDecide times decisions by what one would write in Go, a map of rate.Limiter
-// behind a mutex. It measures as the benchmark of the same name in package shaper: the
-// same keys, drawn in the same order.
+// BenchmarkDecide measures decisions with the usual Go code, a map of rate.Limiter behind
+// a mutex. It measures like the benchmark of the same name in package shaper: the same
+// keys, in the same random order.
 func BenchmarkDecide(b *testing.B) {
 	for _, bb := range []struct {
 		name string

@@ -1,9 +1,9 @@
-// Command bench runs shaperd and its peers side by side, on the same work, between
-// network namespaces, and compares what they come to. What it judges by are packet
-// timestamps and counters at the downstream's interface, and the kernel's accounts of
-// CPU time and memory; never what a program says about itself.
+// Command bench runs shaperd and its peers on the same work, between network namespaces,
+// and compares the results. It measures packet timestamps and counters at the
+// downstream's interface, and the kernel's accounting of CPU time and memory, never
+// statistics of the programs themselves.
 //
-// "make bench" builds and installs what it needs, as root.
+// "make bench", run as root, builds and installs everything it needs.
 package main
 
 import (
@@ -31,17 +31,17 @@ func main() {
 
 func command(args []string) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
-	short := flags.Bool("short", false, "a small part of each work, once: that it works, and that generous bounds hold")
-	repeat := flags.Int("repeat", 3, "repetitions of each load")
-	match := flags.String("work", ".", "only the loads whose work and name match `regexp`, as in \"W1 .*4 conn\"")
-	only := flags.String("programs", "", "only these `programs`, with commas between them")
-	shaperd := flags.String("shaperd", "bin/shaperd", "the daemon's `file`")
-	peers := flags.String("peers", "build/peers", "the `folder` of install-peers")
-	asn := flags.String("asn", "build/asn", "the `folder` of the published table of autonomous systems")
-	out := flags.String("out", "bench", "the `folder` for report.html and report.json")
-	again := flags.String("again", "", "measure nothing: show the report.json of an earlier run in this `file`")
-	compare := flags.String("compare", "", "compare with the report.json of an earlier run in this `file`")
-	profiles := flags.String("profile", "", "profile the program, or the one of -programs, into this `folder`, and print what is at the top; a Go profile takes a daemon with the build tag profile")
+	short := flags.Bool("short", false, "run a small part of each work once, and check generous bounds")
+	repeat := flags.Int("repeat", 3, "repeat each load `n` times")
+	match := flags.String("work", ".", "run only the loads whose work and name match `regexp`, as in \"W1 .*4 conn\"")
+	only := flags.String("programs", "", "run only these comma-separated `programs`")
+	shaperd := flags.String("shaperd", "bin/shaperd", "`path` of the daemon")
+	peers := flags.String("peers", "build/peers", "the `directory` of install-peers")
+	asn := flags.String("asn", "build/asn", "the `directory` of the published table of autonomous systems")
+	out := flags.String("out", "bench", "the `directory` for report.html and report.json")
+	again := flags.String("again", "", "measure nothing: render the report.json of an earlier run in `file`")
+	compare := flags.String("compare", "", "compare with the report.json of an earlier run in `file`")
+	profiles := flags.String("profile", "", "profile the program of -programs (default shaperd) into `directory`, and print the top entries; a Go profile needs a daemon built with the tag profile")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return nil
@@ -63,7 +63,7 @@ func command(args []string) error {
 		if err != nil {
 			return err
 		}
-		return r.present(os.Stdout, *out, earlier)
+		return r.publish(os.Stdout, *out, earlier)
 	}
 	if os.Geteuid() != 0 {
 		return errors.New("network namespaces need root")
@@ -83,7 +83,7 @@ func command(args []string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()
 	b := &bench{net: net, bins: bins, short: *short, repeat: *repeat, match: pattern, log: os.Stdout, report: &report{
-		Began: time.Now(), Short: *short, Command: "bench " + strings.Join(args, " "), Machine: thisMachine(), Versions: bins.versions(),
+		Began: time.Now(), Short: *short, Command: "bench " + strings.Join(args, " "), Machine: readMachine(), Versions: bins.versions(),
 	}}
 	b.profiler = &profiler{dir: *profiles}
 	if err := b.profiler.prepare(); err != nil {
@@ -106,11 +106,11 @@ func command(args []string) error {
 		b.profiler.print(os.Stdout, bins.shaperd)
 		return failed
 	}
-	if err := b.report.present(os.Stdout, *out, earlier); err != nil || failed != nil {
+	if err := b.report.publish(os.Stdout, *out, earlier); err != nil || failed != nil {
 		return errors.Join(failed, err)
 	}
 	if *short {
-		return b.report.bounds()
+		return b.report.checkBounds()
 	}
 	return nil
 }

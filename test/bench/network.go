@@ -13,25 +13,25 @@ const (
 	downstreamLink = "in"
 )
 
-// Addresses. The client has one for each source.
+// Addresses. The client has one per source.
 var (
-	proxyAddr      = netip.MustParseAddr("10.1.0.1") // of the middle, on the client's side
-	innerAddr      = netip.MustParseAddr("10.2.0.1") // of the middle, on the downstream's side
+	proxyAddr      = netip.MustParseAddr("10.1.0.1") // of the middle host, on the client's side
+	innerAddr      = netip.MustParseAddr("10.2.0.1") // of the middle host, on the downstream's side
 	downstreamAddr = netip.MustParseAddr("10.2.0.5")
 	atProxy        = netip.AddrPortFrom(proxyAddr, port)
 	atDownstream   = netip.AddrPortFrom(downstreamAddr, port)
 )
 
-// sources are the client's addresses.
+// sources is the number of client addresses.
 const sources = 64
 
-// source is the client's address i, each in a /24 of its own.
+// source returns the client's address i. Each is in its own /24.
 func source(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, byte(1 + i), 10}) }
 
-// A network is three hosts in a row. What is measured stands on the one in the middle.
+// A network is three hosts in a row. The program under test runs on the middle one.
 type network struct{ client, middle, downstream *lab.Host }
 
-// newNetwork makes the three hosts and joins them.
+// newNetwork creates the three hosts and connects them.
 func newNetwork() (n *network, err error) {
 	n = &network{}
 	for role, to := range map[string]**lab.Host{"client": &n.client, "middle": &n.middle, "downstream": &n.downstream} {
@@ -47,12 +47,12 @@ func newNetwork() (n *network, err error) {
 	err = errors.Join(
 		lab.Join(n.client, "up", n.middle, "left"),
 		lab.Join(n.middle, "right", n.downstream, downstreamLink),
-		n.client.Address("up", 16, all...),
-		n.middle.Address("left", 16, proxyAddr),
-		n.middle.Address("right", 24, innerAddr),
-		n.downstream.Address(downstreamLink, 24, downstreamAddr),
-		n.client.Route(proxyAddr),
-		n.downstream.Route(innerAddr),
+		n.client.AddAddress("up", 16, all...),
+		n.middle.AddAddress("left", 16, proxyAddr),
+		n.middle.AddAddress("right", 24, innerAddr),
+		n.downstream.AddAddress(downstreamLink, 24, downstreamAddr),
+		n.client.AddDefaultRoute(proxyAddr),
+		n.downstream.AddDefaultRoute(innerAddr),
 		n.middle.Sysctl("net/ipv4/ip_forward", "1"),
 	)
 	for _, h := range []*lab.Host{n.client, n.middle, n.downstream} {

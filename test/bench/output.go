@@ -11,9 +11,9 @@ import (
 	"strings"
 )
 
-// present writes the report into a folder, and sums it up. It compares it with an
-// earlier one unless that is nil.
-func (r *report) present(w io.Writer, dir string, earlier *report) error {
+// publish writes the report to a directory and prints a summary. It compares the report
+// with an earlier one unless that is nil.
+func (r *report) publish(w io.Writer, dir string, earlier *report) error {
 	if err := r.write(dir, earlier); err != nil {
 		return err
 	}
@@ -21,12 +21,12 @@ func (r *report) present(w io.Writer, dir string, earlier *report) error {
 	if earlier != nil {
 		writeComparison(w, earlier, r)
 	}
-	fmt.Fprintf(w, "\n%s and report.json beside it: %d loads in %.0f s\n", filepath.Join(dir, "report.html"), len(r.Cells), r.Seconds)
+	fmt.Fprintf(w, "\n%s and report.json: %d loads in %.0f s\n", filepath.Join(dir, "report.html"), len(r.Cells), r.Seconds)
 	return nil
 }
 
-// write writes the report into a folder, as JSON and as a page. The page compares it
-// with an earlier one unless that is nil.
+// write writes the report to a directory, as JSON and as an HTML page. The page includes
+// a comparison with an earlier report unless that is nil.
 func (r *report) write(dir string, earlier *report) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -52,7 +52,7 @@ func readReport(path string) (*report, error) {
 	}
 	r := &report{}
 	if err := json.Unmarshal(text, r); err != nil {
-		return nil, fmt.Errorf("%s is no report of this harness: %w", path, err)
+		return nil, fmt.Errorf("%s is not a report of this harness: %w", path, err)
 	}
 	return r, nil
 }
@@ -68,7 +68,7 @@ func (f figure) format(x float64) string {
 	return text
 }
 
-// grouped writes n with a comma between thousands.
+// grouped formats n with commas between thousands.
 func grouped(n int) string {
 	s := strconv.Itoa(n)
 	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
@@ -77,12 +77,12 @@ func grouped(n int) string {
 	return s
 }
 
-// ceiling is the program that is no peer: there is none between the hosts. Its ratios
-// say what standing between them costs; they are no wins and no losses.
+// ceiling is the run without a program between the hosts. It is not a peer: its ratios
+// show the cost of forwarding and do not count as better or worse.
 const ceiling = "direct"
 
-// measured are the figures of a cell that any program has.
-func (c *cell) measured() (list []figure) {
+// measuredFigures returns the figures of a cell that at least one program has.
+func (c *cell) measuredFigures() (list []figure) {
 	for _, key := range c.Figures {
 		for _, o := range c.Outcomes {
 			if len(o.Figures[key].Samples) > 0 {
@@ -94,8 +94,8 @@ func (c *cell) measured() (list []figure) {
 	return list
 }
 
-// ratioTo compares the baseline with the program of an outcome. It is false for the
-// baseline itself and where there is nothing to compare.
+// ratioTo compares the baseline with the program of an outcome. It returns false for the
+// baseline itself and if there is nothing to compare.
 func (c *cell) ratioTo(o *outcome, key string) (ratio, bool) {
 	ours := c.baseline()
 	if ours == nil || o == nil || o == ours {
@@ -104,25 +104,25 @@ func (c *cell) ratioTo(o *outcome, key string) (ratio, bool) {
 	return c.compare(key, ours, o)
 }
 
-// failures says how many attempts failed where that is 1 % or more: other figures are
-// of those that did not, and look better for it.
+// failures returns the share of failed attempts if it is 1 % or more, because the other
+// figures cover successful attempts only and look better for it.
 func (o *outcome) failures() string {
 	if o == nil || len(o.Figures["failed"].Samples) == 0 || o.Figures["failed"].median() < 1 {
 		return ""
 	}
-	return short(o.Figures["failed"].median()) + " % failed"
+	return formatNumber(o.Figures["failed"].median()) + " % failed"
 }
 
 // A group is the cells of one work.
 type group struct {
 	name, title string
 	cells       []*cell
-	programs    []string // that have figures, in the order in which they appear
+	programs    []string // with figures, in column order
 }
 
 // byWork groups the cells of a report, in their order.
 func (r *report) byWork() (list []*group) {
-	find := func(name string) *group {
+	groupOf := func(name string) *group {
 		for _, g := range list {
 			if g.name == name {
 				return g
@@ -138,7 +138,7 @@ func (r *report) byWork() (list []*group) {
 		return g
 	}
 	for _, c := range r.Cells {
-		g := find(c.Work)
+		g := groupOf(c.Work)
 		g.cells = append(g.cells, c)
 	}
 	for _, g := range list {
@@ -147,7 +147,7 @@ func (r *report) byWork() (list []*group) {
 	return list
 }
 
-// order is that of programs, and of the cells for those that only they know.
+// order returns the programs that have figures: first in the order of programs, then those known only to the cells.
 func (g *group) order() (names []string) {
 	var all []string
 	for _, p := range programs {
@@ -171,13 +171,13 @@ func (g *group) order() (names []string) {
 	return names
 }
 
-// An absence is why a program has no part in some cells of a work.
+// An absence is the reason why a program was not measured in some cells of a work.
 type absence struct {
 	Program, Why string
-	Cells        []string // none is all
+	Cells        []string // empty for all
 }
 
-// absences are those of a work, each reason once.
+// absences returns the absences of a work, one per program and reason.
 func (g *group) absences() (list []*absence) {
 	for _, c := range g.cells {
 		for _, o := range c.Outcomes {

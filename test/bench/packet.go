@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// packetLoads are what one packet costs in the kernel, by its own test runs.
+// packetLoads measure the cost of one packet in the kernel, by its own test runs.
 func packetLoads(short bool) []load {
 	counts, pattern := []int{0, 1, 2, 4, 8, 16, 64}, "^(BenchmarkHarness|BenchmarkPacket)$"
 	if short {
@@ -15,7 +15,7 @@ func packetLoads(short bool) []load {
 	for _, n := range counts {
 		rows = append(rows, benchRow{counted(n, "limit"), fmt.Sprintf("Packet/%d_limits", n)})
 	}
-	list := []load{packetLoad("a packet, by limits", "the same packet over and over, by BPF_PROG_TEST_RUN", "1 limit", rows, pattern)}
+	list := []load{packetLoad("a packet, by limits", "the same packet repeatedly, by BPF_PROG_TEST_RUN", "1 limit", rows, pattern)}
 	if short {
 		return list
 	}
@@ -29,7 +29,7 @@ func packetLoads(short bool) []load {
 	} {
 		rows = append(rows, benchRow{r.name, "FullTable/" + r.bench})
 	}
-	l := packetLoad("a packet, by tables", "packets of IPv4 under a limit by ASN, with a table of few ranges and of 515,000, and under one by source, with a million sources that have a backlog each; by BPF_PROG_TEST_RUN",
+	l := packetLoad("a packet, by tables", "IPv4 packets under a limit by ASN, with a table of 16 or 515,000 ranges, and under a limit by source, with a million backlogged sources; by BPF_PROG_TEST_RUN",
 		rows[0].name, rows, "^BenchmarkFullTable$/^(IPv4|a_million_buckets,_one)")
 	l.repeat = 1
 	return append(list, l)
@@ -37,8 +37,8 @@ func packetLoads(short bool) []load {
 
 func packetLoad(name, about, baseline string, rows []benchRow, pattern string) load {
 	return load{
-		name: name, about: about, headline: "ns", figures: []string{"ns"}, programs: names(rows), baseline: baseline,
-		own: func(ctx context.Context, _ *bench) (map[string][]sample, error) {
+		name: name, description: about, headline: "ns", figures: []string{"ns"}, programs: names(rows), baseline: baseline,
+		custom: func(ctx context.Context, _ *bench) (map[string][]sample, error) {
 			t, err := benchmark(ctx, "./bpf", pattern, "-benchtime=20000x")
 			if err != nil {
 				return nil, err

@@ -13,7 +13,7 @@ var pageText string
 
 var pageTemplate = template.Must(template.New("page").Parse(pageText))
 
-// What the template shows.
+// The data of the template.
 type (
 	pageView struct {
 		Report     *report
@@ -30,10 +30,10 @@ type (
 		Agreement  string
 	}
 
-	// named is a name and a text about it.
+	// named is a name with a description.
 	named struct{ Name, Text string }
 
-	// loss is a cell in whose headline figure the subject is worse than some.
+	// loss is a cell whose headline figure is worse for the subject than for a peer.
 	loss struct {
 		Anchor, Where, Figure, Ours string
 		Than                        []entry
@@ -52,7 +52,7 @@ type (
 		Entries            []entry
 	}
 
-	// entry is a figure of a program. Mark and Word are empty where there is no ratio.
+	// entry is a figure of a program. Mark and Word are empty without a ratio.
 	entry struct {
 		Program, Value, Range string
 		Ratio                 string
@@ -81,7 +81,7 @@ type (
 	differenceView struct{ Where, Figure, Program, Then, Now string }
 )
 
-// page renders the report, compared with an earlier one unless that is nil.
+// page renders the report, with a comparison unless earlier is nil.
 func (r *report) page(earlier *report) ([]byte, error) {
 	v := pageView{
 		Report: r, Style: template.CSS(svgStyle),
@@ -94,20 +94,20 @@ func (r *report) page(earlier *report) ([]byte, error) {
 		if text := r.Versions[p.name]; text != "" {
 			v.Versions = append(v.Versions, named{p.name, text})
 		}
-		v.Programs = append(v.Programs, named{p.name, p.about})
+		v.Programs = append(v.Programs, named{p.name, p.description})
 	}
 	used := map[string]bool{}
 	for _, g := range r.byWork() {
 		v.Works = append(v.Works, g.view())
 		for _, c := range g.cells {
-			for _, f := range c.measured() {
+			for _, f := range c.measuredFigures() {
 				used[f.key] = true
 			}
 		}
 	}
 	for _, f := range figures {
 		if used[f.key] {
-			v.Figures = append(v.Figures, named{f.label(), f.explained()})
+			v.Figures = append(v.Figures, named{f.label(), f.explanation()})
 		}
 	}
 	if earlier != nil {
@@ -118,19 +118,19 @@ func (r *report) page(earlier *report) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// explained is what a figure is, and how ratios take it.
-func (f figure) explained() string {
-	text := f.about + "."
+// explanation describes a figure, and its use in ratios.
+func (f figure) explanation() string {
+	text := f.description + "."
 	switch f.better {
 	case less:
-		text += " Less is better."
+		text += " Lower is better."
 	case more:
-		text += " More is better."
+		text += " Higher is better."
 	default:
-		text += " Neither more nor less is better."
+		text += " Neither direction is better."
 	}
 	if f.floor > 0 {
-		text += fmt.Sprintf(" In ratios, less than %s counts as %s.", short(f.floor), strings.TrimSpace(short(f.floor)+" "+f.unit))
+		text += fmt.Sprintf(" In ratios, less than %s counts as %s.", formatNumber(f.floor), strings.TrimSpace(formatNumber(f.floor)+" "+f.unit))
 	}
 	return text
 }
@@ -142,7 +142,7 @@ func duration(seconds float64) string {
 	return fmt.Sprintf("%.0f min", seconds/60)
 }
 
-// anchor is a cell's place in the page.
+// anchor returns the HTML ID of a cell.
 func (c *cell) anchor() string {
 	return strings.Trim(strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
@@ -152,7 +152,7 @@ func (c *cell) anchor() string {
 	}, strings.ToLower(c.Work+"-"+c.Name)), "-")
 }
 
-// losses are the cells in whose headline figure the subject is worse than a peer.
+// losses returns the cells whose headline figure is worse for the subject than for a peer.
 func (r *report) losses() (list []loss) {
 	for _, g := range r.byWork() {
 		for _, c := range g.cells {
@@ -181,7 +181,7 @@ func (g *group) view() workView {
 	return v
 }
 
-// entries are a figure of programs, in their order.
+// entries returns a figure of the given programs.
 func (c *cell) entries(f figure, programs []string) (list []entry) {
 	for _, name := range programs {
 		o := c.outcome(name)
@@ -189,7 +189,7 @@ func (c *cell) entries(f figure, programs []string) (list []entry) {
 		if o != nil {
 			e.Cannot = o.Cannot
 			if s := o.Figures[f.key]; len(s.Samples) > 1 {
-				e.Range = f.format(s.least()) + " to " + f.format(s.most())
+				e.Range = f.format(s.min()) + " to " + f.format(s.max())
 			}
 		}
 		if r, ok := c.ratioTo(o, f.key); ok {
@@ -217,13 +217,13 @@ func (c *cell) view(order []string) cellView {
 		}
 	}
 	v.Repeated = fmt.Sprintf("%d %s", repeated, plural(repeated, "repetition"))
-	for _, f := range c.measured() {
+	for _, f := range c.measuredFigures() {
 		v.Rows = append(v.Rows, rowView{Name: f.title, Unit: f.unit, Entries: c.entries(f, v.Columns)})
 	}
-	for _, picture := range c.arrivals() {
+	for _, picture := range c.arrivalCharts() {
 		v.Arrivals = append(v.Arrivals, template.HTML(picture))
 	}
-	for _, picture := range []string{c.bars(), c.waits()} {
+	for _, picture := range []string{c.ratioChart(), c.waitChart()} {
 		if picture != "" {
 			v.Pictures = append(v.Pictures, template.HTML(picture))
 		}
@@ -234,7 +234,7 @@ func (c *cell) view(order []string) cellView {
 func (c comparison) view(earlier *report) *comparisonView {
 	v := &comparisonView{
 		Earlier:  earlier.Began.UTC().Format("2 January 2006, 15:04 UTC"),
-		Sentence: c.sentence(), Noisy: c.noisyWorks(), Alone: c.alone, Other: strings.Join(c.other, ", "),
+		Sentence: c.summary(), Noisy: c.noisyWorks(), Alone: c.unmatched, Other: strings.Join(c.differences, ", "),
 	}
 	for _, d := range c.disagree {
 		v.Disagree = append(v.Disagree, differenceView{d.work + " " + d.cell, d.figure.title, d.program, d.then.String(), d.now.String()})

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/net/html"
 )
 
-// render renders a report's page and parses it.
+// render renders a report as a page and parses it.
 func render(t *testing.T, r, earlier *report) (string, *html.Node) {
 	t.Helper()
 	text, err := r.page(earlier)
@@ -27,7 +27,7 @@ func render(t *testing.T, r, earlier *report) (string, *html.Node) {
 	return string(text), root
 }
 
-// texts returns the text of each element with a name.
+// texts returns the text of each element with the given name.
 func texts(root *html.Node, element string) (list []string) {
 	for n := range root.Descendants() {
 		if n.Type != html.ElementNode || n.Data != element {
@@ -75,7 +75,7 @@ func TestPage(t *testing.T) {
 	for _, item := range texts(root, "li") {
 		found = found || item == want
 		if strings.Contains(item, ceiling) {
-			t.Errorf("%q is no loss", item)
+			t.Errorf("%q is not a loss", item)
 		}
 	}
 	if !found {
@@ -88,11 +88,11 @@ func TestPage(t *testing.T) {
 		}
 	}
 	if strings.Contains(text, "Compared with") {
-		t.Error("a comparison with nothing")
+		t.Error("the page has a comparison without an earlier report")
 	}
 }
 
-func TestPageAsksNobody(t *testing.T) {
+func TestPage_LoadsNothingExternal(t *testing.T) {
 	r := example()
 	r.Versions["haproxy"] = "HAProxy - https://haproxy.org/"
 	text, root := render(t, r, r)
@@ -100,7 +100,7 @@ func TestPageAsksNobody(t *testing.T) {
 		switch n.Data {
 		case "script", "link", "img", "iframe", "object", "embed":
 			if n.Type == html.ElementNode {
-				t.Errorf("there is an element %s", n.Data)
+				t.Errorf("the page has an element %s", n.Data)
 			}
 		}
 		for _, a := range n.Attr {
@@ -111,7 +111,7 @@ func TestPageAsksNobody(t *testing.T) {
 	}
 	for _, bad := range []string{"url(", "@import", "ZgotmplZ"} {
 		if strings.Contains(text, bad) {
-			t.Errorf("there is %s", bad)
+			t.Errorf("the page contains %s", bad)
 		}
 	}
 }
@@ -126,7 +126,7 @@ func TestPageAnchors(t *testing.T) {
 	}
 	for id, n := range ids {
 		if n > 1 {
-			t.Errorf("%d elements are called %s", n, id)
+			t.Errorf("%d elements have the ID %s", n, id)
 		}
 	}
 	links := 0
@@ -134,7 +134,7 @@ func TestPageAnchors(t *testing.T) {
 		if name, ok := strings.CutPrefix(attribute(n, "href"), "#"); ok {
 			links++
 			if ids[name] == 0 {
-				t.Errorf("nothing is called %s", name)
+				t.Errorf("no element has the ID %s", name)
 			}
 		}
 	}
@@ -143,8 +143,8 @@ func TestPageAnchors(t *testing.T) {
 	}
 }
 
-// TestHostileText puts markup wherever a text of a report may come from elsewhere.
-func TestHostileText(t *testing.T) {
+// TestPage_EscapesText puts markup in each text of a report that has an external origin.
+func TestPage_EscapesText(t *testing.T) {
 	const evil = `"><script>alert(1)</script><b x='`
 	r := example()
 	r.Command, r.Machine.CPU, r.Versions[subject] = evil, evil, evil
@@ -168,13 +168,13 @@ func TestHostileText(t *testing.T) {
 		t.Errorf("%d scripts", n)
 	}
 	if !strings.Contains(strings.Join(texts(root, "dd"), ""), evil) {
-		t.Error("the text is not shown as it is")
+		t.Error("the text is not shown unchanged")
 	}
 }
 
 func TestPictures(t *testing.T) {
 	for _, c := range example().Cells {
-		pictures := append(c.arrivals(), c.bars(), c.waits())
+		pictures := append(c.arrivalCharts(), c.ratioChart(), c.waitChart())
 		for _, picture := range pictures {
 			if picture == "" {
 				continue
@@ -195,35 +195,35 @@ func TestPictures(t *testing.T) {
 		}
 	}
 	w1, w6 := example().Cells[0], example().Cells[1]
-	plots := w1.arrivals()
-	if len(plots) != 2 || !strings.Contains(plots[1], "beyond the scale") || strings.Contains(plots[0], "beyond the scale") ||
+	plots := w1.arrivalCharts()
+	if len(plots) != 2 || !strings.Contains(plots[1], "off the scale") || strings.Contains(plots[0], "off the scale") ||
 		!strings.Contains(plots[1], "up to 1,000 kB in 1 ms; the rate is 10") {
 		t.Errorf("the arrivals are %q", plots)
 	}
-	if got := w1.bars(); !strings.Contains(got, "haproxy ~25 better; nginx 0.50 worse.") {
+	if got := w1.ratioChart(); !strings.Contains(got, "haproxy ~25 better; nginx 0.50 worse.") {
 		t.Errorf("the bars are %s", got)
 	}
-	if got := w6.waits(); !strings.Contains(got, "naive median 2,001, 99th percentile 2,101, longest 2,200, 1.25 % failed.") {
+	if got := w6.waitChart(); !strings.Contains(got, "naive median 2,001, 99th percentile 2,101, longest 2,200, 1.25 % failed.") {
 		t.Errorf("the waits are %s", got)
 	}
-	if got := w1.waits(); got != "" {
-		t.Errorf("there are waits in %s", got)
+	if got := w1.waitChart(); got != "" {
+		t.Errorf("unexpected wait chart: %s", got)
 	}
 }
 
-func TestPictureOfExtremes(t *testing.T) {
+func TestPictures_ZeroValues(t *testing.T) {
 	c := &cell{Headline: "cpu", Outcomes: []*outcome{
 		{Program: subject, Figures: map[string]stat{"cpu": {[]float64{0, 0}}}, Series: &series{BinMillis: 1, Unit: "bytes", Bins: []int{0}}},
 		{Program: "naive", Figures: map[string]stat{"cpu": {[]float64{0, 5}}}, Series: &series{BinMillis: 1, Unit: "packets", Bins: []int{7}}},
 	}}
-	for _, picture := range append(c.arrivals(), c.bars()) {
+	for _, picture := range append(c.arrivalCharts(), c.ratioChart()) {
 		if strings.Contains(picture, "NaN") || strings.Contains(picture, "Inf") {
 			t.Error(picture)
 		}
 	}
 }
 
-func TestReadable(t *testing.T) {
+func TestSeries_Rebin(t *testing.T) {
 	for _, test := range []struct {
 		nominal, millis float64
 		unit            string
@@ -239,9 +239,9 @@ func TestReadable(t *testing.T) {
 		for range 2000 {
 			s.Bins = append(s.Bins, 3)
 		}
-		got := s.readable()
+		got := s.rebin()
 		if got.BinMillis != test.millis || got.Nominal != test.nominal*test.millis || float64(got.Bins[0]) != 3*test.millis || len(got.Bins) > shownBins {
-			t.Errorf("%v %s in 1 ms become %v in %v ms, %d bins of %d", test.nominal, test.unit, got.Nominal, got.BinMillis, len(got.Bins), got.Bins[0])
+			t.Errorf("%v %s in 1 ms became %v in %v ms, %d bins of %d", test.nominal, test.unit, got.Nominal, got.BinMillis, len(got.Bins), got.Bins[0])
 		}
 	}
 }
@@ -250,12 +250,12 @@ func TestScale(t *testing.T) {
 	s := logScale{0.1, 10, 100, 200}
 	for v, want := range map[float64]float64{0.1: 100, 1: 200, 10: 300, 0: 100, math.Inf(1): 300} {
 		if got := s.at(v); math.Abs(got-want) > 1e-9 {
-			t.Errorf("%v lies at %v, want %v", v, got, want)
+			t.Errorf("%v is at %v, want %v", v, got, want)
 		}
 	}
 	for _, s := range []logScale{{0.5, 2, 0, 1}, {0.001, 1000, 0, 1}, {3, 14, 0, 1}, {1e-9, 1e9, 0, 1}} {
 		if n := len(s.ticks()); n < 2 || n > 8 {
-			t.Errorf("%v to %v has %d ticks", s.least, s.most, n)
+			t.Errorf("%v to %v has %d ticks", s.min, s.max, n)
 		}
 	}
 	for v, want := range map[float64]float64{0.9: 1, 1: 1, 1.1: 2, 3: 5, 70: 100, 0.03: 0.05} {
@@ -264,8 +264,8 @@ func TestScale(t *testing.T) {
 		}
 	}
 	for v, want := range map[float64]string{0.1234: "0.123", 12.34: "12.3", 123.4: "123", 1234.5: "1,235", 0: "0"} {
-		if got := short(v); got != want {
-			t.Errorf("%v is written %s", v, got)
+		if got := formatNumber(v); got != want {
+			t.Errorf("%v was formatted as %s", v, got)
 		}
 	}
 }
@@ -279,9 +279,9 @@ func TestWriteAndRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, _ := render(t, r, nil)
+	want, _ := render(t, r, nil)
 	page, err := os.ReadFile(filepath.Join(dir, "report.html"))
-	if err != nil || string(page) != again {
-		t.Errorf("the page of what was read is another: %v", err)
+	if err != nil || string(page) != want {
+		t.Errorf("the page of the report read back differs: %v", err)
 	}
 }

@@ -17,19 +17,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// equalPart is what one connection gets of a rate that a program cannot share: the
-// setting that favours it, as all connections are busy all the time.
-func (t task) equalPart() (rate int64, setting string) {
+// equalShare returns the rate per connection for a program that cannot share a rate
+// between connections. This favors the program, because all connections are always busy.
+func (t task) equalShare() (rate int64, setting string) {
 	if t.flows <= 1 {
 		return t.rate, ""
 	}
-	return t.rate / int64(t.flows), fmt.Sprintf("1/%d of the rate for each connection, as it cannot share one", t.flows)
+	return t.rate / int64(t.flows), fmt.Sprintf("1/%d of the rate per connection, because it cannot share a rate", t.flows)
 }
 
-// startHAProxy starts HAProxy 3 beside its own C library.
+// startHAProxy starts HAProxy 3 with its own C library.
 func startHAProxy(ctx context.Context, t task) (*running, error) {
 	var b strings.Builder
-	// It reserves two descriptors for each pipe that it may splice through.
+	// HAProxy reserves two descriptors per splice pipe.
 	fmt.Fprintf(&b, "global\n  maxconn %d\n  maxpipes 500\n  nbthread %d\ndefaults\n  mode tcp\n  timeout connect 5s\n  timeout client 120s\n  timeout server 120s\n  timeout queue 60s\n",
 		max(2000, t.conns+100), threads)
 	if t.rate == 0 {
@@ -47,16 +47,16 @@ func startHAProxy(ctx context.Context, t task) (*running, error) {
 	if t.rate > 0 {
 		b.WriteString("backend t_up\n  stick-table type ip size 100k expire 60s store bytes_in_rate(1s)\n")
 	}
-	for i := range t.idle {
+	for i := range t.idleLimits {
 		fmt.Fprintf(&b, "backend idle%d\n  stick-table type ip size 100k expire 60s store bytes_in_rate(1s)\n", i)
 	}
-	dir, path, err := configured("haproxy.cfg", b.String())
+	dir, path, err := writeConfig("haproxy.cfg", b.String())
 	if err != nil {
 		return nil, err
 	}
 	command := slices.Clone(t.bins.haproxy3)
 	if t.reloads {
-		// The master starts itself again by its name, which has to bring its C library.
+		// The master re-executes itself by name, which must include its C library.
 		script := filepath.Join(dir, "haproxy")
 		text := fmt.Sprintf("#!/bin/sh\nexec %s --argv0 \"$0\" %s \"$@\"\n", command[0], strings.Join(command[1:], " "))
 		if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
@@ -65,11 +65,11 @@ func startHAProxy(ctx context.Context, t task) (*running, error) {
 		command = []string{script, "-W"}
 	}
 	command = append(command, "-db", "-f", path)
-	r, err := proxied(ctx, t, dir, command[0], command[1:]...)
+	r, err := startProxy(ctx, t, dir, command[0], command[1:]...)
 	if err == nil && t.reloads {
 		r.done = "Loading success"
 		r.reload = func() error { return r.process.cmd.Process.Signal(unix.SIGUSR2) }
-		if err = r.process.wrote(ctx, r.done, 1); err != nil { // before that it loses signals
+		if err = r.process.awaitOutput(ctx, r.done, 1); err != nil { // it ignores signals until then
 			_ = r.stop()
 			return nil, err
 		}
@@ -77,11 +77,11 @@ func startHAProxy(ctx context.Context, t task) (*running, error) {
 	return r, err
 }
 
-// threads is what a program may use: all processors.
+// threads is the number of threads per program: one per processor.
 const threads = 2
 
 func startNginx(ctx context.Context, t task) (*running, error) {
-	part, setting := t.equalPart()
+	part, setting := t.equalShare()
 	protocol := ""
 	if t.udp {
 		protocol = " udp reuseport"
@@ -100,7 +100,7 @@ worker_rlimit_nofile 20000;
 events { worker_connections 19000; }
 stream {
 `, level, threads)
-	for i := range t.idle {
+	for i := range t.idleLimits {
 		fmt.Fprintf(&b, "  limit_conn_zone $binary_remote_addr zone=idle%d:1m;\n", i)
 	}
 	fmt.Fprintf(&b, "  upstream u { zone u 64k; server %s", atDownstream)
@@ -117,15 +117,15 @@ stream {
 		fmt.Fprintf(&b, " proxy_upload_rate %d;", part)
 	}
 	b.WriteString(" }\n}\n")
-	dir, path, err := configured("nginx.conf", b.String())
+	dir, path, err := writeConfig("nginx.conf", b.String())
 	if err != nil {
 		return nil, err
 	}
-	// Its workers change their user, and could not enter a folder of root's.
+	// The workers switch users and could not enter root's directory.
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return nil, err
 	}
-	r, err := proxied(ctx, t, dir, "/usr/sbin/nginx", "-p", dir, "-c", path)
+	r, err := startProxy(ctx, t, dir, "/usr/sbin/nginx", "-p", dir, "-c", path)
 	if err == nil {
 		r.setting = setting
 		r.done = ": reconfiguring"
@@ -136,7 +136,7 @@ stream {
 
 func startToxiproxy(ctx context.Context, t task) (*running, error) {
 	const api = "127.0.0.1:8474"
-	dir, _, err := configured("unused", "")
+	dir, _, err := writeConfig("unused", "")
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +145,7 @@ func startToxiproxy(ctx context.Context, t task) (*running, error) {
 		return nil, err
 	}
 	r := &running{to: atProxy, process: p}
-	if err := p.listening(ctx, netip.MustParseAddrPort(api), false); err != nil {
+	if err := p.awaitListening(ctx, netip.MustParseAddrPort(api), false); err != nil {
 		_ = p.stop()
 		return nil, err
 	}
@@ -172,7 +172,7 @@ func startToxiproxy(ctx context.Context, t task) (*running, error) {
 		return nil
 	}
 	err = post("/proxies", map[string]any{"name": "t", "listen": atProxy.String(), "upstream": atDownstream.String(), "enabled": true})
-	if part, setting := t.equalPart(); err == nil && part > 0 {
+	if part, setting := t.equalShare(); err == nil && part > 0 {
 		r.setting = setting
 		err = post("/proxies/t/toxics", map[string]any{
 			"type": "bandwidth", "stream": "upstream",
@@ -180,7 +180,7 @@ func startToxiproxy(ctx context.Context, t task) (*running, error) {
 		})
 	}
 	if err == nil {
-		err = p.listening(ctx, atProxy, false)
+		err = p.awaitListening(ctx, atProxy, false)
 	}
 	if err != nil {
 		_ = p.stop()
@@ -190,25 +190,25 @@ func startToxiproxy(ctx context.Context, t task) (*running, error) {
 }
 
 func startRedir(ctx context.Context, t task) (*running, error) {
-	dir, _, err := configured("unused", "")
+	dir, _, err := writeConfig("unused", "")
 	if err != nil {
 		return nil, err
 	}
 	args := []string{"-n"}
-	part, setting := t.equalPart()
+	part, setting := t.equalShare()
 	if part > 0 {
 		args = append(args, "-m", fmt.Sprint(8*part))
 	}
-	r, err := proxied(ctx, t, dir, "redir", append(args, atProxy.String(), atDownstream.String())...)
+	r, err := startProxy(ctx, t, dir, "redir", append(args, atProxy.String(), atDownstream.String())...)
 	if err == nil {
 		r.setting = setting
 	}
 	return r, err
 }
 
-// startNaive starts the proxy that the harness brings.
+// startNaive starts the harness's own naive proxy.
 func startNaive(ctx context.Context, t task) (*running, error) {
-	dir, _, err := configured("unused", "")
+	dir, _, err := writeConfig("unused", "")
 	if err != nil {
 		return nil, err
 	}
@@ -216,38 +216,38 @@ func startNaive(ctx context.Context, t task) (*running, error) {
 	if t.udp {
 		protocol = "udp"
 	}
-	return proxied(ctx, t, dir, t.bins.naive, protocol, atProxy.String(), atDownstream.String(),
+	return startProxy(ctx, t, dir, t.bins.naive, protocol, atProxy.String(), atDownstream.String(),
 		fmt.Sprint(t.rate), fmt.Sprint(t.slots))
 }
 
-// Of each segment the kernel's queues count these bytes beside its payload.
+// The kernel's qdiscs count overhead bytes per segment in addition to its payload.
 const (
 	segment  = 1448
 	overhead = 66
 )
 
-// wire converts a rate of payload to one with headers.
-func wire(rate int64) int64 { return rate * (segment + overhead) / segment }
+// wireRate converts a payload rate to a rate that includes headers.
+func wireRate(rate int64) int64 { return rate * (segment + overhead) / segment }
 
-// onePerMilli is a burst of a millisecond, and of two packets at least.
-func onePerMilli(rate int64) int64 { return max(2*(segment+overhead), rate/1000) }
+// burstFor returns a burst of one millisecond, at least two packets.
+func burstFor(rate int64) int64 { return max(2*(segment+overhead), rate/1000) }
 
 func startTBF(_ context.Context, t task) (*running, error) {
-	rate := wire(t.rate)
+	rate := wireRate(t.rate)
 	err := t.net.middle.Run("tc", "qdisc", "replace", "dev", "right", "root", "tbf",
-		"rate", fmt.Sprintf("%dbps", rate), "burst", fmt.Sprint(onePerMilli(rate)), "latency", "50ms")
+		"rate", fmt.Sprintf("%dbps", rate), "burst", fmt.Sprint(burstFor(rate)), "latency", "50ms")
 	return kernelShaper(t), err
 }
 
 func startHTB(_ context.Context, t task) (*running, error) {
 	run := func(args ...string) error { return t.net.middle.Run("tc", args...) }
 	err := run("qdisc", "replace", "dev", "right", "root", "handle", "1:", "htb")
-	rate := wire(t.rate)
+	rate := wireRate(t.rate)
 	for i := range max(t.keys, 1) {
 		class := fmt.Sprintf("1:%x", i+1)
 		if err == nil {
 			err = run("class", "add", "dev", "right", "parent", "1:", "classid", class, "htb",
-				"rate", fmt.Sprintf("%dbps", rate), "burst", fmt.Sprint(onePerMilli(rate)), "cburst", fmt.Sprint(onePerMilli(rate)))
+				"rate", fmt.Sprintf("%dbps", rate), "burst", fmt.Sprint(burstFor(rate)), "cburst", fmt.Sprint(burstFor(rate)))
 		}
 		if err == nil {
 			err = run("filter", "add", "dev", "right", "parent", "1:", "protocol", "ip", "prio", "1",
@@ -258,5 +258,5 @@ func startHTB(_ context.Context, t task) (*running, error) {
 }
 
 func kernelShaper(t task) *running {
-	return &running{to: atDownstream, undo: func() error { return t.net.middle.Run("tc", "qdisc", "del", "dev", "right", "root") }}
+	return &running{to: atDownstream, cleanup: func() error { return t.net.middle.Run("tc", "qdisc", "del", "dev", "right", "root") }}
 }

@@ -20,18 +20,18 @@ import (
 	"shaperd/test/lab"
 )
 
-// A process is a running program under test, with all it started.
+// A process is a running program under test, with its child processes.
 type process struct {
 	host   *lab.Host
 	cmd    *exec.Cmd
-	mu     sync.Mutex // of text
+	mu     sync.Mutex // guards text
 	text   bytes.Buffer
 	exited chan struct{}
-	err    error // when exited
+	err    error // set when exited is closed
 	dir    string
 }
 
-// Write takes what the program writes.
+// Write collects the program's output.
 func (p *process) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -41,13 +41,13 @@ func (p *process) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// startProcess starts a command inside a host. dir is its folder, which goes with it.
+// startProcess starts a command inside a host. dir is its directory, which stop removes.
 func startProcess(h *lab.Host, dir, name string, args ...string) (*process, error) {
 	p := &process{host: h, cmd: exec.Command(name, args...), exited: make(chan struct{}), dir: dir}
 	p.cmd.Dir = dir
 	p.cmd.Env = append(os.Environ(), "SHAPERD_CONTROL="+filepath.Join(dir, "control.sock"))
 	p.cmd.Stdout, p.cmd.Stderr = p, p
-	// What it forks ends with it, whatever the kernel thinks who its parent is.
+	// The PID namespace ends all forked processes with it, even reparented ones.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
 	if err := h.Start(p.cmd); err != nil {
 		os.RemoveAll(dir)
@@ -60,8 +60,8 @@ func startProcess(h *lab.Host, dir, name string, args ...string) (*process, erro
 	return p, nil
 }
 
-// listening waits until a host listens for TCP at an address, or has a UDP socket there.
-func (p *process) listening(ctx context.Context, at netip.AddrPort, udp bool) error {
+// awaitListening waits until the host has a TCP listener or a UDP socket at an address.
+func (p *process) awaitListening(ctx context.Context, at netip.AddrPort, udp bool) error {
 	table, state := "/proc/thread-self/net/tcp", "0A" // TCP_LISTEN
 	if udp {
 		table, state = "/proc/thread-self/net/udp", "07" // TCP_CLOSE
@@ -80,58 +80,58 @@ func (p *process) listening(ctx context.Context, at netip.AddrPort, udp bool) er
 		}
 		select {
 		case <-p.exited:
-			return p.fault("ended before it listened")
+			return p.failure("exited before it listened")
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(5 * time.Millisecond):
 		}
 		if time.Now().After(deadline) {
-			return p.fault("does not listen after 10 s")
+			return p.failure("did not listen within 10 s")
 		}
 	}
 }
 
-// count returns how often the program has written a text.
+// count returns how often a text occurs in the program's output.
 func (p *process) count(text string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return strings.Count(p.text.String(), text)
 }
 
-// wrote waits until the program has written a text so many times.
-func (p *process) wrote(ctx context.Context, text string, times int) error {
+// awaitOutput waits until a text has occurred the given number of times in the program's output.
+func (p *process) awaitOutput(ctx context.Context, text string, times int) error {
 	for deadline := time.Now().Add(20 * time.Second); p.count(text) < times; {
 		select {
 		case <-p.exited:
-			return p.fault("ended by itself")
+			return p.failure("exited unexpectedly")
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(2 * time.Millisecond):
 		}
 		if time.Now().After(deadline) {
-			return p.fault(fmt.Sprintf("does not write %q", text))
+			return p.failure(fmt.Sprintf("did not write %q", text))
 		}
 	}
 	return nil
 }
 
-func (p *process) fault(what string) error {
+func (p *process) failure(reason string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	text := p.text.String()
-	return fmt.Errorf("%s %s; it wrote:\n%s", p.cmd.Path, what, text[max(0, len(text)-2000):])
+	return fmt.Errorf("%s %s; output:\n%s", p.cmd.Path, reason, text[max(0, len(text)-2000):])
 }
 
-// stop ends the program and all it started. It is an error when it had ended before.
+// stop ends the program and its child processes. It returns an error if the program had already exited.
 func (p *process) stop() error {
 	defer os.RemoveAll(p.dir)
 	var err error
 	select {
 	case <-p.exited:
-		err = p.fault(fmt.Sprintf("ended by itself: %v", p.err))
+		err = p.failure(fmt.Sprintf("exited unexpectedly: %v", p.err))
 	default:
 	}
-	all := tree(p.cmd.Process.Pid)
+	all := processTree(p.cmd.Process.Pid)
 	_ = p.cmd.Process.Signal(unix.SIGTERM)
 	select {
 	case <-p.exited:
@@ -144,9 +144,8 @@ func (p *process) stop() error {
 	return err
 }
 
-// tree returns a process, which leads a group, and all that it started and that still
-// run: those of its group.
-func tree(root int) (all []int) {
+// processTree returns the running processes of the process group that root leads.
+func processTree(root int) (all []int) {
 	entries, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, path := range entries {
 		pid, fields := readStat(path)
@@ -160,7 +159,7 @@ func tree(root int) (all []int) {
 	return all
 }
 
-// readStat reads a file stat of /proc; fields begins with the state.
+// readStat reads a stat file of /proc; fields starts with the state.
 func readStat(path string) (pid int, fields []string) {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -175,28 +174,29 @@ func readStat(path string) (pid int, fields []string) {
 	return pid, strings.Fields(rest[end+1:])
 }
 
-// A usage is what processes, and the whole machine, have used so far.
+// A usage is the CPU time used so far by a program and by the whole machine.
 type usage struct {
-	user, system     time.Duration // of the processes
-	softirq, machine time.Duration // of the machine
+	user, system     time.Duration // of the program's processes
+	softirq, machine time.Duration // of the whole machine
 }
 
 func (u usage) sub(v usage) usage {
 	return usage{u.user - v.user, u.system - v.system, u.softirq - v.softirq, u.machine - v.machine}
 }
 
-const tick = 10 * time.Millisecond // of /proc: USER_HZ is 100
+const tick = 10 * time.Millisecond // unit of /proc/stat: USER_HZ is 100
 
-// used reads what a process and all that it started have used; 0 is no process. The
-// scheduler's clock gives the sum to the nanosecond, and /proc its parts.
-func used(root int) (u usage, err error) {
+// readUsage reads the CPU time of a process group and of the machine; root is 0 without a
+// process. The scheduler's clock gives the sum in nanoseconds, /proc the proportion of user
+// and system time.
+func readUsage(root int) (u usage, err error) {
 	if root != 0 {
-		for _, pid := range tree(root) {
+		for _, pid := range processTree(root) {
 			_, fields := readStat(fmt.Sprintf("/proc/%d/stat", pid))
 			if len(fields) < 15 {
-				continue // it has just ended
+				continue // it has just exited
 			}
-			var ticks [4]float64 // of itself and of children that ended: user, system
+			var ticks [4]float64 // of the process and of its exited children: user, system
 			for i := range ticks {
 				ticks[i], _ = strconv.ParseFloat(fields[11+i], 64)
 			}
@@ -221,7 +221,7 @@ func used(root int) (u usage, err error) {
 	line, _, _ := strings.Cut(string(b), "\n")
 	fields := strings.Fields(line)
 	if len(fields) < 8 {
-		return u, errors.New("/proc/stat has another form")
+		return u, errors.New("/proc/stat has an unknown format")
 	}
 	for i, f := range fields[1:8] { // user nice system idle iowait irq softirq
 		n, _ := strconv.Atoi(f)
@@ -236,17 +236,16 @@ func used(root int) (u usage, err error) {
 	return u, nil
 }
 
-// peak is the most resident memory that a process and all it started have had, in
-// bytes. What they share counts for each.
-func peak(root int) float64 { return memory(root, "status", "VmHWM:") }
+// peakMemory returns the sum of the peak resident memory of a process group, in bytes. Shared
+// memory counts for each process.
+func peakMemory(root int) float64 { return memory(root, "status", "VmHWM:") }
 
-// resident is the memory of a process and all it started, in bytes. What they share
-// counts once.
-func resident(root int) float64 { return memory(root, "smaps_rollup", "Pss:") }
+// residentMemory returns the memory of a process group, in bytes. Shared memory counts once.
+func residentMemory(root int) float64 { return memory(root, "smaps_rollup", "Pss:") }
 
-// memory adds up a field of a file of /proc over a process and all it started.
+// memory sums a field of a /proc file over a process group.
 func memory(root int, file, field string) (sum float64) {
-	for _, pid := range tree(root) {
+	for _, pid := range processTree(root) {
 		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
 		for line := range strings.Lines(string(b)) {
 			if rest, ok := strings.CutPrefix(line, field); ok {

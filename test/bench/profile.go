@@ -15,15 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A profiler profiles a program while it is measured: with perf, which sees the kernel
-// too, any program; with Go's profiles the daemon, when it was built with the tag
+// A profiler profiles a program during a measurement: any program with perf, which
+// includes the kernel, and the daemon with Go's profiler, if it was built with the tag
 // profile.
 type profiler struct {
-	dir  string // "" is no profile
+	dir  string // "" for no profile
 	perf *exec.Cmd
 }
 
-// prepare empties the folder.
+// prepare creates an empty directory for the profiles.
 func (p *profiler) prepare() error {
 	if p.dir == "" {
 		return nil
@@ -41,14 +41,14 @@ func (p *profiler) begin(r *running) error {
 	}
 	if path, err := exec.LookPath("perf"); err == nil {
 		pids := make([]string, 0, 4)
-		for _, pid := range tree(r.pid()) {
+		for _, pid := range processTree(r.pid()) {
 			pids = append(pids, strconv.Itoa(pid))
 		}
 		p.perf = exec.Command(path, "record", "-e", "cpu-clock", "-F", "4999", "-g", "-o", filepath.Join(p.dir, "perf.data"), "-p", strings.Join(pids, ","))
 		if err := p.perf.Start(); err != nil {
 			return err
 		}
-		time.Sleep(200 * time.Millisecond) // until it has begun
+		time.Sleep(200 * time.Millisecond) // until perf has started
 	}
 	if r.profiles {
 		return unix.Kill(r.pid(), unix.SIGUSR1)
@@ -62,17 +62,17 @@ func (p *profiler) end(r *running) (err error) {
 	}
 	if r.profiles {
 		err = unix.Kill(r.pid(), unix.SIGUSR2)
-		time.Sleep(100 * time.Millisecond) // until it has written
+		time.Sleep(100 * time.Millisecond) // until the profile is written
 	}
 	if p.perf != nil {
 		_ = p.perf.Process.Signal(unix.SIGINT)
-		_ = p.perf.Wait() // it ends as it was told to, by a signal
+		_ = p.perf.Wait() // perf ends by the signal
 		p.perf = nil
 	}
 	return err
 }
 
-// print writes what the profiles come to.
+// print prints the top entries of the profiles.
 func (p *profiler) print(w io.Writer, binary string) {
 	at := func(name string) string { return filepath.Join(p.dir, name) }
 	top := func(title string, lines int, cmd ...string) {

@@ -13,50 +13,50 @@ import (
 	"shaperd/test/lab"
 )
 
-// A task is what a program is to do between the client and the downstream.
+// A task describes what a program must do between the client and the downstream.
 type task struct {
 	net   *network
 	bins  binaries
 	udp   bool
-	rate  int64 // bytes of payload a second for each source; 0 is no limit
-	flows int   // connections of a source: what can only limit each by itself gets an equal part
-	keys  int   // sources, from source(0) on
-	slots int   // connections at the downstream at once; 0 is no limit
-	conns int   // connections that there may be in all
+	rate  int64 // payload bytes a second per source; 0 is no limit
+	flows int   // connections per source; a program that limits single connections gives each an equal part of the rate
+	keys  int   // number of sources, starting with source(0)
+	slots int   // maximum number of connections at the downstream; 0 is no limit
+	conns int   // maximum number of client connections
 
-	reloads bool   // it is reloaded meanwhile
-	idle    int    // limits, or tables, that nothing meets, beside those that do
-	limits  string // more of shaperd's configuration
+	reloads    bool   // whether the program is reloaded during the measurement
+	idleLimits int    // additional limits, or tables, that match nothing
+	limits     string // additional configuration of shaperd
 }
 
-// binaries are where the programs are.
+// binaries are the paths of the programs.
 type binaries struct {
 	shaperd   string
 	naive     string
-	asn       string // the folder of the table of autonomous systems
+	asn       string // the directory of the table of autonomous systems
 	haproxy3  []string
 	toxiproxy string
 }
 
-// A program is one that does a task, or some tasks.
+// A program can run some or all tasks.
 type program struct {
-	name  string
-	about string
-	// cannot says why it has no part in a task, and is "" when it has one.
+	name        string
+	description string
+	// cannot returns why the program cannot run a task, or "".
 	cannot func(task) string
 	start  func(context.Context, task) (*running, error)
 }
 
-// running is a program at work.
+// running is a started program.
 type running struct {
 	to      netip.AddrPort // where clients connect
-	setting string         // how its configuration differs from what one would expect
-	process *process       // nil for what the kernel does
-	reload  func() error   // nil when it cannot
-	done    string         // what it writes once for each reload, when it is done
-	undo    func() error   // nil when nothing stays behind
+	setting string         // how its configuration differs from the obvious one
+	process *process       // nil for kernel shapers
+	reload  func() error   // nil if the program has no reload
+	done    string         // what the program logs when a reload is complete
+	cleanup func() error   // nil if nothing must be removed
 
-	profiles bool // it makes profiles of itself
+	profiles bool // whether it supports Go profiles
 	profiler *profiler
 }
 
@@ -67,41 +67,40 @@ func (r *running) pid() int {
 	return r.process.cmd.Process.Pid
 }
 
-// begin begins what is measured: it returns what has been used so far.
+// begin starts a measurement and returns the usage so far.
 func (r *running) begin() (usage, error) {
 	if err := r.profiler.begin(r); err != nil {
 		return usage{}, err
 	}
-	return used(r.pid())
+	return readUsage(r.pid())
 }
 
-// end ends it, and returns what was used since.
+// end ends a measurement and returns the usage since begin.
 func (r *running) end(before usage) (usage, error) {
-	after, err := used(r.pid())
+	after, err := readUsage(r.pid())
 	return after.sub(before), errors.Join(err, r.profiler.end(r))
 }
 
-// peak is the most resident memory that the program's processes have had, in bytes; 0
-// where there are none.
-func (r *running) peak() float64 {
+// peakMemory returns the peak resident memory of the program's processes in bytes, or 0 without a process.
+func (r *running) peakMemory() float64 {
 	if r.process == nil {
 		return 0
 	}
-	return peak(r.pid())
+	return peakMemory(r.pid())
 }
 
 func (r *running) stop() (err error) {
 	if r.process != nil {
 		err = r.process.stop()
 	}
-	if r.undo != nil {
-		err = errors.Join(err, r.undo())
+	if r.cleanup != nil {
+		err = errors.Join(err, r.cleanup())
 	}
 	return err
 }
 
-// configured writes a program's configuration into a folder of its own.
-func configured(name, text string) (dir, path string, err error) {
+// writeConfig writes a program's configuration to a new directory.
+func writeConfig(name, text string) (dir, path string, err error) {
 	if dir, err = lab.TempDir(); err != nil {
 		return "", "", err
 	}
@@ -109,35 +108,35 @@ func configured(name, text string) (dir, path string, err error) {
 	return dir, path, os.WriteFile(path, []byte(text), 0o644)
 }
 
-// proxied starts a proxy and waits until it listens.
-func proxied(ctx context.Context, t task, dir, name string, args ...string) (*running, error) {
+// startProxy starts a proxy and waits until it listens.
+func startProxy(ctx context.Context, t task, dir, name string, args ...string) (*running, error) {
 	p, err := startProcess(t.net.middle, dir, name, args...)
 	if err != nil {
 		return nil, err
 	}
-	if err := p.listening(ctx, atProxy, t.udp); err != nil {
+	if err := p.awaitListening(ctx, atProxy, t.udp); err != nil {
 		_ = p.stop()
 		return nil, err
 	}
 	return &running{to: atProxy, process: p}, nil
 }
 
-// programs are all there are. The first is the subject.
+// programs are all programs. The first is the subject.
 var programs = []program{
-	{subject, "this program", anything, startShaperd},
-	{"direct", "the downstream itself, over a router: what the machine can do", cannotLimit, startDirect},
-	{"haproxy", "HAProxy 3, with option splice-auto or a shared bandwidth limit", tcpOnly, startHAProxy},
-	{"nginx", "nginx, stream module", anything, startNginx},
-	{"toxiproxy", "toxiproxy, with the toxic bandwidth", tcpNoSlots, startToxiproxy},
+	{subject, "the program under test", anyTask, startShaperd},
+	{"direct", "the downstream directly, over a router: the machine's maximum", cannotLimit, startDirect},
+	{"haproxy", "HAProxy 3, with splice-auto or a shared bandwidth limit", tcpOnly, startHAProxy},
+	{"nginx", "nginx, stream module", anyTask, startNginx},
+	{"toxiproxy", "toxiproxy, with the bandwidth toxic", tcpNoSlots, startToxiproxy},
 	{"redir", "redir, with -m", fewConnections, startRedir},
-	{"naive", "a proxy in Go of 150 lines, with golang.org/x/time/rate", noReload, startNaive},
-	{"tbf", "the kernel's token bucket filter at the router", oneBucket, startTBF},
-	{"htb", "the kernel's hierarchical token bucket at the router", kernelOnly, startHTB},
+	{"naive", "a 150-line proxy in Go with golang.org/x/time/rate", noReload, startNaive},
+	{"tbf", "the kernel's token bucket filter on the router", oneBucket, startTBF},
+	{"htb", "the kernel's hierarchical token bucket on the router", kernelOnly, startHTB},
 }
 
 func cannotLimit(t task) string {
 	if t.rate > 0 || t.slots > 0 {
-		return "limits nothing"
+		return "has no limits"
 	}
 	return ""
 }
@@ -156,7 +155,7 @@ func tcpNoSlots(t task) string {
 	return tcpOnly(t)
 }
 
-func anything(task) string { return "" }
+func anyTask(task) string { return "" }
 
 func fewConnections(t task) string {
 	if t.conns > 1000 {
@@ -181,7 +180,7 @@ func kernelOnly(t task) string {
 
 func oneBucket(t task) string {
 	if t.keys > 1 {
-		return "has one bucket"
+		return "has only one bucket"
 	}
 	return kernelOnly(t)
 }
@@ -190,7 +189,7 @@ func startDirect(context.Context, task) (*running, error) {
 	return &running{to: atDownstream}, nil
 }
 
-// startShaperd starts the daemon as an operator would configure it.
+// startShaperd starts the daemon with the configuration that an operator would write.
 func startShaperd(ctx context.Context, t task) (*running, error) {
 	protocol := "tcp"
 	if t.udp {
@@ -204,15 +203,15 @@ func startShaperd(ctx context.Context, t task) (*running, error) {
 	if t.slots > 0 {
 		text += fmt.Sprintf("\n[[limit]]\nname = \"slots\"\nmax_connections = %d\nqueue_timeout = \"60s\"\nmax_queue = 10000\n", t.slots)
 	}
-	for i := range t.idle {
+	for i := range t.idleLimits {
 		text += fmt.Sprintf("\n[[limit]]\nname = \"idle%d\"\nmatch = { source = [\"10.9.%d.0/24\"] }\nkey = [\"source\"]\nrate = \"1MB/s\"\n", i, i)
 	}
 	text += t.limits
-	dir, path, err := configured("shaperd.toml", text)
+	dir, path, err := writeConfig("shaperd.toml", text)
 	if err != nil {
 		return nil, err
 	}
-	r, err := proxied(ctx, t, dir, t.bins.shaperd, "run", "--config", path, "--drain-timeout", "0s")
+	r, err := startProxy(ctx, t, dir, t.bins.shaperd, "run", "--config", path, "--drain-timeout", "0s")
 	if err == nil {
 		r.profiles = true
 		r.done = "msg=reloaded"

@@ -5,15 +5,15 @@ import (
 	"strconv"
 )
 
-// agreement is the factor within which the ratios of two runs are to agree.
+// agreement is the factor within which the ratios of two runs must agree.
 const agreement = 1.15
 
-// noise is the factor that the medians of two runs like this one stay within in 19 of
-// 20 cases, judged by ratios of its repetitions. Logarithms of ratios are taken for
-// normal, so the standard error of a median of n is their deviation times sqrt(pi/2n);
-// a difference of two has sqrt(2) of it, and 19 of 20 lie within twice that. More
-// repetitions make it smaller, which a range would not be. One repetition tells
-// nothing of it: NaN.
+// noise returns the factor within which the medians of two such runs agree in 19 of 20
+// cases, estimated from the ratios of the repetitions. The logarithms of the ratios are
+// assumed to be normal, so the standard error of a median of n is their deviation times
+// sqrt(pi/2n); the difference of two medians has sqrt(2) times that, and 19 of 20 are
+// within twice the result. Unlike a range, it shrinks with more repetitions. For a single
+// repetition it is unknown: NaN.
 func noise(ratios []float64) float64 {
 	n := float64(len(ratios))
 	if n < 2 {
@@ -30,13 +30,13 @@ func noise(ratios []float64) float64 {
 	return math.Exp(2 * math.Sqrt2 * math.Sqrt(math.Pi/2/n) * deviation)
 }
 
-// noisy says that two runs may well disagree. With a zero among the repetitions of one
-// of two programs nothing bounds it.
+// noisy reports whether two runs may well disagree. A zero among the repetitions of one
+// of the two programs makes the noise unbounded.
 func (r ratio) noisy() bool {
-	return r.noise > agreement || math.IsNaN(r.noise) && r.least != r.most
+	return r.noise > agreement || math.IsNaN(r.noise) && r.min != r.max
 }
 
-// A verdict is what a ratio says, in words for those who see no colour.
+// A verdict is the meaning of a ratio, with a word so that it does not depend on color.
 type verdict struct{ Mark, Word string }
 
 var (
@@ -45,20 +45,20 @@ var (
 	even   = verdict{"=", "even"}
 )
 
-// nearlyOne is the factor within which two programs do the same.
-const nearlyOne = 1.05
+// evenRatio is the factor within which two programs count as even.
+const evenRatio = 1.05
 
 func (r ratio) verdict() verdict {
 	switch {
-	case r.value > nearlyOne:
+	case r.value > evenRatio:
 		return ahead
-	case r.value < 1/nearlyOne:
+	case r.value < 1/evenRatio:
 		return behind
 	}
 	return even
 }
 
-// verdict on a program: there is none on what is no peer.
+// verdict returns the verdict on a ratio to a program. It is empty if the program is not a peer.
 func (o *outcome) verdict(r ratio) verdict {
 	if !o.Peer {
 		return verdict{}
@@ -66,7 +66,7 @@ func (o *outcome) verdict(r ratio) verdict {
 	return r.verdict()
 }
 
-// String is the ratio to two or three digits, with a ~ when it is noisy.
+// String returns the ratio with two or three digits, with a ~ if it is noisy.
 func (r ratio) String() string {
 	text := ""
 	switch {

@@ -17,12 +17,12 @@ func TestStat(t *testing.T) {
 		{[]float64{9, 1, 2, 4}, 3, 1, 9},
 	} {
 		s := stat{test.samples}
-		if s.median() != test.median || s.least() != test.least || s.most() != test.most {
-			t.Errorf("%v: %v, %v to %v", test.samples, s.median(), s.least(), s.most())
+		if s.median() != test.median || s.min() != test.least || s.max() != test.most {
+			t.Errorf("%v: %v, %v to %v", test.samples, s.median(), s.min(), s.max())
 		}
 	}
 	if !math.IsNaN(stat{}.median()) {
-		t.Error("nothing has a median")
+		t.Error("an empty stat has a median")
 	}
 }
 
@@ -38,11 +38,11 @@ func TestCompare(t *testing.T) {
 		{"pairs, not medians", "sigma", []float64{10, 100, 1000}, []float64{20, 200, 2000}, 2, true},
 		{"sign does not matter", "error", []float64{-2}, []float64{4}, 2, true},
 		{"below the floor", "error", []float64{0.001}, []float64{-0.002}, 1, true},
-		{"below the rate is no better than at it", "w100", []float64{1}, []float64{0.5}, 1, true},
+		{"below the rate equals at the rate", "w100", []float64{1}, []float64{0.5}, 1, true},
 		{"both zero", "cpu", []float64{0}, []float64{0}, 1, true},
 		{"a peer at zero", "cpu", []float64{1}, []float64{0}, 0, true},
-		{"zero beside a peer", "cpu", []float64{0}, []float64{1}, math.Inf(1), true},
-		{"as many as both have", "sigma", []float64{10, 10}, []float64{20}, 2, true},
+		{"zero against a peer", "cpu", []float64{0}, []float64{1}, math.Inf(1), true},
+		{"unpaired repetitions ignored", "sigma", []float64{10, 10}, []float64{20}, 2, true},
 		{"neither better", "gap50", []float64{1}, []float64{2}, 0, false},
 		{"missing", "sigma", []float64{1}, nil, 0, false},
 	} {
@@ -71,20 +71,20 @@ func TestRatioText(t *testing.T) {
 		{ratio{value: 0.9}, "0.90", behind},
 		{ratio{value: 0.0123}, "0.012", behind},
 		{ratio{value: 0}, "0", behind},
-		{ratio{value: 2, least: 1, most: 3, noise: 1.5}, "~2.00", ahead},
+		{ratio{value: 2, min: 1, max: 3, noise: 1.5}, "~2.00", ahead},
 	} {
 		if got := test.ratio.String(); got != test.want || test.ratio.verdict() != test.verdict {
-			t.Errorf("%v is written %s, and is %s", test.ratio.value, got, test.ratio.verdict().Word)
+			t.Errorf("%v was formatted as %s, verdict %s", test.ratio.value, got, test.ratio.verdict().Word)
 		}
 	}
 	if (&outcome{Program: ceiling}).verdict(ratio{value: 0.1}) != (verdict{}) {
-		t.Error("there is a verdict on what is no peer")
+		t.Error("verdict on a program that is not a peer")
 	}
 }
 
-// TestNoise simulates pairs of runs: of those that are not called noisy nearly all have
-// to agree, and programs that are steady must not be called noisy.
-func TestNoise(t *testing.T) {
+// TestNoise_FalsePositiveRate simulates pairs of runs: nearly all pairs that are not classified as
+// noisy must agree, and steady programs must not be classified as noisy.
+func TestNoise_FalsePositiveRate(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 1))
@@ -93,13 +93,13 @@ func TestNoise(t *testing.T) {
 		for range n {
 			s.Samples = append(s.Samples, math.Exp(deviation*random.NormFloat64()))
 		}
-		return ratio{s.median(), s.least(), s.most(), noise(s.Samples)}
+		return ratio{s.median(), s.min(), s.max(), noise(s.Samples)}
 	}
 	for _, n := range []int{2, 3, 5, 9} {
 		for _, test := range []struct {
 			deviation   float64
-			least, most float64 // of pairs that may be called noisy
-			wrong       float64 // of pairs that may disagree without being called so
+			least, most float64 // share of pairs that may be classified as noisy
+			wrong       float64 // maximum share of pairs that disagree and are not classified as noisy
 		}{
 			{0.01, 0, 0.01, 0.001},
 			{0.03, 0, 0.5, 0.01},
@@ -120,22 +120,22 @@ func TestNoise(t *testing.T) {
 			share, missed := float64(noisy)/pairs, float64(wrong)/pairs
 			t.Logf("%d repetitions, deviation %.2f: %.3f noisy, %.3f disagree unnoticed", n, test.deviation, share, missed)
 			if share < test.least || share > test.most {
-				t.Errorf("%d repetitions, deviation %v: %v are called noisy", n, test.deviation, share)
+				t.Errorf("%d repetitions, deviation %v: %v classified as noisy", n, test.deviation, share)
 			}
 			if missed > test.wrong {
-				t.Errorf("%d repetitions, deviation %v: %v disagree and are not called noisy", n, test.deviation, missed)
+				t.Errorf("%d repetitions, deviation %v: %v disagree and are not classified as noisy", n, test.deviation, missed)
 			}
 		}
 	}
 }
 
-func TestNoiseOfFew(t *testing.T) {
+func TestNoise_SmallSample(t *testing.T) {
 	one := ratio{2, 2, 2, noise([]float64{2})}
 	if one.noisy() {
-		t.Error("one repetition shows noise")
+		t.Error("one repetition is classified as noisy")
 	}
 	zero := ratio{0.5, 0, 1, noise([]float64{0, 1})}
 	if !zero.noisy() {
-		t.Error("zero and one are no noise")
+		t.Error("zero and one are not classified as noisy")
 	}
 }

@@ -10,11 +10,11 @@ import (
 	"shaperd/shaper/config"
 )
 
-// reloadPeriod is the time from one reload to the next under load.
+// reloadPeriod is the interval between reloads under load.
 const reloadPeriod = 100 * time.Millisecond
 
-// keepReloading reloads the program again and again until it is stopped; stop returns how
-// many reloads a second were done.
+// keepReloading reloads the program periodically until stop is called, which returns the
+// number of reloads per second.
 func (r *running) keepReloading(ctx context.Context) (stop func() (perSecond float64)) {
 	ctx, cancel := context.WithCancel(ctx)
 	began, before := time.Now(), r.process.count(r.done)
@@ -37,10 +37,10 @@ func (r *running) keepReloading(ctx context.Context) (stop func() (perSecond flo
 	}
 }
 
-// reloadCost returns the CPU time of one reload, of the program and what it starts. The
-// next one begins when one is done.
+// reloadCost returns the mean CPU time of a reload, of the program and its child
+// processes. Reloads run one after the other.
 func (r *running) reloadCost(ctx context.Context, times int) (time.Duration, error) {
-	before, err := used(r.pid())
+	before, err := readUsage(r.pid())
 	if err != nil {
 		return 0, err
 	}
@@ -49,12 +49,12 @@ func (r *running) reloadCost(ctx context.Context, times int) (time.Duration, err
 		if err := r.reload(); err != nil {
 			return 0, err
 		}
-		if err := r.process.wrote(ctx, r.done, done+1); err != nil {
+		if err := r.process.awaitOutput(ctx, r.done, done+1); err != nil {
 			return 0, err
 		}
-		time.Sleep(reloadPeriod) // what the old processes still do
+		time.Sleep(reloadPeriod) // until the old processes are done
 	}
-	after, err := used(r.pid())
+	after, err := readUsage(r.pid())
 	cost := after.sub(before)
 	return (cost.user + cost.system) / time.Duration(times), err
 }
@@ -65,15 +65,15 @@ func loadsW11(short bool) (list []load) {
 		idle, span, times = idle[1:], time.Second, 2
 	}
 	programs := []string{subject, "haproxy", "nginx", "naive"}
-	const about = "10 reloads a second, of the configuration as it is; "
+	const about = "10 reloads a second of an unchanged configuration; "
 	for _, n := range idle {
 		name := "1 limit"
 		if n > 0 {
 			name = fmt.Sprintf("%d limits, or tables", n+1)
 		}
-		l := shaped{rate: 10e6, keys: 1, flows: 4, span: span, reloads: true, idle: n}
+		l := shaped{rate: 10e6, keys: 1, flows: 4, span: span, reloads: true, idleLimits: n}
 		list = append(list, load{
-			name: "10 MB/s, " + name, about: about + "4 connections of one source that send all they can. What a reload costs is measured without a load",
+			name: "10 MB/s, " + name, description: about + "4 connections of one source that send at full speed. The cost of a reload is measured without load",
 			headline: "cpu-reload", programs: programs, repeat: 2,
 			figures: []string{"cpu-reload", "reloads", "cut", "error", "sigma", "w100", "gapmax", "jain", "memory"},
 			task:    l.task,
@@ -92,7 +92,7 @@ func loadsW11(short bool) (list []load) {
 	}
 	const clients = 32
 	return append(list, load{
-		name: fmt.Sprintf("%d clients", clients), about: about + "clients that connect, send 64 bytes, wait for their echo and close, again and again",
+		name: fmt.Sprintf("%d clients", clients), description: about + "clients that repeatedly connect, send 64 bytes, wait for the echo and close",
 		headline: "failed", repeat: 2, figures: []string{"failed", "connections", "reloads", "p50", "p99", "memory"}, programs: programs,
 		task: func(n *network, b binaries) task { return task{net: n, bins: b, conns: clients, reloads: true} },
 		measure: func(ctx context.Context, n *network, r *running) (sample, error) {
@@ -100,7 +100,7 @@ func loadsW11(short bool) (list []load) {
 			s, err := measureConnections(ctx, n, r, clients, span)
 			reloads := stop()
 			if err == nil && reloads == 0 {
-				err = errors.New("no reload was done")
+				err = errors.New("no reload completed")
 			}
 			if err == nil {
 				s.figures["reloads"] = reloads

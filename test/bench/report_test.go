@@ -4,7 +4,7 @@ import (
 	"time"
 )
 
-// example is a report with a cell of each kind, two repetitions of it.
+// example returns a report with a cell of each kind.
 func example() *report {
 	stats := func(figures map[string][]float64) map[string]stat {
 		all := map[string]stat{}
@@ -49,7 +49,7 @@ func example() *report {
 				},
 			},
 			{
-				Work: "W99", Name: "of a work that is not known", Headline: "ns", Figures: []string{"ns"},
+				Work: "W99", Name: "of an unknown work", Headline: "ns", Figures: []string{"ns"},
 				Outcomes: []*outcome{
 					{Program: subject, Figures: stats(map[string][]float64{"ns": {40}})},
 					{Program: "a library", Peer: true, Figures: stats(map[string][]float64{"ns": {80}})},

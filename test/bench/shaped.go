@@ -13,17 +13,17 @@ import (
 	"shaperd/test/lab"
 )
 
-// A shaped load is TCP under a rate.
+// A shaped load is TCP traffic under a rate limit.
 type shaped struct {
-	rate  int64 // of each source
-	keys  int   // sources
-	flows int   // busy connections of each
-	still int   // connections of the first source beside them that do nothing
-	pause time.Duration
-	span  time.Duration // of what is measured
+	rate      int64 // per source
+	keys      int   // sources
+	flows     int   // busy connections per source
+	idleConns int   // additional idle connections of the first source
+	pause     time.Duration
+	span      time.Duration // duration of the measurement
 
-	reloads bool // while it is measured
-	idle    int  // limits, or tables, beside
+	reloads    bool // whether the program is reloaded during the measurement
+	idleLimits int  // additional limits, or tables, that match nothing
 }
 
 var shapedFigures = []string{
@@ -31,24 +31,24 @@ var shapedFigures = []string{
 	"cpu", "user", "system", "softirq", "machine", "memory",
 }
 
-const settle = 500 * time.Millisecond // from the first byte to what is measured
+const settle = 500 * time.Millisecond // time from the first byte to the measurement
 
 func (l shaped) task(n *network, b binaries) task {
-	return task{net: n, bins: b, rate: l.rate, keys: l.keys, flows: l.flows, conns: l.keys*l.flows + l.still, reloads: l.reloads, idle: l.idle}
+	return task{net: n, bins: b, rate: l.rate, keys: l.keys, flows: l.flows, conns: l.keys*l.flows + l.idleConns, reloads: l.reloads, idleLimits: l.idleLimits}
 }
 
-// measure has one program shape the load.
+// measure runs the load against one program.
 func (l shaped) measure(ctx context.Context, n *network, r *running) (s sample, err error) {
 	down, err := newSink(n.downstream, discard)
 	if err != nil {
 		return s, err
 	}
 	defer down.close()
-	still, err := dialStreams(ctx, n.client, source(0), r.to, l.still)
+	idle, err := dialStreams(ctx, n.client, source(0), r.to, l.idleConns)
 	if err != nil {
 		return s, err
 	}
-	defer closeAll(still)
+	defer closeAll(idle)
 	var busy []stream
 	defer func() { closeAll(busy) }()
 	for key := range l.keys {
@@ -67,9 +67,9 @@ func (l shaped) measure(ctx context.Context, n *network, r *running) (s sample, 
 	defer capture.Close()
 	lead := settle
 	if l.pause > 0 {
-		lead = 0 // the end of the pause is what counts
+		lead = 0 // the measurement starts at the end of the pause
 		sendAll(busy, 2*settle, 64<<10)
-		if err := n.quiet(ctx, l.pause); err != nil {
+		if err := n.awaitQuiet(ctx, l.pause); err != nil {
 			return s, err
 		}
 	}
@@ -87,7 +87,7 @@ func (l shaped) measure(ctx context.Context, n *network, r *running) (s sample, 
 	reloads := stop()
 	cost, err2 := r.end(before)
 	to := capture.Elapsed()
-	memory := r.peak()
+	memory := r.peakMemory()
 	closeAll(busy)
 	if err := errors.Join(err, err2); err != nil {
 		return s, err
@@ -100,7 +100,7 @@ func (l shaped) measure(ctx context.Context, n *network, r *running) (s sample, 
 	if len(events) < 10 {
 		return s, fmt.Errorf("only %d segments arrived", len(events))
 	}
-	s = judge(events, nominal)
+	s = evaluate(events, nominal)
 	s.addCost(r, cost, float64(lab.Total(events)))
 	s.addMemory(memory)
 	if l.reloads {
@@ -112,8 +112,8 @@ func (l shaped) measure(ctx context.Context, n *network, r *running) (s sample, 
 	return s, nil
 }
 
-// quiet waits until nothing has arrived for a time.
-func (n *network) quiet(ctx context.Context, pause time.Duration) error {
+// awaitQuiet waits until nothing has arrived for the time pause.
+func (n *network) awaitQuiet(ctx context.Context, pause time.Duration) error {
 	last, err := n.downstream.Received(downstreamLink)
 	since := time.Now()
 	for err == nil && time.Since(since) < pause {
@@ -127,8 +127,8 @@ func (n *network) quiet(ctx context.Context, pause time.Duration) error {
 	return err
 }
 
-// judge turns arrivals at a nominal rate into figures.
-func judge(events []lab.Event, nominal float64) sample {
+// evaluate computes the figures of arrivals at a nominal rate.
+func evaluate(events []lab.Event, nominal float64) sample {
 	worst := func(width time.Duration) float64 {
 		return float64(lab.WorstWindow(events, width)) / (nominal * width.Seconds())
 	}
@@ -136,7 +136,7 @@ func judge(events []lab.Event, nominal float64) sample {
 	ms := func(p float64) float64 { return lab.Percentile(gaps, p).Seconds() * 1000 }
 	return sample{
 		figures: map[string]float64{
-			"error": 100 * (lab.Mean(events)/nominal - 1),
+			"error": 100 * (lab.MeanRate(events)/nominal - 1),
 			"sigma": lab.Sigma(events, nominal) / 1000,
 			"w1":    worst(time.Millisecond), "w10": worst(10 * time.Millisecond), "w100": worst(100 * time.Millisecond),
 			"gap50": ms(50), "gap99": ms(99), "gapmax": ms(100),
@@ -145,7 +145,7 @@ func judge(events []lab.Event, nominal float64) sample {
 	}
 }
 
-// newSeries bins at most the first two seconds of events.
+// newSeries bins the first 2000 bins of events.
 func newSeries(events []lab.Event, nominal float64, bin time.Duration, unit string) *series {
 	s := &series{BinMillis: bin.Seconds() * 1000, Nominal: nominal * bin.Seconds(), Unit: unit}
 	for _, e := range events {
@@ -161,7 +161,7 @@ func newSeries(events []lab.Event, nominal float64, bin time.Duration, unit stri
 	return s
 }
 
-// addCost adds what so many bytes of payload cost.
+// addCost adds the CPU figures for the given number of payload bytes.
 func (s sample) addCost(r *running, u usage, bytes float64) {
 	each := func(d time.Duration) float64 { return d.Seconds() / bytes * 1e9 }
 	if r.process != nil {
@@ -176,8 +176,8 @@ func (s sample) addMemory(bytes float64) {
 	}
 }
 
-// jain is the fairness among connections, as the downstream's interface saw them: of
-// what comes from a proxy nothing tells the source.
+// jain returns the fairness among connections at the downstream's interface. Behind a
+// proxy the sources cannot be distinguished.
 func jain(list []lab.Arrival, from, to time.Duration) float64 {
 	got := map[netip.AddrPort]float64{}
 	for _, a := range list {

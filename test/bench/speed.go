@@ -15,7 +15,7 @@ import (
 	"shaperd/test/lab"
 )
 
-// proxies are the programs that carry bytes without a limit.
+// proxies are the programs that forward TCP without a limit.
 var proxies = []string{subject, "direct", "haproxy", "nginx", "toxiproxy", "redir", "naive"}
 
 func loadsW4(short bool) (list []load) {
@@ -38,8 +38,8 @@ func loadsW4(short bool) (list []load) {
 	}
 	for _, s := range shapes {
 		list = append(list, load{
-			name:  fmt.Sprintf("%d %s, %s", s.conns, plural(s.conns, "connection"), s.name),
-			about: "connections that send all they can", headline: "throughput",
+			name:        fmt.Sprintf("%d %s, %s", s.conns, plural(s.conns, "connection"), s.name),
+			description: "connections that send at full speed", headline: "throughput",
 			figures: []string{"throughput", "cpu", "user", "system", "softirq", "machine", "memory"}, programs: programs,
 			task: func(n *network, b binaries) task { return task{net: n, bins: b, conns: s.conns} },
 			measure: func(ctx context.Context, n *network, r *running) (sample, error) {
@@ -50,8 +50,8 @@ func loadsW4(short bool) (list []load) {
 	return list
 }
 
-// headers are what a segment's interface counts beside its payload: Ethernet, IPv4 and
-// TCP with timestamps.
+// headers is the number of bytes that an interface counts per segment in addition to the
+// payload: Ethernet, IPv4 and TCP with timestamps.
 const headers = 14 + 20 + 32
 
 func measureThroughput(ctx context.Context, n *network, r *running, conns, size int, span time.Duration) (s sample, err error) {
@@ -68,7 +68,7 @@ func measureThroughput(ctx context.Context, n *network, r *running, conns, size 
 	var sent sync.WaitGroup
 	sent.Go(func() { sendAll(busy, settle+span, size) })
 	time.Sleep(settle)
-	c, err := metered(n, r, span)
+	c, err := measureTraffic(n, r, span)
 	sent.Wait()
 	if err != nil {
 		return s, err
@@ -76,22 +76,22 @@ func measureThroughput(ctx context.Context, n *network, r *running, conns, size 
 	bytes := c.payload(headers)
 	s.figures = map[string]float64{"throughput": 8 * bytes / 1e9 / c.seconds}
 	s.addCost(r, c.cost, bytes)
-	s.addMemory(r.peak())
+	s.addMemory(r.peakMemory())
 	return s, nil
 }
 
-// carried is what passed the downstream's interface in a time, and what it cost.
-type carried struct {
+// trafficStats is the traffic at the downstream's interface during a time, and its cost.
+type trafficStats struct {
 	lab.Counters
 	seconds float64
 	cost    usage
 }
 
-func (c carried) payload(headers uint64) float64 { return float64(c.Bytes - headers*c.Packets) }
+func (c trafficStats) payload(headers uint64) float64 { return float64(c.Bytes - headers*c.Packets) }
 
-// metered counts for a time what the downstream's interface receives. Where there are
-// super-packets it counts them as one, with one header.
-func metered(n *network, r *running, span time.Duration) (c carried, err error) {
+// measureTraffic measures the traffic that the downstream's interface receives during a
+// time. A super-packet counts as one packet with one header.
+func measureTraffic(n *network, r *running, span time.Duration) (c trafficStats, err error) {
 	cost, err1 := r.begin()
 	began := time.Now()
 	before, err2 := n.downstream.Received(downstreamLink)
@@ -112,8 +112,8 @@ func loadsW5(short bool) (list []load) {
 	}
 	for _, n := range clients {
 		list = append(list, load{
-			name:  fmt.Sprintf("%d %s", n, plural(n, "client")),
-			about: "clients that connect, send 64 bytes, wait for their echo and close, again and again", headline: "connections",
+			name:        fmt.Sprintf("%d %s", n, plural(n, "client")),
+			description: "clients that repeatedly connect, send 64 bytes, wait for the echo and close", headline: "connections",
 			figures: []string{"connections", "p50", "p99", "failed", "cpu-connection", "memory"}, programs: programs,
 			task: func(net *network, b binaries) task { return task{net: net, bins: b, conns: n} },
 			measure: func(ctx context.Context, net *network, r *running) (sample, error) {
@@ -142,7 +142,7 @@ func measureConnections(ctx context.Context, n *network, r *running, clients int
 		return s, err
 	}
 	if len(took) == 0 {
-		return s, errors.New("no connection was answered")
+		return s, errors.New("no connection got a response")
 	}
 	s = sample{figures: map[string]float64{
 		"connections": float64(len(took)) / seconds,
@@ -152,15 +152,15 @@ func measureConnections(ctx context.Context, n *network, r *running, clients int
 	if r.process != nil {
 		s.figures["cpu-connection"] = (cost.user + cost.system).Seconds() * 1e6 / float64(len(took))
 	}
-	s.addMemory(r.peak())
+	s.addMemory(r.peakMemory())
 	return s, nil
 }
 
 func millis(d time.Duration) float64 { return d.Seconds() * 1000 }
 
-// repeatExchange has clients make connections one after the other until a time. It
-// returns how long each took, sorted, and how many failed.
-func repeatExchange(ctx context.Context, h *lab.Host, from netip.Addr, clients int, to netip.AddrPort, until time.Time, patience time.Duration) ([]time.Duration, int) {
+// repeatExchange makes connections from several clients, one after the other each, until a
+// time. It returns the sorted durations and the number of failures.
+func repeatExchange(ctx context.Context, h *lab.Host, from netip.Addr, clients int, to netip.AddrPort, until time.Time, timeout time.Duration) ([]time.Duration, int) {
 	var mu sync.Mutex
 	var all []time.Duration
 	var failed atomic.Int64
@@ -169,7 +169,7 @@ func repeatExchange(ctx context.Context, h *lab.Host, from netip.Addr, clients i
 		group.Go(func() {
 			var took []time.Duration
 			for time.Now().Before(until) && ctx.Err() == nil {
-				d, err := exchange(ctx, h, from, to, patience)
+				d, err := exchange(ctx, h, from, to, timeout)
 				if err != nil {
 					failed.Add(1)
 					continue
@@ -187,9 +187,9 @@ func repeatExchange(ctx context.Context, h *lab.Host, from netip.Addr, clients i
 }
 
 const (
-	slots    = 10
-	service  = 100 * time.Millisecond
-	hogConns = 200
+	slots       = 10
+	serviceTime = 100 * time.Millisecond
+	hogConns    = 200
 )
 
 func loadsW6(short bool) []load {
@@ -198,9 +198,9 @@ func loadsW6(short bool) []load {
 		span = 3 * time.Second
 	}
 	return []load{{
-		name:     "10 slots, 200 connections of a hog",
-		about:    "a server that takes 100 ms for each connection and may have 10 at once; one source has 200 connections, another one asks once in a while",
-		headline: "p50", figures: []string{"p50", "p99", "worst", "failed", "hog", "inflight"},
+		name:        "10 slots, 200 connections of a hog",
+		description: "a server that takes 100 ms per connection and may have 10 at once; one source has 200 connections, another one makes single requests",
+		headline:    "p50", figures: []string{"p50", "p99", "worst", "failed", "hog", "inflight"},
 		programs: []string{subject, "haproxy", "nginx", "naive"},
 		task:     func(n *network, b binaries) task { return task{net: n, bins: b, slots: slots, conns: hogConns + 10} },
 		measure: func(ctx context.Context, n *network, r *running) (sample, error) {
@@ -213,7 +213,7 @@ func measureHog(ctx context.Context, n *network, r *running, span time.Duration)
 	down, err := newSink(n.downstream, func(c *net.TCPConn) {
 		var buf [64]byte
 		if _, err := io.ReadFull(c, buf[:]); err == nil {
-			time.Sleep(service)
+			time.Sleep(serviceTime)
 			_, _ = c.Write(buf[:])
 		}
 	})
@@ -233,38 +233,38 @@ func measureHog(ctx context.Context, n *network, r *running, span time.Duration)
 	group.Go(func() {
 		greedy, _ = repeatExchange(ctx, n.client, source(hog), hogConns, r.to, until, 30*time.Second)
 	})
-	time.Sleep(settle) // until its connections are there
+	time.Sleep(settle) // until its connections are open
 	took, failed := repeatExchange(ctx, n.client, source(polite), 1, r.to, until, 30*time.Second)
 	group.Wait()
 	list, err := capture.Finish()
 	if err != nil {
 		return s, err
 	}
-	most := 0
+	inFlight := 0
 	for _, level := range lab.Levels(list) {
-		most = max(most, level.N)
+		inFlight = max(inFlight, level.N)
 	}
 	s = sample{figures: map[string]float64{
 		"failed":   100 * float64(failed) / float64(max(1, len(took)+failed)),
 		"hog":      float64(len(greedy)) / span.Seconds(),
-		"inflight": float64(most),
+		"inflight": float64(inFlight),
 	}}
-	if len(took) > 0 { // that all were refused is a result too
+	if len(took) > 0 { // if all were refused, that is a result too
 		s.figures["p50"], s.figures["p99"] = millis(lab.Percentile(took, 50)), millis(lab.Percentile(took, 99))
 		s.figures["worst"] = millis(took[len(took)-1])
 	}
 	return s, nil
 }
 
-// loadsW9 opens connections that do nothing.
+// loadsW9 opens idle connections.
 func loadsW9(short bool) []load {
 	conns := 8000
 	if short {
 		conns = 500
 	}
 	return []load{{
-		name:  fmt.Sprintf("%d idle connections", conns),
-		about: "connections that sent one message and wait", headline: "per-connection", repeat: 1,
+		name:        fmt.Sprintf("%d idle connections", conns),
+		description: "connections that are idle after one message", headline: "per-connection", repeat: 1,
 		figures: []string{"per-connection", "memory"}, programs: []string{subject, "haproxy", "nginx", "toxiproxy", "redir", "naive"},
 		task: func(n *network, b binaries) task { return task{net: n, bins: b, conns: conns} },
 		measure: func(ctx context.Context, n *network, r *running) (sample, error) {
@@ -279,7 +279,7 @@ func measureIdle(ctx context.Context, n *network, r *running, conns int) (s samp
 		return s, err
 	}
 	defer down.close()
-	empty := resident(r.pid())
+	empty := residentMemory(r.pid())
 	var open []stream
 	defer func() { closeAll(open) }()
 	for len(open) < conns {
@@ -300,9 +300,9 @@ func measureIdle(ctx context.Context, n *network, r *running, conns int) (s samp
 		}
 	}
 	time.Sleep(time.Second)
-	full := resident(r.pid())
+	full := residentMemory(r.pid())
 	return sample{figures: map[string]float64{
 		"per-connection": (full - empty) / 1024 / float64(conns),
-		"memory":         r.peak() / 1e6,
+		"memory":         r.peakMemory() / 1e6,
 	}}, nil
 }

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// svgStyle is for all pictures of the page. Its colours are the page's.
+// svgStyle is the style of all pictures. It uses the colors of the page.
 const svgStyle = `
 .fig text { font: 11.5px ui-sans-serif, system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
   fill: var(--soft); font-variant-numeric: tabular-nums; }
@@ -22,7 +22,7 @@ const svgStyle = `
 .fig .better { fill: var(--good); } .fig .worse { fill: var(--bad); } .fig .theirs { fill: var(--theirs); }
 `
 
-// pictureWidth is that of all pictures, in pixels: a phone shows one beside the other.
+// pictureWidth is the width of all pictures in pixels: it fits the screen of a phone.
 const pictureWidth = 360.0
 
 // A drawing is the inside of an SVG picture.
@@ -48,19 +48,19 @@ func (d *drawing) dot(x, y, r float64, class string) {
 	fmt.Fprintf(d, "<circle cx=%q cy=%q r=%q class=%q/>\n", num(x), num(y), num(r), class)
 }
 
-// svg is the whole picture, described by label for those who cannot see it.
+// svg returns the complete picture, with label as its accessible description.
 func (d *drawing) svg(label string) string {
 	return fmt.Sprintf("<svg class=\"fig\" viewBox=\"0 0 %s %s\" role=\"img\" aria-label=\"%s\">\n%s</svg>\n",
 		num(pictureWidth), num(d.height), html.EscapeString(label), d.String())
 }
 
-// num writes a coordinate to a tenth of a pixel.
+// num formats a coordinate to a tenth of a pixel.
 func num(v float64) string {
 	return strconv.FormatFloat(math.Round(v*10)/10, 'f', -1, 64)
 }
 
-// short writes a number to three digits.
-func short(v float64) string {
+// formatNumber formats a number with three significant digits.
+func formatNumber(v float64) string {
 	switch a := math.Abs(v); {
 	case math.IsInf(v, 0):
 		return "∞"
@@ -72,7 +72,7 @@ func short(v float64) string {
 	return strconv.FormatFloat(v, 'g', 3, 64)
 }
 
-// niceStep is the next of 1, 2 and 5 times a power of ten that is at least v.
+// niceStep returns the smallest of 1, 2 and 5 times a power of ten that is at least v.
 func niceStep(v float64) float64 {
 	power := math.Pow(10, math.Floor(math.Log10(v)))
 	for _, m := range []float64{1, 2, 5} {
@@ -83,30 +83,30 @@ func niceStep(v float64) float64 {
 	return 10 * power
 }
 
-// A logScale puts values on a line of pixels.
-type logScale struct{ least, most, x, w float64 }
+// A logScale maps values to pixels, logarithmically.
+type logScale struct{ min, max, x, w float64 }
 
-// at is where a value lies. What is outside lies at the end.
+// at returns the position of a value. Values out of range are at the ends.
 func (l logScale) at(v float64) float64 {
-	v = min(max(v, l.least), l.most)
-	return l.x + l.w*math.Log(v/l.least)/math.Log(l.most/l.least)
+	v = min(max(v, l.min), l.max)
+	return l.x + l.w*math.Log(v/l.min)/math.Log(l.max/l.min)
 }
 
-// ticks are powers of ten, and 2 and 5 times them while there is room.
+// ticks returns powers of ten, and 2 and 5 times them if there is room.
 func (l logScale) ticks() (list []float64) {
-	decades := math.Log10(l.most / l.least)
+	decades := math.Log10(l.max / l.min)
 	factors := []float64{1, 2, 5}
 	if decades > 2 {
 		factors = factors[:1]
 	}
 	every := max(1, int(math.Ceil(decades/6)))
-	first := int(math.Floor(math.Log10(l.least)))
-	for e := first; math.Pow(10, float64(e)) <= l.most*1.001; e++ {
+	first := int(math.Floor(math.Log10(l.min)))
+	for e := first; math.Pow(10, float64(e)) <= l.max*1.001; e++ {
 		if e%every != 0 {
 			continue
 		}
 		for _, f := range factors {
-			if v := f * math.Pow(10, float64(e)); v >= l.least*0.999 && v <= l.most*1.001 {
+			if v := f * math.Pow(10, float64(e)); v >= l.min*0.999 && v <= l.max*1.001 {
 				list = append(list, v)
 			}
 		}

@@ -16,7 +16,7 @@ import (
 	"shaperd/test/lab"
 )
 
-// A sink takes connections at the downstream and throws away what comes, in the kernel.
+// A sink serves TCP connections at the downstream.
 type sink struct {
 	listener *net.TCPListener
 	group    sync.WaitGroup
@@ -24,7 +24,7 @@ type sink struct {
 	open     map[net.Conn]bool
 }
 
-// newSink serves each connection with serve until close; the listener is there until then.
+// newSink calls serve for each connection, until close.
 func newSink(h *lab.Host, serve func(*net.TCPConn)) (*sink, error) {
 	l, err := h.Listen(atDownstream)
 	if err != nil {
@@ -66,20 +66,20 @@ func (s *sink) close() {
 	s.group.Wait()
 }
 
-// discard throws away what comes. With MSG_TRUNC the kernel does not copy it.
+// discard reads and drops all data. With MSG_TRUNC the kernel does not copy it.
 func discard(c *net.TCPConn) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return
 	}
-	buf := make([]byte, 1) // its address; the length is a lie the kernel does not use
+	buf := make([]byte, 1) // the kernel does not write to it, so it may be shorter than the length passed
 	_ = raw.Read(func(fd uintptr) bool {
 		for {
 			n, err := truncate(int(fd), buf, 1<<20)
 			switch {
-			case err == unix.EAGAIN:
+			case errors.Is(err, unix.EAGAIN):
 				return false
-			case err == unix.EINTR:
+			case errors.Is(err, unix.EINTR):
 			case err != nil || n == 0:
 				return true
 			}
@@ -87,7 +87,7 @@ func discard(c *net.TCPConn) {
 	})
 }
 
-// echo answers each connection with what it got, until it ends.
+// echo sends back everything it receives, until the connection ends.
 func echo(c *net.TCPConn) {
 	buf := make([]byte, 4096)
 	for {
@@ -101,7 +101,7 @@ func echo(c *net.TCPConn) {
 	}
 }
 
-// A stream is one connection of a client that sends when it is told to.
+// A stream is a client connection that sends on demand.
 type stream struct{ c *net.TCPConn }
 
 // dialStreams opens n connections from a source.
@@ -118,7 +118,7 @@ func dialStreams(ctx context.Context, h *lab.Host, from netip.Addr, to netip.Add
 	return list, nil
 }
 
-// closeAll resets connections, so that nothing is sent on behind a measurement.
+// closeAll resets connections, so that no buffered data is sent after a measurement.
 func closeAll(list []stream) {
 	for _, s := range list {
 		_ = s.c.SetLinger(0)
@@ -128,8 +128,8 @@ func closeAll(list []stream) {
 
 var zeros = make([]byte, 256<<10)
 
-// send writes messages of a size as fast as they are taken, until a time. It is false
-// when the connection ended before.
+// send writes messages of the given size at full speed, until a time. It returns false if
+// the connection ended earlier.
 func (s stream) send(until time.Time, size int) bool {
 	_ = s.c.SetWriteDeadline(until)
 	for time.Now().Before(until) {
@@ -140,7 +140,7 @@ func (s stream) send(until time.Time, size int) bool {
 	return true
 }
 
-// sendAll has all streams send, and returns how many were cut.
+// sendAll sends on all streams, and returns how many connections ended early.
 func sendAll(list []stream, span time.Duration, size int) (cut int) {
 	until := time.Now().Add(span)
 	var group sync.WaitGroup
@@ -156,15 +156,15 @@ func sendAll(list []stream, span time.Duration, size int) (cut int) {
 	return int(ended.Load())
 }
 
-// exchange makes one connection, sends 64 bytes and waits for their echo.
-func exchange(ctx context.Context, h *lab.Host, from netip.Addr, to netip.AddrPort, patience time.Duration) (time.Duration, error) {
+// exchange makes one connection, sends 64 bytes and waits for the echo.
+func exchange(ctx context.Context, h *lab.Host, from netip.Addr, to netip.AddrPort, timeout time.Duration) (time.Duration, error) {
 	began := time.Now()
-	c, err := h.Dial(ctx, from, to, patience)
+	c, err := h.Dial(ctx, from, to, timeout)
 	if err != nil {
 		return 0, err
 	}
 	defer c.Close()
-	_ = c.SetDeadline(began.Add(patience))
+	_ = c.SetDeadline(began.Add(timeout))
 	if _, err := c.Write(zeros[:64]); err != nil {
 		return 0, err
 	}

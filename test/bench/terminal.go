@@ -7,17 +7,16 @@ import (
 	"unicode/utf8"
 )
 
-// pageOnly are figures that the terminal leaves to the page: parts of others, and
-// detail of what others say in short.
+// pageOnly are the figures that only the page shows: components and details of other figures.
 var pageOnly = map[string]bool{
 	"w1": true, "gap50": true, "gap99": true, "user": true, "system": true, "softirq": true,
 }
 
-// legend explains the marks of the tables.
-const legend = "After a figure: how many times better shaperd is; ▲ shaperd is better, ▼ shaperd is worse, = within 5 %.\n" +
-	"~ repetitions differ so much that two runs may disagree by more than 15 %."
+// legend explains the marks in the tables.
+const legend = "After each figure: how many times better shaperd is. ▲ better, ▼ worse, = even within 5 %.\n" +
+	"~ noisy: two runs may disagree by more than 15 %."
 
-// A grid is a table of text. Each column but the first is a value and a remark to it.
+// A grid is a text table. Each column except the first is a value followed by a remark.
 type grid struct{ rows [][]string }
 
 func (g *grid) add(row ...string) { g.rows = append(g.rows, row) }
@@ -49,7 +48,7 @@ func (g *grid) write(w io.Writer) {
 	}
 }
 
-// remark is the ratio of the subject to a program, with its mark.
+// remark returns the ratio of the subject to a program, with its mark.
 func (c *cell) remark(o *outcome, key string) string {
 	r, ok := c.ratioTo(o, key)
 	if !ok {
@@ -58,7 +57,7 @@ func (c *cell) remark(o *outcome, key string) string {
 	return r.String() + o.verdict(r).Mark
 }
 
-// median writes the median of a figure, and a dash where there is none.
+// median formats the median of a figure, or a dash without one.
 func (o *outcome) median(f figure) string {
 	if o == nil || len(o.Figures[f.key].Samples) == 0 {
 		return "-"
@@ -66,13 +65,13 @@ func (o *outcome) median(f figure) string {
 	return f.format(o.Figures[f.key].median())
 }
 
-// writeCell prints a cell: a row for each program, with medians.
+// writeCell prints a cell: one row of medians per program.
 func writeCell(w io.Writer, c *cell) {
 	fmt.Fprintf(w, "\n%s  %s\n", c.Work, c.Name)
 	var g grid
 	titles, units := []string{""}, []string{""}
 	var shown []figure
-	for _, f := range c.measured() {
+	for _, f := range c.measuredFigures() {
 		if pageOnly[f.key] {
 			continue
 		}
@@ -84,7 +83,7 @@ func writeCell(w io.Writer, c *cell) {
 	var notes []string
 	for _, o := range c.Outcomes {
 		if o.Cannot != "" {
-			notes = append(notes, o.Program+" has no part: "+o.Cannot)
+			notes = append(notes, o.Program+" not measured: "+o.Cannot)
 		}
 		if o.Setting != "" {
 			notes = append(notes, o.Program+": "+o.Setting)
@@ -104,7 +103,7 @@ func writeCell(w io.Writer, c *cell) {
 	}
 }
 
-// writeSummary prints the headline figure of each cell: a table for each work.
+// writeSummary prints the headline figure of each cell, one table per work.
 func (r *report) writeSummary(w io.Writer) {
 	fmt.Fprintf(w, "\nSummary: the headline figure of each load, medians\n%s\n", legend)
 	for _, work := range r.byWork() {
@@ -137,13 +136,13 @@ func (r *report) writeSummary(w io.Writer) {
 			if a.Cells != nil {
 				where = " in " + strings.Join(a.Cells, "; ")
 			}
-			fmt.Fprintf(w, "  %s has no part%s: %s\n", a.Program, where, a.Why)
+			fmt.Fprintf(w, "  %s not measured%s: %s\n", a.Program, where, a.Why)
 		}
 	}
 	fmt.Fprintf(w, "\n%s\n", r.tally())
 }
 
-// label is a figure's name with its unit.
+// label returns a figure's title with its unit.
 func (f figure) label() string {
 	text := f.title
 	if f.unit != "" {
@@ -152,7 +151,7 @@ func (f figure) label() string {
 	return text
 }
 
-// A tally counts what the ratios of headline figures to peers say.
+// A tally counts the verdicts on the headline figures against peers.
 type tally struct{ Better, Worse, Even, Noisy int }
 
 func (r *report) tally() (t tally) {

@@ -11,13 +11,13 @@ func TestCellTable(t *testing.T) {
 	writeCell(&b, example().Cells[0])
 	want := `
 W1  10 MB/s, 4 connections
-           mean off        sigma         CPU
-                  %           kB        s/GB
-  shaperd      0.00         10.1        4.00
-  haproxy      0.00 1.00=  250.0  ~25▲  2.00 0.50▼
-  nginx        0.00 0.20▼    5.0 0.50▼  4.00 1.00=
+           rate error        sigma         CPU
+                    %           kB        s/GB
+  shaperd        0.00         10.1        4.00
+  haproxy        0.00 1.00=  250.0  ~25▲  2.00 0.50▼
+  nginx          0.00 0.20▼    5.0 0.50▼  4.00 1.00=
   nginx: a quarter for each
-  toxiproxy has no part: shares no rate
+  toxiproxy not measured: shares no rate
 `
 	if b.String() != want {
 		t.Errorf("got %swant %s", b.String(), want)
@@ -28,11 +28,11 @@ func TestSummaryTable(t *testing.T) {
 	var b strings.Builder
 	example().writeSummary(&b)
 	for _, want := range []string{
-		"\nW1  TCP held to a rate\n",
+		"\nW1  TCP under a rate limit\n",
 		"  10 MB/s, 4 connections: sigma, kB     10.1    250.0 ~25▲    5.0 0.50▼\n",
-		"toxiproxy has no part: shares no rate\n",
+		"toxiproxy not measured: shares no rate\n",
 		"  ✗ a hog, naive: 1.25 % failed\n",
-		"of a work that is not known: time, ns",
+		"of an unknown work: time, ns",
 		"Of 4 headline ratios to peers, shaperd is better in 3, worse in 1 and even in 0; 1 of them are noisy.",
 	} {
 		if !strings.Contains(b.String(), want) {
@@ -41,8 +41,8 @@ func TestSummaryTable(t *testing.T) {
 	}
 }
 
-// TestWidth has the widest cell that there may be fit a wide terminal.
-func TestWidth(t *testing.T) {
+// TestCellTable_Width checks that the widest possible cell fits a wide terminal.
+func TestCellTable_Width(t *testing.T) {
 	c := &cell{Headline: "sigma", Figures: shapedFigures}
 	for _, p := range programs {
 		o := &outcome{Program: p.name, Figures: map[string]stat{}}
@@ -63,13 +63,13 @@ func TestWidth(t *testing.T) {
 func TestNumbers(t *testing.T) {
 	for n, want := range map[int]string{0: "0", 999: "999", 1000: "1,000", -1000: "-1,000", -100: "-100", 12345678: "12,345,678"} {
 		if got := grouped(n); got != want {
-			t.Errorf("%d is written %s", n, got)
+			t.Errorf("%d was formatted as %s", n, got)
 		}
 	}
 	f := figure{digits: 2}
 	for x, want := range map[float64]string{-0.001: "0.00", -0.01: "-0.01", 1234.567: "1234.57"} {
 		if got := f.format(x); got != want {
-			t.Errorf("%v is written %s", x, got)
+			t.Errorf("%v was formatted as %s", x, got)
 		}
 	}
 }

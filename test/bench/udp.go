@@ -25,8 +25,8 @@ func loadsW7(short bool) (list []load) {
 				how = "by segmentation offload"
 			}
 			list = append(list, load{
-				name:  fmt.Sprintf("%d B, %s", size, how),
-				about: "datagrams of one source, as many as it can send; one by one 64 to a system call, or super-packets of up to 64 datagrams", headline: "cpu-packet",
+				name:        fmt.Sprintf("%d B, %s", size, how),
+				description: "datagrams of one source at full speed: single ones, 64 per system call, or super-packets of up to 64 datagrams", headline: "cpu-packet",
 				figures: []string{"packets", "cpu-packet", "machine-packet", "memory"}, programs: []string{subject, "direct", "nginx", "naive"},
 				task: func(n *network, b binaries) task { return task{net: n, bins: b, udp: true} },
 				measure: func(ctx context.Context, n *network, r *running) (sample, error) {
@@ -40,31 +40,30 @@ func loadsW7(short bool) (list []load) {
 	return list
 }
 
-// udpHeaders are what an interface counts beside a datagram's payload.
+// udpHeaders is the number of bytes that an interface counts per datagram in addition to the payload.
 const udpHeaders = 14 + 20 + 8
 
-// measureDatagrams counts what arrives of the datagrams that send sends until its context
-// ends.
+// measureDatagrams measures the arrivals of the datagrams that send sends until its context ends.
 func measureDatagrams(ctx context.Context, n *network, r *running, size int, span time.Duration, send func(context.Context) error) (s sample, err error) {
-	// Nobody reads: what arrives has been counted, and is thrown away where it is cheap.
-	mute, err := n.downstream.ListenUDP(atDownstream)
+	// Nothing reads from this socket: arrivals are counted at the interface and dropped cheaply in the kernel.
+	unread, err := n.downstream.ListenUDP(atDownstream)
 	if err != nil {
 		return s, err
 	}
-	defer mute.Close()
-	_ = mute.SetReadBuffer(1)
+	defer unread.Close()
+	_ = unread.SetReadBuffer(1)
 	ctx, cancel := context.WithCancel(ctx)
 	var sending sync.WaitGroup
 	defer func() { cancel(); sending.Wait() }()
-	fault := make(chan error, 1)
-	sending.Go(func() { fault <- send(ctx) })
+	failed := make(chan error, 1)
+	sending.Go(func() { failed <- send(ctx) })
 	time.Sleep(settle)
-	c, err := metered(n, r, span)
+	c, err := measureTraffic(n, r, span)
 	if err != nil {
 		return s, err
 	}
 	select {
-	case err := <-fault:
+	case err := <-failed:
 		return s, fmt.Errorf("send: %w", err)
 	default:
 	}
@@ -79,7 +78,7 @@ func measureDatagrams(ctx context.Context, n *network, r *running, size int, spa
 	if r.process != nil {
 		s.figures["cpu-packet"] = (c.cost.user + c.cost.system).Seconds() * 1e6 / datagrams
 	}
-	s.addMemory(r.peak())
+	s.addMemory(r.peakMemory())
 	return s, nil
 }
 
@@ -111,7 +110,7 @@ func blast(ctx context.Context, h *lab.Host, from netip.Addr, to netip.AddrPort,
 	p := ipv4.NewPacketConn(c)
 	for ctx.Err() == nil {
 		if _, err := p.WriteBatch(batch, 0); err != nil && ctx.Err() == nil {
-			// A full queue, or a port that nobody has yet.
+			// A full queue, or a port that is not open yet.
 			time.Sleep(time.Millisecond)
 		}
 	}

@@ -6,66 +6,66 @@ import (
 	"time"
 )
 
-// A work is one of the questions that the harness asks.
+// A work is a group of loads that answers one question.
 type work struct {
 	name, title string
 	loads       func(short bool) []load
 }
 
-// A load is what one cell of a work puts on each program.
+// A load is the traffic of one cell, which each program gets.
 type load struct {
-	name     string
-	about    string
-	headline string   // the figure that it is about
-	figures  []string // that it has
-	programs []string // that may have a part; none is all
-	repeat   int      // repetitions; 0 as many as asked for
-	peers    []string // of programs, where own measures them
-	baseline string   // the row that the others are compared with; "" is the subject
-	task     func(*network, binaries) task
-	measure  func(context.Context, *network, *running) (sample, error)
-	// rows replace the programs where a load compares something else.
+	name        string
+	description string
+	headline    string   // the most important figure
+	figures     []string // measured figures
+	programs    []string // eligible programs; empty for all
+	repeat      int      // maximum number of repetitions; 0 for no maximum
+	peers       []string // of programs, when custom measures them
+	baseline    string   // the row that the others are compared with; "" for the subject
+	task        func(*network, binaries) task
+	measure     func(context.Context, *network, *running) (sample, error)
+	// rows replaces the programs if the load compares something else.
 	rows []row
-	// own measures what is no program between hosts. It replaces task and measure, and
-	// returns what each of programs came to, once or several times.
-	own func(context.Context, *bench) (map[string][]sample, error)
+	// custom replaces task and measure for loads without a program between hosts. It
+	// returns one or several samples per program.
+	custom func(context.Context, *bench) (map[string][]sample, error)
 }
 
-// A row is what meets a load: a program, or a variant of one.
+// A row is a program, or a variant of one, in a cell.
 type row struct {
 	name  string
-	peer  bool // its failure is a result
+	peer  bool // whether its failure is a result
 	start func(context.Context, task) (*running, error)
-	// task and measure are the load's where they are nil.
+	// task and measure override the load's unless they are nil.
 	task    func(*network, binaries) task
 	measure func(context.Context, *network, *running) (sample, error)
 }
 
-// works are all there are.
+// works are all works.
 var works = []work{
-	{"W1", "TCP held to a rate", loadsW1},
+	{"W1", "TCP under a rate limit", loadsW1},
 	{"W2", "TCP after a pause", loadsW2},
-	{"W3", "one busy connection beside idle ones", loadsW3},
+	{"W3", "one busy connection among idle ones", loadsW3},
 	{"W4", "TCP without a limit", loadsW4},
 	{"W5", "connections", loadsW5},
-	{"W6", "a hog at a full semaphore", loadsW6},
+	{"W6", "a hog at a connection limit", loadsW6},
 	{"W7", "UDP without a limit", loadsW7},
 	{"W8", "a million keys", loadsW8},
 	{"W9", "idle connections", loadsW9},
 	{"W10", "packets at an interface", loadsW10},
 	{"W11", "reloads under load", loadsW11},
-	{"W12", "how costs grow", loadsW12},
+	{"W12", "growth of costs", loadsW12},
 }
 
 func (l shaped) load(name, about, headline string, programs ...string) load {
 	return load{
-		name: name, about: about, headline: headline, figures: shapedFigures, programs: programs,
+		name: name, description: about, headline: headline, figures: shapedFigures, programs: programs,
 		task:    l.task,
 		measure: l.measure,
 	}
 }
 
-// shapers are the programs that hold TCP to a rate.
+// shapers are the programs that limit the rate of TCP.
 var shapers = []string{subject, "haproxy", "nginx", "naive", "tbf", "htb"}
 
 func bytesPerSecond(rate int64) string {
@@ -79,7 +79,7 @@ func loadsW1(short bool) (list []load) {
 	span := 3 * time.Second
 	if short {
 		l := shaped{rate: 10e6, keys: 1, flows: 4, span: 1500 * time.Millisecond}
-		return []load{l.load("10 MB/s, 4 connections", "4 connections of one source, under one rate together", "sigma", subject, "haproxy", "nginx", "naive", "tbf")}
+		return []load{l.load("10 MB/s, 4 connections", "4 connections of one source that share a rate", "sigma", subject, "haproxy", "nginx", "naive", "tbf")}
 	}
 	for _, rate := range []int64{100e3, 1e6, 10e6, 100e6} {
 		for _, flows := range []int{1, 4, 32} {
@@ -89,19 +89,19 @@ func loadsW1(short bool) (list []load) {
 				programs = append([]string{"toxiproxy", "redir"}, shapers...)
 			}
 			list = append(list, l.load(fmt.Sprintf("%s, %d %s", bytesPerSecond(rate), flows, plural(flows, "connection")),
-				"connections of one source that send all they can, under one rate together", "sigma", programs...))
+				"connections of one source that send at full speed and share a rate", "sigma", programs...))
 		}
 		l := shaped{rate: rate / 8, keys: 8, flows: 1, span: span}
-		list = append(list, l.load(bytesPerSecond(rate)+", 8 sources", "8 sources with a connection each, each under an eighth of the rate", "sigma", shapers...))
+		list = append(list, l.load(bytesPerSecond(rate)+", 8 sources", "8 sources with one connection each, each limited to an eighth of the rate", "sigma", shapers...))
 	}
 	return list
 }
 
-func plural(n int, what string) string {
+func plural(n int, noun string) string {
 	if n == 1 {
-		return what
+		return noun
 	}
-	return what + "s"
+	return noun + "s"
 }
 
 func loadsW2(short bool) (list []load) {
@@ -112,7 +112,7 @@ func loadsW2(short bool) (list []load) {
 	for _, pause := range pauses {
 		l := shaped{rate: 10e6, keys: 1, flows: 4, pause: pause, span: 1500 * time.Millisecond}
 		list = append(list, l.load(fmt.Sprintf("10 MB/s, after %v", pause),
-			"4 connections of one source that send again after a pause; judged from its end", "w100", shapers[:5]...))
+			"4 connections of one source that resume after a pause; measured from its end", "w100", shapers[:5]...))
 	}
 	return list
 }
@@ -123,9 +123,9 @@ func loadsW3(short bool) (list []load) {
 		rates = rates[1:]
 	}
 	for _, rate := range rates {
-		l := shaped{rate: rate, keys: 1, flows: 1, still: 49, span: 3 * time.Second}
+		l := shaped{rate: rate, keys: 1, flows: 1, idleConns: 49, span: 3 * time.Second}
 		list = append(list, l.load(bytesPerSecond(rate)+", 1 busy and 49 idle",
-			"of 50 connections of one source one sends; where a rate cannot be shared, it has all of it", "error", shapers[:5]...))
+			"one of 50 connections of a source sends; where the rate cannot be shared, it has all of it", "error", shapers[:5]...))
 	}
 	return list
 }

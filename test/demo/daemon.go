@@ -22,21 +22,21 @@ import (
 	"shaperd/test/lab"
 )
 
-// What the downstream is promised.
+// The limits that protect the downstream.
 const (
-	totalRate      = 2 << 20    // bytes a second, of all sources
-	sourceRate     = 1792 << 10 // bytes a second, of one
-	messageRate    = 150        // datagrams a second, of all
+	totalRate      = 2 << 20    // bytes a second, all sources together
+	sourceRate     = 1792 << 10 // bytes a second, each source
+	messageRate    = 150        // datagrams a second, all sources together
 	maxConnections = 10
 
-	// Of one source: with one polite source beside the greedy one, all are in use,
-	// and the other polite one waits for its turn.
+	// Per source: with one polite and the greedy source active all slots are in use, and
+	// the other polite source waits for its turn.
 	sourceConnections = 9
 )
 
 const metricsAddr = "127.0.0.1:9464" // inside the shaper
 
-// configuration is the daemon's.
+// configuration returns the daemon's configuration.
 func configuration() string {
 	return fmt.Sprintf(`[daemon]
 metrics = %q
@@ -46,7 +46,7 @@ name       = "gateway"
 address    = ["tcp://%[2]s", "udp://%[2]s"]
 downstream = [%[3]q]
 
-# No source takes all of it.
+# No source gets everything.
 [[limit]]
 name        = "bytes-per-source"
 match       = { listen = ["gateway"], protocol = "tcp" }
@@ -62,7 +62,7 @@ ipv4_prefix     = 24
 max_connections = %[8]d
 queue_timeout   = "3s"
 
-# Never more at once, and never faster, than the gateway can bear.
+# Never more connections, and never a higher rate, than the gateway can handle.
 [[limit]]
 name            = "connections"
 match           = { listen = ["gateway"], protocol = "tcp" }
@@ -92,9 +92,9 @@ packets = "%[7]dpps"
 // A daemon is a running shaperd.
 type daemon struct {
 	host   *lab.Host
-	dir    string // of its configuration
+	dir    string // of the configuration
 	cmd    *exec.Cmd
-	log    bytes.Buffer // to be read when it has exited
+	log    bytes.Buffer // read only after exit
 	exited chan error
 }
 
@@ -131,7 +131,7 @@ func startDaemon(ctx context.Context, h *lab.Host, binary string) (*daemon, erro
 	return d, nil
 }
 
-// awaitReady waits for the message that a service manager would wait for.
+// awaitReady waits for the readiness notification, like a service manager.
 func (d *daemon) awaitReady(ctx context.Context, notify *net.UnixConn) error {
 	ready := make(chan error, 1)
 	go func() {
@@ -159,41 +159,41 @@ func (d *daemon) awaitReady(ctx context.Context, notify *net.UnixConn) error {
 	}
 }
 
-// stop ends the daemon as a service manager would. It is an error when the daemon
-// had ended before, does not end in time or not cleanly.
+// stop ends the daemon as a service manager would. It returns an error when the daemon
+// had already ended, does not end in time, or does not end cleanly.
 func (d *daemon) stop() error {
 	defer os.RemoveAll(d.dir)
-	fault := ""
+	failure := ""
 	select {
 	case err := <-d.exited:
-		fault = fmt.Sprintf("shaperd ended by itself: %v", err)
+		failure = fmt.Sprintf("shaperd ended unexpectedly: %v", err)
 	default:
 		_ = d.cmd.Process.Signal(unix.SIGTERM)
 		select {
 		case err := <-d.exited:
 			if err != nil {
-				fault = fmt.Sprintf("shaperd ended with: %v", err)
+				failure = fmt.Sprintf("shaperd ended with: %v", err)
 			}
 		case <-time.After(6 * time.Second):
 			_ = d.cmd.Process.Kill()
 			<-d.exited
-			fault = "shaperd still ran 6 s after SIGTERM"
+			failure = "shaperd still ran 6 s after SIGTERM"
 		}
 	}
-	if fault == "" {
+	if failure == "" {
 		return nil
 	}
 	text := d.log.String()
-	return fmt.Errorf("%s; it wrote:\n%s", fault, text[max(0, len(text)-4000):])
+	return fmt.Errorf("%s; its output:\n%s", failure, text[max(0, len(text)-4000):])
 }
 
-// A refusal is what the daemon says it turned away.
+// A refusal is a count of refused traffic from the daemon's metrics.
 type refusal struct {
-	limit, reason, what string
+	limit, reason, unit string
 	count               int
 }
 
-// refusals fetches the daemon's metrics.
+// refusals returns the refusals in the daemon's metrics.
 func (d *daemon) refusals() ([]refusal, error) {
 	transport := &http.Transport{
 		DisableKeepAlives: true,
@@ -220,12 +220,12 @@ var refused = regexp.MustCompile(`(?m)^shaperd_limit_(packets|connections)_total
 
 func parseRefusals(metrics string) (list []refusal) {
 	for _, m := range refused.FindAllStringSubmatch(metrics, -1) {
-		what := m[1]
-		if what == "packets" {
-			what = "datagrams"
+		unit := m[1]
+		if unit == "packets" {
+			unit = "datagrams"
 		}
 		if count, err := strconv.ParseFloat(m[4], 64); err == nil && count > 0 {
-			list = append(list, refusal{limit: m[2], reason: m[3], what: what, count: int(count)})
+			list = append(list, refusal{limit: m[2], reason: m[3], unit: unit, count: int(count)})
 		}
 	}
 	return list

@@ -18,25 +18,24 @@ import (
 	"shaperd/test/lab"
 )
 
-// What the downstream can bear.
+// The capacity of the downstream.
 const (
-	workers     = 10                    // requests it serves at once
-	backlog     = 10                    // connections the kernel may hold for it; all that the daemon lets in, if workers are late
-	service     = 40 * time.Millisecond // for a request, when nobody waits
-	slowdown    = 4 * time.Millisecond  // more, for each connection that waits
+	workers     = 10                    // requests served at once
+	backlog     = 10                    // accept queue; room for all that the daemon admits when workers are late
+	serviceTime = 40 * time.Millisecond // per request, when no connection waits
+	slowdown    = 4 * time.Millisecond  // added for each waiting connection
 	tcpBuffer   = 32 << 10              // SO_RCVBUF of a connection
 	udpBuffer   = 8 << 10               // SO_RCVBUF of the datagram socket
 	perDatagram = 4 * time.Millisecond
 )
 
-// A request is its sender's tag, the length of the body in four bytes, and the
-// body. A datagram begins with its sender's tag. Both get one byte as answer.
+// A request is its sender's tag, the length of the body in four bytes, and the body. A
+// datagram starts with its sender's tag. The response to both is one byte.
 const requestHead = 5
 
-// downstream is a fragile server. It has ten workers and takes what is in front
-// of them from the kernel one by one, the slower the more is waiting, as a
-// database or a gateway does that is short of memory and locks. What its small
-// queues cannot hold the kernel throws away.
+// downstream is a fragile server. It has ten workers that accept connections one by one,
+// and gets slower the more connections wait, like a database or a gateway that is short
+// of memory and locks. Its queues are small, and the kernel drops on overflow.
 type downstream struct {
 	host     *lab.Host
 	listener net.Listener
@@ -59,8 +58,7 @@ func newDownstream(h *lab.Host) (*downstream, error) {
 	return d, nil
 }
 
-// listen opens the sockets. The net package cannot choose the length of an accept
-// queue.
+// listen opens the sockets. The net package cannot set the length of the accept queue.
 func (d *downstream) listen() error {
 	tcp, err := bound(unix.SOCK_STREAM, tcpBuffer)
 	if err != nil {
@@ -123,7 +121,7 @@ func (d *downstream) work() {
 			return
 		}
 		if err != nil {
-			continue // the client has gone already
+			continue // the client has already gone
 		}
 		d.mu.Lock()
 		d.open[c] = true
@@ -146,11 +144,11 @@ func (d *downstream) serve(c net.Conn) {
 	if _, err := io.CopyN(io.Discard, r, int64(binary.BigEndian.Uint32(head[1:]))); err != nil {
 		return
 	}
-	time.Sleep(service + time.Duration(d.waiting())*slowdown)
+	time.Sleep(serviceTime + time.Duration(d.waiting())*slowdown)
 	_, _ = c.Write(head[:1])
 }
 
-// waiting is how many connections are in the accept queue, by the kernel's count.
+// waiting returns the kernel's count of connections in the accept queue.
 func (d *downstream) waiting() (n int) {
 	raw, err := d.listener.(*net.TCPListener).SyscallConn()
 	if err != nil {
@@ -181,16 +179,16 @@ func (d *downstream) acknowledge() {
 	}
 }
 
-// losses are what the kernel of the downstream threw away, by its own count.
+// losses are the kernel's drop counters at the downstream.
 type losses struct {
-	overflows int // connections that found the accept queue full
-	datagrams int // that found the receive buffer full
+	overflows int // connections dropped because the accept queue was full
+	datagrams int // datagrams dropped because the receive buffer was full
 }
 
-// losses reads the counters. They begin at zero with the namespace.
+// losses reads the counters, which are per namespace and start at zero.
 func (d *downstream) losses() (l losses, err error) {
 	err = d.host.Do(func() error {
-		// Not /proc/net: that is the main thread's.
+		// Not /proc/net, which is the main thread's.
 		tcp, err := readCounters("/proc/thread-self/net/netstat")
 		if err != nil {
 			return err

@@ -1,10 +1,10 @@
-// Command demo shows what shaperd is for. It builds three hosts in network
-// namespaces, with a client host that is three sources and a downstream that
-// really breaks, and has the same work done twice: once straight, once through
-// the built daemon. It prints a table of both, draws what arrived at the
-// downstream, and fails when the daemon broke a promise.
+// Command demo shows what shaperd is for. It creates three hosts in network namespaces: a
+// client host with three sources, a shaper, and a downstream that really fails under
+// load. It runs the same work twice, once directly and once through the daemon. It prints
+// a table of both, draws the arrivals at the downstream, and fails when a check of the
+// daemon fails.
 //
-// It needs root, and leaves nothing behind but the pictures.
+// It needs root, and leaves nothing behind except the report.
 package main
 
 import (
@@ -27,14 +27,14 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	go func() {
 		<-ctx.Done()
-		stop() // a second signal ends the program at once
+		stop() // a second signal kills the program
 	}()
 	err := run(ctx, os.Stdout, os.Args[1:])
 	switch {
 	case err == nil, errors.Is(err, flag.ErrHelp):
 		return
 	case errors.Is(err, context.Canceled):
-		err = errors.New("interrupted; everything is cleaned up")
+		err = errors.New("interrupted, cleaned up")
 	}
 	fmt.Fprintf(os.Stderr, "demo: %v\n", err)
 	os.Exit(1)
@@ -42,31 +42,31 @@ func main() {
 
 func run(ctx context.Context, out io.Writer, args []string) error {
 	flags := flag.NewFlagSet("demo", flag.ContinueOnError)
-	binary := flags.String("bin", filepath.Join("bin", "shaperd"), "the daemon")
-	page := flags.String("out", filepath.Join("demo", "report.html"), "the report; arrivals.svg goes beside it")
-	length := flags.Duration("length", 13*time.Second, "of each of the two runs")
+	binary := flags.String("bin", filepath.Join("bin", "shaperd"), "`path` of the daemon")
+	report := flags.String("out", filepath.Join("demo", "report.html"), "`path` of the report; arrivals.svg is written to the same directory")
+	length := flags.Duration("length", 13*time.Second, "duration of each of the two runs")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	if flags.NArg() > 0 || *length < 3*time.Second {
-		return errors.New("it takes no arguments, and a -length of at least 3s")
+		return errors.New("usage: demo takes no arguments, and -length must be at least 3s")
 	}
 	if os.Geteuid() != 0 {
-		return errors.New("network namespaces need root: run it as root, or with sudo")
+		return errors.New("network namespaces need root: run as root or with sudo")
 	}
 	path, err := filepath.Abs(*binary)
 	if err != nil {
 		return err
 	}
 	if _, err := os.Stat(path); err != nil {
-		return fmt.Errorf("no daemon at %s: run make build", *binary)
+		return fmt.Errorf("no daemon at %s: run \"make build\" first", *binary)
 	}
 	if err := lab.Sweep(); err != nil {
 		return err
 	}
 
 	t := newTerminal(out)
-	t.introduce()
+	t.printIntro()
 	phases := [2]*phase{newPhase("Direct", false, *length), newPhase("Through shaperd", true, *length)}
 	for i, p := range phases {
 		watch := func(ctx context.Context) { t.watch(ctx, p, i+1, len(phases)) }
@@ -75,12 +75,12 @@ func run(ctx context.Context, out io.Writer, args []string) error {
 		}
 	}
 	before, after := measure(phases[0]), measure(phases[1])
-	promises := promises(after)
-	t.table(rows(before, after))
-	t.promises(promises)
-	if err := writeReport(*page, before, after, promises); err != nil {
+	results := checks(after)
+	t.printTable(rows(before, after))
+	t.printChecks(results)
+	if err := writeReport(*report, before, after, results); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "\nPictures: %s, %s\n", *page, arrivalsPath(*page))
-	return broken(promises)
+	fmt.Fprintf(out, "\nReport: %s, %s\n", *report, arrivalsPath(*report))
+	return failedChecks(results)
 }

@@ -7,7 +7,7 @@ import (
 	"shaperd/test/lab"
 )
 
-// Addresses. The client host has one address in a /24 of its own for each source.
+// Addresses. The client host has one address per source, each in its own /24.
 var (
 	proxyAddr      = netip.MustParseAddr("10.1.0.1") // of the shaper, on the client's side
 	innerAddr      = netip.MustParseAddr("10.2.0.1") // of the shaper, on the downstream's side
@@ -22,7 +22,7 @@ const (
 // A network is three hosts in a row: client, shaper, downstream.
 type network struct{ client, shaper, downstream *lab.Host }
 
-// newNetwork makes the three hosts and joins them.
+// newNetwork creates the three hosts and connects them.
 func newNetwork() (n *network, err error) {
 	n = &network{}
 	for _, h := range []struct {
@@ -57,14 +57,14 @@ func (n *network) wire() error {
 	return errors.Join(
 		lab.Join(n.client, "up", n.shaper, "left"),
 		lab.Join(n.shaper, "right", n.downstream, downstreamLink),
-		n.client.Address("up", 16, clientAddrs...),
-		n.shaper.Address("left", 16, proxyAddr),
-		n.shaper.Address("right", 24, innerAddr),
-		n.downstream.Address(downstreamLink, 24, downstreamAddr),
-		n.client.Route(proxyAddr),
-		n.downstream.Route(innerAddr),
-		n.shaper.Segments("right", 1),
-		// With room in the accept queue gone, a connection gets a reset at once.
+		n.client.AddAddress("up", 16, clientAddrs...),
+		n.shaper.AddAddress("left", 16, proxyAddr),
+		n.shaper.AddAddress("right", 24, innerAddr),
+		n.downstream.AddAddress(downstreamLink, 24, downstreamAddr),
+		n.client.AddDefaultRoute(proxyAddr),
+		n.downstream.AddDefaultRoute(innerAddr),
+		n.shaper.SetMaxSegments("right", 1),
+		// When the accept queue is full, a connection is reset at once.
 		n.downstream.Sysctl("net/ipv4/tcp_abort_on_overflow", "1"),
 	)
 }

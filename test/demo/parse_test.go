@@ -16,13 +16,13 @@ func TestCounters(t *testing.T) {
 
 func TestRefusals(t *testing.T) {
 	got := parseRefusals(`# HELP shaperd_limit_packets_total Datagrams
-shaperd_limit_packets_total{limit="sms",mode="enforce",reason="queue_full",verdict="refuse"} 1.2e+03
+shaperd_limit_packets_total{limit="sms",mode="enforce",reason="queue-full",verdict="refuse"} 1.2e+03
 shaperd_limit_packets_total{limit="sms",mode="enforce",reason="none",verdict="pass"} 7
-shaperd_limit_packets_total{limit="new",mode="observe",reason="queue_full",verdict="refuse"} 9
-shaperd_limit_connections_total{limit="slots",mode="enforce",reason="wait_over",verdict="refuse"} 3
+shaperd_limit_packets_total{limit="new",mode="observe",reason="queue-full",verdict="refuse"} 9
+shaperd_limit_connections_total{limit="slots",mode="enforce",reason="wait-timeout",verdict="refuse"} 3
 shaperd_limit_connections_total{limit="slots",mode="enforce",reason="none",verdict="refuse"} 0
 `)
-	want := []refusal{{"sms", "queue_full", "datagrams", 1200}, {"slots", "wait_over", "connections", 3}}
+	want := []refusal{{"sms", "queue-full", "datagrams", 1200}, {"slots", "wait-timeout", "connections", 3}}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(refusal{})); diff != "" {
 		t.Error(diff)
 	}

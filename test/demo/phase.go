@@ -10,52 +10,52 @@ import (
 	"shaperd/test/lab"
 )
 
-// The course of a phase.
+// The timeline of a phase.
 const (
-	greedyStart = 1500 * time.Millisecond // until then the polite sources are alone
-	window      = 10 * time.Millisecond   // of the pictures and of the worst burst
+	greedyStart = 1500 * time.Millisecond // the polite sources are alone before
+	window      = 10 * time.Millisecond   // resolution of the charts and of the worst burst
 
 	framesPerSecond = 30_000 // at the downstream's interface, at most
 )
 
-// A phase is the same work, once without and once with the daemon.
+// A phase is one run of the work, without or with the daemon.
 type phase struct {
-	title    string
-	shaped   bool
-	length   time.Duration
-	tallies  [len(sources)]*tally
-	fragile  *downstream
-	greedyAt time.Duration // when it started, as arrivals have it
-	result   result
+	title      string
+	shaped     bool
+	length     time.Duration
+	stats      [len(sources)]*sourceStats
+	downstream *downstream
+	greedyAt   time.Duration // start of the greedy source, in capture time
+	result     result
 }
 
-// result is what a phase left behind.
+// result is the raw measurements of a phase.
 type result struct {
 	arrivals []lab.Arrival
 	losses   losses
-	refusals []refusal // of the daemon
+	refusals []refusal // by the daemon
 }
 
 func newPhase(title string, shaped bool, length time.Duration) *phase {
 	p := &phase{title: title, shaped: shaped, length: length}
-	for i := range p.tallies {
-		p.tallies[i] = &tally{}
+	for i := range p.stats {
+		p.stats[i] = &sourceStats{}
 	}
 	return p
 }
 
-// run builds the hosts, does the work and takes all down again. It calls watch when
-// the work begins, with a context that ends with the work.
+// run creates the hosts, does the work and removes the hosts. It calls watch when the
+// work starts, with a context that ends with the work.
 func (p *phase) run(ctx context.Context, binary string, watch func(context.Context)) (err error) {
 	n, err := newNetwork()
 	if err != nil {
 		return err
 	}
 	defer n.remove()
-	if p.fragile, err = newDownstream(n.downstream); err != nil {
+	if p.downstream, err = newDownstream(n.downstream); err != nil {
 		return err
 	}
-	defer p.fragile.close()
+	defer p.downstream.close()
 	var d *daemon
 	to := netip.AddrPortFrom(downstreamAddr, port)
 	if p.shaped {
@@ -84,30 +84,30 @@ func (p *phase) run(ctx context.Context, binary string, watch func(context.Conte
 			return err
 		}
 	}
-	p.result.losses, err = p.fragile.losses()
+	p.result.losses, err = p.downstream.losses()
 	return err
 }
 
-// work has the three sources send. The greedy one comes later and goes on until
-// the polite ones have their last answers.
+// work runs the three sources. The greedy one starts later and continues until the polite
+// ones have their last responses.
 func (p *phase) work(ctx context.Context, client *lab.Host, to netip.AddrPort, capture *lab.Capture, watch func(context.Context)) {
 	working, end := context.WithCancel(ctx)
 	var polite, others sync.WaitGroup
 	deadline := time.Now().Add(p.length)
 	others.Go(func() { watch(working) })
 	for i, s := range sources {
-		sender := sender{source: s, host: client, to: to, tally: p.tallies[i]}
+		sender := sender{source: s, host: client, to: to, stats: p.stats[i]}
 		if i != greedy {
 			polite.Go(func() {
-				pause(working, time.Duration(i)*politePause/2) // not in step
-				sender.beOrderly(working, deadline)
+				pause(working, time.Duration(i)*politePause/2) // staggered
+				sender.runPolite(working, deadline)
 			})
 			continue
 		}
 		others.Go(func() {
 			pause(working, greedyStart)
 			p.greedyAt = capture.Elapsed()
-			sender.beGreedy(working)
+			sender.runGreedy(working)
 		})
 	}
 	polite.Wait()

@@ -11,12 +11,11 @@ import (
 )
 
 //go:embed report.html.tmpl
-var pageText string
+var templateText string
 
-var page = template.Must(template.New("report").Parse(pageText))
+var reportTemplate = template.Must(template.New("report").Parse(templateText))
 
-// A size is a picture's width in pixels, and how much of a run it shows where each
-// window of time is to be seen by itself.
+// A size is a picture's width in pixels, and the part of a run that it shows where single windows must be visible.
 type size struct {
 	width float64
 	shown time.Duration
@@ -27,16 +26,16 @@ var (
 	narrow = size{350, 3 * time.Second} // for a phone
 )
 
-// arrivalsPath is where the main picture goes: beside the page.
-func arrivalsPath(pagePath string) string {
-	return filepath.Join(filepath.Dir(pagePath), "arrivals.svg")
+// arrivalsPath returns the path of the main picture, next to the report.
+func arrivalsPath(reportPath string) string {
+	return filepath.Join(filepath.Dir(reportPath), "arrivals.svg")
 }
 
-func writeReport(path string, before, after figures, promises []promise) error {
+func writeReport(path string, before, after figures, checks []check) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	text, err := render(before, after, promises)
+	text, err := render(before, after, checks)
 	if err != nil {
 		return fmt.Errorf("write the report: %w", err)
 	}
@@ -46,26 +45,25 @@ func writeReport(path string, before, after figures, promises []promise) error {
 	return os.WriteFile(arrivalsPath(path), []byte(bytesFigure(before, after).draw(wide, true)), 0o644)
 }
 
-func render(before, after figures, promises []promise) (string, error) {
+func render(before, after figures, checks []check) (string, error) {
 	var b strings.Builder
 	failedBefore, ofBefore := before.politeFailed()
 	failedAfter, ofAfter := after.politeFailed()
-	err := page.Execute(&b, map[string]any{
+	err := reportTemplate.Execute(&b, map[string]any{
 		"Style":        template.CSS(svgStyle),
-		"Bytes":        inPage(bytesFigure(before, after).draw),
-		"Datagrams":    inPage(datagramsFigure(before, after).draw),
-		"Connections":  inPage(func(s size, _ bool) string { return connections(before, after, s.width) }),
+		"Bytes":        pageHTML(bytesFigure(before, after).draw),
+		"Datagrams":    pageHTML(datagramsFigure(before, after).draw),
+		"Connections":  pageHTML(func(s size, _ bool) string { return connectionsFigure(before, after, s.width) }),
 		"Rows":         rows(before, after),
-		"Promises":     promises,
-		"Kept":         broken(promises) == nil,
+		"Checks":       checks,
 		"Refusals":     refusalLines(after.refusals),
 		"FailedBefore": grouped(failedBefore), "FailedAfter": grouped(failedAfter),
 		"WorstBefore": grouped(before.bytes.worst), "WorstAfter": grouped(after.bytes.worst),
 		"TotalRate": bytesPerSecond(totalRate), "SourceRate": bytesPerSecond(sourceRate),
 		"Cap": maxConnections, "Workers": workers, "Backlog": backlog,
-		"Service": service, "Slowdown": slowdown, "PerDatagram": perDatagram,
-		"PoliteBody": grouped(politeBody), "PolitePause": politePause, "Patience": politePatience,
-		"Greedy": greedyConnections, "GreedyBody": grouped(greedyBody), "GreedyBurst": greedyBurst, "GreedyEvery": greedyEvery,
+		"Service": serviceTime, "Slowdown": slowdown, "PerDatagram": perDatagram,
+		"PoliteBody": grouped(politeBody), "PolitePause": politePause, "Timeout": politeTimeout,
+		"Greedy": greedyConnections, "GreedyBody": grouped(greedyBody), "GreedyBurst": greedyBurst, "GreedyInterval": greedyInterval,
 		"AnsweredBefore": grouped(ofBefore - failedBefore), "AnsweredAfter": grouped(ofAfter - failedAfter),
 		"Length":        before.length,
 		"Configuration": configuration(),
@@ -75,15 +73,14 @@ func render(before, after figures, promises []promise) (string, error) {
 
 func refusalLines(list []refusal) (lines []string) {
 	for _, r := range list {
-		lines = append(lines, fmt.Sprintf("%s %s by the limit %q: %s",
-			grouped(r.count), r.what, r.limit, strings.ReplaceAll(r.reason, "-", " ")))
+		lines = append(lines, fmt.Sprintf("%s %s by limit %q: %s",
+			grouped(r.count), r.unit, r.limit, strings.ReplaceAll(r.reason, "-", " ")))
 	}
 	return lines
 }
 
-// inPage returns the picture that draw makes, for a screen and for a phone. The
-// page's style shows one.
-func inPage(draw func(s size, alone bool) string) template.HTML {
+// pageHTML returns the picture in two sizes, for a screen and for a phone. The page's style shows one.
+func pageHTML(draw func(s size, alone bool) string) template.HTML {
 	return template.HTML(fmt.Sprintf("<div class=\"wide\">%s</div><div class=\"narrow\">%s</div>",
 		draw(wide, false), draw(narrow, false)))
 }

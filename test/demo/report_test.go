@@ -12,31 +12,31 @@ import (
 	"shaperd/test/lab"
 )
 
-// example is figures that a phase could come to.
+// example returns plausible figures of a phase.
 func example(shaped bool) figures {
 	var bytes flow
 	bytes.add(0, lab.Event{At: 20 * time.Millisecond, N: 2000})
 	bytes.add(greedy, lab.Event{At: 2 * time.Second, N: 30000})
 	f := figures{
 		title: "Direct", shaped: shaped, length: 3 * time.Second, greedyAt: time.Second,
-		answered: [3]int{20, 30, 50}, acked: 5, sent: 5, most: 10,
-		bytes:     newTraffic(bytes, totalRate, 3*time.Second),
-		datagrams: newTraffic(flow{}, messageRate, 3*time.Second),
-		connected: levelBins([]lab.Event{{At: time.Second, N: 10}}, window, 3*time.Second),
-		refusals:  []refusal{{"per<source>", "queue-full", "datagrams", 12345}},
+		answered: [3]int{20, 30, 50}, acked: 5, sent: 5, peakConnections: 10,
+		bytes:          newTraffic(bytes, totalRate, 3*time.Second),
+		datagrams:      newTraffic(flow{}, messageRate, 3*time.Second),
+		connectionBins: levelBins([]lab.Event{{At: time.Second, N: 10}}, window, 3*time.Second),
+		refusals:       []refusal{{"per<source>", "queue-full", "datagrams", 12345}},
 	}
 	return f
 }
 
 func TestPicturesAreXML(t *testing.T) {
 	before, after := example(false), example(true)
-	empty := figures{length: 3 * time.Second, bytes: newTraffic(flow{}, totalRate, 3*time.Second), connected: make([]int, 300)}
+	empty := figures{length: 3 * time.Second, bytes: newTraffic(flow{}, totalRate, 3*time.Second), connectionBins: make([]int, 300)}
 	for name, picture := range map[string]string{
 		"bytes":       bytesFigure(before, after).draw(wide, true),
 		"bytes small": bytesFigure(before, after).draw(narrow, false),
 		"nothing":     bytesFigure(empty, empty).draw(wide, true),
 		"datagrams":   datagramsFigure(before, after).draw(wide, true),
-		"connections": connections(before, after, narrow.width),
+		"connections": connectionsFigure(before, after, narrow.width),
 	} {
 		d := xml.NewDecoder(strings.NewReader(picture))
 		for {
@@ -68,28 +68,28 @@ func TestTextIsEscaped(t *testing.T) {
 }
 
 func TestPage(t *testing.T) {
-	got, err := render(example(false), example(true), promises(example(true)))
+	got, err := render(example(false), example(true), checks(example(true)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"12,345 datagrams by the limit &#34;per&lt;source&gt;&#34;: queue full", "max_connections = 10", "<svg", "prefers-color-scheme: dark"} {
+	for _, want := range []string{"12,345 datagrams by limit &#34;per&lt;source&gt;&#34;: queue full", "max_connections = 10", "<svg", "prefers-color-scheme: dark"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%s is missing", want)
 		}
 	}
 	for _, bad := range []string{"ZgotmplZ", "src=", "@import", "url(", "<script"} {
 		if strings.Contains(got, bad) {
-			t.Errorf("the page has %s", bad)
+			t.Errorf("the page contains %s", bad)
 		}
 	}
 }
 
-func TestPromises(t *testing.T) {
-	if err := broken(promises(example(true))); err != nil {
-		t.Errorf("kept, but: %v", err)
+func TestChecks(t *testing.T) {
+	if err := failedChecks(checks(example(true))); err != nil {
+		t.Errorf("all checks passed, but: %v", err)
 	}
-	for name, spoil := range map[string]func(*figures){
-		"connections at once":     func(f *figures) { f.most = maxConnections + 1 },
+	for name, modify := range map[string]func(*figures){
+		"connections at once":     func(f *figures) { f.peakConnections = maxConnections + 1 },
 		"2 MiB/s":                 func(f *figures) { f.bytes.sigma = sigmaBytes + 1 },
 		"1.75 MiB/s":              func(f *figures) { f.sigmas[greedy] = sigmaBytes + 1 },
 		"datagrams a second":      func(f *figures) { f.datagrams.sigma = sigmaDatagrams + 1 },
@@ -98,11 +98,11 @@ func TestPromises(t *testing.T) {
 		"requests 1 failed":       func(f *figures) { f.failed[1] = 1 },
 		"requests 0 failed":       func(f *figures) { f.answered[0] = 0 },
 		"5 datagrams 1 were lost": func(f *figures) { f.acked-- },
-		"0 answers":               func(f *figures) { f.answered[greedy] = 0 },
+		"0 responses":             func(f *figures) { f.answered[greedy] = 0 },
 	} {
 		f := example(true)
-		spoil(&f)
-		err := broken(promises(f))
+		modify(&f)
+		err := failedChecks(checks(f))
 		if err == nil || !strings.Contains(err.Error(), name) || strings.Contains(err.Error(), ";") {
 			t.Errorf("%s: got %v", name, err)
 		}
@@ -112,7 +112,7 @@ func TestPromises(t *testing.T) {
 func TestNumbers(t *testing.T) {
 	for n, want := range map[int]string{0: "0", 999: "999", 1000: "1,000", -1000: "-1,000", -100: "-100", 12345678: "12,345,678"} {
 		if got := grouped(n); got != want {
-			t.Errorf("%d is written %s", n, got)
+			t.Errorf("%d was formatted as %s", n, got)
 		}
 	}
 	for v, want := range map[float64]float64{0.9: 1, 1: 1, 1.1: 2, 3: 5, 70: 100, 0.03: 0.05} {

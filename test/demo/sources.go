@@ -15,9 +15,9 @@ import (
 	"shaperd/test/lab"
 )
 
-// A source is one of the three senders. All sit on the client host.
+// A source is one of the three senders. All are on the client host.
 type source struct {
-	tag  byte // first byte of all it sends
+	tag  byte // first byte of each request and datagram
 	name string
 	addr netip.Addr
 }
@@ -30,73 +30,71 @@ var sources = [3]source{
 	{'G', "greedy", netip.MustParseAddr("10.1.3.10")},
 }
 
-// What the polite sources do: one request at a time, and one datagram now and then.
+// The polite sources send one request at a time, and single datagrams.
 const (
-	politeBody     = 2 << 10
-	politePause    = 150 * time.Millisecond
-	politePatience = 2 * time.Second
-	politeDatagram = 200 * time.Millisecond // between two of them
+	politeBody             = 2 << 10
+	politePause            = 150 * time.Millisecond
+	politeTimeout          = 2 * time.Second
+	politeDatagramInterval = 200 * time.Millisecond // between datagrams
 )
 
-// What the greedy source does: as many connections as it likes, trying again and
-// again, and bursts of datagrams.
+// The greedy source opens many connections, retries without end, and sends bursts of datagrams.
 const (
 	greedyConnections = 300
 	greedyBody        = 32 << 10
-	greedyDial        = 200 * time.Millisecond
-	greedyPatience    = 10 * time.Second
+	greedyDialTimeout = 200 * time.Millisecond
+	greedyTimeout     = 10 * time.Second
 	greedyRetry       = 100 * time.Millisecond // after a failure
 	greedyBurst       = 100                    // datagrams
-	greedyEvery       = 50 * time.Millisecond
+	greedyInterval    = 50 * time.Millisecond
 	datagramSize      = 160 // an SMS
 )
 
-// A tally counts what one source did. It is safe for concurrent use.
-type tally struct {
+// sourceStats counts the requests and datagrams of one source. It is safe for concurrent use.
+type sourceStats struct {
 	answered, failed atomic.Int64 // requests
 	sent, acked      atomic.Int64 // datagrams
 
-	mu   sync.Mutex
-	took []time.Duration // by each answered request
+	mu        sync.Mutex
+	durations []time.Duration // of each answered request
 }
 
-// latencies returns how long answered requests took, sorted.
-func (t *tally) latencies() []time.Duration {
+// latencies returns the durations of answered requests, sorted.
+func (t *sourceStats) latencies() []time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return slices.Sorted(slices.Values(t.took))
+	return slices.Sorted(slices.Values(t.durations))
 }
 
-// A sender is a source that works towards one address.
+// A sender is a source that sends to one address.
 type sender struct {
 	source
 	host  *lab.Host
 	to    netip.AddrPort
-	tally *tally
+	stats *sourceStats
 }
 
-// beOrderly makes requests one at a time, and sends datagrams, until the deadline.
-// It waits for the last answers.
-func (s sender) beOrderly(ctx context.Context, deadline time.Time) {
+// runPolite makes requests one at a time and sends datagrams, until the deadline. It waits for the last responses.
+func (s sender) runPolite(ctx context.Context, deadline time.Time) {
 	var group sync.WaitGroup
-	group.Go(func() { s.sendDatagrams(ctx, deadline, politeDatagram, 1) })
+	group.Go(func() { s.sendDatagrams(ctx, deadline, politeDatagramInterval, 1) })
 	group.Go(func() {
 		for ctx.Err() == nil && time.Now().Before(deadline) {
-			s.request(ctx, politeBody, politePatience, politePatience)
+			s.request(ctx, politeBody, politeTimeout, politeTimeout)
 			pause(ctx, politePause)
 		}
 	})
 	group.Wait()
 }
 
-// beGreedy does what it can until ctx ends.
-func (s sender) beGreedy(ctx context.Context) {
+// runGreedy sends as much as it can until ctx ends.
+func (s sender) runGreedy(ctx context.Context) {
 	var group sync.WaitGroup
-	group.Go(func() { s.sendDatagrams(ctx, time.Now().Add(time.Hour), greedyEvery, greedyBurst) })
+	group.Go(func() { s.sendDatagrams(ctx, time.Now().Add(time.Hour), greedyInterval, greedyBurst) })
 	for range greedyConnections {
 		group.Go(func() {
 			for ctx.Err() == nil {
-				if !s.request(ctx, greedyBody, greedyDial, greedyPatience) {
+				if !s.request(ctx, greedyBody, greedyDialTimeout, greedyTimeout) {
 					pause(ctx, greedyRetry)
 				}
 			}
@@ -112,27 +110,27 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// request makes one request and tells whether it was answered. One that the end
-// of ctx cut short does not count.
-func (s sender) request(ctx context.Context, body int, dial, patience time.Duration) bool {
+// request makes one request and reports whether it was answered. A request that the end
+// of ctx interrupts does not count.
+func (s sender) request(ctx context.Context, body int, dial, timeout time.Duration) bool {
 	start := time.Now()
-	err := s.try(ctx, body, dial, start.Add(patience))
+	err := s.exchange(ctx, body, dial, start.Add(timeout))
 	took := time.Since(start)
 	if ctx.Err() != nil {
 		return false
 	}
 	if err != nil {
-		s.tally.failed.Add(1)
+		s.stats.failed.Add(1)
 		return false
 	}
-	s.tally.mu.Lock()
-	s.tally.took = append(s.tally.took, took)
-	s.tally.mu.Unlock()
-	s.tally.answered.Add(1)
+	s.stats.mu.Lock()
+	s.stats.durations = append(s.stats.durations, took)
+	s.stats.mu.Unlock()
+	s.stats.answered.Add(1)
 	return true
 }
 
-func (s sender) try(ctx context.Context, body int, dial time.Duration, deadline time.Time) error {
+func (s sender) exchange(ctx context.Context, body int, dial time.Duration, deadline time.Time) error {
 	c, err := s.host.Dial(ctx, s.addr, s.to, dial)
 	if err != nil {
 		return err
@@ -149,15 +147,15 @@ func (s sender) try(ctx context.Context, body int, dial time.Duration, deadline 
 	if _, err := c.Write(request); err != nil {
 		return err
 	}
-	answer, err := io.ReadAll(c)
-	if err == nil && (len(answer) != 1 || answer[0] != s.tag) {
-		err = errors.New("closed without an answer")
+	response, err := io.ReadAll(c)
+	if err == nil && (len(response) != 1 || response[0] != s.tag) {
+		err = errors.New("closed without a response")
 	}
 	return err
 }
 
-// sendDatagrams sends count datagrams again and again, and counts what comes
-// back. After the deadline it waits a moment for the last.
+// sendDatagrams sends bursts of count datagrams and counts the replies. After the
+// deadline it waits a moment for the last replies.
 func (s sender) sendDatagrams(ctx context.Context, deadline time.Time, every time.Duration, count int) {
 	c, err := s.host.DialUDP(s.addr, s.to)
 	if err != nil {
@@ -168,7 +166,7 @@ func (s sender) sendDatagrams(ctx context.Context, deadline time.Time, every tim
 		var buf [16]byte
 		for {
 			if n, err := c.Read(buf[:]); n == 1 {
-				s.tally.acked.Add(1)
+				s.stats.acked.Add(1)
 			} else if errors.Is(err, net.ErrClosed) {
 				return
 			}
@@ -179,7 +177,7 @@ func (s sender) sendDatagrams(ctx context.Context, deadline time.Time, every tim
 	for ctx.Err() == nil && time.Now().Before(deadline) {
 		for range count {
 			if _, err := c.Write(datagram); err == nil {
-				s.tally.sent.Add(1)
+				s.stats.sent.Add(1)
 			}
 		}
 		pause(ctx, every)

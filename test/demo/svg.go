@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// svgStyle is for all pictures, in the page and alone. Dark follows the reader.
+// svgStyle is the style of all pictures, in the page and standalone. It follows the reader's color scheme.
 const svgStyle = `
 .fig { --ink: #1f2328; --soft: #656d76; --grid: #d8dee4; --paper: #ffffff;
   --a: #2f6fdb; --b: #12a594; --g: #f0883e; --direct: #98a1ab; --shaped: #7a4fd0; }
@@ -49,8 +49,8 @@ func (d *drawing) rect(x, y, w, h float64, class string) {
 	fmt.Fprintf(d, "<rect x=%q y=%q width=%q height=%q class=%q/>\n", num(x), num(y), num(w), num(h), class)
 }
 
-// svg is the whole picture, described by label for those who cannot see it. Alone
-// it brings its style and its paper.
+// svg returns the complete picture, with label as its accessible description. A
+// standalone picture includes its style and background.
 func (d *drawing) svg(label string, alone bool) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"fig\" viewBox=\"0 0 %s %s\" width=%q height=%q role=\"img\" aria-label=%q>\n",
@@ -63,7 +63,7 @@ func (d *drawing) svg(label string, alone bool) string {
 	return b.String()
 }
 
-// num writes a coordinate to a tenth of a pixel.
+// num formats a coordinate to a tenth of a pixel.
 func num(v float64) string {
 	return strconv.FormatFloat(math.Round(v*10)/10, 'f', -1, 64)
 }
@@ -78,7 +78,7 @@ type panel struct {
 func (p panel) atX(seconds float64) float64 { return p.x + p.w*seconds/p.seconds }
 func (p panel) atY(value float64) float64   { return p.y + p.h*(1-value/p.top) }
 
-// axes draws the frame of the plot, with about so many steps upwards.
+// axes draws the axes of the plot, with about the given number of vertical steps.
 func (p panel) axes(unit string, steps int) {
 	step := niceStep(p.top / float64(steps))
 	for v := 0.0; v <= p.top; v += step {
@@ -101,14 +101,13 @@ func (p panel) axes(unit string, steps int) {
 	}
 }
 
-// limit draws a dashed line at value, and says what it is at the left end, where
-// the pictures are calm.
+// limit draws a dashed line at value, labeled at the left end, where the pictures have little detail.
 func (p panel) limit(value float64, label string) {
 	p.line(p.x, p.atY(value), p.x+p.w, p.atY(value), "limit")
 	p.text(p.x+4, p.atY(value)-6, "mark halo", "start", label)
 }
 
-// area fills from the bottom to values, each as wide as the others.
+// area fills the area below values, which are equally wide.
 func (p panel) area(values []float64, class string) {
 	var b strings.Builder
 	wide := p.w / float64(len(values))
@@ -125,7 +124,7 @@ func (p panel) area(values []float64, class string) {
 	fmt.Fprintf(p, "<path d=%q class=%q/>\n", b.String(), class)
 }
 
-// niceStep is the next of 1, 2 and 5 times a power of ten that is at least v.
+// niceStep returns the smallest of 1, 2 and 5 times a power of ten that is at least v.
 func niceStep(v float64) float64 {
 	power := math.Pow(10, math.Floor(math.Log10(v)))
 	for _, m := range []float64{1, 2, 5} {

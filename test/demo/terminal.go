@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Colours, and how a terminal is told.
+// ANSI codes.
 const (
 	bold   = "1"
 	dim    = "2"
@@ -20,13 +20,12 @@ const (
 	yellow = "33"
 )
 
-// A terminal shows progress: a block that is refreshed, or lines where out is no
-// terminal.
+// A terminal shows progress: a block that is redrawn, or lines when out is not a terminal.
 type terminal struct {
 	out     io.Writer
 	live    bool
-	colour  bool
-	highest int64 // rate so far, of all phases: the scale of the bars
+	color   bool
+	highest int64 // highest rate so far in all phases: the scale of the bars
 }
 
 func newTerminal(out io.Writer) *terminal {
@@ -35,22 +34,22 @@ func newTerminal(out io.Writer) *terminal {
 		_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
 		t.live = err == nil && os.Getenv("TERM") != "dumb"
 	}
-	t.colour = t.live && os.Getenv("NO_COLOR") == ""
+	t.color = t.live && os.Getenv("NO_COLOR") == ""
 	return t
 }
 
 func (t *terminal) paint(code, text string) string {
-	if !t.colour || code == "" {
+	if !t.color || code == "" {
 		return text
 	}
 	return "\x1b[" + code + "m" + text + "\x1b[0m"
 }
 
-func (t *terminal) introduce() {
+func (t *terminal) printIntro() {
 	fmt.Fprintf(t.out, `%s
 Two polite sources and a greedy one (%d connections at once, floods of datagrams)
-work with a server that has %d workers and an accept queue of %d: once straight,
-once through shaperd.
+use a server with %d workers and an accept queue of %d: once directly, once
+through shaperd.
 
 `, t.paint(bold, "A fragile server, with and without shaperd"), greedyConnections, workers, backlog)
 }
@@ -61,9 +60,9 @@ const (
 	sparkWidth  = 48
 )
 
-// watch shows how the phase goes until ctx ends.
+// watch shows the progress of the phase until ctx ends.
 func (t *terminal) watch(ctx context.Context, p *phase, number, of int) {
-	var rates []int64 // bytes a second, in each sample
+	var rates []int64 // bytes a second, per sample
 	var last uint64
 	start := time.Now()
 	ticks := time.NewTicker(sampleEvery)
@@ -81,7 +80,7 @@ func (t *terminal) watch(ctx context.Context, p *phase, number, of int) {
 		}
 		elapsed := time.Since(start)
 		total := last
-		if c, err := p.fragile.host.Received(downstreamLink); err == nil {
+		if c, err := p.downstream.host.Received(downstreamLink); err == nil {
 			total = c.Bytes
 		}
 		rates = append(rates, int64(total-last)*int64(time.Second/sampleEvery))
@@ -101,7 +100,7 @@ func (t *terminal) watch(ctx context.Context, p *phase, number, of int) {
 	}
 }
 
-// block draws the block, over the one before unless it is the first.
+// block draws the block over the previous one, unless it is the first.
 func (t *terminal) block(p *phase, number, of int, elapsed time.Duration, rates []int64, first bool) {
 	const width = 24
 	filled := int(min(1, elapsed.Seconds()/p.length.Seconds()) * width)
@@ -123,7 +122,7 @@ func (t *terminal) block(p *phase, number, of int, elapsed time.Duration, rates 
 	io.WriteString(t.out, b.String())
 }
 
-// state is one line each for the polite sources, the greedy one and the downstream.
+// state returns one line each for the polite sources, the greedy one and the downstream.
 func (t *terminal) state(p *phase) []string {
 	alarm := func(n int, text string) string {
 		text = grouped(n) + " " + text
@@ -132,13 +131,13 @@ func (t *terminal) state(p *phase) []string {
 		}
 		return t.paint(red, text)
 	}
-	a, b, g := p.tallies[0], p.tallies[1], p.tallies[greedy]
+	a, b, g := p.stats[0], p.stats[1], p.stats[greedy]
 	lines := []string{
 		fmt.Sprintf("polite     %s requests answered, %s", grouped(int(a.answered.Load()+b.answered.Load())),
 			alarm(int(a.failed.Load()+b.failed.Load()), "failed")),
 		fmt.Sprintf("greedy     %s requests answered, %s failed", grouped(int(g.answered.Load())), grouped(int(g.failed.Load()))),
 	}
-	if l, err := p.fragile.losses(); err == nil {
+	if l, err := p.downstream.losses(); err == nil {
 		lines = append(lines, fmt.Sprintf("downstream %s, %s",
 			alarm(l.overflows, "accept queue overflows"), alarm(l.datagrams, "datagrams lost")))
 	}
@@ -158,7 +157,7 @@ func mean(list []int64, last int) (m int64) {
 	return m / int64(max(1, len(list)))
 }
 
-// spark draws the last values as a row of bars, the highest one in full height.
+// spark draws the last values as a row of bars. highest has full height.
 func spark(values []int64, highest int64) string {
 	levels := []rune(" ▁▂▃▄▅▆▇█")
 	var b strings.Builder
@@ -174,7 +173,7 @@ func spark(values []int64, highest int64) string {
 	return b.String()
 }
 
-func (t *terminal) table(list []row) {
+func (t *terminal) printTable(list []row) {
 	line := func(style, label, before, after string) {
 		fmt.Fprintln(t.out, t.paint(style, fmt.Sprintf("%-38s %17s %17s", label, before, after)))
 	}
@@ -184,12 +183,12 @@ func (t *terminal) table(list []row) {
 	}
 }
 
-func (t *terminal) promises(list []promise) {
+func (t *terminal) printChecks(list []check) {
 	fmt.Fprintln(t.out)
 	for _, p := range list {
-		mark := t.paint(green, "kept  ")
-		if !p.Kept {
-			mark = t.paint(red, "BROKEN")
+		mark := t.paint(green, "pass")
+		if !p.Passed {
+			mark = t.paint(red, "FAIL")
 		}
 		fmt.Fprintf(t.out, "%s  %s\n", mark, p.Text)
 	}

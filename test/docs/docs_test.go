@@ -1,4 +1,4 @@
-// Package docs holds the documents to the repository that they speak of.
+// Package docs checks that the documents match the repository.
 package docs
 
 import (
@@ -13,11 +13,11 @@ import (
 
 const root = "../.."
 
-// A document is a file of Markdown.
+// A document is a Markdown file.
 type document struct {
-	text    string // without blocks of code
+	text    string // without code blocks
 	whole   string
-	anchors []string // of its headings
+	anchors []string // of the headings
 }
 
 var (
@@ -32,7 +32,7 @@ var (
 	defined  = regexp.MustCompile(`\bdesc\("(\w+)"`)
 )
 
-// documents reads all documents, by their paths from the root.
+// documents reads all documents, keyed by path relative to the root.
 func documents(t *testing.T) map[string]document {
 	t.Helper()
 	all := map[string]document{}
@@ -54,7 +54,7 @@ func documents(t *testing.T) map[string]document {
 		}
 	}
 	if len(all) < 2 {
-		t.Fatalf("there are %d documents", len(all))
+		t.Fatalf("found only %d documents", len(all))
 	}
 	return all
 }
@@ -67,14 +67,14 @@ func parse(text string) document {
 	return d
 }
 
-// anchor is what a page of a heading's text is linked by, as GitHub makes it.
+// anchor returns the link anchor of a heading, as GitHub generates it.
 func anchor(heading string) string {
 	return strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(heading), ""), " ", "-")
 }
 
-// broken returns the links of the document called name that lead nowhere. there says
-// whether a file is.
-func broken(all map[string]document, name string, there func(string) bool) (bad []string) {
+// brokenLinks returns the links of the document called name whose target does not exist.
+// isFile reports whether a file exists.
+func brokenLinks(all map[string]document, name string, isFile func(string) bool) (bad []string) {
 	for _, m := range link.FindAllStringSubmatch(code.ReplaceAllString(all[name].text, "x"), -1) {
 		to, fragment, _ := strings.Cut(m[1], "#")
 		if strings.Contains(to, "://") {
@@ -86,7 +86,7 @@ func broken(all map[string]document, name string, there func(string) bool) (bad 
 		}
 		target, is := all[file]
 		switch {
-		case !is && !there(file), is && fragment != "" && !slices.Contains(target.anchors, fragment):
+		case !is && !isFile(file), is && fragment != "" && !slices.Contains(target.anchors, fragment):
 			bad = append(bad, m[1])
 		}
 	}
@@ -98,35 +98,35 @@ func exists(file string) bool {
 	return err == nil
 }
 
-// TestLinks follows relative links, and their anchors.
+// TestLinks checks relative links and their anchors.
 func TestLinks(t *testing.T) {
 	all := documents(t)
 	for name := range all {
-		for _, l := range broken(all, name, exists) {
-			t.Errorf("%s: %q leads nowhere", name, l)
+		for _, l := range brokenLinks(all, name, exists) {
+			t.Errorf("%s: broken link %q", name, l)
 		}
 	}
 }
 
-func TestBroken(t *testing.T) {
+func TestBrokenLinks(t *testing.T) {
 	all := map[string]document{
 		"README.md": parse("# One\n[a](docs/a.md) [b](docs/b.md) [c](docs/a.md#what-it-takes) [d](docs/a.md#gone)\n" +
 			"[e](#one) [f](#two) [g](https://example.org/x) `[h](gone)` ![i](docs/i.svg)\n\n    [j](gone)\n```\n[k](gone)\n```\n"),
 		"docs/a.md": parse("## What it takes\n[l](../README.md#one) [m](a.md)\n"),
 	}
-	there := func(file string) bool { return file == "docs/i.svg" }
-	if got, want := broken(all, "README.md", there), []string{"docs/b.md", "docs/a.md#gone", "#two"}; !slices.Equal(got, want) {
-		t.Errorf("broken are %q, want %q", got, want)
+	isFile := func(file string) bool { return file == "docs/i.svg" }
+	if got, want := brokenLinks(all, "README.md", isFile), []string{"docs/b.md", "docs/a.md#gone", "#two"}; !slices.Equal(got, want) {
+		t.Errorf("broken links %q, want %q", got, want)
 	}
-	if got := broken(all, "docs/a.md", there); got != nil {
-		t.Errorf("broken are %q, want none", got)
+	if got := brokenLinks(all, "docs/a.md", isFile); got != nil {
+		t.Errorf("broken links %q, want none", got)
 	}
 	if got, want := anchor("The clock, and late wake-ups: `a_b`"), "the-clock-and-late-wake-ups-a_b"; got != want {
 		t.Errorf("the anchor is %q, want %q", got, want)
 	}
 }
 
-// TestFiles looks for the files of this repository that documents name.
+// TestFiles checks that the repository files named in documents exist.
 func TestFiles(t *testing.T) {
 	named := 0
 	for name, d := range documents(t) {
@@ -135,7 +135,7 @@ func TestFiles(t *testing.T) {
 				continue
 			}
 			if named++; !exists(span) {
-				t.Errorf("%s names %s, which there is not", name, span)
+				t.Errorf("%s names %s, which does not exist", name, span)
 			}
 		}
 	}
@@ -144,7 +144,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestMetrics looks for the metrics that documents name.
+// TestMetrics checks that the metrics named in documents exist.
 func TestMetrics(t *testing.T) {
 	source, err := os.ReadFile(filepath.Join(root, "control/collector.go"))
 	if err != nil {
@@ -158,7 +158,7 @@ func TestMetrics(t *testing.T) {
 		for _, m := range metric.FindAllString(d.whole, -1) {
 			base := regexp.MustCompile(`_(bucket|count|sum)$`).ReplaceAllString(m, "")
 			if !slices.Contains(known, m) && !slices.Contains(known, base) {
-				t.Errorf("%s names the metric %s, which there is not", name, m)
+				t.Errorf("%s names the metric %s, which does not exist", name, m)
 			}
 		}
 	}

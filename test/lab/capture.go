@@ -14,16 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An Arrival is one frame with TCP or UDP that a capture saw.
+// An Arrival is one captured TCP or UDP frame.
 type Arrival struct {
 	At       time.Duration // since the capture began, by the kernel's clock
 	From, To netip.AddrPort
-	Payload  int      // bytes behind the TCP or UDP header
+	Payload  int      // bytes after the TCP or UDP header
 	Seq      uint32   // of TCP
 	Flags    uint8    // of TCP; 0 of UDP
-	Outgoing bool     // sent by the host that captures
-	Marked   bool     // CE: it met congestion (RFC 3168)
-	Head     [16]byte // the first bytes of the payload; of TCP with many options fewer are kept
+	Outgoing bool     // sent by the capturing host
+	Marked   bool     // ECN CE mark: the frame met congestion (RFC 3168)
+	Head     [16]byte // the first bytes of the payload, fewer behind many TCP options
 }
 
 // TCP header flags.
@@ -35,28 +35,28 @@ const (
 )
 
 const (
-	slotSize  = 160     // bytes of the ring for a frame, 80 of them about it
-	snapSize  = 80      // bytes of a frame that are kept: headers and the head of the payload
+	slotSize  = 160     // bytes of the ring per frame, including 80 of metadata
+	snapSize  = 80      // bytes captured of a frame: headers and the start of the payload
 	blockSize = 1 << 20 // of the ring's memory
-	// linkOffset is where the link-layer address stands in a slot.
+	// linkOffset is the offset of the link-layer address in a slot.
 	linkOffset = (int(unsafe.Sizeof(unix.Tpacket2Hdr{})) + unix.TPACKET_ALIGNMENT - 1) &^ (unix.TPACKET_ALIGNMENT - 1)
 	perBlock   = blockSize / slotSize
 )
 
 // A Capture records the frames to and from one port at one interface. The kernel
-// stamps them and writes them to a ring that holds them all, and nothing reads it
-// before the end: a capture costs the machine it measures on no wake-ups.
+// timestamps them and writes them to a ring that holds all of them, which is read only at
+// the end: a capture causes no wake-ups on the machine under test.
 type Capture struct {
 	fd    int
 	ring  []byte
 	began instant
 }
 
-// instant is one moment on two clocks: frames have the first, and only the second is
-// never set.
+// instant is one moment on two clocks: frames are stamped with the first, which may be
+// stepped; the second is never stepped.
 type instant struct{ real, mono time.Duration }
 
-// now reads both clocks again when too much passed between them.
+// now reads both clocks, and retries when too much time passed between the two reads.
 func now() instant {
 	for {
 		before := clock(unix.CLOCK_MONOTONIC)
@@ -73,13 +73,13 @@ func clock(id int32) time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// A Filter says what a capture keeps.
+// A Filter selects the frames that a capture records.
 type Filter struct {
-	Port     uint16 // from it or to it
-	Incoming bool   // only what comes in
+	Port     uint16 // source or destination port
+	Incoming bool   // only frames that the host receives
 }
 
-// Capture begins to capture at an interface, with room for so many frames.
+// Capture starts a capture at an interface, with room for the given number of frames.
 func (h *Host) Capture(link string, filter Filter, frames int) (*Capture, error) {
 	c := &Capture{fd: -1}
 	if err := h.Do(func() error { return c.open(link, filter, frames) }); err != nil {
@@ -98,7 +98,7 @@ func (c *Capture) open(link string, filter Filter, frames int) error {
 	if err := errors.Join(
 		unix.SetsockoptInt(c.fd, unix.SOL_PACKET, unix.PACKET_VERSION, unix.TPACKET_V2),
 		setFilter(c.fd, filter.program()),
-		// Stamps frames where they enter the host, not where they reach the socket.
+		// Timestamps are taken where frames enter the host, not where they reach the socket.
 		unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1),
 	); err != nil {
 		return fmt.Errorf("set up packet socket: %w", err)
@@ -124,15 +124,15 @@ func (c *Capture) open(link string, filter Filter, frames int) error {
 	return unix.Bind(c.fd, &unix.SockaddrLinklayer{Protocol: everything, Ifindex: int(req.Uint32())})
 }
 
-// At returns t as arrivals have it: as the time since the capture began.
+// At converts t to the time since the capture began, as in [Arrival].
 func (c *Capture) At(t time.Time) time.Duration { return time.Duration(t.UnixNano()) - c.began.real }
 
-// Elapsed is the time since the capture began.
+// Elapsed returns the time since the capture began.
 func (c *Capture) Elapsed() time.Duration { return c.At(time.Now()) }
 
-// Finish ends the capture and returns what it saw, in the order of time. It is an error when the kernel had
-// to leave out a frame, or the clock was set meanwhile: the measurement is worth
-// nothing then.
+// Finish ends the capture and returns the frames, ordered by time. It fails when the
+// kernel dropped a frame or the clock was stepped, because the measurement is worthless
+// then.
 func (c *Capture) Finish() ([]Arrival, error) {
 	defer c.Close()
 	if err := setFilter(c.fd, []bpf.Instruction{bpf.RetConstant{}}); err != nil {
@@ -147,29 +147,29 @@ func (c *Capture) Finish() ([]Arrival, error) {
 		return nil, fmt.Errorf("the capture lost %d of %d frames: its ring is too small", stats.Drops, stats.Packets)
 	}
 	if step := (end.real - c.began.real) - (end.mono - c.began.mono); step.Abs() > time.Millisecond {
-		return nil, fmt.Errorf("the clock of the timestamps was set by %v during the capture", step)
+		return nil, fmt.Errorf("the clock of the timestamps was stepped by %v during the capture", step)
 	}
 	list := make([]Arrival, stats.Packets)
 	for i := range list {
 		slot := c.ring[i/perBlock*blockSize+i%perBlock*slotSize:][:slotSize]
 		head := (*unix.Tpacket2Hdr)(unsafe.Pointer(&slot[0]))
 		if head.Status&unix.TP_STATUS_USER == 0 {
-			return nil, fmt.Errorf("the capture's ring holds %d frames, its statistics say %d", i, len(list))
+			return nil, fmt.Errorf("the capture's ring holds %d frames, but its statistics report %d", i, len(list))
 		}
 		a, ok := parse(slot[head.Net:][:head.Snaplen])
 		if !ok {
-			return nil, fmt.Errorf("the capture holds a frame that is no TCP or UDP: % x", slot[head.Net:][:head.Snaplen])
+			return nil, fmt.Errorf("the capture holds a frame that is neither TCP nor UDP: % x", slot[head.Net:][:head.Snaplen])
 		}
 		a.At = time.Duration(head.Sec)*time.Second + time.Duration(head.Nsec) - c.began.real
 		a.Outgoing = (*unix.RawSockaddrLinklayer)(unsafe.Pointer(&slot[linkOffset])).Pkttype == unix.PACKET_OUTGOING
 		list[i] = a
 	}
-	// Several processors stamp frames and write them to the ring.
+	// Several processors timestamp frames and write them to the ring.
 	slices.SortStableFunc(list, func(a, b Arrival) int { return cmp.Compare(a.At, b.At) })
 	return list, nil
 }
 
-// Close ends the capture, if that has not been done.
+// Close ends the capture. It may be called more than once.
 func (c *Capture) Close() {
 	if c.ring != nil {
 		_ = unix.Munmap(c.ring)
@@ -180,7 +180,7 @@ func (c *Capture) Close() {
 	c.ring, c.fd = nil, -1
 }
 
-// parse reads the headers of an IP packet, without IPv6 extension headers.
+// parse reads the headers of an IP packet. It does not support IPv6 extension headers.
 func parse(p []byte) (a Arrival, ok bool) {
 	var src, dst netip.Addr
 	var proto byte
@@ -221,10 +221,10 @@ func parse(p []byte) (a Arrival, ok bool) {
 	return a, a.Payload >= 0
 }
 
-// program keeps TCP and UDP from and to the port; of the fragments of IPv4 the first,
-// which has it, and of those of IPv6 none.
+// program returns a filter that accepts TCP and UDP from and to the port. Of IPv4
+// fragments it accepts the first, which has the ports; of IPv6 fragments none.
 func (f Filter) program() []bpf.Instruction {
-	const v6, accept, reject = 16, 23, 24 // where jumps lead to
+	const v6, accept, reject = 16, 23, 24 // jump targets
 	to := func(at, target int) uint8 { return uint8(target - at - 1) }
 	port := uint32(f.Port)
 	first := []bpf.Instruction{bpf.LoadConstant{}, bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipFalse: to(1, reject)}}

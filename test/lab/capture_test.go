@@ -20,7 +20,7 @@ var (
 	a6, b6 = netip.MustParseAddr("fd00::1"), netip.MustParseAddr("fd00::2")
 )
 
-// ipv4 is a packet from a4 to b4 whose header has so many words.
+// ipv4 returns a packet from a4 to b4 with a header of the given number of words.
 func ipv4(words int, proto byte, body []byte) []byte {
 	p := make([]byte, 4*words)
 	p[0], p[9] = 0x40|byte(words), proto
@@ -30,7 +30,7 @@ func ipv4(words int, proto byte, body []byte) []byte {
 	return append(p, body...)
 }
 
-// ipv6 is a packet from a6 to b6.
+// ipv6 returns a packet from a6 to b6.
 func ipv6(proto byte, body []byte) []byte {
 	p := make([]byte, 40)
 	p[0], p[6] = 0x60, proto
@@ -40,7 +40,7 @@ func ipv6(proto byte, body []byte) []byte {
 	return append(p, body...)
 }
 
-// tcp is a segment with the sequence number 7, whose header has so many words.
+// tcp returns a segment with sequence number 7 and a header of the given number of words.
 func tcp(from, to uint16, words int, flags byte, payload string) []byte {
 	p := make([]byte, 4*words)
 	binary.BigEndian.PutUint16(p, from)
@@ -107,12 +107,12 @@ func TestParse(t *testing.T) {
 		"length less than headers": with(ipv4(5, 17, udp(4096, 80, "")), 3, 27),
 	} {
 		if got, ok := parse(packet); ok {
-			t.Errorf("%s becomes %+v", name, got)
+			t.Errorf("%s was parsed as %+v", name, got)
 		}
 	}
 }
 
-// TestFilter runs the program as the kernel would.
+// TestFilter runs the filter program in a VM, as the kernel would.
 func TestFilter(t *testing.T) {
 	const port = 5432
 	vm, err := bpf.NewVM(Filter{Port: port}.program())
@@ -153,26 +153,24 @@ func TestFilter(t *testing.T) {
 			want = snapSize
 		}
 		if got, err := vm.Run(test.packet); err != nil || got != want {
-			t.Errorf("%s: of the frame %d bytes are kept, %v, want %d", test.name, got, err, want)
+			t.Errorf("%s: %d bytes of the frame captured, %v, want %d", test.name, got, err, want)
 		}
 	}
 }
 
-// pair is two hosts with a cable between them, interfaces called "to" and "in", and
-// the addresses a4 and a6, and b4 and b6.
+// pair returns two connected hosts: a has the interface "to" with the addresses a4 and a6, b has "in" with b4 and b6.
 func pair(t *testing.T) (a, b *Host) {
 	t.Helper()
 	a, b = newHost(t, "a"), newHost(t, "b")
 	must(t, errors.Join(
 		Join(a, "to", b, "in"),
-		a.Segments("to", 1), b.Segments("in", 1),
-		a.Address("to", 24, a4), a.Address("to", 64, a6),
-		b.Address("in", 24, b4), b.Address("in", 64, b6)))
+		a.SetMaxSegments("to", 1), b.SetMaxSegments("in", 1),
+		a.AddAddress("to", 24, a4), a.AddAddress("to", 64, a6),
+		b.AddAddress("in", 24, b4), b.AddAddress("in", 64, b6)))
 	return a, b
 }
 
-// TestCaptureUDP sends datagrams to the port captured and to another one, and has
-// some sent back.
+// TestCaptureUDP sends datagrams to the captured port and to another one, and receives some replies.
 func TestCaptureUDP(t *testing.T) {
 	a, b := pair(t)
 	for _, test := range []struct {
@@ -205,7 +203,7 @@ func TestCaptureUDP(t *testing.T) {
 				sent = append(sent, c.At(time.Now()))
 				buf[0] = byte(i)
 				_, err := client.Write(buf)
-				_, _ = other.Write(buf) // nobody is there
+				_, _ = other.Write(buf) // no receiver
 				must(t, err)
 				must(t, server.SetReadDeadline(time.Now().Add(5*time.Second)))
 				_, _, err = server.ReadFrom(buf)
@@ -224,31 +222,31 @@ func TestCaptureUDP(t *testing.T) {
 					in = append(in, a)
 				}
 			}
-			backs := 10
+			replies := 10
 			if test.filter.Incoming {
-				backs = 0
+				replies = 0
 			}
-			if len(in) != 10 || len(out) != backs {
-				t.Fatalf("captured %d datagrams that came and %d that went, want 10 and %d", len(in), len(out), backs)
+			if len(in) != 10 || len(out) != replies {
+				t.Fatalf("captured %d datagrams received and %d sent, want 10 and %d", len(in), len(out), replies)
 			}
 			for i, a := range in {
 				if a.From != port || a.To != netip.AddrPortFrom(test.to, 7) || a.Payload != 100 || a.Head[0] != byte(i) || a.Flags != 0 {
 					t.Errorf("datagram %d is %+v", i, a)
 				}
 				if a.At < sent[i] || a.At > end || i < 9 && a.At > sent[i+1] {
-					t.Errorf("datagram %d arrived at %v, sent at %v, the next one was later", i, a.At, sent[i])
+					t.Errorf("datagram %d arrived at %v, was sent at %v, and the next one later", i, a.At, sent[i])
 				}
 			}
 			for i, a := range out {
 				if a.To != port || a.Payload != 1 || a.Head[0] != byte(i) {
-					t.Errorf("answer %d is %+v", i, a)
+					t.Errorf("reply %d is %+v", i, a)
 				}
 			}
 		})
 	}
 }
 
-// TestCaptureTCP captures a connection, at the side that accepts it.
+// TestCaptureTCP captures a connection at the accepting host.
 func TestCaptureTCP(t *testing.T) {
 	const size = 1 << 20
 	a, b := pair(t)
@@ -280,12 +278,12 @@ func TestCaptureTCP(t *testing.T) {
 			_, err = c.Read(make([]byte, 1))
 			c.Close()
 			if serverErr := <-got; serverErr != nil || !errors.Is(err, io.EOF) {
-				t.Errorf("the connection ends with %v at the server, %v at the client", serverErr, err)
+				t.Errorf("the connection ended with %v at the server, %v at the client", serverErr, err)
 			}
 			list, err := capture.Finish()
 			must(t, err)
 			if levels := Levels(list); len(levels) != 2 || levels[0].N != 1 || levels[1].N != 0 {
-				t.Errorf("open were %v, want one and then none", levels)
+				t.Errorf("connection levels %v, want 1 and then 0", levels)
 			}
 			var in []Arrival
 			for _, a := range list {
@@ -294,32 +292,33 @@ func TestCaptureTCP(t *testing.T) {
 				}
 			}
 			if len(in) == 0 || in[0].Flags&SYN == 0 || in[0].From != from || in[0].To != to {
-				t.Fatalf("%d frames came, first %+v", len(in), in[:min(1, len(in))])
+				t.Fatalf("%d frames received, first %+v", len(in), in[:min(1, len(in))])
 			}
 			events := Bytes(in)
 			if n := Total(events); n != size {
-				t.Errorf("%d bytes arrived, sent were %d", n, size)
+				t.Errorf("%d bytes arrived, %d were sent", n, size)
 			}
 			data := in[slices.IndexFunc(in, func(a Arrival) bool { return a.Payload > 0 })]
 			if string(data.Head[:4]) != "head" {
-				t.Errorf("the first segment begins with %q", data.Head)
+				t.Errorf("the first segment starts with %q", data.Head)
 			}
 			for _, a := range in {
 				if a.Payload > 1460 {
-					t.Fatalf("a frame has %d bytes: its segments are joined", a.Payload)
+					t.Fatalf("a frame has %d bytes: segments were merged", a.Payload)
 				}
 			}
 			after, err := b.Received("in")
 			must(t, err)
 			if packets, n := int(after.Packets-before.Packets), int(after.Bytes-before.Bytes); packets < len(in) || n < size+54*len(in) || n > 2*size {
-				t.Errorf("the interface counts %d packets of %d bytes, captured were %d", packets, n, len(in))
+				t.Errorf("the interface counted %d packets with %d bytes, %d were captured", packets, n, len(in))
 			}
 		})
 	}
 }
 
-// TestCaptureMuch has more frames than one block holds: with room for them, and without.
-func TestCaptureMuch(t *testing.T) {
+// TestCapture_RingSize captures more frames than fit in one block, with a ring that is large
+// enough and one that is too small.
+func TestCapture_RingSize(t *testing.T) {
 	a, b := pair(t)
 	send := func(room int) ([]Arrival, error) {
 		c, err := b.Capture("in", Filter{Port: 7}, room)
@@ -329,7 +328,7 @@ func TestCaptureMuch(t *testing.T) {
 		must(t, err)
 		defer client.Close()
 		for i := range uint32(2 * perBlock) {
-			_, _ = client.Write(binary.BigEndian.AppendUint32(nil, i)) // nobody is there, and the cable may lose some
+			_, _ = client.Write(binary.BigEndian.AppendUint32(nil, i)) // no receiver, and the link may drop some
 		}
 		return c.Finish()
 	}
@@ -340,22 +339,22 @@ func TestCaptureMuch(t *testing.T) {
 	for i := 1; i < len(list); i++ {
 		n, before := binary.BigEndian.Uint32(list[i].Head[:]), binary.BigEndian.Uint32(list[i-1].Head[:])
 		if n <= before || list[i].At < list[i-1].At {
-			t.Fatalf("frame %d has the number %d at %v, behind %d at %v", i, n, list[i].At, before, list[i-1].At)
+			t.Fatalf("frame %d has number %d at %v, after %d at %v", i, n, list[i].At, before, list[i-1].At)
 		}
 	}
 	if list, err := send(1); err == nil || !strings.Contains(err.Error(), "its ring is too small") {
-		t.Errorf("%d frames and the error %v come of a ring for %d", len(list), err, perBlock)
+		t.Errorf("got %d frames and error %v from a ring for %d", len(list), err, perBlock)
 	}
 }
 
-// TestCaptureFails leaves no socket behind.
-func TestCaptureFails(t *testing.T) {
+// TestCapture_UnknownInterface checks that a failed capture leaks no socket.
+func TestCapture_UnknownInterface(t *testing.T) {
 	_, b := pair(t)
 	before := descriptors(t)
 	if _, err := b.Capture("nowhere", Filter{Port: 7}, 1); !errors.Is(err, unix.ENODEV) {
-		t.Errorf("a capture at no interface: %v", err)
+		t.Errorf("capture at an unknown interface: %v", err)
 	}
 	if after := descriptors(t); after != before {
-		t.Errorf("%d descriptors are open, %d were before", after, before)
+		t.Errorf("%d descriptors are open, %d before", after, before)
 	}
 }

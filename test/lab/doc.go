@@ -1,7 +1,7 @@
-// Package lab has what the programs and tests that drive shaperd from outside share:
-// hosts that are network namespaces, cables between them, captures at their
-// interfaces, and the figures that arrivals come to.
+// Package lab is shared by the programs and tests that drive shaperd from outside:
+// network namespaces as hosts, links between them, packet captures, and the figures
+// computed from arrivals.
 //
-// What it makes bears the id of the process that made it, so that [Sweep] finds
-// what a crashed one left behind. All of it needs root.
+// Everything it creates carries the ID of the creating process in its name, so that
+// [Sweep] finds the leftovers of a crashed process. All of it needs root.
 package lab

@@ -13,19 +13,19 @@ type Event struct {
 	N  int
 }
 
-// Bytes turns arrivals into events that count their payload. Segments without any are
-// left out, and so is what TCP sent before.
+// Bytes turns arrivals into events that count payload bytes. Segments without payload and
+// TCP retransmissions are left out.
 func Bytes(list []Arrival) []Event {
-	type place struct {
+	type segment struct {
 		from, to netip.AddrPort
 		seq      uint32
 	}
-	sent := make(map[place]int, len(list))
+	sent := make(map[segment]int, len(list))
 	events := make([]Event, 0, len(list))
 	for _, a := range list {
 		n := a.Payload
 		if a.Flags != 0 {
-			key := place{a.From, a.To, a.Seq}
+			key := segment{a.From, a.To, a.Seq}
 			n -= sent[key]
 			sent[key] = max(sent[key], a.Payload)
 		}
@@ -36,7 +36,7 @@ func Bytes(list []Arrival) []Event {
 	return events
 }
 
-// Packets turns arrivals into events that count one each.
+// Packets turns arrivals into events of one unit each.
 func Packets(list []Arrival) []Event {
 	events := make([]Event, len(list))
 	for i, a := range list {
@@ -45,7 +45,7 @@ func Packets(list []Arrival) []Event {
 	return events
 }
 
-// Total is the units of all events.
+// Total returns the sum of the units of all events.
 func Total(events []Event) int {
 	n := 0
 	for _, e := range events {
@@ -54,9 +54,9 @@ func Total(events []Event) int {
 	return n
 }
 
-// Mean is the units a second from the first event to the last one. The first event's
-// units belong to the time before it.
-func Mean(events []Event) float64 {
+// MeanRate returns the units a second from the first event to the last one. The first
+// event's units do not count: they belong to the time before it.
+func MeanRate(events []Event) float64 {
 	if len(events) < 2 {
 		return 0
 	}
@@ -64,19 +64,19 @@ func Mean(events []Event) float64 {
 	return float64(Total(events[1:])) / (last.At - first.At).Seconds()
 }
 
-// Sigma is the smallest burst that explains events at rate units a second: in any
-// interval of length t there are at most rate*t + sigma units. One unit alone has its
-// own size as sigma.
+// Sigma returns the smallest burst that explains events at rate units a second: any
+// interval of length t contains at most rate*t + sigma units. The sigma of a single event
+// is its size.
 func Sigma(events []Event, rate float64) float64 {
 	s, _ := WorstInterval(events, rate)
 	return s
 }
 
-// WorstInterval returns sigma, and the events in the interval that has it.
+// WorstInterval returns sigma and the events of the interval in which it occurs.
 func WorstInterval(events []Event, rate float64) (sigma float64, in []Event) {
 	var count float64
-	least := math.Inf(1) // of units before an event, less rate*t at the event
-	first := 0           // the event that has it
+	least := math.Inf(1) // minimum over events of the units before the event minus rate*t
+	first := 0           // index of that event
 	for i, e := range events {
 		free := rate * e.At.Seconds()
 		if count-free < least {
@@ -90,7 +90,7 @@ func WorstInterval(events []Event, rate float64) (sigma float64, in []Event) {
 	return sigma, in
 }
 
-// WorstWindow is the most units within any interval of that width.
+// WorstWindow returns the largest number of units in any interval of the given width.
 func WorstWindow(events []Event, width time.Duration) (worst int) {
 	sum, oldest := 0, 0
 	for _, e := range events {
@@ -104,8 +104,8 @@ func WorstWindow(events []Event, width time.Duration) (worst int) {
 	return worst
 }
 
-// Highest is the highest of levels from start up to end, and of the one before them.
-func Highest(levels []Event, start, end time.Duration) (highest int) {
+// MaxLevel returns the highest level from start up to end, including the level at start.
+func MaxLevel(levels []Event, start, end time.Duration) (highest int) {
 	before := Between(levels, 0, start)
 	for _, l := range levels[max(0, len(before)-1):] {
 		if l.At >= end {
@@ -116,7 +116,7 @@ func Highest(levels []Event, start, end time.Duration) (highest int) {
 	return highest
 }
 
-// Gaps returns the times between events that follow each other, sorted.
+// Gaps returns the times between successive events, sorted.
 func Gaps(events []Event) []time.Duration {
 	var list []time.Duration
 	for i := 1; i < len(events); i++ {
@@ -134,7 +134,7 @@ func Between(events []Event, start, end time.Duration) []Event {
 	return events[i:max(i, j)]
 }
 
-// Percentile returns the value below or at which p percent of sorted lie.
+// Percentile returns the value at or below which p percent of sorted lie.
 func Percentile[T any](sorted []T, p float64) T {
 	var none T
 	if len(sorted) == 0 {
@@ -144,8 +144,8 @@ func Percentile[T any](sorted []T, p float64) T {
 	return sorted[max(0, min(rank, len(sorted)-1))]
 }
 
-// Jain is Jain's index of fairness (Jain, Chiu and Hawe, 1984) of shares: 1 when all
-// are the same, 1/n when one has all.
+// Jain returns Jain's fairness index (Jain, Chiu and Hawe, 1984) of shares: 1 when all
+// are equal, 1/n when one has everything.
 func Jain(shares []float64) float64 {
 	var sum, squares float64
 	for _, x := range shares {
@@ -158,13 +158,13 @@ func Jain(shares []float64) float64 {
 	return sum * sum / (float64(len(shares)) * squares)
 }
 
-// Levels returns how many connections were open after each change, as a capture with
-// both directions at the server saw it: from the SYN-ACK until both sides have sent a
-// FIN, or one a RST. What waits in the accept queue counts too.
+// Levels returns the number of open connections after each change, from a capture of both
+// directions at the server: a connection is open from the SYN-ACK until both sides have
+// sent a FIN, or either a RST. Connections in the accept queue count too.
 func Levels(list []Arrival) []Event {
 	const in, out = 1, 2
 	var levels []Event
-	closing := map[netip.AddrPort]int{} // which sides of an open connection are
+	closing := map[netip.AddrPort]int{} // sides of each open connection that sent a FIN
 	for _, a := range list {
 		if a.Flags == 0 {
 			continue

@@ -26,11 +26,11 @@ func TestSigma(t *testing.T) {
 	const rate = 1000 // units a second: one a millisecond
 	late := every(ms, 100, 1)
 	for i := 50; i < 60; i++ {
-		late[i].At = 60 * ms // ten held up, then sent at once
+		late[i].At = 60 * ms // ten delayed, then sent at once
 	}
 	idle := every(ms, 100, 1)
 	for i := 50; i < 100; i++ {
-		idle[i].At += time.Second // no credit is due for this
+		idle[i].At += time.Second // idle time earns no credit
 	}
 	credit := append(every(ms, 50, 1), Event{time.Second, 400}, Event{time.Second, 50})
 	for _, test := range []struct {
@@ -45,7 +45,7 @@ func TestSigma(t *testing.T) {
 		{"idle", idle, 1},
 		{"all at once", every(0, 100, 1), 100},
 		{"twice the rate", every(ms/2, 101, 1), 51},
-		{"held up", late, 11}, // 50 to 60 at 60 ms
+		{"delayed", late, 11}, // 50 to 60 at 60 ms
 		{"credit for idle time", credit, 450},
 		{"half the rate", every(2*ms, 100, 1), 1},
 	} {
@@ -57,8 +57,8 @@ func TestSigma(t *testing.T) {
 	}
 }
 
-// TestWorst compares with the definitions: the worst of all intervals.
-func TestWorst(t *testing.T) {
+// TestWorst_MatchesBruteForce compares with the definition: the worst of all intervals.
+func TestWorst_MatchesBruteForce(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -95,18 +95,18 @@ func TestWorst(t *testing.T) {
 	}
 }
 
-func TestMeanAndGaps(t *testing.T) {
+func TestMeanRateAndGaps(t *testing.T) {
 	events := every(ms, 1001, 10)
-	if got := Mean(events); math.Abs(got-10000) > 1e-6 {
+	if got := MeanRate(events); math.Abs(got-10000) > 1e-6 {
 		t.Errorf("the mean is %v a second, want 10000", got)
 	}
-	if got := Mean(events[:1]); got != 0 {
+	if got := MeanRate(events[:1]); got != 0 {
 		t.Errorf("the mean of one event is %v a second", got)
 	}
 	events[500].At += 300 * time.Microsecond
 	sorted := Gaps(events)
 	if len(sorted) != 1000 {
-		t.Errorf("there are %d gaps, want 1000", len(sorted))
+		t.Errorf("%d gaps, want 1000", len(sorted))
 	}
 	for p, want := range map[float64]time.Duration{0: 700 * time.Microsecond, 50: ms, 99: ms, 100: 1300 * time.Microsecond} {
 		if got := Percentile(sorted, p); got != want {
@@ -122,7 +122,7 @@ func TestBetween(t *testing.T) {
 		want       int
 	}{{0, 9, 10}, {1, 4, 6}, {2, 3, 5}, {3, 4, 0}, {4, 5, 4}, {5, 9, 0}, {4, 1, 0}} {
 		if got := Total(Between(events, test.start, test.end)); got != test.want {
-			t.Errorf("from %d up to %d are %d units, want %d", test.start, test.end, got, test.want)
+			t.Errorf("%d up to %d: %d units, want %d", test.start, test.end, got, test.want)
 		}
 	}
 }
@@ -134,7 +134,7 @@ func TestPercentile(t *testing.T) {
 		}
 	}
 	if got := Percentile([]int(nil), 50); got != 0 {
-		t.Errorf("p50 of nothing is %v", got)
+		t.Errorf("p50 of an empty list is %v", got)
 	}
 }
 
@@ -155,23 +155,23 @@ func TestJain(t *testing.T) {
 	}
 }
 
-// TestBytes has TCP send again, and datagrams that look as if they did.
+// TestBytes has TCP retransmissions, and datagrams that look like retransmissions.
 func TestBytes(t *testing.T) {
 	from, to := netip.MustParseAddrPort("10.0.0.1:1"), netip.MustParseAddrPort("10.0.0.2:2")
 	segment := func(at time.Duration, seq uint32, n int) Arrival {
 		return Arrival{At: at, From: from, To: to, Seq: seq, Flags: ACK, Payload: n}
 	}
-	other, beside, back := segment(5, 100, 10), segment(5, 100, 10), segment(6, 100, 10)
-	other.From = netip.MustParseAddrPort("10.0.0.1:9")
-	beside.To = netip.MustParseAddrPort("10.0.0.2:9")
-	back.From, back.To, back.Outgoing = to, from, true
+	otherSource, otherDest, reply := segment(5, 100, 10), segment(5, 100, 10), segment(6, 100, 10)
+	otherSource.From = netip.MustParseAddrPort("10.0.0.1:9")
+	otherDest.To = netip.MustParseAddrPort("10.0.0.2:9")
+	reply.From, reply.To, reply.Outgoing = to, from, true
 	datagram := Arrival{At: 9, From: from, To: to, Payload: 5}
 	list := []Arrival{
 		segment(1, 100, 10), segment(2, 110, 0), segment(3, 110, 20),
-		segment(4, 100, 10), // again
-		other, beside, back,
-		segment(7, 110, 30), // again, and more
-		segment(8, 110, 20), // once more
+		segment(4, 100, 10), // retransmitted
+		otherSource, otherDest, reply,
+		segment(7, 110, 30), // retransmitted with new data
+		segment(8, 110, 20), // retransmitted again
 		datagram, datagram,
 	}
 	want := []Event{{1, 10}, {3, 20}, {5, 10}, {5, 10}, {6, 10}, {7, 10}, {9, 5}, {9, 5}}
@@ -195,15 +195,15 @@ func TestLevels(t *testing.T) {
 	}
 	list := []Arrival{
 		in(1, SYN), out(1, SYN|ACK), in(1, ACK), // at 1: 1
-		in(2, SYN), in(2, SYN), out(2, SYN|ACK), out(2, SYN|ACK), // at 5: 2, with both sent again
+		in(2, SYN), in(2, SYN), out(2, SYN|ACK), out(2, SYN|ACK), // at 5: 2, both retransmitted
 		in(7, 0),               // a datagram
 		in(3, SYN), in(3, RST), // no answer, no connection
-		out(1, FIN|ACK),             // still 2: one side may go on
+		out(1, FIN|ACK),             // still 2: the other side is open
 		in(4, SYN), out(4, SYN|ACK), // at 12: 3
 		in(1, FIN|ACK), out(1, ACK), // at 13: 2
 		in(2, RST), in(2, RST), // at 15: 1
 		in(4, FIN|ACK), out(4, FIN|ACK), // at 18: 0
-		out(5, SYN), in(5, SYN|ACK), // one that the server opens
+		out(5, SYN), in(5, SYN|ACK), // opened by the server: does not count
 	}
 	for i := range list {
 		list[i].At = time.Duration(i)
@@ -218,12 +218,12 @@ func TestLevels(t *testing.T) {
 		want       int
 	}{{0, 99, 3}, {0, 1, 0}, {0, 2, 1}, {6, 9, 2}, {13, 14, 3}, {14, 15, 2}, {15, 19, 2}, {16, 18, 1}, {19, 99, 0}} {
 		t.Run(fmt.Sprint(test.start.Nanoseconds(), " to ", test.end.Nanoseconds()), func(t *testing.T) {
-			if got := Highest(levels, test.start, test.end); got != test.want {
-				t.Errorf("the highest is %d, want %d", got, test.want)
+			if got := MaxLevel(levels, test.start, test.end); got != test.want {
+				t.Errorf("the maximum is %d, want %d", got, test.want)
 			}
 		})
 	}
-	if got := Highest(nil, 0, 9); got != 0 {
-		t.Errorf("the highest of none is %d", got)
+	if got := MaxLevel(nil, 0, 9); got != 0 {
+		t.Errorf("the maximum of an empty list is %d", got)
 	}
 }

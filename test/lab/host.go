@@ -23,8 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// prefix begins the name of every namespace and folder, followed by the process that
-// made it.
+// prefix starts the name of every namespace and directory. The ID of the creating process follows.
 const prefix = "shaperd-"
 
 var hosts atomic.Int32
@@ -32,14 +31,14 @@ var hosts atomic.Int32
 // A Host is a network namespace. Its methods are safe for concurrent use.
 type Host struct {
 	Name    string
-	home    netns.NsHandle // where this program was started
+	home    netns.NsHandle // the program's own namespace
 	ns      netns.NsHandle
-	Links   *netlink.Handle // to its interfaces
+	Links   *netlink.Handle // netlink handle in the namespace
 	starts  chan func()
 	started sync.WaitGroup
 }
 
-// NewHost makes a namespace, with a role in its name.
+// NewHost creates a namespace with the role in its name.
 func NewHost(role string) (*Host, error) {
 	h := &Host{
 		Name: fmt.Sprintf("%s%d-%d-%s", prefix, os.Getpid(), hosts.Add(1), role),
@@ -51,35 +50,35 @@ func NewHost(role string) (*Host, error) {
 	if h.home, err = netns.Get(); err != nil {
 		return nil, fmt.Errorf("open own namespace: %w", err)
 	}
-	if err = ownMount(netnsDir); err == nil {
+	if err = ensureMount(netnsDir); err == nil {
 		h.ns, err = netns.NewNamed(h.Name)
 		h.leave()
 	}
 	if err != nil {
 		h.home.Close()
-		return nil, fmt.Errorf("make network namespace %s: %w", h.Name, err)
+		return nil, fmt.Errorf("create network namespace %s: %w", h.Name, err)
 	}
 	h.started.Go(h.launch)
 	if h.Links, err = netlink.NewHandleAt(h.ns); err == nil {
 		err = h.Up("lo")
 	}
-	if err = errors.Join(err, h.plain()); err != nil {
+	if err = errors.Join(err, h.setDefaults()); err != nil {
 		h.Remove()
 		return nil, fmt.Errorf("set up %s: %w", h.Name, err)
 	}
 	return h, nil
 }
 
-// plain has addresses usable at once, and senders that do not pace themselves: they
-// would smooth what the program under test does not.
-func (h *Host) plain() error {
+// setDefaults makes addresses usable at once, and selects a congestion control that does
+// not pace: pacing senders would smooth traffic that the program under test does not.
+func (h *Host) setDefaults() error {
 	control := "reno"
-	var known []byte
+	var available []byte
 	err := h.Do(func() (err error) {
-		known, err = os.ReadFile("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+		available, err = os.ReadFile("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 		return err
 	})
-	if slices.Contains(strings.Fields(string(known)), "cubic") {
+	if slices.Contains(strings.Fields(string(available)), "cubic") {
 		control = "cubic"
 	}
 	return errors.Join(err,
@@ -88,7 +87,7 @@ func (h *Host) plain() error {
 		h.Sysctl("net/ipv4/tcp_congestion_control", control))
 }
 
-// Remove takes the namespace away, and ends what runs in it.
+// Remove deletes the namespace and kills its processes.
 func (h *Host) Remove() {
 	close(h.starts)
 	h.started.Wait()
@@ -97,11 +96,11 @@ func (h *Host) Remove() {
 	}
 	h.ns.Close()
 	h.home.Close()
-	// What is left behind here, the next run sweeps.
+	// Sweep in the next run removes any leftovers.
 	_ = netns.DeleteNamed(h.Name)
 }
 
-// enter moves the calling goroutine's thread into the host until leave.
+// enter moves the calling goroutine's thread into the host, until leave.
 func (h *Host) enter() {
 	runtime.LockOSThread()
 	if err := netns.Set(h.ns); err != nil {
@@ -123,14 +122,13 @@ func (h *Host) Do(fn func() error) error {
 	return fn()
 }
 
-// launch starts the host's processes, all from one thread that lives as long as the
-// host: the kernel ends them with the thread that started them, so that they never
-// outlive this program, however it ends.
+// launch starts the host's processes, all from one thread that lives as long as the host:
+// the kernel kills them with the thread that started them, so that they never outlive
+// this program, however it ends.
 func (h *Host) launch() {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
-		// The main thread does not end. While this goroutine has it, another one gets
-		// one that does.
+		// The main thread never ends. While this goroutine holds it, another goroutine gets a thread that does.
 		defer runtime.UnlockOSThread()
 		var other sync.WaitGroup
 		other.Go(h.launch)
@@ -146,8 +144,8 @@ func (h *Host) launch() {
 	}
 }
 
-// Start starts cmd inside the host, in a process group of its own: an interrupt from
-// the terminal is for this program, which ends what it started.
+// Start starts cmd inside the host, in a process group of its own: an interrupt from the
+// terminal goes to this program, which then ends its processes.
 func (h *Host) Start(cmd *exec.Cmd) error {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -158,13 +156,13 @@ func (h *Host) Start(cmd *exec.Cmd) error {
 	return <-done
 }
 
-// Run runs a command inside the host to its end. The error has what it wrote.
+// Run runs a command inside the host until it exits. The error contains its output.
 func (h *Host) Run(name string, args ...string) error {
 	_, err := h.Output(name, args...)
 	return err
 }
 
-// Output is Run that also returns what the command wrote.
+// Output is like Run and returns the command's output.
 func (h *Host) Output(name string, args ...string) (string, error) {
 	var out strings.Builder
 	cmd := exec.Command(name, args...)
@@ -188,16 +186,16 @@ func (h *Host) Sysctl(name, value string) error {
 	return nil
 }
 
-// Dial connects by TCP from an address of the host. The thread is inside the host
-// only until the socket exists, so that many may wait for a connection.
-func (h *Host) Dial(ctx context.Context, from netip.Addr, to netip.AddrPort, patience time.Duration) (*net.TCPConn, error) {
+// Dial connects by TCP from an address of the host. The thread is inside the host only
+// until the socket exists, so that pending dials hold no threads.
+func (h *Host) Dial(ctx context.Context, from netip.Addr, to netip.AddrPort, timeout time.Duration) (*net.TCPConn, error) {
 	leave := sync.OnceFunc(h.leave)
 	d := net.Dialer{
 		LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0)),
-		Timeout:   patience,
+		Timeout:   timeout,
 		Control: func(_, _ string, raw syscall.RawConn) error {
 			leave()
-			// A port serves connections to several addresses at once.
+			// Lets connections to different addresses share a source port.
 			return raw.Control(func(fd uintptr) {
 				_ = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
 			})
@@ -244,19 +242,19 @@ func (h *Host) ListenUDP(at netip.AddrPort) (c *net.UDPConn, err error) {
 	return c, err
 }
 
-// Sweep removes the namespaces, and the folders of [TempDir], that crashed processes
-// left behind. Theirs are those whose process is gone; what they started went with it.
+// Sweep removes the namespaces and the directories of [TempDir] whose creating process is
+// gone. Its child processes ended with it.
 func Sweep() error {
 	return errors.Join(sweep(netnsDir), sweep(os.TempDir()))
 }
 
-// netnsDir is where namespaces have names.
+// netnsDir is the directory of named namespaces.
 const netnsDir = "/run/netns"
 
-// ownMount makes a folder a mount of its own, as "ip netns add" does where it is not one.
-// Done while there are namespaces in it, that would hide their mounts, and nobody could
-// remove their names any more.
-func ownMount(path string) error {
+// ensureMount makes a directory a mount point unless it is one, as "ip netns add" does.
+// Mounting over a directory that already has namespaces would hide their mounts, and
+// their names could no longer be removed.
+func ensureMount(path string) error {
 	if err := os.MkdirAll(path, 0o755); err != nil {
 		return err
 	}
@@ -265,29 +263,28 @@ func ownMount(path string) error {
 		return err
 	}
 	defer above.Close()
-	// Not twice at the same time. Closing it unlocks it.
+	// One process at a time. Closing the file unlocks it.
 	if err := unix.Flock(int(above.Fd()), unix.LOCK_EX); err != nil {
 		return fmt.Errorf("lock %s: %w", above.Name(), err)
 	}
 	err = unix.Mount("", path, "", unix.MS_SHARED|unix.MS_REC, "")
-	if err == unix.EINVAL {
+	if errors.Is(err, unix.EINVAL) {
 		err = errors.Join(
 			unix.Mount(path, path, "", unix.MS_BIND|unix.MS_REC, ""),
 			unix.Mount("", path, "", unix.MS_SHARED|unix.MS_REC, ""))
 	}
 	if err != nil {
-		return fmt.Errorf("make %s a mount: %w", path, err)
+		return fmt.Errorf("make %s a mount point: %w", path, err)
 	}
 	return nil
 }
 
-// TempDir makes a folder. The caller removes it, by [RemoveDir] when a file system is
-// mounted there.
+// TempDir creates a directory. The caller removes it, with [RemoveDir] if a file system is mounted there.
 func TempDir() (string, error) {
 	return os.MkdirTemp("", fmt.Sprintf("%s%d-", prefix, os.Getpid()))
 }
 
-// RemoveDir removes a folder, and what is mounted there.
+// RemoveDir unmounts and removes a directory.
 func RemoveDir(path string) error {
 	if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && err != unix.EINVAL && err != unix.ENOENT {
 		return fmt.Errorf("unmount %s: %w", path, err)
@@ -311,7 +308,7 @@ func sweep(dir string) error {
 	return nil
 }
 
-// owner returns the process that made the namespace or the folder called name.
+// owner returns the ID of the process that created the namespace or directory called name.
 func owner(name string) (pid int, ok bool) {
 	rest, ours := strings.CutPrefix(name, prefix)
 	digits, _, cut := strings.Cut(rest, "-")

@@ -26,7 +26,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// newHost makes a host that goes with the test.
+// newHost creates a host and removes it when the test ends.
 func newHost(t testing.TB, role string) *Host {
 	t.Helper()
 	h, err := NewHost(role)
@@ -35,8 +35,8 @@ func newHost(t testing.TB, role string) *Host {
 	return h
 }
 
-// mine lists the namespaces of this process.
-func mine(t testing.TB) []string {
+// namespaces lists the namespaces that this process created.
+func namespaces(t testing.TB) []string {
 	t.Helper()
 	list, err := filepath.Glob(fmt.Sprintf("/run/netns/%s%d-*", prefix, os.Getpid()))
 	must(t, err)
@@ -62,48 +62,48 @@ func ownNamespace(t testing.TB) string {
 
 func TestHost(t *testing.T) {
 	h := newHost(t, "one")
-	if got := mine(t); len(got) != 1 || filepath.Base(got[0]) != h.Name || !strings.HasSuffix(h.Name, "-one") {
-		t.Errorf("the namespaces are %v, the host is %s", got, h.Name)
+	if got := namespaces(t); len(got) != 1 || filepath.Base(got[0]) != h.Name || !strings.HasSuffix(h.Name, "-one") {
+		t.Errorf("namespaces %v, host %s", got, h.Name)
 	}
 	home := ownNamespace(t)
 	var inside string
 	failure := errors.New("failure")
 	err := h.Do(func() error { inside = ownNamespace(t); return failure })
 	if !errors.Is(err, failure) || inside == home {
-		t.Errorf("Do runs in %s, and returns %v", inside, err)
+		t.Errorf("Do ran in %s and returned %v", inside, err)
 	}
 	if ownNamespace(t) != home {
-		t.Error("Do does not return home")
+		t.Error("Do did not return to its own namespace")
 	}
 	must(t, h.Sysctl("net/ipv4/ip_default_ttl", "77"))
 	out, err := h.Output("sh", "-c", "readlink /proc/self/ns/net; cd /proc/sys/net; cat ipv4/ip_default_ttl ipv6/conf/default/accept_dad")
 	if want := inside + "\n77\n0\n"; err != nil || out != want {
-		t.Errorf("a command writes %q, %v, want %q", out, err, want)
+		t.Errorf("a command wrote %q, %v, want %q", out, err, want)
 	}
 	if err := h.Run("sh", "-c", "echo out; echo err >&2; exit 3"); err == nil || !strings.HasSuffix(err.Error(), "exit status 3: out\nerr\n") {
-		t.Errorf("a command that fails: %v", err)
+		t.Errorf("a failing command: %v", err)
 	}
 	for what, err := range map[string]error{
 		"interface": h.Up("nowhere"),
 		"parameter": h.Sysctl("net/ipv4/nothing", "1"),
-		"route":     h.Route(a4),
+		"route":     h.AddDefaultRoute(a4),
 		"command":   h.Run("/nowhere"),
 	} {
 		if err == nil || !strings.Contains(err.Error(), h.Name) {
-			t.Errorf("no such %s: %v", what, err)
+			t.Errorf("unknown %s: %v", what, err)
 		}
 	}
 }
 
-// TestRoute has a host in the middle forward.
+// TestRoute dials through a forwarding host.
 func TestRoute(t *testing.T) {
 	a, b := pair(t)
 	far := newHost(t, "far")
 	via, at := netip.MustParseAddr("10.0.1.1"), netip.MustParseAddrPort("10.0.1.2:7")
 	must(t, errors.Join(
 		Join(b, "out", far, "in"),
-		b.Address("out", 24, via), far.Address("in", 24, at.Addr()),
-		a.Route(b4), far.Route(via), b.Sysctl("net/ipv4/ip_forward", "1")))
+		b.AddAddress("out", 24, via), far.AddAddress("in", 24, at.Addr()),
+		a.AddDefaultRoute(b4), far.AddDefaultRoute(via), b.Sysctl("net/ipv4/ip_forward", "1")))
 	l, err := far.Listen(at)
 	must(t, err)
 	defer l.Close()
@@ -112,65 +112,64 @@ func TestRoute(t *testing.T) {
 	c.Close()
 }
 
-// TestDialWaits has connections wait that nobody takes: none keeps a thread, and the
-// end of the context ends them.
-func TestDialWaits(t *testing.T) {
+// TestDial_HoldsNoThread checks that pending dials hold no thread and end with the context.
+func TestDial_HoldsNoThread(t *testing.T) {
 	a, _ := pair(t)
-	nobody := netip.AddrPortFrom(b4.Next(), 7)
+	unreachable := netip.AddrPortFrom(b4.Next(), 7)
 	ctx, cancel := context.WithCancel(t.Context())
 	before := threads(t)
 	errs := make(chan error)
 	for range 50 {
 		go func() {
-			_, err := a.Dial(ctx, a4, nobody, time.Minute)
+			_, err := a.Dial(ctx, a4, unreachable, time.Minute)
 			errs <- err
 		}()
 	}
 	time.Sleep(50 * ms)
 	if more := threads(t) - before; more > 25 {
-		t.Errorf("50 connections that wait have %d threads more", more)
+		t.Errorf("50 pending dials started %d threads", more)
 	}
 	cancel()
 	for range 50 {
 		if err := <-errs; !errors.Is(err, context.Canceled) {
-			t.Errorf("it ends with %v", err)
+			t.Errorf("a canceled dial returned %v", err)
 		}
 	}
 	start := time.Now()
-	_, err := a.Dial(t.Context(), a4, nobody, 100*ms)
+	_, err := a.Dial(t.Context(), a4, unreachable, 100*ms)
 	if e := net.Error(nil); !errors.As(err, &e) || !e.Timeout() {
-		t.Errorf("it ends with %v", err)
+		t.Errorf("a dial with a timeout returned %v", err)
 	}
 	if took := time.Since(start); took < 100*ms || took > 3*time.Second {
-		t.Errorf("its patience of 100 ms ends after %v", took)
+		t.Errorf("a timeout of 100 ms expired after %v", took)
 	}
 }
 
-// TestRemove ends what runs in a host, and leaves nothing behind.
+// TestRemove checks that Remove kills the host's processes and leaks nothing.
 func TestRemove(t *testing.T) {
 	before := descriptors(t)
-	h, err := NewHost("gone")
+	h, err := NewHost("removed")
 	must(t, err)
 	cmd := exec.Command("sleep", "60")
 	must(t, h.Start(cmd))
 	if group, err := unix.Getpgid(cmd.Process.Pid); err != nil || group != cmd.Process.Pid {
-		t.Errorf("the process is in the group %d, %v", group, err)
+		t.Errorf("the process is in group %d, %v", group, err)
 	}
 	h.Remove()
 	late := time.AfterFunc(5*time.Second, func() { _ = cmd.Process.Signal(unix.SIGTERM) })
 	defer late.Stop()
 	_ = cmd.Wait()
 	if status := cmd.ProcessState.Sys().(interface{ Signal() unix.Signal }); status.Signal() != unix.SIGKILL {
-		t.Errorf("the process ends with %v, want SIGKILL", cmd.ProcessState)
+		t.Errorf("the process ended with %v, want SIGKILL", cmd.ProcessState)
 	}
-	if got := mine(t); len(got) != 0 {
-		t.Errorf("left are %v", got)
+	if got := namespaces(t); len(got) != 0 {
+		t.Errorf("namespaces left: %v", got)
 	}
 	if _, err := NewHost("no/such/folder"); err == nil {
-		t.Error("there is a host with a folder's name")
+		t.Error("NewHost accepted a role with a slash")
 	}
 	if after := descriptors(t); after != before {
-		t.Errorf("%d descriptors are open, %d were before", after, before)
+		t.Errorf("%d descriptors are open, %d before", after, before)
 	}
 	goleak.VerifyNone(t)
 }
@@ -185,12 +184,12 @@ func TestOwner(t *testing.T) {
 		"other-123-4-client":   0,
 	} {
 		if pid, ok := owner(name); ok != (want > 0) || ok && pid != want {
-			t.Errorf("%s belongs to %d, %v", name, pid, ok)
+			t.Errorf("owner of %s is %d, %v", name, pid, ok)
 		}
 	}
 }
 
-// TestSweep removes what a process left that is gone, and nothing else.
+// TestSweep checks that Sweep removes the leftovers of a dead process, and nothing else.
 func TestSweep(t *testing.T) {
 	gone := exec.Command("true")
 	must(t, gone.Run())
@@ -203,7 +202,7 @@ func TestSweep(t *testing.T) {
 	unmounted := filepath.Join("/run/netns", crashed+"2-left")
 	must(t, os.WriteFile(unmounted, nil, 0))
 
-	// As a test has it: a file system for maps and programs.
+	// A file system for maps and programs, as tests mount it.
 	folder := filepath.Join(os.TempDir(), crashed+"folder")
 	must(t, os.Mkdir(folder, 0o700))
 	must(t, unix.Mount("bpf", folder, "bpf", 0, ""))
@@ -222,7 +221,7 @@ func TestSweep(t *testing.T) {
 	must(t, Sweep())
 	for _, path := range left {
 		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s is still there: %v", path, err)
+			t.Errorf("%s still exists: %v", path, err)
 		}
 	}
 	for _, path := range []string{filepath.Join("/run/netns", h.Name), filepath.Join(dir, "file")} {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Join lays a cable between two hosts, an interface at each end.
+// Join connects two hosts by a veth pair, one interface at each.
 func Join(a *Host, aLink string, b *Host, bLink string) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = aLink
@@ -24,9 +24,10 @@ func Join(a *Host, aLink string, b *Host, bLink string) error {
 	return errors.Join(a.Up(aLink), b.Up(bLink), AwaitUp(a.Links, aLink), AwaitUp(b.Links, bLink))
 }
 
-// AwaitUp waits until the end of a cable is up, both ends having been set so, and has its addresses
-// of IPv6 that are not probed for duplicates. Until workers of the kernel get to it the end that was
-// set up first drops what is sent, as it has no queue, and neighbours are not told where an address is.
+// AwaitUp waits until one end of a link is operationally up, after both ends were set up, and its
+// IPv6 addresses without duplicate address detection are in use. The kernel does this
+// asynchronously: until then the end that was set up first has no queue and drops packets, and
+// neighbors cannot resolve its addresses.
 func AwaitUp(h *netlink.Handle, link string) error {
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		l, err := h.LinkByName(link)
@@ -40,13 +41,13 @@ func AwaitUp(h *netlink.Handle, link string) error {
 		case l.Attrs().OperState == netlink.OperUp && addressed:
 			return nil
 		case time.Now().After(end):
-			return fmt.Errorf("wait for %s: it is %v, with its addresses: %v", link, l.Attrs().OperState, addressed)
+			return fmt.Errorf("wait for %s: its state is %v, its addresses are in use: %v", link, l.Attrs().OperState, addressed)
 		}
 	}
 }
 
-// hasAddresses reports whether the addresses of IPv6 that an interface was given are in use. The
-// kernel routes them to itself after it has joined the groups in which neighbours ask for them.
+// hasAddresses reports whether the interface's IPv6 addresses are in use. The kernel adds their
+// local routes after it has joined the multicast groups for neighbor discovery.
 func hasAddresses(h *netlink.Handle, l netlink.Link) (bool, error) {
 	addrs, err := h.AddrList(l, netlink.FAMILY_V6)
 	if err != nil {
@@ -67,8 +68,8 @@ func hasAddresses(h *netlink.Handle, l netlink.Link) (bool, error) {
 	return true, nil
 }
 
-// change applies fn to one of the host's interfaces.
-func (h *Host) change(link, doing string, fn func(netlink.Link) error) error {
+// withLink calls fn with one of the host's interfaces.
+func (h *Host) withLink(link, doing string, fn func(netlink.Link) error) error {
 	l, err := h.Links.LinkByName(link)
 	if err == nil {
 		err = fn(l)
@@ -79,19 +80,18 @@ func (h *Host) change(link, doing string, fn func(netlink.Link) error) error {
 	return nil
 }
 
-// Up sets an interface up.
-func (h *Host) Up(link string) error { return h.change(link, "set up", h.Links.LinkSetUp) }
+// Up brings an interface up.
+func (h *Host) Up(link string) error { return h.withLink(link, "set up", h.Links.LinkSetUp) }
 
-// Segments sets of how many segments a super-packet that enters a link may be. With 1
-// each frame that arrives is one segment with a time of its own, as a wire would carry
-// it.
-func (h *Host) Segments(link string, n int) error {
-	return h.change(link, "segment at", func(l netlink.Link) error { return h.Links.LinkSetGSOMaxSegs(l, n) })
+// SetMaxSegments sets the maximum number of segments in a super-packet that enters a link. With 1,
+// each frame that arrives is one segment with its own timestamp, as on a wire.
+func (h *Host) SetMaxSegments(link string, n int) error {
+	return h.withLink(link, "segment at", func(l netlink.Link) error { return h.Links.LinkSetGSOMaxSegs(l, n) })
 }
 
-// Address gives addresses to an interface that is up, and waits until they are in use.
-func (h *Host) Address(link string, bits int, addrs ...netip.Addr) error {
-	return h.change(link, "address", func(l netlink.Link) error {
+// AddAddress adds addresses to an interface that is up, and waits until they are in use.
+func (h *Host) AddAddress(link string, bits int, addrs ...netip.Addr) error {
+	return h.withLink(link, "address", func(l netlink.Link) error {
 		for _, a := range addrs {
 			addr := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(bits, a.BitLen())}}
 			if a.Is6() {
@@ -105,21 +105,21 @@ func (h *Host) Address(link string, bits int, addrs ...netip.Addr) error {
 	})
 }
 
-// Route routes everything of via's IP version by via.
-func (h *Host) Route(via netip.Addr) error {
+// AddDefaultRoute adds a default route via the address, for its IP version.
+func (h *Host) AddDefaultRoute(via netip.Addr) error {
 	everything := &net.IPNet{IP: make(net.IP, via.BitLen()/8), Mask: net.CIDRMask(0, via.BitLen())}
 	if err := h.Links.RouteAdd(&netlink.Route{Dst: everything, Gw: via.AsSlice()}); err != nil {
-		return fmt.Errorf("route by %s in %s: %w", via, h.Name, err)
+		return fmt.Errorf("route via %s in %s: %w", via, h.Name, err)
 	}
 	return nil
 }
 
-// Counters are what an interface has received.
+// Counters are the receive counters of an interface.
 type Counters struct{ Packets, Bytes uint64 }
 
-// Received reads an interface's counters.
+// Received returns the receive counters of an interface.
 func (h *Host) Received(link string) (c Counters, err error) {
-	err = h.change(link, "read counters of", func(l netlink.Link) error {
+	err = h.withLink(link, "read counters of", func(l netlink.Link) error {
 		s := l.Attrs().Statistics
 		c = Counters{s.RxPackets, s.RxBytes}
 		return nil

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NewPins makes a folder with a BPF file system of its own. The caller removes it with
-// [RemoveDir]. What was attached by links that are pinned there is attached no more then.
-func NewPins() (dir string, err error) {
+// NewBPFFS creates a directory and mounts a BPF file system there. The caller removes it
+// with [RemoveDir], which also detaches programs whose links are pinned there.
+func NewBPFFS() (dir string, err error) {
 	if dir, err = TempDir(); err != nil {
 		return "", err
 	}

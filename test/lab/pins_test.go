@@ -10,19 +10,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestPins(t *testing.T) {
-	dir, err := NewPins()
+func TestNewBPFFS(t *testing.T) {
+	dir, err := NewBPFFS()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var stat unix.Statfs_t
 	if err := unix.Statfs(dir, &stat); err != nil || stat.Type != unix.BPF_FS_MAGIC {
-		t.Errorf("%s has the magic number %#x, %v", dir, stat.Type, err)
+		t.Errorf("%s has magic number %#x, %v", dir, stat.Type, err)
 	}
 	if err := os.Mkdir(filepath.Join(dir, "pins"), 0o700); err != nil {
 		t.Error(err)
 	}
-	// Where nothing is mounted, it is a folder as any other.
+	// RemoveDir also removes a directory without a mount.
 	other, err := TempDir()
 	if err != nil {
 		t.Fatal(err)
@@ -32,7 +32,7 @@ func TestPins(t *testing.T) {
 			t.Error(err)
 		}
 		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s is still there: %v", dir, err)
+			t.Errorf("%s still exists: %v", dir, err)
 		}
 	}
 }

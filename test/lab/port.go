@@ -11,11 +11,11 @@ import (
 
 var ports atomic.Uint32
 
-// FreeAddr returns an address of the loopback interface that nobody listens at, for the
-// network "tcp" or "udp". The kernel gives it to nobody else: connections leave from
-// 127.0.0.1, and from ports above these, and the IP address is of this process alone.
+// FreeAddr returns a loopback address for the network "tcp" or "udp" that is not in use.
+// The kernel does not assign it to other sockets: connections leave from 127.0.0.1 and
+// from higher ports, and the IP address is unique to this process.
 func FreeAddr(network string) (string, error) {
-	pid := os.Getpid() // of 22 bits
+	pid := os.Getpid() // up to 22 bits
 	ip := netip.AddrFrom4([4]byte{127, 128 | byte(pid>>16), byte(pid >> 8), byte(pid)})
 	var err error
 	for range 100 {
@@ -26,7 +26,7 @@ func FreeAddr(network string) (string, error) {
 		} else {
 			c, err = net.Listen(network, at)
 		}
-		if err == nil { // or somebody listens at this port of all addresses
+		if err == nil { // otherwise the port is in use at the wildcard address
 			return at, c.Close()
 		}
 	}

@@ -5,14 +5,14 @@ import (
 	"testing"
 )
 
-// TestFreeAddr listens at addresses that it was given, and is given no address twice.
+// TestFreeAddr checks that addresses are unique and can be listened on.
 func TestFreeAddr(t *testing.T) {
 	seen := map[string]bool{}
 	for _, network := range []string{"tcp", "udp", "tcp"} {
 		at, err := FreeAddr(network)
 		must(t, err)
 		if seen[at] {
-			t.Errorf("%s comes twice", at)
+			t.Errorf("%s was returned twice", at)
 		}
 		seen[at] = true
 		if network == "udp" {
@@ -28,7 +28,7 @@ func TestFreeAddr(t *testing.T) {
 		must(t, err)
 		defer c.Close()
 		if from := c.LocalAddr().(*net.TCPAddr).IP.String(); from != "127.0.0.1" {
-			t.Errorf("a connection to it comes from %s", from)
+			t.Errorf("a connection to it has source %s", from)
 		}
 	}
 }

@@ -19,11 +19,10 @@ import (
 	"shaperd/test/lab"
 )
 
-// newPins mounts a bpf file system of the test's own, and returns where on it a
-// daemon may pin.
-func newPins(t testing.TB) string {
+// newPinPath mounts a bpf file system for the test, and returns the path on it for the daemon's pins.
+func newPinPath(t testing.TB) string {
 	t.Helper()
-	dir, err := lab.NewPins()
+	dir, err := lab.NewBPFFS()
 	must(t, err)
 	t.Cleanup(func() {
 		if err := lab.RemoveDir(dir); err != nil {
@@ -33,7 +32,7 @@ func newPins(t testing.TB) string {
 	return filepath.Join(dir, "pins")
 }
 
-// attachConfig is the text of a configuration without listeners.
+// attachConfig returns a configuration without listeners.
 func attachConfig(pins string, attach string, limits ...string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "[daemon]\nmetrics = %q\npin_path = %q\nmax_buckets = 4096\n\n[[attach]]\n%s\n", metricsAddr, pins, attach)
@@ -43,7 +42,7 @@ func attachConfig(pins string, attach string, limits ...string) string {
 	return b.String()
 }
 
-// attach is the lines of an attachment called wall, for what leaves by an interface.
+// attach returns the lines of an egress attachment called wall.
 func attach(at, mode string, lines ...string) string {
 	how := fmt.Sprintf("mode = %q", mode)
 	if mode == "observe" {
@@ -59,13 +58,13 @@ const (
 	keyAddress = `key = ["source"]`
 )
 
-// A result is what a command that ended by itself left.
+// A result is the output and exit code of a command.
 type result struct {
 	stdout, stderr string
 	code           int
 }
 
-// command runs shaperd inside the host until it ends.
+// command runs shaperd inside the host until it exits.
 func (h *host) command(t testing.TB, args ...string) result {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -93,8 +92,8 @@ func configFile(t testing.TB, text string) string {
 	return file
 }
 
-// programs lists what the packet plane may have at the interfaces of the host:
-// programs, filters, queues and devices.
+// programs lists everything that the packet plane may have installed at the interfaces of
+// the host: programs, filters, qdiscs and devices.
 func (h *host) programs(t testing.TB) (found []string) {
 	t.Helper()
 	all, err := h.Links.LinkList()
@@ -121,7 +120,7 @@ func (h *host) programs(t testing.TB) (found []string) {
 		}
 		for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
 			filters, err := h.Links.FilterList(l, parent)
-			if err == nil && len(filters) > 0 { // without clsact it is an error
+			if err == nil && len(filters) > 0 { // it fails without clsact
 				found = append(found, fmt.Sprintf("%s filter at %s", filters[0].Type(), name))
 			}
 		}
@@ -138,8 +137,8 @@ func (h *host) programs(t testing.TB) (found []string) {
 	return found
 }
 
-// mustBeClean fails when the packet plane left anything. The kernel lets go of what
-// was pinned a moment after its file is gone.
+// mustBeClean fails the test if the packet plane left anything. The kernel releases a
+// pinned object shortly after its file is removed.
 func (h *host) mustBeClean(t testing.TB, pins string) {
 	t.Helper()
 	found := h.programs(t)
@@ -150,12 +149,12 @@ func (h *host) mustBeClean(t testing.TB, pins string) {
 		t.Errorf("left at interfaces: %v", found)
 	}
 	if _, err := os.Stat(pins); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("left pinned in %s: %v", pins, cmp.Or(err, errors.New("the folder")))
+		t.Errorf("left in %s: %v", pins, cmp.Or(err, errors.New("the directory")))
 	}
 }
 
-// up is the metric that tells whether the attachment wall is at an interface.
-func (m samples) up(at, mode string) (float64, bool) {
+// attachmentUp returns the metric shaperd_attachment_up of the attachment wall at an interface.
+func (m samples) attachmentUp(at, mode string) (float64, bool) {
 	v, ok := m[fmt.Sprintf(`shaperd_attachment_up{attachment="wall",direction="egress",interface=%q,mode=%q}`, at, mode)]
 	return v, ok
 }

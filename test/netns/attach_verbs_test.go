@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Two limits at one attachment, for verbs that only read.
+// Two limits at one attachment, for read-only commands.
 var twoLimits = []string{
 	limit("each", `match = { attach = ["wall"], protocol = "tcp", destination = ["10.2.0.0/24"] }`, keyAddress, "ipv4_prefix = 24",
 		`rate = "10Mbit/s"`, `max_delay = "200ms"`, `max_connections = 5`),
 	limit("all", atWall, `key = ["attach"]`, `rate = "100Mbit/s"`, `overhead = "90B"`, `packets = "5000pps"`, `max_delay = "50ms"`),
 }
 
-// TestAttachExplain asks about packets, of which the daemon need not run.
+// TestAttachExplain explains packets, for which no daemon is needed.
 func TestAttachExplain(t *testing.T) {
 	h := newNetwork(t).shaper
 	file := configFile(t, attachConfig("/sys/fs/bpf/none", attach(shaperRight, "police"), twoLimits...))
@@ -29,24 +29,24 @@ func TestAttachExplain(t *testing.T) {
 	}{
 		{"both limits", "10.1.1.10", "10.2.0.5", "tcp/5432", result{stdout: `10.1.1.10 to 10.2.0.5, tcp/5432: attachment "wall", egress of right, mode police
 
-LIMIT  BUCKET              DIRECTION  HELD TO                                                  MODE
+LIMIT  BUCKET              DIRECTION  LIMITS                                                   MODE
 each   source 10.1.1.0/24  egress     10Mbit/s, queue 200ms, 5 connections                     enforce
 all    attach wall         egress     100Mbit/s with 90B a packet, 5000/s packets, queue 50ms  enforce
 
-Bytes: "each" binds first.
-Packets: "all" binds first.
-Connections in flight: "each" binds first.
+Bytes: bottleneck is "each".
+Packets: bottleneck is "all".
+Connections in flight: bottleneck is "each".
 `}},
 		{"one limit", "fd00:1::10", "fd00:2::5", "icmp", result{stdout: `fd00:1::10 to fd00:2::5, icmp: attachment "wall", egress of right, mode police
 
-LIMIT  BUCKET       DIRECTION  HELD TO                                                  MODE
+LIMIT  BUCKET       DIRECTION  LIMITS                                                   MODE
 all    attach wall  egress     100Mbit/s with 90B a packet, 5000/s packets, queue 50ms  enforce
 
-Bytes: "all" binds first.
-Packets: "all" binds first.
+Bytes: bottleneck is "all".
+Packets: bottleneck is "all".
 `}},
 		{"no destination", "10.1.1.10", "", "tcp/5432", result{
-			code: 2, stderr: "shaperd: limit \"each\" matches destinations: name one with --destination\nSee \"shaperd explain --help\"\n",
+			code: 2, stderr: "shaperd: limit \"each\" matches destinations: use --destination to name one\nSee \"shaperd explain --help\"\n",
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -61,26 +61,26 @@ Packets: "all" binds first.
 	}
 }
 
-// TestAttachCheck has limits whose packets an interface's queue could not hold.
+// TestAttachCheck checks limits whose backlog exceeds the queue of the attachment.
 func TestAttachCheck(t *testing.T) {
 	h := newNetwork(t).shaper
 	for _, test := range []struct {
 		name  string
 		lines []string
 		line  int
-		want  string // "" when the queue holds them
+		want  string // "" if the queue is large enough
 	}{
 		{
 			"bytes",
 			[]string{`rate = "100Mbit/s"`, `max_delay = "1s"`},
 			18,
-			`max_delay: 1s at this rate may be 8632 packets, more than the 750 of one key that attachment "wall" has room for: lower max_delay, or raise its "queue"`,
+			`max_delay: 1s at this rate can hold 8632 packets, more than the 750 that attachment "wall" queues for one key: lower max_delay, or raise its "queue"`,
 		},
 		{
 			"packets",
 			[]string{`packets = "3760pps"`, `max_delay = "200ms"`},
 			18,
-			`max_delay: 200ms at this rate may be 751 packets, more than the 750 of one key that attachment "wall" has room for: lower max_delay, or raise its "queue"`,
+			`max_delay: 200ms at this rate can hold 751 packets, more than the 750 that attachment "wall" queues for one key: lower max_delay, or raise its "queue"`,
 		},
 		{"full", []string{`packets = "3750pps"`, `max_delay = "200ms"`}, 0, ""},
 	} {
@@ -88,11 +88,11 @@ func TestAttachCheck(t *testing.T) {
 			file := configFile(t, attachConfig("/sys/fs/bpf/none", attach(shaperRight, "shape", "queue = 1000"),
 				limit("each", append([]string{atWall, keyAddress}, test.lines...)...)))
 			got := h.command(t, "check", file)
-			want := result{code: 1, stderr: fmt.Sprintf("%s:%d:1: %s\nshaperd: configuration has errors\n", file, test.line, test.want)}
+			want := result{code: 1, stderr: fmt.Sprintf("%s:%d:1: %s\nshaperd: the configuration has errors\n", file, test.line, test.want)}
 			if test.want == "" {
 				want = result{stdout: got.stdout}
 				if !hasFQ(t) {
-					want.stderr = fmt.Sprintf("%s: here \"run\" would fail: %s\n", file, noFQ)
+					want.stderr = fmt.Sprintf("%s: warning: \"run\" would fail on this host: %s\n", file, noFQ)
 				}
 				if !strings.HasPrefix(got.stdout, file+": ok\n") {
 					t.Errorf("check prints\n%s", got.stdout)
@@ -105,9 +105,9 @@ func TestAttachCheck(t *testing.T) {
 	}
 }
 
-const noFQ = `this kernel has no sch_fq, which mode = "shape" needs: load the module with "modprobe sch_fq", write mode = "police", or put a [[listen]] in the way instead`
+const noFQ = `this kernel has no sch_fq, which mode = "shape" needs: load the module with "modprobe sch_fq", write mode = "police", or use a [[listen]] instead`
 
-// hasFQ reports whether this kernel has the queue that holds packets.
+// hasFQ reports whether this kernel has the fq qdisc.
 func hasFQ(t *testing.T) bool {
 	t.Helper()
 	h := newHost(t, "fq")
@@ -121,13 +121,13 @@ func hasFQ(t *testing.T) bool {
 	return err == nil
 }
 
-// TestAttachShape wants to hold packets. Where the kernel cannot, the daemon says so
-// in one sentence, and leaves nothing behind; package vm tests those that can.
+// TestAttachShape delays packets. On a kernel without fq the daemon reports that in one sentence
+// and leaves nothing behind; package vm tests kernels that have it.
 func TestAttachShape(t *testing.T) {
 	for _, direction := range []string{"egress", "ingress"} {
 		t.Run(direction, func(t *testing.T) {
 			n := newNetwork(t)
-			pins := newPins(t)
+			pins := newPinPath(t)
 			at := strings.Replace(attach(shaperRight, "shape"), "egress", direction, 1)
 			text := attachConfig(pins, at, twoLimits...)
 			if hasFQ(t) {
@@ -148,32 +148,32 @@ func TestAttachShape(t *testing.T) {
 	}
 }
 
-// TestAttachRefused has a reload fail whose mistake shows at the interfaces alone: what
-// was in force stays.
-func TestAttachRefused(t *testing.T) {
+// TestAttach_FailedReloadKeepsPolicy makes a reload fail by an error that is only found at the
+// interfaces: the old policy stays effective.
+func TestAttach_FailedReloadKeepsPolicy(t *testing.T) {
 	fl := flood{rate: 2000, depth: 200}
-	fairly(t, func() (stallReport, error) {
+	retryOnStall(t, func() (stallReport, error) {
 		f := ipv4
 		n := newNetwork(t)
 		n.forward(t)
 		n.downstream.discardUDP(t, f.udp())
-		pins := newPins(t)
+		pins := newPinPath(t)
 		text := attachConfig(pins, attach(shaperRight, "police"), fl.lines())
 		d := n.shaper.shaperd(t, text)
 		before := n.shaper.programs(t)
-		return fl.during(t, n, f, 1500*time.Millisecond, 0.01, func(*capture) {
+		return fl.measureDuring(t, n, f, 1500*time.Millisecond, 0.01, func(*capture) {
 			time.Sleep(500 * time.Millisecond)
 			d.reload(text + "\n[[attach]]\nname = \"door\"\ninterface = \"r*\"\ndirection = \"egress\"\nmode = \"police\"\n")
 			const want = `attachments \"wall\" and \"door\" are both at right, egress, where their limits would count packets twice`
 			for end := time.Now().Add(3 * time.Second); !strings.Contains(d.log.String(), want); {
 				if time.Now().After(end) {
-					t.Errorf("the log has not %s:\n%s", want, d.log.String())
+					t.Errorf("the log lacks %s:\n%s", want, d.log.String())
 					break
 				}
 				time.Sleep(20 * time.Millisecond)
 			}
 			if diff := cmp.Diff(before, n.shaper.programs(t)); diff != "" {
-				t.Errorf("attached is something else: %s", diff)
+				t.Errorf("the attached programs changed: %s", diff)
 			}
 		})
 	})

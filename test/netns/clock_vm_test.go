@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestVMClockSteps sets the clock of the guest forward and back while the daemon holds
-// streams and datagrams to a rate: nothing is to stop, or to burst.
+// TestVMClockSteps steps the guest's clock forward and back while the daemon shapes streams and
+// datagrams: nothing may stop or burst.
 func TestVMClockSteps(t *testing.T) {
 	const (
 		rate    = 1 << 20 // bytes a second
@@ -25,9 +25,9 @@ func TestVMClockSteps(t *testing.T) {
 	d := n.shaper.shaperd(t, config(f,
 		limit("bytes", onTCP, keyAll, `rate = "1MiB/s"`),
 		limit("datagrams", onUDP, keyAll, `packets = "100pps"`, `max_delay = "100ms"`)))
-	b := n.client.newBulk(t, f.sources[0], f.door(), 2, 'x')
-	s.wait(t, 'x', 2, patience)
-	p := n.client.newPaced(t, f.sources[0], f.udpDoor(), paced{size: 100, rate: 3 * packets})
+	b := n.client.newBulk(t, f.sources[0], f.listenAddr(), 2, 'x')
+	s.wait(t, 'x', 2, testTimeout)
+	p := n.client.newPaced(t, f.sources[0], f.udpListenAddr(), paced{size: 100, rate: 3 * packets})
 	failed := make(chan error, 2)
 	go func() { failed <- b.flood(span + time.Second) }()
 	go func() { _, err := p.send(span + time.Second); failed <- err }()
@@ -47,7 +47,7 @@ func TestVMClockSteps(t *testing.T) {
 		at    time.Duration
 		bytes int64
 	}
-	type mark struct { // of a step
+	type mark struct { // at a step
 		sample
 		datagrams float64
 	}
@@ -55,7 +55,7 @@ func TestVMClockSteps(t *testing.T) {
 	marks := make([]mark, 1)
 	first := datagrams()
 	marks[0] = mark{sample{0, s.got('x')}, first}
-	start := time.Now() // by the monotonic clock, which no step changes
+	start := time.Now() // by the monotonic clock, which is never stepped
 	for len(samples) == 0 || samples[len(samples)-1].at < span {
 		at := time.Since(start)
 		samples = append(samples, sample{at, s.got('x')})
@@ -68,7 +68,7 @@ func TestVMClockSteps(t *testing.T) {
 	}
 	sent := datagrams() - first
 	if len(steps) != 0 {
-		t.Fatalf("%d steps were not made", len(steps))
+		t.Fatalf("%d steps did not happen", len(steps))
 	}
 	for i, from := range samples {
 		for _, to := range samples[i:] {
@@ -85,18 +85,18 @@ func TestVMClockSteps(t *testing.T) {
 	if got := sent / last.at.Seconds(); got > 1.3*packets {
 		t.Errorf("%.0f datagrams/s were forwarded, want %d", got, packets)
 	}
-	// An emulated machine stands still at times. What it carries before the first step says what
-	// is to be had of it; a step would stop that.
+	// An emulated machine stalls at times. The traffic before the first step is the reference; a
+	// step that stops traffic shows as far less.
 	marks = append(marks, mark{last, datagrams()})
-	behind := func(i int) (bytes, datagrams, took float64) {
+	ratesAfter := func(i int) (bytes, datagrams, took float64) {
 		from, to := marks[i], marks[i+1]
 		took = (to.at - from.at).Seconds()
 		return float64(to.bytes-from.bytes) / took, (to.datagrams - from.datagrams) / took, took
 	}
-	bytes, udp, _ := behind(0)
+	bytes, udp, _ := ratesAfter(0)
 	for i := 1; i < len(marks)-1; i++ {
-		if b, u, took := behind(i); took > 0.5 && (b < bytes/10 || u < udp/10) {
-			t.Errorf("%.0f bytes/s and %.0f datagrams/s behind step %d, %.0f and %.0f before all", b, u, i, bytes, udp)
+		if b, u, took := ratesAfter(i); took > 0.5 && (b < bytes/10 || u < udp/10) {
+			t.Errorf("%.0f bytes/s and %.0f datagrams/s after step %d, %.0f and %.0f before the first", b, u, i, bytes, udp)
 		}
 	}
 	for range 2 {

@@ -8,12 +8,12 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// TestCommitFails has the kernel refuse a policy at the last moment of a reload that changes
-// both planes. Then neither has changed: the proxy must not go on by a policy that the packet
-// plane does not have, while status and log speak of the old one.
-func TestCommitFails(t *testing.T) {
+// TestReload_FailedCommitChangesNothing has the kernel reject a policy at the last moment of a
+// reload that changes both planes. Neither may change: otherwise the proxy would enforce a policy
+// that the packet plane does not have, while status and log report the old one.
+func TestReload_FailedCommitChangesNothing(t *testing.T) {
 	n := newNetwork(t)
-	pins := newPins(t)
+	pins := newPinPath(t)
 	text := func(rate, more string) string {
 		return attachConfig(pins, attach(shaperRight, "police"),
 			limit("packets", atWall, `packets = "`+rate+`pps"`), limit("bytes", `rate = "`+rate+`Mbit/s"`)) +
@@ -27,15 +27,15 @@ func TestCommitFails(t *testing.T) {
 	policies, err := ebpf.LoadPinnedMap(found[0], nil)
 	must(t, err)
 	defer policies.Close()
-	must(t, policies.Freeze()) // from now on it cannot be written to
+	must(t, policies.Freeze()) // makes it read-only
 
 	d.reload(text("20", "tcp://0.0.0.0:7003"))
-	d.mustLog("the old configuration stays in force")
+	d.awaitLog("the old configuration stays effective")
 	for name, want := range map[string]float64{"packets": 10, "bytes": 10e6 / 8} {
 		var l struct{ Rate, Packets float64 }
-		must(t, d.ask("/v1/limits/"+name, &l))
+		must(t, d.get("/v1/limits/"+name, &l))
 		if l.Rate+l.Packets != want {
-			t.Errorf("limit %q is held to %v, want %v", name, l.Rate+l.Packets, want)
+			t.Errorf("limit %q has rate %v, want %v", name, l.Rate+l.Packets, want)
 		}
 	}
 	for port, open := range map[uint16]bool{7002: true, 7003: false} {

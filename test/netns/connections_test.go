@@ -15,8 +15,7 @@ import (
 	"shaperd/test/lab"
 )
 
-// serveSlowly answers each connection to the address at after the time service:
-// one byte for one byte, and then it closes.
+// serveSlowly reads one byte from each connection, waits for the service time, answers with one byte and closes.
 func (h *host) serveSlowly(t testing.TB, at netip.AddrPort, service time.Duration) {
 	h.serveTCP(t, at, func(c *net.TCPConn) {
 		var b [1]byte
@@ -28,8 +27,8 @@ func (h *host) serveSlowly(t testing.TB, at netip.AddrPort, service time.Duratio
 	})
 }
 
-// ask makes one request to a slow server, and returns how long it took.
-func (h *host) ask(from netip.Addr, to netip.AddrPort) (time.Duration, error) {
+// request makes one request to a slow server, and returns its duration.
+func (h *host) request(from netip.Addr, to netip.AddrPort) (time.Duration, error) {
 	start := time.Now()
 	c, err := h.dialTCP(from, to)
 	if err != nil {
@@ -47,21 +46,21 @@ func (h *host) ask(from netip.Addr, to netip.AddrPort) (time.Duration, error) {
 		return 0, err
 	}
 	if len(got) != 1 {
-		return 0, fmt.Errorf("the answer has %d bytes, want 1", len(got))
+		return 0, fmt.Errorf("the response has %d bytes, want 1", len(got))
 	}
 	return time.Since(start), nil
 }
 
-// repeat asks from clients goroutines for the time d. It returns how long the
-// answers took, sorted, and how many requests failed.
-func (h *host) repeat(from netip.Addr, to netip.AddrPort, clients int, d time.Duration) (took []time.Duration, failed int) {
+// repeatRequests makes requests from the given number of goroutines for the time d. It
+// returns the sorted durations of answered requests, and the number of failures.
+func (h *host) repeatRequests(from netip.Addr, to netip.AddrPort, clients int, d time.Duration) (took []time.Duration, failed int) {
 	var group sync.WaitGroup
 	var mu sync.Mutex
 	deadline := time.Now().Add(d)
 	for range clients {
 		group.Go(func() {
 			for time.Now().Before(deadline) {
-				one, err := h.ask(from, to)
+				one, err := h.request(from, to)
 				mu.Lock()
 				if err != nil {
 					failed++
@@ -80,7 +79,7 @@ func (h *host) repeat(from netip.Addr, to netip.AddrPort, clients int, d time.Du
 	return took, failed
 }
 
-// openings returns when connections were opened at the downstream, of the levels there.
+// openings returns an event for each connection that was opened at the downstream.
 func openings(levels []lab.Event) (opened []lab.Event) {
 	open := 0
 	for _, l := range levels {
@@ -92,46 +91,46 @@ func openings(levels []lab.Event) (opened []lab.Event) {
 	return opened
 }
 
-// TestConnectionCap has a hog with 200 connections at a cap of ten. The polite
-// source, with one at a time, is to have its turn soon.
+// TestConnectionCap has a hog with 200 connections at a cap of ten. A polite source, with
+// one connection at a time, must be admitted soon.
 func TestConnectionCap(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
-			fairly(t, func() (stallReport, error) { return measureConnectionCap(t, f) })
+			retryOnStall(t, func() (stallReport, error) { return measureConnectionCap(t, f) })
 		})
 	}
 }
 
 func measureConnectionCap(t *testing.T, f family) (stallReport, error) {
-	const limitTo, service = 10, 100 * time.Millisecond
+	const maxConnections, service = 10, 100 * time.Millisecond
 	n := newNetwork(t)
 	n.downstream.serveSlowly(t, f.tcp(), service)
 	d := n.shaper.shaperd(t, config(f, limit("slots", onTCP, keyAll,
-		fmt.Sprintf("max_connections = %d", limitTo), `queue_timeout = "10s"`, `max_queue = 1000`)))
+		fmt.Sprintf("max_connections = %d", maxConnections), `queue_timeout = "10s"`, `max_queue = 1000`)))
 	stalls := startStallWatch(t)
-	c := n.downstream.captureBy(t, downstreamLink, lab.Filter{Port: tcpPort}, 1<<16)
+	c := n.downstream.captureFiltered(t, downstreamLink, lab.Filter{Port: tcpPort}, 1<<16)
 	var hog []time.Duration
 	var hogFailed int
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		hog, hogFailed = n.client.repeat(f.sources[0], f.door(), 200, 2500*time.Millisecond)
+		hog, hogFailed = n.client.repeatRequests(f.sources[0], f.listenAddr(), 200, 2500*time.Millisecond)
 	}()
 	time.Sleep(300 * time.Millisecond) // all of the hog's connections wait now
 	m := d.metrics()
-	polite, failed := n.client.repeat(f.sources[1], f.door(), 1, 2*time.Second)
+	polite, failed := n.client.repeatRequests(f.sources[1], f.listenAddr(), 1, 2*time.Second)
 	<-done
 	list, report := c.stop(), stalls.stop()
 
 	levels := lab.Levels(list)
-	opened, most := openings(levels), lab.Highest(levels, 0, time.Hour)
-	t.Logf("%d connections, at most %d in flight; hog %d answers in p50 %v; polite %d in p50 %v, p90 %v; %v",
+	opened, most := openings(levels), lab.MaxLevel(levels, 0, time.Hour)
+	t.Logf("%d connections, at most %d in flight; hog %d responses, p50 %v; polite %d, p50 %v, p90 %v; %v",
 		len(opened), most, len(hog), lab.Percentile(hog, 50), len(polite), lab.Percentile(polite, 50), lab.Percentile(polite, 90), report)
-	if most > limitTo {
-		t.Errorf("%d connections were in flight at once, the cap is %d", most, limitTo)
+	if most > maxConnections {
+		t.Errorf("%d connections were in flight at once, the cap is %d", most, maxConnections)
 	}
-	if most < limitTo {
-		t.Errorf("only %d connections were in flight at once: the cap of %d was not reached", most, limitTo)
+	if most < maxConnections {
+		t.Errorf("only %d connections were in flight at once, the cap of %d was not reached", most, maxConnections)
 	}
 	if failed+hogFailed != 0 {
 		t.Errorf("%d polite and %d other requests failed, want none", failed, hogFailed)
@@ -148,35 +147,35 @@ func measureConnectionCap(t *testing.T, f family) (stallReport, error) {
 	wait := lab.Percentile(polite, 50) - service
 	check(wait <= 200*time.Millisecond, "the polite source waited %v, want at most 200 ms", wait)
 	wait = lab.Percentile(polite, 90) - service
-	check(wait <= 300*time.Millisecond+report.longest(), "one in ten times the polite source waited %v, want at most 300 ms", wait)
-	// Ten slots of a tenth of a second are a hundred connections a second.
-	check(len(opened) >= 200, "%d connections reached the downstream: slots stood empty", len(opened))
+	check(wait <= 300*time.Millisecond+report.longest(), "the polite source's p90 wait was %v, want at most 300 ms", wait)
+	// Ten slots and 100 ms of service time allow a hundred connections a second.
+	check(len(opened) >= 200, "%d connections reached the downstream: slots were unused", len(opened))
 	got := m.sum("in_flight", `limit="slots"`)
-	check(got == limitTo, "the metrics say %v in flight, want %d\n%s", got, limitTo, m)
+	check(got == maxConnections, "the metrics have %v in flight, want %d\n%s", got, maxConnections, m)
 	got = m.sum("waiting", `limit="slots"`)
-	check(got >= 150 && got <= 200, "the metrics say %v waiting, want about 190\n%s", got, m)
+	check(got >= 150 && got <= 200, "the metrics have %v waiting, want about 190\n%s", got, m)
 	return report, errors.Join(errs...)
 }
 
-// TestConnectionRefusal has more connections than slots and places to wait.
+// TestConnectionRefusal opens more connections than there are slots and places in the queue.
 func TestConnectionRefusal(t *testing.T) {
-	const maxWait = time.Second
+	const queueTimeout = time.Second
 	f := ipv4
 	for _, test := range []struct {
-		excess string
-		want   error
+		refuseWith string
+		want       error
 	}{{"reset", syscall.ECONNRESET}, {"close", io.EOF}} {
-		t.Run(test.excess, func(t *testing.T) {
+		t.Run(test.refuseWith, func(t *testing.T) {
 			n := newNetwork(t)
 			s := n.downstream.newSink(t, f.tcp())
 			d := n.shaper.shaperd(t, config(f, limit("slots", onTCP, keyAll, `max_connections = 1`,
-				`max_queue = 2`, fmt.Sprintf("queue_timeout = %q\nrefuse_with = %q", maxWait, test.excess))))
-			holder := n.client.newBulk(t, f.sources[0], f.door(), 1, 'h')
+				`max_queue = 2`, fmt.Sprintf("queue_timeout = %q\nrefuse_with = %q", queueTimeout, test.refuseWith))))
+			holder := n.client.newBulk(t, f.sources[0], f.listenAddr(), 1, 'h')
 			s.wait(t, 'h', 1, 5*time.Second)
 			start := time.Now()
 			var waiting []*net.TCPConn
 			for range 2 {
-				waiting = append(waiting, n.client.mustDial(t, f.sources[1], f.door()))
+				waiting = append(waiting, n.client.mustDial(t, f.sources[1], f.listenAddr()))
 			}
 			waitFor(t, 5*time.Second, func() error {
 				if got := d.metrics().sum("waiting", `limit="slots"`); got != 2 {
@@ -184,19 +183,19 @@ func TestConnectionRefusal(t *testing.T) {
 				}
 				return nil
 			})
-			if err := n.client.dialToEnd(f.sources[1], f.door()); !errors.Is(err, test.want) {
-				t.Errorf("without a place to wait, a connection ends with %v, want %v", err, test.want)
+			if err := n.client.dialUntilClosed(f.sources[1], f.listenAddr()); !errors.Is(err, test.want) {
+				t.Errorf("with a full queue, a connection ended with %v, want %v", err, test.want)
 			}
-			if took := time.Since(start); took > maxWait {
-				t.Logf("the machine is slow: the third connection ended after %v", took)
+			if took := time.Since(start); took > queueTimeout {
+				t.Logf("slow machine: the third connection ended after %v", took)
 			}
 			for _, c := range waiting {
-				if err := endOf(c); !errors.Is(err, test.want) {
-					t.Errorf("after queue_timeout, a connection ends with %v, want %v", err, test.want)
+				if err := awaitClose(c); !errors.Is(err, test.want) {
+					t.Errorf("after queue_timeout, a connection ended with %v, want %v", err, test.want)
 				}
 			}
-			if took := time.Since(start); took < maxWait || took > maxWait+2*time.Second {
-				t.Errorf("waiting ended after %v, want %v", took, maxWait)
+			if took := time.Since(start); took < queueTimeout || took > queueTimeout+2*time.Second {
+				t.Errorf("waiting ended after %v, want %v", took, queueTimeout)
 			}
 			if arrived, ended := s.count(); arrived != 1 || ended != 0 {
 				t.Errorf("%d connections arrived at the downstream and %d ended, want 1 and 0", arrived, ended)
@@ -204,10 +203,10 @@ func TestConnectionRefusal(t *testing.T) {
 			m := d.metrics()
 			for reason, want := range map[string]float64{"waiting-full": 1, "wait-timeout": 2} {
 				if got := m.sum("connections", `limit="slots"`, `verdict="refuse"`, `reason="`+reason+`"`); got != want {
-					t.Errorf("the metrics say %v refused for %s, want %v\n%s", got, reason, want, m)
+					t.Errorf("the metrics have %v refused for %s, want %v\n%s", got, reason, want, m)
 				}
 			}
-			// A client that leaves frees its place in the queue, and the slot.
+			// A client that disconnects frees its place in the queue, or its slot.
 			holder.abort()
 			waitFor(t, 5*time.Second, func() error {
 				if got := d.metrics().sum("in_flight", `limit="slots"`); got != 0 {
@@ -215,25 +214,24 @@ func TestConnectionRefusal(t *testing.T) {
 				}
 				return nil
 			})
-			n.client.newBulk(t, f.sources[1], f.door(), 1, 'n')
+			n.client.newBulk(t, f.sources[1], f.listenAddr(), 1, 'n')
 			s.wait(t, 'n', 1, 5*time.Second)
 		})
 	}
 }
 
-// dialToEnd connects, and returns how the connection ended. A reset may come so
-// soon that connecting itself fails with it.
-func (h *host) dialToEnd(from netip.Addr, to netip.AddrPort) error {
+// dialUntilClosed connects, and returns how the connection ended. A reset may arrive so early that the dial fails.
+func (h *host) dialUntilClosed(from netip.Addr, to netip.AddrPort) error {
 	c, err := h.dialTCP(from, to)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	return endOf(c)
+	return awaitClose(c)
 }
 
-// endOf waits for the end of what c receives, and returns how it ended.
-func endOf(c *net.TCPConn) error {
+// awaitClose reads from c until the connection ends, and returns how it ended.
+func awaitClose(c *net.TCPConn) error {
 	if err := c.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
 		return err
 	}
@@ -242,27 +240,27 @@ func endOf(c *net.TCPConn) error {
 	case err != nil:
 		return err
 	case n != 0:
-		return fmt.Errorf("%d bytes came first", n)
+		return fmt.Errorf("%d bytes were received first", n)
 	}
 	return io.EOF
 }
 
-// TestNewConnections opens connections faster than they are let through.
+// TestNewConnections opens connections faster than the limit admits them.
 func TestNewConnections(t *testing.T) {
 	f := ipv4
-	fairly(t, func() (stallReport, error) {
+	retryOnStall(t, func() (stallReport, error) {
 		n := newNetwork(t)
 		n.downstream.serveSlowly(t, f.tcp(), 0)
 		d := n.shaper.shaperd(t, config(f, limit("openings", onTCP, keyAll,
 			`new_connections = "50/s"`, `queue_timeout = "5s"`, `max_queue = 1000`)))
 		stalls := startStallWatch(t)
-		c := n.downstream.captureBy(t, downstreamLink, lab.Filter{Port: tcpPort}, 1<<14)
-		_, failed := n.client.repeat(f.sources[0], f.door(), 20, 2*time.Second)
+		c := n.downstream.captureFiltered(t, downstreamLink, lab.Filter{Port: tcpPort}, 1<<14)
+		_, failed := n.client.repeatRequests(f.sources[0], f.listenAddr(), 20, 2*time.Second)
 		list, report := c.stop(), stalls.stop()
 		if failed != 0 {
 			t.Errorf("%d requests failed, want none", failed)
 		}
 		mustHaveLimited(t, d, "openings")
-		return report, hold(t, envelope{rate: 50, burst: 2.5, unit: "connections"}, openings(lab.Levels(list)), 0.05, report)
+		return report, checkEnvelope(t, envelope{rate: 50, burst: 2.5, unit: "connections"}, openings(lab.Levels(list)), 0.05, report)
 	})
 }

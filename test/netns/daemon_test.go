@@ -29,18 +29,18 @@ const metricsAddr = "127.0.0.1:9464" // inside the shaper
 
 // A daemon is a running shaperd.
 type daemon struct {
-	t       testing.TB
-	host    *host
-	config  string // path
-	control string // socket
-	cmd     *exec.Cmd
-	notify  *net.UnixConn
-	log     logBuffer
-	exited  chan struct{} // closed when it has ended, with status set
-	status  error
-	ending  bool // the test ended it
+	t          testing.TB
+	host       *host
+	config     string // path
+	control    string // socket
+	cmd        *exec.Cmd
+	notify     *net.UnixConn
+	log        logBuffer
+	exited     chan struct{} // closed after exit, when status is set
+	status     error
+	expectExit bool // whether the test stopped it
 
-	stored map[string]*os.File // descriptors that it had systemd keep
+	stored map[string]*os.File // descriptors in the emulated systemd store
 }
 
 // daemonPath returns the path of the daemon under test.
@@ -66,7 +66,7 @@ func (h *host) shaperd(t testing.TB, config string, args ...string) *daemon {
 	return h.shaperdWith(t, nil, config, args...)
 }
 
-// shaperdWith is shaperd, and hands over what another daemon had stored.
+// shaperdWith is like shaperd, and passes the stored descriptors of another daemon.
 func (h *host) shaperdWith(t testing.TB, stored map[string]*os.File, config string, args ...string) *daemon {
 	t.Helper()
 	// Not the test's own directory: its name may be too long for a socket's.
@@ -84,7 +84,7 @@ func (h *host) shaperdWith(t testing.TB, stored map[string]*os.File, config stri
 	t.Cleanup(func() { d.notify.Close() })
 	d.write(config)
 
-	// The shell's process becomes the daemon's: the sockets are for it alone.
+	// The shell execs the daemon, so that LISTEN_PID is the daemon's.
 	line := []string{"-c", `LISTEN_PID=$$ exec "$0" "$@"`, daemonPath(t), "run", "--config", d.config}
 	d.cmd = exec.Command("sh", append(line, args...)...)
 	d.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+socket, "SHAPERD_CONTROL="+d.control)
@@ -105,8 +105,8 @@ func (h *host) shaperdWith(t testing.TB, stored map[string]*os.File, config stri
 		d.status = d.cmd.Wait()
 		close(d.exited)
 	}()
-	t.Cleanup(d.end)
-	d.await("READY=1")
+	t.Cleanup(d.cleanUp)
+	d.awaitNotify("READY=1")
 	return d
 }
 
@@ -121,16 +121,16 @@ func (d *daemon) write(config string) {
 	}
 }
 
-// await reads notifications until one has a line that begins with want.
-func (d *daemon) await(want string) {
+// awaitNotify reads notifications until one has a line that starts with want.
+func (d *daemon) awaitNotify(want string) {
 	d.t.Helper()
-	const most = 90 * time.Second // programs are to be verified, on a machine that others use
+	const most = 90 * time.Second // program verification is slow on a shared machine
 	deadline := time.Now().Add(most)
 	buf := make([]byte, 4096)
 	for time.Now().Before(deadline) {
 		select {
 		case <-d.exited:
-			d.t.Fatalf("shaperd ended (%v) before it said %s", d.status, want)
+			d.t.Fatalf("shaperd exited (%v) before it sent %s", d.status, want)
 		default:
 		}
 		if err := d.notify.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
@@ -145,16 +145,16 @@ func (d *daemon) await(want string) {
 			d.t.Fatalf("read notification: %v", err)
 		}
 		lines := strings.Split(string(buf[:n]), "\n")
-		d.store(lines, oob[:rights])
+		d.updateStore(lines, oob[:rights])
 		if slices.ContainsFunc(lines, func(line string) bool { return strings.HasPrefix(line, want) }) {
 			return
 		}
 	}
-	d.t.Fatalf("shaperd did not say %s in %v", want, most)
+	d.t.Fatalf("shaperd did not send %s within %v", want, most)
 }
 
-// store keeps a descriptor, or lets it go, as systemd would.
-func (d *daemon) store(lines []string, rights []byte) {
+// updateStore stores or removes a descriptor, like systemd.
+func (d *daemon) updateStore(lines []string, rights []byte) {
 	d.t.Helper()
 	if len(lines) != 2 || !strings.HasPrefix(lines[0], "FDSTORE") {
 		return
@@ -178,14 +178,13 @@ func (d *daemon) store(lines []string, rights []byte) {
 	d.stored[name] = f
 }
 
-// reload gives the daemon another configuration and waits until it has done with
-// it, whether it took it or not.
+// reload changes the daemon's configuration, and waits until the reload succeeds or fails.
 func (d *daemon) reload(config string) {
 	d.t.Helper()
 	d.write(config)
 	d.signal(unix.SIGHUP)
-	d.await("RELOADING=1")
-	d.await("READY=1")
+	d.awaitNotify("RELOADING=1")
+	d.awaitNotify("READY=1")
 }
 
 func (d *daemon) signal(sig unix.Signal) {
@@ -195,22 +194,22 @@ func (d *daemon) signal(sig unix.Signal) {
 	}
 }
 
-// terminate sends SIGTERM. The daemon may end from now on.
+// terminate sends SIGTERM. The daemon may exit from now on.
 func (d *daemon) terminate() {
 	d.t.Helper()
-	d.ending = true
+	d.expectExit = true
 	d.signal(unix.SIGTERM)
 }
 
-// kill ends the daemon before it can do anything about it.
+// kill sends SIGKILL and waits for the exit.
 func (d *daemon) kill() {
 	d.t.Helper()
-	d.ending = true
+	d.expectExit = true
 	d.signal(unix.SIGKILL)
 	<-d.exited
 }
 
-// waitExit waits for the daemon's end and fails the test when it is no clean one.
+// waitExit waits until the daemon exits, and fails the test if it does not exit cleanly.
 func (d *daemon) waitExit(most time.Duration) {
 	d.t.Helper()
 	select {
@@ -223,12 +222,12 @@ func (d *daemon) waitExit(most time.Duration) {
 	}
 }
 
-// mustLog waits until the daemon's log has a text.
-func (d *daemon) mustLog(text string) {
+// awaitLog waits until the daemon's log contains a text.
+func (d *daemon) awaitLog(text string) {
 	d.t.Helper()
 	waitFor(d.t, 10*time.Second, func() error {
 		if !strings.Contains(d.log.String(), text) {
-			return fmt.Errorf("the log does not say %q", text)
+			return fmt.Errorf("the log lacks %q", text)
 		}
 		return nil
 	})
@@ -243,14 +242,14 @@ func (d *daemon) running() bool {
 	}
 }
 
-// end ends the daemon without waiting for its connections.
-func (d *daemon) end() {
+// cleanUp kills the daemon, and fails the test if it had exited unexpectedly or logged a crash.
+func (d *daemon) cleanUp() {
 	if d.running() {
-		d.keptPromises()
+		d.checkConformance()
 		_ = d.cmd.Process.Kill()
 		<-d.exited
-	} else if !d.ending {
-		d.t.Errorf("shaperd ended by itself: %v", d.status)
+	} else if !d.expectExit {
+		d.t.Errorf("shaperd exited unexpectedly: %v", d.status)
 	}
 	text := d.log.String()
 	for _, bad := range []string{"panic:", "fatal error:", "DATA RACE"} {
@@ -263,29 +262,29 @@ func (d *daemon) end() {
 	}
 }
 
-// keptPromises asks the daemon whether more has left any bucket than its limit allows, as it
-// sees it. What left is judged by packets elsewhere.
-func (d *daemon) keptPromises() {
+// checkConformance fails the test if the daemon reports a violation of any limit. Other
+// checks use the packets themselves.
+func (d *daemon) checkConformance() {
 	var limits []struct {
-		Name    string
-		Promise struct {
+		Name        string
+		Conformance struct {
 			Violations uint64
-			SigmaMost  float64 `json:"sigma_most"`
+			SigmaMax   float64 `json:"sigma_max"`
 			Allowed    float64
 		}
 	}
-	if err := d.ask("/v1/limits", &limits); err != nil {
-		d.t.Errorf("ask the daemon how its limits are doing: %v", err)
+	if err := d.get("/v1/limits", &limits); err != nil {
+		d.t.Errorf("read conformance: %v", err)
 	}
 	for _, l := range limits {
-		if p := l.Promise; p.Violations > 0 {
-			d.t.Errorf("limit %q: %d units left beyond what it allows: up to %.0f, and %.0f are", l.Name, p.Violations, p.SigmaMost, p.Allowed)
+		if c := l.Conformance; c.Violations > 0 {
+			d.t.Errorf("limit %q: %d violations: largest excess %.0f, allowed %.0f", l.Name, c.Violations, c.SigmaMax, c.Allowed)
 		}
 	}
 }
 
-// ask has the daemon answer on its control socket.
-func (d *daemon) ask(path string, answer any) error {
+// get makes a request on the daemon's control socket.
+func (d *daemon) get(path string, answer any) error {
 	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -303,7 +302,7 @@ func (d *daemon) ask(path string, answer any) error {
 	return json.NewDecoder(r.Body).Decode(answer)
 }
 
-// logBuffer keeps the first part of what is written to it.
+// logBuffer stores the first 256 KiB written to it.
 type logBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -325,7 +324,7 @@ func (b *logBuffer) String() string {
 	return b.buf.String()
 }
 
-// samples are metrics: the name with its labels, as written, and the value.
+// samples are metric values by series: the name with its labels, as written.
 type samples map[string]float64
 
 // metrics scrapes the daemon.
@@ -338,7 +337,7 @@ func (d *daemon) metrics() samples {
 	return m
 }
 
-// scrape returns the daemon's metrics as it writes them.
+// scrape returns the daemon's metrics as text.
 func (d *daemon) scrape() string {
 	d.t.Helper()
 	transport := &http.Transport{
@@ -381,8 +380,8 @@ func parseMetrics(text string) (samples, error) {
 	return m, nil
 }
 
-// sum adds up the samples of the metric called name, or of every metric with
-// that word in its name, that have all the labels, each written name="value".
+// sum adds the samples of all metrics whose name contains name and that have all the
+// labels, each written name="value".
 func (m samples) sum(name string, labels ...string) (total float64) {
 	for series, v := range m {
 		metric, rest, _ := strings.Cut(series, "{")
@@ -396,7 +395,7 @@ func (m samples) sum(name string, labels ...string) (total float64) {
 	return total
 }
 
-// String lists what the daemon says of itself, and leaves out its runtime.
+// String lists the daemon's own metrics, without those of its runtime.
 func (m samples) String() string {
 	var lines []string
 	for series, v := range m {
@@ -408,7 +407,7 @@ func (m samples) String() string {
 	return strings.Join(lines, "\n")
 }
 
-// cpuTime is the processor time that the daemon's threads have used.
+// cpuTime returns the CPU time used by the daemon's threads.
 func (d *daemon) cpuTime() (sum time.Duration) {
 	d.t.Helper()
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", d.cmd.Process.Pid))
@@ -417,7 +416,7 @@ func (d *daemon) cpuTime() (sum time.Duration) {
 	}
 	for _, thread := range threads {
 		text, err := os.ReadFile(thread)
-		if errors.Is(err, fs.ErrNotExist) { // it has ended
+		if errors.Is(err, fs.ErrNotExist) { // it has exited
 			continue
 		}
 		if err != nil {

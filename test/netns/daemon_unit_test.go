@@ -51,7 +51,7 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	if _, err := parseMetrics("shaperd_up one\n"); err == nil {
-		t.Error("a value that is no number is accepted")
+		t.Error("a value that is not a number was accepted")
 	}
 }
 

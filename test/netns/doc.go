@@ -8,21 +8,19 @@
 //	+------------+      10.1.0.2 +-----------+               +------------+
 //	                fd00:1::/32                 fd00:2::/64
 //
-// Each host is a network namespace that the test makes and removes. What a test
-// says about smoothness it reads from the kernel's timestamps of the frames that
-// arrive at the interface named in, not from what a program noticed.
+// Each host is a network namespace that the test creates and removes. Smoothness is
+// measured by the kernel's timestamps of the frames that arrive at the interface in, not
+// by a receiving program.
 //
-// The tests need root and a built binary: the file that SHAPERD_BIN names, or
-// bin/shaperd at the top of the repository. Nothing here imports the daemon's
-// packages. Tests of what this machine's kernel may not have run in the guests of
-// package vm.
+// The tests need root and a built binary: the file that SHAPERD_BIN names, or bin/shaperd
+// in the root of the repository. Nothing here imports the daemon's packages. Tests of
+// features that this machine's kernel may lack run in the guests of package vm.
 //
-// With -figures, the test of that name measures for ten seconds a case, and
-// prints what it finds:
+// With -figures, TestFigures measures for ten seconds per case and prints the results:
 //
 //	go test ./test/netns -run Figures -figures -v
 //
-// The story in docs/story.md comes from:
+// The transcript in docs/walkthrough.md is produced by:
 //
-//	go test ./test/netns -run Story -figures -v
+//	go test ./test/netns -run Walkthrough -figures -v
 package netns

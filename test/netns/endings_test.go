@@ -12,24 +12,24 @@ import (
 	"time"
 )
 
-// noise returns n bytes that repeat nowhere.
-func noise(n int) []byte {
+// randomBytes returns n pseudo-random bytes that depend only on n.
+func randomBytes(n int) []byte {
 	p := make([]byte, n)
 	_, _ = rand.NewChaCha8([32]byte{byte(n), byte(n >> 8), byte(n >> 16)}).Read(p)
 	return p
 }
 
-// slowTCP holds each direction back, so that ends arrive behind bytes that wait.
+// slowTCP limits both directions, so that a FIN or reset arrives while data is queued.
 var slowTCP = []string{
 	limit("slow-to", onTCP, `key = ["connection"]`, `rate = "4MiB/s"`),
 	limit("slow-from", onTCP, `key = ["connection"]`, `rate = "4MiB/s"`, `direction = "from-downstream"`),
 }
 
-const patience = 10 * time.Second
+const testTimeout = 10 * time.Second
 
-// TestHalfClose ends one direction, and has the other go on.
+// TestHalfClose closes one direction and checks that the other continues.
 func TestHalfClose(t *testing.T) {
-	request, answer := noise(1<<20), noise(1<<20+1)
+	request, response := randomBytes(1<<20), randomBytes(1<<20+1)
 	for _, f := range families {
 		t.Run(f.name+"/client first", func(t *testing.T) {
 			n := newNetwork(t)
@@ -40,10 +40,10 @@ func TestHalfClose(t *testing.T) {
 					err = fmt.Errorf("the request arrived with %d bytes of %d", len(all), len(request))
 				}
 				got <- err
-				_, _ = c.Write(answer)
+				_, _ = c.Write(response)
 			})
 			n.shaper.shaperd(t, config(f, slowTCP...))
-			c := dialPatiently(t, n, f)
+			c := dialWithDeadline(t, n, f)
 			if _, err := c.Write(request); err != nil {
 				t.Fatal(err)
 			}
@@ -53,15 +53,15 @@ func TestHalfClose(t *testing.T) {
 			if err := receive(got); err != nil {
 				t.Fatalf("downstream: %v", err)
 			}
-			if all, err := io.ReadAll(c); err != nil || !bytes.Equal(all, answer) {
-				t.Errorf("the answer has %d bytes of %d, and ends with %v", len(all), len(answer), err)
+			if all, err := io.ReadAll(c); err != nil || !bytes.Equal(all, response) {
+				t.Errorf("the response has %d bytes of %d, and ended with %v", len(all), len(response), err)
 			}
 		})
 		t.Run(f.name+"/downstream first", func(t *testing.T) {
 			n := newNetwork(t)
 			got := make(chan error, 1)
 			n.downstream.serveTCP(t, f.tcp(), func(c *net.TCPConn) {
-				_, err := c.Write(answer)
+				_, err := c.Write(response)
 				err = errors.Join(err, c.CloseWrite())
 				all, readErr := io.ReadAll(c)
 				if readErr == nil && !bytes.Equal(all, request) {
@@ -70,9 +70,9 @@ func TestHalfClose(t *testing.T) {
 				got <- errors.Join(err, readErr)
 			})
 			n.shaper.shaperd(t, config(f, slowTCP...))
-			c := dialPatiently(t, n, f)
-			if all, err := io.ReadAll(c); err != nil || !bytes.Equal(all, answer) {
-				t.Fatalf("the answer has %d bytes of %d, and ends with %v", len(all), len(answer), err)
+			c := dialWithDeadline(t, n, f)
+			if all, err := io.ReadAll(c); err != nil || !bytes.Equal(all, response) {
+				t.Fatalf("the response has %d bytes of %d, and ended with %v", len(all), len(response), err)
 			}
 			if _, err := c.Write(request); err != nil {
 				t.Fatal(err)
@@ -87,7 +87,7 @@ func TestHalfClose(t *testing.T) {
 	}
 }
 
-// TestReset has a reset arrive as one, not as a clean end.
+// TestReset checks that a reset is forwarded as a reset, not as a clean end.
 func TestReset(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name+"/client", func(t *testing.T) {
@@ -99,7 +99,7 @@ func TestReset(t *testing.T) {
 				got <- err
 			})
 			n.shaper.shaperd(t, config(f, slowTCP...))
-			c := dialPatiently(t, n, f)
+			c := dialWithDeadline(t, n, f)
 			if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
 				t.Fatal(err)
 			}
@@ -115,7 +115,7 @@ func TestReset(t *testing.T) {
 				abort(c)
 			})
 			n.shaper.shaperd(t, config(f, slowTCP...))
-			c := dialPatiently(t, n, f)
+			c := dialWithDeadline(t, n, f)
 			if _, err := c.Write([]byte{1}); err != nil {
 				t.Fatal(err)
 			}
@@ -127,18 +127,18 @@ func TestReset(t *testing.T) {
 	t.Run("no downstream", func(t *testing.T) {
 		n := newNetwork(t)
 		n.shaper.shaperd(t, config(ipv4, slowTCP...))
-		if err := n.client.dialToEnd(ipv4.sources[0], ipv4.door()); !errors.Is(err, syscall.ECONNRESET) {
+		if err := n.client.dialUntilClosed(ipv4.sources[0], ipv4.listenAddr()); !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("without a downstream the client sees %v, want a reset", err)
 		}
 	})
 }
 
-// TestDrain sends SIGTERM while connections are busy: they go on to their end, and
-// datagrams do; new connections are refused, as nobody keeps the sockets, and the daemon
-// ends with the last one.
+// TestDrain sends SIGTERM while connections are busy: they continue until they end, and
+// so do datagram flows; new connections are refused, because the sockets are not in the
+// descriptor store, and the daemon exits with the last connection.
 func TestDrain(t *testing.T) {
 	f := ipv4
-	request := noise(1 << 20)
+	request := randomBytes(1 << 20)
 	n := newNetwork(t)
 	n.downstream.serveTCP(t, f.tcp(), func(c *net.TCPConn) {
 		all, err := io.ReadAll(c)
@@ -153,7 +153,7 @@ func TestDrain(t *testing.T) {
 	}
 	b := &bulk{}
 	for range 3 {
-		b.conns = append(b.conns, dialPatiently(t, n, f))
+		b.conns = append(b.conns, dialWithDeadline(t, n, f))
 	}
 	start := time.Now()
 	done := make(chan error, 1)
@@ -167,7 +167,7 @@ func TestDrain(t *testing.T) {
 			}
 			all, err := io.ReadAll(c)
 			if err == nil && string(all) != "whole" {
-				err = fmt.Errorf("the answer is %q", all)
+				err = fmt.Errorf("the response is %q", all)
 			}
 			return err
 		})
@@ -175,7 +175,7 @@ func TestDrain(t *testing.T) {
 	time.Sleep(300 * time.Millisecond)
 	d.terminate()
 	waitFor(t, time.Second, func() error {
-		c, err := n.client.dialTCP(f.sources[1], f.door())
+		c, err := n.client.dialTCP(f.sources[1], f.listenAddr())
 		if err == nil {
 			abort(c)
 			return errors.New("a new connection is accepted after SIGTERM")
@@ -186,54 +186,54 @@ func TestDrain(t *testing.T) {
 		return nil
 	})
 	if !d.running() {
-		t.Fatal("shaperd ended before its connections")
+		t.Fatal("shaperd exited before its connections ended")
 	}
-	n.client.exchangeUDP(t, f.sources[2], f.udpDoor(), 100)
-	d.await("STATUS=Draining: ")
+	n.client.exchangeUDP(t, f.sources[2], f.udpListenAddr(), 100)
+	d.awaitNotify("STATUS=Stopping: ")
 	if err := receive(done); err != nil {
-		t.Errorf("while draining: %v", err)
+		t.Errorf("while stopping: %v", err)
 	}
 	if took := time.Since(start); took < time.Second {
-		t.Errorf("3 MiB took %v: they were not limited to 2 MiB/s", took)
+		t.Errorf("3 MiB took %v: not limited to 2 MiB/s", took)
 	}
 	d.waitExit(3 * time.Second)
 }
 
-// TestDrainTimeout has a connection that never ends.
+// TestDrainTimeout stops a daemon with a connection that never ends.
 func TestDrainTimeout(t *testing.T) {
 	f := ipv4
 	n := newNetwork(t)
 	s := n.downstream.newSink(t, f.tcp())
 	d := n.shaper.shaperd(t, config(f, slowTCP...), "--drain-timeout", "700ms")
-	b := n.client.newBulk(t, f.sources[0], f.door(), 1, 'x')
+	b := n.client.newBulk(t, f.sources[0], f.listenAddr(), 1, 'x')
 	s.wait(t, 'x', 1, 5*time.Second)
 	start := time.Now()
 	d.terminate()
 	d.waitExit(4 * time.Second)
 	if took := time.Since(start); took < 600*time.Millisecond {
-		t.Errorf("the daemon ended after %v, its connection had 700 ms left to end", took)
+		t.Errorf("the daemon exited after %v, before the drain timeout of 700 ms", took)
 	}
-	if err := endOf(b.conns[0]); err == nil || errors.Is(err, syscall.ETIMEDOUT) {
-		t.Errorf("the connection ends with %v", err)
+	if err := awaitClose(b.conns[0]); err == nil || errors.Is(err, syscall.ETIMEDOUT) {
+		t.Errorf("the connection ended with %v", err)
 	}
 }
 
-// dialPatiently connects to the door, for as long as a test may take.
-func dialPatiently(t *testing.T, n *network, f family) *net.TCPConn {
+// dialWithDeadline connects to the listener, with testTimeout as the deadline.
+func dialWithDeadline(t *testing.T, n *network, f family) *net.TCPConn {
 	t.Helper()
-	c := n.client.mustDial(t, f.sources[0], f.door())
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+	c := n.client.mustDial(t, f.sources[0], f.listenAddr())
+	if err := c.SetDeadline(time.Now().Add(testTimeout)); err != nil {
 		t.Fatal(err)
 	}
 	return c
 }
 
-// receive returns what comes out of ch, or an error when that takes too long.
+// receive returns the next value of ch, or an error after testTimeout.
 func receive(ch <-chan error) error {
 	select {
 	case err := <-ch:
 		return err
-	case <-time.After(patience):
-		return fmt.Errorf("nothing happened in %v", patience)
+	case <-time.After(testTimeout):
+		return fmt.Errorf("no result within %v", testTimeout)
 	}
 }

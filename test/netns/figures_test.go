@@ -10,36 +10,35 @@ import (
 	"shaperd/test/lab"
 )
 
-// figureTime is how long each case of TestFigures measures.
+// figureTime is the duration of each case of TestFigures.
 const figureTime = 10 * time.Second
 
-// TestFigures measures exactly, and prints what it finds. It asserts nothing but
-// that traffic flowed and was limited: on a machine that does other work, the
-// figures are the machine's as much as the daemon's, which is why its stalls
-// stand beside them.
+// TestFigures measures for longer and prints the results. It asserts only that traffic
+// flowed and was limited: on a shared machine the figures depend on the machine as much
+// as on the daemon, so its stalls are printed with them.
 func TestFigures(t *testing.T) {
 	if !*figures {
-		t.Skip("a measurement, asked for with -figures")
+		t.Skip("a measurement that needs -figures")
 	}
 	for _, f := range families {
-		t.Run(f.name+"/tcp, 4 connections", func(t *testing.T) { tcpFigures(t, f, 4, 0, 0) })
+		t.Run(f.name+"/tcp, 4 connections", func(t *testing.T) { measureTCPFigures(t, f, 4, 0, 0) })
 	}
-	t.Run("ipv4/tcp, 4 connections after 0.8 s idle", func(t *testing.T) { tcpFigures(t, ipv4, 4, 0, 800*time.Millisecond) })
-	t.Run("ipv4/tcp, 1 connection beside 49 idle ones", func(t *testing.T) { tcpFigures(t, ipv4, 1, 49, 0) })
-	t.Run("ipv4/udp, 10000 pps offered twofold", func(t *testing.T) { udpFigures(t, ipv4) })
+	t.Run("ipv4/tcp, 4 connections after 0.8 s idle", func(t *testing.T) { measureTCPFigures(t, ipv4, 4, 0, 800*time.Millisecond) })
+	t.Run("ipv4/tcp, 1 connection among 49 idle ones", func(t *testing.T) { measureTCPFigures(t, ipv4, 1, 49, 0) })
+	t.Run("ipv4/udp, 10000 pps, offered twice that", func(t *testing.T) { measureUDPFigures(t, ipv4) })
 }
 
-// tcpFigures measures busy connections beside idle ones, at 10 MiB/s. With a
-// pause, they are busy, pause, and are then measured.
-func tcpFigures(t *testing.T, f family, busy, idle int, pause time.Duration) {
+// measureTCPFigures measures busy connections among idle ones, at 10 MiB/s. With a pause,
+// the measurement starts when they resume.
+func measureTCPFigures(t *testing.T, f family, busy, idle int, pause time.Duration) {
 	n := newNetwork(t)
 	s := n.downstream.newSink(t, f.tcp())
 	d := n.shaper.shaperd(t, config(f, limit("smooth", onTCP, keySource, tenMiBLimit)))
 	if idle != 0 {
-		n.client.newBulk(t, f.sources[0], f.door(), idle, 'i')
+		n.client.newBulk(t, f.sources[0], f.listenAddr(), idle, 'i')
 		s.wait(t, 'i', int64(idle), 5*time.Second)
 	}
-	b := n.client.newBulk(t, f.sources[0], f.door(), busy, 'b')
+	b := n.client.newBulk(t, f.sources[0], f.listenAddr(), busy, 'b')
 	s.wait(t, 'b', int64(busy), 5*time.Second)
 	stalls := startStallWatch(t)
 	c := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(14))
@@ -56,23 +55,23 @@ func tcpFigures(t *testing.T, f family, busy, idle int, pause time.Duration) {
 	}
 	end := c.Elapsed()
 	cpu = d.cpuTime() - cpu
-	list, report := s.of('b', c.stop()), stalls.stop()
+	list, report := s.arrivals('b', c.stop()), stalls.stop()
 	all := lab.Bytes(list)
 	printFigures(t, tenMiB, lab.Between(all, start, end), report)
 	if pause != 0 {
-		t.Logf("sigma with what came before the pause: %.0f bytes", lab.Sigma(lab.Between(all, 0, end), tenMiB.rate))
+		t.Logf("sigma including the time before the pause: %.0f bytes", lab.Sigma(lab.Between(all, 0, end), tenMiB.rate))
 	}
-	t.Logf("cost: %.1f %% of a processor", 100*cpu.Seconds()/(end-start).Seconds())
+	t.Logf("cost: %.1f %% of a CPU", 100*cpu.Seconds()/(end-start).Seconds())
 	mustHaveLimited(t, d, "smooth")
 }
 
-func udpFigures(t *testing.T, f family) {
+func measureUDPFigures(t *testing.T, f family) {
 	n := newNetwork(t)
 	n.downstream.discardUDP(t, f.udp())
 	d := n.shaper.shaperd(t, config(f, limit("sms", onUDP, keySource, `packets = "10000pps"`, `max_delay = "50ms"`)))
 	stalls := startStallWatch(t)
 	c := n.downstream.capture(t, downstreamLink, udpPort, 1<<17)
-	p := n.client.newPaced(t, f.sources[0], f.udpDoor(), paced{tag: 1, size: 512, rate: 20000})
+	p := n.client.newPaced(t, f.sources[0], f.udpListenAddr(), paced{tag: 1, size: 512, rate: 20000})
 	cpu := d.cpuTime()
 	sent, err := p.send(figureTime)
 	if err != nil {
@@ -85,7 +84,7 @@ func udpFigures(t *testing.T, f family) {
 	printFigures(t, envelope{rate: 10000, unit: "datagrams"}, lab.Between(lab.Packets(list), 0, end), report)
 	t.Logf("%d sent, %d arrived, %.0f counted as refused", sent, len(list),
 		d.metrics().sum("packets", `limit="sms"`, `verdict="refuse"`))
-	t.Logf("cost: %.1f %% of a processor", 100*cpu.Seconds()/end.Seconds())
+	t.Logf("cost: %.1f %% of a CPU", 100*cpu.Seconds()/end.Seconds())
 	mustHaveLimited(t, d, "sms")
 }
 
@@ -94,7 +93,7 @@ func printFigures(t *testing.T, e envelope, events []lab.Event, report stallRepo
 	if len(events) < 2 {
 		t.Fatal("nothing arrived")
 	}
-	t.Logf("mean %.1f %s/s, %+.4f %% off the rate of %.0f", lab.Mean(events), e.unit, 100*(lab.Mean(events)/e.rate-1), e.rate)
+	t.Logf("mean %.1f %s/s, %+.4f %% off the rate of %.0f", lab.MeanRate(events), e.unit, 100*(lab.MeanRate(events)/e.rate-1), e.rate)
 	burst, in := lab.WorstInterval(events, e.rate)
 	t.Logf("sigma %.1f %s, from %d of them in %v at %v", burst, e.unit, lab.Total(in),
 		(in[len(in)-1].At - in[0].At).Round(time.Microsecond), in[0].At.Round(time.Microsecond))
@@ -131,7 +130,7 @@ func printFigures(t *testing.T, e envelope, events []lab.Event, report stallRepo
 			over += g.long
 		}
 	}
-	t.Logf("short of the rate by %.1f ms of traffic; gaps of 2 ms or more hold %.1f ms",
-		1000*(1-lab.Mean(events)/e.rate)*span.Seconds(), 1000*over.Seconds())
+	t.Logf("shortfall of %.1f ms of traffic; gaps of 2 ms or more sum to %.1f ms",
+		1000*(1-lab.MeanRate(events)/e.rate)*span.Seconds(), 1000*over.Seconds())
 	t.Logf("machine: %v", report)
 }

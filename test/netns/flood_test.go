@@ -24,11 +24,11 @@ import (
 )
 
 var (
-	spoofed = flag.Int("spoofed", 200_000, "forged sources of TestLongSpoofedSources")
-	soak    = flag.Duration("soak", 10*time.Second, "how long TestLongSoak takes")
+	spoofed = flag.Int("spoofed", 200_000, "number of forged sources in TestLongSpoofedSources")
+	soak    = flag.Duration("soak", 10*time.Second, "duration of TestLongSoak")
 )
 
-// forger sends datagrams whose sources are other hosts', each but once.
+// forger sends datagrams from forged sources, one per source.
 type forger struct {
 	fd      int
 	to      unix.SockaddrInet4
@@ -37,7 +37,7 @@ type forger struct {
 	next    uint32
 }
 
-// newForger makes one whose sources begin with 100.64.0.0/10.
+// newForger returns a forger with sources in 100.64.0.0/10.
 func (h *host) newForger(t testing.TB, to netip.AddrPort) *forger {
 	t.Helper()
 	f := &forger{to: unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}}
@@ -64,8 +64,8 @@ func (f *forger) send(payload []byte) error {
 	return err
 }
 
-// peak is the most memory that the daemon has had, in MiB.
-func (d *daemon) peak() float64 {
+// peakMemory returns the daemon's peak resident memory, in MiB.
+func (d *daemon) peakMemory() float64 {
 	d.t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.cmd.Process.Pid))
 	must(d.t, err)
@@ -80,10 +80,10 @@ func (d *daemon) peak() float64 {
 	return 0
 }
 
-// TestLongSpoofedSources has a source that asks and is answered beside a flood of datagrams,
-// each from another forged one.
+// TestLongSpoofedSources has a source that exchanges datagrams during a flood, in which each
+// datagram has another forged source.
 func TestLongSpoofedSources(t *testing.T) {
-	fairly(t, func() (stallReport, error) { return measureSpoofedSources(t, *spoofed) })
+	retryOnStall(t, func() (stallReport, error) { return measureSpoofedSources(t, *spoofed) })
 }
 
 func measureSpoofedSources(t *testing.T, count int) (stallReport, error) {
@@ -99,27 +99,27 @@ func measureSpoofedSources(t *testing.T, count int) (stallReport, error) {
 	must(t, n.shaper.Links.RouteAdd(&netlink.Route{
 		LinkIndex: left.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4(100, 64, 0, 0), Mask: net.CIDRMask(10, 32)},
 	}))
-	known := n.client.newPaced(t, f.sources[0], f.udpDoor(), paced{tag: 'k', size: 64, rate: rate})
+	verified := n.client.newPaced(t, f.sources[0], f.udpListenAddr(), paced{tag: 'k', size: 64, rate: rate})
 	answers := make(chan int, 1)
 	go func() {
 		count, buf := 0, make([]byte, 100)
 		for {
-			if _, err := known.conn.Read(buf); err != nil {
+			if _, err := verified.conn.Read(buf); err != nil {
 				answers <- count
 				return
 			}
 			count++
 		}
 	}()
-	if _, err := known.send(200 * time.Millisecond); err != nil { // it is known then
+	if _, err := verified.send(200 * time.Millisecond); err != nil { // makes the source verified
 		t.Fatal(err)
 	}
-	forger := n.client.newForger(t, f.udpDoor())
+	forger := n.client.newForger(t, f.udpListenAddr())
 	stalls := startStallWatch(t)
 	span := time.Duration(float64(count) / flood * float64(time.Second))
 	sent := make(chan int, 1)
 	go func() {
-		n, err := known.send(span)
+		n, err := verified.send(span)
 		if err != nil {
 			t.Error(err)
 		}
@@ -138,7 +138,7 @@ func measureSpoofedSources(t *testing.T, count int) (stallReport, error) {
 	took := time.Since(start)
 	asked := <-sent + rate/5
 	time.Sleep(200 * time.Millisecond)
-	must(t, known.conn.SetReadDeadline(time.Now()))
+	must(t, verified.conn.SetReadDeadline(time.Now()))
 	answered, report := <-answers, stalls.stop()
 	began := time.Now()
 	text := d.scrape()
@@ -146,8 +146,8 @@ func measureSpoofedSources(t *testing.T, count int) (stallReport, error) {
 	m, err := parseMetrics(text)
 	must(t, err)
 	opened, refused := m.sum("shaperd_listener_udp_flows_opened_total"), m.sum("shaperd_listener_udp_flows_refused_total")
-	t.Logf("%d forged sources in %v; of %d questions of a known source %d were answered (%.1f %%); memory at most %.0f MiB; %v flows were opened and %v refused; %v",
-		count, took.Round(time.Millisecond), asked, answered, 100*float64(answered)/float64(asked), d.peak(), opened, refused, report)
+	t.Logf("%d forged sources in %v; of %d requests of a verified source %d were answered (%.1f %%); peak memory %.0f MiB; %v flows opened, %v refused; %v",
+		count, took.Round(time.Millisecond), asked, answered, 100*float64(answered)/float64(asked), d.peakMemory(), opened, refused, report)
 	t.Logf("metrics: %d bytes in %v", len(text), scraped)
 	if len(text) > 1<<20 {
 		t.Errorf("metrics are %d bytes, want at most 1 MiB", len(text))
@@ -155,38 +155,38 @@ func measureSpoofedSources(t *testing.T, count int) (stallReport, error) {
 	if scraped > 100*time.Millisecond {
 		return report, fmt.Errorf("metrics took %v, want at most 100 ms", scraped)
 	}
-	if peak := d.peak(); peak > 256 {
-		t.Errorf("the daemon had %.0f MiB, want at most 256", peak)
+	if peak := d.peakMemory(); peak > 256 {
+		t.Errorf("the daemon's peak memory was %.0f MiB, want at most 256", peak)
 	}
 	if opened+refused < 0.05*float64(count) {
-		return report, fmt.Errorf("only %v of %d forged sources came to the daemon", opened+refused, count)
+		return report, fmt.Errorf("only %v of %d forged sources reached the daemon", opened+refused, count)
 	}
-	// What nobody had the time to take out of the daemon's buffer, it lost of all alike.
-	came := min((opened+refused)/float64(count), 1)
-	if float64(answered) < 0.95*came*float64(asked) {
-		return report, fmt.Errorf("of %d questions of a known source %d were answered, and %.1f %% of the forged ones came to the daemon", asked, answered, 100*came)
+	// The overflow of the daemon's receive buffer affects all sources alike.
+	received := min((opened+refused)/float64(count), 1)
+	if float64(answered) < 0.95*received*float64(asked) {
+		return report, fmt.Errorf("of %d requests of a verified source %d were answered, and %.1f %% of the forged ones reached the daemon", asked, answered, 100*received)
 	}
 	return report, nil
 }
 
-// TestLongSlowloris has thousands of connections that send a byte now and then, and one
-// client that asks and goes.
+// TestLongSlowloris has thousands of connections that send single bytes, and one honest
+// client that makes short requests.
 func TestLongSlowloris(t *testing.T) {
-	most := 9000
+	count := 9000
 	if !*figures {
-		most = 3000
+		count = 3000
 	}
 	for name, limits := range map[string][]string{
-		"at the downstream": nil,
-		"at the gate":       {limit("slots", onTCP, keySource, `max_connections = 100`, `max_queue = 10000`, `queue_timeout = "10m"`)},
+		"at the downstream":     nil,
+		"waiting for admission": {limit("slots", onTCP, keySource, `max_connections = 100`, `max_queue = 10000`, `queue_timeout = "10m"`)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fairly(t, func() (stallReport, error) { return measureSlowloris(t, most, limits) })
+			retryOnStall(t, func() (stallReport, error) { return measureSlowloris(t, count, limits) })
 		})
 	}
 }
 
-func measureSlowloris(t *testing.T, most int, limits []string) (stallReport, error) {
+func measureSlowloris(t *testing.T, count int, limits []string) (stallReport, error) {
 	f := ipv4
 	n := newNetwork(t)
 	n.downstream.serveTCP(t, f.tcp(), func(c *net.TCPConn) {
@@ -195,19 +195,19 @@ func measureSlowloris(t *testing.T, most int, limits []string) (stallReport, err
 			if _, err := c.Read(b[:]); err != nil {
 				return
 			}
-			if b[0] == 1 { // the honest one's
+			if b[0] == 1 { // from the honest client
 				_, _ = c.Write(b[:])
 				return
 			}
 		}
 	})
 	d := n.shaper.shaperd(t, config(f, limits...))
-	// The collector of a test that has so many connections is not what is measured.
+	// Keeps the garbage collection of the test, with its many connections, out of the measurement.
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
-	honest := func(asks int) time.Duration {
+	honest := func(requests int) time.Duration {
 		var took []time.Duration
-		for range asks {
-			one, err := n.client.ask(f.sources[1], f.door())
+		for range requests {
+			one, err := n.client.request(f.sources[1], f.listenAddr())
 			if err != nil {
 				t.Fatalf("the honest client: %v", err)
 			}
@@ -216,51 +216,51 @@ func measureSlowloris(t *testing.T, most int, limits []string) (stallReport, err
 		slices.Sort(took)
 		return lab.Percentile(took, 99)
 	}
-	const asks = 2000
+	const requests = 2000
 	stalls := startStallWatch(t)
 	honest(200)
-	alone := honest(asks)
+	alone := honest(requests)
 	var conns []*net.TCPConn
 	defer func() {
 		for _, c := range conns {
 			abort(c)
 		}
 	}()
-	for range most {
-		c, err := n.client.dialTCP(f.sources[0], f.door())
+	for range count {
+		c, err := n.client.dialTCP(f.sources[0], f.listenAddr())
 		must(t, err)
 		conns = append(conns, c)
 	}
 	end, ended := make(chan struct{}), make(chan struct{})
 	var trickled atomic.Int64
-	go func() { // each sends a byte in ten seconds
+	go func() { // each connection sends a byte every ten seconds
 		defer close(ended)
-		pause := 10 * time.Second / time.Duration(most)
+		pause := 10 * time.Second / time.Duration(count)
 		for i := 0; ; i++ {
 			select {
 			case <-end:
 				return
 			case <-time.After(pause):
 			}
-			if _, err := conns[i%most].Write([]byte{2}); err == nil {
+			if _, err := conns[i%count].Write([]byte{2}); err == nil {
 				trickled.Add(1)
 			}
 		}
 	}()
-	beside := honest(asks)
+	underAttack := honest(requests)
 	close(end)
 	<-ended
 	report := stalls.stop()
-	t.Logf("%d slow connections, %d bytes of them: an honest client's p99 is %v beside them and %v alone, %.2f times; the daemon has had %.0f MiB; %v",
-		most, trickled.Load(), beside, alone, float64(beside)/float64(alone), d.peak(), report)
-	if beside > 2*alone+report.longest() {
-		return report, fmt.Errorf("an honest client's p99 is %v beside %d slow connections, and %v alone", beside, most, alone)
+	t.Logf("%d slow connections sent %d bytes: the honest client's p99 is %v with them and %v alone, %.2f times; the daemon's peak memory %.0f MiB; %v",
+		count, trickled.Load(), underAttack, alone, float64(underAttack)/float64(alone), d.peakMemory(), report)
+	if underAttack > 2*alone+report.longest() {
+		return report, fmt.Errorf("the honest client's p99 is %v with %d slow connections, and %v alone", underAttack, count, alone)
 	}
 	return report, nil
 }
 
-// TestLongSoak has all kinds of traffic go through a daemon, and wants its memory, its
-// descriptors and its threads to stay what they were.
+// TestLongSoak sends all kinds of traffic through a daemon, and checks that its memory,
+// descriptors and threads do not grow.
 func TestLongSoak(t *testing.T) {
 	f := ipv4
 	n := newNetwork(t)
@@ -276,7 +276,7 @@ func TestLongSoak(t *testing.T) {
 
 	stop := make(chan struct{})
 	var group sync.WaitGroup
-	again := func(round func() error) {
+	repeat := func(round func() error) {
 		group.Go(func() {
 			for {
 				select {
@@ -293,16 +293,16 @@ func TestLongSoak(t *testing.T) {
 	}
 	var asked atomic.Int64
 	for i := range 8 {
-		again(func() error {
-			_, err := n.client.ask(f.sources[i%2], netip.AddrPortFrom(f.proxy, rpc.Port()))
+		repeat(func() error {
+			_, err := n.client.request(f.sources[i%2], netip.AddrPortFrom(f.proxy, rpc.Port()))
 			asked.Add(1)
 			return err
 		})
 	}
-	again(func() error { // streams that end, one way or the other
+	repeat(func() error { // streams that end with a FIN or a reset
 		b := &bulk{}
 		for i := range 4 {
-			c, err := n.client.dialTCP(f.sources[i%3], f.door())
+			c, err := n.client.dialTCP(f.sources[i%3], f.listenAddr())
 			if err != nil {
 				return err
 			}
@@ -313,10 +313,10 @@ func TestLongSoak(t *testing.T) {
 		b.abort()
 		return err
 	})
-	again(func() error { // flows that come and go
+	repeat(func() error { // short-lived flows
 		p := paced{size: 200, rate: 800}
 		var err error
-		if p.conn, err = n.client.DialUDP(f.sources[2], f.udpDoor()); err != nil {
+		if p.conn, err = n.client.DialUDP(f.sources[2], f.udpListenAddr()); err != nil {
 			return err
 		}
 		defer p.conn.Close()
@@ -329,7 +329,7 @@ func TestLongSoak(t *testing.T) {
 		fds, threads     int
 		goroutines, heap float64
 	}
-	look := func() state {
+	sample := func() state {
 		m := d.metrics()
 		fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.cmd.Process.Pid))
 		must(t, err)
@@ -338,25 +338,25 @@ func TestLongSoak(t *testing.T) {
 		return state{m["process_resident_memory_bytes"] / (1 << 20), len(fds), len(threads), m["go_goroutines"], m["go_memstats_heap_inuse_bytes"] / (1 << 20)}
 	}
 	time.Sleep(*soak / 5)
-	begun := look()
-	t.Logf("after %v: %+v", *soak/5, begun)
+	first := sample()
+	t.Logf("after %v: %+v", *soak/5, first)
 	deadline := time.Now().Add(*soak * 4 / 5)
 	var last state
 	for time.Now().Before(deadline) {
 		time.Sleep(min(*soak/10, time.Minute))
-		last = look()
+		last = sample()
 		t.Logf("%v before the end: %+v", time.Until(deadline).Round(time.Second), last)
 	}
 	close(stop)
 	group.Wait()
-	if last.rss > 1.3*begun.rss+10 {
-		t.Errorf("memory grew from %.1f to %.1f MiB", begun.rss, last.rss)
+	if last.rss > 1.3*first.rss+10 {
+		t.Errorf("memory grew from %.1f to %.1f MiB", first.rss, last.rss)
 	}
-	// A runtime whose threads stand still makes some more; a leak makes hundreds.
-	if last.fds > begun.fds+60 || last.threads > begun.threads+12 || last.goroutines > begun.goroutines+10 {
-		t.Errorf("from %+v to %+v", begun, last)
+	// The runtime starts a few more threads when some are blocked; a leak starts hundreds.
+	if last.fds > first.fds+60 || last.threads > first.threads+12 || last.goroutines > first.goroutines+10 {
+		t.Errorf("from %+v to %+v", first, last)
 	}
-	// When all have gone there is nothing left of them, but for flows' timeouts.
+	// When all clients have gone, nothing remains except flows until their timeout.
 	waitFor(t, 10*time.Second, func() error {
 		m := d.metrics()
 		if open := m.sum("shaperd_listener_connections_open"); open != 0 {
@@ -368,7 +368,7 @@ func TestLongSoak(t *testing.T) {
 		return nil
 	})
 	if asked.Load() == 0 || s.got(0) == 0 {
-		t.Error("there was no load")
+		t.Error("the test generated no load")
 	}
 	if strings.Contains(d.log.String(), "level=ERROR") {
 		t.Error("the daemon logged an error")

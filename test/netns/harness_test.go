@@ -10,12 +10,12 @@ import (
 	"shaperd/test/lab"
 )
 
-// TestHarness sends from client to downstream with no daemon between, the shaper
-// routing, and holds the capture and the analysis to what was sent.
+// TestHarness sends from client to downstream without a daemon, through the routing shaper,
+// and checks capture and analysis against what was sent.
 func TestHarness(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name+"/udp", func(t *testing.T) {
-			fairly(t, func() (stallReport, error) { return measureHarness(t, f) })
+			retryOnStall(t, func() (stallReport, error) { return measureHarness(t, f) })
 		})
 		t.Run(f.name+"/tcp", func(t *testing.T) {
 			n := newNetwork(t)
@@ -31,25 +31,25 @@ func TestHarness(t *testing.T) {
 			in := c.stop()
 			for _, a := range in {
 				if a.Payload > 1460 {
-					t.Fatalf("captured %d bytes in one frame: segments are joined", a.Payload)
+					t.Fatalf("captured %d bytes in one frame: segments were merged", a.Payload)
 				}
 			}
 			if got := lab.Total(lab.Bytes(in)); int64(got) != b.sent.Load() {
-				t.Errorf("captured %d bytes, sent were %d", got, b.sent.Load())
+				t.Errorf("captured %d bytes, sent %d", got, b.sent.Load())
 			}
-			if got := len(s.of('x', in)); got != len(in) {
-				t.Errorf("the sink knows %d of %d frames", got, len(in))
+			if got := len(s.arrivals('x', in)); got != len(in) {
+				t.Errorf("the sink parsed %d of %d frames", got, len(in))
 			}
 			e := envelope{rate: 10 << 20, burst: 24e3, unit: "bytes"}
 			if e.checkBurst(lab.Bytes(in), nil) == nil {
-				t.Error("the check accepts a stream that nobody shapes")
+				t.Error("the check accepted an unshaped stream")
 			}
-			t.Logf("%.0f MB/s, sigma over 10 MiB/s %.0f bytes", lab.Mean(lab.Bytes(in))/1e6, lab.Sigma(lab.Bytes(in), 10<<20))
+			t.Logf("%.0f MB/s, sigma over 10 MiB/s %.0f bytes", lab.MeanRate(lab.Bytes(in))/1e6, lab.Sigma(lab.Bytes(in), 10<<20))
 		})
 	}
 }
 
-// measureHarness captures what nobody shapes: the checks accept its rate, and not half of it.
+// measureHarness captures unshaped traffic: the checks must accept its rate, and reject half of it.
 func measureHarness(t *testing.T, f family) (stallReport, error) {
 	n := newNetwork(t)
 	n.forward(t)
@@ -64,7 +64,7 @@ func measureHarness(t *testing.T, f family) (stallReport, error) {
 	}
 	list, report := c.stop(), stalls.stop()
 	if sent < 2000 || len(list) != sent {
-		t.Fatalf("%d of %d datagrams were captured, want all, and at least 2000", len(list), sent)
+		t.Fatalf("%d of %d datagrams captured, want all, and at least 2000", len(list), sent)
 	}
 	var errs []error
 	for _, a := range list {
@@ -75,12 +75,12 @@ func measureHarness(t *testing.T, f family) (stallReport, error) {
 			errs = append(errs, fmt.Errorf("arrived %v after it was sent", late))
 		}
 	}
-	// The sender makes up for what a stall held up.
+	// The sender catches up after a stall.
 	e := envelope{rate: 5000, burst: 50, unit: "datagrams"}
 	errs = append(errs, e.checkMean(lab.Packets(list), 0.02, report), e.checkBurst(lab.Packets(list), report))
 	e.rate /= 2
 	if e.checkMean(lab.Packets(list), 0.02, report) == nil || e.checkBurst(lab.Packets(list), report) == nil {
-		errs = append(errs, errors.New("the checks accept twice the rate"))
+		errs = append(errs, errors.New("the checks accepted twice the rate"))
 	}
 	t.Logf("sigma %.1f datagrams; %v", lab.Sigma(lab.Packets(list), 5000), report)
 	return report, errors.Join(errs...)

@@ -23,7 +23,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// A host is one that goes with the test, and so does what it opens.
+// A host is removed when the test ends, and so is everything it opens.
 type host struct{ *lab.Host }
 
 func newHost(t testing.TB, role string) *host {
@@ -73,19 +73,19 @@ func (h *host) listenUDP(t testing.TB, at netip.AddrPort) *net.UDPConn {
 	return c
 }
 
-// A capture fails its test when it is incomplete.
+// A capture fails its test if it is incomplete.
 type capture struct {
 	*lab.Capture
 	t testing.TB
 }
 
-// capture records what comes to a link from a port or for it.
+// capture records the frames received at a link, from or to a port.
 func (h *host) capture(t testing.TB, link string, port uint16, frames int) *capture {
 	t.Helper()
-	return h.captureBy(t, link, lab.Filter{Port: port, Incoming: true}, frames)
+	return h.captureFiltered(t, link, lab.Filter{Port: port, Incoming: true}, frames)
 }
 
-func (h *host) captureBy(t testing.TB, link string, filter lab.Filter, frames int) *capture {
+func (h *host) captureFiltered(t testing.TB, link string, filter lab.Filter, frames int) *capture {
 	t.Helper()
 	c, err := h.Capture(link, filter, frames)
 	must(t, err)
@@ -93,7 +93,7 @@ func (h *host) captureBy(t testing.TB, link string, filter lab.Filter, frames in
 	return &capture{c, t}
 }
 
-// stop ends the capture and returns what it saw.
+// stop ends the capture and returns the arrivals.
 func (c *capture) stop() []lab.Arrival {
 	c.t.Helper()
 	list, err := c.Finish()
@@ -101,9 +101,10 @@ func (c *capture) stop() []lab.Arrival {
 	return list
 }
 
-// kernelLost is how many packets the kernel has dropped because nobody took them in time:
-// between interfaces, on all of the machine, and before sockets of the host.
-func kernelLost(t testing.TB, h *host) (lost int) {
+// kernelDrops returns how many packets the kernel has dropped because of full queues: in
+// the softnet backlog of the whole machine, and in the receive buffers of the host's UDP
+// sockets.
+func kernelDrops(t testing.TB, h *host) (drops int) {
 	t.Helper()
 	var softnet, snmp []byte
 	must(t, h.Do(func() (err error) {
@@ -113,10 +114,10 @@ func kernelLost(t testing.TB, h *host) (lost int) {
 		snmp, err = os.ReadFile("/proc/thread-self/net/snmp")
 		return err
 	}))
-	for line := range strings.Lines(string(softnet)) { // a processor each: received, dropped, ...
+	for line := range strings.Lines(string(softnet)) { // one line per processor: received, dropped, ...
 		dropped, err := strconv.ParseUint(strings.Fields(line)[1], 16, 32)
 		must(t, err)
-		lost += int(dropped)
+		drops += int(dropped)
 	}
 	var names []string
 	for line := range strings.Lines(string(snmp)) {
@@ -130,7 +131,7 @@ func kernelLost(t testing.TB, h *host) (lost int) {
 		}
 		n, err := strconv.Atoi(fields[slices.Index(names, "RcvbufErrors")])
 		must(t, err)
-		lost += n
+		drops += n
 	}
-	return lost
+	return drops
 }

@@ -16,7 +16,7 @@ func every(gap time.Duration, count, n int) []lab.Event {
 	return events
 }
 
-// TestEnvelope holds the checks to both sides: what they accept, and what not.
+// TestEnvelope tests what the checks accept and what they reject.
 func TestEnvelope(t *testing.T) {
 	e := envelope{rate: 1e6, burst: 5000, unit: "bytes"}
 	steady := every(time.Millisecond, 1000, 1000)
@@ -40,8 +40,8 @@ func TestEnvelope(t *testing.T) {
 		{"burst", burst(4100), nil, false},
 		{"burst with a stall", burst(13900), stalled, true},
 		{"burst beyond the stall", burst(14100), stalled, false},
-		{"a stall does not excuse everything", burst(60000), long, false},
-		{"sawtooth that a stall would excuse each time", sawtooth, stallReport{{late: 20 * time.Millisecond}}, false},
+		{"burst beyond the stall allowance", burst(60000), long, false},
+		{"sawtooth with a single stall", sawtooth, stallReport{{late: 20 * time.Millisecond}}, false},
 	} {
 		if err := e.checkBurst(test.events, test.stalls); (err == nil) != test.ok {
 			t.Errorf("%s: %v", test.name, err)
@@ -71,7 +71,7 @@ func TestEnvelope(t *testing.T) {
 	}
 }
 
-func TestStallsWithin(t *testing.T) {
+func TestStallReport_MaxWithin(t *testing.T) {
 	at := func(due time.Duration, late time.Duration) stall {
 		return stall{at: time.Unix(0, 0).Add(due), late: late}
 	}
@@ -83,11 +83,11 @@ func TestStallsWithin(t *testing.T) {
 		111 * time.Millisecond: 11 * time.Millisecond,
 		time.Second:            12 * time.Millisecond,
 	} {
-		if got := r.within(window); got != want {
+		if got := r.maxWithin(window); got != want {
 			t.Errorf("%v within %v, want %v", got, window, want)
 		}
 	}
-	if got := stallReport(nil).within(time.Second); got != 0 {
+	if got := stallReport(nil).maxWithin(time.Second); got != 0 {
 		t.Errorf("%v without a stall", got)
 	}
 }

@@ -18,7 +18,7 @@ type family struct {
 	name       string
 	sources    [3]netip.Addr // of the client, each in a /24 or a /56 of its own
 	proxy      netip.Addr    // of the shaper, on the client's side
-	alias      netip.Addr    // a second one there
+	alias      netip.Addr    // second address on the client's side
 	inner      netip.Addr    // of the shaper, on the downstream's side
 	downstream netip.Addr
 	any        netip.Addr
@@ -56,7 +56,7 @@ func addrs(a, b, c string) [3]netip.Addr {
 	return [3]netip.Addr{netip.MustParseAddr(a), netip.MustParseAddr(b), netip.MustParseAddr(c)}
 }
 
-// Names of the interfaces, as the drawing in the package's documentation has them.
+// Interface names, as in the drawing in the package documentation.
 const (
 	clientLink     = "up"
 	shaperLeft     = "left"
@@ -66,10 +66,10 @@ const (
 
 const (
 	tcpPort = 5432
-	udpPort = 8003 // inside a range of ports that the tests listen on
+	udpPort = 8003 // within the port range of the listener
 )
 
-// newNetwork makes the three hosts and joins them. They go when the test ends.
+// newNetwork creates the three hosts and connects them. They are removed when the test ends.
 func newNetwork(t testing.TB) *network {
 	t.Helper()
 	n := &network{client: newHost(t, "client"), shaper: newHost(t, "shaper"), downstream: newHost(t, "downstream")}
@@ -78,19 +78,18 @@ func newNetwork(t testing.TB) *network {
 		lab.Join(n.shaper.Host, shaperRight, n.downstream.Host, downstreamLink)))
 	for _, f := range families {
 		must(t, errors.Join(
-			n.client.Address(clientLink, f.outerBits, f.sources[:]...),
-			n.shaper.Address(shaperLeft, f.outerBits, f.proxy, f.alias),
-			n.shaper.Address(shaperRight, f.innerBits, f.inner),
-			n.downstream.Address(downstreamLink, f.innerBits, f.downstream),
-			n.client.Route(f.proxy), n.downstream.Route(f.inner)))
+			n.client.AddAddress(clientLink, f.outerBits, f.sources[:]...),
+			n.shaper.AddAddress(shaperLeft, f.outerBits, f.proxy, f.alias),
+			n.shaper.AddAddress(shaperRight, f.innerBits, f.inner),
+			n.downstream.AddAddress(downstreamLink, f.innerBits, f.downstream),
+			n.client.AddDefaultRoute(f.proxy), n.downstream.AddDefaultRoute(f.inner)))
 	}
-	// Neighbours in one large frame would have no gaps.
-	must(t, errors.Join(n.shaper.Segments(shaperLeft, 1), n.shaper.Segments(shaperRight, 1)))
+	// Segments within a super-packet would have no gaps.
+	must(t, errors.Join(n.shaper.SetMaxSegments(shaperLeft, 1), n.shaper.SetMaxSegments(shaperRight, 1)))
 	return n
 }
 
-// forward lets the shaper route, so that the client reaches the downstream with
-// no daemon between them.
+// forward enables routing on the shaper, so that the client reaches the downstream without a daemon.
 func (n *network) forward(t testing.TB) {
 	t.Helper()
 	must(t, errors.Join(

@@ -13,26 +13,25 @@ import (
 	"shaperd/test/lab"
 )
 
-// tenMiB is the envelope that most TCP tests hold the daemon to: 10 MiB/s, and no
-// more than 24 kB at once.
+// tenMiB is the envelope of most TCP tests: 10 MiB/s, with a burst of 24 kB.
 var tenMiB = envelope{rate: 10 << 20, burst: 24e3, unit: "bytes"}
 
 const tenMiBLimit = `rate = "10MiB/s"
 burst = "0B"
 max_delay = "500ms"`
 
-// room for the frames of so many seconds at 10 MiB/s
+// framesOf returns the maximum number of frames in the given number of seconds at 10 MiB/s.
 func framesOf(seconds int) int { return seconds * 12000 }
 
-// TestTCPEnvelope is four connections on one key, in both IP versions.
+// TestTCPEnvelope checks four connections of one key, with both IP versions.
 func TestTCPEnvelope(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
-			fairly(t, func() (stallReport, error) {
+			retryOnStall(t, func() (stallReport, error) {
 				n := newNetwork(t)
 				s := n.downstream.newSink(t, f.tcp())
 				d := n.shaper.shaperd(t, config(f, limit("smooth", onTCP, keySource, tenMiBLimit)))
-				b := n.client.newBulk(t, f.sources[0], f.door(), 4, 'x')
+				b := n.client.newBulk(t, f.sources[0], f.listenAddr(), 4, 'x')
 				stalls := startStallWatch(t)
 				c := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(5))
 				if err := b.flood(2500 * time.Millisecond); err != nil {
@@ -41,22 +40,22 @@ func TestTCPEnvelope(t *testing.T) {
 				end := c.Elapsed()
 				events, report := lab.Between(lab.Bytes(c.stop()), 0, end), stalls.stop()
 				mustHaveLimited(t, d, "smooth")
-				return report, errors.Join(hold(t, tenMiB, events, 0.02, report), s.fairShares(0.15))
+				return report, errors.Join(checkEnvelope(t, tenMiB, events, 0.02, report), s.checkFairness(0.15))
 			})
 		})
 	}
 }
 
-// TestTCPFromDownstream is the same the other way, seen at the client.
+// TestTCPFromDownstream checks the rate from the downstream, captured at the client.
 func TestTCPFromDownstream(t *testing.T) {
 	f := ipv4
-	fairly(t, func() (stallReport, error) {
+	retryOnStall(t, func() (stallReport, error) {
 		n := newNetwork(t)
 		n.downstream.serveTCP(t, f.tcp(), func(c *net.TCPConn) { _, _ = io.Copy(c, zeros{}) })
 		d := n.shaper.shaperd(t, config(f, limit("answers", onTCP, keyAll, `direction = "from-downstream"`, tenMiBLimit)))
 		stalls := startStallWatch(t)
 		c := n.client.capture(t, clientLink, tcpPort, framesOf(4))
-		b := n.client.newBulk(t, f.sources[0], f.door(), 4, 'x')
+		b := n.client.newBulk(t, f.sources[0], f.listenAddr(), 4, 'x')
 		deadline := time.Now().Add(2 * time.Second)
 		err := b.each(func(c *net.TCPConn) error {
 			if err := c.SetReadDeadline(deadline); err != nil {
@@ -74,18 +73,18 @@ func TestTCPFromDownstream(t *testing.T) {
 		end := c.Elapsed()
 		events, report := lab.Between(lab.Bytes(c.stop()), 0, end), stalls.stop()
 		mustHaveLimited(t, d, "answers")
-		return report, hold(t, tenMiB, events, 0.02, report)
+		return report, checkEnvelope(t, tenMiB, events, 0.02, report)
 	})
 }
 
-// TestTCPAfterIdle pauses: the time in which nothing was sent earns no credit.
-func TestTCPAfterIdle(t *testing.T) {
+// TestTCP_IdleEarnsNoCredit checks that an idle time grants no burst.
+func TestTCP_IdleEarnsNoCredit(t *testing.T) {
 	f := ipv4
-	fairly(t, func() (stallReport, error) {
+	retryOnStall(t, func() (stallReport, error) {
 		n := newNetwork(t)
 		s := n.downstream.newSink(t, f.tcp())
 		d := n.shaper.shaperd(t, config(f, limit("smooth", onTCP, keySource, tenMiBLimit)))
-		b := n.client.newBulk(t, f.sources[0], f.door(), 4, 'x')
+		b := n.client.newBulk(t, f.sources[0], f.listenAddr(), 4, 'x')
 		stalls := startStallWatch(t)
 		c := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(5))
 		if err := b.send(1 << 20); err != nil {
@@ -104,29 +103,29 @@ func TestTCPAfterIdle(t *testing.T) {
 			t.Fatalf("%d bytes arrived while the source was idle", lab.Total(quiet))
 		}
 		mustHaveLimited(t, d, "smooth")
-		err := hold(t, tenMiB, lab.Between(events, woke, end), 0.02, report)
+		err := checkEnvelope(t, tenMiB, lab.Between(events, woke, end), 0.02, report)
 		if over := tenMiB.checkBurst(events, report); over != nil {
-			err = errors.Join(err, fmt.Errorf("over the pause: %w", over))
+			err = errors.Join(err, fmt.Errorf("including the pause: %w", over))
 		}
 		return report, err
 	})
 }
 
-// TestTCPAfterPause has the downstream stop reading, and then read again. What the
-// proxy sent for it meanwhile must not have piled up to arrive at once.
-func TestTCPAfterPause(t *testing.T) {
+// TestTCP_NoBurstAfterReceiverPause has the downstream stop reading for a while. Data must not
+// accumulate in the proxy's send buffers and then arrive at once.
+func TestTCP_NoBurstAfterReceiverPause(t *testing.T) {
 	const connections = 4
 	f := ipv4
-	// Beside the envelope, what each connection may hold unsent: a grant of 4 ms.
+	// In addition to the envelope, each connection may have an unsent grant of 4 ms.
 	e := tenMiB
 	e.burst += connections * 44e3
-	fairly(t, func() (stallReport, error) {
+	retryOnStall(t, func() (stallReport, error) {
 		n := newNetwork(t)
-		// A window that fills soon.
+		// A small receive window.
 		must(t, n.downstream.Sysctl("net/ipv4/tcp_rmem", "4096 32768 65536"))
 		s := n.downstream.newSink(t, f.tcp())
 		d := n.shaper.shaperd(t, config(f, limit("smooth", onTCP, keySource, tenMiBLimit)))
-		b := n.client.newBulk(t, f.sources[0], f.door(), connections, 'x')
+		b := n.client.newBulk(t, f.sources[0], f.listenAddr(), connections, 'x')
 		s.wait(t, 'x', connections, 5*time.Second)
 		stalls := startStallWatch(t)
 		c := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(5))
@@ -134,33 +133,33 @@ func TestTCPAfterPause(t *testing.T) {
 		go func() { done <- b.flood(2 * time.Second) }()
 		time.Sleep(500 * time.Millisecond)
 		s.pause(500 * time.Millisecond)
-		again := c.Elapsed()
+		resumed := c.Elapsed()
 		if err := <-done; err != nil {
 			t.Fatal(err)
 		}
 		end := c.Elapsed()
 		events, report := lab.Between(lab.Bytes(c.stop()), 0, end), stalls.stop()
-		before := lab.Between(events, again-200*time.Millisecond, again-10*time.Millisecond)
+		before := lab.Between(events, resumed-200*time.Millisecond, resumed-10*time.Millisecond)
 		if got := lab.Total(before); float64(got) > 0.05*e.rate {
-			return report, fmt.Errorf("%d bytes arrived while the downstream did not read: it never pushed back", got)
+			return report, fmt.Errorf("%d bytes arrived while the downstream did not read: there was no backpressure", got)
 		}
 		mustHaveLimited(t, d, "smooth")
-		after := lab.Between(events, again, end)
+		after := lab.Between(events, resumed, end)
 		t.Logf("after the pause: sigma %.0f bytes; %v", lab.Sigma(after, e.rate), report)
 		return report, errors.Join(e.checkBurst(after, report), e.checkMean(after, 0.05, report))
 	})
 }
 
-// TestIdleMembers has 49 idle connections on the key of a busy one, which is to
-// get all of the rate.
-func TestIdleMembers(t *testing.T) {
+// TestTCP_IdleConnectionsTakeNoShare has 49 idle connections with the key of a busy one, which
+// must get the whole rate.
+func TestTCP_IdleConnectionsTakeNoShare(t *testing.T) {
 	f := ipv4
-	fairly(t, func() (stallReport, error) {
+	retryOnStall(t, func() (stallReport, error) {
 		n := newNetwork(t)
 		s := n.downstream.newSink(t, f.tcp())
 		d := n.shaper.shaperd(t, config(f, limit("smooth", onTCP, keySource, tenMiBLimit)))
-		n.client.newBulk(t, f.sources[0], f.door(), 49, 'i')
-		b := n.client.newBulk(t, f.sources[0], f.door(), 1, 'b')
+		n.client.newBulk(t, f.sources[0], f.listenAddr(), 49, 'i')
+		b := n.client.newBulk(t, f.sources[0], f.listenAddr(), 1, 'b')
 		s.wait(t, 'i', 49, 5*time.Second)
 		s.wait(t, 'b', 1, 5*time.Second)
 		stalls := startStallWatch(t)
@@ -169,24 +168,24 @@ func TestIdleMembers(t *testing.T) {
 			t.Fatal(err)
 		}
 		end := c.Elapsed()
-		list, report := s.of('b', c.stop()), stalls.stop()
+		list, report := s.arrivals('b', c.stop()), stalls.stop()
 		mustHaveLimited(t, d, "smooth")
-		return report, hold(t, tenMiB, lab.Between(lab.Bytes(list), 0, end), 0.02, report)
+		return report, checkEnvelope(t, tenMiB, lab.Between(lab.Bytes(list), 0, end), 0.02, report)
 	})
 }
 
-// TestTwoSourcesTCP has one source send by twenty connections as fast as it can.
-// The other, with one connection, is to have all of its own rate.
+// TestTwoSourcesTCP has one source send at full speed on twenty connections. The other, with one
+// connection, must get its own rate in full.
 func TestTwoSourcesTCP(t *testing.T) {
 	e := envelope{rate: 2 << 20, burst: 24e3, unit: "bytes"}
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
-			fairly(t, func() (stallReport, error) {
+			retryOnStall(t, func() (stallReport, error) {
 				n := newNetwork(t)
 				s := n.downstream.newSink(t, f.tcp())
 				d := n.shaper.shaperd(t, config(f, limit("each", onTCP, keySource, `rate = "2MiB/s"`, `max_delay = "500ms"`)))
-				quiet := n.client.newBulk(t, f.sources[1], f.door(), 1, 'q')
-				loud := n.client.newBulk(t, f.sources[0], f.door(), 20, 'l')
+				quiet := n.client.newBulk(t, f.sources[1], f.listenAddr(), 1, 'q')
+				loud := n.client.newBulk(t, f.sources[0], f.listenAddr(), 20, 'l')
 				stalls := startStallWatch(t)
 				c := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(4))
 				done := make(chan error)
@@ -199,7 +198,7 @@ func TestTwoSourcesTCP(t *testing.T) {
 				list, report := c.stop(), stalls.stop()
 				mustHaveLimited(t, d, "each")
 				for _, tag := range []byte("ql") {
-					if held := hold(t, e, lab.Between(lab.Bytes(s.of(tag, list)), 0, end), 0.03, report); held != nil {
+					if held := checkEnvelope(t, e, lab.Between(lab.Bytes(s.arrivals(tag, list)), 0, end), 0.03, report); held != nil {
 						err = errors.Join(err, fmt.Errorf("source %c: %w", tag, held))
 					}
 				}
@@ -209,14 +208,14 @@ func TestTwoSourcesTCP(t *testing.T) {
 	}
 }
 
-// TestObserve counts what the limit would do, and does nothing.
+// TestObserve checks that an observing limit counts delays and does not delay.
 func TestObserve(t *testing.T) {
 	f := ipv4
 	n := newNetwork(t)
 	s := n.downstream.newSink(t, f.tcp())
 	text := strings.Replace(config(f, limit("smooth", onTCP, keySource, `rate = "1MiB/s"`)), `observe = false`, `observe = true`, 1)
 	d := n.shaper.shaperd(t, text)
-	b := n.client.newBulk(t, f.sources[0], f.door(), 1, 'x')
+	b := n.client.newBulk(t, f.sources[0], f.listenAddr(), 1, 'x')
 	start := time.Now()
 	if err := b.send(5 << 20); err != nil {
 		t.Fatal(err)
@@ -228,28 +227,27 @@ func TestObserve(t *testing.T) {
 	mustHaveLimited(t, d, "smooth")
 }
 
-// hold checks events against the envelope, and logs what they were.
-func hold(t *testing.T, e envelope, events []lab.Event, tolerance float64, report stallReport) error {
+// checkEnvelope checks events against the envelope, and logs their figures.
+func checkEnvelope(t *testing.T, e envelope, events []lab.Event, tolerance float64, report stallReport) error {
 	t.Helper()
 	t.Logf("%d %s, mean %+.3f %% off the rate, sigma %.2f; %v",
-		lab.Total(events), e.unit, 100*(lab.Mean(events)/e.rate-1), lab.Sigma(events, e.rate), report)
+		lab.Total(events), e.unit, 100*(lab.MeanRate(events)/e.rate-1), lab.Sigma(events, e.rate), report)
 	return errors.Join(e.checkBurst(events, report), e.checkMean(events, tolerance, report))
 }
 
-// mustHaveLimited fails when the daemon does not say that the limit held anything
-// back: a test of a limiter that never limits proves nothing.
+// mustHaveLimited fails the test if the daemon's metrics have no delay or refusal by the limit: a
+// test of a limiter that never limits proves nothing.
 func mustHaveLimited(t *testing.T, d *daemon, name string) {
 	t.Helper()
 	m := d.metrics()
 	label := `limit="` + name + `"`
 	if m.sum("", label, `verdict="delay"`)+m.sum("", label, `verdict="refuse"`) == 0 {
-		t.Errorf("the metrics know of no delay and no refusal by %s:\n%s", name, m)
+		t.Errorf("the metrics have no delay and no refusal by %s:\n%s", name, m)
 	}
 }
 
-// fairShares compares what the sink's connections got: each is to have the same,
-// within tolerance of their mean.
-func (s *sink) fairShares(tolerance float64) error {
+// checkFairness checks that all connections of the sink got the same number of bytes, within tolerance of their mean.
+func (s *sink) checkFairness(tolerance float64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var sum float64

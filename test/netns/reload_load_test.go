@@ -14,11 +14,11 @@ import (
 	"shaperd/test/lab"
 )
 
-// TestLongReloadUnderLoad reloads again and again while connections come and go, others stay,
-// and datagrams flow: nobody is to notice. With -figures the load is what two processors
-// can just bear.
+// TestLongReloadUnderLoad reloads continuously while short and long connections are open
+// and datagrams flow: no traffic may be affected. With -figures the load is the maximum of
+// two processors.
 func TestLongReloadUnderLoad(t *testing.T) {
-	fairly(t, func() (stallReport, error) { return measureReloadUnderLoad(t) })
+	retryOnStall(t, func() (stallReport, error) { return measureReloadUnderLoad(t) })
 }
 
 func measureReloadUnderLoad(t *testing.T) (stallReport, error) {
@@ -29,7 +29,7 @@ func measureReloadUnderLoad(t *testing.T) (stallReport, error) {
 		rate     = 10 << 20
 		burst    = 1 << 20
 	)
-	openings, packets := 300, 5000 // a second
+	openings, packets := 300, 5000 // per second
 	long := 100
 	if *figures {
 		openings, packets, long = 1000, 20_000, 200
@@ -46,15 +46,15 @@ func measureReloadUnderLoad(t *testing.T) (stallReport, error) {
 			limit("smooth", onTCP, keyAll, fmt.Sprintf(`rate = "%dMiB/s"`, rate>>20), `burst = "1MiB"`, fmt.Sprintf(`max_delay = "%dms"`, 200+i%2)),
 			limit("datagrams", onUDP, keySource, fmt.Sprintf(`packets = "%dpps"`, 2*packets), `max_delay = "1s"`))
 		text += rpcListener(rpc, slices.Repeat([]string{"tcp://127.0.0.1:7001"}, i%2)...)
-		// Other limits come and go.
+		// Other limits are added and removed.
 		text += strings.Repeat("\n[[limit]]\n"+limit("slots", `match = { listen = ["rpc"] }`, keySource, "max_connections = 500", `new_connections = "5000/s"`), i%2)
 		return text
 	}
 	d := n.shaper.shaperd(t, text(0))
-	b := n.client.newBulk(t, f.sources[0], f.door(), long, 'l')
+	b := n.client.newBulk(t, f.sources[0], f.listenAddr(), long, 'l')
 	s.wait(t, 'l', int64(long), 5*time.Second)
 	stalls := startStallWatch(t)
-	lostBefore := kernelLost(t, n.shaper)
+	lostBefore := kernelDrops(t, n.shaper)
 	const load = reloads*interval + 500*time.Millisecond
 	streams := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(int(load/time.Second)+2))
 	datagrams := n.downstream.capture(t, downstreamLink, udpPort, packets*int(load/time.Second+2))
@@ -65,7 +65,7 @@ func measureReloadUnderLoad(t *testing.T) (stallReport, error) {
 	sent := 0
 	group.Go(func() { flooded = b.flood(load) })
 	group.Go(func() {
-		p := n.client.newPaced(t, f.sources[1], f.udpDoor(), paced{tag: 'u', size: 64, rate: packets})
+		p := n.client.newPaced(t, f.sources[1], f.udpListenAddr(), paced{tag: 'u', size: 64, rate: packets})
 		sent, sprayed = p.send(load)
 	})
 	start := time.Now()
@@ -74,7 +74,7 @@ func measureReloadUnderLoad(t *testing.T) (stallReport, error) {
 			period := workers * time.Second / time.Duration(openings)
 			for at := period * time.Duration(w) / workers; at < load; at += period {
 				time.Sleep(time.Until(start.Add(at)))
-				if _, err := n.client.ask(f.sources[2], rpcDoor); err != nil {
+				if _, err := n.client.request(f.sources[2], rpcDoor); err != nil {
 					failed.Add(1)
 					t.Logf("a connection: %v", err)
 				} else {
@@ -89,7 +89,7 @@ func measureReloadUnderLoad(t *testing.T) (stallReport, error) {
 	}
 	took := time.Since(start)
 	group.Wait()
-	time.Sleep(100 * time.Millisecond) // what is on the way arrives
+	time.Sleep(100 * time.Millisecond) // until everything has arrived
 	list, bytes, report := datagrams.stop(), lab.Bytes(streams.stop()), stalls.stop()
 
 	m := d.metrics()
@@ -97,8 +97,8 @@ func measureReloadUnderLoad(t *testing.T) (stallReport, error) {
 		t.Errorf("the daemon has loaded its configuration %v times, want %d", got, reloads+1)
 	}
 	sigma := lab.Sigma(bytes, rate)
-	t.Logf("%d reloads in %v beside %d connections (%.0f/s), %d datagrams (%.0f/s) and %d streams at %.0f B/s; sigma %.0f bytes, %d of them the burst; %v",
-		reloads, took.Round(time.Millisecond), served.Load(), float64(served.Load())/load.Seconds(), sent, float64(sent)/load.Seconds(), long, lab.Mean(bytes), sigma, burst, report)
+	t.Logf("%d reloads in %v during %d connections (%.0f/s), %d datagrams (%.0f/s) and %d streams at %.0f B/s; sigma %.0f bytes, %d of them the burst; %v",
+		reloads, took.Round(time.Millisecond), served.Load(), float64(served.Load())/load.Seconds(), sent, float64(sent)/load.Seconds(), long, lab.MeanRate(bytes), sigma, burst, report)
 	if err := errors.Join(flooded, sprayed); err != nil {
 		t.Errorf("the load: %v", err)
 	}
@@ -112,18 +112,18 @@ func measureReloadUnderLoad(t *testing.T) (stallReport, error) {
 		t.Error("the daemon logged an error")
 	}
 	var errs []error
-	// What the kernel lost, for want of time to take it, never was the daemon's.
-	if lost := kernelLost(t, n.shaper) - lostBefore; len(list)+lost < sent {
+	// Datagrams that the kernel dropped never reached the daemon.
+	if lost := kernelDrops(t, n.shaper) - lostBefore; len(list)+lost < sent {
 		errs = append(errs, fmt.Errorf("%d of %d datagrams arrived, the kernel lost %d", len(list), sent, lost))
 	}
-	if most := burst + 24e3 + rate*min(report.longest(), stallAlibi).Seconds(); sigma > most {
-		errs = append(errs, fmt.Errorf("sigma is %.0f bytes, want at most %.0f: a reload hands out a burst", sigma, most))
+	if most := burst + 24e3 + rate*min(report.longest(), stallAllowance).Seconds(); sigma > most {
+		errs = append(errs, fmt.Errorf("sigma is %.0f bytes, want at most %.0f: a reload granted a burst", sigma, most))
 	}
 	if sigma < burst/2 {
 		errs = append(errs, fmt.Errorf("sigma is %.0f bytes: the burst was never used", sigma))
 	}
 	if least := 0.9 * float64(openings) * load.Seconds(); float64(served.Load()) < least {
-		errs = append(errs, fmt.Errorf("only %d connections were made, the load is %d/s", served.Load(), openings))
+		errs = append(errs, fmt.Errorf("only %d connections were opened, the load is %d/s", served.Load(), openings))
 	}
 	return report, errors.Join(errs...)
 }

@@ -10,16 +10,16 @@ import (
 	"shaperd/test/lab"
 )
 
-// A phase is a time with one rate, in bytes a second. Reloads take their time:
-// what lies between two phases has the higher rate of both.
+// A phase is an interval with one rate, in bytes a second. During the reload between two
+// phases the higher of both rates counts.
 type phase struct {
 	start, end time.Duration
 	rate       float64
 }
 
-// alongPhases moves each event to the time at which it would be, were the rate
-// always 1: a burst over varying rates becomes one over a rate of 1.
-func alongPhases(events []lab.Event, phases []phase) []lab.Event {
+// warpTime maps each event to the time that it would have if the rate were always 1, so
+// that a burst over varying rates becomes one over a rate of 1.
+func warpTime(events []lab.Event, phases []phase) []lab.Event {
 	credit := func(at time.Duration) float64 {
 		var sum float64
 		for i, p := range phases {
@@ -38,23 +38,22 @@ func alongPhases(events []lab.Event, phases []phase) []lab.Event {
 	return moved
 }
 
-// TestAlongPhases moves events by hand.
-func TestAlongPhases(t *testing.T) {
+// TestTimeWarpByPhase compares with times computed by hand.
+func TestTimeWarpByPhase(t *testing.T) {
 	const s = time.Second
 	phases := []phase{{0, 2 * s, 10}, {3 * s, 5 * s, 1}}
 	for at, want := range map[time.Duration]time.Duration{
 		0: 0, s: 10 * s, 2 * s: 20 * s, 2500 * time.Millisecond: 25 * s, 3 * s: 30 * s, 4 * s: 31 * s, 9 * s: 32 * s,
 	} {
-		if got := alongPhases([]lab.Event{{At: at, N: 1}}, phases)[0].At; (got - want).Abs() > time.Microsecond {
-			t.Errorf("%v becomes %v, want %v", at, got, want)
+		if got := warpTime([]lab.Event{{At: at, N: 1}}, phases)[0].At; (got - want).Abs() > time.Microsecond {
+			t.Errorf("%v was mapped to %v, want %v", at, got, want)
 		}
 	}
 }
 
-// TestReload changes the rate under load. A limiter made anew would hand out its
-// burst of 1 MiB each time.
+// TestReload changes the rate under load. A limiter without its old state would grant its burst of 1 MiB each time.
 func TestReload(t *testing.T) {
-	fairly(t, func() (stallReport, error) { return measureReload(t) })
+	retryOnStall(t, func() (stallReport, error) { return measureReload(t) })
 }
 
 func measureReload(t *testing.T) (stallReport, error) {
@@ -66,7 +65,7 @@ func measureReload(t *testing.T) (stallReport, error) {
 		return config(f, limit("smooth", onTCP, keySource, fmt.Sprintf(`rate = "%dMiB/s"`, mib), `burst = "1MiB"`, more))
 	}
 	d := n.shaper.shaperd(t, text(4, ""))
-	b := n.client.newBulk(t, f.sources[0], f.door(), 4, 'x')
+	b := n.client.newBulk(t, f.sources[0], f.listenAddr(), 4, 'x')
 	stalls := startStallWatch(t)
 	c := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(5))
 	const load = 4400 * time.Millisecond
@@ -80,22 +79,22 @@ func measureReload(t *testing.T) (stallReport, error) {
 		phases[len(phases)-1].end = c.Elapsed()
 	}
 	run(4, 700*time.Millisecond)
-	for _, mode := range []string{"250ms", "300ms"} { // the same rate, written anew
-		d.reload(text(4, fmt.Sprintf("max_delay = %q", mode)))
+	for _, maxDelay := range []string{"250ms", "300ms"} { // same rate, other max_delay
+		d.reload(text(4, fmt.Sprintf("max_delay = %q", maxDelay)))
 		run(4, 400*time.Millisecond)
 	}
 	d.reload(text(8, ""))
 	run(8, 700*time.Millisecond)
 	for _, bad := range []string{
-		text(1, "") + "\n[[limit", // no TOML
+		text(1, "") + "\n[[limit", // invalid TOML
 		strings.Replace(text(1, ""), "burst", "brust", 1),
 		strings.Replace(text(1, ""), `["door"]`, `["gate"]`, 1),
 	} {
 		before := len(d.log.String())
 		d.reload(bad)
 		waitFor(t, 10*time.Second, func() error {
-			if said := d.log.String()[before:]; !strings.Contains(said, "shaperd.toml:") {
-				return fmt.Errorf("a bad configuration is not reported with its place: %q", said)
+			if logged := d.log.String()[before:]; !strings.Contains(logged, "shaperd.toml:") {
+				return fmt.Errorf("an invalid configuration is not reported with its position: %q", logged)
 			}
 			return nil
 		})
@@ -111,17 +110,17 @@ func measureReload(t *testing.T) (stallReport, error) {
 	if arrived, ended := s.count(); arrived != 4 || ended != 0 {
 		t.Errorf("%d connections arrived at the downstream and %d ended, want 4 and 0", arrived, ended)
 	}
-	moved := alongPhases(lab.Between(events, phases[0].start, phases[len(phases)-1].end), phases)
-	allowed := burst + 24e3 + 8*(1<<20)*min(report.longest(), stallAlibi).Seconds()
+	moved := warpTime(lab.Between(events, phases[0].start, phases[len(phases)-1].end), phases)
+	allowed := burst + 24e3 + 8*(1<<20)*min(report.longest(), stallAllowance).Seconds()
 	got := lab.Sigma(moved, 1)
 	t.Logf("sigma over all phases %.0f bytes, %d of them the burst; %v", got, burst, report)
-	if got < burst/8 { // far more than there is without one
+	if got < burst/8 { // far more than without a burst
 		t.Errorf("sigma over all phases is %.0f bytes: the burst of %d was never used", got, burst)
 	}
 	mustHaveLimited(t, d, "smooth")
 	var errs []error
 	if got > allowed {
-		errs = append(errs, fmt.Errorf("sigma over all phases is %.0f bytes, want at most %.0f: a reload hands out a burst", got, allowed))
+		errs = append(errs, fmt.Errorf("sigma over all phases is %.0f bytes, want at most %.0f: a reload granted a burst", got, allowed))
 	}
 	for i, p := range phases {
 		start := p.start
@@ -136,8 +135,8 @@ func measureReload(t *testing.T) (stallReport, error) {
 	return report, errors.Join(errs...)
 }
 
-// TestReloadConnections makes a cap smaller and larger while connections wait.
-func TestReloadConnections(t *testing.T) {
+// TestReload_ConnectionCap lowers and raises a cap while connections wait.
+func TestReload_ConnectionCap(t *testing.T) {
 	f := ipv4
 	n := newNetwork(t)
 	n.downstream.serveSlowly(t, f.tcp(), 100*time.Millisecond)
@@ -145,10 +144,10 @@ func TestReloadConnections(t *testing.T) {
 		return config(f, limit("slots", onTCP, keyAll, fmt.Sprintf("max_connections = %d", slots), `queue_timeout = "10s"`, `max_queue = 100`))
 	}
 	d := n.shaper.shaperd(t, text(8))
-	c := n.downstream.captureBy(t, downstreamLink, lab.Filter{Port: tcpPort}, 1<<16)
+	c := n.downstream.captureFiltered(t, downstreamLink, lab.Filter{Port: tcpPort}, 1<<16)
 	failed := make(chan int, 1)
 	go func() {
-		_, n := n.client.repeat(f.sources[0], f.door(), 40, 3*time.Second)
+		_, n := n.client.repeatRequests(f.sources[0], f.listenAddr(), 40, 3*time.Second)
 		failed <- n
 	}()
 	type step struct {
@@ -160,7 +159,7 @@ func TestReloadConnections(t *testing.T) {
 		if i != 0 {
 			d.reload(text(s.slots))
 		}
-		waitFor(t, 5*time.Second, func() error { // those in flight end, or others begin
+		waitFor(t, 5*time.Second, func() error { // until the new cap is reached
 			if got := d.metrics().sum("in_flight", `limit="slots"`); got != float64(s.slots) {
 				return fmt.Errorf("%v connections are in flight, the cap is %d", got, s.slots)
 			}
@@ -175,8 +174,8 @@ func TestReloadConnections(t *testing.T) {
 	}
 	levels := lab.Levels(c.stop())
 	for _, s := range steps {
-		if got := lab.Highest(levels, s.start, s.end); got != s.slots {
-			t.Errorf("at most %d connections were in flight, the cap was %d then", got, s.slots)
+		if got := lab.MaxLevel(levels, s.start, s.end); got != s.slots {
+			t.Errorf("the peak was %d connections in flight, want the cap of %d", got, s.slots)
 		}
 	}
 }

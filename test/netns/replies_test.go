@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestUDPReplies has datagrams of all sizes go there and back whole, and come
-// back from the address that they were sent to: the shaper has several.
+// TestUDPReplies checks that datagrams of all sizes are echoed unchanged, and that
+// replies come from the address that the request was sent to: the shaper has several.
 func TestUDPReplies(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
@@ -18,12 +18,12 @@ func TestUDPReplies(t *testing.T) {
 			n.shaper.shaperd(t, config(f, limit("both-ways", onUDP, keySource,
 				`direction = "both"`, `packets = "1000pps"`, `max_delay = "1s"`)))
 			for _, at := range []netip.Addr{f.proxy, f.alias, f.inner} {
-				asked := netip.AddrPortFrom(at, udpPort)
+				to := netip.AddrPortFrom(at, udpPort)
 				c := n.client.listenUDP(t, netip.AddrPortFrom(f.sources[0], 0))
 				buf := make([]byte, 1<<16)
 				for _, size := range []int{1, 0, 512, 1452, 1473, 2000, 9000, 32768, 65507} {
-					want := noise(size)
-					if _, err := c.WriteToUDPAddrPort(want, asked); err != nil {
+					want := randomBytes(size)
+					if _, err := c.WriteToUDPAddrPort(want, to); err != nil {
 						t.Fatalf("send %d bytes: %v", size, err)
 					}
 					if err := c.SetReadDeadline(time.Now().Add(3 * time.Second)); err != nil {
@@ -31,14 +31,14 @@ func TestUDPReplies(t *testing.T) {
 					}
 					got, from, err := c.ReadFromUDPAddrPort(buf)
 					if err != nil {
-						t.Errorf("%d bytes to %v do not come back: %v", size, asked, err)
+						t.Errorf("no reply to %d bytes to %v: %v", size, to, err)
 						continue
 					}
-					if from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port()); from != asked {
-						t.Errorf("%d bytes to %v come back from %v", size, asked, from)
+					if from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port()); from != to {
+						t.Errorf("the reply to %d bytes to %v came from %v", size, to, from)
 					}
 					if !bytes.Equal(buf[:got], want) {
-						t.Errorf("%d bytes to %v come back as %d others", size, asked, got)
+						t.Errorf("the reply to %d bytes to %v has %d other bytes", size, to, got)
 					}
 				}
 			}
@@ -46,7 +46,7 @@ func TestUDPReplies(t *testing.T) {
 	}
 }
 
-// TestUDPFlows has several sources and ports at once: each gets its own replies.
+// TestUDPFlows checks that concurrent flows of several sources and ports get their own replies.
 func TestUDPFlows(t *testing.T) {
 	const flows, rounds = 50, 20
 	f := ipv4
@@ -61,7 +61,7 @@ func TestUDPFlows(t *testing.T) {
 				buf := make([]byte, 100)
 				for round := range rounds {
 					want := fmt.Appendf(nil, "flow %d round %d", flow, round)
-					if _, err := c.WriteToUDPAddrPort(want, f.udpDoor()); err != nil {
+					if _, err := c.WriteToUDPAddrPort(want, f.udpListenAddr()); err != nil {
 						return err
 					}
 					if err := c.SetReadDeadline(time.Now().Add(3 * time.Second)); err != nil {
@@ -72,7 +72,7 @@ func TestUDPFlows(t *testing.T) {
 						return fmt.Errorf("%q: %w", want, err)
 					}
 					if !bytes.Equal(buf[:got], want) {
-						return fmt.Errorf("%q comes back as %q", want, buf[:got])
+						return fmt.Errorf("%q came back as %q", want, buf[:got])
 					}
 				}
 				return nil

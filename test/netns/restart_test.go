@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestRestart has a daemon killed, or stopped, and another one started after a while,
-// with the sockets that systemd has kept. Nobody who connects meanwhile is refused.
+// TestRestart kills or stops a daemon, and starts another one after a while with the
+// sockets in systemd's descriptor store. Connections made meanwhile must not be refused.
 func TestRestart(t *testing.T) {
 	for _, end := range []string{"killed", "stopped"} {
 		for _, f := range families {
@@ -20,14 +20,14 @@ func TestRestart(t *testing.T) {
 				text := config(f, limit("cap", onTCP, keySource, "max_connections = 50"))
 				first := n.shaper.shaperd(t, text)
 				ask := func() error {
-					_, err := n.client.ask(f.sources[0], f.door())
+					_, err := n.client.request(f.sources[0], f.listenAddr())
 					return err
 				}
 				if err := ask(); err != nil {
 					t.Fatal(err)
 				}
 				if len(first.stored) != 12 {
-					t.Fatalf("%d sockets are kept, want one of TCP and 11 of UDP", len(first.stored))
+					t.Fatalf("%d sockets are stored, want one TCP and 11 UDP", len(first.stored))
 				}
 				if end == "killed" {
 					first.kill()
@@ -51,15 +51,15 @@ func TestRestart(t *testing.T) {
 				for err := range failed {
 					t.Errorf("a client that connected meanwhile: %v", err)
 				}
-				if strings.Contains(second.log.String(), "handed over") {
-					t.Errorf("a socket was not used")
+				if strings.Contains(second.log.String(), "inherited") {
+					t.Errorf("an inherited socket was not used")
 				}
 			})
 		}
 	}
 }
 
-// TestStoredSockets has ports come and go.
+// TestStoredSockets checks that the descriptor store follows added and removed ports.
 func TestStoredSockets(t *testing.T) {
 	f := ipv4
 	n := newNetwork(t)
@@ -70,17 +70,17 @@ func TestStoredSockets(t *testing.T) {
 	door := port(tcpPort)
 	d.reload(strings.Replace(text, `"tcp://`+door+`"`, `"tcp://`+door+`", "tcp://`+port(7777)+`"`, 1))
 	if len(d.stored) != had+1 {
-		t.Errorf("%d sockets are kept with another port, %d before", len(d.stored), had)
+		t.Errorf("%d sockets are stored with another port, %d before", len(d.stored), had)
 	}
 	d.reload(text)
 	if len(d.stored) != had {
-		t.Errorf("%d sockets are kept when it has gone, want %d", len(d.stored), had)
+		t.Errorf("%d sockets are stored after its removal, want %d", len(d.stored), had)
 	}
 	d.kill()
-	again := n.shaper.shaperdWith(t, d.stored, strings.ReplaceAll(text, door, port(7778)))
+	second := n.shaper.shaperdWith(t, d.stored, strings.ReplaceAll(text, door, port(7778)))
 	waitFor(t, 5*time.Second, func() error {
-		if !strings.Contains(again.log.String(), "no listener has the address of a socket that was handed over") {
-			return errors.New("nothing was said of a socket that is not used any more")
+		if !strings.Contains(second.log.String(), "closed inherited socket: no listener has its address") {
+			return errors.New("an unused inherited socket was not logged")
 		}
 		return nil
 	})

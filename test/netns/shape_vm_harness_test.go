@@ -18,30 +18,30 @@ import (
 	"shaperd/test/lab"
 )
 
-// fourMbit is what each source is held to where nothing else is said.
+// fourMbit is the default rate of each source.
 const fourMbit = 4e6 / 8 // bytes a second
 
 const (
-	guestSize   = 1400                  // of a datagram
+	guestSize   = 1400                  // payload bytes of a datagram
 	guestPeriod = 10 * time.Millisecond // of senders
 
-	// What comes first is not measured: programs start, which takes the guest's time
-	// from the others, TCP finds its rate, and buckets fill.
+	// The beginning is not measured: programs start and take the guest's CPU time, TCP
+	// finds its rate, and buckets fill.
 	guestSkip = time.Second
 
-	guestDelay = "200ms" // of limits
+	guestDelay = "200ms" // max_delay of limits
 
-	tolerance = 0.005 // by which a mean rate may be off
+	tolerance = 0.005 // allowed relative error of a mean rate
 )
 
-// guestLimit is the lines of a limit of each source.
+// guestLimit returns the lines of a limit per source.
 func guestLimit(name, match string, bytesPerSecond int, maxDelay string, lines ...string) string {
 	return limit(name, append([]string{
 		match, keyAddress, fmt.Sprintf(`rate = "%dbit/s"`, 8*bytesPerSecond), fmt.Sprintf(`max_delay = %q`, maxDelay),
 	}, lines...)...)
 }
 
-// watchGuest watches for stalls without the effort of startStallWatch.
+// watchGuest records stalls at a lower cost than startStallWatch.
 func watchGuest() (stop func() stallReport) {
 	const period = 10 * time.Millisecond
 	var list stallReport
@@ -65,8 +65,8 @@ func watchGuest() (stop func() stallReport) {
 	return func() stallReport { close(end); <-done; return list }
 }
 
-// atOnce runs functions at the same time, and returns what went wrong.
-func atOnce(all ...func() error) error {
+// runParallel runs functions concurrently, and returns their errors.
+func runParallel(all ...func() error) error {
 	errs := make([]error, len(all))
 	var group sync.WaitGroup
 	for i, do := range all {
@@ -76,8 +76,8 @@ func atOnce(all ...func() error) error {
 	return errors.Join(errs...)
 }
 
-// tool runs a program inside the host, and returns what it writes.
-func (h *host) tool(t testing.TB, name string, args ...string) string {
+// mustOutput runs a program inside the host, and returns its output.
+func (h *host) mustOutput(t testing.TB, name string, args ...string) string {
 	t.Helper()
 	out, err := h.Output(name, args...)
 	must(t, err)
@@ -85,39 +85,39 @@ func (h *host) tool(t testing.TB, name string, args ...string) string {
 }
 
 const (
-	segmentSize = 1448 // of TCP, with its usual option
-	littleTrain = 4    // segments
-	longTrain   = 44   // as many as are less than 64 KiB
+	segmentSize = 1448 // TCP payload, with the timestamp option
+	shortTrain  = 4    // segments
+	longTrain   = 44   // the maximum below 64 KiB
 )
 
-// trains has the segments that TCP sends at once stay together on their way, up to so
-// many: that spares the guest most of its work.
-func (n *network) trains(t *testing.T, length int) {
+// setMaxSegments sets how many TCP segments sent together stay in one super-packet:
+// longer trains save the guest most of its work.
+func (n *network) setMaxSegments(t *testing.T, length int) {
 	t.Helper()
 	must(t, errors.Join(
-		n.client.Segments(clientLink, length),
-		n.shaper.Segments(shaperLeft, length),
-		n.shaper.Segments(shaperRight, length)))
+		n.client.SetMaxSegments(clientLink, length),
+		n.shaper.SetMaxSegments(shaperLeft, length),
+		n.shaper.SetMaxSegments(shaperRight, length)))
 }
 
-// addFar puts a host behind the client, which routes for it. What a host sends over a
-// veth stays its own until another one routes it, so that its TCP would see it wait at
-// the next host's ingress, and send no more: no wire has that.
-func (n *network) addFar(t *testing.T) (far *host, source netip.Addr) {
+// addFarHost adds a host behind the client, which routes for it. Packets sent over a veth
+// stay charged to the sending socket until another host routes them, so TCP would see
+// them wait at the next host's ingress and stop sending, unlike on a wire.
+func (n *network) addFarHost(t *testing.T) (far *host, source netip.Addr) {
 	t.Helper()
 	source, via := netip.MustParseAddr("10.4.0.10"), netip.MustParseAddr("10.4.0.1")
 	far = newHost(t, "far")
 	must(t, errors.Join(
 		lab.Join(far.Host, "out", n.client.Host, "back"),
-		far.Address("out", 24, source), n.client.Address("back", 24, via), far.Route(via),
+		far.AddAddress("out", 24, source), n.client.AddAddress("back", 24, via), far.AddDefaultRoute(via),
 		n.client.Sysctl("net/ipv4/ip_forward", "1")))
-	n.shaper.tool(t, "ip", "route", "add", "10.4.0.0/24", "via", ipv4.sources[0].String())
-	n.trains(t, littleTrain)
-	must(t, far.Segments("out", littleTrain))
+	n.shaper.mustOutput(t, "ip", "route", "add", "10.4.0.0/24", "via", ipv4.sources[0].String())
+	n.setMaxSegments(t, shortTrain)
+	must(t, far.SetMaxSegments("out", shortTrain))
 	return far, source
 }
 
-// A stream is a client of iperf3, and the arrivals that it causes.
+// A stream is an iperf3 client and its arrivals.
 type stream struct {
 	name    string
 	from    *host
@@ -129,7 +129,7 @@ type stream struct {
 	resent  int // segments
 }
 
-// newStream makes a stream from a host to the downstream. Each has a port of its own.
+// newStream returns a stream from a host to the downstream. Each needs its own port.
 func (n *network) newStream(t *testing.T, name string, from *host, source, to netip.Addr, port uint16, args ...string) *stream {
 	t.Helper()
 	n.downstream.iperf3Server(t, port)
@@ -153,7 +153,7 @@ func (s *stream) run(span time.Duration) func() error {
 	}
 }
 
-// iperf3Endless has a client of iperf3 send until it is ended.
+// iperf3Endless starts an iperf3 client that sends until end is called.
 func (h *host) iperf3Endless(t *testing.T, from netip.Addr, to netip.AddrPort) (end func()) {
 	t.Helper()
 	client := exec.Command("iperf3", "--client", to.Addr().String(), "--bind", from.String(), "--port", fmt.Sprint(to.Port()), "--time", "0")
@@ -166,25 +166,25 @@ func (h *host) iperf3Endless(t *testing.T, from netip.Addr, to netip.AddrPort) (
 	}
 }
 
-// endless sends until it is ended.
+// endless sends until end is called.
 func (p *paced) endless() (end func() error) {
-	var enough atomic.Bool
+	var stopped atomic.Bool
 	done := make(chan error, 1)
 	go func() {
 		var err error
-		for err == nil && !enough.Load() {
+		for err == nil && !stopped.Load() {
 			_, err = p.send(100 * time.Millisecond)
 		}
 		done <- err
 	}()
-	return func() error { enough.Store(true); return <-done }
+	return func() error { stopped.Store(true); return <-done }
 }
 
-// exact holds what the capture c has of a source to the rate, in bytes a second: all
-// of it to the envelope, in which a stall has room, and to the mean what is behind the
-// first second and before the last packets. That may be less by a share of it, and by
-// the stalls that are long enough for a queue to run empty.
-func exact(t *testing.T, what string, c *capture, list []lab.Arrival, rate, less float64, stalls stallReport) error {
+// checkExact checks the arrivals of a source in the capture c against a rate, in bytes a
+// second: all of them against the envelope, which allows for a stall, and the mean of
+// those after the first second and before the last packets. The mean may be lower by the
+// share less, and by stalls long enough to empty a queue.
+func checkExact(t *testing.T, what string, c *capture, list []lab.Arrival, rate, less float64, stalls stallReport) error {
 	t.Helper()
 	events := payloads(list)
 	first := slices.IndexFunc(events, func(e lab.Event) bool { return e.N > 1000 })
@@ -195,24 +195,24 @@ func exact(t *testing.T, what string, c *capture, list []lab.Arrival, rate, less
 	largest := slices.MaxFunc(events, func(a, b lab.Event) int { return a.N - b.N }).N
 	in := lab.Between(events, events[first].At+guestSkip, events[len(events)-1].At-300*time.Millisecond)
 	if len(in) < 50 {
-		return fmt.Errorf("%s: %d packets arrived in the time that counts", what, len(in))
+		return fmt.Errorf("%s: %d packets arrived in the measured time", what, len(in))
 	}
-	in = punctual(in, rate)
+	in = trimLate(in, rate)
 	start, span := in[0].At, in[len(in)-1].At-in[0].At
 	var stalled time.Duration
 	for _, s := range stalls {
-		if at := c.At(s.at) - start; s.late >= stallAlibi && at > -s.late && at < span {
+		if at := c.At(s.at) - start; s.late >= stallAllowance && at > -s.late && at < span {
 			stalled += s.late
 		}
 	}
-	// A packet has the next one wait, and so the last one belongs to the time behind it.
+	// A packet delays the next one, so the last one belongs to the time after it.
 	off := float64(lab.Total(in[:len(in)-1]))/span.Seconds()/rate - 1
-	t.Logf("%s: %+.3f %% off the rate in %.1f s, sigma %.1f units of %d bytes (from the beginning %.1f), longest gap %.1f ms, stalled for %.0f ms",
+	t.Logf("%s: %+.3f %% off the rate in %.1f s, sigma %.1f units of %d bytes (including the start %.1f), longest gap %.1f ms, stalled for %.0f ms",
 		what, 100*off, span.Seconds(), lab.Sigma(in, rate)/float64(largest), largest, burst/float64(largest),
 		1000*lab.Percentile(lab.Gaps(in), 100).Seconds(), 1000*stalled.Seconds())
-	// A burst handed out would be all that max_delay holds, which is more.
+	// A granted burst would be all that max_delay allows, which is more.
 	if burst > rate*(0.1+stalls.longest().Seconds()) {
-		return fmt.Errorf("%s: sigma is %.0f ms of the rate", what, 1000*burst/rate)
+		return fmt.Errorf("%s: sigma is %.0f ms of traffic at the rate", what, 1000*burst/rate)
 	}
 	if off > tolerance || off < -less-stalled.Seconds()/span.Seconds() {
 		return fmt.Errorf("%s is %+.3f %% off the rate, want -%.1f %% to %.1f %%", what, 100*off, 100*less, 100*tolerance)
@@ -220,14 +220,13 @@ func exact(t *testing.T, what string, c *capture, list []lab.Arrival, rate, less
 	return nil
 }
 
-// punctual returns in without what is before and behind two packets that were hardly
-// late, one of the first and one of the last.
-func punctual(in []lab.Event, rate float64) []lab.Event {
+// trimLate returns the part of in between its least late packets, one among the first and one among the last.
+func trimLate(in []lab.Event, rate float64) []lab.Event {
 	const edge = 300 * time.Millisecond
 	var sum, most, mostLast float64
 	first, last := 0, len(in)-1
 	for i, e := range in {
-		credit := sum - rate*(e.At-in[0].At).Seconds() // less by what it is late
+		credit := sum - rate*(e.At-in[0].At).Seconds() // reduced by lateness
 		sum += float64(e.N)
 		if e.At < in[0].At+edge && (i == 0 || credit > most) {
 			first, most = i, credit
@@ -239,8 +238,7 @@ func punctual(in []lab.Event, rate float64) []lab.Event {
 	return in[first : max(first, last)+1]
 }
 
-// payloads turns arrivals into events that count bytes as a limit does, those too that
-// TCP sent before.
+// payloads turns arrivals into events that count bytes like a limit, including retransmissions.
 func payloads(list []lab.Arrival) []lab.Event {
 	var events []lab.Event
 	for _, a := range list {
@@ -249,13 +247,13 @@ func payloads(list []lab.Arrival) []lab.Event {
 	return events
 }
 
-// marks returns how many of the segments arrived with a mark, and an error when one
-// was lost before the first of them.
-func marks(list []lab.Arrival) (marked int, err error) {
-	const again = 100 * time.Millisecond // until a lost segment is there again; one that was overtaken is there sooner
+// countMarks returns the number of segments that arrived with a CE mark, and an error if
+// one was lost before the first mark.
+func countMarks(list []lab.Arrival) (marked int, err error) {
+	const retransmit = 100 * time.Millisecond // minimum time until a lost segment arrives; an overtaken one arrives sooner
 	type connection struct {
-		next uint32        // what comes next in its sequence
-		gap  time.Duration // when something else came
+		next uint32        // next expected sequence number
+		gap  time.Duration // when a later segment arrived
 	}
 	connections := map[netip.AddrPort]*connection{}
 	var first time.Duration
@@ -270,8 +268,8 @@ func marks(list []lab.Arrival) (marked int, err error) {
 		case ahead > 0 && c.gap == 0:
 			c.gap = a.At
 		case ahead < 0 && c.gap > 0:
-			if a.At-c.gap > again && (marked == 0 || c.gap < first) {
-				err = errors.New("a segment was lost before any was marked")
+			if a.At-c.gap > retransmit && (marked == 0 || c.gap < first) {
+				err = errors.New("a segment was lost before the first mark")
 			}
 			c.gap = 0
 		}
@@ -297,15 +295,15 @@ func ofSource(list []lab.Arrival, source netip.Addr) (mine []lab.Arrival) {
 	return mine
 }
 
-// Rates of those sources that are not to take the guest's time.
+// Rates of sources that must not take much of the guest's CPU time.
 const (
-	littleFlood = 100                     // datagrams a second
-	little      = littleFlood * guestSize // bytes a second: 1.1 Mbit/s
+	lowPacketRate = 100                       // datagrams a second
+	lowRate       = lowPacketRate * guestSize // bytes a second: 1.1 Mbit/s
 )
 
-// floods are two sources of datagrams in each family, the first of which sends four
-// times its limit, the second an eighth of it: it may stop for a second, and then
-// send all at once.
+// floods are two sources of datagrams in each family. The first sends four times its
+// limit. The second sends an eighth of its limit, so that it may stall for a second and
+// then send everything at once.
 type floods struct {
 	capture *capture
 	senders []*paced
@@ -317,7 +315,7 @@ func (n *network) newFloods(t *testing.T) *floods {
 	fl := &floods{}
 	for _, f := range families {
 		n.downstream.discardUDP(t, f.udp())
-		for i, rate := range []int{4 * littleFlood, littleFlood / 8} {
+		for i, rate := range []int{4 * lowPacketRate, lowPacketRate / 8} {
 			fl.senders = append(fl.senders, n.client.newPaced(t, f.sources[1+i], f.udp(), paced{size: guestSize, rate: rate, period: guestPeriod}))
 		}
 	}
@@ -336,27 +334,26 @@ func (fl *floods) run(span time.Duration) func() error {
 				return err
 			})
 		}
-		err := atOnce(all...)
+		err := runParallel(all...)
 		time.Sleep(400 * time.Millisecond) // until all have left
 		return err
 	}
 }
 
-// check holds what arrived to the limits: each source that sends too much gets what it
-// may have, and the others lose nothing.
+// check checks the arrivals: sources that exceed their limit get its rate, and the others lose nothing.
 func (fl *floods) check(t *testing.T, stalls stallReport) error {
 	t.Helper()
 	list := fl.capture.stop()
 	var errs []error
 	for i, f := range families {
-		errs = append(errs, exact(t, "udp, "+f.name, fl.capture, ofSource(list, f.sources[1]), little, tolerance, stalls))
+		errs = append(errs, checkExact(t, "udp, "+f.name, fl.capture, ofSource(list, f.sources[1]), lowRate, tolerance, stalls))
 		quiet := ofSource(list, f.sources[2])
-		waits := waitsOf(fl.capture, quiet)
+		waits := transitTimes(fl.capture, quiet)
 		t.Logf("udp, %s: the quiet source's %d datagrams took %v (p50), %v (p99)", f.name, len(quiet), lab.Percentile(waits, 50), lab.Percentile(waits, 99))
 		if sent := fl.sent[2*i+1]; len(quiet) != sent || sent == 0 {
 			errs = append(errs, fmt.Errorf("%d of the quiet source's %d datagrams arrived", len(quiet), sent))
 		}
-		// Those of the flood wait for 200 ms.
+		// Datagrams of the flood wait for 200 ms.
 		if p50 := lab.Percentile(waits, 50); p50 > 20*time.Millisecond {
 			errs = append(errs, fmt.Errorf("the quiet source's datagrams took %v (p50)", p50))
 		}
@@ -364,22 +361,22 @@ func (fl *floods) check(t *testing.T, stalls stallReport) error {
 	return errors.Join(errs...)
 }
 
-// mustDetach has the command take away what a daemon left at the host.
+// mustDetach runs the detach command to remove the leftovers of a daemon on the host.
 func (h *host) mustDetach(t *testing.T, pins string) {
 	t.Helper()
 	if len(h.programs(t)) == 0 {
 		t.Error("the daemon left nothing")
 	}
-	if r := h.command(t, "detach", "--pins", pins); r.code != 0 {
+	if r := h.command(t, "detach", "--pin-path", pins); r.code != 0 {
 		t.Errorf("detach: %+v", r)
 	}
 	h.mustBeClean(t, pins)
 }
 
-// checkQueue fails the test unless the interface has a queue for so many packets.
+// checkQueue fails the test unless the interface has an fq queue for the given number of packets.
 func (h *host) checkQueue(t *testing.T, link string, packets int) {
 	t.Helper()
-	out := h.tool(t, "tc", "qdisc", "show", "dev", link)
+	out := h.mustOutput(t, "tc", "qdisc", "show", "dev", link)
 	all := regexp.MustCompile(`(?m)^qdisc fq .*$`).FindAllString(out, -1)
 	want := []string{
 		fmt.Sprintf(" limit %dp ", packets+packets/4), fmt.Sprintf(" flow_limit %dp ", packets), " buckets 65536 ", " orphan_mask 1048575 ",
@@ -387,10 +384,10 @@ func (h *host) checkQueue(t *testing.T, link string, packets int) {
 	}
 	for _, line := range all {
 		if i := slices.IndexFunc(want, func(w string) bool { return !strings.Contains(line+" ", w) }); i >= 0 {
-			t.Errorf("the queue has not%sbut is %s", want[i], line)
+			t.Errorf("the queue lacks%sand is %s", want[i], line)
 		}
 	}
 	if len(all) == 0 {
-		t.Errorf("there is no fq:\n%s", out)
+		t.Errorf("no fq qdisc:\n%s", out)
 	}
 }

@@ -11,46 +11,45 @@ import (
 	"time"
 )
 
-// These tests have an attachment hold packets, which takes a kernel that can: package
-// vm runs them in some. A guest has two slow processors that one of the machine's
-// emulates. So each measures several things at once, of sources with buckets of their
-// own, and what is in a network is little.
+// These tests have an attachment delay packets, which needs kernel support: package vm
+// runs them in suitable kernels. A guest has two slow processors, emulated by one of the
+// machine's. So each test measures several sources with their own buckets at once, and
+// networks carry little traffic.
 
-// TestVMEgress has the shaper hold what leaves it for the downstream: what it forwards,
-// and what its own programs send.
+// TestVMEgress shapes the shaper's egress to the downstream: forwarded packets, and those of its own programs.
 func TestVMEgress(t *testing.T) {
 	const span = 6 * time.Second
-	fairly(t, func() (stallReport, error) {
+	retryOnStall(t, func() (stallReport, error) {
 		n := newNetwork(t)
 		n.forward(t)
-		n.trains(t, littleTrain)
-		pins := newPins(t)
+		n.setMaxSegments(t, shortTrain)
+		pins := newPinPath(t)
 		d := n.shaper.shaperd(t, attachConfig(pins, attach(shaperRight, "shape", "queue = 5000"),
 			guestLimit("tcp", `match = { attach = ["wall"], protocol = "tcp", port = ["5201", "5202"] }`, fourMbit, guestDelay),
-			// TCP has two segments at most in a queue of its own host. So a segment
-			// that leaves late makes the next one late, but for a burst.
-			guestLimit("own", `match = { attach = ["wall"], port = ["5203"] }`, 2*little, guestDelay, `burst = "4kB"`),
-			guestLimit("marked", `match = { attach = ["wall"], port = ["5204"] }`, 2*little, guestDelay),
-			guestLimit("udp", udpAtWall, little, guestDelay)))
+			// TCP has at most two segments in a queue of its own host, so a late segment
+			// delays the next one unless there is a burst.
+			guestLimit("own", `match = { attach = ["wall"], port = ["5203"] }`, 2*lowRate, guestDelay, `burst = "4kB"`),
+			guestLimit("marked", `match = { attach = ["wall"], port = ["5204"] }`, 2*lowRate, guestDelay),
+			guestLimit("udp", udpAtWall, lowRate, guestDelay)))
 
-		// ECN for what goes to this address.
+		// Enables ECN to this address.
 		heeding := netip.MustParseAddr("10.2.0.6")
-		must(t, n.downstream.Address(downstreamLink, ipv4.innerBits, heeding))
-		n.client.tool(t, "ip", "route", "add", heeding.String(), "via", ipv4.proxy.String(), "features", "ecn")
+		must(t, n.downstream.AddAddress(downstreamLink, ipv4.innerBits, heeding))
+		n.client.mustOutput(t, "ip", "route", "add", heeding.String(), "via", ipv4.proxy.String(), "features", "ecn")
 		streams := []*stream{
 			n.newStream(t, "one connection", n.client, ipv4.sources[0], ipv4.downstream, 5201),
 			n.newStream(t, "four connections", n.client, ipv6.sources[0], ipv6.downstream, 5202, "--parallel", "4"),
-			n.newStream(t, "the shaper's own", n.shaper, ipv6.inner, ipv6.downstream, 5203),
+			n.newStream(t, "from the shaper", n.shaper, ipv6.inner, ipv6.downstream, 5203),
 			n.newStream(t, "marked", n.client, ipv4.sources[0], heeding, 5204),
 		}
-		rates := []float64{fourMbit, fourMbit, 2 * little, 2 * little}
+		rates := []float64{fourMbit, fourMbit, 2 * lowRate, 2 * lowRate}
 		fl := n.newFloods(t)
 		stop := watchGuest()
 		sending := []func() error{fl.run(span)}
 		for _, s := range streams {
 			sending = append(sending, s.run(span))
 		}
-		if err := atOnce(sending...); err != nil {
+		if err := runParallel(sending...); err != nil {
 			t.Fatal(err)
 		}
 		report := stop()
@@ -61,16 +60,16 @@ func TestVMEgress(t *testing.T) {
 		errs := []error{fl.check(t, report)}
 		for i, s := range streams {
 			s.arrived = s.capture.stop()
-			errs = append(errs, exact(t, s.name, s.capture, s.arrived, rates[i], tolerance, report))
-			t.Logf("%s: %d segments arrived, %d were sent again", s.name, len(s.arrived), s.resent)
+			errs = append(errs, checkExact(t, s.name, s.capture, s.arrived, rates[i], tolerance, report))
+			t.Logf("%s: %d segments arrived, %d were retransmitted", s.name, len(s.arrived), s.resent)
 		}
 
-		marked, err := marks(streams[3].arrived)
+		marked, err := countMarks(streams[3].arrived)
 		counted := m.sum("marked", `limit="marked"`)
-		t.Logf("marked: %d segments, %v are counted, %v of all limits; %v were refused", marked, counted, m.sum("marked"),
+		t.Logf("marked: %d segments, %v counted, %v by all limits; %v refused", marked, counted, m.sum("marked"),
 			m.sum("limit_packets", `limit="marked"`, `verdict="refuse"`))
 		if marked == 0 || marked != int(counted) || counted != m.sum("marked") {
-			err = errors.Join(err, fmt.Errorf("%d marks arrived, %v are counted, %v of all limits", marked, counted, m.sum("marked")))
+			err = errors.Join(err, fmt.Errorf("%d marks arrived, %v counted, %v by all limits", marked, counted, m.sum("marked")))
 		}
 		errs = append(errs, err)
 		if drops := m.sum("attachment_queue_drops"); drops != 0 {
@@ -84,27 +83,27 @@ func TestVMEgress(t *testing.T) {
 	})
 }
 
-// TestVMIngress has the shaper hold what comes in.
+// TestVMIngress shapes the shaper's ingress.
 func TestVMIngress(t *testing.T) {
 	const span = 4500 * time.Millisecond
-	fairly(t, func() (stallReport, error) {
+	retryOnStall(t, func() (stallReport, error) {
 		n := newNetwork(t)
 		n.forward(t)
-		far, source := n.addFar(t)
-		pins := newPins(t)
+		far, source := n.addFarHost(t)
+		pins := newPinPath(t)
 		at := strings.NewReplacer(shaperRight, shaperLeft, "egress", "ingress").Replace(attach(shaperRight, "shape", "queue = 5000", `on_stop = "keep"`))
 		d := n.shaper.shaperd(t, attachConfig(pins, at,
-			guestLimit("tcp", `match = { attach = ["wall"], protocol = "tcp" }`, fourMbit, guestDelay), guestLimit("udp", udpAtWall, little, guestDelay)))
+			guestLimit("tcp", `match = { attach = ["wall"], protocol = "tcp" }`, fourMbit, guestDelay), guestLimit("udp", udpAtWall, lowRate, guestDelay)))
 		s := n.newStream(t, "tcp", far, source, ipv4.downstream, 5201)
 		fl := n.newFloods(t)
 		stop := watchGuest()
-		if err := atOnce(s.run(span), fl.run(span)); err != nil {
+		if err := runParallel(s.run(span), fl.run(span)); err != nil {
 			t.Fatal(err)
 		}
 		report := stop()
 		mustHaveLimited(t, d, "tcp")
 		mustHaveLimited(t, d, "udp")
-		err := errors.Join(exact(t, s.name, s.capture, s.capture.stop(), fourMbit, tolerance, report), fl.check(t, report))
+		err := errors.Join(checkExact(t, s.name, s.capture, s.capture.stop(), fourMbit, tolerance, report), fl.check(t, report))
 		t.Log(report)
 		d.terminate()
 		d.waitExit(5 * time.Second)
@@ -113,15 +112,15 @@ func TestVMIngress(t *testing.T) {
 	})
 }
 
-// TestVMTrains has a connection send long trains of segments, as fast as the guest
-// can. It may be slower than the limit, for want of time.
+// TestVMTrains sends long trains of segments, as fast as the guest can. The rate may be
+// below the limit, because CPU time is scarce.
 func TestVMTrains(t *testing.T) {
 	const rate = 100e6 / 8 // bytes a second
-	fairly(t, func() (stallReport, error) {
+	retryOnStall(t, func() (stallReport, error) {
 		n := newNetwork(t)
 		n.forward(t)
-		n.trains(t, longTrain)
-		d := n.shaper.shaperd(t, attachConfig(newPins(t), attach(shaperRight, "shape", "queue = 5000"), guestLimit("each", atWall, rate, guestDelay)))
+		n.setMaxSegments(t, longTrain)
+		d := n.shaper.shaperd(t, attachConfig(newPinPath(t), attach(shaperRight, "shape", "queue = 5000"), guestLimit("each", atWall, rate, guestDelay)))
 		s := n.newStream(t, "trains", n.client, ipv4.sources[0], ipv4.downstream, 5201)
 		stop := watchGuest()
 		if err := s.run(4 * time.Second)(); err != nil {
@@ -130,25 +129,25 @@ func TestVMTrains(t *testing.T) {
 		report := stop()
 		mustHaveLimited(t, d, "each")
 		list := s.capture.stop()
-		err := exact(t, s.name, s.capture, list, rate, 0.5, report)
-		t.Logf("%d trains, %d segments sent again; %v", len(list), s.resent, report)
+		err := checkExact(t, s.name, s.capture, list, rate, 0.5, report)
+		t.Logf("%d trains, %d segments retransmitted; %v", len(list), s.resent, report)
 		return report, err
 	})
 }
 
-// TestVMReload reloads, and kills and starts, while a source sends four times its
-// limit, and another one has a connection.
+// TestVMReload reloads, kills and restarts the daemon while one source sends four times
+// its limit and another one has a connection.
 func TestVMReload(t *testing.T) {
 	const reloads = 15
-	fairly(t, func() (stallReport, error) {
+	retryOnStall(t, func() (stallReport, error) {
 		f := ipv4
 		n := newNetwork(t)
 		n.forward(t)
-		n.trains(t, littleTrain)
+		n.setMaxSegments(t, shortTrain)
 		n.downstream.discardUDP(t, f.udp())
 		n.downstream.iperf3Server(t, iperfPort)
-		pins := newPins(t)
-		lines := guestLimit("each", atWall, little, "500ms") // longer than a stall is
+		pins := newPinPath(t)
+		lines := guestLimit("each", atWall, lowRate, "500ms") // longer than stalls
 		text := func(queue int, more ...string) string {
 			return attachConfig(pins, attach(shaperRight, "shape", `on_stop = "keep"`, fmt.Sprint("queue = ", queue)), append(more, lines)...)
 		}
@@ -157,7 +156,7 @@ func TestVMReload(t *testing.T) {
 		udp := n.downstream.capture(t, downstreamLink, udpPort, 1<<14)
 		tcp := n.downstream.capture(t, downstreamLink, iperfPort, 1<<14)
 		endTCP := n.client.iperf3Endless(t, f.sources[0], netip.AddrPortFrom(f.downstream, iperfPort))
-		endUDP := n.client.newPaced(t, f.sources[1], f.udp(), paced{size: guestSize, rate: 4 * littleFlood, period: guestPeriod}).endless()
+		endUDP := n.client.newPaced(t, f.sources[1], f.udp(), paced{size: guestSize, rate: 4 * lowPacketRate, period: guestPeriod}).endless()
 		time.Sleep(guestSkip)
 
 		other := limit("other", `match = { attach = ["wall"], source = ["10.9.0.0/16"] }`, keyAll, `rate = "1MB/s"`)
@@ -165,7 +164,7 @@ func TestVMReload(t *testing.T) {
 		began := tcp.Elapsed()
 		for i := range reloads {
 			if i%5 == 1 {
-				queue++ // which takes other programs, and another queue
+				queue++ // needs other programs, and another qdisc
 			}
 			if i%2 == 0 {
 				d.reload(text(queue, other))
@@ -186,18 +185,18 @@ func TestVMReload(t *testing.T) {
 			t.Fatal(err)
 		}
 		mustHaveLimited(t, d, "each")
-		t.Logf("%d reloads took %v; killed and started again after %v; %v", reloads, reloaded-began, started-reloaded, report)
+		t.Logf("%d reloads took %v; killed and restarted after %v; %v", reloads, reloaded-began, started-reloaded, report)
 
 		segments := tcp.stop()
 		errs := []error{
-			exact(t, "udp", udp, udp.stop(), little, tolerance, report),
-			exact(t, "tcp", tcp, segments, little, tolerance, report),
+			checkExact(t, "udp", udp, udp.stop(), lowRate, tolerance, report),
+			checkExact(t, "tcp", tcp, segments, lowRate, tolerance, report),
 		}
 		connections := map[netip.AddrPort]bool{}
 		for _, a := range segments {
 			connections[a.From] = true
 		}
-		if len(connections) != 2 { // iperf3 has one for its own ends
+		if len(connections) != 2 { // iperf3 also has a control connection
 			errs = append(errs, fmt.Errorf("%d connections were opened, want 2", len(connections)))
 		}
 		if last := segments[len(segments)-1].At; last < started+500*time.Millisecond {
@@ -207,8 +206,7 @@ func TestVMReload(t *testing.T) {
 	})
 }
 
-// TestVMQueue looks with tc at what the daemon does with queues, and has it put back
-// what was there.
+// TestVMQueue checks with tc that the daemon installs its qdisc and restores the former one.
 func TestVMQueue(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -240,9 +238,9 @@ func TestVMQueue(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			h := newNetwork(t).shaper
-			pins := newPins(t)
-			h.tool(t, "tc", append([]string{"qdisc", "replace", "dev", shaperRight, "root"}, test.former...)...)
-			before := h.tool(t, "tc", "qdisc", "show", "dev", shaperRight, "root")
+			pins := newPinPath(t)
+			h.mustOutput(t, "tc", append([]string{"qdisc", "replace", "dev", shaperRight, "root"}, test.former...)...)
+			before := h.mustOutput(t, "tc", "qdisc", "show", "dev", shaperRight, "root")
 			text := func(queue int, onStop string) string {
 				return attachConfig(pins, attach(shaperRight, "shape", fmt.Sprint("queue = ", queue), fmt.Sprintf("on_stop = %q", onStop)),
 					guestLimit("each", atWall, fourMbit, guestDelay))
@@ -252,8 +250,8 @@ func TestVMQueue(t *testing.T) {
 			d.reload(text(6000, "keep"))
 			h.checkQueue(t, shaperRight, 6000)
 			test.end(t, h, d, pins, text)
-			if after := h.tool(t, "tc", "qdisc", "show", "dev", shaperRight, "root"); after != before {
-				t.Errorf("there is\n%swant\n%s", after, before)
+			if after := h.mustOutput(t, "tc", "qdisc", "show", "dev", shaperRight, "root"); after != before {
+				t.Errorf("qdisc\n%swant\n%s", after, before)
 			}
 		})
 	}

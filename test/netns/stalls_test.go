@@ -19,19 +19,19 @@ import (
 	"shaperd/test/lab"
 )
 
-// stallEnv is set in the environment of the process that watches for stalls. A
-// process of its own sees those of the machine and none of the test's runtime.
+// stallEnv is set in the environment of the process that watches for stalls. A separate
+// process sees stalls of the machine, but not of the test's runtime.
 const stallEnv = "SHAPERD_NETNS_STALLS"
 
 const (
-	stallPeriod = 200 * time.Microsecond // between two looks at the clock
-	stallLeast  = 300 * time.Microsecond // lateness from which on a wake-up is a stall
+	stallPeriod = 200 * time.Microsecond // sleep between two clock readings
+	minStall    = 300 * time.Microsecond // minimum lateness of a wake-up that counts as a stall
 )
 
-// A stall is a wake-up that came late.
+// A stall is a late wake-up.
 type stall struct {
 	cpu  int
-	at   time.Time // when it was due
+	at   time.Time // when the wake-up was due
 	late time.Duration
 }
 
@@ -45,9 +45,9 @@ func (r stallReport) longest() time.Duration {
 	return d
 }
 
-// middle divides the time into equal windows, sorts these by their longest stalls, and
-// returns that of the middle one. It is 0 when most windows have no stall.
-func (r stallReport) middle(windows int) time.Duration {
+// medianWindow divides the time into equal windows, and returns the median of their
+// longest stalls. It is 0 if most windows have no stall.
+func (r stallReport) medianWindow(windows int) time.Duration {
 	if len(r) < 2 {
 		return 0
 	}
@@ -63,8 +63,7 @@ func (r stallReport) middle(windows int) time.Duration {
 	return longest[windows/2]
 }
 
-// sum is the time in stalls of a millisecond and more, over all processors, in
-// seconds.
+// sum returns the total time in stalls of at least a millisecond, over all processors, in seconds.
 func (r stallReport) sum() float64 {
 	var d time.Duration
 	for _, s := range r {
@@ -75,9 +74,9 @@ func (r stallReport) sum() float64 {
 	return d.Seconds()
 }
 
-// within is the most time in stalls that were due in one window of that length,
-// over all processors: what may add to the way of a unit that takes so long.
-func (r stallReport) within(window time.Duration) (most time.Duration) {
+// maxWithin returns the largest total of stalls in any window of the given length, over
+// all processors: the additional delay of a unit that is in flight for that long.
+func (r stallReport) maxWithin(window time.Duration) (most time.Duration) {
 	for _, first := range r {
 		var sum time.Duration
 		for _, s := range r {
@@ -90,52 +89,52 @@ func (r stallReport) within(window time.Duration) (most time.Duration) {
 	return most
 }
 
-// share is the part of the time watched that stalls took: what a pacer that never
-// makes up for much may fall short of its rate. It excuses half of it at most.
+// share returns the share of stalls in the time watched: the possible shortfall of a
+// pacer that does not catch up. It is at most one half.
 func (r stallReport) share(watched time.Duration) float64 {
 	return min(r.sum()/watched.Seconds(), 0.5)
 }
 
-// loud reports whether the machine stalled so much, while it was watched for the
-// time watched, that a measurement may tell of it and not of the daemon.
-func (r stallReport) loud(watched time.Duration) bool {
+// noisy reports whether the machine stalled so much during the time watched that a
+// measurement may show the machine and not the daemon.
+func (r stallReport) noisy(watched time.Duration) bool {
 	return r.longest() > 2*time.Millisecond || r.share(watched) > 0.01
 }
 
-// awaitQuiet waits until the machine is not loud for a moment, for some seconds at most.
+// awaitQuiet waits until the machine is not noisy for a moment, at most for some seconds.
 func awaitQuiet(t *testing.T) {
 	const moment = 500 * time.Millisecond
 	for range 10 {
 		watch := startStallWatch(t)
 		time.Sleep(moment)
-		if !watch.stop().loud(moment) {
+		if !watch.stop().noisy(moment) {
 			return
 		}
 	}
 }
 
-// fairly fails the test with the error of measure. When the machine was loud
-// meanwhile it measures again, twice at most: a defect fails each time.
-func fairly(t *testing.T, measure func() (stallReport, error)) {
+// retryOnStall fails the test with the error of measure. If the machine was noisy
+// meanwhile, it measures again, at most twice: a defect fails each time.
+func retryOnStall(t *testing.T, measure func() (stallReport, error)) {
 	t.Helper()
-	for again := 2; ; again-- {
+	for retries := 2; ; retries-- {
 		start := time.Now()
 		report, err := measure()
 		if err == nil {
 			return
 		}
-		if again == 0 || !report.loud(time.Since(start)) {
+		if retries == 0 || !report.noisy(time.Since(start)) {
 			t.Error(err)
 			return
 		}
-		t.Logf("once more, because the machine had %v: %v", report, err)
+		t.Logf("retrying, because the machine had %v: %v", report, err)
 		awaitQuiet(t)
 	}
 }
 
 func (r stallReport) String() string {
 	if len(r) == 0 {
-		return fmt.Sprintf("no stall of %v or more", stallLeast)
+		return fmt.Sprintf("no stall of %v or more", minStall)
 	}
 	late := make([]time.Duration, len(r))
 	for i, s := range r {
@@ -143,7 +142,7 @@ func (r stallReport) String() string {
 	}
 	slices.Sort(late)
 	return fmt.Sprintf("%d stalls of %v or more (median %v, longest %v), %.1f ms in those of 1 ms or more",
-		len(r), stallLeast, lab.Percentile(late, 50).Round(time.Microsecond),
+		len(r), minStall, lab.Percentile(late, 50).Round(time.Microsecond),
 		r.longest().Round(time.Microsecond), 1000*r.sum())
 }
 
@@ -184,7 +183,7 @@ func startStallWatch(t testing.TB) *stallWatch {
 	return w
 }
 
-// stop ends the watch and returns what it saw.
+// stop ends the watch and returns the stalls.
 func (w *stallWatch) stop() stallReport {
 	w.t.Helper()
 	report, err := w.finish()
@@ -217,8 +216,7 @@ func (w *stallWatch) finish() (stallReport, error) {
 	return report, w.cmd.Wait()
 }
 
-// watchStalls is the watching process: it watches until stdin ends, and then
-// prints the stalls.
+// watchStalls is the main function of the watching process: it watches until stdin ends, and then prints the stalls.
 func watchStalls(stdin io.Reader, stdout io.Writer) error {
 	var allowed unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
@@ -251,7 +249,7 @@ func watchStalls(stdin io.Reader, stdout io.Writer) error {
 }
 
 func watchStallsOn(cpu int, stop *atomic.Bool) (list stallReport) {
-	runtime.LockOSThread() // for good: the thread is bound to one processor
+	runtime.LockOSThread() // permanently: the thread is bound to one processor
 	var only unix.CPUSet
 	only.Set(cpu)
 	if err := unix.SchedSetaffinity(0, &only); err != nil {
@@ -264,7 +262,7 @@ func watchStallsOn(cpu int, stop *atomic.Bool) (list stallReport) {
 		due = due.Add(stallPeriod)
 		sleepUntil(due)
 		woke := time.Now()
-		if late := woke.Sub(due); late >= stallLeast {
+		if late := woke.Sub(due); late >= minStall {
 			list = append(list, stall{cpu, due, late})
 			due = woke
 		}
@@ -272,10 +270,10 @@ func watchStallsOn(cpu int, stop *atomic.Bool) (list stallReport) {
 	return list
 }
 
-// sleepUntil has the thread sleep, which wakes up sooner than a goroutine may.
+// sleepUntil sleeps in the thread, which wakes up sooner than a goroutine.
 func sleepUntil(due time.Time) {
 	for left := time.Until(due); left > 0; left = time.Until(due) {
 		ts := unix.NsecToTimespec(int64(left))
-		_ = unix.Nanosleep(&ts, nil) // a signal may end it
+		_ = unix.Nanosleep(&ts, nil) // a signal may interrupt it
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"shaperd/test/lab"
 )
 
-// serveTCP calls handle for each connection to the address at inside the host,
-// until the test ends. Connections that are open then are reset.
+// serveTCP calls handle for each connection to the address at inside the host, until the
+// test ends, and then resets open connections.
 func (h *host) serveTCP(t testing.TB, at netip.AddrPort, handle func(*net.TCPConn)) {
 	t.Helper()
 	l := h.listenTCP(t, at)
@@ -52,27 +52,26 @@ func (h *host) serveTCP(t testing.TB, at netip.AddrPort, handle func(*net.TCPCon
 	})
 }
 
-// abort resets the connection, and drops what it has not sent yet.
+// abort resets the connection and drops unsent data.
 func abort(c *net.TCPConn) {
 	_ = c.SetLinger(0)
 	_ = c.Close()
 }
 
-// A sink reads connections to their end. The first byte of each is its tag: the
-// proxy stands between, so that a connection's own address tells nothing of its
-// source.
+// A sink reads connections to their end. The first byte of each is its tag, because
+// behind the proxy a connection's address does not identify its source.
 type sink struct {
-	mu      sync.Mutex
-	conns   []*sunk
-	reading sync.RWMutex // held by whoever reads, and to have nobody read
+	mu       sync.Mutex
+	conns    []*sinkConn
+	readLock sync.RWMutex // read-locked by readers, locked to pause them
 }
 
-// A sunk is one connection of a sink.
-type sunk struct {
+// A sinkConn is one connection of a sink.
+type sinkConn struct {
 	tag  byte
 	from netip.AddrPort
-	got  atomic.Int64 // bytes, with the tag
-	err  error        // what ended it, under the sink's lock; io.EOF is a clean end
+	got  atomic.Int64 // bytes, including the tag
+	err  error        // how it ended, guarded by the sink's lock; io.EOF is a clean end
 }
 
 // newSink starts a sink at the address at inside the host.
@@ -88,15 +87,15 @@ func (s *sink) drain(c *net.TCPConn) {
 	if _, err := io.ReadFull(c, buf[:1]); err != nil {
 		return
 	}
-	one := &sunk{tag: buf[0], from: unmapped(c.RemoteAddr())}
+	one := &sinkConn{tag: buf[0], from: unmapped(c.RemoteAddr())}
 	one.got.Add(1)
 	s.mu.Lock()
 	s.conns = append(s.conns, one)
 	s.mu.Unlock()
 	for {
-		s.reading.RLock()
+		s.readLock.RLock()
 		n, err := c.Read(buf)
-		s.reading.RUnlock()
+		s.readLock.RUnlock()
 		one.got.Add(int64(n))
 		if err != nil {
 			s.mu.Lock()
@@ -107,10 +106,10 @@ func (s *sink) drain(c *net.TCPConn) {
 	}
 }
 
-// pause has nobody read for the time d. All connections must be busy.
+// pause stops reading for the time d. All connections must be busy.
 func (s *sink) pause(d time.Duration) {
-	s.reading.Lock()
-	defer s.reading.Unlock()
+	s.readLock.Lock()
+	defer s.readLock.Unlock()
 	time.Sleep(d)
 }
 
@@ -119,7 +118,7 @@ func unmapped(a net.Addr) netip.AddrPort {
 	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
 }
 
-// got is the bytes that arrived with the tag.
+// got returns the number of bytes received on connections with the tag.
 func (s *sink) got(tag byte) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,7 +131,7 @@ func (s *sink) got(tag byte) int64 {
 	return n
 }
 
-// count is how many connections arrived so far, and how many of them ended.
+// count returns how many connections have arrived, and how many of them have ended.
 func (s *sink) count() (arrived, ended int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -144,8 +143,8 @@ func (s *sink) count() (arrived, ended int) {
 	return len(s.conns), ended
 }
 
-// of returns the arrivals that belong to connections with the tag.
-func (s *sink) of(tag byte, list []lab.Arrival) []lab.Arrival {
+// arrivals returns the arrivals of connections with the tag.
+func (s *sink) arrivals(tag byte, list []lab.Arrival) []lab.Arrival {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	from := map[netip.AddrPort]bool{}
@@ -161,7 +160,7 @@ func (s *sink) of(tag byte, list []lab.Arrival) []lab.Arrival {
 	return mine
 }
 
-// wait waits until the sink got n bytes with the tag.
+// wait waits until the sink has received n bytes with the tag.
 func (s *sink) wait(t testing.TB, tag byte, n int64, most time.Duration) {
 	t.Helper()
 	waitFor(t, most, func() error {
@@ -172,8 +171,7 @@ func (s *sink) wait(t testing.TB, tag byte, n int64, most time.Duration) {
 	})
 }
 
-// waitFor waits until check returns nil, and fails the test with what check says
-// when that takes longer than most.
+// waitFor waits until check returns nil, and fails the test with the error of check if that takes longer than most.
 func waitFor(t testing.TB, most time.Duration, check func() error) {
 	t.Helper()
 	for deadline := time.Now().Add(most); ; time.Sleep(5 * time.Millisecond) {
@@ -187,10 +185,10 @@ func waitFor(t testing.TB, most time.Duration, check func() error) {
 	}
 }
 
-// A bulk is connections that send to a sink.
+// A bulk is a group of connections that send to a sink.
 type bulk struct {
 	conns []*net.TCPConn
-	sent  atomic.Int64 // bytes, with the tags
+	sent  atomic.Int64 // bytes, including the tags
 }
 
 // newBulk opens count connections from the address from inside the host. The
@@ -200,7 +198,7 @@ func (h *host) newBulk(t testing.TB, from netip.Addr, to netip.AddrPort, count i
 	b := &bulk{}
 	for range count {
 		c := h.mustDial(t, from, to)
-		// Little in flight, so that a pause of the sender is one at the proxy.
+		// A small buffer, so that a pause of the sender reaches the proxy at once.
 		if err := c.SetWriteBuffer(128 << 10); err != nil {
 			t.Fatal(err)
 		}
@@ -214,7 +212,7 @@ func (h *host) newBulk(t testing.TB, from netip.Addr, to netip.AddrPort, count i
 	return b
 }
 
-// send sends n bytes by each connection.
+// send sends n bytes on each connection.
 func (b *bulk) send(n int64) error {
 	return b.each(func(c *net.TCPConn) error {
 		done, err := io.Copy(c, io.LimitReader(zeros{}, n))
@@ -223,7 +221,7 @@ func (b *bulk) send(n int64) error {
 	})
 }
 
-// flood sends by each connection for the time d.
+// flood sends on each connection for the time d.
 func (b *bulk) flood(d time.Duration) error {
 	deadline := time.Now().Add(d)
 	return b.each(func(c *net.TCPConn) error {

@@ -14,8 +14,8 @@ import (
 
 const iperfPort = 5201
 
-// iperf3 runs an iperf3 server at the downstream and a client that knows it by the
-// address to, and fills report with what the client found.
+// iperf3 runs an iperf3 server at the downstream and a client that connects to the
+// address to, and decodes the client's report.
 func iperf3(t *testing.T, n *network, f family, to netip.Addr, report any, args ...string) {
 	t.Helper()
 	at := netip.AddrPortFrom(to, iperfPort)
@@ -50,12 +50,12 @@ func (h *host) iperf3Server(t *testing.T, port uint16) {
 	listens, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
-		var said bytes.Buffer
+		var output bytes.Buffer
 		buf := make([]byte, 1<<10)
 		for waiting := true; ; {
 			n, err := out.Read(buf)
-			said.Write(buf[:n])
-			if waiting && strings.Contains(said.String(), "listening") {
+			output.Write(buf[:n])
+			if waiting && strings.Contains(output.String(), "listening") {
 				close(listens)
 				waiting = false
 			}
@@ -77,7 +77,7 @@ func (h *host) iperf3Server(t *testing.T, port uint16) {
 	}
 }
 
-// iperf3Client runs a client inside the host, and fills report with what it found.
+// iperf3Client runs a client inside the host, and decodes its report.
 func (h *host) iperf3Client(from netip.Addr, to netip.AddrPort, report any, args ...string) error {
 	tool, err := iperf3Path()
 	if err != nil {
@@ -102,7 +102,7 @@ func (h *host) iperf3Client(from netip.Addr, to netip.AddrPort, report any, args
 	return nil
 }
 
-// iperfConfig is config with iperf3's port.
+// iperfConfig is like config, with iperf3's port.
 func iperfConfig(f family, limits ...string) string {
 	text := config(f, limits...)
 	tcp, udp := netip.AddrPortFrom(f.any, tcpPort), netip.AddrPortFrom(f.any, 8000)
@@ -111,14 +111,14 @@ func iperfConfig(f family, limits ...string) string {
 		fmt.Sprint("udp://", udp, "-8010"), fmt.Sprint("udp://", at)).Replace(text)
 }
 
-// TestIperf3 has a tool that knows nothing of these tests find the limits.
+// TestIperf3 measures the limits with an independent tool.
 func TestIperf3(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name+"/tcp", func(t *testing.T) {
-			fairly(t, func() (stallReport, error) { return iperf3TCP(t, f) })
+			retryOnStall(t, func() (stallReport, error) { return iperf3TCP(t, f) })
 		})
 		t.Run(f.name+"/udp", func(t *testing.T) {
-			fairly(t, func() (stallReport, error) { return iperf3UDP(t, f) })
+			retryOnStall(t, func() (stallReport, error) { return iperf3UDP(t, f) })
 		})
 	}
 }
@@ -141,7 +141,7 @@ func iperf3TCP(t *testing.T, f family) (stallReport, error) {
 	mustHaveLimited(t, d, "smooth")
 	got, want := report.End.SumReceived.Rate, 8*tenMiB.rate
 	if got < (0.93-stalled.share(iperfTime))*want || got > 1.05*want {
-		return stalled, fmt.Errorf("iperf3 finds %.2f Mbit/s, want %.2f; %v", got/1e6, want/1e6, stalled)
+		return stalled, fmt.Errorf("iperf3 measured %.2f Mbit/s, want %.2f; %v", got/1e6, want/1e6, stalled)
 	}
 	return stalled, nil
 }
@@ -162,7 +162,7 @@ func iperf3UDP(t *testing.T, f family) (stallReport, error) {
 	stalled := stalls.stop()
 	mustHaveLimited(t, d, "sms")
 	if sum := report.End.Sum; sum.Packets < 3000 || sum.Lost < 40 || sum.Lost > 60+100*stalled.share(iperfTime) {
-		return stalled, fmt.Errorf("iperf3 finds %.1f %% of %d datagrams lost, want half of 4000; %v", sum.Lost, sum.Packets, stalled)
+		return stalled, fmt.Errorf("iperf3 measured %.1f %% of %d datagrams lost, want half of 4000; %v", sum.Lost, sum.Packets, stalled)
 	}
 	return stalled, nil
 }

@@ -16,13 +16,13 @@ import (
 	"time"
 )
 
-// plcPort is where the downstream of a gateway listens, by TCP and by UDP.
+// plcPort is the TCP and UDP port of the downstream behind a gateway.
 const plcPort = 502
 
 func (f family) plc() netip.AddrPort { return netip.AddrPortFrom(f.downstream, plcPort) }
 
-// transparentConfig has two transparent listeners: the door of config, and one with the
-// address of its own downstream.
+// transparentConfig returns a configuration with two transparent listeners: the door of
+// config, and one with the address of its own downstream.
 func transparentConfig(f family, limits ...string) string {
 	text := strings.Replace(config(f, limits...), "\n\n[[limit]]", "\ntransparent = true\n\n[[limit]]", 1)
 	if len(limits) == 0 {
@@ -31,20 +31,20 @@ func transparentConfig(f family, limits ...string) string {
 	return text + fmt.Sprintf("\n[[listen]]\nname = \"plc\"\naddress = [\"tcp://%[1]v\", \"udp://%[1]v\"]\ndownstream = [\"%[1]v\"]\ntransparent = true\n", f.plc())
 }
 
-// seen is who a server was asked by.
-type seen struct {
+// clientLog records the clients of a server.
+type clientLog struct {
 	mu   sync.Mutex
 	from []netip.AddrPort
 }
 
-func (s *seen) note(from netip.AddrPort) {
+func (s *clientLog) record(from netip.AddrPort) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.from = append(s.from, netip.AddrPortFrom(from.Addr().Unmap(), from.Port()))
 }
 
-// take returns who has asked since the last call.
-func (s *seen) take() []netip.AddrPort {
+// take returns the clients since the last call.
+func (s *clientLog) take() []netip.AddrPort {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	from := s.from
@@ -52,22 +52,22 @@ func (s *seen) take() []netip.AddrPort {
 	return from
 }
 
-// echoTCP sends back what comes, and notes from whom.
-func (h *host) echoTCP(t testing.TB, at netip.AddrPort, s *seen) {
+// echoTCP sends back all data, and records the clients.
+func (h *host) echoTCP(t testing.TB, at netip.AddrPort, s *clientLog) {
 	t.Helper()
 	h.serveTCP(t, at, func(c *net.TCPConn) {
-		s.note(c.RemoteAddr().(*net.TCPAddr).AddrPort())
+		s.record(c.RemoteAddr().(*net.TCPAddr).AddrPort())
 		_, _ = io.Copy(c, c)
 	})
 }
 
-// notingUDP does the same with datagrams.
-func (h *host) notingUDP(t testing.TB, at netip.AddrPort, s *seen) {
+// echoAndRecordUDP sends datagrams back, and records the clients.
+func (h *host) echoAndRecordUDP(t testing.TB, at netip.AddrPort, s *clientLog) {
 	t.Helper()
-	h.answerUDP(t, at, func(_ []byte, from netip.AddrPort) bool { s.note(from); return true })
+	h.answerUDP(t, at, func(_ []byte, from netip.AddrPort) bool { s.record(from); return true })
 }
 
-// exchange sends a text to the end of c, and wants it back.
+// exchange sends a text on c and closes it, and expects the text back.
 func exchange(c *net.TCPConn, text string) error {
 	defer c.Close()
 	if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
@@ -86,79 +86,79 @@ func exchange(c *net.TCPConn, text string) error {
 	return err
 }
 
-// exchangeUDP sends one datagram and wants it back from where it went.
+// exchangeUDP sends one datagram and expects it back from the same address.
 func (h *host) exchangeUDP(t testing.TB, from netip.Addr, to netip.AddrPort, size int) {
 	t.Helper()
 	c, err := h.DialUDP(from, to)
 	must(t, err)
 	defer c.Close()
-	echoed(t, c, size)
+	mustEchoBytes(t, c, size)
 }
 
-// echoed sends one datagram on c and wants it back.
-func echoed(t testing.TB, c net.Conn, size int) {
+// mustEchoBytes sends one datagram on c and expects it back.
+func mustEchoBytes(t testing.TB, c net.Conn, size int) {
 	t.Helper()
 	must(t, c.SetDeadline(time.Now().Add(5*time.Second)))
 	_, err := c.Write(make([]byte, size))
 	must(t, err)
-	n, err := c.Read(make([]byte, 1<<16)) // from its peer alone, as it is connected
+	n, err := c.Read(make([]byte, 1<<16)) // only from its peer, because it is connected
 	if err != nil || n != size {
 		t.Errorf("UDP from %v to %v: %d bytes came back, %v; want %d", c.LocalAddr(), c.RemoteAddr(), n, err, size)
 	}
 }
 
-// TestTransparent has downstreams see the clients' addresses: behind a door that clients
-// know of, and on a gateway that they do not.
+// TestTransparent checks that downstreams see the clients' addresses: behind a proxy that
+// clients address directly, and behind a gateway.
 func TestTransparent(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
 			n := newNetwork(t)
 			n.forward(t)
-			var tcp, udp seen
+			var tcp, udp clientLog
 			n.downstream.echoTCP(t, f.tcp(), &tcp)
 			n.downstream.echoTCP(t, f.plc(), &tcp)
-			n.downstream.notingUDP(t, f.udp(), &udp)
-			n.downstream.notingUDP(t, f.plc(), &udp)
+			n.downstream.echoAndRecordUDP(t, f.udp(), &udp)
+			n.downstream.echoAndRecordUDP(t, f.plc(), &udp)
 			d := n.shaper.shaperd(t, transparentConfig(f))
 
 			text := strings.Repeat("all of it\n", 20_000)
 			asked := 0
-			for _, to := range []netip.AddrPort{f.door(), f.plc()} {
+			for _, to := range []netip.AddrPort{f.listenAddr(), f.plc()} {
 				for _, from := range f.sources {
 					c := n.client.mustDial(t, from, to)
 					if err := exchange(c, text); err != nil {
 						t.Errorf("TCP from %v to %v: %v", from, to, err)
 					}
 					if got := tcp.take(); len(got) != 1 || got[0].Addr() != from {
-						t.Errorf("TCP from %v to %v came to the downstream from %v", from, to, got)
+						t.Errorf("TCP from %v to %v reached the downstream from %v", from, to, got)
 					}
 					asked++
 				}
 			}
-			for _, to := range []netip.AddrPort{f.udpDoor(), f.plc()} {
+			for _, to := range []netip.AddrPort{f.udpListenAddr(), f.plc()} {
 				for _, size := range []int{0, 1, 1472, 9000, 60_000} {
 					n.client.exchangeUDP(t, f.sources[1], to, size)
 					if got := udp.take(); len(got) != 1 || got[0].Addr() != f.sources[1] {
-						t.Errorf("UDP from %v to %v came to the downstream from %v", f.sources[1], to, got)
+						t.Errorf("UDP from %v to %v reached the downstream from %v", f.sources[1], to, got)
 					}
 				}
 			}
 			m := d.metrics()
 			if got := m.sum("shaperd_listener_connections_accepted_total"); int(got) != asked {
-				t.Errorf("the daemon has accepted %v connections, want %d: they got around it\n%s", got, asked, m)
+				t.Errorf("the daemon has accepted %v connections, want %d: some bypassed it\n%s", got, asked, m)
 			}
 
-			// Nothing gets around a gateway that is gone, until its rules are.
+			// Nothing bypasses a stopped gateway until its rules are removed.
 			d.kill()
 			for _, kept := range d.stored {
 				kept.Close()
 			}
 			if c, err := n.client.Dial(t.Context(), f.sources[0], f.plc(), 500*time.Millisecond); err == nil {
 				c.Close()
-				t.Error("a connection got around a gateway that does not run")
+				t.Error("a connection bypassed a stopped gateway")
 			}
 			if got := tcp.take(); len(got) != 0 {
-				t.Errorf("%v got around a gateway that does not run", got)
+				t.Errorf("%v bypassed a stopped gateway", got)
 			}
 			must(t, n.shaper.Run(daemonPath(t), "rules", "--remove", "--config", d.config))
 			c := n.client.mustDial(t, f.sources[0], f.plc())
@@ -167,26 +167,26 @@ func TestTransparent(t *testing.T) {
 			}
 			n.shaper.mustHaveNoRules(t)
 
-			// One that has no use for what another has left says so.
+			// A daemon without transparent listeners reports leftover rules.
 			must(t, n.shaper.Run(daemonPath(t), "rules", "--install", "--config", d.config))
 			again := n.shaper.shaperd(t, config(f))
-			again.mustLog("rules --remove --mark 21320")
+			again.awaitLog("rules --remove --mark 21320")
 			must(t, n.shaper.Run(daemonPath(t), "rules", "--remove", "--mark", "21320"))
 			n.shaper.mustHaveNoRules(t)
 		})
 	}
 }
 
-// TestTransparentReload makes a listener transparent, and undoes it.
+// TestTransparentReload makes a listener transparent and not transparent again.
 func TestTransparentReload(t *testing.T) {
 	f := ipv4
 	n := newNetwork(t)
-	var tcp, udp seen
+	var tcp, udp clientLog
 	n.downstream.echoTCP(t, f.tcp(), &tcp)
-	n.downstream.notingUDP(t, f.udp(), &udp)
+	n.downstream.echoAndRecordUDP(t, f.udp(), &udp)
 	d := n.shaper.shaperd(t, config(f))
-	var open *net.TCPConn // while the listener was transparent
-	flow, err := n.client.DialUDP(f.sources[0], f.udpDoor())
+	var open *net.TCPConn // opened while the listener was transparent
+	flow, err := n.client.DialUDP(f.sources[0], f.udpListenAddr())
 	must(t, err)
 	defer flow.Close()
 	for _, step := range []struct {
@@ -197,25 +197,25 @@ func TestTransparentReload(t *testing.T) {
 		{strings.Replace(transparentConfig(f), "[[listen]]", "[transparent]\nmark = 7\n\n[[listen]]", 1), f.sources[0]},
 		{config(f), f.inner},
 		{transparentConfig(f), f.sources[0]},
-		{strings.Replace(transparentConfig(f), "[[listen]]", "[transparent]\nmark = 8\nrules = \"manual\"\n\n[[listen]]", 1), f.sources[0]}, // it lets them be
+		{strings.Replace(transparentConfig(f), "[[listen]]", "[transparent]\nmark = 8\nrules = \"manual\"\n\n[[listen]]", 1), f.sources[0]}, // leaves the rules alone
 		{transparentConfig(f), f.sources[0]},
 		{config(f), f.inner},
 	} {
 		d.reload(step.config)
-		c, err := n.client.Dial(t.Context(), f.sources[0], f.door(), 5*time.Second)
+		c, err := n.client.Dial(t.Context(), f.sources[0], f.listenAddr(), 5*time.Second)
 		must(t, err)
 		if err := exchange(c, "hello"); err != nil {
 			t.Error(err)
 		}
 		if got := tcp.take(); len(got) != 1 || got[0].Addr() != step.from {
-			t.Errorf("the downstream was asked by %v, want %v", got, step.from)
+			t.Errorf("the downstream saw the client %v, want %v", got, step.from)
 		}
 		mustEcho(t, flow)
 		if got := udp.take(); len(got) != 1 || got[0].Addr() != step.from {
-			t.Errorf("the downstream was asked by %v over UDP, want %v", got, step.from)
+			t.Errorf("the downstream saw the UDP client %v, want %v", got, step.from)
 		}
 		if open == nil {
-			open = n.client.mustDial(t, f.sources[1], f.door())
+			open = n.client.mustDial(t, f.sources[1], f.listenAddr())
 			_, err := open.Write([]byte("hello, "))
 			must(t, err)
 			waitFor(t, 5*time.Second, func() error {
@@ -229,19 +229,19 @@ func TestTransparentReload(t *testing.T) {
 		}
 	}
 	if err := exchange(open, "and goodbye"); err != nil {
-		t.Errorf("a connection from when its listener was transparent: %v", err)
+		t.Errorf("a connection opened while its listener was transparent: %v", err)
 	}
 	if rules := n.shaper.rules(t); strings.Contains(rules, "drop") {
-		t.Errorf("no listener is transparent, and packets are dropped for one:\n%s", rules)
+		t.Errorf("packets are dropped although no listener is transparent:\n%s", rules)
 	}
 
-	// A listener that is its own downstream is an error, and not an endless connection.
+	// A listener that is its own downstream is an error, not a forwarding loop.
 	d.reload(config(f) + fmt.Sprintf("\n[[listen]]\nname = \"loop\"\naddress = [\"tcp://%[1]v\"]\ndownstream = [\"%[1]v\"]\ntransparent = true\n",
 		netip.AddrPortFrom(f.inner, plcPort)))
-	d.mustLog("is on this host")
+	d.awaitLog("is on this host")
 }
 
-// mustHaveNoRules wants nothing of what transparent listeners need to be left.
+// mustHaveNoRules fails the test if rules of transparent listeners are left.
 func (h *host) mustHaveNoRules(t testing.TB) {
 	t.Helper()
 	if got := h.rules(t); strings.Contains(got, "shaperd") || strings.Contains(got, "fwmark") || strings.Contains(got, "local default") {
@@ -249,7 +249,7 @@ func (h *host) mustHaveNoRules(t testing.TB) {
 	}
 }
 
-// rules is all that the kernel has of the kind.
+// rules returns all nftables rules, policy rules and routes of the host.
 func (h *host) rules(t testing.TB) string {
 	t.Helper()
 	var all string
@@ -267,7 +267,7 @@ func (h *host) rules(t testing.TB) string {
 	return all
 }
 
-// TestRulesCommands holds the commands that are printed to what is installed.
+// TestRulesCommands checks that the printed commands and --install have the same result.
 func TestRulesCommands(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "shaperd.toml")
 	text := transparentConfig(ipv4) + fmt.Sprintf("\n[[listen]]\nname = \"six\"\naddress = [\"udp://[%v]:8000-8010\"]\ndownstream = [\"[%v]\"]\ntransparent = true\n",
@@ -295,7 +295,7 @@ func TestRulesCommands(t *testing.T) {
 		}
 	}
 	shaperd("--install")
-	shaperd("--install") // in place of what is there
+	shaperd("--install") // replaces the existing rules
 	installed := h.rules(t)
 	if installed == before {
 		t.Error("nothing was installed")
@@ -303,22 +303,22 @@ func TestRulesCommands(t *testing.T) {
 	for range 2 {
 		run(install)
 		if printed := h.rules(t); printed != installed {
-			t.Errorf("the printed commands come to\n%s\nand --install to\n%s", printed, installed)
+			t.Errorf("the printed commands result in\n%s\nand --install to\n%s", printed, installed)
 		}
 	}
 	run(remove)
 	if left := h.rules(t); left != before {
-		t.Errorf("the printed commands leave\n%s\nwhere there was\n%s", left, before)
+		t.Errorf("the printed commands leave\n%s\nwant\n%s", left, before)
 	}
 	shaperd("--install")
 	shaperd("--remove")
 	shaperd("--remove")
 	if left := h.rules(t); left != before {
-		t.Errorf("--remove leaves\n%s\nwhere there was\n%s", left, before)
+		t.Errorf("--remove leaves\n%s\nwant\n%s", left, before)
 	}
 }
 
-// TestReject refuses datagrams in such a way that their source knows.
+// TestReject checks that refused datagrams are rejected by ICMP.
 func TestReject(t *testing.T) {
 	for _, f := range families {
 		for name, limits := range map[string]string{
@@ -330,11 +330,11 @@ func TestReject(t *testing.T) {
 				n := newNetwork(t)
 				n.downstream.echoUDP(t, f.udp())
 				n.shaper.shaperd(t, config(f, limits))
-				first, err := n.client.DialUDP(f.sources[0], f.udpDoor())
+				first, err := n.client.DialUDP(f.sources[0], f.udpListenAddr())
 				must(t, err)
 				defer first.Close()
-				for range 2 { // one that goes on after an answer does not make room
-					echoed(t, first, 100)
+				for range 2 { // an answered flow keeps its slot
+					mustEchoBytes(t, first, 100)
 				}
 				for _, to := range []netip.Addr{f.proxy, f.alias} {
 					c, err := n.client.DialUDP(f.sources[1], netip.AddrPortFrom(to, udpPort))
@@ -342,14 +342,14 @@ func TestReject(t *testing.T) {
 					defer c.Close()
 					_, err = c.Write(make([]byte, 1400))
 					must(t, err)
-					want, patience := error(syscall.ECONNREFUSED), 5*time.Second
+					want, timeout := error(syscall.ECONNREFUSED), 5*time.Second
 					if name == "drop" {
-						want, patience = os.ErrDeadlineExceeded, time.Second
+						want, timeout = os.ErrDeadlineExceeded, time.Second
 					}
-					must(t, c.SetReadDeadline(time.Now().Add(patience)))
+					must(t, c.SetReadDeadline(time.Now().Add(timeout)))
 					_, err = c.Read(make([]byte, 1<<16))
 					if !errors.Is(err, want) {
-						t.Errorf("a refused datagram to %v ends with %v, want %v", to, err, want)
+						t.Errorf("a refused datagram to %v ended with %v, want %v", to, err, want)
 					}
 				}
 			})

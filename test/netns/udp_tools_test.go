@@ -14,8 +14,7 @@ import (
 	"shaperd/test/lab"
 )
 
-// A datagram of a paced sender begins with the time it was sent, in ns since
-// 1970, and the sender's tag.
+// stamp writes the head of a paced sender's datagram: the send time in ns since 1970, and the sender's tag.
 func stamp(payload []byte, sent time.Time, tag byte) {
 	binary.BigEndian.PutUint64(payload, uint64(sent.UnixNano()))
 	payload[8] = tag
@@ -23,7 +22,7 @@ func stamp(payload []byte, sent time.Time, tag byte) {
 
 func tagOf(a lab.Arrival) byte { return a.Head[8] }
 
-// sent is when the datagram was sent, as the capture has its times.
+// sent returns when the datagram was sent, in capture time.
 func (c *capture) sent(a lab.Arrival) time.Duration {
 	return c.At(time.Unix(0, int64(binary.BigEndian.Uint64(a.Head[:]))))
 }
@@ -43,13 +42,13 @@ func tagged(list []lab.Arrival, tag byte) []lab.Arrival {
 type paced struct {
 	conn *net.UDPConn
 	tag  byte
-	size int // of a payload
+	size int // payload bytes
 	rate int // datagrams a second
 
-	period time.Duration // between two looks at what is due; 200 us when 0
+	period time.Duration // between two batches; 0 is 200 us
 }
 
-// newPaced makes a sender from the address from inside the host.
+// newPaced returns a sender from the address from inside the host.
 func (h *host) newPaced(t testing.TB, from netip.Addr, to netip.AddrPort, p paced) *paced {
 	t.Helper()
 	var err error
@@ -59,8 +58,8 @@ func (h *host) newPaced(t testing.TB, from netip.Addr, to netip.AddrPort, p pace
 	return &p
 }
 
-// send sends for the time d, and returns how many datagrams it sent. Of those that are due
-// at once, after a stall, the kernel may not take all.
+// send sends for the time d, and returns how many datagrams it sent. After a stall, the
+// kernel may reject some of those that are due at once.
 func (p *paced) send(d time.Duration) (sent int, err error) {
 	period := cmp.Or(p.period, 200*time.Microsecond)
 	raw, err := p.conn.SyscallConn()
@@ -100,8 +99,7 @@ func (p *paced) send(d time.Duration) (sent int, err error) {
 	return sent, nil
 }
 
-// discardUDP takes datagrams to the address at and throws them away in the
-// kernel, before they cost anything.
+// discardUDP drops datagrams to the address at in the kernel, at minimal cost.
 func (h *host) discardUDP(t testing.TB, at netip.AddrPort) {
 	t.Helper()
 	raw, err := h.listenUDP(t, at).SyscallConn()
@@ -123,7 +121,7 @@ func (h *host) echoUDP(t testing.TB, at netip.AddrPort) {
 	h.answerUDP(t, at, func([]byte, netip.AddrPort) bool { return true })
 }
 
-// answerUDP is echoUDP for what it is to answer.
+// answerUDP is like echoUDP for the datagrams that answers selects.
 func (h *host) answerUDP(t testing.TB, at netip.AddrPort, answers func(data []byte, from netip.AddrPort) bool) {
 	t.Helper()
 	c := h.listenUDP(t, at)

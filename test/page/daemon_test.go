@@ -16,11 +16,11 @@ import (
 	"shaperd/test/lab"
 )
 
-// A daemon is the built binary, with a limit that a client of it runs into.
+// A daemon is the built binary, with a limit that its client exceeds.
 type daemon struct {
-	URL     string `json:"url"` // of its page
+	URL     string `json:"url"` // of the dashboard
 	Binary  string `json:"binary"`
-	Control string `json:"control"` // its socket
+	Control string `json:"control"` // control socket
 }
 
 func startDaemon(t *testing.T) daemon {
@@ -34,7 +34,7 @@ func startDaemon(t *testing.T) daemon {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(binary); err != nil {
-		t.Fatalf("no daemon to test: %v\nrun \"make build\" first, or set SHAPERD_BIN to the binary", err)
+		t.Fatalf("no daemon binary: %v\nrun \"make build\" first, or set SHAPERD_BIN to the binary", err)
 	}
 	dir := t.TempDir()
 	d := daemon{Binary: binary, Control: filepath.Join(dir, "control.sock")}
@@ -81,11 +81,11 @@ max_connections = 10
 			<-exited
 		}
 		if t.Failed() {
-			t.Logf("the daemon said:\n%s", &log)
+			t.Logf("log of the daemon:\n%s", &log)
 		}
 	})
 
-	// The page is served a little before listeners are open.
+	// The dashboard is served a little before the listeners are open.
 	var client net.Conn
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		client, err = net.Dial("tcp", address)
@@ -94,7 +94,7 @@ max_connections = 10
 		}
 		select {
 		case <-exited:
-			t.Fatalf("the daemon has ended:\n%s", &log)
+			t.Fatalf("the daemon exited:\n%s", &log)
 		default:
 		}
 		if time.Now().After(deadline) {
@@ -114,7 +114,7 @@ func freePort(t *testing.T) string {
 	return addr
 }
 
-// sink is a downstream that reads what it is sent.
+// sink starts a downstream that reads and discards, and returns its address.
 func sink(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -136,7 +136,7 @@ func sink(t *testing.T) string {
 	})
 	t.Cleanup(func() {
 		l.Close()
-		done.Wait() // the connections end with the daemon, which is stopped before
+		done.Wait() // the daemon, stopped before, has closed the connections
 	})
 	return l.Addr().String()
 }

@@ -12,34 +12,34 @@ import (
 	"shaperd/control"
 )
 
-// A fake answers as the control API of a daemon in a scenario would.
+// A fake serves the control API of a daemon in a scenario.
 type fake struct {
-	scenario string
-	every    time.Duration // between live events
-	started  time.Time
-	lost     atomic.Bool // streams have ended, and nothing is answered: between POST /lose and POST /recover
+	scenario     string
+	every        time.Duration // between live events
+	started      time.Time
+	disconnected atomic.Bool // streams are ended and requests fail: between POST /disconnect and POST /reconnect
 }
 
-// The scenarios, in the order of their pictures.
-var scenarios = []string{"rest", "overload", "broken", "bypass", "observe", "trouble", "unserved", "many", "empty", "lost", "slow"}
+// scenarios are the scenarios, in the order of their screenshots.
+var scenarios = []string{"idle", "overload", "violated", "bypass", "observe", "trouble", "unavailable", "many", "empty", "disconnected", "slow"}
 
 func (f *fake) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/", control.PageHandler())
+	mux.Handle("/", control.DashboardHandler())
 	mux.HandleFunc("GET /v1/history", f.history)
 	mux.HandleFunc("GET /v1/live", f.live)
-	mux.HandleFunc("POST /lose", func(http.ResponseWriter, *http.Request) { f.lost.Store(true) })
-	mux.HandleFunc("POST /recover", func(http.ResponseWriter, *http.Request) { f.lost.Store(false) })
+	mux.HandleFunc("POST /disconnect", func(http.ResponseWriter, *http.Request) { f.disconnected.Store(true) })
+	mux.HandleFunc("POST /reconnect", func(http.ResponseWriter, *http.Request) { f.disconnected.Store(false) })
 	return mux
 }
 
 func (f *fake) history(w http.ResponseWriter, r *http.Request) {
-	if f.scenario == "slow" { // the line is: it does not come in time
+	if f.scenario == "slow" { // the response times out
 		<-r.Context().Done()
 		return
 	}
-	if f.lost.Load() {
-		http.Error(w, "not now", http.StatusServiceUnavailable)
+	if f.disconnected.Load() {
+		http.Error(w, "disconnected", http.StatusServiceUnavailable)
 		return
 	}
 	h := control.History{Limits: make(map[string]control.LimitHistory)}
@@ -71,7 +71,7 @@ func (f *fake) live(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	tick := time.NewTicker(f.every)
 	defer tick.Stop()
-	for i := 0; !f.lost.Load(); i++ {
+	for i := 0; !f.disconnected.Load(); i++ {
 		data, err := json.Marshal(f.at(time.Now(), i))
 		if err != nil {
 			panic(err)
@@ -89,30 +89,30 @@ func (f *fake) live(w http.ResponseWriter, r *http.Request) {
 }
 
 func (f *fake) overloaded() bool {
-	return f.scenario != "rest" && f.scenario != "empty"
+	return f.scenario != "idle" && f.scenario != "empty"
 }
 
-// nasty is text that an attacker may have chosen.
+// nasty is text as an attacker might choose it.
 const nasty = `<img src=x onerror="document.title='pwned'"><script>document.title='pwned'</script>`
 
-// at is what the daemon says at t in the i-th event of a stream.
+// at returns the i-th live event of a stream, at time t.
 func (f *fake) at(t time.Time, i int) control.Live {
 	s := control.Status{
 		Version: "0.1.0", PID: 4711, Config: "/etc/shaperd/shaperd.toml", Started: f.started, Now: t,
-		State: "running", Mode: "enforce", Promise: "kept",
-		Reload:    control.ReloadStatus{OK: true, At: f.started, Loaded: f.started, Took: 0.0042, Errors: []string{}},
+		State: "running", Mode: "enforce", Conformance: "conformant",
+		Reload:    control.ReloadStatus{OK: true, At: f.started, Loaded: f.started, Duration: 0.0042, Errors: []string{}},
 		Overrides: []control.Override{}, Blocks: []control.Block{},
 		Listeners: []control.ListenerStatus{}, Attachments: []control.AttachmentStatus{},
 		Buckets: []control.TableStatus{
 			{Plane: "proxy", Entries: 1204, Capacity: 65536, EvictedDrained: 88121},
-			{Plane: "packet", Entries: 61204, Capacity: 65536, EvictedDrained: 1288121, EvictedIndebted: 12},
+			{Plane: "packet", Entries: 61204, Capacity: 65536, EvictedDrained: 1288121, EvictedBacklogged: 12},
 		},
 		Process: control.Process{
-			CPU: 812.4, CPURate: 0.07 + 0.01*wave(t, 7), Memory: 48 << 20, Descriptors: 231,
-			MaxDescriptors: 524288, LateP99: 0.00018,
+			CPU: 812.4, CPUCores: 0.07 + 0.01*wave(t, 7), Memory: 48 << 20, Descriptors: 231,
+			MaxDescriptors: 524288, WakeupLatencyP99: 0.00018,
 		},
 	}
-	live := control.Live{Limits: f.limits(t), Who: f.who(t), Events: []control.Event{}}
+	live := control.Live{Limits: f.limits(t), Talkers: f.talkers(t), Events: []control.Event{}}
 	if f.scenario != "empty" {
 		s.Listeners, s.Attachments = f.listeners(t), []control.AttachmentStatus{
 			{Name: "plant", Interface: "eth1", Direction: "egress", Mode: "shape", Up: true, Queue: &control.QueueStatus{Packets: 112, Bytes: 150112, Drops: 3}},
@@ -122,21 +122,21 @@ func (f *fake) at(t time.Time, i int) control.Live {
 	}
 	until := f.started.Add(3*time.Hour + 10*time.Minute)
 	switch f.scenario {
-	case "broken":
-		s.Promise = "broken"
+	case "violated":
+		s.Conformance = "violated"
 	case "bypass":
 		s.Bypass = &control.Bypass{Since: f.started.Add(3 * time.Hour), Until: &until}
 	case "observe":
 		s.Mode = "observe"
-	case "unserved":
+	case "unavailable":
 		down := s.Listeners[0].Downstreams
 		for i := range down[:2] {
 			down[i].State, down[i].Error, down[i].InFlight = "failing", "connection refused "+nasty, 0
 		}
-		s.Listeners[0].Unserved = control.Unserved(down)
+		s.Listeners[0].Unavailable = control.UnavailableReason(down)
 	case "trouble":
-		s.State = "draining"
-		s.Reload = control.ReloadStatus{At: t.Add(-20 * time.Minute), Loaded: f.started, Took: 0.003, Errors: []string{
+		s.State = "stopping"
+		s.Reload = control.ReloadStatus{At: t.Add(-20 * time.Minute), Loaded: f.started, Duration: 0.003, Errors: []string{
 			`/etc/shaperd/shaperd.toml:14:12: limit "database": rate: "10mbps" is megabits to most people and megabytes to tc: write "10Mbit/s" or "10MB/s"`,
 			`/etc/shaperd/conf.d/50-sms.toml:3:1: unknown key "max_conections": is "max_connections" meant?`,
 		}}
@@ -160,36 +160,36 @@ func (f *fake) limits(t time.Time) []control.Limit {
 	case "many":
 		var list []control.Limit
 		for i := range 16 {
-			for _, l := range f.four(t.Add(time.Duration(i) * 11 * time.Second)) {
+			for _, l := range f.fourLimits(t.Add(time.Duration(i) * 11 * time.Second)) {
 				l.Name = fmt.Sprintf("%s-%02d", l.Name, i+1)
 				list = append(list, l)
 			}
 		}
 		return list
 	case "trouble":
-		list := f.four(t)
+		list := f.fourLimits(t)
 		list[0].Override = map[string]string{"rate": "20Mbit/s", "max_connections": "100"}
-		list[0].Rate, list[0].HeldTo = 2.5e6, "20Mbit/s, queue 1s, 100 connections, wait 5s"
-		list[3].Name, list[3].Override = nasty, map[string]string{"observe": nasty}
+		list[0].Rate, list[0].Summary = 2.5e6, "20Mbit/s, queue 1s, 100 connections, wait 5s"
+		list[3].Name, list[3].Override = nasty, map[string]string{"mode": nasty}
 		list[3].NewConnections = 2.0 / 3600
 		return list
 	}
-	return f.four(t)
+	return f.fourLimits(t)
 }
 
-// four limits: a single one of bytes and connections, one for each source, one of packets
-// in the packet plane, and one of new connections alone.
-func (f *fake) four(t time.Time) []control.Limit {
+// fourLimits returns four limits: one with a single bucket for bytes and connections, one per source,
+// one for packets in the packet plane, and one for new connections only.
+func (f *fake) fourLimits(t time.Time) []control.Limit {
 	busy := f.overloaded()
 	load := 0.18 + 0.08*wave(t, 40) + 0.03*wave(t, 7)
 	database := limit("database", "proxy", "all", "80Mbit/s, queue 1s, 100 connections, wait 5s")
-	database.Rate, database.MaxDelay, database.Connections, database.MaxWait = 10e6, 1, 100, 5
+	database.Rate, database.MaxDelay, database.MaxConnections, database.QueueTimeout = 10e6, 1, 100, 5
 	source := limit("per-source", "proxy", "source", "10Mbit/s, queue 500ms, 20 connections, wait 2s")
-	source.Rate, source.MaxDelay, source.Connections, source.MaxWait, source.Single = 1.25e6, 0.5, 20, 2, false
+	source.Rate, source.MaxDelay, source.MaxConnections, source.QueueTimeout, source.Single = 1.25e6, 0.5, 20, 2, false
 	plc := limit("plc", "packet", "all", "2000/s packets burst 20, queue 200ms")
 	plc.Packets, plc.MaxDelay, plc.Direction = 2000, 0.2, "to-downstream"
 	logins := limit("logins", "proxy", "source,port", "5/s new connections, wait 1s")
-	logins.NewConnections, logins.MaxWait, logins.Single = 5, 1, false
+	logins.NewConnections, logins.QueueTimeout, logins.Single = 5, 1, false
 
 	if busy {
 		load = 0.998 + 0.004*wave(t, 3)
@@ -202,7 +202,7 @@ func (f *fake) four(t time.Time) []control.Limit {
 		source.InFlight, source.Waiting, source.DelayedShare = 212, 14, 0.31
 		source.QueueDelay = control.Delay{Count: 9112, P50: 0.011, P99: 0.12 + 0.05*wave(t, 31)}
 		plc.DelayedShare = 0.12
-		database.Slows, source.Slows, plc.Slows = true, true, true
+		database.Throttling, source.Throttling, plc.Throttling = true, true, true
 		plc.QueueDelay = control.Delay{Count: 300, P50: 0.0004, P99: 0.0031}
 	} else {
 		database.InFlight, source.InFlight = int64(12+4*wave(t, 30)), int64(12+4*wave(t, 30))
@@ -212,47 +212,47 @@ func (f *fake) four(t time.Time) []control.Limit {
 	plc.PacketsRate, plc.Bytes, plc.PacketsTotal = rates(1800*load), rates(180000*load), 123456789
 	logins.Admitted, logins.AdmittedTotal, logins.Bytes = rates(3+2*wave(t, 9)), 190001, rates(8e5*load)
 	database.Admitted, database.AdmittedTotal = rates(8+2*wave(t, 9)), 918273
-	logins.Promise = control.Promise{Kept: true, Unwatched: true}
-	database.Promise = control.Promise{Kept: true, Sigma: 12600, SigmaMost: 20111, Allowed: 34816}
-	source.Promise = control.Promise{Kept: true, Sigma: 4100, SigmaMost: 8000, Allowed: 9000, Sampled: true}
-	plc.Promise = control.Promise{Kept: true, Sigma: 3, SigmaMost: 12, Allowed: 22, InPackets: true}
+	logins.Conformance = control.Conformance{Conformant: true, Unmonitored: true}
+	database.Conformance = control.Conformance{Conformant: true, Sigma: 12600, SigmaMax: 20111, Allowed: 34816}
+	source.Conformance = control.Conformance{Conformant: true, Sigma: 4100, SigmaMax: 8000, Allowed: 9000, Sampled: true}
+	plc.Conformance = control.Conformance{Conformant: true, Sigma: 3, SigmaMax: 12, Allowed: 22, InPackets: true}
 
 	switch f.scenario {
-	case "broken":
-		database.Promise = control.Promise{Sigma: 5.2e6, SigmaMost: 5.2e6, Allowed: 34816, Violations: 4120}
+	case "violated":
+		database.Conformance = control.Conformance{Sigma: 5.2e6, SigmaMax: 5.2e6, Allowed: 34816, Violations: 4120}
 		if t.Second()/20 == 1 {
 			database.Bytes = rates(15e6)
 		}
 	case "bypass", "observe":
 		for _, l := range []*control.Limit{&database, &source, &plc, &logins} {
-			l.Mode, l.Promise = "observe", control.Promise{Kept: true, Unwatched: true}
+			l.Mode, l.Conformance = "observe", control.Conformance{Conformant: true, Unmonitored: true}
 		}
-		// What would have left is what its rate lets; what does leave is of listeners.
+		// The limit shows what would have left at its rate; the listeners show the actual traffic.
 		database.InFlight, database.Waiting = 341, 0
 	}
 	return []control.Limit{database, source, plc, logins}
 }
 
-func limit(name, plane, key, heldTo string) control.Limit {
+func limit(name, plane, key, summary string) control.Limit {
 	return control.Limit{
-		Name: name, Plane: plane, Mode: "enforce", Key: key, Single: true, HeldTo: heldTo, Direction: "both",
+		Name: name, Plane: plane, Mode: "enforce", Key: key, Single: true, Summary: summary, Direction: "both",
 		Refused: map[string]uint64{}, RefusedRate: map[string]float64{},
 	}
 }
 
 func (f *fake) listeners(t time.Time) []control.ListenerStatus {
-	l := f.four(t)[0]
+	l := f.fourLimits(t)[0]
 	if l.Mode == "observe" {
 		l.Bytes = rates(23e6 + 3e6*wave(t, 12))
 	}
 	return []control.ListenerStatus{
 		{
-			Name: "db", Addresses: []string{"tcp://0.0.0.0:5432", "tcp://[::]:5432"}, Open: l.InFlight + l.Waiting,
+			Name: "db", Addresses: []string{"tcp://0.0.0.0:5432", "tcp://[::]:5432"}, Connections: l.InFlight + l.Waiting,
 			ToDownstreamRate: l.Bytes.S10 * 0.3, FromDownstreamRate: l.Bytes.S10 * 0.7, ToDownstream: 4 << 40, FromDownstream: 8 << 40,
 			Accepted: 918273, Ended: map[string]uint64{"closed": 917000, "reset-by-client": 800, "refused": 412}, DialErrors: 3,
 			Downstreams: []control.DownstreamStatus{
-				{Listener: "db", Downstream: "10.0.0.5:5432", State: "up", InFlight: int(l.InFlight) / 2, Most: 60},
-				{Listener: "db", Downstream: "10.0.0.6:5432", State: "up", InFlight: int(l.InFlight) / 2, Most: 60},
+				{Listener: "db", Downstream: "10.0.0.5:5432", State: "up", InFlight: int(l.InFlight) / 2, MaxConnections: 60},
+				{Listener: "db", Downstream: "10.0.0.6:5432", State: "up", InFlight: int(l.InFlight) / 2, MaxConnections: 60},
 				{Listener: "db", Downstream: "10.0.0.7:5432", State: "drained"},
 			},
 		},
@@ -264,35 +264,35 @@ func (f *fake) listeners(t time.Time) []control.ListenerStatus {
 	}
 }
 
-func (f *fake) who(t time.Time) map[string][]control.Who {
-	who := map[string][]control.Who{"source": {}, "prefix": {}, "asn": {}}
+func (f *fake) talkers(t time.Time) map[string][]control.Talker {
+	all := map[string][]control.Talker{"source": {}, "prefix": {}, "asn": {}}
 	if f.scenario == "empty" {
-		return who
+		return all
 	}
 	for i := range 8 {
 		n := float64(8 - i)
-		w := control.Who{Rate: control.Heavy{Value: 1.9e5*n + 1e4*wave(t, 9+n), Error: 31000}}
+		talker := control.Talker{Rate: control.Estimate{Value: 1.9e5*n + 1e4*wave(t, 9+n), Error: 31000}}
 		if f.overloaded() {
-			w.Delayed, w.Dropped = control.Heavy{Value: 1.7 * n, Error: 0.02}, control.Heavy{Value: 4 * (n - 4), Error: 0.3}
+			talker.Delayed, talker.Dropped = control.Estimate{Value: 1.7 * n, Error: 0.02}, control.Estimate{Value: 4 * (n - 4), Error: 0.3}
 			if i >= 4 {
-				w.Dropped = control.Heavy{}
+				talker.Dropped = control.Estimate{}
 			}
 		}
 		for kind, name := range map[string]string{
 			"source": fmt.Sprintf("198.51.100.%d", 7+13*i), "prefix": fmt.Sprintf("2001:db8:%x::/48", 4096+i), "asn": fmt.Sprintf("AS%d", 64500+i),
 		} {
-			w.Name, w.ASName = name, fmt.Sprintf("EXAMPLE-%d Networks Ltd", i)
+			talker.Name, talker.ASName = name, fmt.Sprintf("EXAMPLE-%d Networks Ltd", i)
 			if f.scenario == "trouble" && i == 2 {
-				w.ASName = nasty
+				talker.ASName = nasty
 			}
-			who[kind] = append(who[kind], w)
+			all[kind] = append(all[kind], talker)
 		}
 	}
-	return who
+	return all
 }
 
-// events has 12 in the first of a stream, and one more every fourth; in trouble others
-// have been left out before that.
+// events returns 12 events for the first live event of a stream, and one for every fourth; in
+// "trouble", some are omitted before that.
 func (f *fake) events(t time.Time, i int) []control.Event {
 	first, n := 12+i/4, 1
 	if f.scenario == "trouble" {
@@ -326,7 +326,7 @@ func (f *fake) events(t time.Time, i int) []control.Event {
 
 func rates(v float64) control.Rates { return control.Rates{S1: v, S10: v * 0.98, S60: v * 0.96} }
 
-// wave is between -1 and 1.
+// wave returns a sine between -1 and 1.
 func wave(t time.Time, period float64) float64 {
 	return math.Sin(float64(t.UnixMilli()) / 1000 / period * 2 * math.Pi)
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fetches the packages of package-lock.json into a directory, with npm. Does nothing, and
-# needs no network, when they are there.
+# Installs the packages of package-lock.json into a directory, with npm. Does nothing, and
+# needs no network, if they are installed.
 # Usage: fetch.sh DIRECTORY
 set -euo pipefail
 

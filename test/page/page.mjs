@@ -1,5 +1,5 @@
-// Looks at the web page in Chromium as page_test.go asks on standard input, and writes a
-// line of JSON a check. The argument is the directory of node_modules.
+// Checks the dashboard in Chromium. Reads its input from page_test.go on standard input, and
+// writes one line of JSON per check. The argument is the directory of node_modules.
 
 import { execFile } from 'node:child_process';
 import { createRequire } from 'node:module';
@@ -19,33 +19,32 @@ const browser = await chromium.launch({
   args: ['--no-sandbox', '--disable-background-networking', '--disable-component-update', '--disable-sync', '--no-first-run'],
 });
 
-// check opens a scenario, runs look(page), and reports what went wrong, with what the
-// browser had to say.
-async function check(name, scenario, how, look, expected = []) {
-  const context = await browser.newContext(how);
-  const wrong = [];
+// check opens a scenario, runs inspect(page), and reports the errors, with those of the browser.
+async function check(name, scenario, options, inspect, expected = []) {
+  const context = await browser.newContext(options);
+  const errors = [];
   try {
     await context.addInitScript(() => document.addEventListener('securitypolicyviolation',
       (e) => console.error(`policy violated: ${e.violatedDirective} ${e.blockedURI}`)));
     const page = await context.newPage();
     page.setDefaultTimeout(wait.timeout);
     page.on('console', (m) => {
-      if (['error', 'warning'].includes(m.type()) && !expected.some((e) => m.text().includes(e))) wrong.push(`console: ${m.text()}`);
+      if (['error', 'warning'].includes(m.type()) && !expected.some((e) => m.text().includes(e))) errors.push(`console: ${m.text()}`);
     });
-    page.on('pageerror', (e) => wrong.push(`exception: ${e.stack}`));
+    page.on('pageerror', (e) => errors.push(`exception: ${e.stack}`));
     page.on('request', (r) => {
       const { protocol, origin } = new URL(r.url());
-      if (protocol !== 'data:' && origin !== new URL(urls[scenario]).origin) wrong.push(`asks another origin: ${r.url()}`);
+      if (protocol !== 'data:' && origin !== new URL(urls[scenario]).origin) errors.push(`request to another origin: ${r.url()}`);
     });
     await page.goto(urls[scenario]);
     await page.waitForFunction(() => document.getElementById('pulse').textContent.startsWith('live'), null, wait);
-    await look(page, (ok, error) => ok || wrong.push(error));
+    await inspect(page, (ok, error) => ok || errors.push(error));
   } catch (e) {
-    wrong.push(String(e.stack ?? e));
+    errors.push(String(e.stack ?? e));
   } finally {
     await context.close();
   }
-  console.log(JSON.stringify({ name, error: wrong.join('\n') }));
+  console.log(JSON.stringify({ name, error: errors.join('\n') }));
 }
 
 const text = (page, selector) => page.$eval(selector, (e) => e.textContent);
@@ -59,23 +58,23 @@ const focused = (page) => page.evaluate(() => {
 });
 
 const headlines = {
-  rest: ['good', 'The promise is kept. Nobody is being slowed.'],
-  overload: ['held', 'The promise is kept. 3 limits hold traffic back.'],
-  broken: ['bad', 'The promise is broken.'],
-  bypass: ['bad', 'Bypass is on. Nothing is held back.'],
-  observe: ['info', 'Only observing. Nothing is held back.'],
-  trouble: ['held', 'The promise is kept. 3 limits hold traffic back.'],
-  unserved: ['bad', 'Nobody is served at db.'],
-  many: ['held', 'The promise is kept. 48 limits hold traffic back.'],
-  empty: ['info', 'There are no limits. Nothing is held back.'],
+  idle: ['good', 'Conformant. No traffic is throttled.'],
+  overload: ['warn', 'Conformant. 3 limits throttle traffic.'],
+  violated: ['bad', 'Conformance is violated.'],
+  bypass: ['bad', 'Bypass is on. No limit is enforced.'],
+  observe: ['info', 'Observing only. No limit is enforced.'],
+  trouble: ['warn', 'Conformant. 3 limits throttle traffic.'],
+  unavailable: ['bad', 'No downstream is up at db.'],
+  many: ['warn', 'Conformant. 48 limits throttle traffic.'],
+  empty: ['info', 'No limits configured.'],
 };
 
-// Contrast, by WCAG 2.2: of a text and what is behind it.
+// contrasts returns the contrast of texts with their background, by WCAG 2.2.
 function contrasts(selectors) {
   const canvas = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });
-  const over = (colours) => {
+  const over = (colors) => {
     canvas.clearRect(0, 0, 1, 1);
-    for (const c of colours) {
+    for (const c of colors) {
       canvas.fillStyle = c;
       canvas.fillRect(0, 0, 1, 1);
     }
@@ -93,15 +92,15 @@ function contrasts(selectors) {
   }));
 }
 
-const written = ['#headline h1', '#headline dt', '#headline dd', '#headline small', '.notices strong', '.notices span', 'thead button', '.badge',
-  '.card .promise', '.card .soft', '.card .override', 'figcaption span', '.figures dt', '.tabs button', '.level', '.events time', '.lead', '.alarm'];
+const textSelectors = ['#headline h1', '#headline dt', '#headline dd', '#headline small', '.notices strong', '.notices span', 'thead button', '.badge',
+  '.card .conformance', '.card .soft', '.card .override', 'figcaption span', '.figures dt', '.tabs button', '.level', '.events time', '.lead', '.alarm'];
 
-// look asks for a background that is light or dark, and text that stands out from it.
-async function look(page, name, scheme, must) {
+// checkColors checks that the background is light or dark, and the contrast of the text.
+async function checkColors(page, name, scheme, must) {
   const [r, g, b] = (await page.evaluate(() => getComputedStyle(document.body).backgroundColor)).match(/\d+/g).map(Number);
   must(scheme === 'dark' ? r + g + b < 120 : r + g + b > 650, `${name}: the background is ${r}, ${g}, ${b}`);
-  const found = await page.evaluate(contrasts, written);
-  must(found.length > 20, `${name}: found hardly a text`);
+  const found = await page.evaluate(contrasts, textSelectors);
+  must(found.length > 20, `${name}: only ${found.length} texts found`);
   for (const [selector, contrast] of found) must(contrast >= 4.5, `${name}: ${selector} has a contrast of ${contrast.toFixed(2)}`);
   if (pictures) {
     await page.waitForTimeout(500);
@@ -109,13 +108,13 @@ async function look(page, name, scheme, must) {
   }
 }
 
-// These wait more than they do, and so go on beside the others.
+// These checks mostly wait, and so run in parallel with the others.
 const live = check('live', 'overload', desktop, async (page, must) => {
   const plot = await page.getAttribute('.plot', 'aria-label');
-  must(/now .* of 80 Mbit\/s$/.test(plot), `the chart's words are "${plot}"`);
+  must(/now .* of 80 Mbit\/s$/.test(plot), `the label of the chart is "${plot}"`);
   const events = await page.$$eval('#event-list > li', (l) => l.length);
   must(events >= 12, `${events} events`);
-  // Nothing is built anew each second: what is there stays, but for the events.
+  // Updates reuse all elements, except events.
   const count = () => page.evaluate(() => document.querySelectorAll('*').length - document.querySelectorAll('#event-list *').length);
   await page.$eval('#overview tbody tr', (tr) => { tr.dataset.same = 'yes'; });
   const elements = await count();
@@ -129,25 +128,25 @@ const live = check('live', 'overload', desktop, async (page, must) => {
     }, [selector, attribute], wait).catch(() => must(false, `${selector} does not change`));
   }
   await page.waitForFunction((n) => document.querySelectorAll('#event-list > li').length >= n + 2, events, wait);
-  must(await page.$eval('#overview tbody tr', (tr) => tr.dataset.same) === 'yes', 'the rows are made anew');
-  must(await count() === elements, `${elements} elements have become ${await count()}`);
+  must(await page.$eval('#overview tbody tr', (tr) => tr.dataset.same) === 'yes', 'the rows were recreated');
+  must(await count() === elements, `${elements} elements became ${await count()}`);
 });
 
-const connection = check('connection', 'lost', desktop, async (page, must) => {
-  await fetch(`${urls.lost}/lose`, { method: 'POST' });
-  await page.waitForSelector('#lost:not([hidden])', wait);
-  must((await text(page, '#lost')).startsWith('No connection to the daemon since '), `it says "${await text(page, '#lost')}"`);
-  must((await text(page, '#headline-words')).startsWith('Not known'), 'the headline still claims to know');
-  must(await page.evaluate(() => getComputedStyle(document.querySelector('main')).filter !== 'none'), 'the data are not grey');
-  must((await page.title()).startsWith('no connection'), 'the title does not say so');
-  await fetch(`${urls.lost}/recover`, { method: 'POST' });
-  await page.waitForSelector('#lost', { state: 'hidden', ...wait });
-  must((await text(page, '#headline-words')) === headlines.overload[1], 'the headline has not come back');
-  must(await page.evaluate(() => getComputedStyle(document.querySelector('main')).filter === 'none'), 'the data are still grey');
+const connection = check('connection', 'disconnected', desktop, async (page, must) => {
+  await fetch(`${urls.disconnected}/disconnect`, { method: 'POST' });
+  await page.waitForSelector('#disconnected:not([hidden])', wait);
+  must((await text(page, '#disconnected')).startsWith('No connection to the daemon since '), `the banner is "${await text(page, '#disconnected')}"`);
+  must((await text(page, '#headline-text')).startsWith('Unknown'), 'the headline is not "Unknown"');
+  must(await page.evaluate(() => getComputedStyle(document.querySelector('main')).filter !== 'none'), 'the data is not grayed out');
+  must((await page.title()).startsWith('no connection'), 'the title does not show it');
+  await fetch(`${urls.disconnected}/reconnect`, { method: 'POST' });
+  await page.waitForSelector('#disconnected', { state: 'hidden', ...wait });
+  must((await text(page, '#headline-text')) === headlines.overload[1], 'the headline is not restored');
+  must(await page.evaluate(() => getComputedStyle(document.querySelector('main')).filter === 'none'), 'the data is still grayed out');
 }, ['503']);
 
-const slow = check('slow line', 'slow', desktop, async (page, must) => {
-  must(await page.isHidden('#lost'), 'it says that there is no connection');
+const slow = check('slow link', 'slow', desktop, async (page, must) => {
+  must(await page.isHidden('#disconnected'), 'the banner of a lost connection is visible');
   await page.waitForFunction(() => document.querySelector('.spark path').getAttribute('d').includes('L'), null, wait)
     .catch(() => must(false, 'the charts stay empty'));
   must(await page.$$eval('.plot canvas', (l) => l.length) > 0, 'there are no charts');
@@ -155,45 +154,45 @@ const slow = check('slow line', 'slow', desktop, async (page, must) => {
 
 const real = check('daemon', 'daemon', desktop, async (page, must) => {
   const shaperd = (...args) => promisify(execFile)(daemon.binary, [...args, '--control', daemon.control]);
-  const says = (selector, pattern) => page.waitForFunction(
+  const matches = (selector, pattern) => page.waitForFunction(
     ([s, p]) => new RegExp(p).test(document.querySelector(s)?.textContent), [selector, pattern], wait)
-    .catch(async () => { throw new Error(`${selector} says "${await text(page, selector)}", want /${pattern}/`); });
+    .catch(async () => { throw new Error(`${selector} is "${await text(page, selector)}", want /${pattern}/`); });
 
-  await says('#headline-words', 'The promise is kept. 1 limit holds traffic back.');
-  await says('#overview tbody tr', '^database.*holds back[\\d.]+ Mbit/sof 8 Mbit/s');
-  await says('.card .promise', '^Promise kept: at most .* are allowed');
-  await says('#vitals', 'Waits most[\\d.]+ m?s/s127.0.0.1');
-  await says('#who-table', '127.0.0.1');
-  await says('#downstream-table', 'db.*up');
-  await says('#event-list', 'info');
+  await matches('#headline-text', 'Conformant. 1 limit throttles traffic.');
+  await matches('#overview tbody tr', '^database.*throttling[\\d.]+ Mbit/sof 8 Mbit/s');
+  await matches('.card .conformance', '^Conformant: largest excess .* allowed');
+  await matches('#vitals', 'Most delayed[\\d.]+ m?s/s127.0.0.1');
+  await matches('#talkers-table', '127.0.0.1');
+  await matches('#downstream-table', 'db.*up');
+  await matches('#event-list', 'info');
   must(await page.$$eval('.plot canvas', (l) => l.length) >= 3, 'there are no charts');
 
   await shaperd('set', 'limit', 'database', 'rate=16Mbit/s', '--for', '5m');
-  await says('#notices', 'Override.*database: rate = 16Mbit/s.*4 min 5\\d s left');
-  await says('#overview tbody tr', 'of 16 Mbit/s');
+  await matches('#notices', 'Override.*database: rate = 16Mbit/s.*4 min 5\\d s left');
+  await matches('#overview tbody tr', 'of 16 Mbit/s');
   await shaperd('bypass', 'on');
-  await says('#headline-words', 'Bypass is on. Nothing is held back.');
-  must(await page.isVisible('#bypass'), 'the alarm of the bypass is not shown');
+  await matches('#headline-text', 'Bypass is on. No limit is enforced.');
+  must(await page.isVisible('#bypass'), 'the bypass banner is hidden');
   await shaperd('bypass', 'off');
-  await says('#headline-words', 'The promise is kept');
+  await matches('#headline-text', 'Conformant');
   if (pictures) await page.screenshot({ path: join(pictures, 'daemon.png') });
 });
 
 for (const [scenario, [tone, words]] of Object.entries(headlines)) {
   await check(`scenario/${scenario}`, scenario, desktop, async (page, must) => {
-    // On a busy machine the page may have given up on an answer, for the moment.
-    await page.waitForFunction((w) => document.querySelector('#headline-words').textContent === w, words, wait).catch(() => {});
-    must(await text(page, '#headline-words') === words, `the headline is "${await text(page, '#headline-words')}", want "${words}"`);
+    // On a busy machine the page may be reconnecting after a timeout.
+    await page.waitForFunction((w) => document.querySelector('#headline-text').textContent === w, words, wait).catch(() => {});
+    must(await text(page, '#headline-text') === words, `the headline is "${await text(page, '#headline-text')}", want "${words}"`);
     must(await page.$eval('#headline', (e) => e.dataset.tone) === tone, `the tone is not ${tone}`);
-    must(await page.isVisible('#bypass') === (scenario === 'bypass'), 'the alarm of the bypass is not as it should be');
-    must(await page.isHidden('#lost'), 'it says that there is no connection');
-    await look(page, `${scenario}-light`, 'light', must);
+    must(await page.isVisible('#bypass') === (scenario === 'bypass'), 'the visibility of the bypass banner is wrong');
+    must(await page.isHidden('#disconnected'), 'the banner of a lost connection is visible');
+    await checkColors(page, `${scenario}-light`, 'light', must);
 
     await page.emulateMedia({ colorScheme: 'dark' });
-    await look(page, `${scenario}-dark`, 'dark', must);
+    await checkColors(page, `${scenario}-dark`, 'dark', must);
 
     await page.setViewportSize(phone);
-    await look(page, `${scenario}-phone`, 'dark', must);
+    await checkColors(page, `${scenario}-phone`, 'dark', must);
     const width = await page.evaluate(() => document.documentElement.scrollWidth);
     must(width <= phone.width, `the page is ${width} px wide on a phone`);
   });
@@ -201,43 +200,43 @@ for (const [scenario, [tone, words]] of Object.entries(headlines)) {
 
 await check('charts', 'many', desktop, async (page, must) => {
   const plots = await page.$$eval('.plot', (l) => l.length);
-  must(plots > 150, `${plots} charts of 64 limits`);
-  for (const where of ['cards', 'who']) {
+  must(plots > 150, `${plots} charts for 64 limits`);
+  for (const where of ['cards', 'talkers']) {
     await page.evaluate((id) => document.getElementById(id).scrollIntoView({ behavior: 'instant' }), where);
     await page.waitForFunction((id) => {
       const n = document.querySelectorAll('.plot canvas').length;
-      return n > 0 && n < 40 && (id !== 'who' || !document.querySelector('.plot').hasChildNodes());
+      return n > 0 && n < 40 && (id !== 'talkers' || !document.querySelector('.plot').hasChildNodes());
     }, where, wait);
   }
   const drawn = await page.$$eval('.plot canvas', (list) => list.some((c) => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some((v) => v > 0)));
   must(drawn, 'the charts are empty');
   await page.fill('#filter', 'PLC-1');
-  must((await column(page, '#overview', 1)).length === 7, 'the filter does not choose the rows');
-  must(await page.$$eval('.card', (l) => l.length) === 7, 'the filter does not choose the cards');
+  must((await column(page, '#overview', 1)).length === 7, 'the filter does not select rows');
+  must(await page.$$eval('.card', (l) => l.length) === 7, 'the filter does not select cards');
   await page.fill('#filter', 'no such');
-  must(await page.isVisible('#limits-none') && await page.isHidden('#overview'), 'a filter that finds nothing does not say so');
+  must(await page.isVisible('#limits-none') && await page.isHidden('#overview'), 'no message for a filter without matches');
   await page.fill('#filter', '');
-  must(await page.$$eval('.card', (l) => l.length) === 64, 'the filter does not let go');
+  must(await page.$$eval('.card', (l) => l.length) === 64, 'clearing the filter does not restore the cards');
 });
 
 await check('keyboard', 'overload', desktop, async (page, must) => {
   await page.keyboard.press('Tab');
-  must((await focused(page)).what.startsWith('A Skip'), `the first stop is ${(await focused(page)).what}`);
+  must((await focused(page)).what.startsWith('A Skip'), `the first tab stop is ${(await focused(page)).what}`);
   await page.keyboard.press('Enter');
-  must((await focused(page)).what === 'MAIN main', `the link to skip leads to ${(await focused(page)).what}`);
+  must((await focused(page)).what === 'MAIN main', `the skip link leads to ${(await focused(page)).what}`);
 
   const reached = { tables: new Set(), tabs: 0, log: false };
   for (let i = 0; i < 80 && !reached.log; i++) {
     await page.keyboard.press('Tab');
     const f = await focused(page);
-    must(f.outlined, `${f.what} has the focus, and does not show it`);
+    must(f.outlined, `${f.what} has no visible focus`);
     if (f.what.startsWith('BUTTON') && f.table) reached.tables.add(f.table);
     if (f.tab) reached.tabs++;
     reached.log = f.what === 'OL event-list';
   }
-  for (const t of ['overview', 'who-table', 'downstream-table', 'listener-table']) must(reached.tables.has(t), `no heading of ${t} is reached`);
-  must(reached.tabs === 1, `${reached.tabs} stops at the tabs, want one`);
-  must(reached.log, 'the events are not reached');
+  for (const t of ['overview', 'talkers-table', 'downstream-table', 'listener-table']) must(reached.tables.has(t), `no heading of ${t} can be focused`);
+  must(reached.tabs === 1, `${reached.tabs} tab stops in the tab list, want one`);
+  must(reached.log, 'the events cannot be focused');
 
   await page.focus('#overview th:nth-child(1) button');
   for (const [key, sort, first] of [['Enter', 'ascending', 'database'], ['Space', 'descending', 'plc'], ['Enter', null, 'database']]) {
@@ -245,58 +244,58 @@ await check('keyboard', 'overload', desktop, async (page, must) => {
     must(await page.getAttribute('#overview th:nth-child(1)', 'aria-sort') === sort, `after ${key}, aria-sort is not ${sort}`);
     must((await column(page, '#overview', 1))[0] === first, `after ${key}, the limits are ${await column(page, '#overview', 1)}`);
   }
-  await page.focus('#who-table th:nth-child(2) button');
+  await page.focus('#talkers-table th:nth-child(2) button');
   await page.keyboard.press('Enter');
   await page.keyboard.press('Enter');
-  must((await column(page, '#who-table', 1))[0].startsWith('198.51.100.98'), 'the sources are not sorted by rate');
+  must((await column(page, '#talkers-table', 1))[0].startsWith('198.51.100.98'), 'the sources are not sorted by rate');
 
   await page.focus('#tab-source');
   for (const [key, tab, name] of [['ArrowRight', 'prefix', '2001:db8:'], ['ArrowRight', 'asn', 'AS645'], ['ArrowRight', 'source', '198.51'], ['End', 'asn', 'AS645']]) {
     await page.keyboard.press(key);
     must((await focused(page)).what === `BUTTON tab-${tab}`, `${key} leads to ${(await focused(page)).what}`);
     must(await page.getAttribute(`#tab-${tab}`, 'aria-selected') === 'true', `${key} does not select ${tab}`);
-    must((await column(page, '#who-table', 1)).every((n) => n.startsWith(name)), `${key} shows ${await column(page, '#who-table', 1)}`);
-    if (tab === 'prefix') must((await column(page, '#who-table', 1))[0].startsWith('2001:db8:1007:'), 'another tab is not sorted as asked');
+    must((await column(page, '#talkers-table', 1)).every((n) => n.startsWith(name)), `${key} shows ${await column(page, '#talkers-table', 1)}`);
+    if (tab === 'prefix') must((await column(page, '#talkers-table', 1))[0].startsWith('2001:db8:1007:'), 'another tab does not keep the sort order');
   }
 
   await page.focus('#overview tbody a');
   await page.keyboard.press('Enter');
   must(await page.$eval('.card', (c) => c.matches(':target')), 'a limit of the table does not lead to its card');
   await page.reload();
-  await page.waitForSelector('.card:target', wait).catch(() => must(false, 'a page that is opened at a card does not go there'));
+  await page.waitForSelector('.card:target', wait).catch(() => must(false, 'a page opened at a card does not scroll to it'));
 });
 
 await check('hostile text', 'trouble', desktop, async (page, must) => {
-  must(!(await page.title()).includes('pwned'), 'a script has run');
-  must(await page.$$eval('main img, main script', (l) => l.length) === 0, 'text has become markup');
-  for (const s of ['#overview tbody', '#cards', '#who-table', '#event-list', '#notices']) {
+  must(!(await page.title()).includes('pwned'), 'a script ran');
+  must(await page.$$eval('main img, main script', (l) => l.length) === 0, 'text became markup');
+  for (const s of ['#overview tbody', '#cards', '#talkers-table', '#event-list', '#notices']) {
     must((await text(page, s)).includes(nasty), `${s} does not show the text as it is`);
   }
   await page.click(`#overview tbody tr:last-child a`);
   must(await page.$eval('.card:last-child', (c) => c.matches(':target')), 'the link to its card is broken');
 });
 
-await check('unserved', 'unserved', desktop, async (page, must) => {
+await check('unavailable', 'unavailable', desktop, async (page, must) => {
   const why = await text(page, '#headline-detail');
   must(why.startsWith(`10.0.0.5:5432 is failing (connection refused ${nasty}), `) && why.endsWith('10.0.0.7:5432 is drained.'), `the reason is "${why}"`);
-  must((await page.title()).startsWith('NOT SERVED'), 'the title does not say so');
-  must((await text(page, '#notices')).includes('Failing'), 'no notice says which downstream');
-  must((await column(page, '#downstream-table', 3)).includes('failing'), 'the table does not say which downstream');
+  must((await page.title()).startsWith('NO DOWNSTREAM'), 'the title does not show it');
+  must((await text(page, '#notices')).includes('Failing'), 'no notice names the downstream');
+  must((await column(page, '#downstream-table', 3)).includes('failing'), 'the table does not show the failing downstream');
 });
 
 await check('trouble', 'trouble', desktop, async (page, must) => {
   const all = await text(page, '#notices');
-  for (const words of ['Draining', 'Reload failed', 'shaperd.toml:14:12:', '50-sms.toml:3:1:', 'Down', 'Not enforced', 'rate = 20Mbit/s', '192.0.2.0/24', 'min', 'until the next reload', 'until it is taken away']) {
-    must(all.includes(words), `"${words}" is not said`);
+  for (const words of ['Stopping', 'Reload failed', 'shaperd.toml:14:12:', '50-sms.toml:3:1:', 'Down', 'Not enforced', 'rate = 20Mbit/s', '192.0.2.0/24', 'min', 'until the next reload', 'until it is removed']) {
+    must(all.includes(words), `no notice contains "${words}"`);
   }
-  // What was set at several times has a notice for each, and all of it is at the card.
-  must(/rate = 20Mbit\/s, since .* left.*max_connections = 100, since .*, until the next reload/.test(all), 'an override is not said');
+  // Each override has its own notice, and the card shows all of them.
+  must(/rate = 20Mbit\/s, since .* left.*max_connections = 100, since .*, until the next reload/.test(all), 'an override has no notice');
   const override = await text(page, '.card .override');
-  must(/^Override: rate = 20Mbit\/s \(.* left\), max_connections = 100 \(until the next reload\)$/.test(override), `the card says "${override}"`);
-  must(all.includes('Downstream 10.0.0.7:5432 of listener db gets nothing new.'), 'it is not said that a downstream is drained');
+  must(/^Override: rate = 20Mbit\/s \(.* left\), max_connections = 100 \(until the next reload\)$/.test(override), `the override on the card is "${override}"`);
+  must(all.includes('Downstream 10.0.0.7:5432 of listener db gets no new connections.'), 'no notice of the drained downstream');
   must((await column(page, '#overview', 3)).some((c) => c.endsWith('each 2/h')), `the ceilings are ${await column(page, '#overview', 3)}`);
-  await page.waitForFunction(() => document.getElementById('event-list').textContent.includes('Not shown: 3 lines of the log.'), null, wait)
-    .catch(() => must(false, 'it is not said that lines of the log are left out'));
+  await page.waitForFunction(() => document.getElementById('event-list').textContent.includes('3 events not shown.'), null, wait)
+    .catch(() => must(false, 'no message about omitted events'));
 });
 
 await Promise.all([live, connection, slow, real]);

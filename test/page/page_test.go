@@ -16,12 +16,12 @@ import (
 )
 
 var (
-	serve    = flag.Bool("serve", false, "serve the scenarios for a look at them, until interrupted")
-	pictures = flag.String("pictures", "", "the `directory` to write pictures of the scenarios to")
+	serve    = flag.Bool("serve", false, "serve the scenarios until interrupted")
+	pictures = flag.String("pictures", "", "`directory` for screenshots of the scenarios")
 )
 
-// start serves a scenario, and returns its URL.
-func start(t *testing.T, scenario string, every time.Duration) string {
+// serveScenario serves a scenario and returns its URL.
+func serveScenario(t *testing.T, scenario string, every time.Duration) string {
 	t.Helper()
 	f := &fake{scenario: scenario, every: every, started: time.Now().Add(-3*time.Hour - time.Minute)}
 	s := httptest.NewServer(f.handler())
@@ -34,10 +34,10 @@ func start(t *testing.T, scenario string, every time.Duration) string {
 
 func TestServe(t *testing.T) {
 	if !*serve {
-		t.Skip("without -serve")
+		t.Skip("requires -serve")
 	}
 	for _, s := range scenarios {
-		t.Log(s, start(t, s, time.Second))
+		t.Log(s, serveScenario(t, s, time.Second))
 	}
 	select {}
 }
@@ -45,15 +45,15 @@ func TestServe(t *testing.T) {
 func TestPage(t *testing.T) {
 	urls := make(map[string]string)
 	for _, s := range scenarios {
-		urls[s] = start(t, s, 150*time.Millisecond)
+		urls[s] = serveScenario(t, s, 150*time.Millisecond)
 	}
 	d := startDaemon(t)
 	urls["daemon"] = d.URL
-	drive(t, map[string]any{"urls": urls, "daemon": d, "nasty": nasty, "pictures": *pictures})
+	runChecks(t, map[string]any{"urls": urls, "daemon": d, "nasty": nasty, "pictures": *pictures})
 }
 
-// drive runs page.mjs with what it is to look at, and reports its checks as subtests.
-func drive(t *testing.T, args any) {
+// runChecks runs page.mjs with args, and reports its checks as subtests.
+func runChecks(t *testing.T, args any) {
 	t.Helper()
 	modules, err := filepath.Abs("../../build/page")
 	if err != nil {
@@ -68,7 +68,7 @@ func drive(t *testing.T, args any) {
 	}
 
 	ctx := t.Context()
-	if end, bounded := t.Deadline(); bounded { // each check waits 20 s at most; all of them take a minute on a busy host
+	if end, bounded := t.Deadline(); bounded { // each check waits at most 20 s; together they take a minute on a busy host
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, end.Add(-20*time.Second))
 		defer cancel()
@@ -88,7 +88,7 @@ func drive(t *testing.T, args any) {
 	for lines := bufio.NewScanner(out); lines.Scan(); n++ {
 		var check struct{ Name, Error string }
 		if err := json.Unmarshal(lines.Bytes(), &check); err != nil {
-			t.Errorf("page.mjs says %q: %v", lines.Text(), err)
+			t.Errorf("page.mjs wrote %q: %v", lines.Text(), err)
 			continue
 		}
 		t.Run(check.Name, func(t *testing.T) {
@@ -101,6 +101,6 @@ func drive(t *testing.T, args any) {
 		t.Errorf("page.mjs: %v", err)
 	}
 	if n == 0 {
-		t.Error("page.mjs has checked nothing")
+		t.Error("page.mjs ran no checks")
 	}
 }

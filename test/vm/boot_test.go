@@ -14,18 +14,18 @@ import (
 	"time"
 )
 
-// options are those of the kernel.
+// options is the kernel command line.
 var options = []string{
 	"console=ttyS0", "panic=-1", "oops=panic",
 	"mitigations=off", // the guest trusts its tests
-	// The emulated time stamp counter is the host's. Some kernels distrust it
-	// for the name of the processor, and then have a clock that is slow to read.
+	// The emulated time stamp counter is the host's. Some kernels distrust it because of the
+	// processor's model name, and fall back to a clock that is slow to read.
 	"tsc=reliable",
 }
 
-// boot runs the kernel in a file with an image until it powers off, and returns
-// what its tests and its kernel wrote, and what time of processors it took, with an error as
-// well. The guest ends with ctx, with this process, or when its kernel panics. Its files are put into dir.
+// boot runs a kernel with an image until it powers off, and returns the output of the tests, the
+// kernel's console and the CPU time, even with an error. The guest ends with ctx, with this
+// process, or when its kernel panics. Its files are in dir.
 func boot(ctx context.Context, dir, kernel string, image []byte) (output, console []byte, cpu time.Duration, err error) {
 	if err := os.WriteFile(filepath.Join(dir, "image"), image, 0o600); err != nil {
 		return nil, nil, 0, err
@@ -36,25 +36,25 @@ func boot(ctx context.Context, dir, kernel string, image []byte) (output, consol
 	}
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64",
 		"-nodefaults", "-no-user-config", "-display", "none",
-		// With a thread for each processor, qemu before 8.1 lets one run what
-		// another has just overwritten, and a kernel that patches itself panics
-		// now and then: https://gitlab.com/qemu-project/qemu/-/commit/deba78709a
+		// With a thread per processor, qemu before 8.1 may execute code that another processor has
+		// just overwritten, and a kernel that patches itself panics occasionally:
+		// https://gitlab.com/qemu-project/qemu/-/commit/deba78709a
 		"-accel", "tcg,thread=single", "-cpu", "max", "-smp", "2", "-m", "2G",
 		"-serial", "file:console", "-serial", "file:output",
-		"-no-reboot", // a panic resets the machine, and so ends it
+		"-no-reboot", // a panic resets the machine, which ends it
 		"-kernel", kernel, "-initrd", "image", "-append", strings.Join(options, " "))
 	if cmd.Err != nil {
-		return nil, nil, 0, fmt.Errorf("%w: \"make deps\" installs it", cmd.Err)
+		return nil, nil, 0, fmt.Errorf("%w: run \"make deps\" to install it", cmd.Err)
 	}
-	var said bytes.Buffer
-	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, &said, &said
+	var qemuOutput bytes.Buffer
+	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, &qemuOutput, &qemuOutput
 	// The kernel kills it when the thread that started it ends.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err = cmd.Start(); err == nil {
-		// While others have the processor, the guest's clock goes on. Not everybody
-		// may ask for it before them.
+		// The guest's clock continues while other processes run, so the guest should preempt them.
+		// Raising the priority needs a privilege, hence the ignored error.
 		_ = syscall.Setpriority(syscall.PRIO_PROCESS, cmd.Process.Pid, -10)
 		err = cmd.Wait()
 		cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
@@ -63,13 +63,13 @@ func boot(ctx context.Context, dir, kernel string, image []byte) (output, consol
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		err = fmt.Errorf("run guest: %w\n%s", err, said.Bytes())
+		err = fmt.Errorf("run guest: %w\n%s", err, qemuOutput.Bytes())
 	}
 	output, outputErr := os.ReadFile(filepath.Join(dir, "output"))
 	console, consoleErr := os.ReadFile(filepath.Join(dir, "console"))
 	err = errors.Join(err, outputErr, consoleErr)
 	if err == nil && !bytes.HasSuffix(output, []byte(mark+"off\n")) {
-		err = errors.New("the guest ended before its tests did")
+		err = errors.New("the guest ended before its tests")
 	}
 	return output, console, cpu, err
 }

@@ -6,23 +6,22 @@ import (
 	"path"
 )
 
-// An archive is what a kernel unpacks as its first file system: cpio's format
-// newc, as Documentation/driver-api/early-userspace/buffer-format.rst of Linux
-// has it. It is not compressed: the guest would be slower to unpack it than the
-// host is to copy it.
+// An archive is an initramfs in the cpio format newc (Linux,
+// Documentation/driver-api/early-userspace/buffer-format.rst). It is not compressed:
+// decompressing it in the guest would take longer than copying it on the host.
 type archive struct {
 	bytes.Buffer
-	has map[string]bool // names
+	names map[string]bool // entries by name
 }
 
-// The kinds of entry, as in a mode of Linux.
+// The file types in a Linux mode.
 const (
 	isDir  = 0o040000
 	isFile = 0o100000
 	isLink = 0o120000
 )
 
-// add puts a file at the absolute name, behind the directories above it.
+// add adds a file by its absolute name, after its parent directories.
 func (a *archive) add(name string, mode uint32, data []byte) {
 	a.mkdir(path.Dir(name))
 	a.entry(name, isFile|mode, data)
@@ -34,24 +33,24 @@ func (a *archive) symlink(name, target string) {
 }
 
 func (a *archive) mkdir(name string) {
-	if name == "/" || a.has[name] {
+	if name == "/" || a.names[name] {
 		return
 	}
 	a.mkdir(path.Dir(name))
 	a.entry(name, isDir|0o755, nil)
 }
 
-// end returns the whole archive.
+// end returns the complete archive.
 func (a *archive) end() []byte {
 	a.entry("/TRAILER!!!", 0, nil)
 	return a.Bytes()
 }
 
 func (a *archive) entry(name string, mode uint32, data []byte) {
-	if a.has == nil {
-		a.has = make(map[string]bool)
+	if a.names == nil {
+		a.names = make(map[string]bool)
 	}
-	a.has[name] = true
+	a.names[name] = true
 	name = name[1:] + "\x00"
 	a.WriteString("070701")
 	for _, field := range []int{
@@ -60,7 +59,7 @@ func (a *archive) entry(name string, mode uint32, data []byte) {
 		len(data),
 		0, 0, 0, 0, // devices
 		len(name),
-		0, // checksum, which this format has not
+		0, // checksum, unused in this format
 	} {
 		fmt.Fprintf(a, "%08x", field)
 	}
@@ -70,5 +69,5 @@ func (a *archive) entry(name string, mode uint32, data []byte) {
 	a.pad()
 }
 
-// pad aligns what comes next to four bytes.
+// pad aligns the next field to four bytes.
 func (a *archive) pad() { a.Write(make([]byte, -a.Len()&3)) }

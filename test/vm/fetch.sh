@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Fetches the Debian kernels that TestKernels boots, with apt, into a directory:
-# DIRECTORY/6.1 and DIRECTORY/6.12, each with vmlinuz and its modules. Installs
-# nothing. A kernel that is there is kept: remove its directory for a newer one.
+# DIRECTORY/6.1 and DIRECTORY/6.12, each with vmlinuz and its modules. Installs nothing.
+# Keeps a kernel that is already there: remove its directory to fetch a newer one.
 # Usage: fetch.sh DIRECTORY
 set -euo pipefail
 
-# The series, and the empty package that depends on its newest kernel.
+# The series, and the metapackage that depends on its newest kernel.
 kernels=(
 	"6.1   linux-image-cloud-amd64"
 	"6.12  linux-image-6.12-cloud-amd64"
@@ -18,7 +18,7 @@ fi
 mkdir -p "$1"
 cd "$1"
 
-# Whoever may write here fetches, so apt needs no root and no user of its own.
+# Runs apt as the current user, without root and without the sandbox user.
 apt() {
 	"apt-$1" -q -o APT::Sandbox::User= -o Dir::State::Lists="$unpack/lists" -o Dir::Cache="$unpack/cache" "${@:2}"
 }
@@ -44,13 +44,13 @@ for line in "${kernels[@]}"; do
 	cd "$unpack/$series"
 	apt get download "$image"
 	dpkg-deb -x ./*.deb .
-	# The package's own script would make the list of which module needs which.
+	# The package's install script would generate the module dependencies.
 	find lib/modules -name '*.ko.xz' -exec xz --decompress {} +
 	busybox depmod -b . "${image#linux-image-}"
 	mkdir kernel
 	mv boot/vmlinuz-* kernel/vmlinuz
 	mv lib/modules/* kernel/modules
 	cd - >/dev/null
-	# Last, so that what has the series for a name is whole.
+	# Last, so that the directory named after the series is always complete.
 	mv "$unpack/$series/kernel" "$series"
 done

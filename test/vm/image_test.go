@@ -14,34 +14,33 @@ import (
 	"strings"
 )
 
-// top is the top of the repository.
-const top = "../.."
+// repoRoot is the root of the repository.
+const repoRoot = "../.."
 
 //go:embed init.sh
 var firstProcess []byte
 
-// tools are the host's programs that a guest has.
+// tools are the host's programs that are copied to the guest.
 var tools = []string{"busybox", "ip", "iperf3", "nft", "tc"}
 
 // A suite is the tests of one package that run inside the guests.
 type suite struct {
-	pkg  string   // a directory, relative to the top of the repository
-	run  string   // the names of its tests, as in -test.run; all when empty
-	args []string // more flags
+	pkg  string   // a directory, relative to the root of the repository
+	run  string   // pattern for -test.run; empty for all tests
+	args []string // additional flags
 }
 
-// name is what the suite is called in the guest, and in the names of tests.
+// name returns the suite's name in the guest and in test names.
 func (s suite) name() string { return path.Base(s.pkg) }
 
-// build compiles the suites' tests into dir. Static binaries run in a guest, that
-// has none of Go and few libraries.
+// build compiles the suites' tests into dir, as static binaries: the guest has no Go and few libraries.
 func build(ctx context.Context, dir string, suites []suite) error {
 	args := []string{"test", "-c", "-tags", "vmguest", "-trimpath", "-ldflags", "-s -w", "-o", dir + "/"}
 	for _, s := range suites {
 		args = append(args, "./"+s.pkg)
 	}
 	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Dir = top
+	cmd.Dir = repoRoot
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("compile the guest's tests: %w\n%s", err, out)
@@ -49,20 +48,20 @@ func build(ctx context.Context, dir string, suites []suite) error {
 	return nil
 }
 
-// makeImage returns what a guest boots from: its first process, tools, the daemon, the
-// modules of the kernel at dir, and the suites, whose tests are compiled in binaries.
-// Each suite gets flags behind its own.
+// makeImage returns the image that a guest boots from: its first process, tools, the
+// daemon, the modules of the kernel in dir, and the suites, whose test binaries are in
+// the directory binaries. flags are appended to those of each suite.
 func makeImage(dir, binaries string, suites []suite, flags ...string) ([]byte, error) {
 	var a archive
 	a.add("/init", 0o755, firstProcess)
 	a.symlink("/bin/sh", "busybox")
 	for _, name := range tools {
 		if err := a.addTool(name); err != nil {
-			return nil, fmt.Errorf("%w: \"make deps\" installs what is missing", err)
+			return nil, fmt.Errorf("%w: run \"make deps\" to install it", err)
 		}
 	}
 	if err := a.copy("/bin/shaperd", daemonPath()); err != nil {
-		return nil, fmt.Errorf("%w: \"make build\" builds it", err)
+		return nil, fmt.Errorf("%w: run \"make build\" to build it", err)
 	}
 	if err := a.addModules(filepath.Join(dir, "modules")); err != nil {
 		return nil, err
@@ -80,7 +79,7 @@ func makeImage(dir, binaries string, suites []suite, flags ...string) ([]byte, e
 
 // daemonPath returns the path of the daemon under test.
 func daemonPath() string {
-	return cmp.Or(os.Getenv("SHAPERD_BIN"), filepath.Join(top, "bin/shaperd"))
+	return cmp.Or(os.Getenv("SHAPERD_BIN"), filepath.Join(repoRoot, "bin/shaperd"))
 }
 
 func (a *archive) addModules(dir string) error {
@@ -100,7 +99,7 @@ func (a *archive) addModules(dir string) error {
 	return nil
 }
 
-// addSuite puts a test binary where it finds its package's testdata.
+// addSuite adds a test binary next to its package's testdata.
 func (a *archive) addSuite(s suite, binaries string, flags []string) error {
 	at := path.Join("/suites", s.name())
 	if err := a.copy(at+"/test", filepath.Join(binaries, s.name()+".test")); err != nil {
@@ -109,7 +108,7 @@ func (a *archive) addSuite(s suite, binaries string, flags []string) error {
 	args := append([]string{"-test.v=test2json", "-test.run=" + s.run}, s.args...)
 	a.add(at+"/args", 0o644, lines(append(args, flags...)))
 
-	from := filepath.Join(top, s.pkg)
+	from := filepath.Join(repoRoot, s.pkg)
 	err := filepath.WalkDir(filepath.Join(from, "testdata"), func(file string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
 			return err
@@ -126,7 +125,7 @@ func (a *archive) addSuite(s suite, binaries string, flags []string) error {
 	return err
 }
 
-// addTool copies a program and the libraries it loads, which stay where they were.
+// addTool copies a program, and the libraries it loads at their original paths.
 func (a *archive) addTool(name string) error {
 	file, err := exec.LookPath(name)
 	if err != nil {
@@ -140,7 +139,7 @@ func (a *archive) addTool(name string) error {
 		return err
 	}
 	for _, library := range libraries {
-		if a.has[library] {
+		if a.names[library] {
 			continue
 		}
 		if err := a.copy(library, library); err != nil {
@@ -150,7 +149,7 @@ func (a *archive) addTool(name string) error {
 	return nil
 }
 
-// librariesOf asks the loader of programs, as only it knows where it looks.
+// librariesOf returns the libraries that a program loads, according to the dynamic loader.
 func librariesOf(file string) ([]string, error) {
 	cmd := exec.Command("ldd", file)
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
@@ -159,7 +158,7 @@ func librariesOf(file string) ([]string, error) {
 		return nil, nil
 	}
 	if err != nil || strings.Contains(string(out), "not found") {
-		return nil, fmt.Errorf("ldd %s: %v: %s", file, err, out)
+		return nil, errors.Join(fmt.Errorf("ldd %s: %s", file, out), err)
 	}
 	var list []string
 	for _, field := range strings.Fields(string(out)) {

@@ -1,9 +1,9 @@
 #!/bin/sh
-# The first process of a guest. It makes the system that tests expect, runs them,
-# and powers off. Should it end before that, the kernel panics.
+# The first process of a guest. It sets up the system that tests expect, runs them, and
+# powers off. If it ends before that, the kernel panics.
 #
-# The second serial port has what the tests write, so that the kernel's messages
-# do not mix with it. A line that begins with the byte 1 says where in it we are.
+# The tests write to the second serial port, so that kernel messages do not mix with their
+# output. Lines that start with the byte 1 are framing.
 set -eu
 export PATH=/bin:/usr/bin HOME=/root TMPDIR=/tmp
 
@@ -18,7 +18,7 @@ mount -t tmpfs run /run
 while read -r module; do
 	insmod "$module"
 done </modules/order
-for link in dummy0 ifb0 ifb1; do # of the modules' own accord
+for link in dummy0 ifb0 ifb1; do # created by the modules
 	/bin/ip link delete "$link"
 done
 ip link set lo up
@@ -40,5 +40,5 @@ while read -r suite; do
 	printf '\001end %s\n' "$status" >&3
 done </suites/order
 printf '\001off\n' >&3
-stty -F /dev/ttyS1 raw # when all of it is out
+stty -F /dev/ttyS1 raw # waits until the output is sent
 poweroff -f

@@ -18,12 +18,12 @@ var (
 	timeoutFlag = flag.Duration("vm.timeout", 8*time.Minute, "end a guest that runs for longer than `d`")
 )
 
-// suites are the packages whose tests run in a kernel. What hangs on the age of the kernel
-// runs in the oldest one: the others have it in common with the host's.
+// suites returns the packages whose tests run in a kernel. Tests that depend on the age of
+// the kernel run in the oldest one; the others behave like the host's.
 func suites(kernel string) []suite {
-	run := "TestParity|TestVerified|TestEscape|TestVM"
+	run := "TestParity|TestVerifierBudget|TestEscape|TestVM"
 	if kernel == kernels[0] {
-		run += "|TestPrivileges|TestReset"
+		run += "|TestCapabilities|TestRST"
 	}
 	return []suite{
 		{pkg: "test/vm/guest"},
@@ -32,10 +32,10 @@ func suites(kernel string) []suite {
 	}
 }
 
-// kernels are those of fetch.sh.
+// kernels are the series that fetch.sh downloads, oldest first.
 var kernels = []string{"6.1", "6.12"}
 
-// TestKernels boots the kernels at once: each takes one processor.
+// TestKernels boots the kernels in parallel: each takes one processor.
 func TestKernels(t *testing.T) {
 	binaries := t.TempDir()
 	began := time.Now()
@@ -58,17 +58,17 @@ func TestKernels(t *testing.T) {
 }
 
 func testKernel(t *testing.T, kernel, binaries string, list []suite) {
-	dir := filepath.Join(top, "build/vm", kernel)
+	dir := filepath.Join(repoRoot, "build/vm", kernel)
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		t.Fatalf("%v: \"make vm-kernels\" fetches it", err)
+		t.Fatalf("%v: run \"make vm-kernels\" to fetch it", err)
 	}
 	began := time.Now()
-	// A test that hangs ends before the guest does, and says where it was.
+	// A hanging test times out before the guest does, and prints its stacks.
 	image, err := makeImage(dir, binaries, list, "-test.shuffle=on", fmt.Sprint("-test.timeout=", *timeoutFlag*3/4))
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := limited(t)
+	ctx, cancel := guestContext(t)
 	defer cancel()
 	output, console, cpu, err := boot(ctx, t.TempDir(), filepath.Join(dir, "vmlinuz"), image)
 	took := time.Since(began)
@@ -76,9 +76,9 @@ func testKernel(t *testing.T, kernel, binaries string, list []suite) {
 		t.Error(err)
 	}
 
-	guest := read(output)
+	guest := parseTranscript(output)
 	if guest.release != "" {
-		t.Logf("Linux %s: an image of %.1f MB, booted in %s s, all in %.1f s with %.1f s of a processor",
+		t.Logf("Linux %s: image of %.1f MB, booted in %s s, total %.1f s, CPU time %.1f s",
 			guest.release, float64(len(image))/1e6, guest.uptime, took.Seconds(), cpu.Seconds())
 	}
 	ran := 0
@@ -102,11 +102,11 @@ func testKernel(t *testing.T, kernel, binaries string, list []suite) {
 	}
 }
 
-// limited is the context of a guest. It ends early enough for t to tell about it.
-func limited(t *testing.T) (context.Context, context.CancelFunc) {
+// guestContext returns the context of a guest. It expires early enough for t to report it.
+func guestContext(t *testing.T) (context.Context, context.CancelFunc) {
 	limit := *timeoutFlag
 	if end, ok := t.Deadline(); ok {
 		limit = min(limit, time.Until(end)-10*time.Second)
 	}
-	return context.WithTimeoutCause(t.Context(), limit, fmt.Errorf("it had not ended after %v", limit.Round(time.Second)))
+	return context.WithTimeoutCause(t.Context(), limit, fmt.Errorf("still running after %v", limit.Round(time.Second)))
 }

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// modules are what a guest loads before its tests begin.
+// modules are loaded in the guest before its tests start.
 var modules = []string{
 	"veth", "ifb", "dummy", "tun",
 	"sch_ingress", // clsact, too
@@ -17,11 +17,11 @@ var modules = []string{
 	"act_bpf", "act_gact", "act_mirred", "act_police", "act_skbedit",
 	"tcp_bbr",
 	"nf_tables", "nf_flow_table_inet",
-	"nfnetlink", "xfrm_user", // a handle of the package netlink has sockets of both
+	"nfnetlink", "xfrm_user", // netlink.Handle opens sockets of both
 }
 
-// loadOrder returns the files of the modules called names, each behind those that
-// it needs, relative to dir. What is part of the kernel has no file.
+// loadOrder returns the files of the modules called names, relative to dir, each after
+// its dependencies. Built-in modules have no file.
 func loadOrder(dir string, names []string) ([]string, error) {
 	builtin, err := os.ReadFile(filepath.Join(dir, "modules.builtin"))
 	if err != nil {
@@ -31,8 +31,8 @@ func loadOrder(dir string, names []string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	files := make(map[string]string)   // by name; "" of what is part of the kernel
-	needs := make(map[string][]string) // files by file
+	files := make(map[string]string)   // by name; "" if built in
+	needs := make(map[string][]string) // dependencies by file
 	for file := range strings.Lines(string(builtin)) {
 		files[moduleName(strings.TrimSpace(file))] = ""
 	}

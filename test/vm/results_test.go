@@ -12,25 +12,24 @@ import (
 	"testing"
 )
 
-// mark begins the lines that the guest's first process writes between the output
-// of tests.
+// mark starts the framing lines that the guest's first process writes between the output of tests.
 const mark = "\x01"
 
-// A transcript is what a guest wrote.
+// A transcript is the parsed output of a guest.
 type transcript struct {
 	release string // of the kernel
-	uptime  string // in seconds, when the first suite began
+	uptime  string // in seconds, when the first suite started
 	suites  map[string]record
 }
 
-// A record is what the tests of a suite wrote.
+// A record is the output of a suite's tests.
 type record struct {
 	output []byte
-	status string // of the process; empty when it did not end
+	status string // exit status of the process; empty when it did not end
 }
 
-// read takes apart a transcript that may end early.
-func read(output []byte) transcript {
+// parseTranscript parses the output of a guest, which may be truncated.
+func parseTranscript(output []byte) transcript {
 	t := transcript{suites: make(map[string]record)}
 	var suite string
 	for section := range bytes.SplitSeq(output, []byte(mark)) {
@@ -45,7 +44,7 @@ func read(output []byte) transcript {
 		case "end":
 			t.suites[suite] = record{t.suites[suite].output, rest}
 		case "off":
-		default: // a test wrote such a byte, too
+		default: // a test's own output contains the byte
 			if r, ok := t.suites[suite]; ok {
 				r.output = slices.Concat(r.output, []byte(mark), section)
 				t.suites[suite] = r
@@ -55,8 +54,7 @@ func read(output []byte) transcript {
 	return t
 }
 
-// replay runs the tests of a record as subtests of t, and returns how many there
-// are, without those inside others.
+// replay runs the tests of a record as subtests of t, and returns the number of top-level tests.
 func (r record) replay(t *testing.T) int {
 	all, err := outcomes(r.output)
 	if err != nil {
@@ -73,16 +71,16 @@ func (r record) replay(t *testing.T) int {
 	return len(all.tests)
 }
 
-// An outcome is that of a test in a guest, or of a suite.
+// An outcome is the result of a test in a guest, or of a suite.
 type outcome struct {
 	name    string
-	action  string  // pass, fail or skip; another when it did not end
-	seconds float64 // that it took
+	action  string  // pass, fail or skip; empty when it did not end
+	seconds float64 // duration
 	output  bytes.Buffer
-	tests   []*outcome // inside it
+	tests   []*outcome // subtests
 }
 
-// outcomes makes a tree of what a test binary wrote with -test.v=test2json.
+// outcomes parses the output of a test binary with -test.v=test2json into a tree.
 func outcomes(output []byte) (*outcome, error) {
 	var stderr bytes.Buffer
 	cmd := exec.Command("go", "tool", "test2json", "-t")
@@ -105,14 +103,14 @@ func outcomes(output []byte) (*outcome, error) {
 		}
 		o := byName[e.Test]
 		if o == nil {
-			parent, name := inside(byName, e.Test)
+			parent, name := findParent(byName, e.Test)
 			o = &outcome{name: name}
 			parent.tests = append(parent.tests, o)
 			byName[e.Test] = o
 		}
 		switch e.Action {
 		case "output":
-			if !framing(e.Output) {
+			if !isFraming(e.Output) {
 				o.output.WriteString(e.Output)
 			}
 		case "pass", "fail", "skip":
@@ -121,9 +119,9 @@ func outcomes(output []byte) (*outcome, error) {
 	}
 }
 
-// inside returns the test that the test called full is a subtest of, and what that
-// one calls it. Names may have slashes of their own.
-func inside(byName map[string]*outcome, full string) (parent *outcome, name string) {
+// findParent returns the parent of the test called full, and its name within the parent.
+// Subtest names may contain slashes.
+func findParent(byName map[string]*outcome, full string) (parent *outcome, name string) {
 	for i := len(full) - 1; i > 0; i-- {
 		if full[i] == '/' && byName[full[:i]] != nil {
 			return byName[full[:i]], full[i+1:]
@@ -132,8 +130,8 @@ func inside(byName map[string]*outcome, full string) (parent *outcome, name stri
 	return byName[""], full
 }
 
-// framing reports whether a line of output says what an outcome says as well.
-func framing(line string) bool {
+// isFraming reports whether a line of output only repeats the content of an outcome.
+func isFraming(line string) bool {
 	line = strings.TrimLeft(line, " ")
 	for _, prefix := range []string{"=== RUN ", "=== PAUSE ", "=== CONT ", "=== NAME ", "--- PASS: ", "--- FAIL: ", "--- SKIP: "} {
 		if strings.HasPrefix(line, prefix) {
@@ -143,29 +141,29 @@ func framing(line string) bool {
 	return line == "PASS\n" || line == "FAIL\n"
 }
 
-// replay runs the tests inside o as subtests of t that end as they did.
+// replay runs the tests of o as subtests of t with the same results.
 func (o *outcome) replay(t *testing.T) {
 	_, _ = t.Output().Write(o.output.Bytes())
 	for _, test := range o.tests {
 		t.Run(test.name, func(t *testing.T) {
 			test.replay(t)
-			if fault := test.fault(); fault != "" {
-				t.Error(fault)
+			if failure := test.failure(); failure != "" {
+				t.Error(failure)
 			}
 			fmt.Fprintf(t.Output(), "%.2f s in the guest\n", test.seconds)
 		})
 	}
 }
 
-// fault says why a test does not count as passed.
-func (o *outcome) fault() string {
+// failure returns why a test does not count as passed, or "".
+func (o *outcome) failure() string {
 	switch o.action {
 	case "pass":
 		return ""
 	case "fail":
 		return "failed in the guest"
 	case "skip":
-		return "skipped, and a guest has all that its tests need"
+		return "skipped, although a guest has everything that tests need"
 	default:
 		return "did not end"
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestRead(t *testing.T) {
+func TestParseTranscript(t *testing.T) {
 	tests := []struct {
 		name, output string
 		want         transcript
@@ -29,13 +29,13 @@ func TestRead(t *testing.T) {
 			transcript{release: "6.1.0", uptime: "2.50", suites: map[string]record{"a": {output: []byte("one\n")}}},
 		},
 		{
-			"a test that writes the mark", "\x01begin a\none\n\x01\x01other thing\n\x01end 0\n",
+			"a test writes the mark", "\x01begin a\none\n\x01\x01other thing\n\x01end 0\n",
 			transcript{suites: map[string]record{"a": {[]byte("one\n\x01\x01other thing\n"), "0"}}},
 		},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			if diff := cmp.Diff(test.want, read([]byte(test.output)), cmp.AllowUnexported(transcript{}, record{})); diff != "" {
+			if diff := cmp.Diff(test.want, parseTranscript([]byte(test.output)), cmp.AllowUnexported(transcript{}, record{})); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -68,11 +68,11 @@ func TestOutcomes(t *testing.T) {
 		Seconds             float64
 		Tests               []view
 	}
-	var look func(o *outcome) view
-	look = func(o *outcome) view {
-		v := view{Name: o.name, Output: o.output.String(), Fault: o.fault(), Seconds: o.seconds}
+	var toView func(o *outcome) view
+	toView = func(o *outcome) view {
+		v := view{Name: o.name, Output: o.output.String(), Fault: o.failure(), Seconds: o.seconds}
 		for _, test := range o.tests {
-			v.Tests = append(v.Tests, look(test))
+			v.Tests = append(v.Tests, toView(test))
 		}
 		return v
 	}
@@ -85,11 +85,11 @@ func TestOutcomes(t *testing.T) {
 				Tests: []view{{Name: "d", Fault: failed, Seconds: 0.1}},
 			}},
 		},
-		{Name: "TestB", Fault: "skipped, and a guest has all that its tests need"},
+		{Name: "TestB", Fault: "skipped, although a guest has everything that tests need"},
 		{Name: "TestC"},
 		{Name: "TestD", Output: "panic: over\n", Fault: "did not end"},
 	}
-	got := look(all)
+	got := toView(all)
 	if diff := cmp.Diff(want, got.Tests); diff != "" {
 		t.Error(diff)
 	}
@@ -120,7 +120,7 @@ func TestLoadOrder(t *testing.T) {
 	}
 }
 
-// TestArchive has another program unpack an archive.
+// TestArchive unpacks an archive with busybox.
 func TestArchive(t *testing.T) {
 	var a archive
 	a.add("/one/two/three", 0o755, []byte("3\n"))
@@ -146,10 +146,10 @@ func TestArchive(t *testing.T) {
 		t.Error(diff)
 	}
 	if data, err := os.ReadFile(filepath.Join(cmd.Dir, "one/two/three")); string(data) != "3\n" {
-		t.Errorf("the file has %q, %v", data, err)
+		t.Errorf("the file contains %q, %v", data, err)
 	}
 	if target, err := os.Readlink(filepath.Join(cmd.Dir, "five")); target != "one/four" {
-		t.Errorf("the link leads to %q, %v", target, err)
+		t.Errorf("the link points to %q, %v", target, err)
 	}
 }
 

@@ -1,6 +1,6 @@
-// Command naive is the proxy that one would write in an afternoon: a goroutine for each
-// direction, golang.org/x/time/rate for each source, a channel as semaphore. The
-// harness measures it beside the others.
+// Command naive is the proxy that one would write in an afternoon: a goroutine per
+// direction, a golang.org/x/time/rate limiter per source, a channel as semaphore. The
+// harness compares it with the others.
 package main
 
 import (
@@ -25,7 +25,7 @@ func main() {
 
 type naive struct {
 	downstream string
-	rate       rate.Limit // bytes a second; rate.Inf
+	rate       rate.Limit // bytes a second, or rate.Inf
 	slots      chan struct{}
 
 	mu       sync.Mutex
@@ -34,11 +34,11 @@ type naive struct {
 
 const chunk = 32 << 10
 
-// run serves until an error: protocol, address, downstream, rate in bytes a second and
-// slots are its arguments, 0 for no limit.
+// run serves until an error. Its arguments are protocol, address, downstream, rate in
+// bytes a second and slots; 0 is no limit.
 func run(args []string) error {
 	if len(args) != 5 {
-		return errors.New("protocol, address, downstream, rate and slots are needed")
+		return errors.New("usage: naive PROTOCOL ADDRESS DOWNSTREAM RATE SLOTS")
 	}
 	n := &naive{downstream: args[2], rate: rate.Inf, limiters: map[netip.Addr]*rate.Limiter{}}
 	bytes, err := strconv.ParseInt(args[3], 10, 64)

@@ -1,3 +1,3 @@
-// Package guest tests what the kernels of the package above it are to have. Its
-// tests are built with the tag vmguest, and run inside a guest.
+// Package guest tests that the kernels of package vm have the required features. Its
+// tests are built with the tag vmguest and run inside a guest.
 package guest

@@ -22,8 +22,8 @@ type host struct {
 	*netlink.Handle
 }
 
-// newPair makes two hosts that last as long as the test, joined by a cable: one
-// has the interface "out" and the address 10.0.0.1, the other "in" and 10.0.0.2.
+// newPair creates two connected hosts that are removed when the test ends: one has the
+// interface "out" with 10.0.0.1, the other "in" with 10.0.0.2.
 func newPair(t *testing.T) (sender, receiver host) {
 	t.Helper()
 	sender, receiver = newHost(t), newHost(t)
@@ -45,7 +45,7 @@ func newHost(t *testing.T) (h host) {
 	must(t, "open own namespace", err)
 	defer home.Close()
 	h.ns, err = netns.New()
-	must(t, "make namespace", err)
+	must(t, "create namespace", err)
 	must(t, "return to own namespace", netns.Set(home))
 	runtime.UnlockOSThread()
 	t.Cleanup(func() { h.ns.Close() })
@@ -55,7 +55,7 @@ func newHost(t *testing.T) (h host) {
 	return h
 }
 
-// up sets a link up, with an address unless it is empty.
+// up brings a link up, with an address unless it is empty.
 func (h host) up(t *testing.T, link, addr string) {
 	t.Helper()
 	if addr != "" {
@@ -73,7 +73,7 @@ func (h host) link(t *testing.T, name string) netlink.Link {
 	return link
 }
 
-// do runs fn inside the host. Sockets and processes that fn makes stay there.
+// do runs fn inside the host. Sockets and processes that fn creates stay there.
 func (h host) do(t *testing.T, fn func()) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -86,7 +86,7 @@ func (h host) do(t *testing.T, fn func()) {
 	runtime.UnlockOSThread()
 }
 
-// run runs a program inside the host and returns what it writes.
+// run runs a program inside the host and returns its output.
 func (h host) run(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	var out []byte
@@ -98,11 +98,10 @@ func (h host) run(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// datagrams is how many a measurement of delay takes.
+// datagrams is the number of datagrams in a delay measurement.
 const datagrams = 10
 
-// delays sends datagrams from sender to receiver, and returns the shortest and the
-// longest time that one took.
+// delays sends datagrams from sender to receiver, and returns the shortest and the longest transit time.
 func delays(t *testing.T, sender, receiver host) (shortest, longest time.Duration) {
 	t.Helper()
 	to := &net.UDPAddr{IP: net.IPv4(10, 0, 0, 2), Port: 9}
@@ -125,7 +124,7 @@ func delays(t *testing.T, sender, receiver host) (shortest, longest time.Duratio
 		_, err = in.Read(buf)
 		must(t, "receive", err)
 		if i == 0 {
-			continue // it waited for the neighbour's address
+			continue // it waited for neighbor resolution
 		}
 		took := time.Since(began)
 		shortest, longest = min(shortest, took), max(longest, took)

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestQdiscs has tc add every discipline that tests shape with.
+// TestQdiscs adds every queueing discipline that tests use, with tc.
 func TestQdiscs(t *testing.T) {
 	h, _ := newPair(t)
 	for _, qdisc := range []string{
@@ -35,7 +35,7 @@ func TestQdiscs(t *testing.T) {
 			h.run(t, "tc", append([]string{"qdisc", "add", "dev", "out"}, words...)...)
 			kind := strings.Fields(strings.TrimPrefix(qdisc, "root "))[0]
 			if out := h.run(t, "tc", "qdisc", "show", "dev", "out"); !strings.Contains(out, "qdisc "+kind+" ") {
-				t.Errorf("there is\n%s", out)
+				t.Errorf("tc shows\n%s", out)
 			}
 			h.run(t, "tc", "qdisc", "del", "dev", "out", words[0])
 		})
@@ -46,11 +46,11 @@ func TestNetem(t *testing.T) {
 	sender, receiver := newPair(t)
 	sender.run(t, "tc", "qdisc", "add", "dev", "out", "root", "netem", "delay", "20ms")
 	if shortest, longest := delays(t, sender, receiver); shortest < 20*time.Millisecond {
-		t.Errorf("datagrams take %v to %v, want 20ms", shortest, longest)
+		t.Errorf("datagrams took %v to %v, want 20ms", shortest, longest)
 	}
 }
 
-// TestIFB turns what comes in at the receiver round through an ifb.
+// TestIFB redirects the receiver's ingress through an ifb.
 func TestIFB(t *testing.T) {
 	sender, receiver := newPair(t)
 	receiver.addIFB(t)
@@ -61,10 +61,10 @@ func TestIFB(t *testing.T) {
 	}
 }
 
-// TestDepartures has a program set when packets are to leave, and fq keep to it.
+// TestDepartures checks that fq holds packets until the departure time set by a program.
 func TestDepartures(t *testing.T) {
 	const delay = 30 * time.Millisecond
-	program := departIn(t, delay)
+	program := loadDelayProgram(t, delay)
 	for _, at := range []string{"veth", "ifb"} {
 		t.Run(at, func(t *testing.T) {
 			sender, receiver := newPair(t)
@@ -76,7 +76,7 @@ func TestDepartures(t *testing.T) {
 			index := h.link(t, link).Attrs().Index
 			h.addQdisc(t, index, "fq", netlink.HANDLE_ROOT)
 			if shortest, longest := delays(t, sender, receiver); shortest > delay/2 {
-				t.Fatalf("datagrams take %v to %v before there is a program", shortest, longest)
+				t.Fatalf("datagrams took %v to %v without the program", shortest, longest)
 			}
 			h.addQdisc(t, index, "clsact", netlink.HANDLE_CLSACT)
 			must(t, "add filter", h.FilterAdd(&netlink.BpfFilter{
@@ -87,15 +87,15 @@ func TestDepartures(t *testing.T) {
 			}))
 			shortest, longest := delays(t, sender, receiver)
 			if shortest < delay || shortest > 2*delay {
-				t.Errorf("datagrams take %v to %v, want %v", shortest, longest, delay)
+				t.Errorf("datagrams took %v to %v, want %v", shortest, longest, delay)
 			}
 			t.Logf("%v to %v", shortest, longest)
 		})
 	}
 }
 
-// departIn loads a program that has packets leave after d.
-func departIn(t *testing.T, d time.Duration) *ebpf.Program {
+// loadDelayProgram loads a program that delays packets by d.
+func loadDelayProgram(t *testing.T, d time.Duration) *ebpf.Program {
 	t.Helper()
 	const tstamp = 152 // in struct __sk_buff
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
@@ -115,24 +115,23 @@ func departIn(t *testing.T, d time.Duration) *ebpf.Program {
 	return p
 }
 
-// TestIperf3 measures what fq paces; again when the machine has had little time for the
-// guest.
+// TestIperf3 measures the rate of fq's pacing. It retries when the guest got too little CPU time.
 func TestIperf3(t *testing.T) {
 	const rate = 50e6
 	sender, receiver := newPair(t)
 	sender.run(t, "tc", "qdisc", "add", "dev", "out", "root", "fq", "maxrate", "50mbit")
-	for again := 2; ; again-- {
+	for retries := 2; ; retries-- {
 		got := iperf3Rate(t, sender, receiver)
 		if got > 0.7*rate && got < 1.1*rate {
 			return
 		}
-		if again == 0 || got > rate {
-			t.Fatalf("iperf3 finds %.1f Mbit/s, want %.1f", got/1e6, rate/1e6)
+		if retries == 0 || got > rate {
+			t.Fatalf("iperf3 measured %.1f Mbit/s, want %.1f", got/1e6, rate/1e6)
 		}
 	}
 }
 
-// iperf3Rate is how fast a client is for a second, in bits a second.
+// iperf3Rate returns the rate that a client reaches in one second, in bits a second.
 func iperf3Rate(t *testing.T, sender, receiver host) float64 {
 	t.Helper()
 	server := exec.Command("iperf3", "--server", "--one-off", "--forceflush")
@@ -161,7 +160,7 @@ func iperf3Rate(t *testing.T, sender, receiver host) float64 {
 	return report.End.SumReceived.Rate
 }
 
-// addIFB has what comes in at the link "in" pass the ifb "turn".
+// addIFB redirects the ingress of the link "in" to the ifb "turn".
 func (h host) addIFB(t *testing.T) {
 	t.Helper()
 	attrs := netlink.NewLinkAttrs()

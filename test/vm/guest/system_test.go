@@ -17,7 +17,7 @@ import (
 
 func TestProcessors(t *testing.T) {
 	if n := runtime.NumCPU(); n < 2 {
-		t.Errorf("%d processors, and programs are to run on several at once", n)
+		t.Errorf("%d processors, want at least 2", n)
 	}
 }
 
@@ -33,7 +33,7 @@ func TestMounts(t *testing.T) {
 		if err := unix.Statfs(dir, &stat); err != nil {
 			t.Errorf("%s: %v", dir, err)
 		} else if stat.Type != magic {
-			t.Errorf("%s has the magic number %#x, want %#x", dir, stat.Type, magic)
+			t.Errorf("%s has magic number %#x, want %#x", dir, stat.Type, magic)
 		}
 	}
 }
@@ -55,7 +55,7 @@ func TestLoopback(t *testing.T) {
 	}
 }
 
-// TestPin loads a map and finds it again by its name in the file system.
+// TestPin pins a map and loads it by its path.
 func TestPin(t *testing.T) {
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
 	must(t, "make map", err)
@@ -70,12 +70,12 @@ func TestPin(t *testing.T) {
 	var value uint64
 	must(t, "look up", pinned.Lookup(uint32(0), &value))
 	if value != 42 {
-		t.Errorf("the pinned map has %d, want 42", value)
+		t.Errorf("the pinned map contains %d, want 42", value)
 	}
 }
 
-// TestTypes finds a structure that programs read in the kernel's types.
-func TestTypes(t *testing.T) {
+// TestBTF looks up sk_buff, which programs read, in the kernel's BTF.
+func TestBTF(t *testing.T) {
 	spec, err := btf.LoadKernelSpec()
 	must(t, "load types", err)
 	var skb *btf.Struct
@@ -96,16 +96,16 @@ func TestCongestionControl(t *testing.T) {
 	}
 }
 
-// TestClock holds the kernel's clock, that it makes of a counter of the processor,
-// against the machine's, which is emulated and so the host's.
-func TestClock(t *testing.T) {
+// TestClock_MatchesRTC compares the kernel's clock, which is derived from a processor
+// counter, with the emulated real-time clock, which follows the host's.
+func TestClock_MatchesRTC(t *testing.T) {
 	rtc, err := os.Open("/dev/rtc0")
 	must(t, "open clock", err)
 	defer rtc.Close()
-	const on, off = 0x7003, 0x7004 // RTC_UIE_ON, RTC_UIE_OFF: an interrupt a second
-	must(t, "ask for interrupts", unix.IoctlSetInt(int(rtc.Fd()), on, 0))
+	const on, off = 0x7003, 0x7004 // RTC_UIE_ON, RTC_UIE_OFF: one interrupt a second
+	must(t, "enable interrupts", unix.IoctlSetInt(int(rtc.Fd()), on, 0))
 	defer unix.IoctlSetInt(int(rtc.Fd()), off, 0)
-	const tries = 5 // a busy host may have interrupts come late
+	const tries = 5 // on a busy host interrupts may be late
 	var last time.Time
 	for i := range tries + 1 {
 		_, err := rtc.Read(make([]byte, 8))
@@ -119,10 +119,10 @@ func TestClock(t *testing.T) {
 		}
 		last = now
 	}
-	t.Errorf("%d seconds took longer or shorter", tries)
+	t.Errorf("none of %d seconds had the right length", tries)
 }
 
-// TestClocksAgree reads the clock on all processors in turn.
+// TestClocksAgree reads the clock on each processor in turn.
 func TestClocksAgree(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

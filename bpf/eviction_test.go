@@ -1,0 +1,144 @@
+package bpf
+
+import (
+	"encoding/binary"
+	"testing"
+	"time"
+
+	"shaperd/shaper"
+)
+
+// smallTable is a bench with a table that is too small for the sources of a flood.
+type smallTable struct {
+	*bench
+	t   *testing.T
+	now uint64
+}
+
+func newSmallTable(t *testing.T, limits ...shaper.Limit) *smallTable {
+	c := &smallTable{bench: newSized(t, 256, kernelConfig{Mode: uint32(Police), Ethernet: 1, Keep: 1}, map[string]any{kernelVarUnderTest: uint32(1)}), t: t, now: uint64(10 * time.Hour)}
+	c.loadLimits(t, attachHere(limits...), nil)
+	return c
+}
+
+// passes sends a packet of a source to a port, and reports whether it passes.
+func (c *smallTable) passes(source, port uint16) bool {
+	c.t.Helper()
+	p := datagram(0)
+	binary.BigEndian.PutUint16(p[28:], source)
+	binary.BigEndian.PutUint16(p[36:], port)
+	action, _, _ := c.run(c.t, &sample{data: p}, c.now, (*bench).tc)
+	return action == tcNext
+}
+
+// countPassing returns how many of a hundred sources pass a packet to a port.
+func (c *smallTable) countPassing(first, port uint16) (n int) {
+	c.t.Helper()
+	for i := range uint16(100) {
+		if c.passes(first+i, port) {
+			n++
+		}
+	}
+	return n
+}
+
+// flood sends one packet from each of n new sources to a port, and fills the table with their
+// backlogs.
+func (c *smallTable) flood(first, n, port uint16, every time.Duration) {
+	c.t.Helper()
+	before, err := c.tableCounts()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for i := range n {
+		c.now += uint64(every)
+		c.passes(first+i, port)
+	}
+	after, err := c.tableCounts()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if after.EvictedBacklogged == before.EvictedBacklogged {
+		c.t.Fatal("the table had room for all")
+	}
+}
+
+func toPort(l shaper.Limit, port uint16) shaper.Limit {
+	l.Match.Port = []shaper.PortRange{{First: port, Last: port}}
+	return l
+}
+
+// TestEviction_NoBacklogAcrossLimits floods the table under a limit whose units take half an hour: keys
+// of another limit never inherit that backlog.
+func TestEviction_NoBacklogAcrossLimits(t *testing.T) {
+	c := newSmallTable(t,
+		toPort(shaper.Limit{Name: "slow", Key: shaper.KeySource, Packets: shaper.Frequency{N: 2, Per: time.Hour}}, 53),
+		toPort(shaper.Limit{Name: "fast", Key: shaper.KeySource, Rate: 10e6, MaxDelay: 200 * time.Millisecond}, 443))
+	for _, round := range []struct {
+		name        string
+		known, next uint16 // first sources
+	}{{"before", 40000, 40000}, {"after", 40000, 50000}, {"ten minutes later", 50000, 60000}} {
+		for _, first := range []uint16{round.known, round.next} {
+			c.now += uint64(time.Second)
+			if n := c.countPassing(first, 443); n != 100 {
+				t.Errorf("%s the flood %d of 100 sources from %d on pass", round.name, n, first)
+			}
+		}
+		if round.name == "before" {
+			c.flood(1, 2048, 53, time.Millisecond)
+		} else {
+			c.now += uint64(10 * time.Minute)
+		}
+	}
+}
+
+// TestEviction_SingleBucketLimit floods the table next to a limit with a single bucket, which keeps
+// its slot even when it has drained.
+func TestEviction_SingleBucketLimit(t *testing.T) {
+	c := newSmallTable(t,
+		toPort(shaper.Limit{Name: "slow", Key: shaper.KeySource, Packets: shaper.Frequency{N: 5, Per: time.Minute}}, 22),
+		toPort(shaper.Limit{Name: "total", Rate: 1e9}, 443)) // strict: one packet at a time
+	for ms := range uint16(3000) {
+		c.now += uint64(time.Millisecond)
+		if ms == 1000 {
+			c.flood(1, 2000, 22, 0)
+		}
+		if !c.passes(60000, 443) {
+			t.Fatalf("the only packet within a millisecond is refused, of 1 Gbit/s, %d ms after the flood", ms-1000)
+		}
+	}
+	if !c.passes(60000, 443) {
+		return
+	}
+	for c.passes(60000, 443) { // the limit is enforced
+		if c.now++; c.now > uint64(11*time.Hour) {
+			t.Fatal("nothing is refused")
+		}
+	}
+}
+
+// TestEviction_KeepsBacklog evicts sources with a backlog of half an hour by a flood: none of them
+// passes sooner for that.
+func TestEviction_KeepsBacklog(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		limit shaper.Limit
+	}{
+		{"no queue", shaper.Limit{Packets: shaper.Frequency{N: 2, Per: time.Hour}}},
+		{"a short queue", shaper.Limit{Packets: shaper.Frequency{N: 2, Per: time.Hour}, MaxDelay: 200 * time.Millisecond}},
+		{"bytes", shaper.Limit{Rate: 8, MaxDelay: 200 * time.Millisecond}}, // 100 s a packet
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.limit.Name, c.limit.Key = "slow", shaper.KeySource
+			w := newSmallTable(t, toPort(c.limit, 53))
+			if n := w.countPassing(60000, 53); n != 100 {
+				t.Fatalf("%d of 100 sources pass one packet", n)
+			}
+			w.flood(1, 2048, 53, 0)
+			w.now += uint64(90 * time.Second)
+			if n := w.countPassing(60000, 53); n != 0 {
+				t.Errorf("%d of 100 sources pass another", n)
+			}
+		})
+	}
+}

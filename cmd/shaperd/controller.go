@@ -1,0 +1,348 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"shaperd/control"
+	"shaperd/shaper"
+	"shaperd/shaper/config"
+)
+
+// controller holds what operators can change in a running daemon. Changes run one after the
+// other in the loop of serve; methods that read may be called by several goroutines.
+type controller struct {
+	commands       chan func(context.Context)
+	reloadRequests chan chan error // each receives the result
+	draining       chan struct{}   // closed when the drain begins: no more reloads
+	done           chan struct{}   // closed when serve runs no more commands
+	stop           func()
+
+	mu        sync.Mutex
+	loaded    *loadedConfig // current
+	overrides *overrides    // changed with loaded
+}
+
+func newController() *controller {
+	return &controller{
+		commands: make(chan func(context.Context)), reloadRequests: make(chan chan error), draining: make(chan struct{}), done: make(chan struct{}),
+		overrides: (&overrides{}).clone(),
+	}
+}
+
+func (s *controller) current() (*loadedConfig, *overrides) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.loaded, s.overrides
+}
+
+// isDraining reports whether the drain has begun.
+func (s *controller) isDraining() bool {
+	select {
+	case <-s.draining:
+		return true
+	default:
+		return false
+	}
+}
+
+func (s *controller) setCurrent(l *loadedConfig, w *overrides) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.loaded, s.overrides = l, w
+}
+
+// do runs f in the loop of serve, and waits for it.
+func (s *server) do(ctx context.Context, f func(context.Context) error) error {
+	done := make(chan error, 1)
+	select {
+	case s.commands <- func(ctx context.Context) { done <- f(ctx) }:
+		return <-done
+	case <-s.done:
+		return control.ErrStopping
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// withAudit is do, and then logs msg and waits until overrides are saved, for saveWait at most.
+func (s *server) withAudit(ctx context.Context, f func(context.Context) error, msg string, attrs ...any) error {
+	attrs = append(attrs, control.CallerAttrs(ctx)...)
+	err := s.do(ctx, func(ctx context.Context) error {
+		if err := f(ctx); err != nil {
+			return err
+		}
+		s.log.Warn(msg, attrs...)
+		return nil
+	})
+	if err == nil && s.saver != nil {
+		s.saver.flush(saveWait)
+	}
+	return err
+}
+
+// update applies the overrides that change makes of the current ones.
+func (s *server) update(ctx context.Context, change func(*overrides) error, msg string, attrs ...any) error {
+	return s.withAudit(ctx, func(ctx context.Context) error {
+		_, current := s.current()
+		next := current.clone()
+		if err := change(next); err != nil {
+			return err
+		}
+		return s.applyOverrides(ctx, next)
+	}, msg, attrs...)
+}
+
+// applyOverrides applies all of next, or returns an error.
+func (s *server) applyOverrides(ctx context.Context, next *overrides) error {
+	was, _ := s.current()
+	f, err := s.merge(was, next)
+	if err != nil {
+		return refuse(err)
+	}
+	return s.apply(ctx, f)
+}
+
+// apply makes f current, or leaves everything unchanged and returns an error.
+func (s *server) apply(ctx context.Context, f mergedConfig) error {
+	was, _ := s.current()
+	if err := s.applyToPlanes(ctx, f.loaded, f.policy, was); err != nil {
+		return err
+	}
+	s.setCurrent(f.loaded, f.overrides)
+	s.saveOverrides()
+	return nil
+}
+
+// refuse returns err as an ErrRefused, without positions: an override is in no file.
+func refuse(err error) error {
+	var all config.Errors
+	if !errors.As(err, &all) {
+		return &refusedError{err}
+	}
+	var msgs []error
+	for _, e := range all {
+		msgs = append(msgs, errors.New(e.Msg))
+	}
+	return &refusedError{errors.Join(msgs...)}
+}
+
+// refusedError is a [control.ErrRefused] whose text is only the reason.
+type refusedError struct{ error }
+
+func (r *refusedError) Is(target error) bool { return target == control.ErrRefused }
+
+// notFoundError is a [control.ErrUnknown] whose text is only what is unknown.
+type notFoundError struct{ error }
+
+func (m *notFoundError) Is(target error) bool { return target == control.ErrUnknown }
+
+// expireRetry is the time after which a failed expiry is tried again.
+const expireRetry = 10 * time.Second
+
+// expireOverrides removes expired overrides. It returns when the next one expires, or the zero
+// time. An override that is invalid without an expired one is dropped too, so that it delays
+// no other expiry.
+func (s *server) expireOverrides(ctx context.Context) (next time.Time) {
+	was, set := s.current()
+	left, expired := set.afterExpiry(time.Now())
+	if len(expired) == 0 {
+		return set.nextExpiry()
+	}
+	f, err := s.mergeFitting(was, left)
+	if err == nil {
+		err = s.apply(ctx, f)
+	}
+	if err != nil {
+		s.log.Error("removing expired overrides failed", "err", err)
+		return time.Now().Add(expireRetry)
+	}
+	for _, what := range expired {
+		s.log.Info("override expired", "override", what)
+	}
+	for _, err := range f.dropped {
+		s.log.Warn("override dropped: invalid without the expired one", "err", err)
+	}
+	return f.overrides.nextExpiry()
+}
+
+// Describe fills in the parts of a status that only the daemon knows.
+func (s *server) Describe(to *control.Status) {
+	l, w := s.current()
+	to.Version, to.Config, to.Started = version, s.path, s.startedAt
+	to.State, to.Mode = "running", modeName(l.config.Daemon.Observe)
+	if s.isDraining() {
+		to.State = "stopping"
+	}
+	if s.saver != nil {
+		if err := s.saver.saveError(); err != nil {
+			to.StateError = err.Error()
+		}
+	}
+	w.describe(to)
+	for i := range to.Listeners {
+		for j := range l.config.Listen {
+			if listen := &l.config.Listen[j]; listen.Name == to.Listeners[i].Name {
+				for _, a := range listen.Addresses {
+					to.Listeners[i].Addresses = append(to.Listeners[i].Addresses, a.String())
+				}
+			}
+		}
+	}
+}
+
+// Summary describes what each bucket of a limit enforces.
+func (s *server) Summary(l *shaper.Limit) string { return limitSummary(l) }
+
+// Override returns the runtime overrides of a limit, and where files override it.
+func (s *server) Override(limit string) (set, inFiles map[string]string) {
+	l, w := s.current()
+	return w.values(limit), l.config.Overridden(limit)
+}
+
+// Config returns the current configuration.
+func (s *server) Config() any {
+	l, _ := s.current()
+	return l.config.Canonical()
+}
+
+// SetLimit overrides values of a limit: for d, until the next reload, or, when d is 0, until they
+// are unset.
+func (s *server) SetLimit(ctx context.Context, limit string, set map[string]string, d time.Duration, untilReload bool) error {
+	until := endText(d, "it is unset")
+	if untilReload {
+		until = "the next reload"
+	}
+	return s.update(ctx, func(w *overrides) error {
+		w.set(limit, set, newValidity(d), untilReload)
+		return nil
+	}, "limit overridden by operator", "limit", limit, "set", joinOverrides(set), "until", until)
+}
+
+// UnsetLimit removes the overrides of a limit, or those of some keys.
+func (s *server) UnsetLimit(ctx context.Context, limit string, keys []string) error {
+	return s.update(ctx, func(w *overrides) error {
+		if len(keys) == 0 {
+			keys = slices.Sorted(maps.Keys(w.limits[limit]))
+		}
+		if len(keys) == 0 {
+			return s.errNotSet(limit, "no key is")
+		}
+		for _, key := range keys {
+			if _, ok := w.limits[limit][key]; !ok {
+				if now := config.RenamedInLimit(key); now != "" {
+					return &refusedError{fmt.Errorf("%s was renamed to %s", key, now)}
+				}
+				return s.errNotSet(limit, key+" is not")
+			}
+			delete(w.limits[limit], key)
+		}
+		if len(w.limits[limit]) == 0 {
+			delete(w.limits, limit)
+		}
+		return nil
+	}, "limit override removed by operator", "limit", limit, "keys", cmp.Or(strings.Join(keys, " "), "all"))
+}
+
+// errNotSet returns the error that there is no override to remove. It names the files that
+// override the limit.
+func (s *server) errNotSet(limit, what string) error {
+	msg := fmt.Sprintf("%s overridden in limit %q", what, limit)
+	l, _ := s.current()
+	files := l.config.Overridden(limit)
+	for _, key := range slices.Sorted(maps.Keys(files)) {
+		msg += fmt.Sprintf("; %s is overridden in %s", key, files[key])
+	}
+	return &refusedError{errors.New(msg)}
+}
+
+// Block blocks a prefix. It never shortens an existing block: a script that blocks for ten
+// minutes must not undo a permanent block.
+func (s *server) Block(ctx context.Context, p netip.Prefix, d time.Duration) error {
+	return s.update(ctx, func(w *overrides) error {
+		is, t := w.blocks[p], newValidity(d)
+		if is.since.IsZero() || !is.until.IsZero() && (d == 0 || is.until.Before(t.until)) {
+			w.blocks[p] = t
+		}
+		return nil
+	}, "prefix blocked by operator", "prefix", p.String(), "until", endText(d, "it is unblocked"))
+}
+
+// Unblock removes a block.
+func (s *server) Unblock(ctx context.Context, p netip.Prefix) error {
+	return s.update(ctx, func(w *overrides) error {
+		if _, ok := w.blocks[p]; !ok {
+			return w.errNotBlocked(p)
+		}
+		delete(w.blocks, p)
+		return nil
+	}, "prefix unblocked by operator", "prefix", p.String())
+}
+
+// errNotBlocked returns the error that p is not blocked. It names the block that covers p.
+func (w *overrides) errNotBlocked(p netip.Prefix) error {
+	for _, wider := range slices.SortedFunc(maps.Keys(w.blocks), netip.Prefix.Compare) {
+		if wider.Bits() < p.Bits() && wider.Contains(p.Addr()) {
+			return &notFoundError{fmt.Errorf("%v is covered by the block of %v: unblock that", p, wider)}
+		}
+	}
+	return &notFoundError{fmt.Errorf("%v is not blocked", p)}
+}
+
+// Bypass switches the bypass on, so that every limit only observes, or off.
+func (s *server) Bypass(ctx context.Context, on bool, d time.Duration) error {
+	if !on {
+		msg := "BYPASS off: limits enforced again"
+		if _, w := s.current(); w.bypass == nil {
+			msg = "bypass was already off"
+		}
+		return s.update(ctx, func(w *overrides) error { w.bypass = nil; return nil }, msg)
+	}
+	return s.update(ctx, func(w *overrides) error {
+		t := newValidity(d)
+		w.bypass = &t
+		return nil
+	}, "BYPASS on: no limit is enforced", "until", endText(d, "it is turned off"))
+}
+
+// DrainDownstream drains a downstream, or gives it new connections again.
+func (s *server) DrainDownstream(ctx context.Context, listener, downstream string, drained bool) error {
+	return s.withAudit(ctx, func(context.Context) error {
+		if s.proxy.DrainDownstream(listener, downstream, drained) == 0 {
+			return &notFoundError{fmt.Errorf("unknown downstream %q", downstream)}
+		}
+		s.saveOverrides()
+		return nil
+	}, "downstream drained or enabled by operator", "listener", listener, "downstream", downstream, "drained", drained)
+}
+
+// Stop starts the drain, after which the daemon exits.
+func (s *server) Stop(ctx context.Context) {
+	s.log.Warn("stop requested by operator", control.CallerAttrs(ctx)...)
+	s.stop()
+}
+
+// endText returns when something ends that lasts for d, or otherwise when d is 0.
+func endText(d time.Duration, otherwise string) string {
+	if d == 0 {
+		return otherwise
+	}
+	return time.Now().Add(d).Format(time.DateTime)
+}
+
+// joinOverrides formats overrides for the log, sorted by key.
+func joinOverrides(set map[string]string) string {
+	text := ""
+	for _, key := range slices.Sorted(maps.Keys(set)) {
+		text += " " + key + "=" + set[key]
+	}
+	return text[min(1, len(text)):]
+}

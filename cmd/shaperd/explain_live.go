@@ -1,0 +1,120 @@
+package main
+
+import (
+	"time"
+
+	"shaperd/control"
+	"shaperd/shaper"
+)
+
+// maxExplained is the number of connections of a source that an explanation lists.
+const maxExplained = 20
+
+// Explain explains which limits a connection or packet would meet now, and their state.
+func (s *server) Explain(ask control.ExplainRequest) (control.Explanation, error) {
+	var x control.Explanation
+	q, err := parseQuestion(ask)
+	if err != nil {
+		return x, &refusedError{err}
+	}
+	l, _ := s.current()
+	p := s.shaper.Policy()
+	found, err := q.answer(l.config, p)
+	if err != nil {
+		return x, &refusedError{err}
+	}
+	s.addBuckets(found, p)
+	s.addConnections(found, p)
+	s.addDownstreams(found)
+	if found.attach == nil && found.flow.Protocol == shaper.UDP {
+		quota := control.FlowQuota(s.proxy.FlowQuota(found.Listener, found.flow.Source))
+		found.Flows = &quota
+	}
+	return found.Explanation, nil
+}
+
+// addBuckets adds the state of each bucket, and the verdict for a unit that arrives now.
+func (s *server) addBuckets(x *explanation, p *shaper.Policy) {
+	x.Verdict, x.Reason = shaper.Pass.String(), shaper.None.String()
+	var worst shaper.Verdict
+	var longest time.Duration
+	worse := func(l *shaper.Limit, v shaper.Verdict, why shaper.Reason, wait time.Duration) {
+		if v > worst || v == worst && wait > longest {
+			worst, longest = v, wait
+			x.Verdict, x.Reason, x.By = v.String(), why.String(), l.Name
+		}
+	}
+	n := 0
+	for i := range x.route.Limits().All {
+		l, at := p.Limit(i), &x.Limits[n]
+		n++
+		if l.Block {
+			if at.Mode == modeName(false) {
+				worse(l, shaper.Refuse, shaper.Blocked, time.Hour)
+			}
+			continue
+		}
+		b, ok := s.bucketOf(x, p, i)
+		if !ok {
+			continue
+		}
+		at.Bucket = control.NewBucket(b)
+		if at.Mode == modeName(true) {
+			continue
+		}
+		waits := l.Rate != 0 || l.Packets.N != 0
+		switch {
+		case waits && b.NextDeparture > l.MaxDelay && (x.attach != nil || x.flow.Protocol == shaper.UDP):
+			worse(l, shaper.Refuse, shaper.QueueFull, b.NextDeparture)
+		case waits && b.NextDeparture > 0:
+			worse(l, shaper.Delay, shaper.ByRate, b.NextDeparture)
+		}
+		full := l.MaxConnections > 0 && (b.InFlight >= l.MaxConnections || b.Reserved)
+		switch {
+		case full && x.attach != nil:
+			worse(l, shaper.Refuse, shaper.ByConnections, 0)
+		case full && b.Waiting >= l.MaxQueue:
+			worse(l, shaper.Refuse, shaper.WaitingFull, 0)
+		case full:
+			worse(l, shaper.Delay, shaper.ByConnections, l.QueueTimeout)
+		case b.NextAdmission > l.QueueTimeout:
+			worse(l, shaper.Refuse, shaper.ByNewConnections, b.NextAdmission)
+		case b.NextAdmission > 0, b.Reserved:
+			worse(l, shaper.Delay, shaper.ByNewConnections, b.NextAdmission)
+		}
+	}
+}
+
+// bucketOf returns the state of the bucket of x under limit i, or false when it is unknown.
+func (s *server) bucketOf(x *explanation, p *shaper.Policy, i int) (shaper.BucketState, bool) {
+	if x.attach != nil {
+		return s.plane.bucketOf(i, &x.flow, x.route)
+	}
+	if p.Limit(i).Key&shaper.KeyConnection != 0 { // that of a new connection is empty
+		return shaper.BucketState{}, true
+	}
+	return s.proxy.Buckets(i, p.Key(i, &x.flow, x.route))[0], true
+}
+
+// addDownstreams adds why the listener is unavailable, if it is.
+func (s *server) addDownstreams(x *explanation) {
+	var all []control.DownstreamStatus
+	for _, d := range s.proxy.Downstreams() {
+		if x.attach == nil && d.Listen == x.Listener {
+			all = append(all, control.NewDownstream(d))
+		}
+	}
+	x.Unavailable = control.UnavailableReason(all)
+}
+
+// addConnections adds the connections that the source has at the listener.
+func (s *server) addConnections(x *explanation, p *shaper.Policy) {
+	if x.attach != nil {
+		return
+	}
+	s.proxy.Connections(func(c *shaper.ConnectionStatus) {
+		if len(x.Connections) < maxExplained && c.Listen == x.Listener && c.Protocol == x.flow.Protocol && c.Addr() == x.flow.Source {
+			x.Connections = append(x.Connections, control.NewConnection(c, p))
+		}
+	})
+}

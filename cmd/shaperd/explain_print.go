@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"shaperd/control"
+)
+
+// explainFromDaemon asks the running daemon to explain q, and prints the answer.
+func explainFromDaemon(ctx context.Context, e env, q question) error {
+	x, err := e.client().Explain(ctx, control.ExplainQuery{Source: q.source, To: q.target(), Listener: q.listener, Attach: q.attach, Destination: q.destination})
+	switch {
+	case errors.Is(err, control.ErrNoDaemon):
+		return fmt.Errorf("%w; to explain a configuration file, use --config", err)
+	case err != nil:
+		return err
+	}
+	return e.show(x, func(p *printer) {
+		where := fmt.Sprintf("listener %q", x.Listener)
+		if q.attach != "" {
+			where = fmt.Sprintf("attachment %q", x.Attachment)
+		}
+		p.line("%v to %s: %s", q.source, q.destinationText(), where)
+		p.explanation(x)
+	})
+}
+
+// explanation prints an explanation without its first line.
+func (p *printer) explanation(x control.Explanation) {
+	if as := asnLabel(x.ASN, x.ASName); as != "" {
+		p.line("%s", as)
+	}
+	if x.Unavailable != "" {
+		p.line("%s", p.red(unavailableText(x.Listener, x.Unavailable)))
+	}
+	p.flowQuota(x.Flows)
+	switch {
+	case len(x.Limits) == 0 && x.Flows != nil && x.Flows.Full != "":
+		p.line("No limit matches.")
+	case len(x.Limits) == 0:
+		p.line("No limit matches: traffic passes without delay.")
+	default:
+		p.line("%s", verdictText(x))
+		p.line("")
+		p.table(bucketsTable(x.Limits))
+		p.line("")
+		for _, b := range x.Bottlenecks {
+			p.line("%s: bottleneck is %q.", b.Resource, b.Limit)
+		}
+	}
+	if len(x.Connections) > 0 {
+		p.line("")
+		p.table(connectionsTable(x.Connections))
+	}
+}
+
+// flowQuota prints the number of UDP flows, and whether another one is possible.
+func (p *printer) flowQuota(f *control.FlowQuota) {
+	if f == nil {
+		return
+	}
+	of := ""
+	if f.MaxSourceFlows > 0 {
+		of = fmt.Sprintf(" of %d", f.MaxSourceFlows)
+	}
+	p.line("UDP flows: %d%s for this source, %d of %d at the listener.", f.SourceFlows, of, f.Flows, f.MaxFlows)
+	switch {
+	case f.Full != "":
+		p.line("%s", p.red(fmt.Sprintf("A new flow would be REFUSED: the quota is exhausted (%s).", f.Full)))
+	case f.MaxSourceFlows > 0 && f.SourceFlows >= f.MaxSourceFlows, f.Flows >= f.MaxFlows:
+		p.line("A new flow would evict an idle one.")
+	}
+}
+
+// verdictText describes what a unit that arrived now would get.
+func verdictText(x control.Explanation) string {
+	next := 0.0
+	var by control.Bucket // bucket of the limit that decides
+	for _, l := range x.Limits {
+		if l.Bucket == nil || l.Mode == "observe" {
+			continue
+		}
+		next = max(next, l.Bucket.NextDeparture)
+		if l.Limit == x.By {
+			by = *l.Bucket
+		}
+	}
+	switch {
+	case x.Verdict == "pass":
+		return "New traffic passes without delay."
+	case x.Verdict == "delay" && x.Reason == "connections":
+		reserved := ""
+		if by.Reserved {
+			reserved = ", the free one is reserved for a waiter that needs other limits too"
+		}
+		text := fmt.Sprintf("A new connection would wait for a slot of limit %q: %d in use%s, %d waiting.", x.By, by.InFlight, reserved, by.Waiting)
+		if next > 0 {
+			text += fmt.Sprintf(" Open connections may send again in %s.", seconds(next))
+		}
+		return text
+	case x.Verdict == "delay":
+		return fmt.Sprintf("New traffic would be delayed by %s: limit %q, %s.", seconds(next), x.By, x.Reason)
+	}
+	return fmt.Sprintf("New traffic would be refused: limit %q, %s.", x.By, x.Reason)
+}
+
+func bucketsTable(limits []control.LimitBucket) *table {
+	t := newTable("LIMIT", "BUCKET", "DIRECTION", "LIMITS", "MODE", ">BACKLOG", ">QUEUED", ">NEXT IN", ">IN FLIGHT", ">WAITING")
+	for _, l := range limits {
+		row := []string{printable(l.Limit), printable(l.Key), printable(l.Direction), printable(l.Summary), printable(l.Mode), "-", "-", "-", "-", "-"}
+		if b := l.Bucket; b != nil {
+			copy(row[5:], []string{backlogText(b), fmt.Sprint(b.Queued), seconds(b.NextDeparture), fmt.Sprint(b.InFlight), fmt.Sprint(b.Waiting)})
+		}
+		t.add(row...)
+	}
+	return t
+}

@@ -1,0 +1,237 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"shaperd/control"
+	"shaperd/shaper"
+	"shaperd/shaper/config"
+)
+
+// overrides are the runtime changes of operators to the configuration: values of limits,
+// blocks, and the bypass. A published value is not modified; it is cloned.
+type overrides struct {
+	limits map[string]map[string][]override // by limit and key; the last one of a key is effective
+	blocks map[netip.Prefix]validity
+	bypass *validity
+}
+
+// override is a value of one key. When it ends, the one before it is effective again.
+type override struct {
+	value string
+	validity
+	untilReload bool // ends with the next reload
+}
+
+// validity is the time for which something is effective. A zero until means no end.
+type validity struct{ since, until time.Time }
+
+func newValidity(d time.Duration) validity {
+	t := validity{since: time.Now()}
+	if d > 0 {
+		t.until = t.since.Add(d)
+	}
+	return t
+}
+
+func (t validity) end() *time.Time {
+	if t.until.IsZero() {
+		return nil
+	}
+	return &t.until
+}
+
+// expired reports whether t has ended at now.
+func (t validity) expired(now time.Time) bool { return !t.until.IsZero() && !t.until.After(now) }
+
+// outlives reports whether s can be effective after o has ended.
+func (s override) outlives(o override) bool {
+	switch {
+	case o.untilReload:
+		return !s.untilReload
+	case o.until.IsZero():
+		return false
+	}
+	return s.until.IsZero() || s.until.After(o.until)
+}
+
+func (w *overrides) clone() *overrides {
+	c := &overrides{limits: map[string]map[string][]override{}, blocks: maps.Clone(w.blocks), bypass: w.bypass}
+	if c.blocks == nil {
+		c.blocks = map[netip.Prefix]validity{}
+	}
+	for name, keys := range w.limits {
+		c.limits[name] = map[string][]override{}
+		for key, stack := range keys {
+			c.limits[name][key] = slices.Clone(stack)
+		}
+	}
+	return c
+}
+
+// set pushes overrides of keys of a limit.
+func (w *overrides) set(limit string, set map[string]string, t validity, untilReload bool) {
+	keys := w.limitKeys(limit)
+	for key, value := range set {
+		top := override{value, t, untilReload}
+		below := slices.DeleteFunc(keys[key], func(s override) bool { return !s.outlives(top) })
+		keys[key] = append(below, top)
+	}
+}
+
+// limitKeys returns the overrides of a limit by key. The map can be modified.
+func (w *overrides) limitKeys(limit string) map[string][]override {
+	if w.limits[limit] == nil {
+		w.limits[limit] = map[string][]override{}
+	}
+	return w.limits[limit]
+}
+
+// removeIf removes the overrides of limits for which ends returns true, and describes them.
+func (w *overrides) removeIf(ends func(override) bool) (ended []string) {
+	for _, name := range slices.Sorted(maps.Keys(w.limits)) {
+		keys := w.limits[name]
+		for _, key := range slices.Sorted(maps.Keys(keys)) {
+			had := len(keys[key])
+			keys[key] = slices.DeleteFunc(keys[key], ends)
+			if len(keys[key]) < had {
+				ended = append(ended, fmt.Sprintf("%s of limit %q", key, name))
+			}
+			if len(keys[key]) == 0 {
+				delete(keys, key)
+			}
+		}
+		if len(keys) == 0 {
+			delete(w.limits, name)
+		}
+	}
+	return ended
+}
+
+// afterReload returns the overrides that survive a reload, and describes those that do not.
+func (w *overrides) afterReload() (left *overrides, ended []string) {
+	left = w.clone()
+	return left, left.removeIf(func(s override) bool { return s.untilReload })
+}
+
+// afterExpiry returns the overrides that are left at now, and describes the expired ones.
+func (w *overrides) afterExpiry(now time.Time) (left *overrides, expired []string) {
+	left = w.clone()
+	expired = left.removeIf(func(s override) bool { return s.expired(now) })
+	for _, p := range slices.SortedFunc(maps.Keys(left.blocks), netip.Prefix.Compare) {
+		if left.blocks[p].expired(now) {
+			delete(left.blocks, p)
+			expired = append(expired, "block of "+p.String())
+		}
+	}
+	if left.bypass != nil && left.bypass.expired(now) {
+		left.bypass = nil
+		expired = append(expired, "bypass")
+	}
+	return left, expired
+}
+
+// nextExpiry returns when the first override expires, or the zero time.
+func (w *overrides) nextExpiry() (next time.Time) {
+	soonest := func(t validity) {
+		if !t.until.IsZero() && (next.IsZero() || t.until.Before(next)) {
+			next = t.until
+		}
+	}
+	for _, keys := range w.limits {
+		for _, stack := range keys {
+			for _, s := range stack {
+				soonest(s.validity)
+			}
+		}
+	}
+	for _, t := range w.blocks {
+		soonest(t)
+	}
+	if w.bypass != nil {
+		soonest(*w.bypass)
+	}
+	return next
+}
+
+// values returns the effective overrides of a limit by key, in the syntax of the configuration.
+// It returns nil when there are none.
+func (w *overrides) values(limit string) map[string]string {
+	if len(w.limits[limit]) == 0 {
+		return nil
+	}
+	values := map[string]string{}
+	for key, stack := range w.limits[limit] {
+		values[key] = stack[len(stack)-1].value
+	}
+	return values
+}
+
+// configTexts returns the overrides of limits as configuration files.
+func (w *overrides) configTexts() (texts []config.Text, err error) {
+	for _, name := range slices.Sorted(maps.Keys(w.limits)) {
+		text, err := config.FormatOverride(name, w.values(name))
+		if err != nil {
+			return nil, err
+		}
+		texts = append(texts, config.Text{Name: "set limit " + name, TOML: text})
+	}
+	return texts, nil
+}
+
+// blockLimits returns the limits that implement the blocks at all listeners and attachments of
+// c. They are enforced in every mode: a block is a decision of an operator, not a limit that is
+// being tried out.
+func (w *overrides) blockLimits(c *config.Config) (limits []shaper.Limit) {
+	if len(w.blocks) == 0 { // a limit without sources would match all
+		return nil
+	}
+	match := shaper.Match{Source: slices.SortedFunc(maps.Keys(w.blocks), netip.Prefix.Compare)}
+	if len(c.Listen) > 0 {
+		limits = append(limits, shaper.Limit{Name: config.BlockedName, Match: match, Block: true, Always: true})
+	}
+	for _, a := range c.Attach {
+		match.Attach = append(match.Attach, a.Name)
+	}
+	if len(c.Attach) > 0 {
+		limits = append(limits, shaper.Limit{Name: config.BlockedPacketsName, Match: match, Block: true, Always: true})
+	}
+	return limits
+}
+
+// describe fills in the overrides, blocks and bypass of s.
+func (w *overrides) describe(s *control.Status) {
+	if w.bypass != nil {
+		s.Bypass = &control.Bypass{Since: w.bypass.since, Until: w.bypass.end()}
+	}
+	for _, name := range slices.Sorted(maps.Keys(w.limits)) {
+		// Keys that were set at one time, until the same time, are one entry.
+		type group struct {
+			validity
+			untilReload bool
+		}
+		groups := map[group]map[string]string{}
+		for key, stack := range w.limits[name] {
+			top := stack[len(stack)-1]
+			o := group{top.validity, top.untilReload}
+			if groups[o] == nil {
+				groups[o] = map[string]string{}
+			}
+			groups[o][key] = top.value
+		}
+		for _, o := range slices.SortedFunc(maps.Keys(groups), func(a, b group) int { return a.since.Compare(b.since) }) {
+			s.Overrides = append(s.Overrides, control.Override{
+				Limit: name, Set: groups[o], Since: o.since, Until: o.end(), UntilReload: o.untilReload,
+			})
+		}
+	}
+	for p, t := range w.blocks {
+		s.Blocks = append(s.Blocks, control.Block{Prefix: p.String(), Since: t.since, Until: t.end()})
+	}
+	slices.SortFunc(s.Blocks, func(a, b control.Block) int { return cmp.Compare(a.Prefix, b.Prefix) })
+}

@@ -1,0 +1,101 @@
+package conn
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd/leaky"
+)
+
+// ackTimeout is the time after which a peer is considered dead that has unacknowledged bytes
+// in flight and acknowledges nothing: as long as keepalive takes on an idle connection. Linux
+// itself takes a quarter of an hour (net.ipv4.tcp_retries2), during which a slot is held.
+//
+// TCP_USER_TIMEOUT would also end a live peer that does not read for so long: one whose window
+// is closed.
+const ackTimeout = 150 * leaky.Second
+
+const (
+	// ackChecks is the number of checks per ackTimeout.
+	ackChecks = 10
+
+	// ackCheckBatch is the number of sessions checked at a time, between forwarding.
+	ackCheckBatch = 128
+)
+
+// ackMonitor finds peers that have vanished. The loop's thread owns it.
+type ackMonitor struct {
+	timeout leaky.Time // ackTimeout, except in tests
+	timer   leaky.Event
+	pos     int // of the walk over sessions
+	info    unix.TCPInfo
+}
+
+// scheduleAckCheck schedules the next check, unless one is scheduled.
+func (p *Proxy) scheduleAckCheck(now leaky.Time) {
+	if v := &p.ackMonitor; !v.timer.Scheduled() {
+		v.pos, v.timer.Fire = fromEnd, p.checkAcks
+		p.loop.pacer.ScheduleCoarse(&v.timer, now+v.timeout/ackChecks)
+	}
+}
+
+// checkAcks ends sessions with a dead peer.
+func (p *Proxy) checkAcks(now leaky.Time) {
+	v := &p.ackMonitor
+	for range ackCheckBatch {
+		s, ok := p.sessions.prev(&v.pos)
+		if !ok {
+			v.pos = fromEnd
+			if len(p.sessions.all) > 0 {
+				p.scheduleAckCheck(now)
+			}
+			return
+		}
+		if s.stage != stageRelaying {
+			continue
+		}
+		for _, d := range []*direction{&s.up, &s.down} {
+			if d.ackTimedOut(v, now) {
+				s.abort(d.dst.resetEnding(), now)
+				break
+			}
+		}
+	}
+	p.loop.pacer.Schedule(&v.timer, now)
+}
+
+// ackTimedOut reports whether bytes that d has sent were unacknowledged for too long. A
+// direction with all bytes acknowledged is not checked again until it has sent more.
+func (d *direction) ackTimedOut(v *ackMonitor, now leaky.Time) bool {
+	acks := &d.acks
+	if acks.allAcked && acks.moved == d.moved && acks.shut == d.dstShut {
+		return false
+	}
+	size := uint32(unsafe.Sizeof(v.info))
+	_, _, errno := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(d.dst.fd), unix.IPPROTO_TCP, unix.TCP_INFO,
+		uintptr(unsafe.Pointer(&v.info)), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return false
+	}
+	acks.moved, acks.shut = d.moved, d.dstShut
+	acks.allAcked = v.info.Unacked == 0 && v.info.Notsent_bytes == 0
+	lastAck := now.Sub(leaky.Time(v.info.Last_ack_recv) * (leaky.Second / 1000))
+	if acks.allAcked || acks.unackedSince == 0 || lastAck > acks.unackedSince {
+		acks.unackedSince = now
+		return false
+	}
+	timeout := v.timeout
+	if v.info.Unacked == 0 {
+		timeout *= 2 // a closed window is probed at least every 120 s, and one probe may be lost
+	}
+	return now.Sub(acks.unackedSince) >= timeout
+}
+
+// ackProgress is the state of the bytes that a direction has sent, at the last check.
+type ackProgress struct {
+	unackedSince leaky.Time // the last acknowledgement, or the first check with unacknowledged bytes
+	allAcked     bool
+	moved        uint64 // direction.moved
+	shut         bool   // direction.dstShut
+}

@@ -1,0 +1,93 @@
+package conn
+
+import (
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// dropIncoming makes a socket silently drop everything it receives.
+func dropIncoming(t *testing.T, c *net.TCPConn) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	drop := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K}}
+	if cerr := raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &drop[0]})
+	}); cerr != nil || err != nil {
+		t.Fatal(cerr, err)
+	}
+}
+
+// A connection ends if a peer vanishes with unacknowledged bytes in flight. A peer that merely
+// does not read, or is idle for long and then sends, keeps its connection.
+func TestAckTimeout_DeadPeer(t *testing.T) {
+	for name, c := range map[string]struct {
+		client func(*testing.T, *net.TCPConn)
+		server func(*testing.T, *net.TCPConn)
+		ends   bool
+	}{
+		"client": {
+			dropIncoming,
+			func(_ *testing.T, c *net.TCPConn) { c.Write(make([]byte, 74_000)); io.Copy(io.Discard, c) }, true,
+		},
+		"downstream": {
+			func(_ *testing.T, c *net.TCPConn) {
+				c.Write([]byte("hello"))
+				time.Sleep(100 * time.Millisecond)
+				c.Write([]byte("are you there?"))
+				io.Copy(io.Discard, c)
+			},
+			func(t *testing.T, c *net.TCPConn) { c.Read(make([]byte, 5)); dropIncoming(t, c) }, true,
+		},
+		"does not read": {
+			func(*testing.T, *net.TCPConn) {},
+			func(_ *testing.T, c *net.TCPConn) { c.Write(make([]byte, 32<<20)) }, false,
+		},
+		"idle": {
+			func(_ *testing.T, c *net.TCPConn) {},
+			func(_ *testing.T, c *net.TCPConn) {
+				time.Sleep(900 * time.Millisecond)
+				c.Write(make([]byte, 10))
+				c.Read(make([]byte, 1))
+			}, false,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server, closed := make(chan *net.TCPConn, 1), make(chan struct{})
+			defer close(closed)
+			r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { server <- c; <-closed }))
+			r.proxy.loop.call(func(leaky.Time) { r.proxy.ackMonitor.timeout = leaky.Second / 2 })
+			client := dial(t, r.addr())
+			client.SetReadBuffer(4096)
+			down := <-server
+			go c.client(t, client)
+			go c.server(t, down)
+			counts := r.shaper.Listener("l")
+			waitFor(t, "an open connection", func() bool { return counts.Open.Load() == 1 })
+			begun := time.Now()
+			if c.ends {
+				waitFor(t, "the end", func() bool { return counts.Open.Load() == 0 })
+				if took := time.Since(begun); took < 300*time.Millisecond {
+					t.Errorf("the connection ended after %v", took)
+				}
+			} else {
+				time.Sleep(1300 * time.Millisecond)
+				if counts.Open.Load() != 1 {
+					t.Error("the connection ended")
+				}
+			}
+			client.SetLinger(0)
+			client.Close()
+		})
+	}
+}

@@ -1,0 +1,93 @@
+package conn
+
+import (
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd/shaper"
+)
+
+// Port is an open port of the proxy: its address and its socket.
+type Port struct {
+	Protocol shaper.Protocol
+	Addr     netip.AddrPort
+	FD       int // owned by the proxy; valid until the next Apply, Drain or Close
+}
+
+func (p Port) String() string { return p.Protocol.String() + "://" + p.Addr.String() }
+
+// Ports returns the open ports.
+func (p *Proxy) Ports() []Port {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var all []Port
+	for e, l := range p.ports {
+		all = append(all, Port{e.Protocol, e.Addr, l.descriptor()})
+	}
+	return all
+}
+
+// Inherit passes sockets to p that this process was started with, and returns the ports that
+// they are bound to. The next Apply uses them instead of opening those ports, so that nothing
+// queued in them is lost, and closes the ones that it does not need.
+func (p *Proxy) Inherit(fds []int) (ports []Port) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, fd := range fds {
+		e, err := boundEndpoint(fd)
+		if err == nil {
+			err = unix.SetNonblock(fd, true)
+		}
+		if _, duplicate := p.inherited[e]; err != nil || duplicate {
+			p.log.Warn("ignoring inherited file descriptor", "fd", fd, "duplicate", duplicate, "err", err)
+			unix.Close(fd)
+			continue
+		}
+		p.inherited[e] = fd
+		ports = append(ports, Port{e.Protocol, e.Addr, fd})
+	}
+	return ports
+}
+
+// boundEndpoint returns the protocol and address that a socket is bound to.
+func boundEndpoint(fd int) (Endpoint, error) {
+	kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
+	if err != nil {
+		return Endpoint{}, err
+	}
+	protocol := shaper.TCP
+	if kind == unix.SOCK_DGRAM {
+		protocol = shaper.UDP
+	}
+	sa, err := unix.Getsockname(fd)
+	if err != nil {
+		return Endpoint{}, err
+	}
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		return Endpoint{Protocol: protocol, Addr: netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))}, nil
+	case *unix.SockaddrInet6:
+		return Endpoint{Protocol: protocol, Addr: netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), uint16(sa.Port))}, nil
+	}
+	return Endpoint{}, unix.EAFNOSUPPORT
+}
+
+// takeInherited returns the inherited socket for e, or -1.
+func (p *Proxy) takeInherited(e Endpoint) int {
+	fd, ok := p.inherited[e]
+	if !ok {
+		return -1
+	}
+	delete(p.inherited, e)
+	return fd
+}
+
+// closeInherited closes the inherited sockets that no port has taken.
+func (p *Proxy) closeInherited() {
+	for e, fd := range p.inherited {
+		p.log.Warn("closed inherited socket: no listener has its address", "address", e.Protocol.String()+"://"+e.Addr.String())
+		unix.Close(fd)
+		delete(p.inherited, e)
+	}
+}

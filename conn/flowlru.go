@@ -1,0 +1,169 @@
+package conn
+
+import "shaperd/leaky"
+
+// flowLRU is the UDP flows that hold a scarce resource, in order of eviction: entries of a listener's
+// flow table, a source's entries in it, the connections of a downstream, the slots of a gate. When the
+// resource is used up, the first flow is evicted for a new one. A flow with queued datagrams is never
+// evicted, so nothing is dropped in favor of another flow.
+type flowLRU [numRanks]lruList
+
+// flowRank is the order of eviction.
+type flowRank uint8
+
+const (
+	rankUnanswered flowRank = iota // no reply yet: what a flood of forged sources leaves behind
+	rankAnswered                   // nothing was sent after the reply: mostly a query that is done
+	rankVerified                   // the source sent something after a reply
+	rankQueued                     // had queued datagrams when last checked
+	numRanks
+)
+
+// lruEntry is the entry of a flow in a flowLRU.
+type lruEntry struct {
+	flow       *udpFlow
+	lru        *flowLRU
+	next, prev *lruEntry // of the same rank
+}
+
+// lruList is a list of entries, longest idle first, to within refileInterval.
+type lruList struct{ first, last *lruEntry }
+
+const (
+	// unansweredGrace protects a flow from new flows of other sources: a reply takes time, and a flood
+	// of sources must not evict a flow that waits for its reply, or has just got it.
+	unansweredGrace = leaky.Second / 2
+
+	// sameSourceGrace protects an answered flow from new flows of its own source: a reply may be
+	// several datagrams.
+	sameSourceGrace = leaky.Second / 50
+
+	// verifiedGraceDivisor is the fraction of the idle timeout for which a verified flow is protected.
+	verifiedGraceDivisor = 4
+
+	// refileInterval is how often an active flow moves to the end of its lists. To move it for each
+	// datagram would cost as much as to forward the datagram.
+	refileInterval = leaky.Second / 10
+)
+
+func (l *lruList) push(e *lruEntry) {
+	e.prev, e.next = l.last, nil
+	if l.last == nil {
+		l.first = e
+	} else {
+		l.last.next = e
+	}
+	l.last = e
+}
+
+func (l *lruList) remove(e *lruEntry) {
+	if e.prev == nil {
+		l.first = e.next
+	} else {
+		e.prev.next = e.next
+	}
+	if e.next == nil {
+		l.last = e.prev
+	} else {
+		e.next.prev = e.prev
+	}
+	e.next, e.prev = nil, nil
+}
+
+// victim returns the flow to evict for one of source, or nil.
+func (lru *flowLRU) victim(source *udpSource, now leaky.Time) *udpFlow {
+	for rank := range rankQueued {
+		for e := lru[rank].first; e != nil; e = lru[rank].first {
+			f := e.flow
+			if f.queued != nil {
+				f.refile(now)
+				continue
+			}
+			if now.Sub(f.lastActive) >= f.grace(source) {
+				return f
+			}
+			if f.lastActive <= f.refiledAt {
+				break
+			}
+			f.refile(now) // active since it was filed: not the longest idle
+		}
+	}
+	return nil
+}
+
+// all returns the flows of r.
+func (lru *flowLRU) all() (flows []*udpFlow) {
+	for rank := range lru {
+		for e := lru[rank].first; e != nil; e = e.next {
+			flows = append(flows, e.flow)
+		}
+	}
+	return flows
+}
+
+// grace is the idle time for which f is protected from new flows of source.
+func (f *udpFlow) grace(source *udpSource) leaky.Time {
+	switch {
+	case f.rank == rankAnswered && f.source == source:
+		return sameSourceGrace
+	case f.rank != rankVerified:
+		return unansweredGrace
+	}
+	return max(leaky.FromDuration(f.listener.config.Load().IdleTimeout)/verifiedGraceDivisor, unansweredGrace)
+}
+
+// insertLRU adds f to the lists of all resources that it holds.
+func (f *udpFlow) insertLRU(now leaky.Time) {
+	f.removeLRU()
+	f.rank, f.refiledAt = f.currentRank(), now
+	f.lruEntries = make([]lruEntry, 0, 3+len(f.slots.held))
+	join := func(lru *flowLRU) {
+		f.lruEntries = append(f.lruEntries, lruEntry{flow: f, lru: lru})
+		lru[f.rank].push(&f.lruEntries[len(f.lruEntries)-1])
+	}
+	join(&f.listener.flows)
+	join(&f.source.flows)
+	join(&f.downstream.flows)
+	for _, gt := range f.slots.held {
+		join(&gt.flows)
+	}
+}
+
+func (f *udpFlow) removeLRU() {
+	for i := range f.lruEntries {
+		e := &f.lruEntries[i]
+		e.lru[f.rank].remove(e)
+	}
+	f.lruEntries = nil
+}
+
+// refile moves f to the end of its lists, at its current rank.
+func (f *udpFlow) refile(now leaky.Time) {
+	old := f.rank
+	f.rank, f.refiledAt = f.currentRank(), max(f.lastActive, now)
+	for i := range f.lruEntries {
+		e := &f.lruEntries[i]
+		e.lru[old].remove(e)
+		e.lru[f.rank].push(e)
+	}
+}
+
+func (f *udpFlow) currentRank() flowRank {
+	switch {
+	case f.queued != nil:
+		return rankQueued
+	case f.unanswered:
+		return rankUnanswered
+	case !f.verified:
+		return rankAnswered
+	}
+	return rankVerified
+}
+
+// touch records that f received or sent a datagram.
+func (f *udpFlow) touch(now leaky.Time) {
+	f.lastActive = now
+	if now.Sub(f.refiledAt) > refileInterval {
+		f.refile(now)
+	}
+}

@@ -1,0 +1,52 @@
+package conn
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// lockedBuffer may be written to by several goroutines.
+type lockedBuffer struct {
+	sync.Mutex
+	bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.Lock()
+	defer b.Unlock()
+	return b.Buffer.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.Lock()
+	defer b.Unlock()
+	return b.Buffer.String()
+}
+
+func TestLogLimiter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out lockedBuffer
+		s := newLogLimiter(slog.New(slog.NewTextHandler(&out, nil)), time.Second)
+		for range 100 {
+			s.warn("refused", "limit", "a", "source", "10.0.0.1")
+		}
+		s.warn("refused", "limit", "b", "source", "10.0.0.1")
+		time.Sleep(3 * time.Second)
+		got := out.String()
+		for text, n := range map[string]int{
+			"msg=refused limit=a source=10.0.0.1":         5,
+			"msg=refused limit=b source=10.0.0.1":         1,
+			`msg="refused (repeated)" limit=a omitted=95`: 1,
+			`msg="refused (repeated)" limit=b`:            0,
+		} {
+			if c := strings.Count(got, text); c != n {
+				t.Errorf("%q is %d times in the log, want %d:\n%s", text, c, n, got)
+			}
+		}
+	})
+}

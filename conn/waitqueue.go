@@ -1,0 +1,435 @@
+package conn
+
+import (
+	"container/heap"
+	"encoding/binary"
+	"net/netip"
+	"slices"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// waitQueue holds the connections of one source that need the same gates, in order of arrival. A gate
+// that is shut for one of them is shut for all. So they wait at one gate and move to another one
+// together, in constant time.
+//
+// Order is by ticket. A queue gets a ticket when it begins to wait and a new one when it is served;
+// the lowest goes first. So a gate serves the source that it served longest ago, or that has waited
+// longest if it served none since: of two that wait, neither is served twice while the other could be.
+// Tickets are numbered over all gates, so a queue that moves keeps its place in the order.
+//
+// The cost of a release: dispatch tries the queues at the freed gates in the order of their tickets,
+// until the gates are full or have no waiters. A queue that is tried is served or moves to the gate
+// that was shut. Each move is to a gate where it has a later ticket, so a queue moves at most as often
+// as it has gates, and a later release finds it where it waits then.
+type waitQueue struct {
+	key          string
+	paid         bool             // readmitted connections, see waiter
+	gates        []*gate          // that its connections need
+	source       *admissionSource // of its connections
+	gateSources  []*gateSource    // source at each of gates
+	waits        []gateWait       // state at each of gates
+	pos          int              // the queue waits at gates[pos]
+	posSince     leaky.Time
+	ticket       uint64 // issued when it began to wait, or was last served
+	head, tail   *waiter
+	len          int
+	heapIndex    int         // in gateSources[pos].queues
+	timeout      leaky.Event // of head
+	firstFailure leaky.Time  // time of the first failed attempt since it was served last, or 0
+	claimTicket  uint64      // at which it claimed a reservation, or 0
+	reservedAt   leaky.Time  // when its reservation began, or 0
+	lapse        leaky.Event // of the reservation
+}
+
+// gateWait is the state of a queue at one of its gates.
+type gateWait struct {
+	queue          *waitQueue
+	waited         leaky.Time    // total time here
+	reason         shaper.Reason // of the last wait here
+	failed         bool          // an attempt here failed since it was last served
+	rank           uint64        // waitQueue.rank when last compared; never later than that
+	heapIndex      int           // in gate.reserved.claims
+	reservedTicket uint64        // the queue's ticket here when its reservation began
+}
+
+// gateSource is one source at one gate. It has one ticket for all its queues: connections to several
+// ports may need several gates besides this one.
+type gateSource struct {
+	addr        netip.Addr
+	gate        *gate
+	refs        int                                   // queues that need the gate, wherever they wait
+	queues      indexedHeap[waitQueue, byQueueTicket] // those that wait here
+	lastServed  uint64                                // ticket issued when it was last served here
+	waiting     int                                   // connections
+	heapIndex   int                                   // in gate.queued
+	quotaSource *quotaSource                          // set while some of its connections wait here
+	quotaIndex  int                                   // in quotaSource.sources
+}
+
+// enqueue makes w wait for the gates of list, of which list[i] is shut. When the wait quota is used up
+// it displaces the newest waiter of the source that has the most, unless that is its own source.
+func (a *admission) enqueue(w *waiter, list []*gate, i int, why shaper.Reason, now leaky.Time) {
+	q := a.queueFor(w.sourceKey(), list, w.paid)
+	if q.len > 0 {
+		i = q.pos
+	}
+	if gt := list[i]; gt.quota.waiting >= gt.limit.MaxQueue {
+		if longest := gt.quota.largest; len(longest) == 0 || longest[0].waiting <= gt.quota.waitingOf(q.gateSources[i].addr)+1 {
+			a.refuse(w, gt, shaper.WaitingFull, now)
+			if q.len == 0 {
+				a.deleteQueue(q, now)
+			}
+			return
+		}
+		a.evictNewest(gt.quota, now)
+	}
+	if q.len == 0 {
+		a.link(q, i, why, now)
+	}
+	w.queue, w.prev, w.next = q, q.tail, nil
+	w.waitedBefore = make([]leaky.Time, len(list))
+	for i := range w.waitedBefore {
+		w.waitedBefore[i] = q.waitedAt(i, now)
+	}
+	if q.tail = w; w.prev == nil {
+		q.head = w
+		a.armTimeout(q)
+	} else {
+		w.prev.next = w
+	}
+	q.len++
+	q.current().addWaiting(1)
+}
+
+// queueFor returns the queue of addr's connections that need list. A missing one is created.
+// Readmitted connections have a queue of their own.
+func (a *admission) queueFor(addr netip.Addr, list []*gate, paid bool) *waitQueue {
+	a.keyBuf = queueKey(a.keyBuf[:0], addr, list, paid)
+	q := a.queues[string(a.keyBuf)]
+	if q != nil {
+		return q
+	}
+	a.lastTicket++
+	q = &waitQueue{key: string(a.keyBuf), paid: paid, gates: list, source: a.sources[addr], waits: make([]gateWait, len(list)), ticket: a.lastTicket}
+	if q.source == nil {
+		q.source = &admissionSource{}
+		a.sources[addr] = q.source
+	}
+	q.source.queues++
+	q.timeout.Fire = func(now leaky.Time) { a.expire(q, now) }
+	a.queues[q.key] = q
+	for i, gt := range list {
+		q.waits[i].queue = q
+		src := gt.sources[addr]
+		if src == nil {
+			src = &gateSource{addr: addr, gate: gt}
+			if gt.sources == nil {
+				gt.sources = map[netip.Addr]*gateSource{}
+			}
+			gt.sources[addr] = src
+		}
+		src.refs++
+		q.gateSources = append(q.gateSources, src)
+	}
+	return q
+}
+
+// deleteQueue deletes q, which is empty.
+func (a *admission) deleteQueue(q *waitQueue, now leaky.Time) {
+	a.resetClaims(q, now)
+	delete(a.queues, q.key)
+	if q.source.queues--; q.source.queues == 0 {
+		delete(a.sources, q.current().addr)
+	}
+	for _, src := range q.gateSources {
+		if src.refs--; src.refs == 0 {
+			delete(src.gate.sources, src.addr)
+		}
+	}
+	a.dropUnused(q.gates, now)
+}
+
+// current is the source of q at the gate where it waits.
+func (q *waitQueue) current() *gateSource { return q.gateSources[q.pos] }
+
+// queueKey appends the key of addr's queue for list to b.
+func queueKey(b []byte, addr netip.Addr, list []*gate, paid bool) []byte {
+	a := addr.As16()
+	b = append(b, a[:]...)
+	if paid {
+		b = append(b, 'p') // no other key has an odd length
+	}
+	for _, gt := range list {
+		b = binary.LittleEndian.AppendUint64(b, gt.id)
+	}
+	return b
+}
+
+// expire refuses the connections of q that have reached their deadline.
+func (a *admission) expire(q *waitQueue, now leaky.Time) {
+	for q.len > 0 && q.deadline() <= now {
+		a.refuse(q.head, q.current().gate, shaper.WaitTimeout, now)
+	}
+	a.run(now)
+}
+
+// deadline is when the head of q is refused. At limits its time is counted from arrival, at whatever
+// gates it waited; at a pool only the wait there counts.
+func (q *waitQueue) deadline() leaky.Time {
+	from := q.head.arrived
+	if gt := q.gates[q.pos]; gt.pool != nil {
+		from = q.posSince - q.waits[q.pos].waited + q.head.waitedBefore[q.pos]
+	}
+	return from + leaky.FromDuration(q.current().gate.limit.QueueTimeout)
+}
+
+func (a *admission) armTimeout(q *waitQueue) { a.wheel.Schedule(&q.timeout, q.deadline()) }
+
+// waitedAt is how long q has waited at its i-th gate.
+func (q *waitQueue) waitedAt(i int, now leaky.Time) leaky.Time {
+	w := q.waits[i].waited
+	if i == q.pos {
+		w += now.Sub(q.posSince)
+	}
+	return w
+}
+
+// waitTime is how long w has waited in its queue.
+func (w *waiter) waitTime(now leaky.Time) (sum leaky.Time) {
+	for i, before := range w.waitedBefore {
+		sum += w.queue.waitedAt(i, now) - before
+	}
+	return sum
+}
+
+// dequeue removes w from its queue, and records how long it waited at each gate.
+func (a *admission) dequeue(w *waiter, now leaky.Time) {
+	q := w.queue
+	if d := w.waitTime(now); d > 0 {
+		a.shaper.Record(w.flow.Source, shaper.Usage{Waited: d.Duration()}, now)
+	}
+	for i, gt := range q.gates {
+		if d := q.waitedAt(i, now) - w.waitedBefore[i]; d > 0 {
+			w.addWait(gt.state, d)
+			gt.state.Keys.TryAdd(gt.limitKey(), shaper.Usage{Waited: d.Duration()}, now)
+		}
+	}
+	if w.next == nil {
+		q.tail = w.prev
+	} else {
+		w.next.prev = w.prev
+	}
+	if w.prev != nil {
+		w.prev.next = w.next
+	} else if q.head = w.next; q.head != nil {
+		a.armTimeout(q)
+	}
+	w.queue, w.next, w.prev, w.waitedBefore = nil, nil, nil, nil
+	q.len--
+	q.current().addWaiting(-1)
+	if q.len > 0 {
+		return
+	}
+	a.unlink(q, now)
+	a.wheel.Cancel(&q.timeout)
+	a.deleteQueue(q, now)
+}
+
+// link makes q wait at its i-th gate.
+func (a *admission) link(q *waitQueue, i int, why shaper.Reason, now leaky.Time) {
+	gt, src := q.gates[i], q.gateSources[i]
+	q.pos, q.posSince, q.waits[i].reason = i, now, why
+	heap.Push(&src.queues, q)
+	if len(src.queues) == 1 {
+		heap.Push(&gt.queued, src)
+		gt.quota.insert(src)
+	} else {
+		heap.Fix(&gt.queued, src.heapIndex)
+	}
+	src.addWaiting(q.len)
+	if gt.exhausted(now) == shaper.ByNewConnections {
+		a.armPacer(gt, now)
+	}
+	if !gt.relief.Scheduled() && (gt.pool != nil || gt.flows != flowLRU{}) {
+		gt.relief.Fire = func(now leaky.Time) { a.evictIdleFlows(gt, now) }
+		a.wheel.Schedule(&gt.relief, now)
+	}
+}
+
+// unlink ends the wait of q at its current gate.
+func (a *admission) unlink(q *waitQueue, now leaky.Time) {
+	gt, src := q.gates[q.pos], q.current()
+	q.waits[q.pos].waited = q.waitedAt(q.pos, now)
+	q.posSince = now
+	src.addWaiting(-q.len)
+	heap.Remove(&src.queues, q.heapIndex)
+	if len(src.queues) > 0 {
+		heap.Fix(&gt.queued, src.heapIndex)
+		return
+	}
+	heap.Remove(&gt.queued, src.heapIndex)
+	gt.quota.remove(src)
+	if len(gt.queued) == 0 {
+		a.wheel.Cancel(&gt.timer)
+		a.wheel.Cancel(&gt.relief)
+		gt.dueAt = 0
+	}
+}
+
+// addWaiting adds n to the connections of s that wait.
+func (s *gateSource) addWaiting(n int) {
+	s.waiting += n
+	s.quotaSource.waiting += n
+	s.gate.quota.waiting += n
+	s.gate.waiting += n
+	s.gate.state.Waiting.Add(int64(n))
+	heap.Fix(&s.quotaSource.sources, s.quotaIndex)
+	heap.Fix(&s.gate.quota.largest, s.quotaSource.heapIndex)
+}
+
+// armPacer schedules a dispatch at gt for when its rate allows the next connection.
+func (a *admission) armPacer(gt *gate, now leaky.Time) {
+	gt.dueAt = gt.bucket.Depart(gt.shape, now)
+	a.wheel.Schedule(&gt.timer, gt.dueAt)
+}
+
+// dispatchFreed dispatches the gates whose reservations ended.
+func (a *admission) dispatchFreed(now leaky.Time) {
+	for len(a.freed) > 0 {
+		freed := a.freed
+		a.freed = nil
+		a.dispatch(freed, now)
+	}
+}
+
+// dispatch serves the queues that wait at the gates of list and can proceed, in the order of their
+// tickets.
+func (a *admission) dispatch(list []*gate, now leaky.Time) {
+	for {
+		for _, gt := range list {
+			a.reserve(gt, now)
+		}
+		var next *waitQueue
+		for _, gt := range list {
+			if len(gt.queued) == 0 {
+				continue
+			}
+			first, why := gt.nextQueue(), gt.exhausted(now)
+			if gt.limit.Observe || why == shaper.ByNewConnections && first.paid {
+				why = shaper.None
+			}
+			switch {
+			case why == shaper.ByNewConnections:
+				a.armPacer(gt, now)
+			case why != shaper.None || gt.reservedAgainst(first, first.paid):
+				gt.dueAt = 0 // a waiter for a slot is not late
+			case next == nil || first.ticketAt(first.pos) < next.ticketAt(next.pos):
+				next = first
+			}
+		}
+		if next == nil {
+			return
+		}
+		if i, why := next.findShut(now); why != shaper.None {
+			a.recordFailure(next, now)
+			a.moveTo(next, i, why, now)
+		} else {
+			now = a.serveHead(next, now)
+		}
+	}
+}
+
+// findShut returns the gate that keeps q waiting, and the reason, or None. A gate with waiters of
+// earlier tickets is also shut: they are tried first.
+func (q *waitQueue) findShut(now leaky.Time) (int, shaper.Reason) {
+	i, why := findShut(q.gates, q, q.paid, now)
+	if why != shaper.None {
+		return i, why
+	}
+	for i, src := range q.gateSources {
+		if turns := src.gate.queued; i != q.pos && len(turns) > 0 && turns[0].ticket() < q.ticketAt(i) {
+			return i, shaper.ByConnections
+		}
+	}
+	return 0, shaper.None
+}
+
+// moveTo makes q, whose turn it is, wait at its i-th gate.
+func (a *admission) moveTo(q *waitQueue, i int, why shaper.Reason, now leaky.Time) {
+	a.unlink(q, now)
+	a.link(q, i, why, now)
+	a.armTimeout(q)
+	gt := q.gates[i]
+	for gt.quota.waiting > gt.limit.MaxQueue {
+		a.evictNewest(gt.quota, now)
+	}
+}
+
+// serveHead passes the first connection of q through all its gates, and returns the time of that.
+func (a *admission) serveHead(q *waitQueue, now leaky.Time) leaky.Time {
+	if slices.ContainsFunc(q.gates, func(gt *gate) bool { return !gt.shape.Packets.Unlimited() }) {
+		now = a.clock() // a connection charged to an earlier instant would be followed too soon
+	}
+	w := q.head
+	for i, gt := range q.gates {
+		why, ready, waited := shaper.None, now, q.waitedAt(i, now)-w.waitedBefore[i]
+		if i == q.pos || waited > 0 {
+			why = q.waits[i].reason
+		}
+		if gt.dueAt > 0 {
+			ready = gt.dueAt
+		}
+		gt.take(w.paid, why, waited, ready, now)
+		if gt.reserved.queue != nil { // others may wait even though it has a free slot
+			a.freed = append(a.freed, gt)
+		}
+	}
+	a.lastTicket++
+	q.ticket = a.lastTicket
+	heap.Fix(&q.current().queues, q.heapIndex)
+	for _, src := range q.gateSources {
+		src.lastServed = a.lastTicket
+		if len(src.queues) > 0 {
+			heap.Fix(&src.gate.queued, src.heapIndex)
+		}
+	}
+	list := q.gates
+	a.resetClaims(q, now)
+	a.dequeue(w, now)
+	a.grant(w, list, now)
+	return now
+}
+
+// sourceKey is the source that w counts as.
+func (w *waiter) sourceKey() netip.Addr {
+	if w.unverified {
+		return unverifiedSource
+	}
+	return sourceKey(w.flow.Source)
+}
+
+// sourceKey is the source for fairness: the IPv4 address, or the IPv6 /64, the least that one
+// subscriber has.
+func sourceKey(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return a
+	}
+	return netip.PrefixFrom(a, 64).Masked().Addr()
+}
+
+// ticket decides the order of sources: the lowest goes first.
+func (s *gateSource) ticket() uint64 { return max(s.lastServed, s.queues[0].ticket) }
+
+// byTicket orders the sources at a gate.
+type byTicket struct{}
+
+func (byTicket) less(a, b *gateSource) bool { return a.ticket() < b.ticket() }
+func (byTicket) index(s *gateSource) *int   { return &s.heapIndex }
+
+// byQueueTicket orders the queues of a source.
+type byQueueTicket struct{}
+
+func (byQueueTicket) less(a, b *waitQueue) bool { return a.ticket < b.ticket }
+func (byQueueTicket) index(q *waitQueue) *int   { return &q.heapIndex }

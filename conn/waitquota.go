@@ -1,0 +1,76 @@
+package conn
+
+import (
+	"container/heap"
+	"net/netip"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// waitQuota bounds the waiting connections of one limit, over all its keys.
+type waitQuota struct {
+	waiting int
+	sources map[netip.Addr]*quotaSource
+	largest indexedHeap[quotaSource, byWaiters]
+}
+
+// quotaSource is one source in a quota, at all gates of the limit.
+type quotaSource struct {
+	sources   indexedHeap[gateSource, byWaitersAtGate]
+	waiting   int // connections
+	heapIndex int // in waitQuota.largest
+}
+
+// evictNewest refuses the newest waiter of the source that has the most.
+func (a *admission) evictNewest(wq *waitQuota, now leaky.Time) {
+	src := wq.largest[0].sources[0]
+	last := src.queues[len(src.queues)-1] // the newest of several, approximately
+	a.refuse(last.tail, src.gate, shaper.WaitingFull, now)
+}
+
+// insert counts the waiting connections of s in wq.
+func (wq *waitQuota) insert(s *gateSource) {
+	t := wq.sources[s.addr]
+	if t == nil {
+		t = &quotaSource{}
+		if wq.sources == nil {
+			wq.sources = map[netip.Addr]*quotaSource{}
+		}
+		wq.sources[s.addr] = t
+		heap.Push(&wq.largest, t)
+	}
+	s.quotaSource = t
+	heap.Push(&t.sources, s)
+}
+
+// remove undoes insert, when none of s waits.
+func (wq *waitQuota) remove(s *gateSource) {
+	t := s.quotaSource
+	s.quotaSource = nil
+	heap.Remove(&t.sources, s.quotaIndex)
+	if len(t.sources) == 0 {
+		heap.Remove(&wq.largest, t.heapIndex)
+		delete(wq.sources, s.addr)
+	}
+}
+
+// waitingOf is how many connections of a source wait in wq.
+func (wq *waitQuota) waitingOf(addr netip.Addr) int {
+	if t := wq.sources[addr]; t != nil {
+		return t.waiting
+	}
+	return 0
+}
+
+// byWaiters puts the source with the most waiters first.
+type byWaiters struct{}
+
+func (byWaiters) less(a, b *quotaSource) bool { return a.waiting > b.waiting }
+func (byWaiters) index(t *quotaSource) *int   { return &t.heapIndex }
+
+// byWaitersAtGate puts the gate with the most waiters of a source first.
+type byWaitersAtGate struct{}
+
+func (byWaitersAtGate) less(a, b *gateSource) bool { return a.waiting > b.waiting }
+func (byWaitersAtGate) index(s *gateSource) *int   { return &s.quotaIndex }

@@ -1,0 +1,60 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// caller is the process that sent a request, for the audit log.
+type caller struct {
+	uid   uint32
+	pid   int32
+	login string // user ID of the login session, which sudo does not change; "" if unknown
+}
+
+// callerKey is the context key of the caller of a request.
+type callerKey struct{}
+
+// loginHeader is the header with the login user, which is trusted from root only: under
+// systemd's ProtectProc= the daemon does not see the processes of other users.
+const loginHeader = "Shaperd-Login"
+
+// withCaller returns q with its caller p in its context.
+func withCaller(q *http.Request, p *peer) *http.Request {
+	a := caller{p.uid, p.pid, loginOf(strconv.Itoa(int(p.pid)))}
+	if a.login == "" && a.uid == 0 {
+		if n, err := strconv.ParseUint(q.Header.Get(loginHeader), 10, 32); err == nil {
+			a.login = strconv.FormatUint(n, 10)
+		}
+	}
+	return q.WithContext(context.WithValue(q.Context(), callerKey{}, a))
+}
+
+// loginOf returns the user of the login session that started a process, which is a PID or
+// "self"; "" if it is unknown or there was no login. See loginuid in proc(5).
+func loginOf(process string) string {
+	text, err := os.ReadFile("/proc/" + process + "/loginuid")
+	id := strings.TrimSpace(string(text))
+	if err != nil || id == fmt.Sprint(^uint32(0)) {
+		return ""
+	}
+	return id
+}
+
+// CallerAttrs returns the caller of the request of ctx as log attributes; none outside a
+// request over the control socket.
+func CallerAttrs(ctx context.Context) (attrs []any) {
+	a, ok := ctx.Value(callerKey{}).(caller)
+	if !ok {
+		return nil
+	}
+	attrs = []any{"uid", a.uid, "pid", a.pid}
+	if a.login != "" {
+		attrs = append(attrs, "login", a.login)
+	}
+	return attrs
+}

@@ -1,0 +1,98 @@
+package control
+
+import (
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// record is a log that a test can read.
+type record struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (r *record) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.b.Write(p)
+}
+
+func (r *record) lines(text string) (found []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for line := range strings.Lines(r.b.String()) {
+		if strings.Contains(line, text) {
+			found = append(found, line)
+		}
+	}
+	return found
+}
+
+// Denied requests of readers and killed connections are logged with the caller. A flood of
+// attempts is not a flood of records.
+func TestServer_LogsDeniedRequestsAndKills(t *testing.T) {
+	log := &record{}
+	o := options(t, busy(t, 2))
+	o.Log = slog.New(slog.NewTextHandler(log, nil))
+	s := serveOn(t, o, readersGID, nil)
+	change := request{s.socket.path, "PUT", "/v1/bypass", `{"on":true}`}
+	byGroup.ask(t, []request{change})
+	got := log.lines("permission denied")
+	if len(got) != 1 || !strings.Contains(got[0], fmt.Sprintf("uid=%d pid=", byGroup.uid)) || !strings.Contains(got[0], `request="PUT /v1/bypass"`) {
+		t.Errorf("a refused attempt: %q", got)
+	}
+	byGroup.ask(t, slices.Repeat([]request{change}, 100))
+	if n := len(log.lines("permission denied")); n < 2 || n > 30 {
+		t.Errorf("101 attempts are %d lines", n)
+	}
+	root.ask(t, []request{{s.socket.path, "DELETE", "/v1/connections/1", ""}})
+	if got := log.lines("killed"); len(got) != 1 || !strings.Contains(got[0], "id=1 uid=0 pid=") || !strings.Contains(got[0], "source=192.0.2.1:1000 listener=l") {
+		t.Errorf("a connection that was killed: %q", got)
+	}
+}
+
+// The login user of the kernel takes precedence over that of a client, which only root may send.
+func TestCallerAttrs_Login(t *testing.T) {
+	const nobodys = 1 << 30 // above any process's number
+	ask := func(uid uint32, pid int32, says string) string {
+		q, err := http.NewRequest("GET", "/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		q.Header.Set(loginHeader, says)
+		return fmt.Sprint(CallerAttrs(withCaller(q, &peer{uid: uid, pid: pid}).Context())...)
+	}
+	for _, tt := range []struct {
+		uid       uint32
+		says, has string
+	}{{0, "64001", "login64001"}, {0, "x\ny", ""}, {0, "", ""}, {0, "-1", ""}, {readersGID, "64001", ""}} {
+		if got := ask(tt.uid, nobodys, tt.says); strings.Contains(got, "login") != (tt.has != "") || !strings.HasSuffix(got, tt.has) {
+			t.Errorf("user %d says %q: %s", tt.uid, tt.says, got)
+		}
+	}
+	if login := loginOf("self"); login != "" {
+		if got := ask(0, int32(os.Getpid()), "64009"); !strings.HasSuffix(got, "login"+login) {
+			t.Errorf("logged in as %s: %s", login, got)
+		}
+	}
+}
+
+func TestParsePrefix(t *testing.T) {
+	for text, want := range map[string]string{
+		"10.0.0.0/8": "10.0.0.0/8", "10.0.0.5": "10.0.0.5/32", "2001:db8::7": "2001:db8::7/128", "::ffff:192.0.2.1": "192.0.2.1/32",
+		"0.0.0.0/0": "0.0.0.0/0", "fe80::1": "fe80::1/128",
+		"10.0.0.5/8": "has host bits set: use 10.0.0.0/8", "2001:db8::7/32": "has host bits set", "::ffff:192.0.2.0/120": "use the IPv4 form",
+		"fe80::1%eth0": "zones are not supported: use fe80::1", "10.0.0.0/33": "invalid prefix or address", "": "invalid prefix or address", "10.0.0": "invalid prefix or address", "fe80::%eth0/64": "zones are not supported",
+	} {
+		p, err := ParsePrefix(text)
+		if got := fmt.Sprint(p, err); !strings.Contains(got, want) {
+			t.Errorf("%q: %s, want %s", text, got, want)
+		}
+	}
+}

@@ -1,0 +1,150 @@
+package control
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"embed"
+	"encoding/base64"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/netip"
+	"path"
+	"strings"
+	"time"
+)
+
+//go:embed page
+var dashboardFiles embed.FS
+
+// dashboardHeaders isolate the dashboard: it runs only its own scripts, sends requests only to
+// this server, and cannot be framed. Text chosen by attackers, such as reverse names of sources
+// and log messages about them, is never markup in it, and would not run if it were.
+var dashboardHeaders = map[string]string{
+	"Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; " +
+		"img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+	"Cross-Origin-Opener-Policy":   "same-origin",
+	"Cross-Origin-Resource-Policy": "same-origin",
+	"Referrer-Policy":              "no-referrer",
+	"X-Content-Type-Options":       "nosniff",
+	"X-Frame-Options":              "DENY",
+
+	// The next daemon may have other files: revalidate, which costs a 304.
+	"Cache-Control": "no-cache",
+}
+
+// contentTypes are the content types of the files, independent of those of the host.
+var contentTypes = map[string]string{
+	".css":  "text/css; charset=utf-8",
+	".html": "text/html; charset=utf-8",
+	".js":   "text/javascript; charset=utf-8",
+	".svg":  "image/svg+xml",
+}
+
+// DashboardHandler serves the files of the dashboard under "/", for GET and HEAD. It may be used
+// concurrently.
+func DashboardHandler() http.Handler {
+	type file struct {
+		content     []byte
+		contentType string
+		etag        string
+	}
+	files := make(map[string]file)
+	err := fs.WalkDir(dashboardFiles, "page", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		content, err := dashboardFiles.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		f := file{content: content, contentType: contentTypes[path.Ext(name)]}
+		if f.contentType == "" {
+			f.contentType = "text/plain; charset=utf-8"
+		}
+		sum := sha256.Sum256(content)
+		f.etag = `"` + base64.RawURLEncoding.EncodeToString(sum[:12]) + `"`
+		files[strings.TrimPrefix(name, "page")] = f
+		return nil
+	})
+	if err != nil {
+		panic(err) // impossible: the files are embedded
+	}
+	files["/"] = files["/index.html"]
+
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for k, v := range dashboardHeaders {
+			w.Header().Set(k, v)
+		}
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			w.Header().Set("Allow", "GET, HEAD")
+			http.Error(w, "method not allowed: use GET or HEAD", http.StatusMethodNotAllowed)
+			return
+		}
+		f, ok := files[r.URL.Path]
+		if !ok {
+			http.Error(w, "not found", http.StatusNotFound)
+			return
+		}
+		w.Header().Set("Content-Type", f.contentType)
+		w.Header().Set("ETag", f.etag)
+		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(f.content))
+	})
+}
+
+// guardHost passes requests to next if their Host header can only mean this host, whatever the
+// port: "localhost", a loopback address, the host of addr, which is the listening address, or
+// any address if addr is a wildcard. All others get 421: a page elsewhere whose name was made
+// to resolve to this address (DNS rebinding) must not read what a browser in this network may.
+func guardHost(addr string, next http.Handler) http.Handler {
+	own := hostOf(addr)
+	ownIP, err := netip.ParseAddr(own)
+	wildcard := own == "" || err == nil && ownIP.IsUnspecified()
+
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host := hostOf(r.Host)
+		ip, err := netip.ParseAddr(host)
+		ok := host == "localhost" || host != "" && host == own
+		if err == nil {
+			ip = ip.Unmap()
+			ok = wildcard || ip.IsLoopback() || ip == ownIP.Unmap()
+		}
+		if !ok {
+			http.Error(w, "This server does not serve the requested host name.\n"+
+				"Use its IP address, or localhost through a tunnel: ssh -L 9465:localhost:9465 HOST",
+				http.StatusMisdirectedRequest)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// sameOrigin rejects requests of pages of other origins, and keeps them from embedding responses.
+func sameOrigin(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cross-Origin-Resource-Policy", "same-origin")
+		switch r.Header.Get("Sec-Fetch-Site") {
+		case "", "same-origin", "none": // no browser, the dashboard, or a typed address
+			next.ServeHTTP(w, r)
+		default:
+			http.Error(w, "cross-site requests are not allowed", http.StatusForbidden)
+		}
+	})
+}
+
+// Loopback reports whether addr, a host:port, is reachable from this host only.
+func Loopback(addr string) bool {
+	host := hostOf(addr)
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.Unmap().IsLoopback()
+}
+
+// hostOf returns the host of host:port or host, in lower case and without brackets.
+func hostOf(s string) string {
+	if h, _, err := net.SplitHostPort(s); err == nil {
+		s = h
+	} else if strings.HasPrefix(s, "[") && strings.HasSuffix(s, "]") {
+		s = s[1 : len(s)-1]
+	}
+	return strings.ToLower(s)
+}

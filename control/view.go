@@ -1,0 +1,393 @@
+package control
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd/leaky"
+	"shaperd/shaper"
+)
+
+// Proxy is the part of the proxy plane that the API reads and controls.
+type Proxy interface {
+	Plane
+	Connections(func(*shaper.ConnectionStatus))
+	Kill(id uint64) bool
+	Buckets(i int, keys ...shaper.Key) []shaper.BucketState
+}
+
+// view computes the responses of the API. Its methods may be called concurrently.
+type view struct {
+	*Options
+	cached    cachedStatus
+	liveCache liveCache
+}
+
+// cachedStatus is the part of the status that is too expensive to compute for each request.
+type cachedStatus struct {
+	mu       sync.Mutex
+	at       time.Time
+	packets  PacketStatus
+	found    bool
+	err      error
+	process  Process
+	cpuTimes []cpuTime // over the last 10 s, and at least two: requests may be rarer
+}
+
+type cpuTime struct {
+	at  time.Time
+	cpu time.Duration
+}
+
+// processStart is about when the process started.
+var processStart = time.Now()
+
+// cacheTime is the maximum age of a cachedStatus.
+const cacheTime = 2 * time.Second
+
+// refresh returns the status of the packet plane and of the process, at most cacheTime old.
+func (v *view) refresh() (_ PacketStatus, found bool, process Process, err error) {
+	s := &v.cached
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if time.Since(s.at) >= cacheTime {
+		s.packets, s.found, s.err = v.Packets.PacketStatus()
+		s.at = time.Now() // not earlier: requests that waited for this use it, however long it took
+		s.process = s.measureProcess(s.at)
+		s.process.WakeupLatencyP99 = v.wakeupLatencyP99()
+	}
+	return s.packets, s.found, s.process, s.err
+}
+
+// measureProcess returns the resource usage of the process.
+func (s *cachedStatus) measureProcess(now time.Time) Process {
+	var p Process
+	var usage unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &usage) == nil {
+		cpu := time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+		if len(s.cpuTimes) == 0 {
+			s.cpuTimes = append(s.cpuTimes, cpuTime{processStart, 0})
+		}
+		s.cpuTimes = append(s.cpuTimes, cpuTime{now, cpu})
+		for len(s.cpuTimes) > 2 && now.Sub(s.cpuTimes[0].at) > 10*time.Second {
+			s.cpuTimes = s.cpuTimes[1:]
+		}
+		p.CPU = cpu.Seconds()
+		if first := s.cpuTimes[0]; now.After(first.at) {
+			p.CPUCores = (cpu - first.cpu).Seconds() / now.Sub(first.at).Seconds()
+		}
+	}
+	if text, err := os.ReadFile("/proc/self/statm"); err == nil {
+		if fields := strings.Fields(string(text)); len(fields) > 1 {
+			pages, _ := strconv.ParseUint(fields[1], 10, 64)
+			p.Memory = pages * uint64(os.Getpagesize())
+		}
+	}
+	if folder, err := os.Stat("/proc/self/fd"); err == nil && folder.Size() > 0 { // since Linux 6.2
+		p.Descriptors = int(folder.Size())
+	} else if entries, err := os.ReadDir("/proc/self/fd"); err == nil {
+		p.Descriptors = len(entries)
+	}
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil {
+		p.MaxDescriptors = int(min(limit.Cur, 1<<31-1))
+	}
+	return p
+}
+
+func (v *view) wakeupLatencyP99() float64 {
+	counts, _ := v.Proxy.Lateness()
+	var all, seen uint64
+	for _, n := range counts {
+		all += n
+	}
+	for i, n := range counts {
+		if seen += n; all > 0 && seen*100 >= all*99 {
+			return leaky.LatenessBounds[min(i, len(leaky.LatenessBounds)-1)].Seconds()
+		}
+	}
+	return 0
+}
+
+func (v *view) status() Status {
+	packets, found, process, err := v.refresh()
+	s := Status{
+		Now: time.Now(), PID: os.Getpid(), Conformance: "conformant",
+		Overrides: []Override{}, Blocks: []Block{}, Listeners: []ListenerStatus{}, Attachments: []AttachmentStatus{},
+		Reload: v.Reloads.Status(), Process: process,
+	}
+	for _, why := range v.endpointErrors.Range {
+		s.EndpointErrors = append(s.EndpointErrors, why.(string))
+	}
+	slices.Sort(s.EndpointErrors)
+	policy := v.Shaper.Policy()
+	for i := range policy.Len() {
+		if p, sampled := v.Monitor.conformanceOf(policy.State(i)); sampled && !p.Conformant {
+			s.Conformance = "violated"
+		}
+	}
+	downstreams := v.downstreams()
+	for _, n := range policy.Listeners() {
+		l := ListenerStatus{
+			Name: n.Name, Addresses: []string{}, Connections: n.Open.Load(), Flows: n.Flows.Load(), MaxFlows: n.MaxFlows.Load(),
+			ToDownstream: n.ToDownstream.Load(), FromDownstream: n.FromDownstream.Load(),
+			Accepted: n.Accepted.Load(), FlowsRefused: n.FlowsRefused.Load(), RepliesSuppressed: n.RepliesSuppressed.Load(), DialErrors: n.DialErrors.Load(),
+			Ended: map[string]uint64{}, Downstreams: []DownstreamStatus{},
+		}
+		v.Monitor.fillListener(&l, n)
+		for e := range n.Ended {
+			if count := n.Ended[e].Load(); count > 0 {
+				l.Ended[shaper.Ending(e).String()] = count
+			}
+		}
+		for _, d := range downstreams {
+			if d.Listener == n.Name {
+				l.Downstreams = append(l.Downstreams, d)
+			}
+		}
+		l.Unavailable = UnavailableReason(l.Downstreams)
+		s.Listeners = append(s.Listeners, l)
+	}
+	b := v.Shaper.TableUsage()
+	s.Buckets = []TableStatus{{Plane: "proxy", Entries: b.Entries, Capacity: b.Capacity, EvictedDrained: b.EvictedDrained, EvictedBacklogged: b.EvictedBacklogged}}
+	if found && err == nil {
+		s.Buckets = append(s.Buckets, TableStatus{
+			Plane: "packet", Entries: packets.Buckets.Live, Capacity: packets.Buckets.Capacity,
+			EvictedDrained: packets.Buckets.EvictedDrained, EvictedBacklogged: packets.Buckets.EvictedBacklogged,
+		})
+		for _, a := range packets.Attachments {
+			s.Attachments = append(s.Attachments, AttachmentStatus{
+				Name: a.Name, Interface: a.Interface, Direction: a.Direction, Mode: a.Mode, Up: a.Up, Error: a.Error, UnmatchedPatterns: a.UnmatchedPatterns, PrecedingPrograms: a.PrecedingPrograms, Queue: (*QueueStatus)(a.Queue),
+			})
+		}
+	}
+	v.Daemon.Describe(&s)
+	s.BlocksTotal = len(s.Blocks)
+	s.Blocks = s.Blocks[:min(len(s.Blocks), maxBlocks)]
+	return s
+}
+
+// maxBlocks is the maximum number of blocks in a status, which each live stream sends every second.
+const maxBlocks = 100
+
+// blocks returns the blocked prefixes.
+func (v *view) blocks() []Block {
+	s := Status{Blocks: []Block{}}
+	v.Daemon.Describe(&s)
+	return s.Blocks
+}
+
+func (v *view) downstreams() []DownstreamStatus {
+	all := []DownstreamStatus{}
+	for _, d := range v.Proxy.Downstreams() {
+		all = append(all, NewDownstream(d))
+	}
+	slices.SortFunc(all, func(a, b DownstreamStatus) int {
+		return cmp.Or(cmp.Compare(a.Listener, b.Listener), cmp.Compare(a.Downstream, b.Downstream))
+	})
+	return all
+}
+
+// NewDownstream converts d to its form in the API.
+func NewDownstream(d shaper.DownstreamStatus) DownstreamStatus {
+	out := DownstreamStatus{Listener: d.Listen, Downstream: d.Downstream, State: "up", Error: d.Error, InFlight: d.InFlight, MaxConnections: d.MaxConnections}
+	switch {
+	case d.Drained:
+		out.State = "drained"
+	case d.Down:
+		out.State = "down"
+	case !d.Up:
+		out.State = "failing"
+	}
+	return out
+}
+
+// maxNamed is the maximum number of downstreams that UnavailableReason names.
+const maxNamed = 3
+
+// UnavailableReason returns why no downstream of a listener is available; "" if one is up.
+func UnavailableReason(downstreams []DownstreamStatus) string {
+	var why []string
+	for _, d := range downstreams {
+		if d.State == "up" {
+			return ""
+		}
+		text := d.Downstream + " is " + d.State
+		if d.Error != "" && d.State != "drained" {
+			text += " (" + d.Error + ")"
+		}
+		why = append(why, text)
+	}
+	if more := len(why) - maxNamed; more > 0 {
+		why = append(why[:maxNamed], fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(why, ", ")
+}
+
+func (v *view) limits() []Limit {
+	policy := v.Shaper.Policy()
+	all := make([]Limit, policy.Len())
+	for i := range all {
+		all[i] = v.limit(policy, i)
+	}
+	slices.SortStableFunc(all, func(a, b Limit) int { return cmp.Compare(a.Name, b.Name) })
+	return all
+}
+
+func (v *view) limit(p *shaper.Policy, i int) Limit {
+	l := p.Limit(i)
+	set, inFiles := v.Daemon.Override(l.Name)
+	out := Limit{
+		Name: l.Name, Plane: "proxy", Mode: "enforce", Key: l.Key.String(), Single: l.Key == 0, Summary: v.Daemon.Summary(l),
+		Block: l.Block, Override: set, FileOverride: inFiles, Direction: l.Direction.String(),
+		Rate: float64(l.Rate) / 8, Packets: l.Packets.PerSecond(), NewConnections: l.NewConnections.PerSecond(),
+		MaxConnections: l.MaxConnections, MaxDelay: l.MaxDelay.Seconds(), QueueTimeout: l.QueueTimeout.Seconds(),
+	}
+	if l.InPacketPlane() {
+		out.Plane, out.Direction, out.Attachments = "packet", "of the attachment", l.Match.Attach
+	}
+	if l.Observe {
+		out.Mode = "observe"
+	}
+	v.Monitor.fillLimit(&out, p, i)
+	out.Conformance.Unmonitored = l.Observe || l.Rate == 0 && l.Packets.N == 0
+	out.Conformance.Sampled = l.InPacketPlane() && !out.Single
+	return out
+}
+
+// sortKeys are the sort keys of limit keys and talkers, by their name in the API.
+var sortKeys = map[string]shaper.SortKey{"rate": shaper.SortByRate, "delayed": shaper.SortByDelay, "dropped": shaper.SortByDrops}
+
+// keys returns the top keys of limit i of p.
+func (v *view) keys(p *shaper.Policy, i int, sort shaper.SortKey, n int) []Key {
+	all := p.State(i).Keys.Heaviest(sort, n, v.Clock())
+	keys, out := make([]shaper.Key, len(all)), make([]Key, len(all))
+	for j, h := range all {
+		keys[j] = h.Key
+		k := &out[j]
+		*k = Key{
+			Key: p.DescribeKey(i, h.Key), ASN: h.Key.ASN,
+			Rate: Estimate(h.Weight[shaper.SortByRate]), Delayed: Estimate(h.Weight[shaper.SortByDelay]), Dropped: Estimate(h.Weight[shaper.SortByDrops]),
+		}
+		if prefix, ok := p.SourcePrefix(i, h.Key); ok {
+			k.Source = prefix.String()
+			if k.ASN == 0 {
+				k.ASN = p.ASN(prefix.Addr())
+			}
+		}
+		k.ASName = p.ASName(k.ASN)
+	}
+	if !p.Limit(i).InPacketPlane() {
+		for j, b := range v.Proxy.Buckets(i, keys...) {
+			out[j].Bucket = NewBucket(b)
+		}
+		return out
+	}
+	for j, k := range keys {
+		if b, ok := v.Packets.Bucket(i, k); ok {
+			out[j].Bucket = NewBucket(b)
+		}
+	}
+	return out
+}
+
+// NewBucket converts b to its form in the API.
+func NewBucket(b shaper.BucketState) *Bucket {
+	return &Bucket{
+		BacklogBytes: b.BacklogBytes, BacklogPackets: b.BacklogPackets, QueuedBytes: b.QueuedBytes, Queued: b.Queued,
+		NextDeparture: b.NextDeparture.Seconds(), NextAdmission: b.NextAdmission.Seconds(), InFlight: b.InFlight, Waiting: b.Waiting, Reserved: b.Reserved,
+	}
+}
+
+// talkers returns the top sources, prefixes or autonomous systems.
+func (v *view) talkers(by string, sort shaper.SortKey, n int) []Talker {
+	policy, now := v.Shaper.Policy(), v.Clock()
+	switch by {
+	case "prefix":
+		return toTalkers(v.Shaper.TopPrefixes(sort, n, now), func(p netip.Prefix) (string, string) {
+			return p.String(), policy.ASName(policy.ASN(p.Addr()))
+		})
+	case "asn":
+		return toTalkers(v.Shaper.TopASNs(sort, n, now), func(asn uint32) (string, string) {
+			return fmt.Sprintf("AS%d", asn), policy.ASName(asn)
+		})
+	}
+	return toTalkers(v.Shaper.TopSources(sort, n, now), func(a netip.Addr) (string, string) {
+		return a.String(), policy.ASName(policy.ASN(a))
+	})
+}
+
+func toTalkers[K comparable](all []shaper.HeavyHitter[K], name func(K) (name, asName string)) []Talker {
+	out := []Talker{}
+	for _, h := range all {
+		t := Talker{Rate: Estimate(h.Weight[shaper.SortByRate]), Delayed: Estimate(h.Weight[shaper.SortByDelay]), Dropped: Estimate(h.Weight[shaper.SortByDrops])}
+		t.Name, t.ASName = name(h.Key)
+		out = append(out, t)
+	}
+	return out
+}
+
+// connectionFilter selects and sorts connections.
+type connectionFilter struct {
+	listener, limit string
+	source          netip.Prefix // any if invalid
+	sort            string
+	top             int
+}
+
+// connectionOrders are the orders of connections, descending, by their name in the API.
+var connectionOrders = map[string]func(a, b *Connection) int{
+	"bytes": func(a, b *Connection) int {
+		return cmp.Compare(b.ToDownstream+b.FromDownstream, a.ToDownstream+a.FromDownstream)
+	},
+	"age":    func(a, b *Connection) int { return cmp.Compare(b.Age, a.Age) },
+	"idle":   func(a, b *Connection) int { return cmp.Compare(b.Idle, a.Idle) },
+	"waited": func(a, b *Connection) int { return cmp.Compare(b.Waited, a.Waited) },
+}
+
+func (v *view) connections(q connectionFilter) Connections {
+	policy := v.Shaper.Policy()
+	out := Connections{Connections: []Connection{}}
+	order, limit := connectionOrders[q.sort], policy.Find(q.limit)
+	v.Proxy.Connections(func(c *shaper.ConnectionStatus) {
+		if q.listener != "" && c.Listen != q.listener || q.source.IsValid() && !q.source.Contains(c.Addr()) ||
+			limit >= 0 && !limitApplies(policy, c, limit) {
+			return
+		}
+		out.Total++
+		out.Connections = append(out.Connections, NewConnection(c, policy))
+		if len(out.Connections) >= 2*q.top+1024 { // bound the memory
+			slices.SortStableFunc(out.Connections, func(a, b Connection) int { return order(&a, &b) })
+			out.Connections = out.Connections[:q.top]
+		}
+	})
+	slices.SortStableFunc(out.Connections, func(a, b Connection) int { return order(&a, &b) })
+	out.Connections = out.Connections[:min(len(out.Connections), q.top)]
+	return out
+}
+
+// NewConnection converts c to its form in the API.
+func NewConnection(c *shaper.ConnectionStatus, p *shaper.Policy) Connection {
+	asn := p.ASN(c.Addr())
+	return Connection{
+		ID: c.ID, Protocol: c.Protocol.String(), Source: c.Source.String(), ASN: asn, ASName: p.ASName(asn),
+		Listener: c.Listen, Port: c.Port, Downstream: c.Downstream, Stage: c.Stage, Age: c.Age.Seconds(), Idle: c.Idle.Seconds(),
+		ToDownstream: c.ToDownstream, FromDownstream: c.FromDownstream, Waited: c.Waited.Seconds(),
+		ThrottledBy: c.ThrottledBy, MostlyThrottledBy: c.MostlyThrottledBy,
+	}
+}
+
+// limitApplies reports whether limit i matches a connection.
+func limitApplies(p *shaper.Policy, c *shaper.ConnectionStatus, i int) bool {
+	f := shaper.Flow{Source: c.Addr(), Port: c.Port, Origin: p.ListenerIndex(c.Listen), Protocol: c.Protocol}
+	return p.Route(&f).Limits()&(1<<i) != 0
+}

@@ -1,0 +1,97 @@
+package shaper
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"shaperd/leaky"
+)
+
+// Backlog is the backlog of one bucket in a form that does not depend on the process, to
+// be saved and restored by the next one.
+type Backlog struct {
+	Limit          string
+	NewConnections bool // the bucket paces new connections
+	Source         netip.Addr
+	ASN            uint32
+	Port           uint16
+	Listen         string
+	Bytes, Packets uint64
+}
+
+// Backlogs returns at most n backlogs at now, those that drain last first. Buckets of
+// single connections are left out, as those end with the process.
+func (s *Shaper) Backlogs(n int, now leaky.Time) []Backlog {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	type entry struct {
+		backlog   Backlog
+		drainedAt leaky.Time
+	}
+	byID := map[uint32]*LimitState{}
+	for _, st := range s.states {
+		byID[st.ID] = st
+	}
+	listeners := map[uint16]string{}
+	for _, l := range s.listeners {
+		listeners[l.ID] = l.Name
+	}
+	var all []entry
+	s.table.each(func(k *Key, b *leaky.Bucket) {
+		st := byID[k.Limit&^1]
+		if b.Drained(now) || k.Connection != 0 || st == nil {
+			return
+		}
+		shape := st.lastShape
+		if k.Limit&1 != 0 {
+			shape = st.lastNewConns
+		}
+		if shape == nil {
+			return
+		}
+		d := Backlog{Limit: st.Name, NewConnections: k.Limit&1 != 0, ASN: k.ASN, Port: k.Port, Listen: listeners[k.Origin]}
+		if k.Source != [16]byte{} {
+			d.Source = netip.AddrFrom16(k.Source)
+		}
+		d.Bytes, d.Packets = b.Backlog(shape, now)
+		if d.Bytes|d.Packets != 0 {
+			all = append(all, entry{d, b.DrainedAt()})
+		}
+	})
+	slices.SortFunc(all, func(a, b entry) int { return cmp.Compare(b.drainedAt, a.drainedAt) })
+	var backlogs []Backlog
+	for _, e := range all[:min(len(all), n)] {
+		backlogs = append(backlogs, e.backlog)
+	}
+	return backlogs
+}
+
+// Restore adds the backlogs that buckets had ago before now, less what has drained since.
+// Backlogs of limits that p does not have are dropped.
+func (s *Shaper) Restore(p *Policy, backlogs []Backlog, ago, now leaky.Time) {
+	for _, d := range backlogs {
+		i := p.Find(d.Limit)
+		if i < 0 {
+			continue
+		}
+		k := Key{Limit: p.states[i].ID, ASN: d.ASN, Port: d.Port}
+		shape := &p.shapes[i]
+		if d.NewConnections {
+			k.Limit++
+			shape = &p.newConns[i]
+		}
+		if d.Source.IsValid() {
+			k.Source = d.Source.As16()
+		}
+		if d.Listen != "" {
+			k.Origin = s.Listener(d.Listen).ID
+		}
+		// The backlog has been draining since it was saved.
+		var b leaky.Bucket
+		b.Charge(shape, d.Bytes, 0, now)
+		b.Charge(shape, 0, d.Packets, now)
+		b.Drain(ago)
+		s.CheckIn(k, b, now)
+	}
+}

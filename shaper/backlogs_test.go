@@ -1,0 +1,90 @@
+package shaper
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"shaperd/leaky"
+)
+
+func TestRestore_ContinuesBacklogs(t *testing.T) {
+	limits := []Limit{
+		{Name: "gone", Key: KeyPort, Rate: 8e3, MaxDelay: time.Hour},
+		{Name: "all", Rate: 8e3, MaxDelay: time.Hour},
+		{Name: "each", Key: KeySource | KeyListen, IPv4Prefix: 24, IPv6Prefix: 64, Rate: 8e3, MaxDelay: time.Hour},
+		{Name: "connection", Key: KeyConnection, Rate: 8e3, MaxDelay: time.Hour},
+	}
+	listeners := []Listener{{Name: "other", TCP: true}, {Name: "l", TCP: true}}
+	start := func(limits []Limit, listeners []Listener) *Shaper {
+		s := New(1000)
+		p, err := s.Compile(limits, listeners, nil, nil, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Swap(p, 0)
+		return s
+	}
+	const now = 100 * leaky.Second
+	flow := func(s *Shaper, source string) (*Flow, Route) {
+		f := &Flow{Source: netip.MustParseAddr(source), Port: 80, Protocol: TCP, Connection: 7, Origin: s.Policy().ListenerIndex("l")}
+		return f, s.Policy().Route(f)
+	}
+	old := start(limits, listeners)
+	for source, bytes := range map[string]uint64{"10.0.0.1": 3000, "2001:db8::1": 5000} {
+		f, r := flow(old, source)
+		old.Decide(old.Policy(), f, r, r.ToDownstream, bytes, 0, now)
+	}
+	backlogs := old.Backlogs(100, now)
+	want := []Backlog{
+		{Limit: "all", Bytes: 8000},
+		{Limit: "gone", Port: 80, Bytes: 8000},
+		{Limit: "each", Source: netip.MustParseAddr("2001:db8::"), Listen: "l", Bytes: 5000},
+		{Limit: "each", Source: netip.MustParseAddr("::ffff:10.0.0.0"), Listen: "l", Bytes: 3000},
+	}
+	byName := cmpopts.SortSlices(func(a, b Backlog) bool { return a.Limit+a.Source.String() < b.Limit+b.Source.String() })
+	if diff := cmp.Diff(want, backlogs, byName, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		t.Fatal(diff)
+	}
+	if top := old.Backlogs(2, now); len(top) != 2 || top[0].Bytes != 8000 || top[1].Bytes != 8000 {
+		t.Errorf("the two largest: %+v", top)
+	}
+
+	// A second later, with twice the rate for one limit, a different order and different
+	// listeners.
+	limits[2].Rate = 16e3
+	later := start([]Limit{limits[2], limits[1]}, []Listener{{Name: "l", TCP: true}})
+	const then = 5 * leaky.Second
+	later.Restore(later.Policy(), backlogs, leaky.Second, then)
+	for source, left := range map[string]leaky.Time{"10.0.0.1": leaky.Second / 2, "2001:db8::1": 3 * leaky.Second / 2} {
+		f, r := flow(later, source)
+		d := later.Decide(later.Policy(), f, r, r.ToDownstream&1, 0, 0, then)
+		if got := d.Depart - then; got != left {
+			t.Errorf("%s: a unit leaves after %v, want %v", source, got.Duration(), left.Duration())
+		}
+	}
+	f, r := flow(later, "10.9.9.9")
+	if d := later.Decide(later.Policy(), f, r, r.ToDownstream, 1, 0, then); d.Depart-then != 7*leaky.Second {
+		t.Errorf("the bucket of all: a unit leaves after %v, want 7 s", (d.Depart - then).Duration())
+	}
+	if n := later.TableUsage().Entries; n != 4 {
+		t.Errorf("%d buckets, want three restored ones and a new one", n)
+	}
+}
+
+// Backlogs that have drained since, and those of unknown limits, create no buckets.
+func TestRestore_ForgetsDrainedBacklogs(t *testing.T) {
+	s := New(1000)
+	p, err := s.Compile([]Limit{{Name: "l", Rate: 8e3}}, []Listener{{Name: "x", TCP: true}}, nil, nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Swap(p, 0)
+	s.Restore(p, []Backlog{{Limit: "l", Bytes: 1000}, {Limit: "unknown", Bytes: 1000}}, 2*leaky.Second, 5*leaky.Second)
+	if n := s.TableUsage().Entries; n != 0 {
+		t.Errorf("%d buckets, want none", n)
+	}
+}

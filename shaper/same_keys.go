@@ -1,0 +1,34 @@
+package shaper
+
+import (
+	"reflect"
+	"slices"
+)
+
+// CountsSameKeys reports whether p and q count the connections of every flow under the same
+// keys: the same limits count connections, with the same matches and keys and in the same
+// order. Their values may differ.
+func (p *Policy) CountsSameKeys(q *Policy) bool {
+	same := slices.EqualFunc(p.origins, q.origins, func(a, b origin) bool { return a.name == b.name && a.id == b.id })
+	i, j := 0, 0
+	for ; same; i, j = i+1, j+1 {
+		i, j = p.nextCounting(i), q.nextCounting(j)
+		if i == len(p.limits) || j == len(q.limits) {
+			return i == len(p.limits) && j == len(q.limits)
+		}
+		a, b := &p.limits[i], &q.limits[j]
+		byASN := a.Key&KeyASN != 0 || len(a.Match.ASN) > 0
+		same = a.Name == b.Name && a.Key == b.Key && a.IPv4Prefix == b.IPv4Prefix && a.IPv6Prefix == b.IPv6Prefix &&
+			a.Direction == b.Direction && reflect.DeepEqual(a.Match, b.Match) && (!byASN || p.asns == q.asns)
+	}
+	return false
+}
+
+// nextCounting returns the first limit from i on that counts connections, or the number
+// of limits.
+func (p *Policy) nextCounting(i int) int {
+	for i < len(p.limits) && !p.limits[i].CountsConnections() {
+		i++
+	}
+	return i
+}

@@ -1,0 +1,69 @@
+package docs
+
+import (
+	"maps"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// allowed has the packages of this module that each one may import, apart from its tests. A plane
+// does not import the other one, and nothing below cmd imports control.
+var allowed = map[string][]string{
+	"leaky":            nil,
+	"shaper/asn":       nil,
+	"shaper":           {"leaky", "shaper/asn"},
+	"shaper/config":    {"leaky", "shaper"},
+	"conn":             {"leaky", "shaper"},
+	"conn/tproxy":      {"shaper"},
+	"bpf":              {"leaky", "shaper"},
+	"control":          {"leaky", "shaper"},
+	"cmd/shaperd":      {"bpf", "conn", "conn/tproxy", "control", "leaky", "shaper", "shaper/asn", "shaper/config"},
+	"systemd":          nil,
+	"test/bench":       {"shaper/config", "test/lab"},
+	"test/demo":        {"test/lab"},
+	"test/docs":        nil,
+	"test/lab":         nil,
+	"test/netns":       nil,
+	"test/page":        nil,
+	"test/vm":          nil,
+	"test/vm/guest":    nil,
+	"test/bench/naive": nil,
+}
+
+func TestImports(t *testing.T) {
+	module := goList(t, "-m")[0] + "/"
+	seen := map[string]bool{}
+	for _, line := range goList(t, "-f", `{{.ImportPath}}{{range .Imports}} {{.}}{{end}}`, module+"...") {
+		imports := strings.Fields(line)
+		name := strings.TrimPrefix(imports[0], module)
+		seen[name] = true
+		may, known := allowed[name]
+		if !known {
+			t.Errorf("package %s is missing from the table of allowed imports", name)
+		}
+		for _, path := range imports[1:] {
+			if path, ours := strings.CutPrefix(path, module); ours && !slices.Contains(may, path) {
+				t.Errorf("%s must not import %s", name, path)
+			}
+		}
+	}
+	for name := range maps.Keys(allowed) {
+		if !seen[name] {
+			t.Errorf("there is no package %s", name)
+		}
+	}
+}
+
+// goList returns the lines that "go list" prints.
+func goList(t *testing.T, args ...string) []string {
+	t.Helper()
+	cmd := exec.Command("go", append([]string{"list"}, args...)...)
+	cmd.Dir = root
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Split(strings.TrimSpace(string(out)), "\n")
+}
