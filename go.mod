@@ -1,4 +1,4 @@
-module shaperd
+module shaperd.dev/shaperd
 
 go 1.26.0
 

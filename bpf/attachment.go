@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // Attachment is a set of interfaces, with a direction, whose packets limits apply to.

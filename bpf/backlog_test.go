@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // TestMaxBacklog_CoversAcceptedCharges charges a bucket with all packets that its limit accepts, which

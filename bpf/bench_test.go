@@ -9,8 +9,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
-	"shaperd/shaper"
-	"shaperd/shaper/asn"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/asn"
 )
 
 // limitsOf returns n limits that all match a UDP packet to port 53, each with another

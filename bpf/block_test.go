@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // blocking returns a limit that blocks a prefix.

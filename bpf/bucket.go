@@ -4,8 +4,8 @@ import (
 	"encoding/binary"
 	"sync/atomic"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // Bucket returns the state of the bucket of f, routed as r, under limit i of the current

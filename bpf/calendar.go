@@ -3,8 +3,8 @@ package bpf
 import (
 	"sync/atomic"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // slotShifts are the slot widths of a limit's calendars, of bytes and of packets, as powers of 2 of

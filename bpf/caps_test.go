@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 func TestCap_PerKey(t *testing.T) {

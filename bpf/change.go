@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // Change is a prepared policy with its attachments.

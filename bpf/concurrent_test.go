@@ -9,8 +9,8 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // TestCharge_Concurrent charges one bucket from all CPUs at once: it admits packets at its rate and

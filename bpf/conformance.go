@@ -4,8 +4,8 @@ import (
 	"runtime"
 	"sync/atomic"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // Bits in the owner of a monitor, as in conformance.h: monitorBusy is set while a program uses it,

@@ -12,8 +12,8 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // hammer sends packets from all CPUs, and from at least two threads, until stop is called.

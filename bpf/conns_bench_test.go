@@ -5,7 +5,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // BenchmarkConnections reports the cost of a segment in the kernel, with and without limits

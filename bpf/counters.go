@@ -3,7 +3,7 @@ package bpf
 import (
 	"fmt"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // lastCounters are the values of the programs' counters that package shaper's counters include, by

@@ -20,8 +20,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"shaperd/shaper"
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // host is a network namespace of a test, with a thread that never leaves it. It ends with

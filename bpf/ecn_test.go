@@ -9,7 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // ECN-capable packets that wait for more than half of max_delay are marked and counted.

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // acknowledging adds n to a segment's acknowledgment number. A wrong checksum stays wrong, and an

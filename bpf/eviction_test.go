@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // smallTable is a bench with a table that is too small for the sources of a flood.

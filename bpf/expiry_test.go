@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // newShortTimeouts returns a bench on the kernel's clock, with short timeouts.

@@ -12,8 +12,8 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"shaperd/shaper"
-	"shaperd/shaper/asn"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/asn"
 )
 
 // TestFullTable looks up sources all over a table as large as a published one, and at the

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // setAllDeferUntil makes SYNs reserve no slots before a time, under all limits.

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // monotonic returns the programs' time, which ignores time namespaces.

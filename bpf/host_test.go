@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // TestTimeNamespace runs in time namespaces with CLOCK_MONOTONIC ahead of and behind the kernel's.

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"unsafe"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // numbers maps the names of limits and attachments to their numbers in the kernel. These

@@ -7,7 +7,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // TestPlane_AttachesToNewInterfaces adds interfaces: they are attached to at once, with the loaded

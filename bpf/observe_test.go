@@ -8,7 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // TestObserve_RefusalOfEnforcedLimit lets an observing limit refuse a SYN that another limit drops: it is

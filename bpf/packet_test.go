@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"time"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // sample is a packet, with the properties that a policy looks at.

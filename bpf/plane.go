@@ -20,8 +20,8 @@ import (
 	"sync"
 	"time"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // Plane is the packet plane of a daemon. Its methods may be called from several

@@ -11,7 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // TestCommit_RegistryFull commits a policy that does not fit into the registry: it becomes active,

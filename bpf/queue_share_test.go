@@ -8,7 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // departures are the departure times of packets that wait in the queue of an interface.

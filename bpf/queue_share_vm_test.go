@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // TestVMQueue_SharedBetweenKeys floods a limit with datagrams of one byte, of one key and of many,

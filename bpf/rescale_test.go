@@ -8,9 +8,9 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
-	"shaperd/shaper/asn"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/asn"
 )
 
 // singleRatePolicy returns a policy with one limit on all packets.

@@ -10,7 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // rstHeader has the fields of an RST.

@@ -8,8 +8,8 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // rankBench has the programs under a policy, and a plane that ranks sources by their samples.

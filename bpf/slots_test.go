@@ -12,7 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // flood runs a packet n times in total, on all CPUs at once.

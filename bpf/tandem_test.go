@@ -14,8 +14,8 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // sizedDatagram returns a datagram of n bytes.

@@ -14,10 +14,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
-	"shaperd/shaper/asn"
-	"shaperd/shaper/config"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/asn"
+	"shaperd.dev/shaperd/shaper/config"
 )
 
 var update = flag.Bool("update", false, "write the decisions of package shaper into the traces")

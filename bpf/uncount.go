@@ -8,7 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // atEgress is AT_EGRESS of conntrack.h.

@@ -13,8 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"shaperd/shaper"
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // pathBench is a router between a server and a client with two addresses, whose paths and

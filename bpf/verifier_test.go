@@ -9,7 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // TestVerifierBudget keeps the programs well below the verifier's limit of a million

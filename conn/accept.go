@@ -7,8 +7,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // tcpPort is a listening socket. It belongs to the loop's thread once it is bound to a listener.

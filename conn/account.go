@@ -3,8 +3,8 @@ package conn
 import (
 	"net/netip"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // usage is shaper.Usage in the loop's time.

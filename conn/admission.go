@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // admission decides when connections and UDP flows get their slots. It has one gate for each limit and

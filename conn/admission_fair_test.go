@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // keepOpen keeps n connections of a source open: each lasts for d and is followed by the next one.

@@ -8,8 +8,8 @@ import (
 
 	"pgregory.net/rapid"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // gateModel is the specification of gates in plain counts. It tracks the connections in flight and

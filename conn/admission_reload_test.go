@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 func TestSlotsFollowANewPolicy(t *testing.T) {

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"net/netip"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // change is a new configuration on its way into effect. It is planned, new ports are opened, it is

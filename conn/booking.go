@@ -4,8 +4,8 @@ import (
 	"cmp"
 	"slices"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // booking is the reserved departure time of a unit in a queue. A unit that had its turn in all of its

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 var chaos = flag.Duration("chaos", 1500*time.Millisecond, "how long TestApplyAtRandom takes; ten times that under the race detector")

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // check runs what may happen now, and checks the invariants of the queues: a unit counts where it

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // churn is flows that start, end, end each other and follow reloads, as sessions and UDP flows do.

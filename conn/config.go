@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"time"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // Listen is the configuration of a listener: where traffic enters and where it goes.

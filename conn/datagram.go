@@ -1,8 +1,8 @@
 package conn
 
 import (
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // datagram is a datagram that waits for its departure, or is about to be sent.

@@ -5,7 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // ackTimeout is the time after which a peer is considered dead that has unacknowledged bytes

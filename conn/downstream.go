@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // downstream is the state of one downstream of a listener. The loop's thread owns it. It

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // newDownstreams returns a listener with downstreams, and no running proxy.

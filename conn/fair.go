@@ -3,7 +3,7 @@ package conn
 import (
 	"container/heap"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // node is a flow of the scheduling hierarchy: a source in a queue, a lane of a source, or a UDP flow

@@ -9,8 +9,8 @@ import (
 
 	"pgregory.net/rapid"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // ideal is fluid fair queueing: all service is shared equally by the nodes that are backlogged at that

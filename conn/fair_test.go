@@ -3,7 +3,7 @@ package conn
 import (
 	"testing"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // tree is two levels of nodes, and a naive model of them.

@@ -5,7 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // Port is an open port of the proxy: its address and its socket.

@@ -5,8 +5,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // udpSource is a source with UDP flows at a listener.

@@ -1,6 +1,6 @@
 package conn
 
-import "shaperd/leaky"
+import "shaperd.dev/shaperd/leaky"
 
 // flowLRU is the UDP flows that hold a scarce resource, in order of eviction: entries of a listener's
 // flow table, a source's entries in it, the connections of a downstream, the slots of a gate. When the

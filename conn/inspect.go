@@ -3,8 +3,8 @@ package conn
 import (
 	"cmp"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // inspectBatch is how many connections are inspected before bytes have their turn.

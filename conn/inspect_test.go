@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // connections returns the connections of p by source.

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"unsafe"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // memory is the memory of queued datagrams. Those that do not wait need none. When it is used up, the

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // Sources fill the memory for queued datagrams. At other ports datagrams that need not wait pass, and

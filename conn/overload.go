@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // headroom is how many descriptors and how much memory the process may still use. When they are low,

@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"net/netip"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // pendingFlow is a UDP flow that waits for admission, with its first datagrams. It takes turns as a

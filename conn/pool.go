@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"slices"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // pool is the downstreams of a listener that some of its connections may go to. Its gate is shut while

@@ -3,7 +3,7 @@ package conn
 import (
 	"log/slog"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // portHealth is the health of a downstream at one port. It is kept by port because a listener

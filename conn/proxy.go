@@ -8,8 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // Proxy is the proxy plane. Its methods may be called from any goroutine.

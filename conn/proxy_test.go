@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // proxyRig is a proxy between a loopback port and a downstream of the test.

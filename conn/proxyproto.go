@@ -10,8 +10,8 @@ import (
 	proxyproto "github.com/pires/go-proxyproto"
 	"golang.org/x/sys/unix"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // The PROXY protocol (haproxy.org/download/3.0/doc/proxy-protocol.txt): a proxy sends the

@@ -16,7 +16,7 @@ import (
 
 	proxyproto "github.com/pires/go-proxyproto"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 var anySource = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}

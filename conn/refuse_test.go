@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // newFullProxy returns a proxy whose only slot is in use.

@@ -3,8 +3,8 @@ package conn
 import (
 	"slices"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // evictIdleFlows evicts idle UDP flows for the connections that wait at gt, and repeats that while

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // addUDPListener makes r listen for datagrams too, from the next apply on. It returns the address.

@@ -4,7 +4,7 @@ import (
 	"container/heap"
 	"slices"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // reservation is what a gate keeps free for one queue.

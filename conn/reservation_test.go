@@ -13,8 +13,8 @@ import (
 
 	"pgregory.net/rapid"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // cycle keeps one connection of source to port open, each for d. It returns the count of admissions.

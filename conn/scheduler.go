@@ -3,8 +3,8 @@ package conn
 import (
 	"net/netip"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // unit is what leaves in one piece: a datagram, or the next grant of a TCP direction.

@@ -1,8 +1,8 @@
 package conn
 
 import (
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // slots are the slots that one connection holds. They are released once.

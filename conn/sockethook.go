@@ -3,7 +3,7 @@ package conn
 import (
 	"sync"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // socketHook is the function that OnSocket has registered. The mutex protects it.

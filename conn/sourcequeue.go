@@ -4,7 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // sourceQueue is a source in a queue. It exists while the source has flows, and until virtual time has

@@ -4,8 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // On a host that stalls the thread for milliseconds at a time a strict limit loses less than 1 % of

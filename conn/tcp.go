@@ -8,8 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // session is a client's TCP connection with its connection to a downstream. It belongs to the loop's

@@ -3,8 +3,8 @@ package conn
 import (
 	"time"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // activity is the recent activity of a session.

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // ended waits for a connection to end, and returns the reason.

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // Datagrams arrive whole and in order, wherever they are coalesced and split on the way.

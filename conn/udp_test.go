@@ -8,8 +8,8 @@ import (
 	"time"
 	"unsafe"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // serveUDP opens a UDP socket that is closed when the test ends.

@@ -3,8 +3,8 @@ package conn
 import (
 	"golang.org/x/sys/unix"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // udpPort is a socket that receives the datagrams of clients. The loop's thread owns it once

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // An unreachable downstream is reported, even a lone one, and one without checks. It is still

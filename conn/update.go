@@ -4,8 +4,8 @@ import (
 	"cmp"
 	"slices"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // A change reaches existing connections in three steps: rebind moves them to the listener

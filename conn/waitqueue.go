@@ -6,8 +6,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // waitQueue holds the connections of one source that need the same gates, in order of arrival. A gate

@@ -4,8 +4,8 @@ import (
 	"container/heap"
 	"net/netip"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // waitQuota bounds the waiting connections of one limit, over all its keys.

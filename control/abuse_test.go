@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // testTimeout is longer than stalls of the machine.

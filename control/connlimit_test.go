@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // Thousands of half-open requests do not block others: metrics and the dashboard respond as fast

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // serveDashboard serves the dashboard of o, and returns its address.

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // endpoint is the part of openapi.json on a route besides its path and role.

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // No request causes a panic or an internal error.

@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // findLimit returns the limit that a request names, or writes an error and returns -1.

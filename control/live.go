@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // maxStreams bounds the live streams of the dashboard. On the socket, the connections of a user

@@ -14,9 +14,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/goleak"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 func TestMain(m *testing.M) {

@@ -4,8 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // monitorOf returns a monitor with one sample of one limit, and the policy.

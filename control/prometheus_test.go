@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // The files for Prometheus and Grafana.

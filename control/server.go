@@ -15,8 +15,8 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // Options are the parts of the daemon that the API reads and controls.

@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // Proxy is the part of the proxy plane that the API reads and controls.

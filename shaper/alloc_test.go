@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 func TestNoAllocation(t *testing.T) {

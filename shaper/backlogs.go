@@ -5,7 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // Backlog is the backlog of one bucket in a form that does not depend on the process, to

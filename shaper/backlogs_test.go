@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 func TestRestore_ContinuesBacklogs(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/leaky"
-	"shaperd/shaper/asn"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper/asn"
 )
 
 // indexRNG generates random indexes in a nanosecond and without cache misses.

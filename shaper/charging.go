@@ -4,7 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 const (

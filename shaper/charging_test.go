@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // departed is a unit that has left.

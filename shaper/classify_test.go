@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"shaperd/shaper/asn"
+	"shaperd.dev/shaperd/shaper/asn"
 )
 
 // naiveRoute compares every field of every limit with the flow.

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // inParallel runs f n times concurrently, after all goroutines are ready.

@@ -3,7 +3,7 @@ package shaper
 import (
 	"math/bits"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // Decision is the outcome for a unit.

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random tests")

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // A limit that observes a stream has the verdicts of one that enforces: it refuses nothing,

@@ -4,7 +4,7 @@ import (
 	"math/big"
 	"time"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // naiveLevel is the exact backlog of one bucket in bytes or in packets: it

@@ -9,8 +9,8 @@ import (
 	"sort"
 	"strings"
 
-	"shaperd/leaky"
-	"shaperd/shaper/asn"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper/asn"
 )
 
 // Set is a set of the limits of one policy, limit i in bit i.

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // backlog returns the backlog of a bucket at now in bytes and in packets.

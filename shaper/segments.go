@@ -5,7 +5,7 @@ import (
 	"slices"
 	"sort"
 
-	"shaperd/shaper/asn"
+	"shaperd.dev/shaperd/shaper/asn"
 )
 
 // Class is the classification of an address.

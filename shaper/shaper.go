@@ -5,7 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // Shaper holds the current policy, the buckets and counters that outlive policies, and

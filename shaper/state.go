@@ -4,7 +4,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // LimitState holds the counters of a limit. It belongs to the limit's name and outlives

@@ -5,7 +5,7 @@ import (
 	"math/bits"
 	"unsafe"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // table is a hash table of buckets by key, with a fixed number of slots and without

@@ -9,7 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // check verifies that tags, slots and the number of entries are consistent.

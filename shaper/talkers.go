@@ -3,7 +3,7 @@ package shaper
 import (
 	"net/netip"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // talkers ranks sources over all limits, by address, by prefix and by AS.

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // TopKSize is the number of keys that a [TopK] keeps. It overestimates the weight of a key

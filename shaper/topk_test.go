@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // The reference for a skewed stream is the exact decayed weight of every key.

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"shaperd/leaky"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // LimitError is an error in a limit.

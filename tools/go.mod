@@ -1,4 +1,4 @@
-module shaperd/tools
+module shaperd.dev/shaperd/tools
 
 go 1.26.0
 

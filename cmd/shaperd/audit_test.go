@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 // TestAuditLog_RecordsEveryChange makes every change as root, after a login as another user: the

@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 func blocksCommand(e env) *cobra.Command {

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/shaper/config"
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/shaper/config"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // TestBlock_EnforcedInEveryMode blocks while the daemon observes, and during a bypass. "enforce"

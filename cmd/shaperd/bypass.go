@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 func bypassCommand(e env) *cobra.Command {

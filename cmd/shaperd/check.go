@@ -6,8 +6,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd/shaper"
-	"shaperd/shaper/config"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/config"
 )
 
 // errInvalidConfig reports that a file has errors, which have been printed.

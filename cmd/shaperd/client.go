@@ -14,8 +14,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd/control"
-	"shaperd/shaper/config"
+	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/shaper/config"
 )
 
 // jsonAnnotations are the annotations of verbs that support --json.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 func connectionsCommand(e env) *cobra.Command {

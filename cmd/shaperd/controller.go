@@ -12,9 +12,9 @@ import (
 	"sync"
 	"time"
 
-	"shaperd/control"
-	"shaperd/shaper"
-	"shaperd/shaper/config"
+	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/config"
 )
 
 // controller holds what operators can change in a running daemon. Changes run one after the

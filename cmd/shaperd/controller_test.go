@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 // controlledDaemon is a daemon with a control socket.

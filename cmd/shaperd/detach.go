@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd/bpf"
+	"shaperd.dev/shaperd/bpf"
 )
 
 func detachCommand(e env) *cobra.Command {

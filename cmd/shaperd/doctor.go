@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // health is the severity of a finding.

@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/bpf"
+	"shaperd.dev/shaperd/bpf"
 )
 
 // host is what doctor sees of a host. Tests replace it.

@@ -7,9 +7,9 @@ import (
 	"strings"
 	"syscall"
 
-	"shaperd/bpf"
-	"shaperd/conn"
-	"shaperd/shaper/config"
+	"shaperd.dev/shaperd/bpf"
+	"shaperd.dev/shaperd/conn"
+	"shaperd.dev/shaperd/shaper/config"
 )
 
 // kernelVersion is the first two numbers of a kernel version.

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"sync"
 
-	"shaperd/conn"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/conn"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // interfaces checks that the interfaces of attachments exist.

@@ -9,9 +9,9 @@ import (
 	"strings"
 	"time"
 
-	"shaperd/bpf"
-	"shaperd/shaper"
-	"shaperd/shaper/config"
+	"shaperd.dev/shaperd/bpf"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/config"
 )
 
 // configuration checks that the configuration loads, and reports its warnings.

@@ -14,7 +14,7 @@ import (
 	"testing/fstest"
 	"time"
 
-	"shaperd/bpf"
+	"shaperd.dev/shaperd/bpf"
 )
 
 // fakeFiles is a fake file system, except below a real folder.

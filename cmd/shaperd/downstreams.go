@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 func downstreamsCommand(e env) *cobra.Command {

@@ -11,9 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd/control"
-	"shaperd/shaper"
-	"shaperd/shaper/config"
+	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/config"
 )
 
 // question is the traffic to explain: a connection, or packets.

@@ -3,8 +3,8 @@ package main
 import (
 	"time"
 
-	"shaperd/control"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // maxExplained is the number of connections of a source that an explanation lists.

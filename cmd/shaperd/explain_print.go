@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 // explainFromDaemon asks the running daemon to explain q, and prints the answer.

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 // fakeDaemon serves its fields on a control socket.

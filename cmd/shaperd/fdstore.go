@@ -8,7 +8,7 @@ import (
 	"github.com/coreos/go-systemd/v22/activation"
 	"golang.org/x/sys/unix"
 
-	"shaperd/conn"
+	"shaperd.dev/shaperd/conn"
 )
 
 // fdStore stores the listening sockets in systemd (sd_pid_notify_with_fds(3)): while no daemon

@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 func limitsCommand(e env) *cobra.Command {

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 // TestPrintLimit_OmitsUncountedRows checks that figures which a limit does not count are omitted: 0

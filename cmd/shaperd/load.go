@@ -5,11 +5,11 @@ import (
 	"net/netip"
 	"slices"
 
-	"shaperd/bpf"
-	"shaperd/conn"
-	"shaperd/shaper"
-	"shaperd/shaper/asn"
-	"shaperd/shaper/config"
+	"shaperd.dev/shaperd/bpf"
+	"shaperd.dev/shaperd/conn"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/asn"
+	"shaperd.dev/shaperd/shaper/config"
 )
 
 // loadedConfig is a configuration with everything that it refers to.

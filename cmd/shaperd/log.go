@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 // newLogger returns two logs that share a writer, which the caller must close. events keeps the

@@ -21,7 +21,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 func TestLogger_JournalFormat(t *testing.T) {

@@ -17,8 +17,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd/control"
-	"shaperd/shaper/config"
+	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/shaper/config"
 )
 
 // env is the environment of one run of the command. Tests replace parts of it.

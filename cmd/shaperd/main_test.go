@@ -21,7 +21,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 func TestMain(m *testing.M) {

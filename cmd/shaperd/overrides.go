@@ -8,9 +8,9 @@ import (
 	"slices"
 	"time"
 
-	"shaperd/control"
-	"shaperd/shaper"
-	"shaperd/shaper/config"
+	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/config"
 )
 
 // overrides are the runtime changes of operators to the configuration: values of limits,

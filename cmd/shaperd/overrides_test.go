@@ -7,7 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 // TestOverrides_Expire checks which overrides expire, and when.

@@ -16,9 +16,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/control"
-	"shaperd/shaper"
-	"shaperd/shaper/config"
+	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/config"
 )
 
 // persistedOverrides are the runtime changes that survive a reload, a restart and a crash, as

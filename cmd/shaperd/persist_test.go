@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 // TestOverrides_SurviveRestart checks that overrides are restored after a restart and a crash.

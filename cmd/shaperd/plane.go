@@ -7,12 +7,12 @@ import (
 	"os"
 	"sync/atomic"
 
-	"shaperd/bpf"
-	"shaperd/conn"
-	"shaperd/control"
-	"shaperd/leaky"
-	"shaperd/shaper"
-	"shaperd/shaper/config"
+	"shaperd.dev/shaperd/bpf"
+	"shaperd.dev/shaperd/conn"
+	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/config"
 )
 
 // packetPlane is the packet plane of a daemon. It exists only while the configuration has

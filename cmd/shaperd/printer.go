@@ -13,8 +13,8 @@ import (
 	"github.com/charmbracelet/x/ansi"
 	"golang.org/x/sys/unix"
 
-	"shaperd/control"
-	"shaperd/shaper/config"
+	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/shaper/config"
 )
 
 // printer builds text output.

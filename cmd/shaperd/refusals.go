@@ -4,7 +4,7 @@ import (
 	"log/slog"
 	"time"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // refusalInterval is the time between two summaries of refusals in the log.

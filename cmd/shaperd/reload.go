@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 // errReloadFailed reports that the new configuration has errors, which have been printed.

@@ -13,9 +13,9 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
 
-	"shaperd/conn"
-	"shaperd/control"
-	"shaperd/shaper/config"
+	"shaperd.dev/shaperd/conn"
+	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/shaper/config"
 )
 
 // loadTimeout bounds the reading of a configuration.

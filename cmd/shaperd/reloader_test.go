@@ -17,10 +17,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/conn"
-	"shaperd/control"
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/conn"
+	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // responseTime bounds the time of an answer to an operator, on a busy machine. Tests give up on

@@ -15,11 +15,11 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
-	"shaperd/conn"
-	"shaperd/control"
-	"shaperd/leaky"
-	"shaperd/shaper"
-	"shaperd/shaper/config"
+	"shaperd.dev/shaperd/conn"
+	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/config"
 )
 
 type runFlags struct {

@@ -14,9 +14,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/control"
-	"shaperd/shaper"
-	"shaperd/shaper/config"
+	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/config"
 )
 
 // defaultConfig is the default configuration file of the daemon.

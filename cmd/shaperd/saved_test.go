@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 // otherUser is the ID of an unprivileged user.

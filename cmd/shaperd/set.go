@@ -13,7 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 func setCommand(e env) *cobra.Command {

@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // maxBacklogs bounds the buckets that a stopping daemon saves. The others have nearly drained.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 func statusCommand(e env) *cobra.Command {

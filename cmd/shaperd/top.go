@@ -13,7 +13,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"github.com/spf13/cobra"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 func topCommand(e env) *cobra.Command {

@@ -13,7 +13,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/ansi"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 // asShaperd is the environment variable that makes the test binary run as shaperd.

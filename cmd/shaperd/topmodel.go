@@ -9,7 +9,7 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 // topFocus is the part of the screen that handles keys.

@@ -10,7 +10,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/ansi"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 func reverse(s string) string { return "\x1b[7m" + ansi.Strip(s) + "\x1b[0m" }

@@ -8,8 +8,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"shaperd/conn/tproxy"
-	"shaperd/shaper/config"
+	"shaperd.dev/shaperd/conn/tproxy"
+	"shaperd.dev/shaperd/shaper/config"
 )
 
 // tproxyRules returns the rules that the transparent listeners of l need.

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 // TestStatus_ListenerUnavailable checks that status, its exit code, explain and the metrics report a

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 // run runs a verb against d.

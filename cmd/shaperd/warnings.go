@@ -6,10 +6,10 @@ import (
 	"slices"
 	"strings"
 
-	"shaperd/bpf"
-	"shaperd/control"
-	"shaperd/shaper"
-	"shaperd/shaper/config"
+	"shaperd.dev/shaperd/bpf"
+	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/config"
 )
 
 // warnings describes valid settings that are probably not intended.

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // parseAddress parses the address of a listener: "tcp://0.0.0.0:5432" or

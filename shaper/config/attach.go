@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // Attach is one attachment: interfaces at which packets meet the limits, in one direction.

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // canonical is a configuration with all defaults, and all values in canonical spelling,

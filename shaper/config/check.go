@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 
-	"shaperd/leaky"
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // Bounds of lists whose elements are compared with each other.

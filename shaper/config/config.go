@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // MaxLimits is the maximum number of limits of a configuration: those of a policy without

@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 const listenDB = `

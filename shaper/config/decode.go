@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // loader builds one configuration from several files.

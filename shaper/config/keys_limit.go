@@ -3,7 +3,7 @@ package config
 import (
 	"time"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 const frequencyPattern = `^[0-9]+ ?(pps|/s|/min|/h)$`

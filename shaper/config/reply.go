@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"regexp"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // replies has the predefined replies by name.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // scale is a prefix of a unit.

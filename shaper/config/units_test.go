@@ -10,7 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"shaperd/shaper"
+	"shaperd.dev/shaperd/shaper"
 )
 
 func TestParseRate(t *testing.T) {

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"shaperd/shaper/config"
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/shaper/config"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // limitCounts are the numbers of limits that apply at once.

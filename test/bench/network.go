@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 const (

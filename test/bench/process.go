@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // A process is a running program under test, with its child processes.

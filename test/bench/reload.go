@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"shaperd/shaper/config"
+	"shaperd.dev/shaperd/shaper/config"
 )
 
 // reloadPeriod is the interval between reloads under load.

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // A shaped load is TCP traffic under a rate limit.

@@ -12,7 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // proxies are the programs that forward TCP without a limit.

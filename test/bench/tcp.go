@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // A sink serves TCP connections at the downstream.

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // figures are the results of one phase.

@@ -20,7 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 func main() {

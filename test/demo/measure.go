@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // A flow is the arrivals of all sources, and of each.

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"net/netip"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // Addresses. The client host has one address per source, each in its own /24.

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // The timeline of a phase.

@@ -12,7 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // A source is one of the three senders. All are on the client host.

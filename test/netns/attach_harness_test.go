@@ -16,7 +16,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // newPinPath mounts a bpf file system for the test, and returns the path on it for the daemon's pins.

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // In these tests the shaper routes, and packets to the downstream pass an attachment at its

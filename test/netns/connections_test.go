@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // serveSlowly reads one byte from each connection, waits for the service time, answers with one byte and closes.

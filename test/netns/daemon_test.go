@@ -22,7 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 const metricsAddr = "127.0.0.1:9464" // inside the shaper

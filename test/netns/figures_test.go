@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // figureTime is the duration of each case of TestFigures.

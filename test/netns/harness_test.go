@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // TestHarness sends from client to downstream without a daemon, through the routing shaper,

@@ -9,7 +9,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 var figures = flag.Bool("figures", false, "run the long measurements and print their figures")

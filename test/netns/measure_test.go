@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // An envelope is the bound on events: a rate in units a second, and a burst in units.

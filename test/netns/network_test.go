@@ -5,7 +5,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // A network is three hosts in a row.

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // watch polls the daemon like "top" and an open dashboard, once a second, until stop is called.

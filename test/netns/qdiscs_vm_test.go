@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // TestCompareQdiscs measures how precisely shaperd, and the kernel's own qdiscs in its place,

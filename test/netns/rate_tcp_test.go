@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // tenMiB is the envelope of most TCP tests: 10 MiB/s, with a burst of 24 kB.

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // pacedBurst is the allowed sigma of a paced stream, in datagrams: one for the datagram

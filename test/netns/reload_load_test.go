@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // TestLongReloadUnderLoad reloads continuously while short and long connections are open

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // A phase is an interval with one rate, in bytes a second. During the reload between two

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // serveTCP calls handle for each connection to the address at inside the host, until the

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // stamp writes the head of a paced sender's datagram: the send time in ns since 1970, and the sender's tag.

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // A daemon is the built binary, with a limit that its client exceeds.

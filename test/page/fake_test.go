@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"shaperd/control"
+	"shaperd.dev/shaperd/control"
 )
 
 // A fake serves the control API of a daemon in a scenario.
