@@ -130,7 +130,7 @@ lint: format vet golangci generate
 format: deps
 	@files=$$($(GO) tool gofumpt -l .); if [[ -n $$files ]]; then \
 		printf 'run "go tool gofumpt -w ." for these:\n%s\n' "$$files" >&2; exit 1; fi
-	@clang-format-14 --dry-run --Werror bpf/*.[ch]
+	@clang-format-14 --dry-run --Werror bpf/src/*.[ch]
 
 .PHONY: vet
 vet:

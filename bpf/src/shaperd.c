@@ -1,5 +1,3 @@
-//go:build ignore
-
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The program entry points: the limiter at tc and tcx, egress and ingress, and at XDP; and the
  * reply tracker, which runs at the opposite tc hook. */
