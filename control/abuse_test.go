@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -203,7 +204,7 @@ func TestServer_InvalidRequests(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var said Error
+		var said api.Error
 		if err := json.NewDecoder(a.Body).Decode(&said); err != nil && tt.says != "" {
 			t.Errorf("%s %s: %v", tt.method, tt.target, err)
 		}

@@ -2,11 +2,10 @@ package control
 
 import (
 	"context"
-	"fmt"
 	"net/http"
-	"os"
 	"strconv"
-	"strings"
+
+	"shaperd.dev/shaperd/api"
 )
 
 // caller is the process that sent a request, for the audit log.
@@ -19,30 +18,15 @@ type caller struct {
 // callerKey is the context key of the caller of a request.
 type callerKey struct{}
 
-// loginHeader is the header with the login user, which is trusted from root only: under
-// systemd's ProtectProc= the daemon does not see the processes of other users.
-const loginHeader = "Shaperd-Login"
-
 // withCaller returns q with its caller p in its context.
 func withCaller(q *http.Request, p *peer) *http.Request {
-	a := caller{p.uid, p.pid, loginOf(strconv.Itoa(int(p.pid)))}
+	a := caller{p.uid, p.pid, api.LoginUser(strconv.Itoa(int(p.pid)))}
 	if a.login == "" && a.uid == 0 {
-		if n, err := strconv.ParseUint(q.Header.Get(loginHeader), 10, 32); err == nil {
+		if n, err := strconv.ParseUint(q.Header.Get(api.LoginHeader), 10, 32); err == nil {
 			a.login = strconv.FormatUint(n, 10)
 		}
 	}
 	return q.WithContext(context.WithValue(q.Context(), callerKey{}, a))
-}
-
-// loginOf returns the user of the login session that started a process, which is a PID or
-// "self"; "" if it is unknown or there was no login. See loginuid in proc(5).
-func loginOf(process string) string {
-	text, err := os.ReadFile("/proc/" + process + "/loginuid")
-	id := strings.TrimSpace(string(text))
-	if err != nil || id == fmt.Sprint(^uint32(0)) {
-		return ""
-	}
-	return id
 }
 
 // CallerAttrs returns the caller of the request of ctx as log attributes; none outside a

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"shaperd.dev/shaperd/api"
 )
 
 // record is a log that a test can read.
@@ -65,7 +67,7 @@ func TestCallerAttrs_Login(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		q.Header.Set(loginHeader, says)
+		q.Header.Set(api.LoginHeader, says)
 		return fmt.Sprint(CallerAttrs(withCaller(q, &peer{uid: uid, pid: pid}).Context())...)
 	}
 	for _, tt := range []struct {
@@ -76,7 +78,7 @@ func TestCallerAttrs_Login(t *testing.T) {
 			t.Errorf("user %d says %q: %s", tt.uid, tt.says, got)
 		}
 	}
-	if login := loginOf("self"); login != "" {
+	if login := api.LoginUser("self"); login != "" {
 		if got := ask(0, int32(os.Getpid()), "64009"); !strings.HasSuffix(got, "login"+login) {
 			t.Errorf("logged in as %s: %s", login, got)
 		}

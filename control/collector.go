@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -172,7 +173,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 
 // collectOverrides collects the changes that operators made at runtime.
 func (c *collector) collectOverrides(gauge func(*prometheus.Desc, float64, ...string)) {
-	var s Status
+	var s api.Status
 	c.Daemon.Describe(&s)
 	keys := 0
 	for _, o := range s.Overrides {

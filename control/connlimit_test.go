@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/test/lab"
 )
 
@@ -114,7 +115,7 @@ func TestConnLimiter_RootIsNotLockedOut(t *testing.T) {
 	o := options(t, busy(t, 2))
 	o.Daemon = daemon
 	s := serveOn(t, o, -1, nil)
-	c := NewClient(s.socket.path)
+	c := api.NewClient(s.socket.path)
 	for range maxUserConnections + 1 { // streams
 		q, err := http.NewRequestWithContext(t.Context(), "GET", "http://shaperd/v1/live", nil)
 		if err != nil {
@@ -133,7 +134,7 @@ func TestConnLimiter_RootIsNotLockedOut(t *testing.T) {
 		dial(t, s)
 	}
 	begun := time.Now()
-	if _, err := c.Bypass(t.Context(), SetBypass{On: true}); err != nil {
+	if _, err := c.Bypass(t.Context(), api.SetBypass{On: true}); err != nil {
 		t.Errorf("bypass: %v", err)
 	}
 	if took := time.Since(begun); took > 2*time.Second {
@@ -143,7 +144,7 @@ func TestConnLimiter_RootIsNotLockedOut(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range 120 {
 		all.Go(func() {
-			if err := c.Block(context.Background(), SetBlock{Prefix: fmt.Sprintf("192.0.2.%d", i)}); err != nil {
+			if err := c.Block(context.Background(), api.SetBlock{Prefix: fmt.Sprintf("192.0.2.%d", i)}); err != nil {
 				t.Errorf("block: %v", err)
 			}
 		})
@@ -171,17 +172,17 @@ func TestConnLimiter_ErrorWhenFull(t *testing.T) {
 		defer a.Body.Close()
 	}
 	used(time.Now().Add(time.Hour))
-	c := NewClient(s.socket.path)
+	c := api.NewClient(s.socket.path)
 	begun := time.Now()
 	_, err := c.Status(t.Context())
-	var said *APIError
+	var said *api.APIError
 	if !errors.As(err, &said) || said.Code != http.StatusServiceUnavailable || !strings.Contains(said.Message, "too many connections of user 0 (limit 256)") {
 		t.Errorf("one too many: %v", err)
 	}
-	if took := time.Since(begun); took < retryTime {
+	if took := time.Since(begun); took < api.RetryTime {
 		t.Errorf("it gave up after %v", took)
 	}
-	time.AfterFunc(retryTime/4, func() { used(time.Now().Add(-minBusyTime)) })
+	time.AfterFunc(api.RetryTime/4, func() { used(time.Now().Add(-minBusyTime)) })
 	if _, err := c.Status(t.Context()); err != nil {
 		t.Errorf("with streams that do not end: %v", err)
 	}

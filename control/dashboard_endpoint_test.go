@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/test/lab"
 )
 
@@ -59,7 +60,7 @@ func TestServeDashboard_IsReadOnly(t *testing.T) {
 		a.Body.Close()
 		return a.StatusCode
 	}
-	for _, r := range (&api{}).routes() {
+	for _, r := range (&handlers{}).routes() {
 		method, path, _ := strings.Cut(r.pattern, " ")
 		for _, a := range endpoints[r.pattern].asks {
 			target := a.target(path)
@@ -166,7 +167,7 @@ func TestServeDashboard_Streams(t *testing.T) {
 		}
 		return said
 	}
-	log := func(what string) { o.Events.add(Event{Level: "info", Message: what}) }
+	log := func(what string) { o.Events.add(api.Event{Level: "info", Message: what}) }
 	log("one")
 	log("two")
 	r := open("")

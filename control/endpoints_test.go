@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -148,18 +149,18 @@ const (
 )
 
 var endpoints = map[string]endpoint{
-	"GET /v1/status": {says: "State of the daemon", answer: Status{}, asks: []ask{{code: 200}}},
-	"GET /v1/limits": {says: "All limits, sorted by name", answer: []Limit{}, asks: []ask{{code: 200}}},
+	"GET /v1/status": {says: "State of the daemon", answer: api.Status{}, asks: []ask{{code: 200}}},
+	"GET /v1/limits": {says: "All limits, sorted by name", answer: []api.Limit{}, asks: []ask{{code: 200}}},
 	"GET /v1/limits/{limit}": {
-		says: "One limit", answer: Limit{}, errors: []int{404},
+		says: "One limit", answer: api.Limit{}, errors: []int{404},
 		asks: []ask{{code: 200}, unknownLimit, {at: "a%2Fb%25", code: 404, fine: true}},
 	},
 	"GET /v1/limits/{limit}/keys": {
-		says: "Top keys of a limit", answer: []Key{}, query: map[string]param{"sort": sorts, "top": topSchema(20, shaper.TopKSize)}, errors: []int{400, 404},
+		says: "Top keys of a limit", answer: []api.Key{}, query: map[string]param{"sort": sorts, "top": topSchema(20, shaper.TopKSize)}, errors: []int{400, 404},
 		asks: []ask{{at: "?sort=rate&top=1", code: 200}, unknownLimit, {at: "?sort=size", code: 400}, {at: "?top=0", code: 400}, {at: "?top=9999999", code: 400}},
 	},
 	"GET /v1/talkers": {
-		says: "Top talkers", answer: []Talker{}, errors: []int{400},
+		says: "Top talkers", answer: []api.Talker{}, errors: []int{400},
 		query: map[string]param{
 			"by":   one("Aggregation of sources.", "source", map[string]bool{"source": true, "prefix": true, "asn": true}),
 			"sort": sorts, "top": topSchema(20, shaper.TopKSize),
@@ -167,7 +168,7 @@ var endpoints = map[string]endpoint{
 		asks: []ask{{at: "?by=asn", code: 200}, {at: "?by=name", code: 400}, {at: "?sort=name", code: 400}, {at: "?top=x", code: 400}},
 	},
 	"GET /v1/connections": {
-		says: "TCP connections and UDP flows", answer: Connections{}, errors: []int{400},
+		says: "TCP connections and UDP flows", answer: api.Connections{}, errors: []int{400},
 		query: map[string]param{
 			"listener": text("Only connections of this listener."), "limit": text("Only connections that this limit applies to."), "source": text("Only connections from this source. " + prefix),
 			"sort": one("Sort key; the order is descending.", "bytes", connectionOrders), "top": topSchema(100, 10000),
@@ -180,9 +181,9 @@ var endpoints = map[string]endpoint{
 			{at: "?top=-1", code: 400},
 		},
 	},
-	"GET /v1/downstreams": {says: "The downstreams of all listeners", answer: []DownstreamStatus{}, asks: []ask{{code: 200}}},
+	"GET /v1/downstreams": {says: "The downstreams of all listeners", answer: []api.DownstreamStatus{}, asks: []ask{{code: 200}}},
 	"GET /v1/explain": {
-		says: "Limits and verdict for a hypothetical connection or packet", answer: Explanation{}, errors: []int{422},
+		says: "Limits and verdict for a hypothetical connection or packet", answer: api.Explanation{}, errors: []int{422},
 		query: map[string]param{
 			"source": must(text("Source address.")), "to": must(text("Protocol and destination: tcp/5432, tcp/192.0.2.1:5432, udp/53, icmp.")),
 			"listener": text("Listener, if several have the port."),
@@ -190,12 +191,12 @@ var endpoints = map[string]endpoint{
 		},
 		asks: []ask{{at: "?source=192.0.2.1&to=tcp/1", code: 200}, rejected.query("source=x&to=x")},
 	},
-	"GET /v1/blocks": {says: "Blocked source prefixes", answer: []Block{}, asks: []ask{{code: 200}}},
+	"GET /v1/blocks": {says: "Blocked source prefixes", answer: []api.Block{}, asks: []ask{{code: 200}}},
 	"GET /v1/events": {
-		says: "Log records of the daemon", answer: []Event{}, query: map[string]param{"since": eventIDParam}, errors: []int{400},
+		says: "Log records of the daemon", answer: []api.Event{}, query: map[string]param{"since": eventIDParam}, errors: []int{400},
 		asks: []ask{{at: "?since=0", code: 200}, {at: "?since=-1", code: 400}, {at: "?since=x", code: 400}},
 	},
-	"GET /v1/history": {says: "History of the charts: the last samples, a second apart", answer: History{}, asks: []ask{{code: 200}}},
+	"GET /v1/history": {says: "History of the charts: the last samples, a second apart", answer: api.History{}, asks: []ask{{code: 200}}},
 	"GET /v1/live": {
 		says: `Server-sent events "live", one per second. The data is a Live; the id is the ID of its last event`, as: "text/event-stream",
 		query: map[string]param{"Last-Event-ID": in(eventIDParam)}, more: []int{400, 503}, asks: []ask{{code: 200}},
@@ -204,7 +205,7 @@ var endpoints = map[string]endpoint{
 	"GET /v1/config":       {says: "The effective configuration, by its keys in the file", asks: []ask{{code: 200}}},
 
 	"PATCH /v1/limits/{limit}": {
-		says: "Override values of a limit: for a duration, until the next reload, or until removed. Overrides of other keys stay", body: SetLimit{}, answer: Limit{},
+		says: "Override values of a limit: for a duration, until the next reload, or until removed. Overrides of other keys stay", body: api.SetLimit{}, answer: api.Limit{},
 		errors: []int{400, 404, 413, 422, 500, 503},
 		asks: append(
 			invalidBodies(), ask{body: setRate, code: 200}, unknownLimit.with(setRate), rejected.with(setRate), daemonFails.with(setRate), whileStopping.with(setRate),
@@ -217,19 +218,19 @@ var endpoints = map[string]endpoint{
 		),
 	},
 	"DELETE /v1/limits/{limit}/override": {
-		says: "Remove the override of a limit", answer: Limit{}, errors: []int{404, 422, 500, 503},
+		says: "Remove the override of a limit", answer: api.Limit{}, errors: []int{404, 422, 500, 503},
 		query: map[string]param{"keys": text("Keys to remove, separated by commas; without it, all.")},
 		asks:  []ask{{code: 200}, {at: "?keys=rate,burst", code: 200}, unknownLimit, rejected, daemonFails, whileStopping},
 	},
 	"POST /v1/blocks": {
-		says: "Block a source prefix", body: SetBlock{}, answer: []Block{}, errors: []int{400, 413, 422, 500, 503},
+		says: "Block a source prefix", body: api.SetBlock{}, answer: []api.Block{}, errors: []int{400, 413, 422, 500, 503},
 		asks: append(
 			invalidBodies(), ask{body: block, code: 200}, rejected.with(block), daemonFails.with(block), whileStopping.with(block),
 			ask{body: `{"prefix":"192.0.2.0/33"}`, code: 400, fine: true}, ask{body: `{"prefix":"10.0.0.5/8"}`, code: 400, fine: true}, ask{body: `{"prefix":null}`, code: 400}, ask{body: `{"duration_seconds":1}`, code: 400},
 		),
 	},
 	"DELETE /v1/blocks": {
-		says: "Remove a block", answer: []Block{}, query: map[string]param{"prefix": must(text(prefix))}, errors: []int{400, 404, 422, 500, 503},
+		says: "Remove a block", answer: []api.Block{}, query: map[string]param{"prefix": must(text(prefix))}, errors: []int{400, 404, 422, 500, 503},
 		asks: []ask{
 			{at: "?prefix=192.0.2.0/24", code: 200},
 			{at: "?prefix=x", code: 400, fine: true},
@@ -239,7 +240,7 @@ var endpoints = map[string]endpoint{
 		},
 	},
 	"PUT /v1/bypass": {
-		says: "Turn bypass on or off: every limit observes", body: SetBypass{}, answer: Status{}, errors: []int{400, 413, 422, 500, 503},
+		says: "Turn bypass on or off: every limit observes", body: api.SetBypass{}, answer: api.Status{}, errors: []int{400, 413, 422, 500, 503},
 		asks: append(
 			invalidBodies(), ask{body: `{"on":true}`, code: 200}, ask{body: `{"on":null}`, code: 400}, ask{body: `{"on":"yes"}`, code: 400},
 			rejected.with(`{"on":true}`), daemonFails.with(`{"on":true}`), whileStopping.with(`{"on":true}`),
@@ -250,16 +251,16 @@ var endpoints = map[string]endpoint{
 		asks: []ask{{code: 200}, {at: "2", code: 404, fine: true}, {at: "x", code: 400}, {at: "-1", code: 400}, {at: "99999999999999999999", code: 400}},
 	},
 	"PATCH /v1/downstreams": {
-		says: "Drain or enable a downstream", body: SetDownstream{}, answer: []DownstreamStatus{}, errors: []int{400, 404, 413, 500, 503},
+		says: "Drain or enable a downstream", body: api.SetDownstream{}, answer: []api.DownstreamStatus{}, errors: []int{400, 404, 413, 500, 503},
 		asks: append(
 			invalidBodies(), ask{body: drain, code: 200}, ask{body: drain, err: ErrUnknown, code: 404, fine: true}, daemonFails.with(drain), whileStopping.with(drain),
 		),
 	},
 	"POST /v1/reload": {
-		says: "Reload the configuration", answer: ReloadStatus{}, errors: []int{422, 500, 503}, instead: map[int]any{422: ReloadStatus{}},
+		says: "Reload the configuration", answer: api.ReloadStatus{}, errors: []int{422, 500, 503}, instead: map[int]any{422: api.ReloadStatus{}},
 		asks: []ask{{code: 200}, rejected, daemonFails, whileStopping},
 	},
-	"POST /v1/stop": {says: "Stop the daemon gracefully", answer: Status{}, asks: []ask{{code: 200}}},
+	"POST /v1/stop": {says: "Stop the daemon gracefully", answer: api.Status{}, asks: []ask{{code: 200}}},
 
 	"GET /debug/pprof/": {says: "Index of the profiles of the daemon, each available under its name", as: "text/html", asks: []ask{{code: 200}}},
 	"GET /debug/pprof/profile": {

@@ -3,21 +3,21 @@ package control
 import (
 	"context"
 	"log/slog"
-	"strconv"
 	"strings"
 	"sync"
-	"unicode"
+
+	"shaperd.dev/shaperd/api"
 )
 
 // Events retains the last records of a log. Its methods may be used concurrently.
 type Events struct {
 	mu   sync.Mutex
-	ring []Event // the event of ID i is at i modulo the length
+	ring []api.Event // the event of ID i is at i modulo the length
 	last uint64
 }
 
 // NewEvents returns Events that retain the last size records.
-func NewEvents(size int) *Events { return &Events{ring: make([]Event, size)} }
+func NewEvents(size int) *Events { return &Events{ring: make([]api.Event, size)} }
 
 // Last returns the ID of the last event, 0 when there was none. IDs count from 1.
 func (e *Events) Last() uint64 {
@@ -27,7 +27,7 @@ func (e *Events) Last() uint64 {
 }
 
 // Since returns the retained events after that of id, oldest first. It is never nil.
-func (e *Events) Since(id uint64) []Event {
+func (e *Events) Since(id uint64) []api.Event {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	size := uint64(len(e.ring))
@@ -35,14 +35,14 @@ func (e *Events) Since(id uint64) []Event {
 	if e.last > size {
 		first = max(first, e.last-size+1)
 	}
-	out := []Event{}
+	out := []api.Event{}
 	for i := first; i <= e.last && i > id; i++ {
 		out = append(out, e.ring[i%size])
 	}
 	return out
 }
 
-func (e *Events) add(ev Event) {
+func (e *Events) add(ev api.Event) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.last++
@@ -69,7 +69,7 @@ func (h *eventHandler) Enabled(ctx context.Context, level slog.Level) bool {
 
 func (h *eventHandler) Handle(ctx context.Context, r slog.Record) error {
 	if r.Level >= slog.LevelInfo {
-		ev := Event{Time: r.Time, Level: strings.ToLower(r.Level.String()), Message: printable(r.Message), Attrs: h.copyAttrs()}
+		ev := api.Event{Time: r.Time, Level: strings.ToLower(r.Level.String()), Message: api.Printable(r.Message), Attrs: h.copyAttrs()}
 		r.Attrs(func(a slog.Attr) bool {
 			flatten(ev.Attrs, h.group, a)
 			return true
@@ -122,17 +122,6 @@ func flatten(attrs map[string]string, group string, a slog.Attr) {
 			flatten(attrs, group, member)
 		}
 	case !a.Equal(slog.Attr{}):
-		attrs[group+a.Key] = printable(v.String())
+		attrs[group+a.Key] = api.Printable(v.String())
 	}
-}
-
-// printable returns s, quoted as in Go if it contains a rune that cannot be printed.
-func printable(s string) string {
-	for _, r := range s {
-		// An invalid UTF-8 byte decodes to this too.
-		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
-			return strconv.Quote(s)
-		}
-	}
-	return s
 }

@@ -9,9 +9,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"shaperd.dev/shaperd/api"
 )
 
-func ids(events []Event) []uint64 {
+func ids(events []api.Event) []uint64 {
 	out := []uint64{}
 	for _, e := range events {
 		out = append(out, e.ID)
@@ -49,23 +50,23 @@ func TestEvents_Handler(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		do   func(*slog.Logger)
-		want []Event
+		want []api.Event
 	}{
-		{"debug is not kept", func(l *slog.Logger) { l.Debug("x") }, []Event{}},
-		{"levels", func(l *slog.Logger) { l.Info("x"); l.Warn("y"); l.Error("z") }, []Event{
+		{"debug is not kept", func(l *slog.Logger) { l.Debug("x") }, []api.Event{}},
+		{"levels", func(l *slog.Logger) { l.Info("x"); l.Warn("y"); l.Error("z") }, []api.Event{
 			{ID: 1, Level: "info", Message: "x", Attrs: map[string]string{}},
 			{ID: 2, Level: "warn", Message: "y", Attrs: map[string]string{}},
 			{ID: 3, Level: "error", Message: "z", Attrs: map[string]string{}},
 		}},
 		{"kinds", func(l *slog.Logger) {
 			l.Info("x", "n", 7, "d", 1500*time.Millisecond, "err", errors.New("no"), "on", true, "nil", nil)
-		}, []Event{
+		}, []api.Event{
 			{ID: 1, Level: "info", Message: "x", Attrs: map[string]string{"n": "7", "d": "1.5s", "err": "no", "on": "true", "nil": "<nil>"}},
 		}},
 		{"groups", func(l *slog.Logger) {
 			l.With("a", 1).WithGroup("g").With("b", 2).WithGroup("h").
 				Info("x", "c", 3, slog.Group("i", "d", 4), slog.Group("", "e", 5), slog.Attr{})
-		}, []Event{
+		}, []api.Event{
 			{ID: 1, Level: "info", Message: "x", Attrs: map[string]string{"a": "1", "g.b": "2", "g.h.c": "3", "g.h.i.d": "4", "g.h.e": "5"}},
 		}},
 		{"siblings are apart", func(l *slog.Logger) {
@@ -73,12 +74,12 @@ func TestEvents_Handler(t *testing.T) {
 			of.With("b", 2).Info("x")
 			of.With("c", 3).Info("y", "a", 4)
 			of.Info("z")
-		}, []Event{
+		}, []api.Event{
 			{ID: 1, Level: "info", Message: "x", Attrs: map[string]string{"a": "1", "b": "2"}},
 			{ID: 2, Level: "info", Message: "y", Attrs: map[string]string{"a": "4", "c": "3"}},
 			{ID: 3, Level: "info", Message: "z", Attrs: map[string]string{"a": "1"}},
 		}},
-		{"what cannot be printed", func(l *slog.Logger) { l.Info("a\nb", "esc", "\x1b[2J", "raw", "\xff", "fine", "né=\"1\"") }, []Event{
+		{"what cannot be printed", func(l *slog.Logger) { l.Info("a\nb", "esc", "\x1b[2J", "raw", "\xff", "fine", "né=\"1\"") }, []api.Event{
 			{ID: 1, Level: "info", Message: `"a\nb"`, Attrs: map[string]string{"esc": `"\x1b[2J"`, "raw": `"\xff"`, "fine": `né="1"`}},
 		}},
 	} {

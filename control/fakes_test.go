@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -75,14 +76,16 @@ func (d *fakeDaemon) record(what string) error {
 	return d.err
 }
 
-func (d *fakeDaemon) Describe(s *Status) { s.Version, s.State, s.Mode = "1.0", "running", "enforce" }
+func (d *fakeDaemon) Describe(s *api.Status) {
+	s.Version, s.State, s.Mode = "1.0", "running", "enforce"
+}
 
 func (d *fakeDaemon) Summary(*shaper.Limit) string                   { return "8Mbit/s" }
 func (d *fakeDaemon) Override(limit string) (_, _ map[string]string) { return nil, nil }
 func (d *fakeDaemon) Config() any                                    { return map[string]string{"daemon": "x"} }
 
-func (d *fakeDaemon) Explain(q ExplainRequest) (Explanation, error) {
-	x := Explanation{Source: q.Source, To: q.To, Verdict: "pass", Limits: []LimitBucket{}, Bottlenecks: []Bottleneck{}, Connections: []Connection{}}
+func (d *fakeDaemon) Explain(q ExplainRequest) (api.Explanation, error) {
+	x := api.Explanation{Source: q.Source, To: q.To, Verdict: "pass", Limits: []api.LimitBucket{}, Bottlenecks: []api.Bottleneck{}, Connections: []api.Connection{}}
 	return x, d.record("explain")
 }
 

@@ -14,7 +14,7 @@ import (
 
 // No request causes a panic or an internal error.
 func FuzzRequests(f *testing.F) {
-	for _, r := range (&api{}).routes() {
+	for _, r := range (&handlers{}).routes() {
 		method, path, _ := strings.Cut(r.pattern, " ")
 		for _, a := range endpoints[r.pattern].asks {
 			f.Add(method, a.target(path), []byte(a.body), uint8(Admin))

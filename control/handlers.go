@@ -10,34 +10,32 @@ import (
 	"strconv"
 	"strings"
 
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/shaper"
 )
 
 // findLimit returns the limit that a request names, or writes an error and returns -1.
-func (a *api) findLimit(w http.ResponseWriter, q *http.Request) (*shaper.Policy, int) {
+func (a *handlers) findLimit(w http.ResponseWriter, q *http.Request) (*shaper.Policy, int) {
 	p, name := a.Shaper.Policy(), q.PathValue("limit")
 	i := p.Find(name)
 	if i < 0 {
-		writeJSON(w, http.StatusNotFound, Error{fmt.Sprintf("unknown limit %q", name)})
+		writeJSON(w, http.StatusNotFound, api.Error{Message: fmt.Sprintf("unknown limit %q", name)})
 	}
 	return p, i
 }
 
-//go:embed openapi.json
-var openAPI []byte
-
 func getOpenAPI(w http.ResponseWriter, _ *http.Request) {
 	setHeaders(w, "application/json")
-	_, _ = w.Write(openAPI)
+	_, _ = w.Write(api.OpenAPI)
 }
 
-func (a *api) getLimit(w http.ResponseWriter, q *http.Request) {
+func (a *handlers) getLimit(w http.ResponseWriter, q *http.Request) {
 	if p, i := a.findLimit(w, q); i >= 0 {
 		writeJSON(w, http.StatusOK, a.limit(p, i))
 	}
 }
 
-func (a *api) getKeys(w http.ResponseWriter, q *http.Request) {
+func (a *handlers) getKeys(w http.ResponseWriter, q *http.Request) {
 	p, i := a.findLimit(w, q)
 	if i < 0 {
 		return
@@ -51,7 +49,7 @@ func (a *api) getKeys(w http.ResponseWriter, q *http.Request) {
 	}
 }
 
-func (a *api) getTalkers(w http.ResponseWriter, q *http.Request) {
+func (a *handlers) getTalkers(w http.ResponseWriter, q *http.Request) {
 	_, by, ok := enumParam(w, q, "by", "source", map[string]bool{"source": true, "prefix": true, "asn": true})
 	if !ok {
 		return
@@ -65,7 +63,7 @@ func (a *api) getTalkers(w http.ResponseWriter, q *http.Request) {
 	}
 }
 
-func (a *api) getConnections(w http.ResponseWriter, q *http.Request) {
+func (a *handlers) getConnections(w http.ResponseWriter, q *http.Request) {
 	values := q.URL.Query()
 	filter := connectionFilter{listener: values.Get("listener"), limit: values.Get("limit")}
 	var ok bool
@@ -85,10 +83,10 @@ func (a *api) getConnections(w http.ResponseWriter, q *http.Request) {
 	p := a.Shaper.Policy()
 	switch {
 	case filter.limit != "" && p.Find(filter.limit) < 0:
-		writeJSON(w, http.StatusNotFound, Error{fmt.Sprintf("unknown limit %q", filter.limit)})
+		writeJSON(w, http.StatusNotFound, api.Error{Message: fmt.Sprintf("unknown limit %q", filter.limit)})
 		return
 	case filter.listener != "" && !slices.ContainsFunc(p.Listeners(), func(l *shaper.ListenerState) bool { return l.Name == filter.listener }):
-		writeJSON(w, http.StatusNotFound, Error{fmt.Sprintf("unknown listener %q", filter.listener)})
+		writeJSON(w, http.StatusNotFound, api.Error{Message: fmt.Sprintf("unknown listener %q", filter.listener)})
 		return
 	}
 	writeJSON(w, http.StatusOK, a.connections(filter))
@@ -116,7 +114,7 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 	return p, nil
 }
 
-func (a *api) getExplain(w http.ResponseWriter, q *http.Request) {
+func (a *handlers) getExplain(w http.ResponseWriter, q *http.Request) {
 	v := q.URL.Query()
 	e, err := a.Daemon.Explain(ExplainRequest{Source: v.Get("source"), To: v.Get("to"), Listener: v.Get("listener"), Attach: v.Get("attach"), Destination: v.Get("destination")})
 	if !writeError(w, err) {
@@ -136,14 +134,14 @@ func eventID(w http.ResponseWriter, q *http.Request, text string) (uint64, bool)
 	return id, err == nil
 }
 
-func (a *api) getEvents(w http.ResponseWriter, q *http.Request) {
+func (a *handlers) getEvents(w http.ResponseWriter, q *http.Request) {
 	if id, ok := eventID(w, q, q.URL.Query().Get("since")); ok {
 		writeJSON(w, http.StatusOK, a.Events.Since(id))
 	}
 }
 
-func (a *api) setLimit(w http.ResponseWriter, q *http.Request) {
-	var s SetLimit
+func (a *handlers) setLimit(w http.ResponseWriter, q *http.Request) {
+	var s api.SetLimit
 	if !readBody(w, q, &s) {
 		return
 	}
@@ -165,7 +163,7 @@ func (a *api) setLimit(w http.ResponseWriter, q *http.Request) {
 	a.getLimit(w, q)
 }
 
-func (a *api) unsetLimit(w http.ResponseWriter, q *http.Request) {
+func (a *handlers) unsetLimit(w http.ResponseWriter, q *http.Request) {
 	keys := strings.FieldsFunc(q.URL.Query().Get("keys"), func(r rune) bool { return r == ',' })
 	if _, i := a.findLimit(w, q); i < 0 || writeError(w, a.Daemon.UnsetLimit(q.Context(), q.PathValue("limit"), keys)) {
 		return
@@ -173,8 +171,8 @@ func (a *api) unsetLimit(w http.ResponseWriter, q *http.Request) {
 	a.getLimit(w, q)
 }
 
-func (a *api) block(w http.ResponseWriter, q *http.Request) {
-	var s SetBlock
+func (a *handlers) block(w http.ResponseWriter, q *http.Request) {
+	var s api.SetBlock
 	if !readBody(w, q, &s) {
 		return
 	}
@@ -192,7 +190,7 @@ func (a *api) block(w http.ResponseWriter, q *http.Request) {
 	}
 }
 
-func (a *api) unblock(w http.ResponseWriter, q *http.Request) {
+func (a *handlers) unblock(w http.ResponseWriter, q *http.Request) {
 	p, err := ParsePrefix(q.URL.Query().Get("prefix"))
 	if err != nil {
 		badRequest(w, "prefix: %v", err)
@@ -203,8 +201,8 @@ func (a *api) unblock(w http.ResponseWriter, q *http.Request) {
 	}
 }
 
-func (a *api) bypass(w http.ResponseWriter, q *http.Request) {
-	var s SetBypass
+func (a *handlers) bypass(w http.ResponseWriter, q *http.Request) {
+	var s api.SetBypass
 	if !readBody(w, q, &s) {
 		return
 	}
@@ -214,7 +212,7 @@ func (a *api) bypass(w http.ResponseWriter, q *http.Request) {
 	}
 }
 
-func (a *api) kill(w http.ResponseWriter, q *http.Request) {
+func (a *handlers) kill(w http.ResponseWriter, q *http.Request) {
 	id, err := strconv.ParseUint(q.PathValue("id"), 10, 64)
 	if err != nil {
 		badRequest(w, "invalid connection ID %q", q.PathValue("id"))
@@ -227,15 +225,15 @@ func (a *api) kill(w http.ResponseWriter, q *http.Request) {
 		}
 	})
 	if !a.Proxy.Kill(id) {
-		writeJSON(w, http.StatusNotFound, Error{fmt.Sprintf("unknown connection %d", id)})
+		writeJSON(w, http.StatusNotFound, api.Error{Message: fmt.Sprintf("unknown connection %d", id)})
 		return
 	}
 	a.Log.Warn("connection killed by operator", attrs...)
 	writeJSON(w, http.StatusOK, struct{}{})
 }
 
-func (a *api) setDownstream(w http.ResponseWriter, q *http.Request) {
-	var s SetDownstream
+func (a *handlers) setDownstream(w http.ResponseWriter, q *http.Request) {
+	var s api.SetDownstream
 	if !readBody(w, q, &s) {
 		return
 	}
@@ -244,7 +242,7 @@ func (a *api) setDownstream(w http.ResponseWriter, q *http.Request) {
 	}
 }
 
-func (a *api) reload(w http.ResponseWriter, q *http.Request) {
+func (a *handlers) reload(w http.ResponseWriter, q *http.Request) {
 	err := a.Daemon.Reload(q.Context())
 	if errors.Is(err, ErrRefused) {
 		writeJSON(w, http.StatusUnprocessableEntity, a.Reloads.Status())
@@ -255,7 +253,7 @@ func (a *api) reload(w http.ResponseWriter, q *http.Request) {
 	}
 }
 
-func (a *api) stop(w http.ResponseWriter, q *http.Request) {
+func (a *handlers) stop(w http.ResponseWriter, q *http.Request) {
 	a.Daemon.Stop(q.Context())
 	writeJSON(w, http.StatusOK, a.status())
 }

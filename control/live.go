@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -21,18 +22,18 @@ const maxStreams = 32
 type liveCache struct {
 	mu   sync.Mutex
 	next <-chan struct{} // identifies the sample that now is of
-	now  Live
+	now  api.Live
 }
 
 // getLive sends the state of the daemon as server-sent events, one per second.
-func (a *api) getLive(w http.ResponseWriter, q *http.Request) {
+func (a *handlers) getLive(w http.ResponseWriter, q *http.Request) {
 	seen, ok := eventID(w, q, q.Header.Get("Last-Event-ID"))
 	if !ok {
 		return
 	}
 	defer a.streams.Add(-1)
 	if a.streams.Add(1) > maxStreams && a.onDashboard {
-		writeJSON(w, http.StatusServiceUnavailable, Error{fmt.Sprintf("too many live streams (limit %d)", maxStreams)})
+		writeJSON(w, http.StatusServiceUnavailable, api.Error{Message: fmt.Sprintf("too many live streams (limit %d)", maxStreams)})
 		return
 	}
 	setHeaders(w, "text/event-stream")
@@ -84,11 +85,11 @@ const (
 )
 
 // live returns the state of the daemon until the next sample, and the events after seen.
-func (v *view) live(next <-chan struct{}, seen uint64) Live {
+func (v *view) live(next <-chan struct{}, seen uint64) api.Live {
 	s := &v.liveCache
 	s.mu.Lock()
 	if s.next != next {
-		s.next, s.now = next, Live{Status: v.status(), Limits: v.limits(), Talkers: v.topTalkers()}
+		s.next, s.now = next, api.Live{Status: v.status(), Limits: v.limits(), Talkers: v.topTalkers()}
 	}
 	l := s.now
 	s.mu.Unlock()
@@ -98,11 +99,11 @@ func (v *view) live(next <-chan struct{}, seen uint64) Live {
 }
 
 // topTalkers returns the talkers that are at the top by any sort key.
-func (v *view) topTalkers() map[string][]Talker {
-	all := map[string][]Talker{}
+func (v *view) topTalkers() map[string][]api.Talker {
+	all := map[string][]api.Talker{}
 	for _, by := range []string{"source", "prefix", "asn"} {
 		seen := map[string]bool{}
-		all[by] = []Talker{}
+		all[by] = []api.Talker{}
 		for _, sort := range []shaper.SortKey{shaper.SortByDelay, shaper.SortByDrops, shaper.SortByRate} {
 			for _, w := range v.talkers(by, sort, liveTalkers) {
 				if !seen[w.Name] {

@@ -1,5 +1,5 @@
-// Package control serves the API on the control socket, the metrics and the dashboard, and has
-// the client of the API.
+// Package control serves the API of package api on the control socket, the metrics, and the
+// dashboard.
 package control
 
 import (
@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -56,7 +57,7 @@ type Attachment struct {
 }
 
 // Queue is the state of the queue of an interface.
-type Queue = QueueStatus
+type Queue = api.QueueStatus
 
 // ServeMetrics serves /metrics at addr, a host:port; "" serves nothing.
 func ServeMetrics(addr string, o *Options) (*Endpoint, error) {

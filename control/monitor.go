@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -54,7 +55,7 @@ type sample struct {
 // limitTrack is the samples of one limit.
 type limitTrack struct {
 	samples   []sample // at most window+1, the newest last
-	series    LimitHistory
+	series    api.LimitHistory
 	sigmaMax  float64 // largest sigma since the start
 	inPackets bool    // sigma and allowed are packets
 	loggedAt  time.Time
@@ -135,7 +136,7 @@ func (m *Monitor) sampleListeners(p *shaper.Policy, now time.Time) {
 }
 
 // fillListener sets the rates of a listener over the last 10 s.
-func (m *Monitor) fillListener(to *ListenerStatus, n *shaper.ListenerState) {
+func (m *Monitor) fillListener(to *api.ListenerStatus, n *shaper.ListenerState) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	t := m.listeners[n]
@@ -232,21 +233,21 @@ func perSecond(now, was uint64, seconds float64) float64 {
 	return float64(now-was) / seconds
 }
 
-func (t *limitTrack) rates(count func(*sample) uint64) Rates {
+func (t *limitTrack) rates(count func(*sample) uint64) api.Rates {
 	is := t.ago(0)
 	over := func(n int) float64 {
 		was := t.ago(n)
 		return perSecond(count(is), count(was), is.at.Sub(was.at).Seconds())
 	}
-	return Rates{S1: over(1), S10: over(10), S60: over(60)}
+	return api.Rates{S1: over(1), S10: over(10), S60: over(60)}
 }
 
 // quantiles returns the median and the 99th percentile of the delays counted between was and
 // is, interpolated within the histogram class. A class that reaches beyond maxDelay is cut
 // there: otherwise a delay of 100 ms, with a maximum of 100 ms, would show as up to 250 ms.
-func quantiles(is, was *[len(shaper.HistogramBounds) + 1]uint64, maxDelay float64) Delay {
+func quantiles(is, was *[len(shaper.HistogramBounds) + 1]uint64, maxDelay float64) api.Delay {
 	var counts [len(shaper.HistogramBounds) + 1]uint64
-	var d Delay
+	var d api.Delay
 	for i := range counts {
 		counts[i] = is[i] - was[i]
 		d.Count += counts[i]
@@ -287,7 +288,7 @@ const (
 )
 
 // fillLimit sets the rates, counters and conformance of limit i of p.
-func (m *Monitor) fillLimit(to *Limit, p *shaper.Policy, i int) {
+func (m *Monitor) fillLimit(to *api.Limit, p *shaper.Policy, i int) {
 	state := p.State(i)
 	to.InFlight, to.Waiting = state.InFlight.Load(), state.Waiting.Load()
 	to.Refused, to.RefusedRate = map[string]uint64{}, map[string]float64{}
@@ -320,9 +321,9 @@ func (m *Monitor) fillLimit(to *Limit, p *shaper.Policy, i int) {
 	to.Conformance = t.conformance()
 }
 
-func (t *limitTrack) conformance() Conformance {
+func (t *limitTrack) conformance() api.Conformance {
 	is, was := t.ago(0), t.ago(window)
-	p := Conformance{
+	p := api.Conformance{
 		Conformant: is.violations == was.violations, SigmaMax: t.sigmaMax, Allowed: is.allowed,
 		Violations: is.violations, InPackets: t.inPackets,
 	}
@@ -333,23 +334,23 @@ func (t *limitTrack) conformance() Conformance {
 }
 
 // conformanceOf returns the conformance of a limit; false before its first sample.
-func (m *Monitor) conformanceOf(s *shaper.LimitState) (Conformance, bool) {
+func (m *Monitor) conformanceOf(s *shaper.LimitState) (api.Conformance, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	t := m.limits[s]
 	if t == nil {
-		return Conformance{}, false
+		return api.Conformance{}, false
 	}
 	return t.conformance(), true
 }
 
 // history returns the history of the charts.
-func (m *Monitor) history() History {
+func (m *Monitor) history() api.History {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	h := History{Times: append([]time.Time{}, m.times...), Limits: map[string]LimitHistory{}}
+	h := api.History{Times: append([]time.Time{}, m.times...), Limits: map[string]api.LimitHistory{}}
 	for state, t := range m.limits {
-		h.Limits[state.Name] = LimitHistory{
+		h.Limits[state.Name] = api.LimitHistory{
 			Rate: padded(t.series.Rate, len(h.Times)), Packets: padded(t.series.Packets, len(h.Times)),
 			Admitted: padded(t.series.Admitted, len(h.Times)), P99: padded(t.series.P99, len(h.Times)), InFlight: padded(t.series.InFlight, len(h.Times)),
 			Waiting: padded(t.series.Waiting, len(h.Times)), Refused: padded(t.series.Refused, len(h.Times)),

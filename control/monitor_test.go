@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -36,7 +37,7 @@ func TestMonitor_HistoryEqualsLive(t *testing.T) {
 		}
 		m.sampleAll(now.Add(time.Duration(i+1) * time.Second))
 	}
-	var l Limit
+	var l api.Limit
 	l.MaxDelay, l.QueueTimeout = 5, 1
 	m.fillLimit(&l, p, 0)
 	kept := m.history().Limits["a"]
@@ -122,7 +123,7 @@ func TestMonitor_Throttling(t *testing.T) {
 			}
 			state.Waiting.Add(test.waiting)
 			m.sampleAll(now.Add(time.Second))
-			var l Limit
+			var l api.Limit
 			l.MaxDelay = 1
 			if m.fillLimit(&l, p, 0); l.Throttling != test.want {
 				t.Errorf("throttling is %v, with %v of the bytes delayed, by %v (p99)", l.Throttling, l.DelayedShare, l.QueueDelay.P99)

@@ -25,13 +25,14 @@ import (
 	"github.com/getkin/kin-openapi/openapi3filter"
 	"github.com/getkin/kin-openapi/routers/legacy"
 	"github.com/google/go-cmp/cmp"
+	"shaperd.dev/shaperd/api"
 )
 
-var update = flag.Bool("update", false, "write openapi.json")
+var update = flag.Bool("update", false, "write api/openapi.json")
 
 type object = map[string]any
 
-// Every route has an entry in endpoints, and openapi.json is generated from these, api.go and
+// Every route has an entry in endpoints, and openapi.json is generated from these, api/types.go and
 // routes.
 func TestOpenAPI_UpToDate(t *testing.T) {
 	b, err := json.MarshalIndent(describe(t), "", "  ")
@@ -40,12 +41,12 @@ func TestOpenAPI_UpToDate(t *testing.T) {
 	}
 	b = append(b, '\n')
 	if *update {
-		if err := os.WriteFile("openapi.json", b, 0o644); err != nil {
+		if err := os.WriteFile("../api/openapi.json", b, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		openAPI = b
-	} else if d := cmp.Diff(string(openAPI), string(b)); d != "" {
-		t.Errorf("openapi.json is outdated, run \"go test ./control -run OpenAPI -update\":\n%s", d)
+		api.OpenAPI = b
+	} else if d := cmp.Diff(string(api.OpenAPI), string(b)); d != "" {
+		t.Errorf("api/openapi.json is outdated, run \"go test ./control -run OpenAPI -update\":\n%s", d)
 	}
 	doc, err := openapi3.NewLoader().LoadFromData(b)
 	if err != nil {
@@ -60,7 +61,7 @@ func init() { openapi3filter.RegisterBodyDecoder("text/html", openapi3filter.Fil
 
 // Each endpoint responds over the socket as the file says, and each response in the file occurs.
 func TestOpenAPI_MatchesResponses(t *testing.T) {
-	doc, err := openapi3.NewLoader().LoadFromData(openAPI)
+	doc, err := openapi3.NewLoader().LoadFromData(api.OpenAPI)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,9 +72,9 @@ func TestOpenAPI_MatchesResponses(t *testing.T) {
 	daemon := &fakeDaemon{}
 	o := options(t, busy(t, 2))
 	o.Daemon = daemon
-	o.Events.add(Event{Time: time.Now(), Level: "info", Message: "ready", Attrs: map[string]string{"a": "b"}})
+	o.Events.add(api.Event{Time: time.Now(), Level: "info", Message: "ready", Attrs: map[string]string{"a": "b"}})
 	client := clientOf(t, serveOn(t, o, -1, nil))
-	for _, r := range (&api{}).routes() {
+	for _, r := range (&handlers{}).routes() {
 		method, path, _ := strings.Cut(r.pattern, " ")
 		t.Run(r.pattern, func(t *testing.T) {
 			seen := map[int]bool{}
@@ -133,7 +134,7 @@ func TestOpenAPI_MatchesResponses(t *testing.T) {
 
 // GET /v1/live sends a Live as specified in the file.
 func TestOpenAPI_Live(t *testing.T) {
-	doc, err := openapi3.NewLoader().LoadFromData(openAPI)
+	doc, err := openapi3.NewLoader().LoadFromData(api.OpenAPI)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +192,7 @@ func describe(t *testing.T) object {
 	types := &schemas{t: t, comments: comments(t), made: object{}}
 	paths := object{}
 	left := maps.Clone(endpoints)
-	for _, r := range (&api{}).routes() {
+	for _, r := range (&handlers{}).routes() {
 		e, ok := endpoints[r.pattern]
 		if !ok {
 			t.Errorf("endpoints has no entry %s", r.pattern)
@@ -206,7 +207,7 @@ func describe(t *testing.T) object {
 	for pattern := range left {
 		t.Errorf("no route for %s", pattern)
 	}
-	types.of(reflect.TypeFor[Live]())
+	types.of(reflect.TypeFor[api.Live]())
 	return object{
 		"openapi": "3.1.0",
 		"info": object{
@@ -218,14 +219,14 @@ func describe(t *testing.T) object {
 		},
 		"servers": []any{object{
 			"url":         "http://shaperd",
-			"description": "curl --unix-socket " + DefaultSocket + " http://shaperd/v1/status",
+			"description": "curl --unix-socket " + api.DefaultSocket + " http://shaperd/v1/status",
 		}},
 		"paths":      paths,
 		"components": object{"schemas": types.made},
 	}
 }
 
-// schemas are the schemas of the types of api.go.
+// schemas are the schemas of the types of package api.
 type schemas struct {
 	t        *testing.T
 	comments map[string]string // of types, and of fields as "Type.Field"
@@ -301,9 +302,9 @@ func (s *schemas) of(t reflect.Type) object {
 	return ref
 }
 
-// comments returns the comments of api.go.
+// comments returns the comments of api/types.go.
 func comments(t *testing.T) map[string]string {
-	file, err := parser.ParseFile(token.NewFileSet(), "api.go", nil, parser.ParseComments)
+	file, err := parser.ParseFile(token.NewFileSet(), "../api/types.go", nil, parser.ParseComments)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -353,7 +354,7 @@ func (e endpoint) describe(role Role, path string, types *schemas) object {
 		schema = types.of(reflect.TypeOf(e.answer))
 	}
 	answers := object{"200": object{"description": "Success.", "content": object{e.media(): object{"schema": schema}}}}
-	wrong := object{"application/json": object{"schema": types.of(reflect.TypeFor[Error]())}}
+	wrong := object{"application/json": object{"schema": types.of(reflect.TypeFor[api.Error]())}}
 	for code, text := range e.codes(role) {
 		content := wrong
 		if s, ok := e.instead[code]; ok {

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"shaperd.dev/shaperd/api"
 )
 
 // Reloads is the result of the last reload. The zero value is ready, and may be used
@@ -41,10 +43,10 @@ func (r *Reloads) Record(duration time.Duration, errors ...string) {
 }
 
 // Status returns the result of the last reload.
-func (r *Reloads) Status() ReloadStatus {
+func (r *Reloads) Status() api.ReloadStatus {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return ReloadStatus{
+	return api.ReloadStatus{
 		OK: !r.failed, At: r.at, Loaded: r.loadedAt, Duration: r.duration.Seconds(), Errors: append([]string{}, r.errors...), DroppedOverrides: slices.Clone(r.dropped),
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"shaperd.dev/shaperd/api"
 )
 
 // writeJSON writes v as the response.
@@ -19,7 +21,7 @@ func writeJSON(w http.ResponseWriter, code int, v any) {
 	text, err := json.Marshal(v)
 	if err != nil {
 		code = http.StatusInternalServerError
-		text, _ = json.Marshal(Error{err.Error()})
+		text, _ = json.Marshal(api.Error{Message: err.Error()})
 	}
 	setHeaders(w, "application/json")
 	w.WriteHeader(code)
@@ -33,7 +35,7 @@ func setHeaders(w http.ResponseWriter, contentType string) {
 }
 
 func badRequest(w http.ResponseWriter, format string, args ...any) {
-	writeJSON(w, http.StatusBadRequest, Error{fmt.Sprintf(format, args...)})
+	writeJSON(w, http.StatusBadRequest, api.Error{Message: fmt.Sprintf(format, args...)})
 }
 
 // writeError writes err as the response, and reports whether it is not nil.
@@ -50,7 +52,7 @@ func writeError(w http.ResponseWriter, err error) bool {
 	case errors.Is(err, ErrStopping), errors.Is(err, context.Canceled): // the client is gone
 		code = http.StatusServiceUnavailable
 	}
-	writeJSON(w, code, Error{err.Error()})
+	writeJSON(w, code, api.Error{Message: err.Error()})
 	return true
 }
 
@@ -59,7 +61,7 @@ func readBody(w http.ResponseWriter, q *http.Request, v any) bool {
 	text, err := io.ReadAll(q.Body)
 	var large *http.MaxBytesError
 	if errors.As(err, &large) {
-		writeJSON(w, http.StatusRequestEntityTooLarge, Error{fmt.Sprintf("the request body is larger than %d bytes", maxBody)})
+		writeJSON(w, http.StatusRequestEntityTooLarge, api.Error{Message: fmt.Sprintf("the request body is larger than %d bytes", maxBody)})
 		return false
 	}
 	if err == nil {

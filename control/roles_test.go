@@ -31,7 +31,7 @@ var (
 
 // allRequests returns a valid request for each endpoint, and the role that it requires.
 func allRequests(socket string) (all []request, roles []Role) {
-	for _, r := range (&api{}).routes() {
+	for _, r := range (&handlers{}).routes() {
 		method, path, _ := strings.Cut(r.pattern, " ")
 		e := endpoints[r.pattern]
 		a := e.asks[slices.IndexFunc(e.asks, func(a ask) bool { return a.code == http.StatusOK })]

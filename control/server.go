@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -50,14 +51,14 @@ func (o *Options) view() *view {
 // The error of a change wraps [ErrUnknown] if there is no object of that name, and
 // [ErrRefused] if the change is invalid: the caller can do something about it.
 type Daemon interface {
-	Describe(*Status) // fills in the fields that it knows
+	Describe(*api.Status) // fills in the fields that it knows
 	// Summary returns the effective values of a limit in words.
 	Summary(*shaper.Limit) string
 	// Override returns the values that operators set in a limit, and the file and line of each
 	// [[override]] of it, both by key.
 	Override(limit string) (set, inFiles map[string]string)
 	Config() any
-	Explain(ExplainRequest) (Explanation, error)
+	Explain(ExplainRequest) (api.Explanation, error)
 
 	SetLimit(ctx context.Context, limit string, set map[string]string, d time.Duration, untilReload bool) error
 	UnsetLimit(ctx context.Context, limit string, keys []string) error // without keys, all of them
@@ -124,7 +125,7 @@ type route struct {
 // newAPI returns the handler of the API. The context of a request must have a *peer.
 func newAPI(o *Options) http.Handler {
 	mux := http.NewServeMux()
-	a := &api{view: o.view()}
+	a := &handlers{view: o.view()}
 	metrics := metricsHandler(o)
 	logLimit := rate.NewLimiter(1, 10)
 	for _, r := range append(a.routes(), route{"GET /metrics", Reader, metrics.ServeHTTP}) {
@@ -136,7 +137,7 @@ func newAPI(o *Options) http.Handler {
 			if p.tooMany {
 				w.Header().Set("Retry-After", "1")
 				w.Header().Set("Connection", "close")
-				writeJSON(w, http.StatusServiceUnavailable, Error{fmt.Sprintf("too many connections of user %d (limit %d)", p.uid, maxConnections(p.role))})
+				writeJSON(w, http.StatusServiceUnavailable, api.Error{Message: fmt.Sprintf("too many connections of user %d (limit %d)", p.uid, maxConnections(p.role))})
 				return
 			}
 			if p.role < r.role {
@@ -144,7 +145,7 @@ func newAPI(o *Options) http.Handler {
 				if r.role == Reader {
 					msg = fmt.Sprintf("permission denied: requires root, the user of the daemon, or the group %q", Group)
 				}
-				writeJSON(w, http.StatusForbidden, Error{msg})
+				writeJSON(w, http.StatusForbidden, api.Error{Message: msg})
 				if p.role != NoRole && logLimit.Allow() { // without a role, Accept has logged it
 					o.Log.Warn("control socket: permission denied", append(CallerAttrs(withCaller(q, p).Context()), "request", r.pattern)...)
 				}
@@ -159,7 +160,7 @@ func newAPI(o *Options) http.Handler {
 		})
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, q *http.Request) {
-		writeJSON(w, http.StatusNotFound, Error{fmt.Sprintf("no such endpoint: %s %s", q.Method, q.URL.Path)})
+		writeJSON(w, http.StatusNotFound, api.Error{Message: fmt.Sprintf("no such endpoint: %s %s", q.Method, q.URL.Path)})
 	})
 	return mux
 }
@@ -167,7 +168,7 @@ func newAPI(o *Options) http.Handler {
 // newReadOnlyAPI returns the handler of the read-only half of the API, without roles.
 func newReadOnlyAPI(o *Options) http.Handler {
 	mux := http.NewServeMux()
-	for _, r := range (&api{view: o.view(), onDashboard: true}).routes() {
+	for _, r := range (&handlers{view: o.view(), onDashboard: true}).routes() {
 		if r.role == Reader {
 			mux.HandleFunc(r.pattern, r.handler)
 		}
@@ -175,14 +176,14 @@ func newReadOnlyAPI(o *Options) http.Handler {
 	return mux
 }
 
-// api is the handlers of one endpoint.
-type api struct {
+// handlers are the handlers of one endpoint.
+type handlers struct {
 	*view
 	onDashboard bool         // served without roles
 	streams     atomic.Int32 // open live streams
 }
 
-func (a *api) routes() []route {
+func (a *handlers) routes() []route {
 	return []route{
 		{"GET /v1/status", Reader, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.status()) }},
 		{"GET /v1/limits", Reader, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.limits()) }},

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -39,7 +40,7 @@ type cachedStatus struct {
 	packets  PacketStatus
 	found    bool
 	err      error
-	process  Process
+	process  api.Process
 	cpuTimes []cpuTime // over the last 10 s, and at least two: requests may be rarer
 }
 
@@ -55,7 +56,7 @@ var processStart = time.Now()
 const cacheTime = 2 * time.Second
 
 // refresh returns the status of the packet plane and of the process, at most cacheTime old.
-func (v *view) refresh() (_ PacketStatus, found bool, process Process, err error) {
+func (v *view) refresh() (_ PacketStatus, found bool, process api.Process, err error) {
 	s := &v.cached
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,8 +70,8 @@ func (v *view) refresh() (_ PacketStatus, found bool, process Process, err error
 }
 
 // measureProcess returns the resource usage of the process.
-func (s *cachedStatus) measureProcess(now time.Time) Process {
-	var p Process
+func (s *cachedStatus) measureProcess(now time.Time) api.Process {
+	var p api.Process
 	var usage unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_SELF, &usage) == nil {
 		cpu := time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
@@ -118,11 +119,11 @@ func (v *view) wakeupLatencyP99() float64 {
 	return 0
 }
 
-func (v *view) status() Status {
+func (v *view) status() api.Status {
 	packets, found, process, err := v.refresh()
-	s := Status{
+	s := api.Status{
 		Now: time.Now(), PID: os.Getpid(), Conformance: "conformant",
-		Overrides: []Override{}, Blocks: []Block{}, Listeners: []ListenerStatus{}, Attachments: []AttachmentStatus{},
+		Overrides: []api.Override{}, Blocks: []api.Block{}, Listeners: []api.ListenerStatus{}, Attachments: []api.AttachmentStatus{},
 		Reload: v.Reloads.Status(), Process: process,
 	}
 	for _, why := range v.endpointErrors.Range {
@@ -137,11 +138,11 @@ func (v *view) status() Status {
 	}
 	downstreams := v.downstreams()
 	for _, n := range policy.Listeners() {
-		l := ListenerStatus{
+		l := api.ListenerStatus{
 			Name: n.Name, Addresses: []string{}, Connections: n.Open.Load(), Flows: n.Flows.Load(), MaxFlows: n.MaxFlows.Load(),
 			ToDownstream: n.ToDownstream.Load(), FromDownstream: n.FromDownstream.Load(),
 			Accepted: n.Accepted.Load(), FlowsRefused: n.FlowsRefused.Load(), RepliesSuppressed: n.RepliesSuppressed.Load(), DialErrors: n.DialErrors.Load(),
-			Ended: map[string]uint64{}, Downstreams: []DownstreamStatus{},
+			Ended: map[string]uint64{}, Downstreams: []api.DownstreamStatus{},
 		}
 		v.Monitor.fillListener(&l, n)
 		for e := range n.Ended {
@@ -158,15 +159,15 @@ func (v *view) status() Status {
 		s.Listeners = append(s.Listeners, l)
 	}
 	b := v.Shaper.TableUsage()
-	s.Buckets = []TableStatus{{Plane: "proxy", Entries: b.Entries, Capacity: b.Capacity, EvictedDrained: b.EvictedDrained, EvictedBacklogged: b.EvictedBacklogged}}
+	s.Buckets = []api.TableStatus{{Plane: "proxy", Entries: b.Entries, Capacity: b.Capacity, EvictedDrained: b.EvictedDrained, EvictedBacklogged: b.EvictedBacklogged}}
 	if found && err == nil {
-		s.Buckets = append(s.Buckets, TableStatus{
+		s.Buckets = append(s.Buckets, api.TableStatus{
 			Plane: "packet", Entries: packets.Buckets.Live, Capacity: packets.Buckets.Capacity,
 			EvictedDrained: packets.Buckets.EvictedDrained, EvictedBacklogged: packets.Buckets.EvictedBacklogged,
 		})
 		for _, a := range packets.Attachments {
-			s.Attachments = append(s.Attachments, AttachmentStatus{
-				Name: a.Name, Interface: a.Interface, Direction: a.Direction, Mode: a.Mode, Up: a.Up, Error: a.Error, UnmatchedPatterns: a.UnmatchedPatterns, PrecedingPrograms: a.PrecedingPrograms, Queue: (*QueueStatus)(a.Queue),
+			s.Attachments = append(s.Attachments, api.AttachmentStatus{
+				Name: a.Name, Interface: a.Interface, Direction: a.Direction, Mode: a.Mode, Up: a.Up, Error: a.Error, UnmatchedPatterns: a.UnmatchedPatterns, PrecedingPrograms: a.PrecedingPrograms, Queue: (*api.QueueStatus)(a.Queue),
 			})
 		}
 	}
@@ -180,26 +181,26 @@ func (v *view) status() Status {
 const maxBlocks = 100
 
 // blocks returns the blocked prefixes.
-func (v *view) blocks() []Block {
-	s := Status{Blocks: []Block{}}
+func (v *view) blocks() []api.Block {
+	s := api.Status{Blocks: []api.Block{}}
 	v.Daemon.Describe(&s)
 	return s.Blocks
 }
 
-func (v *view) downstreams() []DownstreamStatus {
-	all := []DownstreamStatus{}
+func (v *view) downstreams() []api.DownstreamStatus {
+	all := []api.DownstreamStatus{}
 	for _, d := range v.Proxy.Downstreams() {
 		all = append(all, NewDownstream(d))
 	}
-	slices.SortFunc(all, func(a, b DownstreamStatus) int {
+	slices.SortFunc(all, func(a, b api.DownstreamStatus) int {
 		return cmp.Or(cmp.Compare(a.Listener, b.Listener), cmp.Compare(a.Downstream, b.Downstream))
 	})
 	return all
 }
 
 // NewDownstream converts d to its form in the API.
-func NewDownstream(d shaper.DownstreamStatus) DownstreamStatus {
-	out := DownstreamStatus{Listener: d.Listen, Downstream: d.Downstream, State: "up", Error: d.Error, InFlight: d.InFlight, MaxConnections: d.MaxConnections}
+func NewDownstream(d shaper.DownstreamStatus) api.DownstreamStatus {
+	out := api.DownstreamStatus{Listener: d.Listen, Downstream: d.Downstream, State: "up", Error: d.Error, InFlight: d.InFlight, MaxConnections: d.MaxConnections}
 	switch {
 	case d.Drained:
 		out.State = "drained"
@@ -215,7 +216,7 @@ func NewDownstream(d shaper.DownstreamStatus) DownstreamStatus {
 const maxNamed = 3
 
 // UnavailableReason returns why no downstream of a listener is available; "" if one is up.
-func UnavailableReason(downstreams []DownstreamStatus) string {
+func UnavailableReason(downstreams []api.DownstreamStatus) string {
 	var why []string
 	for _, d := range downstreams {
 		if d.State == "up" {
@@ -233,20 +234,20 @@ func UnavailableReason(downstreams []DownstreamStatus) string {
 	return strings.Join(why, ", ")
 }
 
-func (v *view) limits() []Limit {
+func (v *view) limits() []api.Limit {
 	policy := v.Shaper.Policy()
-	all := make([]Limit, policy.Len())
+	all := make([]api.Limit, policy.Len())
 	for i := range all {
 		all[i] = v.limit(policy, i)
 	}
-	slices.SortStableFunc(all, func(a, b Limit) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortStableFunc(all, func(a, b api.Limit) int { return cmp.Compare(a.Name, b.Name) })
 	return all
 }
 
-func (v *view) limit(p *shaper.Policy, i int) Limit {
+func (v *view) limit(p *shaper.Policy, i int) api.Limit {
 	l := p.Limit(i)
 	set, inFiles := v.Daemon.Override(l.Name)
-	out := Limit{
+	out := api.Limit{
 		Name: l.Name, Plane: "proxy", Mode: "enforce", Key: l.Key.String(), Single: l.Key == 0, Summary: v.Daemon.Summary(l),
 		Block: l.Block, Override: set, FileOverride: inFiles, Direction: l.Direction.String(),
 		Rate: float64(l.Rate) / 8, Packets: l.Packets.PerSecond(), NewConnections: l.NewConnections.PerSecond(),
@@ -268,15 +269,15 @@ func (v *view) limit(p *shaper.Policy, i int) Limit {
 var sortKeys = map[string]shaper.SortKey{"rate": shaper.SortByRate, "delayed": shaper.SortByDelay, "dropped": shaper.SortByDrops}
 
 // keys returns the top keys of limit i of p.
-func (v *view) keys(p *shaper.Policy, i int, sort shaper.SortKey, n int) []Key {
+func (v *view) keys(p *shaper.Policy, i int, sort shaper.SortKey, n int) []api.Key {
 	all := p.State(i).Keys.Heaviest(sort, n, v.Clock())
-	keys, out := make([]shaper.Key, len(all)), make([]Key, len(all))
+	keys, out := make([]shaper.Key, len(all)), make([]api.Key, len(all))
 	for j, h := range all {
 		keys[j] = h.Key
 		k := &out[j]
-		*k = Key{
+		*k = api.Key{
 			Key: p.DescribeKey(i, h.Key), ASN: h.Key.ASN,
-			Rate: Estimate(h.Weight[shaper.SortByRate]), Delayed: Estimate(h.Weight[shaper.SortByDelay]), Dropped: Estimate(h.Weight[shaper.SortByDrops]),
+			Rate: api.Estimate(h.Weight[shaper.SortByRate]), Delayed: api.Estimate(h.Weight[shaper.SortByDelay]), Dropped: api.Estimate(h.Weight[shaper.SortByDrops]),
 		}
 		if prefix, ok := p.SourcePrefix(i, h.Key); ok {
 			k.Source = prefix.String()
@@ -301,15 +302,15 @@ func (v *view) keys(p *shaper.Policy, i int, sort shaper.SortKey, n int) []Key {
 }
 
 // NewBucket converts b to its form in the API.
-func NewBucket(b shaper.BucketState) *Bucket {
-	return &Bucket{
+func NewBucket(b shaper.BucketState) *api.Bucket {
+	return &api.Bucket{
 		BacklogBytes: b.BacklogBytes, BacklogPackets: b.BacklogPackets, QueuedBytes: b.QueuedBytes, Queued: b.Queued,
 		NextDeparture: b.NextDeparture.Seconds(), NextAdmission: b.NextAdmission.Seconds(), InFlight: b.InFlight, Waiting: b.Waiting, Reserved: b.Reserved,
 	}
 }
 
 // talkers returns the top sources, prefixes or autonomous systems.
-func (v *view) talkers(by string, sort shaper.SortKey, n int) []Talker {
+func (v *view) talkers(by string, sort shaper.SortKey, n int) []api.Talker {
 	policy, now := v.Shaper.Policy(), v.Clock()
 	switch by {
 	case "prefix":
@@ -326,10 +327,10 @@ func (v *view) talkers(by string, sort shaper.SortKey, n int) []Talker {
 	})
 }
 
-func toTalkers[K comparable](all []shaper.HeavyHitter[K], name func(K) (name, asName string)) []Talker {
-	out := []Talker{}
+func toTalkers[K comparable](all []shaper.HeavyHitter[K], name func(K) (name, asName string)) []api.Talker {
+	out := []api.Talker{}
 	for _, h := range all {
-		t := Talker{Rate: Estimate(h.Weight[shaper.SortByRate]), Delayed: Estimate(h.Weight[shaper.SortByDelay]), Dropped: Estimate(h.Weight[shaper.SortByDrops])}
+		t := api.Talker{Rate: api.Estimate(h.Weight[shaper.SortByRate]), Delayed: api.Estimate(h.Weight[shaper.SortByDelay]), Dropped: api.Estimate(h.Weight[shaper.SortByDrops])}
 		t.Name, t.ASName = name(h.Key)
 		out = append(out, t)
 	}
@@ -345,18 +346,18 @@ type connectionFilter struct {
 }
 
 // connectionOrders are the orders of connections, descending, by their name in the API.
-var connectionOrders = map[string]func(a, b *Connection) int{
-	"bytes": func(a, b *Connection) int {
+var connectionOrders = map[string]func(a, b *api.Connection) int{
+	"bytes": func(a, b *api.Connection) int {
 		return cmp.Compare(b.ToDownstream+b.FromDownstream, a.ToDownstream+a.FromDownstream)
 	},
-	"age":    func(a, b *Connection) int { return cmp.Compare(b.Age, a.Age) },
-	"idle":   func(a, b *Connection) int { return cmp.Compare(b.Idle, a.Idle) },
-	"waited": func(a, b *Connection) int { return cmp.Compare(b.Waited, a.Waited) },
+	"age":    func(a, b *api.Connection) int { return cmp.Compare(b.Age, a.Age) },
+	"idle":   func(a, b *api.Connection) int { return cmp.Compare(b.Idle, a.Idle) },
+	"waited": func(a, b *api.Connection) int { return cmp.Compare(b.Waited, a.Waited) },
 }
 
-func (v *view) connections(q connectionFilter) Connections {
+func (v *view) connections(q connectionFilter) api.Connections {
 	policy := v.Shaper.Policy()
-	out := Connections{Connections: []Connection{}}
+	out := api.Connections{Connections: []api.Connection{}}
 	order, limit := connectionOrders[q.sort], policy.Find(q.limit)
 	v.Proxy.Connections(func(c *shaper.ConnectionStatus) {
 		if q.listener != "" && c.Listen != q.listener || q.source.IsValid() && !q.source.Contains(c.Addr()) ||
@@ -366,19 +367,19 @@ func (v *view) connections(q connectionFilter) Connections {
 		out.Total++
 		out.Connections = append(out.Connections, NewConnection(c, policy))
 		if len(out.Connections) >= 2*q.top+1024 { // bound the memory
-			slices.SortStableFunc(out.Connections, func(a, b Connection) int { return order(&a, &b) })
+			slices.SortStableFunc(out.Connections, func(a, b api.Connection) int { return order(&a, &b) })
 			out.Connections = out.Connections[:q.top]
 		}
 	})
-	slices.SortStableFunc(out.Connections, func(a, b Connection) int { return order(&a, &b) })
+	slices.SortStableFunc(out.Connections, func(a, b api.Connection) int { return order(&a, &b) })
 	out.Connections = out.Connections[:min(len(out.Connections), q.top)]
 	return out
 }
 
 // NewConnection converts c to its form in the API.
-func NewConnection(c *shaper.ConnectionStatus, p *shaper.Policy) Connection {
+func NewConnection(c *shaper.ConnectionStatus, p *shaper.Policy) api.Connection {
 	asn := p.ASN(c.Addr())
-	return Connection{
+	return api.Connection{
 		ID: c.ID, Protocol: c.Protocol.String(), Source: c.Source.String(), ASN: asn, ASName: p.ASName(asn),
 		Listener: c.Listen, Port: c.Port, Downstream: c.Downstream, Stage: c.Stage, Age: c.Age.Seconds(), Idle: c.Idle.Seconds(),
 		ToDownstream: c.ToDownstream, FromDownstream: c.FromDownstream, Waited: c.Waited.Seconds(),

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 )
 
 // TestAuditLog_RecordsEveryChange makes every change as root, after a login as another user: the
@@ -24,7 +24,7 @@ func TestAuditLog_RecordsEveryChange(t *testing.T) {
 	if err := ping(c); err != nil {
 		t.Fatal(err)
 	}
-	all, err := control.NewClient(s.socket).Connections(t.Context(), control.ConnectionQuery{})
+	all, err := api.NewClient(s.socket).Connections(t.Context(), api.ConnectionQuery{})
 	if err != nil || len(all.Connections) != 1 {
 		t.Fatalf("%+v, %v", all, err)
 	}

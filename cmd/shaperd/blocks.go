@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/control"
 )
 
@@ -28,7 +29,7 @@ func blocksCommand(e env) *cobra.Command {
 	}
 }
 
-func (e env) showBlocks(blocks []control.Block) error {
+func (e env) showBlocks(blocks []api.Block) error {
 	return e.show(blocks, func(p *printer) {
 		if len(blocks) == 0 {
 			p.line("No prefix is blocked.")
@@ -37,7 +38,7 @@ func (e env) showBlocks(blocks []control.Block) error {
 	})
 }
 
-func blocksTable(blocks []control.Block, now time.Time) *table {
+func blocksTable(blocks []api.Block, now time.Time) *table {
 	t := newTable("BLOCKED", "SINCE", "UNTIL")
 	for _, b := range blocks {
 		t.add(b.Prefix, clockTime(b.Since, now), strings.TrimPrefix(untilText(b.Until, now, `"shaperd unblock"`), "until "))
@@ -65,7 +66,7 @@ while the daemon observes and during a bypass.`,
 				return err
 			}
 			c := e.client()
-			if err := c.Block(cmd.Context(), control.SetBlock{Prefix: prefix.String(), Duration: forTime.seconds()}); err != nil {
+			if err := c.Block(cmd.Context(), api.SetBlock{Prefix: prefix.String(), Duration: forTime.seconds()}); err != nil {
 				return err
 			}
 			blocks, err := c.Blocks(cmd.Context())

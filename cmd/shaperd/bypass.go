@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 )
 
 func bypassCommand(e env) *cobra.Command {
@@ -34,7 +34,7 @@ log show a bypass. It survives reloads, and restarts when "run" has --state.`,
 			if err != nil {
 				return err
 			}
-			s, err := c.Bypass(cmd.Context(), control.SetBypass{On: on, Duration: forTime.seconds()})
+			s, err := c.Bypass(cmd.Context(), api.SetBypass{On: on, Duration: forTime.seconds()})
 			if err != nil {
 				return err
 			}

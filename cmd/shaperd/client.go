@@ -14,7 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/shaper/config"
 )
 
@@ -35,7 +35,7 @@ func (e env) warnUnsaved(ctx context.Context) {
 // afterChange returns the error of a status request that follows a change. When the daemon has
 // exited in between, as it does when its last connection has drained, the change was made.
 func (e env) afterChange(err error) error {
-	if errors.Is(err, control.ErrNoDaemon) {
+	if errors.Is(err, api.ErrNoDaemon) {
 		fmt.Fprintln(e.stderr, "done; the daemon has exited since")
 		return nil
 	}
@@ -43,7 +43,7 @@ func (e env) afterChange(err error) error {
 }
 
 // client returns a client of the daemon.
-func (e env) client() *control.Client { return control.NewClient(e.flags.control) }
+func (e env) client() *api.Client { return api.NewClient(e.flags.control) }
 
 // show prints answer as JSON, or as the text that write makes of it.
 func (e env) show(answer any, write func(p *printer)) error {
@@ -72,7 +72,7 @@ func (e env) printJSONLine(answer any) error {
 
 // usageFromAPI turns an error by which the daemon rejects arguments into a usageError.
 func usageFromAPI(err error) error {
-	var said *control.APIError
+	var said *api.APIError
 	if errors.As(err, &said) && slices.Contains([]int{http.StatusBadRequest, http.StatusNotFound, http.StatusUnprocessableEntity}, said.Code) {
 		return usageError{err}
 	}
@@ -81,8 +81,8 @@ func usageFromAPI(err error) error {
 
 // limitError is usageFromAPI for a request about a limit. The error for an unknown limit lists
 // the limits of the daemon.
-func limitError(ctx context.Context, c *control.Client, limit string, err error) error {
-	var said *control.APIError
+func limitError(ctx context.Context, c *api.Client, limit string, err error) error {
+	var said *api.APIError
 	if !errors.As(err, &said) || said.Code != http.StatusNotFound {
 		return usageFromAPI(err)
 	}
@@ -106,7 +106,7 @@ func unknownName(what, name string, names []string) error {
 	return usageError{errors.New(msg)}
 }
 
-func limitNames(ctx context.Context, c *control.Client) ([]string, error) {
+func limitNames(ctx context.Context, c *api.Client) ([]string, error) {
 	limits, err := c.Limits(ctx)
 	var names []string
 	for _, l := range limits {

@@ -9,11 +9,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 )
 
 func connectionsCommand(e env) *cobra.Command {
-	var q control.ConnectionQuery
+	var q api.ConnectionQuery
 	var limit *string
 	var sort *enumFlag
 	var top *int
@@ -59,7 +59,7 @@ the limit that throttles them now, and the one that throttled them longest.
 
 // checkQueryNames returns an error when q names an unknown limit or listener: no connection
 // would match.
-func checkQueryNames(ctx context.Context, c *control.Client, q control.ConnectionQuery) error {
+func checkQueryNames(ctx context.Context, c *api.Client, q api.ConnectionQuery) error {
 	if q.Limit != "" {
 		if _, err := c.Limit(ctx, q.Limit); err != nil {
 			return limitError(ctx, c, q.Limit, err)
@@ -82,10 +82,10 @@ func checkQueryNames(ctx context.Context, c *control.Client, q control.Connectio
 	return nil
 }
 
-func connectionsTable(all []control.Connection) *table {
+func connectionsTable(all []api.Connection) *table {
 	t := newTable(">ID", "SOURCE", "LISTENER", "DOWNSTREAM", "STAGE", ">AGE", ">IDLE", ">TO", ">FROM", ">WAITED", "THROTTLED BY", "MOSTLY BY", "AS")
 	for _, c := range all {
-		t.add(strconv.FormatUint(c.ID, 10), printable(c.Source), fmt.Sprintf("%s %s/%d", c.Listener, c.Protocol, c.Port), printable(c.Downstream), c.Stage,
+		t.add(strconv.FormatUint(c.ID, 10), api.Printable(c.Source), fmt.Sprintf("%s %s/%d", c.Listener, c.Protocol, c.Port), api.Printable(c.Downstream), c.Stage,
 			seconds(c.Age), seconds(c.Idle), size(c.ToDownstream), size(c.FromDownstream), seconds(c.Waited), c.ThrottledBy, c.MostlyThrottledBy, asnLabel(c.ASN, c.ASName))
 	}
 	return t

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/control"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
@@ -175,7 +176,7 @@ func (s *server) expireOverrides(ctx context.Context) (next time.Time) {
 }
 
 // Describe fills in the parts of a status that only the daemon knows.
-func (s *server) Describe(to *control.Status) {
+func (s *server) Describe(to *api.Status) {
 	l, w := s.current()
 	to.Version, to.Config, to.Started = version, s.path, s.startedAt
 	to.State, to.Mode = "running", modeName(l.config.Daemon.Observe)

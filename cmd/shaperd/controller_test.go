@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 )
 
 // controlledDaemon is a daemon with a control socket.
@@ -64,7 +64,7 @@ func (s *controlledDaemon) mustFail(line, text string) {
 	}
 }
 
-func (s *controlledDaemon) limit(name string) (l control.Limit) {
+func (s *controlledDaemon) limit(name string) (l api.Limit) {
 	s.t.Helper()
 	out, err := s.verb("limits", name, "--json")
 	if err == nil {
@@ -77,7 +77,7 @@ func (s *controlledDaemon) limit(name string) (l control.Limit) {
 }
 
 // waitLimit waits until ok returns true for a limit.
-func (s *controlledDaemon) waitLimit(name string, ok func(control.Limit) bool) {
+func (s *controlledDaemon) waitLimit(name string, ok func(api.Limit) bool) {
 	s.t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !ok(s.limit(name)); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -109,7 +109,7 @@ func TestSetLimit_Lifecycle(t *testing.T) {
 	s.mustFail("set limit per-source speed=1", "speed")
 	s.mustFail("set limit nosuch rate=1MB/s", "unknown limit")
 	s.must("set limit per-source rate=3MB/s max_connections=7 --for 100ms", "until ")
-	s.waitLimit("per-source", func(l control.Limit) bool { return l.Rate == 2e6 && l.MaxConnections == 5 && len(l.Override) == 1 })
+	s.waitLimit("per-source", func(l api.Limit) bool { return l.Rate == 2e6 && l.MaxConnections == 5 && len(l.Override) == 1 })
 	s.waitLog("override expired")
 
 	// Until unset, across reloads, or until the next reload.
@@ -233,7 +233,7 @@ func TestBypass(t *testing.T) {
 		t.Error("the metrics do not report the bypass")
 	}
 	s.must("bypass on --for 100ms", "BYPASS IS ON")
-	s.waitLimit("per-source", func(l control.Limit) bool { return l.Mode == "enforce" })
+	s.waitLimit("per-source", func(l api.Limit) bool { return l.Mode == "enforce" })
 	if took := pass(5000); took < 300*time.Millisecond {
 		t.Errorf("5 kB at 10 kB/s took %v after the bypass", took)
 	}
@@ -257,7 +257,7 @@ func TestExpiry_IsIndependent(t *testing.T) {
 	s.must("set limit per-source burst=64KiB max_connections=7")
 	s.must("block 192.0.2.1 --for 500ms")
 	s.must("bypass on --for 500ms")
-	s.waitLimit("per-source", func(l control.Limit) bool { return l.Rate == 0 && l.Mode == modeName(false) })
+	s.waitLimit("per-source", func(l api.Limit) bool { return l.Rate == 0 && l.Mode == modeName(false) })
 	s.waitLog(`override="block of 192.0.2.1/32"`)
 	s.must("blocks", "No prefix is blocked.")
 	if l := s.limit("per-source"); l.MaxConnections != 7 || len(l.Override) != 1 {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 )
 
 func downstreamsCommand(e env) *cobra.Command {
@@ -43,12 +43,12 @@ drain" stops giving new connections to one, "downstreams enable" undoes that.`,
 	return cmd
 }
 
-func (p *printer) downstreams(all []control.DownstreamStatus) *table {
+func (p *printer) downstreams(all []api.DownstreamStatus) *table {
 	t := newTable("DOWNSTREAM", "LISTENER", "STATE", ">IN FLIGHT", ">MAX")
 	for _, d := range all {
 		state, most := d.State, "-"
 		if state == "down" || state == "failing" {
-			state = p.red(strings.TrimSuffix(state+": "+printable(d.Error), ": "))
+			state = p.red(strings.TrimSuffix(state+": "+api.Printable(d.Error), ": "))
 		}
 		if d.MaxConnections > 0 {
 			most = fmt.Sprint(d.MaxConnections)
@@ -82,14 +82,14 @@ and in "shaperd downstreams".`,
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c := e.client()
-			if err := c.SetDownstream(cmd.Context(), control.SetDownstream{Listener: listener, Downstream: args[0], Drained: drained}); err != nil {
+			if err := c.SetDownstream(cmd.Context(), api.SetDownstream{Listener: listener, Downstream: args[0], Drained: drained}); err != nil {
 				return downstreamError(cmd.Context(), c, listener, args[0], err)
 			}
 			all, err := c.Downstreams(cmd.Context())
 			if err != nil {
 				return e.afterChange(err)
 			}
-			all = slices.DeleteFunc(all, func(d control.DownstreamStatus) bool {
+			all = slices.DeleteFunc(all, func(d api.DownstreamStatus) bool {
 				return d.Downstream != args[0] || listener != "" && d.Listener != listener
 			})
 			return e.show(all, func(p *printer) { p.table(p.downstreams(all)) })
@@ -101,8 +101,8 @@ and in "shaperd downstreams".`,
 
 // downstreamError is usageFromAPI for a request about a downstream. The error for an unknown
 // downstream lists those of the listener, or of all listeners when it is "".
-func downstreamError(ctx context.Context, c *control.Client, listener, downstream string, err error) error {
-	var said *control.APIError
+func downstreamError(ctx context.Context, c *api.Client, listener, downstream string, err error) error {
+	var said *api.APIError
 	if !errors.As(err, &said) || said.Code != http.StatusNotFound {
 		return usageFromAPI(err)
 	}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 )
 
 func eventsCommand(e env) *cobra.Command {
@@ -42,17 +42,17 @@ the whole log.`,
 	return cmd
 }
 
-func (p *printer) events(events []control.Event) {
+func (p *printer) events(events []api.Event) {
 	for _, event := range events {
 		var attrs strings.Builder
 		for _, key := range sortedKeys(event.Attrs) {
-			attrs.WriteString(" " + printable(key) + "=" + quoteAttr(event.Attrs[key]))
+			attrs.WriteString(" " + api.Printable(key) + "=" + quoteAttr(event.Attrs[key]))
 		}
 		level := event.Level
 		if level == "error" {
 			level = p.red(level)
 		}
-		p.line("%s %-5s %s%s", clockTime(event.Time, time.Now()), level, printable(event.Message), attrs.String())
+		p.line("%s %-5s %s%s", clockTime(event.Time, time.Now()), level, api.Printable(event.Message), attrs.String())
 	}
 }
 
@@ -61,7 +61,7 @@ func quoteAttr(s string) string {
 	if s == "" || strings.ContainsAny(s, " =\"") {
 		return strconv.Quote(s)
 	}
-	return printable(s)
+	return api.Printable(s)
 }
 
 // followInterval is the time between two requests for new events.
@@ -80,11 +80,11 @@ func followEvents(ctx context.Context, e env) error {
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case err != nil && (first || !errors.Is(err, control.ErrNoDaemon)):
+		case err != nil && (first || !errors.Is(err, api.ErrNoDaemon)):
 			return err
 		}
 		for _, event := range events {
-			show := func() error { return e.show(event, func(p *printer) { p.events([]control.Event{event}) }) }
+			show := func() error { return e.show(event, func(p *printer) { p.events([]api.Event{event}) }) }
 			if e.flags.json {
 				show = func() error { return e.printJSONLine(event) }
 			}
@@ -102,7 +102,7 @@ func followEvents(ctx context.Context, e env) error {
 
 // fetchEvents returns the events after *last, or all of them when the daemon's process is no
 // longer *pid. It updates both.
-func fetchEvents(ctx context.Context, c *control.Client, pid *int, last *uint64) ([]control.Event, error) {
+func fetchEvents(ctx context.Context, c *api.Client, pid *int, last *uint64) ([]api.Event, error) {
 	s, err := c.Status(ctx)
 	if err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/control"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
@@ -162,7 +163,7 @@ func (q *question) destinationText() string {
 
 // explanation is the answer to a question, with the values it was computed from.
 type explanation struct {
-	control.Explanation
+	api.Explanation
 	flow   shaper.Flow
 	route  shaper.Route
 	attach *config.Attach // nil at a listener
@@ -172,7 +173,7 @@ type explanation struct {
 func (q *question) answer(c *config.Config, p *shaper.Policy) (*explanation, error) {
 	x := &explanation{flow: shaper.Flow{Source: q.source, Destination: q.destination, Port: q.port, Protocol: q.protocol}}
 	x.Source, x.To = q.source.String(), q.destinationText()
-	x.Limits, x.Bottlenecks, x.Connections = []control.LimitBucket{}, []control.Bottleneck{}, []control.Connection{}
+	x.Limits, x.Bottlenecks, x.Connections = []api.LimitBucket{}, []api.Bottleneck{}, []api.Connection{}
 	f := &x.flow
 	if q.attach == "" {
 		l, err := findListener(c, q)
@@ -198,7 +199,7 @@ func (q *question) answer(c *config.Config, p *shaper.Policy) (*explanation, err
 		if x.attach != nil {
 			direction, observe = x.attach.Direction.String(), l.Observe || x.attach.Observe && !l.Always
 		}
-		x.Limits = append(x.Limits, control.LimitBucket{
+		x.Limits = append(x.Limits, api.LimitBucket{
 			Limit: l.Name, Key: p.Describe(i, f, x.route), Direction: direction, Summary: limitSummary(l), Mode: modeName(observe),
 		})
 	}
@@ -356,7 +357,7 @@ func (x *explanation) findBottlenecks(p *shaper.Policy) {
 			}
 		}
 		if best >= 0 {
-			x.Bottlenecks = append(x.Bottlenecks, control.Bottleneck{Resource: what, Limit: p.Limit(best).Name})
+			x.Bottlenecks = append(x.Bottlenecks, api.Bottleneck{Resource: what, Limit: p.Limit(best).Name})
 		}
 	}
 	rate := func(l *shaper.Limit) float64 { return float64(l.Rate) }

@@ -3,6 +3,7 @@ package main
 import (
 	"time"
 
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/control"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -11,8 +12,8 @@ import (
 const maxExplained = 20
 
 // Explain explains which limits a connection or packet would meet now, and their state.
-func (s *server) Explain(ask control.ExplainRequest) (control.Explanation, error) {
-	var x control.Explanation
+func (s *server) Explain(ask control.ExplainRequest) (api.Explanation, error) {
+	var x api.Explanation
 	q, err := parseQuestion(ask)
 	if err != nil {
 		return x, &refusedError{err}
@@ -27,7 +28,7 @@ func (s *server) Explain(ask control.ExplainRequest) (control.Explanation, error
 	s.addConnections(found, p)
 	s.addDownstreams(found)
 	if found.attach == nil && found.flow.Protocol == shaper.UDP {
-		quota := control.FlowQuota(s.proxy.FlowQuota(found.Listener, found.flow.Source))
+		quota := api.FlowQuota(s.proxy.FlowQuota(found.Listener, found.flow.Source))
 		found.Flows = &quota
 	}
 	return found.Explanation, nil
@@ -98,7 +99,7 @@ func (s *server) bucketOf(x *explanation, p *shaper.Policy, i int) (shaper.Bucke
 
 // addDownstreams adds why the listener is unavailable, if it is.
 func (s *server) addDownstreams(x *explanation) {
-	var all []control.DownstreamStatus
+	var all []api.DownstreamStatus
 	for _, d := range s.proxy.Downstreams() {
 		if x.attach == nil && d.Listen == x.Listener {
 			all = append(all, control.NewDownstream(d))

@@ -5,14 +5,14 @@ import (
 	"errors"
 	"fmt"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 )
 
 // explainFromDaemon asks the running daemon to explain q, and prints the answer.
 func explainFromDaemon(ctx context.Context, e env, q question) error {
-	x, err := e.client().Explain(ctx, control.ExplainQuery{Source: q.source, To: q.target(), Listener: q.listener, Attach: q.attach, Destination: q.destination})
+	x, err := e.client().Explain(ctx, api.ExplainQuery{Source: q.source, To: q.target(), Listener: q.listener, Attach: q.attach, Destination: q.destination})
 	switch {
-	case errors.Is(err, control.ErrNoDaemon):
+	case errors.Is(err, api.ErrNoDaemon):
 		return fmt.Errorf("%w; to explain a configuration file, use --config", err)
 	case err != nil:
 		return err
@@ -28,7 +28,7 @@ func explainFromDaemon(ctx context.Context, e env, q question) error {
 }
 
 // explanation prints an explanation without its first line.
-func (p *printer) explanation(x control.Explanation) {
+func (p *printer) explanation(x api.Explanation) {
 	if as := asnLabel(x.ASN, x.ASName); as != "" {
 		p.line("%s", as)
 	}
@@ -57,7 +57,7 @@ func (p *printer) explanation(x control.Explanation) {
 }
 
 // flowQuota prints the number of UDP flows, and whether another one is possible.
-func (p *printer) flowQuota(f *control.FlowQuota) {
+func (p *printer) flowQuota(f *api.FlowQuota) {
 	if f == nil {
 		return
 	}
@@ -75,9 +75,9 @@ func (p *printer) flowQuota(f *control.FlowQuota) {
 }
 
 // verdictText describes what a unit that arrived now would get.
-func verdictText(x control.Explanation) string {
+func verdictText(x api.Explanation) string {
 	next := 0.0
-	var by control.Bucket // bucket of the limit that decides
+	var by api.Bucket // bucket of the limit that decides
 	for _, l := range x.Limits {
 		if l.Bucket == nil || l.Mode == "observe" {
 			continue
@@ -106,10 +106,10 @@ func verdictText(x control.Explanation) string {
 	return fmt.Sprintf("New traffic would be refused: limit %q, %s.", x.By, x.Reason)
 }
 
-func bucketsTable(limits []control.LimitBucket) *table {
+func bucketsTable(limits []api.LimitBucket) *table {
 	t := newTable("LIMIT", "BUCKET", "DIRECTION", "LIMITS", "MODE", ">BACKLOG", ">QUEUED", ">NEXT IN", ">IN FLIGHT", ">WAITING")
 	for _, l := range limits {
-		row := []string{printable(l.Limit), printable(l.Key), printable(l.Direction), printable(l.Summary), printable(l.Mode), "-", "-", "-", "-", "-"}
+		row := []string{api.Printable(l.Limit), api.Printable(l.Key), api.Printable(l.Direction), api.Printable(l.Summary), api.Printable(l.Mode), "-", "-", "-", "-", "-"}
 		if b := l.Bucket; b != nil {
 			copy(row[5:], []string{backlogText(b), fmt.Sprint(b.Queued), seconds(b.NextDeparture), fmt.Sprint(b.InFlight), fmt.Sprint(b.Waiting)})
 		}

@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 )
 
 func limitsCommand(e env) *cobra.Command {
@@ -44,17 +44,17 @@ waiting connections, refusals by reason, and conformance.`,
 	}
 }
 
-func (p *printer) limits(limits []control.Limit) *table {
+func (p *printer) limits(limits []api.Limit) *table {
 	t := newTable("LIMIT", "MODE", ">PASSES", ">DELAYED", ">P50", ">P99", ">IN FLIGHT", ">WAITING", ">REFUSED", "CONFORMANCE", "LIMITS")
 	for _, l := range limits {
-		t.add(printable(l.Name), printable(l.Mode), throughput(l), percent(l.DelayedShare), seconds(l.QueueDelay.P50), seconds(l.QueueDelay.P99),
+		t.add(api.Printable(l.Name), api.Printable(l.Mode), throughput(l), percent(l.DelayedShare), seconds(l.QueueDelay.P50), seconds(l.QueueDelay.P99),
 			fmt.Sprint(l.InFlight), fmt.Sprint(l.Waiting), perSecond(sumValues(l.RefusedRate)), p.conformance(l.Conformance), effectiveSummary(l))
 	}
 	return t
 }
 
 // conformance returns the conformance of a limit in one word.
-func (p *printer) conformance(c control.Conformance) string {
+func (p *printer) conformance(c api.Conformance) string {
 	switch {
 	case c.Unmonitored:
 		return "-"
@@ -65,8 +65,8 @@ func (p *printer) conformance(c control.Conformance) string {
 }
 
 // effectiveSummary returns the effective values of a limit, and its overrides.
-func effectiveSummary(l control.Limit) string {
-	s := printable(l.Summary)
+func effectiveSummary(l api.Limit) string {
+	s := api.Printable(l.Summary)
 	if l.Block {
 		s = "block"
 	}
@@ -76,16 +76,16 @@ func effectiveSummary(l control.Limit) string {
 	return s
 }
 
-func (p *printer) limit(l control.Limit) {
+func (p *printer) limit(l api.Limit) {
 	item := func(name, format string, args ...any) { p.line("%-12s %s", name, fmt.Sprintf(format, args...)) }
-	item("limit", "%s, in the %s plane, mode %s", printable(l.Name), printable(l.Plane), printable(l.Mode))
+	item("limit", "%s, in the %s plane, mode %s", api.Printable(l.Name), api.Printable(l.Plane), api.Printable(l.Mode))
 	buckets := "one bucket"
 	if !l.Single {
 		buckets = "one bucket per " + l.Key
 	}
 	item("limits", "%s; %s", effectiveSummary(l), buckets)
-	item("direction", "%s", printable(l.Direction))
-	three := func(r control.Rates, write func(float64) string) string {
+	item("direction", "%s", api.Printable(l.Direction))
+	three := func(r api.Rates, write func(float64) string) string {
 		return fmt.Sprintf("%s over 1s, %s over 10s, %s over 60s", write(r.S1), write(r.S10), write(r.S60))
 	}
 	// What a limit does not count is left out: 0 would be wrong.
@@ -126,7 +126,7 @@ func (p *printer) limit(l control.Limit) {
 	item("conformance", "%s: %s%s", p.conformance(l.Conformance), excessText(l.Conformance), sampled)
 }
 
-func percentiles(d control.Delay) string {
+func percentiles(d api.Delay) string {
 	return fmt.Sprintf("p50 %s, p99 %s", seconds(d.P50), seconds(d.P99))
 }
 
@@ -148,7 +148,7 @@ minute. "<=" marks a figure that may be more than 10% too large.`,
 				return usageError{fmt.Errorf("keys requires --limit LIMIT")}
 			}
 			c := e.client()
-			keys, by, err := fetchRanked(cmd, sort, func(by string) ([]control.Key, error) {
+			keys, by, err := fetchRanked(cmd, sort, func(by string) ([]api.Key, error) {
 				return c.Keys(cmd.Context(), *limit, by, *top)
 			})
 			if err != nil {
@@ -168,10 +168,10 @@ minute. "<=" marks a figure that may be more than 10% too large.`,
 	return cmd
 }
 
-func keysTable(keys []control.Key) *table {
+func keysTable(keys []api.Key) *table {
 	t := newTable("KEY", ">RATE", ">WAITED/S", ">REFUSED", ">BACKLOG", ">QUEUED", ">NEXT IN", ">IN FLIGHT", ">WAITING", "AS")
 	for _, k := range keys {
-		row := []string{printable(k.Key), estimate(k.Rate, rate), estimate(k.Delayed, seconds), estimate(k.Dropped, perSecond), "", "", "", "", "", asnLabel(k.ASN, k.ASName)}
+		row := []string{api.Printable(k.Key), estimate(k.Rate, rate), estimate(k.Delayed, seconds), estimate(k.Dropped, perSecond), "", "", "", "", "", asnLabel(k.ASN, k.ASName)}
 		if b := k.Bucket; b != nil {
 			copy(row[4:], []string{backlogText(b), fmt.Sprint(b.Queued), seconds(b.NextDeparture), fmt.Sprint(b.InFlight), fmt.Sprint(b.Waiting)})
 		}
@@ -181,7 +181,7 @@ func keysTable(keys []control.Key) *table {
 }
 
 // backlogText formats the backlog of a bucket.
-func backlogText(b *control.Bucket) string {
+func backlogText(b *api.Bucket) string {
 	if b.BacklogBytes == 0 && b.BacklogPackets > 0 {
 		return fmt.Sprintf("%d packets", b.BacklogPackets)
 	}
@@ -201,7 +201,7 @@ in about the last minute. "<=" marks a figure that may be more than 10% too larg
 		Annotations: jsonAnnotations,
 		Args:        noArgs(""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			talkers, sorted, err := fetchRanked(cmd, sort, func(sort string) ([]control.Talker, error) {
+			talkers, sorted, err := fetchRanked(cmd, sort, func(sort string) ([]api.Talker, error) {
 				return e.client().Talkers(cmd.Context(), by.value, sort, *top)
 			})
 			if err != nil {
@@ -228,10 +228,10 @@ in about the last minute. "<=" marks a figure that may be more than 10% too larg
 	return cmd
 }
 
-func talkersTable(by string, talkers []control.Talker) *table {
+func talkersTable(by string, talkers []api.Talker) *table {
 	t := newTable(strings.ToUpper(by), ">RATE", ">WAITED/S", ">REFUSED", "AS")
 	for _, w := range talkers {
-		t.add(printable(w.Name), estimate(w.Rate, rate), estimate(w.Delayed, seconds), estimate(w.Dropped, perSecond), printable(w.ASName))
+		t.add(api.Printable(w.Name), estimate(w.Rate, rate), estimate(w.Delayed, seconds), estimate(w.Dropped, perSecond), api.Printable(w.ASName))
 	}
 	return t
 }

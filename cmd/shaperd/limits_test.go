@@ -4,21 +4,21 @@ import (
 	"strings"
 	"testing"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 )
 
 // TestPrintLimit_OmitsUncountedRows checks that figures which a limit does not count are omitted: 0
 // would be wrong.
 func TestPrintLimit_OmitsUncountedRows(t *testing.T) {
 	for name, c := range map[string]struct {
-		limit    control.Limit
+		limit    api.Limit
 		has, not []string
 	}{
-		"slots":            {control.Limit{MaxConnections: 2}, []string{"connections"}, []string{"passes", "packets", "delayed"}},
-		"rate":             {control.Limit{Rate: 1e6}, []string{"passes", "packets", "delayed"}, []string{"connections"}},
-		"both":             {control.Limit{Rate: 1e6, NewConnections: 20}, []string{"passes", "packets", "delayed", "connections"}, nil},
-		"slots, packets":   {control.Limit{MaxConnections: 2, PacketsTotal: 7}, []string{"connections", "passes", "packets"}, []string{"delayed"}},
-		"nothing but stop": {control.Limit{Block: true}, []string{"refused"}, []string{"passes", "packets", "delayed", "connections"}},
+		"slots":            {api.Limit{MaxConnections: 2}, []string{"connections"}, []string{"passes", "packets", "delayed"}},
+		"rate":             {api.Limit{Rate: 1e6}, []string{"passes", "packets", "delayed"}, []string{"connections"}},
+		"both":             {api.Limit{Rate: 1e6, NewConnections: 20}, []string{"passes", "packets", "delayed", "connections"}, nil},
+		"slots, packets":   {api.Limit{MaxConnections: 2, PacketsTotal: 7}, []string{"connections", "passes", "packets"}, []string{"delayed"}},
+		"nothing but stop": {api.Limit{Block: true}, []string{"refused"}, []string{"passes", "packets", "delayed", "connections"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := &printer{}

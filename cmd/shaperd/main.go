@@ -17,7 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/shaper/config"
 )
 
@@ -67,7 +67,7 @@ func exitCode(err error) int {
 		return 0
 	case errors.As(err, &usage):
 		return exitUsage
-	case errors.Is(err, control.ErrNoDaemon):
+	case errors.Is(err, api.ErrNoDaemon):
 		return exitNoDaemon
 	}
 	return exitFailure
@@ -156,7 +156,7 @@ const (
 // names the command that prints help.
 func run(ctx context.Context, e env, args []string) error {
 	parsed := false
-	e.flags = &rootFlags{control: control.DefaultSocket}
+	e.flags = &rootFlags{control: api.DefaultSocket}
 	root := rootCommand(e)
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
 		if e.flags.json && !supportsJSON(cmd) {

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 )
 
 // TestStatus_TruncatesBlocks checks that status lists some blocks, and refers to "blocks".
@@ -20,7 +20,7 @@ func TestStatus_TruncatesBlocks(t *testing.T) {
 	d.change(func() {
 		d.status.Blocks, d.status.BlocksTotal = nil, 20_000
 		for i := range 100 {
-			d.status.Blocks = append(d.status.Blocks, control.Block{Prefix: fmt.Sprintf("192.0.2.%d/32", i), Since: fakeStart})
+			d.status.Blocks = append(d.status.Blocks, api.Block{Prefix: fmt.Sprintf("192.0.2.%d/32", i), Since: fakeStart})
 		}
 	})
 	out, _, err := d.run(t, "status")
@@ -36,7 +36,7 @@ func TestStatus_LimitsNotEnforced(t *testing.T) {
 	d.serve(t)
 	d.change(func() {
 		d.limits = nil
-		d.status.Attachments = []control.AttachmentStatus{
+		d.status.Attachments = []api.AttachmentStatus{
 			{Name: "plant", Interface: "eth1", Direction: "ingress", Mode: "police", Error: "not enforced: 7 of 9 packets were not seen"},
 			{Name: "rest", Interface: "eth0", Direction: "egress", Mode: "police", Up: true},
 		}
@@ -62,7 +62,7 @@ func TestOutput_QuotesControlCharacters(t *testing.T) {
 		l.Summary, l.Mode, l.Direction, l.Plane = escape, escape, escape, escape
 		l.Override = map[string]string{"rate": escape}
 		d.status.Mode, d.status.Version, d.status.Config = escape, escape, escape
-		d.explain.Limits = []control.LimitBucket{{Limit: escape, Key: escape, Direction: escape, Summary: escape, Mode: escape}}
+		d.explain.Limits = []api.LimitBucket{{Limit: escape, Key: escape, Direction: escape, Summary: escape, Mode: escape}}
 		d.explain.Unavailable = escape
 		for i := range d.status.Listeners {
 			d.status.Listeners[i].Unavailable = escape
@@ -141,7 +141,7 @@ func TestEnforce_AttachmentObserves(t *testing.T) {
 		d.serve(t)
 		d.change(func() {
 			d.limits[0].Attachments = tt.attachments
-			d.status.Attachments = []control.AttachmentStatus{
+			d.status.Attachments = []api.AttachmentStatus{
 				{Name: "wan", Mode: "police"}, {Name: "watch", Interface: "veth0", Mode: "observe"}, {Name: "watch", Interface: "veth1", Mode: "observe"},
 			}
 		})
@@ -158,7 +158,7 @@ func TestKeys_FallBackToDropped(t *testing.T) {
 	d := newFakeDaemon()
 	d.serve(t)
 	d.change(func() {
-		d.keys = []control.Key{{Key: "source 192.0.2.7/32", Dropped: control.Estimate{Value: 12300}}}
+		d.keys = []api.Key{{Key: "source 192.0.2.7/32", Dropped: api.Estimate{Value: 12300}}}
 	})
 	for args, want := range map[string]string{
 		"keys --limit watch":                "No key of watch was delayed in the last minute; these were refused.\nKEY ",

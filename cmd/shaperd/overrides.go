@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
 )
@@ -205,9 +205,9 @@ func (w *overrides) blockLimits(c *config.Config) (limits []shaper.Limit) {
 }
 
 // describe fills in the overrides, blocks and bypass of s.
-func (w *overrides) describe(s *control.Status) {
+func (w *overrides) describe(s *api.Status) {
 	if w.bypass != nil {
-		s.Bypass = &control.Bypass{Since: w.bypass.since, Until: w.bypass.end()}
+		s.Bypass = &api.Bypass{Since: w.bypass.since, Until: w.bypass.end()}
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.limits)) {
 		// Keys that were set at one time, until the same time, are one entry.
@@ -225,13 +225,13 @@ func (w *overrides) describe(s *control.Status) {
 			groups[o][key] = top.value
 		}
 		for _, o := range slices.SortedFunc(maps.Keys(groups), func(a, b group) int { return a.since.Compare(b.since) }) {
-			s.Overrides = append(s.Overrides, control.Override{
+			s.Overrides = append(s.Overrides, api.Override{
 				Limit: name, Set: groups[o], Since: o.since, Until: o.end(), UntilReload: o.untilReload,
 			})
 		}
 	}
 	for p, t := range w.blocks {
-		s.Blocks = append(s.Blocks, control.Block{Prefix: p.String(), Since: t.since, Until: t.end()})
+		s.Blocks = append(s.Blocks, api.Block{Prefix: p.String(), Since: t.since, Until: t.end()})
 	}
-	slices.SortFunc(s.Blocks, func(a, b control.Block) int { return cmp.Compare(a.Prefix, b.Prefix) })
+	slices.SortFunc(s.Blocks, func(a, b api.Block) int { return cmp.Compare(a.Prefix, b.Prefix) })
 }

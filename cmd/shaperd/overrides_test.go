@@ -7,7 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 )
 
 // TestOverrides_Expire checks which overrides expire, and when.
@@ -86,7 +86,7 @@ func TestOverrides_MatchModel(t *testing.T) {
 func TestOverrides_ClockChange(t *testing.T) {
 	since := time.Date(2026, 11, 22, 18, 0, 0, 0, time.UTC)
 	until := since.Add(10 * time.Minute)
-	o := persistedOverrides{Bypass: &control.Bypass{Since: since, Until: &until}}
+	o := persistedOverrides{Bypass: &api.Bypass{Since: since, Until: &until}}
 	for _, tt := range []struct {
 		now  time.Time
 		left time.Duration // 0: expired

@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
 )
@@ -26,7 +26,7 @@ import (
 type persistedOverrides struct {
 	Overrides []persistedOverride // those of one key in stack order
 	Blocks    []persistedBlock
-	Bypass    *control.Bypass
+	Bypass    *api.Bypass
 	Drained   []drainedDownstream
 }
 
@@ -70,7 +70,7 @@ func (s *server) saveOverrides() {
 		saved.Blocks = append(saved.Blocks, persistedBlock{p, t.since, t.end()})
 	}
 	if w.bypass != nil {
-		saved.Bypass = &control.Bypass{Since: w.bypass.since, Until: w.bypass.end()}
+		saved.Bypass = &api.Bypass{Since: w.bypass.since, Until: w.bypass.end()}
 	}
 	for _, d := range s.proxy.Downstreams() {
 		if d.Drained {
@@ -277,7 +277,7 @@ func parsePersisted(text []byte) (o persistedOverrides, dropped []error, err err
 				return true
 			})
 		case "Bypass":
-			var b *control.Bypass
+			var b *api.Bypass
 			if err := decodeStrict(name, parts[name], &b); err != nil {
 				errs = []error{err}
 			} else {

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 )
 
 // TestOverrides_SurviveRestart checks that overrides are restored after a restart and a crash.
@@ -190,7 +190,7 @@ func TestOverrides_DiskFailure(t *testing.T) {
 	text := configText(freePort(t), "", "127.0.0.1:9", "1MB/s")
 	unsaved := func(s *controlledDaemon) string {
 		t.Helper()
-		var status control.Status
+		var status api.Status
 		out, err := s.verb("status", "--json")
 		if err == nil {
 			err = json.Unmarshal([]byte(out), &status)

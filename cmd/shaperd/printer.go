@@ -13,7 +13,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 	"golang.org/x/sys/unix"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/shaper/config"
 )
 
@@ -103,17 +103,6 @@ func (p *printer) table(t *table) {
 	for _, line := range t.lines() {
 		p.line("%s", line)
 	}
-}
-
-// printable returns untrusted text, quoted when it has control characters that could affect a
-// terminal.
-func printable(s string) string {
-	for _, r := range s {
-		if !strconv.IsPrint(r) {
-			return strconv.Quote(s)
-		}
-	}
-	return s
 }
 
 // round3 rounds v to three significant digits.
@@ -213,7 +202,7 @@ func untilText(t *time.Time, now time.Time, otherwise string) string {
 func formatOverrides(set map[string]string) string {
 	var all []string
 	for _, key := range sortedKeys(set) {
-		all = append(all, printable(key+"="+set[key]))
+		all = append(all, api.Printable(key+"="+set[key]))
 	}
 	return strings.Join(all, ", ")
 }
@@ -232,11 +221,11 @@ func asnLabel(asn uint32, name string) string {
 	if asn == 0 {
 		return ""
 	}
-	return strings.TrimSpace(fmt.Sprintf("AS%d %s", asn, printable(name)))
+	return strings.TrimSpace(fmt.Sprintf("AS%d %s", asn, api.Printable(name)))
 }
 
 // estimate formats an estimated value, with "<=" when it may be more than 10% too large.
-func estimate(h control.Estimate, write func(float64) string) string {
+func estimate(h api.Estimate, write func(float64) string) string {
 	s := write(h.Value)
 	if h.Error > h.Value/10 && s != "0" {
 		return "<=" + s

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 )
 
 // errReloadFailed reports that the new configuration has errors, which have been printed.
@@ -33,7 +33,7 @@ effective. Overrides stay, except those set with --until-reload.`,
 				err = e.printJSON(r)
 			} else {
 				for _, msg := range r.Errors {
-					fmt.Fprintln(e.stderr, printable(msg))
+					fmt.Fprintln(e.stderr, api.Printable(msg))
 				}
 			}
 			if err == nil && !r.OK {
@@ -41,7 +41,7 @@ effective. Overrides stay, except those set with --until-reload.`,
 			}
 			if !e.flags.json {
 				for _, what := range r.DroppedOverrides {
-					fmt.Fprintf(e.stderr, "dropped: %s\n", printable(what))
+					fmt.Fprintf(e.stderr, "dropped: %s\n", api.Printable(what))
 				}
 				fmt.Fprintf(e.stdout, "reloaded in %s\n", seconds(r.Duration))
 			}
@@ -98,7 +98,7 @@ func stopDaemon(ctx context.Context, e env) error {
 		}
 		s, err = c.Status(ctx)
 		switch {
-		case errors.Is(err, control.ErrNoDaemon), err == nil && s.PID != pid:
+		case errors.Is(err, api.ErrNoDaemon), err == nil && s.PID != pid:
 			if !e.flags.json {
 				fmt.Fprintln(e.stdout, "the daemon has stopped")
 			}
@@ -109,7 +109,7 @@ func stopDaemon(ctx context.Context, e env) error {
 	}
 }
 
-func (e env) printProgress(s control.Status, text string) error {
+func (e env) printProgress(s api.Status, text string) error {
 	if e.flags.json {
 		return e.printJSONLine(s)
 	}

@@ -17,8 +17,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/conn"
-	"shaperd.dev/shaperd/control"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -180,7 +180,7 @@ func TestReload_HangDelaysNothingElse(t *testing.T) {
 
 	reloaded := make(chan error, 1)
 	go func() {
-		_, err := control.NewClient(socket).Reload(context.Background())
+		_, err := api.NewClient(socket).Reload(context.Background())
 		reloaded <- err
 	}()
 	<-hangs
@@ -282,12 +282,12 @@ func TestReload_Concurrent(t *testing.T) {
 		writeConfig(t, next, strings.Replace(string(text), `rate = "1MB/s"`, rate, 1))
 		var others sync.WaitGroup
 		for range 3 {
-			others.Go(func() { _, _ = control.NewClient(s.socket).Reload(context.Background()) })
+			others.Go(func() { _, _ = api.NewClient(s.socket).Reload(context.Background()) })
 		}
 		if err := os.Rename(next, config); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := control.NewClient(s.socket).Reload(t.Context()); err != nil {
+		if _, err := api.NewClient(s.socket).Reload(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if l := s.limit("per-source"); l.Rate != float64(i+2)*1e6 {

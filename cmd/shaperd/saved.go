@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/control"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
@@ -212,7 +213,7 @@ func (s *savedFile) makeConfD() error {
 
 // replace writes text to the file and reloads the daemon. When a step fails, it restores the
 // file.
-func (s *savedFile) replace(ctx context.Context, c *control.Client, text string) error {
+func (s *savedFile) replace(ctx context.Context, c *api.Client, text string) error {
 	if err := s.check(text); err != nil {
 		return fmt.Errorf("nothing changed: the configuration would not load:\n%w", err)
 	}
@@ -221,7 +222,7 @@ func (s *savedFile) replace(ctx context.Context, c *control.Client, text string)
 	}
 	r, err := c.Reload(ctx)
 	if err == nil && !r.OK {
-		err = errors.New(printable(strings.Join(r.Errors, "\n")))
+		err = errors.New(api.Printable(strings.Join(r.Errors, "\n")))
 	}
 	if err == nil {
 		return nil
@@ -235,7 +236,7 @@ func (s *savedFile) replace(ctx context.Context, c *control.Client, text string)
 // openSavedFile opens the file of a limit of the daemon that runs with the configuration at
 // path. The daemon must run as root, as this user or as the user of the service: nobody else may
 // cause root to write files.
-func (e env) openSavedFile(ctx context.Context, c *control.Client, path, limit string) (*savedFile, error) {
+func (e env) openSavedFile(ctx context.Context, c *api.Client, path, limit string) (*savedFile, error) {
 	uid, err := c.Peer(ctx)
 	if err != nil {
 		return nil, err
@@ -250,7 +251,7 @@ func (e env) openSavedFile(ctx context.Context, c *control.Client, path, limit s
 	}
 	status, err := c.Status(ctx)
 	if err == nil && status.Config != s.config {
-		err = usageError{fmt.Errorf("the daemon runs with %s, but --config is %s", printable(status.Config), s.config)}
+		err = usageError{fmt.Errorf("the daemon runs with %s, but --config is %s", api.Printable(status.Config), s.config)}
 	}
 	if err != nil {
 		s.close()

@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 )
 
 // otherUser is the ID of an unprivileged user.
@@ -92,7 +92,7 @@ func TestSave_TakesEffect(t *testing.T) {
 	s.must("reload")
 	is(4e6, 9)
 	s.must("set limit per-source rate=5MB/s --for 100ms", "now  40Mbit/s")
-	s.waitLimit("per-source", func(l control.Limit) bool { return l.Override == nil })
+	s.waitLimit("per-source", func(l api.Limit) bool { return l.Override == nil })
 	is(4e6, 9)
 	s.mustFail("unset limit per-source", "no key is overridden in limit \"per-source\"; max_connections is overridden in "+file+":4; rate is overridden in")
 	s.save("unset limit per-source --saved", "now  8Mbit/s", "removed "+file)
@@ -336,11 +336,11 @@ func startRogueDaemon(t *testing.T, uid int, config string) (socket string) {
 	h := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		switch {
 		case strings.HasSuffix(q.URL.Path, "/status"):
-			respond(w, 200, control.Status{Config: config})
+			respond(w, 200, api.Status{Config: config})
 		case strings.HasSuffix(q.URL.Path, "/reload"):
-			respond(w, 200, control.ReloadStatus{OK: true})
+			respond(w, 200, api.ReloadStatus{OK: true})
 		default:
-			respond(w, 200, control.Limit{Name: "x", Override: map[string]string{"rate": "1MB/s"}})
+			respond(w, 200, api.Limit{Name: "x", Override: map[string]string{"rate": "1MB/s"}})
 		}
 	})}
 	go h.Serve(l)

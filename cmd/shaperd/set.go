@@ -13,7 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 )
 
 func setCommand(e env) *cobra.Command {
@@ -70,7 +70,7 @@ that file.`,
 			if save {
 				return saveLimit(cmd.Context(), e, file, args[0], set)
 			}
-			return setLimit(cmd.Context(), e, args[0], control.SetLimit{Set: set, Duration: forTime.seconds(), UntilReload: untilReload})
+			return setLimit(cmd.Context(), e, args[0], api.SetLimit{Set: set, Duration: forTime.seconds(), UntilReload: untilReload})
 		},
 	}
 	addSetFlags(cmd, &forTime, &untilReload)
@@ -80,7 +80,7 @@ that file.`,
 }
 
 // setLimit overrides keys of a limit, and prints the result.
-func setLimit(ctx context.Context, e env, name string, s control.SetLimit) error {
+func setLimit(ctx context.Context, e env, name string, s api.SetLimit) error {
 	if s.Duration != 0 && s.UntilReload {
 		return usageError{errors.New("--for and --until-reload cannot be combined")}
 	}
@@ -117,7 +117,7 @@ func addSetFlags(cmd *cobra.Command, forTime *durationFlag, untilReload *bool) {
 }
 
 // overrideUntil returns when an override ends, in words.
-func overrideUntil(o control.Override, now time.Time) string {
+func overrideUntil(o api.Override, now time.Time) string {
 	if o.UntilReload {
 		return "until the next reload"
 	}
@@ -126,7 +126,7 @@ func overrideUntil(o control.Override, now time.Time) string {
 
 // observeReason returns why no limit is enforced, whatever its own mode. It returns "" when
 // limits are enforced.
-func observeReason(s control.Status) string {
+func observeReason(s api.Status) string {
 	switch {
 	case s.Mode == modeName(true):
 		return `the daemon observes: [daemon] observe = true applies to all limits`
@@ -138,7 +138,7 @@ func observeReason(s control.Status) string {
 
 // attachmentObserveReason returns at which of its attachments l only observes, whatever its own
 // mode. It returns "" when there are none.
-func attachmentObserveReason(s control.Status, l control.Limit) string {
+func attachmentObserveReason(s api.Status, l api.Limit) string {
 	var names []string
 	for _, a := range s.Attachments {
 		if a.Mode == modeName(true) && slices.Contains(l.Attachments, a.Name) && !slices.Contains(names, strconv.Quote(a.Name)) {
@@ -155,10 +155,10 @@ func attachmentObserveReason(s control.Status, l control.Limit) string {
 }
 
 // limitChange prints a limit before and after a change.
-func (p *printer) limitChange(was, is control.Limit) {
+func (p *printer) limitChange(was, is api.Limit) {
 	p.line("limit %s", is.Name)
-	p.line("was  %s, mode %s", printable(was.Summary), printable(was.Mode))
-	p.line("now  %s, mode %s", printable(is.Summary), printable(is.Mode))
+	p.line("was  %s, mode %s", api.Printable(was.Summary), api.Printable(was.Mode))
+	p.line("now  %s, mode %s", api.Printable(is.Summary), api.Printable(is.Mode))
 }
 
 func unsetCommand(e env) *cobra.Command {
@@ -218,12 +218,12 @@ written, and reload.`,
 }
 
 // remainingOverrides prints the overrides that a limit still has, at runtime and in files.
-func (p *printer) remainingOverrides(l control.Limit) {
+func (p *printer) remainingOverrides(l api.Limit) {
 	if len(l.Override) > 0 {
 		p.line("set  %s", formatOverrides(l.Override))
 	}
 	for _, key := range slices.Sorted(maps.Keys(l.FileOverride)) {
-		p.line("%s is still overridden in %s", key, printable(l.FileOverride[key]))
+		p.line("%s is still overridden in %s", key, api.Printable(l.FileOverride[key]))
 	}
 }
 
@@ -250,7 +250,7 @@ func modeCommand(e env, verb string) *cobra.Command {
 		Args:              wantArgs("LIMIT"),
 		ValidArgsFunction: e.completeLimits,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return setLimit(cmd.Context(), e, args[0], control.SetLimit{Set: map[string]string{"observe": strconv.FormatBool(verb == "observe")}, Duration: forTime.seconds(), UntilReload: untilReload})
+			return setLimit(cmd.Context(), e, args[0], api.SetLimit{Set: map[string]string{"observe": strconv.FormatBool(verb == "observe")}, Duration: forTime.seconds(), UntilReload: untilReload})
 		},
 	}
 	addSetFlags(cmd, &forTime, &untilReload)

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 )
 
 func statusCommand(e env) *cobra.Command {
@@ -48,7 +48,7 @@ attachment are not enforced, or when conformance was violated in the last minute
 }
 
 // statusError returns the error of the verb status, or nil when the daemon is healthy.
-func statusError(s control.Status) error {
+func statusError(s api.Status) error {
 	if names := unavailableListeners(s); len(names) > 0 {
 		return fmt.Errorf("no downstream is up at %s", strings.Join(names, ", "))
 	}
@@ -62,20 +62,20 @@ func statusError(s control.Status) error {
 }
 
 // unenforcedAttachments returns the attachments whose limits are not enforced.
-func unenforcedAttachments(s control.Status) (names []string) {
+func unenforcedAttachments(s api.Status) (names []string) {
 	for _, a := range s.Attachments {
 		if !a.Up && a.Interface != "" {
-			names = append(names, printable(a.Name))
+			names = append(names, api.Printable(a.Name))
 		}
 	}
 	return slices.Compact(names)
 }
 
 // unavailableListeners returns the listeners without a downstream that is up.
-func unavailableListeners(s control.Status) (names []string) {
+func unavailableListeners(s api.Status) (names []string) {
 	for _, l := range s.Listeners {
 		if l.Unavailable != "" {
-			names = append(names, printable(l.Name))
+			names = append(names, api.Printable(l.Name))
 		}
 	}
 	return names
@@ -86,7 +86,7 @@ func unavailableListeners(s control.Status) (names []string) {
 const minWait = 1e-3
 
 // mostDelayed returns the most delayed sources, or none when the request fails.
-func mostDelayed(ctx context.Context, c *control.Client) (some []control.Talker) {
+func mostDelayed(ctx context.Context, c *api.Client) (some []api.Talker) {
 	talkers, err := c.Talkers(ctx, "source", "delayed", 3)
 	if err != nil {
 		return nil
@@ -99,18 +99,18 @@ func mostDelayed(ctx context.Context, c *control.Client) (some []control.Talker)
 	return some
 }
 
-func (p *printer) status(s control.Status, limits []control.Limit, delayed []control.Talker) {
+func (p *printer) status(s api.Status, limits []api.Limit, delayed []api.Talker) {
 	p.headlines(s, limits)
 	for i, w := range delayed {
 		lead := "Most delayed: "
 		if i > 0 {
 			lead = "              "
 		}
-		p.line("%s%s, %s per second", lead, strings.TrimSpace(printable(w.Name)+" "+printable(w.ASName)), estimate(w.Delayed, seconds))
+		p.line("%s%s, %s per second", lead, strings.TrimSpace(api.Printable(w.Name)+" "+api.Printable(w.ASName)), estimate(w.Delayed, seconds))
 	}
 	p.line("")
 	up := s.Now.Sub(s.Started)
-	p.line("shaperd %s, pid %d, up %s, mode %s, %s", printable(s.Version), s.PID, seconds(up.Seconds()), printable(s.Mode), printable(s.Config))
+	p.line("shaperd %s, pid %d, up %s, mode %s, %s", api.Printable(s.Version), s.PID, seconds(up.Seconds()), api.Printable(s.Mode), api.Printable(s.Config))
 	p.line("memory %s, CPU %s of one core, descriptors %d of %d, pacing latency p99 %s", size(s.Process.Memory),
 		percent(s.Process.CPUCores), s.Process.Descriptors, s.Process.MaxDescriptors, seconds(s.Process.WakeupLatencyP99))
 	p.reload(s.Reload, s.Now)
@@ -119,7 +119,7 @@ func (p *printer) status(s control.Status, limits []control.Limit, delayed []con
 }
 
 // headlines prints what an operator must know first.
-func (p *printer) headlines(s control.Status, limits []control.Limit) {
+func (p *printer) headlines(s api.Status, limits []api.Limit) {
 	for _, l := range s.Listeners {
 		if l.Unavailable != "" {
 			p.line("%s", p.red(unavailableText(l.Name, l.Unavailable)))
@@ -137,7 +137,7 @@ func (p *printer) headlines(s control.Status, limits []control.Limit) {
 		p.line("%s", p.red(unsavedText(s)))
 	}
 	for _, why := range s.EndpointErrors {
-		p.line("%s", p.red("NOT AVAILABLE: "+printable(why)))
+		p.line("%s", p.red("NOT AVAILABLE: "+api.Printable(why)))
 	}
 	if s.State == "stopping" {
 		p.line("%s", p.red("STOPPING: new connections are refused, and the daemon exits when the open ones have ended."))
@@ -163,23 +163,23 @@ func (p *printer) headlines(s control.Status, limits []control.Limit) {
 
 // flowWarnings prints which listeners refuse UDP flows or suppress replies, and reports whether
 // there are any.
-func (p *printer) flowWarnings(s control.Status) (any bool) {
+func (p *printer) flowWarnings(s api.Status) (any bool) {
 	for _, l := range s.Listeners {
 		if l.FlowsRefusedRate > 0 {
 			any = true
 			p.line("%s", p.red(fmt.Sprintf("UDP FLOW QUOTA EXHAUSTED at %s: %s datagrams refused, %s flows. \"shaperd events\" shows whether to raise max_flows or max_flows_per_source.",
-				printable(l.Name), perSecond(l.FlowsRefusedRate), flowCount(l))))
+				api.Printable(l.Name), perSecond(l.FlowsRefusedRate), flowCount(l))))
 		}
 		if l.RepliesSuppressedRate > 0 {
 			any = true
-			p.line("Replies suppressed at %s: %s exceed the amplification limit.", printable(l.Name), perSecond(l.RepliesSuppressedRate))
+			p.line("Replies suppressed at %s: %s exceed the amplification limit.", api.Printable(l.Name), perSecond(l.RepliesSuppressedRate))
 		}
 	}
 	return any
 }
 
 // flowCount formats the number of UDP flows of a listener.
-func flowCount(l control.ListenerStatus) string {
+func flowCount(l api.ListenerStatus) string {
 	if l.MaxFlows == 0 {
 		return fmt.Sprint(l.Flows)
 	}
@@ -187,24 +187,24 @@ func flowCount(l control.ListenerStatus) string {
 }
 
 func unavailableText(listener, why string) string {
-	return fmt.Sprintf("NO DOWNSTREAM IS UP at %s: %s.", printable(listener), printable(why))
+	return fmt.Sprintf("NO DOWNSTREAM IS UP at %s: %s.", api.Printable(listener), api.Printable(why))
 }
 
-func unenforcedText(a control.AttachmentStatus) string {
-	return fmt.Sprintf("NOT ENFORCED: attachment %s at %s, %s: %s", printable(a.Name), printable(a.Interface), a.Direction,
-		strings.TrimPrefix(printable(a.Error), "not enforced: "))
+func unenforcedText(a api.AttachmentStatus) string {
+	return fmt.Sprintf("NOT ENFORCED: attachment %s at %s, %s: %s", api.Printable(a.Name), api.Printable(a.Interface), a.Direction,
+		strings.TrimPrefix(api.Printable(a.Error), "not enforced: "))
 }
 
-func bypassText(s control.Status) string {
+func bypassText(s api.Status) string {
 	return fmt.Sprintf("BYPASS IS ON since %s, %s: limits only observe; blocks stay enforced.",
 		clockTime(s.Bypass.Since, s.Now), untilText(s.Bypass.Until, s.Now, `until "shaperd bypass off"`))
 }
 
-func unsavedText(s control.Status) string {
-	return "NOT SAVED: a restart loses the latest overrides: " + printable(s.StateError)
+func unsavedText(s api.Status) string {
+	return "NOT SAVED: a restart loses the latest overrides: " + api.Printable(s.StateError)
 }
 
-func (p *printer) overallConformance(s control.Status, limits []control.Limit) {
+func (p *printer) overallConformance(s api.Status, limits []api.Limit) {
 	switch {
 	case s.Conformance == "conformant" && len(unenforcedAttachments(s)) > 0:
 		p.line("conformance: ok where limits are enforced")
@@ -222,7 +222,7 @@ func (p *printer) overallConformance(s control.Status, limits []control.Limit) {
 }
 
 // excessText formats by how much the buckets of a limit exceeded rate x time.
-func excessText(p control.Conformance) string {
+func excessText(p api.Conformance) string {
 	most, allowed := size(p.Sigma), size(p.Allowed)
 	if p.InPackets {
 		most, allowed = number(p.Sigma), number(p.Allowed)+" packets"
@@ -236,7 +236,7 @@ func excessText(p control.Conformance) string {
 
 // throttlingText describes what a limit does to traffic now. It returns "" when the limit
 // affects none.
-func throttlingText(l control.Limit) string {
+func throttlingText(l api.Limit) string {
 	var parts []string
 	if l.Throttling && l.DelayedShare > 0 {
 		s := percent(l.DelayedShare) + " of " + throughput(l) + " delayed"
@@ -255,7 +255,7 @@ func throttlingText(l control.Limit) string {
 }
 
 // throughput formats the throughput of a limit in the quantity that it limits.
-func throughput(l control.Limit) string {
+func throughput(l api.Limit) string {
 	switch {
 	case l.Rate == 0 && l.Packets > 0:
 		return strings.Replace(perSecond(l.PacketsRate.S10), "/s", "pps", 1)
@@ -280,21 +280,21 @@ func topReasons(by map[string]float64) string {
 }
 
 // reload prints the result of the last reload.
-func (p *printer) reload(r control.ReloadStatus, now time.Time) {
+func (p *printer) reload(r api.ReloadStatus, now time.Time) {
 	if r.OK {
 		p.line("configuration loaded at %s in %s", clockTime(r.Loaded, now), seconds(r.Duration))
 		return
 	}
 	p.line("%s", p.red(fmt.Sprintf("RELOAD FAILED at %s; the configuration loaded at %s stays effective:", clockTime(r.At, now), clockTime(r.Loaded, now))))
 	for _, msg := range r.Errors {
-		p.line("  %s", printable(msg))
+		p.line("  %s", api.Printable(msg))
 	}
 }
 
 // trafficTables prints listeners, downstreams and attachments.
-func (p *printer) trafficTables(s control.Status) {
+func (p *printer) trafficTables(s api.Status) {
 	listeners := newTable("LISTENER", "ADDRESS", ">OPEN", ">FLOWS", ">TO", ">FROM", ">ACCEPTED", ">DIAL ERRORS")
-	var down []control.DownstreamStatus
+	var down []api.DownstreamStatus
 	for _, l := range s.Listeners {
 		listeners.add(l.Name, strings.Join(l.Addresses, " "), fmt.Sprint(l.Connections), flowCount(l), rate(l.ToDownstreamRate),
 			rate(l.FromDownstreamRate), fmt.Sprint(l.Accepted), fmt.Sprint(l.DialErrors))
@@ -307,11 +307,11 @@ func (p *printer) trafficTables(s control.Status) {
 		state, queued, dropped := "up", "", ""
 		switch {
 		case a.UnmatchedPatterns != "":
-			state = "waiting for " + printable(a.UnmatchedPatterns)
+			state = "waiting for " + api.Printable(a.UnmatchedPatterns)
 		case !a.Up:
-			state = p.red(strings.TrimSuffix("down: "+printable(a.Error), ": "))
+			state = p.red(strings.TrimSuffix("down: "+api.Printable(a.Error), ": "))
 		case len(a.PrecedingPrograms) > 0:
-			state = "up, after " + printable(strings.Join(a.PrecedingPrograms, ", "))
+			state = "up, after " + api.Printable(strings.Join(a.PrecedingPrograms, ", "))
 		}
 		if a.Queue != nil {
 			queued, dropped = size(a.Queue.Bytes), fmt.Sprint(a.Queue.Drops)
@@ -325,7 +325,7 @@ func (p *printer) trafficTables(s control.Status) {
 const maxStatusBlocks = 10
 
 // runtimeChanges prints overrides and blocks.
-func (p *printer) runtimeChanges(s control.Status) {
+func (p *printer) runtimeChanges(s api.Status) {
 	set := newTable("OVERRIDE OF", "VALUES", "SINCE", "UNTIL")
 	for _, o := range s.Overrides {
 		set.add(o.Limit, formatOverrides(o.Set), clockTime(o.Since, s.Now), strings.TrimPrefix(overrideUntil(o, s.Now), "until "))

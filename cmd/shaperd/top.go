@@ -13,7 +13,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"github.com/spf13/cobra"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 )
 
 func topCommand(e env) *cobra.Command {
@@ -66,11 +66,11 @@ type topQuery struct {
 type topResult struct {
 	query   topQuery
 	err     error
-	status  control.Status
-	limits  []control.Limit
-	keys    []control.Key
-	talkers []control.Talker
-	explain *control.Explanation // of query.detail
+	status  api.Status
+	limits  []api.Limit
+	keys    []api.Key
+	talkers []api.Talker
+	explain *api.Explanation // of query.detail
 }
 
 // topRows is the number of rows that are requested.
@@ -85,7 +85,7 @@ func (m *top) fetch(q topQuery) (a topResult) {
 	if a.limits, a.err = m.client.Limits(m.ctx); a.err != nil {
 		return a
 	}
-	if !slices.ContainsFunc(a.limits, func(l control.Limit) bool { return l.Name == q.limit }) {
+	if !slices.ContainsFunc(a.limits, func(l api.Limit) bool { return l.Name == q.limit }) {
 		q.limit = firstLimit(a.limits)
 	}
 	switch {
@@ -101,8 +101,8 @@ func (m *top) fetch(q topQuery) (a topResult) {
 }
 
 // fetchDetail requests the connections of a source, and an explanation of the first one.
-func (m *top) fetchDetail(q topQuery) (*control.Explanation, error) {
-	of := control.ConnectionQuery{Source: q.detail, Sort: "waited", Top: 20}
+func (m *top) fetchDetail(q topQuery) (*api.Explanation, error) {
+	of := api.ConnectionQuery{Source: q.detail, Sort: "waited", Top: 20}
 	if q.list == "keys" {
 		of.Limit = q.limit
 	}
@@ -115,8 +115,8 @@ func (m *top) fetchDetail(q topQuery) (*control.Explanation, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connection %d: %w", first.ID, err)
 	}
-	x, err := m.client.Explain(m.ctx, control.ExplainQuery{Source: source.Addr(), To: fmt.Sprintf("%s/%d", first.Protocol, first.Port)})
-	var said *control.APIError
+	x, err := m.client.Explain(m.ctx, api.ExplainQuery{Source: source.Addr(), To: fmt.Sprintf("%s/%d", first.Protocol, first.Port)})
+	var said *api.APIError
 	if err != nil && !errors.As(err, &said) { // its listener may have been removed
 		return nil, err
 	}
@@ -151,7 +151,7 @@ func (m *top) apply(a topResult) {
 	if a.query == m.query() {
 		m.keys, m.talkers, m.explain = a.keys, a.talkers, a.explain
 	}
-	if !slices.ContainsFunc(m.limits, func(l control.Limit) bool { return l.Name == m.limit }) {
+	if !slices.ContainsFunc(m.limits, func(l api.Limit) bool { return l.Name == m.limit }) {
 		m.limit = firstLimit(m.limits)
 	}
 	if m.focus == focusList {
@@ -160,7 +160,7 @@ func (m *top) apply(a topResult) {
 }
 
 // firstLimit returns the limit to select first, or "" when there is none.
-func firstLimit(limits []control.Limit) string {
+func firstLimit(limits []api.Limit) string {
 	for _, l := range limits {
 		if l.Mode != "observe" && throttlingText(l) != "" {
 			return l.Name

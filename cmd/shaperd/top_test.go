@@ -13,7 +13,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/ansi"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 )
 
 // asShaperd is the environment variable that makes the test binary run as shaperd.
@@ -165,8 +165,8 @@ func TestTop_InTerminal(t *testing.T) {
 
 	d.change(func() {
 		d.status.Conformance = "violated"
-		d.status.Bypass = &control.Bypass{Since: fakeNow}
-		d.limits[0].Conformance = control.Conformance{}
+		d.status.Bypass = &api.Bypass{Since: fakeNow}
+		d.limits[0].Conformance = api.Conformance{}
 	})
 	screen = term.waitFor("conformance VIOLATED in the last minute", "BYPASS IS ON", "VIOLATED")
 	if !strings.Contains(screen, "\x1b[31m") || !strings.Contains(screen, "\x1b[7m BYPASS") {
@@ -200,7 +200,7 @@ func TestTop_NoColor(t *testing.T) {
 func newTop(t *testing.T, d *fakeDaemon) (*top, func(keys ...string)) {
 	t.Helper()
 	d.serve(t)
-	m := &top{ctx: t.Context(), client: control.NewClient(d.path)}
+	m := &top{ctx: t.Context(), client: api.NewClient(d.path)}
 	m.apply(m.fetch(m.query()))
 	m.Update(tea.WindowSizeMsg{Width: 80, Height: 24})
 	return m, func(keys ...string) {
@@ -255,7 +255,7 @@ func TestTop_Keys(t *testing.T) {
 // TestTop_FitsTerminal checks that no screen is larger than the terminal.
 func TestTop_FitsTerminal(t *testing.T) {
 	d := newFakeDaemon()
-	d.status.Bypass = &control.Bypass{Since: fakeNow}
+	d.status.Bypass = &api.Bypass{Since: fakeNow}
 	for i := range 40 {
 		l := d.limits[0]
 		l.Name = fmt.Sprintf("limit-with-a-name-that-is-long-%d", i)
@@ -290,7 +290,7 @@ func TestTop_FitsTerminal(t *testing.T) {
 func TestTop_DaemonUnreachable(t *testing.T) {
 	d := newFakeDaemon()
 	stop := d.serve(t)
-	m := &top{ctx: t.Context(), client: control.NewClient(d.path)}
+	m := &top{ctx: t.Context(), client: api.NewClient(d.path)}
 	m.apply(m.fetch(m.query()))
 	m.Update(tea.WindowSizeMsg{Width: 80, Height: 24})
 	stop()

@@ -9,7 +9,7 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 )
 
 // topFocus is the part of the screen that handles keys.
@@ -25,15 +25,15 @@ const (
 // top is the state of the verb top. It is used by one goroutine.
 type top struct {
 	ctx    context.Context
-	client *control.Client
+	client *api.Client
 	color  bool
 
 	// The last results.
-	status  control.Status
-	limits  []control.Limit
-	keys    []control.Key
-	talkers []control.Talker
-	explain *control.Explanation
+	status  api.Status
+	limits  []api.Limit
+	keys    []api.Key
+	talkers []api.Talker
+	explain *api.Explanation
 	err     error     // of the last request
 	lostAt  time.Time // when requests began to fail
 
@@ -140,7 +140,7 @@ func (m *top) editFilter(key tea.KeyPressMsg) {
 		_, n := utf8.DecodeLastRuneInString(*text)
 		*text = (*text)[:len(*text)-n]
 	default:
-		*text += printable(key.Text)
+		*text += api.Printable(key.Text)
 	}
 	m.move(0)
 }

@@ -10,7 +10,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/ansi"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 )
 
 func reverse(s string) string { return "\x1b[7m" + ansi.Strip(s) + "\x1b[0m" }
@@ -124,14 +124,14 @@ func (m *top) visibleRows(t *table, names []string, selected string, focus topFo
 
 // limitsTable returns the limits that match the filter, sorted, and their names.
 func (m *top) limitsTable() (*table, []string) {
-	limits := slices.DeleteFunc(slices.Clone(m.limits), func(l control.Limit) bool { return !matchesFilter(m.filter[focusLimits], l.Name) })
-	weight := map[string]func(control.Limit) float64{
-		"delayed": func(l control.Limit) float64 { return l.DelayedShare },
-		"dropped": func(l control.Limit) float64 { return sumValues(l.RefusedRate) },
-		"rate":    func(l control.Limit) float64 { return l.Bytes.S10 },
+	limits := slices.DeleteFunc(slices.Clone(m.limits), func(l api.Limit) bool { return !matchesFilter(m.filter[focusLimits], l.Name) })
+	weight := map[string]func(api.Limit) float64{
+		"delayed": func(l api.Limit) float64 { return l.DelayedShare },
+		"dropped": func(l api.Limit) float64 { return sumValues(l.RefusedRate) },
+		"rate":    func(l api.Limit) float64 { return l.Bytes.S10 },
 	}[m.sort]
 	if weight != nil {
-		slices.SortStableFunc(limits, func(a, b control.Limit) int { return cmp.Compare(weight(b), weight(a)) })
+		slices.SortStableFunc(limits, func(a, b api.Limit) int { return cmp.Compare(weight(b), weight(a)) })
 	}
 	t := newTable("LIMIT", ">PASSES", ">DELAYED", ">P99", ">IN", ">WAIT", ">REFUSED", "CONFORMANCE", "LIMITS")
 	var names []string
@@ -153,13 +153,13 @@ func (m *top) listTable() (title string, t *table, names []string) {
 	list := topLists[m.list]
 	sort := m.query().sort
 	if list != "keys" {
-		talkers := slices.DeleteFunc(slices.Clone(m.talkers), func(w control.Talker) bool { return !matchesFilter(m.filter[focusList], w.Name, w.ASName) })
+		talkers := slices.DeleteFunc(slices.Clone(m.talkers), func(w api.Talker) bool { return !matchesFilter(m.filter[focusList], w.Name, w.ASName) })
 		for _, w := range talkers {
 			names = append(names, w.Name)
 		}
 		return fmt.Sprintf("%s, by %s", map[string]string{"source": "sources", "prefix": "prefixes", "asn": "autonomous systems"}[list], sort), talkersTable(list, talkers), names
 	}
-	keys := slices.DeleteFunc(slices.Clone(m.keys), func(k control.Key) bool { return !matchesFilter(m.filter[focusList], k.Key, k.ASName) })
+	keys := slices.DeleteFunc(slices.Clone(m.keys), func(k api.Key) bool { return !matchesFilter(m.filter[focusList], k.Key, k.ASName) })
 	for _, k := range keys {
 		names = append(names, k.Key)
 	}
@@ -175,7 +175,7 @@ func (m *top) detail(height int) []string {
 		rows.rows = rows.rows[i : i+1]
 		p.table(rows)
 	} else {
-		p.line("%s is no longer in the list.", printable(m.row))
+		p.line("%s is no longer in the list.", api.Printable(m.row))
 	}
 	p.line("")
 	switch {

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 )
 
 // TestStatus_ListenerUnavailable checks that status, its exit code, explain and the metrics report a
@@ -49,7 +49,7 @@ func TestStatus_ListenerUnavailable(t *testing.T) {
 				t.Errorf("status fails with %v", err)
 			}
 			out, err = s.verb("status", "--json")
-			var status control.Status
+			var status api.Status
 			if wrong := json.Unmarshal([]byte(out), &status); wrong != nil || err == nil || status.Listeners[0].Unavailable == "" {
 				t.Errorf("status --json: %v, %v\n%s", err, wrong, out)
 			}

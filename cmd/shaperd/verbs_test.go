@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/api"
 )
 
 // run runs a verb against d.
@@ -187,8 +187,8 @@ func TestStatus_ConformanceViolated(t *testing.T) {
 	d.serve(t)
 	d.change(func() {
 		d.status.Conformance = "violated"
-		d.limits[0].Conformance = control.Conformance{Sigma: 99000, Allowed: 15000, Violations: 3}
-		d.status.Reload = control.ReloadStatus{At: fakeNow, Loaded: fakeStart, Errors: []string{"shaperd.toml:3:1: unknown key"}}
+		d.limits[0].Conformance = api.Conformance{Sigma: 99000, Allowed: 15000, Violations: 3}
+		d.status.Reload = api.ReloadStatus{At: fakeNow, Loaded: fakeStart, Errors: []string{"shaperd.toml:3:1: unknown key"}}
 	})
 	stdout, _, err := d.run(t, "status")
 	for _, want := range []string{
@@ -207,7 +207,7 @@ func TestStatus_ConformanceViolated(t *testing.T) {
 func TestReload_InvalidFile(t *testing.T) {
 	d := newFakeDaemon()
 	d.serve(t)
-	d.change(func() { d.reload = control.ReloadStatus{Errors: []string{"shaperd.toml:3:1: unknown key"}} })
+	d.change(func() { d.reload = api.ReloadStatus{Errors: []string{"shaperd.toml:3:1: unknown key"}} })
 	stdout, stderr, err := d.run(t, "reload")
 	if !errors.Is(err, errReloadFailed) || stderr != "shaperd.toml:3:1: unknown key\n" || stdout != "" {
 		t.Errorf("%v\n%s%s", err, stdout, stderr)
@@ -246,7 +246,7 @@ func TestEvents_Follow(t *testing.T) {
 	stop()
 	d.change(func() {
 		d.status.PID = 100
-		d.events = []control.Event{{ID: 1, Time: fakeNow, Level: "info", Message: "ready again"}}
+		d.events = []api.Event{{ID: 1, Time: fakeNow, Level: "info", Message: "ready again"}}
 	})
 	d.serve(t)
 	waitFor(t, out, `"message":"ready again"`)
@@ -299,9 +299,9 @@ func TestFormatFigures(t *testing.T) {
 }
 
 func TestVerdictText(t *testing.T) {
-	limits := []control.LimitBucket{
-		{Limit: "a", Mode: "enforce", Bucket: &control.Bucket{NextDeparture: 0.2, InFlight: 5, Waiting: 7}},
-		{Limit: "b", Mode: "observe", Bucket: &control.Bucket{NextDeparture: 9}},
+	limits := []api.LimitBucket{
+		{Limit: "a", Mode: "enforce", Bucket: &api.Bucket{NextDeparture: 0.2, InFlight: 5, Waiting: 7}},
+		{Limit: "b", Mode: "observe", Bucket: &api.Bucket{NextDeparture: 9}},
 		{Limit: "c", Mode: "enforce"},
 	}
 	for _, tt := range []struct{ verdict, reason, want string }{
@@ -310,13 +310,13 @@ func TestVerdictText(t *testing.T) {
 		{"delay", "connections", `A new connection would wait for a slot of limit "a": 5 in use, 7 waiting. Open connections may send again in 200ms.`},
 		{"refuse", "queue-full", `New traffic would be refused: limit "a", queue-full.`},
 	} {
-		if got := verdictText(control.Explanation{Limits: limits, Verdict: tt.verdict, Reason: tt.reason, By: "a"}); got != tt.want {
+		if got := verdictText(api.Explanation{Limits: limits, Verdict: tt.verdict, Reason: tt.reason, By: "a"}); got != tt.want {
 			t.Errorf("%s, %s: %s", tt.verdict, tt.reason, got)
 		}
 	}
 	limits[0].Bucket.Reserved = true
 	want := `5 in use, the free one is reserved for a waiter that needs other limits too, 7 waiting.`
-	if got := verdictText(control.Explanation{Limits: limits, Verdict: "delay", Reason: "connections", By: "a"}); !strings.Contains(got, want) {
+	if got := verdictText(api.Explanation{Limits: limits, Verdict: "delay", Reason: "connections", By: "a"}); !strings.Contains(got, want) {
 		t.Errorf("%s, want %s in it", got, want)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/control"
 )
 
@@ -42,7 +43,7 @@ func (f *fake) history(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "disconnected", http.StatusServiceUnavailable)
 		return
 	}
-	h := control.History{Limits: make(map[string]control.LimitHistory)}
+	h := api.History{Limits: make(map[string]api.LimitHistory)}
 	now := time.Now()
 	for i := 299; i >= 0; i-- {
 		t := now.Add(-time.Duration(i) * time.Second)
@@ -96,26 +97,26 @@ func (f *fake) overloaded() bool {
 const nasty = `<img src=x onerror="document.title='pwned'"><script>document.title='pwned'</script>`
 
 // at returns the i-th live event of a stream, at time t.
-func (f *fake) at(t time.Time, i int) control.Live {
-	s := control.Status{
+func (f *fake) at(t time.Time, i int) api.Live {
+	s := api.Status{
 		Version: "0.1.0", PID: 4711, Config: "/etc/shaperd/shaperd.toml", Started: f.started, Now: t,
 		State: "running", Mode: "enforce", Conformance: "conformant",
-		Reload:    control.ReloadStatus{OK: true, At: f.started, Loaded: f.started, Duration: 0.0042, Errors: []string{}},
-		Overrides: []control.Override{}, Blocks: []control.Block{},
-		Listeners: []control.ListenerStatus{}, Attachments: []control.AttachmentStatus{},
-		Buckets: []control.TableStatus{
+		Reload:    api.ReloadStatus{OK: true, At: f.started, Loaded: f.started, Duration: 0.0042, Errors: []string{}},
+		Overrides: []api.Override{}, Blocks: []api.Block{},
+		Listeners: []api.ListenerStatus{}, Attachments: []api.AttachmentStatus{},
+		Buckets: []api.TableStatus{
 			{Plane: "proxy", Entries: 1204, Capacity: 65536, EvictedDrained: 88121},
 			{Plane: "packet", Entries: 61204, Capacity: 65536, EvictedDrained: 1288121, EvictedBacklogged: 12},
 		},
-		Process: control.Process{
+		Process: api.Process{
 			CPU: 812.4, CPUCores: 0.07 + 0.01*wave(t, 7), Memory: 48 << 20, Descriptors: 231,
 			MaxDescriptors: 524288, WakeupLatencyP99: 0.00018,
 		},
 	}
-	live := control.Live{Limits: f.limits(t), Talkers: f.talkers(t), Events: []control.Event{}}
+	live := api.Live{Limits: f.limits(t), Talkers: f.talkers(t), Events: []api.Event{}}
 	if f.scenario != "empty" {
-		s.Listeners, s.Attachments = f.listeners(t), []control.AttachmentStatus{
-			{Name: "plant", Interface: "eth1", Direction: "egress", Mode: "shape", Up: true, Queue: &control.QueueStatus{Packets: 112, Bytes: 150112, Drops: 3}},
+		s.Listeners, s.Attachments = f.listeners(t), []api.AttachmentStatus{
+			{Name: "plant", Interface: "eth1", Direction: "egress", Mode: "shape", Up: true, Queue: &api.QueueStatus{Packets: 112, Bytes: 150112, Drops: 3}},
 			{Name: "edge", Interface: "wan0", Direction: "ingress", Mode: "police", Up: true},
 		}
 		live.Events = f.events(t, i)
@@ -125,7 +126,7 @@ func (f *fake) at(t time.Time, i int) control.Live {
 	case "violated":
 		s.Conformance = "violated"
 	case "bypass":
-		s.Bypass = &control.Bypass{Since: f.started.Add(3 * time.Hour), Until: &until}
+		s.Bypass = &api.Bypass{Since: f.started.Add(3 * time.Hour), Until: &until}
 	case "observe":
 		s.Mode = "observe"
 	case "unavailable":
@@ -136,16 +137,16 @@ func (f *fake) at(t time.Time, i int) control.Live {
 		s.Listeners[0].Unavailable = control.UnavailableReason(down)
 	case "trouble":
 		s.State = "stopping"
-		s.Reload = control.ReloadStatus{At: t.Add(-20 * time.Minute), Loaded: f.started, Duration: 0.003, Errors: []string{
+		s.Reload = api.ReloadStatus{At: t.Add(-20 * time.Minute), Loaded: f.started, Duration: 0.003, Errors: []string{
 			`/etc/shaperd/shaperd.toml:14:12: limit "database": rate: "10mbps" is megabits to most people and megabytes to tc: write "10Mbit/s" or "10MB/s"`,
 			`/etc/shaperd/conf.d/50-sms.toml:3:1: unknown key "max_conections": is "max_connections" meant?`,
 		}}
-		s.Overrides = []control.Override{
+		s.Overrides = []api.Override{
 			{Limit: "database", Set: map[string]string{"rate": "20Mbit/s"}, Since: t.Add(-50 * time.Second), Until: &until},
 			{Limit: "database", Set: map[string]string{"max_connections": "100"}, Since: t.Add(-40 * time.Second), UntilReload: true},
 			{Limit: nasty, Set: map[string]string{"observe": nasty}, Since: t.Add(-50 * time.Second)},
 		}
-		s.Blocks = []control.Block{{Prefix: "192.0.2.0/24", Since: t.Add(-time.Minute), Until: &until}, {Prefix: "2001:db8::/32", Since: t.Add(-time.Minute)}}
+		s.Blocks = []api.Block{{Prefix: "192.0.2.0/24", Since: t.Add(-time.Minute), Until: &until}, {Prefix: "2001:db8::/32", Since: t.Add(-time.Minute)}}
 		s.Attachments[1].Up, s.Attachments[1].Error = false, "attach tcx ingress wan0: no such device "+nasty
 		s.Listeners[0].Downstreams[1].State = "down"
 	}
@@ -153,12 +154,12 @@ func (f *fake) at(t time.Time, i int) control.Live {
 	return live
 }
 
-func (f *fake) limits(t time.Time) []control.Limit {
+func (f *fake) limits(t time.Time) []api.Limit {
 	switch f.scenario {
 	case "empty":
-		return []control.Limit{}
+		return []api.Limit{}
 	case "many":
-		var list []control.Limit
+		var list []api.Limit
 		for i := range 16 {
 			for _, l := range f.fourLimits(t.Add(time.Duration(i) * 11 * time.Second)) {
 				l.Name = fmt.Sprintf("%s-%02d", l.Name, i+1)
@@ -179,7 +180,7 @@ func (f *fake) limits(t time.Time) []control.Limit {
 
 // fourLimits returns four limits: one with a single bucket for bytes and connections, one per source,
 // one for packets in the packet plane, and one for new connections only.
-func (f *fake) fourLimits(t time.Time) []control.Limit {
+func (f *fake) fourLimits(t time.Time) []api.Limit {
 	busy := f.overloaded()
 	load := 0.18 + 0.08*wave(t, 40) + 0.03*wave(t, 7)
 	database := limit("database", "proxy", "all", "80Mbit/s, queue 1s, 100 connections, wait 5s")
@@ -195,15 +196,15 @@ func (f *fake) fourLimits(t time.Time) []control.Limit {
 		load = 0.998 + 0.004*wave(t, 3)
 		database.InFlight, database.Waiting = 100, int64(36+10*wave(t, 20))
 		database.DelayedShare = 0.84
-		database.QueueDelay = control.Delay{Count: 1 << 16, P50: 0.212, P99: 0.61 + 0.2*wave(t, 60)}
-		database.ConnectionWait = control.Delay{Count: 1201, P50: 0.4, P99: 2.1}
+		database.QueueDelay = api.Delay{Count: 1 << 16, P50: 0.212, P99: 0.61 + 0.2*wave(t, 60)}
+		database.ConnectionWait = api.Delay{Count: 1201, P50: 0.4, P99: 2.1}
 		database.Refused = map[string]uint64{"queue-full": 121312, "wait-timeout": 412}
 		database.RefusedRate = map[string]float64{"queue-full": 31.2 + 8*wave(t, 15), "wait-timeout": 1.4}
 		source.InFlight, source.Waiting, source.DelayedShare = 212, 14, 0.31
-		source.QueueDelay = control.Delay{Count: 9112, P50: 0.011, P99: 0.12 + 0.05*wave(t, 31)}
+		source.QueueDelay = api.Delay{Count: 9112, P50: 0.011, P99: 0.12 + 0.05*wave(t, 31)}
 		plc.DelayedShare = 0.12
 		database.Throttling, source.Throttling, plc.Throttling = true, true, true
-		plc.QueueDelay = control.Delay{Count: 300, P50: 0.0004, P99: 0.0031}
+		plc.QueueDelay = api.Delay{Count: 300, P50: 0.0004, P99: 0.0031}
 	} else {
 		database.InFlight, source.InFlight = int64(12+4*wave(t, 30)), int64(12+4*wave(t, 30))
 	}
@@ -212,45 +213,45 @@ func (f *fake) fourLimits(t time.Time) []control.Limit {
 	plc.PacketsRate, plc.Bytes, plc.PacketsTotal = rates(1800*load), rates(180000*load), 123456789
 	logins.Admitted, logins.AdmittedTotal, logins.Bytes = rates(3+2*wave(t, 9)), 190001, rates(8e5*load)
 	database.Admitted, database.AdmittedTotal = rates(8+2*wave(t, 9)), 918273
-	logins.Conformance = control.Conformance{Conformant: true, Unmonitored: true}
-	database.Conformance = control.Conformance{Conformant: true, Sigma: 12600, SigmaMax: 20111, Allowed: 34816}
-	source.Conformance = control.Conformance{Conformant: true, Sigma: 4100, SigmaMax: 8000, Allowed: 9000, Sampled: true}
-	plc.Conformance = control.Conformance{Conformant: true, Sigma: 3, SigmaMax: 12, Allowed: 22, InPackets: true}
+	logins.Conformance = api.Conformance{Conformant: true, Unmonitored: true}
+	database.Conformance = api.Conformance{Conformant: true, Sigma: 12600, SigmaMax: 20111, Allowed: 34816}
+	source.Conformance = api.Conformance{Conformant: true, Sigma: 4100, SigmaMax: 8000, Allowed: 9000, Sampled: true}
+	plc.Conformance = api.Conformance{Conformant: true, Sigma: 3, SigmaMax: 12, Allowed: 22, InPackets: true}
 
 	switch f.scenario {
 	case "violated":
-		database.Conformance = control.Conformance{Sigma: 5.2e6, SigmaMax: 5.2e6, Allowed: 34816, Violations: 4120}
+		database.Conformance = api.Conformance{Sigma: 5.2e6, SigmaMax: 5.2e6, Allowed: 34816, Violations: 4120}
 		if t.Second()/20 == 1 {
 			database.Bytes = rates(15e6)
 		}
 	case "bypass", "observe":
-		for _, l := range []*control.Limit{&database, &source, &plc, &logins} {
-			l.Mode, l.Conformance = "observe", control.Conformance{Conformant: true, Unmonitored: true}
+		for _, l := range []*api.Limit{&database, &source, &plc, &logins} {
+			l.Mode, l.Conformance = "observe", api.Conformance{Conformant: true, Unmonitored: true}
 		}
 		// The limit shows what would have left at its rate; the listeners show the actual traffic.
 		database.InFlight, database.Waiting = 341, 0
 	}
-	return []control.Limit{database, source, plc, logins}
+	return []api.Limit{database, source, plc, logins}
 }
 
-func limit(name, plane, key, summary string) control.Limit {
-	return control.Limit{
+func limit(name, plane, key, summary string) api.Limit {
+	return api.Limit{
 		Name: name, Plane: plane, Mode: "enforce", Key: key, Single: true, Summary: summary, Direction: "both",
 		Refused: map[string]uint64{}, RefusedRate: map[string]float64{},
 	}
 }
 
-func (f *fake) listeners(t time.Time) []control.ListenerStatus {
+func (f *fake) listeners(t time.Time) []api.ListenerStatus {
 	l := f.fourLimits(t)[0]
 	if l.Mode == "observe" {
 		l.Bytes = rates(23e6 + 3e6*wave(t, 12))
 	}
-	return []control.ListenerStatus{
+	return []api.ListenerStatus{
 		{
 			Name: "db", Addresses: []string{"tcp://0.0.0.0:5432", "tcp://[::]:5432"}, Connections: l.InFlight + l.Waiting,
 			ToDownstreamRate: l.Bytes.S10 * 0.3, FromDownstreamRate: l.Bytes.S10 * 0.7, ToDownstream: 4 << 40, FromDownstream: 8 << 40,
 			Accepted: 918273, Ended: map[string]uint64{"closed": 917000, "reset-by-client": 800, "refused": 412}, DialErrors: 3,
-			Downstreams: []control.DownstreamStatus{
+			Downstreams: []api.DownstreamStatus{
 				{Listener: "db", Downstream: "10.0.0.5:5432", State: "up", InFlight: int(l.InFlight) / 2, MaxConnections: 60},
 				{Listener: "db", Downstream: "10.0.0.6:5432", State: "up", InFlight: int(l.InFlight) / 2, MaxConnections: 60},
 				{Listener: "db", Downstream: "10.0.0.7:5432", State: "drained"},
@@ -259,23 +260,23 @@ func (f *fake) listeners(t time.Time) []control.ListenerStatus {
 		{
 			Name: "dns", Addresses: []string{"udp://0.0.0.0:53"}, Flows: 1804, ToDownstreamRate: 21000, FromDownstreamRate: 84000,
 			Ended:       map[string]uint64{},
-			Downstreams: []control.DownstreamStatus{{Listener: "dns", Downstream: "10.0.0.9:53", State: "up", InFlight: 1804}},
+			Downstreams: []api.DownstreamStatus{{Listener: "dns", Downstream: "10.0.0.9:53", State: "up", InFlight: 1804}},
 		},
 	}
 }
 
-func (f *fake) talkers(t time.Time) map[string][]control.Talker {
-	all := map[string][]control.Talker{"source": {}, "prefix": {}, "asn": {}}
+func (f *fake) talkers(t time.Time) map[string][]api.Talker {
+	all := map[string][]api.Talker{"source": {}, "prefix": {}, "asn": {}}
 	if f.scenario == "empty" {
 		return all
 	}
 	for i := range 8 {
 		n := float64(8 - i)
-		talker := control.Talker{Rate: control.Estimate{Value: 1.9e5*n + 1e4*wave(t, 9+n), Error: 31000}}
+		talker := api.Talker{Rate: api.Estimate{Value: 1.9e5*n + 1e4*wave(t, 9+n), Error: 31000}}
 		if f.overloaded() {
-			talker.Delayed, talker.Dropped = control.Estimate{Value: 1.7 * n, Error: 0.02}, control.Estimate{Value: 4 * (n - 4), Error: 0.3}
+			talker.Delayed, talker.Dropped = api.Estimate{Value: 1.7 * n, Error: 0.02}, api.Estimate{Value: 4 * (n - 4), Error: 0.3}
 			if i >= 4 {
-				talker.Dropped = control.Estimate{}
+				talker.Dropped = api.Estimate{}
 			}
 		}
 		for kind, name := range map[string]string{
@@ -293,7 +294,7 @@ func (f *fake) talkers(t time.Time) map[string][]control.Talker {
 
 // events returns 12 events for the first live event of a stream, and one for every fourth; in
 // "trouble", some are omitted before that.
-func (f *fake) events(t time.Time, i int) []control.Event {
+func (f *fake) events(t time.Time, i int) []api.Event {
 	first, n := 12+i/4, 1
 	if f.scenario == "trouble" {
 		first = 12 + i
@@ -301,9 +302,9 @@ func (f *fake) events(t time.Time, i int) []control.Event {
 	if i == 0 {
 		first, n = 1, 12
 	} else if i%4 != 0 {
-		return []control.Event{}
+		return []api.Event{}
 	}
-	kinds := []control.Event{
+	kinds := []api.Event{
 		{Level: "info", Message: "ready", Attrs: map[string]string{"listeners": "2", "limits": "4"}},
 		{Level: "warn", Message: "downstream is down", Attrs: map[string]string{"listener": "db", "downstream": "10.0.0.6:5432", "error": "dial tcp 10.0.0.6:5432: i/o timeout"}},
 		{Level: "info", Message: "downstream is up again", Attrs: map[string]string{"listener": "db", "downstream": "10.0.0.6:5432"}},
@@ -315,7 +316,7 @@ func (f *fake) events(t time.Time, i int) []control.Event {
 		kinds[3].Attrs = maps.Clone(kinds[3].Attrs)
 		kinds[3].Attrs[nasty] = nasty
 	}
-	var list []control.Event
+	var list []api.Event
 	for id := first; id < first+n; id++ {
 		e := kinds[id%len(kinds)]
 		e.ID, e.Time = uint64(id), t.Add(-time.Duration(first+n-id-1)*47*time.Second)
@@ -324,7 +325,7 @@ func (f *fake) events(t time.Time, i int) []control.Event {
 	return list
 }
 
-func rates(v float64) control.Rates { return control.Rates{S1: v, S10: v * 0.98, S60: v * 0.96} }
+func rates(v float64) api.Rates { return api.Rates{S1: v, S10: v * 0.98, S60: v * 0.96} }
 
 // wave returns a sine between -1 and 1.
 func wave(t time.Time, period float64) float64 {

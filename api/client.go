@@ -1,4 +1,4 @@
-package control
+package api
 
 import (
 	"bytes"
@@ -17,6 +17,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 )
@@ -240,9 +241,9 @@ func get[T any](ctx context.Context, c *Client, path string, q url.Values) (resu
 	return result, err
 }
 
-// retryTime is how long a client retries while its user has too many connections: by then
+// RetryTime is how long a client retries while its user has too many connections: by then
 // the daemon can close one of them.
-const retryTime = minBusyTime + time.Second
+const RetryTime = 3 * time.Second
 
 // call sends body, unless it is nil, and decodes the response into result, unless that is nil.
 func (c *Client) call(ctx context.Context, timeout time.Duration, method, path string, q url.Values, body, result any) error {
@@ -261,7 +262,7 @@ func (c *Client) call(ctx context.Context, timeout time.Duration, method, path s
 	for start := time.Now(); ; {
 		err := c.roundTrip(ctx, timeout, method, path+"?"+q.Encode(), send, result)
 		var apiErr *APIError
-		if !errors.As(err, &apiErr) || !apiErr.retry || time.Since(start) > retryTime {
+		if !errors.As(err, &apiErr) || !apiErr.retry || time.Since(start) > RetryTime {
 			return err
 		}
 		select {
@@ -278,8 +279,8 @@ func (c *Client) roundTrip(ctx context.Context, timeout time.Duration, method, t
 	if err != nil {
 		return err
 	}
-	if login := loginOf("self"); login != "" {
-		r.Header.Set(loginHeader, login)
+	if login := LoginUser("self"); login != "" {
+		r.Header.Set(LoginHeader, login)
 	}
 	if len(body) > 0 {
 		r.Header.Set("Content-Type", "application/json")
@@ -304,7 +305,7 @@ func (c *Client) roundTrip(ctx context.Context, timeout time.Duration, method, t
 		}
 		lines := strings.Split(body.Message, "\n")
 		for i := range lines { // no escape sequences reach the terminal
-			lines[i] = printable(lines[i])
+			lines[i] = Printable(lines[i])
 		}
 		e.Message = strings.Join(lines, "\n")
 		return e
@@ -339,4 +340,30 @@ func (c *Client) connectError(err error, timeout time.Duration) error {
 		err = urlErr.Err
 	}
 	return fmt.Errorf("request to the daemon at %s: %w", c.path, err)
+}
+
+// LoginHeader is the header with the login user, which is trusted from root only: under
+// systemd's ProtectProc= the daemon does not see the processes of other users.
+const LoginHeader = "Shaperd-Login"
+
+// LoginUser returns the user of the login session that started a process, which is a PID or
+// "self"; "" if it is unknown or there was no login. See loginuid in proc(5).
+func LoginUser(process string) string {
+	text, err := os.ReadFile("/proc/" + process + "/loginuid")
+	id := strings.TrimSpace(string(text))
+	if err != nil || id == fmt.Sprint(^uint32(0)) {
+		return ""
+	}
+	return id
+}
+
+// Printable returns s, quoted as in Go if it contains a rune that cannot be printed.
+func Printable(s string) string {
+	for _, r := range s {
+		// An invalid UTF-8 byte decodes to this too.
+		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
+			return strconv.Quote(s)
+		}
+	}
+	return s
 }

@@ -1,14 +1,6 @@
-package control
+package api
 
 import "time"
-
-// The types of the API: JSON over the control socket; the GET requests also over the port
-// of the dashboard. Rates are per second, durations in seconds, and points in time RFC 3339.
-// Arrays are never null.
-//
-// openapi.json is generated from them and their comments, by "go test -run OpenAPI -update".
-// A comment that begins with quoted words lists all values of the field. A field without
-// omitempty is always present, and required in requests.
 
 // Status is the state of the daemon: GET /v1/status.
 type Status struct {
