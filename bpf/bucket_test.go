@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -12,7 +13,7 @@ import (
 // TestBucketState runs random packets through the programs and through package shaper, and
 // compares the states of their buckets.
 func TestBucketState(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	b := newBench(t, kernelConfig{AttachId: 3, Mode: uint32(Police), Ethernet: 1, Keep: 1, MaxLimits: shaper.MaxLimits})
 	var backlogs, waits, of int
 	for range 20 {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -128,7 +129,7 @@ func TestConformance_LimitsDelayEachOther(t *testing.T) {
 func TestConformance_ParityWithMeter(t *testing.T) {
 	for _, mode := range []Mode{Police, Shape} {
 		t.Run(mode.String(), func(t *testing.T) {
-			rnd := newRand(t)
+			rnd := testutil.Rand(t)
 			b := newBench(t, kernelConfig{Mode: uint32(mode), Ethernet: 1, Keep: 1})
 			now := uint64(time.Hour)
 			for round := range 10 {

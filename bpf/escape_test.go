@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -93,10 +94,10 @@ func TestEscape(t *testing.T) {
 // search plays random sequences until one escapes, and minimizes that one.
 func (e *escape) search(t *testing.T) {
 	onOneCPU(t)
-	newRand(t) // logs the seed
+	testutil.Rand(t) // logs the seed
 	end := time.Now().Add(*escapeTime)
 	generate := func(n, source uint64) []step {
-		return newSequence(rand.New(rand.NewPCG(*seed, n)), source, e.counts, e.gate.crowded)
+		return newSequence(rand.New(rand.NewPCG(*testutil.Seed, n)), source, e.counts, e.gate.crowded)
 	}
 	source, n := uint64(0), *escapeFrom
 	least := n + cmp.Or(*escapeMax, 200)
@@ -122,7 +123,7 @@ func (e *escape) search(t *testing.T) {
 				}
 			}
 		}
-		t.Fatalf("sequence %d (-seed=%d -escape.from=%d -escape.count=1): %s\n%s", n, *seed, n, found, formatSteps(steps))
+		t.Fatalf("sequence %d (-seed=%d -escape.from=%d -escape.count=1): %s\n%s", n, *testutil.Seed, n, found, formatSteps(steps))
 	}
 	e.report(t, n-*escapeFrom)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/asn"
 )
@@ -19,7 +20,7 @@ import (
 // TestFullTable looks up sources all over a table as large as a published one, and at the
 // ends of its ranges.
 func TestFullTable(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	ranges, table := fullTable(t)
 	p := asnPolicy(t, table, "half", func(n uint32) bool { return n%2 == 1 })
 	b := newBench(t, kernelConfig{Mode: uint32(Police), Ethernet: 1, Keep: 1})

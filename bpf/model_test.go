@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -319,7 +320,7 @@ func (m *model) track(c *modelConn, side int, flags byte, seq, acked, end uint32
 // TestModel feeds random segments of few connections, mostly as TCP would send them, to the
 // programs and to the model, which must agree on each.
 func TestModel(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	b := newTCPVariant(t, Police, map[string]any{
 		kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Hour),
 	}, testIdleTimeout)
@@ -441,7 +442,7 @@ func TestModel(t *testing.T) {
 // TestNewConnectionsParity sends SYNs at random times: the programs and package leaky must
 // agree on each, to the tick.
 func TestNewConnectionsParity(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	b := newTCP(t, Shape)
 	var delays, refusals int
 	for round := range 30 {

@@ -18,24 +18,19 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/asn"
 )
 
 var (
-	seed     = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random tests")
 	policies = flag.Int("policies", 60, "random policies of the parity test")
 	packets  = flag.Int("packets", 5000, "random packets for each of them")
 )
 
 // raceDetector is set by race_test.go in builds with the race detector.
 var raceDetector bool
-
-func newRand(t testing.TB) *rand.Rand {
-	t.Logf("-seed=%d", *seed)
-	return rand.New(rand.NewPCG(*seed, 0))
-}
 
 func newSeededRand(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 0)) }
 
@@ -308,7 +303,7 @@ func TestParity(t *testing.T) {
 }
 
 func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample) (uint32, uint64)) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	b := newBench(t, kernelConfig{AttachId: 3, Mode: mode, Ethernet: 1, Keep: 1, MaxLimits: shaper.MaxLimits})
 	next, drop := uint32(tcNext), uint32(tcDrop)
 	if mode == uint32(Police) {

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 // endpoint is an honest end of a TCP connection, which sends some segments and closes.
@@ -237,7 +239,7 @@ func TestTracking_HonestEndpoints(t *testing.T) {
 			all := capped(trials)
 			all.Key = 0
 			b := newTCPVariant(t, Police, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Hour)}, testIdleTimeout, all)
-			rnd := newRand(t)
+			rnd := testutil.Rand(t)
 			known, stuck, lost := 0, 0, 0
 			var first string
 			for i := range trials {

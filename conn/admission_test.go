@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -224,7 +225,7 @@ func (r *admissionRig) consistent() {
 }
 
 func TestGate_HoldsCapAndLosesNoWakeup(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	operations := 250_000
 	if testing.Short() || raceEnabled {
 		operations = 50_000
@@ -468,7 +469,7 @@ func TestTryAcquireDoesNotWait(t *testing.T) {
 
 // Many waiters of a source leave at once, in any order.
 func TestWaitersLeaveInAnyOrder(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	r := newAdmissionRig(t, shaper.Limit{Name: "all", MaxConnections: 1, QueueTimeout: time.Minute, MaxQueue: 1000})
 	first := r.must("10.0.0.1")
 	var waiting []*visitor

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -146,7 +147,7 @@ func TestCrossingQueues_FairShare(t *testing.T) {
 		{"units of many sizes", []uint64{64, 1000, 16000}, 15, 0.02},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			rnd := newRand(t)
+			rnd := testutil.Rand(t)
 			for range tt.rounds {
 				c := newCrossingRig(t, rnd)
 				for source := range 1 + rnd.IntN(12) {
@@ -187,7 +188,7 @@ func TestCrossingQueues_FairShare(t *testing.T) {
 // Units that leave their queues early, with others behind them and a booking, leave nothing behind,
 // and delay no other.
 func TestCrossingQueues_Withdraw(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	booked := 0
 	for range 40 {
 		c := newCrossingRig(t, rnd)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -21,7 +22,7 @@ var chaos = flag.Duration("chaos", 1500*time.Millisecond, "how long TestApplyAtR
 // Random configurations follow each other during traffic, resets, kills, drains and blocks over TCP
 // and UDP: nothing crashes, and no state is left at the end.
 func TestApplyAtRandom(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	tcp1, tcp2 := serveTCP(t, func(c *net.TCPConn) {
 		switch rand.IntN(4) {
 		case 0:

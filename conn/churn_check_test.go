@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 )
 
@@ -138,7 +139,7 @@ func (ch *churn) pass(until leaky.Time, late func() leaky.Time) {
 // Whatever arrives, ends, is closed during the service of another, or follows a reload: every unit
 // leaves in order or is refused, and no state is left.
 func TestSchedulerChurn(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	var sent, refused, nested, booked, gone int
 	for round := range 30 {
 		r := newRig(t)

@@ -3,6 +3,7 @@ package conn
 import (
 	"testing"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 )
 
@@ -88,7 +89,7 @@ func (t *tree) check(fatal func(...any)) {
 }
 
 func TestNode_AgainstModel(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	tr := newTree()
 	var served, dropped, withdrawn int
 	for range 100_000 {

@@ -3,11 +3,9 @@ package conn
 import (
 	"flag"
 	"log/slog"
-	"math/rand/v2"
 	"net/netip"
 	"os"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
@@ -15,17 +13,10 @@ import (
 	"shaperd.dev/shaperd/shaper"
 )
 
-var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random tests")
-
 func TestMain(m *testing.M) {
 	flag.Parse()
 	flag.Set("test.parallel", "4") // they mostly wait
 	goleak.VerifyTestMain(m)
-}
-
-func newRand(t testing.TB) *rand.Rand {
-	t.Logf("-seed=%d", *seed)
-	return rand.New(rand.NewPCG(*seed, 0))
 }
 
 // policy compiles limits for one listener, "l".

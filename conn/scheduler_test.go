@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -118,7 +119,7 @@ func (r *rig) advance(now leaky.Time, late func() leaky.Time) {
 func onTime() leaky.Time { return 0 }
 
 func TestEveryBucketKeepsItsEnvelope(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	const maxUnit = 1500
 	var refused, delayed int
 	for round := range 40 {
@@ -180,7 +181,7 @@ func TestEveryBucketKeepsItsEnvelope(t *testing.T) {
 
 // No unit waits longer than the depth of the queue, its own cost and the lateness of the timer.
 func TestNoUnitWaitsBeyondMaxDelay(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	r := newRig(t, shaper.Limit{Name: "all", Rate: 8e6, MaxDelay: 20 * time.Millisecond})
 	path := r.path(flowFrom("10.0.0.1", 1))
 	now, worst := leaky.Second, leaky.Time(0)

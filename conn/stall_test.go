@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -11,7 +12,7 @@ import (
 // On a host that stalls the thread for milliseconds at a time a strict limit loses less than 1 % of
 // its rate, and the resulting bursts stay within the allowed excess.
 func TestStallsCostNoRate(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	for name, c := range map[string]struct {
 		limit  shaper.Limit
 		size   uint64

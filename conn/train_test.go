@@ -9,12 +9,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/shaper"
 )
 
 // Datagrams arrive whole and in order, wherever they are coalesced and split on the way.
 func TestTrain_PreservesDatagrams(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	for name, limits := range map[string][]shaper.Limit{
 		"without limits": nil,
 		"limited":        {{Name: "bytes", Rate: 10e9, Direction: shaper.Both, MaxDelay: time.Second}},

@@ -3,12 +3,14 @@ package leaky
 import (
 	"testing"
 	"time"
+
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 // For units that arrive in the order in which they may leave, a calendar equals a bucket,
 // to the tick.
 func TestCalendar_InOrderEqualsBucket(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	refused, waited := 0, 0
 	for range 200 {
 		rate := NewRate(1+rnd.Uint64N(1<<(10+rnd.IntN(25))), 8*time.Second)

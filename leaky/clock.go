@@ -31,7 +31,7 @@ func NewClockAt(age time.Duration) *Clock {
 
 // Now returns the current instant, which may be later than Forever: Forever bounds spans,
 // not instants.
-func (c *Clock) Now() Time { return Time(time.Since(c.start)) * ticksPerNano }
+func (c *Clock) Now() Time { return Time(time.Since(c.start)) * Nanosecond }
 
 // Sleep returns when the clock reads until or later. A signal ends the system
 // call early, and Go sends them to preempt: the clock decides, not the call.

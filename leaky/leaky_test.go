@@ -1,20 +1,13 @@
 package leaky
 
 import (
-	"flag"
 	"math"
 	"math/big"
-	"math/rand/v2"
 	"testing"
 	"time"
+
+	"shaperd.dev/shaperd/internal/testutil"
 )
-
-var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random tests")
-
-func newRand(t testing.TB) *rand.Rand {
-	t.Logf("-seed=%d", *seed)
-	return rand.New(rand.NewPCG(*seed, 0))
-}
 
 // ticks is the exact cost of n units at units every per.
 func ticks(n, units uint64, per time.Duration) *big.Rat {
@@ -26,7 +19,7 @@ func ticks(n, units uint64, per time.Duration) *big.Rat {
 func rat(t Time) *big.Rat { return new(big.Rat).SetInt(new(big.Int).SetUint64(uint64(t))) }
 
 func TestCostIsExactOrATickAbove(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	bitRates := []uint64{8, 9, 1000, 12345, 1e6, 10e6, 8 * 10 << 20, 600e6, 1e9, 2.4e9, 10e9, 100e9, 1e12, 1<<31 - 1, 1 << 31, 1<<32 - 1, 1 << 32}
 	sizes := []uint64{1, 20, 64, 512, 1448, 1500, 65507, 256 << 10, 1<<31 - 1, 1 << 31, 1 << 40}
 	for range 200 {
@@ -62,7 +55,7 @@ func TestSmallUnitAtTenGigabit(t *testing.T) {
 }
 
 func TestUnitsInvertsCost(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	for range 10000 {
 		r := NewRate(8+rnd.Uint64N(1e12), 8*time.Second)
 		n := rnd.Uint64N(1 << 24)
@@ -116,7 +109,7 @@ func (b *naiveBucket) wait(s *Shape) *big.Rat {
 }
 
 func TestOfferAgainstOracle(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	var delayed, refused, bytesBound, packetsBound int
 	for range 300 {
 		bits := 1000 + rnd.Uint64N(1e9)
@@ -185,7 +178,7 @@ func TestOfferAgainstOracle(t *testing.T) {
 }
 
 func TestOffer_StaysWithinEnvelope(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	for _, burst := range []uint64{0, 3000, 64 << 10} {
 		const bits = 10e6
 		r := NewRate(bits, 8*time.Second)
@@ -263,7 +256,7 @@ func TestTime_Saturates(t *testing.T) {
 }
 
 func TestRescaleKeepsBacklog(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	for range 2000 {
 		old := Shape{Bytes: NewRate(8+rnd.Uint64N(1e12), 8*time.Second), Packets: NewRate(1+rnd.Uint64N(1e6), time.Second)}
 		next := Shape{Bytes: NewRate(8+rnd.Uint64N(1e12), 8*time.Second), Packets: NewRate(1+rnd.Uint64N(1e6), time.Second)}
@@ -285,7 +278,7 @@ func TestRescaleKeepsBacklog(t *testing.T) {
 }
 
 func TestDrainedBucketEqualsFresh(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	s := Shape{Bytes: NewRate(10e6, 8*time.Second), BytesBurst: FromDuration(time.Millisecond), MaxDelay: Second / 10}
 	drained := 0
 	for range 1000 {

@@ -14,7 +14,7 @@ import (
 // but has to acquire one again before it can act: with all of them busy that took up
 // to 7 ms. And the runtime's monitor, which retakes processors, then polls every 20 us
 // for more to retake, at twice the cost of the pacing.
-const maxShortWait = Time(20*time.Millisecond) * ticksPerNano
+const maxShortWait = Second / 50 // 20 ms
 
 // LatenessBounds are the upper bounds of the histogram that [Pacer.Lateness] returns.
 var LatenessBounds = [...]time.Duration{

@@ -17,6 +17,9 @@ const (
 	// 0.006 %.
 	ticksPerNano = 64
 
+	// Nanosecond is one nanosecond in ticks.
+	Nanosecond Time = ticksPerNano
+
 	// Second is one second in ticks.
 	Second Time = 1e9 * ticksPerNano
 

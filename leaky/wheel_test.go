@@ -3,11 +3,13 @@ package leaky
 import (
 	"slices"
 	"testing"
+
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 // The oracle is a sorted list.
 func TestWheelAgainstOracle(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	for _, span := range []Time{1 << 10, 1 << 20, 1 << 30, 1 << coarseShift, 100 * Second, 9 * 3600 * Second, 10 * 24 * 3600 * Second} {
 		w := new(Wheel)
 		events := make([]Event, 200)

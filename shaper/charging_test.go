@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 )
 
@@ -221,7 +222,7 @@ func TestShape_TandemIsolatesSources(t *testing.T) {
 // Random units under random limits, some of which overlap: every bucket stays within its
 // envelope, whatever other limits delay.
 func TestShape_EveryBucketStaysWithinEnvelope(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	checked, delayed := 0, 0
 	for round := 0; round < 60 || checked < 500 || delayed < 1000; round++ {
 		if round == 600 {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/shaper/asn"
 )
 
@@ -238,7 +239,7 @@ func (w *world) flow() *Flow {
 }
 
 func TestRouteAgainstNaive(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	policies, flows := 500, 250
 	if shortRun() {
 		policies = 50
@@ -281,7 +282,7 @@ func TestRouteAgainstNaive(t *testing.T) {
 
 // A table of minIndexed or more segments is searched with an index.
 func TestRouteInLargeTable(t *testing.T) {
-	w := newWorld(newRand(t))
+	w := newWorld(testutil.Rand(t))
 	var ranges []asn.Range
 	for at := uint64(w.Uint32N(100)); at < 1<<32; {
 		length := uint64(1) << w.IntN(20)
@@ -422,7 +423,7 @@ func attachedTo(name string) func(*Policy) uint16 {
 
 // The segment tables for a plane that classifies by itself agree with Route.
 func TestPolicy_SegmentTables(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	policies := 200
 	if shortRun() {
 		policies = 20

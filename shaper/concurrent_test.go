@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 )
 
@@ -144,7 +145,7 @@ func TestConcurrentEnvelope(t *testing.T) {
 
 // All methods run concurrently, to check for races and the invariants of the table.
 func TestConcurrentReloads(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	s := New(64)
 	compile := func(rate uint64) *Policy {
 		p, err := s.Compile([]Limit{

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 )
 
@@ -70,7 +71,7 @@ func (s *Shaper) allDrainTimes(p *Policy, f *Flow, set Set, now leaky.Time) (lev
 }
 
 func TestDecideAgainstOracle(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	policies, units := 150, 250
 	if shortRun() {
 		policies = 40
@@ -153,7 +154,7 @@ func TestDecideAgainstOracle(t *testing.T) {
 }
 
 func TestDecide_IgnoresOrderOfConfiguration(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	var delayed, refused int
 	for range 100 {
 		limits := randomLimits(rnd, 2+rnd.IntN(5))

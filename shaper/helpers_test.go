@@ -1,27 +1,17 @@
 package shaper
 
 import (
-	"flag"
-	"math/rand/v2"
 	"net/netip"
 	"testing"
-	"time"
 
 	"shaperd.dev/shaperd/leaky"
 )
-
-var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the random tests")
 
 // raceDetector makes everything ten times slower; race_test.go sets it.
 var raceDetector bool
 
 // shortRun reports whether tests of one goroutine should run fewer rounds.
 func shortRun() bool { return raceDetector || testing.Short() }
-
-func newRand(t testing.TB) *rand.Rand {
-	t.Logf("-seed=%d", *seed)
-	return rand.New(rand.NewPCG(*seed, 0))
-}
 
 func mustCompile(t testing.TB, s *Shaper, limits []Limit, listeners []Listener, attachments ...Attachment) *Policy {
 	t.Helper()

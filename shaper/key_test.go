@@ -6,10 +6,12 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 func TestKey_ContainsOnlyItsFields(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	for range 20 {
 		w := newWorld(rnd)
 		table := w.table(t)
@@ -84,7 +86,7 @@ func TestKeyMask(t *testing.T) {
 }
 
 func TestKey_StableOverReloads(t *testing.T) {
-	w := newWorld(newRand(t))
+	w := newWorld(testutil.Rand(t))
 	w.listeners = []Listener{{Name: "a", UDP: true}, {Name: "b", TCP: true}, {Name: "c", TCP: true, UDP: true}}
 	s := New(1)
 	limits := w.limits(20)

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 )
 
@@ -77,7 +78,7 @@ func TestReloadKeepsBacklog(t *testing.T) {
 // Reloads to any rate, at any time, grant no more than the envelope: the sum over the
 // periods of each rate.
 func TestReload_GrantsNoBurst(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	var refused, reloads int
 	for range 30 {
 		s := New(100)

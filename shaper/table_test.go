@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 )
 
@@ -126,7 +127,7 @@ func (t *table) trackedBucket(k *Key) leaky.Bucket {
 // In a table that is far too small, and with buckets checked out at any time, no key's
 // backlog is smaller than its charges.
 func TestTable_NoKeyOwesLessThanCharged(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	shapes := []leaky.Shape{
 		{Bytes: leaky.NewRate(8e6, 8*time.Second)},
 		{Packets: leaky.NewRate(1000, time.Second)},
@@ -246,7 +247,7 @@ func (t *table) fill(rnd *rand.Rand, n int, now leaky.Time) {
 // full of drained keys. Groups of eight slots evicted 1 in 500 in the first round, and
 // counting drained slots as used 1 in 40 in the next.
 func TestTable_HoldsPromisedCapacity(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	for _, tt := range []struct{ keys, tables, rounds int }{
 		{10_000, 5, 4}, {30_000, 5, 3}, {100_000, 2, 3}, {1_000_000, 1, 1},
 	} {
@@ -268,7 +269,7 @@ func TestTable_HoldsPromisedCapacity(t *testing.T) {
 }
 
 func TestTable_FloodAllocatesNothing(t *testing.T) {
-	rnd := newRand(t)
+	rnd := testutil.Rand(t)
 	const keys = 10_000
 	s := New(keys)
 	p := mustCompile(t, s, []Limit{{
