@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -54,7 +54,7 @@ type testPlane struct {
 	*Plane
 	t         *testing.T
 	shaper    *shaper.Shaper
-	clock     *leaky.Clock
+	clock     *pacer.Clock
 	pins      string
 	keys      int
 	listeners []netip.AddrPort
@@ -93,7 +93,7 @@ func openPlane(t *testing.T) *testPlane {
 
 func (p *testPlane) open() {
 	p.t.Helper()
-	p.shaper, p.clock = shaper.New(1024), leaky.NewClock()
+	p.shaper, p.clock = shaper.New(1024), pacer.NewClock()
 	plane, err := Open(p.shaper, p.clock, p.pins, p.keys, slog.New(slog.NewTextHandler(io.MultiWriter(p.t.Output(), &p.logged), nil)))
 	if err != nil {
 		p.t.Fatal(err)

@@ -17,7 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -196,7 +196,7 @@ func TestOpen_OtherNetworkNamespace(t *testing.T) {
 		}
 	}
 	open := func() error {
-		second, err := Open(shaper.New(1024), leaky.NewClock(), p.pins, p.keys, slog.New(slog.DiscardHandler))
+		second, err := Open(shaper.New(1024), pacer.NewClock(), p.pins, p.keys, slog.New(slog.DiscardHandler))
 		if err == nil {
 			second.Release()
 		}
@@ -275,7 +275,7 @@ func TestOpen_RemovedNetworkNamespace(t *testing.T) {
 	}
 	p := &testPlane{t: t, keys: 1024, pins: filepath.Join(pins, "gone")}
 	open := func() error {
-		second, err := Open(shaper.New(1024), leaky.NewClock(), p.pins, p.keys, slog.New(slog.DiscardHandler))
+		second, err := Open(shaper.New(1024), pacer.NewClock(), p.pins, p.keys, slog.New(slog.DiscardHandler))
 		if err == nil {
 			second.Release()
 		}

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -29,7 +30,7 @@ import (
 type Plane struct {
 	log     *slog.Logger
 	shaper  *shaper.Shaper
-	clock   *leaky.Clock // for rankings
+	clock   *pacer.Clock // for rankings
 	dir     string
 	pinLock io.Closer // lock on the parent directory of dir, held until the plane closes
 
@@ -62,7 +63,7 @@ type Plane struct {
 // left attached stay unchanged until the first Commit. Open fails while another plane is open
 // there, and when attachments there belong to another network namespace. The rankings of s use
 // clock, as all their other writers do.
-func Open(s *shaper.Shaper, clock *leaky.Clock, pins string, keys int, log *slog.Logger) (_ *Plane, err error) {
+func Open(s *shaper.Shaper, clock *pacer.Clock, pins string, keys int, log *slog.Logger) (_ *Plane, err error) {
 	if err := checkCapabilities(); err != nil {
 		return nil, err
 	}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -21,7 +21,7 @@ type rankBench struct {
 func newRankBench(t *testing.T, mode Mode, limits ...shaper.Limit) *rankBench {
 	t.Helper()
 	b := newVariant(t, kernelConfig{Mode: uint32(mode), Ethernet: 1, Keep: 1}, nil)
-	s, clock := shaper.New(1024), leaky.NewClock()
+	s, clock := shaper.New(1024), pacer.NewClock()
 	policy, err := s.Compile(attachHere(limits...), nil, []shaper.Attachment{{Name: "here"}}, nil, false)
 	if err != nil {
 		t.Fatal(err)

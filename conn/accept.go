@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -17,7 +18,7 @@ type tcpPort struct {
 	fd          int
 	port        uint16
 	binding     *binding
-	resumeTimer leaky.Event // ends a pause
+	resumeTimer pacer.Event // ends a pause
 }
 
 const (

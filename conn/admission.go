@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -20,7 +21,7 @@ import (
 // another one is shut by then, it moves there and keeps its ticket. See waitQueue and reservation.
 type admission struct {
 	shaper *shaper.Shaper
-	wheel  *leaky.Wheel
+	wheel  *pacer.Wheel
 	clock  func() leaky.Time
 
 	policy      *shaper.Policy // current; see refresh
@@ -56,9 +57,9 @@ type gate struct {
 	queued   indexedHeap[gateSource, byTicket] // sources that wait here
 	flows    flowLRU                           // UDP flows that hold a slot
 	reserved reservation
-	timer    leaky.Event // scheduled while a connection waits for the bucket, and not for a slot
+	timer    pacer.Event // scheduled while a connection waits for the bucket, and not for a slot
 	dueAt    leaky.Time  // when timer fires; 0 when nothing waits for the bucket
-	relief   leaky.Event // scheduled while connections wait that could replace idle flows
+	relief   pacer.Event // scheduled while connections wait that could replace idle flows
 }
 
 // waiter is a connection in admission, with the slots it gets.
@@ -99,7 +100,7 @@ type outcome struct {
 	refusal
 }
 
-func newAdmission(s *shaper.Shaper, w *leaky.Wheel, clock func() leaky.Time) *admission {
+func newAdmission(s *shaper.Shaper, w *pacer.Wheel, clock func() leaky.Time) *admission {
 	return &admission{
 		shaper: s, wheel: w, clock: clock, policy: s.Policy(),
 		byKey: map[shaper.Key]*gate{}, quotas: map[*shaper.LimitState]*waitQuota{}, queues: map[string]*waitQueue{}, sources: map[netip.Addr]*admissionSource{},

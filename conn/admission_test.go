@@ -8,6 +8,7 @@ import (
 
 	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -15,7 +16,7 @@ import (
 type admissionRig struct {
 	t         testing.TB
 	shaper    *shaper.Shaper
-	wheel     *leaky.Wheel
+	wheel     *pacer.Wheel
 	now       leaky.Time
 	admission *admission
 	in        map[*visitor]bool // those in flight
@@ -23,7 +24,7 @@ type admissionRig struct {
 }
 
 func newAdmissionRig(t testing.TB, limits ...shaper.Limit) *admissionRig {
-	r := &admissionRig{t: t, shaper: shaper.New(1000), wheel: new(leaky.Wheel), now: leaky.Second, in: map[*visitor]bool{}}
+	r := &admissionRig{t: t, shaper: shaper.New(1000), wheel: new(pacer.Wheel), now: leaky.Second, in: map[*visitor]bool{}}
 	r.admission = newAdmission(r.shaper, r.wheel, func() leaky.Time { return r.now })
 	r.swap(limits...)
 	return r
@@ -59,8 +60,8 @@ func (r *admissionRig) step(end leaky.Time) bool {
 }
 
 // after calls f after d.
-func (r *admissionRig) after(d time.Duration, f func()) *leaky.Event {
-	e := &leaky.Event{Fire: func(leaky.Time) { f() }}
+func (r *admissionRig) after(d time.Duration, f func()) *pacer.Event {
+	e := &pacer.Event{Fire: func(leaky.Time) { f() }}
 	r.wheel.Schedule(e, r.now+leaky.FromDuration(d))
 	return e
 }
@@ -248,7 +249,7 @@ func TestGate_HoldsCapAndLosesNoWakeup(t *testing.T) {
 			return
 		}
 		begun++
-		gone := &leaky.Event{}
+		gone := &pacer.Event{}
 		v := r.visit(source, func(v *visitor) {
 			r.wheel.Cancel(gone)
 			if !v.granted {

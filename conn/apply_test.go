@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -33,7 +34,7 @@ type applyRig struct {
 
 func newApplyRig(t *testing.T, protocol shaper.Protocol, downstream string) *applyRig {
 	s := shaper.New(10000)
-	p, err := New(s, leaky.NewClock(), testLog(t), testLog(t))
+	p, err := New(s, pacer.NewClock(), testLog(t), testLog(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,13 +7,14 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
 // BenchmarkScheduler measures one unit through two queues, without sockets.
 func BenchmarkScheduler(b *testing.B) {
 	s := shaper.New(1000)
-	wheel, now := new(leaky.Wheel), leaky.Second
+	wheel, now := new(pacer.Wheel), leaky.Second
 	sc := newScheduler(s, wheel, func() leaky.Time { return now })
 	p := policy(b, s,
 		shaper.Limit{Name: "all", Rate: 100e9, MaxDelay: time.Second},

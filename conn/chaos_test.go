@@ -14,6 +14,7 @@ import (
 
 	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -36,7 +37,7 @@ func TestApplyAtRandom(t *testing.T) {
 		}
 	}), serveTCP(t, echo)
 	u1, u2 := echoUDP(t, 0), echoUDP(t, 300)
-	s, clock := shaper.New(1024), leaky.NewClock()
+	s, clock := shaper.New(1024), pacer.NewClock()
 	p, err := New(s, clock, quietLog, quietLog)
 	if err != nil {
 		t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 )
 
 // ackTimeout is the time after which a peer is considered dead that has unacknowledged bytes
@@ -27,7 +28,7 @@ const (
 // ackMonitor finds peers that have vanished. The loop's thread owns it.
 type ackMonitor struct {
 	timeout leaky.Time // ackTimeout, except in tests
-	timer   leaky.Event
+	timer   pacer.Event
 	pos     int // of the walk over sessions
 	info    unix.TCPInfo
 }

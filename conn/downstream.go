@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -44,7 +45,7 @@ type probe struct {
 	d       *downstream
 	fd      int         // -1 while no check is running
 	counted bool        // the check holds one of d's max_connections
-	timer   leaky.Event // starts the next check, or is the timeout of this one
+	timer   pacer.Event // starts the next check, or is the timeout of this one
 }
 
 // DrainDownstream starts or ends the draining of a downstream, named as Downstreams names

@@ -11,12 +11,13 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
 // newDownstreams returns a listener with downstreams, and no running proxy.
 func newDownstreams(config Listen, hosts ...string) *listener {
-	s := &listener{name: "l", proxy: &Proxy{loop: &loop{pacer: leaky.NewPacer(leaky.NewClock())}, log: quietLog, stateLog: newLogLimiter(quietLog, time.Minute)}, pools: map[poolKey]*gate{}, poolState: &shaper.LimitState{}}
+	s := &listener{name: "l", proxy: &Proxy{loop: &loop{pacer: pacer.New(pacer.NewClock())}, log: quietLog, stateLog: newLogLimiter(quietLog, time.Minute)}, pools: map[poolKey]*gate{}, poolState: &shaper.LimitState{}}
 	c := &listenerConfig{Listen: config}
 	for i, name := range hosts {
 		if len(c.Downstream) <= i {

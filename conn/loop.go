@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -20,8 +21,8 @@ type watcher interface {
 
 // loop is the thread that moves bytes. Its fields belong to that thread, except for the posted work.
 type loop struct {
-	clock     *leaky.Clock
-	pacer     *leaky.Pacer
+	clock     *pacer.Clock
+	pacer     *pacer.Pacer
 	scheduler *scheduler
 
 	epoll         int
@@ -63,10 +64,10 @@ const pollWindow = leaky.Second / 1e6 * 100
 // scratchSize is the most that is copied from one TCP socket to the other at once.
 const scratchSize = 64 << 10
 
-func newLoop(clock *leaky.Clock, s *shaper.Shaper) (*loop, error) {
+func newLoop(clock *pacer.Clock, s *shaper.Shaper) (*loop, error) {
 	l := &loop{
 		clock:   clock,
-		pacer:   leaky.NewPacer(clock),
+		pacer:   pacer.New(clock),
 		scratch: make([]byte, scratchSize),
 		batch:   newBatch(),
 		memory:  memory{max: maxQueuedBytes, holders: map[netip.Addr]*holder{}},
@@ -225,9 +226,9 @@ func (l *loop) round(until leaky.Time) bool {
 }
 
 // poll waits for events, for at most timeout. A long wait ends slightly early and releases the Go
-// processor; a short one keeps it, see [leaky.IsShortWait].
+// processor; a short one keeps it, see [pacer.IsShortWait].
 func (l *loop) poll(timeout leaky.Time) int {
-	short := leaky.IsShortWait(timeout)
+	short := pacer.IsShortWait(timeout)
 	if !short {
 		timeout -= leaky.FromDuration(time.Millisecond)
 	}

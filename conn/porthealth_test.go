@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -53,7 +54,7 @@ func TestPortRange_ClosedPortEjectsNoOther(t *testing.T) {
 	var out lockedBuffer
 	log := slog.New(slog.NewTextHandler(&out, nil))
 	s := shaper.New(1000)
-	p, err := New(s, leaky.NewClock(), log, quietLog)
+	p, err := New(s, pacer.NewClock(), log, quietLog)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,13 +9,14 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
 // Proxy is the proxy plane. Its methods may be called from any goroutine.
 type Proxy struct {
 	shaper     *shaper.Shaper
-	clock      *leaky.Clock
+	clock      *pacer.Clock
 	loop       *loop
 	admission  *admission
 	log        *slog.Logger
@@ -62,7 +63,7 @@ type listener struct {
 	proxy       *Proxy
 	downstreams []*downstream      // owned by the loop
 	candidates  []*downstream      // of pick, reused
-	readmission leaky.Event        // scheduled for when an ejected downstream gets connections again
+	readmission pacer.Event        // scheduled for when an ejected downstream gets connections again
 	pools       map[poolKey]*gate  // those in use
 	poolState   *shaper.LimitState // of the pools, not reported
 	poolQuota   waitQuota          // of the pools
@@ -90,7 +91,7 @@ type port interface {
 // New returns a proxy that enforces the policy of s. It listens after the first Apply, and must be
 // closed. Changes of state are logged to log. What sources cause, rate limited, and the access log go
 // to traffic. The handlers of both must not block: the thread that moves bytes logs too.
-func New(s *shaper.Shaper, clock *leaky.Clock, log, traffic *slog.Logger) (*Proxy, error) {
+func New(s *shaper.Shaper, clock *pacer.Clock, log, traffic *slog.Logger) (*Proxy, error) {
 	l, err := newLoop(clock, s)
 	if err != nil {
 		return nil, err
@@ -209,7 +210,7 @@ func (p *Proxy) Alive(ctx context.Context) bool {
 	}
 }
 
-// Lateness returns how late the loop's thread woke up, see [leaky.Pacer.Lateness].
-func (p *Proxy) Lateness() ([len(leaky.LatenessBounds) + 1]uint64, time.Duration) {
+// Lateness returns how late the loop's thread woke up, see [pacer.Pacer.Lateness].
+func (p *Proxy) Lateness() ([len(pacer.LatenessBounds) + 1]uint64, time.Duration) {
 	return p.loop.pacer.Lateness()
 }

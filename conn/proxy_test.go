@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/test/lab"
 )
@@ -29,7 +30,7 @@ type proxyRig struct {
 // start runs a proxy in front of downstream, an address of this host.
 func start(t testing.TB, protocol shaper.Protocol, downstream string, limits ...shaper.Limit) *proxyRig {
 	t.Helper()
-	s, clock := shaper.New(10000), leaky.NewClock()
+	s, clock := shaper.New(10000), pacer.NewClock()
 	p, err := New(s, clock, testLog(t), testLog(t))
 	if err != nil {
 		t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -85,7 +86,7 @@ type queue struct {
 	queuedBytes   uint64         // of datagrams, including those that moved to a later queue
 	queuedPackets uint64
 	grants        int // queued TCP grants, including those that moved to a later queue
-	timer         leaky.Event
+	timer         pacer.Event
 	pending       bool // in scheduler.work
 }
 
@@ -122,7 +123,7 @@ func (u *unit) expired(shape *leaky.Shape, now leaky.Time) bool {
 // scheduler holds the queues in use. It belongs to the loop's thread.
 type scheduler struct {
 	shaper      *shaper.Shaper
-	wheel       *leaky.Wheel
+	wheel       *pacer.Wheel
 	clock       func() leaky.Time
 	byKey       map[shaper.Key]*queue
 	work        []*queue // queues whose head may be able to move
@@ -130,7 +131,7 @@ type scheduler struct {
 	lastBooking uint64   // bookingSeq of the last unit booked
 }
 
-func newScheduler(s *shaper.Shaper, w *leaky.Wheel, clock func() leaky.Time) *scheduler {
+func newScheduler(s *shaper.Shaper, w *pacer.Wheel, clock func() leaky.Time) *scheduler {
 	return &scheduler{shaper: s, wheel: w, clock: clock, byKey: map[shaper.Key]*queue{}}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -15,7 +16,7 @@ import (
 type rig struct {
 	t          *testing.T
 	shaper     *shaper.Shaper
-	wheel      *leaky.Wheel
+	wheel      *pacer.Wheel
 	scheduler  *scheduler
 	policy     *shaper.Policy
 	now        leaky.Time
@@ -28,7 +29,7 @@ type rig struct {
 
 func newRig(t *testing.T, limits ...shaper.Limit) *rig {
 	s := shaper.New(1000)
-	r := &rig{t: t, shaper: s, wheel: new(leaky.Wheel), now: leaky.Second, departures: map[*queue]*sigma{}, refusedBy: map[string]int{}}
+	r := &rig{t: t, shaper: s, wheel: new(pacer.Wheel), now: leaky.Second, departures: map[*queue]*sigma{}, refusedBy: map[string]int{}}
 	r.scheduler = newScheduler(s, r.wheel, func() leaky.Time { return r.now })
 	r.policy = policy(t, s, limits...)
 	s.Swap(r.policy, 0)

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -24,7 +25,7 @@ type session struct {
 	clientAddr  netip.AddrPort // of the client
 	originalDst netip.AddrPort // destination in the PROXY header, or the zero value
 	stage       stage
-	timer       leaky.Event // of the stage
+	timer       pacer.Event // of the stage
 	reply       string      // for a refused client
 	lingerLeft  int         // bytes that a refused client may still send
 

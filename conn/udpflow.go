@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -47,7 +48,7 @@ type udpFlow struct {
 	down           udpDirection // from-downstream
 	lastActive     leaky.Time   // when a datagram last came or went
 	queued         *datagram    // list of queued datagrams, newest first
-	expiry         leaky.Event
+	expiry         pacer.Event
 	unanswered     bool // the downstream has not replied yet
 	repeated       bool // the client has sent again while unanswered
 	closed         bool

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -20,7 +20,7 @@ func TestLongUptime(t *testing.T) {
 		t.Run(age.String(), func(t *testing.T) {
 			t.Parallel()
 			s := shaper.New(1000)
-			p, err := New(s, leaky.NewClockAt(age), testLog(t), testLog(t))
+			p, err := New(s, pacer.NewClockAt(age), testLog(t), testLog(t))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -36,11 +37,11 @@ type waitQueue struct {
 	head, tail   *waiter
 	len          int
 	heapIndex    int         // in gateSources[pos].queues
-	timeout      leaky.Event // of head
+	timeout      pacer.Event // of head
 	firstFailure leaky.Time  // time of the first failed attempt since it was served last, or 0
 	claimTicket  uint64      // at which it claimed a reservation, or 0
 	reservedAt   leaky.Time  // when its reservation began, or 0
-	lapse        leaky.Event // of the reservation
+	lapse        pacer.Event // of the reservation
 }
 
 // gateWait is the state of a queue at one of its gates.

@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"shaperd.dev/shaperd/api"
-	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -232,7 +232,7 @@ func boolValue(yes bool) float64 {
 
 func (c *collector) pacerLateness() prometheus.Metric {
 	counts, sum := c.Proxy.Lateness()
-	return constHistogram(pacerLate, leaky.LatenessBounds[:], func(i int) uint64 { return counts[i] }, sum)
+	return constHistogram(pacerLate, pacer.LatenessBounds[:], func(i int) uint64 { return counts[i] }, sum)
 }
 
 func histogram(d *prometheus.Desc, h *shaper.Histogram, label string) prometheus.Metric {

@@ -11,13 +11,14 @@ import (
 
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
 // fakeProxy is a proxy plane with two downstreams and two connections.
 type fakeProxy struct{}
 
-func (fakeProxy) Lateness() (counts [len(leaky.LatenessBounds) + 1]uint64, sum time.Duration) {
+func (fakeProxy) Lateness() (counts [len(pacer.LatenessBounds) + 1]uint64, sum time.Duration) {
 	counts[0], counts[len(counts)-1] = 3, 1
 	return counts, 70 * time.Millisecond
 }

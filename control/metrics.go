@@ -11,14 +11,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"shaperd.dev/shaperd/api"
-	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
 // Plane is the part of the proxy plane that metrics need.
 type Plane interface {
-	// Lateness returns the histogram and the sum of the lateness of units: see leaky.Pacer.Lateness.
-	Lateness() ([len(leaky.LatenessBounds) + 1]uint64, time.Duration)
+	// Lateness returns the histogram and the sum of the lateness of units: see pacer.Pacer.Lateness.
+	Lateness() ([len(pacer.LatenessBounds) + 1]uint64, time.Duration)
 
 	// Downstreams returns the state of all downstreams.
 	Downstreams() []shaper.DownstreamStatus

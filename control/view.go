@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/api"
-	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -113,7 +113,7 @@ func (v *view) wakeupLatencyP99() float64 {
 	}
 	for i, n := range counts {
 		if seen += n; all > 0 && seen*100 >= all*99 {
-			return leaky.LatenessBounds[min(i, len(leaky.LatenessBounds)-1)].Seconds()
+			return pacer.LatenessBounds[min(i, len(pacer.LatenessBounds)-1)].Seconds()
 		}
 	}
 	return 0

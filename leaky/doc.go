@@ -1,5 +1,5 @@
-// Package leaky implements the arithmetic of a leaky bucket used as a queue, and the
-// timers that release units at the instants it computes.
+// Package leaky implements the arithmetic of a leaky bucket used as a queue. Package pacer has
+// the timers that release units at the instants it computes.
 //
 // A bucket is one number: t, the virtual time at which it will have drained.
 // A unit of n bytes that arrives at now is handled by four lines:
@@ -17,5 +17,6 @@
 // Everything is integer arithmetic on ticks of 1/64 ns, and every addition
 // saturates: an overflow makes a bucket slower, never faster.
 //
-// Nothing here reads a clock except [Pacer] and [Clock]; time is an argument.
+// Nothing here reads a clock: time is an argument. No type may be used concurrently, unless its
+// comment says so.
 package leaky

@@ -44,7 +44,7 @@ const (
 )
 
 func main() {
-	// One more than usual: the pacing thread keeps one for itself, see leaky.Pacer.
+	// One more than usual: the pacing thread keeps one for itself, see package pacer.
 	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
 	err := run(context.Background(), env{stdout: os.Stdout, stderr: os.Stderr}, os.Args[1:])
 	if err != nil {

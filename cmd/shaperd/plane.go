@@ -10,7 +10,7 @@ import (
 	"shaperd.dev/shaperd/bpf"
 	"shaperd.dev/shaperd/conn"
 	"shaperd.dev/shaperd/control"
-	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
 )
@@ -19,7 +19,7 @@ import (
 // attachments, since it needs privileges that the proxy plane does not.
 type packetPlane struct {
 	shaper    *shaper.Shaper
-	clock     *leaky.Clock
+	clock     *pacer.Clock
 	proxy     *conn.Proxy
 	log       *slog.Logger
 	plane     *bpf.Plane

@@ -19,7 +19,7 @@ import (
 
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/conn"
-	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -310,7 +310,7 @@ func TestWatchdog_CoversControlLoop(t *testing.T) {
 	t.Setenv("WATCHDOG_PID", "")
 	s := &server{controller: newController()}
 	noLog := slog.New(slog.DiscardHandler)
-	if s.proxy, err = conn.New(shaper.New(1<<10), leaky.NewClock(), noLog, noLog); err != nil {
+	if s.proxy, err = conn.New(shaper.New(1<<10), pacer.NewClock(), noLog, noLog); err != nil {
 		t.Fatal(err)
 	}
 	defer s.proxy.Close()

@@ -17,7 +17,7 @@ import (
 
 	"shaperd.dev/shaperd/conn"
 	"shaperd.dev/shaperd/control"
-	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
 )
@@ -111,7 +111,7 @@ type server struct {
 	log            *slog.Logger
 	traffic        *slog.Logger // events that traffic causes
 	droppedRecords func() uint64
-	clock          *leaky.Clock
+	clock          *pacer.Clock
 	shaper         *shaper.Shaper
 	proxy          *conn.Proxy
 	reloads        *control.Reloads
@@ -139,7 +139,7 @@ func (s *server) serve(ctx context.Context, e env) error {
 	if err != nil {
 		return err
 	}
-	s.clock, s.reloads, s.controller = leaky.NewClock(), &control.Reloads{}, newController()
+	s.clock, s.reloads, s.controller = pacer.NewClock(), &control.Reloads{}, newController()
 	s.shaper = shaper.New(l.config.Daemon.MaxBuckets)
 	l = s.restoreOverrides(ctx, l)
 	policy, err := l.compile(s.shaper)

@@ -1,8 +1,10 @@
-package leaky
+package pacer
 
 import (
 	"testing"
 	"time"
+
+	"shaperd.dev/shaperd/leaky"
 )
 
 // A clock that has run for years is as exact as a new one.
@@ -16,33 +18,33 @@ func TestClock_AfterYears(t *testing.T) {
 		}
 
 		done := make(chan struct{})
-		go func() { c.Sleep(start + FromDuration(5*time.Millisecond)); close(done) }()
+		go func() { c.Sleep(start + leaky.FromDuration(5*time.Millisecond)); close(done) }()
 		select {
 		case <-done:
 		case <-time.After(10 * time.Second):
 			t.Fatalf("after %v: a sleep of 5 ms does not end", age)
 		}
-		if slept := c.Now() - start; slept < FromDuration(5*time.Millisecond) {
+		if slept := c.Now() - start; slept < leaky.FromDuration(5*time.Millisecond) {
 			t.Errorf("after %v: a sleep of 5 ms took %v", age, slept.Duration())
 		}
 
-		s := Shape{Bytes: NewRate(1e6, time.Second)}
-		var b Bucket
+		s := leaky.Shape{Bytes: leaky.NewRate(1e6, time.Second)}
+		var b leaky.Bucket
 		now := c.Now()
 		b.Charge(&s, 1000, 0, now)
-		if wait := b.Depart(&s, now) - now; wait != FromDuration(time.Millisecond) {
+		if wait := b.Depart(&s, now) - now; wait != leaky.FromDuration(time.Millisecond) {
 			t.Errorf("after %v: 1,000 B at 1 MB/s take %v", age, wait.Duration())
 		}
 
 		wakes := 0
-		p := NewPacer(c)
+		p := New(c)
 		var e Event
 		fired := false
-		e.Fire = func(Time) { fired = true }
-		p.Schedule(&e, c.Now()+FromDuration(2*time.Millisecond))
-		p.Run(func(until Time) bool {
+		e.Fire = func(leaky.Time) { fired = true }
+		p.Schedule(&e, c.Now()+leaky.FromDuration(2*time.Millisecond))
+		p.Run(func(until leaky.Time) bool {
 			wakes++
-			if fired && until != Never {
+			if fired && until != leaky.Never {
 				t.Errorf("after %v: an empty pacer waits until %v", age, until.Duration())
 			}
 			if !fired {

@@ -1,10 +1,12 @@
-package leaky
+package pacer
 
 import (
 	"slices"
 	"syscall"
 	"testing"
 	"time"
+
+	"shaperd.dev/shaperd/leaky"
 )
 
 func TestSleepNeverReturnsEarly(t *testing.T) {
@@ -24,7 +26,7 @@ func TestSleepNeverReturnsEarly(t *testing.T) {
 	}()
 	for _, d := range []time.Duration{0, time.Microsecond, 100 * time.Microsecond, 5 * time.Millisecond} {
 		for range 20 {
-			until := clock.Now() + FromDuration(d)
+			until := clock.Now() + leaky.FromDuration(d)
 			clock.Sleep(until)
 			if now := clock.Now(); now < until {
 				t.Fatalf("a sleep of %v ended %v early", d, (until - now).Duration())
@@ -34,22 +36,22 @@ func TestSleepNeverReturnsEarly(t *testing.T) {
 }
 
 // run paces packets at the rate of s for d and returns the instants at which they left.
-func run(p *Pacer, clock *Clock, s *Shape, d time.Duration) []Time {
-	var b Bucket
-	var left []Time
+func run(p *Pacer, clock *Clock, s *leaky.Shape, d time.Duration) []leaky.Time {
+	var b leaky.Bucket
+	var left []leaky.Time
 	slack := s.Packets.Cost(1)
-	end := clock.Now() + FromDuration(d)
+	end := clock.Now() + leaky.FromDuration(d)
 	var e Event
-	e.Fire = func(now Time) {
+	e.Fire = func(now leaky.Time) {
 		for b.Depart(s, now) <= now {
-			b.Charge(s, 0, 1, CatchUp(b.DrainedAt(), now, slack))
+			b.Charge(s, 0, 1, leaky.CatchUp(b.DrainedAt(), now, slack))
 			left = append(left, now)
 		}
 		p.Schedule(&e, b.Depart(s, now))
 	}
 	b.Charge(s, 0, 1, clock.Now())
 	p.Schedule(&e, b.DrainedAt())
-	p.Run(func(until Time) bool {
+	p.Run(func(until leaky.Time) bool {
 		clock.Sleep(min(until, end))
 		return clock.Now() < end
 	})
@@ -72,12 +74,12 @@ func TestPacer_StaysWithinEnvelope(t *testing.T) {
 // paceOnce paces packets for 0.5 s, checks their departure times, and returns their number.
 func paceOnce(t *testing.T, pps uint64) int {
 	clock := NewClock()
-	p := NewPacer(clock)
-	s := Shape{Packets: NewRate(pps, time.Second)}
+	p := New(clock)
+	s := leaky.Shape{Packets: leaky.NewRate(pps, time.Second)}
 	left := run(p, clock, &s, 500*time.Millisecond)
 	low, sigma := 0.0, 0.0
 	for i, at := range left {
-		line := float64(pps) * float64(at) / float64(Second)
+		line := float64(pps) * float64(at) / float64(leaky.Second)
 		if i == 0 {
 			low = -line
 		}
@@ -102,9 +104,9 @@ func paceOnce(t *testing.T, pps uint64) int {
 // share of one core, and how even the gaps are.
 func BenchmarkPacer(b *testing.B) {
 	clock := NewClock()
-	s := Shape{Packets: NewRate(10_000, time.Second)}
+	s := leaky.Shape{Packets: leaky.NewRate(10_000, time.Second)}
 	for b.Loop() {
-		p := NewPacer(clock)
+		p := New(clock)
 		before := cpuTime()
 		start := time.Now()
 		left := run(p, clock, &s, time.Second)

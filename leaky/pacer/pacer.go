@@ -1,4 +1,4 @@
-package leaky
+package pacer
 
 import (
 	"runtime"
@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // maxShortWait is the longest wait during which a pacing thread keeps its Go
@@ -14,7 +15,7 @@ import (
 // but has to acquire one again before it can act: with all of them busy that took up
 // to 7 ms. And the runtime's monitor, which retakes processors, then polls every 20 us
 // for more to retake, at twice the cost of the pacing.
-const maxShortWait = Second / 50 // 20 ms
+const maxShortWait = leaky.Second / 50 // 20 ms
 
 // LatenessBounds are the upper bounds of the histogram that [Pacer.Lateness] returns.
 var LatenessBounds = [...]time.Duration{
@@ -34,8 +35,8 @@ type Pacer struct {
 	latenessSum atomic.Uint64 // ns
 }
 
-// NewPacer returns a pacer that uses clock.
-func NewPacer(clock *Clock) *Pacer { return &Pacer{clock: clock} }
+// New returns a pacer that uses clock.
+func New(clock *Clock) *Pacer { return &Pacer{clock: clock} }
 
 // Run fires events until wait returns false. Between events it calls wait, which
 // returns at until, or earlier after work of its own; the simplest wait is
@@ -45,7 +46,7 @@ func NewPacer(clock *Clock) *Pacer { return &Pacer{clock: clock} }
 // are rounded to a millisecond when the process is idle (runtime/netpoll_epoll.go).
 // The thread keeps its Go processor during short waits, so GOMAXPROCS should be one
 // higher than otherwise.
-func (p *Pacer) Run(wait func(until Time) bool) {
+func (p *Pacer) Run(wait func(until leaky.Time) bool) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	// The default slack lets a sleep end 50 us late. On an error it remains.
@@ -79,7 +80,7 @@ func (p *Pacer) Lateness() (counts [len(LatenessBounds) + 1]uint64, sum time.Dur
 	return counts, time.Duration(p.latenessSum.Load())
 }
 
-func (p *Pacer) recordLateness(by Time) {
+func (p *Pacer) recordLateness(by leaky.Time) {
 	d := by.Duration()
 	i := 0
 	for i < len(LatenessBounds) && d > LatenessBounds[i] {
@@ -91,7 +92,7 @@ func (p *Pacer) recordLateness(by Time) {
 
 // IsShortWait reports whether a pacing thread should wait for d without releasing its
 // Go processor, in a system call that bypasses the Go scheduler.
-func IsShortWait(d Time) bool { return d <= maxShortWait }
+func IsShortWait(d leaky.Time) bool { return d <= maxShortWait }
 
 func rawSleepUntil(ts *unix.Timespec) {
 	unix.RawSyscall6(unix.SYS_CLOCK_NANOSLEEP, unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME,

@@ -1,8 +1,10 @@
-package leaky
+package pacer
 
 import (
 	"math"
 	"math/bits"
+
+	"shaperd.dev/shaperd/leaky"
 )
 
 const (
@@ -14,7 +16,7 @@ const (
 	slotCount   = 1 << 16
 	slotMask    = slotCount - 1
 
-	coarseGrid Time = 1 << 30 // 16.8 ms
+	coarseGrid leaky.Time = 1 << 30 // 16.8 ms
 )
 
 // Event is a callback to run at an instant. The zero value with Fire set is ready
@@ -22,9 +24,9 @@ const (
 type Event struct {
 	// Fire is called once, on the wheel's thread, at or after the instant. It
 	// may schedule events, including this one.
-	Fire func(now Time)
+	Fire func(now leaky.Time)
 
-	at         Time
+	at         leaky.Time
 	next, prev *Event // nil when not scheduled
 	ring       *ring  // nil when Advance has removed the event and is about to fire it
 	slot       uint16
@@ -42,10 +44,10 @@ func (e *Event) Scheduled() bool { return e.next != nil }
 // The zero Wheel is empty. A Wheel is not safe for concurrent use, and never allocates.
 type Wheel struct {
 	fine, coarse ring
-	ready        Event  // list head of the events that Advance is about to fire
-	pos          uint64 // fine slot number, not wrapped, up to which events have fired
-	spread       uint64 // offset of the next event beyond the coarse ring
-	next         Time   // result of Next, valid if nextKnown
+	ready        Event      // list head of the events that Advance is about to fire
+	pos          uint64     // fine slot number, not wrapped, up to which events have fired
+	spread       uint64     // offset of the next event beyond the coarse ring
+	next         leaky.Time // result of Next, valid if nextKnown
 	nextKnown    bool
 }
 
@@ -63,7 +65,7 @@ func (w *Wheel) Len() int { return w.fine.len + w.coarse.len }
 
 // Schedule makes e fire at at, or in the next Advance if at is past. An event
 // that is already scheduled is moved.
-func (w *Wheel) Schedule(e *Event, at Time) {
+func (w *Wheel) Schedule(e *Event, at leaky.Time) {
 	if e.next != nil {
 		w.Cancel(e)
 	}
@@ -73,7 +75,7 @@ func (w *Wheel) Schedule(e *Event, at Time) {
 
 // ScheduleCoarse is Schedule up to 17 ms later, so that events of about the same time fire
 // together, with one wake-up.
-func (w *Wheel) ScheduleCoarse(e *Event, at Time) {
+func (w *Wheel) ScheduleCoarse(e *Event, at leaky.Time) {
 	w.Schedule(e, at.Add(coarseGrid-1)/coarseGrid*coarseGrid)
 }
 
@@ -96,7 +98,7 @@ func (w *Wheel) Cancel(e *Event) {
 
 // Skip advances an empty wheel to now. Without it the search for the first event after a
 // long idle time goes through all the slots of that time.
-func (w *Wheel) Skip(now Time) {
+func (w *Wheel) Skip(now leaky.Time) {
 	if w.Len() == 0 {
 		w.pos = max(w.pos, uint64(now)>>fineShift)
 	}
@@ -105,9 +107,9 @@ func (w *Wheel) Skip(now Time) {
 // Next returns the instant at which Advance is needed next, which may be past; or Never
 // and false if nothing is scheduled. Events far in the future need an Advance before the
 // first of them is due, at most one for each coarse slot.
-func (w *Wheel) Next() (at Time, ok bool) {
+func (w *Wheel) Next() (at leaky.Time, ok bool) {
 	if w.Len() == 0 {
-		return Never, false
+		return leaky.Never, false
 	}
 	if !w.nextKnown {
 		w.next, w.nextKnown = w.findNext(), true
@@ -116,16 +118,16 @@ func (w *Wheel) Next() (at Time, ok bool) {
 }
 
 // findNext computes the result of Next, if an event is scheduled.
-func (w *Wheel) findNext() Time {
-	at := Never
+func (w *Wheel) findNext() leaky.Time {
+	at := leaky.Never
 	if w.coarse.len > 0 {
-		at = Time(w.coarse.firstUsed(w.coarsePos()) << coarseShift)
+		at = leaky.Time(w.coarse.firstUsed(w.coarsePos()) << coarseShift)
 	}
 	if w.fine.len == 0 {
 		return at
 	}
 	number := w.fine.firstUsed(w.pos)
-	if at <= Time(number<<fineShift) {
+	if at <= leaky.Time(number<<fineShift) {
 		return at
 	}
 	head := w.fine.head(number)
@@ -139,7 +141,7 @@ func (w *Wheel) coarsePos() uint64 { return w.pos >> (coarseShift - fineShift) }
 
 // Advance fires the events that are due at now, in order of their fine slots and
 // within a slot in order of insertion.
-func (w *Wheel) Advance(now Time) {
+func (w *Wheel) Advance(now leaky.Time) {
 	ready := &w.ready
 	ready.next, ready.prev = ready, ready
 	w.nextKnown = false
@@ -178,7 +180,7 @@ func (w *Wheel) Advance(now Time) {
 
 // collect moves the due events of a fine slot to the end of ready, and reinserts the
 // others, and those of a coarse slot, relative to pos.
-func (w *Wheel) collect(r *ring, number uint64, now Time) {
+func (w *Wheel) collect(r *ring, number uint64, now leaky.Time) {
 	head, ready := r.head(number), &w.ready
 	e, last := head.next, head.prev
 	last.next = nil
@@ -223,8 +225,8 @@ func (w *Wheel) insert(e *Event) {
 	switch {
 	case r == &w.fine:
 		w.next = min(w.next, e.at)
-	case Time(number<<coarseShift) < w.next:
-		w.next = Time(number << coarseShift)
+	case leaky.Time(number<<coarseShift) < w.next:
+		w.next = leaky.Time(number << coarseShift)
 	}
 }
 

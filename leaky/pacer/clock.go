@@ -1,9 +1,10 @@
-package leaky
+package pacer
 
 import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // Clock reads CLOCK_MONOTONIC, counted from shortly before the Clock was created.
@@ -31,11 +32,11 @@ func NewClockAt(age time.Duration) *Clock {
 
 // Now returns the current instant, which may be later than Forever: Forever bounds spans,
 // not instants.
-func (c *Clock) Now() Time { return Time(time.Since(c.start)) * Nanosecond }
+func (c *Clock) Now() leaky.Time { return leaky.Time(time.Since(c.start)) * leaky.Nanosecond }
 
 // Sleep returns when the clock reads until or later. A signal ends the system
 // call early, and Go sends them to preempt: the clock decides, not the call.
-func (c *Clock) Sleep(until Time) {
+func (c *Clock) Sleep(until leaky.Time) {
 	for {
 		wait := until.Sub(c.Now())
 		if wait == 0 {

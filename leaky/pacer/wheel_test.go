@@ -1,24 +1,25 @@
-package leaky
+package pacer
 
 import (
 	"slices"
 	"testing"
 
 	"shaperd.dev/shaperd/internal/testutil"
+	"shaperd.dev/shaperd/leaky"
 )
 
 // The oracle is a sorted list.
 func TestWheelAgainstOracle(t *testing.T) {
 	rnd := testutil.Rand(t)
-	for _, span := range []Time{1 << 10, 1 << 20, 1 << 30, 1 << coarseShift, 100 * Second, 9 * 3600 * Second, 10 * 24 * 3600 * Second} {
+	for _, span := range []leaky.Time{1 << 10, 1 << 20, 1 << 30, 1 << coarseShift, 100 * leaky.Second, 9 * 3600 * leaky.Second, 10 * 24 * 3600 * leaky.Second} {
 		w := new(Wheel)
 		events := make([]Event, 200)
-		want := map[int]Time{}
-		fired := map[int]Time{}
-		now := Time(rnd.Uint64N(3 * 365 * 24 * 3600 * uint64(Second))) // a clock may be old
+		want := map[int]leaky.Time{}
+		fired := map[int]leaky.Time{}
+		now := leaky.Time(rnd.Uint64N(3 * 365 * 24 * 3600 * uint64(leaky.Second))) // a clock may be old
 		w.Skip(now)
 		for i := range events {
-			events[i].Fire = func(at Time) { fired[i] = at }
+			events[i].Fire = func(at leaky.Time) { fired[i] = at }
 		}
 		total := 0
 		for range 3000 {
@@ -28,7 +29,7 @@ func TestWheelAgainstOracle(t *testing.T) {
 				w.Cancel(&events[i])
 				delete(want, i)
 			case 1, 2:
-				at := now + Time(rnd.Uint64N(uint64(span)))
+				at := now + leaky.Time(rnd.Uint64N(uint64(span)))
 				if rnd.IntN(8) == 0 {
 					at = now.Sub(at - now)
 				}
@@ -36,7 +37,7 @@ func TestWheelAgainstOracle(t *testing.T) {
 				want[i] = at
 			default:
 				if rnd.IntN(2) == 0 {
-					now += Time(rnd.Uint64N(uint64(span / 4)))
+					now += leaky.Time(rnd.Uint64N(uint64(span / 4)))
 				} else if at, ok := w.Next(); ok { // as a pacer does
 					now = max(now, at)
 				}
@@ -66,7 +67,7 @@ func TestWheelAgainstOracle(t *testing.T) {
 			if !ok {
 				continue
 			}
-			var ats []Time
+			var ats []leaky.Time
 			for _, at := range want {
 				ats = append(ats, at)
 			}
@@ -81,26 +82,26 @@ func TestWheelAgainstOracle(t *testing.T) {
 	}
 }
 
-func hasKey(m map[int]Time, k int) bool { _, ok := m[k]; return ok }
+func hasKey(m map[int]leaky.Time, k int) bool { _, ok := m[k]; return ok }
 
 func TestWheel_FireMayScheduleAndCancel(t *testing.T) {
 	w := new(Wheel)
 	var order []string
 	var a, b, c Event
-	a.Fire = func(now Time) {
+	a.Fire = func(now leaky.Time) {
 		order = append(order, "a")
 		w.Cancel(&b)        // due too, and not fired yet
 		w.Schedule(&a, now) // for the next Advance, or this would never end
-		w.Schedule(&c, now+Second)
+		w.Schedule(&c, now+leaky.Second)
 	}
-	b.Fire = func(Time) { order = append(order, "b") }
-	c.Fire = func(Time) { order = append(order, "c") }
+	b.Fire = func(leaky.Time) { order = append(order, "b") }
+	c.Fire = func(leaky.Time) { order = append(order, "c") }
 	w.Schedule(&a, 10)
 	w.Schedule(&b, 10)
 	w.Advance(20)
 	w.Cancel(&a)
 	w.Advance(30)
-	w.Advance(20 + Second)
+	w.Advance(20 + leaky.Second)
 	if got, want := order, []string{"a", "c"}; !slices.Equal(got, want) {
 		t.Errorf("fired %v, want %v", got, want)
 	}
@@ -114,7 +115,7 @@ func TestWheel_KeepsOrderWithinSlot(t *testing.T) {
 	var order []int
 	events := make([]Event, 10)
 	for i := range events {
-		events[i].Fire = func(Time) { order = append(order, i) }
+		events[i].Fire = func(leaky.Time) { order = append(order, i) }
 		w.Schedule(&events[i], 1000)
 	}
 	w.Advance(1000)
@@ -131,9 +132,9 @@ func BenchmarkWheel(b *testing.B) {
 	fired := 0
 	for i := range events {
 		e := &events[i]
-		again := Second/10 + Time(i)
-		e.Fire = func(now Time) { fired++; w.Schedule(e, now+again) }
-		w.Schedule(e, Time(i)*64000)
+		again := leaky.Second/10 + leaky.Time(i)
+		e.Fire = func(now leaky.Time) { fired++; w.Schedule(e, now+again) }
+		w.Schedule(e, leaky.Time(i)*64000)
 	}
 	b.ReportAllocs()
 	for b.Loop() {
@@ -149,15 +150,15 @@ func BenchmarkWheel(b *testing.B) {
 func TestWheel_FarEventsCauseFewWakeups(t *testing.T) {
 	const n = 50_000
 	for _, c := range []struct {
-		after    Time
+		after    leaky.Time
 		maxWakes int // wake-ups before the first event
-	}{{10 * Second, 1}, {2 * 3600 * Second, 1}, {12 * 3600 * Second, 1 + 3*slotCount/2}} {
+	}{{10 * leaky.Second, 1}, {2 * 3600 * leaky.Second, 1}, {12 * 3600 * leaky.Second, 1 + 3*slotCount/2}} {
 		w := new(Wheel)
 		fired := 0
 		events := make([]Event, n)
 		for i := range events {
-			events[i].Fire = func(Time) { fired++ }
-			w.Schedule(&events[i], c.after+Time(i))
+			events[i].Fire = func(leaky.Time) { fired++ }
+			w.Schedule(&events[i], c.after+leaky.Time(i))
 		}
 		wakes := 0
 		for fired == 0 {
@@ -181,7 +182,7 @@ func TestWheel_SpreadsEventsBeyondCoarseRing(t *testing.T) {
 	const n = 50_000
 	events := make([]Event, n)
 	for i := range events {
-		w.Schedule(&events[i], 24*3600*Second)
+		w.Schedule(&events[i], 24*3600*leaky.Second)
 	}
 	for i := range w.coarse.slots {
 		count := 0
@@ -196,14 +197,14 @@ func TestWheel_SpreadsEventsBeyondCoarseRing(t *testing.T) {
 
 func TestWheelDoesNotAllocate(t *testing.T) {
 	w := new(Wheel)
-	var now Time
+	var now leaky.Time
 	events := make([]Event, 1000)
 	for i := range events {
-		events[i].Fire = func(Time) {}
+		events[i].Fire = func(leaky.Time) {}
 	}
 	if n := testing.AllocsPerRun(100, func() {
 		for i := range events {
-			w.Schedule(&events[i], now+Time(i)*Second/100)
+			w.Schedule(&events[i], now+leaky.Time(i)*leaky.Second/100)
 		}
 		for range 100 {
 			at, _ := w.Next()
