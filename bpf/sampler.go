@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 
 	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/topk"
 )
 
 // sampler reads the packet samples of the programs.
@@ -122,9 +123,9 @@ func (p *Plane) updateRankings() error {
 			continue // limits may be numbered differently now
 		}
 		times := weight[k.Refused]
-		passed := shaper.Usage{Bytes: uint64(float64(k.Bytes) * times)}
-		waited := shaper.Usage{Bytes: passed.Bytes, Waited: time.Duration(float64(k.Delay) * times)}
-		refused := shaper.Usage{Dropped: uint64(float64(k.Segments) * times)}
+		passed := topk.Usage{Bytes: uint64(float64(k.Bytes) * times)}
+		waited := topk.Usage{Bytes: passed.Bytes, Waited: time.Duration(float64(k.Delay) * times)}
+		refused := topk.Usage{Dropped: uint64(float64(k.Segments) * times)}
 		f, r := p.sampler.flow(k, p.policy, names[k.AttachId])
 		for limit := range r.ToDownstream.All {
 			did := passed

@@ -5,6 +5,7 @@ import (
 
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/topk"
 )
 
 // usage is shaper.Usage in the loop's time.
@@ -14,8 +15,8 @@ type usage struct {
 	dropped uint64
 }
 
-func (t usage) export() shaper.Usage {
-	return shaper.Usage{Bytes: t.bytes, Waited: t.waited.Duration(), Dropped: t.dropped}
+func (t usage) export() topk.Usage {
+	return topk.Usage{Bytes: t.bytes, Waited: t.waited.Duration(), Dropped: t.dropped}
 }
 
 // account is the usage of a flow apart from that of its paths.
@@ -100,7 +101,7 @@ func (f *udpFlow) reportUsage(now leaky.Time) {
 
 // recordRefusal adds a connection of source that a limit refused to the rankings.
 func recordRefusal(s *shaper.Shaper, at *shaper.LimitState, key shaper.Key, source netip.Addr, now leaky.Time) {
-	did := shaper.Usage{Dropped: 1}
+	did := topk.Usage{Dropped: 1}
 	at.Keys.TryAdd(key, did, now)
 	s.Record(source, did, now)
 }
@@ -116,7 +117,7 @@ func (p *Proxy) observe(f *shaper.Flow, r shaper.Route, set shaper.Set, bytes, p
 		would = p.shaper.Decide(policy, f, r, set, bytes, packets, now)
 	}
 	for i := range set.All {
-		did := shaper.Usage{Bytes: bytes}
+		did := topk.Usage{Bytes: bytes}
 		if i == would.Limit {
 			did.Waited = would.Depart.Sub(now).Duration()
 		}
@@ -126,7 +127,7 @@ func (p *Proxy) observe(f *shaper.Flow, r shaper.Route, set shaper.Set, bytes, p
 				did.Dropped = max(packets, 1)
 			}
 		}
-		if did != (shaper.Usage{}) {
+		if did != (topk.Usage{}) {
 			policy.State(i).Keys.TryAdd(policy.Key(i, f, r), did, now)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/topk"
 )
 
 // keepOpen keeps n connections of a source open: each lasts for d and is followed by the next one.
@@ -280,8 +281,8 @@ func TestAdmissionWaitIsRecorded(t *testing.T) {
 	first.finish()
 	second.finish()
 	var waited []string
-	for _, server := range r.shaper.TopSources(shaper.SortByDelay, 10, r.now) {
-		if server.Weight[shaper.SortByDelay].Value > 0 {
+	for _, server := range r.shaper.TopSources(topk.SortByDelay, 10, r.now) {
+		if server.Weight[topk.SortByDelay].Value > 0 {
 			waited = append(waited, server.Key.String())
 		}
 	}

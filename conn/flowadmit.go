@@ -7,6 +7,7 @@ import (
 
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/topk"
 )
 
 // udpSource is a source with UDP flows at a listener.
@@ -144,7 +145,7 @@ func (s *listener) hasRoom(f *udpFlow, makeRoom func(*flowLRU) bool, now leaky.T
 		return true
 	}
 	s.counts.FlowsRefused.Add(1)
-	s.proxy.shaper.Record(f.flow.Source, shaper.Usage{Dropped: 1}, now)
+	s.proxy.shaper.Record(f.flow.Source, topk.Usage{Dropped: 1}, now)
 	s.proxy.stateLog.warn("UDP flow refused: "+why, "listener", s.name, "source", f.flow.Source,
 		"flows_of_source", f.source.count, "flows", s.counts.Flows.Load(), "raise", key)
 	return false

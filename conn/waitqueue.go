@@ -9,6 +9,7 @@ import (
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/topk"
 )
 
 // waitQueue holds the connections of one source that need the same gates, in order of arrival. A gate
@@ -209,12 +210,12 @@ func (w *waiter) waitTime(now leaky.Time) (sum leaky.Time) {
 func (a *admission) dequeue(w *waiter, now leaky.Time) {
 	q := w.queue
 	if d := w.waitTime(now); d > 0 {
-		a.shaper.Record(w.flow.Source, shaper.Usage{Waited: d.Duration()}, now)
+		a.shaper.Record(w.flow.Source, topk.Usage{Waited: d.Duration()}, now)
 	}
 	for i, gt := range q.gates {
 		if d := q.waitedAt(i, now) - w.waitedBefore[i]; d > 0 {
 			w.addWait(gt.state, d)
-			gt.state.Keys.TryAdd(gt.limitKey(), shaper.Usage{Waited: d.Duration()}, now)
+			gt.state.Keys.TryAdd(gt.limitKey(), topk.Usage{Waited: d.Duration()}, now)
 		}
 	}
 	if w.next == nil {

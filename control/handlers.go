@@ -12,6 +12,7 @@ import (
 
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/topk"
 )
 
 // findLimit returns the limit that a request names, or writes an error and returns -1.
@@ -44,7 +45,7 @@ func (a *handlers) getKeys(w http.ResponseWriter, q *http.Request) {
 	if !ok {
 		return
 	}
-	if n, ok := topParam(w, q, 20, shaper.TopKSize); ok {
+	if n, ok := topParam(w, q, 20, topk.TopKSize); ok {
 		writeJSON(w, http.StatusOK, a.keys(p, i, sort, n))
 	}
 }
@@ -58,7 +59,7 @@ func (a *handlers) getTalkers(w http.ResponseWriter, q *http.Request) {
 	if !ok {
 		return
 	}
-	if n, ok := topParam(w, q, 20, shaper.TopKSize); ok {
+	if n, ok := topParam(w, q, 20, topk.TopKSize); ok {
 		writeJSON(w, http.StatusOK, a.talkers(by, sort, n))
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/api"
-	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/topk"
 )
 
 // maxStreams bounds the live streams of the dashboard. On the socket, the connections of a user
@@ -104,7 +104,7 @@ func (v *view) topTalkers() map[string][]api.Talker {
 	for _, by := range []string{"source", "prefix", "asn"} {
 		seen := map[string]bool{}
 		all[by] = []api.Talker{}
-		for _, sort := range []shaper.SortKey{shaper.SortByDelay, shaper.SortByDrops, shaper.SortByRate} {
+		for _, sort := range []topk.SortKey{topk.SortByDelay, topk.SortByDrops, topk.SortByRate} {
 			for _, w := range v.talkers(by, sort, liveTalkers) {
 				if !seen[w.Name] {
 					seen[w.Name] = true

@@ -16,6 +16,7 @@ import (
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/topk"
 )
 
 // Proxy is the part of the proxy plane that the API reads and controls.
@@ -266,10 +267,10 @@ func (v *view) limit(p *shaper.Policy, i int) api.Limit {
 }
 
 // sortKeys are the sort keys of limit keys and talkers, by their name in the API.
-var sortKeys = map[string]shaper.SortKey{"rate": shaper.SortByRate, "delayed": shaper.SortByDelay, "dropped": shaper.SortByDrops}
+var sortKeys = map[string]topk.SortKey{"rate": topk.SortByRate, "delayed": topk.SortByDelay, "dropped": topk.SortByDrops}
 
 // keys returns the top keys of limit i of p.
-func (v *view) keys(p *shaper.Policy, i int, sort shaper.SortKey, n int) []api.Key {
+func (v *view) keys(p *shaper.Policy, i int, sort topk.SortKey, n int) []api.Key {
 	all := p.State(i).Keys.Heaviest(sort, n, v.Clock())
 	keys, out := make([]shaper.Key, len(all)), make([]api.Key, len(all))
 	for j, h := range all {
@@ -277,7 +278,7 @@ func (v *view) keys(p *shaper.Policy, i int, sort shaper.SortKey, n int) []api.K
 		k := &out[j]
 		*k = api.Key{
 			Key: p.DescribeKey(i, h.Key), ASN: h.Key.ASN,
-			Rate: api.Estimate(h.Weight[shaper.SortByRate]), Delayed: api.Estimate(h.Weight[shaper.SortByDelay]), Dropped: api.Estimate(h.Weight[shaper.SortByDrops]),
+			Rate: api.Estimate(h.Weight[topk.SortByRate]), Delayed: api.Estimate(h.Weight[topk.SortByDelay]), Dropped: api.Estimate(h.Weight[topk.SortByDrops]),
 		}
 		if prefix, ok := p.SourcePrefix(i, h.Key); ok {
 			k.Source = prefix.String()
@@ -310,7 +311,7 @@ func NewBucket(b shaper.BucketState) *api.Bucket {
 }
 
 // talkers returns the top sources, prefixes or autonomous systems.
-func (v *view) talkers(by string, sort shaper.SortKey, n int) []api.Talker {
+func (v *view) talkers(by string, sort topk.SortKey, n int) []api.Talker {
 	policy, now := v.Shaper.Policy(), v.Clock()
 	switch by {
 	case "prefix":
@@ -327,10 +328,10 @@ func (v *view) talkers(by string, sort shaper.SortKey, n int) []api.Talker {
 	})
 }
 
-func toTalkers[K comparable](all []shaper.HeavyHitter[K], name func(K) (name, asName string)) []api.Talker {
+func toTalkers[K comparable](all []topk.HeavyHitter[K], name func(K) (name, asName string)) []api.Talker {
 	out := []api.Talker{}
 	for _, h := range all {
-		t := api.Talker{Rate: api.Estimate(h.Weight[shaper.SortByRate]), Delayed: api.Estimate(h.Weight[shaper.SortByDelay]), Dropped: api.Estimate(h.Weight[shaper.SortByDrops])}
+		t := api.Talker{Rate: api.Estimate(h.Weight[topk.SortByRate]), Delayed: api.Estimate(h.Weight[topk.SortByDelay]), Dropped: api.Estimate(h.Weight[topk.SortByDrops])}
 		t.Name, t.ASName = name(h.Key)
 		out = append(out, t)
 	}

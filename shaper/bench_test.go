@@ -10,6 +10,7 @@ import (
 
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper/asn"
+	"shaperd.dev/shaperd/shaper/topk"
 )
 
 // indexRNG generates random indexes in a nanosecond and without cache misses.
@@ -216,6 +217,19 @@ func BenchmarkRoute(b *testing.B) {
 				b.Error("no flow matched")
 			}
 			b.ReportMetric(float64(compile.Microseconds())/1e3, "compile-ms")
+		})
+	}
+}
+
+func BenchmarkRankingAdd(b *testing.B) {
+	for name, keys := range map[string]uint32{"kept": 100, "flood": 1 << 30} {
+		b.Run(name, func(b *testing.B) {
+			var r topk.Ranking[Key]
+			var usage topk.Usage
+			for i := 0; b.Loop(); i++ {
+				usage.Bytes = 1500
+				r.Add(Key{ASN: uint32(i) * 2654435761 % keys}, usage, leaky.Second+leaky.Time(i)*1000)
+			}
 		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper/topk"
 )
 
 // LimitState holds the counters of a limit. It belongs to the limit's name and outlives
@@ -28,7 +29,7 @@ type LimitState struct {
 	QueueDelay Histogram // delays of units in queues
 
 	Conformance Conformance
-	Keys        Ranking[Key]
+	Keys        topk.Ranking[Key]
 
 	// Protected by Shaper.mu.
 	lastShape, lastNewConns *leaky.Shape // shapes of the last policy with the limit, or nil

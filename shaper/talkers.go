@@ -4,13 +4,14 @@ import (
 	"net/netip"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper/topk"
 )
 
 // talkers ranks sources over all limits, by address, by prefix and by AS.
 type talkers struct {
-	sources  Ranking[netip.Addr]
-	prefixes Ranking[netip.Prefix]
-	asns     Ranking[uint32]
+	sources  topk.Ranking[netip.Addr]
+	prefixes topk.Ranking[netip.Prefix]
+	asns     topk.Ranking[uint32]
 }
 
 // Prefix lengths by which sources are ranked.
@@ -21,7 +22,7 @@ const (
 
 // Record adds the usage of a source to the rankings. It skips rankings that are in use, so
 // that traffic never waits for readers.
-func (s *Shaper) Record(source netip.Addr, usage Usage, now leaky.Time) {
+func (s *Shaper) Record(source netip.Addr, usage topk.Usage, now leaky.Time) {
 	bits := talkerPrefix6
 	if source.Is4() {
 		bits = talkerPrefix4
@@ -35,17 +36,17 @@ func (s *Shaper) Record(source netip.Addr, usage Usage, now leaky.Time) {
 }
 
 // TopSources returns up to n heaviest source addresses by a sort key.
-func (s *Shaper) TopSources(by SortKey, n int, now leaky.Time) []HeavyHitter[netip.Addr] {
+func (s *Shaper) TopSources(by topk.SortKey, n int, now leaky.Time) []topk.HeavyHitter[netip.Addr] {
 	return s.talkers.sources.Heaviest(by, n, now)
 }
 
 // TopPrefixes returns up to n heaviest source prefixes by a sort key: /24 of IPv4, /48 of
 // IPv6.
-func (s *Shaper) TopPrefixes(by SortKey, n int, now leaky.Time) []HeavyHitter[netip.Prefix] {
+func (s *Shaper) TopPrefixes(by topk.SortKey, n int, now leaky.Time) []topk.HeavyHitter[netip.Prefix] {
 	return s.talkers.prefixes.Heaviest(by, n, now)
 }
 
 // TopASNs returns up to n heaviest AS numbers of sources by a sort key.
-func (s *Shaper) TopASNs(by SortKey, n int, now leaky.Time) []HeavyHitter[uint32] {
+func (s *Shaper) TopASNs(by topk.SortKey, n int, now leaky.Time) []topk.HeavyHitter[uint32] {
 	return s.talkers.asns.Heaviest(by, n, now)
 }

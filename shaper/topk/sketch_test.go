@@ -1,4 +1,4 @@
-package shaper
+package topk
 
 import (
 	"math"
@@ -70,18 +70,5 @@ func TestTopK_SteadyWeightIsRate(t *testing.T) {
 	}
 	if w := top.Weight("b", now); !(w.Value > 0) {
 		t.Errorf("the weight of an addition after years is %v", w)
-	}
-}
-
-func BenchmarkRankingAdd(b *testing.B) {
-	for name, keys := range map[string]uint32{"kept": 100, "flood": 1 << 30} {
-		b.Run(name, func(b *testing.B) {
-			var r Ranking[Key]
-			var usage Usage
-			for i := 0; b.Loop(); i++ {
-				usage.Bytes = 1500
-				r.Add(Key{ASN: uint32(i) * 2654435761 % keys}, usage, leaky.Second+leaky.Time(i)*1000)
-			}
-		})
 	}
 }
