@@ -74,10 +74,10 @@ func TestRankings_HeaviestFirst(t *testing.T) {
 		by       topk.SortKey
 		distance float64
 	}{
-		{"bytes", Shape, shaper.Limit{Rate: 1e12, MaxDelay: time.Second}, topk.SortByRate, sampleDistance[0]},
-		{"drops", Police, shaper.Limit{Packets: shaper.Frequency{N: 1, Per: time.Hour}}, topk.SortByDrops, sampleDistance[1]},
-		{"blocked", Police, shaper.Limit{Block: true}, topk.SortByDrops, sampleDistance[1]},
-		{"waits", Shape, shaper.Limit{Packets: perSecond(10_000), MaxDelay: time.Hour}, topk.SortByDelay, 0},
+		{"bytes", Shape, shaper.Limit{Rate: 1e12, MaxDelay: time.Second}, topk.ByRate, sampleDistance[0]},
+		{"drops", Police, shaper.Limit{Packets: shaper.Frequency{N: 1, Per: time.Hour}}, topk.ByDrops, sampleDistance[1]},
+		{"blocked", Police, shaper.Limit{Block: true}, topk.ByDrops, sampleDistance[1]},
+		{"waits", Shape, shaper.Limit{Packets: perSecond(10_000), MaxDelay: time.Hour}, topk.ByDelay, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.limit.Name = "of"
@@ -132,7 +132,7 @@ func TestRankings_HeaviestFirst(t *testing.T) {
 				t.Errorf("%d keys are heavy", len(keys))
 			}
 			// The total weight decays only by the duration of the test.
-			unit := map[topk.SortKey]float64{topk.SortByRate: 100, topk.SortByDrops: 1}[c.by]
+			unit := map[topk.SortKey]float64{topk.ByRate: 100, topk.ByDrops: 1}[c.by]
 			half := c.by.HalfLife()
 			weighs, faded := all*half.Seconds()/math.Ln2, math.Exp2(-float64(time.Since(start))/float64(half))
 			if c.distance > 0 && (weighs > 1.1*unit*total || weighs < 0.9*faded*unit*total) {
@@ -192,10 +192,10 @@ func TestPlane_Rankings(t *testing.T) {
 	p.apply([]shaper.Limit{tenAnHour("here")}, Attachment{Name: "here", Interfaces: []string{"rank0"}, Mode: Police})
 	within(t, 10*time.Second, func() bool {
 		w.send(7, 200)
-		heavy := p.shaper.TopSources(topk.SortByDrops, 1, p.clock.Now())
+		heavy := p.shaper.TopSources(topk.ByDrops, 1, p.clock.Now())
 		return len(heavy) == 1 && heavy[0].Key == netip.MustParseAddr("10.0.0.7")
 	})
-	keys := p.policy.State(0).Keys.Heaviest(topk.SortByDrops, 2, p.clock.Now())
+	keys := p.policy.State(0).Keys.Heaviest(topk.ByDrops, 2, p.clock.Now())
 	if len(keys) != 1 || p.policy.DescribeKey(0, keys[0].Key) != "source 10.0.0.7/32" {
 		t.Errorf("heavy keys %+v", keys)
 	}

@@ -281,8 +281,8 @@ func TestAdmissionWaitIsRecorded(t *testing.T) {
 	first.finish()
 	second.finish()
 	var waited []string
-	for _, server := range r.shaper.TopSources(topk.SortByDelay, 10, r.now) {
-		if server.Weight[topk.SortByDelay].Value > 0 {
+	for _, server := range r.shaper.TopSources(topk.ByDelay, 10, r.now) {
+		if server.Weight[topk.ByDelay].Value > 0 {
 			waited = append(waited, server.Key.String())
 		}
 	}

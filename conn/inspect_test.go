@@ -103,19 +103,19 @@ func TestRankings(t *testing.T) {
 	io.Copy(io.Discard, refused)
 
 	now := r.proxy.clock.Now()
-	moved := r.shaper.TopSources(topk.SortByRate, 1, now)
-	if len(moved) != 1 || moved[0].Key != netip.MustParseAddr("127.0.0.1") || moved[0].Weight[topk.SortByDelay].Value <= 0 {
+	moved := r.shaper.TopSources(topk.ByRate, 1, now)
+	if len(moved) != 1 || moved[0].Key != netip.MustParseAddr("127.0.0.1") || moved[0].Weight[topk.ByDelay].Value <= 0 {
 		t.Errorf("the source that moved most: %+v", moved)
 	}
-	dropped := r.shaper.TopSources(topk.SortByDrops, 1, now)
+	dropped := r.shaper.TopSources(topk.ByDrops, 1, now)
 	if len(dropped) != 1 || dropped[0].Key != netip.MustParseAddr("127.0.0.9") {
 		t.Errorf("the source that was refused: %+v", dropped)
 	}
 	p := r.shaper.Policy()
 	for i := range p.Len() {
-		trait, want := topk.SortByRate, "source 127.0.0.1/32"
+		trait, want := topk.ByRate, "source 127.0.0.1/32"
 		if p.Limit(i).Name == "none" {
-			trait, want = topk.SortByDrops, "all"
+			trait, want = topk.ByDrops, "all"
 		}
 		keys := p.State(i).Keys.Heaviest(trait, 5, now)
 		if len(keys) != 1 || p.DescribeKey(i, keys[0].Key) != want {
@@ -134,7 +134,7 @@ func TestObservedStream(t *testing.T) {
 	go c.Write(bytes.Clone(sent))
 	io.ReadFull(c, sent)
 	p, now := r.shaper.Policy(), r.proxy.clock.Now()
-	for trait, want := range map[topk.SortKey]int{topk.SortByRate: 1, topk.SortByDelay: 1, topk.SortByDrops: 0} {
+	for trait, want := range map[topk.SortKey]int{topk.ByRate: 1, topk.ByDelay: 1, topk.ByDrops: 0} {
 		keys := p.State(0).Keys.Heaviest(trait, 5, now)
 		if len(keys) != want || want == 1 && p.DescribeKey(0, keys[0].Key) != "source 127.0.0.1/32" {
 			t.Errorf("keys by %d: %+v", trait, keys)

@@ -156,14 +156,14 @@ var endpoints = map[string]endpoint{
 		asks: []ask{{code: 200}, unknownLimit, {at: "a%2Fb%25", code: 404, fine: true}},
 	},
 	"GET /v1/limits/{limit}/keys": {
-		says: "Top keys of a limit", answer: []api.Key{}, query: map[string]param{"sort": sorts, "top": topSchema(20, topk.TopKSize)}, errors: []int{400, 404},
+		says: "Top keys of a limit", answer: []api.Key{}, query: map[string]param{"sort": sorts, "top": topSchema(20, topk.Size)}, errors: []int{400, 404},
 		asks: []ask{{at: "?sort=rate&top=1", code: 200}, unknownLimit, {at: "?sort=size", code: 400}, {at: "?top=0", code: 400}, {at: "?top=9999999", code: 400}},
 	},
 	"GET /v1/talkers": {
 		says: "Top talkers", answer: []api.Talker{}, errors: []int{400},
 		query: map[string]param{
 			"by":   one("Aggregation of sources.", "source", map[string]bool{"source": true, "prefix": true, "asn": true}),
-			"sort": sorts, "top": topSchema(20, topk.TopKSize),
+			"sort": sorts, "top": topSchema(20, topk.Size),
 		},
 		asks: []ask{{at: "?by=asn", code: 200}, {at: "?by=name", code: 400}, {at: "?sort=name", code: 400}, {at: "?top=x", code: 400}},
 	},

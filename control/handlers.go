@@ -45,7 +45,7 @@ func (a *handlers) getKeys(w http.ResponseWriter, q *http.Request) {
 	if !ok {
 		return
 	}
-	if n, ok := topParam(w, q, 20, topk.TopKSize); ok {
+	if n, ok := topParam(w, q, 20, topk.Size); ok {
 		writeJSON(w, http.StatusOK, a.keys(p, i, sort, n))
 	}
 }
@@ -59,7 +59,7 @@ func (a *handlers) getTalkers(w http.ResponseWriter, q *http.Request) {
 	if !ok {
 		return
 	}
-	if n, ok := topParam(w, q, 20, topk.TopKSize); ok {
+	if n, ok := topParam(w, q, 20, topk.Size); ok {
 		writeJSON(w, http.StatusOK, a.talkers(by, sort, n))
 	}
 }

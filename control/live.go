@@ -104,7 +104,7 @@ func (v *view) topTalkers() map[string][]api.Talker {
 	for _, by := range []string{"source", "prefix", "asn"} {
 		seen := map[string]bool{}
 		all[by] = []api.Talker{}
-		for _, sort := range []topk.SortKey{topk.SortByDelay, topk.SortByDrops, topk.SortByRate} {
+		for _, sort := range []topk.SortKey{topk.ByDelay, topk.ByDrops, topk.ByRate} {
 			for _, w := range v.talkers(by, sort, liveTalkers) {
 				if !seen[w.Name] {
 					seen[w.Name] = true

@@ -267,7 +267,7 @@ func (v *view) limit(p *shaper.Policy, i int) api.Limit {
 }
 
 // sortKeys are the sort keys of limit keys and talkers, by their name in the API.
-var sortKeys = map[string]topk.SortKey{"rate": topk.SortByRate, "delayed": topk.SortByDelay, "dropped": topk.SortByDrops}
+var sortKeys = map[string]topk.SortKey{"rate": topk.ByRate, "delayed": topk.ByDelay, "dropped": topk.ByDrops}
 
 // keys returns the top keys of limit i of p.
 func (v *view) keys(p *shaper.Policy, i int, sort topk.SortKey, n int) []api.Key {
@@ -278,7 +278,7 @@ func (v *view) keys(p *shaper.Policy, i int, sort topk.SortKey, n int) []api.Key
 		k := &out[j]
 		*k = api.Key{
 			Key: p.DescribeKey(i, h.Key), ASN: h.Key.ASN,
-			Rate: api.Estimate(h.Weight[topk.SortByRate]), Delayed: api.Estimate(h.Weight[topk.SortByDelay]), Dropped: api.Estimate(h.Weight[topk.SortByDrops]),
+			Rate: api.Estimate(h.Weight[topk.ByRate]), Delayed: api.Estimate(h.Weight[topk.ByDelay]), Dropped: api.Estimate(h.Weight[topk.ByDrops]),
 		}
 		if prefix, ok := p.SourcePrefix(i, h.Key); ok {
 			k.Source = prefix.String()
@@ -331,7 +331,7 @@ func (v *view) talkers(by string, sort topk.SortKey, n int) []api.Talker {
 func toTalkers[K comparable](all []topk.HeavyHitter[K], name func(K) (name, asName string)) []api.Talker {
 	out := []api.Talker{}
 	for _, h := range all {
-		t := api.Talker{Rate: api.Estimate(h.Weight[topk.SortByRate]), Delayed: api.Estimate(h.Weight[topk.SortByDelay]), Dropped: api.Estimate(h.Weight[topk.SortByDrops])}
+		t := api.Talker{Rate: api.Estimate(h.Weight[topk.ByRate]), Delayed: api.Estimate(h.Weight[topk.ByDelay]), Dropped: api.Estimate(h.Weight[topk.ByDrops])}
 		t.Name, t.ASName = name(h.Key)
 		out = append(out, t)
 	}

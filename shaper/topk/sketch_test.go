@@ -10,11 +10,11 @@ import (
 )
 
 // The reference for a skewed stream is the exact decayed weight of every key.
-func TestTopK_AgainstExactWeights(t *testing.T) {
+func TestSketch_AgainstExactWeights(t *testing.T) {
 	const seed = 7
 	rng := rand.New(rand.NewPCG(seed, 0))
 	zipf := rand.NewZipf(rng, 1.2, 1, 100_000)
-	top := TopK[uint64]{HalfLife: 5 * time.Second}
+	top := Sketch[uint64]{HalfLife: 5 * time.Second}
 	exact := map[uint64]float64{}
 	var total float64
 	now := leaky.Second
@@ -28,7 +28,7 @@ func TestTopK_AgainstExactWeights(t *testing.T) {
 		total += n * math.Exp2(float64(now)/half)
 	}
 	perSecond := math.Ln2 / top.HalfLife.Seconds() / math.Exp2(float64(now)/half)
-	bound := total * perSecond / TopKSize
+	bound := total * perSecond / Size
 	for _, k := range top.Heaviest(20) {
 		w, want := top.Weight(k, now), exact[k]*perSecond
 		if w.Value < want*0.999 || w.Value-w.Error > want*1.001 || w.Error > bound*1.001 {
@@ -36,7 +36,7 @@ func TestTopK_AgainstExactWeights(t *testing.T) {
 		}
 	}
 	kept := map[uint64]bool{}
-	for _, k := range top.Heaviest(TopKSize) {
+	for _, k := range top.Heaviest(Size) {
 		kept[k] = true
 	}
 	for k, weight := range exact {
@@ -44,13 +44,13 @@ func TestTopK_AgainstExactWeights(t *testing.T) {
 			t.Errorf("seed %d: key %d weighs %.0f, more than the bound %.0f, and is not kept", seed, k, weight*perSecond, bound)
 		}
 	}
-	if len(top.entries) != TopKSize || len(top.byKey) != TopKSize {
-		t.Errorf("%d entries, %d by key, want %d", len(top.entries), len(top.byKey), TopKSize)
+	if len(top.entries) != Size || len(top.byKey) != Size {
+		t.Errorf("%d entries, %d by key, want %d", len(top.entries), len(top.byKey), Size)
 	}
 }
 
-func TestTopK_SteadyWeightIsRate(t *testing.T) {
-	top := TopK[string]{HalfLife: 5 * time.Second}
+func TestSketch_SteadyWeightIsRate(t *testing.T) {
+	top := Sketch[string]{HalfLife: 5 * time.Second}
 	now := leaky.Second
 	for range 6000 { // 60 s
 		now += leaky.Second / 100
