@@ -32,7 +32,7 @@ drain" stops giving new connections to one, "downstreams enable" undoes that.`,
 				if len(all) == 0 {
 					p.line("No listener has a downstream.")
 				}
-				p.table(p.downstreams(all))
+				p.table(downstreamsTable(p, all))
 			})
 		},
 	}
@@ -43,7 +43,7 @@ drain" stops giving new connections to one, "downstreams enable" undoes that.`,
 	return cmd
 }
 
-func (p *printer) downstreams(all []api.DownstreamStatus) *table {
+func downstreamsTable(p *printer, all []api.DownstreamStatus) *table {
 	t := newTable("DOWNSTREAM", "LISTENER", "STATE", ">IN FLIGHT", ">MAX")
 	for _, d := range all {
 		state, most := d.State, "-"
@@ -92,7 +92,7 @@ and in "shaperd downstreams".`,
 			all = slices.DeleteFunc(all, func(d api.DownstreamStatus) bool {
 				return d.Downstream != args[0] || listener != "" && d.Listener != listener
 			})
-			return e.show(all, func(p *printer) { p.table(p.downstreams(all)) })
+			return e.show(all, func(p *printer) { p.table(downstreamsTable(p, all)) })
 		},
 	}
 	cmd.Flags().StringVar(&listener, "listener", "", "`name` of the listener (default: all that have the downstream)")

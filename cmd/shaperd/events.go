@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -35,17 +37,17 @@ the whole log.`,
 			if err != nil {
 				return err
 			}
-			return e.show(events, func(p *printer) { p.events(events) })
+			return e.show(events, func(p *printer) { printEvents(p, events) })
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "keep printing new events")
 	return cmd
 }
 
-func (p *printer) events(events []api.Event) {
+func printEvents(p *printer, events []api.Event) {
 	for _, event := range events {
 		var attrs strings.Builder
-		for _, key := range sortedKeys(event.Attrs) {
+		for _, key := range slices.Sorted(maps.Keys(event.Attrs)) {
 			attrs.WriteString(" " + api.Printable(key) + "=" + quoteAttr(event.Attrs[key]))
 		}
 		level := event.Level
@@ -84,7 +86,7 @@ func followEvents(ctx context.Context, e env) error {
 			return err
 		}
 		for _, event := range events {
-			show := func() error { return e.show(event, func(p *printer) { p.events([]api.Event{event}) }) }
+			show := func() error { return e.show(event, func(p *printer) { printEvents(p, []api.Event{event}) }) }
 			if e.flags.json {
 				show = func() error { return e.printJSONLine(event) }
 			}

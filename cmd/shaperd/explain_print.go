@@ -23,19 +23,19 @@ func explainFromDaemon(ctx context.Context, e env, q question) error {
 			where = fmt.Sprintf("attachment %q", x.Attachment)
 		}
 		p.line("%v to %s: %s", q.source, q.destinationText(), where)
-		p.explanation(x)
+		printExplanation(p, x)
 	})
 }
 
-// explanation prints an explanation without its first line.
-func (p *printer) explanation(x api.Explanation) {
+// printExplanation prints an explanation without its first line.
+func printExplanation(p *printer, x api.Explanation) {
 	if as := asnLabel(x.ASN, x.ASName); as != "" {
 		p.line("%s", as)
 	}
 	if x.Unavailable != "" {
 		p.line("%s", p.red(unavailableText(x.Listener, x.Unavailable)))
 	}
-	p.flowQuota(x.Flows)
+	printFlowQuota(p, x.Flows)
 	switch {
 	case len(x.Limits) == 0 && x.Flows != nil && x.Flows.Full != "":
 		p.line("No limit matches.")
@@ -56,8 +56,8 @@ func (p *printer) explanation(x api.Explanation) {
 	}
 }
 
-// flowQuota prints the number of UDP flows, and whether another one is possible.
-func (p *printer) flowQuota(f *api.FlowQuota) {
+// printFlowQuota prints the number of UDP flows, and whether another one is possible.
+func printFlowQuota(p *printer, f *api.FlowQuota) {
 	if f == nil {
 		return
 	}

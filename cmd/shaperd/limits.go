@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -32,29 +34,29 @@ waiting connections, refusals by reason, and conformance.`,
 					if len(limits) == 0 {
 						p.line("There are no limits.")
 					}
-					p.table(p.limits(limits))
+					p.table(limitsTable(p, limits))
 				})
 			}
 			l, err := c.Limit(cmd.Context(), args[0])
 			if err != nil {
 				return limitError(cmd.Context(), c, args[0], err)
 			}
-			return e.show(l, func(p *printer) { p.limit(l) })
+			return e.show(l, func(p *printer) { printLimit(p, l) })
 		},
 	}
 }
 
-func (p *printer) limits(limits []api.Limit) *table {
+func limitsTable(p *printer, limits []api.Limit) *table {
 	t := newTable("LIMIT", "MODE", ">PASSES", ">DELAYED", ">P50", ">P99", ">IN FLIGHT", ">WAITING", ">REFUSED", "CONFORMANCE", "LIMITS")
 	for _, l := range limits {
 		t.add(api.Printable(l.Name), api.Printable(l.Mode), throughput(l), percent(l.DelayedShare), seconds(l.QueueDelay.P50), seconds(l.QueueDelay.P99),
-			fmt.Sprint(l.InFlight), fmt.Sprint(l.Waiting), perSecond(sumValues(l.RefusedRate)), p.conformance(l.Conformance), effectiveSummary(l))
+			fmt.Sprint(l.InFlight), fmt.Sprint(l.Waiting), perSecond(sumValues(l.RefusedRate)), conformanceText(p, l.Conformance), effectiveSummary(l))
 	}
 	return t
 }
 
-// conformance returns the conformance of a limit in one word.
-func (p *printer) conformance(c api.Conformance) string {
+// conformanceText returns the conformance of a limit in one word.
+func conformanceText(p *printer, c api.Conformance) string {
 	switch {
 	case c.Unmonitored:
 		return "-"
@@ -76,7 +78,7 @@ func effectiveSummary(l api.Limit) string {
 	return s
 }
 
-func (p *printer) limit(l api.Limit) {
+func printLimit(p *printer, l api.Limit) {
 	item := func(name, format string, args ...any) { p.line("%-12s %s", name, fmt.Sprintf(format, args...)) }
 	item("limit", "%s, in the %s plane, mode %s", api.Printable(l.Name), api.Printable(l.Plane), api.Printable(l.Mode))
 	buckets := "one bucket"
@@ -108,7 +110,7 @@ func (p *printer) limit(l api.Limit) {
 		item("slot wait", "%s", percentiles(l.ConnectionWait))
 	}
 	var refused []string
-	for _, reason := range sortedKeys(l.Refused) {
+	for _, reason := range slices.Sorted(maps.Keys(l.Refused)) {
 		refused = append(refused, fmt.Sprintf("%d %s (%s now)", l.Refused[reason], reason, perSecond(l.RefusedRate[reason])))
 	}
 	if len(refused) == 0 {
@@ -123,7 +125,7 @@ func (p *printer) limit(l api.Limit) {
 	if l.Conformance.Sampled {
 		sampled = "; monitors one bucket at a time"
 	}
-	item("conformance", "%s: %s%s", p.conformance(l.Conformance), excessText(l.Conformance), sampled)
+	item("conformance", "%s: %s%s", conformanceText(p, l.Conformance), excessText(l.Conformance), sampled)
 }
 
 func percentiles(d api.Delay) string {

@@ -22,7 +22,7 @@ func TestPrintLimit_OmitsUncountedRows(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := &printer{}
-			p.limit(c.limit)
+			printLimit(p, c.limit)
 			for _, word := range c.has {
 				if !strings.Contains(p.String(), "\n"+word+" ") {
 					t.Errorf("no line of %q in\n%s", word, p.String())

@@ -290,7 +290,7 @@ func saveLimit(ctx context.Context, e env, path, name string, set map[string]str
 		return fmt.Errorf("saved in %s, but possibly not effective: %w", s.path(), err)
 	}
 	return e.show(is, func(p *printer) {
-		p.limitChange(was, is)
+		printLimitChange(p, was, is)
 		p.line("set  %s, saved in %s", formatOverrides(set), s.path())
 	})
 }
@@ -317,9 +317,9 @@ func unsaveLimit(ctx context.Context, e env, path, name string) error {
 	is, gone := c.Limit(ctx, name)
 	return e.show(is, func(p *printer) {
 		if err == nil && gone == nil {
-			p.limitChange(was, is)
+			printLimitChange(p, was, is)
 		}
 		p.line("removed %s", s.path())
-		p.remainingOverrides(is)
+		printRemainingOverrides(p, is)
 	})
 }

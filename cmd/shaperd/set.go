@@ -98,7 +98,7 @@ func setLimit(ctx context.Context, e env, name string, s api.SetLimit) error {
 		return err
 	}
 	return e.show(is, func(p *printer) {
-		p.limitChange(was, is)
+		printLimitChange(p, was, is)
 		if why := cmp.Or(observeReason(status), attachmentObserveReason(status, is)); why != "" && s.Set["observe"] == "false" {
 			p.line("%s", p.red("NO EFFECT NOW: "+why))
 		}
@@ -154,8 +154,8 @@ func attachmentObserveReason(s api.Status, l api.Limit) string {
 	return fmt.Sprintf(`at attachment %s, which observes: its observe = true applies to all limits there`, strings.Join(names, ", "))
 }
 
-// limitChange prints a limit before and after a change.
-func (p *printer) limitChange(was, is api.Limit) {
+// printLimitChange prints a limit before and after a change.
+func printLimitChange(p *printer, was, is api.Limit) {
 	p.line("limit %s", is.Name)
 	p.line("was  %s, mode %s", api.Printable(was.Summary), api.Printable(was.Mode))
 	p.line("now  %s, mode %s", api.Printable(is.Summary), api.Printable(is.Mode))
@@ -207,8 +207,8 @@ written, and reload.`,
 				return err
 			}
 			return e.show(is, func(p *printer) {
-				p.limitChange(was, is)
-				p.remainingOverrides(is)
+				printLimitChange(p, was, is)
+				printRemainingOverrides(p, is)
 			})
 		},
 	}
@@ -217,8 +217,8 @@ written, and reload.`,
 	return cmd
 }
 
-// remainingOverrides prints the overrides that a limit still has, at runtime and in files.
-func (p *printer) remainingOverrides(l api.Limit) {
+// printRemainingOverrides prints the overrides that a limit still has, at runtime and in files.
+func printRemainingOverrides(p *printer, l api.Limit) {
 	if len(l.Override) > 0 {
 		p.line("set  %s", formatOverrides(l.Override))
 	}

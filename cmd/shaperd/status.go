@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -42,7 +43,7 @@ attachment are not enforced, or when conformance was violated in the last minute
 				return err
 			}
 			delayed := mostDelayed(cmd.Context(), c)
-			return cmp.Or(e.show(s, func(p *printer) { p.status(s, limits, delayed) }), statusError(s))
+			return cmp.Or(e.show(s, func(p *printer) { printStatus(p, s, limits, delayed) }), statusError(s))
 		},
 	}
 }
@@ -99,8 +100,8 @@ func mostDelayed(ctx context.Context, c *api.Client) (some []api.Talker) {
 	return some
 }
 
-func (p *printer) status(s api.Status, limits []api.Limit, delayed []api.Talker) {
-	p.headlines(s, limits)
+func printStatus(p *printer, s api.Status, limits []api.Limit, delayed []api.Talker) {
+	printHeadlines(p, s, limits)
 	for i, w := range delayed {
 		lead := "Most delayed: "
 		if i > 0 {
@@ -113,13 +114,13 @@ func (p *printer) status(s api.Status, limits []api.Limit, delayed []api.Talker)
 	p.line("shaperd %s, pid %d, up %s, mode %s, %s", api.Printable(s.Version), s.PID, seconds(up.Seconds()), api.Printable(s.Mode), api.Printable(s.Config))
 	p.line("memory %s, CPU %s of one core, descriptors %d of %d, pacing latency p99 %s", size(s.Process.Memory),
 		percent(s.Process.CPUCores), s.Process.Descriptors, s.Process.MaxDescriptors, seconds(s.Process.WakeupLatencyP99))
-	p.reload(s.Reload, s.Now)
-	p.trafficTables(s)
-	p.runtimeChanges(s)
+	printReload(p, s.Reload, s.Now)
+	printTrafficTables(p, s)
+	printRuntimeChanges(p, s)
 }
 
-// headlines prints what an operator must know first.
-func (p *printer) headlines(s api.Status, limits []api.Limit) {
+// printHeadlines prints what an operator must know first.
+func printHeadlines(p *printer, s api.Status, limits []api.Limit) {
 	for _, l := range s.Listeners {
 		if l.Unavailable != "" {
 			p.line("%s", p.red(unavailableText(l.Name, l.Unavailable)))
@@ -142,7 +143,7 @@ func (p *printer) headlines(s api.Status, limits []api.Limit) {
 	if s.State == "stopping" {
 		p.line("%s", p.red("STOPPING: new connections are refused, and the daemon exits when the open ones have ended."))
 	}
-	p.overallConformance(s, limits)
+	printConformance(p, s, limits)
 	slowed, watched := newTable("THROTTLING", "HOW"), newTable("WOULD THROTTLE", "HOW")
 	for _, l := range limits {
 		how := throttlingText(l)
@@ -154,16 +155,16 @@ func (p *printer) headlines(s api.Status, limits []api.Limit) {
 			slowed.add(l.Name, how)
 		}
 	}
-	if !p.flowWarnings(s) && len(slowed.rows) == 0 && len(unavailableListeners(s))+len(unenforcedAttachments(s)) == 0 {
+	if !printFlowWarnings(p, s) && len(slowed.rows) == 0 && len(unavailableListeners(s))+len(unenforcedAttachments(s)) == 0 {
 		p.line("No traffic is throttled.")
 	}
 	p.table(slowed)
 	p.table(watched)
 }
 
-// flowWarnings prints which listeners refuse UDP flows or suppress replies, and reports whether
+// printFlowWarnings prints which listeners refuse UDP flows or suppress replies, and reports whether
 // there are any.
-func (p *printer) flowWarnings(s api.Status) (any bool) {
+func printFlowWarnings(p *printer, s api.Status) (any bool) {
 	for _, l := range s.Listeners {
 		if l.FlowsRefusedRate > 0 {
 			any = true
@@ -204,7 +205,7 @@ func unsavedText(s api.Status) string {
 	return "NOT SAVED: a restart loses the latest overrides: " + api.Printable(s.StateError)
 }
 
-func (p *printer) overallConformance(s api.Status, limits []api.Limit) {
+func printConformance(p *printer, s api.Status, limits []api.Limit) {
 	switch {
 	case s.Conformance == "conformant" && len(unenforcedAttachments(s)) > 0:
 		p.line("conformance: ok where limits are enforced")
@@ -274,13 +275,13 @@ func sumValues(by map[string]float64) (sum float64) {
 
 // topReasons returns the reasons that are not negligible, the most frequent first.
 func topReasons(by map[string]float64) string {
-	names := slices.DeleteFunc(sortedKeys(by), func(name string) bool { return by[name] < 0.005 })
+	names := slices.DeleteFunc(slices.Sorted(maps.Keys(by)), func(name string) bool { return by[name] < 0.005 })
 	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(by[b], by[a]) })
 	return strings.Join(names, ", ")
 }
 
-// reload prints the result of the last reload.
-func (p *printer) reload(r api.ReloadStatus, now time.Time) {
+// printReload prints the result of the last reload.
+func printReload(p *printer, r api.ReloadStatus, now time.Time) {
 	if r.OK {
 		p.line("configuration loaded at %s in %s", clockTime(r.Loaded, now), seconds(r.Duration))
 		return
@@ -291,8 +292,8 @@ func (p *printer) reload(r api.ReloadStatus, now time.Time) {
 	}
 }
 
-// trafficTables prints listeners, downstreams and attachments.
-func (p *printer) trafficTables(s api.Status) {
+// printTrafficTables prints listeners, downstreams and attachments.
+func printTrafficTables(p *printer, s api.Status) {
 	listeners := newTable("LISTENER", "ADDRESS", ">OPEN", ">FLOWS", ">TO", ">FROM", ">ACCEPTED", ">DIAL ERRORS")
 	var down []api.DownstreamStatus
 	for _, l := range s.Listeners {
@@ -301,7 +302,7 @@ func (p *printer) trafficTables(s api.Status) {
 		down = append(down, l.Downstreams...)
 	}
 	p.section(listeners)
-	p.section(p.downstreams(down))
+	p.section(downstreamsTable(p, down))
 	attachments := newTable("ATTACHMENT", "INTERFACE", "DIRECTION", "MODE", "STATE", ">QUEUED", ">DROPPED")
 	for _, a := range s.Attachments {
 		state, queued, dropped := "up", "", ""
@@ -324,8 +325,8 @@ func (p *printer) trafficTables(s api.Status) {
 // maxStatusBlocks is the number of blocks that status shows.
 const maxStatusBlocks = 10
 
-// runtimeChanges prints overrides and blocks.
-func (p *printer) runtimeChanges(s api.Status) {
+// printRuntimeChanges prints overrides and blocks.
+func printRuntimeChanges(p *printer, s api.Status) {
 	set := newTable("OVERRIDE OF", "VALUES", "SINCE", "UNTIL")
 	for _, o := range s.Overrides {
 		set.add(o.Limit, formatOverrides(o.Set), clockTime(o.Since, s.Now), strings.TrimPrefix(overrideUntil(o, s.Now), "until "))
@@ -335,13 +336,5 @@ func (p *printer) runtimeChanges(s api.Status) {
 	p.section(blocksTable(s.Blocks[:shown], s.Now))
 	if more := s.BlocksTotal - shown; more > 0 {
 		p.line("and %d more; see \"shaperd blocks\"", more)
-	}
-}
-
-// section prints t after an empty line, if it has rows.
-func (p *printer) section(t *table) {
-	if len(t.rows) > 0 {
-		p.line("")
-		p.table(t)
 	}
 }

@@ -135,9 +135,9 @@ func (m *top) limitsTable() (*table, []string) {
 	}
 	t := newTable("LIMIT", ">PASSES", ">DELAYED", ">P99", ">IN", ">WAIT", ">REFUSED", "CONFORMANCE", "LIMITS")
 	var names []string
-	p := printer{color: m.color}
+	p := &printer{color: m.color}
 	for _, l := range limits {
-		conformance := p.conformance(l.Conformance)
+		conformance := conformanceText(p, l.Conformance)
 		if l.Mode == "observe" {
 			conformance = "observes"
 		}
@@ -180,7 +180,7 @@ func (m *top) detail(height int) []string {
 	p.line("")
 	switch {
 	case m.explain != nil:
-		p.explanation(*m.explain)
+		printExplanation(p, *m.explain)
 	case m.source() == "":
 		p.line("The row is not a single source.")
 	case m.fetching:
