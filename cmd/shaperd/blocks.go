@@ -9,6 +9,7 @@ import (
 
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/internal/term"
 )
 
 func blocksCommand(e env) *cobra.Command {
@@ -30,18 +31,18 @@ func blocksCommand(e env) *cobra.Command {
 }
 
 func (e env) showBlocks(blocks []api.Block) error {
-	return e.show(blocks, func(p *printer) {
+	return e.show(blocks, func(p *term.Printer) {
 		if len(blocks) == 0 {
-			p.line("No prefix is blocked.")
+			p.Line("No prefix is blocked.")
 		}
-		p.table(blocksTable(blocks, time.Now()))
+		p.Table(blocksTable(blocks, time.Now()))
 	})
 }
 
-func blocksTable(blocks []api.Block, now time.Time) *table {
-	t := newTable("BLOCKED", "SINCE", "UNTIL")
+func blocksTable(blocks []api.Block, now time.Time) *term.Table {
+	t := term.NewTable("BLOCKED", "SINCE", "UNTIL")
 	for _, b := range blocks {
-		t.add(b.Prefix, clockTime(b.Since, now), strings.TrimPrefix(untilText(b.Until, now, `"shaperd unblock"`), "until "))
+		t.Add(b.Prefix, term.Clock(b.Since, now), strings.TrimPrefix(term.Until(b.Until, now, `"shaperd unblock"`), "until "))
 	}
 	return t
 }

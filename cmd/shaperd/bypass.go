@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/term"
 )
 
 func bypassCommand(e env) *cobra.Command {
@@ -38,14 +39,14 @@ log show a bypass. It survives reloads, and restarts when "run" has --state.`,
 			if err != nil {
 				return err
 			}
-			return e.show(s, func(p *printer) {
+			return e.show(s, func(p *term.Printer) {
 				switch {
 				case s.Bypass != nil:
-					p.line("%s", p.red(bypassText(s)))
+					p.Line("%s", p.Red(bypassText(s)))
 				case was.Bypass == nil:
-					p.line("Bypass was already off.")
+					p.Line("Bypass was already off.")
 				default:
-					p.line("Bypass is off: limits are enforced again.")
+					p.Line("Bypass is off: limits are enforced again.")
 				}
 			})
 		},

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/term"
 	"shaperd.dev/shaperd/shaper/config"
 )
 
@@ -46,11 +47,11 @@ func (e env) afterChange(err error) error {
 func (e env) client() *api.Client { return api.NewClient(e.flags.control) }
 
 // show prints answer as JSON, or as the text that write makes of it.
-func (e env) show(answer any, write func(p *printer)) error {
+func (e env) show(answer any, write func(p *term.Printer)) error {
 	if e.flags.json {
 		return e.printJSON(answer)
 	}
-	p := &printer{color: useColor(e.stdout)}
+	p := &term.Printer{Color: term.UseColor(e.stdout)}
 	write(p)
 	_, err := io.WriteString(e.stdout, p.String())
 	return err

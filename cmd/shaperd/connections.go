@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/term"
 )
 
 func connectionsCommand(e env) *cobra.Command {
@@ -38,12 +39,12 @@ the limit that throttles them now, and the one that throttled them longest.
 			if err != nil {
 				return usageFromAPI(err)
 			}
-			return e.show(all, func(p *printer) {
-				p.table(connectionsTable(all.Connections))
+			return e.show(all, func(p *term.Printer) {
+				p.Table(connectionsTable(all.Connections))
 				if left := all.Total - len(all.Connections); left > 0 {
-					p.line("and %d more; use --top", left)
+					p.Line("and %d more; use --top", left)
 				} else if all.Total == 0 {
-					p.line("No connection matches.")
+					p.Line("No connection matches.")
 				}
 			})
 		},
@@ -82,11 +83,11 @@ func checkQueryNames(ctx context.Context, c *api.Client, q api.ConnectionQuery) 
 	return nil
 }
 
-func connectionsTable(all []api.Connection) *table {
-	t := newTable(">ID", "SOURCE", "LISTENER", "DOWNSTREAM", "STAGE", ">AGE", ">IDLE", ">TO", ">FROM", ">WAITED", "THROTTLED BY", "MOSTLY BY", "AS")
+func connectionsTable(all []api.Connection) *term.Table {
+	t := term.NewTable(">ID", "SOURCE", "LISTENER", "DOWNSTREAM", "STAGE", ">AGE", ">IDLE", ">TO", ">FROM", ">WAITED", "THROTTLED BY", "MOSTLY BY", "AS")
 	for _, c := range all {
-		t.add(strconv.FormatUint(c.ID, 10), api.Printable(c.Source), fmt.Sprintf("%s %s/%d", c.Listener, c.Protocol, c.Port), api.Printable(c.Downstream), c.Stage,
-			seconds(c.Age), seconds(c.Idle), size(c.ToDownstream), size(c.FromDownstream), seconds(c.Waited), c.ThrottledBy, c.MostlyThrottledBy, asnLabel(c.ASN, c.ASName))
+		t.Add(strconv.FormatUint(c.ID, 10), api.Printable(c.Source), fmt.Sprintf("%s %s/%d", c.Listener, c.Protocol, c.Port), api.Printable(c.Downstream), c.Stage,
+			term.Seconds(c.Age), term.Seconds(c.Idle), term.Size(c.ToDownstream), term.Size(c.FromDownstream), term.Seconds(c.Waited), c.ThrottledBy, c.MostlyThrottledBy, asnLabel(c.ASN, c.ASName))
 	}
 	return t
 }
@@ -117,9 +118,9 @@ others from being reset.`,
 				}
 				ended = append(ended, id)
 			}
-			err := e.show(ended, func(p *printer) {
+			err := e.show(ended, func(p *term.Printer) {
 				for _, id := range ended {
-					p.line("connection %d was reset", id)
+					p.Line("connection %d was reset", id)
 				}
 			})
 			return errors.Join(append(errs, err)...)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"shaperd.dev/shaperd/internal/term"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -142,7 +143,7 @@ not a failure.`,
 			if e.flags.json {
 				err = e.printJSON(map[string]any{"ok": failed == 0, "checks": found})
 			} else {
-				err = printFindings(e.stdout, found, useColor(e.stdout))
+				err = printFindings(e.stdout, found, term.UseColor(e.stdout))
 			}
 			if err == nil && failed > 0 {
 				err = fmt.Errorf("%d of %d checks failed", failed, len(found))

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/term"
 )
 
 func downstreamsCommand(e env) *cobra.Command {
@@ -28,11 +29,11 @@ drain" stops giving new connections to one, "downstreams enable" undoes that.`,
 			if err != nil {
 				return err
 			}
-			return e.show(all, func(p *printer) {
+			return e.show(all, func(p *term.Printer) {
 				if len(all) == 0 {
-					p.line("No listener has a downstream.")
+					p.Line("No listener has a downstream.")
 				}
-				p.table(downstreamsTable(p, all))
+				p.Table(downstreamsTable(p, all))
 			})
 		},
 	}
@@ -43,17 +44,17 @@ drain" stops giving new connections to one, "downstreams enable" undoes that.`,
 	return cmd
 }
 
-func downstreamsTable(p *printer, all []api.DownstreamStatus) *table {
-	t := newTable("DOWNSTREAM", "LISTENER", "STATE", ">IN FLIGHT", ">MAX")
+func downstreamsTable(p *term.Printer, all []api.DownstreamStatus) *term.Table {
+	t := term.NewTable("DOWNSTREAM", "LISTENER", "STATE", ">IN FLIGHT", ">MAX")
 	for _, d := range all {
 		state, most := d.State, "-"
 		if state == "down" || state == "failing" {
-			state = p.red(strings.TrimSuffix(state+": "+api.Printable(d.Error), ": "))
+			state = p.Red(strings.TrimSuffix(state+": "+api.Printable(d.Error), ": "))
 		}
 		if d.MaxConnections > 0 {
 			most = fmt.Sprint(d.MaxConnections)
 		}
-		t.add(d.Downstream, d.Listener, state, fmt.Sprint(d.InFlight), most)
+		t.Add(d.Downstream, d.Listener, state, fmt.Sprint(d.InFlight), most)
 	}
 	return t
 }
@@ -92,7 +93,7 @@ and in "shaperd downstreams".`,
 			all = slices.DeleteFunc(all, func(d api.DownstreamStatus) bool {
 				return d.Downstream != args[0] || listener != "" && d.Listener != listener
 			})
-			return e.show(all, func(p *printer) { p.table(downstreamsTable(p, all)) })
+			return e.show(all, func(p *term.Printer) { p.Table(downstreamsTable(p, all)) })
 		},
 	}
 	cmd.Flags().StringVar(&listener, "listener", "", "`name` of the listener (default: all that have the downstream)")

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/term"
 )
 
 func eventsCommand(e env) *cobra.Command {
@@ -37,14 +38,14 @@ the whole log.`,
 			if err != nil {
 				return err
 			}
-			return e.show(events, func(p *printer) { printEvents(p, events) })
+			return e.show(events, func(p *term.Printer) { printEvents(p, events) })
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "keep printing new events")
 	return cmd
 }
 
-func printEvents(p *printer, events []api.Event) {
+func printEvents(p *term.Printer, events []api.Event) {
 	for _, event := range events {
 		var attrs strings.Builder
 		for _, key := range slices.Sorted(maps.Keys(event.Attrs)) {
@@ -52,9 +53,9 @@ func printEvents(p *printer, events []api.Event) {
 		}
 		level := event.Level
 		if level == "error" {
-			level = p.red(level)
+			level = p.Red(level)
 		}
-		p.line("%s %-5s %s%s", clockTime(event.Time, time.Now()), level, api.Printable(event.Message), attrs.String())
+		p.Line("%s %-5s %s%s", term.Clock(event.Time, time.Now()), level, api.Printable(event.Message), attrs.String())
 	}
 }
 
@@ -86,7 +87,7 @@ func followEvents(ctx context.Context, e env) error {
 			return err
 		}
 		for _, event := range events {
-			show := func() error { return e.show(event, func(p *printer) { printEvents(p, []api.Event{event}) }) }
+			show := func() error { return e.show(event, func(p *term.Printer) { printEvents(p, []api.Event{event}) }) }
 			if e.flags.json {
 				show = func() error { return e.printJSONLine(event) }
 			}

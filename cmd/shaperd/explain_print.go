@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/term"
 )
 
 // explainFromDaemon asks the running daemon to explain q, and prints the answer.
@@ -17,47 +18,47 @@ func explainFromDaemon(ctx context.Context, e env, q question) error {
 	case err != nil:
 		return err
 	}
-	return e.show(x, func(p *printer) {
+	return e.show(x, func(p *term.Printer) {
 		where := fmt.Sprintf("listener %q", x.Listener)
 		if q.attach != "" {
 			where = fmt.Sprintf("attachment %q", x.Attachment)
 		}
-		p.line("%v to %s: %s", q.source, q.destinationText(), where)
+		p.Line("%v to %s: %s", q.source, q.destinationText(), where)
 		printExplanation(p, x)
 	})
 }
 
 // printExplanation prints an explanation without its first line.
-func printExplanation(p *printer, x api.Explanation) {
+func printExplanation(p *term.Printer, x api.Explanation) {
 	if as := asnLabel(x.ASN, x.ASName); as != "" {
-		p.line("%s", as)
+		p.Line("%s", as)
 	}
 	if x.Unavailable != "" {
-		p.line("%s", p.red(unavailableText(x.Listener, x.Unavailable)))
+		p.Line("%s", p.Red(unavailableText(x.Listener, x.Unavailable)))
 	}
 	printFlowQuota(p, x.Flows)
 	switch {
 	case len(x.Limits) == 0 && x.Flows != nil && x.Flows.Full != "":
-		p.line("No limit matches.")
+		p.Line("No limit matches.")
 	case len(x.Limits) == 0:
-		p.line("No limit matches: traffic passes without delay.")
+		p.Line("No limit matches: traffic passes without delay.")
 	default:
-		p.line("%s", verdictText(x))
-		p.line("")
-		p.table(bucketsTable(x.Limits))
-		p.line("")
+		p.Line("%s", verdictText(x))
+		p.Line("")
+		p.Table(bucketsTable(x.Limits))
+		p.Line("")
 		for _, b := range x.Bottlenecks {
-			p.line("%s: bottleneck is %q.", b.Resource, b.Limit)
+			p.Line("%s: bottleneck is %q.", b.Resource, b.Limit)
 		}
 	}
 	if len(x.Connections) > 0 {
-		p.line("")
-		p.table(connectionsTable(x.Connections))
+		p.Line("")
+		p.Table(connectionsTable(x.Connections))
 	}
 }
 
 // printFlowQuota prints the number of UDP flows, and whether another one is possible.
-func printFlowQuota(p *printer, f *api.FlowQuota) {
+func printFlowQuota(p *term.Printer, f *api.FlowQuota) {
 	if f == nil {
 		return
 	}
@@ -65,12 +66,12 @@ func printFlowQuota(p *printer, f *api.FlowQuota) {
 	if f.MaxSourceFlows > 0 {
 		of = fmt.Sprintf(" of %d", f.MaxSourceFlows)
 	}
-	p.line("UDP flows: %d%s for this source, %d of %d at the listener.", f.SourceFlows, of, f.Flows, f.MaxFlows)
+	p.Line("UDP flows: %d%s for this source, %d of %d at the listener.", f.SourceFlows, of, f.Flows, f.MaxFlows)
 	switch {
 	case f.Full != "":
-		p.line("%s", p.red(fmt.Sprintf("A new flow would be REFUSED: the quota is exhausted (%s).", f.Full)))
+		p.Line("%s", p.Red(fmt.Sprintf("A new flow would be REFUSED: the quota is exhausted (%s).", f.Full)))
 	case f.MaxSourceFlows > 0 && f.SourceFlows >= f.MaxSourceFlows, f.Flows >= f.MaxFlows:
-		p.line("A new flow would evict an idle one.")
+		p.Line("A new flow would evict an idle one.")
 	}
 }
 
@@ -97,23 +98,23 @@ func verdictText(x api.Explanation) string {
 		}
 		text := fmt.Sprintf("A new connection would wait for a slot of limit %q: %d in use%s, %d waiting.", x.By, by.InFlight, reserved, by.Waiting)
 		if next > 0 {
-			text += fmt.Sprintf(" Open connections may send again in %s.", seconds(next))
+			text += fmt.Sprintf(" Open connections may send again in %s.", term.Seconds(next))
 		}
 		return text
 	case x.Verdict == "delay":
-		return fmt.Sprintf("New traffic would be delayed by %s: limit %q, %s.", seconds(next), x.By, x.Reason)
+		return fmt.Sprintf("New traffic would be delayed by %s: limit %q, %s.", term.Seconds(next), x.By, x.Reason)
 	}
 	return fmt.Sprintf("New traffic would be refused: limit %q, %s.", x.By, x.Reason)
 }
 
-func bucketsTable(limits []api.LimitBucket) *table {
-	t := newTable("LIMIT", "BUCKET", "DIRECTION", "LIMITS", "MODE", ">BACKLOG", ">QUEUED", ">NEXT IN", ">IN FLIGHT", ">WAITING")
+func bucketsTable(limits []api.LimitBucket) *term.Table {
+	t := term.NewTable("LIMIT", "BUCKET", "DIRECTION", "LIMITS", "MODE", ">BACKLOG", ">QUEUED", ">NEXT IN", ">IN FLIGHT", ">WAITING")
 	for _, l := range limits {
 		row := []string{api.Printable(l.Limit), api.Printable(l.Key), api.Printable(l.Direction), api.Printable(l.Summary), api.Printable(l.Mode), "-", "-", "-", "-", "-"}
 		if b := l.Bucket; b != nil {
-			copy(row[5:], []string{backlogText(b), fmt.Sprint(b.Queued), seconds(b.NextDeparture), fmt.Sprint(b.InFlight), fmt.Sprint(b.Waiting)})
+			copy(row[5:], []string{backlogText(b), fmt.Sprint(b.Queued), term.Seconds(b.NextDeparture), fmt.Sprint(b.InFlight), fmt.Sprint(b.Waiting)})
 		}
-		t.add(row...)
+		t.Add(row...)
 	}
 	return t
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/term"
 )
 
 func limitsCommand(e env) *cobra.Command {
@@ -30,40 +31,40 @@ waiting connections, refusals by reason, and conformance.`,
 				if err != nil {
 					return err
 				}
-				return e.show(limits, func(p *printer) {
+				return e.show(limits, func(p *term.Printer) {
 					if len(limits) == 0 {
-						p.line("There are no limits.")
+						p.Line("There are no limits.")
 					}
-					p.table(limitsTable(p, limits))
+					p.Table(limitsTable(p, limits))
 				})
 			}
 			l, err := c.Limit(cmd.Context(), args[0])
 			if err != nil {
 				return limitError(cmd.Context(), c, args[0], err)
 			}
-			return e.show(l, func(p *printer) { printLimit(p, l) })
+			return e.show(l, func(p *term.Printer) { printLimit(p, l) })
 		},
 	}
 }
 
-func limitsTable(p *printer, limits []api.Limit) *table {
-	t := newTable("LIMIT", "MODE", ">PASSES", ">DELAYED", ">P50", ">P99", ">IN FLIGHT", ">WAITING", ">REFUSED", "CONFORMANCE", "LIMITS")
+func limitsTable(p *term.Printer, limits []api.Limit) *term.Table {
+	t := term.NewTable("LIMIT", "MODE", ">PASSES", ">DELAYED", ">P50", ">P99", ">IN FLIGHT", ">WAITING", ">REFUSED", "CONFORMANCE", "LIMITS")
 	for _, l := range limits {
-		t.add(api.Printable(l.Name), api.Printable(l.Mode), throughput(l), percent(l.DelayedShare), seconds(l.QueueDelay.P50), seconds(l.QueueDelay.P99),
-			fmt.Sprint(l.InFlight), fmt.Sprint(l.Waiting), perSecond(sumValues(l.RefusedRate)), conformanceText(p, l.Conformance), effectiveSummary(l))
+		t.Add(api.Printable(l.Name), api.Printable(l.Mode), throughput(l), term.Percent(l.DelayedShare), term.Seconds(l.QueueDelay.P50), term.Seconds(l.QueueDelay.P99),
+			fmt.Sprint(l.InFlight), fmt.Sprint(l.Waiting), term.PerSecond(sumValues(l.RefusedRate)), conformanceText(p, l.Conformance), effectiveSummary(l))
 	}
 	return t
 }
 
 // conformanceText returns the conformance of a limit in one word.
-func conformanceText(p *printer, c api.Conformance) string {
+func conformanceText(p *term.Printer, c api.Conformance) string {
 	switch {
 	case c.Unmonitored:
 		return "-"
 	case c.Conformant:
 		return "ok"
 	}
-	return p.red("VIOLATED")
+	return p.Red("VIOLATED")
 }
 
 // effectiveSummary returns the effective values of a limit, and its overrides.
@@ -78,8 +79,8 @@ func effectiveSummary(l api.Limit) string {
 	return s
 }
 
-func printLimit(p *printer, l api.Limit) {
-	item := func(name, format string, args ...any) { p.line("%-12s %s", name, fmt.Sprintf(format, args...)) }
+func printLimit(p *term.Printer, l api.Limit) {
+	item := func(name, format string, args ...any) { p.Line("%-12s %s", name, fmt.Sprintf(format, args...)) }
 	item("limit", "%s, in the %s plane, mode %s", api.Printable(l.Name), api.Printable(l.Plane), api.Printable(l.Mode))
 	buckets := "one bucket"
 	if !l.Single {
@@ -93,14 +94,14 @@ func printLimit(p *printer, l api.Limit) {
 	// What a limit does not count is left out: 0 would be wrong.
 	paces := l.Rate != 0 || l.Packets != 0
 	if paces || l.PacketsTotal != 0 {
-		item("passes", "%s; %s in total", three(l.Bytes, rate), size(l.BytesTotal))
-		item("packets", "%s; %d in total", three(l.PacketsRate, perSecond), l.PacketsTotal)
+		item("passes", "%s; %s in total", three(l.Bytes, term.Rate), term.Size(l.BytesTotal))
+		item("packets", "%s; %d in total", three(l.PacketsRate, term.PerSecond), l.PacketsTotal)
 	}
 	if l.MaxConnections != 0 || l.NewConnections != 0 {
-		item("connections", "%s; %d in total; %d in flight, %d waiting", three(l.Admitted, perSecond), l.AdmittedTotal, l.InFlight, l.Waiting)
+		item("connections", "%s; %d in total; %d in flight, %d waiting", three(l.Admitted, term.PerSecond), l.AdmittedTotal, l.InFlight, l.Waiting)
 	}
 	if paces {
-		delayed := percent(l.DelayedShare) + " of bytes"
+		delayed := term.Percent(l.DelayedShare) + " of bytes"
 		if l.QueueDelay.Count > 0 { // absent when the limit of a listener observes: nothing waits then
 			delayed += "; delay: " + percentiles(l.QueueDelay)
 		}
@@ -111,7 +112,7 @@ func printLimit(p *printer, l api.Limit) {
 	}
 	var refused []string
 	for _, reason := range slices.Sorted(maps.Keys(l.Refused)) {
-		refused = append(refused, fmt.Sprintf("%d %s (%s now)", l.Refused[reason], reason, perSecond(l.RefusedRate[reason])))
+		refused = append(refused, fmt.Sprintf("%d %s (%s now)", l.Refused[reason], reason, term.PerSecond(l.RefusedRate[reason])))
 	}
 	if len(refused) == 0 {
 		refused = []string{"none"}
@@ -129,7 +130,7 @@ func printLimit(p *printer, l api.Limit) {
 }
 
 func percentiles(d api.Delay) string {
-	return fmt.Sprintf("p50 %s, p99 %s", seconds(d.P50), seconds(d.P99))
+	return fmt.Sprintf("p50 %s, p99 %s", term.Seconds(d.P50), term.Seconds(d.P99))
 }
 
 func keysCommand(e env) *cobra.Command {
@@ -156,11 +157,11 @@ minute. "<=" marks a figure that may be more than 10% too large.`,
 			if err != nil {
 				return limitError(cmd.Context(), c, *limit, err)
 			}
-			return e.show(keys, func(p *printer) {
+			return e.show(keys, func(p *term.Printer) {
 				if len(keys) == 0 || by != sort.value {
-					p.line("No key of %s was %s in the last minute; %s.", *limit, sortVerbs[sort.value], sortHint(by, sort))
+					p.Line("No key of %s was %s in the last minute; %s.", *limit, sortVerbs[sort.value], sortHint(by, sort))
 				}
-				p.table(keysTable(keys))
+				p.Table(keysTable(keys))
 			})
 		},
 	}
@@ -170,14 +171,14 @@ minute. "<=" marks a figure that may be more than 10% too large.`,
 	return cmd
 }
 
-func keysTable(keys []api.Key) *table {
-	t := newTable("KEY", ">RATE", ">WAITED/S", ">REFUSED", ">BACKLOG", ">QUEUED", ">NEXT IN", ">IN FLIGHT", ">WAITING", "AS")
+func keysTable(keys []api.Key) *term.Table {
+	t := term.NewTable("KEY", ">RATE", ">WAITED/S", ">REFUSED", ">BACKLOG", ">QUEUED", ">NEXT IN", ">IN FLIGHT", ">WAITING", "AS")
 	for _, k := range keys {
-		row := []string{api.Printable(k.Key), estimate(k.Rate, rate), estimate(k.Delayed, seconds), estimate(k.Dropped, perSecond), "", "", "", "", "", asnLabel(k.ASN, k.ASName)}
+		row := []string{api.Printable(k.Key), estimate(k.Rate, term.Rate), estimate(k.Delayed, term.Seconds), estimate(k.Dropped, term.PerSecond), "", "", "", "", "", asnLabel(k.ASN, k.ASName)}
 		if b := k.Bucket; b != nil {
-			copy(row[4:], []string{backlogText(b), fmt.Sprint(b.Queued), seconds(b.NextDeparture), fmt.Sprint(b.InFlight), fmt.Sprint(b.Waiting)})
+			copy(row[4:], []string{backlogText(b), fmt.Sprint(b.Queued), term.Seconds(b.NextDeparture), fmt.Sprint(b.InFlight), fmt.Sprint(b.Waiting)})
 		}
-		t.add(row...)
+		t.Add(row...)
 	}
 	return t
 }
@@ -187,7 +188,7 @@ func backlogText(b *api.Bucket) string {
 	if b.BacklogBytes == 0 && b.BacklogPackets > 0 {
 		return fmt.Sprintf("%d packets", b.BacklogPackets)
 	}
-	return size(b.BacklogBytes)
+	return term.Size(b.BacklogBytes)
 }
 
 func talkersCommand(e env) *cobra.Command {
@@ -209,7 +210,7 @@ in about the last minute. "<=" marks a figure that may be more than 10% too larg
 			if err != nil {
 				return usageFromAPI(err)
 			}
-			return e.show(talkers, func(p *printer) {
+			return e.show(talkers, func(p *term.Printer) {
 				none := "No source"
 				if by.value == "prefix" {
 					none = "No prefix"
@@ -218,9 +219,9 @@ in about the last minute. "<=" marks a figure that may be more than 10% too larg
 					none = "No autonomous system of the files of [asn]"
 				}
 				if len(talkers) == 0 || sorted != sort.value {
-					p.line("%s was %s in the last minute; %s.", none, sortVerbs[sort.value], sortHint(sorted, sort))
+					p.Line("%s was %s in the last minute; %s.", none, sortVerbs[sort.value], sortHint(sorted, sort))
 				}
-				p.table(talkersTable(by.value, talkers))
+				p.Table(talkersTable(by.value, talkers))
 			})
 		},
 	}
@@ -230,10 +231,10 @@ in about the last minute. "<=" marks a figure that may be more than 10% too larg
 	return cmd
 }
 
-func talkersTable(by string, talkers []api.Talker) *table {
-	t := newTable(strings.ToUpper(by), ">RATE", ">WAITED/S", ">REFUSED", "AS")
+func talkersTable(by string, talkers []api.Talker) *term.Table {
+	t := term.NewTable(strings.ToUpper(by), ">RATE", ">WAITED/S", ">REFUSED", "AS")
 	for _, w := range talkers {
-		t.add(api.Printable(w.Name), estimate(w.Rate, rate), estimate(w.Delayed, seconds), estimate(w.Dropped, perSecond), api.Printable(w.ASName))
+		t.Add(api.Printable(w.Name), estimate(w.Rate, term.Rate), estimate(w.Delayed, term.Seconds), estimate(w.Dropped, term.PerSecond), api.Printable(w.ASName))
 	}
 	return t
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/term"
 )
 
 // TestPrintLimit_OmitsUncountedRows checks that figures which a limit does not count are omitted: 0
@@ -21,7 +22,7 @@ func TestPrintLimit_OmitsUncountedRows(t *testing.T) {
 		"nothing but stop": {api.Limit{Block: true}, []string{"refused"}, []string{"passes", "packets", "delayed", "connections"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := &printer{}
+			p := &term.Printer{}
 			printLimit(p, c.limit)
 			for _, word := range c.has {
 				if !strings.Contains(p.String(), "\n"+word+" ") {

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/term"
 )
 
 // errReloadFailed reports that the new configuration has errors, which have been printed.
@@ -43,7 +44,7 @@ effective. Overrides stay, except those set with --until-reload.`,
 				for _, what := range r.DroppedOverrides {
 					fmt.Fprintf(e.stderr, "dropped: %s\n", api.Printable(what))
 				}
-				fmt.Fprintf(e.stdout, "reloaded in %s\n", seconds(r.Duration))
+				fmt.Fprintf(e.stdout, "reloaded in %s\n", term.Seconds(r.Duration))
 			}
 			return err
 		},
@@ -85,7 +86,7 @@ func stopDaemon(ctx context.Context, e env) error {
 		for _, l := range s.Listeners {
 			open, flows = open+l.Connections, flows+l.Flows
 		}
-		if left := fmt.Sprintf("stopping: %s and %s left", plural(open, "connection"), plural(flows, "flow")); left != shown {
+		if left := fmt.Sprintf("stopping: %s and %s left", term.Plural(open, "connection"), term.Plural(flows, "flow")); left != shown {
 			shown = left
 			if err := e.printProgress(s, left); err != nil {
 				return err

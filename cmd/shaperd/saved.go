@@ -16,6 +16,7 @@ import (
 
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/internal/term"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
 )
@@ -289,9 +290,9 @@ func saveLimit(ctx context.Context, e env, path, name string, set map[string]str
 	if err != nil {
 		return fmt.Errorf("saved in %s, but possibly not effective: %w", s.path(), err)
 	}
-	return e.show(is, func(p *printer) {
+	return e.show(is, func(p *term.Printer) {
 		printLimitChange(p, was, is)
-		p.line("set  %s, saved in %s", formatOverrides(set), s.path())
+		p.Line("set  %s, saved in %s", formatOverrides(set), s.path())
 	})
 }
 
@@ -315,11 +316,11 @@ func unsaveLimit(ctx context.Context, e env, path, name string) error {
 		return err
 	}
 	is, gone := c.Limit(ctx, name)
-	return e.show(is, func(p *printer) {
+	return e.show(is, func(p *term.Printer) {
 		if err == nil && gone == nil {
 			printLimitChange(p, was, is)
 		}
-		p.line("removed %s", s.path())
+		p.Line("removed %s", s.path())
 		printRemainingOverrides(p, is)
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/term"
 )
 
 func setCommand(e env) *cobra.Command {
@@ -97,14 +98,14 @@ func setLimit(ctx context.Context, e env, name string, s api.SetLimit) error {
 	if err != nil {
 		return err
 	}
-	return e.show(is, func(p *printer) {
+	return e.show(is, func(p *term.Printer) {
 		printLimitChange(p, was, is)
 		if why := cmp.Or(observeReason(status), attachmentObserveReason(status, is)); why != "" && s.Set["observe"] == "false" {
-			p.line("%s", p.red("NO EFFECT NOW: "+why))
+			p.Line("%s", p.Red("NO EFFECT NOW: "+why))
 		}
 		for _, o := range status.Overrides {
 			if o.Limit == name {
-				p.line("set  %s, %s", formatOverrides(o.Set), overrideUntil(o, status.Now))
+				p.Line("set  %s, %s", formatOverrides(o.Set), overrideUntil(o, status.Now))
 			}
 		}
 	})
@@ -121,7 +122,7 @@ func overrideUntil(o api.Override, now time.Time) string {
 	if o.UntilReload {
 		return "until the next reload"
 	}
-	return untilText(o.Until, now, `until "shaperd unset limit"`)
+	return term.Until(o.Until, now, `until "shaperd unset limit"`)
 }
 
 // observeReason returns why no limit is enforced, whatever its own mode. It returns "" when
@@ -155,10 +156,10 @@ func attachmentObserveReason(s api.Status, l api.Limit) string {
 }
 
 // printLimitChange prints a limit before and after a change.
-func printLimitChange(p *printer, was, is api.Limit) {
-	p.line("limit %s", is.Name)
-	p.line("was  %s, mode %s", api.Printable(was.Summary), api.Printable(was.Mode))
-	p.line("now  %s, mode %s", api.Printable(is.Summary), api.Printable(is.Mode))
+func printLimitChange(p *term.Printer, was, is api.Limit) {
+	p.Line("limit %s", is.Name)
+	p.Line("was  %s, mode %s", api.Printable(was.Summary), api.Printable(was.Mode))
+	p.Line("now  %s, mode %s", api.Printable(is.Summary), api.Printable(is.Mode))
 }
 
 func unsetCommand(e env) *cobra.Command {
@@ -206,7 +207,7 @@ written, and reload.`,
 			if err != nil {
 				return err
 			}
-			return e.show(is, func(p *printer) {
+			return e.show(is, func(p *term.Printer) {
 				printLimitChange(p, was, is)
 				printRemainingOverrides(p, is)
 			})
@@ -218,12 +219,12 @@ written, and reload.`,
 }
 
 // printRemainingOverrides prints the overrides that a limit still has, at runtime and in files.
-func printRemainingOverrides(p *printer, l api.Limit) {
+func printRemainingOverrides(p *term.Printer, l api.Limit) {
 	if len(l.Override) > 0 {
-		p.line("set  %s", formatOverrides(l.Override))
+		p.Line("set  %s", formatOverrides(l.Override))
 	}
 	for _, key := range slices.Sorted(maps.Keys(l.FileOverride)) {
-		p.line("%s is still overridden in %s", key, api.Printable(l.FileOverride[key]))
+		p.Line("%s is still overridden in %s", key, api.Printable(l.FileOverride[key]))
 	}
 }
 

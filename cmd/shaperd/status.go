@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/term"
 )
 
 func statusCommand(e env) *cobra.Command {
@@ -43,7 +44,7 @@ attachment are not enforced, or when conformance was violated in the last minute
 				return err
 			}
 			delayed := mostDelayed(cmd.Context(), c)
-			return cmp.Or(e.show(s, func(p *printer) { printStatus(p, s, limits, delayed) }), statusError(s))
+			return cmp.Or(e.show(s, func(p *term.Printer) { printStatus(p, s, limits, delayed) }), statusError(s))
 		},
 	}
 }
@@ -100,80 +101,80 @@ func mostDelayed(ctx context.Context, c *api.Client) (some []api.Talker) {
 	return some
 }
 
-func printStatus(p *printer, s api.Status, limits []api.Limit, delayed []api.Talker) {
+func printStatus(p *term.Printer, s api.Status, limits []api.Limit, delayed []api.Talker) {
 	printHeadlines(p, s, limits)
 	for i, w := range delayed {
 		lead := "Most delayed: "
 		if i > 0 {
 			lead = "              "
 		}
-		p.line("%s%s, %s per second", lead, strings.TrimSpace(api.Printable(w.Name)+" "+api.Printable(w.ASName)), estimate(w.Delayed, seconds))
+		p.Line("%s%s, %s per second", lead, strings.TrimSpace(api.Printable(w.Name)+" "+api.Printable(w.ASName)), estimate(w.Delayed, term.Seconds))
 	}
-	p.line("")
+	p.Line("")
 	up := s.Now.Sub(s.Started)
-	p.line("shaperd %s, pid %d, up %s, mode %s, %s", api.Printable(s.Version), s.PID, seconds(up.Seconds()), api.Printable(s.Mode), api.Printable(s.Config))
-	p.line("memory %s, CPU %s of one core, descriptors %d of %d, pacing latency p99 %s", size(s.Process.Memory),
-		percent(s.Process.CPUCores), s.Process.Descriptors, s.Process.MaxDescriptors, seconds(s.Process.WakeupLatencyP99))
+	p.Line("shaperd %s, pid %d, up %s, mode %s, %s", api.Printable(s.Version), s.PID, term.Seconds(up.Seconds()), api.Printable(s.Mode), api.Printable(s.Config))
+	p.Line("memory %s, CPU %s of one core, descriptors %d of %d, pacing latency p99 %s", term.Size(s.Process.Memory),
+		term.Percent(s.Process.CPUCores), s.Process.Descriptors, s.Process.MaxDescriptors, term.Seconds(s.Process.WakeupLatencyP99))
 	printReload(p, s.Reload, s.Now)
 	printTrafficTables(p, s)
 	printRuntimeChanges(p, s)
 }
 
 // printHeadlines prints what an operator must know first.
-func printHeadlines(p *printer, s api.Status, limits []api.Limit) {
+func printHeadlines(p *term.Printer, s api.Status, limits []api.Limit) {
 	for _, l := range s.Listeners {
 		if l.Unavailable != "" {
-			p.line("%s", p.red(unavailableText(l.Name, l.Unavailable)))
+			p.Line("%s", p.Red(unavailableText(l.Name, l.Unavailable)))
 		}
 	}
 	for _, a := range s.Attachments {
 		if !a.Up && a.Interface != "" {
-			p.line("%s", p.red(unenforcedText(a)))
+			p.Line("%s", p.Red(unenforcedText(a)))
 		}
 	}
 	if s.Bypass != nil {
-		p.line("%s", p.red(bypassText(s)))
+		p.Line("%s", p.Red(bypassText(s)))
 	}
 	if s.StateError != "" {
-		p.line("%s", p.red(unsavedText(s)))
+		p.Line("%s", p.Red(unsavedText(s)))
 	}
 	for _, why := range s.EndpointErrors {
-		p.line("%s", p.red("NOT AVAILABLE: "+api.Printable(why)))
+		p.Line("%s", p.Red("NOT AVAILABLE: "+api.Printable(why)))
 	}
 	if s.State == "stopping" {
-		p.line("%s", p.red("STOPPING: new connections are refused, and the daemon exits when the open ones have ended."))
+		p.Line("%s", p.Red("STOPPING: new connections are refused, and the daemon exits when the open ones have ended."))
 	}
 	printConformance(p, s, limits)
-	slowed, watched := newTable("THROTTLING", "HOW"), newTable("WOULD THROTTLE", "HOW")
+	slowed, watched := term.NewTable("THROTTLING", "HOW"), term.NewTable("WOULD THROTTLE", "HOW")
 	for _, l := range limits {
 		how := throttlingText(l)
 		switch {
 		case how == "":
 		case l.Mode == "observe":
-			watched.add(l.Name, how)
+			watched.Add(l.Name, how)
 		default:
-			slowed.add(l.Name, how)
+			slowed.Add(l.Name, how)
 		}
 	}
-	if !printFlowWarnings(p, s) && len(slowed.rows) == 0 && len(unavailableListeners(s))+len(unenforcedAttachments(s)) == 0 {
-		p.line("No traffic is throttled.")
+	if !printFlowWarnings(p, s) && len(slowed.Rows) == 0 && len(unavailableListeners(s))+len(unenforcedAttachments(s)) == 0 {
+		p.Line("No traffic is throttled.")
 	}
-	p.table(slowed)
-	p.table(watched)
+	p.Table(slowed)
+	p.Table(watched)
 }
 
 // printFlowWarnings prints which listeners refuse UDP flows or suppress replies, and reports whether
 // there are any.
-func printFlowWarnings(p *printer, s api.Status) (any bool) {
+func printFlowWarnings(p *term.Printer, s api.Status) (any bool) {
 	for _, l := range s.Listeners {
 		if l.FlowsRefusedRate > 0 {
 			any = true
-			p.line("%s", p.red(fmt.Sprintf("UDP FLOW QUOTA EXHAUSTED at %s: %s datagrams refused, %s flows. \"shaperd events\" shows whether to raise max_flows or max_flows_per_source.",
-				api.Printable(l.Name), perSecond(l.FlowsRefusedRate), flowCount(l))))
+			p.Line("%s", p.Red(fmt.Sprintf("UDP FLOW QUOTA EXHAUSTED at %s: %s datagrams refused, %s flows. \"shaperd events\" shows whether to raise max_flows or max_flows_per_source.",
+				api.Printable(l.Name), term.PerSecond(l.FlowsRefusedRate), flowCount(l))))
 		}
 		if l.RepliesSuppressedRate > 0 {
 			any = true
-			p.line("Replies suppressed at %s: %s exceed the amplification limit.", api.Printable(l.Name), perSecond(l.RepliesSuppressedRate))
+			p.Line("Replies suppressed at %s: %s exceed the amplification limit.", api.Printable(l.Name), term.PerSecond(l.RepliesSuppressedRate))
 		}
 	}
 	return any
@@ -198,35 +199,35 @@ func unenforcedText(a api.AttachmentStatus) string {
 
 func bypassText(s api.Status) string {
 	return fmt.Sprintf("BYPASS IS ON since %s, %s: limits only observe; blocks stay enforced.",
-		clockTime(s.Bypass.Since, s.Now), untilText(s.Bypass.Until, s.Now, `until "shaperd bypass off"`))
+		term.Clock(s.Bypass.Since, s.Now), term.Until(s.Bypass.Until, s.Now, `until "shaperd bypass off"`))
 }
 
 func unsavedText(s api.Status) string {
 	return "NOT SAVED: a restart loses the latest overrides: " + api.Printable(s.StateError)
 }
 
-func printConformance(p *printer, s api.Status, limits []api.Limit) {
+func printConformance(p *term.Printer, s api.Status, limits []api.Limit) {
 	switch {
 	case s.Conformance == "conformant" && len(unenforcedAttachments(s)) > 0:
-		p.line("conformance: ok where limits are enforced")
+		p.Line("conformance: ok where limits are enforced")
 		return
 	case s.Conformance == "conformant":
-		p.line("conformance: ok")
+		p.Line("conformance: ok")
 		return
 	}
-	p.line("%s", p.red("conformance: VIOLATED in the last minute"))
+	p.Line("%s", p.Red("conformance: VIOLATED in the last minute"))
 	for _, l := range limits {
 		if !l.Conformance.Conformant && !l.Conformance.Unmonitored {
-			p.line("  %s: %s", l.Name, excessText(l.Conformance))
+			p.Line("  %s: %s", l.Name, excessText(l.Conformance))
 		}
 	}
 }
 
 // excessText formats by how much the buckets of a limit exceeded rate x time.
 func excessText(p api.Conformance) string {
-	most, allowed := size(p.Sigma), size(p.Allowed)
+	most, allowed := term.Size(p.Sigma), term.Size(p.Allowed)
 	if p.InPackets {
-		most, allowed = number(p.Sigma), number(p.Allowed)+" packets"
+		most, allowed = term.Number(p.Sigma), term.Number(p.Allowed)+" packets"
 	}
 	s := fmt.Sprintf("largest excess %s, allowed %s", most, allowed)
 	if p.Violations > 0 {
@@ -240,17 +241,17 @@ func excessText(p api.Conformance) string {
 func throttlingText(l api.Limit) string {
 	var parts []string
 	if l.Throttling && l.DelayedShare > 0 {
-		s := percent(l.DelayedShare) + " of " + throughput(l) + " delayed"
+		s := term.Percent(l.DelayedShare) + " of " + throughput(l) + " delayed"
 		if l.QueueDelay.Count > 0 {
-			s += fmt.Sprintf(" by %s (p99 %s)", seconds(l.QueueDelay.P50), seconds(l.QueueDelay.P99))
+			s += fmt.Sprintf(" by %s (p99 %s)", term.Seconds(l.QueueDelay.P50), term.Seconds(l.QueueDelay.P99))
 		}
 		parts = append(parts, s)
 	}
 	if l.Waiting > 0 {
-		parts = append(parts, fmt.Sprintf("%s waiting, %d in flight", plural(l.Waiting, "connection"), l.InFlight))
+		parts = append(parts, fmt.Sprintf("%s waiting, %d in flight", term.Plural(l.Waiting, "connection"), l.InFlight))
 	}
 	if n := sumValues(l.RefusedRate); n >= 0.005 {
-		parts = append(parts, perSecond(n)+" refused ("+topReasons(l.RefusedRate)+")")
+		parts = append(parts, term.PerSecond(n)+" refused ("+topReasons(l.RefusedRate)+")")
 	}
 	return strings.Join(parts, "; ")
 }
@@ -259,11 +260,11 @@ func throttlingText(l api.Limit) string {
 func throughput(l api.Limit) string {
 	switch {
 	case l.Rate == 0 && l.Packets > 0:
-		return strings.Replace(perSecond(l.PacketsRate.S10), "/s", "pps", 1)
+		return strings.Replace(term.PerSecond(l.PacketsRate.S10), "/s", "pps", 1)
 	case l.Rate == 0 && l.NewConnections > 0:
-		return perSecond(l.Admitted.S10)
+		return term.PerSecond(l.Admitted.S10)
 	}
-	return rate(l.Bytes.S10)
+	return term.Rate(l.Bytes.S10)
 }
 
 func sumValues(by map[string]float64) (sum float64) {
@@ -281,60 +282,60 @@ func topReasons(by map[string]float64) string {
 }
 
 // printReload prints the result of the last reload.
-func printReload(p *printer, r api.ReloadStatus, now time.Time) {
+func printReload(p *term.Printer, r api.ReloadStatus, now time.Time) {
 	if r.OK {
-		p.line("configuration loaded at %s in %s", clockTime(r.Loaded, now), seconds(r.Duration))
+		p.Line("configuration loaded at %s in %s", term.Clock(r.Loaded, now), term.Seconds(r.Duration))
 		return
 	}
-	p.line("%s", p.red(fmt.Sprintf("RELOAD FAILED at %s; the configuration loaded at %s stays effective:", clockTime(r.At, now), clockTime(r.Loaded, now))))
+	p.Line("%s", p.Red(fmt.Sprintf("RELOAD FAILED at %s; the configuration loaded at %s stays effective:", term.Clock(r.At, now), term.Clock(r.Loaded, now))))
 	for _, msg := range r.Errors {
-		p.line("  %s", api.Printable(msg))
+		p.Line("  %s", api.Printable(msg))
 	}
 }
 
 // printTrafficTables prints listeners, downstreams and attachments.
-func printTrafficTables(p *printer, s api.Status) {
-	listeners := newTable("LISTENER", "ADDRESS", ">OPEN", ">FLOWS", ">TO", ">FROM", ">ACCEPTED", ">DIAL ERRORS")
+func printTrafficTables(p *term.Printer, s api.Status) {
+	listeners := term.NewTable("LISTENER", "ADDRESS", ">OPEN", ">FLOWS", ">TO", ">FROM", ">ACCEPTED", ">DIAL ERRORS")
 	var down []api.DownstreamStatus
 	for _, l := range s.Listeners {
-		listeners.add(l.Name, strings.Join(l.Addresses, " "), fmt.Sprint(l.Connections), flowCount(l), rate(l.ToDownstreamRate),
-			rate(l.FromDownstreamRate), fmt.Sprint(l.Accepted), fmt.Sprint(l.DialErrors))
+		listeners.Add(l.Name, strings.Join(l.Addresses, " "), fmt.Sprint(l.Connections), flowCount(l), term.Rate(l.ToDownstreamRate),
+			term.Rate(l.FromDownstreamRate), fmt.Sprint(l.Accepted), fmt.Sprint(l.DialErrors))
 		down = append(down, l.Downstreams...)
 	}
-	p.section(listeners)
-	p.section(downstreamsTable(p, down))
-	attachments := newTable("ATTACHMENT", "INTERFACE", "DIRECTION", "MODE", "STATE", ">QUEUED", ">DROPPED")
+	p.Section(listeners)
+	p.Section(downstreamsTable(p, down))
+	attachments := term.NewTable("ATTACHMENT", "INTERFACE", "DIRECTION", "MODE", "STATE", ">QUEUED", ">DROPPED")
 	for _, a := range s.Attachments {
 		state, queued, dropped := "up", "", ""
 		switch {
 		case a.UnmatchedPatterns != "":
 			state = "waiting for " + api.Printable(a.UnmatchedPatterns)
 		case !a.Up:
-			state = p.red(strings.TrimSuffix("down: "+api.Printable(a.Error), ": "))
+			state = p.Red(strings.TrimSuffix("down: "+api.Printable(a.Error), ": "))
 		case len(a.PrecedingPrograms) > 0:
 			state = "up, after " + api.Printable(strings.Join(a.PrecedingPrograms, ", "))
 		}
 		if a.Queue != nil {
-			queued, dropped = size(a.Queue.Bytes), fmt.Sprint(a.Queue.Drops)
+			queued, dropped = term.Size(a.Queue.Bytes), fmt.Sprint(a.Queue.Drops)
 		}
-		attachments.add(a.Name, a.Interface, a.Direction, a.Mode, state, queued, dropped)
+		attachments.Add(a.Name, a.Interface, a.Direction, a.Mode, state, queued, dropped)
 	}
-	p.section(attachments)
+	p.Section(attachments)
 }
 
 // maxStatusBlocks is the number of blocks that status shows.
 const maxStatusBlocks = 10
 
 // printRuntimeChanges prints overrides and blocks.
-func printRuntimeChanges(p *printer, s api.Status) {
-	set := newTable("OVERRIDE OF", "VALUES", "SINCE", "UNTIL")
+func printRuntimeChanges(p *term.Printer, s api.Status) {
+	set := term.NewTable("OVERRIDE OF", "VALUES", "SINCE", "UNTIL")
 	for _, o := range s.Overrides {
-		set.add(o.Limit, formatOverrides(o.Set), clockTime(o.Since, s.Now), strings.TrimPrefix(overrideUntil(o, s.Now), "until "))
+		set.Add(o.Limit, formatOverrides(o.Set), term.Clock(o.Since, s.Now), strings.TrimPrefix(overrideUntil(o, s.Now), "until "))
 	}
-	p.section(set)
+	p.Section(set)
 	shown := min(len(s.Blocks), maxStatusBlocks)
-	p.section(blocksTable(s.Blocks[:shown], s.Now))
+	p.Section(blocksTable(s.Blocks[:shown], s.Now))
 	if more := s.BlocksTotal - shown; more > 0 {
-		p.line("and %d more; see \"shaperd blocks\"", more)
+		p.Line("and %d more; see \"shaperd blocks\"", more)
 	}
 }

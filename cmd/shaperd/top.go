@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/term"
 )
 
 func topCommand(e env) *cobra.Command {
@@ -32,12 +33,12 @@ once and exits when stdout is not a terminal.`,
 			defer stop()
 			c := e.client()
 			defer c.KeepAlive()()
-			m := &top{ctx: ctx, client: c, color: useColor(e.stdout)}
+			m := &top{ctx: ctx, client: c, color: term.UseColor(e.stdout)}
 			m.apply(m.fetch(m.query()))
 			if m.err != nil {
 				return m.err
 			}
-			if !isTerminal(e.stdout) || !isTerminal(os.Stdin) {
+			if !term.IsTerminal(e.stdout) || !term.IsTerminal(os.Stdin) {
 				_, err := io.WriteString(e.stdout, m.snapshot())
 				return err
 			}
@@ -132,8 +133,8 @@ func (m *top) snapshot() string {
 	}
 	limits, _ := m.limitsTable()
 	title, rows, _ := m.listTable()
-	b.WriteString("\n" + strings.Join(limits.lines(), "\n") + "\n\n" + title + "\n")
-	b.WriteString(strings.Join(rows.lines(), "\n") + "\n")
+	b.WriteString("\n" + strings.Join(limits.Lines(), "\n") + "\n\n" + title + "\n")
+	b.WriteString(strings.Join(rows.Lines(), "\n") + "\n")
 	return b.String()
 }
 

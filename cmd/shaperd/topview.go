@@ -11,6 +11,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/term"
 )
 
 func reverse(s string) string { return "\x1b[7m" + ansi.Strip(s) + "\x1b[0m" }
@@ -48,19 +49,19 @@ func (m *top) screen() []string {
 
 // header returns the lines about the daemon.
 func (m *top) header() []string {
-	p := printer{color: m.color}
+	p := term.Printer{Color: m.color}
 	s := &m.status
 	conformance := "conformance ok"
 	if s.Conformance != "conformant" {
-		conformance = p.red("conformance VIOLATED in the last minute")
+		conformance = p.Red("conformance VIOLATED in the last minute")
 	}
 	state := ""
 	if s.State != "running" {
 		state = ", " + s.State
 	}
-	lines := []string{fmt.Sprintf("shaperd: %s, refusing %s, mode %s%s, %s", conformance, perSecond(m.refusedRate()), s.Mode, state, clockTime(s.Now, time.Now()))}
+	lines := []string{fmt.Sprintf("shaperd: %s, refusing %s, mode %s%s, %s", conformance, term.PerSecond(m.refusedRate()), s.Mode, state, term.Clock(s.Now, time.Now()))}
 	if m.err != nil {
-		lines = []string{p.red(fmt.Sprintf("no answer since %s: %v", m.lostAt.Format("15:04:05"), m.err))}
+		lines = []string{p.Red(fmt.Sprintf("no answer since %s: %v", m.lostAt.Format("15:04:05"), m.err))}
 	}
 	if names := unavailableListeners(*s); len(names) > 0 {
 		lines = append(lines, reverse(" NO DOWNSTREAM IS UP at "+strings.Join(names, ", ")+" "))
@@ -77,7 +78,7 @@ func (m *top) header() []string {
 		open, flows, to, from = open+l.Connections, flows+l.Flows, to+l.ToDownstreamRate, from+l.FromDownstreamRate
 	}
 	return append(lines, fmt.Sprintf("%s, %s, to downstreams %s, from downstreams %s, CPU %s, memory %s",
-		plural(open, "connection"), plural(flows, "flow"), rate(to), rate(from), percent(s.Process.CPUCores), size(s.Process.Memory)))
+		term.Plural(open, "connection"), term.Plural(flows, "flow"), term.Rate(to), term.Rate(from), term.Percent(s.Process.CPUCores), term.Size(s.Process.Memory)))
 }
 
 // refusedRate returns the refusals per second of all limits that enforce.
@@ -95,15 +96,15 @@ func (m *top) tables(height int) []string {
 	limits, names := m.limitsTable()
 	title, rows, keys := m.listTable()
 	// The limits get at most half of the rows.
-	share := min(len(limits.rows), max(1, (height-5)/2))
+	share := min(len(limits.Rows), max(1, (height-5)/2))
 	lines := append([]string{""}, m.visibleRows(limits, names, m.limit, focusLimits, share+1)...)
 	lines = append(lines, "", title)
 	return append(lines, m.visibleRows(rows, keys, m.row, focusList, height-len(lines))...)
 }
 
 // visibleRows returns the head of t and the rows around the selected one, in at most height lines.
-func (m *top) visibleRows(t *table, names []string, selected string, focus topFocus, height int) []string {
-	lines := t.lines()
+func (m *top) visibleRows(t *term.Table, names []string, selected string, focus topFocus, height int) []string {
+	lines := t.Lines()
 	at := slices.Index(names, selected)
 	n := max(0, min(len(names), height-1))
 	from := max(0, min(at-n/2, len(names)-n))
@@ -123,7 +124,7 @@ func (m *top) visibleRows(t *table, names []string, selected string, focus topFo
 }
 
 // limitsTable returns the limits that match the filter, sorted, and their names.
-func (m *top) limitsTable() (*table, []string) {
+func (m *top) limitsTable() (*term.Table, []string) {
 	limits := slices.DeleteFunc(slices.Clone(m.limits), func(l api.Limit) bool { return !matchesFilter(m.filter[focusLimits], l.Name) })
 	weight := map[string]func(api.Limit) float64{
 		"delayed": func(l api.Limit) float64 { return l.DelayedShare },
@@ -133,23 +134,23 @@ func (m *top) limitsTable() (*table, []string) {
 	if weight != nil {
 		slices.SortStableFunc(limits, func(a, b api.Limit) int { return cmp.Compare(weight(b), weight(a)) })
 	}
-	t := newTable("LIMIT", ">PASSES", ">DELAYED", ">P99", ">IN", ">WAIT", ">REFUSED", "CONFORMANCE", "LIMITS")
+	t := term.NewTable("LIMIT", ">PASSES", ">DELAYED", ">P99", ">IN", ">WAIT", ">REFUSED", "CONFORMANCE", "LIMITS")
 	var names []string
-	p := &printer{color: m.color}
+	p := &term.Printer{Color: m.color}
 	for _, l := range limits {
 		conformance := conformanceText(p, l.Conformance)
 		if l.Mode == "observe" {
 			conformance = "observes"
 		}
-		t.add(ansi.Truncate(l.Name, 24, "…"), throughput(l), percent(l.DelayedShare), seconds(l.QueueDelay.P99), fmt.Sprint(l.InFlight), fmt.Sprint(l.Waiting),
-			perSecond(sumValues(l.RefusedRate)), conformance, effectiveSummary(l))
+		t.Add(ansi.Truncate(l.Name, 24, "…"), throughput(l), term.Percent(l.DelayedShare), term.Seconds(l.QueueDelay.P99), fmt.Sprint(l.InFlight), fmt.Sprint(l.Waiting),
+			term.PerSecond(sumValues(l.RefusedRate)), conformance, effectiveSummary(l))
 		names = append(names, l.Name)
 	}
 	return t, names
 }
 
 // listTable returns the list below the limits, and the names of its rows.
-func (m *top) listTable() (title string, t *table, names []string) {
+func (m *top) listTable() (title string, t *term.Table, names []string) {
 	list := topLists[m.list]
 	sort := m.query().sort
 	if list != "keys" {
@@ -168,25 +169,25 @@ func (m *top) listTable() (title string, t *table, names []string) {
 
 // detail returns the detail of the selected row, scrolled, in at most height lines.
 func (m *top) detail(height int) []string {
-	p := &printer{color: m.color}
-	p.line("")
+	p := &term.Printer{Color: m.color}
+	p.Line("")
 	_, rows, names := m.listTable()
 	if i := slices.Index(names, m.row); i >= 0 {
-		rows.rows = rows.rows[i : i+1]
-		p.table(rows)
+		rows.Rows = rows.Rows[i : i+1]
+		p.Table(rows)
 	} else {
-		p.line("%s is no longer in the list.", api.Printable(m.row))
+		p.Line("%s is no longer in the list.", api.Printable(m.row))
 	}
-	p.line("")
+	p.Line("")
 	switch {
 	case m.explain != nil:
 		printExplanation(p, *m.explain)
 	case m.source() == "":
-		p.line("The row is not a single source.")
+		p.Line("The row is not a single source.")
 	case m.fetching:
-		p.line("...")
+		p.Line("...")
 	default:
-		p.line("It has no open connections.")
+		p.Line("It has no open connections.")
 	}
 	lines := strings.Split(strings.TrimRight(p.String(), "\n"), "\n")
 	m.scroll = max(0, min(m.scroll, len(lines)-height))

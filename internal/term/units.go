@@ -1,4 +1,4 @@
-package main
+package term
 
 import (
 	"fmt"
@@ -25,8 +25,8 @@ func round3(v float64) float64 {
 // maxFigure bounds the figures that are formatted.
 const maxFigure = 1e18
 
-// rate formats bytes per second as bits, as configurations do.
-func rate(v float64) string {
+// Rate formats bytes per second as bits, as configurations do.
+func Rate(v float64) string {
 	bits := uint64(round3(math.Round(min(v, maxFigure) * 8)))
 	if bits == 0 {
 		return "0"
@@ -34,16 +34,16 @@ func rate(v float64) string {
 	return config.FormatRate(bits)
 }
 
-// size formats a number of bytes, in powers of ten.
-func size[N uint64 | float64](n N) string {
+// Size formats a number of bytes, in powers of ten.
+func Size[N uint64 | float64](n N) string {
 	if n < 1 {
 		return "0"
 	}
 	return strings.TrimSuffix(config.FormatRateBytes(8*uint64(round3(min(float64(n), maxFigure)))), "/s")
 }
 
-// seconds formats a duration.
-func seconds(v float64) string {
+// Seconds formats a number of seconds as a duration.
+func Seconds(v float64) string {
 	if v <= 0 {
 		return "0"
 	}
@@ -61,33 +61,35 @@ func seconds(v float64) string {
 	return config.FormatDuration(d)
 }
 
-// perSecond formats a number of events per second.
-func perSecond(v float64) string {
+// PerSecond formats a number of events per second.
+func PerSecond(v float64) string {
 	if v < 0.005 {
 		return "0"
 	}
-	return number(v) + "/s"
+	return Number(v) + "/s"
 }
 
-func number(v float64) string { return strconv.FormatFloat(round3(v), 'f', -1, 64) }
+// Number formats v with three significant digits.
+func Number(v float64) string { return strconv.FormatFloat(round3(v), 'f', -1, 64) }
 
-// plural formats a number of things: "1 flow", "2 flows".
-func plural(n int64, what string) string {
+// Plural formats a number of things: "1 flow", "2 flows".
+func Plural(n int64, what string) string {
 	if n != 1 {
 		what += "s"
 	}
 	return fmt.Sprintf("%d %s", n, what)
 }
 
-func percent(v float64) string {
+// Percent formats a share: 0.5 is "50%".
+func Percent(v float64) string {
 	if v > 0 && v < 0.01 {
 		return "<1%"
 	}
 	return strconv.FormatFloat(math.Round(v*100), 'f', 0, 64) + "%"
 }
 
-// clockTime formats a point in time, with the date unless it is that of now.
-func clockTime(t, now time.Time) string {
+// Clock formats a point in time, with the date unless it is that of now.
+func Clock(t, now time.Time) string {
 	t, now = t.Local(), now.Local()
 	if t.Year() == now.Year() && t.YearDay() == now.YearDay() {
 		return t.Format("15:04:05")
@@ -95,10 +97,10 @@ func clockTime(t, now time.Time) string {
 	return t.Format("2006-01-02 15:04:05")
 }
 
-// untilText formats an end, or returns otherwise when t is nil.
-func untilText(t *time.Time, now time.Time, otherwise string) string {
+// Until formats an end, or returns otherwise when t is nil.
+func Until(t *time.Time, now time.Time, otherwise string) string {
 	if t == nil {
 		return otherwise
 	}
-	return "until " + clockTime(*t, now)
+	return "until " + Clock(*t, now)
 }
