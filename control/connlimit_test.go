@@ -188,6 +188,22 @@ func TestConnLimiter_ErrorWhenFull(t *testing.T) {
 	}
 }
 
+// A connection between two requests makes room for another one, however recent its last request is.
+func TestConnLimiter_ClosesIdleKeptAlive(t *testing.T) {
+	s := serveOn(t, options(t, busy(t, 1)), -1, nil)
+	for i := range maxAdminConnections + 10 {
+		a, err := clientOf(t, s).Get("http://shaperd/v1/blocks")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, a.Body)
+		a.Body.Close()
+		if a.StatusCode != http.StatusOK {
+			t.Fatalf("connection %d: %s", i, a.Status)
+		}
+	}
+}
+
 // The socket serves the metrics too.
 func TestServer_MetricsOnSocket(t *testing.T) {
 	s := serveOn(t, options(t, busy(t, 1)), -1, nil)

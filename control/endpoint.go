@@ -114,8 +114,11 @@ func ServeDashboard(addr string, o *Options) (*Endpoint, error) {
 func (e *Endpoint) serve(l net.Listener, h *http.Server) {
 	e.server = h
 	h.ConnState = func(c net.Conn, state http.ConnState) {
-		if g, ok := c.(interface{ changed(http.ConnState) }); ok {
-			g.changed(state)
+		switch c := c.(type) {
+		case *peer:
+			c.setState(state)
+		case *limitedConn:
+			c.setState(state)
 		}
 		switch state {
 		case http.StateNew:
