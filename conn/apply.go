@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
@@ -83,29 +82,6 @@ func (p *Proxy) plan(listens []Listen, policy *shaper.Policy) (*change, error) {
 	return c, nil
 }
 
-// check reports why a transparent listener is not possible.
-func (l *Listen) check() error {
-	if !l.Transparent {
-		return nil
-	}
-	if err := l.checkTransparent(); err != nil {
-		return err
-	}
-	for _, e := range l.Endpoints {
-		if err := probeTransparent(e.Addr.Addr()); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (p *Proxy) newListener(name string) *listener {
-	return &listener{
-		name: name, counts: p.shaper.Listener(name), proxy: p,
-		sources: map[netip.Addr]*udpSource{}, pools: map[poolKey]*gate{}, poolState: &shaper.LimitState{Name: poolName},
-	}
-}
-
 // open opens the new ports. It has no visible effect.
 func (c *change) open() error {
 	for key, b := range c.bindings {
@@ -151,6 +127,10 @@ func (c *change) undo() {
 // swap puts c into effect for new connections and for state that connections share. Its cost depends
 // on the number of limits, queues and gates. It depends on the number of connections only if a port
 // moves to another listener, or limits count connections differently than before.
+//
+// A change reaches existing connections in three steps: rebind moves them to the listener that now has
+// their port, updateSlots to the gates of the new policy, and applyPolicy, called by follow, to its
+// queues. The first two, where they are needed, happen for all connections at one instant.
 func (c *change) swap(now leaky.Time) {
 	p := c.Proxy
 	for s, config := range c.configs {

@@ -171,16 +171,6 @@ func (sc *scheduler) rebook(q *queue, now leaky.Time) {
 	}
 }
 
-// armTimer schedules q to be served at at, or when a booked unit is due.
-func (sc *scheduler) armTimer(q *queue, at leaky.Time) {
-	if len(q.booked) > 0 {
-		at = min(at, q.booked[0].due)
-	}
-	if at < leaky.Never {
-		sc.wheel.Schedule(&q.timer, at)
-	}
-}
-
 // throttledBy returns the state of the limit that delays u.
 func (u *unit) throttledBy() *shaper.LimitState {
 	if u.booked {

@@ -50,29 +50,6 @@ func (p *Proxy) Inherit(fds []int) (ports []Port) {
 	return ports
 }
 
-// boundEndpoint returns the protocol and address that a socket is bound to.
-func boundEndpoint(fd int) (Endpoint, error) {
-	kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
-	if err != nil {
-		return Endpoint{}, err
-	}
-	protocol := shaper.TCP
-	if kind == unix.SOCK_DGRAM {
-		protocol = shaper.UDP
-	}
-	sa, err := unix.Getsockname(fd)
-	if err != nil {
-		return Endpoint{}, err
-	}
-	switch sa := sa.(type) {
-	case *unix.SockaddrInet4:
-		return Endpoint{Protocol: protocol, Addr: netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))}, nil
-	case *unix.SockaddrInet6:
-		return Endpoint{Protocol: protocol, Addr: netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), uint16(sa.Port))}, nil
-	}
-	return Endpoint{}, unix.EAFNOSUPPORT
-}
-
 // takeInherited returns the inherited socket for e, or -1.
 func (p *Proxy) takeInherited(e Endpoint) int {
 	fd, ok := p.inherited[e]

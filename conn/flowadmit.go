@@ -1,9 +1,11 @@
 package conn
 
 import (
-	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
+
+	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
@@ -30,41 +32,6 @@ func (s *listener) removeFlow(src *udpSource, source netip.Addr) {
 	if src.count--; src.count == 0 {
 		delete(s.sources, sourceKey(source))
 	}
-}
-
-// evictions is the flows to evict for a new one. None is evicted unless the new flow then has all that
-// it needs: a flow that is refused costs the others nothing.
-type evictions []*udpFlow
-
-// include reports whether a flow of r can be evicted for one of source, or already is included.
-func (ev *evictions) include(lru *flowLRU, source *udpSource, now leaky.Time) bool {
-	if ev.frees(lru) {
-		return true
-	}
-	f := lru.victim(source, now)
-	if f == nil {
-		return false
-	}
-	*ev = append(*ev, f)
-	return true
-}
-
-// frees reports whether evictions already include a flow of r.
-func (ev *evictions) frees(lru *flowLRU) bool {
-	return slices.ContainsFunc(*ev, func(f *udpFlow) bool {
-		return slices.ContainsFunc(f.lruEntries, func(at lruEntry) bool { return at.lru == lru })
-	})
-}
-
-// evict closes the flows of p.evictions. What is admitted meanwhile has a list of its own.
-func (p *Proxy) evict(counts *shaper.ListenerState, now leaky.Time) {
-	list := p.evictions
-	p.evictions = nil
-	for _, f := range list {
-		counts.FlowsEvicted.Add(1)
-		f.close(now)
-	}
-	p.evictions = list[:0]
 }
 
 // admit gives f, a new flow that m began, its slots, its table entries and a socket. It returns false
@@ -116,28 +83,6 @@ func (f *udpFlow) admit(b binding, m message, now leaky.Time) bool {
 	return true
 }
 
-// open counts f, which has all that it needs, and applies its limits.
-func (f *udpFlow) open(now leaky.Time) {
-	p, s := f.proxy, f.listener
-	s.sources[sourceKey(f.flow.Source)] = f.source // the source may have been deleted meanwhile
-	f.source.count++
-	s.counts.Flows.Add(1)
-	s.counts.FlowsOpened.Add(1)
-	f.insertLRU(now)
-	p.flows[f.key] = f
-	p.flowList.add(f, f.flow.Connection)
-	f.prefix = f.proxyHeader()
-	f.updateSlots(now)
-	f.reroute(p.shaper.Policy(), now)
-	f.expiry.Fire = f.expire
-	p.loop.pacer.ScheduleCoarse(&f.expiry, now+f.idleTimeout())
-}
-
-func (f *udpFlow) dialFailed(err error) {
-	f.listener.counts.DialErrors.Add(1)
-	f.proxy.trafficLog.warn("opening UDP flow failed", "listener", f.listener.name, "err", err)
-}
-
 // hasRoom reports whether the flow table has room for f. If not, it counts and logs the refusal.
 func (s *listener) hasRoom(f *udpFlow, makeRoom func(*flowLRU) bool, now leaky.Time) bool {
 	key, why := s.fullReason(f.source, makeRoom)
@@ -172,6 +117,96 @@ func (s *listener) fullReason(source *udpSource, makeRoom func(*flowLRU) bool) (
 	return "", ""
 }
 
+// hasDownstream reports whether a downstream has room for a flow, or can evict one of its flows.
+func (s *listener) hasDownstream(to target, makeRoom func(*flowLRU) bool, now leaky.Time) bool {
+	list, _ := s.eligible(to, nil, now)
+	if s.hasWaiters() { // waiters go first, but may wait for other downstreams
+		return len(list) > 0 && !s.hasServableWaiter(now)
+	}
+	if len(list) > 0 {
+		return true
+	}
+	full := s.fullDownstreams(to, nil, now)
+	return slices.ContainsFunc(full, func(d *downstream) bool { return s.proxy.evictions.frees(&d.flows) }) ||
+		slices.ContainsFunc(full, func(d *downstream) bool { return makeRoom(&d.flows) })
+}
+
+// dial connects a socket of f to d, whose count includes f already, or if d is nil to a
+// downstream that pick returns.
+func (f *udpFlow) dial(to target, d *downstream, now leaky.Time) error {
+	counted := d != nil
+	if !counted {
+		full := false
+		switch d, full = f.listener.pick(to, nil, now); {
+		case full:
+			return errDownstreamsFull
+		case d == nil:
+			return errNoAddress
+		}
+	}
+	f.downstreamPort = to.portOn(d)
+	addr := netip.AddrPortFrom(d.host.addr(), f.downstreamPort)
+	var from netip.Addr
+	transparent := f.listener.config.Load().Transparent
+	if transparent {
+		from = f.flow.Source
+	}
+	fd, err := connectUDP(from, addr)
+	if err != nil {
+		if !isLocalError(err) {
+			d.recordFailure(f.downstreamPort, err, now)
+		}
+		return fmt.Errorf("connect to %s: %w", addr, err)
+	}
+	if err := f.proxy.loop.watch(fd, unix.EPOLLIN, f); err != nil {
+		unix.Close(fd)
+		return err
+	}
+	f.fd, f.downstream, f.transparent = fd, d, transparent
+	if !counted {
+		d.inFlight++
+	}
+	return nil
+}
+
+// redial connects f to a downstream of its listener's new configuration. Its queued datagrams
+// go there.
+func (f *udpFlow) redial(now leaky.Time) bool {
+	fd, d := f.fd, f.downstream
+	d.inFlight--
+	if err := f.dial(target{f.flow.Source, f.flow.Port, f.key.port.binding.samePort}, nil, now); err != nil {
+		f.dialFailed(err)
+		d.inFlight++
+		return false
+	}
+	f.proxy.loop.close(fd)
+	d.listener.wakeLater()
+	f.insertLRU(now)
+	return true
+}
+
+func (f *udpFlow) dialFailed(err error) {
+	f.listener.counts.DialErrors.Add(1)
+	f.proxy.trafficLog.warn("opening UDP flow failed", "listener", f.listener.name, "err", err)
+}
+
+// open counts f, which has all that it needs, and applies its limits.
+func (f *udpFlow) open(now leaky.Time) {
+	p, s := f.proxy, f.listener
+	s.sources[sourceKey(f.flow.Source)] = f.source // the source may have been deleted meanwhile
+	f.source.count++
+	s.counts.Flows.Add(1)
+	s.counts.FlowsOpened.Add(1)
+	f.insertLRU(now)
+	p.flows[f.key] = f
+	p.flowList.add(f, f.flow.Connection)
+	f.prefix = f.proxyHeader()
+	f.updateSlots(now)
+	f.reroute(p.shaper.Policy(), now)
+	f.expiry.Fire = f.expire
+	p.loop.pacer.ScheduleCoarse(&f.expiry, now+f.idleTimeout())
+}
+
 // FlowQuota returns the number of UDP flows that a source has at a listener, the maximum, and
 // whether it may have another one.
 func (p *Proxy) FlowQuota(listener string, source netip.Addr) (quota shaper.FlowQuota) {
@@ -193,53 +228,4 @@ func (p *Proxy) FlowQuota(listener string, source netip.Addr) (quota shaper.Flow
 		quota.Full, _ = s.fullReason(src, func(lru *flowLRU) bool { return ends.include(lru, src, now) })
 	})
 	return quota
-}
-
-// hasDownstream reports whether a downstream has room for a flow, or can evict one of its flows.
-func (s *listener) hasDownstream(to target, makeRoom func(*flowLRU) bool, now leaky.Time) bool {
-	list, _ := s.eligible(to, nil, now)
-	if s.hasWaiters() { // waiters go first, but may wait for other downstreams
-		return len(list) > 0 && !s.hasServableWaiter(now)
-	}
-	if len(list) > 0 {
-		return true
-	}
-	full := s.fullDownstreams(to, nil, now)
-	return slices.ContainsFunc(full, func(d *downstream) bool { return s.proxy.evictions.frees(&d.flows) }) ||
-		slices.ContainsFunc(full, func(d *downstream) bool { return makeRoom(&d.flows) })
-}
-
-// precheck reports whether all gates would admit f, a flow of the listener named listen, if makeRoom
-// evicts flows that hold slots. Otherwise it returns the limit that would not, and whether f may wait
-// for it; if f may not, the refusal is counted. It takes no slot, and charges no rate.
-func (a *admission) precheck(f *shaper.Flow, listen string, now leaky.Time, makeRoom func(*flowLRU) bool) (_ *shaper.Limit, mayWait bool) {
-	f.Origin = a.policy.ListenerIndex(listen)
-	r := a.policy.Route(f)
-	if l := a.checkBlocks(f, r, now); l != nil {
-		return l, false
-	}
-	list := a.gatesFor(f, r)
-	defer a.dropUnused(list, now)
-	for _, gt := range list {
-		why := gt.exhausted(now)
-		switch {
-		case gt.limit.Observe:
-			why = shaper.None
-		case len(gt.queued) > 0 || gt.reservedAgainst(nil, false): // waiters go first
-			why = cmp.Or(why, shaper.ByConnections)
-		case why == shaper.ByConnections && gt.inFlight == gt.limit.MaxConnections && makeRoom(&gt.flows):
-			why = shaper.None
-			if gt.atRate(now) {
-				why = shaper.ByNewConnections
-			}
-		}
-		if why != shaper.None {
-			if mayWait = gt.limit.QueueTimeout > 0 && gt.limit.MaxQueue > 0; !mayWait {
-				gt.state.Connections.Add(shaper.Refuse, why, 1)
-				recordRefusal(a.shaper, gt.state, gt.limitKey(), f.Source, now)
-			}
-			return gt.limit, mayWait
-		}
-	}
-	return nil, false
 }

@@ -1,6 +1,8 @@
 package conn
 
-import "shaperd.dev/shaperd/leaky"
+import (
+	"shaperd.dev/shaperd/leaky"
+)
 
 // flowLRU is the UDP flows that hold a scarce resource, in order of eviction: entries of a listener's
 // flow table, a source's entries in it, the connections of a downstream, the slots of a gate. When the
@@ -99,6 +101,18 @@ func (lru *flowLRU) all() (flows []*udpFlow) {
 		}
 	}
 	return flows
+}
+
+// hasAnswered reports whether the downstream has replied to a flow of r.
+func (lru *flowLRU) hasAnswered() bool {
+	for rank := rankAnswered; rank < numRanks; rank++ {
+		for at := lru[rank].first; at != nil; at = at.next {
+			if !at.flow.unanswered {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // grace is the idle time for which f is protected from new flows of source.

@@ -91,6 +91,21 @@ func (f *udpFlow) inspect(c *shaper.ConnectionStatus, now leaky.Time) bool {
 	return true
 }
 
+// inspect fills in c, unless w was admitted or refused.
+func (w *pendingFlow) inspect(c *shaper.ConnectionStatus, now leaky.Time) bool {
+	if w.queue == nil {
+		return false
+	}
+	*c = shaper.ConnectionStatus{
+		ID: w.udp.flow.Connection, Protocol: shaper.UDP, Source: w.udp.key.client, Listen: w.udp.listener.name, Port: w.udp.flow.Port,
+		Stage: "waiting", Age: now.Sub(w.started).Duration(), Idle: now.Sub(w.started).Duration(),
+		ThrottledBy: w.queue.current().gate.state.Name,
+	}
+	setWaited(c, w.account)
+	c.Waited += w.waitTime(now).Duration()
+	return true
+}
+
 // setWaited sets the total wait, and the limit waited for the longest.
 func setWaited(c *shaper.ConnectionStatus, a account) {
 	c.Waited = a.waited.Duration()
@@ -108,33 +123,6 @@ func setThrottledBy(c *shaper.ConnectionStatus, now leaky.Time, units ...*unit) 
 			return
 		}
 	}
-}
-
-// Kill ends a TCP connection, with a reset, or a UDP flow. It reports whether that ID exists.
-func (p *Proxy) Kill(id uint64) (found bool) {
-	p.loop.call(func(now leaky.Time) {
-		s, isSession := p.sessions.byID[id]
-		f, isFlow := p.flowList.byID[id]
-		w, isArrival := p.pendingFlows.byID[id]
-		switch found = isSession || isFlow || isArrival; {
-		case isSession:
-			s.kill(shaper.Killed, now)
-		case isFlow:
-			f.close(now)
-		case isArrival:
-			w.close(now)
-		}
-	})
-	return found
-}
-
-// kill is abort for sessions that may wait.
-func (s *session) kill(how shaper.Ending, now leaky.Time) {
-	if s.stage == stageWaiting {
-		s.admission.withdraw(&s.waiter, now)
-		s.stage = stageRefusing
-	}
-	s.abort(how, now)
 }
 
 // Buckets returns the state of the buckets of keys under limit i of the current policy.

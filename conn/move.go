@@ -1,54 +1,30 @@
 package conn
 
 import (
-	"net/netip"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/leaky"
 )
 
-// pipe holds bytes on their way between two sockets, in the kernel: they are not copied. A direction
-// has one only while it is not empty.
-type pipe struct {
-	r, w int
-	n    int // bytes in it
-}
-
-const (
-	// spliceMin is how many bytes must be available at once for a pipe to be worth its two additional
-	// system calls.
-	spliceMin = 32 << 10
-
-	// maxPipes is how many directions may hold a pipe with bytes that their downstream does not accept
-	// yet; others copy. A pipe takes two descriptors.
-	maxPipes = 64
-)
-
-// takePipe returns an empty pipe, or nil if none is available.
-func (l *loop) takePipe() *pipe {
-	if n := len(l.pipes); n > 0 {
-		p := l.pipes[n-1]
-		l.pipes = l.pipes[:n-1]
-		return p
+// send moves one grant.
+func (d *direction) send(now leaky.Time) (bytes, packets uint64, requeue bool) {
+	d.sizeGrant()
+	grant := d.unit.bytes
+	if grant > d.unit.grain {
+		// If src's buffer holds slightly more, it is included: a grant of its own would be done before
+		// the source can send more, and the bucket would idle.
+		grant += grant / 16
 	}
-	if l.pipeCount >= maxPipes {
-		return nil
+	n := d.move(int(grant))
+	if n > 0 && d.observed != 0 {
+		d.observe(uint64(n), now)
 	}
-	var fds [2]int
-	if unix.Pipe2(fds[:], unix.O_NONBLOCK|unix.O_CLOEXEC) != nil {
-		return nil
+	if d.dstShut {
+		d.deferMove() // the caller has yet to charge the queues
 	}
-	// On an error it keeps the default of 64 KiB.
-	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, maxGrant)
-	l.pipeCount++
-	return &pipe{r: fds[0], w: fds[1]}
-}
-
-// dropPipe closes a pipe that may hold bytes.
-func (l *loop) dropPipe(p *pipe) {
-	unix.Close(p.r)
-	unix.Close(p.w)
-	l.pipeCount--
+	return uint64(n), 0, d.canMove()
 }
 
 // move moves up to limit bytes and returns how many dst accepted.
@@ -88,61 +64,6 @@ func (d *direction) onlyEOFLeft() bool {
 	}
 	n, errno := peek(d.src.fd, d.session.proxy.loop.scratch[:1])
 	return errno == 0 && n == 0 || d.src.failed && errno != 0 && errno != unix.EAGAIN
-}
-
-// fillPipe splices up to limit bytes of src into a pipe. It returns false, with no effect, if splicing
-// is not possible.
-func (d *direction) fillPipe(limit int) bool {
-	l := d.session.proxy.loop
-	p := l.takePipe()
-	if p == nil {
-		return false
-	}
-	n, errno := splice(d.src.fd, p.w, limit)
-	p.n = n
-	switch {
-	case n > 0:
-		d.pipe = p
-		d.bulk = n >= spliceMin/2
-		return true
-	case errno == unix.EAGAIN:
-		d.src.markDrained()
-	case errno == unix.EINVAL || errno == unix.ENOMEM:
-		l.pipes = append(l.pipes, p)
-		d.bulk = false
-		return false
-	case errno != 0:
-		d.session.abort(d.src.resetEnding(), l.clock.Now())
-	default:
-		d.shutdown()
-	}
-	l.pipes = append(l.pipes, p)
-	return true
-}
-
-// drainPipe splices up to limit bytes from the pipe to dst, and returns how many dst accepted.
-func (d *direction) drainPipe(limit int) int {
-	l, p := d.session.proxy.loop, d.pipe
-	limit = min(limit, p.n)
-	moved := 0
-	for moved < limit {
-		n, errno := splice(p.r, d.dst.fd, limit-moved)
-		if errno == unix.EAGAIN {
-			d.dst.writable = false
-			break
-		}
-		if errno != 0 || n == 0 {
-			d.session.peerFailed(d.dst, l.clock.Now())
-			return 0
-		}
-		moved += n
-		p.n -= n
-	}
-	if p.n == 0 {
-		d.pipe = nil
-		l.pipes = append(l.pipes, p)
-	}
-	return moved
 }
 
 // copy moves bytes through the loop's memory.
@@ -232,6 +153,61 @@ func (d *direction) write(b []byte) (int, unix.Errno) {
 	return total, 0
 }
 
+// fillPipe splices up to limit bytes of src into a pipe. It returns false, with no effect, if splicing
+// is not possible.
+func (d *direction) fillPipe(limit int) bool {
+	l := d.session.proxy.loop
+	p := l.takePipe()
+	if p == nil {
+		return false
+	}
+	n, errno := splice(d.src.fd, p.w, limit)
+	p.n = n
+	switch {
+	case n > 0:
+		d.pipe = p
+		d.bulk = n >= spliceMin/2
+		return true
+	case errno == unix.EAGAIN:
+		d.src.markDrained()
+	case errno == unix.EINVAL || errno == unix.ENOMEM:
+		l.pipes = append(l.pipes, p)
+		d.bulk = false
+		return false
+	case errno != 0:
+		d.session.abort(d.src.resetEnding(), l.clock.Now())
+	default:
+		d.shutdown()
+	}
+	l.pipes = append(l.pipes, p)
+	return true
+}
+
+// drainPipe splices up to limit bytes from the pipe to dst, and returns how many dst accepted.
+func (d *direction) drainPipe(limit int) int {
+	l, p := d.session.proxy.loop, d.pipe
+	limit = min(limit, p.n)
+	moved := 0
+	for moved < limit {
+		n, errno := splice(p.r, d.dst.fd, limit-moved)
+		if errno == unix.EAGAIN {
+			d.dst.writable = false
+			break
+		}
+		if errno != 0 || n == 0 {
+			d.session.peerFailed(d.dst, l.clock.Now())
+			return 0
+		}
+		moved += n
+		p.n -= n
+	}
+	if p.n == 0 {
+		d.pipe = nil
+		l.pipes = append(l.pipes, p)
+	}
+	return moved
+}
+
 // shutdown shuts down dst after the last byte of src. If src has failed, the session is reset instead.
 func (d *direction) shutdown() {
 	if d.src.failed {
@@ -247,51 +223,4 @@ func (d *direction) shutdown() {
 	if d.session.config.Load().HalfClose > 0 {
 		l.pacer.Schedule(&d.session.timer, l.now)
 	}
-}
-
-// accept returns a connection of a listening socket, and the address of its client.
-func accept(fd int) (int, netip.AddrPort, unix.Errno) {
-	var name unix.RawSockaddrInet6
-	size := uint32(unsafe.Sizeof(name))
-	n, _, errno := unix.RawSyscall6(unix.SYS_ACCEPT4, uintptr(fd), uintptr(unsafe.Pointer(&name)),
-		uintptr(unsafe.Pointer(&size)), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0, 0)
-	if errno != 0 {
-		return -1, netip.AddrPort{}, errno
-	}
-	from, _ := fromSockaddr(&name)
-	return int(n), unmap(from), 0
-}
-
-func recv(fd int, b []byte) (int, unix.Errno) { return recvfrom(fd, b, unix.MSG_DONTWAIT) }
-
-// peek is recv without consuming the bytes.
-func peek(fd int, b []byte) (int, unix.Errno) {
-	return recvfrom(fd, b, unix.MSG_DONTWAIT|unix.MSG_PEEK)
-}
-
-func recvfrom(fd int, b []byte, flags uintptr) (int, unix.Errno) {
-	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd),
-		uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), flags, 0, 0)
-	if errno != 0 {
-		return 0, errno
-	}
-	return int(n), 0
-}
-
-func send(fd int, b []byte) (int, unix.Errno) {
-	n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd),
-		uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
-	if errno != 0 {
-		return 0, errno
-	}
-	return int(n), 0
-}
-
-func splice(from, to, n int) (int, unix.Errno) {
-	moved, _, errno := unix.RawSyscall6(unix.SYS_SPLICE, uintptr(from), 0, uintptr(to), 0, uintptr(n),
-		unix.SPLICE_F_NONBLOCK|unix.SPLICE_F_MOVE)
-	if errno != 0 {
-		return 0, errno
-	}
-	return int(moved), 0
 }

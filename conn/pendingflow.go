@@ -46,18 +46,6 @@ func (f *udpFlow) waitForAdmission(m message, now leaky.Time) {
 	w.addDropped(lost)
 }
 
-// hasAnswered reports whether the downstream has replied to a flow of r.
-func (lru *flowLRU) hasAnswered() bool {
-	for rank := rankAnswered; rank < numRanks; rank++ {
-		for at := lru[rank].first; at != nil; at = at.next {
-			if !at.flow.unanswered {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 // buffer stores datagrams of m as space allows, and returns the number of the others.
 func (w *pendingFlow) buffer(m message) (lost int) {
 	p, maxBytes := w.udp.proxy, maxAllPendingBytes
@@ -82,21 +70,6 @@ func (w *pendingFlow) buffer(m message) (lost int) {
 
 // addDropped counts n datagrams as dropped during or after the wait of w.
 func (w *pendingFlow) addDropped(n int) { w.udp.listener.counts.SendErrors.Add(uint64(max(n, 0))) }
-
-// remove removes w from the pending flows.
-func (w *pendingFlow) remove() {
-	p := w.udp.proxy
-	delete(p.pendingByKey, w.udp.key)
-	p.pendingFlows.remove(w)
-	p.pendingBytes -= w.bufferedBytes
-}
-
-// close ends the wait of w.
-func (w *pendingFlow) close(now leaky.Time) {
-	w.addDropped(len(w.buffered))
-	w.slots.admission.withdraw(&w.waiter, now)
-	w.remove()
-}
 
 func (w *pendingFlow) target() target {
 	return target{w.udp.flow.Source, w.udp.flow.Port, w.udp.key.port.binding.samePort}
@@ -164,17 +137,17 @@ func (w *pendingFlow) rebind(now leaky.Time) {
 	}
 }
 
-// inspect fills in c, unless w was admitted or refused.
-func (w *pendingFlow) inspect(c *shaper.ConnectionStatus, now leaky.Time) bool {
-	if w.queue == nil {
-		return false
-	}
-	*c = shaper.ConnectionStatus{
-		ID: w.udp.flow.Connection, Protocol: shaper.UDP, Source: w.udp.key.client, Listen: w.udp.listener.name, Port: w.udp.flow.Port,
-		Stage: "waiting", Age: now.Sub(w.started).Duration(), Idle: now.Sub(w.started).Duration(),
-		ThrottledBy: w.queue.current().gate.state.Name,
-	}
-	setWaited(c, w.account)
-	c.Waited += w.waitTime(now).Duration()
-	return true
+// close ends the wait of w.
+func (w *pendingFlow) close(now leaky.Time) {
+	w.addDropped(len(w.buffered))
+	w.slots.admission.withdraw(&w.waiter, now)
+	w.remove()
+}
+
+// remove removes w from the pending flows.
+func (w *pendingFlow) remove() {
+	p := w.udp.proxy
+	delete(p.pendingByKey, w.udp.key)
+	p.pendingFlows.remove(w)
+	p.pendingBytes -= w.bufferedBytes
 }

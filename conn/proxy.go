@@ -3,7 +3,6 @@ package conn
 import (
 	"context"
 	"log/slog"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -50,44 +49,6 @@ type Proxy struct {
 	ackMonitor   ackMonitor
 }
 
-// listener is a Listen in use, identified by its name.
-type listener struct {
-	name    string
-	removed bool // removed from the configuration; some of its connections may remain
-	config  atomic.Pointer[listenerConfig]
-	counts  *shaper.ListenerState
-
-	flows   flowLRU                   // all; owned by the loop
-	sources map[netip.Addr]*udpSource // by sourceKey; owned by the loop
-
-	proxy       *Proxy
-	downstreams []*downstream      // owned by the loop
-	candidates  []*downstream      // of pick, reused
-	readmission pacer.Event        // scheduled for when an ejected downstream gets connections again
-	pools       map[poolKey]*gate  // those in use
-	poolState   *shaper.LimitState // of the pools, not reported
-	poolQuota   waitQuota          // of the pools
-}
-
-type listenerConfig struct {
-	Listen
-	hosts []*host // of the downstreams
-}
-
-// binding is the listener that a port belongs to.
-type binding struct {
-	*listener
-	samePort bool
-}
-
-// port is an open Endpoint.
-type port interface {
-	bind(binding) // starts the port, or changes its listener; on the loop
-	bound() *binding
-	close()
-	descriptor() int
-}
-
 // New returns a proxy that enforces the policy of s. It listens after the first Apply, and must be
 // closed. Changes of state are logged to log. What sources cause, rate limited, and the access log go
 // to traffic. The handlers of both must not block: the thread that moves bytes logs too.
@@ -107,13 +68,6 @@ func New(s *shaper.Shaper, clock *pacer.Clock, log, traffic *slog.Logger) (*Prox
 	p.admission = newAdmission(s, &l.pacer.Wheel, clock.Now)
 	go l.run()
 	return p, nil
-}
-
-func (p *Proxy) openPort(e Endpoint, transparent bool) (port, error) {
-	if e.Protocol == shaper.UDP {
-		return p.openUDP(e.key(), transparent)
-	}
-	return p.openTCP(e.key(), transparent)
 }
 
 // Shutdown closes all TCP ports and waits until the last TCP connection has ended. UDP datagrams are
@@ -196,6 +150,24 @@ func (p *Proxy) wakeAll(now leaky.Time) {
 	for _, s := range p.listeners {
 		s.wakeWaiters(now)
 	}
+}
+
+// Kill ends a TCP connection, with a reset, or a UDP flow. It reports whether that ID exists.
+func (p *Proxy) Kill(id uint64) (found bool) {
+	p.loop.call(func(now leaky.Time) {
+		s, isSession := p.sessions.byID[id]
+		f, isFlow := p.flowList.byID[id]
+		w, isArrival := p.pendingFlows.byID[id]
+		switch found = isSession || isFlow || isArrival; {
+		case isSession:
+			s.kill(shaper.Killed, now)
+		case isFlow:
+			f.close(now)
+		case isArrival:
+			w.close(now)
+		}
+	})
+	return found
 }
 
 // Alive reports whether the loop answers before ctx ends.

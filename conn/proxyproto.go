@@ -103,8 +103,6 @@ func (s *session) rejectHeader(now leaky.Time) {
 	s.abort(shaper.BadProxyHeader, now)
 }
 
-func unmap(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
-
 // proxyHeader returns the header that is sent to the downstream before the first byte, or
 // nil.
 func (s *session) proxyHeader() ([]byte, error) {
@@ -132,10 +130,4 @@ func (f *udpFlow) proxyHeader() []byte {
 		return nil
 	}
 	return b
-}
-
-// localAddr returns the address that a socket is bound to.
-func localAddr(fd int) netip.AddrPort {
-	e, _ := boundEndpoint(fd)
-	return unmap(e.Addr)
 }

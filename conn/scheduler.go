@@ -1,8 +1,6 @@
 package conn
 
 import (
-	"net/netip"
-
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
@@ -42,17 +40,6 @@ type unit struct {
 	next, prev  *unit      // of the same flow, in the queue
 }
 
-// hop is where the units of one flow wait in one queue.
-type hop struct {
-	*queue
-	source    *sourceQueue
-	lane      *lane
-	flowQueue *node
-	fifo      bool       // all flows share one sub-queue
-	usage     usage      // here, since the last report
-	waited    leaky.Time // here, in total
-}
-
 // sender puts a unit on the wire. It returns what really left, and whether to requeue the unit.
 type sender interface {
 	send(now leaky.Time) (bytes, packets uint64, again bool)
@@ -62,62 +49,6 @@ type sender interface {
 
 	// refused is called for a droppable unit that found no space in a queue, or lost it.
 	refused(by *queue, why shaper.Reason)
-}
-
-// queue is the queue of one bucket. It exists while a flow needs it. Sources take turns in it, and so
-// do the flows of a source.
-type queue struct {
-	key        shaper.Key
-	policy     *shaper.Policy // of shape, see refresh
-	shape      *leaky.Shape
-	state      *shaper.LimitState
-	sendReject bool // reply to the source of a refused datagram with an ICMP error
-	bucket     leaky.Bucket
-	meter      leaky.Meter // of what left
-	refs       int
-
-	root          node
-	sources       map[netip.Addr]*sourceQueue
-	idleSources   []*sourceQueue // without flows, and with start tags ahead of virtual time
-	forwarding    *unit          // the last unit that moved to a later queue, until it waits there
-	bookings      []booking      // ordered by from
-	blocked       *unit          // the unit, at most one, that was booked because of other bookings of this queue
-	booked        []*unit        // units booked whose last queue this is, ordered by due
-	queuedBytes   uint64         // of datagrams, including those that moved to a later queue
-	queuedPackets uint64
-	grants        int // queued TCP grants, including those that moved to a later queue
-	timer         pacer.Event
-	pending       bool // in scheduler.work
-}
-
-// fullDatagram is the least size for which lateness is compensated: that of a datagram that fills an
-// Ethernet frame. A small one costs less time than a wake-up takes, and the mean rate would fall
-// short.
-const fullDatagram = 1472
-
-const (
-	// packetSlack is the least lateness that a limit in packets compensates for datagrams. On a busy
-	// host threads stall for up to a scheduler tick, 4 ms at 250 Hz. At 10,000 packets/s that would
-	// lose 40 times the slack of a unit.
-	packetSlack = leaky.Second / 200
-
-	// byteSlack is the same for a limit in bytes, where slack makes larger bursts: as much as that of
-	// TCP.
-	byteSlack = leaky.Second / 500
-)
-
-// datagramSlack is the least lateness that s compensates for datagrams.
-func datagramSlack(s *leaky.Shape) leaky.Time {
-	if s.Bytes.Unlimited() {
-		return packetSlack
-	}
-	return byteSlack
-}
-
-// expired reports whether u, a datagram, has waited far beyond max_delay because others went first.
-// The margin allows for a late thread, which would otherwise lose datagrams that it only delays.
-func (u *unit) expired(shape *leaky.Shape, now leaky.Time) bool {
-	return u.droppable && now.Sub(u.enqueuedAt) > u.cost+shape.MaxDelay+shape.MaxDelay/2+leaky.Second/50
 }
 
 // scheduler holds the queues in use. It belongs to the loop's thread.
@@ -133,62 +64,6 @@ type scheduler struct {
 
 func newScheduler(s *shaper.Shaper, w *pacer.Wheel, clock func() leaky.Time) *scheduler {
 	return &scheduler{shaper: s, wheel: w, clock: clock, byKey: map[shaper.Key]*queue{}}
-}
-
-// newPath returns the hops of a flow's units under set, in order. Limits that have no rate, or only
-// observe, have no hop. A flow is unverified until the downstream has replied to it.
-func (sc *scheduler) newPath(p *shaper.Policy, f *shaper.Flow, r shaper.Route, set shaper.Set, unverified bool) []hop {
-	var list []*queue
-	var fifo shaper.Set // positions in list
-	for i := range set.All {
-		if !hasQueue(p, i) {
-			continue
-		}
-		key := p.Key(i, f, r)
-		q := sc.byKey[key]
-		if q == nil {
-			q = &queue{key: key, bucket: sc.shaper.CheckOut(key, sc.clock()), state: p.State(i), shape: p.Shape(i)}
-			q.timer.Fire = func(now leaky.Time) { sc.markRunnable(q); sc.run(now) }
-			sc.byKey[key] = q
-		}
-		sc.refresh(q, sc.clock())
-		if p.Limit(i).Scheduling == shaper.ScheduleFIFO {
-			fifo |= 1 << len(list)
-		}
-		list = append(list, q)
-	}
-	path := make([]hop, len(list))
-	for i, q := range list {
-		path[i] = q.addFlow(f, fifo&(1<<i) != 0, unverified, list[i+1:])
-	}
-	return path
-}
-
-// hasQueue reports whether limit i of p queues units.
-func hasQueue(p *shaper.Policy, i int) bool {
-	shape := p.Shape(i)
-	return !p.Limit(i).Observe && !(shape.Bytes.Unlimited() && shape.Packets.Unlimited())
-}
-
-// releasePath releases the hops of a path.
-func (sc *scheduler) releasePath(path []hop, now leaky.Time) {
-	for i := range path {
-		q := path[i].queue
-		path[i].removeFlow()
-		if q.refs--; q.refs == 0 {
-			sc.wheel.Cancel(&q.timer)
-			delete(sc.byKey, q.key)
-			sc.refresh(q, now)
-			sc.shaper.CheckIn(q.key, q.bucket, now)
-		}
-	}
-}
-
-// full reports whether q cannot take another unit at now.
-func (q *queue) full(now leaky.Time) bool {
-	b := q.bucket
-	b.Charge(q.shape, q.queuedBytes, q.queuedPackets, now)
-	return b.Depart(q.shape, now)-now > q.shape.MaxDelay
 }
 
 // submit enqueues u, which must have a path. It may leave or be refused before submit returns.
@@ -232,101 +107,6 @@ func (sc *scheduler) enqueue(u *unit, now leaky.Time) {
 		u.delayedAt |= 1 << u.pos
 	}
 	sc.markRunnable(q)
-}
-
-// drop refuses a queued datagram.
-func (sc *scheduler) drop(u *unit, why shaper.Reason) {
-	h := &u.path[u.pos]
-	h.usage.dropped++
-	sc.remove(u)
-	sc.leaveEarlier(u, u.pos)
-	u.owner.refused(h.queue, why)
-}
-
-// evict refuses a queued datagram because the memory for datagrams is used up.
-func (sc *scheduler) evict(u *unit, now leaky.Time) {
-	sc.markRunnable(u.path[u.pos].queue)
-	sc.drop(u, shaper.MemoryFull)
-	sc.run(now)
-}
-
-// remove takes u out of the queue that it waits in.
-func (sc *scheduler) remove(u *unit) {
-	h := &u.path[u.pos]
-	u.queued = false
-	if u.booked {
-		h.flowQueue.adjust(-u.charged)
-		u.cancelBooking(sc.clock())
-	} else {
-		h.flowQueue.remove(u)
-	}
-	h.subBacklog(u)
-}
-
-// addBacklog and subBacklog count a unit in q. The bytes of a grant are not counted: they wait at
-// their source, and sources take turns.
-func (q *queue) addBacklog(u *unit) {
-	if !u.droppable {
-		q.grants++
-		return
-	}
-	q.queuedBytes += u.bytes
-	q.queuedPackets += u.packets
-}
-
-func (q *queue) subBacklog(u *unit) {
-	if !u.droppable {
-		q.grants--
-		return
-	}
-	q.queuedBytes -= u.bytes
-	q.queuedPackets -= u.packets
-}
-
-// cost is how long q lets nothing leave after a unit of that size.
-func (q *queue) cost(bytes, packets uint64) leaky.Time {
-	return max(q.shape.Cost(bytes, packets))
-}
-
-// leaveEarlier removes u from the first n of its queues, which it had moved on from.
-func (sc *scheduler) leaveEarlier(u *unit, n int) {
-	for i := range u.path[:n] {
-		h := &u.path[i]
-		h.release(u)
-		h.flowQueue.endService()
-		sc.markRunnable(h.queue)
-	}
-}
-
-// release ends the count of u at a hop that it had moved on from or leaves from.
-func (h *hop) release(u *unit) {
-	h.subBacklog(u)
-	if h.forwarding == u {
-		h.forwarding = nil
-		return
-	}
-	if u.path[u.pos].queue == h.queue {
-		return
-	}
-	ln := h.lane
-	ln.laterBytes -= u.weight
-	if ln.suspended && ln.laterBytes+u.weight <= max(laneLimit, u.weight) {
-		ln.resume()
-	}
-}
-
-// markForwarded records that the unit that last moved on from q waits in a later queue.
-func (q *queue) markForwarded() {
-	u := q.forwarding
-	q.forwarding = nil
-	for i := range u.path {
-		if h := &u.path[i]; h.queue == q {
-			h.flowQueue.endService()
-			if h.lane.laterBytes += u.weight; h.lane.laterBytes+u.weight > laneLimit && !h.lane.suspended {
-				h.lane.suspend()
-			}
-		}
-	}
 }
 
 // markRunnable makes run serve q.
@@ -395,6 +175,16 @@ func (sc *scheduler) serve(q *queue, now leaky.Time) {
 		return
 	}
 	sc.armTimer(q, leaky.Never)
+}
+
+// armTimer schedules q to be served at at, or when a booked unit is due.
+func (sc *scheduler) armTimer(q *queue, at leaky.Time) {
+	if len(q.booked) > 0 {
+		at = min(at, q.booked[0].due)
+	}
+	if at < leaky.Never {
+		sc.wheel.Schedule(&q.timer, at)
+	}
 }
 
 func (sc *scheduler) depart(u *unit, now leaky.Time) {
@@ -468,4 +258,49 @@ func (sc *scheduler) withdraw(now leaky.Time, units ...*unit) {
 		sc.leaveEarlier(u, u.pos)
 	}
 	sc.run(now)
+}
+
+// evict refuses a queued datagram because the memory for datagrams is used up.
+func (sc *scheduler) evict(u *unit, now leaky.Time) {
+	sc.markRunnable(u.path[u.pos].queue)
+	sc.drop(u, shaper.MemoryFull)
+	sc.run(now)
+}
+
+// drop refuses a queued datagram.
+func (sc *scheduler) drop(u *unit, why shaper.Reason) {
+	h := &u.path[u.pos]
+	h.usage.dropped++
+	sc.remove(u)
+	sc.leaveEarlier(u, u.pos)
+	u.owner.refused(h.queue, why)
+}
+
+// remove takes u out of the queue that it waits in.
+func (sc *scheduler) remove(u *unit) {
+	h := &u.path[u.pos]
+	u.queued = false
+	if u.booked {
+		h.flowQueue.adjust(-u.charged)
+		u.cancelBooking(sc.clock())
+	} else {
+		h.flowQueue.remove(u)
+	}
+	h.subBacklog(u)
+}
+
+// leaveEarlier removes u from the first n of its queues, which it had moved on from.
+func (sc *scheduler) leaveEarlier(u *unit, n int) {
+	for i := range u.path[:n] {
+		h := &u.path[i]
+		h.release(u)
+		h.flowQueue.endService()
+		sc.markRunnable(h.queue)
+	}
+}
+
+// expired reports whether u, a datagram, has waited far beyond max_delay because others went first.
+// The margin allows for a late thread, which would otherwise lose datagrams that it only delays.
+func (u *unit) expired(shape *leaky.Shape, now leaky.Time) bool {
+	return u.droppable && now.Sub(u.enqueuedAt) > u.cost+shape.MaxDelay+shape.MaxDelay/2+leaky.Second/50
 }

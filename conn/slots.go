@@ -1,6 +1,8 @@
 package conn
 
 import (
+	"slices"
+
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -30,6 +32,36 @@ func (s *slots) free(now leaky.Time) {
 	s.admission.dropUnused(held, now)
 }
 
+// update is retake, except that a connection whose listener was removed keeps the slots of
+// limits that matched by listener.
+func (s *slots) update(f *shaper.Flow, r shaper.Route, removed bool, now leaky.Time) {
+	if s.policy == s.admission.policy {
+		return
+	}
+	var kept []*gate
+	if removed {
+		oldPolicy, held := s.policy, s.held
+		s.held = nil
+		for _, gt := range held {
+			if isListenerLimit(oldPolicy, gt.state) {
+				s.admission.refresh(gt)
+				kept = append(kept, gt)
+			} else {
+				s.held = append(s.held, gt)
+			}
+		}
+	}
+	s.retake(f, r, now)
+	for _, gt := range kept {
+		if slices.Contains(s.held, gt) { // the limit applies to all listeners now
+			gt.inFlight--
+			gt.state.InFlight.Add(-1)
+		} else {
+			s.held = append(s.held, gt)
+		}
+	}
+}
+
 // retake updates the slots to a new policy: those of limits that no longer apply to f are freed, and
 // those of new limits are taken, beyond the cap if need be, since the connection is already in flight.
 func (s *slots) retake(f *shaper.Flow, r shaper.Route, now leaky.Time) {
@@ -44,4 +76,11 @@ func (s *slots) retake(f *shaper.Flow, r shaper.Route, now leaky.Time) {
 		gt.state.InFlight.Add(1)
 	}
 	old.free(now)
+}
+
+// isListenerLimit reports whether a limit matched certain listeners in oldPolicy, or had been
+// removed even before it. Connections of removed listeners keep such limits.
+func isListenerLimit(oldPolicy *shaper.Policy, state *shaper.LimitState) bool {
+	i := oldPolicy.IndexOf(state)
+	return i < 0 || len(oldPolicy.Limit(i).Match.Listen) > 0
 }

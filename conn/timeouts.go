@@ -61,20 +61,3 @@ func (s *session) armTimeouts(now leaky.Time) {
 		s.proxy.loop.pacer.ScheduleCoarse(&s.timer, next)
 	}
 }
-
-// silent reports whether src has sent nothing yet.
-func (d *direction) silent() bool { return !d.started && !d.src.readable && !d.srcEOF }
-
-// pending reports whether dst has yet to receive something of src.
-func (d *direction) pending() bool {
-	return !d.dstShut && (d.src.readable || len(d.unwritten) > 0 || d.pipe != nil)
-}
-
-// endGracefully ends s early. The sides see a FIN if no data is lost, and a reset otherwise.
-func (s *session) endGracefully(how shaper.Ending, now leaky.Time) {
-	if s.up.pending() || s.down.pending() {
-		s.abort(how, now)
-		return
-	}
-	s.close(how, now)
-}

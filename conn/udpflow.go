@@ -1,7 +1,6 @@
 package conn
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -68,50 +67,36 @@ type udpDirection struct {
 // unansweredTimeout bounds the idle timeout of a flow that was never answered.
 const unansweredTimeout = 10 * leaky.Second
 
-// dial connects a socket of f to d, whose count includes f already, or if d is nil to a
-// downstream that pick returns.
-func (f *udpFlow) dial(to target, d *downstream, now leaky.Time) error {
-	counted := d != nil
-	if !counted {
-		full := false
-		switch d, full = f.listener.pick(to, nil, now); {
-		case full:
-			return errDownstreamsFull
-		case d == nil:
-			return errNoAddress
-		}
+// receive forwards datagrams from the client.
+func (f *udpFlow) receive(m message, now leaky.Time) {
+	if f.unanswered && !f.repeated && f.rxBytes > 0 {
+		f.markRepeated(now)
 	}
-	f.downstreamPort = to.portOn(d)
-	addr := netip.AddrPortFrom(d.host.addr(), f.downstreamPort)
-	var from netip.Addr
-	transparent := f.listener.config.Load().Transparent
-	if transparent {
-		from = f.flow.Source
+	f.rxBytes += chargedBytes(m.data)
+	f.touch(now)
+	if !f.verified && f.txBytes > 0 {
+		f.verified = true
+		f.refile(now)
 	}
-	fd, err := connectUDP(from, addr)
-	if err != nil {
-		if !isLocalError(err) {
-			d.recordFailure(f.downstreamPort, err, now)
-		}
-		return fmt.Errorf("connect to %s: %w", addr, err)
-	}
-	if err := f.proxy.loop.watch(fd, unix.EPOLLIN, f); err != nil {
-		unix.Close(fd)
-		return err
-	}
-	f.fd, f.downstream, f.transparent = fd, d, transparent
-	if !counted {
-		d.inFlight++
-	}
-	return nil
+	f.forward(m, false, now)
 }
 
-func (f *udpFlow) idleTimeout() leaky.Time {
-	d := leaky.FromDuration(f.listener.config.Load().IdleTimeout)
-	if f.unanswered {
-		d = min(d, unansweredTimeout)
+// markRepeated is called when the client has sent again without a reply. Such a flow is not a
+// single forged datagram, and gets queues of its own.
+func (f *udpFlow) markRepeated(now leaky.Time) {
+	f.repeated = true
+	var queued []*datagram
+	for dg := f.queued; dg != nil; dg = dg.next {
+		queued = append(queued, dg)
 	}
-	return d
+	if f.withdrawQueued(now); f.closed {
+		return
+	}
+	giveOwnQueues(f.up.path)
+	giveOwnQueues(f.down.path)
+	for _, dg := range slices.Backward(queued) { // oldest first
+		dg.resubmit(now)
+	}
 }
 
 // ready receives datagrams from the downstream.
@@ -181,21 +166,42 @@ func (f *udpFlow) markAnswered(now leaky.Time) {
 	f.reroute(f.proxy.shaper.Policy(), now)
 }
 
-// markRepeated is called when the client has sent again without a reply. Such a flow is not a
-// single forged datagram, and gets queues of its own.
-func (f *udpFlow) markRepeated(now leaky.Time) {
-	f.repeated = true
-	var queued []*datagram
-	for dg := f.queued; dg != nil; dg = dg.next {
-		queued = append(queued, dg)
-	}
-	if f.withdrawQueued(now); f.closed {
-		return
-	}
-	giveOwnQueues(f.up.path)
-	giveOwnQueues(f.down.path)
-	for _, dg := range slices.Backward(queued) { // oldest first
-		dg.resubmit(now)
+// reroute moves the datagrams of f to the queues of policy. A direction whose queues stay the
+// same keeps its position in them.
+func (f *udpFlow) reroute(policy *shaper.Policy, now leaky.Time) {
+	sched := f.proxy.loop.scheduler
+	oldPolicy := f.policy
+	f.policy = policy
+	f.reportUsage(now)
+	for _, d := range []*udpDirection{&f.up, &f.down} {
+		if f.closed { // withdrawing from queues can end flows
+			return
+		}
+		set := f.route.ToDownstream
+		if d == &f.down {
+			set = f.route.FromDownstream
+		}
+		d.observed = policy.Observed(set)
+		if !f.listener.removed && sched.keepsPath(d.path, policy, &f.flow, f.route, set, f.unanswered, now) {
+			continue
+		}
+		var queued []*unit
+		for dg := f.queued; dg != nil; dg = dg.next {
+			if dg.down == (d == &f.down) {
+				queued = append(queued, &dg.unit)
+			}
+		}
+		if sched.withdraw(now, queued...); f.closed {
+			return
+		}
+		path := sched.newPath(policy, &f.flow, f.route, set, f.unanswered)
+		if f.repeated {
+			giveOwnQueues(path)
+		}
+		d.path = sched.replacePath(&f.account, d.path, path, f.listener.removed, oldPolicy, now)
+		for _, u := range slices.Backward(queued) { // oldest first
+			u.owner.resubmit(now)
+		}
 	}
 }
 
@@ -206,6 +212,14 @@ func (f *udpFlow) withdrawQueued(now leaky.Time) {
 		queued = append(queued, &dg.unit)
 	}
 	f.proxy.loop.scheduler.withdraw(now, queued...)
+}
+
+func (f *udpFlow) idleTimeout() leaky.Time {
+	d := leaky.FromDuration(f.listener.config.Load().IdleTimeout)
+	if f.unanswered {
+		d = min(d, unansweredTimeout)
+	}
+	return d
 }
 
 func (f *udpFlow) expire(now leaky.Time) {
@@ -246,4 +260,51 @@ func (f *udpFlow) close(now leaky.Time) {
 	f.listener.counts.Flows.Add(-1)
 	f.listener.removeFlow(f.source, f.flow.Source)
 	f.slots.release(now)
+}
+
+// rebind moves f to the listener that its port belongs to now. Flows of a removed port end
+// with it.
+func (f *udpFlow) rebind(now leaky.Time) {
+	from, to := f.listener, f.key.port.binding.listener
+	if from == to {
+		return
+	}
+	f.listener = to
+	from.counts.Flows.Add(-1)
+	to.counts.Flows.Add(1)
+	from.removeFlow(f.source, f.flow.Source)
+	f.source = to.sourceOf(f.flow.Source)
+	f.source.count++
+	to.sources[sourceKey(f.flow.Source)] = f.source
+	f.downstream = to.adoptDownstream(f.downstream)
+	f.prefix = f.proxyHeader()
+	f.insertLRU(now)
+}
+
+func (f *udpFlow) updateSlots(now leaky.Time) {
+	policy := f.slots.admission.policy
+	f.flow.Origin = policy.ListenerIndex(f.listener.name)
+	f.route = policy.Route(&f.flow)
+	held := f.slots.held
+	f.slots.update(&f.flow, f.route, f.listener.removed, now)
+	if !slices.Equal(held, f.slots.held) {
+		f.insertLRU(now)
+	}
+}
+
+func (f *udpFlow) applyPolicy(policy *shaper.Policy, now leaky.Time) {
+	f.updateSlots(now)
+	if policy.EnforcedBlock(f.route.Limits()) >= 0 {
+		f.close(now)
+		return
+	}
+	if f.downstream.removed {
+		f.downstream = f.listener.adoptDownstream(f.downstream)
+		f.insertLRU(now)
+	}
+	if (f.downstream.removed || f.transparent != f.listener.config.Load().Transparent) && !f.redial(now) {
+		f.close(now)
+		return
+	}
+	f.reroute(policy, now)
 }

@@ -90,20 +90,6 @@ func (u *udpPort) ready(_ uint32, now leaky.Time) {
 	l.batch.train.flush()
 }
 
-// receive forwards datagrams from the client.
-func (f *udpFlow) receive(m message, now leaky.Time) {
-	if f.unanswered && !f.repeated && f.rxBytes > 0 {
-		f.markRepeated(now)
-	}
-	f.rxBytes += chargedBytes(m.data)
-	f.touch(now)
-	if !f.verified && f.txBytes > 0 {
-		f.verified = true
-		f.refile(now)
-	}
-	f.forward(m, false, now)
-}
-
 // flowFor returns the flow of m, which it creates if needed, or nil if there is none, or not
 // yet.
 func (u *udpPort) flowFor(m message, now leaky.Time) *udpFlow {

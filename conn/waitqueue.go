@@ -4,7 +4,6 @@ import (
 	"container/heap"
 	"encoding/binary"
 	"net/netip"
-	"slices"
 
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
@@ -206,39 +205,6 @@ func (w *waiter) waitTime(now leaky.Time) (sum leaky.Time) {
 	return sum
 }
 
-// dequeue removes w from its queue, and records how long it waited at each gate.
-func (a *admission) dequeue(w *waiter, now leaky.Time) {
-	q := w.queue
-	if d := w.waitTime(now); d > 0 {
-		a.shaper.Record(w.flow.Source, topk.Usage{Waited: d.Duration()}, now)
-	}
-	for i, gt := range q.gates {
-		if d := q.waitedAt(i, now) - w.waitedBefore[i]; d > 0 {
-			w.addWait(gt.state, d)
-			gt.state.Keys.TryAdd(gt.limitKey(), topk.Usage{Waited: d.Duration()}, now)
-		}
-	}
-	if w.next == nil {
-		q.tail = w.prev
-	} else {
-		w.next.prev = w.prev
-	}
-	if w.prev != nil {
-		w.prev.next = w.next
-	} else if q.head = w.next; q.head != nil {
-		a.armTimeout(q)
-	}
-	w.queue, w.next, w.prev, w.waitedBefore = nil, nil, nil, nil
-	q.len--
-	q.current().addWaiting(-1)
-	if q.len > 0 {
-		return
-	}
-	a.unlink(q, now)
-	a.wheel.Cancel(&q.timeout)
-	a.deleteQueue(q, now)
-}
-
 // link makes q wait at its i-th gate.
 func (a *admission) link(q *waitQueue, i int, why shaper.Reason, now leaky.Time) {
 	gt, src := q.gates[i], q.gateSources[i]
@@ -280,6 +246,39 @@ func (a *admission) unlink(q *waitQueue, now leaky.Time) {
 	}
 }
 
+// dequeue removes w from its queue, and records how long it waited at each gate.
+func (a *admission) dequeue(w *waiter, now leaky.Time) {
+	q := w.queue
+	if d := w.waitTime(now); d > 0 {
+		a.shaper.Record(w.flow.Source, topk.Usage{Waited: d.Duration()}, now)
+	}
+	for i, gt := range q.gates {
+		if d := q.waitedAt(i, now) - w.waitedBefore[i]; d > 0 {
+			w.addWait(gt.state, d)
+			gt.state.Keys.TryAdd(gt.limitKey(), topk.Usage{Waited: d.Duration()}, now)
+		}
+	}
+	if w.next == nil {
+		q.tail = w.prev
+	} else {
+		w.next.prev = w.prev
+	}
+	if w.prev != nil {
+		w.prev.next = w.next
+	} else if q.head = w.next; q.head != nil {
+		a.armTimeout(q)
+	}
+	w.queue, w.next, w.prev, w.waitedBefore = nil, nil, nil, nil
+	q.len--
+	q.current().addWaiting(-1)
+	if q.len > 0 {
+		return
+	}
+	a.unlink(q, now)
+	a.wheel.Cancel(&q.timeout)
+	a.deleteQueue(q, now)
+}
+
 // addWaiting adds n to the connections of s that wait.
 func (s *gateSource) addWaiting(n int) {
 	s.waiting += n
@@ -295,113 +294,6 @@ func (s *gateSource) addWaiting(n int) {
 func (a *admission) armPacer(gt *gate, now leaky.Time) {
 	gt.dueAt = gt.bucket.Depart(gt.shape, now)
 	a.wheel.Schedule(&gt.timer, gt.dueAt)
-}
-
-// dispatchFreed dispatches the gates whose reservations ended.
-func (a *admission) dispatchFreed(now leaky.Time) {
-	for len(a.freed) > 0 {
-		freed := a.freed
-		a.freed = nil
-		a.dispatch(freed, now)
-	}
-}
-
-// dispatch serves the queues that wait at the gates of list and can proceed, in the order of their
-// tickets.
-func (a *admission) dispatch(list []*gate, now leaky.Time) {
-	for {
-		for _, gt := range list {
-			a.reserve(gt, now)
-		}
-		var next *waitQueue
-		for _, gt := range list {
-			if len(gt.queued) == 0 {
-				continue
-			}
-			first, why := gt.nextQueue(), gt.exhausted(now)
-			if gt.limit.Observe || why == shaper.ByNewConnections && first.paid {
-				why = shaper.None
-			}
-			switch {
-			case why == shaper.ByNewConnections:
-				a.armPacer(gt, now)
-			case why != shaper.None || gt.reservedAgainst(first, first.paid):
-				gt.dueAt = 0 // a waiter for a slot is not late
-			case next == nil || first.ticketAt(first.pos) < next.ticketAt(next.pos):
-				next = first
-			}
-		}
-		if next == nil {
-			return
-		}
-		if i, why := next.findShut(now); why != shaper.None {
-			a.recordFailure(next, now)
-			a.moveTo(next, i, why, now)
-		} else {
-			now = a.serveHead(next, now)
-		}
-	}
-}
-
-// findShut returns the gate that keeps q waiting, and the reason, or None. A gate with waiters of
-// earlier tickets is also shut: they are tried first.
-func (q *waitQueue) findShut(now leaky.Time) (int, shaper.Reason) {
-	i, why := findShut(q.gates, q, q.paid, now)
-	if why != shaper.None {
-		return i, why
-	}
-	for i, src := range q.gateSources {
-		if turns := src.gate.queued; i != q.pos && len(turns) > 0 && turns[0].ticket() < q.ticketAt(i) {
-			return i, shaper.ByConnections
-		}
-	}
-	return 0, shaper.None
-}
-
-// moveTo makes q, whose turn it is, wait at its i-th gate.
-func (a *admission) moveTo(q *waitQueue, i int, why shaper.Reason, now leaky.Time) {
-	a.unlink(q, now)
-	a.link(q, i, why, now)
-	a.armTimeout(q)
-	gt := q.gates[i]
-	for gt.quota.waiting > gt.limit.MaxQueue {
-		a.evictNewest(gt.quota, now)
-	}
-}
-
-// serveHead passes the first connection of q through all its gates, and returns the time of that.
-func (a *admission) serveHead(q *waitQueue, now leaky.Time) leaky.Time {
-	if slices.ContainsFunc(q.gates, func(gt *gate) bool { return !gt.shape.Packets.Unlimited() }) {
-		now = a.clock() // a connection charged to an earlier instant would be followed too soon
-	}
-	w := q.head
-	for i, gt := range q.gates {
-		why, ready, waited := shaper.None, now, q.waitedAt(i, now)-w.waitedBefore[i]
-		if i == q.pos || waited > 0 {
-			why = q.waits[i].reason
-		}
-		if gt.dueAt > 0 {
-			ready = gt.dueAt
-		}
-		gt.take(w.paid, why, waited, ready, now)
-		if gt.reserved.queue != nil { // others may wait even though it has a free slot
-			a.freed = append(a.freed, gt)
-		}
-	}
-	a.lastTicket++
-	q.ticket = a.lastTicket
-	heap.Fix(&q.current().queues, q.heapIndex)
-	for _, src := range q.gateSources {
-		src.lastServed = a.lastTicket
-		if len(src.queues) > 0 {
-			heap.Fix(&src.gate.queued, src.heapIndex)
-		}
-	}
-	list := q.gates
-	a.resetClaims(q, now)
-	a.dequeue(w, now)
-	a.grant(w, list, now)
-	return now
 }
 
 // sourceKey is the source that w counts as.
@@ -428,10 +320,12 @@ func (s *gateSource) ticket() uint64 { return max(s.lastServed, s.queues[0].tick
 type byTicket struct{}
 
 func (byTicket) less(a, b *gateSource) bool { return a.ticket() < b.ticket() }
-func (byTicket) index(s *gateSource) *int   { return &s.heapIndex }
+
+func (byTicket) index(s *gateSource) *int { return &s.heapIndex }
 
 // byQueueTicket orders the queues of a source.
 type byQueueTicket struct{}
 
 func (byQueueTicket) less(a, b *waitQueue) bool { return a.ticket < b.ticket }
-func (byQueueTicket) index(q *waitQueue) *int   { return &q.heapIndex }
+
+func (byQueueTicket) index(q *waitQueue) *int { return &q.heapIndex }

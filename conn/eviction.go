@@ -7,6 +7,41 @@ import (
 	"shaperd.dev/shaperd/shaper"
 )
 
+// evictions is the flows to evict for a new one. None is evicted unless the new flow then has all that
+// it needs: a flow that is refused costs the others nothing.
+type evictions []*udpFlow
+
+// include reports whether a flow of r can be evicted for one of source, or already is included.
+func (ev *evictions) include(lru *flowLRU, source *udpSource, now leaky.Time) bool {
+	if ev.frees(lru) {
+		return true
+	}
+	f := lru.victim(source, now)
+	if f == nil {
+		return false
+	}
+	*ev = append(*ev, f)
+	return true
+}
+
+// frees reports whether evictions already include a flow of r.
+func (ev *evictions) frees(lru *flowLRU) bool {
+	return slices.ContainsFunc(*ev, func(f *udpFlow) bool {
+		return slices.ContainsFunc(f.lruEntries, func(at lruEntry) bool { return at.lru == lru })
+	})
+}
+
+// evict closes the flows of p.evictions. What is admitted meanwhile has a list of its own.
+func (p *Proxy) evict(counts *shaper.ListenerState, now leaky.Time) {
+	list := p.evictions
+	p.evictions = nil
+	for _, f := range list {
+		counts.FlowsEvicted.Add(1)
+		f.close(now)
+	}
+	p.evictions = list[:0]
+}
+
 // evictIdleFlows evicts idle UDP flows for the connections that wait at gt, and repeats that while
 // some wait. Otherwise sources that may be forged could keep connections out of a limit that applies
 // to both, with an occasional datagram.
@@ -51,25 +86,4 @@ func (lru *flowLRU) victimUpTo(maxRank flowRank, now leaky.Time) *udpFlow {
 		return f
 	}
 	return nil
-}
-
-// fullDownstreams returns the full downstreams that could take a connection to to if they had one
-// less. Those that are unavailable are only considered if all are.
-func (s *listener) fullDownstreams(to target, failed []*downstream, now leaky.Time) (full []*downstream) {
-	for _, usable := range [...]bool{true, false} {
-		found := false
-		for _, d := range s.downstreams {
-			if d.available(to.portOn(d), now) != usable || d.drained || slices.Contains(failed, d) || !d.host.addr().IsValid() || !d.matchesFamily(to.source) {
-				continue
-			}
-			found = true
-			if d.inFlight == d.MaxConnections {
-				full = append(full, d)
-			}
-		}
-		if found {
-			break
-		}
-	}
-	return full
 }

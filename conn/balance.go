@@ -1,0 +1,157 @@
+package conn
+
+import (
+	"math"
+	"net/netip"
+	"slices"
+
+	"shaperd.dev/shaperd/leaky"
+)
+
+// target is what a new connection asks for: any downstream, at a port.
+type target struct {
+	source   netip.Addr
+	port     uint16 // at the listener
+	samePort bool   // port takes precedence over the downstream's own
+}
+
+// portOn returns the port of d that t leads to.
+func (t target) portOn(d *downstream) uint16 { return d.port(t.port, t.samePort) }
+
+// pick returns a downstream for a connection to target to, except those in failed.
+// Unavailable ones are tried only when all are unavailable. If there is none it returns nil,
+// and whether one would be eligible if it were not full or drained.
+func (s *listener) pick(to target, failed []*downstream, now leaky.Time) (_ *downstream, full bool) {
+	list, full := s.eligible(to, failed, now)
+	if len(list) == 0 {
+		return nil, full
+	}
+	return s.choose(list, to, now), false
+}
+
+// eligible returns the candidates of pick. If there are none, full reports whether one would
+// be eligible if it were not full or drained. The list is valid until the next call.
+func (s *listener) eligible(to target, failed []*downstream, now leaky.Time) (_ []*downstream, full bool) {
+	s.candidates = s.candidates[:0]
+	drained := false
+	for _, unavailable := range [...]bool{false, true} {
+		for _, d := range s.downstreams {
+			if d.available(to.portOn(d), now) == unavailable || slices.Contains(failed, d) || !d.host.addr().IsValid() || !d.matchesFamily(to.source) {
+				continue
+			}
+			if d.drained {
+				drained = true
+				continue
+			}
+			if d.hasCapacity() {
+				s.candidates = append(s.candidates, d)
+			} else {
+				full = true
+			}
+		}
+		if len(s.candidates) > 0 {
+			return s.candidates, false
+		}
+		if full {
+			return nil, true
+		}
+	}
+	return nil, drained
+}
+
+// fullDownstreams returns the full downstreams that could take a connection to to if they had one
+// less. Those that are unavailable are only considered if all are.
+func (s *listener) fullDownstreams(to target, failed []*downstream, now leaky.Time) (full []*downstream) {
+	for _, usable := range [...]bool{true, false} {
+		found := false
+		for _, d := range s.downstreams {
+			if d.available(to.portOn(d), now) != usable || d.drained || slices.Contains(failed, d) || !d.host.addr().IsValid() || !d.matchesFamily(to.source) {
+				continue
+			}
+			found = true
+			if d.inFlight == d.MaxConnections {
+				full = append(full, d)
+			}
+		}
+		if found {
+			break
+		}
+	}
+	return full
+}
+
+func (s *listener) choose(list []*downstream, to target, now leaky.Time) *downstream {
+	if len(list) == 1 {
+		return list[0]
+	}
+	best := list[0]
+	switch s.config.Load().Balance {
+	case SourceHash:
+		// Rendezvous hashing (Thaler and Ravishankar, 1998), with weights: when a downstream
+		// goes away, only its sources move.
+		highest := math.Inf(-1)
+		for _, d := range list {
+			u := (float64(hashSource(to.source, d.String())>>11) + 0.5) / (1 << 53)
+			if score := -float64(d.effectiveWeight(to.portOn(d), now)) / math.Log(u); score > highest {
+				best, highest = d, score
+			}
+		}
+		return best
+	case LeastConnections:
+		highest := int64(math.MinInt64)
+		least := list[:0]
+		for _, d := range list {
+			switch spare := -int64(d.inFlight+1) * 1e9 / d.effectiveWeight(to.portOn(d), now); {
+			case spare > highest:
+				highest, least = spare, append(least[:0], d)
+			case spare == highest:
+				least = append(least, d)
+			}
+		}
+		list = least
+	}
+	// Smooth weighted round robin, as in nginx: a downstream of weight 5 does not get five
+	// connections in a row.
+	var sum int64
+	best = list[0]
+	for _, d := range list {
+		w := d.effectiveWeight(to.portOn(d), now)
+		d.currentWeight += w
+		sum += w
+		if d.currentWeight > best.currentWeight {
+			best = d
+		}
+	}
+	best.currentWeight -= sum
+	return best
+}
+
+// effectiveWeight returns d's weight at a port, in thousandths. It is below the configured
+// weight during slow start.
+func (d *downstream) effectiveWeight(port uint16, now leaky.Time) int64 {
+	const scale = 1000
+	w := int64(max(d.Weight, 1)) * scale
+	recovered := d.recoveredAt
+	if h := d.ports[port]; h != nil {
+		recovered = max(recovered, h.recoveredAt)
+	}
+	if slow := leaky.FromDuration(d.listener.config.Load().SlowStart); recovered > 0 && now < recovered+slow {
+		w = max(w/10, int64(float64(w)*float64(now.Sub(recovered))/float64(slow)))
+	}
+	return w
+}
+
+// hashSource returns FNV-1a with a final mix. It is the same on all hosts.
+func hashSource(source netip.Addr, name string) uint64 {
+	h := uint64(14695981039346656037)
+	add := func(b byte) { h = (h ^ uint64(b)) * 1099511628211 }
+	for _, b := range source.As16() {
+		add(b)
+	}
+	for i := range len(name) {
+		add(name[i])
+	}
+	h ^= h >> 32
+	h *= 0xd6e8feb86659fd93
+	return h ^ h>>32
+}

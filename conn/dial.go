@@ -1,0 +1,141 @@
+package conn
+
+import (
+	"errors"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// admitted is called when the last gate was passed.
+func (s *session) admitted(now leaky.Time) {
+	s.stage = stageDialing
+	if s.proxy.loop.overloaded(shedWatermark) {
+		s.proxy.trafficLog.warn("connection shed", "listener", s.name, "source", s.flow.Source)
+		s.abort(shaper.Overload, now)
+		return
+	}
+	s.timer.Fire = func(now leaky.Time) { s.redial(unix.ETIMEDOUT, now) }
+	s.dial(now)
+}
+
+// dial connects to a downstream, and to the next one if that fails. If the next one is full, the
+// session waits again, without slots.
+func (s *session) dial(now leaky.Time) {
+	config := s.config.Load()
+	for {
+		if s.downstream == nil {
+			d, full := s.pick(s.target(), s.failedDownstreams, now)
+			switch {
+			case full:
+				s.stage, s.paid = stageWaiting, true
+				s.release(now)
+				s.admission.acquire(&s.waiter, now)
+				return
+			case d == nil:
+				s.counts.DialErrors.Add(1)
+				s.abort(shaper.NotConnected, now)
+				return
+			}
+			s.downstream = d
+			d.inFlight++
+		}
+		err := s.connect(s.downstream)
+		if err == nil {
+			s.proxy.loop.pacer.Schedule(&s.timer, now+leaky.FromDuration(config.Connect))
+			return
+		}
+		s.dialFailed(err, now)
+	}
+}
+
+func (s *session) target() target { return target{s.flow.Source, s.flow.Port, s.samePort} }
+
+// connect starts to connect to d.
+func (s *session) connect(d *downstream) error {
+	var from netip.Addr
+	if s.config.Load().Transparent {
+		from = s.flow.Source
+	}
+	fd, err := s.proxy.connectTCP(from, netip.AddrPortFrom(d.host.addr(), s.target().portOn(d)))
+	if err != nil {
+		return err
+	}
+	s.server = endpoint{session: s, fd: fd}
+	if err = s.proxy.loop.watch(fd, endpointEvents, &s.server); err != nil {
+		s.server.fd = -1
+		unix.Close(fd)
+	}
+	return err
+}
+
+// connectTCP starts a non-blocking connect to to, from the address from if that is valid.
+func (p *Proxy) connectTCP(from netip.Addr, to netip.AddrPort) (int, error) {
+	fd, err := tcpSocket(to.Addr())
+	if err != nil {
+		return -1, err
+	}
+	p.tagSocket(fd)
+	if from.IsValid() {
+		err = bindSource(fd, from, to.Addr())
+	}
+	if err == nil {
+		err = unix.Connect(fd, sockaddr(to))
+	}
+	if err != nil && !errors.Is(err, unix.EINPROGRESS) {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// dialReady handles the events of a connect.
+func (s *session) dialReady(events uint32, now leaky.Time) {
+	if events&(unix.EPOLLERR|unix.EPOLLHUP) != 0 {
+		errno, _ := unix.GetsockoptInt(s.server.fd, unix.SOL_SOCKET, unix.SO_ERROR)
+		s.redial(unix.Errno(errno), now)
+		return
+	}
+	if events&unix.EPOLLOUT != 0 {
+		s.proxy.loop.pacer.Cancel(&s.timer)
+		s.downstream.recordSuccess(s.target().portOn(s.downstream), now)
+		header, err := s.proxyHeader()
+		if err != nil {
+			s.abort(shaper.NotConnected, now)
+			return
+		}
+		s.relay(header, now)
+	}
+}
+
+func (s *session) redial(err error, now leaky.Time) {
+	l := s.proxy.loop
+	l.pacer.Cancel(&s.timer)
+	l.close(s.server.fd)
+	s.server.fd = -1
+	s.dialFailed(err, now)
+	s.dial(now)
+}
+
+// dialFailed records that the connection to the downstream of s failed.
+func (s *session) dialFailed(err error, now leaky.Time) {
+	d := s.downstream
+	s.proxy.trafficLog.warn("dialing downstream failed", "listener", s.name, "downstream", d.address(s.flow.Port, s.samePort), "err", err)
+	s.releaseDownstream(now)
+	if !isLocalError(err) {
+		d.recordFailure(s.target().portOn(d), err, now)
+	}
+	s.failedDownstreams = append(s.failedDownstreams, d)
+}
+
+// releaseDownstream frees the slot of s at its downstream.
+func (s *session) releaseDownstream(now leaky.Time) {
+	if s.downstream == nil {
+		return
+	}
+	s.downstream.release()
+	s.downstream = nil
+}

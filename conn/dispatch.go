@@ -1,0 +1,160 @@
+package conn
+
+import (
+	"container/heap"
+	"slices"
+
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// dispatchFreed dispatches the gates whose reservations ended.
+func (a *admission) dispatchFreed(now leaky.Time) {
+	for len(a.freed) > 0 {
+		freed := a.freed
+		a.freed = nil
+		a.dispatch(freed, now)
+	}
+}
+
+// dispatch serves the queues that wait at the gates of list and can proceed, in the order of their
+// tickets.
+func (a *admission) dispatch(list []*gate, now leaky.Time) {
+	for {
+		for _, gt := range list {
+			a.reserve(gt, now)
+		}
+		var next *waitQueue
+		for _, gt := range list {
+			if len(gt.queued) == 0 {
+				continue
+			}
+			first, why := gt.nextQueue(), gt.exhausted(now)
+			if gt.limit.Observe || why == shaper.ByNewConnections && first.paid {
+				why = shaper.None
+			}
+			switch {
+			case why == shaper.ByNewConnections:
+				a.armPacer(gt, now)
+			case why != shaper.None || gt.reservedAgainst(first, first.paid):
+				gt.dueAt = 0 // a waiter for a slot is not late
+			case next == nil || first.ticketAt(first.pos) < next.ticketAt(next.pos):
+				next = first
+			}
+		}
+		if next == nil {
+			return
+		}
+		if i, why := next.findShut(now); why != shaper.None {
+			a.recordFailure(next, now)
+			a.moveTo(next, i, why, now)
+		} else {
+			now = a.serveHead(next, now)
+		}
+	}
+}
+
+// findShut returns the gate that keeps q waiting, and the reason, or None. A gate with waiters of
+// earlier tickets is also shut: they are tried first.
+func (q *waitQueue) findShut(now leaky.Time) (int, shaper.Reason) {
+	i, why := findShut(q.gates, q, q.paid, now)
+	if why != shaper.None {
+		return i, why
+	}
+	for i, src := range q.gateSources {
+		if turns := src.gate.queued; i != q.pos && len(turns) > 0 && turns[0].ticket() < q.ticketAt(i) {
+			return i, shaper.ByConnections
+		}
+	}
+	return 0, shaper.None
+}
+
+// moveTo makes q, whose turn it is, wait at its i-th gate.
+func (a *admission) moveTo(q *waitQueue, i int, why shaper.Reason, now leaky.Time) {
+	a.unlink(q, now)
+	a.link(q, i, why, now)
+	a.armTimeout(q)
+	gt := q.gates[i]
+	for gt.quota.waiting > gt.limit.MaxQueue {
+		a.evictNewest(gt.quota, now)
+	}
+}
+
+// serveHead passes the first connection of q through all its gates, and returns the time of that.
+func (a *admission) serveHead(q *waitQueue, now leaky.Time) leaky.Time {
+	if slices.ContainsFunc(q.gates, func(gt *gate) bool { return !gt.shape.Packets.Unlimited() }) {
+		now = a.clock() // a connection charged to an earlier instant would be followed too soon
+	}
+	w := q.head
+	for i, gt := range q.gates {
+		why, ready, waited := shaper.None, now, q.waitedAt(i, now)-w.waitedBefore[i]
+		if i == q.pos || waited > 0 {
+			why = q.waits[i].reason
+		}
+		if gt.dueAt > 0 {
+			ready = gt.dueAt
+		}
+		gt.take(w.paid, why, waited, ready, now)
+		if gt.reserved.queue != nil { // others may wait even though it has a free slot
+			a.freed = append(a.freed, gt)
+		}
+	}
+	a.lastTicket++
+	q.ticket = a.lastTicket
+	heap.Fix(&q.current().queues, q.heapIndex)
+	for _, src := range q.gateSources {
+		src.lastServed = a.lastTicket
+		if len(src.queues) > 0 {
+			heap.Fix(&src.gate.queued, src.heapIndex)
+		}
+	}
+	list := q.gates
+	a.resetClaims(q, now)
+	a.dequeue(w, now)
+	a.grant(w, list, now)
+	return now
+}
+
+// grant gives w the slots of list, which are already taken.
+func (a *admission) grant(w *waiter, list []*gate, now leaky.Time) {
+	if last := len(list) - 1; last >= 0 && list[last].pool != nil {
+		w.owner.assignDownstream(now)
+		a.dropUnused(list[last:], now)
+		list = list[:last:last]
+	}
+	w.held = list
+	a.outcomes = append(a.outcomes, outcome{waiter: w})
+}
+
+// outcome is the result of admission for a waiter: admitted, unless a limit refused it.
+type outcome struct {
+	*waiter
+	refusal
+}
+
+// run reports outcomes to the owners of the waiters.
+func (a *admission) run(now leaky.Time) {
+	if a.running {
+		return
+	}
+	a.running = true
+	for _, w := range a.retries {
+		a.admitOrQueue(w, now)
+	}
+	a.retries = nil
+	for i := 0; ; i++ {
+		a.dispatchFreed(now)
+		if i == len(a.outcomes) {
+			break
+		}
+		o := a.outcomes[i]
+		a.outcomes[i] = outcome{}
+		if o.limit == nil {
+			o.owner.admitted(now)
+		} else {
+			o.owner.refused(o.refusal, now)
+		}
+	}
+	a.outcomes = a.outcomes[:0]
+	a.running = false
+}

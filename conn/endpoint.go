@@ -1,0 +1,92 @@
+package conn
+
+import (
+	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// endpoint is one of the two sockets of a session.
+type endpoint struct {
+	session      *session
+	fd           int // -1 when there is none
+	readable     bool
+	writable     bool
+	mustPoll     bool // a short read does not mean that no data is left
+	readDisarmed bool // EPOLLIN is off
+	failed       bool // cannot be written to; received data may still be read
+}
+
+// endpointEvents are the events of a session's sockets, edge-triggered.
+const endpointEvents uint32 = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLPRI | unix.EPOLLRDHUP | 1<<31 // EPOLLET
+
+func (e *endpoint) ready(events uint32, now leaky.Time) {
+	s := e.session
+	if events&(unix.EPOLLIN|unix.EPOLLPRI|unix.EPOLLRDHUP|unix.EPOLLHUP) != 0 {
+		e.readable = true
+		// A read stops at urgent data. That, or a FIN, may be all that is left, and no edge would
+		// report it. The urgent byte itself is not forwarded.
+		e.mustPoll = e.mustPoll || events&(unix.EPOLLPRI|unix.EPOLLRDHUP) != 0
+	}
+	if events&(unix.EPOLLOUT|unix.EPOLLHUP) != 0 {
+		e.writable = true
+	}
+	switch {
+	case s.stage == stageDialing && e == &s.server:
+		s.dialReady(events, now)
+	case events&unix.EPOLLERR != 0, s.stage == stageWaiting && e.hasLeft(events):
+		s.peerFailed(e, now)
+	case s.stage == stageHeader:
+		s.readHeader(now)
+	case s.stage == stageRelaying:
+		e.disarmRead()
+		s.advance(now)
+	case s.stage == stageRefusing:
+		s.discardInput(now)
+	}
+}
+
+// hasLeft reports whether a waiting client has closed its connection without sending anything, or
+// entirely. A client that has sent something and a FIN may wait for a reply.
+func (e *endpoint) hasLeft(events uint32) bool {
+	if events&unix.EPOLLHUP != 0 {
+		return true
+	}
+	if events&unix.EPOLLRDHUP == 0 {
+		return false
+	}
+	var b [1]byte
+	n, _, err := unix.Recvfrom(e.fd, b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	return err == nil && n == 0
+}
+
+// disarmRead disables read events of an endpoint whose bytes are queued: each segment would wake the
+// loop in vain.
+func (e *endpoint) disarmRead() {
+	d := &e.session.up
+	if e == d.dst {
+		d = &e.session.down
+	}
+	if e.readable && d.unit.queued && !e.readDisarmed {
+		e.readDisarmed = true
+		e.session.proxy.loop.setEvents(e.fd, endpointEvents&^(unix.EPOLLIN|unix.EPOLLPRI))
+	}
+}
+
+// markDrained records that an endpoint has no data to read, and enables its read events.
+func (e *endpoint) markDrained() {
+	e.readable = false
+	if e.readDisarmed {
+		e.readDisarmed = false
+		e.session.proxy.loop.setEvents(e.fd, endpointEvents)
+	}
+}
+
+// resetEnding is how the session ends when e fails.
+func (e *endpoint) resetEnding() shaper.Ending {
+	if e == &e.session.client {
+		return shaper.ResetByClient
+	}
+	return shaper.ResetByServer
+}

@@ -1,0 +1,192 @@
+package conn
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// gate is the semaphore of one bucket key, and limits its rate of new connections. Sources take turns
+// at it.
+type gate struct {
+	id       uint64
+	key      shaper.Key
+	state    *shaper.LimitState
+	quota    *waitQuota
+	policy   *shaper.Policy // of limit and shape
+	limit    *shaper.Limit
+	pool     *pool        // of downstreams; nil at the gate of a limit
+	shape    *leaky.Shape // rate of new connections
+	bucket   leaky.Bucket // of new connections
+	inFlight int
+	waiting  int
+	sources  map[netip.Addr]*gateSource        // that need the gate, wherever they wait
+	queued   indexedHeap[gateSource, byTicket] // sources that wait here
+	flows    flowLRU                           // UDP flows that hold a slot
+	reserved reservation
+	timer    pacer.Event // scheduled while a connection waits for the bucket, and not for a slot
+	dueAt    leaky.Time  // when timer fires; 0 when nothing waits for the bucket
+	relief   pacer.Event // scheduled while connections wait that could replace idle flows
+}
+
+// gatesFor returns the gates of f, most specific first. Missing ones are created.
+func (a *admission) gatesFor(f *shaper.Flow, r shaper.Route) (list []*gate) {
+	for i := range r.Limits().All {
+		if l := a.policy.Limit(i); l.MaxConnections != 0 || l.NewConnections.N != 0 {
+			list = append(list, a.gateFor(i, l, gateKey(a.policy, i, f, r)))
+		}
+	}
+	return list
+}
+
+func gateKey(p *shaper.Policy, i int, f *shaper.Flow, r shaper.Route) shaper.Key {
+	key := p.Key(i, f, r)
+	key.Limit++ // the bucket of new connections, see shaper.LimitState
+	return key
+}
+
+// limitKey is the key under which gt's limit ranks waits and refusals.
+func (gt *gate) limitKey() shaper.Key {
+	key := gt.key
+	key.Limit--
+	return key
+}
+
+// gateFor returns the gate of key, a key of limit i of the current policy. A missing one is created.
+func (a *admission) gateFor(i int, l *shaper.Limit, key shaper.Key) *gate {
+	gt := a.byKey[key]
+	if gt == nil {
+		state := a.policy.State(i)
+		a.lastGateID++
+		gt = &gate{
+			id: a.lastGateID, key: key, state: state, policy: a.policy, quota: a.quotaFor(state), limit: l,
+			shape: a.policy.NewConnections(i), bucket: a.shaper.CheckOut(key, a.clock()),
+		}
+		gt.timer.Fire = func(now leaky.Time) { a.dispatch([]*gate{gt}, now); a.run(now) }
+		a.byKey[key] = gt
+	}
+	a.refresh(gt)
+	return gt
+}
+
+// refresh updates gt to the current policy. Nothing has passed it since that became current, so the
+// result is the same as if it had been updated then. A gate whose limit was removed stays as it is.
+func (a *admission) refresh(gt *gate) {
+	if gt.policy == a.policy {
+		return
+	}
+	gt.policy = a.policy
+	if i := a.policy.IndexOf(gt.state); i >= 0 {
+		shape := a.policy.NewConnections(i)
+		gt.bucket.Rescale(gt.shape, shape, a.policySince)
+		gt.limit, gt.shape, gt.quota = a.policy.Limit(i), shape, a.quotaFor(gt.state)
+	}
+}
+
+// quotaFor returns the quota of a limit. A missing one is created.
+func (a *admission) quotaFor(state *shaper.LimitState) *waitQuota {
+	wq := a.quotas[state]
+	if wq == nil {
+		wq = &waitQuota{}
+		a.quotas[state] = wq
+	}
+	return wq
+}
+
+// dropUnused removes the gates of list that no connection holds or needs.
+func (a *admission) dropUnused(list []*gate, now leaky.Time) {
+	for _, gt := range list {
+		switch {
+		case gt.inFlight > 0 || len(gt.sources) > 0:
+		case gt.pool != nil:
+			delete(gt.pool.listener.pools, gt.pool.key)
+		case a.byKey[gt.key] == gt:
+			delete(a.byKey, gt.key)
+			a.refresh(gt)
+			a.shaper.CheckIn(gt.key, gt.bucket, now)
+		}
+	}
+}
+
+// findShut returns the gate of list that keeps a connection of q waiting at now, and the reason, or
+// None. A cap takes precedence over a rate, which recovers sooner and does not apply to the
+// readmitted.
+func findShut(list []*gate, q *waitQueue, paid bool, now leaky.Time) (int, shaper.Reason) {
+	for i, gt := range list {
+		if !gt.limit.Observe && (gt.atCap(now) || gt.reservedAgainst(q, paid)) {
+			return i, shaper.ByConnections
+		}
+	}
+	for i, gt := range list {
+		if !paid && !gt.limit.Observe && gt.atRate(now) {
+			return i, shaper.ByNewConnections
+		}
+	}
+	return 0, shaper.None
+}
+
+// findShutOnArrival is findShut for a new connection, which does not overtake waiters.
+func findShutOnArrival(list []*gate, paid bool, now leaky.Time) (int, shaper.Reason) {
+	i, why := findShut(list, nil, paid, now)
+	if why == shaper.None {
+		if i = slices.IndexFunc(list, func(gt *gate) bool { return len(gt.queued) > 0 }); i >= 0 {
+			why = shaper.ByConnections
+		}
+	}
+	return i, why
+}
+
+// exhausted returns which resource of gt is used up at now, or None.
+func (gt *gate) exhausted(now leaky.Time) shaper.Reason {
+	switch {
+	case gt.atCap(now):
+		return shaper.ByConnections
+	case gt.atRate(now):
+		return shaper.ByNewConnections
+	}
+	return shaper.None
+}
+
+func (gt *gate) atCap(now leaky.Time) bool {
+	if gt.pool != nil {
+		return gt.pool.full(now)
+	}
+	return gt.limit.MaxConnections > 0 && gt.inFlight >= gt.limit.MaxConnections
+}
+
+func (gt *gate) atRate(now leaky.Time) bool { return gt.bucket.Depart(gt.shape, now) > now }
+
+// take takes a slot for a connection that waited here for reason why, and could pass from ready on.
+// A timer that fired late refunds the cost of up to one connection. A readmitted connection is neither
+// charged nor counted again.
+func (gt *gate) take(paid bool, why shaper.Reason, waited, ready, now leaky.Time) {
+	if gt.pool != nil {
+		return // see grant
+	}
+	verdict, full := shaper.Delay, gt.exhausted(now)
+	gt.inFlight++
+	gt.state.InFlight.Add(1)
+	switch {
+	case paid:
+		return
+	case full != shaper.None: // and the limit observes, or the gate would be shut
+		gt.state.Connections.Add(verdict, full, 1)
+		return
+	case why == shaper.None:
+		verdict = shaper.Pass
+	}
+	gt.bucket.Charge(gt.shape, 0, 1, leaky.CatchUp(ready, now, gt.shape.Packets.Cost(1)))
+	gt.state.Connections.Add(verdict, why, 1)
+	gt.state.SlotWait.Observe(waited.Duration())
+}
+
+// retryAfter is when a new connection would be admitted, after those that wait.
+func (gt *gate) retryAfter(now leaky.Time) time.Duration {
+	b := gt.bucket
+	b.Charge(gt.shape, 0, uint64(gt.waiting), now)
+	return (b.Depart(gt.shape, now) - now).Duration()
+}

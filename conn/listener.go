@@ -1,0 +1,81 @@
+package conn
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/leaky/pacer"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// listener is a Listen in use, identified by its name.
+type listener struct {
+	name    string
+	removed bool // removed from the configuration; some of its connections may remain
+	config  atomic.Pointer[listenerConfig]
+	counts  *shaper.ListenerState
+
+	flows   flowLRU                   // all; owned by the loop
+	sources map[netip.Addr]*udpSource // by sourceKey; owned by the loop
+
+	proxy       *Proxy
+	downstreams []*downstream      // owned by the loop
+	candidates  []*downstream      // of pick, reused
+	readmission pacer.Event        // scheduled for when an ejected downstream gets connections again
+	pools       map[poolKey]*gate  // those in use
+	poolState   *shaper.LimitState // of the pools, not reported
+	poolQuota   waitQuota          // of the pools
+}
+
+type listenerConfig struct {
+	Listen
+	hosts []*host // of the downstreams
+}
+
+// binding is the listener that a port belongs to.
+type binding struct {
+	*listener
+	samePort bool
+}
+
+// port is an open Endpoint.
+type port interface {
+	bind(binding) // starts the port, or changes its listener; on the loop
+	bound() *binding
+	close()
+	descriptor() int
+}
+
+func (p *Proxy) newListener(name string) *listener {
+	return &listener{
+		name: name, counts: p.shaper.Listener(name), proxy: p,
+		sources: map[netip.Addr]*udpSource{}, pools: map[poolKey]*gate{}, poolState: &shaper.LimitState{Name: poolName},
+	}
+}
+
+func (p *Proxy) openPort(e Endpoint, transparent bool) (port, error) {
+	if e.Protocol == shaper.UDP {
+		return p.openUDP(e.key(), transparent)
+	}
+	return p.openTCP(e.key(), transparent)
+}
+
+var errInUse = errors.New("address already in use")
+
+// explainBind adds a hint to the usual errors of binding a port.
+func explainBind(err error, endpoint string) error {
+	var errno unix.Errno
+	switch errors.As(err, &errno); errno {
+	case unix.EADDRINUSE:
+		return fmt.Errorf("listen on %s: %w; \"ss -lntup\" shows by which process", endpoint, errInUse)
+	case unix.EACCES:
+		return fmt.Errorf("listen on %s: not permitted; a port below 1024 needs CAP_NET_BIND_SERVICE", endpoint)
+	case unix.EADDRNOTAVAIL:
+		return fmt.Errorf("listen on %s: this host does not have the address", endpoint)
+	}
+	return fmt.Errorf("listen on %s: %w", endpoint, err)
+}

@@ -1,0 +1,146 @@
+package conn
+
+import (
+	"cmp"
+	"slices"
+
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// hop is where the units of one flow wait in one queue.
+type hop struct {
+	*queue
+	source    *sourceQueue
+	lane      *lane
+	flowQueue *node
+	fifo      bool       // all flows share one sub-queue
+	usage     usage      // here, since the last report
+	waited    leaky.Time // here, in total
+}
+
+// newPath returns the hops of a flow's units under set, in order. Limits that have no rate, or only
+// observe, have no hop. A flow is unverified until the downstream has replied to it.
+func (sc *scheduler) newPath(p *shaper.Policy, f *shaper.Flow, r shaper.Route, set shaper.Set, unverified bool) []hop {
+	var list []*queue
+	var fifo shaper.Set // positions in list
+	for i := range set.All {
+		if !hasQueue(p, i) {
+			continue
+		}
+		key := p.Key(i, f, r)
+		q := sc.byKey[key]
+		if q == nil {
+			q = &queue{key: key, bucket: sc.shaper.CheckOut(key, sc.clock()), state: p.State(i), shape: p.Shape(i)}
+			q.timer.Fire = func(now leaky.Time) { sc.markRunnable(q); sc.run(now) }
+			sc.byKey[key] = q
+		}
+		sc.refresh(q, sc.clock())
+		if p.Limit(i).Scheduling == shaper.ScheduleFIFO {
+			fifo |= 1 << len(list)
+		}
+		list = append(list, q)
+	}
+	path := make([]hop, len(list))
+	for i, q := range list {
+		path[i] = q.addFlow(f, fifo&(1<<i) != 0, unverified, list[i+1:])
+	}
+	return path
+}
+
+// hasQueue reports whether limit i of p queues units.
+func hasQueue(p *shaper.Policy, i int) bool {
+	shape := p.Shape(i)
+	return !p.Limit(i).Observe && !(shape.Bytes.Unlimited() && shape.Packets.Unlimited())
+}
+
+// keepsPath reports whether scheduler.newPath would return path again, and then updates its queues
+// to policy.
+func (sc *scheduler) keepsPath(path []hop, policy *shaper.Policy, f *shaper.Flow, r shaper.Route, set shaper.Set, unverified bool, now leaky.Time) bool {
+	n := 0
+	for i := range set.All {
+		if !hasQueue(policy, i) {
+			continue
+		}
+		if n == len(path) || path[n].key != policy.Key(i, f, r) {
+			return false
+		}
+		fifo := policy.Limit(i).Scheduling == shaper.ScheduleFIFO
+		if path[n].fifo != fifo || path[n].source.source != queueSource(f, fifo, unverified) {
+			return false
+		}
+		n++
+	}
+	if n < len(path) {
+		return false
+	}
+	for _, h := range path {
+		sc.refresh(h.queue, now)
+	}
+	sc.run(now)
+	return true
+}
+
+// replacePath releases the old path of a flow that has no queued units, and returns its new one:
+// path, and if the flow's listener was removed also the queues of limits that matched by
+// listener.
+//
+// All paths are in one order, so that equal ones share lanes: removed limits come first, by
+// ID, then the others in the order of the policy.
+func (sc *scheduler) replacePath(a *account, old, path []hop, removed bool, oldPolicy *shaper.Policy, now leaky.Time) []hop {
+	a.merge(old)
+	if !removed {
+		sc.releasePath(old, now)
+		return path
+	}
+	for i := range old {
+		h := old[i]
+		if isListenerLimit(oldPolicy, h.state) && !slices.ContainsFunc(path, func(s hop) bool { return s.queue == h.queue }) {
+			h.waited = 0 // the account includes it already
+			sc.refresh(h.queue, now)
+			path = append(path, h)
+		} else {
+			sc.releasePath(old[i:i+1], now)
+		}
+	}
+	policy := sc.shaper.Policy()
+	slices.SortStableFunc(path, func(a, b hop) int {
+		i, j := policy.IndexOf(a.state), policy.IndexOf(b.state)
+		if i < 0 && j < 0 {
+			return cmp.Compare(a.state.ID, b.state.ID)
+		}
+		return cmp.Compare(i, j)
+	})
+	return path
+}
+
+// releasePath releases the hops of a path.
+func (sc *scheduler) releasePath(path []hop, now leaky.Time) {
+	for i := range path {
+		q := path[i].queue
+		path[i].removeFlow()
+		if q.refs--; q.refs == 0 {
+			sc.wheel.Cancel(&q.timer)
+			delete(sc.byKey, q.key)
+			sc.refresh(q, now)
+			sc.shaper.CheckIn(q.key, q.bucket, now)
+		}
+	}
+}
+
+// release ends the count of u at a hop that it had moved on from or leaves from.
+func (h *hop) release(u *unit) {
+	h.subBacklog(u)
+	if h.forwarding == u {
+		h.forwarding = nil
+		return
+	}
+	if u.path[u.pos].queue == h.queue {
+		return
+	}
+	ln := h.lane
+	ln.laterBytes -= u.weight
+	if ln.suspended && ln.laterBytes+u.weight <= max(laneLimit, u.weight) {
+		ln.resume()
+	}
+}

@@ -1,0 +1,142 @@
+package conn
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
+)
+
+// probe is an active check: it connects, and closes. It counts as one of the downstream's
+// max_connections, and is skipped while all are in use.
+type probe struct {
+	d       *downstream
+	fd      int         // -1 while no check is running
+	counted bool        // the check holds one of d's max_connections
+	timer   pacer.Event // starts the next check, or is the timeout of this one
+}
+
+// configure starts or stops the checks as the configuration says. Checks that run go on.
+func (p *probe) configure(now leaky.Time) {
+	if p.d.listener.config.Load().Check.Interval == 0 {
+		p.stop()
+		if p.d.down {
+			p.d.down, p.d.failures = false, 0
+		}
+		return
+	}
+	if p.fd < 0 && !p.timer.Scheduled() {
+		p.timer.Fire = p.start
+		// Spread the first checks over an interval.
+		p.d.listener.proxy.loop.pacer.Schedule(&p.timer, now+leaky.FromDuration(rand.N(p.d.listener.config.Load().Check.Interval)))
+	}
+}
+
+func (p *probe) start(now leaky.Time) {
+	d := p.d
+	proxy, config := d.listener.proxy, d.listener.config.Load()
+	if !d.hasCapacity() {
+		p.scheduleNext(now)
+		return
+	}
+	if d.MaxConnections > 0 {
+		p.counted = true
+		d.inFlight++
+	}
+	addr := d.host.addr()
+	fd := -1
+	err := errNoAddress
+	if addr.IsValid() {
+		fd, err = proxy.connectTCP(netip.Addr{}, netip.AddrPortFrom(addr, d.checkPort()))
+	}
+	if err == nil {
+		if err = proxy.loop.watch(fd, endpointEvents, p); err != nil {
+			unix.Close(fd)
+		}
+	}
+	if err != nil {
+		p.finish(err, now)
+		return
+	}
+	p.fd = fd
+	p.timer.Fire = func(now leaky.Time) { p.finish(unix.ETIMEDOUT, now) }
+	proxy.loop.pacer.Schedule(&p.timer, now+leaky.FromDuration(config.Check.Timeout))
+}
+
+// checkPort returns the port to check: the downstream's, or else the listener's first one.
+func (d *downstream) checkPort() uint16 {
+	e := d.listener.config.Load().Endpoints[0]
+	return d.port(e.Addr.Port(), e.SamePort)
+}
+
+func (p *probe) ready(events uint32, now leaky.Time) {
+	switch {
+	case events&(unix.EPOLLERR|unix.EPOLLHUP) != 0:
+		errno, _ := unix.GetsockoptInt(p.fd, unix.SOL_SOCKET, unix.SO_ERROR)
+		p.finish(unix.Errno(errno), now)
+	case events&unix.EPOLLOUT != 0:
+		_ = unix.SetsockoptLinger(p.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+		p.finish(nil, now)
+	}
+}
+
+// finish records the result of a check, and schedules the next one.
+func (p *probe) finish(err error, now leaky.Time) {
+	p.stop()
+	d, check := p.d, p.d.listener.config.Load().Check
+	log := d.listener.proxy.log
+	switch {
+	case err != nil && isLocalError(err): // says nothing about the downstream
+	case err != nil:
+		d.failures++
+		d.successes = 0
+		d.lastError = err
+		if !d.down && d.failures >= check.Fall {
+			d.down = true
+			log.Warn("downstream is down", "listener", d.listener.name, "downstream", d.String(), "err", err)
+			d.closeFlows(now, anyPort)
+			d.listener.wakeLater() // if this was the last available one, all are tried
+		}
+	default:
+		d.failures = 0
+		d.successes++
+		if d.down && d.successes >= check.Rise {
+			d.down, d.recoveredAt = false, now
+			clear(d.ports)
+			log.Info("downstream is up", "listener", d.listener.name, "downstream", d.String())
+			d.listener.wakeLater()
+		}
+	}
+	p.scheduleNext(now)
+}
+
+// scheduleNext schedules the next check, one interval from now.
+func (p *probe) scheduleNext(now leaky.Time) {
+	ln := p.d.listener
+	p.timer.Fire = p.start
+	jitter := time.Duration(float64(ln.config.Load().Check.Interval) * (0.9 + 0.2*rand.Float64()))
+	ln.proxy.loop.pacer.Schedule(&p.timer, now+leaky.FromDuration(jitter))
+}
+
+func (p *probe) stop() {
+	l := p.d.listener.proxy.loop
+	l.pacer.Cancel(&p.timer)
+	if p.fd >= 0 {
+		l.close(p.fd)
+		p.fd = -1
+	}
+	if p.counted {
+		p.counted = false
+		p.d.release()
+	}
+}
+
+func (s *listener) stopProbes() {
+	for _, d := range s.downstreams {
+		d.probe.stop()
+	}
+}

@@ -1,0 +1,129 @@
+package conn
+
+import (
+	"net/netip"
+
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// queue is the queue of one bucket. It exists while a flow needs it. Sources take turns in it, and so
+// do the flows of a source.
+type queue struct {
+	key        shaper.Key
+	policy     *shaper.Policy // of shape, see refresh
+	shape      *leaky.Shape
+	state      *shaper.LimitState
+	sendReject bool // reply to the source of a refused datagram with an ICMP error
+	bucket     leaky.Bucket
+	meter      leaky.Meter // of what left
+	refs       int
+
+	root          node
+	sources       map[netip.Addr]*sourceQueue
+	idleSources   []*sourceQueue // without flows, and with start tags ahead of virtual time
+	forwarding    *unit          // the last unit that moved to a later queue, until it waits there
+	bookings      []booking      // ordered by from
+	blocked       *unit          // the unit, at most one, that was booked because of other bookings of this queue
+	booked        []*unit        // units booked whose last queue this is, ordered by due
+	queuedBytes   uint64         // of datagrams, including those that moved to a later queue
+	queuedPackets uint64
+	grants        int // queued TCP grants, including those that moved to a later queue
+	timer         pacer.Event
+	pending       bool // in scheduler.work
+}
+
+// full reports whether q cannot take another unit at now.
+func (q *queue) full(now leaky.Time) bool {
+	b := q.bucket
+	b.Charge(q.shape, q.queuedBytes, q.queuedPackets, now)
+	return b.Depart(q.shape, now)-now > q.shape.MaxDelay
+}
+
+// cost is how long q lets nothing leave after a unit of that size.
+func (q *queue) cost(bytes, packets uint64) leaky.Time {
+	return max(q.shape.Cost(bytes, packets))
+}
+
+// addBacklog and subBacklog count a unit in q. The bytes of a grant are not counted: they wait at
+// their source, and sources take turns.
+func (q *queue) addBacklog(u *unit) {
+	if !u.droppable {
+		q.grants++
+		return
+	}
+	q.queuedBytes += u.bytes
+	q.queuedPackets += u.packets
+}
+
+func (q *queue) subBacklog(u *unit) {
+	if !u.droppable {
+		q.grants--
+		return
+	}
+	q.queuedBytes -= u.bytes
+	q.queuedPackets -= u.packets
+}
+
+// markForwarded records that the unit that last moved on from q waits in a later queue.
+func (q *queue) markForwarded() {
+	u := q.forwarding
+	q.forwarding = nil
+	for i := range u.path {
+		if h := &u.path[i]; h.queue == q {
+			h.flowQueue.endService()
+			if h.lane.laterBytes += u.weight; h.lane.laterBytes+u.weight > laneLimit && !h.lane.suspended {
+				h.lane.suspend()
+			}
+		}
+	}
+}
+
+// refresh updates q to the current policy. Its bucket keeps its backlog.
+func (sc *scheduler) refresh(q *queue, now leaky.Time) {
+	policy := sc.shaper.Policy()
+	if q.policy == policy {
+		return
+	}
+	q.policy = policy
+	i := policy.IndexOf(q.state)
+	if i < 0 {
+		return // the limit was removed; connections of removed listeners keep it
+	}
+	next := policy.Shape(i)
+	changed := *next != *q.shape
+	if changed {
+		q.bucket.Rescale(q.shape, next, now)
+		q.meter = leaky.Meter{} // the old rate no longer applies
+		sc.markRunnable(q)
+	}
+	q.shape, q.sendReject = next, policy.Limit(i).RefuseWith == shaper.RefuseReject
+	if changed {
+		sc.rebook(q, now)
+	}
+}
+
+// fullDatagram is the least size for which lateness is compensated: that of a datagram that fills an
+// Ethernet frame. A small one costs less time than a wake-up takes, and the mean rate would fall
+// short.
+const fullDatagram = 1472
+
+const (
+	// packetSlack is the least lateness that a limit in packets compensates for datagrams. On a busy
+	// host threads stall for up to a scheduler tick, 4 ms at 250 Hz. At 10,000 packets/s that would
+	// lose 40 times the slack of a unit.
+	packetSlack = leaky.Second / 200
+
+	// byteSlack is the same for a limit in bytes, where slack makes larger bursts: as much as that of
+	// TCP.
+	byteSlack = leaky.Second / 500
+)
+
+// datagramSlack is the least lateness that s compensates for datagrams.
+func datagramSlack(s *leaky.Shape) leaky.Time {
+	if s.Bytes.Unlimited() {
+		return packetSlack
+	}
+	return byteSlack
+}

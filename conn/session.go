@@ -1,0 +1,238 @@
+package conn
+
+import (
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// session is a client's TCP connection with its connection to a downstream. It belongs to the loop's
+// thread.
+type session struct {
+	registryEntry
+	waiter      // with the slots, held until the session ends
+	*binding    // listener of the port
+	proxy       *Proxy
+	port        *tcpPort
+	pathPolicy  *shaper.Policy // of the paths
+	clientAddr  netip.AddrPort // of the client
+	originalDst netip.AddrPort // destination in the PROXY header, or the zero value
+	stage       stage
+	timer       pacer.Event // of the stage
+	reply       string      // for a refused client
+	lingerLeft  int         // bytes that a refused client may still send
+
+	downstream        *downstream   // where it holds a slot, or nil
+	failedDownstreams []*downstream // could not be reached
+
+	client, server endpoint
+	up, down       direction // to the downstream, and from it
+	activity       activity
+}
+
+// stage is the progress of a session.
+type stage uint8
+
+const (
+	stageWaiting stage = iota // in admission
+	stageHeader               // before admission, until the PROXY header was read
+	stageDialing
+	stageRelaying
+	stageRefusing // refused, lingering close
+	stageEnded
+)
+
+// relay starts to move bytes between the two connected sockets. A header for the downstream goes
+// first, under the same limits.
+func (s *session) relay(header []byte, now leaky.Time) {
+	s.stage = stageRelaying
+	s.counts.Open.Add(1)
+	s.up = direction{session: s, src: &s.client, dst: &s.server, bytes: &s.counts.ToDownstream}
+	s.down = direction{session: s, src: &s.server, dst: &s.client, bytes: &s.counts.FromDownstream}
+	s.up.unwritten, s.up.headerLen = header, uint64(len(header))
+	for _, d := range []*direction{&s.up, &s.down} {
+		d.unit, d.pacingRate = unit{owner: d, credit: grantCredit}, unpaced
+	}
+	s.updateSlots(now)
+	s.reroute(s.proxy.shaper.Policy(), now)
+	s.armTimeouts(now)
+	s.advance(now)
+}
+
+// advance moves what can be moved in both directions.
+func (s *session) advance(now leaky.Time) {
+	s.up.advance(now)
+	s.down.advance(now)
+	s.finish(now)
+}
+
+// reroute moves the units of s to the queues of policy. A direction whose queues stay the same
+// keeps its position in them.
+func (s *session) reroute(policy *shaper.Policy, now leaky.Time) {
+	oldPolicy := s.pathPolicy
+	s.pathPolicy = policy
+	s.reportUsage(now)
+	for _, d := range []*direction{&s.up, &s.down} {
+		set := s.route.ToDownstream
+		if d == &s.down {
+			set = s.route.FromDownstream
+		}
+		if d.reroute(oldPolicy, policy, set, now); s.stage != stageRelaying {
+			return // s has ended: leaving a queue let another unit go
+		}
+	}
+	s.finish(now)
+}
+
+// peerFailed ends s after an endpoint failed. Data that a downstream sent before the failure goes to
+// the client first: many servers reply before they have read the whole request, and the reset that
+// follows is for the rest of it. When the client has failed, the data has no receiver.
+func (s *session) peerFailed(e *endpoint, now leaky.Time) {
+	if s.up.dstShut && s.down.dstShut { // all has been delivered
+		s.finish(now)
+		return
+	}
+	if e != &s.server || s.stage != stageRelaying || e.failed || s.down.dstShut {
+		s.abort(e.resetEnding(), now)
+		return
+	}
+	e.failed = true
+	s.up.dstShut = true
+	s.proxy.loop.scheduler.withdraw(now, &s.up.unit)
+	e.readable, e.mustPoll = true, true
+	s.down.advance(now)
+}
+
+// finish ends s if both directions have ended.
+func (s *session) finish(now leaky.Time) {
+	if s.stage == stageRelaying && s.up.dstShut && s.down.dstShut {
+		s.close(shaper.Closed, now)
+	}
+}
+
+// endGracefully ends s early. The sides see a FIN if no data is lost, and a reset otherwise.
+func (s *session) endGracefully(how shaper.Ending, now leaky.Time) {
+	if s.up.pending() || s.down.pending() {
+		s.abort(how, now)
+		return
+	}
+	s.close(how, now)
+}
+
+// kill is abort for sessions that may wait.
+func (s *session) kill(how shaper.Ending, now leaky.Time) {
+	if s.stage == stageWaiting {
+		s.admission.withdraw(&s.waiter, now)
+		s.stage = stageRefusing
+	}
+	s.abort(how, now)
+}
+
+// abort ends s with a reset on both sides.
+func (s *session) abort(how shaper.Ending, now leaky.Time) {
+	switch s.stage {
+	case stageEnded:
+		return
+	case stageWaiting:
+		s.admission.cancel(&s.waiter, shaper.ClientGone, now)
+		return
+	}
+	linger := unix.Linger{Onoff: 1}
+	for _, e := range []*endpoint{&s.client, &s.server} {
+		if e.fd >= 0 {
+			_ = unix.SetsockoptLinger(e.fd, unix.SOL_SOCKET, unix.SO_LINGER, &linger)
+		}
+	}
+	s.close(how, now)
+}
+
+// close frees everything. The paths are released slightly later: the caller may be one of their
+// queues, about to be charged for what was just sent.
+func (s *session) close(how shaper.Ending, now leaky.Time) {
+	l := s.proxy.loop
+	s.counts.Ended[how].Add(1)
+	s.logAccess(how, now)
+	l.pacer.Cancel(&s.timer)
+	if s.stage == stageRelaying {
+		s.counts.Open.Add(-1)
+		l.scheduler.withdraw(now, &s.up.unit, &s.down.unit)
+		l.runLater(func(now leaky.Time) {
+			s.reportUsage(now)
+			l.scheduler.releasePath(s.up.unit.path, now)
+			l.scheduler.releasePath(s.down.unit.path, now)
+			s.up.unit.path, s.down.unit.path = nil, nil
+		})
+	}
+	s.stage = stageEnded
+	s.releaseDownstream(now)
+	for _, e := range []*endpoint{&s.client, &s.server} {
+		if e.fd >= 0 {
+			l.close(e.fd)
+		}
+	}
+	s.proxy.sessions.remove(s)
+	for _, d := range []*direction{&s.up, &s.down} {
+		d.unwritten = nil
+		if d.pipe != nil {
+			l.dropPipe(d.pipe)
+			d.pipe = nil
+		}
+	}
+	s.release(now)
+	s.proxy.openConns.Add(-1)
+}
+
+// rebind moves s to the listener that its port belongs to now. If its listener and port have
+// both been removed, s is refused unless it has reached a downstream.
+func (s *session) rebind(now leaky.Time) {
+	from, to := s.listener, s.port.binding
+	if to.removed && s.stage != stageRelaying && s.stage != stageRefusing {
+		s.kill(shaper.Refused, now)
+	}
+	if s.stage == stageEnded || from == to.listener {
+		return
+	}
+	s.binding, s.listen, s.failedDownstreams = to, to.name, nil
+	if s.stage == stageRelaying {
+		from.counts.Open.Add(-1)
+		to.counts.Open.Add(1)
+		s.up.bytes, s.down.bytes = &to.counts.ToDownstream, &to.counts.FromDownstream
+	}
+	if s.downstream != nil {
+		s.downstream = to.adoptDownstream(s.downstream)
+	}
+}
+
+// updateSlots makes s hold the slots that the current policy requires.
+func (s *session) updateSlots(now leaky.Time) {
+	if s.stage == stageDialing || s.stage == stageRelaying {
+		s.waiter.flow.Origin = s.admission.policy.ListenerIndex(s.name)
+		s.route = s.admission.policy.Route(&s.flow)
+		s.slots.update(&s.flow, s.route, s.removed, now)
+	}
+}
+
+// applyPolicy brings s to policy, which is the current one.
+func (s *session) applyPolicy(policy *shaper.Policy, now leaky.Time) {
+	if s.stage != stageDialing && s.stage != stageRelaying {
+		return
+	}
+	s.updateSlots(now)
+	if policy.EnforcedBlock(s.route.Limits()) >= 0 {
+		s.abort(shaper.Refused, now)
+		return
+	}
+	if s.downstream != nil && s.downstream.removed {
+		s.downstream = s.adoptDownstream(s.downstream)
+	}
+	if s.stage == stageRelaying {
+		s.reroute(policy, now)
+	}
+	if s.stage == stageRelaying { // reroute may have ended it
+		s.armTimeouts(now) // the timeouts may have changed
+	}
+}

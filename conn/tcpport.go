@@ -1,0 +1,158 @@
+package conn
+
+import (
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// tcpPort is a listening socket. It belongs to the loop's thread once it is bound to a listener.
+type tcpPort struct {
+	proxy       *Proxy
+	fd          int
+	port        uint16
+	binding     *binding
+	resumeTimer pacer.Event // ends a pause
+}
+
+const (
+	// Backlog is how many connections may wait in the kernel to be accepted. The system has its own
+	// maximum, net.core.somaxconn.
+	Backlog = 4096
+
+	// acceptBatch is how many connections a port accepts before other sockets, and departures, have
+	// their turn.
+	acceptBatch = 8
+)
+
+func (p *Proxy) openTCP(e Endpoint, transparent bool) (port, error) {
+	fd, err := p.takeInherited(e), error(nil)
+	if fd >= 0 {
+		p.tagSocket(fd)
+		setTCPOptions(fd)
+		err = unix.Listen(fd, Backlog) // an inherited socket may listen already
+	} else {
+		fd, err = p.listenTCP(e.Addr, transparent)
+	}
+	if err != nil {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+		return nil, explainBind(err, "tcp://"+e.Addr.String())
+	}
+	t := &tcpPort{proxy: p, fd: fd, port: localAddr(fd).Port()}
+	t.resumeTimer.Fire = func(leaky.Time) { p.loop.setEvents(t.fd, unix.EPOLLIN) }
+	return t, nil
+}
+
+// listenTCP returns a listening socket. Connections inherit its options.
+func (p *Proxy) listenTCP(addr netip.AddrPort, transparent bool) (int, error) {
+	fd, err := tcpSocket(addr.Addr())
+	if err != nil {
+		return -1, err
+	}
+	p.tagSocket(fd)
+	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	if err == nil && addr.Addr().Is6() {
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1)
+	}
+	if err == nil && transparent {
+		err = setTransparent(fd, addr.Addr(), true)
+	}
+	if err == nil {
+		err = unix.Bind(fd, sockaddr(addr))
+	}
+	if err == nil {
+		err = unix.Listen(fd, Backlog)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+func (t *tcpPort) descriptor() int { return t.fd }
+
+func (t *tcpPort) bound() *binding { return t.binding }
+
+func (t *tcpPort) bind(b binding) {
+	started := t.binding != nil
+	t.binding = &b
+	if started {
+		return
+	}
+	if err := t.proxy.loop.watch(t.fd, unix.EPOLLIN, t); err != nil {
+		t.proxy.log.Error("watching TCP port failed", "listener", b.name, "port", t.port, "err", err)
+	}
+}
+
+// close closes the port. Connections that it has not accepted yet are reset.
+func (t *tcpPort) close() {
+	t.proxy.loop.call(func(leaky.Time) {
+		t.proxy.loop.pacer.Cancel(&t.resumeTimer)
+		t.proxy.loop.unwatch(t.fd) // systemd may have a duplicate
+		unix.Close(t.fd)
+	})
+}
+
+// ready accepts connections. Epoll reports the port again if there are more.
+func (t *tcpPort) ready(_ uint32, now leaky.Time) {
+	if t.proxy.loop.overloaded(acceptWatermark) {
+		t.pauseAccepting("low on descriptors or memory", now)
+		return
+	}
+	for range acceptBatch {
+		fd, from, errno := accept(t.fd)
+		switch errno {
+		case 0:
+			t.proxy.startSession(t, fd, from, now)
+		case unix.EAGAIN:
+			return
+		case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM:
+			t.pauseAccepting(errno.Error(), now)
+			return
+		default: // the connection has already ended
+		}
+	}
+}
+
+// pauseAccepting leaves connections in the kernel's queue for a while.
+func (t *tcpPort) pauseAccepting(why string, now leaky.Time) {
+	t.proxy.trafficLog.warn("accepting paused", "listener", t.binding.name, "reason", why)
+	t.proxy.loop.setEvents(t.fd, 0)
+	t.proxy.loop.pacer.Schedule(&t.resumeTimer, now+acceptPause)
+}
+
+// startSession starts the session of an accepted connection.
+func (p *Proxy) startSession(t *tcpPort, fd int, from netip.AddrPort, now leaky.Time) {
+	b := t.binding
+	b.counts.Accepted.Add(1)
+	s := &session{proxy: p, binding: b, port: t, clientAddr: from}
+	s.admission, s.owner, s.listen, s.started = p.admission, s, b.name, now
+	s.flow = shaper.Flow{Source: from.Addr(), Port: t.port, Protocol: shaper.TCP, Connection: p.nextID.Add(1)}
+	s.client = endpoint{session: s, fd: fd}
+	s.server = endpoint{session: s, fd: -1}
+	if err := p.loop.watch(fd, endpointEvents, &s.client); err != nil {
+		p.trafficLog.warn("watching connection failed", "listener", b.name, "err", err)
+		unix.Close(fd)
+		return
+	}
+	p.tagSocket(fd) // its listener may have had no tag when it arrived
+	p.sessions.add(s, s.flow.Connection)
+	p.scheduleAckCheck(now)
+	p.openConns.Add(1)
+	for _, prefix := range b.config.Load().AcceptProxyFrom {
+		if prefix.Contains(from.Addr()) {
+			s.stage = stageHeader
+			s.timer.Fire = s.rejectHeader
+			p.loop.pacer.Schedule(&s.timer, now+headerTimeout)
+			return
+		}
+	}
+	p.admission.acquire(&s.waiter, now)
+}
