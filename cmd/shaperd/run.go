@@ -17,6 +17,7 @@ import (
 
 	"shaperd.dev/shaperd/conn"
 	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/internal/logging"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
@@ -61,16 +62,17 @@ open ones may go on for --drain-timeout. A second SIGTERM resets them.`,
 				ctx, e.force, stop = stopSignals(ctx)
 				defer stop()
 			}
+			level, asJSON, err := f.parseLog()
+			if err != nil {
+				return err
+			}
 			f.root = e.flags
 			f.controlSet = cmd.Flags().Changed("control") || os.Getenv("SHAPERD_CONTROL") != ""
 			s := &server{flags: f, events: control.NewEvents(maxEvents)}
-			var lines *logWriter
-			var err error
-			if s.log, s.traffic, lines, err = newLogger(e, f, s.events); err != nil {
-				return err
-			}
-			defer lines.close()
-			s.droppedRecords = lines.Dropped
+			var records *logging.Writer
+			s.log, s.traffic, records = logging.New(e.stderr, level, asJSON, s.events.Handler)
+			defer records.Close()
+			s.droppedRecords = records.Dropped
 			return s.serve(ctx, e)
 		},
 	}
@@ -80,6 +82,17 @@ open ones may go on for --drain-timeout. A second SIGTERM resets them.`,
 	cmd.Flags().StringVar(&f.state, "state", "", "save bucket state in `file`, and runtime overrides in file.overrides, across restarts (default: not saved)")
 	cmd.Flags().DurationVar(&f.drainTimeout, "drain-timeout", 30*time.Second, "how long open connections may go on after SIGTERM")
 	return cmd
+}
+
+// parseLog parses the flags of the log.
+func (f *runFlags) parseLog() (level slog.Level, asJSON bool, err error) {
+	if level.UnmarshalText([]byte(f.logLevel)) != nil {
+		return 0, false, usageError{fmt.Errorf("--log-level %q: must be debug, info, warn or error", f.logLevel)}
+	}
+	if f.logFormat != "text" && f.logFormat != "json" {
+		return 0, false, usageError{fmt.Errorf("--log-format %q: must be text or json", f.logFormat)}
+	}
+	return level, f.logFormat == "json", nil
 }
 
 // stopSignals returns a context that the first SIGTERM or SIGINT cancels, and a channel that

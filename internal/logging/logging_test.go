@@ -1,15 +1,12 @@
-package main
+package logging
 
 import (
 	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -24,7 +21,7 @@ import (
 	"shaperd.dev/shaperd/control"
 )
 
-func TestLogger_JournalFormat(t *testing.T) {
+func TestNew_JournalFormat(t *testing.T) {
 	for _, format := range []string{"text", "json"} {
 		for _, journal := range []bool{true, false} {
 			t.Run(fmt.Sprint(format, journal), func(t *testing.T) {
@@ -41,16 +38,13 @@ func TestLogger_JournalFormat(t *testing.T) {
 					inode++
 				}
 				t.Setenv("JOURNAL_STREAM", fmt.Sprintf("%d:%d", st.Dev, inode))
-				log, _, w, err := newLogger(env{stderr: f}, runFlags{logLevel: "debug", logFormat: format}, control.NewEvents(1))
-				if err != nil {
-					t.Fatal(err)
-				}
+				log, _, w := New(f, slog.LevelDebug, format == "json", control.NewEvents(1).Handler)
 				log = log.With("a", 1).WithGroup("g")
 				log.Debug("one", "time", 2)
 				log.Info("two")
 				log.Warn("three")
 				log.Error("four")
-				w.close()
+				w.Close()
 				got, err := os.ReadFile(path)
 				if err != nil {
 					t.Fatal(err)
@@ -82,7 +76,7 @@ func TestLogger_JournalFormat(t *testing.T) {
 
 // blockedWriter blocks until release is closed, and fails while failing is locked.
 type blockedWriter struct {
-	output
+	bytes.Buffer
 	release chan struct{}
 	failing sync.Mutex // locked while writes fail
 }
@@ -93,26 +87,23 @@ func (s *blockedWriter) Write(p []byte) (int, error) {
 		return 0, errors.New("broken")
 	}
 	defer s.failing.Unlock()
-	return s.output.Write(p)
+	return s.Buffer.Write(p)
 }
 
 // newBlockedLog returns a log that writes to a blockedWriter.
-func newBlockedLog(t *testing.T) (*blockedWriter, *slog.Logger, *logWriter) {
+func newBlockedLog(t *testing.T) (*blockedWriter, *slog.Logger, *Writer) {
 	to := &blockedWriter{release: make(chan struct{})}
-	log, _, w, err := newLogger(env{stderr: to}, runFlags{logLevel: "info", logFormat: "text"}, control.NewEvents(10))
-	if err != nil {
-		t.Fatal(err)
-	}
+	log, _, w := New(to, slog.LevelInfo, false, control.NewEvents(10).Handler)
 	return to, log, w
 }
 
-func TestLogWriter_BlockedOutput(t *testing.T) {
+func TestWriter_BlockedOutput(t *testing.T) {
 	for _, tt := range []struct {
 		name, text string
 		fits       int // about
 	}{
-		{"many lines", "short", maxLogRecords},
-		{"long lines", strings.Repeat("x", 10<<10), maxLogBytes / (10 << 10)},
+		{"many lines", "short", maxRecords},
+		{"long lines", strings.Repeat("x", 10<<10), maxBytes / (10 << 10)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -130,7 +121,7 @@ func TestLogWriter_BlockedOutput(t *testing.T) {
 				close(to.release)
 				synctest.Wait()
 				log.Info("last")
-				w.close()
+				w.Close()
 				got := to.String()
 				if lines := strings.Count(got, "\n"); lines != 1+n-lost+1+1 {
 					t.Errorf("%d lines, %d were lost of %d", lines, lost, n+2)
@@ -146,7 +137,7 @@ func TestLogWriter_BlockedOutput(t *testing.T) {
 	}
 }
 
-func TestLogWriter_FailingOutput(t *testing.T) {
+func TestWriter_FailingOutput(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		to, log, w := newBlockedLog(t)
 		close(to.release)
@@ -158,19 +149,19 @@ func TestLogWriter_FailingOutput(t *testing.T) {
 		to.failing.Unlock()
 		log.Info("recovered")
 		synctest.Wait()
-		w.close()
+		w.Close()
 		if got := to.String(); w.Dropped() != 7 || !strings.Contains(got, `msg=recovered`) || !strings.Contains(got, "since_start=7") {
 			t.Errorf("%d lines were lost, 7 are expected:\n%s", w.Dropped(), got)
 		}
 	})
 }
 
-func TestLogWriter_CloseTimesOut(t *testing.T) {
+func TestWriter_CloseTimesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		to, log, w := newBlockedLog(t)
 		log.Info("never written")
 		start := time.Now()
-		w.close()
+		w.Close()
 		if took := time.Since(start); took != time.Second {
 			t.Errorf("closing a blocked writer took %v", took)
 		}
@@ -244,64 +235,4 @@ func oneLine(t *testing.T, out string) string {
 		t.Errorf("not one line of UTF-8: %q", out)
 	}
 	return line
-}
-
-// TestRun_ClosedStderr checks that a daemon survives when the reader of its log goes away.
-func TestRun_ClosedStderr(t *testing.T) {
-	metrics := freePort(t)
-	path := writeConfig(t, "", configText(freePort(t), metrics, "127.0.0.1:9", "1MB/s"))
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	cmd := exec.Command(os.Args[0], "run", "--config", path)
-	cmd.Env = append(os.Environ(), asShaperd+"=1")
-	cmd.Stderr = w
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	w.Close()
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	defer func() { cmd.Process.Kill(); <-ended }()
-
-	buf := make([]byte, 64<<10)
-	for got := ""; !strings.Contains(got, "msg=ready"); {
-		n, err := r.Read(buf)
-		if err != nil {
-			t.Fatalf("%v:\n%s", err, got)
-		}
-		got += string(buf[:n])
-	}
-	r.Close()
-	defer http.DefaultClient.CloseIdleConnections()
-	for i := 2; i < 4; i++ { // each is logged
-		if err := cmd.Process.Signal(syscall.SIGHUP); err != nil {
-			t.Fatal(err)
-		}
-		want := fmt.Sprintf("shaperd_config_reloads_total{result=\"success\"} %d\n", i)
-		for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-			answer, err := http.Get("http://" + metrics + "/metrics")
-			if err != nil {
-				t.Fatalf("the daemon has ended: %v", err)
-			}
-			got, _ := io.ReadAll(answer.Body)
-			answer.Body.Close()
-			if strings.Contains(string(got), want) {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("no %q in 5 s", want)
-			}
-		}
-	}
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	err = <-ended
-	ended <- err
-	if err != nil {
-		t.Errorf("the daemon ended with: %v", err)
-	}
 }
