@@ -106,7 +106,7 @@ func probeLines(hash, n uint64) [2]uint32 {
 
 // lookup returns the drain time of the bucket of a meter and a hash, or false.
 func (k *kernel) lookup(meter, hash uint64) (until *uint64, ok bool) {
-	tag := meter | hash&(1<<48-1)
+	tag := meter | hash&tagHash
 	for _, line := range probeLines(hash, uint64(len(k.buckets))) {
 		l := &k.buckets[line]
 		for i := range l.Tag {

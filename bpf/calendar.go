@@ -215,7 +215,7 @@ func (k *kernel) lookupOrInsert(meter, hash uint64, now leaky.Time) *uint64 {
 		for i := range l.Tag {
 			tag := atomic.LoadUint64(&l.Tag[i])
 			if (tag == 0 || atomic.LoadUint64(&l.DrainedAt[i]) <= uint64(now)) &&
-				atomic.CompareAndSwapUint64(&l.Tag[i], tag, meter|hash&(1<<48-1)) {
+				atomic.CompareAndSwapUint64(&l.Tag[i], tag, meter|hash&tagHash) {
 				return &l.DrainedAt[i]
 			}
 		}

@@ -8,11 +8,10 @@ import (
 	"shaperd.dev/shaperd/shaper"
 )
 
-// Bits in the owner of a monitor, as in conformance.h: monitorBusy is set while a program uses it,
-// and the bits of monitorGeneration, from bit 48 on, are of the policy's generation.
+// Parts of the owner of a monitor.
 const (
-	monitorBusy       = 1 << 63
-	monitorGeneration = 1<<15 - 1
+	ownerBusy       = 1 << kernelOwnerBitsOWNER_BUSY_BIT // set while a program uses the monitor
+	ownerGeneration = ownerBusy - 1<<kernelOwnerBitsOWNER_GENERATION_SHIFT
 )
 
 // freeMonitors makes the programs monitor the next bucket that is charged: of each limit of p with
@@ -27,9 +26,10 @@ func (k *kernel) freeMonitors(p *shaper.Policy, n numbers, all bool) {
 
 // monitorIsStale reports whether a monitor of a limit belongs to another policy.
 func (k *kernel) monitorIsStale(limit uint32) bool {
+	current := uint64(k.Generation) << kernelOwnerBitsOWNER_GENERATION_SHIFT
 	for meter := range k.monitors[limit].Meter {
 		owner := atomic.LoadUint64(&k.monitors[limit].Meter[meter].Owner)
-		if owner != 0 && uint32(owner>>48)&monitorGeneration != k.Generation&monitorGeneration {
+		if owner != 0 && (owner^current)&ownerGeneration != 0 {
 			return true
 		}
 	}
@@ -56,7 +56,7 @@ func (k *kernel) freeMonitor(limit uint32) {
 		owner := &k.monitors[limit].Meter[meter].Owner
 		for range 1000 { // a program updates it for 50 ns; otherwise it is freed the next time
 			was := atomic.LoadUint64(owner)
-			if was&monitorBusy == 0 && atomic.CompareAndSwapUint64(owner, was, 0) {
+			if was&ownerBusy == 0 && atomic.CompareAndSwapUint64(owner, was, 0) {
 				break
 			}
 			runtime.Gosched()

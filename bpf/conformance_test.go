@@ -254,9 +254,9 @@ func TestMonitor_FreedAfterSwap(t *testing.T) {
 		was, want uint64
 	}{
 		{"one", before | 5, 0},
-		{"one", monitorBusy | before | 5, monitorBusy | before | 5},
+		{"one", ownerBusy | before | 5, ownerBusy | before | 5},
 		{"one", now | 5, now | 5},
-		{"one", monitorBusy | now | 5, monitorBusy | now | 5},
+		{"one", ownerBusy | now | 5, ownerBusy | now | 5},
 		{"many", before | 5, 0},
 		{"many", now | 5, 0},
 	} {

@@ -95,21 +95,18 @@ func movedBy(l netlink.Link, ingress bool, h Hook) (n uint64, ok bool) {
 }
 
 // packetCountIndex returns the index of a counter in the map packet_counts.
-func packetCountIndex(at hookPoint, r role) uint32 {
+func (k *kernel) packetCountIndex(at hookPoint, r role) uint32 {
 	i := uint32(at.ifindex)<<2 | uint32(r)
 	if !at.ingress {
 		i |= 2
 	}
-	return i & (packetCounts - 1)
+	return i & (k.PacketCounts.MaxEntries() - 1)
 }
-
-// packetCounts is PACKET_COUNTS of packet_counts.h.
-const packetCounts = 16384
 
 // packetCount returns the number of packets that a program has seen.
 func (k *kernel) packetCount(at hookPoint, r role) (sum uint64, err error) {
 	var cpus []uint64
-	if err := k.PacketCounts.Lookup(packetCountIndex(at, r), &cpus); err != nil {
+	if err := k.PacketCounts.Lookup(k.packetCountIndex(at, r), &cpus); err != nil {
 		return 0, fmt.Errorf("read %s: %w", kernelMapPacketCounts, err)
 	}
 	for _, n := range cpus {
@@ -122,13 +119,13 @@ func (k *kernel) packetCount(at hookPoint, r role) (sum uint64, err error) {
 func (p *Plane) checkCoverage(wanted map[hookPoint]*target) {
 	users := map[uint32]int{} // of counters: an index may be shared
 	for _, pt := range p.points {
-		users[packetCountIndex(pt.key(), limitProg)]++
-		users[packetCountIndex(pt.replyPoint(), replyProg)]++
+		users[p.kernel.packetCountIndex(pt.key(), limitProg)]++
+		users[p.kernel.packetCountIndex(pt.replyPoint(), replyProg)]++
 	}
 	own := p.ownLinks()
 	for key, pt := range p.points {
 		w := wanted[key]
-		if w == nil || !pt.loaded || users[packetCountIndex(key, limitProg)] > 1 || users[packetCountIndex(pt.replyPoint(), replyProg)] > 1 {
+		if w == nil || !pt.loaded || users[p.kernel.packetCountIndex(key, limitProg)] > 1 || users[p.kernel.packetCountIndex(pt.replyPoint(), replyProg)] > 1 {
 			continue
 		}
 		all, err := pt.foreign(w.link, own)

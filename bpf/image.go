@@ -28,7 +28,7 @@ type image struct {
 }
 
 // hashes are the random multipliers of the bucket table.
-type hashes [17][2]uint64
+type hashes [len(kernelPolicy{}.Hash)][2]uint64
 
 const keyWords = uint64(len(hashes{}))
 
@@ -116,8 +116,7 @@ func encodeLimit(l *shaper.Limit, shape, newConns *leaky.Shape, longest leaky.Ti
 	return k
 }
 
-// backlogShiftBits is BACKLOG_SHIFT_BITS of buckets.h.
-const backlogShiftBits = 6
+const backlogShiftBits = kernelBacklogBoundsBACKLOG_SHIFT_BITS
 
 // encodeBacklogBounds encodes the bounds of a meter's backlog: the maximum that a new key inherits, and the
 // maximum of any key.
@@ -140,11 +139,15 @@ func (m *kernelMeter) maxBacklog() leaky.Time {
 	return m.inheritable() << (m.BacklogBounds & (1<<backlogShiftBits - 1))
 }
 
-// neverEvicted is the tag bit of buckets that are never evicted.
-const neverEvicted = 1 << 63
+// Parts of a bucket's tag: a hash of the key, and above it the number of the meter.
+const (
+	tagMeterShift = kernelTagBitsTAG_METER_SHIFT
+	tagHash       = 1<<tagMeterShift - 1
+	neverEvicted  = 1 << kernelTagBitsTAG_PINNED_BIT // set where the bucket is never evicted
+)
 
 // meterOf returns the number of the meter that a bucket's tag names.
-func meterOf(tag uint64) uint64 { return tag &^ neverEvicted >> 48 }
+func meterOf(tag uint64) uint64 { return tag &^ neverEvicted >> tagMeterShift }
 
 // meterNumber returns the number of a limit's meter in the bucket table. It is not 0.
 func meterNumber(limit uint32, meter int) uint64 {
@@ -152,7 +155,7 @@ func meterNumber(limit uint32, meter int) uint64 {
 }
 
 func encodeMeter(rate leaky.Rate, burst leaky.Time, number uint64, h hashes) kernelMeter {
-	m := kernelMeter{Burst: uint64(burst), Tag: number << 48}
+	m := kernelMeter{Burst: uint64(burst), Tag: number << tagMeterShift}
 	var shift uint8
 	m.Rate.Mult, m.Rate.Max, shift = rate.Parts()
 	m.Rate.Shift = uint64(shift)

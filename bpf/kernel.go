@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -27,7 +28,8 @@ type kernel struct {
 	owners    [][2]uint64 // owners of the monitors
 	monitors  []kernelMonitorPair
 
-	excess, claims map[slotWord]uint32 // found by the last reconcile
+	closedRetention time.Duration       // minimum time for which a closed connection stays in the map, when that is crowded
+	excess, claims  map[slotWord]uint32 // found by the last reconcile
 }
 
 // abi is the version of the map layout. Maps of another version are not used.
@@ -58,6 +60,9 @@ func openKernel(pins string, keys int) (*kernel, error) {
 		spec.Maps[name].Pinning = ebpf.PinByName
 	}
 	k := &kernel{spec: spec}
+	if err := spec.Variables[kernelVarRecheckInterval].Get(&k.closedRetention); err != nil {
+		return nil, err
+	}
 	if err := spec.LoadAndAssign(&k.kernelMaps, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}}); err != nil {
 		return nil, explainOldKernel(explainPermission(fmt.Errorf("create maps: %w", err)))
 	}

@@ -13,6 +13,18 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type kernelBacklogBounds uint32
+
+const (
+	kernelBacklogBoundsBACKLOG_SHIFT_BITS kernelBacklogBounds = 6
+)
+
+type kernelBucketIndex uint32
+
+const (
+	kernelBucketIndexNO_INDEX kernelBucketIndex = 4294967295
+)
+
 type kernelBucketLine struct {
 	_         structs.HostLayout
 	Tag       [4]uint64
@@ -58,6 +70,20 @@ type kernelConn struct {
 	Hints       uint32
 	Interface   uint32
 }
+
+type kernelConnFlag uint32
+
+const (
+	kernelConnFlagSYN_SEEN     kernelConnFlag = 1
+	kernelConnFlagFIN_SEEN     kernelConnFlag = 4
+	kernelConnFlagRST_SEEN     kernelConnFlag = 16
+	kernelConnFlagESTABLISHED  kernelConnFlag = 64
+	kernelConnFlagCLOSED       kernelConnFlag = 128
+	kernelConnFlagEXPIRED      kernelConnFlag = 256
+	kernelConnFlagLOCKED       kernelConnFlag = 512
+	kernelConnFlagASSURED      kernelConnFlag = 1024
+	kernelConnFlagOUT_OF_ORDER kernelConnFlag = 2048
+)
 
 type kernelCounters struct {
 	_               structs.HostLayout
@@ -109,6 +135,12 @@ type kernelFragmentKey struct {
 	Id          uint32
 	Transport   uint32
 }
+
+type kernelInterfaceFlag uint32
+
+const (
+	kernelInterfaceFlagAT_EGRESS kernelInterfaceFlag = 2147483648
+)
 
 type kernelLimit struct {
 	_              structs.HostLayout
@@ -175,6 +207,14 @@ type kernelMeter struct {
 	Unit          uint64
 }
 
+type kernelMode uint32
+
+const (
+	kernelModeMODE_SHAPE   kernelMode = 0
+	kernelModeMODE_POLICE  kernelMode = 1
+	kernelModeMODE_OBSERVE kernelMode = 2
+)
+
 type kernelMonitorOwners struct {
 	_     structs.HostLayout
 	Owner [256][2]uint64
@@ -202,6 +242,13 @@ type kernelNode6 struct {
 	Start [4][2]uint64
 }
 
+type kernelOwnerBits uint32
+
+const (
+	kernelOwnerBitsOWNER_GENERATION_SHIFT kernelOwnerBits = 48
+	kernelOwnerBitsOWNER_BUSY_BIT         kernelOwnerBits = 63
+)
+
 type kernelPolicy struct {
 	_               structs.HostLayout
 	Hash            [17][2]uint64
@@ -225,6 +272,13 @@ type kernelPolicy struct {
 	Generation      uint32
 	Limit           [64]kernelLimit
 }
+
+type kernelProgRole uint32
+
+const (
+	kernelProgRoleLIMIT_PROG kernelProgRole = 0
+	kernelProgRoleREPLY_PROG kernelProgRole = 1
+)
 
 type kernelQueue struct {
 	_        structs.HostLayout
@@ -259,6 +313,13 @@ type kernelSample struct {
 	Limit       uint32
 	Pad         uint32
 }
+
+type kernelSampleInterval uint32
+
+const (
+	kernelSampleIntervalPASSED_INTERVAL  kernelSampleInterval = 64
+	kernelSampleIntervalREFUSED_INTERVAL kernelSampleInterval = 16
+)
 
 type kernelScratch struct {
 	_            structs.HostLayout
@@ -373,6 +434,12 @@ type kernelSegments struct {
 	Pad   uint32
 }
 
+type kernelSlotBits uint32
+
+const (
+	kernelSlotBitsSLOT_COUNT_BITS kernelSlotBits = 21
+)
+
 type kernelSlotLine struct {
 	_    structs.HostLayout
 	Word [8]uint64
@@ -399,6 +466,13 @@ type kernelTableCount struct {
 	EvictedBacklogged uint64
 	InsertFailed      uint64
 }
+
+type kernelTagBits uint32
+
+const (
+	kernelTagBitsTAG_METER_SHIFT kernelTagBits = 48
+	kernelTagBitsTAG_PINNED_BIT  kernelTagBits = 63
+)
 
 type kernelTuple struct {
 	_             structs.HostLayout
@@ -471,12 +545,8 @@ const (
 	kernelVarTestNow            = "test_now"
 	kernelVarTestSegments       = "test_segments"
 	kernelVarTestSources        = "test_sources"
+	kernelVarTypesOfGo          = "types_of_go"
 	kernelVarUnderTest          = "under_test"
-	kernelVarUnusedLine         = "unused_line"
-	kernelVarUnusedLine4        = "unused_line4"
-	kernelVarUnusedLine6        = "unused_line6"
-	kernelVarUnusedNode6        = "unused_node6"
-	kernelVarUnusedSample       = "unused_sample"
 )
 
 // loadKernel returns the embedded CollectionSpec for kernel.
@@ -583,12 +653,8 @@ type kernelVariableSpecs struct {
 	TestNow            *ebpf.VariableSpec `ebpf:"test_now"`
 	TestSegments       *ebpf.VariableSpec `ebpf:"test_segments"`
 	TestSources        *ebpf.VariableSpec `ebpf:"test_sources"`
+	TypesOfGo          *ebpf.VariableSpec `ebpf:"types_of_go"`
 	UnderTest          *ebpf.VariableSpec `ebpf:"under_test"`
-	UnusedLine         *ebpf.VariableSpec `ebpf:"unused_line"`
-	UnusedLine4        *ebpf.VariableSpec `ebpf:"unused_line4"`
-	UnusedLine6        *ebpf.VariableSpec `ebpf:"unused_line6"`
-	UnusedNode6        *ebpf.VariableSpec `ebpf:"unused_node6"`
-	UnusedSample       *ebpf.VariableSpec `ebpf:"unused_sample"`
 }
 
 // kernelObjects contains all objects after they have been loaded into the kernel.
@@ -696,12 +762,8 @@ type kernelVariables struct {
 	TestNow            *ebpf.Variable `ebpf:"test_now"`
 	TestSegments       *ebpf.Variable `ebpf:"test_segments"`
 	TestSources        *ebpf.Variable `ebpf:"test_sources"`
+	TypesOfGo          *ebpf.Variable `ebpf:"types_of_go"`
 	UnderTest          *ebpf.Variable `ebpf:"under_test"`
-	UnusedLine         *ebpf.Variable `ebpf:"unused_line"`
-	UnusedLine4        *ebpf.Variable `ebpf:"unused_line4"`
-	UnusedLine6        *ebpf.Variable `ebpf:"unused_line6"`
-	UnusedNode6        *ebpf.Variable `ebpf:"unused_node6"`
-	UnusedSample       *ebpf.Variable `ebpf:"unused_sample"`
 }
 
 // kernelPrograms contains all programs after they have been loaded into the kernel.

@@ -9,18 +9,16 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Slots, as conn_slots.h has them.
+// Parts of a word of conn_slots: a count, and above it the tag of a key.
 const (
-	slotBits  = 21
+	slotBits  = kernelSlotBitsSLOT_COUNT_BITS
 	slotCount = 1<<slotBits - 1
-	slotMax   = 1 << 20 // larger counts are claims
-	noSlot    = 1<<32 - 1
+	slotMax   = 1 << (slotBits - 1) // larger counts are claims
 )
 
-// Flags of a connection, as conntrack.h has them.
 const (
-	connEstablished = 1 << 6
-	connClosed      = 1 << 7
+	noSlot     = uint32(kernelBucketIndexNO_INDEX)
+	connClosed = uint64(kernelConnFlagCLOSED)
 )
 
 // slotWord identifies a key's word in the slot table.
@@ -113,7 +111,7 @@ func (k *kernel) reconcile(now uint64) (repaired int, inFlight map[uint32]int64,
 	if err != nil {
 		return 0, nil, err
 	}
-	if time.Since(start) > closedRetention-settlingTime {
+	if time.Since(start) > k.closedRetention-settlingTime {
 		return 0, c.inFlight, nil // too slow: closed connections may be gone
 	}
 	excess := map[slotWord]uint32{}
@@ -151,7 +149,3 @@ func (k *kernel) subtract(s slotWord, n uint32) int {
 		}
 	}
 }
-
-// closedRetention is the minimum time for which a closed connection stays in the map, when it is crowded:
-// recheck_interval of conntrack.h.
-const closedRetention = 3 * time.Second

@@ -256,8 +256,8 @@ func (q *savedQueue) remove() error {
 }
 
 // Sizes of the programs' tables.
-var (
-	maxLimits      = uint32(256)
+const (
+	maxLimits      = uint32(len(kernelMonitorOwners{}.Owner))
 	maxAttachments = uint32(len(kernelPolicy{}.Attachment))
 )
 

@@ -77,7 +77,7 @@ func TestRescale_DrainedBucket(t *testing.T) {
 	n := b.installPolicyNow(t, singleRatePolicy(t, 1e9, table))
 	slow := singleRatePolicy(t, 1e6, table)
 	bucket := &b.buckets[7]
-	bucket.Tag[0] = meterNumber(n.limits["a"], 0)<<48 | 5
+	bucket.Tag[0] = meterNumber(n.limits["a"], 0)<<tagMeterShift | 5
 	bucket.DrainedAt[0] = uint64(monotonic() + leaky.FromDuration(5*time.Millisecond))
 	b.installPolicyNow(t, slow)
 	if backlog := leaky.Time(bucket.DrainedAt[0]).Sub(monotonic()); backlog > 0 {

@@ -27,9 +27,8 @@ type sampler struct {
 	seed    maphash.Seed // for the hashes of connections
 }
 
-// sampleDistance is the number of packets per sample: of passed packets and of refused
-// packets, as in sample.h.
-var sampleDistance = [...]float64{64, 16}
+// sampleDistance is the mean distance of samples, in packets: of passed and of refused packets.
+var sampleDistance = [...]float64{float64(kernelSampleIntervalPASSED_INTERVAL), float64(kernelSampleIntervalREFUSED_INTERVAL)}
 
 // maxSamples is the maximum of samples in one reading: the ring holds 2,979.
 const maxSamples = 4096

@@ -132,7 +132,7 @@ func (k *session) transmit(e *endpoint, flags byte, p segmentRange) {
 		if e := k.ends[server]; k.hadSlot && !counted && !(e.closed && e.sent == len(e.segments)) {
 			k.lostSlots++
 		}
-		k.hadSlot = counted && f.State&connEstablished != 0
+		k.hadSlot = counted && f.State&uint64(kernelConnFlagESTABLISHED) != 0
 	}
 	if k.rnd.Float64() < k.loss {
 		fate = "is lost after"

@@ -11,9 +11,6 @@ import (
 	"shaperd.dev/shaperd/shaper"
 )
 
-// atEgress is AT_EGRESS of conntrack.h.
-const atEgress = 1 << 31
-
 // uncount stops counting connections whose end no program would see: at the interface of their last
 // packet, the programs of their attachment no longer run, or no counting limit matches them. Their
 // slots are released. A connection that is counted elsewhere or later is adopted as soon as its
@@ -64,7 +61,7 @@ func (p *Plane) attachmentsByPoint() (map[connPoint]*Attachment, error) {
 		}
 		iface := uint32(pt.ifindex)
 		if !pt.Ingress {
-			iface |= atEgress
+			iface |= uint32(kernelInterfaceFlagAT_EGRESS)
 		}
 		all[connPoint{number, iface}] = &pt.Attachment
 		for _, l := range links { // the ports of a bond run its XDP program

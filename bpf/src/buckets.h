@@ -19,9 +19,21 @@
 #include "policy.h"
 
 #define LINE_BUCKETS 4
-#define NO_INDEX (~0U)
-#define TAG_CLAIMED 1ULL	/* the tag of an entry that changes owners; no meter has the number 0 */
-#define TAG_PINNED (1ULL << 63) /* set in the tag of a bucket that is never evicted */
+
+/* An index where there is no entry. */
+enum bucket_index {
+	NO_INDEX = ~0U,
+};
+
+/* The bits of a tag: of the key's hash, then of the meter's number. */
+enum tag_bits {
+	TAG_METER_SHIFT = 48,
+	TAG_PINNED_BIT = 63, /* set where the bucket is never evicted */
+};
+
+#define TAG_CLAIMED 1ULL /* the tag of an entry that changes owners; no meter has the number 0 */
+#define TAG_PINNED (1ULL << TAG_PINNED_BIT)
+#define TAG_HASH_MASK ((1ULL << TAG_METER_SHIFT) - 1)
 
 struct bucket_line {
 	__u64 tag[LINE_BUCKETS]; /* 0 if empty */
@@ -98,7 +110,9 @@ __noinline int raise_floor(__u32 line, __u64 t)
  * whole ns: how much a new key inherits, so that its limit does not refuse it. In the low bits:
  * the power of two by which a key's own backlog may exceed that, since packets may be large, and
  * leave as late as other limits let them. */
-#define BACKLOG_SHIFT_BITS 6
+enum backlog_bounds {
+	BACKLOG_SHIFT_BITS = 6,
+};
 
 /* An upper bound of the backlog of a key. */
 static __always_inline __u64 max_backlog(__u64 backlog_bounds)

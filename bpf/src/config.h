@@ -12,7 +12,7 @@ enum mode {
 
 struct config {
 	__u32 attach_id; /* index into policy.attachment */
-	__u32 mode;
+	enum mode mode;
 	__u32 ethernet; /* packets begin with an Ethernet header */
 	__u32 keep;	/* keep enforcing when the daemon is gone */
 	__u32 egress;

@@ -31,8 +31,15 @@
 
 #define MONITORED_METERS METER_NEW /* of bytes and of packets */
 
-/* Set in the owner while a CPU uses the monitor. */
-#define MONITOR_BUSY (1ULL << 63)
+/* The bits of an owner: of the bucket's hash, then of the policy's generation. */
+enum owner_bits {
+	OWNER_GENERATION_SHIFT = 48,
+	OWNER_BUSY_BIT = 63, /* set while a CPU uses the monitor */
+};
+
+#define OWNER_BUSY (1ULL << OWNER_BUSY_BIT)
+#define OWNER_HASH_MASK ((1ULL << OWNER_GENERATION_SHIFT) - 1)
+#define OWNER_GENERATION_MASK ((1U << (OWNER_BUSY_BIT - OWNER_GENERATION_SHIFT)) - 1)
 
 /* Possible CPUs besides the current one. */
 const volatile __u32 other_cpus;
@@ -86,7 +93,7 @@ static __always_inline struct monitor_owners *get_monitor_owners(void)
  * rate. */
 static __always_inline __u64 owner_of(const struct policy *p, __u64 hash)
 {
-	return (__u64)(p->generation & 0x7fff) << 48 | (hash & 0xffffffffffffULL);
+	return (__u64)(p->generation & OWNER_GENERATION_MASK) << OWNER_GENERATION_SHIFT | (hash & OWNER_HASH_MASK);
 }
 
 /* Whether the bucket of a hash is monitored, or could be, 0 or 1: without a branch, as the
@@ -122,7 +129,7 @@ static __always_inline void monitor_overtaken(const struct limit *l, __u32 meter
 /* The same for a bucket of which only the tag is known. */
 static __always_inline void monitor_refund(__u64 tag, __u64 cost)
 {
-	__u32 number = ((tag & ~TAG_PINNED) >> 48) - 1, i = number / METERS;
+	__u32 number = ((tag & ~TAG_PINNED) >> TAG_METER_SHIFT) - 1, i = number / METERS;
 	struct monitor_pair *pair = bpf_map_lookup_elem(&monitors, &i);
 
 	if (pair && number % METERS < MONITORED_METERS)
@@ -137,7 +144,7 @@ static __always_inline int monitor_lock(struct monitor *mon, const struct limit 
 
 	if (!owners || (old && old != owner))
 		return 0;
-	if (__sync_val_compare_and_swap(&mon->owner, old, owner | MONITOR_BUSY) != old)
+	if (__sync_val_compare_and_swap(&mon->owner, old, owner | OWNER_BUSY) != old)
 		return 0;
 	if (old)
 		return 1;

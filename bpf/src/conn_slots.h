@@ -19,9 +19,14 @@
 #include "buckets.h"
 
 #define SLOT_WORDS 8
-#define SLOT_COUNT_BITS 21
+
+/* The bits of a word: of the count, then of the tag. */
+enum slot_bits {
+	SLOT_COUNT_BITS = 21,
+};
+
 #define SLOT_COUNT_MASK ((1ULL << SLOT_COUNT_BITS) - 1)
-#define SLOT_MAX (1ULL << 20) /* the highest cap; a higher count is a claim */
+#define SLOT_MAX (1ULL << (SLOT_COUNT_BITS - 1)) /* the highest cap; a higher count is a claim */
 
 struct slot_line {
 	__u64 word[SLOT_WORDS]; /* tag << SLOT_COUNT_BITS | count */

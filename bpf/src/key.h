@@ -60,7 +60,7 @@ static __always_inline __u64 mix_hash(const struct meter *m, const __u64 hash[2]
 
 static __always_inline __u64 tag_of(const struct meter *m, __u64 hash)
 {
-	return m->tag | (hash & 0xffffffffffffULL);
+	return m->tag | (hash & TAG_HASH_MASK);
 }
 
 /* The two lines of the table that may hold the bucket of a hash. */

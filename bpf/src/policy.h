@@ -39,7 +39,7 @@ struct meter {
 	__u64 burst;	      /* ticks */
 	__u64 backlog_bounds; /* bounds of a new key's backlog and of any key's: see max_backlog */
 	__u64 hash[2];	      /* of the meter, plus a key's words */
-	__u64 tag; /* the meter's number at bit 48 of a bucket's tag; with TAG_PINNED where all keys share one bucket */
+	__u64 tag; /* the meter's number at TAG_METER_SHIFT of a bucket's tag; with TAG_PINNED where all keys share one bucket */
 	__u64 slot_shift; /* of calendars: a slot is 2^slot_shift ticks wide */
 	__u64 unit;	  /* cost of an ordinary unit, ticks */
 };
@@ -117,12 +117,6 @@ struct line6 {
 struct node6 {
 	__u64 start[4][2];
 };
-
-/* Emits BTF for these types, which bpf2go generates Go types from. */
-const struct line *unused_line __attribute__((unused));
-const struct line4 *unused_line4 __attribute__((unused));
-const struct line6 *unused_line6 __attribute__((unused));
-const struct node6 *unused_node6 __attribute__((unused));
 
 struct policy_map {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -9,11 +9,13 @@
 #define SAMPLE_RING_SIZE (256 * 1024) /* bytes */
 
 /* Kinds of samples. Most packets of a flood are refused: those may take half of the ring. */
-enum { SAMPLE_PASSED, SAMPLE_REFUSED, SAMPLES };
+enum sample_kind { SAMPLE_PASSED, SAMPLE_REFUSED, SAMPLES };
 
 /* The mean interval between samples of each kind, in packets. */
-#define PASSED_INTERVAL 64
-#define REFUSED_INTERVAL 16
+enum sample_interval {
+	PASSED_INTERVAL = 64,
+	REFUSED_INTERVAL = 16,
+};
 
 struct sample {
 	__u64 set;   /* limits that match */
@@ -33,9 +35,6 @@ struct sample {
 	__u32 limit;   /* the limit that delayed it longest or refused it, or NO_LIMIT */
 	__u32 pad;
 };
-
-/* Emits BTF: see policy.h. */
-const struct sample *unused_sample __attribute__((unused));
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);

@@ -182,4 +182,25 @@ int shaperd_uncount(const struct uncounted *u)
 	return 0;
 }
 
+/* Emits BTF for types and enums that no map or variable has, and that Go uses: bpf2go generates Go
+ * types and constants from it. */
+struct types_of_go {
+	struct line line;
+	struct line4 line4;
+	struct line6 line6;
+	struct node6 node6;
+	struct sample sample;
+	enum backlog_bounds backlog_bounds;
+	enum bucket_index bucket_index;
+	enum conn_flag conn_flag;
+	enum interface_flag interface_flag;
+	enum owner_bits owner_bits;
+	enum prog_role prog_role;
+	enum sample_interval sample_interval;
+	enum slot_bits slot_bits;
+	enum tag_bits tag_bits;
+};
+
+const struct types_of_go *types_of_go __attribute__((unused));
+
 char _license[] SEC("license") = "Dual BSD/GPL";
