@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -42,7 +43,8 @@ func pinDir(pins string, keys int) string {
 }
 
 // openKernel opens the maps pinned under pins, or creates them, with buckets for the given
-// number of keys. Nothing is enforced before the first swap.
+// number of keys. Nothing is enforced before the first swap. Each map is pinned as it is created,
+// and the registry last: after a daemon that was killed meanwhile, the next one creates the rest.
 func openKernel(pins string, keys int) (*kernel, error) {
 	dir := pinDir(pins, keys)
 	if err := makePinDir(dir); err != nil {
@@ -56,10 +58,10 @@ func openKernel(pins string, keys int) (*kernel, error) {
 	spec.Maps[kernelMapBuckets].MaxEntries = lines
 	spec.Maps[kernelMapFloors].MaxEntries = lines
 	spec.Maps[kernelMapKeyQueued].MaxEntries += lines * uint32(len(kernelBucketLine{}.Tag))
-	for _, name := range sharedMaps {
+	k := &kernel{spec: spec}
+	for name := range k.byName() {
 		spec.Maps[name].Pinning = ebpf.PinByName
 	}
-	k := &kernel{spec: spec}
 	if err := spec.Variables[kernelVarRecheckInterval].Get(&k.closedRetention); err != nil {
 		return nil, err
 	}
@@ -75,6 +77,16 @@ func openKernel(pins string, keys int) (*kernel, error) {
 		return nil, err
 	}
 	return k, nil
+}
+
+// byName returns the maps that all programs share, by name.
+func (m *kernelMaps) byName() map[string]*ebpf.Map {
+	all := map[string]*ebpf.Map{}
+	v := reflect.ValueOf(m).Elem()
+	for i := range v.NumField() {
+		all[v.Type().Field(i).Tag.Get("ebpf")] = v.Field(i).Interface().(*ebpf.Map)
+	}
+	return all
 }
 
 // share maps the shared arrays into memory.
@@ -307,15 +319,6 @@ func (k *kernel) heartbeat() error {
 	return k.Heartbeats.Put(uint32(0), uint64(monotonic()/leaky.FromDuration(1)))
 }
 
-// sharedMaps are the maps that all instances of a program share.
-var sharedMaps = []string{
-	kernelMapBuckets, kernelMapCalendars, kernelMapConnSlots, kernelMapConnections, kernelMapDepartures, kernelMapFloors, kernelMapForgotten, kernelMapFragments,
-	kernelMapHeartbeats, kernelMapKeyQueued, kernelMapSweepers, kernelMapListeners, kernelMapPolicies, kernelMapProxied, kernelMapQueueCounts, kernelMapReplySeen, kernelMapReversed,
-	kernelMapSampleLosses, kernelMapSamples, kernelMapScratches, kernelMapPacketCounts, kernelMapLimitCounters, kernelMapStaging,
-	kernelMapDeferUntil, kernelMapTableCounts,
-	kernelMapTables, kernelMapSweepQueue, kernelMapMonitorOwners, kernelMapMonitors,
-}
-
 // load loads programs for an attachment.
 func (k *kernel) load(at kernelConfig, variables map[string]any, objects any) error {
 	spec := k.spec.Copy()
@@ -341,37 +344,7 @@ func (k *kernel) load(at kernelConfig, variables map[string]any, objects any) er
 			return err
 		}
 	}
-	err = spec.LoadAndAssign(objects, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
-		kernelMapBuckets:       k.Buckets,
-		kernelMapCalendars:     k.Calendars,
-		kernelMapConnSlots:     k.ConnSlots,
-		kernelMapConnections:   k.Connections,
-		kernelMapDepartures:    k.Departures,
-		kernelMapFloors:        k.Floors,
-		kernelMapForgotten:     k.Forgotten,
-		kernelMapFragments:     k.Fragments,
-		kernelMapHeartbeats:    k.Heartbeats,
-		kernelMapKeyQueued:     k.KeyQueued,
-		kernelMapSweepers:      k.Sweepers,
-		kernelMapListeners:     k.Listeners,
-		kernelMapPolicies:      k.Policies,
-		kernelMapProxied:       k.Proxied,
-		kernelMapQueueCounts:   k.QueueCounts,
-		kernelMapReplySeen:     k.ReplySeen,
-		kernelMapReversed:      k.Reversed,
-		kernelMapSampleLosses:  k.SampleLosses,
-		kernelMapSamples:       k.Samples,
-		kernelMapScratches:     k.Scratches,
-		kernelMapPacketCounts:  k.PacketCounts,
-		kernelMapStaging:       k.Staging,
-		kernelMapLimitCounters: k.LimitCounters,
-		kernelMapTableCounts:   k.TableCounts,
-		kernelMapDeferUntil:    k.DeferUntil,
-		kernelMapTables:        k.kernelMaps.Tables,
-		kernelMapSweepQueue:    k.SweepQueue,
-		kernelMapMonitorOwners: k.MonitorOwners,
-		kernelMapMonitors:      k.Monitors,
-	}})
+	err = spec.LoadAndAssign(objects, &ebpf.CollectionOptions{MapReplacements: k.byName()})
 	return explainPermission(err)
 }
 

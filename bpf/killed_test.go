@@ -102,6 +102,56 @@ func TestPrepare_Killed(t *testing.T) {
 	}
 }
 
+// TestOpen_KilledBefore kills a daemon while it creates the maps: after some of them, after the last
+// one, and before it writes the registry. The next daemon completes them, and so does Detach.
+func TestOpen_KilledBefore(t *testing.T) {
+	all := len((&kernelMaps{}).byName())
+	for _, created := range []int{0, 1, all / 2, all, all + 1} { // the registry is the last one
+		for _, next := range []string{"open", "detach"} {
+			t.Run(fmt.Sprintf("%d maps, %s", created, next), func(t *testing.T) {
+				w := newWire(t, "kb")
+				p := &testPlane{t: t, keys: 1024, pins: filepath.Join(pins, "killed-before")}
+				k, err := openKernel(p.pins, p.keys)
+				if err != nil {
+					t.Fatal(err)
+				}
+				left := created
+				for name := range k.byName() { // in random order, as they are created
+					if left--; left < 0 {
+						err = errors.Join(err, os.Remove(filepath.Join(pinDir(p.pins, p.keys), name)))
+					}
+				}
+				if created > all {
+					err = errors.Join(err, k.store.Put(uint32(0), make([]byte, registrySpec.ValueSize)))
+				} else {
+					err = errors.Join(err, k.store.Unpin())
+				}
+				k.close()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if next == "open" {
+					a := Attachment{Name: "edge", Interfaces: []string{w.to.Attrs().Name}, Ingress: true, Mode: Police, Keep: true}
+					p.open()
+					p.apply([]shaper.Limit{tenAnHour("edge")}, a)
+					w.want(p, 1, 20, 10)
+					p.crash()
+					w.want(p, 1, 20, 0)
+					p.open()
+					p.apply([]shaper.Limit{tenAnHour("edge")}, a)
+					w.want(p, 1, 20, 0)
+					p.crash()
+				}
+				if err := Detach(p.pins); err != nil {
+					t.Error(err)
+				}
+				w.want(nil, 1, 20, 20)
+				assertNoTrace(t, w.to, p.pins)
+			})
+		}
+	}
+}
+
 // TestDetach_AfterKilledDetach kills a daemon after it has detached, before it updates the registry.
 func TestDetach_AfterKilledDetach(t *testing.T) {
 	for _, hook := range hooks(t) {
