@@ -41,7 +41,7 @@ func command(args []string) error {
 	out := flags.String("out", "bench", "the `directory` for report.html and report.json")
 	again := flags.String("again", "", "measure nothing: render the report.json of an earlier run in `file`")
 	compare := flags.String("compare", "", "compare with the report.json of an earlier run in `file`")
-	profiles := flags.String("profile", "", "profile the program of -programs (default shaperd) into `directory`, and print the top entries; a Go profile needs a daemon built with the tag profile")
+	profiles := flags.String("profile", "", "profile the program of -programs (default shaperd) into `directory`, and print the top entries")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return nil

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,11 +19,11 @@ import (
 )
 
 // A profiler profiles a program during a measurement: any program with perf, which
-// includes the kernel, and the daemon with Go's profiler, if it was built with the tag
-// profile.
+// includes the kernel, and the daemon with Go's profiler too.
 type profiler struct {
 	dir  string // "" for no profile
 	perf *exec.Cmd
+	cpu  *net.UnixConn // receives the daemon's CPU profile
 }
 
 // prepare creates an empty directory for the profiles.
@@ -32,7 +35,7 @@ func (p *profiler) prepare() error {
 	if p.dir, err = filepath.Abs(p.dir); err != nil {
 		return err
 	}
-	return errors.Join(os.RemoveAll(p.dir), os.MkdirAll(p.dir, 0o755), os.Setenv("SHAPERD_PROFILE", p.dir))
+	return errors.Join(os.RemoveAll(p.dir), os.MkdirAll(p.dir, 0o755), os.Setenv("GODEBUG", "memprofilerate=16384"))
 }
 
 func (p *profiler) begin(r *running) error {
@@ -50,19 +53,24 @@ func (p *profiler) begin(r *running) error {
 		}
 		time.Sleep(200 * time.Millisecond) // until perf has started
 	}
-	if r.profiles {
-		return unix.Kill(r.pid(), unix.SIGUSR1)
+	if !r.profiles {
+		return nil
 	}
-	return nil
+	err := p.save(r, "allocs?gc=1", "allocs-before.pprof")
+	if err == nil {
+		p.cpu, err = requestProfile(r, "profile?seconds=3600")
+	}
+	return err
 }
 
 func (p *profiler) end(r *running) (err error) {
 	if p.dir == "" || r.process == nil {
 		return nil
 	}
-	if r.profiles {
-		err = unix.Kill(r.pid(), unix.SIGUSR2)
-		time.Sleep(100 * time.Millisecond) // until the profile is written
+	if p.cpu != nil {
+		// The daemon ends the profile when it sees no more of the client, and then sends it.
+		err = errors.Join(p.cpu.CloseWrite(), saveProfile(p.cpu, filepath.Join(p.dir, "cpu.pprof")), p.save(r, "allocs?gc=1", "allocs.pprof"))
+		p.cpu = nil
 	}
 	if p.perf != nil {
 		_ = p.perf.Process.Signal(unix.SIGINT)
@@ -70,6 +78,45 @@ func (p *profiler) end(r *running) (err error) {
 		p.perf = nil
 	}
 	return err
+}
+
+// save writes a profile of the daemon to a file.
+func (p *profiler) save(r *running, profile, name string) error {
+	c, err := requestProfile(r, profile)
+	if err != nil {
+		return err
+	}
+	return saveProfile(c, filepath.Join(p.dir, name))
+}
+
+// requestProfile requests a profile from the control socket of the daemon.
+func requestProfile(r *running, profile string) (*net.UnixConn, error) {
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: filepath.Join(r.process.dir, "control.sock"), Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	if _, err := fmt.Fprintf(c, "GET /debug/pprof/%s HTTP/1.1\r\nHost: shaperd\r\nConnection: close\r\n\r\n", profile); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// saveProfile writes the profile that c receives to a file, and closes c.
+func saveProfile(c *net.UnixConn, path string) error {
+	defer c.Close()
+	answer, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		return err
+	}
+	data, err := io.ReadAll(answer.Body)
+	if err == nil && answer.StatusCode != http.StatusOK {
+		err = fmt.Errorf("profile: %s: %s", answer.Status, data)
+	}
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, data, 0o644)
 }
 
 // print prints the top entries of the profiles.
