@@ -1,0 +1,47 @@
+package testutil
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+)
+
+// Scrape returns the metrics that are served at an address. It connects from the calling thread,
+// which may be in a network namespace of its own.
+func Scrape(addr string) (string, error) {
+	c, err := net.DialTimeout("tcp", addr, 5*time.Second)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		return "", err
+	}
+	if _, err := io.WriteString(c, "GET /metrics HTTP/1.0\r\nHost: "+addr+"\r\n\r\n"); err != nil {
+		return "", err
+	}
+	answer, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		return "", err
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err == nil && answer.StatusCode != http.StatusOK {
+		err = fmt.Errorf("GET /metrics: %s", answer.Status)
+	}
+	return string(text), err
+}
+
+// MustScrape is like [Scrape], and fails the test on an error.
+func MustScrape(t testing.TB, addr string) string {
+	t.Helper()
+	text, err := Scrape(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
