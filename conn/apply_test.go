@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
@@ -43,7 +44,9 @@ func newApplyRig(t *testing.T, protocol shaper.Protocol, downstream string) *app
 	return &applyRig{t: t, proxy: p, shaper: s, protocol: protocol, downstream: Downstream{Host: to.Addr().String(), Port: to.Port()}}
 }
 
-func (a *applyRig) port() netip.AddrPort { return netip.MustParseAddrPort(freePort(a.t, a.protocol)) }
+func (a *applyRig) port() netip.AddrPort {
+	return netip.MustParseAddrPort(testutil.FreeAddr(a.t, a.protocol.String()))
+}
 
 func (a *applyRig) apply(listens []listenerSpec, limits ...shaper.Limit) {
 	a.t.Helper()
@@ -114,7 +117,7 @@ func TestApply_ConnectionsStayLimited(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			var open, bytes atomic.Int64
-			a := newApplyRig(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) {
+			a := newApplyRig(t, shaper.TCP, testutil.ServeTCP(t, func(c *net.TCPConn) {
 				open.Add(1)
 				defer open.Add(-1)
 				b := make([]byte, 64<<10)
@@ -140,10 +143,10 @@ func TestApply_ConnectionsStayLimited(t *testing.T) {
 					}
 				}()
 			}
-			waitFor(t, "two connections", func() bool { return open.Load() == 2 && bytes.Load() > 0 })
+			testutil.WaitFor(t, "two connections", func() bool { return open.Load() == 2 && bytes.Load() > 0 })
 			waits := dial(t, port.String())
 			slots := a.shaper.Policy().State(a.shaper.Policy().Find("slots"))
-			waitFor(t, "a waiter", func() bool { return slots.Waiting.Load() == 1 })
+			testutil.WaitFor(t, "a waiter", func() bool { return slots.Waiting.Load() == 1 })
 			listens := c.listens(port, other)
 			a.apply(listens, c.limits()...)
 			for range 2 { // a reload without changes has no effect
@@ -156,7 +159,7 @@ func TestApply_ConnectionsStayLimited(t *testing.T) {
 				a.apply(listens, c.limits()...)
 			}
 			if before := bytes.Load(); before > 0 {
-				waitFor(t, "more bytes", func() bool { return bytes.Load() > before })
+				testutil.WaitFor(t, "more bytes", func() bool { return bytes.Load() > before })
 			}
 			late := dial(t, listens[len(listens)-1].ports[0].String())
 			late.Write([]byte("x"))
@@ -166,13 +169,13 @@ func TestApply_ConnectionsStayLimited(t *testing.T) {
 					t.Errorf("%d connections at the downstream, want 2", n)
 				}
 			} else {
-				waitFor(t, "a third connection", func() bool { return open.Load() == 3 })
+				testutil.WaitFor(t, "a third connection", func() bool { return open.Load() == 3 })
 			}
 			for _, c := range append(clients, waits, late) {
 				c.SetLinger(0)
 				c.Close()
 			}
-			waitFor(t, "the end", func() bool { return a.proxy.openConns.Load() == 0 })
+			testutil.WaitFor(t, "the end", func() bool { return a.proxy.openConns.Load() == 0 })
 			a.proxy.loop.call(func(leaky.Time) {
 				if l, g := len(a.proxy.loop.scheduler.byKey), len(a.proxy.admission.byKey); l > 0 || g > 0 {
 					t.Errorf("%d queues and %d gates are left", l, g)
@@ -206,7 +209,7 @@ func TestApply_KeepsQueuedDatagrams(t *testing.T) {
 	for i := range n {
 		fmt.Fprintf(c, "%02d", i)
 	}
-	waitFor(t, "a queue", func() bool { _, queued := a.proxy.Remaining(); return queued > 0 })
+	testutil.WaitFor(t, "a queue", func() bool { _, queued := a.proxy.Remaining(); return queued > 0 })
 	begun := time.Now()
 	for i := range 6 {
 		listen.transparent = i%2 == 0
@@ -240,7 +243,7 @@ func TestApply_KeepsQueuedDatagrams(t *testing.T) {
 // them any more.
 func TestApply_RefusesWaitersOfRemovedListener(t *testing.T) {
 	var open atomic.Int64
-	a := newApplyRig(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) {
+	a := newApplyRig(t, shaper.TCP, testutil.ServeTCP(t, func(c *net.TCPConn) {
 		open.Add(1)
 		defer open.Add(-1)
 		io.Copy(io.Discard, c)
@@ -256,7 +259,7 @@ func TestApply_RefusesWaitersOfRemovedListener(t *testing.T) {
 		n++
 	}
 	slots := policy.State(n)
-	waitFor(t, "waiters", func() bool { return slots.Waiting.Load() == 4 && open.Load() == 2 })
+	testutil.WaitFor(t, "waiters", func() bool { return slots.Waiting.Load() == 4 && open.Load() == 2 })
 	a.apply(nil)
 	ended := 0
 	for _, c := range clients {
@@ -301,8 +304,8 @@ func TestApply_UpdatesConnectionsInBatches(t *testing.T) {
 // downstream that the other listener does not have. Waiters for that downstream proceed when they end.
 // (They were never woken, new connections waited behind them, and none was served.)
 func TestApply_MovedConnectionReleasesDownstream(t *testing.T) {
-	r := start(t, shaper.TCP, serveTCP(t, echo))
-	first, moves := r.listen.Endpoints[0], Endpoint{Protocol: shaper.TCP, Addr: netip.MustParseAddrPort(freePort(t, shaper.TCP))}
+	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo))
+	first, moves := r.listen.Endpoints[0], Endpoint{Protocol: shaper.TCP, Addr: netip.MustParseAddrPort(testutil.FreeAddr(t, "tcp"))}
 	l := r.listen
 	l.Downstream[0].MaxConnections, l.Connect = 1, time.Minute
 	apply := func(listens ...Listen) {
@@ -330,14 +333,14 @@ func TestApply_MovedConnectionReleasesDownstream(t *testing.T) {
 	apply(l)
 	moved := dial(t, moves.Addr.String())
 	echoed(moved)
-	other := netip.MustParseAddrPort(serveTCP(t, echo))
+	other := netip.MustParseAddrPort(testutil.ServeTCP(t, testutil.Echo))
 	l.Endpoints = []Endpoint{first}
 	apply(l, Listen{
 		Name: "other", Endpoints: []Endpoint{moves}, Timeouts: l.Timeouts,
 		Downstream: []Downstream{{Host: other.Addr().String(), Port: other.Port()}},
 	})
 	waits := dial(t, first.Addr.String())
-	waitFor(t, "a connection that waits", func() bool {
+	testutil.WaitFor(t, "a connection that waits", func() bool {
 		n := 0
 		r.proxy.loop.call(func(leaky.Time) { n = r.proxy.listeners["l"].poolQuota.waiting })
 		return n == 1

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
@@ -98,7 +99,7 @@ func BenchmarkTCP(b *testing.B) {
 	} {
 		b.Run(tt.name, func(b *testing.B) {
 			const size = 1 << 20
-			to := serveTCP(b, func(c *net.TCPConn) {
+			to := testutil.ServeTCP(b, func(c *net.TCPConn) {
 				in := make([]byte, size)
 				for {
 					if _, err := io.ReadFull(c, in); err != nil {

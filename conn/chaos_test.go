@@ -24,7 +24,7 @@ var chaos = flag.Duration("chaos", 1500*time.Millisecond, "how long TestApplyAtR
 // and UDP: nothing crashes, and no state is left at the end.
 func TestApplyAtRandom(t *testing.T) {
 	rnd := testutil.Rand(t)
-	tcp1, tcp2 := serveTCP(t, func(c *net.TCPConn) {
+	tcp1, tcp2 := testutil.ServeTCP(t, func(c *net.TCPConn) {
 		switch rand.IntN(4) {
 		case 0:
 			c.SetLinger(0)
@@ -35,7 +35,7 @@ func TestApplyAtRandom(t *testing.T) {
 		default:
 			io.Copy(c, c)
 		}
-	}), serveTCP(t, echo)
+	}), testutil.ServeTCP(t, testutil.Echo)
 	u1, u2 := echoUDP(t, 0), echoUDP(t, 300)
 	s, clock := shaper.New(1024), pacer.NewClock()
 	p, err := New(s, clock, quietLog, quietLog)
@@ -49,8 +49,8 @@ func TestApplyAtRandom(t *testing.T) {
 	}
 	var tcpPorts, udpPorts []netip.AddrPort
 	for range 3 {
-		tcpPorts = append(tcpPorts, netip.MustParseAddrPort(freePort(t, shaper.TCP)))
-		udpPorts = append(udpPorts, netip.MustParseAddrPort(freePort(t, shaper.UDP)))
+		tcpPorts = append(tcpPorts, netip.MustParseAddrPort(testutil.FreeAddr(t, "tcp")))
+		udpPorts = append(udpPorts, netip.MustParseAddrPort(testutil.FreeAddr(t, "udp")))
 	}
 	apply := func(r *rand.Rand) {
 		var listens []Listen

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -65,7 +66,7 @@ func TestAckTimeout_DeadPeer(t *testing.T) {
 			t.Parallel()
 			server, closed := make(chan *net.TCPConn, 1), make(chan struct{})
 			defer close(closed)
-			r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { server <- c; <-closed }))
+			r := start(t, shaper.TCP, testutil.ServeTCP(t, func(c *net.TCPConn) { server <- c; <-closed }))
 			r.proxy.loop.call(func(leaky.Time) { r.proxy.ackMonitor.timeout = leaky.Second / 2 })
 			client := dial(t, r.addr())
 			client.SetReadBuffer(4096)
@@ -73,10 +74,10 @@ func TestAckTimeout_DeadPeer(t *testing.T) {
 			go c.client(t, client)
 			go c.server(t, down)
 			counts := r.shaper.Listener("l")
-			waitFor(t, "an open connection", func() bool { return counts.Open.Load() == 1 })
+			testutil.WaitFor(t, "an open connection", func() bool { return counts.Open.Load() == 1 })
 			begun := time.Now()
 			if c.ends {
-				waitFor(t, "the end", func() bool { return counts.Open.Load() == 0 })
+				testutil.WaitFor(t, "the end", func() bool { return counts.Open.Load() == 0 })
 				if took := time.Since(begun); took < 300*time.Millisecond {
 					t.Errorf("the connection ended after %v", took)
 				}

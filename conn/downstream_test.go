@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
@@ -176,7 +177,7 @@ func TestSlowStart(t *testing.T) {
 // taggedServer returns a downstream that sends name on each connection, and functions that open
 // and close its port.
 func taggedServer(t *testing.T, name string) (addr netip.AddrPort, open func(), shut func()) {
-	addr = netip.MustParseAddrPort(freePort(t, shaper.TCP))
+	addr = netip.MustParseAddrPort(testutil.FreeAddr(t, "tcp"))
 	var l net.Listener
 	open = func() {
 		t.Helper()
@@ -252,7 +253,7 @@ func TestDial_FailsOver(t *testing.T) {
 		t.Errorf("up: %v", up)
 	}
 	openA()
-	waitFor(t, "the first downstream again", func() bool { return r.readTag() == "a" })
+	testutil.WaitFor(t, "the first downstream again", func() bool { return r.readTag() == "a" })
 }
 
 func TestCheck_DownAndUp(t *testing.T) {
@@ -267,9 +268,9 @@ func TestCheck_DownAndUp(t *testing.T) {
 		t.Error("not up at first")
 	}
 	shutA()
-	waitFor(t, "down", func() bool { return !up() })
+	testutil.WaitFor(t, "down", func() bool { return !up() })
 	openA()
-	waitFor(t, "up", up)
+	testutil.WaitFor(t, "up", up)
 	r.listen.Check = Check{}
 	r.apply()
 	shutA()
@@ -284,7 +285,7 @@ func TestCheck_DownAndUp(t *testing.T) {
 // connections wait for it.
 func TestCheck_CountsAsConnection(t *testing.T) {
 	var now, most atomic.Int64
-	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) {
+	r := start(t, shaper.TCP, testutil.ServeTCP(t, func(c *net.TCPConn) {
 		if n := now.Add(1); n > most.Load() {
 			most.Store(n) // racy, but any excess is an error
 		}
@@ -294,7 +295,7 @@ func TestCheck_CountsAsConnection(t *testing.T) {
 	r.listen.Downstream[0].MaxConnections, r.listen.Connect = 2, time.Minute
 	r.listen.Check = Check{Interval: 2 * time.Millisecond, Timeout: time.Second, Rise: 1, Fall: 1}
 	r.apply()
-	waitFor(t, "a check", func() bool { return most.Load() > 0 })
+	testutil.WaitFor(t, "a check", func() bool { return most.Load() > 0 })
 	var in []*net.TCPConn
 	for range 2 {
 		c := dial(t, r.addr())
@@ -304,7 +305,7 @@ func TestCheck_CountsAsConnection(t *testing.T) {
 		}
 		in = append(in, c)
 	}
-	waitFor(t, "the last check to end", func() bool { return now.Load() == 2 })
+	testutil.WaitFor(t, "the last check to end", func() bool { return now.Load() == 2 })
 	most.Store(0)
 	time.Sleep(100 * time.Millisecond)
 	if n := most.Load(); n > 0 {
@@ -316,10 +317,10 @@ func TestCheck_CountsAsConnection(t *testing.T) {
 	for _, c := range in {
 		c.Close()
 	}
-	waitFor(t, "checks to go on", func() bool { return most.Load() > 0 })
+	testutil.WaitFor(t, "checks to go on", func() bool { return most.Load() > 0 })
 	r.listen.Check = Check{}
 	r.apply()
-	waitFor(t, "no connections in flight", func() bool { return r.proxy.Downstreams()[0].InFlight == 0 })
+	testutil.WaitFor(t, "no connections in flight", func() bool { return r.proxy.Downstreams()[0].InFlight == 0 })
 	r.settle()
 }
 
@@ -328,7 +329,7 @@ func TestCheck_CountsAsConnection(t *testing.T) {
 func TestDownstreamQueue_KeepsOrder(t *testing.T) {
 	const n = 15
 	order := make(chan byte, n)
-	addr := serveTCP(t, func(c *net.TCPConn) {
+	addr := testutil.ServeTCP(t, func(c *net.TCPConn) {
 		b := make([]byte, 1)
 		io.ReadFull(c, b)
 		time.Sleep(10 * time.Millisecond)
@@ -343,7 +344,7 @@ func TestDownstreamQueue_KeepsOrder(t *testing.T) {
 	for i := range n {
 		c := dial(t, r.addr())
 		c.Write([]byte{byte(i)})
-		waitFor(t, "its arrival", func() bool {
+		testutil.WaitFor(t, "its arrival", func() bool {
 			return r.shaper.Listener("l").Accepted.Load() == uint64(i+1)
 		})
 		clients.Go(func() { io.Copy(io.Discard, c); c.Close() })
@@ -389,7 +390,7 @@ func TestDownstreamQueue_HeadDoesNotBlock(t *testing.T) {
 		})
 		return n
 	}
-	waitFor(t, "a connection that waits for the full downstream", func() bool { return waiting() == 1 })
+	testutil.WaitFor(t, "a connection that waits for the full downstream", func() bool { return waiting() == 1 })
 	openOther()
 	if got := r.readTag(); got != "o" {
 		t.Errorf("the later connection got %q", got)
@@ -398,7 +399,7 @@ func TestDownstreamQueue_HeadDoesNotBlock(t *testing.T) {
 		t.Error("the head does not wait anymore")
 	}
 	first.Close() // lets the waiter in
-	waitFor(t, "no waiters", func() bool { return waiting() == 0 })
+	testutil.WaitFor(t, "no waiters", func() bool { return waiting() == 0 })
 	passed := &r.shaper.Policy().State(0).Connections
 	if n := passed[shaper.Pass][shaper.None].Load() + passed[shaper.Delay][shaper.ByNewConnections].Load() + passed[shaper.Delay][shaper.ByConnections].Load(); n != 3 {
 		t.Errorf("3 connections were counted as admitted %d times", n)
@@ -408,7 +409,7 @@ func TestDownstreamQueue_HeadDoesNotBlock(t *testing.T) {
 // The max_connections of a downstream holds, and waiters get served.
 func TestDownstream_MaxConnections(t *testing.T) {
 	var open, most atomic.Int64
-	addr := serveTCP(t, func(c *net.TCPConn) {
+	addr := testutil.ServeTCP(t, func(c *net.TCPConn) {
 		n := open.Add(1)
 		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
 		}
@@ -463,7 +464,7 @@ func TestDownstream_MaxConnections(t *testing.T) {
 // A downstream without a port is named as in the configuration; the downstream of a connection is
 // reported with the port dialed.
 func TestDownstreamWithoutPort(t *testing.T) {
-	a := newApplyRig(t, shaper.TCP, serveTCP(t, echo))
+	a := newApplyRig(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo))
 	a.downstream = Downstream{Host: "127.0.0.2"}
 	server, err := net.Listen("tcp4", "127.0.0.2:0")
 	if err != nil {
@@ -478,7 +479,7 @@ func TestDownstreamWithoutPort(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := server.Addr().String()
-	waitFor(t, "an open connection", func() bool { return a.shaper.Listener("l").Open.Load() == 1 })
+	testutil.WaitFor(t, "an open connection", func() bool { return a.shaper.Listener("l").Open.Load() == 1 })
 	a.proxy.Connections(func(c *shaper.ConnectionStatus) {
 		if c.Downstream != want {
 			t.Errorf("the connection goes to %s, want %s", c.Downstream, want)

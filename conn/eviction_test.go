@@ -8,20 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
-
-// listenUDP opens a socket at addr until the test ends.
-func listenUDP(t testing.TB, addr string) net.PacketConn {
-	t.Helper()
-	server, err := net.ListenPacket("udp4", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { server.Close() })
-	return server
-}
 
 // echoUDP serves a socket that replies to each datagram with answer bytes, or with an echo if answer
 // is 0.
@@ -32,40 +22,27 @@ func echoUDP(t testing.TB, answer int) net.Addr {
 
 func echoUDPAt(t testing.TB, addr string, answer int) net.Addr {
 	t.Helper()
-	server := listenUDP(t, addr)
-	go func() {
-		b := make([]byte, 65536)
-		for {
-			n, from, err := server.ReadFrom(b)
-			if err != nil {
-				return
-			}
-			if answer > 0 {
-				n = answer
-			}
-			server.WriteTo(b[:n], from)
+	server := testutil.ListenUDP(t, addr)
+	testutil.ServeUDP(t, server, func(data []byte, _ netip.AddrPort) []byte {
+		if answer > 0 {
+			return data[:answer]
 		}
-	}()
+		return data
+	})
 	return server.LocalAddr()
 }
 
 // countUDP serves a socket that counts datagrams by their first byte, and sends no replies.
 func countUDP(t testing.TB) (net.Addr, *[256]atomic.Int64) {
 	t.Helper()
-	server := listenUDP(t, "127.0.0.1:0")
+	server := testutil.ListenUDP(t, "127.0.0.1:0")
 	got := new([256]atomic.Int64)
-	go func() {
-		b := make([]byte, 65536)
-		for {
-			n, _, err := server.ReadFrom(b)
-			if err != nil {
-				return
-			}
-			if n > 0 {
-				got[b[0]].Add(1)
-			}
+	testutil.ServeUDP(t, server, func(data []byte, _ netip.AddrPort) []byte {
+		if len(data) > 0 {
+			got[data[0]].Add(1)
 		}
-	}()
+		return nil
+	})
 	return server.LocalAddr(), got
 }
 
@@ -135,12 +112,12 @@ func TestRefusedFlowEvictsNothing(t *testing.T) {
 				}
 			}
 			counts := r.shaper.Listener("l")
-			waitFor(t, "flows", func() bool { return counts.Flows.Load() == 5 })
+			testutil.WaitFor(t, "flows", func() bool { return counts.Flows.Load() == 5 })
 			time.Sleep((unansweredGrace + leaky.Second/10).Duration())
 			for range 10 {
 				udpFrom(t, attacker, r.addr()).Write([]byte{'x'})
 			}
-			waitFor(t, "all queued datagrams", func() bool { return got['q'].Load() == 20 })
+			testutil.WaitFor(t, "all queued datagrams", func() bool { return got['q'].Load() == 20 })
 			refused := counts.FlowsRefused.Load() + r.refusedConnections()
 			if n := got['x'].Load(); n > 1 || refused < 9 {
 				t.Errorf("%d datagrams of the attack passed, %d were refused", n, refused)
@@ -172,18 +149,18 @@ func TestBlockedFlowEvictsNothing(t *testing.T) {
 	for range 5 {
 		udpFrom(t, "127.0.0.1", r.addr()).Write([]byte{'a'})
 	}
-	waitFor(t, "flows", func() bool { return got['a'].Load() == 5 })
+	testutil.WaitFor(t, "flows", func() bool { return got['a'].Load() == 5 })
 	time.Sleep((unansweredGrace + leaky.Second/10).Duration())
 	before := r.flowsOf("127.0.0.1")
 	for range 5 {
 		udpFrom(t, "127.0.0.66", r.addr()).Write([]byte{'x'})
 	}
-	waitFor(t, "refusals", func() bool { return r.refusedConnections() == 5 })
+	testutil.WaitFor(t, "refusals", func() bool { return r.refusedConnections() == 5 })
 	if after := r.flowsOf("127.0.0.1"); len(after) != 5 || fmt.Sprint(after) != fmt.Sprint(before) {
 		t.Errorf("flows %v became %v", before, after)
 	}
 	udpFrom(t, "127.0.0.2", r.addr()).Write([]byte{'b'})
-	waitFor(t, "a flow that is not blocked", func() bool { return got['b'].Load() == 1 })
+	testutil.WaitFor(t, "a flow that is not blocked", func() bool { return got['b'].Load() == 1 })
 }
 
 // A source at its own cap evicts a flow of its own, however long others have been idle.
@@ -229,7 +206,7 @@ func TestFullDownstreamEvictsOwnFlow(t *testing.T) {
 	wide := netip.MustParseAddrPort(echoUDP(t, 0).String())
 	other := r.listen
 	other.Name = "other"
-	other.Endpoints = []Endpoint{{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(freePort(t, shaper.UDP))}}
+	other.Endpoints = []Endpoint{{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(testutil.FreeAddr(t, "udp"))}}
 	other.Downstream = []Downstream{{Host: wide.Addr().String(), Port: wide.Port()}}
 	r.listen.Downstream[0].MaxConnections = 2
 	r.listen.IdleTimeout, other.IdleTimeout = time.Minute, time.Minute
@@ -269,8 +246,8 @@ func TestForgedSourcesDoNotFillTable(t *testing.T) {
 				udpFrom(t, fmt.Sprintf("127.3.0.%d", i+1), r.addr()).Write([]byte("x"))
 			}
 			counts := r.shaper.Listener("l")
-			waitFor(t, "a full table", func() bool { return counts.Flows.Load() == 64 })
-			waitFor(t, "all replies", func() bool { // each protects its flow for a while
+			testutil.WaitFor(t, "a full table", func() bool { return counts.Flows.Load() == 64 })
+			testutil.WaitFor(t, "all replies", func() bool { // each protects its flow for a while
 				unanswered := 0
 				r.proxy.loop.call(func(leaky.Time) {
 					r.proxy.flowList.each(func(f *udpFlow) {
@@ -293,7 +270,7 @@ func TestForgedSourcesDoNotFillTable(t *testing.T) {
 				udpFrom(t, source, r.addr()).Write([]byte("h"))
 			}
 			if !answers {
-				waitFor(t, "20 datagrams", func() bool { return got['h'].Load() == 20 })
+				testutil.WaitFor(t, "20 datagrams", func() bool { return got['h'].Load() == 20 })
 			}
 			if n := counts.FlowsRefused.Load(); n != 0 {
 				t.Errorf("%d datagrams were refused", n)
@@ -391,7 +368,7 @@ func TestDatagramsOfClosedFlowsAreCounted(t *testing.T) {
 			for range sent {
 				c.Write([]byte("x"))
 			}
-			waitFor(t, "a queue", func() bool {
+			testutil.WaitFor(t, "a queue", func() bool {
 				queued := 0
 				r.proxy.loop.call(func(leaky.Time) {
 					for _, q := range r.proxy.loop.scheduler.byKey {
@@ -402,7 +379,7 @@ func TestDatagramsOfClosedFlowsAreCounted(t *testing.T) {
 			})
 			end(r, limit)
 			lost := &state.Packets[shaper.Refuse][shaper.FlowClosed]
-			waitFor(t, "the count", func() bool { return lost.Load() == sent-1 })
+			testutil.WaitFor(t, "the count", func() bool { return lost.Load() == sent-1 })
 			if n := state.Bytes[shaper.Refuse][shaper.FlowClosed].Load(); n != sent-1 {
 				t.Errorf("%d bytes are counted, want %d", n, sent-1)
 			}

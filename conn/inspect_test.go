@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/topk"
@@ -30,17 +31,17 @@ func local(c net.Conn) netip.AddrPort { return c.LocalAddr().(*net.TCPAddr).Addr
 
 // TestConnections lists a throttled connection and one that waits for a slot.
 func TestConnections(t *testing.T) {
-	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(io.Discard, c) }),
+	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Discard),
 		shaper.Limit{Name: "slow", Rate: 800_000, MaxDelay: time.Second},
 		shaper.Limit{Name: "one", MaxConnections: 1, QueueTimeout: time.Minute, MaxQueue: 10})
 	first := dial(t, r.addr())
 	go first.Write(make([]byte, 1<<20))
-	waitFor(t, "the first is throttled by its rate", func() bool {
+	testutil.WaitFor(t, "the first is throttled by its rate", func() bool {
 		c := connections(r.proxy)[local(first)]
 		return c.Stage == "open" && c.ThrottledBy == "slow" && c.ToDownstream > 0 && c.Waited > 50*time.Millisecond && c.MostlyThrottledBy == "slow"
 	})
 	second := dial(t, r.addr())
-	waitFor(t, "the second waits for a slot", func() bool {
+	testutil.WaitFor(t, "the second waits for a slot", func() bool {
 		c := connections(r.proxy)[local(second)]
 		return c.Stage == "waiting" && c.ThrottledBy == "one" && c.Waited > 50*time.Millisecond && c.Downstream == ""
 	})
@@ -49,7 +50,7 @@ func TestConnections(t *testing.T) {
 		i := p.Find(name)
 		return r.proxy.Buckets(i, p.Key(i, flowFrom("127.0.0.1", 1), shaper.Route{}))[0]
 	}
-	waitFor(t, "the next grant is due", func() bool { // it reads 0 at the instant itself
+	testutil.WaitFor(t, "the next grant is due", func() bool { // it reads 0 at the instant itself
 		b := bucket("slow")
 		return b.Queued == 1 && b.NextDeparture > 0 && b.NextDeparture <= time.Second
 	})
@@ -78,7 +79,7 @@ func TestConnections(t *testing.T) {
 
 // TestRankings ranks a source that moves much and one that is refused.
 func TestRankings(t *testing.T) {
-	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(io.Discard, c) }),
+	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Discard),
 		shaper.Limit{Name: "slow", Key: shaper.KeySource, Rate: 8e6, MaxDelay: time.Second},
 		shaper.Limit{Name: "none", Match: shaper.Match{Source: []netip.Prefix{netip.MustParsePrefix("127.0.0.9/32")}}, MaxConnections: 1, QueueTimeout: time.Millisecond, RefuseWith: shaper.RefuseClose})
 	c := dial(t, r.addr())
@@ -94,7 +95,7 @@ func TestRankings(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer held.Close()
-	waitFor(t, "the slot is taken", func() bool { return r.shaper.Listener("l").Open.Load() == 1 })
+	testutil.WaitFor(t, "the slot is taken", func() bool { return r.shaper.Listener("l").Open.Load() == 1 })
 	refused, err := nine.Dial("tcp4", r.addr())
 	if err != nil {
 		t.Fatal(err)
@@ -128,7 +129,7 @@ func TestRankings(t *testing.T) {
 // it enforces. A stream would be delayed, not refused.
 func TestObservedStream(t *testing.T) {
 	limit := shaper.Limit{Name: "slow", Key: shaper.KeySource, Rate: 8e6, MaxDelay: 5 * time.Second, Observe: true}
-	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(c, c) }), limit)
+	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo), limit)
 	c := dial(t, r.addr())
 	sent := make([]byte, 4<<20) // takes 4 s
 	go c.Write(bytes.Clone(sent))
@@ -157,17 +158,17 @@ func TestObservedStream(t *testing.T) {
 
 // TestConformance lets a proxy conform, and then sets its bucket back repeatedly.
 func TestConformance(t *testing.T) {
-	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(io.Discard, c) }),
+	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Discard),
 		shaper.Limit{Name: "slow", Rate: 80e6, MaxDelay: time.Second})
 	c := dial(t, r.addr())
 	go c.Write(make([]byte, 64<<20))
 	conformance := &r.shaper.Policy().State(0).Conformance
-	waitFor(t, "a burst was seen", func() bool { return conformance.MaxExcess.Load() > 0 })
+	testutil.WaitFor(t, "a burst was seen", func() bool { return conformance.MaxExcess.Load() > 0 })
 	time.Sleep(200 * time.Millisecond)
 	if n := conformance.Violations.Load(); n != 0 {
 		t.Fatalf("%d violations: excess up to %d, %d allowed", n, conformance.MaxExcess.Load(), conformance.MaxAllowed.Load())
 	}
-	waitFor(t, "a violation was seen", func() bool {
+	testutil.WaitFor(t, "a violation was seen", func() bool {
 		r.proxy.loop.call(func(leaky.Time) {
 			for _, q := range r.proxy.loop.scheduler.byKey {
 				q.bucket = leaky.Bucket{}
@@ -189,7 +190,7 @@ func TestConformance(t *testing.T) {
 
 // TestBlock blocks a source: its connection is cut, and new ones are refused.
 func TestBlock(t *testing.T) {
-	server := serveTCP(t, echo)
+	server := testutil.ServeTCP(t, testutil.Echo)
 	r := start(t, shaper.TCP, server, shaper.Limit{Name: "slow", Rate: 8e6, MaxDelay: time.Second})
 	c := dial(t, r.addr())
 	exchange := func(c net.Conn) error {
@@ -253,7 +254,7 @@ func TestBlockUDP(t *testing.T) {
 		t.Errorf("%d flows of a blocked source", n)
 	}
 	c.Write(make([]byte, 1000))
-	waitFor(t, "the datagram was refused", func() bool {
+	testutil.WaitFor(t, "the datagram was refused", func() bool {
 		for i := range r.shaper.Policy().Len() {
 			if st := r.shaper.Policy().State(i); st.Name == "block" && st.Connections[shaper.Refuse][shaper.Blocked].Load() == 1 {
 				return true
@@ -270,7 +271,7 @@ func TestBlockUDP(t *testing.T) {
 // TestDrainDownstream drains one of two downstreams, then both.
 func TestDrainDownstream(t *testing.T) {
 	name := func(name string) string {
-		return serveTCP(t, func(c *net.TCPConn) { io.WriteString(c, name); io.Copy(io.Discard, c) })
+		return testutil.ServeTCP(t, func(c *net.TCPConn) { io.WriteString(c, name); io.Copy(io.Discard, c) })
 	}
 	first := name("a")
 	r := start(t, shaper.TCP, first)
@@ -307,7 +308,7 @@ func TestDrainDownstream(t *testing.T) {
 		io.ReadFull(c, b)
 		got <- string(b)
 	}()
-	waitFor(t, "it waits", func() bool {
+	testutil.WaitFor(t, "it waits", func() bool {
 		status := connections(r.proxy)[local(c)]
 		return status.Stage == "waiting" && status.ThrottledBy == poolName
 	})
@@ -333,27 +334,9 @@ func TestDrainDownstream(t *testing.T) {
 	}
 }
 
-// logLines is a log that keeps its lines.
-type logLines struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logLines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logLines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 func TestAccessLog(t *testing.T) {
-	var log logLines
-	r := start(t, shaper.TCP, serveTCP(t, echo), shaper.Limit{Name: "slow", Rate: 8e6, MaxDelay: time.Second})
+	var log testutil.Buffer
+	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo), shaper.Limit{Name: "slow", Rate: 8e6, MaxDelay: time.Second})
 	r.proxy.accessLog = slog.New(slog.NewTextHandler(&log, nil))
 	quiet := dial(t, r.addr())
 	quiet.CloseWrite()
@@ -393,7 +376,7 @@ func TestBuckets_ShowReservedSlot(t *testing.T) {
 	for i := range caps {
 		caps[i].MaxConnections, caps[i].QueueTimeout, caps[i].MaxQueue = 1, time.Minute, 10
 	}
-	r := start(t, shaper.TCP, serveTCP(t, echo), caps...)
+	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo), caps...)
 	stop := make(chan struct{})
 	var clients sync.WaitGroup
 	for _, source := range []string{"127.0.1.1", "127.0.1.2", "127.0.2.1", "127.0.2.2", "127.0.3.1"} {
@@ -419,7 +402,7 @@ func TestBuckets_ShowReservedSlot(t *testing.T) {
 		})
 	}
 	p := r.shaper.Policy()
-	waitFor(t, "a slot that is reserved", func() bool {
+	testutil.WaitFor(t, "a slot that is reserved", func() bool {
 		for i, from := range []string{"127.0.1.1", "127.0.2.1"} {
 			if r.proxy.Buckets(i, p.Key(i, flowFrom(from, 1), shaper.Route{}))[0].Reserved {
 				return true

@@ -1,36 +1,18 @@
 package conn
 
 import (
-	"bytes"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"shaperd.dev/shaperd/internal/testutil"
 )
-
-// lockedBuffer may be written to by several goroutines.
-type lockedBuffer struct {
-	sync.Mutex
-	bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.Lock()
-	defer b.Unlock()
-	return b.Buffer.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.Lock()
-	defer b.Unlock()
-	return b.Buffer.String()
-}
 
 func TestLogLimiter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var out lockedBuffer
+		var out testutil.Buffer
 		s := newLogLimiter(slog.New(slog.NewTextHandler(&out, nil)), time.Second)
 		for range 100 {
 			s.warn("refused", "limit", "a", "source", "10.0.0.1")

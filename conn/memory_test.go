@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -52,7 +53,7 @@ func TestMemory_LargestSourceLosesDatagrams(t *testing.T) {
 					c.Write(make([]byte, 1400))
 				}
 			}
-			waitFor(t, "a flood that fills the memory", func() bool { more(); return full("hogs") > 100 })
+			testutil.WaitFor(t, "a flood that fills the memory", func() bool { more(); return full("hogs") > 100 })
 			polite := udpFrom(t, "127.9.0.1", idle.Endpoints[0].Addr.String())
 			answered := 0
 			for i := range 200 {
@@ -65,7 +66,7 @@ func TestMemory_LargestSourceLosesDatagrams(t *testing.T) {
 					answered++
 				}
 			}
-			waitFor(t, "the queued datagrams", func() bool { return got['p'].Load() == 10 })
+			testutil.WaitFor(t, "the queued datagrams", func() bool { return got['p'].Load() == 10 })
 			if answered != 200 || full("idle") != 0 || full("slow") != 0 {
 				t.Errorf("%d of 200 datagrams got a reply; refused for lack of memory: %d there, %d of the source with 10 queued, %d of the flood",
 					answered, full("idle"), full("slow"), full("hogs"))
@@ -85,7 +86,7 @@ func portOf(t *testing.T, name string, to net.Addr, limit shaper.Limit) (Listen,
 	at := netip.MustParseAddrPort(to.String())
 	l := Listen{
 		Name: name, Downstream: []Downstream{{Host: at.Addr().String(), Port: at.Port()}}, IdleTimeout: time.Minute, MaxFlows: 100,
-		Endpoints: []Endpoint{{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(freePort(t, shaper.UDP))}},
+		Endpoints: []Endpoint{{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(testutil.FreeAddr(t, "udp"))}},
 	}
 	limit.Name, limit.Match.Port = name, onePort(l)
 	return l, limit
@@ -104,7 +105,7 @@ func TestMemory_Accounting(t *testing.T) {
 	want, queued := 0, 0
 	clients := []net.Conn{udpFrom(t, "127.0.0.1", r.addr()), udpFrom(t, "127.0.0.2", r.addr())}
 	clients[0].Write(make([]byte, 60000)) // leaves, and no other does for ten minutes
-	waitFor(t, "the first", func() bool { return r.shaper.Listener("l").ToDownstream.Load() == 60000 })
+	testutil.WaitFor(t, "the first", func() bool { return r.shaper.Listener("l").ToDownstream.Load() == 60000 })
 	check := func() (used int) {
 		r.proxy.loop.call(func(leaky.Time) {
 			m := &r.proxy.loop.memory
@@ -129,7 +130,7 @@ func TestMemory_Accounting(t *testing.T) {
 			want, queued = want+class+overhead, queued+1
 		}
 	}
-	waitFor(t, "all of them", func() bool { return check() == want })
+	testutil.WaitFor(t, "all of them", func() bool { return check() == want })
 	if queued != 2*len(sizes) {
 		t.Errorf("%d are queued", queued)
 	}
@@ -164,7 +165,7 @@ func TestMemory_FullWhileChangingQueues(t *testing.T) {
 		r.proxy.loop.call(func(leaky.Time) { n = memory.used })
 		return n
 	}
-	waitFor(t, "queued datagrams", func() bool { return held() >= 29*1000 })
+	testutil.WaitFor(t, "queued datagrams", func() bool { return held() >= 29*1000 })
 	r.proxy.loop.call(func(now leaky.Time) {
 		var flows []*udpFlow // the one with more first
 		for _, f := range r.proxy.flows {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -23,7 +24,7 @@ func (r *proxyRig) leave(n int) {
 }
 
 func TestAccept_PausesWhenDescriptorsLow(t *testing.T) {
-	r := start(t, shaper.TCP, serveTCP(t, echo))
+	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo))
 	first := dial(t, r.addr())
 	ping := func(c *net.TCPConn, timeout time.Duration) error {
 		c.SetDeadline(time.Now().Add(timeout))
@@ -58,7 +59,7 @@ func TestAcceptedConnectionsAreShed(t *testing.T) {
 	r := newFullProxy(t, shaper.Limit{QueueTimeout: time.Minute, MaxQueue: 10})
 	c := dial(t, r.addr())
 	state := r.shaper.Policy().State(0)
-	waitFor(t, "a waiter", func() bool { return state.Waiting.Load() == 1 })
+	testutil.WaitFor(t, "a waiter", func() bool { return state.Waiting.Load() == 1 })
 	r.leave(-5)
 	r.proxy.loop.call(func(now leaky.Time) {
 		r.proxy.sessions.each(func(s *session) {
@@ -81,7 +82,7 @@ func TestNoFlowWithoutDescriptors(t *testing.T) {
 	r := start(t, shaper.UDP, server.LocalAddr().String())
 	r.leave(0)
 	dialUDP(t, r).Write([]byte("x"))
-	waitFor(t, "a refusal", func() bool { return r.shaper.Listener("l").FlowsRefused.Load() == 1 })
+	testutil.WaitFor(t, "a refusal", func() bool { return r.shaper.Listener("l").FlowsRefused.Load() == 1 })
 }
 
 // However connections and flows end, their descriptors are freed.
@@ -96,7 +97,7 @@ func TestSocketsAreCounted(t *testing.T) {
 	for range 20 {
 		dialUDP(t, r).Write([]byte("x"))
 	}
-	waitFor(t, "flows", func() bool { return r.shaper.Listener("l").Flows.Load() == 20 })
+	testutil.WaitFor(t, "flows", func() bool { return r.shaper.Listener("l").Flows.Load() == 20 })
 	if n := count(); n != before+20 {
 		t.Errorf("%d sockets with 20 flows, %d before", n, before)
 	}
@@ -128,9 +129,9 @@ func TestMemoryCgroup(t *testing.T) {
 	h := &headroom{stop: make(chan struct{})}
 	done := make(chan struct{})
 	go func() { h.watchMemory(folder); close(done) }()
-	waitFor(t, "50 %", func() bool { return h.memoryPercent.Load() == 50 })
+	testutil.WaitFor(t, "50 %", func() bool { return h.memoryPercent.Load() == 50 })
 	write("memory.current", "1060000\n")
-	waitFor(t, "96 %", func() bool { return h.memoryPercent.Load() == 96 })
+	testutil.WaitFor(t, "96 %", func() bool { return h.memoryPercent.Load() == 96 })
 	write("memory.max", "max\n")
 	h.close()
 	<-done

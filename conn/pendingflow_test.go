@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -20,7 +21,7 @@ func TestUDPFlowsShareAdmissionWithTCP(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			addr := serveTCP(t, echo)
+			addr := testutil.ServeTCP(t, testutil.Echo)
 			echoUDPAt(t, addr, 0)
 			r, datagrams := startDual(t, addr, most, limits)
 			stop := make(chan struct{})
@@ -48,7 +49,7 @@ func TestUDPFlowsShareAdmissionWithTCP(t *testing.T) {
 				}()
 			}
 			counts := r.shaper.Listener("l")
-			waitFor(t, "hogs", func() bool { return counts.Accepted.Load() > 2*hogs })
+			testutil.WaitFor(t, "hogs", func() bool { return counts.Accepted.Load() > 2*hogs })
 			for range 3 {
 				if !getsReply(t, "127.0.6.10", datagrams) {
 					t.Error("no reply to a datagram: connections keep its flow out")
@@ -95,10 +96,10 @@ func TestPendingFlow_BuffersFirstDatagrams(t *testing.T) {
 		fmt.Fprint(second, i)
 	}
 	counts := r.shaper.Listener("l")
-	waitFor(t, "the datagrams beyond the buffer", func() bool { return counts.SendErrors.Load() == 2 })
+	testutil.WaitFor(t, "the datagrams beyond the buffer", func() bool { return counts.SendErrors.Load() == 2 })
 	third.Write([]byte("third"))
 	state := r.shaper.Policy().State(0)
-	waitFor(t, "both to wait", func() bool { return state.Waiting.Load() == 2 })
+	testutil.WaitFor(t, "both to wait", func() bool { return state.Waiting.Load() == 2 })
 	ids := map[string]uint64{}
 	r.proxy.Connections(func(c *shaper.ConnectionStatus) {
 		if c.Stage == "waiting" && c.ThrottledBy == "cap" && c.Protocol == shaper.UDP {
@@ -136,9 +137,9 @@ func TestShutdown_AdmitsPendingFlows(t *testing.T) {
 		shaper.Limit{Name: "cap", MaxConnections: 1, QueueTimeout: time.Minute, MaxQueue: 10})
 	dialUDP(t, r).Write([]byte("first"))
 	state := r.shaper.Policy().State(0)
-	waitFor(t, "the first", func() bool { return r.shaper.Listener("l").FlowsOpened.Load() == 1 })
+	testutil.WaitFor(t, "the first", func() bool { return r.shaper.Listener("l").FlowsOpened.Load() == 1 })
 	dialUDP(t, r).Write([]byte("second"))
-	waitFor(t, "the second", func() bool { return state.Waiting.Load() == 1 })
+	testutil.WaitFor(t, "the second", func() bool { return state.Waiting.Load() == 1 })
 	drained := make(chan int, 1)
 	go func() { drained <- r.proxy.Shutdown(t.Context()) }()
 	select {
@@ -173,9 +174,9 @@ func TestPendingFlow_EndsWithItsPort(t *testing.T) {
 		dialUDP(t, r).Write([]byte("x"))
 	}
 	state := r.shaper.Policy().State(0)
-	waitFor(t, "two to wait", func() bool { return state.Waiting.Load() == 2 })
+	testutil.WaitFor(t, "two to wait", func() bool { return state.Waiting.Load() == 2 })
 	r.apply(limit) // they keep waiting
-	r.listen.Endpoints = []Endpoint{{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(freePort(t, shaper.UDP))}}
+	r.listen.Endpoints = []Endpoint{{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(testutil.FreeAddr(t, "udp"))}}
 	r.apply(limit)
 	if n := state.Waiting.Load(); n != 0 {
 		t.Errorf("%d wait at a removed port", n)
@@ -229,11 +230,11 @@ func TestEvictedFlowMakesRoomForOne(t *testing.T) {
 	counts, state := r.shaper.Listener("l"), r.shaper.Policy().State(0)
 	ask := func(source string) { udpFrom(t, source, r.addr()).Write([]byte("x")) }
 	ask("127.0.7.1")
-	waitFor(t, "a flow", func() bool { return counts.Flows.Load() == 1 })
+	testutil.WaitFor(t, "a flow", func() bool { return counts.Flows.Load() == 1 })
 	ask("127.0.7.1")
-	waitFor(t, "a waiter", func() bool { return state.Waiting.Load() == 1 })
+	testutil.WaitFor(t, "a waiter", func() bool { return state.Waiting.Load() == 1 })
 	ask("127.0.7.2")
-	waitFor(t, "another flow", func() bool { return counts.Flows.Load() == 2 })
+	testutil.WaitFor(t, "another flow", func() bool { return counts.Flows.Load() == 2 })
 	aged := func() (old bool) { // without a lookup of flows that can be evicted
 		r.proxy.loop.call(func(now leaky.Time) {
 			for _, gt := range r.proxy.admission.byKey {
@@ -248,10 +249,10 @@ func TestEvictedFlowMakesRoomForOne(t *testing.T) {
 		})
 		return old
 	}
-	waitFor(t, "an old flow", aged)
+	testutil.WaitFor(t, "an old flow", aged)
 	ask("127.0.7.3")
-	waitFor(t, "no waiter", func() bool { return state.Waiting.Load() == 0 })
-	waitFor(t, "the third", func() bool { return counts.FlowsOpened.Load()+counts.FlowsRefused.Load() == 4 })
+	testutil.WaitFor(t, "no waiter", func() bool { return state.Waiting.Load() == 0 })
+	testutil.WaitFor(t, "the third", func() bool { return counts.FlowsOpened.Load()+counts.FlowsRefused.Load() == 4 })
 	r.proxy.loop.call(func(leaky.Time) {
 		if n := len(r.proxy.flows); n != 2 {
 			t.Errorf("%d flows, want at most 2", n)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
@@ -51,7 +52,7 @@ func twoHosts(t *testing.T, hosts ...string) (served, closed uint16) {
 func TestPortRange_ClosedPortEjectsNoOther(t *testing.T) {
 	hosts := []string{"127.6.0.1", "127.6.0.2"}
 	served, closed := twoHosts(t, hosts...)
-	var out lockedBuffer
+	var out testutil.Buffer
 	log := slog.New(slog.NewTextHandler(&out, nil))
 	s := shaper.New(1000)
 	p, err := New(s, pacer.NewClock(), log, quietLog)
@@ -149,7 +150,7 @@ func TestUDPFlow_LeavesEjectedDownstream(t *testing.T) {
 		}
 	})
 	c := udpFrom(t, "127.0.0.1", r.addr())
-	waitFor(t, "a flow to the closed port", func() bool {
+	testutil.WaitFor(t, "a flow to the closed port", func() bool {
 		c.Write([]byte("x"))
 		there := false
 		r.proxy.loop.call(func(now leaky.Time) {
@@ -163,7 +164,7 @@ func TestUDPFlow_LeavesEjectedDownstream(t *testing.T) {
 		return there
 	})
 	r.proxy.loop.call(func(now leaky.Time) { r.proxy.listeners["l"].downstreams[1].recordSuccess(served, now) })
-	waitFor(t, "a reply", func() bool {
+	testutil.WaitFor(t, "a reply", func() bool {
 		c.Write([]byte("x"))
 		c.SetReadDeadline(time.Now().Add(5 * time.Millisecond))
 		n, _ := c.Read(make([]byte, 10))
@@ -210,7 +211,7 @@ func TestPortRange_WaiterDoesNotBlockOtherPorts(t *testing.T) {
 	}
 	fill(1)
 	waiter := dial(t, fmt.Sprintf("127.7.2.1:%d", closed))
-	waitFor(t, "a waiter", func() (waits bool) {
+	testutil.WaitFor(t, "a waiter", func() (waits bool) {
 		r.proxy.loop.call(func(leaky.Time) { waits = r.proxy.listeners["l"].hasWaiters() })
 		return waits
 	})

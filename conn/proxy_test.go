@@ -13,10 +13,10 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
-	"shaperd.dev/shaperd/test/lab"
 )
 
 // proxyRig is a proxy between a loopback port and a downstream of the test.
@@ -39,7 +39,7 @@ func start(t testing.TB, protocol shaper.Protocol, downstream string, limits ...
 	to := netip.MustParseAddrPort(downstream)
 	r := &proxyRig{t: t, proxy: p, shaper: s, listen: Listen{
 		Name:       "l",
-		Endpoints:  []Endpoint{{Protocol: protocol, Addr: netip.MustParseAddrPort(freePort(t, protocol))}},
+		Endpoints:  []Endpoint{{Protocol: protocol, Addr: netip.MustParseAddrPort(testutil.FreeAddr(t, protocol.String()))}},
 		Downstream: []Downstream{{Host: to.Addr().String(), Port: to.Port()}},
 		Timeouts:   Timeouts{Connect: time.Second}, IdleTimeout: time.Second, MaxFlows: 100,
 	}}
@@ -55,43 +55,6 @@ func (r *proxyRig) apply(limits ...shaper.Limit) {
 }
 
 func (r *proxyRig) addr() string { return r.listen.Endpoints[0].Addr.String() }
-
-func freePort(t testing.TB, protocol shaper.Protocol) string {
-	t.Helper()
-	network := "tcp"
-	if protocol == shaper.UDP {
-		network = "udp"
-	}
-	addr, err := lab.FreeAddr(network)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return addr
-}
-
-// serveTCP handles each connection in a goroutine until the test ends.
-func serveTCP(t testing.TB, handle func(*net.TCPConn)) string {
-	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() {
-				defer c.Close()
-				handle(c.(*net.TCPConn))
-			})
-		}
-	})
-	t.Cleanup(func() { l.Close(); wg.Wait() })
-	return l.Addr().String()
-}
 
 func dial(t *testing.T, addr string) *net.TCPConn {
 	t.Helper()
@@ -115,8 +78,6 @@ func dialFrom(t *testing.T, source, addr string) *net.TCPConn {
 	t.Cleanup(func() { c.Close() })
 	return c.(*net.TCPConn)
 }
-
-func echo(c *net.TCPConn) { io.Copy(c, c) }
 
 func randomBytes(n int) []byte {
 	b := make([]byte, n)
@@ -158,17 +119,8 @@ func (r *proxyRig) settle() {
 // testTimeout is how long tests wait for something to happen.
 const testTimeout = 20 * time.Second
 
-func waitFor(t testing.TB, what string, cond func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(testTimeout); !cond(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %v for %s", testTimeout, what)
-		}
-	}
-}
-
 func TestReloadDuringTransfer(t *testing.T) {
-	r := start(t, shaper.TCP, serveTCP(t, echo), shaper.Limit{Name: "up", Rate: 80e6, Direction: shaper.Both})
+	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo), shaper.Limit{Name: "up", Rate: 80e6, Direction: shaper.Both})
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
@@ -202,7 +154,7 @@ func TestReloadDuringTransfer(t *testing.T) {
 }
 
 func TestApply_FailureChangesNothing(t *testing.T) {
-	r := start(t, shaper.TCP, serveTCP(t, echo), shaper.Limit{Name: "up", Rate: 80e6})
+	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo), shaper.Limit{Name: "up", Rate: 80e6})
 	c := dial(t, r.addr())
 	old := r.shaper.Policy()
 	taken, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -213,8 +165,8 @@ func TestApply_FailureChangesNothing(t *testing.T) {
 	other := Listen{
 		Name: "other",
 		Endpoints: []Endpoint{
-			{Protocol: shaper.TCP, Addr: netip.MustParseAddrPort(freePort(t, shaper.TCP))},
-			{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(freePort(t, shaper.UDP))},
+			{Protocol: shaper.TCP, Addr: netip.MustParseAddrPort(testutil.FreeAddr(t, "tcp"))},
+			{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(testutil.FreeAddr(t, "udp"))},
 			{Protocol: shaper.TCP, Addr: netip.MustParseAddrPort(taken.Addr().String())},
 		},
 		Downstream: r.listen.Downstream,
@@ -243,7 +195,7 @@ func TestApply_FailureChangesNothing(t *testing.T) {
 }
 
 func TestShutdown(t *testing.T) {
-	r := start(t, shaper.TCP, serveTCP(t, echo))
+	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo))
 	c := dial(t, r.addr())
 	c.Write([]byte("ping"))
 	io.ReadFull(c, make([]byte, 4))

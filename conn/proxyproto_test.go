@@ -16,6 +16,7 @@ import (
 
 	proxyproto "github.com/pires/go-proxyproto"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -45,7 +46,7 @@ func TestProxyHeader_SourceReachesLimitsAndDownstream(t *testing.T) {
 				t.Run(fmt.Sprintf("%s, out v%d, %d bytes at a time", name, out, size), func(t *testing.T) {
 					t.Parallel()
 					seen := make(chan *proxyproto.Header, 1)
-					addr := serveTCP(t, func(c *net.TCPConn) {
+					addr := testutil.ServeTCP(t, func(c *net.TCPConn) {
 						r := bufio.NewReader(c)
 						h, err := proxyproto.Read(r)
 						if err != nil {
@@ -107,7 +108,7 @@ func TestProxyHeader_InvalidIsRejected(t *testing.T) {
 		"a signature at odds": string(v2[:11]) + "x" + string(v2[12:]),
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := start(t, shaper.TCP, serveTCP(t, echo))
+			r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo))
 			r.listen.AcceptProxyFrom = anySource
 			r.apply()
 			c := dial(t, r.addr())
@@ -123,14 +124,14 @@ func TestProxyHeader_InvalidIsRejected(t *testing.T) {
 	}
 	for name, head := range map[string][]byte{"nothing": nil, "half of it": v2[:20]} {
 		t.Run(name+", and the end", func(t *testing.T) {
-			r := start(t, shaper.TCP, serveTCP(t, echo))
+			r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo))
 			r.listen.AcceptProxyFrom = anySource
 			r.apply()
 			c := dial(t, r.addr())
 			c.Write(head)
 			c.CloseWrite()
 			c.Read(make([]byte, 1))
-			waitFor(t, "the end", func() bool { return r.shaper.Listener("l").Ended[shaper.BadProxyHeader].Load() == 1 })
+			testutil.WaitFor(t, "the end", func() bool { return r.shaper.Listener("l").Ended[shaper.BadProxyHeader].Load() == 1 })
 			r.settle()
 		})
 	}
@@ -153,7 +154,7 @@ func TestProxyHeader_LocalUnknownAndUntrusted(t *testing.T) {
 		"untrusted": {[]netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, "PROXY TCP4 1.2.3.4 5.6.7.8 1 2\r\n", "PROXY TCP4 1.2.3.4 5.6.7.8 1 2\r\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := start(t, shaper.TCP, serveTCP(t, echo))
+			r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo))
 			r.listen.AcceptProxyFrom = tt.from
 			r.apply(shaper.Limit{Name: "here", Match: shaper.Match{Source: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}, MaxConnections: 5})
 			c := dial(t, r.addr())
@@ -216,7 +217,7 @@ func TestProxyHeader_CountsAgainstLimits(t *testing.T) {
 			c.Write([]byte{1})
 		}
 		counts := &r.shaper.Policy().State(0).Packets
-		waitFor(t, "all datagrams", func() bool {
+		testutil.WaitFor(t, "all datagrams", func() bool {
 			return counts[shaper.Pass][shaper.None].Load()+counts[shaper.Refuse][shaper.QueueFull].Load() == sent
 		})
 		if n := counts[shaper.Pass][shaper.None].Load(); n != burst/(header+1)+1 {
@@ -225,7 +226,7 @@ func TestProxyHeader_CountsAgainstLimits(t *testing.T) {
 	})
 	t.Run("of connections", func(t *testing.T) {
 		var got atomic.Int64
-		r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) {
+		r := start(t, shaper.TCP, testutil.ServeTCP(t, func(c *net.TCPConn) {
 			n, _ := io.Copy(io.Discard, c)
 			got.Add(n)
 		}))
@@ -236,8 +237,8 @@ func TestProxyHeader_CountsAgainstLimits(t *testing.T) {
 			dial(t, r.addr()).CloseWrite()
 		}
 		counts := r.shaper.Listener("l")
-		waitFor(t, "connections", func() bool { return counts.Open.Load()+int64(counts.Ended[shaper.Closed].Load()) == clients })
-		waitFor(t, "a full burst", func() bool { return got.Load() >= burst })
+		testutil.WaitFor(t, "connections", func() bool { return counts.Open.Load()+int64(counts.Ended[shaper.Closed].Load()) == clients })
+		testutil.WaitFor(t, "a full burst", func() bool { return got.Load() >= burst })
 		time.Sleep(50 * time.Millisecond)
 		if n := got.Load(); n > burst+2*header { // plus one unit, and the rate over 50 ms
 			t.Errorf("%d bytes of headers passed in a burst of %d", n, burst)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -17,10 +18,10 @@ import (
 func newFullProxy(t *testing.T, limit shaper.Limit) *proxyRig {
 	hold := make(chan struct{})
 	limit.Name, limit.MaxConnections = "cap", 1
-	r := start(t, shaper.TCP, serveTCP(t, func(*net.TCPConn) { <-hold }), limit)
+	r := start(t, shaper.TCP, testutil.ServeTCP(t, func(*net.TCPConn) { <-hold }), limit)
 	t.Cleanup(func() { close(hold) })
 	dial(t, r.addr()).Write([]byte("x"))
-	waitFor(t, "a slot in use", func() bool { return r.shaper.Policy().State(0).InFlight.Load() == 1 })
+	testutil.WaitFor(t, "a slot in use", func() bool { return r.shaper.Policy().State(0).InFlight.Load() == 1 })
 	return r
 }
 

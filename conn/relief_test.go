@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -14,7 +15,7 @@ import (
 // addUDPListener makes r listen for datagrams too, from the next apply on. It returns the address.
 func (r *proxyRig) addUDPListener(t *testing.T) string {
 	t.Helper()
-	at := Endpoint{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(freePort(t, shaper.UDP))}
+	at := Endpoint{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(testutil.FreeAddr(t, "udp"))}
 	r.listen.Endpoints = append(r.listen.Endpoints, at)
 	return at.Addr.String()
 }
@@ -43,14 +44,14 @@ func TestIdleFlowsMakeRoomForConnections(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			addr := serveTCP(t, echo)
-			listenUDP(t, addr) // sends no replies
+			addr := testutil.ServeTCP(t, testutil.Echo)
+			testutil.ListenUDP(t, addr) // sends no replies
 			r, datagrams := startDual(t, addr, most, limits)
 			for i := range most {
 				udpFrom(t, fmt.Sprintf("127.0.0.%d", 100+i), datagrams).Write([]byte("forged"))
 			}
 			counts := r.shaper.Listener("l")
-			waitFor(t, "flows", func() bool { return counts.Flows.Load() == most })
+			testutil.WaitFor(t, "flows", func() bool { return counts.Flows.Load() == most })
 			begun := time.Now()
 			for range 2 {
 				c := dial(t, r.addr())
@@ -137,7 +138,7 @@ func TestEvictedFlowClosesOnce(t *testing.T) {
 	time.Sleep(r.listen.IdleTimeout/verifiedGraceDivisor + 100*time.Millisecond)
 	dialFrom(t, "127.0.6.1", r.addr()) // waits for the slot of the first flow
 	state := r.shaper.Policy().State(r.shaper.Policy().Find("a"))
-	waitFor(t, "a waiter", func() bool { return state.Waiting.Load() == 1 })
+	testutil.WaitFor(t, "a waiter", func() bool { return state.Waiting.Load() == 1 })
 	r.proxy.loop.call(func(leaky.Time) {
 		for _, d := range r.proxy.listeners["l"].downstreams {
 			unreachable := netip.MustParseAddr("127.255.255.255") // a broadcast: connect(2) fails at once
@@ -146,7 +147,7 @@ func TestEvictedFlowClosesOnce(t *testing.T) {
 	})
 	udpFrom(t, "127.0.6.2", datagrams).Write([]byte("x"))
 	counts := r.shaper.Listener("l")
-	waitFor(t, "the end of both flows", func() bool { return counts.Flows.Load() == 0 && state.InFlight.Load() == 0 })
+	testutil.WaitFor(t, "the end of both flows", func() bool { return counts.Flows.Load() == 0 && state.InFlight.Load() == 0 })
 	if n := counts.FlowsEvicted.Load(); n == 0 {
 		t.Error("none was evicted")
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -27,7 +28,7 @@ func socketState(fd int) string {
 }
 
 func TestOnSocket(t *testing.T) {
-	r := start(t, shaper.TCP, serveTCP(t, echo))
+	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo))
 	use := func() {
 		t.Helper()
 		c := dial(t, r.addr())
@@ -60,7 +61,7 @@ func TestOnSocket(t *testing.T) {
 	want("existing sockets", map[string]int{"listens": 1, "connected": 2})
 	use()
 	want("a new connection", map[string]int{"new": 1, "connected": 1})
-	r.listen.Endpoints = append(r.listen.Endpoints, Endpoint{Protocol: shaper.TCP, Addr: netip.MustParseAddrPort(freePort(t, shaper.TCP))})
+	r.listen.Endpoints = append(r.listen.Endpoints, Endpoint{Protocol: shaper.TCP, Addr: netip.MustParseAddrPort(testutil.FreeAddr(t, "tcp"))})
 	r.apply()
 	want("a new listener", map[string]int{"new": 1})
 	r.proxy.OnSocket(nil)

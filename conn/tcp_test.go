@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -29,7 +30,7 @@ func TestTCPCarriesEveryByte(t *testing.T) {
 		"observed": {{Name: "o", Rate: 8e6, Observe: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := start(t, shaper.TCP, serveTCP(t, echo), limits...)
+			r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo), limits...)
 			var wg sync.WaitGroup
 			for range 4 {
 				wg.Go(func() {
@@ -59,7 +60,7 @@ func TestHalfClose(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			answer := randomBytes(300_000)
-			addr := serveTCP(t, func(c *net.TCPConn) {
+			addr := testutil.ServeTCP(t, func(c *net.TCPConn) {
 				if got, err := io.ReadAll(c); err != nil || len(got) != 100_000 {
 					t.Errorf("downstream got %d bytes, err %v", len(got), err)
 				}
@@ -79,7 +80,7 @@ func TestHalfClose(t *testing.T) {
 }
 
 func TestHalfClose_NoClientData(t *testing.T) {
-	addr := serveTCP(t, func(c *net.TCPConn) { c.Write([]byte("banner")) })
+	addr := testutil.ServeTCP(t, func(c *net.TCPConn) { c.Write([]byte("banner")) })
 	r := start(t, shaper.TCP, addr)
 	for range 50 {
 		c := dial(t, r.addr())
@@ -96,7 +97,7 @@ func TestHalfClose_NoClientData(t *testing.T) {
 func TestFINDoesNotWaitInQueue(t *testing.T) {
 	const others = 30
 	done := make(chan time.Time, 2)
-	addr := serveTCP(t, func(c *net.TCPConn) {
+	addr := testutil.ServeTCP(t, func(c *net.TCPConn) {
 		b := make([]byte, 64<<10)
 		for {
 			n, err := c.Read(b)
@@ -143,7 +144,7 @@ func TestUrgentDataDoesNotStall(t *testing.T) {
 		"limited":        {{Name: "up", Rate: 80e6}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := start(t, shaper.TCP, serveTCP(t, echo), limits...)
+			r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo), limits...)
 			for range 20 {
 				c := dial(t, r.addr())
 				rc, err := c.SyscallConn()
@@ -169,7 +170,7 @@ func TestUrgentDataDoesNotStall(t *testing.T) {
 
 // Deferred work must not pile up, or the rest of the loop waits for it.
 func TestDeferredWorkDoesNotPileUp(t *testing.T) {
-	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(io.Discard, c) }))
+	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Discard))
 	const streams = 8
 	var enough atomic.Bool
 	var wg sync.WaitGroup
@@ -196,7 +197,7 @@ func TestDeferredWorkDoesNotPileUp(t *testing.T) {
 
 func TestResetsUnderASharedLimit(t *testing.T) {
 	t.Parallel()
-	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) {
+	r := start(t, shaper.TCP, testutil.ServeTCP(t, func(c *net.TCPConn) {
 		go io.Copy(io.Discard, c)
 		for b := make([]byte, 64<<10); ; {
 			if _, err := c.Write(b); err != nil {
@@ -218,14 +219,14 @@ func TestResetIsPassedOn(t *testing.T) {
 	limited := shaper.Limit{Name: "up", Rate: 1e6}
 	t.Run("from the client", func(t *testing.T) {
 		ended := make(chan error, 1)
-		addr := serveTCP(t, func(c *net.TCPConn) {
+		addr := testutil.ServeTCP(t, func(c *net.TCPConn) {
 			_, err := io.Copy(io.Discard, c)
 			ended <- err
 		})
 		r := start(t, shaper.TCP, addr, limited)
 		c := dial(t, r.addr())
 		c.Write(randomBytes(1 << 20)) // more than the rate allows soon
-		waitFor(t, "the first of it", func() bool { return r.shaper.Listener("l").ToDownstream.Load() > 0 })
+		testutil.WaitFor(t, "the first of it", func() bool { return r.shaper.Listener("l").ToDownstream.Load() > 0 })
 		c.SetLinger(0)
 		c.Close()
 		select {
@@ -239,7 +240,7 @@ func TestResetIsPassedOn(t *testing.T) {
 		r.settle()
 	})
 	t.Run("from the downstream", func(t *testing.T) {
-		addr := serveTCP(t, func(c *net.TCPConn) {
+		addr := testutil.ServeTCP(t, func(c *net.TCPConn) {
 			io.ReadFull(c, make([]byte, 1))
 			c.SetLinger(0)
 		})
@@ -252,7 +253,7 @@ func TestResetIsPassedOn(t *testing.T) {
 		r.settle()
 	})
 	t.Run("downstream refuses", func(t *testing.T) {
-		r := start(t, shaper.TCP, freePort(t, shaper.TCP))
+		r := start(t, shaper.TCP, testutil.FreeAddr(t, "tcp"))
 		c, err := net.Dial("tcp4", r.addr())
 		if err == nil {
 			defer c.Close()
@@ -276,12 +277,12 @@ func TestReplyIsDeliveredBeforeReset(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			answer := randomBytes(100_000)
-			r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) {
+			r := start(t, shaper.TCP, testutil.ServeTCP(t, func(c *net.TCPConn) {
 				io.ReadFull(c, make([]byte, 1000))
 				c.Write(answer)
 				time.Sleep(100 * time.Millisecond) // until the request has arrived, unread
 				// The end resets the connection, which discards what the kernel has not sent.
-				waitFor(t, "the answer's arrival at the proxy", func() bool { return unacked(t, c) == 0 })
+				testutil.WaitFor(t, "the answer's arrival at the proxy", func() bool { return unacked(t, c) == 0 })
 			}), limits...)
 			c := dial(t, r.addr())
 			go c.Write(make([]byte, 200_000))
@@ -289,7 +290,7 @@ func TestReplyIsDeliveredBeforeReset(t *testing.T) {
 			if n, err := io.ReadFull(c, got); err != nil || !bytes.Equal(got, answer) {
 				t.Fatalf("got %d of %d bytes, err %v", n, len(answer), err)
 			}
-			waitFor(t, "its end", func() bool { return r.shaper.Listener("l").Ended[shaper.ResetByServer].Load() == 1 })
+			testutil.WaitFor(t, "its end", func() bool { return r.shaper.Listener("l").Ended[shaper.ResetByServer].Load() == 1 })
 			r.settle()
 		})
 	}
@@ -310,7 +311,7 @@ func unacked(t *testing.T, c *net.TCPConn) (n int) {
 // TCP flow control slows down a throttled source: what it can send ahead is bounded by the kernel's
 // buffers.
 func TestThrottledSourceIsHeldBack(t *testing.T) {
-	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) { io.Copy(io.Discard, c) }),
+	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Discard),
 		shaper.Limit{Name: "up", Rate: 80e3})
 	c := dial(t, r.addr())
 	c.SetDeadline(time.Now().Add(500 * time.Millisecond))
@@ -329,30 +330,30 @@ func TestThrottledSourceIsHeldBack(t *testing.T) {
 
 func TestWaitingClientThatLeavesIsRemoved(t *testing.T) {
 	hold := make(chan struct{})
-	addr := serveTCP(t, func(*net.TCPConn) { <-hold })
+	addr := testutil.ServeTCP(t, func(*net.TCPConn) { <-hold })
 	t.Cleanup(func() { close(hold) })
 	limit := shaper.Limit{Name: "cap", MaxConnections: 1, QueueTimeout: time.Minute, MaxQueue: 10}
 	r := start(t, shaper.TCP, addr, limit)
 	state := r.shaper.Policy().State(0)
 	first := dial(t, r.addr())
 	first.Write([]byte("x"))
-	waitFor(t, "a slot in use", func() bool { return state.InFlight.Load() == 1 })
+	testutil.WaitFor(t, "a slot in use", func() bool { return state.InFlight.Load() == 1 })
 	for name, leave := range map[string]func(*net.TCPConn){
 		"by closing":   func(c *net.TCPConn) { c.Close() },
 		"by resetting": func(c *net.TCPConn) { c.Write([]byte("x")); c.SetLinger(0); c.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := dial(t, r.addr())
-			waitFor(t, "a waiter", func() bool { return state.Waiting.Load() == 1 })
+			testutil.WaitFor(t, "a waiter", func() bool { return state.Waiting.Load() == 1 })
 			leave(c)
-			waitFor(t, "no waiter", func() bool { return state.Waiting.Load() == 0 })
+			testutil.WaitFor(t, "no waiter", func() bool { return state.Waiting.Load() == 0 })
 		})
 	}
 	// A client that has sent a request and half-closed still waits for its reply.
 	c := dial(t, r.addr())
 	c.Write([]byte("x"))
 	c.CloseWrite()
-	waitFor(t, "a waiter", func() bool { return state.Waiting.Load() == 1 })
+	testutil.WaitFor(t, "a waiter", func() bool { return state.Waiting.Load() == 1 })
 	time.Sleep(50 * time.Millisecond)
 	if state.Waiting.Load() != 1 {
 		t.Error("a client that half-closed was taken to have left")
@@ -360,7 +361,7 @@ func TestWaitingClientThatLeavesIsRemoved(t *testing.T) {
 	// In flight, a reset frees the slot.
 	first.SetLinger(0)
 	first.Close()
-	waitFor(t, "the next one in flight", func() bool { return state.Waiting.Load() == 0 && state.InFlight.Load() == 1 })
+	testutil.WaitFor(t, "the next one in flight", func() bool { return state.Waiting.Load() == 0 && state.InFlight.Load() == 1 })
 }
 
 // Sources that make one connection after the other, of one segment each, leave an upload its share: a
@@ -368,7 +369,7 @@ func TestWaitingClientThatLeavesIsRemoved(t *testing.T) {
 func TestShortConnectionsDoNotStarveUpload(t *testing.T) {
 	for _, reset := range []bool{true, false} {
 		var upload, all atomic.Uint64
-		addr := serveTCP(t, func(c *net.TCPConn) {
+		addr := testutil.ServeTCP(t, func(c *net.TCPConn) {
 			b := make([]byte, 64<<10)
 			for {
 				n, err := c.Read(b)
@@ -418,7 +419,7 @@ func TestShortConnectionsDoNotStarveUpload(t *testing.T) {
 // touched again. (Its timer was armed, and a second end closed sockets of others.)
 func TestNestedResetEndsSessionOnce(t *testing.T) {
 	var server atomic.Pointer[net.TCPConn]
-	r := start(t, shaper.TCP, serveTCP(t, func(c *net.TCPConn) {
+	r := start(t, shaper.TCP, testutil.ServeTCP(t, func(c *net.TCPConn) {
 		io.ReadFull(c, make([]byte, minGrant))
 		c.Write(make([]byte, minGrant))
 		server.Store(c)
@@ -429,7 +430,7 @@ func TestNestedResetEndsSessionOnce(t *testing.T) {
 	c := dial(t, r.addr())
 	c.Write(make([]byte, minGrant))
 	var s *session
-	waitFor(t, "a direction that waits with nothing left", func() (ok bool) {
+	testutil.WaitFor(t, "a direction that waits with nothing left", func() (ok bool) {
 		r.proxy.loop.call(func(now leaky.Time) {
 			if len(r.proxy.sessions.all) == 0 || server.Load() == nil {
 				return

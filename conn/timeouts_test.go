@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -22,7 +23,7 @@ func (r *proxyRig) ended(c *net.TCPConn) (how shaper.Ending, err error) {
 	}
 	counts := r.shaper.Listener("l")
 	var all []shaper.Ending
-	waitFor(r.t, "an end", func() bool {
+	testutil.WaitFor(r.t, "an end", func() bool {
 		for e := range counts.Ended {
 			for range counts.Ended[e].Swap(0) {
 				all = append(all, shaper.Ending(e))
@@ -77,17 +78,17 @@ func TestTimeouts(t *testing.T) {
 		least  time.Duration
 		drip   *drip
 	}{
-		{"a client that says nothing", first, nil, echo, shaper.FirstByteTimeout, d, nil},
-		{"a client for whom only its header speaks", first, nil, echo, shaper.FirstByteTimeout, d, nil},
-		{"one that says something", first, func(c *net.TCPConn) { c.Write([]byte("x")); time.Sleep(2 * d); c.CloseWrite() }, echo, shaper.Closed, 0, nil},
-		{"one that only ends", first, func(c *net.TCPConn) { c.CloseWrite() }, echo, shaper.Closed, 0, nil},
-		{"idle", idle, func(c *net.TCPConn) { c.Write([]byte("x")) }, echo, shaper.IdleTimeout, d, nil},
-		{"not idle", idle, func(c *net.TCPConn) { notIdle.write(c); c.CloseWrite() }, echo, shaper.Closed, 3 * d, &notIdle},
+		{"a client that says nothing", first, nil, testutil.Echo, shaper.FirstByteTimeout, d, nil},
+		{"a client for whom only its header speaks", first, nil, testutil.Echo, shaper.FirstByteTimeout, d, nil},
+		{"one that says something", first, func(c *net.TCPConn) { c.Write([]byte("x")); time.Sleep(2 * d); c.CloseWrite() }, testutil.Echo, shaper.Closed, 0, nil},
+		{"one that only ends", first, func(c *net.TCPConn) { c.CloseWrite() }, testutil.Echo, shaper.Closed, 0, nil},
+		{"idle", idle, func(c *net.TCPConn) { c.Write([]byte("x")) }, testutil.Echo, shaper.IdleTimeout, d, nil},
+		{"not idle", idle, func(c *net.TCPConn) { notIdle.write(c); c.CloseWrite() }, testutil.Echo, shaper.Closed, 3 * d, &notIdle},
 		{"half closed and silent", half, func(c *net.TCPConn) { c.CloseWrite() }, discard, shaper.HalfCloseTimeout, d, nil},
 		{"half closed and not silent", half, func(c *net.TCPConn) { c.CloseWrite() }, notSilent.write, shaper.Closed, 3 * d, &notSilent},
-		{"open and silent", half, func(c *net.TCPConn) { time.Sleep(3 * d); c.CloseWrite() }, echo, shaper.Closed, 2 * d, nil},
-		{"for too long", life, forTooLong.write, echo, shaper.LifetimeOver, d, nil},
-		{"reset by the client", none, func(c *net.TCPConn) { c.Write([]byte("x")); c.SetLinger(0); c.Close() }, echo, shaper.ResetByClient, 0, nil},
+		{"open and silent", half, func(c *net.TCPConn) { time.Sleep(3 * d); c.CloseWrite() }, testutil.Echo, shaper.Closed, 2 * d, nil},
+		{"for too long", life, forTooLong.write, testutil.Echo, shaper.LifetimeOver, d, nil},
+		{"reset by the client", none, func(c *net.TCPConn) { c.Write([]byte("x")); c.SetLinger(0); c.Close() }, testutil.Echo, shaper.ResetByClient, 0, nil},
 		{
 			"reset by the downstream", none, func(c *net.TCPConn) { c.Write([]byte("x")) },
 			func(c *net.TCPConn) { c.Read(make([]byte, 1)); c.SetLinger(0) }, shaper.ResetByServer, 0, nil,
@@ -95,7 +96,7 @@ func TestTimeouts(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			r := start(t, shaper.TCP, serveTCP(t, tt.server))
+			r := start(t, shaper.TCP, testutil.ServeTCP(t, tt.server))
 			tt.t.Connect = time.Second
 			r.listen.Timeouts = tt.t
 			if strings.Contains(tt.name, "header") {
@@ -122,14 +123,14 @@ func TestTimeouts(t *testing.T) {
 // Time during which the proxy delays bytes does not count.
 func TestTimeouts_PausedWhileThrottled(t *testing.T) {
 	t.Parallel()
-	r := start(t, shaper.TCP, serveTCP(t, echo))
+	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo))
 	// One segment takes 580 ms.
 	slow := shaper.Limit{Name: "slow", Rate: 8 * 2500, Direction: shaper.ToDownstream}
 	r.apply(slow)
 	c := dial(t, r.addr())
 	sent := randomBytes(3 * 1448)
 	c.Write(sent)
-	waitFor(t, "the first of it", func() bool { return r.shaper.Listener("l").ToDownstream.Load() > 0 })
+	testutil.WaitFor(t, "the first of it", func() bool { return r.shaper.Listener("l").ToDownstream.Load() > 0 })
 	r.listen.Idle = 300 * time.Millisecond
 	r.apply(slow)
 	if _, err := io.ReadFull(c, sent); err != nil {
@@ -144,7 +145,7 @@ func TestTimeouts_PausedWhileThrottled(t *testing.T) {
 func TestTimeouts_LostBytesMeanReset(t *testing.T) {
 	t.Parallel()
 	hold := make(chan struct{})
-	r := start(t, shaper.TCP, serveTCP(t, func(*net.TCPConn) { <-hold }))
+	r := start(t, shaper.TCP, testutil.ServeTCP(t, func(*net.TCPConn) { <-hold }))
 	t.Cleanup(func() { close(hold) })
 	c := dial(t, r.addr())
 	wrote := make(chan error, 1)
@@ -152,7 +153,7 @@ func TestTimeouts_LostBytesMeanReset(t *testing.T) {
 		_, err := c.Write(make([]byte, 64<<20))
 		wrote <- err
 	}()
-	waitFor(t, "more than the downstream reads", func() bool { return r.shaper.Listener("l").ToDownstream.Load() > 0 })
+	testutil.WaitFor(t, "more than the downstream reads", func() bool { return r.shaper.Listener("l").ToDownstream.Load() > 0 })
 	r.listen.Lifetime = 300 * time.Millisecond
 	r.apply()
 	how, err := r.ended(c)
@@ -173,11 +174,11 @@ func TestMinThroughput(t *testing.T) {
 		"held back meanwhile": {0, true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := start(t, shaper.TCP, serveTCP(t, echo))
+			r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo))
 			r.listen.MinThroughput = 1000
 			r.apply()
 			c := dial(t, r.addr())
-			waitFor(t, "a downstream", func() bool { return r.shaper.Listener("l").Open.Load() == 1 })
+			testutil.WaitFor(t, "a downstream", func() bool { return r.shaper.Listener("l").Open.Load() == 1 })
 			r.proxy.loop.call(func(now leaky.Time) {
 				for _, s := range r.proxy.sessions.all {
 					s.activity.moved, s.activity.throttled = tt.moved, tt.held
@@ -199,9 +200,9 @@ func TestMinThroughput(t *testing.T) {
 
 // A reload changes the timeouts of existing connections.
 func TestTimeouts_Reload(t *testing.T) {
-	r := start(t, shaper.TCP, serveTCP(t, echo))
+	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo))
 	c := dial(t, r.addr())
-	waitFor(t, "a downstream", func() bool { return r.shaper.Listener("l").Open.Load() == 1 })
+	testutil.WaitFor(t, "a downstream", func() bool { return r.shaper.Listener("l").Open.Load() == 1 })
 	r.listen.Idle = 100 * time.Millisecond
 	r.apply()
 	if how, _ := r.ended(c); how != shaper.IdleTimeout {

@@ -8,6 +8,7 @@ import (
 	"time"
 	"unsafe"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -86,7 +87,7 @@ func TestUDP_MaxConnections(t *testing.T) {
 		c.Write([]byte("x"))
 	}
 	state := r.shaper.Policy().State(0)
-	waitFor(t, "the third flow to be refused", func() bool { return state.Connections[shaper.Refuse][shaper.WaitTimeout].Load() == 1 })
+	testutil.WaitFor(t, "the third flow to be refused", func() bool { return state.Connections[shaper.Refuse][shaper.WaitTimeout].Load() == 1 })
 	if n := state.Connections[shaper.Pass][shaper.None].Load(); n != 2 {
 		t.Errorf("%d flows passed, want 2", n)
 	}
@@ -108,8 +109,8 @@ func TestUDPPort_RemovalDropsQueue(t *testing.T) {
 		c.Write(make([]byte, 1000))
 	}
 	counts := r.shaper.Listener("l")
-	waitFor(t, "the first datagrams", func() bool { return counts.ToDownstream.Load() >= 2000 })
-	r.listen.Endpoints = []Endpoint{{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(freePort(t, shaper.UDP))}}
+	testutil.WaitFor(t, "the first datagrams", func() bool { return counts.ToDownstream.Load() >= 2000 })
+	r.listen.Endpoints = []Endpoint{{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(testutil.FreeAddr(t, "udp"))}}
 	r.apply(limit)
 	r.proxy.loop.call(func(leaky.Time) {
 		seen := map[*datagram]bool{}
@@ -164,7 +165,7 @@ func TestDrain_SendsQueuedDatagrams(t *testing.T) {
 		c.Write(make([]byte, 100))
 	}
 	state := r.shaper.Policy().State(0)
-	waitFor(t, "the first datagram", func() bool { return r.shaper.Listener("l").ToDownstream.Load() > 0 })
+	testutil.WaitFor(t, "the first datagram", func() bool { return r.shaper.Listener("l").ToDownstream.Load() > 0 })
 	if left := r.proxy.Shutdown(t.Context()); left != 0 {
 		t.Errorf("%d connections remain, want none", left)
 	}
@@ -188,7 +189,7 @@ func TestUDPQueue_BoundedByMemory(t *testing.T) {
 		c.Write(make([]byte, 1000))
 	}
 	state := r.shaper.Policy().State(0)
-	waitFor(t, "39 refusals", func() bool { return state.Packets[shaper.Refuse][shaper.MemoryFull].Load() == 39 })
+	testutil.WaitFor(t, "39 refusals", func() bool { return state.Packets[shaper.Refuse][shaper.MemoryFull].Load() == 39 })
 	r.proxy.loop.call(func(leaky.Time) {
 		if n := r.proxy.loop.memory.used; n != room {
 			t.Errorf("%d bytes are in use, want %d", n, room)
@@ -232,7 +233,7 @@ func TestUDP_MaxFlows(t *testing.T) {
 		c.Write([]byte("x"))
 	}
 	counts := r.shaper.Listener("l")
-	waitFor(t, "the flood", func() bool { return counts.FlowsOpened.Load()+counts.FlowsRefused.Load() == 201 })
+	testutil.WaitFor(t, "the flood", func() bool { return counts.FlowsOpened.Load()+counts.FlowsRefused.Load() == 201 })
 	time.Sleep(unansweredGrace.Duration())
 	if n := counts.Flows.Load(); n > 20 {
 		t.Errorf("%d flows are open, want at most 20", n)
@@ -276,7 +277,7 @@ func floodDuringNewFlow(t *testing.T) bool {
 		dialUDP(t, r).Write([]byte("x"))
 	}
 	counts := r.shaper.Listener("l")
-	waitFor(t, "the flood", func() bool { return counts.FlowsOpened.Load()+counts.FlowsRefused.Load() == 101 })
+	testutil.WaitFor(t, "the flood", func() bool { return counts.FlowsOpened.Load()+counts.FlowsRefused.Load() == 101 })
 	if time.Since(begun) > unansweredGrace.Duration() {
 		return false
 	}
@@ -300,7 +301,7 @@ func TestUDP_MaxFlowsPerSource(t *testing.T) {
 		dialUDP(t, r).Write([]byte("x"))
 	}
 	counts := r.shaper.Listener("l")
-	waitFor(t, "refusals", func() bool { return counts.FlowsRefused.Load() == 3 })
+	testutil.WaitFor(t, "refusals", func() bool { return counts.FlowsRefused.Load() == 3 })
 	if n := counts.Flows.Load(); n != 5 {
 		t.Errorf("%d flows, want 5", n)
 	}
@@ -311,7 +312,7 @@ func TestUDP_MaxFlowsPerSource(t *testing.T) {
 		}
 	})
 	dialUDP(t, r).Write([]byte("x"))
-	waitFor(t, "a flow to be admitted again", func() bool { return counts.FlowsOpened.Load() == 6 })
+	testutil.WaitFor(t, "a flow to be admitted again", func() bool { return counts.FlowsOpened.Load() == 6 })
 }
 
 func TestUDP_AmplificationLimit(t *testing.T) {
@@ -431,11 +432,11 @@ func TestUDP_RepeatedSenderGetsOwnFlowQueue(t *testing.T) {
 		c.Write([]byte{0})
 		clients = append(clients, c)
 	}
-	waitFor(t, "three flows", func() bool { all, own := own(); return all == 3 && own == 0 })
+	testutil.WaitFor(t, "three flows", func() bool { all, own := own(); return all == 3 && own == 0 })
 	for i := range byte(4) {
 		clients[2].Write([]byte{1 + i})
 	}
-	waitFor(t, "one flow with a queue of its own", func() bool { _, own := own(); return own == 1 })
+	testutil.WaitFor(t, "one flow with a queue of its own", func() bool { _, own := own(); return own == 1 })
 	last := byte(0)
 	sink.SetReadDeadline(time.Now().Add(testTimeout))
 	for range 7 {

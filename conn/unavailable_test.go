@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -32,7 +33,7 @@ func TestDownstream_UnavailableIsReported(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			to := tt.downstream
 			if to == "" {
-				to = freePort(t, tt.protocol)
+				to = testutil.FreeAddr(t, tt.protocol.String())
 			}
 			r := start(t, tt.protocol, "127.0.0.1:9")
 			host, port, err := net.SplitHostPort(to)
@@ -76,7 +77,7 @@ func TestDownstream_UnavailableIsReported(t *testing.T) {
 				defer l.Close()
 			}
 			attempt(t, r, tt.protocol)
-			waitFor(t, "the downstream to be up again", func() bool { d := status(); return d.Up && d.Error == "" })
+			testutil.WaitFor(t, "the downstream to be up again", func() bool { d := status(); return d.Up && d.Error == "" })
 		})
 	}
 }
@@ -104,7 +105,7 @@ func attempt(t *testing.T, r *proxyRig, protocol shaper.Protocol) {
 		c.SetReadDeadline(time.Now().Add(10 * time.Second))
 		c.Read(make([]byte, 1))
 	}()
-	waitFor(t, "a reply or an error", func() bool {
+	testutil.WaitFor(t, "a reply or an error", func() bool {
 		select {
 		case <-answered:
 			return true

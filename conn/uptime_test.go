@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -25,9 +26,9 @@ func TestLongUptime(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(p.Close)
-			to := netip.MustParseAddrPort(serveTCP(t, echo))
+			to := netip.MustParseAddrPort(testutil.ServeTCP(t, testutil.Echo))
 			listen := Listen{
-				Name: "l", Endpoints: []Endpoint{{Protocol: shaper.TCP, Addr: netip.MustParseAddrPort(freePort(t, shaper.TCP))}},
+				Name: "l", Endpoints: []Endpoint{{Protocol: shaper.TCP, Addr: netip.MustParseAddrPort(testutil.FreeAddr(t, "tcp"))}},
 				Downstream: []Downstream{{Host: to.Addr().String(), Port: to.Port()}},
 				Timeouts:   Timeouts{Connect: time.Second, Idle: 200 * time.Millisecond, Lifetime: time.Hour},
 			}
