@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -57,16 +58,6 @@ func lateness(t *testing.T) (maximum func() time.Duration) {
 		}
 	}()
 	return func() time.Duration { return time.Duration(longest.Load()) }
-}
-
-// waitUntil waits for a condition.
-func waitUntil(t *testing.T, what string, so func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !so(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("timeout waiting until %s", what)
-		}
-	}
 }
 
 // codes returns the status codes of all responses until the other side closes.
@@ -257,9 +248,9 @@ func TestConnLimiter_OneUserDoesNotBlockOthers(t *testing.T) {
 		if slices.Sort(within); within[len(within)/2] > 100*time.Millisecond {
 			t.Errorf("answered within %v", within)
 		}
-		waitUntil(t, "the user is at its maximum", func() bool { return s.Connections() == maxUserConnections })
+		testutil.WaitFor(t, "the user is at its maximum", func() bool { return s.Connections() == maxUserConnections })
 	})
-	waitUntil(t, "all connections are closed", func() bool { return s.Connections() == 0 })
+	testutil.WaitFor(t, "all connections are closed", func() bool { return s.Connections() == 0 })
 }
 
 // A stream that is not read is closed, and one that is read is not.
@@ -290,9 +281,9 @@ func TestLive_ClosesUnreadStream(t *testing.T) {
 			}
 		}
 	}()
-	waitUntil(t, "both streams are open", func() bool { return s.Connections() == 2 && got.Load() > 0 })
+	testutil.WaitFor(t, "both streams are open", func() bool { return s.Connections() == 2 && got.Load() > 0 })
 	begun := time.Now()
-	waitUntil(t, "the unread stream is closed", func() bool {
+	testutil.WaitFor(t, "the unread stream is closed", func() bool {
 		o.Monitor.sampleAll(time.Now())
 		return s.Connections() == 1
 	})
@@ -301,7 +292,7 @@ func TestLive_ClosesUnreadStream(t *testing.T) {
 	}
 	// The other one outlives the write timeout.
 	was := int64(0)
-	waitUntil(t, "the other stream is served", func() bool {
+	testutil.WaitFor(t, "the other stream is served", func() bool {
 		o.Monitor.sampleAll(time.Now())
 		if was == 0 || time.Since(begun) < 4*testTimeout {
 			was = got.Load()
@@ -363,7 +354,7 @@ func TestServer_CloseWaitsForRequests(t *testing.T) {
 		"the server ends": func(s *Server, _ net.Conn) { s.Close() },
 		"the client leaves": func(s *Server, c net.Conn) {
 			c.Close()
-			waitUntil(t, "the connection is closed", func() bool { return s.Connections() == 0 })
+			testutil.WaitFor(t, "the connection is closed", func() bool { return s.Connections() == 0 })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -7,28 +7,15 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
-// record is a log that a test can read.
-type record struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (r *record) Write(p []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.b.Write(p)
-}
-
-func (r *record) lines(text string) (found []string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for line := range strings.Lines(r.b.String()) {
+// linesWith returns the lines of a log that contain a text.
+func linesWith(log *testutil.Buffer, text string) (found []string) {
+	for line := range strings.Lines(log.String()) {
 		if strings.Contains(line, text) {
 			found = append(found, line)
 		}
@@ -39,22 +26,22 @@ func (r *record) lines(text string) (found []string) {
 // Denied requests of readers and killed connections are logged with the caller. A flood of
 // attempts is not a flood of records.
 func TestServer_LogsDeniedRequestsAndKills(t *testing.T) {
-	log := &record{}
+	log := new(testutil.Buffer)
 	o := options(t, busy(t, 2))
 	o.Log = slog.New(slog.NewTextHandler(log, nil))
 	s := serveOn(t, o, readersGID, nil)
 	change := request{s.socket.path, "PUT", "/v1/bypass", `{"on":true}`}
 	byGroup.ask(t, []request{change})
-	got := log.lines("permission denied")
+	got := linesWith(log, "permission denied")
 	if len(got) != 1 || !strings.Contains(got[0], fmt.Sprintf("uid=%d pid=", byGroup.uid)) || !strings.Contains(got[0], `request="PUT /v1/bypass"`) {
 		t.Errorf("a refused attempt: %q", got)
 	}
 	byGroup.ask(t, slices.Repeat([]request{change}, 100))
-	if n := len(log.lines("permission denied")); n < 2 || n > 30 {
+	if n := len(linesWith(log, "permission denied")); n < 2 || n > 30 {
 		t.Errorf("101 attempts are %d lines", n)
 	}
 	root.ask(t, []request{{s.socket.path, "DELETE", "/v1/connections/1", ""}})
-	if got := log.lines("killed"); len(got) != 1 || !strings.Contains(got[0], "id=1 uid=0 pid=") || !strings.Contains(got[0], "source=192.0.2.1:1000 listener=l") {
+	if got := linesWith(log, "killed"); len(got) != 1 || !strings.Contains(got[0], "id=1 uid=0 pid=") || !strings.Contains(got[0], "source=192.0.2.1:1000 listener=l") {
 		t.Errorf("a connection that was killed: %q", got)
 	}
 }

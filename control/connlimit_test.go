@@ -13,8 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
+
 	"shaperd.dev/shaperd/api"
-	"shaperd.dev/shaperd/test/lab"
 )
 
 // Thousands of half-open requests do not block others: metrics and the dashboard respond as fast
@@ -22,10 +23,7 @@ import (
 func TestEndpoint_ServesDuringHalfOpenFlood(t *testing.T) {
 	for name, begin := range map[string]func(string, *Options) (*Endpoint, error){"/metrics": ServeMetrics, "/v1/status": ServeDashboard} {
 		t.Run(name, func(t *testing.T) {
-			addr, err := lab.FreeAddr("tcp")
-			if err != nil {
-				t.Fatal(err)
-			}
+			addr := testutil.FreeAddr(t, "tcp")
 			e, err := begin(addr, options(t, busy(t, 2)))
 			if err != nil {
 				t.Fatal(err)
@@ -249,10 +247,7 @@ func TestLive_DashboardStreamsDoNotCountOnSocket(t *testing.T) {
 func TestServeDashboard_RejectsOtherSites(t *testing.T) {
 	o := options(t, busy(t, 1))
 	_, dashboard := serveDashboard(t, o)
-	metrics, err := lab.FreeAddr("tcp")
-	if err != nil {
-		t.Fatal(err)
-	}
+	metrics := testutil.FreeAddr(t, "tcp")
 	e, err := ServeMetrics(metrics, o)
 	if err != nil {
 		t.Fatal(err)

@@ -13,16 +13,13 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/api"
-	"shaperd.dev/shaperd/test/lab"
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 // serveDashboard serves the dashboard of o, and returns its address.
 func serveDashboard(t *testing.T, o *Options) (*Endpoint, string) {
 	t.Helper()
-	addr, err := lab.FreeAddr("tcp")
-	if err != nil {
-		t.Fatal(err)
-	}
+	addr := testutil.FreeAddr(t, "tcp")
 	e, err := ServeDashboard(addr, o)
 	if err != nil {
 		t.Fatal(err)
@@ -219,7 +216,7 @@ func TestServeDashboard_LimitsStreams(t *testing.T) {
 		}
 	}
 	first.Body.Close()
-	waitUntil(t, "a stream is admitted", func() bool { return stream(t, client, addr).StatusCode == http.StatusOK })
+	testutil.WaitFor(t, "a stream is admitted", func() bool { return stream(t, client, addr).StatusCode == http.StatusOK })
 }
 
 // Streams end with the server, and with the monitor.

@@ -11,12 +11,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/testutil"
+	promtest "github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/goleak"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
-	"shaperd.dev/shaperd/test/lab"
 )
 
 func TestMain(m *testing.M) {
@@ -67,7 +67,7 @@ func TestMetricsAreWellFormed(t *testing.T) {
 	o := options(t, busy(t, 2))
 	o.Reloads = reloads
 	c := &collector{o}
-	problems, err := testutil.CollectAndLint(c)
+	problems, err := promtest.CollectAndLint(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ shaperd_downstream_up{downstream="db.local:5432",listener="l"} 0
 # TYPE shaperd_packet_buckets gauge
 shaperd_packet_buckets 5
 `
-	if err := testutil.CollectAndCompare(c, strings.NewReader(want), "shaperd_config_reload_success", "shaperd_config_reloads_total",
+	if err := promtest.CollectAndCompare(c, strings.NewReader(want), "shaperd_config_reload_success", "shaperd_config_reloads_total",
 		"shaperd_attachment_up", "shaperd_downstream_up", "shaperd_attachment_queue_drops_total", "shaperd_packet_buckets"); err != nil {
 		t.Error(err)
 	}
@@ -108,14 +108,14 @@ func TestCardinalityIsBounded(t *testing.T) {
 	const limits = shaper.MaxLimits
 	s := busy(t, limits)
 	c := &collector{options(t, s)}
-	before := testutil.CollectAndCount(c)
+	before := promtest.CollectAndCount(c)
 	p := s.Policy()
 	for i := range 10000 {
 		f := shaper.Flow{Source: addr(i), Port: uint16(i), Protocol: shaper.TCP}
 		r := p.Route(&f)
 		s.Decide(p, &f, r, r.ToDownstream, 100, 1, leaky.Second)
 	}
-	if after := testutil.CollectAndCount(c); after != before {
+	if after := promtest.CollectAndCount(c); after != before {
 		t.Errorf("%d series became %d", before, after)
 	}
 	if most := limits*(3*shaper.NumVerdicts*shaper.NumReasons+9) + 100; before > most {
@@ -124,10 +124,7 @@ func TestCardinalityIsBounded(t *testing.T) {
 }
 
 func TestServeMetrics(t *testing.T) {
-	at, err := lab.FreeAddr("tcp")
-	if err != nil {
-		t.Fatal(err)
-	}
+	at := testutil.FreeAddr(t, "tcp")
 	l, err := net.Listen("tcp", at)
 	if err != nil {
 		t.Fatal(err)

@@ -25,6 +25,7 @@ import (
 	"github.com/getkin/kin-openapi/openapi3filter"
 	"github.com/getkin/kin-openapi/routers/legacy"
 	"github.com/google/go-cmp/cmp"
+
 	"shaperd.dev/shaperd/api"
 )
 

@@ -3,8 +3,6 @@ package control
 import (
 	"encoding/json"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,9 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
-	"shaperd.dev/shaperd/test/lab"
 )
 
 // The files for Prometheus and Grafana.
@@ -39,26 +37,13 @@ func scraped(t *testing.T) string {
 	o := options(t, s)
 	o.Reloads.Record(time.Millisecond)
 	o.Reloads.Record(time.Millisecond, "no")
-	at, err := lab.FreeAddr("tcp")
-	if err != nil {
-		t.Fatal(err)
-	}
+	at := testutil.FreeAddr(t, "tcp")
 	m, err := ServeMetrics(at, o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	defer http.DefaultClient.CloseIdleConnections()
-	answer, err := http.Get("http://" + at + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
+	return testutil.MustScrape(t, at)
 }
 
 // promtool runs promtool, which scripts/install-deps installs.

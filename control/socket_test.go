@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 var noLog = slog.New(slog.DiscardHandler)
@@ -197,7 +199,7 @@ func TestListenSocket_NeverOpenToOthers(t *testing.T) {
 		s.Close()
 	}
 	listenAt(t, path, readersGID)
-	waitUntil(t, "the socket is seen", caught.Load)
+	testutil.WaitFor(t, "the socket is seen", caught.Load)
 	close(stop)
 	watching.Wait()
 	for l := range seen {
