@@ -1,19 +1,18 @@
 package bpf
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/netip"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -58,25 +57,7 @@ type testPlane struct {
 	pins      string
 	keys      int
 	listeners []netip.AddrPort
-	logged    syncBuffer
-}
-
-// syncBuffer is a buffer that several goroutines may use.
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
+	logged    testutil.Buffer
 }
 
 func openPlane(t *testing.T) *testPlane {

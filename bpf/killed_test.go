@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -231,6 +232,15 @@ func TestPlane_OverlappingAttachments(t *testing.T) {
 	}
 }
 
+// tryOpen opens a plane with the pins of p, and releases it.
+func tryOpen(p *testPlane) error {
+	second, err := Open(shaper.New(1024), pacer.NewClock(), p.pins, p.keys, slog.New(slog.DiscardHandler))
+	if err == nil {
+		second.Release()
+	}
+	return err
+}
+
 // TestOpen_OtherNetworkNamespace opens and detaches pins of this network namespace from another one, where
 // the same indexes mean other interfaces: that is refused there and works here. A second daemon is
 // refused too.
@@ -245,13 +255,7 @@ func TestOpen_OtherNetworkNamespace(t *testing.T) {
 			t.Errorf("%s: %v, want an error with %s", where, err, text)
 		}
 	}
-	open := func() error {
-		second, err := Open(shaper.New(1024), pacer.NewClock(), p.pins, p.keys, slog.New(slog.DiscardHandler))
-		if err == nil {
-			second.Release()
-		}
-		return err
-	}
+	open := func() error { return tryOpen(p) }
 	refused("open twice", "another daemon", open)
 	refused("detach what a daemon has", "another daemon", func() error { return Detach(p.pins) })
 	if !Alive(p.pins) {
@@ -311,26 +315,16 @@ func TestOpen_RemovedNetworkNamespace(t *testing.T) {
 	cmd.Env = append(os.Environ(), inside+"=/proc/self/fd/3") // its TestMain mounts another bpf file system over this one
 	cmd.ExtraFiles = []*os.File{parent}
 	cmd.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET, Pdeathsig: unix.SIGKILL}
-	var out syncBuffer
+	var out testutil.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	kill := sync.OnceFunc(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	t.Cleanup(kill)
-	for end := time.Now().Add(30 * time.Second); !strings.Contains(out.String(), "ready"); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("it is not ready:\n%s", out.String())
-		}
-	}
+	out.WaitFor(t, "ready")
 	p := &testPlane{t: t, keys: 1024, pins: filepath.Join(pins, "gone")}
-	open := func() error {
-		second, err := Open(shaper.New(1024), pacer.NewClock(), p.pins, p.keys, slog.New(slog.DiscardHandler))
-		if err == nil {
-			second.Release()
-		}
-		return err
-	}
+	open := func() error { return tryOpen(p) }
 	if err := open(); err == nil || !strings.Contains(err.Error(), "another daemon") {
 		t.Errorf("while it runs: %v", err)
 	}
