@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -209,7 +210,7 @@ func inBatches[T registered](l *loop, r *registry[T], f func(T, leaky.Time)) {
 func (c *change) retire() {
 	for key, l := range c.ports {
 		// Permitted, as it was when the port was opened, or by CAP_NET_ADMIN.
-		_ = setTransparent(l.descriptor(), key.Addr.Addr(), key.intercepts(c.listens[key]))
+		_ = sock.SetTransparent(l.descriptor(), key.Addr.Addr(), key.intercepts(c.listens[key]))
 	}
 	for key, l := range c.Proxy.ports {
 		if c.ports[key] != l {

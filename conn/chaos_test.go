@@ -225,7 +225,7 @@ func TestApplyAtRandom(t *testing.T) {
 			if n := p.loop.headroom.sockets; n != 1 {
 				left += fmt.Sprint(n, " sockets watched;")
 			}
-			if n := p.loop.pipeCount - len(p.loop.pipes); n != 0 {
+			if n := p.loop.pipes.InUse(); n != 0 {
 				left += fmt.Sprint(n, " pipes;")
 			}
 		})

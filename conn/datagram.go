@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -22,7 +23,7 @@ const udpCredit = 1
 
 // forward sends, queues or drops the datagrams of m. The data are valid only during the
 // call.
-func (f *udpFlow) forward(m message, down bool, now leaky.Time) {
+func (f *udpFlow) forward(m sock.Message, down bool, now leaky.Time) {
 	d := &f.up
 	if down {
 		d = &f.down
@@ -31,11 +32,11 @@ func (f *udpFlow) forward(m message, down bool, now leaky.Time) {
 		f.reportUsage(now)
 	}
 	if d.observed == 0 && len(d.path) == 0 {
-		f.proxy.loop.batch.append(f, down, m.data, m.size)
+		f.proxy.loop.train.append(f, down, m.Data, m.Size)
 		return
 	}
-	for data := m.data; ; {
-		one := data[:min(m.size, len(data))]
+	for data := m.Data; ; {
+		one := data[:min(m.Size, len(data))]
 		data = data[len(one):]
 		f.submit(d, one, down, now)
 		if len(data) == 0 {
@@ -52,7 +53,7 @@ func (f *udpFlow) submit(d *udpDirection, data []byte, down bool, now leaky.Time
 		p.observe(&f.flow, f.route, d.observed, n, 1, now)
 	}
 	if len(d.path) == 0 {
-		p.loop.batch.append(f, down, data, len(data))
+		p.loop.train.append(f, down, data, len(data))
 		return
 	}
 	dg := p.loop.memory.newDatagram()
@@ -86,7 +87,7 @@ func (dg *datagram) chargedBytes() uint64 { return dg.flow.chargedBytes(dg.data,
 
 func (dg *datagram) send(now leaky.Time) (bytes, packets uint64, requeue bool) {
 	n := dg.chargedBytes()
-	t := &dg.flow.proxy.loop.batch.single
+	t := &dg.flow.proxy.loop.single
 	t.add(dg.flow, dg.down, dg.data, len(dg.data))
 	sent := t.flush()
 	dg.flow.touch(now)

@@ -1,10 +1,9 @@
 package conn
 
 import (
-	"unsafe"
-
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 )
@@ -73,10 +72,7 @@ func (d *direction) ackTimedOut(v *ackMonitor, now leaky.Time) bool {
 	if acks.allAcked && acks.moved == d.moved && acks.shut == d.dstShut {
 		return false
 	}
-	size := uint32(unsafe.Sizeof(v.info))
-	_, _, errno := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(d.dst.fd), unix.IPPROTO_TCP, unix.TCP_INFO,
-		uintptr(unsafe.Pointer(&v.info)), uintptr(unsafe.Pointer(&size)), 0)
-	if errno != 0 {
+	if sock.TCPInfo(d.dst.fd, &v.info) != 0 {
 		return false
 	}
 	acks.moved, acks.shut = d.moved, d.dstShut

@@ -1,11 +1,11 @@
 package conn
 
 import (
-	"errors"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -74,18 +74,12 @@ func (s *session) connect(d *downstream) error {
 
 // connectTCP starts a non-blocking connect to to, from the address from if that is valid.
 func (p *Proxy) connectTCP(from netip.Addr, to netip.AddrPort) (int, error) {
-	fd, err := tcpSocket(to.Addr())
+	fd, err := sock.NewTCP(to.Addr())
 	if err != nil {
 		return -1, err
 	}
 	p.tagSocket(fd)
-	if from.IsValid() {
-		err = bindSource(fd, from, to.Addr())
-	}
-	if err == nil {
-		err = unix.Connect(fd, sockaddr(to))
-	}
-	if err != nil && !errors.Is(err, unix.EINPROGRESS) {
+	if err := sock.Connect(fd, from, to); err != nil {
 		unix.Close(fd)
 		return -1, err
 	}
@@ -95,8 +89,7 @@ func (p *Proxy) connectTCP(from netip.Addr, to netip.AddrPort) (int, error) {
 // dialReady handles the events of a connect.
 func (s *session) dialReady(events uint32, now leaky.Time) {
 	if events&(unix.EPOLLERR|unix.EPOLLHUP) != 0 {
-		errno, _ := unix.GetsockoptInt(s.server.fd, unix.SOL_SOCKET, unix.SO_ERROR)
-		s.redial(unix.Errno(errno), now)
+		s.redial(sock.PendingError(s.server.fd), now)
 		return
 	}
 	if events&unix.EPOLLOUT != 0 {

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -18,14 +19,14 @@ type direction struct {
 	src, dst  *endpoint
 	unit      unit
 	observed  shaper.Set
-	unwritten []byte // read, but not accepted by dst's buffer; or the header for dst
-	headerLen uint64 // bytes of the header for dst
-	pipe      *pipe  // bytes spliced but not accepted by dst; nil when empty
-	bulk      bool   // src had more than the last read took
-	deferred  bool   // resume will be called
-	started   bool   // payload of src has moved
-	srcEOF    bool   // src has sent its FIN
-	dstShut   bool   // dst was shut down
+	unwritten []byte     // read, but not accepted by dst's buffer; or the header for dst
+	headerLen uint64     // bytes of the header for dst
+	pipe      *sock.Pipe // bytes spliced but not accepted by dst; nil when empty
+	bulk      bool       // src had more than the last read took
+	deferred  bool       // resume will be called
+	started   bool       // payload of src has moved
+	srcEOF    bool       // src has sent its FIN
+	dstShut   bool       // dst was shut down
 	bytes     *atomic.Uint64
 
 	moved      uint64 // bytes so far

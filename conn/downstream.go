@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -134,6 +135,6 @@ func (d *downstream) matchesFamily(source netip.Addr) bool {
 
 // isLocalError reports whether this host, and not the downstream, caused err.
 func isLocalError(err error) bool {
-	local := [...]error{unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.EADDRNOTAVAIL, errSourceAddr}
+	local := [...]error{unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.EADDRNOTAVAIL, sock.ErrSourceAddr}
 	return slices.ContainsFunc(local[:], func(target error) bool { return errors.Is(err, target) })
 }

@@ -3,6 +3,7 @@ package conn
 import (
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -57,8 +58,8 @@ func (e *endpoint) hasLeft(events uint32) bool {
 		return false
 	}
 	var b [1]byte
-	n, _, err := unix.Recvfrom(e.fd, b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
-	return err == nil && n == 0
+	n, errno := sock.Peek(e.fd, b[:])
+	return errno == 0 && n == 0
 }
 
 // disarmRead disables read events of an endpoint whose bytes are queued: each segment would wake the

@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -67,4 +68,18 @@ func (p *Proxy) closeInherited() {
 		unix.Close(fd)
 		delete(p.inherited, e)
 	}
+}
+
+// boundEndpoint returns the protocol and address that a socket is bound to.
+func boundEndpoint(fd int) (Endpoint, error) {
+	kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
+	if err != nil {
+		return Endpoint{}, err
+	}
+	protocol := shaper.TCP
+	if kind == unix.SOCK_DGRAM {
+		protocol = shaper.UDP
+	}
+	addr, err := sock.LocalAddr(fd)
+	return Endpoint{Protocol: protocol, Addr: addr}, err
 }

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/topk"
@@ -36,7 +37,7 @@ func (s *listener) removeFlow(src *udpSource, source netip.Addr) {
 
 // admit gives f, a new flow that m began, its slots, its table entries and a socket. It returns false
 // if one of them is not available, or not yet.
-func (f *udpFlow) admit(b binding, m message, now leaky.Time) bool {
+func (f *udpFlow) admit(b binding, m sock.Message, now leaky.Time) bool {
 	p := f.proxy
 	p.evictions = p.evictions[:0]
 	makeRoom := func(lru *flowLRU) bool { return p.evictions.include(lru, f.source, now) }
@@ -69,8 +70,8 @@ func (f *udpFlow) admit(b binding, m message, now leaky.Time) bool {
 		f.slots, limit = p.admission.tryAcquire(&f.flow, b.name, now)
 	}
 	if limit != nil {
-		if limit.RefuseWith == shaper.RefuseReject && !m.broadcast {
-			p.reject(&f.key, f.flow.Port, m.size)
+		if limit.RefuseWith == shaper.RefuseReject && !m.Broadcast {
+			p.reject(&f.key, f.flow.Port, m.Size)
 		}
 		return false
 	}
@@ -151,7 +152,7 @@ func (f *udpFlow) dial(to target, d *downstream, now leaky.Time) error {
 	if transparent {
 		from = f.flow.Source
 	}
-	fd, err := connectUDP(from, addr)
+	fd, err := sock.ConnectUDP(from, addr)
 	if err != nil {
 		if !isLocalError(err) {
 			d.recordFailure(f.downstreamPort, err, now)

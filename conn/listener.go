@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -78,4 +79,10 @@ func explainBind(err error, endpoint string) error {
 		return fmt.Errorf("listen on %s: this host does not have the address", endpoint)
 	}
 	return fmt.Errorf("listen on %s: %w", endpoint, err)
+}
+
+// localAddr returns the address that a socket is bound to, or the zero value.
+func localAddr(fd int) netip.AddrPort {
+	addr, _ := sock.LocalAddr(fd)
+	return sock.Unmap(addr)
 }

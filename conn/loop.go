@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
@@ -33,15 +34,15 @@ type loop struct {
 	deferred      []func(now leaky.Time) // work for the next round
 	spare         []func(now leaky.Time)
 	scratch       []byte // data on its way from one socket to another
-	pieces        [maxTrainDatagrams]mmsghdr
-	vectors       [maxTrainDatagrams]unix.Iovec // of pieces
-	pipes         []*pipe                       // empty ones
-	pipeCount     int
+	pieces        sock.Pieces
+	pipes         sock.PipePool
 	headroom      *headroom
 	now           leaky.Time // start of the round
 	stopping      bool
 
-	batch  *batch
+	batch  *sock.Batch
+	train  train // the datagrams of batch
+	single train // a datagram that was queued
 	memory memory
 
 	mu     sync.Mutex
@@ -69,7 +70,8 @@ func newLoop(clock *pacer.Clock, s *shaper.Shaper) (*loop, error) {
 		clock:   clock,
 		pacer:   pacer.New(clock),
 		scratch: make([]byte, scratchSize),
-		batch:   newBatch(),
+		batch:   sock.NewBatch(),
+		pipes:   sock.PipePool{Max: maxPipes, Size: maxGrant},
 		memory:  memory{max: maxQueuedBytes, holders: map[netip.Addr]*holder{}},
 		done:    make(chan struct{}),
 	}
@@ -107,9 +109,7 @@ func (l *loop) run() {
 	l.mu.Unlock()
 	unix.Close(l.epoll)
 	l.headroom.close()
-	for _, p := range l.pipes {
-		l.dropPipe(p)
-	}
+	l.pipes.Close()
 	close(l.done)
 }
 

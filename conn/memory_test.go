@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
@@ -181,7 +182,7 @@ func TestMemory_FullWhileChangingQueues(t *testing.T) {
 		flows[0].withdrawQueued(now)
 		memory.max = memory.used
 		for range 8 {
-			flows[1].forward(message{data: make([]byte, 10), size: 10}, false, now)
+			flows[1].forward(sock.Message{Data: make([]byte, 10), Size: 10}, false, now)
 		}
 		for _, dg := range slices.Backward(queued) {
 			dg.resubmit(now)

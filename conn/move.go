@@ -1,11 +1,20 @@
 package conn
 
 import (
-	"unsafe"
-
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
+)
+
+const (
+	// spliceMin is how many bytes must be available at once for a pipe to be worth its two additional
+	// system calls.
+	spliceMin = 32 << 10
+
+	// maxPipes is how many directions may hold a pipe with bytes that their downstream does not accept
+	// yet; others copy. A pipe takes two descriptors.
+	maxPipes = 64
 )
 
 // send moves one grant.
@@ -62,7 +71,7 @@ func (d *direction) onlyEOFLeft() bool {
 	if !d.src.mustPoll || !d.src.readable || d.srcEOF || len(d.unwritten) > 0 || d.pipe != nil || d.session.stage != stageRelaying {
 		return false
 	}
-	n, errno := peek(d.src.fd, d.session.proxy.loop.scratch[:1])
+	n, errno := sock.Peek(d.src.fd, d.session.proxy.loop.scratch[:1])
 	return errno == 0 && n == 0 || d.src.failed && errno != 0 && errno != unix.EAGAIN
 }
 
@@ -73,7 +82,7 @@ func (d *direction) copy(limit int) int {
 		b = b[:limit]
 	}
 	if len(b) == 0 && !d.srcEOF {
-		n, errno := recv(d.src.fd, d.session.proxy.loop.scratch[:limit])
+		n, errno := sock.Recv(d.src.fd, d.session.proxy.loop.scratch[:limit])
 		switch {
 		case errno == unix.EAGAIN:
 			d.src.markDrained()
@@ -117,53 +126,24 @@ func (d *direction) copy(limit int) int {
 	return n
 }
 
-// write sends bytes to dst, in pieces that its socket sends separately where the kernel paces them:
-// merged, up to 64 KiB would leave at once.
+// write sends bytes to dst, in pieces where the kernel paces them.
 func (d *direction) write(b []byte) (int, unix.Errno) {
 	if d.pieceSize == 0 || len(b) <= d.pieceSize {
-		return send(d.dst.fd, b)
+		return sock.Send(d.dst.fd, b)
 	}
-	l, whole := d.session.proxy.loop, b
-	n := 0
-	for ; len(b) > 0 && n < len(l.pieces); n++ {
-		piece := b[:min(d.pieceSize, len(b))]
-		b = b[len(piece):]
-		l.vectors[n].Base = &piece[0]
-		l.vectors[n].SetLen(len(piece))
-		l.pieces[n].header.Iov = &l.vectors[n]
-		l.pieces[n].header.SetIovlen(1)
-	}
-	sent, _, errno := unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(d.dst.fd), uintptr(unsafe.Pointer(&l.pieces[0])), uintptr(n),
-		unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL|unix.MSG_EOR, 0, 0)
-	if errno != 0 {
-		return 0, errno
-	}
-	total := 0
-	for i := range int(sent) {
-		total += int(l.pieces[i].len)
-	}
-	if last := &l.pieces[sent-1]; int(sent) < n && uint64(last.len) == l.vectors[sent-1].Len {
-		// The error that ended the call is not reported, and may be lost: a reset.
-		more, errno := send(d.dst.fd, whole[total:][:min(d.pieceSize, len(whole)-total)])
-		if errno != 0 && errno != unix.EAGAIN {
-			return 0, errno
-		}
-		total += more
-	}
-	return total, 0
+	return d.session.proxy.loop.pieces.Send(d.dst.fd, b, d.pieceSize)
 }
 
 // fillPipe splices up to limit bytes of src into a pipe. It returns false, with no effect, if splicing
 // is not possible.
 func (d *direction) fillPipe(limit int) bool {
 	l := d.session.proxy.loop
-	p := l.takePipe()
+	p := l.pipes.Take()
 	if p == nil {
 		return false
 	}
-	n, errno := splice(d.src.fd, p.w, limit)
-	p.n = n
-	switch {
+	errno := p.Fill(d.src.fd, limit)
+	switch n := p.Len(); {
 	case n > 0:
 		d.pipe = p
 		d.bulk = n >= spliceMin/2
@@ -171,7 +151,7 @@ func (d *direction) fillPipe(limit int) bool {
 	case errno == unix.EAGAIN:
 		d.src.markDrained()
 	case errno == unix.EINVAL || errno == unix.ENOMEM:
-		l.pipes = append(l.pipes, p)
+		l.pipes.Put(p)
 		d.bulk = false
 		return false
 	case errno != 0:
@@ -179,17 +159,17 @@ func (d *direction) fillPipe(limit int) bool {
 	default:
 		d.shutdown()
 	}
-	l.pipes = append(l.pipes, p)
+	l.pipes.Put(p)
 	return true
 }
 
 // drainPipe splices up to limit bytes from the pipe to dst, and returns how many dst accepted.
 func (d *direction) drainPipe(limit int) int {
 	l, p := d.session.proxy.loop, d.pipe
-	limit = min(limit, p.n)
+	limit = min(limit, p.Len())
 	moved := 0
 	for moved < limit {
-		n, errno := splice(p.r, d.dst.fd, limit-moved)
+		n, errno := p.Drain(d.dst.fd, limit-moved)
 		if errno == unix.EAGAIN {
 			d.dst.writable = false
 			break
@@ -199,11 +179,10 @@ func (d *direction) drainPipe(limit int) int {
 			return 0
 		}
 		moved += n
-		p.n -= n
 	}
-	if p.n == 0 {
+	if p.Len() == 0 {
 		d.pipe = nil
-		l.pipes = append(l.pipes, p)
+		l.pipes.Put(p)
 	}
 	return moved
 }

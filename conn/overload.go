@@ -60,7 +60,7 @@ func (h *headroom) close() { close(h.stop) }
 // overloaded reports whether more than percent of the descriptors or the memory is in use.
 func (l *loop) overloaded(percent int) bool {
 	h := l.headroom
-	used := h.otherFDs + h.sockets + 2*l.pipeCount
+	used := h.otherFDs + h.sockets + l.pipes.Descriptors()
 	return used*100 >= h.maxFDs*percent || int(h.memoryPercent.Load()) >= percent
 }
 

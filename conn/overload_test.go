@@ -19,7 +19,7 @@ import (
 func (r *proxyRig) leave(n int) {
 	r.proxy.loop.call(func(leaky.Time) {
 		l := r.proxy.loop
-		l.headroom.maxFDs = l.headroom.otherFDs + l.headroom.sockets + 2*l.pipeCount + n
+		l.headroom.maxFDs = l.headroom.otherFDs + l.headroom.sockets + l.pipes.Descriptors() + n
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"net/netip"
 
+	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -34,9 +35,9 @@ const (
 var unverifiedSource = netip.IPv6Unspecified()
 
 // waitForAdmission makes f wait. m is its first message.
-func (f *udpFlow) waitForAdmission(m message, now leaky.Time) {
+func (f *udpFlow) waitForAdmission(m sock.Message, now leaky.Time) {
 	p := f.proxy
-	w := &pendingFlow{udp: f, firstSize: m.size}
+	w := &pendingFlow{udp: f, firstSize: m.Size}
 	w.owner, w.listen, w.flow, w.started = w, f.listener.name, f.flow, now
 	w.unverified = !f.source.flows.hasAnswered()
 	p.pendingByKey[f.key] = w
@@ -47,13 +48,13 @@ func (f *udpFlow) waitForAdmission(m message, now leaky.Time) {
 }
 
 // buffer stores datagrams of m as space allows, and returns the number of the others.
-func (w *pendingFlow) buffer(m message) (lost int) {
+func (w *pendingFlow) buffer(m sock.Message) (lost int) {
 	p, maxBytes := w.udp.proxy, maxAllPendingBytes
 	if w.unverified {
 		maxBytes /= 2
 	}
-	for data := m.data; ; {
-		one := data[:min(m.size, len(data))]
+	for data := m.Data; ; {
+		one := data[:min(m.Size, len(data))]
 		data = data[len(one):]
 		if len(w.buffered) < maxPendingDatagrams && w.bufferedBytes+len(one) <= maxPendingBytes && p.pendingBytes+len(one) <= maxBytes {
 			w.buffered = append(w.buffered, bytes.Clone(one))
@@ -106,9 +107,9 @@ func (w *pendingFlow) admitted(now leaky.Time) {
 		if f.closed {
 			return
 		}
-		f.receive(message{data: data, size: len(data)}, now)
+		f.receive(sock.Message{Data: data, Size: len(data)}, now)
 	}
-	p.loop.batch.train.flush()
+	p.loop.train.flush()
 }
 
 // undo releases what w was granted and cannot use.

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 )
@@ -76,10 +77,9 @@ func (d *downstream) checkPort() uint16 {
 func (p *probe) ready(events uint32, now leaky.Time) {
 	switch {
 	case events&(unix.EPOLLERR|unix.EPOLLHUP) != 0:
-		errno, _ := unix.GetsockoptInt(p.fd, unix.SOL_SOCKET, unix.SO_ERROR)
-		p.finish(unix.Errno(errno), now)
+		p.finish(sock.PendingError(p.fd), now)
 	case events&unix.EPOLLOUT != 0:
-		_ = unix.SetsockoptLinger(p.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+		sock.ResetOnClose(p.fd)
 		p.finish(nil, now)
 	}
 }

@@ -141,7 +141,7 @@ func (p *Proxy) Close() {
 	})
 	p.loop.stop()
 	if r := p.rejecter.Load(); r != nil {
-		r.close()
+		r.icmp.Close()
 	}
 }
 

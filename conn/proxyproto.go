@@ -3,13 +3,13 @@ package conn
 import (
 	"bufio"
 	"bytes"
-	"errors"
 	"net"
 	"net/netip"
 
 	proxyproto "github.com/pires/go-proxyproto"
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -62,13 +62,13 @@ func (s *session) readHeader(now leaky.Time) {
 		return
 	}
 	b := s.proxy.loop.scratch[:maxHeader]
-	n, _, err := unix.Recvfrom(s.client.fd, b, unix.MSG_PEEK|unix.MSG_DONTWAIT)
-	if errors.Is(err, unix.EAGAIN) {
+	n, errno := sock.Peek(s.client.fd, b)
+	if errno == unix.EAGAIN {
 		s.client.readable = false
 		return
 	}
 	length := -1
-	if err == nil && n > 0 {
+	if errno == 0 && n > 0 {
 		length = headerLength(b[:n])
 	}
 	if length >= 0 && length > n || length == 0 {
@@ -78,6 +78,7 @@ func (s *session) readHeader(now leaky.Time) {
 		return
 	}
 	var header *proxyproto.Header
+	var err error
 	if length > 0 {
 		header, err = proxyproto.Read(bufio.NewReaderSize(bytes.NewReader(b[:length]), length))
 	}
@@ -85,12 +86,12 @@ func (s *session) readHeader(now leaky.Time) {
 		s.rejectHeader(now)
 		return
 	}
-	if _, errno := recv(s.client.fd, b[:length]); errno != 0 {
+	if _, errno := sock.Recv(s.client.fd, b[:length]); errno != 0 {
 		s.abort(shaper.ResetByClient, now)
 		return
 	}
 	if from, to, ok := header.TCPAddrs(); ok && !header.Command.IsLocal() {
-		s.clientAddr, s.originalDst = unmap(from.AddrPort()), unmap(to.AddrPort())
+		s.clientAddr, s.originalDst = sock.Unmap(from.AddrPort()), sock.Unmap(to.AddrPort())
 		s.flow.Source = s.clientAddr.Addr()
 	}
 	s.proxy.loop.pacer.Cancel(&s.timer)
@@ -125,7 +126,7 @@ func (f *udpFlow) proxyHeader() []byte {
 	if !f.key.local.IsValid() {
 		to = netip.AddrPortFrom(localAddr(f.key.port.fd).Addr(), f.flow.Port)
 	}
-	b, err := proxyproto.HeaderProxyFromAddrs(2, net.UDPAddrFromAddrPort(unmap(f.key.client)), net.UDPAddrFromAddrPort(unmap(to))).Format()
+	b, err := proxyproto.HeaderProxyFromAddrs(2, net.UDPAddrFromAddrPort(sock.Unmap(f.key.client)), net.UDPAddrFromAddrPort(sock.Unmap(to))).Format()
 	if err != nil {
 		return nil
 	}

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -67,7 +68,7 @@ const (
 func (s *session) lingeringClose(now leaky.Time) {
 	if s.reply != "" {
 		// Anything beyond the send buffer of a new connection is lost.
-		_, _ = send(s.client.fd, []byte(s.reply))
+		_, _ = sock.Send(s.client.fd, []byte(s.reply))
 		s.reply = ""
 	}
 	_ = unix.Shutdown(s.client.fd, unix.SHUT_WR)
@@ -86,7 +87,7 @@ func (s *session) discardInput(now leaky.Time) {
 		return
 	}
 	for s.lingerLeft > 0 {
-		n, errno := recv(s.client.fd, s.proxy.loop.scratch[:min(s.lingerLeft, scratchSize)])
+		n, errno := sock.Recv(s.client.fd, s.proxy.loop.scratch[:min(s.lingerLeft, scratchSize)])
 		if errno == unix.EAGAIN {
 			return
 		}

@@ -3,8 +3,7 @@ package conn
 import (
 	"net/netip"
 
-	"golang.org/x/sys/unix"
-
+	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
@@ -141,10 +140,9 @@ func (s *session) abort(how shaper.Ending, now leaky.Time) {
 		s.admission.cancel(&s.waiter, shaper.ClientGone, now)
 		return
 	}
-	linger := unix.Linger{Onoff: 1}
 	for _, e := range []*endpoint{&s.client, &s.server} {
 		if e.fd >= 0 {
-			_ = unix.SetsockoptLinger(e.fd, unix.SOL_SOCKET, unix.SO_LINGER, &linger)
+			sock.ResetOnClose(e.fd)
 		}
 	}
 	s.close(how, now)
@@ -178,7 +176,7 @@ func (s *session) close(how shaper.Ending, now leaky.Time) {
 	for _, d := range []*direction{&s.up, &s.down} {
 		d.unwritten = nil
 		if d.pipe != nil {
-			l.dropPipe(d.pipe)
+			l.pipes.Drop(d.pipe)
 			d.pipe = nil
 		}
 	}

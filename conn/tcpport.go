@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
@@ -33,7 +34,7 @@ func (p *Proxy) openTCP(e Endpoint, transparent bool) (port, error) {
 	fd, err := p.takeInherited(e), error(nil)
 	if fd >= 0 {
 		p.tagSocket(fd)
-		setTCPOptions(fd)
+		sock.SetTCPOptions(fd)
 		err = unix.Listen(fd, Backlog) // an inherited socket may listen already
 	} else {
 		fd, err = p.listenTCP(e.Addr, transparent)
@@ -51,25 +52,12 @@ func (p *Proxy) openTCP(e Endpoint, transparent bool) (port, error) {
 
 // listenTCP returns a listening socket. Connections inherit its options.
 func (p *Proxy) listenTCP(addr netip.AddrPort, transparent bool) (int, error) {
-	fd, err := tcpSocket(addr.Addr())
+	fd, err := sock.NewTCP(addr.Addr())
 	if err != nil {
 		return -1, err
 	}
 	p.tagSocket(fd)
-	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
-	if err == nil && addr.Addr().Is6() {
-		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1)
-	}
-	if err == nil && transparent {
-		err = setTransparent(fd, addr.Addr(), true)
-	}
-	if err == nil {
-		err = unix.Bind(fd, sockaddr(addr))
-	}
-	if err == nil {
-		err = unix.Listen(fd, Backlog)
-	}
-	if err != nil {
+	if err := sock.ListenTCP(fd, addr, transparent, Backlog); err != nil {
 		unix.Close(fd)
 		return -1, err
 	}
@@ -107,7 +95,7 @@ func (t *tcpPort) ready(_ uint32, now leaky.Time) {
 		return
 	}
 	for range acceptBatch {
-		fd, from, errno := accept(t.fd)
+		fd, from, errno := sock.Accept(t.fd)
 		switch errno {
 		case 0:
 			t.proxy.startSession(t, fd, from, now)

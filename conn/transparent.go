@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+
+	"shaperd.dev/shaperd/conn/internal/sock"
 )
 
 // Sockets of a transparent listener have addresses of other hosts (IP_TRANSPARENT,
@@ -23,7 +25,7 @@ func (l *Listen) check() error {
 		return err
 	}
 	for _, e := range l.Endpoints {
-		if err := probeTransparent(e.Addr.Addr()); err != nil {
+		if err := sock.ProbeTransparent(e.Addr.Addr()); err != nil {
 			return err
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 	"unsafe"
 
+	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
@@ -389,11 +390,11 @@ func TestCapReply_JoinedDatagrams(t *testing.T) {
 		{0, 0, 0, 1},
 	} {
 		before := f.listener.counts.RepliesSuppressed.Load()
-		m := message{data: make([]byte, tt.bytes), size: tt.size}
+		m := sock.Message{Data: make([]byte, tt.bytes), Size: tt.size}
 		passes := f.capReply(&m)
 		suppressed := f.listener.counts.RepliesSuppressed.Load() - before
-		if passes != (tt.pass > 0 || tt.bytes == 0 && tt.suppressed == 0) || passes && len(m.data) != tt.pass || suppressed != tt.suppressed {
-			t.Errorf("reply %d, %d bytes: passes %v, %d of them, %d suppressed", i, tt.bytes, passes, len(m.data), suppressed)
+		if passes != (tt.pass > 0 || tt.bytes == 0 && tt.suppressed == 0) || passes && len(m.Data) != tt.pass || suppressed != tt.suppressed {
+			t.Errorf("reply %d, %d bytes: passes %v, %d of them, %d suppressed", i, tt.bytes, passes, len(m.Data), suppressed)
 		}
 	}
 	if f.txBytes != 2*f.rxBytes {

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
@@ -42,7 +43,7 @@ type udpFlow struct {
 	txBytes        uint64 // bytes to the client, at least one a datagram
 	broadcast      bool   // the client sends to a broadcast or multicast address
 	verified       bool   // the client has sent something after it got a reply
-	to             replyTo
+	to             sock.ReplyAddr
 	up             udpDirection // to-downstream
 	down           udpDirection // from-downstream
 	lastActive     leaky.Time   // when a datagram last came or went
@@ -68,11 +69,11 @@ type udpDirection struct {
 const unansweredTimeout = 10 * leaky.Second
 
 // receive forwards datagrams from the client.
-func (f *udpFlow) receive(m message, now leaky.Time) {
+func (f *udpFlow) receive(m sock.Message, now leaky.Time) {
 	if f.unanswered && !f.repeated && f.rxBytes > 0 {
 		f.markRepeated(now)
 	}
-	f.rxBytes += chargedBytes(m.data)
+	f.rxBytes += chargedBytes(m.Data)
 	f.touch(now)
 	if !f.verified && f.txBytes > 0 {
 		f.verified = true
@@ -102,7 +103,7 @@ func (f *udpFlow) markRepeated(now leaky.Time) {
 // ready receives datagrams from the downstream.
 func (f *udpFlow) ready(_ uint32, now leaky.Time) {
 	l := f.proxy.loop
-	n, errno := l.batch.receive(f.fd)
+	n, errno := l.batch.Receive(f.fd)
 	if n == 0 {
 		if errno != unix.EAGAIN {
 			f.listener.counts.SendErrors.Add(1)
@@ -123,8 +124,8 @@ func (f *udpFlow) ready(_ uint32, now leaky.Time) {
 		f.markAnswered(now)
 	}
 	for i := range n {
-		m := l.batch.message(i)
-		if m.truncated {
+		m := l.batch.Message(i)
+		if m.Truncated {
 			f.listener.counts.SendErrors.Add(1)
 			continue
 		}
@@ -132,27 +133,27 @@ func (f *udpFlow) ready(_ uint32, now leaky.Time) {
 			f.forward(m, true, now)
 		}
 	}
-	l.batch.train.flush()
+	l.train.flush()
 }
 
 // capReply removes the datagrams of a reply that would exceed the amplification limit, and
 // reports whether any are left.
-func (f *udpFlow) capReply(m *message) bool {
+func (f *udpFlow) capReply(m *sock.Message) bool {
 	limit := f.listener.config.Load().Amplification
 	left := max(uint64(limit)*f.rxBytes, f.txBytes) - f.txBytes
-	if limit > 0 && chargedBytes(m.data) > left {
+	if limit > 0 && chargedBytes(m.Data) > left {
 		fit := 0
-		if m.size > 0 {
-			fit = int(left) / m.size
+		if m.Size > 0 {
+			fit = int(left) / m.Size
 		}
-		f.listener.counts.RepliesSuppressed.Add(uint64(m.count() - fit))
+		f.listener.counts.RepliesSuppressed.Add(uint64(m.Count() - fit))
 		f.proxy.trafficLog.warn("reply suppressed", "listener", f.listener.name, "source", f.flow.Source,
-			"received", f.rxBytes, "sent", f.txBytes, "reply", len(m.data), "amplification", limit)
-		if m.data = m.data[:fit*m.size]; fit == 0 {
+			"received", f.rxBytes, "sent", f.txBytes, "reply", len(m.Data), "amplification", limit)
+		if m.Data = m.Data[:fit*m.Size]; fit == 0 {
 			return false
 		}
 	}
-	f.txBytes += chargedBytes(m.data)
+	f.txBytes += chargedBytes(m.Data)
 	return true
 }
 
@@ -238,8 +239,8 @@ func (f *udpFlow) close(now leaky.Time) {
 	}
 	f.closed = true
 	l := f.proxy.loop
-	if l.batch.train.flow == f {
-		l.batch.train.flush()
+	if l.train.flow == f {
+		l.train.flush()
 	}
 	l.pacer.Cancel(&f.expiry)
 	f.withdrawQueued(now)

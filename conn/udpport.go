@@ -3,6 +3,7 @@ package conn
 import (
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -23,9 +24,9 @@ const UDPBuffer = 4 << 20
 func (p *Proxy) openUDP(e Endpoint, transparent bool) (port, error) {
 	fd, err := p.takeInherited(e), error(nil)
 	if fd >= 0 {
-		err = setUDPOptions(fd, e.Addr.Addr())
+		err = sock.SetUDPOptions(fd, e.Addr.Addr(), UDPBuffer)
 	} else {
-		fd, err = bindUDP(e.Addr, transparent)
+		fd, err = sock.OpenUDP(e.Addr, transparent, UDPBuffer)
 	}
 	if err != nil {
 		if fd >= 0 {
@@ -76,10 +77,10 @@ func (u *udpPort) pause() { u.proxy.loop.unwatch(u.fd) }
 // ready receives a batch of datagrams. Epoll reports the port again if there are more.
 func (u *udpPort) ready(_ uint32, now leaky.Time) {
 	l := u.proxy.loop
-	n, _ := l.batch.receive(u.fd)
+	n, _ := l.batch.Receive(u.fd)
 	for i := range n {
-		m := l.batch.message(i)
-		if m.truncated || !m.from.IsValid() {
+		m := l.batch.Message(i)
+		if m.Truncated || !m.From.IsValid() {
 			u.binding.counts.SendErrors.Add(1)
 			continue
 		}
@@ -87,14 +88,14 @@ func (u *udpPort) ready(_ uint32, now leaky.Time) {
 			f.receive(m, now)
 		}
 	}
-	l.batch.train.flush()
+	l.train.flush()
 }
 
 // flowFor returns the flow of m, which it creates if needed, or nil if there is none, or not
 // yet.
-func (u *udpPort) flowFor(m message, now leaky.Time) *udpFlow {
+func (u *udpPort) flowFor(m sock.Message, now leaky.Time) *udpFlow {
 	p, s := u.proxy, u.binding
-	key := flowKey{port: u, client: m.from, scope: m.scope, local: m.to}
+	key := flowKey{port: u, client: m.From, scope: m.Scope, local: m.To}
 	if f := p.flows[key]; f != nil {
 		return f
 	}
@@ -102,10 +103,10 @@ func (u *udpPort) flowFor(m message, now leaky.Time) *udpFlow {
 		w.addDropped(w.buffer(m))
 		return nil
 	}
-	f := &udpFlow{key: key, proxy: p, listener: s.listener, fd: -1, unanswered: true, to: newReplyTo(m), broadcast: m.broadcast, lastActive: now}
+	f := &udpFlow{key: key, proxy: p, listener: s.listener, fd: -1, unanswered: true, to: sock.NewReplyAddr(m.From, m.Scope, m.To), broadcast: m.Broadcast, lastActive: now}
 	f.started = now
 	f.flow = shaper.Flow{
-		Source: m.from.Addr().Unmap().WithZone(""), Port: u.port, Protocol: shaper.UDP,
+		Source: m.From.Addr().Unmap().WithZone(""), Port: u.port, Protocol: shaper.UDP,
 		Connection: p.nextID.Add(1),
 	}
 	if !f.admit(*s, m, now) {

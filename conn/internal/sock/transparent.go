@@ -1,4 +1,4 @@
-package conn
+package sock
 
 import (
 	"errors"
@@ -8,21 +8,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errSourceAddr is returned if a client's address cannot be used toward a downstream.
-var errSourceAddr = errors.New("the source address cannot be used toward this downstream: it is not that of another host, in the same family")
+// ErrSourceAddr is returned if a client's address cannot be used toward a downstream.
+var ErrSourceAddr = errors.New("the source address cannot be used toward this downstream: it is not that of another host, in the same family")
 
-// probeTransparent returns an error if this process may not open transparent sockets.
-func probeTransparent(a netip.Addr) error {
-	fd, err := socket(a, unix.SOCK_STREAM)
+// ProbeTransparent returns an error if this process may not open transparent sockets.
+func ProbeTransparent(a netip.Addr) error {
+	fd, err := newSocket(a, unix.SOCK_STREAM)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	return setTransparent(fd, a, true)
+	return SetTransparent(fd, a, true)
 }
 
-// setTransparent sets or clears IP_TRANSPARENT on a socket of the family of a.
-func setTransparent(fd int, a netip.Addr, on bool) error {
+// SetTransparent sets or clears IP_TRANSPARENT on a socket of the family of a.
+func SetTransparent(fd int, a netip.Addr, on bool) error {
 	level, option, value := unix.IPPROTO_IP, unix.IP_TRANSPARENT, 0
 	if a.Is6() {
 		level, option = unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT
@@ -42,9 +42,9 @@ func setTransparent(fd int, a netip.Addr, on bool) error {
 func bindSource(fd int, from, to netip.Addr) error {
 	usable := from.IsGlobalUnicast() && from != to || from.IsLoopback() && to.IsLoopback()
 	if !usable || from.Is4() != to.Is4() {
-		return errSourceAddr
+		return ErrSourceAddr
 	}
-	if err := setTransparent(fd, from, true); err != nil {
+	if err := SetTransparent(fd, from, true); err != nil {
 		return err
 	}
 	// The port is chosen on connect, so that one port can be used toward several downstreams.

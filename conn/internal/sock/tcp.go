@@ -1,0 +1,135 @@
+package sock
+
+import (
+	"net/netip"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// NewTCP returns a socket of the family of a, with the options of SetTCPOptions.
+func NewTCP(a netip.Addr) (int, error) {
+	fd, err := newSocket(a, unix.SOCK_STREAM)
+	if err == nil {
+		SetTCPOptions(fd)
+	}
+	return fd, err
+}
+
+// keepAliveSeconds is the idle time before the first keep-alive probe, and the interval between
+// probes.
+const keepAliveSeconds = 15
+
+// SetTCPOptions makes a socket send small segments at once and detect dead peers. Failures are ignored.
+func SetTCPOptions(fd int) {
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, keepAliveSeconds)
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, keepAliveSeconds)
+}
+
+// ListenTCP makes a socket listen at addr. Connections inherit its options.
+func ListenTCP(fd int, addr netip.AddrPort, transparent bool, backlog int) error {
+	err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	if err == nil {
+		err = bind(fd, addr, transparent)
+	}
+	if err == nil {
+		err = unix.Listen(fd, backlog)
+	}
+	return err
+}
+
+// Accept returns a connection of a listening socket, and the address of its client.
+func Accept(fd int) (int, netip.AddrPort, unix.Errno) {
+	var name unix.RawSockaddrInet6
+	size := uint32(unsafe.Sizeof(name))
+	n, _, errno := unix.RawSyscall6(unix.SYS_ACCEPT4, uintptr(fd), uintptr(unsafe.Pointer(&name)),
+		uintptr(unsafe.Pointer(&size)), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0, 0)
+	if errno != 0 {
+		return -1, netip.AddrPort{}, errno
+	}
+	from, _ := fromSockaddr(&name)
+	return int(n), Unmap(from), 0
+}
+
+// ResetOnClose makes close send a reset instead of a FIN.
+func ResetOnClose(fd int) {
+	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+}
+
+// TCPInfo fills in info, the kernel's state of a connection.
+func TCPInfo(fd int, info *unix.TCPInfo) unix.Errno {
+	size := uint32(unsafe.Sizeof(*info))
+	_, _, errno := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.IPPROTO_TCP, unix.TCP_INFO,
+		uintptr(unsafe.Pointer(info)), uintptr(unsafe.Pointer(&size)), 0)
+	return errno
+}
+
+// Recv receives bytes of a stream.
+func Recv(fd int, b []byte) (int, unix.Errno) { return recvfrom(fd, b, unix.MSG_DONTWAIT) }
+
+// Peek is Recv without consuming the bytes.
+func Peek(fd int, b []byte) (int, unix.Errno) {
+	return recvfrom(fd, b, unix.MSG_DONTWAIT|unix.MSG_PEEK)
+}
+
+func recvfrom(fd int, b []byte, flags uintptr) (int, unix.Errno) {
+	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd),
+		uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), flags, 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), 0
+}
+
+// Send sends bytes of a stream, and returns how many were accepted.
+func Send(fd int, b []byte) (int, unix.Errno) {
+	n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd),
+		uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), 0
+}
+
+// Pieces is the reusable memory of a send in pieces.
+type Pieces struct {
+	headers [maxPieces]mmsghdr
+	vectors [maxPieces]unix.Iovec // of headers
+}
+
+const maxPieces = 64
+
+// Send sends b in pieces that a socket sends separately where the kernel paces them: merged, up to
+// 64 KiB would leave at once. It returns how many bytes were accepted.
+func (p *Pieces) Send(fd int, b []byte, size int) (int, unix.Errno) {
+	whole := b
+	n := 0
+	for ; len(b) > 0 && n < maxPieces; n++ {
+		piece := b[:min(size, len(b))]
+		b = b[len(piece):]
+		p.vectors[n].Base = &piece[0]
+		p.vectors[n].SetLen(len(piece))
+		p.headers[n].header.Iov = &p.vectors[n]
+		p.headers[n].header.SetIovlen(1)
+	}
+	sent, _, errno := unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(&p.headers[0])), uintptr(n),
+		unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL|unix.MSG_EOR, 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	total := 0
+	for i := range int(sent) {
+		total += int(p.headers[i].len)
+	}
+	if last := &p.headers[sent-1]; int(sent) < n && uint64(last.len) == p.vectors[sent-1].Len {
+		// The error that ended the call is not reported, and may be lost: a reset.
+		more, errno := Send(fd, whole[total:][:min(size, len(whole)-total)])
+		if errno != 0 && errno != unix.EAGAIN {
+			return 0, errno
+		}
+		total += more
+	}
+	return total, 0
+}
