@@ -201,7 +201,7 @@ func (s *server) Describe(to *api.Status) {
 }
 
 // Summary describes what each bucket of a limit enforces.
-func (s *server) Summary(l *shaper.Limit) string { return limitSummary(l) }
+func (s *server) Summary(l *shaper.Limit) string { return config.Summary(l) }
 
 // Override returns the runtime overrides of a limit, and where files override it.
 func (s *server) Override(limit string) (set, inFiles map[string]string) {

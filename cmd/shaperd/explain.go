@@ -200,7 +200,7 @@ func (q *question) answer(c *config.Config, p *shaper.Policy) (*explanation, err
 			direction, observe = x.attach.Direction.String(), l.Observe || x.attach.Observe && !l.Always
 		}
 		x.Limits = append(x.Limits, api.LimitBucket{
-			Limit: l.Name, Key: p.Describe(i, f, x.route), Direction: direction, Summary: limitSummary(l), Mode: modeName(observe),
+			Limit: l.Name, Key: p.Describe(i, f, x.route), Direction: direction, Summary: config.Summary(l), Mode: modeName(observe),
 		})
 	}
 	x.findBottlenecks(p)
@@ -305,44 +305,6 @@ func findAttachment(c *config.Config, p *shaper.Policy, q *question) (*config.At
 		}
 	}
 	return &c.Attach[n], nil
-}
-
-// limitSummary describes what each bucket of l enforces.
-func limitSummary(l *shaper.Limit) string {
-	var parts []string
-	if l.Block {
-		return "block"
-	}
-	if l.Rate != 0 {
-		s := config.FormatRate(l.Rate)
-		if l.Overhead > 0 {
-			s += " with " + config.FormatSize(uint64(l.Overhead)) + " a packet"
-		}
-		if l.Burst > 0 {
-			s += " burst " + config.FormatSize(l.Burst)
-		}
-		parts = append(parts, s)
-	}
-	if l.Packets.N != 0 {
-		s := config.FormatFrequency(l.Packets) + " packets"
-		if l.BurstPackets > 0 {
-			s += " burst " + strconv.FormatUint(l.BurstPackets, 10)
-		}
-		parts = append(parts, s)
-	}
-	if l.Rate != 0 || l.Packets.N != 0 {
-		parts = append(parts, "queue "+l.MaxDelay.String())
-	}
-	if l.MaxConnections != 0 {
-		parts = append(parts, fmt.Sprintf("%d connections", l.MaxConnections))
-	}
-	if l.NewConnections.N != 0 {
-		parts = append(parts, config.FormatFrequency(l.NewConnections)+" new connections")
-	}
-	if l.MaxConnections != 0 && !l.InPacketPlane() || l.NewConnections.N != 0 {
-		parts = append(parts, "wait "+l.QueueTimeout.String())
-	}
-	return strings.Join(parts, ", ")
 }
 
 // findBottlenecks finds, for each limited quantity, the limit that a source which sends ever

@@ -1,0 +1,47 @@
+package config
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"shaperd.dev/shaperd/shaper"
+)
+
+// Summary describes what each bucket of l enforces.
+func Summary(l *shaper.Limit) string {
+	var parts []string
+	if l.Block {
+		return "block"
+	}
+	if l.Rate != 0 {
+		s := FormatRate(l.Rate)
+		if l.Overhead > 0 {
+			s += " with " + FormatSize(uint64(l.Overhead)) + " a packet"
+		}
+		if l.Burst > 0 {
+			s += " burst " + FormatSize(l.Burst)
+		}
+		parts = append(parts, s)
+	}
+	if l.Packets.N != 0 {
+		s := FormatFrequency(l.Packets) + " packets"
+		if l.BurstPackets > 0 {
+			s += " burst " + strconv.FormatUint(l.BurstPackets, 10)
+		}
+		parts = append(parts, s)
+	}
+	if l.Rate != 0 || l.Packets.N != 0 {
+		parts = append(parts, "queue "+l.MaxDelay.String())
+	}
+	if l.MaxConnections != 0 {
+		parts = append(parts, fmt.Sprintf("%d connections", l.MaxConnections))
+	}
+	if l.NewConnections.N != 0 {
+		parts = append(parts, FormatFrequency(l.NewConnections)+" new connections")
+	}
+	if l.MaxConnections != 0 && !l.InPacketPlane() || l.NewConnections.N != 0 {
+		parts = append(parts, "wait "+l.QueueTimeout.String())
+	}
+	return strings.Join(parts, ", ")
+}
