@@ -16,6 +16,7 @@ import (
 
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/internal/safefile"
 	"shaperd.dev/shaperd/internal/term"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
@@ -30,11 +31,11 @@ const defaultConfig = "/etc/shaperd/shaperd.toml"
 // --config, nor its contents depend on an answer of the daemon.
 type savedFile struct {
 	config, limit string
-	configDir     *os.File  // folder of config
-	confD         *os.File  // conf.d in configDir; nil while there is none
-	owner         ownership // of config
-	original      string    // text of the file when it was opened; "" when there was none
-	current       string    // text after the last write
+	configDir     *os.File           // folder of config
+	confD         *os.File           // conf.d in configDir; nil while there is none
+	owner         safefile.Ownership // of config
+	original      string             // text of the file when it was opened; "" when there was none
+	current       string             // text after the last write
 	set           map[string]string
 }
 
@@ -52,13 +53,13 @@ func openSavedFile(path, limit string) (_ *savedFile, err error) {
 			s.close()
 		}
 	}()
-	if s.configDir, err = openTrustedFolder(filepath.Dir(path)); err != nil {
+	if s.configDir, err = safefile.OpenTrusted(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
-	if _, s.owner, err = readTrusted(s.configDir, filepath.Base(path), maxTextSize); err != nil {
+	if _, s.owner, err = safefile.ReadTrusted(s.configDir, filepath.Base(path), maxTextSize); err != nil {
 		return nil, err
 	}
-	s.confD, err = openTrustedFolder(filepath.Dir(s.path()))
+	s.confD, err = safefile.OpenTrusted(filepath.Dir(s.path()))
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, nil
 	}
@@ -80,7 +81,7 @@ const maxTextSize = 4 << 20 // bytes
 
 // read returns the text of the file, or "" when there is none.
 func (s *savedFile) read() (string, error) {
-	text, _, err := readTrusted(s.confD, filepath.Base(s.path()), maxTextSize)
+	text, _, err := safefile.ReadTrusted(s.confD, filepath.Base(s.path()), maxTextSize)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
@@ -173,7 +174,7 @@ func (s *savedFile) write(text string) (err error) {
 			}
 		}()
 	}
-	err = writeAtomic(s.confD, name, []byte(text), s.owner, func() error {
+	err = safefile.Write(s.confD, name, []byte(text), s.owner, func() error {
 		if now, err := s.read(); err != nil || now != s.current {
 			return errors.Join(fmt.Errorf("%s has changed in the meantime; try again", s.path()), err)
 		}
@@ -194,14 +195,14 @@ func (s *savedFile) makeConfD() error {
 		err = unix.Mkdirat(at, "conf.d", 0o700)
 	}
 	if errors.Is(err, unix.EEXIST) { // made by another process that saves
-		s.confD, err = openTrustedFolder(filepath.Dir(s.path()))
+		s.confD, err = safefile.OpenTrusted(filepath.Dir(s.path()))
 		return err
 	}
 	if err == nil {
-		s.confD, err = openFolder(s.configDir, "conf.d")
+		s.confD, err = safefile.OpenFolder(s.configDir, "conf.d")
 	}
 	if err == nil {
-		err = ownershipOf(&parent).applyTo(int(s.confD.Fd()))
+		err = safefile.OwnershipOf(&parent).ApplyTo(int(s.confD.Fd()))
 	}
 	if err == nil {
 		err = s.configDir.Sync()

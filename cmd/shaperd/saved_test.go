@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/safefile"
 )
 
 // otherUser is the ID of an unprivileged user.
@@ -225,7 +226,7 @@ func TestSave_Concurrent(t *testing.T) {
 			for range 50 {
 				_, _, err := command(t, "set", "limit", "per-source", set, "--save", "--config", s.config, "--control", s.socket)
 				saved[i] = err == nil
-				if saved[i] || !errors.Is(err, errBusy) && !strings.Contains(err.Error(), "has changed in the meantime") {
+				if saved[i] || !errors.Is(err, safefile.ErrBusy) && !strings.Contains(err.Error(), "has changed in the meantime") {
 					if err != nil {
 						t.Error(set, err)
 					}

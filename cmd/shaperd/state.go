@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/internal/safefile"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -82,7 +83,7 @@ func writeStateFile(path string, text []byte) error {
 	}
 	defer folder.Close()
 	_ = os.Remove(path + ".next") // of a daemon that was killed
-	return writeAtomic(folder, filepath.Base(path), text, ownership{0o600, -1, -1}, nil)
+	return safefile.Write(folder, filepath.Base(path), text, safefile.Ownership{Mode: 0o600, UID: -1, GID: -1}, nil)
 }
 
 // maxStateFile bounds the state files that a start reads.
@@ -93,7 +94,7 @@ const maxStateFile = 256 << 20 // bytes
 func readStateFile(ctx context.Context, path string, parse func(text []byte) error) error {
 	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
-	text, err := runAsync(ctx, func() ([]byte, error) { return readRegular(path, maxStateFile) })
+	text, err := runAsync(ctx, func() ([]byte, error) { return safefile.ReadRegular(path, maxStateFile) })
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

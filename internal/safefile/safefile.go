@@ -1,4 +1,7 @@
-package main
+// Package safefile writes files so that a crash leaves the old or the new text, and reads and writes
+// files for root in folders that no other user can tamper with. Its functions may be called by
+// several goroutines; the name of a temporary file keeps concurrent writers apart.
+package safefile
 
 import (
 	"errors"
@@ -12,37 +15,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownership is the mode and owner of a file. A negative uid means that of this process.
-type ownership struct {
-	mode     uint32
-	uid, gid int
+// Ownership is the mode and owner of a file. A negative UID means that of this process.
+type Ownership struct {
+	Mode     uint32
+	UID, GID int
 }
 
-// ownershipOf returns the ownership of a file.
-func ownershipOf(s *unix.Stat_t) ownership { return ownership{s.Mode & 0o777, int(s.Uid), int(s.Gid)} }
+// OwnershipOf returns the ownership of a file.
+func OwnershipOf(s *unix.Stat_t) Ownership { return Ownership{s.Mode & 0o777, int(s.Uid), int(s.Gid)} }
 
-// applyTo sets mode and owner of fd, whatever the umask is.
-func (o ownership) applyTo(fd int) error {
-	if o.uid >= 0 {
-		if err := unix.Fchown(fd, o.uid, o.gid); err != nil {
+// ApplyTo sets mode and owner of fd, whatever the umask is.
+func (o Ownership) ApplyTo(fd int) error {
+	if o.UID >= 0 {
+		if err := unix.Fchown(fd, o.UID, o.GID); err != nil {
 			return err
 		}
 	}
-	return unix.Fchmod(fd, o.mode)
+	return unix.Fchmod(fd, o.Mode)
 }
 
-// errBusy reports that a file is being written, or that a write was interrupted.
-var errBusy = errors.New("already exists: the file is being written, or a write was interrupted; then remove it")
+// ErrBusy reports that a file is being written, or that a write was interrupted.
+var ErrBusy = errors.New("already exists: the file is being written, or a write was interrupted; then remove it")
 
-// writeAtomic writes a file in a folder atomically and durably: after a crash or a power failure
+// Write writes a file in a folder atomically and durably: after a crash or a power failure
 // it has the old or the new text. The temporary file must not exist; a link in its place is not
 // followed. check, unless nil, can still cancel the write: it runs while the temporary file keeps
 // all others from writing.
-func writeAtomic(folder *os.File, name string, text []byte, o ownership, check func() error) (err error) {
+func Write(folder *os.File, name string, text []byte, o Ownership, check func() error) (err error) {
 	at, next := int(folder.Fd()), name+".next"
 	fd, err := unix.Openat(at, next, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("%s %w", filepath.Join(folder.Name(), next), errBusy)
+		return fmt.Errorf("%s %w", filepath.Join(folder.Name(), next), ErrBusy)
 	}
 	if err != nil {
 		return &fs.PathError{Op: "create", Path: filepath.Join(folder.Name(), next), Err: err}
@@ -58,7 +61,7 @@ func writeAtomic(folder *os.File, name string, text []byte, o ownership, check f
 		err = check()
 	}
 	if err == nil {
-		err = o.applyTo(fd)
+		err = o.ApplyTo(fd)
 	}
 	if err == nil {
 		err = f.Sync()
@@ -72,11 +75,11 @@ func writeAtomic(folder *os.File, name string, text []byte, o ownership, check f
 	return folder.Sync()
 }
 
-// openTrustedFolder opens a folder in which only root and this user can create or replace files,
+// OpenTrusted opens a folder in which only root and this user can create or replace files,
 // and which only they can replace: neither it nor a parent belongs to another user, is a symbolic
 // link, or is writable by others. A parent may be writable by others when it has the sticky bit,
 // which protects its entries.
-func openTrustedFolder(path string) (*os.File, error) {
+func OpenTrusted(path string) (*os.File, error) {
 	fd, err := unix.Open("/", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -86,7 +89,7 @@ func openTrustedFolder(path string) (*os.File, error) {
 		if name == "" {
 			break
 		}
-		next, err := openFolder(at, name)
+		next, err := OpenFolder(at, name)
 		at.Close()
 		if err != nil {
 			return nil, err
@@ -104,8 +107,8 @@ func openTrustedFolder(path string) (*os.File, error) {
 	return at, nil
 }
 
-// openFolder opens a folder in a parent of a trusted folder.
-func openFolder(in *os.File, name string) (*os.File, error) {
+// OpenFolder opens a folder in a parent of a trusted folder.
+func OpenFolder(in *os.File, name string) (*os.File, error) {
 	path := filepath.Join(in.Name(), name)
 	var s unix.Stat_t
 	err := unix.Fstat(int(in.Fd()), &s)
@@ -137,9 +140,9 @@ func checkTrusted(path string, s *unix.Stat_t, sticky bool) error {
 	return nil
 }
 
-// readTrusted reads a file in a trusted folder, and returns its ownership. The error is
+// ReadTrusted reads a file in a trusted folder, and returns its ownership. The error is
 // [fs.ErrNotExist] when there is no such file.
-func readTrusted(folder *os.File, name string, maxSize int64) (text []byte, o ownership, err error) {
+func ReadTrusted(folder *os.File, name string, maxSize int64) (text []byte, o Ownership, err error) {
 	path := filepath.Join(folder.Name(), name)
 	fd, err := unix.Openat(int(folder.Fd()), name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ELOOP) {
@@ -164,11 +167,11 @@ func readTrusted(folder *os.File, name string, maxSize int64) (text []byte, o ow
 		return nil, o, fmt.Errorf("%s is larger than %d bytes", path, maxSize)
 	}
 	text, err = io.ReadAll(io.LimitReader(f, maxSize))
-	return text, ownershipOf(&s), err
+	return text, OwnershipOf(&s), err
 }
 
-// readRegular reads a regular file. Other files may be endless, or block.
-func readRegular(path string, maxSize int64) ([]byte, error) {
+// ReadRegular reads a regular file. Other files may be endless, or block.
+func ReadRegular(path string, maxSize int64) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
