@@ -50,9 +50,9 @@ func (fakeProxy) Buckets(_ int, keys ...shaper.Key) []shaper.BucketState {
 type fakePackets struct{}
 
 func (fakePackets) PacketStatus() (s PacketStatus, ok bool, err error) {
-	s.Attachments = []Attachment{
+	s.Attachments = []api.AttachmentStatus{
 		{Name: "lost", Direction: "ingress", Mode: "police"},
-		{Name: "uplink", Interface: "eth0", Direction: "egress", Mode: "shape", Up: true, Queue: &Queue{Packets: 7, Bytes: 7000, Drops: 3}},
+		{Name: "uplink", Interface: "eth0", Direction: "egress", Mode: "shape", Up: true, Queue: &api.QueueStatus{Packets: 7, Bytes: 7000, Drops: 3}},
 		{Name: "tunnels", Direction: "ingress", Mode: "police", Up: true, UnmatchedPatterns: "wg*"}, // is in no metric
 	}
 	s.Buckets.Live, s.Buckets.Capacity, s.Buckets.EvictedBacklogged = 5, 2048, 1

@@ -37,27 +37,12 @@ type Packets interface {
 
 // PacketStatus is the state of a packet plane.
 type PacketStatus struct {
-	Attachments []Attachment
+	Attachments []api.AttachmentStatus
 	Buckets     struct {
 		Live, Capacity                          int
 		EvictedDrained, EvictedBacklogged, Lost uint64
 	}
 }
-
-// Attachment is an attachment at an interface. Interface is empty if it is at none, or if one
-// that it names is missing.
-type Attachment struct {
-	Name, Interface, Direction, Mode string
-
-	Up                bool     // packets there are limited
-	Error             string   // why not
-	UnmatchedPatterns string   // interface patterns without a match, which is no error
-	PrecedingPrograms []string // programs and filters that run before the limits
-	Queue             *Queue   // nil if the attachment does not shape
-}
-
-// Queue is the state of the queue of an interface.
-type Queue = api.QueueStatus
 
 // ServeMetrics serves /metrics at addr, a host:port; "" serves nothing.
 func ServeMetrics(addr string, o *Options) (*Endpoint, error) {

@@ -166,11 +166,7 @@ func (v *view) status() api.Status {
 			Plane: "packet", Entries: packets.Buckets.Live, Capacity: packets.Buckets.Capacity,
 			EvictedDrained: packets.Buckets.EvictedDrained, EvictedBacklogged: packets.Buckets.EvictedBacklogged,
 		})
-		for _, a := range packets.Attachments {
-			s.Attachments = append(s.Attachments, api.AttachmentStatus{
-				Name: a.Name, Interface: a.Interface, Direction: a.Direction, Mode: a.Mode, Up: a.Up, Error: a.Error, UnmatchedPatterns: a.UnmatchedPatterns, PrecedingPrograms: a.PrecedingPrograms, Queue: (*api.QueueStatus)(a.Queue),
-			})
-		}
+		s.Attachments = append(s.Attachments, packets.Attachments...)
 	}
 	v.Daemon.Describe(&s)
 	s.BlocksTotal = len(s.Blocks)

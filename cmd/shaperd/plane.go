@@ -7,6 +7,7 @@ import (
 	"os"
 	"sync/atomic"
 
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/bpf"
 	"shaperd.dev/shaperd/conn"
 	"shaperd.dev/shaperd/control"
@@ -41,7 +42,7 @@ func (p *packetPlane) PacketStatus() (out control.PacketStatus, ok bool, err err
 		if pt.Ingress {
 			direction = config.Ingress
 		}
-		a := control.Attachment{
+		a := api.AttachmentStatus{
 			Name: pt.Attachment, Interface: pt.Interface, Direction: direction.String(), Mode: pt.Mode.String(), PrecedingPrograms: pt.PrecedingPrograms, UnmatchedPatterns: pt.UnmatchedPatterns,
 		}
 		if a.Error = pt.Err; a.Error == "" && pt.Uncovered != "" {
@@ -49,7 +50,8 @@ func (p *packetPlane) PacketStatus() (out control.PacketStatus, ok bool, err err
 		}
 		a.Up = a.Error == ""
 		if pt.Mode == bpf.Shape {
-			a.Queue = &control.Queue{Packets: pt.Queue.Packets, Bytes: pt.Queue.Bytes, Drops: pt.Queue.Drops}
+			queue := api.QueueStatus(pt.Queue)
+			a.Queue = &queue
 		}
 		out.Attachments = append(out.Attachments, a)
 	}
