@@ -284,7 +284,7 @@ func TestLive_ClosesUnreadStream(t *testing.T) {
 	testutil.WaitFor(t, "both streams are open", func() bool { return s.Connections() == 2 && got.Load() > 0 })
 	begun := time.Now()
 	testutil.WaitFor(t, "the unread stream is closed", func() bool {
-		o.Monitor.sampleAll(time.Now())
+		o.Monitor.Sample(time.Now())
 		return s.Connections() == 1
 	})
 	if took := time.Since(begun); took < testTimeout {
@@ -293,7 +293,7 @@ func TestLive_ClosesUnreadStream(t *testing.T) {
 	// The other one outlives the write timeout.
 	was := int64(0)
 	testutil.WaitFor(t, "the other stream is served", func() bool {
-		o.Monitor.sampleAll(time.Now())
+		o.Monitor.Sample(time.Now())
 		if was == 0 || time.Since(begun) < 4*testTimeout {
 			was = got.Load()
 		}

@@ -128,7 +128,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		if l.MaxConnections > 0 {
 			gauge(limitMaxConns, float64(l.MaxConnections), l.Name)
 		}
-		if p, sampled := c.Monitor.conformanceOf(s); sampled && l.Rate > 0 {
+		if p, sampled := c.Monitor.Conformance(s); sampled && l.Rate > 0 {
 			gauge(limitSigma, p.Sigma, l.Name)
 			gauge(limitAllowed, p.Allowed, l.Name)
 		}
@@ -214,13 +214,13 @@ func (c *collector) collectPackets(gauge func(*prometheus.Desc, float64, ...stri
 }
 
 func (c *collector) collectReloads(gauge func(*prometheus.Desc, float64, ...string), counter func(*prometheus.Desc, uint64, ...string)) {
-	c.Reloads.mu.Lock()
-	defer c.Reloads.mu.Unlock()
-	gauge(reloadOK, boolValue(!c.Reloads.failed))
-	gauge(reloadTime, float64(c.Reloads.loadedAt.UnixMilli())/1e3)
-	gauge(reloadSeconds, c.Reloads.duration.Seconds())
-	counter(reloadTotal, c.Reloads.successes, "success")
-	counter(reloadTotal, c.Reloads.failures, "failure")
+	last := c.Reloads.Status()
+	gauge(reloadOK, boolValue(last.OK))
+	gauge(reloadTime, float64(last.Loaded.UnixMilli())/1e3)
+	gauge(reloadSeconds, last.Duration)
+	succeeded, failed := c.Reloads.Counts()
+	counter(reloadTotal, succeeded, "success")
+	counter(reloadTotal, failed, "failure")
 }
 
 func boolValue(yes bool) float64 {

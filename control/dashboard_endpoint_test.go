@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
-	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/internal/testutil"
 )
 
@@ -164,7 +164,7 @@ func TestServeDashboard_Streams(t *testing.T) {
 		}
 		return said
 	}
-	log := func(what string) { o.Events.add(api.Event{Level: "info", Message: what}) }
+	log := slog.New(o.Events.Handler(slog.DiscardHandler)).Info
 	log("one")
 	log("two")
 	r := open("")
@@ -172,11 +172,11 @@ func TestServeDashboard_Streams(t *testing.T) {
 		t.Errorf("at first:%s", got)
 	}
 	log("three")
-	o.Monitor.sampleAll(time.Now())
+	o.Monitor.Sample(time.Now())
 	if got := fresh(r); got != " id=3 event=live three" {
 		t.Errorf("then:%s", got)
 	}
-	o.Monitor.sampleAll(time.Now())
+	o.Monitor.Sample(time.Now())
 	if got := next(r); got != " id=3 event=live" {
 		t.Errorf("without news:%s", got)
 	}

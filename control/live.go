@@ -50,7 +50,7 @@ func (a *handlers) getLive(w http.ResponseWriter, q *http.Request) {
 		seen = 0
 	}
 	for {
-		next := a.Monitor.nextSample()
+		next := a.Monitor.Next()
 		l := a.live(next, seen)
 		if n := len(l.Events); n > 0 {
 			seen = l.Events[n-1].ID
@@ -73,7 +73,7 @@ func (a *handlers) getLive(w http.ResponseWriter, q *http.Request) {
 		case <-q.Context().Done():
 			return
 		}
-		if a.Monitor.closed() {
+		if a.Monitor.Closed() {
 			return
 		}
 	}

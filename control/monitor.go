@@ -65,7 +65,7 @@ type limitTrack struct {
 func NewMonitor(s *shaper.Shaper, log *slog.Logger) *Monitor {
 	ctx, cancel := context.WithCancel(context.Background())
 	m := &Monitor{shaper: s, log: log, limits: map[*shaper.LimitState]*limitTrack{}, listeners: map[*shaper.ListenerState]*listenerTrack{}, stop: cancel, done: make(chan struct{}), next: make(chan struct{})}
-	m.sampleAll(time.Now())
+	m.Sample(time.Now())
 	go func() {
 		defer close(m.done)
 		tick := time.NewTicker(interval)
@@ -73,7 +73,7 @@ func NewMonitor(s *shaper.Shaper, log *slog.Logger) *Monitor {
 		for {
 			select {
 			case now := <-tick.C:
-				m.sampleAll(now)
+				m.Sample(now)
 			case <-ctx.Done():
 				close(m.next)
 				return
@@ -89,8 +89,8 @@ func (m *Monitor) Close() {
 	<-m.done
 }
 
-// sampleAll takes a sample of every limit and listener.
-func (m *Monitor) sampleAll(now time.Time) {
+// Sample takes a sample of every limit and listener, as the monitor does by itself once a second.
+func (m *Monitor) Sample(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	policy := m.shaper.Policy()
@@ -104,7 +104,7 @@ func (m *Monitor) sampleAll(now time.Time) {
 			t = &limitTrack{}
 			m.limits[state] = t
 		}
-		m.sample(t, policy, i, now)
+		m.sampleLimit(t, policy, i, now)
 	}
 	maps.DeleteFunc(m.limits, func(s *shaper.LimitState, _ *limitTrack) bool { return !current[s] })
 	m.sampleListeners(policy, now)
@@ -135,8 +135,8 @@ func (m *Monitor) sampleListeners(p *shaper.Policy, now time.Time) {
 	maps.DeleteFunc(m.listeners, func(n *shaper.ListenerState, _ *listenerTrack) bool { return !current[n] })
 }
 
-// fillListener sets the rates of a listener over the last 10 s.
-func (m *Monitor) fillListener(to *api.ListenerStatus, n *shaper.ListenerState) {
+// FillListener sets the rates of a listener over the last 10 s.
+func (m *Monitor) FillListener(to *api.ListenerStatus, n *shaper.ListenerState) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	t := m.listeners[n]
@@ -150,7 +150,7 @@ func (m *Monitor) fillListener(to *api.ListenerStatus, n *shaper.ListenerState) 
 	to.FlowsRefusedRate, to.RepliesSuppressedRate = rate(t.refused), rate(t.suppressed)
 }
 
-func (m *Monitor) sample(t *limitTrack, p *shaper.Policy, i int, now time.Time) {
+func (m *Monitor) sampleLimit(t *limitTrack, p *shaper.Policy, i int, now time.Time) {
 	state, shape := p.State(i), p.Shape(i)
 	s := sample{at: now, violations: state.Conformance.Violations.Load()}
 	for v := range shaper.NumVerdicts {
@@ -287,8 +287,8 @@ const (
 	throttlingDelay = 10 * time.Millisecond
 )
 
-// fillLimit sets the rates, counters and conformance of limit i of p.
-func (m *Monitor) fillLimit(to *api.Limit, p *shaper.Policy, i int) {
+// FillLimit sets the rates, counters and conformance of limit i of p.
+func (m *Monitor) FillLimit(to *api.Limit, p *shaper.Policy, i int) {
 	state := p.State(i)
 	to.InFlight, to.Waiting = state.InFlight.Load(), state.Waiting.Load()
 	to.Refused, to.RefusedRate = map[string]uint64{}, map[string]float64{}
@@ -333,8 +333,8 @@ func (t *limitTrack) conformance() api.Conformance {
 	return p
 }
 
-// conformanceOf returns the conformance of a limit; false before its first sample.
-func (m *Monitor) conformanceOf(s *shaper.LimitState) (api.Conformance, bool) {
+// Conformance returns the conformance of a limit; false before its first sample.
+func (m *Monitor) Conformance(s *shaper.LimitState) (api.Conformance, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	t := m.limits[s]
@@ -344,8 +344,8 @@ func (m *Monitor) conformanceOf(s *shaper.LimitState) (api.Conformance, bool) {
 	return t.conformance(), true
 }
 
-// history returns the history of the charts.
-func (m *Monitor) history() api.History {
+// History returns the history of the charts.
+func (m *Monitor) History() api.History {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	h := api.History{Times: append([]time.Time{}, m.times...), Limits: map[string]api.LimitHistory{}}
@@ -364,15 +364,15 @@ func padded[T any](s []T, n int) []T {
 	return append(make([]T, max(0, n-len(s)), n), s...)
 }
 
-// nextSample returns a channel that is closed by the next sample or by Close.
-func (m *Monitor) nextSample() <-chan struct{} {
+// Next returns a channel that is closed by the next sample or by Close.
+func (m *Monitor) Next() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.next
 }
 
-// closed reports whether the monitor is closed.
-func (m *Monitor) closed() bool {
+// Closed reports whether the monitor is closed.
+func (m *Monitor) Closed() bool {
 	select {
 	case <-m.done:
 		return true

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"log/slog"
 	"testing"
 	"time"
 
@@ -18,7 +19,9 @@ func monitorOf(t *testing.T, l shaper.Limit) (*Monitor, *shaper.Policy) {
 		t.Fatal(err)
 	}
 	s.Swap(p, leaky.Second)
-	return options(t, s).Monitor, p
+	m := NewMonitor(s, slog.New(slog.DiscardHandler))
+	t.Cleanup(m.Close)
+	return m, p
 }
 
 // Charts start with the history and continue with live events, so both must cover the same
@@ -35,12 +38,12 @@ func TestMonitor_HistoryEqualsLive(t *testing.T) {
 		case 15:
 			state.Connections.Add(shaper.Refuse, shaper.QueueFull, 20)
 		}
-		m.sampleAll(now.Add(time.Duration(i+1) * time.Second))
+		m.Sample(now.Add(time.Duration(i+1) * time.Second))
 	}
 	var l api.Limit
 	l.MaxDelay, l.QueueTimeout = 5, 1
-	m.fillLimit(&l, p, 0)
-	kept := m.history().Limits["a"]
+	m.FillLimit(&l, p, 0)
+	kept := m.History().Limits["a"]
 	if got, want := kept.P99[len(kept.P99)-1], l.QueueDelay.P99; got != want || want < 1 {
 		t.Errorf("p99 is %v in the history and %v live, want the same, above 1 s", got, want)
 	}
@@ -83,19 +86,6 @@ func TestQuantiles_BoundedByMaxDelay(t *testing.T) {
 	}
 }
 
-// A status after a pause without requests covers the CPU time of the pause.
-func TestMeasureProcess_AfterPause(t *testing.T) {
-	var s cachedStatus
-	s.measureProcess(time.Now())
-	now := time.Now().Add(time.Minute)
-	for range 100_000_000 {
-		continue // takes some
-	}
-	if got := s.measureProcess(now).CPUCores; got <= 0 {
-		t.Errorf("after a minute %v CPUs are in use", got)
-	}
-}
-
 // A limit is throttling if the delay is noticeable.
 func TestMonitor_Throttling(t *testing.T) {
 	for _, test := range []struct {
@@ -115,17 +105,17 @@ func TestMonitor_Throttling(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			m, p := monitorOf(t, shaper.Limit{Name: "a", Rate: 8e6, MaxDelay: time.Second})
 			state, now := p.State(0), time.Now()
-			m.sampleAll(now)
+			m.Sample(now)
 			state.Bytes.Add(shaper.Pass, shaper.None, test.passed)
 			state.Bytes.Add(shaper.Delay, shaper.ByRate, test.delayed)
 			if test.delayed > 0 {
 				state.QueueDelay.Observe(test.by)
 			}
 			state.Waiting.Add(test.waiting)
-			m.sampleAll(now.Add(time.Second))
+			m.Sample(now.Add(time.Second))
 			var l api.Limit
 			l.MaxDelay = 1
-			if m.fillLimit(&l, p, 0); l.Throttling != test.want {
+			if m.FillLimit(&l, p, 0); l.Throttling != test.want {
 				t.Errorf("throttling is %v, with %v of the bytes delayed, by %v (p99)", l.Throttling, l.DelayedShare, l.QueueDelay.P99)
 			}
 		})

@@ -9,6 +9,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io"
+	"log/slog"
 	"maps"
 	"net"
 	"net/http"
@@ -73,7 +74,7 @@ func TestOpenAPI_MatchesResponses(t *testing.T) {
 	daemon := &fakeDaemon{}
 	o := options(t, busy(t, 2))
 	o.Daemon = daemon
-	o.Events.add(api.Event{Time: time.Now(), Level: "info", Message: "ready", Attrs: map[string]string{"a": "b"}})
+	slog.New(o.Events.Handler(slog.DiscardHandler)).Info("ready", "a", "b")
 	client := clientOf(t, serveOn(t, o, -1, nil))
 	for _, r := range (&handlers{}).routes() {
 		method, path, _ := strings.Cut(r.pattern, " ")

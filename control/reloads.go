@@ -50,3 +50,10 @@ func (r *Reloads) Status() api.ReloadStatus {
 		OK: !r.failed, At: r.at, Loaded: r.loadedAt, Duration: r.duration.Seconds(), Errors: append([]string{}, r.errors...), DroppedOverrides: slices.Clone(r.dropped),
 	}
 }
+
+// Counts returns the number of reloads by result, including the first load.
+func (r *Reloads) Counts() (succeeded, failed uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.successes, r.failures
+}

@@ -195,7 +195,7 @@ func (a *handlers) routes() []route {
 		{"GET /v1/explain", Reader, a.getExplain},
 		{"GET /v1/blocks", Reader, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.blocks()) }},
 		{"GET /v1/events", Reader, a.getEvents},
-		{"GET /v1/history", Reader, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.Monitor.history()) }},
+		{"GET /v1/history", Reader, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.Monitor.History()) }},
 		{"GET /v1/live", Reader, a.getLive},
 		{"GET /v1/openapi.json", Reader, getOpenAPI},
 		{"GET /v1/config", Admin, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.Daemon.Config()) }},

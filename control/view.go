@@ -133,7 +133,7 @@ func (v *view) status() api.Status {
 	slices.Sort(s.EndpointErrors)
 	policy := v.Shaper.Policy()
 	for i := range policy.Len() {
-		if p, sampled := v.Monitor.conformanceOf(policy.State(i)); sampled && !p.Conformant {
+		if p, sampled := v.Monitor.Conformance(policy.State(i)); sampled && !p.Conformant {
 			s.Conformance = "violated"
 		}
 	}
@@ -145,7 +145,7 @@ func (v *view) status() api.Status {
 			Accepted: n.Accepted.Load(), FlowsRefused: n.FlowsRefused.Load(), RepliesSuppressed: n.RepliesSuppressed.Load(), DialErrors: n.DialErrors.Load(),
 			Ended: map[string]uint64{}, Downstreams: []api.DownstreamStatus{},
 		}
-		v.Monitor.fillListener(&l, n)
+		v.Monitor.FillListener(&l, n)
 		for e := range n.Ended {
 			if count := n.Ended[e].Load(); count > 0 {
 				l.Ended[shaper.Ending(e).String()] = count
@@ -256,7 +256,7 @@ func (v *view) limit(p *shaper.Policy, i int) api.Limit {
 	if l.Observe {
 		out.Mode = "observe"
 	}
-	v.Monitor.fillLimit(&out, p, i)
+	v.Monitor.FillLimit(&out, p, i)
 	out.Conformance.Unmonitored = l.Observe || l.Rate == 0 && l.Packets.N == 0
 	out.Conformance.Sampled = l.InPacketPlane() && !out.Single
 	return out
