@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/control/monitor"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
@@ -119,11 +120,11 @@ func (d *fakeDaemon) Stop(context.Context) { _ = d.record("stop") }
 func options(t *testing.T, s *shaper.Shaper) *Options {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
-	m := NewMonitor(s, log)
+	m := monitor.New(s, log)
 	t.Cleanup(m.Close)
 	return &Options{
 		Shaper: s, Proxy: fakeProxy{}, Packets: fakePackets{}, Clock: func() leaky.Time { return leaky.Second }, Monitor: m,
-		Reloads: &Reloads{}, Events: NewEvents(10), Daemon: &fakeDaemon{}, Log: log,
+		Reloads: &monitor.Reloads{}, Events: monitor.NewEvents(10), Daemon: &fakeDaemon{}, Log: log,
 		LogDropped: func() uint64 { return 2 }, Version: "1.0",
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"shaperd.dev/shaperd/control/monitor"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -26,11 +27,11 @@ func FuzzRequests(f *testing.F) {
 		f.Fatal(err)
 	}
 	s.Swap(p, 0)
-	m := NewMonitor(s, noLog)
+	m := monitor.New(s, noLog)
 	f.Cleanup(m.Close)
 	h := newAPI(&Options{
 		Shaper: s, Proxy: fakeProxy{}, Packets: fakePackets{}, Clock: func() leaky.Time { return 0 }, Monitor: m,
-		Reloads: &Reloads{}, Events: NewEvents(10), Daemon: &fakeDaemon{}, Log: noLog,
+		Reloads: &monitor.Reloads{}, Events: monitor.NewEvents(10), Daemon: &fakeDaemon{}, Log: noLog,
 	})
 	f.Fuzz(func(t *testing.T, method, target string, body []byte, role uint8) {
 		if strings.HasPrefix(target, "/debug/") {

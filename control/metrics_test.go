@@ -14,6 +14,7 @@ import (
 	promtest "github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/goleak"
 
+	"shaperd.dev/shaperd/control/monitor"
 	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
@@ -61,7 +62,7 @@ func busy(t *testing.T, limits int) *shaper.Shaper {
 }
 
 func TestMetricsAreWellFormed(t *testing.T) {
-	reloads := &Reloads{}
+	reloads := &monitor.Reloads{}
 	reloads.Record(time.Millisecond)
 	reloads.Record(time.Millisecond, "no")
 	o := options(t, busy(t, 2))

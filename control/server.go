@@ -16,6 +16,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/control/monitor"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -26,9 +27,9 @@ type Options struct {
 	Proxy      Proxy
 	Packets    Packets
 	Clock      func() leaky.Time
-	Monitor    *Monitor
-	Reloads    *Reloads
-	Events     *Events
+	Monitor    *monitor.Monitor
+	Reloads    *monitor.Reloads
+	Events     *monitor.Events
 	Daemon     Daemon
 	Log        *slog.Logger
 	LogDropped func() uint64 // number of log records dropped

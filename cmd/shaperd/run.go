@@ -17,6 +17,7 @@ import (
 
 	"shaperd.dev/shaperd/conn"
 	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/control/monitor"
 	"shaperd.dev/shaperd/internal/logging"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
@@ -68,7 +69,7 @@ open ones may go on for --drain-timeout. A second SIGTERM resets them.`,
 			}
 			f.root = e.flags
 			f.controlSet = cmd.Flags().Changed("control") || os.Getenv("SHAPERD_CONTROL") != ""
-			s := &server{flags: f, events: control.NewEvents(maxEvents)}
+			s := &server{flags: f, events: monitor.NewEvents(maxEvents)}
 			var records *logging.Writer
 			s.log, s.traffic, records = logging.New(e.stderr, level, asJSON, s.events.Handler)
 			defer records.Close()
@@ -127,8 +128,8 @@ type server struct {
 	clock          *pacer.Clock
 	shaper         *shaper.Shaper
 	proxy          *conn.Proxy
-	reloads        *control.Reloads
-	events         *control.Events
+	reloads        *monitor.Reloads
+	events         *monitor.Events
 	plane          *packetPlane
 	reader         *configReader
 	saver          *saver // nil without --state
@@ -152,7 +153,7 @@ func (s *server) serve(ctx context.Context, e env) error {
 	if err != nil {
 		return err
 	}
-	s.clock, s.reloads, s.controller = pacer.NewClock(), &control.Reloads{}, newController()
+	s.clock, s.reloads, s.controller = pacer.NewClock(), &monitor.Reloads{}, newController()
 	s.shaper = shaper.New(l.config.Daemon.MaxBuckets)
 	l = s.restoreOverrides(ctx, l)
 	policy, err := l.compile(s.shaper)
@@ -250,7 +251,7 @@ func (s *server) serve(ctx context.Context, e env) error {
 // serveControl starts the control socket, the metrics and the dashboard. It returns a function that
 // stops them.
 func (s *server) serveControl(c *config.Config) (closeAll func(), err error) {
-	monitor := control.NewMonitor(s.shaper, s.log)
+	monitor := monitor.New(s.shaper, s.log)
 	var closers []func()
 	stop := func() {
 		monitor.Close() // which ends the live streams

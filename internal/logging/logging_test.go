@@ -18,7 +18,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/control/monitor"
 )
 
 func TestNew_JournalFormat(t *testing.T) {
@@ -38,7 +38,7 @@ func TestNew_JournalFormat(t *testing.T) {
 					inode++
 				}
 				t.Setenv("JOURNAL_STREAM", fmt.Sprintf("%d:%d", st.Dev, inode))
-				log, _, w := New(f, slog.LevelDebug, format == "json", control.NewEvents(1).Handler)
+				log, _, w := New(f, slog.LevelDebug, format == "json", monitor.NewEvents(1).Handler)
 				log = log.With("a", 1).WithGroup("g")
 				log.Debug("one", "time", 2)
 				log.Info("two")
@@ -93,7 +93,7 @@ func (s *blockedWriter) Write(p []byte) (int, error) {
 // newBlockedLog returns a log that writes to a blockedWriter.
 func newBlockedLog(t *testing.T) (*blockedWriter, *slog.Logger, *Writer) {
 	to := &blockedWriter{release: make(chan struct{})}
-	log, _, w := New(to, slog.LevelInfo, false, control.NewEvents(10).Handler)
+	log, _, w := New(to, slog.LevelInfo, false, monitor.NewEvents(10).Handler)
 	return to, log, w
 }
 
@@ -182,7 +182,7 @@ func FuzzLogEscapes(f *testing.F) {
 	} {
 		f.Add(s)
 	}
-	events := control.NewEvents(1)
+	events := monitor.NewEvents(1)
 	var out bytes.Buffer
 	text := slog.New(events.Handler(slog.NewTextHandler(&out, nil)))
 	asJSON := slog.New(slog.NewJSONHandler(&out, nil))

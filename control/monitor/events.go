@@ -1,4 +1,4 @@
-package control
+package monitor
 
 import (
 	"context"
@@ -9,7 +9,7 @@ import (
 	"shaperd.dev/shaperd/api"
 )
 
-// Events retains the last records of a log. Its methods may be used concurrently.
+// Events retains the last records of a log.
 type Events struct {
 	mu   sync.Mutex
 	ring []api.Event // the event of ID i is at i modulo the length

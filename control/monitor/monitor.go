@@ -1,4 +1,7 @@
-package control
+// Package monitor retains what a daemon did in the last minutes: samples of its counters
+// ([Monitor]), records of its log ([Events]), and the result of the last reload ([Reloads]).
+// All types are safe for concurrent use. A Monitor has one goroutine, which Close ends.
+package monitor
 
 import (
 	"context"
@@ -28,7 +31,7 @@ const (
 )
 
 // Monitor samples the counters of all limits once a second, and retains the samples for rates,
-// quantiles and charts. Reading them touches no counters. Its methods may be used concurrently.
+// quantiles and charts. Reading them touches no counters.
 type Monitor struct {
 	shaper *shaper.Shaper
 	log    *slog.Logger
@@ -61,8 +64,8 @@ type limitTrack struct {
 	loggedAt  time.Time
 }
 
-// NewMonitor starts a monitor of the limits of s. It logs violations of their conformance.
-func NewMonitor(s *shaper.Shaper, log *slog.Logger) *Monitor {
+// New starts a monitor of the limits of s. It logs violations of their conformance.
+func New(s *shaper.Shaper, log *slog.Logger) *Monitor {
 	ctx, cancel := context.WithCancel(context.Background())
 	m := &Monitor{shaper: s, log: log, limits: map[*shaper.LimitState]*limitTrack{}, listeners: map[*shaper.ListenerState]*listenerTrack{}, stop: cancel, done: make(chan struct{}), next: make(chan struct{})}
 	m.Sample(time.Now())

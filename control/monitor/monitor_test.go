@@ -1,4 +1,4 @@
-package control
+package monitor
 
 import (
 	"log/slog"
@@ -19,7 +19,7 @@ func monitorOf(t *testing.T, l shaper.Limit) (*Monitor, *shaper.Policy) {
 		t.Fatal(err)
 	}
 	s.Swap(p, leaky.Second)
-	m := NewMonitor(s, slog.New(slog.DiscardHandler))
+	m := New(s, slog.New(slog.DiscardHandler))
 	t.Cleanup(m.Close)
 	return m, p
 }

@@ -1,4 +1,4 @@
-package control
+package monitor
 
 import (
 	"slices"
@@ -8,8 +8,7 @@ import (
 	"shaperd.dev/shaperd/api"
 )
 
-// Reloads is the result of the last reload. The zero value is ready, and may be used
-// concurrently.
+// Reloads is the result of the last reload. The zero value is ready.
 type Reloads struct {
 	mu                  sync.Mutex
 	loadedAt            time.Time // time of the last success
