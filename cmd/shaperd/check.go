@@ -7,7 +7,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"shaperd.dev/shaperd/shaper"
-	"shaperd.dev/shaperd/shaper/config"
 )
 
 // errInvalidConfig reports that a file has errors, which have been printed.
@@ -87,28 +86,13 @@ func check(file string) checkResult {
 		_, err = l.compile(shaper.New(1))
 	}
 	if err != nil {
-		r.Errors = checkErrors(file, err)
+		for _, e := range configErrors(file, err) {
+			r.Errors = append(r.Errors, checkError{File: e.File, Line: e.Line, Column: e.Column, Message: e.Msg})
+		}
 		return r
 	}
 	r.OK, r.loaded, r.Config = true, l, l.config.Canonical()
 	return r
-}
-
-func checkErrors(file string, err error) []checkError {
-	var all config.Errors
-	var one *config.Error
-	switch {
-	case errors.As(err, &all):
-	case errors.As(err, &one):
-		all = config.Errors{one}
-	default:
-		return []checkError{{File: file, Message: err.Error()}}
-	}
-	var out []checkError
-	for _, e := range all {
-		out = append(out, checkError{File: e.File, Line: e.Line, Column: e.Column, Message: e.Msg})
-	}
-	return out
 }
 
 func (r checkResult) print(e env) error {

@@ -17,10 +17,10 @@ import (
 // configuration checks that the configuration loads, and reports its warnings.
 func (d *doctor) configuration() (found []finding) {
 	if d.loadErr != nil {
-		for _, m := range checkErrors(d.file, d.loadErr) {
-			text := m.Message
-			if m.Line > 0 {
-				text = fmt.Sprintf("%s:%d:%d: %s", m.File, m.Line, m.Column, m.Message)
+		for _, e := range configErrors(d.file, d.loadErr) {
+			text := e.Msg
+			if e.Line > 0 {
+				text = fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Msg)
 			}
 			found = append(found, finding{State: healthFail, Text: text})
 		}

@@ -192,3 +192,17 @@ func bpfAttachments(c *config.Config) []bpf.Attachment {
 	}
 	return all
 }
+
+// configErrors returns the errors of loading the configuration at path, one by one. One that
+// is not of a place in a file has no line.
+func configErrors(path string, err error) config.Errors {
+	var all config.Errors
+	var one *config.Error
+	switch {
+	case errors.As(err, &all):
+		return all
+	case errors.As(err, &one):
+		return config.Errors{one}
+	}
+	return config.Errors{{File: path, Msg: err.Error()}}
+}

@@ -43,7 +43,7 @@ func TestSaved_RenamedKeys(t *testing.T) {
 	text := configText(freePort(t), "", "127.0.0.1:1", "1MB/s")
 	path := writeConfig(t, "", text)
 	file := filepath.Join(filepath.Dir(path), "conf.d", "90-set-per-source.toml")
-	header := (&savedFile{limit: "per-source"}).header()
+	const header = "# Written by \"shaperd set limit --save\": do not edit it. \"shaperd unset limit per-source --saved\" removes it.\n"
 	write := func(text string) {
 		t.Helper()
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {

@@ -71,7 +71,7 @@ func openSavedFile(path, limit string) (_ *savedFile, err error) {
 	}
 	s.current = s.original
 	var ours bool
-	if s.set, ours = s.parse(s.original); !ours {
+	if s.set, ours = ParseSaved(s.limit, s.original); !ours {
 		return nil, fmt.Errorf("%s was edited; move its contents to another file in conf.d, or they would be lost", s.path())
 	}
 	return s, nil
@@ -93,50 +93,13 @@ func (s *savedFile) close() {
 	s.confD.Close()
 }
 
-const savedPrefix = "90-set-"
-
-func (s *savedFile) path() string {
-	return filepath.Join(filepath.Dir(s.config), "conf.d", savedPrefix+s.limit+".toml")
-}
-
-func (s *savedFile) header() string {
-	return fmt.Sprintf("# Written by \"shaperd set limit --save\": do not edit it. \"shaperd unset limit %s --saved\" removes it.\n", s.limit)
-}
-
-// parse returns the overrides in a text of the file, and whether it holds nothing else.
-func (s *savedFile) parse(text string) (set map[string]string, ok bool) {
-	override, ok := strings.CutPrefix(text, s.header())
-	set, err := config.ParseOverride(s.limit, override)
-	return set, ok && err == nil
-}
-
-// migrateSaved returns files with the current keys in those that an earlier version saved, and
-// the paths of these. The daemon may not write them, and users are told not to edit them.
-func migrateSaved(files *config.Files) (migrated *config.Files, old []string) {
-	migrated = files
-	for path, text := range files.All() {
-		limit, ok := strings.CutPrefix(strings.TrimSuffix(filepath.Base(path), ".toml"), savedPrefix)
-		if !ok || filepath.Base(filepath.Dir(path)) != "conf.d" {
-			continue
-		}
-		s := &savedFile{limit: limit}
-		if s.set, ok = s.parse(text); !ok {
-			continue
-		}
-		if now, err := s.textWith(nil); err == nil && now != text {
-			migrated = migrated.With(path, now)
-			old = append(old, path)
-		}
-	}
-	return migrated, old
-}
+func (s *savedFile) path() string { return SavedPath(s.config, s.limit) }
 
 // textWith returns the text of the file with overrides added.
 func (s *savedFile) textWith(set map[string]string) (string, error) {
 	all := maps.Clone(s.set)
 	maps.Copy(all, set)
-	text, err := config.FormatOverride(s.limit, all)
-	return s.header() + text, err
+	return FormatSaved(s.limit, all)
 }
 
 // check returns an error when the whole configuration would not load with text in the file, or,
