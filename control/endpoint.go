@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"shaperd.dev/shaperd/control/web"
 )
 
 // Endpoint is an HTTP server with its listener.
@@ -106,7 +107,7 @@ func acceptRequests(_, _ string, c syscall.RawConn) error {
 // "" serves nothing.
 func ServeDashboard(addr string, o *Options) (*Endpoint, error) {
 	mux := http.NewServeMux()
-	mux.Handle("/", DashboardHandler())
+	mux.Handle("/", web.Handler())
 	mux.Handle("/v1/", sameOrigin(newReadOnlyAPI(o)))
 	return listen("dashboard", addr, o, guardHost(addr, mux))
 }

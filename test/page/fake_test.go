@@ -11,6 +11,7 @@ import (
 
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/control/web"
 )
 
 // A fake serves the control API of a daemon in a scenario.
@@ -26,7 +27,7 @@ var scenarios = []string{"idle", "overload", "violated", "bypass", "observe", "t
 
 func (f *fake) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/", control.DashboardHandler())
+	mux.Handle("/", web.Handler())
 	mux.HandleFunc("GET /v1/history", f.history)
 	mux.HandleFunc("GET /v1/live", f.live)
 	mux.HandleFunc("POST /disconnect", func(http.ResponseWriter, *http.Request) { f.disconnected.Store(true) })

@@ -1,4 +1,6 @@
-package control
+// Package web serves the files of the dashboard, which are part of the binary. The dashboard
+// reads the API of package control, at the same port.
+package web
 
 import (
 	"bytes"
@@ -12,13 +14,13 @@ import (
 	"time"
 )
 
-//go:embed page
-var dashboardFiles embed.FS
+//go:embed static
+var static embed.FS
 
-// dashboardHeaders isolate the dashboard: it runs only its own scripts, sends requests only to
+// headers isolate the dashboard: it runs only its own scripts, sends requests only to
 // this server, and cannot be framed. Text chosen by attackers, such as reverse names of sources
 // and log messages about them, is never markup in it, and would not run if it were.
-var dashboardHeaders = map[string]string{
+var headers = map[string]string{
 	"Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; " +
 		"img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 	"Cross-Origin-Opener-Policy":   "same-origin",
@@ -39,20 +41,20 @@ var contentTypes = map[string]string{
 	".svg":  "image/svg+xml",
 }
 
-// DashboardHandler serves the files of the dashboard under "/", for GET and HEAD. It may be used
+// Handler serves the files of the dashboard under "/", for GET and HEAD. It may be used
 // concurrently.
-func DashboardHandler() http.Handler {
+func Handler() http.Handler {
 	type file struct {
 		content     []byte
 		contentType string
 		etag        string
 	}
 	files := make(map[string]file)
-	err := fs.WalkDir(dashboardFiles, "page", func(name string, d fs.DirEntry, err error) error {
+	err := fs.WalkDir(static, "static", func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
-		content, err := dashboardFiles.ReadFile(name)
+		content, err := static.ReadFile(name)
 		if err != nil {
 			return err
 		}
@@ -62,7 +64,7 @@ func DashboardHandler() http.Handler {
 		}
 		sum := sha256.Sum256(content)
 		f.etag = `"` + base64.RawURLEncoding.EncodeToString(sum[:12]) + `"`
-		files[strings.TrimPrefix(name, "page")] = f
+		files[strings.TrimPrefix(name, "static")] = f
 		return nil
 	})
 	if err != nil {
@@ -71,7 +73,7 @@ func DashboardHandler() http.Handler {
 	files["/"] = files["/index.html"]
 
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		for k, v := range dashboardHeaders {
+		for k, v := range headers {
 			w.Header().Set(k, v)
 		}
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {

@@ -1,4 +1,4 @@
-package control
+package web
 
 import (
 	"io/fs"
@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-func TestDashboardHandler_Files(t *testing.T) {
-	h := DashboardHandler()
+func TestHandler_Files(t *testing.T) {
+	h := Handler()
 	for path, contentType := range map[string]string{
 		"/":                         "text/html; charset=utf-8",
 		"/index.html":               "text/html; charset=utf-8",
@@ -33,8 +33,8 @@ func TestDashboardHandler_Files(t *testing.T) {
 	}
 }
 
-func TestDashboardHandler_Errors(t *testing.T) {
-	h := DashboardHandler()
+func TestHandler_Errors(t *testing.T) {
+	h := Handler()
 	for _, test := range []struct {
 		method, path string
 		code         int
@@ -42,7 +42,7 @@ func TestDashboardHandler_Errors(t *testing.T) {
 		{"GET", "/no.js", http.StatusNotFound},
 		{"GET", "/vendor/", http.StatusNotFound},
 		{"GET", "/vendor/../app.js", http.StatusNotFound},
-		{"GET", "/dashboard.go", http.StatusNotFound},
+		{"GET", "/web.go", http.StatusNotFound},
 		{"POST", "/", http.StatusMethodNotAllowed},
 		{"PUT", "/app.js", http.StatusMethodNotAllowed},
 		{"DELETE", "/no.js", http.StatusMethodNotAllowed},
@@ -59,8 +59,8 @@ func TestDashboardHandler_Errors(t *testing.T) {
 	}
 }
 
-func TestDashboardHandler_Headers(t *testing.T) {
-	h := DashboardHandler()
+func TestHandler_Headers(t *testing.T) {
+	h := Handler()
 	for _, test := range []struct{ method, path string }{{"GET", "/"}, {"GET", "/app.js"}, {"GET", "/no"}, {"POST", "/"}} {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest(test.method, test.path, nil))
@@ -84,8 +84,8 @@ func TestDashboardHandler_Headers(t *testing.T) {
 	}
 }
 
-func TestDashboardHandler_NotModified(t *testing.T) {
-	h := DashboardHandler()
+func TestHandler_NotModified(t *testing.T) {
+	h := Handler()
 	tags := make(map[string]string)
 	for _, path := range []string{"/", "/app.js", "/style.css"} {
 		w := httptest.NewRecorder()
@@ -107,13 +107,13 @@ func TestDashboardHandler_NotModified(t *testing.T) {
 }
 
 // The Content-Security-Policy blocks these in a browser; this test shows where they are.
-func TestDashboard_HasNoInlineCode(t *testing.T) {
+func TestStatic_HasNoInlineCode(t *testing.T) {
 	forbidden := regexp.MustCompile(`(?i)\sstyle\s*=|\son[a-z]+\s*=\s*["']|javascript:|<style|<script>|innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|https?://|@import`)
-	err := fs.WalkDir(dashboardFiles, "page", func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() || strings.HasPrefix(path, "page/vendor/") {
+	err := fs.WalkDir(static, "static", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || strings.HasPrefix(path, "static/vendor/") {
 			return err
 		}
-		content, err := dashboardFiles.ReadFile(path)
+		content, err := static.ReadFile(path)
 		if err != nil {
 			return err
 		}
