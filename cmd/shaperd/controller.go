@@ -178,8 +178,8 @@ func (s *server) expireOverrides(ctx context.Context) (next time.Time) {
 // Describe fills in the parts of a status that only the daemon knows.
 func (s *server) Describe(to *api.Status) {
 	l, w := s.current()
-	to.Version, to.Config, to.Started = version, s.path, s.startedAt
-	to.State, to.Mode = "running", modeName(l.config.Daemon.Observe)
+	to.Version, to.Config, to.Started = s.options.Version, s.path, s.startedAt
+	to.State, to.Mode = "running", shaper.ModeName(l.config.Daemon.Observe)
 	if s.isDraining() {
 		to.State = "stopping"
 	}

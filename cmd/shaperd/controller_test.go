@@ -257,7 +257,7 @@ func TestExpiry_IsIndependent(t *testing.T) {
 	s.must("set limit per-source burst=64KiB max_connections=7")
 	s.must("block 192.0.2.1 --for 500ms")
 	s.must("bypass on --for 500ms")
-	s.waitLimit("per-source", func(l api.Limit) bool { return l.Rate == 0 && l.Mode == modeName(false) })
+	s.waitLimit("per-source", func(l api.Limit) bool { return l.Rate == 0 && l.Mode == "enforce" })
 	s.waitLog(`override="block of 192.0.2.1/32"`)
 	s.must("blocks", "No prefix is blocked.")
 	if l := s.limit("per-source"); l.MaxConnections != 7 || len(l.Override) != 1 {

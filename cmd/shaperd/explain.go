@@ -200,7 +200,7 @@ func (q *question) answer(c *config.Config, p *shaper.Policy) (*explanation, err
 			direction, observe = x.attach.Direction.String(), l.Observe || x.attach.Observe && !l.Always
 		}
 		x.Limits = append(x.Limits, api.LimitBucket{
-			Limit: l.Name, Key: p.Describe(i, f, x.route), Direction: direction, Summary: config.Summary(l), Mode: modeName(observe),
+			Limit: l.Name, Key: p.Describe(i, f, x.route), Direction: direction, Summary: config.Summary(l), Mode: shaper.ModeName(observe),
 		})
 	}
 	x.findBottlenecks(p)

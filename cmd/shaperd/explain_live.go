@@ -50,7 +50,7 @@ func (s *server) addBuckets(x *explanation, p *shaper.Policy) {
 		l, at := p.Limit(i), &x.Limits[n]
 		n++
 		if l.Block {
-			if at.Mode == modeName(false) {
+			if at.Mode == shaper.ModeName(false) {
 				worse(l, shaper.Refuse, shaper.Blocked, time.Hour)
 			}
 			continue
@@ -60,7 +60,7 @@ func (s *server) addBuckets(x *explanation, p *shaper.Policy) {
 			continue
 		}
 		at.Bucket = control.NewBucket(b)
-		if at.Mode == modeName(true) {
+		if at.Mode == shaper.ModeName(true) {
 			continue
 		}
 		waits := l.Rate != 0 || l.Packets.N != 0

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // fakeDaemon serves its fields on a control socket.
@@ -267,7 +268,7 @@ func (d *fakeDaemon) set(w http.ResponseWriter, r *http.Request) {
 			case value == "10mbps":
 				return nil, fmt.Errorf(`rate: "10mbps" is in bytes to tc and in bits to most people`)
 			case key == "observe":
-				l.Mode = modeName(value == "true")
+				l.Mode = shaper.ModeName(value == "true")
 			case key == "rate":
 				l.Summary = value + ", queue 200ms, 20 connections"
 			}

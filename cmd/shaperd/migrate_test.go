@@ -29,7 +29,7 @@ func TestPersistedOverrides_EarlierVersion(t *testing.T) {
 	} {
 		s.waitLog(want)
 	}
-	if l := s.limit("per-source"); l.MaxConnections != 7 || l.QueueTimeout != 3 || l.Mode != modeName(true) || l.Rate != 2e6 || l.Override["observe"] != "true" {
+	if l := s.limit("per-source"); l.MaxConnections != 7 || l.QueueTimeout != 3 || l.Mode != "observe" || l.Rate != 2e6 || l.Override["observe"] != "true" {
 		t.Errorf("limit is %+v", l)
 	}
 	await(t, "the file has the current keys", func() bool {
@@ -57,7 +57,7 @@ func TestSaved_RenamedKeys(t *testing.T) {
 	write(header + old)
 	s := startControlled(t, path)
 	s.waitLog("90-set-per-source.toml has keys of an earlier version")
-	if l := s.limit("per-source"); l.MaxConnections != 9 || l.QueueTimeout != 3 || l.Mode != modeName(true) {
+	if l := s.limit("per-source"); l.MaxConnections != 9 || l.QueueTimeout != 3 || l.Mode != "observe" {
 		t.Errorf("limit is %+v", l)
 	}
 	s.save("set limit per-source rate=2MB/s --save")

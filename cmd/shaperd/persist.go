@@ -45,10 +45,10 @@ type persistedBlock struct {
 type drainedDownstream struct{ Listener, Downstream string }
 
 // overridesPath returns the path of the file with persistedOverrides.
-func (f *runFlags) overridesPath() string { return f.state + ".overrides" }
+func (o *Options) overridesPath() string { return o.State + ".overrides" }
 
 // legacyOverridesPath returns the path that an earlier version gave that file.
-func (f *runFlags) legacyOverridesPath() string { return f.state + ".orders" }
+func (o *Options) legacyOverridesPath() string { return o.State + ".orders" }
 
 // saveOverrides saves the current overrides.
 func (s *server) saveOverrides() {
@@ -84,14 +84,14 @@ func (s *server) saveOverrides() {
 // that are invalid for l, or unknown to this version, do not prevent a start: they are set aside.
 func (s *server) restoreOverrides(ctx context.Context, l *loadedConfig) *loadedConfig {
 	s.setCurrent(l, s.overrides)
-	if s.flags.state == "" {
+	if s.options.State == "" {
 		return l
 	}
 	s.adoptLegacyOverrides(ctx)
 	var saved persistedOverrides
 	var dropped []error
 	var migrated []migratedOverride
-	if err := readStateFile(ctx, s.flags.overridesPath(), func(text []byte) (err error) {
+	if err := readStateFile(ctx, s.options.overridesPath(), func(text []byte) (err error) {
 		saved, dropped, err = parsePersisted(text)
 		migrated = saved.migrate()
 		return err
@@ -128,10 +128,10 @@ func (s *server) adoptLegacyOverrides(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
 	_, err := runAsync(ctx, func() (struct{}, error) {
-		return struct{}{}, unix.Renameat2(unix.AT_FDCWD, s.flags.legacyOverridesPath(), unix.AT_FDCWD, s.flags.overridesPath(), unix.RENAME_NOREPLACE)
+		return struct{}{}, unix.Renameat2(unix.AT_FDCWD, s.options.legacyOverridesPath(), unix.AT_FDCWD, s.options.overridesPath(), unix.RENAME_NOREPLACE)
 	})
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrExist) {
-		s.log.Error("adopting the overrides of an earlier version failed", "path", s.flags.legacyOverridesPath(), "err", err)
+		s.log.Error("adopting the overrides of an earlier version failed", "path", s.options.legacyOverridesPath(), "err", err)
 	}
 }
 
@@ -156,7 +156,7 @@ func (o *persistedOverrides) migrate() (migrated []migratedOverride) {
 func (s *server) setAsideOverrides(ctx context.Context) (kept string) {
 	ctx, cancel := context.WithTimeout(ctx, saveTimeout)
 	defer cancel()
-	kept, err := runAsync(ctx, func() (string, error) { return setAside(s.flags.overridesPath()) })
+	kept, err := runAsync(ctx, func() (string, error) { return setAside(s.options.overridesPath()) })
 	if err != nil {
 		s.log.Error("setting aside overrides failed", "err", err)
 		return ""

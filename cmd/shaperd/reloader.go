@@ -4,17 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync/atomic"
-	"syscall"
 	"time"
-	"unsafe"
 
-	"github.com/coreos/go-systemd/v22/daemon"
-	"golang.org/x/sys/unix"
+	sd "github.com/coreos/go-systemd/v22/daemon"
 
 	"shaperd.dev/shaperd/conn"
 	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
 )
 
@@ -66,25 +63,6 @@ func (r *configReader) load(ctx context.Context, proxy *conn.Proxy) (*loadedConf
 	return l, err
 }
 
-// blockSignals keeps the signals that stop or reload the daemon from the thread of the caller,
-// until the returned function is called. The kernel delivers a signal to one thread, preferably
-// the first one: a thread that hangs in a system call would never handle it.
-func blockSignals() (undo func()) {
-	runtime.LockOSThread()
-	var block, was unix.Sigset_t
-	const bits = 8 * unsafe.Sizeof(block.Val[0])
-	for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT} {
-		block.Val[uintptr(s-1)/bits] |= 1 << (uintptr(s-1) % bits)
-	}
-	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &block, &was); err != nil {
-		return runtime.UnlockOSThread
-	}
-	return func() {
-		_ = unix.PthreadSigmask(unix.SIG_SETMASK, &was, nil)
-		runtime.UnlockOSThread()
-	}
-}
-
 // reloader is the running reload. It belongs to the loop of serve, which keeps running commands
 // while files are read, and then applies the new configuration between two commands.
 type reloader struct {
@@ -106,7 +84,7 @@ func (r *reloader) begin(ctx context.Context, s *server) {
 		r.pending = true
 		return
 	}
-	notify(daemon.SdNotifyReloading + "\n" + daemon.SdNotifyMonotonicUsec())
+	notify(sd.SdNotifyReloading + "\n" + sd.SdNotifyMonotonicUsec())
 	r.begun, r.pending = time.Now(), false
 	r.served, r.waiting = r.waiting, nil
 	read := make(chan readResult, 1)
@@ -126,7 +104,7 @@ func (r *reloader) end(ctx context.Context, s *server, got readResult) {
 	}
 	s.logReload(time.Since(r.begun), err)
 	s.reloads.SetDroppedOverrides(dropped)
-	notify(daemon.SdNotifyReady)
+	notify(sd.SdNotifyReady)
 	for _, done := range r.served {
 		done <- err
 	}
@@ -198,7 +176,7 @@ func (s *server) logReload(duration time.Duration, err error) {
 	s.reloads.Record(duration)
 	l, _ := s.current()
 	s.log.Info("reloaded", "limits", s.shaper.Policy().Len(), "listeners", len(l.listens),
-		"attachments", len(l.attach), "mode", modeName(l.config.Daemon.Observe), "duration", duration.String())
+		"attachments", len(l.attach), "mode", shaper.ModeName(l.config.Daemon.Observe), "duration", duration.String())
 	s.logWarnings()
 }
 

@@ -129,7 +129,7 @@ func overrideUntil(o api.Override, now time.Time) string {
 // limits are enforced.
 func observeReason(s api.Status) string {
 	switch {
-	case s.Mode == modeName(true):
+	case s.Mode == "observe":
 		return `the daemon observes: [daemon] observe = true applies to all limits`
 	case s.Bypass != nil:
 		return `bypass is on: end it with "shaperd bypass off"`
@@ -142,7 +142,7 @@ func observeReason(s api.Status) string {
 func attachmentObserveReason(s api.Status, l api.Limit) string {
 	var names []string
 	for _, a := range s.Attachments {
-		if a.Mode == modeName(true) && slices.Contains(l.Attachments, a.Name) && !slices.Contains(names, strconv.Quote(a.Name)) {
+		if a.Mode == "observe" && slices.Contains(l.Attachments, a.Name) && !slices.Contains(names, strconv.Quote(a.Name)) {
 			names = append(names, strconv.Quote(a.Name))
 		}
 	}

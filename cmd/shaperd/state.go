@@ -44,12 +44,12 @@ func monotonic() time.Duration {
 
 // checkState returns an error when the state file could not be written, before there is state to
 // lose.
-func (f *runFlags) checkState() error {
-	if f.state == "" {
+func (o *Options) checkState() error {
+	if o.State == "" {
 		return nil
 	}
-	if err := unix.Access(filepath.Dir(f.state), unix.W_OK|unix.X_OK); err != nil {
-		return fmt.Errorf("--state %s: directory is not writable: %w", f.state, err)
+	if err := unix.Access(filepath.Dir(o.State), unix.W_OK|unix.X_OK); err != nil {
+		return fmt.Errorf("--state %s: directory is not writable: %w", o.State, err)
 	}
 	return nil
 }
@@ -57,13 +57,13 @@ func (f *runFlags) checkState() error {
 // saveState saves the backlog of buckets. A daemon that never was ready leaves the file of an
 // earlier one.
 func (s *server) saveState() {
-	if s.flags.state == "" || !s.ready {
+	if s.options.State == "" || !s.ready {
 		return
 	}
 	state := savedState{Boot: bootID(), At: monotonic(), Backlogs: s.shaper.Backlogs(maxBacklogs, s.clock.Now())}
 	ctx, cancel := context.WithTimeout(context.Background(), saveTimeout)
 	defer cancel()
-	if _, err := runAsync(ctx, func() (struct{}, error) { return struct{}{}, writeJSON(s.flags.state, state) }); err != nil {
+	if _, err := runAsync(ctx, func() (struct{}, error) { return struct{}{}, writeJSON(s.options.State, state) }); err != nil {
 		s.log.Warn("saving bucket state failed", "err", err)
 	}
 }
@@ -112,11 +112,11 @@ func readStateFile(ctx context.Context, path string, parse func(text []byte) err
 // not prevent a start. The file is kept for the next start, in case this one fails: backlog
 // only shrinks with time.
 func (s *server) restoreState(ctx context.Context, policy *shaper.Policy) {
-	if s.flags.state == "" {
+	if s.options.State == "" {
 		return
 	}
 	var state savedState
-	if err := readStateFile(ctx, s.flags.state, func(text []byte) error { return json.Unmarshal(text, &state) }); err != nil {
+	if err := readStateFile(ctx, s.options.State, func(text []byte) error { return json.Unmarshal(text, &state) }); err != nil {
 		s.log.Warn("bucket state not restored", "err", err)
 		return
 	}

@@ -1,0 +1,247 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	sd "github.com/coreos/go-systemd/v22/daemon"
+
+	"shaperd.dev/shaperd/conn"
+	"shaperd.dev/shaperd/control/monitor"
+	"shaperd.dev/shaperd/internal/logging"
+	"shaperd.dev/shaperd/leaky/pacer"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// Options are the settings of a daemon that its configuration does not have.
+type Options struct {
+	// Config is the path of the configuration.
+	Config string
+	// State is the path of the file that has the state of buckets while no daemon runs. Overrides
+	// are in a file next to it. "" saves neither.
+	State string
+	// Control is the path of the control socket. "" means none.
+	Control string
+	// ControlRequired makes a control socket that cannot be created an error.
+	ControlRequired bool
+	// DrainTimeout is how long open connections may go on after the daemon was told to stop.
+	DrainTimeout time.Duration
+	// LoadTimeout bounds the reading of the configuration. 0 means the default.
+	LoadTimeout time.Duration
+
+	Log      io.Writer // receives the log
+	LogLevel slog.Level
+	LogJSON  bool
+	Version  string // of this program
+
+	Reload <-chan os.Signal // triggers a reload; nil means SIGHUP
+	Force  <-chan os.Signal // ends a drain at once; nil means a second SIGTERM or SIGINT
+}
+
+// Run runs a daemon until ctx ends or, without [Options.Force], the first SIGTERM or SIGINT, and
+// then until its connections have ended.
+func Run(ctx context.Context, o Options) error {
+	if err := o.checkState(); err != nil {
+		return err
+	}
+	if o.Reload == nil {
+		hangups := make(chan os.Signal, 1)
+		signal.Notify(hangups, syscall.SIGHUP)
+		defer signal.Stop(hangups)
+		o.Reload = hangups
+	}
+	if o.Force == nil {
+		var stop func()
+		ctx, o.Force, stop = stopSignals(ctx)
+		defer stop()
+	}
+	s := &server{options: o, events: monitor.NewEvents(maxEvents)}
+	var records *logging.Writer
+	s.log, s.traffic, records = logging.New(o.Log, o.LogLevel, o.LogJSON, s.events.Handler)
+	defer records.Close()
+	s.droppedRecords = records.Dropped
+	return s.serve(ctx)
+}
+
+// maxEvents is the number of log records that the control socket can show.
+const maxEvents = 1000
+
+// server is a running daemon.
+type server struct {
+	*controller
+	options        Options
+	path           string // absolute path of the configuration
+	startedAt      time.Time
+	log            *slog.Logger
+	traffic        *slog.Logger // events that traffic causes
+	droppedRecords func() uint64
+	clock          *pacer.Clock
+	shaper         *shaper.Shaper
+	proxy          *conn.Proxy
+	reloads        *monitor.Reloads
+	events         *monitor.Events
+	plane          *packetPlane
+	reader         *configReader
+	saver          *saver // nil without a state file
+	migrated       bool   // restored overrides had keys of an earlier version
+	store          fdStore
+	ready          bool
+}
+
+// serve runs until ctx ends, then drains. It closes ports first, then connections, then the
+// watchdog, the API and the metrics, which stay up during the drain, and last the rest of the
+// proxy.
+func (s *server) serve(ctx context.Context) error {
+	s.startedAt = time.Now()
+	s.path, _ = filepath.Abs(s.options.Config)
+	s.reader = newConfigReader(s.options.Config, s.options.LoadTimeout)
+	l, err := s.reader.load(ctx, nil)
+	if ctx.Err() != nil {
+		s.log.Info("stopped before ready")
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	s.clock, s.reloads, s.controller = pacer.NewClock(), &monitor.Reloads{}, newController()
+	s.shaper = shaper.New(l.config.Daemon.MaxBuckets)
+	l = s.restoreOverrides(ctx, l)
+	policy, err := l.compile(s.shaper)
+	if err != nil {
+		return err
+	}
+	if s.proxy, err = conn.New(s.shaper, s.clock, s.log, s.traffic); err != nil {
+		return err
+	}
+	if s.options.State != "" {
+		s.saver = newSaver(s.options.overridesPath(), s.log)
+		defer s.saver.close()
+	}
+	defer s.saveState() // after the proxy has released its buckets
+	defer s.proxy.Close()
+	fds, err := inheritedFDs()
+	if err != nil {
+		return err
+	}
+	s.store.markStored(s.proxy.Inherit(fds))
+	s.plane = &packetPlane{shaper: s.shaper, clock: s.clock, proxy: s.proxy, log: s.log}
+	ctx, s.controller.stop = context.WithCancel(ctx)
+	defer s.controller.stop()
+	closeControl, err := s.serveControl(l.config)
+	if err != nil {
+		return err
+	}
+	defer closeControl()
+	s.restoreState(ctx, policy)
+	if err := s.applyToPlanes(ctx, l, policy, nil); err != nil {
+		s.plane.close()
+		return err
+	}
+	defer s.plane.close()
+	s.ready = true
+	s.reloads.Record(time.Since(s.startedAt))
+	s.log.Info("ready", "config", s.options.Config, "limits", policy.Len(), "listeners", len(l.listens),
+		"attachments", len(l.attach), "mode", shaper.ModeName(l.config.Daemon.Observe), "version", s.options.Version)
+	s.logWarnings()
+	if s.migrated {
+		s.saveOverrides()
+	}
+	if warning := l.leftoverRules(); warning != "" {
+		s.log.Warn(warning)
+	}
+	notify(sd.SdNotifyReady)
+
+	watchdog := startWatchdog(ctx, s.alive)
+	defer watchdog()
+	refusals := newRefusalLog(s.shaper, s.traffic)
+	defer refusals.write()
+	tick := time.NewTicker(refusalInterval)
+	defer tick.Stop()
+	expiry := time.NewTimer(0)
+	defer expiry.Stop()
+	await := func(next time.Time) {
+		if !next.IsZero() {
+			expiry.Reset(max(time.Until(next), 0))
+		}
+	}
+	var reload reloader
+	var drained chan struct{}
+	commandCtx := context.WithoutCancel(ctx) // commands run until the drain has ended
+	stop, hangups, requests := ctx.Done(), s.options.Reload, s.reloadRequests
+	for {
+		select {
+		case <-hangups:
+			reload.begin(ctx, s)
+		case done := <-requests:
+			reload.waiting = append(reload.waiting, done)
+			reload.begin(ctx, s)
+		case r := <-reload.read:
+			reload.end(ctx, s, r)
+		case command := <-s.commands:
+			command(commandCtx)
+			_, w := s.current()
+			await(w.nextExpiry())
+		case <-expiry.C:
+			await(s.expireOverrides(commandCtx))
+		case <-tick.C:
+			refusals.write()
+			s.logBypass()
+		case <-stop:
+			close(s.draining)
+			reload.cancel()
+			stop, hangups, requests, drained = nil, nil, nil, make(chan struct{})
+			go func() { s.drain(s.options.Force); close(drained) }()
+		case <-drained:
+			close(s.done)
+			return nil
+		}
+	}
+}
+
+// applyToPlanes applies l, compiled to policy, to both planes, or to none. was is the current
+// configuration, or nil at the start.
+func (s *server) applyToPlanes(ctx context.Context, l *loadedConfig, policy *shaper.Policy, was *loadedConfig) error {
+	change, err := s.plane.prepare(l, policy)
+	if err != nil {
+		return err
+	}
+	undo, err := l.installRules(was)
+	if err != nil {
+		change.cancel()
+		return err
+	}
+	// The packet plane's swap may fail, and the proxy's cannot once it is prepared.
+	if err := s.proxy.Apply(ctx, l.listens, policy, change.commit); err != nil {
+		change.cancel()
+		return errors.Join(permissionHint(err), undo())
+	}
+	change.finish()
+	if s.isDraining() {
+		return nil // its ports are closed, and stay in the descriptor store for the next daemon
+	}
+	if err := s.store.update(s.proxy.Ports()); err != nil {
+		s.log.Warn("storing listening sockets failed; a restart will refuse connections", "err", err)
+	}
+	return nil
+}
+
+// logBypass logs that a bypass is still on.
+func (s *server) logBypass() {
+	if _, w := s.current(); w.bypass != nil {
+		s.traffic.Warn("BYPASS is on: no limit is enforced", "since", w.bypass.since.Local().Format(time.DateTime))
+	}
+}
+
+func (s *server) logWarnings() {
+	l, _ := s.current()
+	for _, warning := range l.warnings() {
+		s.log.Warn(warning)
+	}
+}
