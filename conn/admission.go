@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"shaperd.dev/shaperd/conn/internal/fairq"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
@@ -58,9 +59,9 @@ type waiter struct {
 		refused(why refusal, now leaky.Time)
 	}
 
-	queue        *waitQueue   // nil when it does not wait
-	next, prev   *waiter      // in queue
-	waitedBefore []leaky.Time // how long queue had waited at each gate when the waiter joined
+	queue        *waitQueue         // nil when it does not wait
+	link         fairq.Link[waiter] // in queue
+	waitedBefore []leaky.Time       // how long queue had waited at each gate when the waiter joined
 }
 
 // refusal is the reason why a connection was not admitted.
@@ -222,7 +223,7 @@ func (a *admission) swap(p *shaper.Policy, publish func(), now leaky.Time) {
 	var waiting []turn
 	for _, q := range a.queues {
 		round := 0
-		for w := q.head; w != nil; w = w.next {
+		for w := range q.waiters.All() {
 			waiting = append(waiting, turn{w, round, max(q.ticket, q.current().lastServed)})
 			round++
 		}

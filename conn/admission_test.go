@@ -198,7 +198,7 @@ func (r *admissionRig) consistent() {
 				if q.current() != src || q.gates[q.pos] != gt || q.len == 0 || !q.timeout.Scheduled() {
 					r.t.Fatal("a queue is not where it should be")
 				}
-				for w := q.head; w != nil; w = w.next {
+				for w := range q.waiters.All() {
 					if w.queue != q || len(w.held) > 0 {
 						r.t.Fatal("a waiter is in a queue other than its own, or holds slots while it waits")
 					}

@@ -71,9 +71,9 @@ func (sc *scheduler) book(u *unit, due, now leaky.Time) {
 	if last.earliest(u, now, now) > now {
 		last.blocked = u
 	}
-	last.flowQueue.charge(u.cost)
-	last.flowQueue.endService()
-	last.flowQueue.suspend() // no unit of its flow goes before it
+	last.flowQueue.Charge(u.cost)
+	last.flowQueue.EndService()
+	last.flowQueue.Suspend() // no unit of its flow goes before it
 	u.charged, u.enqueuedAt = u.cost, now
 	for i := range u.path {
 		if u.path[i].earliest(u, now, now) > u.path[u.bottleneck].earliest(u, now, now) {
@@ -119,7 +119,7 @@ func (u *unit) removeBookings() {
 func (u *unit) cancelBooking(now leaky.Time) {
 	u.removeBookings()
 	last := &u.path[u.pos]
-	last.flowQueue.resume()
+	last.flowQueue.Resume()
 	if last.blocked == u {
 		last.blocked = nil
 	}

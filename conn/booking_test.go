@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/conn/internal/fairq"
 	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
@@ -157,15 +158,15 @@ func TestCrossingQueues_FairShare(t *testing.T) {
 					}
 				}
 				c.advance((1+seconds)*leaky.Second, onTime)
-				moved, there := map[*node]uint64{}, map[*queue]map[*sourceQueue]map[*node]bool{}
+				moved, there := map[*fairq.Node[unit]]uint64{}, map[*queue]map[*sourceQueue]map[*fairq.Node[unit]]bool{}
 				for _, s := range c.streams {
 					moved[s.path[0].flowQueue] += s.moved
 					for _, h := range s.path {
 						if there[h.queue] == nil {
-							there[h.queue] = map[*sourceQueue]map[*node]bool{}
+							there[h.queue] = map[*sourceQueue]map[*fairq.Node[unit]]bool{}
 						}
 						if there[h.queue][h.source] == nil {
-							there[h.queue][h.source] = map[*node]bool{}
+							there[h.queue][h.source] = map[*fairq.Node[unit]]bool{}
 						}
 						there[h.queue][h.source][h.flowQueue] = true
 					}
@@ -233,12 +234,12 @@ func TestCrossingQueues_Withdraw(t *testing.T) {
 		}
 		c.advance(c.now+leaky.FromDuration(24*time.Hour), late)
 		for q := range c.departures {
-			if q.root.hasUnits() || q.grants != 0 || len(q.bookings)+len(q.booked) != 0 || q.forwarding != nil || q.blocked != nil {
+			if q.root.HasUnits() || q.grants != 0 || len(q.bookings)+len(q.booked) != 0 || q.forwarding != nil || q.blocked != nil {
 				t.Fatalf("%s has %d grants, %d bookings, %d booked units", q.state.Name, q.grants, len(q.bookings), len(q.booked))
 			}
 			for _, sq := range q.sources {
 				for _, ln := range sq.lanes {
-					if ln.laterBytes != 0 || ln.suspended {
+					if ln.laterBytes != 0 || ln.Suspended() {
 						t.Fatalf("%s: %d bytes of a lane are in later queues", q.state.Name, ln.laterBytes)
 					}
 				}

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/conn/internal/fairq"
 	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 )
@@ -18,7 +19,7 @@ func (ch *churn) check(what string) {
 		ch.t.Fatalf("%s: work left over", what)
 	}
 	lanes := map[*lane]uint64{}
-	suspended := map[*node]bool{}
+	suspended := map[*fairq.Node[unit]]bool{}
 	pos := map[*unit]bool{}
 	streams, packets := map[*queue]int{}, map[*queue]uint64{}
 	for _, w := range ch.flows {
@@ -47,7 +48,6 @@ func (ch *churn) check(what string) {
 			}
 		}
 	}
-	var deep func(n *node)
 	for _, q := range sc.byKey {
 		if q.pending || q.forwarding != nil {
 			ch.t.Fatalf("%s: %s is pending or forwarding", what, q.state.Name)
@@ -68,7 +68,7 @@ func (ch *churn) check(what string) {
 		if q.blocked != nil && (!pos[q.blocked] || !q.blocked.booked) {
 			ch.t.Fatalf("%s: wrong blocked unit", what)
 		}
-		if (q.root.nextUnit() != nil || len(q.booked) > 0) && !q.timer.Scheduled() {
+		if (q.root.Next() != nil || len(q.booked) > 0) && !q.timer.Scheduled() {
 			ch.t.Fatalf("%s: %s will never be served", what, q.state.Name)
 		}
 		for _, sq := range q.sources {
@@ -76,33 +76,24 @@ func (ch *churn) check(what string) {
 				if ln.laterBytes != lanes[ln] {
 					ch.t.Fatalf("%s: %s: %d bytes in later queues, want %d", what, q.state.Name, ln.laterBytes, lanes[ln])
 				}
-				if ln.suspended && ln.laterBytes == 0 {
+				if ln.Suspended() && ln.laterBytes == 0 {
 					ch.t.Fatalf("%s: %s: a lane is suspended without reason", what, q.state.Name)
 				}
 			}
 		}
-		deep = func(n *node) {
-			if n.inService {
-				ch.t.Fatalf("%s: %s: in service forever", what, q.state.Name)
-			}
-			if n.parent != nil && n.active != (!n.suspended && (n.head != nil || len(n.activeChildren) > 0)) {
-				ch.t.Fatalf("%s: %s: active %v suspended %v head %v", what, q.state.Name, n.active, n.suspended, n.head != nil)
-			}
-			for _, c := range n.activeChildren {
-				deep(c)
-			}
+		if err := q.root.Check(); err != nil {
+			ch.t.Fatalf("%s: %s: %v", what, q.state.Name, err)
 		}
-		deep(&q.root)
 	}
 	for _, w := range ch.flows {
 		for i := range w.path {
 			n := w.path[i].flowQueue
-			if n.suspended != suspended[n] {
-				ch.t.Fatalf("%s: a leaf is suspended: %v, want %v", what, n.suspended, suspended[n])
+			if n.Suspended() != suspended[n] {
+				ch.t.Fatalf("%s: a leaf is suspended: %v, want %v", what, n.Suspended(), suspended[n])
 			}
-			for c := n; c.parent != nil; c = c.parent {
-				if c.active != c.hasUnits() {
-					ch.t.Fatalf("%s: %s: active %v suspended %v head %v", what, w.path[i].state.Name, c.active, c.suspended, c.head != nil)
+			for _, c := range []*fairq.Node[unit]{n, &w.path[i].lane.Node, &w.path[i].source.Node} {
+				if err := c.Check(); err != nil {
+					ch.t.Fatalf("%s: %s: %v", what, w.path[i].state.Name, err)
 				}
 			}
 		}

@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"shaperd.dev/shaperd/conn/internal/fairq"
 	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
@@ -13,9 +14,9 @@ type datagram struct {
 	down bool   // from-downstream
 	data []byte // borrowed from the caller, unless holder is set
 
-	next, prev   *datagram // in the flow's list
-	holder       *holder   // the source that its memory is accounted to
-	older, newer *datagram // in the holder's list
+	link       fairq.Link[datagram] // in its flow
+	holder     *holder              // the source that its memory is accounted to
+	holderLink fairq.Link[datagram] // in holder
 }
 
 // udpCredit is the lateness, in datagrams, that is given back after a late wake-up.
@@ -59,10 +60,7 @@ func (f *udpFlow) submit(d *udpDirection, data []byte, down bool, now leaky.Time
 	dg := p.loop.memory.newDatagram()
 	dg.flow, dg.down, dg.data = f, down, data
 	dg.unit = unit{owner: dg, path: d.path, bytes: n, packets: 1, credit: udpCredit, grain: n, droppable: true}
-	if dg.next = f.queued; dg.next != nil {
-		dg.next.prev = dg
-	}
-	f.queued = dg
+	f.queued.Push(&dg.link, dg)
 	p.loop.scheduler.submit(&dg.unit, now)
 	if dg.unit.queued {
 		p.loop.store(dg, now)
@@ -123,17 +121,10 @@ func (dg *datagram) drop() {
 
 // free removes dg from its flow and returns it to the pool.
 func (dg *datagram) free() {
-	if dg.prev == nil {
-		dg.flow.queued = dg.next
-	} else {
-		dg.prev.next = dg.next
-	}
-	if dg.next != nil {
-		dg.next.prev = dg.prev
-	}
 	f := dg.flow
+	f.queued.Remove(&dg.link)
 	f.proxy.loop.memory.free(dg)
-	if f.queued == nil && f.rank == rankQueued {
+	if f.queued.Empty() && f.rank == rankQueued {
 		f.refile(f.lastActive)
 	}
 }

@@ -1,7 +1,6 @@
 package conn
 
 import (
-	"container/heap"
 	"slices"
 
 	"shaperd.dev/shaperd/leaky"
@@ -85,7 +84,7 @@ func (a *admission) serveHead(q *waitQueue, now leaky.Time) leaky.Time {
 	if slices.ContainsFunc(q.gates, func(gt *gate) bool { return !gt.shape.Packets.Unlimited() }) {
 		now = a.clock() // a connection charged to an earlier instant would be followed too soon
 	}
-	w := q.head
+	w := q.waiters.First()
 	for i, gt := range q.gates {
 		why, ready, waited := shaper.None, now, q.waitedAt(i, now)-w.waitedBefore[i]
 		if i == q.pos || waited > 0 {
@@ -101,11 +100,11 @@ func (a *admission) serveHead(q *waitQueue, now leaky.Time) leaky.Time {
 	}
 	a.lastTicket++
 	q.ticket = a.lastTicket
-	heap.Fix(&q.current().queues, q.heapIndex)
+	q.current().queues.Fix(q)
 	for _, src := range q.gateSources {
 		src.lastServed = a.lastTicket
 		if len(src.queues) > 0 {
-			heap.Fix(&src.gate.queued, src.heapIndex)
+			src.gate.queued.Fix(src)
 		}
 	}
 	list := q.gates

@@ -1,14 +1,17 @@
 package conn
 
 import (
+	"slices"
+
+	"shaperd.dev/shaperd/conn/internal/fairq"
 	"shaperd.dev/shaperd/leaky"
 )
 
 // flowLRU is the UDP flows that hold a scarce resource, in order of eviction: entries of a listener's
-// flow table, a source's entries in it, the connections of a downstream, the slots of a gate. When the
-// resource is used up, the first flow is evicted for a new one. A flow with queued datagrams is never
+// flow table, a source's entries in it, the connections of a downstream, the slots of a gate. Those of one
+// rank are in order of when they were last active, to within refileInterval. When the resource is used up, the first flow is evicted for a new one. A flow with queued datagrams is never
 // evicted, so nothing is dropped in favor of another flow.
-type flowLRU [numRanks]lruList
+type flowLRU [numRanks]fairq.List[udpFlow]
 
 // flowRank is the order of eviction.
 type flowRank uint8
@@ -23,13 +26,9 @@ const (
 
 // lruEntry is the entry of a flow in a flowLRU.
 type lruEntry struct {
-	flow       *udpFlow
-	lru        *flowLRU
-	next, prev *lruEntry // of the same rank
+	lru  *flowLRU
+	link fairq.Link[udpFlow] // of the same rank
 }
-
-// lruList is a list of entries, longest idle first, to within refileInterval.
-type lruList struct{ first, last *lruEntry }
 
 const (
 	// unansweredGrace protects a flow from new flows of other sources: a reply takes time, and a flood
@@ -48,36 +47,11 @@ const (
 	refileInterval = leaky.Second / 10
 )
 
-func (l *lruList) push(e *lruEntry) {
-	e.prev, e.next = l.last, nil
-	if l.last == nil {
-		l.first = e
-	} else {
-		l.last.next = e
-	}
-	l.last = e
-}
-
-func (l *lruList) remove(e *lruEntry) {
-	if e.prev == nil {
-		l.first = e.next
-	} else {
-		e.prev.next = e.next
-	}
-	if e.next == nil {
-		l.last = e.prev
-	} else {
-		e.next.prev = e.prev
-	}
-	e.next, e.prev = nil, nil
-}
-
 // victim returns the flow to evict for one of source, or nil.
 func (lru *flowLRU) victim(source *udpSource, now leaky.Time) *udpFlow {
 	for rank := range rankQueued {
-		for e := lru[rank].first; e != nil; e = lru[rank].first {
-			f := e.flow
-			if f.queued != nil {
+		for f := lru[rank].First(); f != nil; f = lru[rank].First() {
+			if !f.queued.Empty() {
 				f.refile(now)
 				continue
 			}
@@ -96,9 +70,7 @@ func (lru *flowLRU) victim(source *udpSource, now leaky.Time) *udpFlow {
 // all returns the flows of r.
 func (lru *flowLRU) all() (flows []*udpFlow) {
 	for rank := range lru {
-		for e := lru[rank].first; e != nil; e = e.next {
-			flows = append(flows, e.flow)
-		}
+		flows = slices.AppendSeq(flows, lru[rank].All())
 	}
 	return flows
 }
@@ -106,8 +78,8 @@ func (lru *flowLRU) all() (flows []*udpFlow) {
 // hasAnswered reports whether the downstream has replied to a flow of r.
 func (lru *flowLRU) hasAnswered() bool {
 	for rank := rankAnswered; rank < numRanks; rank++ {
-		for at := lru[rank].first; at != nil; at = at.next {
-			if !at.flow.unanswered {
+		for f := range lru[rank].All() {
+			if !f.unanswered {
 				return true
 			}
 		}
@@ -132,8 +104,8 @@ func (f *udpFlow) insertLRU(now leaky.Time) {
 	f.rank, f.refiledAt = f.currentRank(), now
 	f.lruEntries = make([]lruEntry, 0, 3+len(f.slots.held))
 	join := func(lru *flowLRU) {
-		f.lruEntries = append(f.lruEntries, lruEntry{flow: f, lru: lru})
-		lru[f.rank].push(&f.lruEntries[len(f.lruEntries)-1])
+		f.lruEntries = append(f.lruEntries, lruEntry{lru: lru})
+		lru[f.rank].Push(&f.lruEntries[len(f.lruEntries)-1].link, f)
 	}
 	join(&f.listener.flows)
 	join(&f.source.flows)
@@ -146,7 +118,7 @@ func (f *udpFlow) insertLRU(now leaky.Time) {
 func (f *udpFlow) removeLRU() {
 	for i := range f.lruEntries {
 		e := &f.lruEntries[i]
-		e.lru[f.rank].remove(e)
+		e.lru[f.rank].Remove(&e.link)
 	}
 	f.lruEntries = nil
 }
@@ -157,14 +129,14 @@ func (f *udpFlow) refile(now leaky.Time) {
 	f.rank, f.refiledAt = f.currentRank(), max(f.lastActive, now)
 	for i := range f.lruEntries {
 		e := &f.lruEntries[i]
-		e.lru[old].remove(e)
-		e.lru[f.rank].push(e)
+		e.lru[old].Remove(&e.link)
+		e.lru[f.rank].Push(&e.link, f)
 	}
 }
 
 func (f *udpFlow) currentRank() flowRank {
 	switch {
-	case f.queued != nil:
+	case !f.queued.Empty():
 		return rankQueued
 	case f.unanswered:
 		return rankUnanswered

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"shaperd.dev/shaperd/conn/internal/fairq"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
@@ -24,9 +25,9 @@ type gate struct {
 	bucket   leaky.Bucket // of new connections
 	inFlight int
 	waiting  int
-	sources  map[netip.Addr]*gateSource        // that need the gate, wherever they wait
-	queued   indexedHeap[gateSource, byTicket] // sources that wait here
-	flows    flowLRU                           // UDP flows that hold a slot
+	sources  map[netip.Addr]*gateSource       // that need the gate, wherever they wait
+	queued   fairq.Heap[gateSource, byTicket] // sources that wait here
+	flows    flowLRU                          // UDP flows that hold a slot
 	reserved reservation
 	timer    pacer.Event // scheduled while a connection waits for the bucket, and not for a slot
 	dueAt    leaky.Time  // when timer fires; 0 when nothing waits for the bucket

@@ -85,8 +85,8 @@ func (f *udpFlow) inspect(c *shaper.ConnectionStatus, now leaky.Time) bool {
 		ToDownstream: f.up.moved, FromDownstream: f.down.moved,
 	}
 	setWaited(c, f.account.total(f.up.path, f.down.path))
-	if f.queued != nil {
-		setThrottledBy(c, now, &f.queued.unit)
+	if newest := f.queued.Last(); newest != nil {
+		setThrottledBy(c, now, &newest.unit)
 	}
 	return true
 }

@@ -1,11 +1,10 @@
 package conn
 
 import (
-	"container/heap"
 	"net/netip"
-	"slices"
 	"unsafe"
 
+	"shaperd.dev/shaperd/conn/internal/fairq"
 	"shaperd.dev/shaperd/leaky"
 )
 
@@ -17,7 +16,7 @@ import (
 type memory struct {
 	used, max int // bytes
 	holders   map[netip.Addr]*holder
-	largest   indexedHeap[holder, byMemory]
+	largest   fairq.Heap[holder, byMemory]
 
 	datagrams []*datagram // for reuse
 	buffers   [len(bufferSizes)][][]byte
@@ -26,16 +25,16 @@ type memory struct {
 // holder is a source with queued datagrams; the zero address is that of unverified flows.
 type holder struct {
 	source    netip.Addr
-	used      int       // bytes
-	newest    *datagram // head of a list
-	heapIndex int       // in memory.largest
+	used      int                  // bytes
+	datagrams fairq.List[datagram] // oldest first
+	heapIndex int                  // in memory.largest
 }
 
 // byMemory puts the source that uses the most memory first.
 type byMemory struct{}
 
-func (byMemory) less(a, b *holder) bool { return a.used > b.used }
-func (byMemory) index(h *holder) *int   { return &h.heapIndex }
+func (byMemory) Less(a, b *holder) bool { return a.used > b.used }
+func (byMemory) Index(h *holder) *int   { return &h.heapIndex }
 
 // bufferSizes are the buffer sizes. A datagram larger than an Ethernet jumbo frame fills more than
 // half of its buffer.
@@ -87,15 +86,22 @@ func (l *loop) store(dg *datagram, now leaky.Time) {
 	m.used += dg.size()
 	m.charge(dg)
 	for m.used > m.max {
-		newest := m.largest[0].newest
-		for newest != nil && !newest.queued { // it is moving to other queues
-			newest = newest.older
-		}
+		newest := m.largest[0].newestQueued()
 		if newest == nil {
 			return
 		}
 		l.scheduler.evict(&newest.unit, now)
 	}
+}
+
+// newestQueued returns the newest datagram of h that is not just moving to other queues, or nil.
+func (h *holder) newestQueued() *datagram {
+	for dg := range h.datagrams.Backward() {
+		if dg.queued {
+			return dg
+		}
+	}
+	return nil
 }
 
 // charge accounts dg to its source.
@@ -108,45 +114,33 @@ func (m *memory) charge(dg *datagram) {
 	if h == nil {
 		h = &holder{source: source}
 		m.holders[source] = h
-		heap.Push(&m.largest, h)
+		m.largest.Push(h)
 	}
-	dg.holder, dg.older = h, h.newest
-	if h.newest != nil {
-		h.newest.newer = dg
-	}
-	h.newest = dg
+	dg.holder = h
+	h.datagrams.Push(&dg.holderLink, dg)
 	h.used += dg.size()
-	heap.Fix(&m.largest, h.heapIndex)
+	m.largest.Fix(h)
 }
 
 // uncharge undoes charge.
 func (m *memory) uncharge(dg *datagram) {
 	h := dg.holder
-	if dg.newer == nil {
-		h.newest = dg.older
-	} else {
-		dg.newer.older = dg.older
-	}
-	if dg.older != nil {
-		dg.older.newer = dg.newer
-	}
-	dg.holder, dg.older, dg.newer = nil, nil, nil
+	h.datagrams.Remove(&dg.holderLink)
+	dg.holder = nil
 	if h.used -= dg.size(); h.used > 0 {
-		heap.Fix(&m.largest, h.heapIndex)
+		m.largest.Fix(h)
 		return
 	}
-	heap.Remove(&m.largest, h.heapIndex)
+	m.largest.Remove(h)
 	delete(m.holders, h.source)
 }
 
 // transfer moves the queued datagrams of f to the account of the source that it counts as now.
 func (m *memory) transfer(f *udpFlow) {
-	var queued []*datagram
-	for dg := f.queued; dg != nil; dg = dg.next {
+	for dg := range f.queued.Backward() {
 		m.uncharge(dg)
-		queued = append(queued, dg)
 	}
-	for _, dg := range slices.Backward(queued) { // the list is newest first
+	for dg := range f.queued.All() {
 		m.charge(dg)
 	}
 }

@@ -114,7 +114,7 @@ func TestMemory_Accounting(t *testing.T) {
 			sum, n := 0, 0
 			for _, h := range m.holders {
 				sum += h.used
-				for dg := h.newest; dg != nil; dg = dg.older {
+				for dg := range h.datagrams.All() {
 					n += dg.size()
 				}
 			}
@@ -175,21 +175,18 @@ func TestMemory_FullWhileChangingQueues(t *testing.T) {
 			flows = append(flows, f)
 		}
 		slices.SortFunc(flows, func(a, b *udpFlow) int { return a.flow.Source.Compare(b.flow.Source) })
-		var queued []*datagram
-		for dg := flows[0].queued; dg != nil; dg = dg.next {
-			queued = append(queued, dg)
-		}
+		queued := slices.Collect(flows[0].queued.All())
 		flows[0].withdrawQueued(now)
 		memory.max = memory.used
 		for range 8 {
 			flows[1].forward(sock.Message{Data: make([]byte, 10), Size: 10}, false, now)
 		}
-		for _, dg := range slices.Backward(queued) {
+		for _, dg := range queued {
 			dg.resubmit(now)
 		}
 		waiting := uint64(0)
 		for _, f := range flows {
-			for dg := f.queued; dg != nil; dg = dg.next {
+			for dg := range f.queued.All() {
 				if waiting++; !dg.unit.queued {
 					t.Fatal("a datagram is in no queue")
 				}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 
+	"shaperd.dev/shaperd/conn/internal/fairq"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -13,7 +14,7 @@ type hop struct {
 	*queue
 	source    *sourceQueue
 	lane      *lane
-	flowQueue *node
+	flowQueue *fairq.Node[unit]
 	fifo      bool       // all flows share one sub-queue
 	usage     usage      // here, since the last report
 	waited    leaky.Time // here, in total
@@ -140,7 +141,7 @@ func (h *hop) release(u *unit) {
 	}
 	ln := h.lane
 	ln.laterBytes -= u.weight
-	if ln.suspended && ln.laterBytes+u.weight <= max(laneLimit, u.weight) {
-		ln.resume()
+	if ln.Suspended() && ln.laterBytes+u.weight <= max(laneLimit, u.weight) {
+		ln.Resume()
 	}
 }

@@ -3,6 +3,7 @@ package conn
 import (
 	"net/netip"
 
+	"shaperd.dev/shaperd/conn/internal/fairq"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
@@ -20,7 +21,7 @@ type queue struct {
 	meter      leaky.Meter // of what left
 	refs       int
 
-	root          node
+	root          fairq.Node[unit]
 	sources       map[netip.Addr]*sourceQueue
 	idleSources   []*sourceQueue // without flows, and with start tags ahead of virtual time
 	forwarding    *unit          // the last unit that moved to a later queue, until it waits there
@@ -72,9 +73,9 @@ func (q *queue) markForwarded() {
 	q.forwarding = nil
 	for i := range u.path {
 		if h := &u.path[i]; h.queue == q {
-			h.flowQueue.endService()
-			if h.lane.laterBytes += u.weight; h.lane.laterBytes+u.weight > laneLimit && !h.lane.suspended {
-				h.lane.suspend()
+			h.flowQueue.EndService()
+			if h.lane.laterBytes += u.weight; h.lane.laterBytes+u.weight > laneLimit && !h.lane.Suspended() {
+				h.lane.Suspend()
 			}
 		}
 	}

@@ -1,9 +1,9 @@
 package conn
 
 import (
-	"container/heap"
 	"slices"
 
+	"shaperd.dev/shaperd/conn/internal/fairq"
 	"shaperd.dev/shaperd/leaky"
 )
 
@@ -30,9 +30,9 @@ import (
 //
 // The package comment bounds the wait of a queue that needs several gates.
 type reservation struct {
-	queue     *waitQueue                     // that it is for, or nil
-	restUntil leaky.Time                     // no reservation begins before
-	claims    indexedHeap[gateWait, byClaim] // for the next ones
+	queue     *waitQueue                    // that it is for, or nil
+	restUntil leaky.Time                    // no reservation begins before
+	claims    fairq.Heap[gateWait, byClaim] // for the next ones
 }
 
 // admissionSource is a source, at all gates.
@@ -55,7 +55,7 @@ func (a *admission) recordFailure(q *waitQueue, now leaky.Time) {
 		q.claimTicket = a.lastTicket
 		for i, gt := range q.gates {
 			if gt.reservable() {
-				heap.Push(&gt.reserved.claims, &q.waits[i])
+				gt.reserved.claims.Push(&q.waits[i])
 			}
 		}
 	}
@@ -82,7 +82,7 @@ func (gt *gate) nextClaim() *waitQueue {
 		first := (*claims)[0]
 		if claim := first.queue.rank(); first.rank < claim { // its source has had a reservation since
 			first.rank = claim
-			heap.Fix(claims, 0)
+			claims.Fix(first)
 			continue
 		}
 		return first.queue
@@ -120,7 +120,7 @@ func (q *waitQueue) withdrawClaim() {
 	q.claimTicket = 0
 	for i, gt := range q.gates {
 		if gt.reservable() {
-			heap.Remove(&gt.reserved.claims, q.waits[i].heapIndex)
+			gt.reserved.claims.Remove(&q.waits[i])
 		}
 	}
 }
@@ -190,11 +190,11 @@ func (q *waitQueue) ticketAt(i int) uint64 {
 // byClaim orders claims by rank, those of one source by when they were made.
 type byClaim struct{}
 
-func (byClaim) less(a, b *gateWait) bool {
+func (byClaim) Less(a, b *gateWait) bool {
 	if a.rank != b.rank {
 		return a.rank < b.rank
 	}
 	return a.queue.claimTicket < b.queue.claimTicket
 }
 
-func (byClaim) index(s *gateWait) *int { return &s.heapIndex }
+func (byClaim) Index(s *gateWait) *int { return &s.heapIndex }

@@ -1,7 +1,6 @@
 package conn
 
 import (
-	"container/heap"
 	"fmt"
 	"maps"
 	"math/bits"
@@ -284,7 +283,7 @@ func (r *admissionRig) reserveNow(q *waitQueue) {
 	q.firstFailure, q.claimTicket = r.now, r.admission.lastTicket
 	r.sleep(time.Millisecond)
 	for i, gt := range q.gates {
-		heap.Push(&gt.reserved.claims, &q.waits[i])
+		gt.reserved.claims.Push(&q.waits[i])
 	}
 	r.admission.reserve(q.gates[0], r.now)
 	if q.reservedAt == 0 {

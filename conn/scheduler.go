@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"shaperd.dev/shaperd/conn/internal/fairq"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
@@ -29,15 +30,15 @@ type unit struct {
 	droppable   bool // may be refused by a full queue
 	accepted    bool // was in its queues before, and is not refused for lack of space
 	queued      bool
-	enqueuedAt  leaky.Time // in the queue at pos, or when it was booked
-	cost        leaky.Time // in the queue at pos
-	booked      bool       // had its turn in the last queue, but not all buckets were ready
-	due         leaky.Time // departure time of a booked unit
-	bookingSeq  uint64     // order of booking
-	charged     leaky.Time // in the last queue, when booked
-	bottleneck  int        // position of the queue that becomes ready last
-	postponedAt shaper.Set // positions of queues in which it was postponed
-	next, prev  *unit      // of the same flow, in the queue
+	enqueuedAt  leaky.Time       // in the queue at pos, or when it was booked
+	cost        leaky.Time       // in the queue at pos
+	booked      bool             // had its turn in the last queue, but not all buckets were ready
+	due         leaky.Time       // departure time of a booked unit
+	bookingSeq  uint64           // order of booking
+	charged     leaky.Time       // in the last queue, when booked
+	bottleneck  int              // position of the queue that becomes ready last
+	postponedAt shaper.Set       // positions of queues in which it was postponed
+	link        fairq.Link[unit] // in its flow, in the queue
 }
 
 // sender puts a unit on the wire. It returns what really left, and whether to requeue the unit.
@@ -87,7 +88,7 @@ func (sc *scheduler) enqueue(u *unit, now leaky.Time) {
 	q := h.queue
 	u.enqueuedAt, u.cost = now, q.cost(u.bytes, u.packets)
 	for u.droppable && !u.accepted && q.full(now) {
-		longest := q.root.longestQueue(h.flowQueue, u.cost)
+		longest := q.root.Longest(h.flowQueue, u.cost)
 		if longest == nil {
 			h.usage.dropped++
 			u.queued = false
@@ -95,15 +96,11 @@ func (sc *scheduler) enqueue(u *unit, now leaky.Time) {
 			u.owner.refused(q, shaper.QueueFull)
 			return
 		}
-		last := longest.tail
-		for !last.droppable {
-			last = last.prev
-		}
-		sc.drop(last, shaper.QueueFull)
+		sc.drop(lastDroppable(longest), shaper.QueueFull)
 	}
 	q.addBacklog(u)
-	h.flowQueue.push(u)
-	if q.root.nextUnit() != u {
+	h.flowQueue.Push(&u.link, u, u.backlog())
+	if q.root.Next() != u {
 		u.delayedAt |= 1 << u.pos
 	}
 	sc.markRunnable(q)
@@ -141,7 +138,7 @@ func (sc *scheduler) serve(q *queue, now leaky.Time) {
 		sc.depart(u, now)
 		return
 	}
-	for u := q.root.nextUnit(); u != nil; u = q.root.nextUnit() {
+	for u := q.root.Next(); u != nil; u = q.root.Next() {
 		if u.expired(q.shape, now) {
 			sc.drop(u, shaper.QueueFull)
 			continue
@@ -156,7 +153,7 @@ func (sc *scheduler) serve(q *queue, now leaky.Time) {
 			sc.armTimer(q, ready)
 			return
 		}
-		h.flowQueue.beginService(u)
+		h.flowQueue.BeginService(&u.link, u.backlog())
 		if u.delayedAt&(1<<u.pos) != 0 {
 			h.addWait(now.Sub(u.enqueuedAt))
 		}
@@ -207,7 +204,7 @@ func (sc *scheduler) depart(u *unit, now leaky.Time) {
 	}
 	var last leaky.Time
 	if paid > 0 {
-		path[len(path)-1].flowQueue.adjust(-paid)
+		path[len(path)-1].flowQueue.Adjust(-paid)
 	}
 	for i := range path {
 		if bytes|packets != 0 {
@@ -222,9 +219,9 @@ func (sc *scheduler) depart(u *unit, now leaky.Time) {
 			q.state.Conformance.Record(q.meter.Record(q.shape, bytes, packets, slack, now))
 			h.usage.bytes += bytes
 			if paid > 0 && i == len(path)-1 {
-				h.flowQueue.adjust(cost)
+				h.flowQueue.Adjust(cost)
 			} else {
-				h.flowQueue.charge(cost)
+				h.flowQueue.Charge(cost)
 			}
 			last = max(last, charged)
 			verdict, reason := shaper.Pass, shaper.None
@@ -243,7 +240,7 @@ func (sc *scheduler) depart(u *unit, now leaky.Time) {
 		sc.begin(u, now)
 	}
 	for _, h := range path {
-		h.flowQueue.endService()
+		h.flowQueue.EndService()
 	}
 }
 
@@ -267,6 +264,24 @@ func (sc *scheduler) evict(u *unit, now leaky.Time) {
 	sc.run(now)
 }
 
+// lastDroppable returns the last datagram of a leaf that has one.
+func lastDroppable(leaf *fairq.Node[unit]) *unit {
+	for u := range leaf.Backward() {
+		if u.droppable {
+			return u
+		}
+	}
+	return nil
+}
+
+// backlog is what u counts for when a full queue drops a unit of its longest sub-queue.
+func (u *unit) backlog() leaky.Time {
+	if !u.droppable {
+		return 0
+	}
+	return u.cost
+}
+
 // drop refuses a queued datagram.
 func (sc *scheduler) drop(u *unit, why shaper.Reason) {
 	h := &u.path[u.pos]
@@ -281,10 +296,10 @@ func (sc *scheduler) remove(u *unit) {
 	h := &u.path[u.pos]
 	u.queued = false
 	if u.booked {
-		h.flowQueue.adjust(-u.charged)
+		h.flowQueue.Adjust(-u.charged)
 		u.cancelBooking(sc.clock())
 	} else {
-		h.flowQueue.remove(u)
+		h.flowQueue.Remove(&u.link, u.backlog())
 	}
 	h.subBacklog(u)
 }
@@ -294,7 +309,7 @@ func (sc *scheduler) leaveEarlier(u *unit, n int) {
 	for i := range u.path[:n] {
 		h := &u.path[i]
 		h.release(u)
-		h.flowQueue.endService()
+		h.flowQueue.EndService()
 		sc.markRunnable(h.queue)
 	}
 }

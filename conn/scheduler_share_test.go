@@ -86,7 +86,7 @@ func TestDatagramsShareBytesNotPackets(t *testing.T) {
 	r.advance(2*leaky.Second, onTime)
 	left := map[string]uint64{}
 	for source, path := range paths {
-		for u := path[0].flowQueue.head; u != nil; u = u.next {
+		for u := range path[0].flowQueue.Backward() {
 			left[source] += u.bytes
 		}
 	}

@@ -170,7 +170,7 @@ func TestEveryBucketKeepsItsEnvelope(t *testing.T) {
 			if bound := float64(limit.Burst) + maxUnit + slack + 1; s.max > bound {
 				t.Errorf("round %d: %v: sigma %.0f bytes, want at most %.0f", round, limit.Name, s.max, bound)
 			}
-			if q.root.hasUnits() || q.root.backlog != 0 || len(q.bookings)+len(q.booked) != 0 || q.forwarding != nil || q.queuedBytes != 0 || q.queuedPackets != 0 {
+			if q.root.HasUnits() || q.root.Longest(nil, 0) != nil || len(q.bookings)+len(q.booked) != 0 || q.forwarding != nil || q.queuedBytes != 0 || q.queuedPackets != 0 {
 				t.Errorf("round %d: %v is not empty: %+v", round, limit.Name, q)
 			}
 		}
@@ -257,7 +257,7 @@ func TestOverdueDatagramsAreDropped(t *testing.T) {
 	if worst < leaky.FromDuration(29*time.Millisecond) || worst > leaky.FromDuration(31*time.Millisecond) {
 		t.Errorf("the second one waited for %v, want a round", worst.Duration())
 	}
-	if len(r.scheduler.work) > 0 || r.scheduler.byKey[first[0].key].root.hasUnits() {
+	if len(r.scheduler.work) > 0 || r.scheduler.byKey[first[0].key].root.HasUnits() {
 		t.Error("a unit is left")
 	}
 }
@@ -303,7 +303,7 @@ func TestWithdraw(t *testing.T) {
 		t.Errorf("%d units left, want 6", r.count)
 	}
 	for _, q := range r.scheduler.byKey {
-		if q.root.hasUnits() || q.root.backlog != 0 || len(q.bookings)+len(q.booked) != 0 || q.forwarding != nil || q.queuedBytes != 0 {
+		if q.root.HasUnits() || q.root.Longest(nil, 0) != nil || len(q.bookings)+len(q.booked) != 0 || q.forwarding != nil || q.queuedBytes != 0 {
 			t.Errorf("queue of %s is not empty", q.state.Name)
 		}
 	}

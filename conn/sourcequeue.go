@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"shaperd.dev/shaperd/conn/internal/fairq"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -12,7 +13,7 @@ import (
 // sources may be forged, count as one source: together they get no more than one verified source. In a
 // FIFO all flows count as one source.
 type sourceQueue struct {
-	node
+	fairq.Node[unit]
 	source netip.Addr // the zero address for unverified flows, and for a FIFO
 	lanes  []*lane
 	flows  int
@@ -22,11 +23,11 @@ type sourceQueue struct {
 // lane is the flows of a source that pass the same later queues. Units of a lane that wait in a later
 // queue hold back those behind them in the lane, and no others.
 type lane struct {
-	node
+	fairq.Node[unit]
 	later      []*queue
 	flows      int
-	shared     node   // sub-queue of a FIFO, or of unverified flows that have sent only once
-	laterBytes uint64 // bytes of units that moved on and wait in a later queue
+	shared     fairq.Node[unit] // sub-queue of a FIFO, or of unverified flows that have sent only once
+	laterBytes uint64           // bytes of units that moved on and wait in a later queue
 }
 
 // laneLimit is how many bytes of a lane may wait in later queues, or one unit. With one unit alone
@@ -50,7 +51,7 @@ func (q *queue) addFlow(f *shaper.Flow, fifo, unverified bool, later []*queue) h
 	source := queueSource(f, fifo, unverified)
 	sq := q.sources[source]
 	if sq == nil {
-		sq = &sourceQueue{source: source, node: node{parent: &q.root}}
+		sq = &sourceQueue{source: source, Node: q.root.Child()}
 		if q.sources == nil {
 			q.sources = map[netip.Addr]*sourceQueue{}
 		}
@@ -61,7 +62,8 @@ func (q *queue) addFlow(f *shaper.Flow, fifo, unverified bool, later []*queue) h
 	ln.flows++
 	h := hop{queue: q, source: sq, lane: ln, fifo: fifo, flowQueue: &ln.shared}
 	if !fifo && !unverified {
-		h.flowQueue = &node{parent: &ln.node}
+		own := ln.Child()
+		h.flowQueue = &own
 	}
 	return h
 }
@@ -73,8 +75,8 @@ func (sq *sourceQueue) lane(later []*queue) *lane {
 			return ln
 		}
 	}
-	ln := &lane{later: later, node: node{parent: &sq.node}}
-	ln.shared.parent = &ln.node
+	ln := &lane{later: later, Node: sq.Child()}
+	ln.shared = ln.Child()
 	sq.lanes = append(sq.lanes, ln)
 	return ln
 }
@@ -96,7 +98,8 @@ func (h *hop) removeFlow() {
 func giveOwnQueues(path []hop) {
 	for i := range path {
 		if h := &path[i]; !h.fifo && h.flowQueue == &h.lane.shared {
-			h.flowQueue = &node{parent: &h.lane.node}
+			own := h.lane.Child()
+			h.flowQueue = &own
 		}
 	}
 }
@@ -111,11 +114,11 @@ func (q *queue) retire(sq *sourceQueue) {
 	}
 	for len(q.idleSources) > 0 {
 		first := q.idleSources[0]
-		if first.flows == 0 && first.startTag > q.root.virtualTime {
+		if first.flows == 0 && first.Ahead() {
 			if len(q.idleSources) <= maxIdleSources {
 				return
 			}
-			q.root.virtualTime = first.startTag
+			first.Forgive()
 		}
 		first.idle = false
 		q.idleSources[0] = nil

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/conn/internal/fairq"
 	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
@@ -44,10 +45,10 @@ type udpFlow struct {
 	broadcast      bool   // the client sends to a broadcast or multicast address
 	verified       bool   // the client has sent something after it got a reply
 	to             sock.ReplyAddr
-	up             udpDirection // to-downstream
-	down           udpDirection // from-downstream
-	lastActive     leaky.Time   // when a datagram last came or went
-	queued         *datagram    // list of queued datagrams, newest first
+	up             udpDirection         // to-downstream
+	down           udpDirection         // from-downstream
+	lastActive     leaky.Time           // when a datagram last came or went
+	queued         fairq.List[datagram] // those that wait, oldest first
 	expiry         pacer.Event
 	unanswered     bool // the downstream has not replied yet
 	repeated       bool // the client has sent again while unanswered
@@ -86,16 +87,13 @@ func (f *udpFlow) receive(m sock.Message, now leaky.Time) {
 // single forged datagram, and gets queues of its own.
 func (f *udpFlow) markRepeated(now leaky.Time) {
 	f.repeated = true
-	var queued []*datagram
-	for dg := f.queued; dg != nil; dg = dg.next {
-		queued = append(queued, dg)
-	}
+	queued := slices.Collect(f.queued.All())
 	if f.withdrawQueued(now); f.closed {
 		return
 	}
 	giveOwnQueues(f.up.path)
 	giveOwnQueues(f.down.path)
-	for _, dg := range slices.Backward(queued) { // oldest first
+	for _, dg := range queued {
 		dg.resubmit(now)
 	}
 }
@@ -187,7 +185,7 @@ func (f *udpFlow) reroute(policy *shaper.Policy, now leaky.Time) {
 			continue
 		}
 		var queued []*unit
-		for dg := f.queued; dg != nil; dg = dg.next {
+		for dg := range f.queued.Backward() {
 			if dg.down == (d == &f.down) {
 				queued = append(queued, &dg.unit)
 			}
@@ -209,7 +207,7 @@ func (f *udpFlow) reroute(policy *shaper.Policy, now leaky.Time) {
 // withdrawQueued takes the queued datagrams of f out of their queues.
 func (f *udpFlow) withdrawQueued(now leaky.Time) {
 	var queued []*unit
-	for dg := f.queued; dg != nil; dg = dg.next {
+	for dg := range f.queued.Backward() {
 		queued = append(queued, &dg.unit)
 	}
 	f.proxy.loop.scheduler.withdraw(now, queued...)
@@ -224,7 +222,7 @@ func (f *udpFlow) idleTimeout() leaky.Time {
 }
 
 func (f *udpFlow) expire(now leaky.Time) {
-	if end := f.lastActive + f.idleTimeout(); end > now || f.queued != nil {
+	if end := f.lastActive + f.idleTimeout(); end > now || !f.queued.Empty() {
 		f.proxy.loop.pacer.ScheduleCoarse(&f.expiry, max(end, now+leaky.Second))
 		return
 	}
@@ -244,8 +242,8 @@ func (f *udpFlow) close(now leaky.Time) {
 	}
 	l.pacer.Cancel(&f.expiry)
 	f.withdrawQueued(now)
-	for f.queued != nil {
-		f.queued.drop()
+	for dg := f.queued.Last(); dg != nil; dg = f.queued.Last() {
+		dg.drop()
 	}
 	f.logAccess(now)
 	f.reportUsage(now)

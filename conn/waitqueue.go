@@ -1,10 +1,10 @@
 package conn
 
 import (
-	"container/heap"
 	"encoding/binary"
 	"net/netip"
 
+	"shaperd.dev/shaperd/conn/internal/fairq"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
@@ -34,10 +34,10 @@ type waitQueue struct {
 	pos          int              // the queue waits at gates[pos]
 	posSince     leaky.Time
 	ticket       uint64 // issued when it began to wait, or was last served
-	head, tail   *waiter
+	waiters      fairq.List[waiter]
 	len          int
 	heapIndex    int         // in gateSources[pos].queues
-	timeout      pacer.Event // of head
+	timeout      pacer.Event // of the first waiter
 	firstFailure leaky.Time  // time of the first failed attempt since it was served last, or 0
 	claimTicket  uint64      // at which it claimed a reservation, or 0
 	reservedAt   leaky.Time  // when its reservation began, or 0
@@ -60,13 +60,13 @@ type gateWait struct {
 type gateSource struct {
 	addr        netip.Addr
 	gate        *gate
-	refs        int                                   // queues that need the gate, wherever they wait
-	queues      indexedHeap[waitQueue, byQueueTicket] // those that wait here
-	lastServed  uint64                                // ticket issued when it was last served here
-	waiting     int                                   // connections
-	heapIndex   int                                   // in gate.queued
-	quotaSource *quotaSource                          // set while some of its connections wait here
-	quotaIndex  int                                   // in quotaSource.sources
+	refs        int                                  // queues that need the gate, wherever they wait
+	queues      fairq.Heap[waitQueue, byQueueTicket] // those that wait here
+	lastServed  uint64                               // ticket issued when it was last served here
+	waiting     int                                  // connections
+	heapIndex   int                                  // in gate.queued
+	quotaSource *quotaSource                         // set while some of its connections wait here
+	quotaIndex  int                                  // in quotaSource.sources
 }
 
 // enqueue makes w wait for the gates of list, of which list[i] is shut. When the wait quota is used up
@@ -89,18 +89,15 @@ func (a *admission) enqueue(w *waiter, list []*gate, i int, why shaper.Reason, n
 	if q.len == 0 {
 		a.link(q, i, why, now)
 	}
-	w.queue, w.prev, w.next = q, q.tail, nil
+	w.queue = q
 	w.waitedBefore = make([]leaky.Time, len(list))
 	for i := range w.waitedBefore {
 		w.waitedBefore[i] = q.waitedAt(i, now)
 	}
-	if q.tail = w; w.prev == nil {
-		q.head = w
+	q.waiters.Push(&w.link, w)
+	if q.len++; q.len == 1 {
 		a.armTimeout(q)
-	} else {
-		w.prev.next = w
 	}
-	q.len++
 	q.current().addWaiting(1)
 }
 
@@ -171,17 +168,18 @@ func queueKey(b []byte, addr netip.Addr, list []*gate, paid bool) []byte {
 // expire refuses the connections of q that have reached their deadline.
 func (a *admission) expire(q *waitQueue, now leaky.Time) {
 	for q.len > 0 && q.deadline() <= now {
-		a.refuse(q.head, q.current().gate, shaper.WaitTimeout, now)
+		a.refuse(q.waiters.First(), q.current().gate, shaper.WaitTimeout, now)
 	}
 	a.run(now)
 }
 
-// deadline is when the head of q is refused. At limits its time is counted from arrival, at whatever
+// deadline is when the first waiter of q is refused. At limits its time is counted from arrival, at whatever
 // gates it waited; at a pool only the wait there counts.
 func (q *waitQueue) deadline() leaky.Time {
-	from := q.head.arrived
+	first := q.waiters.First()
+	from := first.arrived
 	if gt := q.gates[q.pos]; gt.pool != nil {
-		from = q.posSince - q.waits[q.pos].waited + q.head.waitedBefore[q.pos]
+		from = q.posSince - q.waits[q.pos].waited + first.waitedBefore[q.pos]
 	}
 	return from + leaky.FromDuration(q.current().gate.limit.QueueTimeout)
 }
@@ -209,12 +207,12 @@ func (w *waiter) waitTime(now leaky.Time) (sum leaky.Time) {
 func (a *admission) link(q *waitQueue, i int, why shaper.Reason, now leaky.Time) {
 	gt, src := q.gates[i], q.gateSources[i]
 	q.pos, q.posSince, q.waits[i].reason = i, now, why
-	heap.Push(&src.queues, q)
+	src.queues.Push(q)
 	if len(src.queues) == 1 {
-		heap.Push(&gt.queued, src)
+		gt.queued.Push(src)
 		gt.quota.insert(src)
 	} else {
-		heap.Fix(&gt.queued, src.heapIndex)
+		gt.queued.Fix(src)
 	}
 	src.addWaiting(q.len)
 	if gt.exhausted(now) == shaper.ByNewConnections {
@@ -232,12 +230,12 @@ func (a *admission) unlink(q *waitQueue, now leaky.Time) {
 	q.waits[q.pos].waited = q.waitedAt(q.pos, now)
 	q.posSince = now
 	src.addWaiting(-q.len)
-	heap.Remove(&src.queues, q.heapIndex)
+	src.queues.Remove(q)
 	if len(src.queues) > 0 {
-		heap.Fix(&gt.queued, src.heapIndex)
+		gt.queued.Fix(src)
 		return
 	}
-	heap.Remove(&gt.queued, src.heapIndex)
+	gt.queued.Remove(src)
 	gt.quota.remove(src)
 	if len(gt.queued) == 0 {
 		a.wheel.Cancel(&gt.timer)
@@ -258,18 +256,12 @@ func (a *admission) dequeue(w *waiter, now leaky.Time) {
 			gt.state.Keys.TryAdd(gt.limitKey(), topk.Usage{Waited: d.Duration()}, now)
 		}
 	}
-	if w.next == nil {
-		q.tail = w.prev
-	} else {
-		w.next.prev = w.prev
-	}
-	if w.prev != nil {
-		w.prev.next = w.next
-	} else if q.head = w.next; q.head != nil {
+	first := w == q.waiters.First()
+	q.waiters.Remove(&w.link)
+	w.queue, w.waitedBefore = nil, nil
+	if q.len--; first && q.len > 0 {
 		a.armTimeout(q)
 	}
-	w.queue, w.next, w.prev, w.waitedBefore = nil, nil, nil, nil
-	q.len--
 	q.current().addWaiting(-1)
 	if q.len > 0 {
 		return
@@ -286,8 +278,8 @@ func (s *gateSource) addWaiting(n int) {
 	s.gate.quota.waiting += n
 	s.gate.waiting += n
 	s.gate.state.Waiting.Add(int64(n))
-	heap.Fix(&s.quotaSource.sources, s.quotaIndex)
-	heap.Fix(&s.gate.quota.largest, s.quotaSource.heapIndex)
+	s.quotaSource.sources.Fix(s)
+	s.gate.quota.largest.Fix(s.quotaSource)
 }
 
 // armPacer schedules a dispatch at gt for when its rate allows the next connection.
@@ -319,13 +311,13 @@ func (s *gateSource) ticket() uint64 { return max(s.lastServed, s.queues[0].tick
 // byTicket orders the sources at a gate.
 type byTicket struct{}
 
-func (byTicket) less(a, b *gateSource) bool { return a.ticket() < b.ticket() }
+func (byTicket) Less(a, b *gateSource) bool { return a.ticket() < b.ticket() }
 
-func (byTicket) index(s *gateSource) *int { return &s.heapIndex }
+func (byTicket) Index(s *gateSource) *int { return &s.heapIndex }
 
 // byQueueTicket orders the queues of a source.
 type byQueueTicket struct{}
 
-func (byQueueTicket) less(a, b *waitQueue) bool { return a.ticket < b.ticket }
+func (byQueueTicket) Less(a, b *waitQueue) bool { return a.ticket < b.ticket }
 
-func (byQueueTicket) index(q *waitQueue) *int { return &q.heapIndex }
+func (byQueueTicket) Index(q *waitQueue) *int { return &q.heapIndex }

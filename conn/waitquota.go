@@ -1,9 +1,9 @@
 package conn
 
 import (
-	"container/heap"
 	"net/netip"
 
+	"shaperd.dev/shaperd/conn/internal/fairq"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -12,12 +12,12 @@ import (
 type waitQuota struct {
 	waiting int
 	sources map[netip.Addr]*quotaSource
-	largest indexedHeap[quotaSource, byWaiters]
+	largest fairq.Heap[quotaSource, byWaiters]
 }
 
 // quotaSource is one source in a quota, at all gates of the limit.
 type quotaSource struct {
-	sources   indexedHeap[gateSource, byWaitersAtGate]
+	sources   fairq.Heap[gateSource, byWaitersAtGate]
 	waiting   int // connections
 	heapIndex int // in waitQuota.largest
 }
@@ -26,7 +26,7 @@ type quotaSource struct {
 func (a *admission) evictNewest(wq *waitQuota, now leaky.Time) {
 	src := wq.largest[0].sources[0]
 	last := src.queues[len(src.queues)-1] // the newest of several, approximately
-	a.refuse(last.tail, src.gate, shaper.WaitingFull, now)
+	a.refuse(last.waiters.Last(), src.gate, shaper.WaitingFull, now)
 }
 
 // insert counts the waiting connections of s in wq.
@@ -38,19 +38,19 @@ func (wq *waitQuota) insert(s *gateSource) {
 			wq.sources = map[netip.Addr]*quotaSource{}
 		}
 		wq.sources[s.addr] = t
-		heap.Push(&wq.largest, t)
+		wq.largest.Push(t)
 	}
 	s.quotaSource = t
-	heap.Push(&t.sources, s)
+	t.sources.Push(s)
 }
 
 // remove undoes insert, when none of s waits.
 func (wq *waitQuota) remove(s *gateSource) {
 	t := s.quotaSource
 	s.quotaSource = nil
-	heap.Remove(&t.sources, s.quotaIndex)
+	t.sources.Remove(s)
 	if len(t.sources) == 0 {
-		heap.Remove(&wq.largest, t.heapIndex)
+		wq.largest.Remove(t)
 		delete(wq.sources, s.addr)
 	}
 }
@@ -66,11 +66,11 @@ func (wq *waitQuota) waitingOf(addr netip.Addr) int {
 // byWaiters puts the source with the most waiters first.
 type byWaiters struct{}
 
-func (byWaiters) less(a, b *quotaSource) bool { return a.waiting > b.waiting }
-func (byWaiters) index(t *quotaSource) *int   { return &t.heapIndex }
+func (byWaiters) Less(a, b *quotaSource) bool { return a.waiting > b.waiting }
+func (byWaiters) Index(t *quotaSource) *int   { return &t.heapIndex }
 
 // byWaitersAtGate puts the gate with the most waiters of a source first.
 type byWaitersAtGate struct{}
 
-func (byWaitersAtGate) less(a, b *gateSource) bool { return a.waiting > b.waiting }
-func (byWaitersAtGate) index(s *gateSource) *int   { return &s.quotaIndex }
+func (byWaitersAtGate) Less(a, b *gateSource) bool { return a.waiting > b.waiting }
+func (byWaitersAtGate) Index(s *gateSource) *int   { return &s.quotaIndex }

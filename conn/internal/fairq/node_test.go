@@ -1,33 +1,50 @@
-package conn
+package fairq
 
 import (
+	"slices"
 	"testing"
 
 	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 )
 
+// item is a unit of the tests.
+type item struct {
+	link      Link[item]
+	cost      leaky.Time
+	droppable bool
+}
+
+func (u *item) backlog() leaky.Time {
+	if u.droppable {
+		return u.cost
+	}
+	return 0
+}
+
 // tree is two levels of nodes, and a naive model of them.
 type tree struct {
-	root    node
-	sources [5]*node
-	leaves  [5][4]*node
-	queued  map[*node][]*unit
+	root    Node[item]
+	sources [5]*Node[item]
+	leaves  [5][4]*Node[item]
+	queued  map[*Node[item]][]*item
 }
 
 func newTree() *tree {
-	t := &tree{queued: map[*node][]*unit{}}
+	t := &tree{queued: map[*Node[item]][]*item{}}
 	for i := range t.sources {
-		t.sources[i] = &node{parent: &t.root}
+		source := t.root.Child()
+		t.sources[i] = &source
 		for j := range t.leaves[i] {
-			t.leaves[i][j] = &node{parent: t.sources[i]}
+			leaf := source.Child()
+			t.leaves[i][j] = &leaf
 		}
 	}
 	return t
 }
 
 // depth is the cost of the droppable units of a leaf.
-func (t *tree) depth(leaf *node) (sum leaky.Time) {
+func (t *tree) depth(leaf *Node[item]) (sum leaky.Time) {
 	for _, u := range t.queued[leaf] {
 		if u.droppable {
 			sum += u.cost
@@ -38,7 +55,7 @@ func (t *tree) depth(leaf *node) (sum leaky.Time) {
 
 // check compares the nodes with the model.
 func (t *tree) check(fatal func(...any)) {
-	var next *node // the source with the lowest start tag, then its leaf
+	var next *Node[item] // the source with the lowest start tag, then its leaf
 	var deepest leaky.Time
 	for i, share := range t.sources {
 		var sum leaky.Time
@@ -46,22 +63,18 @@ func (t *tree) check(fatal func(...any)) {
 		for _, leaf := range t.leaves[i] {
 			units += len(t.queued[leaf])
 			sum += t.depth(leaf)
-			at := leaf.head
-			for _, u := range t.queued[leaf] {
-				if at != u {
-					fatal("a queue is out of order")
-				}
-				at = at.next
+			if !slices.Equal(slices.Collect(leaf.units.All()), t.queued[leaf]) {
+				fatal("a queue is out of order")
 			}
-			if at != nil || leaf.hasUnits() != (len(t.queued[leaf]) > 0) {
+			if leaf.HasUnits() != (len(t.queued[leaf]) > 0) {
 				fatal("a leaf has a unit that is not its own")
 			}
 		}
-		if share.hasUnits() != (units > 0) || share.backlog != sum {
+		if share.HasUnits() != (units > 0) || share.backlog != sum {
 			fatal("the backlog of a source is ", share.backlog, ", want ", sum)
 		}
 		deepest = max(deepest, sum)
-		if units > 0 && (next == nil || byStart{}.less(share, next)) {
+		if units > 0 && (next == nil || (byStart[item]{}).Less(share, next)) {
 			next = share
 		}
 	}
@@ -69,7 +82,7 @@ func (t *tree) check(fatal func(...any)) {
 		fatal("the largest backlog of a source is ", t.root.longestChildren[0].backlog, ", want ", deepest)
 	}
 	if next == nil {
-		if t.root.nextUnit() != nil {
+		if t.root.Next() != nil {
 			fatal("an empty tree has a first unit")
 		}
 		return
@@ -77,9 +90,9 @@ func (t *tree) check(fatal func(...any)) {
 	if t.root.activeChildren[0] != next {
 		fatal("the turn is another source's")
 	}
-	first := t.root.nextUnit()
+	first := t.root.Next()
 	for _, leaf := range next.activeChildren {
-		if (byStart{}).less(leaf, next.activeChildren[0]) {
+		if (byStart[item]{}).Less(leaf, next.activeChildren[0]) {
 			fatal("the turn is another leaf's")
 		}
 	}
@@ -97,11 +110,11 @@ func TestNode_AgainstModel(t *testing.T) {
 		q := tr.queued[leaf]
 		switch n := rnd.IntN(10); {
 		case n < 5:
-			u := &unit{cost: leaky.Time(1 + rnd.IntN(1000)), droppable: rnd.IntN(4) > 0}
-			leaf.push(u)
+			u := &item{cost: leaky.Time(1 + rnd.IntN(1000)), droppable: rnd.IntN(4) > 0}
+			leaf.Push(&u.link, u, u.backlog())
 			tr.queued[leaf] = append(q, u)
 		case n < 8:
-			u := tr.root.nextUnit()
+			u := tr.root.Next()
 			if u == nil {
 				continue
 			}
@@ -110,18 +123,18 @@ func TestNode_AgainstModel(t *testing.T) {
 					leaf = l
 				}
 			}
-			leaf.beginService(u)
+			leaf.BeginService(&u.link, u.backlog())
 			tr.queued[leaf] = tr.queued[leaf][1:]
-			leaf.charge(u.cost)
-			leaf.endService()
+			leaf.Charge(u.cost)
+			leaf.EndService()
 			served++
 		case n < 9 && len(q) > 0:
 			i := rnd.IntN(len(q))
-			leaf.remove(q[i])
+			leaf.Remove(&q[i].link, q[i].backlog())
 			tr.queued[leaf] = append(q[:i:i], q[i+1:]...)
 			withdrawn++
 		case n == 9:
-			victim := tr.root.longestQueue(leaf, 500)
+			victim := tr.root.Longest(leaf, 500)
 			if victim == nil {
 				continue
 			}
@@ -133,7 +146,7 @@ func TestNode_AgainstModel(t *testing.T) {
 			for !q[i].droppable {
 				i--
 			}
-			victim.remove(q[i])
+			victim.Remove(&q[i].link, q[i].backlog())
 			tr.queued[victim] = append(q[:i:i], q[i+1:]...)
 			dropped++
 		}
@@ -149,22 +162,26 @@ func TestNode_AgainstModel(t *testing.T) {
 func TestNode_IdleFlowGainsNoCredit(t *testing.T) {
 	tr := newTree()
 	a, b := tr.leaves[0][0], tr.leaves[1][0]
-	serve := func(leaf *node) {
-		u := tr.root.nextUnit()
-		if u != leaf.head {
+	push := func(leaf *Node[item]) {
+		u := new(item)
+		leaf.Push(&u.link, u, 0)
+	}
+	serve := func(leaf *Node[item]) {
+		u := tr.root.Next()
+		if u != leaf.units.First() {
 			t.Fatal("the turn is the other one's")
 		}
-		leaf.beginService(u)
-		leaf.charge(100)
-		leaf.endService()
+		leaf.BeginService(&u.link, u.backlog())
+		leaf.Charge(100)
+		leaf.EndService()
 	}
 	for range 10 {
-		a.push(&unit{})
+		push(a)
 		serve(a)
 	}
 	for range 3 {
-		b.push(&unit{})
-		a.push(&unit{})
+		push(b)
+		push(a)
 	}
 	// b has been idle for long: it starts where a is, and the one that became active first wins the
 	// tie.

@@ -1,0 +1,246 @@
+// Package fairq has the parts of fair queues: a tree of nodes that share service by start-time fair
+// queueing, heaps whose elements know their index, and lists whose links are in their items. It knows
+// no connection or datagram.
+package fairq
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+
+	"shaperd.dev/shaperd/leaky"
+)
+
+// Node is a flow of a scheduling hierarchy. The leaves hold the units, in order. The zero value is the
+// root of a tree; the others are made by Child.
+//
+// The discipline is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996). Each node has a
+// start tag, the virtual time at which its next unit starts. The unit with the lowest tag is served,
+// and its cost is added to the tag. The parent's virtual time advances by that cost divided by the
+// number of backlogged children: by what each of them should have received (Stoica and others, "A
+// Proportional Share Resource Allocation Algorithm", RTSS 1996). It never goes back, and is never
+// behind the tag in service. A node that becomes backlogged starts at virtual time, or at its own tag
+// if that is later: it has no credit from idle time, and past service is not forgotten. Like deficit
+// round robin this shares service and not units, but it needs no quantum, and a node with little to
+// send does not wait for a round.
+//
+// The documentation of package conn states the guarantees and proves them.
+type Node[T any] struct {
+	parent       *Node[T]
+	startTag     leaky.Time // of the next unit, in the parent's virtual time
+	seq          uint64     // order of activation, for ties
+	startIndex   int        // in parent.activeChildren
+	backlog      leaky.Time // cost of the droppable units queued here and below
+	backlogIndex int        // in parent.longestChildren
+	active       bool       // takes turns: has units, or its last unit is in service
+	inService    bool       // a unit of this leaf left the queue and is not charged yet
+	suspended    bool       // takes no turns: see lane and booking
+
+	virtualTime     leaky.Time // of the children
+	remainder       leaky.Time // of service, not divisible among the children
+	lastSeq         uint64
+	activeChildren  Heap[Node[T], byStart[T]]   // lowest start tag first
+	longestChildren Heap[Node[T], byBacklog[T]] // those with droppable units, largest backlog first
+
+	units List[T] // of a leaf
+}
+
+// Child returns a node below n, with no units. n must not be moved.
+func (n *Node[T]) Child() Node[T] { return Node[T]{parent: n} }
+
+// Next returns the unit whose turn it is, or nil.
+func (n *Node[T]) Next() *T {
+	for len(n.activeChildren) > 0 {
+		n = n.activeChildren[0]
+	}
+	return n.units.First()
+}
+
+// Backward returns the units of leaf n, the last one first.
+func (n *Node[T]) Backward() iter.Seq[*T] { return n.units.Backward() }
+
+// Push appends a unit to leaf n. Its cost counts as backlog, unless backlog is 0.
+func (n *Node[T]) Push(k *Link[T], unit *T, backlog leaky.Time) {
+	first := n.units.Empty()
+	n.units.Push(k, unit)
+	if first {
+		n.activate()
+	}
+	n.addBacklog(backlog)
+}
+
+// activate makes n and its ancestors take turns, now that n has units.
+func (n *Node[T]) activate() {
+	for p := n.parent; p != nil && !n.active && !n.suspended; n, p = p, p.parent {
+		n.startTag = max(n.startTag, p.virtualTime)
+		p.lastSeq++
+		n.seq = p.lastSeq
+		n.active = true
+		p.activeChildren.Push(n)
+	}
+}
+
+// deactivate ends the turns of n and its ancestors where nothing is left.
+func (n *Node[T]) deactivate() {
+	for p := n.parent; p != nil && n.active && !n.HasUnits() && !n.inService; n, p = p, p.parent {
+		n.active = false
+		p.activeChildren.Remove(n)
+	}
+}
+
+// Remove takes a unit out of leaf n. backlog is that of Push.
+func (n *Node[T]) Remove(k *Link[T], backlog leaky.Time) {
+	n.addBacklog(-backlog)
+	n.units.Remove(k)
+	n.deactivate()
+}
+
+// BeginService takes the first unit out of leaf n, like Remove. Its cost is reported to Charge, and the end of
+// its service to EndService. Until then n remains active, so that a unit that is requeued keeps its
+// place.
+func (n *Node[T]) BeginService(k *Link[T], backlog leaky.Time) {
+	for c := n; c.parent != nil; c = c.parent {
+		c.parent.virtualTime = max(c.parent.virtualTime, c.startTag)
+	}
+	n.inService = true
+	n.Remove(k, backlog)
+}
+
+// Suspend ends the turns of n until Resume.
+func (n *Node[T]) Suspend() {
+	n.suspended = true
+	n.deactivate()
+}
+
+// Resume makes n take turns again, like a node that becomes backlogged.
+func (n *Node[T]) Resume() {
+	n.suspended = false
+	if n.HasUnits() {
+		n.activate()
+	}
+}
+
+// Charge adds the cost of a unit of leaf n that was served, now or before it moved on. In the latter
+// case n and its ancestors may be inactive: they are charged as if they became backlogged now.
+func (n *Node[T]) Charge(cost leaky.Time) {
+	for p := n.parent; p != nil; n, p = p, p.parent {
+		members := leaky.Time(len(p.activeChildren))
+		if !n.active {
+			n.startTag = max(n.startTag, p.virtualTime)
+			members++
+		}
+		n.startTag += cost
+		if members == 1 {
+			p.virtualTime += cost
+			continue
+		}
+		if n.active {
+			p.activeChildren.Fix(n)
+		}
+		p.virtualTime += (p.remainder + cost) / members
+		p.remainder = (p.remainder + cost) % members
+	}
+}
+
+// EndService ends what BeginService began.
+func (n *Node[T]) EndService() {
+	n.inService = false
+	n.deactivate()
+}
+
+// Adjust corrects the service of n and its ancestors when it turns out to be more or less.
+func (n *Node[T]) Adjust(by leaky.Time) {
+	for ; n.parent != nil; n = n.parent {
+		n.startTag += by
+		if n.active {
+			n.parent.activeChildren.Fix(n)
+		}
+	}
+}
+
+// Suspended reports whether n takes no turns, even if it has units.
+func (n *Node[T]) Suspended() bool { return n.suspended }
+
+// Ahead reports whether n was served more than its parent's other children at its virtual time, for
+// which it has yet to pay by waiting.
+func (n *Node[T]) Ahead() bool { return n.startTag > n.parent.virtualTime }
+
+// Forgive advances the virtual time of n's parent until n is not ahead.
+func (n *Node[T]) Forgive() { n.parent.virtualTime = max(n.parent.virtualTime, n.startTag) }
+
+// HasUnits reports whether n or a node below has units or a unit in service.
+func (n *Node[T]) HasUnits() bool {
+	return !n.suspended && (!n.units.Empty() || len(n.activeChildren) > 0)
+}
+
+// addBacklog adds to the backlog of n and its ancestors.
+func (n *Node[T]) addBacklog(by leaky.Time) {
+	if by == 0 {
+		return
+	}
+	for ; n.parent != nil; n = n.parent {
+		longest, was := &n.parent.longestChildren, n.backlog
+		switch n.backlog += by; {
+		case was == 0:
+			longest.Push(n)
+		case n.backlog == 0:
+			longest.Remove(n)
+		default:
+			longest.Fix(n)
+		}
+	}
+	n.backlog += by
+}
+
+// Longest returns the leaf with the longest queue of droppable units below n, where each step
+// descends to the child with the largest backlog. It returns nil if there is none, or if a unit of
+// leaf own would make a queue on its own path longer than that.
+func (n *Node[T]) Longest(own *Node[T], cost leaky.Time) *Node[T] {
+	for len(n.longestChildren) > 0 {
+		c := n.longestChildren[0]
+		o := own
+		for o != nil && o.parent != n {
+			o = o.parent
+		}
+		if o != nil && o != c && o.backlog+cost >= c.backlog {
+			return nil
+		}
+		n = c
+	}
+	if n == own || n.parent == nil {
+		return nil
+	}
+	return n
+}
+
+// Check returns an error if n, or an active node below it, is in service, or takes turns and has no
+// units, or the other way round. It is for tests, at times when no unit is on its way.
+func (n *Node[T]) Check() error {
+	if n.inService {
+		return errors.New("a node is in service for ever")
+	}
+	if n.parent != nil && n.active != n.HasUnits() {
+		return fmt.Errorf("a node is active: %v, suspended: %v, and has units: %v", n.active, n.suspended, !n.units.Empty())
+	}
+	for _, c := range n.activeChildren {
+		if err := c.Check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// byStart orders nodes by start tag.
+type byStart[T any] struct{}
+
+func (byStart[T]) Less(a, b *Node[T]) bool {
+	return a.startTag < b.startTag || a.startTag == b.startTag && a.seq < b.seq
+}
+
+func (byStart[T]) Index(n *Node[T]) *int { return &n.startIndex }
+
+// byBacklog puts the node with the largest backlog first.
+type byBacklog[T any] struct{}
+
+func (byBacklog[T]) Less(a, b *Node[T]) bool { return a.backlog > b.backlog }
+func (byBacklog[T]) Index(n *Node[T]) *int      { return &n.backlogIndex }
