@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/control/internal/fakes"
 	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -78,7 +79,7 @@ func codes(t *testing.T, c net.Conn, method string) (all []int) {
 
 func TestServer_MisbehavingClients(t *testing.T) {
 	daemon := &fakeDaemon{}
-	o := options(t, busy(t, 1))
+	o := options(t, fakes.Shaper(t, 1))
 	o.Daemon, o.Proxy = daemon, recordingProxy{fakeDaemon: daemon}
 	s := serveOn(t, o, -1, shortTimeouts)
 	const host = " HTTP/1.1\r\nHost: x\r\n"
@@ -159,7 +160,7 @@ func TestServer_MisbehavingClients(t *testing.T) {
 // A request for an unknown endpoint or object gets a JSON error.
 func TestServer_InvalidRequests(t *testing.T) {
 	daemon := &fakeDaemon{}
-	o := options(t, busy(t, 1))
+	o := options(t, fakes.Shaper(t, 1))
 	o.Daemon, o.Proxy = daemon, recordingProxy{fakeDaemon: daemon}
 	client := clientOf(t, serveOn(t, o, -1, nil))
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
@@ -212,7 +213,7 @@ func TestServer_InvalidRequests(t *testing.T) {
 // HEAD works wherever GET does, and does not start a stream.
 func TestServer_Head(t *testing.T) {
 	t.Parallel()
-	s := serveOn(t, options(t, busy(t, 1)), -1, shortTimeouts)
+	s := serveOn(t, options(t, fakes.Shaper(t, 1)), -1, shortTimeouts)
 	c := dial(t, s)
 	for _, path := range []string{"/v1/status", "/v1/openapi.json", "/v1/live", "/v1/history", "/debug/pprof/"} {
 		if _, err := fmt.Fprintf(c, "HEAD %s HTTP/1.1\r\nHost: x\r\n\r\n", path); err != nil {
@@ -226,7 +227,7 @@ func TestServer_Head(t *testing.T) {
 
 // A user that holds all connections it gets does not delay other users.
 func TestConnLimiter_OneUserDoesNotBlockOthers(t *testing.T) {
-	s := serveOn(t, options(t, busy(t, 2)), -1, nil)
+	s := serveOn(t, options(t, fakes.Shaper(t, 2)), -1, nil)
 	client := clientOf(t, s)
 	client.Transport.(*http.Transport).DisableKeepAlives = true
 	t.Run("held", func(t *testing.T) {
@@ -256,7 +257,7 @@ func TestConnLimiter_OneUserDoesNotBlockOthers(t *testing.T) {
 // A stream that is not read is closed, and one that is read is not.
 func TestLive_ClosesUnreadStream(t *testing.T) {
 	t.Parallel()
-	o := options(t, busy(t, shaper.MaxLimits))
+	o := options(t, fakes.Shaper(t, shaper.MaxLimits))
 	s := serveOn(t, o, -1, shortTimeouts)
 	bad := dial(t, s)
 	if _, err := io.WriteString(bad, "GET /v1/live HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
@@ -330,7 +331,7 @@ func (d *slowDaemon) Bypass(ctx context.Context, _ bool, _ time.Duration) error 
 func TestServer_NoTimeoutForChanges(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ method, path, body string }{{"POST", "/v1/reload", ""}, {"PUT", "/v1/bypass", `{"on":true}`}} {
-		o := options(t, busy(t, 1))
+		o := options(t, fakes.Shaper(t, 1))
 		o.Daemon = &slowDaemon{takes: 3 * testTimeout, begins: make(chan struct{})}
 		client := clientOf(t, serveOn(t, o, -1, shortTimeouts))
 		q, err := http.NewRequest(tt.method, "http://shaperd"+tt.path, strings.NewReader(tt.body))
@@ -358,7 +359,7 @@ func TestServer_CloseWaitsForRequests(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := options(t, busy(t, 1))
+			o := options(t, fakes.Shaper(t, 1))
 			daemon := &slowDaemon{takes: time.Minute, begins: make(chan struct{})}
 			o.Daemon = daemon
 			s := serveOn(t, o, -1, nil)

@@ -11,11 +11,13 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/control/internal/fakes"
 )
 
 // Without descriptors the server waits for some, and uses no CPU time.
 func TestServer_AcceptWithoutDescriptors(t *testing.T) {
-	s := serveOn(t, options(t, busy(t, 1)), -1, nil)
+	s := serveOn(t, options(t, fakes.Shaper(t, 1)), -1, nil)
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)

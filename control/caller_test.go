@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/control/internal/fakes"
 	"shaperd.dev/shaperd/internal/testutil"
 )
 
@@ -27,7 +28,7 @@ func linesWith(log *testutil.Buffer, text string) (found []string) {
 // attempts is not a flood of records.
 func TestServer_LogsDeniedRequestsAndKills(t *testing.T) {
 	log := new(testutil.Buffer)
-	o := options(t, busy(t, 2))
+	o := options(t, fakes.Shaper(t, 2))
 	o.Log = slog.New(slog.NewTextHandler(log, nil))
 	s := serveOn(t, o, readersGID, nil)
 	change := request{s.socket.path, "PUT", "/v1/bypass", `{"on":true}`}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/control/internal/fakes"
 	"shaperd.dev/shaperd/internal/testutil"
 
 	"shaperd.dev/shaperd/api"
@@ -24,7 +25,7 @@ func TestEndpoint_ServesDuringHalfOpenFlood(t *testing.T) {
 	for name, begin := range map[string]func(string, *Options) (*Endpoint, error){"/metrics": ServeMetrics, "/v1/status": ServeDashboard} {
 		t.Run(name, func(t *testing.T) {
 			addr := testutil.FreeAddr(t, "tcp")
-			e, err := begin(addr, options(t, busy(t, 2)))
+			e, err := begin(addr, options(t, fakes.Shaper(t, 2)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -110,7 +111,7 @@ func TestConnLimiter_ClosesOldestBusy(t *testing.T) {
 // Root is never locked out of the kill switch, whatever connections root has open.
 func TestConnLimiter_RootIsNotLockedOut(t *testing.T) {
 	daemon := &fakeDaemon{}
-	o := options(t, busy(t, 2))
+	o := options(t, fakes.Shaper(t, 2))
 	o.Daemon = daemon
 	s := serveOn(t, o, -1, nil)
 	c := api.NewClient(s.socket.path)
@@ -154,7 +155,7 @@ func TestConnLimiter_RootIsNotLockedOut(t *testing.T) {
 // one of them has been busy for long, such as a forgotten stream.
 func TestConnLimiter_ErrorWhenFull(t *testing.T) {
 	t.Parallel()
-	s := serveOn(t, options(t, busy(t, 2)), -1, nil)
+	s := serveOn(t, options(t, fakes.Shaper(t, 2)), -1, nil)
 	used := func(since time.Time) {
 		s.socket.limiter.mu.Lock()
 		defer s.socket.limiter.mu.Unlock()
@@ -188,7 +189,7 @@ func TestConnLimiter_ErrorWhenFull(t *testing.T) {
 
 // A connection between two requests makes room for another one, however recent its last request is.
 func TestConnLimiter_ClosesIdleKeptAlive(t *testing.T) {
-	s := serveOn(t, options(t, busy(t, 1)), -1, nil)
+	s := serveOn(t, options(t, fakes.Shaper(t, 1)), -1, nil)
 	for i := range maxAdminConnections + 10 {
 		a, err := clientOf(t, s).Get("http://shaperd/v1/blocks")
 		if err != nil {
@@ -204,7 +205,7 @@ func TestConnLimiter_ClosesIdleKeptAlive(t *testing.T) {
 
 // The socket serves the metrics too.
 func TestServer_MetricsOnSocket(t *testing.T) {
-	s := serveOn(t, options(t, busy(t, 1)), -1, nil)
+	s := serveOn(t, options(t, fakes.Shaper(t, 1)), -1, nil)
 	a, err := clientOf(t, s).Get("http://shaperd/metrics")
 	if err != nil {
 		t.Fatal(err)
@@ -223,7 +224,7 @@ func TestServer_MetricsOnSocket(t *testing.T) {
 
 // Streams of the dashboard do not count on the socket.
 func TestLive_DashboardStreamsDoNotCountOnSocket(t *testing.T) {
-	o := options(t, busy(t, 1))
+	o := options(t, fakes.Shaper(t, 1))
 	_, addr := serveDashboard(t, o)
 	s := serveOn(t, o, -1, nil)
 	client := freshClient(t)
@@ -245,7 +246,7 @@ func TestLive_DashboardStreamsDoNotCountOnSocket(t *testing.T) {
 
 // Pages of other sites get nothing, also not by DNS rebinding.
 func TestServeDashboard_RejectsOtherSites(t *testing.T) {
-	o := options(t, busy(t, 1))
+	o := options(t, fakes.Shaper(t, 1))
 	_, dashboard := serveDashboard(t, o)
 	metrics := testutil.FreeAddr(t, "tcp")
 	e, err := ServeMetrics(metrics, o)

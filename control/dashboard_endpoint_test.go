@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/control/internal/fakes"
 	"shaperd.dev/shaperd/internal/testutil"
 )
 
@@ -38,7 +39,7 @@ func freshClient(t *testing.T) *http.Client {
 // The port of the dashboard serves the endpoints of readers, and none that change anything.
 func TestServeDashboard_IsReadOnly(t *testing.T) {
 	daemon := &fakeDaemon{}
-	o := options(t, busy(t, 2))
+	o := options(t, fakes.Shaper(t, 2))
 	o.Daemon, o.Proxy = daemon, recordingProxy{fakeDaemon: daemon}
 	_, addr := serveDashboard(t, o)
 	client := freshClient(t)
@@ -83,7 +84,7 @@ func TestServeDashboard_IsReadOnly(t *testing.T) {
 }
 
 func TestServeDashboard_ChecksHost(t *testing.T) {
-	_, addr := serveDashboard(t, options(t, busy(t, 1)))
+	_, addr := serveDashboard(t, options(t, fakes.Shaper(t, 1)))
 	_, port, _ := net.SplitHostPort(addr)
 	client := freshClient(t)
 	for host, want := range map[string]int{
@@ -111,7 +112,7 @@ func TestServeDashboard_ChecksHost(t *testing.T) {
 
 // Live events contain only new log events, and resume after the last ID of a client.
 func TestServeDashboard_Streams(t *testing.T) {
-	o := options(t, busy(t, 1))
+	o := options(t, fakes.Shaper(t, 1))
 	_, addr := serveDashboard(t, o)
 	client := freshClient(t)
 	open := func(last string) *bufio.Reader {
@@ -203,7 +204,7 @@ func TestServeDashboard_Streams(t *testing.T) {
 
 // The number of streams is limited, and a stream that ends admits another.
 func TestServeDashboard_LimitsStreams(t *testing.T) {
-	_, addr := serveDashboard(t, options(t, busy(t, 1)))
+	_, addr := serveDashboard(t, options(t, fakes.Shaper(t, 1)))
 	client := freshClient(t)
 	first := stream(t, client, addr)
 	for i := range maxStreams {
@@ -226,7 +227,7 @@ func TestServeDashboard_EndsStreams(t *testing.T) {
 		"monitor": func(_ *Endpoint, o *Options) { o.Monitor.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := options(t, busy(t, 1))
+			o := options(t, fakes.Shaper(t, 1))
 			e, addr := serveDashboard(t, o)
 			a := stream(t, freshClient(t), addr)
 			firstEvent(t, a.Body)
@@ -254,7 +255,7 @@ func stream(t *testing.T, client *http.Client, addr string) *http.Response {
 // A port limits its connections too: at the maximum the oldest idle one is closed.
 func TestServeDashboard_LimitsConnections(t *testing.T) {
 	t.Parallel()
-	_, addr := serveDashboard(t, options(t, busy(t, 1)))
+	_, addr := serveDashboard(t, options(t, fakes.Shaper(t, 1)))
 	var held []net.Conn
 	defer func() {
 		for _, c := range held {

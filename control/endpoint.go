@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
 	"shaperd.dev/shaperd/control/web"
 )
 

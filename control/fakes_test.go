@@ -4,65 +4,16 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
-	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/control/internal/fakes"
 	"shaperd.dev/shaperd/control/monitor"
 	"shaperd.dev/shaperd/leaky"
-	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
-
-// fakeProxy is a proxy plane with two downstreams and two connections.
-type fakeProxy struct{}
-
-func (fakeProxy) Lateness() (counts [len(pacer.LatenessBounds) + 1]uint64, sum time.Duration) {
-	counts[0], counts[len(counts)-1] = 3, 1
-	return counts, 70 * time.Millisecond
-}
-
-func (fakeProxy) Downstreams() []shaper.DownstreamStatus {
-	return []shaper.DownstreamStatus{
-		{Listen: "l", Downstream: "10.0.0.5:5432", Up: true, InFlight: 3},
-		{Listen: "l", Downstream: "db.local:5432"},
-	}
-}
-
-func (fakeProxy) Connections(f func(*shaper.ConnectionStatus)) {
-	for i, source := range []string{"192.0.2.1:1000", "[2001:db8::1]:2000"} {
-		f(&shaper.ConnectionStatus{
-			ID: uint64(i + 1), Protocol: shaper.TCP, Source: netip.MustParseAddrPort(source), Listen: "l", Port: 5432, Stage: "open",
-			ToDownstream: uint64(1000 * i), Waited: time.Second, ThrottledBy: "aa", MostlyThrottledBy: "aa",
-		})
-	}
-}
-
-func (fakeProxy) Kill(id uint64) bool { return id == 1 }
-
-func (fakeProxy) Buckets(_ int, keys ...shaper.Key) []shaper.BucketState {
-	return slices.Repeat([]shaper.BucketState{{BacklogBytes: 1000, Queued: 2, NextDeparture: time.Millisecond}}, len(keys))
-}
-
-// fakePackets is a packet plane with an attachment that shapes, one whose interface is missing,
-// and one without a matching interface.
-type fakePackets struct{}
-
-func (fakePackets) PacketStatus() (s PacketStatus, ok bool, err error) {
-	s.Attachments = []api.AttachmentStatus{
-		{Name: "lost", Direction: "ingress", Mode: "police"},
-		{Name: "uplink", Interface: "eth0", Direction: "egress", Mode: "shape", Up: true, Queue: &api.QueueStatus{Packets: 7, Bytes: 7000, Drops: 3}},
-		{Name: "tunnels", Direction: "ingress", Mode: "police", Up: true, UnmatchedPatterns: "wg*"}, // is in no metric
-	}
-	s.Buckets.Live, s.Buckets.Capacity, s.Buckets.EvictedBacklogged = 5, 2048, 1
-	return s, true, nil
-}
-
-func (fakePackets) Bucket(int, shaper.Key) (shaper.BucketState, bool) {
-	return shaper.BucketState{}, false
-}
 
 // fakeDaemon records the calls of its methods.
 type fakeDaemon struct {
@@ -123,7 +74,7 @@ func options(t *testing.T, s *shaper.Shaper) *Options {
 	m := monitor.New(s, log)
 	t.Cleanup(m.Close)
 	return &Options{
-		Shaper: s, Proxy: fakeProxy{}, Packets: fakePackets{}, Clock: func() leaky.Time { return leaky.Second }, Monitor: m,
+		Shaper: s, Proxy: fakes.Proxy{}, Packets: fakes.Packets{}, Clock: func() leaky.Time { return leaky.Second }, Monitor: m,
 		Reloads: &monitor.Reloads{}, Events: monitor.NewEvents(10), Daemon: &fakeDaemon{}, Log: log,
 		LogDropped: func() uint64 { return 2 }, Version: "1.0",
 	}

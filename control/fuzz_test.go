@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"shaperd.dev/shaperd/control/internal/fakes"
 	"shaperd.dev/shaperd/control/monitor"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
@@ -30,7 +31,7 @@ func FuzzRequests(f *testing.F) {
 	m := monitor.New(s, noLog)
 	f.Cleanup(m.Close)
 	h := newAPI(&Options{
-		Shaper: s, Proxy: fakeProxy{}, Packets: fakePackets{}, Clock: func() leaky.Time { return 0 }, Monitor: m,
+		Shaper: s, Proxy: fakes.Proxy{}, Packets: fakes.Packets{}, Clock: func() leaky.Time { return 0 }, Monitor: m,
 		Reloads: &monitor.Reloads{}, Events: monitor.NewEvents(10), Daemon: &fakeDaemon{}, Log: noLog,
 	})
 	f.Fuzz(func(t *testing.T, method, target string, body []byte, role uint8) {

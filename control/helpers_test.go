@@ -17,6 +17,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/control/internal/fakes"
 )
 
 // helpers are commands of the test binary, which runs them as other users. They read their
@@ -140,7 +142,7 @@ func serveForOthers() error {
 		return err
 	}
 	t := &testing.T{}
-	o := options(t, busy(t, 2))
+	o := options(t, fakes.Shaper(t, 2))
 	socket, err := listenSocket(p.Socket, p.Group, o.Log)
 	if err != nil {
 		return err

@@ -28,6 +28,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/control/internal/fakes"
 )
 
 var update = flag.Bool("update", false, "write api/openapi.json")
@@ -72,7 +73,7 @@ func TestOpenAPI_MatchesResponses(t *testing.T) {
 		t.Fatal(err)
 	}
 	daemon := &fakeDaemon{}
-	o := options(t, busy(t, 2))
+	o := options(t, fakes.Shaper(t, 2))
 	o.Daemon = daemon
 	slog.New(o.Events.Handler(slog.DiscardHandler)).Info("ready", "a", "b")
 	client := clientOf(t, serveOn(t, o, -1, nil))
@@ -140,7 +141,7 @@ func TestOpenAPI_Live(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := options(t, busy(t, 2))
+	o := options(t, fakes.Shaper(t, 2))
 	client := clientOf(t, serveOn(t, o, -1, nil))
 	a, err := client.Get("http://shaperd/v1/live")
 	if err != nil {

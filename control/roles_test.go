@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"shaperd.dev/shaperd/control/internal/fakes"
 )
 
 // User and group IDs that are probably unused. readersGID stands for Group.
@@ -60,13 +62,13 @@ func checkCodes(t *testing.T, has Role, all []request, takes []Role, codes []int
 
 // recordingProxy records changes of the proxy, too.
 type recordingProxy struct {
-	fakeProxy
+	fakes.Proxy
 	*fakeDaemon
 }
 
 func (n recordingProxy) Kill(id uint64) bool {
 	_ = n.record("kill")
-	return n.fakeProxy.Kill(id)
+	return n.Proxy.Kill(id)
 }
 
 func TestRoles(t *testing.T) {
@@ -75,7 +77,7 @@ func TestRoles(t *testing.T) {
 	}
 	defer pprof.StopCPUProfile()
 	daemon := &fakeDaemon{}
-	o := options(t, busy(t, 2))
+	o := options(t, fakes.Shaper(t, 2))
 	o.Daemon, o.Proxy = daemon, recordingProxy{fakeDaemon: daemon}
 	s := serveOn(t, o, readersGID, nil)
 	changes := []string{
@@ -151,7 +153,7 @@ func TestRoles_UnprivilegedDaemon(t *testing.T) {
 
 // Without the group no other user is a reader: -1 matches no group.
 func TestRolesWithoutGroup(t *testing.T) {
-	s := serveOn(t, options(t, busy(t, 1)), -1, nil)
+	s := serveOn(t, options(t, fakes.Shaper(t, 1)), -1, nil)
 	all := []request{{s.socket.path, "GET", "/v1/status", ""}}
 	for _, u := range []identity{byGroup, {uid: otherID, gid: 65534}, {uid: otherID, gid: otherID, groups: []uint32{0}}} {
 		if got := u.ask(t, all); got[0] != http.StatusForbidden {

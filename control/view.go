@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/control/metrics"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/topk"
@@ -21,10 +22,19 @@ import (
 
 // Proxy is the part of the proxy plane that the API reads and controls.
 type Proxy interface {
-	Plane
+	metrics.Proxy
 	Connections(func(*shaper.ConnectionStatus))
 	Kill(id uint64) bool
 	Buckets(i int, keys ...shaper.Key) []shaper.BucketState
+}
+
+// Packets is the packet plane, or none.
+type Packets interface {
+	metrics.Packets
+
+	// Bucket returns the state of the bucket of k, a key of limit i of the current policy;
+	// false if it is unknown.
+	Bucket(i int, k shaper.Key) (shaper.BucketState, bool)
 }
 
 // view computes the responses of the API. Its methods may be called concurrently.
@@ -38,7 +48,7 @@ type view struct {
 type cachedStatus struct {
 	mu       sync.Mutex
 	at       time.Time
-	packets  PacketStatus
+	packets  metrics.PacketStatus
 	found    bool
 	err      error
 	process  api.Process
@@ -57,7 +67,7 @@ var processStart = time.Now()
 const cacheTime = 2 * time.Second
 
 // refresh returns the status of the packet plane and of the process, at most cacheTime old.
-func (v *view) refresh() (_ PacketStatus, found bool, process api.Process, err error) {
+func (v *view) refresh() (_ metrics.PacketStatus, found bool, process api.Process, err error) {
 	s := &v.cached
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/bpf"
 	"shaperd.dev/shaperd/conn"
-	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/control/metrics"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
@@ -28,7 +28,7 @@ type packetPlane struct {
 }
 
 // PacketStatus returns the status for metrics and the API.
-func (p *packetPlane) PacketStatus() (out control.PacketStatus, ok bool, err error) {
+func (p *packetPlane) PacketStatus() (out metrics.PacketStatus, ok bool, err error) {
 	plane := p.published.Load()
 	if plane == nil {
 		return out, false, nil

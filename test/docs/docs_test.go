@@ -146,7 +146,7 @@ func TestFiles(t *testing.T) {
 
 // TestMetrics checks that the metrics named in documents exist.
 func TestMetrics(t *testing.T) {
-	source, err := os.ReadFile(filepath.Join(root, "control/collector.go"))
+	source, err := os.ReadFile(filepath.Join(root, "control/metrics/descs.go"))
 	if err != nil {
 		t.Fatal(err)
 	}

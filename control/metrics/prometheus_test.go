@@ -1,8 +1,9 @@
-package control
+package metrics_test
 
 import (
 	"encoding/json"
 	"fmt"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,38 +13,35 @@ import (
 	"testing"
 	"time"
 
-	"shaperd.dev/shaperd/internal/testutil"
+	"shaperd.dev/shaperd/control/internal/fakes"
+	"shaperd.dev/shaperd/control/metrics"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
 
 // The files for Prometheus and Grafana.
 const (
-	alertsFile     = "../configs/alerts.yml"
-	alertTestsFile = "../configs/alerts_test.yml"
-	dashboardFile  = "../configs/grafana-dashboard.json"
+	alertsFile     = "../../configs/alerts.yml"
+	alertTestsFile = "../../configs/alerts_test.yml"
+	dashboardFile  = "../../configs/grafana-dashboard.json"
 )
 
 // scraped returns the metrics of a daemon with all of them.
 func scraped(t *testing.T) string {
 	t.Helper()
-	s := busy(t, 2)
+	s := fakes.Shaper(t, 2)
 	limits := []shaper.Limit{{Name: "aa", Rate: 8e6, MaxConnections: 7}, {Name: "ab", Rate: 8e6, Observe: true}, {Name: "at", Rate: 8e6, Match: shaper.Match{Attach: []string{"uplink"}}}}
 	p, err := s.Compile(limits, []shaper.Listener{{Name: "l", TCP: true}}, []shaper.Attachment{{Name: "uplink"}}, nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.Swap(p, leaky.Second)
-	o := options(t, s)
-	o.Reloads.Record(time.Millisecond)
-	o.Reloads.Record(time.Millisecond, "no")
-	at := testutil.FreeAddr(t, "tcp")
-	m, err := ServeMetrics(at, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
-	return testutil.MustScrape(t, at)
+	c := newCollector(t, s)
+	c.Reloads.Record(time.Millisecond)
+	c.Reloads.Record(time.Millisecond, "no")
+	w := httptest.NewRecorder()
+	metrics.Handler(c).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	return w.Body.String()
 }
 
 // promtool runs promtool, which scripts/install-deps installs.
@@ -85,8 +83,8 @@ var (
 	part       = regexp.MustCompile(`_(bucket|sum|count)$`)
 )
 
-// metrics parses the text of a scrape.
-func metrics(text string) map[string]exported {
+// parse parses the text of a scrape.
+func parse(text string) map[string]exported {
 	all := map[string]exported{}
 	for _, m := range typeLine.FindAllStringSubmatch(text, -1) {
 		all[m[1]] = exported{m[2] == "histogram", map[string][]string{}}
@@ -106,7 +104,7 @@ func metrics(text string) map[string]exported {
 // Dashboard and alerts use only existing metrics, labels, and values of labels that are closed
 // enums.
 func TestDashboardAndAlerts_UseExportedMetrics(t *testing.T) {
-	all := metrics(scraped(t))
+	all := parse(scraped(t))
 	enums := []string{"verdict", "reason", "state", "result", "mode"}
 	for _, file := range []string{alertsFile, alertTestsFile, dashboardFile} {
 		text := strings.ReplaceAll(readText(t, file), `\"`, `"`)

@@ -1,0 +1,95 @@
+package metrics_test
+
+import (
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	promtest "github.com/prometheus/client_golang/prometheus/testutil"
+
+	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/control/internal/fakes"
+	"shaperd.dev/shaperd/control/metrics"
+	"shaperd.dev/shaperd/control/monitor"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+)
+
+type daemon struct{}
+
+func (daemon) Describe(s *api.Status) {}
+
+// newCollector returns a collector of s and of fakes.
+func newCollector(t *testing.T, s *shaper.Shaper) *metrics.Collector {
+	t.Helper()
+	m := monitor.New(s, slog.New(slog.DiscardHandler))
+	t.Cleanup(m.Close)
+	return &metrics.Collector{
+		Shaper: s, Proxy: fakes.Proxy{}, Packets: fakes.Packets{}, Daemon: daemon{}, Monitor: m, Reloads: &monitor.Reloads{},
+		LogDropped: func() uint64 { return 2 }, Version: "1.0",
+	}
+}
+
+func TestCollector_WellFormed(t *testing.T) {
+	c := newCollector(t, fakes.Shaper(t, 2))
+	c.Reloads.Record(time.Millisecond)
+	c.Reloads.Record(time.Millisecond, "no")
+	problems, err := promtest.CollectAndLint(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+	want := `
+# HELP shaperd_config_reload_success 1 if the last reload succeeded, 0 if the previous configuration stayed.
+# TYPE shaperd_config_reload_success gauge
+shaperd_config_reload_success 0
+# HELP shaperd_config_reloads_total Reloads by result, including the first load.
+# TYPE shaperd_config_reloads_total counter
+shaperd_config_reloads_total{result="failure"} 1
+shaperd_config_reloads_total{result="success"} 1
+# HELP shaperd_attachment_up 1 if packets at the interface are limited. The interface label is empty if a named interface is missing; there is no series while no interface matches the patterns.
+# TYPE shaperd_attachment_up gauge
+shaperd_attachment_up{attachment="lost",direction="ingress",interface="",mode="police"} 0
+shaperd_attachment_up{attachment="uplink",direction="egress",interface="eth0",mode="shape"} 1
+# HELP shaperd_attachment_queue_drops_total Packets dropped by the queue of the interface after they were charged: the interface is slower than its traffic.
+# TYPE shaperd_attachment_queue_drops_total counter
+shaperd_attachment_queue_drops_total{attachment="uplink",direction="egress",interface="eth0"} 3
+# HELP shaperd_downstream_up 1 if the downstream is reachable and not drained; 0 if checks or dials fail, it has no address, or an operator drained it.
+# TYPE shaperd_downstream_up gauge
+shaperd_downstream_up{downstream="10.0.0.5:5432",listener="l"} 1
+shaperd_downstream_up{downstream="db.local:5432",listener="l"} 0
+# HELP shaperd_packet_buckets Buckets of the packet plane that have a backlog.
+# TYPE shaperd_packet_buckets gauge
+shaperd_packet_buckets 5
+`
+	if err := promtest.CollectAndCompare(c, strings.NewReader(want), "shaperd_config_reload_success", "shaperd_config_reloads_total",
+		"shaperd_attachment_up", "shaperd_downstream_up", "shaperd_attachment_queue_drops_total", "shaperd_packet_buckets"); err != nil {
+		t.Error(err)
+	}
+}
+
+// The number of series depends only on the configuration.
+func TestCollector_CardinalityIsBounded(t *testing.T) {
+	const limits = shaper.MaxLimits
+	s := fakes.Shaper(t, limits)
+	c := newCollector(t, s)
+	before := promtest.CollectAndCount(c)
+	p := s.Policy()
+	for i := range 10000 {
+		f := shaper.Flow{Source: addr(i), Port: uint16(i), Protocol: shaper.TCP}
+		r := p.Route(&f)
+		s.Decide(p, &f, r, r.ToDownstream, 100, 1, leaky.Second)
+	}
+	if after := promtest.CollectAndCount(c); after != before {
+		t.Errorf("%d series became %d", before, after)
+	}
+	if most := limits*(3*shaper.NumVerdicts*shaper.NumReasons+9) + 100; before > most {
+		t.Errorf("%d series, at most %d", before, most)
+	}
+}
+
+func addr(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}) }
