@@ -1,11 +1,15 @@
 package bpf
 
-import "testing"
+import (
+	"testing"
+
+	"shaperd.dev/shaperd/shaper"
+)
 
 // TestAdoptedConnections tracks connections that began before the programs were attached.
 func TestAdoptedConnections(t *testing.T) {
 	const a = "10.0.0.1:40000"
-	b := newTCP(t, Police, capped(1))
+	b := newTCP(t, shaper.AttachPolice, capped(1))
 	for _, c := range []struct {
 		name string
 		run  func(b *tcpBench, d *dialogue)

@@ -45,7 +45,7 @@ func (b *bench) loadLimits(t testing.TB, limits []shaper.Limit, table *asn.Table
 
 func (b *bench) loadPolicy(t testing.TB, p *shaper.Policy) {
 	t.Helper()
-	n, err := b.assignNumbers(p, []Attachment{{Name: "here"}}, nil)
+	n, err := b.assignNumbers(p, []shaper.Attachment{{Name: "here"}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func (b *bench) loadPolicy(t testing.TB, p *shaper.Policy) {
 // is under. The packet is always the same.
 func BenchmarkPacket(b *testing.B) {
 	for _, n := range []int{0, 1, 2, 4, 8, 16, 64} {
-		at := kernelConfig{Mode: uint32(Shape), Ethernet: 1, Keep: 1, MaxLimits: shaper.MaxLimits}
+		at := kernelConfig{Mode: programModes[shaper.AttachShape], Ethernet: 1, Keep: 1, MaxLimits: shaper.MaxLimits}
 		if n <= fewLimits {
 			at.MaxLimits = fewLimits
 		}
@@ -82,7 +82,7 @@ func BenchmarkPacket(b *testing.B) {
 func BenchmarkQueuedPacket(b *testing.B) {
 	for _, n := range []int{1, 2} {
 		b.Run(fmt.Sprintf("%d limits", n), func(b *testing.B) {
-			k := newTimed(b, kernelConfig{Mode: uint32(Shape), Ethernet: 1, Keep: 1, QueueLimit: 10_000_000})
+			k := newTimed(b, kernelConfig{Mode: programModes[shaper.AttachShape], Ethernet: 1, Keep: 1, QueueLimit: 10_000_000})
 			limits := limitsOf(n)
 			for i := range limits {
 				limits[i].Rate = 8e6
@@ -101,7 +101,7 @@ func BenchmarkRefusedPacket(b *testing.B) {
 		{Name: "full", Packets: shaper.Frequency{N: 1, Per: time.Hour}},
 	} {
 		b.Run(l.Name, func(b *testing.B) {
-			k := newTimed(b, kernelConfig{Mode: uint32(Police), Ethernet: 1, Keep: 1})
+			k := newTimed(b, kernelConfig{Mode: programModes[shaper.AttachPolice], Ethernet: 1, Keep: 1})
 			k.loadLimits(b, attachHere(l), nil)
 			timeProgram(b, k.ShaperdTc, datagram(1))
 		})
@@ -172,7 +172,7 @@ func BenchmarkFullTable(b *testing.B) {
 	limits[1].Key, limits[2].Key = shaper.KeyASN, shaper.KeyASN
 	limits[3].Key = 0
 	free := limits[1:2]
-	at := kernelConfig{Mode: uint32(Shape), Ethernet: 1, Keep: 1}
+	at := kernelConfig{Mode: programModes[shaper.AttachShape], Ethernet: 1, Keep: 1}
 	for _, c := range []struct {
 		name    string
 		limits  []shaper.Limit

@@ -31,21 +31,21 @@ func TestBlock_RefusesEverything(t *testing.T) {
 	byOperator.Observe, byOperator.Always = true, true
 	for _, c := range []struct {
 		name    string
-		mode    Mode
+		mode    shaper.AttachMode
 		block   shaper.Limit
 		syn     uint32 // action on a SYN
 		other   uint32 // action on another segment
 		counted uint64
 		flying  int
 	}{
-		{"police", Police, blocking("10.0.0.1/32"), answered, dropped, 11, 0},
-		{"shape", Shape, blocking("10.0.0.1/32"), answered, dropped, 11, 0},
-		{"silently", Police, silent, dropped, dropped, 11, 0},
-		{"of another source", Police, blocking("10.0.0.7/32"), passed, passed, 0, 1},
-		{"observed", Police, observed, passed, passed, 2, 1},
-		{"at an attachment that observes", Observe, blocking("10.0.0.1/32"), passed, passed, 2, 0},
-		{"always", Police, byOperator, answered, dropped, 11, 0},
-		{"always, at an attachment that observes", Observe, byOperator, answered, dropped, 11, 0},
+		{"police", shaper.AttachPolice, blocking("10.0.0.1/32"), answered, dropped, 11, 0},
+		{"shape", shaper.AttachShape, blocking("10.0.0.1/32"), answered, dropped, 11, 0},
+		{"silently", shaper.AttachPolice, silent, dropped, dropped, 11, 0},
+		{"of another source", shaper.AttachPolice, blocking("10.0.0.7/32"), passed, passed, 0, 1},
+		{"observed", shaper.AttachPolice, observed, passed, passed, 2, 1},
+		{"at an attachment that observes", shaper.AttachObserve, blocking("10.0.0.1/32"), passed, passed, 2, 0},
+		{"always", shaper.AttachPolice, byOperator, answered, dropped, 11, 0},
+		{"always, at an attachment that observes", shaper.AttachObserve, byOperator, answered, dropped, 11, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newTCP(t, c.mode, append([]shaper.Limit{c.block}, others...)...)
@@ -90,7 +90,7 @@ func TestBlock_Counters(t *testing.T) {
 	w := newWire(t, "block")
 	p := openPlane(t)
 	l := blocking("10.0.0.1/32")
-	a := Attachment{Name: "here", Interfaces: []string{"block0"}, Mode: Police}
+	a := shaper.Attachment{Name: "here", Interfaces: []string{"block0"}, Mode: shaper.AttachPolice}
 	p.apply([]shaper.Limit{l, tenAnHour("here")}, a)
 	w.want(p, 1, 5, 0)
 	w.want(p, 2, 5, 5)
@@ -107,7 +107,7 @@ func TestBlock_Counters(t *testing.T) {
 	}
 	p.apply([]shaper.Limit{tenAnHour("here")}, a)
 	w.want(p, 1, 5, 5)
-	a.Mode = Observe
+	a.Mode = shaper.AttachObserve
 	p.apply([]shaper.Limit{l, tenAnHour("here")}, a)
 	w.want(p, 1, 5, 5)
 	l.Always = true

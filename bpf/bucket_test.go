@@ -14,7 +14,7 @@ import (
 // compares the states of their buckets.
 func TestBucketState(t *testing.T) {
 	rnd := testutil.Rand(t)
-	b := newBench(t, kernelConfig{AttachId: 3, Mode: uint32(Police), Ethernet: 1, Keep: 1, MaxLimits: shaper.MaxLimits})
+	b := newBench(t, kernelConfig{AttachId: 3, Mode: programModes[shaper.AttachPolice], Ethernet: 1, Keep: 1, MaxLimits: shaper.MaxLimits})
 	var backlogs, waits, of int
 	for range 20 {
 		m := newGenerator(rnd)
@@ -88,14 +88,14 @@ func TestBucketState(t *testing.T) {
 func TestBucketConnections(t *testing.T) {
 	l := capped(3)
 	l.NewConnections, l.QueueTimeout = shaper.Frequency{N: 1, Per: time.Minute}, time.Hour
-	b := newTCP(t, Shape, l)
+	b := newTCP(t, shaper.AttachShape, l)
 	l.Match.Attach = []string{"here"}
 	s := shaper.New(1024)
 	p, err := s.Compile([]shaper.Limit{l}, nil, []shaper.Attachment{{Name: "here"}}, nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, err := b.assignNumbers(p, []Attachment{{Name: "here"}}, nil)
+	n, err := b.assignNumbers(p, []shaper.Attachment{{Name: "here"}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func TestPlane_Bucket(t *testing.T) {
 	if _, ok := p.KeyBucket(0, shaper.Key{}); ok {
 		t.Error("a bucket before there is a policy")
 	}
-	p.apply([]shaper.Limit{tenAnHour("here")}, Attachment{Name: "here", Interfaces: []string{"bucket0"}, Mode: Police})
+	p.apply([]shaper.Limit{tenAnHour("here")}, shaper.Attachment{Name: "here", Interfaces: []string{"bucket0"}, Mode: shaper.AttachPolice})
 	w.want(p, 1, 12, 10)
 	at := func(source string) shaper.BucketState {
 		f := shaper.Flow{Source: netip.MustParseAddr(source), Origin: p.policy.AttachmentIndex("here")}

@@ -28,7 +28,7 @@ func (p *Plane) checkCapacity() {
 	}
 	p.updateAlarm("connection capacity", refused, "the connection table is full: counted connections are refused")
 	for _, pt := range p.points {
-		if pt.Mode != Shape {
+		if !pt.Shapes() {
 			continue
 		}
 		if q, err := pt.queueStatus(); err == nil {

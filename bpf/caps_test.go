@@ -10,7 +10,7 @@ import (
 
 func TestCap_PerKey(t *testing.T) {
 	all := shaper.Limit{Name: "all", MaxConnections: 5}
-	b := newTCP(t, Police, capped(3), all)
+	b := newTCP(t, shaper.AttachPolice, capped(3), all)
 	var open []*dialogue
 	for i, want := range []uint32{passed, passed, passed, answered, answered} {
 		d := dial(fmt.Sprint("10.0.0.1:", 40000+i))
@@ -39,7 +39,7 @@ func TestCap_PerKey(t *testing.T) {
 func TestSilentRefusal(t *testing.T) {
 	l := capped(1)
 	l.RefuseWith = shaper.RefuseDrop
-	b := newTCP(t, Police, l)
+	b := newTCP(t, shaper.AttachPolice, l)
 	b.establish(dial("10.0.0.1:40000"))
 	if got := b.open(dial("10.0.0.1:40001")); got != dropped {
 		t.Errorf("action %d", int32(got))
@@ -60,7 +60,7 @@ func TestRefusal_LeavesNoState(t *testing.T) {
 		{"new connections", []shaper.Limit{{Name: "n", NewConnections: hourly}, {Name: "c", MaxConnections: 10}, {Name: "p", Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: time.Hour}}, shaper.ByNewConnections},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := newTCP(t, Police, c.limits...)
+			b := newTCP(t, shaper.AttachPolice, c.limits...)
 			if action := b.open(dial("10.0.0.1:40000")); action != passed {
 				t.Fatalf("the first met action %d", int32(action))
 			}
@@ -99,7 +99,7 @@ func (b *bench) drainTimes() map[uint64]uint64 {
 func TestNewConnectionsWait(t *testing.T) {
 	paced := shaper.Limit{Name: "n", NewConnections: shaper.Frequency{N: 10, Per: time.Second}, QueueTimeout: time.Second}
 	const step = uint64(100 * time.Millisecond)
-	for _, mode := range []Mode{Shape, Police} {
+	for _, mode := range []shaper.AttachMode{shaper.AttachShape, shaper.AttachPolice} {
 		t.Run(mode.String(), func(t *testing.T) {
 			b := newTCP(t, mode, paced)
 			for i := range uint64(12) {
@@ -117,12 +117,12 @@ func TestNewConnectionsWait(t *testing.T) {
 				}
 				// A retransmission does not overtake the waiting SYN.
 				_, _, again := b.send(packet)
-				if mode == Shape && (stamp != want || again != want) || mode == Police && (stamp != 0 || again != 0) {
+				if mode == shaper.AttachShape && (stamp != want || again != want) || mode == shaper.AttachPolice && (stamp != 0 || again != 0) {
 					t.Errorf("SYN %d: stamps %d and %d, want %d", i, stamp, again, want)
 				}
 			}
 			want := [2]uint64{1, 10}
-			if mode == Police {
+			if mode == shaper.AttachPolice {
 				want = [2]uint64{11, 0} // nothing is delayed
 			}
 			if s := b.counters(); s.ConnsAdmitted != want || s.ConnsOverRate != 1 {
@@ -133,7 +133,7 @@ func TestNewConnectionsWait(t *testing.T) {
 }
 
 func TestWaitingSYNDoesNotExpire(t *testing.T) {
-	b := newTCP(t, Shape, shaper.Limit{Name: "n", NewConnections: shaper.Frequency{N: 1, Per: 30 * time.Second}, QueueTimeout: time.Minute}, capped(5))
+	b := newTCP(t, shaper.AttachShape, shaper.Limit{Name: "n", NewConnections: shaper.Frequency{N: 1, Per: 30 * time.Second}, QueueTimeout: time.Minute}, capped(5))
 	b.open(dial("10.0.0.1:40000"))
 	d := dial("10.0.0.1:40001")
 	b.open(d)
@@ -147,7 +147,7 @@ func TestWaitingSYNDoesNotExpire(t *testing.T) {
 }
 
 func TestCapAcrossReload(t *testing.T) {
-	b := newTCP(t, Police, capped(2))
+	b := newTCP(t, shaper.AttachPolice, capped(2))
 	first, second := dial("10.0.0.1:40000"), dial("10.0.0.1:40001")
 	b.establish(first)
 	b.establish(second)
@@ -182,7 +182,7 @@ func TestCapAcrossReload(t *testing.T) {
 }
 
 func TestAdoption_AboveCap(t *testing.T) {
-	b := newTCP(t, Police, capped(2))
+	b := newTCP(t, shaper.AttachPolice, capped(2))
 	var there []*dialogue
 	for i := range 5 {
 		d := dial(fmt.Sprint("10.0.0.1:", 40000+i))
@@ -207,12 +207,12 @@ func TestAdoption_AboveCap(t *testing.T) {
 func TestObserve_Cap(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		mode   Mode
+		mode   shaper.AttachMode
 		limits []shaper.Limit
 	}{
-		{"mode", Observe, []shaper.Limit{{Name: "c", MaxConnections: 2}}},
-		{"limit", Police, []shaper.Limit{{Name: "c", MaxConnections: 2, Observe: true}}},
-		{"next to another", Police, []shaper.Limit{{Name: "c", MaxConnections: 2, Observe: true}, {Name: "d", MaxConnections: 100}}},
+		{"mode", shaper.AttachObserve, []shaper.Limit{{Name: "c", MaxConnections: 2}}},
+		{"limit", shaper.AttachPolice, []shaper.Limit{{Name: "c", MaxConnections: 2, Observe: true}}},
+		{"next to another", shaper.AttachPolice, []shaper.Limit{{Name: "c", MaxConnections: 2, Observe: true}, {Name: "d", MaxConnections: 100}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newTCP(t, c.mode, c.limits...)
@@ -232,7 +232,7 @@ func TestObserve_Cap(t *testing.T) {
 
 // A limit that observes holds no slot for a connection that another limit refuses.
 func TestObserve_NoSlotOfRefusedConnection(t *testing.T) {
-	b := newTCP(t, Police, shaper.Limit{Name: "seen", MaxConnections: 1, Observe: true}, shaper.Limit{Name: "held", MaxConnections: 1})
+	b := newTCP(t, shaper.AttachPolice, shaper.Limit{Name: "seen", MaxConnections: 1, Observe: true}, shaper.Limit{Name: "held", MaxConnections: 1})
 	for i := range 5 {
 		want := uint32(answered)
 		if i == 0 {

@@ -12,7 +12,7 @@ import (
 // Change is a prepared policy with its attachments.
 type Change struct {
 	plane       *Plane
-	attachments []Attachment
+	attachments []shaper.Attachment
 	listeners   []netip.AddrPort
 	policy      *shaper.Policy
 	numbers     numbers
@@ -26,7 +26,7 @@ type Change struct {
 // Enforcement does not change before Commit; Cancel undoes the preparation. An interface
 // that does not exist yet is attached to when it appears. TCP connections that the proxy
 // accepts at listeners are not counted at attachments. See [Plane.MarkProxied] too.
-func (p *Plane) Prepare(attachments []Attachment, listeners []netip.AddrPort, policy *shaper.Policy) (*Change, error) {
+func (p *Plane) Prepare(attachments []shaper.Attachment, listeners []netip.AddrPort, policy *shaper.Policy) (*Change, error) {
 	p.changeMu.Lock()
 	c := &Change{
 		plane: p, attachments: slices.Clone(attachments), listeners: slices.Clone(listeners), policy: policy,
@@ -57,7 +57,7 @@ func (c *Change) load() (err error) {
 	if err := p.startHeartbeat(); err != nil {
 		return err
 	}
-	if !p.sweeperStarted && slices.ContainsFunc(c.attachments, func(a Attachment) bool { return a.countsConnections(c.policy) }) {
+	if !p.sweeperStarted && slices.ContainsFunc(c.attachments, func(a shaper.Attachment) bool { return countsConnections(&a, c.policy) }) {
 		if err := p.kernel.loadSweeper(); err != nil {
 			return explainPermission(err)
 		}
@@ -94,7 +94,7 @@ func (c *Change) renamedFrom() map[string]string {
 	former := map[string]string{}
 	for key, w := range c.wanted {
 		pt := c.plane.points[key]
-		if pt != nil && !present[w.Name] && !slices.ContainsFunc(c.attachments, func(a Attachment) bool { return a.Name == pt.Name }) {
+		if pt != nil && !present[w.Name] && !slices.ContainsFunc(c.attachments, func(a shaper.Attachment) bool { return a.Name == pt.Name }) {
 			former[w.Name] = max(former[w.Name], pt.Name)
 		}
 	}
@@ -120,7 +120,7 @@ func (c *Change) moved() (moved []uint32) {
 	return moved
 }
 
-func (c *Change) programKey(a *Attachment, ethernet bool) programKey {
+func (c *Change) programKey(a *shaper.Attachment, ethernet bool) programKey {
 	return programKeyOf(a, c.numbers, c.policy, ethernet)
 }
 
@@ -137,9 +137,9 @@ func (c *Change) prepare() error {
 			continue
 		}
 		progs := c.programs[c.programKey(a, w.ethernet())]
-		if present != nil && present.Hook == a.Hook && present.usesIFB() == a.usesIFB() {
+		if present != nil && present.Hook == a.Hook && usesIFB(&present.Attachment) == usesIFB(a) {
 			c.changed[present] = progs
-			if a.Mode == Shape && present.Mode != Shape {
+			if a.Shapes() && !present.Shapes() {
 				if err := p.addQueue(key, a); err != nil {
 					return attachError(a, present.ifname, explainPermission(err))
 				}
@@ -196,7 +196,7 @@ func (c *Change) Commit() error {
 			p.detachPoint(old) // attached by another hook
 		}
 		p.points[pt.key()] = pt
-		p.log.Info("attached", "attachment", pt.Name, "interface", pt.ifname, "direction", direction(pt.Ingress), "mode", pt.Mode.String())
+		p.log.Info("attached", "attachment", pt.Name, "interface", pt.ifname, "direction", pt.Direction.String(), "mode", pt.EffectiveMode().String())
 	}
 	for key, pt := range p.points {
 		if c.wanted[key] == nil {
@@ -209,7 +209,7 @@ func (c *Change) Commit() error {
 	p.failed = nil
 	p.programs.merge(c.programs)
 	p.programs.prune(func(key programKey) bool {
-		return slices.ContainsFunc(p.attachments, func(a Attachment) bool {
+		return slices.ContainsFunc(p.attachments, func(a shaper.Attachment) bool {
 			return key == programKeyOf(&a, p.numbers, p.policy, key.at.Ethernet != 0)
 		})
 	})

@@ -21,7 +21,7 @@ func TestCharge_Concurrent(t *testing.T) {
 		depth = 20 * time.Millisecond
 		span  = time.Second
 	)
-	k := newVariant(t, kernelConfig{Mode: uint32(Police), Ethernet: 1, Keep: 1}, nil)
+	k := newVariant(t, kernelConfig{Mode: programModes[shaper.AttachPolice], Ethernet: 1, Keep: 1}, nil)
 	for _, c := range []struct {
 		name   string
 		limits []shaper.Limit
@@ -93,7 +93,7 @@ func TestCharge_ConcurrentNewKeys(t *testing.T) {
 		rounds = 10_000
 		each   = 3
 	)
-	b := newVariant(t, kernelConfig{Mode: uint32(Police), Ethernet: 1, Keep: 1}, nil)
+	b := newVariant(t, kernelConfig{Mode: programModes[shaper.AttachPolice], Ethernet: 1, Keep: 1}, nil)
 	b.loadLimits(t, attachHere(shaper.Limit{
 		Name: "a", Key: shaper.KeySource, Packets: shaper.Frequency{N: 1, Per: time.Minute}, MaxDelay: time.Hour,
 	}), nil)

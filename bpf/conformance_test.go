@@ -59,8 +59,8 @@ func TestConformance_NoFalseViolations(t *testing.T) {
 	a := shaper.Limit{Name: "a", Packets: perSecond(300_000), MaxDelay: depth}
 	b := shaper.Limit{Name: "b", Key: shaper.KeySource, Packets: perSecond(200_000), MaxDelay: 2 * depth}
 	c := shaper.Limit{Name: "c", Key: shaper.KeyPort, Rate: 8 * 100 * 305_000, Burst: 50_000, MaxDelay: depth}
-	for _, mode := range []Mode{Police, Shape} {
-		k := newVariant(t, kernelConfig{Mode: uint32(mode), Ethernet: 1, Keep: 1}, nil)
+	for _, mode := range []shaper.AttachMode{shaper.AttachPolice, shaper.AttachShape} {
+		k := newVariant(t, kernelConfig{Mode: programModes[mode], Ethernet: 1, Keep: 1}, nil)
 		for _, limits := range [][]shaper.Limit{{a}, {c}, {a, c}, {a, b, c}} {
 			names := ""
 			for _, l := range limits {
@@ -80,7 +80,7 @@ func TestConformance_NoFalseViolations(t *testing.T) {
 					worst, allowed := k.takeMaxExcess(uint32(i))
 					refunded := leaky.Time(k.monitors[i].Meter[0].MaxRefund + k.monitors[i].Meter[1].MaxRefund)
 					t.Logf("excess of %v, %v allowed, refunds of at most %v", worst.Duration(), allowed.Duration(), refunded.Duration())
-					if mode == Shape && len(limits) == 3 && i < 2 {
+					if mode == shaper.AttachShape && len(limits) == 3 && i < 2 {
 						continue // b and c, which delay packets of each other: see TestConformance_LimitsDelayEachOther
 					}
 					if n := k.violations(uint32(i)); n > 0 || worst == 0 || worst > allowed {
@@ -100,7 +100,7 @@ func TestConformance_NoFalseViolations(t *testing.T) {
 // TestConformance_LimitsDelayEachOther has two limits with many buckets delay packets of each other:
 // packets bunch up at one of them, which the monitor detects.
 func TestConformance_LimitsDelayEachOther(t *testing.T) {
-	b := newBench(t, kernelConfig{Mode: uint32(Shape), Ethernet: 1, Keep: 1})
+	b := newBench(t, kernelConfig{Mode: programModes[shaper.AttachShape], Ethernet: 1, Keep: 1})
 	b.loadLimits(t, attachHere(
 		shaper.Limit{Name: "connection", Key: shaper.KeyConnection, Rate: 80e3, MaxDelay: 200 * time.Millisecond},
 		shaper.Limit{Name: "source", Key: shaper.KeySource, Rate: 80e6, MaxDelay: 200 * time.Millisecond},
@@ -127,10 +127,10 @@ func TestConformance_LimitsDelayEachOther(t *testing.T) {
 // TestConformance_ParityWithMeter sends packets at random times: the monitor must measure the same as
 // leaky.Meter.
 func TestConformance_ParityWithMeter(t *testing.T) {
-	for _, mode := range []Mode{Police, Shape} {
+	for _, mode := range []shaper.AttachMode{shaper.AttachPolice, shaper.AttachShape} {
 		t.Run(mode.String(), func(t *testing.T) {
 			rnd := testutil.Rand(t)
-			b := newBench(t, kernelConfig{Mode: uint32(mode), Ethernet: 1, Keep: 1})
+			b := newBench(t, kernelConfig{Mode: programModes[mode], Ethernet: 1, Keep: 1})
 			now := uint64(time.Hour)
 			for round := range 10 {
 				l := shaper.Limit{Name: fmt.Sprint("l", round), MaxDelay: time.Duration(rnd.IntN(1000)) * time.Microsecond}
@@ -157,7 +157,7 @@ func TestConformance_ParityWithMeter(t *testing.T) {
 						continue
 					}
 					out, slack := leaky.Time(d.Depart), leaky.Time(0)
-					if mode == Police {
+					if mode == shaper.AttachPolice {
 						out, slack = leaky.Time(now*64), p.Shape(0).MaxDelay
 					}
 					excess, allowed := meter.Record(p.Shape(0), 100, 1, slack, out)
@@ -190,9 +190,9 @@ func (b *bench) onlyBucket(t *testing.T) *uint64 {
 // TestConformance_DetectsViolations clears the backlog of a bucket while packets pass: the monitor
 // detects that too many leave.
 func TestConformance_DetectsViolations(t *testing.T) {
-	for _, mode := range []Mode{Police, Shape} {
+	for _, mode := range []shaper.AttachMode{shaper.AttachPolice, shaper.AttachShape} {
 		t.Run(mode.String(), func(t *testing.T) {
-			k := newVariant(t, kernelConfig{Mode: uint32(mode), Ethernet: 1, Keep: 1}, nil)
+			k := newVariant(t, kernelConfig{Mode: programModes[mode], Ethernet: 1, Keep: 1}, nil)
 			k.loadLimits(t, attachHere(shaper.Limit{Name: "a", Packets: perSecond(100_000), MaxDelay: 5 * time.Millisecond}), nil)
 			stop := k.hammer(t, datagram(1))
 			defer stop()
@@ -219,7 +219,7 @@ func TestConformance_DetectsViolations(t *testing.T) {
 // violation.
 func TestMonitor_MovesBetweenBuckets(t *testing.T) {
 	const sources = 50
-	k := newVariant(t, kernelConfig{Mode: uint32(Police), Ethernet: 1, Keep: 1}, map[string]any{kernelVarTestSources: uint32(sources)})
+	k := newVariant(t, kernelConfig{Mode: programModes[shaper.AttachPolice], Ethernet: 1, Keep: 1}, map[string]any{kernelVarTestSources: uint32(sources)})
 	k.loadLimits(t, attachHere(shaper.Limit{Name: "a", Key: shaper.KeySource, Packets: perSecond(10_000), MaxDelay: time.Millisecond}), nil)
 	stop := k.hammer(t, datagram(1))
 	seen := map[uint64]bool{}
@@ -297,7 +297,7 @@ func TestPlane_Conformance(t *testing.T) {
 		{Name: "one", Packets: perSecond(100), BurstPackets: 4},
 		{Name: "many", Key: shaper.KeySource, Packets: perSecond(50), BurstPackets: 9},
 	}
-	p.apply(attachHere(limits...), Attachment{Name: "here", Interfaces: []string{"conform0"}, Mode: Police})
+	p.apply(attachHere(limits...), shaper.Attachment{Name: "here", Interfaces: []string{"conform0"}, Mode: shaper.AttachPolice})
 	for source := range byte(3) {
 		w.send(source, 20)
 	}

@@ -34,7 +34,7 @@ func BenchmarkConnections(b *testing.B) {
 		{"SYN, retransmitted", []shaper.Limit{rate, capped(10)}, synSegment, limitProgram, 0},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			k := newTCPVariant(b, Police, map[string]any{kernelVarTestSources: c.sources}, testIdleTimeout, c.limits...)
+			k := newTCPVariant(b, shaper.AttachPolice, map[string]any{kernelVarTestSources: c.sources}, testIdleTimeout, c.limits...)
 			d := dial("10.0.0.1:40000")
 			if c.sources == 0 {
 				d.nextSegment(client, syn, 0)
@@ -66,7 +66,7 @@ func replyProgram(k *tcpBench) *ebpf.Program { return k.ShaperdReplies }
 
 // BenchmarkReconcile reports the cost of a walk over a full table of connections.
 func BenchmarkReconcile(b *testing.B) {
-	k := newTCPVariant(b, Police, map[string]any{kernelVarTestSources: uint32(1<<32 - 1)}, testIdleTimeout, capNamed("a", 0))
+	k := newTCPVariant(b, shaper.AttachPolice, map[string]any{kernelVarTestSources: uint32(1<<32 - 1)}, testIdleTimeout, capNamed("a", 0))
 	k.flood(synSegment(nil), 200_000)
 	for b.Loop() {
 		if n, _, err := k.reconcile(uint64(monotonic() / 64)); n != 0 || err != nil {

@@ -5,13 +5,15 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"shaperd.dev/shaperd/shaper"
 )
 
 // TestConnections runs connections through their life cycle one by one, under a cap of one for
 // each source: whether another connection is admitted tells whether the first is counted.
 func TestConnections(t *testing.T) {
 	const a = "10.0.0.1:40000"
-	b := newTCP(t, Police, capped(1))
+	b := newTCP(t, shaper.AttachPolice, capped(1))
 	for _, c := range []struct {
 		name string
 		run  func(b *tcpBench, d *dialogue)

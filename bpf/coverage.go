@@ -6,6 +6,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
+
+	"shaperd.dev/shaperd/shaper"
 )
 
 // An attached program may still miss packets: something before it at the interface consumes
@@ -74,7 +76,7 @@ const maxQueued = 10240
 // movedBy returns the packet counter of an interface in a direction, and false where it cannot
 // be compared with the programs at a hook: packets are dropped before it, or counted twice, or
 // differently.
-func movedBy(l netlink.Link, ingress bool, h Hook) (n uint64, ok bool) {
+func movedBy(l netlink.Link, ingress bool, h shaper.Hook) (n uint64, ok bool) {
 	s := l.Attrs().Statistics
 	if s == nil {
 		return 0, false
@@ -88,7 +90,7 @@ func movedBy(l netlink.Link, ingress bool, h Hook) (n uint64, ok bool) {
 	}
 	xdp := l.Attrs().Xdp
 	attached := xdp != nil && xdp.Attached
-	if h == XDP && (!attached || xdp.AttachMode == nl.XDP_ATTACHED_SKB) || h != XDP && attached {
+	if h == shaper.HookXDP && (!attached || xdp.AttachMode == nl.XDP_ATTACHED_SKB) || h != shaper.HookXDP && attached {
 		return 0, false
 	}
 	return s.RxPackets, true
@@ -128,14 +130,14 @@ func (p *Plane) checkCoverage(wanted map[hookPoint]*target) {
 		if w == nil || !pt.loaded || users[p.kernel.packetCountIndex(key, limitProg)] > 1 || users[p.kernel.packetCountIndex(pt.replyPoint(), replyProg)] > 1 {
 			continue
 		}
-		all, err := pt.foreign(w.link, own)
+		all, err := foreignAt(&pt.Attachment, w.link, own)
 		p.report("programs before "+pt.String(), err)
 		if err == nil {
 			pt.preceding = nil
 			for _, f := range all {
 				pt.preceding = append(pt.preceding, f.What)
 			}
-			if pt.usesIFB() {
+			if usesIFB(&pt.Attachment) {
 				p.report(pt.redirectSubject(), redirectConflict(all))
 			}
 		}
@@ -151,7 +153,7 @@ func (p *Plane) checkCoverage(wanted map[hookPoint]*target) {
 func (p *Plane) readCoverage(pt *point, l netlink.Link, r role) {
 	at, h := pt.key(), pt.Hook
 	if r == replyProg {
-		at, h = pt.replyPoint(), h.replyHook()
+		at, h = pt.replyPoint(), replyHook(h)
 	}
 	moved, ok := movedBy(l, at.ingress, h)
 	if !ok {
@@ -165,7 +167,7 @@ func (p *Plane) readCoverage(pt *point, l netlink.Link, r role) {
 	}
 	room := uint64(0)
 	if !at.ingress {
-		room = uint64(max(maxQueued, pt.queue().packets))
+		room = uint64(max(maxQueued, queueFor(&pt.Attachment).packets))
 	}
 	if !pt.coverage[r].started && !at.ingress {
 		// All packets seen so far are queued, or counted as moved.

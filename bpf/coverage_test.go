@@ -48,7 +48,7 @@ func TestCoverage_ForeignProgramFirst(t *testing.T) {
 		return // no program can come first
 	}
 	for _, ingress := range []bool{true, false} {
-		t.Run(direction(ingress), func(t *testing.T) {
+		t.Run(direction(ingress).String(), func(t *testing.T) {
 			w := newWire(t, "behind")
 			at, l := ebpf.AttachTCXEgress, w.from
 			if ingress {
@@ -56,13 +56,13 @@ func TestCoverage_ForeignProgramFirst(t *testing.T) {
 			}
 			attachOther(t, l, at)
 			p := openPlane(t)
-			a := Attachment{Name: "here", Interfaces: []string{l.Attrs().Name}, Ingress: ingress, Mode: Police}
+			a := shaper.Attachment{Name: "here", Interfaces: []string{l.Attrs().Name}, Direction: direction(ingress), Mode: shaper.AttachPolice}
 			p.apply([]shaper.Limit{tenAnHour("here")}, a)
 			w.want(p, 1, 50, 10)
 			if s := p.point(); s.Err != "" || s.Uncovered != "" || len(s.PrecedingPrograms) != 0 {
 				t.Errorf("%+v: want it enforced", s)
 			}
-			if all, err := FindForeign(p.pins, []Attachment{a}); err != nil || len(all) != 0 {
+			if all, err := FindForeign(p.pins, []shaper.Attachment{a}); err != nil || len(all) != 0 {
 				t.Errorf("%+v, %v: want nothing before it", all, err)
 			}
 			other := attachOther(t, l, at)
@@ -72,7 +72,7 @@ func TestCoverage_ForeignProgramFirst(t *testing.T) {
 			if s := p.point(); !strings.Contains(s.Uncovered, "passes_all") || len(s.PrecedingPrograms) != 1 {
 				t.Errorf("%+v: want it to name the program before it", s)
 			}
-			if all, err := FindForeign(p.pins, []Attachment{a}); err != nil || len(all) != 1 || !strings.Contains(all[0].What, "passes_all") || all[0].Refuses {
+			if all, err := FindForeign(p.pins, []shaper.Attachment{a}); err != nil || len(all) != 1 || !strings.Contains(all[0].What, "passes_all") || all[0].Refuses {
 				t.Errorf("%+v, %v: want the program before it", all, err)
 			}
 			if err := other.Close(); err != nil {
@@ -93,7 +93,7 @@ func TestCoverage_ForeignProgramFirst(t *testing.T) {
 func TestCoverage_QdiscBypass(t *testing.T) {
 	w := newWire(t, "past")
 	p := openPlane(t)
-	p.apply([]shaper.Limit{tenAnHour("here")}, Attachment{Name: "here", Interfaces: []string{"past0"}, Mode: Police})
+	p.apply([]shaper.Limit{tenAnHour("here")}, shaper.Attachment{Name: "here", Interfaces: []string{"past0"}, Mode: shaper.AttachPolice})
 	w.want(p, 1, 50, 10)
 	if err := unix.SetsockoptInt(w.out, unix.SOL_PACKET, unix.PACKET_QDISC_BYPASS, 1); err != nil {
 		t.Fatal(err)

@@ -17,7 +17,7 @@ import (
 // newCrowded returns a bench that drops handshakes early from crowd connections on.
 func newCrowded(t *testing.T, crowd uint64, limits ...shaper.Limit) *tcpBench {
 	t.Helper()
-	b := newTCPVariant(t, Police, map[string]any{
+	b := newTCPVariant(t, shaper.AttachPolice, map[string]any{
 		kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Millisecond), kernelVarEarlyDropThreshold: crowd,
 	}, testIdleTimeout, limits...)
 	b.setAllReplySeen(t, true)
@@ -187,8 +187,8 @@ func TestForgedSYNs_ThroughInterface(t *testing.T) {
 	}
 	b.testPlane = openPlane(t)
 	b.to.do(func() error { b.listen(false, netip.MustParseAddrPort("0.0.0.0:80")); return nil })
-	b.apply([]shaper.Limit{{Name: "cap", Match: shaper.Match{Attach: []string{"here"}}, MaxConnections: most}}, Attachment{
-		Name: "here", Interfaces: []string{"inside"}, Ingress: true, Mode: Police, IdleTimeout: time.Hour,
+	b.apply([]shaper.Limit{{Name: "cap", Match: shaper.Match{Attach: []string{"here"}}, MaxConnections: most}}, shaper.Attachment{
+		Name: "here", Interfaces: []string{"inside"}, Direction: shaper.Ingress, Mode: shaper.AttachPolice, IdleTimeout: time.Hour,
 	})
 	var out int
 	b.from.do(func() (err error) {

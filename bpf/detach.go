@@ -12,6 +12,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/shaper"
 )
 
 // savedPoint is the registry entry of a point, with all that another daemon needs to
@@ -20,13 +22,13 @@ type savedPoint struct {
 	Attachment string
 	Ifindex    int
 	Ingress    bool
-	Hook       Hook
-	Mode       Mode
+	Hook       shaper.Hook
+	Mode       shaper.AttachMode
 	Counts     bool // it has a reply program
 }
 
 // usesIFB reports whether the program is attached to an intermediate device.
-func (s savedPoint) usesIFB() bool { return s.Ingress && s.Mode == Shape }
+func (s savedPoint) usesIFB() bool { return s.Ingress && s.Mode == shaper.AttachShape }
 
 // pin returns the path of a link's pin. A bpf file system allows no dots.
 func (s savedPoint) pin(dir string) string {
@@ -39,12 +41,12 @@ func (s savedPoint) pin(dir string) string {
 
 // adopt returns the point that an earlier daemon left.
 func (s savedPoint) adopt(dir string) (*point, error) {
-	pt := &point{Attachment: Attachment{Name: s.Attachment, Ingress: s.Ingress, Hook: s.Hook, Mode: s.Mode}, ifindex: s.Ifindex}
+	pt := &point{Attachment: shaper.Attachment{Name: s.Attachment, Direction: direction(s.Ingress), Hook: s.Hook, Mode: s.Mode}, ifindex: s.Ifindex}
 	if l, err := netlink.LinkByIndex(s.Ifindex); err == nil {
 		pt.ifname = l.Attrs().Name
 	}
 	at := pt.key()
-	if pt.usesIFB() {
+	if usesIFB(&pt.Attachment) {
 		at = hookPoint{}
 		if ifb, err := netlink.LinkByName(ifbName(s.Ifindex)); err == nil {
 			at.ifindex = ifb.Attrs().Index
@@ -52,18 +54,18 @@ func (s savedPoint) adopt(dir string) (*point, error) {
 	}
 	var err error
 	if pt.hook, err = adoptHook(s.pin(dir), s.Hook, at, limitProg); err == nil && s.Counts {
-		pt.replies, err = adoptHook(s.pin(dir)+repliesPin, s.Hook.replyHook(), hookPoint{s.Ifindex, !s.Ingress}, replyProg)
+		pt.replies, err = adoptHook(s.pin(dir)+repliesPin, replyHook(s.Hook), hookPoint{s.Ifindex, !s.Ingress}, replyProg)
 	}
 	return pt, err
 }
 
 // adoptHook returns the hook of a program that an earlier daemon attached.
-func adoptHook(pin string, h Hook, at hookPoint, r role) (hook, error) {
+func adoptHook(pin string, h shaper.Hook, at hookPoint, r role) (hook, error) {
 	l, err := link.LoadPinnedLink(pin, nil)
 	switch {
 	case err == nil:
 		return &linkHook{l, at}, nil
-	case errors.Is(err, os.ErrNotExist) && (h == Clsact || h == Auto):
+	case errors.Is(err, os.ErrNotExist) && (h == shaper.HookClsact || h == shaper.HookAuto):
 		return &clsactHook{at: at, role: r}, nil
 	case errors.Is(err, os.ErrNotExist):
 		return missingHook{}, nil

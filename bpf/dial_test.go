@@ -198,7 +198,7 @@ func TestCap_Dial(t *testing.T) {
 				withoutOffload(t, outside)
 			}
 
-			at := kernelConfig{Mode: uint32(Police), Ethernet: 1, Keep: 1, IdleTimeout: testIdleTimeout}
+			at := kernelConfig{Mode: programModes[shaper.AttachPolice], Ethernet: 1, Keep: 1, IdleTimeout: testIdleTimeout}
 			where := inside
 			if !c.inside {
 				at.Egress = 1
@@ -294,7 +294,7 @@ func (b *tcpBench) attach(l netlink.Link, ingress, xdp bool) {
 	b.t.Helper()
 	at := func(ingress bool, r role, program *ebpf.Program) {
 		b.t.Helper()
-		h, err := attach(Auto, hookPoint{l.Attrs().Index, ingress}, r, program, filepath.Join(pins, fmt.Sprint("dial", r)))
+		h, err := attach(shaper.HookAuto, hookPoint{l.Attrs().Index, ingress}, r, program, filepath.Join(pins, fmt.Sprint("dial", r)))
 		if err != nil {
 			b.t.Fatal(err)
 		}

@@ -16,14 +16,14 @@ import (
 func TestECNMarks(t *testing.T) {
 	for _, hook := range []struct {
 		name    string
-		mode    Mode
+		mode    shaper.AttachMode
 		program func(*bench) *ebpf.Program
 	}{
-		{"tc", Shape, func(b *bench) *ebpf.Program { return b.ShaperdTc }},
-		{"XDP", Police, func(b *bench) *ebpf.Program { return b.ShaperdXdp }},
+		{"tc", shaper.AttachShape, func(b *bench) *ebpf.Program { return b.ShaperdTc }},
+		{"XDP", shaper.AttachPolice, func(b *bench) *ebpf.Program { return b.ShaperdXdp }},
 	} {
 		t.Run(hook.name, func(t *testing.T) {
-			b := newBench(t, kernelConfig{Mode: uint32(hook.mode), Ethernet: 1, Keep: 1})
+			b := newBench(t, kernelConfig{Mode: programModes[hook.mode], Ethernet: 1, Keep: 1})
 			b.loadLimits(t, []shaper.Limit{{
 				Name: "slow", Match: shaper.Match{Attach: []string{"here"}}, Key: shaper.KeySource, IPv4Prefix: 32, IPv6Prefix: 64,
 				Rate: 800, MaxDelay: 10 * time.Second, ECNMark: 50, // a datagram a second

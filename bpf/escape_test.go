@@ -38,7 +38,7 @@ func TestEscape(t *testing.T) {
 	load := func(ethernet uint32, variables map[string]any) *bench {
 		// Long enough for a test that stalls, and short enough for the size of the map.
 		variables[kernelVarClosingTimeout], variables[kernelVarHalfOpenTimeout] = uint64(20*time.Second), uint64(20*time.Second)
-		return newVariant(t, kernelConfig{Mode: uint32(Police), Keep: 1, IdleTimeout: testIdleTimeout, Ethernet: ethernet}, variables)
+		return newVariant(t, kernelConfig{Mode: programModes[shaper.AttachPolice], Keep: 1, IdleTimeout: testIdleTimeout, Ethernet: ethernet}, variables)
 	}
 	plain, bare := load(1, map[string]any{}), load(0, map[string]any{})
 	crowded := load(1, map[string]any{

@@ -16,7 +16,7 @@ type smallTable struct {
 }
 
 func newSmallTable(t *testing.T, limits ...shaper.Limit) *smallTable {
-	c := &smallTable{bench: newSized(t, 256, kernelConfig{Mode: uint32(Police), Ethernet: 1, Keep: 1}, map[string]any{kernelVarUnderTest: uint32(1)}), t: t, now: uint64(10 * time.Hour)}
+	c := &smallTable{bench: newSized(t, 256, kernelConfig{Mode: programModes[shaper.AttachPolice], Ethernet: 1, Keep: 1}, map[string]any{kernelVarUnderTest: uint32(1)}), t: t, now: uint64(10 * time.Hour)}
 	c.loadLimits(t, attachHere(limits...), nil)
 	return c
 }

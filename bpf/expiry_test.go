@@ -11,7 +11,7 @@ import (
 
 // newShortTimeouts returns a bench on the kernel's clock, with short timeouts.
 func newShortTimeouts(t *testing.T, limits ...shaper.Limit) *tcpBench {
-	b := newTCPVariant(t, Police, map[string]any{
+	b := newTCPVariant(t, shaper.AttachPolice, map[string]any{
 		kernelVarClosingTimeout:  uint64(shortTimeout),
 		kernelVarDeferredTimeout: uint64(shortTimeout),
 		kernelVarHalfOpenTimeout: uint64(shortTimeout),
@@ -179,7 +179,7 @@ func trafficKeepsConnection(t *testing.T) bool {
 // they are counted up to the cap, and expire.
 func TestExpiry_SYNFlood(t *testing.T) {
 	const most, n = 60_000, 100_000
-	b := newTCPVariant(t, Police, map[string]any{
+	b := newTCPVariant(t, shaper.AttachPolice, map[string]any{
 		kernelVarClosingTimeout: uint64(time.Second), kernelVarHalfOpenTimeout: uint64(4 * time.Second), kernelVarDeferredTimeout: uint64(time.Second), kernelVarRecheckInterval: uint64(time.Second),
 		kernelVarSweepInterval: uint64(2 * time.Millisecond), kernelVarTestSources: uint32(1<<32 - 1),
 	}, testIdleTimeout, dropSilently(capped(1)), dropSilently(shaper.Limit{Name: "all", MaxConnections: most}))

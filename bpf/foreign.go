@@ -12,13 +12,15 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/shaper"
 )
 
 // Foreign is a program, filter or chain of another tool that runs at an interface before the
 // limits of an attachment. Packets that it consumes are not limited.
 type Foreign struct {
 	Attachment, Interface string
-	Ingress               bool
+	Direction             shaper.AttachDirection
 	What                  string // the program, filter or chain, with its name
 	Fix                   string // commands that show and remove it, or the configuration to use instead
 	Refuses               bool   // the attachment fails because of it
@@ -27,7 +29,7 @@ type Foreign struct {
 // FindForeign returns what runs before the limits of attachments, whether a daemon with these
 // pins has made them or not. It needs CAP_NET_ADMIN, and CAP_SYS_ADMIN for the names of
 // programs.
-func FindForeign(pins string, attachments []Attachment) (all []Foreign, err error) {
+func FindForeign(pins string, attachments []shaper.Attachment) (all []Foreign, err error) {
 	links, err := netlink.LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("list interfaces: %w", err)
@@ -36,10 +38,10 @@ func FindForeign(pins string, attachments []Attachment) (all []Foreign, err erro
 	for i := range attachments {
 		a := &attachments[i]
 		for _, l := range links {
-			if !a.matches(l.Attrs().Name) || isOwnIFB(l) {
+			if !a.Matches(l.Attrs().Name) || isOwnIFB(l) {
 				continue
 			}
-			found, err := a.foreign(l, own)
+			found, err := foreignAt(a, l, own)
 			if err != nil {
 				return nil, attachError(a, l.Attrs().Name, explainPermission(err))
 			}
@@ -78,21 +80,21 @@ func ownLinks(dir string) owned {
 
 func (p *Plane) ownLinks() owned { return ownLinks(filepath.Dir(p.dir)) }
 
-// foreign lists what runs at l before the limiting program of a. Each of these may consume
+// foreignAt lists what runs at l before the limiting program of a. Each of these may consume
 // packets.
-func (a *Attachment) foreign(l netlink.Link, own owned) (all []Foreign, err error) {
-	at := hookPoint{l.Attrs().Index, a.Ingress}
-	name, dir := l.Attrs().Name, direction(a.Ingress)
+func foreignAt(a *shaper.Attachment, l netlink.Link, own owned) (all []Foreign, err error) {
+	at := hookPoint{l.Attrs().Index, a.Direction == shaper.Ingress}
+	name, dir := l.Attrs().Name, a.Direction
 	add := func(refuses bool, fix string, what ...string) {
 		for _, what := range what {
-			all = append(all, Foreign{a.Name, name, a.Ingress, what, fix, refuses})
+			all = append(all, Foreign{a.Name, name, a.Direction, what, fix, refuses})
 		}
 	}
-	if x := l.Attrs().Xdp; a.Ingress && x != nil && x.Attached && !own.programs[ebpf.ProgramID(x.ProgId)] {
-		add(a.Hook == XDP, fmt.Sprintf(`"ip link show dev %s" shows it, "ip link set dev %s xdp off" removes it`, name, name),
+	if x := l.Attrs().Xdp; a.Direction == shaper.Ingress && x != nil && x.Attached && !own.programs[ebpf.ProgramID(x.ProgId)] {
+		add(a.Hook == shaper.HookXDP, fmt.Sprintf(`"ip link show dev %s" shows it, "ip link set dev %s xdp off" removes it`, name, name),
 			"the XDP program "+programName(ebpf.ProgramID(x.ProgId)))
 	}
-	if a.Hook == XDP {
+	if a.Hook == shaper.HookXDP {
 		return all, nil
 	}
 	programs, attached, err := tcxPrograms(at, own)
@@ -101,7 +103,7 @@ func (a *Attachment) foreign(l netlink.Link, own owned) (all []Foreign, err erro
 	}
 	show := fmt.Sprintf(`"bpftool net show dev %s" shows it; `, name)
 	switch {
-	case a.usesIFB():
+	case usesIFB(a):
 		add(true, show+`write mode = "police"`, programs...)
 		chains, err := ingressChains(name)
 		if err != nil {
@@ -111,13 +113,13 @@ func (a *Attachment) foreign(l netlink.Link, own owned) (all []Foreign, err erro
 	case attached:
 		add(false, show+`"systemctl restart shaperd" puts the limits first`, programs...)
 		return all, nil
-	case a.Hook != Clsact && supportsTCX(at):
+	case a.Hook != shaper.HookClsact && supportsTCX(at):
 		return all, nil // tcx runs before the filters
 	default:
 		add(false, show+`write hook = "tcx"`, programs...)
 	}
 	priority := clsactPriority + uint16(limitProg)
-	if a.usesIFB() {
+	if usesIFB(a) {
 		priority = redirectPriority
 	}
 	filters, err := filtersBefore(l, at, priority)

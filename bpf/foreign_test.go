@@ -10,6 +10,8 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/google/go-cmp/cmp"
+
+	"shaperd.dev/shaperd/shaper"
 )
 
 // TestFindForeign finds what would run before a future attachment, by its hook, direction and
@@ -40,19 +42,19 @@ func TestFindForeign(t *testing.T) {
 	const theFilter, aLaterOne = "the filter u32 with preference 5", "the filter u32 with preference 49152"
 	for _, c := range []struct {
 		name string
-		a    Attachment
+		a    shaper.Attachment
 		want []string // with an exclamation mark if it prevents the attachment
 	}{
-		{"by tcx", Attachment{Ingress: true, Mode: Police, Hook: TCX}, []string{theXDP}},
-		{"by default", Attachment{Ingress: true, Mode: Police}, []string{theXDP}},
-		{"by clsact", Attachment{Ingress: true, Mode: Police, Hook: Clsact}, []string{theXDP, theTCX, theFilter}},
-		{"by a redirect", Attachment{Ingress: true, Mode: Shape}, []string{theXDP, "!" + theTCX, "!" + theChain, theFilter, aLaterOne}},
-		{"by XDP", Attachment{Ingress: true, Mode: Police, Hook: XDP}, []string{"!" + theXDP}},
-		{"at egress", Attachment{Mode: Police, Hook: Clsact}, nil},
+		{"by tcx", shaper.Attachment{Direction: shaper.Ingress, Mode: shaper.AttachPolice, Hook: shaper.HookTCX}, []string{theXDP}},
+		{"by default", shaper.Attachment{Direction: shaper.Ingress, Mode: shaper.AttachPolice}, []string{theXDP}},
+		{"by clsact", shaper.Attachment{Direction: shaper.Ingress, Mode: shaper.AttachPolice, Hook: shaper.HookClsact}, []string{theXDP, theTCX, theFilter}},
+		{"by a redirect", shaper.Attachment{Direction: shaper.Ingress, Mode: shaper.AttachShape}, []string{theXDP, "!" + theTCX, "!" + theChain, theFilter, aLaterOne}},
+		{"by XDP", shaper.Attachment{Direction: shaper.Ingress, Mode: shaper.AttachPolice, Hook: shaper.HookXDP}, []string{"!" + theXDP}},
+		{"at egress", shaper.Attachment{Mode: shaper.AttachPolice, Hook: shaper.HookClsact}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.a.Name, c.a.Interfaces = "here", []string{"foreign1", "nowhere0"}
-			all, err := FindForeign(pins, []Attachment{c.a})
+			all, err := FindForeign(pins, []shaper.Attachment{c.a})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -60,7 +62,7 @@ func TestFindForeign(t *testing.T) {
 			for _, f := range all {
 				what, _, _ := strings.Cut(f.What, " (id")
 				got = append(got, map[bool]string{true: "!"}[f.Refuses]+what)
-				if f.Attachment != "here" || f.Interface != at || f.Ingress != c.a.Ingress || !strings.Contains(f.Fix, "shows it") {
+				if f.Attachment != "here" || f.Interface != at || f.Direction != c.a.Direction || !strings.Contains(f.Fix, "shows it") {
 					t.Errorf("%+v", f)
 				}
 			}

@@ -23,7 +23,7 @@ func TestFullTable(t *testing.T) {
 	rnd := testutil.Rand(t)
 	ranges, table := fullTable(t)
 	p := asnPolicy(t, table, "half", func(n uint32) bool { return n%2 == 1 })
-	b := newBench(t, kernelConfig{Mode: uint32(Police), Ethernet: 1, Keep: 1})
+	b := newBench(t, kernelConfig{Mode: programModes[shaper.AttachPolice], Ethernet: 1, Keep: 1})
 	b.loadPolicy(t, p)
 	var sources []netip.Addr
 	for range 3000 {
@@ -64,7 +64,7 @@ func TestFullTable_Swap(t *testing.T) {
 		policies = append(policies, asnPolicy(t, table, name, func(uint32) bool { return true }))
 	}
 	t.Logf("compiled in %v", time.Since(began)/2)
-	b := newVariant(t, kernelConfig{Mode: uint32(Police), Ethernet: 1, Keep: 1}, nil)
+	b := newVariant(t, kernelConfig{Mode: programModes[shaper.AttachPolice], Ethernet: 1, Keep: 1}, nil)
 	b.loadPolicy(t, policies[0])
 	count := func() (n uint64) {
 		for number := range uint32(2) {

@@ -56,7 +56,7 @@ func (b *tcpBench) exchangeData(d *dialogue) {
 // an honest client finds no slot for one handshake timeout, and then always does.
 func TestForgedSYNs(t *testing.T) {
 	const most = 3
-	b := newTCPVariant(t, Police, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Millisecond)}, testIdleTimeout)
+	b := newTCPVariant(t, shaper.AttachPolice, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Millisecond)}, testIdleTimeout)
 	for _, c := range []struct {
 		name  string
 		every time.Duration // interval of the forged segments
@@ -140,7 +140,7 @@ func TestForgedSYNs(t *testing.T) {
 
 // TestSlotAtACK runs handshakes in which SYNs reserve no slots.
 func TestSlotAtACK(t *testing.T) {
-	b := newTCP(t, Police)
+	b := newTCP(t, shaper.AttachPolice)
 	const a = "10.0.0.1:40000"
 	for _, c := range []struct {
 		name string
@@ -277,7 +277,7 @@ func TestSlotAtACK(t *testing.T) {
 
 // TestSlotAtACK_NoRepliesSeen sends a late ACK where no replies are seen.
 func TestSlotAtACK_NoRepliesSeen(t *testing.T) {
-	b := newTCPVariant(t, Police, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Millisecond)}, testIdleTimeout, capped(1))
+	b := newTCPVariant(t, shaper.AttachPolice, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Millisecond)}, testIdleTimeout, capped(1))
 	d := dial("10.0.0.1:40000")
 	b.open(d)
 	d.nextSegment(server, syn|ack, 0)
@@ -302,7 +302,7 @@ func (b *tcpBench) sendAction(packet []byte) uint32 {
 // than the cap are established, and a waiting client gets the next slot.
 func TestSlotAtACK_ManyClients(t *testing.T) {
 	const most, clients = 3, 10
-	b := newTCP(t, Police, shaper.Limit{Name: "all", MaxConnections: most, NewConnections: shaper.Frequency{N: 10, Per: time.Hour}, QueueTimeout: clients * 6 * time.Minute})
+	b := newTCP(t, shaper.AttachPolice, shaper.Limit{Name: "all", MaxConnections: most, NewConnections: shaper.Frequency{N: 10, Per: time.Hour}, QueueTimeout: clients * 6 * time.Minute})
 	b.setAllReplySeen(t, true)
 	b.setAllDeferUntil(t, math.MaxUint64)
 	var open []*dialogue
@@ -345,7 +345,7 @@ func TestSlotAtACK_ManyClients(t *testing.T) {
 
 // TestReservation_ResumesAfterQuietMinute lets a minute pass without a failed handshake: SYNs reserve slots again.
 func TestReservation_ResumesAfterQuietMinute(t *testing.T) {
-	b := newTCPVariant(t, Police, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Hour)}, testIdleTimeout, capped(1))
+	b := newTCPVariant(t, shaper.AttachPolice, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Hour)}, testIdleTimeout, capped(1))
 	b.setAllReplySeen(t, true)
 	b.open(dial("10.0.0.1:40000"))
 	b.now += testHalfOpenTimeout
@@ -361,7 +361,7 @@ func TestReservation_ResumesAfterQuietMinute(t *testing.T) {
 // TestFastOpen sends SYNs whose data a server may accept at once. Where SYNs reserve no slots they
 // are dropped: clients fall back to plain SYNs.
 func TestFastOpen(t *testing.T) {
-	b := newTCP(t, Police, capped(100))
+	b := newTCP(t, shaper.AttachPolice, capped(100))
 	b.setAllReplySeen(t, true)
 	n := 0
 	plain := []byte{2, 4, 5, 180, 4, 2, 8, 10, 34, 254, 249, 137, 0, 0, 0, 0, 1, 3, 3, 7}

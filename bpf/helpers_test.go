@@ -32,11 +32,11 @@ func hasTCX(t *testing.T) bool {
 }
 
 // hooks returns the hooks that the kernel supports.
-func hooks(t *testing.T) []Hook {
+func hooks(t *testing.T) []shaper.Hook {
 	if hasTCX(t) {
-		return []Hook{TCX, Clsact, XDP}
+		return []shaper.Hook{shaper.HookTCX, shaper.HookClsact, shaper.HookXDP}
 	}
-	return []Hook{Clsact, XDP}
+	return []shaper.Hook{shaper.HookClsact, shaper.HookXDP}
 }
 
 // tenAnHour returns a limit that lets ten datagrams of each source pass, and the next one after 6 minutes.
@@ -82,14 +82,14 @@ func (p *testPlane) open() {
 	p.Plane = plane
 }
 
-func (p *testPlane) apply(limits []shaper.Limit, attachments ...Attachment) {
+func (p *testPlane) apply(limits []shaper.Limit, attachments ...shaper.Attachment) {
 	p.t.Helper()
 	if err := p.tryApply(limits, attachments...); err != nil {
 		p.t.Fatal(err)
 	}
 }
 
-func (p *testPlane) tryApply(limits []shaper.Limit, attachments ...Attachment) error {
+func (p *testPlane) tryApply(limits []shaper.Limit, attachments ...shaper.Attachment) error {
 	var names []shaper.Attachment
 	for _, a := range attachments {
 		names = append(names, shaper.Attachment{Name: a.Name})

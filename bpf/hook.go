@@ -10,6 +10,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/shaper"
 )
 
 // hook attaches one program to an interface. It leaves other programs there alone.
@@ -44,18 +46,18 @@ const (
 )
 
 // attach attaches a program by a hook, which is pinned at pin.
-func attach(h Hook, at hookPoint, r role, program *ebpf.Program, pin string) (hook, error) {
+func attach(h shaper.Hook, at hookPoint, r role, program *ebpf.Program, pin string) (hook, error) {
 	switch h {
-	case XDP:
+	case shaper.HookXDP:
 		return attachLink(pin, at, program, func() (link.Link, error) { return attachXDP(at.ifindex, program) })
-	case Clsact:
+	case shaper.HookClsact:
 		return attachClsact(at, r, program)
-	case TCX:
+	case shaper.HookTCX:
 		return attachLink(pin, at, program, func() (link.Link, error) { return attachTCX(at, program) })
 	}
-	l, err := attach(TCX, at, r, program, pin)
+	l, err := attach(shaper.HookTCX, at, r, program, pin)
 	if errors.Is(err, ebpf.ErrNotSupported) {
-		return attach(Clsact, at, r, program, pin)
+		return attach(shaper.HookClsact, at, r, program, pin)
 	}
 	return l, err
 }

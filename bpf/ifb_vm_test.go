@@ -21,7 +21,7 @@ func TestVMRedirect_KeepsTimestamps(t *testing.T) {
 	p.apply([]shaper.Limit{{
 		Name: "l", Match: shaper.Match{Attach: []string{"here"}}, Key: shaper.KeySource, IPv4Prefix: 32, IPv6Prefix: 64,
 		Packets: shaper.Frequency{N: 100, Per: time.Second}, MaxDelay: time.Second,
-	}}, Attachment{Name: "here", Interfaces: []string{"stamp0"}, Ingress: true, Mode: Shape, Queue: 5000})
+	}}, shaper.Attachment{Name: "here", Interfaces: []string{"stamp0"}, Direction: shaper.Ingress, Mode: shaper.AttachShape, Queue: 5000})
 	in, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(nearAddrs[0].Addr(), 9)))
 	must(t, err)
 	defer in.Close()
@@ -67,7 +67,7 @@ func TestVMRedirect_RestoresDevice(t *testing.T) {
 	p.apply([]shaper.Limit{{
 		Name: "l", Match: shaper.Match{Attach: []string{"here"}}, Key: shaper.KeySource, IPv4Prefix: 32, IPv6Prefix: 64,
 		Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: time.Second,
-	}}, Attachment{Name: "here", Interfaces: []string{"rem0"}, Ingress: true, Mode: Shape, Queue: 5000})
+	}}, shaper.Attachment{Name: "here", Interfaces: []string{"rem0"}, Direction: shaper.Ingress, Mode: shaper.AttachShape, Queue: 5000})
 	in, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(nearAddrs[0].Addr(), 9)))
 	must(t, err)
 	defer in.Close()

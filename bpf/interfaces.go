@@ -8,11 +8,13 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/shaper"
 )
 
 // target is an interface that an attachment matches.
 type target struct {
-	*Attachment
+	*shaper.Attachment
 	link netlink.Link
 }
 
@@ -23,7 +25,7 @@ func (w *target) ethernet() bool { return hasEthernet(w.link) }
 // wantedPoints returns the points that attachments ask for. Where two attachments match the
 // same point, the first has it, and an error is returned along with the points. When interfaces
 // cannot be listed, the points are nil.
-func wantedPoints(attachments []Attachment) (map[hookPoint]*target, error) {
+func wantedPoints(attachments []shaper.Attachment) (map[hookPoint]*target, error) {
 	var errs []error
 	links, err := netlink.LinkList()
 	if err != nil {
@@ -34,13 +36,13 @@ func wantedPoints(attachments []Attachment) (map[hookPoint]*target, error) {
 		a := &attachments[i]
 		for _, l := range links {
 			attrs := l.Attrs()
-			if !a.matches(attrs.Name) || isOwnIFB(l) {
+			if !a.Matches(attrs.Name) || isOwnIFB(l) {
 				continue
 			}
-			at := hookPoint{attrs.Index, a.Ingress}
+			at := hookPoint{attrs.Index, a.Direction == shaper.Ingress}
 			if other := wanted[at]; other != nil {
 				errs = append(errs, fmt.Errorf("attachments %q and %q are both at %s, %s, where their limits would count packets twice: "+
-					`change the "interface" of one`, other.Name, a.Name, attrs.Name, direction(a.Ingress)))
+					`change the "interface" of one`, other.Name, a.Name, attrs.Name, a.Direction))
 				continue
 			}
 			wanted[at] = &target{a, l}
@@ -113,9 +115,9 @@ func (p *Plane) concerns(l *netlink.LinkAttrs, gone bool) bool {
 	defer p.mu.Unlock()
 	for i := range p.attachments {
 		a := &p.attachments[i]
-		pt := p.points[hookPoint{l.Index, a.Ingress}]
+		pt := p.points[hookPoint{l.Index, a.Direction == shaper.Ingress}]
 		has := pt != nil && pt.Name == a.Name && pt.ifname == l.Name
-		if (a.matches(l.Name) && !gone) != has {
+		if (a.Matches(l.Name) && !gone) != has {
 			return true
 		}
 	}
@@ -230,7 +232,7 @@ func (p *Plane) updateFailed(wanted map[hookPoint]*target) {
 		present[w.Name][w.name()] = true
 		if p.points[key] == nil {
 			err := cmp.Or(p.faults[pointName(w.Name, w.name())], "not attached")
-			p.failed = append(p.failed, PointStatus{Attachment: w.Name, Interface: w.name(), Ingress: w.Ingress, Mode: w.Mode, Err: err})
+			p.failed = append(p.failed, PointStatus{Attachment: w.Name, Interface: w.name(), Direction: w.Direction, Mode: w.EffectiveMode(), Err: err})
 		}
 	}
 	for _, pt := range was {
@@ -240,6 +242,6 @@ func (p *Plane) updateFailed(wanted map[hookPoint]*target) {
 	}
 	for i := range p.attachments {
 		a := &p.attachments[i]
-		p.report(a.Name, missingError(a.missingInterfaces(present[a.Name])))
+		p.report(a.Name, missingError(missingInterfaces(a, present[a.Name])))
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+
+	"shaperd.dev/shaperd/shaper"
 )
 
 // TestStatus_MissingInterfaces has attachments without interfaces: an unmatched pattern is no error, but a
@@ -16,8 +18,8 @@ func TestStatus_MissingInterfaces(t *testing.T) {
 	w := newWire(t, "ab")
 	p := openPlane(t)
 	p.apply(nil,
-		Attachment{Name: "named", Interfaces: []string{w.to.Attrs().Name, "nowhere0"}, Mode: Police},
-		Attachment{Name: "tunnels", Interfaces: []string{"abwg*"}, Mode: Police, Hook: Clsact})
+		shaper.Attachment{Name: "named", Interfaces: []string{w.to.Attrs().Name, "nowhere0"}, Mode: shaper.AttachPolice},
+		shaper.Attachment{Name: "tunnels", Interfaces: []string{"abwg*"}, Mode: shaper.AttachPolice, Hook: shaper.HookClsact})
 	want := func(points ...PointStatus) {
 		t.Helper()
 		var got []PointStatus
@@ -80,7 +82,7 @@ func TestStatus_MissingInterfaces(t *testing.T) {
 func TestRepair_InterfaceRemoved(t *testing.T) {
 	w := newWire(t, "am")
 	p := openPlane(t)
-	p.apply(nil, Attachment{Name: "here", Interfaces: []string{w.from.Attrs().Name}, Mode: Police})
+	p.apply(nil, shaper.Attachment{Name: "here", Interfaces: []string{w.from.Attrs().Name}, Mode: shaper.AttachPolice})
 	p.changeMu.Lock()
 	defer p.changeMu.Unlock()
 	p.mu.Lock()

@@ -15,7 +15,7 @@ import (
 func TestPlane_AttachesToNewInterfaces(t *testing.T) {
 	const n = 20
 	p := openPlane(t)
-	p.apply([]shaper.Limit{tenAnHour("here")}, Attachment{Name: "here", Interfaces: []string{"many[0-9]*"}, Mode: Police})
+	p.apply([]shaper.Limit{tenAnHour("here")}, shaper.Attachment{Name: "here", Interfaces: []string{"many[0-9]*"}, Mode: shaper.AttachPolice})
 	loaded := len(p.programs)
 	if loaded != 1 {
 		t.Errorf("%d programs are loaded without an interface, want one", loaded)
@@ -53,7 +53,7 @@ func TestPlane_AttachesToNewInterfaces(t *testing.T) {
 // periodic checks.
 func TestPlane_FollowsLinkEvents(t *testing.T) {
 	p := openPlane(t)
-	p.apply([]shaper.Limit{tenAnHour("here")}, Attachment{Name: "here", Interfaces: []string{"newcomer0"}, Mode: Police})
+	p.apply([]shaper.Limit{tenAnHour("here")}, shaper.Attachment{Name: "here", Interfaces: []string{"newcomer0"}, Mode: shaper.AttachPolice})
 	w := newWire(t, "newcomer")
 	within(t, 10*time.Second, func() bool { return p.point().Interface != "" })
 	w.want(p, 1, 20, 10)

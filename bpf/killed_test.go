@@ -26,7 +26,7 @@ import (
 func TestHeartbeat_WhileLocked(t *testing.T) {
 	w := newWire(t, "bl")
 	p := openPlane(t)
-	a := Attachment{Name: "edge", Interfaces: []string{w.to.Attrs().Name}, Ingress: true, Mode: Police}
+	a := shaper.Attachment{Name: "edge", Interfaces: []string{w.to.Attrs().Name}, Direction: shaper.Ingress, Mode: shaper.AttachPolice}
 	p.apply([]shaper.Limit{tenAnHour("edge")}, a)
 	c := p.prepare(a)
 	defer c.Cancel()
@@ -45,7 +45,7 @@ func TestHeartbeat_WhileLocked(t *testing.T) {
 func TestPrepare_EnforcesNothing(t *testing.T) {
 	one, other := newWire(t, "pa"), newWire(t, "pb")
 	p := openPlane(t)
-	a := Attachment{Name: "edge", Interfaces: []string{one.from.Attrs().Name}, Mode: Police, Hook: hooks(t)[0]}
+	a := shaper.Attachment{Name: "edge", Interfaces: []string{one.from.Attrs().Name}, Mode: shaper.AttachPolice, Hook: hooks(t)[0]}
 	p.apply([]shaper.Limit{tenAnHour("edge")}, a)
 
 	wide := a
@@ -55,7 +55,7 @@ func TestPrepare_EnforcesNothing(t *testing.T) {
 	c.Cancel()
 
 	moved := a
-	moved.Hook = Clsact
+	moved.Hook = shaper.HookClsact
 	c = p.prepare(moved)
 	one.want(p, 2, 20, 10)
 	c.Cancel()
@@ -67,13 +67,13 @@ func TestPrepare_EnforcesNothing(t *testing.T) {
 	other.want(p, 3, 20, 10)
 }
 
-func (p *testPlane) prepare(a Attachment) *Change {
+func (p *testPlane) prepare(a shaper.Attachment) *Change {
 	p.t.Helper()
 	policy, err := p.shaper.Compile([]shaper.Limit{tenAnHour(a.Name)}, nil, []shaper.Attachment{{Name: a.Name}}, nil, false)
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	c, err := p.Prepare([]Attachment{a}, nil, policy)
+	c, err := p.Prepare([]shaper.Attachment{a}, nil, policy)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -87,7 +87,7 @@ func TestPrepare_Killed(t *testing.T) {
 		t.Run(hook.String(), func(t *testing.T) {
 			w := newWire(t, "kp")
 			p := openPlane(t)
-			a := Attachment{Name: "edge", Interfaces: []string{w.to.Attrs().Name}, Ingress: true, Mode: Police, Hook: hook}
+			a := shaper.Attachment{Name: "edge", Interfaces: []string{w.to.Attrs().Name}, Direction: shaper.Ingress, Mode: shaper.AttachPolice, Hook: hook}
 			c := p.prepare(a)
 			p.stopLoops()                // as its goroutines end with it
 			for _, pt := range c.added { // as the kernel does when it ends
@@ -132,7 +132,7 @@ func TestOpen_KilledBefore(t *testing.T) {
 					t.Fatal(err)
 				}
 				if next == "open" {
-					a := Attachment{Name: "edge", Interfaces: []string{w.to.Attrs().Name}, Ingress: true, Mode: Police, Keep: true}
+					a := shaper.Attachment{Name: "edge", Interfaces: []string{w.to.Attrs().Name}, Direction: shaper.Ingress, Mode: shaper.AttachPolice, OnStop: shaper.StopKeep}
 					p.open()
 					p.apply([]shaper.Limit{tenAnHour("edge")}, a)
 					w.want(p, 1, 20, 10)
@@ -159,7 +159,7 @@ func TestDetach_AfterKilledDetach(t *testing.T) {
 		t.Run(hook.String(), func(t *testing.T) {
 			w := newWire(t, "kd")
 			p := openPlane(t)
-			a := Attachment{Name: "edge", Interfaces: []string{w.to.Attrs().Name}, Ingress: true, Mode: Police, Hook: hook, Keep: true}
+			a := shaper.Attachment{Name: "edge", Interfaces: []string{w.to.Attrs().Name}, Direction: shaper.Ingress, Mode: shaper.AttachPolice, Hook: hook, OnStop: shaper.StopKeep}
 			p.apply([]shaper.Limit{tenAnHour("edge")}, a)
 			p.stopLoops()
 			for _, pt := range p.points {
@@ -183,7 +183,7 @@ func TestDetach_AfterKilledDetach(t *testing.T) {
 // TestSwap_Killed kills daemons one after the other between recording a swap and making it:
 // none takes the current table for free.
 func TestSwap_Killed(t *testing.T) {
-	b := newTCP(t, Police, shaper.Limit{Name: "p", Packets: shaper.Frequency{N: 1000, Per: time.Second}})
+	b := newTCP(t, shaper.AttachPolice, shaper.Limit{Name: "p", Packets: shaper.Frequency{N: 1000, Per: time.Second}})
 	var id uint32
 	if err := b.Policies.Lookup(uint32(0), &id); err != nil {
 		t.Fatal(err)
@@ -211,8 +211,8 @@ func TestPlane_OverlappingAttachments(t *testing.T) {
 	w := newWire(t, "over")
 	p := openPlane(t)
 	p.apply([]shaper.Limit{tenAnHour("a")},
-		Attachment{Name: "a", Interfaces: []string{"lap*"}, Mode: Police},
-		Attachment{Name: "b", Interfaces: []string{"*p9", w.from.Attrs().Name}, Mode: Police})
+		shaper.Attachment{Name: "a", Interfaces: []string{"lap*"}, Mode: shaper.AttachPolice},
+		shaper.Attachment{Name: "b", Interfaces: []string{"*p9", w.from.Attrs().Name}, Mode: shaper.AttachPolice})
 	for _, name := range []string{"lap9", "lap5"} {
 		pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "peer" + name}
 		if err := netlink.LinkAdd(pair); err != nil {
@@ -247,7 +247,7 @@ func tryOpen(p *testPlane) error {
 func TestOpen_OtherNetworkNamespace(t *testing.T) {
 	w := newWire(t, "else")
 	p := openPlane(t)
-	a := Attachment{Name: "edge", Interfaces: []string{"else1"}, Ingress: true, Mode: Police, Hook: Clsact, Keep: true}
+	a := shaper.Attachment{Name: "edge", Interfaces: []string{"else1"}, Direction: shaper.Ingress, Mode: shaper.AttachPolice, Hook: shaper.HookClsact, OnStop: shaper.StopKeep}
 	p.apply([]shaper.Limit{tenAnHour("edge")}, a)
 	refused := func(where, text string, do func() error) {
 		t.Helper()
@@ -296,7 +296,7 @@ func TestOpen_OtherNetworkNamespace(t *testing.T) {
 // namespace is refused while the former exists, and starts when it is gone.
 func TestOpen_RemovedNetworkNamespace(t *testing.T) {
 	const inside = "SHAPERD_TEST_GONE" // path of the parent of the pin directory
-	limit, a := tenAnHour("edge"), Attachment{Name: "edge", Interfaces: []string{"gone1"}, Ingress: true, Mode: Police, Hook: XDP, Keep: true}
+	limit, a := tenAnHour("edge"), shaper.Attachment{Name: "edge", Interfaces: []string{"gone1"}, Direction: shaper.Ingress, Mode: shaper.AttachPolice, Hook: shaper.HookXDP, OnStop: shaper.StopKeep}
 	limit.MaxConnections = 5
 	if above := os.Getenv(inside); above != "" {
 		newWire(t, "gone")

@@ -321,7 +321,7 @@ func (m *model) track(c *modelConn, side int, flags byte, seq, acked, end uint32
 // programs and to the model, which must agree on each.
 func TestModel(t *testing.T) {
 	rnd := testutil.Rand(t)
-	b := newTCPVariant(t, Police, map[string]any{
+	b := newTCPVariant(t, shaper.AttachPolice, map[string]any{
 		kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Hour),
 	}, testIdleTimeout)
 	all := shaper.Limit{Name: "all", MaxConnections: 6}
@@ -443,7 +443,7 @@ func TestModel(t *testing.T) {
 // agree on each, to the tick.
 func TestNewConnectionsParity(t *testing.T) {
 	rnd := testutil.Rand(t)
-	b := newTCP(t, Shape)
+	b := newTCP(t, shaper.AttachShape)
 	var delays, refusals int
 	for round := range 30 {
 		b.clearMaps()

@@ -14,7 +14,7 @@ import (
 // TestObserve_RefusalOfEnforcedLimit lets an observing limit refuse a SYN that another limit drops: it is
 // dropped and counted as without the first.
 func TestObserve_RefusalOfEnforcedLimit(t *testing.T) {
-	b := newTCP(t, Police,
+	b := newTCP(t, shaper.AttachPolice,
 		shaper.Limit{Name: "rate", Packets: shaper.Frequency{N: 1, Per: time.Hour}},
 		shaper.Limit{Name: "seen", Observe: true, NewConnections: shaper.Frequency{N: 1, Per: time.Hour}})
 	b.open(dial("10.0.0.1:40000"))
@@ -28,7 +28,7 @@ func TestObserve_RefusalOfEnforcedLimit(t *testing.T) {
 // that shapes, next to a limit that observes.
 func TestObserve_CountsLikeShape(t *testing.T) {
 	var got [2]kernelCounters
-	for i, mode := range []Mode{Shape, Observe} {
+	for i, mode := range []shaper.AttachMode{shaper.AttachShape, shaper.AttachObserve} {
 		t.Run(mode.String(), func(t *testing.T) {
 			b := newTCP(t, mode,
 				shaper.Limit{Name: "rate", Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: time.Second},
@@ -47,7 +47,7 @@ func TestObserve_CountsLikeShape(t *testing.T) {
 // TestCounters_Monotonic reads counters while SYNs are refused: none ever decreases, which
 // monitoring would take for a restart.
 func TestCounters_Monotonic(t *testing.T) {
-	b := newTCPVariant(t, Police, nil, testIdleTimeout,
+	b := newTCPVariant(t, shaper.AttachPolice, nil, testIdleTimeout,
 		shaper.Limit{Name: "rate", Packets: shaper.Frequency{N: 1e9, Per: time.Second}, MaxDelay: time.Second},
 		dropSilently(shaper.Limit{Name: "new", NewConnections: shaper.Frequency{N: 1, Per: time.Hour}}))
 	b.open(dial("10.0.0.1:40000"))
@@ -82,7 +82,7 @@ func TestCounters_Monotonic(t *testing.T) {
 func TestFirstConnections_Concurrent(t *testing.T) {
 	var refused atomic.Int32
 	for range 5 {
-		b := newTCPVariant(t, Police, nil, testIdleTimeout, capped(1000))
+		b := newTCPVariant(t, shaper.AttachPolice, nil, testIdleTimeout, capped(1000))
 		var ready, done sync.WaitGroup
 		ready.Add(2)
 		for _, client := range []string{"10.0.0.1:40000", "10.0.0.1:40001"} {

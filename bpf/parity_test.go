@@ -298,15 +298,15 @@ func testHashes(m *generator) (h hashes) {
 // TestParity runs random packets through package shaper and through the programs in
 // the kernel: they must agree on every packet, to the tick.
 func TestParity(t *testing.T) {
-	t.Run("tc", func(t *testing.T) { testParity(t, uint32(Shape), (*bench).tc) })
-	t.Run("xdp", func(t *testing.T) { testParity(t, uint32(Police), (*bench).xdp) })
+	t.Run("tc", func(t *testing.T) { testParity(t, uint32(shaper.AttachShape), (*bench).tc) })
+	t.Run("xdp", func(t *testing.T) { testParity(t, uint32(shaper.AttachPolice), (*bench).xdp) })
 }
 
 func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample) (uint32, uint64)) {
 	rnd := testutil.Rand(t)
 	b := newBench(t, kernelConfig{AttachId: 3, Mode: mode, Ethernet: 1, Keep: 1, MaxLimits: shaper.MaxLimits})
 	next, drop := uint32(tcNext), uint32(tcDrop)
-	if mode == uint32(Police) {
+	if mode == uint32(shaper.AttachPolice) {
 		next, drop = xdpPass, xdpDrop
 	}
 	policies := *policies
@@ -341,18 +341,18 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 		for i := range *packets {
 			now += m.pause()
 			k := m.packet(uint64(now / 64))
-			if mode == uint32(Police) {
+			if mode == uint32(shaper.AttachPolice) {
 				k.gsoSize, k.segments = 0, 1 // XDP runs before GRO
 			} else if m.IntN(10) == 0 {
 				k.stamp = uint64(now/64) + m.Uint64N(1e8)
 			}
-			want, limited := wantDecision(s, p, &k, now, mode == uint32(Police))
+			want, limited := wantDecision(s, p, &k, now, mode == uint32(shaper.AttachPolice))
 			action, got, stamp := b.run(t, &k, uint64(now/64), run)
 			wantAction, wantStamp, wantData := next, k.stamp, k.data
 			if limited {
 				if want.Verdict == shaper.Refuse {
 					wantAction = drop
-				} else if mode == uint32(Shape) {
+				} else if mode == uint32(shaper.AttachShape) {
 					wantStamp = max(wantStamp, uint64(want.Depart.Duration()))
 				}
 				if want.Verdict == shaper.Delay && (k.ecn == 1 || k.ecn == 2) && uint64(want.Depart-now) > markDelay(p.Limit(want.Limit), p.Shape(want.Limit)) {
@@ -382,7 +382,7 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 			if uint64(size) != k.bytes || uint64(segments) != k.segments {
 				t.Fatalf("policy %d, packet %d: %d bytes in %d segments, want %d in %d\n%+v\n%x", policy, i, size, segments, k.bytes, k.segments, k.flow, k.data)
 			}
-			if want.Verdict == shaper.Refuse && mode == uint32(Police) && p.Calendars()&(1<<want.Limit) != 0 && leaky.Time(got.Depart) <= want.Depart {
+			if want.Verdict == shaper.Refuse && mode == uint32(shaper.AttachPolice) && p.Calendars()&(1<<want.Limit) != 0 && leaky.Time(got.Depart) <= want.Depart {
 				got.Depart = uint64(want.Depart) // the programs stop searching a calendar when one of its meters refuses
 			}
 			if action != wantAction || stamp != wantStamp && action != drop || got.Verdict != uint32(want.Verdict) ||
@@ -404,7 +404,7 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 			}
 		}
 		for i := range p.Len() {
-			b.checkCounters(t, n.limits[p.Limit(i).Name], p.State(i), marked[i], mode == uint32(Police))
+			b.checkCounters(t, n.limits[p.Limit(i).Name], p.State(i), marked[i], mode == uint32(shaper.AttachPolice))
 			marks += marked[i]
 		}
 	}
@@ -417,7 +417,7 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 			t.Errorf("only %d %s", n, what)
 		}
 	}
-	if mode == uint32(Shape) && stamped < 1+total/2000 {
+	if mode == uint32(shaper.AttachShape) && stamped < 1+total/2000 {
 		t.Errorf("only %d later timestamps", stamped)
 	}
 }

@@ -41,7 +41,7 @@ type Plane struct {
 	mu             sync.Mutex // changes to what it guards need changeMu too, except for counters and faults
 	kernel         *kernel
 	sampler        *sampler
-	attachments    []Attachment
+	attachments    []shaper.Attachment
 	listeners      []netip.AddrPort
 	numbers        numbers
 	policy         *shaper.Policy
@@ -160,15 +160,8 @@ func (p *Plane) savePoints() {
 }
 
 // attachError adds the attachment, interface and direction to an error.
-func attachError(a *Attachment, ifname string, err error) error {
-	return fmt.Errorf("attach %q to %s, %s: %w", a.Name, ifname, direction(a.Ingress), err)
-}
-
-func direction(ingress bool) string {
-	if ingress {
-		return "ingress"
-	}
-	return "egress"
+func attachError(a *shaper.Attachment, ifname string, err error) error {
+	return fmt.Errorf("attach %q to %s, %s: %w", a.Name, ifname, a.Direction, err)
 }
 
 // detachPoint detaches a point and clears its faults.
@@ -185,7 +178,7 @@ func (p *Plane) detachPoint(pt *point) {
 
 // removeUnused removes the queues and qdiscs of points that no longer exist.
 func (p *Plane) removeUnused() error {
-	return p.kernel.removeUnused(func(at hookPoint) bool { return p.points[at] != nil && p.points[at].Mode == Shape })
+	return p.kernel.removeUnused(func(at hookPoint) bool { return p.points[at] != nil && p.points[at].Shapes() })
 }
 
 // report sets the fault of a subject, or clears it when err is nil, and logs changes.
@@ -338,7 +331,7 @@ func (p *Plane) Close() error {
 	var errs []error
 	keep := false
 	for _, pt := range p.points {
-		if pt.Keep {
+		if pt.OnStop == shaper.StopKeep {
 			pt.release()
 			keep = true
 			p.log.Info("attachment stays enforced without a daemon", "attachment", pt.Name, "interface", pt.ifname)

@@ -36,7 +36,7 @@ func TestCap_SurvivesDaemon(t *testing.T) {
 			t.Cleanup(func() { _ = server.Close(); served.Wait() })
 			// At a veth, XDP breaks offloaded checksums, and cannot reply to a peer
 			// without NAPI.
-			silent := hook == XDP
+			silent := hook == shaper.HookXDP
 			if silent {
 				from.do(func() error {
 					eth0, err := netlink.LinkByName("eth0")
@@ -70,7 +70,7 @@ func TestCap_SurvivesDaemon(t *testing.T) {
 			if silent {
 				l.RefuseWith = shaper.RefuseDrop
 			}
-			a := Attachment{Name: "here", Interfaces: []string{"inside"}, Ingress: true, Mode: Police, Hook: hook, Keep: true, IdleTimeout: time.Hour}
+			a := shaper.Attachment{Name: "here", Interfaces: []string{"inside"}, Direction: shaper.Ingress, Mode: shaper.AttachPolice, Hook: hook, OnStop: shaper.StopKeep, IdleTimeout: time.Hour}
 			p.apply([]shaper.Limit{l}, a)
 			open := dial(10)
 			if len(open) != most {

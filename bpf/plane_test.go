@@ -18,7 +18,7 @@ import (
 // and the fault is reported.
 func TestCommit_RegistryFull(t *testing.T) {
 	p := openPlane(t)
-	here := Attachment{Name: "here", Interfaces: []string{"elsewhere0"}, Mode: Police}
+	here := shaper.Attachment{Name: "here", Interfaces: []string{"elsewhere0"}, Mode: shaper.AttachPolice}
 	a, b := shaper.Limit{Name: "a", Packets: perSecond(1)}, shaper.Limit{Name: "b", Packets: perSecond(1)}
 	p.apply(attachHere(a), here)
 	text, err := json.Marshal(p.kernel.registry)
@@ -39,20 +39,20 @@ func TestCommit_RegistryFull(t *testing.T) {
 
 func TestPlane_Police(t *testing.T) {
 	for _, c := range []struct {
-		hook    Hook
+		hook    shaper.Hook
 		ingress bool
-	}{{Auto, false}, {Auto, true}, {TCX, false}, {TCX, true}, {Clsact, false}, {Clsact, true}, {XDP, true}} {
-		t.Run(c.hook.String()+" "+direction(c.ingress), func(t *testing.T) {
+	}{{shaper.HookAuto, false}, {shaper.HookAuto, true}, {shaper.HookTCX, false}, {shaper.HookTCX, true}, {shaper.HookClsact, false}, {shaper.HookClsact, true}, {shaper.HookXDP, true}} {
+		t.Run(c.hook.String()+" "+direction(c.ingress).String(), func(t *testing.T) {
 			w := newWire(t, "police")
 			p := openPlane(t)
-			if c.hook == TCX && !hasTCX(t) {
-				err := p.tryApply(nil, Attachment{Name: "here", Interfaces: []string{"police0"}, Mode: Police, Hook: TCX})
+			if c.hook == shaper.HookTCX && !hasTCX(t) {
+				err := p.tryApply(nil, shaper.Attachment{Name: "here", Interfaces: []string{"police0"}, Mode: shaper.AttachPolice, Hook: shaper.HookTCX})
 				if !errors.Is(err, ebpf.ErrNotSupported) {
 					t.Fatalf("%v, want ErrNotSupported", err)
 				}
 				return
 			}
-			a := Attachment{Name: "here", Interfaces: []string{"police0"}, Ingress: c.ingress, Mode: Police, Hook: c.hook}
+			a := shaper.Attachment{Name: "here", Interfaces: []string{"police0"}, Direction: direction(c.ingress), Mode: shaper.AttachPolice, Hook: c.hook}
 			if c.ingress {
 				a.Interfaces = []string{"police1"}
 			}
@@ -79,7 +79,7 @@ func TestPlane_ReportsFullTable(t *testing.T) {
 	p := &testPlane{t: t, keys: 4, pins: filepath.Join(pins, "NoRoomForBuckets")}
 	p.open()
 	t.Cleanup(func() { _ = p.Close() })
-	p.apply([]shaper.Limit{tenAnHour("here")}, Attachment{Name: "here", Interfaces: []string{"full0"}, Mode: Police})
+	p.apply([]shaper.Limit{tenAnHour("here")}, shaper.Attachment{Name: "here", Interfaces: []string{"full0"}, Mode: shaper.AttachPolice})
 	for source := range byte(40) {
 		w.send(1+source, 20)
 	}
@@ -93,7 +93,7 @@ func TestPlane_ReportsFullTable(t *testing.T) {
 func TestCommit_RateChangeKeepsBacklog(t *testing.T) {
 	w := newWire(t, "reload")
 	p := openPlane(t)
-	a := Attachment{Name: "here", Interfaces: []string{"reload1"}, Ingress: true, Mode: Police}
+	a := shaper.Attachment{Name: "here", Interfaces: []string{"reload1"}, Direction: shaper.Ingress, Mode: shaper.AttachPolice}
 	l := tenAnHour("here")
 	p.apply([]shaper.Limit{l}, a)
 	w.want(p, 1, 5, 5)

@@ -11,7 +11,7 @@ import (
 
 // point is an attachment at one interface.
 type point struct {
-	Attachment
+	shaper.Attachment
 	ifindex int
 	ifname  string
 	hook    hook
@@ -24,13 +24,13 @@ type point struct {
 	uncovered [2]error    // by role: why packets miss the program
 }
 
-func (pt *point) key() hookPoint { return hookPoint{pt.ifindex, pt.Ingress} }
+func (pt *point) key() hookPoint { return hookPoint{pt.ifindex, pt.Direction == shaper.Ingress} }
 
 // replyPoint is the hook point of the reply program.
-func (pt *point) replyPoint() hookPoint { return hookPoint{pt.ifindex, !pt.Ingress} }
+func (pt *point) replyPoint() hookPoint { return hookPoint{pt.ifindex, pt.Direction == shaper.Egress} }
 
 func (pt *point) saved() savedPoint {
-	return savedPoint{pt.Name, pt.ifindex, pt.Ingress, pt.Hook, pt.Mode, pt.replies != nil}
+	return savedPoint{pt.Name, pt.ifindex, pt.Direction == shaper.Ingress, pt.Hook, pt.EffectiveMode(), pt.replies != nil}
 }
 
 // Subjects of a point's faults.
@@ -44,17 +44,17 @@ func (pt *point) coverageSubject(r role) string {
 func pointName(attachment, ifname string) string { return attachment + " at " + ifname }
 
 // fits reports whether the programs of a point suit a under p.
-func (pt *point) fits(a *Attachment, p *shaper.Policy) bool {
-	return pt.loaded && pt.Name == a.Name && pt.Mode == a.Mode && pt.Hook == a.Hook && pt.Keep == a.Keep &&
+func (pt *point) fits(a *shaper.Attachment, p *shaper.Policy) bool {
+	return pt.loaded && pt.Name == a.Name && pt.EffectiveMode() == a.EffectiveMode() && pt.Hook == a.Hook && pt.OnStop == a.OnStop &&
 		pt.Queue == a.Queue && pt.IdleTimeout == a.IdleTimeout &&
-		(pt.replies != nil) == a.countsConnections(p) && pt.limits == a.programLimits(p)
+		(pt.replies != nil) == countsConnections(a, p) && pt.limits == programLimits(a, p)
 }
 
 // repliesPin is the suffix of the pin of a reply program.
 const repliesPin = "-replies"
 
 // attach attaches programs to an interface.
-func (p *Plane) attach(key hookPoint, a *Attachment, progs *programs) (*point, error) {
+func (p *Plane) attach(key hookPoint, a *shaper.Attachment, progs *programs) (*point, error) {
 	l, err := netlink.LinkByIndex(key.ifindex)
 	if err != nil {
 		return nil, attachError(a, strconv.Itoa(key.ifindex), err)
@@ -73,14 +73,14 @@ func (p *Plane) attachTo(l netlink.Link, pt *point, progs *programs) error {
 	if err := p.kernel.recordPoint(l, s); err != nil {
 		return err
 	}
-	if pt.Mode == Shape {
+	if pt.Shapes() {
 		if err := p.addQueue(pt.key(), &pt.Attachment); err != nil {
 			return err
 		}
 	}
 	at, ifb := pt.key(), l
 	var err error
-	if pt.usesIFB() {
+	if usesIFB(&pt.Attachment) {
 		if ifb, err = pt.link(); err != nil {
 			return err
 		}
@@ -90,7 +90,7 @@ func (p *Plane) attachTo(l netlink.Link, pt *point, progs *programs) error {
 	if pt.hook, err = attach(pt.Hook, at, limitProg, progs.limit, pin); err != nil {
 		return err
 	}
-	if err = pt.attachReplies(progs, pin); err == nil && pt.usesIFB() {
+	if err = pt.attachReplies(progs, pin); err == nil && usesIFB(&pt.Attachment) {
 		err = p.redirect(l, ifb, &pt.Attachment)
 	}
 	if err != nil {
@@ -100,8 +100,8 @@ func (p *Plane) attachTo(l netlink.Link, pt *point, progs *programs) error {
 }
 
 // redirect redirects packets that come in at l to ifb, unless a foreign program conflicts.
-func (p *Plane) redirect(l, ifb netlink.Link, a *Attachment) error {
-	all, err := a.foreign(l, p.ownLinks())
+func (p *Plane) redirect(l, ifb netlink.Link, a *shaper.Attachment) error {
+	all, err := foreignAt(a, l, p.ownLinks())
 	if err == nil {
 		err = redirectConflict(all)
 	}
@@ -114,7 +114,7 @@ func (p *Plane) redirect(l, ifb netlink.Link, a *Attachment) error {
 // attachReplies attaches the reply program, if there is one, in the other direction.
 func (pt *point) attachReplies(progs *programs, pin string) (err error) {
 	if progs.replies != nil {
-		pt.replies, err = attach(pt.Hook.replyHook(), pt.replyPoint(), replyProg, progs.replies, pin+repliesPin)
+		pt.replies, err = attach(replyHook(pt.Hook), pt.replyPoint(), replyProg, progs.replies, pin+repliesPin)
 	}
 	return err
 }
@@ -128,11 +128,8 @@ func (pt *point) detach() error {
 	return err
 }
 
-// usesIFB reports whether packets of a pass through an intermediate device (IFB).
-func (a *Attachment) usesIFB() bool { return a.Ingress && a.Mode == Shape }
-
 // addQueue creates the queue of a, or updates an existing one.
-func (p *Plane) addQueue(key hookPoint, a *Attachment) error {
+func (p *Plane) addQueue(key hookPoint, a *shaper.Attachment) error {
 	l, err := netlink.LinkByIndex(key.ifindex)
 	if err != nil {
 		return err
@@ -144,17 +141,17 @@ func (p *Plane) addQueue(key hookPoint, a *Attachment) error {
 			return err
 		}
 	}
-	if a.usesIFB() {
+	if usesIFB(a) {
 		if l, err = setUpIFB(l); err != nil {
 			return err
 		}
 	}
-	return setUpQueue(l, a.queue(), func(was savedQdiscs) error { return p.kernel.recordQueue(key, was) })
+	return setUpQueue(l, queueFor(a), func(was savedQdiscs) error { return p.kernel.recordQueue(key, was) })
 }
 
 // link returns the interface whose queue holds the packets of a point.
 func (pt *point) link() (netlink.Link, error) {
-	if pt.usesIFB() {
+	if usesIFB(&pt.Attachment) {
 		return netlink.LinkByName(ifbName(pt.ifindex))
 	}
 	return netlink.LinkByIndex(pt.ifindex)
@@ -167,10 +164,10 @@ func (pt *point) check() error {
 	if err == nil && pt.replies != nil {
 		err = pt.replies.check()
 	}
-	if err != nil || pt.Mode != Shape {
+	if err != nil || !pt.Shapes() {
 		return err
 	}
-	if pt.usesIFB() {
+	if usesIFB(&pt.Attachment) {
 		l, err := netlink.LinkByIndex(pt.ifindex)
 		if err != nil {
 			return err
@@ -183,11 +180,11 @@ func (pt *point) check() error {
 	if err != nil {
 		return err
 	}
-	return checkQueue(l, pt.queue())
+	return checkQueue(l, queueFor(&pt.Attachment))
 }
 
 // replace replaces the programs of a point.
-func (p *Plane) replace(pt *point, progs *programs, a *Attachment) error {
+func (p *Plane) replace(pt *point, progs *programs, a *shaper.Attachment) error {
 	pin := pt.saved().pin(p.dir)
 	if err := pt.hook.update(progs.limit); err != nil {
 		return err
@@ -196,7 +193,7 @@ func (p *Plane) replace(pt *point, progs *programs, a *Attachment) error {
 	if err := pt.replaceReplies(progs, pin); err != nil {
 		return err
 	}
-	if a.Mode == Shape {
+	if a.Shapes() {
 		return p.addQueue(pt.key(), a)
 	}
 	return nil

@@ -11,6 +11,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/shaper"
 )
 
 // TestCapabilities attaches a program with exactly the capabilities that the packet plane
@@ -82,7 +84,7 @@ func attachOnce(l netlink.Link) error {
 		return err
 	}
 	defer tc.Limit.Close()
-	h, err := attach(Auto, hookPoint{ifindex: l.Attrs().Index}, limitProg, tc.Limit, filepath.Join(pins, "privileges-link"))
+	h, err := attach(shaper.HookAuto, hookPoint{ifindex: l.Attrs().Index}, limitProg, tc.Limit, filepath.Join(pins, "privileges-link"))
 	if err != nil {
 		return err
 	}

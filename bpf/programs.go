@@ -36,7 +36,7 @@ type programKey struct {
 const fewLimits = 8
 
 // programLimits returns the number of limits that the programs of a are loaded for under p.
-func (a *Attachment) programLimits(p *shaper.Policy) uint32 {
+func programLimits(a *shaper.Attachment, p *shaper.Policy) uint32 {
 	if bits.OnesCount64(uint64(p.OriginSet(p.AttachmentIndex(a.Name)))) <= fewLimits {
 		return fewLimits
 	}
@@ -45,13 +45,13 @@ func (a *Attachment) programLimits(p *shaper.Policy) uint32 {
 
 // programKeyOf returns the key of the programs of a under p, with the numbers n, for packets with
 // or without an Ethernet header.
-func programKeyOf(a *Attachment, n numbers, p *shaper.Policy, ethernet bool) programKey {
+func programKeyOf(a *shaper.Attachment, n numbers, p *shaper.Policy, ethernet bool) programKey {
 	return programKey{
 		at: kernelConfig{
-			AttachId: n.attachments[a.Name], Mode: uint32(a.Mode), Ethernet: u32(ethernet), Keep: u32(a.Keep),
-			Egress: u32(!a.Ingress), IdleTimeout: uint64(a.IdleTimeout), MaxLimits: a.programLimits(p), QueueLimit: uint32(a.Queue),
+			AttachId: n.attachments[a.Name], Mode: programModes[a.EffectiveMode()], Ethernet: u32(ethernet), Keep: u32(a.OnStop == shaper.StopKeep),
+			Egress: u32(a.Direction == shaper.Egress), IdleTimeout: uint64(a.IdleTimeout), MaxLimits: programLimits(a, p), QueueLimit: uint32(a.Queue),
 		},
-		xdp: a.Hook == XDP, countsConnections: a.countsConnections(p),
+		xdp: a.Hook == shaper.HookXDP, countsConnections: countsConnections(a, p),
 	}
 }
 

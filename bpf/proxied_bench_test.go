@@ -10,6 +10,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
+
+	"shaperd.dev/shaperd/shaper"
 )
 
 // BenchmarkProxied reports the cost of a segment of a proxied connection in the kernel, and of one
@@ -41,7 +43,7 @@ func BenchmarkProxied(b *testing.B) {
 		{"reply, not proxied", false, 1, replySegment, replyProgram},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			at := kernelConfig{Mode: uint32(Police), Ethernet: 1, Keep: 1, IdleTimeout: testIdleTimeout, Egress: c.egress}
+			at := kernelConfig{Mode: programModes[shaper.AttachPolice], Ethernet: 1, Keep: 1, IdleTimeout: testIdleTimeout, Egress: c.egress}
 			k := &tcpBench{bench: newVariant(b, at, nil), t: b, now: uint64(time.Hour)}
 			k.clearMaps()
 			k.setLimits(capped(1))

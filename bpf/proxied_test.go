@@ -27,12 +27,12 @@ import (
 func TestProxied_NotCounted(t *testing.T) {
 	for _, hook := range hooks(t) {
 		for _, ingress := range []bool{true, false} {
-			if hook == XDP && !ingress {
+			if hook == shaper.HookXDP && !ingress {
 				continue
 			}
 			for version, net := range routerNets {
 				t.Run(fmt.Sprint(hook, " ", direction(ingress), " ", version), func(t *testing.T) {
-					testProxied(t, net, Attachment{Ingress: ingress, Hook: hook, Mode: Police})
+					testProxied(t, net, shaper.Attachment{Direction: direction(ingress), Hook: hook, Mode: shaper.AttachPolice})
 				})
 			}
 		}
@@ -42,7 +42,7 @@ func TestProxied_NotCounted(t *testing.T) {
 // TestListeners checks that the XDP programs know the current listeners.
 func TestListeners(t *testing.T) {
 	newWire(t, "listen")
-	a := Attachment{Name: "here", Interfaces: []string{"listen0"}, Ingress: true, Mode: Police, Keep: true}
+	a := shaper.Attachment{Name: "here", Interfaces: []string{"listen0"}, Direction: shaper.Ingress, Mode: shaper.AttachPolice, OnStop: shaper.StopKeep}
 	p := openPlane(t)
 	want := func(when string, want ...string) {
 		t.Helper()
@@ -63,7 +63,7 @@ func TestListeners(t *testing.T) {
 	p.apply(nil, a)
 	want("applied", one)
 	p.listeners = []netip.AddrPort{at1, at2}
-	c, err := p.Prepare([]Attachment{a}, p.listeners, p.policy)
+	c, err := p.Prepare([]shaper.Attachment{a}, p.listeners, p.policy)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,11 +111,11 @@ func hostPort(prefix string, port uint16) string {
 type routerBench struct {
 	*testPlane
 	routerNet
-	Attachment
+	shaper.Attachment
 	from, to *host
 }
 
-func testProxied(t *testing.T, n routerNet, a Attachment) {
+func testProxied(t *testing.T, n routerNet, a shaper.Attachment) {
 	b := &routerBench{routerNet: n, Attachment: a, from: newHost(t), to: newHost(t)}
 	for _, name := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
 		if err := os.WriteFile("/proc/sys/net/"+name, []byte("1"), 0); err != nil {
@@ -125,10 +125,10 @@ func testProxied(t *testing.T, n routerNet, a Attachment) {
 	b.from.connect("inside", n.inside, n.client)
 	b.to.connect("outside", n.outside, n.server)
 	b.Name, b.IdleTimeout, b.Interfaces = "here", time.Hour, []string{"inside"}
-	if !a.Ingress {
+	if a.Direction == shaper.Egress {
 		b.Interfaces[0] = "outside"
 	}
-	if a.Hook == XDP {
+	if a.Hook == shaper.HookXDP {
 		// At a veth, XDP breaks offloaded checksums.
 		b.from.do(func() error {
 			eth0, err := netlink.LinkByName("eth0")
@@ -165,7 +165,7 @@ func testProxied(t *testing.T, n routerNet, a Attachment) {
 		return err
 	})
 	l := shaper.Limit{Name: "cap", Match: shaper.Match{Attach: []string{"here"}}, MaxConnections: most}
-	if a.Hook == XDP {
+	if a.Hook == shaper.HookXDP {
 		l.RefuseWith = shaper.RefuseDrop // XDP cannot reply to a veth peer without NAPI
 	}
 	b.apply([]shaper.Limit{l}, b.Attachment)
@@ -187,7 +187,7 @@ func testProxied(t *testing.T, n routerNet, a Attachment) {
 	b.exchangeData(proxied...)
 	b.setAllForgotten(0)
 
-	if b.Ingress {
+	if b.Direction == shaper.Ingress {
 		again := netip.AddrPortFrom(netip.MustParsePrefix(n.inside).Addr(), 82)
 		first := b.listen(true, again)
 		b.listeners = append(b.listeners, again)
@@ -232,8 +232,8 @@ func TestProxied_Bridge(t *testing.T) {
 	b.listen(true, netip.AddrPortFrom(n.any, 80))
 	b.to.do(func() error { b.listen(false, netip.AddrPortFrom(n.any, 80)); return nil })
 	l := shaper.Limit{Name: "cap", Match: shaper.Match{Attach: []string{"here"}}, MaxConnections: 2}
-	b.apply([]shaper.Limit{l}, Attachment{
-		Name: "here", Interfaces: []string{"inside"}, Ingress: true, Mode: Police, IdleTimeout: time.Hour,
+	b.apply([]shaper.Limit{l}, shaper.Attachment{
+		Name: "here", Interfaces: []string{"inside"}, Direction: shaper.Ingress, Mode: shaper.AttachPolice, IdleTimeout: time.Hour,
 	})
 	b.wantAt(hostPort(n.server, 80), 5, 2)
 	b.wantInFlight(2)
@@ -325,9 +325,9 @@ func (b *routerBench) dial(proxied bool, n int) (open []net.Conn) {
 		switch {
 		case !proxied && i%2 == 0:
 			b.from.do(forwarded)
-		case b.Ingress && proxied:
+		case b.Direction == shaper.Ingress && proxied:
 			b.from.do(func() error { return connect(hostPort(b.inside, 80)) })
-		case b.Ingress:
+		case b.Direction == shaper.Ingress:
 			b.from.do(func() error { return connect(hostPort(b.inside, 81)) })
 		default:
 			dialer.Control = b.control(proxied)
@@ -341,7 +341,7 @@ func (b *routerBench) dial(proxied bool, n int) (open []net.Conn) {
 
 // dialTimeout is the timeout of a dial, which XDP's silent refusals run into.
 func (b *routerBench) dialTimeout() time.Duration {
-	if b.Hook == XDP {
+	if b.Hook == shaper.HookXDP {
 		return time.Second
 	}
 	return 5 * time.Second
@@ -419,7 +419,7 @@ func (b *routerBench) sendStraySegments() {
 			b.t.Errorf("%d ended connections are counted", n)
 		}
 	}()
-	if !b.Ingress {
+	if b.Direction == shaper.Egress {
 		b.to.do(func() error { return sendStrayACK(b.outside, 80, 51200) })
 		return
 	}

@@ -5,6 +5,8 @@ package bpf
 import (
 	"fmt"
 	"testing"
+
+	"shaperd.dev/shaperd/shaper"
 )
 
 // TestVMProxied_NotCounted repeats the test with mode "shape": at ingress the limits are enforced at the IFB.
@@ -12,7 +14,7 @@ func TestVMProxied_NotCounted(t *testing.T) {
 	for _, ingress := range []bool{true, false} {
 		for version, net := range routerNets {
 			t.Run(fmt.Sprint(direction(ingress), " ", version), func(t *testing.T) {
-				testProxied(t, net, Attachment{Ingress: ingress, Mode: Shape, Queue: 5000})
+				testProxied(t, net, shaper.Attachment{Direction: direction(ingress), Mode: shaper.AttachShape, Queue: 5000})
 			})
 		}
 	}

@@ -31,15 +31,15 @@ type queueConfig struct {
 
 // queue returns the queue that an attachment needs. No more than a.Queue packets wait in it
 // for their time stamps (queue.h). A quarter more is for those that wait for the interface.
-func (a *Attachment) queue() queueConfig {
+func queueFor(a *shaper.Attachment) queueConfig {
 	return queueConfig{packets: uint32(a.Queue + a.Queue/4), flow: uint32(a.Queue), horizon: shaper.MaxMaxDelay + time.Second}
 }
 
 // CheckQueue returns an error when one bucket could have more full packets in the queue of a
 // than the share of one key: the queue would refuse packets that max_delay allows.
-func (a *Attachment) CheckQueue(shape *leaky.Shape) error {
+func CheckQueue(a *shaper.Attachment, shape *leaky.Shape) error {
 	const payload = 1448 // bytes in a full TCP packet
-	if a.Mode != Shape || shape.Bytes.Unlimited() && shape.Packets.Unlimited() {
+	if !a.Shapes() || shape.Bytes.Unlimited() && shape.Packets.Unlimited() {
 		return nil
 	}
 	n := uint64(math.MaxUint64)

@@ -60,7 +60,7 @@ func TestQueue_SharedBetweenKeys(t *testing.T) {
 	}
 	polite := limit("polite", shaper.KeySource, 53, 80e3, time.Second) // ports 53 and 54
 	begin := uint64(0)                                                 // ns
-	b := newBench(t, kernelConfig{Mode: uint32(Shape), Ethernet: 1, Keep: 1, IdleTimeout: testIdleTimeout, QueueLimit: queue})
+	b := newBench(t, kernelConfig{Mode: programModes[shaper.AttachShape], Ethernet: 1, Keep: 1, IdleTimeout: testIdleTimeout, QueueLimit: queue})
 	const one = queue * 17 / 20 // the share of one key
 	for _, c := range []struct {
 		name   string
@@ -130,7 +130,7 @@ func TestQueue_SharedBetweenKeys(t *testing.T) {
 // only later packets are counted.
 func TestQueue_ConcurrentCounting(t *testing.T) {
 	const longest = 30 * time.Millisecond
-	b := newTimed(t, kernelConfig{Mode: uint32(Shape), Ethernet: 1, Keep: 1, Egress: 1, QueueLimit: 1 << 20})
+	b := newTimed(t, kernelConfig{Mode: programModes[shaper.AttachShape], Ethernet: 1, Keep: 1, Egress: 1, QueueLimit: 1 << 20})
 	b.loadLimits(t, attachHere(shaper.Limit{Name: "l", Key: shaper.KeySource, Packets: perSecond(200_000), MaxDelay: longest}), nil)
 	count := func() (packets, sum uint64) {
 		w, err := b.waiting(hookPoint{ifindex: 1})

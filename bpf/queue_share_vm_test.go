@@ -27,7 +27,7 @@ func TestVMQueue_SharedBetweenKeys(t *testing.T) {
 			)
 			limits[0].Match.Port = []shaper.PortRange{{First: 53, Last: 53}}
 			limits[1].Match.Port = []shaper.PortRange{{First: 55, Last: 55}}
-			p.apply(limits, Attachment{Name: "here", Interfaces: []string{"full0"}, Mode: Shape, Queue: 1000})
+			p.apply(limits, shaper.Attachment{Name: "here", Interfaces: []string{"full0"}, Mode: shaper.AttachShape, Queue: 1000})
 			flood := packetSocket(t, l.from, 0)
 			must(t, unix.SetsockoptInt(flood, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 512<<20))
 			others := [][]byte{tiny(3, 54, 100), tiny(4, 53, 100)} // under no limit; within its own

@@ -12,6 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/vishvananda/netlink"
+
+	"shaperd.dev/shaperd/shaper"
 )
 
 // newDevice creates a veth with the given number of transmit queues. Its peer is called name + "1".
@@ -136,7 +138,7 @@ func TestCapture_Unsupported(t *testing.T) {
 			tc(t, l, c.lines...)
 			before := qdiscsOf(t, l)
 			p := openPlane(t)
-			err := p.tryApply(nil, Attachment{Name: "here", Interfaces: []string{"refused"}, Mode: Shape, Queue: 5000})
+			err := p.tryApply(nil, shaper.Attachment{Name: "here", Interfaces: []string{"refused"}, Mode: shaper.AttachShape, Queue: 5000})
 			want := `attach "here" to refused, egress: refused has a qdisc ` + c.what + `, which mode = "shape" would replace and could not restore: ` +
 				`write mode = "police", attach to another interface, or remove it with "tc qdisc del dev refused root"`
 			if err == nil || err.Error() != want {
@@ -177,7 +179,7 @@ func TestQueueSetup_Killed(t *testing.T) {
 				before := qdiscsOf(t, l)
 				p := openPlane(t)
 				was, err := capture(l, before)
-				at := savedPoint{Attachment: "here", Ifindex: l.Attrs().Index, Mode: Shape}
+				at := savedPoint{Attachment: "here", Ifindex: l.Attrs().Index, Mode: shaper.AttachShape}
 				err = errors.Join(err, p.kernel.recordPoint(l, at), p.kernel.recordQueue(hookPoint{ifindex: l.Attrs().Index}, was))
 				if err != nil {
 					t.Fatal(err)
@@ -215,7 +217,7 @@ func TestShape_NoFQ(t *testing.T) {
 	before := qdiscsOf(t, l)
 	p := openPlane(t)
 	for _, ingress := range []bool{false, true} {
-		a := Attachment{Name: "here", Interfaces: []string{"nofq"}, Ingress: ingress, Mode: Shape, Queue: 5000}
+		a := shaper.Attachment{Name: "here", Interfaces: []string{"nofq"}, Direction: direction(ingress), Mode: shaper.AttachShape, Queue: 5000}
 		if err := p.tryApply(nil, a); !errors.Is(err, no) {
 			t.Errorf("%v, want %v", err, no)
 		}
@@ -247,13 +249,13 @@ func TestClsact_RemovedWhenUnused(t *testing.T) {
 			l := newDevice(t, "clsact", 1)
 			tc(t, l, c.before...)
 			p := openPlane(t)
-			a := Attachment{Name: "here", Interfaces: []string{"clsact"}, Mode: Police, Hook: Clsact, Keep: true}
+			a := shaper.Attachment{Name: "here", Interfaces: []string{"clsact"}, Mode: shaper.AttachPolice, Hook: shaper.HookClsact, OnStop: shaper.StopKeep}
 			p.apply(nil, a)
 			tc(t, l, c.while...)
 			p.crash()
 			p.open()
 			p.apply(nil, a)
-			a.Keep = false
+			a.OnStop = shaper.StopOpen
 			p.apply(nil, a)
 			if err := p.Close(); err != nil {
 				t.Fatal(err)
@@ -276,13 +278,13 @@ func TestClsact_IngressQdiscPresent(t *testing.T) {
 	l := newDevice(t, "only", 1)
 	tc(t, l, "qdisc add ingress")
 	p := openPlane(t)
-	a := Attachment{Name: "here", Interfaces: []string{"only"}, Mode: Police, Hook: Clsact}
+	a := shaper.Attachment{Name: "here", Interfaces: []string{"only"}, Mode: shaper.AttachPolice, Hook: shaper.HookClsact}
 	err := p.tryApply(nil, a)
 	want := `attach "here" to only, egress: add qdisc clsact: the qdisc ingress occupies its place: remove it with "tc qdisc del dev only ingress"`
 	if err == nil || err.Error() != want {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}
-	a.Ingress = true
+	a.Direction = shaper.Ingress
 	p.apply(nil, a)
 	if err := p.Close(); err != nil {
 		t.Fatal(err)

@@ -16,7 +16,7 @@ import (
 // The former qdiscs are restored, whether the daemon ends, is killed, or is killed while it
 // attaches.
 func TestVMQueue_Restored(t *testing.T) {
-	a := Attachment{Name: "here", Interfaces: []string{"restore"}, Mode: Shape, Queue: 5000, Keep: true}
+	a := shaper.Attachment{Name: "here", Interfaces: []string{"restore"}, Mode: shaper.AttachShape, Queue: 5000, OnStop: shaper.StopKeep}
 	apply := func(_ *testing.T, p *testPlane) { p.apply(nil, a) }
 	detach := func(t *testing.T, p *testPlane) {
 		p.crash()
@@ -24,7 +24,7 @@ func TestVMQueue_Restored(t *testing.T) {
 	}
 	end := func(t *testing.T, p *testPlane) {
 		a := a
-		a.Keep = false
+		a.OnStop = shaper.StopOpen
 		p.apply(nil, a)
 		must(t, p.Close())
 	}
@@ -44,7 +44,7 @@ func TestVMQueue_Restored(t *testing.T) {
 		{"mq, it is killed as it attaches", 2, []string{"qdisc replace root handle 7: mq", "qdisc replace parent 7:1 handle 8: codel target 9ms", "qdisc replace parent 7:2 handle 9: tbf rate 20mbit burst 20k latency 70ms"}, func(t *testing.T, p *testPlane) {
 			policy, err := p.shaper.Compile(nil, nil, []shaper.Attachment{{Name: "here"}}, nil, false)
 			must(t, err)
-			c, err := p.Prepare([]Attachment{a}, nil, policy)
+			c, err := p.Prepare([]shaper.Attachment{a}, nil, policy)
 			must(t, err)
 			for _, pt := range c.added {
 				pt.release()
@@ -61,7 +61,7 @@ func TestVMQueue_Restored(t *testing.T) {
 			before := qdiscsOf(t, l)
 			p := openPlane(t)
 			c.attach(t, p)
-			must(t, checkQueue(l, a.queue()))
+			must(t, checkQueue(l, queueFor(&a)))
 			c.end(t, p)
 			p.Plane = nil
 			wantQdiscs(t, l, before)
@@ -75,7 +75,7 @@ func TestVMQueue_Restored(t *testing.T) {
 func TestVMQueue_Repaired(t *testing.T) {
 	l := newDevice(t, "repaired", 2)
 	p := openPlane(t)
-	a := Attachment{Name: "here", Interfaces: []string{"repaired"}, Mode: Shape, Queue: 5000}
+	a := shaper.Attachment{Name: "here", Interfaces: []string{"repaired"}, Mode: shaper.AttachShape, Queue: 5000}
 	p.apply(nil, a)
 	at := hookPoint{ifindex: l.Attrs().Index}
 	attached := p.points[at].hook
@@ -84,10 +84,10 @@ func TestVMQueue_Repaired(t *testing.T) {
 		{"qdisc replace root handle 7: tbf rate 20mbit burst 20k latency 70ms"},
 	} {
 		tc(t, l, lines...)
-		if err := checkQueue(l, a.queue()); !errors.Is(err, errQueueChanged) {
+		if err := checkQueue(l, queueFor(&a)); !errors.Is(err, errQueueChanged) {
 			t.Errorf("%v, want %v", err, errQueueChanged)
 		}
-		within(t, 5*time.Second, func() bool { return checkQueue(l, a.queue()) == nil })
+		within(t, 5*time.Second, func() bool { return checkQueue(l, queueFor(&a)) == nil })
 	}
 	p.mu.Lock()
 	if p.points[at].hook != attached {
@@ -107,22 +107,22 @@ func TestVMQueue_ModeAndHookChange(t *testing.T) {
 	tc(t, l, "qdisc replace root handle 7: fq_codel limit 777")
 	before := qdiscsOf(t, l)
 	p := openPlane(t)
-	at := Attachment{Name: "here", Interfaces: []string{"change"}, Queue: 5000}
+	at := shaper.Attachment{Name: "here", Interfaces: []string{"change"}, Queue: 5000}
 	there := at
 	there.Name = "there"
 	for _, c := range []struct {
-		a    Attachment
-		mode Mode
-		hook Hook
-	}{{at, Shape, Auto}, {at, Shape, Clsact}, {there, Shape, Clsact}, {at, Police, Clsact}, {at, Shape, Clsact}, {at, Police, Auto}} {
+		a    shaper.Attachment
+		mode shaper.AttachMode
+		hook shaper.Hook
+	}{{at, shaper.AttachShape, shaper.HookAuto}, {at, shaper.AttachShape, shaper.HookClsact}, {there, shaper.AttachShape, shaper.HookClsact}, {at, shaper.AttachPolice, shaper.HookClsact}, {at, shaper.AttachShape, shaper.HookClsact}, {at, shaper.AttachPolice, shaper.HookAuto}} {
 		a := c.a
 		a.Mode, a.Hook = c.mode, c.hook
 		p.apply(nil, a)
 		p.mu.Lock()
 		must(t, p.points[hookPoint{ifindex: l.Attrs().Index}].hook.check())
 		p.mu.Unlock()
-		if a.Mode == Shape {
-			must(t, checkQueue(l, a.queue()))
+		if a.Shapes() {
+			must(t, checkQueue(l, queueFor(&a)))
 		} else {
 			all := qdiscsOf(t, l)
 			if root := rootOf(all); root.Kind != "fq_codel" {
@@ -141,11 +141,11 @@ func TestVMRedirect_ModeAndHookChange(t *testing.T) {
 	l := newDevice(t, "redirect", 2)
 	p := openPlane(t)
 	for _, c := range []struct {
-		mode Mode
-		hook Hook
-	}{{Shape, Auto}, {Shape, Clsact}, {Police, Clsact}, {Shape, Auto}} {
-		p.apply(nil, Attachment{Name: "here", Interfaces: []string{"redirect"}, Ingress: true, Mode: c.mode, Hook: c.hook, Queue: 5000})
-		if err := checkRedirect(l); (err == nil) != (c.mode == Shape) {
+		mode shaper.AttachMode
+		hook shaper.Hook
+	}{{shaper.AttachShape, shaper.HookAuto}, {shaper.AttachShape, shaper.HookClsact}, {shaper.AttachPolice, shaper.HookClsact}, {shaper.AttachShape, shaper.HookAuto}} {
+		p.apply(nil, shaper.Attachment{Name: "here", Interfaces: []string{"redirect"}, Direction: shaper.Ingress, Mode: c.mode, Hook: c.hook, Queue: 5000})
+		if err := checkRedirect(l); (err == nil) != (c.mode == shaper.AttachShape) {
 			t.Errorf("%v by %v: %v", c.mode, c.hook, err)
 		}
 	}
@@ -166,7 +166,7 @@ func TestVMCapture_FiltersUnsupported(t *testing.T) {
 	for _, handle := range []string{"", "handle 7: "} {
 		l := newDevice(t, "filters", 1)
 		tc(t, l, "qdisc replace root "+handle+"fq_codel", "filter add protocol all prio 1 u32 match u8 0 0 flowid :1")
-		err := p.tryApply(nil, Attachment{Name: "here", Interfaces: []string{"filters"}, Mode: Shape, Queue: 5000})
+		err := p.tryApply(nil, shaper.Attachment{Name: "here", Interfaces: []string{"filters"}, Mode: shaper.AttachShape, Queue: 5000})
 		if err == nil || !strings.Contains(err.Error(), "filters has a qdisc fq_codel with filters, which") {
 			t.Errorf("%v, want a refusal", err)
 		}

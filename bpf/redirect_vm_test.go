@@ -16,8 +16,8 @@ import (
 )
 
 // shapeIngress returns an attachment that shapes at ingress of the far end of a wire.
-func shapeIngress(w *wire) Attachment {
-	return Attachment{Name: "here", Interfaces: []string{w.to.Attrs().Name}, Ingress: true, Mode: Shape, Queue: 5000}
+func shapeIngress(w *wire) shaper.Attachment {
+	return shaper.Attachment{Name: "here", Interfaces: []string{w.to.Attrs().Name}, Direction: shaper.Ingress, Mode: shaper.AttachShape, Queue: 5000}
 }
 
 // TestVMShapeIngress_HostFilters drops packets at ingress by the host's filters, which continue to do so when
@@ -144,7 +144,7 @@ func TestVMShape_SocketPriority(t *testing.T) {
 	w := newWire(t, "prio")
 	p := openPlane(t)
 	p.apply(attachHere(shaper.Limit{Name: "l", Key: shaper.KeySource, Packets: perSecond(100), MaxDelay: time.Second}),
-		Attachment{Name: "here", Interfaces: []string{"prio0"}, Mode: Shape, Queue: 5000})
+		shaper.Attachment{Name: "here", Interfaces: []string{"prio0"}, Mode: shaper.AttachShape, Queue: 5000})
 	// Packets queued at the first reading were seen before.
 	for range 100 {
 		if _, err := unix.Write(w.out, datagram(99)); err != nil {

@@ -264,7 +264,7 @@ const (
 // assignNumbers assigns numbers to the limits and attachments of a policy. Those of an earlier
 // policy keep theirs until the numbers run out. An attachment takes over the number of its
 // former name, if there is one.
-func (r *registry) assignNumbers(p *shaper.Policy, attachments []Attachment, former map[string]string) (numbers, error) {
+func (r *registry) assignNumbers(p *shaper.Policy, attachments []shaper.Attachment, former map[string]string) (numbers, error) {
 	n := numbers{limits: map[string]uint32{}, attachments: map[string]uint32{}}
 	for i := range p.Len() {
 		name := p.Limit(i).Name

@@ -33,7 +33,7 @@ func singleRatePolicy(t *testing.T, rate uint64, table *asn.Table) *shaper.Polic
 // installPolicyNow activates a policy as a reload does, at the current time.
 func (b *bench) installPolicyNow(t *testing.T, p *shaper.Policy) numbers {
 	t.Helper()
-	n, err := b.assignNumbers(p, []Attachment{{Name: "here"}}, nil)
+	n, err := b.assignNumbers(p, []shaper.Attachment{{Name: "here"}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +46,7 @@ func (b *bench) installPolicyNow(t *testing.T, p *shaper.Policy) numbers {
 // TestRescale_ConcurrentPackets lowers the rate while a source sends within both rates: it loses
 // no packets.
 func TestRescale_ConcurrentPackets(t *testing.T) {
-	b := newVariant(t, kernelConfig{Mode: uint32(Police), Ethernet: 1, Keep: 1}, nil)
+	b := newVariant(t, kernelConfig{Mode: programModes[shaper.AttachPolice], Ethernet: 1, Keep: 1}, nil)
 	b.installPolicyNow(t, singleRatePolicy(t, 1e9, nil))
 	var end atomic.Bool
 	var sending sync.WaitGroup
@@ -73,7 +73,7 @@ func TestRescale_ConcurrentPackets(t *testing.T) {
 // TestRescale_DrainedBucket lets a bucket drain during a slow swap: it stays drained.
 func TestRescale_DrainedBucket(t *testing.T) {
 	_, table := fullTable(t)
-	b := newVariant(t, kernelConfig{Mode: uint32(Police), Ethernet: 1, Keep: 1}, nil)
+	b := newVariant(t, kernelConfig{Mode: programModes[shaper.AttachPolice], Ethernet: 1, Keep: 1}, nil)
 	n := b.installPolicyNow(t, singleRatePolicy(t, 1e9, table))
 	slow := singleRatePolicy(t, 1e6, table)
 	bucket := &b.buckets[7]

@@ -19,9 +19,9 @@ type rankBench struct {
 	plane *Plane
 }
 
-func newRankBench(t *testing.T, mode Mode, limits ...shaper.Limit) *rankBench {
+func newRankBench(t *testing.T, mode shaper.AttachMode, limits ...shaper.Limit) *rankBench {
 	t.Helper()
-	b := newVariant(t, kernelConfig{Mode: uint32(mode), Ethernet: 1, Keep: 1}, nil)
+	b := newVariant(t, kernelConfig{Mode: programModes[mode], Ethernet: 1, Keep: 1}, nil)
 	s, clock := shaper.New(1024), pacer.NewClock()
 	policy, err := s.Compile(attachHere(limits...), nil, []shaper.Attachment{{Name: "here"}}, nil, false)
 	if err != nil {
@@ -29,7 +29,7 @@ func newRankBench(t *testing.T, mode Mode, limits ...shaper.Limit) *rankBench {
 	}
 	b.loadPolicy(t, policy)
 	s.Swap(policy, 0)
-	n, err := b.assignNumbers(policy, []Attachment{{Name: "here"}}, nil)
+	n, err := b.assignNumbers(policy, []shaper.Attachment{{Name: "here"}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,15 +69,15 @@ func TestRankings_HeaviestFirst(t *testing.T) {
 	)
 	for _, c := range []struct {
 		name     string
-		mode     Mode
+		mode     shaper.AttachMode
 		limit    shaper.Limit
 		by       topk.SortKey
 		distance float64
 	}{
-		{"bytes", Shape, shaper.Limit{Rate: 1e12, MaxDelay: time.Second}, topk.ByRate, sampleDistance[0]},
-		{"drops", Police, shaper.Limit{Packets: shaper.Frequency{N: 1, Per: time.Hour}}, topk.ByDrops, sampleDistance[1]},
-		{"blocked", Police, shaper.Limit{Block: true}, topk.ByDrops, sampleDistance[1]},
-		{"waits", Shape, shaper.Limit{Packets: perSecond(10_000), MaxDelay: time.Hour}, topk.ByDelay, 0},
+		{"bytes", shaper.AttachShape, shaper.Limit{Rate: 1e12, MaxDelay: time.Second}, topk.ByRate, sampleDistance[0]},
+		{"drops", shaper.AttachPolice, shaper.Limit{Packets: shaper.Frequency{N: 1, Per: time.Hour}}, topk.ByDrops, sampleDistance[1]},
+		{"blocked", shaper.AttachPolice, shaper.Limit{Block: true}, topk.ByDrops, sampleDistance[1]},
+		{"waits", shaper.AttachShape, shaper.Limit{Packets: perSecond(10_000), MaxDelay: time.Hour}, topk.ByDelay, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.limit.Name = "of"
@@ -148,7 +148,7 @@ func TestSampler_RingOverflow(t *testing.T) {
 	const flood = 1_000_000
 	drop := shaper.Limit{Name: "drop", Block: true}
 	drop.Match.Source = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}
-	r := newRankBench(t, Police, drop, shaper.Limit{Name: "pass", Rate: 1e12, MaxDelay: time.Second})
+	r := newRankBench(t, shaper.AttachPolice, drop, shaper.Limit{Name: "pass", Rate: 1e12, MaxDelay: time.Second})
 	for range 3 {
 		r.send(t, 1, flood)
 		r.send(t, 256, 64*100)
@@ -189,7 +189,7 @@ func TestSampler_RingOverflow(t *testing.T) {
 func TestPlane_Rankings(t *testing.T) {
 	w := newWire(t, "rank")
 	p := openPlane(t)
-	p.apply([]shaper.Limit{tenAnHour("here")}, Attachment{Name: "here", Interfaces: []string{"rank0"}, Mode: Police})
+	p.apply([]shaper.Limit{tenAnHour("here")}, shaper.Attachment{Name: "here", Interfaces: []string{"rank0"}, Mode: shaper.AttachPolice})
 	within(t, 10*time.Second, func() bool {
 		w.send(7, 200)
 		heavy := p.shaper.TopSources(topk.ByDrops, 1, p.clock.Now())

@@ -125,13 +125,13 @@ const (
 )
 
 // newTCP returns a bench with a clock that the test sets.
-func newTCP(t testing.TB, mode Mode, limits ...shaper.Limit) *tcpBench {
+func newTCP(t testing.TB, mode shaper.AttachMode, limits ...shaper.Limit) *tcpBench {
 	return newTCPVariant(t, mode, map[string]any{kernelVarUnderTest: uint32(1)}, testIdleTimeout, limits...)
 }
 
-func newTCPVariant(t testing.TB, mode Mode, variables map[string]any, idle uint64, limits ...shaper.Limit) *tcpBench {
+func newTCPVariant(t testing.TB, mode shaper.AttachMode, variables map[string]any, idle uint64, limits ...shaper.Limit) *tcpBench {
 	t.Helper()
-	at := kernelConfig{Mode: uint32(mode), Ethernet: 1, Keep: 1, IdleTimeout: idle}
+	at := kernelConfig{Mode: programModes[mode], Ethernet: 1, Keep: 1, IdleTimeout: idle}
 	b := &tcpBench{bench: newVariant(t, at, variables), t: t, now: uint64(time.Hour)}
 	_, b.forgets = variables[kernelVarEarlyDropThreshold]
 	b.clearMaps()

@@ -192,7 +192,7 @@ func TestVMShape(t *testing.T) {
 			t.Run(fmt.Sprintf("%s %d Mbit/s", direction(ingress), mbits), func(t *testing.T) {
 				l := newLine(t, "shape0", ingress)
 				p := openPlane(t)
-				a := Attachment{Name: "here", Interfaces: []string{"shape0"}, Ingress: ingress, Mode: Shape, Queue: 100_000}
+				a := shaper.Attachment{Name: "here", Interfaces: []string{"shape0"}, Direction: direction(ingress), Mode: shaper.AttachShape, Queue: 100_000}
 				p.apply([]shaper.Limit{{
 					Name: "l", Match: shaper.Match{Attach: []string{"here"}}, Key: shaper.KeySource, IPv4Prefix: 32, IPv6Prefix: 64,
 					Rate: mbits * 1e6, MaxDelay: 50 * time.Millisecond,

@@ -82,7 +82,7 @@ func longTimeouts(variables map[string]any) map[string]any {
 // TestCap_ConcurrentSYNs opens connections of random sources on all CPUs at once: exactly as
 // many pass as the cap allows, and it is never exceeded.
 func TestCap_ConcurrentSYNs(t *testing.T) {
-	b := newTCPVariant(t, Police, longTimeouts(map[string]any{kernelVarTestSources: uint32(1<<32 - 1)}), testIdleTimeout)
+	b := newTCPVariant(t, shaper.AttachPolice, longTimeouts(map[string]any{kernelVarTestSources: uint32(1<<32 - 1)}), testIdleTimeout)
 	const n = 100_000
 	for _, most := range []int{1, 2, 1000, 20_000} {
 		t.Run(fmt.Sprint(most), func(t *testing.T) {
@@ -108,7 +108,7 @@ func TestCap_ConcurrentSYNs(t *testing.T) {
 // gets it.
 func TestCap_ConcurrentFirstSlot(t *testing.T) {
 	const rounds = 3_000
-	b := newTCPVariant(t, Police, longTimeouts(map[string]any{}), testIdleTimeout, capped(1))
+	b := newTCPVariant(t, shaper.AttachPolice, longTimeouts(map[string]any{}), testIdleTimeout, capped(1))
 	cpus := max(runtime.NumCPU(), 2)
 	var barrier, passes atomic.Int64
 	var wg sync.WaitGroup
@@ -159,7 +159,7 @@ func TestCap_ConcurrentChurn(t *testing.T) {
 			if c.lines > 0 {
 				variables[kernelVarSlotLines] = c.lines
 			}
-			b := newTCPVariant(t, Police, variables, testIdleTimeout, dropSilently(capped(c.most)))
+			b := newTCPVariant(t, shaper.AttachPolice, variables, testIdleTimeout, dropSilently(capped(c.most)))
 			var done atomic.Bool
 			stop := b.monitorCounts()
 			var wg sync.WaitGroup
@@ -201,7 +201,7 @@ func TestCap_ConcurrentChurn(t *testing.T) {
 
 // TestSYN_TablesFull fills each table: a SYN is refused, and leaves no state.
 func TestSYN_TablesFull(t *testing.T) {
-	b := newTCP(t, Police, capped(1))
+	b := newTCP(t, shaper.AttachPolice, capped(1))
 	expect := func() {
 		t.Helper()
 		before := b.counters().ConnsMemoryFull
@@ -244,7 +244,7 @@ func TestSYN_TablesFull(t *testing.T) {
 }
 
 func TestReconcile(t *testing.T) {
-	b := newTCP(t, Police, capped(5))
+	b := newTCP(t, shaper.AttachPolice, capped(5))
 	for i := range 3 {
 		b.establish(dial(fmt.Sprint("10.0.0.1:", 40000+i)))
 	}
@@ -278,7 +278,7 @@ func TestReconcile(t *testing.T) {
 // TestReconcile_ConcurrentClose closes connections during reconcile, by programs that read the clock
 // before: nothing is repaired.
 func TestReconcile_ConcurrentClose(t *testing.T) {
-	b := newTCP(t, Police, capped(5))
+	b := newTCP(t, shaper.AttachPolice, capped(5))
 	d := dial("10.0.0.1:40000")
 	b.establish(d)
 	counts := slices.Clone(b.slots)
@@ -302,7 +302,7 @@ func TestReconcile_ConcurrentClose(t *testing.T) {
 
 // TestReconcile_ConcurrentTraffic finds nothing to repair while connections begin and end.
 func TestReconcile_ConcurrentTraffic(t *testing.T) {
-	b := newTCPVariant(t, Police, longTimeouts(map[string]any{kernelVarTestSources: uint32(300)}), testIdleTimeout, dropSilently(capped(3)), dropSilently(shaper.Limit{Name: "all", MaxConnections: 500}))
+	b := newTCPVariant(t, shaper.AttachPolice, longTimeouts(map[string]any{kernelVarTestSources: uint32(300)}), testIdleTimeout, dropSilently(capped(3)), dropSilently(shaper.Limit{Name: "all", MaxConnections: 500}))
 	var end atomic.Bool
 	var wg sync.WaitGroup
 	for i := range 4 {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+
+	"shaperd.dev/shaperd/shaper"
 )
 
 // Status is the state of a plane.
@@ -20,8 +22,8 @@ type Status struct {
 type PointStatus struct {
 	Attachment        string
 	Interface         string // "" if missing
-	Ingress           bool
-	Mode              Mode
+	Direction         shaper.AttachDirection
+	Mode              shaper.AttachMode
 	Err               string   // why it is not attached; "" if it is
 	UnmatchedPatterns string   // patterns of an attachment without any interface
 	Uncovered         string   // why packets miss the limits although it is attached; "" if they do not
@@ -69,8 +71,8 @@ func (p *Plane) Status() (Status, error) {
 				present[pt.Interface] = true
 			}
 		}
-		none := PointStatus{Attachment: a.Name, Ingress: a.Ingress, Mode: a.Mode}
-		if err := missingError(a.missingInterfaces(present)); err != nil {
+		none := PointStatus{Attachment: a.Name, Direction: a.Direction, Mode: a.EffectiveMode()}
+		if err := missingError(missingInterfaces(a, present)); err != nil {
 			none.Err = err.Error()
 			s.Points = append(s.Points, none)
 		} else if len(present) == 0 {
@@ -85,11 +87,11 @@ func (p *Plane) Status() (Status, error) {
 }
 
 func (p *Plane) statusOf(pt *point) PointStatus {
-	s := PointStatus{Attachment: pt.Name, Interface: pt.ifname, Ingress: pt.Ingress, Mode: pt.Mode, Err: cmp.Or(p.faults[pt.String()], p.faults[pt.redirectSubject()]), PrecedingPrograms: slices.Clone(pt.preceding)}
+	s := PointStatus{Attachment: pt.Name, Interface: pt.ifname, Direction: pt.Direction, Mode: pt.EffectiveMode(), Err: cmp.Or(p.faults[pt.String()], p.faults[pt.redirectSubject()]), PrecedingPrograms: slices.Clone(pt.preceding)}
 	if err := cmp.Or(pt.uncovered[limitProg], pt.uncovered[replyProg]); err != nil {
 		s.Uncovered = err.Error()
 	}
-	if pt.Mode == Shape {
+	if pt.Shapes() {
 		var err error
 		if s.Queue, err = pt.queueStatus(); err != nil && s.Err == "" {
 			s.Err = err.Error()

@@ -25,7 +25,7 @@ func TestTakeover_AfterKill(t *testing.T) {
 		t.Run(hook.String(), func(t *testing.T) {
 			w := newWire(t, "killed")
 			p := openPlane(t)
-			a := Attachment{Name: "here", Interfaces: []string{"killed1"}, Ingress: true, Mode: Police, Hook: hook, Keep: true}
+			a := shaper.Attachment{Name: "here", Interfaces: []string{"killed1"}, Direction: shaper.Ingress, Mode: shaper.AttachPolice, Hook: hook, OnStop: shaper.StopKeep}
 			p.apply([]shaper.Limit{tenAnHour("here")}, a)
 			w.want(p, 1, 20, 10)
 			p.crash()
@@ -37,7 +37,7 @@ func TestTakeover_AfterKill(t *testing.T) {
 			w.want(p, 1, 20, 0)
 			w.want(p, 3, 20, 10)
 
-			a.Keep = false
+			a.OnStop = shaper.StopOpen
 			p.apply([]shaper.Limit{tenAnHour("here")}, a)
 			w.want(p, 1, 20, 0)
 			p.crash()
@@ -114,7 +114,7 @@ func TestPlane_ReattachesAfterRemoval(t *testing.T) {
 		t.Run(hook.String(), func(t *testing.T) {
 			w := newWire(t, "reattach")
 			p := openPlane(t)
-			a := Attachment{Name: "here", Interfaces: []string{"reattach*"}, Ingress: true, Mode: Police, Hook: hook}
+			a := shaper.Attachment{Name: "here", Interfaces: []string{"reattach*"}, Direction: shaper.Ingress, Mode: shaper.AttachPolice, Hook: hook}
 			p.apply([]shaper.Limit{tenAnHour("here")}, a)
 			w.want(p, 1, 20, 10)
 			removeProgram(t, w.to, hook)
@@ -131,10 +131,10 @@ func TestPlane_ReattachesAfterRemoval(t *testing.T) {
 }
 
 // removeProgram removes the program of an interface as another tool would.
-func removeProgram(t *testing.T, l netlink.Link, hook Hook) {
+func removeProgram(t *testing.T, l netlink.Link, hook shaper.Hook) {
 	t.Helper()
 	switch hook {
-	case Clsact:
+	case shaper.HookClsact:
 		if err := netlink.QdiscDel(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 			LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
 		}}); err != nil {
@@ -172,7 +172,7 @@ func TestTakeover_OtherTableSize(t *testing.T) {
 		t.Run(hook.String(), func(t *testing.T) {
 			w := newWire(t, "size")
 			p := openPlane(t)
-			a := Attachment{Name: "here", Interfaces: []string{"size1"}, Ingress: true, Mode: Police, Hook: hook, Keep: true}
+			a := shaper.Attachment{Name: "here", Interfaces: []string{"size1"}, Direction: shaper.Ingress, Mode: shaper.AttachPolice, Hook: hook, OnStop: shaper.StopKeep}
 			p.apply([]shaper.Limit{tenAnHour("here")}, a)
 			w.want(p, 1, 20, 10)
 			p.crash()
@@ -199,7 +199,7 @@ func TestTakeover_OtherTableSize(t *testing.T) {
 // the last one, and nothing is left of the others.
 func TestTakeover_ReplacesSweeper(t *testing.T) {
 	b, _, _ := newRouter(t)
-	a := Attachment{Name: "here", Interfaces: []string{"inside"}, Ingress: true, Mode: Police, Keep: true, IdleTimeout: time.Hour}
+	a := shaper.Attachment{Name: "here", Interfaces: []string{"inside"}, Direction: shaper.Ingress, Mode: shaper.AttachPolice, OnStop: shaper.StopKeep, IdleTimeout: time.Hour}
 	b.testPlane = openPlane(t)
 	b.to.do(func() error { b.listen(false, netip.AddrPortFrom(b.any, 80)); return nil })
 	limits := []shaper.Limit{{Name: "cap", Match: shaper.Match{Attach: []string{"here"}}, MaxConnections: 100}}

@@ -65,7 +65,7 @@ func tandemLimits(narrow shaper.Limit) []shaper.Limit {
 // TestTandem delays packets by the limits of their sources, so that they would bunch up at the
 // limit of all. Up to 1.84 MB used to leave at once.
 func TestTandem(t *testing.T) {
-	b := newBench(t, kernelConfig{Mode: uint32(Shape), Ethernet: 1, Keep: 1})
+	b := newBench(t, kernelConfig{Mode: programModes[shaper.AttachShape], Ethernet: 1, Keep: 1})
 	var left []sent
 	send := func(source uint16, n int, now uint64) bool {
 		action, d, _ := b.run(t, &sample{data: sizedDatagram(source, 1234, n)}, now, (*bench).tc)
@@ -150,7 +150,7 @@ func TestTandem(t *testing.T) {
 // TestCalendar_Concurrent books slots of one calendar from all CPUs at once, for packets that other
 // limits delay by up to 100 ms: no booking is lost in a race.
 func TestCalendar_Concurrent(t *testing.T) {
-	b := newVariant(t, kernelConfig{Mode: uint32(Shape), Ethernet: 1, Keep: 1}, map[string]any{kernelVarTestSources: uint32(500)})
+	b := newVariant(t, kernelConfig{Mode: programModes[shaper.AttachShape], Ethernet: 1, Keep: 1}, map[string]any{kernelVarTestSources: uint32(500)})
 	b.loadLimits(t, attachHere(
 		shaper.Limit{Name: "all", Packets: perSecond(200_000), MaxDelay: 100 * time.Millisecond},
 		shaper.Limit{Name: "source", Key: shaper.KeySource, Packets: perSecond(500), MaxDelay: 100 * time.Millisecond},
@@ -188,7 +188,7 @@ func TestCalendar_Concurrent(t *testing.T) {
 // TestCalendar_MigrationKeepsBacklog changes a limit from a bucket to a calendar, to other rates and back,
 // while packets arrive: the backlog is kept, with the charges made during the change.
 func TestCalendar_MigrationKeepsBacklog(t *testing.T) {
-	b := newBench(t, kernelConfig{Mode: uint32(Shape), Ethernet: 1, Keep: 1})
+	b := newBench(t, kernelConfig{Mode: programModes[shaper.AttachShape], Ethernet: 1, Keep: 1})
 	// There is no TCP traffic, but that limit is migrated after the other.
 	limits := func(rate uint64, more ...shaper.Limit) []shaper.Limit {
 		return attachHere(append(more,
@@ -220,7 +220,7 @@ func TestCalendar_MigrationKeepsBacklog(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			numbers, err := b.assignNumbers(p, []Attachment{{Name: "here"}}, nil)
+			numbers, err := b.assignNumbers(p, []shaper.Attachment{{Name: "here"}}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -44,7 +44,7 @@ func TestTraces(t *testing.T) {
 	if err != nil || len(dirs) == 0 {
 		t.Fatalf("no traces in %s: %v", traces, err)
 	}
-	b := newBench(t, kernelConfig{Mode: uint32(Shape), Ethernet: 1, Keep: 1})
+	b := newBench(t, kernelConfig{Mode: programModes[shaper.AttachShape], Ethernet: 1, Keep: 1})
 	for _, folder := range dirs {
 		t.Run(filepath.Base(folder), func(t *testing.T) { b.trace(t, folder) })
 	}
@@ -123,12 +123,12 @@ func (r *replay) load(name string) {
 			r.t.Fatal(err)
 		}
 	}
-	p, err := r.shaper.Compile(c.Limits, nil, c.Attachments(), table, false)
+	p, err := r.shaper.Compile(c.Limits, nil, c.Attach, table, false)
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	r.shaper.Swap(p, r.now)
-	n, err := r.assignNumbers(p, []Attachment{{Name: "here"}}, nil)
+	n, err := r.assignNumbers(p, []shaper.Attachment{{Name: "here"}}, nil)
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/internal/testutil"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // endpoint is an honest end of a TCP connection, which sends some segments and closes.
@@ -238,7 +239,7 @@ func TestTracking_HonestEndpoints(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			all := capped(trials)
 			all.Key = 0
-			b := newTCPVariant(t, Police, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Hour)}, testIdleTimeout, all)
+			b := newTCPVariant(t, shaper.AttachPolice, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Hour)}, testIdleTimeout, all)
 			rnd := testutil.Rand(t)
 			known, stuck, lost := 0, 0, 0
 			var first string
@@ -286,7 +287,7 @@ func TestTracking_HonestEndpoints(t *testing.T) {
 func TestTracking_ConcurrentPathChange(t *testing.T) {
 	all := capped(100_000)
 	all.Key = 0
-	b := newTCPVariant(t, Police, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Hour)}, testIdleTimeout, all)
+	b := newTCPVariant(t, shaper.AttachPolice, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Hour)}, testIdleTimeout, all)
 	var begun, done atomic.Int64
 	var replies [][]byte
 	var other sync.WaitGroup

@@ -14,7 +14,7 @@ import (
 
 // TestTrain_UnknownSegments runs a train without a segment count, as guests send them.
 func TestTrain_UnknownSegments(t *testing.T) {
-	b := newTCP(t, Police, shaper.Limit{Name: "p", Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: time.Second})
+	b := newTCP(t, shaper.AttachPolice, shaper.Limit{Name: "p", Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: time.Second})
 	data := dial("10.0.0.1:40000").nextSegment(client, ack, 1000)
 	for _, counted := range []uint32{10, 0} {
 		var out skb
@@ -59,7 +59,7 @@ func TestTrain_FromTap(t *testing.T) {
 	if err := netlink.LinkSetUp(l); err != nil {
 		t.Fatal(err)
 	}
-	b := newTCP(t, Police, shaper.Limit{Name: "p", Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: time.Second})
+	b := newTCP(t, shaper.AttachPolice, shaper.Limit{Name: "p", Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: time.Second})
 	if err := b.TestNow.Set(b.now); err != nil {
 		t.Fatal(err)
 	}

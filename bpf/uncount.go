@@ -34,7 +34,7 @@ func (p *Plane) tryUncount() error {
 		if f.State&connClosed != 0 {
 			return
 		}
-		if a := attached[connPoint{t.AttachId, f.Interface}]; a == nil || !a.countsFlow(p.policy, t) {
+		if a := attached[connPoint{t.AttachId, f.Interface}]; a == nil || !countsFlow(a, p.policy, t) {
 			over = append(over, kernelUncounted{Tuple: *t, State: f.State})
 		}
 	})
@@ -48,24 +48,24 @@ func (p *Plane) tryUncount() error {
 type connPoint struct{ attachment, iface uint32 }
 
 // attachmentsByPoint returns the attachments by where their programs run.
-func (p *Plane) attachmentsByPoint() (map[connPoint]*Attachment, error) {
+func (p *Plane) attachmentsByPoint() (map[connPoint]*shaper.Attachment, error) {
 	links, err := netlink.LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("list interfaces: %w", err)
 	}
-	all := map[connPoint]*Attachment{}
+	all := map[connPoint]*shaper.Attachment{}
 	for _, pt := range p.points {
 		number, ok := p.numbers.attachments[pt.Name]
 		if !ok {
 			continue
 		}
 		iface := uint32(pt.ifindex)
-		if !pt.Ingress {
+		if pt.Direction == shaper.Egress {
 			iface |= uint32(kernelInterfaceFlagAT_EGRESS)
 		}
 		all[connPoint{number, iface}] = &pt.Attachment
 		for _, l := range links { // the ports of a bond run its XDP program
-			if pt.Hook == XDP && l.Attrs().MasterIndex == pt.ifindex {
+			if pt.Hook == shaper.HookXDP && l.Attrs().MasterIndex == pt.ifindex {
 				all[connPoint{number, uint32(l.Attrs().Index)}] = &pt.Attachment
 			}
 		}
@@ -74,13 +74,13 @@ func (p *Plane) attachmentsByPoint() (map[connPoint]*Attachment, error) {
 }
 
 // countsFlow reports whether a limit of p counts a connection at a, and none blocks it.
-func (a *Attachment) countsFlow(p *shaper.Policy, t *kernelTuple) bool {
+func countsFlow(a *shaper.Attachment, p *shaper.Policy, t *kernelTuple) bool {
 	set := p.Route(&shaper.Flow{
 		Source: addressOf(&t.Initiator), Destination: addressOf(&t.Responder), Port: t.ResponderPort,
 		Origin: p.AttachmentIndex(a.Name), Protocol: shaper.TCP,
 	}).Limits()
 	blocks := p.Blocks() &^ p.Observed(set)
-	if a.Mode == Observe {
+	if a.EffectiveMode() == shaper.AttachObserve {
 		blocks = p.Always()
 	}
 	counted := false

@@ -29,7 +29,7 @@ func newPaths(t *testing.T) *pathBench {
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
 		t.Fatal(err)
 	}
-	b.Attachment = Attachment{Name: "here", Interfaces: []string{"inside"}, Ingress: true, Mode: Police, IdleTimeout: time.Hour}
+	b.Attachment = shaper.Attachment{Name: "here", Interfaces: []string{"inside"}, Direction: shaper.Ingress, Mode: shaper.AttachPolice, IdleTimeout: time.Hour}
 	b.testPlane = openPlane(t)
 	b.from.connect("inside", b.inside, b.client)
 	b.outside = b.to.connect("outside", b.routerNet.outside, b.server)
@@ -89,13 +89,13 @@ func pathCap(at ...string) shaper.Limit {
 func TestUncount_PathMoves(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		gone func(b *pathBench, a Attachment)
+		gone func(b *pathBench, a shaper.Attachment)
 	}{
-		{"the interface is removed from the attachment", func(b *pathBench, a Attachment) {
+		{"the interface is removed from the attachment", func(b *pathBench, a shaper.Attachment) {
 			a.Interfaces = []string{"second"}
 			b.apply([]shaper.Limit{pathCap("here")}, a)
 		}},
-		{"the interface is gone", func(b *pathBench, _ Attachment) {
+		{"the interface is gone", func(b *pathBench, _ shaper.Attachment) {
 			if err := netlink.LinkDel(b.outside); err != nil {
 				b.t.Fatal(err)
 			}
@@ -122,7 +122,7 @@ func TestUncount_PathMoves(t *testing.T) {
 				b.shell(at, "for f in /proc/sys/net/ipv4/conf/*/rp_filter; do echo 0 >$f; done")
 			}
 			a := b.Attachment
-			a.Ingress, a.Interfaces = false, []string{"outside", "second"}
+			a.Direction, a.Interfaces = shaper.Egress, []string{"outside", "second"}
 			b.apply([]shaper.Limit{pathCap("here")}, a)
 			open := b.open(pathMax, pathMax, "10.1.0.2", 61000)
 			b.shell(nil, "ip route add 10.2.0.2/32 via 10.3.0.2 dev second")
@@ -142,7 +142,7 @@ func TestUncount_PathMoves(t *testing.T) {
 // any more.
 func TestUncount_AttachmentChanges(t *testing.T) {
 	b := newPaths(t)
-	begin := func(t *testing.T, limits []shaper.Limit, attachments ...Attachment) []net.Conn {
+	begin := func(t *testing.T, limits []shaper.Limit, attachments ...shaper.Attachment) []net.Conn {
 		t.Helper()
 		b.t = t
 		b.apply(limits, attachments...)
@@ -155,17 +155,17 @@ func TestUncount_AttachmentChanges(t *testing.T) {
 	t.Run("its attachment changes direction", func(t *testing.T) {
 		open := begin(t, one, b.Attachment)
 		other := b.Attachment
-		other.Ingress = false
+		other.Direction = shaper.Egress
 		b.apply(one, other)
 		b.end(open...)
 		b.wantInFlight(0)
 	})
 	t.Run("two attachments swap directions", func(t *testing.T) {
 		in, out := b.Attachment, b.Attachment
-		in.Name, out.Name, out.Ingress = "a", "b", false
+		in.Name, out.Name, out.Direction = "a", "b", shaper.Egress
 		both := []shaper.Limit{pathCap("a", "b")}
 		open := begin(t, both, in, out)
-		in.Ingress, out.Ingress = false, true
+		in.Direction, out.Direction = shaper.Egress, shaper.Ingress
 		b.apply(both, in, out)
 		b.exchangeData(open...)
 		b.wantInFlight(pathMax)
@@ -174,7 +174,7 @@ func TestUncount_AttachmentChanges(t *testing.T) {
 	})
 	t.Run("a daemon is stopped, and another attachment stays", func(t *testing.T) {
 		kept := b.Attachment
-		kept.Name, kept.Interfaces, kept.Keep = "kept", []string{"outside"}, true
+		kept.Name, kept.Interfaces, kept.OnStop = "kept", []string{"outside"}, shaper.StopKeep
 		open := begin(t, one, b.Attachment, kept)
 		if err := b.Close(); err != nil {
 			t.Error(err)
@@ -187,7 +187,7 @@ func TestUncount_AttachmentChanges(t *testing.T) {
 	})
 	t.Run("another tool removes the programs, and they cannot be attached again", func(t *testing.T) {
 		a := b.Attachment
-		a.Hook, a.Interfaces = Clsact, []string{"inside", "outside"}
+		a.Hook, a.Interfaces = shaper.HookClsact, []string{"inside", "outside"}
 		open := begin(t, one, a)
 		b.shell(nil, "tc qdisc del dev inside clsact; tc qdisc add dev inside ingress; tc filter add dev inside ingress protocol all prio 1 u32 match u32 0 0")
 		t.Cleanup(func() { b.shell(nil, "tc qdisc del dev inside ingress") })

@@ -43,13 +43,13 @@ func (b *routerBench) end(open ...net.Conn) {
 func TestUncount_ReleasesSlots(t *testing.T) {
 	const most = 4
 	b, inside, _ := newRouter(t)
-	b.Attachment = Attachment{Name: "here", Interfaces: []string{"inside"}, Ingress: true, Mode: Police, IdleTimeout: time.Hour}
+	b.Attachment = shaper.Attachment{Name: "here", Interfaces: []string{"inside"}, Direction: shaper.Ingress, Mode: shaper.AttachPolice, IdleTimeout: time.Hour}
 	b.testPlane = openPlane(t)
 	b.to.do(func() error { b.listen(false, netip.AddrPortFrom(b.any, 80)); return nil })
 	limit := func(connections int, at ...string) shaper.Limit {
 		return shaper.Limit{Name: "cap", Match: shaper.Match{Attach: at}, MaxConnections: connections, Rate: 1e9, MaxDelay: time.Second}
 	}
-	apply := func(l shaper.Limit, attachments ...Attachment) {
+	apply := func(l shaper.Limit, attachments ...shaper.Attachment) {
 		b.t.Helper()
 		b.apply([]shaper.Limit{l}, attachments...)
 	}
@@ -70,7 +70,7 @@ func TestUncount_ReleasesSlots(t *testing.T) {
 		return open
 	}
 	// begin opens as many connections as the cap allows.
-	begin := func(t *testing.T, attachments ...Attachment) []net.Conn {
+	begin := func(t *testing.T, attachments ...shaper.Attachment) []net.Conn {
 		t.Helper()
 		b.t = t
 		apply(limit(most, "here"), attachments...)

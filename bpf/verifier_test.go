@@ -46,7 +46,7 @@ func TestLimits_MoreThanLoadedFor(t *testing.T) {
 	}
 	slices.Reverse(limits)
 	t.Run("before the replacement", func(t *testing.T) {
-		b := newBench(t, kernelConfig{Mode: uint32(Police), Ethernet: 1, Keep: 1})
+		b := newBench(t, kernelConfig{Mode: programModes[shaper.AttachPolice], Ethernet: 1, Keep: 1})
 		for n, want := range map[int]uint32{fewLimits: tcNext, len(limits): tcDrop} {
 			b.loadLimits(t, limits[:n], nil)
 			for name, packet := range map[string][]byte{"datagram": datagram(1), "SYN": dial(fmt.Sprint("10.0.0.1:", 1000+n)).nextSegment(client, syn, 0)} {
@@ -58,7 +58,7 @@ func TestLimits_MoreThanLoadedFor(t *testing.T) {
 	})
 	t.Run("after the replacement", func(t *testing.T) {
 		w, p := newWire(t, "many"), openPlane(t)
-		a := Attachment{Name: "here", Interfaces: []string{"many0"}, Mode: Police}
+		a := shaper.Attachment{Name: "here", Interfaces: []string{"many0"}, Mode: shaper.AttachPolice}
 		for i, n := range []int{1, len(limits), 1} {
 			limits[len(limits)-1].Name = fmt.Sprint("ten", i) // another bucket
 			p.apply(limits[len(limits)-n:], a)

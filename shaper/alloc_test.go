@@ -17,7 +17,7 @@ func TestNoAllocation(t *testing.T) {
 		{Name: "tight", Key: KeyASN, Rate: 8e4, MaxDelay: 30 * time.Millisecond},
 		{Name: "attached", Key: KeyAttach, Rate: 8e4, Match: Match{Attach: []string{"up"}, Destination: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}},
 	}
-	p := mustCompile(t, s, limits, udpOnly, Attachment{"up"})
+	p := mustCompile(t, s, limits, udpOnly, Attachment{Name: "up"})
 	now := leaky.Second
 	verdicts := map[Verdict]bool{}
 	flows := []*Flow{

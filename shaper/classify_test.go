@@ -69,7 +69,7 @@ func newWorld(rnd *rand.Rand) *world {
 		w.listeners = append(w.listeners, Listener{Name: fmt.Sprint("listener", i), TCP: i%2 == 0, UDP: true})
 	}
 	for i := range 1 + rnd.IntN(3) {
-		w.attachments = append(w.attachments, Attachment{fmt.Sprint("attachment", i)})
+		w.attachments = append(w.attachments, Attachment{Name: fmt.Sprint("attachment", i)})
 	}
 	return w
 }
@@ -405,7 +405,7 @@ func TestRouteAtAttachments(t *testing.T) {
 		{"IPv6 destination", Match{Attach: uplink, Destination: to("fd00::/8")}, attachedTo("uplink"), TCP, "fd00::1", true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			p := mustCompile(t, New(1), []Limit{{Name: "l", Rate: 8, Match: tt.match}}, listeners, Attachment{"uplink"}, Attachment{"downlink"})
+			p := mustCompile(t, New(1), []Limit{{Name: "l", Rate: 8, Match: tt.match}}, listeners, Attachment{Name: "uplink"}, Attachment{Name: "downlink"})
 			f := Flow{Source: netip.MustParseAddr("192.0.2.1"), Port: 1, Origin: tt.at(p), Protocol: tt.protocol}
 			if tt.destination != "" {
 				f.Destination = netip.MustParseAddr(tt.destination)

@@ -154,7 +154,7 @@ func TestDescribe(t *testing.T) {
 			if tt.key&KeyAttach != 0 {
 				l.Match = attached
 			}
-			p := mustCompile(t, New(1), []Limit{l}, listeners, Attachment{"uplink"})
+			p := mustCompile(t, New(1), []Limit{l}, listeners, Attachment{Name: "uplink"})
 			f := Flow{Source: netip.MustParseAddr(tt.source), Port: 443, Origin: tt.listen, Protocol: TCP}
 			if got := p.Describe(0, &f, Route{ASN: 64500}); got != tt.want {
 				t.Errorf("Describe = %q, want %q", got, tt.want)
@@ -177,7 +177,7 @@ func TestPolicy_OrderOfLimits(t *testing.T) {
 		{Name: "destination", Rate: 8, Match: Match{Attach: []string{"uplink"}, Destination: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}},
 		{Name: "attachment", Rate: 8, Match: Match{Attach: []string{"uplink"}}},
 	}
-	p := mustCompile(t, New(1), limits, udpOnly, Attachment{"uplink"})
+	p := mustCompile(t, New(1), limits, udpOnly, Attachment{Name: "uplink"})
 	var got []string
 	for i := range p.Len() {
 		got = append(got, p.Limit(i).Name)

@@ -114,7 +114,7 @@ const (
 	numProtocols
 )
 
-func (p Protocol) String() string { return [...]string{"any", "tcp", "udp", "icmp"}[p] }
+func (p Protocol) String() string { return enumName(p, "any", "tcp", "udp", "icmp") }
 
 // Direction is a direction of traffic.
 type Direction uint8
@@ -127,7 +127,7 @@ const (
 )
 
 func (d Direction) String() string {
-	return [...]string{"to-downstream", "from-downstream", "both"}[d]
+	return enumName(d, "to-downstream", "from-downstream", "both")
 }
 
 // Fields is the set of fields of a key.
@@ -171,7 +171,7 @@ const (
 	ScheduleFIFO                   // first in, first out
 )
 
-func (s Scheduling) String() string { return [...]string{"fair", "fifo"}[s] }
+func (s Scheduling) String() string { return enumName(s, "fair", "fifo") }
 
 // RefuseWith is the response to a refused connection. A refused datagram is dropped without a
 // response, except with ExcessReject at a listener.
@@ -187,7 +187,7 @@ const (
 )
 
 func (e RefuseWith) String() string {
-	return [...]string{"reset", "close", "drop", "reply", "reject"}[e]
+	return enumName(e, "reset", "close", "drop", "reply", "reject")
 }
 
 // RetryAfter is the placeholder in a Reply for the seconds after which the client may retry.
@@ -198,7 +198,3 @@ type Listener struct {
 	Name     string
 	TCP, UDP bool
 }
-
-// Attachment describes an attachment to a policy: interfaces and one direction of their
-// packets.
-type Attachment struct{ Name string }

@@ -179,7 +179,7 @@ func (l *Limit) validateInPacketPlane(attachments []Attachment, counting map[str
 		bad("match.attach", "cannot be combined with match.listen: a limit's buckets live in one plane")
 	}
 	for _, name := range l.Match.Attach {
-		if !slices.Contains(attachments, Attachment{name}) {
+		if !slices.ContainsFunc(attachments, func(a Attachment) bool { return a.Name == name }) {
 			bad("match.attach", "unknown attachment %q", name)
 		}
 	}

@@ -15,7 +15,7 @@ import (
 
 func TestValidate(t *testing.T) {
 	listeners := []Listener{{Name: "web", TCP: true}, {Name: "dns", UDP: true}}
-	attachments := []Attachment{{"uplink"}}
+	attachments := []Attachment{{Name: "uplink"}}
 	attach := []string{"uplink"}
 	ten := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
 	for _, tt := range []struct {
@@ -137,7 +137,7 @@ func TestCompile_MaxAttachments(t *testing.T) {
 		limits[i] = Limit{Name: fmt.Sprint(i), MaxConnections: 1, Match: Match{Attach: []string{"up", "down", "up"}}}
 	}
 	limits[1].Match.Attach = []string{"down"}
-	_, err := New(1).Compile(limits, nil, []Attachment{{"up"}, {"down"}}, nil, false)
+	_, err := New(1).Compile(limits, nil, []Attachment{{Name: "up"}, {Name: "down"}}, nil, false)
 	want := strings.Join([]string{
 		`limit "4": max_connections: too many limits with max_connections match attachment "down" (maximum 4)`,
 		`limit "5": max_connections: too many limits with max_connections match attachment "up" (maximum 4)`,
@@ -150,8 +150,8 @@ func TestCompile_MaxAttachments(t *testing.T) {
 
 func TestCompile_AttachmentIDs(t *testing.T) {
 	s := New(1)
-	p := mustCompile(t, s, nil, udpOnly, Attachment{"a"}, Attachment{"b"})
-	again := mustCompile(t, s, nil, udpOnly, Attachment{"c"}, Attachment{"b"})
+	p := mustCompile(t, s, nil, udpOnly, Attachment{Name: "a"}, Attachment{Name: "b"})
+	again := mustCompile(t, s, nil, udpOnly, Attachment{Name: "c"}, Attachment{Name: "b"})
 	if a, b, c := s.AttachmentID("a"), s.AttachmentID("b"), s.AttachmentID("c"); a == 0 || a == b || b == c || c == a {
 		t.Errorf("IDs of three attachments are %d, %d, %d", a, b, c)
 	}

@@ -11,7 +11,7 @@ const (
 	numVerdicts
 )
 
-func (v Verdict) String() string { return [...]string{"pass", "delay", "refuse"}[v] }
+func (v Verdict) String() string { return enumName(v, "pass", "delay", "refuse") }
 
 // NumVerdicts is the number of verdicts.
 const NumVerdicts = int(numVerdicts)
@@ -39,10 +39,11 @@ const (
 const NumReasons = int(numReasons)
 
 func (r Reason) String() string {
-	return [...]string{
+	return enumName(
+		r,
 		"none", "rate", "queue-full", "connections", "new-connections",
 		"wait-timeout", "waiting-full", "client-gone", "memory-full", "blocked", "flow-closed",
-	}[r]
+	)
 }
 
 // Ending is the way in which a TCP connection through a listener ended. It is a metric label.
@@ -71,8 +72,9 @@ const (
 const NumEndings = int(numEndings)
 
 func (e Ending) String() string {
-	return [...]string{
+	return enumName(
+		e,
 		"closed", "reset-by-client", "reset-by-server", "refused", "bad-proxy-header", "not-connected", "first-byte-timeout",
 		"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "overload", "stopped", "killed",
-	}[e]
+	)
 }

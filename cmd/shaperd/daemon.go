@@ -148,7 +148,7 @@ func (s *server) serve(ctx context.Context) error {
 	s.ready = true
 	s.reloads.Record(time.Since(s.startedAt))
 	s.log.Info("ready", "config", s.options.Config, "limits", policy.Len(), "listeners", len(l.listens),
-		"attachments", len(l.attach), "mode", shaper.ModeName(l.config.Daemon.Observe), "version", s.options.Version)
+		"attachments", len(l.config.Attach), "mode", shaper.ModeName(l.config.Daemon.Observe), "version", s.options.Version)
 	s.logWarnings()
 	if s.migrated {
 		s.saveOverrides()

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/bpf"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // host is what doctor sees of a host. Tests replace it.
@@ -25,7 +26,7 @@ type host struct {
 	files       fs.FS // rooted at /
 	now         time.Time
 	probeShape  func() error
-	findForeign func(pins string, attachments []bpf.Attachment) ([]bpf.Foreign, error)
+	findForeign func(pins string, attachments []shaper.Attachment) ([]bpf.Foreign, error)
 	systemctl   func(args ...string) (string, error)
 	resolve     func(name string) error
 	dial        func(network, address string) error

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"syscall"
 
-	"shaperd.dev/shaperd/bpf"
 	"shaperd.dev/shaperd/conn"
+	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
 )
 
@@ -40,11 +40,11 @@ func (d *doctor) kernel() (found []finding) {
 		}
 	}
 	newer("shaperd needs", 5, 11) // epoll_pwait2
-	if len(d.loaded.attach) > 0 {
+	if len(d.loaded.config.Attach) > 0 {
 		newer("attachments need", 6, 1)
 	}
-	for _, a := range d.loaded.attach {
-		if a.Hook == bpf.TCX && v.before(6, 6) {
+	for _, a := range d.loaded.config.Attach {
+		if a.Hook == shaper.HookTCX && v.before(6, 6) {
 			found = append(found, finding{
 				State: healthFail, Text: fmt.Sprintf("attachment %q: hook = \"tcx\" needs Linux 6.6 or later; this is %s", a.Name, release),
 				Fix: `set hook = "auto"`,
@@ -75,14 +75,14 @@ func (d *doctor) missingModules(needed []string) (missing []string, listed bool)
 func (d *doctor) modules() (found []finding) {
 	release, v := d.kernelRelease()
 	var needed []string
-	for _, a := range d.loaded.attach {
-		if a.Mode == bpf.Shape && !a.Ingress {
+	for _, a := range d.loaded.config.Attach {
+		if a.Shapes() && a.Direction == shaper.Egress {
 			needed = append(needed, "sch_fq")
 		}
-		if a.Mode == bpf.Shape && a.Ingress {
+		if a.Shapes() && a.Direction == shaper.Ingress {
 			needed = append(needed, "sch_fq", "ifb", "act_mirred", "cls_u32", "sch_ingress")
 		}
-		if a.Hook == bpf.Clsact || a.Hook == bpf.Auto && v.before(6, 6) {
+		if a.Hook == shaper.HookClsact || a.Hook == shaper.HookAuto && v.before(6, 6) {
 			needed = append(needed, "sch_ingress", "cls_bpf")
 		}
 	}
@@ -125,7 +125,7 @@ func (d *doctor) queue() []finding {
 
 // pins checks the folder for pinned BPF objects.
 func (d *doctor) pins() []finding {
-	if len(d.loaded.attach) == 0 {
+	if len(d.loaded.config.Attach) == 0 {
 		return oneFinding(healthSkip, "there are no attachments", "")
 	}
 	pins := d.loaded.config.Daemon.PinPath

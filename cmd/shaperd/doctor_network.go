@@ -18,7 +18,7 @@ import (
 
 // interfaces checks that the interfaces of attachments exist.
 func (d *doctor) interfaces() (found []finding) {
-	if len(d.loaded.attach) == 0 {
+	if len(d.loaded.config.Attach) == 0 {
 		return oneFinding(healthSkip, "there are no attachments", "")
 	}
 	for _, warning := range d.loaded.missingInterfaces() {
@@ -30,10 +30,10 @@ func (d *doctor) interfaces() (found []finding) {
 // checkForeign checks for other programs that packets pass before the limits, or that keep shaperd
 // from attaching.
 func (d *doctor) checkForeign() (found []finding) {
-	if len(d.loaded.attach) == 0 {
+	if len(d.loaded.config.Attach) == 0 {
 		return oneFinding(healthSkip, "there are no attachments", "")
 	}
-	all, err := d.findForeign(d.loaded.config.Daemon.PinPath, d.loaded.attach)
+	all, err := d.findForeign(d.loaded.config.Daemon.PinPath, d.loaded.config.Attach)
 	if errors.Is(err, fs.ErrPermission) {
 		return oneFinding(healthSkip, "only root can list other programs on the interfaces", "")
 	}

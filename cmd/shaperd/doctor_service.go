@@ -201,7 +201,7 @@ func (l *loadedConfig) requirements(unprivileged int) (all []requirement) {
 	if low != nil {
 		all = append(all, requirement{fmt.Sprintf("port %d", slices.Min(low)), []string{"CAP_NET_BIND_SERVICE"}, ""})
 	}
-	if len(l.attach) > 0 {
+	if len(l.config.Attach) > 0 {
 		all = append(all, requirement{"[[attach]]", bpf.Capabilities(), "packet-plane.conf"})
 	}
 	const admin = "network-admin.conf"

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/bpf"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // fakeFiles is a fake file system, except below a real folder.
@@ -185,7 +186,7 @@ func (p hostSpec) doctor(t *testing.T, text string) *doctor {
 	}
 	return &doctor{file: file, socket: socket, probe: p.probe, host: host{
 		files: fakeFiles{files, folder}, now: time.Now(),
-		findForeign: func(string, []bpf.Attachment) ([]bpf.Foreign, error) { return p.foreign, p.foreignErr },
+		findForeign: func(string, []shaper.Attachment) ([]bpf.Foreign, error) { return p.foreign, p.foreignErr },
 		probeShape: func() error {
 			if p.noFQ {
 				return errors.New("this kernel has no sch_fq")
@@ -303,7 +304,7 @@ func TestDoctor(t *testing.T) {
 			Attachment: "plant", Interface: "lo", What: "the tcx program cil_to_netdev (id 7)", Fix: "bpftool net show dev lo",
 		}}}, "programs", healthWarn, `attachment "plant": at lo, egress, packets pass the tcx program cil_to_netdev (id 7) before the limits, which do not see what it drops`, "bpftool net show dev lo"},
 		{"another program that refuses", packetConfig, hostSpec{foreign: []bpf.Foreign{{
-			Attachment: "plant", Interface: "lo", Ingress: true, What: "the chain c of nf_tables", Fix: "nft list ruleset", Refuses: true,
+			Attachment: "plant", Interface: "lo", Direction: shaper.Ingress, What: "the chain c of nf_tables", Fix: "nft list ruleset", Refuses: true,
 		}}}, "programs", healthFail, `at lo, ingress, there is the chain c of nf_tables: "run" does not attach next to it`, "nft list ruleset"},
 		{"other programs, not permitted to list", packetConfig, hostSpec{foreignErr: fmt.Errorf("query: %w", fs.ErrPermission)}, "", "", "", ""},
 		{"port taken", proxyConfig, hostSpec{files: map[string]string{

@@ -166,7 +166,7 @@ type explanation struct {
 	api.Explanation
 	flow   shaper.Flow
 	route  shaper.Route
-	attach *config.Attach // nil at a listener
+	attach *shaper.Attachment // nil at a listener
 }
 
 // answer explains q by the configuration c, which was compiled to p.
@@ -215,7 +215,7 @@ func explainFromConfig(e env, c *config.Config, p *shaper.Policy, q question) er
 	}
 	where := fmt.Sprintf("listener %q", x.Listener)
 	if a := x.attach; a != nil {
-		where = fmt.Sprintf("attachment %q, %v of %s, mode %v", a.Name, a.Direction, strings.Join(a.Interfaces, ", "), attachMode(a))
+		where = fmt.Sprintf("attachment %q, %v of %s, mode %v", a.Name, a.Direction, strings.Join(a.Interfaces, ", "), a.EffectiveMode())
 	}
 	fmt.Fprintf(e.stdout, "%v to %s: %s", x.Source, x.To, where)
 	switch {
@@ -294,8 +294,8 @@ func findListener(c *config.Config, q *question) (*config.Listen, error) {
 }
 
 // findAttachment returns the attachment that q names.
-func findAttachment(c *config.Config, p *shaper.Policy, q *question) (*config.Attach, error) {
-	n := slices.IndexFunc(c.Attach, func(a config.Attach) bool { return a.Name == q.attach })
+func findAttachment(c *config.Config, p *shaper.Policy, q *question) (*shaper.Attachment, error) {
+	n := slices.IndexFunc(c.Attach, func(a shaper.Attachment) bool { return a.Name == q.attach })
 	if n < 0 {
 		return nil, fmt.Errorf("unknown attachment %q", q.attach)
 	}

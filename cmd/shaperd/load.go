@@ -19,7 +19,6 @@ type loadedConfig struct {
 	config  *config.Config
 	asns    *asn.Table // nil when the configuration names no files
 	listens []conn.Listen
-	attach  []bpf.Attachment
 	blocks  []shaper.Limit // limits that implement the blocks of operators
 	observe bool           // all limits of config only observe
 }
@@ -59,7 +58,7 @@ func loadFiles(files *config.Files, opening func(path string)) (*loadedConfig, e
 }
 
 func newLoadedConfig(files *config.Files, c *config.Config) *loadedConfig {
-	return &loadedConfig{files: files, config: c, listens: connListeners(c), attach: bpfAttachments(c), observe: c.Daemon.Observe}
+	return &loadedConfig{files: files, config: c, listens: connListeners(c), observe: c.Daemon.Observe}
 }
 
 // withOverrides returns l with overrides. It does not read files again.
@@ -81,7 +80,7 @@ func (l *loadedConfig) withOverrides(w *overrides) (*loadedConfig, error) {
 
 // compile builds the policy of l for s.
 func (l *loadedConfig) compile(s *shaper.Shaper) (*shaper.Policy, error) {
-	p, err := s.Compile(slices.Concat(l.config.Limits, l.blocks), l.config.Listeners(), l.config.Attachments(), l.asns, l.observe)
+	p, err := s.Compile(slices.Concat(l.config.Limits, l.blocks), l.config.Listeners(), l.config.Attach, l.asns, l.observe)
 	var at *shaper.LimitError
 	if errors.As(err, &at) {
 		return nil, l.config.Error(at.Limit, at.Key, at.Msg)
@@ -94,7 +93,7 @@ func (l *loadedConfig) compile(s *shaper.Shaper) (*shaper.Policy, error) {
 
 // hasShaping reports whether any attachment shapes.
 func (l *loadedConfig) hasShaping() bool {
-	return slices.ContainsFunc(l.attach, func(a bpf.Attachment) bool { return a.Mode == bpf.Shape })
+	return slices.ContainsFunc(l.config.Attach, func(a shaper.Attachment) bool { return a.Shapes() })
 }
 
 // checkQueues returns an error when the queue of an attachment is too small for a limit of p.
@@ -104,11 +103,12 @@ func (l *loadedConfig) checkQueues(p *shaper.Policy) error {
 		if limit.Block {
 			continue
 		}
-		for j := range l.attach {
-			if !slices.Contains(limit.Match.Attach, l.attach[j].Name) {
+		for j := range l.config.Attach {
+			a := &l.config.Attach[j]
+			if !slices.Contains(limit.Match.Attach, a.Name) {
 				continue
 			}
-			if err := l.attach[j].CheckQueue(p.Shape(i)); err != nil {
+			if err := bpf.CheckQueue(a, p.Shape(i)); err != nil {
 				at := slices.IndexFunc(l.config.Limits, func(o shaper.Limit) bool { return o.Name == limit.Name })
 				return l.config.Error(at, "max_delay", "max_delay: "+err.Error())
 			}
@@ -161,34 +161,6 @@ func (l *loadedConfig) tcpListeners() (all []netip.AddrPort) {
 				all = append(all, e.Addr)
 			}
 		}
-	}
-	return all
-}
-
-func attachMode(a *config.Attach) bpf.Mode {
-	switch {
-	case a.Observe:
-		return bpf.Observe
-	case a.Mode == config.Police:
-		return bpf.Police
-	}
-	return bpf.Shape
-}
-
-// bpfAttachments converts the attachments of a configuration.
-func bpfAttachments(c *config.Config) []bpf.Attachment {
-	var all []bpf.Attachment
-	for _, a := range c.Attach {
-		all = append(all, bpf.Attachment{
-			Name:        a.Name,
-			Interfaces:  a.Interfaces,
-			Ingress:     a.Direction == config.Ingress,
-			Mode:        attachMode(&a),
-			Hook:        map[config.Hook]bpf.Hook{config.HookAuto: bpf.Auto, config.HookTCX: bpf.TCX, config.HookClsact: bpf.Clsact, config.HookXDP: bpf.XDP}[a.Hook],
-			Keep:        a.OnStop == config.StopKeep,
-			Queue:       a.Queue,
-			IdleTimeout: a.IdleTimeout,
-		})
 	}
 	return all
 }

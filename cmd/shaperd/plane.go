@@ -13,7 +13,6 @@ import (
 	"shaperd.dev/shaperd/control/metrics"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
-	"shaperd.dev/shaperd/shaper/config"
 )
 
 // packetPlane is the packet plane of a daemon. It exists only while the configuration has
@@ -38,18 +37,14 @@ func (p *packetPlane) PacketStatus() (out metrics.PacketStatus, ok bool, err err
 		return out, true, err
 	}
 	for _, pt := range s.Points {
-		direction := config.Egress
-		if pt.Ingress {
-			direction = config.Ingress
-		}
 		a := api.AttachmentStatus{
-			Name: pt.Attachment, Interface: pt.Interface, Direction: direction.String(), Mode: pt.Mode.String(), PrecedingPrograms: pt.PrecedingPrograms, UnmatchedPatterns: pt.UnmatchedPatterns,
+			Name: pt.Attachment, Interface: pt.Interface, Direction: pt.Direction.String(), Mode: pt.Mode.String(), PrecedingPrograms: pt.PrecedingPrograms, UnmatchedPatterns: pt.UnmatchedPatterns,
 		}
 		if a.Error = pt.Err; a.Error == "" && pt.Uncovered != "" {
 			a.Error = "not enforced: " + pt.Uncovered
 		}
 		a.Up = a.Error == ""
-		if pt.Mode == bpf.Shape {
+		if pt.Mode == shaper.AttachShape {
 			queue := api.QueueStatus(pt.Queue)
 			a.Queue = &queue
 		}
@@ -87,7 +82,7 @@ type planeChange struct {
 }
 
 func (p *packetPlane) prepare(l *loadedConfig, policy *shaper.Policy) (*planeChange, error) {
-	c := &planeChange{packetPlane: p, closing: len(l.attach) == 0}
+	c := &planeChange{packetPlane: p, closing: len(l.config.Attach) == 0}
 	pins := l.config.Daemon.PinPath
 	if c.closing && p.plane == nil {
 		// Remove what an earlier daemon left attached: this configuration does not have it.
@@ -107,7 +102,7 @@ func (p *packetPlane) prepare(l *loadedConfig, policy *shaper.Policy) (*planeCha
 		p.plane, c.opened = plane, true
 		p.proxy.OnSocket(plane.MarkProxied)
 	}
-	change, err := p.plane.Prepare(l.attach, l.tcpListeners(), policy)
+	change, err := p.plane.Prepare(l.config.Attach, l.tcpListeners(), policy)
 	if err != nil {
 		c.cancel()
 		return nil, err

@@ -176,7 +176,7 @@ func (s *server) logReload(duration time.Duration, err error) {
 	s.reloads.Record(duration)
 	l, _ := s.current()
 	s.log.Info("reloaded", "limits", s.shaper.Policy().Len(), "listeners", len(l.listens),
-		"attachments", len(l.attach), "mode", shaper.ModeName(l.config.Daemon.Observe), "duration", duration.String())
+		"attachments", len(l.config.Attach), "mode", shaper.ModeName(l.config.Daemon.Observe), "duration", duration.String())
 	s.logWarnings()
 }
 

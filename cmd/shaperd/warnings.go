@@ -42,8 +42,8 @@ func (l *loadedConfig) crossedLimits() (all []string) {
 	}
 	for i := range p.ChargedOnArrival().All {
 		limit := p.Limit(i)
-		if slices.ContainsFunc(l.attach, func(a bpf.Attachment) bool {
-			return a.Mode == bpf.Shape && slices.Contains(limit.Match.Attach, a.Name)
+		if slices.ContainsFunc(l.config.Attach, func(a shaper.Attachment) bool {
+			return a.Shapes() && slices.Contains(limit.Match.Attach, a.Name)
 		}) {
 			all = append(all, fmt.Sprintf("limit %q: other limits delay its packets differently, so that delayed packets can leave one of its buckets at once, "+
 				"up to %v at its rate; a limit without a key never exceeds its rate", limit.Name, p.MaxTotalDelay(i).Duration()))
@@ -86,7 +86,7 @@ func (l *loadedConfig) hostWarnings() (all []string) {
 		}
 	}
 	// Without the privileges to look there is no warning: any user can check a configuration.
-	foreign, _ := bpf.FindForeign(l.config.Daemon.PinPath, l.attach)
+	foreign, _ := bpf.FindForeign(l.config.Daemon.PinPath, l.config.Attach)
 	for _, f := range foreign {
 		all = append(all, foreignWarning(f)+": "+f.Fix)
 	}
@@ -95,7 +95,7 @@ func (l *loadedConfig) hostWarnings() (all []string) {
 
 // foreignWarning describes another program on an interface of an attachment, and its effect.
 func foreignWarning(f bpf.Foreign) string {
-	at := fmt.Sprintf("attachment %q: at %s, %s", f.Attachment, f.Interface, map[bool]string{true: "ingress", false: "egress"}[f.Ingress])
+	at := fmt.Sprintf("attachment %q: at %s, %s", f.Attachment, f.Interface, f.Direction)
 	if f.Refuses {
 		return fmt.Sprintf("%s, there is %s: \"run\" does not attach next to it", at, f.What)
 	}

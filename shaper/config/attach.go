@@ -12,74 +12,15 @@ import (
 	"shaperd.dev/shaperd/shaper"
 )
 
-// Attach is one attachment: interfaces at which packets meet the limits, in one direction.
-type Attach struct {
-	Name        string
-	Interfaces  []string // names, or patterns of [path.Match]
-	Direction   AttachDirection
-	Mode        AttachMode
-	Observe     bool // dry run: count what would be held or dropped, and let everything pass
-	Hook        Hook
-	OnStop      OnStop
-	Queue       int           // packets in the queue of an interface, 1000 to 10000000; only if the attachment shapes
-	IdleTimeout time.Duration // of counted TCP connections: tcp_idle_timeout, 1s to 240h
-}
-
-// AttachDirection is the direction in which packets pass the interface.
-type AttachDirection uint8
-
-// Directions, seen from the host.
-const (
-	Egress AttachDirection = iota
-	Ingress
-)
-
-func (d AttachDirection) String() string { return [...]string{"egress", "ingress"}[d] }
-
-// AttachMode is what happens to packets that exceed a limit.
-type AttachMode uint8
-
-// Modes of an attachment.
-const (
-	Shape  AttachMode = iota // held until their departure time
-	Police                   // dropped if their delay would exceed max_delay; others pass at once
-)
-
-func (m AttachMode) String() string { return [...]string{"shape", "police"}[m] }
-
-// Hook is the place in the kernel where programs run.
-type Hook uint8
-
-// Hooks of an attachment.
-const (
-	HookAuto   Hook = iota // TCX if the kernel has it, else clsact
-	HookTCX                // links of tc, since Linux 6.6
-	HookClsact             // filters of tc's qdisc clsact
-	HookXDP                // the driver, before the kernel allocates an skb
-)
-
-func (h Hook) String() string { return [...]string{"auto", "tcx", "clsact", "xdp"}[h] }
-
-// OnStop is what happens to traffic while no daemon runs.
-type OnStop uint8
-
-// Effects of the end of the daemon.
-const (
-	StopOpen OnStop = iota // traffic passes without limits
-	StopKeep               // the last limits stay effective
-)
-
-func (s OnStop) String() string { return [...]string{"open", "keep"}[s] }
-
 // locatedInterface is the name of an interface, or a pattern, of one attachment, with its position.
 type locatedInterface struct {
 	name      string
-	direction AttachDirection
+	direction shaper.AttachDirection
 	at        *node
 }
 
 func (l *loader) attach(t table) {
-	attach := Attach{Name: name(t), Queue: 100_000, IdleTimeout: time.Hour}
+	attach := shaper.Attachment{Name: name(t), Queue: 100_000, IdleTimeout: time.Hour}
 	interfaces := list(t, "interface", parseInterface)
 	attach.Interfaces = values(interfaces)
 	t.notEmpty("interface")
@@ -91,11 +32,11 @@ func (l *loader) attach(t table) {
 	t.integer("queue", &attach.Queue)
 	t.duration("tcp_idle_timeout", &attach.IdleTimeout)
 
-	t.requireForEffect(attach.shapes(), `mode "shape" and observe = false`, "queue")
+	t.requireForEffect(attach.Shapes(), `mode "shape" and observe = false`, "queue")
 	switch {
-	case attach.Hook == HookXDP && attach.Direction != Ingress:
+	case attach.Hook == shaper.HookXDP && attach.Direction != shaper.Ingress:
 		t.errorf("hook", `"xdp" is for ingress alone: write direction = "ingress", or remove hook`)
-	case attach.Hook == HookXDP && attach.shapes():
+	case attach.Hook == shaper.HookXDP && attach.Shapes():
 		t.errorf("hook", `"xdp" cannot hold packets: write mode = "police" or observe = true, or remove hook`)
 	}
 	for _, i := range interfaces {
@@ -104,9 +45,6 @@ func (l *loader) attach(t table) {
 	l.c.Attach = append(l.c.Attach, attach)
 	l.attaches = append(l.attaches, t)
 }
-
-// shapes reports whether a holds packets.
-func (a *Attach) shapes() bool { return a.Mode == Shape && !a.Observe }
 
 // parseInterface parses the name of an interface, or a pattern of names. The kernel
 // accepts no other names (dev_valid_name in net/core/dev.c).
@@ -205,7 +143,7 @@ func (l *loader) checkAttach() {
 	}
 	type placed struct {
 		name      string
-		direction AttachDirection
+		direction shaper.AttachDirection
 	}
 	first := map[placed]*node{}
 	for _, i := range l.interfaces {

@@ -227,7 +227,7 @@ func (c *Config) canonical() canonical {
 			Name: a.Name, Interface: a.Interfaces, Direction: a.Direction.String(),
 			Mode: a.Mode.String(), Observe: a.Observe, Hook: a.Hook.String(), OnStop: a.OnStop.String(),
 		}
-		if a.shapes() {
+		if a.Shapes() {
 			w.Queue = a.Queue
 		}
 		if len(connectionLimits(c.Limits, a.Name)) > 0 {

@@ -34,7 +34,7 @@ type Config struct {
 	Transparent Transparent
 	ASN         ASN
 	Listen      []Listen
-	Attach      []Attach
+	Attach      []shaper.Attachment
 	Limits      []shaper.Limit
 
 	limitAt []*node // position of each of Limits
@@ -182,15 +182,6 @@ func (c *Config) Listeners() []shaper.Listener {
 		}
 	}
 	return listeners
-}
-
-// Attachments returns the attachments in the form that a policy needs, in their order.
-func (c *Config) Attachments() []shaper.Attachment {
-	attachments := make([]shaper.Attachment, len(c.Attach))
-	for i, a := range c.Attach {
-		attachments[i].Name = a.Name
-	}
-	return attachments
 }
 
 // Error returns an error about c.Limits[limit] with the position of a key, such as

@@ -179,7 +179,7 @@ refuse_with  = "reject"
 			"[[limit]]\nname = \"l\"\nrate = \"10Mbit/s\"\nmatch.attach = [\"uplink\"]\n", Config{
 			Transparent: Transparent{Mark: 21320},
 			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Dashboard: "127.0.0.1:9465", MaxBuckets: 1048576, PinPath: "/sys/fs/bpf/shaperd"},
-			Attach:      []Attach{{Name: "uplink", Interfaces: []string{"eth0"}, Queue: 100000, IdleTimeout: time.Hour}},
+			Attach:      []shaper.Attachment{{Name: "uplink", Interfaces: []string{"eth0"}, Queue: 100000, IdleTimeout: time.Hour}},
 			Limits: []shaper.Limit{{
 				Name: "l", Match: shaper.Match{Attach: []string{"uplink"}}, IPv4Prefix: 32, IPv6Prefix: 64,
 				Rate: 10e6, MaxDelay: 200 * time.Millisecond, ECNMark: 50, QueueTimeout: 2 * time.Second,
@@ -231,16 +231,16 @@ ecn_mark = "100%"
 `, Config{
 			Transparent: Transparent{Mark: 21320},
 			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Dashboard: "127.0.0.1:9465", MaxBuckets: 1048576, PinPath: "/sys/fs/bpf/shaperd"},
-			Attach: []Attach{
+			Attach: []shaper.Attachment{
 				{
 					Name: "up", Interfaces: []string{"eth0", "wg[0-9]", "tap-with-a-long-name-*"},
-					Hook: HookClsact, OnStop: StopKeep, Queue: 1000, IdleTimeout: 240 * time.Hour,
+					Hook: shaper.HookClsact, OnStop: shaper.StopKeep, Queue: 1000, IdleTimeout: 240 * time.Hour,
 				},
 				{
-					Name: "down", Interfaces: []string{"eth0"}, Direction: Ingress, Mode: Police, Hook: HookXDP,
+					Name: "down", Interfaces: []string{"eth0"}, Direction: shaper.Ingress, Mode: shaper.AttachPolice, Hook: shaper.HookXDP,
 					Queue: 100000, IdleTimeout: time.Hour,
 				},
-				{Name: "watch", Interfaces: []string{"*"}, Observe: true, Hook: HookTCX, Queue: 100000, IdleTimeout: time.Hour},
+				{Name: "watch", Interfaces: []string{"*"}, Observe: true, Hook: shaper.HookTCX, Queue: 100000, IdleTimeout: time.Hour},
 			},
 			Limits: []shaper.Limit{
 				{
@@ -331,7 +331,7 @@ func TestIsHostname(t *testing.T) {
 
 // compile checks that a loaded configuration compiles.
 func compile(t interface{ Fatalf(string, ...any) }, c *Config) {
-	if _, err := shaper.New(1024).Compile(c.Limits, c.Listeners(), c.Attachments(), nil, c.Daemon.Observe); err != nil {
+	if _, err := shaper.New(1024).Compile(c.Limits, c.Listeners(), c.Attach, nil, c.Daemon.Observe); err != nil {
 		t.Fatalf("loads, but does not compile: %v", err)
 	}
 }
@@ -447,29 +447,6 @@ rate = "1MB/s"
 		e := c.Error(1, key, "is bad")
 		if got := fmt.Sprintf("%d:%d", e.Line, e.Column); got != want || filepath.Base(e.File) != "shaperd.toml" {
 			t.Errorf("error at %q is %v, want %s", key, e, want)
-		}
-	}
-}
-
-func TestEnumNames(t *testing.T) {
-	for i, want := range []string{"egress", "ingress"} {
-		if got := AttachDirection(i).String(); got != want {
-			t.Errorf("direction %d is %s, want %s", i, got, want)
-		}
-	}
-	for i, want := range []string{"shape", "police"} {
-		if got := AttachMode(i).String(); got != want {
-			t.Errorf("mode %d is %s, want %s", i, got, want)
-		}
-	}
-	for i, want := range []string{"auto", "tcx", "clsact", "xdp"} {
-		if got := Hook(i).String(); got != want {
-			t.Errorf("hook %d is %s, want %s", i, got, want)
-		}
-	}
-	for i, want := range []string{"open", "keep"} {
-		if got := OnStop(i).String(); got != want {
-			t.Errorf("on_stop %d is %s, want %s", i, got, want)
 		}
 	}
 }

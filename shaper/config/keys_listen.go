@@ -1,6 +1,10 @@
 package config
 
-import "time"
+import (
+	"time"
+
+	"shaperd.dev/shaperd/shaper"
+)
 
 // fileKeys are the tables of a file.
 var fileKeys = keys{
@@ -262,11 +266,11 @@ var attachKeys = keys{
 			"later are attached too.",
 	},
 	{
-		name: "direction", typ: enumType(Egress, Ingress), def: `"egress"`,
+		name: "direction", typ: enumType(shaper.Egress, shaper.Ingress), def: `"egress"`,
 		doc: "Packets that leave through the interface, or packets that arrive. For both, add two attachments.",
 	},
 	{
-		name: "mode", typ: enumType(Shape, Police), def: `"shape"`,
+		name: "mode", typ: enumType(shaper.AttachShape, shaper.AttachPolice), def: `"shape"`,
 		doc: "`\"shape\"` holds packets until their departure time, and drops those whose delay would exceed " +
 			"`max_delay`; `\"police\"` drops the same packets, and lets the others pass at once.",
 	},
@@ -276,13 +280,13 @@ var attachKeys = keys{
 			"both values, unless it has `observe = true` itself.",
 	},
 	{
-		name: "hook", typ: enumType(HookAuto, HookTCX, HookClsact, HookXDP), def: `"auto"`,
+		name: "hook", typ: enumType(shaper.HookAuto, shaper.HookTCX, shaper.HookClsact, shaper.HookXDP), def: `"auto"`,
 		doc: "Where in the kernel programs run: `\"tcx\"` (since Linux 6.6), `\"clsact\"`, `\"auto\"` for the first of " +
 			"these that the kernel has, or `\"xdp\"` in the driver, for direction `\"ingress\"` with mode `\"police\"` " +
 			"or `observe = true`.",
 	},
 	{
-		name: "on_stop", typ: enumType(StopOpen, StopKeep), def: `"open"`,
+		name: "on_stop", typ: enumType(shaper.StopOpen, shaper.StopKeep), def: `"open"`,
 		doc: "While no daemon runs, traffic passes without limits (`\"open\"`), or the last limits stay effective " +
 			"(`\"keep\"`).",
 	},
