@@ -5,6 +5,7 @@ import (
 
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/internal/explain"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -14,28 +15,28 @@ const maxExplained = 20
 // Explain explains which limits a connection or packet would meet now, and their state.
 func (s *server) Explain(ask control.ExplainRequest) (api.Explanation, error) {
 	var x api.Explanation
-	q, err := parseQuestion(ask)
+	q, err := explain.Parse(explain.Request(ask))
 	if err != nil {
 		return x, &refusedError{err}
 	}
 	l, _ := s.current()
 	p := s.shaper.Policy()
-	found, err := q.answer(l.config, p)
+	found, err := q.Answer(l.config, p)
 	if err != nil {
 		return x, &refusedError{err}
 	}
 	s.addBuckets(found, p)
 	s.addConnections(found, p)
 	s.addDownstreams(found)
-	if found.attach == nil && found.flow.Protocol == shaper.UDP {
-		quota := api.FlowQuota(s.proxy.FlowQuota(found.Listener, found.flow.Source))
+	if found.Attach == nil && found.Flow.Protocol == shaper.UDP {
+		quota := api.FlowQuota(s.proxy.FlowQuota(found.Listener, found.Flow.Source))
 		found.Flows = &quota
 	}
 	return found.Explanation, nil
 }
 
 // addBuckets adds the state of each bucket, and the verdict for a unit that arrives now.
-func (s *server) addBuckets(x *explanation, p *shaper.Policy) {
+func (s *server) addBuckets(x *explain.Explanation, p *shaper.Policy) {
 	x.Verdict, x.Reason = shaper.Pass.String(), shaper.None.String()
 	var worst shaper.Verdict
 	var longest time.Duration
@@ -46,7 +47,7 @@ func (s *server) addBuckets(x *explanation, p *shaper.Policy) {
 		}
 	}
 	n := 0
-	for i := range x.route.Limits().All {
+	for i := range x.Route.Limits().All {
 		l, at := p.Limit(i), &x.Limits[n]
 		n++
 		if l.Block {
@@ -65,14 +66,14 @@ func (s *server) addBuckets(x *explanation, p *shaper.Policy) {
 		}
 		waits := l.Rate != 0 || l.Packets.N != 0
 		switch {
-		case waits && b.NextDeparture > l.MaxDelay && (x.attach != nil || x.flow.Protocol == shaper.UDP):
+		case waits && b.NextDeparture > l.MaxDelay && (x.Attach != nil || x.Flow.Protocol == shaper.UDP):
 			worse(l, shaper.Refuse, shaper.QueueFull, b.NextDeparture)
 		case waits && b.NextDeparture > 0:
 			worse(l, shaper.Delay, shaper.ByRate, b.NextDeparture)
 		}
 		full := l.MaxConnections > 0 && (b.InFlight >= l.MaxConnections || b.Reserved)
 		switch {
-		case full && x.attach != nil:
+		case full && x.Attach != nil:
 			worse(l, shaper.Refuse, shaper.ByConnections, 0)
 		case full && b.Waiting >= l.MaxQueue:
 			worse(l, shaper.Refuse, shaper.WaitingFull, 0)
@@ -87,21 +88,21 @@ func (s *server) addBuckets(x *explanation, p *shaper.Policy) {
 }
 
 // bucketOf returns the state of the bucket of x under limit i, or false when it is unknown.
-func (s *server) bucketOf(x *explanation, p *shaper.Policy, i int) (shaper.BucketState, bool) {
-	if x.attach != nil {
-		return s.plane.bucketOf(i, &x.flow, x.route)
+func (s *server) bucketOf(x *explain.Explanation, p *shaper.Policy, i int) (shaper.BucketState, bool) {
+	if x.Attach != nil {
+		return s.plane.bucketOf(i, &x.Flow, x.Route)
 	}
 	if p.Limit(i).Key&shaper.KeyConnection != 0 { // that of a new connection is empty
 		return shaper.BucketState{}, true
 	}
-	return s.proxy.Buckets(i, p.Key(i, &x.flow, x.route))[0], true
+	return s.proxy.Buckets(i, p.Key(i, &x.Flow, x.Route))[0], true
 }
 
 // addDownstreams adds why the listener is unavailable, if it is.
-func (s *server) addDownstreams(x *explanation) {
+func (s *server) addDownstreams(x *explain.Explanation) {
 	var all []api.DownstreamStatus
 	for _, d := range s.proxy.Downstreams() {
-		if x.attach == nil && d.Listen == x.Listener {
+		if x.Attach == nil && d.Listen == x.Listener {
 			all = append(all, control.NewDownstream(d))
 		}
 	}
@@ -109,12 +110,12 @@ func (s *server) addDownstreams(x *explanation) {
 }
 
 // addConnections adds the connections that the source has at the listener.
-func (s *server) addConnections(x *explanation, p *shaper.Policy) {
-	if x.attach != nil {
+func (s *server) addConnections(x *explain.Explanation, p *shaper.Policy) {
+	if x.Attach != nil {
 		return
 	}
 	s.proxy.Connections(func(c *shaper.ConnectionStatus) {
-		if len(x.Connections) < maxExplained && c.Listen == x.Listener && c.Protocol == x.flow.Protocol && c.Addr() == x.flow.Source {
+		if len(x.Connections) < maxExplained && c.Listen == x.Listener && c.Protocol == x.Flow.Protocol && c.Addr() == x.Flow.Source {
 			x.Connections = append(x.Connections, control.NewConnection(c, p))
 		}
 	})

@@ -1,0 +1,147 @@
+package explain
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/config"
+)
+
+// Explanation is the answer to a question, with the values it was computed from.
+type Explanation struct {
+	api.Explanation
+	Flow   shaper.Flow
+	Route  shaper.Route
+	Attach *shaper.Attachment // nil at a listener
+}
+
+// Answer explains q by the configuration c, which was compiled to p. Connections, and the state of
+// buckets, are for the caller to add.
+func (q *Question) Answer(c *config.Config, p *shaper.Policy) (*Explanation, error) {
+	x := &Explanation{Flow: shaper.Flow{Source: q.Source, Destination: q.Destination, Port: q.Port, Protocol: q.Protocol}}
+	x.Source, x.To = q.Source.String(), q.DestinationText()
+	x.Limits, x.Bottlenecks, x.Connections = []api.LimitBucket{}, []api.Bottleneck{}, []api.Connection{}
+	f := &x.Flow
+	if q.Attach == "" {
+		l, err := findListener(c, q)
+		if err != nil {
+			return nil, err
+		}
+		x.Listener, f.Origin = l.Name, p.ListenerIndex(l.Name)
+	} else {
+		var err error
+		if x.Attach, err = findAttachment(c, p, q); err != nil {
+			return nil, err
+		}
+		x.Attachment, f.Origin = q.Attach, p.AttachmentIndex(q.Attach)
+	}
+	x.Route = p.Route(f)
+	if x.ASN = x.Route.ASN; x.ASN == 0 {
+		x.ASN = p.ASN(q.Source)
+	}
+	x.ASName = p.ASName(x.ASN)
+	for i := range x.Route.Limits().All {
+		l := p.Limit(i)
+		direction, observe := l.Direction.String(), l.Observe
+		if x.Attach != nil {
+			direction, observe = x.Attach.Direction.String(), l.Observe || x.Attach.Observe && !l.Always
+		}
+		x.Limits = append(x.Limits, api.LimitBucket{
+			Limit: l.Name, Key: p.Describe(i, f, x.Route), Direction: direction, Summary: config.Summary(l), Mode: shaper.ModeName(observe),
+		})
+	}
+	x.findBottlenecks(p)
+	return x, nil
+}
+
+// findListener returns the listener that accepts a connection. As in the kernel, an exact
+// address takes precedence over a wildcard.
+func findListener(c *config.Config, q *Question) (*config.Listen, error) {
+	if q.Listener != "" && !slices.ContainsFunc(c.Listen, func(l config.Listen) bool { return l.Name == q.Listener }) {
+		return nil, fmt.Errorf("unknown listener %q", q.Listener)
+	}
+	var exact, any []*config.Listen // that accept it
+	var where []string
+	for i := range c.Listen {
+		l := &c.Listen[i]
+		if q.Listener != "" && l.Name != q.Listener {
+			continue
+		}
+		for _, a := range l.Addresses {
+			if a.Protocol != q.Protocol || a.Addr.Is4() != q.Source.Is4() || q.Port < a.Ports.First || a.Ports.Last < q.Port {
+				continue
+			}
+			switch {
+			case a.Addr == q.Address:
+				exact = append(exact, l)
+			case !q.Address.IsValid() || a.Addr.IsUnspecified():
+				if !slices.Contains(any, l) {
+					any = append(any, l)
+					where = append(where, fmt.Sprintf("%q (%v)", l.Name, a))
+				}
+			}
+		}
+	}
+	switch {
+	case len(exact) > 0:
+		return exact[0], nil
+	case len(any) == 1:
+		return any[0], nil
+	case len(any) > 1:
+		return nil, QuestionError{fmt.Errorf("%d listeners accept %s: %s: use --listener to name one, or --to %v/ADDRESS:%d to name an address",
+			len(any), q.Target(), strings.Join(where, ", "), q.Protocol, q.Port)}
+	case q.Listener != "":
+		return nil, fmt.Errorf("listener %q does not accept %s from %v", q.Listener, q.DestinationText(), q.Source)
+	case len(c.Attach) > 0:
+		return nil, fmt.Errorf("no listener accepts %s from %v; for packets at an attachment, use --attach", q.DestinationText(), q.Source)
+	}
+	return nil, fmt.Errorf("no listener accepts %s from %v", q.DestinationText(), q.Source)
+}
+
+// findAttachment returns the attachment that q names.
+func findAttachment(c *config.Config, p *shaper.Policy, q *Question) (*shaper.Attachment, error) {
+	n := slices.IndexFunc(c.Attach, func(a shaper.Attachment) bool { return a.Name == q.Attach })
+	if n < 0 {
+		return nil, fmt.Errorf("unknown attachment %q", q.Attach)
+	}
+	for i := range p.OriginSet(p.AttachmentIndex(q.Attach)).All {
+		if l := p.Limit(i); len(l.Match.Destination) > 0 && !q.Destination.IsValid() {
+			return nil, QuestionError{fmt.Errorf("limit %q matches destinations: use --destination to name one", l.Name)}
+		}
+	}
+	return &c.Attach[n], nil
+}
+
+// findBottlenecks finds, for each limited quantity, the limit that a source which sends ever
+// more reaches first.
+func (x *Explanation) findBottlenecks(p *shaper.Policy) {
+	least := func(what string, set shaper.Set, value func(*shaper.Limit) float64) {
+		best := -1
+		for i := range set.All {
+			l := p.Limit(i)
+			if v := value(l); !l.Observe && v > 0 && (best < 0 || v < value(p.Limit(best))) {
+				best = i
+			}
+		}
+		if best >= 0 {
+			x.Bottlenecks = append(x.Bottlenecks, api.Bottleneck{Resource: what, Limit: p.Limit(best).Name})
+		}
+	}
+	rate := func(l *shaper.Limit) float64 { return float64(l.Rate) }
+	packets := func(l *shaper.Limit) float64 { return l.Packets.PerSecond() }
+	r := x.Route
+	if x.Attach != nil {
+		least("Bytes", r.ToDownstream, rate)
+		least("Packets", r.ToDownstream, packets)
+	} else {
+		least("Bytes to the downstream", r.ToDownstream, rate)
+		least("Bytes from the downstream", r.FromDownstream, rate)
+		least("Packets to the downstream", r.ToDownstream, packets)
+		least("Packets from the downstream", r.FromDownstream, packets)
+	}
+	least("Connections in flight", r.Limits(), func(l *shaper.Limit) float64 { return float64(l.MaxConnections) })
+	least("New connections", r.Limits(), func(l *shaper.Limit) float64 { return l.NewConnections.PerSecond() })
+}
