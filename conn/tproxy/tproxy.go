@@ -8,6 +8,10 @@
 // lookup, so that every fragment of a datagram reaches the socket. Another chain drops packets
 // that would be forwarded past a listener, in either direction, even if nothing listens: traffic
 // never bypasses the shaper.
+//
+// The package owns what has the number of the mark: the nftables table "shaperd-<mark>", the routing
+// table, and the routing rules and routes of protocol 83 that refer to it. Install replaces them, Remove
+// deletes them, and nothing else on the host is changed. They outlive the process.
 package tproxy
 
 import (
