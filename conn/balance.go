@@ -1,6 +1,10 @@
+// Owner: the loop's thread.
+
 package conn
 
 import (
+	"hash/fnv"
+	"io"
 	"math"
 	"net/netip"
 	"slices"
@@ -143,14 +147,11 @@ func (d *downstream) effectiveWeight(port uint16, now leaky.Time) int64 {
 
 // hashSource returns FNV-1a with a final mix. It is the same on all hosts.
 func hashSource(source netip.Addr, name string) uint64 {
-	h := uint64(14695981039346656037)
-	add := func(b byte) { h = (h ^ uint64(b)) * 1099511628211 }
-	for _, b := range source.As16() {
-		add(b)
-	}
-	for i := range len(name) {
-		add(name[i])
-	}
+	sum := fnv.New64a()
+	addr := source.As16()
+	sum.Write(addr[:])
+	io.WriteString(sum, name)
+	h := sum.Sum64()
 	h ^= h >> 32
 	h *= 0xd6e8feb86659fd93
 	return h ^ h>>32
