@@ -1,3 +1,5 @@
+// Owner: the loop's thread.
+
 package conn
 
 import (
@@ -13,7 +15,7 @@ import (
 )
 
 // admission decides when connections and UDP flows get their slots. It has one gate for each limit and
-// key that caps connections in flight or the rate of new ones. It belongs to the loop's thread.
+// key that caps connections in flight or the rate of new ones.
 //
 // A connection under several limits passes all their gates at one instant or none: it takes a slot of
 // each, and is charged to each rate of new connections, only when it proceeds to a downstream. While

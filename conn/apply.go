@@ -1,3 +1,5 @@
+// Owner: the caller of Apply, with Proxy.mu; what is passed now runs on the loop's thread.
+
 package conn
 
 import (

@@ -1,3 +1,5 @@
+// Owner: the loop's thread.
+
 package conn
 
 import (
@@ -24,7 +26,7 @@ const (
 	ackCheckBatch = 128
 )
 
-// ackMonitor finds peers that have vanished. The loop's thread owns it.
+// ackMonitor finds peers that have vanished.
 type ackMonitor struct {
 	timeout leaky.Time // ackTimeout, except in tests
 	timer   pacer.Event

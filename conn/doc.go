@@ -4,7 +4,13 @@
 // One thread, the loop, does everything: it owns the sockets, the gates at which connections
 // wait for admission, the queues in which bytes and datagrams wait for their departure, and the
 // buckets in use, and so needs no lock. It sleeps in epoll until a socket is ready or a unit may
-// leave, whichever comes first. Only the names of downstreams are resolved elsewhere.
+// leave, whichever comes first. Only the names of downstreams are resolved elsewhere. The first line
+// of a file names the thread that owns its types; where there is none, the fields say so.
+//
+// A connection enters at [tcpPort], passes admission, dials a downstream, and becomes a session of two
+// endpoints and two directions. A direction submits grants to the scheduler, and moves the bytes when
+// a grant departs. A datagram enters at [udpPort], belongs to a flow, which passes admission once, and
+// departs from the scheduler in the same way.
 //
 // # Fairness
 //
@@ -20,7 +26,7 @@
 //  2. from its first service on, no sibling receives more than 2 units more than g;
 //  3. before that, no sibling receives more than 1 + H(n) units more than g.
 //
-// Proof. Let s be the start tag of a node and V the virtual time (see node). The lowest tag is
+// Proof. Let s be the start tag of a node and V the virtual time (see fairq.Node). The lowest tag is
 // served: V becomes max(V, s), then s grows by the cost c, and V by c / m for m backlogged nodes.
 // A node that becomes backlogged gets s = max(s, V). V never decreases, and the tags of nodes that
 // have left are kept until V has reached them. Costs are in units.

@@ -1,3 +1,5 @@
+// Owner: the loop's thread.
+
 package conn
 
 import (
@@ -12,8 +14,8 @@ import (
 	"shaperd.dev/shaperd/shaper"
 )
 
-// downstream is the state of one downstream of a listener. The loop's thread owns it. It
-// survives reloads while the configuration names it.
+// downstream is the state of one downstream of a listener. It survives reloads while the
+// configuration names it.
 type downstream struct {
 	Downstream
 	listener *listener

@@ -1,3 +1,5 @@
+// Owner: the loop's thread, except for what is atomic.
+
 package conn
 
 import (
@@ -20,11 +22,11 @@ type listener struct {
 	config  atomic.Pointer[listenerConfig]
 	counts  *shaper.ListenerState
 
-	flows   flowLRU                   // all; owned by the loop
-	sources map[netip.Addr]*udpSource // by sourceKey; owned by the loop
+	flows   flowLRU                   // all
+	sources map[netip.Addr]*udpSource // by sourceKey
 
 	proxy       *Proxy
-	downstreams []*downstream      // owned by the loop
+	downstreams []*downstream
 	candidates  []*downstream      // of pick, reused
 	readmission pacer.Event        // scheduled for when an ejected downstream gets connections again
 	pools       map[poolKey]*gate  // those in use

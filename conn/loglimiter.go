@@ -17,7 +17,8 @@ type logLimiter struct {
 	log   *slog.Logger
 	every time.Duration // the interval
 
-	mu    sync.Mutex // protects kinds
+	mu sync.Mutex
+	// mu protects:
 	kinds map[logKind]*logQuota
 }
 

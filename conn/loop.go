@@ -1,3 +1,5 @@
+// Owner: the loop's thread, except for what a lock protects.
+
 package conn
 
 import (
@@ -20,14 +22,14 @@ type watcher interface {
 	ready(events uint32, now leaky.Time)
 }
 
-// loop is the thread that moves bytes. Its fields belong to that thread, except for the posted work.
+// loop is the thread that moves bytes.
 type loop struct {
 	clock     *pacer.Clock
 	pacer     *pacer.Pacer
 	scheduler *scheduler
 
 	epoll         int
-	wakeFD        int // eventfd; closed under mu
+	wakeFD        int // eventfd; written with mu, which others need to read it
 	registrations []registration
 	events        [128]unix.EpollEvent
 	timeout       unix.Timespec
@@ -45,9 +47,11 @@ type loop struct {
 	single train // a datagram that was queued
 	memory memory
 
-	mu     sync.Mutex
+	done chan struct{} // closed when run ends
+
+	mu sync.Mutex
+	// mu protects:
 	posted []func(now leaky.Time)
-	done   chan struct{}
 }
 
 // registration is the watcher of a descriptor. generation distinguishes the descriptor from an earlier

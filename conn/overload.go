@@ -1,3 +1,5 @@
+// Owner: the loop's thread, except for what is atomic.
+
 package conn
 
 import (

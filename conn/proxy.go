@@ -17,28 +17,30 @@ type Proxy struct {
 	shaper     *shaper.Shaper
 	clock      *pacer.Clock
 	loop       *loop
-	admission  *admission
+	resolver   *resolver
 	log        *slog.Logger
 	accessLog  *slog.Logger
 	trafficLog *logLimiter
 	stateLog   *logLimiter // to log; changes of state that sources can cause
 	socketHook socketHook
 
-	rejecter atomic.Pointer[rejecter] // nil until a limit needs it
-
-	resolver  *resolver
+	rejecter  atomic.Pointer[rejecter] // nil until a limit needs it
 	nextID    atomic.Uint64
 	openConns atomic.Int64 // TCP connections, from accept to close
 
-	mu          sync.Mutex           // serializes changes of listeners
-	inherited   map[Endpoint]int     // sockets, by Endpoint.key
-	listMu      sync.Mutex           // serializes listings of connections
-	lastListing uint64               // number of the last listing
-	listeners   map[string]*listener // written by the loop under mu
-	ports       map[Endpoint]port    // by Endpoint.key
-	stopping    bool                 // no ports are opened any more
+	mu sync.Mutex // serializes changes of listeners
+	// mu protects:
+	inherited map[Endpoint]int     // sockets, by Endpoint.key
+	listeners map[string]*listener // written on the loop's thread, which may read it without mu
+	ports     map[Endpoint]port    // by Endpoint.key
+	stopping  bool                 // no ports are opened any more
 
-	// Owned by the loop:
+	listMu sync.Mutex // serializes listings of connections
+	// listMu protects:
+	lastListing uint64 // number of the last listing
+
+	// The loop's thread owns:
+	admission    *admission
 	sessions     registry[*session]
 	flows        map[flowKey]*udpFlow
 	flowList     registry[*udpFlow] // the same flows

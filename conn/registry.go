@@ -1,7 +1,9 @@
+// Owner: the loop's thread.
+
 package conn
 
 // registry holds all connections of one kind. It can be walked a few entries at a time while
-// others are added and removed. The loop's thread owns it.
+// others are added and removed.
 type registry[T registered] struct {
 	all  []T
 	byID map[uint64]T

@@ -1,3 +1,5 @@
+// Owner: the loop's thread, once Apply has opened the sockets.
+
 package conn
 
 import (
@@ -12,7 +14,7 @@ import (
 )
 
 // rejecter sends "port unreachable" (RFC 792, RFC 4443) to the sources of refused datagrams,
-// so that they need not wait for a reply. The loop's thread owns it.
+// so that they need not wait for a reply.
 type rejecter struct {
 	icmp    *sock.ICMP
 	limiter *rate.Limiter

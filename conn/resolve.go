@@ -19,7 +19,8 @@ type resolver struct {
 	cancel  context.CancelFunc
 	workers sync.WaitGroup
 
-	mu         sync.Mutex
+	mu sync.Mutex
+	// mu protects:
 	hosts      map[string]*host // by name, of the current configuration
 	prefetched map[string]*host // by name, for the next configuration
 }

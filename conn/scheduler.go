@@ -1,3 +1,5 @@
+// Owner: the loop's thread.
+
 package conn
 
 import (
@@ -52,7 +54,7 @@ type sender interface {
 	refused(by *queue, why shaper.Reason)
 }
 
-// scheduler holds the queues in use. It belongs to the loop's thread.
+// scheduler holds the queues in use.
 type scheduler struct {
 	shaper      *shaper.Shaper
 	wheel       *pacer.Wheel

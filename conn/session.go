@@ -1,3 +1,5 @@
+// Owner: the loop's thread.
+
 package conn
 
 import (
@@ -9,8 +11,7 @@ import (
 	"shaperd.dev/shaperd/shaper"
 )
 
-// session is a client's TCP connection with its connection to a downstream. It belongs to the loop's
-// thread.
+// session is a client's TCP connection with its connection to a downstream.
 type session struct {
 	registryEntry
 	waiter      // with the slots, held until the session ends

@@ -6,9 +6,10 @@ import (
 	"shaperd.dev/shaperd/leaky"
 )
 
-// socketHook is the function that OnSocket has registered. The mutex protects it.
+// socketHook is the function that OnSocket has registered.
 type socketHook struct {
 	sync.RWMutex
+	// The mutex protects:
 	call func(fd int) error // nil while none is registered
 }
 

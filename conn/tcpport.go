@@ -1,3 +1,5 @@
+// Owner: the loop's thread, once a port is bound to a listener.
+
 package conn
 
 import (
@@ -11,7 +13,7 @@ import (
 	"shaperd.dev/shaperd/shaper"
 )
 
-// tcpPort is a listening socket. It belongs to the loop's thread once it is bound to a listener.
+// tcpPort is a listening socket.
 type tcpPort struct {
 	proxy       *Proxy
 	fd          int

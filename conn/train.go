@@ -1,3 +1,5 @@
+// Owner: the loop's thread.
+
 package conn
 
 import (
@@ -6,8 +8,7 @@ import (
 	"shaperd.dev/shaperd/conn/internal/sock"
 )
 
-// train is the datagrams of one flow and direction that are sent together. It belongs to the loop's
-// thread.
+// train is the datagrams of one flow and direction that are sent together.
 type train struct {
 	flow     *udpFlow // nil when empty
 	down     bool     // from-downstream

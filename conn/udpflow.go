@@ -1,3 +1,5 @@
+// Owner: the loop's thread.
+
 package conn
 
 import (
@@ -21,8 +23,7 @@ type flowKey struct {
 	local  netip.Addr // destination address of the client's datagrams, and source of the replies
 }
 
-// udpFlow forwards the datagrams between one client and one downstream. The loop's thread
-// owns it.
+// udpFlow forwards the datagrams between one client and one downstream.
 type udpFlow struct {
 	registryEntry
 	account

@@ -1,3 +1,5 @@
+// Owner: the loop's thread, once a port is bound to a listener.
+
 package conn
 
 import (
@@ -8,8 +10,7 @@ import (
 	"shaperd.dev/shaperd/shaper"
 )
 
-// udpPort is a socket that receives the datagrams of clients. The loop's thread owns it once
-// it serves.
+// udpPort is a socket that receives the datagrams of clients.
 type udpPort struct {
 	proxy   *Proxy
 	fd      int
