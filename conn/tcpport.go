@@ -34,12 +34,20 @@ const (
 
 func (p *Proxy) openTCP(e Endpoint, transparent bool) (port, error) {
 	fd, err := p.takeInherited(e), error(nil)
-	if fd >= 0 {
-		p.tagSocket(fd)
+	inherited := fd >= 0
+	if inherited {
 		sock.SetTCPOptions(fd)
-		err = unix.Listen(fd, Backlog) // an inherited socket may listen already
 	} else {
-		fd, err = p.listenTCP(e.Addr, transparent)
+		fd, err = sock.NewTCP(e.Addr.Addr())
+	}
+	if err == nil {
+		p.tagSocket(fd)
+		if !inherited {
+			err = sock.BindTCP(fd, e.Addr, transparent)
+		}
+	}
+	if err == nil {
+		err = unix.Listen(fd, Backlog) // an inherited socket may listen already
 	}
 	if err != nil {
 		if fd >= 0 {
@@ -50,20 +58,6 @@ func (p *Proxy) openTCP(e Endpoint, transparent bool) (port, error) {
 	t := &tcpPort{proxy: p, fd: fd, port: localAddr(fd).Port()}
 	t.resumeTimer.Fire = func(leaky.Time) { p.loop.setEvents(t.fd, unix.EPOLLIN) }
 	return t, nil
-}
-
-// listenTCP returns a listening socket. Connections inherit its options.
-func (p *Proxy) listenTCP(addr netip.AddrPort, transparent bool) (int, error) {
-	fd, err := sock.NewTCP(addr.Addr())
-	if err != nil {
-		return -1, err
-	}
-	p.tagSocket(fd)
-	if err := sock.ListenTCP(fd, addr, transparent, Backlog); err != nil {
-		unix.Close(fd)
-		return -1, err
-	}
-	return fd, nil
 }
 
 func (t *tcpPort) descriptor() int { return t.fd }

@@ -28,16 +28,12 @@ func SetTCPOptions(fd int) {
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, keepAliveSeconds)
 }
 
-// ListenTCP makes a socket listen at addr. Connections inherit its options.
-func ListenTCP(fd int, addr netip.AddrPort, transparent bool, backlog int) error {
-	err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
-	if err == nil {
-		err = bind(fd, addr, transparent)
+// BindTCP binds a socket that will listen. Connections inherit its options.
+func BindTCP(fd int, addr netip.AddrPort, transparent bool) error {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		return err
 	}
-	if err == nil {
-		err = unix.Listen(fd, backlog)
-	}
-	return err
+	return bind(fd, addr, transparent)
 }
 
 // Accept returns a connection of a listening socket, and the address of its client.
