@@ -35,7 +35,7 @@ type applyRig struct {
 
 func newApplyRig(t *testing.T, protocol shaper.Protocol, downstream string) *applyRig {
 	s := shaper.New(10000)
-	p, err := New(s, pacer.NewClock(), testLog(t), testLog(t))
+	p, err := New(Options{Shaper: s, Clock: pacer.NewClock(), Log: testLog(t), TrafficLog: testLog(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

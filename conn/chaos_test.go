@@ -38,7 +38,7 @@ func TestApplyAtRandom(t *testing.T) {
 	}), testutil.ServeTCP(t, testutil.Echo)
 	u1, u2 := echoUDP(t, 0), echoUDP(t, 300)
 	s, clock := shaper.New(1024), pacer.NewClock()
-	p, err := New(s, clock, quietLog, quietLog)
+	p, err := New(Options{Shaper: s, Clock: clock, Log: quietLog, TrafficLog: quietLog})
 	if err != nil {
 		t.Fatal(err)
 	}

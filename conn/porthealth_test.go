@@ -55,7 +55,7 @@ func TestPortRange_ClosedPortEjectsNoOther(t *testing.T) {
 	var out testutil.Buffer
 	log := slog.New(slog.NewTextHandler(&out, nil))
 	s := shaper.New(1000)
-	p, err := New(s, pacer.NewClock(), log, quietLog)
+	p, err := New(Options{Shaper: s, Clock: pacer.NewClock(), Log: log, TrafficLog: quietLog})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -51,23 +51,31 @@ type Proxy struct {
 	ackMonitor   ackMonitor
 }
 
-// New returns a proxy that enforces the policy of s. It listens after the first Apply, and must be
-// closed. Changes of state are logged to log. What sources cause, rate limited, and the access log go
-// to traffic. The handlers of both must not block: the thread that moves bytes logs too.
-func New(s *shaper.Shaper, clock *pacer.Clock, log, traffic *slog.Logger) (*Proxy, error) {
-	l, err := newLoop(clock, s)
+// Options are what a proxy needs. All fields are required.
+type Options struct {
+	Shaper *shaper.Shaper // whose policy the proxy enforces
+	Clock  *pacer.Clock
+
+	// Log gets changes of state. TrafficLog gets the access log and, rate limited, what sources cause.
+	// The handlers of both must not block: the thread that moves bytes logs too.
+	Log, TrafficLog *slog.Logger
+}
+
+// New returns a proxy. It listens after the first Apply, and must be closed.
+func New(o Options) (*Proxy, error) {
+	l, err := newLoop(o.Clock, o.Shaper)
 	if err != nil {
 		return nil, err
 	}
 	p := &Proxy{
-		shaper: s, clock: clock, loop: l, log: log, accessLog: traffic,
-		trafficLog: newLogLimiter(traffic, time.Second),
-		stateLog:   newLogLimiter(log, time.Minute),
+		shaper: o.Shaper, clock: o.Clock, loop: l, log: o.Log, accessLog: o.TrafficLog,
+		trafficLog: newLogLimiter(o.TrafficLog, time.Second),
+		stateLog:   newLogLimiter(o.Log, time.Minute),
 		inherited:  map[Endpoint]int{}, listeners: map[string]*listener{}, ports: map[Endpoint]port{},
 		flows: map[flowKey]*udpFlow{}, pendingByKey: map[flowKey]*pendingFlow{}, ackMonitor: ackMonitor{timeout: ackTimeout},
 	}
 	p.resolver = newResolver(p.trafficLog, func() { l.post(p.wakeAll) })
-	p.admission = newAdmission(s, &l.pacer.Wheel, clock.Now)
+	p.admission = newAdmission(o.Shaper, &l.pacer.Wheel, o.Clock.Now)
 	go l.run()
 	return p, nil
 }

@@ -31,7 +31,7 @@ type proxyRig struct {
 func start(t testing.TB, protocol shaper.Protocol, downstream string, limits ...shaper.Limit) *proxyRig {
 	t.Helper()
 	s, clock := shaper.New(10000), pacer.NewClock()
-	p, err := New(s, clock, testLog(t), testLog(t))
+	p, err := New(Options{Shaper: s, Clock: clock, Log: testLog(t), TrafficLog: testLog(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,7 +21,7 @@ func TestLongUptime(t *testing.T) {
 		t.Run(age.String(), func(t *testing.T) {
 			t.Parallel()
 			s := shaper.New(1000)
-			p, err := New(s, pacer.NewClockAt(age), testLog(t), testLog(t))
+			p, err := New(Options{Shaper: s, Clock: pacer.NewClockAt(age), Log: testLog(t), TrafficLog: testLog(t)})
 			if err != nil {
 				t.Fatal(err)
 			}

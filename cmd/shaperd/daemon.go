@@ -117,7 +117,7 @@ func (s *server) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if s.proxy, err = conn.New(s.shaper, s.clock, s.log, s.traffic); err != nil {
+	if s.proxy, err = conn.New(conn.Options{Shaper: s.shaper, Clock: s.clock, Log: s.log, TrafficLog: s.traffic}); err != nil {
 		return err
 	}
 	if s.options.State != "" {

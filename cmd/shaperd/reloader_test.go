@@ -310,7 +310,7 @@ func TestWatchdog_CoversControlLoop(t *testing.T) {
 	t.Setenv("WATCHDOG_PID", "")
 	s := &server{controller: newController()}
 	noLog := slog.New(slog.DiscardHandler)
-	if s.proxy, err = conn.New(shaper.New(1<<10), pacer.NewClock(), noLog, noLog); err != nil {
+	if s.proxy, err = conn.New(conn.Options{Shaper: shaper.New(1 << 10), Clock: pacer.NewClock(), Log: noLog, TrafficLog: noLog}); err != nil {
 		t.Fatal(err)
 	}
 	defer s.proxy.Close()
