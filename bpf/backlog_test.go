@@ -48,3 +48,8 @@ func TestMaxBacklog_CoversAcceptedCharges(t *testing.T) {
 		}
 	}
 }
+
+// maxBacklog returns the maximum backlog of a key under m.
+func (m *kernelMeter) maxBacklog() leaky.Time {
+	return m.inheritable() << (m.BacklogBounds & (1<<backlogShiftBits - 1))
+}

@@ -69,7 +69,7 @@ func BenchmarkReconcile(b *testing.B) {
 	k := newTCPVariant(b, shaper.AttachPolice, map[string]any{kernelVarTestSources: uint32(1<<32 - 1)}, testIdleTimeout, capNamed("a", 0))
 	k.flood(synSegment(nil), 200_000)
 	for b.Loop() {
-		if n, _, err := k.reconcile(uint64(monotonic() / 64)); n != 0 || err != nil {
+		if n, err := k.reconcile(uint64(monotonic() / 64)); n != 0 || err != nil {
 			b.Fatal(n, err)
 		}
 	}

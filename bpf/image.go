@@ -134,11 +134,6 @@ func (m *kernelMeter) inheritable() leaky.Time {
 	return leaky.Time(m.BacklogBounds >> backlogShiftBits << backlogShiftBits)
 }
 
-// maxBacklog returns the maximum backlog of a key under m.
-func (m *kernelMeter) maxBacklog() leaky.Time {
-	return m.inheritable() << (m.BacklogBounds & (1<<backlogShiftBits - 1))
-}
-
 // Parts of a bucket's tag: a hash of the key, and above it the number of the meter.
 const (
 	tagMeterShift = kernelTagBitsTAG_METER_SHIFT

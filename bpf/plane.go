@@ -277,7 +277,7 @@ func (p *Plane) startMonitoring() {
 	})
 	every(sampleInterval, func() { p.report("samples", p.updateRankings()) })
 	every(reconcileInterval, func() {
-		repaired, _, err := p.kernel.reconcile(uint64(monotonic() / leaky.FromDuration(1)))
+		repaired, err := p.kernel.reconcile(uint64(monotonic() / leaky.FromDuration(1)))
 		p.report("connections", err)
 		if repaired > 0 {
 			p.log.Warn("connection counts repaired", "slots", repaired)

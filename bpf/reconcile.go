@@ -48,36 +48,21 @@ func (k *kernel) eachConnection(yield func(*kernelTuple, *kernelConn)) error {
 	}
 }
 
-// census is the result of a walk over the connections.
-type census struct {
-	held     map[slotWord]uint32 // number of connections that hold each slot word
-	inFlight map[uint32]int64    // connections with a slot, by the number of the limit
-	open     int                 // open connections
-	closed   int                 // closed connections that are still in the map
-}
-
-// census walks over the connections. Those that were closed at since or later still count
-// as holding their slots.
-func (k *kernel) census(since uint64) (*census, error) {
-	c := &census{held: map[slotWord]uint32{}, inFlight: map[uint32]int64{}}
-	err := k.eachConnection(func(_ *kernelTuple, f *kernelConn) {
-		closed := f.State&connClosed != 0
-		if closed {
-			c.closed++
-		} else {
-			c.open++
+// heldSlots returns the number of connections that hold each slot word. Those that were closed at
+// since or later count as holding their slots.
+func (k *kernel) heldSlots(since uint64) (map[slotWord]uint32, error) {
+	held := map[slotWord]uint32{}
+	err := k.eachConnection(func(_ *kernelTuple, c *kernelConn) {
+		if c.State&connClosed != 0 && c.LastSeen < since {
+			return
 		}
-		for i, index := range f.SlotIndex {
-			if index == noSlot || closed && f.LastSeen < since {
-				continue
-			}
-			c.held[slotWord{index, f.Slot[i] >> slotBits}]++
-			if !closed {
-				c.inFlight[uint32(f.Slot[i]&slotCount)]++
+		for i, index := range c.SlotIndex {
+			if index != noSlot {
+				held[slotWord{index, c.Slot[i] >> slotBits}]++
 			}
 		}
 	})
-	return c, err
+	return held, err
 }
 
 // settlingTime bounds the time between taking a slot and inserting its connection, and between
@@ -87,13 +72,13 @@ const settlingTime = 5 * time.Millisecond
 
 // reconcile compares the slot counts with the connections that hold slots, and releases
 // slots that no connection held in this walk and the one before. No cause is known that
-// would make it necessary. It returns the number of released slots, and the connections in
-// flight by the number of the limit. now is the programs' time, in ns.
+// would make it necessary. It returns the number of released slots. now is the programs' time,
+// in ns.
 //
 // A closed connection stays in the map, with its slots and the time, for longer than a
 // walk takes: so the counts at the start of the walk are known exactly, however many
 // connections begin and end.
-func (k *kernel) reconcile(now uint64) (repaired int, inFlight map[uint32]int64, err error) {
+func (k *kernel) reconcile(now uint64) (repaired int, err error) {
 	start := time.Now()
 	words := make(map[slotWord]uint32)
 	claims := make(map[slotWord]uint32)
@@ -107,16 +92,16 @@ func (k *kernel) reconcile(now uint64) (repaired int, inFlight map[uint32]int64,
 		}
 	}
 	time.Sleep(settlingTime)
-	c, err := k.census(now - min(now, uint64(settlingTime)))
+	held, err := k.heldSlots(now - min(now, uint64(settlingTime)))
 	if err != nil {
-		return 0, nil, err
+		return 0, err
 	}
 	if time.Since(start) > k.closedRetention-settlingTime {
-		return 0, c.inFlight, nil // too slow: closed connections may be gone
+		return 0, nil // too slow: closed connections may be gone
 	}
 	excess := map[slotWord]uint32{}
 	for s, n := range words {
-		if held := c.held[s]; n > held {
+		if held := held[s]; n > held {
 			excess[s] = n - held
 		}
 	}
@@ -132,7 +117,7 @@ func (k *kernel) reconcile(now uint64) (repaired int, inFlight map[uint32]int64,
 		}
 	}
 	k.excess, k.claims = excess, claims
-	return repaired, c.inFlight, nil
+	return repaired, nil
 }
 
 // subtract lowers the count of s by up to n, and returns by how much.

@@ -228,7 +228,7 @@ func (b *tcpBench) establish(d *dialogue) {
 func (b *tcpBench) inFlight() int {
 	b.t.Helper()
 	sum := 0
-	c, err := b.census(^uint64(0))
+	words, err := b.heldSlots(^uint64(0))
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -239,12 +239,12 @@ func (b *tcpBench) inFlight() int {
 			continue
 		}
 		sum += int(n)
-		if held := c.held[slotWord{uint32(index), word >> slotBits}]; n > 0 && uint64(held) != n {
+		if held := words[slotWord{uint32(index), word >> slotBits}]; n > 0 && uint64(held) != n {
 			b.t.Errorf("slot word %d counts %d, connections hold %d", index, n, held)
 		}
 	}
 	held, counted := int64(0), int64(0)
-	for number, n := range c.inFlight {
+	for number, n := range b.heldByLimit() {
 		held += n
 		if s, err := b.readState(number); err != nil || int64(s.InFlight) != n {
 			b.t.Errorf("limit %d: %d in flight by its counter, %d by the connections: %v", number, int64(s.InFlight), n, err)
@@ -263,6 +263,22 @@ func (b *tcpBench) inFlight() int {
 	return sum
 }
 
+// heldByLimit returns the number of slots that open connections hold, by the number of the limit.
+func (b *tcpBench) heldByLimit() map[uint32]int64 {
+	b.t.Helper()
+	held := map[uint32]int64{}
+	if err := b.eachConnection(func(_ *kernelTuple, c *kernelConn) {
+		for i, index := range c.SlotIndex {
+			if index != noSlot && c.State&connClosed == 0 {
+				held[uint32(c.Slot[i]&slotCount)]++
+			}
+		}
+	}); err != nil {
+		b.t.Fatal(err)
+	}
+	return held
+}
+
 // expectInFlight fails the test unless n connections are in flight.
 func (b *tcpBench) expectInFlight(n int) {
 	b.t.Helper()
@@ -274,11 +290,16 @@ func (b *tcpBench) expectInFlight(n int) {
 // entries returns the numbers of open and closed connections in the map.
 func (b *tcpBench) entries() (live, gone int) {
 	b.t.Helper()
-	c, err := b.census(0)
-	if err != nil {
+	if err := b.eachConnection(func(_ *kernelTuple, c *kernelConn) {
+		if c.State&connClosed != 0 {
+			gone++
+		} else {
+			live++
+		}
+	}); err != nil {
 		b.t.Fatal(err)
 	}
-	return c.open, c.closed
+	return live, gone
 }
 
 // counters returns the counters of the first limit.

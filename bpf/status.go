@@ -14,8 +14,6 @@ import (
 type Status struct {
 	Points  []PointStatus // by attachment and interface
 	Buckets BucketStatus
-
-	LostSamples uint64 // lost packet samples since the maps were created
 }
 
 // PointStatus is the state of an attachment at an interface, or of one whose interface is missing.
@@ -52,7 +50,7 @@ func (p *Plane) Status() (Status, error) {
 	if err != nil {
 		return Status{}, err
 	}
-	s := Status{LostSamples: p.sampler.lost.Samples[0] + p.sampler.lost.Samples[1], Buckets: BucketStatus{
+	s := Status{Buckets: BucketStatus{
 		Live: p.kernel.liveBuckets(), Capacity: len(p.kernel.buckets) * len(kernelBucketLine{}.Tag),
 		EvictedDrained: counts.EvictedDrained, EvictedBacklogged: counts.EvictedBacklogged, Lost: counts.InsertFailed,
 	}}
