@@ -31,9 +31,6 @@ func replyHook(h shaper.Hook) shaper.Hook {
 	return h
 }
 
-// usesIFB reports whether packets of a pass through an intermediate device (IFB).
-func usesIFB(a *shaper.Attachment) bool { return a.Direction == shaper.Ingress && a.Shapes() }
-
 // countsConnections reports whether limits of p count connections at a.
 func countsConnections(a *shaper.Attachment, p *shaper.Policy) bool {
 	for i := range p.OriginSet(p.AttachmentIndex(a.Name)).All {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"shaperd.dev/shaperd/bpf/internal/attach"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -16,7 +17,7 @@ type Change struct {
 	listeners   []netip.AddrPort
 	policy      *shaper.Policy
 	numbers     numbers
-	wanted      map[hookPoint]*target
+	wanted      map[attach.Point]*target
 	programs    programCache // loaded for this change
 	added       []*point
 	changed     map[*point]*programs
@@ -137,7 +138,7 @@ func (c *Change) prepare() error {
 			continue
 		}
 		progs := c.programs[c.programKey(a, w.ethernet())]
-		if present != nil && present.Hook == a.Hook && usesIFB(&present.Attachment) == usesIFB(a) {
+		if present != nil && present.Hook == a.Hook && attach.UsesIFB(&present.Attachment) == attach.UsesIFB(a) {
 			c.changed[present] = progs
 			if a.Shapes() && !present.Shapes() {
 				if err := p.addQueue(key, a); err != nil {

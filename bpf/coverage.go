@@ -7,6 +7,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 
+	"shaperd.dev/shaperd/bpf/internal/attach"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -96,17 +97,20 @@ func movedBy(l netlink.Link, ingress bool, h shaper.Hook) (n uint64, ok bool) {
 	return s.RxPackets, true
 }
 
+// progRoles are the roles of programs as the programs number them.
+var progRoles = [...]kernelProgRole{attach.Limiter: kernelProgRoleLIMIT_PROG, attach.ReplyTracker: kernelProgRoleREPLY_PROG}
+
 // packetCountIndex returns the index of a counter in the map packet_counts.
-func (k *kernel) packetCountIndex(at hookPoint, r role) uint32 {
-	i := uint32(at.ifindex)<<2 | uint32(r)
-	if !at.ingress {
+func (k *kernel) packetCountIndex(at attach.Point, r attach.Role) uint32 {
+	i := uint32(at.Ifindex)<<2 | uint32(progRoles[r])
+	if !at.Ingress {
 		i |= 2
 	}
 	return i & (k.PacketCounts.MaxEntries() - 1)
 }
 
 // packetCount returns the number of packets that a program has seen.
-func (k *kernel) packetCount(at hookPoint, r role) (sum uint64, err error) {
+func (k *kernel) packetCount(at attach.Point, r attach.Role) (sum uint64, err error) {
 	var cpus []uint64
 	if err := k.PacketCounts.Lookup(k.packetCountIndex(at, r), &cpus); err != nil {
 		return 0, fmt.Errorf("read %s: %w", kernelMapPacketCounts, err)
@@ -118,44 +122,44 @@ func (k *kernel) packetCount(at hookPoint, r role) (sum uint64, err error) {
 }
 
 // checkCoverage finds the points that packets bypass.
-func (p *Plane) checkCoverage(wanted map[hookPoint]*target) {
+func (p *Plane) checkCoverage(wanted map[attach.Point]*target) {
 	users := map[uint32]int{} // of counters: an index may be shared
 	for _, pt := range p.points {
-		users[p.kernel.packetCountIndex(pt.key(), limitProg)]++
-		users[p.kernel.packetCountIndex(pt.replyPoint(), replyProg)]++
+		users[p.kernel.packetCountIndex(pt.key(), attach.Limiter)]++
+		users[p.kernel.packetCountIndex(pt.replyPoint(), attach.ReplyTracker)]++
 	}
 	own := p.ownLinks()
 	for key, pt := range p.points {
 		w := wanted[key]
-		if w == nil || !pt.loaded || users[p.kernel.packetCountIndex(key, limitProg)] > 1 || users[p.kernel.packetCountIndex(pt.replyPoint(), replyProg)] > 1 {
+		if w == nil || !pt.loaded || users[p.kernel.packetCountIndex(key, attach.Limiter)] > 1 || users[p.kernel.packetCountIndex(pt.replyPoint(), attach.ReplyTracker)] > 1 {
 			continue
 		}
-		all, err := foreignAt(&pt.Attachment, w.link, own)
+		all, err := attach.FindForeign(&pt.Attachment, w.link, own)
 		p.report("programs before "+pt.String(), err)
 		if err == nil {
 			pt.preceding = nil
 			for _, f := range all {
 				pt.preceding = append(pt.preceding, f.What)
 			}
-			if usesIFB(&pt.Attachment) {
-				p.report(pt.redirectSubject(), redirectConflict(all))
+			if attach.UsesIFB(&pt.Attachment) {
+				p.report(pt.redirectSubject(), attach.RedirectConflict(all))
 			}
 		}
-		for r, h := range []hook{limitProg: pt.hook, replyProg: pt.replies} {
+		for r, h := range []attach.Link{attach.Limiter: pt.limiter, attach.ReplyTracker: pt.replies} {
 			if h != nil {
-				p.readCoverage(pt, w.link, role(r))
+				p.readCoverage(pt, w.link, attach.Role(r))
 			}
 		}
 	}
 }
 
 // readCoverage compares the counters of one program of a point.
-func (p *Plane) readCoverage(pt *point, l netlink.Link, r role) {
+func (p *Plane) readCoverage(pt *point, l netlink.Link, r attach.Role) {
 	at, h := pt.key(), pt.Hook
-	if r == replyProg {
+	if r == attach.ReplyTracker {
 		at, h = pt.replyPoint(), replyHook(h)
 	}
-	moved, ok := movedBy(l, at.ingress, h)
+	moved, ok := movedBy(l, at.Ingress, h)
 	if !ok {
 		pt.coverage[r] = coverage{}
 		return
@@ -166,14 +170,14 @@ func (p *Plane) readCoverage(pt *point, l netlink.Link, r role) {
 		return
 	}
 	room := uint64(0)
-	if !at.ingress {
-		room = uint64(max(maxQueued, queueFor(&pt.Attachment).packets))
+	if !at.Ingress {
+		room = uint64(max(maxQueued, queueFor(&pt.Attachment).Packets))
 	}
-	if !pt.coverage[r].started && !at.ingress {
+	if !pt.coverage[r].started && !at.Ingress {
 		// All packets seen so far are queued, or counted as moved.
-		queued, err := queueOf(l)
-		if l, linkErr := netlink.LinkByIndex(at.ifindex); err == nil && linkErr == nil {
-			moved, _ = movedBy(l, at.ingress, h)
+		queued, err := attach.QueueOf(l)
+		if l, linkErr := netlink.LinkByIndex(at.Ifindex); err == nil && linkErr == nil {
+			moved, _ = movedBy(l, at.Ingress, h)
 			pt.coverage[r].reset(moved, seen, queued.Packets)
 		}
 		return

@@ -8,11 +8,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/bpf/internal/attach"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -46,41 +45,18 @@ func (s savedPoint) adopt(dir string) (*point, error) {
 		pt.ifname = l.Attrs().Name
 	}
 	at := pt.key()
-	if usesIFB(&pt.Attachment) {
-		at = hookPoint{}
-		if ifb, err := netlink.LinkByName(ifbName(s.Ifindex)); err == nil {
-			at.ifindex = ifb.Attrs().Index
+	if attach.UsesIFB(&pt.Attachment) {
+		at = attach.Point{}
+		if ifb, err := netlink.LinkByName(attach.IFBName(s.Ifindex)); err == nil {
+			at.Ifindex = ifb.Attrs().Index
 		}
 	}
 	var err error
-	if pt.hook, err = adoptHook(s.pin(dir), s.Hook, at, limitProg); err == nil && s.Counts {
-		pt.replies, err = adoptHook(s.pin(dir)+repliesPin, replyHook(s.Hook), hookPoint{s.Ifindex, !s.Ingress}, replyProg)
+	if pt.limiter, err = attach.Adopt(attach.Options{Hook: s.Hook, At: at, Role: attach.Limiter, Pin: s.pin(dir)}); err == nil && s.Counts {
+		pt.replies, err = attach.Adopt(pt.repliesOptions(s.pin(dir)))
 	}
 	return pt, err
 }
-
-// adoptHook returns the hook of a program that an earlier daemon attached.
-func adoptHook(pin string, h shaper.Hook, at hookPoint, r role) (hook, error) {
-	l, err := link.LoadPinnedLink(pin, nil)
-	switch {
-	case err == nil:
-		return &linkHook{l, at}, nil
-	case errors.Is(err, os.ErrNotExist) && (h == shaper.HookClsact || h == shaper.HookAuto):
-		return &clsactHook{at: at, role: r}, nil
-	case errors.Is(err, os.ErrNotExist):
-		return missingHook{}, nil
-	}
-	return nil, err
-}
-
-// missingHook is a hook that a daemon had detached when it was killed.
-type missingHook struct{}
-
-func (missingHook) update(*ebpf.Program) error { return errDetached }
-func (missingHook) check() error               { return errDetached }
-func (missingHook) detach() error              { return nil }
-func (missingHook) repin(string) error         { return nil }
-func (missingHook) release()                   {}
 
 // Detach removes every trace of planes whose programs and maps are pinned in the
 // directory pins: of daemons that were killed, or that kept their attachments. The
@@ -129,7 +105,7 @@ func detachFolder(dir string) error {
 		}
 		errs = append(errs, err)
 	}
-	errs = append(errs, r.removeUnused(func(hookPoint) bool { return false }))
+	errs = append(errs, r.removeUnused(func(attach.Point) bool { return false }))
 	if err := errors.Join(errs...); err != nil {
 		return err // keep the registry, to try again
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/bpf/internal/attach"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/test/lab"
 )
@@ -292,17 +293,17 @@ func TestCap_Dial(t *testing.T) {
 // attach attaches the programs to an interface.
 func (b *tcpBench) attach(l netlink.Link, ingress, xdp bool) {
 	b.t.Helper()
-	at := func(ingress bool, r role, program *ebpf.Program) {
+	at := func(ingress bool, r attach.Role, program *ebpf.Program) {
 		b.t.Helper()
-		h, err := attach(shaper.HookAuto, hookPoint{l.Attrs().Index, ingress}, r, program, filepath.Join(pins, fmt.Sprint("dial", r)))
+		h, err := attach.Attach(attach.Options{At: attach.Point{Ifindex: l.Attrs().Index, Ingress: ingress}, Role: r, Program: program, Pin: filepath.Join(pins, fmt.Sprint("dial", r))})
 		if err != nil {
 			b.t.Fatal(err)
 		}
-		b.t.Cleanup(func() { _ = h.detach() })
+		b.t.Cleanup(func() { _ = h.Detach() })
 	}
-	at(!ingress, replyProg, b.ShaperdReplies)
+	at(!ingress, attach.ReplyTracker, b.ShaperdReplies)
 	if !xdp {
-		at(ingress, limitProg, b.ShaperdTc)
+		at(ingress, attach.Limiter, b.ShaperdTc)
 		return
 	}
 	// A veth's native XDP sends nothing back to a peer without XDP.

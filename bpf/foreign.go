@@ -1,30 +1,18 @@
 package bpf
 
 import (
-	"cmp"
-	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"strings"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/bpf/internal/attach"
 	"shaperd.dev/shaperd/shaper"
 )
 
-// Foreign is a program, filter or chain of another tool that runs at an interface before the
-// limits of an attachment. Packets that it consumes are not limited.
-type Foreign struct {
-	Attachment, Interface string
-	Direction             shaper.AttachDirection
-	What                  string // the program, filter or chain, with its name
-	Fix                   string // commands that show and remove it, or the configuration to use instead
-	Refuses               bool   // the attachment fails because of it
-}
+// Foreign is what another tool runs at an interface before the limits of an attachment.
+type Foreign = attach.Foreign
 
 // FindForeign returns what runs before the limits of attachments, whether a daemon with these
 // pins has made them or not. It needs CAP_NET_ADMIN, and CAP_SYS_ADMIN for the names of
@@ -38,10 +26,10 @@ func FindForeign(pins string, attachments []shaper.Attachment) (all []Foreign, e
 	for i := range attachments {
 		a := &attachments[i]
 		for _, l := range links {
-			if !a.Matches(l.Attrs().Name) || isOwnIFB(l) {
+			if !a.Matches(l.Attrs().Name) || attach.IsIFB(l) {
 				continue
 			}
-			found, err := foreignAt(a, l, own)
+			found, err := attach.FindForeign(a, l, own)
 			if err != nil {
 				return nil, attachError(a, l.Attrs().Name, explainPermission(err))
 			}
@@ -51,152 +39,17 @@ func FindForeign(pins string, attachments []shaper.Attachment) (all []Foreign, e
 	return all, nil
 }
 
-// owned are the pinned links of a daemon and their programs.
-type owned struct {
-	links    map[link.ID]role
-	programs map[ebpf.ProgramID]bool
-}
-
 // ownLinks returns the links that are pinned under a directory, for maps of any version.
-func ownLinks(dir string) owned {
-	own := owned{map[link.ID]role{}, map[ebpf.ProgramID]bool{}}
+func ownLinks(dir string) attach.Own {
+	roles := map[string]attach.Role{}
 	pins, _ := filepath.Glob(filepath.Join(dir, "v*", "links", "*"))
 	for _, pin := range pins {
-		l, err := link.LoadPinnedLink(pin, nil)
-		if err != nil {
-			continue
-		}
-		if info, err := l.Info(); err == nil {
-			own.links[info.ID] = limitProg
-			if strings.HasSuffix(pin, repliesPin) {
-				own.links[info.ID] = replyProg
-			}
-			own.programs[info.Program] = true
-		}
-		_ = l.Close()
-	}
-	return own
-}
-
-func (p *Plane) ownLinks() owned { return ownLinks(filepath.Dir(p.dir)) }
-
-// foreignAt lists what runs at l before the limiting program of a. Each of these may consume
-// packets.
-func foreignAt(a *shaper.Attachment, l netlink.Link, own owned) (all []Foreign, err error) {
-	at := hookPoint{l.Attrs().Index, a.Direction == shaper.Ingress}
-	name, dir := l.Attrs().Name, a.Direction
-	add := func(refuses bool, fix string, what ...string) {
-		for _, what := range what {
-			all = append(all, Foreign{a.Name, name, a.Direction, what, fix, refuses})
+		roles[pin] = attach.Limiter
+		if strings.HasSuffix(pin, repliesPin) {
+			roles[pin] = attach.ReplyTracker
 		}
 	}
-	if x := l.Attrs().Xdp; a.Direction == shaper.Ingress && x != nil && x.Attached && !own.programs[ebpf.ProgramID(x.ProgId)] {
-		add(a.Hook == shaper.HookXDP, fmt.Sprintf(`"ip link show dev %s" shows it, "ip link set dev %s xdp off" removes it`, name, name),
-			"the XDP program "+programName(ebpf.ProgramID(x.ProgId)))
-	}
-	if a.Hook == shaper.HookXDP {
-		return all, nil
-	}
-	programs, attached, err := tcxPrograms(at, own)
-	if err != nil {
-		return nil, err
-	}
-	show := fmt.Sprintf(`"bpftool net show dev %s" shows it; `, name)
-	switch {
-	case usesIFB(a):
-		add(true, show+`write mode = "police"`, programs...)
-		chains, err := ingressChains(name)
-		if err != nil {
-			return nil, err
-		}
-		add(true, `"nft list ruleset" shows it; write mode = "police"`, chains...)
-	case attached:
-		add(false, show+`"systemctl restart shaperd" puts the limits first`, programs...)
-		return all, nil
-	case a.Hook != shaper.HookClsact && supportsTCX(at):
-		return all, nil // tcx runs before the filters
-	default:
-		add(false, show+`write hook = "tcx"`, programs...)
-	}
-	priority := clsactPriority + uint16(limitProg)
-	if usesIFB(a) {
-		priority = redirectPriority
-	}
-	filters, err := filtersBefore(l, at, priority)
-	for _, f := range filters {
-		pref := f.Attrs().Priority
-		add(false, fmt.Sprintf(`"tc filter show dev %s %s" shows it, "tc filter del dev %s %s pref %d" removes it`, name, dir, name, dir, pref),
-			fmt.Sprintf("the filter %s with preference %d", f.Type(), pref))
-	}
-	return all, err
+	return attach.NewOwn(roles)
 }
 
-// tcxPrograms lists the foreign programs at a hook point that run before the own limiting
-// program, and reports whether that is attached.
-func tcxPrograms(at hookPoint, own owned) (all []string, attached bool, err error) {
-	q, err := queryTCX(at)
-	if err != nil || q == nil {
-		return nil, false, err
-	}
-	for _, p := range q.Programs {
-		id, _ := p.LinkID()
-		r, ours := own.links[id]
-		if ours && r == limitProg {
-			return all, true, nil
-		}
-		if !ours {
-			all = append(all, "the tcx program "+programName(p.ID))
-		}
-	}
-	return all, false, nil
-}
-
-// queryTCX returns the programs at a hook point, or nil on kernels without tcx.
-func queryTCX(at hookPoint) (*link.QueryResult, error) {
-	kind := ebpf.AttachTCXEgress
-	if at.ingress {
-		kind = ebpf.AttachTCXIngress
-	}
-	q, err := link.QueryPrograms(link.QueryOptions{Target: at.ifindex, Attach: kind})
-	if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.EINVAL) {
-		return nil, nil
-	}
-	return q, err
-}
-
-// supportsTCX reports whether programs can be attached by tcx at a hook point.
-func supportsTCX(at hookPoint) bool {
-	q, err := queryTCX(at)
-	return q != nil && err == nil
-}
-
-// programName returns the name and ID of a program, or the ID alone without CAP_SYS_ADMIN.
-func programName(id ebpf.ProgramID) string {
-	if p, err := ebpf.NewProgramFromID(id); err == nil {
-		defer p.Close()
-		if info, err := p.Info(); err == nil && info.Name != "" {
-			return fmt.Sprintf("%s (id %d)", info.Name, id)
-		}
-	}
-	return fmt.Sprintf("with id %d", id)
-}
-
-// filtersBefore lists the foreign tc filters at a hook point that run before a preference,
-// one of each preference, in the order in which they run.
-func filtersBefore(l netlink.Link, at hookPoint, priority uint16) ([]netlink.Filter, error) {
-	parent := uint32(netlink.HANDLE_MIN_EGRESS)
-	if at.ingress {
-		parent = netlink.HANDLE_MIN_INGRESS
-	}
-	filters, err := netlink.FilterList(l, parent)
-	if err != nil && !isNotFound(err) {
-		return nil, fmt.Errorf("list filters of %s: %w", l.Attrs().Name, err)
-	}
-	filters = slices.DeleteFunc(filters, func(f netlink.Filter) bool {
-		pref := f.Attrs().Priority
-		return pref >= priority || pref == clsactPriority+uint16(limitProg) || pref == clsactPriority+uint16(replyProg)
-	})
-	byPreference := func(a, b netlink.Filter) int { return cmp.Compare(a.Attrs().Priority, b.Attrs().Priority) }
-	slices.SortStableFunc(filters, byPreference)
-	return slices.CompactFunc(filters, func(a, b netlink.Filter) bool { return byPreference(a, b) == 0 }), nil
-}
+func (p *Plane) ownLinks() attach.Own { return ownLinks(filepath.Dir(p.dir)) }

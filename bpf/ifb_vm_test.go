@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/bpf/internal/attach"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -85,10 +86,10 @@ func TestVMRedirect_RestoresDevice(t *testing.T) {
 	if !passes() {
 		t.Fatal("nothing passes")
 	}
-	must(t, netlink.LinkDel(linkNamed(t, ifbName(near.Attrs().Index))))
+	must(t, netlink.LinkDel(linkNamed(t, attach.IFBName(near.Attrs().Index))))
 	if passes() {
 		t.Error("packets pass the device that is gone")
 	}
 	within(t, 30*time.Second, passes) // once repaired
-	linkNamed(t, ifbName(near.Attrs().Index))
+	linkNamed(t, attach.IFBName(near.Attrs().Index))
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/bpf/internal/attach"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -25,21 +26,21 @@ func (w *target) ethernet() bool { return hasEthernet(w.link) }
 // wantedPoints returns the points that attachments ask for. Where two attachments match the
 // same point, the first has it, and an error is returned along with the points. When interfaces
 // cannot be listed, the points are nil.
-func wantedPoints(attachments []shaper.Attachment) (map[hookPoint]*target, error) {
+func wantedPoints(attachments []shaper.Attachment) (map[attach.Point]*target, error) {
 	var errs []error
 	links, err := netlink.LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("list interfaces: %w", err)
 	}
-	wanted := map[hookPoint]*target{}
+	wanted := map[attach.Point]*target{}
 	for i := range attachments {
 		a := &attachments[i]
 		for _, l := range links {
 			attrs := l.Attrs()
-			if !a.Matches(attrs.Name) || isOwnIFB(l) {
+			if !a.Matches(attrs.Name) || attach.IsIFB(l) {
 				continue
 			}
-			at := hookPoint{attrs.Index, a.Direction == shaper.Ingress}
+			at := attach.Point{Ifindex: attrs.Index, Ingress: a.Direction == shaper.Ingress}
 			if other := wanted[at]; other != nil {
 				errs = append(errs, fmt.Errorf("attachments %q and %q are both at %s, %s, where their limits would count packets twice: "+
 					`change the "interface" of one`, other.Name, a.Name, attrs.Name, a.Direction))
@@ -115,7 +116,7 @@ func (p *Plane) concerns(l *netlink.LinkAttrs, gone bool) bool {
 	defer p.mu.Unlock()
 	for i := range p.attachments {
 		a := &p.attachments[i]
-		pt := p.points[hookPoint{l.Index, a.Direction == shaper.Ingress}]
+		pt := p.points[attach.Point{Ifindex: l.Index, Ingress: a.Direction == shaper.Ingress}]
 		has := pt != nil && pt.Name == a.Name && pt.ifname == l.Name
 		if (a.Matches(l.Name) && !gone) != has {
 			return true
@@ -130,7 +131,7 @@ func (p *Plane) checkInterfaces(all bool) {
 	p.changeMu.Lock()
 	defer p.changeMu.Unlock()
 	wanted, err := wantedPoints(p.attachments)
-	missing := map[hookPoint]*programs{}
+	missing := map[attach.Point]*programs{}
 	faults := map[string]error{"interfaces": err}
 	for key, w := range wanted {
 		if p.points[key] != nil && !all {
@@ -161,7 +162,7 @@ func (p *Plane) checkInterfaces(all bool) {
 	for key, w := range wanted {
 		if p.points[key] == nil && missing[key] != nil {
 			pt, err := p.attach(key, w.Attachment, missing[key])
-			if err != nil && interfaceGone(key.ifindex) {
+			if err != nil && interfaceGone(key.Ifindex) {
 				delete(wanted, key)
 				continue
 			}
@@ -205,15 +206,15 @@ func (p *Plane) repair(pt *point, w *target) {
 		return
 	}
 	if err == nil && !pt.fits(w.Attachment, p.policy) {
-		err = errDetached // Commit could not replace its programs
+		err = attach.ErrDetached // Commit could not replace its programs
 	}
-	if errors.Is(err, errQueueChanged) {
+	if errors.Is(err, attach.ErrQueueChanged) {
 		if err = p.addQueue(pt.key(), &pt.Attachment); err == nil {
 			p.log.Warn("qdisc was modified externally; restored", "attachment", pt.Name, "interface", pt.ifname)
 		}
 	}
 	p.report(pt.String(), err)
-	if errors.Is(err, errDetached) { // after other errors the state is unknown
+	if errors.Is(err, attach.ErrDetached) { // after other errors the state is unknown
 		_ = pt.detach()
 		delete(p.points, pt.key())
 		p.uncountPending = true
@@ -221,7 +222,7 @@ func (p *Plane) repair(pt *point, w *target) {
 }
 
 // updateFailed collects the points that are wanted and not attached.
-func (p *Plane) updateFailed(wanted map[hookPoint]*target) {
+func (p *Plane) updateFailed(wanted map[attach.Point]*target) {
 	was := p.failed
 	p.failed = nil
 	present := map[string]map[string]bool{}

@@ -20,6 +20,7 @@ import (
 	"sync"
 	"time"
 
+	"shaperd.dev/shaperd/bpf/internal/attach"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
@@ -45,7 +46,7 @@ type Plane struct {
 	listeners      []netip.AddrPort
 	numbers        numbers
 	policy         *shaper.Policy
-	points         map[hookPoint]*point
+	points         map[attach.Point]*point
 	failed         []PointStatus     // points that could not be attached at the last check
 	uncountPending bool              // uncount must run: connections may have lost their programs
 	faults         map[string]string // current errors by subject; each is logged once
@@ -82,7 +83,7 @@ func Open(s *shaper.Shaper, clock *pacer.Clock, pins string, keys int, log *slog
 	}
 	p := &Plane{
 		log: log, shaper: s, clock: clock, dir: pinDir(pins, keys), pinLock: pinLock, kernel: k,
-		points: map[hookPoint]*point{}, faults: map[string]string{}, lastCounters: lastCounters{}, alarms: map[string]*capacityAlarm{},
+		points: map[attach.Point]*point{}, faults: map[string]string{}, lastCounters: lastCounters{}, alarms: map[string]*capacityAlarm{},
 		programs: programCache{},
 		quit:     make(chan struct{}),
 	}
@@ -120,7 +121,7 @@ func Open(s *shaper.Shaper, clock *pacer.Clock, pins string, keys int, log *slog
 func (p *Plane) takeOverPoints(dir string, points []savedPoint) {
 	for _, saved := range points {
 		pt, err := saved.adopt(dir)
-		if err == nil && (pt.hook.check() != nil || p.points[pt.key()] != nil) {
+		if err == nil && (pt.limiter.Check() != nil || p.points[pt.key()] != nil) {
 			_ = pt.detach() // removed since, or it was about to replace an existing point
 			continue
 		}
@@ -170,7 +171,7 @@ func (p *Plane) detachPoint(pt *point) {
 		p.log.Error("detaching failed", "attachment", pt.Name, "interface", pt.ifname, "err", err)
 	}
 	delete(p.points, pt.key())
-	for _, subject := range []string{pt.String(), pt.redirectSubject(), pt.coverageSubject(limitProg), pt.coverageSubject(replyProg)} {
+	for _, subject := range []string{pt.String(), pt.redirectSubject(), pt.coverageSubject(attach.Limiter), pt.coverageSubject(attach.ReplyTracker)} {
 		p.report(subject, nil)
 	}
 	p.log.Info("detached", "attachment", pt.Name, "interface", pt.ifname)
@@ -178,7 +179,7 @@ func (p *Plane) detachPoint(pt *point) {
 
 // removeUnused removes the queues and qdiscs of points that no longer exist.
 func (p *Plane) removeUnused() error {
-	return p.kernel.removeUnused(func(at hookPoint) bool { return p.points[at] != nil && p.points[at].Shapes() })
+	return p.kernel.removeUnused(func(at attach.Point) bool { return p.points[at] != nil && p.points[at].Shapes() })
 }
 
 // report sets the fault of a subject, or clears it when err is nil, and logs changes.

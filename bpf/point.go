@@ -6,6 +6,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"shaperd.dev/shaperd/bpf/internal/attach"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -14,20 +15,24 @@ type point struct {
 	shaper.Attachment
 	ifindex int
 	ifname  string
-	hook    hook
-	replies hook   // of the reply program; nil without one
-	loaded  bool   // its programs were loaded by this daemon, not by an earlier one
-	limits  uint32 // number of limits that its programs are loaded for
+	limiter attach.Link
+	replies attach.Link // of the reply program; nil without one
+	loaded  bool        // its programs were loaded by this daemon, not by an earlier one
+	limits  uint32      // number of limits that its programs are loaded for
 
 	preceding []string    // programs and filters that run before it
 	coverage  [2]coverage // by role
 	uncovered [2]error    // by role: why packets miss the program
 }
 
-func (pt *point) key() hookPoint { return hookPoint{pt.ifindex, pt.Direction == shaper.Ingress} }
+func (pt *point) key() attach.Point {
+	return attach.Point{Ifindex: pt.ifindex, Ingress: pt.Direction == shaper.Ingress}
+}
 
 // replyPoint is the hook point of the reply program.
-func (pt *point) replyPoint() hookPoint { return hookPoint{pt.ifindex, pt.Direction == shaper.Egress} }
+func (pt *point) replyPoint() attach.Point {
+	return attach.Point{Ifindex: pt.ifindex, Ingress: pt.Direction == shaper.Egress}
+}
 
 func (pt *point) saved() savedPoint {
 	return savedPoint{pt.Name, pt.ifindex, pt.Direction == shaper.Ingress, pt.Hook, pt.EffectiveMode(), pt.replies != nil}
@@ -36,8 +41,8 @@ func (pt *point) saved() savedPoint {
 // Subjects of a point's faults.
 func (pt *point) String() string          { return pointName(pt.Name, pt.ifname) }
 func (pt *point) redirectSubject() string { return "redirect, " + pt.String() }
-func (pt *point) coverageSubject(r role) string {
-	return "enforcement, " + pt.String() + [...]string{limitProg: "", replyProg: ", replies"}[r]
+func (pt *point) coverageSubject(r attach.Role) string {
+	return "enforcement, " + pt.String() + [...]string{attach.Limiter: "", attach.ReplyTracker: ", replies"}[r]
 }
 
 // pointName returns the name of an attachment's point at an interface.
@@ -54,12 +59,12 @@ func (pt *point) fits(a *shaper.Attachment, p *shaper.Policy) bool {
 const repliesPin = "-replies"
 
 // attach attaches programs to an interface.
-func (p *Plane) attach(key hookPoint, a *shaper.Attachment, progs *programs) (*point, error) {
-	l, err := netlink.LinkByIndex(key.ifindex)
+func (p *Plane) attach(key attach.Point, a *shaper.Attachment, progs *programs) (*point, error) {
+	l, err := netlink.LinkByIndex(key.Ifindex)
 	if err != nil {
-		return nil, attachError(a, strconv.Itoa(key.ifindex), err)
+		return nil, attachError(a, strconv.Itoa(key.Ifindex), err)
 	}
-	pt := &point{Attachment: *a, ifindex: key.ifindex, ifname: l.Attrs().Name, loaded: true, limits: progs.limits}
+	pt := &point{Attachment: *a, ifindex: key.Ifindex, ifname: l.Attrs().Name, loaded: true, limits: progs.limits}
 	if err := p.attachTo(l, pt, progs); err != nil {
 		return nil, attachError(a, pt.ifname, explainPermission(err))
 	}
@@ -80,17 +85,17 @@ func (p *Plane) attachTo(l netlink.Link, pt *point, progs *programs) error {
 	}
 	at, ifb := pt.key(), l
 	var err error
-	if usesIFB(&pt.Attachment) {
+	if attach.UsesIFB(&pt.Attachment) {
 		if ifb, err = pt.link(); err != nil {
 			return err
 		}
-		at = hookPoint{ifindex: ifb.Attrs().Index}
+		at = attach.Point{Ifindex: ifb.Attrs().Index}
 	}
 	pin := s.pin(p.dir)
-	if pt.hook, err = attach(pt.Hook, at, limitProg, progs.limit, pin); err != nil {
+	if pt.limiter, err = attach.Attach(attach.Options{Hook: pt.Hook, At: at, Role: attach.Limiter, Program: progs.limit, Pin: pin}); err != nil {
 		return err
 	}
-	if err = pt.attachReplies(progs, pin); err == nil && usesIFB(&pt.Attachment) {
+	if err = pt.attachReplies(progs, pin); err == nil && attach.UsesIFB(&pt.Attachment) {
 		err = p.redirect(l, ifb, &pt.Attachment)
 	}
 	if err != nil {
@@ -101,36 +106,43 @@ func (p *Plane) attachTo(l netlink.Link, pt *point, progs *programs) error {
 
 // redirect redirects packets that come in at l to ifb, unless a foreign program conflicts.
 func (p *Plane) redirect(l, ifb netlink.Link, a *shaper.Attachment) error {
-	all, err := foreignAt(a, l, p.ownLinks())
+	all, err := attach.FindForeign(a, l, p.ownLinks())
 	if err == nil {
-		err = redirectConflict(all)
+		err = attach.RedirectConflict(all)
 	}
 	if err != nil {
 		return err
 	}
-	return addRedirect(l, ifb)
+	return attach.AddRedirect(l, ifb)
 }
 
 // attachReplies attaches the reply program, if there is one, in the other direction.
 func (pt *point) attachReplies(progs *programs, pin string) (err error) {
 	if progs.replies != nil {
-		pt.replies, err = attach(replyHook(pt.Hook), pt.replyPoint(), replyProg, progs.replies, pin+repliesPin)
+		o := pt.repliesOptions(pin)
+		o.Program = progs.replies
+		pt.replies, err = attach.Attach(o)
 	}
 	return err
 }
 
+// repliesOptions are the options of the reply program of a point whose limiter has a pin.
+func (pt *point) repliesOptions(pin string) attach.Options {
+	return attach.Options{Hook: replyHook(pt.Hook), At: pt.replyPoint(), Role: attach.ReplyTracker, Pin: pin + repliesPin}
+}
+
 // detach detaches the programs. removeUnused removes the queue.
 func (pt *point) detach() error {
-	err := pt.hook.detach()
+	err := pt.limiter.Detach()
 	if pt.replies != nil {
-		err = errors.Join(err, pt.replies.detach())
+		err = errors.Join(err, pt.replies.Detach())
 	}
 	return err
 }
 
 // addQueue creates the queue of a, or updates an existing one.
-func (p *Plane) addQueue(key hookPoint, a *shaper.Attachment) error {
-	l, err := netlink.LinkByIndex(key.ifindex)
+func (p *Plane) addQueue(key attach.Point, a *shaper.Attachment) error {
+	l, err := netlink.LinkByIndex(key.Ifindex)
 	if err != nil {
 		return err
 	}
@@ -141,18 +153,18 @@ func (p *Plane) addQueue(key hookPoint, a *shaper.Attachment) error {
 			return err
 		}
 	}
-	if usesIFB(a) {
-		if l, err = setUpIFB(l); err != nil {
+	if attach.UsesIFB(a) {
+		if l, err = attach.SetUpIFB(l); err != nil {
 			return err
 		}
 	}
-	return setUpQueue(l, queueFor(a), func(was savedQdiscs) error { return p.kernel.recordQueue(key, was) })
+	return queueFor(a).SetUp(l, func(was attach.SavedQdiscs) error { return p.kernel.recordQueue(key, was) })
 }
 
 // link returns the interface whose queue holds the packets of a point.
 func (pt *point) link() (netlink.Link, error) {
-	if usesIFB(&pt.Attachment) {
-		return netlink.LinkByName(ifbName(pt.ifindex))
+	if attach.UsesIFB(&pt.Attachment) {
+		return netlink.LinkByName(attach.IFBName(pt.ifindex))
 	}
 	return netlink.LinkByIndex(pt.ifindex)
 }
@@ -160,19 +172,19 @@ func (pt *point) link() (netlink.Link, error) {
 // check returns an error when a point has changed: errDetached when packets do not
 // pass its programs, errQueueChanged when its queue was replaced.
 func (pt *point) check() error {
-	err := pt.hook.check()
+	err := pt.limiter.Check()
 	if err == nil && pt.replies != nil {
-		err = pt.replies.check()
+		err = pt.replies.Check()
 	}
 	if err != nil || !pt.Shapes() {
 		return err
 	}
-	if usesIFB(&pt.Attachment) {
+	if attach.UsesIFB(&pt.Attachment) {
 		l, err := netlink.LinkByIndex(pt.ifindex)
 		if err != nil {
 			return err
 		}
-		if err := checkRedirect(l); err != nil {
+		if err := attach.CheckRedirect(l); err != nil {
 			return err
 		}
 	}
@@ -180,13 +192,13 @@ func (pt *point) check() error {
 	if err != nil {
 		return err
 	}
-	return checkQueue(l, queueFor(&pt.Attachment))
+	return queueFor(&pt.Attachment).Check(l)
 }
 
 // replace replaces the programs of a point.
 func (p *Plane) replace(pt *point, progs *programs, a *shaper.Attachment) error {
 	pin := pt.saved().pin(p.dir)
-	if err := pt.hook.update(progs.limit); err != nil {
+	if err := pt.limiter.Update(progs.limit); err != nil {
 		return err
 	}
 	pt.loaded, pt.limits, pt.Attachment = true, progs.limits, *a
@@ -205,26 +217,26 @@ func (pt *point) replaceReplies(progs *programs, pin string) error {
 	case pt.replies == nil:
 		return pt.attachReplies(progs, pin)
 	case progs.replies != nil:
-		return pt.replies.update(progs.replies)
+		return pt.replies.Update(progs.replies)
 	}
-	err := pt.replies.detach()
+	err := pt.replies.Detach()
 	pt.replies = nil
 	return err
 }
 
 // repin pins the hooks at another path.
 func (pt *point) repin(pin string) error {
-	err := pt.hook.repin(pin)
+	err := pt.limiter.Repin(pin)
 	if pt.replies != nil {
-		err = errors.Join(err, pt.replies.repin(pin+repliesPin))
+		err = errors.Join(err, pt.replies.Repin(pin+repliesPin))
 	}
 	return err
 }
 
 // release closes the hooks and leaves the programs attached.
 func (pt *point) release() {
-	pt.hook.release()
+	pt.limiter.Release()
 	if pt.replies != nil {
-		pt.replies.release()
+		pt.replies.Release()
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/bpf/internal/attach"
 )
 
 // TestCapabilities attaches a program with exactly the capabilities that the packet plane
@@ -84,9 +84,9 @@ func attachOnce(l netlink.Link) error {
 		return err
 	}
 	defer tc.Limit.Close()
-	h, err := attach(shaper.HookAuto, hookPoint{ifindex: l.Attrs().Index}, limitProg, tc.Limit, filepath.Join(pins, "privileges-link"))
+	h, err := attach.Attach(attach.Options{At: attach.Point{Ifindex: l.Attrs().Index}, Role: attach.Limiter, Program: tc.Limit, Pin: filepath.Join(pins, "privileges-link")})
 	if err != nil {
 		return err
 	}
-	return h.detach()
+	return h.Detach()
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"shaperd.dev/shaperd/bpf/internal/attach"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -133,7 +134,7 @@ func TestQueue_ConcurrentCounting(t *testing.T) {
 	b := newTimed(t, kernelConfig{Mode: programModes[shaper.AttachShape], Ethernet: 1, Keep: 1, Egress: 1, QueueLimit: 1 << 20})
 	b.loadLimits(t, attachHere(shaper.Limit{Name: "l", Key: shaper.KeySource, Packets: perSecond(200_000), MaxDelay: longest}), nil)
 	count := func() (packets, sum uint64) {
-		w, err := b.waiting(hookPoint{ifindex: 1})
+		w, err := b.waiting(attach.Point{Ifindex: 1})
 		if err != nil {
 			t.Fatal(err)
 		}

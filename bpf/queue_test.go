@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/vishvananda/netlink"
 
+	"shaperd.dev/shaperd/bpf/internal/attach"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -48,21 +49,21 @@ func tc(t *testing.T, l netlink.Link, lines ...string) {
 	}
 }
 
-func qdiscsOf(t *testing.T, l netlink.Link) []qdisc {
+func qdiscsOf(t *testing.T, l netlink.Link) []attach.Qdisc {
 	t.Helper()
-	all, err := qdiscs(l)
+	all, err := attach.Qdiscs(l)
 	if err != nil {
 		t.Fatal(err)
 	}
 	// The kernel returns the root first, and the rest in no order.
-	slices.SortFunc(all[min(1, len(all)):], func(a, b qdisc) int { return int(a.Parent) - int(b.Parent) })
+	slices.SortFunc(all[min(1, len(all)):], func(a, b attach.Qdisc) int { return int(a.Parent) - int(b.Parent) })
 	return all
 }
 
 // wantQdiscs asserts that a device has the given qdiscs, byte for byte.
-func wantQdiscs(t *testing.T, l netlink.Link, want []qdisc) {
+func wantQdiscs(t *testing.T, l netlink.Link, want []attach.Qdisc) {
 	t.Helper()
-	if diff := cmp.Diff(want, qdiscsOf(t, l), cmpopts.IgnoreUnexported(qdisc{})); diff != "" {
+	if diff := cmp.Diff(want, qdiscsOf(t, l), cmpopts.IgnoreUnexported(attach.Qdisc{})); diff != "" {
 		t.Errorf("qdiscs (-want +got):\n%s", diff)
 	}
 }
@@ -74,9 +75,7 @@ func addFakeQueue(t *testing.T, l netlink.Link) {
 	if l.Attrs().NumTxQueues > 1 {
 		kind = "mq"
 	}
-	if err := replaceQdisc(l, qdisc{Kind: kind, Handle: ownHandle, Parent: netlink.HANDLE_ROOT}); err != nil {
-		t.Fatal(err)
-	}
+	tc(t, l, "qdisc replace root handle 5ad: "+kind)
 }
 
 func TestRestoreQueue(t *testing.T) {
@@ -99,18 +98,18 @@ func TestRestoreQueue(t *testing.T) {
 			l := newDevice(t, "former", c.queues)
 			tc(t, l, c.lines...)
 			before := qdiscsOf(t, l)
-			was, err := capture(l, before)
+			was, err := attach.Capture(l)
 			if err != nil {
 				t.Fatal(err)
 			}
 			addFakeQueue(t, l)
-			if err := restoreQueue(l, was); err != nil {
+			if err := attach.RestoreQueue(l, was); err != nil {
 				t.Fatal(err)
 			}
 			wantQdiscs(t, l, before)
 			tc(t, l, "qdisc replace root handle 9: pfifo")
 			after := qdiscsOf(t, l)
-			if err := restoreQueue(l, was); err != nil {
+			if err := attach.RestoreQueue(l, was); err != nil {
 				t.Fatal(err)
 			}
 			wantQdiscs(t, l, after) // it belongs to another tool
@@ -162,12 +161,12 @@ func TestQueueSetup_Killed(t *testing.T) {
 		{"before it exists", func(*testing.T, netlink.Link, *testPlane) {}},
 		{"before the program is attached", func(t *testing.T, l netlink.Link, _ *testPlane) { addFakeQueue(t, l) }},
 		{"at an IFB", func(t *testing.T, l netlink.Link, p *testPlane) {
-			err := p.kernel.recordQueue(hookPoint{l.Attrs().Index, true}, nil)
-			ifb, ifbErr := setUpIFB(l)
-			if err := errors.Join(err, ifbErr, addClsact(hookPoint{l.Attrs().Index, true})); err != nil {
+			err := p.kernel.recordQueue(attach.Point{Ifindex: l.Attrs().Index, Ingress: true}, nil)
+			ifb, ifbErr := attach.SetUpIFB(l)
+			if err := errors.Join(err, ifbErr); err != nil {
 				t.Fatal(err)
 			}
-			if err := addRedirect(l, ifb); err != nil {
+			if err := attach.AddRedirect(l, ifb); err != nil {
 				t.Fatal(err)
 			}
 		}},
@@ -178,9 +177,9 @@ func TestQueueSetup_Killed(t *testing.T) {
 				tc(t, l, "qdisc replace root handle 7: mq", "qdisc replace parent 7:2 handle 8: pfifo limit 77")
 				before := qdiscsOf(t, l)
 				p := openPlane(t)
-				was, err := capture(l, before)
+				was, err := attach.Capture(l)
 				at := savedPoint{Attachment: "here", Ifindex: l.Attrs().Index, Mode: shaper.AttachShape}
-				err = errors.Join(err, p.kernel.recordPoint(l, at), p.kernel.recordQueue(hookPoint{ifindex: l.Attrs().Index}, was))
+				err = errors.Join(err, p.kernel.recordPoint(l, at), p.kernel.recordQueue(attach.Point{Ifindex: l.Attrs().Index}, was))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -200,7 +199,7 @@ func TestQueueSetup_Killed(t *testing.T) {
 					p.Plane = nil
 				}
 				wantQdiscs(t, l, before)
-				if _, err := netlink.LinkByName(ifbName(l.Attrs().Index)); !errors.As(err, new(netlink.LinkNotFoundError)) {
+				if _, err := netlink.LinkByName(attach.IFBName(l.Attrs().Index)); !errors.As(err, new(netlink.LinkNotFoundError)) {
 					t.Errorf("the IFB: %v", err)
 				}
 				assertNoTrace(t, l, p.pins)
@@ -261,9 +260,9 @@ func TestClsact_RemovedWhenUnused(t *testing.T) {
 				t.Fatal(err)
 			}
 			p.Plane = nil
-			present, err := clsactOf(l)
-			if err != nil || (present != nil) != c.stays {
-				t.Errorf("%+v, %v: want it to stay: %v", present, err, c.stays)
+			present, err := attach.HasClsact(l)
+			if err != nil || present != c.stays {
+				t.Errorf("clsact is present: %v, %v; want %v", present, err, c.stays)
 			}
 			filters, err := netlink.FilterList(l, netlink.HANDLE_MIN_INGRESS)
 			if c.stays && (err != nil || len(filters) != c.filters) {
@@ -290,8 +289,8 @@ func TestClsact_IngressQdiscPresent(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.Plane = nil
-	if present, err := clsactOf(l); err != nil || present == nil {
-		t.Errorf("%+v, %v: want the qdisc ingress", present, err)
+	if present, err := attach.HasClsact(l); err != nil || !present {
+		t.Errorf("the qdisc ingress is present: %v, %v", present, err)
 	}
 	assertNoTrace(t, l, p.pins)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"shaperd.dev/shaperd/bpf/internal/attach"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -61,7 +62,7 @@ func TestVMQueue_Restored(t *testing.T) {
 			before := qdiscsOf(t, l)
 			p := openPlane(t)
 			c.attach(t, p)
-			must(t, checkQueue(l, queueFor(&a)))
+			must(t, queueFor(&a).Check(l))
 			c.end(t, p)
 			p.Plane = nil
 			wantQdiscs(t, l, before)
@@ -77,26 +78,26 @@ func TestVMQueue_Repaired(t *testing.T) {
 	p := openPlane(t)
 	a := shaper.Attachment{Name: "here", Interfaces: []string{"repaired"}, Mode: shaper.AttachShape, Queue: 5000}
 	p.apply(nil, a)
-	at := hookPoint{ifindex: l.Attrs().Index}
-	attached := p.points[at].hook
+	at := attach.Point{Ifindex: l.Attrs().Index}
+	attached := p.points[at].limiter
 	for _, lines := range [][]string{
 		{"qdisc replace parent 5ad:2 handle 8: pfifo limit 77"},
 		{"qdisc replace root handle 7: tbf rate 20mbit burst 20k latency 70ms"},
 	} {
 		tc(t, l, lines...)
-		if err := checkQueue(l, queueFor(&a)); !errors.Is(err, errQueueChanged) {
-			t.Errorf("%v, want %v", err, errQueueChanged)
+		if err := queueFor(&a).Check(l); !errors.Is(err, attach.ErrQueueChanged) {
+			t.Errorf("%v, want %v", err, attach.ErrQueueChanged)
 		}
-		within(t, 5*time.Second, func() bool { return checkQueue(l, queueFor(&a)) == nil })
+		within(t, 5*time.Second, func() bool { return queueFor(&a).Check(l) == nil })
 	}
 	p.mu.Lock()
-	if p.points[at].hook != attached {
+	if p.points[at].limiter != attached {
 		t.Error("the program was attached again")
 	}
 	p.mu.Unlock()
 	must(t, p.Close())
 	p.Plane = nil
-	if root := rootOf(qdiscsOf(t, l)); root.Kind != "tbf" || root.Handle != 7<<16 {
+	if root := qdiscsOf(t, l)[0]; root.Kind != "tbf" || root.Handle != 7<<16 {
 		t.Errorf("%+v: want tbf", root)
 	}
 }
@@ -119,13 +120,13 @@ func TestVMQueue_ModeAndHookChange(t *testing.T) {
 		a.Mode, a.Hook = c.mode, c.hook
 		p.apply(nil, a)
 		p.mu.Lock()
-		must(t, p.points[hookPoint{ifindex: l.Attrs().Index}].hook.check())
+		must(t, p.points[attach.Point{Ifindex: l.Attrs().Index}].limiter.Check())
 		p.mu.Unlock()
 		if a.Shapes() {
-			must(t, checkQueue(l, queueFor(&a)))
+			must(t, queueFor(&a).Check(l))
 		} else {
 			all := qdiscsOf(t, l)
-			if root := rootOf(all); root.Kind != "fq_codel" {
+			if root := all[0]; root.Kind != "fq_codel" {
 				t.Errorf("%+v: want the former qdisc", root)
 			}
 		}
@@ -145,18 +146,18 @@ func TestVMRedirect_ModeAndHookChange(t *testing.T) {
 		hook shaper.Hook
 	}{{shaper.AttachShape, shaper.HookAuto}, {shaper.AttachShape, shaper.HookClsact}, {shaper.AttachPolice, shaper.HookClsact}, {shaper.AttachShape, shaper.HookAuto}} {
 		p.apply(nil, shaper.Attachment{Name: "here", Interfaces: []string{"redirect"}, Direction: shaper.Ingress, Mode: c.mode, Hook: c.hook, Queue: 5000})
-		if err := checkRedirect(l); (err == nil) != (c.mode == shaper.AttachShape) {
+		if err := attach.CheckRedirect(l); (err == nil) != (c.mode == shaper.AttachShape) {
 			t.Errorf("%v by %v: %v", c.mode, c.hook, err)
 		}
 	}
 	must(t, p.Close())
 	p.Plane = nil
-	if _, err := netlink.LinkByName(ifbName(l.Attrs().Index)); !errors.As(err, new(netlink.LinkNotFoundError)) {
+	if _, err := netlink.LinkByName(attach.IFBName(l.Attrs().Index)); !errors.As(err, new(netlink.LinkNotFoundError)) {
 		t.Errorf("the IFB: %v", err)
 	}
 	assertNoTrace(t, l, p.pins)
-	if present, err := clsactOf(l); err != nil || present != nil {
-		t.Errorf("%+v, %v: want no clsact", present, err)
+	if present, err := attach.HasClsact(l); err != nil || present {
+		t.Errorf("clsact is present: %v, %v", present, err)
 	}
 }
 

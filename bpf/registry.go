@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/bpf/internal/attach"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -142,11 +142,7 @@ func (r *registry) interfacesGone(dir string) bool {
 			pins = append(pins, s.pin(dir))
 		}
 		for _, pin := range pins {
-			if l, err := link.LoadPinnedLink(pin, nil); err == nil {
-				info, err := l.Info()
-				removed[s.Ifindex] = removed[s.Ifindex] || err == nil && interfaceOf(info) == 0
-				_ = l.Close()
-			}
+			removed[s.Ifindex] = removed[s.Ifindex] || attach.InterfaceGone(pin)
 		}
 	}
 	left := func(ifindex int) bool { return !removed[ifindex] }
@@ -175,13 +171,13 @@ func (r *registry) save() error {
 type savedQueue struct {
 	Ifindex int
 	Ingress bool // the queue is at the IFB, and is removed with it
-	Former  savedQdiscs
+	Former  attach.SavedQdiscs
 }
 
-func (q *savedQueue) at() hookPoint { return hookPoint{q.Ifindex, q.Ingress} }
+func (q *savedQueue) at() attach.Point { return attach.Point{Ifindex: q.Ifindex, Ingress: q.Ingress} }
 
 // queueAt returns the entry of a queue, or nil.
-func (r *registry) queueAt(at hookPoint) *savedQueue {
+func (r *registry) queueAt(at attach.Point) *savedQueue {
 	for i := range r.Queues {
 		if r.Queues[i].at() == at {
 			return &r.Queues[i]
@@ -191,11 +187,11 @@ func (r *registry) queueAt(at hookPoint) *savedQueue {
 }
 
 // recordQueue records a queue before it is created.
-func (r *registry) recordQueue(at hookPoint, was savedQdiscs) error {
+func (r *registry) recordQueue(at attach.Point, was attach.SavedQdiscs) error {
 	if q := r.queueAt(at); q != nil {
 		q.Former = was
 	} else {
-		r.Queues = append(r.Queues, savedQueue{at.ifindex, at.ingress, was})
+		r.Queues = append(r.Queues, savedQueue{at.Ifindex, at.Ingress, was})
 	}
 	return r.save()
 }
@@ -203,11 +199,11 @@ func (r *registry) recordQueue(at hookPoint, was savedQdiscs) error {
 // recordPoint records a point before it is attached, and whether its interface has no qdisc
 // clsact.
 func (r *registry) recordPoint(l netlink.Link, s savedPoint) error {
-	present, err := clsactOf(l)
+	present, err := attach.HasClsact(l)
 	if err != nil {
 		return err
 	}
-	if present == nil && !slices.Contains(r.Clsacts, s.Ifindex) {
+	if !present && !slices.Contains(r.Clsacts, s.Ifindex) {
 		r.Clsacts = append(r.Clsacts, s.Ifindex)
 	}
 	if !slices.Contains(r.Points, s) {
@@ -218,7 +214,7 @@ func (r *registry) recordPoint(l netlink.Link, s savedPoint) error {
 
 // removeUnused removes the queues that are not needed, and each qdisc clsact of ours without
 // filters.
-func (r *registry) removeUnused(needed func(hookPoint) bool) error {
+func (r *registry) removeUnused(needed func(attach.Point) bool) error {
 	var errs []error
 	n := len(r.Queues) + len(r.Clsacts)
 	r.Queues = slices.DeleteFunc(r.Queues, func(q savedQueue) bool {
@@ -230,7 +226,7 @@ func (r *registry) removeUnused(needed func(hookPoint) bool) error {
 		return err == nil
 	})
 	r.Clsacts = slices.DeleteFunc(r.Clsacts, func(ifindex int) bool {
-		removed, err := removeClsact(ifindex)
+		removed, err := attach.RemoveClsact(ifindex)
 		errs = append(errs, err)
 		return removed
 	})
@@ -243,7 +239,7 @@ func (r *registry) removeUnused(needed func(hookPoint) bool) error {
 // remove removes a queue and restores the former qdiscs.
 func (q *savedQueue) remove() error {
 	if q.Ingress {
-		return removeIFB(q.Ifindex)
+		return attach.RemoveIFB(q.Ifindex)
 	}
 	l, err := netlink.LinkByIndex(q.Ifindex)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
@@ -252,7 +248,7 @@ func (q *savedQueue) remove() error {
 	if err != nil {
 		return err
 	}
-	return restoreQueue(l, q.Former)
+	return attach.RestoreQueue(l, q.Former)
 }
 
 // Sizes of the programs' tables.

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"shaperd.dev/shaperd/bpf/internal/attach"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -26,7 +27,7 @@ type PointStatus struct {
 	UnmatchedPatterns string   // patterns of an attachment without any interface
 	Uncovered         string   // why packets miss the limits although it is attached; "" if they do not
 	PrecedingPrograms []string // programs and filters that run before it
-	Queue             QueueStatus
+	Queue             attach.QueueStatus
 }
 
 // BucketStatus is the state of the bucket table.
@@ -86,7 +87,7 @@ func (p *Plane) Status() (Status, error) {
 
 func (p *Plane) statusOf(pt *point) PointStatus {
 	s := PointStatus{Attachment: pt.Name, Interface: pt.ifname, Direction: pt.Direction, Mode: pt.EffectiveMode(), Err: cmp.Or(p.faults[pt.String()], p.faults[pt.redirectSubject()]), PrecedingPrograms: slices.Clone(pt.preceding)}
-	if err := cmp.Or(pt.uncovered[limitProg], pt.uncovered[replyProg]); err != nil {
+	if err := cmp.Or(pt.uncovered[attach.Limiter], pt.uncovered[attach.ReplyTracker]); err != nil {
 		s.Uncovered = err.Error()
 	}
 	if pt.Shapes() {

@@ -1,4 +1,4 @@
-package bpf
+package attach
 
 import (
 	"errors"
@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/shaper"
 )
 
 // The kernel has no queue at ingress. To delay incoming packets they are redirected to an
@@ -17,18 +19,21 @@ import (
 // The redirect is a mirred action: an IFB has to know the interface that packets came from,
 // which bpf_redirect does not pass.
 
-// ifbName is the name of the intermediate device of an interface.
-func ifbName(ifindex int) string { return fmt.Sprint("shaperd", ifindex) }
+// UsesIFB reports whether packets of a pass through an intermediate device.
+func UsesIFB(a *shaper.Attachment) bool { return a.Direction == shaper.Ingress && a.Shapes() }
 
-// isOwnIFB reports whether this package created the intermediate device l.
-func isOwnIFB(l netlink.Link) bool {
+// IFBName is the name of the intermediate device of an interface.
+func IFBName(ifindex int) string { return fmt.Sprint("shaperd", ifindex) }
+
+// IsIFB reports whether this package created the intermediate device l.
+func IsIFB(l netlink.Link) bool {
 	return l.Type() == "ifb" && strings.HasPrefix(l.Attrs().Name, "shaperd")
 }
 
-// setUpIFB creates the intermediate device of an interface, and returns it. No packets are
-// redirected before addRedirect.
-func setUpIFB(l netlink.Link) (netlink.Link, error) {
-	name := ifbName(l.Attrs().Index)
+// SetUpIFB creates the intermediate device of an interface, and returns it. No packets are
+// redirected before AddRedirect.
+func SetUpIFB(l netlink.Link) (netlink.Link, error) {
+	name := IFBName(l.Attrs().Index)
 	ifb, err := netlink.LinkByName(name)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		ifb, err = addIFB(l, name)
@@ -86,9 +91,9 @@ func redirectFilter(l netlink.Link, to int) *netlink.U32 {
 	}
 }
 
-// addRedirect adds the filter that redirects incoming packets to the intermediate device.
-func addRedirect(l, ifb netlink.Link) error {
-	if err := addClsact(hookPoint{l.Attrs().Index, true}); err != nil {
+// AddRedirect adds the filter that redirects incoming packets to the intermediate device.
+func AddRedirect(l, ifb netlink.Link) error {
+	if err := addClsact(Point{l.Attrs().Index, true}); err != nil {
 		return err
 	}
 	present, err := findRedirect(l)
@@ -119,7 +124,7 @@ func findRedirect(l netlink.Link) (*netlink.U32, error) {
 	}
 	for _, f := range filters {
 		u, ok := f.(*netlink.U32)
-		if ok && u.Priority == redirectPriority && isIFB(u.RedirIndex) {
+		if ok && u.Priority == redirectPriority && isIFBOrGone(u.RedirIndex) {
 			return u, nil
 		}
 		if f.Attrs().Priority == redirectPriority {
@@ -130,15 +135,15 @@ func findRedirect(l netlink.Link) (*netlink.U32, error) {
 	return nil, nil
 }
 
-// isIFB reports whether an interface is an intermediate device of this package, or no longer exists.
-func isIFB(ifindex int) bool {
+// isIFBOrGone reports whether an interface is an intermediate device of this package, or no longer exists.
+func isIFBOrGone(ifindex int) bool {
 	l, err := netlink.LinkByIndex(ifindex)
-	return err != nil || isOwnIFB(l)
+	return err != nil || IsIFB(l)
 }
 
-// redirectConflict returns an error if programs, filters or chains at ingress forbid the redirect: they
+// RedirectConflict returns an error if programs, filters or chains at ingress forbid the redirect: they
 // would consume packets before it, or miss those that are redirected.
-func redirectConflict(all []Foreign) error {
+func RedirectConflict(all []Foreign) error {
 	var what []string
 	for _, f := range all {
 		if f.Refuses {
@@ -152,12 +157,12 @@ func redirectConflict(all []Foreign) error {
 		all[0].Interface, strings.Join(what, ", "))
 }
 
-// checkRedirect returns an error when packets are no longer redirected. While the IFB is missing
+// CheckRedirect returns an error when packets are no longer redirected. While the IFB is missing
 // or down they are lost.
-func checkRedirect(l netlink.Link) error {
-	ifb, err := netlink.LinkByName(ifbName(l.Attrs().Index))
+func CheckRedirect(l netlink.Link) error {
+	ifb, err := netlink.LinkByName(IFBName(l.Attrs().Index))
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return errDetached
+		return ErrDetached
 	}
 	if err != nil {
 		return err
@@ -167,14 +172,14 @@ func checkRedirect(l netlink.Link) error {
 		return err
 	}
 	if f == nil || f.RedirIndex != ifb.Attrs().Index || ifb.Attrs().RawFlags&unix.IFF_UP == 0 {
-		return errDetached
+		return ErrDetached
 	}
 	return nil
 }
 
-// removeIFB removes the redirect and the intermediate device, with the packets queued
+// RemoveIFB removes the redirect and the intermediate device, with the packets queued
 // in it.
-func removeIFB(ifindex int) error {
+func RemoveIFB(ifindex int) error {
 	var errs []error
 	if l, err := netlink.LinkByIndex(ifindex); err == nil {
 		// The filter first, even without its device: packets that it cannot redirect are lost.
@@ -186,15 +191,10 @@ func removeIFB(ifindex int) error {
 			}
 		}
 	}
-	if ifb, err := netlink.LinkByName(ifbName(ifindex)); err == nil && isOwnIFB(ifb) {
+	if ifb, err := netlink.LinkByName(IFBName(ifindex)); err == nil && IsIFB(ifb) {
 		if err := netlink.LinkDel(ifb); err != nil && !isNotFound(err) {
 			errs = append(errs, fmt.Errorf("remove %s: %w", ifb.Attrs().Name, err))
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// isNotFound reports whether err means that there is nothing to remove.
-func isNotFound(err error) bool {
-	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL)
 }
