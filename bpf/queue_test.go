@@ -2,9 +2,7 @@ package bpf
 
 import (
 	"errors"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -293,30 +291,4 @@ func TestClsact_IngressQdiscPresent(t *testing.T) {
 		t.Errorf("the qdisc ingress is present: %v, %v", present, err)
 	}
 	assertNoTrace(t, l, p.pins)
-}
-
-// A registry of another format is neither used nor deleted.
-func TestRegistryFormat(t *testing.T) {
-	p := openPlane(t)
-	dir := p.dir
-	p.kernel.Format++
-	p.kernel.Clsacts = []int{1} // otherwise the pins are unused and removed
-	if err := p.kernel.save(); err != nil {
-		t.Fatal(err)
-	}
-	p.Release()
-	p.Plane = nil
-	defer os.RemoveAll(p.pins)
-	want := dir + ` belongs to another version of shaperd: remove it with "shaperd detach" of that version, or remove the directory`
-	for _, keys := range []int{p.keys, 2 * p.keys} {
-		if _, err := Open(p.shaper, p.clock, p.pins, keys, nil); err == nil || err.Error() != want {
-			t.Errorf("open for %d keys: %v, want %s", keys, err, want)
-		}
-	}
-	if err := Detach(p.pins); err == nil || err.Error() != want {
-		t.Errorf("detach: %v, want %s", err, want)
-	}
-	if _, err := os.Stat(filepath.Join(dir, registrySpec.Name)); err != nil {
-		t.Error(err)
-	}
 }
