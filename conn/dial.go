@@ -12,6 +12,18 @@ import (
 	"shaperd.dev/shaperd/shaper"
 )
 
+// pool returns the gate of the downstreams that s may go to, or nil.
+func (s *session) pool() *gate { return s.listener.pool(s.target(), s.failedDownstreams) }
+
+// assignDownstream gives s, which has passed the gate of its pool, a slot of a downstream.
+func (s *session) assignDownstream(now leaky.Time) {
+	if s.downstream, _ = s.pick(s.target(), s.failedDownstreams, now); s.downstream != nil {
+		s.downstream.inFlight++
+	}
+}
+
+func (s *session) target() target { return target{s.flow.Source, s.flow.Port, s.samePort} }
+
 // admitted is called when the last gate was passed.
 func (s *session) admitted(now leaky.Time) {
 	s.stage = stageDialing
@@ -53,8 +65,6 @@ func (s *session) dial(now leaky.Time) {
 		s.dialFailed(err, now)
 	}
 }
-
-func (s *session) target() target { return target{s.flow.Source, s.flow.Port, s.samePort} }
 
 // connect starts to connect to d.
 func (s *session) connect(d *downstream) error {

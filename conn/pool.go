@@ -36,9 +36,6 @@ const (
 	poolName = "downstream"
 )
 
-// pool returns the gate of the downstreams that s may go to, or nil.
-func (s *session) pool() *gate { return s.listener.pool(s.target(), s.failedDownstreams) }
-
 // pool returns the gate of the downstreams for to, except those that failed. It returns nil if they
 // take any number of connections.
 func (s *listener) pool(to target, failed []*downstream) *gate {
@@ -70,13 +67,6 @@ func (s *listener) pool(to target, failed []*downstream) *gate {
 func (p *pool) full(now leaky.Time) bool {
 	_, full := p.listener.eligible(p.target, p.failed, now)
 	return full
-}
-
-// assignDownstream gives s, which has passed the gate of its pool, a slot of a downstream.
-func (s *session) assignDownstream(now leaky.Time) {
-	if s.downstream, _ = s.pick(s.target(), s.failedDownstreams, now); s.downstream != nil {
-		s.downstream.inFlight++
-	}
 }
 
 // wakeWaiters serves the connections that wait for a downstream and can proceed.

@@ -166,6 +166,71 @@ func (f *udpFlow) markAnswered(now leaky.Time) {
 	f.reroute(f.proxy.shaper.Policy(), now)
 }
 
+// forward sends, queues or drops the datagrams of m. The data are valid only during the
+// call.
+func (f *udpFlow) forward(m sock.Message, down bool, now leaky.Time) {
+	d := &f.up
+	if down {
+		d = &f.down
+	}
+	if now.Sub(f.reportedAt) > reportInterval {
+		f.reportUsage(now)
+	}
+	if d.observed == 0 && len(d.path) == 0 {
+		f.proxy.loop.train.append(f, down, m.Data, m.Size)
+		return
+	}
+	for data := m.Data; ; {
+		one := data[:min(m.Size, len(data))]
+		data = data[len(one):]
+		f.submit(d, one, down, now)
+		if len(data) == 0 {
+			return
+		}
+	}
+}
+
+// submit puts a datagram through the limits of its direction.
+func (f *udpFlow) submit(d *udpDirection, data []byte, down bool, now leaky.Time) {
+	p := f.proxy
+	n := f.chargedBytes(data, down)
+	if d.observed != 0 && f.policy == p.shaper.Policy() {
+		p.observe(&f.flow, f.route, d.observed, n, 1, now)
+	}
+	if len(d.path) == 0 {
+		p.loop.train.append(f, down, data, len(data))
+		return
+	}
+	dg := p.loop.memory.newDatagram()
+	dg.flow, dg.down, dg.data = f, down, data
+	dg.unit = unit{owner: dg, path: d.path, bytes: n, packets: 1, credit: udpCredit, grain: n, droppable: true}
+	f.queued.Push(&dg.link, dg)
+	p.loop.scheduler.submit(&dg.unit, now)
+	if dg.unit.queued {
+		p.loop.store(dg, now)
+	}
+}
+
+// udpCredit is the lateness, in datagrams, that is given back after a late wake-up.
+const udpCredit = 1
+
+// chargedBytes returns the bytes that a datagram of f is charged for, including the PROXY
+// header that the downstream gets.
+func (f *udpFlow) chargedBytes(data []byte, down bool) uint64 {
+	n := chargedBytes(data)
+	if !down {
+		n += uint64(len(f.prefix))
+	}
+	return n
+}
+
+// reject sends the source of a refused datagram an ICMP error, if the limit asks for it.
+func (f *udpFlow) reject(by *queue, down bool, data []byte) {
+	if by.sendReject && !down && !f.broadcast {
+		f.proxy.reject(&f.key, f.flow.Port, len(data))
+	}
+}
+
 // reroute moves the datagrams of f to the queues of policy. A direction whose queues stay the
 // same keeps its position in them.
 func (f *udpFlow) reroute(policy *shaper.Policy, now leaky.Time) {

@@ -243,4 +243,4 @@ func (byStart[T]) Index(n *Node[T]) *int { return &n.startIndex }
 type byBacklog[T any] struct{}
 
 func (byBacklog[T]) Less(a, b *Node[T]) bool { return a.backlog > b.backlog }
-func (byBacklog[T]) Index(n *Node[T]) *int      { return &n.backlogIndex }
+func (byBacklog[T]) Index(n *Node[T]) *int   { return &n.backlogIndex }
