@@ -149,9 +149,9 @@ func TestSourceWithManyPortsGetsOneShare(t *testing.T) {
 
 // newMultiListener is a listener with downstreams that connections go to after the gates of r.
 func (r *admissionRig) newMultiListener(config Listen, hosts ...string) *listener {
-	s := newDownstreams(config, hosts...)
-	s.proxy.admission = r.admission
-	return s
+	ln := newDownstreams(config, hosts...)
+	ln.proxy.admission = r.admission
+	return ln
 }
 
 // Sources take turns at a full downstream, and hold no slot while they wait.

@@ -73,13 +73,13 @@ func (p *Proxy) plan(listens []Listen, policy *shaper.Policy) (*change, error) {
 		if err := listen.check(); err != nil {
 			return c, fmt.Errorf("listener %q: %w", listen.Name, err)
 		}
-		s := p.listeners[listen.Name]
-		if s == nil {
-			s = p.newListener(listen.Name)
+		ln := p.listeners[listen.Name]
+		if ln == nil {
+			ln = p.newListener(listen.Name)
 		}
-		c.listeners[listen.Name], c.configs[s] = s, &listenerConfig{Listen: listen}
+		c.listeners[listen.Name], c.configs[ln] = ln, &listenerConfig{Listen: listen}
 		for _, e := range listen.Endpoints {
-			c.bindings[e.key()], c.listens[e.key()] = binding{s, e.SamePort}, listen
+			c.bindings[e.key()], c.listens[e.key()] = binding{ln, e.SamePort}, listen
 		}
 	}
 	return c, nil
@@ -136,15 +136,15 @@ func (c *change) undo() {
 // queues. The first two, where they are needed, happen for all connections at one instant.
 func (c *change) swap(now leaky.Time) {
 	p := c.Proxy
-	for s, config := range c.configs {
-		s.config.Store(config)
-		s.setDownstreams(config, now)
+	for ln, config := range c.configs {
+		ln.config.Store(config)
+		ln.setDownstreams(config, now)
 	}
 	moved := false // a connection changes its listener
-	for name, s := range p.listeners {
-		if c.listeners[name] != s {
-			s.removed, moved = true, true
-			s.stopProbes()
+	for name, ln := range p.listeners {
+		if c.listeners[name] != ln {
+			ln.removed, moved = true, true
+			ln.stopProbes()
 		}
 	}
 	for key, l := range c.ports {
@@ -165,8 +165,8 @@ func (c *change) swap(now leaky.Time) {
 		p.flowList.each(func(f *udpFlow) { f.updateSlots(now) })
 	}
 	p.admission.run(now) // waiters try the gates, which now count all connections
-	for s := range c.configs {
-		s.wakeWaiters(now)
+	for ln := range c.configs {
+		ln.wakeWaiters(now)
 	}
 }
 

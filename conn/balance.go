@@ -25,21 +25,21 @@ func (t target) portOn(d *downstream) uint16 { return d.port(t.port, t.samePort)
 // pick returns a downstream for a connection to target to, except those in failed.
 // Unavailable ones are tried only when all are unavailable. If there is none it returns nil,
 // and whether one would be eligible if it were not full or drained.
-func (s *listener) pick(to target, failed []*downstream, now leaky.Time) (_ *downstream, full bool) {
-	list, full := s.eligible(to, failed, now)
+func (ln *listener) pick(to target, failed []*downstream, now leaky.Time) (_ *downstream, full bool) {
+	list, full := ln.eligible(to, failed, now)
 	if len(list) == 0 {
 		return nil, full
 	}
-	return s.choose(list, to, now), false
+	return ln.choose(list, to, now), false
 }
 
 // eligible returns the candidates of pick. If there are none, full reports whether one would
 // be eligible if it were not full or drained. The list is valid until the next call.
-func (s *listener) eligible(to target, failed []*downstream, now leaky.Time) (_ []*downstream, full bool) {
-	s.candidates = s.candidates[:0]
+func (ln *listener) eligible(to target, failed []*downstream, now leaky.Time) (_ []*downstream, full bool) {
+	ln.candidates = ln.candidates[:0]
 	drained := false
 	for _, unavailable := range [...]bool{false, true} {
-		for _, d := range s.downstreams {
+		for _, d := range ln.downstreams {
 			if d.available(to.portOn(d), now) == unavailable || slices.Contains(failed, d) || !d.host.addr().IsValid() || !d.matchesFamily(to.source) {
 				continue
 			}
@@ -48,13 +48,13 @@ func (s *listener) eligible(to target, failed []*downstream, now leaky.Time) (_ 
 				continue
 			}
 			if d.hasCapacity() {
-				s.candidates = append(s.candidates, d)
+				ln.candidates = append(ln.candidates, d)
 			} else {
 				full = true
 			}
 		}
-		if len(s.candidates) > 0 {
-			return s.candidates, false
+		if len(ln.candidates) > 0 {
+			return ln.candidates, false
 		}
 		if full {
 			return nil, true
@@ -65,10 +65,10 @@ func (s *listener) eligible(to target, failed []*downstream, now leaky.Time) (_ 
 
 // fullDownstreams returns the full downstreams that could take a connection to to if they had one
 // less. Those that are unavailable are only considered if all are.
-func (s *listener) fullDownstreams(to target, failed []*downstream, now leaky.Time) (full []*downstream) {
+func (ln *listener) fullDownstreams(to target, failed []*downstream, now leaky.Time) (full []*downstream) {
 	for _, usable := range [...]bool{true, false} {
 		found := false
-		for _, d := range s.downstreams {
+		for _, d := range ln.downstreams {
 			if d.available(to.portOn(d), now) != usable || d.drained || slices.Contains(failed, d) || !d.host.addr().IsValid() || !d.matchesFamily(to.source) {
 				continue
 			}
@@ -84,12 +84,12 @@ func (s *listener) fullDownstreams(to target, failed []*downstream, now leaky.Ti
 	return full
 }
 
-func (s *listener) choose(list []*downstream, to target, now leaky.Time) *downstream {
+func (ln *listener) choose(list []*downstream, to target, now leaky.Time) *downstream {
 	if len(list) == 1 {
 		return list[0]
 	}
 	best := list[0]
-	switch s.config.Load().Balance {
+	switch ln.config.Load().Balance {
 	case SourceHash:
 		// Rendezvous hashing (Thaler and Ravishankar, 1998), with weights: when a downstream
 		// goes away, only its sources move.

@@ -44,14 +44,14 @@ type downstream struct {
 // downstream. The state survives reloads as long as the downstream does.
 func (p *Proxy) DrainDownstream(listener, downstream string, drained bool) (found int) {
 	p.loop.call(func(now leaky.Time) {
-		for _, s := range p.listeners {
-			for _, d := range s.downstreams {
-				if d.String() != downstream || listener != "" && listener != s.name {
+		for _, ln := range p.listeners {
+			for _, d := range ln.downstreams {
+				if d.String() != downstream || listener != "" && listener != ln.name {
 					continue
 				}
 				found++
 				d.drained = drained
-				s.wakeWaiters(now)
+				ln.wakeWaiters(now)
 			}
 		}
 	})
@@ -61,10 +61,10 @@ func (p *Proxy) DrainDownstream(listener, downstream string, drained bool) (foun
 // Downstreams returns the status of all downstreams.
 func (p *Proxy) Downstreams() (all []shaper.DownstreamStatus) {
 	p.loop.call(func(now leaky.Time) {
-		for _, s := range p.listeners {
-			for _, d := range s.downstreams {
+		for _, ln := range p.listeners {
+			for _, d := range ln.downstreams {
 				status := shaper.DownstreamStatus{
-					Listen: s.name, Downstream: d.String(), Up: true, Down: d.down, Drained: d.drained, InFlight: d.inFlight, MaxConnections: d.MaxConnections,
+					Listen: ln.name, Downstream: d.String(), Up: true, Down: d.down, Drained: d.drained, InFlight: d.inFlight, MaxConnections: d.MaxConnections,
 				}
 				if err := d.statusError(); err != nil {
 					status.Up, status.Error = false, err.Error()
@@ -77,9 +77,9 @@ func (p *Proxy) Downstreams() (all []shaper.DownstreamStatus) {
 }
 
 // setDownstreams applies the downstreams of config, and retains the state of those that stay.
-func (s *listener) setDownstreams(config *listenerConfig, now leaky.Time) {
-	old := s.downstreams
-	s.downstreams = nil
+func (ln *listener) setDownstreams(config *listenerConfig, now leaky.Time) {
+	old := ln.downstreams
+	ln.downstreams = nil
 	for i, to := range config.Downstream {
 		var d *downstream
 		for j, o := range old {
@@ -89,11 +89,11 @@ func (s *listener) setDownstreams(config *listenerConfig, now leaky.Time) {
 			}
 		}
 		if d == nil {
-			d = &downstream{listener: s, drained: to.Drained}
+			d = &downstream{listener: ln, drained: to.Drained}
 			d.probe = probe{d: d, fd: -1}
 		}
 		d.Downstream, d.host = to, config.hosts[i]
-		s.downstreams = append(s.downstreams, d)
+		ln.downstreams = append(ln.downstreams, d)
 		d.probe.configure(now)
 	}
 	for _, d := range old {
@@ -105,10 +105,10 @@ func (s *listener) setDownstreams(config *listenerConfig, now leaky.Time) {
 }
 
 // adoptDownstream moves one connection from the count of d, which belongs to another listener
-// or was removed, to the same downstream of s, if s has it. It returns the downstream that
+// or was removed, to the same downstream of ln, if ln has it. It returns the downstream that
 // counts the connection.
-func (s *listener) adoptDownstream(d *downstream) *downstream {
-	for _, own := range s.downstreams {
+func (ln *listener) adoptDownstream(d *downstream) *downstream {
+	for _, own := range ln.downstreams {
 		if own.Host == d.Host && own.Port == d.Port {
 			d.inFlight--
 			own.inFlight++

@@ -18,7 +18,7 @@ import (
 
 // newDownstreams returns a listener with downstreams, and no running proxy.
 func newDownstreams(config Listen, hosts ...string) *listener {
-	s := &listener{name: "l", proxy: &Proxy{loop: &loop{pacer: pacer.New(pacer.NewClock())}, log: quietLog, stateLog: newLogLimiter(quietLog, time.Minute)}, pools: map[poolKey]*gate{}, poolState: &shaper.LimitState{}}
+	ln := &listener{name: "l", proxy: &Proxy{loop: &loop{pacer: pacer.New(pacer.NewClock())}, log: quietLog, stateLog: newLogLimiter(quietLog, time.Minute)}, pools: map[poolKey]*gate{}, poolState: &shaper.LimitState{}}
 	c := &listenerConfig{Listen: config}
 	for i, name := range hosts {
 		if len(c.Downstream) <= i {
@@ -30,21 +30,21 @@ func newDownstreams(config Listen, hosts ...string) *listener {
 		h.address.Store(&addr)
 		c.hosts = append(c.hosts, h)
 	}
-	s.config.Store(c)
-	s.setDownstreams(c, leaky.Second)
-	return s
+	ln.config.Store(c)
+	ln.setDownstreams(c, leaky.Second)
+	return ln
 }
 
 // connectionsByHost picks downstreams for n sources, and returns the number of connections of
 // each.
-func (s *listener) connectionsByHost(n int, now leaky.Time) map[string]int {
+func (ln *listener) connectionsByHost(n int, now leaky.Time) map[string]int {
 	got := map[string]int{}
 	for i := range n {
-		d, _ := s.pick(target{source: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}, nil, now)
+		d, _ := ln.pick(target{source: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}, nil, now)
 		d.inFlight++
 		got[d.Host]++
 	}
-	for _, d := range s.downstreams {
+	for _, d := range ln.downstreams {
 		d.inFlight -= got[d.Host]
 	}
 	return got
@@ -57,10 +57,10 @@ func TestBalance_Weights(t *testing.T) {
 		near    float64
 	}{{RoundRobin, 0.001}, {LeastConnections, 0.002}, {SourceHash, 0.06}} {
 		t.Run(fmt.Sprint(tt.balance), func(t *testing.T) {
-			s := newDownstreams(Listen{Balance: tt.balance, Downstream: weights}, "10.1.0.1", "10.1.0.2", "10.1.0.3")
+			ln := newDownstreams(Listen{Balance: tt.balance, Downstream: weights}, "10.1.0.1", "10.1.0.2", "10.1.0.3")
 			const n = 8000
-			got := s.connectionsByHost(n, leaky.Second)
-			for i, d := range s.downstreams {
+			got := ln.connectionsByHost(n, leaky.Second)
+			for i, d := range ln.downstreams {
 				want := float64(weights[i].Weight) / 8
 				if share := float64(got[d.Host]) / n; share < want-tt.near || share > want+tt.near {
 					t.Errorf("%s has %.3f of the connections, want %.3f", d.Host, share, want)
@@ -72,16 +72,16 @@ func TestBalance_Weights(t *testing.T) {
 
 // When a downstream is down only its own sources move, and they return with it.
 func TestSourceHashIsStable(t *testing.T) {
-	s := newDownstreams(Listen{Balance: SourceHash}, "10.1.0.1", "10.1.0.2", "10.1.0.3", "10.1.0.4")
+	ln := newDownstreams(Listen{Balance: SourceHash}, "10.1.0.1", "10.1.0.2", "10.1.0.3", "10.1.0.4")
 	where := func() (list []string) {
 		for i := range 1000 {
-			d, _ := s.pick(target{source: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}, nil, leaky.Second)
+			d, _ := ln.pick(target{source: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}, nil, leaky.Second)
 			list = append(list, d.Host)
 		}
 		return list
 	}
 	before := where()
-	s.downstreams[1].down = true
+	ln.downstreams[1].down = true
 	moved := 0
 	for i, host := range where() {
 		if before[i] == "10.1.0.2" {
@@ -93,7 +93,7 @@ func TestSourceHashIsStable(t *testing.T) {
 	if moved < 150 {
 		t.Errorf("%d sources moved", moved)
 	}
-	s.downstreams[1].down = false
+	ln.downstreams[1].down = false
 	for i, host := range where() {
 		if host != before[i] {
 			t.Fatalf("source %d did not return to %s", i, before[i])
@@ -102,12 +102,12 @@ func TestSourceHashIsStable(t *testing.T) {
 }
 
 func TestPick_SkipsUnavailable(t *testing.T) {
-	s := newDownstreams(Listen{Downstream: []Downstream{{MaxConnections: 1}, {}, {}}, EjectAfter: 2, EjectFor: time.Second}, "10.1.0.1", "10.1.0.2", "10.1.0.3")
-	a, b, c := s.downstreams[0], s.downstreams[1], s.downstreams[2]
+	ln := newDownstreams(Listen{Downstream: []Downstream{{MaxConnections: 1}, {}, {}}, EjectAfter: 2, EjectFor: time.Second}, "10.1.0.1", "10.1.0.2", "10.1.0.3")
+	a, b, c := ln.downstreams[0], ln.downstreams[1], ln.downstreams[2]
 	source := netip.MustParseAddr("10.0.0.1")
 	now := leaky.Second
 	pick := func(failed ...*downstream) *downstream {
-		d, _ := s.pick(target{source: source}, failed, now)
+		d, _ := ln.pick(target{source: source}, failed, now)
 		return d
 	}
 	if d := pick(a, b); d != c {
@@ -120,7 +120,7 @@ func TestPick_SkipsUnavailable(t *testing.T) {
 	if d := pick(b, c); d != nil {
 		t.Error("a full downstream was picked")
 	}
-	if _, full := s.pick(target{source: source}, []*downstream{b, c}, now); !full {
+	if _, full := ln.pick(target{source: source}, []*downstream{b, c}, now); !full {
 		t.Error("pick did not report that the downstream is full")
 	}
 	b.down = true
@@ -157,9 +157,9 @@ func TestPick_SkipsUnavailable(t *testing.T) {
 }
 
 func TestSlowStart(t *testing.T) {
-	s := newDownstreams(Listen{SlowStart: 10 * time.Second, EjectAfter: 1, EjectFor: time.Second}, "10.1.0.1", "10.1.0.2")
+	ln := newDownstreams(Listen{SlowStart: 10 * time.Second, EjectAfter: 1, EjectFor: time.Second}, "10.1.0.1", "10.1.0.2")
 	now := leaky.Second
-	d := s.downstreams[1]
+	d := ln.downstreams[1]
 	d.recordFailure(80, errNoAddress, now)
 	now += 2 * leaky.Second
 	d.recordSuccess(80, now)
@@ -167,7 +167,7 @@ func TestSlowStart(t *testing.T) {
 		after time.Duration
 		want  float64 // share of all connections
 	}{{0, 0.1 / 1.1}, {5 * time.Second, 0.5 / 1.5}, {10 * time.Second, 0.5}} {
-		got := s.connectionsByHost(1000, now+leaky.FromDuration(tt.after))
+		got := ln.connectionsByHost(1000, now+leaky.FromDuration(tt.after))
 		if share := float64(got[d.Host]) / 1000; share < tt.want-0.01 || share > tt.want+0.01 {
 			t.Errorf("after %v it has %.3f of the connections, want %.3f", tt.after, share, tt.want)
 		}
@@ -454,8 +454,8 @@ func TestDownstream_MaxConnections(t *testing.T) {
 		t.Errorf("%d were not connected, want 1", n)
 	}
 	r.proxy.loop.call(func(leaky.Time) {
-		s := r.proxy.listeners["l"]
-		if len(s.pools) != 0 {
+		ln := r.proxy.listeners["l"]
+		if len(ln.pools) != 0 {
 			t.Error("the queue is not empty")
 		}
 	})

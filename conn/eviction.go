@@ -13,7 +13,7 @@ import (
 // it needs: a flow that is refused costs the others nothing.
 type evictions []*udpFlow
 
-// include reports whether a flow of r can be evicted for one of source, or already is included.
+// include reports whether a flow of lru can be evicted for one of source, or already is included.
 func (ev *evictions) include(lru *flowLRU, source *udpSource, now leaky.Time) bool {
 	if ev.frees(lru) {
 		return true
@@ -26,7 +26,7 @@ func (ev *evictions) include(lru *flowLRU, source *udpSource, now leaky.Time) bo
 	return true
 }
 
-// frees reports whether evictions already include a flow of r.
+// frees reports whether evictions already include a flow of lru.
 func (ev *evictions) frees(lru *flowLRU) bool {
 	return slices.ContainsFunc(*ev, func(f *udpFlow) bool {
 		return slices.ContainsFunc(f.lruEntries, func(at lruEntry) bool { return at.lru == lru })
@@ -81,7 +81,7 @@ func (gt *gate) victim(now leaky.Time) *udpFlow {
 	return nil
 }
 
-// victimUpTo returns the flow of r, of rank most at most, to evict, or nil. For a connection that is a
+// victimUpTo returns the flow of lru, of rank maxRank at most, to evict, or nil. For a connection that is a
 // flow without a reply, or whose source sent nothing after the reply.
 func (lru *flowLRU) victimUpTo(maxRank flowRank, now leaky.Time) *udpFlow {
 	if f := lru.victim(nil, now); f != nil && f.rank <= maxRank {

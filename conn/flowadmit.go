@@ -21,19 +21,19 @@ type udpSource struct {
 	count int
 }
 
-// sourceOf returns the source with that address at s, or a new one.
-func (s *listener) sourceOf(source netip.Addr) *udpSource {
+// sourceOf returns the source with that address at ln, or a new one.
+func (ln *listener) sourceOf(source netip.Addr) *udpSource {
 	source = sourceKey(source)
-	if s.sources[source] == nil {
+	if ln.sources[source] == nil {
 		return &udpSource{}
 	}
-	return s.sources[source]
+	return ln.sources[source]
 }
 
 // removeFlow removes a flow from the count of its source.
-func (s *listener) removeFlow(src *udpSource, source netip.Addr) {
+func (ln *listener) removeFlow(src *udpSource, source netip.Addr) {
 	if src.count--; src.count == 0 {
-		delete(s.sources, sourceKey(source))
+		delete(ln.sources, sourceKey(source))
 	}
 }
 
@@ -87,50 +87,50 @@ func (f *udpFlow) admit(b binding, m sock.Message, now leaky.Time) bool {
 }
 
 // hasRoom reports whether the flow table has room for f. If not, it counts and logs the refusal.
-func (s *listener) hasRoom(f *udpFlow, makeRoom func(*flowLRU) bool, now leaky.Time) bool {
-	key, why := s.fullReason(f.source, makeRoom)
+func (ln *listener) hasRoom(f *udpFlow, makeRoom func(*flowLRU) bool, now leaky.Time) bool {
+	key, why := ln.fullReason(f.source, makeRoom)
 	if key == "" {
 		return true
 	}
-	s.counts.FlowsRefused.Add(1)
-	s.proxy.shaper.Record(f.flow.Source, topk.Usage{Dropped: 1}, now)
-	s.proxy.stateLog.warn("UDP flow refused: "+why, "listener", s.name, "source", f.flow.Source,
-		"flows_of_source", f.source.count, "flows", s.counts.Flows.Load(), "raise", key)
+	ln.counts.FlowsRefused.Add(1)
+	ln.proxy.shaper.Record(f.flow.Source, topk.Usage{Dropped: 1}, now)
+	ln.proxy.stateLog.warn("UDP flow refused: "+why, "listener", ln.name, "source", f.flow.Source,
+		"flows_of_source", f.source.count, "flows", ln.counts.Flows.Load(), "raise", key)
 	return false
 }
 
 // atSourceCap reports whether a source has its maximum of flows.
-func (s *listener) atSourceCap(source *udpSource) bool {
-	maxFlows := s.config.Load().MaxFlowsPerSource
+func (ln *listener) atSourceCap(source *udpSource) bool {
+	maxFlows := ln.config.Load().MaxFlowsPerSource
 	return maxFlows > 0 && source.count >= maxFlows
 }
 
 // fullReason returns the key of the maximum that keeps source from another flow, and the reason, or ""
 // if there is room.
-func (s *listener) fullReason(source *udpSource, makeRoom func(*flowLRU) bool) (key, why string) {
-	config := s.config.Load()
+func (ln *listener) fullReason(source *udpSource, makeRoom func(*flowLRU) bool) (key, why string) {
+	config := ln.config.Load()
 	switch {
-	case s.atSourceCap(source) && !makeRoom(&source.flows):
+	case ln.atSourceCap(source) && !makeRoom(&source.flows):
 		return "max_flows_per_source", "source has the maximum, none of them idle"
-	case s.counts.Flows.Load() >= int64(config.MaxFlows) && !makeRoom(&s.flows):
+	case ln.counts.Flows.Load() >= int64(config.MaxFlows) && !makeRoom(&ln.flows):
 		return "max_flows", "listener has the maximum, none of them idle"
-	case s.proxy.loop.overloaded(acceptWatermark) && !makeRoom(&s.flows):
+	case ln.proxy.loop.overloaded(acceptWatermark) && !makeRoom(&ln.flows):
 		return "max_flows", "low on descriptors or memory"
 	}
 	return "", ""
 }
 
 // hasDownstream reports whether a downstream has room for a flow, or can evict one of its flows.
-func (s *listener) hasDownstream(to target, makeRoom func(*flowLRU) bool, now leaky.Time) bool {
-	list, _ := s.eligible(to, nil, now)
-	if s.hasWaiters() { // waiters go first, but may wait for other downstreams
-		return len(list) > 0 && !s.hasServableWaiter(now)
+func (ln *listener) hasDownstream(to target, makeRoom func(*flowLRU) bool, now leaky.Time) bool {
+	list, _ := ln.eligible(to, nil, now)
+	if ln.hasWaiters() { // waiters go first, but may wait for other downstreams
+		return len(list) > 0 && !ln.hasServableWaiter(now)
 	}
 	if len(list) > 0 {
 		return true
 	}
-	full := s.fullDownstreams(to, nil, now)
-	return slices.ContainsFunc(full, func(d *downstream) bool { return s.proxy.evictions.frees(&d.flows) }) ||
+	full := ln.fullDownstreams(to, nil, now)
+	return slices.ContainsFunc(full, func(d *downstream) bool { return ln.proxy.evictions.frees(&d.flows) }) ||
 		slices.ContainsFunc(full, func(d *downstream) bool { return makeRoom(&d.flows) })
 }
 
@@ -195,11 +195,11 @@ func (f *udpFlow) dialFailed(err error) {
 
 // open counts f, which has all that it needs, and applies its limits.
 func (f *udpFlow) open(now leaky.Time) {
-	p, s := f.proxy, f.listener
-	s.sources[sourceKey(f.flow.Source)] = f.source // the source may have been deleted meanwhile
+	p, ln := f.proxy, f.listener
+	ln.sources[sourceKey(f.flow.Source)] = f.source // the source may have been deleted meanwhile
 	f.source.count++
-	s.counts.Flows.Add(1)
-	s.counts.FlowsOpened.Add(1)
+	ln.counts.Flows.Add(1)
+	ln.counts.FlowsOpened.Add(1)
 	f.insertLRU(now)
 	p.flows[f.key] = f
 	p.flowList.add(f, f.flow.Connection)
@@ -214,21 +214,21 @@ func (f *udpFlow) open(now leaky.Time) {
 // whether it may have another one.
 func (p *Proxy) FlowQuota(listener string, source netip.Addr) (quota shaper.FlowQuota) {
 	p.loop.call(func(now leaky.Time) {
-		s := p.listeners[listener]
-		if s == nil {
+		ln := p.listeners[listener]
+		if ln == nil {
 			return
 		}
-		src := s.sources[sourceKey(source)]
+		src := ln.sources[sourceKey(source)]
 		if src == nil {
 			src = &udpSource{}
 		}
-		config := s.config.Load()
+		config := ln.config.Load()
 		quota = shaper.FlowQuota{
 			SourceFlows: src.count, MaxSourceFlows: config.MaxFlowsPerSource,
-			Flows: int(s.counts.Flows.Load()), MaxFlows: config.MaxFlows,
+			Flows: int(ln.counts.Flows.Load()), MaxFlows: config.MaxFlows,
 		}
 		var ends evictions
-		quota.Full, _ = s.fullReason(src, func(lru *flowLRU) bool { return ends.include(lru, src, now) })
+		quota.Full, _ = ln.fullReason(src, func(lru *flowLRU) bool { return ends.include(lru, src, now) })
 	})
 	return quota
 }

@@ -69,7 +69,7 @@ func (lru *flowLRU) victim(source *udpSource, now leaky.Time) *udpFlow {
 	return nil
 }
 
-// all returns the flows of r.
+// all returns the flows of lru.
 func (lru *flowLRU) all() (flows []*udpFlow) {
 	for rank := range lru {
 		flows = slices.AppendSeq(flows, lru[rank].All())
@@ -77,7 +77,7 @@ func (lru *flowLRU) all() (flows []*udpFlow) {
 	return flows
 }
 
-// hasAnswered reports whether the downstream has replied to a flow of r.
+// hasAnswered reports whether the downstream has replied to a flow of lru.
 func (lru *flowLRU) hasAnswered() bool {
 	for rank := rankAnswered; rank < numRanks; rank++ {
 		for f := range lru[rank].All() {

@@ -38,27 +38,27 @@ const (
 
 // pool returns the gate of the downstreams for to, except those that failed. It returns nil if they
 // take any number of connections.
-func (s *listener) pool(to target, failed []*downstream) *gate {
-	if !slices.ContainsFunc(s.downstreams, func(d *downstream) bool { return d.MaxConnections > 0 || d.drained }) {
+func (ln *listener) pool(to target, failed []*downstream) *gate {
+	if !slices.ContainsFunc(ln.downstreams, func(d *downstream) bool { return d.MaxConnections > 0 || d.drained }) {
 		return nil
 	}
-	config, gates := s.config.Load(), s.proxy.admission
+	config, gates := ln.config.Load(), ln.proxy.admission
 	key := poolKey{v6: config.Transparent && to.source.Is6()}
-	if len(s.downstreams) > 1 && (to.samePort || slices.ContainsFunc(s.downstreams, func(d *downstream) bool { return d.Port == 0 })) {
+	if len(ln.downstreams) > 1 && (to.samePort || slices.ContainsFunc(ln.downstreams, func(d *downstream) bool { return d.Port == 0 })) {
 		key.port = to.port
 	}
 	if len(failed) > 0 {
 		key.failed = fmt.Sprintf("%p", failed)
 	}
-	gt := s.pools[key]
+	gt := ln.pools[key]
 	if gt == nil {
 		gates.lastGateID++
 		gt = &gate{
-			id: gates.lastGateID, state: s.poolState, quota: &s.poolQuota, shape: &leaky.Shape{},
+			id: gates.lastGateID, state: ln.poolState, quota: &ln.poolQuota, shape: &leaky.Shape{},
 			limit: &shaper.Limit{Name: poolName, QueueTimeout: config.Connect, MaxQueue: maxPoolWaiters},
-			pool:  &pool{s, key, to, slices.Clone(failed)},
+			pool:  &pool{ln, key, to, slices.Clone(failed)},
 		}
-		s.pools[key] = gt
+		ln.pools[key] = gt
 	}
 	return gt
 }
@@ -70,26 +70,26 @@ func (p *pool) full(now leaky.Time) bool {
 }
 
 // wakeWaiters serves the connections that wait for a downstream and can proceed.
-func (s *listener) wakeWaiters(now leaky.Time) {
+func (ln *listener) wakeWaiters(now leaky.Time) {
 	var list []*gate
-	for _, gt := range s.pools {
+	for _, gt := range ln.pools {
 		list = append(list, gt)
 	}
 	slices.SortFunc(list, func(a, b *gate) int { return cmp.Compare(a.id, b.id) })
-	s.proxy.admission.dispatch(list, now)
-	s.proxy.admission.run(now)
+	ln.proxy.admission.dispatch(list, now)
+	ln.proxy.admission.run(now)
 }
 
 // wakeLater calls wakeWaiters in the next round.
-func (s *listener) wakeLater() {
-	if s.hasWaiters() {
-		s.proxy.loop.runLater(s.wakeWaiters)
+func (ln *listener) wakeLater() {
+	if ln.hasWaiters() {
+		ln.proxy.loop.runLater(ln.wakeWaiters)
 	}
 }
 
 // hasServableWaiter reports whether a pool with waiters has a free downstream.
-func (s *listener) hasServableWaiter(now leaky.Time) bool {
-	for _, gt := range s.pools {
+func (ln *listener) hasServableWaiter(now leaky.Time) bool {
+	for _, gt := range ln.pools {
 		if len(gt.queued) > 0 && !gt.pool.full(now) {
 			return true
 		}
@@ -98,8 +98,8 @@ func (s *listener) hasServableWaiter(now leaky.Time) bool {
 }
 
 // hasWaiters reports whether connections wait for a downstream.
-func (s *listener) hasWaiters() bool {
-	for _, gt := range s.pools {
+func (ln *listener) hasWaiters() bool {
+	for _, gt := range ln.pools {
 		if len(gt.queued) > 0 {
 			return true
 		}

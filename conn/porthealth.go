@@ -127,11 +127,11 @@ func (d *downstream) closeFlows(now leaky.Time, port uint16) {
 	}
 }
 
-// readmit wakes the waiters of s, and again at the end of each ejection.
-func (s *listener) readmit(now leaky.Time) {
-	s.wakeLater()
+// readmit wakes the waiters of ln, and again at the end of each ejection.
+func (ln *listener) readmit(now leaky.Time) {
+	ln.wakeLater()
 	next := leaky.Never
-	for _, d := range s.downstreams {
+	for _, d := range ln.downstreams {
 		for _, h := range d.ports {
 			if h.ejectedUntil > now {
 				next = min(next, h.ejectedUntil)
@@ -139,7 +139,7 @@ func (s *listener) readmit(now leaky.Time) {
 		}
 	}
 	if next != leaky.Never {
-		s.readmission.Fire = s.readmit
-		s.proxy.loop.pacer.Schedule(&s.readmission, next)
+		ln.readmission.Fire = ln.readmit
+		ln.proxy.loop.pacer.Schedule(&ln.readmission, next)
 	}
 }

@@ -137,8 +137,8 @@ func (p *probe) stop() {
 	}
 }
 
-func (s *listener) stopProbes() {
-	for _, d := range s.downstreams {
+func (ln *listener) stopProbes() {
+	for _, d := range ln.downstreams {
 		d.probe.stop()
 	}
 }

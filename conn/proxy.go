@@ -145,8 +145,8 @@ func (p *Proxy) Close() {
 	p.loop.call(func(now leaky.Time) {
 		p.sessions.each(func(s *session) { s.abort(shaper.Stopped, now) })
 		p.flowList.each(func(f *udpFlow) { f.close(now) })
-		for _, s := range p.listeners {
-			s.stopProbes()
+		for _, ln := range p.listeners {
+			ln.stopProbes()
 		}
 	})
 	p.loop.stop()
@@ -157,8 +157,8 @@ func (p *Proxy) Close() {
 
 // wakeAll serves the connections that wait for a downstream whose name was resolved.
 func (p *Proxy) wakeAll(now leaky.Time) {
-	for _, s := range p.listeners {
-		s.wakeWaiters(now)
+	for _, ln := range p.listeners {
+		ln.wakeWaiters(now)
 	}
 }
 

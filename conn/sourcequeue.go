@@ -106,7 +106,7 @@ func giveOwnQueues(path []hop) {
 	}
 }
 
-// retire deletes sh, which has no flows left, and those before it, once virtual time has reached their
+// retire deletes sq, which has no flows left, and those before it, once virtual time has reached their
 // start tags. If there are too many, virtual time is advanced: sources that join get slightly less
 // than their share, those present do not.
 func (q *queue) retire(sq *sourceQueue) {

@@ -42,15 +42,15 @@ func (u *udpPort) descriptor() int { return u.fd }
 
 func (u *udpPort) bound() *binding { return u.binding }
 
-func (u *udpPort) bind(s binding) {
-	s.counts.MaxFlows.Store(int64(s.config.Load().MaxFlows))
+func (u *udpPort) bind(b binding) {
+	b.counts.MaxFlows.Store(int64(b.config.Load().MaxFlows))
 	started := u.binding != nil
-	u.binding = &s
+	u.binding = &b
 	if started {
 		return
 	}
 	if err := u.proxy.loop.watch(u.fd, unix.EPOLLIN, u); err != nil {
-		u.proxy.log.Error("watching UDP port failed", "listener", s.name, "port", u.port, "err", err)
+		u.proxy.log.Error("watching UDP port failed", "listener", b.name, "port", u.port, "err", err)
 	}
 }
 
@@ -95,7 +95,7 @@ func (u *udpPort) ready(_ uint32, now leaky.Time) {
 // flowFor returns the flow of m, which it creates if needed, or nil if there is none, or not
 // yet.
 func (u *udpPort) flowFor(m sock.Message, now leaky.Time) *udpFlow {
-	p, s := u.proxy, u.binding
+	p, b := u.proxy, u.binding
 	key := flowKey{port: u, client: m.From, scope: m.Scope, local: m.To}
 	if f := p.flows[key]; f != nil {
 		return f
@@ -104,13 +104,13 @@ func (u *udpPort) flowFor(m sock.Message, now leaky.Time) *udpFlow {
 		w.addDropped(w.buffer(m))
 		return nil
 	}
-	f := &udpFlow{key: key, proxy: p, listener: s.listener, fd: -1, unanswered: true, to: sock.NewReplyAddr(m.From, m.Scope, m.To), broadcast: m.Broadcast, lastActive: now}
+	f := &udpFlow{key: key, proxy: p, listener: b.listener, fd: -1, unanswered: true, to: sock.NewReplyAddr(m.From, m.Scope, m.To), broadcast: m.Broadcast, lastActive: now}
 	f.started = now
 	f.flow = shaper.Flow{
 		Source: m.From.Addr().Unmap().WithZone(""), Port: u.port, Protocol: shaper.UDP,
 		Connection: p.nextID.Add(1),
 	}
-	if !f.admit(*s, m, now) {
+	if !f.admit(*b, m, now) {
 		return nil
 	}
 	return f
