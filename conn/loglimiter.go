@@ -34,38 +34,38 @@ func newLogLimiter(log *slog.Logger, every time.Duration) *logLimiter {
 }
 
 // warn writes msg at level Warn.
-func (s *logLimiter) warn(msg string, attrs ...any) { s.write(slog.LevelWarn, msg, attrs...) }
+func (l *logLimiter) warn(msg string, attrs ...any) { l.write(slog.LevelWarn, msg, attrs...) }
 
 // write logs msg, or counts it as omitted. The value of the first attribute must come from the
 // configuration, because memory is kept for each.
-func (s *logLimiter) write(level slog.Level, msg string, attrs ...any) {
+func (l *logLimiter) write(level slog.Level, msg string, attrs ...any) {
 	first, _ := attrs[1].(string)
 	kind := logKind{msg, first}
-	s.mu.Lock()
-	k := s.kinds[kind]
+	l.mu.Lock()
+	k := l.kinds[kind]
 	if k == nil {
-		k = &logQuota{limiter: rate.NewLimiter(rate.Every(s.every), 5)}
-		s.kinds[kind] = k
+		k = &logQuota{limiter: rate.NewLimiter(rate.Every(l.every), 5)}
+		l.kinds[kind] = k
 	}
 	allowed := k.limiter.Allow()
 	if !allowed {
 		if k.omitted++; k.omitted == 1 {
-			time.AfterFunc(omittedIntervals*s.every, func() { s.flush(k, level, msg, attrs[:2]) })
+			time.AfterFunc(omittedIntervals*l.every, func() { l.flush(k, level, msg, attrs[:2]) })
 		}
 	}
-	s.mu.Unlock()
+	l.mu.Unlock()
 	if allowed {
-		s.log.Log(context.Background(), level, msg, attrs...)
+		l.log.Log(context.Background(), level, msg, attrs...)
 	}
 }
 
 // omittedIntervals is the number of intervals after which omitted records are reported.
 const omittedIntervals = 2
 
-func (s *logLimiter) flush(k *logQuota, level slog.Level, msg string, kind []any) {
-	s.mu.Lock()
+func (l *logLimiter) flush(k *logQuota, level slog.Level, msg string, kind []any) {
+	l.mu.Lock()
 	n := k.omitted
 	k.omitted = 0
-	s.mu.Unlock()
-	s.log.Log(context.Background(), level, msg+" (repeated)", append(slices.Clone(kind), "omitted", n)...)
+	l.mu.Unlock()
+	l.log.Log(context.Background(), level, msg+" (repeated)", append(slices.Clone(kind), "omitted", n)...)
 }

@@ -13,11 +13,11 @@ import (
 func TestLogLimiter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out testutil.Buffer
-		s := newLogLimiter(slog.New(slog.NewTextHandler(&out, nil)), time.Second)
+		l := newLogLimiter(slog.New(slog.NewTextHandler(&out, nil)), time.Second)
 		for range 100 {
-			s.warn("refused", "limit", "a", "source", "10.0.0.1")
+			l.warn("refused", "limit", "a", "source", "10.0.0.1")
 		}
-		s.warn("refused", "limit", "b", "source", "10.0.0.1")
+		l.warn("refused", "limit", "b", "source", "10.0.0.1")
 		time.Sleep(3 * time.Second)
 		got := out.String()
 		for text, n := range map[string]int{

@@ -273,15 +273,15 @@ func (a *admission) dequeue(w *waiter, now leaky.Time) {
 	a.deleteQueue(q, now)
 }
 
-// addWaiting adds n to the connections of s that wait.
-func (s *gateSource) addWaiting(n int) {
-	s.waiting += n
-	s.quotaSource.waiting += n
-	s.gate.quota.waiting += n
-	s.gate.waiting += n
-	s.gate.state.Waiting.Add(int64(n))
-	s.quotaSource.sources.Fix(s)
-	s.gate.quota.largest.Fix(s.quotaSource)
+// addWaiting adds n to the connections of src that wait.
+func (src *gateSource) addWaiting(n int) {
+	src.waiting += n
+	src.quotaSource.waiting += n
+	src.gate.quota.waiting += n
+	src.gate.waiting += n
+	src.gate.state.Waiting.Add(int64(n))
+	src.quotaSource.sources.Fix(src)
+	src.gate.quota.largest.Fix(src.quotaSource)
 }
 
 // armPacer schedules a dispatch at gt for when its rate allows the next connection.
@@ -308,14 +308,14 @@ func sourceKey(a netip.Addr) netip.Addr {
 }
 
 // ticket decides the order of sources: the lowest goes first.
-func (s *gateSource) ticket() uint64 { return max(s.lastServed, s.queues[0].ticket) }
+func (src *gateSource) ticket() uint64 { return max(src.lastServed, src.queues[0].ticket) }
 
 // byTicket orders the sources at a gate.
 type byTicket struct{}
 
 func (byTicket) Less(a, b *gateSource) bool { return a.ticket() < b.ticket() }
 
-func (byTicket) Index(s *gateSource) *int { return &s.heapIndex }
+func (byTicket) Index(src *gateSource) *int { return &src.heapIndex }
 
 // byQueueTicket orders the queues of a source.
 type byQueueTicket struct{}

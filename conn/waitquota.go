@@ -31,29 +31,29 @@ func (a *admission) evictNewest(wq *waitQuota, now leaky.Time) {
 	a.refuse(last.waiters.Last(), src.gate, shaper.WaitingFull, now)
 }
 
-// insert counts the waiting connections of s in wq.
-func (wq *waitQuota) insert(s *gateSource) {
-	t := wq.sources[s.addr]
+// insert counts the waiting connections of src in wq.
+func (wq *waitQuota) insert(src *gateSource) {
+	t := wq.sources[src.addr]
 	if t == nil {
 		t = &quotaSource{}
 		if wq.sources == nil {
 			wq.sources = map[netip.Addr]*quotaSource{}
 		}
-		wq.sources[s.addr] = t
+		wq.sources[src.addr] = t
 		wq.largest.Push(t)
 	}
-	s.quotaSource = t
-	t.sources.Push(s)
+	src.quotaSource = t
+	t.sources.Push(src)
 }
 
-// remove undoes insert, when none of s waits.
-func (wq *waitQuota) remove(s *gateSource) {
-	t := s.quotaSource
-	s.quotaSource = nil
-	t.sources.Remove(s)
+// remove undoes insert, when none of src waits.
+func (wq *waitQuota) remove(src *gateSource) {
+	t := src.quotaSource
+	src.quotaSource = nil
+	t.sources.Remove(src)
 	if len(t.sources) == 0 {
 		wq.largest.Remove(t)
-		delete(wq.sources, s.addr)
+		delete(wq.sources, src.addr)
 	}
 }
 
@@ -75,4 +75,4 @@ func (byWaiters) Index(t *quotaSource) *int   { return &t.heapIndex }
 type byWaitersAtGate struct{}
 
 func (byWaitersAtGate) Less(a, b *gateSource) bool { return a.waiting > b.waiting }
-func (byWaitersAtGate) Index(s *gateSource) *int   { return &s.quotaIndex }
+func (byWaitersAtGate) Index(src *gateSource) *int   { return &src.quotaIndex }
