@@ -153,7 +153,7 @@ func (s *server) serve(ctx context.Context) error {
 	if s.migrated {
 		s.saveOverrides()
 	}
-	if warning := l.leftoverRules(); warning != "" {
+	if warning := leftoverRules(l); warning != "" {
 		s.log.Warn(warning)
 	}
 	notify(sd.SdNotifyReady)
@@ -212,7 +212,7 @@ func (s *server) applyToPlanes(ctx context.Context, l *loadedConfig, policy *sha
 	if err != nil {
 		return err
 	}
-	undo, err := l.installRules(was)
+	undo, err := installRules(l, was)
 	if err != nil {
 		change.cancel()
 		return err

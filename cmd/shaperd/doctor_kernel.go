@@ -296,7 +296,7 @@ func (d *doctor) localPorts() (found []finding) {
 		if l.UDP {
 			flows += listen.MaxFlows
 		}
-		if limit := d.loaded.connectionCap(l.Name); l.TCP && limit != nil && limit.MaxConnections > ports*len(listen.Downstream) {
+		if limit := connectionCap(d.loaded, l.Name); l.TCP && limit != nil && limit.MaxConnections > ports*len(listen.Downstream) {
 			each := (limit.MaxConnections-1)/len(listen.Downstream) + 1
 			found = append(found, finding{
 				State: healthWarn, Fix: fix(each, fmt.Sprintf("lower connections of limit %q", limit.Name)),

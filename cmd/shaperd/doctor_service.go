@@ -184,7 +184,7 @@ type requirement struct {
 }
 
 // requirements returns the capabilities that l needs. Ports from unprivileged on need none.
-func (l *loadedConfig) requirements(unprivileged int) (all []requirement) {
+func requirements(l *loadedConfig, unprivileged int) (all []requirement) {
 	var low []int
 	for _, listen := range l.listens {
 		for _, e := range listen.Endpoints {
@@ -224,7 +224,7 @@ func (d *doctor) capabilities() (found []finding) {
 	if !is {
 		unprivileged = 1024
 	}
-	needs := d.loaded.requirements(unprivileged)
+	needs := requirements(d.loaded, unprivileged)
 	if len(needs) == 0 {
 		return oneFinding(healthOK, "the configuration needs none", "")
 	}
@@ -277,7 +277,7 @@ func (d *doctor) descriptors() []finding {
 		if !l.TCP {
 			continue
 		}
-		limit := d.loaded.connectionCap(l.Name)
+		limit := connectionCap(d.loaded, l.Name)
 		if limit == nil {
 			bounded = false
 			continue
@@ -322,7 +322,7 @@ func (d *doctor) raiseCommand(n int) string {
 
 // connectionCap returns the strictest limit that caps all TCP connections of a listener together,
 // or nil.
-func (l *loadedConfig) connectionCap(listener string) (narrowest *shaper.Limit) {
+func connectionCap(l *loadedConfig, listener string) (narrowest *shaper.Limit) {
 	for i := range l.config.Limits {
 		limit := &l.config.Limits[i]
 		m := &limit.Match

@@ -7,6 +7,7 @@ import (
 
 	"shaperd.dev/shaperd/bpf"
 	"shaperd.dev/shaperd/conn"
+	"shaperd.dev/shaperd/conn/tproxy"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/asn"
 	"shaperd.dev/shaperd/shaper/config"
@@ -61,20 +62,17 @@ func newLoadedConfig(files *config.Files, c *config.Config) *loadedConfig {
 	return &loadedConfig{files: files, config: c, listens: connListeners(c), observe: c.Daemon.Observe}
 }
 
-// withOverrides returns l with overrides. It does not read files again.
-func (l *loadedConfig) withOverrides(w *overrides) (*loadedConfig, error) {
-	texts, err := w.configTexts()
-	if err != nil {
-		return nil, err
-	}
+// withOverrides returns l with the overrides of texts, the limits of blocks, and, with bypass, with
+// limits that only observe. It does not read files again.
+func (l *loadedConfig) withOverrides(texts []config.Text, blocks []shaper.Limit, bypass bool) (*loadedConfig, error) {
 	c, err := l.files.Load(texts...)
 	if err != nil {
 		return nil, err
 	}
 	changed := newLoadedConfig(l.files, c)
 	changed.old = l.old
-	changed.asns, changed.blocks = l.asns, w.blockLimits(c)
-	changed.observe = changed.observe || w.bypass != nil
+	changed.asns, changed.blocks = l.asns, blocks
+	changed.observe = changed.observe || bypass
 	return changed, nil
 }
 
@@ -163,6 +161,25 @@ func (l *loadedConfig) tcpListeners() (all []netip.AddrPort) {
 		}
 	}
 	return all
+}
+
+// tproxyRules returns the rules that the transparent listeners of l need.
+func (l *loadedConfig) tproxyRules() tproxy.Rules {
+	r := tproxy.Rules{Mark: uint32(l.config.Transparent.Mark)}
+	for _, listen := range l.config.Listen {
+		if !listen.Transparent {
+			continue
+		}
+		for _, a := range listen.Addresses {
+			anyFamily := len(listen.AcceptProxyFrom) > 0 // a PROXY header can name a source of any family
+			r.IPv4 = r.IPv4 || anyFamily || a.Addr.Is4()
+			r.IPv6 = r.IPv6 || anyFamily || a.Addr.Is6()
+			if !a.Addr.IsUnspecified() {
+				r.Addresses = append(r.Addresses, tproxy.Address(a))
+			}
+		}
+	}
+	return r
 }
 
 // configErrors returns the errors of loading the configuration at path, one by one. One that

@@ -113,7 +113,7 @@ func (s *server) restoreOverrides(ctx context.Context, l *loadedConfig) *loadedC
 		}
 	}
 	w := f.overrides
-	drained := f.loaded.markDrained(saved.Drained)
+	drained := markDrained(f.loaded, saved.Drained)
 	s.setCurrent(f.loaded, w)
 	if len(w.limits)+len(w.blocks) > 0 || w.bypass != nil || drained > 0 {
 		s.log.Warn("overrides restored after restart",
@@ -199,7 +199,11 @@ type mergedConfig struct {
 // merge applies overrides to a configuration and compiles it.
 func (s *server) merge(l *loadedConfig, w *overrides) (f mergedConfig, err error) {
 	f.overrides = w
-	if f.loaded, err = l.withOverrides(w); err == nil {
+	texts, err := w.configTexts()
+	if err != nil {
+		return f, err
+	}
+	if f.loaded, err = l.withOverrides(texts, w.blockLimits(l.config), w.bypass != nil); err == nil {
 		f.policy, err = f.loaded.compile(s.shaper)
 	}
 	return f, err
@@ -242,7 +246,7 @@ func (s *server) mergeFitting(l *loadedConfig, w *overrides) (f mergedConfig, er
 }
 
 // markDrained marks downstreams as drained from the start, and returns how many there are.
-func (l *loadedConfig) markDrained(drained []drainedDownstream) (found int) {
+func markDrained(l *loadedConfig, drained []drainedDownstream) (found int) {
 	for i := range l.listens {
 		for j := range l.listens[i].Downstream {
 			to := &l.listens[i].Downstream[j]

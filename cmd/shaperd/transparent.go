@@ -10,29 +10,10 @@ import (
 	"shaperd.dev/shaperd/shaper/config"
 )
 
-// tproxyRules returns the rules that the transparent listeners of l need.
-func (l *loadedConfig) tproxyRules() tproxy.Rules {
-	r := tproxy.Rules{Mark: uint32(l.config.Transparent.Mark)}
-	for _, listen := range l.config.Listen {
-		if !listen.Transparent {
-			continue
-		}
-		for _, a := range listen.Addresses {
-			anyFamily := len(listen.AcceptProxyFrom) > 0 // a PROXY header can name a source of any family
-			r.IPv4 = r.IPv4 || anyFamily || a.Addr.Is4()
-			r.IPv6 = r.IPv6 || anyFamily || a.Addr.Is6()
-			if !a.Addr.IsUnspecified() {
-				r.Addresses = append(r.Addresses, tproxy.Address(a))
-			}
-		}
-	}
-	return r
-}
-
 // installRules installs the rules that l needs, unless rules = "manual". was is the current
 // configuration, or nil. The rules of a family stay installed while the daemon runs: listeners
 // that are no longer transparent may have open connections. undo restores the earlier rules.
-func (l *loadedConfig) installRules(was *loadedConfig) (undo func() error, err error) {
+func installRules(l, was *loadedConfig) (undo func() error, err error) {
 	nothing := func() error { return nil }
 	r := l.tproxyRules()
 	before := tproxy.Rules{Mark: r.Mark}
@@ -72,7 +53,7 @@ func (l *loadedConfig) installRules(was *loadedConfig) (undo func() error, err e
 
 // leftoverRules returns a warning about rules that an earlier daemon left and this one does not
 // need, or "". They may keep traffic from a server.
-func (l *loadedConfig) leftoverRules() string {
+func leftoverRules(l *loadedConfig) string {
 	mark := uint32(l.config.Transparent.Mark)
 	if there, err := tproxy.Installed(mark); !there || err != nil || !l.tproxyRules().Empty() {
 		return ""
