@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"shaperd.dev/shaperd/internal/plan"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -34,7 +35,7 @@ with 1 when a file has errors.`,
 			for _, file := range files {
 				r := check(file)
 				if r.OK {
-					r.Warnings = append(r.loaded.warnings(), r.loaded.hostWarnings()...)
+					r.Warnings = append(r.loaded.Warnings(), r.loaded.HostWarnings()...)
 				}
 				for _, warning := range r.Warnings {
 					fmt.Fprintf(e.stderr, "%s: warning: %s\n", file, warning)
@@ -69,7 +70,7 @@ type checkResult struct {
 	Warnings []string     `json:"warnings,omitempty"` // settings that are probably not intended, or do not work on this host
 	Config   any          `json:"config,omitempty"`
 
-	loaded *loadedConfig
+	loaded *plan.Plan
 }
 
 type checkError struct {
@@ -81,24 +82,24 @@ type checkError struct {
 
 func check(file string) checkResult {
 	r := checkResult{File: file}
-	l, err := load(file)
+	l, err := plan.Load(file)
 	if err == nil {
-		_, err = l.compile(shaper.New(1))
+		_, err = l.Compile(shaper.New(1))
 	}
 	if err != nil {
-		for _, e := range configErrors(file, err) {
+		for _, e := range plan.Errors(file, err) {
 			r.Errors = append(r.Errors, checkError{File: e.File, Line: e.Line, Column: e.Column, Message: e.Msg})
 		}
 		return r
 	}
-	r.OK, r.loaded, r.Config = true, l, l.config.Canonical()
+	r.OK, r.loaded, r.Config = true, l, l.Config.Canonical()
 	return r
 }
 
 func (r checkResult) print(e env) error {
 	if r.OK {
 		fmt.Fprintf(e.stdout, "%s: ok\n", r.File)
-		return r.loaded.config.WriteText(e.stdout)
+		return r.loaded.Config.WriteText(e.stdout)
 	}
 	for _, c := range r.Errors {
 		if c.Line == 0 {

@@ -14,6 +14,7 @@ import (
 
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/internal/plan"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
 )
@@ -28,8 +29,8 @@ type controller struct {
 	stop           func()
 
 	mu        sync.Mutex
-	loaded    *loadedConfig // current
-	overrides *overrides    // changed with loaded
+	loaded    *plan.Plan // current
+	overrides *overrides // changed with loaded
 }
 
 func newController() *controller {
@@ -39,7 +40,7 @@ func newController() *controller {
 	}
 }
 
-func (s *controller) current() (*loadedConfig, *overrides) {
+func (s *controller) current() (*plan.Plan, *overrides) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.loaded, s.overrides
@@ -55,7 +56,7 @@ func (s *controller) isDraining() bool {
 	}
 }
 
-func (s *controller) setCurrent(l *loadedConfig, w *overrides) {
+func (s *controller) setCurrent(l *plan.Plan, w *overrides) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.loaded, s.overrides = l, w
@@ -179,7 +180,7 @@ func (s *server) expireOverrides(ctx context.Context) (next time.Time) {
 func (s *server) Describe(to *api.Status) {
 	l, w := s.current()
 	to.Version, to.Config, to.Started = s.options.Version, s.path, s.startedAt
-	to.State, to.Mode = "running", shaper.ModeName(l.config.Daemon.Observe)
+	to.State, to.Mode = "running", shaper.ModeName(l.Config.Daemon.Observe)
 	if s.isDraining() {
 		to.State = "stopping"
 	}
@@ -190,8 +191,8 @@ func (s *server) Describe(to *api.Status) {
 	}
 	w.describe(to)
 	for i := range to.Listeners {
-		for j := range l.config.Listen {
-			if listen := &l.config.Listen[j]; listen.Name == to.Listeners[i].Name {
+		for j := range l.Config.Listen {
+			if listen := &l.Config.Listen[j]; listen.Name == to.Listeners[i].Name {
 				for _, a := range listen.Addresses {
 					to.Listeners[i].Addresses = append(to.Listeners[i].Addresses, a.String())
 				}
@@ -206,13 +207,13 @@ func (s *server) Summary(l *shaper.Limit) string { return config.Summary(l) }
 // Override returns the runtime overrides of a limit, and where files override it.
 func (s *server) Override(limit string) (set, inFiles map[string]string) {
 	l, w := s.current()
-	return w.values(limit), l.config.Overridden(limit)
+	return w.values(limit), l.Config.Overridden(limit)
 }
 
 // Config returns the current configuration.
 func (s *server) Config() any {
 	l, _ := s.current()
-	return l.config.Canonical()
+	return l.Config.Canonical()
 }
 
 // SetLimit overrides values of a limit: for d, until the next reload, or, when d is 0, until they
@@ -258,7 +259,7 @@ func (s *server) UnsetLimit(ctx context.Context, limit string, keys []string) er
 func (s *server) errNotSet(limit, what string) error {
 	msg := fmt.Sprintf("%s overridden in limit %q", what, limit)
 	l, _ := s.current()
-	files := l.config.Overridden(limit)
+	files := l.Config.Overridden(limit)
 	for _, key := range slices.Sorted(maps.Keys(files)) {
 		msg += fmt.Sprintf("; %s is overridden in %s", key, files[key])
 	}

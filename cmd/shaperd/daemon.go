@@ -16,6 +16,7 @@ import (
 	"shaperd.dev/shaperd/conn"
 	"shaperd.dev/shaperd/control/monitor"
 	"shaperd.dev/shaperd/internal/logging"
+	"shaperd.dev/shaperd/internal/plan"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -111,9 +112,9 @@ func (s *server) serve(ctx context.Context) error {
 		return err
 	}
 	s.clock, s.reloads, s.controller = pacer.NewClock(), &monitor.Reloads{}, newController()
-	s.shaper = shaper.New(l.config.Daemon.MaxBuckets)
+	s.shaper = shaper.New(l.Config.Daemon.MaxBuckets)
 	l = s.restoreOverrides(ctx, l)
-	policy, err := l.compile(s.shaper)
+	policy, err := l.Compile(s.shaper)
 	if err != nil {
 		return err
 	}
@@ -134,7 +135,7 @@ func (s *server) serve(ctx context.Context) error {
 	s.plane = &packetPlane{shaper: s.shaper, clock: s.clock, proxy: s.proxy, log: s.log}
 	ctx, s.controller.stop = context.WithCancel(ctx)
 	defer s.controller.stop()
-	closeControl, err := s.serveControl(l.config)
+	closeControl, err := s.serveControl(l.Config)
 	if err != nil {
 		return err
 	}
@@ -147,8 +148,8 @@ func (s *server) serve(ctx context.Context) error {
 	defer s.plane.close()
 	s.ready = true
 	s.reloads.Record(time.Since(s.startedAt))
-	s.log.Info("ready", "config", s.options.Config, "limits", policy.Len(), "listeners", len(l.listens),
-		"attachments", len(l.config.Attach), "mode", shaper.ModeName(l.config.Daemon.Observe), "version", s.options.Version)
+	s.log.Info("ready", "config", s.options.Config, "limits", policy.Len(), "listeners", len(l.Listens),
+		"attachments", len(l.Config.Attach), "mode", shaper.ModeName(l.Config.Daemon.Observe), "version", s.options.Version)
 	s.logWarnings()
 	if s.migrated {
 		s.saveOverrides()
@@ -207,7 +208,7 @@ func (s *server) serve(ctx context.Context) error {
 
 // applyToPlanes applies l, compiled to policy, to both planes, or to none. was is the current
 // configuration, or nil at the start.
-func (s *server) applyToPlanes(ctx context.Context, l *loadedConfig, policy *shaper.Policy, was *loadedConfig) error {
+func (s *server) applyToPlanes(ctx context.Context, l *plan.Plan, policy *shaper.Policy, was *plan.Plan) error {
 	change, err := s.plane.prepare(l, policy)
 	if err != nil {
 		return err
@@ -218,7 +219,7 @@ func (s *server) applyToPlanes(ctx context.Context, l *loadedConfig, policy *sha
 		return err
 	}
 	// The packet plane's swap may fail, and the proxy's cannot once it is prepared.
-	if err := s.proxy.Apply(ctx, l.listens, policy, change.commit); err != nil {
+	if err := s.proxy.Apply(ctx, l.Listens, policy, change.commit); err != nil {
 		change.cancel()
 		return errors.Join(permissionHint(err), undo())
 	}
@@ -241,7 +242,7 @@ func (s *server) logBypass() {
 
 func (s *server) logWarnings() {
 	l, _ := s.current()
-	for _, warning := range l.warnings() {
+	for _, warning := range l.Warnings() {
 		s.log.Warn(warning)
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"shaperd.dev/shaperd/internal/plan"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -57,7 +58,7 @@ type doctor struct {
 	file    string // absolute path of the configuration
 	socket  string // absolute path of the control socket; "" means none
 	probe   bool   // whether to connect to downstreams
-	loaded  *loadedConfig
+	loaded  *plan.Plan
 	loadErr error
 	unit    unit
 	dialErr error // result of a connection to the socket
@@ -67,9 +68,9 @@ type doctor struct {
 
 // run runs all checks.
 func (d *doctor) run() (all []finding) {
-	d.loaded, d.loadErr = load(d.file)
+	d.loaded, d.loadErr = plan.Load(d.file)
 	if d.loadErr == nil {
-		_, d.loadErr = d.loaded.compile(shaper.New(1))
+		_, d.loadErr = d.loaded.Compile(shaper.New(1))
 	}
 	d.unit = d.readUnit()
 	d.dialErr = d.dial("unix", d.socket)

@@ -40,10 +40,10 @@ func (d *doctor) kernel() (found []finding) {
 		}
 	}
 	newer("shaperd needs", 5, 11) // epoll_pwait2
-	if len(d.loaded.config.Attach) > 0 {
+	if len(d.loaded.Config.Attach) > 0 {
 		newer("attachments need", 6, 1)
 	}
-	for _, a := range d.loaded.config.Attach {
+	for _, a := range d.loaded.Config.Attach {
 		if a.Hook == shaper.HookTCX && v.before(6, 6) {
 			found = append(found, finding{
 				State: healthFail, Text: fmt.Sprintf("attachment %q: hook = \"tcx\" needs Linux 6.6 or later; this is %s", a.Name, release),
@@ -75,7 +75,7 @@ func (d *doctor) missingModules(needed []string) (missing []string, listed bool)
 func (d *doctor) modules() (found []finding) {
 	release, v := d.kernelRelease()
 	var needed []string
-	for _, a := range d.loaded.config.Attach {
+	for _, a := range d.loaded.Config.Attach {
 		if a.Shapes() && a.Direction == shaper.Egress {
 			needed = append(needed, "sch_fq")
 		}
@@ -86,7 +86,7 @@ func (d *doctor) modules() (found []finding) {
 			needed = append(needed, "sch_ingress", "cls_bpf")
 		}
 	}
-	if !d.loaded.tproxyRules().Empty() {
+	if !d.loaded.TransparentRules().Empty() {
 		needed = append(needed, "nf_tables", "nft_tproxy", "nft_socket")
 	}
 	slices.Sort(needed)
@@ -107,7 +107,7 @@ func (d *doctor) modules() (found []finding) {
 
 // queue checks whether the kernel can shape packets.
 func (d *doctor) queue() []finding {
-	if !d.loaded.hasShaping() {
+	if !d.loaded.Shapes() {
 		return oneFinding(healthSkip, "no attachment shapes packets", "")
 	}
 	if err := d.probeShape(); err != nil {
@@ -125,10 +125,10 @@ func (d *doctor) queue() []finding {
 
 // pins checks the folder for pinned BPF objects.
 func (d *doctor) pins() []finding {
-	if len(d.loaded.config.Attach) == 0 {
+	if len(d.loaded.Config.Attach) == 0 {
 		return oneFinding(healthSkip, "there are no attachments", "")
 	}
-	pins := d.loaded.config.Daemon.PinPath
+	pins := d.loaded.Config.Daemon.PinPath
 	var mount, kind string
 	for line := range strings.Lines(d.readText("/proc/self/mounts")) {
 		f := strings.Fields(line)
@@ -157,7 +157,7 @@ func (d *doctor) pins() []finding {
 // buffers checks the system limits of socket queues and buffers.
 func (d *doctor) buffers() (found []finding) {
 	tcp, udp := false, false
-	for _, l := range d.loaded.config.Listeners() {
+	for _, l := range d.loaded.Config.Listeners() {
 		tcp, udp = tcp || l.TCP, udp || l.UDP
 	}
 	if !tcp && !udp {
@@ -189,7 +189,7 @@ func (d *doctor) buffers() (found []finding) {
 
 // routing checks the routing settings that transparent listeners need.
 func (d *doctor) routing() (found []finding) {
-	if d.loaded.tproxyRules().Empty() {
+	if d.loaded.TransparentRules().Empty() {
 		return oneFinding(healthSkip, "no listener is transparent", "")
 	}
 	all, _ := fs.Glob(d.files, "proc/sys/net/ipv4/conf/*/src_valid_mark")
@@ -205,7 +205,7 @@ func (d *doctor) routing() (found []finding) {
 			})
 		}
 	}
-	for _, l := range d.loaded.config.Listen {
+	for _, l := range d.loaded.Config.Listen {
 		name := forwarding(l)
 		if name != "" && d.readText("/proc/sys/"+strings.ReplaceAll(name, ".", "/")) == "0" {
 			found = append(found, finding{
@@ -291,8 +291,8 @@ func (d *doctor) localPorts() (found []finding) {
 		}
 		return sysctlCommand("net.ipv4.ip_local_port_range", fmt.Sprint(lowest, " ", highest)) + "; or " + otherwise
 	}
-	for i, l := range d.loaded.config.Listeners() {
-		listen := d.loaded.config.Listen[i]
+	for i, l := range d.loaded.Config.Listeners() {
+		listen := d.loaded.Config.Listen[i]
 		if l.UDP {
 			flows += listen.MaxFlows
 		}

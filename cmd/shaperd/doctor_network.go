@@ -13,15 +13,16 @@ import (
 	"sync"
 
 	"shaperd.dev/shaperd/conn"
+	"shaperd.dev/shaperd/internal/plan"
 	"shaperd.dev/shaperd/shaper"
 )
 
 // interfaces checks that the interfaces of attachments exist.
 func (d *doctor) interfaces() (found []finding) {
-	if len(d.loaded.config.Attach) == 0 {
+	if len(d.loaded.Config.Attach) == 0 {
 		return oneFinding(healthSkip, "there are no attachments", "")
 	}
-	for _, warning := range d.loaded.missingInterfaces() {
+	for _, warning := range d.loaded.MissingInterfaces() {
 		found = append(found, finding{State: healthWarn, Text: warning, Fix: `"ip link" lists interfaces; the daemon attaches to one that appears later`})
 	}
 	return orOK(found, "all interfaces of attachments exist")
@@ -30,10 +31,10 @@ func (d *doctor) interfaces() (found []finding) {
 // checkForeign checks for other programs that packets pass before the limits, or that keep shaperd
 // from attaching.
 func (d *doctor) checkForeign() (found []finding) {
-	if len(d.loaded.config.Attach) == 0 {
+	if len(d.loaded.Config.Attach) == 0 {
 		return oneFinding(healthSkip, "there are no attachments", "")
 	}
-	all, err := d.findForeign(d.loaded.config.Daemon.PinPath, d.loaded.config.Attach)
+	all, err := d.findForeign(d.loaded.Config.Daemon.PinPath, d.loaded.Config.Attach)
 	if errors.Is(err, fs.ErrPermission) {
 		return oneFinding(healthSkip, "only root can list other programs on the interfaces", "")
 	}
@@ -45,7 +46,7 @@ func (d *doctor) checkForeign() (found []finding) {
 		if f.Refuses {
 			state = healthFail
 		}
-		found = append(found, finding{State: state, Text: foreignWarning(f), Fix: f.Fix})
+		found = append(found, finding{State: state, Text: plan.ForeignWarning(f), Fix: f.Fix})
 	}
 	return orOK(found, "no other program precedes the limits")
 }
@@ -136,13 +137,13 @@ func (d *doctor) ports() (found []finding) {
 		}
 	}
 	n := 0
-	for _, l := range d.loaded.listens {
+	for _, l := range d.loaded.Listens {
 		for _, e := range l.Endpoints {
 			n++
 			look(fmt.Sprintf("listener %q, %v://%v", l.Name, e.Protocol, e.Addr), e.Protocol, e.Addr)
 		}
 	}
-	for _, own := range d.loaded.config.Daemon.OwnPorts() {
+	for _, own := range d.loaded.Config.Daemon.OwnPorts() {
 		n++
 		look("[daemon] "+own.Key, shaper.TCP, own.Addr)
 	}
@@ -176,7 +177,7 @@ func (d *doctor) socketOwner(inode string) program {
 func (d *doctor) downstreams() []finding {
 	type target struct{ listener, host, connect string }
 	var targets []target
-	for _, l := range d.loaded.listens {
+	for _, l := range d.loaded.Listens {
 		tcp := slices.IndexFunc(l.Endpoints, func(e conn.Endpoint) bool { return e.Protocol == shaper.TCP })
 		for _, to := range l.Downstream {
 			t := target{listener: l.Name, host: to.Host}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/bpf"
+	"shaperd.dev/shaperd/internal/plan"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
 )
@@ -17,7 +18,7 @@ import (
 // configuration checks that the configuration loads, and reports its warnings.
 func (d *doctor) configuration() (found []finding) {
 	if d.loadErr != nil {
-		for _, e := range configErrors(d.file, d.loadErr) {
+		for _, e := range plan.Errors(d.file, d.loadErr) {
 			text := e.Msg
 			if e.Line > 0 {
 				text = fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Msg)
@@ -34,7 +35,7 @@ func (d *doctor) configuration() (found []finding) {
 		found[len(found)-1].Fix = fix
 		return found
 	}
-	for _, warning := range d.loaded.warnings() {
+	for _, warning := range d.loaded.Warnings() {
 		found = append(found, finding{State: healthWarn, Text: warning})
 	}
 	return orOK(found, d.file)
@@ -84,7 +85,7 @@ func (d *doctor) checkReadable(paths ...string) (found []finding) {
 const asnAge = 60 * 24 * time.Hour
 
 func (d *doctor) asnFiles() (found []finding) {
-	files := d.loaded.config.ASN.Files
+	files := d.loaded.Config.ASN.Files
 	if len(files) == 0 {
 		return oneFinding(healthSkip, "the configuration names none", "")
 	}
@@ -184,16 +185,16 @@ type requirement struct {
 }
 
 // requirements returns the capabilities that l needs. Ports from unprivileged on need none.
-func requirements(l *loadedConfig, unprivileged int) (all []requirement) {
+func requirements(l *plan.Plan, unprivileged int) (all []requirement) {
 	var low []int
-	for _, listen := range l.listens {
+	for _, listen := range l.Listens {
 		for _, e := range listen.Endpoints {
 			if port := int(e.Addr.Port()); port < unprivileged {
 				low = append(low, port)
 			}
 		}
 	}
-	for _, own := range l.config.Daemon.OwnPorts() {
+	for _, own := range l.Config.Daemon.OwnPorts() {
 		if port := int(own.Addr.Port()); port > 0 && port < unprivileged {
 			low = append(low, port)
 		}
@@ -201,18 +202,18 @@ func requirements(l *loadedConfig, unprivileged int) (all []requirement) {
 	if low != nil {
 		all = append(all, requirement{fmt.Sprintf("port %d", slices.Min(low)), []string{"CAP_NET_BIND_SERVICE"}, ""})
 	}
-	if len(l.config.Attach) > 0 {
+	if len(l.Config.Attach) > 0 {
 		all = append(all, requirement{"[[attach]]", bpf.Capabilities(), "packet-plane.conf"})
 	}
 	const admin = "network-admin.conf"
-	if !l.tproxyRules().Empty() {
+	if !l.TransparentRules().Empty() {
 		all = append(all, requirement{"transparent listeners", []string{"CAP_NET_RAW"}, admin})
-		if l.config.Transparent.Rules == config.RulesInstall {
+		if l.Config.Transparent.Rules == config.RulesInstall {
 			all = append(all, requirement{`[transparent] rules = "install"`, []string{"CAP_NET_ADMIN"}, admin})
 		}
 	}
-	for _, limit := range l.config.Limits {
-		if limit.RefuseWith == shaper.RefuseReject && !limit.Observe && !l.config.Daemon.Observe {
+	for _, limit := range l.Config.Limits {
+		if limit.RefuseWith == shaper.RefuseReject && !limit.Observe && !l.Config.Daemon.Observe {
 			all = append(all, requirement{fmt.Sprintf(`refuse_with = "reject" of limit %q`, limit.Name), []string{"CAP_NET_RAW"}, admin})
 		}
 	}
@@ -266,11 +267,11 @@ func (d *doctor) grantCommand(dropIn string, missing []string) string {
 // proxy accepts connections up to 95 % of them.
 func (d *doctor) descriptors() []finding {
 	const own = 64 // other than listening sockets, about
-	c := d.loaded.config
+	c := d.loaded.Config
 	flows, fixed, connections, bounded := 0, own, 0, true
 	counted := map[string]bool{}
 	for i, l := range c.Listeners() {
-		fixed += len(d.loaded.listens[i].Endpoints)
+		fixed += len(d.loaded.Listens[i].Endpoints)
 		if l.UDP {
 			flows += c.Listen[i].MaxFlows
 		}
@@ -322,11 +323,11 @@ func (d *doctor) raiseCommand(n int) string {
 
 // connectionCap returns the strictest limit that caps all TCP connections of a listener together,
 // or nil.
-func connectionCap(l *loadedConfig, listener string) (narrowest *shaper.Limit) {
-	for i := range l.config.Limits {
-		limit := &l.config.Limits[i]
+func connectionCap(l *plan.Plan, listener string) (narrowest *shaper.Limit) {
+	for i := range l.Config.Limits {
+		limit := &l.Config.Limits[i]
 		m := &limit.Match
-		if limit.MaxConnections == 0 || limit.Observe || l.config.Daemon.Observe || limit.InPacketPlane() ||
+		if limit.MaxConnections == 0 || limit.Observe || l.Config.Daemon.Observe || limit.InPacketPlane() ||
 			limit.Key&^shaper.KeyListen != 0 || len(m.Source)+len(m.ASN)+len(m.Port) > 0 || m.Protocol == shaper.UDP ||
 			len(m.Listen) > 0 && !slices.Contains(m.Listen, listener) {
 			continue

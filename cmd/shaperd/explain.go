@@ -11,6 +11,7 @@ import (
 
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/internal/explain"
+	"shaperd.dev/shaperd/internal/plan"
 	"shaperd.dev/shaperd/internal/term"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
@@ -44,15 +45,15 @@ explain a configuration file; this needs no daemon.`,
 			if e.flags.json {
 				return usageError{errors.New("explain does not support --json with --config")}
 			}
-			l, err := load(file)
+			l, err := plan.Load(file)
 			if err != nil {
 				return err
 			}
-			p, err := l.compile(shaper.New(1))
+			p, err := l.Compile(shaper.New(1))
 			if err != nil {
 				return err
 			}
-			return explainFromConfig(e, l.config, p, *q)
+			return explainFromConfig(e, l.Config, p, *q)
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "", "explain this configuration `file`, not the running daemon")

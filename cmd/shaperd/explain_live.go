@@ -21,7 +21,7 @@ func (s *server) Explain(ask control.ExplainRequest) (api.Explanation, error) {
 	}
 	l, _ := s.current()
 	p := s.shaper.Policy()
-	found, err := q.Answer(l.config, p)
+	found, err := q.Answer(l.Config, p)
 	if err != nil {
 		return x, &refusedError{err}
 	}

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/plan"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
 )
@@ -82,7 +83,7 @@ func (s *server) saveOverrides() {
 
 // restoreOverrides returns l with the overrides that were saved before the daemon ended. Those
 // that are invalid for l, or unknown to this version, do not prevent a start: they are set aside.
-func (s *server) restoreOverrides(ctx context.Context, l *loadedConfig) *loadedConfig {
+func (s *server) restoreOverrides(ctx context.Context, l *plan.Plan) *plan.Plan {
 	s.setCurrent(l, s.overrides)
 	if s.options.State == "" {
 		return l
@@ -190,28 +191,28 @@ func setAside(path string) (kept string, err error) {
 
 // mergedConfig is a configuration with overrides.
 type mergedConfig struct {
-	loaded    *loadedConfig
+	loaded    *plan.Plan
 	policy    *shaper.Policy
 	overrides *overrides
 	dropped   []error // overrides that are invalid for the configuration
 }
 
 // merge applies overrides to a configuration and compiles it.
-func (s *server) merge(l *loadedConfig, w *overrides) (f mergedConfig, err error) {
+func (s *server) merge(l *plan.Plan, w *overrides) (f mergedConfig, err error) {
 	f.overrides = w
 	texts, err := w.configTexts()
 	if err != nil {
 		return f, err
 	}
-	if f.loaded, err = l.withOverrides(texts, w.blockLimits(l.config), w.bypass != nil); err == nil {
-		f.policy, err = f.loaded.compile(s.shaper)
+	if f.loaded, err = l.With(texts, w.blockLimits(l.Config), w.bypass != nil); err == nil {
+		f.policy, err = f.loaded.Compile(s.shaper)
 	}
 	return f, err
 }
 
 // mergeFitting is merge without the overrides of limits that are invalid for the configuration,
 // or invalid without another one that is left out. An error is one of the configuration itself.
-func (s *server) mergeFitting(l *loadedConfig, w *overrides) (f mergedConfig, err error) {
+func (s *server) mergeFitting(l *plan.Plan, w *overrides) (f mergedConfig, err error) {
 	if f, err = s.merge(l, w); err == nil {
 		return f, nil
 	}
@@ -246,11 +247,11 @@ func (s *server) mergeFitting(l *loadedConfig, w *overrides) (f mergedConfig, er
 }
 
 // markDrained marks downstreams as drained from the start, and returns how many there are.
-func markDrained(l *loadedConfig, drained []drainedDownstream) (found int) {
-	for i := range l.listens {
-		for j := range l.listens[i].Downstream {
-			to := &l.listens[i].Downstream[j]
-			if slices.Contains(drained, drainedDownstream{l.listens[i].Name, to.String()}) {
+func markDrained(l *plan.Plan, drained []drainedDownstream) (found int) {
+	for i := range l.Listens {
+		for j := range l.Listens[i].Downstream {
+			to := &l.Listens[i].Downstream[j]
+			if slices.Contains(drained, drainedDownstream{l.Listens[i].Name, to.String()}) {
 				to.Drained = true
 				found++
 			}

@@ -11,6 +11,7 @@ import (
 	"shaperd.dev/shaperd/bpf"
 	"shaperd.dev/shaperd/conn"
 	"shaperd.dev/shaperd/control/metrics"
+	"shaperd.dev/shaperd/internal/plan"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -81,9 +82,9 @@ type planeChange struct {
 	closing bool        // there are no attachments left
 }
 
-func (p *packetPlane) prepare(l *loadedConfig, policy *shaper.Policy) (*planeChange, error) {
-	c := &planeChange{packetPlane: p, closing: len(l.config.Attach) == 0}
-	pins := l.config.Daemon.PinPath
+func (p *packetPlane) prepare(l *plan.Plan, policy *shaper.Policy) (*planeChange, error) {
+	c := &planeChange{packetPlane: p, closing: len(l.Config.Attach) == 0}
+	pins := l.Config.Daemon.PinPath
 	if c.closing && p.plane == nil {
 		// Remove what an earlier daemon left attached: this configuration does not have it.
 		if _, err := os.Stat(pins); errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) || bpf.Alive(pins) {
@@ -95,14 +96,14 @@ func (p *packetPlane) prepare(l *loadedConfig, policy *shaper.Policy) (*planeCha
 		return c, nil
 	}
 	if p.plane == nil {
-		plane, err := bpf.Open(p.shaper, p.clock, pins, l.config.Daemon.MaxBuckets, p.log)
+		plane, err := bpf.Open(p.shaper, p.clock, pins, l.Config.Daemon.MaxBuckets, p.log)
 		if err != nil {
 			return nil, err
 		}
 		p.plane, c.opened = plane, true
 		p.proxy.OnSocket(plane.MarkProxied)
 	}
-	change, err := p.plane.Prepare(l.config.Attach, l.tcpListeners(), policy)
+	change, err := p.plane.Prepare(l.Config.Attach, l.TCPListeners(), policy)
 	if err != nil {
 		c.cancel()
 		return nil, err

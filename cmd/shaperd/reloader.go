@@ -11,6 +11,7 @@ import (
 
 	"shaperd.dev/shaperd/conn"
 	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/internal/plan"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
 )
@@ -41,7 +42,7 @@ func newConfigReader(path string, timeout time.Duration) *configReader {
 // load reads the configuration, and resolves names for proxy unless that is nil. It returns soon
 // after ctx ends, and after the timeout at the latest. The goroutine then stays until its file
 // system answers, and no other one starts.
-func (r *configReader) load(ctx context.Context, proxy *conn.Proxy) (*loadedConfig, error) {
+func (r *configReader) load(ctx context.Context, proxy *conn.Proxy) (*plan.Plan, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
 	select {
@@ -49,11 +50,11 @@ func (r *configReader) load(ctx context.Context, proxy *conn.Proxy) (*loadedConf
 	default:
 		return nil, fmt.Errorf("read configuration: an earlier reload is still waiting for %s", *r.opening.Load())
 	}
-	l, err := runAsync(ctx, func() (*loadedConfig, error) {
+	l, err := runAsync(ctx, func() (*plan.Plan, error) {
 		defer func() { r.idle <- struct{}{} }()
-		l, err := loadWith(&config.Reader{Opening: func(path string) { r.opening.Store(&path) }}, r.path)
+		l, err := plan.Read(&config.Reader{Opening: func(path string) { r.opening.Store(&path) }}, r.path)
 		if err == nil && proxy != nil {
-			proxy.ResolveAhead(ctx, l.listens)
+			proxy.ResolveAhead(ctx, l.Listens)
 		}
 		return l, err
 	})
@@ -74,7 +75,7 @@ type reloader struct {
 }
 
 type readResult struct {
-	l   *loadedConfig
+	l   *plan.Plan
 	err error
 }
 
@@ -124,14 +125,14 @@ func (r *reloader) cancel() {
 
 // applyReload replaces the current configuration by l, and describes the overrides that end with
 // it. On an error nothing changes.
-func (s *server) applyReload(ctx context.Context, l *loadedConfig) (dropped []string, err error) {
+func (s *server) applyReload(ctx context.Context, l *plan.Plan) (dropped []string, err error) {
 	old, set := s.current()
 	left, ended := set.afterReload()
 	f, err := s.mergeFitting(l, left)
 	if err != nil {
 		return nil, err
 	}
-	was, is := old.config.Daemon, f.loaded.config.Daemon
+	was, is := old.Config.Daemon, f.loaded.Config.Daemon
 	if was.MaxBuckets != is.MaxBuckets {
 		return nil, fmt.Errorf("[daemon] max_buckets: changed from %d to %d, which requires a restart", was.MaxBuckets, is.MaxBuckets)
 	}
@@ -175,8 +176,8 @@ func (s *server) logReload(duration time.Duration, err error) {
 	}
 	s.reloads.Record(duration)
 	l, _ := s.current()
-	s.log.Info("reloaded", "limits", s.shaper.Policy().Len(), "listeners", len(l.listens),
-		"attachments", len(l.config.Attach), "mode", shaper.ModeName(l.config.Daemon.Observe), "duration", duration.String())
+	s.log.Info("reloaded", "limits", s.shaper.Policy().Len(), "listeners", len(l.Listens),
+		"attachments", len(l.Config.Attach), "mode", shaper.ModeName(l.Config.Daemon.Observe), "duration", duration.String())
 	s.logWarnings()
 }
 

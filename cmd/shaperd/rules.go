@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"shaperd.dev/shaperd/conn/tproxy"
+	"shaperd.dev/shaperd/internal/plan"
 )
 
 func rulesCommand(e env) *cobra.Command {
@@ -34,11 +35,11 @@ configuration, and, commented out, those that remove the rules. With --install o
 				}
 				return removeRules(e, mark)
 			}
-			l, err := load(file)
+			l, err := plan.Load(file)
 			if err != nil {
 				return err
 			}
-			r := l.tproxyRules()
+			r := l.TransparentRules()
 			switch {
 			case remove:
 				return removeRules(e, r.Mark)

@@ -16,6 +16,7 @@ import (
 
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/internal/plan"
 	"shaperd.dev/shaperd/internal/safefile"
 	"shaperd.dev/shaperd/internal/term"
 	"shaperd.dev/shaperd/shaper"
@@ -71,7 +72,7 @@ func openSavedFile(path, limit string) (_ *savedFile, err error) {
 	}
 	s.current = s.original
 	var ours bool
-	if s.set, ours = ParseSaved(s.limit, s.original); !ours {
+	if s.set, ours = plan.ParseSaved(s.limit, s.original); !ours {
 		return nil, fmt.Errorf("%s was edited; move its contents to another file in conf.d, or they would be lost", s.path())
 	}
 	return s, nil
@@ -93,13 +94,13 @@ func (s *savedFile) close() {
 	s.confD.Close()
 }
 
-func (s *savedFile) path() string { return SavedPath(s.config, s.limit) }
+func (s *savedFile) path() string { return plan.SavedPath(s.config, s.limit) }
 
 // textWith returns the text of the file with overrides added.
 func (s *savedFile) textWith(set map[string]string) (string, error) {
 	all := maps.Clone(s.set)
 	maps.Copy(all, set)
-	return FormatSaved(s.limit, all)
+	return plan.FormatSaved(s.limit, all)
 }
 
 // check returns an error when the whole configuration would not load with text in the file, or,
@@ -109,11 +110,11 @@ func (s *savedFile) check(text string) error {
 	if err != nil {
 		return err
 	}
-	l, err := loadFiles(files.With(s.path(), text), nil)
+	l, err := plan.LoadFiles(files.With(s.path(), text), nil)
 	if err != nil {
 		return err
 	}
-	_, err = l.compile(shaper.New(1))
+	_, err = l.Compile(shaper.New(1))
 	return err
 }
 

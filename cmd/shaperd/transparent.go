@@ -7,20 +7,21 @@ import (
 	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/conn/tproxy"
+	"shaperd.dev/shaperd/internal/plan"
 	"shaperd.dev/shaperd/shaper/config"
 )
 
 // installRules installs the rules that l needs, unless rules = "manual". was is the current
 // configuration, or nil. The rules of a family stay installed while the daemon runs: listeners
 // that are no longer transparent may have open connections. undo restores the earlier rules.
-func installRules(l, was *loadedConfig) (undo func() error, err error) {
+func installRules(l, was *plan.Plan) (undo func() error, err error) {
 	nothing := func() error { return nil }
-	r := l.tproxyRules()
+	r := l.TransparentRules()
 	before := tproxy.Rules{Mark: r.Mark}
 	if was != nil {
-		before = was.tproxyRules()
+		before = was.TransparentRules()
 	}
-	if l.config.Transparent.Rules == config.RulesManual || r.Empty() && before.Empty() {
+	if l.Config.Transparent.Rules == config.RulesManual || r.Empty() && before.Empty() {
 		return nothing, nil
 	}
 	there, err := tproxy.Installed(before.Mark)
@@ -53,9 +54,9 @@ func installRules(l, was *loadedConfig) (undo func() error, err error) {
 
 // leftoverRules returns a warning about rules that an earlier daemon left and this one does not
 // need, or "". They may keep traffic from a server.
-func leftoverRules(l *loadedConfig) string {
-	mark := uint32(l.config.Transparent.Mark)
-	if there, err := tproxy.Installed(mark); !there || err != nil || !l.tproxyRules().Empty() {
+func leftoverRules(l *plan.Plan) string {
+	mark := uint32(l.Config.Transparent.Mark)
+	if there, err := tproxy.Installed(mark); !there || err != nil || !l.TransparentRules().Empty() {
 		return ""
 	}
 	return fmt.Sprintf("no listener is transparent, but rules with mark %d are installed: \"shaperd rules --remove --mark %d\" removes them", mark, mark)

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"shaperd.dev/shaperd/internal/plan"
 )
 
 // TestWarnings checks the warnings of check, doctor and the log.
@@ -54,11 +56,11 @@ func TestWarnings(t *testing.T) {
 				text += "[[limit]]\nname = \"r\"\nrate = \"1MB/s\"\n"
 			}
 			path := writeConfig(t, "", text)
-			l, err := load(path)
+			l, err := plan.Load(path)
 			if err != nil {
 				t.Fatal(err)
 			}
-			warnings := l.warnings()
+			warnings := l.Warnings()
 			if !slices.EqualFunc(warnings, tt.want, strings.HasPrefix) {
 				t.Errorf("warnings %q, want %q", warnings, tt.want)
 			}

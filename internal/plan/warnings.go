@@ -1,4 +1,4 @@
-package main
+package plan
 
 import (
 	"fmt"
@@ -12,41 +12,41 @@ import (
 	"shaperd.dev/shaperd/shaper/config"
 )
 
-// warnings describes valid settings that are probably not intended.
-func (l *loadedConfig) warnings() (all []string) {
-	for _, a := range l.config.Attach {
-		if !slices.ContainsFunc(l.config.Limits, func(l shaper.Limit) bool { return slices.Contains(l.Match.Attach, a.Name) }) {
+// Warnings describes valid settings that are probably not intended.
+func (p *Plan) Warnings() (all []string) {
+	for _, a := range p.Config.Attach {
+		if !slices.ContainsFunc(p.Config.Limits, func(l shaper.Limit) bool { return slices.Contains(l.Match.Attach, a.Name) }) {
 			all = append(all, fmt.Sprintf("attachment %q: no limit names it in match.attach, so it limits nothing", a.Name))
 		}
 	}
-	for _, path := range l.files.Ignored() {
+	for _, path := range p.files.Ignored() {
 		all = append(all, fmt.Sprintf("%s is ignored: files in conf.d must be named *.toml", path))
 	}
-	for _, path := range l.old {
+	for _, path := range p.old {
 		all = append(all, fmt.Sprintf("%s has keys of an earlier version, which are read as the current ones: \"shaperd set limit\" with --save replaces them", path))
 	}
-	for _, e := range []struct{ key, addr string }{{"metrics", l.config.Daemon.Metrics}, {"dashboard", l.config.Daemon.Dashboard}} {
+	for _, e := range []struct{ key, addr string }{{"metrics", p.Config.Daemon.Metrics}, {"dashboard", p.Config.Daemon.Dashboard}} {
 		if e.addr != "" && !control.Loopback(e.addr) {
 			all = append(all, fmt.Sprintf("[daemon] %s = %q: other hosts can connect, without authentication", e.key, e.addr))
 		}
 	}
-	return slices.Concat(all, l.timeoutWarnings(), l.crossedLimits())
+	return slices.Concat(all, p.timeoutWarnings(), p.crossedLimits())
 }
 
 // crossedLimits returns a warning for each limit whose buckets can exceed their rate because of
 // other limits.
-func (l *loadedConfig) crossedLimits() (all []string) {
-	p, err := l.compile(shaper.New(1))
+func (p *Plan) crossedLimits() (all []string) {
+	policy, err := p.Compile(shaper.New(1))
 	if err != nil {
 		return nil // reported as an error
 	}
-	for i := range p.ChargedOnArrival().All {
-		limit := p.Limit(i)
-		if slices.ContainsFunc(l.config.Attach, func(a shaper.Attachment) bool {
+	for i := range policy.ChargedOnArrival().All {
+		limit := policy.Limit(i)
+		if slices.ContainsFunc(p.Config.Attach, func(a shaper.Attachment) bool {
 			return a.Shapes() && slices.Contains(limit.Match.Attach, a.Name)
 		}) {
 			all = append(all, fmt.Sprintf("limit %q: other limits delay its packets differently, so that delayed packets can leave one of its buckets at once, "+
-				"up to %v at its rate; a limit without a key never exceeds its rate", limit.Name, p.MaxTotalDelay(i).Duration()))
+				"up to %v at its rate; a limit without a key never exceeds its rate", limit.Name, policy.MaxTotalDelay(i).Duration()))
 		}
 	}
 	return all
@@ -54,14 +54,14 @@ func (l *loadedConfig) crossedLimits() (all []string) {
 
 // timeoutWarnings returns a warning for each listener whose connections are capped, but on which
 // no timeout ends silent connections: a few clients can occupy all slots forever.
-func (l *loadedConfig) timeoutWarnings() (all []string) {
-	for _, listen := range l.config.Listen {
+func (p *Plan) timeoutWarnings() (all []string) {
+	for _, listen := range p.Config.Listen {
 		tcp := slices.ContainsFunc(listen.Addresses, func(a config.Address) bool { return a.Protocol == shaper.TCP })
 		if !tcp || listen.TCPIdleTimeout > 0 || listen.FirstByteTimeout > 0 {
 			continue
 		}
 		caps := ""
-		for _, limit := range l.config.Limits {
+		for _, limit := range p.Config.Limits {
 			m := &limit.Match
 			if limit.MaxConnections > 0 && !limit.InPacketPlane() && m.Protocol != shaper.UDP && (len(m.Listen) == 0 || slices.Contains(m.Listen, listen.Name)) {
 				caps = fmt.Sprintf("limit %q caps connections", limit.Name)
@@ -78,23 +78,23 @@ func (l *loadedConfig) timeoutWarnings() (all []string) {
 	return all
 }
 
-// hostWarnings describes what keeps this host from running the configuration as intended.
-func (l *loadedConfig) hostWarnings() (all []string) {
-	if l.hasShaping() {
+// HostWarnings describes what keeps this host from running the configuration as intended.
+func (p *Plan) HostWarnings() (all []string) {
+	if p.Shapes() {
 		if err := bpf.ProbeShape(); err != nil {
 			all = append(all, fmt.Sprintf("\"run\" would fail on this host: %v", err))
 		}
 	}
 	// Without the privileges to look there is no warning: any user can check a configuration.
-	foreign, _ := bpf.FindForeign(l.config.Daemon.PinPath, l.config.Attach)
+	foreign, _ := bpf.FindForeign(p.Config.Daemon.PinPath, p.Config.Attach)
 	for _, f := range foreign {
-		all = append(all, foreignWarning(f)+": "+f.Fix)
+		all = append(all, ForeignWarning(f)+": "+f.Fix)
 	}
-	return append(all, l.missingInterfaces()...)
+	return append(all, p.MissingInterfaces()...)
 }
 
-// foreignWarning describes another program on an interface of an attachment, and its effect.
-func foreignWarning(f bpf.Foreign) string {
+// ForeignWarning describes another program on an interface of an attachment, and its effect.
+func ForeignWarning(f bpf.Foreign) string {
 	at := fmt.Sprintf("attachment %q: at %s, %s", f.Attachment, f.Interface, f.Direction)
 	if f.Refuses {
 		return fmt.Sprintf("%s, there is %s: \"run\" does not attach next to it", at, f.What)
@@ -102,9 +102,9 @@ func foreignWarning(f bpf.Foreign) string {
 	return fmt.Sprintf("%s, packets pass %s before the limits, which do not see what it drops or redirects, and see what it rewrites as rewritten", at, f.What)
 }
 
-// missingInterfaces returns a warning for each named interface that does not exist.
-func (l *loadedConfig) missingInterfaces() (all []string) {
-	for _, a := range l.config.Attach {
+// MissingInterfaces returns a warning for each named interface that does not exist.
+func (p *Plan) MissingInterfaces() (all []string) {
+	for _, a := range p.Config.Attach {
 		for _, name := range a.Interfaces {
 			if strings.ContainsAny(name, `*?[\`) {
 				continue

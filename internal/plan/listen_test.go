@@ -1,6 +1,7 @@
-package main
+package plan
 
 import (
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -8,7 +9,8 @@ import (
 )
 
 func TestTCPListeners(t *testing.T) {
-	l, err := load(writeConfig(t, filepath.Join(t.TempDir(), "shaperd.toml"), `
+	path := filepath.Join(t.TempDir(), "shaperd.toml")
+	if err := os.WriteFile(path, []byte(`
 [[listen]]
 name = "a"
 address = ["tcp://0.0.0.0:80", "udp://0.0.0.0:53"]
@@ -22,13 +24,16 @@ downstream = ["192.0.2.1"]
 [[limit]]
 name = "l"
 rate = "1MB/s"
-`))
+`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	p, err := Load(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := []string{"0.0.0.0:80", "[::]:8000", "[::]:8001"}
 	var got []string
-	for _, at := range l.tcpListeners() {
+	for _, at := range p.TCPListeners() {
 		got = append(got, at.String())
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

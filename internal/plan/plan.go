@@ -1,0 +1,84 @@
+// Package plan loads a configuration with what it refers to, and compiles it: files become listeners,
+// attachments and a policy. It knows no traffic and no daemon, so that a configuration is checked as it
+// would run. Several goroutines may read a [Plan].
+package plan
+
+import (
+	"errors"
+	"slices"
+
+	"shaperd.dev/shaperd/bpf"
+	"shaperd.dev/shaperd/conn"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/asn"
+	"shaperd.dev/shaperd/shaper/config"
+)
+
+// Plan is a configuration with everything that it refers to.
+type Plan struct {
+	Config  *config.Config
+	Listens []conn.Listen // of Config, with ranges of ports expanded
+
+	files   *config.Files
+	old     []string       // paths of saved overrides with keys of an earlier version
+	asns    *asn.Table     // nil when the configuration names no files
+	blocks  []shaper.Limit // limits that implement the blocks of operators
+	observe bool           // all limits of config only observe
+}
+
+func newPlan(files *config.Files, c *config.Config) *Plan {
+	return &Plan{files: files, Config: c, Listens: connListeners(c), observe: c.Daemon.Observe}
+}
+
+// With returns p with the overrides of texts, the limits of blocks, and, with bypass, with
+// limits that only observe. It does not read files again.
+func (p *Plan) With(texts []config.Text, blocks []shaper.Limit, bypass bool) (*Plan, error) {
+	c, err := p.files.Load(texts...)
+	if err != nil {
+		return nil, err
+	}
+	changed := newPlan(p.files, c)
+	changed.old = p.old
+	changed.asns, changed.blocks = p.asns, blocks
+	changed.observe = changed.observe || bypass
+	return changed, nil
+}
+
+// Compile builds the policy of p for s.
+func (p *Plan) Compile(s *shaper.Shaper) (*shaper.Policy, error) {
+	policy, err := s.Compile(slices.Concat(p.Config.Limits, p.blocks), p.Config.Listeners(), p.Config.Attach, p.asns, p.observe)
+	var at *shaper.LimitError
+	if errors.As(err, &at) {
+		return nil, p.Config.Error(at.Limit, at.Key, at.Msg)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return policy, p.checkQueues(policy)
+}
+
+// Shapes reports whether any attachment shapes.
+func (p *Plan) Shapes() bool {
+	return slices.ContainsFunc(p.Config.Attach, func(a shaper.Attachment) bool { return a.Shapes() })
+}
+
+// checkQueues returns an error when the queue of an attachment is too small for a limit of policy.
+func (p *Plan) checkQueues(policy *shaper.Policy) error {
+	for i := range policy.Len() {
+		limit := policy.Limit(i)
+		if limit.Block {
+			continue
+		}
+		for j := range p.Config.Attach {
+			a := &p.Config.Attach[j]
+			if !slices.Contains(limit.Match.Attach, a.Name) {
+				continue
+			}
+			if err := bpf.CheckQueue(a, policy.Shape(i)); err != nil {
+				at := slices.IndexFunc(p.Config.Limits, func(o shaper.Limit) bool { return o.Name == limit.Name })
+				return p.Config.Error(at, "max_delay", "max_delay: "+err.Error())
+			}
+		}
+	}
+	return nil
+}
