@@ -1,3 +1,5 @@
+// Owner: Plane.mu. The programs change calendars at the same time.
+
 package bpf
 
 import (

@@ -1,3 +1,5 @@
+// Owner: the caller of Prepare, with Plane.changeMu until Commit or Cancel.
+
 package bpf
 
 import (

@@ -1,3 +1,5 @@
+// Owner: Plane.mu.
+
 package bpf
 
 import (

@@ -75,7 +75,8 @@ func openPlane(t *testing.T) *testPlane {
 func (p *testPlane) open() {
 	p.t.Helper()
 	p.shaper, p.clock = shaper.New(1024), pacer.NewClock()
-	plane, err := Open(p.shaper, p.clock, p.pins, p.keys, slog.New(slog.NewTextHandler(io.MultiWriter(p.t.Output(), &p.logged), nil)))
+	log := slog.New(slog.NewTextHandler(io.MultiWriter(p.t.Output(), &p.logged), nil))
+	plane, err := Open(Options{Shaper: p.shaper, Clock: p.clock, PinPath: p.pins, Keys: p.keys, Log: log})
 	if err != nil {
 		p.t.Fatal(err)
 	}

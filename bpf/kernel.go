@@ -1,3 +1,5 @@
+// Owner: Plane.mu. Heartbeats and marks of sockets need none; load needs Plane.changeMu alone.
+
 package bpf
 
 import (

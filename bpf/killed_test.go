@@ -234,7 +234,7 @@ func TestPlane_OverlappingAttachments(t *testing.T) {
 
 // tryOpen opens a plane with the pins of p, and releases it.
 func tryOpen(p *testPlane) error {
-	second, err := Open(shaper.New(1024), pacer.NewClock(), p.pins, p.keys, slog.New(slog.DiscardHandler))
+	second, err := Open(Options{Shaper: shaper.New(1024), Clock: pacer.NewClock(), PinPath: p.pins, Keys: p.keys, Log: slog.New(slog.DiscardHandler)})
 	if err == nil {
 		second.Release()
 	}

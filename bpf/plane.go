@@ -27,7 +27,7 @@ import (
 )
 
 // Plane is the packet plane of a daemon. Its methods may be called from several
-// goroutines.
+// goroutines. The first line of a file names the lock that guards its types.
 type Plane struct {
 	log     *slog.Logger
 	shaper  *shaper.Shaper
@@ -59,16 +59,32 @@ type Plane struct {
 	done                       sync.WaitGroup
 }
 
-// Open opens the plane whose programs and maps are pinned in the directory pins, or
-// creates one, with buckets for the given number of keys. Programs that an earlier daemon
-// left attached stay unchanged until the first Commit. Open fails while another plane is open
-// there, and when attachments there belong to another network namespace. The rankings of s use
-// clock, as all their other writers do.
-func Open(s *shaper.Shaper, clock *pacer.Clock, pins string, keys int, log *slog.Logger) (_ *Plane, err error) {
+// Options are what a plane needs from the daemon.
+type Options struct {
+	// Shaper has the limits' states and rankings, which the plane adds its counts to.
+	Shaper *shaper.Shaper
+
+	// Clock gives the time for the rankings, as to all their other writers.
+	Clock *pacer.Clock
+
+	// PinPath is a directory on a bpf file system, for maps and links.
+	PinPath string
+
+	// Keys is the number of keys that buckets are for. Maps for another number are other maps.
+	Keys int
+
+	// Log takes the plane's events and faults.
+	Log *slog.Logger
+}
+
+// Open opens the plane whose programs and maps are pinned, or creates one. Programs that an earlier
+// daemon left attached stay unchanged until the first Commit. Open fails while another plane is open
+// there, and when attachments there belong to another network namespace.
+func Open(o Options) (_ *Plane, err error) {
 	if err := checkCapabilities(); err != nil {
 		return nil, err
 	}
-	pinLock, err := lockPins(pins)
+	pinLock, err := lockPins(o.PinPath)
 	if err != nil {
 		return nil, err
 	}
@@ -77,12 +93,26 @@ func Open(s *shaper.Shaper, clock *pacer.Clock, pins string, keys int, log *slog
 			pinLock.Close()
 		}
 	}()
-	k, err := openKernel(pins, keys)
+	k, err := openKernel(o.PinPath, o.Keys)
 	if err != nil {
 		return nil, err
 	}
+	defer func() {
+		if err != nil {
+			k.close()
+		}
+	}()
+	sampler, err := newSampler(k)
+	if err != nil {
+		return nil, explainPermission(err)
+	}
+	defer func() {
+		if err != nil {
+			sampler.close()
+		}
+	}()
 	p := &Plane{
-		log: log, shaper: s, clock: clock, dir: pinDir(pins, keys), pinLock: pinLock, kernel: k,
+		log: o.Log, shaper: o.Shaper, clock: o.Clock, dir: pinDir(o.PinPath, o.Keys), pinLock: pinLock, kernel: k, sampler: sampler,
 		points: map[attach.Point]*point{}, faults: map[string]string{}, lastCounters: lastCounters{}, alarms: map[string]*capacityAlarm{},
 		programs: programCache{},
 		quit:     make(chan struct{}),
@@ -91,30 +121,30 @@ func Open(s *shaper.Shaper, clock *pacer.Clock, pins string, keys int, log *slog
 		close(p.quit)
 		p.done.Wait()
 	})
-	if p.sampler, err = newSampler(k); err != nil {
-		k.close()
-		return nil, explainPermission(err)
-	}
 	if err := os.MkdirAll(filepath.Join(p.dir, "links"), 0o700); err != nil {
-		p.sampler.close()
-		k.close()
 		return nil, fmt.Errorf("[daemon] pin_path: %w", err)
 	}
 	p.lastCounters.start(k)
-	p.takeOverPoints(p.dir, k.Points)
+	if err := p.takeOver(); err != nil {
+		return nil, explainPermission(err)
+	}
+	return p, nil
+}
+
+// takeOver adopts what earlier daemons left, with maps of this version and size or of others.
+func (p *Plane) takeOver() error {
+	p.takeOverPoints(p.dir, p.kernel.Points)
 	for _, other := range p.otherPinDirs() {
 		r, err := openRegistryInNetwork(other)
 		if err != nil {
-			p.sampler.close()
-			k.close()
-			return nil, explainPermission(err)
+			return err
 		}
 		p.takeOverPoints(other, r.Points)
-		k.Queues = append(k.Queues, r.Queues...)
-		k.Clsacts = append(k.Clsacts, r.Clsacts...)
+		p.kernel.Queues = append(p.kernel.Queues, r.Queues...)
+		p.kernel.Clsacts = append(p.kernel.Clsacts, r.Clsacts...)
 		_ = r.store.Close()
 	}
-	return p, nil
+	return nil
 }
 
 // takeOverPoints adopts the points that are pinned in a directory.

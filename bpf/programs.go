@@ -1,3 +1,5 @@
+// Owner: Plane.changeMu.
+
 package bpf
 
 import (

@@ -1,3 +1,5 @@
+// Owner: Plane.mu. Changes of attachments need Plane.changeMu too, which suffices to read.
+
 package bpf
 
 import (

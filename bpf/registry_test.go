@@ -68,7 +68,7 @@ func TestRegistryFormat(t *testing.T) {
 	defer os.RemoveAll(p.pins)
 	want := dir + ` belongs to another version of shaperd: remove it with "shaperd detach" of that version, or remove the directory`
 	for _, keys := range []int{p.keys, 2 * p.keys} {
-		if _, err := Open(p.shaper, p.clock, p.pins, keys, nil); err == nil || err.Error() != want {
+		if _, err := Open(Options{Shaper: p.shaper, Clock: p.clock, PinPath: p.pins, Keys: keys}); err == nil || err.Error() != want {
 			t.Errorf("open for %d keys: %v, want %s", keys, err, want)
 		}
 	}

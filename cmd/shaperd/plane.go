@@ -96,7 +96,7 @@ func (p *packetPlane) prepare(l *plan.Plan, policy *shaper.Policy) (*planeChange
 		return c, nil
 	}
 	if p.plane == nil {
-		plane, err := bpf.Open(p.shaper, p.clock, pins, l.Config.Daemon.MaxBuckets, p.log)
+		plane, err := bpf.Open(bpf.Options{Shaper: p.shaper, Clock: p.clock, PinPath: pins, Keys: l.Config.Daemon.MaxBuckets, Log: p.log})
 		if err != nil {
 			return nil, err
 		}
