@@ -118,6 +118,25 @@ func (k *kernel) lookup(meter, hash uint64) (until *uint64, ok bool) {
 	return nil, false
 }
 
+// lookupOrInsert returns the drain time of the bucket of a meter and a hash, and inserts the bucket if
+// necessary. It returns nil if the table is full.
+func (k *kernel) lookupOrInsert(meter, hash uint64, now leaky.Time) *uint64 {
+	if until, ok := k.lookup(meter, hash); ok {
+		return until
+	}
+	for _, line := range probeLines(hash, uint64(len(k.buckets))) {
+		l := &k.buckets[line]
+		for i := range l.Tag {
+			tag := atomic.LoadUint64(&l.Tag[i])
+			if (tag == 0 || atomic.LoadUint64(&l.DrainedAt[i]) <= uint64(now)) &&
+				atomic.CompareAndSwapUint64(&l.Tag[i], tag, meter|hash&tagHash) {
+				return &l.DrainedAt[i]
+			}
+		}
+	}
+	return nil
+}
+
 // drainTime returns the drain time of the bucket of a meter and a hash, or that of a new bucket.
 func (k *kernel) drainTime(m *kernelMeter, hash uint64, now leaky.Time) leaky.Time {
 	if until, ok := k.lookup(m.Tag, hash); ok {

@@ -11,14 +11,6 @@ import (
 	"shaperd.dev/shaperd/shaper"
 )
 
-// numbers maps the names of limits and attachments to their numbers in the kernel. These
-// are stable over policies and restarts, as buckets and programs refer to them.
-type numbers struct {
-	limits      map[string]uint32 // below len(kernelPolicy.Limit) * 4
-	attachments map[string]uint32
-	moved       []uint32 // numbers of attachments that have none of their former interfaces
-}
-
 // image is a policy in the format of the programs.
 type image struct {
 	policy  kernelPolicy

@@ -3,12 +3,8 @@
 package bpf
 
 import (
-	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"reflect"
-	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -16,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/leaky"
-	"shaperd.dev/shaperd/shaper"
 )
 
 // kernel holds the maps that all programs share, with the policy in them.
@@ -33,15 +28,6 @@ type kernel struct {
 
 	closedRetention time.Duration       // minimum time for which a closed connection stays in the map, when that is crowded
 	excess, claims  map[slotWord]uint32 // found by the last reconcile
-}
-
-// abi is the version of the map layout. Maps of another version are not used.
-const abi = 8
-
-// pinDir returns the directory of maps for the given number of keys. Maps of another size are
-// other maps.
-func pinDir(pins string, keys int) string {
-	return filepath.Join(pins, fmt.Sprintf("v%d-%d", abi, keys))
 }
 
 // openKernel opens the maps pinned under pins, or creates them, with buckets for the given
@@ -141,179 +127,11 @@ func (k *kernel) close() {
 	_ = k.kernelMaps.Close()
 }
 
-// makePinDir creates a directory on a bpf file system.
-func makePinDir(dir string) error {
-	parent := dir
-	var fs unix.Statfs_t
-	for unix.Statfs(parent, &fs) != nil && parent != "/" {
-		parent = filepath.Dir(parent)
-	}
-	if fs.Type != unix.BPF_FS_MAGIC {
-		return fmt.Errorf("%s is not on a bpf file system: run \"mount -t bpf bpf /sys/fs/bpf\", or name a directory on one", dir)
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return explainPermission(err)
-	}
-	return nil
-}
-
 // bucketLines returns the number of lines for the buckets of the given number of keys: with
 // twice the slots, as in a half-full table fewer than one key in 100,000 finds no slot.
 func bucketLines(keys int) uint32 {
 	slots := len(kernelBucketLine{}.Tag)
 	return uint32(max(1, (2*keys+slots-1)/slots))
-}
-
-// swap activates a policy with one map update: each packet meets either the old policy
-// or the new one. It returns when no packet meets the old one any more.
-func (k *kernel) swap(im *image, changes map[uint64][2]leaky.Rate, carries []migration, now func() leaky.Time) error {
-	tables, slot, err := k.freeSlot()
-	if err != nil {
-		return err
-	}
-	table := k.spec.Maps[kernelMapTables].InnerMap.Copy()
-	table.MaxEntries = uint32(len(im.lines))
-	lines, err := ebpf.NewMap(table)
-	if err != nil {
-		return fmt.Errorf("create table: %w", err)
-	}
-	defer lines.Close()
-	keys := make([]uint32, len(im.lines))
-	for i := range keys {
-		keys[i] = uint32(i)
-	}
-	if _, err := lines.BatchUpdate(keys, im.lines, nil); err != nil {
-		return fmt.Errorf("fill table: %w", err)
-	}
-	policy, err := ebpf.NewMap(k.spec.Maps[kernelMapPolicies].InnerMap.Copy())
-	if err != nil {
-		return fmt.Errorf("create policy: %w", err)
-	}
-	defer policy.Close()
-	im.policy.Table, im.policy.Generation = slot, k.Generation+1
-	if err := policy.Put(uint32(0), &im.policy); err != nil {
-		return fmt.Errorf("fill policy: %w", err)
-	}
-
-	info, err := policy.Info()
-	if err != nil {
-		return fmt.Errorf("policy: %w", err)
-	}
-	id, _ := info.ID()
-	tables[uint32(id)] = slot
-	k.registry.Tables = tables
-	k.Generation++
-	if err := k.save(); err != nil {
-		return err
-	}
-	if err := k.kernelMaps.Tables.Put(slot, lines); err != nil {
-		return fmt.Errorf("add table: %w", err)
-	}
-	// Just before the swap: charges after it are at the new rate.
-	if len(changes) > 0 {
-		k.rescale(changes, now)
-	}
-	for i := range carries {
-		k.migrate(&carries[i], now())
-	}
-	if err := k.Policies.Put(uint32(0), policy); err != nil {
-		for meter, c := range changes {
-			changes[meter] = [2]leaky.Rate{c[1], c[0]}
-		}
-		if len(changes) > 0 {
-			k.rescale(changes, now)
-		}
-		return fmt.Errorf("swap policy: %w", err)
-	}
-	for i := range carries {
-		k.finishMigration(&carries[i])
-	}
-	k.resetMeasurements() // programs that have just refunded a charge end before the old table is deleted
-	for other := range k.kernelMaps.Tables.MaxEntries() {
-		if other != slot {
-			_ = k.kernelMaps.Tables.Delete(other) // otherwise it only costs memory
-		}
-	}
-	return nil
-}
-
-// freeSlot returns a free slot of the tables, and the slot of the current policy by the ID of
-// its map. Only the map of policies tells which one is current: a daemon may have been killed
-// before a swap, or after it.
-func (k *kernel) freeSlot() (current map[uint32]uint32, free uint32, err error) {
-	current = map[uint32]uint32{}
-	var id uint32
-	err = k.Policies.Lookup(uint32(0), &id)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return current, 0, nil
-	}
-	if err != nil {
-		return nil, 0, fmt.Errorf("current policy: %w", err)
-	}
-	slot := k.registry.Tables[id]
-	current[id] = slot
-	return current, (slot + 1) % k.kernelMaps.Tables.MaxEntries(), nil
-}
-
-// rescale keeps the backlog of each bucket, in units, when the rates of meters change from
-// the first to the second of a pair. Packets may be charged meanwhile, so the time is read
-// again for each bucket with a backlog: walking the table may take longer than any backlog.
-func (k *kernel) rescale(meters map[uint64][2]leaky.Rate, now func() leaky.Time) {
-	begun := now()
-	for i := range k.buckets {
-		for j := range k.buckets[i].Tag {
-			change, ok := meters[meterOf(atomic.LoadUint64(&k.buckets[i].Tag[j]))]
-			if !ok {
-				continue
-			}
-			for {
-				until := atomic.LoadUint64(&k.buckets[i].DrainedAt[j])
-				if leaky.Time(until) <= begun {
-					break
-				}
-				now := now()
-				backlog := leaky.Time(until).Sub(now)
-				if backlog == 0 || atomic.CompareAndSwapUint64(&k.buckets[i].DrainedAt[j], until,
-					uint64(now.Add(change[0].Rescale(backlog, change[1])))) {
-					break
-				}
-			}
-		}
-	}
-}
-
-// setReplySeen sets whether a responder has replied at an attachment.
-func (k *kernel) setReplySeen(attachment uint32, seen bool) error {
-	return k.ReplySeen.Put(attachment, u32(seen))
-}
-
-// installPolicy activates p and rescales the buckets of changed rates. The caller saves the registry.
-func (k *kernel) installPolicy(p *shaper.Policy, n numbers, now func() leaky.Time) error {
-	changes := map[uint64][2]leaky.Rate{}
-	for i := range p.Len() {
-		l := p.Limit(i)
-		known := k.Limits[l.Name]
-		if known == nil {
-			continue
-		}
-		was, is := known.Rates.meters(), ratesOf(l).meters()
-		for j := range is {
-			if was[j] != is[j] {
-				changes[meterNumber(known.Number, j)] = [2]leaky.Rate{was[j], is[j]}
-			}
-		}
-	}
-	im := newImage(p, n, k.Hashes, k.Buckets.MaxEntries())
-	if err := k.swap(im, changes, k.migrations(p, im), now); err != nil {
-		return err
-	}
-	for _, attachment := range n.moved { // learned at its former interfaces, or by an earlier attachment with this number
-		if err := k.setReplySeen(attachment, false); err != nil {
-			return err
-		}
-	}
-	k.recordPolicy(n, p)
-	return nil
 }
 
 // heartbeat tells the programs that a daemon runs.

@@ -9,14 +9,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/bpf/internal/attach"
 	"shaperd.dev/shaperd/leaky"
@@ -40,10 +37,6 @@ type registry struct {
 
 	store *ebpf.Map
 }
-
-// network is a network namespace. The cookie is unique since boot; the number, which tools
-// show, may be reused.
-type network struct{ Cookie, Number uint64 }
 
 // knownLimit is the registry entry of a limit of a current or former policy.
 type knownLimit struct {
@@ -110,47 +103,6 @@ func openRegistry(dir string) (*registry, error) {
 		r.Hashes[i] = [2]uint64{binary.NativeEndian.Uint64(random[16*i:]), binary.NativeEndian.Uint64(random[16*i+8:])}
 	}
 	return r, r.save()
-}
-
-// openRegistryInNetwork is openRegistry with a check that the interfaces belong to this network namespace:
-// in another one their indexes mean other interfaces.
-func openRegistryInNetwork(dir string) (*registry, error) {
-	r, err := openRegistry(dir)
-	here := currentNetwork()
-	if err != nil || r.Network.Cookie == here.Cookie {
-		return r, err
-	}
-	if !r.interfacesGone(dir) {
-		r.store.Close()
-		pins, number := filepath.Dir(dir), r.Network.Number
-		return nil, fmt.Errorf("%s belongs to interfaces in another network namespace, number %d, which may still exist: \"lsns %d\" lists its processes, "+
-			"and \"nsenter --net --target PID shaperd detach --pin-path %s\" detaches them; if it shows no process, run \"rm -r %s\"; "+
-			"or set [daemon] pin_path to another directory", dir, number, number, pins, pins)
-	}
-	_ = os.RemoveAll(filepath.Join(dir, "links"))
-	_ = os.Mkdir(filepath.Join(dir, "links"), 0o700)
-	r.Points, r.Queues, r.Clsacts, r.Network = nil, nil, nil, here
-	return r, r.save()
-}
-
-// interfacesGone reports whether all interfaces of r, which is pinned in dir, no longer exist: the
-// kernel ends the links of an interface when it is removed, as with its network namespace.
-// Without links that is unknown, and the result is false.
-func (r *registry) interfacesGone(dir string) bool {
-	removed := map[int]bool{}
-	for _, s := range r.Points {
-		pins := []string{s.pin(dir) + repliesPin}
-		if !s.usesIFB() { // else the link is at the IFB
-			pins = append(pins, s.pin(dir))
-		}
-		for _, pin := range pins {
-			removed[s.Ifindex] = removed[s.Ifindex] || attach.InterfaceGone(pin)
-		}
-	}
-	left := func(ifindex int) bool { return !removed[ifindex] }
-	return !slices.ContainsFunc(r.Points, func(s savedPoint) bool { return left(s.Ifindex) }) &&
-		!slices.ContainsFunc(r.Queues, func(q savedQueue) bool { return left(q.Ifindex) }) &&
-		!slices.ContainsFunc(r.Clsacts, left)
 }
 
 func (r *registry) save() error {
@@ -251,115 +203,4 @@ func (q *savedQueue) remove() error {
 		return err
 	}
 	return attach.RestoreQueue(l, q.Former)
-}
-
-// Sizes of the programs' tables.
-const (
-	maxLimits      = uint32(len(kernelMonitorOwners{}.Owner))
-	maxAttachments = uint32(len(kernelPolicy{}.Attachment))
-)
-
-// assignNumbers assigns numbers to the limits and attachments of a policy. Those of an earlier
-// policy keep theirs until the numbers run out. An attachment takes over the number of its
-// former name, if there is one.
-func (r *registry) assignNumbers(p *shaper.Policy, attachments []shaper.Attachment, former map[string]string) (numbers, error) {
-	n := numbers{limits: map[string]uint32{}, attachments: map[string]uint32{}}
-	for i := range p.Len() {
-		name := p.Limit(i).Name
-		if known := r.Limits[name]; known != nil {
-			n.limits[name] = known.Number
-		}
-	}
-	taken := map[uint32]string{}
-	for name, known := range r.Limits {
-		taken[known.Number] = name
-	}
-	for i := range p.Len() {
-		name := p.Limit(i).Name
-		if _, ok := n.limits[name]; ok {
-			continue
-		}
-		number, ok := freeNumber(maxLimits, taken, n.limits)
-		if !ok {
-			return n, fmt.Errorf("limit %q: out of limit numbers", name) // a policy has fewer
-		}
-		n.limits[name] = number
-		taken[number] = name
-	}
-	taken = map[uint32]string{}
-	for name, number := range r.Attachments {
-		taken[number] = name
-	}
-	for _, a := range attachments {
-		if number, ok := r.Attachments[a.Name]; ok && former[a.Name] == "" {
-			n.attachments[a.Name] = number
-		}
-	}
-	for _, a := range attachments {
-		if _, ok := n.attachments[a.Name]; ok {
-			continue
-		}
-		number, ok := r.Attachments[former[a.Name]]
-		if !ok || taken[number] != former[a.Name] {
-			if number, ok = freeNumber(maxAttachments, taken, n.attachments); !ok {
-				return n, fmt.Errorf("attachment %q: too many attachments", a.Name)
-			}
-		}
-		n.attachments[a.Name] = number
-		taken[number] = a.Name
-	}
-	return n, nil
-}
-
-// freeNumber returns a free number, or else one whose name is no longer used.
-func freeNumber(limit uint32, taken map[uint32]string, used map[string]uint32) (uint32, bool) {
-	for number := range limit {
-		if _, ok := taken[number]; !ok {
-			return number, true
-		}
-	}
-	for number := range limit {
-		if _, ok := used[taken[number]]; !ok {
-			return number, true
-		}
-	}
-	return 0, false
-}
-
-// recordPolicy records the current policy.
-func (r *registry) recordPolicy(n numbers, p *shaper.Policy) {
-	for name, known := range r.Limits {
-		for other, number := range n.limits {
-			if number == known.Number && other != name {
-				delete(r.Limits, name)
-			}
-		}
-	}
-	for i := range p.Len() {
-		l := p.Limit(i)
-		r.Limits[l.Name] = &knownLimit{Number: n.limits[l.Name], Rates: ratesOf(l), Slotted: slotShiftsOf(p, i)}
-	}
-	for name, number := range r.Attachments {
-		for other, taken := range n.attachments {
-			if number == taken && other != name {
-				delete(r.Attachments, name)
-			}
-		}
-	}
-	for name, number := range n.attachments {
-		r.Attachments[name] = number
-	}
-}
-
-// currentNetwork returns the network namespace of this thread.
-func currentNetwork() (n network) {
-	var s unix.Stat_t
-	if err := unix.Stat("/proc/thread-self/ns/net", &s); err == nil {
-		n.Number = s.Ino
-	}
-	if fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err == nil {
-		n.Cookie, _ = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-		unix.Close(fd)
-	}
-	return n
 }
