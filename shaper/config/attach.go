@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"shaperd.dev/shaperd/shaper"
 )
@@ -20,26 +19,16 @@ type locatedInterface struct {
 }
 
 func (l *loader) attach(t table) {
-	attach := shaper.Attachment{Name: name(t), Queue: 100_000, IdleTimeout: time.Hour}
-	interfaces := list(t, "interface", parseInterface)
-	attach.Interfaces = values(interfaces)
-	t.notEmpty("interface")
-	enumValue(t, "direction", &attach.Direction)
-	enumValue(t, "mode", &attach.Mode)
-	t.boolean("observe", &attach.Observe)
-	enumValue(t, "hook", &attach.Hook)
-	enumValue(t, "on_stop", &attach.OnStop)
-	t.integer("queue", &attach.Queue)
-	t.duration("tcp_idle_timeout", &attach.IdleTimeout)
-
-	t.requireForEffect(attach.Shapes(), `mode "shape" and observe = false`, "queue")
+	attach := l.newAttach
+	elems := t.decode(&attach)
+	t.checkNeeds(&attach)
 	switch {
 	case attach.Hook == shaper.HookXDP && attach.Direction != shaper.Ingress:
 		t.errorf("hook", `"xdp" is for ingress alone: write direction = "ingress", or remove hook`)
 	case attach.Hook == shaper.HookXDP && attach.Shapes():
 		t.errorf("hook", `"xdp" cannot hold packets: write mode = "police" or observe = true, or remove hook`)
 	}
-	for _, i := range interfaces {
+	for _, i := range located(attach.Interfaces, elems["interface"]) {
 		l.interfaces = append(l.interfaces, locatedInterface{i.value, attach.Direction, i.at})
 	}
 	l.c.Attach = append(l.c.Attach, attach)
@@ -62,15 +51,15 @@ func parseInterface(s string) (string, error) {
 }
 
 // parsePins parses the path of a directory.
-func parsePins(s string) (string, error) {
+func parsePins(s string, _ any) (any, error) {
 	if !filepath.IsAbs(s) || strings.ContainsRune(s, 0) {
-		return "", fmt.Errorf("%s is not an absolute path such as \"/sys/fs/bpf/shaperd\"", quote(s))
+		return nil, fmt.Errorf("%s is not an absolute path such as \"/sys/fs/bpf/shaperd\"", quote(s))
 	}
 	return filepath.Clean(s), nil
 }
 
 // checkListenerLimit reports keys and values that only limits at attachments support.
-func checkListenerLimit(t table, limit shaper.Limit) {
+func checkListenerLimit(t table, limit *shaper.Limit) {
 	const instead = "name attachments in match.attach"
 	match := t.at.child("match")
 	if len(limit.Match.Destination) > 0 {
@@ -88,17 +77,15 @@ func checkListenerLimit(t table, limit shaper.Limit) {
 	case !udp && limit.RefuseWith == shaper.RefuseDrop:
 		t.errorf("refuse_with", "\"drop\" is unsupported for TCP at listeners, which have accepted the connection already; use \"reset\" or \"close\", match protocol \"udp\", or %s", instead)
 	}
-	t.requireForEffect(false, "match.attach", "ecn_mark")
 }
 
 // isUDPOnly reports whether a limit at listeners matches UDP alone.
-func isUDPOnly(limit shaper.Limit) bool {
+func isUDPOnly(limit *shaper.Limit) bool {
 	return limit.Match.Protocol == shaper.UDP && !limit.InPacketPlane()
 }
 
 // checkAttachmentLimit reports keys and values that limits at attachments do not support.
-// counts reports whether the limit counts connections.
-func checkAttachmentLimit(t table, limit shaper.Limit, counts bool) {
+func checkAttachmentLimit(t table, limit *shaper.Limit) {
 	m, match := limit.Match, t.at.child("match")
 	if len(m.Listen) > 0 {
 		t.add(match.child("attach"), "attach: unsupported together with listen, as a bucket is in one plane: make it two limits")
@@ -113,26 +100,12 @@ func checkAttachmentLimit(t table, limit shaper.Limit, counts bool) {
 			}
 		}
 	}
-	if limit.Direction != shaper.ToDownstream {
-		t.errorf("direction", "unsupported at attachments, which have one direction: add an [[attach]] with direction = \"ingress\"")
-	}
 	if limit.Key&shaper.KeyListen != 0 {
 		t.errorf("key", "\"listen\" is unsupported at attachments: use \"attach\"")
 	}
 	if limit.RefuseWith != shaper.RefuseReset && limit.RefuseWith != shaper.RefuseDrop {
 		t.errorf("refuse_with", "%q is unsupported at attachments: use \"reset\" or \"drop\"", limit.RefuseWith)
 	}
-	if t.has("scheduling") {
-		t.errorf("scheduling", "unsupported at attachments, where packets of a bucket leave in order of arrival")
-	}
-	if counts {
-		const reason = "at attachments no connection waits for a slot"
-		t.requireForEffect(t.has("new_connections"), "new_connections: "+reason, "queue_timeout")
-		if t.has("max_queue") {
-			t.errorf("max_queue", "has no effect: "+reason)
-		}
-	}
-	t.requireForEffect(limit.Rate > 0 || limit.Packets.N > 0, "rate or packets", "ecn_mark")
 }
 
 // checkAttach reports mistakes between attachments.

@@ -1,343 +1,165 @@
 package config
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
-	"strings"
+	"reflect"
+	"slices"
+	"strconv"
 	"time"
 
 	"shaperd.dev/shaperd/shaper"
 )
 
-// canonical is a configuration with all defaults, and all values in canonical spelling,
-// without unused keys of limits.
-type canonical struct {
-	Daemon      canonicalDaemon       `json:"daemon"`
-	Transparent *canonicalTransparent `json:"transparent,omitempty"`
-	ASN         canonicalASN          `json:"asn"`
-	Listen      []canonicalListen     `json:"listen"`
-	Attach      []canonicalAttach     `json:"attach"`
-	Limit       []canonicalLimit      `json:"limit"`
-}
-
-type canonicalDaemon struct {
-	Observe    bool   `json:"observe"`
-	Metrics    string `json:"metrics"`
-	Dashboard  string `json:"dashboard"`
-	MaxBuckets int    `json:"max_buckets"`
-	PinPath    string `json:"pin_path,omitempty"`
-}
-
-type canonicalTransparent struct {
-	Rules string `json:"rules"`
-	Mark  int    `json:"mark"`
-}
-
-type canonicalASN struct {
-	Files []string `json:"files"`
-}
-
-type canonicalListen struct {
-	Name              string                `json:"name"`
-	Address           []string              `json:"address"`
-	Downstream        []canonicalDownstream `json:"downstream"`
-	AcceptProxyFrom   []string              `json:"accept_proxy_from,omitempty"`
-	SendProxy         string                `json:"send_proxy,omitempty"`
-	Transparent       bool                  `json:"transparent,omitempty"`
-	AccessLog         bool                  `json:"access_log,omitempty"`
-	Balance           string                `json:"balance,omitempty"`
-	SlowStart         *canonicalTime        `json:"slow_start,omitempty"`
-	Check             *canonicalCheck       `json:"check,omitempty"`
-	Eject             *canonicalEject       `json:"eject,omitempty"`
-	ConnectTimeout    *canonicalTime        `json:"connect_timeout,omitempty"`
-	FirstByteTimeout  *canonicalTime        `json:"first_byte_timeout,omitempty"`
-	TCPIdleTimeout    *canonicalTime        `json:"tcp_idle_timeout,omitempty"`
-	HalfCloseTimeout  *canonicalTime        `json:"half_close_timeout,omitempty"`
-	MaxLifetime       *canonicalTime        `json:"max_lifetime,omitempty"`
-	MinThroughput     *canonicalRate        `json:"min_throughput,omitempty"`
-	UDPIdleTimeout    *canonicalTime        `json:"udp_idle_timeout,omitempty"`
-	MaxFlows          int                   `json:"max_flows,omitempty"`
-	MaxFlowsPerSource int                   `json:"max_flows_per_source,omitempty"`
-	Amplification     *int                  `json:"amplification,omitempty"`
-}
-
-type canonicalAttach struct {
-	Name           string         `json:"name"`
-	Interface      []string       `json:"interface"`
-	Direction      string         `json:"direction"`
-	Mode           string         `json:"mode"`
-	Observe        bool           `json:"observe"`
-	Hook           string         `json:"hook"`
-	OnStop         string         `json:"on_stop"`
-	Queue          int            `json:"queue,omitempty"`
-	TCPIdleTimeout *canonicalTime `json:"tcp_idle_timeout,omitempty"`
-}
-
-type canonicalLimit struct {
-	Name           string              `json:"name"`
-	Observe        bool                `json:"observe"`
-	Match          canonicalMatch      `json:"match"`
-	Key            []string            `json:"key"`
-	IPv4Prefix     int                 `json:"ipv4_prefix,omitempty"`
-	IPv6Prefix     int                 `json:"ipv6_prefix,omitempty"`
-	Direction      string              `json:"direction,omitempty"`
-	Rate           *canonicalRate      `json:"rate,omitempty"`
-	Burst          *canonicalSize      `json:"burst,omitempty"`
-	Packets        *canonicalFrequency `json:"packets,omitempty"`
-	BurstPackets   *uint64             `json:"burst_packets,omitempty"`
-	Overhead       *canonicalSize      `json:"overhead,omitempty"`
-	MaxDelay       *canonicalTime      `json:"max_delay,omitempty"`
-	Scheduling     string              `json:"scheduling,omitempty"`
-	ECNMark        *canonicalPercent   `json:"ecn_mark,omitempty"`
-	MaxConnections int                 `json:"max_connections,omitempty"`
-	NewConnections *canonicalFrequency `json:"new_connections,omitempty"`
-	QueueTimeout   *canonicalTime      `json:"queue_timeout,omitempty"`
-	MaxQueue       *int                `json:"max_queue,omitempty"`
-	Block          bool                `json:"block,omitempty"`
-	RefuseWith     string              `json:"refuse_with,omitempty"`
-	Reply          string              `json:"reply,omitempty"`
-}
-
-type canonicalMatch struct {
-	Listen      []string `json:"listen,omitempty"`
-	Attach      []string `json:"attach,omitempty"`
-	Protocol    string   `json:"protocol,omitempty"`
-	Source      []string `json:"source,omitempty"`
-	Destination []string `json:"destination,omitempty"`
-	ASN         []uint32 `json:"asn,omitempty"`
-	Port        []string `json:"port,omitempty"`
-}
-
-type canonicalRate struct {
-	Text           string  `json:"text"`
-	BitsPerSecond  uint64  `json:"bits_per_second"`
-	BytesPerSecond float64 `json:"bytes_per_second"` // exact: an eighth of an integer below 2^53
-}
-
-type canonicalSize struct {
-	Text  string `json:"text"`
-	Bytes uint64 `json:"bytes"`
-}
-
-type canonicalTime struct {
-	Text    string  `json:"text"`
-	Seconds float64 `json:"seconds"`
-}
-
-type canonicalDownstream struct {
-	text           string
-	Address        string `json:"address"`
-	Weight         int    `json:"weight"`
-	MaxConnections int    `json:"max_connections,omitempty"`
-}
-
-type canonicalCheck struct {
-	Interval canonicalTime `json:"interval"`
-	Timeout  canonicalTime `json:"timeout"`
-	Rise     int           `json:"rise"`
-	Fall     int           `json:"fall"`
-}
-
-type canonicalEject struct {
-	After int           `json:"after"`
-	For   canonicalTime `json:"for"`
-}
-
-func (d canonicalDownstream) String() string { return d.text }
-
-func (c *canonicalCheck) String() string {
-	return fmt.Sprintf("every %s, given up after %s; up after %d, down after %d", c.Interval.Text, c.Timeout.Text, c.Rise, c.Fall)
-}
-
-func (e *canonicalEject) String() string {
-	return fmt.Sprintf("after %d failed dials, for %s", e.After, e.For.Text)
-}
-
-type canonicalPercent struct {
-	Text    string `json:"text"`
-	Percent int    `json:"percent"`
-}
-
-type canonicalFrequency struct {
-	Text    string  `json:"text"`
-	Count   uint64  `json:"count"`
-	Seconds float64 `json:"seconds"` // period in which Count events may occur
-}
-
-func (v *canonicalRate) String() string      { return v.Text }
-func (v *canonicalSize) String() string      { return v.Text }
-func (v *canonicalTime) String() string      { return v.Text }
-func (v *canonicalPercent) String() string   { return v.Text }
-func (v *canonicalFrequency) String() string { return v.Text }
-
 // Canonical returns c for encoding/json: with all defaults, all values in canonical
-// spelling, and quantities also as numbers.
-func (c *Config) Canonical() any { return c.canonical() }
+// spelling, without keys that have no effect, and quantities also as numbers.
+func (c *Config) Canonical() any { return fileKeys.canonical(c, c) }
 
-func (c *Config) canonical() canonical {
-	v := canonical{
-		Daemon: canonicalDaemon{Observe: c.Daemon.Observe, Metrics: c.Daemon.Metrics, Dashboard: c.Daemon.Dashboard, MaxBuckets: c.Daemon.MaxBuckets},
-		ASN:    canonicalASN{append([]string{}, c.ASN.Files...)},
-		Listen: []canonicalListen{},
-		Attach: []canonicalAttach{},
-		Limit:  []canonicalLimit{},
-	}
-	listeners := c.Listeners()
-	for i, l := range c.Listen {
-		w := canonicalListen{Name: l.Name, Address: stringsOf(l.Addresses)}
-		for _, d := range l.Downstream {
-			w.Downstream = append(w.Downstream, canonicalDownstream{d.describe(), d.String(), d.Weight, d.MaxConnections})
-		}
-		w.AcceptProxyFrom = stringsOf(l.AcceptProxyFrom)
-		if l.SendProxy != NoProxy {
-			w.SendProxy = l.SendProxy.String()
-		}
-		if w.Transparent = l.Transparent; l.Transparent {
-			v.Transparent = &canonicalTransparent{c.Transparent.Rules.String(), c.Transparent.Mark}
-		}
-		w.AccessLog = l.AccessLog
-		if len(l.Downstream) > 1 {
-			w.Balance = l.Balance.String()
-			w.SlowStart = optionalDuration(l.SlowStart)
-			if l.EjectAfter > 0 {
-				w.Eject = &canonicalEject{l.EjectAfter, *canonicalDuration(l.EjectFor)}
-			}
-		}
-		if c := l.Check; c.Interval > 0 {
-			w.Check = &canonicalCheck{*canonicalDuration(c.Interval), *canonicalDuration(c.Timeout), c.Rise, c.Fall}
-		}
-		if listeners[i].TCP {
-			w.ConnectTimeout = canonicalDuration(l.ConnectTimeout)
-			w.FirstByteTimeout = optionalDuration(l.FirstByteTimeout)
-			w.TCPIdleTimeout = optionalDuration(l.TCPIdleTimeout)
-			w.HalfCloseTimeout = optionalDuration(l.HalfCloseTimeout)
-			w.MaxLifetime = optionalDuration(l.MaxLifetime)
-			if l.MinThroughput > 0 {
-				w.MinThroughput = canonicalRateOf(l.MinThroughput)
-			}
-		}
-		if listeners[i].UDP {
-			w.UDPIdleTimeout, w.MaxFlows = canonicalDuration(l.UDPIdleTimeout), l.MaxFlows
-			w.MaxFlowsPerSource, w.Amplification = l.MaxFlowsPerSource, &l.Amplification
-		}
-		v.Listen = append(v.Listen, w)
-	}
-	for _, a := range c.Attach {
-		v.Daemon.PinPath = c.Daemon.PinPath
-		w := canonicalAttach{
-			Name: a.Name, Interface: a.Interfaces, Direction: a.Direction.String(),
-			Mode: a.Mode.String(), Observe: a.Observe, Hook: a.Hook.String(), OnStop: a.OnStop.String(),
-		}
-		if a.Shapes() {
-			w.Queue = a.Queue
-		}
-		if len(connectionLimits(c.Limits, a.Name)) > 0 {
-			w.TCPIdleTimeout = canonicalDuration(a.IdleTimeout)
-		}
-		v.Attach = append(v.Attach, w)
-	}
-	for _, l := range c.Limits {
-		v.Limit = append(v.Limit, canonicalLimitOf(l))
-	}
-	return v
+// object is a JSON object. A quantity is one with its text as the first member.
+type object []member
+
+type member struct {
+	name  string
+	value any
 }
 
-func canonicalLimitOf(l shaper.Limit) canonicalLimit {
-	v := canonicalLimit{
-		Name:    l.Name,
-		Observe: l.Observe,
-		Key:     []string{},
-		Match: canonicalMatch{
-			Listen:      l.Match.Listen,
-			Attach:      l.Match.Attach,
-			Source:      stringsOf(l.Match.Source),
-			Destination: stringsOf(l.Match.Destination),
-			ASN:         l.Match.ASN,
-		},
-	}
-	if l.Match.Protocol != shaper.AnyProtocol {
-		v.Match.Protocol = l.Match.Protocol.String()
-	}
-	for _, p := range l.Match.Port {
-		v.Match.Port = append(v.Match.Port, formatPorts(p))
-	}
-	for i, name := range shaper.FieldNames() {
-		if l.Key&(1<<i) != 0 {
-			v.Key = append(v.Key, name)
-		}
-	}
-	if l.Key&shaper.KeySource != 0 {
-		v.IPv4Prefix, v.IPv6Prefix = l.IPv4Prefix, l.IPv6Prefix
-	}
-	if l.Rate > 0 {
-		v.Rate = canonicalRateOf(l.Rate)
-		v.Burst = &canonicalSize{FormatSize(l.Burst), l.Burst}
-		if l.Overhead > 0 {
-			v.Overhead = &canonicalSize{FormatSize(uint64(l.Overhead)), uint64(l.Overhead)}
-		}
-	}
-	if l.Packets.N > 0 {
-		v.Packets = canonicalCount(l.Packets)
-		if l.Packets.Per == time.Second {
-			v.Packets.Text = strings.Replace(v.Packets.Text, "/s", "pps", 1)
-		}
-		v.BurstPackets = &l.BurstPackets
-	}
-	if l.Rate > 0 || l.Packets.N > 0 {
-		v.MaxDelay = canonicalDuration(l.MaxDelay)
-		if l.InPacketPlane() {
-			v.ECNMark = &canonicalPercent{fmt.Sprintf("%d%%", l.ECNMark), l.ECNMark}
-		} else {
-			v.Direction = l.Direction.String()
-			if l.Key&shaper.KeyConnection == 0 {
-				v.Scheduling = l.Scheduling.String()
+// MarshalJSON keeps the order of members.
+func (o object) MarshalJSON() ([]byte, error) {
+	var b bytes.Buffer
+	err := writeJSON(&b, o)
+	return b.Bytes(), err
+}
+
+// writeJSON writes objects and arrays by itself: encoding/json would copy what is nested
+// once for each level.
+func writeJSON(b *bytes.Buffer, value any) error {
+	switch v := value.(type) {
+	case object:
+		b.WriteByte('{')
+		for i, m := range v {
+			if i > 0 {
+				b.WriteByte(',')
+			}
+			b.WriteString(strconv.Quote(m.name) + ":")
+			if err := writeJSON(b, m.value); err != nil {
+				return err
 			}
 		}
-	}
-	if l.NewConnections.N > 0 {
-		v.NewConnections = canonicalCount(l.NewConnections)
-	}
-	counts := l.MaxConnections > 0 || l.NewConnections.N > 0
-	v.Block = l.Block
-	blocksTCP := l.Block && l.Match.Protocol != shaper.UDP && l.Match.Protocol != shaper.ICMP
-	if counts || blocksTCP || isUDPOnly(l) || l.RefuseWith == shaper.RefuseReject {
-		v.RefuseWith, v.Reply = l.RefuseWith.String(), l.Reply
-	}
-	if counts {
-		v.MaxConnections = l.MaxConnections
-		if !l.InPacketPlane() {
-			v.MaxQueue = &l.MaxQueue
+		b.WriteByte('}')
+		return nil
+	case []any:
+		b.WriteByte('[')
+		for i, e := range v {
+			if i > 0 {
+				b.WriteByte(',')
+			}
+			if err := writeJSON(b, e); err != nil {
+				return err
+			}
 		}
-		if !l.InPacketPlane() || l.NewConnections.N > 0 {
-			v.QueueTimeout = canonicalDuration(l.QueueTimeout)
-		}
-	}
-	return v
-}
-
-func canonicalDuration(d time.Duration) *canonicalTime {
-	return &canonicalTime{FormatDuration(d), d.Seconds()}
-}
-
-// optionalDuration is canonicalDuration of a timeout, or nil if it is 0, which is never.
-func optionalDuration(d time.Duration) *canonicalTime {
-	if d == 0 {
+		b.WriteByte(']')
 		return nil
 	}
-	return canonicalDuration(d)
+	encoder := json.NewEncoder(b)
+	encoder.SetEscapeHTML(false) // the caller's encoder does it, or not
+	return encoder.Encode(value)
 }
 
-func canonicalRateOf(rate uint64) *canonicalRate {
-	return &canonicalRate{FormatRate(rate) + " = " + FormatRateBytes(rate), rate, float64(rate) / 8}
-}
-
-func canonicalCount(f shaper.Frequency) *canonicalFrequency {
-	return &canonicalFrequency{FormatFrequency(f), f.N, f.Per.Seconds()}
-}
-
-func stringsOf[T fmt.Stringer](values []T) []string {
-	var s []string
-	for _, v := range values {
-		s = append(s, v.String())
+// canonical returns the canonical form of a table of c that became record.
+func (k keys) canonical(c *Config, record any) object {
+	o := object{}
+	for _, key := range k.order(func(k *key) string { return k.after }) {
+		if !k.isShown(key, c, record) {
+			continue
+		}
+		var value any
+		switch key.typ.kind {
+		case kindTable:
+			value = key.typ.keys.canonical(c, record)
+		case kindTables:
+			tables := []any{}
+			for _, record := range key.field.get(record).([]any) {
+				tables = append(tables, key.typ.keys.canonical(c, record))
+			}
+			value = tables
+		default:
+			value = key.show(record)
+		}
+		o = append(o, member{key.name, value})
 	}
-	return s
+	return o
+}
+
+// isShown reports whether a key is in the canonical form of a table.
+func (k keys) isShown(key *key, c *Config, record any) bool {
+	if key.shown != nil {
+		return key.shown(c, record)
+	}
+	isSet := func(name string) bool { return !isZero(k.find(name).field.get(record)) }
+	for _, needs := range key.needs {
+		if needs.met != nil && !needs.met(record, isSet) {
+			return false
+		}
+	}
+	switch {
+	case key.typ.kind == kindTable || key.required:
+		return true
+	case key.typ.kind == kindTables:
+		return key.field.get != nil // an override has its effect in a limit
+	}
+	return key.def != "" && !key.omitZero || !isZero(key.field.get(record))
+}
+
+func isZero(v any) bool {
+	r := reflect.ValueOf(v)
+	return r.IsZero() || r.Kind() == reflect.Slice && r.Len() == 0
+}
+
+// order returns the keys in their order, except those after another one.
+func (k keys) order(after func(*key) string) []*key {
+	var order, moved []*key
+	for i := range k {
+		if after(&k[i]) == "" {
+			order = append(order, &k[i])
+		} else {
+			moved = append(moved, &k[i])
+		}
+	}
+	for _, m := range moved {
+		i := slices.IndexFunc(order, func(k *key) bool { return k.name == after(m) })
+		order = slices.Insert(order, i+1, m)
+	}
+	return order
+}
+
+// show returns the canonical form of the value of a key.
+func (k *key) show(record any) any {
+	value := k.field.get(record)
+	if k.typ.show == nil {
+		return value
+	}
+	return k.typ.show(value)
+}
+
+func showDuration(d time.Duration) any {
+	return object{{"text", FormatDuration(d)}, {"seconds", d.Seconds()}}
+}
+
+// showRate returns exact numbers: an eighth of an integer below 2^53.
+func showRate(bits uint64) any {
+	return object{{"text", FormatRate(bits) + " = " + FormatRateBytes(bits)}, {"bits_per_second", bits}, {"bytes_per_second", float64(bits) / 8}}
+}
+
+func showSize[T int | uint64](bytes T) any {
+	return object{{"text", FormatSize(uint64(bytes))}, {"bytes", bytes}}
+}
+
+func showPercent(n int) any {
+	return object{{"text", fmt.Sprintf("%d%%", n)}, {"percent", n}}
+}
+
+// showFrequency returns the period in which Count events may occur as seconds.
+func showFrequency(f shaper.Frequency) any {
+	return object{{"text", FormatFrequency(f)}, {"count", f.N}, {"seconds", f.Per.Seconds()}}
 }

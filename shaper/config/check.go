@@ -19,40 +19,31 @@ const (
 
 // checkEffect reports keys of a limit that have no effect, and bursts that take too long to
 // drain.
-func checkEffect(t table, limit shaper.Limit) {
-	rate, packets := t.has("rate"), t.has("packets")
-	shapes := rate || packets
-	counts := t.has("max_connections") || t.has("new_connections")
+func checkEffect(t table, limit *shaper.Limit) {
 	if limit.Block {
 		if !checkBlock(t, limit) {
 			return
 		}
-	} else if block := t.values["block"]; !shapes && !counts && (block == nil || block == false) {
+	} else if block := t.values["block"]; !paced.met(limit, t.has) && !counting.met(limit, t.has) && (block == nil || block == false) {
 		if len(t.unknownKeys()) > 0 { // possibly misspellings of these
 			return
 		}
 		t.add(t.at, "[[limit]] has no effect: set rate, packets, max_connections, new_connections or block = true")
 		return
 	}
-	// A default that is written out is not a mistake.
-	t.requireForEffect(rate || limit.Burst == 0, "rate", "burst")
-	t.requireForEffect(rate || limit.Overhead == 0, "rate", "overhead")
-	t.requireForEffect(packets, "packets", "burst_packets")
-	t.requireForEffect(shapes, "rate or packets", "max_delay", "direction", "scheduling")
-	t.requireForEffect(counts, "max_connections or new_connections", "queue_timeout", "max_queue")
-	refuses := !limit.InPacketPlane() && limit.Direction != shaper.FromDownstream && (isUDPOnly(limit) || limit.RefuseWith == shaper.RefuseReject)
-	t.requireForEffect(counts || refuses || limit.Block, "max_connections or new_connections", "refuse_with")
-	checkReply(t, limit)
-	t.requireForEffect(limit.Key&shaper.KeySource != 0, `"source" in key`, "ipv4_prefix", "ipv6_prefix")
+	t.checkNeeds(limit)
+	if limit.RefuseWith == shaper.RefuseReply && limit.Reply == "" && !t.has("reply") {
+		t.errorf("refuse_with", "\"reply\": missing key reply, a text or \"http-429\"")
+	}
 	switch match, _ := t.values["match"].(map[string]any); {
 	case limit.InPacketPlane():
-		checkAttachmentLimit(t, limit, counts)
+		checkAttachmentLimit(t, limit)
 	case match["attach"] == nil: // otherwise the mistake in it is reported
 		checkListenerLimit(t, limit)
 	}
-	for _, key := range []string{"max_connections", "new_connections", "scheduling"} {
-		if limit.Key&shaper.KeyConnection != 0 && t.has(key) {
-			t.errorf(key, "has no effect with \"connection\" in key, where each connection is alone")
+	for _, key := range []string{"max_connections", "new_connections"} {
+		if t.has(key) && !sharedBucket.met(limit, t.has) {
+			t.errorf(key, "%s", sharedBucket.message())
 		}
 	}
 
@@ -67,11 +58,11 @@ func checkEffect(t table, limit shaper.Limit) {
 
 // checkBlock reports keys without effect next to block = true. It returns whether there are
 // none.
-func checkBlock(t table, limit shaper.Limit) bool {
+func checkBlock(t table, limit *shaper.Limit) bool {
 	alone := true
 	for key := range t.values {
 		effective := slices.Contains([]string{"name", "match", "block", "refuse_with", "reply", "observe"}, key) || key == "key" && limit.Key == 0
-		if !effective && slices.Contains(limitKeys.names(), key) {
+		if !effective && slices.Contains(t.keys.names(), key) {
 			t.errorf(key, "has no effect with block = true, which refuses all that is matched")
 			alone = false
 		}
@@ -100,7 +91,7 @@ func (l *loader) check(root *node) {
 	l.checkOverlaps()
 	l.checkAttach()
 	for _, t := range l.transparents {
-		t.requireForEffect(slices.ContainsFunc(l.c.Listen, func(l Listen) bool { return l.Transparent }), "a listener with transparent = true", transparentKeys.names()...)
+		t.requireForEffect(hasTransparent(l.c), "a listener with transparent = true", t.keys.names()...)
 	}
 	var listeners, attachments, limits []string
 	for _, listen := range l.c.Listen {

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"shaperd.dev/shaperd/shaper"
 )
@@ -17,6 +16,11 @@ import (
 type loader struct {
 	report
 	c *Config
+
+	// What has the defaults of a table.
+	newListen Listen
+	newAttach shaper.Attachment
+	newLimit  shaper.Limit
 
 	set          map[string]*node // positions of the keys of [daemon] and [transparent]
 	asnFiles     map[string]*node // positions of ASN files, by path
@@ -78,43 +82,18 @@ func (l *loader) checkDuplicateKeys(t table) {
 	}
 }
 
-func (l *loader) transparent(t table) {
-	l.checkDuplicateKeys(t)
-	c := &l.c.Transparent
-	enumValue(t, "rules", &c.Rules)
-	t.integer("mark", &c.Mark)
-	if c.Mark >= 253 && c.Mark <= 255 {
-		t.errorf("mark", "%d is reserved: 253 to 255 are routing tables of the system", c.Mark)
-	}
-	l.transparents = append(l.transparents, t)
-}
-
 func (l *loader) daemon(t table) {
 	l.checkDuplicateKeys(t)
-	d := &l.c.Daemon
-	t.boolean("observe", &d.Observe)
-	endpoint(t, "metrics", &d.Metrics)
-	endpoint(t, "dashboard", &d.Dashboard)
-	t.integer("max_buckets", &d.MaxBuckets)
-	if s, ok := t.text("pin_path"); ok {
-		var err error
-		if d.PinPath, err = parsePins(s); err != nil {
-			t.errorf("pin_path", "%v", err)
-		}
-	}
+	t.decode(l.c)
 }
 
-// endpoint sets *into to the host:port under a key.
-func endpoint(t table, key string, into *string) {
-	s, ok := t.text(key)
-	if !ok {
-		return
+func (l *loader) transparent(t table) {
+	l.checkDuplicateKeys(t)
+	t.decode(l.c)
+	if mark := l.c.Transparent.Mark; mark >= 253 && mark <= 255 {
+		t.errorf("mark", "%d is reserved: 253 to 255 are routing tables of the system", mark)
 	}
-	if err := checkEndpoint(s, *into); err != nil {
-		t.errorf(key, "%v", err)
-		return
-	}
-	*into = s
+	l.transparents = append(l.transparents, t)
 }
 
 func (l *loader) asn(t table) {
@@ -141,83 +120,36 @@ func notEmpty(s string) (string, error) {
 	return s, nil
 }
 
-// name returns the key "name" of a listener, an attachment or a limit.
-func name(t table) string {
-	s, ok := t.text("name")
-	if ok && !isName(s) {
-		t.errorf("name", "must be 1 to 64 letters, digits, \"-\", \"_\" and \".\", and begin with a letter or digit, not %s", quote(s))
+// parseName parses the name of a listener, an attachment or a limit.
+func parseName(s string, _ any) (any, error) {
+	switch {
+	case !isName(s):
+		return s, fmt.Errorf("must be 1 to 64 letters, digits, \"-\", \"_\" and \".\", and begin with a letter or digit, not %s", quote(s))
+	case s == "none":
+		return s, errors.New("\"none\" is reserved: logs and metrics have it where there is no limit")
 	}
-	if s == "none" {
-		t.errorf("name", "\"none\" is reserved: logs and metrics have it where there is no limit")
-	}
-	return s
-}
-
-// notEmpty reports empty arrays.
-func (t table) notEmpty(keys ...string) {
-	for _, key := range keys {
-		if elems, ok := elements(t.values[key]); ok && len(elems) == 0 {
-			t.errorf(key, "must not be empty")
-		}
-	}
+	return s, nil
 }
 
 // isName reports whether s is fit for metric labels, logs, paths and command lines.
 func isName(s string) bool {
-	return s != "" && strings.IndexByte("-_.", s[0]) < 0 && s != "" && len(s) <= 64 && strings.Trim(strings.ToLower(s), "abcdefghijklmnopqrstuvwxyz0123456789-_.") == ""
+	return s != "" && strings.IndexByte("-_.", s[0]) < 0 && len(s) <= 64 && strings.Trim(strings.ToLower(s), "abcdefghijklmnopqrstuvwxyz0123456789-_.") == ""
 }
 
 func (l *loader) listen(t table) {
-	listen := Listen{
-		Name:           name(t),
-		ConnectTimeout: 5 * time.Second,
-		UDPIdleTimeout: time.Minute,
-		MaxFlows:       4096,
-		Amplification:  3,
-		EjectAfter:     3,
-		EjectFor:       10 * time.Second,
+	listen := l.newListen
+	elems := t.decode(&listen)
+	if !t.has("check") {
+		listen.Check = Check{}
 	}
-	addresses := list(t, "address", parseAddress)
-	listen.Addresses = values(addresses)
+	addresses := located(listen.Addresses, elems["address"])
 	for _, a := range addresses {
 		l.addresses = append(l.addresses, locatedAddress{a.value, len(l.c.Listen), a.at})
 	}
-	downstream := downstreams(t)
-	listen.Downstream = values(downstream)
-	decodeBalancing(t, &listen)
-	listen.AcceptProxyFrom = values(list(t, "accept_proxy_from", parsePrefix))
-	enumValue(t, "send_proxy", &listen.SendProxy)
-	t.boolean("transparent", &listen.Transparent)
-	t.boolean("access_log", &listen.AccessLog)
-	t.notEmpty("address", "downstream")
-	t.duration("connect_timeout", &listen.ConnectTimeout)
-	t.duration("first_byte_timeout", &listen.FirstByteTimeout)
-	t.duration("tcp_idle_timeout", &listen.TCPIdleTimeout)
-	t.duration("half_close_timeout", &listen.HalfCloseTimeout)
-	t.duration("max_lifetime", &listen.MaxLifetime)
-	quantity(t, "min_throughput", &listen.MinThroughput, ParseRate)
-	t.duration("udp_idle_timeout", &listen.UDPIdleTimeout)
-	t.integer("max_flows", &listen.MaxFlows)
-	listen.MaxFlowsPerSource = max(1, listen.MaxFlows/4)
-	t.integer("max_flows_per_source", &listen.MaxFlowsPerSource)
-	t.integer("amplification", &listen.Amplification)
-
-	for _, d := range downstream {
+	for _, d := range located(listen.Downstream, elems["downstream"]) {
 		checkDownstream(t, addresses, d, listen.Transparent)
 	}
-	protocols := map[shaper.Protocol]bool{}
-	for _, a := range addresses {
-		protocols[a.value.Protocol] = true
-	}
-	if len(addresses) > 0 {
-		if listen.SendProxy == ProxyV1 && protocols[shaper.UDP] {
-			t.errorf("send_proxy", "\"v1\" is unsupported for UDP: use \"v2\"")
-		}
-		t.requireForEffect(protocols[shaper.TCP], "a tcp address", "accept_proxy_from", "check",
-			"connect_timeout", "first_byte_timeout", "tcp_idle_timeout", "half_close_timeout", "max_lifetime", "min_throughput")
-		t.requireForEffect(protocols[shaper.UDP], "a udp address: for TCP it is tcp_idle_timeout", "udp_idle_timeout")
-		t.requireForEffect(protocols[shaper.UDP], "a udp address", "max_flows", "max_flows_per_source", "amplification")
-	}
+	t.checkNeeds(&listen)
 	l.c.Listen = append(l.c.Listen, listen)
 	l.listens = append(l.listens, t)
 }
@@ -244,105 +176,22 @@ func checkDownstream(t table, addresses []item[Address], d item[Downstream], tra
 
 func (l *loader) limit(t table) {
 	l.applyOverrides(t)
-	limit := shaper.Limit{
-		Name:         name(t),
-		IPv4Prefix:   32,
-		IPv6Prefix:   64,
-		MaxDelay:     200 * time.Millisecond,
-		QueueTimeout: 2 * time.Second,
-		MaxQueue:     1000,
+	limit := l.newLimit
+	if match, ok := t.values["match"].(map[string]any); ok && match["protocol"] == "" { // any
+		delete(match, "protocol")
 	}
-	var names references
-	if match, ok := t.table("match"); ok {
-		limit.Match = decodeMatch(match)
-		names.listen = list(match, "listen", identity)
-		names.attach = list(match, "attach", identity)
-		if elems, ok := elements(match.values["attach"]); ok && len(elems) == 0 {
-			match.errorf("attach", "must not be empty: name attachments, or remove the key for listeners")
-		}
-		limit.Match.Listen, limit.Match.Attach = values(names.listen), values(names.attach)
-	}
-	if limit.InPacketPlane() {
-		limit.ECNMark, limit.MaxQueue = 50, 0
-	}
-	for _, f := range list(t, "key", parseField) {
-		limit.Key |= f.value
-	}
-	t.integer("ipv4_prefix", &limit.IPv4Prefix)
-	t.integer("ipv6_prefix", &limit.IPv6Prefix)
-	enumValue(t, "direction", &limit.Direction)
-
-	quantity(t, "rate", &limit.Rate, ParseRate)
-	quantity(t, "packets", &limit.Packets, ParseFrequency)
-	quantity(t, "burst", &limit.Burst, ParseSize)
-	burstPackets := 0
-	t.integer("burst_packets", &burstPackets)
-	limit.BurstPackets = uint64(burstPackets)
-	quantity(t, "overhead", &limit.Overhead, parseOverhead)
-	t.duration("max_delay", &limit.MaxDelay)
-	enumValue(t, "scheduling", &limit.Scheduling)
-	quantity(t, "ecn_mark", &limit.ECNMark, parsePercent)
-
-	connections := 100
-	t.integer("max_connections", &connections)
-	if t.has("max_connections") {
-		limit.MaxConnections = connections
-	}
-	quantity(t, "new_connections", &limit.NewConnections, parseConnectionFrequency)
-	t.duration("queue_timeout", &limit.QueueTimeout)
-	t.integer("max_queue", &limit.MaxQueue)
-	t.boolean("block", &limit.Block)
-	if isUDPOnly(limit) {
-		limit.RefuseWith = shaper.RefuseDrop
-	}
-	enumValue(t, "refuse_with", &limit.RefuseWith)
-	quantity(t, "reply", &limit.Reply, parseReply)
-	t.boolean("observe", &limit.Observe)
-
+	elems := t.decode(&limit)
 	if limit.Name == BlockedName || limit.Name == BlockedPacketsName {
 		t.errorf("name", "%s is reserved for \"shaperd block\"", quote(limit.Name))
 	}
-	checkEffect(t, limit)
+	checkEffect(t, &limit)
 	l.c.Limits = append(l.c.Limits, limit)
 	l.c.limitAt = append(l.c.limitAt, t.at)
 	l.limits = append(l.limits, t)
-	l.references = append(l.references, names)
-}
-
-// decodeMatch decodes a match, except the names of listeners and attachments. An empty list
-// does not match everything: generated from an empty list of sources to block, it would
-// block all.
-func decodeMatch(t table) shaper.Match {
-	var m shaper.Match
-	for _, key := range []string{"listen", "source", "destination", "asn", "port"} {
-		if elems, ok := elements(t.values[key]); ok && len(elems) == 0 {
-			t.errorf(key, "must not be empty: remove the key to match all, or the limit to match none")
-		}
-	}
-	if t.values["protocol"] != "" {
-		enumValue(t, "protocol", &m.Protocol)
-	}
-	m.Source = values(list(t, "source", parsePrefix))
-	m.Destination = values(list(t, "destination", parsePrefix))
-	m.ASN = values(list(t, "asn", func(v any) (uint32, error) {
-		switch v := v.(type) {
-		case string:
-			return parseASN(v)
-		case int64:
-			return parseASN(strconv.FormatInt(v, 10))
-		}
-		return 0, t.elementError("asn", v)
-	}))
-	m.Port = values(list(t, "port", func(v any) (shaper.PortRange, error) {
-		switch v := v.(type) {
-		case string:
-			return parsePorts(v)
-		case int64:
-			return parsePorts(strconv.FormatInt(v, 10))
-		}
-		return shaper.PortRange{}, t.elementError("port", v)
-	}))
-	return m
+	l.references = append(l.references, references{
+		listen: located(limit.Match.Listen, elems["match.listen"]),
+		attach: located(limit.Match.Attach, elems["match.attach"]),
+	})
 }
 
 func identity(s string) (string, error) { return s, nil }

@@ -3,13 +3,11 @@ package config
 import (
 	"fmt"
 	"strings"
-	"time"
 )
 
-// downstreams reads the key "downstream" of a listener: strings, or tables with further
-// keys.
-func downstreams(t table) (list []item[Downstream]) {
-	const key = "downstream"
+// parseDownstreams parses the array under a key: strings, or tables with further keys.
+func parseDownstreams(t table, key string) (any, []*node) {
+	var list []item[Downstream]
 	seen := map[string]bool{}
 	for i, v := range t.elements(key) {
 		if t.full() {
@@ -22,18 +20,14 @@ func downstreams(t table) (list []item[Downstream]) {
 		case string:
 			d, err = parseDownstream(v)
 		case map[string]any:
-			sub := table{t.report, key, t.keys.typeOf(key).elem.keys, v, at}
+			sub := table{t.report, key, t.keys.find(key).typ.elem.keys, v, at}
 			sub.check()
 			to, ok := sub.text("address")
 			if !ok {
 				continue
 			}
 			if d, err = parseDownstream(to); err == nil {
-				sub.integer("weight", &d.Weight)
-				connections := 100
-				if sub.integer("max_connections", &connections); sub.has("max_connections") {
-					d.MaxConnections = connections
-				}
+				sub.decode(&d)
 			}
 		default:
 			err = t.elementError(key, v)
@@ -48,28 +42,24 @@ func downstreams(t table) (list []item[Downstream]) {
 		seen[d.String()] = true
 		list = append(list, item[Downstream]{d, at})
 	}
-	return list
+	return values(list), positions(list)
 }
 
-// decodeBalancing reads the keys for several downstreams, and health checks.
-func decodeBalancing(t table, listen *Listen) {
-	enumValue(t, "balance", &listen.Balance)
-	t.duration("slow_start", &listen.SlowStart)
-	if check, ok := t.table("check"); ok {
-		listen.Check = Check{Interval: 2 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3}
-		check.duration("interval", &listen.Check.Interval)
-		check.duration("timeout", &listen.Check.Timeout)
-		check.integer("rise", &listen.Check.Rise)
-		check.integer("fall", &listen.Check.Fall)
+func showDownstreams(value any) any {
+	all := []any{}
+	for _, d := range value.([]Downstream) {
+		all = append(all, downstreamKeys.canonical(nil, &d))
 	}
-	if eject, ok := t.table("eject"); ok {
-		eject.integer("after", &listen.EjectAfter)
-		eject.duration("for", &listen.EjectFor)
-		eject.requireForEffect(listen.EjectAfter > 0, "after", "for")
+	return all
+}
+
+// describeDownstreams returns the downstreams of l with their properties.
+func describeDownstreams(l *Listen) string {
+	var all []string
+	for _, d := range l.Downstream {
+		all = append(all, d.describe())
 	}
-	if len(listen.Downstream) == 1 {
-		t.requireForEffect(false, "a second downstream", "balance", "slow_start", "eject")
-	}
+	return strings.Join(all, ", ")
 }
 
 // describe returns the address of d with its other properties.

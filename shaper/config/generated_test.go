@@ -119,10 +119,16 @@ func describeType(v valueType) string {
 }
 
 func sentences(k key) string {
-	if k.needs == "" {
+	var needs []string
+	for _, n := range k.needs {
+		if n.doc != "" {
+			needs = append(needs, n.doc)
+		}
+	}
+	if len(needs) == 0 {
 		return k.doc
 	}
-	return k.doc + " It needs " + k.needs + "."
+	return k.doc + " It needs " + strings.Join(needs, ", ") + "."
 }
 
 func schemaOfTable(k keys) map[string]any {
@@ -156,7 +162,7 @@ func schemaOfTable(k keys) map[string]any {
 func schemaOf(v valueType) map[string]any {
 	s := map[string]any{}
 	switch v.kind {
-	case kindString, kindDuration:
+	case kindString:
 		s["type"] = "string"
 		if v.pattern != "" {
 			s["pattern"] = v.pattern

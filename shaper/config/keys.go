@@ -1,121 +1,113 @@
 package config
 
 import (
-	"fmt"
 	"slices"
 	"strings"
-	"time"
 )
 
 //go:generate go test . -run ^TestGenerated$ -update
 
-// keys describes the keys of a table, in the order of the reference. The decoder,
-// docs/configuration.md and the JSON schema for editors are all based on it.
+// keys describes the keys of a table, in the order of the reference. The decoder, the
+// checks, the canonical form, docs/configuration.md and the JSON schema for editors are
+// all based on it.
 type keys []key
 
 // key describes one key.
 type key struct {
 	name        string
 	typ         valueType
+	field       field // where the value is stored; zero if the loader has code for the key
 	required    bool
-	def         string // default value, in TOML
-	defText     string // default in words, if there is no single value
-	needs       string // condition without which the key has no effect
-	overridable bool   // an [[override]] may set the key
-	doc         string // documentation: sentences in Markdown
+	def         string               // default value, in TOML
+	defText     string               // default in words, if there is no single value
+	preset      func(record any) any // default value, if it depends on keys before this one
+	needs       []condition          // conditions without which the key has no effect
+	overridable bool                 // an [[override]] may set the key
+	doc         string               // documentation: sentences in Markdown
+	ifEmpty     string               // what to do instead, in the error about an empty array
+
+	// The canonical form has the keys that have an effect, in the order of the reference,
+	// except as these say.
+	shown     func(c *Config, record any) bool // whether it has the key, in place of needs
+	omitZero  bool                             // it leaves the key out at its zero value
+	after     string                           // the key before it
+	textAfter string                           // the key before it, in text
+	label     string                           // the name in text
+	text      func(record any) string          // the value in text; "" is no line
 }
 
-// valueType is the type of a key's value.
-type valueType struct {
-	kind      valueKind
-	desc      string     // description, as in "rate"
-	example   string     // example of a string
-	pattern   string     // pattern of strings: ECMA 262, without flags
-	min       int64      // minimum of an integer, or of a time in ns
-	max       int64      // maximum of an integer, or of a time in ns
-	enum      any        // []T: the values of an enumeration
-	enumNames []string   // names of the values of enum
-	elem      *valueType // element type of an array
-	keys      keys       // keys of a table
+// condition is something that a key needs to have an effect.
+type condition struct {
+	doc string // in the reference, in Markdown; "" if the key's documentation tells it
+	msg string // the error if it is not met; "" is a message with doc
+
+	// met reports whether it is met by a table that became record, unless nil: then other
+	// code checks it.
+	met func(record any, has isSet) bool
 }
 
-// valueKind is a type of TOML, or a union of types.
-type valueKind uint8
+// isSet reports whether a key of a table is set. A dotted key is one of a table in it.
+type isSet func(key string) bool
 
-const (
-	kindString valueKind = iota
-	kindInteger
-	kindStringOrInteger
-	kindBoolean
-	kindDuration // a string
-	kindArray    // array of elem, or a single elem
-	kindTable
-	kindStringOrTable
-	kindTables // [[...]]
-)
-
-// stringType returns a string type.
-func stringType(words, example, pattern string) valueType {
-	return valueType{desc: words, example: example, pattern: pattern}
+func (c *condition) message() string {
+	if c.msg != "" {
+		return c.msg
+	}
+	return "has no effect without " + strings.ReplaceAll(c.doc, "`", "")
 }
 
-func integerType(first, last int64) valueType {
-	return valueType{kind: kindInteger, desc: fmt.Sprintf("integer from %d to %d", first, last), min: first, max: last}
+// needs returns a condition of keys of a table that becomes a T.
+func needs[T any](doc, msg string, met func(*T, isSet) bool) condition {
+	return condition{doc, msg, func(record any, has isSet) bool { return met(record.(*T), has) }}
 }
 
-// orInteger returns v, a string type, with an integer as an alternative.
-func (v valueType) orInteger(first, last int64) valueType {
-	v.kind, v.min, v.max = kindStringOrInteger, first, last
-	return v
-}
-
-var booleanType = valueType{kind: kindBoolean, desc: "`true` or `false`"}
-
-func durationType(first, last time.Duration) valueType {
-	return valueType{
-		kind: kindDuration, min: int64(first), max: int64(last), pattern: `^(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$|^([0-9]+(\.[0-9]*)?|\.[0-9]+) (ns|us|µs|μs|ms|s|m|h)$`,
-		desc: fmt.Sprintf("time from `%s` to `%s`", FormatDuration(first), FormatDuration(last)),
+// anyOf is the condition that one of some keys is set.
+func anyOf(keys ...string) condition {
+	return condition{
+		doc: "`" + strings.Join(keys, "` or `") + "`",
+		met: func(_ any, has isSet) bool { return slices.ContainsFunc(keys, has) },
 	}
 }
 
-// Patterns of quantities with a unit, for editors. They leave finer mistakes to the
-// parsers, which explain them.
-const (
-	number        = `^[0-9]+(\.[0-9]+)? ?([kKmMgGtT][iI]?)?`
-	ratePattern   = number + `([bB][iI][tT](/[sS])?|B/[sS])$`
-	sizePattern   = number + `B$`
-	prefixPattern = `^[0-9A-Fa-f:.]+(/[0-9]+)?$`
-)
-
-func rateType(example string) valueType { return stringType("rate", example, ratePattern) }
-func sizeType(example string) valueType { return stringType("size", example, sizePattern) }
-
-// enumType returns the type of an enumeration.
-func enumType[T fmt.Stringer](options ...T) valueType {
-	v := valueType{enum: options, enumNames: stringsOf(options)}
-	v.example = v.enumNames[0]
-	v.desc = alternatives(v.enumNames)
-	return v
+// field is the place of a key's value in the record, a pointer to the Go type that its table
+// becomes.
+type field struct {
+	get func(record any) any
+	set func(record, value any)
 }
 
-// alternatives joins names as in: `"a"`, `"b"` or `"c"`.
-func alternatives(names []string) string {
-	quoted := make([]string, len(names))
-	for i, name := range names {
-		quoted[i] = fmt.Sprintf("`%q`", name)
+// fieldOf returns the field to which f returns a pointer.
+func fieldOf[T, V any](f func(*T) *V) field {
+	return field{
+		get: func(record any) any { return *f(record.(*T)) },
+		set: func(record, value any) { *f(record.(*T)) = value.(V) },
 	}
-	last := len(quoted) - 1
-	return strings.TrimPrefix(strings.Join(quoted[:last], ", ")+" or "+quoted[last], " or ")
 }
 
-// arrayType returns the type of an array or a single element; words describe an element.
-func arrayType(words string, elem valueType) valueType {
-	return valueType{kind: kindArray, desc: words, elem: &elem}
+// elementsOf returns the field of an array of tables.
+func elementsOf[T, V any](f func(*T) []V) field {
+	return field{get: func(record any) any {
+		var all []any
+		values := f(record.(*T))
+		for i := range values {
+			all = append(all, &values[i])
+		}
+		return all
+	}}
 }
 
-func tableType(k keys) valueType { return valueType{kind: kindTable, desc: "table", keys: k} }
+// on adapts a function of the type that a table becomes.
+func on[T, V any](f func(*T) V) func(record any) V {
+	return func(record any) V { return f(record.(*T)) }
+}
 
-func tablesType(k keys) valueType { return valueType{kind: kindTables, desc: "tables", keys: k} }
+// when is on for [key.shown].
+func when[T any](f func(*T) bool) func(c *Config, record any) bool {
+	return func(_ *Config, record any) bool { return f(record.(*T)) }
+}
+
+// noText leaves a key out of the canonical form in text.
+func noText(any) string { return "" }
 
 // names returns the names of keys.
 func (k keys) names() []string {
@@ -126,7 +118,35 @@ func (k keys) names() []string {
 	return names
 }
 
-// typeOf returns the type of a known key.
-func (k keys) typeOf(name string) *valueType {
-	return &k[slices.IndexFunc(k, func(k key) bool { return k.name == name })].typ
+// find returns a known key. A dotted name is that of a key of a table in the table.
+func (k keys) find(name string) *key {
+	name, sub, dotted := strings.Cut(name, ".")
+	for i := range k {
+		switch {
+		case k[i].name != name:
+		case dotted:
+			return k[i].typ.keys.find(sub)
+		default:
+			return &k[i]
+		}
+	}
+	panic("unknown key " + name)
+}
+
+// setDefaults sets the fields of keys with a default value, also those of tables in the
+// table.
+func (k keys) setDefaults(record any) {
+	for i := range k {
+		k := &k[i]
+		switch {
+		case k.typ.kind == kindTable:
+			k.typ.keys.setDefaults(record)
+		case k.field.set != nil && k.def != "" && k.def != "[]":
+			value, err := k.typ.parse(k.name, literal(k.def), k.field.get(record))
+			if err != nil {
+				panic(k.name + ": default: " + err.Error())
+			}
+			k.field.set(record, value)
+		}
+	}
 }

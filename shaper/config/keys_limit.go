@@ -1,117 +1,179 @@
 package config
 
 import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
 	"time"
 
 	"shaperd.dev/shaperd/shaper"
 )
 
-const frequencyPattern = `^[0-9]+ ?(pps|/s|/min|/h)$`
-
 var limitKeys = keys{
 	{
 		name: "name", typ: nameType, required: true,
-		doc: "Unique. Buckets keep their state across a reload under this name.",
+		field: fieldOf(func(l *shaper.Limit) *string { return &l.Name }),
+		text:  noText,
+		doc:   "Unique. Buckets keep their state across a reload under this name.",
 	},
 	{
 		name: "match", typ: tableType(matchKeys), defText: "all at listeners",
 		doc: "Traffic that the limit applies to. A key that is missing matches everything.",
 	},
 	{
-		name: "key", typ: arrayType(`string such as "source"`, valueType{enumNames: shaper.FieldNames()}), def: "[]",
+		name: "key", typ: arrayType(`string such as "source"`, valueType{enumNames: shaper.FieldNames()}, parseField, asText), def: "[]",
+		field: keyField,
+		text: on(func(l *shaper.Limit) string {
+			switch {
+			case l.Block:
+				return ""
+			case l.Key == 0:
+				return "one bucket for all"
+			}
+			return strings.ReplaceAll(l.Key.String(), ",", ", ")
+		}),
 		doc: "Attributes that split the traffic: each combination of their values has its own bucket; `[]` is one " +
 			"bucket for all. `\"listen\"` is for listeners, `\"attach\"` for attachments. `\"asn\"` needs `[asn]` " +
 			"files; addresses that are not in them share AS 0. At attachments a connection is the packets with " +
 			"the same addresses, ports and protocol.",
 	},
 	{
-		name: "ipv4_prefix", typ: integerType(1, 32), def: "32", needs: "`\"source\"` in `key`",
+		name: "ipv4_prefix", typ: integerType(1, 32), def: "32", needs: []condition{bySource},
+		field: fieldOf(func(l *shaper.Limit) *int { return &l.IPv4Prefix }),
+		label: "source prefix", text: on(func(l *shaper.Limit) string {
+			return fmt.Sprintf("/%d of IPv4, /%d of IPv6", l.IPv4Prefix, l.IPv6Prefix)
+		}),
 		doc: "Bits of an IPv4 source that make the key.",
 	},
 	{
-		name: "ipv6_prefix", typ: integerType(1, 128), def: "64", needs: "`\"source\"` in `key`",
-		doc: "Bits of an IPv6 source that make the key; 64 is the prefix of one site.",
+		name: "ipv6_prefix", typ: integerType(1, 128), def: "64", needs: []condition{bySource},
+		field: fieldOf(func(l *shaper.Limit) *int { return &l.IPv6Prefix }),
+		text:  noText,
+		doc:   "Bits of an IPv6 source that make the key; 64 is the prefix of one site.",
 	},
 	{
-		name: "direction", typ: enumType(shaper.ToDownstream, shaper.FromDownstream, shaper.Both), def: `"to-downstream"`, needs: "`rate` or `packets`",
+		name: "direction", typ: enumType(shaper.ToDownstream, shaper.FromDownstream, shaper.Both), def: `"to-downstream"`, needs: []condition{paced, oneDirection},
+		field: fieldOf(func(l *shaper.Limit) *shaper.Direction { return &l.Direction }),
+		shown: when(func(l *shaper.Limit) bool { return paces(l) && !l.InPacketPlane() }), textAfter: "ecn_mark",
 		doc: "Direction of the traffic that counts; `\"both\"` has one bucket for the sum. At listeners.",
 	},
 	{
 		name: "rate", typ: rateType("10Mbit/s"), defText: "none", overridable: true,
-		doc: "Rate of data, without packet headers.",
+		field: fieldOf(func(l *shaper.Limit) *uint64 { return &l.Rate }),
+		doc:   "Rate of data, without packet headers.",
 	},
 	{
-		name: "packets", typ: stringType("count a second, minute or hour", "5000pps", frequencyPattern), defText: "none", overridable: true,
-		doc: "Rate of packets; at listeners datagrams, if UDP alone matches.",
+		name: "packets", typ: quantityType("count a second, minute or hour", "5000pps", frequencyPattern, ParseFrequency, showPackets), defText: "none", overridable: true,
+		field: fieldOf(func(l *shaper.Limit) *shaper.Frequency { return &l.Packets }),
+		doc:   "Rate of packets; at listeners datagrams, if UDP alone matches.",
 	},
 	{
-		name: "burst", typ: sizeType("64KiB"), def: `"0B"`, needs: "`rate`", overridable: true,
+		name: "burst", typ: sizeType("64KiB"), def: `"0B"`, needs: []condition{rateFor(func(l *shaper.Limit) bool { return l.Burst == 0 })}, overridable: true,
+		field: fieldOf(func(l *shaper.Limit) *uint64 { return &l.Burst }),
+		shown: when(func(l *shaper.Limit) bool { return l.Rate > 0 }), after: "rate",
 		doc: "Bytes that may leave at once after a pause: at most what passes in 30 days. `\"0B\"` is strict " +
 			"smoothing.",
 	},
 	{
-		name: "burst_packets", typ: integerType(0, 1e12), def: "0", needs: "`packets`", overridable: true,
-		doc: "Packets that may leave at once after a pause. 0 is strict smoothing.",
+		name: "burst_packets", typ: integerType[uint64](0, 1e12), def: "0", needs: []condition{anyOf("packets")}, overridable: true,
+		field: fieldOf(func(l *shaper.Limit) *uint64 { return &l.BurstPackets }),
+		doc:   "Packets that may leave at once after a pause. 0 is strict smoothing.",
 	},
 	{
-		name: "overhead", typ: stringType("size to `1kB`", "38B", sizePattern), def: `"0B"`, needs: "`rate`", overridable: true,
+		name: "overhead", typ: quantityType("size to `1kB`", "38B", sizePattern, parseOverhead, showSize), def: `"0B"`, needs: []condition{rateFor(func(l *shaper.Limit) bool { return l.Overhead == 0 })}, overridable: true,
+		field:    fieldOf(func(l *shaper.Limit) *int { return &l.Overhead }),
+		omitZero: true,
 		doc: "Bytes added to the payload of each packet: headers, and on Ethernet the gaps between frames. Where " +
 			"`packets` can be counted.",
 	},
 	{
-		name: "max_delay", typ: durationType(0, shaper.MaxMaxDelay), def: `"200ms"`, needs: "`rate` or `packets`", overridable: true,
+		name: "max_delay", typ: durationType(0, shaper.MaxMaxDelay), def: `"200ms"`, needs: []condition{paced}, overridable: true,
+		field: fieldOf(func(l *shaper.Limit) *time.Duration { return &l.MaxDelay }),
 		doc: "Maximum delay of data in the queue of its bucket. Packets and datagrams that would wait longer are " +
 			"dropped; at listeners a TCP source is slowed down.",
 	},
 	{
-		name: "scheduling", typ: enumType(shaper.ScheduleFair, shaper.ScheduleFIFO), def: `"fair"`, needs: "`rate` or `packets`, at listeners", overridable: true,
+		name: "scheduling", typ: enumType(shaper.ScheduleFair, shaper.ScheduleFIFO), def: `"fair"`, needs: []condition{paced, atListeners("unsupported at attachments, where packets of a bucket leave in order of arrival"), sharedBucket}, overridable: true,
+		field: fieldOf(func(l *shaper.Limit) *shaper.Scheduling { return &l.Scheduling }),
 		doc: "Order of the units that wait for one bucket: with `\"fair\"` sources take turns, and the connections " +
 			"or flows of a source; `\"fifo\"` is first come, first served.",
 	},
 	{
-		name: "ecn_mark", typ: stringType("percentage from `1%` to `100%`", "50%", `^[0-9]+ ?%$`), def: `"50%"`, needs: "`rate` or `packets`, at attachments", overridable: true,
+		name: "ecn_mark", typ: quantityType("percentage from `1%` to `100%`", "50%", `^[0-9]+ ?%$`, parsePercent, showPercent), def: `"50%"`, needs: []condition{pacedAtAttachments, atAttachments}, overridable: true,
+		field: fieldOf(func(l *shaper.Limit) *int { return &l.ECNMark }),
+		preset: on(func(l *shaper.Limit) any {
+			if l.InPacketPlane() {
+				return 50
+			}
+			return 0
+		}),
 		doc: "Part of `max_delay` beyond which packets that support it get a congestion mark (ECN). `\"100%\"` is " +
 			"never.",
 	},
 	{
 		name: "max_connections", typ: integerType(1, 1<<20), defText: "no bound", overridable: true,
+		field: fieldOf(func(l *shaper.Limit) *int { return &l.MaxConnections }),
 		doc: "Maximum number of connections in flight, for each key. A UDP flow counts until its " +
 			"`udp_idle_timeout`, or until it is evicted while idle; a new flow waits as a connection does, and " +
 			"unverified sources take turns as one source. At attachments only TCP connections count, and at most " +
 			"4 limits with this key may match one attachment.",
 	},
 	{
-		name: "new_connections", typ: stringType("count a second, minute or hour", "50/s", `^[0-9]+ ?/(s|min|h)$`), defText: "no bound", overridable: true,
-		doc: "Rate of new connections, for each key.",
+		name: "new_connections", typ: quantityType("count a second, minute or hour", "50/s", `^[0-9]+ ?/(s|min|h)$`, parseConnectionFrequency, showFrequency), defText: "no bound", overridable: true,
+		field: fieldOf(func(l *shaper.Limit) *shaper.Frequency { return &l.NewConnections }),
+		doc:   "Rate of new connections, for each key.",
 	},
 	{
-		name: "queue_timeout", typ: durationType(0, time.Hour), def: `"2s"`, needs: "`max_connections` or `new_connections`", overridable: true,
+		name: "queue_timeout", typ: durationType(0, time.Hour), def: `"2s"`, needs: []condition{counting, waiting}, overridable: true,
+		field: fieldOf(func(l *shaper.Limit) *time.Duration { return &l.QueueTimeout }),
 		doc: "Maximum wait of a connection for admission, from its arrival. At attachments, maximum wait of its " +
 			"first packet for `new_connections`.",
 	},
 	{
-		name: "max_queue", typ: integerType(0, 1<<20), def: "1000", needs: "`max_connections` or `new_connections`, at listeners", overridable: true,
+		name: "max_queue", typ: integerType(0, 1<<20), def: "1000", needs: []condition{counting, queueing}, overridable: true,
+		field: fieldOf(func(l *shaper.Limit) *int { return &l.MaxQueue }),
+		preset: on(func(l *shaper.Limit) any {
+			if l.InPacketPlane() {
+				return 0
+			}
+			return 1000
+		}),
 		doc: "Maximum number of connections that wait for admission, over all keys. Sources take turns.",
 	},
 	{
 		name: "block", typ: booleanType, def: "false",
+		field:    fieldOf(func(l *shaper.Limit) *bool { return &l.Block }),
+		omitZero: true, text: func(any) string { return "all that is matched" },
 		doc: "Refuse everything that matches. Only `name`, `match`, `refuse_with`, `reply` and `observe` have an " +
 			"effect next to it.",
 	},
 	{
-		name: "refuse_with", typ: enumType(shaper.RefuseReset, shaper.RefuseClose, shaper.RefuseDrop, shaper.RefuseReply, shaper.RefuseReject), defText: "`\"reset\"`; `\"drop\"` at listeners where `match.protocol` is `\"udp\"`", needs: "`max_connections`, `new_connections`, `block` or UDP at listeners",
+		name: "refuse_with", typ: enumType(shaper.RefuseReset, shaper.RefuseClose, shaper.RefuseDrop, shaper.RefuseReply, shaper.RefuseReject), defText: "`\"reset\"`; `\"drop\"` at listeners where `match.protocol` is `\"udp\"`", needs: []condition{refusing},
+		field: fieldOf(func(l *shaper.Limit) *shaper.RefuseWith { return &l.RefuseWith }),
+		preset: on(func(l *shaper.Limit) any {
+			if isUDPOnly(l) {
+				return shaper.RefuseDrop
+			}
+			return shaper.RefuseReset
+		}),
+		shown: when(refuses),
 		doc: "Answer to a refused connection: `\"reset\"`, `\"close\"` or `\"reply\"` at listeners, `\"reset\"` or " +
 			"`\"drop\"` (none) at attachments. A refused datagram is dropped, or with `\"reject\"` answered with an " +
 			"ICMP port unreachable message, at most 1,000 a second, which needs CAP_NET_RAW; `\"reject\"` resets " +
 			"TCP connections.",
 	},
 	{
-		name: "reply", typ: stringType("`\"http-429\"`, or a text of at most 4096 bytes", "http-429", ""), defText: "none", needs: "`refuse_with = \"reply\"`",
+		name: "reply", typ: quantityType("`\"http-429\"`, or a text of at most 4096 bytes", "http-429", "", parseReply, asIs), defText: "none", needs: []condition{replying},
+		field: fieldOf(func(l *shaper.Limit) *string { return &l.Reply }),
+		text:  on(func(l *shaper.Limit) string { return strconv.Quote(l.Reply) }),
 		doc: "Text that a refused connection gets. `{retry_after}` in it is replaced by the seconds after which " +
 			"the client may try again.",
 	},
 	{
 		name: "observe", typ: booleanType, def: "false", overridable: true,
+		field: fieldOf(func(l *shaper.Limit) *bool { return &l.Observe }),
+		after: "name",
 		doc: "A dry run of this limit: it counts what it would delay or refuse. `observe = true` of the daemon or " +
 			"an attachment applies too.",
 	},
@@ -119,32 +181,45 @@ var limitKeys = keys{
 
 var matchKeys = keys{
 	{
-		name: "listen", typ: arrayType(`name of a listener, such as "db"`, stringType("name", "db", "")), defText: "all",
-		doc: "Names of listeners.",
+		name: "listen", typ: arrayType(`name of a listener, such as "db"`, stringType("name", "db", ""), identity, asIs), defText: "all",
+		field:   fieldOf(func(l *shaper.Limit) *[]string { return &l.Match.Listen }),
+		ifEmpty: matchNone,
+		doc:     "Names of listeners.",
 	},
 	{
-		name: "attach", typ: arrayType(`name of an attachment, such as "uplink"`, stringType("name", "uplink", "")), defText: "the limit is for listeners",
-		doc: "Names of attachments; not together with `listen`.",
+		name: "attach", typ: arrayType(`name of an attachment, such as "uplink"`, stringType("name", "uplink", ""), identity, asIs), defText: "the limit is for listeners",
+		field:   fieldOf(func(l *shaper.Limit) *[]string { return &l.Match.Attach }),
+		ifEmpty: ": name attachments, or remove the key for listeners",
+		doc:     "Names of attachments; not together with `listen`.",
 	},
 	{
 		name: "protocol", typ: enumType(shaper.TCP, shaper.UDP, shaper.ICMP), defText: "all",
-		doc: "`\"icmp\"`, which includes that of IPv6, is for attachments.",
+		field: fieldOf(func(l *shaper.Limit) *shaper.Protocol { return &l.Match.Protocol }),
+		doc:   "`\"icmp\"`, which includes that of IPv6, is for attachments.",
 	},
 	{
-		name: "source", typ: arrayType(`prefix or address such as "192.0.2.0/24"`, stringType("prefix", "192.0.2.0/24", prefixPattern)), defText: "all",
-		doc: "Source addresses or prefixes.",
+		name: "source", typ: arrayType(`prefix or address such as "192.0.2.0/24"`, stringType("prefix", "192.0.2.0/24", prefixPattern), parsePrefix, asText), defText: "all",
+		field:   fieldOf(func(l *shaper.Limit) *[]netip.Prefix { return &l.Match.Source }),
+		ifEmpty: matchNone,
+		doc:     "Source addresses or prefixes.",
 	},
 	{
-		name: "destination", typ: arrayType(`prefix or address such as "10.0.0.5"`, stringType("prefix", "10.0.0.5", prefixPattern)), defText: "all",
-		doc: "Destination addresses or prefixes; at attachments.",
+		name: "destination", typ: arrayType(`prefix or address such as "10.0.0.5"`, stringType("prefix", "10.0.0.5", prefixPattern), parsePrefix, asText), defText: "all",
+		field:   fieldOf(func(l *shaper.Limit) *[]netip.Prefix { return &l.Match.Destination }),
+		ifEmpty: matchNone,
+		doc:     "Destination addresses or prefixes; at attachments.",
 	},
 	{
-		name: "asn", typ: arrayType(`AS number such as 64500 or "AS64500"`, stringType("AS number", "AS64500", `^([aA][sS])?[0-9]+$`).orInteger(1, 1<<32-1)), defText: "all",
-		doc: "AS numbers of source addresses; needs `[asn]` files.",
+		name: "asn", typ: arrayType(`AS number such as 64500 or "AS64500"`, stringType("AS number", "AS64500", `^([aA][sS])?[0-9]+$`).orInteger(1, 1<<32-1), parseASN, asIs), defText: "all",
+		field:   fieldOf(func(l *shaper.Limit) *[]uint32 { return &l.Match.ASN }),
+		ifEmpty: matchNone,
+		doc:     "AS numbers of source addresses; needs `[asn]` files.",
 	},
 	{
-		name: "port", typ: arrayType(`port such as 5432, or range such as "8000-8010"`, stringType("port", "5432", `^[0-9]+(-[0-9]+)?$`).orInteger(1, 65535)), defText: "all",
-		doc: "Destination ports and ranges that the source connects to; at most 1024.",
+		name: "port", typ: arrayType(`port such as 5432, or range such as "8000-8010"`, stringType("port", "5432", `^[0-9]+(-[0-9]+)?$`).orInteger(1, 65535), parsePorts, showPorts), defText: "all",
+		field:   fieldOf(func(l *shaper.Limit) *[]shaper.PortRange { return &l.Match.Port }),
+		ifEmpty: matchNone,
+		doc:     "Destination ports and ranges that the source connects to; at most 1024.",
 	},
 }
 
@@ -159,3 +234,91 @@ var overrideKeys = func() keys {
 	}
 	return all
 }()
+
+// keyField is the set of attributes in the key of a limit, as a list.
+var keyField = field{
+	get: on(func(l *shaper.Limit) any {
+		var fields []shaper.Fields
+		for i := range shaper.FieldNames() {
+			if f := shaper.Fields(1 << i); l.Key&f != 0 {
+				fields = append(fields, f)
+			}
+		}
+		return fields
+	}),
+	set: func(record, value any) {
+		for _, f := range value.([]shaper.Fields) {
+			record.(*shaper.Limit).Key |= f
+		}
+	},
+}
+
+// matchNone says how to match all or none. An empty list does not match everything:
+// generated from an empty list of sources to block, it would block all.
+const matchNone = ": remove the key to match all, or the limit to match none"
+
+// showPackets is showFrequency in the unit of packets.
+func showPackets(f shaper.Frequency) any {
+	shown := showFrequency(f).(object)
+	shown[0].value = strings.Replace(shown[0].value.(string), "/s", "pps", 1)
+	return shown
+}
+
+func showPorts(p shaper.PortRange) any { return formatPorts(p) }
+
+// Conditions of keys of limits.
+var (
+	paced    = anyOf("rate", "packets")
+	counting = anyOf("max_connections", "new_connections")
+
+	bySource = needs("`\"source\"` in `key`", "", func(l *shaper.Limit, _ isSet) bool {
+		return l.Key&shaper.KeySource != 0
+	})
+	sharedBucket = needs("", `has no effect with "connection" in key, where each connection is alone`, func(l *shaper.Limit, _ isSet) bool {
+		return l.Key&shaper.KeyConnection == 0
+	})
+	oneDirection = needs("", `unsupported at attachments, which have one direction: add an [[attach]] with direction = "ingress"`, func(l *shaper.Limit, _ isSet) bool {
+		return !l.InPacketPlane() || l.Direction == shaper.ToDownstream
+	})
+	pacedAtAttachments = needs(paced.doc, "", func(l *shaper.Limit, _ isSet) bool {
+		return !l.InPacketPlane() || paces(l)
+	})
+	atAttachments = needs("at attachments", "has no effect without match.attach", func(l *shaper.Limit, has isSet) bool {
+		return l.InPacketPlane() || has("match.attach") // a mistake in it is reported there
+	})
+	waiting = needs("", "has no effect without new_connections: "+noWait, func(l *shaper.Limit, has isSet) bool {
+		return !l.InPacketPlane() || has("new_connections") || !has("max_connections")
+	})
+	queueing = needs("at listeners", "has no effect: "+noWait, func(l *shaper.Limit, has isSet) bool {
+		return !l.InPacketPlane() || !counting.met(l, has)
+	})
+	refusing = needs("`max_connections`, `new_connections`, `block` or UDP at listeners", "has no effect without max_connections or new_connections", func(l *shaper.Limit, has isSet) bool {
+		refusesDatagrams := !l.InPacketPlane() && l.Direction != shaper.FromDownstream && (isUDPOnly(l) || l.RefuseWith == shaper.RefuseReject)
+		return refusesDatagrams || l.Block || counting.met(l, has)
+	})
+	replying = needs("`refuse_with = \"reply\"`", "", func(l *shaper.Limit, _ isSet) bool {
+		return l.RefuseWith == shaper.RefuseReply
+	})
+)
+
+const noWait = "at attachments no connection waits for a slot"
+
+// atListeners is the condition that the limit is for listeners; msg is the error elsewhere.
+func atListeners(msg string) condition {
+	return needs("at listeners", msg, func(l *shaper.Limit, _ isSet) bool { return !l.InPacketPlane() })
+}
+
+// rateFor is the condition that there is a rate, or that the key has its default: one that is
+// written out is not a mistake.
+func rateFor(isDefault func(*shaper.Limit) bool) condition {
+	return needs("`rate`", "", func(l *shaper.Limit, has isSet) bool { return has("rate") || isDefault(l) })
+}
+
+// paces reports whether l limits a rate of units.
+func paces(l *shaper.Limit) bool { return l.Rate > 0 || l.Packets.N > 0 }
+
+// refuses reports whether l refuses connections or datagrams.
+func refuses(l *shaper.Limit) bool {
+	blocksTCP := l.Block && l.Match.Protocol != shaper.UDP && l.Match.Protocol != shaper.ICMP
+	return l.CountsConnections() || blocksTCP || isUDPOnly(l) || l.RefuseWith == shaper.RefuseReject
+}

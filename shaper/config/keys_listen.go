@@ -1,6 +1,10 @@
 package config
 
 import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
 	"time"
 
 	"shaperd.dev/shaperd/shaper"
@@ -13,8 +17,9 @@ var fileKeys = keys{
 		doc: "Settings of the whole daemon. Each key may be set once in all files.",
 	},
 	{
-		name: "transparent", typ: tableType(transparentKeys), needs: "a listener with `transparent = true`",
-		doc: "Packet interception for transparent listeners. Each key may be set once in all files.",
+		name: "transparent", typ: tableType(transparentKeys), needs: []condition{{doc: "a listener with `transparent = true`"}},
+		shown: when(hasTransparent),
+		doc:   "Packet interception for transparent listeners. Each key may be set once in all files.",
 	},
 	{
 		name: "asn", typ: tableType(asnKeys),
@@ -22,15 +27,18 @@ var fileKeys = keys{
 	},
 	{
 		name: "listen", typ: tablesType(listenKeys),
+		field: elementsOf(func(c *Config) []Listen { return c.Listen }),
 		doc: "A listener: addresses to accept traffic on, and the downstreams to forward it to. A configuration " +
 			"needs at least one `[[listen]]` or `[[attach]]`. All listeners together have at most 1024 addresses.",
 	},
 	{
 		name: "attach", typ: tablesType(attachKeys),
-		doc: "An attachment: interfaces at which packets meet the limits, in one direction. At most 64.",
+		field: elementsOf(func(c *Config) []shaper.Attachment { return c.Attach }),
+		doc:   "An attachment: interfaces at which packets meet the limits, in one direction. At most 64.",
 	},
 	{
 		name: "limit", typ: tablesType(limitKeys),
+		field: elementsOf(func(c *Config) []shaper.Limit { return c.Limits }),
 		doc: "A limit matches traffic, splits it by `key` into buckets, and sets the rates and caps of each " +
 			"bucket. At most 62. All limits that match apply, in any order; the most restrictive wins. A limit " +
 			"needs at least one of `rate`, `packets`, `max_connections` and `new_connections`, or `block = true`; " +
@@ -47,41 +55,51 @@ var fileKeys = keys{
 var daemonKeys = keys{
 	{
 		name: "observe", typ: booleanType, def: "false",
-		doc: "A dry run of all limits: everything is computed and counted, and nothing is delayed or refused.",
+		field: fieldOf(func(c *Config) *bool { return &c.Daemon.Observe }),
+		doc:   "A dry run of all limits: everything is computed and counted, and nothing is delayed or refused.",
 	},
 	{
 		name: "metrics", typ: endpointType("127.0.0.1:9464"), def: `"127.0.0.1:9464"`,
-		doc: "Address of the Prometheus endpoint, at `/metrics`. `\"\"` disables it. A change needs a restart.",
+		field: fieldOf(func(c *Config) *string { return &c.Daemon.Metrics }),
+		text:  on(func(c *Config) string { return cmp.Or(c.Daemon.Metrics, "off") }),
+		doc:   "Address of the Prometheus endpoint, at `/metrics`. `\"\"` disables it. A change needs a restart.",
 	},
 	{
 		name: "dashboard", typ: endpointType("127.0.0.1:9465"), def: `"127.0.0.1:9465"`,
-		doc: "Address of the read-only dashboard for browsers. `\"\"` disables it. A change needs a restart.",
+		field: fieldOf(func(c *Config) *string { return &c.Daemon.Dashboard }),
+		text:  on(func(c *Config) string { return cmp.Or(c.Daemon.Dashboard, "off") }),
+		doc:   "Address of the read-only dashboard for browsers. `\"\"` disables it. A change needs a restart.",
 	},
 	{
 		name: "max_buckets", typ: integerType(1<<10, 1<<26), def: "1048576",
+		field: fieldOf(func(c *Config) *int { return &c.Daemon.MaxBuckets }),
 		doc: "Capacity of the bucket table: the number of keys, of all limits together, that can have a backlog at " +
 			"once. An idle key needs no bucket. A change needs a restart.",
 	},
 	{
-		name: "pin_path", typ: stringType("absolute path", "/sys/fs/bpf/shaperd", "^/"), def: `"/sys/fs/bpf/shaperd"`,
+		name: "pin_path", typ: textType("absolute path", "/sys/fs/bpf/shaperd", "^/", parsePins), def: `"/sys/fs/bpf/shaperd"`,
+		field: fieldOf(func(c *Config) *string { return &c.Daemon.PinPath }),
+		shown: when(func(c *Config) bool { return len(c.Attach) > 0 }),
 		doc: "Directory on a BPF file system for what attachments keep in the kernel: programs, and the state of " +
 			"buckets and connections. A change needs a restart.",
 	},
 }
 
 func endpointType(example string) valueType {
-	return stringType("`host:port` or `\"\"`", example, `^(.*:[0-9]{1,5})?$`)
+	return textType("`host:port` or `\"\"`", example, `^(.*:[0-9]{1,5})?$`, parseEndpoint)
 }
 
 var transparentKeys = keys{
 	{
 		name: "rules", typ: enumType(RulesInstall, RulesManual), def: `"install"`,
+		field: fieldOf(func(c *Config) *Rules { return &c.Transparent.Rules }),
 		doc: "Installation of the nftables rules and the routing: by the daemon, which needs CAP_NET_ADMIN, or by an " +
 			"administrator with the commands that `shaperd rules` prints. The rules stay when the daemon stops; " +
 			"`shaperd rules --remove` removes them.",
 	},
 	{
 		name: "mark", typ: integerType(1, 1<<31-1), def: "21320",
+		field: fieldOf(func(c *Config) *int { return &c.Transparent.Mark }),
 		doc: "Firewall mark of intercepted packets, and number of their routing table, except 253 to 255. Each " +
 			"daemon on a host needs its own.",
 	},
@@ -89,7 +107,8 @@ var transparentKeys = keys{
 
 var asnKeys = keys{
 	{
-		name: "files", typ: arrayType(`string such as "asn.csv"`, stringType("path", "asn.csv", "")), def: "[]",
+		name: "files", typ: arrayType(`string such as "asn.csv"`, stringType("path", "asn.csv", ""), notEmpty, asIs), def: "[]",
+		field: fieldOf(func(c *Config) *[]string { return &c.ASN.Files }),
 		doc: "CSV or TSV of \"first,last,asn[,name]\", \"prefix asn\" (pfx2as) or MMDB, detected by content. Paths are " +
 			"relative to the configuration file.",
 	},
@@ -98,112 +117,154 @@ var asnKeys = keys{
 // Of TCP connections that get nowhere.
 var timeoutType = durationType(10*time.Millisecond, 8760*time.Hour)
 
-var downstreamType = arrayType(`string such as "10.0.0.5:5432", or table such as { address = "10.0.0.5:5432", weight = 2 }`,
-	valueType{kind: kindStringOrTable, example: "10.0.0.5:5432", keys: downstreamKeys})
+var downstreamType = valueType{
+	kind:     kindArray,
+	desc:     `string such as "10.0.0.5:5432", or table such as { address = "10.0.0.5:5432", weight = 2 }`,
+	elem:     &valueType{kind: kindStringOrTable, example: "10.0.0.5:5432", keys: downstreamKeys},
+	parseAll: parseDownstreams,
+	show:     showDownstreams,
+}
 
-var nameType = stringType("1 to 64 letters, digits, `-`, `_` and `.`", "db", `^[A-Za-z0-9._-]{1,64}$`)
+var nameType = textType("1 to 64 letters, digits, `-`, `_` and `.`", "db", `^[A-Za-z0-9._-]{1,64}$`, parseName)
 
 var listenKeys = keys{
 	{
 		name: "name", typ: nameType, required: true,
-		doc: "Unique among listeners and attachments; a label of metrics and log records.",
+		field: fieldOf(func(l *Listen) *string { return &l.Name }),
+		text:  noText,
+		doc:   "Unique among listeners and attachments; a label of metrics and log records.",
 	},
 	{
-		name: "address", typ: arrayType(`string such as "tcp://0.0.0.0:5432"`, stringType("address", "tcp://0.0.0.0:5432", `^(tcp|udp)://.+:[0-9]+(-[0-9]+)?$`)), required: true,
+		name: "address", typ: arrayType(`string such as "tcp://0.0.0.0:5432"`, stringType("address", "tcp://0.0.0.0:5432", `^(tcp|udp)://.+:[0-9]+(-[0-9]+)?$`), parseAddress, asText), required: true,
+		field: fieldOf(func(l *Listen) *[]Address { return &l.Addresses }),
 		doc: "Protocol, IP address, and port or range of ports. `[::]` accepts IPv6 alone, so that `0.0.0.0` can " +
 			"be next to it.",
 	},
 	{
 		name: "downstream", typ: downstreamType, required: true,
+		field: fieldOf(func(l *Listen) *[]Downstream { return &l.Downstream }),
+		text:  on(describeDownstreams),
 		doc: "Hosts to forward to, by address or name. Without a port, the port that the source connected to; a " +
 			"range of ports always maps to the same ports.",
 	},
 	{
-		name: "balance", typ: enumType(RoundRobin, LeastConnections, SourceHash), def: `"round-robin"`, needs: "a second downstream",
+		name: "balance", typ: enumType(RoundRobin, LeastConnections, SourceHash), def: `"round-robin"`, needs: []condition{secondDownstream},
+		field: fieldOf(func(l *Listen) *Balance { return &l.Balance }),
+		after: "access_log",
 		doc: "How a downstream is chosen for a connection, by weight. `\"source-hash\"` sends a source to the same " +
 			"downstream while it is available. A downstream at its `max_connections` is skipped; when all are, a " +
 			"connection waits for up to `connect_timeout`, and sources take turns.",
 	},
 	{
-		name: "slow_start", typ: durationType(0, time.Hour), def: `"0s"`, needs: "a second downstream",
+		name: "slow_start", typ: durationType(0, time.Hour), def: `"0s"`, needs: []condition{secondDownstream},
+		field:    fieldOf(func(l *Listen) *time.Duration { return &l.SlowStart }),
+		omitZero: true, after: "balance",
 		doc: "Time during which a recovered downstream gets less than its share.",
 	},
 	{
-		name: "check", typ: tableType(checkKeys), defText: "none", needs: "a tcp address",
+		name: "check", typ: tableType(checkKeys), defText: "none", needs: []condition{tcpAddress},
+		shown: when(func(l *Listen) bool { return l.Check.Interval > 0 }), after: "slow_start",
+		text: on(func(l *Listen) string {
+			c := l.Check
+			return fmt.Sprintf("every %s, given up after %s; up after %d, down after %d", FormatDuration(c.Interval), FormatDuration(c.Timeout), c.Rise, c.Fall)
+		}),
 		doc: "Active health check: a TCP connect to each downstream. It takes one of the `max_connections` of the " +
 			"downstream, and is skipped while none is free; limits do not count it. Intervals vary by a tenth.",
 	},
 	{
-		name: "eject", typ: tableType(ejectKeys), defText: "after 3, for 10s", needs: "a second downstream",
+		name: "eject", typ: tableType(ejectKeys), defText: "after 3, for 10s", needs: []condition{secondDownstream},
+		shown: when(func(l *Listen) bool { return l.EjectAfter > 0 && len(l.Downstream) > 1 }), after: "check",
+		text: on(func(l *Listen) string {
+			return fmt.Sprintf("after %d failed dials, for %s", l.EjectAfter, FormatDuration(l.EjectFor))
+		}),
 		doc: "Passive health check: the number of consecutive failed dials after which a downstream gets no " +
 			"connections, and for how long, unless no other is left.",
 	},
 	{
-		name: "accept_proxy_from", typ: arrayType(`prefix or address such as "10.0.0.0/24"`, stringType("prefix", "10.0.0.0/24", prefixPattern)), def: "[]", needs: "a tcp address",
+		name: "accept_proxy_from", typ: arrayType(`prefix or address such as "10.0.0.0/24"`, stringType("prefix", "10.0.0.0/24", prefixPattern), parsePrefix, asText), def: "[]", needs: []condition{tcpAddress},
+		field:    fieldOf(func(l *Listen) *[]netip.Prefix { return &l.AcceptProxyFrom }),
+		omitZero: true,
 		doc: "Sources whose TCP connections begin with a PROXY protocol header, version 1 or 2. Limits apply to " +
 			"the source in the header. A connection from these sources without a header is reset after 5 s at the " +
 			"latest.",
 	},
 	{
-		name: "send_proxy", typ: enumType(NoProxy, ProxyV1, ProxyV2), def: `"off"`,
+		name: "send_proxy", typ: enumType(NoProxy, ProxyV1, ProxyV2), def: `"off"`, needs: []condition{notV1ForUDP},
+		field:    fieldOf(func(l *Listen) *ProxyVersion { return &l.SendProxy }),
+		omitZero: true,
 		doc: "Version of the PROXY protocol that announces the source to the downstream: before the first byte, " +
 			"and with `\"v2\"` before each UDP datagram too. Limits count it. `\"v1\"` is for TCP alone.",
 	},
 	{
 		name: "transparent", typ: booleanType, def: "false",
+		field:    fieldOf(func(l *Listen) *bool { return &l.Transparent }),
+		omitZero: true,
 		doc: "Connect to downstreams from the source address instead of this host's. The protocol does not change, " +
 			"and replies have to be routed through this host.",
 	},
 	{
 		name: "access_log", typ: booleanType, def: "false",
+		field:    fieldOf(func(l *Listen) *bool { return &l.AccessLog }),
+		omitZero: true,
 		doc: "Log each TCP connection and UDP flow when it ends: source, downstream, bytes, waits, and how it " +
 			"ended.",
 	},
 	{
-		name: "connect_timeout", typ: durationType(time.Millisecond, time.Hour), def: `"5s"`, needs: "a tcp address",
-		doc: "Timeout of a TCP connect to a downstream.",
+		name: "connect_timeout", typ: durationType(time.Millisecond, time.Hour), def: `"5s"`, needs: []condition{tcpAddress},
+		field: fieldOf(func(l *Listen) *time.Duration { return &l.ConnectTimeout }),
+		doc:   "Timeout of a TCP connect to a downstream.",
 	},
 	{
-		name: "first_byte_timeout", typ: timeoutType, defText: "never", needs: "a tcp address",
+		name: "first_byte_timeout", typ: timeoutType, defText: "never", needs: []condition{tcpAddress},
+		field: fieldOf(func(l *Listen) *time.Duration { return &l.FirstByteTimeout }),
 		doc: "Timeout for the first byte of a TCP client, once it has a downstream. Do not set it where the " +
 			"downstream speaks first.",
 	},
 	{
-		name: "tcp_idle_timeout", typ: timeoutType, defText: "never", needs: "a tcp address",
+		name: "tcp_idle_timeout", typ: timeoutType, defText: "never", needs: []condition{tcpAddress},
+		field: fieldOf(func(l *Listen) *time.Duration { return &l.TCPIdleTimeout }),
 		doc: "Timeout of a TCP connection in which no byte moves in either direction. Time during which shaperd " +
 			"holds bytes back does not count.",
 	},
 	{
-		name: "half_close_timeout", typ: timeoutType, defText: "never", needs: "a tcp address",
-		doc: "Idle timeout of a TCP connection of which one direction is closed.",
+		name: "half_close_timeout", typ: timeoutType, defText: "never", needs: []condition{tcpAddress},
+		field: fieldOf(func(l *Listen) *time.Duration { return &l.HalfCloseTimeout }),
+		doc:   "Idle timeout of a TCP connection of which one direction is closed.",
 	},
 	{
-		name: "max_lifetime", typ: timeoutType, defText: "never", needs: "a tcp address",
-		doc: "Maximum lifetime of a TCP connection.",
+		name: "max_lifetime", typ: timeoutType, defText: "never", needs: []condition{tcpAddress},
+		field: fieldOf(func(l *Listen) *time.Duration { return &l.MaxLifetime }),
+		doc:   "Maximum lifetime of a TCP connection.",
 	},
 	{
-		name: "min_throughput", typ: rateType("100B/s"), defText: "none", needs: "a tcp address",
+		name: "min_throughput", typ: rateType("100B/s"), defText: "none", needs: []condition{tcpAddress},
+		field: fieldOf(func(l *Listen) *uint64 { return &l.MinThroughput }),
 		doc: "Minimum throughput of a TCP connection, both directions together, in each 10 s in which shaperd held " +
 			"nothing back.",
 	},
 	{
-		name: "udp_idle_timeout", typ: durationType(10*time.Millisecond, 24*time.Hour), def: `"1m"`, needs: "a udp address",
-		doc: "Timeout of a UDP flow without datagrams.",
+		name: "udp_idle_timeout", typ: durationType(10*time.Millisecond, 24*time.Hour), def: `"1m"`, needs: []condition{udpAddressNotTCP},
+		field: fieldOf(func(l *Listen) *time.Duration { return &l.UDPIdleTimeout }),
+		doc:   "Timeout of a UDP flow without datagrams.",
 	},
 	{
-		name: "max_flows", typ: integerType(1, 1<<20), def: "4096", needs: "a udp address",
+		name: "max_flows", typ: integerType(1, 1<<20), def: "4096", needs: []condition{udpAddress},
+		field: fieldOf(func(l *Listen) *int { return &l.MaxFlows }),
 		doc: "Maximum number of UDP flows. Each takes a local port of this host, of which there are 28,000 by " +
 			"default. When the table is full, an idle flow is evicted: one that was never answered, else one " +
 			"whose source has sent nothing since the answer, else one that was idle for a quarter of " +
 			"`udp_idle_timeout`; never one with queued datagrams.",
 	},
 	{
-		name: "max_flows_per_source", typ: integerType(1, 1<<20), defText: "a quarter of `max_flows`", needs: "a udp address",
+		name: "max_flows_per_source", typ: integerType(1, 1<<20), defText: "a quarter of `max_flows`", needs: []condition{udpAddress},
+		field:  fieldOf(func(l *Listen) *int { return &l.MaxFlowsPerSource }),
+		preset: on(func(l *Listen) any { return max(1, l.MaxFlows/4) }),
 		doc: "Maximum number of UDP flows of one IPv4 address, or IPv6 prefix of 64 bits. A source at the maximum " +
 			"evicts one of its own flows.",
 	},
 	{
-		name: "amplification", typ: integerType(0, 1000), def: "3", needs: "a udp address",
+		name: "amplification", typ: integerType(0, 1000), def: "3", needs: []condition{udpAddress},
+		field: fieldOf(func(l *Listen) *int { return &l.Amplification }),
 		doc: "Maximum ratio of bytes sent to the source of a UDP flow, which may be forged, to bytes received from " +
 			"it, over the lifetime of the flow. 0 is no maximum: for protocols whose replies are much larger than " +
 			"requests, such as DNS, QUIC, tunnels and streams.",
@@ -213,90 +274,143 @@ var listenKeys = keys{
 var downstreamKeys = keys{
 	{
 		name: "address", typ: stringType("address or name, with a port or without", "10.0.0.5:5432", ""), required: true,
-		doc: "Address of the downstream, as in the string form.",
+		field: field{get: on(func(d *Downstream) any { return d.String() })},
+		doc:   "Address of the downstream, as in the string form.",
 	},
 	{
 		name: "weight", typ: integerType(1, 256), def: "1",
-		doc: "Weight among several downstreams.",
+		field: fieldOf(func(d *Downstream) *int { return &d.Weight }),
+		doc:   "Weight among several downstreams.",
 	},
 	{
 		name: "max_connections", typ: integerType(1, 1<<20), defText: "no bound",
-		doc: "Maximum number of connections, including UDP flows.",
+		field: fieldOf(func(d *Downstream) *int { return &d.MaxConnections }),
+		doc:   "Maximum number of connections, including UDP flows.",
 	},
 }
 
 var checkKeys = keys{
 	{
 		name: "interval", typ: durationType(10*time.Millisecond, time.Hour), def: `"2s"`,
-		doc: "Interval of checks.",
+		field: fieldOf(func(l *Listen) *time.Duration { return &l.Check.Interval }),
+		doc:   "Interval of checks.",
 	},
 	{
 		name: "timeout", typ: durationType(10*time.Millisecond, time.Hour), def: `"1s"`,
-		doc: "Connect timeout of a check.",
+		field: fieldOf(func(l *Listen) *time.Duration { return &l.Check.Timeout }),
+		doc:   "Connect timeout of a check.",
 	},
 	{
 		name: "rise", typ: integerType(1, 1000), def: "2",
-		doc: "Consecutive successful checks before a downstream is up.",
+		field: fieldOf(func(l *Listen) *int { return &l.Check.Rise }),
+		doc:   "Consecutive successful checks before a downstream is up.",
 	},
 	{
 		name: "fall", typ: integerType(1, 1000), def: "3",
-		doc: "Consecutive failed checks before a downstream is down.",
+		field: fieldOf(func(l *Listen) *int { return &l.Check.Fall }),
+		doc:   "Consecutive failed checks before a downstream is down.",
 	},
 }
 
 var ejectKeys = keys{
 	{
 		name: "after", typ: integerType(0, 1000), def: "3",
-		doc: "Consecutive failed dials; 0 is never.",
+		field: fieldOf(func(l *Listen) *int { return &l.EjectAfter }),
+		doc:   "Consecutive failed dials; 0 is never.",
 	},
 	{
 		name: "for", typ: durationType(10*time.Millisecond, 24*time.Hour), def: `"10s"`,
-		doc: "Duration of an ejection.",
+		field: fieldOf(func(l *Listen) *time.Duration { return &l.EjectFor }),
+		needs: []condition{ejecting},
+		doc:   "Duration of an ejection.",
 	},
 }
 
 var attachKeys = keys{
 	{
 		name: "name", typ: nameType, required: true,
-		doc: "Unique among attachments and listeners.",
+		field: fieldOf(func(a *shaper.Attachment) *string { return &a.Name }),
+		text:  noText,
+		doc:   "Unique among attachments and listeners.",
 	},
 	{
-		name: "interface", typ: arrayType(`string such as "eth0"`, stringType("name", "eth0", "")), required: true,
+		name: "interface", typ: arrayType(`string such as "eth0"`, stringType("name", "eth0", ""), parseInterface, asIs), required: true,
+		field: fieldOf(func(a *shaper.Attachment) *[]string { return &a.Interfaces }),
 		doc: "Names of interfaces, or patterns with `*`, `?` and sets such as `[0-9]`. Interfaces that appear " +
 			"later are attached too.",
 	},
 	{
 		name: "direction", typ: enumType(shaper.Egress, shaper.Ingress), def: `"egress"`,
-		doc: "Packets that leave through the interface, or packets that arrive. For both, add two attachments.",
+		field: fieldOf(func(a *shaper.Attachment) *shaper.AttachDirection { return &a.Direction }),
+		doc:   "Packets that leave through the interface, or packets that arrive. For both, add two attachments.",
 	},
 	{
 		name: "mode", typ: enumType(shaper.AttachShape, shaper.AttachPolice), def: `"shape"`,
+		field: fieldOf(func(a *shaper.Attachment) *shaper.AttachMode { return &a.Mode }),
 		doc: "`\"shape\"` holds packets until their departure time, and drops those whose delay would exceed " +
 			"`max_delay`; `\"police\"` drops the same packets, and lets the others pass at once.",
 	},
 	{
 		name: "observe", typ: booleanType, def: "false",
+		field: fieldOf(func(a *shaper.Attachment) *bool { return &a.Observe }),
 		doc: "A dry run at this attachment: packets are counted, and pass. A limit cannot match attachments with " +
 			"both values, unless it has `observe = true` itself.",
 	},
 	{
 		name: "hook", typ: enumType(shaper.HookAuto, shaper.HookTCX, shaper.HookClsact, shaper.HookXDP), def: `"auto"`,
+		field: fieldOf(func(a *shaper.Attachment) *shaper.Hook { return &a.Hook }),
 		doc: "Where in the kernel programs run: `\"tcx\"` (since Linux 6.6), `\"clsact\"`, `\"auto\"` for the first of " +
 			"these that the kernel has, or `\"xdp\"` in the driver, for direction `\"ingress\"` with mode `\"police\"` " +
 			"or `observe = true`.",
 	},
 	{
 		name: "on_stop", typ: enumType(shaper.StopOpen, shaper.StopKeep), def: `"open"`,
+		field: fieldOf(func(a *shaper.Attachment) *shaper.OnStop { return &a.OnStop }),
 		doc: "While no daemon runs, traffic passes without limits (`\"open\"`), or the last limits stay effective " +
 			"(`\"keep\"`).",
 	},
 	{
-		name: "queue", typ: integerType(1000, 10_000_000), def: "100000", needs: "mode `\"shape\"` without `observe = true`",
+		name: "queue", typ: integerType(1000, 10_000_000), def: "100000", needs: []condition{shaping},
+		field: fieldOf(func(a *shaper.Attachment) *int { return &a.Queue }),
 		doc: "Packets in the queue (fq) of each interface. One key gets at least three quarters of it while no " +
 			"other waits, and an equal share otherwise.",
 	},
 	{
-		name: "tcp_idle_timeout", typ: durationType(time.Second, 240*time.Hour), def: `"1h"`, needs: "a limit with `max_connections` that matches the attachment",
+		name: "tcp_idle_timeout", typ: durationType(time.Second, 240*time.Hour), def: `"1h"`, needs: []condition{{doc: "a limit with `max_connections` that matches the attachment"}},
+		field: fieldOf(func(a *shaper.Attachment) *time.Duration { return &a.IdleTimeout }),
+		shown: func(c *Config, record any) bool {
+			return len(connectionLimits(c.Limits, record.(*shaper.Attachment).Name)) > 0
+		},
 		doc: "Timeout of a counted TCP connection without packets.",
 	},
 }
+
+func hasTransparent(c *Config) bool {
+	return slices.ContainsFunc(c.Listen, func(l Listen) bool { return l.Transparent })
+}
+
+// Conditions of keys of listeners. They are met where the mistake is another one: no
+// addresses, or no downstreams.
+var (
+	tcpAddress = needs("a tcp address", "", hasAddress(shaper.TCP))
+	udpAddress = needs("a udp address", "", hasAddress(shaper.UDP))
+
+	udpAddressNotTCP = needs(udpAddress.doc, "has no effect without a udp address: for TCP it is tcp_idle_timeout", hasAddress(shaper.UDP))
+
+	secondDownstream = needs("a second downstream", "", func(l *Listen, _ isSet) bool { return len(l.Downstream) != 1 })
+	notV1ForUDP      = needs("", `"v1" is unsupported for UDP: use "v2"`, func(l *Listen, _ isSet) bool {
+		return l.SendProxy != ProxyV1 || !slices.ContainsFunc(l.Addresses, func(a Address) bool { return a.Protocol == shaper.UDP })
+	})
+	ejecting = needs("", "has no effect without after", func(l *Listen, _ isSet) bool { return l.EjectAfter > 0 })
+)
+
+func hasAddress(p shaper.Protocol) func(*Listen, isSet) bool {
+	return func(l *Listen, _ isSet) bool {
+		return len(l.Addresses) == 0 || slices.ContainsFunc(l.Addresses, func(a Address) bool { return a.Protocol == p })
+	}
+}
+
+// shaping is the condition that an attachment delays packets.
+var shaping = needs("mode `\"shape\"` without `observe = true`", `has no effect without mode "shape" and observe = false`, func(a *shaper.Attachment, _ isSet) bool {
+	return a.Shapes()
+})

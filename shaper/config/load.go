@@ -160,15 +160,15 @@ func readFile(path string, pipes bool) (string, error) {
 // load parses and checks files, the main one first.
 func load(files []*file) (*Config, error) {
 	l := loader{
-		c: &Config{
-			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Dashboard: "127.0.0.1:9465", MaxBuckets: 1 << 20, PinPath: "/sys/fs/bpf/shaperd"},
-			Transparent: Transparent{Mark: 21320},
-			overridden:  map[string]map[string]string{},
-		},
+		c:         &Config{overridden: map[string]map[string]string{}},
 		set:       map[string]*node{},
 		asnFiles:  map[string]*node{},
 		overrides: map[string]map[string]overrideValue{},
 	}
+	fileKeys.setDefaults(l.c)
+	listenKeys.setDefaults(&l.newListen)
+	attachKeys.setDefaults(&l.newAttach)
+	limitKeys.setDefaults(&l.newLimit)
 	var tables []table
 	for _, f := range files {
 		root, values := l.parse(f)

@@ -96,7 +96,7 @@ func formatOverride(limit string, set map[string]string) (string, error) {
 		}
 		kind := kindString // type of mode, a key of an earlier version
 		if key != "mode" {
-			kind = overrideKeys.typeOf(cmp.Or(renamedInLimit[key], key)).kind
+			kind = overrideKeys.find(cmp.Or(renamedInLimit[key], key)).typ.kind
 		}
 		switch kind {
 		case kindInteger:

@@ -33,12 +33,3 @@ func parseReply(s string) (string, error) {
 	}
 	return s, nil
 }
-
-func checkReply(t table, limit shaper.Limit) {
-	switch {
-	case limit.RefuseWith == shaper.RefuseReply && limit.Reply == "" && !t.has("reply"):
-		t.errorf("refuse_with", "\"reply\": missing key reply, a text or \"http-429\"")
-	case limit.RefuseWith != shaper.RefuseReply:
-		t.requireForEffect(false, "refuse_with = \"reply\"", "reply")
-	}
-}

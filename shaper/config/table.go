@@ -97,6 +97,61 @@ func (t table) requireForEffect(met bool, needed string, keys ...string) {
 	}
 }
 
+// decode sets the fields of the keys that the table has, and reports mistakes in their
+// values. It returns the positions of the elements of arrays, by key.
+func (t table) decode(record any) (elems map[string][]*node) {
+	elems = map[string][]*node{}
+	for i := range t.keys {
+		k := &t.keys[i]
+		if k.preset != nil {
+			k.field.set(record, k.preset(record))
+		}
+		v, ok := t.values[k.name]
+		switch {
+		case !ok:
+		case k.typ.kind == kindTable:
+			sub, _ := t.table(k.name)
+			for key, at := range sub.decode(record) {
+				elems[k.name+"."+key] = at
+			}
+			sub.checkNeeds(record)
+		case k.field.set == nil:
+		case k.typ.kind == kindArray:
+			value, at := k.typ.parseAll(t, k.name)
+			k.field.set(record, value)
+			elems[k.name] = at
+			if array, ok := elements(v); ok && len(array) == 0 && k.def == "" {
+				t.errorf(k.name, "must not be empty%s", k.ifEmpty)
+			}
+		default:
+			value, err := k.typ.parse(k.name, v, k.field.get(record))
+			if err != nil {
+				t.errorf(k.name, "%v", err)
+			}
+			if value != nil {
+				k.field.set(record, value)
+			}
+		}
+	}
+	return elems
+}
+
+// checkNeeds reports keys that have no effect.
+func (t table) checkNeeds(record any) {
+	has := func(key string) bool {
+		name, sub, _ := strings.Cut(key, ".")
+		values, _ := t.values[name].(map[string]any)
+		return t.has(name) && (sub == "" || values[sub] != nil)
+	}
+	for i := range t.keys {
+		for _, needs := range t.keys[i].needs {
+			if key := t.keys[i].name; t.has(key) && needs.met != nil && !needs.met(record, has) {
+				t.errorf(key, "%s", needs.message())
+			}
+		}
+	}
+}
+
 // table returns the table under a key, after a check of its keys.
 func (t table) table(key string) (table, bool) {
 	v, ok := t.values[key]
@@ -112,7 +167,7 @@ func (t table) table(key string) (table, bool) {
 	if t.name == "" {
 		name = "[" + key + "]"
 	}
-	sub := table{t.report, name, t.keys.typeOf(key).keys, values, t.at.child(key)}
+	sub := table{t.report, name, t.keys.find(key).typ.keys, values, t.at.child(key)}
 	sub.check()
 	return sub, true
 }
@@ -139,7 +194,7 @@ func (t table) tables(key string) []table {
 			t.add(at.elem(i), fmt.Sprintf("an element of %s must be a table, not %s", key, kind(v)))
 			continue
 		}
-		sub := table{t.report, name, t.keys.typeOf(key).keys, values, at.elem(i)}
+		sub := table{t.report, name, t.keys.find(key).typ.keys, values, at.elem(i)}
 		sub.check()
 		tables = append(tables, sub)
 	}
@@ -160,7 +215,7 @@ func (t table) elements(key string) []any {
 
 // elementError returns the error that v is not an element of the array under a key.
 func (t table) elementError(key string, v any) error {
-	article, one := "a", t.keys.typeOf(key).desc
+	article, one := "a", t.keys.find(key).typ.desc
 	if strings.HasPrefix(one, "AS ") {
 		article = "an"
 	}
@@ -187,137 +242,40 @@ func (t table) text(key string) (string, bool) {
 	if !ok {
 		return "", false
 	}
-	s, ok := v.(string)
-	if !ok {
-		t.errorf(key, "must be a string such as %q, not %s", t.keys.typeOf(key).example, kind(v))
+	text, err := t.keys.find(key).typ.parse(key, v, nil)
+	if err != nil {
+		t.errorf(key, "%v", err)
+		return "", false
 	}
-	return s, ok
-}
-
-// integer sets *into to the integer under a key.
-func (t table) integer(key string, into *int) {
-	v, ok := t.values[key]
-	if !ok {
-		return
-	}
-	first, last := t.keys.typeOf(key).min, t.keys.typeOf(key).max
-	n, ok := v.(int64)
-	switch {
-	case !ok:
-		t.errorf(key, "must be an integer such as %d, not %s", *into, kind(v))
-	case n < first || n > last:
-		t.errorf(key, "must be from %d to %d, not %d", first, last, n)
-	default:
-		*into = int(n)
-	}
-}
-
-// boolean sets *into to the boolean under a key.
-func (t table) boolean(key string, into *bool) {
-	v, ok := t.values[key]
-	if !ok {
-		return
-	}
-	b, ok := v.(bool)
-	if !ok {
-		t.errorf(key, "must be true or false, not %s", kind(v))
-		return
-	}
-	*into = b
-}
-
-// quantity sets *into to the value of a string with a unit under a key.
-func quantity[T any](t table, key string, into *T, parse func(string) (T, error)) {
-	quantityWithExample(t, key, into, t.keys.typeOf(key).example, parse)
-}
-
-// quantityWithExample is quantity with another example for errors.
-func quantityWithExample[T any](t table, key string, into *T, example string, parse func(string) (T, error)) {
-	v, ok := t.values[key]
-	if !ok {
-		return
-	}
-	s, ok := v.(string)
-	number, isNumber := formatNumber(v)
-	switch {
-	case ok:
-		value, err := parse(s)
-		if err != nil {
-			t.errorf(key, "%v", err)
-			return
-		}
-		*into = value
-	case isNumber:
-		// The parser's error about a number without a unit suggests the units.
-		says := ""
-		if _, err := parse(number); err != nil {
-			says = ": " + err.Error()
-		}
-		t.errorf(key, "must be a string such as %q, not %s%s", example, kind(v), says)
-	default:
-		t.errorf(key, "must be a string such as %q, not %s", example, kind(v))
-	}
-}
-
-func formatNumber(v any) (string, bool) {
-	switch v := v.(type) {
-	case int64:
-		return strconv.FormatInt(v, 10), true
-	case float64:
-		return strconv.FormatFloat(v, 'f', -1, 64), !math.IsNaN(v) && !math.IsInf(v, 0)
-	}
-	return "", false
-}
-
-// duration sets *into to the time under a key.
-func (t table) duration(key string, into *time.Duration) {
-	first, last := time.Duration(t.keys.typeOf(key).min), time.Duration(t.keys.typeOf(key).max)
-	quantityWithExample(t, key, into, FormatDuration(*into), func(s string) (time.Duration, error) {
-		d, err := ParseDuration(s)
-		if err == nil && (d < first || d > last) {
-			err = fmt.Errorf("must be from %s to %s, not %s", FormatDuration(first), FormatDuration(last), quote(s))
-		}
-		return d, err
-	})
-}
-
-// enumValue sets *into to the option under a key.
-func enumValue[T fmt.Stringer](t table, key string, into *T) {
-	s, ok := t.text(key)
-	if !ok {
-		return
-	}
-	takes := t.keys.typeOf(key)
-	i := slices.Index(takes.enumNames, s)
-	if i < 0 {
-		t.errorf(key, "%s", unknownValue(s, takes.enumNames, valueSynonyms[key]))
-		return
-	}
-	*into = takes.enum.([]T)[i]
+	return text.(string), true
 }
 
 // list parses the elements of the array under a key, which must be distinct, or the single
 // value in its place.
-func list[E any, T comparable](t table, key string, parse func(E) (T, error)) []item[T] {
+func list[T comparable](t table, key string, parse func(string) (T, error)) []item[T] {
 	var items []item[T]
 	seen := map[T]bool{}
+	integers := t.keys.find(key).typ.elem.kind == kindStringOrInteger
 	for i, v := range t.elements(key) {
 		if t.full() {
 			break
 		}
 		at := t.at.child(key).elem(i)
-		e, ok := v.(E)
+		s, ok := v.(string)
+		if n, isInteger := v.(int64); isInteger && integers {
+			s, ok = strconv.FormatInt(n, 10), true
+		}
 		if !ok {
 			t.add(at, fmt.Sprintf("%s: %v", key, t.elementError(key, v)))
 			continue
 		}
-		value, err := parse(e)
+		value, err := parse(s)
 		if err != nil {
 			t.add(at, fmt.Sprintf("%s: %v", key, err))
 			continue
 		}
 		if seen[value] {
-			t.add(at, fmt.Sprintf("%s: duplicate entry %s", key, quote(fmt.Sprint(e))))
+			t.add(at, fmt.Sprintf("%s: duplicate entry %s", key, quote(s)))
 			continue
 		}
 		seen[value] = true
@@ -333,6 +291,24 @@ func values[T any](items []item[T]) []T {
 		vs = append(vs, i.value)
 	}
 	return vs
+}
+
+// positions returns the positions of items.
+func positions[T any](items []item[T]) []*node {
+	var at []*node
+	for _, i := range items {
+		at = append(at, i.at)
+	}
+	return at
+}
+
+// located returns values with their positions.
+func located[T any](values []T, at []*node) []item[T] {
+	items := make([]item[T], len(values))
+	for i, v := range values {
+		items[i] = item[T]{v, at[i]}
+	}
+	return items
 }
 
 // kind describes a value of a wrong type.
