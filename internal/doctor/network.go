@@ -1,4 +1,4 @@
-package main
+package doctor
 
 import (
 	"encoding/hex"
@@ -18,35 +18,35 @@ import (
 )
 
 // interfaces checks that the interfaces of attachments exist.
-func (d *doctor) interfaces() (found []finding) {
-	if len(d.loaded.Config.Attach) == 0 {
-		return oneFinding(healthSkip, "there are no attachments", "")
+func (d *doctor) interfaces() (found []Finding) {
+	if len(d.plan.Config.Attach) == 0 {
+		return oneFinding(Skip, "there are no attachments", "")
 	}
-	for _, warning := range d.loaded.MissingInterfaces() {
-		found = append(found, finding{State: healthWarn, Text: warning, Fix: `"ip link" lists interfaces; the daemon attaches to one that appears later`})
+	for _, warning := range d.plan.MissingInterfaces() {
+		found = append(found, Finding{State: Warn, Text: warning, Fix: `"ip link" lists interfaces; the daemon attaches to one that appears later`})
 	}
 	return orOK(found, "all interfaces of attachments exist")
 }
 
 // checkForeign checks for other programs that packets pass before the limits, or that keep shaperd
 // from attaching.
-func (d *doctor) checkForeign() (found []finding) {
-	if len(d.loaded.Config.Attach) == 0 {
-		return oneFinding(healthSkip, "there are no attachments", "")
+func (d *doctor) checkForeign() (found []Finding) {
+	if len(d.plan.Config.Attach) == 0 {
+		return oneFinding(Skip, "there are no attachments", "")
 	}
-	all, err := d.findForeign(d.loaded.Config.Daemon.PinPath, d.loaded.Config.Attach)
+	all, err := d.findForeign(d.plan.Config.Daemon.PinPath, d.plan.Config.Attach)
 	if errors.Is(err, fs.ErrPermission) {
-		return oneFinding(healthSkip, "only root can list other programs on the interfaces", "")
+		return oneFinding(Skip, "only root can list other programs on the interfaces", "")
 	}
 	if err != nil {
-		return oneFinding(healthWarn, err.Error(), "")
+		return oneFinding(Warn, err.Error(), "")
 	}
 	for _, f := range all {
-		state := healthWarn
+		state := Warn
 		if f.Refuses {
-			state = healthFail
+			state = Fail
 		}
-		found = append(found, finding{State: state, Text: plan.ForeignWarning(f), Fix: f.Fix})
+		found = append(found, Finding{State: state, Text: plan.ForeignWarning(f), Fix: f.Fix})
 	}
 	return orOK(found, "no other program precedes the limits")
 }
@@ -108,12 +108,12 @@ func (s socket) conflictsWith(addr netip.AddrPort) bool {
 }
 
 // ports checks whether other programs occupy ports of the configuration.
-func (d *doctor) ports() (found []finding) {
+func (d *doctor) ports() (found []Finding) {
 	if d.running {
-		return oneFinding(healthSkip, "the running daemon has them", "")
+		return oneFinding(Skip, "the running daemon has them", "")
 	}
 	if errors.Is(d.dialErr, fs.ErrPermission) {
-		return oneFinding(healthSkip, "a daemon that this user may not query may have them", "")
+		return oneFinding(Skip, "a daemon that this user may not query may have them", "")
 	}
 	taken := d.listeningSockets()
 	look := func(at string, protocol shaper.Protocol, addr netip.AddrPort) {
@@ -125,11 +125,11 @@ func (d *doctor) ports() (found []finding) {
 			if owner.pid == "1" { // systemd stores it for the daemon
 				return
 			}
-			state, doubt := healthFail, ""
+			state, doubt := Fail, ""
 			if s.addr.Addr().Is4() != addr.Addr().Is4() {
-				state, doubt = healthWarn, ", unless that is IPv6 only"
+				state, doubt = Warn, ", unless that is IPv6 only"
 			}
-			found = append(found, finding{
+			found = append(found, Finding{
 				State: state, Text: fmt.Sprintf("%s: the port is in use by %s, at %v%s", at, owner, s.addr, doubt),
 				Fix: "stop that, or change the address; ss -lntup lists listening sockets",
 			})
@@ -137,13 +137,13 @@ func (d *doctor) ports() (found []finding) {
 		}
 	}
 	n := 0
-	for _, l := range d.loaded.Listens {
+	for _, l := range d.plan.Listens {
 		for _, e := range l.Endpoints {
 			n++
 			look(fmt.Sprintf("listener %q, %v://%v", l.Name, e.Protocol, e.Addr), e.Protocol, e.Addr)
 		}
 	}
-	for _, own := range d.loaded.Config.Daemon.OwnPorts() {
+	for _, own := range d.plan.Config.Daemon.OwnPorts() {
 		n++
 		look("[daemon] "+own.Key, shaper.TCP, own.Addr)
 	}
@@ -174,10 +174,10 @@ func (d *doctor) socketOwner(inode string) program {
 
 // downstreams checks that the names of downstreams resolve and, with --probe, that they accept
 // connections.
-func (d *doctor) downstreams() []finding {
+func (d *doctor) downstreams() []Finding {
 	type target struct{ listener, host, connect string }
 	var targets []target
-	for _, l := range d.loaded.Listens {
+	for _, l := range d.plan.Listens {
 		tcp := slices.IndexFunc(l.Endpoints, func(e conn.Endpoint) bool { return e.Protocol == shaper.TCP })
 		for _, to := range l.Downstream {
 			t := target{listener: l.Name, host: to.Host}
@@ -192,15 +192,15 @@ func (d *doctor) downstreams() []finding {
 		}
 	}
 	if len(targets) == 0 {
-		return oneFinding(healthSkip, "there are no listeners", "")
+		return oneFinding(Skip, "there are no listeners", "")
 	}
-	found := make([][]finding, len(targets))
+	found := make([][]Finding, len(targets))
 	var wg sync.WaitGroup
 	for i, t := range targets {
 		wg.Go(func() {
 			if _, err := netip.ParseAddr(t.host); err != nil {
 				if err := d.resolve(t.host); err != nil {
-					found[i] = oneFinding(healthFail, fmt.Sprintf("listener %q: downstream %s: %v", t.listener, t.host, err), "getent ahosts "+t.host+"; or use an address")
+					found[i] = oneFinding(Fail, fmt.Sprintf("listener %q: downstream %s: %v", t.listener, t.host, err), "getent ahosts "+t.host+"; or use an address")
 					return
 				}
 			}
@@ -208,7 +208,7 @@ func (d *doctor) downstreams() []finding {
 				return
 			}
 			if err := d.dial("tcp", t.connect); err != nil {
-				found[i] = oneFinding(healthFail, fmt.Sprintf("listener %q: downstream %s: %v", t.listener, t.host, err), "check that it runs and can be reached: ss, ip route get "+t.host)
+				found[i] = oneFinding(Fail, fmt.Sprintf("listener %q: downstream %s: %v", t.listener, t.host, err), "check that it runs and can be reached: ss, ip route get "+t.host)
 			}
 		})
 	}

@@ -1,4 +1,4 @@
-package main
+package doctor
 
 import (
 	"fmt"
@@ -26,27 +26,27 @@ func (d *doctor) kernelRelease() (release string, v kernelVersion) {
 }
 
 // kernel checks the version of the kernel.
-func (d *doctor) kernel() (found []finding) {
+func (d *doctor) kernel() (found []Finding) {
 	release, v := d.kernelRelease()
 	if v.major == 0 {
-		return oneFinding(healthSkip, "cannot read the kernel version", "")
+		return oneFinding(Skip, "cannot read the kernel version", "")
 	}
 	newer := func(what string, major, minor int) {
 		if v.before(major, minor) {
-			found = append(found, finding{
-				State: healthFail, Text: fmt.Sprintf("%s Linux %d.%d or later; this is %s", what, major, minor, release),
+			found = append(found, Finding{
+				State: Fail, Text: fmt.Sprintf("%s Linux %d.%d or later; this is %s", what, major, minor, release),
 				Fix: fmt.Sprintf("boot Linux %d.%d or later", major, minor),
 			})
 		}
 	}
 	newer("shaperd needs", 5, 11) // epoll_pwait2
-	if len(d.loaded.Config.Attach) > 0 {
+	if len(d.plan.Config.Attach) > 0 {
 		newer("attachments need", 6, 1)
 	}
-	for _, a := range d.loaded.Config.Attach {
+	for _, a := range d.plan.Config.Attach {
 		if a.Hook == shaper.HookTCX && v.before(6, 6) {
-			found = append(found, finding{
-				State: healthFail, Text: fmt.Sprintf("attachment %q: hook = \"tcx\" needs Linux 6.6 or later; this is %s", a.Name, release),
+			found = append(found, Finding{
+				State: Fail, Text: fmt.Sprintf("attachment %q: hook = \"tcx\" needs Linux 6.6 or later; this is %s", a.Name, release),
 				Fix: `set hook = "auto"`,
 			})
 		}
@@ -72,10 +72,10 @@ func (d *doctor) missingModules(needed []string) (missing []string, listed bool)
 }
 
 // modules checks for the kernel modules that the configuration needs.
-func (d *doctor) modules() (found []finding) {
+func (d *doctor) modules() (found []Finding) {
 	release, v := d.kernelRelease()
 	var needed []string
-	for _, a := range d.loaded.Config.Attach {
+	for _, a := range d.plan.Config.Attach {
 		if a.Shapes() && a.Direction == shaper.Egress {
 			needed = append(needed, "sch_fq")
 		}
@@ -86,49 +86,49 @@ func (d *doctor) modules() (found []finding) {
 			needed = append(needed, "sch_ingress", "cls_bpf")
 		}
 	}
-	if !d.loaded.TransparentRules().Empty() {
+	if !d.plan.TransparentRules().Empty() {
 		needed = append(needed, "nf_tables", "nft_tproxy", "nft_socket")
 	}
 	slices.Sort(needed)
 	needed = slices.Compact(needed)
 	if len(needed) == 0 {
-		return oneFinding(healthSkip, "the configuration needs none", "")
+		return oneFinding(Skip, "the configuration needs none", "")
 	}
 	missing, listed := d.missingModules(needed)
 	switch {
 	case missing == nil:
-		return oneFinding(healthOK, strings.Join(needed, ", "), "")
+		return oneFinding(OK, strings.Join(needed, ", "), "")
 	case !listed:
-		return oneFinding(healthSkip, "/lib/modules/"+release+" has no list of modules: cannot check for "+strings.Join(missing, ", "), "")
+		return oneFinding(Skip, "/lib/modules/"+release+" has no list of modules: cannot check for "+strings.Join(missing, ", "), "")
 	}
-	return oneFinding(healthFail, "the kernel has no "+strings.Join(missing, ", "),
+	return oneFinding(Fail, "the kernel has no "+strings.Join(missing, ", "),
 		fmt.Sprintf("apt-get install linux-modules-extra-%s, dnf install kernel-modules-extra, or boot a distribution kernel that has them", release))
 }
 
 // queue checks whether the kernel can shape packets.
-func (d *doctor) queue() []finding {
-	if !d.loaded.Shapes() {
-		return oneFinding(healthSkip, "no attachment shapes packets", "")
+func (d *doctor) queue() []Finding {
+	if !d.plan.Shapes() {
+		return oneFinding(Skip, "no attachment shapes packets", "")
 	}
 	if err := d.probeShape(); err != nil {
 		fix := "modprobe sch_fq"
 		if missing, _ := d.missingModules([]string{"sch_fq"}); missing != nil {
 			fix = `set mode = "police", or boot a kernel that has sch_fq`
 		}
-		return oneFinding(healthFail, err.Error(), fix)
+		return oneFinding(Fail, err.Error(), fix)
 	}
 	if !d.runner.unit && !d.runner.has("CAP_NET_ADMIN") {
-		return oneFinding(healthSkip, "only root can test the fq qdisc", "")
+		return oneFinding(Skip, "only root can test the fq qdisc", "")
 	}
-	return oneFinding(healthOK, "packets can be delayed (sch_fq)", "")
+	return oneFinding(OK, "packets can be delayed (sch_fq)", "")
 }
 
 // pins checks the folder for pinned BPF objects.
-func (d *doctor) pins() []finding {
-	if len(d.loaded.Config.Attach) == 0 {
-		return oneFinding(healthSkip, "there are no attachments", "")
+func (d *doctor) pins() []Finding {
+	if len(d.plan.Config.Attach) == 0 {
+		return oneFinding(Skip, "there are no attachments", "")
 	}
-	pins := d.loaded.Config.Daemon.PinPath
+	pins := d.plan.Config.Daemon.PinPath
 	var mount, kind string
 	for line := range strings.Lines(d.readText("/proc/self/mounts")) {
 		f := strings.Fields(line)
@@ -142,45 +142,45 @@ func (d *doctor) pins() []finding {
 		if !strings.HasPrefix(pins, usual+"/") {
 			fix = "use a directory below " + usual + ", or mount a bpf file system there"
 		}
-		return oneFinding(healthFail, fmt.Sprintf("[daemon] pin_path: %s is not on a bpf file system", pins), fix)
+		return oneFinding(Fail, fmt.Sprintf("[daemon] pin_path: %s is not on a bpf file system", pins), fix)
 	}
 	if info, err := fs.Stat(d.files, fsPath(pins)); err == nil {
 		owner, is := info.Sys().(*syscall.Stat_t)
 		if is && d.runner.uid != 0 && int(owner.Uid) != d.runner.uid {
-			return oneFinding(healthFail, fmt.Sprintf("[daemon] pin_path: %s does not belong to %s", pins, d.runner.name),
+			return oneFinding(Fail, fmt.Sprintf("[daemon] pin_path: %s does not belong to %s", pins, d.runner.name),
 				fmt.Sprintf("shaperd detach --pin-path %s; the daemon recreates it", pins))
 		}
 	}
-	return oneFinding(healthOK, pins, "")
+	return oneFinding(OK, pins, "")
 }
 
 // buffers checks the system limits of socket queues and buffers.
-func (d *doctor) buffers() (found []finding) {
+func (d *doctor) buffers() (found []Finding) {
 	tcp, udp := false, false
-	for _, l := range d.loaded.Config.Listeners() {
+	for _, l := range d.plan.Config.Listeners() {
 		tcp, udp = tcp || l.TCP, udp || l.UDP
 	}
 	if !tcp && !udp {
-		return oneFinding(healthSkip, "there are no listeners", "")
+		return oneFinding(Skip, "there are no listeners", "")
 	}
 	const minBacklog = 1024
 	if n, is := d.readInt("/proc/sys/net/core/somaxconn"); tcp && is && n < minBacklog {
-		found = append(found, finding{
-			State: healthWarn, Text: fmt.Sprintf("net.core.somaxconn: the kernel queues only %d connections while shaperd restarts or is overloaded", n),
+		found = append(found, Finding{
+			State: Warn, Text: fmt.Sprintf("net.core.somaxconn: the kernel queues only %d connections while shaperd restarts or is overloaded", n),
 			Fix: sysctlCommand("net.core.somaxconn", conn.Backlog),
 		})
 	}
 	n, is := d.readInt("/proc/sys/net/ipv4/tcp_max_syn_backlog")
 	if cookies, _ := d.readInt("/proc/sys/net/ipv4/tcp_syncookies"); tcp && is && n < minBacklog && cookies == 0 {
-		found = append(found, finding{
-			State: healthWarn, Text: fmt.Sprintf("net.ipv4.tcp_syncookies is 0: %d half-open connections (net.ipv4.tcp_max_syn_backlog) keep out all others", n),
+		found = append(found, Finding{
+			State: Warn, Text: fmt.Sprintf("net.ipv4.tcp_syncookies is 0: %d half-open connections (net.ipv4.tcp_max_syn_backlog) keep out all others", n),
 			Fix: sysctlCommand("net.ipv4.tcp_syncookies", 1),
 		})
 	}
 	// The bound does not apply with CAP_NET_ADMIN.
 	if n, is := d.readInt("/proc/sys/net/core/rmem_max"); udp && is && n < conn.UDPBuffer && !d.runner.has("CAP_NET_ADMIN") {
-		found = append(found, finding{
-			State: healthWarn, Text: fmt.Sprintf("net.core.rmem_max: UDP sockets can buffer %d bytes, and shaperd requests %d: the kernel drops larger bursts, and shaperd does not count them", n, conn.UDPBuffer),
+		found = append(found, Finding{
+			State: Warn, Text: fmt.Sprintf("net.core.rmem_max: UDP sockets can buffer %d bytes, and shaperd requests %d: the kernel drops larger bursts, and shaperd does not count them", n, conn.UDPBuffer),
 			Fix: sysctlCommand("net.core.rmem_max", conn.UDPBuffer),
 		})
 	}
@@ -188,9 +188,9 @@ func (d *doctor) buffers() (found []finding) {
 }
 
 // routing checks the routing settings that transparent listeners need.
-func (d *doctor) routing() (found []finding) {
-	if d.loaded.TransparentRules().Empty() {
-		return oneFinding(healthSkip, "no listener is transparent", "")
+func (d *doctor) routing() (found []Finding) {
+	if d.plan.TransparentRules().Empty() {
+		return oneFinding(Skip, "no listener is transparent", "")
 	}
 	all, _ := fs.Glob(d.files, "proc/sys/net/ipv4/conf/*/src_valid_mark")
 	for _, p := range all {
@@ -199,17 +199,17 @@ func (d *doctor) routing() (found []finding) {
 			if !strings.Contains(name, ".") { // for eth0.100, sysctl needs slashes
 				name = strings.ReplaceAll(name, "/", ".")
 			}
-			found = append(found, finding{
-				State: healthFail, Text: name + " is 1: the kernel drops replies of transparent downstreams as martians",
+			found = append(found, Finding{
+				State: Fail, Text: name + " is 1: the kernel drops replies of transparent downstreams as martians",
 				Fix: sysctlCommand(name, 0),
 			})
 		}
 	}
-	for _, l := range d.loaded.Config.Listen {
+	for _, l := range d.plan.Config.Listen {
 		name := forwarding(l)
 		if name != "" && d.readText("/proc/sys/"+strings.ReplaceAll(name, ".", "/")) == "0" {
-			found = append(found, finding{
-				State: healthWarn, Text: fmt.Sprintf("listener %q: %s is 0, so this host forwards no other traffic to its downstream", l.Name, name),
+			found = append(found, Finding{
+				State: Warn, Text: fmt.Sprintf("listener %q: %s is 0, so this host forwards no other traffic to its downstream", l.Name, name),
 				Fix: sysctlCommand(name, 1),
 			})
 		}
@@ -238,33 +238,33 @@ func forwarding(l config.Listen) string {
 }
 
 // conntrack checks how full the connection table of the kernel is.
-func (d *doctor) conntrack() []finding {
+func (d *doctor) conntrack() []Finding {
 	count, counted := d.readInt("/proc/sys/net/netfilter/nf_conntrack_count")
 	most, bounded := d.readInt("/proc/sys/net/netfilter/nf_conntrack_max")
 	if !counted || !bounded || most == 0 {
-		return oneFinding(healthSkip, "the kernel does not track connections", "")
+		return oneFinding(Skip, "the kernel does not track connections", "")
 	}
 	text := fmt.Sprintf("the kernel tracks %d of at most %d connections (net.netfilter.nf_conntrack_max)", count, most)
 	fix := sysctlCommand("net.netfilter.nf_conntrack_max", 2*most)
 	switch {
 	case count >= most:
-		return oneFinding(healthFail, text+" and drops packets of new ones", fix)
+		return oneFinding(Fail, text+" and drops packets of new ones", fix)
 	case count > most*8/10:
-		return oneFinding(healthWarn, text+"; when the table is full, it drops packets of new ones", fix)
+		return oneFinding(Warn, text+"; when the table is full, it drops packets of new ones", fix)
 	}
-	return oneFinding(healthOK, text, "")
+	return oneFinding(OK, text, "")
 }
 
 // clock checks the cost of reading the time, which shaperd does for each batch.
-func (d *doctor) clock() []finding {
+func (d *doctor) clock() []Finding {
 	const folder = "/sys/devices/system/clocksource/clocksource0/"
 	source := d.readText(folder + "current_clocksource")
 	switch source {
 	case "":
-		return oneFinding(healthSkip, "cannot read the clock source", "")
+		return oneFinding(Skip, "cannot read the clock source", "")
 	case "hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit":
 	default:
-		return oneFinding(healthOK, source, "")
+		return oneFinding(OK, source, "")
 	}
 	fix := "add tsc=reliable to the kernel command line if the hardware clock is reliable, or ask the operator of the virtual machine"
 	for _, better := range []string{"tsc", "kvm-clock"} {
@@ -273,15 +273,15 @@ func (d *doctor) clock() []finding {
 			break
 		}
 	}
-	return oneFinding(healthWarn, fmt.Sprintf("the clock source is %s: reading it takes a microsecond or more, which delays departures", source), fix)
+	return oneFinding(Warn, fmt.Sprintf("the clock source is %s: reading it takes a microsecond or more, which delays departures", source), fix)
 }
 
 // localPorts checks whether this host has enough local ports for all flows and connections to
 // downstreams.
-func (d *doctor) localPorts() (found []finding) {
+func (d *doctor) localPorts() (found []Finding) {
 	var low, high, flows int
 	if n, _ := fmt.Sscan(d.readText("/proc/sys/net/ipv4/ip_local_port_range"), &low, &high); n < 2 {
-		return oneFinding(healthSkip, "cannot read net.ipv4.ip_local_port_range", "")
+		return oneFinding(Skip, "cannot read net.ipv4.ip_local_port_range", "")
 	}
 	ports := high - low + 1
 	const lowest, highest = 10240, 65535
@@ -291,22 +291,22 @@ func (d *doctor) localPorts() (found []finding) {
 		}
 		return sysctlCommand("net.ipv4.ip_local_port_range", fmt.Sprint(lowest, " ", highest)) + "; or " + otherwise
 	}
-	for i, l := range d.loaded.Config.Listeners() {
-		listen := d.loaded.Config.Listen[i]
+	for i, l := range d.plan.Config.Listeners() {
+		listen := d.plan.Config.Listen[i]
 		if l.UDP {
 			flows += listen.MaxFlows
 		}
-		if limit := connectionCap(d.loaded, l.Name); l.TCP && limit != nil && limit.MaxConnections > ports*len(listen.Downstream) {
+		if limit := connectionCap(d.plan, l.Name); l.TCP && limit != nil && limit.MaxConnections > ports*len(listen.Downstream) {
 			each := (limit.MaxConnections-1)/len(listen.Downstream) + 1
-			found = append(found, finding{
-				State: healthWarn, Fix: fix(each, fmt.Sprintf("lower connections of limit %q", limit.Name)),
+			found = append(found, Finding{
+				State: Warn, Fix: fix(each, fmt.Sprintf("lower connections of limit %q", limit.Name)),
 				Text: fmt.Sprintf("listener %q: up to %d connections, but net.ipv4.ip_local_port_range has %d ports for each of %d downstreams", l.Name, limit.MaxConnections, ports, len(listen.Downstream)),
 			})
 		}
 	}
 	if flows > ports {
-		found = append(found, finding{
-			State: healthWarn, Fix: fix(flows, "lower max_flows"),
+		found = append(found, Finding{
+			State: Warn, Fix: fix(flows, "lower max_flows"),
 			Text: fmt.Sprintf("up to %d UDP flows (max_flows), but net.ipv4.ip_local_port_range has %d ports for them", flows, ports),
 		})
 	}

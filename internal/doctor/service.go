@@ -1,4 +1,4 @@
-package main
+package doctor
 
 import (
 	"errors"
@@ -16,14 +16,14 @@ import (
 )
 
 // configuration checks that the configuration loads, and reports its warnings.
-func (d *doctor) configuration() (found []finding) {
+func (d *doctor) configuration() (found []Finding) {
 	if d.loadErr != nil {
 		for _, e := range plan.Errors(d.file, d.loadErr) {
 			text := e.Msg
 			if e.Line > 0 {
 				text = fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Msg)
 			}
-			found = append(found, finding{State: healthFail, Text: text})
+			found = append(found, Finding{State: Fail, Text: text})
 		}
 		fix := "edit it, then run: shaperd check " + d.file
 		switch {
@@ -35,14 +35,14 @@ func (d *doctor) configuration() (found []finding) {
 		found[len(found)-1].Fix = fix
 		return found
 	}
-	for _, warning := range d.loaded.Warnings() {
-		found = append(found, finding{State: healthWarn, Text: warning})
+	for _, warning := range d.plan.Warnings() {
+		found = append(found, Finding{State: Warn, Text: warning})
 	}
 	return orOK(found, d.file)
 }
 
 // configFiles checks the permissions of the configuration files.
-func (d *doctor) configFiles() (found []finding) {
+func (d *doctor) configFiles() (found []Finding) {
 	folder := path.Join(path.Dir(d.file), "conf.d")
 	more, _ := fs.Glob(d.files, fsPath(path.Join(folder, "*.toml")))
 	files := []string{d.file}
@@ -56,7 +56,7 @@ func (d *doctor) configFiles() (found []finding) {
 	for _, p := range append(read, path.Dir(d.file)) {
 		info, err := fs.Stat(d.files, fsPath(p))
 		if err == nil && info.Mode().Perm()&0o002 != 0 && info.Mode()&fs.ModeSticky == 0 {
-			found = append(found, finding{State: healthWarn, Text: p + ": writable by every user", Fix: "chmod o-w " + p})
+			found = append(found, Finding{State: Warn, Text: p + ": writable by every user", Fix: "chmod o-w " + p})
 		}
 	}
 	found = append(found, d.checkReadable(read...)...)
@@ -64,7 +64,7 @@ func (d *doctor) configFiles() (found []finding) {
 }
 
 // checkReadable returns a finding for each file or folder that keeps the runner from reading paths.
-func (d *doctor) checkReadable(paths ...string) (found []finding) {
+func (d *doctor) checkReadable(paths ...string) (found []Finding) {
 	reported := map[string]bool{"": true}
 	for _, p := range paths {
 		at := d.readObstacle(p)
@@ -76,7 +76,7 @@ func (d *doctor) checkReadable(paths ...string) (found []finding) {
 		if at != p {
 			text, fix = fmt.Sprintf("%s: not reachable by %s, because of the directory %s", p, d.runner.name, at), "chmod o+x "+at
 		}
-		found = append(found, finding{State: healthFail, Text: text, Fix: fix})
+		found = append(found, Finding{State: Fail, Text: text, Fix: fix})
 	}
 	return found
 }
@@ -84,10 +84,10 @@ func (d *doctor) checkReadable(paths ...string) (found []finding) {
 // asnAge is the age at which ASN files are reported: prefixes move between autonomous systems.
 const asnAge = 60 * 24 * time.Hour
 
-func (d *doctor) asnFiles() (found []finding) {
-	files := d.loaded.Config.ASN.Files
+func (d *doctor) asnFiles() (found []Finding) {
+	files := d.plan.Config.ASN.Files
 	if len(files) == 0 {
-		return oneFinding(healthSkip, "the configuration names none", "")
+		return oneFinding(Skip, "the configuration names none", "")
 	}
 	for _, p := range files {
 		found = append(found, d.checkReadable(p)...)
@@ -96,8 +96,8 @@ func (d *doctor) asnFiles() (found []finding) {
 			continue
 		}
 		if age := d.now.Sub(info.ModTime()); age > asnAge {
-			found = append(found, finding{
-				State: healthWarn, Fix: "download a newer one to " + p + ", then run: systemctl reload shaperd",
+			found = append(found, Finding{
+				State: Warn, Fix: "download a newer one to " + p + ", then run: systemctl reload shaperd",
 				Text: fmt.Sprintf("%s is %d days old: prefixes have moved to other autonomous systems since", p, int(age.Hours()/24)),
 			})
 		}
@@ -130,51 +130,51 @@ func (d *doctor) readUnit() unit {
 	return u
 }
 
-func (d *doctor) unitState() (found []finding) {
+func (d *doctor) unitState() (found []Finding) {
 	u := d.unit
 	switch {
 	case u == nil:
-		return oneFinding(healthSkip, "systemd does not run, or does not answer", "")
+		return oneFinding(Skip, "systemd does not run, or does not answer", "")
 	case u["LoadState"] == "masked":
-		return oneFinding(healthWarn, "shaperd.service is masked: systemd does not start it", "systemctl unmask shaperd")
+		return oneFinding(Warn, "shaperd.service is masked: systemd does not start it", "systemctl unmask shaperd")
 	case !u.loaded():
-		return oneFinding(healthWarn, "shaperd.service is "+u["LoadState"], "make install && systemd-sysusers && systemctl daemon-reload")
+		return oneFinding(Warn, "shaperd.service is "+u["LoadState"], "make install && systemd-sysusers && systemctl daemon-reload")
 	}
-	add := func(s health, text, fix string) { found = append(found, finding{State: s, Text: text, Fix: fix}) }
+	add := func(s State, text, fix string) { found = append(found, Finding{State: s, Text: text, Fix: fix}) }
 	if d.runner.uid < 0 {
-		add(healthFail, fmt.Sprintf("shaperd.service runs as the unknown user %s", u["User"]), "systemd-sysusers")
+		add(Fail, fmt.Sprintf("shaperd.service runs as the unknown user %s", u["User"]), "systemd-sysusers")
 	}
 	if u["NeedDaemonReload"] == "yes" {
-		add(healthWarn, "shaperd.service has changed on disk since systemd read it", "systemctl daemon-reload")
+		add(Warn, "shaperd.service has changed on disk since systemd read it", "systemctl daemon-reload")
 	}
 	if u["ActiveState"] == "failed" {
-		add(healthFail, "shaperd.service has failed", `journalctl -u shaperd -e shows why; then "systemctl restart shaperd"`)
+		add(Fail, "shaperd.service has failed", `journalctl -u shaperd -e shows why; then "systemctl restart shaperd"`)
 	}
 	if s := u["UnitFileState"]; s != "enabled" && s != "enabled-runtime" {
-		add(healthWarn, "shaperd.service does not start at boot: it is "+s, "systemctl enable shaperd")
+		add(Warn, "shaperd.service does not start at boot: it is "+s, "systemctl enable shaperd")
 	}
 	return orOK(found, "shaperd.service is loaded and enabled, and "+u["ActiveState"])
 }
 
 // daemon checks whether a daemon answers.
-func (d *doctor) daemon() []finding {
+func (d *doctor) daemon() []Finding {
 	if d.socket == "" {
-		return oneFinding(healthSkip, "--control names no socket", "")
+		return oneFinding(Skip, "--control names no socket", "")
 	}
 	info, err := fs.Stat(d.files, fsPath(d.socket))
 	switch {
 	case errors.Is(d.dialErr, fs.ErrPermission):
-		return oneFinding(healthWarn, fmt.Sprintf("this user may not connect to %s", d.socket), "run this as root, or as a member of the group shaperd")
+		return oneFinding(Warn, fmt.Sprintf("this user may not connect to %s", d.socket), "run this as root, or as a member of the group shaperd")
 	case err != nil && d.unit.active():
-		return oneFinding(healthOK, "shaperd.service is "+d.unit["ActiveState"], "")
+		return oneFinding(OK, "shaperd.service is "+d.unit["ActiveState"], "")
 	case err != nil:
-		return oneFinding(healthSkip, "not running: "+d.socket+" does not exist", "")
+		return oneFinding(Skip, "not running: "+d.socket+" does not exist", "")
 	case info.Mode()&fs.ModeSocket == 0:
-		return oneFinding(healthFail, d.socket+" is not a socket", "rm "+d.socket)
+		return oneFinding(Fail, d.socket+" is not a socket", "rm "+d.socket)
 	case d.dialErr == nil:
-		return oneFinding(healthOK, "a daemon answers at "+d.socket, "")
+		return oneFinding(OK, "a daemon answers at "+d.socket, "")
 	}
-	return oneFinding(healthWarn, d.socket+" exists, but no daemon answers: it was killed", "start it again, or rm "+d.socket)
+	return oneFinding(Warn, d.socket+" exists, but no daemon answers: it was killed", "start it again, or rm "+d.socket)
 }
 
 // requirement is a set of capabilities, and what needs them.
@@ -184,17 +184,17 @@ type requirement struct {
 	dropIn       string // of the unit, which grants them
 }
 
-// requirements returns the capabilities that l needs. Ports from unprivileged on need none.
-func requirements(l *plan.Plan, unprivileged int) (all []requirement) {
+// requirements returns the capabilities that p needs. Ports from unprivileged on need none.
+func requirements(p *plan.Plan, unprivileged int) (all []requirement) {
 	var low []int
-	for _, listen := range l.Listens {
+	for _, listen := range p.Listens {
 		for _, e := range listen.Endpoints {
 			if port := int(e.Addr.Port()); port < unprivileged {
 				low = append(low, port)
 			}
 		}
 	}
-	for _, own := range l.Config.Daemon.OwnPorts() {
+	for _, own := range p.Config.Daemon.OwnPorts() {
 		if port := int(own.Addr.Port()); port > 0 && port < unprivileged {
 			low = append(low, port)
 		}
@@ -202,32 +202,32 @@ func requirements(l *plan.Plan, unprivileged int) (all []requirement) {
 	if low != nil {
 		all = append(all, requirement{fmt.Sprintf("port %d", slices.Min(low)), []string{"CAP_NET_BIND_SERVICE"}, ""})
 	}
-	if len(l.Config.Attach) > 0 {
+	if len(p.Config.Attach) > 0 {
 		all = append(all, requirement{"[[attach]]", bpf.Capabilities(), "packet-plane.conf"})
 	}
 	const admin = "network-admin.conf"
-	if !l.TransparentRules().Empty() {
+	if !p.TransparentRules().Empty() {
 		all = append(all, requirement{"transparent listeners", []string{"CAP_NET_RAW"}, admin})
-		if l.Config.Transparent.Rules == config.RulesInstall {
+		if p.Config.Transparent.Rules == config.RulesInstall {
 			all = append(all, requirement{`[transparent] rules = "install"`, []string{"CAP_NET_ADMIN"}, admin})
 		}
 	}
-	for _, limit := range l.Config.Limits {
-		if limit.RefuseWith == shaper.RefuseReject && !limit.Observe && !l.Config.Daemon.Observe {
+	for _, limit := range p.Config.Limits {
+		if limit.RefuseWith == shaper.RefuseReject && !limit.Observe && !p.Config.Daemon.Observe {
 			all = append(all, requirement{fmt.Sprintf(`refuse_with = "reject" of limit %q`, limit.Name), []string{"CAP_NET_RAW"}, admin})
 		}
 	}
 	return all
 }
 
-func (d *doctor) capabilities() (found []finding) {
+func (d *doctor) capabilities() (found []Finding) {
 	unprivileged, is := d.readInt("/proc/sys/net/ipv4/ip_unprivileged_port_start")
 	if !is {
 		unprivileged = 1024
 	}
-	needs := requirements(d.loaded, unprivileged)
+	needs := requirements(d.plan, unprivileged)
 	if len(needs) == 0 {
-		return oneFinding(healthOK, "the configuration needs none", "")
+		return oneFinding(OK, "the configuration needs none", "")
 	}
 	var has []string
 	for _, n := range needs {
@@ -240,8 +240,8 @@ func (d *doctor) capabilities() (found []finding) {
 			}
 		}
 		if missing != nil {
-			found = append(found, finding{
-				State: healthFail, Fix: d.grantCommand(n.dropIn, missing),
+			found = append(found, Finding{
+				State: Fail, Fix: d.grantCommand(n.dropIn, missing),
 				Text: fmt.Sprintf("%s lacks %s, for %s", d.runner.name, strings.Join(missing, ", "), n.purpose),
 			})
 		}
@@ -265,20 +265,20 @@ func (d *doctor) grantCommand(dropIn string, missing []string) string {
 
 // descriptors checks whether there are enough for the traffic that the configuration admits. The
 // proxy accepts connections up to 95 % of them.
-func (d *doctor) descriptors() []finding {
+func (d *doctor) descriptors() []Finding {
 	const own = 64 // other than listening sockets, about
-	c := d.loaded.Config
+	c := d.plan.Config
 	flows, fixed, connections, bounded := 0, own, 0, true
 	counted := map[string]bool{}
 	for i, l := range c.Listeners() {
-		fixed += len(d.loaded.Listens[i].Endpoints)
+		fixed += len(d.plan.Listens[i].Endpoints)
 		if l.UDP {
 			flows += c.Listen[i].MaxFlows
 		}
 		if !l.TCP {
 			continue
 		}
-		limit := connectionCap(d.loaded, l.Name)
+		limit := connectionCap(d.plan, l.Name)
 		if limit == nil {
 			bounded = false
 			continue
@@ -297,16 +297,16 @@ func (d *doctor) descriptors() []finding {
 		const enough = 1000
 		rest := (has*95/100 - needs) / 2
 		if rest >= enough {
-			return oneFinding(healthOK, fmt.Sprintf("%s, which leaves room for %d TCP connections", text, rest), "")
+			return oneFinding(OK, fmt.Sprintf("%s, which leaves room for %d TCP connections", text, rest), "")
 		}
-		return oneFinding(healthWarn, fmt.Sprintf("%s, which leaves room for %d TCP connections: more will wait in the kernel", text, max(0, rest)),
+		return oneFinding(Warn, fmt.Sprintf("%s, which leaves room for %d TCP connections: more will wait in the kernel", text, max(0, rest)),
 			d.raiseCommand((needs+20*enough)*100/95))
 	}
 	if needs > has*95/100 {
-		return oneFinding(healthWarn, fmt.Sprintf("%s, but the configuration may need %d: two per TCP connection, one per UDP flow or waiting connection", text, needs),
+		return oneFinding(Warn, fmt.Sprintf("%s, but the configuration may need %d: two per TCP connection, one per UDP flow or waiting connection", text, needs),
 			d.raiseCommand(needs*100/95+1))
 	}
-	return oneFinding(healthOK, fmt.Sprintf("%s, and the configuration needs at most %d", text, needs), "")
+	return oneFinding(OK, fmt.Sprintf("%s, and the configuration needs at most %d", text, needs), "")
 }
 
 // raiseCommand returns the command that raises the descriptors of the runner to n.
@@ -323,11 +323,11 @@ func (d *doctor) raiseCommand(n int) string {
 
 // connectionCap returns the strictest limit that caps all TCP connections of a listener together,
 // or nil.
-func connectionCap(l *plan.Plan, listener string) (narrowest *shaper.Limit) {
-	for i := range l.Config.Limits {
-		limit := &l.Config.Limits[i]
+func connectionCap(p *plan.Plan, listener string) (narrowest *shaper.Limit) {
+	for i := range p.Config.Limits {
+		limit := &p.Config.Limits[i]
 		m := &limit.Match
-		if limit.MaxConnections == 0 || limit.Observe || l.Config.Daemon.Observe || limit.InPacketPlane() ||
+		if limit.MaxConnections == 0 || limit.Observe || p.Config.Daemon.Observe || limit.InPacketPlane() ||
 			limit.Key&^shaper.KeyListen != 0 || len(m.Source)+len(m.ASN)+len(m.Port) > 0 || m.Protocol == shaper.UDP ||
 			len(m.Listen) > 0 && !slices.Contains(m.Listen, listener) {
 			continue
