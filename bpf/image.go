@@ -1,7 +1,6 @@
 package bpf
 
 import (
-	"encoding/binary"
 	"iter"
 	"math"
 	"slices"
@@ -9,6 +8,7 @@ import (
 
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/segments"
 )
 
 // image is a policy in the format of the programs.
@@ -226,14 +226,14 @@ func (im *image) index(starts []uint32) {
 }
 
 // segments6 encodes segments of 128-bit numbers, and a search tree above them.
-func (im *image) segments6(all iter.Seq2[[16]byte, shaper.Class]) kernelSegments {
+func (im *image) segments6(all iter.Seq2[segments.Addr6, shaper.Class]) kernelSegments {
 	var leaves []kernelLine6
 	for start, c := range all {
 		if n := len(leaves); n == 0 || leaves[n-1].Used == uint64(len(leaves[n-1].Start)) {
 			leaves = append(leaves, kernelLine6{})
 		}
 		last := &leaves[len(leaves)-1]
-		last.Start[last.Used] = [2]uint64{binary.BigEndian.Uint64(start[:8]), binary.BigEndian.Uint64(start[8:])}
+		last.Start[last.Used] = [2]uint64{start.Hi, start.Lo}
 		last.Asn[last.Used] = c.ASN
 		last.Set[last.Used] = im.setNumber(c.Set)
 		last.Used++

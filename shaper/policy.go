@@ -299,10 +299,10 @@ func (p *Policy) EnforcedBlock(set Set) int {
 
 // Route classifies f.
 func (p *Policy) Route(f *Flow) Route {
-	c := p.sources.lookup(f.Source)
+	c := p.sources.class(f.Source)
 	set := c.Set & p.portSet(f.Port) & p.origins[f.Origin].set & p.protocol[f.Protocol]
 	if set&p.withDestination != 0 {
-		set &= p.destinations.lookup(f.Destination).Set
+		set &= p.destinations.class(f.Destination).Set
 	}
 	return Route{
 		ASN:            c.ASN,

@@ -1,8 +1,9 @@
 package shaper
 
 import (
-	"encoding/binary"
 	"iter"
+
+	"shaperd.dev/shaperd/shaper/segments"
 )
 
 // The tables that [Policy.Route] searches, for a plane that classifies by itself.
@@ -12,15 +13,14 @@ import (
 // Sources4 yields the segments of IPv4 source addresses, in host byte order.
 func (p *Policy) Sources4() iter.Seq2[uint32, Class] { return p.sources.all4 }
 
-// Sources6 yields the segments of IPv6 source addresses, in network byte order.
-func (p *Policy) Sources6() iter.Seq2[[16]byte, Class] { return p.sources.all6 }
+// Sources6 yields the segments of IPv6 source addresses.
+func (p *Policy) Sources6() iter.Seq2[segments.Addr6, Class] { return p.sources.all6 }
 
 // Destinations4 yields the segments of IPv4 destination addresses, in host byte order.
 func (p *Policy) Destinations4() iter.Seq2[uint32, Set] { return setsOf(p.destinations.all4) }
 
-// Destinations6 yields the segments of IPv6 destination addresses, in network byte
-// order.
-func (p *Policy) Destinations6() iter.Seq2[[16]byte, Set] { return setsOf(p.destinations.all6) }
+// Destinations6 yields the segments of IPv6 destination addresses.
+func (p *Policy) Destinations6() iter.Seq2[segments.Addr6, Set] { return setsOf(p.destinations.all6) }
 
 // HasDestinations reports whether any limit matches destinations; if none does, all of
 // them are in one segment.
@@ -48,19 +48,16 @@ func (p *Policy) OriginSet(index uint16) Set { return p.origins[index].set }
 func (p *Policy) Paced() Set { return p.paced }
 
 func (s *addresses) all4(yield func(uint32, Class) bool) {
-	for i, start := range s.v4 {
-		if !yield(start, s.classes[s.v4Class[i]]) {
+	for start, class := range s.V4.All() {
+		if !yield(uint32(start), s.classes[class]) {
 			return
 		}
 	}
 }
 
-func (s *addresses) all6(yield func([16]byte, Class) bool) {
-	for i, start := range s.v6 {
-		var b [16]byte
-		binary.BigEndian.PutUint64(b[:8], start.hi)
-		binary.BigEndian.PutUint64(b[8:], start.lo)
-		if !yield(b, s.classes[s.v6Class[i]]) {
+func (s *addresses) all6(yield func(segments.Addr6, Class) bool) {
+	for start, class := range s.V6.All() {
+		if !yield(start, s.classes[class]) {
 			return
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+
+	"shaperd.dev/shaperd/shaper/segments"
 )
 
 // source is the position of an entry in the input.
@@ -19,7 +21,7 @@ type source struct {
 const noFile = math.MaxUint16
 
 // entry is one range of the input.
-type entry[A key[A]] struct {
+type entry[A segments.Address[A]] struct {
 	first, last A
 	asn         uint32
 	src         source
@@ -27,15 +29,15 @@ type entry[A key[A]] struct {
 
 // family holds the entries of one address family. Ranges and prefixes are separate
 // because only prefixes nest.
-type family[A key[A]] struct {
+type family[A segments.Address[A]] struct {
 	ranges, prefixes []entry[A]
 }
 
 // builder collects entries in any order and builds a table of them.
 type builder struct {
 	files  []string
-	v4     family[addr4]
-	v6     family[addr6]
+	v4     family[segments.Addr4]
+	v6     family[segments.Addr6]
 	strict bool // ranges of the same ASN must not overlap either
 
 	names     map[uint32]nameRef // in text
@@ -60,9 +62,9 @@ func (b *builder) add(first, last netip.Addr, asn uint32, src source) error {
 		return fmt.Errorf("range %s-%s is reversed; expected first <= last", first, last)
 	case asn == 0:
 	case first.Is4():
-		b.v4.ranges = append(b.v4.ranges, entry[addr4]{toAddr4(first), toAddr4(last), asn, src})
+		b.v4.ranges = append(b.v4.ranges, entry[segments.Addr4]{segments.ToAddr4(first), segments.ToAddr4(last), asn, src})
 	default:
-		b.v6.ranges = append6(b.v6.ranges, entry[addr6]{toAddr6(first), toAddr6(last), asn, src})
+		b.v6.ranges = append6(b.v6.ranges, entry[segments.Addr6]{segments.ToAddr6(first), segments.ToAddr6(last), asn, src})
 	}
 	return nil
 }
@@ -77,33 +79,39 @@ func (b *builder) addNetwork(p netip.Prefix, asn uint32, src source) {
 	addBlock(&b.v4.ranges, &b.v6.ranges, p, asn, src)
 }
 
-func addBlock(to4 *[]entry[addr4], to6 *[]entry[addr6], p netip.Prefix, asn uint32, src source) {
+func addBlock(to4 *[]entry[segments.Addr4], to6 *[]entry[segments.Addr6], p netip.Prefix, asn uint32, src source) {
 	if p.Addr().Is4In6() && p.Bits() >= 96 {
 		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
 	}
 	switch {
 	case asn == 0:
 	case p.Addr().Is4():
-		first, host := toAddr4(p.Addr()), uint64(1)<<(32-p.Bits())-1
-		*to4 = append(*to4, entry[addr4]{first, first | addr4(host), asn, src})
+		first := segments.ToAddr4(p.Addr())
+		*to4 = append(*to4, entry[segments.Addr4]{first, first.Last(p.Bits()), asn, src})
 	default:
-		first := toAddr6(p.Addr())
-		*to6 = append6(*to6, entry[addr6]{first, first.last(p.Bits()), asn, src})
+		first := segments.ToAddr6(p.Addr())
+		*to6 = append6(*to6, entry[segments.Addr6]{first, first.Last(p.Bits()), asn, src})
 	}
 }
+
+// mappedFirst and mappedLast bound ::ffff:0:0/96, the IPv4-mapped addresses.
+var (
+	mappedFirst = segments.Addr6{Lo: 0xffff_0000_0000}
+	mappedLast  = segments.Addr6{Lo: 0xffff_ffff_ffff}
+)
 
 // append6 cuts the IPv4-mapped block out of an entry that overlaps it, as
 // ::/0 does: those addresses are looked up as IPv4, so an IPv6 entry never
 // applies to them.
-func append6(to []entry[addr6], e entry[addr6]) []entry[addr6] {
-	if e.last.compare(mappedFirst) < 0 || e.first.compare(mappedLast) > 0 {
+func append6(to []entry[segments.Addr6], e entry[segments.Addr6]) []entry[segments.Addr6] {
+	if e.last.Compare(mappedFirst) < 0 || e.first.Compare(mappedLast) > 0 {
 		return append(to, e)
 	}
-	if e.first.compare(mappedFirst) < 0 {
-		to = append(to, entry[addr6]{e.first, mappedFirst.prev(), e.asn, e.src})
+	if e.first.Compare(mappedFirst) < 0 {
+		to = append(to, entry[segments.Addr6]{e.first, mappedFirst.Prev(), e.asn, e.src})
 	}
-	if e.last.compare(mappedLast) > 0 {
-		to = append(to, entry[addr6]{mappedLast.next(), e.last, e.asn, e.src})
+	if e.last.Compare(mappedLast) > 0 {
+		to = append(to, entry[segments.Addr6]{mappedLast.Next(), e.last, e.asn, e.src})
 	}
 	return to
 }
@@ -117,10 +125,10 @@ func (b *builder) entries() int {
 func (b *builder) build() (*Table, error) {
 	t := &Table{names: b.names, text: string(b.text)}
 	var err error
-	if t.v4, err = flatten(b, b.v4, ^addr4(0)); err != nil {
+	if t.addrs.V4, err = flatten(b, b.v4, highest4); err != nil {
 		return nil, err
 	}
-	if t.v6, err = flatten(b, b.v6, addr6{^uint64(0), ^uint64(0)}); err != nil {
+	if t.addrs.V6, err = flatten(b, b.v6, highest6); err != nil {
 		return nil, err
 	}
 	return t, nil
@@ -137,13 +145,13 @@ func (b *builder) location(s source) string {
 	return fmt.Sprintf("%s:%d", b.files[s.file], s.line)
 }
 
-func sortEntries[A key[A]](entries []entry[A]) {
+func sortEntries[A segments.Address[A]](entries []entry[A]) {
 	// Equal entries are in order of input, so that messages are deterministic.
 	order := func(x, y entry[A]) int {
-		if c := x.first.compare(y.first); c != 0 {
+		if c := x.first.Compare(y.first); c != 0 {
 			return c
 		}
-		if c := y.last.compare(x.last); c != 0 {
+		if c := y.last.Compare(x.last); c != 0 {
 			return c
 		}
 		return x.src.compare(y.src)

@@ -2,7 +2,8 @@ package asn
 
 import (
 	"fmt"
-	"slices"
+
+	"shaperd.dev/shaperd/shaper/segments"
 )
 
 // flatten turns the entries of a family, which it sorts and changes in place,
@@ -13,46 +14,44 @@ import (
 //   - Equal prefixes must have the same ASN. Otherwise the more specific prefix wins.
 //   - A range and a prefix that overlap must have the same ASN, unless the prefix is
 //     smaller than the range and inside it; then the prefix wins.
-func flatten[A key[A]](b *builder, f family[A], highest A) (segments[A], error) {
+func flatten[A segments.Address[A]](b *builder, f family[A], highest A) (segments.Family[A], error) {
 	sortEntries(f.prefixes)
 	sortEntries(f.ranges)
 	ranges, err := mergeRanges(b, f.ranges)
 	if err != nil {
-		return segments[A]{}, err
+		return segments.Family[A]{}, err
 	}
 
 	s := sweep[A]{b: b, highest: highest}
 	for prefixes := f.prefixes; len(ranges) > 0 || len(prefixes) > 0; {
 		// With equal first addresses the range comes first, as prefixes are checked
 		// against it.
-		if len(prefixes) == 0 || len(ranges) > 0 && ranges[0].first.compare(prefixes[0].first) <= 0 {
+		if len(prefixes) == 0 || len(ranges) > 0 && ranges[0].first.Compare(prefixes[0].first) <= 0 {
 			err, ranges = s.addRange(ranges[0]), ranges[1:]
 		} else {
 			err, prefixes = s.addPrefix(prefixes[0]), prefixes[1:]
 		}
 		if err != nil {
-			return segments[A]{}, err
+			return segments.Family[A]{}, err
 		}
 	}
 	s.advance(highest)
-	// The clones drop unused capacity.
-	s.out.start, s.out.asn = slices.Clone(s.out.start), slices.Clone(s.out.asn)
-	s.out.index = makeIndex(s.out.start)
+	s.out.Build()
 	return s.out, nil
 }
 
 // mergeRanges merges overlapping and adjacent ranges of one ASN. The input is sorted. The
 // result has the source of the lowest range.
-func mergeRanges[A key[A]](b *builder, ranges []entry[A]) ([]entry[A], error) {
+func mergeRanges[A segments.Address[A]](b *builder, ranges []entry[A]) ([]entry[A], error) {
 	out := ranges[:0]
 	var reach entry[A] // range with the highest end so far
 	for i, r := range ranges {
-		overlap := i > 0 && r.first.compare(reach.last) <= 0
+		overlap := i > 0 && r.first.Compare(reach.last) <= 0
 		switch {
 		case overlap && (b.strict || r.asn != reach.asn):
 			return nil, overlapError(b, reach, r)
-		case overlap && r.last.compare(reach.last) <= 0:
-		case overlap, i > 0 && r.first == reach.last.next() && r.asn == reach.asn:
+		case overlap && r.last.Compare(reach.last) <= 0:
+		case overlap, i > 0 && r.first == reach.last.Next() && r.asn == reach.asn:
 			reach, out[len(out)-1].last = r, r.last
 		default:
 			reach, out = r, append(out, r)
@@ -63,10 +62,10 @@ func mergeRanges[A key[A]](b *builder, ranges []entry[A]) ([]entry[A], error) {
 
 // sweep walks up the address space and outputs segments. Ranges and prefixes are added in
 // the order of their first addresses.
-type sweep[A key[A]] struct {
+type sweep[A segments.Address[A]] struct {
 	b       *builder
 	highest A
-	out     segments[A]
+	out     segments.Family[A]
 	pos     A // everything below pos is in out
 
 	inRange bool
@@ -76,10 +75,10 @@ type sweep[A key[A]] struct {
 
 // dropEnded drops the range and prefixes that end below pos.
 func (s *sweep[A]) dropEnded() {
-	for n := len(s.stack); n > 0 && s.stack[n-1].last.compare(s.pos) < 0; n-- {
+	for n := len(s.stack); n > 0 && s.stack[n-1].last.Compare(s.pos) < 0; n-- {
 		s.stack = s.stack[:n-1]
 	}
-	s.inRange = s.inRange && s.cur.last.compare(s.pos) >= 0
+	s.inRange = s.inRange && s.cur.last.Compare(s.pos) >= 0
 }
 
 // advance outputs everything from pos to last, and moves pos beyond it. At
@@ -91,15 +90,18 @@ func (s *sweep[A]) advance(last A) {
 		if n := len(s.stack); n > 0 {
 			top = s.stack[n-1]
 		} else if !s.inRange {
-			s.pos = last.next()
+			s.pos = last.Next()
 			return
 		}
 		end := top.last
-		if last.compare(end) < 0 {
+		if last.Compare(end) < 0 {
 			end = last
 		}
-		s.out.appendRange(s.pos, end, s.highest, top.asn)
-		s.pos = end.next()
+		s.out.Set(s.pos, top.asn)
+		if end != s.highest {
+			s.out.Set(end.Next(), 0)
+		}
+		s.pos = end.Next()
 		if end == last {
 			return
 		}
@@ -107,8 +109,8 @@ func (s *sweep[A]) advance(last A) {
 }
 
 func (s *sweep[A]) moveTo(first A) {
-	if s.pos.compare(first) < 0 {
-		s.advance(first.prev())
+	if s.pos.Compare(first) < 0 {
+		s.advance(first.Prev())
 	}
 	s.dropEnded()
 }
@@ -127,7 +129,7 @@ func (s *sweep[A]) addRange(r entry[A]) error {
 func (s *sweep[A]) addPrefix(p entry[A]) error {
 	s.moveTo(p.first)
 	if r := s.cur; s.inRange && r.asn != p.asn {
-		if c := p.last.compare(r.last); c > 0 || c == 0 && p.first == r.first {
+		if c := p.last.Compare(r.last); c > 0 || c == 0 && p.first == r.first {
 			return overlapError(s.b, r, p)
 		}
 	}
@@ -142,11 +144,11 @@ func (s *sweep[A]) addPrefix(p entry[A]) error {
 }
 
 // overlapError returns an error at the later entry of the input that names the earlier one.
-func overlapError[A key[A]](b *builder, x, y entry[A]) error {
+func overlapError[A segments.Address[A]](b *builder, x, y entry[A]) error {
 	if x.src.compare(y.src) > 0 {
 		x, y = y, x
 	}
 	return fmt.Errorf("%s: %s-%s AS%d overlaps %s-%s AS%d of %s; an address must have one ASN",
-		b.location(y.src), y.first.addr(), y.last.addr(), y.asn,
-		x.first.addr(), x.last.addr(), x.asn, b.location(x.src))
+		b.location(y.src), y.first.Addr(), y.last.Addr(), y.asn,
+		x.first.Addr(), x.last.Addr(), x.asn, b.location(x.src))
 }

@@ -297,7 +297,7 @@ func TestTruncation(t *testing.T) {
 			lines++
 			if err != nil {
 				t.Errorf("cut after a line, at byte %d: %v", len(cut), err)
-			} else if v4, _ := table.Len(); v4 != strings.Count(cut, "\n") {
+			} else if v4, _ := count(table); v4 != strings.Count(cut, "\n") {
 				t.Errorf("%d ranges of %d lines", v4, strings.Count(cut, "\n"))
 			}
 		case err == nil:

@@ -12,6 +12,8 @@ import (
 	"strconv"
 
 	"github.com/oschwald/maxminddb-golang/v2"
+
+	"shaperd.dev/shaperd/shaper/segments"
 )
 
 const (
@@ -35,7 +37,7 @@ func (b *builder) readMMDB(br *bufio.Reader, name string) error {
 		return fmt.Errorf("%s: open MMDB: %w; the file is truncated or corrupt", name, err)
 	}
 	w.b, w.src = b, source{file: uint16(len(b.files) - 1)}
-	if err := w.walk(0, addr6{}, w.root); err != nil {
+	if err := w.walk(0, segments.Addr6{}, w.root); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	if len(w.asns) > 0 && !w.found {
@@ -122,16 +124,16 @@ func (w *treeWalk) node(i uint64) (left, right uint64) {
 }
 
 // walk adds the networks under a record, which is that of a prefix: a, of depth bits.
-func (w *treeWalk) walk(record uint64, a addr6, depth int) error {
+func (w *treeWalk) walk(record uint64, a segments.Addr6, depth int) error {
 	switch {
 	case record == w.nodes:
 		return nil
 	case record > w.nodes:
 		return w.leaf(record, a, depth)
-	case w.root == 0 && depth > 0 && record == w.v4Root && (depth != 96 || a != addr6{}):
+	case w.root == 0 && depth > 0 && record == w.v4Root && (depth != 96 || a != segments.Addr6{}):
 		return nil // an alias of the IPv4 subtree
 	case depth == 128:
-		return fmt.Errorf("search tree is deeper than an address at %s; the file is corrupt", a.addr())
+		return fmt.Errorf("search tree is deeper than an address at %s; the file is corrupt", a.Addr())
 	case w.steps == w.maxSteps:
 		return fmt.Errorf("search tree of %d nodes takes over %d steps; the file is corrupt", w.nodes, w.maxSteps)
 	}
@@ -141,19 +143,19 @@ func (w *treeWalk) walk(record uint64, a addr6, depth int) error {
 		return err
 	}
 	if depth < 64 {
-		a.hi |= 1 << (63 - depth)
+		a.Hi |= 1 << (63 - depth)
 	} else {
-		a.lo |= 1 << (127 - depth)
+		a.Lo |= 1 << (127 - depth)
 	}
 	return w.walk(right, a, depth+1)
 }
 
 // leaf adds one network.
-func (w *treeWalk) leaf(record uint64, a addr6, depth int) error {
-	inV4 := a.hi == 0 && a.lo>>32 == 0 // a is in ::/96
-	network := netip.PrefixFrom(a.addr(), depth)
+func (w *treeWalk) leaf(record uint64, a segments.Addr6, depth int) error {
+	inV4 := a.Hi == 0 && a.Lo>>32 == 0 // a is in ::/96
+	network := netip.PrefixFrom(a.Addr(), depth)
 	if inV4 && depth >= 96 {
-		network = netip.PrefixFrom(addr4(a.lo).addr(), depth-96)
+		network = netip.PrefixFrom(segments.Addr4(a.Lo).Addr(), depth-96)
 	}
 
 	asn, ok := w.asns[record]

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"shaperd.dev/shaperd/shaper/segments"
 )
 
 // line is one entry of a text file, the only input of the oracle.
@@ -229,8 +231,8 @@ func TestLookupOracle(t *testing.T) {
 			}
 		}
 		for range 500 {
-			check(addr4(rnd.Uint32()).addr())
-			check(addr6{0x2000<<48 | rnd.Uint64()>>3, rnd.Uint64()}.addr())
+			check(segments.Addr4(rnd.Uint32()).Addr())
+			check(segments.Addr6{Hi: 0x2000<<48 | rnd.Uint64()>>3, Lo: rnd.Uint64()}.Addr())
 		}
 		checkTable(t, table)
 	}
@@ -253,8 +255,8 @@ func randomRanges(rnd *rand.Rand, n4, n6 int) []Range {
 		if rnd.IntN(2) == 0 {
 			size = slot4
 		}
-		first := addr4(i * slot4 << 8)
-		ranges = append(ranges, Range{first.addr(), (first + addr4(size<<8) - 1).addr(), randomASN()})
+		first := segments.Addr4(i * slot4 << 8)
+		ranges = append(ranges, Range{first.Addr(), (first + segments.Addr4(size<<8) - 1).Addr(), randomASN()})
 	}
 	slot6 := uint64(1<<45) / uint64(n6)
 	for i := range uint64(n6) {
@@ -263,7 +265,7 @@ func randomRanges(rnd *rand.Rand, n4, n6 int) []Range {
 			size = slot6
 		}
 		hi := 0x2000<<48 + i*slot6<<16
-		ranges = append(ranges, Range{addr6{hi, 0}.addr(), addr6{hi + size<<16 - 1, ^uint64(0)}.addr(), randomASN()})
+		ranges = append(ranges, Range{segments.Addr6{Hi: hi, Lo: 0}.Addr(), segments.Addr6{Hi: hi + size<<16 - 1, Lo: ^uint64(0)}.Addr(), randomASN()})
 	}
 	return ranges
 }

@@ -1,9 +1,12 @@
-package asn
+package segments
 
 import "math/bits"
 
 // maxIndexBits bounds an index to 1<<maxIndexBits buckets of 4 bytes.
 const maxIndexBits = 16
+
+// minIndexed is the number of segments from which an index pays off.
+const minIndexed = 64
 
 // index divides the space between the first and the last segment's start into equal
 // buckets, about as many as segments, so that a lookup searches few segments: about 7 of
@@ -16,11 +19,8 @@ type index struct {
 	below []uint32
 }
 
-// makeIndex returns an index of ascending starts.
-func makeIndex[A key[A]](starts []A) index {
-	if len(starts) == 0 {
-		return index{}
-	}
+// makeIndex returns an index of ascending starts, of which there is at least one.
+func makeIndex[A Address[A]](starts []A) index {
 	x := index{base: starts[0].top()}
 	span := starts[len(starts)-1].top() - x.base
 	x.shift = uint(max(0, bits.Len64(span)-min(maxIndexBits, bits.Len(uint(len(starts))))))
@@ -37,7 +37,7 @@ func makeIndex[A key[A]](starts []A) index {
 // find returns the bounds of the search for an address with the given top:
 // segments below lo start below it, segments from hi on start above it.
 func (x *index) find(top uint64) (lo, hi int) {
-	if len(x.below) == 0 || top < x.base {
+	if top < x.base {
 		return 0, 0
 	}
 	last := uint64(len(x.below) - 1)
