@@ -42,7 +42,7 @@ var allowed = map[string][]string{
 	"test/bench":             {"shaper/config", "test/lab"},
 	"test/demo":              {"test/lab"},
 	"test/docs":              nil,
-	"test/lab":               nil,
+	"test/lab":               {"internal/testutil"},
 	"test/netns":             nil,
 	"test/page":              nil,
 	"test/vm":                nil,

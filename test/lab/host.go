@@ -144,17 +144,8 @@ func (h *Host) launch() {
 	}
 }
 
-// Start starts cmd inside the host, in a process group of its own: an interrupt from the
-// terminal goes to this program, which then ends its processes.
-func (h *Host) Start(cmd *exec.Cmd) error {
-	if cmd.SysProcAttr == nil {
-		cmd.SysProcAttr = &syscall.SysProcAttr{}
-	}
-	cmd.SysProcAttr.Pdeathsig, cmd.SysProcAttr.Setpgid = syscall.SIGKILL, true
-	done := make(chan error)
-	h.starts <- func() { done <- cmd.Start() }
-	return <-done
-}
+// Start starts cmd inside the host, in a process group of its own. It ends with this program.
+func (h *Host) Start(cmd *exec.Cmd) error { return startOn(h.starts, cmd) }
 
 // Run runs a command inside the host until it exits. The error contains its output.
 func (h *Host) Run(name string, args ...string) error {

@@ -1,11 +1,9 @@
-package netns
+package lab
 
 import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
-	"shaperd.dev/shaperd/test/lab"
 )
 
 const scraped = `# HELP shaperd_packets_total What became of datagrams.
@@ -20,11 +18,11 @@ go_goroutines 12
 `
 
 func TestMetrics(t *testing.T) {
-	m, err := parseMetrics(scraped)
+	m, err := ParseMetrics(scraped)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := samples{
+	want := Metrics{
 		`shaperd_packets_total{limit="a",reason="none",verdict="pass"}`:         5,
 		`shaperd_packets_total{limit="a",reason="queue-full",verdict="refuse"}`: 1500,
 		`shaperd_packets_total{limit="b",reason="queue-full",verdict="refuse"}`: 7,
@@ -46,18 +44,11 @@ func TestMetrics(t *testing.T) {
 		{"", []string{`limit="a"`}, 1507},
 		{"bytes", nil, 0},
 	} {
-		if got := m.sum(test.name, test.labels...); got != test.want {
+		if got := m.Sum(test.name, test.labels...); got != test.want {
 			t.Errorf("sum of %q with %q is %v, want %v", test.name, test.labels, got, test.want)
 		}
 	}
-	if _, err := parseMetrics("shaperd_up one\n"); err == nil {
+	if _, err := ParseMetrics("shaperd_up one\n"); err == nil {
 		t.Error("a value that is not a number was accepted")
-	}
-}
-
-func TestOpenings(t *testing.T) {
-	got := openings([]lab.Event{{At: 1, N: 1}, {At: 2, N: 2}, {At: 3, N: 1}, {At: 4, N: 0}, {At: 5, N: 1}})
-	if diff := cmp.Diff([]lab.Event{{At: 1, N: 1}, {At: 2, N: 1}, {At: 5, N: 1}}, got); diff != "" {
-		t.Error(diff)
 	}
 }
