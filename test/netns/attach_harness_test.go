@@ -35,7 +35,7 @@ func newPinPath(t testing.TB) string {
 // attachConfig returns a configuration without listeners.
 func attachConfig(pins string, attach string, limits ...string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "[daemon]\nmetrics = %q\npin_path = %q\nmax_buckets = 4096\n\n[[attach]]\n%s\n", metricsAddr, pins, attach)
+	fmt.Fprintf(&b, "[daemon]\nmetrics = %q\npin_path = %q\nmax_buckets = 4096\n\n[[attach]]\n%s\n", lab.MetricsAddr, pins, attach)
 	for _, l := range limits {
 		fmt.Fprintf(&b, "\n[[limit]]\n%s\n", l)
 	}
@@ -154,7 +154,7 @@ func (h *host) mustBeClean(t testing.TB, pins string) {
 }
 
 // attachmentUp returns the metric shaperd_attachment_up of the attachment wall at an interface.
-func (m samples) attachmentUp(at, mode string) (float64, bool) {
+func attachmentUp(m lab.Metrics, at, mode string) (float64, bool) {
 	v, ok := m[fmt.Sprintf(`shaperd_attachment_up{attachment="wall",direction="egress",interface=%q,mode=%q}`, at, mode)]
 	return v, ok
 }

@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // TestAttach_ProxiedConnectionsCountOnce has proxied connections cross an attachment whose limit
@@ -38,10 +40,10 @@ func testAttachProxied(t *testing.T, f family, ingress, routes bool) {
 	const proxied, maxOthers = 12, 3
 	door := limit("door", onTCP, keyAll, fmt.Sprintf("max_connections = %d", proxied), `queue_timeout = "50ms"`)
 	others := limit("others", `match = { attach = ["wall"], protocol = "tcp" }`, fmt.Sprintf("max_connections = %d", maxOthers))
-	at := attach(shaperRight, "police")
+	at := attach(lab.MiddleRight, "police")
 	from, source, to := n.shaper, f.inner, f.tcp()
 	if ingress {
-		at = strings.Replace(attach(shaperLeft, "police"), "egress", "ingress", 1)
+		at = strings.Replace(attach(lab.MiddleLeft, "police"), "egress", "ingress", 1)
 		from, source = n.client, f.sources[1]
 		if !routes {
 			to = netip.AddrPortFrom(f.proxy, tcpPort+2)
@@ -82,7 +84,7 @@ func testAttachProxied(t *testing.T, f family, ingress, routes bool) {
 		}
 		waitFor(t, 5*time.Second, func() error {
 			m := d.metrics()
-			if got := m.sum("in_flight", `limit="others"`); got != inFlight {
+			if got := m.Sum("in_flight", `limit="others"`); got != inFlight {
 				return fmt.Errorf("%v connections are in flight, want %v\n%s", got, inFlight, m)
 			}
 			return nil
@@ -119,7 +121,7 @@ func testAttachProxied(t *testing.T, f family, ingress, routes bool) {
 	}
 	waitFor(t, 5*time.Second, func() error {
 		m := d.metrics()
-		if got := m.sum("in_flight"); got != 0 {
+		if got := m.Sum("in_flight"); got != 0 {
 			return fmt.Errorf("%v connections are in flight at the end", got)
 		}
 		return nil

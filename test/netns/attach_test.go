@@ -61,11 +61,11 @@ func measurePolice(t *testing.T, f family) (stallReport, error) {
 	n.forward(t)
 	n.downstream.discardUDP(t, f.udp())
 	pins := newPinPath(t)
-	d := n.shaper.shaperd(t, attachConfig(pins, attach(shaperRight, "police"),
+	d := n.shaper.shaperd(t, attachConfig(pins, attach(lab.MiddleRight, "police"),
 		limit("each", udpAtWall, keyAddress, fmt.Sprintf(`rate = "%dbit/s"`, 2000*datagramSize*8), `max_delay = "100ms"`)))
 	stalls := startStallWatch(t)
 	lostBefore := kernelDrops(t, n.shaper)
-	c := n.downstream.capture(t, downstreamLink, udpPort, 1<<15)
+	c := n.downstream.capture(t, lab.DownstreamLink, udpPort, 1<<15)
 	loud := n.client.newPaced(t, f.sources[0], f.udp(), paced{tag: 'l', size: datagramSize, rate: 8000})
 	quiet := n.client.newPaced(t, f.sources[1], f.udp(), paced{tag: 'q', size: datagramSize, rate: 1000})
 	type sent struct {
@@ -94,10 +94,10 @@ func measurePolice(t *testing.T, f family) (stallReport, error) {
 		errs = append(errs, fmt.Errorf("%d of the quiet source's %d datagrams arrived", arrived, ofQuiet))
 	}
 	m := d.metrics()
-	if refused := int(m.sum("packets", `limit="each"`, `verdict="refuse"`)); refused > ofLoud.n-len(got) || refused+lost < ofLoud.n-len(got) {
+	if refused := int(m.Sum("packets", `limit="each"`, `verdict="refuse"`)); refused > ofLoud.n-len(got) || refused+lost < ofLoud.n-len(got) {
 		errs = append(errs, fmt.Errorf("%v datagrams counted as refused, %d did not arrive", refused, ofLoud.n-len(got)))
 	}
-	if up, _ := m.attachmentUp(shaperRight, "police"); up != 1 {
+	if up, _ := attachmentUp(m, lab.MiddleRight, "police"); up != 1 {
 		errs = append(errs, fmt.Errorf("the attachment is not up in the metrics:\n%s", m))
 	}
 	d.terminate()
@@ -114,8 +114,8 @@ func TestAttachPoliceTCP(t *testing.T) {
 				n := newNetwork(t)
 				n.forward(t)
 				// Single segments, as on a wire: a train that exceeds the limit would be dropped as a whole.
-				must(t, n.client.SetMaxSegments(clientLink, 1))
-				d := n.shaper.shaperd(t, attachConfig(newPinPath(t), attach(shaperRight, "police"),
+				must(t, n.client.SetMaxSegments(lab.ClientLink, 1))
+				d := n.shaper.shaperd(t, attachConfig(newPinPath(t), attach(lab.MiddleRight, "police"),
 					limit("each", atWall, keyAddress, `rate = "80Mbit/s"`, `max_delay = "100ms"`)))
 				var report struct {
 					End struct {
@@ -153,10 +153,10 @@ func TestAttachObserve(t *testing.T) {
 				n := newNetwork(t)
 				n.forward(t)
 				n.downstream.discardUDP(t, f.udp())
-				d := n.shaper.shaperd(t, attachConfig(newPinPath(t), attach(shaperRight, test.mode), test.limit))
+				d := n.shaper.shaperd(t, attachConfig(newPinPath(t), attach(lab.MiddleRight, test.mode), test.limit))
 				stalls := startStallWatch(t)
 				lostBefore := kernelDrops(t, n.shaper)
-				c := n.downstream.capture(t, downstreamLink, udpPort, 1<<14)
+				c := n.downstream.capture(t, lab.DownstreamLink, udpPort, 1<<14)
 				p := n.client.newPaced(t, f.sources[0], f.udp(), paced{size: datagramSize, rate: 2000})
 				sent, err := p.send(time.Second)
 				if err != nil {
@@ -165,7 +165,7 @@ func TestAttachObserve(t *testing.T) {
 				list, report := c.stop(), stalls.stop()
 				m := d.metrics()
 				counted := func(verdict string) float64 {
-					return m.sum("limit_packets", `limit="each"`, fmt.Sprintf("verdict=%q", verdict))
+					return m.Sum("limit_packets", `limit="each"`, fmt.Sprintf("verdict=%q", verdict))
 				}
 				if len(list) == 0 {
 					t.Fatal("nothing arrived")
@@ -207,7 +207,7 @@ func TestAttachReload(t *testing.T) {
 		{
 			"policy", reloads, 0.01,
 			func(pins string) []string {
-				at := attach(shaperRight, "police")
+				at := attach(lab.MiddleRight, "police")
 				return []string{
 					attachConfig(pins, at, fl.lines()),
 					attachConfig(pins, at, other, fl.lines()),
@@ -218,8 +218,8 @@ func TestAttachReload(t *testing.T) {
 			"programs", 5, 0.01,
 			func(pins string) []string {
 				return []string{
-					attachConfig(pins, attach(shaperRight, "police", `on_stop = "keep"`), fl.lines()),
-					attachConfig(pins, attach(shaperRight, "police"), fl.lines()),
+					attachConfig(pins, attach(lab.MiddleRight, "police", `on_stop = "keep"`), fl.lines()),
+					attachConfig(pins, attach(lab.MiddleRight, "police"), fl.lines()),
 				}
 			},
 		}, {
@@ -227,8 +227,8 @@ func TestAttachReload(t *testing.T) {
 			"hooks", 5, 0.3,
 			func(pins string) []string {
 				return []string{
-					attachConfig(pins, attach(shaperRight, "police", `hook = "clsact"`), fl.lines()),
-					attachConfig(pins, attach(shaperRight, "police", `hook = "tcx"`), fl.lines()),
+					attachConfig(pins, attach(lab.MiddleRight, "police", `hook = "clsact"`), fl.lines()),
+					attachConfig(pins, attach(lab.MiddleRight, "police", `hook = "tcx"`), fl.lines()),
 				}
 			},
 		},
@@ -241,7 +241,7 @@ func TestAttachReload(t *testing.T) {
 				n.downstream.discardUDP(t, f.udp())
 				pins := newPinPath(t)
 				texts := test.texts(pins)
-				d := n.shaper.shaperd(t, attachConfig(pins, attach(shaperRight, "police"), fl.lines()))
+				d := n.shaper.shaperd(t, attachConfig(pins, attach(lab.MiddleRight, "police"), fl.lines()))
 				return fl.measureDuring(t, n, f, 4500*time.Millisecond, test.tolerance, func(c *capture) {
 					time.Sleep(300 * time.Millisecond)
 					began := c.Elapsed()
@@ -260,7 +260,7 @@ func TestAttachReload(t *testing.T) {
 func (fl flood) measureDuring(t *testing.T, n *network, f family, span time.Duration, tolerance float64, do func(*capture)) (stallReport, error) {
 	t.Helper()
 	stalls := startStallWatch(t)
-	c := n.downstream.capture(t, downstreamLink, udpPort, 1<<16)
+	c := n.downstream.capture(t, lab.DownstreamLink, udpPort, 1<<16)
 	p := n.client.newPaced(t, f.sources[0], f.udp(), paced{size: datagramSize, rate: 4 * fl.rate})
 	done := make(chan error)
 	var did atomic.Bool
@@ -299,11 +299,11 @@ func TestAttach_KeptAfterKill(t *testing.T) {
 		n.forward(t)
 		n.downstream.discardUDP(t, f.udp())
 		pins := newPinPath(t)
-		text := attachConfig(pins, attach(shaperRight, "police", `on_stop = "keep"`, `hook = "tcx"`), fl.lines())
+		text := attachConfig(pins, attach(lab.MiddleRight, "police", `on_stop = "keep"`, `hook = "tcx"`), fl.lines())
 		d := n.shaper.shaperd(t, text)
 		report, err := fl.measureDuring(t, n, f, 7500*time.Millisecond, 0.01, func(*capture) {
 			time.Sleep(500 * time.Millisecond)
-			d.kill()
+			d.Kill()
 			time.Sleep(5500 * time.Millisecond) // longer than the grace period of other attachments
 			d = n.shaper.shaperd(t, text)
 			time.Sleep(500 * time.Millisecond)
@@ -338,7 +338,7 @@ func measureKilledOpen(t *testing.T, fl flood) (stallReport, error) {
 	n.forward(t)
 	n.downstream.discardUDP(t, f.udp())
 	pins := newPinPath(t)
-	text := attachConfig(pins, attach(shaperRight, "police", `hook = "clsact"`), fl.lines())
+	text := attachConfig(pins, attach(lab.MiddleRight, "police", `hook = "clsact"`), fl.lines())
 	d := n.shaper.shaperd(t, text)
 	if r := n.shaper.command(t, "detach", "--pin-path", pins); r.code != 1 ||
 		!strings.HasPrefix(r.stderr, "shaperd: a daemon is running: stop it first, or ") {
@@ -346,7 +346,7 @@ func measureKilledOpen(t *testing.T, fl flood) (stallReport, error) {
 	}
 	time.Sleep(1500 * time.Millisecond) // several heartbeats
 	stalls := startStallWatch(t)
-	c := n.downstream.capture(t, downstreamLink, udpPort, 1<<17)
+	c := n.downstream.capture(t, lab.DownstreamLink, udpPort, 1<<17)
 	p := n.client.newPaced(t, f.sources[0], f.udp(), paced{size: datagramSize, rate: 4 * fl.rate})
 	type sent struct {
 		n   int
@@ -360,7 +360,7 @@ func measureKilledOpen(t *testing.T, fl flood) (stallReport, error) {
 	}()
 	time.Sleep(time.Second)
 	killed := c.Elapsed()
-	d.kill()
+	d.Kill()
 	dead := c.Elapsed() // on a busy machine seconds later
 	time.Sleep(6500 * time.Millisecond)
 	restarted := c.Elapsed()
@@ -382,7 +382,7 @@ func measureKilledOpen(t *testing.T, fl flood) (stallReport, error) {
 	// The next daemon starts with drained buckets.
 	errs = append(errs, checkEnvelope(t, e, lab.Between(lab.Packets(list), ready, span), 0.02, report))
 
-	again.kill()
+	again.Kill()
 	time.Sleep(3500 * time.Millisecond) // as long as its heartbeat counts as alive
 	if len(n.shaper.programs(t)) == 0 {
 		t.Error("nothing is attached after SIGKILL")
@@ -405,7 +405,7 @@ func TestAttach_InterfaceAppears(t *testing.T) {
 		t.Helper()
 		waitFor(t, 5*time.Second, func() error {
 			m := d.metrics()
-			if got, ok := m.attachmentUp(at, "police"); !ok || got != want {
+			if got, ok := attachmentUp(m, at, "police"); !ok || got != want {
 				return fmt.Errorf("shaperd_attachment_up of %q is %v, %v, want %v:\n%s", at, got, ok, want, m)
 			}
 			return nil
@@ -415,8 +415,8 @@ func TestAttach_InterfaceAppears(t *testing.T) {
 		t.Helper()
 		waitFor(t, 5*time.Second, func() error {
 			m := d.metrics()
-			_, missing := m.attachmentUp("", "police")
-			_, present := m.attachmentUp(last, "police")
+			_, missing := attachmentUp(m, "", "police")
+			_, present := attachmentUp(m, last, "police")
 			if missing || present {
 				return fmt.Errorf("no interface matches the pattern, but the metrics have one as missing (%v) or present (%v)", missing, present)
 			}
@@ -426,13 +426,13 @@ func TestAttach_InterfaceAppears(t *testing.T) {
 	wantWaiting("late0")
 	n.downstream.discardUDP(t, netip.AddrPortFrom(f.any, udpPort))
 	for _, name := range []string{"late0", "late0", "late1"} {
-		before := len(d.log.String())
+		before := len(d.Log.String())
 		must(t, errors.Join(
 			lab.Join(n.shaper.Host, name, n.downstream.Host, "new"),
 			n.shaper.AddAddress(name, 24, netip.MustParseAddr("10.3.0.1")),
 			n.downstream.AddAddress("new", 24, netip.MustParseAddr("10.3.0.5"))))
 		wantUp(name, 1)
-		if _, ok := d.metrics().attachmentUp("", "police"); ok {
+		if _, ok := attachmentUp(d.metrics(), "", "police"); ok {
 			t.Error("the metrics also have the attachment without an interface")
 		}
 		// One datagram per source passes each second.
@@ -455,7 +455,7 @@ func TestAttach_InterfaceAppears(t *testing.T) {
 			`level=WARN msg="interface removed" attachment=wall interface=` + name,
 		} {
 			waitFor(t, 5*time.Second, func() error {
-				if logged := d.log.String()[before:]; !strings.Contains(logged, want) {
+				if logged := d.Log.String()[before:]; !strings.Contains(logged, want) {
 					return fmt.Errorf("the log lacks %q:\n%s", want, logged)
 				}
 				return nil
@@ -471,7 +471,7 @@ func TestAttach_InterfaceAppears(t *testing.T) {
 // TestAttach_InterfaceRenamed moves the name of an attachment's interface to another interface.
 func TestAttach_InterfaceRenamed(t *testing.T) {
 	n := newNetwork(t)
-	d := n.shaper.shaperd(t, attachConfig(newPinPath(t), attach(shaperRight, "police"), flood{rate: 1, depth: 1}.lines()))
+	d := n.shaper.shaperd(t, attachConfig(newPinPath(t), attach(lab.MiddleRight, "police"), flood{rate: 1, depth: 1}.lines()))
 	rename := func(from, to string) {
 		t.Helper()
 		l := n.shaper.mustLink(t, from)
@@ -488,12 +488,12 @@ func TestAttach_InterfaceRenamed(t *testing.T) {
 			return nil
 		})
 	}
-	programs("TCXEgress at " + shaperRight)
-	rename(shaperRight, "aside")
+	programs("TCXEgress at " + lab.MiddleRight)
+	rename(lab.MiddleRight, "aside")
 	programs()
-	rename(shaperLeft, shaperRight)
-	programs("TCXEgress at " + shaperRight)
-	if up, ok := d.metrics().attachmentUp(shaperRight, "police"); !ok || up != 1 {
+	rename(lab.MiddleLeft, lab.MiddleRight)
+	programs("TCXEgress at " + lab.MiddleRight)
+	if up, ok := attachmentUp(d.metrics(), lab.MiddleRight, "police"); !ok || up != 1 {
 		t.Error("shaperd_attachment_up is not 1")
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // Two limits at one attachment, for read-only commands.
@@ -22,7 +24,7 @@ var twoLimits = []string{
 // TestAttachExplain explains packets, for which no daemon is needed.
 func TestAttachExplain(t *testing.T) {
 	h := newNetwork(t).shaper
-	file := configFile(t, attachConfig("/sys/fs/bpf/none", attach(shaperRight, "police"), twoLimits...))
+	file := configFile(t, attachConfig("/sys/fs/bpf/none", attach(lab.MiddleRight, "police"), twoLimits...))
 	for _, test := range []struct {
 		name, source, destination, to string
 		want                          result
@@ -85,7 +87,7 @@ func TestAttachCheck(t *testing.T) {
 		{"full", []string{`packets = "3750pps"`, `max_delay = "200ms"`}, 0, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			file := configFile(t, attachConfig("/sys/fs/bpf/none", attach(shaperRight, "shape", "queue = 1000"),
+			file := configFile(t, attachConfig("/sys/fs/bpf/none", attach(lab.MiddleRight, "shape", "queue = 1000"),
 				limit("each", append([]string{atWall, keyAddress}, test.lines...)...)))
 			got := h.command(t, "check", file)
 			want := result{code: 1, stderr: fmt.Sprintf("%s:%d:1: %s\nshaperd: the configuration has errors\n", file, test.line, test.want)}
@@ -128,7 +130,7 @@ func TestAttachShape(t *testing.T) {
 		t.Run(direction, func(t *testing.T) {
 			n := newNetwork(t)
 			pins := newPinPath(t)
-			at := strings.Replace(attach(shaperRight, "shape"), "egress", direction, 1)
+			at := strings.Replace(attach(lab.MiddleRight, "shape"), "egress", direction, 1)
 			text := attachConfig(pins, at, twoLimits...)
 			if hasFQ(t) {
 				d := n.shaper.shaperd(t, text)
@@ -158,16 +160,16 @@ func TestAttach_FailedReloadKeepsPolicy(t *testing.T) {
 		n.forward(t)
 		n.downstream.discardUDP(t, f.udp())
 		pins := newPinPath(t)
-		text := attachConfig(pins, attach(shaperRight, "police"), fl.lines())
+		text := attachConfig(pins, attach(lab.MiddleRight, "police"), fl.lines())
 		d := n.shaper.shaperd(t, text)
 		before := n.shaper.programs(t)
 		return fl.measureDuring(t, n, f, 1500*time.Millisecond, 0.01, func(*capture) {
 			time.Sleep(500 * time.Millisecond)
 			d.reload(text + "\n[[attach]]\nname = \"door\"\ninterface = \"r*\"\ndirection = \"egress\"\nmode = \"police\"\n")
 			const want = `attachments \"wall\" and \"door\" are both at right, egress, where their limits would count packets twice`
-			for end := time.Now().Add(3 * time.Second); !strings.Contains(d.log.String(), want); {
+			for end := time.Now().Add(3 * time.Second); !strings.Contains(d.Log.String(), want); {
 				if time.Now().After(end) {
-					t.Errorf("the log lacks %s:\n%s", want, d.log.String())
+					t.Errorf("the log lacks %s:\n%s", want, d.Log.String())
 					break
 				}
 				time.Sleep(20 * time.Millisecond)

@@ -41,7 +41,7 @@ func TestVMClockSteps(t *testing.T) {
 	steps := []time.Duration{time.Hour, -2 * time.Hour, 365 * 24 * time.Hour, -365*24*time.Hour + time.Hour}
 	datagrams := func() float64 {
 		m := d.metrics()
-		return m.sum("shaperd_limit_packets_total", `limit="datagrams"`, `verdict="pass"`) + m.sum("shaperd_limit_packets_total", `limit="datagrams"`, `verdict="delay"`)
+		return m.Sum("shaperd_limit_packets_total", `limit="datagrams"`, `verdict="pass"`) + m.Sum("shaperd_limit_packets_total", `limit="datagrams"`, `verdict="delay"`)
 	}
 	type sample struct {
 		at    time.Duration

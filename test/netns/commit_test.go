@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // TestReload_FailedCommitChangesNothing has the kernel reject a policy at the last moment of a
@@ -15,7 +17,7 @@ func TestReload_FailedCommitChangesNothing(t *testing.T) {
 	n := newNetwork(t)
 	pins := newPinPath(t)
 	text := func(rate, more string) string {
-		return attachConfig(pins, attach(shaperRight, "police"),
+		return attachConfig(pins, attach(lab.MiddleRight, "police"),
 			limit("packets", atWall, `packets = "`+rate+`pps"`), limit("bytes", `rate = "`+rate+`Mbit/s"`)) +
 			rpcListener(netip.MustParseAddrPort("10.2.0.9:7001"), more)
 	}
@@ -32,8 +34,8 @@ func TestReload_FailedCommitChangesNothing(t *testing.T) {
 	d.reload(text("20", "tcp://0.0.0.0:7003"))
 	d.awaitLog("the old configuration stays effective")
 	for name, want := range map[string]float64{"packets": 10, "bytes": 10e6 / 8} {
-		var l struct{ Rate, Packets float64 }
-		must(t, d.get("/v1/limits/"+name, &l))
+		l, err := d.api().Limit(t.Context(), name)
+		must(t, err)
 		if l.Rate+l.Packets != want {
 			t.Errorf("limit %q has rate %v, want %v", name, l.Rate+l.Packets, want)
 		}

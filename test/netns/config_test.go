@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // unusedPinPath keeps daemons without attachments away from the pins of other daemons on this machine.
@@ -13,7 +15,7 @@ const unusedPinPath = "/nowhere/pins"
 // of the family, in front of its downstream.
 func config(f family, limits ...string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "[daemon]\nobserve = false\nmetrics = %q\npin_path = %q\n\n", metricsAddr, unusedPinPath)
+	fmt.Fprintf(&b, "[daemon]\nobserve = false\nmetrics = %q\npin_path = %q\n\n", lab.MetricsAddr, unusedPinPath)
 	fmt.Fprintf(&b, "[[listen]]\nname = \"door\"\naddress = [%q, %q]\ndownstream = [%q]\n",
 		fmt.Sprintf("tcp://%v", netip.AddrPortFrom(f.any, tcpPort)),
 		fmt.Sprintf("udp://%v-8010", netip.AddrPortFrom(f.any, 8000)),

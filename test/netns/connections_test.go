@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"shaperd.dev/shaperd/test/lab"
 )
 
@@ -91,6 +93,13 @@ func openings(levels []lab.Event) (opened []lab.Event) {
 	return opened
 }
 
+func TestOpenings(t *testing.T) {
+	got := openings([]lab.Event{{At: 1, N: 1}, {At: 2, N: 2}, {At: 3, N: 1}, {At: 4, N: 0}, {At: 5, N: 1}})
+	if diff := cmp.Diff([]lab.Event{{At: 1, N: 1}, {At: 2, N: 1}, {At: 5, N: 1}}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
 // TestConnectionCap has a hog with 200 connections at a cap of ten. A polite source, with
 // one connection at a time, must be admitted soon.
 func TestConnectionCap(t *testing.T) {
@@ -108,7 +117,7 @@ func measureConnectionCap(t *testing.T, f family) (stallReport, error) {
 	d := n.shaper.shaperd(t, config(f, limit("slots", onTCP, keyAll,
 		fmt.Sprintf("max_connections = %d", maxConnections), `queue_timeout = "10s"`, `max_queue = 1000`)))
 	stalls := startStallWatch(t)
-	c := n.downstream.captureFiltered(t, downstreamLink, lab.Filter{Port: tcpPort}, 1<<16)
+	c := n.downstream.captureFiltered(t, lab.DownstreamLink, lab.Filter{Port: tcpPort}, 1<<16)
 	var hog []time.Duration
 	var hogFailed int
 	done := make(chan struct{})
@@ -150,9 +159,9 @@ func measureConnectionCap(t *testing.T, f family) (stallReport, error) {
 	check(wait <= 300*time.Millisecond+report.longest(), "the polite source's p90 wait was %v, want at most 300 ms", wait)
 	// Ten slots and 100 ms of service time allow a hundred connections a second.
 	check(len(opened) >= 200, "%d connections reached the downstream: slots were unused", len(opened))
-	got := m.sum("in_flight", `limit="slots"`)
+	got := m.Sum("in_flight", `limit="slots"`)
 	check(got == maxConnections, "the metrics have %v in flight, want %d\n%s", got, maxConnections, m)
-	got = m.sum("waiting", `limit="slots"`)
+	got = m.Sum("waiting", `limit="slots"`)
 	check(got >= 150 && got <= 200, "the metrics have %v waiting, want about 190\n%s", got, m)
 	return report, errors.Join(errs...)
 }
@@ -178,7 +187,7 @@ func TestConnectionRefusal(t *testing.T) {
 				waiting = append(waiting, n.client.mustDial(t, f.sources[1], f.listenAddr()))
 			}
 			waitFor(t, 5*time.Second, func() error {
-				if got := d.metrics().sum("waiting", `limit="slots"`); got != 2 {
+				if got := d.metrics().Sum("waiting", `limit="slots"`); got != 2 {
 					return fmt.Errorf("%v connections wait, want 2", got)
 				}
 				return nil
@@ -202,14 +211,14 @@ func TestConnectionRefusal(t *testing.T) {
 			}
 			m := d.metrics()
 			for reason, want := range map[string]float64{"waiting-full": 1, "wait-timeout": 2} {
-				if got := m.sum("connections", `limit="slots"`, `verdict="refuse"`, `reason="`+reason+`"`); got != want {
+				if got := m.Sum("connections", `limit="slots"`, `verdict="refuse"`, `reason="`+reason+`"`); got != want {
 					t.Errorf("the metrics have %v refused for %s, want %v\n%s", got, reason, want, m)
 				}
 			}
 			// A client that disconnects frees its place in the queue, or its slot.
 			holder.abort()
 			waitFor(t, 5*time.Second, func() error {
-				if got := d.metrics().sum("in_flight", `limit="slots"`); got != 0 {
+				if got := d.metrics().Sum("in_flight", `limit="slots"`); got != 0 {
 					return fmt.Errorf("%v connections are in flight, want none", got)
 				}
 				return nil
@@ -254,7 +263,7 @@ func TestNewConnections(t *testing.T) {
 		d := n.shaper.shaperd(t, config(f, limit("openings", onTCP, keyAll,
 			`new_connections = "50/s"`, `queue_timeout = "5s"`, `max_queue = 1000`)))
 		stalls := startStallWatch(t)
-		c := n.downstream.captureFiltered(t, downstreamLink, lab.Filter{Port: tcpPort}, 1<<14)
+		c := n.downstream.captureFiltered(t, lab.DownstreamLink, lab.Filter{Port: tcpPort}, 1<<14)
 		_, failed := n.client.repeatRequests(f.sources[0], f.listenAddr(), 20, 2*time.Second)
 		list, report := c.stop(), stalls.stop()
 		if failed != 0 {

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // TestEdgeCases runs the edge cases of a proxy, each with IPv4 and IPv6. Others have their own
@@ -112,7 +114,7 @@ func goneWhileWaiting(t *testing.T, _ *network, f family) {
 		waiting := func(want float64) {
 			t.Helper()
 			waitFor(t, 5*time.Second, func() error {
-				if got := d.metrics().sum("waiting", `limit="slots"`); got != want {
+				if got := d.metrics().Sum("waiting", `limit="slots"`); got != want {
 					return fmt.Errorf("%v connections wait, want %v", got, want)
 				}
 				return nil
@@ -151,7 +153,7 @@ func downstreamRefusesTCP(t *testing.T, n *network, f family) {
 	if err := n.client.dialUntilClosed(f.sources[0], f.listenAddr()); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the client sees %v, want a reset", err)
 	}
-	if got := d.metrics().sum("shaperd_listener_dial_errors_total"); got != 1 {
+	if got := d.metrics().Sum("shaperd_listener_dial_errors_total"); got != 1 {
 		t.Errorf("%v failed dials counted, want 1", got)
 	}
 }
@@ -189,7 +191,7 @@ func downstreamSilentTCP(t *testing.T, n *network, f family) {
 	if took := time.Since(start); took < 300*time.Millisecond || took > 2*time.Second {
 		t.Errorf("the dial was aborted after %v, want 300 ms", took)
 	}
-	if got := d.metrics().sum("shaperd_listener_connections_ended_total", `reason="not-connected"`); got != 1 {
+	if got := d.metrics().Sum("shaperd_listener_connections_ended_total", `reason="not-connected"`); got != 1 {
 		t.Errorf("%v connections ended with not-connected, want 1", got)
 	}
 }
@@ -320,7 +322,7 @@ func hostileHeaders(t *testing.T, n *network, f family) {
 	if got := tcp.take(); len(got) != 0 {
 		t.Errorf("%d connections with invalid headers reached the downstream", len(got))
 	}
-	ended := d.metrics().sum("shaperd_listener_connections_ended_total", `reason="bad-proxy-header"`)
+	ended := d.metrics().Sum("shaperd_listener_connections_ended_total", `reason="bad-proxy-header"`)
 	if int(ended) != len(bad) {
 		t.Errorf("%v connections ended with bad-proxy-header, want %d", ended, len(bad))
 	}
@@ -422,16 +424,16 @@ func countsAddUp(t *testing.T, n *network, f family) {
 	n.downstream.discardUDP(t, f.udp())
 	d := n.shaper.shaperd(t, config(f, limit("half", onUDP, keySource, `packets = "2000pps"`, `max_delay = "50ms"`)))
 	lostBefore := kernelDrops(t, n.shaper)
-	c := n.downstream.capture(t, downstreamLink, udpPort, 1<<14)
+	c := n.downstream.capture(t, lab.DownstreamLink, udpPort, 1<<14)
 	p := n.client.newPaced(t, f.sources[0], f.udpListenAddr(), paced{size: 100, rate: 4000})
 	sent, err := p.send(time.Second)
 	must(t, err)
 	time.Sleep(200 * time.Millisecond) // until the queue is empty
 	arrived := len(c.stop())
 	m := d.metrics()
-	passed := m.sum("shaperd_limit_packets_total", `limit="half"`, `verdict="pass"`) + m.sum("shaperd_limit_packets_total", `limit="half"`, `verdict="delay"`)
-	refused := m.sum("shaperd_limit_packets_total", `limit="half"`, `verdict="refuse"`)
-	out := m.sum("shaperd_listener_bytes_total", `direction="to-downstream"`) / 100
+	passed := m.Sum("shaperd_limit_packets_total", `limit="half"`, `verdict="pass"`) + m.Sum("shaperd_limit_packets_total", `limit="half"`, `verdict="delay"`)
+	refused := m.Sum("shaperd_limit_packets_total", `limit="half"`, `verdict="refuse"`)
+	out := m.Sum("shaperd_listener_bytes_total", `direction="to-downstream"`) / 100
 	lost := kernelDrops(t, n.shaper) - lostBefore
 	all := int(passed + refused)
 	if int(passed) != int(out) || arrived > int(out) || arrived+lost < int(out) || all > sent || all+lost < sent || refused == 0 {

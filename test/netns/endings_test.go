@@ -148,9 +148,7 @@ func TestDrain(t *testing.T) {
 	})
 	n.downstream.echoUDP(t, f.udp())
 	d := n.shaper.shaperd(t, config(f, limit("slow", onTCP, keySource, `rate = "2MiB/s"`)), "--drain-timeout", "20s")
-	for _, f := range d.stored {
-		f.Close()
-	}
+	d.Notify.DropStored()
 	b := &bulk{}
 	for range 3 {
 		b.conns = append(b.conns, dialWithDeadline(t, n, f))
@@ -185,7 +183,7 @@ func TestDrain(t *testing.T) {
 		}
 		return nil
 	})
-	if !d.running() {
+	if !d.Running() {
 		t.Fatal("shaperd exited before its connections ended")
 	}
 	n.client.exchangeUDP(t, f.sources[2], f.udpListenAddr(), 100)

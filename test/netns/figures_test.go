@@ -41,7 +41,7 @@ func measureTCPFigures(t *testing.T, f family, busy, idle int, pause time.Durati
 	b := n.client.newBulk(t, f.sources[0], f.listenAddr(), busy, 'b')
 	s.wait(t, 'b', int64(busy), 5*time.Second)
 	stalls := startStallWatch(t)
-	c := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(14))
+	c := n.downstream.capture(t, lab.DownstreamLink, tcpPort, framesOf(14))
 	if pause != 0 {
 		if err := b.send(1 << 20); err != nil {
 			t.Fatal(err)
@@ -70,7 +70,7 @@ func measureUDPFigures(t *testing.T, f family) {
 	n.downstream.discardUDP(t, f.udp())
 	d := n.shaper.shaperd(t, config(f, limit("sms", onUDP, keySource, `packets = "10000pps"`, `max_delay = "50ms"`)))
 	stalls := startStallWatch(t)
-	c := n.downstream.capture(t, downstreamLink, udpPort, 1<<17)
+	c := n.downstream.capture(t, lab.DownstreamLink, udpPort, 1<<17)
 	p := n.client.newPaced(t, f.sources[0], f.udpListenAddr(), paced{tag: 1, size: 512, rate: 20000})
 	cpu := d.cpuTime()
 	sent, err := p.send(figureTime)
@@ -83,7 +83,7 @@ func measureUDPFigures(t *testing.T, f family) {
 	list, report := c.stop(), stalls.stop()
 	printFigures(t, envelope{rate: 10000, unit: "datagrams"}, lab.Between(lab.Packets(list), 0, end), report)
 	t.Logf("%d sent, %d arrived, %.0f counted as refused", sent, len(list),
-		d.metrics().sum("packets", `limit="sms"`, `verdict="refuse"`))
+		d.metrics().Sum("packets", `limit="sms"`, `verdict="refuse"`))
 	t.Logf("cost: %.1f %% of a CPU", 100*cpu.Seconds()/end.Seconds())
 	mustHaveLimited(t, d, "sms")
 }

@@ -67,7 +67,7 @@ func (f *forger) send(payload []byte) error {
 // peakMemory returns the daemon's peak resident memory, in MiB.
 func (d *daemon) peakMemory() float64 {
 	d.t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.cmd.Process.Pid))
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.PID()))
 	must(d.t, err)
 	for line := range strings.Lines(string(status)) {
 		if value, ok := strings.CutPrefix(line, "VmHWM:"); ok {
@@ -94,7 +94,7 @@ func measureSpoofedSources(t *testing.T, count int) (stallReport, error) {
 	d := n.shaper.shaperd(t, config(f,
 		limit("each", onUDP, `key = ["source"]`, `packets = "1000pps"`),
 		limit("all", onUDP, keyAll, `packets = "10000pps"`)))
-	left, err := n.shaper.Links.LinkByName(shaperLeft)
+	left, err := n.shaper.Links.LinkByName(lab.MiddleLeft)
 	must(t, err)
 	must(t, n.shaper.Links.RouteAdd(&netlink.Route{
 		LinkIndex: left.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4(100, 64, 0, 0), Mask: net.CIDRMask(10, 32)},
@@ -143,9 +143,9 @@ func measureSpoofedSources(t *testing.T, count int) (stallReport, error) {
 	began := time.Now()
 	text := d.scrape()
 	scraped := time.Since(began)
-	m, err := parseMetrics(text)
+	m, err := lab.ParseMetrics(text)
 	must(t, err)
-	opened, refused := m.sum("shaperd_listener_udp_flows_opened_total"), m.sum("shaperd_listener_udp_flows_refused_total")
+	opened, refused := m.Sum("shaperd_listener_udp_flows_opened_total"), m.Sum("shaperd_listener_udp_flows_refused_total")
 	t.Logf("%d forged sources in %v; of %d requests of a verified source %d were answered (%.1f %%); peak memory %.0f MiB; %v flows opened, %v refused; %v",
 		count, took.Round(time.Millisecond), asked, answered, 100*float64(answered)/float64(asked), d.peakMemory(), opened, refused, report)
 	t.Logf("metrics: %d bytes in %v", len(text), scraped)
@@ -331,9 +331,9 @@ func TestLongSoak(t *testing.T) {
 	}
 	sample := func() state {
 		m := d.metrics()
-		fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.cmd.Process.Pid))
+		fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.PID()))
 		must(t, err)
-		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", d.cmd.Process.Pid))
+		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", d.PID()))
 		must(t, err)
 		return state{m["process_resident_memory_bytes"] / (1 << 20), len(fds), len(threads), m["go_goroutines"], m["go_memstats_heap_inuse_bytes"] / (1 << 20)}
 	}
@@ -359,10 +359,10 @@ func TestLongSoak(t *testing.T) {
 	// When all clients have gone, nothing remains except flows until their timeout.
 	waitFor(t, 10*time.Second, func() error {
 		m := d.metrics()
-		if open := m.sum("shaperd_listener_connections_open"); open != 0 {
+		if open := m.Sum("shaperd_listener_connections_open"); open != 0 {
 			return fmt.Errorf("%v connections are open", open)
 		}
-		if held := m.sum("shaperd_limit_connections_in_flight"); held != 0 {
+		if held := m.Sum("shaperd_limit_connections_in_flight"); held != 0 {
 			return fmt.Errorf("%v slots are held", held)
 		}
 		return nil
@@ -370,7 +370,7 @@ func TestLongSoak(t *testing.T) {
 	if asked.Load() == 0 || s.got(0) == 0 {
 		t.Error("the test generated no load")
 	}
-	if strings.Contains(d.log.String(), "level=ERROR") {
+	if strings.Contains(d.Log.String(), "level=ERROR") {
 		t.Error("the daemon logged an error")
 	}
 }

@@ -22,7 +22,7 @@ func TestHarness(t *testing.T) {
 			n.forward(t)
 			to := netip.AddrPortFrom(f.downstream, tcpPort)
 			s := n.downstream.newSink(t, to)
-			c := n.downstream.capture(t, downstreamLink, tcpPort, 1<<17)
+			c := n.downstream.capture(t, lab.DownstreamLink, tcpPort, 1<<17)
 			b := n.client.newBulk(t, f.sources[0], to, 3, 'x')
 			if err := b.send(4 << 20); err != nil {
 				t.Fatal(err)
@@ -56,7 +56,7 @@ func measureHarness(t *testing.T, f family) (stallReport, error) {
 	to := netip.AddrPortFrom(f.downstream, udpPort)
 	n.downstream.discardUDP(t, to)
 	stalls := startStallWatch(t)
-	c := n.downstream.capture(t, downstreamLink, udpPort, 1<<14)
+	c := n.downstream.capture(t, lab.DownstreamLink, udpPort, 1<<14)
 	p := n.client.newPaced(t, f.sources[1], to, paced{tag: 7, size: 512, rate: 5000})
 	sent, err := p.send(500 * time.Millisecond)
 	if err != nil {

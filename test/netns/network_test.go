@@ -56,14 +56,6 @@ func addrs(a, b, c string) [3]netip.Addr {
 	return [3]netip.Addr{netip.MustParseAddr(a), netip.MustParseAddr(b), netip.MustParseAddr(c)}
 }
 
-// Interface names, as in the drawing in the package documentation.
-const (
-	clientLink     = "up"
-	shaperLeft     = "left"
-	shaperRight    = "right"
-	downstreamLink = "in"
-)
-
 const (
 	tcpPort = 5432
 	udpPort = 8003 // within the port range of the listener
@@ -72,20 +64,19 @@ const (
 // newNetwork creates the three hosts and connects them. They are removed when the test ends.
 func newNetwork(t testing.TB) *network {
 	t.Helper()
-	n := &network{client: newHost(t, "client"), shaper: newHost(t, "shaper"), downstream: newHost(t, "downstream")}
-	must(t, errors.Join(
-		lab.Join(n.client.Host, clientLink, n.shaper.Host, shaperLeft),
-		lab.Join(n.shaper.Host, shaperRight, n.downstream.Host, downstreamLink)))
+	var all []lab.RowAddresses
 	for _, f := range families {
-		must(t, errors.Join(
-			n.client.AddAddress(clientLink, f.outerBits, f.sources[:]...),
-			n.shaper.AddAddress(shaperLeft, f.outerBits, f.proxy, f.alias),
-			n.shaper.AddAddress(shaperRight, f.innerBits, f.inner),
-			n.downstream.AddAddress(downstreamLink, f.innerBits, f.downstream),
-			n.client.AddDefaultRoute(f.proxy), n.downstream.AddDefaultRoute(f.inner)))
+		all = append(all, lab.RowAddresses{
+			Clients: f.sources[:], Outer: []netip.Addr{f.proxy, f.alias}, OuterBits: f.outerBits,
+			Inner: f.inner, Downstream: f.downstream, InnerBits: f.innerBits,
+		})
 	}
+	row, err := lab.NewRow(all...)
+	must(t, err)
+	t.Cleanup(row.Remove)
+	n := &network{&host{row.Client}, &host{row.Middle}, &host{row.Downstream}}
 	// Segments within a super-packet would have no gaps.
-	must(t, errors.Join(n.shaper.SetMaxSegments(shaperLeft, 1), n.shaper.SetMaxSegments(shaperRight, 1)))
+	must(t, errors.Join(n.shaper.SetMaxSegments(lab.MiddleLeft, 1), n.shaper.SetMaxSegments(lab.MiddleRight, 1)))
 	return n
 }
 

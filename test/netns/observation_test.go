@@ -21,7 +21,7 @@ func (d *daemon) watch() (stop func()) {
 	done := make(chan struct{}, 2)
 	client := http.Client{Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", d.control)
+			return new(net.Dialer).DialContext(ctx, "unix", d.Control)
 		},
 	}}
 	get := func(path string) {
@@ -118,12 +118,12 @@ func TestLongIdleControlClients(t *testing.T) {
 		d := n.shaper.shaperd(t, config(f, limit("smooth", onTCP, keySource, tenMiBLimit)))
 		b := n.client.newBulk(t, f.sources[0], f.listenAddr(), 4, 'x')
 		stalls := startStallWatch(t)
-		c := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(4))
+		c := n.downstream.capture(t, lab.DownstreamLink, tcpPort, framesOf(4))
 		var crowd sync.WaitGroup
 		crowd.Go(func() { // during the flow
 			time.Sleep(200 * time.Millisecond)
 			for range 1000 {
-				if c, err := net.Dial("unix", d.control); err == nil {
+				if c, err := net.Dial("unix", d.Control); err == nil {
 					t.Cleanup(func() { c.Close() })
 				}
 			}
@@ -136,7 +136,7 @@ func TestLongIdleControlClients(t *testing.T) {
 		events, report := lab.Between(lab.Bytes(c.stop()), 0, end), stalls.stop()
 		mustHaveLimited(t, d, "smooth")
 		// Idle connections are closed by then or soon, so that requests are served again.
-		waitFor(t, 15*time.Second, func() error { return d.get("/v1/status", new(struct{})) })
+		waitFor(t, 15*time.Second, func() error { _, err := d.api().Status(t.Context()); return err })
 		return report, checkEnvelope(t, tenMiB, events, 0.02, report)
 	})
 }

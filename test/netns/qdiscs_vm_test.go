@@ -39,7 +39,7 @@ func TestCompareQdiscs(t *testing.T) {
 			start func(*testing.T, *host)
 		}{
 			{"shaperd", func(t *testing.T, h *host) {
-				h.shaperd(t, attachConfig(newPinPath(t), attach(shaperRight, "shape"),
+				h.shaperd(t, attachConfig(newPinPath(t), attach(lab.MiddleRight, "shape"),
 					limit("each", udpAtWall, keyAddress, fmt.Sprintf(`rate = "%dMbit/s"`, mbits), `overhead = "42B"`, `max_delay = "50ms"`)))
 			}},
 			{"htb", queue("qdisc add dev right root handle 1: htb default 1; class add dev right parent 1: classid 1:1 htb rate %dmbit burst %d cburst %d",
@@ -61,7 +61,7 @@ func TestCompareQdiscs(t *testing.T) {
 							var best []lab.Event
 							shortest := time.Hour // of the longest stalls
 							for try := 0; try < 2 && shortest > quiet; try++ {
-								c := n.downstream.capture(t, downstreamLink, udpPort, 1<<15)
+								c := n.downstream.capture(t, lab.DownstreamLink, udpPort, 1<<15)
 								stop := watchGuest()
 								if _, err := sender.send(guestSkip/2 + span); err != nil {
 									t.Fatal(err)

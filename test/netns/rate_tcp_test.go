@@ -33,7 +33,7 @@ func TestTCPEnvelope(t *testing.T) {
 				d := n.shaper.shaperd(t, config(f, limit("smooth", onTCP, keySource, tenMiBLimit)))
 				b := n.client.newBulk(t, f.sources[0], f.listenAddr(), 4, 'x')
 				stalls := startStallWatch(t)
-				c := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(5))
+				c := n.downstream.capture(t, lab.DownstreamLink, tcpPort, framesOf(5))
 				if err := b.flood(2500 * time.Millisecond); err != nil {
 					t.Fatal(err)
 				}
@@ -54,7 +54,7 @@ func TestTCPFromDownstream(t *testing.T) {
 		n.downstream.serveTCP(t, f.tcp(), func(c *net.TCPConn) { _, _ = io.Copy(c, zeros{}) })
 		d := n.shaper.shaperd(t, config(f, limit("answers", onTCP, keyAll, `direction = "from-downstream"`, tenMiBLimit)))
 		stalls := startStallWatch(t)
-		c := n.client.capture(t, clientLink, tcpPort, framesOf(4))
+		c := n.client.capture(t, lab.ClientLink, tcpPort, framesOf(4))
 		b := n.client.newBulk(t, f.sources[0], f.listenAddr(), 4, 'x')
 		deadline := time.Now().Add(2 * time.Second)
 		err := b.each(func(c *net.TCPConn) error {
@@ -86,7 +86,7 @@ func TestTCP_IdleEarnsNoCredit(t *testing.T) {
 		d := n.shaper.shaperd(t, config(f, limit("smooth", onTCP, keySource, tenMiBLimit)))
 		b := n.client.newBulk(t, f.sources[0], f.listenAddr(), 4, 'x')
 		stalls := startStallWatch(t)
-		c := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(5))
+		c := n.downstream.capture(t, lab.DownstreamLink, tcpPort, framesOf(5))
 		if err := b.send(1 << 20); err != nil {
 			t.Fatal(err)
 		}
@@ -128,7 +128,7 @@ func TestTCP_NoBurstAfterReceiverPause(t *testing.T) {
 		b := n.client.newBulk(t, f.sources[0], f.listenAddr(), connections, 'x')
 		s.wait(t, 'x', connections, 5*time.Second)
 		stalls := startStallWatch(t)
-		c := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(5))
+		c := n.downstream.capture(t, lab.DownstreamLink, tcpPort, framesOf(5))
 		done := make(chan error, 1)
 		go func() { done <- b.flood(2 * time.Second) }()
 		time.Sleep(500 * time.Millisecond)
@@ -163,7 +163,7 @@ func TestTCP_IdleConnectionsTakeNoShare(t *testing.T) {
 		s.wait(t, 'i', 49, 5*time.Second)
 		s.wait(t, 'b', 1, 5*time.Second)
 		stalls := startStallWatch(t)
-		c := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(4))
+		c := n.downstream.capture(t, lab.DownstreamLink, tcpPort, framesOf(4))
 		if err := b.flood(2 * time.Second); err != nil {
 			t.Fatal(err)
 		}
@@ -187,7 +187,7 @@ func TestTwoSourcesTCP(t *testing.T) {
 				quiet := n.client.newBulk(t, f.sources[1], f.listenAddr(), 1, 'q')
 				loud := n.client.newBulk(t, f.sources[0], f.listenAddr(), 20, 'l')
 				stalls := startStallWatch(t)
-				c := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(4))
+				c := n.downstream.capture(t, lab.DownstreamLink, tcpPort, framesOf(4))
 				done := make(chan error)
 				go func() { done <- loud.flood(2500 * time.Millisecond) }()
 				err := errors.Join(quiet.flood(2500*time.Millisecond), <-done)
@@ -241,7 +241,7 @@ func mustHaveLimited(t *testing.T, d *daemon, name string) {
 	t.Helper()
 	m := d.metrics()
 	label := `limit="` + name + `"`
-	if m.sum("", label, `verdict="delay"`)+m.sum("", label, `verdict="refuse"`) == 0 {
+	if m.Sum("", label, `verdict="delay"`)+m.Sum("", label, `verdict="refuse"`) == 0 {
 		t.Errorf("the metrics have no delay and no refusal by %s:\n%s", name, m)
 	}
 }

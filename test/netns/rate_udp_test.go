@@ -46,7 +46,7 @@ func measureUDPPacketRate(t *testing.T, f family) (stallReport, error) {
 	d := n.shaper.shaperd(t, config(f, limit("sms", onUDP, keySource,
 		`packets = "10000pps"`, fmt.Sprintf("max_delay = %q", maxDelay))))
 	stalls := startStallWatch(t)
-	c := n.downstream.capture(t, downstreamLink, udpPort, 1<<16)
+	c := n.downstream.capture(t, lab.DownstreamLink, udpPort, 1<<16)
 	p := n.client.newPaced(t, f.sources[0], f.udpListenAddr(), paced{tag: 1, size: 512, rate: 20000})
 	sent, err := p.send(2500 * time.Millisecond)
 	if err != nil {
@@ -82,7 +82,7 @@ func measureUDPPacketRate(t *testing.T, f family) (stallReport, error) {
 	}
 
 	m := d.metrics()
-	refused := m.sum("packets", `limit="sms"`, `verdict="refuse"`)
+	refused := m.Sum("packets", `limit="sms"`, `verdict="refuse"`)
 	lost := float64(sent - len(list))
 	t.Logf("%d sent, %d arrived, %.0f counted as refused; waits p50 %v, p99 %v", sent, len(list), refused,
 		lab.Percentile(waits, 50), lab.Percentile(waits, 99))
@@ -115,7 +115,7 @@ func TestUDPByteRate(t *testing.T) {
 		n.downstream.discardUDP(t, f.udp())
 		d := n.shaper.shaperd(t, config(f, limit("bytes", onUDP, keyAll, `rate = "2MiB/s"`, `max_delay = "50ms"`)))
 		stalls := startStallWatch(t)
-		c := n.downstream.capture(t, downstreamLink, udpPort, 1<<16)
+		c := n.downstream.capture(t, lab.DownstreamLink, udpPort, 1<<16)
 		errs := make(chan error)
 		for i, size := range []int{64, 512, 1472} {
 			p := n.client.newPaced(t, f.sources[i], f.udpListenAddr(), paced{tag: byte(i), size: size, rate: 2000})
@@ -144,7 +144,7 @@ func TestTwoSourcesUDP(t *testing.T) {
 		n.downstream.discardUDP(t, f.udp())
 		d := n.shaper.shaperd(t, config(f, limit("each", onUDP, keySource, `packets = "2000pps"`, `max_delay = "100ms"`)))
 		stalls := startStallWatch(t)
-		c := n.downstream.capture(t, downstreamLink, udpPort, 1<<16)
+		c := n.downstream.capture(t, lab.DownstreamLink, udpPort, 1<<16)
 		loud := n.client.newPaced(t, f.sources[0], f.udpListenAddr(), paced{tag: 'l', size: 256, rate: 20000})
 		quiet := n.client.newPaced(t, f.sources[1], f.udpListenAddr(), paced{tag: 'q', size: 256, rate: 1000})
 		done := make(chan error)
@@ -191,7 +191,7 @@ func TestUDP_RateOnBusyHost(t *testing.T) {
 			defer func() { busy.Process.Kill(); busy.Wait() }()
 		}
 		stalls := startStallWatch(t)
-		c := n.downstream.capture(t, downstreamLink, udpPort, 1<<16)
+		c := n.downstream.capture(t, lab.DownstreamLink, udpPort, 1<<16)
 		p := n.client.newPaced(t, f.sources[0], f.udpListenAddr(), paced{tag: 1, size: 100, rate: rate * 5 / 4})
 		if _, err := p.send(2 * time.Second); err != nil {
 			t.Fatal(err)

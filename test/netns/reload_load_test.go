@@ -56,8 +56,8 @@ func measureReloadUnderLoad(t *testing.T) (stallReport, error) {
 	stalls := startStallWatch(t)
 	lostBefore := kernelDrops(t, n.shaper)
 	const load = reloads*interval + 500*time.Millisecond
-	streams := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(int(load/time.Second)+2))
-	datagrams := n.downstream.capture(t, downstreamLink, udpPort, packets*int(load/time.Second+2))
+	streams := n.downstream.capture(t, lab.DownstreamLink, tcpPort, framesOf(int(load/time.Second)+2))
+	datagrams := n.downstream.capture(t, lab.DownstreamLink, udpPort, packets*int(load/time.Second+2))
 
 	var group sync.WaitGroup
 	var served, failed atomic.Int64
@@ -93,7 +93,7 @@ func measureReloadUnderLoad(t *testing.T) (stallReport, error) {
 	list, bytes, report := datagrams.stop(), lab.Bytes(streams.stop()), stalls.stop()
 
 	m := d.metrics()
-	if got := m.sum("shaperd_config_reloads_total", `result="success"`); got != reloads+1 {
+	if got := m.Sum("shaperd_config_reloads_total", `result="success"`); got != reloads+1 {
 		t.Errorf("the daemon has loaded its configuration %v times, want %d", got, reloads+1)
 	}
 	sigma := lab.Sigma(bytes, rate)
@@ -108,7 +108,7 @@ func measureReloadUnderLoad(t *testing.T) (stallReport, error) {
 	if arrived, ended := s.count(); arrived != long || ended != 0 {
 		t.Errorf("%d streams arrived at the downstream and %d ended, want %d and 0", arrived, ended, long)
 	}
-	if strings.Contains(d.log.String(), "level=ERROR") {
+	if strings.Contains(d.Log.String(), "level=ERROR") {
 		t.Error("the daemon logged an error")
 	}
 	var errs []error

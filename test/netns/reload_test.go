@@ -67,7 +67,7 @@ func measureReload(t *testing.T) (stallReport, error) {
 	d := n.shaper.shaperd(t, text(4, ""))
 	b := n.client.newBulk(t, f.sources[0], f.listenAddr(), 4, 'x')
 	stalls := startStallWatch(t)
-	c := n.downstream.capture(t, downstreamLink, tcpPort, framesOf(5))
+	c := n.downstream.capture(t, lab.DownstreamLink, tcpPort, framesOf(5))
 	const load = 4400 * time.Millisecond
 	done := make(chan error, 1)
 	go func() { done <- b.flood(load) }()
@@ -90,10 +90,10 @@ func measureReload(t *testing.T) (stallReport, error) {
 		strings.Replace(text(1, ""), "burst", "brust", 1),
 		strings.Replace(text(1, ""), `["door"]`, `["gate"]`, 1),
 	} {
-		before := len(d.log.String())
+		before := len(d.Log.String())
 		d.reload(bad)
 		waitFor(t, 10*time.Second, func() error {
-			if logged := d.log.String()[before:]; !strings.Contains(logged, "shaperd.toml:") {
+			if logged := d.Log.String()[before:]; !strings.Contains(logged, "shaperd.toml:") {
 				return fmt.Errorf("an invalid configuration is not reported with its position: %q", logged)
 			}
 			return nil
@@ -144,7 +144,7 @@ func TestReload_ConnectionCap(t *testing.T) {
 		return config(f, limit("slots", onTCP, keyAll, fmt.Sprintf("max_connections = %d", slots), `queue_timeout = "10s"`, `max_queue = 100`))
 	}
 	d := n.shaper.shaperd(t, text(8))
-	c := n.downstream.captureFiltered(t, downstreamLink, lab.Filter{Port: tcpPort}, 1<<16)
+	c := n.downstream.captureFiltered(t, lab.DownstreamLink, lab.Filter{Port: tcpPort}, 1<<16)
 	failed := make(chan int, 1)
 	go func() {
 		_, n := n.client.repeatRequests(f.sources[0], f.listenAddr(), 40, 3*time.Second)
@@ -160,7 +160,7 @@ func TestReload_ConnectionCap(t *testing.T) {
 			d.reload(text(s.slots))
 		}
 		waitFor(t, 5*time.Second, func() error { // until the new cap is reached
-			if got := d.metrics().sum("in_flight", `limit="slots"`); got != float64(s.slots) {
+			if got := d.metrics().Sum("in_flight", `limit="slots"`); got != float64(s.slots) {
 				return fmt.Errorf("%v connections are in flight, the cap is %d", got, s.slots)
 			}
 			return nil

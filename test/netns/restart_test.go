@@ -26,11 +26,11 @@ func TestRestart(t *testing.T) {
 				if err := ask(); err != nil {
 					t.Fatal(err)
 				}
-				if len(first.stored) != 12 {
-					t.Fatalf("%d sockets are stored, want one TCP and 11 UDP", len(first.stored))
+				if len(first.Notify.Stored) != 12 {
+					t.Fatalf("%d sockets are stored, want one TCP and 11 UDP", len(first.Notify.Stored))
 				}
 				if end == "killed" {
-					first.kill()
+					first.Kill()
 				} else {
 					first.terminate()
 					first.waitExit(5 * time.Second)
@@ -45,13 +45,13 @@ func TestRestart(t *testing.T) {
 					})
 					time.Sleep(40 * time.Millisecond)
 				}
-				second := n.shaper.shaperdWith(t, first.stored, text)
+				second := n.shaper.shaperdWith(t, first.Notify.Stored, text)
 				asked.Wait()
 				close(failed)
 				for err := range failed {
 					t.Errorf("a client that connected meanwhile: %v", err)
 				}
-				if strings.Contains(second.log.String(), "inherited") {
+				if strings.Contains(second.Log.String(), "inherited") {
 					t.Errorf("an inherited socket was not used")
 				}
 			})
@@ -66,20 +66,20 @@ func TestStoredSockets(t *testing.T) {
 	text := config(f, limit("cap", onTCP, keySource, "max_connections = 50"))
 	port := func(port uint16) string { return netip.AddrPortFrom(f.any, port).String() }
 	d := n.shaper.shaperd(t, text)
-	had := len(d.stored)
+	had := len(d.Notify.Stored)
 	door := port(tcpPort)
 	d.reload(strings.Replace(text, `"tcp://`+door+`"`, `"tcp://`+door+`", "tcp://`+port(7777)+`"`, 1))
-	if len(d.stored) != had+1 {
-		t.Errorf("%d sockets are stored with another port, %d before", len(d.stored), had)
+	if len(d.Notify.Stored) != had+1 {
+		t.Errorf("%d sockets are stored with another port, %d before", len(d.Notify.Stored), had)
 	}
 	d.reload(text)
-	if len(d.stored) != had {
-		t.Errorf("%d sockets are stored after its removal, want %d", len(d.stored), had)
+	if len(d.Notify.Stored) != had {
+		t.Errorf("%d sockets are stored after its removal, want %d", len(d.Notify.Stored), had)
 	}
-	d.kill()
-	second := n.shaper.shaperdWith(t, d.stored, strings.ReplaceAll(text, door, port(7778)))
+	d.Kill()
+	second := n.shaper.shaperdWith(t, d.Notify.Stored, strings.ReplaceAll(text, door, port(7778)))
 	waitFor(t, 5*time.Second, func() error {
-		if !strings.Contains(second.log.String(), "closed inherited socket: no listener has its address") {
+		if !strings.Contains(second.Log.String(), "closed inherited socket: no listener has its address") {
 			return errors.New("an unused inherited socket was not logged")
 		}
 		return nil

@@ -95,9 +95,9 @@ const (
 func (n *network) setMaxSegments(t *testing.T, length int) {
 	t.Helper()
 	must(t, errors.Join(
-		n.client.SetMaxSegments(clientLink, length),
-		n.shaper.SetMaxSegments(shaperLeft, length),
-		n.shaper.SetMaxSegments(shaperRight, length)))
+		n.client.SetMaxSegments(lab.ClientLink, length),
+		n.shaper.SetMaxSegments(lab.MiddleLeft, length),
+		n.shaper.SetMaxSegments(lab.MiddleRight, length)))
 }
 
 // addFarHost adds a host behind the client, which routes for it. Packets sent over a veth
@@ -135,7 +135,7 @@ func (n *network) newStream(t *testing.T, name string, from *host, source, to ne
 	n.downstream.iperf3Server(t, port)
 	return &stream{
 		name: name, from: from, source: source, to: netip.AddrPortFrom(to, port), args: args,
-		capture: n.downstream.capture(t, downstreamLink, port, 1<<15),
+		capture: n.downstream.capture(t, lab.DownstreamLink, port, 1<<15),
 	}
 }
 
@@ -320,7 +320,7 @@ func (n *network) newFloods(t *testing.T) *floods {
 		}
 	}
 	fl.sent = make([]int, len(fl.senders))
-	fl.capture = n.downstream.capture(t, downstreamLink, udpPort, 1<<14)
+	fl.capture = n.downstream.capture(t, lab.DownstreamLink, udpPort, 1<<14)
 	return fl
 }
 

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // These tests have an attachment delay packets, which needs kernel support: package vm
@@ -24,7 +26,7 @@ func TestVMEgress(t *testing.T) {
 		n.forward(t)
 		n.setMaxSegments(t, shortTrain)
 		pins := newPinPath(t)
-		d := n.shaper.shaperd(t, attachConfig(pins, attach(shaperRight, "shape", "queue = 5000"),
+		d := n.shaper.shaperd(t, attachConfig(pins, attach(lab.MiddleRight, "shape", "queue = 5000"),
 			guestLimit("tcp", `match = { attach = ["wall"], protocol = "tcp", port = ["5201", "5202"] }`, fourMbit, guestDelay),
 			// TCP has at most two segments in a queue of its own host, so a late segment
 			// delays the next one unless there is a burst.
@@ -34,7 +36,7 @@ func TestVMEgress(t *testing.T) {
 
 		// Enables ECN to this address.
 		heeding := netip.MustParseAddr("10.2.0.6")
-		must(t, n.downstream.AddAddress(downstreamLink, ipv4.innerBits, heeding))
+		must(t, n.downstream.AddAddress(lab.DownstreamLink, ipv4.innerBits, heeding))
 		n.client.mustOutput(t, "ip", "route", "add", heeding.String(), "via", ipv4.proxy.String(), "features", "ecn")
 		streams := []*stream{
 			n.newStream(t, "one connection", n.client, ipv4.sources[0], ipv4.downstream, 5201),
@@ -65,14 +67,14 @@ func TestVMEgress(t *testing.T) {
 		}
 
 		marked, err := countMarks(streams[3].arrived)
-		counted := m.sum("marked", `limit="marked"`)
-		t.Logf("marked: %d segments, %v counted, %v by all limits; %v refused", marked, counted, m.sum("marked"),
-			m.sum("limit_packets", `limit="marked"`, `verdict="refuse"`))
-		if marked == 0 || marked != int(counted) || counted != m.sum("marked") {
-			err = errors.Join(err, fmt.Errorf("%d marks arrived, %v counted, %v by all limits", marked, counted, m.sum("marked")))
+		counted := m.Sum("marked", `limit="marked"`)
+		t.Logf("marked: %d segments, %v counted, %v by all limits; %v refused", marked, counted, m.Sum("marked"),
+			m.Sum("limit_packets", `limit="marked"`, `verdict="refuse"`))
+		if marked == 0 || marked != int(counted) || counted != m.Sum("marked") {
+			err = errors.Join(err, fmt.Errorf("%d marks arrived, %v counted, %v by all limits", marked, counted, m.Sum("marked")))
 		}
 		errs = append(errs, err)
-		if drops := m.sum("attachment_queue_drops"); drops != 0 {
+		if drops := m.Sum("attachment_queue_drops"); drops != 0 {
 			errs = append(errs, fmt.Errorf("the queue dropped %v packets", drops))
 		}
 		t.Log(report)
@@ -91,7 +93,7 @@ func TestVMIngress(t *testing.T) {
 		n.forward(t)
 		far, source := n.addFarHost(t)
 		pins := newPinPath(t)
-		at := strings.NewReplacer(shaperRight, shaperLeft, "egress", "ingress").Replace(attach(shaperRight, "shape", "queue = 5000", `on_stop = "keep"`))
+		at := strings.NewReplacer(lab.MiddleRight, lab.MiddleLeft, "egress", "ingress").Replace(attach(lab.MiddleRight, "shape", "queue = 5000", `on_stop = "keep"`))
 		d := n.shaper.shaperd(t, attachConfig(pins, at,
 			guestLimit("tcp", `match = { attach = ["wall"], protocol = "tcp" }`, fourMbit, guestDelay), guestLimit("udp", udpAtWall, lowRate, guestDelay)))
 		s := n.newStream(t, "tcp", far, source, ipv4.downstream, 5201)
@@ -120,7 +122,7 @@ func TestVMTrains(t *testing.T) {
 		n := newNetwork(t)
 		n.forward(t)
 		n.setMaxSegments(t, longTrain)
-		d := n.shaper.shaperd(t, attachConfig(newPinPath(t), attach(shaperRight, "shape", "queue = 5000"), guestLimit("each", atWall, rate, guestDelay)))
+		d := n.shaper.shaperd(t, attachConfig(newPinPath(t), attach(lab.MiddleRight, "shape", "queue = 5000"), guestLimit("each", atWall, rate, guestDelay)))
 		s := n.newStream(t, "trains", n.client, ipv4.sources[0], ipv4.downstream, 5201)
 		stop := watchGuest()
 		if err := s.run(4 * time.Second)(); err != nil {
@@ -149,12 +151,12 @@ func TestVMReload(t *testing.T) {
 		pins := newPinPath(t)
 		lines := guestLimit("each", atWall, lowRate, "500ms") // longer than stalls
 		text := func(queue int, more ...string) string {
-			return attachConfig(pins, attach(shaperRight, "shape", `on_stop = "keep"`, fmt.Sprint("queue = ", queue)), append(more, lines)...)
+			return attachConfig(pins, attach(lab.MiddleRight, "shape", `on_stop = "keep"`, fmt.Sprint("queue = ", queue)), append(more, lines)...)
 		}
 		d := n.shaper.shaperd(t, text(5000))
 		stop := watchGuest()
-		udp := n.downstream.capture(t, downstreamLink, udpPort, 1<<14)
-		tcp := n.downstream.capture(t, downstreamLink, iperfPort, 1<<14)
+		udp := n.downstream.capture(t, lab.DownstreamLink, udpPort, 1<<14)
+		tcp := n.downstream.capture(t, lab.DownstreamLink, iperfPort, 1<<14)
 		endTCP := n.client.iperf3Endless(t, f.sources[0], netip.AddrPortFrom(f.downstream, iperfPort))
 		endUDP := n.client.newPaced(t, f.sources[1], f.udp(), paced{size: guestSize, rate: 4 * lowPacketRate, period: guestPeriod}).endless()
 		time.Sleep(guestSkip)
@@ -173,7 +175,7 @@ func TestVMReload(t *testing.T) {
 			}
 		}
 		reloaded := tcp.Elapsed()
-		d.kill()
+		d.Kill()
 		time.Sleep(500 * time.Millisecond)
 		d = n.shaper.shaperd(t, text(5000))
 		started := tcp.Elapsed()
@@ -217,10 +219,10 @@ func TestVMQueue(t *testing.T) {
 			"by the next daemon",
 			[]string{"handle", "7:", "fq_codel", "limit", "777", "target", "7ms"},
 			func(t *testing.T, h *host, d *daemon, pins string, text func(int, string) string) {
-				d.kill()
-				h.checkQueue(t, shaperRight, 6000)
+				d.Kill()
+				h.checkQueue(t, lab.MiddleRight, 6000)
 				d = h.shaperd(t, text(7000, "open"))
-				h.checkQueue(t, shaperRight, 7000)
+				h.checkQueue(t, lab.MiddleRight, 7000)
 				d.terminate()
 				d.waitExit(5 * time.Second)
 				h.mustBeClean(t, pins)
@@ -239,18 +241,18 @@ func TestVMQueue(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			h := newNetwork(t).shaper
 			pins := newPinPath(t)
-			h.mustOutput(t, "tc", append([]string{"qdisc", "replace", "dev", shaperRight, "root"}, test.former...)...)
-			before := h.mustOutput(t, "tc", "qdisc", "show", "dev", shaperRight, "root")
+			h.mustOutput(t, "tc", append([]string{"qdisc", "replace", "dev", lab.MiddleRight, "root"}, test.former...)...)
+			before := h.mustOutput(t, "tc", "qdisc", "show", "dev", lab.MiddleRight, "root")
 			text := func(queue int, onStop string) string {
-				return attachConfig(pins, attach(shaperRight, "shape", fmt.Sprint("queue = ", queue), fmt.Sprintf("on_stop = %q", onStop)),
+				return attachConfig(pins, attach(lab.MiddleRight, "shape", fmt.Sprint("queue = ", queue), fmt.Sprintf("on_stop = %q", onStop)),
 					guestLimit("each", atWall, fourMbit, guestDelay))
 			}
 			d := h.shaperd(t, text(5000, "keep"))
-			h.checkQueue(t, shaperRight, 5000)
+			h.checkQueue(t, lab.MiddleRight, 5000)
 			d.reload(text(6000, "keep"))
-			h.checkQueue(t, shaperRight, 6000)
+			h.checkQueue(t, lab.MiddleRight, 6000)
 			test.end(t, h, d, pins, text)
-			if after := h.mustOutput(t, "tc", "qdisc", "show", "dev", shaperRight, "root"); after != before {
+			if after := h.mustOutput(t, "tc", "qdisc", "show", "dev", lab.MiddleRight, "root"); after != before {
 				t.Errorf("qdisc\n%swant\n%s", after, before)
 			}
 		})

@@ -144,15 +144,13 @@ func TestTransparent(t *testing.T) {
 				}
 			}
 			m := d.metrics()
-			if got := m.sum("shaperd_listener_connections_accepted_total"); int(got) != asked {
+			if got := m.Sum("shaperd_listener_connections_accepted_total"); int(got) != asked {
 				t.Errorf("the daemon has accepted %v connections, want %d: some bypassed it\n%s", got, asked, m)
 			}
 
 			// Nothing bypasses a stopped gateway until its rules are removed.
-			d.kill()
-			for _, kept := range d.stored {
-				kept.Close()
-			}
+			d.Kill()
+			d.Notify.DropStored()
 			if c, err := n.client.Dial(t.Context(), f.sources[0], f.plc(), 500*time.Millisecond); err == nil {
 				c.Close()
 				t.Error("a connection bypassed a stopped gateway")
@@ -160,7 +158,7 @@ func TestTransparent(t *testing.T) {
 			if got := tcp.take(); len(got) != 0 {
 				t.Errorf("%v bypassed a stopped gateway", got)
 			}
-			must(t, n.shaper.Run(daemonPath(t), "rules", "--remove", "--config", d.config))
+			must(t, n.shaper.Run(daemonPath(t), "rules", "--remove", "--config", d.Config))
 			c := n.client.mustDial(t, f.sources[0], f.plc())
 			if err := exchange(c, "direct"); err != nil {
 				t.Errorf("without rules: %v", err)
@@ -168,7 +166,7 @@ func TestTransparent(t *testing.T) {
 			n.shaper.mustHaveNoRules(t)
 
 			// A daemon without transparent listeners reports leftover rules.
-			must(t, n.shaper.Run(daemonPath(t), "rules", "--install", "--config", d.config))
+			must(t, n.shaper.Run(daemonPath(t), "rules", "--install", "--config", d.Config))
 			again := n.shaper.shaperd(t, config(f))
 			again.awaitLog("rules --remove --mark 21320")
 			must(t, n.shaper.Run(daemonPath(t), "rules", "--remove", "--mark", "21320"))

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/test/lab"
 )
 
@@ -126,22 +127,10 @@ func (h *host) answerUDP(t testing.TB, at netip.AddrPort, answers func(data []by
 	t.Helper()
 	c := h.listenUDP(t, at)
 	must(t, c.SetReadBuffer(4<<20))
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		buf := make([]byte, 1<<16)
-		for {
-			n, from, err := c.ReadFromUDPAddrPort(buf)
-			if err != nil {
-				return
-			}
-			if answers(buf[:n], from) {
-				_, _ = c.WriteToUDPAddrPort(buf[:n], from)
-			}
+	testutil.ServeUDP(t, c, func(data []byte, from netip.AddrPort) []byte {
+		if !answers(data, from) {
+			return nil
 		}
-	}()
-	t.Cleanup(func() {
-		c.Close()
-		<-done
+		return data
 	})
 }

@@ -42,7 +42,7 @@ func (s *walkthrough) run(command string, want ...string) (printed string) {
 	s.commands = append(s.commands, command)
 	waitFor(s.t, 10*time.Second, func() error {
 		cmd := exec.Command(daemonPath(s.t), strings.Fields(command)[1:]...)
-		cmd.Env = append(os.Environ(), "SHAPERD_CONTROL="+s.d.control)
+		cmd.Env = append(os.Environ(), "SHAPERD_CONTROL="+s.d.Control)
 		out, err := cmd.CombinedOutput()
 		printed = string(out)
 		for _, w := range want {
