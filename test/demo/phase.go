@@ -51,28 +51,28 @@ func (p *phase) run(ctx context.Context, binary string, watch func(context.Conte
 	if err != nil {
 		return err
 	}
-	defer n.remove()
-	if p.downstream, err = newDownstream(n.downstream); err != nil {
+	defer n.Remove()
+	if p.downstream, err = newDownstream(n.Downstream); err != nil {
 		return err
 	}
 	defer p.downstream.close()
-	var d *daemon
+	var d *lab.Daemon
 	to := netip.AddrPortFrom(downstreamAddr, port)
 	if p.shaped {
-		if d, err = startDaemon(ctx, n.shaper, binary); err != nil {
+		if d, err = startDaemon(ctx, n.Middle, binary); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, d.stop()) }()
+		defer func() { err = errors.Join(err, d.Stop(6*time.Second)) }()
 		to = netip.AddrPortFrom(proxyAddr, port)
-	} else if err := n.shaper.Sysctl("net/ipv4/ip_forward", "1"); err != nil {
+	} else if err := n.Middle.Sysctl("net/ipv4/ip_forward", "1"); err != nil {
 		return err
 	}
-	capture, err := n.downstream.Capture(downstreamLink, lab.Filter{Port: port}, int(p.length.Seconds()*framesPerSecond))
+	capture, err := n.Downstream.Capture(lab.DownstreamLink, lab.Filter{Port: port}, int(p.length.Seconds()*framesPerSecond))
 	if err != nil {
 		return err
 	}
 	defer capture.Close()
-	p.work(ctx, n.client, to, capture, watch)
+	p.work(ctx, n.Client, to, capture, watch)
 	if p.result.arrivals, err = capture.Finish(); err != nil {
 		return err
 	}
@@ -80,9 +80,11 @@ func (p *phase) run(ctx context.Context, binary string, watch func(context.Conte
 		return ctx.Err()
 	}
 	if d != nil {
-		if p.result.refusals, err = d.refusals(); err != nil {
+		metrics, err := d.Scrape()
+		if err != nil {
 			return err
 		}
+		p.result.refusals = parseRefusals(metrics)
 	}
 	p.result.losses, err = p.downstream.losses()
 	return err

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // ANSI codes.
@@ -80,7 +82,7 @@ func (t *terminal) watch(ctx context.Context, p *phase, number, of int) {
 		}
 		elapsed := time.Since(start)
 		total := last
-		if c, err := p.downstream.host.Received(downstreamLink); err == nil {
+		if c, err := p.downstream.host.Received(lab.DownstreamLink); err == nil {
 			total = c.Bytes
 		}
 		rates = append(rates, int64(total-last)*int64(time.Second/sampleEvery))
