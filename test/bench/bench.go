@@ -16,11 +16,13 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // A bench runs works and collects their results.
 type bench struct {
-	net    *network
+	net    *lab.Row
 	bins   binaries
 	short  bool
 	repeat int

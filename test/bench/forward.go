@@ -39,7 +39,7 @@ func startAttached(at string, keys ...string) func(context.Context, task) (*runn
 		r := &running{to: atDownstream, cleanup: undo}
 		dir, path, err := writeConfig("shaperd.toml", text)
 		if err == nil {
-			r.process, err = startProcess(t.net.middle, dir, t.bins.shaperd, "run", "--config", path)
+			r.process, err = startProcess(t.net.Middle, dir, t.bins.shaperd, "run", "--config", path)
 		}
 		if err == nil {
 			err = r.process.awaitOutput(ctx, "msg=ready", 1)
@@ -66,7 +66,7 @@ func withTC(commands ...string) func(context.Context, task) (*running, error) {
 	return func(_ context.Context, t task) (*running, error) {
 		r := kernelShaper(t)
 		for i, c := range commands {
-			if err := t.net.middle.Run("tc", strings.Fields(c)...); err != nil {
+			if err := t.net.Middle.Run("tc", strings.Fields(c)...); err != nil {
 				if i > 0 {
 					_ = r.stop()
 				}
@@ -80,10 +80,10 @@ func withTC(commands ...string) func(context.Context, task) (*running, error) {
 // withNFT adds an nftables table, whose commands are in braces.
 func withNFT(table string) func(context.Context, task) (*running, error) {
 	return func(_ context.Context, t task) (*running, error) {
-		if err := t.net.middle.Run("nft", "add table ip bench "+table); err != nil {
+		if err := t.net.Middle.Run("nft", "add table ip bench "+table); err != nil {
 			return nil, err
 		}
-		return &running{to: atDownstream, cleanup: func() error { return t.net.middle.Run("nft", "delete table ip bench") }}, nil
+		return &running{to: atDownstream, cleanup: func() error { return t.net.Middle.Run("nft", "delete table ip bench") }}, nil
 	}
 }
 
@@ -107,7 +107,7 @@ var (
 	}
 )
 
-func toDownstream(n *network, b binaries) task { return task{net: n, bins: b} }
+func toDownstream(n *lab.Row, b binaries) task { return task{net: n, bins: b} }
 
 func loadsW10(short bool) (list []load) {
 	list = append(packetLoads(short), guestLoads(short)...)
@@ -121,9 +121,9 @@ func loadsW10(short bool) (list []load) {
 			description: "datagrams of one source, one by one, over a router with a limit that is never reached", headline: "machine-packet", repeat: 2,
 			figures: []string{"packets", "machine-packet"}, rows: rows, baseline: policeOneLimit.name,
 			task: toDownstream,
-			measure: func(ctx context.Context, n *network, r *running) (sample, error) {
+			measure: func(ctx context.Context, n *lab.Row, r *running) (sample, error) {
 				return measureDatagrams(ctx, n, r, size, span, func(ctx context.Context) error {
-					return blast(ctx, n.client, source(0), r.to, size, false)
+					return blast(ctx, n.Client, source(0), r.to, size, false)
 				})
 			},
 		})
@@ -134,7 +134,7 @@ func loadsW10(short bool) (list []load) {
 			description: "4 connections that send at full speed, in trains of segments", headline: "throughput", repeat: 2,
 			figures: []string{"throughput", "machine"}, rows: rows, baseline: policeOneLimit.name,
 			task: toDownstream,
-			measure: func(ctx context.Context, n *network, r *running) (sample, error) {
+			measure: func(ctx context.Context, n *lab.Row, r *running) (sample, error) {
 				return measureThroughput(ctx, n, r, 4, 256<<10, span)
 			},
 		})
@@ -160,14 +160,14 @@ func spoofedFlood(short bool) load {
 			"{ set sources { type ipv4_addr; size 1048576; flags dynamic,timeout; timeout 60s; };" +
 				" chain f { type filter hook forward priority 0; add @sources { ip saddr limit rate over 10000000/second } drop; }; }")}},
 		task: toDownstream,
-		measure: func(ctx context.Context, n *network, r *running) (sample, error) {
-			for _, link := range []string{"all", "left"} {
-				if err := n.middle.Sysctl("net/ipv4/conf/"+link+"/rp_filter", "0"); err != nil {
+		measure: func(ctx context.Context, n *lab.Row, r *running) (sample, error) {
+			for _, link := range []string{"all", lab.MiddleLeft} {
+				if err := n.Middle.Sysctl("net/ipv4/conf/"+link+"/rp_filter", "0"); err != nil {
 					return sample{}, err
 				}
 			}
 			return measureDatagrams(ctx, n, r, size, span, func(ctx context.Context) error {
-				return flood(ctx, n.client, r.to, size)
+				return flood(ctx, n.Client, r.to, size)
 			})
 		},
 	}

@@ -35,7 +35,7 @@ func limitRows(counts []int, lines string) (rows []row) {
 	for _, n := range counts {
 		rows = append(rows, row{
 			name: counted(n, "limit"), start: startShaperd,
-			task: func(net *network, b binaries) task {
+			task: func(net *lab.Row, b binaries) task {
 				return task{net: net, bins: b, conns: 32, limits: matchingLimits(n, lines)}
 			},
 		})
@@ -56,7 +56,7 @@ func loadsW12(short bool) []load {
 			name: "limits, connections", description: "32 clients that connect, send 64 bytes, wait for the echo and close; limits on connections and new connections, all of which match",
 			headline: "connections", figures: []string{"connections", "p50", "p99", "cpu-connection", "memory"},
 			rows: limitRows(counts, "max_connections = 100000\nnew_connections = \"1000000/s\""), baseline: first,
-			measure: func(ctx context.Context, n *network, r *running) (sample, error) {
+			measure: func(ctx context.Context, n *lab.Row, r *running) (sample, error) {
 				return measureConnections(ctx, n, r, clients, span)
 			},
 		},
@@ -64,7 +64,7 @@ func loadsW12(short bool) []load {
 			name: "limits, bytes", description: "4 connections that send at full speed; rates, all of which match and are never reached",
 			headline: "cpu", figures: []string{"throughput", "cpu", "user", "system", "memory"},
 			rows: limitRows(counts, "rate = \"40GB/s\""), baseline: first,
-			measure: func(ctx context.Context, n *network, r *running) (sample, error) {
+			measure: func(ctx context.Context, n *lab.Row, r *running) (sample, error) {
 				return measureThroughput(ctx, n, r, conns, 256<<10, span)
 			},
 		},
@@ -175,8 +175,8 @@ func growingTable(short bool) load {
 		name: "ranges of autonomous systems", description: "32 clients that connect, send 64 bytes, wait for the echo and close, under a limit by ASN. The cost of a reload is measured without load",
 		headline: "cpu-connection", figures: []string{"connections", "p50", "p99", "cpu-connection", "cpu-reload", "memory"}, baseline: few,
 		rows: []row{{name: few, start: start(nil)}, {name: "515,000 ranges", start: start(asnFiles)}},
-		task: func(n *network, b binaries) task { return task{net: n, bins: b, conns: 32} },
-		measure: func(ctx context.Context, n *network, r *running) (sample, error) {
+		task: func(n *lab.Row, b binaries) task { return task{net: n, bins: b, conns: 32} },
+		measure: func(ctx context.Context, n *lab.Row, r *running) (sample, error) {
 			s, err := measureConnections(ctx, n, r, 32, span)
 			if err != nil {
 				return s, err

@@ -79,7 +79,7 @@ func command(args []string) error {
 	if err != nil {
 		return err
 	}
-	defer net.remove()
+	defer net.Remove()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()
 	b := &bench{net: net, bins: bins, short: *short, repeat: *repeat, match: pattern, log: os.Stdout, report: &report{

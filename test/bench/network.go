@@ -8,10 +8,7 @@ import (
 	"shaperd.dev/shaperd/test/lab"
 )
 
-const (
-	port           = 2775 // TCP and UDP, at the proxy and at the downstream
-	downstreamLink = "in"
-)
+const port = 2775 // TCP and UDP, at the proxy and at the downstream
 
 // Addresses. The client has one per source.
 var (
@@ -28,34 +25,21 @@ const sources = 64
 // source returns the client's address i. Each is in its own /24.
 func source(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, byte(1 + i), 10}) }
 
-// A network is three hosts in a row. The program under test runs on the middle one.
-type network struct{ client, middle, downstream *lab.Host }
-
-// newNetwork creates the three hosts and connects them.
-func newNetwork() (n *network, err error) {
-	n = &network{}
-	for role, to := range map[string]**lab.Host{"client": &n.client, "middle": &n.middle, "downstream": &n.downstream} {
-		if *to, err = lab.NewHost(role); err != nil {
-			n.remove()
-			return nil, err
-		}
+// newNetwork creates the three hosts and connects them. The program under test runs on the middle one.
+func newNetwork() (*lab.Row, error) {
+	clients := make([]netip.Addr, sources)
+	for i := range clients {
+		clients[i] = source(i)
 	}
-	all := make([]netip.Addr, sources)
-	for i := range all {
-		all[i] = source(i)
+	n, err := lab.NewRow(lab.RowAddresses{
+		Clients: clients, Outer: []netip.Addr{proxyAddr}, OuterBits: 16,
+		Inner: innerAddr, Downstream: downstreamAddr, InnerBits: 24,
+	})
+	if err != nil {
+		return nil, err
 	}
-	err = errors.Join(
-		lab.Join(n.client, "up", n.middle, "left"),
-		lab.Join(n.middle, "right", n.downstream, downstreamLink),
-		n.client.AddAddress("up", 16, all...),
-		n.middle.AddAddress("left", 16, proxyAddr),
-		n.middle.AddAddress("right", 24, innerAddr),
-		n.downstream.AddAddress(downstreamLink, 24, downstreamAddr),
-		n.client.AddDefaultRoute(proxyAddr),
-		n.downstream.AddDefaultRoute(innerAddr),
-		n.middle.Sysctl("net/ipv4/ip_forward", "1"),
-	)
-	for _, h := range []*lab.Host{n.client, n.middle, n.downstream} {
+	err = n.Middle.Sysctl("net/ipv4/ip_forward", "1")
+	for _, h := range []*lab.Host{n.Client, n.Middle, n.Downstream} {
 		err = errors.Join(err,
 			// Thousands of connections a second leave as many ports in TIME-WAIT.
 			h.Sysctl("net/ipv4/ip_local_port_range", "3000 65000"),
@@ -64,16 +48,8 @@ func newNetwork() (n *network, err error) {
 			h.Sysctl("net/ipv4/tcp_max_syn_backlog", "16384"))
 	}
 	if err != nil {
-		n.remove()
+		n.Remove()
 		return nil, fmt.Errorf("set up the network: %w", err)
 	}
 	return n, nil
-}
-
-func (n *network) remove() {
-	for _, h := range []*lab.Host{n.client, n.middle, n.downstream} {
-		if h != nil {
-			h.Remove()
-		}
-	}
 }

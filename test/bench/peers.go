@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // equalShare returns the rate per connection for a program that cannot share a rate
@@ -68,7 +70,7 @@ func startHAProxy(ctx context.Context, t task) (*running, error) {
 	r, err := startProxy(ctx, t, dir, command[0], command[1:]...)
 	if err == nil && t.reloads {
 		r.done = "Loading success"
-		r.reload = func() error { return r.process.cmd.Process.Signal(unix.SIGUSR2) }
+		r.reload = func() error { return r.process.Signal(unix.SIGUSR2) }
 		if err = r.process.awaitOutput(ctx, r.done, 1); err != nil { // it ignores signals until then
 			_ = r.stop()
 			return nil, err
@@ -129,7 +131,7 @@ stream {
 	if err == nil {
 		r.setting = setting
 		r.done = ": reconfiguring"
-		r.reload = func() error { return r.process.cmd.Process.Signal(unix.SIGHUP) }
+		r.reload = func() error { return r.process.Signal(unix.SIGHUP) }
 	}
 	return r, err
 }
@@ -140,7 +142,7 @@ func startToxiproxy(ctx context.Context, t task) (*running, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := startProcess(t.net.middle, dir, t.bins.toxiproxy, "-host", "127.0.0.1", "-port", "8474")
+	p, err := startProcess(t.net.Middle, dir, t.bins.toxiproxy, "-host", "127.0.0.1", "-port", "8474")
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +154,7 @@ func startToxiproxy(ctx context.Context, t task) (*running, error) {
 	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, addr string) (c net.Conn, err error) {
-			err = t.net.middle.Do(func() error { c, err = new(net.Dialer).DialContext(ctx, network, addr); return err })
+			err = t.net.Middle.Do(func() error { c, err = new(net.Dialer).DialContext(ctx, network, addr); return err })
 			return c, err
 		},
 	}}
@@ -234,23 +236,23 @@ func burstFor(rate int64) int64 { return max(2*(segment+overhead), rate/1000) }
 
 func startTBF(_ context.Context, t task) (*running, error) {
 	rate := wireRate(t.rate)
-	err := t.net.middle.Run("tc", "qdisc", "replace", "dev", "right", "root", "tbf",
+	err := t.net.Middle.Run("tc", "qdisc", "replace", "dev", lab.MiddleRight, "root", "tbf",
 		"rate", fmt.Sprintf("%dbps", rate), "burst", fmt.Sprint(burstFor(rate)), "latency", "50ms")
 	return kernelShaper(t), err
 }
 
 func startHTB(_ context.Context, t task) (*running, error) {
-	run := func(args ...string) error { return t.net.middle.Run("tc", args...) }
-	err := run("qdisc", "replace", "dev", "right", "root", "handle", "1:", "htb")
+	run := func(args ...string) error { return t.net.Middle.Run("tc", args...) }
+	err := run("qdisc", "replace", "dev", lab.MiddleRight, "root", "handle", "1:", "htb")
 	rate := wireRate(t.rate)
 	for i := range max(t.keys, 1) {
 		class := fmt.Sprintf("1:%x", i+1)
 		if err == nil {
-			err = run("class", "add", "dev", "right", "parent", "1:", "classid", class, "htb",
+			err = run("class", "add", "dev", lab.MiddleRight, "parent", "1:", "classid", class, "htb",
 				"rate", fmt.Sprintf("%dbps", rate), "burst", fmt.Sprint(burstFor(rate)), "cburst", fmt.Sprint(burstFor(rate)))
 		}
 		if err == nil {
-			err = run("filter", "add", "dev", "right", "parent", "1:", "protocol", "ip", "prio", "1",
+			err = run("filter", "add", "dev", lab.MiddleRight, "parent", "1:", "protocol", "ip", "prio", "1",
 				"u32", "match", "ip", "src", source(i).String()+"/32", "flowid", class)
 		}
 	}
@@ -258,5 +260,5 @@ func startHTB(_ context.Context, t task) (*running, error) {
 }
 
 func kernelShaper(t task) *running {
-	return &running{to: atDownstream, cleanup: func() error { return t.net.middle.Run("tc", "qdisc", "del", "dev", "right", "root") }}
+	return &running{to: atDownstream, cleanup: func() error { return t.net.Middle.Run("tc", "qdisc", "del", "dev", lab.MiddleRight, "root") }}
 }

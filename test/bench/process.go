@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -22,42 +21,24 @@ import (
 
 // A process is a running program under test, with its child processes.
 type process struct {
-	host   *lab.Host
-	cmd    *exec.Cmd
-	mu     sync.Mutex // guards text
-	text   bytes.Buffer
-	exited chan struct{}
-	err    error // set when exited is closed
-	dir    string
-}
-
-// Write collects the program's output.
-func (p *process) Write(b []byte) (int, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.text.Len() < 1<<20 {
-		p.text.Write(b)
-	}
-	return len(b), nil
+	*lab.Process
+	host *lab.Host
+	dir  string
 }
 
 // startProcess starts a command inside a host. dir is its directory, which stop removes.
 func startProcess(h *lab.Host, dir, name string, args ...string) (*process, error) {
-	p := &process{host: h, cmd: exec.Command(name, args...), exited: make(chan struct{}), dir: dir}
-	p.cmd.Dir = dir
-	p.cmd.Env = append(os.Environ(), "SHAPERD_CONTROL="+filepath.Join(dir, "control.sock"))
-	p.cmd.Stdout, p.cmd.Stderr = p, p
+	cmd := exec.Command(name, args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "SHAPERD_CONTROL="+filepath.Join(dir, "control.sock"))
 	// The PID namespace ends all forked processes with it, even reparented ones.
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
-	if err := h.Start(p.cmd); err != nil {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+	p, err := lab.StartProcess(h.Start, cmd)
+	if err != nil {
 		os.RemoveAll(dir)
-		return nil, fmt.Errorf("start %s: %w", name, err)
+		return nil, err
 	}
-	go func() {
-		p.err = p.cmd.Wait()
-		close(p.exited)
-	}()
-	return p, nil
+	return &process{p, h, dir}, nil
 }
 
 // awaitListening waits until the host has a TCP listener or a UDP socket at an address.
@@ -79,68 +60,55 @@ func (p *process) awaitListening(ctx context.Context, at netip.AddrPort, udp boo
 			return nil
 		}
 		select {
-		case <-p.exited:
-			return p.failure("exited before it listened")
+		case <-p.Exited():
+			return p.Errorf("it exited before it listened")
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(5 * time.Millisecond):
 		}
 		if time.Now().After(deadline) {
-			return p.failure("did not listen within 10 s")
+			return p.Errorf("it did not listen within 10 s")
 		}
 	}
 }
 
 // count returns how often a text occurs in the program's output.
-func (p *process) count(text string) int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return strings.Count(p.text.String(), text)
-}
+func (p *process) count(text string) int { return strings.Count(p.Log.String(), text) }
 
 // awaitOutput waits until a text has occurred the given number of times in the program's output.
 func (p *process) awaitOutput(ctx context.Context, text string, times int) error {
 	for deadline := time.Now().Add(20 * time.Second); p.count(text) < times; {
 		select {
-		case <-p.exited:
-			return p.failure("exited unexpectedly")
+		case <-p.Exited():
+			return p.Errorf("it exited unexpectedly")
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(2 * time.Millisecond):
 		}
 		if time.Now().After(deadline) {
-			return p.failure(fmt.Sprintf("did not write %q", text))
+			return p.Errorf("it did not write %q", text)
 		}
 	}
 	return nil
-}
-
-func (p *process) failure(reason string) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	text := p.text.String()
-	return fmt.Errorf("%s %s; output:\n%s", p.cmd.Path, reason, text[max(0, len(text)-2000):])
 }
 
 // stop ends the program and its child processes. It returns an error if the program had already exited.
 func (p *process) stop() error {
 	defer os.RemoveAll(p.dir)
 	var err error
-	select {
-	case <-p.exited:
-		err = p.failure(fmt.Sprintf("exited unexpectedly: %v", p.err))
-	default:
+	if !p.Running() {
+		err = p.Errorf("it exited unexpectedly")
 	}
-	all := processTree(p.cmd.Process.Pid)
-	_ = p.cmd.Process.Signal(unix.SIGTERM)
+	all := processTree(p.PID())
+	_ = p.Signal(unix.SIGTERM)
 	select {
-	case <-p.exited:
+	case <-p.Exited():
 	case <-time.After(300 * time.Millisecond):
 	}
 	for _, pid := range all {
 		_ = unix.Kill(pid, unix.SIGKILL)
 	}
-	<-p.exited
+	<-p.Exited()
 	return err
 }
 

@@ -15,7 +15,7 @@ import (
 
 // A task describes what a program must do between the client and the downstream.
 type task struct {
-	net   *network
+	net   *lab.Row
 	bins  binaries
 	udp   bool
 	rate  int64 // payload bytes a second per source; 0 is no limit
@@ -64,7 +64,7 @@ func (r *running) pid() int {
 	if r.process == nil {
 		return 0
 	}
-	return r.process.cmd.Process.Pid
+	return r.process.PID()
 }
 
 // begin starts a measurement and returns the usage so far.
@@ -110,7 +110,7 @@ func writeConfig(name, text string) (dir, path string, err error) {
 
 // startProxy starts a proxy and waits until it listens.
 func startProxy(ctx context.Context, t task, dir, name string, args ...string) (*running, error) {
-	p, err := startProcess(t.net.middle, dir, name, args...)
+	p, err := startProcess(t.net.Middle, dir, name, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -215,7 +215,7 @@ func startShaperd(ctx context.Context, t task) (*running, error) {
 	if err == nil {
 		r.profiles = true
 		r.done = "msg=reloaded"
-		r.reload = func() error { return r.process.cmd.Process.Signal(unix.SIGHUP) }
+		r.reload = func() error { return r.process.Signal(unix.SIGHUP) }
 	}
 	return r, err
 }

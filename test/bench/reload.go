@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/shaper/config"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // reloadPeriod is the interval between reloads under load.
@@ -77,7 +78,7 @@ func loadsW11(short bool) (list []load) {
 			headline: "cpu-reload", programs: programs, repeat: 2,
 			figures: []string{"cpu-reload", "reloads", "cut", "error", "sigma", "w100", "gapmax", "jain", "memory"},
 			task:    l.task,
-			measure: func(ctx context.Context, n *network, r *running) (sample, error) {
+			measure: func(ctx context.Context, n *lab.Row, r *running) (sample, error) {
 				cost, err := r.reloadCost(ctx, times)
 				if err != nil {
 					return sample{}, err
@@ -94,8 +95,8 @@ func loadsW11(short bool) (list []load) {
 	return append(list, load{
 		name: fmt.Sprintf("%d clients", clients), description: about + "clients that repeatedly connect, send 64 bytes, wait for the echo and close",
 		headline: "failed", repeat: 2, figures: []string{"failed", "connections", "reloads", "p50", "p99", "memory"}, programs: programs,
-		task: func(n *network, b binaries) task { return task{net: n, bins: b, conns: clients, reloads: true} },
-		measure: func(ctx context.Context, n *network, r *running) (sample, error) {
+		task: func(n *lab.Row, b binaries) task { return task{net: n, bins: b, conns: clients, reloads: true} },
+		measure: func(ctx context.Context, n *lab.Row, r *running) (sample, error) {
 			stop := r.keepReloading(ctx)
 			s, err := measureConnections(ctx, n, r, clients, span)
 			reloads := stop()

@@ -33,18 +33,18 @@ var shapedFigures = []string{
 
 const settle = 500 * time.Millisecond // time from the first byte to the measurement
 
-func (l shaped) task(n *network, b binaries) task {
+func (l shaped) task(n *lab.Row, b binaries) task {
 	return task{net: n, bins: b, rate: l.rate, keys: l.keys, flows: l.flows, conns: l.keys*l.flows + l.idleConns, reloads: l.reloads, idleLimits: l.idleLimits}
 }
 
 // measure runs the load against one program.
-func (l shaped) measure(ctx context.Context, n *network, r *running) (s sample, err error) {
-	down, err := newSink(n.downstream, discard)
+func (l shaped) measure(ctx context.Context, n *lab.Row, r *running) (s sample, err error) {
+	down, err := newSink(n.Downstream, discard)
 	if err != nil {
 		return s, err
 	}
 	defer down.close()
-	idle, err := dialStreams(ctx, n.client, source(0), r.to, l.idleConns)
+	idle, err := dialStreams(ctx, n.Client, source(0), r.to, l.idleConns)
 	if err != nil {
 		return s, err
 	}
@@ -52,7 +52,7 @@ func (l shaped) measure(ctx context.Context, n *network, r *running) (s sample, 
 	var busy []stream
 	defer func() { closeAll(busy) }()
 	for key := range l.keys {
-		list, err := dialStreams(ctx, n.client, source(key), r.to, l.flows)
+		list, err := dialStreams(ctx, n.Client, source(key), r.to, l.flows)
 		busy = append(busy, list...)
 		if err != nil {
 			return s, err
@@ -60,7 +60,7 @@ func (l shaped) measure(ctx context.Context, n *network, r *running) (s sample, 
 	}
 	nominal := float64(l.rate) * float64(l.keys)
 	frames := int(1.6*nominal*(2*settle+l.span).Seconds()/segment) + 50_000
-	capture, err := n.downstream.Capture(downstreamLink, lab.Filter{Port: port, Incoming: true}, frames)
+	capture, err := n.Downstream.Capture(lab.DownstreamLink, lab.Filter{Port: port, Incoming: true}, frames)
 	if err != nil {
 		return s, err
 	}
@@ -69,7 +69,7 @@ func (l shaped) measure(ctx context.Context, n *network, r *running) (s sample, 
 	if l.pause > 0 {
 		lead = 0 // the measurement starts at the end of the pause
 		sendAll(busy, 2*settle, 64<<10)
-		if err := n.awaitQuiet(ctx, l.pause); err != nil {
+		if err := awaitQuiet(ctx, n, l.pause); err != nil {
 			return s, err
 		}
 	}
@@ -113,13 +113,13 @@ func (l shaped) measure(ctx context.Context, n *network, r *running) (s sample, 
 }
 
 // awaitQuiet waits until nothing has arrived for the time pause.
-func (n *network) awaitQuiet(ctx context.Context, pause time.Duration) error {
-	last, err := n.downstream.Received(downstreamLink)
+func awaitQuiet(ctx context.Context, n *lab.Row, pause time.Duration) error {
+	last, err := n.Downstream.Received(lab.DownstreamLink)
 	since := time.Now()
 	for err == nil && time.Since(since) < pause {
 		time.Sleep(10 * time.Millisecond)
 		var now lab.Counters
-		if now, err = n.downstream.Received(downstreamLink); now != last {
+		if now, err = n.Downstream.Received(lab.DownstreamLink); now != last {
 			last, since = now, time.Now()
 		}
 		err = errors.Join(err, ctx.Err())

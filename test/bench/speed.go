@@ -41,8 +41,8 @@ func loadsW4(short bool) (list []load) {
 			name:        fmt.Sprintf("%d %s, %s", s.conns, plural(s.conns, "connection"), s.name),
 			description: "connections that send at full speed", headline: "throughput",
 			figures: []string{"throughput", "cpu", "user", "system", "softirq", "machine", "memory"}, programs: programs,
-			task: func(n *network, b binaries) task { return task{net: n, bins: b, conns: s.conns} },
-			measure: func(ctx context.Context, n *network, r *running) (sample, error) {
+			task: func(n *lab.Row, b binaries) task { return task{net: n, bins: b, conns: s.conns} },
+			measure: func(ctx context.Context, n *lab.Row, r *running) (sample, error) {
 				return measureThroughput(ctx, n, r, s.conns, s.size, span)
 			},
 		})
@@ -54,13 +54,13 @@ func loadsW4(short bool) (list []load) {
 // payload: Ethernet, IPv4 and TCP with timestamps.
 const headers = 14 + 20 + 32
 
-func measureThroughput(ctx context.Context, n *network, r *running, conns, size int, span time.Duration) (s sample, err error) {
-	down, err := newSink(n.downstream, discard)
+func measureThroughput(ctx context.Context, n *lab.Row, r *running, conns, size int, span time.Duration) (s sample, err error) {
+	down, err := newSink(n.Downstream, discard)
 	if err != nil {
 		return s, err
 	}
 	defer down.close()
-	busy, err := dialStreams(ctx, n.client, source(0), r.to, conns)
+	busy, err := dialStreams(ctx, n.Client, source(0), r.to, conns)
 	if err != nil {
 		return s, err
 	}
@@ -91,12 +91,12 @@ func (c trafficStats) payload(headers uint64) float64 { return float64(c.Bytes -
 
 // measureTraffic measures the traffic that the downstream's interface receives during a
 // time. A super-packet counts as one packet with one header.
-func measureTraffic(n *network, r *running, span time.Duration) (c trafficStats, err error) {
+func measureTraffic(n *lab.Row, r *running, span time.Duration) (c trafficStats, err error) {
 	cost, err1 := r.begin()
 	began := time.Now()
-	before, err2 := n.downstream.Received(downstreamLink)
+	before, err2 := n.Downstream.Received(lab.DownstreamLink)
 	time.Sleep(span)
-	after, err3 := n.downstream.Received(downstreamLink)
+	after, err3 := n.Downstream.Received(lab.DownstreamLink)
 	c.seconds = time.Since(began).Seconds()
 	var err4 error
 	c.cost, err4 = r.end(cost)
@@ -115,8 +115,8 @@ func loadsW5(short bool) (list []load) {
 			name:        fmt.Sprintf("%d %s", n, plural(n, "client")),
 			description: "clients that repeatedly connect, send 64 bytes, wait for the echo and close", headline: "connections",
 			figures: []string{"connections", "p50", "p99", "failed", "cpu-connection", "memory"}, programs: programs,
-			task: func(net *network, b binaries) task { return task{net: net, bins: b, conns: n} },
-			measure: func(ctx context.Context, net *network, r *running) (sample, error) {
+			task: func(net *lab.Row, b binaries) task { return task{net: net, bins: b, conns: n} },
+			measure: func(ctx context.Context, net *lab.Row, r *running) (sample, error) {
 				return measureConnections(ctx, net, r, n, span)
 			},
 		})
@@ -124,8 +124,8 @@ func loadsW5(short bool) (list []load) {
 	return list
 }
 
-func measureConnections(ctx context.Context, n *network, r *running, clients int, span time.Duration) (s sample, err error) {
-	down, err := newSink(n.downstream, echo)
+func measureConnections(ctx context.Context, n *lab.Row, r *running, clients int, span time.Duration) (s sample, err error) {
+	down, err := newSink(n.Downstream, echo)
 	if err != nil {
 		return s, err
 	}
@@ -135,7 +135,7 @@ func measureConnections(ctx context.Context, n *network, r *running, clients int
 		return s, err
 	}
 	began := time.Now()
-	took, failed := repeatExchange(ctx, n.client, source(0), clients, r.to, began.Add(span), 5*time.Second)
+	took, failed := repeatExchange(ctx, n.Client, source(0), clients, r.to, began.Add(span), 5*time.Second)
 	seconds := time.Since(began).Seconds()
 	cost, err := r.end(before)
 	if err != nil {
@@ -202,15 +202,15 @@ func loadsW6(short bool) []load {
 		description: "a server that takes 100 ms per connection and may have 10 at once; one source has 200 connections, another one makes single requests",
 		headline:    "p50", figures: []string{"p50", "p99", "worst", "failed", "hog", "inflight"},
 		programs: []string{subject, "haproxy", "nginx", "naive"},
-		task:     func(n *network, b binaries) task { return task{net: n, bins: b, slots: slots, conns: hogConns + 10} },
-		measure: func(ctx context.Context, n *network, r *running) (sample, error) {
+		task:     func(n *lab.Row, b binaries) task { return task{net: n, bins: b, slots: slots, conns: hogConns + 10} },
+		measure: func(ctx context.Context, n *lab.Row, r *running) (sample, error) {
 			return measureHog(ctx, n, r, span)
 		},
 	}}
 }
 
-func measureHog(ctx context.Context, n *network, r *running, span time.Duration) (s sample, err error) {
-	down, err := newSink(n.downstream, func(c *net.TCPConn) {
+func measureHog(ctx context.Context, n *lab.Row, r *running, span time.Duration) (s sample, err error) {
+	down, err := newSink(n.Downstream, func(c *net.TCPConn) {
 		var buf [64]byte
 		if _, err := io.ReadFull(c, buf[:]); err == nil {
 			time.Sleep(serviceTime)
@@ -221,7 +221,7 @@ func measureHog(ctx context.Context, n *network, r *running, span time.Duration)
 		return s, err
 	}
 	defer down.close()
-	capture, err := n.downstream.Capture(downstreamLink, lab.Filter{Port: port}, 2_000_000)
+	capture, err := n.Downstream.Capture(lab.DownstreamLink, lab.Filter{Port: port}, 2_000_000)
 	if err != nil {
 		return s, err
 	}
@@ -231,10 +231,10 @@ func measureHog(ctx context.Context, n *network, r *running, span time.Duration)
 	var group sync.WaitGroup
 	var greedy []time.Duration
 	group.Go(func() {
-		greedy, _ = repeatExchange(ctx, n.client, source(hog), hogConns, r.to, until, 30*time.Second)
+		greedy, _ = repeatExchange(ctx, n.Client, source(hog), hogConns, r.to, until, 30*time.Second)
 	})
 	time.Sleep(settle) // until its connections are open
-	took, failed := repeatExchange(ctx, n.client, source(polite), 1, r.to, until, 30*time.Second)
+	took, failed := repeatExchange(ctx, n.Client, source(polite), 1, r.to, until, 30*time.Second)
 	group.Wait()
 	list, err := capture.Finish()
 	if err != nil {
@@ -266,15 +266,15 @@ func loadsW9(short bool) []load {
 		name:        fmt.Sprintf("%d idle connections", conns),
 		description: "connections that are idle after one message", headline: "per-connection", repeat: 1,
 		figures: []string{"per-connection", "memory"}, programs: []string{subject, "haproxy", "nginx", "toxiproxy", "redir", "naive"},
-		task: func(n *network, b binaries) task { return task{net: n, bins: b, conns: conns} },
-		measure: func(ctx context.Context, n *network, r *running) (sample, error) {
+		task: func(n *lab.Row, b binaries) task { return task{net: n, bins: b, conns: conns} },
+		measure: func(ctx context.Context, n *lab.Row, r *running) (sample, error) {
 			return measureIdle(ctx, n, r, conns)
 		},
 	}}
 }
 
-func measureIdle(ctx context.Context, n *network, r *running, conns int) (s sample, err error) {
-	down, err := newSink(n.downstream, echo)
+func measureIdle(ctx context.Context, n *lab.Row, r *running, conns int) (s sample, err error) {
+	down, err := newSink(n.Downstream, echo)
 	if err != nil {
 		return s, err
 	}
@@ -283,7 +283,7 @@ func measureIdle(ctx context.Context, n *network, r *running, conns int) (s samp
 	var open []stream
 	defer func() { closeAll(open) }()
 	for len(open) < conns {
-		list, err := dialStreams(ctx, n.client, source(len(open)/100%sources), r.to, min(100, conns-len(open)))
+		list, err := dialStreams(ctx, n.Client, source(len(open)/100%sources), r.to, min(100, conns-len(open)))
 		open = append(open, list...)
 		if err != nil {
 			return s, fmt.Errorf("after %d connections: %w", len(open), err)

@@ -28,10 +28,10 @@ func loadsW7(short bool) (list []load) {
 				name:        fmt.Sprintf("%d B, %s", size, how),
 				description: "datagrams of one source at full speed: single ones, 64 per system call, or super-packets of up to 64 datagrams", headline: "cpu-packet",
 				figures: []string{"packets", "cpu-packet", "machine-packet", "memory"}, programs: []string{subject, "direct", "nginx", "naive"},
-				task: func(n *network, b binaries) task { return task{net: n, bins: b, udp: true} },
-				measure: func(ctx context.Context, n *network, r *running) (sample, error) {
+				task: func(n *lab.Row, b binaries) task { return task{net: n, bins: b, udp: true} },
+				measure: func(ctx context.Context, n *lab.Row, r *running) (sample, error) {
 					return measureDatagrams(ctx, n, r, size, span, func(ctx context.Context) error {
-						return blast(ctx, n.client, source(0), r.to, size, gso)
+						return blast(ctx, n.Client, source(0), r.to, size, gso)
 					})
 				},
 			})
@@ -44,9 +44,9 @@ func loadsW7(short bool) (list []load) {
 const udpHeaders = 14 + 20 + 8
 
 // measureDatagrams measures the arrivals of the datagrams that send sends until its context ends.
-func measureDatagrams(ctx context.Context, n *network, r *running, size int, span time.Duration, send func(context.Context) error) (s sample, err error) {
+func measureDatagrams(ctx context.Context, n *lab.Row, r *running, size int, span time.Duration, send func(context.Context) error) (s sample, err error) {
 	// Nothing reads from this socket: arrivals are counted at the interface and dropped cheaply in the kernel.
-	unread, err := n.downstream.ListenUDP(atDownstream)
+	unread, err := n.Downstream.ListenUDP(atDownstream)
 	if err != nil {
 		return s, err
 	}

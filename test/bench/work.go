@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // A work is a group of loads that answers one question.
@@ -22,8 +24,8 @@ type load struct {
 	repeat      int      // maximum number of repetitions; 0 for no maximum
 	peers       []string // of programs, when custom measures them
 	baseline    string   // the row that the others are compared with; "" for the subject
-	task        func(*network, binaries) task
-	measure     func(context.Context, *network, *running) (sample, error)
+	task        func(*lab.Row, binaries) task
+	measure     func(context.Context, *lab.Row, *running) (sample, error)
 	// rows replaces the programs if the load compares something else.
 	rows []row
 	// custom replaces task and measure for loads without a program between hosts. It
@@ -37,8 +39,8 @@ type row struct {
 	peer  bool // whether its failure is a result
 	start func(context.Context, task) (*running, error)
 	// task and measure override the load's unless they are nil.
-	task    func(*network, binaries) task
-	measure func(context.Context, *network, *running) (sample, error)
+	task    func(*lab.Row, binaries) task
+	measure func(context.Context, *lab.Row, *running) (sample, error)
 }
 
 // works are all works.
