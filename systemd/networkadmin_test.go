@@ -39,7 +39,7 @@ func TestDropIn_NetworkAdmin(t *testing.T) {
 		t.Errorf("no listener is transparent, but rules drop packets:\n%s", text)
 	}
 	s.terminate(t, d)
-	d.end(t)
+	s.end(t, d)
 }
 
 // TestUnit_WithoutNetworkAdmin checks the errors without the drop-in.

@@ -1,7 +1,6 @@
 package systemd
 
 import (
-	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -9,6 +8,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"shaperd.dev/shaperd/internal/testutil"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // attachment is configuration that requires the drop-in.
@@ -34,15 +36,15 @@ func TestDropIn_PacketPlane(t *testing.T) {
 	for range 2 {
 		d := s.start(t)
 		want := `shaperd_attachment_up{attachment="loop",direction="egress",interface="lo",mode="police"} 1`
-		if text := metrics(t); !strings.Contains(text, want+"\n") {
+		if text := testutil.MustScrape(t, lab.MetricsAddr); !strings.Contains(text, want+"\n") {
 			t.Errorf("no %s in the metrics:\n%s", want, text)
 		}
 		flood(t)
 		s.reload(t, d)
 		s.terminate(t, d)
-		d.end(t)
-		if bytes.Contains(d.log.Bytes(), []byte("level=ERROR")) {
-			t.Errorf("the daemon's log:\n%s", d.log.Bytes())
+		s.end(t, d)
+		if strings.Contains(d.Log.String(), "level=ERROR") {
+			t.Errorf("the daemon's log:\n%s", &d.Log)
 		}
 		if left, err := filepath.Glob("/sys/fs/bpf/shaperd/v*/links/*"); len(left) == 0 {
 			t.Errorf("nothing is attached after the stop: %v", err)
@@ -62,7 +64,7 @@ func TestDropIn_PacketPlane(t *testing.T) {
 	s.configure(t, config)
 	d := s.start(t)
 	s.terminate(t, d)
-	d.end(t)
+	s.end(t, d)
 }
 
 // flood exceeds the limit, and checks that packets both passed and were refused.
@@ -72,7 +74,7 @@ func flood(t *testing.T) {
 	for range 100 {
 		_, _ = c.Write(make([]byte, 1000)) // no listener
 	}
-	text := metrics(t)
+	text := testutil.MustScrape(t, lab.MetricsAddr)
 	for _, verdict := range []string{"pass", "refuse"} {
 		re := regexp.MustCompile(`(?m)^shaperd_limit_packets_total\{.*limit="few".*verdict="` + verdict + `".*\} (\d+)$`)
 		sum := 0

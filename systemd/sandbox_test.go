@@ -18,6 +18,9 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/internal/testutil"
+	"shaperd.dev/shaperd/test/lab"
 )
 
 const (
@@ -160,7 +163,7 @@ func TestSandbox(t *testing.T) {
 		tcp.Close()
 		exchange(t, dial(t, "udp", net.JoinHostPort(addr, "53")), large[:1000])
 	}
-	if text := metrics(t); !strings.Contains(text, "\nprocess_start_time_seconds ") {
+	if text := testutil.MustScrape(t, lab.MetricsAddr); !strings.Contains(text, "\nprocess_start_time_seconds ") {
 		t.Errorf("no start time in the metrics:\n%s", text)
 	}
 	s.await(t, "WATCHDOG=1")
@@ -177,7 +180,7 @@ func TestSandbox(t *testing.T) {
 	s.await(t, "WATCHDOG=1")
 	exchange(t, last, large)
 	last.Close()
-	d.end(t)
+	s.end(t, d)
 	if _, err := os.Lstat(socket); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the control socket still exists: %v", err)
 	}
@@ -202,7 +205,7 @@ func TestSandbox_StopKeepsBlocks(t *testing.T) {
 	d := s.start(t)
 	verb("block", "192.0.2.0/24")
 	s.terminate(t, d)
-	d.end(t)
+	s.end(t, d)
 	left, err := filepath.Glob(filepath.Join(s.dir, "run", "*"))
 	if err != nil {
 		t.Fatal(err)
@@ -217,7 +220,7 @@ func TestSandbox_StopKeepsBlocks(t *testing.T) {
 		t.Errorf("the block is missing:\n%s", out)
 	}
 	s.terminate(t, d)
-	d.end(t)
+	s.end(t, d)
 
 	state := "--state /var/lib/" + u.service(t, "StateDirectory") + "/"
 	if line := u.service(t, "ExecStart"); !strings.Contains(line, state) {

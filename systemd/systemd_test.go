@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // run runs a tool that must succeed and returns what it printed.
@@ -51,16 +53,9 @@ func try(t testing.TB, name string, args ...string) (stdout, stderr string, err 
 // daemonPath returns the path of the built binary.
 func daemonPath(t testing.TB) string {
 	t.Helper()
-	path := os.Getenv("SHAPERD_BIN")
-	if path == "" {
-		path = filepath.Join("..", "bin", "shaperd")
-	}
-	path, err := filepath.Abs(path)
+	path, err := lab.Binary()
 	if err != nil {
 		t.Fatal(err)
-	}
-	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("no daemon to test: %v\nrun \"make build\" first, or set SHAPERD_BIN to the binary", err)
 	}
 	return path
 }

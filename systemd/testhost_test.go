@@ -1,35 +1,36 @@
 package systemd
 
 import (
-	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/internal/testutil"
+	"shaperd.dev/shaperd/test/lab"
 )
 
-// A stage is a network namespace with a bpf file system, the files that the commands of the
+// A testHost is a network namespace with a bpf file system, the files that the commands of the
 // unit use, and a TCP and a UDP echo server.
 type testHost struct {
 	dir    string
 	unit   unit
 	spec   sandbox
 	file   string // contains spec
-	notify *net.UnixConn
+	notify *lab.NotifySocket
 }
 
 const config = `
@@ -132,15 +133,10 @@ func newTestHost(t *testing.T, u unit, config string) *testHost {
 	}
 	write(t, s.file, string(text), 0o644)
 
-	socket := filepath.Join(dir, "notify")
-	s.notify, err = net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
-	if err != nil {
+	if s.notify, err = lab.ListenNotify(filepath.Join(dir, "notify")); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.notify.Close() })
-	if err := os.Chmod(socket, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	t.Cleanup(s.notify.Close)
 	s.echo(t)
 	return s
 }
@@ -170,34 +166,8 @@ func (s *testHost) echo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var work sync.WaitGroup
-	t.Cleanup(func() {
-		ln.Close()
-		packets.Close()
-		work.Wait()
-	})
-	work.Go(func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			work.Go(func() {
-				defer c.Close()
-				_, _ = io.Copy(c, c)
-			})
-		}
-	})
-	work.Go(func() {
-		buf := make([]byte, 1<<16)
-		for {
-			n, from, err := packets.ReadFrom(buf)
-			if err != nil {
-				return
-			}
-			_, _ = packets.WriteTo(buf[:n], from)
-		}
-	})
+	testutil.Serve(t, ln.(*net.TCPListener), testutil.Echo)
+	testutil.EchoUDP(t, packets.(*net.UDPConn))
 }
 
 // command returns the command for a line of the unit. It runs in the sandbox, unless the line
@@ -219,7 +189,7 @@ func (s *testHost) command(line string, pid int) *exec.Cmd {
 	cmd.Env = []string{
 		"PATH=" + os.Getenv("PATH"),
 		sandboxEnv + "=" + s.file,
-		"NOTIFY_SOCKET=" + filepath.Join(s.dir, "notify"),
+		"NOTIFY_SOCKET=" + s.notify.Path,
 		"WATCHDOG_USEC=600000",
 		"SHAPERD_CONTROL=" + filepath.Join(s.dir, "run", "control.sock"),
 	}
@@ -227,21 +197,13 @@ func (s *testHost) command(line string, pid int) *exec.Cmd {
 	return cmd
 }
 
-// await reads notifications until one contains the line want.
+// await waits for a notification.
 func (s *testHost) await(t *testing.T, want string) {
 	t.Helper()
-	if err := s.notify.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := s.notify.Await(ctx, want, nil); err != nil {
 		t.Fatal(err)
-	}
-	buf := make([]byte, 4096)
-	for {
-		n, err := s.notify.Read(buf)
-		if err != nil {
-			t.Fatalf("no notification %s: %v", want, err)
-		}
-		if slices.Contains(strings.Split(string(buf[:n]), "\n"), want) {
-			return
-		}
 	}
 }
 
@@ -273,41 +235,27 @@ func dial(t *testing.T, network, addr string) net.Conn {
 	return c
 }
 
-// daemon is a daemon in the sandbox.
-type daemon struct {
-	*exec.Cmd
-	log    bytes.Buffer
-	exited chan error // receives the result of Wait
-}
-
 // start runs the commands of the unit until the daemon is ready.
-func (s *testHost) start(t *testing.T) *daemon {
+func (s *testHost) start(t *testing.T) *lab.Process {
 	t.Helper()
 	for _, line := range s.unit["Service"]["ExecStartPre"] {
 		if out, err := s.command(line, 0).CombinedOutput(); err != nil {
 			t.Fatalf("ExecStartPre=%s: %v\n%s", line, err, out)
 		}
 	}
-	d := &daemon{Cmd: s.command(s.unit.service(t, "ExecStart"), 0), exited: make(chan error, 1)}
-	d.Stdout, d.Stderr = &d.log, &d.log
-	if err := d.Start(); err != nil {
+	d, err := lab.StartProcess((*exec.Cmd).Start, s.command(s.unit.service(t, "ExecStart"), 0))
+	if err != nil {
 		t.Fatal(err)
 	}
-	go func() {
-		d.exited <- d.Wait()
-		close(d.exited)
-	}()
 	t.Cleanup(func() {
-		_ = d.Process.Kill()
-		for range d.exited {
-		}
+		d.Kill()
 		if t.Failed() {
-			t.Logf("the daemon's log:\n%s", d.log.Bytes())
+			t.Logf("the daemon's log:\n%s", &d.Log)
 		}
 	})
 	s.await(t, "READY=1")
 
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.Process.Pid))
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.PID()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -327,10 +275,10 @@ func (s *testHost) start(t *testing.T) *daemon {
 }
 
 // reload runs the ExecReload commands of the unit.
-func (s *testHost) reload(t *testing.T, d *daemon) {
+func (s *testHost) reload(t *testing.T, d *lab.Process) {
 	t.Helper()
 	for _, line := range s.unit["Service"]["ExecReload"] {
-		if out, err := s.command(line, d.Process.Pid).CombinedOutput(); err != nil {
+		if out, err := s.command(line, d.PID()).CombinedOutput(); err != nil {
 			t.Fatalf("ExecReload=%s: %v\n%s", line, err, out)
 		}
 	}
@@ -339,41 +287,19 @@ func (s *testHost) reload(t *testing.T, d *daemon) {
 }
 
 // terminate sends SIGTERM to the daemon.
-func (s *testHost) terminate(t *testing.T, d *daemon) {
+func (s *testHost) terminate(t *testing.T, d *lab.Process) {
 	t.Helper()
-	if err := d.Process.Signal(unix.SIGTERM); err != nil {
+	if err := d.Signal(unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	s.await(t, "STOPPING=1")
 }
 
-// end waits until the daemon has exited.
-func (d *daemon) end(t *testing.T) {
+// end waits until the daemon has exited after SIGTERM, which ends the service.
+func (s *testHost) end(t *testing.T, d *lab.Process) {
 	t.Helper()
-	select {
-	case err := <-d.exited:
-		if err != nil {
-			t.Errorf("the daemon exited with %v", err)
-		}
-	case <-time.After(10 * time.Second):
-		t.Error("the daemon did not exit")
+	s.notify.DropStored()
+	if err := d.AwaitExit(10 * time.Second); err != nil {
+		t.Errorf("the daemon: %v", err)
 	}
-}
-
-// metrics scrapes the metrics of the daemon.
-func metrics(t *testing.T) string {
-	t.Helper()
-	c := dial(t, "tcp", "127.0.0.1:9464")
-	if _, err := io.WriteString(c, "GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n"); err != nil {
-		t.Fatal(err)
-	}
-	answer, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := io.ReadAll(answer.Body)
-	if err != nil || answer.StatusCode != http.StatusOK {
-		t.Errorf("metrics: %s, %v", answer.Status, err)
-	}
-	return string(text)
 }
