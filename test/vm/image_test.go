@@ -1,7 +1,6 @@
 package vm
 
 import (
-	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -12,6 +11,8 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // repoRoot is the root of the repository.
@@ -60,8 +61,12 @@ func makeImage(dir, binaries string, suites []suite, flags ...string) ([]byte, e
 			return nil, fmt.Errorf("%w: run \"make deps\" to install it", err)
 		}
 	}
-	if err := a.copy("/bin/shaperd", daemonPath()); err != nil {
-		return nil, fmt.Errorf("%w: run \"make build\" to build it", err)
+	daemon, err := lab.Binary()
+	if err != nil {
+		return nil, err
+	}
+	if err := a.copy("/bin/shaperd", daemon); err != nil {
+		return nil, err
 	}
 	if err := a.addModules(filepath.Join(dir, "modules")); err != nil {
 		return nil, err
@@ -75,11 +80,6 @@ func makeImage(dir, binaries string, suites []suite, flags ...string) ([]byte, e
 	}
 	a.add("/suites/order", 0o644, lines(order))
 	return a.end(), nil
-}
-
-// daemonPath returns the path of the daemon under test.
-func daemonPath() string {
-	return cmp.Or(os.Getenv("SHAPERD_BIN"), filepath.Join(repoRoot, "bin/shaperd"))
 }
 
 func (a *archive) addModules(dir string) error {
