@@ -148,7 +148,7 @@ func TestSourceWithManyPortsGetsOneShare(t *testing.T) {
 }
 
 // newMultiListener is a listener with downstreams that connections go to after the gates of r.
-func (r *admissionRig) newMultiListener(config Listen, hosts ...string) *listener {
+func (r *admissionRig) newMultiListener(config shaper.Listener, hosts ...string) *listener {
 	ln := newDownstreams(config, hosts...)
 	ln.proxy.admission = r.admission
 	return ln
@@ -157,7 +157,7 @@ func (r *admissionRig) newMultiListener(config Listen, hosts ...string) *listene
 // Sources take turns at a full downstream, and hold no slot while they wait.
 func TestSourcesTakeTurnsForADownstream(t *testing.T) {
 	r := newAdmissionRig(t, shaper.Limit{Name: "all", MaxConnections: 30, QueueTimeout: time.Minute, MaxQueue: 100})
-	r.listener = r.newMultiListener(Listen{Downstream: []Downstream{{MaxConnections: 1}}, Timeouts: Timeouts{Connect: time.Hour}}, "10.1.0.1")
+	r.listener = r.newMultiListener(shaper.Listener{Downstream: []shaper.Downstream{{MaxConnections: 1}}, ConnectTimeout: time.Hour}, "10.1.0.1")
 	served := map[string]int{}
 	var last *visitor
 	visit := func(source string) {
@@ -191,8 +191,8 @@ func TestSourcesTakeTurnsForADownstream(t *testing.T) {
 // another downstream, and is not tried when that has room.
 func TestIPv4AndIPv6WaitSeparately(t *testing.T) {
 	r := newAdmissionRig(t)
-	r.listener = r.newMultiListener(Listen{
-		Transparent: true, Downstream: []Downstream{{MaxConnections: 1}, {MaxConnections: 1}}, Timeouts: Timeouts{Connect: time.Hour},
+	r.listener = r.newMultiListener(shaper.Listener{
+		Transparent: true, Downstream: []shaper.Downstream{{MaxConnections: 1}, {MaxConnections: 1}}, ConnectTimeout: time.Hour,
 	}, "10.1.0.1", "2001:db8::1")
 	r.must("10.0.0.1")
 	six := r.must("2001:db8:1::1")

@@ -19,11 +19,11 @@ type change struct {
 	policy    *shaper.Policy
 	listeners map[string]*listener
 	configs   map[*listener]*listenerConfig
-	bindings  map[Endpoint]binding // by Endpoint.key
-	listens   map[Endpoint]Listen  // by Endpoint.key
+	bindings  map[shaper.Endpoint]binding
+	listens   map[shaper.Endpoint]*shaper.Listener
 
-	ports  map[Endpoint]port // by Endpoint.key, once open
-	opened []port            // new ones
+	ports  map[shaper.Endpoint]port // once open
+	opened []port                   // new ones
 }
 
 // Apply puts listens and policy into effect. If it returns an error, nothing has changed. After
@@ -41,7 +41,7 @@ type change struct {
 //
 // commit, unless nil, is called when nothing else can fail any more. Its error is returned by Apply.
 // It must not call p.
-func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Policy, commit func() error) error {
+func (p *Proxy) Apply(ctx context.Context, listens []shaper.Listener, policy *shaper.Policy, commit func() error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c, err := p.plan(listens, policy)
@@ -63,23 +63,26 @@ func (p *Proxy) Apply(ctx context.Context, listens []Listen, policy *shaper.Poli
 }
 
 // plan validates listens, and binds listeners to ports.
-func (p *Proxy) plan(listens []Listen, policy *shaper.Policy) (*change, error) {
+func (p *Proxy) plan(listens []shaper.Listener, policy *shaper.Policy) (*change, error) {
 	c := &change{
 		Proxy: p, policy: policy,
 		listeners: map[string]*listener{}, configs: map[*listener]*listenerConfig{},
-		bindings: map[Endpoint]binding{}, listens: map[Endpoint]Listen{}, ports: map[Endpoint]port{},
+		bindings: map[shaper.Endpoint]binding{}, listens: map[shaper.Endpoint]*shaper.Listener{}, ports: map[shaper.Endpoint]port{},
 	}
-	for _, listen := range listens {
-		if err := listen.check(); err != nil {
+	for i := range listens {
+		listen := &listens[i]
+		if err := checkTransparent(listen); err != nil {
 			return c, fmt.Errorf("listener %q: %w", listen.Name, err)
 		}
 		ln := p.listeners[listen.Name]
 		if ln == nil {
 			ln = p.newListener(listen.Name)
 		}
-		c.listeners[listen.Name], c.configs[ln] = ln, &listenerConfig{Listen: listen}
-		for _, e := range listen.Endpoints {
-			c.bindings[e.key()], c.listens[e.key()] = binding{ln, e.SamePort}, listen
+		c.listeners[listen.Name], c.configs[ln] = ln, &listenerConfig{Listener: *listen}
+		for _, a := range listen.Addresses {
+			for _, e := range a.Endpoints() {
+				c.bindings[e], c.listens[e] = binding{ln, !a.Single()}, listen
+			}
 		}
 	}
 	return c, nil
@@ -94,7 +97,7 @@ func (c *change) open() error {
 		}
 		if l == nil {
 			var err error
-			if l, err = c.openPort(key, key.intercepts(c.listens[key])); err != nil {
+			if l, err = c.openPort(key, intercepts(c.listens[key], key)); err != nil {
 				return fmt.Errorf("listener %q: %w", b.name, c.explainInUse(key, err))
 			}
 			c.opened = append(c.opened, l)
@@ -112,7 +115,7 @@ func (c *change) open() error {
 }
 
 // explainInUse replaces err if the port is in use by this daemon.
-func (c *change) explainInUse(key Endpoint, err error) error {
+func (c *change) explainInUse(key shaper.Endpoint, err error) error {
 	for own := range c.Proxy.ports {
 		if errors.Is(err, errInUse) && own.Protocol == key.Protocol && own.Addr.Port() == key.Addr.Port() {
 			return fmt.Errorf("listen on %v://%v: this daemon has the port at %v; moving it to another address requires a restart", key.Protocol, key.Addr, own.Addr.Addr())
@@ -212,7 +215,7 @@ func inBatches[T registered](l *loop, r *registry[T], f func(T, leaky.Time)) {
 func (c *change) retire() {
 	for key, l := range c.ports {
 		// Permitted, as it was when the port was opened, or by CAP_NET_ADMIN.
-		_ = sock.SetTransparent(l.descriptor(), key.Addr.Addr(), key.intercepts(c.listens[key]))
+		_ = sock.SetTransparent(l.descriptor(), key.Addr.Addr(), intercepts(c.listens[key], key))
 	}
 	for key, l := range c.Proxy.ports {
 		if c.ports[key] != l {

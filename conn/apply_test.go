@@ -30,7 +30,7 @@ type applyRig struct {
 	proxy      *Proxy
 	shaper     *shaper.Shaper
 	protocol   shaper.Protocol
-	downstream Downstream
+	downstream shaper.Downstream
 }
 
 func newApplyRig(t *testing.T, protocol shaper.Protocol, downstream string) *applyRig {
@@ -41,7 +41,7 @@ func newApplyRig(t *testing.T, protocol shaper.Protocol, downstream string) *app
 	}
 	t.Cleanup(p.Close)
 	to := netip.MustParseAddrPort(downstream)
-	return &applyRig{t: t, proxy: p, shaper: s, protocol: protocol, downstream: Downstream{Host: to.Addr().String(), Port: to.Port()}}
+	return &applyRig{t: t, proxy: p, shaper: s, protocol: protocol, downstream: shaper.Downstream{Host: to.Addr().String(), Port: to.Port()}}
 }
 
 func (a *applyRig) port() netip.AddrPort {
@@ -50,20 +50,18 @@ func (a *applyRig) port() netip.AddrPort {
 
 func (a *applyRig) apply(listens []listenerSpec, limits ...shaper.Limit) {
 	a.t.Helper()
-	var names []shaper.Listener
-	var all []Listen
+	var all []shaper.Listener
 	for _, l := range listens {
-		names = append(names, shaper.Listener{Name: l.name, TCP: a.protocol == shaper.TCP, UDP: a.protocol == shaper.UDP})
-		listen := Listen{
-			Name: l.name, Downstream: []Downstream{a.downstream}, Transparent: l.transparent,
-			Timeouts: Timeouts{Connect: time.Second}, IdleTimeout: time.Minute, MaxFlows: 100,
+		listen := shaper.Listener{
+			Name: l.name, Downstream: []shaper.Downstream{a.downstream}, Transparent: l.transparent,
+			ConnectTimeout: time.Second, UDPIdleTimeout: time.Minute, MaxFlows: 100,
 		}
 		for _, addr := range l.ports {
-			listen.Endpoints = append(listen.Endpoints, Endpoint{Protocol: a.protocol, Addr: addr})
+			listen.Addresses = append(listen.Addresses, addressOf(a.protocol, addr))
 		}
 		all = append(all, listen)
 	}
-	policy, err := a.shaper.Compile(limits, names, nil, nil, false)
+	policy, err := a.shaper.Compile(limits, all, nil, nil, false)
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -305,16 +303,12 @@ func TestApply_UpdatesConnectionsInBatches(t *testing.T) {
 // (They were never woken, new connections waited behind them, and none was served.)
 func TestApply_MovedConnectionReleasesDownstream(t *testing.T) {
 	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo))
-	first, moves := r.listen.Endpoints[0], Endpoint{Protocol: shaper.TCP, Addr: netip.MustParseAddrPort(testutil.FreeAddr(t, "tcp"))}
+	first, moves := r.listen.Addresses[0], addressOf(shaper.TCP, netip.MustParseAddrPort(testutil.FreeAddr(t, "tcp")))
 	l := r.listen
-	l.Downstream[0].MaxConnections, l.Connect = 1, time.Minute
-	apply := func(listens ...Listen) {
+	l.Downstream[0].MaxConnections, l.ConnectTimeout = 1, time.Minute
+	apply := func(listens ...shaper.Listener) {
 		t.Helper()
-		var names []shaper.Listener
-		for _, l := range listens {
-			names = append(names, shaper.Listener{Name: l.Name, TCP: true})
-		}
-		policy, err := r.shaper.Compile(nil, names, nil, nil, false)
+		policy, err := r.shaper.Compile(nil, listens, nil, nil, false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -329,17 +323,17 @@ func TestApply_MovedConnectionReleasesDownstream(t *testing.T) {
 			t.Fatal("no echo: ", err)
 		}
 	}
-	l.Endpoints = []Endpoint{first, moves}
+	l.Addresses = []shaper.Address{first, moves}
 	apply(l)
-	moved := dial(t, moves.Addr.String())
+	moved := dial(t, moves.Endpoints()[0].Addr.String())
 	echoed(moved)
 	other := netip.MustParseAddrPort(testutil.ServeTCP(t, testutil.Echo))
-	l.Endpoints = []Endpoint{first}
-	apply(l, Listen{
-		Name: "other", Endpoints: []Endpoint{moves}, Timeouts: l.Timeouts,
-		Downstream: []Downstream{{Host: other.Addr().String(), Port: other.Port()}},
+	l.Addresses = []shaper.Address{first}
+	apply(l, shaper.Listener{
+		Name: "other", Addresses: []shaper.Address{moves}, ConnectTimeout: l.ConnectTimeout,
+		Downstream: []shaper.Downstream{{Host: other.Addr().String(), Port: other.Port()}},
 	})
-	waits := dial(t, first.Addr.String())
+	waits := dial(t, first.Endpoints()[0].Addr.String())
 	testutil.WaitFor(t, "a connection that waits", func() bool {
 		n := 0
 		r.proxy.loop.call(func(leaky.Time) { n = r.proxy.listeners["l"].poolQuota.waiting })

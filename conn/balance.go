@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // target is what a new connection asks for: any downstream, at a port.
@@ -20,7 +21,7 @@ type target struct {
 }
 
 // portOn returns the port of d that t leads to.
-func (t target) portOn(d *downstream) uint16 { return d.port(t.port, t.samePort) }
+func (t target) portOn(d *downstream) uint16 { return d.PortFor(t.port, t.samePort) }
 
 // pick returns a downstream for a connection to target to, except those in failed.
 // Unavailable ones are tried only when all are unavailable. If there is none it returns nil,
@@ -90,18 +91,18 @@ func (ln *listener) choose(list []*downstream, to target, now leaky.Time) *downs
 	}
 	best := list[0]
 	switch ln.config.Load().Balance {
-	case SourceHash:
+	case shaper.SourceHash:
 		// Rendezvous hashing (Thaler and Ravishankar, 1998), with weights: when a downstream
 		// goes away, only its sources move.
 		highest := math.Inf(-1)
 		for _, d := range list {
-			u := (float64(hashSource(to.source, d.String())>>11) + 0.5) / (1 << 53)
+			u := (float64(hashSource(to.source, d.Name())>>11) + 0.5) / (1 << 53)
 			if score := -float64(d.effectiveWeight(to.portOn(d), now)) / math.Log(u); score > highest {
 				best, highest = d, score
 			}
 		}
 		return best
-	case LeastConnections:
+	case shaper.LeastConnections:
 		highest := int64(math.MinInt64)
 		least := list[:0]
 		for _, d := range list {

@@ -53,32 +53,30 @@ func TestApplyAtRandom(t *testing.T) {
 		udpPorts = append(udpPorts, netip.MustParseAddrPort(testutil.FreeAddr(t, "udp")))
 	}
 	apply := func(r *rand.Rand) {
-		var listens []Listen
-		var names []shaper.Listener
+		var listens []shaper.Listener
 		perm := r.Perm(3)
 		for i := range 1 + r.IntN(3) {
 			name := fmt.Sprint("l", perm[i])
 			h1, p1 := ap(tcp1)
 			h2, p2 := ap(tcp2)
-			lt := Listen{
-				Name: "t" + name, Endpoints: []Endpoint{{Protocol: shaper.TCP, Addr: tcpPorts[i]}},
-				Downstream: []Downstream{{Host: h1, Port: p1, MaxConnections: r.IntN(3) * 4}, {Host: h2, Port: p2, Weight: 2}, {Host: "127.0.0.1", Port: 1}}[r.IntN(2) : 2+r.IntN(2)],
-				EjectAfter: 2, EjectFor: 50 * time.Millisecond, Balance: Balance(r.IntN(3)),
-				Timeouts:  Timeouts{Connect: 300 * time.Millisecond, Idle: time.Duration(r.IntN(2)) * 100 * time.Millisecond, Lifetime: time.Duration(r.IntN(2)) * 500 * time.Millisecond},
+			lt := shaper.Listener{
+				Name: "t" + name, Addresses: []shaper.Address{addressOf(shaper.TCP, tcpPorts[i])},
+				Downstream: []shaper.Downstream{{Host: h1, Port: p1, MaxConnections: r.IntN(3) * 4}, {Host: h2, Port: p2, Weight: 2}, {Host: "127.0.0.1", Port: 1}}[r.IntN(2) : 2+r.IntN(2)],
+				EjectAfter: 2, EjectFor: 50 * time.Millisecond, Balance: shaper.Balance(r.IntN(3)),
+				ConnectTimeout: 300 * time.Millisecond, TCPIdleTimeout: time.Duration(r.IntN(2)) * 100 * time.Millisecond, MaxLifetime: time.Duration(r.IntN(2)) * 500 * time.Millisecond,
 				AccessLog: true,
 			}
 			if r.IntN(3) == 0 {
-				lt.Check = Check{Interval: 20 * time.Millisecond, Timeout: 20 * time.Millisecond, Rise: 1, Fall: 1}
+				lt.Check = shaper.HealthCheck{Interval: 20 * time.Millisecond, Timeout: 20 * time.Millisecond, Rise: 1, Fall: 1}
 			}
 			h3, p3 := ap(u1.String())
 			h4, p4 := ap(u2.String())
-			lu := Listen{
-				Name: "u" + name, Endpoints: []Endpoint{{Protocol: shaper.UDP, Addr: udpPorts[i]}},
-				Downstream: []Downstream{{Host: h3, Port: p3, MaxConnections: r.IntN(2) * 5}, {Host: h4, Port: p4}, {Host: "127.0.0.1", Port: 1}}[r.IntN(2) : 2+r.IntN(2)],
-				EjectAfter: 2, EjectFor: 50 * time.Millisecond, IdleTimeout: time.Duration(50+r.IntN(2)*500) * time.Millisecond, MaxFlows: 10 + r.IntN(20), MaxFlowsPerSource: r.IntN(2) * 5, Amplification: r.IntN(2) * 3, Transparent: r.IntN(3) == 0, Timeouts: Timeouts{Connect: time.Second}, AccessLog: true,
+			lu := shaper.Listener{
+				Name: "u" + name, Addresses: []shaper.Address{addressOf(shaper.UDP, udpPorts[i])},
+				Downstream: []shaper.Downstream{{Host: h3, Port: p3, MaxConnections: r.IntN(2) * 5}, {Host: h4, Port: p4}, {Host: "127.0.0.1", Port: 1}}[r.IntN(2) : 2+r.IntN(2)],
+				EjectAfter: 2, EjectFor: 50 * time.Millisecond, UDPIdleTimeout: time.Duration(50+r.IntN(2)*500) * time.Millisecond, MaxFlows: 10 + r.IntN(20), MaxFlowsPerSource: r.IntN(2) * 5, Amplification: r.IntN(2) * 3, Transparent: r.IntN(3) == 0, ConnectTimeout: time.Second, AccessLog: true,
 			}
 			listens = append(listens, lt, lu)
-			names = append(names, shaper.Listener{Name: lt.Name, TCP: true}, shaper.Listener{Name: lu.Name, UDP: true})
 		}
 		var limits []shaper.Limit
 		keys := []shaper.Fields{0, shaper.KeySource, shaper.KeyPort, shaper.KeyListen, shaper.KeyConnection, shaper.KeySource | shaper.KeyPort}
@@ -111,7 +109,7 @@ func TestApplyAtRandom(t *testing.T) {
 		if r.IntN(8) == 0 {
 			limits = append(limits, shaper.Limit{Name: "b", Block: true, Match: shaper.Match{Source: []netip.Prefix{netip.MustParsePrefix("127.0.7.3/32")}}})
 		}
-		pol, err := s.Compile(limits, names, nil, nil, r.IntN(10) == 0)
+		pol, err := s.Compile(limits, listens, nil, nil, r.IntN(10) == 0)
 		if err != nil {
 			t.Fatal(err)
 		}

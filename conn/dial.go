@@ -59,7 +59,7 @@ func (s *session) dial(now leaky.Time) {
 		}
 		err := s.connect(s.downstream)
 		if err == nil {
-			s.proxy.loop.pacer.Schedule(&s.timer, now+leaky.FromDuration(config.Connect))
+			s.proxy.loop.pacer.Schedule(&s.timer, now+leaky.FromDuration(config.ConnectTimeout))
 			return
 		}
 		s.dialFailed(err, now)

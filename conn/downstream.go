@@ -4,8 +4,10 @@ package conn
 
 import (
 	"errors"
+	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -17,7 +19,7 @@ import (
 // downstream is the state of one downstream of a listener. It survives reloads while the
 // configuration names it.
 type downstream struct {
-	Downstream
+	shaper.Downstream
 	listener *listener
 	host     *host
 
@@ -38,6 +40,11 @@ type downstream struct {
 	probe probe
 }
 
+// address returns the address of d for traffic to a port, as in logs and the API.
+func (d *downstream) address(port uint16, same bool) string {
+	return net.JoinHostPort(d.Host, strconv.Itoa(int(d.PortFor(port, same))))
+}
+
 // DrainDownstream starts or ends the draining of a downstream, named as Downstreams names
 // it, at one listener, or at all if listener is "". A drained downstream gets no new
 // connections; existing ones go on. It returns the number of listeners that have the
@@ -46,7 +53,7 @@ func (p *Proxy) DrainDownstream(listener, downstream string, drained bool) (foun
 	p.loop.call(func(now leaky.Time) {
 		for _, ln := range p.listeners {
 			for _, d := range ln.downstreams {
-				if d.String() != downstream || listener != "" && listener != ln.name {
+				if d.Name() != downstream || listener != "" && listener != ln.name {
 					continue
 				}
 				found++
@@ -64,7 +71,7 @@ func (p *Proxy) Downstreams() (all []shaper.DownstreamStatus) {
 		for _, ln := range p.listeners {
 			for _, d := range ln.downstreams {
 				status := shaper.DownstreamStatus{
-					Listen: ln.name, Downstream: d.String(), Up: true, Down: d.down, Drained: d.drained, InFlight: d.inFlight, MaxConnections: d.MaxConnections,
+					Listen: ln.name, Downstream: d.Name(), Up: true, Down: d.down, Drained: d.drained, InFlight: d.inFlight, MaxConnections: d.MaxConnections,
 				}
 				if err := d.statusError(); err != nil {
 					status.Up, status.Error = false, err.Error()

@@ -17,12 +17,12 @@ import (
 )
 
 // newDownstreams returns a listener with downstreams, and no running proxy.
-func newDownstreams(config Listen, hosts ...string) *listener {
+func newDownstreams(config shaper.Listener, hosts ...string) *listener {
 	ln := &listener{name: "l", proxy: &Proxy{loop: &loop{pacer: pacer.New(pacer.NewClock())}, log: quietLog, stateLog: newLogLimiter(quietLog, time.Minute)}, pools: map[poolKey]*gate{}, poolState: &shaper.LimitState{}}
-	c := &listenerConfig{Listen: config}
+	c := &listenerConfig{Listener: config}
 	for i, name := range hosts {
 		if len(c.Downstream) <= i {
-			c.Downstream = append(c.Downstream, Downstream{})
+			c.Downstream = append(c.Downstream, shaper.Downstream{})
 		}
 		c.Downstream[i].Host, c.Downstream[i].Port = name, 80
 		h := &host{}
@@ -51,13 +51,13 @@ func (ln *listener) connectionsByHost(n int, now leaky.Time) map[string]int {
 }
 
 func TestBalance_Weights(t *testing.T) {
-	weights := []Downstream{{Weight: 1}, {Weight: 2}, {Weight: 5}}
+	weights := []shaper.Downstream{{Weight: 1}, {Weight: 2}, {Weight: 5}}
 	for _, tt := range []struct {
-		balance Balance
+		balance shaper.Balance
 		near    float64
-	}{{RoundRobin, 0.001}, {LeastConnections, 0.002}, {SourceHash, 0.06}} {
+	}{{shaper.RoundRobin, 0.001}, {shaper.LeastConnections, 0.002}, {shaper.SourceHash, 0.06}} {
 		t.Run(fmt.Sprint(tt.balance), func(t *testing.T) {
-			ln := newDownstreams(Listen{Balance: tt.balance, Downstream: weights}, "10.1.0.1", "10.1.0.2", "10.1.0.3")
+			ln := newDownstreams(shaper.Listener{Balance: tt.balance, Downstream: weights}, "10.1.0.1", "10.1.0.2", "10.1.0.3")
 			const n = 8000
 			got := ln.connectionsByHost(n, leaky.Second)
 			for i, d := range ln.downstreams {
@@ -72,7 +72,7 @@ func TestBalance_Weights(t *testing.T) {
 
 // When a downstream is down only its own sources move, and they return with it.
 func TestSourceHashIsStable(t *testing.T) {
-	ln := newDownstreams(Listen{Balance: SourceHash}, "10.1.0.1", "10.1.0.2", "10.1.0.3", "10.1.0.4")
+	ln := newDownstreams(shaper.Listener{Balance: shaper.SourceHash}, "10.1.0.1", "10.1.0.2", "10.1.0.3", "10.1.0.4")
 	where := func() (list []string) {
 		for i := range 1000 {
 			d, _ := ln.pick(target{source: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}, nil, leaky.Second)
@@ -102,7 +102,7 @@ func TestSourceHashIsStable(t *testing.T) {
 }
 
 func TestPick_SkipsUnavailable(t *testing.T) {
-	ln := newDownstreams(Listen{Downstream: []Downstream{{MaxConnections: 1}, {}, {}}, EjectAfter: 2, EjectFor: time.Second}, "10.1.0.1", "10.1.0.2", "10.1.0.3")
+	ln := newDownstreams(shaper.Listener{Downstream: []shaper.Downstream{{MaxConnections: 1}, {}, {}}, EjectAfter: 2, EjectFor: time.Second}, "10.1.0.1", "10.1.0.2", "10.1.0.3")
 	a, b, c := ln.downstreams[0], ln.downstreams[1], ln.downstreams[2]
 	source := netip.MustParseAddr("10.0.0.1")
 	now := leaky.Second
@@ -157,7 +157,7 @@ func TestPick_SkipsUnavailable(t *testing.T) {
 }
 
 func TestSlowStart(t *testing.T) {
-	ln := newDownstreams(Listen{SlowStart: 10 * time.Second, EjectAfter: 1, EjectFor: time.Second}, "10.1.0.1", "10.1.0.2")
+	ln := newDownstreams(shaper.Listener{SlowStart: 10 * time.Second, EjectAfter: 1, EjectFor: time.Second}, "10.1.0.1", "10.1.0.2")
 	now := leaky.Second
 	d := ln.downstreams[1]
 	d.recordFailure(80, errNoAddress, now)
@@ -229,7 +229,7 @@ func TestDial_FailsOver(t *testing.T) {
 	openA()
 	openB()
 	r := start(t, shaper.TCP, a.String())
-	r.listen.Downstream = []Downstream{{Host: a.Addr().String(), Port: a.Port()}, {Host: b.Addr().String(), Port: b.Port()}}
+	r.listen.Downstream = []shaper.Downstream{{Host: a.Addr().String(), Port: a.Port()}, {Host: b.Addr().String(), Port: b.Port()}}
 	r.listen.EjectAfter, r.listen.EjectFor = 3, 300*time.Millisecond
 	r.apply()
 	got := map[string]int{}
@@ -260,7 +260,7 @@ func TestCheck_DownAndUp(t *testing.T) {
 	a, openA, shutA := taggedServer(t, "a")
 	openA()
 	r := start(t, shaper.TCP, a.String())
-	r.listen.Check = Check{Interval: 20 * time.Millisecond, Timeout: time.Second, Rise: 2, Fall: 3}
+	r.listen.Check = shaper.HealthCheck{Interval: 20 * time.Millisecond, Timeout: time.Second, Rise: 2, Fall: 3}
 	r.apply()
 	up := func() bool { return r.proxy.Downstreams()[0].Up }
 	time.Sleep(100 * time.Millisecond)
@@ -271,7 +271,7 @@ func TestCheck_DownAndUp(t *testing.T) {
 	testutil.WaitFor(t, "down", func() bool { return !up() })
 	openA()
 	testutil.WaitFor(t, "up", up)
-	r.listen.Check = Check{}
+	r.listen.Check = shaper.HealthCheck{}
 	r.apply()
 	shutA()
 	time.Sleep(100 * time.Millisecond)
@@ -292,8 +292,8 @@ func TestCheck_CountsAsConnection(t *testing.T) {
 		io.Copy(c, c)
 		now.Add(-1)
 	}))
-	r.listen.Downstream[0].MaxConnections, r.listen.Connect = 2, time.Minute
-	r.listen.Check = Check{Interval: 2 * time.Millisecond, Timeout: time.Second, Rise: 1, Fall: 1}
+	r.listen.Downstream[0].MaxConnections, r.listen.ConnectTimeout = 2, time.Minute
+	r.listen.Check = shaper.HealthCheck{Interval: 2 * time.Millisecond, Timeout: time.Second, Rise: 1, Fall: 1}
 	r.apply()
 	testutil.WaitFor(t, "a check", func() bool { return most.Load() > 0 })
 	var in []*net.TCPConn
@@ -318,7 +318,7 @@ func TestCheck_CountsAsConnection(t *testing.T) {
 		c.Close()
 	}
 	testutil.WaitFor(t, "checks to go on", func() bool { return most.Load() > 0 })
-	r.listen.Check = Check{}
+	r.listen.Check = shaper.HealthCheck{}
 	r.apply()
 	testutil.WaitFor(t, "no connections in flight", func() bool { return r.proxy.Downstreams()[0].InFlight == 0 })
 	r.settle()
@@ -337,7 +337,7 @@ func TestDownstreamQueue_KeepsOrder(t *testing.T) {
 	})
 	r := start(t, shaper.TCP, addr)
 	r.listen.Downstream[0].MaxConnections = 1
-	r.listen.Connect = 10 * time.Second
+	r.listen.ConnectTimeout = 10 * time.Second
 	r.apply(shaper.Limit{Name: "cap", MaxConnections: 4, QueueTimeout: 10 * time.Second, MaxQueue: 100})
 	state := r.shaper.Policy().State(0)
 	var clients sync.WaitGroup
@@ -369,11 +369,11 @@ func TestDownstreamQueue_HeadDoesNotBlock(t *testing.T) {
 	openFull()
 	limit := shaper.Limit{Name: "pace", NewConnections: shaper.Frequency{N: 1000, Per: time.Second}, QueueTimeout: time.Minute, MaxQueue: 10}
 	r := start(t, shaper.TCP, full.String())
-	r.listen.Downstream = []Downstream{
+	r.listen.Downstream = []shaper.Downstream{
 		{Host: full.Addr().String(), Port: full.Port(), MaxConnections: 1},
 		{Host: other.Addr().String(), Port: other.Port()},
 	}
-	r.listen.Connect = time.Minute
+	r.listen.ConnectTimeout = time.Minute
 	r.apply(limit)
 	first, got := dial(t, r.addr()), make([]byte, 1)
 	if io.ReadFull(first, got); string(got) != "f" {
@@ -419,7 +419,7 @@ func TestDownstream_MaxConnections(t *testing.T) {
 	})
 	r := start(t, shaper.TCP, addr)
 	r.listen.Downstream[0].MaxConnections = 2
-	r.listen.Connect = 10 * time.Second
+	r.listen.ConnectTimeout = 10 * time.Second
 	r.apply()
 	served := make(chan error, 20)
 	for range 20 {
@@ -445,7 +445,7 @@ func TestDownstream_MaxConnections(t *testing.T) {
 		c := dial(t, r.addr())
 		io.ReadFull(c, make([]byte, 1))
 	}
-	r.listen.Connect = 100 * time.Millisecond
+	r.listen.ConnectTimeout = 100 * time.Millisecond
 	r.apply()
 	if _, err := dial(t, r.addr()).Read(make([]byte, 1)); err == nil {
 		t.Error("a third connection was served")
@@ -465,7 +465,7 @@ func TestDownstream_MaxConnections(t *testing.T) {
 // reported with the port dialed.
 func TestDownstreamWithoutPort(t *testing.T) {
 	a := newApplyRig(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo))
-	a.downstream = Downstream{Host: "127.0.0.2"}
+	a.downstream = shaper.Downstream{Host: "127.0.0.2"}
 	server, err := net.Listen("tcp4", "127.0.0.2:0")
 	if err != nil {
 		t.Fatal(err)

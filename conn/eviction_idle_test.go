@@ -15,9 +15,9 @@ import (
 // addUDPListener makes r listen for datagrams too, from the next apply on. It returns the address.
 func (r *proxyRig) addUDPListener(t *testing.T) string {
 	t.Helper()
-	at := Endpoint{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(testutil.FreeAddr(t, "udp"))}
-	r.listen.Endpoints = append(r.listen.Endpoints, at)
-	return at.Addr.String()
+	at := addressOf(shaper.UDP, netip.MustParseAddrPort(testutil.FreeAddr(t, "udp")))
+	r.listen.Addresses = append(r.listen.Addresses, at)
+	return at.Endpoints()[0].Addr.String()
 }
 
 // startDual listens for connections and datagrams, of which most are admitted at once to addr: by
@@ -26,7 +26,7 @@ func startDual(t *testing.T, addr string, most int, limits []shaper.Limit) (r *p
 	t.Helper()
 	r = start(t, shaper.TCP, addr)
 	datagrams = r.addUDPListener(t)
-	r.listen.IdleTimeout, r.listen.Connect = time.Hour, time.Minute
+	r.listen.UDPIdleTimeout, r.listen.ConnectTimeout = time.Hour, time.Minute
 	if limits == nil {
 		r.listen.Downstream[0].MaxConnections = most
 	}
@@ -77,12 +77,12 @@ func TestNewFlowEvictsOnlyOwnFlow(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := start(t, shaper.UDP, echoUDP(t, 0).String())
-			r.listen.IdleTimeout, r.listen.MaxFlowsPerSource = time.Minute, 1
+			r.listen.UDPIdleTimeout, r.listen.MaxFlowsPerSource = time.Minute, 1
 			if name == "of a limit" {
 				r.apply(shaper.Limit{Name: "all", MaxConnections: 2})
 			} else {
 				other := netip.MustParseAddrPort(echoUDP(t, 0).String())
-				r.listen.Downstream = append(r.listen.Downstream, Downstream{Host: other.Addr().String(), Port: other.Port()})
+				r.listen.Downstream = append(r.listen.Downstream, shaper.Downstream{Host: other.Addr().String(), Port: other.Port()})
 				for i := range r.listen.Downstream {
 					r.listen.Downstream[i].MaxConnections = 1
 				}
@@ -112,9 +112,9 @@ func TestEvictedFlowClosesOnce(t *testing.T) {
 	r := start(t, shaper.TCP, server.String())
 	datagrams := r.addUDPListener(t)
 	other := netip.MustParseAddrPort(echoUDP(t, 0).String())
-	r.listen.Downstream = append(r.listen.Downstream, Downstream{Host: other.Addr().String(), Port: other.Port()})
+	r.listen.Downstream = append(r.listen.Downstream, shaper.Downstream{Host: other.Addr().String(), Port: other.Port()})
 	r.listen.EjectAfter, r.listen.EjectFor = 1, time.Minute
-	r.listen.IdleTimeout, r.listen.MaxFlowsPerSource = 4*time.Second, 1
+	r.listen.UDPIdleTimeout, r.listen.MaxFlowsPerSource = 4*time.Second, 1
 	only := func(sources ...string) (m shaper.Match) {
 		for _, s := range sources {
 			m.Source = append(m.Source, netip.MustParsePrefix(s+"/32"))
@@ -135,7 +135,7 @@ func TestEvictedFlowClosesOnce(t *testing.T) {
 			}
 		}
 	}
-	time.Sleep(r.listen.IdleTimeout/verifiedGraceDivisor + 100*time.Millisecond)
+	time.Sleep(r.listen.UDPIdleTimeout/verifiedGraceDivisor + 100*time.Millisecond)
 	dialFrom(t, "127.0.6.1", r.addr()) // waits for the slot of the first flow
 	state := r.shaper.Policy().State(r.shaper.Policy().Find("a"))
 	testutil.WaitFor(t, "a waiter", func() bool { return state.Waiting.Load() == 1 })

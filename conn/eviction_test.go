@@ -103,7 +103,7 @@ func TestRefusedFlowEvictsNothing(t *testing.T) {
 			t.Parallel()
 			server, got := countUDP(t)
 			r := start(t, shaper.UDP, server.String())
-			r.listen.IdleTimeout, r.listen.MaxFlows = time.Minute, tt.maxFlows
+			r.listen.UDPIdleTimeout, r.listen.MaxFlows = time.Minute, tt.maxFlows
 			r.apply(tt.limit, pace)
 			for i := range 5 {
 				c := udpFrom(t, fmt.Sprintf("127.0.0.%d", 100+i), r.addr())
@@ -144,7 +144,7 @@ func TestBlockedFlowEvictsNothing(t *testing.T) {
 	t.Parallel()
 	server, got := countUDP(t)
 	r := start(t, shaper.UDP, server.String())
-	r.listen.IdleTimeout, r.listen.MaxFlows = time.Minute, 5
+	r.listen.UDPIdleTimeout, r.listen.MaxFlows = time.Minute, 5
 	r.apply(shaper.Limit{Name: "block", Block: true, Match: shaper.Match{Source: []netip.Prefix{netip.MustParsePrefix("127.0.0.66/32")}}})
 	for range 5 {
 		udpFrom(t, "127.0.0.1", r.addr()).Write([]byte{'a'})
@@ -172,7 +172,7 @@ func TestSourceAtCapEvictsOwnFlow(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := start(t, shaper.UDP, echoUDP(t, 0).String())
-			r.listen.IdleTimeout, r.listen.MaxFlows = time.Minute, 100
+			r.listen.UDPIdleTimeout, r.listen.MaxFlows = time.Minute, 100
 			if limit.MaxConnections > 3 {
 				r.listen.MaxFlowsPerSource = 3
 			}
@@ -206,14 +206,14 @@ func TestFullDownstreamEvictsOwnFlow(t *testing.T) {
 	wide := netip.MustParseAddrPort(echoUDP(t, 0).String())
 	other := r.listen
 	other.Name = "other"
-	other.Endpoints = []Endpoint{{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(testutil.FreeAddr(t, "udp"))}}
-	other.Downstream = []Downstream{{Host: wide.Addr().String(), Port: wide.Port()}}
+	other.Addresses = []shaper.Address{addressOf(shaper.UDP, netip.MustParseAddrPort(testutil.FreeAddr(t, "udp")))}
+	other.Downstream = []shaper.Downstream{{Host: wide.Addr().String(), Port: wide.Port()}}
 	r.listen.Downstream[0].MaxConnections = 2
-	r.listen.IdleTimeout, other.IdleTimeout = time.Minute, time.Minute
-	if err := r.proxy.Apply(t.Context(), []Listen{r.listen, other}, policy(t, r.shaper), nil); err != nil {
+	r.listen.UDPIdleTimeout, other.UDPIdleTimeout = time.Minute, time.Minute
+	if err := r.proxy.Apply(t.Context(), []shaper.Listener{r.listen, other}, policy(t, r.shaper), nil); err != nil {
 		t.Fatal(err)
 	}
-	if !getsReply(t, "127.0.0.1", other.Endpoints[0].Addr.String()) {
+	if !getsReply(t, "127.0.0.1", other.Endpoints()[0].Addr.String()) {
 		t.Fatal("no reply")
 	}
 	for i := range 6 {
@@ -240,7 +240,7 @@ func TestForgedSourcesDoNotFillTable(t *testing.T) {
 				server = echoUDP(t, 0)
 			}
 			r := start(t, shaper.UDP, server.String())
-			r.listen.MaxFlows, r.listen.MaxFlowsPerSource, r.listen.IdleTimeout, r.listen.Amplification = 64, 16, time.Minute, 3
+			r.listen.MaxFlows, r.listen.MaxFlowsPerSource, r.listen.UDPIdleTimeout, r.listen.Amplification = 64, 16, time.Minute, 3
 			r.apply()
 			for i := range 64 {
 				udpFrom(t, fmt.Sprintf("127.3.0.%d", i+1), r.addr()).Write([]byte("x"))
@@ -283,7 +283,7 @@ func TestForgedSourcesDoNotFillTable(t *testing.T) {
 func TestVerifiedFlowOutlastsOneShotFlows(t *testing.T) {
 	t.Parallel()
 	r := start(t, shaper.UDP, echoUDP(t, 0).String())
-	r.listen.MaxFlows, r.listen.IdleTimeout = 12, time.Minute
+	r.listen.MaxFlows, r.listen.UDPIdleTimeout = 12, time.Minute
 	r.apply()
 	c := udpFrom(t, "127.0.0.1", r.addr())
 	for range 2 {
@@ -308,7 +308,7 @@ func TestVerifiedFlowOutlastsOneShotFlows(t *testing.T) {
 func TestResolverGetsAllReplies(t *testing.T) {
 	t.Parallel()
 	r := start(t, shaper.UDP, echoUDP(t, 100).String())
-	r.listen.MaxFlows, r.listen.MaxFlowsPerSource, r.listen.IdleTimeout = 1024, 256, time.Minute
+	r.listen.MaxFlows, r.listen.MaxFlowsPerSource, r.listen.UDPIdleTimeout = 1024, 256, time.Minute
 	r.apply()
 	const questions = 1000
 	answered := 0
@@ -347,11 +347,11 @@ func TestDatagramsOfClosedFlowsAreCounted(t *testing.T) {
 			r.apply(limit, shaper.Limit{Name: "block", Block: true})
 		},
 		"port closed": func(r *proxyRig, limit shaper.Limit) {
-			r.listen.Endpoints = []Endpoint{{Protocol: shaper.TCP, Addr: r.listen.Endpoints[0].Addr}}
+			r.listen.Addresses = []shaper.Address{addressOf(shaper.TCP, r.listen.Endpoints()[0].Addr)}
 			r.apply(limit)
 		},
 		"downstream gone, and no other takes them": func(r *proxyRig, limit shaper.Limit) {
-			r.listen.Downstream = []Downstream{{Host: "127.0.0.1", Port: 1, Drained: true}}
+			r.listen.Downstream = []shaper.Downstream{{Host: "127.0.0.1", Port: 1, Drained: true}}
 			r.apply(limit)
 		},
 		"stopped": func(r *proxyRig, _ shaper.Limit) { r.proxy.Close() },
@@ -361,7 +361,7 @@ func TestDatagramsOfClosedFlowsAreCounted(t *testing.T) {
 			server, _ := countUDP(t)
 			limit := shaper.Limit{Name: "pace", Packets: shaper.Frequency{N: 1, Per: time.Minute}, MaxDelay: time.Hour}
 			r := start(t, shaper.UDP, server.String())
-			r.listen.IdleTimeout = time.Minute
+			r.listen.UDPIdleTimeout = time.Minute
 			r.apply(limit)
 			state := r.shaper.Policy().State(0)
 			c := udpFrom(t, "127.0.0.1", r.addr())

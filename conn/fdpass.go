@@ -1,8 +1,6 @@
 package conn
 
 import (
-	"net/netip"
-
 	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/conn/internal/sock"
@@ -11,12 +9,9 @@ import (
 
 // Port is an open port of the proxy: its address and its socket.
 type Port struct {
-	Protocol shaper.Protocol
-	Addr     netip.AddrPort
-	FD       int // owned by the proxy; valid until the next Apply, Drain or Close
+	shaper.Endpoint
+	FD int // owned by the proxy; valid until the next Apply, Drain or Close
 }
-
-func (p Port) String() string { return p.Protocol.String() + "://" + p.Addr.String() }
 
 // Ports returns the open ports.
 func (p *Proxy) Ports() []Port {
@@ -24,7 +19,7 @@ func (p *Proxy) Ports() []Port {
 	defer p.mu.Unlock()
 	var all []Port
 	for e, l := range p.ports {
-		all = append(all, Port{e.Protocol, e.Addr, l.descriptor()})
+		all = append(all, Port{e, l.descriptor()})
 	}
 	return all
 }
@@ -46,13 +41,13 @@ func (p *Proxy) Inherit(fds []int) (ports []Port) {
 			continue
 		}
 		p.inherited[e] = fd
-		ports = append(ports, Port{e.Protocol, e.Addr, fd})
+		ports = append(ports, Port{e, fd})
 	}
 	return ports
 }
 
 // takeInherited returns the inherited socket for e, or -1.
-func (p *Proxy) takeInherited(e Endpoint) int {
+func (p *Proxy) takeInherited(e shaper.Endpoint) int {
 	fd, ok := p.inherited[e]
 	if !ok {
 		return -1
@@ -64,22 +59,22 @@ func (p *Proxy) takeInherited(e Endpoint) int {
 // closeInherited closes the inherited sockets that no port has taken.
 func (p *Proxy) closeInherited() {
 	for e, fd := range p.inherited {
-		p.log.Warn("closed inherited socket: no listener has its address", "address", e.Protocol.String()+"://"+e.Addr.String())
+		p.log.Warn("closed inherited socket: no listener has its address", "address", e.String())
 		unix.Close(fd)
 		delete(p.inherited, e)
 	}
 }
 
 // boundEndpoint returns the protocol and address that a socket is bound to.
-func boundEndpoint(fd int) (Endpoint, error) {
+func boundEndpoint(fd int) (shaper.Endpoint, error) {
 	kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
 	if err != nil {
-		return Endpoint{}, err
+		return shaper.Endpoint{}, err
 	}
 	protocol := shaper.TCP
 	if kind == unix.SOCK_DGRAM {
 		protocol = shaper.UDP
 	}
 	addr, err := sock.LocalAddr(fd)
-	return Endpoint{Protocol: protocol, Addr: addr}, err
+	return shaper.Endpoint{Protocol: protocol, Addr: addr}, err
 }

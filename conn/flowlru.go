@@ -97,7 +97,7 @@ func (f *udpFlow) grace(source *udpSource) leaky.Time {
 	case f.rank != rankVerified:
 		return unansweredGrace
 	}
-	return max(leaky.FromDuration(f.listener.config.Load().IdleTimeout)/verifiedGraceDivisor, unansweredGrace)
+	return max(leaky.FromDuration(f.listener.config.Load().UDPIdleTimeout)/verifiedGraceDivisor, unansweredGrace)
 }
 
 // insertLRU adds f to the lists of all resources that it holds.

@@ -31,7 +31,7 @@ func policy(t testing.TB, s *shaper.Shaper, limits ...shaper.Limit) *shaper.Poli
 			l.Match.Protocol = shaper.UDP
 		}
 	}
-	p, err := s.Compile(limits, []shaper.Listener{{Name: "l", TCP: true, UDP: true}}, nil, nil, false)
+	p, err := s.Compile(limits, []shaper.Listener{{Name: "l", Addresses: []shaper.Address{{Protocol: shaper.TCP}, {Protocol: shaper.UDP}}}}, nil, nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,4 +67,9 @@ func (s *sigma) add(at leaky.Time, n uint64) {
 	}
 	s.sent += float64(n)
 	s.max = max(s.max, s.sent-line-s.low)
+}
+
+// addressOf returns the address of one port.
+func addressOf(p shaper.Protocol, at netip.AddrPort) shaper.Address {
+	return shaper.Address{Protocol: p, Addr: at.Addr(), Ports: shaper.PortRange{First: at.Port(), Last: at.Port()}}
 }

@@ -276,8 +276,8 @@ func TestDrainDownstream(t *testing.T) {
 	first := name("a")
 	r := start(t, shaper.TCP, first)
 	second := netip.MustParseAddrPort(name("b"))
-	r.listen.Downstream = append(r.listen.Downstream, Downstream{Host: second.Addr().String(), Port: second.Port()})
-	r.listen.Timeouts.Connect = 5 * time.Second
+	r.listen.Downstream = append(r.listen.Downstream, shaper.Downstream{Host: second.Addr().String(), Port: second.Port()})
+	r.listen.ConnectTimeout = 5 * time.Second
 	r.apply()
 	server := func() string {
 		c := dial(t, r.addr())
@@ -325,7 +325,7 @@ func TestDrainDownstream(t *testing.T) {
 	// A new downstream may be configured as drained. For an existing one the command takes precedence.
 	r.listen.Downstream[0].Drained = true
 	third := netip.MustParseAddrPort(name("c"))
-	r.listen.Downstream = append(r.listen.Downstream, Downstream{Host: third.Addr().String(), Port: third.Port(), Drained: true})
+	r.listen.Downstream = append(r.listen.Downstream, shaper.Downstream{Host: third.Addr().String(), Port: third.Port(), Drained: true})
 	r.apply()
 	for range 4 {
 		if got := server(); got != "a" {

@@ -15,7 +15,7 @@ import (
 	"shaperd.dev/shaperd/shaper"
 )
 
-// listener is a Listen in use, identified by its name.
+// listener is a [shaper.Listener] in use, identified by its name.
 type listener struct {
 	name    string
 	removed bool // removed from the configuration; some of its connections may remain
@@ -35,7 +35,7 @@ type listener struct {
 }
 
 type listenerConfig struct {
-	Listen
+	shaper.Listener
 	hosts []*host // of the downstreams
 }
 
@@ -45,7 +45,7 @@ type binding struct {
 	samePort bool
 }
 
-// port is an open Endpoint.
+// port is an open endpoint.
 type port interface {
 	bind(binding) // starts the port, or changes its listener; on the loop
 	bound() *binding
@@ -60,11 +60,11 @@ func (p *Proxy) newListener(name string) *listener {
 	}
 }
 
-func (p *Proxy) openPort(e Endpoint, transparent bool) (port, error) {
+func (p *Proxy) openPort(e shaper.Endpoint, transparent bool) (port, error) {
 	if e.Protocol == shaper.UDP {
-		return p.openUDP(e.key(), transparent)
+		return p.openUDP(e, transparent)
 	}
-	return p.openTCP(e.key(), transparent)
+	return p.openTCP(e, transparent)
 }
 
 var errInUse = errors.New("address already in use")

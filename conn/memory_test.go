@@ -25,7 +25,7 @@ func TestMemory_LargestSourceLosesDatagrams(t *testing.T) {
 				flooded = echoUDP(t, 1)
 			}
 			r := start(t, shaper.UDP, flooded.String())
-			r.listen.IdleTimeout, r.listen.MaxFlows = time.Minute, 1000
+			r.listen.UDPIdleTimeout, r.listen.MaxFlows = time.Minute, 1000
 			idle, idleLimit := portOf(t, "idle", echoUDP(t, 1), shaper.Limit{Rate: 80e6, MaxDelay: 200 * time.Millisecond})
 			queue, got := countUDP(t)
 			slow, slowLimit := portOf(t, "slow", queue, shaper.Limit{Packets: shaper.Frequency{N: 10, Per: time.Second}, MaxDelay: time.Minute})
@@ -34,11 +34,11 @@ func TestMemory_LargestSourceLosesDatagrams(t *testing.T) {
 				Match: shaper.Match{Port: onePort(r.listen)},
 			}
 			limits := policy(t, r.shaper, hogs, idleLimit, slowLimit)
-			if err := r.proxy.Apply(t.Context(), []Listen{r.listen, idle, slow}, limits, nil); err != nil {
+			if err := r.proxy.Apply(t.Context(), []shaper.Listener{r.listen, idle, slow}, limits, nil); err != nil {
 				t.Fatal(err)
 			}
 			r.proxy.loop.call(func(leaky.Time) { r.proxy.loop.memory.max = 1 << 20 })
-			patient := udpFrom(t, "127.9.0.2", slow.Endpoints[0].Addr.String())
+			patient := udpFrom(t, "127.9.0.2", slow.Endpoints()[0].Addr.String())
 			for range 10 {
 				patient.Write([]byte{'p'})
 			}
@@ -55,7 +55,7 @@ func TestMemory_LargestSourceLosesDatagrams(t *testing.T) {
 				}
 			}
 			testutil.WaitFor(t, "a flood that fills the memory", func() bool { more(); return full("hogs") > 100 })
-			polite := udpFrom(t, "127.9.0.1", idle.Endpoints[0].Addr.String())
+			polite := udpFrom(t, "127.9.0.1", idle.Endpoints()[0].Addr.String())
 			answered := 0
 			for i := range 200 {
 				if i%10 == 0 {
@@ -82,19 +82,19 @@ func TestMemory_LargestSourceLosesDatagrams(t *testing.T) {
 }
 
 // portOf returns a listener in front of a downstream, and a limit for its port only.
-func portOf(t *testing.T, name string, to net.Addr, limit shaper.Limit) (Listen, shaper.Limit) {
+func portOf(t *testing.T, name string, to net.Addr, limit shaper.Limit) (shaper.Listener, shaper.Limit) {
 	t.Helper()
 	at := netip.MustParseAddrPort(to.String())
-	l := Listen{
-		Name: name, Downstream: []Downstream{{Host: at.Addr().String(), Port: at.Port()}}, IdleTimeout: time.Minute, MaxFlows: 100,
-		Endpoints: []Endpoint{{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(testutil.FreeAddr(t, "udp"))}},
+	l := shaper.Listener{
+		Name: name, Downstream: []shaper.Downstream{{Host: at.Addr().String(), Port: at.Port()}}, UDPIdleTimeout: time.Minute, MaxFlows: 100,
+		Addresses: []shaper.Address{addressOf(shaper.UDP, netip.MustParseAddrPort(testutil.FreeAddr(t, "udp")))},
 	}
 	limit.Name, limit.Match.Port = name, onePort(l)
 	return l, limit
 }
 
-func onePort(l Listen) []shaper.PortRange {
-	port := l.Endpoints[0].Addr.Port()
+func onePort(l shaper.Listener) []shaper.PortRange {
+	port := l.Endpoints()[0].Addr.Port()
 	return []shaper.PortRange{{First: port, Last: port}}
 }
 
@@ -153,7 +153,7 @@ func TestMemory_FullWhileChangingQueues(t *testing.T) {
 	t.Parallel()
 	limit := shaper.Limit{Name: "slow", Packets: shaper.Frequency{N: 1, Per: time.Minute}, MaxDelay: time.Hour}
 	r := start(t, shaper.UDP, serveUDP(t).LocalAddr().String(), limit)
-	r.listen.IdleTimeout = time.Minute
+	r.listen.UDPIdleTimeout = time.Minute
 	r.apply(limit)
 	memory := &r.proxy.loop.memory
 	for i := range 2 {

@@ -201,7 +201,7 @@ func (d *direction) shutdown() {
 	}
 	l := d.session.proxy.loop
 	d.session.activity.lastActive = l.now
-	if d.session.config.Load().HalfClose > 0 {
+	if d.session.config.Load().HalfCloseTimeout > 0 {
 		l.pacer.Schedule(&d.session.timer, l.now)
 	}
 }

@@ -101,7 +101,7 @@ func TestSocketsAreCounted(t *testing.T) {
 	if n := count(); n != before+20 {
 		t.Errorf("%d sockets with 20 flows, %d before", n, before)
 	}
-	r.listen.Endpoints = []Endpoint{{Protocol: shaper.TCP, Addr: r.listen.Endpoints[0].Addr}}
+	r.listen.Addresses = []shaper.Address{addressOf(shaper.TCP, r.listen.Endpoints()[0].Addr)}
 	r.listen.Downstream[0].Port = 1 // a port without a listener
 	r.apply()
 	for range 20 {

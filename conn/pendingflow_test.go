@@ -73,7 +73,7 @@ func TestPendingFlow_BuffersFirstDatagrams(t *testing.T) {
 	server := serveUDP(t)
 	r := start(t, shaper.UDP, server.LocalAddr().String(),
 		shaper.Limit{Name: "cap", MaxConnections: 1, QueueTimeout: time.Minute, MaxQueue: 10})
-	r.listen.IdleTimeout = time.Hour
+	r.listen.UDPIdleTimeout = time.Hour
 	r.apply(shaper.Limit{Name: "cap", MaxConnections: 1, QueueTimeout: time.Minute, MaxQueue: 10})
 	read := func() string {
 		b := make([]byte, 100)
@@ -176,7 +176,7 @@ func TestPendingFlow_EndsWithItsPort(t *testing.T) {
 	state := r.shaper.Policy().State(0)
 	testutil.WaitFor(t, "two to wait", func() bool { return state.Waiting.Load() == 2 })
 	r.apply(limit) // they keep waiting
-	r.listen.Endpoints = []Endpoint{{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(testutil.FreeAddr(t, "udp"))}}
+	r.listen.Addresses = []shaper.Address{addressOf(shaper.UDP, netip.MustParseAddrPort(testutil.FreeAddr(t, "udp")))}
 	r.apply(limit)
 	if n := state.Waiting.Load(); n != 0 {
 		t.Errorf("%d wait at a removed port", n)
@@ -225,7 +225,7 @@ func TestEvictedFlowMakesRoomForOne(t *testing.T) {
 	t.Parallel()
 	limit := shaper.Limit{Name: "cap", Key: shaper.KeySource, MaxConnections: 1, QueueTimeout: time.Minute, MaxQueue: 10}
 	r := start(t, shaper.UDP, serveUDP(t).LocalAddr().String(), limit)
-	r.listen.IdleTimeout, r.listen.MaxFlows = time.Minute, 2
+	r.listen.UDPIdleTimeout, r.listen.MaxFlows = time.Minute, 2
 	r.apply(limit)
 	counts, state := r.shaper.Listener("l"), r.shaper.Policy().State(0)
 	ask := func(source string) { udpFrom(t, source, r.addr()).Write([]byte("x")) }

@@ -55,7 +55,7 @@ func (ln *listener) pool(to target, failed []*downstream) *gate {
 		gates.lastGateID++
 		gt = &gate{
 			id: gates.lastGateID, state: ln.poolState, quota: &ln.poolQuota, shape: &leaky.Shape{},
-			limit: &shaper.Limit{Name: poolName, QueueTimeout: config.Connect, MaxQueue: maxPoolWaiters},
+			limit: &shaper.Limit{Name: poolName, QueueTimeout: config.ConnectTimeout, MaxQueue: maxPoolWaiters},
 			pool:  &pool{ln, key, to, slices.Clone(failed)},
 		}
 		ln.pools[key] = gt

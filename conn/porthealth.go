@@ -111,7 +111,7 @@ func (d *downstream) recordSuccess(port uint16, now leaky.Time) {
 // logState logs a state change of d at port. The rate is limited, because clients can cause
 // state changes.
 func (d *downstream) logState(level slog.Level, msg string, port uint16, attrs ...any) {
-	attrs = append([]any{"downstream", d.String(), "listener", d.listener.name, "port", port}, attrs...)
+	attrs = append([]any{"downstream", d.Name(), "listener", d.listener.name, "port", port}, attrs...)
 	d.listener.proxy.stateLog.write(level, msg, attrs...)
 }
 

@@ -60,15 +60,15 @@ func TestPortRange_ClosedPortEjectsNoOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Close)
-	listen := Listen{
-		Name: "l", Downstream: []Downstream{{Host: hosts[0]}, {Host: hosts[1]}}, EjectAfter: 3, EjectFor: time.Second,
-		Timeouts: Timeouts{Connect: time.Second}, IdleTimeout: time.Minute, MaxFlows: 1000,
+	listen := shaper.Listener{
+		Name: "l", Downstream: []shaper.Downstream{{Host: hosts[0]}, {Host: hosts[1]}}, EjectAfter: 3, EjectFor: time.Second,
+		ConnectTimeout: time.Second, UDPIdleTimeout: time.Minute, MaxFlows: 1000,
 	}
 	at := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr("127.7.0.1"), port) }
 	for _, port := range []uint16{served, closed} {
-		listen.Endpoints = append(listen.Endpoints, Endpoint{Protocol: shaper.UDP, Addr: at(port), SamePort: true})
+		listen.Addresses = append(listen.Addresses, addressOf(shaper.UDP, at(port)))
 	}
-	if err := p.Apply(t.Context(), []Listen{listen}, policy(t, s), nil); err != nil {
+	if err := p.Apply(t.Context(), []shaper.Listener{listen}, policy(t, s), nil); err != nil {
 		t.Fatal(err)
 	}
 	r := &proxyRig{t: t, proxy: p, shaper: s, listen: listen}
@@ -141,8 +141,8 @@ func TestUDPFlow_LeavesEjectedDownstream(t *testing.T) {
 	hosts := []string{"127.6.1.1", "127.6.1.2"}
 	served, closed := twoHosts(t, hosts...)
 	r := start(t, shaper.UDP, fmt.Sprintf("%s:%d", hosts[0], closed))
-	r.listen.Downstream = append(r.listen.Downstream, Downstream{Host: hosts[1], Port: served})
-	r.listen.EjectAfter, r.listen.EjectFor, r.listen.IdleTimeout = 1, time.Minute, time.Minute
+	r.listen.Downstream = append(r.listen.Downstream, shaper.Downstream{Host: hosts[1], Port: served})
+	r.listen.EjectAfter, r.listen.EjectFor, r.listen.UDPIdleTimeout = 1, time.Minute, time.Minute
 	r.apply()
 	r.proxy.loop.call(func(now leaky.Time) {
 		for _, d := range r.proxy.listeners["l"].downstreams {
@@ -193,13 +193,13 @@ func TestPortRange_WaiterDoesNotBlockOtherPorts(t *testing.T) {
 		}
 	}()
 	r := start(t, shaper.TCP, l.Addr().String())
-	r.listen.Downstream = []Downstream{{Host: room}, {Host: full, MaxConnections: 1}}
-	r.listen.EjectAfter, r.listen.EjectFor, r.listen.Connect = 1, time.Hour, time.Hour
-	r.listen.Endpoints = nil
+	r.listen.Downstream = []shaper.Downstream{{Host: room}, {Host: full, MaxConnections: 1}}
+	r.listen.EjectAfter, r.listen.EjectFor, r.listen.ConnectTimeout = 1, time.Hour, time.Hour
+	r.listen.Addresses = nil
 	for _, port := range []uint16{served, closed} {
 		at := netip.AddrPortFrom(netip.MustParseAddr("127.7.2.1"), port)
-		r.listen.Endpoints = append(r.listen.Endpoints,
-			Endpoint{Protocol: shaper.TCP, Addr: at, SamePort: true}, Endpoint{Protocol: shaper.UDP, Addr: at, SamePort: true})
+		r.listen.Addresses = append(r.listen.Addresses,
+			addressOf(shaper.TCP, at), addressOf(shaper.UDP, at))
 	}
 	r.apply()
 	fill := func(n int) {
@@ -215,7 +215,7 @@ func TestPortRange_WaiterDoesNotBlockOtherPorts(t *testing.T) {
 		r.proxy.loop.call(func(leaky.Time) { waits = r.proxy.listeners["l"].hasWaiters() })
 		return waits
 	})
-	at := r.listen.Endpoints[0].Addr.String()
+	at := r.listen.Endpoints()[0].Addr.String()
 	if !getsReply(t, "127.0.0.1", at) {
 		t.Error("a UDP flow to the other port is not served")
 	}

@@ -72,8 +72,8 @@ func (p *probe) start(now leaky.Time) {
 
 // checkPort returns the port to check: the downstream's, or else the listener's first one.
 func (d *downstream) checkPort() uint16 {
-	e := d.listener.config.Load().Endpoints[0]
-	return d.port(e.Addr.Port(), e.SamePort)
+	a := d.listener.config.Load().Addresses[0]
+	return d.PortFor(a.Ports.First, !a.Single())
 }
 
 func (p *probe) ready(events uint32, now leaky.Time) {
@@ -99,7 +99,7 @@ func (p *probe) finish(err error, now leaky.Time) {
 		d.lastError = err
 		if !d.down && d.failures >= check.Fall {
 			d.down = true
-			log.Warn("downstream is down", "listener", d.listener.name, "downstream", d.String(), "err", err)
+			log.Warn("downstream is down", "listener", d.listener.name, "downstream", d.Name(), "err", err)
 			d.closeFlows(now, anyPort)
 			d.listener.wakeLater() // if this was the last available one, all are tried
 		}
@@ -109,7 +109,7 @@ func (p *probe) finish(err error, now leaky.Time) {
 		if d.down && d.successes >= check.Rise {
 			d.down, d.recoveredAt = false, now
 			clear(d.ports)
-			log.Info("downstream is up", "listener", d.listener.name, "downstream", d.String())
+			log.Info("downstream is up", "listener", d.listener.name, "downstream", d.Name())
 			d.listener.wakeLater()
 		}
 	}

@@ -30,10 +30,10 @@ type Proxy struct {
 
 	mu sync.Mutex // serializes changes of listeners
 	// mu protects:
-	inherited map[Endpoint]int     // sockets, by Endpoint.key
-	listeners map[string]*listener // written on the loop's thread, which may read it without mu
-	ports     map[Endpoint]port    // by Endpoint.key
-	stopping  bool                 // no ports are opened any more
+	inherited map[shaper.Endpoint]int // sockets, by Endpoint.key
+	listeners map[string]*listener    // written on the loop's thread, which may read it without mu
+	ports     map[shaper.Endpoint]port
+	stopping  bool // no ports are opened any more
 
 	listMu sync.Mutex // serializes listings of connections
 	// listMu protects:
@@ -71,7 +71,7 @@ func New(o Options) (*Proxy, error) {
 		shaper: o.Shaper, clock: o.Clock, loop: l, log: o.Log, accessLog: o.TrafficLog,
 		trafficLog: newLogLimiter(o.TrafficLog, time.Second),
 		stateLog:   newLogLimiter(o.Log, time.Minute),
-		inherited:  map[Endpoint]int{}, listeners: map[string]*listener{}, ports: map[Endpoint]port{},
+		inherited:  map[shaper.Endpoint]int{}, listeners: map[string]*listener{}, ports: map[shaper.Endpoint]port{},
 		flows: map[flowKey]*udpFlow{}, pendingByKey: map[flowKey]*pendingFlow{}, ackMonitor: ackMonitor{timeout: ackTimeout},
 	}
 	p.resolver = newResolver(p.trafficLog, func() { l.post(p.wakeAll) })

@@ -24,7 +24,7 @@ type proxyRig struct {
 	t      testing.TB
 	proxy  *Proxy
 	shaper *shaper.Shaper
-	listen Listen
+	listen shaper.Listener
 }
 
 // start runs a proxy in front of downstream, an address of this host.
@@ -37,11 +37,11 @@ func start(t testing.TB, protocol shaper.Protocol, downstream string, limits ...
 	}
 	t.Cleanup(p.Close)
 	to := netip.MustParseAddrPort(downstream)
-	r := &proxyRig{t: t, proxy: p, shaper: s, listen: Listen{
-		Name:       "l",
-		Endpoints:  []Endpoint{{Protocol: protocol, Addr: netip.MustParseAddrPort(testutil.FreeAddr(t, protocol.String()))}},
-		Downstream: []Downstream{{Host: to.Addr().String(), Port: to.Port()}},
-		Timeouts:   Timeouts{Connect: time.Second}, IdleTimeout: time.Second, MaxFlows: 100,
+	r := &proxyRig{t: t, proxy: p, shaper: s, listen: shaper.Listener{
+		Name:           "l",
+		Addresses:      []shaper.Address{addressOf(protocol, netip.MustParseAddrPort(testutil.FreeAddr(t, protocol.String())))},
+		Downstream:     []shaper.Downstream{{Host: to.Addr().String(), Port: to.Port()}},
+		ConnectTimeout: time.Second, UDPIdleTimeout: time.Second, MaxFlows: 100,
 	}}
 	r.apply(limits...)
 	return r
@@ -49,12 +49,12 @@ func start(t testing.TB, protocol shaper.Protocol, downstream string, limits ...
 
 func (r *proxyRig) apply(limits ...shaper.Limit) {
 	r.t.Helper()
-	if err := r.proxy.Apply(r.t.Context(), []Listen{r.listen}, policy(r.t, r.shaper, limits...), nil); err != nil {
+	if err := r.proxy.Apply(r.t.Context(), []shaper.Listener{r.listen}, policy(r.t, r.shaper, limits...), nil); err != nil {
 		r.t.Fatal(err)
 	}
 }
 
-func (r *proxyRig) addr() string { return r.listen.Endpoints[0].Addr.String() }
+func (r *proxyRig) addr() string { return r.listen.Endpoints()[0].Addr.String() }
 
 func dial(t *testing.T, addr string) *net.TCPConn {
 	t.Helper()
@@ -162,28 +162,28 @@ func TestApply_FailureChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer taken.Close()
-	other := Listen{
+	other := shaper.Listener{
 		Name: "other",
-		Endpoints: []Endpoint{
-			{Protocol: shaper.TCP, Addr: netip.MustParseAddrPort(testutil.FreeAddr(t, "tcp"))},
-			{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(testutil.FreeAddr(t, "udp"))},
-			{Protocol: shaper.TCP, Addr: netip.MustParseAddrPort(taken.Addr().String())},
+		Addresses: []shaper.Address{
+			addressOf(shaper.TCP, netip.MustParseAddrPort(testutil.FreeAddr(t, "tcp"))),
+			addressOf(shaper.UDP, netip.MustParseAddrPort(testutil.FreeAddr(t, "udp"))),
+			addressOf(shaper.TCP, netip.MustParseAddrPort(taken.Addr().String())),
 		},
 		Downstream: r.listen.Downstream,
 	}
 	committed := false
-	err = r.proxy.Apply(t.Context(), []Listen{r.listen, other}, policy(t, r.shaper), func() error { committed = true; return nil })
+	err = r.proxy.Apply(t.Context(), []shaper.Listener{r.listen, other}, policy(t, r.shaper), func() error { committed = true; return nil })
 	if err == nil || committed || r.shaper.Policy() != old {
 		t.Fatalf("err %v, committed %v, policy changed %v", err, committed, r.shaper.Policy() != old)
 	}
 	// Nor does it if the other plane fails, last of all.
-	other.Endpoints = other.Endpoints[:2]
+	other.Addresses = other.Addresses[:2]
 	fails := errors.New("the other plane fails")
-	err = r.proxy.Apply(t.Context(), []Listen{other}, policy(t, r.shaper), func() error { return fails })
+	err = r.proxy.Apply(t.Context(), []shaper.Listener{other}, policy(t, r.shaper), func() error { return fails })
 	if !errors.Is(err, fails) || r.shaper.Policy() != old {
 		t.Fatalf("err %v, policy changed %v", err, r.shaper.Policy() != old)
 	}
-	if c, err := net.Dial("tcp4", other.Endpoints[0].Addr.String()); err == nil {
+	if c, err := net.Dial("tcp4", other.Endpoints()[0].Addr.String()); err == nil {
 		c.Close()
 		t.Error("an uncommitted port is open")
 	}

@@ -108,18 +108,18 @@ func (s *session) rejectHeader(now leaky.Time) {
 // nil.
 func (s *session) proxyHeader() ([]byte, error) {
 	version := s.config.Load().SendProxy
-	if version == 0 {
+	if version == shaper.NoProxy {
 		return nil, nil
 	}
 	if !s.originalDst.IsValid() {
 		s.originalDst = localAddr(s.client.fd)
 	}
-	return proxyproto.HeaderProxyFromAddrs(version, net.TCPAddrFromAddrPort(s.clientAddr), net.TCPAddrFromAddrPort(s.originalDst)).Format()
+	return proxyproto.HeaderProxyFromAddrs(byte(version), net.TCPAddrFromAddrPort(s.clientAddr), net.TCPAddrFromAddrPort(s.originalDst)).Format()
 }
 
 // proxyHeader returns the header that is sent before each datagram of f, or nil.
 func (f *udpFlow) proxyHeader() []byte {
-	if f.listener.config.Load().SendProxy == 0 {
+	if f.listener.config.Load().SendProxy == shaper.NoProxy {
 		return nil
 	}
 	to := netip.AddrPortFrom(f.key.local, f.flow.Port)

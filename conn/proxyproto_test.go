@@ -56,7 +56,7 @@ func TestProxyHeader_SourceReachesLimitsAndDownstream(t *testing.T) {
 						io.Copy(c, r)
 					})
 					r := start(t, shaper.TCP, addr)
-					r.listen.AcceptProxyFrom, r.listen.SendProxy = anySource, out
+					r.listen.AcceptProxyFrom, r.listen.SendProxy = anySource, shaper.ProxyVersion(out)
 					source := "192.0.2.0/24"
 					if strings.Contains(name, "IPv6") {
 						source = "2001:db8::/32"
@@ -173,7 +173,7 @@ func TestProxyHeader_LocalUnknownAndUntrusted(t *testing.T) {
 func TestProxyHeader_OnDatagrams(t *testing.T) {
 	server := serveUDP(t)
 	r := start(t, shaper.UDP, server.LocalAddr().String())
-	r.listen.SendProxy = 2
+	r.listen.SendProxy = shaper.ProxyV2
 	r.apply()
 	c := dialUDP(t, r).(*net.UDPConn)
 	if err := sendTrain(c, []byte("aaabbbcc"), 3, nil); err != nil {
@@ -209,7 +209,7 @@ func TestProxyHeader_CountsAgainstLimits(t *testing.T) {
 	t.Run("of datagrams", func(t *testing.T) {
 		server := serveUDP(t)
 		r := start(t, shaper.UDP, server.LocalAddr().String())
-		r.listen.SendProxy = 2
+		r.listen.SendProxy = shaper.ProxyV2
 		r.apply(limit)
 		c := dialUDP(t, r)
 		const sent = 100
@@ -230,7 +230,7 @@ func TestProxyHeader_CountsAgainstLimits(t *testing.T) {
 			n, _ := io.Copy(io.Discard, c)
 			got.Add(n)
 		}))
-		r.listen.SendProxy = 2
+		r.listen.SendProxy = shaper.ProxyV2
 		r.apply(limit)
 		const clients = 30
 		for range clients {

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"shaperd.dev/shaperd/shaper"
 )
 
 // resolver resolves the names of downstreams, and keeps their addresses up to date.
@@ -113,11 +115,11 @@ func (r *resolver) resolve(ctx context.Context, configs map[*listener]*listenerC
 
 // ResolveAhead looks up the new names in listens ahead of an Apply, which then need not wait for name
 // servers. It takes 3 s at most, and may be called during an Apply.
-func (p *Proxy) ResolveAhead(ctx context.Context, listens []Listen) {
+func (p *Proxy) ResolveAhead(ctx context.Context, listens []shaper.Listener) {
 	p.resolver.prefetch(ctx, listens)
 }
 
-func (r *resolver) prefetch(ctx context.Context, listens []Listen) {
+func (r *resolver) prefetch(ctx context.Context, listens []shaper.Listener) {
 	ahead := map[string]*host{}
 	var work sync.WaitGroup
 	r.mu.Lock()

@@ -425,7 +425,7 @@ func TestNestedResetEndsSessionOnce(t *testing.T) {
 		server.Store(c)
 		io.Copy(io.Discard, c)
 	}))
-	r.listen.HalfClose = time.Hour
+	r.listen.HalfCloseTimeout = time.Hour
 	r.apply(shaper.Limit{Name: "both", Rate: 8 * 2 * minGrant, Direction: shaper.Both})
 	c := dial(t, r.addr())
 	c.Write(make([]byte, minGrant))

@@ -61,7 +61,7 @@ func TestOnSocket(t *testing.T) {
 	want("existing sockets", map[string]int{"listens": 1, "connected": 2})
 	use()
 	want("a new connection", map[string]int{"new": 1, "connected": 1})
-	r.listen.Endpoints = append(r.listen.Endpoints, Endpoint{Protocol: shaper.TCP, Addr: netip.MustParseAddrPort(testutil.FreeAddr(t, "tcp"))})
+	r.listen.Addresses = append(r.listen.Addresses, addressOf(shaper.TCP, netip.MustParseAddrPort(testutil.FreeAddr(t, "tcp"))))
 	r.apply()
 	want("a new listener", map[string]int{"new": 1})
 	r.proxy.OnSocket(nil)

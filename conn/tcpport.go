@@ -32,7 +32,7 @@ const (
 	acceptBatch = 8
 )
 
-func (p *Proxy) openTCP(e Endpoint, transparent bool) (port, error) {
+func (p *Proxy) openTCP(e shaper.Endpoint, transparent bool) (port, error) {
 	fd, err := p.takeInherited(e), error(nil)
 	inherited := fd >= 0
 	if inherited {

@@ -9,6 +9,9 @@ import (
 	"shaperd.dev/shaperd/shaper"
 )
 
+// SlowWindow is the period over which min_throughput is measured.
+const SlowWindow = 10 * time.Second
+
 // activity is the recent activity of a session.
 type activity struct {
 	start       leaky.Time // when the downstream was connected
@@ -20,13 +23,13 @@ type activity struct {
 
 // armTimeouts ends s if a timeout has passed, and otherwise schedules itself for the next one.
 func (s *session) armTimeouts(now leaky.Time) {
-	t := &s.config.Load().Timeouts
+	c := s.config.Load()
 	p := &s.activity
 	if p.start == 0 {
 		p.start, p.lastActive, p.windowStart = now, now, now
 		s.timer.Fire = s.armTimeouts
 	}
-	if *t == (Timeouts{Connect: t.Connect}) {
+	if c.FirstByteTimeout == 0 && c.TCPIdleTimeout == 0 && c.HalfCloseTimeout == 0 && c.MaxLifetime == 0 && c.MinThroughput == 0 {
 		return
 	}
 	if s.up.unit.queued || s.down.unit.queued {
@@ -45,16 +48,16 @@ func (s *session) armTimeouts(now leaky.Time) {
 		over = true
 		s.endGracefully(how, now)
 	}
-	check(t.Lifetime, p.start, shaper.LifetimeOver)
-	if first := p.start.Add(leaky.FromDuration(t.FirstByte)); s.up.silent() || !s.up.started && now < first {
-		check(t.FirstByte, p.start, shaper.FirstByteTimeout)
+	check(c.MaxLifetime, p.start, shaper.LifetimeOver)
+	if first := p.start.Add(leaky.FromDuration(c.FirstByteTimeout)); s.up.silent() || !s.up.started && now < first {
+		check(c.FirstByteTimeout, p.start, shaper.FirstByteTimeout)
 	}
-	check(t.Idle, p.lastActive, shaper.IdleTimeout)
+	check(c.TCPIdleTimeout, p.lastActive, shaper.IdleTimeout)
 	if s.up.dstShut != s.down.dstShut {
-		check(t.HalfClose, p.lastActive, shaper.HalfCloseTimeout)
+		check(c.HalfCloseTimeout, p.lastActive, shaper.HalfCloseTimeout)
 	}
-	if t.MinThroughput > 0 {
-		if now >= p.windowStart+leaky.FromDuration(SlowWindow) && (p.throttled || p.moved >= t.MinThroughput*uint64(SlowWindow/time.Second)) {
+	if c.MinThroughput > 0 {
+		if now >= p.windowStart+leaky.FromDuration(SlowWindow) && (p.throttled || p.moved >= c.MinThroughput/8*uint64(SlowWindow/time.Second)) {
 			p.windowStart, p.moved, p.throttled = now, 0, false
 		}
 		check(SlowWindow, p.windowStart, shaper.TooSlow)

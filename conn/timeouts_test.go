@@ -65,13 +65,16 @@ func (d *drip) pause() time.Duration {
 
 func TestTimeouts(t *testing.T) {
 	const d = 500 * time.Millisecond
-	var first, idle, half, life, none Timeouts
-	first.FirstByte, idle.Idle, half.HalfClose, life.Lifetime = d, d, d, d
+	first := func(l *shaper.Listener) { l.FirstByteTimeout = d }
+	idle := func(l *shaper.Listener) { l.TCPIdleTimeout = d }
+	half := func(l *shaper.Listener) { l.HalfCloseTimeout = d }
+	life := func(l *shaper.Listener) { l.MaxLifetime = d }
+	none := func(*shaper.Listener) {}
 	notIdle, notSilent, forTooLong := drip{every: d / 20}, drip{every: d / 20}, drip{every: d / 20}
 	discard := func(c *net.TCPConn) { io.Copy(io.Discard, c); time.Sleep(2 * d) }
 	for _, tt := range []struct {
 		name   string
-		t      Timeouts
+		set    func(*shaper.Listener)
 		client func(*net.TCPConn)
 		server func(*net.TCPConn)
 		how    shaper.Ending
@@ -97,10 +100,9 @@ func TestTimeouts(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			r := start(t, shaper.TCP, testutil.ServeTCP(t, tt.server))
-			tt.t.Connect = time.Second
-			r.listen.Timeouts = tt.t
+			tt.set(&r.listen)
 			if strings.Contains(tt.name, "header") {
-				r.listen.SendProxy = 2
+				r.listen.SendProxy = shaper.ProxyV2
 			}
 			r.apply()
 			begun := time.Now()
@@ -131,7 +133,7 @@ func TestTimeouts_PausedWhileThrottled(t *testing.T) {
 	sent := randomBytes(3 * 1448)
 	c.Write(sent)
 	testutil.WaitFor(t, "the first of it", func() bool { return r.shaper.Listener("l").ToDownstream.Load() > 0 })
-	r.listen.Idle = 300 * time.Millisecond
+	r.listen.TCPIdleTimeout = 300 * time.Millisecond
 	r.apply(slow)
 	if _, err := io.ReadFull(c, sent); err != nil {
 		t.Fatal(err)
@@ -154,7 +156,7 @@ func TestTimeouts_LostBytesMeanReset(t *testing.T) {
 		wrote <- err
 	}()
 	testutil.WaitFor(t, "more than the downstream reads", func() bool { return r.shaper.Listener("l").ToDownstream.Load() > 0 })
-	r.listen.Lifetime = 300 * time.Millisecond
+	r.listen.MaxLifetime = 300 * time.Millisecond
 	r.apply()
 	how, err := r.ended(c)
 	// The reset is reported to the reader or the writer, whichever comes first.
@@ -175,7 +177,7 @@ func TestMinThroughput(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo))
-			r.listen.MinThroughput = 1000
+			r.listen.MinThroughput = 8000
 			r.apply()
 			c := dial(t, r.addr())
 			testutil.WaitFor(t, "a downstream", func() bool { return r.shaper.Listener("l").Open.Load() == 1 })
@@ -203,7 +205,7 @@ func TestTimeouts_Reload(t *testing.T) {
 	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo))
 	c := dial(t, r.addr())
 	testutil.WaitFor(t, "a downstream", func() bool { return r.shaper.Listener("l").Open.Load() == 1 })
-	r.listen.Idle = 100 * time.Millisecond
+	r.listen.TCPIdleTimeout = 100 * time.Millisecond
 	r.apply()
 	if how, _ := r.ended(c); how != shaper.IdleTimeout {
 		t.Errorf("ended: %v", how)

@@ -24,7 +24,7 @@ func TestTrain_PreservesDatagrams(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			server := serveUDP(t)
 			r := start(t, shaper.UDP, server.LocalAddr().String())
-			r.listen.IdleTimeout = time.Minute
+			r.listen.UDPIdleTimeout = time.Minute
 			r.apply(limits...)
 			client := dialUDP(t, r).(*net.UDPConn)
 			var there net.Addr

@@ -59,7 +59,7 @@ func TestUDP_EchoesDatagrams(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := start(t, shaper.UDP, server.LocalAddr().String(), limits...)
-			r.listen.IdleTimeout = 3 * time.Second // longer than a reply takes on a busy host
+			r.listen.UDPIdleTimeout = 3 * time.Second // longer than a reply takes on a busy host
 			r.apply(limits...)
 			c := dialUDP(t, r)
 			c.SetDeadline(time.Now().Add(testTimeout))
@@ -111,7 +111,7 @@ func TestUDPPort_RemovalDropsQueue(t *testing.T) {
 	}
 	counts := r.shaper.Listener("l")
 	testutil.WaitFor(t, "the first datagrams", func() bool { return counts.ToDownstream.Load() >= 2000 })
-	r.listen.Endpoints = []Endpoint{{Protocol: shaper.UDP, Addr: netip.MustParseAddrPort(testutil.FreeAddr(t, "udp"))}}
+	r.listen.Addresses = []shaper.Address{addressOf(shaper.UDP, netip.MustParseAddrPort(testutil.FreeAddr(t, "udp")))}
 	r.apply(limit)
 	r.proxy.loop.call(func(leaky.Time) {
 		seen := map[*datagram]bool{}
@@ -213,7 +213,7 @@ func TestUDP_MaxFlows(t *testing.T) {
 		}
 	}()
 	r := start(t, shaper.UDP, server.LocalAddr().String())
-	r.listen.MaxFlows, r.listen.IdleTimeout = 20, time.Minute
+	r.listen.MaxFlows, r.listen.UDPIdleTimeout = 20, time.Minute
 	r.apply()
 	ping := func(c net.Conn) error {
 		c.SetDeadline(time.Now().Add(2 * time.Second))
@@ -263,7 +263,7 @@ func TestUDPFlood_LeavesTimeForFirstReply(t *testing.T) {
 func floodDuringNewFlow(t *testing.T) bool {
 	server := serveUDP(t)
 	r := start(t, shaper.UDP, server.LocalAddr().String())
-	r.listen.MaxFlows, r.listen.IdleTimeout = 20, time.Minute
+	r.listen.MaxFlows, r.listen.UDPIdleTimeout = 20, time.Minute
 	r.apply()
 	honest := dialUDP(t, r)
 	begun := time.Now()
@@ -319,7 +319,7 @@ func TestUDP_MaxFlowsPerSource(t *testing.T) {
 func TestUDP_AmplificationLimit(t *testing.T) {
 	server := serveUDP(t)
 	r := start(t, shaper.UDP, server.LocalAddr().String())
-	r.listen.Amplification, r.listen.IdleTimeout = 3, time.Minute
+	r.listen.Amplification, r.listen.UDPIdleTimeout = 3, time.Minute
 	r.apply()
 	counts := r.shaper.Listener("l")
 	c := dialUDP(t, r)

@@ -280,7 +280,7 @@ func (f *udpFlow) withdrawQueued(now leaky.Time) {
 }
 
 func (f *udpFlow) idleTimeout() leaky.Time {
-	d := leaky.FromDuration(f.listener.config.Load().IdleTimeout)
+	d := leaky.FromDuration(f.listener.config.Load().UDPIdleTimeout)
 	if f.unanswered {
 		d = min(d, unansweredTimeout)
 	}

@@ -22,7 +22,7 @@ type udpPort struct {
 // what arrives while the loop is busy.
 const UDPBuffer = 4 << 20
 
-func (p *Proxy) openUDP(e Endpoint, transparent bool) (port, error) {
+func (p *Proxy) openUDP(e shaper.Endpoint, transparent bool) (port, error) {
 	fd, err := p.takeInherited(e), error(nil)
 	if fd >= 0 {
 		err = sock.SetUDPOptions(fd, e.Addr.Addr(), UDPBuffer)

@@ -44,7 +44,7 @@ func TestDownstream_UnavailableIsReported(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r.listen.Downstream = []Downstream{{Host: host, Port: uint16(n)}}
+			r.listen.Downstream = []shaper.Downstream{{Host: host, Port: uint16(n)}}
 			r.listen.EjectAfter, r.listen.EjectFor = tt.ejectAfter, time.Minute
 			r.apply()
 			status := func() shaper.DownstreamStatus { return r.proxy.Downstreams()[0] }

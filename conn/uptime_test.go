@@ -27,20 +27,20 @@ func TestLongUptime(t *testing.T) {
 			}
 			t.Cleanup(p.Close)
 			to := netip.MustParseAddrPort(testutil.ServeTCP(t, testutil.Echo))
-			listen := Listen{
-				Name: "l", Endpoints: []Endpoint{{Protocol: shaper.TCP, Addr: netip.MustParseAddrPort(testutil.FreeAddr(t, "tcp"))}},
-				Downstream: []Downstream{{Host: to.Addr().String(), Port: to.Port()}},
-				Timeouts:   Timeouts{Connect: time.Second, Idle: 200 * time.Millisecond, Lifetime: time.Hour},
+			listen := shaper.Listener{
+				Name: "l", Addresses: []shaper.Address{addressOf(shaper.TCP, netip.MustParseAddrPort(testutil.FreeAddr(t, "tcp")))},
+				Downstream:     []shaper.Downstream{{Host: to.Addr().String(), Port: to.Port()}},
+				ConnectTimeout: time.Second, TCPIdleTimeout: 200 * time.Millisecond, MaxLifetime: time.Hour,
 			}
 			limit := shaper.Limit{
 				Name: "l", Rate: 8e6, MaxConnections: 1, QueueTimeout: time.Minute, MaxQueue: 1,
 				NewConnections: shaper.Frequency{N: 10, Per: time.Second},
 			}
-			if err := p.Apply(t.Context(), []Listen{listen}, policy(t, s, limit), nil); err != nil {
+			if err := p.Apply(t.Context(), []shaper.Listener{listen}, policy(t, s, limit), nil); err != nil {
 				t.Fatal(err)
 			}
 			begun := time.Now()
-			c := dial(t, listen.Endpoints[0].Addr.String())
+			c := dial(t, listen.Endpoints()[0].Addr.String())
 			sent := make([]byte, 200_000)
 			go c.Write(bytes.Clone(sent))
 			if _, err := io.ReadFull(c, sent); err != nil {
@@ -49,7 +49,7 @@ func TestLongUptime(t *testing.T) {
 			if took := time.Since(begun); took < 150*time.Millisecond {
 				t.Errorf("200 kB at 1 MB/s took %v", took)
 			}
-			next := dial(t, listen.Endpoints[0].Addr.String()) // waits for the end of the first one
+			next := dial(t, listen.Endpoints()[0].Addr.String()) // waits for the end of the first one
 			next.Write(sent[:1])
 			c.SetReadDeadline(time.Now().Add(testTimeout))
 			if _, err := c.Read(sent); errors.Is(err, os.ErrDeadlineExceeded) {

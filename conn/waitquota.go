@@ -75,4 +75,4 @@ func (byWaiters) Index(t *quotaSource) *int   { return &t.heapIndex }
 type byWaitersAtGate struct{}
 
 func (byWaitersAtGate) Less(a, b *gateSource) bool { return a.waiting > b.waiting }
-func (byWaitersAtGate) Index(src *gateSource) *int   { return &src.quotaIndex }
+func (byWaitersAtGate) Index(src *gateSource) *int { return &src.quotaIndex }

@@ -23,7 +23,7 @@ func FuzzRequests(f *testing.F) {
 		}
 	}
 	s := shaper.New(1000)
-	p, err := s.Compile([]shaper.Limit{{Name: "aa", Rate: 8e6}}, []shaper.Listener{{Name: "l", TCP: true}}, nil, nil, false)
+	p, err := s.Compile([]shaper.Limit{{Name: "aa", Rate: 8e6}}, []shaper.Listener{{Name: "l", Addresses: []shaper.Address{{Protocol: shaper.TCP}}}}, nil, nil, false)
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -18,7 +18,7 @@ func TestRestore_ContinuesBacklogs(t *testing.T) {
 		{Name: "each", Key: KeySource | KeyListen, IPv4Prefix: 24, IPv6Prefix: 64, Rate: 8e3, MaxDelay: time.Hour},
 		{Name: "connection", Key: KeyConnection, Rate: 8e3, MaxDelay: time.Hour},
 	}
-	listeners := []Listener{{Name: "other", TCP: true}, {Name: "l", TCP: true}}
+	listeners := []Listener{{Name: "other", Addresses: []Address{{Protocol: TCP}}}, {Name: "l", Addresses: []Address{{Protocol: TCP}}}}
 	start := func(limits []Limit, listeners []Listener) *Shaper {
 		s := New(1000)
 		p, err := s.Compile(limits, listeners, nil, nil, false)
@@ -56,7 +56,7 @@ func TestRestore_ContinuesBacklogs(t *testing.T) {
 	// A second later, with twice the rate for one limit, a different order and different
 	// listeners.
 	limits[2].Rate = 16e3
-	later := start([]Limit{limits[2], limits[1]}, []Listener{{Name: "l", TCP: true}})
+	later := start([]Limit{limits[2], limits[1]}, []Listener{{Name: "l", Addresses: []Address{{Protocol: TCP}}}})
 	const then = 5 * leaky.Second
 	later.Restore(later.Policy(), backlogs, leaky.Second, then)
 	for source, left := range map[string]leaky.Time{"10.0.0.1": leaky.Second / 2, "2001:db8::1": 3 * leaky.Second / 2} {
@@ -78,7 +78,7 @@ func TestRestore_ContinuesBacklogs(t *testing.T) {
 // Backlogs that have drained since, and those of unknown limits, create no buckets.
 func TestRestore_ForgetsDrainedBacklogs(t *testing.T) {
 	s := New(1000)
-	p, err := s.Compile([]Limit{{Name: "l", Rate: 8e3}}, []Listener{{Name: "x", TCP: true}}, nil, nil, false)
+	p, err := s.Compile([]Limit{{Name: "l", Rate: 8e3}}, []Listener{{Name: "x", Addresses: []Address{{Protocol: TCP}}}}, nil, nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -70,7 +70,7 @@ func BenchmarkDecide(b *testing.B) {
 			runtime.GC()
 			runtime.ReadMemStats(&before)
 			s := New(int(bb.keys))
-			p := mustCompile(b, s, bb.limits, []Listener{{Name: "l", TCP: true}})
+			p := mustCompile(b, s, bb.limits, []Listener{{Name: "l", Addresses: []Address{{Protocol: TCP}}}})
 			now := leaky.Second
 			s.Swap(p, now)
 			flow := Flow{Port: 80, Protocol: TCP}

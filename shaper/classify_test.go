@@ -66,7 +66,7 @@ func newWorld(rnd *rand.Rand) *world {
 		w.ports = append(w.ports, uint16(rnd.Uint32()))
 	}
 	for i := range 1 + rnd.IntN(5) {
-		w.listeners = append(w.listeners, Listener{Name: fmt.Sprint("listener", i), TCP: i%2 == 0, UDP: true})
+		w.listeners = append(w.listeners, Listener{Name: fmt.Sprint("listener", i), Addresses: []Address{{Protocol: UDP}, {Protocol: [...]Protocol{TCP, UDP}[i%2]}}})
 	}
 	for i := range 1 + rnd.IntN(3) {
 		w.attachments = append(w.attachments, Attachment{Name: fmt.Sprint("attachment", i)})
@@ -325,7 +325,7 @@ func TestRouteInLargeTable(t *testing.T) {
 }
 
 func TestRouteTable(t *testing.T) {
-	listeners := []Listener{{Name: "a", TCP: true}, {Name: "b", UDP: true}}
+	listeners := []Listener{{Name: "a", Addresses: []Address{{Protocol: TCP}}}, {Name: "b", Addresses: []Address{{Protocol: UDP}}}}
 	prefixes := func(s ...string) (p []netip.Prefix) {
 		for _, s := range s {
 			p = append(p, netip.MustParsePrefix(s))
@@ -385,7 +385,7 @@ func TestEmptyPolicy(t *testing.T) {
 func TestRouteAtAttachments(t *testing.T) {
 	uplink := []string{"uplink"}
 	to := func(s string) []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix(s)} }
-	listeners := []Listener{{Name: "a", TCP: true}}
+	listeners := []Listener{{Name: "a", Addresses: []Address{{Protocol: TCP}}}}
 	for _, tt := range []struct {
 		name        string
 		match       Match

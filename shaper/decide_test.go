@@ -51,7 +51,7 @@ func randomFlow(rnd *rand.Rand) *Flow {
 	}
 }
 
-var twoUDP = []Listener{{Name: "a", UDP: true}, {Name: "b", UDP: true}}
+var twoUDP = []Listener{{Name: "a", Addresses: []Address{{Protocol: UDP}}}, {Name: "b", Addresses: []Address{{Protocol: UDP}}}}
 
 // drainTimes returns when the backlogs of bytes and of packets will have drained, each
 // read by hiding the other with an unlimited burst.

@@ -31,6 +31,8 @@ func TestEnumNames(t *testing.T) {
 		{"AttachMode", enumNames[AttachMode](), []string{"shape", "police", "observe"}},
 		{"Hook", enumNames[Hook](), []string{"auto", "tcx", "clsact", "xdp"}},
 		{"OnStop", enumNames[OnStop](), []string{"open", "keep"}},
+		{"Balance", enumNames[Balance](), []string{"round-robin", "least-connections", "source-hash"}},
+		{"ProxyVersion", enumNames[ProxyVersion](), []string{"off", "v1", "v2"}},
 	} {
 		if diff := cmp.Diff(tt.want, tt.got); diff != "" {
 			t.Errorf("%s: %s", tt.name, diff)

@@ -22,7 +22,7 @@ func mustCompile(t testing.TB, s *Shaper, limits []Limit, listeners []Listener, 
 	return p
 }
 
-var udpOnly = []Listener{{Name: "dns", UDP: true}}
+var udpOnly = []Listener{{Name: "dns", Addresses: []Address{{Protocol: UDP}}}}
 
 // fromIPv4 returns a flow of the n-th source.
 func fromIPv4(n uint32) *Flow {

@@ -87,7 +87,7 @@ func TestKeyMask(t *testing.T) {
 
 func TestKey_StableOverReloads(t *testing.T) {
 	w := newWorld(testutil.Rand(t))
-	w.listeners = []Listener{{Name: "a", UDP: true}, {Name: "b", TCP: true}, {Name: "c", TCP: true, UDP: true}}
+	w.listeners = []Listener{{Name: "a", Addresses: []Address{{Protocol: UDP}}}, {Name: "b", Addresses: []Address{{Protocol: TCP}}}, {Name: "c", Addresses: []Address{{Protocol: TCP}, {Protocol: UDP}}}}
 	s := New(1)
 	limits := w.limits(20)
 	before := mustCompile(t, s, limits, w.listeners, w.attachments...)
@@ -128,7 +128,7 @@ func TestKey_StableOverReloads(t *testing.T) {
 }
 
 func TestDescribe(t *testing.T) {
-	listeners := []Listener{{Name: "front", TCP: true}}
+	listeners := []Listener{{Name: "front", Addresses: []Address{{Protocol: TCP}}}}
 	attached := Match{Attach: []string{"uplink"}}
 	for _, tt := range []struct {
 		key    Fields

@@ -1,7 +1,9 @@
 package shaper
 
 import (
+	"fmt"
 	"net/netip"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -101,6 +103,13 @@ type Match struct {
 // PortRange is the ports First to Last, both included.
 type PortRange struct{ First, Last uint16 }
 
+func (r PortRange) String() string {
+	if r.First == r.Last {
+		return strconv.Itoa(int(r.First))
+	}
+	return fmt.Sprintf("%d-%d", r.First, r.Last)
+}
+
 // Protocol is a transport protocol.
 type Protocol uint8
 
@@ -192,9 +201,3 @@ func (e RefuseWith) String() string {
 
 // RetryAfter is the placeholder in a Reply for the seconds after which the client may retry.
 const RetryAfter = "{retry_after}"
-
-// Listener describes a listener to a policy.
-type Listener struct {
-	Name     string
-	TCP, UDP bool
-}

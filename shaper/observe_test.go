@@ -25,7 +25,7 @@ func TestObserve_EqualsEnforcing(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := New(10)
 			limit := Limit{Name: "l", Rate: 80e6, Burst: tt.burst, MaxDelay: 200 * time.Millisecond, Observe: true}
-			p := mustCompile(t, s, []Limit{limit}, []Listener{{Name: "l", TCP: true}})
+			p := mustCompile(t, s, []Limit{limit}, []Listener{{Name: "l", Addresses: []Address{{Protocol: TCP}}}})
 			s.Swap(p, 0)
 			f := &Flow{Source: ipv4Addr(1), Port: 80, Protocol: TCP, Connection: 1}
 			r := p.Route(f)
@@ -42,7 +42,7 @@ func TestObserve_EqualsEnforcing(t *testing.T) {
 				t.Errorf("%.1f %% of the bytes would be delayed, want %.0f to %.0f %%", 100*part, 100*tt.delayed[0], 100*tt.delayed[1])
 			}
 			limit.Observe = false
-			p = mustCompile(t, s, []Limit{limit}, []Listener{{Name: "l", TCP: true}})
+			p = mustCompile(t, s, []Limit{limit}, []Listener{{Name: "l", Addresses: []Address{{Protocol: TCP}}}})
 			now -= every
 			s.Swap(p, now)
 			b := s.CheckOut(p.Key(0, f, p.Route(f)), now)

@@ -147,7 +147,7 @@ func (l *Limit) validateInProxyPlane(listeners []Listener, bad func(key, format 
 			bad("match.listen", "unknown listener %q", name)
 		}
 	}
-	tcp := slices.IndexFunc(listeners, func(n Listener) bool { return n.TCP && l.Match.matchesListener(n.Name) })
+	tcp := slices.IndexFunc(listeners, func(n Listener) bool { return n.Accepts(TCP) && l.Match.matchesListener(n.Name) })
 	for _, udpOnly := range []struct {
 		key string
 		set bool

@@ -14,7 +14,7 @@ import (
 )
 
 func TestValidate(t *testing.T) {
-	listeners := []Listener{{Name: "web", TCP: true}, {Name: "dns", UDP: true}}
+	listeners := []Listener{{Name: "web", Addresses: []Address{{Protocol: TCP}}}, {Name: "dns", Addresses: []Address{{Protocol: UDP}}}}
 	attachments := []Attachment{{Name: "uplink"}}
 	attach := []string{"uplink"}
 	ten := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
@@ -170,7 +170,7 @@ func TestCompile_MaxOrigins(t *testing.T) {
 	compile := func(first, n int, attachments ...Attachment) error {
 		listeners := make([]Listener, n)
 		for i := range listeners {
-			listeners[i] = Listener{Name: fmt.Sprint("l", first+i), TCP: true}
+			listeners[i] = Listener{Name: fmt.Sprint("l", first+i), Addresses: []Address{{Protocol: TCP}}}
 		}
 		_, err := s.Compile(nil, listeners, attachments, nil, false)
 		return err

@@ -148,7 +148,7 @@ func (s *server) serve(ctx context.Context) error {
 	defer s.plane.close()
 	s.ready = true
 	s.reloads.Record(time.Since(s.startedAt))
-	s.log.Info("ready", "config", s.options.Config, "limits", policy.Len(), "listeners", len(l.Listens),
+	s.log.Info("ready", "config", s.options.Config, "limits", policy.Len(), "listeners", len(l.Config.Listen),
 		"attachments", len(l.Config.Attach), "mode", shaper.ModeName(l.Config.Daemon.Observe), "version", s.options.Version)
 	s.logWarnings()
 	if s.migrated {
@@ -219,7 +219,7 @@ func (s *server) applyToPlanes(ctx context.Context, l *plan.Plan, policy *shaper
 		return err
 	}
 	// The packet plane's swap may fail, and the proxy's cannot once it is prepared.
-	if err := s.proxy.Apply(ctx, l.Listens, policy, change.commit); err != nil {
+	if err := s.proxy.Apply(ctx, l.Config.Listen, policy, change.commit); err != nil {
 		change.cancel()
 		return errors.Join(permissionHint(err), undo())
 	}

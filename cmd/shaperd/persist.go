@@ -248,10 +248,10 @@ func (s *server) mergeFitting(l *plan.Plan, w *overrides) (f mergedConfig, err e
 
 // markDrained marks downstreams as drained from the start, and returns how many there are.
 func markDrained(l *plan.Plan, drained []drainedDownstream) (found int) {
-	for i := range l.Listens {
-		for j := range l.Listens[i].Downstream {
-			to := &l.Listens[i].Downstream[j]
-			if slices.Contains(drained, drainedDownstream{l.Listens[i].Name, to.String()}) {
+	for i := range l.Config.Listen {
+		for j := range l.Config.Listen[i].Downstream {
+			to := &l.Config.Listen[i].Downstream[j]
+			if slices.Contains(drained, drainedDownstream{l.Config.Listen[i].Name, to.Name()}) {
 				to.Drained = true
 				found++
 			}

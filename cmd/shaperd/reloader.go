@@ -54,7 +54,7 @@ func (r *configReader) load(ctx context.Context, proxy *conn.Proxy) (*plan.Plan,
 		defer func() { r.idle <- struct{}{} }()
 		l, err := plan.Read(&config.Reader{Opening: func(path string) { r.opening.Store(&path) }}, r.path)
 		if err == nil && proxy != nil {
-			proxy.ResolveAhead(ctx, l.Listens)
+			proxy.ResolveAhead(ctx, l.Config.Listen)
 		}
 		return l, err
 	})
@@ -176,7 +176,7 @@ func (s *server) logReload(duration time.Duration, err error) {
 	}
 	s.reloads.Record(duration)
 	l, _ := s.current()
-	s.log.Info("reloaded", "limits", s.shaper.Policy().Len(), "listeners", len(l.Listens),
+	s.log.Info("reloaded", "limits", s.shaper.Policy().Len(), "listeners", len(l.Config.Listen),
 		"attachments", len(l.Config.Attach), "mode", shaper.ModeName(l.Config.Daemon.Observe), "duration", duration.String())
 	s.logWarnings()
 }

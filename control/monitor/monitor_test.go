@@ -14,7 +14,7 @@ import (
 func monitorOf(t *testing.T, l shaper.Limit) (*Monitor, *shaper.Policy) {
 	t.Helper()
 	s := shaper.New(1024)
-	p, err := s.Compile([]shaper.Limit{l}, []shaper.Listener{{Name: "l", TCP: true}}, nil, nil, false)
+	p, err := s.Compile([]shaper.Limit{l}, []shaper.Listener{{Name: "l", Addresses: []shaper.Address{{Protocol: shaper.TCP}}}}, nil, nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,6 @@ import (
 
 	"shaperd.dev/shaperd/conn"
 	"shaperd.dev/shaperd/shaper"
-	"shaperd.dev/shaperd/shaper/config"
 )
 
 // kernelVersion is the first two numbers of a kernel version.
@@ -157,8 +156,8 @@ func (d *doctor) pins() []Finding {
 // buffers checks the system limits of socket queues and buffers.
 func (d *doctor) buffers() (found []Finding) {
 	tcp, udp := false, false
-	for _, l := range d.plan.Config.Listeners() {
-		tcp, udp = tcp || l.TCP, udp || l.UDP
+	for _, l := range d.plan.Config.Listen {
+		tcp, udp = tcp || l.Accepts(shaper.TCP), udp || l.Accepts(shaper.UDP)
 	}
 	if !tcp && !udp {
 		return oneFinding(Skip, "there are no listeners", "")
@@ -219,7 +218,7 @@ func (d *doctor) routing() (found []Finding) {
 
 // forwarding returns the forwarding sysctl for a listener on the address of its downstream, for
 // which this host is a gateway. It returns "" for other listeners.
-func forwarding(l config.Listen) string {
+func forwarding(l shaper.Listener) string {
 	if !l.Transparent {
 		return ""
 	}
@@ -291,16 +290,15 @@ func (d *doctor) localPorts() (found []Finding) {
 		}
 		return sysctlCommand("net.ipv4.ip_local_port_range", fmt.Sprint(lowest, " ", highest)) + "; or " + otherwise
 	}
-	for i, l := range d.plan.Config.Listeners() {
-		listen := d.plan.Config.Listen[i]
-		if l.UDP {
-			flows += listen.MaxFlows
+	for _, l := range d.plan.Config.Listen {
+		if l.Accepts(shaper.UDP) {
+			flows += l.MaxFlows
 		}
-		if limit := connectionCap(d.plan, l.Name); l.TCP && limit != nil && limit.MaxConnections > ports*len(listen.Downstream) {
-			each := (limit.MaxConnections-1)/len(listen.Downstream) + 1
+		if limit := connectionCap(d.plan, l.Name); l.Accepts(shaper.TCP) && limit != nil && limit.MaxConnections > ports*len(l.Downstream) {
+			each := (limit.MaxConnections-1)/len(l.Downstream) + 1
 			found = append(found, Finding{
 				State: Warn, Fix: fix(each, fmt.Sprintf("lower connections of limit %q", limit.Name)),
-				Text: fmt.Sprintf("listener %q: up to %d connections, but net.ipv4.ip_local_port_range has %d ports for each of %d downstreams", l.Name, limit.MaxConnections, ports, len(listen.Downstream)),
+				Text: fmt.Sprintf("listener %q: up to %d connections, but net.ipv4.ip_local_port_range has %d ports for each of %d downstreams", l.Name, limit.MaxConnections, ports, len(l.Downstream)),
 			})
 		}
 	}

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 
-	"shaperd.dev/shaperd/conn"
 	"shaperd.dev/shaperd/internal/plan"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -137,8 +136,8 @@ func (d *doctor) ports() (found []Finding) {
 		}
 	}
 	n := 0
-	for _, l := range d.plan.Listens {
-		for _, e := range l.Endpoints {
+	for _, l := range d.plan.Config.Listen {
+		for _, e := range l.Endpoints() {
 			n++
 			look(fmt.Sprintf("listener %q, %v://%v", l.Name, e.Protocol, e.Addr), e.Protocol, e.Addr)
 		}
@@ -177,15 +176,13 @@ func (d *doctor) socketOwner(inode string) program {
 func (d *doctor) downstreams() []Finding {
 	type target struct{ listener, host, connect string }
 	var targets []target
-	for _, l := range d.plan.Listens {
-		tcp := slices.IndexFunc(l.Endpoints, func(e conn.Endpoint) bool { return e.Protocol == shaper.TCP })
+	for _, l := range d.plan.Config.Listen {
+		tcp := slices.IndexFunc(l.Addresses, func(a shaper.Address) bool { return a.Protocol == shaper.TCP })
 		for _, to := range l.Downstream {
 			t := target{listener: l.Name, host: to.Host}
 			if d.probe && tcp >= 0 {
-				port := to.Port
-				if e := l.Endpoints[tcp]; port == 0 || e.SamePort {
-					port = e.Addr.Port()
-				}
+				a := l.Addresses[tcp]
+				port := to.PortFor(a.Ports.First, !a.Single())
 				t.connect = net.JoinHostPort(to.Host, strconv.Itoa(int(port)))
 			}
 			targets = append(targets, t)

@@ -187,8 +187,8 @@ type requirement struct {
 // requirements returns the capabilities that p needs. Ports from unprivileged on need none.
 func requirements(p *plan.Plan, unprivileged int) (all []requirement) {
 	var low []int
-	for _, listen := range p.Listens {
-		for _, e := range listen.Endpoints {
+	for _, listen := range p.Config.Listen {
+		for _, e := range listen.Endpoints() {
 			if port := int(e.Addr.Port()); port < unprivileged {
 				low = append(low, port)
 			}
@@ -270,12 +270,12 @@ func (d *doctor) descriptors() []Finding {
 	c := d.plan.Config
 	flows, fixed, connections, bounded := 0, own, 0, true
 	counted := map[string]bool{}
-	for i, l := range c.Listeners() {
-		fixed += len(d.plan.Listens[i].Endpoints)
-		if l.UDP {
-			flows += c.Listen[i].MaxFlows
+	for _, l := range c.Listen {
+		fixed += len(l.Endpoints())
+		if l.Accepts(shaper.UDP) {
+			flows += l.MaxFlows
 		}
-		if !l.TCP {
+		if !l.Accepts(shaper.TCP) {
 			continue
 		}
 		limit := connectionCap(d.plan, l.Name)

@@ -59,11 +59,11 @@ func (q *Question) Answer(c *config.Config, p *shaper.Policy) (*Explanation, err
 
 // findListener returns the listener that accepts a connection. As in the kernel, an exact
 // address takes precedence over a wildcard.
-func findListener(c *config.Config, q *Question) (*config.Listen, error) {
-	if q.Listener != "" && !slices.ContainsFunc(c.Listen, func(l config.Listen) bool { return l.Name == q.Listener }) {
+func findListener(c *config.Config, q *Question) (*shaper.Listener, error) {
+	if q.Listener != "" && !slices.ContainsFunc(c.Listen, func(l shaper.Listener) bool { return l.Name == q.Listener }) {
 		return nil, fmt.Errorf("unknown listener %q", q.Listener)
 	}
-	var exact, any []*config.Listen // that accept it
+	var exact, any []*shaper.Listener // that accept it
 	var where []string
 	for i := range c.Listen {
 		l := &c.Listen[i]

@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"shaperd.dev/shaperd/bpf"
-	"shaperd.dev/shaperd/conn"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/asn"
 	"shaperd.dev/shaperd/shaper/config"
@@ -16,8 +15,7 @@ import (
 
 // Plan is a configuration with everything that it refers to.
 type Plan struct {
-	Config  *config.Config
-	Listens []conn.Listen // of Config, with ranges of ports expanded
+	Config *config.Config
 
 	files   *config.Files
 	old     []string       // paths of saved overrides with keys of an earlier version
@@ -27,7 +25,7 @@ type Plan struct {
 }
 
 func newPlan(files *config.Files, c *config.Config) *Plan {
-	return &Plan{files: files, Config: c, Listens: connListeners(c), observe: c.Daemon.Observe}
+	return &Plan{files: files, Config: c, observe: c.Daemon.Observe}
 }
 
 // With returns p with the overrides of texts, the limits of blocks, and, with bypass, with
@@ -46,7 +44,7 @@ func (p *Plan) With(texts []config.Text, blocks []shaper.Limit, bypass bool) (*P
 
 // Compile builds the policy of p for s.
 func (p *Plan) Compile(s *shaper.Shaper) (*shaper.Policy, error) {
-	policy, err := s.Compile(slices.Concat(p.Config.Limits, p.blocks), p.Config.Listeners(), p.Config.Attach, p.asns, p.observe)
+	policy, err := s.Compile(slices.Concat(p.Config.Limits, p.blocks), p.Config.Listen, p.Config.Attach, p.asns, p.observe)
 	var at *shaper.LimitError
 	if errors.As(err, &at) {
 		return nil, p.Config.Error(at.Limit, at.Key, at.Msg)

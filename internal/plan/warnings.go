@@ -9,7 +9,6 @@ import (
 	"shaperd.dev/shaperd/bpf"
 	"shaperd.dev/shaperd/control"
 	"shaperd.dev/shaperd/shaper"
-	"shaperd.dev/shaperd/shaper/config"
 )
 
 // Warnings describes valid settings that are probably not intended.
@@ -56,7 +55,7 @@ func (p *Plan) crossedLimits() (all []string) {
 // no timeout ends silent connections: a few clients can occupy all slots forever.
 func (p *Plan) timeoutWarnings() (all []string) {
 	for _, listen := range p.Config.Listen {
-		tcp := slices.ContainsFunc(listen.Addresses, func(a config.Address) bool { return a.Protocol == shaper.TCP })
+		tcp := slices.ContainsFunc(listen.Addresses, func(a shaper.Address) bool { return a.Protocol == shaper.TCP })
 		if !tcp || listen.TCPIdleTimeout > 0 || listen.FirstByteTimeout > 0 {
 			continue
 		}
@@ -68,7 +67,7 @@ func (p *Plan) timeoutWarnings() (all []string) {
 				break
 			}
 		}
-		if slices.ContainsFunc(listen.Downstream, func(d config.Downstream) bool { return d.MaxConnections > 0 }) {
+		if slices.ContainsFunc(listen.Downstream, func(d shaper.Downstream) bool { return d.MaxConnections > 0 }) {
 			caps = "a downstream caps connections"
 		}
 		if caps != "" {

@@ -12,12 +12,12 @@ import (
 
 // parseAddress parses the address of a listener: "tcp://0.0.0.0:5432" or
 // "udp://[::]:8000-8010".
-func parseAddress(s string) (Address, error) {
-	bad := func(problem string) (Address, error) {
-		return Address{}, fmt.Errorf("%s %s", quote(s), problem)
+func parseAddress(s string) (shaper.Address, error) {
+	bad := func(problem string) (shaper.Address, error) {
+		return shaper.Address{}, fmt.Errorf("%s %s", quote(s), problem)
 	}
 	scheme, rest, ok := strings.Cut(s, "://")
-	var a Address
+	var a shaper.Address
 	switch {
 	case !ok:
 		return bad(`has no protocol: write "tcp://0.0.0.0:5432" or "udp://[::]:53"`)
@@ -73,13 +73,6 @@ func parsePorts(s string) (shaper.PortRange, error) {
 	return shaper.PortRange{First: a, Last: b}, nil
 }
 
-func formatPorts(p shaper.PortRange) string {
-	if p.First == p.Last {
-		return strconv.Itoa(int(p.First))
-	}
-	return fmt.Sprintf("%d-%d", p.First, p.Last)
-}
-
 func parsePort(s string) (uint16, error) {
 	n, err := strconv.ParseUint(s, 10, 16)
 	if err == nil && n == 0 {
@@ -90,9 +83,9 @@ func parsePort(s string) (uint16, error) {
 
 // parseDownstream parses "10.0.0.5:5432", "db.local:5432", "[fd00::5]:5432", or
 // any of these without the port.
-func parseDownstream(s string) (Downstream, error) {
-	bad := func(problem string) (Downstream, error) {
-		return Downstream{}, fmt.Errorf("%s %s", quote(s), problem)
+func parseDownstream(s string) (shaper.Downstream, error) {
+	bad := func(problem string) (shaper.Downstream, error) {
+		return shaper.Downstream{}, fmt.Errorf("%s %s", quote(s), problem)
 	}
 	if strings.Contains(s, "://") {
 		return bad("has a protocol: write host:port alone")
@@ -100,7 +93,7 @@ func parseDownstream(s string) (Downstream, error) {
 	if addr, err := netip.ParseAddr(s); err == nil && addr.Is6() {
 		return bad(fmt.Sprintf("is an IPv6 address without brackets: write %q, and the port after them, if any", "["+s+"]"))
 	}
-	d := Downstream{Weight: 1}
+	d := shaper.Downstream{Weight: 1}
 	host := s
 	if colon := strings.LastIndexByte(s, ':'); colon >= 0 && !strings.HasSuffix(s, "]") {
 		port, err := parsePort(s[colon+1:])

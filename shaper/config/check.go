@@ -119,7 +119,7 @@ func (l *loader) check(root *node) {
 		if limit.InPacketPlane() {
 			l.checkFamilies(l.limits[i], limit)
 		} else {
-			l.checkReach(l.limits[i], limit, l.c.Listeners())
+			l.checkReach(l.limits[i], limit)
 		}
 	}
 }
@@ -150,7 +150,7 @@ func (l *loader) checkOverlaps() {
 	}
 	for i, a := range l.addresses {
 		for _, b := range l.addresses[:i] {
-			if a.overlaps(b.Address) {
+			if overlap(a.Address, b.Address) {
 				l.add(a.at, fmt.Sprintf("address: %q overlaps %q at %s:%d", a.Address, b.Address, b.at.file.name, b.at.line()))
 				break
 			}
@@ -158,8 +158,8 @@ func (l *loader) checkOverlaps() {
 	}
 }
 
-// overlaps reports whether a and b share a port of an address.
-func (a Address) overlaps(b Address) bool {
+// overlap reports whether a and b share a port of an address.
+func overlap(a, b shaper.Address) bool {
 	return a.Protocol == b.Protocol && intersects(a.Ports, b.Ports) &&
 		a.Addr.Is4() == b.Addr.Is4() && (a.Addr == b.Addr || a.Addr.IsUnspecified() || b.Addr.IsUnspecified())
 }
@@ -168,13 +168,13 @@ func (a Address) overlaps(b Address) bool {
 func (l *loader) checkOwnPorts() {
 	for _, own := range l.c.Daemon.OwnPorts() {
 		port := own.Addr.Port()
-		taken := Address{Protocol: shaper.TCP, Addr: own.Addr.Addr(), Ports: shaper.PortRange{First: port, Last: port}}
+		taken := shaper.Address{Protocol: shaper.TCP, Addr: own.Addr.Addr(), Ports: shaper.PortRange{First: port, Last: port}}
 		for _, a := range l.addresses {
 			mapped := taken
 			if taken.Addr == netip.IPv6Unspecified() && a.Addr.Is4() { // it accepts IPv4 too
 				mapped.Addr = netip.IPv4Unspecified()
 			}
-			if a.overlaps(mapped) {
+			if overlap(a.Address, mapped) {
 				l.add(a.at, fmt.Sprintf("address: %q has the port of [daemon] %s, %q: must be different", a.Address, own.Key, own.At))
 			}
 		}
@@ -233,14 +233,14 @@ func (l *loader) checkMatch(t table, limit shaper.Limit) {
 }
 
 // checkReach reports limits, and ports of limits, that no traffic can match.
-func (l *loader) checkReach(t table, limit shaper.Limit, listeners []shaper.Listener) {
+func (l *loader) checkReach(t table, limit shaper.Limit) {
 	m, match := limit.Match, t.at.child("match")
-	if len(listeners) == 0 {
+	if len(l.c.Listen) == 0 {
 		l.add(t.at, "[[limit]] matches nothing without a [[listen]]; name attachments in match.attach")
 		return
 	}
-	var selected, met []Address
-	for i, listen := range l.c.Listen {
+	var selected, met []shaper.Address
+	for _, listen := range l.c.Listen {
 		if len(m.Listen) > 0 && !slices.Contains(m.Listen, listen.Name) {
 			continue
 		}
@@ -250,7 +250,7 @@ func (l *loader) checkReach(t table, limit shaper.Limit, listeners []shaper.List
 				met = append(met, a)
 			}
 		}
-		if m.Protocol == shaper.UDP || !listeners[i].TCP {
+		if m.Protocol == shaper.UDP || !listen.Accepts(shaper.TCP) {
 			continue
 		}
 		for _, counts := range []struct {
@@ -268,14 +268,14 @@ func (l *loader) checkReach(t table, limit shaper.Limit, listeners []shaper.List
 		return
 	}
 	for i, ports := range m.Port {
-		if !slices.ContainsFunc(selected, func(a Address) bool { return intersects(a.Ports, ports) }) {
-			l.add(match.child("port").elem(i), fmt.Sprintf("port: no matched listener has port %s", formatPorts(ports)))
+		if !slices.ContainsFunc(selected, func(a shaper.Address) bool { return intersects(a.Ports, ports) }) {
+			l.add(match.child("port").elem(i), fmt.Sprintf("port: no matched listener has port %s", ports))
 		}
 	}
-	if limit.RefuseWith == shaper.RefuseReject && !slices.ContainsFunc(met, func(a Address) bool { return a.Protocol == shaper.UDP }) {
+	if limit.RefuseWith == shaper.RefuseReject && !slices.ContainsFunc(met, func(a shaper.Address) bool { return a.Protocol == shaper.UDP }) {
 		t.errorf("refuse_with", "\"reject\" is for UDP, and no matched listener has a udp address; use \"reset\" or \"close\"")
 	}
-	if !slices.ContainsFunc(met, func(a Address) bool { return canMatch(a, m) }) {
+	if !slices.ContainsFunc(met, func(a shaper.Address) bool { return canMatch(a, m) }) {
 		l.add(match, "match: no listener has the protocol, the ports and the address family: nothing can match")
 	}
 }
@@ -292,7 +292,7 @@ func (l *loader) checkFamilies(t table, limit shaper.Limit) {
 }
 
 // canMatch reports whether traffic to a can match the ports and sources of m.
-func canMatch(a Address, m shaper.Match) bool {
+func canMatch(a shaper.Address, m shaper.Match) bool {
 	return (len(m.Port) == 0 || slices.ContainsFunc(m.Port, func(p shaper.PortRange) bool { return intersects(a.Ports, p) })) &&
 		(len(m.Source) == 0 || slices.ContainsFunc(m.Source, func(p netip.Prefix) bool { return p.Addr().Is4() == a.Addr.Is4() }))
 }

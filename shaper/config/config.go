@@ -7,12 +7,9 @@ package config
 
 import (
 	"cmp"
-	"net"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"shaperd.dev/shaperd/shaper"
 )
@@ -33,7 +30,7 @@ type Config struct {
 	Daemon      Daemon
 	Transparent Transparent
 	ASN         ASN
-	Listen      []Listen
+	Listen      []shaper.Listener
 	Attach      []shaper.Attachment
 	Limits      []shaper.Limit
 
@@ -72,116 +69,6 @@ func (r Rules) String() string { return [...]string{"install", "manual"}[r] }
 // ASN names the data that maps addresses to AS numbers.
 type ASN struct {
 	Files []string // paths, which this package does not open: files need not exist yet
-}
-
-// Listen is one listener: addresses to accept traffic on, and downstreams to forward it to.
-type Listen struct {
-	Name       string
-	Addresses  []Address
-	Downstream []Downstream
-	Balance    Balance
-	SlowStart  time.Duration // 0 to 1h
-	Check      Check
-	EjectAfter int           // consecutive failed dials, 1 to 1000; 0 is never
-	EjectFor   time.Duration // 10ms to 24h
-
-	AcceptProxyFrom []netip.Prefix // sources that send PROXY protocol headers
-	SendProxy       ProxyVersion
-	Transparent     bool // connect to downstreams from the source address
-	AccessLog       bool // log each TCP connection and UDP flow that ends
-
-	ConnectTimeout time.Duration // of one TCP connection attempt, 1ms to 1h
-
-	// Of TCP connections, 10ms to 8760h; 0 is never.
-	FirstByteTimeout time.Duration // of the client
-	TCPIdleTimeout   time.Duration
-	HalfCloseTimeout time.Duration
-	MaxLifetime      time.Duration
-	MinThroughput    uint64 // bit/s over 10 s; 0 means none
-
-	UDPIdleTimeout time.Duration // of UDP flows: udp_idle_timeout, 10ms to 24h
-	MaxFlows       int           // UDP flows at once, 1 to 1048576
-
-	MaxFlowsPerSource int // of one IPv4 address or IPv6 prefix of 64 bits, 1 to 1048576
-	Amplification     int // maximum ratio of bytes to and from an unverified UDP source, 1 to 1000; 0 is no maximum
-}
-
-// Address is a range of ports to listen on. An IPv6 address takes IPv6 traffic
-// alone, the wildcard [::] too: the socket needs IPV6_V6ONLY.
-type Address struct {
-	Protocol shaper.Protocol // TCP or UDP
-	Addr     netip.Addr      // without a zone, never IPv4-mapped
-	Ports    shaper.PortRange
-}
-
-func (a Address) String() string {
-	return a.Protocol.String() + "://" + net.JoinHostPort(a.Addr.String(), formatPorts(a.Ports))
-}
-
-func (a Address) single() bool { return a.Ports.First == a.Ports.Last }
-
-// Downstream is a host that receives traffic. Traffic to a range of ports goes to
-// the same port regardless of Port; a listener with ranges alone has no Port.
-type Downstream struct {
-	Host           string // an IP address, without brackets, or a name to resolve
-	Port           uint16 // 0 is the port that the source connected to
-	Weight         int    // 1 to 256
-	MaxConnections int    // max_connections, 1 to 1048576; 0 is no maximum
-}
-
-// Balance is the load balancing policy of a listener.
-type Balance uint8
-
-// Load balancing policies.
-const (
-	RoundRobin Balance = iota
-	LeastConnections
-	SourceHash
-)
-
-func (b Balance) String() string {
-	return [...]string{"round-robin", "least-connections", "source-hash"}[b]
-}
-
-// ProxyVersion is a version of the PROXY protocol.
-type ProxyVersion uint8
-
-// Versions of the PROXY protocol. ProxyV1 is for TCP alone.
-const (
-	NoProxy ProxyVersion = iota
-	ProxyV1
-	ProxyV2
-)
-
-func (v ProxyVersion) String() string { return [...]string{"off", "v1", "v2"}[v] }
-
-// Check is an active health check of downstreams; it is disabled when Interval is 0.
-type Check struct {
-	Interval, Timeout time.Duration // 10ms to 1h
-	Rise, Fall        int           // 1 to 1000
-}
-
-func (d Downstream) String() string {
-	if d.Port != 0 {
-		return net.JoinHostPort(d.Host, strconv.Itoa(int(d.Port)))
-	}
-	if strings.Contains(d.Host, ":") {
-		return "[" + d.Host + "]"
-	}
-	return d.Host
-}
-
-// Listeners returns the listeners in the form that a policy needs, in their order.
-func (c *Config) Listeners() []shaper.Listener {
-	listeners := make([]shaper.Listener, len(c.Listen))
-	for i, l := range c.Listen {
-		listeners[i].Name = l.Name
-		for _, a := range l.Addresses {
-			listeners[i].TCP = listeners[i].TCP || a.Protocol == shaper.TCP
-			listeners[i].UDP = listeners[i].UDP || a.Protocol == shaper.UDP
-		}
-	}
-	return listeners
 }
 
 // Error returns an error about c.Limits[limit] with the position of a key, such as

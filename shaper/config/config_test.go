@@ -66,13 +66,13 @@ func TestLoad(t *testing.T) {
 		{"defaults", listenDB + "[[limit]]\nname = \"l\"\nrate = \"10Mbit/s\"\n", Config{
 			Transparent: Transparent{Mark: 21320},
 			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Dashboard: "127.0.0.1:9465", MaxBuckets: 1048576, PinPath: "/sys/fs/bpf/shaperd"},
-			Listen: []Listen{{
+			Listen: []shaper.Listener{{
 				Name: "db",
-				Addresses: []Address{
-					{shaper.TCP, netip.IPv4Unspecified(), shaper.PortRange{First: 5432, Last: 5432}},
-					{shaper.UDP, netip.IPv6Unspecified(), shaper.PortRange{First: 8000, Last: 8010}},
+				Addresses: []shaper.Address{
+					{Protocol: shaper.TCP, Addr: netip.IPv4Unspecified(), Ports: shaper.PortRange{First: 5432, Last: 5432}},
+					{Protocol: shaper.UDP, Addr: netip.IPv6Unspecified(), Ports: shaper.PortRange{First: 8000, Last: 8010}},
 				},
-				Downstream:        []Downstream{{Host: "10.0.0.5", Port: 5432, Weight: 1}},
+				Downstream:        []shaper.Downstream{{Host: "10.0.0.5", Port: 5432, Weight: 1}},
 				ConnectTimeout:    5 * time.Second,
 				UDPIdleTimeout:    time.Minute,
 				MaxFlows:          4096,
@@ -131,13 +131,13 @@ refuse_with  = "reject"
 			Transparent: Transparent{Mark: 21320},
 			Daemon:      Daemon{Observe: true, MaxBuckets: 4096, PinPath: "/run/bpf/x"},
 			ASN:         ASN{Files: []string{"/usr/share/asn.csv"}},
-			Listen: []Listen{{
+			Listen: []shaper.Listener{{
 				Name: "sms",
-				Addresses: []Address{
-					{shaper.UDP, netip.MustParseAddr("192.0.2.1"), shaper.PortRange{First: 53, Last: 53}},
-					{shaper.TCP, netip.MustParseAddr("2001:db8::1"), shaper.PortRange{First: 53, Last: 53}},
+				Addresses: []shaper.Address{
+					{Protocol: shaper.UDP, Addr: netip.MustParseAddr("192.0.2.1"), Ports: shaper.PortRange{First: 53, Last: 53}},
+					{Protocol: shaper.TCP, Addr: netip.MustParseAddr("2001:db8::1"), Ports: shaper.PortRange{First: 53, Last: 53}},
 				},
-				Downstream:        []Downstream{{"fd00::5", 5353, 1, 0}, {"10.0.0.1", 0, 1, 0}, {"db.local", 0, 1, 0}, {"Under_Score.", 1, 1, 0}},
+				Downstream:        []shaper.Downstream{{Host: "fd00::5", Port: 5353, Weight: 1}, {Host: "10.0.0.1", Weight: 1}, {Host: "db.local", Weight: 1}, {Host: "Under_Score.", Port: 1, Weight: 1}},
 				ConnectTimeout:    time.Second,
 				UDPIdleTimeout:    90 * time.Second,
 				MaxFlows:          7,
@@ -331,7 +331,7 @@ func TestIsHostname(t *testing.T) {
 
 // compile checks that a loaded configuration compiles.
 func compile(t interface{ Fatalf(string, ...any) }, c *Config) {
-	if _, err := shaper.New(1024).Compile(c.Limits, c.Listeners(), c.Attach, nil, c.Daemon.Observe); err != nil {
+	if _, err := shaper.New(1024).Compile(c.Limits, c.Listen, c.Attach, nil, c.Daemon.Observe); err != nil {
 		t.Fatalf("loads, but does not compile: %v", err)
 	}
 }

@@ -18,7 +18,7 @@ type loader struct {
 	c *Config
 
 	// What has the defaults of a table.
-	newListen Listen
+	newListen shaper.Listener
 	newAttach shaper.Attachment
 	newLimit  shaper.Limit
 
@@ -42,7 +42,7 @@ type references struct{ listen, attach []item[string] }
 
 // locatedAddress is an address of one listener, with its position.
 type locatedAddress struct {
-	Address
+	shaper.Address
 	listen int
 	at     *node
 }
@@ -140,7 +140,7 @@ func (l *loader) listen(t table) {
 	listen := l.newListen
 	elems := t.decode(&listen)
 	if !t.has("check") {
-		listen.Check = Check{}
+		listen.Check = shaper.HealthCheck{}
 	}
 	addresses := located(listen.Addresses, elems["address"])
 	for _, a := range addresses {
@@ -156,11 +156,11 @@ func (l *loader) listen(t table) {
 
 // checkDownstream reports a port that no address uses, and forwarding loops. A
 // transparent listener may have the address of its downstream, if that is another host.
-func checkDownstream(t table, addresses []item[Address], d item[Downstream], transparent bool) {
+func checkDownstream(t table, addresses []item[shaper.Address], d item[shaper.Downstream], transparent bool) {
 	used := d.value.Port == 0 || len(addresses) == 0
 	ip, _ := netip.ParseAddr(d.value.Host)
 	for _, a := range addresses {
-		single := a.value.single()
+		single := a.value.Single()
 		used = used || single
 		same := d.value.Port == 0 || !single || d.value.Port == a.value.Ports.First
 		here := ip == a.value.Addr && !transparent || a.value.Addr.IsUnspecified() && ip.IsLoopback() && ip.Is4() == a.value.Addr.Is4()
@@ -170,7 +170,7 @@ func checkDownstream(t table, addresses []item[Address], d item[Downstream], tra
 	}
 	if !used {
 		t.add(d.at, fmt.Sprintf("downstream: %q has a port, and a range of ports maps to the same ports: write %q",
-			d.value, Downstream{Host: d.value.Host}))
+			d.value, shaper.Downstream{Host: d.value.Host}))
 	}
 }
 

@@ -3,18 +3,20 @@ package config
 import (
 	"fmt"
 	"strings"
+
+	"shaperd.dev/shaperd/shaper"
 )
 
 // parseDownstreams parses the array under a key: strings, or tables with further keys.
 func parseDownstreams(t table, key string) (any, []*node) {
-	var list []item[Downstream]
+	var list []item[shaper.Downstream]
 	seen := map[string]bool{}
 	for i, v := range t.elements(key) {
 		if t.full() {
 			break
 		}
 		at := t.at.child(key).elem(i)
-		var d Downstream
+		var d shaper.Downstream
 		var err error
 		switch v := v.(type) {
 		case string:
@@ -40,30 +42,30 @@ func parseDownstreams(t table, key string) (any, []*node) {
 			continue
 		}
 		seen[d.String()] = true
-		list = append(list, item[Downstream]{d, at})
+		list = append(list, item[shaper.Downstream]{d, at})
 	}
 	return values(list), positions(list)
 }
 
 func showDownstreams(value any) any {
 	all := []any{}
-	for _, d := range value.([]Downstream) {
+	for _, d := range value.([]shaper.Downstream) {
 		all = append(all, downstreamKeys.canonical(nil, &d))
 	}
 	return all
 }
 
 // describeDownstreams returns the downstreams of l with their properties.
-func describeDownstreams(l *Listen) string {
+func describeDownstreams(l *shaper.Listener) string {
 	var all []string
 	for _, d := range l.Downstream {
-		all = append(all, d.describe())
+		all = append(all, describeDownstream(d))
 	}
 	return strings.Join(all, ", ")
 }
 
-// describe returns the address of d with its other properties.
-func (d Downstream) describe() string {
+// describeDownstream returns the address of d with its other properties.
+func describeDownstream(d shaper.Downstream) string {
 	var more []string
 	if d.Weight != 1 {
 		more = append(more, fmt.Sprint("weight ", d.Weight))

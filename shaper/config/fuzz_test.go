@@ -54,7 +54,7 @@ func FuzzUnits(f *testing.F) {
 			}
 		}
 		if p, err := parsePorts(s); err == nil {
-			if again, err := parsePorts(formatPorts(p)); again != p {
+			if again, err := parsePorts(p.String()); again != p {
 				t.Errorf("ports %q are %v, read as %v, %v", s, p, again, err)
 			}
 		}

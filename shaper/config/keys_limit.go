@@ -264,7 +264,7 @@ func showPackets(f shaper.Frequency) any {
 	return shown
 }
 
-func showPorts(p shaper.PortRange) any { return formatPorts(p) }
+func showPorts(p shaper.PortRange) any { return p.String() }
 
 // Conditions of keys of limits.
 var (

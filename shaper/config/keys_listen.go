@@ -27,7 +27,7 @@ var fileKeys = keys{
 	},
 	{
 		name: "listen", typ: tablesType(listenKeys),
-		field: elementsOf(func(c *Config) []Listen { return c.Listen }),
+		field: elementsOf(func(c *Config) []shaper.Listener { return c.Listen }),
 		doc: "A listener: addresses to accept traffic on, and the downstreams to forward it to. A configuration " +
 			"needs at least one `[[listen]]` or `[[attach]]`. All listeners together have at most 1024 addresses.",
 	},
@@ -130,26 +130,26 @@ var nameType = textType("1 to 64 letters, digits, `-`, `_` and `.`", "db", `^[A-
 var listenKeys = keys{
 	{
 		name: "name", typ: nameType, required: true,
-		field: fieldOf(func(l *Listen) *string { return &l.Name }),
+		field: fieldOf(func(l *shaper.Listener) *string { return &l.Name }),
 		text:  noText,
 		doc:   "Unique among listeners and attachments; a label of metrics and log records.",
 	},
 	{
 		name: "address", typ: arrayType(`string such as "tcp://0.0.0.0:5432"`, stringType("address", "tcp://0.0.0.0:5432", `^(tcp|udp)://.+:[0-9]+(-[0-9]+)?$`), parseAddress, asText), required: true,
-		field: fieldOf(func(l *Listen) *[]Address { return &l.Addresses }),
+		field: fieldOf(func(l *shaper.Listener) *[]shaper.Address { return &l.Addresses }),
 		doc: "Protocol, IP address, and port or range of ports. `[::]` accepts IPv6 alone, so that `0.0.0.0` can " +
 			"be next to it.",
 	},
 	{
 		name: "downstream", typ: downstreamType, required: true,
-		field: fieldOf(func(l *Listen) *[]Downstream { return &l.Downstream }),
+		field: fieldOf(func(l *shaper.Listener) *[]shaper.Downstream { return &l.Downstream }),
 		text:  on(describeDownstreams),
 		doc: "Hosts to forward to, by address or name. Without a port, the port that the source connected to; a " +
 			"range of ports always maps to the same ports.",
 	},
 	{
-		name: "balance", typ: enumType(RoundRobin, LeastConnections, SourceHash), def: `"round-robin"`, needs: []condition{secondDownstream},
-		field: fieldOf(func(l *Listen) *Balance { return &l.Balance }),
+		name: "balance", typ: enumType(shaper.RoundRobin, shaper.LeastConnections, shaper.SourceHash), def: `"round-robin"`, needs: []condition{secondDownstream},
+		field: fieldOf(func(l *shaper.Listener) *shaper.Balance { return &l.Balance }),
 		after: "access_log",
 		doc: "How a downstream is chosen for a connection, by weight. `\"source-hash\"` sends a source to the same " +
 			"downstream while it is available. A downstream at its `max_connections` is skipped; when all are, a " +
@@ -157,14 +157,14 @@ var listenKeys = keys{
 	},
 	{
 		name: "slow_start", typ: durationType(0, time.Hour), def: `"0s"`, needs: []condition{secondDownstream},
-		field:    fieldOf(func(l *Listen) *time.Duration { return &l.SlowStart }),
+		field:    fieldOf(func(l *shaper.Listener) *time.Duration { return &l.SlowStart }),
 		omitZero: true, after: "balance",
 		doc: "Time during which a recovered downstream gets less than its share.",
 	},
 	{
 		name: "check", typ: tableType(checkKeys), defText: "none", needs: []condition{tcpAddress},
-		shown: when(func(l *Listen) bool { return l.Check.Interval > 0 }), after: "slow_start",
-		text: on(func(l *Listen) string {
+		shown: when(func(l *shaper.Listener) bool { return l.Check.Interval > 0 }), after: "slow_start",
+		text: on(func(l *shaper.Listener) string {
 			c := l.Check
 			return fmt.Sprintf("every %s, given up after %s; up after %d, down after %d", FormatDuration(c.Interval), FormatDuration(c.Timeout), c.Rise, c.Fall)
 		}),
@@ -173,8 +173,8 @@ var listenKeys = keys{
 	},
 	{
 		name: "eject", typ: tableType(ejectKeys), defText: "after 3, for 10s", needs: []condition{secondDownstream},
-		shown: when(func(l *Listen) bool { return l.EjectAfter > 0 && len(l.Downstream) > 1 }), after: "check",
-		text: on(func(l *Listen) string {
+		shown: when(func(l *shaper.Listener) bool { return l.EjectAfter > 0 && len(l.Downstream) > 1 }), after: "check",
+		text: on(func(l *shaper.Listener) string {
 			return fmt.Sprintf("after %d failed dials, for %s", l.EjectAfter, FormatDuration(l.EjectFor))
 		}),
 		doc: "Passive health check: the number of consecutive failed dials after which a downstream gets no " +
@@ -182,74 +182,74 @@ var listenKeys = keys{
 	},
 	{
 		name: "accept_proxy_from", typ: arrayType(`prefix or address such as "10.0.0.0/24"`, stringType("prefix", "10.0.0.0/24", prefixPattern), parsePrefix, asText), def: "[]", needs: []condition{tcpAddress},
-		field:    fieldOf(func(l *Listen) *[]netip.Prefix { return &l.AcceptProxyFrom }),
+		field:    fieldOf(func(l *shaper.Listener) *[]netip.Prefix { return &l.AcceptProxyFrom }),
 		omitZero: true,
 		doc: "Sources whose TCP connections begin with a PROXY protocol header, version 1 or 2. Limits apply to " +
 			"the source in the header. A connection from these sources without a header is reset after 5 s at the " +
 			"latest.",
 	},
 	{
-		name: "send_proxy", typ: enumType(NoProxy, ProxyV1, ProxyV2), def: `"off"`, needs: []condition{notV1ForUDP},
-		field:    fieldOf(func(l *Listen) *ProxyVersion { return &l.SendProxy }),
+		name: "send_proxy", typ: enumType(shaper.NoProxy, shaper.ProxyV1, shaper.ProxyV2), def: `"off"`, needs: []condition{notV1ForUDP},
+		field:    fieldOf(func(l *shaper.Listener) *shaper.ProxyVersion { return &l.SendProxy }),
 		omitZero: true,
 		doc: "Version of the PROXY protocol that announces the source to the downstream: before the first byte, " +
 			"and with `\"v2\"` before each UDP datagram too. Limits count it. `\"v1\"` is for TCP alone.",
 	},
 	{
 		name: "transparent", typ: booleanType, def: "false",
-		field:    fieldOf(func(l *Listen) *bool { return &l.Transparent }),
+		field:    fieldOf(func(l *shaper.Listener) *bool { return &l.Transparent }),
 		omitZero: true,
 		doc: "Connect to downstreams from the source address instead of this host's. The protocol does not change, " +
 			"and replies have to be routed through this host.",
 	},
 	{
 		name: "access_log", typ: booleanType, def: "false",
-		field:    fieldOf(func(l *Listen) *bool { return &l.AccessLog }),
+		field:    fieldOf(func(l *shaper.Listener) *bool { return &l.AccessLog }),
 		omitZero: true,
 		doc: "Log each TCP connection and UDP flow when it ends: source, downstream, bytes, waits, and how it " +
 			"ended.",
 	},
 	{
 		name: "connect_timeout", typ: durationType(time.Millisecond, time.Hour), def: `"5s"`, needs: []condition{tcpAddress},
-		field: fieldOf(func(l *Listen) *time.Duration { return &l.ConnectTimeout }),
+		field: fieldOf(func(l *shaper.Listener) *time.Duration { return &l.ConnectTimeout }),
 		doc:   "Timeout of a TCP connect to a downstream.",
 	},
 	{
 		name: "first_byte_timeout", typ: timeoutType, defText: "never", needs: []condition{tcpAddress},
-		field: fieldOf(func(l *Listen) *time.Duration { return &l.FirstByteTimeout }),
+		field: fieldOf(func(l *shaper.Listener) *time.Duration { return &l.FirstByteTimeout }),
 		doc: "Timeout for the first byte of a TCP client, once it has a downstream. Do not set it where the " +
 			"downstream speaks first.",
 	},
 	{
 		name: "tcp_idle_timeout", typ: timeoutType, defText: "never", needs: []condition{tcpAddress},
-		field: fieldOf(func(l *Listen) *time.Duration { return &l.TCPIdleTimeout }),
+		field: fieldOf(func(l *shaper.Listener) *time.Duration { return &l.TCPIdleTimeout }),
 		doc: "Timeout of a TCP connection in which no byte moves in either direction. Time during which shaperd " +
 			"holds bytes back does not count.",
 	},
 	{
 		name: "half_close_timeout", typ: timeoutType, defText: "never", needs: []condition{tcpAddress},
-		field: fieldOf(func(l *Listen) *time.Duration { return &l.HalfCloseTimeout }),
+		field: fieldOf(func(l *shaper.Listener) *time.Duration { return &l.HalfCloseTimeout }),
 		doc:   "Idle timeout of a TCP connection of which one direction is closed.",
 	},
 	{
 		name: "max_lifetime", typ: timeoutType, defText: "never", needs: []condition{tcpAddress},
-		field: fieldOf(func(l *Listen) *time.Duration { return &l.MaxLifetime }),
+		field: fieldOf(func(l *shaper.Listener) *time.Duration { return &l.MaxLifetime }),
 		doc:   "Maximum lifetime of a TCP connection.",
 	},
 	{
 		name: "min_throughput", typ: rateType("100B/s"), defText: "none", needs: []condition{tcpAddress},
-		field: fieldOf(func(l *Listen) *uint64 { return &l.MinThroughput }),
+		field: fieldOf(func(l *shaper.Listener) *uint64 { return &l.MinThroughput }),
 		doc: "Minimum throughput of a TCP connection, both directions together, in each 10 s in which shaperd held " +
 			"nothing back.",
 	},
 	{
 		name: "udp_idle_timeout", typ: durationType(10*time.Millisecond, 24*time.Hour), def: `"1m"`, needs: []condition{udpAddressNotTCP},
-		field: fieldOf(func(l *Listen) *time.Duration { return &l.UDPIdleTimeout }),
+		field: fieldOf(func(l *shaper.Listener) *time.Duration { return &l.UDPIdleTimeout }),
 		doc:   "Timeout of a UDP flow without datagrams.",
 	},
 	{
 		name: "max_flows", typ: integerType(1, 1<<20), def: "4096", needs: []condition{udpAddress},
-		field: fieldOf(func(l *Listen) *int { return &l.MaxFlows }),
+		field: fieldOf(func(l *shaper.Listener) *int { return &l.MaxFlows }),
 		doc: "Maximum number of UDP flows. Each takes a local port of this host, of which there are 28,000 by " +
 			"default. When the table is full, an idle flow is evicted: one that was never answered, else one " +
 			"whose source has sent nothing since the answer, else one that was idle for a quarter of " +
@@ -257,14 +257,14 @@ var listenKeys = keys{
 	},
 	{
 		name: "max_flows_per_source", typ: integerType(1, 1<<20), defText: "a quarter of `max_flows`", needs: []condition{udpAddress},
-		field:  fieldOf(func(l *Listen) *int { return &l.MaxFlowsPerSource }),
-		preset: on(func(l *Listen) any { return max(1, l.MaxFlows/4) }),
+		field:  fieldOf(func(l *shaper.Listener) *int { return &l.MaxFlowsPerSource }),
+		preset: on(func(l *shaper.Listener) any { return max(1, l.MaxFlows/4) }),
 		doc: "Maximum number of UDP flows of one IPv4 address, or IPv6 prefix of 64 bits. A source at the maximum " +
 			"evicts one of its own flows.",
 	},
 	{
 		name: "amplification", typ: integerType(0, 1000), def: "3", needs: []condition{udpAddress},
-		field: fieldOf(func(l *Listen) *int { return &l.Amplification }),
+		field: fieldOf(func(l *shaper.Listener) *int { return &l.Amplification }),
 		doc: "Maximum ratio of bytes sent to the source of a UDP flow, which may be forged, to bytes received from " +
 			"it, over the lifetime of the flow. 0 is no maximum: for protocols whose replies are much larger than " +
 			"requests, such as DNS, QUIC, tunnels and streams.",
@@ -274,17 +274,17 @@ var listenKeys = keys{
 var downstreamKeys = keys{
 	{
 		name: "address", typ: stringType("address or name, with a port or without", "10.0.0.5:5432", ""), required: true,
-		field: field{get: on(func(d *Downstream) any { return d.String() })},
+		field: field{get: on(func(d *shaper.Downstream) any { return d.String() })},
 		doc:   "Address of the downstream, as in the string form.",
 	},
 	{
 		name: "weight", typ: integerType(1, 256), def: "1",
-		field: fieldOf(func(d *Downstream) *int { return &d.Weight }),
+		field: fieldOf(func(d *shaper.Downstream) *int { return &d.Weight }),
 		doc:   "Weight among several downstreams.",
 	},
 	{
 		name: "max_connections", typ: integerType(1, 1<<20), defText: "no bound",
-		field: fieldOf(func(d *Downstream) *int { return &d.MaxConnections }),
+		field: fieldOf(func(d *shaper.Downstream) *int { return &d.MaxConnections }),
 		doc:   "Maximum number of connections, including UDP flows.",
 	},
 }
@@ -292,22 +292,22 @@ var downstreamKeys = keys{
 var checkKeys = keys{
 	{
 		name: "interval", typ: durationType(10*time.Millisecond, time.Hour), def: `"2s"`,
-		field: fieldOf(func(l *Listen) *time.Duration { return &l.Check.Interval }),
+		field: fieldOf(func(l *shaper.Listener) *time.Duration { return &l.Check.Interval }),
 		doc:   "Interval of checks.",
 	},
 	{
 		name: "timeout", typ: durationType(10*time.Millisecond, time.Hour), def: `"1s"`,
-		field: fieldOf(func(l *Listen) *time.Duration { return &l.Check.Timeout }),
+		field: fieldOf(func(l *shaper.Listener) *time.Duration { return &l.Check.Timeout }),
 		doc:   "Connect timeout of a check.",
 	},
 	{
 		name: "rise", typ: integerType(1, 1000), def: "2",
-		field: fieldOf(func(l *Listen) *int { return &l.Check.Rise }),
+		field: fieldOf(func(l *shaper.Listener) *int { return &l.Check.Rise }),
 		doc:   "Consecutive successful checks before a downstream is up.",
 	},
 	{
 		name: "fall", typ: integerType(1, 1000), def: "3",
-		field: fieldOf(func(l *Listen) *int { return &l.Check.Fall }),
+		field: fieldOf(func(l *shaper.Listener) *int { return &l.Check.Fall }),
 		doc:   "Consecutive failed checks before a downstream is down.",
 	},
 }
@@ -315,12 +315,12 @@ var checkKeys = keys{
 var ejectKeys = keys{
 	{
 		name: "after", typ: integerType(0, 1000), def: "3",
-		field: fieldOf(func(l *Listen) *int { return &l.EjectAfter }),
+		field: fieldOf(func(l *shaper.Listener) *int { return &l.EjectAfter }),
 		doc:   "Consecutive failed dials; 0 is never.",
 	},
 	{
 		name: "for", typ: durationType(10*time.Millisecond, 24*time.Hour), def: `"10s"`,
-		field: fieldOf(func(l *Listen) *time.Duration { return &l.EjectFor }),
+		field: fieldOf(func(l *shaper.Listener) *time.Duration { return &l.EjectFor }),
 		needs: []condition{ejecting},
 		doc:   "Duration of an ejection.",
 	},
@@ -386,7 +386,7 @@ var attachKeys = keys{
 }
 
 func hasTransparent(c *Config) bool {
-	return slices.ContainsFunc(c.Listen, func(l Listen) bool { return l.Transparent })
+	return slices.ContainsFunc(c.Listen, func(l shaper.Listener) bool { return l.Transparent })
 }
 
 // Conditions of keys of listeners. They are met where the mistake is another one: no
@@ -397,16 +397,16 @@ var (
 
 	udpAddressNotTCP = needs(udpAddress.doc, "has no effect without a udp address: for TCP it is tcp_idle_timeout", hasAddress(shaper.UDP))
 
-	secondDownstream = needs("a second downstream", "", func(l *Listen, _ isSet) bool { return len(l.Downstream) != 1 })
-	notV1ForUDP      = needs("", `"v1" is unsupported for UDP: use "v2"`, func(l *Listen, _ isSet) bool {
-		return l.SendProxy != ProxyV1 || !slices.ContainsFunc(l.Addresses, func(a Address) bool { return a.Protocol == shaper.UDP })
+	secondDownstream = needs("a second downstream", "", func(l *shaper.Listener, _ isSet) bool { return len(l.Downstream) != 1 })
+	notV1ForUDP      = needs("", `"v1" is unsupported for UDP: use "v2"`, func(l *shaper.Listener, _ isSet) bool {
+		return l.SendProxy != shaper.ProxyV1 || !l.Accepts(shaper.UDP)
 	})
-	ejecting = needs("", "has no effect without after", func(l *Listen, _ isSet) bool { return l.EjectAfter > 0 })
+	ejecting = needs("", "has no effect without after", func(l *shaper.Listener, _ isSet) bool { return l.EjectAfter > 0 })
 )
 
-func hasAddress(p shaper.Protocol) func(*Listen, isSet) bool {
-	return func(l *Listen, _ isSet) bool {
-		return len(l.Addresses) == 0 || slices.ContainsFunc(l.Addresses, func(a Address) bool { return a.Protocol == p })
+func hasAddress(p shaper.Protocol) func(*shaper.Listener, isSet) bool {
+	return func(l *shaper.Listener, _ isSet) bool {
+		return len(l.Addresses) == 0 || l.Accepts(p)
 	}
 }
 

@@ -22,7 +22,7 @@ func Shaper(t testing.TB, limits int) *shaper.Shaper {
 	for i := range limits {
 		all = append(all, shaper.Limit{Name: string(rune('a'+i/26)) + string(rune('a'+i%26)), Rate: 8e6, Observe: i%2 == 1})
 	}
-	p, err := s.Compile(all, []shaper.Listener{{Name: "l", TCP: true}}, nil, nil, false)
+	p, err := s.Compile(all, []shaper.Listener{{Name: "l", Addresses: []shaper.Address{{Protocol: shaper.TCP}}}}, nil, nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,173 @@
+package shaper
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Listener is one listener: addresses to accept traffic on, and downstreams to forward it to.
+type Listener struct {
+	Name       string
+	Addresses  []Address
+	Downstream []Downstream // in order; the next one if a dial fails
+	Balance    Balance
+	SlowStart  time.Duration // until a recovered downstream has its full share, 0 to 1h
+	Check      HealthCheck
+
+	// EjectAfter is the number of consecutive failed dials, 1 to 1000, after which a downstream gets no
+	// connections for EjectFor, 10ms to 24h, unless there is no other; 0 is never.
+	EjectAfter int
+	EjectFor   time.Duration
+
+	// AcceptProxyFrom is the sources that begin each TCP connection with a PROXY protocol header.
+	// Limits then apply to the source in the header.
+	AcceptProxyFrom []netip.Prefix
+
+	// SendProxy is the version of the PROXY protocol header that is sent to the downstream before the
+	// first byte, and before each datagram.
+	SendProxy ProxyVersion
+
+	// Transparent makes downstreams see the addresses of sources, and the listener accept what is
+	// addressed to other hosts, if Addresses has theirs. The rules of package tproxy make the kernel
+	// deliver that traffic here, and the downstreams' replies. It requires CAP_NET_RAW or CAP_NET_ADMIN.
+	Transparent bool
+
+	AccessLog bool // log each TCP connection and UDP flow that ends
+
+	ConnectTimeout time.Duration // of one TCP connection attempt, 1ms to 1h
+
+	// Of TCP connections, 10ms to 8760h; 0 is never.
+	FirstByteTimeout time.Duration // for a byte from the client, since the downstream was connected
+	TCPIdleTimeout   time.Duration // without a byte in either direction, while the proxy delays none
+	HalfCloseTimeout time.Duration // the same, after one side has shut down
+	MaxLifetime      time.Duration // since the downstream was connected
+
+	// MinThroughput is bit/s, both directions together, over each 10 s in which the proxy delayed
+	// nothing; 0 is none.
+	MinThroughput uint64
+
+	UDPIdleTimeout time.Duration // of UDP flows: udp_idle_timeout, 10ms to 24h
+	MaxFlows       int           // UDP flows at once, 1 to 1048576
+
+	MaxFlowsPerSource int // of one IPv4 address or IPv6 prefix of 64 bits, 1 to 1048576; 0 is no maximum
+
+	// Amplification bounds the bytes sent to the source of a UDP flow, which may be forged, to a
+	// multiple of the bytes that it sent, over the life of the flow: 1 to 1000; 0 is no bound.
+	Amplification int
+}
+
+// Accepts reports whether l has an address of a protocol.
+func (l *Listener) Accepts(p Protocol) bool {
+	return slices.ContainsFunc(l.Addresses, func(a Address) bool { return a.Protocol == p })
+}
+
+// Endpoints returns the ports of l one by one.
+func (l *Listener) Endpoints() (all []Endpoint) {
+	for _, a := range l.Addresses {
+		all = append(all, a.Endpoints()...)
+	}
+	return all
+}
+
+// Address is a range of ports to listen on. An IPv6 address takes IPv6 traffic
+// alone, the wildcard [::] too: the socket needs IPV6_V6ONLY.
+type Address struct {
+	Protocol Protocol   // TCP or UDP
+	Addr     netip.Addr // without a zone, never IPv4-mapped
+	Ports    PortRange
+}
+
+func (a Address) String() string {
+	return a.Protocol.String() + "://" + net.JoinHostPort(a.Addr.String(), a.Ports.String())
+}
+
+// Single reports whether a has one port. Traffic to a range of ports goes to the same port of
+// the downstream.
+func (a Address) Single() bool { return a.Ports.First == a.Ports.Last }
+
+// Endpoints returns the ports of a one by one.
+func (a Address) Endpoints() (all []Endpoint) {
+	for port := int(a.Ports.First); port <= int(a.Ports.Last); port++ {
+		all = append(all, Endpoint{a.Protocol, netip.AddrPortFrom(a.Addr, uint16(port))})
+	}
+	return all
+}
+
+// Endpoint is one port to listen on.
+type Endpoint struct {
+	Protocol Protocol
+	Addr     netip.AddrPort
+}
+
+func (e Endpoint) String() string { return e.Protocol.String() + "://" + e.Addr.String() }
+
+// Downstream is a host that receives traffic. Traffic to a range of ports goes to
+// the same port regardless of Port; a listener with ranges alone has no Port.
+type Downstream struct {
+	Host           string // an IP address, without brackets, or a name to resolve
+	Port           uint16 // 0 is the port that the source connected to
+	Weight         int    // 1 to 256; 0 is 1
+	MaxConnections int    // max_connections, including UDP flows, 1 to 1048576; 0 is no maximum
+	Drained        bool   // gets no connections when first configured: drained by an operator before
+}
+
+// String returns d as in the configuration.
+func (d Downstream) String() string {
+	if d.Port == 0 && strings.Contains(d.Host, ":") {
+		return "[" + d.Host + "]"
+	}
+	return d.Name()
+}
+
+// Name returns d as in the API and in logs. It has no brackets without a port.
+func (d Downstream) Name() string {
+	if d.Port == 0 {
+		return d.Host
+	}
+	return net.JoinHostPort(d.Host, strconv.Itoa(int(d.Port)))
+}
+
+// PortFor returns the port of d for traffic to a port. ranged is set if that is of a range.
+func (d Downstream) PortFor(port uint16, ranged bool) uint16 {
+	if d.Port != 0 && !ranged {
+		return d.Port
+	}
+	return port
+}
+
+// Balance is the load balancing policy of a listener.
+type Balance uint8
+
+// The load balancing policies, each by weight.
+const (
+	RoundRobin       Balance = iota
+	LeastConnections         // of this proxy
+	SourceHash               // the same downstream for all connections of a source, while it is available
+)
+
+func (b Balance) String() string {
+	return enumName(b, "round-robin", "least-connections", "source-hash")
+}
+
+// ProxyVersion is a version of the PROXY protocol.
+type ProxyVersion uint8
+
+// Versions of the PROXY protocol. ProxyV1 is for TCP alone.
+const (
+	NoProxy ProxyVersion = iota
+	ProxyV1
+	ProxyV2
+)
+
+func (v ProxyVersion) String() string { return enumName(v, "off", "v1", "v2") }
+
+// HealthCheck is an active health check of downstreams: whether they accept a TCP connection. It is
+// disabled when Interval is 0.
+type HealthCheck struct {
+	Interval, Timeout time.Duration // 10ms to 1h
+	Rise, Fall        int           // consecutive checks that succeed, or fail, 1 to 1000
+}
