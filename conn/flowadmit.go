@@ -44,7 +44,7 @@ func (f *udpFlow) admit(b binding, m sock.Message, now leaky.Time) bool {
 	p.evictions = p.evictions[:0]
 	makeRoom := func(lru *flowLRU) bool { return p.evictions.include(lru, f.source, now) }
 	f.source = b.sourceOf(f.flow.Source)
-	to := target{f.flow.Source, f.flow.Port, b.samePort}
+	to := f.target()
 	if b.atSourceCap(f.source) {
 		makeRoom(&f.source.flows) // first, since that may be all that is needed
 	}
@@ -77,7 +77,7 @@ func (f *udpFlow) admit(b binding, m sock.Message, now leaky.Time) bool {
 		}
 		return false
 	}
-	if err := f.dial(to, nil, now); err != nil {
+	if err := f.dial(nil, now); err != nil {
 		f.slots.release(now)
 		f.dialFailed(err)
 		return false
@@ -136,7 +136,8 @@ func (ln *listener) hasDownstream(to target, makeRoom func(*flowLRU) bool, now l
 
 // dial connects a socket of f to d, whose count includes f already, or if d is nil to a
 // downstream that pick returns.
-func (f *udpFlow) dial(to target, d *downstream, now leaky.Time) error {
+func (f *udpFlow) dial(d *downstream, now leaky.Time) error {
+	to := f.target()
 	counted := d != nil
 	if !counted {
 		full := false
@@ -172,12 +173,16 @@ func (f *udpFlow) dial(to target, d *downstream, now leaky.Time) error {
 	return nil
 }
 
+func (f *udpFlow) target() target {
+	return target{f.flow.Source, f.flow.Port, f.key.port.binding.samePort}
+}
+
 // redial connects f to a downstream of its listener's new configuration. Its queued datagrams
 // go there.
 func (f *udpFlow) redial(now leaky.Time) bool {
 	fd, d := f.fd, f.downstream
 	d.inFlight--
-	if err := f.dial(target{f.flow.Source, f.flow.Port, f.key.port.binding.samePort}, nil, now); err != nil {
+	if err := f.dial(nil, now); err != nil {
 		f.dialFailed(err)
 		d.inFlight++
 		return false

@@ -74,14 +74,10 @@ func (w *pendingFlow) buffer(m sock.Message) (lost int) {
 // addDropped counts n datagrams as dropped during or after the wait of w.
 func (w *pendingFlow) addDropped(n int) { w.udp.listener.counts.SendErrors.Add(uint64(max(n, 0))) }
 
-func (w *pendingFlow) target() target {
-	return target{w.udp.flow.Source, w.udp.flow.Port, w.udp.key.port.binding.samePort}
-}
-
-func (w *pendingFlow) pool() *gate { return w.udp.listener.pool(w.target(), nil) }
+func (w *pendingFlow) pool() *gate { return w.udp.listener.pool(w.udp.target(), nil) }
 
 func (w *pendingFlow) assignDownstream(now leaky.Time) {
-	if w.downstream, _ = w.udp.listener.pick(w.target(), nil, now); w.downstream != nil {
+	if w.downstream, _ = w.udp.listener.pick(w.udp.target(), nil, now); w.downstream != nil {
 		w.downstream.inFlight++
 	}
 }
@@ -99,7 +95,7 @@ func (w *pendingFlow) admitted(now leaky.Time) {
 		return
 	}
 	p.evict(f.listener.counts, now)
-	if err := f.dial(w.target(), w.downstream, now); err != nil {
+	if err := f.dial(w.downstream, now); err != nil {
 		w.undo(now)
 		f.dialFailed(err)
 		return
