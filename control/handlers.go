@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -76,8 +75,8 @@ func (a *handlers) getConnections(w http.ResponseWriter, q *http.Request) {
 	}
 	if text := values.Get("source"); text != "" {
 		var err error
-		if filter.source, err = ParsePrefix(text); err != nil {
-			badRequest(w, "source: %v", err)
+		if filter.source, err = shaper.ParsePrefix(text); err != nil {
+			badRequest(w, "source: %q %v", text, err)
 			return
 		}
 	}
@@ -91,28 +90,6 @@ func (a *handlers) getConnections(w http.ResponseWriter, q *http.Request) {
 		return
 	}
 	writeJSON(w, http.StatusOK, a.connections(filter))
-}
-
-// ParsePrefix parses a prefix or an address, which is a prefix of full length. It rejects what
-// is ambiguous: a prefix with host bits set, and a zone, which would be ignored.
-func ParsePrefix(s string) (netip.Prefix, error) {
-	if a, err := netip.ParseAddr(s); err == nil {
-		if a.Zone() != "" {
-			return netip.Prefix{}, fmt.Errorf("%q: zones are not supported: use %v", s, a.WithZone(""))
-		}
-		a = a.Unmap()
-		return netip.PrefixFrom(a, a.BitLen()), nil
-	}
-	p, err := netip.ParsePrefix(s)
-	switch {
-	case err != nil:
-		return p, fmt.Errorf("invalid prefix or address %q: use one such as 192.0.2.0/24 or 2001:db8::7", s)
-	case p.Addr().Is4In6():
-		return p, fmt.Errorf("%s: use the IPv4 form", s)
-	case p != p.Masked():
-		return p, fmt.Errorf("%s has host bits set: use %v, or the address alone", s, p.Masked())
-	}
-	return p, nil
 }
 
 func (a *handlers) getExplain(w http.ResponseWriter, q *http.Request) {
@@ -181,9 +158,9 @@ func (a *handlers) block(w http.ResponseWriter, q *http.Request) {
 	if !ok {
 		return
 	}
-	p, err := ParsePrefix(s.Prefix)
+	p, err := shaper.ParsePrefix(s.Prefix)
 	if err != nil {
-		badRequest(w, "prefix: %v", err)
+		badRequest(w, "prefix: %q %v", s.Prefix, err)
 		return
 	}
 	if !writeError(w, a.Daemon.Block(q.Context(), p, d)) {
@@ -192,9 +169,10 @@ func (a *handlers) block(w http.ResponseWriter, q *http.Request) {
 }
 
 func (a *handlers) unblock(w http.ResponseWriter, q *http.Request) {
-	p, err := ParsePrefix(q.URL.Query().Get("prefix"))
+	text := q.URL.Query().Get("prefix")
+	p, err := shaper.ParsePrefix(text)
 	if err != nil {
-		badRequest(w, "prefix: %v", err)
+		badRequest(w, "prefix: %q %v", text, err)
 		return
 	}
 	if !writeError(w, a.Daemon.Unblock(q.Context(), p)) {

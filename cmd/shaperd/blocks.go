@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"time"
@@ -8,8 +9,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"shaperd.dev/shaperd/api"
-	"shaperd.dev/shaperd/control"
 	"shaperd.dev/shaperd/internal/term"
+	"shaperd.dev/shaperd/shaper"
 )
 
 func blocksCommand(e env) *cobra.Command {
@@ -120,9 +121,9 @@ func unblockCommand(e env) *cobra.Command {
 
 // parsePrefix parses a prefix of the command line.
 func parsePrefix(s string) (netip.Prefix, error) {
-	p, err := control.ParsePrefix(s)
+	p, err := shaper.ParsePrefix(s)
 	if err != nil {
-		return p, usageError{err}
+		return p, usageError{fmt.Errorf("%q %w", s, err)}
 	}
 	return p, nil
 }

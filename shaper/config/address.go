@@ -136,24 +136,11 @@ func isHostname(s string) bool {
 	return strings.Trim(labels[len(labels)-1], "0123456789") != ""
 }
 
-// parsePrefix parses "192.0.2.0/24" or "2001:db8::/32", or an address, which is a prefix of
-// full length; a prefix of IPv4-mapped addresses is returned as IPv4.
+// parsePrefix is [shaper.ParsePrefix] with an error that names s.
 func parsePrefix(s string) (netip.Prefix, error) {
-	p, err := netip.ParsePrefix(s)
-	if addr, addrErr := netip.ParseAddr(s); addrErr == nil && addr.Zone() == "" {
-		p, err = netip.PrefixFrom(addr, addr.BitLen()), nil
-	}
+	p, err := shaper.ParsePrefix(s)
 	if err != nil {
-		if strings.Contains(s, "%") {
-			return p, fmt.Errorf("%s has an unsupported IPv6 zone", quote(s))
-		}
-		return p, fmt.Errorf("%s is not an address, or a prefix such as \"192.0.2.0/24\" or \"2001:db8::/32\"", quote(s))
-	}
-	if p.Addr().Is4In6() && p.Bits() >= 96 {
-		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
-	}
-	if p != p.Masked() {
-		return p, fmt.Errorf("%s has host bits set: write %q", quote(s), p.Masked())
+		return p, fmt.Errorf("%s %w", quote(s), err)
 	}
 	return p, nil
 }
