@@ -49,7 +49,7 @@ func TestBlock_RefusesEverything(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newTCP(t, c.mode, append([]shaper.Limit{c.block}, others...)...)
-			d := dial("10.0.0.1:40000")
+			d := dial(testClient)
 			if action, got, _ := b.send(d.nextSegment(client, syn, 0)); action != c.syn {
 				t.Errorf("a SYN: action %d, %+v", int32(action), got)
 			}

@@ -40,7 +40,7 @@ func TestSilentRefusal(t *testing.T) {
 	l := capped(1)
 	l.RefuseWith = shaper.RefuseDrop
 	b := newTCP(t, shaper.AttachPolice, l)
-	b.establish(dial("10.0.0.1:40000"))
+	b.establish(dial(testClient))
 	if got := b.open(dial("10.0.0.1:40001")); got != dropped {
 		t.Errorf("action %d", int32(got))
 	}
@@ -61,7 +61,7 @@ func TestRefusal_LeavesNoState(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newTCP(t, shaper.AttachPolice, c.limits...)
-			if action := b.open(dial("10.0.0.1:40000")); action != passed {
+			if action := b.open(dial(testClient)); action != passed {
 				t.Fatalf("the first met action %d", int32(action))
 			}
 			flying := b.inFlight()
@@ -134,7 +134,7 @@ func TestNewConnectionsWait(t *testing.T) {
 
 func TestWaitingSYNDoesNotExpire(t *testing.T) {
 	b := newTCP(t, shaper.AttachShape, shaper.Limit{Name: "n", NewConnections: shaper.Frequency{N: 1, Per: 30 * time.Second}, QueueTimeout: time.Minute}, capped(5))
-	b.open(dial("10.0.0.1:40000"))
+	b.open(dial(testClient))
 	d := dial("10.0.0.1:40001")
 	b.open(d)
 	b.now += uint64(30*time.Second) + testHalfOpenTimeout - 1
@@ -142,13 +142,13 @@ func TestWaitingSYNDoesNotExpire(t *testing.T) {
 	b.exchange(d, client, ack, 0)
 	b.now += testIdleTimeout - 1
 	b.exchange(d, client, ack, 1)
-	b.exchange(dial("10.0.0.1:40000"), client, ack, 0) // lets the programs notice that it has expired
+	b.exchange(dial(testClient), client, ack, 0) // lets the programs notice that it has expired
 	b.expectInFlight(1)
 }
 
 func TestCapAcrossReload(t *testing.T) {
 	b := newTCP(t, shaper.AttachPolice, capped(2))
-	first, second := dial("10.0.0.1:40000"), dial("10.0.0.1:40001")
+	first, second := dial(testClient), dial("10.0.0.1:40001")
 	b.establish(first)
 	b.establish(second)
 	next := 50000
@@ -225,7 +225,7 @@ func TestObserve_Cap(t *testing.T) {
 			if s := b.counters(); s.ConnsOverCap != 4 || s.ConnsAdmitted[0] != 2 {
 				t.Errorf("%d would have been refused, %v admitted", s.ConnsOverCap, s.ConnsAdmitted)
 			}
-			b.exchange(dial("10.0.0.1:40000"), client, rst, 0)
+			b.exchange(dial(testClient), client, rst, 0)
 		})
 	}
 }

@@ -35,10 +35,10 @@ func BenchmarkConnections(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			k := newTCPVariant(b, shaper.AttachPolice, map[string]any{kernelVarTestSources: c.sources}, testIdleTimeout, c.limits...)
-			d := dial("10.0.0.1:40000")
+			d := dial(testClient)
 			if c.sources == 0 {
 				d.nextSegment(client, syn, 0)
-				k.open(dial("10.0.0.1:40000"))
+				k.open(dial(testClient))
 				k.exchange(d, server, syn|ack, 0)
 				k.exchange(d, client, ack, 0)
 			}
@@ -57,7 +57,7 @@ func capNamed(name string, key shaper.Fields) shaper.Limit {
 	return shaper.Limit{Name: name, Key: key, MaxConnections: 1 << 20}
 }
 
-func synSegment(*dialogue) []byte     { return dial("10.0.0.1:40000").nextSegment(client, syn, 0) }
+func synSegment(*dialogue) []byte     { return dial(testClient).nextSegment(client, syn, 0) }
 func dataSegment(d *dialogue) []byte  { return d.nextSegment(client, ack, 100) }
 func replySegment(d *dialogue) []byte { return d.nextSegment(server, ack, 100) }
 

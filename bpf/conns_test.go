@@ -1,24 +1,69 @@
 package bpf
 
 import (
-	"encoding/binary"
-	"slices"
 	"testing"
 	"time"
 
 	"shaperd.dev/shaperd/shaper"
 )
 
-// TestConnections runs connections through their life cycle one by one, under a cap of one for
-// each source: whether another connection is admitted tells whether the first is counted.
-func TestConnections(t *testing.T) {
-	const a = "10.0.0.1:40000"
+// connectionCase is a connection, and how many are in flight afterwards.
+type connectionCase struct {
+	name string
+	run  func(b *tcpBench, d *dialogue)
+	want int
+}
+
+// testConnections runs connections of testClient one by one, under a cap of one for each source:
+// whether another connection is admitted tells whether the first is counted.
+func testConnections(t *testing.T, cases []connectionCase) {
 	b := newTCP(t, shaper.AttachPolice, capped(1))
-	for _, c := range []struct {
-		name string
-		run  func(b *tcpBench, d *dialogue)
-		want int // in flight afterwards
-	}{
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			b.t = t
+			b.clearMaps()
+			b.runConnection(c.run, dial(testClient), c.want)
+		})
+	}
+}
+
+// runConnection runs a connection and tries to open another one after it.
+func (b *tcpBench) runConnection(run func(*tcpBench, *dialogue), d *dialogue, want int) {
+	b.t.Helper()
+	run(b, d)
+	b.expectInFlight(want)
+	b.expectConsistent()
+	next, action := dial("10.0.0.1:50000"), uint32(passed)
+	if want > 0 {
+		action = answered
+	}
+	if got := b.open(next); got != action {
+		b.t.Errorf("the next SYN of the source met action %d, want %d", int32(got), int32(action))
+	}
+	if got := b.open(dial("10.0.0.2:50000")); got != passed {
+		b.t.Errorf("a SYN of another source met action %d", int32(got))
+	}
+}
+
+// expectConsistent fails the test if the slot counts need repair.
+func (b *tcpBench) expectConsistent() {
+	b.t.Helper()
+	for range 2 {
+		if n, err := b.reconcile(b.now); n != 0 || err != nil {
+			b.t.Errorf("%d counts were repaired, %v", n, err)
+		}
+	}
+}
+
+// forgetReplies makes the programs forget that they have seen a reply.
+func (b *tcpBench) forgetReplies() {
+	b.t.Helper()
+	b.setAllReplySeen(b.t, false)
+}
+
+// TestConnections takes connections through their life cycle.
+func TestConnections(t *testing.T) {
+	testConnections(t, []connectionCase{
 		{"a SYN is counted", func(b *tcpBench, d *dialogue) { b.open(d) }, 1},
 		{"established", func(b *tcpBench, d *dialogue) { b.establish(d) }, 1},
 		{"a retransmitted SYN passes and is counted once", func(b *tcpBench, d *dialogue) {
@@ -112,85 +157,6 @@ func TestConnections(t *testing.T) {
 			b.now += testClosingTimeout - 1
 			b.exchange(d, server, ack, 0)
 		}, 0},
-		{"reset by the client", func(b *tcpBench, d *dialogue) {
-			b.establish(d)
-			b.exchange(d, client, rst, 0)
-		}, 0},
-		{"reset by the server", func(b *tcpBench, d *dialogue) {
-			b.establish(d)
-			b.exchange(d, server, rst|ack, 0)
-		}, 0},
-		{"reset by the client, with a timestamp", func(b *tcpBench, d *dialogue) {
-			b.establish(d)
-			p := d.segment(client, rst|ack, d.next[client], d.next[server], 0)
-			p = append(p, 1, 1, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8)
-			p[14+3] += 12
-			copy(p[14+10:], []byte{0, 0})
-			binary.BigEndian.PutUint16(p[14+10:], ^checksum(p[14:34], 0))
-			p[34+12] = 8 << 4
-			copy(p[34+16:], []byte{0, 0})
-			binary.BigEndian.PutUint16(p[34+16:], ^checksum(p[34:], pseudo(d.ends[client].Addr(), d.ends[server].Addr(), 32)))
-			b.send(p)
-		}, 0},
-		{"reset by the client with data in flight", func(b *tcpBench, d *dialogue) {
-			b.establish(d)
-			acked := d.next[server]
-			d.nextSegment(server, ack, 1000)
-			b.exchange(d, client, ack, 3000)
-			b.exchange(d, server, ack, 0)
-			b.send(d.segment(client, rst|ack, d.next[client], acked, 0))
-		}, 0},
-		{"reset by the client after unacknowledged data", func(b *tcpBench, d *dialogue) {
-			b.establish(d)
-			b.exchange(d, client, ack, 3000)
-			b.exchange(d, client, rst, 0)
-			b.expectInFlight(1)
-			b.now += testClosingTimeout
-			b.exchange(d, client, ack, 0)
-		}, 0},
-		{"reset by the client before data that it has sent", func(b *tcpBench, d *dialogue) {
-			b.establish(d)
-			at := d.next
-			b.exchange(d, client, ack, 10)
-			b.send(d.segment(client, rst, at[client], 0, 0))
-			b.exchange(d, server, ack, 0)
-		}, 1},
-		{"reset by the client after data far out of the window", func(b *tcpBench, d *dialogue) {
-			b.establish(d)
-			far := d.next[client] + 1<<30
-			b.send(d.segment(client, ack, far, d.next[server], 2))
-			b.send(d.segment(client, rst, far+2, 0, 0))
-		}, 1},
-		{"an RST that does not reach the server", func(b *tcpBench, d *dialogue) {
-			b.establish(d)
-			good := d.segment(client, rst, d.next[client], 0, 0)
-			for i, spoil := range []func(p []byte){
-				func(p []byte) { p[14+20+16] ^= 1 },                 // TCP's checksum
-				func(p []byte) { p[14+10] ^= 1 },                    // IP's
-				func(p []byte) { p[14+8] = 1; p[14+10] += 60 },      // TTL
-				func(p []byte) { p[5] ^= 1 },                        // another host
-				func(p []byte) { p[14+3] += 8; p[14+11] -= 8 },      // longer than the packet
-				func(p []byte) { p[14] = 0x46; p[14+20+12] = 0x50 }, // an option
-			} {
-				packet := slices.Clone(good)
-				spoil(packet)
-				b.send(packet)
-				if n := b.inFlight(); n != 1 {
-					b.t.Fatalf("%d: %d in flight", i, n)
-				}
-			}
-		}, 1},
-		{"an RST of the server to an invalid ACK of the client", func(b *tcpBench, d *dialogue) {
-			b.open(d)
-			b.exchange(d, server, syn|ack, 0)
-			b.send(d.segment(client, ack, d.next[client], d.next[server]+500, 0))
-			b.reply(d.segment(server, rst, d.next[server]+500, 0, 0))
-		}, 1},
-		{"an RST+ACK that does not acknowledge the SYN+ACK", func(b *tcpBench, d *dialogue) {
-			b.open(d)
-			b.exchange(d, server, syn|ack, 0)
-			b.send(d.segment(client, rst|ack, d.next[client], d.next[server]-1, 0))
-		}, 1},
 		{"a FIN that comes before data", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			at := d.next[client]
@@ -299,37 +265,6 @@ func TestConnections(t *testing.T) {
 			b.exchange(d, server, fin|ack, 0)
 			b.exchange(d, client, ack, 0)
 		}, 0},
-		{"refused by the server", func(b *tcpBench, d *dialogue) {
-			b.open(d)
-			b.reply(d.segment(server, rst|ack, 0, d.next[client], 0))
-		}, 0},
-		{"aborted by the client before a reply", func(b *tcpBench, d *dialogue) {
-			b.open(d)
-			b.exchange(d, client, rst, 0)
-		}, 0},
-		{"an out-of-window RST", func(b *tcpBench, d *dialogue) {
-			b.establish(d)
-			b.send(d.segment(client, rst, d.next[client]+5000, 0, 0))
-			b.reply(d.segment(server, rst, 0, 0, 0))
-		}, 1},
-		{"an out-of-window RST, and the connection continues", func(b *tcpBench, d *dialogue) {
-			b.establish(d)
-			b.send(d.segment(client, rst, d.next[client]+5000, 0, 0))
-			b.exchange(d, client, ack, 10)
-			b.now += testIdleTimeout - 1
-			b.exchange(d, server, ack, 10)
-		}, 1},
-		{"an RST beyond the data seen, which may have been accepted", func(b *tcpBench, d *dialogue) {
-			b.establish(d)
-			b.send(d.segment(client, rst, d.next[client]+1, 0, 0))
-			b.now += testClosingTimeout
-			b.exchange(d, client, ack, 0)
-		}, 0},
-		{"an out-of-window RST during the handshake", func(b *tcpBench, d *dialogue) {
-			b.open(d)
-			b.send(d.segment(client, rst, 0, 0, 0))
-			b.reply(d.segment(server, rst|ack, 0, 12345, 0))
-		}, 1},
 		{"replies by another path", func(b *tcpBench, d *dialogue) {
 			b.forgetReplies()
 			b.open(d)
@@ -402,7 +337,7 @@ func TestConnections(t *testing.T) {
 		{"ports reused after the end", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			b.exchange(d, client, rst, 0)
-			again := dial(a)
+			again := dial(testClient)
 			again.next[client] += 1 << 20
 			b.establish(again)
 			if live, gone := b.entries(); live != 1 || gone != 0 {
@@ -413,7 +348,7 @@ func TestConnections(t *testing.T) {
 			b.establish(d)
 			b.exchange(d, client, fin|ack, 0)
 			b.exchange(d, server, fin|ack, 0)
-			again := dial(a)
+			again := dial(testClient)
 			again.next[client] += 1 << 20
 			b.establish(again)
 		}, 1},
@@ -421,7 +356,7 @@ func TestConnections(t *testing.T) {
 			b.establish(d)
 			b.exchange(d, server, fin|ack, 0)
 			b.exchange(d, client, ack, 0)
-			again := dial(a)
+			again := dial(testClient)
 			again.next[client] += 1 << 20
 			again.next[server] += 1 << 20
 			b.open(again)
@@ -435,7 +370,7 @@ func TestConnections(t *testing.T) {
 		{"ports reused after silence", func(b *tcpBench, d *dialogue) {
 			b.establish(d)
 			b.now += testIdleTimeout
-			b.establish(dial(a))
+			b.establish(dial(testClient))
 		}, 1},
 		{"from the other direction, by the client's SYN+ACK", func(b *tcpBench, d *dialogue) {
 			b.exchange(d, client, syn|ack, 0)
@@ -462,45 +397,5 @@ func TestConnections(t *testing.T) {
 			b.exchange(d, client, syn|ack, 0)
 			b.open(d)
 		}, 1},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			b.t = t
-			b.clearMaps()
-			b.runConnection(c.run, dial(a), c.want)
-		})
-	}
-}
-
-// forgetReplies makes the programs forget that they have seen a reply.
-func (b *tcpBench) forgetReplies() {
-	b.t.Helper()
-	b.setAllReplySeen(b.t, false)
-}
-
-// runConnection runs a connection and tries to open another one after it.
-func (b *tcpBench) runConnection(run func(*tcpBench, *dialogue), d *dialogue, want int) {
-	b.t.Helper()
-	run(b, d)
-	b.expectInFlight(want)
-	b.expectConsistent()
-	next, action := dial("10.0.0.1:50000"), uint32(passed)
-	if want > 0 {
-		action = answered
-	}
-	if got := b.open(next); got != action {
-		b.t.Errorf("the next SYN of the source met action %d, want %d", int32(got), int32(action))
-	}
-	if got := b.open(dial("10.0.0.2:50000")); got != passed {
-		b.t.Errorf("a SYN of another source met action %d", int32(got))
-	}
-}
-
-// expectConsistent fails the test if the slot counts need repair.
-func (b *tcpBench) expectConsistent() {
-	b.t.Helper()
-	for range 2 {
-		if n, err := b.reconcile(b.now); n != 0 || err != nil {
-			b.t.Errorf("%d counts were repaired, %v", n, err)
-		}
-	}
+	})
 }

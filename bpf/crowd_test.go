@@ -144,7 +144,7 @@ func TestForgottenHandshakes(t *testing.T) {
 	})
 	t.Run("SYN+ACK retransmitted", func(t *testing.T) {
 		begin(t)
-		d := dial("10.0.0.1:40000")
+		d := dial(testClient)
 		forget(d)
 		b.advance(100 * time.Second)
 		b.reply(d.segment(server, syn|ack, d.next[server]-1, d.next[client], 0))
@@ -155,7 +155,7 @@ func TestForgottenHandshakes(t *testing.T) {
 	})
 	t.Run("after a SYN that may reserve", func(t *testing.T) {
 		begin(t)
-		d := dial("10.0.0.1:40000")
+		d := dial(testClient)
 		forget(d)
 		b.advance(60 * time.Second)
 		b.setAllDeferUntil(t, 0)
@@ -169,7 +169,7 @@ func TestForgottenHandshakes(t *testing.T) {
 	t.Run("reservations deferred", func(t *testing.T) {
 		begin(t)
 		b.setAllDeferUntil(t, b.now+uint64(5*time.Second))
-		forget(dial("10.0.0.1:40000"))
+		forget(dial(testClient))
 		b.open(dial("10.0.0.1:40001"))
 		b.expectInFlight(0)
 	})

@@ -73,7 +73,7 @@ func TestExpiry(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b := newShortTimeouts(t, capped(1))
 			start := time.Now()
-			c.run(b, dial("10.0.0.1:40000"))
+			c.run(b, dial(testClient))
 			for b.counters().InFlight > 0 {
 				time.Sleep(time.Millisecond)
 			}
@@ -98,7 +98,7 @@ func TestStartSweeper_RetriesWithoutMemory(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	b.open(dial("10.0.0.1:40000"))
+	b.open(dial(testClient))
 	b.eventually(0, 0)
 }
 
@@ -106,7 +106,7 @@ func TestStartSweeper_RetriesWithoutMemory(t *testing.T) {
 // entry is being reused: it stays.
 func TestSweep_KeepsLockedEntry(t *testing.T) {
 	b := newShortTimeouts(t, capped(1))
-	d := dial("10.0.0.1:40000")
+	d := dial(testClient)
 	b.establish(d)
 	b.exchange(d, server, rst, 0)
 	var tuple kernelTuple
@@ -138,7 +138,7 @@ func TestSweep_KeepsLockedEntry(t *testing.T) {
 // TestExpiry_WithoutDaemon closes everything but the maps: connections expire nevertheless.
 func TestExpiry_WithoutDaemon(t *testing.T) {
 	b := newShortTimeouts(t, capped(1))
-	b.establish(dial("10.0.0.1:40000"))
+	b.establish(dial(testClient))
 	if err := b.kernelPrograms.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +159,7 @@ func TestExpiry_TrafficKeepsConnection(t *testing.T) {
 // trafficKeepsConnection reports false if the machine stalled for about the idle timeout.
 func trafficKeepsConnection(t *testing.T) bool {
 	b := newShortTimeouts(t, capped(1))
-	d := dial("10.0.0.1:40000")
+	d := dial(testClient)
 	longest, last := time.Duration(0), time.Now()
 	b.establish(d)
 	for range 30 {
@@ -184,7 +184,7 @@ func TestExpiry_SYNFlood(t *testing.T) {
 		kernelVarSweepInterval: uint64(2 * time.Millisecond), kernelVarTestSources: uint32(1<<32 - 1),
 	}, testIdleTimeout, dropSilently(capped(1)), dropSilently(shaper.Limit{Name: "all", MaxConnections: most}))
 	stop := b.monitorCounts()
-	b.flood(dial("10.0.0.1:40000").nextSegment(client, syn, 0), n)
+	b.flood(dial(testClient).nextSegment(client, syn, 0), n)
 	if seen, looks := stop(); seen > most || looks == 0 {
 		t.Errorf("up to %d at once, in %d readings", seen, looks)
 	}

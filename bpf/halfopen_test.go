@@ -278,7 +278,7 @@ func TestSlotAtACK(t *testing.T) {
 // TestSlotAtACK_NoRepliesSeen sends a late ACK where no replies are seen.
 func TestSlotAtACK_NoRepliesSeen(t *testing.T) {
 	b := newTCPVariant(t, shaper.AttachPolice, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Millisecond)}, testIdleTimeout, capped(1))
-	d := dial("10.0.0.1:40000")
+	d := dial(testClient)
 	b.open(d)
 	d.nextSegment(server, syn|ack, 0)
 	for range 20 {
@@ -347,9 +347,9 @@ func TestSlotAtACK_ManyClients(t *testing.T) {
 func TestReservation_ResumesAfterQuietMinute(t *testing.T) {
 	b := newTCPVariant(t, shaper.AttachPolice, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Hour)}, testIdleTimeout, capped(1))
 	b.setAllReplySeen(t, true)
-	b.open(dial("10.0.0.1:40000"))
+	b.open(dial(testClient))
 	b.now += testHalfOpenTimeout
-	b.exchange(dial("10.0.0.1:40000"), client, ack, 0) // lets the programs notice that it has expired
+	b.exchange(dial(testClient), client, ack, 0) // lets the programs notice that it has expired
 	b.now += uint64(time.Minute) - 1
 	b.open(dial("10.0.0.1:40001"))
 	b.expectInFlight(0)

@@ -17,7 +17,7 @@ func TestObserve_RefusalOfEnforcedLimit(t *testing.T) {
 	b := newTCP(t, shaper.AttachPolice,
 		shaper.Limit{Name: "rate", Packets: shaper.Frequency{N: 1, Per: time.Hour}},
 		shaper.Limit{Name: "seen", Observe: true, NewConnections: shaper.Frequency{N: 1, Per: time.Hour}})
-	b.open(dial("10.0.0.1:40000"))
+	b.open(dial(testClient))
 	action, _, _ := b.send(dial("10.0.0.1:40001").nextSegment(client, syn, 0))
 	if s := b.counters(); action != dropped || s.Refused[1] != 1 || s.ConnsMemoryFull != 0 {
 		t.Errorf("action %d; %d refused, %d for lack of memory", int32(action), s.Refused[1], s.ConnsMemoryFull)
@@ -50,7 +50,7 @@ func TestCounters_Monotonic(t *testing.T) {
 	b := newTCPVariant(t, shaper.AttachPolice, nil, testIdleTimeout,
 		shaper.Limit{Name: "rate", Packets: shaper.Frequency{N: 1e9, Per: time.Second}, MaxDelay: time.Second},
 		dropSilently(shaper.Limit{Name: "new", NewConnections: shaper.Frequency{N: 1, Per: time.Hour}}))
-	b.open(dial("10.0.0.1:40000"))
+	b.open(dial(testClient))
 	var end atomic.Bool
 	var sending sync.WaitGroup
 	sending.Go(func() {

@@ -64,7 +64,7 @@ func parseRST(t *testing.T, b []byte, l3 int) rstHeader {
 
 func TestRST(t *testing.T) {
 	b := newTCP(t, shaper.AttachPolice, shaper.Limit{Name: "none", MaxConnections: 1})
-	b.open(dial("10.0.0.1:40000"))
+	b.open(dial(testClient))
 	eight := [2]netip.AddrPort{netip.MustParseAddrPort("[2001:db8::1]:40001"), netip.MustParseAddrPort("[2001:db8::2]:5432")}
 	tags := []byte{0x81, 0x00, 0x20, 0x07}
 	tags2 := append([]byte{0x88, 0xa8, 0, 9}, tags...)

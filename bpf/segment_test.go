@@ -33,6 +33,9 @@ type dialogue struct {
 	next [2]uint32 // next sequence numbers
 }
 
+// testClient is the client of most dialogues.
+const testClient = "10.0.0.1:40000"
+
 var testServer = netip.MustParseAddrPort("10.9.9.9:5432")
 
 // dial returns a new connection.

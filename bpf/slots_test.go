@@ -90,7 +90,7 @@ func TestCap_ConcurrentSYNs(t *testing.T) {
 			b.clearMaps()
 			b.setLimits(dropSilently(shaper.Limit{Name: "all", MaxConnections: most}))
 			stop := b.monitorCounts()
-			b.flood(dial("10.0.0.1:40000").nextSegment(client, syn, 0), n)
+			b.flood(dial(testClient).nextSegment(client, syn, 0), n)
 			seen, looks := stop()
 			if seen > most || looks == 0 {
 				t.Errorf("up to %d were counted at once, in %d readings", seen, looks)
@@ -114,7 +114,7 @@ func TestCap_ConcurrentFirstSlot(t *testing.T) {
 	var wg sync.WaitGroup
 	for cpu := range cpus {
 		wg.Go(func() {
-			d := dial("10.0.0.1:40000")
+			d := dial(testClient)
 			for round := range rounds {
 				d.ends[client] = netip.AddrPortFrom(ipv4(uint32(0x0a000000+round)), uint16(40000+cpu))
 				packet := d.segment(client, syn, 1, 0, 0)
@@ -205,7 +205,7 @@ func TestSYN_TablesFull(t *testing.T) {
 	expect := func() {
 		t.Helper()
 		before := b.counters().ConnsMemoryFull
-		action, d, _ := b.send(dial("10.0.0.1:40000").nextSegment(client, syn, 0))
+		action, d, _ := b.send(dial(testClient).nextSegment(client, syn, 0))
 		if action != answered || d.Reason != uint32(shaper.MemoryFull) || b.counters().ConnsMemoryFull != before+1 {
 			t.Errorf("action %d, %+v", int32(action), d)
 		}
@@ -237,7 +237,7 @@ func TestSYN_TablesFull(t *testing.T) {
 		if err := b.Connections.Delete(&keys[0]); err != nil {
 			t.Fatal(err)
 		}
-		if got := b.open(dial("10.0.0.1:40000")); got != passed {
+		if got := b.open(dial(testClient)); got != passed {
 			t.Errorf("action %d", int32(got))
 		}
 	})
@@ -278,7 +278,7 @@ func TestReconcile(t *testing.T) {
 // before: nothing is repaired.
 func TestReconcile_ConcurrentClose(t *testing.T) {
 	b := newTCP(t, shaper.AttachPolice, capped(5))
-	d := dial("10.0.0.1:40000")
+	d := dial(testClient)
 	b.establish(d)
 	counts := slices.Clone(b.slots)
 	b.reply(d.segment(server, rst, d.next[server], 0, 0))

@@ -15,7 +15,7 @@ import (
 // TestTrain_UnknownSegments runs a train without a segment count, as guests send them.
 func TestTrain_UnknownSegments(t *testing.T) {
 	b := newTCP(t, shaper.AttachPolice, shaper.Limit{Name: "p", Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: time.Second})
-	data := dial("10.0.0.1:40000").nextSegment(client, ack, 1000)
+	data := dial(testClient).nextSegment(client, ack, 1000)
 	for _, counted := range []uint32{10, 0} {
 		var out skb
 		options := &ebpf.RunOptions{Data: data, DataOut: b.out[:], Context: skb{GSOSize: 100, GSOSegments: counted}, ContextOut: &out}
@@ -68,7 +68,7 @@ func TestTrain_FromTap(t *testing.T) {
 	for _, n := range []uint16{54, 1448, 34, 16} {
 		header = binary.NativeEndian.AppendUint16(header, n)
 	}
-	if _, err := unix.Write(fd, append(header, dial("10.0.0.1:40000").nextSegment(client, ack, 14480)...)); err != nil {
+	if _, err := unix.Write(fd, append(header, dial(testClient).nextSegment(client, ack, 14480)...)); err != nil {
 		t.Fatal(err)
 	}
 	within(t, 5*time.Second, func() bool {

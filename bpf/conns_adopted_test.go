@@ -1,20 +1,10 @@
 package bpf
 
-import (
-	"testing"
+import "testing"
 
-	"shaperd.dev/shaperd/shaper"
-)
-
-// TestAdoptedConnections tracks connections that began before the programs were attached.
-func TestAdoptedConnections(t *testing.T) {
-	const a = "10.0.0.1:40000"
-	b := newTCP(t, shaper.AttachPolice, capped(1))
-	for _, c := range []struct {
-		name string
-		run  func(b *tcpBench, d *dialogue)
-		want int // in flight afterwards
-	}{
+// TestConnections_Adopted tracks connections that began before the programs were attached.
+func TestConnections_Adopted(t *testing.T) {
+	testConnections(t, []connectionCase{
 		{"not adopted by the initiator's segments", func(b *tcpBench, d *dialogue) {
 			b.exchange(d, client, ack, 10)
 		}, 0},
@@ -101,7 +91,7 @@ func TestAdoptedConnections(t *testing.T) {
 			b.exchange(d, server, ack, 0)
 			b.exchange(d, client, fin|ack, 0)
 			b.exchange(d, server, ack, 0)
-			again := dial(a)
+			again := dial(testClient)
 			again.next[client] -= 1 << 20
 			again.next[server] += 1 << 20
 			b.open(again)
@@ -173,11 +163,5 @@ func TestAdoptedConnections(t *testing.T) {
 			b.exchange(d, server, syn, 0)
 			b.exchange(d, server, rst, 0)
 		}, 0},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			b.t = t
-			b.clearMaps()
-			b.runConnection(c.run, dial(a), c.want)
-		})
-	}
+	})
 }
