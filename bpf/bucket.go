@@ -51,12 +51,12 @@ func (p *Plane) bucket(i int, k shaper.Key, now leaky.Time) (b shaper.BucketStat
 			backlog[j], next[j] = p.kernel.calendar(limit.Id, j, shift).backlog(now)
 		}
 	}
-	b.BacklogBytes = shape.Bytes.Units(backlog[0])
-	b.BacklogPackets = shape.Packets.Units(backlog[1])
-	b.NextDeparture = max(next[0].Sub(shape.BytesBurst), next[1].Sub(shape.PacketsBurst)).Duration()
-	b.NextAdmission = drainedAt[2].Sub(newConns.PacketsBurst).Sub(now).Duration()
+	b.BacklogBytes = shape.Bytes.Units(backlog[meterBytes])
+	b.BacklogPackets = shape.Packets.Units(backlog[meterPackets])
+	b.NextDeparture = max(next[meterBytes].Sub(shape.BytesBurst), next[meterPackets].Sub(shape.PacketsBurst)).Duration()
+	b.NextAdmission = drainedAt[meterNew].Sub(newConns.PacketsBurst).Sub(now).Duration()
 	if l.MaxConnections > 0 {
-		b.InFlight = p.kernel.inFlight(join(&limit.Meter[2], key))
+		b.InFlight = p.kernel.inFlight(join(&limit.Meter[meterNew], key))
 	}
 	return b, true
 }

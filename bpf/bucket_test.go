@@ -42,7 +42,7 @@ func TestBucketState(t *testing.T) {
 			now += leaky.Time(m.Uint64N(1e6)) * 64 * leaky.Time(m.IntN(2))
 			k := m.packet(uint64(now / 64))
 			k.gsoSize, k.segments = 0, 1
-			if _, limited := wantDecision(s, p, &k, now, true); limited {
+			if _, _, limited := wantDecision(s, p, &k, now, true); limited {
 				k.flow.Origin = p.AttachmentIndex("here")
 				flows = append(flows, k.flow)
 			}

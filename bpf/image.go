@@ -126,6 +126,13 @@ func (m *kernelMeter) inheritable() leaky.Time {
 	return leaky.Time(m.BacklogBounds >> backlogShiftBits << backlogShiftBits)
 }
 
+// Indexes of a limit's meters.
+const (
+	meterBytes   = kernelMeterIndexMETER_BYTES
+	meterPackets = kernelMeterIndexMETER_PACKETS
+	meterNew     = kernelMeterIndexMETER_NEW // of new connections
+)
+
 // Parts of a bucket's tag: a hash of the key, and above it the number of the meter.
 const (
 	tagMeterShift = kernelTagBitsTAG_METER_SHIFT

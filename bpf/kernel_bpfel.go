@@ -142,6 +142,16 @@ const (
 	kernelInterfaceFlagAT_EGRESS kernelInterfaceFlag = 2147483648
 )
 
+type kernelKeyField uint32
+
+const (
+	kernelKeyFieldKEY_SOURCE     kernelKeyField = 1
+	kernelKeyFieldKEY_ASN        kernelKeyField = 2
+	kernelKeyFieldKEY_PORT       kernelKeyField = 4
+	kernelKeyFieldKEY_CONNECTION kernelKeyField = 16
+	kernelKeyFieldKEY_ATTACH     kernelKeyField = 32
+)
+
 type kernelLimit struct {
 	_              structs.HostLayout
 	Meter          [3]kernelMeter
@@ -206,6 +216,15 @@ type kernelMeter struct {
 	SlotShift     uint64
 	Unit          uint64
 }
+
+type kernelMeterIndex uint32
+
+const (
+	kernelMeterIndexMETER_BYTES   kernelMeterIndex = 0
+	kernelMeterIndexMETER_PACKETS kernelMeterIndex = 1
+	kernelMeterIndexMETER_NEW     kernelMeterIndex = 2
+	kernelMeterIndexMETERS        kernelMeterIndex = 3
+)
 
 type kernelMode uint32
 
@@ -280,6 +299,16 @@ const (
 	kernelProgRoleREPLY_PROG kernelProgRole = 1
 )
 
+type kernelProtocol uint32
+
+const (
+	kernelProtocolPROTOCOL_OTHER kernelProtocol = 0
+	kernelProtocolPROTOCOL_TCP   kernelProtocol = 1
+	kernelProtocolPROTOCOL_UDP   kernelProtocol = 2
+	kernelProtocolPROTOCOL_ICMP  kernelProtocol = 3
+	kernelProtocolPROTOCOLS      kernelProtocol = 4
+)
+
 type kernelQueue struct {
 	_        structs.HostLayout
 	Packets  uint64
@@ -288,6 +317,22 @@ type kernelQueue struct {
 	Pad      [2]uint64
 	Slot     [4][256]uint32
 }
+
+type kernelReason uint32
+
+const (
+	kernelReasonREASON_NONE         kernelReason = 0
+	kernelReasonREASON_RATE         kernelReason = 1
+	kernelReasonREASON_QUEUE_FULL   kernelReason = 2
+	kernelReasonREASON_CONNECTIONS  kernelReason = 3
+	kernelReasonREASON_NEW          kernelReason = 4
+	kernelReasonREASON_WAIT_TIMEOUT kernelReason = 5
+	kernelReasonREASON_WAITING_FULL kernelReason = 6
+	kernelReasonREASON_CLIENT_GONE  kernelReason = 7
+	kernelReasonREASON_MEMORY_FULL  kernelReason = 8
+	kernelReasonREASON_BLOCKED      kernelReason = 9
+	kernelReasonREASON_FLOW_CLOSED  kernelReason = 10
+)
 
 type kernelRing struct {
 	_        structs.HostLayout
@@ -490,6 +535,14 @@ type kernelUncounted struct {
 	_      [4]byte
 	State  uint64
 }
+
+type kernelVerdict uint32
+
+const (
+	kernelVerdictVERDICT_PASS   kernelVerdict = 0
+	kernelVerdictVERDICT_DELAY  kernelVerdict = 1
+	kernelVerdictVERDICT_REFUSE kernelVerdict = 2
+)
 
 // Names of all BPF objects in the ELF.
 //

@@ -241,8 +241,9 @@ func lastOf(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// wantDecision returns package shaper's decision on a packet, and whether any limit matches.
-func wantDecision(s *shaper.Shaper, p *shaper.Policy, k *sample, now leaky.Time, police bool) (shaper.Decision, bool) {
+// wantDecision returns the decisions of package shaper on a packet, by limits that enforce and by those
+// that observe, and whether any limit matches.
+func wantDecision(s *shaper.Shaper, p *shaper.Policy, k *sample, now leaky.Time, police bool) (want, observed shaper.Decision, limited bool) {
 	decide := s.Shape
 	if police {
 		decide = s.Decide
@@ -252,18 +253,18 @@ func wantDecision(s *shaper.Shaper, p *shaper.Policy, k *sample, now leaky.Time,
 	r := p.Route(&f)
 	r.ToDownstream = possibleLimits(p, k, f)
 	if !k.ip || r.ToDownstream == 0 {
-		return shaper.Decision{}, false
+		return want, observed, false
 	}
-	var observed shaper.Set
+	var observing shaper.Set
 	for i := range r.ToDownstream.All {
 		if p.Limit(i).Observe {
-			observed |= 1 << i
+			observing |= 1 << i
 		}
 	}
-	if observed != 0 {
-		decide(p, &f, r, observed, k.bytes, k.segments, now)
+	if observing != 0 {
+		observed = decide(p, &f, r, observing, k.bytes, k.segments, now)
 	}
-	return decide(p, &f, r, r.ToDownstream&^observed, k.bytes, k.segments, now), true
+	return decide(p, &f, r, r.ToDownstream&^observing, k.bytes, k.segments, now), observed, true
 }
 
 // possibleLimits returns the limits that a packet is under, or may be under where its port or protocol
@@ -337,7 +338,7 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 		if err := b.swap(newImage(p, n, h, b.kernel.Buckets.MaxEntries()), nil, nil, nil); err != nil {
 			t.Fatal(err)
 		}
-		marked := make([]uint64, len(limits))
+		marked, waits := make([]uint64, len(limits)), make([]shaper.Histogram, len(limits))
 		for i := range *packets {
 			now += m.pause()
 			k := m.packet(uint64(now / 64))
@@ -346,7 +347,7 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 			} else if m.IntN(10) == 0 {
 				k.stamp = uint64(now/64) + m.Uint64N(1e8)
 			}
-			want, limited := wantDecision(s, p, &k, now, mode == uint32(shaper.AttachPolice))
+			want, observed, limited := wantDecision(s, p, &k, now, mode == uint32(shaper.AttachPolice))
 			action, got, stamp := b.run(t, &k, uint64(now/64), run)
 			wantAction, wantStamp, wantData := next, k.stamp, k.data
 			if limited {
@@ -390,6 +391,11 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 				t.Fatalf("policy %d, packet %d at %d: kernel %d %+v stamp %d, shaper %+v stamp %d\n%+v\n%+v\n%x",
 					policy, i, now, int32(action), got, stamp, want, wantStamp, k.flow, *p.Limit(max(want.Limit, 0)), k.data)
 			}
+			for _, d := range []shaper.Decision{want, observed} {
+				if d.Verdict == shaper.Delay {
+					waits[d.Limit].Observe(d.Depart.Sub(now).Duration())
+				}
+			}
 			switch want.Verdict {
 			case shaper.Delay:
 				delays++
@@ -404,7 +410,7 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 			}
 		}
 		for i := range p.Len() {
-			b.checkCounters(t, n.limits[p.Limit(i).Name], p.State(i), marked[i], mode == uint32(shaper.AttachPolice))
+			b.checkCounters(t, n.limits[p.Limit(i).Name], p.State(i), marked[i], &waits[i], mode == uint32(shaper.AttachPolice))
 			marks += marked[i]
 		}
 	}
@@ -424,15 +430,11 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 
 // checkCounters compares the programs' counters of a limit with package shaper's. When packets are
 // policed none waits.
-func (b *bench) checkCounters(t testing.TB, number uint32, want *shaper.LimitState, marked uint64, police bool) {
+func (b *bench) checkCounters(t testing.TB, number uint32, want *shaper.LimitState, marked uint64, waits *shaper.Histogram, police bool) {
 	t.Helper()
 	got, err := b.readState(number)
 	if err != nil {
 		t.Fatal(err)
-	}
-	waits := uint64(0)
-	for _, n := range got.DelayHist {
-		waits += n
 	}
 	for i, c := range []*shaper.Counters{&want.Bytes, &want.Packets} {
 		pass, delay := c[shaper.Pass][shaper.None].Load(), c[shaper.Delay][shaper.ByRate].Load()
@@ -444,8 +446,19 @@ func (b *bench) checkCounters(t testing.TB, number uint32, want *shaper.LimitSta
 			t.Fatalf("limit %s counted %+v, want %d now, %d later and %d refused", want.Name, got, pass, delay, refuse)
 		}
 	}
-	if got.Marked != marked || police && waits != 0 {
-		t.Fatalf("limit %s counted %d marks and %d waits, want %d marks", want.Name, got.Marked, waits, marked)
+	if got.Marked != marked {
+		t.Fatalf("limit %s counted %d marks, want %d", want.Name, got.Marked, marked)
+	}
+	if police {
+		waits = &shaper.Histogram{} // none waits
+	}
+	if got.DelaySum != waits.Sum.Load() {
+		t.Fatalf("limit %s counted %d ns of waits, want %d", want.Name, got.DelaySum, waits.Sum.Load())
+	}
+	for class, n := range got.DelayHist {
+		if want := waits.Counts[class].Load(); n != want {
+			t.Fatalf("limit %d counted %d waits of class %d, want %d", number, n, class, want)
+		}
 	}
 }
 

@@ -76,7 +76,7 @@ func (b *bench) trace(t *testing.T, folder string) {
 		k, every, times := r.packet(line)
 		for range times {
 			r.now += every
-			want, limited := wantDecision(r.shaper, r.policy, &k, r.now, false)
+			want, _, limited := wantDecision(r.shaper, r.policy, &k, r.now, false)
 			_, got, _ := b.run(t, &k, uint64(r.now/64), (*bench).tc)
 			decision := r.describe(want, limited)
 			if kernel := r.describe(r.decision(got), limited); kernel != decision {

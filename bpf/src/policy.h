@@ -44,7 +44,7 @@ struct meter {
 	__u64 unit;	  /* cost of an ordinary unit, ticks */
 };
 
-enum { METER_BYTES, METER_PACKETS, METER_NEW, METERS };
+enum meter_index { METER_BYTES, METER_PACKETS, METER_NEW, METERS };
 
 struct limit {
 	struct meter meter[METERS];

@@ -194,11 +194,16 @@ struct types_of_go {
 	enum bucket_index bucket_index;
 	enum conn_flag conn_flag;
 	enum interface_flag interface_flag;
+	enum key_field key_field;
+	enum meter_index meter_index;
 	enum owner_bits owner_bits;
 	enum prog_role prog_role;
+	enum protocol protocol;
+	enum reason reason;
 	enum sample_interval sample_interval;
 	enum slot_bits slot_bits;
 	enum tag_bits tag_bits;
+	enum verdict verdict;
 };
 
 const struct types_of_go *types_of_go __attribute__((unused));
