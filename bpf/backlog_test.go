@@ -24,7 +24,7 @@ func TestMaxBacklog_CoversAcceptedCharges(t *testing.T) {
 	}
 	for i := range policy.Len() {
 		l, shape := policy.Limit(i), policy.Shape(i)
-		m := encodeLimit(l, shape, policy.NewConnections(i), policy.MaxTotalDelay(i), 0, hashes{}).Meter[0]
+		m := encodeLimit(policy, i, 0, hashes{}).Meter[0]
 		seed := rand.Uint64()
 		random := rand.New(rand.NewPCG(seed, 0))
 		var until, now, deepest leaky.Time

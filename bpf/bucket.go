@@ -36,7 +36,7 @@ func (p *Plane) bucket(i int, k shaper.Key, now leaky.Time) (b shaper.BucketStat
 		return b, false
 	}
 	shape, newConns := p.policy.Shape(i), p.policy.NewConnections(i)
-	limit := encodeLimit(l, shape, newConns, p.policy.MaxTotalDelay(i), p.numbers.limits[l.Name], p.kernel.Hashes)
+	limit := encodeLimit(p.policy, i, p.numbers.limits[l.Name], p.kernel.Hashes)
 	key := p.kernel.hashKey(l.Key, &k, p.attachmentNumber(k.Origin))
 	var drainedAt [len(limit.Meter)]leaky.Time
 	for j := range limit.Meter {
