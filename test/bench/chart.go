@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"strings"
+
+	"shaperd.dev/shaperd/test/lab/plot"
 )
 
 const (
@@ -23,7 +25,7 @@ func (s *series) rebin() *series {
 	}
 	wide := 1
 	if s.Nominal > 0 && s.Nominal < 3*quantum {
-		wide = int(niceStep(3 * quantum / s.Nominal))
+		wide = int(plot.NiceStep(3 * quantum / s.Nominal))
 	}
 	out := &series{BinMillis: s.BinMillis * float64(wide), Nominal: s.Nominal * float64(wide), Unit: s.Unit}
 	for i := 0; i+wide <= len(s.Bins) && len(out.Bins) < shownBins; i += wide {
@@ -51,25 +53,25 @@ const clip = 8
 
 // arrivalCharts draws the arrivals through each program of a cell, on the same scales.
 func (c *cell) arrivalCharts() (pictures []string) {
-	type plot struct {
+	type chart struct {
 		program string
 		*series
 	}
-	var plots []plot
+	var charts []chart
 	top, bins := 0.0, 0
 	for _, o := range c.Outcomes {
 		if o.Series == nil || len(o.Series.Bins) == 0 {
 			continue
 		}
 		s := o.Series.rebin()
-		plots = append(plots, plot{o.Program, s})
+		charts = append(charts, chart{o.Program, s})
 		most := s.maxBin()
 		if s.Nominal > 0 {
 			most = min(most, clip*s.Nominal)
 		}
 		top, bins = max(top, most, 1.5*s.Nominal), max(bins, len(s.Bins))
 	}
-	for _, p := range plots {
+	for _, p := range charts {
 		pictures = append(pictures, p.draw(p.program, top, bins))
 	}
 	return pictures
@@ -79,70 +81,38 @@ func (c *cell) arrivalCharts() (pictures []string) {
 func (s *series) draw(program string, top float64, bins int) string {
 	const y, h = 40.0, 96.0
 	w := pictureWidth - left - right
-	d := &drawing{height: y + h + 34}
+	d := &plot.Drawing{Width: pictureWidth, Height: y + h + 34}
 	per, unit := 1.0, s.Unit
 	if unit == "bytes" {
 		per, unit = 1000, "kB"
 	}
-	label := fmt.Sprintf("%s in %s ms", unit, formatNumber(s.BinMillis))
-	atX := func(bin float64) float64 { return left + w*bin/float64(bins) }
-	atY := func(v float64) float64 { return y + h*(1-min(v, top)/top) }
-
-	d.text(0, 14, "name", "start", program)
-	d.text(pictureWidth-right, 14, "", "end", fmt.Sprintf("max: %s %s", formatNumber(s.maxBin()/per), label))
-	d.text(left, y-8, "", "start", label)
-	step := niceStep(top / per / 4)
-	for i := 0; float64(i)*step*per <= top; i++ {
-		v := float64(i) * step
-		d.line(left, atY(v*per), left+w, atY(v*per), "grid")
-		d.text(left-6, atY(v*per)+4, "", "end", formatNumber(v))
-	}
+	label := fmt.Sprintf("%s in %s ms", unit, plot.Number(s.BinMillis))
+	d.Text(0, 14, "name", "start", program)
+	d.Text(pictureWidth-right, 14, "", "end", fmt.Sprintf("max: %s %s", plot.Number(s.maxBin()/per), label))
+	d.Text(left, y-8, "", "start", label)
+	p := plot.Panel{Drawing: d, X: left, Y: y, W: w, H: h, XMax: float64(bins) * s.BinMillis, YMax: top / per}
+	p.Axes(4)
 	class := "theirs"
 	if program == subject {
 		class = "ours"
 	}
-	s.area(d, atX, atY, class)
-	d.line(left, y+h, left+w, y+h, "axis")
-	millis := float64(bins) * s.BinMillis
-	across := niceStep(millis / 4)
-	for i := 0; float64(i)*across <= millis*1.001; i++ {
-		at := float64(i) * across
-		x := left + w*at/millis
-		d.line(x, y+h, x, y+h+4, "axis")
-		anchor := "middle"
-		if x > left+w-8 {
-			anchor = "end"
-		}
-		d.text(x, y+h+17, "", anchor, formatNumber(at))
+	values := make([]float64, len(s.Bins))
+	for i, n := range s.Bins {
+		values[i] = float64(n) / per
 	}
-	d.text(left+w/2, y+h+31, "", "middle", "ms")
+	p.Area(values, s.BinMillis, class)
+	d.Text(left+w/2, y+h+31, "", "middle", "ms")
 	if s.Nominal > 0 {
-		d.line(left, atY(s.Nominal), left+w, atY(s.Nominal), "rate")
+		p.Limit(s.Nominal/per, "")
 	}
 	if s.maxBin() > top {
-		d.text(left+w, y-8, "ink", "end", "▲ off the scale")
+		d.Text(left+w, y-8, "ink", "end", "▲ off the scale")
 	}
-	description := fmt.Sprintf("Arrivals through %s: up to %s %s", program, formatNumber(s.maxBin()/per), label)
+	description := fmt.Sprintf("Arrivals through %s: up to %s %s", program, plot.Number(s.maxBin()/per), label)
 	if s.Nominal > 0 {
-		description += fmt.Sprintf("; the rate is %s", formatNumber(s.Nominal/per))
+		description += fmt.Sprintf("; the rate is %s", plot.Number(s.Nominal/per))
 	}
-	return d.svg(description)
-}
-
-// area fills the area below the bins.
-func (s *series) area(d *drawing, atX, atY func(float64) float64, class string) {
-	var b strings.Builder
-	bottom := num(atY(0))
-	last := bottom
-	fmt.Fprintf(&b, "M%s %s", num(atX(0)), bottom)
-	for i, n := range s.Bins {
-		if y := num(atY(float64(n))); y != last {
-			fmt.Fprintf(&b, "H%sV%s", num(atX(float64(i))), y)
-			last = y
-		}
-	}
-	fmt.Fprintf(&b, "H%sV%sZ", num(atX(float64(len(s.Bins)))), bottom)
-	fmt.Fprintf(d, "<path d=%q class=%q/>\n", b.String(), class)
+	return d.SVG(description)
 }
 
 // maxRatio is the ratio at the end of the scale. Bars of larger ratios are cut off, and labeled with the value.
@@ -176,40 +146,40 @@ func (c *cell) ratioChart() string {
 	reach = min(reach, maxRatio)
 	f := figureOf(c.Headline)
 	bottom := y + each*float64(len(list))
-	d := &drawing{height: bottom + 36}
-	scale := logScale{1 / reach, reach, 76, pictureWidth - 76 - 74}
-	d.text(0, 14, "name", "start", "How many times better: "+f.title)
-	for _, v := range scale.ticks() {
-		d.line(scale.at(v), y-6, scale.at(v), bottom, "grid")
-		d.text(scale.at(v), bottom+14, "", "middle", tick10(v))
+	d := &plot.Drawing{Width: pictureWidth, Height: bottom + 36}
+	scale := plot.LogScale{Min: 1 / reach, Max: reach, X: 76, W: pictureWidth - 76 - 74}
+	d.Text(0, 14, "name", "start", "How many times better: "+f.title)
+	for _, v := range scale.Ticks() {
+		d.Line(scale.At(v), y-6, scale.At(v), bottom, "grid")
+		d.Text(scale.At(v), bottom+14, "", "middle", tick10(v))
 	}
 	label := "Ratios of " + f.title + ", above 1 shaperd is better:"
 	for i, b := range list {
 		top := y + each*float64(i)
 		v := b.outcome.verdict(b.ratio)
-		one, end := scale.at(1), scale.at(b.value)
-		d.text(68, top+13, "ink", "end", b.Program)
+		one, end := scale.At(1), scale.At(b.value)
+		d.Text(68, top+13, "ink", "end", b.Program)
 		class := v.Word
 		if v != ahead && v != behind {
 			class = "theirs"
 		}
-		d.rect(min(one, end), top+2, max(math.Abs(end-one), 1), 14, class)
-		d.line(scale.at(b.min), top+9, scale.at(b.max), top+9, "whisker")
-		d.text(pictureWidth-right, top+13, "ink", "end", strings.TrimSpace(b.String()+" "+v.Mark))
+		d.Rect(min(one, end), top+2, max(math.Abs(end-one), 1), 14, class)
+		d.Line(scale.At(b.min), top+9, scale.At(b.max), top+9, "whisker")
+		d.Text(pictureWidth-right, top+13, "ink", "end", strings.TrimSpace(b.String()+" "+v.Mark))
 		label += fmt.Sprintf(" %s %s;", b.Program, strings.TrimSpace(b.String()+" "+v.Word))
 	}
-	d.line(scale.at(1), y-6, scale.at(1), bottom, "axis")
-	d.text(scale.at(1)-6, bottom+30, "", "end", "▼ shaperd is worse")
-	d.text(scale.at(1)+6, bottom+30, "", "start", "shaperd is better ▲")
-	return d.svg(strings.TrimSuffix(label, ";") + ".")
+	d.Line(scale.At(1), y-6, scale.At(1), bottom, "axis")
+	d.Text(scale.At(1)-6, bottom+30, "", "end", "▼ shaperd is worse")
+	d.Text(scale.At(1)+6, bottom+30, "", "start", "shaperd is better ▲")
+	return d.SVG(strings.TrimSuffix(label, ";") + ".")
 }
 
 // tick10 formats a tick of the ratio scale.
 func tick10(v float64) string {
 	if v < 1 {
-		return "1/" + formatNumber(math.Round(1/v))
+		return "1/" + plot.Number(math.Round(1/v))
 	}
-	return formatNumber(v)
+	return plot.Number(v)
 }
 
 // waitChart draws the wait distribution of each program: the median, the 99th percentile
@@ -245,19 +215,19 @@ func (c *cell) waitChart() string {
 		least, most = least/2, most*2
 	}
 	bottom := y + each*float64(len(list))
-	d := &drawing{height: bottom + 36}
-	scale := logScale{least / 1.2, most * 1.2, 76, pictureWidth - 76 - 18}
-	d.text(0, 14, "name", "start", "Response times")
+	d := &plot.Drawing{Width: pictureWidth, Height: bottom + 36}
+	scale := plot.LogScale{Min: least / 1.2, Max: most * 1.2, X: 76, W: pictureWidth - 76 - 18}
+	d.Text(0, 14, "name", "start", "Response times")
 	key := "● median   │ 99th percentile"
 	if measuresWorst {
 		key += "   ─ up to the longest"
 	}
-	d.text(0, 34, "", "start", key)
-	for _, v := range scale.ticks() {
-		d.line(scale.at(v), y-6, scale.at(v), bottom, "grid")
-		d.text(scale.at(v), bottom+14, "", "middle", formatNumber(v))
+	d.Text(0, 34, "", "start", key)
+	for _, v := range scale.Ticks() {
+		d.Line(scale.At(v), y-6, scale.At(v), bottom, "grid")
+		d.Text(scale.At(v), bottom+14, "", "middle", plot.Number(v))
 	}
-	d.text(scale.x+scale.w/2, bottom+30, "", "middle", "ms, logarithmic")
+	d.Text(scale.X+scale.W/2, bottom+30, "", "middle", "ms, logarithmic")
 	label := "Response times in ms:"
 	for i, w := range list {
 		at := y + each*float64(i) + 9
@@ -265,26 +235,26 @@ func (c *cell) waitChart() string {
 		if w.program == subject {
 			class = "ours"
 		}
-		d.text(68, at+4, "ink", "end", w.program)
-		d.line(scale.at(w.p50), at, scale.at(max(w.p99, w.worst)), at, "axis")
-		d.line(scale.at(w.p99), at-6, scale.at(w.p99), at+6, "whisker")
-		d.dot(scale.at(w.p50), at, 5, class)
+		d.Text(68, at+4, "ink", "end", w.program)
+		d.Line(scale.At(w.p50), at, scale.At(max(w.p99, w.worst)), at, "axis")
+		d.Line(scale.At(w.p99), at-6, scale.At(w.p99), at+6, "whisker")
+		d.Dot(scale.At(w.p50), at, 5, class)
 		if w.failed != "" {
 			// Next to the line, on the side with more room.
-			x, anchor := scale.at(max(w.p99, w.worst))+8, "start"
+			x, anchor := scale.At(max(w.p99, w.worst))+8, "start"
 			if x > pictureWidth/2 {
-				x, anchor = scale.at(w.p50)-10, "end"
+				x, anchor = scale.At(w.p50)-10, "end"
 			}
-			d.text(x, at+4, "ink", anchor, "✗ "+w.failed)
+			d.Text(x, at+4, "ink", anchor, "✗ "+w.failed)
 		}
-		label += fmt.Sprintf(" %s median %s, 99th percentile %s", w.program, formatNumber(w.p50), formatNumber(w.p99))
+		label += fmt.Sprintf(" %s median %s, 99th percentile %s", w.program, plot.Number(w.p50), plot.Number(w.p99))
 		if measuresWorst {
-			label += fmt.Sprintf(", longest %s", formatNumber(w.worst))
+			label += fmt.Sprintf(", longest %s", plot.Number(w.worst))
 		}
 		if w.failed != "" {
 			label += ", " + w.failed
 		}
 		label += ";"
 	}
-	return d.svg(strings.TrimSuffix(label, ";") + ".")
+	return d.SVG(strings.TrimSuffix(label, ";") + ".")
 }

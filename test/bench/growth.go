@@ -13,12 +13,13 @@ import (
 
 	"shaperd.dev/shaperd/shaper/config"
 	"shaperd.dev/shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab/plot"
 )
 
 // limitCounts are the numbers of limits that apply at once.
 var limitCounts = []int{1, 4, 16, config.MaxLimits}
 
-func counted(n int, noun string) string { return grouped(n) + " " + plural(n, noun) }
+func counted(n int, noun string) string { return plot.Grouped(n) + " " + plural(n, noun) }
 
 // matchingLimits returns n limits that match all connections, each with the given lines.
 func matchingLimits(n int, lines string) string {

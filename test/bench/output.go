@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"shaperd.dev/shaperd/test/lab/plot"
 )
 
 // publish writes the report to a directory and prints a summary. It compares the report
@@ -59,22 +61,13 @@ func readReport(path string) (*report, error) {
 
 func (f figure) format(x float64) string {
 	if f.digits < 0 {
-		return grouped(int(x + 0.5))
+		return plot.Grouped(int(x + 0.5))
 	}
 	text := strconv.FormatFloat(x, 'f', f.digits, 64)
 	if strings.Trim(text, "-0.") == "" {
 		text = strings.TrimPrefix(text, "-")
 	}
 	return text
-}
-
-// grouped formats n with commas between thousands.
-func grouped(n int) string {
-	s := strconv.Itoa(n)
-	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
 }
 
 // ceiling is the run without a program between the hosts. It is not a peer: its ratios
@@ -110,7 +103,7 @@ func (o *outcome) failures() string {
 	if o == nil || len(o.Figures["failed"].Samples) == 0 || o.Figures["failed"].median() < 1 {
 		return ""
 	}
-	return formatNumber(o.Figures["failed"].median()) + " % failed"
+	return plot.Number(o.Figures["failed"].median()) + " % failed"
 }
 
 // A group is the cells of one work.

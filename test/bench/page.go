@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"html/template"
 	"strings"
+
+	"shaperd.dev/shaperd/test/lab/plot"
 )
 
 //go:embed page.html.tmpl
@@ -130,7 +132,7 @@ func (f figure) explanation() string {
 		text += " Neither direction is better."
 	}
 	if f.floor > 0 {
-		text += fmt.Sprintf(" In ratios, less than %s counts as %s.", formatNumber(f.floor), strings.TrimSpace(formatNumber(f.floor)+" "+f.unit))
+		text += fmt.Sprintf(" In ratios, less than %s counts as %s.", plot.Number(f.floor), strings.TrimSpace(plot.Number(f.floor)+" "+f.unit))
 	}
 	return text
 }

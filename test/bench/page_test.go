@@ -4,7 +4,6 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -242,30 +241,6 @@ func TestSeries_Rebin(t *testing.T) {
 		got := s.rebin()
 		if got.BinMillis != test.millis || got.Nominal != test.nominal*test.millis || float64(got.Bins[0]) != 3*test.millis || len(got.Bins) > shownBins {
 			t.Errorf("%v %s in 1 ms became %v in %v ms, %d bins of %d", test.nominal, test.unit, got.Nominal, got.BinMillis, len(got.Bins), got.Bins[0])
-		}
-	}
-}
-
-func TestScale(t *testing.T) {
-	s := logScale{0.1, 10, 100, 200}
-	for v, want := range map[float64]float64{0.1: 100, 1: 200, 10: 300, 0: 100, math.Inf(1): 300} {
-		if got := s.at(v); math.Abs(got-want) > 1e-9 {
-			t.Errorf("%v is at %v, want %v", v, got, want)
-		}
-	}
-	for _, s := range []logScale{{0.5, 2, 0, 1}, {0.001, 1000, 0, 1}, {3, 14, 0, 1}, {1e-9, 1e9, 0, 1}} {
-		if n := len(s.ticks()); n < 2 || n > 8 {
-			t.Errorf("%v to %v has %d ticks", s.min, s.max, n)
-		}
-	}
-	for v, want := range map[float64]float64{0.9: 1, 1: 1, 1.1: 2, 3: 5, 70: 100, 0.03: 0.05} {
-		if got := niceStep(v); math.Abs(got-want) > 1e-12 {
-			t.Errorf("the step after %v is %v, want %v", v, got, want)
-		}
-	}
-	for v, want := range map[float64]string{0.1234: "0.123", 12.34: "12.3", 123.4: "123", 1234.5: "1,235", 0: "0"} {
-		if got := formatNumber(v); got != want {
-			t.Errorf("%v was formatted as %s", v, got)
 		}
 	}
 }

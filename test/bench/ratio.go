@@ -3,6 +3,8 @@ package main
 import (
 	"math"
 	"strconv"
+
+	"shaperd.dev/shaperd/test/lab/plot"
 )
 
 // agreement is the factor within which the ratios of two runs must agree.
@@ -73,7 +75,7 @@ func (r ratio) String() string {
 	case math.IsInf(r.value, 0):
 		text = "∞"
 	case r.value >= 1000:
-		text = grouped(int(r.value + 0.5))
+		text = plot.Grouped(int(r.value + 0.5))
 	case r.value >= 10:
 		text = strconv.FormatFloat(r.value, 'f', 0, 64)
 	case r.value >= 0.1:

@@ -1,6 +1,10 @@
 package main
 
-import "fmt"
+import (
+	"fmt"
+
+	"shaperd.dev/shaperd/test/lab/plot"
+)
 
 const (
 	left   = 40.0 // of a plot, for labels
@@ -39,18 +43,18 @@ func datagramsFigure(before, after figures) arrivalsFigure {
 
 // draw draws the direct phase, the shaped phase on the same scale, and the shaped phase enlarged.
 func (a arrivalsFigure) draw(s size, alone bool) string {
-	d := &drawing{width: s.width}
+	d := &plot.Drawing{Width: s.width}
 	y := 0.0
 	if alone {
-		d.text(left, 30, "title", "start", a.title)
+		d.Text(left, 30, "title", "start", a.title)
 		y = 34
 	}
-	y = d.legend(y, left)
+	y = legend(d, y, left)
 	before, after := peak(a.traffic(a.before)), peak(a.traffic(a.after))
 	scale := max(before, after, a.rate) / a.unitSize * 1.08
 	enlarged := max(after, a.rate) / a.unitSize * 1.4
 	shown := min(s.shown, a.before.length)
-	for _, plot := range []struct {
+	for _, part := range []struct {
 		name   string
 		of     figures
 		h, top float64
@@ -61,20 +65,33 @@ func (a arrivalsFigure) draw(s size, alone bool) string {
 		{"Through shaperd, enlarged", a.after, 120, enlarged, 4},
 	} {
 		y += margin
-		p := panel{drawing: d, x: left, y: y, w: s.width - left - right, h: plot.h, seconds: shown.Seconds(), top: plot.top}
-		d.text(left, y-9, "name", "start", plot.name)
-		p.axes(a.unit, plot.steps)
-		p.stack(a.traffic(plot.of).windows[:shown/window], a.unitSize)
-		p.limit(a.rate/a.unitSize, a.limit)
-		if !plot.of.shaped {
-			p.start(plot.of)
+		p := panel{plot.Panel{Drawing: d, X: left, Y: y, W: s.width - left - right, H: part.h, XMax: shown.Seconds(), XUnit: "s", YMax: part.top}}
+		d.Text(left, y-9, "name", "start", part.name)
+		p.axes(a.unit, part.steps)
+		p.stack(a.traffic(part.of).windows[:shown/window], a.unitSize)
+		p.Limit(a.rate/a.unitSize, a.limit)
+		if !part.of.shaped {
+			p.start(part.of)
 		}
-		y += plot.h + foot
+		y += part.h + foot
 	}
-	d.text(left+(s.width-left-right)/2, y+14, "", "middle", fmt.Sprintf("seconds (first %v of %v)", shown.Seconds(), a.before.length.Seconds()))
-	d.height = y + 24
-	return d.svg(fmt.Sprintf("%s. Direct: up to %.1f %s. Through shaperd: up to %.1f; %s.",
-		a.title, before/a.unitSize, a.unit, after/a.unitSize, a.limit), alone)
+	d.Text(left+(s.width-left-right)/2, y+14, "", "middle", fmt.Sprintf("seconds (first %v of %v)", shown.Seconds(), a.before.length.Seconds()))
+	d.Height = y + 24
+	label := fmt.Sprintf("%s. Direct: up to %.1f %s. Through shaperd: up to %.1f; %s.",
+		a.title, before/a.unitSize, a.unit, after/a.unitSize, a.limit)
+	if alone {
+		return d.Standalone(label, svgStyle)
+	}
+	return d.SVG(label)
+}
+
+// A panel is a plot over the seconds of a phase.
+type panel struct{ plot.Panel }
+
+// axes draws the axes, with the unit above the plot.
+func (p panel) axes(unit string, steps int) {
+	p.Axes(steps)
+	p.Text(p.X+p.W, p.Y-9, "", "end", unit)
 }
 
 // stack fills one area per source, the polite ones at the bottom.
@@ -89,22 +106,22 @@ func (p panel) stack(windows [][len(sources)]int, per float64) {
 				values[i] += float64(n) / per
 			}
 		}
-		p.area(values, layer.class)
+		p.Area(values, window.Seconds(), layer.class)
 	}
 }
 
 // start marks the start of the greedy source.
 func (p panel) start(f figures) {
-	x := p.atX(f.greedyAt.Seconds())
-	p.line(x, p.y, x, p.y+p.h, "start")
-	p.text(x-5, p.y+12, "halo", "end", "greedy starts")
+	x := p.AtX(f.greedyAt.Seconds())
+	p.Line(x, p.Y, x, p.Y+p.H, "start")
+	p.Text(x-5, p.Y+12, "halo", "end", "greedy starts")
 }
 
 // legend draws the colors of the sources. It returns its bottom edge.
-func (d *drawing) legend(y, x float64) float64 {
+func legend(d *plot.Drawing, y, x float64) float64 {
 	for i, class := range []string{"a", "b", "g"} {
-		d.rect(x, y+10, 11, 11, class)
-		d.text(x+16, y+20, "", "start", sources[i].name)
+		d.Rect(x, y+10, 11, 11, class)
+		d.Text(x+16, y+20, "", "start", sources[i].name)
 		x += 86
 	}
 	return y + 20
@@ -124,17 +141,17 @@ func peak(t traffic) (highest float64) {
 
 // connectionsFigure draws the number of open connections at the downstream over time.
 func connectionsFigure(before, after figures, width float64) string {
-	d := &drawing{width: width, height: 20 + margin + 200 + foot + 6}
+	d := &plot.Drawing{Width: width, Height: 20 + margin + 200 + foot + 6}
 	x := left
 	for i, class := range []string{"direct", "shaped"} {
-		d.rect(x, 10, 11, 11, class)
-		d.text(x+16, 20, "", "start", [...]string{"direct", "through shaperd"}[i])
+		d.Rect(x, 10, 11, 11, class)
+		d.Text(x+16, 20, "", "start", [...]string{"direct", "through shaperd"}[i])
 		x += 72
 	}
-	p := panel{
-		drawing: d, x: left, y: 20 + margin, w: width - left - right, h: 200,
-		seconds: before.length.Seconds(), top: float64(max(before.peakConnections, after.peakConnections, maxConnections)) * 1.12,
-	}
+	p := panel{plot.Panel{
+		Drawing: d, X: left, Y: 20 + margin, W: width - left - right, H: 200,
+		XMax: before.length.Seconds(), XUnit: "s", YMax: float64(max(before.peakConnections, after.peakConnections, maxConnections)) * 1.12,
+	}}
 	p.axes("connections", 5)
 	for _, f := range []figures{before, after} {
 		values := make([]float64, len(f.connectionBins))
@@ -145,9 +162,9 @@ func connectionsFigure(before, after figures, width float64) string {
 		if f.shaped {
 			class = "shaped"
 		}
-		p.area(values, class)
+		p.Area(values, window.Seconds(), class)
 	}
-	p.limit(maxConnections, fmt.Sprintf("configured: %d", maxConnections))
-	return d.svg(fmt.Sprintf("Connections open at the downstream. Direct: up to %d. Through shaperd: up to %d, at a cap of %d.",
-		before.peakConnections, after.peakConnections, maxConnections), false)
+	p.Limit(maxConnections, fmt.Sprintf("configured: %d", maxConnections))
+	return d.SVG(fmt.Sprintf("Connections open at the downstream. Direct: up to %d. Through shaperd: up to %d, at a cap of %d.",
+		before.peakConnections, after.peakConnections, maxConnections))
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab/plot"
 )
 
 // figures are the results of one phase.
@@ -100,22 +101,22 @@ func rows(before, after figures) []row {
 	}
 	for i, s := range sources {
 		add(s.name+": requests answered / failed", func(f figures) string {
-			return grouped(f.answered[i]) + " / " + grouped(f.failed[i])
+			return plot.Grouped(f.answered[i]) + " / " + plot.Grouped(f.failed[i])
 		})
 	}
 	add("polite latency, p50 / p99", func(f figures) string {
 		return fmt.Sprintf("%d / %d ms", f.p50.Milliseconds(), f.p99.Milliseconds())
 	})
 	add("polite datagrams acknowledged", func(f figures) string {
-		return grouped(f.acked) + " of " + grouped(f.sent)
+		return plot.Grouped(f.acked) + " of " + plot.Grouped(f.sent)
 	})
 	add("greedy share of all responses", func(f figures) string { return fmt.Sprintf("%.0f %%", 100*f.greedyShare()) })
-	add("accept queue overflows", func(f figures) string { return grouped(f.losses.overflows) })
-	add("datagrams lost, receive buffer full", func(f figures) string { return grouped(f.losses.datagrams) })
-	add("peak connections", func(f figures) string { return grouped(f.peakConnections) })
-	add("most bytes in any 10 ms", func(f figures) string { return grouped(f.bytes.worst) })
-	add("sigma, bytes in excess of "+bytesPerSecond(totalRate), func(f figures) string { return grouped(int(f.bytes.sigma)) })
-	add("most datagrams in any 10 ms", func(f figures) string { return grouped(f.datagrams.worst) })
+	add("accept queue overflows", func(f figures) string { return plot.Grouped(f.losses.overflows) })
+	add("datagrams lost, receive buffer full", func(f figures) string { return plot.Grouped(f.losses.datagrams) })
+	add("peak connections", func(f figures) string { return plot.Grouped(f.peakConnections) })
+	add("most bytes in any 10 ms", func(f figures) string { return plot.Grouped(f.bytes.worst) })
+	add("sigma, bytes in excess of "+bytesPerSecond(totalRate), func(f figures) string { return plot.Grouped(int(f.bytes.sigma)) })
+	add("most datagrams in any 10 ms", func(f figures) string { return plot.Grouped(f.datagrams.worst) })
 	return list
 }
 
@@ -140,18 +141,18 @@ func checks(f figures) []check {
 	}
 	add(f.peakConnections <= maxConnections, "never more than %d connections at once: peak %d", maxConnections, f.peakConnections)
 	add(f.bytes.sigma <= sigmaBytes, "never faster than %s in total: at most %s bytes in excess",
-		bytesPerSecond(totalRate), grouped(int(f.bytes.sigma)))
+		bytesPerSecond(totalRate), plot.Grouped(int(f.bytes.sigma)))
 	add(f.sigmas[greedy] <= sigmaBytes, "no source faster than %s: greedy source at most %s bytes in excess",
-		bytesPerSecond(sourceRate), grouped(int(f.sigmas[greedy])))
+		bytesPerSecond(sourceRate), plot.Grouped(int(f.sigmas[greedy])))
 	add(f.datagrams.sigma <= sigmaDatagrams, "never more than %d datagrams a second: at most %d in excess",
 		messageRate, int(f.datagrams.sigma))
 	add(f.losses == losses{}, "no loss at the downstream: %s overflows, %s datagrams",
-		grouped(f.losses.overflows), grouped(f.losses.datagrams))
+		plot.Grouped(f.losses.overflows), plot.Grouped(f.losses.datagrams))
 	failed, of := f.politeFailed()
 	add(failed == 0 && of > 0 && f.answered[0] > 0 && f.answered[1] > 0 && f.acked == f.sent,
 		"no starvation: of the polite sources' %s requests %s failed, of %s datagrams %s were lost",
-		grouped(of), grouped(failed), grouped(f.sent), grouped(f.sent-f.acked))
-	add(f.answered[greedy] > 0, "the greedy source is served within its limits: %s responses", grouped(f.answered[greedy]))
+		plot.Grouped(of), plot.Grouped(failed), plot.Grouped(f.sent), plot.Grouped(f.sent-f.acked))
+	add(f.answered[greedy] > 0, "the greedy source is served within its limits: %s responses", plot.Grouped(f.answered[greedy]))
 	return list
 }
 
@@ -167,15 +168,6 @@ func failedChecks(list []check) error {
 		return nil
 	}
 	return errors.New("check failed: " + strings.Join(texts, "; "))
-}
-
-// grouped formats n with commas between thousands.
-func grouped(n int) string {
-	s := strconv.Itoa(n)
-	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
 }
 
 func bytesPerSecond(rate int) string {

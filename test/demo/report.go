@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"shaperd.dev/shaperd/test/lab/plot"
 )
 
 //go:embed report.html.tmpl
@@ -57,14 +59,14 @@ func render(before, after figures, checks []check) (string, error) {
 		"Rows":         rows(before, after),
 		"Checks":       checks,
 		"Refusals":     refusalLines(after.refusals),
-		"FailedBefore": grouped(failedBefore), "FailedAfter": grouped(failedAfter),
-		"WorstBefore": grouped(before.bytes.worst), "WorstAfter": grouped(after.bytes.worst),
+		"FailedBefore": plot.Grouped(failedBefore), "FailedAfter": plot.Grouped(failedAfter),
+		"WorstBefore": plot.Grouped(before.bytes.worst), "WorstAfter": plot.Grouped(after.bytes.worst),
 		"TotalRate": bytesPerSecond(totalRate), "SourceRate": bytesPerSecond(sourceRate),
 		"Cap": maxConnections, "Workers": workers, "Backlog": backlog,
 		"Service": serviceTime, "Slowdown": slowdown, "PerDatagram": perDatagram,
-		"PoliteBody": grouped(politeBody), "PolitePause": politePause, "Timeout": politeTimeout,
-		"Greedy": greedyConnections, "GreedyBody": grouped(greedyBody), "GreedyBurst": greedyBurst, "GreedyInterval": greedyInterval,
-		"AnsweredBefore": grouped(ofBefore - failedBefore), "AnsweredAfter": grouped(ofAfter - failedAfter),
+		"PoliteBody": plot.Grouped(politeBody), "PolitePause": politePause, "Timeout": politeTimeout,
+		"Greedy": greedyConnections, "GreedyBody": plot.Grouped(greedyBody), "GreedyBurst": greedyBurst, "GreedyInterval": greedyInterval,
+		"AnsweredBefore": plot.Grouped(ofBefore - failedBefore), "AnsweredAfter": plot.Grouped(ofAfter - failedAfter),
 		"Length":        before.length,
 		"Configuration": configuration(),
 	})
@@ -74,7 +76,7 @@ func render(before, after figures, checks []check) (string, error) {
 func refusalLines(list []refusal) (lines []string) {
 	for _, r := range list {
 		lines = append(lines, fmt.Sprintf("%s %s by limit %q: %s",
-			grouped(r.count), r.unit, r.limit, strings.ReplaceAll(r.reason, "-", " ")))
+			plot.Grouped(r.count), r.unit, r.limit, strings.ReplaceAll(r.reason, "-", " ")))
 	}
 	return lines
 }

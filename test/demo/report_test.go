@@ -4,7 +4,6 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
-	"math"
 	"strings"
 	"testing"
 	"time"
@@ -56,17 +55,6 @@ func TestPicturesAreXML(t *testing.T) {
 	}
 }
 
-func TestTextIsEscaped(t *testing.T) {
-	d := &drawing{width: 10, height: 10}
-	d.text(1, 2, "name", "start", `a < b & "c"`)
-	got := d.svg(`<"label">`, false)
-	for _, want := range []string{"a &lt; b &amp; &#34;c&#34;", `aria-label="&lt;&#34;label&#34;&gt;"`} {
-		if !strings.Contains(got, want) {
-			t.Errorf("%s is not in %s", want, got)
-		}
-	}
-}
-
 func TestPage(t *testing.T) {
 	got, err := render(example(false), example(true), checks(example(true)))
 	if err != nil {
@@ -109,17 +97,7 @@ func TestChecks(t *testing.T) {
 	}
 }
 
-func TestNumbers(t *testing.T) {
-	for n, want := range map[int]string{0: "0", 999: "999", 1000: "1,000", -1000: "-1,000", -100: "-100", 12345678: "12,345,678"} {
-		if got := grouped(n); got != want {
-			t.Errorf("%d was formatted as %s", n, got)
-		}
-	}
-	for v, want := range map[float64]float64{0.9: 1, 1: 1, 1.1: 2, 3: 5, 70: 100, 0.03: 0.05} {
-		if got := niceStep(v); math.Abs(got-want) > 1e-12 {
-			t.Errorf("the step after %v is %v, want %v", v, got, want)
-		}
-	}
+func TestTerminalFigures(t *testing.T) {
 	if got := spark([]int64{0, 1, 50, 100}, 100); !strings.HasPrefix(got, " ▁▄█") || len([]rune(got)) != sparkWidth {
 		t.Errorf("the bars are %q", got)
 	}

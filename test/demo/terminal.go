@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/test/lab"
+	"shaperd.dev/shaperd/test/lab/plot"
 )
 
 // ANSI codes.
@@ -127,7 +128,7 @@ func (t *terminal) block(p *phase, number, of int, elapsed time.Duration, rates 
 // state returns one line each for the polite sources, the greedy one and the downstream.
 func (t *terminal) state(p *phase) []string {
 	alarm := func(n int, text string) string {
-		text = grouped(n) + " " + text
+		text = plot.Grouped(n) + " " + text
 		if n == 0 {
 			return text
 		}
@@ -135,9 +136,9 @@ func (t *terminal) state(p *phase) []string {
 	}
 	a, b, g := p.stats[0], p.stats[1], p.stats[greedy]
 	lines := []string{
-		fmt.Sprintf("polite     %s requests answered, %s", grouped(int(a.answered.Load()+b.answered.Load())),
+		fmt.Sprintf("polite     %s requests answered, %s", plot.Grouped(int(a.answered.Load()+b.answered.Load())),
 			alarm(int(a.failed.Load()+b.failed.Load()), "failed")),
-		fmt.Sprintf("greedy     %s requests answered, %s failed", grouped(int(g.answered.Load())), grouped(int(g.failed.Load()))),
+		fmt.Sprintf("greedy     %s requests answered, %s failed", plot.Grouped(int(g.answered.Load())), plot.Grouped(int(g.failed.Load()))),
 	}
 	if l, err := p.downstream.losses(); err == nil {
 		lines = append(lines, fmt.Sprintf("downstream %s, %s",
