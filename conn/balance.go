@@ -23,6 +23,13 @@ type target struct {
 // portOn returns the port of d that t leads to.
 func (t target) portOn(d *downstream) uint16 { return d.PortFor(t.port, t.samePort) }
 
+// suits reports whether d has not failed, has an address, and has the family of the source if that is
+// to be seen by d.
+func (d *downstream) suits(to target, failed []*downstream) bool {
+	return !slices.Contains(failed, d) && d.host.addr().IsValid() &&
+		(!d.listener.config.Load().Transparent || to.source.Is4() == d.host.addr().Is4())
+}
+
 // pick returns a downstream for a connection to target to, except those in failed.
 // Unavailable ones are tried only when all are unavailable. If there is none it returns nil,
 // and whether one would be eligible if it were not full or drained.
@@ -41,7 +48,7 @@ func (ln *listener) eligible(to target, failed []*downstream, now leaky.Time) (_
 	drained := false
 	for _, unavailable := range [...]bool{false, true} {
 		for _, d := range ln.downstreams {
-			if d.available(to.portOn(d), now) == unavailable || slices.Contains(failed, d) || !d.host.addr().IsValid() || !d.matchesFamily(to.source) {
+			if d.available(to.portOn(d), now) == unavailable || !d.suits(to, failed) {
 				continue
 			}
 			if d.drained {
@@ -70,7 +77,7 @@ func (ln *listener) fullDownstreams(to target, failed []*downstream, now leaky.T
 	for _, usable := range [...]bool{true, false} {
 		found := false
 		for _, d := range ln.downstreams {
-			if d.available(to.portOn(d), now) != usable || d.drained || slices.Contains(failed, d) || !d.host.addr().IsValid() || !d.matchesFamily(to.source) {
+			if d.available(to.portOn(d), now) != usable || d.drained || !d.suits(to, failed) {
 				continue
 			}
 			found = true

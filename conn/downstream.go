@@ -5,7 +5,6 @@ package conn
 import (
 	"errors"
 	"net"
-	"net/netip"
 	"slices"
 	"strconv"
 
@@ -134,12 +133,6 @@ func (d *downstream) release() {
 
 func (d *downstream) hasCapacity() bool {
 	return d.MaxConnections == 0 || d.inFlight < d.MaxConnections
-}
-
-// matchesFamily reports whether d has the family of source, which matters only if the listener is
-// transparent.
-func (d *downstream) matchesFamily(source netip.Addr) bool {
-	return !d.listener.config.Load().Transparent || source.Is4() == d.host.addr().Is4()
 }
 
 // isLocalError reports whether this host, and not the downstream, caused err.
