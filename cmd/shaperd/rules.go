@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"shaperd.dev/shaperd/conn/tproxy"
+	"shaperd.dev/shaperd/internal/daemon"
 	"shaperd.dev/shaperd/internal/plan"
 )
 
@@ -46,7 +47,7 @@ configuration, and, commented out, those that remove the rules. With --install o
 			case r.Empty():
 				return fmt.Errorf("%s: no listener is transparent, so there are no rules", file)
 			case install:
-				return permissionHint(r.Install())
+				return daemon.PermissionHint(r.Install())
 			}
 			_, err = fmt.Fprint(e.stdout, r.Commands(), commentOut(r.RemovalCommands()))
 			return err
@@ -67,7 +68,7 @@ func removeRules(e env, mark uint32) error {
 	if err == nil && !there {
 		fmt.Fprintf(e.stdout, "there are no rules with mark %d\n", mark)
 	}
-	return permissionHint(err)
+	return daemon.PermissionHint(err)
 }
 
 // commentOut comments out the lines of a script.

@@ -7,10 +7,12 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"shaperd.dev/shaperd/internal/daemon"
 )
 
 func runCommand(e env) *cobra.Command {
-	o := Options{Log: e.stderr, Reload: e.reload, Force: e.force, LoadTimeout: e.loadTimeout, Version: version}
+	o := daemon.Options{Log: e.stderr, Reload: e.reload, Force: e.force, LoadTimeout: e.loadTimeout, Version: version}
 	var logFormat, logLevel string
 	cmd := &cobra.Command{
 		Use:   "run",
@@ -30,7 +32,7 @@ open ones may go on for --drain-timeout. A second SIGTERM resets them.`,
 			}
 			o.Control = e.flags.control
 			o.ControlRequired = cmd.Flags().Changed("control") || os.Getenv("SHAPERD_CONTROL") != ""
-			return Run(cmd.Context(), o)
+			return daemon.Run(cmd.Context(), o)
 		},
 	}
 	cmd.Flags().StringVar(&o.Config, "config", "/etc/shaperd/shaperd.toml", "configuration `file`; conf.d/*.toml next to it is read too")

@@ -1,4 +1,4 @@
-package main
+package daemon
 
 import (
 	"errors"
@@ -47,7 +47,7 @@ func installRules(l, was *plan.Plan) (undo func() error, err error) {
 	}
 	if err != nil {
 		err = errors.Join(fmt.Errorf("[transparent] rules = \"install\": %w", err), undo())
-		return nothing, permissionHint(err)
+		return nothing, PermissionHint(err)
 	}
 	return undo, nil
 }
@@ -62,8 +62,8 @@ func leftoverRules(l *plan.Plan) string {
 	return fmt.Sprintf("no listener is transparent, but rules with mark %d are installed: \"shaperd rules --remove --mark %d\" removes them", mark, mark)
 }
 
-// permissionHint adds to a permission error how to get the privileges.
-func permissionHint(err error) error {
+// PermissionHint adds to a permission error how to get the privileges.
+func PermissionHint(err error) error {
 	if !errors.Is(err, unix.EPERM) {
 		return err
 	}

@@ -1,4 +1,9 @@
-package main
+// Package daemon runs shaperd: it applies a configuration to both planes, reloads it, keeps what
+// operators override, and ends in order. All changes run one after the other in the loop of
+// serve, which is the goroutine of [Run]. The control socket's goroutines send it commands, and read
+// what is current under a lock. Files are read and written in goroutines of their own, since a file
+// system may not answer.
+package daemon
 
 import (
 	"context"
@@ -221,7 +226,7 @@ func (s *server) applyToPlanes(ctx context.Context, l *plan.Plan, policy *shaper
 	// The packet plane's swap may fail, and the proxy's cannot once it is prepared.
 	if err := s.proxy.Apply(ctx, l.Config.Listen, policy, change.commit); err != nil {
 		change.cancel()
-		return errors.Join(permissionHint(err), undo())
+		return errors.Join(PermissionHint(err), undo())
 	}
 	change.finish()
 	if s.isDraining() {
