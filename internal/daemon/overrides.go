@@ -23,7 +23,7 @@ type overrides struct {
 
 // override is a value of one key. When it ends, the one before it is effective again.
 type override struct {
-	value string
+	value config.Value
 	validity
 	untilReload bool // ends with the next reload
 }
@@ -78,7 +78,7 @@ func (w *overrides) clone() *overrides {
 func (w *overrides) set(limit string, set map[string]string, t validity, untilReload bool) {
 	keys := w.limitKeys(limit)
 	for key, value := range set {
-		top := override{value, t, untilReload}
+		top := override{config.ParseValue(key, value), t, untilReload}
 		below := slices.DeleteFunc(keys[key], func(s override) bool { return !s.outlives(top) })
 		keys[key] = append(below, top)
 	}
@@ -167,21 +167,21 @@ func (w *overrides) values(limit string) map[string]string {
 	}
 	values := map[string]string{}
 	for key, stack := range w.limits[limit] {
-		values[key] = stack[len(stack)-1].value
+		values[key] = stack[len(stack)-1].value.Text
 	}
 	return values
 }
 
-// configTexts returns the overrides of limits as configuration files.
-func (w *overrides) configTexts() (texts []config.Text, err error) {
+// configOverrides returns the effective overrides of limits.
+func (w *overrides) configOverrides() (all []config.Override) {
 	for _, name := range slices.Sorted(maps.Keys(w.limits)) {
-		text, err := config.FormatOverride(name, w.values(name))
-		if err != nil {
-			return nil, err
+		o := config.Override{Source: "set limit " + name, Limit: name, Values: map[string]config.Value{}}
+		for key, stack := range w.limits[name] {
+			o.Values[key] = stack[len(stack)-1].value
 		}
-		texts = append(texts, config.Text{Name: "set limit " + name, TOML: text})
+		all = append(all, o)
 	}
-	return texts, nil
+	return all
 }
 
 // blockLimits returns the limits that implement the blocks at all listeners and attachments of
@@ -222,7 +222,7 @@ func (w *overrides) describe(s *api.Status) {
 			if groups[o] == nil {
 				groups[o] = map[string]string{}
 			}
-			groups[o][key] = top.value
+			groups[o][key] = top.value.Text
 		}
 		for _, o := range slices.SortedFunc(maps.Keys(groups), func(a, b group) int { return a.since.Compare(b.since) }) {
 			s.Overrides = append(s.Overrides, api.Override{

@@ -62,7 +62,7 @@ func (s *server) saveOverrides() {
 		for key, stack := range keys {
 			for _, set := range stack {
 				if !set.untilReload {
-					saved.Overrides = append(saved.Overrides, persistedOverride{name, key, set.value, set.since, set.end()})
+					saved.Overrides = append(saved.Overrides, persistedOverride{name, key, set.value.Text, set.since, set.end()})
 				}
 			}
 		}
@@ -200,11 +200,7 @@ type mergedConfig struct {
 // merge applies overrides to a configuration and compiles it.
 func (s *server) merge(l *plan.Plan, w *overrides) (f mergedConfig, err error) {
 	f.overrides = w
-	texts, err := w.configTexts()
-	if err != nil {
-		return f, err
-	}
-	if f.loaded, err = l.With(texts, w.blockLimits(l.Config), w.bypass != nil); err == nil {
+	if f.loaded, err = l.With(w.configOverrides(), w.blockLimits(l.Config), w.bypass != nil); err == nil {
 		f.policy, err = f.loaded.Compile(s.shaper)
 	}
 	return f, err
@@ -239,7 +235,7 @@ func (s *server) mergeFitting(l *plan.Plan, w *overrides) (f mergedConfig, err e
 		}
 		for _, key := range slices.Sorted(maps.Keys(left)) {
 			stack := left[key]
-			dropped = append(dropped, fmt.Errorf("limit %q: %s=%s: %w", name, key, stack[len(stack)-1].value, refuse(refused[key])))
+			dropped = append(dropped, fmt.Errorf("limit %q: %s=%s: %w", name, key, stack[len(stack)-1].value.Text, refuse(refused[key])))
 		}
 	}
 	f.dropped = dropped

@@ -28,10 +28,10 @@ func newPlan(files *config.Files, c *config.Config) *Plan {
 	return &Plan{files: files, Config: c, observe: c.Daemon.Observe}
 }
 
-// With returns p with the overrides of texts, the limits of blocks, and, with bypass, with
+// With returns p with overrides, the limits of blocks, and, with bypass, with
 // limits that only observe. It does not read files again.
-func (p *Plan) With(texts []config.Text, blocks []shaper.Limit, bypass bool) (*Plan, error) {
-	c, err := p.files.Load(texts...)
+func (p *Plan) With(overrides []config.Override, blocks []shaper.Limit, bypass bool) (*Plan, error) {
+	c, err := p.Config.With(overrides...)
 	if err != nil {
 		return nil, err
 	}

@@ -34,6 +34,7 @@ type Config struct {
 	Attach      []shaper.Attachment
 	Limits      []shaper.Limit
 
+	files   []parsedFile
 	limitAt []*node // position of each of Limits
 	asnAt   []*node // position of each of ASN.Files
 

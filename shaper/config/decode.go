@@ -29,12 +29,12 @@ type loader struct {
 	addresses    []locatedAddress
 	attaches     []table // tables of c.Attach
 	interfaces   []locatedInterface
-	limits       []table                             // tables of c.Limits
-	references   []references                        // names in the matches of c.Limits
-	overrides    map[string]map[string]overrideValue // by limit and key
-	overridden   []item[string]                      // names of limits in overrides
-	syntaxErrors bool                                // some file has a syntax error: names may be missing
-	hasPlaces    bool                                // there are listeners or attachments, if only invalid ones
+	limits       []table                            // tables of c.Limits
+	references   []references                       // names in the matches of c.Limits
+	overrides    map[string]map[string]locatedValue // by limit and key
+	overridden   []item[string]                     // names of limits in overrides
+	syntaxErrors bool                               // some file has a syntax error: names may be missing
+	hasPlaces    bool                               // there are listeners or attachments, if only invalid ones
 }
 
 // references has the names of listeners and attachments in a match.
@@ -175,7 +175,7 @@ func checkDownstream(t table, addresses []item[shaper.Address], d item[shaper.Do
 }
 
 func (l *loader) limit(t table) {
-	l.applyOverrides(t)
+	t = l.withOverrides(t)
 	limit := l.newLimit
 	if match, ok := t.values["match"].(map[string]any); ok && match["protocol"] == "" { // any
 		delete(match, "protocol")

@@ -15,12 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Text is a part of the configuration that is not in a file, such as a runtime override.
-type Text struct {
-	Name string // shown in errors in place of a file name
-	TOML string
-}
-
 // Files has the texts of the files of a configuration.
 type Files struct {
 	paths, texts []string
@@ -108,30 +102,24 @@ func (f *Files) With(path, text string) *Files {
 	return with
 }
 
-// Load parses and checks f and the added texts. Listeners, attachments, limits and ASN files
-// of all of them add up, and an override in an added text replaces one in a file.
+// Load parses and checks f. Listeners, attachments, limits and ASN files of all files add up.
 //
 // The error is an [Errors]. Data files that the configuration names are not opened.
-func (f *Files) Load(added ...Text) (*Config, error) {
+func (f *Files) Load() (*Config, error) {
 	var files []*file
 	for i, path := range f.paths {
 		files = append(files, newFile(path, i, f.texts[i]))
-	}
-	for _, text := range added {
-		a := newFile(text.Name, len(files), text.TOML)
-		a.runtime = true
-		files = append(files, a)
 	}
 	return load(files)
 }
 
 // Load reads the configuration at path, as [Read] does, and loads it, as [Files.Load] does.
-func Load(path string, added ...Text) (*Config, error) {
+func Load(path string) (*Config, error) {
 	f, err := Read(path)
 	if err != nil {
 		return nil, err
 	}
-	return f.Load(added...)
+	return f.Load()
 }
 
 // readFile reads at most one byte beyond the maximum size of a file. It does not block on a
@@ -157,36 +145,69 @@ func readFile(path string, pipes bool) (string, error) {
 	return string(text), err
 }
 
+// parsedFile has the values of a file and their positions. Loading does not change them.
+type parsedFile struct {
+	root   *node
+	values map[string]any
+}
+
 // load parses and checks files, the main one first.
 func load(files []*file) (*Config, error) {
-	l := loader{
+	l := newLoader()
+	for _, f := range files {
+		if root, values := l.parse(f); values != nil {
+			l.c.files = append(l.c.files, parsedFile{root, values})
+		}
+	}
+	return l.load(&node{file: files[0]}, nil)
+}
+
+// With returns the configuration with overrides, in place of those that c has. It does not read
+// or parse files again. The error is an [Errors], or that of a value without a position.
+func (c *Config) With(overrides ...Override) (*Config, error) {
+	for i := range overrides {
+		if err := overrides[i].check(); err != nil {
+			return nil, err
+		}
+	}
+	l := newLoader()
+	l.c.files = c.files
+	return l.load(&node{file: c.files[0].root.file}, overrides)
+}
+
+func newLoader() *loader {
+	l := &loader{
 		c:         &Config{overridden: map[string]map[string]string{}},
 		set:       map[string]*node{},
 		asnFiles:  map[string]*node{},
-		overrides: map[string]map[string]overrideValue{},
+		overrides: map[string]map[string]locatedValue{},
 	}
 	fileKeys.setDefaults(l.c)
 	listenKeys.setDefaults(&l.newListen)
 	attachKeys.setDefaults(&l.newAttach)
 	limitKeys.setDefaults(&l.newLimit)
+	return l
+}
+
+// load decodes and checks the parsed files with overrides. main is the root of the main file.
+func (l *loader) load(main *node, overrides []Override) (*Config, error) {
 	var tables []table
-	for _, f := range files {
-		root, values := l.parse(f)
-		if values == nil {
-			continue
-		}
-		l.hasPlaces = l.hasPlaces || values["listen"] != nil || values["attach"] != nil
-		t := table{&l.report, "", fileKeys, values, root}
+	for _, f := range l.c.files {
+		l.hasPlaces = l.hasPlaces || f.values["listen"] != nil || f.values["attach"] != nil
+		t := table{&l.report, "", fileKeys, f.values, f.root}
 		tables = append(tables, t)
 		for _, o := range t.tables("override") {
-			l.override(o)
+			l.fileOverride(o)
 		}
+	}
+	for i, o := range overrides {
+		l.override(o, len(tables)+i)
 	}
 	for _, t := range tables {
 		l.file(t)
 	}
 	if !l.syntaxErrors {
-		l.check(&node{file: files[0]})
+		l.check(main)
 	}
 	if err := l.errors(); err != nil {
 		return nil, err

@@ -14,15 +14,68 @@ import (
 // OverrideKeys returns the keys of a limit that an override may set.
 func OverrideKeys() []string { return overrideKeys.names()[1:] }
 
-// overrideValue is the value of a key of an override, with its position.
-type overrideValue struct {
+// Override has values that replace those of a limit, and of overrides of it in files.
+type Override struct {
+	Source string // shown in errors in place of a file name
+	Limit  string
+	Values map[string]Value
+}
+
+// Value is the value of a key of an override.
+type Value struct {
+	Text  string // as in the configuration, without quotes
+	value any    // of the field; nil if it is invalid
+	err   error  // a mistake in the value
+	form  error  // the mistake that Text is not even of the key's type in TOML
+}
+
+// ParseValue parses the value of a key of an override. [Config.With] reports mistakes.
+func ParseValue(key, text string) Value {
+	v := Value{Text: text}
+	if !slices.Contains(OverrideKeys(), key) {
+		return v
+	}
+	var raw any
+	if raw, v.form = parseScalar(key, text); v.form == nil {
+		v.value, v.err = overrideKeys.find(key).typ.parse(key, raw, nil)
+	}
+	return v
+}
+
+// check reports unknown keys, and values that are not of their key's type.
+func (o *Override) check() error {
+	texts := map[string]string{}
+	for key, v := range o.Values {
+		texts[key] = v.Text
+	}
+	if err := checkOverrideKeys(o.Limit, texts); err != nil {
+		return err
+	}
+	for _, key := range slices.Sorted(maps.Keys(o.Values)) {
+		if err := o.Values[key].form; err != nil {
+			return fmt.Errorf("override limit %s: %w", quote(o.Limit), err)
+		}
+	}
+	return nil
+}
+
+// locatedValue is the value of a key of an override with its position. It is a TOML value, or
+// a [Value].
+type locatedValue struct {
 	value any
 	at    *node
 }
 
-// override collects the values of one [[override]]. A runtime text replaces values of files;
-// apart from that, a key of a limit may be overridden once.
-func (l *loader) override(t table) {
+// overridesOf returns the overrides of a limit by key. The map can be modified.
+func (l *loader) overridesOf(limit string) map[string]locatedValue {
+	if l.overrides[limit] == nil {
+		l.overrides[limit] = map[string]locatedValue{}
+	}
+	return l.overrides[limit]
+}
+
+// fileOverride collects the values of one [[override]]. A key of a limit may be overridden once.
+func (l *loader) fileOverride(t table) {
 	if len(t.values) == 0 || len(t.values) == 1 && t.has("limit") {
 		t.add(t.at, "[[override]] has no effect: set a key of the limit, such as rate")
 	}
@@ -31,38 +84,53 @@ func (l *loader) override(t table) {
 		return
 	}
 	l.overridden = append(l.overridden, item[string]{limit, t.at.child("limit")})
-	settings := l.overrides[limit]
-	if settings == nil {
-		settings = map[string]overrideValue{}
-		l.overrides[limit] = settings
-	}
+	values := l.overridesOf(limit)
 	for _, key := range OverrideKeys() {
 		if !t.has(key) {
 			continue
 		}
 		at := *t.at.child(key)
 		at.override = true
-		if first, ok := settings[key]; ok && first.at.file.runtime == at.file.runtime {
+		if first, ok := values[key]; ok {
 			t.errorf(key, "duplicate override of limit %s, first at %s:%d", quote(limit), first.at.file.name, first.at.line())
 			continue
 		}
-		settings[key] = overrideValue{t.values[key], &at}
-		if !at.file.runtime {
-			if l.c.overridden[limit] == nil {
-				l.c.overridden[limit] = map[string]string{}
-			}
-			l.c.overridden[limit][key] = fmt.Sprintf("%s:%d", at.file.name, at.line())
+		values[key] = locatedValue{t.values[key], &at}
+		if l.c.overridden[limit] == nil {
+			l.c.overridden[limit] = map[string]string{}
 		}
+		l.c.overridden[limit][key] = fmt.Sprintf("%s:%d", at.file.name, at.line())
 	}
 }
 
-// applyOverrides replaces values of a limit by those of overrides, before they are decoded:
-// errors in them have the position of the override.
-func (l *loader) applyOverrides(t table) {
-	name, _ := t.values["name"].(string)
-	for key, s := range l.overrides[name] {
-		t.values[key], t.at.keys[key] = s.value, s.at
+// override adds an override, which replaces those of files. Its positions are the lines that
+// [FormatOverride] writes. order is that of files.
+func (l *loader) override(o Override, order int) {
+	keys := slices.Sorted(maps.Keys(o.Values))
+	f := &file{name: o.Source, order: order}
+	for line := range 2 + len(keys) {
+		f.lines = append(f.lines, line)
 	}
+	l.overridden = append(l.overridden, item[string]{o.Limit, &node{file: f, offset: 1}})
+	values := l.overridesOf(o.Limit)
+	for i, key := range keys {
+		values[key] = locatedValue{o.Values[key], &node{file: f, offset: 2 + i, override: true}}
+	}
+}
+
+// withOverrides returns a limit with values replaced by those of overrides, before it is
+// decoded: errors in them have the position of the override.
+func (l *loader) withOverrides(t table) table {
+	name, _ := t.values["name"].(string)
+	if len(l.overrides[name]) == 0 {
+		return t
+	}
+	at := *t.at
+	t.values, at.keys, t.at = maps.Clone(t.values), maps.Clone(at.keys), &at
+	for key, v := range l.overrides[name] {
+		t.values[key], at.keys[key] = v.value, v.at
+	}
+	return t
 }
 
 // FormatOverride returns the TOML text of an [[override]] of a limit, with values as in the
@@ -70,19 +138,28 @@ func (l *loader) applyOverrides(t table) {
 // no values, a key that is not one of [OverrideKeys], and a value that should be an integer
 // or a boolean. Mistakes in other values are reported when the text is loaded.
 func FormatOverride(limit string, set map[string]string) (string, error) {
+	if err := checkOverrideKeys(limit, set); err != nil {
+		return "", err
+	}
+	return formatOverride(limit, set)
+}
+
+// checkOverrideKeys returns an error if there are no keys, or one that is unknown or of an
+// earlier version.
+func checkOverrideKeys(limit string, set map[string]string) error {
 	known := OverrideKeys()
 	if len(set) == 0 {
-		return "", fmt.Errorf("override limit %s: nothing to set; keys are %s", quote(limit), strings.Join(known, ", "))
+		return fmt.Errorf("override limit %s: nothing to set; keys are %s", quote(limit), strings.Join(known, ", "))
 	}
 	for _, key := range slices.Sorted(maps.Keys(set)) {
 		if m, old := migrate("[[override]]", key, set[key]); old {
-			return "", fmt.Errorf("override limit %s: %s", quote(limit), m.msg)
+			return fmt.Errorf("override limit %s: %s", quote(limit), m.msg)
 		}
 		if !slices.Contains(known, key) {
-			return "", fmt.Errorf("override limit %s: %s", quote(limit), unknownKey(key, known, synonymsInLimit))
+			return fmt.Errorf("override limit %s: %s", quote(limit), unknownKey(key, known, synonymsInLimit))
 		}
 	}
-	return formatOverride(limit, set)
+	return nil
 }
 
 // formatOverride formats keys that are known, or of an earlier version.
@@ -91,30 +168,35 @@ func formatOverride(limit string, set map[string]string) (string, error) {
 	b.WriteString("[[override]]\n")
 	writeKey(&b, "limit", limit)
 	for _, key := range slices.Sorted(maps.Keys(set)) {
-		bad := func(want string) (string, error) {
-			return "", fmt.Errorf("override limit %s: %s: must be %s, not %s", quote(limit), key, want, quote(set[key]))
+		value, err := parseScalar(key, set[key])
+		if err != nil {
+			return "", fmt.Errorf("override limit %s: %w", quote(limit), err)
 		}
-		kind := kindString // type of mode, a key of an earlier version
-		if key != "mode" {
-			kind = overrideKeys.find(cmp.Or(renamedInLimit[key], key)).typ.kind
-		}
-		switch kind {
-		case kindInteger:
-			n, err := strconv.ParseInt(set[key], 10, 64)
-			if err != nil {
-				return bad("an integer such as 100")
-			}
-			writeKey(&b, key, n)
-		case kindBoolean:
-			if set[key] != "true" && set[key] != "false" {
-				return bad("true or false")
-			}
-			writeKey(&b, key, set[key] == "true")
-		default:
-			writeKey(&b, key, set[key])
-		}
+		writeKey(&b, key, value)
 	}
 	return b.String(), nil
+}
+
+// parseScalar returns the TOML value of a key that is known, or of an earlier version.
+func parseScalar(key, text string) (any, error) {
+	kind := kindString // type of mode, a key of an earlier version
+	if key != "mode" {
+		kind = overrideKeys.find(cmp.Or(renamedInLimit[key], key)).typ.kind
+	}
+	switch kind {
+	case kindInteger:
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("%s: must be an integer such as 100, not %s", key, quote(text))
+		}
+		return n, nil
+	case kindBoolean:
+		if text != "true" && text != "false" {
+			return nil, fmt.Errorf("%s: must be true or false, not %s", key, quote(text))
+		}
+		return text == "true", nil
+	}
+	return text, nil
 }
 
 // ParseOverride is the inverse of [FormatOverride]. Keys of earlier versions are migrated. It

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -35,19 +36,26 @@ func TestLoad_Overrides(t *testing.T) {
 	}
 }
 
-// TestLoad_RuntimeOverrides loads texts that are not in files: their overrides replace those
-// of files, and apart from that they are read like files.
-func TestLoad_RuntimeOverrides(t *testing.T) {
+// TestConfig_With replaces values of files by overrides, which leave the configuration before
+// them unchanged.
+func TestConfig_With(t *testing.T) {
 	folder := write(t,
 		"shaperd.toml", strings.ReplaceAll(listenDB, "[::]", "0.0.0.0")+"[[limit]]\nname = \"web\"\nrate = \"1MB/s\"\n[[attach]]\nname = \"up\"\ninterface = \"eth0\"\n",
 		"conf.d/saved.toml", "[[override]]\nlimit = \"web\"\nrate = \"2MB/s\"\nburst = \"1MB\"\n",
 	)
-	path := filepath.Join(folder, "shaperd.toml")
-	override, err := FormatOverride("web", map[string]string{"rate": "3MB/s", "max_connections": "7", "max_delay": "0s"})
+	files, err := Load(filepath.Join(folder, "shaperd.toml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := Load(path, Text{"set by root", override})
+	was := files.Limits[0]
+	with := func(limit string, set map[string]string) (*Config, error) {
+		o := Override{Source: "set by root", Limit: limit, Values: map[string]Value{}}
+		for key, text := range set {
+			o.Values[key] = ParseValue(key, text)
+		}
+		return files.With(o)
+	}
+	c, err := with("web", map[string]string{"rate": "3MB/s", "max_connections": "7", "max_delay": "0s"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,18 +66,31 @@ func TestLoad_RuntimeOverrides(t *testing.T) {
 	if got := c.Error(0, "rate", "is bad").Error(); got != "set by root:5:1: is bad" {
 		t.Errorf("error is %s", got)
 	}
+	if got := strings.TrimPrefix(c.Error(0, "burst", "is bad").Error(), folder+"/"); got != "conf.d/saved.toml:4:1: is bad" {
+		t.Errorf("error is %s", got)
+	}
+	if again, err := c.With(); err != nil || !reflect.DeepEqual(again.Limits[0], was) || !reflect.DeepEqual(files.Limits[0], was) {
+		t.Errorf("without overrides the limit is %+v (%v), was %+v", again, err, was)
+	}
 
-	for _, test := range []struct{ text, want string }{
-		{"[[override]]\nlimit = \"web\"\nrate = \"3mbps\"\n", `added:3:1: rate: "3mbps" is in bytes to tc and in bits to most people: write "3Mbit/s" or "3MB/s"`},
-		{"[[override]]\nlimit = \"wep\"\nrate = \"3MB/s\"\n", `added:2:1: limit: unknown limit "wep"; did you mean "web"?`},
-		{"[[override]]\nlimit = \"web\"\nrate = \"3MB/s\"\n[[override]]\nlimit = \"web\"\nrate = \"4MB/s\"\n", `added:6:1: rate: duplicate override of limit "web", first at added:3`},
-		{"[[limit]]\nname = \"web\"\nrate = \"1MB/s\"\n", `added:2:1: name: duplicate name "web": first in [[limit]] at shaperd.toml:7`},
-		{"[[limit]]\nname = \"blocked-by-operator-packets\"\nrate = \"1MB/s\"\n", `added:2:1: name: "blocked-by-operator-packets" is reserved for "shaperd block"`},
-		{"[[limit\n", `added:1:8: TOML syntax: expected '.' or ']' to end table name, but got '\n' instead`},
+	for _, test := range []struct {
+		limit string
+		set   map[string]string
+		want  string
+	}{
+		{"web", map[string]string{"rate": "3mbps"}, `set by root:3:1: rate: "3mbps" is in bytes to tc and in bits to most people: write "3Mbit/s" or "3MB/s"`},
+		{"web", map[string]string{"rate": "3mbps", "overhead": "1", "max_delay": "1s"}, `set by root:4:1: overhead: "1" has no unit: write "1B" or "1KiB"` + "\n" + `set by root:5:1: rate: "3mbps" is in bytes to tc and in bits to most people: write "3Mbit/s" or "3MB/s"`},
+		{"web", map[string]string{"queue_timeout": "1s"}, `set by root:3:1: queue_timeout: has no effect without max_connections or new_connections`},
+		{"web", map[string]string{"max_connections": "0"}, `set by root:3:1: max_connections: must be from 1 to 1048576, not 0`},
+		{"wep", map[string]string{"rate": "3MB/s"}, `set by root:2:1: limit: unknown limit "wep"; did you mean "web"?`},
+		{"web", nil, `override limit "web": nothing to set; keys are rate, packets, burst, burst_packets, overhead, max_delay, scheduling, ecn_mark, max_connections, new_connections, queue_timeout, max_queue, observe`},
+		{"web", map[string]string{"raet": "1MB/s"}, `override limit "web": unknown key "raet"; did you mean "rate"?`},
+		{"web", map[string]string{"connections": "5"}, `override limit "web": connections was renamed to max_connections`},
+		{"web", map[string]string{"observe": "yes"}, `override limit "web": observe: must be true or false, not "yes"`},
+		{"web", map[string]string{"max_connections": "many"}, `override limit "web": max_connections: must be an integer such as 100, not "many"`},
 	} {
-		_, err := Load(path, Text{"added", test.text})
-		if got := strings.ReplaceAll(fmt.Sprint(err), folder+"/", ""); got != test.want {
-			t.Errorf("%q: error is %s, want %s", test.text, got, test.want)
+		if _, err := with(test.limit, test.set); fmt.Sprint(err) != test.want {
+			t.Errorf("%s %v: error is %v, want %s", test.limit, test.set, err, test.want)
 		}
 	}
 }

@@ -16,11 +16,10 @@ const (
 
 // file is one configuration file.
 type file struct {
-	name    string
-	order   int  // index among the files
-	runtime bool // from a Text
-	text    string
-	lines   []int // offsets of line starts
+	name  string
+	order int // index among the files
+	text  string
+	lines []int // offsets of line starts
 }
 
 func newFile(name string, order int, text string) *file {

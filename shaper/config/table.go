@@ -124,7 +124,7 @@ func (t table) decode(record any) (elems map[string][]*node) {
 				t.errorf(k.name, "must not be empty%s", k.ifEmpty)
 			}
 		default:
-			value, err := k.typ.parse(k.name, v, k.field.get(record))
+			value, err := k.parse(v, k.field.get(record))
 			if err != nil {
 				t.errorf(k.name, "%v", err)
 			}
@@ -134,6 +134,14 @@ func (t table) decode(record any) (elems map[string][]*node) {
 		}
 	}
 	return elems
+}
+
+// parse returns the Go value of a TOML value, or of one that was parsed before.
+func (k *key) parse(v, current any) (any, error) {
+	if parsed, ok := v.(Value); ok {
+		return parsed.value, parsed.err
+	}
+	return k.typ.parse(k.name, v, current)
 }
 
 // checkNeeds reports keys that have no effect.
