@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"shaperd.dev/shaperd/leaky"
 )
 
 // MaxLimits is the maximum number of limits of a policy: limit i owns bit i of a [Set].
@@ -73,6 +75,19 @@ func (l *Limit) InPacketPlane() bool { return len(l.Match.Attach) > 0 }
 
 // CountsConnections reports whether l caps or paces connections.
 func (l *Limit) CountsConnections() bool { return l.MaxConnections > 0 || l.NewConnections.N > 0 }
+
+// shape returns the shape of the buckets of l.
+func (l *Limit) shape() leaky.Shape {
+	s := leaky.Shape{
+		Bytes:    leaky.NewRate(l.Rate, 8*time.Second),
+		Packets:  leaky.NewRate(l.Packets.N, l.Packets.Per),
+		Overhead: uint64(l.Overhead),
+		MaxDelay: leaky.FromDuration(l.MaxDelay),
+	}
+	s.BytesBurst = s.Bytes.Cost(l.Burst)
+	s.PacketsBurst = s.Packets.Cost(l.BurstPackets)
+	return s
+}
 
 // Frequency is N events every Per. The zero Frequency is unlimited.
 type Frequency struct {

@@ -219,16 +219,3 @@ func (l *Limit) validateInPacketPlane(attachments []Attachment, counting map[str
 		bad("ecn_mark", "%d %%: must be from 0 to 100", l.ECNMark)
 	}
 }
-
-// shape returns the shape of the buckets of l.
-func (l *Limit) shape() leaky.Shape {
-	s := leaky.Shape{
-		Bytes:    leaky.NewRate(l.Rate, 8*time.Second),
-		Packets:  leaky.NewRate(l.Packets.N, l.Packets.Per),
-		Overhead: uint64(l.Overhead),
-		MaxDelay: leaky.FromDuration(l.MaxDelay),
-	}
-	s.BytesBurst = s.Bytes.Cost(l.Burst)
-	s.PacketsBurst = s.Packets.Cost(l.BurstPackets)
-	return s
-}
