@@ -177,15 +177,6 @@ func connectionLimits(limits []shaper.Limit, attachment string) (indexes []int) 
 	return indexes
 }
 
-// parseOverhead parses the size of packet headers.
-func parseOverhead(s string) (int, error) {
-	n, err := ParseSize(s)
-	if err == nil && n > shaper.MaxOverhead {
-		err = fmt.Errorf("must be at most %s, not %s", FormatSize(shaper.MaxOverhead), quote(s))
-	}
-	return int(n), err
-}
-
 // parsePercent parses a whole percentage, "50%", from 1 to 100.
 func parsePercent(s string) (int, error) {
 	number, unit := strings.CutSuffix(s, "%")

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"shaperd.dev/shaperd/shaper"
 )
 
 // FuzzUnits checks that the format of an accepted value parses to the same value.
@@ -43,7 +45,15 @@ func FuzzUnits(f *testing.F) {
 		}
 		parseAddress(s)
 		parseInterface(s)
-		parseOverhead(s)
+		var limit shaper.Limit
+		for i := range limitKeys {
+			if k := &limitKeys[i]; k.typ.parse != nil {
+				if value, err := k.typ.parse(k.name, s, k.field.get(&limit)); err == nil {
+					k.field.set(&limit, value)
+					k.textOf(&limit)
+				}
+			}
+		}
 		if n, err := parsePercent(s); err == nil && (n < 1 || n > 100) {
 			t.Errorf("%q is read as %d %%", s, n)
 		}

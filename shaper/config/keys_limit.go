@@ -81,7 +81,7 @@ var limitKeys = keys{
 		doc:   "Packets that may leave at once after a pause. 0 is strict smoothing.",
 	},
 	{
-		name: "overhead", typ: quantityType("size to `1kB`", "38B", sizePattern, parseOverhead, showSize), def: `"0B"`, needs: []condition{rateFor(func(l *shaper.Limit) bool { return l.Overhead == 0 })}, overridable: true,
+		name: "overhead", typ: boundedSizeType("38B", shaper.MaxOverhead), def: `"0B"`, needs: []condition{rateFor(func(l *shaper.Limit) bool { return l.Overhead == 0 })}, overridable: true,
 		field:    fieldOf(func(l *shaper.Limit) *int { return &l.Overhead }),
 		omitZero: true,
 		doc: "Bytes added to the payload of each packet: headers, and on Ethernet the gaps between frames. Where " +

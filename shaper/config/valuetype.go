@@ -119,6 +119,18 @@ func sizeType(example string) valueType {
 	return quantityType("size", example, sizePattern, ParseSize, showSize)
 }
 
+// boundedSizeType returns the type of sizes to last.
+func boundedSizeType(example string, last int) valueType {
+	parse := func(s string) (int, error) {
+		n, err := ParseSize(s)
+		if err == nil && n > uint64(last) {
+			err = fmt.Errorf("must be at most %s, not %s", FormatSize(uint64(last)), quote(s))
+		}
+		return int(n), err
+	}
+	return quantityType(fmt.Sprintf("size to `%s`", FormatSize(uint64(last))), example, sizePattern, parse, showSize)
+}
+
 func durationType(first, last time.Duration) valueType {
 	parse := func(s string) (time.Duration, error) {
 		d, err := ParseDuration(s)
