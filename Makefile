@@ -155,7 +155,7 @@ vuln:
 .PHONY: generate
 generate: deps
 	$(GO) generate ./...
-	git diff --exit-code -- $$(git grep -lE '^// Code generated .* DO NOT EDIT\.$$' -- '*.go') '*.o' docs/configuration.md configs/shaperd.schema.json
+	git diff --exit-code -- $$(git grep -lE '^// Code generated .* DO NOT EDIT\.$$' -- '*.go') '*.o' docs/configuration.md configs/shaperd.schema.json configs/shaperd.toml
 
 .PHONY: fuzz
 fuzz:

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-//go:generate go test . -run ^TestGenerated$ -update
+//go:generate go test . -run ^(TestGenerated|TestReference)$ -update
 
 // keys describes the keys of a table, in the order of the reference. The decoder, the
 // checks, the canonical form, docs/configuration.md and the JSON schema for editors are

@@ -7,12 +7,14 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
 
 // TestReference checks that every key is in the reference file, in use or after
-// "# ", and that the file loads with and without the commented keys.
+// "# ", and that the file loads with and without the commented keys. With -update it adds
+// missing keys in comments, for an author to polish.
 func TestReference(t *testing.T) {
 	const path = "../../configs/shaperd.toml"
 	c, err := Load(path)
@@ -20,53 +22,95 @@ func TestReference(t *testing.T) {
 		t.Fatal(err)
 	}
 	compile(t, c)
-	text, err := os.ReadFile(path)
+	original, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := newFile(path, 0, regexp.MustCompile(`(?m)^# (\w+ *= )`).ReplaceAllString(string(text), "$1"))
+	text := string(original)
+	for i := range fileKeys {
+		table := &fileKeys[i]
+		if table.name == "override" { // its keys are those of a limit
+			continue
+		}
+		for j := range table.typ.keys {
+			name := table.typ.keys[j].name
+			isThere := func() bool {
+				return slices.ContainsFunc(referenceTables(text, table.name), func(n *node) bool { return n.keys[name] != nil })
+			}
+			if *update && !isThere() {
+				text = addToReference(text, table, j)
+			}
+			if !isThere() {
+				t.Errorf("%s in the reference has no %s: go generate adds it where it has an effect", table.name, name)
+			}
+		}
+	}
+	golden(t, path, text)
+	f := newFile(path, 0, withCommentedKeys(text))
 	if _, err := load([]*file{f}); err != nil {
 		t.Error("with the keys in comments: ", err)
 	}
 	root, _ := scan(f)
-	all := func(key string) (keys []string) {
-		for _, n := range root.keys[key].elems {
-			keys = append(keys, mapKeys(n.keys)...)
-		}
-		return keys
-	}
-	var match []string
+	match := map[string]bool{"asn": true} // needs a file
 	for _, n := range root.keys["limit"].elems {
 		if m := n.keys["match"]; m != nil {
-			match = append(match, mapKeys(m.keys)...)
-		}
-	}
-	for _, table := range []struct {
-		name         string
-		known, there []string
-	}{
-		{"the file", fileKeys.names(), mapKeys(root.keys)},
-		{"[daemon]", daemonKeys.names(), mapKeys(root.keys["daemon"].keys)},
-		{"[asn]", asnKeys.names(), mapKeys(root.keys["asn"].keys)},
-		{"[[listen]]", listenKeys.names(), all("listen")},
-		{"[[attach]]", attachKeys.names(), all("attach")},
-		{"[[limit]]", limitKeys.names(), all("limit")},
-		{"match", slices.DeleteFunc(matchKeys.names(), func(key string) bool { return key == "asn" }), match}, // needs a file
-		{"[[override]]", []string{"limit"}, all("override")},
-	} {
-		for _, key := range table.known {
-			if !slices.Contains(table.there, key) {
-				t.Errorf("%s in the reference has no %s", table.name, key)
+			for key := range m.keys {
+				match[key] = true
 			}
 		}
 	}
+	for _, key := range matchKeys.names() {
+		if !match[key] {
+			t.Errorf("match in the reference has no %s", key)
+		}
+	}
+	if root.keys["override"] == nil {
+		t.Error("the reference has no override")
+	}
 }
 
-func mapKeys(m map[string]*node) (keys []string) {
-	for key := range m {
-		keys = append(keys, key)
+// withCommentedKeys returns the reference file with the keys in comments in use.
+func withCommentedKeys(text string) string {
+	return regexp.MustCompile(`(?m)^# (\w+ *= )`).ReplaceAllString(text, "$1")
+}
+
+// referenceTables returns the tables of a name in the reference file.
+func referenceTables(text, name string) []*node {
+	root, _ := scan(newFile("", 0, withCommentedKeys(text)))
+	if n := root.keys[name]; n != nil && n.elems == nil {
+		return []*node{n}
 	}
-	return keys
+	return root.child(name).elems
+}
+
+// addToReference adds key i of a table in a comment, in the first table where it has an
+// effect, after a key that is before it in the table of keys.
+func addToReference(text string, table *key, i int) string {
+	k := &table.typ.keys[i]
+	value := k.def
+	if k.typ.kind == kindString {
+		value = strconv.Quote(k.typ.example)
+	}
+	added := []string{"", "#"}
+	for word := range strings.FieldsSeq(strings.ReplaceAll(sentences(*k), "`", "")) {
+		if last := len(added) - 1; len(added[last])+len(word) < 88 {
+			added[last] += " " + word
+		} else {
+			added = append(added, "# "+word)
+		}
+	}
+	added = append(added, fmt.Sprintf("# %s = %s", k.name, value))
+	for _, n := range referenceTables(text, table.name) {
+		for _, before := range slices.Backward(table.typ.keys[:i]) {
+			if at := n.keys[before.name]; at != nil {
+				with := strings.Join(slices.Insert(strings.Split(text, "\n"), at.line(), added...), "\n")
+				if _, err := load([]*file{newFile("", 0, withCommentedKeys(with))}); err == nil {
+					return with
+				}
+			}
+		}
+	}
+	return text
 }
 
 func TestLoad_Examples(t *testing.T) {
