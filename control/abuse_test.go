@@ -249,9 +249,9 @@ func TestConnLimiter_OneUserDoesNotBlockOthers(t *testing.T) {
 		if slices.Sort(within); within[len(within)/2] > 100*time.Millisecond {
 			t.Errorf("answered within %v", within)
 		}
-		testutil.WaitFor(t, "the user is at its maximum", func() bool { return s.Connections() == maxUserConnections })
+		testutil.WaitFor(t, "the user is at its maximum", func() bool { return s.connections() == maxUserConnections })
 	})
-	testutil.WaitFor(t, "all connections are closed", func() bool { return s.Connections() == 0 })
+	testutil.WaitFor(t, "all connections are closed", func() bool { return s.connections() == 0 })
 }
 
 // A stream that is not read is closed, and one that is read is not.
@@ -282,11 +282,11 @@ func TestLive_ClosesUnreadStream(t *testing.T) {
 			}
 		}
 	}()
-	testutil.WaitFor(t, "both streams are open", func() bool { return s.Connections() == 2 && got.Load() > 0 })
+	testutil.WaitFor(t, "both streams are open", func() bool { return s.connections() == 2 && got.Load() > 0 })
 	begun := time.Now()
 	testutil.WaitFor(t, "the unread stream is closed", func() bool {
 		o.Monitor.Sample(time.Now())
-		return s.Connections() == 1
+		return s.connections() == 1
 	})
 	if took := time.Since(begun); took < testTimeout {
 		t.Errorf("closed after only %v", took)
@@ -355,7 +355,7 @@ func TestServer_CloseWaitsForRequests(t *testing.T) {
 		"the server ends": func(s *Server, _ net.Conn) { s.Close() },
 		"the client leaves": func(s *Server, c net.Conn) {
 			c.Close()
-			testutil.WaitFor(t, "the connection is closed", func() bool { return s.Connections() == 0 })
+			testutil.WaitFor(t, "the connection is closed", func() bool { return s.connections() == 0 })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -372,7 +372,7 @@ func TestServer_CloseWaitsForRequests(t *testing.T) {
 			if !daemon.ended.Load() {
 				t.Error("the request still runs")
 			}
-			if n := s.Connections(); n != 0 {
+			if n := s.connections(); n != 0 {
 				t.Errorf("%d connections are open", n)
 			}
 		})

@@ -52,7 +52,7 @@ func TestServer_AcceptWithoutDescriptors(t *testing.T) {
 	if spent := used() - before; spent > 100*time.Millisecond {
 		t.Errorf("it used %v of CPU time to wait 300ms", spent)
 	}
-	if n := s.Connections(); n != 0 {
+	if n := s.connections(); n != 0 {
 		t.Fatalf("there are %d connections", n)
 	}
 	restore()

@@ -184,16 +184,6 @@ func (g *limitedConn) Close() error {
 	return g.Conn.Close()
 }
 
-// open returns the number of connections.
-func (c *connLimiter) open() (n int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, conns := range c.users {
-		n += conns.size()
-	}
-	return n
-}
-
 // limitedListener is a listener with at most maxPortConnections connections.
 type limitedListener struct {
 	net.Listener

@@ -237,3 +237,16 @@ func firstEvent(t *testing.T, r io.Reader) []byte {
 		}
 	}
 }
+
+// connections returns the number of open connections.
+func (s *Server) connections() int { return s.socket.limiter.open() }
+
+// open returns the number of connections.
+func (c *connLimiter) open() (n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, conns := range c.users {
+		n += conns.size()
+	}
+	return n
+}

@@ -110,9 +110,6 @@ func serveAPI(socket *socket, h *http.Server) *Server {
 	return s
 }
 
-// Connections returns the number of open connections.
-func (s *Server) Connections() int { return s.socket.limiter.open() }
-
 // peerKey is the context key of the *peer of a request.
 type peerKey struct{}
 

@@ -86,13 +86,6 @@ func (b *Bucket) CapToBurst(s *Shape, now Time) {
 	b.packets = min(b.packets, now.Add(s.PacketsBurst))
 }
 
-// Refund takes back a charge. Only charges may have followed it.
-func (b *Bucket) Refund(s *Shape, bytes, packets uint64) {
-	byteCost, packetCost := s.Cost(bytes, packets)
-	b.bytes = b.bytes.Sub(byteCost)
-	b.packets = b.packets.Sub(packetCost)
-}
-
 // DrainTimes returns the times that the backlogs of bytes and of packets take to drain.
 func (b *Bucket) DrainTimes(now Time) (bytes, packets Time) {
 	return b.bytes.Sub(now), b.packets.Sub(now)

@@ -22,10 +22,6 @@ func (p *Policy) Destinations4() iter.Seq2[uint32, Set] { return setsOf(p.destin
 // Destinations6 yields the segments of IPv6 destination addresses.
 func (p *Policy) Destinations6() iter.Seq2[segments.Addr6, Set] { return setsOf(p.destinations.all6) }
 
-// HasDestinations reports whether any limit matches destinations; if none does, all of
-// them are in one segment.
-func (p *Policy) HasDestinations() bool { return p.withDestination != 0 }
-
 // Ports yields the segments of destination ports.
 func (p *Policy) Ports() iter.Seq2[uint16, Set] {
 	return func(yield func(uint16, Set) bool) {

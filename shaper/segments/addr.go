@@ -9,13 +9,12 @@ import (
 // Address is an address as a number, so that both families can be built with the same code.
 //
 // Next of the highest address and Prev of the lowest wrap around: callers compare before they
-// step. Last is the highest address of the prefix of a length in bits that starts at the address.
+// step.
 type Address[A any] interface {
 	comparable
 	Compare(A) int
 	Next() A
 	Prev() A
-	Last(bits int) A
 	Addr() netip.Addr
 
 	// top is the highest 64 bits, or all of an IPv4 address.

@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/test/lab"
 )
@@ -57,11 +55,6 @@ func (d *daemon) reload(config string) {
 func (d *daemon) awaitNotify(want string) {
 	d.t.Helper()
 	must(d.t, d.Await(d.t.Context(), want))
-}
-
-func (d *daemon) signal(sig unix.Signal) {
-	d.t.Helper()
-	must(d.t, d.Signal(sig))
 }
 
 // terminate sends SIGTERM. The daemon may exit from now on.
