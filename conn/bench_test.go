@@ -24,7 +24,7 @@ func BenchmarkScheduler(b *testing.B) {
 	f := flowFrom("10.0.0.1", 1)
 	route := p.Route(f)
 	u := &benchUnit{}
-	u.unit = unit{owner: u, path: sc.newPath(p, f, route, route.ToDownstream, false), bytes: 1500, packets: 1, credit: 1}
+	u.unit = unit{owner: u, path: sc.newPath(pathSpec{policy: p, flow: f, route: route, set: route.ToDownstream}), bytes: 1500, packets: 1, credit: 1}
 	b.ReportAllocs()
 	for b.Loop() {
 		sc.submit(&u.unit, now)

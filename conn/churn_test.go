@@ -155,16 +155,16 @@ func (ch *churn) open() *wildFlow {
 		f.Protocol = shaper.UDP
 		w.unverified = ch.rnd.IntN(2) == 0
 	}
-	w.path = ch.newPath(w)
+	w.path = ch.scheduler.newPath(ch.spec(w))
 	ch.flows = append(ch.flows, w)
 	ch.submit(w)
 	return w
 }
 
-func (ch *churn) newPath(w *wildFlow) []hop {
+func (ch *churn) spec(w *wildFlow) pathSpec {
 	p := ch.shaper.Policy()
 	r := p.Route(w.f)
-	return ch.scheduler.newPath(p, w.f, r, r.ToDownstream, w.unverified)
+	return pathSpec{policy: p, flow: w.f, route: r, set: r.ToDownstream, unverified: w.unverified}
 }
 
 func (ch *churn) submit(w *wildFlow) {
@@ -225,11 +225,10 @@ func (ch *churn) close(w *wildFlow) {
 
 // follow does what reroute does.
 func (ch *churn) follow(w *wildFlow) {
-	p := ch.shaper.Policy()
-	r := p.Route(w.f)
+	spec := ch.spec(w)
 	was := w.was
-	w.was = p
-	if !w.gone && ch.scheduler.keepsPath(w.path, p, w.f, r, r.ToDownstream, w.unverified, ch.now) {
+	w.was = spec.policy
+	if !w.gone && ch.scheduler.keepsPath(w.path, spec, ch.now) {
 		if w.stream && len(w.queue) > 0 && !w.closed {
 			w.queue[0].bytes = 64 + ch.rnd.Uint64N(20000)
 		}
@@ -250,7 +249,7 @@ func (ch *churn) repath(w *wildFlow, was *shaper.Policy) {
 	if ch.scheduler.withdraw(ch.now, units...); w.closed {
 		return
 	}
-	path := ch.newPath(w)
+	path := ch.scheduler.newPath(ch.spec(w))
 	w.path = ch.scheduler.replacePath(&w.account, w.path, path, w.gone, was, ch.now)
 	for _, u := range queue {
 		if w.closed {

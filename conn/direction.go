@@ -149,7 +149,8 @@ func (d *direction) pending() bool {
 func (d *direction) reroute(oldPolicy, policy *shaper.Policy, set shaper.Set, now leaky.Time) {
 	s, sched := d.session, d.session.proxy.loop.scheduler
 	d.observed = policy.Observed(set)
-	if !s.removed && sched.keepsPath(d.unit.path, policy, &s.flow, s.route, set, false, now) {
+	spec := pathSpec{policy: policy, flow: &s.flow, route: s.route, set: set}
+	if !s.removed && sched.keepsPath(d.unit.path, spec, now) {
 		d.setGrant()
 		return
 	}
@@ -158,8 +159,7 @@ func (d *direction) reroute(oldPolicy, policy *shaper.Policy, set shaper.Set, no
 	if s.stage != stageRelaying {
 		return
 	}
-	path := sched.newPath(policy, &s.flow, s.route, set, false)
-	d.unit.path = sched.replacePath(&s.account, d.unit.path, path, s.removed, oldPolicy, now)
+	d.unit.path = sched.replacePath(&s.account, d.unit.path, sched.newPath(spec), s.removed, oldPolicy, now)
 	d.setGrant()
 	if waits {
 		d.resume(now)

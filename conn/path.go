@@ -22,16 +22,25 @@ type hop struct {
 	waited    leaky.Time // here, in total
 }
 
-// newPath returns the hops of a flow's units under set, in order. Limits that have no rate, or only
-// observe, have no hop. A flow is unverified until the downstream has replied to it.
-func (sc *scheduler) newPath(p *shaper.Policy, f *shaper.Flow, r shaper.Route, set shaper.Set, unverified bool) []hop {
+// pathSpec is what the path of a flow's units, in one direction, depends on.
+type pathSpec struct {
+	policy     *shaper.Policy
+	flow       *shaper.Flow
+	route      shaper.Route
+	set        shaper.Set // limits of the direction
+	unverified bool       // the downstream has not replied to the flow yet
+}
+
+// newPath returns the hops of a path, in order. Limits that have no rate, or only observe, have no hop.
+func (sc *scheduler) newPath(spec pathSpec) []hop {
+	p := spec.policy
 	var list []*queue
 	var fifo shaper.Set // positions in list
-	for i := range set.All {
+	for i := range spec.set.All {
 		if !hasQueue(p, i) {
 			continue
 		}
-		key := p.Key(i, f, r)
+		key := p.Key(i, spec.flow, spec.route)
 		q := sc.byKey[key]
 		if q == nil {
 			q = &queue{key: key, bucket: sc.shaper.CheckOut(key, sc.clock()), state: p.State(i), shape: p.Shape(i)}
@@ -46,7 +55,7 @@ func (sc *scheduler) newPath(p *shaper.Policy, f *shaper.Flow, r shaper.Route, s
 	}
 	path := make([]hop, len(list))
 	for i, q := range list {
-		path[i] = q.addFlow(f, fifo&(1<<i) != 0, unverified, list[i+1:])
+		path[i] = q.addFlow(spec.flow, fifo&(1<<i) != 0, spec.unverified, list[i+1:])
 	}
 	return path
 }
@@ -57,19 +66,18 @@ func hasQueue(p *shaper.Policy, i int) bool {
 	return !p.Limit(i).Observe && !(shape.Bytes.Unlimited() && shape.Packets.Unlimited())
 }
 
-// keepsPath reports whether scheduler.newPath would return path again, and then updates its queues
-// to policy.
-func (sc *scheduler) keepsPath(path []hop, policy *shaper.Policy, f *shaper.Flow, r shaper.Route, set shaper.Set, unverified bool, now leaky.Time) bool {
-	n := 0
-	for i := range set.All {
-		if !hasQueue(policy, i) {
+// keepsPath reports whether newPath would return path again, and then updates its queues to the policy.
+func (sc *scheduler) keepsPath(path []hop, spec pathSpec, now leaky.Time) bool {
+	p, n := spec.policy, 0
+	for i := range spec.set.All {
+		if !hasQueue(p, i) {
 			continue
 		}
-		if n == len(path) || path[n].key != policy.Key(i, f, r) {
+		if n == len(path) || path[n].key != p.Key(i, spec.flow, spec.route) {
 			return false
 		}
-		fifo := policy.Limit(i).Scheduling == shaper.ScheduleFIFO
-		if path[n].fifo != fifo || path[n].source.source != queueSource(f, fifo, unverified) {
+		fifo := p.Limit(i).Scheduling == shaper.ScheduleFIFO
+		if path[n].fifo != fifo || path[n].source.source != queueSource(spec.flow, fifo, spec.unverified) {
 			return false
 		}
 		n++

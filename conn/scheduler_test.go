@@ -38,9 +38,13 @@ func newRig(t *testing.T, limits ...shaper.Limit) *rig {
 
 func (r *rig) path(f *shaper.Flow) []hop { return r.pathOf(f, false) }
 
-func (r *rig) pathOf(f *shaper.Flow, unverified bool) []hop {
+func (r *rig) spec(f *shaper.Flow, unverified bool) pathSpec {
 	route := r.policy.Route(f)
-	path := r.scheduler.newPath(r.policy, f, route, route.ToDownstream, unverified)
+	return pathSpec{policy: r.policy, flow: f, route: route, set: route.ToDownstream, unverified: unverified}
+}
+
+func (r *rig) pathOf(f *shaper.Flow, unverified bool) []hop {
+	path := r.scheduler.newPath(r.spec(f, unverified))
 	for _, h := range path {
 		q := h.queue
 		if r.departures[q] == nil {
@@ -346,9 +350,7 @@ func TestReload_KeepsOrderAndBacklog(t *testing.T) {
 	before := r.count
 	r.policy = policy(t, r.shaper, limit)
 	r.shaper.Swap(r.policy, now)
-	f := flowFrom("10.0.0.1", 1)
-	route := r.policy.Route(f)
-	if !r.scheduler.keepsPath(path, r.policy, f, route, route.ToDownstream, false, now) {
+	if !r.scheduler.keepsPath(path, r.spec(flowFrom("10.0.0.1", 1), false), now) {
 		t.Fatal("the path has changed")
 	}
 	if r.count-before > 1 {

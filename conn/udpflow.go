@@ -247,7 +247,8 @@ func (f *udpFlow) reroute(policy *shaper.Policy, now leaky.Time) {
 			set = f.route.FromDownstream
 		}
 		d.observed = policy.Observed(set)
-		if !f.listener.removed && sched.keepsPath(d.path, policy, &f.flow, f.route, set, f.unanswered, now) {
+		spec := pathSpec{policy: policy, flow: &f.flow, route: f.route, set: set, unverified: f.unanswered}
+		if !f.listener.removed && sched.keepsPath(d.path, spec, now) {
 			continue
 		}
 		var queued []*unit
@@ -259,7 +260,7 @@ func (f *udpFlow) reroute(policy *shaper.Policy, now leaky.Time) {
 		if sched.withdraw(now, queued...); f.closed {
 			return
 		}
-		path := sched.newPath(policy, &f.flow, f.route, set, f.unanswered)
+		path := sched.newPath(spec)
 		if f.repeated {
 			giveOwnQueues(path)
 		}
