@@ -255,16 +255,13 @@ func (v *view) limit(p *shaper.Policy, i int) api.Limit {
 	l := p.Limit(i)
 	set, inFiles := v.Daemon.Override(l.Name)
 	out := api.Limit{
-		Name: l.Name, Plane: "proxy", Mode: "enforce", Key: l.Key.String(), Single: l.Key == 0, Summary: v.Daemon.Summary(l),
+		Name: l.Name, Plane: "proxy", Mode: shaper.Mode(l.Observe).String(), Key: l.Key.String(), Single: l.Key == 0, Summary: v.Daemon.Summary(l),
 		Block: l.Block, Override: set, FileOverride: inFiles, Direction: l.Direction.String(),
 		Rate: float64(l.Rate) / 8, Packets: l.Packets.PerSecond(), NewConnections: l.NewConnections.PerSecond(),
 		MaxConnections: l.MaxConnections, MaxDelay: l.MaxDelay.Seconds(), QueueTimeout: l.QueueTimeout.Seconds(),
 	}
 	if l.InPacketPlane() {
 		out.Plane, out.Direction, out.Attachments = "packet", "of the attachment", l.Match.Attach
-	}
-	if l.Observe {
-		out.Mode = "observe"
 	}
 	v.Monitor.FillLimit(&out, p, i)
 	out.Conformance.Unmonitored = l.Observe || l.Rate == 0 && l.Packets.N == 0

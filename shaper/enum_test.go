@@ -48,6 +48,12 @@ func TestEnumNames(t *testing.T) {
 	}
 }
 
+func TestModeNames(t *testing.T) {
+	if Enforce.String() != "enforce" || Observe.String() != "observe" {
+		t.Errorf("the modes are %v and %v", Enforce, Observe)
+	}
+}
+
 // enumNames returns the names of the values of E, up to the first without one.
 func enumNames[E interface {
 	~uint8

@@ -1,8 +1,17 @@
 package shaper
 
-// ModeName returns the name of a mode: what observes enforces nothing.
-func ModeName(observe bool) string {
-	if observe {
+// Mode is whether limits are enforced: the key observe, as it is named in the API, in metrics and
+// in logs.
+type Mode bool
+
+// The modes.
+const (
+	Enforce Mode = false
+	Observe Mode = true // verdicts are computed and counted, and have no effect
+)
+
+func (m Mode) String() string {
+	if m == Observe {
 		return "observe"
 	}
 	return "enforce"

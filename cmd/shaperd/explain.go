@@ -187,7 +187,7 @@ func verdictText(x api.Explanation) string {
 	next := 0.0
 	var by api.Bucket // bucket of the limit that decides
 	for _, l := range x.Limits {
-		if l.Bucket == nil || l.Mode == "observe" {
+		if l.Bucket == nil || l.Mode == shaper.Observe.String() {
 			continue
 		}
 		next = max(next, l.Bucket.NextDeparture)

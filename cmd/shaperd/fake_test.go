@@ -268,7 +268,7 @@ func (d *fakeDaemon) set(w http.ResponseWriter, r *http.Request) {
 			case value == "10mbps":
 				return nil, fmt.Errorf(`rate: "10mbps" is in bytes to tc and in bits to most people`)
 			case key == "observe":
-				l.Mode = shaper.ModeName(value == "true")
+				l.Mode = shaper.Mode(value == "true").String()
 			case key == "rate":
 				l.Summary = value + ", queue 200ms, 20 connections"
 			}

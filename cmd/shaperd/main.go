@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
 )
 
@@ -130,7 +131,7 @@ invalid command line, 3 when no daemon answers.`,
 			downstreamsCommand(e), explainCommand(e), blocksCommand(e), eventsCommand(e),
 		},
 		groupControl: {
-			setCommand(e), unsetCommand(e), modeCommand(e, "observe"), modeCommand(e, "enforce"), blockCommand(e), unblockCommand(e),
+			setCommand(e), unsetCommand(e), modeCommand(e, shaper.Observe), modeCommand(e, shaper.Enforce), blockCommand(e), unblockCommand(e),
 			bypassCommand(e), reloadCommand(e), stopCommand(e),
 		},
 		groupHost: {

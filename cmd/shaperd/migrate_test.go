@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"shaperd.dev/shaperd/shaper"
 )
 
 // Overrides that an earlier version saved at its end have the current keys at the next start.
@@ -29,7 +31,7 @@ func TestPersistedOverrides_EarlierVersion(t *testing.T) {
 	} {
 		s.waitLog(want)
 	}
-	if l := s.limit("per-source"); l.MaxConnections != 7 || l.QueueTimeout != 3 || l.Mode != "observe" || l.Rate != 2e6 || l.Override["observe"] != "true" {
+	if l := s.limit("per-source"); l.MaxConnections != 7 || l.QueueTimeout != 3 || l.Mode != shaper.Observe.String() || l.Rate != 2e6 || l.Override["observe"] != "true" {
 		t.Errorf("limit is %+v", l)
 	}
 	await(t, "the file has the current keys", func() bool {
@@ -57,7 +59,7 @@ func TestSaved_RenamedKeys(t *testing.T) {
 	write(header + old)
 	s := startControlled(t, path)
 	s.waitLog("90-set-per-source.toml has keys of an earlier version")
-	if l := s.limit("per-source"); l.MaxConnections != 9 || l.QueueTimeout != 3 || l.Mode != "observe" {
+	if l := s.limit("per-source"); l.MaxConnections != 9 || l.QueueTimeout != 3 || l.Mode != shaper.Observe.String() {
 		t.Errorf("limit is %+v", l)
 	}
 	s.save("set limit per-source rate=2MB/s --save")

@@ -15,6 +15,7 @@ import (
 
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/internal/term"
+	"shaperd.dev/shaperd/shaper"
 )
 
 func setCommand(e env) *cobra.Command {
@@ -129,7 +130,7 @@ func overrideUntil(o api.Override, now time.Time) string {
 // limits are enforced.
 func observeReason(s api.Status) string {
 	switch {
-	case s.Mode == "observe":
+	case s.Mode == shaper.Observe.String():
 		return `the daemon observes: [daemon] observe = true applies to all limits`
 	case s.Bypass != nil:
 		return `bypass is on: end it with "shaperd bypass off"`
@@ -142,7 +143,7 @@ func observeReason(s api.Status) string {
 func attachmentObserveReason(s api.Status, l api.Limit) string {
 	var names []string
 	for _, a := range s.Attachments {
-		if a.Mode == "observe" && slices.Contains(l.Attachments, a.Name) && !slices.Contains(names, strconv.Quote(a.Name)) {
+		if a.Mode == shaper.AttachObserve.String() && slices.Contains(l.Attachments, a.Name) && !slices.Contains(names, strconv.Quote(a.Name)) {
 			names = append(names, strconv.Quote(a.Name))
 		}
 	}
@@ -233,25 +234,25 @@ func addConfigFlag(cmd *cobra.Command, file *string) {
 	cmd.Flags().StringVar(file, "config", defaultConfig, "configuration `file` of the daemon, with --save or --saved")
 }
 
-// modeCommand returns the verb observe or enforce.
-func modeCommand(e env, verb string) *cobra.Command {
+// modeCommand returns the verb that switches a limit to a mode.
+func modeCommand(e env, mode shaper.Mode) *cobra.Command {
 	short, long := "Switch a limit to dry run: count, do not enforce", "Switch a limit to dry run: it counts what it would delay and refuse, and enforces\nnothing"
-	if verb == "enforce" {
+	if mode == shaper.Enforce {
 		short, long = "Enforce a limit that observes", `Enforce a limit that observes`
 	}
 	var forTime durationFlag
 	var untilReload bool
 	cmd := &cobra.Command{
-		Use:   verb + " LIMIT",
+		Use:   mode.String() + " LIMIT",
 		Short: short,
-		Long:  long + fmt.Sprintf(`. Same as "shaperd set limit LIMIT observe=%t".`, verb == "observe"),
+		Long:  long + fmt.Sprintf(`. Same as "shaperd set limit LIMIT observe=%t".`, mode),
 		Example: fmt.Sprintf(`  shaperd %s per-source
-  shaperd %[1]s per-source --for 10m`, verb),
+  shaperd %[1]s per-source --for 10m`, mode),
 		Annotations:       changeAnnotations,
 		Args:              wantArgs("LIMIT"),
 		ValidArgsFunction: e.completeLimits,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return setLimit(cmd.Context(), e, args[0], api.SetLimit{Set: map[string]string{"observe": strconv.FormatBool(verb == "observe")}, Duration: forTime.seconds(), UntilReload: untilReload})
+			return setLimit(cmd.Context(), e, args[0], api.SetLimit{Set: map[string]string{"observe": strconv.FormatBool(bool(mode))}, Duration: forTime.seconds(), UntilReload: untilReload})
 		},
 	}
 	addSetFlags(cmd, &forTime, &untilReload)

@@ -14,6 +14,7 @@ import (
 
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/internal/term"
+	"shaperd.dev/shaperd/shaper"
 )
 
 func statusCommand(e env) *cobra.Command {
@@ -150,7 +151,7 @@ func printHeadlines(p *term.Printer, s api.Status, limits []api.Limit) {
 		how := throttlingText(l)
 		switch {
 		case how == "":
-		case l.Mode == "observe":
+		case l.Mode == shaper.Observe.String():
 			watched.Add(l.Name, how)
 		default:
 			slowed.Add(l.Name, how)

@@ -15,6 +15,7 @@ import (
 
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/internal/term"
+	"shaperd.dev/shaperd/shaper"
 )
 
 func topCommand(e env) *cobra.Command {
@@ -163,7 +164,7 @@ func (m *top) apply(a topResult) {
 // firstLimit returns the limit to select first, or "" when there is none.
 func firstLimit(limits []api.Limit) string {
 	for _, l := range limits {
-		if l.Mode != "observe" && throttlingText(l) != "" {
+		if l.Mode != shaper.Observe.String() && throttlingText(l) != "" {
 			return l.Name
 		}
 	}

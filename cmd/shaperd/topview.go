@@ -12,6 +12,7 @@ import (
 
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/internal/term"
+	"shaperd.dev/shaperd/shaper"
 )
 
 func reverse(s string) string { return "\x1b[7m" + ansi.Strip(s) + "\x1b[0m" }
@@ -84,7 +85,7 @@ func (m *top) header() []string {
 // refusedRate returns the refusals per second of all limits that enforce.
 func (m *top) refusedRate() (sum float64) {
 	for _, l := range m.limits {
-		if l.Mode != "observe" {
+		if l.Mode != shaper.Observe.String() {
 			sum += sumValues(l.RefusedRate)
 		}
 	}
@@ -139,7 +140,7 @@ func (m *top) limitsTable() (*term.Table, []string) {
 	p := &term.Printer{Color: m.color}
 	for _, l := range limits {
 		conformance := conformanceText(p, l.Conformance)
-		if l.Mode == "observe" {
+		if l.Mode == shaper.Observe.String() {
 			conformance = "observes"
 		}
 		t.Add(ansi.Truncate(l.Name, 24, "…"), throughput(l), term.Percent(l.DelayedShare), term.Seconds(l.QueueDelay.P99), fmt.Sprint(l.InFlight), fmt.Sprint(l.Waiting),

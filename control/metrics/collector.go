@@ -51,10 +51,7 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 func (c *Collector) collectLimits(to sink, policy *shaper.Policy) {
 	for i := range policy.Len() {
 		l, s := policy.Limit(i), policy.State(i)
-		mode := "enforce"
-		if l.Observe {
-			mode = "observe"
-		}
+		mode := shaper.Mode(l.Observe).String()
 		for _, m := range []struct {
 			desc   *prometheus.Desc
 			counts *shaper.Counters

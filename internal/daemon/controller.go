@@ -180,7 +180,7 @@ func (s *server) expireOverrides(ctx context.Context) (next time.Time) {
 func (s *server) Describe(to *api.Status) {
 	l, w := s.current()
 	to.Version, to.Config, to.Started = s.options.Version, s.path, s.startedAt
-	to.State, to.Mode = "running", shaper.ModeName(l.Config.Daemon.Observe)
+	to.State, to.Mode = "running", shaper.Mode(l.Config.Daemon.Observe).String()
 	if s.isDraining() {
 		to.State = "stopping"
 	}

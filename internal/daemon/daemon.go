@@ -154,7 +154,7 @@ func (s *server) serve(ctx context.Context) error {
 	s.ready = true
 	s.reloads.Record(time.Since(s.startedAt))
 	s.log.Info("ready", "config", s.options.Config, "limits", policy.Len(), "listeners", len(l.Config.Listen),
-		"attachments", len(l.Config.Attach), "mode", shaper.ModeName(l.Config.Daemon.Observe), "version", s.options.Version)
+		"attachments", len(l.Config.Attach), "mode", shaper.Mode(l.Config.Daemon.Observe).String(), "version", s.options.Version)
 	s.logWarnings()
 	if s.migrated {
 		s.saveOverrides()

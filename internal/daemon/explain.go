@@ -51,7 +51,7 @@ func (s *server) addBuckets(x *explain.Explanation, p *shaper.Policy) {
 		l, at := p.Limit(i), &x.Limits[n]
 		n++
 		if l.Block {
-			if at.Mode == shaper.ModeName(false) {
+			if at.Mode == shaper.Enforce.String() {
 				worse(l, shaper.Refuse, shaper.Blocked, time.Hour)
 			}
 			continue
@@ -61,7 +61,7 @@ func (s *server) addBuckets(x *explain.Explanation, p *shaper.Policy) {
 			continue
 		}
 		at.Bucket = control.NewBucket(b)
-		if at.Mode == shaper.ModeName(true) {
+		if at.Mode == shaper.Observe.String() {
 			continue
 		}
 		waits := l.Rate != 0 || l.Packets.N != 0

@@ -43,7 +43,7 @@ func (r *refusalLog) write() {
 				continue
 			}
 			r.log.Warn("refused", "limit", state.Name, "reason", shaper.Reason(reason).String(),
-				"mode", shaper.ModeName(policy.Limit(i).Observe),
+				"mode", shaper.Mode(policy.Limit(i).Observe).String(),
 				"packets", now[0]-seen[reason][0], "connections", now[1]-seen[reason][1])
 			seen[reason] = now
 		}

@@ -177,7 +177,7 @@ func (s *server) logReload(duration time.Duration, err error) {
 	s.reloads.Record(duration)
 	l, _ := s.current()
 	s.log.Info("reloaded", "limits", s.shaper.Policy().Len(), "listeners", len(l.Config.Listen),
-		"attachments", len(l.Config.Attach), "mode", shaper.ModeName(l.Config.Daemon.Observe), "duration", duration.String())
+		"attachments", len(l.Config.Attach), "mode", shaper.Mode(l.Config.Daemon.Observe).String(), "duration", duration.String())
 	s.logWarnings()
 }
 
