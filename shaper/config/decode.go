@@ -177,9 +177,6 @@ func checkDownstream(t table, addresses []item[shaper.Address], d item[shaper.Do
 func (l *loader) limit(t table) {
 	t = l.withOverrides(t)
 	limit := l.newLimit
-	if match, ok := t.values["match"].(map[string]any); ok && match["protocol"] == "" { // any
-		delete(match, "protocol")
-	}
 	elems := t.decode(&limit)
 	if limit.Name == BlockedName || limit.Name == BlockedPacketsName {
 		t.errorf("name", "%s is reserved for \"shaperd block\"", quote(limit.Name))

@@ -193,7 +193,7 @@ var matchKeys = keys{
 		doc:     "Names of attachments; not together with `listen`.",
 	},
 	{
-		name: "protocol", typ: enumType(shaper.TCP, shaper.UDP, shaper.ICMP), defText: "all",
+		name: "protocol", typ: protocolType, defText: "all",
 		field: fieldOf(func(l *shaper.Limit) *shaper.Protocol { return &l.Match.Protocol }),
 		doc:   "`\"icmp\"`, which includes that of IPv6, is for attachments.",
 	},
@@ -252,6 +252,19 @@ var keyField = field{
 		}
 	},
 }
+
+// protocolType is the type of match.protocol. "" is any protocol.
+var protocolType = func() valueType {
+	v := enumType(shaper.TCP, shaper.UDP, shaper.ICMP)
+	parse := v.parse
+	v.parse = func(key string, v, current any) (any, error) {
+		if v == "" {
+			return shaper.AnyProtocol, nil
+		}
+		return parse(key, v, current)
+	}
+	return v
+}()
 
 // matchNone says how to match all or none. An empty list does not match everything:
 // generated from an empty list of sources to block, it would block all.
