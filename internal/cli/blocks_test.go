@@ -1,0 +1,128 @@
+package cli
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"shaperd.dev/shaperd/shaper/config"
+	"shaperd.dev/shaperd/test/lab"
+)
+
+// TestBlock_EnforcedInEveryMode blocks while the daemon observes, and during a bypass. "enforce"
+// reports that it has no effect then.
+func TestBlock_EnforcedInEveryMode(t *testing.T) {
+	listen := freePort(t)
+	text := strings.Replace(configText(listen, "", echoServer(t), "1MB/s"), "[daemon]\n", "[daemon]\nobserve = true\n", 1)
+	dns, err := lab.FreeAddr("udp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	echo, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer echo.Close()
+	go func() {
+		for b := make([]byte, 100); ; {
+			n, from, err := echo.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			_, _ = echo.WriteTo(b[:n], from)
+		}
+	}()
+	text += fmt.Sprintf("[[listen]]\nname = \"dns\"\naddress = [\"udp://%s\"]\ndownstream = [%q]\n", dns, echo.LocalAddr())
+	s := startControlled(t, writeConfig(t, "", text))
+	client, err := net.Dial("udp4", dns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	answered := func(within time.Duration) bool {
+		t.Helper()
+		if _, err := client.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		_ = client.SetReadDeadline(time.Now().Add(within))
+		_, err := client.Read(make([]byte, 1))
+		return err == nil
+	}
+	if !answered(10 * time.Second) {
+		t.Fatal("no answer")
+	}
+	passes := func() bool {
+		t.Helper()
+		c, err := net.Dial("tcp4", listen)
+		if err != nil {
+			return false
+		}
+		defer c.Close()
+		return ping(c) == nil
+	}
+	if !passes() {
+		t.Fatal("no connection")
+	}
+	s.must("enforce per-source", "mode observe", "NO EFFECT NOW: the daemon observes")
+	s.must("block 127.0.0.1")
+	if passes() || answered(50*time.Millisecond) {
+		t.Error("a blocked source gets through while the daemon observes")
+	}
+	s.must("bypass on", "blocks stay enforced")
+	if passes() || answered(50*time.Millisecond) {
+		t.Error("a blocked source gets through while limits are bypassed")
+	}
+	s.must("enforce per-source", "NO EFFECT NOW")
+	if l := s.limit(config.BlockedName); l.Mode != "enforce" || !l.Block {
+		t.Errorf("the limit of blocks is %+v", l)
+	}
+	s.must("unblock 127.0.0.1")
+	if !passes() || !answered(10*time.Second) {
+		t.Error("unblocked, and no connection")
+	}
+}
+
+// TestBlock_WithMaxLimits blocks when the configuration has the maximum of limits.
+func TestBlock_WithMaxLimits(t *testing.T) {
+	listen := freePort(t)
+	text := configText(listen, "", echoServer(t), "1MB/s")
+	for i := 1; i < config.MaxLimits; i++ {
+		text += fmt.Sprintf("[[limit]]\nname = \"l%d\"\nrate = \"1GB/s\"\n", i)
+	}
+	s := startControlled(t, writeConfig(t, "", text))
+	s.must("block 127.0.0.1", "127.0.0.1/32")
+	if c, err := net.Dial("tcp4", listen); err == nil {
+		if ping(c) == nil {
+			t.Error("a blocked source gets through")
+		}
+		c.Close()
+	}
+}
+
+// TestUnblock_NamesCoveringBlock unblocks an address that only a wider prefix blocks.
+func TestUnblock_NamesCoveringBlock(t *testing.T) {
+	s := startControlled(t, writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:1", "1MB/s")))
+	s.must("block 10.0.0.0/8 --for 1d12h", "10.0.0.0/8")
+	s.mustFail("unblock 10.0.0.5", "10.0.0.5/32 is covered by the block of 10.0.0.0/8: unblock that")
+	s.mustFail("unblock 11.0.0.5", "11.0.0.5/32 is not blocked")
+	s.mustFail("unblock 0.0.0.0/0", "0.0.0.0/0 is not blocked")
+	s.must("unblock 10.0.0.0/8", "No prefix is blocked")
+}
+
+// TestBlock_NeverEndsSooner checks that a later block never shortens an earlier one.
+func TestBlock_NeverEndsSooner(t *testing.T) {
+	s := startControlled(t, writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:9", "1MB/s")))
+	s.must("block 192.0.2.1")
+	s.must("block 192.0.2.1 --for 100ms")
+	s.must("block 192.0.2.2 --for 1h")
+	s.must("block 192.0.2.2 --for 100ms")
+	s.must("block 192.0.2.3 --for 100ms")
+	s.waitLog(`override="block of 192.0.2.3/32"`)
+	s.must("blocks", "192.0.2.1/32", "192.0.2.2/32")
+	s.must("block 192.0.2.2")
+	if out, _ := s.verb("blocks"); strings.Count(out, `"shaperd unblock"`) != 2 {
+		t.Errorf("not both are blocked permanently:\n%s", out)
+	}
+}

@@ -1,0 +1,125 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/term"
+)
+
+func downstreamsCommand(e env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "downstreams",
+		Short: "List downstreams; drain or enable them",
+		Long: `List the downstreams of all listeners with their state and connections. "downstreams
+drain" stops giving new connections to one, "downstreams enable" undoes that.`,
+		Example: `  shaperd downstreams
+  shaperd downstreams drain 10.0.0.5:5432`,
+		Annotations: jsonAnnotations,
+		Args:        noArgs(`: use "downstreams drain DOWNSTREAM" or "downstreams enable DOWNSTREAM"`),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			all, err := e.client().Downstreams(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return e.show(all, func(p *term.Printer) {
+				if len(all) == 0 {
+					p.Line("No listener has a downstream.")
+				}
+				p.Table(downstreamsTable(p, all))
+			})
+		},
+	}
+	cmd.AddCommand(
+		setDownstreamCommand(e, true, "drain", "Stop giving new connections to a downstream", "Stop giving new connections to a downstream. Open connections stay. Survives reloads,\nand restarts when \"run\" has --state."),
+		setDownstreamCommand(e, false, "enable", "Give new connections to a drained downstream again", "Give new connections to a drained downstream again."),
+	)
+	return cmd
+}
+
+func downstreamsTable(p *term.Printer, all []api.DownstreamStatus) *term.Table {
+	t := term.NewTable("DOWNSTREAM", "LISTENER", "STATE", ">IN FLIGHT", ">MAX")
+	for _, d := range all {
+		state, most := d.State, "-"
+		if state == "down" || state == "failing" {
+			state = p.Red(strings.TrimSuffix(state+": "+api.Printable(d.Error), ": "))
+		}
+		if d.MaxConnections > 0 {
+			most = fmt.Sprint(d.MaxConnections)
+		}
+		t.Add(d.Downstream, d.Listener, state, fmt.Sprint(d.InFlight), most)
+	}
+	return t
+}
+
+func setDownstreamCommand(e env, drained bool, verb, short, long string) *cobra.Command {
+	var listener string
+	cmd := &cobra.Command{
+		Use:   verb + " DOWNSTREAM",
+		Short: short,
+		Long: long + ` DOWNSTREAM is written as in the configuration
+and in "shaperd downstreams".`,
+		Example: fmt.Sprintf(`  shaperd downstreams %s 10.0.0.5:5432
+  shaperd downstreams %[1]s 10.0.0.5:5432 --listener db`, verb),
+		Annotations: changeAnnotations,
+		Args:        wantArgs("DOWNSTREAM"),
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			all, err := e.client().Downstreams(cmd.Context())
+			var names []string
+			for _, d := range all {
+				names = append(names, d.Downstream)
+			}
+			if err != nil || len(args) > 0 {
+				names = nil
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c := e.client()
+			if err := c.SetDownstream(cmd.Context(), api.SetDownstream{Listener: listener, Downstream: args[0], Drained: drained}); err != nil {
+				return downstreamError(cmd.Context(), c, listener, args[0], err)
+			}
+			all, err := c.Downstreams(cmd.Context())
+			if err != nil {
+				return e.afterChange(err)
+			}
+			all = slices.DeleteFunc(all, func(d api.DownstreamStatus) bool {
+				return d.Downstream != args[0] || listener != "" && d.Listener != listener
+			})
+			return e.show(all, func(p *term.Printer) { p.Table(downstreamsTable(p, all)) })
+		},
+	}
+	cmd.Flags().StringVar(&listener, "listener", "", "`name` of the listener (default: all that have the downstream)")
+	return cmd
+}
+
+// downstreamError is usageFromAPI for a request about a downstream. The error for an unknown
+// downstream lists those of the listener, or of all listeners when it is "".
+func downstreamError(ctx context.Context, c *api.Client, listener, downstream string, err error) error {
+	var said *api.APIError
+	if !errors.As(err, &said) || said.Code != http.StatusNotFound {
+		return usageFromAPI(err)
+	}
+	all, listErr := c.Downstreams(ctx)
+	if listErr != nil {
+		return usageFromAPI(err)
+	}
+	var listeners, downstreams []string
+	for _, d := range all {
+		listeners = append(listeners, d.Listener)
+		if listener == "" || d.Listener == listener {
+			downstreams = append(downstreams, d.Downstream)
+		}
+	}
+	if listener != "" && downstreams == nil {
+		return unknownName("listener", listener, listeners)
+	}
+	return unknownName("downstream", downstream, downstreams)
+}

@@ -1,0 +1,227 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/explain"
+	"shaperd.dev/shaperd/internal/plan"
+	"shaperd.dev/shaperd/internal/term"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/config"
+)
+
+func explainCommand(e env) *cobra.Command {
+	var file string
+	var ask explain.Request
+	cmd := &cobra.Command{
+		Use:   "explain --source IP --to tcp|udp/[IP:]PORT [--listener NAME | --attach NAME [--destination IP]]",
+		Short: "Explain which limits apply to a connection, their state, and the bottleneck",
+		Long: `Explain which limits apply to a connection from a source, in which buckets, and which
+one is the bottleneck; with --attach, to packets at an attachment. The running daemon
+adds the state of each bucket and when the next unit may leave. When several listeners
+accept the port, name one, or the address that the client connects to. With --config,
+explain a configuration file; this needs no daemon.`,
+		Example: `  shaperd explain --source 192.0.2.7 --to tcp/5432
+  shaperd explain --source 192.0.2.7 --to tcp/203.0.113.1:5432
+  shaperd explain --config shaperd.toml --source 192.0.2.7 --to tcp/5432
+  shaperd explain --attach plant --source 10.1.2.3 --destination 10.40.0.7 --to tcp/502`,
+		Annotations: jsonAnnotations,
+		Args:        noArgs(""),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			q, err := explain.Parse(ask)
+			if err != nil {
+				return usageFromQuestion(err)
+			}
+			if file == "" {
+				return explainFromDaemon(cmd.Context(), e, *q)
+			}
+			if e.flags.json {
+				return usageError{errors.New("explain does not support --json with --config")}
+			}
+			l, err := plan.Load(file)
+			if err != nil {
+				return err
+			}
+			p, err := l.Compile(shaper.New(1))
+			if err != nil {
+				return err
+			}
+			return explainFromConfig(e, l.Config, p, *q)
+		},
+	}
+	cmd.Flags().StringVar(&file, "config", "", "explain this configuration `file`, not the running daemon")
+	cmd.Flags().StringVar(&ask.Source, "source", "", "`address` of the client")
+	cmd.Flags().StringVar(&ask.To, "to", "", "`protocol/port` that the client connects to, such as tcp/5432 or tcp/192.0.2.1:5432; icmp is for attachments")
+	cmd.Flags().StringVar(&ask.Listener, "listener", "", "`name` of the listener, when several accept the port")
+	cmd.Flags().StringVar(&ask.Attach, "attach", "", "`name` of an attachment: explain packets there")
+	cmd.Flags().StringVar(&ask.Destination, "destination", "", "destination `address` of packets at the attachment")
+	return cmd
+}
+
+// usageFromQuestion turns an error in a question into a usageError.
+func usageFromQuestion(err error) error {
+	var question explain.QuestionError
+	if errors.As(err, &question) {
+		return usageError{err}
+	}
+	return err
+}
+
+// explainFromConfig explains q by a configuration, and prints the answer.
+func explainFromConfig(e env, c *config.Config, p *shaper.Policy, q explain.Question) error {
+	x, err := q.Answer(c, p)
+	if err != nil {
+		return usageFromQuestion(err)
+	}
+	where := fmt.Sprintf("listener %q", x.Listener)
+	if a := x.Attach; a != nil {
+		where = fmt.Sprintf("attachment %q, %v of %s, mode %v", a.Name, a.Direction, strings.Join(a.Interfaces, ", "), a.EffectiveMode())
+	}
+	fmt.Fprintf(e.stdout, "%v to %s: %s", x.Source, x.To, where)
+	switch {
+	case x.ASN != 0:
+		fmt.Fprintf(e.stdout, ", %s", asnLabel(x.ASN, x.ASName))
+	case len(c.ASN.Files) > 0:
+		fmt.Fprint(e.stdout, ", unknown AS")
+	}
+	fmt.Fprintln(e.stdout)
+	if len(x.Limits) == 0 {
+		fmt.Fprintln(e.stdout, "No limit matches.")
+		return nil
+	}
+	fmt.Fprintln(e.stdout)
+	w := tabwriter.NewWriter(e.stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "LIMIT\tBUCKET\tDIRECTION\tLIMITS\tMODE")
+	for _, l := range x.Limits {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", l.Limit, l.Key, l.Direction, l.Summary, l.Mode)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(e.stdout)
+	if x.Attach != nil && x.Attach.Observe {
+		fmt.Fprintln(e.stdout, "The attachment observes: nothing is delayed or dropped.")
+		return nil
+	}
+	for _, b := range x.Bottlenecks {
+		fmt.Fprintf(e.stdout, "%s: bottleneck is %q.\n", b.Resource, b.Limit)
+	}
+	return nil
+}
+
+// explainFromDaemon asks the running daemon to explain q, and prints the answer.
+func explainFromDaemon(ctx context.Context, e env, q explain.Question) error {
+	x, err := e.client().Explain(ctx, api.ExplainQuery{Source: q.Source, To: q.Target(), Listener: q.Listener, Attach: q.Attach, Destination: q.Destination})
+	switch {
+	case errors.Is(err, api.ErrNoDaemon):
+		return fmt.Errorf("%w; to explain a configuration file, use --config", err)
+	case err != nil:
+		return err
+	}
+	return e.show(x, func(p *term.Printer) {
+		where := fmt.Sprintf("listener %q", x.Listener)
+		if q.Attach != "" {
+			where = fmt.Sprintf("attachment %q", x.Attachment)
+		}
+		p.Line("%v to %s: %s", q.Source, q.DestinationText(), where)
+		printExplanation(p, x)
+	})
+}
+
+// printExplanation prints an explanation without its first line.
+func printExplanation(p *term.Printer, x api.Explanation) {
+	if as := asnLabel(x.ASN, x.ASName); as != "" {
+		p.Line("%s", as)
+	}
+	if x.Unavailable != "" {
+		p.Line("%s", p.Red(unavailableText(x.Listener, x.Unavailable)))
+	}
+	printFlowQuota(p, x.Flows)
+	switch {
+	case len(x.Limits) == 0 && x.Flows != nil && x.Flows.Full != "":
+		p.Line("No limit matches.")
+	case len(x.Limits) == 0:
+		p.Line("No limit matches: traffic passes without delay.")
+	default:
+		p.Line("%s", verdictText(x))
+		p.Line("")
+		p.Table(bucketsTable(x.Limits))
+		p.Line("")
+		for _, b := range x.Bottlenecks {
+			p.Line("%s: bottleneck is %q.", b.Resource, b.Limit)
+		}
+	}
+	if len(x.Connections) > 0 {
+		p.Line("")
+		p.Table(connectionsTable(x.Connections))
+	}
+}
+
+// printFlowQuota prints the number of UDP flows, and whether another one is possible.
+func printFlowQuota(p *term.Printer, f *api.FlowQuota) {
+	if f == nil {
+		return
+	}
+	of := ""
+	if f.MaxSourceFlows > 0 {
+		of = fmt.Sprintf(" of %d", f.MaxSourceFlows)
+	}
+	p.Line("UDP flows: %d%s for this source, %d of %d at the listener.", f.SourceFlows, of, f.Flows, f.MaxFlows)
+	switch {
+	case f.Full != "":
+		p.Line("%s", p.Red(fmt.Sprintf("A new flow would be REFUSED: the quota is exhausted (%s).", f.Full)))
+	case f.MaxSourceFlows > 0 && f.SourceFlows >= f.MaxSourceFlows, f.Flows >= f.MaxFlows:
+		p.Line("A new flow would evict an idle one.")
+	}
+}
+
+// verdictText describes what a unit that arrived now would get.
+func verdictText(x api.Explanation) string {
+	next := 0.0
+	var by api.Bucket // bucket of the limit that decides
+	for _, l := range x.Limits {
+		if l.Bucket == nil || l.Mode == shaper.Observe.String() {
+			continue
+		}
+		next = max(next, l.Bucket.NextDeparture)
+		if l.Limit == x.By {
+			by = *l.Bucket
+		}
+	}
+	switch {
+	case x.Verdict == "pass":
+		return "New traffic passes without delay."
+	case x.Verdict == "delay" && x.Reason == "connections":
+		reserved := ""
+		if by.Reserved {
+			reserved = ", the free one is reserved for a waiter that needs other limits too"
+		}
+		text := fmt.Sprintf("A new connection would wait for a slot of limit %q: %d in use%s, %d waiting.", x.By, by.InFlight, reserved, by.Waiting)
+		if next > 0 {
+			text += fmt.Sprintf(" Open connections may send again in %s.", term.Seconds(next))
+		}
+		return text
+	case x.Verdict == "delay":
+		return fmt.Sprintf("New traffic would be delayed by %s: limit %q, %s.", term.Seconds(next), x.By, x.Reason)
+	}
+	return fmt.Sprintf("New traffic would be refused: limit %q, %s.", x.By, x.Reason)
+}
+
+func bucketsTable(limits []api.LimitBucket) *term.Table {
+	t := term.NewTable("LIMIT", "BUCKET", "DIRECTION", "LIMITS", "MODE", ">BACKLOG", ">QUEUED", ">NEXT IN", ">IN FLIGHT", ">WAITING")
+	for _, l := range limits {
+		row := []string{api.Printable(l.Limit), api.Printable(l.Key), api.Printable(l.Direction), api.Printable(l.Summary), api.Printable(l.Mode), "-", "-", "-", "-", "-"}
+		if b := l.Bucket; b != nil {
+			copy(row[5:], []string{backlogText(b), fmt.Sprint(b.Queued), term.Seconds(b.NextDeparture), fmt.Sprint(b.InFlight), fmt.Sprint(b.Waiting)})
+		}
+		t.Add(row...)
+	}
+	return t
+}

@@ -1,0 +1,467 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"shaperd.dev/shaperd/test/lab"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asShaperd) != "" {
+		os.Exit(Run(os.Args[1:], "devel"))
+	}
+	os.Setenv("SHAPERD_CONTROL", "") // the default may belong to a daemon of this host
+	// Tests change the user of threads; /proc/self shows the first thread, which must stay.
+	runtime.LockOSThread()
+	if signal.Ignored(os.Interrupt) { // by a shell that runs this in the background: verbs would inherit it
+		signal.Notify(make(chan os.Signal, 1), os.Interrupt)
+	}
+	flag.Parse()
+	flag.Set("test.parallel", "4") // tests mostly wait
+	goleak.VerifyTestMain(m)
+}
+
+// output is a buffer that several goroutines may use.
+type output struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}
+
+func command(t *testing.T, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	var out, errOut output
+	err = run(t.Context(), env{stdout: &out, stderr: &errOut, version: "devel"}, args)
+	return out.String(), errOut.String(), err
+}
+
+func freePort(t *testing.T) string {
+	t.Helper()
+	addr, err := lab.FreeAddr("tcp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return addr
+}
+
+func writeConfig(t *testing.T, path, text string) string {
+	t.Helper()
+	if path == "" {
+		path = filepath.Join(t.TempDir(), "shaperd.toml")
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+const limitPerSource = `
+[[limit]]
+name = "per-source"
+key  = ["source"]
+rate = "%s"
+max_connections = 5
+`
+
+// configText returns a configuration whose pins do not collide with those of other daemons.
+func configText(listen, metrics, downstream, rate string) string {
+	return fmt.Sprintf(`[daemon]
+metrics = %q
+dashboard = ""
+pin_path = "/nowhere/pins"
+[[listen]]
+name = "db"
+address = ["tcp://%s"]
+downstream = [%q]
+`+limitPerSource, metrics, listen, downstream, rate)
+}
+
+func TestArguments(t *testing.T) {
+	good := writeConfig(t, "", configText("127.0.0.1:5432", "", "127.0.0.1:5433", "1MB/s"))
+	bad := writeConfig(t, "", configText("127.0.0.1:5432", "", "127.0.0.1:5433", "10mbps"))
+	// The invalid pins keep "run" from attaching to interfaces of this host.
+	attached := writeConfig(t, "", `
+[daemon]
+metrics = ""
+dashboard = ""
+pin_path = "/dev/null/pins"
+[[attach]]
+name      = "uplink"
+interface = ["eth0", "wg*"]
+mode      = "police"
+[[attach]]
+name      = "watch"
+interface = "eth1"
+direction = "ingress"
+observe   = true
+[[limit]]
+name     = "machines"
+match    = { attach = ["uplink"], destination = ["10.0.0.0/8", "fd00::/8"] }
+key      = ["source", "attach"]
+rate     = "1MB/s"
+overhead = "38B"
+[[limit]]
+name            = "sessions"
+match           = { attach = ["uplink"], protocol = "tcp" }
+max_connections = 5
+[[limit]]
+name    = "seen"
+match   = { attach = ["watch"], protocol = "tcp" }
+packets = "10pps"
+[[limit]]
+name    = "ping"
+match   = { attach = ["uplink"], protocol = "icmp" }
+packets = "10pps"
+`)
+	idle := writeConfig(t, "", configText("127.0.0.1:5432", "", "127.0.0.1:5433", "1MB/s")+`
+[[attach]]
+name      = "idle"
+interface = "nowhere0"
+mode      = "police"
+`)
+	packets := func(attach string, more ...string) []string {
+		return append([]string{"explain", "--config", attached, "--attach", attach, "--source", "192.0.2.1"}, more...)
+	}
+	for _, tt := range []struct {
+		name   string
+		args   []string
+		usage  bool   // expects a usageError
+		fails  bool   // expects an error
+		output string // on stdout, stderr or in the error
+	}{
+		{"version", []string{"version"}, false, false, "shaperd "},
+		{"unknown verb", []string{"fly"}, true, true, `unknown command "fly"`},
+		{"unknown flag", []string{"run", "--confg", "x"}, true, true, "unknown flag: --confg"},
+		{"wrong log format", []string{"run", "--log-format", "xml"}, true, true, `--log-format "xml": must be text or json`},
+		{"wrong log level", []string{"run", "--log-level", "loud"}, true, true, `--log-level "loud": must be debug`},
+		{"version flag", []string{"--version"}, false, false, "devel"},
+		{"file as argument", []string{"run", "x.toml"}, true, true, "use --config to name the configuration"},
+		{"negative drain", []string{"run", "--drain-timeout", "-5s"}, true, true, "must not be negative"},
+		{"wrong duration", []string{"run", "--drain-timeout", "soon"}, true, true, "--drain-timeout"},
+		{"state that cannot be written", []string{"run", "--config", good, "--state", "/nowhere/state"}, false, true, "--state /nowhere/state: directory is not writable: no such file"},
+		{"no such file", []string{"run", "--config", "/nowhere.toml"}, false, true, "/nowhere.toml"},
+		{"check nothing", []string{"check"}, true, true, "check requires a FILE"},
+		{"check good", []string{"check", good}, false, false, ": ok"},
+		{"check bad", []string{"check", bad}, false, true, bad + ":13:1: "},
+		{"check as JSON", []string{"check", "--json", good, bad}, false, true, `"line": 13`},
+		{"explain", []string{"explain", "--config", good, "--source", "192.0.2.1", "--to", "tcp/5432"}, false, false, `bottleneck is "per-source"`},
+		{"explain mapped address", []string{"explain", "--config", good, "--source", "::ffff:192.0.2.1", "--to", "tcp/5432"}, false, false, "source 192.0.2.1/32"},
+		{"explain other port", []string{"explain", "--config", good, "--source", "192.0.2.1", "--to", "tcp/1"}, false, true, "no listener accepts tcp/1"},
+		{"explain bad source", []string{"explain", "--config", good, "--source", "here", "--to", "tcp/1"}, true, true, `--source "here"`},
+		{"explain bad target", []string{"explain", "--config", good, "--source", "::1", "--to", "sctp/1"}, true, true, `--to "sctp/1"`},
+		{"explain icmp at listeners", []string{"explain", "--config", good, "--source", "::1", "--to", "icmp"}, true, true, `--to "icmp"`},
+		{"explain destination at listeners", []string{"explain", "--config", good, "--source", "::1", "--to", "tcp/1", "--destination", "::1"}, true, true, "--destination requires --attach"},
+		{"explain packets", packets("uplink", "--to", "tcp/22", "--destination", "10.0.0.1"), false, false, `192.0.2.1 to 10.0.0.1, tcp/22: attachment "uplink", egress of eth0, wg*, mode police`},
+		{"explain key", packets("uplink", "--to", "tcp/22", "--destination", "10.0.0.1"), false, false, "source 192.0.2.1/32, attach uplink"},
+		{"explain overhead", packets("uplink", "--to", "tcp/22", "--destination", "10.0.0.1"), false, false, "8Mbit/s with 38B a packet, queue 200ms"},
+		{"explain bytes", packets("uplink", "--to", "tcp/22", "--destination", "10.0.0.1"), false, false, `Bytes: bottleneck is "machines"`},
+		{"explain icmp", packets("uplink", "--to", "icmp", "--destination", "::ffff:192.0.2.9"), false, false, `Packets: bottleneck is "ping"`},
+		{"explain observing", packets("watch", "--to", "tcp/22"), false, false, "The attachment observes: nothing is delayed or dropped."},
+		{"explain without limits", packets("watch", "--to", "udp/22"), false, false, "192.0.2.1 to udp/22: attachment \"watch\", ingress of eth1, mode observe\nNo limit matches"},
+		{"explain without destination", packets("uplink", "--to", "tcp/22"), true, true, `limit "machines" matches destinations: use --destination to name one`},
+		{"explain bad destination", packets("uplink", "--to", "tcp/22", "--destination", "there"), true, true, `--destination "there"`},
+		{"explain two families", packets("uplink", "--to", "tcp/22", "--destination", "fd00::1"), true, true, "must be of the same address family"},
+		{"explain other attachment", packets("downlink", "--to", "tcp/22"), false, true, `unknown attachment "downlink"`},
+		{"explain other protocol", packets("uplink", "--to", "gre"), true, true, "udp/53, or icmp"},
+		{"check attachments", []string{"check", attached}, false, false, "\nattach watch\n"},
+		{"check an attachment without limits", []string{"check", idle}, false, false, `attachment "idle": no limit names it`},
+		{"check a missing interface", []string{"check", idle}, false, false, `attachment "idle": interface nowhere0 does not exist yet`},
+		{"check warnings as JSON", []string{"check", "--json", idle}, false, false, `"warnings": [`},
+		{"explain without --attach", []string{"explain", "--config", attached, "--source", "192.0.2.1", "--to", "tcp/22"}, false, true, "use --attach"},
+		{"run attachments", []string{"run", "--config", attached}, false, true, "is not on a bpf file system"},
+		{"explain without target", []string{"explain", "--source", "::1"}, true, true, `--to ""`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			stdout, stderr, err := command(t, tt.args...)
+			var usage usageError
+			if (err != nil) != tt.fails || errors.As(err, &usage) != tt.usage {
+				t.Errorf("err = %v, want failure %v, usage error %v", err, tt.fails, tt.usage)
+			}
+			if all := stdout + stderr + fmt.Sprint(err); !strings.Contains(all, tt.output) {
+				t.Errorf("%q is not in:\n%s", tt.output, all)
+			}
+		})
+	}
+}
+
+// process is a running "shaperd run".
+type process struct {
+	t      *testing.T
+	log    *output
+	reload chan os.Signal
+	force  chan os.Signal
+	stop   context.CancelFunc
+	done   chan error
+}
+
+func startDaemon(t *testing.T, config string, args ...string) *process {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	d := &process{t: t, log: new(output), reload: make(chan os.Signal, 1), force: make(chan os.Signal, 1), stop: cancel, done: make(chan error, 1)}
+	e := env{stdout: io.Discard, stderr: d.log, reload: d.reload, force: d.force}
+	go func() { d.done <- run(ctx, e, append([]string{"run", "--config", config}, args...)) }()
+	t.Cleanup(func() { cancel(); <-d.done })
+	d.waitLog("msg=ready")
+	return d
+}
+
+func (d *process) waitLog(text string) {
+	d.t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(d.log.String(), text); time.Sleep(2 * time.Millisecond) {
+		select {
+		case err := <-d.done:
+			d.done <- err
+			d.t.Fatalf("ended: %v\n%s", err, d.log)
+		default:
+		}
+		if time.Now().After(deadline) {
+			d.t.Fatalf("%q is not in the log:\n%s", text, d.log)
+		}
+	}
+}
+
+func echoServer(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() { defer c.Close(); io.Copy(c, c) })
+		}
+	})
+	t.Cleanup(func() { l.Close(); wg.Wait() })
+	return l.Addr().String()
+}
+
+func ping(c net.Conn) error {
+	c.SetDeadline(time.Now().Add(5 * time.Second))
+	if _, err := c.Write([]byte("ping")); err != nil {
+		return err
+	}
+	_, err := io.ReadFull(c, make([]byte, 4))
+	return err
+}
+
+func TestRun_ReloadAndDrain(t *testing.T) {
+	listen, metrics, downstream := freePort(t), freePort(t), echoServer(t)
+	path := writeConfig(t, "", configText(listen, metrics, downstream, "1MB/s"))
+	d := startDaemon(t, path, "--drain-timeout", "5s")
+	c, err := net.Dial("tcp4", listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := ping(c); err != nil {
+		t.Fatal(err)
+	}
+	if got := scrape(t, metrics); !strings.Contains(got, `shaperd_limit_connections_in_flight{limit="per-source"} 1`) ||
+		!strings.Contains(got, "shaperd_config_reload_success 1") {
+		t.Errorf("metrics:\n%s", got)
+	}
+
+	writeConfig(t, path, configText(listen, metrics, downstream, "10mbps"))
+	d.reload <- syscall.SIGHUP
+	d.waitLog("the old configuration stays effective")
+	if got := scrape(t, metrics); !strings.Contains(got, "shaperd_config_reload_success 0") {
+		t.Errorf("a failed reload shows as success")
+	}
+	if !strings.Contains(d.log.String(), path+":13:1") {
+		t.Errorf("the log does not say where the mistake is:\n%s", d.log)
+	}
+	if err := ping(c); err != nil {
+		t.Errorf("after a bad reload: %v", err)
+	}
+
+	writeConfig(t, path, configText(listen, freePort(t), downstream, "1MB/s"))
+	d.reload <- syscall.SIGHUP
+	d.waitLog("requires a restart")
+	writeConfig(t, path, strings.Replace(configText(listen, metrics, downstream, "1MB/s"), "/nowhere/pins", "/run/bpf", 1))
+	d.reload <- syscall.SIGHUP
+	d.waitLog(`pin_path: changed from \"/nowhere/pins\" to \"/run/bpf\", which requires a restart`)
+
+	second := freePort(t)
+	writeConfig(t, path, configText(listen, metrics, downstream, "2MB/s")+
+		fmt.Sprintf("[[listen]]\nname = \"second\"\naddress = [\"tcp://%s\"]\ndownstream = [%q]\n", second, downstream))
+	d.reload <- syscall.SIGHUP
+	d.waitLog("msg=reloaded")
+	if err := ping(c); err != nil {
+		t.Errorf("after a reload: %v", err)
+	}
+	c2, err := net.Dial("tcp4", second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ping(c2); err != nil {
+		t.Errorf("on the new listener: %v", err)
+	}
+	c2.Close()
+
+	d.stop()
+	d.waitLog("msg=stopping")
+	if err := ping(c); err != nil {
+		t.Errorf("while stopping: %v", err)
+	}
+	c.Close()
+	d.waitLog("msg=stopped")
+}
+
+func TestRun_SecondSignalEndsDrain(t *testing.T) {
+	listen := freePort(t)
+	d := startDaemon(t, writeConfig(t, "", configText(listen, "", echoServer(t), "1MB/s")), "--log-format", "text")
+	c, err := net.Dial("tcp4", listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := ping(c); err != nil {
+		t.Fatal(err)
+	}
+	d.stop()
+	d.waitLog("msg=stopping")
+	d.force <- syscall.SIGTERM
+	d.waitLog("connections=1")
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the client read %v, want a reset", err)
+	}
+	// The exit is orderly: after a failure, systemd would restart the daemon.
+	if err := <-d.done; err != nil {
+		t.Errorf("ended with %v", err)
+	}
+	d.done <- nil
+}
+
+func TestRefusalLog_Summary(t *testing.T) {
+	listen := freePort(t)
+	text := strings.Replace(configText(listen, "", echoServer(t), "1MB/s"), "max_connections = 5", "max_connections = 1\nqueue_timeout = \"0s\"", 1)
+	d := startDaemon(t, writeConfig(t, "", text))
+	first, err := net.Dial("tcp4", listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ping(first); err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	for range 20 {
+		c, err := net.Dial("tcp4", listen)
+		if err == nil {
+			if err := ping(c); err == nil {
+				t.Error("a second connection got through")
+			}
+			c.Close()
+		}
+	}
+	first.Close()
+	d.stop()
+	d.waitLog(`msg=refused limit=per-source reason=wait-timeout mode=enforce packets=0 connections=20`)
+	// Five at once, then one per second, and up to two summaries of the omitted ones.
+	maxLogged := 7 + 2*int(time.Since(begun)/time.Second)
+	if n := strings.Count(d.log.String(), "connection refused"); n < 5 || n > maxLogged {
+		t.Errorf("%d refusals were logged one by one, want 5 to %d:\n%s", n, maxLogged, d.log)
+	}
+}
+
+func TestRun_PortInUse(t *testing.T) {
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, _, err = command(t, "run", "--config", writeConfig(t, "", configText(l.Addr().String(), "", "127.0.0.1:1", "1MB/s")))
+	if err == nil || !strings.Contains(err.Error(), "in use") || !strings.Contains(err.Error(), l.Addr().String()) {
+		t.Errorf("err = %v", err)
+	}
+}
+
+// TestRun_MetricsPortInUse checks that a daemon starts when the port of the metrics or the dashboard
+// is in use, as any user can cause; it reports that until the port is free.
+func TestRun_MetricsPortInUse(t *testing.T) {
+	metrics, dashboard, listen := freePort(t), freePort(t), freePort(t)
+	var taken []net.Listener
+	for _, addr := range []string{metrics, dashboard} {
+		l, err := net.Listen("tcp4", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		taken = append(taken, l)
+	}
+	text := strings.Replace(configText(listen, metrics, echoServer(t), "1MB/s"), `dashboard = ""`, fmt.Sprintf("dashboard = %q", dashboard), 1)
+	s := startControlled(t, writeConfig(t, "", text))
+	c, err := net.Dial("tcp4", listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := ping(c); err != nil {
+		t.Error(err)
+	}
+	s.must("status", "NOT AVAILABLE: [daemon] metrics: listen on "+metrics, "NOT AVAILABLE: [daemon] dashboard: listen on "+dashboard)
+	taken[0].Close()
+	s.waitLog("key=metrics")
+	if text := scrape(t, metrics); !strings.Contains(text, "shaperd_build_info") {
+		t.Errorf("metrics are %s", text)
+	}
+	if out, _ := s.verb("status"); strings.Contains(out, "metrics: listen") || !strings.Contains(out, "dashboard: listen") {
+		t.Errorf("with the first port free:\n%s", out)
+	}
+}
+
+func TestRun_MissingASNFile(t *testing.T) {
+	text := configText(freePort(t), "", "127.0.0.1:1", "1MB/s") + "[asn]\nfiles = [\"missing.csv\"]\n"
+	_, _, err := command(t, "run", "--config", writeConfig(t, "", text))
+	if err == nil || !strings.Contains(err.Error(), "missing.csv") || !strings.Contains(err.Error(), "shaperd.toml:16:10: ") {
+		t.Errorf("err = %v", err)
+	}
+}
+
+func scrape(t *testing.T, addr string) string {
+	t.Helper()
+	r, err := http.Get("http://" + addr + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer http.DefaultClient.CloseIdleConnections()
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
