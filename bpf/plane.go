@@ -4,6 +4,10 @@
 //
 // Programs and maps are pinned on a bpf file system, so that they and all buckets outlive
 // a daemon that is restarted, upgraded or killed.
+//
+// The programs run on every CPU and share the maps. A [Plane] adds a few goroutines, which read
+// counters, repair the counts of connections and watch the interfaces; its locks let other
+// goroutines call it.
 package bpf
 
 import (

@@ -1,3 +1,9 @@
+// Package control serves the API of package api: all of it on the control socket, by roles, and
+// what only reads on the port of the dashboard. It owns the file of the socket, the ports of the
+// dashboard and of the metrics, and their HTTP servers.
+//
+// Each request has a goroutine of its own. So the methods of [Daemon], [Proxy] and [Packets] are
+// called concurrently; none may wait for traffic.
 package control
 
 import (

@@ -3,5 +3,6 @@
 //
 // A [Limit] is a configured rule. [Shaper.Compile] turns a set of them into an
 // immutable [Policy], and a [Shaper] holds the current policy together with the
-// buckets, which outlive policies. Time is an argument everywhere.
+// buckets, which outlive policies. Any number of goroutines may use both; the package
+// starts none, and time is an argument everywhere.
 package shaper

@@ -1,5 +1,5 @@
 // Package web serves the files of the dashboard, which are part of the binary. The dashboard
-// reads the API of package control, at the same port.
+// reads the API of package control, at the same port. No state is kept, and no goroutine started.
 package web
 
 import (

@@ -3,6 +3,9 @@
 // A mistake is an [Error] with file, line and column; all mistakes of all files
 // are reported together. A configuration that loads also compiles, and none of
 // its keys is silently without effect.
+//
+// The functions may be called concurrently. They read the files that they are given
+// and nothing else: no clock, no network, no file that a configuration names.
 package config
 
 import (
