@@ -18,7 +18,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -39,16 +38,9 @@ type Rules struct {
 	Mark uint32
 
 	// Addresses are those of transparent listeners. None is unspecified.
-	Addresses []Address
+	Addresses []shaper.Address
 
 	IPv4, IPv6 bool // the families in use
-}
-
-// Address is an address and port range of a transparent listener.
-type Address struct {
-	Protocol shaper.Protocol // TCP or UDP
-	Addr     netip.Addr
-	Ports    shaper.PortRange
 }
 
 // Empty reports whether r has no rules.
@@ -150,14 +142,14 @@ func (r Rules) installNFT() error {
 	}})
 	guard := chain("guard", nftables.ChainHookForward, nftables.ChainPriorityFilter)
 	for _, a := range r.Addresses {
-		c.AddRule(&nftables.Rule{Table: table, Chain: guard, Exprs: a.drop(true)})
-		c.AddRule(&nftables.Rule{Table: table, Chain: guard, Exprs: a.drop(false)})
+		c.AddRule(&nftables.Rule{Table: table, Chain: guard, Exprs: drop(a, true)})
+		c.AddRule(&nftables.Rule{Table: table, Chain: guard, Exprs: drop(a, false)})
 	}
 	return c.Flush()
 }
 
 // drop returns a rule that counts and drops packets to a, or from a.
-func (a Address) drop(to bool) []expr.Any {
+func drop(a shaper.Address, to bool) []expr.Any {
 	addr := a.Addr.AsSlice()
 	family, offset, port := byte(unix.NFPROTO_IPV4), uint32(12), uint32(0)
 	if a.Addr.Is6() {
@@ -180,7 +172,7 @@ func (a Address) drop(to bool) []expr.Any {
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: port, Len: 2},
 	}
 	first, last := binaryutil.BigEndian.PutUint16(a.Ports.First), binaryutil.BigEndian.PutUint16(a.Ports.Last)
-	if a.Ports.First == a.Ports.Last {
+	if a.Single() {
 		exprs = append(exprs, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: first})
 	} else {
 		exprs = append(exprs, &expr.Range{Op: expr.CmpOpEq, Register: 1, FromData: first, ToData: last})
@@ -316,15 +308,12 @@ table inet %[1]s {
 		type filter hook forward priority filter; policy accept;
 `, r.table(), r.Mark)
 	for _, a := range r.Addresses {
-		ip, ports := "ip", fmt.Sprint(a.Ports.First)
+		ip := "ip"
 		if a.Addr.Is6() {
 			ip = "ip6"
 		}
-		if a.Ports.Last != a.Ports.First {
-			ports += fmt.Sprint("-", a.Ports.Last)
-		}
-		fmt.Fprintf(&b, "\t\t%s daddr %s %s dport %s counter drop\n", ip, a.Addr, a.Protocol, ports)
-		fmt.Fprintf(&b, "\t\t%s saddr %s %s sport %s counter drop\n", ip, a.Addr, a.Protocol, ports)
+		fmt.Fprintf(&b, "\t\t%s daddr %s %s dport %s counter drop\n", ip, a.Addr, a.Protocol, a.Ports)
+		fmt.Fprintf(&b, "\t\t%s saddr %s %s sport %s counter drop\n", ip, a.Addr, a.Protocol, a.Ports)
 	}
 	b.WriteString("\t}\n}\nEND\n")
 	for _, f := range r.families() {

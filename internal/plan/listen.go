@@ -31,7 +31,7 @@ func (p *Plan) TransparentRules() tproxy.Rules {
 			r.IPv4 = r.IPv4 || anyFamily || a.Addr.Is4()
 			r.IPv6 = r.IPv6 || anyFamily || a.Addr.Is6()
 			if !a.Addr.IsUnspecified() {
-				r.Addresses = append(r.Addresses, tproxy.Address(a))
+				r.Addresses = append(r.Addresses, a)
 			}
 		}
 	}
