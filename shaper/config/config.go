@@ -37,9 +37,9 @@ type Config struct {
 	Attach      []shaper.Attachment
 	Limits      []shaper.Limit
 
-	files   []parsedFile
-	limitAt []*node // position of each of Limits
-	asnAt   []*node // position of each of ASN.Files
+	files   []parsedFile // the main one first
+	limitAt []*node      // position of each of Limits
+	asnAt   []*node      // position of each of ASN.Files
 
 	overridden map[string]map[string]string // position of each override in a file, by limit and key
 }

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/BurntSushi/toml"
 )
 
 // OverrideKeys returns the keys of a limit that an override may set.
@@ -133,50 +131,6 @@ func (l *loader) withOverrides(t table) table {
 	return t
 }
 
-// FormatOverride returns the TOML text of an [[override]] of a limit, with values as in the
-// configuration but without quotes: {"rate": "10Mbit/s", "max_connections": "50"}. Errors are
-// no values, a key that is not one of [OverrideKeys], and a value that should be an integer
-// or a boolean. Mistakes in other values are reported when the text is loaded.
-func FormatOverride(limit string, set map[string]string) (string, error) {
-	if err := checkOverrideKeys(limit, set); err != nil {
-		return "", err
-	}
-	return formatOverride(limit, set)
-}
-
-// checkOverrideKeys returns an error if there are no keys, or one that is unknown or of an
-// earlier version.
-func checkOverrideKeys(limit string, set map[string]string) error {
-	known := OverrideKeys()
-	if len(set) == 0 {
-		return fmt.Errorf("override limit %s: nothing to set; keys are %s", quote(limit), strings.Join(known, ", "))
-	}
-	for _, key := range slices.Sorted(maps.Keys(set)) {
-		if m, old := migrate("[[override]]", key, set[key]); old {
-			return fmt.Errorf("override limit %s: %s", quote(limit), m.msg)
-		}
-		if !slices.Contains(known, key) {
-			return fmt.Errorf("override limit %s: %s", quote(limit), unknownKey(key, known, synonymsInLimit))
-		}
-	}
-	return nil
-}
-
-// formatOverride formats keys that are known, or of an earlier version.
-func formatOverride(limit string, set map[string]string) (string, error) {
-	var b strings.Builder
-	b.WriteString("[[override]]\n")
-	writeKey(&b, "limit", limit)
-	for _, key := range slices.Sorted(maps.Keys(set)) {
-		value, err := parseScalar(key, set[key])
-		if err != nil {
-			return "", fmt.Errorf("override limit %s: %w", quote(limit), err)
-		}
-		writeKey(&b, key, value)
-	}
-	return b.String(), nil
-}
-
 // parseScalar returns the TOML value of a key that is known, or of an earlier version.
 func parseScalar(key, text string) (any, error) {
 	kind := kindString // type of mode, a key of an earlier version
@@ -199,34 +153,20 @@ func parseScalar(key, text string) (any, error) {
 	return text, nil
 }
 
-// ParseOverride is the inverse of [FormatOverride]. Keys of earlier versions are migrated. It
-// is an error if text has anything else in it, such as a comment.
-func ParseOverride(limit, text string) (map[string]string, error) {
-	var read struct{ Override []map[string]any }
-	was, set := map[string]string{}, map[string]string{}
-	if err := decode(text, &read); err == nil && len(read.Override) == 1 {
-		for key, value := range read.Override[0] {
-			was[key] = fmt.Sprint(value)
+// checkOverrideKeys returns an error if there are no keys, or one that is unknown or of an
+// earlier version.
+func checkOverrideKeys(limit string, set map[string]string) error {
+	known := OverrideKeys()
+	if len(set) == 0 {
+		return fmt.Errorf("override limit %s: nothing to set; keys are %s", quote(limit), strings.Join(known, ", "))
+	}
+	for _, key := range slices.Sorted(maps.Keys(set)) {
+		if m, old := migrate("[[override]]", key, set[key]); old {
+			return fmt.Errorf("override limit %s: %s", quote(limit), m.msg)
 		}
-		delete(was, "limit")
-	}
-	for key, value := range was {
-		key, value, _ = MigrateOverride(key, value)
-		set[key] = value
-	}
-	if _, err := FormatOverride(limit, set); err == nil && len(set) == len(was) {
-		if again, err := formatOverride(limit, was); err == nil && again == text {
-			return set, nil
+		if !slices.Contains(known, key) {
+			return fmt.Errorf("override limit %s: %s", quote(limit), unknownKey(key, known, synonymsInLimit))
 		}
 	}
-	return nil, fmt.Errorf("must be one [[override]] of limit %s", quote(limit))
-}
-
-// writeKey writes a key with a string, an integer or a boolean.
-func writeKey(b *strings.Builder, key string, value any) {
-	text, err := toml.Marshal(map[string]any{"v": value})
-	if err != nil {
-		panic(err) // strings, integers and booleans marshal
-	}
-	b.WriteString(key + strings.TrimPrefix(string(text), "v"))
+	return nil
 }
