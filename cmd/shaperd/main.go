@@ -1,3 +1,5 @@
+//go:build linux
+
 // Command shaperd limits traffic to a fragile server to what the server can
 // handle.
 package main
