@@ -1,8 +1,10 @@
-package leaky
+package leaky_test
 
 import (
 	"testing"
 	"time"
+
+	"shaperd.dev/shaperd/leaky"
 
 	"shaperd.dev/shaperd/internal/testutil"
 )
@@ -13,21 +15,21 @@ func TestCalendar_InOrderEqualsBucket(t *testing.T) {
 	rnd := testutil.Rand(t)
 	refused, waited := 0, 0
 	for range 200 {
-		rate := NewRate(1+rnd.Uint64N(1<<(10+rnd.IntN(25))), 8*time.Second)
-		shape := Shape{Bytes: rate, MaxDelay: FromDuration(time.Duration(rnd.Int64N(int64(time.Second))))}
+		rate := leaky.NewRate(1+rnd.Uint64N(1<<(10+rnd.IntN(25))), 8*time.Second)
+		shape := leaky.Shape{Bytes: rate, MaxDelay: leaky.FromDuration(time.Duration(rnd.Int64N(int64(time.Second))))}
 		if rnd.IntN(2) == 0 {
 			shape.BytesBurst = rate.Cost(rnd.Uint64N(10000))
 		}
-		slots := NewSlots(rate.Cost(1500), rate.Cost(1100), shape.MaxDelay+shape.BytesBurst)
-		var bucket Bucket
-		var calendar Calendar
-		now := Time(rnd.Uint64N(uint64(Second)))
+		slots := leaky.NewSlots(rate.Cost(1500), rate.Cost(1100), shape.MaxDelay+shape.BytesBurst)
+		var bucket leaky.Bucket
+		var calendar leaky.Calendar
+		now := leaky.Time(rnd.Uint64N(uint64(leaky.Second)))
 		for unit := range 2000 {
 			switch rnd.IntN(100) {
 			case 0:
-				now += Time(rnd.Uint64N(uint64(100 * Second)))
+				now += leaky.Time(rnd.Uint64N(uint64(100 * leaky.Second)))
 			default:
-				now += Time(rnd.Uint64N(uint64(rate.Cost(1500) + 1)))
+				now += leaky.Time(rnd.Uint64N(uint64(rate.Cost(1500) + 1)))
 			}
 			n := 1 + rnd.Uint64N(1500)
 			if rnd.IntN(20) == 0 {

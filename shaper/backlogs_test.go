@@ -1,9 +1,11 @@
-package shaper
+package shaper_test
 
 import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"shaperd.dev/shaperd/shaper"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -12,15 +14,15 @@ import (
 )
 
 func TestRestore_ContinuesBacklogs(t *testing.T) {
-	limits := []Limit{
-		{Name: "gone", Key: KeyPort, Rate: 8e3, MaxDelay: time.Hour},
+	limits := []shaper.Limit{
+		{Name: "gone", Key: shaper.KeyPort, Rate: 8e3, MaxDelay: time.Hour},
 		{Name: "all", Rate: 8e3, MaxDelay: time.Hour},
-		{Name: "each", Key: KeySource | KeyListen, IPv4Prefix: 24, IPv6Prefix: 64, Rate: 8e3, MaxDelay: time.Hour},
-		{Name: "connection", Key: KeyConnection, Rate: 8e3, MaxDelay: time.Hour},
+		{Name: "each", Key: shaper.KeySource | shaper.KeyListen, IPv4Prefix: 24, IPv6Prefix: 64, Rate: 8e3, MaxDelay: time.Hour},
+		{Name: "connection", Key: shaper.KeyConnection, Rate: 8e3, MaxDelay: time.Hour},
 	}
-	listeners := []Listener{{Name: "other", Addresses: []Address{{Protocol: TCP}}}, {Name: "l", Addresses: []Address{{Protocol: TCP}}}}
-	start := func(limits []Limit, listeners []Listener) *Shaper {
-		s := New(1000)
+	listeners := []shaper.Listener{{Name: "other", Addresses: []shaper.Address{{Protocol: shaper.TCP}}}, {Name: "l", Addresses: []shaper.Address{{Protocol: shaper.TCP}}}}
+	start := func(limits []shaper.Limit, listeners []shaper.Listener) *shaper.Shaper {
+		s := shaper.New(1000)
 		p, err := s.Compile(limits, listeners, nil, nil, false)
 		if err != nil {
 			t.Fatal(err)
@@ -29,8 +31,8 @@ func TestRestore_ContinuesBacklogs(t *testing.T) {
 		return s
 	}
 	const now = 100 * leaky.Second
-	flow := func(s *Shaper, source string) (*Flow, Route) {
-		f := &Flow{Source: netip.MustParseAddr(source), Port: 80, Protocol: TCP, Connection: 7, Origin: s.Policy().ListenerIndex("l")}
+	flow := func(s *shaper.Shaper, source string) (*shaper.Flow, shaper.Route) {
+		f := &shaper.Flow{Source: netip.MustParseAddr(source), Port: 80, Protocol: shaper.TCP, Connection: 7, Origin: s.Policy().ListenerIndex("l")}
 		return f, s.Policy().Route(f)
 	}
 	old := start(limits, listeners)
@@ -39,13 +41,13 @@ func TestRestore_ContinuesBacklogs(t *testing.T) {
 		old.Decide(old.Policy(), f, r, r.ToDownstream, bytes, 0, now)
 	}
 	backlogs := old.Backlogs(100, now)
-	want := []Backlog{
+	want := []shaper.Backlog{
 		{Limit: "all", Bytes: 8000},
 		{Limit: "gone", Port: 80, Bytes: 8000},
 		{Limit: "each", Source: netip.MustParseAddr("2001:db8::"), Listen: "l", Bytes: 5000},
 		{Limit: "each", Source: netip.MustParseAddr("::ffff:10.0.0.0"), Listen: "l", Bytes: 3000},
 	}
-	byName := cmpopts.SortSlices(func(a, b Backlog) bool { return a.Limit+a.Source.String() < b.Limit+b.Source.String() })
+	byName := cmpopts.SortSlices(func(a, b shaper.Backlog) bool { return a.Limit+a.Source.String() < b.Limit+b.Source.String() })
 	if diff := cmp.Diff(want, backlogs, byName, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 		t.Fatal(diff)
 	}
@@ -56,7 +58,7 @@ func TestRestore_ContinuesBacklogs(t *testing.T) {
 	// A second later, with twice the rate for one limit, a different order and different
 	// listeners.
 	limits[2].Rate = 16e3
-	later := start([]Limit{limits[2], limits[1]}, []Listener{{Name: "l", Addresses: []Address{{Protocol: TCP}}}})
+	later := start([]shaper.Limit{limits[2], limits[1]}, []shaper.Listener{{Name: "l", Addresses: []shaper.Address{{Protocol: shaper.TCP}}}})
 	const then = 5 * leaky.Second
 	later.Restore(later.Policy(), backlogs, leaky.Second, then)
 	for source, left := range map[string]leaky.Time{"10.0.0.1": leaky.Second / 2, "2001:db8::1": 3 * leaky.Second / 2} {
@@ -77,13 +79,13 @@ func TestRestore_ContinuesBacklogs(t *testing.T) {
 
 // Backlogs that have drained since, and those of unknown limits, create no buckets.
 func TestRestore_ForgetsDrainedBacklogs(t *testing.T) {
-	s := New(1000)
-	p, err := s.Compile([]Limit{{Name: "l", Rate: 8e3}}, []Listener{{Name: "x", Addresses: []Address{{Protocol: TCP}}}}, nil, nil, false)
+	s := shaper.New(1000)
+	p, err := s.Compile([]shaper.Limit{{Name: "l", Rate: 8e3}}, []shaper.Listener{{Name: "x", Addresses: []shaper.Address{{Protocol: shaper.TCP}}}}, nil, nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.Swap(p, 0)
-	s.Restore(p, []Backlog{{Limit: "l", Bytes: 1000}, {Limit: "unknown", Bytes: 1000}}, 2*leaky.Second, 5*leaky.Second)
+	s.Restore(p, []shaper.Backlog{{Limit: "l", Bytes: 1000}, {Limit: "unknown", Bytes: 1000}}, 2*leaky.Second, 5*leaky.Second)
 	if n := s.TableUsage().Entries; n != 0 {
 		t.Errorf("%d buckets, want none", n)
 	}

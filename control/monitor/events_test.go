@@ -1,4 +1,4 @@
-package monitor
+package monitor_test
 
 import (
 	"errors"
@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"shaperd.dev/shaperd/control/monitor"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -22,7 +24,7 @@ func ids(events []api.Event) []uint64 {
 }
 
 func TestEventsSince(t *testing.T) {
-	e := NewEvents(3)
+	e := monitor.NewEvents(3)
 	log := slog.New(e.Handler(slog.DiscardHandler))
 	if got := e.Since(0); got == nil || len(got) != 0 {
 		t.Errorf("at first there is %v", got)
@@ -85,7 +87,7 @@ func TestEvents_Handler(t *testing.T) {
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			e := NewEvents(10)
+			e := monitor.NewEvents(10)
 			before := time.Now()
 			tt.do(slog.New(e.Handler(slog.DiscardHandler)))
 			got := e.Since(0)
@@ -103,7 +105,7 @@ func TestEvents_Handler(t *testing.T) {
 }
 
 func TestEvents_PassToNextHandler(t *testing.T) {
-	e := NewEvents(10)
+	e := monitor.NewEvents(10)
 	var out countWriter
 	log := slog.New(e.Handler(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelWarn})))
 	log.Debug("neither")
@@ -120,7 +122,7 @@ func (c *countWriter) Write(p []byte) (int, error) { *c++; return len(p), nil }
 
 func TestEventsConcurrently(t *testing.T) {
 	const writers, each = 8, 500
-	e := NewEvents(64)
+	e := monitor.NewEvents(64)
 	log := slog.New(e.Handler(slog.NewTextHandler(io.Discard, nil)))
 	var wg sync.WaitGroup
 	for range writers {

@@ -1,8 +1,10 @@
-package pacer
+package pacer_test
 
 import (
 	"testing"
 	"time"
+
+	"shaperd.dev/shaperd/leaky/pacer"
 
 	"shaperd.dev/shaperd/leaky"
 )
@@ -11,7 +13,7 @@ import (
 func TestClock_AfterYears(t *testing.T) {
 	const year = 365 * 24 * time.Hour
 	for _, age := range []time.Duration{0, 834 * 24 * time.Hour, 3 * year, 9 * year} {
-		c := NewClockAt(age)
+		c := pacer.NewClockAt(age)
 		start := c.Now()
 		if got := start.Duration(); got < age || got > age+time.Minute {
 			t.Fatalf("a clock of age %v reads %v", age, got)
@@ -37,8 +39,8 @@ func TestClock_AfterYears(t *testing.T) {
 		}
 
 		wakes := 0
-		p := New(c)
-		var e Event
+		p := pacer.New(c)
+		var e pacer.Event
 		fired := false
 		e.Fire = func(leaky.Time) { fired = true }
 		p.Schedule(&e, c.Now()+leaky.FromDuration(2*time.Millisecond))

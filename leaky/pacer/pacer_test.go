@@ -1,4 +1,4 @@
-package pacer
+package pacer_test
 
 import (
 	"slices"
@@ -6,11 +6,13 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/leaky/pacer"
+
 	"shaperd.dev/shaperd/leaky"
 )
 
 func TestSleepNeverReturnsEarly(t *testing.T) {
-	clock := NewClock()
+	clock := pacer.NewClock()
 	stop := make(chan struct{})
 	defer close(stop)
 	go func() { // signals end system calls early
@@ -36,12 +38,12 @@ func TestSleepNeverReturnsEarly(t *testing.T) {
 }
 
 // run paces packets at the rate of s for d and returns the instants at which they left.
-func run(p *Pacer, clock *Clock, s *leaky.Shape, d time.Duration) []leaky.Time {
+func run(p *pacer.Pacer, clock *pacer.Clock, s *leaky.Shape, d time.Duration) []leaky.Time {
 	var b leaky.Bucket
 	var left []leaky.Time
 	slack := s.Packets.Cost(1)
 	end := clock.Now() + leaky.FromDuration(d)
-	var e Event
+	var e pacer.Event
 	e.Fire = func(now leaky.Time) {
 		for b.Depart(s, now) <= now {
 			b.Charge(s, 0, 1, leaky.CatchUp(b.DrainedAt(), now, slack))
@@ -73,8 +75,8 @@ func TestPacer_StaysWithinEnvelope(t *testing.T) {
 
 // paceOnce paces packets for 0.5 s, checks their departure times, and returns their number.
 func paceOnce(t *testing.T, pps uint64) int {
-	clock := NewClock()
-	p := New(clock)
+	clock := pacer.NewClock()
+	p := pacer.New(clock)
 	s := leaky.Shape{Packets: leaky.NewRate(pps, time.Second)}
 	left := run(p, clock, &s, 500*time.Millisecond)
 	low, sigma := 0.0, 0.0
@@ -103,10 +105,10 @@ func paceOnce(t *testing.T, pps uint64) int {
 // BenchmarkPacer reports what pacing costs at 10,000 packets a second, as a
 // share of one core, and how even the gaps are.
 func BenchmarkPacer(b *testing.B) {
-	clock := NewClock()
+	clock := pacer.NewClock()
 	s := leaky.Shape{Packets: leaky.NewRate(10_000, time.Second)}
 	for b.Loop() {
-		p := New(clock)
+		p := pacer.New(clock)
 		before := cpuTime()
 		start := time.Now()
 		left := run(p, clock, &s, time.Second)
