@@ -1,118 +1,12 @@
 package config
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"shaperd.dev/shaperd/shaper"
 )
-
-// fileKeys are the tables of a file.
-var fileKeys = keys{
-	{
-		name: "daemon", typ: tableType(daemonKeys),
-		doc: "Settings of the whole daemon. Each key may be set once in all files.",
-	},
-	{
-		name: "transparent", typ: tableType(transparentKeys), needs: []condition{{doc: "a listener with `transparent = true`"}},
-		shown: when(hasTransparent),
-		doc:   "Packet interception for transparent listeners. Each key may be set once in all files.",
-	},
-	{
-		name: "asn", typ: tableType(asnKeys),
-		doc: "Data that maps addresses to autonomous systems (AS).",
-	},
-	{
-		name: "listen", typ: tablesType(listenKeys),
-		field: elementsOf(func(c *Config) []shaper.Listener { return c.Listen }),
-		doc: "A listener: addresses to accept traffic on, and the downstreams to forward it to. A configuration " +
-			"needs at least one `[[listen]]` or `[[attach]]`. All listeners together have at most 1024 addresses.",
-	},
-	{
-		name: "attach", typ: tablesType(attachKeys),
-		field: elementsOf(func(c *Config) []shaper.Attachment { return c.Attach }),
-		doc:   "An attachment: interfaces at which packets meet the limits, in one direction. At most 64.",
-	},
-	{
-		name: "limit", typ: tablesType(limitKeys),
-		field: elementsOf(func(c *Config) []shaper.Limit { return c.Limits }),
-		doc: "A limit matches traffic, splits it by `key` into buckets, and sets the rates and caps of each " +
-			"bucket. At most 62. All limits that match apply, in any order; the most restrictive wins. A limit " +
-			"needs at least one of `rate`, `packets`, `max_connections` and `new_connections`, or `block = true`; " +
-			"a key without effect is an error. A limit with `match.attach` applies to packets at those " +
-			"attachments, any other to listeners.",
-	},
-	{
-		name: "override", typ: tablesType(overrideKeys),
-		doc: "Values that replace those of a limit, which may be in any file. `shaperd set limit NAME --save` " +
-			"writes one to `conf.d`. A key of a limit may be overridden once.",
-	},
-}
-
-var daemonKeys = keys{
-	{
-		name: "observe", typ: booleanType, def: "false",
-		field: fieldOf(func(c *Config) *bool { return &c.Daemon.Observe }),
-		doc:   "A dry run of all limits: everything is computed and counted, and nothing is delayed or refused.",
-	},
-	{
-		name: "metrics", typ: endpointType("127.0.0.1:9464"), def: `"127.0.0.1:9464"`,
-		field: fieldOf(func(c *Config) *string { return &c.Daemon.Metrics }),
-		text:  on(func(c *Config) string { return cmp.Or(c.Daemon.Metrics, "off") }),
-		doc:   "Address of the Prometheus endpoint, at `/metrics`. `\"\"` disables it. A change needs a restart.",
-	},
-	{
-		name: "dashboard", typ: endpointType("127.0.0.1:9465"), def: `"127.0.0.1:9465"`,
-		field: fieldOf(func(c *Config) *string { return &c.Daemon.Dashboard }),
-		text:  on(func(c *Config) string { return cmp.Or(c.Daemon.Dashboard, "off") }),
-		doc:   "Address of the read-only dashboard for browsers. `\"\"` disables it. A change needs a restart.",
-	},
-	{
-		name: "max_buckets", typ: integerType(1<<10, 1<<26), def: "1048576",
-		field: fieldOf(func(c *Config) *int { return &c.Daemon.MaxBuckets }),
-		doc: "Capacity of the bucket table: the number of keys, of all limits together, that can have a backlog at " +
-			"once. An idle key needs no bucket. A change needs a restart.",
-	},
-	{
-		name: "pin_path", typ: textType("absolute path", "/sys/fs/bpf/shaperd", "^/", parsePins), def: `"/sys/fs/bpf/shaperd"`,
-		field: fieldOf(func(c *Config) *string { return &c.Daemon.PinPath }),
-		shown: when(func(c *Config) bool { return len(c.Attach) > 0 }),
-		doc: "Directory on a BPF file system for what attachments keep in the kernel: programs, and the state of " +
-			"buckets and connections. A change needs a restart.",
-	},
-}
-
-func endpointType(example string) valueType {
-	return textType("`host:port` or `\"\"`", example, `^(.*:[0-9]{1,5})?$`, parseEndpoint)
-}
-
-var transparentKeys = keys{
-	{
-		name: "rules", typ: enumType(RulesInstall, RulesManual), def: `"install"`,
-		field: fieldOf(func(c *Config) *Rules { return &c.Transparent.Rules }),
-		doc: "Installation of the nftables rules and the routing: by the daemon, which needs CAP_NET_ADMIN, or by an " +
-			"administrator with the commands that `shaperd rules` prints. The rules stay when the daemon stops; " +
-			"`shaperd rules --remove` removes them.",
-	},
-	{
-		name: "mark", typ: integerType(1, 1<<31-1), def: "21320",
-		field: fieldOf(func(c *Config) *int { return &c.Transparent.Mark }),
-		doc: "Firewall mark of intercepted packets, and number of their routing table, except 253 to 255. Each " +
-			"daemon on a host needs its own.",
-	},
-}
-
-var asnKeys = keys{
-	{
-		name: "files", typ: arrayType(`string such as "asn.csv"`, stringType("path", "asn.csv", ""), notEmpty, asIs), def: "[]",
-		field: fieldOf(func(c *Config) *[]string { return &c.ASN.Files }),
-		doc: "CSV or TSV of \"first,last,asn[,name]\", \"prefix asn\" (pfx2as) or MMDB, detected by content. Paths are " +
-			"relative to the configuration file.",
-	},
-}
 
 // Of TCP connections that get nowhere.
 var timeoutType = durationType(10*time.Millisecond, 8760*time.Hour)
@@ -326,69 +220,6 @@ var ejectKeys = keys{
 	},
 }
 
-var attachKeys = keys{
-	{
-		name: "name", typ: nameType, required: true,
-		field: fieldOf(func(a *shaper.Attachment) *string { return &a.Name }),
-		text:  noText,
-		doc:   "Unique among attachments and listeners.",
-	},
-	{
-		name: "interface", typ: arrayType(`string such as "eth0"`, stringType("name", "eth0", ""), parseInterface, asIs), required: true,
-		field: fieldOf(func(a *shaper.Attachment) *[]string { return &a.Interfaces }),
-		doc: "Names of interfaces, or patterns with `*`, `?` and sets such as `[0-9]`. Interfaces that appear " +
-			"later are attached too.",
-	},
-	{
-		name: "direction", typ: enumType(shaper.Egress, shaper.Ingress), def: `"egress"`,
-		field: fieldOf(func(a *shaper.Attachment) *shaper.AttachDirection { return &a.Direction }),
-		doc:   "Packets that leave through the interface, or packets that arrive. For both, add two attachments.",
-	},
-	{
-		name: "mode", typ: enumType(shaper.AttachShape, shaper.AttachPolice), def: `"shape"`,
-		field: fieldOf(func(a *shaper.Attachment) *shaper.AttachMode { return &a.Mode }),
-		doc: "`\"shape\"` holds packets until their departure time, and drops those whose delay would exceed " +
-			"`max_delay`; `\"police\"` drops the same packets, and lets the others pass at once.",
-	},
-	{
-		name: "observe", typ: booleanType, def: "false",
-		field: fieldOf(func(a *shaper.Attachment) *bool { return &a.Observe }),
-		doc: "A dry run at this attachment: packets are counted, and pass. A limit cannot match attachments with " +
-			"both values, unless it has `observe = true` itself.",
-	},
-	{
-		name: "hook", typ: enumType(shaper.HookAuto, shaper.HookTCX, shaper.HookClsact, shaper.HookXDP), def: `"auto"`,
-		field: fieldOf(func(a *shaper.Attachment) *shaper.Hook { return &a.Hook }),
-		doc: "Where in the kernel programs run: `\"tcx\"` (since Linux 6.6), `\"clsact\"`, `\"auto\"` for the first of " +
-			"these that the kernel has, or `\"xdp\"` in the driver, for direction `\"ingress\"` with mode `\"police\"` " +
-			"or `observe = true`.",
-	},
-	{
-		name: "on_stop", typ: enumType(shaper.StopOpen, shaper.StopKeep), def: `"open"`,
-		field: fieldOf(func(a *shaper.Attachment) *shaper.OnStop { return &a.OnStop }),
-		doc: "While no daemon runs, traffic passes without limits (`\"open\"`), or the last limits stay effective " +
-			"(`\"keep\"`).",
-	},
-	{
-		name: "queue", typ: integerType(1000, 10_000_000), def: "100000", needs: []condition{shaping},
-		field: fieldOf(func(a *shaper.Attachment) *int { return &a.Queue }),
-		doc: "Packets in the queue (fq) of each interface. One key gets at least three quarters of it while no " +
-			"other waits, and an equal share otherwise.",
-	},
-	{
-		name: "tcp_idle_timeout", typ: durationType(time.Second, 240*time.Hour), def: `"1h"`, needs: []condition{{doc: "a limit with `max_connections` that matches the attachment"}},
-		field: fieldOf(func(a *shaper.Attachment) *time.Duration { return &a.IdleTimeout }),
-		shown: func(c *Config, record any) bool {
-			return len(connectionLimits(c.Limits, record.(*shaper.Attachment).Name)) > 0
-		},
-		doc: "Timeout of a counted TCP connection without packets.",
-	},
-}
-
-func hasTransparent(c *Config) bool {
-	return slices.ContainsFunc(c.Listen, func(l shaper.Listener) bool { return l.Transparent })
-}
-
 // Conditions of keys of listeners. They are met where the mistake is another one: no
 // addresses, or no downstreams.
 var (
@@ -409,8 +240,3 @@ func hasAddress(p shaper.Protocol) func(*shaper.Listener, isSet) bool {
 		return len(l.Addresses) == 0 || l.Accepts(p)
 	}
 }
-
-// shaping is the condition that an attachment delays packets.
-var shaping = needs("mode `\"shape\"` without `observe = true`", `has no effect without mode "shape" and observe = false`, func(a *shaper.Attachment, _ isSet) bool {
-	return a.Shapes()
-})

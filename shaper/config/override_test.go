@@ -83,7 +83,7 @@ func TestConfig_With(t *testing.T) {
 		{"web", map[string]string{"queue_timeout": "1s"}, `set by root:3:1: queue_timeout: has no effect without max_connections or new_connections`},
 		{"web", map[string]string{"max_connections": "0"}, `set by root:3:1: max_connections: must be from 1 to 1048576, not 0`},
 		{"wep", map[string]string{"rate": "3MB/s"}, `set by root:2:1: limit: unknown limit "wep"; did you mean "web"?`},
-		{"web", nil, `override limit "web": nothing to set; keys are rate, packets, burst, burst_packets, overhead, max_delay, scheduling, ecn_mark, max_connections, new_connections, queue_timeout, max_queue, observe`},
+		{"web", nil, `override limit "web": nothing to set; keys are ` + strings.Join(OverrideKeys(), ", ")},
 		{"web", map[string]string{"raet": "1MB/s"}, `override limit "web": unknown key "raet"; did you mean "rate"?`},
 		{"web", map[string]string{"connections": "5"}, `override limit "web": connections was renamed to max_connections`},
 		{"web", map[string]string{"observe": "yes"}, `override limit "web": observe: must be true or false, not "yes"`},
@@ -102,7 +102,7 @@ func TestFormatOverride(t *testing.T) {
 	}{
 		{set: map[string]string{"rate": "20Mbit/s", "burst_packets": "0", "observe": "true"}, want: "[[override]]\nlimit = \"l\"\nburst_packets = 0\nobserve = true\nrate = \"20Mbit/s\"\n"},
 		{set: map[string]string{"rate": "\"\n[daemon]\\"}, want: "[[override]]\nlimit = \"l\"\nrate = \"\\\"\\n[daemon]\\\\\"\n"},
-		{fail: `override limit "l": nothing to set; keys are rate, packets, burst, burst_packets, overhead, max_delay, scheduling, ecn_mark, max_connections, new_connections, queue_timeout, max_queue, observe`},
+		{fail: `override limit "l": nothing to set; keys are ` + strings.Join(OverrideKeys(), ", ")},
 		{set: map[string]string{"raet": "1MB/s"}, fail: `override limit "l": unknown key "raet"; did you mean "rate"?`},
 		{set: map[string]string{"max_connections": "many"}, fail: `override limit "l": max_connections: must be an integer such as 100, not "many"`},
 	} {

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"maps"
 	"slices"
 	"strings"
 )
@@ -185,47 +184,4 @@ func invert(words map[string]string, more ...map[string][]string) map[string][]s
 		slices.Sort(names)
 	}
 	return inverse
-}
-
-// suggestions returns the keys of t that an unknown key may mean.
-func (t table) suggestions(key string) []string {
-	known := t.keys.names()
-	if keys := filterKnown(synonyms[t.name][normalized(key)], known); len(keys) > 0 {
-		return keys
-	}
-	if near := Nearest(key, known); near != "" {
-		return []string{near}
-	}
-	old := slices.Sorted(maps.Keys(renamed[t.name]))
-	if now := renamed[t.name][Nearest(key, old)]; now != "" {
-		return []string{now}
-	}
-	return nil
-}
-
-// normalized returns a key in the spelling of synonyms.
-func normalized(key string) string { return strings.ReplaceAll(strings.ToLower(key), "-", "_") }
-
-// filterKnown returns the known ones of keys. A dotted key is known if its table is.
-func filterKnown(keys, known []string) (some []string) {
-	for _, key := range keys {
-		table, _, _ := strings.Cut(key, ".")
-		if slices.Contains(known, table) {
-			some = append(some, key)
-		}
-	}
-	return some
-}
-
-// quotedAlternatives joins names as in: "a", "b" or "c".
-func quotedAlternatives(names []string) string {
-	return strings.ReplaceAll(alternatives(names), "`", "")
-}
-
-// didYouMean returns the suggestion of names for a message, if there are any.
-func didYouMean(names []string) string {
-	if len(names) == 0 {
-		return ""
-	}
-	return "; did you mean " + quotedAlternatives(names) + "?"
 }

@@ -14,7 +14,7 @@ import (
 type valueType struct {
 	kind      valueKind
 	desc      string     // description, as in "rate"
-	example   string     // example of a string, or of an integer
+	example   string     // example of a string
 	pattern   string     // pattern of strings: ECMA 262, without flags
 	min       int64      // minimum of an integer
 	max       int64      // maximum of an integer

@@ -1,0 +1,71 @@
+package config
+
+import (
+	"time"
+
+	"shaperd.dev/shaperd/shaper"
+)
+
+var attachKeys = keys{
+	{
+		name: "name", typ: nameType, required: true,
+		field: fieldOf(func(a *shaper.Attachment) *string { return &a.Name }),
+		text:  noText,
+		doc:   "Unique among attachments and listeners.",
+	},
+	{
+		name: "interface", typ: arrayType(`string such as "eth0"`, stringType("name", "eth0", ""), parseInterface, asIs), required: true,
+		field: fieldOf(func(a *shaper.Attachment) *[]string { return &a.Interfaces }),
+		doc: "Names of interfaces, or patterns with `*`, `?` and sets such as `[0-9]`. Interfaces that appear " +
+			"later are attached too.",
+	},
+	{
+		name: "direction", typ: enumType(shaper.Egress, shaper.Ingress), def: `"egress"`,
+		field: fieldOf(func(a *shaper.Attachment) *shaper.AttachDirection { return &a.Direction }),
+		doc:   "Packets that leave through the interface, or packets that arrive. For both, add two attachments.",
+	},
+	{
+		name: "mode", typ: enumType(shaper.AttachShape, shaper.AttachPolice), def: `"shape"`,
+		field: fieldOf(func(a *shaper.Attachment) *shaper.AttachMode { return &a.Mode }),
+		doc: "`\"shape\"` holds packets until their departure time, and drops those whose delay would exceed " +
+			"`max_delay`; `\"police\"` drops the same packets, and lets the others pass at once.",
+	},
+	{
+		name: "observe", typ: booleanType, def: "false",
+		field: fieldOf(func(a *shaper.Attachment) *bool { return &a.Observe }),
+		doc: "A dry run at this attachment: packets are counted, and pass. A limit cannot match attachments with " +
+			"both values, unless it has `observe = true` itself.",
+	},
+	{
+		name: "hook", typ: enumType(shaper.HookAuto, shaper.HookTCX, shaper.HookClsact, shaper.HookXDP), def: `"auto"`,
+		field: fieldOf(func(a *shaper.Attachment) *shaper.Hook { return &a.Hook }),
+		doc: "Where in the kernel programs run: `\"tcx\"` (since Linux 6.6), `\"clsact\"`, `\"auto\"` for the first of " +
+			"these that the kernel has, or `\"xdp\"` in the driver, for direction `\"ingress\"` with mode `\"police\"` " +
+			"or `observe = true`.",
+	},
+	{
+		name: "on_stop", typ: enumType(shaper.StopOpen, shaper.StopKeep), def: `"open"`,
+		field: fieldOf(func(a *shaper.Attachment) *shaper.OnStop { return &a.OnStop }),
+		doc: "While no daemon runs, traffic passes without limits (`\"open\"`), or the last limits stay effective " +
+			"(`\"keep\"`).",
+	},
+	{
+		name: "queue", typ: integerType(1000, 10_000_000), def: "100000", needs: []condition{shaping},
+		field: fieldOf(func(a *shaper.Attachment) *int { return &a.Queue }),
+		doc: "Packets in the queue (fq) of each interface. One key gets at least three quarters of it while no " +
+			"other waits, and an equal share otherwise.",
+	},
+	{
+		name: "tcp_idle_timeout", typ: durationType(time.Second, 240*time.Hour), def: `"1h"`, needs: []condition{{doc: "a limit with `max_connections` that matches the attachment"}},
+		field: fieldOf(func(a *shaper.Attachment) *time.Duration { return &a.IdleTimeout }),
+		shown: func(c *Config, record any) bool {
+			return len(connectionLimits(c.Limits, record.(*shaper.Attachment).Name)) > 0
+		},
+		doc: "Timeout of a counted TCP connection without packets.",
+	},
+}
+
+// shaping is the condition that an attachment delays packets.
+var shaping = needs("mode `\"shape\"` without `observe = true`", `has no effect without mode "shape" and observe = false`, func(a *shaper.Attachment, _ isSet) bool {
+	return a.Shapes()
+})

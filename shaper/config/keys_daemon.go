@@ -1,0 +1,116 @@
+package config
+
+import (
+	"cmp"
+	"slices"
+
+	"shaperd.dev/shaperd/shaper"
+)
+
+// fileKeys are the tables of a file.
+var fileKeys = keys{
+	{
+		name: "daemon", typ: tableType(daemonKeys),
+		doc: "Settings of the whole daemon. Each key may be set once in all files.",
+	},
+	{
+		name: "transparent", typ: tableType(transparentKeys), needs: []condition{{doc: "a listener with `transparent = true`"}},
+		shown: when(hasTransparent),
+		doc:   "Packet interception for transparent listeners. Each key may be set once in all files.",
+	},
+	{
+		name: "asn", typ: tableType(asnKeys),
+		doc: "Data that maps addresses to autonomous systems (AS).",
+	},
+	{
+		name: "listen", typ: tablesType(listenKeys),
+		field: elementsOf(func(c *Config) []shaper.Listener { return c.Listen }),
+		doc: "A listener: addresses to accept traffic on, and the downstreams to forward it to. A configuration " +
+			"needs at least one `[[listen]]` or `[[attach]]`. All listeners together have at most 1024 addresses.",
+	},
+	{
+		name: "attach", typ: tablesType(attachKeys),
+		field: elementsOf(func(c *Config) []shaper.Attachment { return c.Attach }),
+		doc:   "An attachment: interfaces at which packets meet the limits, in one direction. At most 64.",
+	},
+	{
+		name: "limit", typ: tablesType(limitKeys),
+		field: elementsOf(func(c *Config) []shaper.Limit { return c.Limits }),
+		doc: "A limit matches traffic, splits it by `key` into buckets, and sets the rates and caps of each " +
+			"bucket. At most 62. All limits that match apply, in any order; the most restrictive wins. A limit " +
+			"needs at least one of `rate`, `packets`, `max_connections` and `new_connections`, or `block = true`; " +
+			"a key without effect is an error. A limit with `match.attach` applies to packets at those " +
+			"attachments, any other to listeners.",
+	},
+	{
+		name: "override", typ: tablesType(overrideKeys),
+		doc: "Values that replace those of a limit, which may be in any file. `shaperd set limit NAME --save` " +
+			"writes one to `conf.d`. A key of a limit may be overridden once.",
+	},
+}
+
+var daemonKeys = keys{
+	{
+		name: "observe", typ: booleanType, def: "false",
+		field: fieldOf(func(c *Config) *bool { return &c.Daemon.Observe }),
+		doc:   "A dry run of all limits: everything is computed and counted, and nothing is delayed or refused.",
+	},
+	{
+		name: "metrics", typ: endpointType("127.0.0.1:9464"), def: `"127.0.0.1:9464"`,
+		field: fieldOf(func(c *Config) *string { return &c.Daemon.Metrics }),
+		text:  on(func(c *Config) string { return cmp.Or(c.Daemon.Metrics, "off") }),
+		doc:   "Address of the Prometheus endpoint, at `/metrics`. `\"\"` disables it. A change needs a restart.",
+	},
+	{
+		name: "dashboard", typ: endpointType("127.0.0.1:9465"), def: `"127.0.0.1:9465"`,
+		field: fieldOf(func(c *Config) *string { return &c.Daemon.Dashboard }),
+		text:  on(func(c *Config) string { return cmp.Or(c.Daemon.Dashboard, "off") }),
+		doc:   "Address of the read-only dashboard for browsers. `\"\"` disables it. A change needs a restart.",
+	},
+	{
+		name: "max_buckets", typ: integerType(1<<10, 1<<26), def: "1048576",
+		field: fieldOf(func(c *Config) *int { return &c.Daemon.MaxBuckets }),
+		doc: "Capacity of the bucket table: the number of keys, of all limits together, that can have a backlog at " +
+			"once. An idle key needs no bucket. A change needs a restart.",
+	},
+	{
+		name: "pin_path", typ: textType("absolute path", "/sys/fs/bpf/shaperd", "^/", parsePins), def: `"/sys/fs/bpf/shaperd"`,
+		field: fieldOf(func(c *Config) *string { return &c.Daemon.PinPath }),
+		shown: when(func(c *Config) bool { return len(c.Attach) > 0 }),
+		doc: "Directory on a BPF file system for what attachments keep in the kernel: programs, and the state of " +
+			"buckets and connections. A change needs a restart.",
+	},
+}
+
+func endpointType(example string) valueType {
+	return textType("`host:port` or `\"\"`", example, `^(.*:[0-9]{1,5})?$`, parseEndpoint)
+}
+
+var transparentKeys = keys{
+	{
+		name: "rules", typ: enumType(RulesInstall, RulesManual), def: `"install"`,
+		field: fieldOf(func(c *Config) *Rules { return &c.Transparent.Rules }),
+		doc: "Installation of the nftables rules and the routing: by the daemon, which needs CAP_NET_ADMIN, or by an " +
+			"administrator with the commands that `shaperd rules` prints. The rules stay when the daemon stops; " +
+			"`shaperd rules --remove` removes them.",
+	},
+	{
+		name: "mark", typ: integerType(1, 1<<31-1), def: "21320",
+		field: fieldOf(func(c *Config) *int { return &c.Transparent.Mark }),
+		doc: "Firewall mark of intercepted packets, and number of their routing table, except 253 to 255. Each " +
+			"daemon on a host needs its own.",
+	},
+}
+
+var asnKeys = keys{
+	{
+		name: "files", typ: arrayType(`string such as "asn.csv"`, stringType("path", "asn.csv", ""), notEmpty, asIs), def: "[]",
+		field: fieldOf(func(c *Config) *[]string { return &c.ASN.Files }),
+		doc: "CSV or TSV of \"first,last,asn[,name]\", \"prefix asn\" (pfx2as) or MMDB, detected by content. Paths are " +
+			"relative to the configuration file.",
+	},
+}
+
+func hasTransparent(c *Config) bool {
+	return slices.ContainsFunc(c.Listen, func(l shaper.Listener) bool { return l.Transparent })
+}
