@@ -13,12 +13,9 @@
 // by a receiving program.
 //
 // The tests need root and a built binary: the file that SHAPERD_BIN names, or bin/shaperd
-// in the root of the repository. Nothing here imports the daemon's packages. Tests of
-// features that this machine's kernel may lack run in the guests of package vm.
-//
-// With -figures, TestFigures measures for ten seconds per case and prints the results:
-//
-//	go test ./test/netns -run Figures -figures -v
+// in the root of the repository. Of the daemon's packages, only the client of its API is
+// imported. Tests of features that this machine's kernel may lack run in the guests of
+// package vm.
 //
 // The transcript in docs/walkthrough.md is produced by:
 //

@@ -12,7 +12,7 @@ import (
 	"shaperd.dev/shaperd/test/lab"
 )
 
-var figures = flag.Bool("figures", false, "run the long measurements and print their figures")
+var figures = flag.Bool("figures", false, "take longer, at higher loads")
 
 func TestMain(m *testing.M) {
 	if os.Getenv(stallEnv) != "" {
