@@ -4,98 +4,58 @@ package guest
 
 import (
 	"encoding/binary"
-	"net"
-	"os/exec"
-	"runtime"
+	"errors"
+	"net/netip"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 
 	"shaperd.dev/shaperd/test/lab"
 )
 
-// A host is a network namespace.
-type host struct {
-	ns netns.NsHandle
-	*netlink.Handle
-}
+// The addresses of a pair of hosts.
+var (
+	senderAddr   = netip.MustParseAddr("10.0.0.1")
+	receiverAddr = netip.MustParseAddr("10.0.0.2")
+)
 
-// newPair creates two connected hosts that are removed when the test ends: one has the
-// interface "out" with 10.0.0.1, the other "in" with 10.0.0.2.
+// newPair creates two connected hosts that are removed when the test ends: the sender has the
+// interface "out", the receiver "in".
 func newPair(t *testing.T) (sender, receiver host) {
 	t.Helper()
-	sender, receiver = newHost(t), newHost(t)
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = "out"
-	attrs.Namespace = netlink.NsFd(sender.ns)
-	must(t, "join", netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "in", PeerNamespace: netlink.NsFd(receiver.ns)}))
-	sender.up(t, "out", "10.0.0.1/24")
-	receiver.up(t, "in", "10.0.0.2/24")
-	must(t, "wait for the sender's link", lab.AwaitUp(sender.Handle, "out"))
-	must(t, "wait for the receiver's link", lab.AwaitUp(receiver.Handle, "in"))
+	sender, receiver = newHost(t, "sender"), newHost(t, "receiver")
+	must(t, "connect the hosts", errors.Join(
+		lab.Join(sender.Host, "out", receiver.Host, "in"),
+		sender.AddAddress("out", 24, senderAddr),
+		receiver.AddAddress("in", 24, receiverAddr)))
 	return sender, receiver
 }
 
-func newHost(t *testing.T) (h host) {
-	t.Helper()
-	runtime.LockOSThread()
-	home, err := netns.Get()
-	must(t, "open own namespace", err)
-	defer home.Close()
-	h.ns, err = netns.New()
-	must(t, "create namespace", err)
-	must(t, "return to own namespace", netns.Set(home))
-	runtime.UnlockOSThread()
-	t.Cleanup(func() { h.ns.Close() })
-	h.Handle, err = netlink.NewHandleAt(h.ns)
-	must(t, "open netlink", err)
-	t.Cleanup(h.Handle.Close)
-	return h
-}
+// A host fails its test on errors.
+type host struct{ *lab.Host }
 
-// up brings a link up, with an address unless it is empty.
-func (h host) up(t *testing.T, link, addr string) {
+func newHost(t *testing.T, role string) host {
 	t.Helper()
-	if addr != "" {
-		a, err := netlink.ParseAddr(addr)
-		must(t, "parse address", err)
-		must(t, "add address", h.AddrAdd(h.link(t, link), a))
-	}
-	must(t, "set link up", h.LinkSetUp(h.link(t, link)))
+	h, err := lab.NewHost(role)
+	must(t, "create host", err)
+	t.Cleanup(h.Remove)
+	return host{h}
 }
 
 func (h host) link(t *testing.T, name string) netlink.Link {
 	t.Helper()
-	link, err := h.LinkByName(name)
+	link, err := h.Links.LinkByName(name)
 	must(t, "find "+name, err)
 	return link
-}
-
-// do runs fn inside the host. Sockets and processes that fn creates stay there.
-func (h host) do(t *testing.T, fn func()) {
-	t.Helper()
-	runtime.LockOSThread()
-	home, err := netns.Get()
-	must(t, "open own namespace", err)
-	defer home.Close()
-	must(t, "enter namespace", netns.Set(h.ns))
-	fn()
-	must(t, "return to own namespace", netns.Set(home))
-	runtime.UnlockOSThread()
 }
 
 // run runs a program inside the host and returns its output.
 func (h host) run(t *testing.T, name string, args ...string) string {
 	t.Helper()
-	var out []byte
-	var err error
-	h.do(t, func() { out, err = exec.Command(name, args...).CombinedOutput() })
-	if err != nil {
-		t.Fatalf("%s %q: %v\n%s", name, args, err, out)
-	}
-	return string(out)
+	out, err := h.Output(name, args...)
+	must(t, "run", err)
+	return out
 }
 
 // datagrams is the number of datagrams in a delay measurement.
@@ -104,13 +64,11 @@ const datagrams = 10
 // delays sends datagrams from sender to receiver, and returns the shortest and the longest transit time.
 func delays(t *testing.T, sender, receiver host) (shortest, longest time.Duration) {
 	t.Helper()
-	to := &net.UDPAddr{IP: net.IPv4(10, 0, 0, 2), Port: 9}
-	var in, out *net.UDPConn
-	var err error
-	receiver.do(t, func() { in, err = net.ListenUDP("udp4", to) })
+	to := netip.AddrPortFrom(receiverAddr, 9)
+	in, err := receiver.ListenUDP(to)
 	must(t, "listen", err)
 	defer in.Close()
-	sender.do(t, func() { out, err = net.DialUDP("udp4", nil, to) })
+	out, err := sender.DialUDP(senderAddr, to)
 	must(t, "dial", err)
 	defer out.Close()
 

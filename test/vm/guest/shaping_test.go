@@ -79,7 +79,7 @@ func TestDepartures(t *testing.T) {
 				t.Fatalf("datagrams took %v to %v without the program", shortest, longest)
 			}
 			h.addQdisc(t, index, "clsact", netlink.HANDLE_CLSACT)
-			must(t, "add filter", h.FilterAdd(&netlink.BpfFilter{
+			must(t, "add filter", h.Links.FilterAdd(&netlink.BpfFilter{
 				FilterAttrs: netlink.FilterAttrs{
 					LinkIndex: index, Parent: netlink.HANDLE_MIN_EGRESS, Priority: 1, Protocol: unix.ETH_P_ALL,
 				},
@@ -137,8 +137,7 @@ func iperf3Rate(t *testing.T, sender, receiver host) float64 {
 	server := exec.Command("iperf3", "--server", "--one-off", "--forceflush")
 	out, err := server.StdoutPipe()
 	must(t, "make pipe", err)
-	receiver.do(t, func() { err = server.Start() })
-	must(t, "start server", err)
+	must(t, "start server", receiver.Start(server))
 	t.Cleanup(func() {
 		_ = server.Process.Kill()
 		_ = server.Wait()
@@ -155,7 +154,7 @@ func iperf3Rate(t *testing.T, sender, receiver host) float64 {
 			} `json:"sum_received"`
 		}
 	}
-	text := sender.run(t, "iperf3", "--client", "10.0.0.2", "--time", "1", "--json")
+	text := sender.run(t, "iperf3", "--client", receiverAddr.String(), "--time", "1", "--json")
 	must(t, "read report", json.Unmarshal([]byte(text), &report))
 	return report.End.SumReceived.Rate
 }
@@ -165,11 +164,11 @@ func (h host) addIFB(t *testing.T) {
 	t.Helper()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "turn"
-	must(t, "add ifb", h.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}))
-	h.up(t, "turn", "")
+	must(t, "add ifb", h.Links.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}))
+	must(t, "set up ifb", h.Up("turn"))
 	in := h.link(t, "in").Attrs().Index
 	h.addQdisc(t, in, "clsact", netlink.HANDLE_CLSACT)
-	must(t, "add filter", h.FilterAdd(&netlink.MatchAll{
+	must(t, "add filter", h.Links.FilterAdd(&netlink.MatchAll{
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: in, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 1, Protocol: unix.ETH_P_ALL,
 		},
@@ -179,7 +178,7 @@ func (h host) addIFB(t *testing.T) {
 
 func (h host) addQdisc(t *testing.T, index int, kind string, parent uint32) {
 	t.Helper()
-	must(t, "add "+kind, h.QdiscAdd(&netlink.GenericQdisc{
+	must(t, "add "+kind, h.Links.QdiscAdd(&netlink.GenericQdisc{
 		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: index, Parent: parent},
 		QdiscType:  kind,
 	}))
