@@ -36,7 +36,7 @@ func AwaitUp(h *netlink.Handle, link string) error {
 		}
 		addressed, err := hasAddresses(h, l)
 		switch {
-		case err != nil:
+		case err != nil && !errors.Is(err, netlink.ErrDumpInterrupted): // by a change of addresses
 			return fmt.Errorf("wait for the addresses of %s: %w", link, err)
 		case l.Attrs().OperState == netlink.OperUp && addressed:
 			return nil
