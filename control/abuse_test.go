@@ -162,7 +162,7 @@ func TestServer_InvalidRequests(t *testing.T) {
 	daemon := &fakeDaemon{}
 	o := options(t, fakes.Shaper(t, 1))
 	o.Daemon, o.Proxy = daemon, recordingProxy{fakeDaemon: daemon}
-	client := clientOf(t, serveOn(t, o, -1, nil))
+	client := testutil.UnixClient(t, serveOn(t, o, -1, nil).socket.path)
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	for _, tt := range []struct {
 		method, target string
@@ -228,7 +228,7 @@ func TestServer_Head(t *testing.T) {
 // A user that holds all connections it gets does not delay other users.
 func TestConnLimiter_OneUserDoesNotBlockOthers(t *testing.T) {
 	s := serveOn(t, options(t, fakes.Shaper(t, 2)), -1, nil)
-	client := clientOf(t, s)
+	client := testutil.UnixClient(t, s.socket.path)
 	client.Transport.(*http.Transport).DisableKeepAlives = true
 	t.Run("held", func(t *testing.T) {
 		start(t, unprivileged.command(t, "crowd", holdArgs{s.socket.path, 1000}))
@@ -263,7 +263,7 @@ func TestLive_ClosesUnreadStream(t *testing.T) {
 	if _, err := io.WriteString(bad, "GET /v1/live HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
-	good, err := clientOf(t, s).Get("http://shaperd/v1/live")
+	good, err := testutil.UnixClient(t, s.socket.path).Get("http://shaperd/v1/live")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -333,7 +333,7 @@ func TestServer_NoTimeoutForChanges(t *testing.T) {
 	for _, tt := range []struct{ method, path, body string }{{"POST", "/v1/reload", ""}, {"PUT", "/v1/bypass", `{"on":true}`}} {
 		o := options(t, fakes.Shaper(t, 1))
 		o.Daemon = &slowDaemon{takes: 3 * testTimeout, begins: make(chan struct{})}
-		client := clientOf(t, serveOn(t, o, -1, shortTimeouts))
+		client := testutil.UnixClient(t, serveOn(t, o, -1, shortTimeouts).socket.path)
 		q, err := http.NewRequest(tt.method, "http://shaperd"+tt.path, strings.NewReader(tt.body))
 		if err != nil {
 			t.Fatal(err)

@@ -120,7 +120,7 @@ func TestConnLimiter_RootIsNotLockedOut(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a, err := clientOf(t, s).Do(q)
+		a, err := testutil.UnixClient(t, s.socket.path).Do(q)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -164,7 +164,7 @@ func TestConnLimiter_ErrorWhenFull(t *testing.T) {
 		}
 	}
 	for range maxAdminConnections {
-		a, err := clientOf(t, s).Get("http://shaperd/v1/live")
+		a, err := testutil.UnixClient(t, s.socket.path).Get("http://shaperd/v1/live")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -191,7 +191,7 @@ func TestConnLimiter_ErrorWhenFull(t *testing.T) {
 func TestConnLimiter_ClosesIdleKeptAlive(t *testing.T) {
 	s := serveOn(t, options(t, fakes.Shaper(t, 1)), -1, nil)
 	for i := range maxAdminConnections + 10 {
-		a, err := clientOf(t, s).Get("http://shaperd/v1/blocks")
+		a, err := testutil.UnixClient(t, s.socket.path).Get("http://shaperd/v1/blocks")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -206,7 +206,7 @@ func TestConnLimiter_ClosesIdleKeptAlive(t *testing.T) {
 // The socket serves the metrics too.
 func TestServer_MetricsOnSocket(t *testing.T) {
 	s := serveOn(t, options(t, fakes.Shaper(t, 1)), -1, nil)
-	a, err := clientOf(t, s).Get("http://shaperd/metrics")
+	a, err := testutil.UnixClient(t, s.socket.path).Get("http://shaperd/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,7 +234,7 @@ func TestLive_DashboardStreamsDoNotCountOnSocket(t *testing.T) {
 	if a := stream(t, client, addr); a.StatusCode != http.StatusServiceUnavailable {
 		t.Errorf("dashboard: %s", a.Status)
 	}
-	a, err := clientOf(t, s).Get("http://shaperd/v1/live")
+	a, err := testutil.UnixClient(t, s.socket.path).Get("http://shaperd/v1/live")
 	if err != nil {
 		t.Fatal(err)
 	}

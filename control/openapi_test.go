@@ -11,7 +11,6 @@ import (
 	"io"
 	"log/slog"
 	"maps"
-	"net"
 	"net/http"
 	"os"
 	"reflect"
@@ -29,6 +28,7 @@ import (
 
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/control/internal/fakes"
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 var update = flag.Bool("update", false, "write api/openapi.json")
@@ -76,7 +76,7 @@ func TestOpenAPI_MatchesResponses(t *testing.T) {
 	o := options(t, fakes.Shaper(t, 2))
 	o.Daemon = daemon
 	slog.New(o.Events.Handler(slog.DiscardHandler)).Info("ready", "a", "b")
-	client := clientOf(t, serveOn(t, o, -1, nil))
+	client := testutil.UnixClient(t, serveOn(t, o, -1, nil).socket.path)
 	for _, r := range (&handlers{}).routes() {
 		method, path, _ := strings.Cut(r.pattern, " ")
 		t.Run(r.pattern, func(t *testing.T) {
@@ -142,7 +142,7 @@ func TestOpenAPI_Live(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := options(t, fakes.Shaper(t, 2))
-	client := clientOf(t, serveOn(t, o, -1, nil))
+	client := testutil.UnixClient(t, serveOn(t, o, -1, nil).socket.path)
 	a, err := client.Get("http://shaperd/v1/live")
 	if err != nil {
 		t.Fatal(err)
@@ -179,15 +179,6 @@ func serveOn(t *testing.T, o *Options, gid int, tune func(*http.Server)) *Server
 		}
 	})
 	return s
-}
-
-// clientOf returns a client of s.
-func clientOf(t *testing.T, s *Server) *http.Client {
-	tr := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", s.socket.path)
-	}}
-	t.Cleanup(tr.CloseIdleConnections)
-	return &http.Client{Transport: tr}
 }
 
 // describe returns the content of openapi.json.

@@ -7,11 +7,12 @@ import (
 	"testing"
 
 	"shaperd.dev/shaperd/control/internal/fakes"
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 // A type error names JSON types, not Go types.
 func TestWrongTypeIsNamed(t *testing.T) {
-	client := clientOf(t, serveOn(t, options(t, fakes.Shaper(t, 1)), -1, nil))
+	client := testutil.UnixClient(t, serveOn(t, options(t, fakes.Shaper(t, 1)), -1, nil).socket.path)
 	for _, tt := range []struct{ method, path, body, want string }{
 		{"PUT", "/v1/bypass", `{"on":"yes"}`, `on must be true or false, not "yes"`},
 		{"PUT", "/v1/bypass", ` { "on" : 1 } `, `on must be true or false, not 1`},

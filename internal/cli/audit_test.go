@@ -9,12 +9,13 @@ import (
 	"testing"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 // TestAuditLog_RecordsEveryChange makes every change as root, after a login as another user: the
 // log names both.
 func TestAuditLog_RecordsEveryChange(t *testing.T) {
-	listen, downstream := freePort(t), echoServer(t)
+	listen, downstream := testutil.FreeAddr(t, "tcp"), testutil.ServeTCP(t, testutil.Echo)
 	s := startControlled(t, writeConfig(t, "", configText(listen, "", downstream, "1MB/s")))
 	c, err := net.Dial("tcp4", listen)
 	if err != nil {

@@ -7,33 +7,18 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/shaper/config"
-	"shaperd.dev/shaperd/test/lab"
 )
 
 // TestBlock_EnforcedInEveryMode blocks while the daemon observes, and during a bypass. "enforce"
 // reports that it has no effect then.
 func TestBlock_EnforcedInEveryMode(t *testing.T) {
-	listen := freePort(t)
-	text := strings.Replace(configText(listen, "", echoServer(t), "1MB/s"), "[daemon]\n", "[daemon]\nobserve = true\n", 1)
-	dns, err := lab.FreeAddr("udp")
-	if err != nil {
-		t.Fatal(err)
-	}
-	echo, err := net.ListenPacket("udp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer echo.Close()
-	go func() {
-		for b := make([]byte, 100); ; {
-			n, from, err := echo.ReadFrom(b)
-			if err != nil {
-				return
-			}
-			_, _ = echo.WriteTo(b[:n], from)
-		}
-	}()
+	listen := testutil.FreeAddr(t, "tcp")
+	text := strings.Replace(configText(listen, "", testutil.ServeTCP(t, testutil.Echo), "1MB/s"), "[daemon]\n", "[daemon]\nobserve = true\n", 1)
+	dns := testutil.FreeAddr(t, "udp")
+	echo := testutil.ListenUDP(t, "127.0.0.1:0")
+	testutil.EchoUDP(t, echo)
 	text += fmt.Sprintf("[[listen]]\nname = \"dns\"\naddress = [\"udp://%s\"]\ndownstream = [%q]\n", dns, echo.LocalAddr())
 	s := startControlled(t, writeConfig(t, "", text))
 	client, err := net.Dial("udp4", dns)
@@ -86,8 +71,8 @@ func TestBlock_EnforcedInEveryMode(t *testing.T) {
 
 // TestBlock_WithMaxLimits blocks when the configuration has the maximum of limits.
 func TestBlock_WithMaxLimits(t *testing.T) {
-	listen := freePort(t)
-	text := configText(listen, "", echoServer(t), "1MB/s")
+	listen := testutil.FreeAddr(t, "tcp")
+	text := configText(listen, "", testutil.ServeTCP(t, testutil.Echo), "1MB/s")
 	for i := 1; i < config.MaxLimits; i++ {
 		text += fmt.Sprintf("[[limit]]\nname = \"l%d\"\nrate = \"1GB/s\"\n", i)
 	}
@@ -103,7 +88,7 @@ func TestBlock_WithMaxLimits(t *testing.T) {
 
 // TestUnblock_NamesCoveringBlock unblocks an address that only a wider prefix blocks.
 func TestUnblock_NamesCoveringBlock(t *testing.T) {
-	s := startControlled(t, writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:1", "1MB/s")))
+	s := startControlled(t, writeConfig(t, "", configText(testutil.FreeAddr(t, "tcp"), "", "127.0.0.1:1", "1MB/s")))
 	s.must("block 10.0.0.0/8 --for 1d12h", "10.0.0.0/8")
 	s.mustFail("unblock 10.0.0.5", "10.0.0.5/32 is covered by the block of 10.0.0.0/8: unblock that")
 	s.mustFail("unblock 11.0.0.5", "11.0.0.5/32 is not blocked")
@@ -113,7 +98,7 @@ func TestUnblock_NamesCoveringBlock(t *testing.T) {
 
 // TestBlock_NeverEndsSooner checks that a later block never shortens an earlier one.
 func TestBlock_NeverEndsSooner(t *testing.T) {
-	s := startControlled(t, writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:9", "1MB/s")))
+	s := startControlled(t, writeConfig(t, "", configText(testutil.FreeAddr(t, "tcp"), "", "127.0.0.1:9", "1MB/s")))
 	s.must("block 192.0.2.1")
 	s.must("block 192.0.2.1 --for 100ms")
 	s.must("block 192.0.2.2 --for 1h")

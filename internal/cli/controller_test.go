@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 // controlledDaemon is a daemon with a control socket.
@@ -27,8 +28,8 @@ func startControlled(t *testing.T, config string, args ...string) *controlledDae
 }
 
 func TestRun_ControlSocketInUse(t *testing.T) {
-	s := startControlled(t, writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:9", "1MB/s")))
-	second := writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:9", "1MB/s"))
+	s := startControlled(t, writeConfig(t, "", configText(testutil.FreeAddr(t, "tcp"), "", "127.0.0.1:9", "1MB/s")))
+	second := writeConfig(t, "", configText(testutil.FreeAddr(t, "tcp"), "", "127.0.0.1:9", "1MB/s"))
 	if _, _, err := command(t, "run", "--config", second, "--control", s.socket); err == nil || !strings.Contains(err.Error(), "another daemon is listening") {
 		t.Errorf("a second daemon: %v", err)
 	}
@@ -87,8 +88,8 @@ func (s *controlledDaemon) waitLimit(name string, ok func(api.Limit) bool) {
 }
 
 func TestSetLimit_Lifecycle(t *testing.T) {
-	listen := freePort(t)
-	path := writeConfig(t, "", configText(listen, "", echoServer(t), "1MB/s"))
+	listen := testutil.FreeAddr(t, "tcp")
+	path := writeConfig(t, "", configText(listen, "", testutil.ServeTCP(t, testutil.Echo), "1MB/s"))
 	s := startControlled(t, path)
 	c, err := net.Dial("tcp4", listen)
 	if err != nil {
@@ -146,8 +147,8 @@ func TestSetLimit_Lifecycle(t *testing.T) {
 }
 
 func TestBlock(t *testing.T) {
-	listen := freePort(t)
-	s := startControlled(t, writeConfig(t, "", configText(listen, "", echoServer(t), "1MB/s")))
+	listen := testutil.FreeAddr(t, "tcp")
+	s := startControlled(t, writeConfig(t, "", configText(listen, "", testutil.ServeTCP(t, testutil.Echo), "1MB/s")))
 	connect := func() net.Conn {
 		t.Helper()
 		c, err := net.Dial("tcp4", listen)
@@ -205,8 +206,8 @@ func TestBlock(t *testing.T) {
 
 // TestBypass checks that a bypass lifts limits, is reported, and ends.
 func TestBypass(t *testing.T) {
-	listen, metrics := freePort(t), freePort(t)
-	s := startControlled(t, writeConfig(t, "", configText(listen, metrics, echoServer(t), "10kB/s")))
+	listen, metrics := testutil.FreeAddr(t, "tcp"), testutil.FreeAddr(t, "tcp")
+	s := startControlled(t, writeConfig(t, "", configText(listen, metrics, testutil.ServeTCP(t, testutil.Echo), "10kB/s")))
 	// pass returns how long the echo of n bytes takes.
 	pass := func(n int) time.Duration {
 		t.Helper()
@@ -229,7 +230,7 @@ func TestBypass(t *testing.T) {
 	if took := pass(20_000); took > 1500*time.Millisecond {
 		t.Errorf("20 kB at 10 kB/s took %v with the limit bypassed", took)
 	}
-	if got := scrape(t, metrics); !strings.Contains(got, "\nshaperd_bypass 1\n") || !strings.Contains(got, `limit_bytes_total{limit="per-source",mode="observe"`) {
+	if got := testutil.MustScrape(t, metrics); !strings.Contains(got, "\nshaperd_bypass 1\n") || !strings.Contains(got, `limit_bytes_total{limit="per-source",mode="observe"`) {
 		t.Error("the metrics do not report the bypass")
 	}
 	s.must("bypass on --for 100ms", "BYPASS IS ON")
@@ -237,7 +238,7 @@ func TestBypass(t *testing.T) {
 	if took := pass(5000); took < 300*time.Millisecond {
 		t.Errorf("5 kB at 10 kB/s took %v after the bypass", took)
 	}
-	if got := scrape(t, metrics); !strings.Contains(got, "\nshaperd_bypass 0\n") {
+	if got := testutil.MustScrape(t, metrics); !strings.Contains(got, "\nshaperd_bypass 0\n") {
 		t.Error("the metrics still report the bypass")
 	}
 	for _, text := range []string{"level=WARN msg=\"BYPASS on", "override expired\" override=bypass"} {
@@ -250,8 +251,8 @@ func TestBypass(t *testing.T) {
 // TestExpiry_IsIndependent checks that an override expires in time although another one is invalid
 // without it, and that this does not delay the end of a bypass.
 func TestExpiry_IsIndependent(t *testing.T) {
-	listen := freePort(t)
-	text := strings.Replace(configText(listen, "", echoServer(t), "1MB/s"), "rate = \"1MB/s\"\n", "", 1)
+	listen := testutil.FreeAddr(t, "tcp")
+	text := strings.Replace(configText(listen, "", testutil.ServeTCP(t, testutil.Echo), "1MB/s"), "rate = \"1MB/s\"\n", "", 1)
 	s := startControlled(t, writeConfig(t, "", text))
 	s.must("set limit per-source rate=2MB/s --for 500ms")
 	s.must("set limit per-source burst=64KiB max_connections=7")
@@ -268,8 +269,8 @@ func TestExpiry_IsIndependent(t *testing.T) {
 
 // TestStop stops the daemon with the verb.
 func TestStop(t *testing.T) {
-	listen := freePort(t)
-	s := startControlled(t, writeConfig(t, "", configText(listen, "", echoServer(t), "1MB/s")))
+	listen := testutil.FreeAddr(t, "tcp")
+	s := startControlled(t, writeConfig(t, "", configText(listen, "", testutil.ServeTCP(t, testutil.Echo), "1MB/s")))
 	c, err := net.Dial("tcp4", listen)
 	if err != nil {
 		t.Fatal(err)

@@ -8,11 +8,12 @@ import (
 	"testing"
 
 	"shaperd.dev/shaperd/internal/doctor"
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 // TestDoctor_OnThisHost runs doctor on the real host, with and without a valid configuration.
 func TestDoctor_OnThisHost(t *testing.T) {
-	listen, downstream := freePort(t), echoServer(t)
+	listen, downstream := testutil.FreeAddr(t, "tcp"), testutil.ServeTCP(t, testutil.Echo)
 	config := writeConfig(t, "", strings.Replace(configText(listen, "", downstream, "1MB/s"), "[[limit]]", "tcp_idle_timeout = \"1h\"\n[[limit]]", 1))
 	out, _, err := command(t, "doctor", "--config", config, "--probe", "--control", filepath.Join(t.TempDir(), "none.sock"))
 	if err != nil {

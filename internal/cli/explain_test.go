@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 // TestExplain_AmbiguousListeners checks that explain does not guess when several listeners accept
@@ -34,8 +36,8 @@ name = "of-b"
 match = { listen = ["b"] }
 rate = "2MB/s"
 `
-	_, port, _ := strings.Cut(freePort(t), ":")
-	_, other, _ := strings.Cut(freePort(t), ":")
+	_, port, _ := strings.Cut(testutil.FreeAddr(t, "tcp"), ":")
+	_, other, _ := strings.Cut(testutil.FreeAddr(t, "tcp"), ":")
 	config := writeConfig(t, "", fmt.Sprintf(text, port, other))
 	s := startControlled(t, config)
 	for _, tt := range []struct{ args, want, fails string }{

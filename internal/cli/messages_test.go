@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 // TestStatus_TruncatesBlocks checks that status lists some blocks, and refers to "blocks".
@@ -82,7 +83,7 @@ func TestOutput_QuotesControlCharacters(t *testing.T) {
 // TestReload_PortHeldByThisDaemon moves a listener to another address of the same port, which the
 // daemon itself occupies.
 func TestReload_PortHeldByThisDaemon(t *testing.T) {
-	_, port, err := net.SplitHostPort(freePort(t))
+	_, port, err := net.SplitHostPort(testutil.FreeAddr(t, "tcp"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,12 +6,13 @@ import (
 	"strings"
 	"testing"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/shaper"
 )
 
 // Overrides that an earlier version saved at its end have the current keys at the next start.
 func TestPersistedOverrides_EarlierVersion(t *testing.T) {
-	config := writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:9", "1MB/s"))
+	config := writeConfig(t, "", configText(testutil.FreeAddr(t, "tcp"), "", "127.0.0.1:9", "1MB/s"))
 	state := filepath.Join(filepath.Dir(config), "state")
 	setting := func(key, value string) string {
 		return `{"Limit":"per-source","Key":"` + key + `","Value":"` + value + `","Since":"2026-01-02T03:04:05Z","Until":null}`
@@ -34,7 +35,7 @@ func TestPersistedOverrides_EarlierVersion(t *testing.T) {
 	if l := s.limit("per-source"); l.MaxConnections != 7 || l.QueueTimeout != 3 || l.Mode != shaper.Observe.String() || l.Rate != 2e6 || l.Override["observe"] != "true" {
 		t.Errorf("limit is %+v", l)
 	}
-	await(t, "the file has the current keys", func() bool {
+	testutil.WaitFor(t, "the file has the current keys", func() bool {
 		text, err := os.ReadFile(state + ".overrides")
 		return err == nil && strings.Contains(string(text), "max_connections") && !strings.Contains(string(text), "max_wait")
 	})
@@ -42,7 +43,7 @@ func TestPersistedOverrides_EarlierVersion(t *testing.T) {
 
 // A file that an earlier version saved loads with the current keys, and is written with them.
 func TestSaved_RenamedKeys(t *testing.T) {
-	text := configText(freePort(t), "", "127.0.0.1:1", "1MB/s")
+	text := configText(testutil.FreeAddr(t, "tcp"), "", "127.0.0.1:1", "1MB/s")
 	path := writeConfig(t, "", text)
 	file := filepath.Join(filepath.Dir(path), "conf.d", "90-set-per-source.toml")
 	const header = "# Written by \"shaperd set limit --save\": do not edit it. \"shaperd unset limit per-source --saved\" removes it.\n"
@@ -78,7 +79,7 @@ func TestSaved_RenamedKeys(t *testing.T) {
 
 // What is set by the command line and the API has the current keys.
 func TestSetLimit_RenamedKeys(t *testing.T) {
-	s := startControlled(t, writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:1", "1MB/s")))
+	s := startControlled(t, writeConfig(t, "", configText(testutil.FreeAddr(t, "tcp"), "", "127.0.0.1:1", "1MB/s")))
 	for set, want := range map[string]string{
 		"max_wait=5s":   "max_wait was renamed to queue_timeout",
 		"connections=5": "connections was renamed to max_connections",

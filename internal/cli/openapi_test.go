@@ -2,7 +2,6 @@ package cli
 
 import (
 	"bytes"
-	"context"
 	"io"
 	"net"
 	"net/http"
@@ -13,12 +12,14 @@ import (
 	"github.com/getkin/kin-openapi/openapi3"
 	"github.com/getkin/kin-openapi/openapi3filter"
 	"github.com/getkin/kin-openapi/routers/legacy"
+
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 // TestAPI_MatchesOpenAPI validates responses of a daemon against its OpenAPI document.
 func TestAPI_MatchesOpenAPI(t *testing.T) {
-	listen := freePort(t)
-	path := writeConfig(t, "", configText(listen, "", echoServer(t), "1MB/s"))
+	listen := testutil.FreeAddr(t, "tcp")
+	path := writeConfig(t, "", configText(listen, "", testutil.ServeTCP(t, testutil.Echo), "1MB/s"))
 	s := startControlled(t, path)
 	c, err := net.Dial("tcp4", listen)
 	if err != nil {
@@ -28,17 +29,14 @@ func TestAPI_MatchesOpenAPI(t *testing.T) {
 	if err := ping(c); err != nil {
 		t.Fatal(err)
 	}
-	tr := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", s.socket)
-	}}
-	defer tr.CloseIdleConnections()
+	client := testutil.UnixClient(t, s.socket)
 	ask := func(method, target, body string) (*http.Request, *http.Response, []byte) {
 		t.Helper()
 		q, err := http.NewRequest(method, "http://shaperd"+target, strings.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
 		}
-		a, err := tr.RoundTrip(q)
+		a, err := client.Do(q)
 		if err != nil {
 			t.Fatal(err)
 		}

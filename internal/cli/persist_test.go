@@ -15,12 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 // TestOverrides_SurviveRestart checks that overrides are restored after a restart and a crash.
 func TestOverrides_SurviveRestart(t *testing.T) {
-	downstream := echoServer(t)
-	config := writeConfig(t, "", configText(freePort(t), "", downstream, "1MB/s"))
+	downstream := testutil.ServeTCP(t, testutil.Echo)
+	config := writeConfig(t, "", configText(testutil.FreeAddr(t, "tcp"), "", downstream, "1MB/s"))
 	at := func(name string) string { return filepath.Join(filepath.Dir(config), name) }
 
 	first := startControlled(t, config, "--state", at("first"))
@@ -32,7 +33,7 @@ func TestOverrides_SurviveRestart(t *testing.T) {
 		first.must(change)
 	}
 	var crashed []byte
-	await(t, "the last persistent override to be in the file", func() (ok bool) { // verbs wait for the disk for a short time only
+	testutil.WaitFor(t, "the last persistent override to be in the file", func() (ok bool) { // verbs wait for the disk for a short time only
 		var err error
 		crashed, err = os.ReadFile(at("first.overrides"))
 		return err == nil && strings.Contains(string(crashed), "3MB/s")
@@ -56,7 +57,7 @@ func TestOverrides_SurviveRestart(t *testing.T) {
 	for _, change := range []string{"unset limit per-source", "unblock 192.0.2.0/24", "unblock 198.51.100.0/24", "bypass off", "downstreams enable " + downstream} {
 		second.must(change)
 	}
-	await(t, "the file to be removed without overrides", func() bool {
+	testutil.WaitFor(t, "the file to be removed without overrides", func() bool {
 		_, err := os.Stat(at("second.overrides"))
 		return errors.Is(err, fs.ErrNotExist)
 	})
@@ -106,7 +107,7 @@ func TestOverrides_SurviveRestart(t *testing.T) {
 // TestOverrides_FromNewerVersion checks that a file with overrides of a newer version is set aside
 // under a new name each time, and that the overrides in it which are understood are restored.
 func TestOverrides_FromNewerVersion(t *testing.T) {
-	config := writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:9", "1MB/s"))
+	config := writeConfig(t, "", configText(testutil.FreeAddr(t, "tcp"), "", "127.0.0.1:9", "1MB/s"))
 	state := filepath.Join(filepath.Dir(config), "state")
 	since := `"Since":"2026-01-02T03:04:05Z"`
 	newer := `{"Format":7,"Bypass":{"since":"2026-01-02T03:04:05Z","only":"udp"},
@@ -166,7 +167,7 @@ func TestOverrides_FromNewerVersion(t *testing.T) {
 // TestReload_DropsInvalidOverrides checks that a reload keeps overrides, and drops and reports
 // those that are invalid for the new configuration.
 func TestReload_DropsInvalidOverrides(t *testing.T) {
-	text := configText(freePort(t), "", "127.0.0.1:1", "1MB/s")
+	text := configText(testutil.FreeAddr(t, "tcp"), "", "127.0.0.1:1", "1MB/s")
 	s := startControlled(t, writeConfig(t, "", text+"[[limit]]\nname = \"other\"\nrate = \"2MB/s\"\n"))
 	s.must("set limit other rate=3MB/s")
 	s.must("set limit per-source burst=1MB rate=4MB/s")
@@ -187,7 +188,7 @@ func TestReload_DropsInvalidOverrides(t *testing.T) {
 // TestOverrides_DiskFailure checks that a disk which is full, or does not answer, delays neither
 // changes nor the stop, and that unsaved overrides are reported.
 func TestOverrides_DiskFailure(t *testing.T) {
-	text := configText(freePort(t), "", "127.0.0.1:9", "1MB/s")
+	text := configText(testutil.FreeAddr(t, "tcp"), "", "127.0.0.1:9", "1MB/s")
 	unsaved := func(s *controlledDaemon) string {
 		t.Helper()
 		var status api.Status
@@ -241,7 +242,7 @@ func TestOverrides_DiskFailure(t *testing.T) {
 		}
 		link(t.TempDir())
 		daemon, log, ended := shaperdProcess(t, "run", "--config", config, "--control", socket, "--state", filepath.Join(folder, "state"))
-		await(t, "ready", func() bool { return strings.Contains(log.String(), "msg=ready") })
+		log.WaitFor(t, "msg=ready")
 		hanging, hangs, end := hangingFolder(t)
 		link(hanging)
 		s := &controlledDaemon{process: &process{t: t}, socket: socket}
@@ -258,7 +259,7 @@ func TestOverrides_DiskFailure(t *testing.T) {
 		if err := daemon.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
-		await(t, "the end", func() bool { return strings.Contains(log.String(), "msg=stopped") })
+		log.WaitFor(t, "msg=stopped")
 		end()
 		select {
 		case err := <-ended:

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 // responseTime bounds the time of an answer to an operator, on a busy machine. Tests give up on
@@ -95,13 +96,13 @@ func hangInConfD(t *testing.T, config string) (path string, hangs <-chan struct{
 }
 
 // shaperdProcess starts shaperd as a separate process.
-func shaperdProcess(t *testing.T, args ...string) (cmd *exec.Cmd, log *output, ended <-chan error) {
+func shaperdProcess(t *testing.T, args ...string) (cmd *exec.Cmd, log *testutil.Buffer, ended <-chan error) {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	log = new(output)
+	log = new(testutil.Buffer)
 	cmd = exec.Command(self, args...)
 	cmd.Env = append(os.Environ(), asShaperd+"=1", noRaceSleep)
 	cmd.Stdout, cmd.Stderr = log, log
@@ -114,18 +115,9 @@ func shaperdProcess(t *testing.T, args ...string) (cmd *exec.Cmd, log *output, e
 	return cmd, log, done
 }
 
-func await(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("timed out waiting: %s", what)
-		}
-	}
-}
-
 // TestReload_RejectsIrregularFiles checks that files which might block are rejected.
 func TestReload_RejectsIrregularFiles(t *testing.T) {
-	config := writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:9", "1MB/s"))
+	config := writeConfig(t, "", configText(testutil.FreeAddr(t, "tcp"), "", "127.0.0.1:9", "1MB/s"))
 	s := startControlled(t, config)
 	path := filepath.Join(filepath.Dir(config), "conf.d", "10-x.toml")
 	if err := os.Mkdir(filepath.Dir(path), 0o755); err != nil {
@@ -167,10 +159,10 @@ func TestReload_RejectsIrregularFiles(t *testing.T) {
 // TestReload_HangDelaysNothingElse checks that the kill switch, blocks, expiry and SIGTERM work while
 // a reload hangs.
 func TestReload_HangDelaysNothingElse(t *testing.T) {
-	config := writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:9", "1MB/s"))
+	config := writeConfig(t, "", configText(testutil.FreeAddr(t, "tcp"), "", "127.0.0.1:9", "1MB/s"))
 	socket := filepath.Join(t.TempDir(), "control.sock")
 	daemon, log, ended := shaperdProcess(t, "run", "--config", config, "--control", socket)
-	await(t, "the daemon is ready", func() bool { return strings.Contains(log.String(), "msg=ready") })
+	log.WaitFor(t, "msg=ready")
 	_, hangs, _ := hangInConfD(t, config)
 
 	reloaded := make(chan error, 1)
@@ -186,7 +178,7 @@ func TestReload_HangDelaysNothingElse(t *testing.T) {
 			}
 		})
 	}
-	await(t, "the override expires", func() bool { return strings.Contains(log.String(), "override expired") })
+	log.WaitFor(t, "override expired")
 	within(t, "the end", func() {
 		if err := daemon.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
@@ -206,7 +198,7 @@ func TestReload_HangDelaysNothingElse(t *testing.T) {
 }
 
 func TestRun_SIGTERMDuringHangingStart(t *testing.T) {
-	config := writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:9", "1MB/s"))
+	config := writeConfig(t, "", configText(testutil.FreeAddr(t, "tcp"), "", "127.0.0.1:9", "1MB/s"))
 	_, hangs, _ := hangInConfD(t, config)
 	daemon, log, ended := shaperdProcess(t, "run", "--config", config)
 	<-hangs
@@ -228,16 +220,16 @@ func TestRun_SIGTERMDuringHangingStart(t *testing.T) {
 // TestReload_TimesOut checks that a hanging reload times out and names the file, and that only one
 // reload hangs at a time.
 func TestReload_TimesOut(t *testing.T) {
-	config := writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:9", "1MB/s"))
+	config := writeConfig(t, "", configText(testutil.FreeAddr(t, "tcp"), "", "127.0.0.1:9", "1MB/s"))
 	socket := filepath.Join(t.TempDir(), "control.sock")
-	log := new(output)
+	log := new(testutil.Buffer)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
 		e := env{stdout: io.Discard, stderr: log, reload: make(chan os.Signal), force: make(chan os.Signal), loadTimeout: 50 * time.Millisecond}
 		ended <- run(ctx, e, []string{"run", "--config", config, "--control", socket})
 	}()
-	await(t, "the daemon is ready", func() bool { return strings.Contains(log.String(), "msg=ready") })
+	log.WaitFor(t, "msg=ready")
 	path, _, end := hangInConfD(t, config)
 	reload := func(want string) {
 		t.Helper()
@@ -252,7 +244,7 @@ func TestReload_TimesOut(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "a reload succeeds", func() bool {
+	testutil.WaitFor(t, "a reload succeeds", func() bool {
 		_, _, err := command(t, "reload", "--control", socket)
 		return err == nil
 	})
@@ -265,7 +257,7 @@ func TestReload_TimesOut(t *testing.T) {
 // TestReload_Concurrent checks that after a reload the file written before it is effective, however
 // many others reload.
 func TestReload_Concurrent(t *testing.T) {
-	config := writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:9", "1MB/s"))
+	config := writeConfig(t, "", configText(testutil.FreeAddr(t, "tcp"), "", "127.0.0.1:9", "1MB/s"))
 	s := startControlled(t, config)
 	text, err := os.ReadFile(config)
 	if err != nil {

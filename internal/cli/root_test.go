@@ -1,27 +1,24 @@
 package cli
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
-	"shaperd.dev/shaperd/test/lab"
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 func TestMain(m *testing.M) {
@@ -39,38 +36,11 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// output is a buffer that several goroutines may use.
-type output struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.String()
-}
-
 func command(t *testing.T, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
-	var out, errOut output
+	var out, errOut testutil.Buffer
 	err = run(t.Context(), env{stdout: &out, stderr: &errOut, version: "devel"}, args)
 	return out.String(), errOut.String(), err
-}
-
-func freePort(t *testing.T) string {
-	t.Helper()
-	addr, err := lab.FreeAddr("tcp")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return addr
 }
 
 func writeConfig(t *testing.T, path, text string) string {
@@ -216,7 +186,7 @@ mode      = "police"
 // process is a running "shaperd run".
 type process struct {
 	t      *testing.T
-	log    *output
+	log    *testutil.Buffer
 	reload chan os.Signal
 	force  chan os.Signal
 	stop   context.CancelFunc
@@ -226,7 +196,7 @@ type process struct {
 func startDaemon(t *testing.T, config string, args ...string) *process {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	d := &process{t: t, log: new(output), reload: make(chan os.Signal, 1), force: make(chan os.Signal, 1), stop: cancel, done: make(chan error, 1)}
+	d := &process{t: t, log: new(testutil.Buffer), reload: make(chan os.Signal, 1), force: make(chan os.Signal, 1), stop: cancel, done: make(chan error, 1)}
 	e := env{stdout: io.Discard, stderr: d.log, reload: d.reload, force: d.force}
 	go func() { d.done <- run(ctx, e, append([]string{"run", "--config", config}, args...)) }()
 	t.Cleanup(func() { cancel(); <-d.done })
@@ -249,26 +219,6 @@ func (d *process) waitLog(text string) {
 	}
 }
 
-func echoServer(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() { defer c.Close(); io.Copy(c, c) })
-		}
-	})
-	t.Cleanup(func() { l.Close(); wg.Wait() })
-	return l.Addr().String()
-}
-
 func ping(c net.Conn) error {
 	c.SetDeadline(time.Now().Add(5 * time.Second))
 	if _, err := c.Write([]byte("ping")); err != nil {
@@ -279,7 +229,7 @@ func ping(c net.Conn) error {
 }
 
 func TestRun_ReloadAndDrain(t *testing.T) {
-	listen, metrics, downstream := freePort(t), freePort(t), echoServer(t)
+	listen, metrics, downstream := testutil.FreeAddr(t, "tcp"), testutil.FreeAddr(t, "tcp"), testutil.ServeTCP(t, testutil.Echo)
 	path := writeConfig(t, "", configText(listen, metrics, downstream, "1MB/s"))
 	d := startDaemon(t, path, "--drain-timeout", "5s")
 	c, err := net.Dial("tcp4", listen)
@@ -290,7 +240,7 @@ func TestRun_ReloadAndDrain(t *testing.T) {
 	if err := ping(c); err != nil {
 		t.Fatal(err)
 	}
-	if got := scrape(t, metrics); !strings.Contains(got, `shaperd_limit_connections_in_flight{limit="per-source"} 1`) ||
+	if got := testutil.MustScrape(t, metrics); !strings.Contains(got, `shaperd_limit_connections_in_flight{limit="per-source"} 1`) ||
 		!strings.Contains(got, "shaperd_config_reload_success 1") {
 		t.Errorf("metrics:\n%s", got)
 	}
@@ -298,7 +248,7 @@ func TestRun_ReloadAndDrain(t *testing.T) {
 	writeConfig(t, path, configText(listen, metrics, downstream, "10mbps"))
 	d.reload <- syscall.SIGHUP
 	d.waitLog("the old configuration stays effective")
-	if got := scrape(t, metrics); !strings.Contains(got, "shaperd_config_reload_success 0") {
+	if got := testutil.MustScrape(t, metrics); !strings.Contains(got, "shaperd_config_reload_success 0") {
 		t.Errorf("a failed reload shows as success")
 	}
 	if !strings.Contains(d.log.String(), path+":13:1") {
@@ -308,14 +258,14 @@ func TestRun_ReloadAndDrain(t *testing.T) {
 		t.Errorf("after a bad reload: %v", err)
 	}
 
-	writeConfig(t, path, configText(listen, freePort(t), downstream, "1MB/s"))
+	writeConfig(t, path, configText(listen, testutil.FreeAddr(t, "tcp"), downstream, "1MB/s"))
 	d.reload <- syscall.SIGHUP
 	d.waitLog("requires a restart")
 	writeConfig(t, path, strings.Replace(configText(listen, metrics, downstream, "1MB/s"), "/nowhere/pins", "/run/bpf", 1))
 	d.reload <- syscall.SIGHUP
 	d.waitLog(`pin_path: changed from \"/nowhere/pins\" to \"/run/bpf\", which requires a restart`)
 
-	second := freePort(t)
+	second := testutil.FreeAddr(t, "tcp")
 	writeConfig(t, path, configText(listen, metrics, downstream, "2MB/s")+
 		fmt.Sprintf("[[listen]]\nname = \"second\"\naddress = [\"tcp://%s\"]\ndownstream = [%q]\n", second, downstream))
 	d.reload <- syscall.SIGHUP
@@ -342,8 +292,8 @@ func TestRun_ReloadAndDrain(t *testing.T) {
 }
 
 func TestRun_SecondSignalEndsDrain(t *testing.T) {
-	listen := freePort(t)
-	d := startDaemon(t, writeConfig(t, "", configText(listen, "", echoServer(t), "1MB/s")), "--log-format", "text")
+	listen := testutil.FreeAddr(t, "tcp")
+	d := startDaemon(t, writeConfig(t, "", configText(listen, "", testutil.ServeTCP(t, testutil.Echo), "1MB/s")), "--log-format", "text")
 	c, err := net.Dial("tcp4", listen)
 	if err != nil {
 		t.Fatal(err)
@@ -367,8 +317,8 @@ func TestRun_SecondSignalEndsDrain(t *testing.T) {
 }
 
 func TestRefusalLog_Summary(t *testing.T) {
-	listen := freePort(t)
-	text := strings.Replace(configText(listen, "", echoServer(t), "1MB/s"), "max_connections = 5", "max_connections = 1\nqueue_timeout = \"0s\"", 1)
+	listen := testutil.FreeAddr(t, "tcp")
+	text := strings.Replace(configText(listen, "", testutil.ServeTCP(t, testutil.Echo), "1MB/s"), "max_connections = 5", "max_connections = 1\nqueue_timeout = \"0s\"", 1)
 	d := startDaemon(t, writeConfig(t, "", text))
 	first, err := net.Dial("tcp4", listen)
 	if err != nil {
@@ -412,7 +362,7 @@ func TestRun_PortInUse(t *testing.T) {
 // TestRun_MetricsPortInUse checks that a daemon starts when the port of the metrics or the dashboard
 // is in use, as any user can cause; it reports that until the port is free.
 func TestRun_MetricsPortInUse(t *testing.T) {
-	metrics, dashboard, listen := freePort(t), freePort(t), freePort(t)
+	metrics, dashboard, listen := testutil.FreeAddr(t, "tcp"), testutil.FreeAddr(t, "tcp"), testutil.FreeAddr(t, "tcp")
 	var taken []net.Listener
 	for _, addr := range []string{metrics, dashboard} {
 		l, err := net.Listen("tcp4", addr)
@@ -422,7 +372,7 @@ func TestRun_MetricsPortInUse(t *testing.T) {
 		defer l.Close()
 		taken = append(taken, l)
 	}
-	text := strings.Replace(configText(listen, metrics, echoServer(t), "1MB/s"), `dashboard = ""`, fmt.Sprintf("dashboard = %q", dashboard), 1)
+	text := strings.Replace(configText(listen, metrics, testutil.ServeTCP(t, testutil.Echo), "1MB/s"), `dashboard = ""`, fmt.Sprintf("dashboard = %q", dashboard), 1)
 	s := startControlled(t, writeConfig(t, "", text))
 	c, err := net.Dial("tcp4", listen)
 	if err != nil {
@@ -435,7 +385,7 @@ func TestRun_MetricsPortInUse(t *testing.T) {
 	s.must("status", "NOT AVAILABLE: [daemon] metrics: listen on "+metrics, "NOT AVAILABLE: [daemon] dashboard: listen on "+dashboard)
 	taken[0].Close()
 	s.waitLog("key=metrics")
-	if text := scrape(t, metrics); !strings.Contains(text, "shaperd_build_info") {
+	if text := testutil.MustScrape(t, metrics); !strings.Contains(text, "shaperd_build_info") {
 		t.Errorf("metrics are %s", text)
 	}
 	if out, _ := s.verb("status"); strings.Contains(out, "metrics: listen") || !strings.Contains(out, "dashboard: listen") {
@@ -444,24 +394,9 @@ func TestRun_MetricsPortInUse(t *testing.T) {
 }
 
 func TestRun_MissingASNFile(t *testing.T) {
-	text := configText(freePort(t), "", "127.0.0.1:1", "1MB/s") + "[asn]\nfiles = [\"missing.csv\"]\n"
+	text := configText(testutil.FreeAddr(t, "tcp"), "", "127.0.0.1:1", "1MB/s") + "[asn]\nfiles = [\"missing.csv\"]\n"
 	_, _, err := command(t, "run", "--config", writeConfig(t, "", text))
 	if err == nil || !strings.Contains(err.Error(), "missing.csv") || !strings.Contains(err.Error(), "shaperd.toml:16:10: ") {
 		t.Errorf("err = %v", err)
 	}
-}
-
-func scrape(t *testing.T, addr string) string {
-	t.Helper()
-	r, err := http.Get("http://" + addr + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer http.DefaultClient.CloseIdleConnections()
-	defer r.Body.Close()
-	b, err := io.ReadAll(r.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(b)
 }

@@ -10,12 +10,14 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 // TestRun_ClosedStderr checks that a daemon survives when the reader of its log goes away.
 func TestRun_ClosedStderr(t *testing.T) {
-	metrics := freePort(t)
-	path := writeConfig(t, "", configText(freePort(t), metrics, "127.0.0.1:9", "1MB/s"))
+	metrics := testutil.FreeAddr(t, "tcp")
+	path := writeConfig(t, "", configText(testutil.FreeAddr(t, "tcp"), metrics, "127.0.0.1:9", "1MB/s"))
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)

@@ -18,6 +18,7 @@ import (
 
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/internal/safefile"
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 // otherUser is the ID of an unprivileged user.
@@ -41,7 +42,7 @@ func runAs(uid int, f func() error) error {
 // startForSave starts a daemon as root, and returns the file for saved overrides of its limit.
 func startForSave(t *testing.T) (s *controlledDaemon, file string) {
 	t.Helper()
-	path := writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:1", "1MB/s"))
+	path := writeConfig(t, "", configText(testutil.FreeAddr(t, "tcp"), "", "127.0.0.1:1", "1MB/s"))
 	s = startControlled(t, path)
 	return s, filepath.Join(filepath.Dir(path), "conf.d", "90-set-per-source.toml")
 }

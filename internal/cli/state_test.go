@@ -11,13 +11,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 // TestState_NoFreshBurstAfterRestart checks that a restart does not refill bursts, also with the
 // state of an earlier version.
 func TestState_NoFreshBurstAfterRestart(t *testing.T) {
 	t.Parallel()
-	listen, metrics, downstream := freePort(t), freePort(t), echoServer(t)
+	listen, metrics, downstream := testutil.FreeAddr(t, "tcp"), testutil.FreeAddr(t, "tcp"), testutil.ServeTCP(t, testutil.Echo)
 	config := writeConfig(t, "", strings.Replace(configText(listen, metrics, downstream, "10kB/s"), "max_connections = 5", `burst = "50kB"`, 1))
 	state := filepath.Join(t.TempDir(), "state")
 	send := func() {
@@ -96,7 +98,7 @@ func TestState_RejectsIrregularFiles(t *testing.T) {
 			if err := errors.Join(make(state), make(state+".overrides")); err != nil {
 				t.Fatal(err)
 			}
-			d := startDaemon(t, writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:9", "1MB/s")), "--state", state)
+			d := startDaemon(t, writeConfig(t, "", configText(testutil.FreeAddr(t, "tcp"), "", "127.0.0.1:9", "1MB/s")), "--state", state)
 			for _, text := range []string{"override not restored", "bucket state not restored"} {
 				d.waitLog(text)
 			}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 // TestStatus_ListenerUnavailable checks that status, its exit code, explain and the metrics report a
@@ -16,7 +17,7 @@ func TestStatus_ListenerUnavailable(t *testing.T) {
 	t.Parallel()
 	for _, protocol := range []string{"tcp", "udp"} {
 		t.Run(protocol, func(t *testing.T) {
-			listen, metrics, downstream := freePort(t), freePort(t), freePort(t)
+			listen, metrics, downstream := testutil.FreeAddr(t, "tcp"), testutil.FreeAddr(t, "tcp"), testutil.FreeAddr(t, "tcp")
 			text := strings.Replace(configText(listen, metrics, downstream, "1MB/s"), "tcp://", protocol+"://", 1)
 			s := startControlled(t, writeConfig(t, "", text))
 			_, port, err := net.SplitHostPort(listen)
@@ -26,12 +27,12 @@ func TestStatus_ListenerUnavailable(t *testing.T) {
 			explain := "explain --source 192.0.2.7 --to " + protocol + "/" + port
 			s.must("status", "conformance: ok\nNo traffic is throttled.")
 			up := `shaperd_downstream_up{downstream="` + downstream + `",listener="db"} `
-			if !strings.Contains(scrape(t, metrics), up+"1") {
+			if !strings.Contains(testutil.MustScrape(t, metrics), up+"1") {
 				t.Error("the downstream is not up initially")
 			}
 
 			why := "NO DOWNSTREAM IS UP at db: " + downstream + " is failing (connection refused)."
-			await(t, "status to report it", func() bool {
+			testutil.WaitFor(t, "status to report it", func() bool {
 				if c, err := net.Dial(protocol, listen); err == nil {
 					c.SetDeadline(time.Now().Add(100 * time.Millisecond))
 					c.Write([]byte("x"))
@@ -55,7 +56,7 @@ func TestStatus_ListenerUnavailable(t *testing.T) {
 			}
 			s.must(explain, why)
 			s.must("downstreams", "failing: connection refused")
-			if !strings.Contains(scrape(t, metrics), up+"0") {
+			if !strings.Contains(testutil.MustScrape(t, metrics), up+"0") {
 				t.Error("its metric is not 0")
 			}
 			s.waitLog("downstream is failing")
@@ -84,7 +85,7 @@ func TestStatus_ListenerUnavailable(t *testing.T) {
 					}
 				}()
 			}
-			await(t, "the downstream to be used again", func() bool {
+			testutil.WaitFor(t, "the downstream to be used again", func() bool {
 				if c, err := net.Dial(protocol, listen); err == nil {
 					c.Write([]byte("x"))
 					c.Close()
@@ -92,7 +93,7 @@ func TestStatus_ListenerUnavailable(t *testing.T) {
 				_, err := s.verb("status")
 				return err == nil
 			})
-			if !strings.Contains(scrape(t, metrics), up+"1") {
+			if !strings.Contains(testutil.MustScrape(t, metrics), up+"1") {
 				t.Error("its metric is not 1 again")
 			}
 
@@ -102,7 +103,7 @@ func TestStatus_ListenerUnavailable(t *testing.T) {
 			if err == nil || !strings.HasPrefix(out, "NO DOWNSTREAM IS UP at db: "+downstream+" is drained.\n") {
 				t.Errorf("status of a drained one: %v\n%s", err, out)
 			}
-			text = scrape(t, metrics)
+			text = testutil.MustScrape(t, metrics)
 			if !strings.Contains(text, up+"0") || !strings.Contains(text, `shaperd_downstream_drained{downstream="`+downstream+`",listener="db"} 1`) {
 				t.Error("the metrics do not report the drain")
 			}

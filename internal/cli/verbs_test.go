@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 // run runs a verb against d.
@@ -219,53 +219,44 @@ func TestStop_ShowsProgress(t *testing.T) {
 	t.Parallel()
 	d := newFakeDaemon()
 	stop := d.serve(t)
-	out := new(output)
+	out := new(testutil.Buffer)
 	ended := make(chan error)
 	go func() {
 		ended <- run(t.Context(), env{stdout: out, stderr: out}, []string{"--control", d.path, "stop"})
 	}()
-	waitFor(t, out, "stopping: 12 connections and 3 flows left\n")
+	out.WaitFor(t, "stopping: 12 connections and 3 flows left\n")
 	d.change(func() { d.status.Listeners[0].Connections = 1 })
-	waitFor(t, out, "stopping: 1 connection and 3 flows left\n")
+	out.WaitFor(t, "stopping: 1 connection and 3 flows left\n")
 	stop()
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	waitFor(t, out, "the daemon has stopped\n")
+	out.WaitFor(t, "the daemon has stopped\n")
 }
 
 func TestEvents_Follow(t *testing.T) {
 	t.Parallel()
 	d := newFakeDaemon()
 	stop := d.serve(t)
-	out := new(output)
+	out := new(testutil.Buffer)
 	ended := make(chan error)
 	e := env{stdout: out, stderr: out}
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { ended <- run(ctx, e, []string{"--control", d.path, "events", "--follow", "--json"}) }()
-	waitFor(t, out, `"message":"reload"`)
+	out.WaitFor(t, `"message":"reload"`)
 	stop()
 	d.change(func() {
 		d.status.PID = 100
 		d.events = []api.Event{{ID: 1, Time: fakeNow, Level: "info", Message: "ready again"}}
 	})
 	d.serve(t)
-	waitFor(t, out, `"message":"ready again"`)
+	out.WaitFor(t, `"message":"ready again"`)
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
 	if n := strings.Count(out.String(), "\n"); n != 3 {
 		t.Errorf("%d lines for 3 events:\n%s", n, out)
-	}
-}
-
-func waitFor(t *testing.T, out *output, text string) {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !strings.Contains(out.String(), text); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%q is not in:\n%s", text, out)
-		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"shaperd.dev/shaperd/internal/plan"
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 // TestWarnings checks the warnings of check, doctor and the log.
@@ -82,6 +83,6 @@ func TestWarnings(t *testing.T) {
 	if _, stderr, err := command(t, "check", path); err != nil || !strings.Contains(stderr, conf+" is ignored") {
 		t.Errorf("check: %v\n%s", err, stderr)
 	}
-	s := startControlled(t, writeConfig(t, "", configText(freePort(t), "", "127.0.0.1:9", "1MB/s")))
+	s := startControlled(t, writeConfig(t, "", configText(testutil.FreeAddr(t, "tcp"), "", "127.0.0.1:9", "1MB/s")))
 	s.waitLog("caps connections, and silent clients keep their slots forever")
 }

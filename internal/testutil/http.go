@@ -2,6 +2,7 @@ package testutil
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -44,4 +45,13 @@ func MustScrape(t testing.TB, addr string) string {
 		t.Fatal(err)
 	}
 	return text
+}
+
+// UnixClient returns a client of the server at a socket. It ignores the host of URLs.
+func UnixClient(t testing.TB, path string) *http.Client {
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", path)
+	}}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
 }

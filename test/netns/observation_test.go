@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/test/lab"
 )
 
@@ -19,11 +20,7 @@ import (
 func (d *daemon) watch() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{}, 2)
-	client := http.Client{Transport: &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", d.Control)
-		},
-	}}
+	client := testutil.UnixClient(d.t, d.Control)
 	get := func(path string) {
 		r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://shaperd"+path, nil)
 		must(d.t, err)
@@ -54,7 +51,7 @@ func (d *daemon) watch() (stop func()) {
 			}
 		}
 	}()
-	return func() { cancel(); <-done; <-done; client.CloseIdleConnections() }
+	return func() { cancel(); <-done; <-done }
 }
 
 // TestLongObservationOverhead compares the daemon's CPU time for a shaped flow with and without an
