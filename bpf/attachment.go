@@ -14,7 +14,7 @@ var programModes = [...]uint32{
 	shaper.AttachObserve: uint32(kernelModeMODE_OBSERVE),
 }
 
-// direction converts a direction from the form of hook points.
+// direction converts a direction from the form of an [attach.Point].
 func direction(ingress bool) shaper.AttachDirection {
 	if ingress {
 		return shaper.Ingress

@@ -31,7 +31,7 @@ func (pt *point) key() attach.Point {
 	return attach.Point{Ifindex: pt.ifindex, Ingress: pt.Direction == shaper.Ingress}
 }
 
-// replyPoint is the hook point of the reply program.
+// replyPoint is where the reply program is attached.
 func (pt *point) replyPoint() attach.Point {
 	return attach.Point{Ifindex: pt.ifindex, Ingress: pt.Direction == shaper.Egress}
 }
@@ -171,8 +171,8 @@ func (pt *point) link() (netlink.Link, error) {
 	return netlink.LinkByIndex(pt.ifindex)
 }
 
-// check returns an error when a point has changed: errDetached when packets do not
-// pass its programs, errQueueChanged when its queue was replaced.
+// check returns an error when a point has changed: attach.ErrDetached when packets do not
+// pass its programs, attach.ErrQueueChanged when its queue was replaced.
 func (pt *point) check() error {
 	err := pt.limiter.Check()
 	if err == nil && pt.replies != nil {
@@ -226,7 +226,7 @@ func (pt *point) replaceReplies(progs *programs, pin string) error {
 	return err
 }
 
-// repin pins the hooks at another path.
+// repin pins the links at another path.
 func (pt *point) repin(pin string) error {
 	err := pt.limiter.Repin(pin)
 	if pt.replies != nil {
@@ -235,7 +235,7 @@ func (pt *point) repin(pin string) error {
 	return err
 }
 
-// release closes the hooks and leaves the programs attached.
+// release closes the links and leaves the programs attached.
 func (pt *point) release() {
 	pt.limiter.Release()
 	if pt.replies != nil {
