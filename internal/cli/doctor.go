@@ -56,7 +56,7 @@ not a failure.`,
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&file, "config", "/etc/shaperd/shaperd.toml", "configuration `file`; conf.d/*.toml next to it is read too")
+	cmd.Flags().StringVar(&file, "config", defaultConfig, "configuration `file`; conf.d/*.toml next to it is read too")
 	cmd.Flags().BoolVar(&probe, "probe", false, "also connect to each TCP downstream once")
 	return cmd
 }

@@ -14,6 +14,9 @@ import (
 	"shaperd.dev/shaperd/shaper/config"
 )
 
+// defaultConfig is the default of --config.
+const defaultConfig = "/etc/shaperd/shaperd.toml"
+
 // noArgs rejects all arguments. The error ends with hint.
 func noArgs(hint string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {

@@ -53,7 +53,7 @@ configuration, and, commented out, those that remove the rules. With --install o
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&file, "config", "/etc/shaperd/shaperd.toml", "configuration `file`")
+	cmd.Flags().StringVar(&file, "config", defaultConfig, "configuration `file`")
 	cmd.Flags().Uint32Var(&mark, "mark", 0, "with --remove: remove the rules with this mark")
 	cmd.Flags().BoolVar(&install, "install", false, "install the rules, replacing earlier ones")
 	cmd.Flags().BoolVar(&remove, "remove", false, "remove the installed rules")

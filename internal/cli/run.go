@@ -35,7 +35,7 @@ open ones may go on for --drain-timeout. A second SIGTERM resets them.`,
 			return daemon.Run(cmd.Context(), o)
 		},
 	}
-	cmd.Flags().StringVar(&o.Config, "config", "/etc/shaperd/shaperd.toml", "configuration `file`; conf.d/*.toml next to it is read too")
+	cmd.Flags().StringVar(&o.Config, "config", defaultConfig, "configuration `file`; conf.d/*.toml next to it is read too")
 	cmd.Flags().StringVar(&logFormat, "log-format", "text", "log `format`: text or json")
 	cmd.Flags().StringVar(&logLevel, "log-level", "info", "minimum `level` to log: debug, info, warn or error")
 	cmd.Flags().StringVar(&o.State, "state", "", "save bucket state in `file`, and runtime overrides in file.overrides, across restarts (default: not saved)")

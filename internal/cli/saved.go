@@ -23,9 +23,6 @@ import (
 	"shaperd.dev/shaperd/shaper/config"
 )
 
-// defaultConfig is the default configuration file of the daemon.
-const defaultConfig = "/etc/shaperd/shaperd.toml"
-
 // savedFile is the file in conf.d to which "set limit --save" writes the overrides of one limit.
 //
 // Root writes it, for a daemon that must not become root. So neither its path, which comes from
