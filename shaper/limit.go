@@ -198,7 +198,7 @@ const (
 func (s Scheduling) String() string { return enumName(s, "fair", "fifo") }
 
 // RefuseWith is the response to a refused connection. A refused datagram is dropped without a
-// response, except with ExcessReject at a listener.
+// response, except with RefuseReject at a listener.
 type RefuseWith uint8
 
 // The responses to a refused connection.
