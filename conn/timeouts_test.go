@@ -155,7 +155,14 @@ func TestTimeouts_LostBytesMeanReset(t *testing.T) {
 		_, err := c.Write(make([]byte, 64<<20))
 		wrote <- err
 	}()
-	testutil.WaitFor(t, "more than the downstream reads", func() bool { return r.shaper.Listener("l").ToDownstream.Load() > 0 })
+	var moved uint64
+	var since time.Time
+	testutil.WaitFor(t, "more than the downstream reads", func() bool {
+		if n := r.shaper.Listener("l").ToDownstream.Load(); n != moved {
+			moved, since = n, time.Now()
+		}
+		return moved > 0 && time.Since(since) > 200*time.Millisecond
+	})
 	r.listen.MaxLifetime = 300 * time.Millisecond
 	r.apply()
 	how, err := r.ended(c)
