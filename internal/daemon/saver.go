@@ -59,6 +59,9 @@ func (s *saver) run() {
 		o := s.pending
 		s.pending = nil
 		s.mu.Unlock()
+		if o == nil {
+			continue // written already: it was enqueued between the wake-up and the lock
+		}
 		err := o.writeTo(s.path)
 		if err != nil {
 			s.log.Warn("saving overrides failed; a restart restores an earlier version", "err", err)
