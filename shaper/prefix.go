@@ -8,8 +8,8 @@ import (
 )
 
 // ParsePrefix parses a prefix such as "192.0.2.0/24", or an address, which is a prefix of full
-// length and may be IPv4-mapped. It rejects what could be meant otherwise: zones, host bits, and
-// prefixes of IPv4-mapped addresses. Its errors say what is wrong with s; they do not repeat it.
+// length. IPv4-mapped addresses are returned as IPv4. It rejects zones and host bits, which could be
+// meant otherwise. Its errors say what is wrong with s; they do not repeat it.
 func ParsePrefix(s string) (netip.Prefix, error) {
 	if strings.Contains(s, "%") {
 		return netip.Prefix{}, errors.New("has an unsupported IPv6 zone")
@@ -22,15 +22,11 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 	if err != nil {
 		return netip.Prefix{}, errors.New(`is not an address, or a prefix such as "192.0.2.0/24" or "2001:db8::/32"`)
 	}
-	as4, mapped := p, p.Addr().Is4In6() && p.Bits() >= 96
-	if mapped {
-		as4 = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+	if p.Addr().Is4In6() && p.Bits() >= 96 {
+		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
 	}
-	switch {
-	case as4 != as4.Masked():
-		return netip.Prefix{}, fmt.Errorf("has host bits set: write %q", as4.Masked())
-	case mapped:
-		return netip.Prefix{}, fmt.Errorf("has IPv4-mapped addresses: write %q", as4)
+	if p != p.Masked() {
+		return netip.Prefix{}, fmt.Errorf("has host bits set: write %q", p.Masked())
 	}
 	return p, nil
 }

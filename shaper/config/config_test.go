@@ -99,7 +99,7 @@ udp_idle_timeout = "1m30s"
 max_flows        = 7
 [[limit]]
 name            = "bytes"
-match           = { listen = ["sms"], protocol = "", source = ["10.0.0.0/8", "2001:db8::/32"], asn = [64500], port = [53, "50-60"] }
+match           = { listen = ["sms"], protocol = "", source = ["::ffff:10.0.0.0/104", "2001:db8::/32"], asn = [64500], port = [53, "50-60"] }
 key             = ["source", "asn", "port", "listen"]
 ipv4_prefix     = 24
 ipv6_prefix     = 56
@@ -209,7 +209,7 @@ hook      = "tcx"
 on_stop   = "open"
 [[limit]]
 name            = "tcp"
-match           = { attach = ["up", "down"], protocol = "tcp", source = ["fd00::/8"], destination = ["::ffff:10.0.0.5", "fd01::/16"], port = ["22"] }
+match           = { attach = ["up", "down"], protocol = "tcp", source = ["fd00::/8"], destination = ["::ffff:10.0.0.5/128", "fd01::/16"], port = ["22"] }
 key             = ["source", "port", "attach", "connection"]
 direction       = "to-downstream"
 rate            = "5MB/s"
