@@ -80,7 +80,7 @@ func (e endpoint) codes(role Role) map[int]string {
 		413: fmt.Sprintf("The request body is larger than %d bytes.", maxBody),
 		422: "Rejected; the message says why.",
 		500: "Internal error.",
-		503: "The daemon is stopping, or there are too many connections or streams.",
+		503: "The daemon is starting or stopping, or there are too many connections or streams.",
 	}
 	all := map[int]string{}
 	for _, code := range slices.Concat(e.errors, e.more, []int{403}) {

@@ -41,6 +41,10 @@ type Options struct {
 	LogDropped func() uint64 // number of log records dropped
 	Version    string
 
+	// Ready is closed when the daemon has applied its configuration: until then requests wait,
+	// as what they would be told is not true yet. nil means that it has.
+	Ready <-chan struct{}
+
 	once           sync.Once
 	sharedView     *view
 	endpointErrors sync.Map // by key of [daemon]: why it is not served
@@ -51,6 +55,27 @@ type Options struct {
 func (o *Options) view() *view {
 	o.once.Do(func() { o.sharedView = &view{Options: o} })
 	return o.sharedView
+}
+
+// startWait is how long a request waits at most for the daemon to be ready: less than the timeout of
+// the client in package api, which reports the error then.
+const startWait = 8 * time.Second
+
+// whenReady returns h with requests that wait until the daemon is ready.
+func (o *Options) whenReady(h http.HandlerFunc) http.HandlerFunc {
+	if o.Ready == nil {
+		return h
+	}
+	return func(w http.ResponseWriter, q *http.Request) {
+		select {
+		case <-o.Ready:
+			h(w, q)
+		case <-q.Context().Done():
+		case <-time.After(startWait):
+			w.Header().Set("Retry-After", "1")
+			writeJSON(w, http.StatusServiceUnavailable, api.Error{Message: "shaperd is starting"})
+		}
+	}
 }
 
 // Daemon holds the configuration and applies changes. Its methods are called concurrently.
@@ -126,6 +151,9 @@ type route struct {
 	handler http.HandlerFunc
 }
 
+// stopRoute does not wait for a daemon that starts.
+const stopRoute = "POST /v1/stop"
+
 // newAPI returns the handler of the API. The context of a request must have a *peer.
 func newAPI(o *Options) http.Handler {
 	mux := http.NewServeMux()
@@ -133,6 +161,9 @@ func newAPI(o *Options) http.Handler {
 	metrics := metricsHandler(o)
 	logLimit := rate.NewLimiter(1, 10)
 	for _, r := range append(a.routes(), route{"GET /metrics", Reader, metrics.ServeHTTP}) {
+		if r.pattern != stopRoute {
+			r.handler = o.whenReady(r.handler)
+		}
 		mux.HandleFunc(r.pattern, func(w http.ResponseWriter, q *http.Request) {
 			p, _ := q.Context().Value(peerKey{}).(*peer)
 			if p == nil {
@@ -174,7 +205,7 @@ func newReadOnlyAPI(o *Options) http.Handler {
 	mux := http.NewServeMux()
 	for _, r := range (&handlers{view: o.view(), onDashboard: true}).routes() {
 		if r.role == Reader {
-			mux.HandleFunc(r.pattern, r.handler)
+			mux.HandleFunc(r.pattern, o.whenReady(r.handler))
 		}
 	}
 	return mux
@@ -212,7 +243,7 @@ func (a *handlers) routes() []route {
 		{"DELETE /v1/connections/{id}", Admin, a.kill},
 		{"PATCH /v1/downstreams", Admin, a.setDownstream},
 		{"POST /v1/reload", Admin, a.reload},
-		{"POST /v1/stop", Admin, a.stop},
+		{stopRoute, Admin, a.stop},
 
 		{"GET /debug/pprof/", Admin, pprof.Index},
 		{"GET /debug/pprof/profile", Admin, pprof.Profile},

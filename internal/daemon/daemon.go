@@ -98,14 +98,14 @@ type server struct {
 	saver          *saver // nil without a state file
 	migrated       bool   // restored overrides had keys of an earlier version
 	store          fdStore
-	ready          bool
+	ready          chan struct{} // closed when the configuration has been applied
 }
 
 // serve runs until ctx ends, then drains. It closes ports first, then connections, then the
 // watchdog, the API and the metrics, which stay up during the drain, and last the rest of the
 // proxy.
 func (s *server) serve(ctx context.Context) error {
-	s.startedAt = time.Now()
+	s.startedAt, s.ready = time.Now(), make(chan struct{})
 	s.path, _ = filepath.Abs(s.options.Config)
 	s.reader = newConfigReader(s.options.Config, s.options.LoadTimeout)
 	l, err := s.reader.load(ctx, nil)
@@ -151,7 +151,7 @@ func (s *server) serve(ctx context.Context) error {
 		return err
 	}
 	defer s.plane.close()
-	s.ready = true
+	close(s.ready)
 	s.reloads.Record(time.Since(s.startedAt))
 	s.log.Info("ready", "config", s.options.Config, "limits", policy.Len(), "listeners", len(l.Config.Listen),
 		"attachments", len(l.Config.Attach), "mode", shaper.Mode(l.Config.Daemon.Observe).String(), "version", s.options.Version)

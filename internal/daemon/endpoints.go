@@ -29,6 +29,7 @@ func (s *server) serveControl(c *config.Config) (closeAll func(), err error) {
 	o := &control.Options{
 		Shaper: s.shaper, Proxy: s.proxy, Packets: s.plane, Clock: s.clock.Now, Monitor: monitor,
 		Reloads: s.reloads, Events: s.events, Daemon: s, Log: s.log, LogDropped: s.droppedRecords, Version: s.options.Version,
+		Ready: s.ready,
 	}
 	metrics, err := control.ServeMetrics(c.Daemon.Metrics, o)
 	if err != nil {

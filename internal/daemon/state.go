@@ -57,7 +57,12 @@ func (o *Options) checkState() error {
 // saveState saves the backlog of buckets. A daemon that never was ready leaves the file of an
 // earlier one.
 func (s *server) saveState() {
-	if s.options.State == "" || !s.ready {
+	select {
+	case <-s.ready:
+	default:
+		return
+	}
+	if s.options.State == "" {
 		return
 	}
 	state := savedState{Boot: bootID(), At: monotonic(), Backlogs: s.shaper.Backlogs(maxBacklogs, s.clock.Now())}
