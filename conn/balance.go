@@ -31,7 +31,7 @@ func (d *downstream) suits(to target, failed []*downstream) bool {
 }
 
 // pick returns a downstream for a connection to target to, except those in failed.
-// Unavailable ones are tried only when all are unavailable. If there is none it returns nil,
+// Unavailable ones are tried only when all are unavailable. Without candidates it returns nil,
 // and whether one would be eligible if it were not full or drained.
 func (ln *listener) pick(to target, failed []*downstream, now leaky.Time) (_ *downstream, full bool) {
 	list, full := ln.eligible(to, failed, now)
@@ -41,7 +41,7 @@ func (ln *listener) pick(to target, failed []*downstream, now leaky.Time) (_ *do
 	return ln.choose(list, to, now), false
 }
 
-// eligible returns the candidates of pick. If there are none, full reports whether one would
+// eligible returns the candidates of pick. Without any, full reports whether one would
 // be eligible if it were not full or drained. The list is valid until the next call.
 func (ln *listener) eligible(to target, failed []*downstream, now leaky.Time) (_ []*downstream, full bool) {
 	ln.candidates = ln.candidates[:0]

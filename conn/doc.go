@@ -5,7 +5,7 @@
 // wait for admission, the queues in which bytes and datagrams wait for their departure, and the
 // buckets in use, and so needs no lock. It sleeps in epoll until a socket is ready or a unit may
 // leave, whichever comes first. Only the names of downstreams are resolved elsewhere. The first line
-// of a file names the thread that owns its types; where there is none, the fields say so.
+// of a file names the thread that owns its types; in the other files, the fields say so.
 //
 // A connection enters at [tcpPort], passes admission, dials a downstream, and becomes a session of two
 // endpoints and two directions. A direction submits grants to the scheduler, and moves the bytes when

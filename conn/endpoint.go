@@ -13,7 +13,7 @@ import (
 // endpoint is one of the two sockets of a session.
 type endpoint struct {
 	session      *session
-	fd           int // -1 when there is none
+	fd           int // -1 without a socket
 	readable     bool
 	writable     bool
 	mustPoll     bool // a short read does not mean that no data is left

@@ -119,12 +119,14 @@ func (r *proxyRig) settle() {
 // testTimeout is how long tests wait for something to happen.
 const testTimeout = 20 * time.Second
 
-func TestReloadDuringTransfer(t *testing.T) {
-	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo), shaper.Limit{Name: "up", Rate: 80e6, Direction: shaper.Both})
-	var wg sync.WaitGroup
-	for range 4 {
+// startEchoes starts n connections that each send random bytes to an echo server, and compares what
+// comes back. The result waits for them.
+func startEchoes(t *testing.T, r *proxyRig, n, bytesEach int) *sync.WaitGroup {
+	t.Helper()
+	wg := &sync.WaitGroup{}
+	for range n {
 		wg.Go(func() {
-			sent := randomBytes(4 << 20)
+			sent := randomBytes(bytesEach)
 			c := dial(t, r.addr())
 			go func() {
 				c.Write(sent)
@@ -132,10 +134,16 @@ func TestReloadDuringTransfer(t *testing.T) {
 			}()
 			got, err := io.ReadAll(c)
 			if err != nil || !bytes.Equal(got, sent) {
-				t.Errorf("got %d of %d bytes back, err %v", len(got), len(sent), err)
+				t.Errorf("got %d of %d bytes back, equal %v, err %v", len(got), len(sent), bytes.Equal(got, sent), err)
 			}
 		})
 	}
+	return wg
+}
+
+func TestReloadDuringTransfer(t *testing.T) {
+	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo), shaper.Limit{Name: "up", Rate: 80e6, Direction: shaper.Both})
+	echoes := startEchoes(t, r, 4, 4<<20)
 	for i := range 30 {
 		time.Sleep(10 * time.Millisecond)
 		limits := []shaper.Limit{{Name: "up", Rate: uint64(50e6 + i*20e6), Direction: shaper.Both}}
@@ -149,7 +157,7 @@ func TestReloadDuringTransfer(t *testing.T) {
 		}
 		r.apply(limits...)
 	}
-	wg.Wait()
+	echoes.Wait()
 	r.settle()
 }
 

@@ -31,22 +31,7 @@ func TestTCPCarriesEveryByte(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo), limits...)
-			var wg sync.WaitGroup
-			for range 4 {
-				wg.Go(func() {
-					sent := randomBytes(8 << 20)
-					c := dial(t, r.addr())
-					go func() {
-						c.Write(sent)
-						c.CloseWrite()
-					}()
-					got, err := io.ReadAll(c)
-					if err != nil || !bytes.Equal(got, sent) {
-						t.Errorf("got %d of %d bytes back, equal %v, err %v", len(got), len(sent), bytes.Equal(got, sent), err)
-					}
-				})
-			}
-			wg.Wait()
+			startEchoes(t, r, 4, 8<<20).Wait()
 			r.settle()
 		})
 	}

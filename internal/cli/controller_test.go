@@ -87,18 +87,24 @@ func (s *controlledDaemon) waitLimit(name string, ok func(api.Limit) bool) {
 	}
 }
 
-func TestSetLimit_Lifecycle(t *testing.T) {
-	listen := testutil.FreeAddr(t, "tcp")
-	path := writeConfig(t, "", configText(listen, "", testutil.ServeTCP(t, testutil.Echo), "1MB/s"))
-	s := startControlled(t, path)
+// startConnected starts a daemon that limits an echo server to 1 MB/s, with a connection to it.
+func startConnected(t *testing.T) (s *controlledDaemon, c net.Conn, listen string) {
+	t.Helper()
+	listen = testutil.FreeAddr(t, "tcp")
+	s = startControlled(t, writeConfig(t, "", configText(listen, "", testutil.ServeTCP(t, testutil.Echo), "1MB/s")))
 	c, err := net.Dial("tcp4", listen)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
+	t.Cleanup(func() { c.Close() })
 	if err := ping(c); err != nil {
 		t.Fatal(err)
 	}
+	return s, c, listen
+}
+
+func TestSetLimit_Lifecycle(t *testing.T) {
+	s, c, listen := startConnected(t)
 	s.must("status", "conformance: ok", "tcp://"+listen)
 
 	// For a time, and then for a shorter one on top.
@@ -133,7 +139,7 @@ func TestSetLimit_Lifecycle(t *testing.T) {
 	s.waitLog(`msg="reload dropped an override" override="rate of limit`)
 
 	// An invalid file changes nothing.
-	if err := os.WriteFile(path, []byte(configText(listen, "", "127.0.0.1:1", "1MB/s")+"max_dely = \"1s\"\n"), 0o644); err != nil {
+	if err := os.WriteFile(s.config, []byte(configText(listen, "", "127.0.0.1:1", "1MB/s")+"max_dely = \"1s\"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	s.mustFail("reload", "the new configuration has errors")

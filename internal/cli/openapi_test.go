@@ -18,17 +18,7 @@ import (
 
 // TestAPI_MatchesOpenAPI validates responses of a daemon against its OpenAPI document.
 func TestAPI_MatchesOpenAPI(t *testing.T) {
-	listen := testutil.FreeAddr(t, "tcp")
-	path := writeConfig(t, "", configText(listen, "", testutil.ServeTCP(t, testutil.Echo), "1MB/s"))
-	s := startControlled(t, path)
-	c, err := net.Dial("tcp4", listen)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	if err := ping(c); err != nil {
-		t.Fatal(err)
-	}
+	s, _, listen := startConnected(t)
 	client := testutil.UnixClient(t, s.socket)
 	ask := func(method, target, body string) (*http.Request, *http.Response, []byte) {
 		t.Helper()
@@ -113,7 +103,7 @@ func TestAPI_MatchesOpenAPI(t *testing.T) {
 	for _, r := range all {
 		check(r)
 	}
-	if err := os.WriteFile(path, []byte("wrong = 1\n"), 0o644); err != nil {
+	if err := os.WriteFile(s.config, []byte("wrong = 1\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	check(request{"POST", "/v1/reload", "", 422})

@@ -193,7 +193,7 @@ func (n *Node[T]) addBacklog(by leaky.Time) {
 }
 
 // Longest returns the leaf with the longest queue of droppable units below n, where each step
-// descends to the child with the largest backlog. It returns nil if there is none, or if a unit of
+// descends to the child with the largest backlog. It returns nil if n has no such leaf, or if a unit of
 // leaf own would make a queue on its own path longer than that.
 func (n *Node[T]) Longest(own *Node[T], cost leaky.Time) *Node[T] {
 	for len(n.longestChildren) > 0 {
