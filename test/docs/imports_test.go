@@ -19,6 +19,7 @@ var allowed = map[string][]string{
 	"shaper":                 {"leaky", "shaper/asn", "shaper/segments", "shaper/topk"},
 	"shaper/segments":        nil,
 	"shaper/config":          {"leaky", "shaper"},
+	"cluster":                nil,
 	"conn":                   {"conn/internal/fairq", "conn/internal/sock", "leaky", "leaky/pacer", "shaper", "shaper/topk"},
 	"conn/internal/fairq":    {"leaky"},
 	"conn/internal/sock":     nil,

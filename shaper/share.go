@@ -1,0 +1,60 @@
+package shaper
+
+import "shaperd.dev/shaperd/leaky"
+
+// Whole is a shared bucket in parts: all hosts together use at most so many.
+const Whole = 1 << 20
+
+// Lease says which parts of shared buckets this host may use, and until when. A bucket of n
+// parts has the rates and bursts of its limit times n / Whole; one of 0 parts lets nothing leave.
+// All buckets of a host are under one lease, which is renewed several times in its life. A bucket
+// that no one has asked parts for is cold: every host may use its Cold parts.
+type Lease struct {
+	// Until End a bucket has its parts, then until AloneAt at most Between, and then Alone.
+	// Both are instants of the daemon's clock, and End is not later than AloneAt.
+	End, AloneAt leaky.Time
+
+	Cold, Between, Alone uint32 // parts, at most Whole
+}
+
+// Parts returns what a bucket that was given parts may use at now.
+func (l *Lease) Parts(parts uint32, now leaky.Time) uint32 {
+	switch {
+	case now < l.End:
+		return parts
+	case now < l.AloneAt:
+		return min(parts, l.Between)
+	}
+	return l.Alone
+}
+
+// Shares is an update of what a plane may use of shared limits.
+type Shares struct {
+	Lease Lease      // of all shared buckets, those that are not named here too
+	Given []KeyParts // buckets that are not cold; others keep what they had
+	Cold  []Key      // buckets that are cold again
+	Reset bool       // all buckets are cold but those in Given
+}
+
+// KeyParts are the parts of one bucket. Key.Limit is the ID of a limit's state, or for its new
+// connections ID+1.
+type KeyParts struct {
+	Key   Key
+	Parts uint32
+}
+
+// Demand is what a plane needs of one shared bucket.
+type Demand struct {
+	Key Key
+
+	// Used is the time that what has left since the last report takes at the whole rate, of
+	// bytes or of packets, whichever is longer.
+	Used leaky.Time
+
+	// Waiting is the number of sources that wait for the bucket; 0 if it delays nothing.
+	Waiting int
+
+	// Unsettled is set while something is yet to leave that was admitted when the bucket had
+	// more parts.
+	Unsettled bool
+}
