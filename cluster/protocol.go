@@ -87,6 +87,7 @@ type Gone struct {
 // Reply is the ledger's answer to a call.
 type Reply struct {
 	N, Start int64 // of the call
+	Latest   int64 // the latest start of the host; set if Refused is RefusedOld
 	Epoch    int64
 	Refused  Refusal
 	Params   Params // of the ledger; set if Refused is RefusedParams
@@ -112,7 +113,7 @@ type Refusal uint8
 // Reasons of refusal.
 const (
 	NotRefused     Refusal = iota
-	RefusedOld             // a later call or a later start of the same host was processed; Reply.Start is the latest
+	RefusedOld             // a later call or a later start of the same host was processed
 	RefusedMoved           // the host has been to another ledger, and its lease here has not ended
 	RefusedParams          // the ledger has other Params
 	RefusedTooMany         // Params.Hosts hosts exist without this one

@@ -1,0 +1,299 @@
+package cluster
+
+import (
+	"maps"
+	"slices"
+)
+
+// call is one call on its way through the ledger.
+type call struct {
+	*state
+	now Time
+	q   *Request
+	m   *member // of the caller
+
+	same          bool  // the host knows this epoch
+	settled       bool  // for the caller: it may be counted, and given more
+	claims        bool  // the call claims leases of the epoch before
+	wasLive       bool  // the caller was counted before the call
+	knewBefore    int64 // version up to which the caller knew events before the call
+	knownByOthers int64 // version up to which all others know
+	cut           bool  // the host says that it uses more than it was given
+}
+
+// meet finds out who calls: a host that is known, one that joins, or one that was forgotten.
+func (c *call) meet() {
+	s, q, now := c.state, c.q, c.now
+	m := s.members[q.Host]
+	switch {
+	case m == nil || m.start != q.Start || !c.same:
+		// The process before is gone, and with it what it had.
+		s.generation++
+		fresh := &member{start: q.Start, born: now, generation: s.generation, resync: c.same, returning: s.takeBack(q.Host)}
+		if m != nil {
+			fresh.digest, fresh.info = m.digest, m.info
+		}
+		m = fresh
+		s.members[q.Host] = m
+	case s.expired(m, now):
+		s.generation++
+		m.generation, m.resync = s.generation, true
+	case m.resync && q.Got == m.n:
+		m.resync = false // the host knows
+	}
+	c.m, c.wasLive = m, s.live(m, now)
+	if c.same && q.Got > 0 && q.Got == m.n {
+		m.gotN, m.gotAt = m.n, m.at
+		if m.renewed {
+			m.good = m.at
+		}
+	}
+	m.joined = m.joined || c.same
+	if c.same && !m.heard {
+		m.heard = s.heardSince(q.Host, m, now)
+	}
+	if c.same && m.returning {
+		m.returning = s.countedBy(q.Host, m, now)
+	}
+
+	quarantined := now < s.settleAt
+	late := s.params.Strict && now < m.born+s.params.expiry()
+	c.settled = !quarantined
+	if c.same && (!m.heard && !m.claimed || m.returning || late) {
+		c.settled = false
+	}
+	c.claims = c.same && q.Claim && quarantined && !m.claimed && !s.params.Strict
+	m.renewed = c.same && !m.resync && (!q.Claim || c.claims || m.claimed)
+	m.n, m.at = q.N, now
+	if c.claims {
+		m.claimed = true
+		s.claimGone(q.Gone)
+	}
+	c.knownByOthers, c.knewBefore = s.knownByAll(q.Host, now), m.version
+	if c.same {
+		m.version = q.Known
+	}
+	m.digest = q.Digest
+	if q.Info != "" {
+		m.info = q.Info
+	}
+}
+
+// takeBack makes a host one that is not gone, and reports whether others may count its part as
+// theirs. A new host takes the place of one that is gone if there is no other.
+func (s *state) takeBack(host string) bool {
+	if s.members[host] != nil {
+		return s.members[host].returning
+	}
+	if _, gone := s.gone[host]; gone {
+		delete(s.gone, host)
+		return true
+	}
+	if len(s.members)+len(s.gone) < s.params.Hosts {
+		return false
+	}
+	delete(s.gone, s.goneList()[0].Host)
+	return true
+}
+
+// claimGone remembers who was gone in the epoch before.
+func (s *state) claimGone(gone []Gone) {
+	for _, g := range gone {
+		if s.members[g.Host] == nil && len(s.members)+len(s.gone) < s.params.Hosts {
+			s.gone[g.Host] = g.Start
+		}
+	}
+}
+
+// heardSince reports whether all hosts that were counted when m joined have called since.
+func (s *state) heardSince(host string, m *member, now Time) bool {
+	for name, o := range s.members {
+		if name != host && o.at < m.born && s.live(o, now) {
+			return false
+		}
+	}
+	return true
+}
+
+// countedBy reports whether a host may count the part of m, which was gone, as its own.
+func (s *state) countedBy(host string, m *member, now Time) bool {
+	if mutant("return-at-once") {
+		return false
+	}
+	for name, o := range s.members {
+		if name != host && now < o.known && o.gotAt < m.born {
+			return true
+		}
+	}
+	return false
+}
+
+// read takes in what the host says about buckets.
+func (c *call) read() {
+	s, m := c.state, c.m
+	floor := s.params.Floor()
+	for i := range c.q.Items {
+		it := &c.q.Items[i]
+		b := s.buckets[it.Key]
+		if b == nil {
+			if it.Want == 0 && (it.Has == 0 || !c.claims) || len(s.buckets) >= maxBuckets {
+				continue
+			}
+			s.version++
+			s.log.addHot(it.Key, s.version)
+			b = &bucket{version: s.version, wanted: c.now, holders: map[string]*holder{}}
+			s.buckets[it.Key] = b
+		}
+		s.purge(b, c.now)
+		h := b.holders[c.q.Host]
+		if h == nil {
+			h = &holder{generation: m.generation}
+			b.holders[c.q.Host] = h
+		}
+		has := it.Has
+		switch {
+		case c.claims:
+			has = max(0, min(has, Whole-b.others(c.q.Host)))
+		case !c.same || m.resync:
+			has = 0
+		case has > h.parts:
+			// What was a floor becomes parts when a counted host learns that the bucket is hot.
+			may := h.parts
+			if c.wasLive && c.knewBefore < b.version && b.version <= c.q.Known {
+				may = floor
+			}
+			if has > may {
+				has, c.cut = may, true
+			}
+		}
+		h.parts, h.want, h.weight = has, max(0, min(it.Want, Whole)), max(1, min(it.Weight, MaxWeight))
+		if h.parts > floor || h.want > floor {
+			b.wanted = c.now
+		}
+		m.mark(it.Key)
+		s.demote(it.Key, b, c.now)
+	}
+}
+
+// mark makes the next reply to m have a grant of a bucket.
+func (m *member) mark(key string) {
+	if m.marked == nil {
+		m.marked = map[string]struct{}{}
+	}
+	m.marked[key] = struct{}{}
+}
+
+// purge removes what hosts have that is void.
+func (s *state) purge(b *bucket, now Time) {
+	maps.DeleteFunc(b.holders, func(name string, h *holder) bool {
+		m := s.members[name]
+		return m == nil || h.generation != m.generation || s.expired(m, now)
+	})
+}
+
+// others returns what hosts but one have of b.
+func (b *bucket) others(but string) (parts int64) {
+	for name, h := range b.holders {
+		if name != but {
+			parts += h.parts
+		}
+	}
+	return parts
+}
+
+// count decides whether others count the caller, and whether the epoch is settled.
+func (c *call) count() {
+	s, m, q := c.state, c.m, c.q
+	quarantined := c.now < s.settleAt
+	late := s.params.Strict && c.now < m.born+s.params.expiry()
+	switch {
+	case !c.same || !q.Leased || m.resync:
+		m.counted = false
+	case c.wasLive:
+	case c.cut || late || m.returning:
+		m.counted = false
+	case m.claimed && quarantined:
+		m.counted = true
+	default:
+		m.counted = c.settled && q.Known >= c.knownByOthers
+	}
+	if c.same {
+		m.over = q.Over
+	}
+	if quarantined && (c.claims || m.over) {
+		spoken := len(s.gone)
+		for _, o := range s.members {
+			if o.claimed || o.over {
+				spoken++
+			}
+		}
+		if spoken >= s.params.Hosts {
+			s.settleAt = c.now // nobody is left who could have what is not known
+		}
+	}
+	if s.live(m, c.now) {
+		m.known = m.good + 2*s.params.Lease + knowledgeLag
+	}
+}
+
+// reply builds the reply to the call.
+func (c *call) reply() *Reply {
+	s, m := c.state, c.m
+	r := &Reply{
+		N: c.q.N, Start: c.q.Start, Epoch: s.epoch,
+		Live: s.countLive(c.now), Counted: s.live(m, c.now), Settled: c.settled, Resync: m.resync, Renew: m.renewed,
+		Version: s.version, Gone: s.goneList(), AskInfo: m.info == "",
+	}
+	for _, o := range s.members {
+		if o.digest != m.digest {
+			r.Differ++
+		}
+	}
+	r.Events = s.log.after(m.version)
+	known := s.knownByAll("", c.now)
+	for _, key := range slices.Sorted(maps.Keys(m.marked)) {
+		b := s.buckets[key]
+		if b == nil || b.holders[c.q.Host] == nil {
+			continue
+		}
+		s.purge(b, c.now)
+		lend := c.settled && (b.version <= known || mutant("lend-before-known"))
+		r.Grants = append(r.Grants, s.grant(key, b, c.q.Host, lend))
+	}
+	m.marked = nil
+	return r
+}
+
+// grant gives a host its share of b: by weighted max-min fairness, as far as others have confirmed that
+// they no longer use it. A decrease counts when the host has confirmed it, an increase at once.
+func (s *state) grant(key string, b *bucket, host string, lend bool) Grant {
+	h := b.holders[host]
+	level := b.level()
+	g := Grant{Key: key, Parts: level.target(h), Tight: level.limited}
+	switch {
+	case g.Parts <= h.parts:
+		if mutant("decrease-at-once") {
+			h.parts = g.Parts
+		}
+		return g
+	case !lend:
+		g.Parts, g.Short = h.parts, true
+	default:
+		free := Whole - b.others(host)
+		if h.parts > s.params.Floor()/4 {
+			free -= spare * int64(max(0, s.params.Hosts-len(b.holders))) / int64(s.params.Hosts)
+		}
+		target := g.Parts
+		g.Parts = min(target, max(h.parts, free))
+		g.Short = g.Parts < target-Whole/256
+	}
+	h.parts = g.Parts
+	if g.Short {
+		for name, o := range b.holders {
+			if name != host && o.parts > level.target(o) {
+				s.members[name].mark(key)
+			}
+		}
+	}
+	return g
+}

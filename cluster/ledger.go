@@ -1,0 +1,274 @@
+package cluster
+
+import (
+	"slices"
+	"strings"
+)
+
+// Ledger gives hosts their parts of buckets. Its rules are those of the script in package redis,
+// statement for statement. The zero Ledger is ready to use. It is not safe for concurrent use.
+//
+// What it relies on is little: it may be restarted, lose its state or return to an old one, stand
+// still, and have its clock set. Each of these begins a new epoch, in which all that was given before
+// is unknown, and is treated as in use until the hosts have said what they use, or their leases must
+// have ended.
+type Ledger struct {
+	// Run identifies the process that keeps the state: another one may have an old state.
+	Run string
+
+	state *state
+}
+
+// Constants of the rules.
+const (
+	backStep     = 20 * Millisecond // the largest step of the clock backwards that is ignored
+	slowReply    = 50 * Millisecond // by which a host's age of a call may exceed the ledger's, besides the timeout
+	spare        = Whole / 32       // kept for hosts that have nothing of a bucket yet
+	eventPage    = 256              // maximum number of events in a reply
+	maxBuckets   = 100_000          // hot ones
+	demoteAfter  = 30 * Second      // a bucket of which no host wanted more than its floor for so long is cold again
+	knowledgeLag = 100 * Millisecond
+)
+
+// timeout is how long a host waits for a reply.
+func (p *Params) timeout() Time { return min(p.Lease/4, Second) }
+
+// state is all that a ledger remembers.
+type state struct {
+	params     Params
+	epoch      int64
+	run        string
+	born       Time // when the epoch began
+	last       Time // of the last call
+	settleAt   Time // from then on nothing is in use that the ledger does not know of
+	version    int64
+	generation int64
+	members    map[string]*member
+	buckets    map[string]*bucket
+	log        eventLog
+	gone       map[string]int64 // hosts that use nothing, by name: their last start
+}
+
+// member is a host that has called in this epoch.
+type member struct {
+	start, n   int64 // of its last call
+	at         Time  // of its last call
+	born       Time  // of its first call
+	gotAt      Time  // of the last call whose reply it is known to have taken; 0 is none
+	gotN       int64
+	good       Time  // of the last of these that renewed its lease; 0 is none
+	known      Time  // until then hosts may count it, and what it knows of buckets matters
+	generation int64 // what it had with another one is void
+	version    int64 // it knows all events up to this one
+
+	counted   bool // it uses what it was given, and others count on that, while its lease lasts
+	joined    bool // it has called with this epoch
+	heard     bool // all that were counted when it joined have called since
+	returning bool // it was gone, and others may count its part as their own
+	claimed   bool // it came with leases of the epoch before
+	over      bool // it came without any
+	renewed   bool // its last call renewed the lease
+	resync    bool // what it had is void, and it may not know
+
+	digest uint64
+	info   string
+	marked map[string]struct{} // buckets of which it must give something back
+}
+
+// bucket is a hot bucket.
+type bucket struct {
+	version int64 // of its event
+	wanted  Time  // when a host last wanted or had more than its floor
+	holders map[string]*holder
+}
+
+// holder is what a host has of a bucket, and wants.
+type holder struct {
+	parts, want, weight int64
+	generation          int64
+}
+
+// Call processes a call that arrives at now, by the ledger's clock.
+func (l *Ledger) Call(now Time, q *Request) *Reply {
+	l.beginEpochIfNeeded(now, q)
+	s := l.state
+	s.run, s.last = l.Run, max(s.last, now)
+	if reply := s.refuse(now, q); reply != nil {
+		return reply
+	}
+	if q.Leave {
+		return s.leave(q)
+	}
+	c := call{state: s, now: now, q: q, same: q.Epoch == s.epoch}
+	c.meet()
+	c.read()
+	c.count()
+	return c.reply()
+}
+
+// beginEpochIfNeeded forgets everything if the state may not be what was told to hosts: another
+// process has it, or time has passed that the clock does not show.
+func (l *Ledger) beginEpochIfNeeded(now Time, q *Request) {
+	s := l.state
+	switch {
+	case s == nil:
+		l.begin(now, q.Params, 0)
+	case s.run != l.Run && !mutant("no-epoch"):
+		l.begin(now, s.params, s.epoch)
+	case (now < s.last-backStep || now > s.last+s.params.Step || s.stoodStill(now, q)) && !mutant("no-gap-rule"):
+		l.begin(now, s.params, s.epoch)
+	}
+	// Hosts with other parameters are alone until the last one with these has gone.
+	if s := l.state; q.Params != s.params && now >= s.born+s.params.expiry() && !s.hasMembers(now) {
+		l.begin(now, q.Params, s.epoch)
+	}
+}
+
+// stoodStill reports whether more time has passed for the caller than for the ledger: both the
+// ledger and its clock stood still.
+func (s *state) stoodStill(now Time, q *Request) bool {
+	m := s.members[q.Host]
+	if m == nil || m.start != q.Start || q.N <= m.n || q.Epoch != s.epoch || q.Got == 0 {
+		return false
+	}
+	at := m.at
+	if q.Got != m.n {
+		if q.Got != m.gotN {
+			return false
+		}
+		at = m.gotAt
+	}
+	return now-at < q.GotAge*98/100-s.params.timeout()-slowReply
+}
+
+func (s *state) hasMembers(now Time) bool {
+	for _, m := range s.members {
+		if !s.expired(m, now) {
+			return true
+		}
+	}
+	return false
+}
+
+// begin begins an epoch. An empty state must not repeat the number of one that it does not remember.
+func (l *Ledger) begin(now Time, p Params, last int64) {
+	l.state = &state{
+		params: p, epoch: max(last+1, int64(now)), born: now, last: now, settleAt: now + p.Lease + p.Step,
+		log:     newEventLog(),
+		members: map[string]*member{}, buckets: map[string]*bucket{}, gone: map[string]int64{},
+	}
+	if mutant("no-quarantine") {
+		l.state.settleAt = now
+	}
+}
+
+// refuse returns the reply to a call that must not be processed, or nil.
+func (s *state) refuse(now Time, q *Request) *Reply {
+	reply := &Reply{N: q.N, Start: q.Start, Epoch: s.epoch}
+	m := s.members[q.Host]
+	switch {
+	case q.Params != s.params:
+		reply.Refused, reply.Params = RefusedParams, s.params
+	case m != nil && (q.Start < m.start || q.Start == m.start && q.N <= m.n):
+		reply.Refused, reply.Latest = RefusedOld, m.start
+	case m != nil && q.Start == m.start && q.Epoch != s.epoch && m.joined && !s.expired(m, now):
+		reply.Refused = RefusedMoved
+	case q.Leave && q.Epoch != s.epoch: // a call of long ago, perhaps: the host may have joined elsewhere since
+		reply.Refused = RefusedMoved
+	case m == nil && len(s.members)+len(s.gone) >= s.params.Hosts && len(s.gone) == 0:
+		reply.Refused = RefusedTooMany
+	default:
+		return nil
+	}
+	return reply
+}
+
+// expired reports whether what m had is given to others.
+func (s *state) expired(m *member, now Time) bool {
+	if mutant("short-regrant") {
+		return now >= m.at+s.params.Lease/2
+	}
+	return now >= m.at+s.params.expiry()
+}
+
+// live reports whether hosts count m at now.
+func (s *state) live(m *member, now Time) bool {
+	if mutant("good-from-request") {
+		return m.counted && m.good != 0 && now < m.at+s.params.Lease
+	}
+	return m.counted && m.good != 0 && now < m.good+s.params.Lease
+}
+
+// knownByAll is the version up to which all hosts but one know the events that are or were counted: they
+// do not use the floor of such a hot bucket.
+func (s *state) knownByAll(but string, now Time) int64 {
+	version := s.version
+	for name, m := range s.members {
+		if name != but && now < m.known {
+			version = min(version, m.version)
+		}
+	}
+	return version
+}
+
+// leave makes the caller one that is gone: it uses nothing since before it called.
+func (s *state) leave(q *Request) *Reply {
+	delete(s.members, q.Host)
+	s.gone[q.Host] = q.Start
+	return &Reply{N: q.N, Start: q.Start, Epoch: s.epoch, Live: s.countLive(s.last)}
+}
+
+// Forget makes a host one that is gone, as an operator says that it does not exist. It reports false
+// if the host has called recently.
+func (l *Ledger) Forget(now Time, host string) bool {
+	s := l.state
+	if s == nil || s.run != l.Run || now < s.last-backStep || now > s.last+s.params.Step {
+		return false
+	}
+	if m := s.members[host]; m != nil && (!s.expired(m, now) || now < m.known) {
+		return false
+	}
+	start := s.gone[host]
+	if m := s.members[host]; m != nil {
+		start = m.start
+	}
+	delete(s.members, host)
+	s.gone[host] = start
+	return true
+}
+
+// countLive returns the number of hosts that are counted, and of those that are gone.
+func (s *state) countLive(now Time) int {
+	live := len(s.gone)
+	for _, m := range s.members {
+		if s.live(m, now) {
+			live++
+		}
+	}
+	return min(live, s.params.Hosts)
+}
+
+// goneList returns the hosts that are gone, by name.
+func (s *state) goneList() []Gone {
+	var list []Gone
+	for host, start := range s.gone {
+		list = append(list, Gone{host, start})
+	}
+	slices.SortFunc(list, func(a, b Gone) int { return strings.Compare(a.Host, b.Host) })
+	return list
+}
+
+// demote makes a bucket cold if no host has more than its floor, or wants it.
+func (s *state) demote(key string, b *bucket, now Time) {
+	if now < s.settleAt || now < b.wanted+demoteAfter {
+		return
+	}
+	for _, h := range b.holders {
+		if floor := s.params.Floor(); h.parts > floor || h.want > floor {
+			return
+		}
+	}
+	delete(s.buckets, key)
+	s.version++
+	s.log.addCold(key, s.version, s.knownByAll("", now))
+}
