@@ -62,11 +62,11 @@ func (c *call) meet() {
 	if c.same && (!m.heard && !m.claimed || m.returning || late) {
 		c.settled = false
 	}
-	c.claims = c.same && q.Claim && quarantined && !m.claimed && !s.params.Strict
+	c.claims = c.same && q.Claim && quarantined && (!m.claimed || m.claiming) && !s.params.Strict
 	m.renewed = c.same && !m.resync && (!q.Claim || c.claims || m.claimed)
 	m.n, m.at = q.N, now
 	if c.claims {
-		m.claimed = true
+		m.claimed, m.claiming = true, q.More
 		s.claimGone(q.Gone)
 	}
 	c.knownByOthers, c.knewBefore = s.knownByAll(q.Host, now), m.version
@@ -212,7 +212,7 @@ func (c *call) count() {
 	case c.wasLive:
 	case c.cut || late || m.returning:
 		m.counted = false
-	case m.claimed && quarantined:
+	case m.claimed && !m.claiming && quarantined:
 		m.counted = true
 	default:
 		m.counted = c.settled && q.Known >= c.knownByOthers
@@ -223,7 +223,7 @@ func (c *call) count() {
 	if quarantined && (c.claims || m.over) {
 		spoken := len(s.gone)
 		for _, o := range s.members {
-			if o.claimed || o.over {
+			if o.claimed && !o.claiming || o.over {
 				spoken++
 			}
 		}

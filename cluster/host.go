@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -15,10 +16,11 @@ import (
 type Host struct {
 	HostOptions
 
-	n         int64 // of the last call
-	calling   bool  // its reply is awaited
-	sentAt    Time  // of the last call
-	claimSent bool  // the last call claimed leases
+	n          int64 // of the last call
+	calling    bool  // its reply is awaited
+	sentAt     Time  // of the last call
+	claimSent  bool  // the last call claimed leases
+	moreClaims bool  // and did not have room for all
 
 	got       int64 // number of the last call whose reply was taken
 	gotSentAt Time  // when it was sent
@@ -151,24 +153,46 @@ func (h *Host) Request(now Time, unsettled func(key string) bool) *Request {
 	if h.digestOld {
 		q.Info = h.Info
 	}
+	var due []dueItem
 	for _, all := range []map[string]*share{h.hot, h.asked} {
 		for key, b := range all {
 			if b.held > b.parts && (unsettled == nil || !unsettled(key)) {
 				b.held, b.toldIn = b.parts, 0
 			}
-			if b.toldIn != 0 && b.toldIn <= h.got && !h.claim {
-				continue
+			if b.toldIn == 0 || b.toldIn > h.got {
+				due = append(due, dueItem{key, b})
 			}
-			it := Item{Key: key, Has: b.held, Want: b.want, Weight: b.weight}
-			if !h.leased {
-				it.Has = 0
-			}
-			q.Items = append(q.Items, it)
-			b.toldIn = h.n
 		}
 	}
-	slices.SortFunc(q.Items, func(a, b Item) int { return strings.Compare(a.Key, b.Key) })
+	q.More = h.claim && len(due) > MaxItems
+	for _, d := range h.firstDue(due) {
+		it := Item{Key: d.key, Has: d.held, Want: d.want, Weight: d.weight}
+		if !h.leased {
+			it.Has = 0
+		}
+		q.Items = append(q.Items, it)
+		d.toldIn = h.n
+	}
+	h.moreClaims = q.More
 	return q
+}
+
+// dueItem is a bucket of which something is to be told.
+type dueItem struct {
+	key string
+	*share
+}
+
+// firstDue returns what fits into a call, by key: first what is in use or wanted most.
+func (h *Host) firstDue(due []dueItem) []dueItem {
+	if len(due) > MaxItems {
+		slices.SortFunc(due, func(a, b dueItem) int {
+			return cmp.Or(cmp.Compare(max(b.held, b.want), max(a.held, a.want)), strings.Compare(a.key, b.key))
+		})
+		due = due[:MaxItems]
+	}
+	slices.SortFunc(due, func(a, b dueItem) int { return strings.Compare(a.key, b.key) })
+	return due
 }
 
 // Leave returns a call that tells the ledger that the host uses nothing from now on, until a host of
@@ -251,10 +275,10 @@ func (h *Host) Reply(now Time, r *Reply) (again bool) {
 		return true
 	}
 	if h.claimSent {
-		h.claim = false
+		h.claim, again = h.moreClaims, h.moreClaims
 	}
 	fresh := h.learn(r.Events)
-	again = len(fresh) > 0 || len(r.Events) > 0
+	again = again || len(fresh) > 0 || len(r.Events) > 0
 	again = h.take(r.Grants, fresh) || again
 	live := r.Live
 	if !r.Counted {

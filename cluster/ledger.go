@@ -66,6 +66,7 @@ type member struct {
 	heard     bool // all that were counted when it joined have called since
 	returning bool // it was gone, and others may count its part as their own
 	claimed   bool // it came with leases of the epoch before
+	claiming  bool // it has not told all of them yet
 	over      bool // it came without any
 	renewed   bool // its last call renewed the lease
 	resync    bool // what it had is void, and it may not know

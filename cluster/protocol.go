@@ -56,10 +56,11 @@ type Request struct {
 	Epoch  int64 // of the ledger's state that the host last heard from, or 0
 	Leased bool  // the host uses of a hot bucket only what the ledger has given it
 	Claim  bool  // Has are leases of the epoch before that have not ended
+	More   bool  // the claim goes on in the next call
 	Over   bool  // no lease that the host had has not ended
 	Known  int64 // all events up to this version are known
 
-	Items []Item // what is new about buckets
+	Items []Item // what is new about buckets; at most MaxItems
 
 	Digest uint64 // of the host's shared limits: the ledger counts hosts with another one
 	Info   string // what other hosts may want to know about this one; "" is unchanged
@@ -74,6 +75,9 @@ type Item struct {
 	Want   int64 // parts that would be used
 	Weight int64 // the host's weight beside others that want more: its waiting sources, 1 to MaxWeight
 }
+
+// MaxItems is the maximum number of items of a call, which bounds the time that a store needs for it.
+const MaxItems = 100
 
 // MaxWeight is the maximum weight of a host.
 const MaxWeight = 1 << 16
