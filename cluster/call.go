@@ -63,12 +63,13 @@ func (c *call) meet() {
 		c.settled = false
 	}
 	c.claims = c.same && q.Claim && quarantined && (!m.claimed || m.claiming) && !s.params.Strict
-	m.renewed = c.same && !m.resync && (!q.Claim || c.claims || m.claimed)
 	m.n, m.at = q.N, now
 	if c.claims {
 		m.claimed, m.claiming = true, q.More
 		s.claimGone(q.Gone)
 	}
+	// Leases that are not claimed yet must end before the epoch is settled.
+	m.renewed = c.same && !m.resync && (!q.Claim || m.claimed && !m.claiming)
 	c.knownByOthers, c.knewBefore = s.knownByAll(q.Host, now), m.version
 	if c.same {
 		m.version = q.Known

@@ -268,7 +268,7 @@ func (h *Host) Reply(now Time, r *Reply) (again bool) {
 	case r.Epoch != h.epoch:
 		h.changeEpoch(now, r)
 		return true
-	case r.Resync || h.leased && h.claimSent && !r.Renew:
+	case r.Resync || h.leased && h.claimSent && !h.moreClaims && !r.Renew:
 		h.leave()
 		h.known = 0
 		h.forgetHot()
