@@ -167,7 +167,12 @@ func (c *call) read() {
 				has, c.cut = may, true
 			}
 		}
-		h.parts, h.want, h.weight = has, max(0, min(it.Want, Whole)), max(1, min(it.Weight, MaxWeight))
+		want, weight := max(0, min(it.Want, Whole)), max(1, min(it.Weight, MaxWeight))
+		free := has < h.parts || want < h.want || weight < h.weight
+		h.parts, h.want, h.weight = has, want, weight
+		if free {
+			s.markShort(it.Key, b, c.q.Host)
+		}
 		if h.parts > floor || h.want > floor {
 			b.wanted = c.now
 		}
@@ -182,6 +187,16 @@ func (m *member) mark(key string) {
 		m.marked = map[string]struct{}{}
 	}
 	m.marked[key] = struct{}{}
+}
+
+// markShort makes the next replies to hosts that should have more of b, but for one, say so.
+func (s *state) markShort(key string, b *bucket, but string) {
+	level := b.level()
+	for name, h := range b.holders {
+		if name != but && h.parts < level.target(h) {
+			s.members[name].mark(key)
+		}
+	}
 }
 
 // purge removes what hosts have that is void.

@@ -140,6 +140,9 @@ func (h *Host) Lower(key string, parts int64) {
 // nil.
 func (h *Host) Request(now Time, unsettled func(key string) bool) *Request {
 	h.endLease(now)
+	if h.calling {
+		h.askAgain()
+	}
 	h.n++
 	h.calling, h.sentAt, h.claimSent = true, now, h.claim
 	q := &Request{
@@ -175,6 +178,15 @@ func (h *Host) Request(now Time, unsettled func(key string) bool) *Request {
 	}
 	h.moreClaims = q.More
 	return q
+}
+
+// askAgain asks again for what the host wants more of: a reply that was lost may have had it.
+func (h *Host) askAgain() {
+	for _, b := range h.hot {
+		if b.want > b.parts {
+			b.toldIn = 0
+		}
+	}
 }
 
 // dueItem is a bucket of which something is to be told.
@@ -394,9 +406,6 @@ func (h *Host) take(grants []Grant, fresh map[string]bool) (confirm bool) {
 			continue
 		}
 		b.short, b.tight = g.Short, g.Tight
-		if g.Short {
-			b.toldIn = 0 // ask again
-		}
 		if g.Parts < b.parts {
 			b.toldIn, confirm = 0, true
 		}
