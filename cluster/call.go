@@ -269,10 +269,12 @@ func (c *call) reply() *Reply {
 	known := s.knownByAll("", c.now)
 	for _, key := range slices.Sorted(maps.Keys(m.marked)) {
 		b := s.buckets[key]
-		if b == nil || b.holders[c.q.Host] == nil {
+		if b == nil {
 			continue
 		}
-		s.purge(b, c.now)
+		if s.purge(b, c.now); b.holders[c.q.Host] == nil {
+			continue
+		}
 		lend := c.settled && (b.version <= known || mutant("lend-before-known"))
 		r.Grants = append(r.Grants, s.grant(key, b, c.q.Host, lend))
 	}
