@@ -14,6 +14,8 @@
 // What leaves a bucket in any interval [s, e] is at most
 // rate * (e - s) + burst + one unit.
 //
+// A bucket may also be one of several that share a limit, see [Share].
+//
 // Everything is integer arithmetic on ticks of 1/64 ns, and every addition
 // saturates: an overflow makes a bucket slower, never faster.
 //

@@ -59,3 +59,22 @@ func TestClock_AfterYears(t *testing.T) {
 		}
 	}
 }
+
+// While the machine runs, both clocks advance alike.
+func TestClock_Boot(t *testing.T) {
+	c := pacer.NewClockAt(24 * time.Hour)
+	before := c.Now()
+	boot := c.Boot()
+	after := c.Now()
+	if boot < leaky.FromDuration(24*time.Hour) || boot > leaky.FromDuration(24*time.Hour+time.Minute) {
+		t.Errorf("a new clock of a day reads %v", boot.Duration())
+	}
+	c.Sleep(after + leaky.FromDuration(20*time.Millisecond))
+	before2 := c.Now()
+	passed := c.Boot() - boot
+	after2 := c.Now()
+	const tick = leaky.Nanosecond
+	if least, most := before2-after, after2-before; passed+tick < least || passed > most+tick {
+		t.Errorf("%v passed, want %v to %v", passed.Duration(), least.Duration(), most.Duration())
+	}
+}
