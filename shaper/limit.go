@@ -35,6 +35,10 @@ type Limit struct {
 	IPv4Prefix int // bits of an IPv4 source in the key, 1 to 32
 	IPv6Prefix int // bits of an IPv6 source in the key, 1 to 128
 
+	// Shared is one bucket per key for all hosts of a group, in either plane: each host
+	// may use parts of it, as its Lease says.
+	Shared bool
+
 	Direction Direction // ToDownstream at attachments, which see one direction
 
 	Rate         uint64    // bit/s of L4 payload, 8 to 1e12; 0 means unlimited
@@ -58,7 +62,7 @@ type Limit struct {
 	MaxQueue       int           // maximum number of waiting connections, over all keys; proxy plane only
 
 	// Block refuses all matched traffic. A limit that blocks has no other settings and
-	// no key.
+	// no key, and is not shared.
 	Block bool
 
 	// Always enforces a limit that blocks in every mode: of the daemon, of an

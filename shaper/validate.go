@@ -56,6 +56,9 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment) er
 		if l.Block && (limited || l.Key != 0) {
 			bad("block", "cannot be combined with other limits or a key")
 		}
+		if l.Shared && (l.Block || l.Key&KeyConnection != 0) {
+			bad("shared", "cannot be combined with block, or a key of connections")
+		}
 		if l.Always && !l.Block {
 			bad("block", "must be set for a limit that is enforced in every mode")
 		}

@@ -22,6 +22,7 @@ func TestWarnings(t *testing.T) {
 	const dual = "[[listen]]\nname = \"l\"\naddress = [\"tcp://127.0.0.1:1\", \"udp://127.0.0.1:1\"]\ndownstream = [\"127.0.0.1:9\"]\nfirst_byte_timeout = \"5s\"\n"
 	const bySource = "[[limit]]\nname = \"each\"\nkey = [\"source\"]\nrate = \"1MB/s\"\n"
 	const byPort = "[[limit]]\nname = \"reports\"\nrate = \"10kB/s\"\nmatch = { port = [\"1\"] }\n"
+	const shared = "[[limit]]\nname = \"total\"\nrate = \"1MB/s\"\nshared = true\n[shared]\nhosts = 2\n"
 	for _, tt := range []struct {
 		name, text string
 		want       []string // prefixes of the warnings
@@ -31,6 +32,10 @@ func TestWarnings(t *testing.T) {
 		{"dashboard on all addresses", "[daemon]\ndashboard = \"0.0.0.0:9465\"\n" + listen, []string{`[daemon] dashboard = "0.0.0.0:9465": other hosts`}},
 		{"dashboard on one address", "[daemon]\ndashboard = \"192.0.2.1:9465\"\n" + listen, []string{`[daemon] dashboard = "192.0.2.1:9465": other hosts`}},
 		{"dashboard off", "[daemon]\ndashboard = \"\"\nmetrics = \"[::1]:9464\"\n" + listen, nil},
+		{"ledger without TLS", listen + shared + "store = \"redis+sentinel://127.0.0.1:1,10.0.0.9:1/m\"\n", []string{`[shared] store = "redis+sentinel://127.0.0.1:1,10.0.0.9:1/m" is not encrypted`}},
+		{"ledger over TLS", listen + shared + "store = \"rediss://10.0.0.9:6379\"\n", nil},
+		{"ledger on this host", listen + shared + "store = \"redis://127.0.0.1:6379\"\n", nil},
+		{"ledger at a socket", listen + shared + "store = \"unix:///run/redis.sock\"\n", nil},
 		{"cap", listen + limit, []string{`listener "l": limit "cap" caps connections`}},
 		{"cap of UDP", udp + limit, nil},
 		{"cap of another listener", listen + limit + "match = { listen = [\"m\"] }\n" + strings.Replace(udp, `"l"`, `"m"`, 1), nil},

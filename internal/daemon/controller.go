@@ -202,7 +202,10 @@ func (s *server) Describe(to *api.Status) {
 }
 
 // Summary describes what each bucket of a limit enforces.
-func (s *server) Summary(l *shaper.Limit) string { return config.Summary(l) }
+func (s *server) Summary(l *shaper.Limit) string {
+	p, _ := s.current()
+	return p.Config.Summary(l)
+}
 
 // Override returns the runtime overrides of a limit, and where files override it.
 func (s *server) Override(limit string) (set, inFiles map[string]string) {

@@ -142,9 +142,9 @@ func (d *doctor) ports() (found []Finding) {
 			look(fmt.Sprintf("listener %q, %v://%v", l.Name, e.Protocol, e.Addr), e.Protocol, e.Addr)
 		}
 	}
-	for _, own := range d.plan.Config.Daemon.OwnPorts() {
+	for _, own := range d.plan.Config.OwnPorts() {
 		n++
-		look("[daemon] "+own.Key, shaper.TCP, own.Addr)
+		look(own.Key, shaper.TCP, own.Addr)
 	}
 	return orOK(found, fmt.Sprintf("all %d are free", n))
 }

@@ -194,7 +194,7 @@ func requirements(p *plan.Plan, unprivileged int) (all []requirement) {
 			}
 		}
 	}
-	for _, own := range p.Config.Daemon.OwnPorts() {
+	for _, own := range p.Config.OwnPorts() {
 		if port := int(own.Addr.Port()); port > 0 && port < unprivileged {
 			low = append(low, port)
 		}

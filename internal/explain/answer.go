@@ -50,7 +50,7 @@ func (q *Question) Answer(c *config.Config, p *shaper.Policy) (*Explanation, err
 			direction, observe = x.Attach.Direction.String(), l.Observe || x.Attach.Observe && !l.Always
 		}
 		x.Limits = append(x.Limits, api.LimitBucket{
-			Limit: l.Name, Key: p.Describe(i, f, x.Route), Direction: direction, Summary: config.Summary(l), Mode: shaper.Mode(observe).String(),
+			Limit: l.Name, Key: p.Describe(i, f, x.Route), Direction: direction, Summary: c.Summary(l), Mode: shaper.Mode(observe).String(),
 		})
 	}
 	x.findBottlenecks(p)

@@ -29,6 +29,14 @@ func (p *Plan) Warnings() (all []string) {
 			all = append(all, fmt.Sprintf("[daemon] %s = %q: other hosts can connect, without authentication", e.key, e.addr))
 		}
 	}
+	for _, url := range p.Config.Shared.Store {
+		protocol, rest, _ := strings.Cut(url, "://")
+		hosts, _, _ := strings.Cut(rest, "/")
+		remote := slices.ContainsFunc(strings.Split(hosts, ","), func(host string) bool { return !control.Loopback(host) })
+		if plain := protocol == "redis" || strings.HasPrefix(protocol, "redis+"); plain && remote {
+			all = append(all, fmt.Sprintf("[shared] store = %q is not encrypted: who is on the way to it can read the password and lift limits", url))
+		}
+	}
 	return slices.Concat(all, p.timeoutWarnings(), p.crossedLimits())
 }
 

@@ -145,15 +145,7 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	return p, nil
 }
 
-// parseEndpoint parses a host:port to serve HTTP at, or "". current is an example for errors.
-func parseEndpoint(s string, current any) (any, error) {
-	if err := checkEndpoint(s, current.(string)); err != nil {
-		return nil, err
-	}
-	return s, nil
-}
-
-// checkEndpoint returns an error if s is neither a host:port to serve HTTP at nor "". Port 0
+// checkEndpoint returns an error if s is neither a host:port to serve at nor "". Port 0
 // is any free port.
 func checkEndpoint(s, example string) error {
 	if s == "" {

@@ -42,8 +42,8 @@ func checkEffect(t table, limit *shaper.Limit) {
 		checkListenerLimit(t, limit)
 	}
 	for _, key := range []string{"max_connections", "new_connections"} {
-		if t.has(key) && !sharedBucket.met(limit, t.has) {
-			t.errorf(key, "%s", sharedBucket.message())
+		if t.has(key) && !notPerConnection.met(limit, t.has) {
+			t.errorf(key, "%s", notPerConnection.message())
 		}
 	}
 
@@ -114,6 +114,7 @@ func (l *loader) check(root *node) {
 		return
 	}
 	l.checkCounting()
+	l.checkShared()
 	l.observeAttachments()
 	for i, limit := range l.c.Limits {
 		if limit.InPacketPlane() {
@@ -166,7 +167,7 @@ func overlap(a, b shaper.Address) bool {
 
 // checkOwnPorts reports listeners with an address of the daemon itself.
 func (l *loader) checkOwnPorts() {
-	for _, own := range l.c.Daemon.OwnPorts() {
+	for _, own := range l.c.OwnPorts() {
 		port := own.Addr.Port()
 		taken := shaper.Address{Protocol: shaper.TCP, Addr: own.Addr.Addr(), Ports: shaper.PortRange{First: port, Last: port}}
 		for _, a := range l.addresses {
@@ -175,7 +176,7 @@ func (l *loader) checkOwnPorts() {
 				mapped.Addr = netip.IPv4Unspecified()
 			}
 			if overlap(a.Address, mapped) {
-				l.add(a.at, fmt.Sprintf("address: %q has the port of [daemon] %s, %q: must be different", a.Address, own.Key, own.At))
+				l.add(a.at, fmt.Sprintf("address: %q has the port of %s, %q: must be different", a.Address, own.Key, own.At))
 			}
 		}
 	}
@@ -187,9 +188,13 @@ type OwnPort struct {
 	Addr    netip.AddrPort
 }
 
-// OwnPorts returns the addresses of metrics and dashboard, except host names.
-func (d *Daemon) OwnPorts() (all []OwnPort) {
-	for _, p := range []OwnPort{{Key: "metrics", At: d.Metrics}, {Key: "dashboard", At: d.Dashboard}} {
+// OwnPorts returns the addresses of metrics, dashboard and ledger, except host names.
+func (c *Config) OwnPorts() (all []OwnPort) {
+	for _, p := range []OwnPort{
+		{Key: "[daemon] metrics", At: c.Daemon.Metrics},
+		{Key: "[daemon] dashboard", At: c.Daemon.Dashboard},
+		{Key: "[shared] serve", At: c.Shared.Serve},
+	} {
 		at := p.At
 		if strings.HasPrefix(at, ":") {
 			at = "[::]" + at

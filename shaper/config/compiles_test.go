@@ -22,7 +22,7 @@ func TestLoad_Compiles(t *testing.T) {
 		"direction": {`"both"`, `"from-downstream"`}, "observe": {"true", "false"}, "refuse_with": {`"close"`, `"drop"`, `"reset"`, `"reject"`}, "overhead": {`"0B"`, `"1kB"`}, "ecn_mark": {`"1%"`},
 		"rate": {`"1B/s"`, `"1Tbit/s"`, `"10Mbit/s"`}, "packets": {`"1/h"`, `"1000000000/s"`}, "max_connections": {"1", "1048576"}, "new_connections": {`"1/h"`, `"1000000000/s"`},
 		"burst": {`"0B"`, `"2592000B"`, `"2592001B"`, `"1000000TB"`, `"324PB"`, `"324000TB"`}, "burst_packets": {"0", "720", "721", "1000000000000"},
-		"max_delay": {`"0s"`, `"1h"`}, "queue_timeout": {`"0s"`, `"1h"`}, "max_queue": {"0", "1048576"}, "block": {"true", "false"},
+		"max_delay": {`"0s"`, `"1h"`}, "queue_timeout": {`"0s"`, `"1h"`}, "max_queue": {"0", "1048576"}, "block": {"true", "false"}, "shared": {"true", "false"},
 	}
 	var keys []string
 	for key := range values {

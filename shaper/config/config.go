@@ -32,6 +32,7 @@ const (
 type Config struct {
 	Daemon      Daemon
 	Transparent Transparent
+	Shared      Shared
 	ASN         ASN
 	Listen      []shaper.Listener
 	Attach      []shaper.Attachment

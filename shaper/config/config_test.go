@@ -58,14 +58,17 @@ func mustLoad(t *testing.T, text string) *Config {
 	return c
 }
 
+// notShared has the defaults of [shared].
+var notShared = Shared{Group: "default", Prefix: "shaperd", Lease: time.Second, Interval: 100 * time.Millisecond}
+
 func TestLoad(t *testing.T) {
 	for _, test := range []struct {
 		name, text string
 		want       Config
 	}{
 		{"defaults", listenDB + "[[limit]]\nname = \"l\"\nrate = \"10Mbit/s\"\n", Config{
-			Transparent: Transparent{Mark: 21320},
-			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Dashboard: "127.0.0.1:9465", MaxBuckets: 1048576, PinPath: "/sys/fs/bpf/shaperd"},
+			Transparent: Transparent{Mark: 21320}, Shared: notShared,
+			Daemon: Daemon{Metrics: "127.0.0.1:9464", Dashboard: "127.0.0.1:9465", MaxBuckets: 1048576, PinPath: "/sys/fs/bpf/shaperd"},
 			Listen: []shaper.Listener{{
 				Name: "db",
 				Addresses: []shaper.Address{
@@ -128,9 +131,9 @@ key          = []
 block        = true
 refuse_with  = "reject"
 `, Config{
-			Transparent: Transparent{Mark: 21320},
-			Daemon:      Daemon{Observe: true, MaxBuckets: 4096, PinPath: "/run/bpf/x"},
-			ASN:         ASN{Files: []string{"/usr/share/asn.csv"}},
+			Transparent: Transparent{Mark: 21320}, Shared: notShared,
+			Daemon: Daemon{Observe: true, MaxBuckets: 4096, PinPath: "/run/bpf/x"},
+			ASN:    ASN{Files: []string{"/usr/share/asn.csv"}},
 			Listen: []shaper.Listener{{
 				Name: "sms",
 				Addresses: []shaper.Address{
@@ -177,9 +180,9 @@ refuse_with  = "reject"
 		}},
 		{"defaults of an attachment", "[[attach]]\nname = \"uplink\"\ninterface = \"eth0\"\n" +
 			"[[limit]]\nname = \"l\"\nrate = \"10Mbit/s\"\nmatch.attach = [\"uplink\"]\n", Config{
-			Transparent: Transparent{Mark: 21320},
-			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Dashboard: "127.0.0.1:9465", MaxBuckets: 1048576, PinPath: "/sys/fs/bpf/shaperd"},
-			Attach:      []shaper.Attachment{{Name: "uplink", Interfaces: []string{"eth0"}, Queue: 100000, IdleTimeout: time.Hour}},
+			Transparent: Transparent{Mark: 21320}, Shared: notShared,
+			Daemon: Daemon{Metrics: "127.0.0.1:9464", Dashboard: "127.0.0.1:9465", MaxBuckets: 1048576, PinPath: "/sys/fs/bpf/shaperd"},
+			Attach: []shaper.Attachment{{Name: "uplink", Interfaces: []string{"eth0"}, Queue: 100000, IdleTimeout: time.Hour}},
 			Limits: []shaper.Limit{{
 				Name: "l", Match: shaper.Match{Attach: []string{"uplink"}}, IPv4Prefix: 32, IPv6Prefix: 64,
 				Rate: 10e6, MaxDelay: 200 * time.Millisecond, ECNMark: 50, QueueTimeout: 2 * time.Second,
@@ -229,8 +232,8 @@ match    = { attach = ["up"], protocol = "icmp" }
 packets  = "10pps"
 ecn_mark = "100%"
 `, Config{
-			Transparent: Transparent{Mark: 21320},
-			Daemon:      Daemon{Metrics: "127.0.0.1:9464", Dashboard: "127.0.0.1:9465", MaxBuckets: 1048576, PinPath: "/sys/fs/bpf/shaperd"},
+			Transparent: Transparent{Mark: 21320}, Shared: notShared,
+			Daemon: Daemon{Metrics: "127.0.0.1:9464", Dashboard: "127.0.0.1:9465", MaxBuckets: 1048576, PinPath: "/sys/fs/bpf/shaperd"},
 			Attach: []shaper.Attachment{
 				{
 					Name: "up", Interfaces: []string{"eth0", "wg[0-9]", "tap-with-a-long-name-*"},

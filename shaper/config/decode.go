@@ -22,9 +22,10 @@ type loader struct {
 	newAttach shaper.Attachment
 	newLimit  shaper.Limit
 
-	set          map[string]*node // positions of the keys of [daemon] and [transparent]
+	set          map[string]*node // positions of the keys of [daemon], [transparent] and [shared]
 	asnFiles     map[string]*node // positions of ASN files, by path
 	transparents []table          // [transparent] of each file
+	shareds      []table          // [shared] of each file
 	listens      []table          // tables of c.Listen
 	addresses    []locatedAddress
 	attaches     []table // tables of c.Attach
@@ -56,6 +57,9 @@ func (l *loader) file(t table) {
 	}
 	if transparent, ok := t.table("transparent"); ok {
 		l.transparent(transparent)
+	}
+	if shared, ok := t.table("shared"); ok {
+		l.shared(shared)
 	}
 	if asn, ok := t.table("asn"); ok {
 		l.asn(asn)
@@ -97,12 +101,8 @@ func (l *loader) transparent(t table) {
 }
 
 func (l *loader) asn(t table) {
-	folder := filepath.Dir(t.at.file.name)
 	for _, f := range list(t, "files", notEmpty) {
-		path := f.value
-		if !filepath.IsAbs(path) {
-			path = filepath.Join(folder, path)
-		}
+		path := t.path(f.value)
 		if first := l.asnFiles[path]; first != nil {
 			l.add(f.at, fmt.Sprintf("files: duplicate %s, already named at %s:%d", quote(f.value), first.file.name, first.line()))
 			continue
@@ -111,6 +111,14 @@ func (l *loader) asn(t table) {
 		l.c.ASN.Files = append(l.c.ASN.Files, path)
 		l.c.asnAt = append(l.c.asnAt, f.at)
 	}
+}
+
+// path returns the path of a file that t names: a relative one is relative to the file of t.
+func (t table) path(name string) string {
+	if filepath.IsAbs(name) {
+		return name
+	}
+	return filepath.Join(filepath.Dir(t.at.file.name), name)
 }
 
 func notEmpty(s string) (string, error) {
@@ -122,11 +130,16 @@ func notEmpty(s string) (string, error) {
 
 // parseName parses the name of a listener, an attachment or a limit.
 func parseName(s string, _ any) (any, error) {
-	switch {
-	case !isName(s):
-		return s, fmt.Errorf("must be 1 to 64 letters, digits, \"-\", \"_\" and \".\", and begin with a letter or digit, not %s", quote(s))
-	case s == "none":
+	if s == "none" {
 		return s, errors.New("\"none\" is reserved: logs and metrics have it where there is no limit")
+	}
+	return parseLabel(s, nil)
+}
+
+// parseLabel parses a name that may also be "none".
+func parseLabel(s string, _ any) (any, error) {
+	if !isName(s) {
+		return s, fmt.Errorf("must be 1 to 64 letters, digits, \"-\", \"_\" and \".\", and begin with a letter or digit, not %s", quote(s))
 	}
 	return s, nil
 }

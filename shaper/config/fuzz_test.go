@@ -16,7 +16,7 @@ import (
 // FuzzUnits checks that the format of an accepted value parses to the same value.
 func FuzzUnits(f *testing.F) {
 	for _, s := range []string{
-		"10Mbit/s", "1.5MB/s", "5MiB/s", "10mbps", "10M", "64KiB", "0B", "2000pps", "5/min", "2/h", "200ms", "1h30m", "-1", "1Tibit", "0.000008Mbit/s", "8 kbit", "50 /s", "200 ms", "50 %", "192.0.2.1", "::ffff:10.0.0.1", "8000-8010", "AS64500",
+		"10Mbit/s", "1.5MB/s", "5MiB/s", "10mbps", "10M", "64KiB", "0B", "2000pps", "5/min", "2/h", "200ms", "1h30m", "-1", "1Tibit", "0.000008Mbit/s", "8 kbit", "50 /s", "200 ms", "50 %", "192.0.2.1", "::ffff:10.0.0.1", "8000-8010", "AS64500", "redis+sentinel://a:26379,[fd00::1]:1/m", "unix:///run/redis.sock",
 	} {
 		f.Add(s)
 	}
@@ -41,6 +41,11 @@ func FuzzUnits(f *testing.F) {
 		if d, err := ParseDuration(s); err == nil {
 			if again, err := ParseDuration(FormatDuration(d)); again != d || err != nil || d < 0 {
 				t.Errorf("time %q is %d, formatted %s, read as %d, %v", s, d, FormatDuration(d), again, err)
+			}
+		}
+		if store, err := parseStore(s); err == nil {
+			if again, err := parseStore(store); again != store || err != nil {
+				t.Errorf("store %q is %q, read as %q, %v", s, store, again, err)
 			}
 		}
 		parseAddress(s)

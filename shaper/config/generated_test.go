@@ -254,12 +254,16 @@ func TestDefaults(t *testing.T) {
 	contexts := map[string][]string{
 		"daemon":      {"[daemon]\n@\n" + listenDB},
 		"transparent": {listenDB + "transparent = true\n[transparent]\n@\n"},
-		"asn":         {listenDB + "[asn]\n@\n"},
-		"listen":      {listen + "downstream = [\"a\", \"b\"]\n@\n"},
-		"downstream":  {listen + "downstream = [\"a\", { address = \"b\"@ }]\n"},
-		"check":       {listen + "downstream = [\"a\"]\ncheck = { rise = 2@ }\n", listen + "downstream = [\"a\"]\ncheck = { fall = 3@ }\n"},
-		"eject":       {listen + "downstream = [\"a\", \"b\"]\neject = { after = 3@ }\n", listen + "downstream = [\"a\", \"b\"]\neject = { for = \"10s\"@ }\n"},
-		"attach":      {"[[attach]]\nname = \"up\"\ninterface = \"eth0\"\n@\n[[limit]]\nname = \"l\"\nmatch.attach = [\"up\"]\nmax_connections = 1\n"},
+		"shared": {
+			listenDB + "[[limit]]\nname = \"l\"\nrate = \"1MB/s\"\nshared = true\n[shared]\nhosts = 4\nstore = \"redis://h:1\"\n@\n",
+			listenDB + "[[limit]]\nname = \"l\"\nrate = \"1MB/s\"\nshared = true\n[shared]\nhosts = 4\n@\n",
+		},
+		"asn":        {listenDB + "[asn]\n@\n"},
+		"listen":     {listen + "downstream = [\"a\", \"b\"]\n@\n"},
+		"downstream": {listen + "downstream = [\"a\", { address = \"b\"@ }]\n"},
+		"check":      {listen + "downstream = [\"a\"]\ncheck = { rise = 2@ }\n", listen + "downstream = [\"a\"]\ncheck = { fall = 3@ }\n"},
+		"eject":      {listen + "downstream = [\"a\", \"b\"]\neject = { after = 3@ }\n", listen + "downstream = [\"a\", \"b\"]\neject = { for = \"10s\"@ }\n"},
+		"attach":     {"[[attach]]\nname = \"up\"\ninterface = \"eth0\"\n@\n[[limit]]\nname = \"l\"\nmatch.attach = [\"up\"]\nmax_connections = 1\n"},
 		"limit": {
 			limited + "match.protocol = \"udp\"\nrate = \"1MB/s\"\npackets = \"5/s\"\nmax_connections = 5\n@\n",
 			limited + "key = [\"source\"]\nrate = \"1MB/s\"\n@\n",

@@ -19,6 +19,12 @@ var fileKeys = keys{
 		doc:   "Packet interception for transparent listeners. Each key may be set once in all files.",
 	},
 	{
+		name: "shared", typ: tableType(sharedKeys), needs: []condition{{doc: "a limit with `shared = true`"}},
+		shown: when(func(c *Config) bool { return c.Shared.Hosts > 0 }),
+		doc: "The group of hosts that share limits. Each key may be set once in all files. Files are paths, relative " +
+			"to the configuration file, or without a `/` names of systemd credentials.",
+	},
+	{
 		name: "asn", typ: tableType(asnKeys),
 		doc: "Data that maps addresses to autonomous systems (AS).",
 	},
@@ -83,7 +89,12 @@ var daemonKeys = keys{
 }
 
 func endpointType(example string) valueType {
-	return textType("`host:port` or `\"\"`", example, `^(.*:[0-9]{1,5})?$`, parseEndpoint)
+	return textType("`host:port` or `\"\"`", example, `^(.*:[0-9]{1,5})?$`, func(s string, _ any) (any, error) {
+		if err := checkEndpoint(s, example); err != nil {
+			return nil, err
+		}
+		return s, nil
+	})
 }
 
 var transparentKeys = keys{

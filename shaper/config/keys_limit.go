@@ -53,6 +53,15 @@ var limitKeys = keys{
 		doc:   "Bits of an IPv6 source that make the key; 64 is the prefix of one site.",
 	},
 	{
+		name: "shared", typ: booleanType, def: "false", needs: []condition{notPerConnection},
+		field:    fieldOf(func(l *shaper.Limit) *bool { return &l.Shared }),
+		omitZero: true,
+		doc: "One bucket for all hosts of the group in `[shared]`, for each key: together they stay within the rates " +
+			"and caps. `max_connections` must be at least `hosts`. Listeners and attachments in `match` or `key` " +
+			"need the same names on all hosts. An override counts on its host alone: hosts share parts of a limit, and " +
+			"each applies its parts to its own values.",
+	},
+	{
 		name: "direction", typ: enumType(shaper.ToDownstream, shaper.FromDownstream, shaper.Both), def: `"to-downstream"`, needs: []condition{paced, oneDirection},
 		field: fieldOf(func(l *shaper.Limit) *shaper.Direction { return &l.Direction }),
 		shown: when(func(l *shaper.Limit) bool { return paces(l) && !l.InPacketPlane() }), textAfter: "ecn_mark",
@@ -94,7 +103,7 @@ var limitKeys = keys{
 			"dropped; at listeners a TCP source is slowed down.",
 	},
 	{
-		name: "scheduling", typ: enumType(shaper.ScheduleFair, shaper.ScheduleFIFO), def: `"fair"`, needs: []condition{paced, atListeners("unsupported at attachments, where packets of a bucket leave in order of arrival"), sharedBucket}, overridable: true,
+		name: "scheduling", typ: enumType(shaper.ScheduleFair, shaper.ScheduleFIFO), def: `"fair"`, needs: []condition{paced, atListeners("unsupported at attachments, where packets of a bucket leave in order of arrival"), notPerConnection}, overridable: true,
 		field: fieldOf(func(l *shaper.Limit) *shaper.Scheduling { return &l.Scheduling }),
 		doc: "Order of the units that wait for one bucket: with `\"fair\"` sources take turns, and the connections " +
 			"or flows of a source; `\"fifo\"` is first come, first served.",
@@ -287,7 +296,7 @@ var (
 	bySource = needs("`\"source\"` in `key`", "", func(l *shaper.Limit, _ isSet) bool {
 		return l.Key&shaper.KeySource != 0
 	})
-	sharedBucket = needs("", `has no effect with "connection" in key, where each connection is alone`, func(l *shaper.Limit, _ isSet) bool {
+	notPerConnection = needs("", `has no effect with "connection" in key, where each connection is alone`, func(l *shaper.Limit, _ isSet) bool {
 		return l.Key&shaper.KeyConnection == 0
 	})
 	oneDirection = needs("", `unsupported at attachments, which have one direction: add an [[attach]] with direction = "ingress"`, func(l *shaper.Limit, _ isSet) bool {

@@ -17,6 +17,9 @@ func (t table) suggestions(key string) []string {
 	if near := Nearest(key, known); near != "" {
 		return []string{near}
 	}
+	if t.name == "[[override]]" && slices.Contains(limitKeys.names(), key) {
+		return nil // it cannot be overridden
+	}
 	old := slices.Sorted(maps.Keys(renamed[t.name]))
 	if now := renamed[t.name][Nearest(key, old)]; now != "" {
 		return []string{now}

@@ -8,8 +8,8 @@ import (
 	"shaperd.dev/shaperd/shaper"
 )
 
-// Summary describes what each bucket of l enforces.
-func Summary(l *shaper.Limit) string {
+// Summary describes what each bucket of l, a limit of c, enforces.
+func (c *Config) Summary(l *shaper.Limit) string {
 	var parts []string
 	if l.Block {
 		return "block"
@@ -42,6 +42,9 @@ func Summary(l *shaper.Limit) string {
 	}
 	if l.MaxConnections != 0 && !l.InPacketPlane() || l.NewConnections.N != 0 {
 		parts = append(parts, "wait "+l.QueueTimeout.String())
+	}
+	if l.Shared {
+		parts = append(parts, fmt.Sprintf("shared by %d hosts", c.Shared.Hosts))
 	}
 	return strings.Join(parts, ", ")
 }

@@ -11,6 +11,7 @@ var synonyms = map[string]map[string][]string{
 	"": invert(map[string]string{
 		"daemon":      "global general settings",
 		"transparent": "tproxy",
+		"shared":      "cluster distributed group peers redis",
 		"asn":         "as autonomous_system autonomous_systems",
 		"listen":      "listener listeners frontend frontends server servers proxy stream entrypoint",
 		"attach":      "attachment attachments interface interfaces",
@@ -27,6 +28,22 @@ var synonyms = map[string]map[string][]string{
 	"[transparent]": invert(map[string]string{
 		"rules": "nftables iptables",
 		"mark":  "fwmark table",
+	}),
+	"[shared]": invert(map[string]string{
+		"hosts":         "nodes members peers replicas size count",
+		"name":          "host hostname node node_name id",
+		"store":         "redis valkey ledger url urls address addresses server servers endpoint endpoints backend",
+		"username":      "user acl_user",
+		"password_file": "password pass passwd auth requirepass secret",
+		"ca_file":       "ca cacert ca_cert tls_ca",
+		"cert_file":     "cert certificate tls_cert",
+		"key_file":      "key private_key tls_key",
+		"prefix":        "key_prefix namespace",
+		"lease":         "ttl lease_time",
+		"interval":      "period refresh sync_interval every",
+		"alone":         "fallback on_failure failure_mode",
+		"failover":      "consistency",
+		"serve":         "listen bind listen_address",
 	}),
 	"[asn]": invert(map[string]string{
 		"files": "file path paths database db mmdb csv",
@@ -97,6 +114,7 @@ var synonymsInLimit = invert(map[string]string{
 	"match.port":      "port dport",
 	"match.protocol":  "protocol proto",
 	"key":             "keys group_by per by",
+	"shared":          "cluster distributed global scope",
 	"ipv4_prefix":     "ipv4_mask ipv4_prefix_length",
 	"ipv6_prefix":     "ipv6_mask ipv6_prefix_length",
 	"rate":            "bandwidth bps speed max_rate limit_rate throughput",
@@ -164,6 +182,12 @@ var valueSynonyms = map[string]map[string][]string{
 		"reply":  "429 http-429 http_429 message",
 		"reject": "icmp port-unreachable",
 	}),
+	"alone": invert(map[string]string{
+		"share":  "local static split",
+		"closed": "fail-closed fail_closed deny none nothing",
+		"open":   "fail-open fail_open allow all",
+	}),
+	"failover": invert(map[string]string{"strict": "safe slow"}),
 	"protocol": invert(map[string]string{"icmp": "icmpv6 icmp6 ping"}),
 }
 

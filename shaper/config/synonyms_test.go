@@ -10,7 +10,7 @@ import (
 // name known keys.
 func TestSynonyms_NameKnownKeys(t *testing.T) {
 	tables := map[string]keys{
-		"": fileKeys, "[daemon]": daemonKeys, "[transparent]": transparentKeys, "[asn]": asnKeys, "[[listen]]": listenKeys,
+		"": fileKeys, "[daemon]": daemonKeys, "[transparent]": transparentKeys, "[shared]": sharedKeys, "[asn]": asnKeys, "[[listen]]": listenKeys,
 		"downstream": downstreamKeys, "check": checkKeys, "eject": ejectKeys, "[[attach]]": attachKeys, "[[limit]]": limitKeys, "match": matchKeys,
 	}
 	for table, keys := range tables {
@@ -34,7 +34,7 @@ func TestSynonyms_NameKnownKeys(t *testing.T) {
 func TestOtherWords_NameKnownValues(t *testing.T) {
 	for key, words := range valueSynonyms {
 		var values []string
-		for _, keys := range []keys{transparentKeys, listenKeys, attachKeys, limitKeys, matchKeys} {
+		for _, keys := range []keys{transparentKeys, sharedKeys, listenKeys, attachKeys, limitKeys, matchKeys} {
 			for _, k := range keys {
 				if k.name != key {
 					continue
