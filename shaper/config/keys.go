@@ -23,6 +23,7 @@ type key struct {
 	preset      func(record any) any // default value, if it depends on keys before this one
 	needs       []condition          // conditions without which the key has no effect
 	overridable bool                 // an [[override]] may set the key
+	perHost     bool                 // [Config.SharedLimits] leaves the key out
 	doc         string               // documentation: sentences in Markdown
 	ifEmpty     string               // what to do instead, in the error about an empty array
 

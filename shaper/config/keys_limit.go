@@ -103,13 +103,13 @@ var limitKeys = keys{
 			"dropped; at listeners a TCP source is slowed down.",
 	},
 	{
-		name: "scheduling", typ: enumType(shaper.ScheduleFair, shaper.ScheduleFIFO), def: `"fair"`, needs: []condition{paced, atListeners("unsupported at attachments, where packets of a bucket leave in order of arrival"), notPerConnection}, overridable: true,
+		name: "scheduling", typ: enumType(shaper.ScheduleFair, shaper.ScheduleFIFO), def: `"fair"`, needs: []condition{paced, atListeners("unsupported at attachments, where packets of a bucket leave in order of arrival"), notPerConnection}, overridable: true, perHost: true,
 		field: fieldOf(func(l *shaper.Limit) *shaper.Scheduling { return &l.Scheduling }),
 		doc: "Order of the units that wait for one bucket: with `\"fair\"` sources take turns, and the connections " +
 			"or flows of a source; `\"fifo\"` is first come, first served.",
 	},
 	{
-		name: "ecn_mark", typ: quantityType("percentage from `1%` to `100%`", "50%", `^[0-9]+ ?%$`, parsePercent, showPercent), def: `"50%"`, needs: []condition{pacedAtAttachments, atAttachments}, overridable: true,
+		name: "ecn_mark", typ: quantityType("percentage from `1%` to `100%`", "50%", `^[0-9]+ ?%$`, parsePercent, showPercent), def: `"50%"`, needs: []condition{pacedAtAttachments, atAttachments}, overridable: true, perHost: true,
 		field: fieldOf(func(l *shaper.Limit) *int { return &l.ECNMark }),
 		preset: on(func(l *shaper.Limit) any {
 			if l.InPacketPlane() {
@@ -140,7 +140,7 @@ var limitKeys = keys{
 			"first packet for `new_connections`.",
 	},
 	{
-		name: "max_queue", typ: integerType(0, 1<<20), def: "1000", needs: []condition{counting, queueing}, overridable: true,
+		name: "max_queue", typ: integerType(0, 1<<20), def: "1000", needs: []condition{counting, queueing}, overridable: true, perHost: true,
 		field: fieldOf(func(l *shaper.Limit) *int { return &l.MaxQueue }),
 		preset: on(func(l *shaper.Limit) any {
 			if l.InPacketPlane() {
@@ -158,7 +158,7 @@ var limitKeys = keys{
 			"effect next to it.",
 	},
 	{
-		name: "refuse_with", typ: enumType(shaper.RefuseReset, shaper.RefuseClose, shaper.RefuseDrop, shaper.RefuseReply, shaper.RefuseReject), defText: "`\"reset\"`; `\"drop\"` at listeners where `match.protocol` is `\"udp\"`", needs: []condition{refusing},
+		name: "refuse_with", typ: enumType(shaper.RefuseReset, shaper.RefuseClose, shaper.RefuseDrop, shaper.RefuseReply, shaper.RefuseReject), defText: "`\"reset\"`; `\"drop\"` at listeners where `match.protocol` is `\"udp\"`", needs: []condition{refusing}, perHost: true,
 		field: fieldOf(func(l *shaper.Limit) *shaper.RefuseWith { return &l.RefuseWith }),
 		preset: on(func(l *shaper.Limit) any {
 			if isUDPOnly(l) {
@@ -173,7 +173,7 @@ var limitKeys = keys{
 			"TCP connections.",
 	},
 	{
-		name: "reply", typ: quantityType("`\"http-429\"`, or a text of at most 4096 bytes", "http-429", "", parseReply, asIs), defText: "none", needs: []condition{replying},
+		name: "reply", typ: quantityType("`\"http-429\"`, or a text of at most 4096 bytes", "http-429", "", parseReply, asIs), defText: "none", needs: []condition{replying}, perHost: true,
 		field: fieldOf(func(l *shaper.Limit) *string { return &l.Reply }),
 		text:  on(func(l *shaper.Limit) string { return strconv.Quote(l.Reply) }),
 		doc: "Text that a refused connection gets. `{retry_after}` in it is replaced by the seconds after which " +

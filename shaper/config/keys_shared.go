@@ -14,7 +14,7 @@ var sharedKeys = keys{
 			"only of what is not in use.",
 	},
 	{
-		name: "name", typ: labelType("gw1"), defText: "the host name", needs: []condition{withLedger},
+		name: "name", typ: labelType("gw1"), defText: "the host name", needs: []condition{withLedger}, perHost: true,
 		field: fieldOf(func(c *Config) *string { return &c.Shared.Name }),
 		doc:   "Name of this host, unique in its group.",
 	},
@@ -24,7 +24,7 @@ var sharedKeys = keys{
 		doc:   "Name of the group, one of several at the same ledger.",
 	},
 	{
-		name: "store", typ: arrayType(`URL such as "rediss://10.0.0.9:6379"`, stringType("URL", "rediss://10.0.0.9:6379", storePattern), parseStore, asIs), def: "[]",
+		name: "store", typ: arrayType(`URL such as "rediss://10.0.0.9:6379"`, stringType("URL", "rediss://10.0.0.9:6379", storePattern), parseStore, asIs), def: "[]", perHost: true,
 		field:    fieldOf(func(c *Config) *[]string { return &c.Shared.Store }),
 		omitZero: true,
 		doc: "The ledger, from which hosts get their parts of the limits: one Redis or Valkey, or the hosts that " +
@@ -33,27 +33,27 @@ var sharedKeys = keys{
 			"in place of `redis` is over TLS. Without a ledger each host has 1/`hosts`.",
 	},
 	{
-		name: "username", typ: textType("name", "shaperd", `^[^ ]+$`, parseUsername), defText: "the default user", needs: []condition{atRedis},
+		name: "username", typ: textType("name", "shaperd", `^[^ ]+$`, parseUsername), defText: "the default user", needs: []condition{atRedis}, perHost: true,
 		field: fieldOf(func(c *Config) *string { return &c.Shared.Username }),
 		doc:   "User at Redis.",
 	},
 	{
-		name: "password_file", typ: fileType("/etc/shaperd/redis.pass"), defText: "none", needs: []condition{atRedis},
+		name: "password_file", typ: fileType("/etc/shaperd/redis.pass"), defText: "none", needs: []condition{atRedis}, perHost: true,
 		field: fieldOf(func(c *Config) *string { return &c.Shared.PasswordFile }),
 		doc:   "File with the password at Redis.",
 	},
 	{
-		name: "ca_file", typ: fileType("/etc/shaperd/ca.pem"), defText: "those of the system", needs: []condition{overTLS},
+		name: "ca_file", typ: fileType("/etc/shaperd/ca.pem"), defText: "those of the system", needs: []condition{overTLS}, perHost: true,
 		field: fieldOf(func(c *Config) *string { return &c.Shared.CAFile }),
 		doc:   "Certificates (PEM) that sign that of the ledger, and with `serve` those of the other hosts.",
 	},
 	{
-		name: "cert_file", typ: fileType("/etc/shaperd/cert.pem"), defText: "none", needs: []condition{with("key_file", func(s *Shared) string { return s.KeyFile }), overTLS},
+		name: "cert_file", typ: fileType("/etc/shaperd/cert.pem"), defText: "none", needs: []condition{with("key_file", func(s *Shared) string { return s.KeyFile }), overTLS}, perHost: true,
 		field: fieldOf(func(c *Config) *string { return &c.Shared.CertFile }),
 		doc:   "Certificate (PEM) of this host.",
 	},
 	{
-		name: "key_file", typ: fileType("/etc/shaperd/key.pem"), defText: "none", needs: []condition{with("cert_file", func(s *Shared) string { return s.CertFile }), overTLS},
+		name: "key_file", typ: fileType("/etc/shaperd/key.pem"), defText: "none", needs: []condition{with("cert_file", func(s *Shared) string { return s.CertFile }), overTLS}, perHost: true,
 		field: fieldOf(func(c *Config) *string { return &c.Shared.KeyFile }),
 		doc:   "Private key (PEM) of the certificate.",
 	},
@@ -68,12 +68,12 @@ var sharedKeys = keys{
 		doc:   "How long a host may use its parts without an answer of the ledger.",
 	},
 	{
-		name: "interval", typ: durationType(20*time.Millisecond, 10*time.Second), def: `"100ms"`, needs: []condition{withLedger},
+		name: "interval", typ: durationType(20*time.Millisecond, 10*time.Second), def: `"100ms"`, needs: []condition{withLedger}, perHost: true,
 		field: fieldOf(func(c *Config) *time.Duration { return &c.Shared.Interval }),
 		doc:   "Interval between calls to the ledger, at most a third of `lease`.",
 	},
 	{
-		name: "alone", typ: enumType(AloneShare, AloneClosed, AloneOpen), def: `"share"`, needs: []condition{withLedger},
+		name: "alone", typ: enumType(AloneShare, AloneClosed, AloneOpen), def: `"share"`, needs: []condition{withLedger}, perHost: true,
 		field: fieldOf(func(c *Config) *Alone { return &c.Shared.Alone }),
 		doc: "What a host uses of each limit while no ledger answers: 1/`hosts` (`\"share\"`), nothing " +
 			"(`\"closed\"`), or the whole (`\"open\"`): all hosts together may then exceed it.",
@@ -86,7 +86,7 @@ var sharedKeys = keys{
 			"ended (`\"strict\"`).",
 	},
 	{
-		name: "serve", typ: endpointType("10.0.0.1:9466"), def: `""`, needs: []condition{servingLedger},
+		name: "serve", typ: endpointType("10.0.0.1:9466"), def: `""`, needs: []condition{servingLedger}, perHost: true,
 		field:    fieldOf(func(c *Config) *string { return &c.Shared.Serve }),
 		omitZero: true,
 		doc: "Address at which this host serves the ledger to others, over TLS: to hosts with a certificate that is " +
