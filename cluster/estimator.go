@@ -17,15 +17,17 @@ type Estimator struct {
 
 // usage is what a host uses of one bucket.
 type usage struct {
-	sampledAt Time
-	sum       float64    // parts x time, in the current window
-	peaks     [3]float64 // parts, in the last windows
-	samples   [2]float64 // parts, of the last ones
-	waiting   int64      // sources
-	want      int64      // as the ledger was told, and when
-	weight    int64
-	toldAt    Time
-	asked     bool // since something began to wait
+	sampledAt    Time
+	pending      float64 // parts x time, not in samples yet
+	pendingSince Time
+	sum          float64    // parts x time, in the current window
+	peaks        [3]float64 // parts, in the last windows
+	samples      [2]float64 // parts, in the last samples
+	waiting      int64      // sources
+	want         int64      // as the ledger was told, and when
+	weight       int64
+	toldAt       Time
+	asked        bool // since something began to wait
 }
 
 const (
@@ -47,15 +49,15 @@ func NewEstimator(h *Host, interval, now Time) *Estimator {
 func (e *Estimator) Sample(now Time, key string, used Time, waiting int64) {
 	u := e.usage[key]
 	if u == nil {
-		u = &usage{sampledAt: e.windowBegin}
+		u = &usage{pendingSince: e.windowBegin}
 		e.usage[key] = u
 	}
-	span := float64(max(now-u.sampledAt, Millisecond))
-	u.sum += float64(used) * float64(Whole)
-	if span >= float64(shortSample) {
-		u.samples = [2]float64{u.samples[1], float64(used) * float64(Whole) / span}
-	} else {
-		u.samples[1] = max(u.samples[1], float64(used)*float64(Whole)/span)
+	parts := float64(used) * float64(Whole)
+	u.sum += parts
+	u.pending += parts
+	if span := now - u.pendingSince; span >= shortSample {
+		u.samples = [2]float64{u.samples[1], u.pending / float64(span)}
+		u.pending, u.pendingSince = 0, now
 	}
 	u.sampledAt, u.waiting = now, waiting
 	if waiting == 0 {

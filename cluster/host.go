@@ -450,7 +450,7 @@ func (h *Host) Lease() Lease {
 	}
 	switch {
 	case h.absent && !h.leased:
-		l.Cold, l.Between, l.Alone = 0, 0, 0
+		l = Lease{}
 	case h.Alone == AloneClosed:
 		l.Between, l.Alone = 0, 0
 	case h.Alone == AloneOpen:

@@ -30,8 +30,8 @@ const (
 	knowledgeLag = 100 * Millisecond
 )
 
-// timeout is how long a host waits for a reply.
-func (p *Params) timeout() Time { return min(p.Lease/4, Second) }
+// Timeout is how long a host waits for a reply.
+func (p *Params) Timeout() Time { return min(p.Lease/4, Second) }
 
 // state is all that a ledger remembers.
 type state struct {
@@ -139,7 +139,7 @@ func (s *state) stoodStill(now Time, q *Request) bool {
 		}
 		at = m.gotAt
 	}
-	return now-at < q.GotAge*98/100-s.params.timeout()-slowReply
+	return now-at < q.GotAge*98/100-s.params.Timeout()-slowReply
 }
 
 func (s *state) hasMembers(now Time) bool {

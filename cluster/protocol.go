@@ -43,7 +43,7 @@ func (p *Params) grace() Time { return p.Lease + 2*p.Step }
 func (p *Params) expiry() Time { return 2*p.Lease + p.Step }
 
 // Request is a call of a host to the ledger. A host has one call on its way at a time, gives up on it
-// after callTimeout, and takes no reply but that to its last one.
+// after Params.Timeout, and takes no reply but that to its last one.
 type Request struct {
 	Params Params
 	Host   string // name of the host

@@ -1,0 +1,312 @@
+// Package member makes a daemon one of the hosts that share limits: one goroutine samples what the planes
+// pass, calls the store of the ledger, and tells the planes what they may pass. Data never waits for it.
+package member
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"shaperd.dev/shaperd/cluster"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// Store runs the ledger, or reaches the one that does. A call that returns an error may have been
+// processed all the same. A Store is used by one goroutine at a time.
+type Store interface {
+	Call(context.Context, *cluster.Request) (*cluster.Reply, error)
+}
+
+// Plane enforces what this host may use of its shared buckets.
+type Plane interface {
+	// SetShares returns when nothing leaves any more under larger parts than these.
+	SetShares(shaper.Shares)
+	// Demands appends what the plane needs of its buckets since it was last called.
+	Demands([]shaper.Demand) []shaper.Demand
+}
+
+// Names translates the keys of buckets, which differ from host to host, to names, which do not. It is
+// safe for concurrent use.
+type Names interface {
+	Name(shaper.Key) string
+	// Key returns the key of a bucket, and which of the planes has it; false if it has no such bucket.
+	Key(name string) (key shaper.Key, plane int, ok bool)
+	// Always returns the names of buckets that are sampled even if they are idle: those of limits
+	// without key.
+	Always() []string
+}
+
+// Options are the settings of a member.
+type Options struct {
+	Host     cluster.HostOptions // without InUse
+	Interval time.Duration       // between two calls, on average
+	Store    Store
+	Planes   []Plane
+	Names    Names
+	Clock    func() cluster.Time // CLOCK_BOOTTIME
+	Now      func() leaky.Time   // the daemon's clock, which the planes use
+	Log      *slog.Logger
+}
+
+// Member is a running member. Its methods are safe for concurrent use.
+type Member struct {
+	Options
+	commands chan func()
+	short    chan struct{}
+	done     chan struct{}
+
+	// Owned by the goroutine of run.
+	host      *cluster.Host
+	estimator *cluster.Estimator
+	interval  cluster.Time
+	demands   []shaper.Demand
+	unsettled map[string]bool // buckets of which more than their parts may still be in use
+	resample  bool            // and since they were sampled, parts have changed
+	lease     cluster.Lease   // that the planes know
+	sampledAt cluster.Time
+	windowAt  cluster.Time // when the window ends
+	callAt    cluster.Time // when the next call is due
+	again     bool         // it is due at once
+	calling   bool
+	replies   chan reply
+	leaving   chan struct{} // closed when the ledger knows that the host has left; nil while it stays
+	left      bool
+	counters  Counters
+	lastError error
+	lastEpoch int64
+}
+
+// reply is the outcome of a call.
+type reply struct {
+	*cluster.Reply
+	err  error
+	took time.Duration
+}
+
+// Start starts a member, which runs until ctx ends. The planes are told before it returns that the
+// host has nothing yet.
+func Start(ctx context.Context, o Options) *Member {
+	m := &Member{
+		Options: o, commands: make(chan func()), short: make(chan struct{}, 1), done: make(chan struct{}),
+		replies: make(chan reply, 1), unsettled: map[string]bool{}, interval: cluster.FromDuration(o.Interval),
+	}
+	now := m.Clock()
+	hostOptions := o.Host
+	hostOptions.InUse = func(key string) bool { return m.estimator.InUse(key) }
+	m.host = cluster.NewHost(hostOptions, now)
+	m.estimator = cluster.NewEstimator(m.host, m.interval, now)
+	m.sampledAt, m.windowAt = now, now+m.interval
+	m.callAt = now + cluster.Time(rand.Int64N(int64(m.interval)))
+	m.apply()
+	go m.run(ctx)
+	return m
+}
+
+// Short tells m that a bucket has begun to delay units. It does not block.
+func (m *Member) Short() {
+	select {
+	case m.short <- struct{}{}:
+	default:
+	}
+}
+
+// do runs f in the goroutine of run. It reports false if m has ended, or ctx.
+func (m *Member) do(ctx context.Context, f func()) bool {
+	ran := make(chan struct{})
+	select {
+	case m.commands <- func() { f(); close(ran) }:
+		<-ran
+		return true
+	case <-m.done:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// Wait waits until m has ended.
+func (m *Member) Wait() { <-m.done }
+
+// Leave makes the planes let nothing of shared limits pass, and tells the ledger. It returns when the
+// ledger knows, or ctx ends.
+func (m *Member) Leave(ctx context.Context) error {
+	left := make(chan struct{})
+	if !m.do(ctx, func() { m.leaving = left }) {
+		return context.Cause(ctx)
+	}
+	select {
+	case <-left:
+		return nil
+	case <-m.done:
+		return context.Canceled
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (m *Member) run(ctx context.Context) {
+	defer close(m.done)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		sample := false
+		select {
+		case <-ctx.Done():
+			return
+		case f := <-m.commands:
+			f()
+		case <-m.short:
+			sample = true
+		case r := <-m.replies:
+			m.take(r)
+		case <-timer.C:
+		}
+		now := m.Clock()
+		m.step(ctx, now, sample)
+		timer.Reset(m.nextWake(now).Duration())
+	}
+}
+
+// samplesPerInterval is how often the planes are asked what they need. A bucket that is idle for two
+// samples may be given back.
+const samplesPerInterval = 4
+
+// step does what is due at now.
+func (m *Member) step(ctx context.Context, now cluster.Time, sample bool) {
+	if sample || now >= m.sampledAt+m.interval/samplesPerInterval {
+		m.sample(now)
+	}
+	if now >= m.windowAt {
+		m.estimator.EndWindow(now)
+		m.windowAt = now + m.interval
+	}
+	urgent := m.estimator.Urgent(now)
+	m.apply()
+	if m.calling || m.left || !m.again && !urgent && now < m.callAt && m.leaving == nil {
+		return
+	}
+	m.call(ctx, now)
+}
+
+// nextWake is how long there is nothing to do after now.
+func (m *Member) nextWake(now cluster.Time) cluster.Time {
+	next := min(m.sampledAt+m.interval/samplesPerInterval, m.windowAt)
+	if !m.calling {
+		next = min(next, m.callAt)
+	}
+	return max(next-now, cluster.Millisecond)
+}
+
+// sample asks the planes what they need.
+func (m *Member) sample(now cluster.Time) {
+	m.sampledAt = now
+	m.demands = m.demands[:0]
+	for _, p := range m.Planes {
+		m.demands = p.Demands(m.demands)
+	}
+	clear(m.unsettled)
+	m.resample = false
+	seen := map[string]bool{}
+	for i := range m.demands {
+		d := &m.demands[i]
+		name := m.Names.Name(d.Key)
+		m.estimator.Sample(now, name, cluster.FromDuration(d.Used.Duration()), int64(d.Waiting))
+		seen[name] = true
+		if d.Unsettled {
+			m.unsettled[name] = true
+		}
+	}
+	for _, name := range m.Names.Always() {
+		if !seen[name] {
+			m.estimator.Sample(now, name, 0, 0)
+		}
+	}
+}
+
+// call sends the next call, whose reply comes back through m.replies.
+func (m *Member) call(ctx context.Context, now cluster.Time) {
+	var q *cluster.Request
+	if m.leaving != nil {
+		q = m.host.Leave(now)
+		m.apply()
+	} else {
+		if m.resample {
+			m.sample(now)
+		}
+		q = m.host.Request(now, func(key string) bool { return m.unsettled[key] })
+	}
+	m.calling, m.again = true, false
+	// Hosts must not call in step.
+	m.callAt = now + m.interval/2 + cluster.Time(rand.Int64N(int64(m.interval)))
+	go func() {
+		ctx, cancel := context.WithTimeout(ctx, m.Options.Host.Params.Timeout().Duration())
+		defer cancel()
+		sent := time.Now()
+		r, err := m.Store.Call(ctx, q)
+		m.replies <- reply{r, err, time.Since(sent)}
+	}()
+}
+
+// take takes the outcome of the call.
+func (m *Member) take(r reply) {
+	m.calling = false
+	m.counters.add(r)
+	if (r.err == nil) != (m.lastError == nil) {
+		m.logStore(r.err)
+	}
+	m.lastError = r.err
+	if r.err != nil {
+		return
+	}
+	m.again = m.host.Reply(m.Clock(), r.Reply)
+	m.logEpoch(r.Epoch)
+	m.apply()
+	if m.leaving != nil && !m.again {
+		close(m.leaving)
+		m.left = true
+	}
+}
+
+// apply tells the planes what has changed.
+func (m *Member) apply() {
+	hot, cold, all := m.host.TakeChanges()
+	lease := m.host.Lease()
+	changed := all || len(hot)+len(cold) > 0
+	if !changed && lease == m.lease {
+		return
+	}
+	m.lease, m.resample = lease, m.resample || changed
+	shares := make([]shaper.Shares, len(m.Planes))
+	for _, name := range hot {
+		if key, plane, ok := m.Names.Key(name); ok {
+			parts, _ := m.host.Parts(name)
+			shares[plane].Given = append(shares[plane].Given, shaper.KeyParts{Key: key, Parts: uint32(parts)})
+		}
+	}
+	for _, name := range cold {
+		if key, plane, ok := m.Names.Key(name); ok {
+			shares[plane].Cold = append(shares[plane].Cold, key)
+		}
+	}
+	planeLease := m.planeLease(lease)
+	for i, p := range m.Planes {
+		shares[i].Lease, shares[i].Reset = planeLease, all
+		p.SetShares(shares[i])
+	}
+}
+
+// planeLease is l by the daemon's clock.
+func (m *Member) planeLease(l cluster.Lease) shaper.Lease {
+	now, hostNow := m.Now(), m.Clock() // in this order a lease ends early rather than late
+	at := func(t cluster.Time) leaky.Time {
+		if t < hostNow {
+			return now.Sub(leaky.FromDuration((hostNow - t).Duration()))
+		}
+		return now.Add(leaky.FromDuration((t - hostNow).Duration()))
+	}
+	return shaper.Lease{
+		End: at(l.End), AloneAt: at(l.AloneAt) + leaky.Second/1000,
+		Cold: uint32(l.Cold), Between: uint32(l.Between), Alone: uint32(l.Alone),
+	}
+}

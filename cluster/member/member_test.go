@@ -1,0 +1,202 @@
+package member
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"shaperd.dev/shaperd/cluster"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// memoryStore is a ledger in this process.
+type memoryStore struct {
+	mu     sync.Mutex
+	ledger cluster.Ledger
+	clock  func() cluster.Time
+	away   bool // it does not answer
+	calls  int
+}
+
+func (s *memoryStore) Call(ctx context.Context, q *cluster.Request) (*cluster.Reply, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls++
+	if s.away {
+		s.mu.Unlock()
+		<-ctx.Done()
+		s.mu.Lock()
+		return nil, ctx.Err()
+	}
+	return s.ledger.Call(s.clock(), q), nil
+}
+
+func (s *memoryStore) setAway(away bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.away = away
+}
+
+// fakePlane has one bucket, "db", of which it uses all that it may if busy.
+type fakePlane struct {
+	mu    sync.Mutex
+	now   func() leaky.Time
+	busy  bool
+	lease shaper.Lease
+	parts uint32
+	hot   bool
+	at    leaky.Time
+	sets  int
+}
+
+func (p *fakePlane) SetShares(s shaper.Shares) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sets++
+	p.lease = s.Lease
+	p.hot = p.hot && !s.Reset && len(s.Cold) == 0
+	for _, g := range s.Given {
+		p.parts, p.hot = g.Parts, true
+	}
+}
+
+func (p *fakePlane) use() uint32 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.partsNow()
+}
+
+func (p *fakePlane) partsNow() uint32 {
+	parts := p.lease.Cold
+	if p.hot {
+		parts = p.parts
+	}
+	return p.lease.Parts(parts, p.now())
+}
+
+func (p *fakePlane) Demands(list []shaper.Demand) []shaper.Demand {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	span := p.now() - p.at
+	p.at = p.now()
+	if !p.busy {
+		return list
+	}
+	return append(list, shaper.Demand{Key: shaper.Key{Limit: 2}, Used: span / shaper.Whole * leaky.Time(p.partsNow()), Waiting: 1})
+}
+
+type oneName struct{}
+
+func (oneName) Name(shaper.Key) string { return "db" }
+func (oneName) Key(name string) (shaper.Key, int, bool) {
+	return shaper.Key{Limit: 2}, 0, name == "db"
+}
+func (oneName) Always() []string { return []string{"db"} }
+
+func startMembers(ctx context.Context, n int) (*memoryStore, []*fakePlane, []*Member) {
+	start := time.Now()
+	clock := func() cluster.Time { return cluster.FromDuration(time.Since(start)) + cluster.Second }
+	now := func() leaky.Time { return leaky.FromDuration(time.Since(start)) }
+	store := &memoryStore{ledger: cluster.Ledger{Run: "a"}, clock: clock}
+	var planes []*fakePlane
+	var members []*Member
+	for i := range n {
+		p := &fakePlane{now: now}
+		planes = append(planes, p)
+		members = append(members, Start(ctx, Options{
+			Host: cluster.HostOptions{
+				Params: cluster.Params{Hosts: n, Lease: cluster.Second, Step: cluster.Second / 2}, Name: string(rune('a' + i)), Start: 1,
+			},
+			Interval: 100 * time.Millisecond, Store: store, Planes: []Plane{p}, Names: oneName{}, Clock: clock, Now: now,
+			Log: slog.New(slog.DiscardHandler),
+		}))
+	}
+	return store, planes, members
+}
+
+func TestMember_GetsTheWholeAndFallsBackToItsFloor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		store, planes, members := startMembers(ctx, 3)
+		if use := planes[0].use(); use != 0 {
+			t.Errorf("a member that has just started uses %d parts", use)
+		}
+		time.Sleep(3 * time.Second)
+		planes[1].setBusy(true)
+		members[1].Short()
+		time.Sleep(500 * time.Millisecond)
+		if use := planes[1].use(); use < shaper.Whole*9/10 {
+			t.Errorf("the only member with traffic uses %d of %d parts", use, shaper.Whole)
+		}
+		before := store.count()
+		time.Sleep(10 * time.Second)
+		if calls := store.count() - before; calls > 3*10*15+10*15 {
+			t.Errorf("%d calls in 10 s", calls)
+		}
+		store.setAway(true)
+		for range 60 { // the lease ends, by itself
+			time.Sleep(100 * time.Millisecond)
+			if sum := planes[0].use() + planes[1].use() + planes[2].use(); sum > shaper.Whole {
+				t.Fatalf("members use %d parts while the store is away", sum)
+			}
+		}
+		if use := planes[1].use(); use != shaper.Whole/3 {
+			t.Errorf("without a store a member uses %d parts, not its floor", use)
+		}
+		if s, _ := members[1].Status(ctx); s.Joined || s.LastError == "" || s.Counters.TimedOut == 0 {
+			t.Errorf("status without a store: %+v", s)
+		}
+		store.setAway(false)
+		time.Sleep(3 * time.Second)
+		if use := planes[1].use(); use < shaper.Whole*9/10 {
+			t.Errorf("after the store is back it uses %d parts", use)
+		}
+		cancel()
+		for _, m := range members {
+			m.Wait()
+		}
+	})
+}
+
+func TestMember_LeavesAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		_, planes, members := startMembers(ctx, 2)
+		planes[0].setBusy(true)
+		planes[1].setBusy(true)
+		time.Sleep(3 * time.Second)
+		if use := planes[0].use(); use > shaper.Whole*6/10 {
+			t.Fatalf("one of two busy members uses %d parts", use)
+		}
+		if err := members[1].Leave(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if use := planes[1].use(); use != 0 {
+			t.Errorf("a member that has left uses %d parts", use)
+		}
+		time.Sleep(time.Second)
+		if use := planes[0].use(); use < shaper.Whole*9/10 {
+			t.Errorf("the one that remains uses %d parts", use)
+		}
+		cancel()
+		for _, m := range members {
+			m.Wait()
+		}
+	})
+}
+
+func (p *fakePlane) setBusy(busy bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.busy = busy
+}
+
+func (s *memoryStore) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.calls
+}
