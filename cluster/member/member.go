@@ -81,8 +81,9 @@ type Member struct {
 // reply is the outcome of a call.
 type reply struct {
 	*cluster.Reply
-	err  error
-	took time.Duration
+	leave bool // to the call that tells that the host leaves
+	err   error
+	took  time.Duration
 }
 
 // Start starts a member, which runs until ctx ends. The planes are told before it returns that the
@@ -244,7 +245,7 @@ func (m *Member) call(ctx context.Context, now cluster.Time) {
 		defer cancel()
 		sent := time.Now()
 		r, err := m.Store.Call(ctx, q)
-		m.replies <- reply{r, err, time.Since(sent)}
+		m.replies <- reply{r, q.Leave, err, time.Since(sent)}
 	}()
 }
 
@@ -262,7 +263,7 @@ func (m *Member) take(r reply) {
 	m.again = m.host.Reply(m.Clock(), r.Reply)
 	m.logEpoch(r.Epoch)
 	m.apply()
-	if m.leaving != nil && !m.again {
+	if r.leave && !m.again {
 		close(m.leaving)
 		m.left = true
 	}
