@@ -29,12 +29,15 @@ func TestLoad_Compiles(t *testing.T) {
 		keys = append(keys, key)
 	}
 	slices.Sort(keys)
-	loaded, refused, ofAttachments := 0, 0, 0
-	rapid.Check(t, func(t *rapid.T) {
+	loaded, refused, ofAttachments, shared := 0, 0, 0, 0
+	check := func(t *rapid.T) {
 		var b strings.Builder
 		b.WriteString(listenDB + "[[listen]]\nname = \"sms\"\naddress = [\"udp://0.0.0.0:2775\"]\ndownstream = [\"sms.local\"]\n")
 		b.WriteString("[[attach]]\nname = \"up\"\ninterface = \"eth0\"\n[[attach]]\nname = \"down\"\ninterface = \"eth0\"\ndirection = \"ingress\"\n")
-		attached := rapid.Bool().Draw(t, "attached")
+		attached, group := rapid.Bool().Draw(t, "attached"), rapid.Bool().Draw(t, "group")
+		if group {
+			b.WriteString("[shared]\nhosts = 4\n")
+		}
 		if rapid.Bool().Draw(t, "asn") {
 			b.WriteString("[asn]\nfiles = [\"asn.csv\"]\n")
 		}
@@ -48,6 +51,9 @@ func TestLoad_Compiles(t *testing.T) {
 			}
 			if attached && !slices.Contains(some, "match.attach") {
 				some = append(some, "match.attach")
+			}
+			if group && !slices.Contains(some, "shared") {
+				some = append(some, "shared")
 			}
 			for _, key := range some {
 				fmt.Fprintf(&b, "%s = %s\n", key, rapid.SampledFrom(values[key]).Draw(t, key))
@@ -66,13 +72,19 @@ func TestLoad_Compiles(t *testing.T) {
 		if c.Limits[0].InPacketPlane() {
 			ofAttachments++
 		}
+		if c.Shared.Hosts > 0 {
+			shared++
+		}
 		compile(t, c)
 		if _, err := json.Marshal(c.Canonical()); err != nil {
 			t.Fatal(err)
 		}
-	})
+	}
+	for range 10 { // 100 files each: most are refused
+		rapid.Check(t, check)
+	}
 	t.Logf("%d loaded, %d were refused", loaded, refused)
-	if ofAttachments == 0 || ofAttachments == loaded || refused == 0 {
-		t.Errorf("%d loaded, %d of them for attachments, %d were refused: want some of all", loaded, ofAttachments, refused)
+	if shared == 0 || ofAttachments == 0 || ofAttachments == loaded || refused == 0 {
+		t.Errorf("%d loaded, %d of them for attachments, %d shared, %d were refused: want some of all", loaded, ofAttachments, shared, refused)
 	}
 }
