@@ -83,32 +83,43 @@ func (r Rate) Unlimited() bool { return r.mult == 0 }
 // Rescale converts a backlog from rate r to rate next, keeping the number of
 // units, rounded up. It is 0 when either is unlimited, and at most Forever.
 func (r Rate) Rescale(backlog Time, next Rate) Time {
-	if r == next || backlog == 0 {
+	if r == next {
 		return backlog
 	}
 	if r.mult == 0 || next.mult == 0 {
 		return 0
 	}
-	// backlog * (next.mult / 2^next.shift) / (r.mult / 2^r.shift)
-	hi, lo := bits.Mul64(uint64(backlog), next.mult)
-	if hi >= r.mult {
-		return Forever
+	t, exact := r.rescaleDown(backlog, next)
+	if !exact {
+		t++
 	}
-	q, rem := bits.Div64(hi, lo, r.mult)
-	if rem > 0 {
-		q++
-	}
-	switch {
-	case r.shift >= next.shift:
+	return t
+}
+
+// rescaleDown is Rescale, rounded down, and whether that is exact. Both rates are limited.
+func (r Rate) rescaleDown(t Time, next Rate) (scaled Time, exact bool) {
+	// t * (next.mult / 2^next.shift) / (r.mult / 2^r.shift)
+	hi, lo := bits.Mul64(uint64(t), next.mult)
+	var down uint8
+	if r.shift >= next.shift {
 		up := r.shift - next.shift
-		if bits.Len64(q)+int(up) > 62 {
-			return Forever
+		if hi>>(64-up) != 0 {
+			return Forever, true
 		}
-		return Time(q << up)
-	default:
-		down := next.shift - r.shift
-		return min(Time((q+(1<<down-1))>>down), Forever)
+		hi, lo = hi<<up|lo>>(64-up), lo<<up
+	} else {
+		down = next.shift - r.shift
 	}
+	qhi, rem := hi/r.mult, hi%r.mult
+	qlo, rem := bits.Div64(rem, lo, r.mult)
+	if qhi>>down != 0 {
+		return Forever, true
+	}
+	scaled = Time(qhi<<(64-down) | qlo>>down)
+	if scaled >= Forever {
+		return Forever, true
+	}
+	return scaled, rem == 0 && qlo&(1<<down-1) == 0
 }
 
 func shiftLeft(v uint64, s uint8) (hi, lo uint64) {

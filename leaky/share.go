@@ -61,30 +61,12 @@ func (r Rate) keepCredit(backlog, burst Time, next Rate, nextBurst Time) Time {
 	case backlog > burst:
 		return nextBurst.Add(r.Rescale(backlog-burst, next))
 	}
-	return nextBurst.Sub(r.rescaleDown(burst-backlog, next))
-}
-
-// rescaleDown is Rescale, rounded down. Both rates are limited.
-func (r Rate) rescaleDown(credit Time, next Rate) Time {
-	hi, lo := bits.Mul64(uint64(credit), next.mult)
-	qhi, rem := hi/r.mult, hi%r.mult
-	qlo, _ := bits.Div64(rem, lo, r.mult)
-	if r.shift >= next.shift {
-		up := r.shift - next.shift
-		if qhi != 0 || bits.Len64(qlo)+int(up) > 62 {
-			return Forever
-		}
-		return Time(qlo << up)
-	}
-	down := next.shift - r.shift
-	if qhi>>down != 0 {
-		return Forever
-	}
-	return min(Time(qhi<<(64-down)|qlo>>down), Forever)
+	credit, _ := r.rescaleDown(burst-backlog, next)
+	return nextBurst.Sub(credit)
 }
 
 // share returns the rate of so many parts of whole, rounded down: a cost is never less than exact,
-// and at most two parts in 2^31 and a tick more. parts is 1 to whole.
+// and at most one part in 2^31 and a tick more. parts is 1 to whole.
 func (r Rate) share(parts, whole uint32) Rate {
 	if r.Unlimited() || parts == whole {
 		return r
@@ -92,20 +74,12 @@ func (r Rate) share(parts, whole uint32) Rate {
 	hi, lo := bits.Mul64(r.mult, uint64(whole))
 	lo, carry := bits.Add64(lo, uint64(parts-1), 0)
 	hi += carry
-	qhi, rem := hi/uint64(parts), hi%uint64(parts)
-	qlo, _ := bits.Div64(rem, lo, uint64(parts))
-
-	// Back to 33 bits or less, as far as there is a shift: costs of more units fit in 64 bits.
-	length := bits.Len64(qlo)
-	if qhi != 0 {
-		length = 64 + bits.Len64(qhi)
-	}
-	down := min(max(length-32, 0), int(r.shift))
-	qlo, carry = bits.Add64(qlo, 1<<down-1, 0)
-	qhi += carry
-	mult := qhi<<(64-down) | qlo>>down
-	if qhi>>down != 0 || mult > uint64(Forever) {
+	if hi >= uint64(parts) {
 		return Rate{mult: uint64(Forever), max: 1}
 	}
-	return Rate{mult: mult, max: uint64(Forever) / mult, shift: r.shift - uint8(down)}
+	mult, _ := bits.Div64(hi, lo, uint64(parts))
+	if mult > uint64(Forever) {
+		return Rate{mult: uint64(Forever), max: 1}
+	}
+	return Rate{mult: mult, max: uint64(Forever) / mult, shift: r.shift}
 }
