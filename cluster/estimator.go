@@ -44,6 +44,9 @@ func NewEstimator(h *Host, interval, now Time) *Estimator {
 	return &Estimator{host: h, interval: interval, usage: map[string]*usage{}, windowBegin: now}
 }
 
+// SetInterval replaces the interval between calls.
+func (e *Estimator) SetInterval(interval Time) { e.interval = interval }
+
 // Sample records that since the last sample of a bucket, units have left that take used at its whole
 // rate, and that sources wait for it now.
 func (e *Estimator) Sample(now Time, key string, used Time, waiting int64) {

@@ -45,7 +45,7 @@ type Host struct {
 
 	problem   Refusal
 	others    Params // of the ledger that refused ours
-	digestOld bool   // Info is to be told again
+	infoOld   bool   // Info is to be told again
 	differ    int
 	changed   map[string]struct{} // buckets whose parts have changed since TakeChanges
 	changeAll bool
@@ -93,13 +93,21 @@ type share struct {
 func NewHost(o HostOptions, now Time) *Host {
 	h := &Host{
 		HostOptions: o, hot: map[string]*share{}, asked: map[string]*share{}, changed: map[string]struct{}{},
-		absent: o.Left, changeAll: true, digestOld: true,
+		absent: o.Left, changeAll: true, infoOld: true,
 	}
 	h.leaseEnd, h.floorAt = now, now+h.lease()+h.grace()
 	if mutant("fresh-floor") {
 		h.floorAt = now
 	}
 	return h
+}
+
+// Joined reports whether the host is in the group.
+func (h *Host) Joined() bool { return h.leased }
+
+// SetInfo replaces [HostOptions.Digest] and Info.
+func (h *Host) SetInfo(digest uint64, info string) {
+	h.Digest, h.Info, h.infoOld = digest, info, true
 }
 
 // lease and grace allow for clocks that are 1 % fast or slow.
@@ -153,7 +161,7 @@ func (h *Host) Request(now Time, unsettled func(key string) bool) *Request {
 	if h.claim {
 		q.Gone = h.gone
 	}
-	if h.digestOld {
+	if h.infoOld {
 		q.Info = h.Info
 	}
 	var due []dueItem
@@ -300,7 +308,7 @@ func (h *Host) Reply(now Time, r *Reply) (again bool) {
 		h.live, h.changeAll = live, true
 	}
 	h.counted, h.gone, h.differ = r.Counted, r.Gone, r.Differ
-	h.digestOld = r.AskInfo
+	h.infoOld = r.AskInfo
 	if r.Settled && h.known >= r.Version && len(r.Events) == 0 {
 		again = h.settle() || again
 	}

@@ -17,6 +17,7 @@ import (
 // processed all the same. A Store is used by one goroutine at a time.
 type Store interface {
 	Call(context.Context, *cluster.Request) (*cluster.Reply, error)
+	Close() // after the last call has returned
 }
 
 // Plane enforces what this host may use of its shared buckets.
@@ -48,6 +49,7 @@ type Options struct {
 	Clock    func() cluster.Time // CLOCK_BOOTTIME
 	Now      func() leaky.Time   // the daemon's clock, which the planes use
 	Log      *slog.Logger
+	Joined   func() // called in the goroutine of the member when the host has joined; it must not block
 }
 
 // Member is a running member. Its methods are safe for concurrent use.
@@ -70,9 +72,11 @@ type Member struct {
 	callAt    cluster.Time // when the next call is due
 	again     bool         // it is due at once
 	calling   bool
+	oldStores []Store // to be closed when the call has returned
 	replies   chan reply
 	leaving   chan struct{} // closed when the ledger knows that the host has left; nil while it stays
 	left      bool
+	joined    bool
 	counters  Counters
 	lastError error
 	lastEpoch int64
@@ -113,6 +117,26 @@ func (m *Member) Short() {
 	}
 }
 
+// SetStore replaces the store, and the interval between calls. The old store is closed.
+func (m *Member) SetStore(s Store, interval time.Duration) {
+	if !m.do(context.Background(), func() {
+		if m.calling {
+			m.oldStores = append(m.oldStores, m.Store)
+		} else {
+			m.Store.Close()
+		}
+		m.Store, m.interval = s, cluster.FromDuration(interval)
+		m.estimator.SetInterval(m.interval)
+	}) {
+		s.Close()
+	}
+}
+
+// SetInfo replaces what the ledger and other hosts are told about this one.
+func (m *Member) SetInfo(digest uint64, info string) {
+	m.do(context.Background(), func() { m.host.SetInfo(digest, info) })
+}
+
 // do runs f in the goroutine of run. It reports false if m has ended, or ctx.
 func (m *Member) do(ctx context.Context, f func()) bool {
 	ran := make(chan struct{})
@@ -147,7 +171,7 @@ func (m *Member) Leave(ctx context.Context) error {
 }
 
 func (m *Member) run(ctx context.Context) {
-	defer close(m.done)
+	defer m.close()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -167,6 +191,15 @@ func (m *Member) run(ctx context.Context) {
 		m.step(ctx, now, sample)
 		timer.Reset(m.nextWake(now).Duration())
 	}
+}
+
+// close waits for the call that is on its way.
+func (m *Member) close() {
+	if m.calling {
+		m.take(<-m.replies)
+	}
+	m.Store.Close()
+	close(m.done)
 }
 
 // samplesPerInterval is how often the planes are asked what they need. A bucket that is idle for two
@@ -240,11 +273,12 @@ func (m *Member) call(ctx context.Context, now cluster.Time) {
 	m.calling, m.again = true, false
 	// Hosts must not call in step.
 	m.callAt = now + m.interval/2 + cluster.Time(rand.Int64N(int64(m.interval)))
+	store := m.Store
 	go func() {
 		ctx, cancel := context.WithTimeout(ctx, m.Options.Host.Params.Timeout().Duration())
 		defer cancel()
 		sent := time.Now()
-		r, err := m.Store.Call(ctx, q)
+		r, err := store.Call(ctx, q)
 		m.replies <- reply{r, q.Leave, err, time.Since(sent)}
 	}()
 }
@@ -252,6 +286,10 @@ func (m *Member) call(ctx context.Context, now cluster.Time) {
 // take takes the outcome of the call.
 func (m *Member) take(r reply) {
 	m.calling = false
+	for _, s := range m.oldStores {
+		s.Close()
+	}
+	m.oldStores = nil
 	m.counters.add(r)
 	if (r.err == nil) != (m.lastError == nil) {
 		m.logStore(r.err)
@@ -262,6 +300,11 @@ func (m *Member) take(r reply) {
 	}
 	m.again = m.host.Reply(m.Clock(), r.Reply)
 	m.logEpoch(r.Epoch)
+	if joined := m.host.Joined(); joined != m.joined {
+		if m.joined = joined; joined && m.Options.Joined != nil {
+			m.Options.Joined()
+		}
+	}
 	m.apply()
 	if r.leave && !m.again {
 		close(m.leaving)

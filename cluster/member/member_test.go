@@ -35,6 +35,8 @@ func (s *memoryStore) Call(ctx context.Context, q *cluster.Request) (*cluster.Re
 	return s.ledger.Call(s.clock(), q), nil
 }
 
+func (s *memoryStore) Close() {}
+
 func (s *memoryStore) setAway(away bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

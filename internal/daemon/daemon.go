@@ -94,6 +94,7 @@ type server struct {
 	reloads        *monitor.Reloads
 	events         *monitor.Events
 	plane          *packetPlane
+	group          *group
 	reader         *configReader
 	saver          *saver // nil without a state file
 	migrated       bool   // restored overrides had keys of an earlier version
@@ -138,6 +139,7 @@ func (s *server) serve(ctx context.Context) error {
 	}
 	s.store.markStored(s.proxy.Inherit(fds))
 	s.plane = &packetPlane{shaper: s.shaper, clock: s.clock, proxy: s.proxy, log: s.log}
+	s.group = s.newGroup()
 	ctx, s.controller.stop = context.WithCancel(ctx)
 	defer s.controller.stop()
 	closeControl, err := s.serveControl(l.Config)
@@ -151,6 +153,7 @@ func (s *server) serve(ctx context.Context) error {
 		return err
 	}
 	defer s.plane.close()
+	defer s.group.close()
 	close(s.ready)
 	s.reloads.Record(time.Since(s.startedAt))
 	s.log.Info("ready", "config", s.options.Config, "limits", policy.Len(), "listeners", len(l.Config.Listen),
@@ -205,6 +208,7 @@ func (s *server) serve(ctx context.Context) error {
 			stop, hangups, requests, drained = nil, nil, nil, make(chan struct{})
 			go func() { s.drain(s.options.Force); close(drained) }()
 		case <-drained:
+			s.group.leave(commandCtx)
 			close(s.done)
 			return nil
 		}
@@ -214,6 +218,7 @@ func (s *server) serve(ctx context.Context) error {
 // applyToPlanes applies l, compiled to policy, to both planes, or to none. was is the current
 // configuration, or nil at the start.
 func (s *server) applyToPlanes(ctx context.Context, l *plan.Plan, policy *shaper.Policy, was *plan.Plan) error {
+	s.group.prepare(l.Config)
 	change, err := s.plane.prepare(l, policy)
 	if err != nil {
 		return err
@@ -229,6 +234,7 @@ func (s *server) applyToPlanes(ctx context.Context, l *plan.Plan, policy *shaper
 		return errors.Join(PermissionHint(err), undo())
 	}
 	change.finish()
+	s.group.follow(ctx, l.Config)
 	if s.isDraining() {
 		return nil // its ports are closed, and stay in the descriptor store for the next daemon
 	}

@@ -1,0 +1,216 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/cluster"
+	"shaperd.dev/shaperd/cluster/member"
+	"shaperd.dev/shaperd/leaky/pacer"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/config"
+)
+
+// group is this daemon as one of the hosts that share limits. Its methods are called by the loop of
+// serve, except status.
+type group struct {
+	shaper  *shaper.Shaper
+	clock   *pacer.Clock
+	planes  []member.Plane // the proxy plane, then the packet plane
+	log     *slog.Logger
+	version string
+	file    *groupFile // nil without a state file
+
+	config  config.Shared // of member
+	member  *member.Member
+	keep    bool // programs use its shares when this daemon has ended
+	end     func()
+	current atomic.Pointer[member.Member] // member, for readers in other goroutines
+}
+
+func (s *server) newGroup() *group {
+	g := &group{shaper: s.shaper, clock: s.clock, log: s.log, version: s.options.Version}
+	if s.options.State != "" {
+		g.file = &groupFile{path: s.options.groupPath(), log: s.log}
+	}
+	return g
+}
+
+// prepare makes the planes let nothing of shared limits pass if no host of them runs yet, before a policy
+// with such limits takes effect.
+func (g *group) prepare(c *config.Config) {
+	if g.config.Hosts == 0 && c.Shared.Hosts > 0 {
+		g.setLease(shaper.Lease{})
+	}
+}
+
+func (g *group) setLease(l shaper.Lease) {
+	for _, p := range g.planes {
+		p.SetShares(shaper.Shares{Lease: l, Reset: true})
+	}
+}
+
+// follow makes the group that of c, whose policy has taken effect.
+func (g *group) follow(ctx context.Context, c *config.Config) {
+	s, was := &c.Shared, &g.config
+	g.keep = keepsShares(c)
+	switch {
+	case g.member != nil && reflect.DeepEqual(s, was):
+		g.member.SetInfo(c.SharedDigest(), g.info(c))
+	case g.member != nil && len(s.Store) > 0 && sharedParams(s) == sharedParams(was) && hostName(s) == hostName(was) && s.Alone == was.Alone:
+		g.member.SetInfo(c.SharedDigest(), g.info(c))
+		g.member.SetStore(openStore(s), s.Interval)
+	default:
+		g.leave(ctx)
+		g.join(ctx, c)
+	}
+	g.config = *s
+}
+
+// join makes this daemon one of the hosts of c.
+func (g *group) join(ctx context.Context, c *config.Config) {
+	s := &c.Shared
+	if s.Hosts == 0 {
+		return
+	}
+	if len(s.Store) == 0 {
+		floor := uint32(shaper.Whole / s.Hosts)
+		g.setLease(shaper.Lease{Cold: floor, Between: floor, Alone: floor})
+		return
+	}
+	saved := g.file.begin(ctx)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	g.member = member.Start(ctx, member.Options{
+		Host: cluster.HostOptions{
+			Params: sharedParams(s), Name: hostName(s), Start: saved.Start, Alone: cluster.Alone(s.Alone), Left: saved.Left,
+			Digest: c.SharedDigest(), Info: g.info(c),
+		},
+		Interval: s.Interval, Store: openStore(s), Planes: g.planes, Names: sharedNames{g.shaper},
+		Clock: boottime, Now: g.clock.Boot, Log: g.log, Joined: g.file.joined,
+	})
+	g.current.Store(g.member)
+	g.end = func() { cancel(); g.member.Wait() }
+}
+
+// keepsShares reports whether programs go on to use shares when this daemon has ended.
+func keepsShares(c *config.Config) bool {
+	return slices.ContainsFunc(c.Limits, func(l shaper.Limit) bool { return l.Shared && l.InPacketPlane() }) &&
+		slices.ContainsFunc(c.Attach, func(a shaper.Attachment) bool { return a.OnStop == shaper.StopKeep })
+}
+
+// leaveTimeout bounds how long the ledger is told that this host leaves.
+const leaveTimeout = time.Second
+
+// leave ends the member. The ledger is told that this host uses nothing, so that others may.
+func (g *group) leave(ctx context.Context) {
+	if g.member == nil {
+		return
+	}
+	// A host that is back uses nothing before it has joined if this file says so: others may
+	// use its part. So it is written first.
+	status, _ := g.member.Status(ctx)
+	if status.Joined && !g.keep && g.file.leave(ctx) {
+		ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
+		defer cancel()
+		if err := g.member.Leave(ctx); err != nil {
+			g.log.Warn("leaving the group of shared limits failed; the others keep this host's part for it", "err", err)
+		}
+	}
+	g.close()
+}
+
+// close ends the member. To the ledger it looks like a crash.
+func (g *group) close() {
+	if g.member == nil {
+		return
+	}
+	g.end()
+	g.member = nil
+	g.current.Store(nil)
+}
+
+// hostInfo is what hosts tell each other.
+type hostInfo struct {
+	Version string            `json:"version"`
+	Limits  map[string]string `json:"limits"` // what all must agree on
+}
+
+func (g *group) info(c *config.Config) string {
+	text, _ := json.Marshal(hostInfo{g.version, c.SharedLimits()}) // strings always encode
+	return string(text)
+}
+
+// sharedParams returns the parameters of the protocol. Steps of the ledger's clock, and times without
+// a call, of up to Step are ignored: half a lease, and more where hosts call rarely.
+func sharedParams(s *config.Shared) cluster.Params {
+	return cluster.Params{
+		Hosts: s.Hosts, Lease: cluster.FromDuration(s.Lease), Step: cluster.FromDuration(max(s.Lease/2, 5*s.Interval)),
+		Strict: s.Failover == config.FailoverStrict,
+	}
+}
+
+// hostName returns the name of this host in its group.
+func hostName(s *config.Shared) string {
+	if s.Name != "" {
+		return s.Name
+	}
+	name, err := os.Hostname()
+	if err != nil || name == "" {
+		return "localhost"
+	}
+	return strings.Map(func(r rune) rune {
+		if r == '.' || r == '_' || r == '-' || '0' <= r && r <= '9' || 'A' <= r && r <= 'Z' || 'a' <= r && r <= 'z' {
+			return r
+		}
+		return '-'
+	}, name)[:min(len(name), 64)]
+}
+
+// openStore returns the store of the ledger.
+func openStore(s *config.Shared) member.Store {
+	return unusableStore{fmt.Errorf("no store for %s", strings.Join(s.Store, ", "))}
+}
+
+// unusableStore is a store that cannot be used.
+type unusableStore struct{ err error }
+
+// Call returns the reason.
+func (s unusableStore) Call(context.Context, *cluster.Request) (*cluster.Reply, error) {
+	return nil, s.err
+}
+
+// Close does nothing.
+func (s unusableStore) Close() {}
+
+// sharedNames names the shared buckets of the current policy.
+type sharedNames struct{ *shaper.Shaper }
+
+func (n sharedNames) Name(k shaper.Key) string { return n.Policy().ShareName(k) }
+
+func (n sharedNames) Key(name string) (k shaper.Key, plane int, ok bool) {
+	p := n.Policy()
+	k, limit, err := p.ParseShareName(name)
+	if err == nil && p.Limit(limit).InPacketPlane() {
+		plane = 1
+	}
+	return k, plane, err == nil
+}
+
+func (n sharedNames) Always() []string { return n.Policy().UnkeyedShares() }
+
+// boottime reads CLOCK_BOOTTIME.
+func boottime() cluster.Time {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts)
+	return cluster.FromDuration(time.Duration(ts.Nano()))
+}
