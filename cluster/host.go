@@ -271,9 +271,13 @@ func (h *Host) scale(parts int64) int64 {
 	return parts * int64(min(h.live, h.Params.Hosts)) / int64(h.Params.Hosts)
 }
 
-// Reply takes the reply to the last call. It returns whether another call should follow at once.
+// Awaits reports whether the reply to the last call may still be taken.
+func (h *Host) Awaits(now Time) bool { return h.calling && now <= h.sentAt+h.Params.Timeout() }
+
+// Reply takes the reply to the last call, unless it is late. It returns whether another call should
+// follow at once.
 func (h *Host) Reply(now Time, r *Reply) (again bool) {
-	if r.Start != h.Start || (!h.calling || r.N != h.n) && !mutant("late-replies") {
+	if r.Start != h.Start || (!h.Awaits(now) || r.N != h.n) && !mutant("late-replies") {
 		return false
 	}
 	h.calling = false

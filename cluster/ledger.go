@@ -26,9 +26,11 @@ const (
 	spare        = Whole / 32       // kept for hosts that have nothing of a bucket yet
 	eventPage    = 256              // maximum number of events in a reply
 	maxBuckets   = 100_000          // hot ones
-	demoteAfter  = 30 * Second      // a bucket of which no host wanted more than its floor for so long is cold again
 	knowledgeLag = 100 * Millisecond
 )
+
+// demoteAfter is how long no host wants more than its floor of a bucket before that is cold again.
+func (p *Params) demoteAfter() Time { return 30 * p.Lease }
 
 // Timeout is how long a host waits for a reply.
 func (p *Params) Timeout() Time { return min(p.Lease/4, Second) }
@@ -261,7 +263,7 @@ func (s *state) goneList() []Gone {
 
 // demote makes a bucket cold if no host has more than its floor, or wants it.
 func (s *state) demote(key string, b *bucket, now Time) {
-	if now < s.settleAt || now < b.wanted+demoteAfter {
+	if now < s.settleAt || now < b.wanted+s.params.demoteAfter() {
 		return
 	}
 	for _, h := range b.holders {

@@ -20,6 +20,7 @@ var allowed = map[string][]string{
 	"shaper/segments":        nil,
 	"shaper/config":          {"leaky", "shaper"},
 	"cluster":                nil,
+	"cluster/internal/world": {"cluster"},
 	"cluster/member":         {"cluster", "leaky", "shaper"},
 	"conn":                   {"conn/internal/fairq", "conn/internal/sock", "leaky", "leaky/pacer", "shaper", "shaper/topk"},
 	"conn/internal/fairq":    {"leaky"},

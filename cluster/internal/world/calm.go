@@ -1,0 +1,77 @@
+package world
+
+import "shaperd.dev/shaperd/cluster"
+
+// settleDown has all faults end, and looks whether hosts find together, follow demand, and make
+// buckets cold again.
+func (w *world) settleDown() {
+	w.calm = true
+	for _, s := range w.servers {
+		s.up, s.pausedUntil = true, 0
+		s.resume()
+	}
+	var on []*machine
+	for _, m := range w.machines {
+		if m.replaced {
+			continue
+		}
+		if m.leaving || m.params != w.params {
+			m.stop()
+		}
+		m.off, m.params, m.server = false, w.params, w.servers[0]
+		m.cutTo, m.cutFrom, m.pausedUntil = 0, 0, 0
+		m.resume()
+		m.start()
+		on = append(on, m)
+	}
+	w.hog = on[w.random.IntN(len(on))]
+	w.run(w.params.Lease*10 + 10*cluster.Second)
+	w.expectTogether(on)
+	if w.params.Lease > cluster.Second/2 || w.Violation != "" {
+		return
+	}
+	w.hog = nil
+	w.run(w.params.Lease*30 + 5*cluster.Second)
+	for _, m := range on {
+		for _, key := range w.keys {
+			if _, hot := m.host.Parts(key); hot {
+				w.fail("%s is still hot at %s", key, m.name)
+				return
+			}
+		}
+	}
+}
+
+// expectTogether fails if not all machines are in the group, or the one that wants all has less.
+func (w *world) expectTogether(on []*machine) {
+	for _, m := range on {
+		if w.Violation != "" {
+			return
+		}
+		s := m.host.Status(m.clock.at(w.now))
+		if !s.Joined || !s.Counted || s.Live < len(on) {
+			s.Shares = nil
+			w.fail("%s has not come into the group of %d: %+v", m.name, len(on), s)
+		}
+		use := m.plane.use(0, m.clock.at(w.now))
+		if want := cluster.Whole * int64(s.Live) / int64(w.params.Hosts) * 95 / 100; m == w.hog && use < want {
+			w.fail("%s, which alone wants all, may use %.3f instead of %.3f%s", m.name, parts(use), parts(want), w.describe(0))
+		}
+	}
+}
+
+// demandCalmly tells the host what the machine wants while it is calm, from time to time again.
+func (m *machine) demandCalmly() {
+	for i, key := range m.keys {
+		want := int64(0)
+		if m == m.hog && i == 0 {
+			want = cluster.Whole
+		}
+		if want != m.wants[i] || m.chance(0.05) {
+			m.wants[i] = want
+			m.host.Want(key, want, 1)
+			m.host.Lower(key, want)
+		}
+	}
+	m.apply()
+}

@@ -1,0 +1,52 @@
+package world
+
+import (
+	"fmt"
+	"strings"
+
+	"shaperd.dev/shaperd/cluster"
+)
+
+// check looks at what all machines together may use of each bucket.
+func (w *world) check() {
+	floor := w.params.Floor()
+	for i := range w.keys {
+		var sum int64
+		for _, m := range w.machines {
+			if !m.up {
+				continue
+			}
+			use := m.plane.use(i, m.clock.at(w.now))
+			sum += use
+			if use > floor {
+				w.AboveFloor++
+			}
+		}
+		w.Samples++
+		w.Sum += float64(sum) / float64(cluster.Whole)
+		if sum > w.Worst {
+			w.Worst = sum
+			if sum > cluster.Whole+int64(len(w.machines)) {
+				w.fail("together hosts may use %.3f of %s%s", parts(sum), w.keys[i], w.describe(i))
+			}
+		}
+	}
+}
+
+func parts(n int64) float64 { return float64(n) / float64(cluster.Whole) }
+
+// describe describes what the machines may use of bucket i.
+func (w *world) describe(i int) string {
+	var b strings.Builder
+	for _, m := range w.machines {
+		if !m.up {
+			continue
+		}
+		now := m.clock.at(w.now)
+		status := m.host.Status(now)
+		status.Shares = nil
+		fmt.Fprintf(&b, "\n  %s uses %.3f, admits %.3f, alone in %v, %+v", m.name, parts(m.plane.use(i, now)), parts(m.plane.admits(i, now)),
+			(m.plane.lease.AloneAt - now).Duration(), status)
+	}
+	return b.String()
+}

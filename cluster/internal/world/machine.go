@@ -1,0 +1,239 @@
+package world
+
+import "shaperd.dev/shaperd/cluster"
+
+// machine is where a host runs.
+type machine struct {
+	*world
+	name   string
+	params cluster.Params
+	alone  cluster.Alone
+	clock  clock
+	server *server // that it calls
+
+	host     *cluster.Host
+	plane    plane
+	up       bool
+	process  int   // number of times that it has started
+	begun    int64 // Start of the last time
+	left     bool  // in its state directory: it uses nothing until it has joined
+	leaving  bool
+	off      bool // it stays off
+	replaced bool // for ever
+	joined   bool // as far as it was seen
+	wants    []int64
+	aloneAt  cluster.Time // when what it may use rises
+
+	cutTo, cutFrom cluster.Time // until then it is cut off
+	pausedUntil    cluster.Time
+	pending        []func() // what arrived meanwhile
+
+	before     []int64 // of apply
+	busyBefore []bool
+}
+
+// start starts a process.
+func (m *machine) start() {
+	if m.up || m.off {
+		return
+	}
+	now := m.clock.at(m.now)
+	m.process++
+	m.begun++
+	if m.begun > 1 && m.chance(0.1) {
+		m.begun -= m.random.Int64N(3) // the wall clock was set back
+	}
+	m.up, m.leaving, m.joined = true, false, false
+	m.host = cluster.NewHost(cluster.HostOptions{
+		Params: m.params, Name: m.name, Start: m.begun, Alone: m.alone, Left: m.left,
+		Digest: m.random.Uint64N(2), Info: m.name,
+		InUse: func(key string) bool { return m.inUse(m.index[key]) },
+	}, now)
+	clear(m.wants)
+	m.before, m.busyBefore = m.before[:0], make([]bool, len(m.keys))
+	m.logf("%s starts, start %d, left %v", m.name, m.begun, m.left)
+	m.apply()
+	process := m.process
+	m.after(m.upTo(m.interval), func() { m.tick(process) })
+}
+
+// inUse reports whether something of bucket i may be on its way.
+func (m *machine) inUse(i int) bool {
+	return m.wants[i] > 0 || m.plane.unsettled(i, m.clock.at(m.now))
+}
+
+func (m *machine) anyUnsettled() bool {
+	now := m.clock.at(m.now)
+	for i := range m.keys {
+		if m.plane.unsettled(i, now) {
+			return true
+		}
+	}
+	return false
+}
+
+// stop ends the process. Nothing leaves any more.
+func (m *machine) stop() {
+	m.up = false
+	m.host = nil
+	clear(m.plane.rests)
+	clear(m.plane.hot)
+}
+
+// tick is what a host does every interval or so.
+func (m *machine) tick(process int) {
+	if m.process != process || !m.up {
+		return
+	}
+	m.after(m.interval/2+m.upTo(m.interval), func() { m.tick(process) })
+	if m.now < m.pausedUntil {
+		return
+	}
+	switch {
+	case m.leaving:
+	case m.calm:
+		m.demandCalmly()
+	default:
+		m.changeDemand()
+	}
+	m.send()
+}
+
+// changeDemand changes what the machine wants of some buckets.
+func (m *machine) changeDemand() {
+	changes := 0.15
+	if len(m.keys) > 3 {
+		changes = 0.01
+	}
+	for i, key := range m.keys {
+		if !m.chance(changes) {
+			continue
+		}
+		want := int64(0)
+		if kind := m.random.IntN(4); m.busy[i] && kind > 0 {
+			want = []int64{cluster.Whole / 4, cluster.Whole, cluster.Whole}[kind-1]
+			if kind < 3 {
+				want = m.random.Int64N(want)
+			}
+		} else if kind == 1 {
+			want = m.random.Int64N(cluster.Whole / int64(m.params.Hosts))
+		}
+		if want == m.wants[i] && want == 0 {
+			continue
+		}
+		m.wants[i] = want
+		m.host.Want(key, want, 1+m.random.Int64N(4))
+		if m.chance(0.5) {
+			m.host.Lower(key, want)
+		}
+	}
+	m.apply()
+}
+
+// send sends the next call if no reply is awaited.
+func (m *machine) send() {
+	now := m.clock.at(m.now)
+	if m.host.Awaits(now) {
+		return
+	}
+	var q *cluster.Request
+	if m.leaving {
+		q = m.host.Leave(now)
+	} else {
+		q = m.host.Request(now, func(key string) bool { return m.plane.unsettled(m.index[key], now) })
+	}
+	m.apply()
+	if m.leaving && m.anyUnsettled() {
+		return // only when nothing leaves any more
+	}
+	m.logf("%s calls %+v", m.name, q)
+	copies := 1
+	if !m.calm && m.chance(0.02) {
+		copies = 2
+	}
+	server, process := m.server, m.process
+	for range copies {
+		if m.cutTo <= m.now && !m.lost() {
+			m.after(m.latency(), func() { server.arrive(m, q, process) })
+		}
+	}
+}
+
+// deliver gives the host a reply.
+func (m *machine) deliver(r *cluster.Reply, process int) {
+	if !m.up || m.process != process {
+		return
+	}
+	if m.now < m.pausedUntil {
+		m.pending = append(m.pending, func() { m.deliver(r, process) })
+		return
+	}
+	now := m.clock.at(m.now)
+	answered := m.host.Awaits(now)
+	again := m.host.Reply(now, r)
+	answered = answered && !m.host.Awaits(now)
+	m.apply()
+	joined := m.host.Status(now).Joined
+	if joined && !m.joined {
+		m.left = false
+		m.Joins++
+	}
+	m.joined = joined
+	m.logf("%s takes %d: again %v, %+v", m.name, r.N, again, m.host.Status(now))
+	switch {
+	case m.leaving && answered && !again:
+		m.logf("%s has left", m.name)
+		m.Leaves++
+		m.stop()
+		m.after(m.upTo(10*cluster.Second), m.start)
+	case again && m.chance(0.8):
+		m.send()
+	}
+}
+
+// leave makes the machine leave the group. The state directory has it first.
+func (m *machine) leave() {
+	if !m.up || m.leaving || m.now < m.pausedUntil {
+		return
+	}
+	m.logf("%s leaves", m.name)
+	m.left, m.leaving = true, true
+	process := m.process
+	m.after(m.upTo(10*cluster.Second), func() { // it does not wait for ever
+		if m.up && m.process == process {
+			m.stop()
+			m.after(m.upTo(10*cluster.Second), m.start)
+		}
+	})
+	m.send()
+}
+
+// pause makes the control plane stand still. The plane goes on.
+func (m *machine) pause(d cluster.Time) {
+	m.pausedUntil = max(m.pausedUntil, m.now+d)
+	m.after(d, m.resume)
+}
+
+func (m *machine) resume() {
+	if m.now < m.pausedUntil {
+		return
+	}
+	pending := m.pending
+	m.pending = nil
+	for _, f := range pending {
+		f()
+	}
+}
+
+// latency returns how long a message takes.
+func (w *world) latency() cluster.Time {
+	switch x := w.random.Float64(); {
+	case w.calm || x < 0.9:
+		return cluster.Millisecond/10 + w.upTo(5*cluster.Millisecond)
+	case x < 0.985:
+		return cluster.Millisecond + w.upTo(200*cluster.Millisecond)
+	}
+	return w.upTo(4 * cluster.Second)
+}
+
+func (w *world) lost() bool { return !w.calm && w.chance(0.02) }

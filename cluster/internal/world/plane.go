@@ -1,0 +1,100 @@
+package world
+
+import "shaperd.dev/shaperd/cluster"
+
+// plane is what enforces the parts of a machine, as a plane of the daemon does: it knows nothing but
+// what it was told.
+type plane struct {
+	lease cluster.Lease
+	parts []int64 // of hot buckets
+	hot   []bool
+	rests []rest
+	drain cluster.Time // how long units that were admitted may take to leave
+}
+
+// rest is what still leaves of a bucket that had more parts when it was admitted.
+type rest struct {
+	parts int64
+	until cluster.Time
+}
+
+func newPlane(keys int) plane {
+	return plane{parts: make([]int64, keys), hot: make([]bool, keys), rests: make([]rest, keys)}
+}
+
+// use returns what may leave of bucket i at now, by the machine's clock.
+func (p *plane) use(i int, now cluster.Time) int64 {
+	use := p.admits(i, now)
+	if r := &p.rests[i]; now < r.until {
+		use = max(use, r.parts)
+	}
+	if now >= p.lease.End && now < p.lease.End+p.drain {
+		use = max(use, p.given(i))
+	}
+	return use
+}
+
+// admits returns what is admitted to bucket i at now.
+func (p *plane) admits(i int, now cluster.Time) int64 {
+	switch {
+	case now < p.lease.End:
+		return p.given(i)
+	case now < p.lease.AloneAt:
+		return min(p.given(i), p.lease.Between)
+	}
+	return p.lease.Alone
+}
+
+func (p *plane) given(i int) int64 {
+	if p.hot[i] {
+		return p.parts[i]
+	}
+	return p.lease.Cold
+}
+
+// unsettled reports whether more of bucket i may leave than is admitted.
+func (p *plane) unsettled(i int, now cluster.Time) bool { return now < p.rests[i].until }
+
+// apply tells the plane what the host may use now. What was in use goes on for up to drain.
+func (m *machine) apply() {
+	now := m.clock.at(m.now)
+	hot, cold, all := m.host.TakeChanges()
+	lease := m.host.Lease()
+	if !all && len(hot)+len(cold) == 0 && lease == m.plane.lease {
+		return
+	}
+	p := &m.plane
+	before := m.before[:0]
+	for i := range m.keys {
+		before = append(before, p.use(i, now))
+	}
+	m.before = before
+	inUse := func(i int) bool { return p.hot[i] && now < p.lease.AloneAt || m.inUse(i) }
+	for i := range m.keys {
+		m.busyBefore[i] = inUse(i)
+	}
+	if all {
+		clear(p.hot)
+	}
+	for _, key := range cold {
+		p.hot[m.index[key]] = false
+		m.Demotions++
+	}
+	for _, key := range hot {
+		i := m.index[key]
+		p.parts[i], _ = m.host.Parts(key)
+		p.hot[i] = true
+	}
+	p.lease = lease
+	m.aloneAt = m.clock.when(lease.AloneAt)
+	for i, key := range m.keys {
+		use := p.admits(i, now)
+		if want := m.host.Use(key, now); use != want {
+			m.fail("%s: its plane admits %d parts of %s, and its host says %d", m.name, use, key, want)
+		}
+		if use < before[i] && m.plane.drain > 0 && m.busyBefore[i] {
+			r := &p.rests[i]
+			r.parts, r.until = before[i], max(r.until, now+m.upTo(m.plane.drain))
+		}
+	}
+}
