@@ -141,7 +141,8 @@ func (p *Proxy) Buckets(i int, keys ...shaper.Key) []shaper.BucketState {
 }
 
 func (p *Proxy) bucket(policy *shaper.Policy, i int, k shaper.Key, now leaky.Time) (b shaper.BucketState) {
-	shape, bucket := policy.Shape(i), p.shaper.Peek(k, now)
+	shape := policy.Shape(i)
+	bucket, _ := p.shaper.Peek(k, now)
 	if q := p.loop.scheduler.byKey[k]; q != nil {
 		bucket = q.bucket
 		b.Queued, b.QueuedBytes = q.grants+int(q.queuedPackets), q.queuedBytes
@@ -150,7 +151,8 @@ func (p *Proxy) bucket(policy *shaper.Policy, i int, k shaper.Key, now leaky.Tim
 	b.NextDeparture = bucket.Depart(shape, now).Sub(now).Duration()
 	b.BacklogBytes, b.BacklogPackets = bucket.Backlog(shape, now)
 	k.Limit++
-	shape, bucket = policy.NewConnections(i), p.shaper.Peek(k, now)
+	shape = policy.NewConnections(i)
+	bucket, _ = p.shaper.Peek(k, now)
 	if gt := p.admission.byKey[k]; gt != nil {
 		p.admission.refresh(gt)
 		b.InFlight, b.Waiting, b.Reserved = gt.inFlight, gt.waiting, gt.reservedAgainst(nil, false)

@@ -148,6 +148,11 @@ func (b *Bucket) Backlog(s *Shape, now Time) (bytes, packets uint64) {
 	return bytes, packets
 }
 
+// Debt returns the bytes and packets that b owes at now beyond its bursts.
+func (b *Bucket) Debt(s *Shape, now Time) (bytes, packets uint64) {
+	return s.Bytes.Units(b.bytes.Sub(now).Sub(s.BytesBurst)), s.Packets.Units(b.packets.Sub(now).Sub(s.PacketsBurst))
+}
+
 // Drain ages b by d.
 func (b *Bucket) Drain(d Time) {
 	b.bytes, b.packets = b.bytes.Sub(d), b.packets.Sub(d)

@@ -9,7 +9,8 @@ import (
 )
 
 // Backlog is the backlog of one bucket in a form that does not depend on the process, to
-// be saved and restored by the next one.
+// be saved and restored by the next one. Of a shared limit it is what the bucket owes beyond
+// its burst: the next process begins without credit.
 type Backlog struct {
 	Limit          string
 	NewConnections bool // the bucket paces new connections
@@ -43,18 +44,19 @@ func (s *Shaper) Backlogs(n int, now leaky.Time) []Backlog {
 		if b.Drained(now) || k.Connection != 0 || st == nil {
 			return
 		}
-		shape := st.lastShape
-		if k.Limit&1 != 0 {
-			shape = st.lastNewConns
-		}
-		if shape == nil {
+		l := s.table.limit(k.Limit)
+		if l.whole == nil {
 			return
 		}
 		d := Backlog{Limit: st.Name, NewConnections: k.Limit&1 != 0, ASN: k.ASN, Port: k.Port, Listen: listeners[k.Origin]}
 		if k.Source != [16]byte{} {
 			d.Source = netip.AddrFrom16(k.Source)
 		}
-		d.Bytes, d.Packets = b.Backlog(shape, now)
+		if l.shared {
+			d.Bytes, d.Packets = b.Debt(&l.share.Shape, now)
+		} else {
+			d.Bytes, d.Packets = b.Backlog(&l.share.Shape, now)
+		}
 		if d.Bytes|d.Packets != 0 {
 			all = append(all, entry{d, b.DrainedAt()})
 		}
@@ -87,11 +89,18 @@ func (s *Shaper) Restore(p *Policy, backlogs []Backlog, ago, now leaky.Time) {
 		if d.Listen != "" {
 			k.Origin = s.Listener(d.Listen).ID
 		}
-		// The backlog has been draining since it was saved.
-		var b leaky.Bucket
-		b.Charge(shape, d.Bytes, 0, now)
-		b.Charge(shape, 0, d.Packets, now)
-		b.Drain(ago)
-		s.CheckIn(k, b, now)
+		s.restore(&k, shape, p.limits[i].Shared, d, ago, now)
+	}
+}
+
+func (s *Shaper) restore(k *Key, shape *leaky.Shape, shared bool, d Backlog, ago, now leaky.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.table.learn(k.Limit, shape, shared, now)
+	b := l.fresh
+	b.Charge(&l.share.Shape, d.Bytes, 0, now)
+	b.Charge(&l.share.Shape, 0, d.Packets, now)
+	if b.Drain(ago); !b.Drained(now) { // the backlog has been draining since it was saved
+		s.table.add(k, b, now)
 	}
 }

@@ -71,6 +71,7 @@ type Policy struct {
 	paced            Set // limits with Rate or Packets; the others have no bucket of units
 	withDestination  Set // limits that match destinations
 	blocks           Set // limits that refuse all
+	shared           Set // limits that hosts share
 	always           Set // limits that are enforced in every mode
 	calendars        Set // limits whose bucket is a calendar
 	chargedOnArrival Set // limits that charge on arrival, see ChargedOnArrival
@@ -117,6 +118,9 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Att
 		}
 		if l.Block {
 			p.blocks |= bit
+		}
+		if l.Shared {
+			p.shared |= bit
 		}
 		if l.Always {
 			p.always |= bit
@@ -283,6 +287,9 @@ func (p *Policy) Observed(set Set) Set {
 
 // Blocks returns the limits that block, including those that only observe.
 func (p *Policy) Blocks() Set { return p.blocks }
+
+// Shared returns the limits that hosts share.
+func (p *Policy) Shared() Set { return p.shared }
 
 // Always returns the limits that block in every mode.
 func (p *Policy) Always() Set { return p.always }

@@ -21,6 +21,8 @@ type Shaper struct {
 	listeners     map[string]*ListenerState // by name
 	attachmentIDs map[string]uint16         // by name
 	bookings      [MaxLimits][2]leaky.Booking
+	coldParts     uint32     // of shared limits, see SetCold
+	coldSince     leaky.Time // when coldParts last changed
 }
 
 // New returns a shaper with an empty policy and capacity for the buckets of this many
@@ -42,34 +44,24 @@ func (s *Shaper) Policy() *Policy { return s.policy.Load() }
 
 // Swap makes next the current policy at now. Buckets of a limit persist by its name, even
 // if it was absent for some policies; if its rate changed they keep their backlog in bytes
-// and packets. If a limit that only observed is enforced now, its backlogs are capped at its
-// burst.
+// and packets, and if it is shared also their credit. If a limit that only observed is
+// enforced now, its backlogs are capped at its burst.
 //
 // It takes time proportional to the number of limits, not of buckets: each bucket is
 // migrated when it is next used, or by [Shaper.Migrate].
 func (s *Shaper) Swap(next *Policy, now leaky.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	changes := map[uint32]shapeChange{}
-	changed := func(id uint32, last **leaky.Shape, shape *leaky.Shape, enforce bool) {
-		if *last != nil && (**last != *shape || enforce) {
-			changes[id] = shapeChange{*last, shape, enforce}
-		}
-		*last = shape
-		s.table.setShape(id, shape)
-	}
+	changes := map[uint32]shareChange{}
 	for i, state := range next.states {
-		if state.lastShape != nil && *state.lastShape != next.shapes[i] {
+		if last := s.table.limit(state.ID).whole; last != nil && *last != next.shapes[i] {
 			state.Conformance.reset()
 		}
 		observe := next.limits[i].Observe
-		changed(state.ID, &state.lastShape, &next.shapes[i], state.wasObserving && !observe)
-		changed(state.ID+1, &state.lastNewConns, &next.newConns[i], false)
+		s.planChange(changes, next, i, state.wasObserving && !observe, now)
 		state.wasObserving = observe
 	}
-	if len(changes) > 0 {
-		s.table.startMigration(changes, now)
-	}
+	s.table.startMigration(changes, now)
 	for i, state := range next.states {
 		s.migrateCalendars(next, i, state, now)
 	}
@@ -133,16 +125,17 @@ func (s *Shaper) CheckOut(k Key, now leaky.Time) leaky.Bucket {
 	return s.table.remove(&k, s.table.probe(&k), now)
 }
 
-// Peek returns the bucket of k at now, as in the table. It does not see a bucket that is
-// checked out.
-func (s *Shaper) Peek(k Key, now leaky.Time) leaky.Bucket {
+// Peek returns the bucket of k at now, as in the table, and its share. It does not see a
+// bucket that is checked out.
+func (s *Shaper) Peek(k Key, now leaky.Time) (leaky.Bucket, leaky.Share) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.table.probe(&k)
+	share := s.table.limit(k.Limit).share
 	if slot := s.table.lookup(&k, p); slot != nil {
-		return slot.bucket
+		return slot.bucket, share
 	}
-	return s.table.newBucket(&k, p, now)
+	return s.table.newBucket(&k, p, now), share
 }
 
 // CheckIn returns a bucket to the table. One that has drained at now is dropped.
@@ -152,12 +145,7 @@ func (s *Shaper) CheckIn(k Key, b leaky.Bucket, now leaky.Time) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := s.table.probe(&k)
-	if slot := s.table.lookup(&k, p); slot != nil {
-		slot.bucket.Merge(b)
-		return
-	}
-	s.table.lookupOrInsert(&k, p, now).bucket = b // its backlog is known: it inherits none
+	s.table.add(&k, b, now)
 }
 
 // TableUsage is the fill level of the bucket table, and its evictions so far.

@@ -9,12 +9,19 @@ const Whole = 1 << 20
 // parts has the rates and bursts of its limit times n / Whole; one of 0 parts lets nothing leave.
 // All buckets of a host are under one lease, which is renewed several times in its life. A bucket
 // that no one has asked parts for is cold: every host may use its Cold parts.
+//
+// The zero Lease is that of a host that may use nothing.
 type Lease struct {
 	// Until End a bucket has its parts, then until AloneAt at most Between, and then Alone.
-	// Both are instants of the daemon's clock, and End is not later than AloneAt.
+	// Both are instants of the daemon's clock that goes on while the machine is suspended, see
+	// Boot of the pacer's clock, and End is not later than AloneAt.
 	End, AloneAt leaky.Time
 
 	Cold, Between, Alone uint32 // parts, at most Whole
+
+	// Hosts is the number of hosts that may exist. Of each shared limit on connections in flight
+	// this host may have 1 / Hosts, rounded down; none if Hosts is 0. It does not end.
+	Hosts int
 }
 
 // Parts returns what a bucket that was given parts may use at now.

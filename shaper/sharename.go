@@ -11,7 +11,7 @@ import (
 const newSuffix = "/new"
 
 // ShareName returns the name of the bucket of k, a key of a limit of p: the same on all hosts, such as
-// "per-source|source=192.0.2.0/24". It is "" for a limit that p does not have.
+// "per-source|source=192.0.2.0/24". It is "" if p does not have the limit, the listener or the attachment.
 func (p *Policy) ShareName(k Key) string {
 	i := p.indexOfID(k.Limit)
 	if i < 0 {
@@ -33,10 +33,11 @@ func (p *Policy) ShareName(k Key) string {
 		fmt.Fprintf(&b, "|port=%d", k.Port)
 	}
 	if l.Key&(KeyListen|KeyAttach) != 0 {
-		b.WriteString("|origin=") // and nothing for none, which may be a name
-		if k.Origin != 0 {
-			b.WriteString(p.originName(l, k.Origin))
+		origin, ok := p.originOf(l, k.Origin)
+		if !ok {
+			return ""
 		}
+		b.WriteString("|origin=" + origin)
 	}
 	return b.String()
 }
@@ -73,7 +74,7 @@ func (p *Policy) parseShareField(k *Key, limit int, field string) error {
 		if err != nil {
 			return err
 		}
-		k.Source = prefix.Addr().As16()
+		k.Source = prefix.Masked().Addr().As16()
 	case "asn":
 		n, err := strconv.ParseUint(value, 10, 32)
 		if err != nil {
@@ -106,6 +107,16 @@ func (p *Policy) originID(l *Limit, name string) (uint16, bool) {
 		}
 	}
 	return 0, name == ""
+}
+
+// originOf returns the name of the listener or attachment with an ID in keys of l, "" for 0.
+func (p *Policy) originOf(l *Limit, id uint16) (name string, ok bool) {
+	for i, o := range p.origins {
+		if o.id == id && i < len(p.listeners) != l.InPacketPlane() {
+			return o.name, true
+		}
+	}
+	return "", id == 0
 }
 
 // indexOfID returns the index of the limit with a state's ID, or ID+1, or -1.

@@ -32,9 +32,8 @@ type LimitState struct {
 	Keys        topk.Ranking[Key]
 
 	// Protected by Shaper.mu.
-	lastShape, lastNewConns *leaky.Shape // shapes of the last policy with the limit, or nil
-	wasObserving            bool         // the limit only observed in that policy
-	calendars               *calendars   // nil if the limit has a bucket
+	wasObserving bool       // the limit only observed in the last policy with it
+	calendars    *calendars // nil if the limit has a bucket
 }
 
 // Conformance holds the conformance of the units that leave a limit's buckets, as

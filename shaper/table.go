@@ -27,13 +27,21 @@ import (
 type table struct {
 	tags      [][2]uint64    // by group, a byte for each slot; 0 is empty
 	floors    []leaky.Bucket // by group
-	shapes    []*leaky.Shape // by Key.Limit; nil is unknown
+	limits    []tableLimit   // by Key.Limit
 	slots     []slot
 	seed      maphash.Seed
 	entries   int
 	migration *migration // pending for some groups; nil when all are migrated
 
 	evictedDrained, evictedBacklogged uint64
+}
+
+// tableLimit is what the buckets of one limit have in common.
+type tableLimit struct {
+	whole  *leaky.Shape // of the last policy with the limit; nil if it is unknown
+	shared bool         // in that policy
+	share  leaky.Share  // of whole, at which the buckets are
+	fresh  leaky.Bucket // of a key that is not in the table: not empty if the limit is shared
 }
 
 type slot struct {
@@ -70,21 +78,33 @@ func newTable(keys int) *table {
 	}
 }
 
-// migration is a change of the shapes of buckets. A group is migrated when one of its keys
+// migration is a change of the shares of buckets. A group is migrated when one of its keys
 // is looked up, or by [table.migrateSome]: a million buckets at once would block all traffic
 // for 10 ms. No bucket of a group is touched before its migration, so the result is the
 // same as at the instant of the change.
 type migration struct {
 	at      leaky.Time
-	shapes  map[uint32]shapeChange // by Key.Limit
+	changes map[uint32]shareChange // by Key.Limit
 	pending []uint64               // bitmap of groups that are not migrated yet
 	next    int                    // word of pending; those before it are zero
 }
 
-// shapeChange is the change for the buckets of one limit.
-type shapeChange struct {
-	from, to *leaky.Shape
+// shareChange is the change for the buckets of one limit.
+type shareChange struct {
+	from, to leaky.Share
 	enforce  bool // the limit only observed before
+}
+
+// apply changes b at now.
+func (c *shareChange) apply(b *leaky.Bucket, now leaky.Time) {
+	if c.from.Parts == Whole && c.to.Parts == Whole {
+		b.Rescale(&c.from.Shape, &c.to.Shape, now)
+	} else {
+		b.Reshare(&c.from, &c.to, now)
+	}
+	if c.enforce {
+		b.CapToBurst(&c.to.Shape, now)
+	}
 }
 
 // probe is the hash of a key: the groups that it may be in, and its tag.
@@ -109,16 +129,24 @@ func (t *table) probe(k *Key) probe {
 	return p
 }
 
-// startMigration migrates all buckets to new shapes as of now. The floors keep their drain
+// startMigration migrates all buckets to new shares as of now. The floors keep their drain
 // times, since they are of keys of any limit.
-func (t *table) startMigration(shapes map[uint32]shapeChange, now leaky.Time) {
+func (t *table) startMigration(changes map[uint32]shareChange, now leaky.Time) {
+	if len(changes) == 0 {
+		return
+	}
 	for t.migrateSome() {
+	}
+	for id, change := range changes {
+		l := t.limit(id)
+		l.share = change.to
+		change.apply(&l.fresh, now)
 	}
 	due := make([]uint64, (len(t.tags)+63)/64)
 	for i := range due {
 		due[i] = ^uint64(0)
 	}
-	t.migration = &migration{at: now, shapes: shapes, pending: due}
+	t.migration = &migration{at: now, changes: changes, pending: due}
 }
 
 // migrateSome migrates up to 64 groups. It reports whether there are more.
@@ -144,11 +172,8 @@ func (t *table) migrate(group uint32) {
 	}
 	c.pending[group/64] &^= 1 << (group % 64)
 	t.eachInGroup(int(group), func(k *Key, b *leaky.Bucket) {
-		if r, ok := c.shapes[k.Limit]; ok {
-			b.Rescale(r.from, r.to, c.at)
-			if r.enforce {
-				b.CapToBurst(r.to, c.at)
-			}
+		if change, ok := c.changes[k.Limit]; ok {
+			change.apply(b, c.at)
 		}
 	})
 }
@@ -233,18 +258,29 @@ func (t *table) scanGroup(group uint32, now leaky.Time) (soonest uint32, room in
 func (t *table) newBucket(k *Key, p probe, now leaky.Time) leaky.Bucket {
 	b := t.floors[p.first]
 	b.Merge(t.floors[p.second])
-	if int(k.Limit) < len(t.shapes) && t.shapes[k.Limit] != nil {
-		b.CapToQueue(t.shapes[k.Limit], now)
+	if l := t.limit(k.Limit); l.whole != nil {
+		b.CapToQueue(&l.share.Shape, now)
+		b.Merge(l.fresh)
 	}
 	return b
 }
 
-// setShape sets the shape of the buckets of a limit.
-func (t *table) setShape(limit uint32, shape *leaky.Shape) {
-	for int(limit) >= len(t.shapes) {
-		t.shapes = append(t.shapes, nil)
+// limit returns what the buckets of a limit have in common.
+func (t *table) limit(id uint32) *tableLimit {
+	for int(id) >= len(t.limits) {
+		t.limits = append(t.limits, tableLimit{})
 	}
-	t.shapes[limit] = shape
+	return &t.limits[id]
+}
+
+// add adds the backlog of b to the bucket of k.
+func (t *table) add(k *Key, b leaky.Bucket, now leaky.Time) {
+	p := t.probe(k)
+	if s := t.lookup(k, p); s != nil {
+		s.bucket.Merge(b)
+		return
+	}
+	t.lookupOrInsert(k, p, now).bucket = b // its backlog is known: it inherits none
 }
 
 // remove removes k from the table and returns its bucket.

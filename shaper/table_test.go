@@ -69,8 +69,8 @@ func TestTable_BehavesLikeMap(t *testing.T) {
 			if rapid.IntRange(0, 9).Draw(rt, "reshape") == 0 {
 				from := &leaky.Shape{Bytes: leaky.NewRate(rapid.Uint64Range(1, 1e6).Draw(rt, "from"), time.Second)}
 				to := &leaky.Shape{Bytes: leaky.NewRate(rapid.Uint64Range(1, 1e6).Draw(rt, "to"), time.Second)}
-				r := shapeChange{from, to, rapid.Bool().Draw(rt, "enforce")}
-				tb.startMigration(map[uint32]shapeChange{1: r}, now)
+				r := shareChange{leaky.NewShare(from, Whole, Whole, now), leaky.NewShare(to, Whole, Whole, now), rapid.Bool().Draw(rt, "enforce")}
+				tb.startMigration(map[uint32]shareChange{1: r}, now)
 				for k, b := range want {
 					if k.Limit == 1 {
 						b.Rescale(from, to, now)
@@ -414,7 +414,7 @@ func TestTable_NewBucketInheritsAtMostItsOwnMaximum(t *testing.T) {
 			b.Charge(p.NewConnections(p.Find("slow")), 0, 1, now)
 			s.CheckIn(other, b, now)
 		}
-		if got := s.Peek(k, now); got.DrainedAt().Sub(now) < p.Shape(i).MaxDelay {
+		if got, _ := s.Peek(k, now); got.DrainedAt().Sub(now) < p.Shape(i).MaxDelay {
 			t.Fatalf("its backlog is %v after the eviction, want %v", got.DrainedAt().Sub(now).Duration(), p.Shape(i).MaxDelay.Duration())
 		}
 		now += leaky.Second / 1000
