@@ -171,6 +171,7 @@ func (h *Host) Request(now Time, unsettled func(key string) bool) *Request {
 				b.held, b.toldIn = b.parts, 0
 			}
 			if b.toldIn == 0 || b.toldIn > h.got {
+				b.toldIn = 0 // the reply to a later call, which may have no room for it, does not confirm it
 				due = append(due, dueItem{key, b})
 			}
 		}
