@@ -29,7 +29,7 @@ func (c *call) meet() {
 	case m == nil || m.start != q.Start || !c.same:
 		// The process before is gone, and with it what it had.
 		s.generation++
-		fresh := &member{start: q.Start, born: now, generation: s.generation, resync: c.same, returning: s.takeBack(q.Host)}
+		fresh := &member{start: q.Start, born: now, generation: s.generation, resync: c.same, returning: s.takeBack(q.Host, q.Left)}
 		if m != nil {
 			fresh.digest, fresh.info = m.digest, m.info
 		}
@@ -81,16 +81,17 @@ func (c *call) meet() {
 }
 
 // takeBack makes a host one that is not gone, and reports whether others may count its part as
-// theirs. A new host takes the place of one that is gone if there is no other.
-func (s *state) takeBack(host string) bool {
+// theirs. A host that is new takes the place of one that is gone, and so does one for which there is
+// no other place: those that are away have theirs.
+func (s *state) takeBack(host string, left bool) bool {
 	if s.members[host] != nil {
 		return s.members[host].returning
 	}
-	if _, gone := s.gone[host]; gone {
+	if s.isGone(host) {
 		delete(s.gone, host)
 		return true
 	}
-	if len(s.members)+len(s.gone) < s.params.Hosts {
+	if len(s.gone) == 0 || !left && len(s.members)+len(s.gone) < s.params.Hosts {
 		return false
 	}
 	delete(s.gone, s.goneList()[0].Host)
@@ -101,7 +102,7 @@ func (s *state) takeBack(host string) bool {
 func (s *state) claimGone(gone []Gone) {
 	for _, g := range gone {
 		if s.members[g.Host] == nil && len(s.members)+len(s.gone) < s.params.Hosts {
-			s.gone[g.Host] = g.Start
+			s.gone[g.Host] = g
 		}
 	}
 }

@@ -156,7 +156,7 @@ func (h *Host) Request(now Time, unsettled func(key string) bool) *Request {
 	q := &Request{
 		Params: h.Params, Host: h.Name, Start: h.Start, N: h.n,
 		Got: h.got, GotAge: now - h.gotSentAt, Epoch: h.epoch, Leased: h.leased, Claim: h.claim,
-		Over: !h.leased && now >= h.leaseEnd, Known: h.known, Digest: h.Digest,
+		Over: !h.leased && now >= h.leaseEnd, Left: h.absent && !h.leased, Known: h.known, Digest: h.Digest,
 	}
 	if h.claim {
 		q.Gone = h.gone

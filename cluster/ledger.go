@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"maps"
 	"slices"
 	"strings"
 )
@@ -48,7 +49,7 @@ type state struct {
 	members    map[string]*member
 	buckets    map[string]*bucket
 	log        eventLog
-	gone       map[string]int64 // hosts that use nothing, by name: their last start
+	gone       map[string]Gone // hosts that use nothing, by name
 }
 
 // member is a host that has called in this epoch.
@@ -158,7 +159,7 @@ func (l *Ledger) begin(now Time, p Params, last int64) {
 	l.state = &state{
 		params: p, epoch: max(last+1, int64(now)), born: now, last: now, settleAt: now + p.Lease + p.Step,
 		log:     newEventLog(),
-		members: map[string]*member{}, buckets: map[string]*bucket{}, gone: map[string]int64{},
+		members: map[string]*member{}, buckets: map[string]*bucket{}, gone: map[string]Gone{},
 	}
 	if mutant("no-quarantine") {
 		l.state.settleAt = now
@@ -168,17 +169,22 @@ func (l *Ledger) begin(now Time, p Params, last int64) {
 // refuse returns the reply to a call that must not be processed, or nil.
 func (s *state) refuse(now Time, q *Request) *Reply {
 	reply := &Reply{N: q.N, Start: q.Start, Epoch: s.epoch}
-	m := s.members[q.Host]
+	m, last := s.members[q.Host], s.gone[q.Host]
+	if m != nil {
+		last.Start, last.N = m.start, m.n
+	}
 	switch {
 	case q.Params != s.params:
 		reply.Refused, reply.Params = RefusedParams, s.params
-	case m != nil && (q.Start < m.start || q.Start == m.start && q.N <= m.n):
-		reply.Refused, reply.Latest = RefusedOld, m.start
+	case q.Start < last.Start || q.Start == last.Start && q.N <= last.N:
+		reply.Refused, reply.Latest = RefusedOld, last.Start
 	case m != nil && q.Start == m.start && q.Epoch != s.epoch && m.joined && !s.expired(m, now):
 		reply.Refused = RefusedMoved
 	case q.Leave && q.Epoch != s.epoch: // a call of long ago, perhaps: the host may have joined elsewhere since
 		reply.Refused = RefusedMoved
-	case m == nil && len(s.members)+len(s.gone) >= s.params.Hosts && len(s.gone) == 0:
+	case m == nil && q.Left && now < s.settleAt && !s.isGone(q.Host):
+		reply.Refused = RefusedUnsettled
+	case m == nil && !s.isGone(q.Host) && len(s.members)+len(s.gone) >= s.params.Hosts && (len(s.gone) == 0 || q.Leave):
 		reply.Refused = RefusedTooMany
 	default:
 		return nil
@@ -217,27 +223,37 @@ func (s *state) knownByAll(but string, now Time) int64 {
 // leave makes the caller one that is gone: it uses nothing since before it called.
 func (s *state) leave(q *Request) *Reply {
 	delete(s.members, q.Host)
-	s.gone[q.Host] = q.Start
+	s.gone[q.Host] = Gone{q.Host, q.Start, q.N}
 	return &Reply{N: q.N, Start: q.Start, Epoch: s.epoch, Live: s.countLive(s.last)}
 }
 
-// Forget makes a host one that is gone, as an operator says that it does not exist. It reports false
-// if the host has called recently.
+// Forget makes a host one that is gone, as an operator says that it does not exist, nor another one
+// in its place. It reports false if the host has called recently, or may have called the ledger of
+// the epoch before, or there are Params.Hosts others.
 func (l *Ledger) Forget(now Time, host string) bool {
 	s := l.state
-	if s == nil || s.run != l.Run || now < s.last-backStep || now > s.last+s.params.Step {
+	if s == nil || s.run != l.Run || now < s.last-backStep || now > s.last+s.params.Step || now < s.settleAt {
 		return false
 	}
-	if m := s.members[host]; m != nil && (!s.expired(m, now) || now < m.known) {
+	m := s.members[host]
+	switch {
+	case m != nil && (!s.expired(m, now) || now < m.known):
 		return false
+	case m != nil:
+		delete(s.members, host)
+		s.gone[host] = Gone{host, m.start, m.n}
+	case s.isGone(host):
+	case len(s.members)+len(s.gone) >= s.params.Hosts:
+		return false
+	default:
+		s.gone[host] = Gone{Host: host}
 	}
-	start := s.gone[host]
-	if m := s.members[host]; m != nil {
-		start = m.start
-	}
-	delete(s.members, host)
-	s.gone[host] = start
 	return true
+}
+
+func (s *state) isGone(host string) bool {
+	_, gone := s.gone[host]
+	return gone
 }
 
 // countLive returns the number of hosts that are counted, and of those that are gone.
@@ -253,12 +269,7 @@ func (s *state) countLive(now Time) int {
 
 // goneList returns the hosts that are gone, by name.
 func (s *state) goneList() []Gone {
-	var list []Gone
-	for host, start := range s.gone {
-		list = append(list, Gone{host, start})
-	}
-	slices.SortFunc(list, func(a, b Gone) int { return strings.Compare(a.Host, b.Host) })
-	return list
+	return slices.SortedFunc(maps.Values(s.gone), func(a, b Gone) int { return strings.Compare(a.Host, b.Host) })
 }
 
 // demote makes a bucket cold if no host has more than its floor, or wants it.

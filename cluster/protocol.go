@@ -58,6 +58,7 @@ type Request struct {
 	Claim  bool  // Has are leases of the epoch before that have not ended
 	More   bool  // the claim goes on in the next call
 	Over   bool  // no lease that the host had has not ended
+	Left   bool  // the host uses nothing of any bucket until it has joined
 	Known  int64 // all events up to this version are known
 
 	Items []Item // what is new about buckets; at most MaxItems
@@ -84,8 +85,8 @@ const MaxWeight = 1 << 16
 
 // Gone is a host that uses nothing: it has left, or an operator said that it does not exist.
 type Gone struct {
-	Host  string
-	Start int64
+	Host     string
+	Start, N int64 // of its last call; 0 if it is not known
 }
 
 // Reply is the ledger's answer to a call.
@@ -116,11 +117,12 @@ type Refusal uint8
 
 // Reasons of refusal.
 const (
-	NotRefused     Refusal = iota
-	RefusedOld             // a later call or a later start of the same host was processed
-	RefusedMoved           // the host has been to another ledger, and its lease here has not ended
-	RefusedParams          // the ledger has other Params
-	RefusedTooMany         // Params.Hosts hosts exist without this one
+	NotRefused       Refusal = iota
+	RefusedOld               // a later call or a later start of the same host was processed
+	RefusedMoved             // the host has been to another ledger, and its lease here has not ended
+	RefusedParams            // the ledger has other Params
+	RefusedTooMany           // Params.Hosts hosts exist without this one
+	RefusedUnsettled         // the host had left, and the ledger does not know yet whose place it may take
 )
 
 // Event says that a bucket has become hot: hosts use what they are given of it; or cold again:

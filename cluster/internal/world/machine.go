@@ -21,6 +21,7 @@ type machine struct {
 	off      bool // it stays off
 	replaced bool // for ever
 	joined   bool // as far as it was seen
+	gone     bool // a ledger knows that it has left, or was forgotten, and it has not joined since
 	wants    []int64
 	aloneAt  cluster.Time // when what it may use rises
 
@@ -175,14 +176,15 @@ func (m *machine) deliver(r *cluster.Reply, process int) {
 	m.apply()
 	joined := m.host.Status(now).Joined
 	if joined && !m.joined {
-		m.left = false
+		m.left, m.gone = false, false
 		m.Joins++
 	}
 	m.joined = joined
 	m.logf("%s takes %d: again %v, %+v", m.name, r.N, again, m.host.Status(now))
 	switch {
-	case m.leaving && answered && !again:
+	case m.leaving && answered && r.Refused == cluster.NotRefused && !again:
 		m.logf("%s has left", m.name)
+		m.gone = true
 		m.Leaves++
 		m.stop()
 		m.after(m.upTo(10*cluster.Second), m.start)

@@ -14,7 +14,7 @@ func (w *world) crash(m *machine, d cluster.Time) {
 // forget has an operator say that a machine does not exist: one that is off, or one that is not,
 // which the ledger must refuse if others count it.
 func (w *world) forget(m *machine, s *server, d cluster.Time) {
-	if !s.up || w.now < s.pausedUntil || w.calm {
+	if !s.up || w.now < s.pausedUntil || w.calm || m.replaced {
 		return
 	}
 	if m.up {
@@ -36,7 +36,7 @@ func (w *world) forget(m *machine, s *server, d cluster.Time) {
 	}
 	if m.off && s.ledger.Forget(s.clock.at(w.now), m.name) {
 		w.logf("%s is forgotten", m.name)
-		m.left = true // that is what the operator has promised
+		m.left, m.gone = true, true // that is what the operator has promised
 		w.Forgotten++
 	}
 }
@@ -63,7 +63,7 @@ func (w *world) configure(m *machine, d cluster.Time) {
 
 // replace puts a machine with another name into the place of one that has left.
 func (w *world) replace(m *machine) {
-	if m.up || !m.left || m.replaced || len(w.machines) > 2*w.params.Hosts {
+	if m.up || !m.gone || m.replaced || len(w.machines) > 2*w.params.Hosts {
 		return
 	}
 	m.off, m.replaced = true, true
