@@ -40,6 +40,7 @@ type Host struct {
 	floorAt  Time
 	frozen   map[string]int64 // what it used of buckets that were hot
 	joined   bool             // it has been in the group since it started
+	joinedAt Time             // when it joined last
 	absent   bool             // it has told the ledger that it uses nothing, or there is no place for it
 	leaving  bool             // it has begun to tell that
 
@@ -315,7 +316,7 @@ func (h *Host) Reply(now Time, r *Reply) (again bool) {
 	h.counted, h.gone, h.differ = r.Counted, r.Gone, r.Differ
 	h.infoOld = r.AskInfo
 	if r.Settled && h.known >= r.Version && len(r.Events) == 0 {
-		again = h.settle() || again
+		again = h.settle(now) || again
 	}
 	if r.Renew {
 		h.renewedAt = h.sentAt
@@ -431,7 +432,7 @@ func (h *Host) take(grants []Grant, fresh map[string]bool) (confirm bool) {
 }
 
 // settle puts a host in the group that knows all hot buckets. It returns whether it was out.
-func (h *Host) settle() bool {
+func (h *Host) settle(now Time) bool {
 	for key, b := range h.hot {
 		if b.version == 0 { // hot in the epoch before
 			delete(h.hot, key)
@@ -442,6 +443,7 @@ func (h *Host) settle() bool {
 		return false
 	}
 	h.leased, h.joined, h.absent, h.changeAll = true, true, false, true
+	h.joinedAt = now
 	return true
 }
 
@@ -488,6 +490,11 @@ func (h *Host) Parts(key string) (parts int64, hot bool) {
 func (h *Host) Use(key string, now Time) int64 {
 	l := h.Lease()
 	parts, _ := h.Parts(key)
+	return l.use(parts, now)
+}
+
+// use is what may be used at now of a bucket of which parts were given.
+func (l *Lease) use(parts int64, now Time) int64 {
 	switch {
 	case now < l.End:
 		return parts

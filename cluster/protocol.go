@@ -64,7 +64,7 @@ type Request struct {
 	Items []Item // what is new about buckets; at most MaxItems
 
 	Digest uint64 // of the host's shared limits: the ledger counts hosts with another one
-	Info   string // what other hosts may want to know about this one; "" is unchanged
+	Info   string // what other hosts may want to know about this one, at most MaxInfo bytes; "" is unchanged
 	Leave  bool   // the host uses nothing of any bucket any more until it has joined again
 	Gone   []Gone // with a claim: the hosts that the ledger of the epoch before knew to be gone
 }
@@ -79,6 +79,9 @@ type Item struct {
 
 // MaxItems is the maximum number of items of a call, which bounds the time that a store needs for it.
 const MaxItems = 100
+
+// MaxInfo is the maximum length of Request.Info in bytes: stores read it at each call.
+const MaxInfo = 1024
 
 // MaxWeight is the maximum weight of a host.
 const MaxWeight = 1 << 16

@@ -13,11 +13,13 @@ import (
 	"shaperd.dev/shaperd/shaper"
 )
 
-// Store runs the ledger, or reaches the one that does. A call that returns an error may have been
-// processed all the same. A Store is used by one goroutine at a time.
+// Store runs the ledger, or reaches the one that does. What returns an error may have been done all the
+// same. A Store is used by one goroutine at a time.
 type Store interface {
 	Call(context.Context, *cluster.Request) (*cluster.Reply, error)
-	Close() // after the last call has returned
+	Snapshot(ctx context.Context, keys ...string) (cluster.Snapshot, error) // see [cluster.Ledger.Snapshot]
+	Forget(ctx context.Context, host string) (bool, error)                  // see [cluster.Ledger.Forget]
+	Close()                                                                 // after the last call has returned
 }
 
 // Plane enforces what this host may use of its shared buckets.
@@ -67,13 +69,16 @@ type Member struct {
 	unsettled map[string]bool // buckets of which more than their parts may still be in use
 	resample  bool            // and since they were sampled, parts have changed
 	lease     cluster.Lease   // that the planes know
+	steppedAt cluster.Time
 	sampledAt cluster.Time
 	windowAt  cluster.Time // when the window ends
 	callAt    cluster.Time // when the next call is due
 	again     bool         // it is due at once
-	calling   bool
-	oldStores []Store // to be closed when the call has returned
-	replies   chan reply
+	busy      bool    // the store is in use
+	queries   []query // of operators, that wait for the store
+	queried   bool    // the store was last used for a query
+	oldStores []Store // to be closed when the store is not in use
+	outcomes  chan func()
 	leaving   chan struct{} // closed when the ledger knows that the host has left; nil while it stays
 	left      bool
 	joined    bool
@@ -95,14 +100,14 @@ type reply struct {
 func Start(ctx context.Context, o Options) *Member {
 	m := &Member{
 		Options: o, commands: make(chan func()), short: make(chan struct{}, 1), done: make(chan struct{}),
-		replies: make(chan reply, 1), unsettled: map[string]bool{}, interval: cluster.FromDuration(o.Interval),
+		outcomes: make(chan func(), 1), unsettled: map[string]bool{}, interval: cluster.FromDuration(o.Interval),
 	}
 	now := m.Clock()
 	hostOptions := o.Host
 	hostOptions.InUse = func(key string) bool { return m.estimator.InUse(key) }
 	m.host = cluster.NewHost(hostOptions, now)
 	m.estimator = cluster.NewEstimator(m.host, m.interval, now)
-	m.sampledAt, m.windowAt = now, now+m.interval
+	m.steppedAt, m.sampledAt, m.windowAt = now, now, now+m.interval
 	m.callAt = now + cluster.Time(rand.Int64N(int64(m.interval)))
 	m.apply()
 	go m.run(ctx)
@@ -120,7 +125,7 @@ func (m *Member) Short() {
 // SetStore replaces the store, and the interval between calls. The old store is closed.
 func (m *Member) SetStore(s Store, interval time.Duration) {
 	if !m.do(context.Background(), func() {
-		if m.calling {
+		if m.busy {
 			m.oldStores = append(m.oldStores, m.Store)
 		} else {
 			m.Store.Close()
@@ -183,8 +188,9 @@ func (m *Member) run(ctx context.Context) {
 			f()
 		case <-m.short:
 			sample = true
-		case r := <-m.replies:
-			m.take(r)
+		case end := <-m.outcomes:
+			m.release()
+			end()
 		case <-timer.C:
 		}
 		now := m.Clock()
@@ -193,10 +199,12 @@ func (m *Member) run(ctx context.Context) {
 	}
 }
 
-// close waits for the call that is on its way.
+// close waits for the call or query that is on its way.
 func (m *Member) close() {
-	if m.calling {
-		m.take(<-m.replies)
+	if m.busy {
+		end := <-m.outcomes
+		m.release()
+		end()
 	}
 	m.Store.Close()
 	close(m.done)
@@ -208,6 +216,10 @@ const samplesPerInterval = 4
 
 // step does what is due at now.
 func (m *Member) step(ctx context.Context, now cluster.Time, sample bool) {
+	if !m.host.Joined() || now >= m.lease.End {
+		m.counters.Alone += (now - m.steppedAt).Duration()
+	}
+	m.steppedAt = now
 	if sample || now >= m.sampledAt+m.interval/samplesPerInterval {
 		m.sample(now)
 	}
@@ -217,16 +229,22 @@ func (m *Member) step(ctx context.Context, now cluster.Time, sample bool) {
 	}
 	urgent := m.estimator.Urgent(now)
 	m.apply()
-	if m.calling || m.left || !m.again && !urgent && now < m.callAt && m.leaving == nil {
+	if m.busy || m.left {
 		return
 	}
-	m.call(ctx, now)
+	due := m.again || urgent || now >= m.callAt || m.leaving != nil
+	switch {
+	case len(m.queries) > 0 && !(due && m.queried): // at most one between two calls
+		m.startQuery(ctx)
+	case due:
+		m.call(ctx, now)
+	}
 }
 
 // nextWake is how long there is nothing to do after now.
 func (m *Member) nextWake(now cluster.Time) cluster.Time {
 	next := min(m.sampledAt+m.interval/samplesPerInterval, m.windowAt)
-	if !m.calling {
+	if !m.busy {
 		next = min(next, m.callAt)
 	}
 	return max(next-now, cluster.Millisecond)
@@ -258,7 +276,7 @@ func (m *Member) sample(now cluster.Time) {
 	}
 }
 
-// call sends the next call, whose reply comes back through m.replies.
+// call sends the next call, whose reply comes back through m.outcomes.
 func (m *Member) call(ctx context.Context, now cluster.Time) {
 	var q *cluster.Request
 	if m.leaving != nil {
@@ -270,7 +288,7 @@ func (m *Member) call(ctx context.Context, now cluster.Time) {
 		}
 		q = m.host.Request(now, func(key string) bool { return m.unsettled[key] })
 	}
-	m.calling, m.again = true, false
+	m.busy, m.queried, m.again = true, false, false
 	// Hosts must not call in step.
 	m.callAt = now + m.interval/2 + cluster.Time(rand.Int64N(int64(m.interval)))
 	store := m.Store
@@ -279,17 +297,22 @@ func (m *Member) call(ctx context.Context, now cluster.Time) {
 		defer cancel()
 		sent := time.Now()
 		r, err := store.Call(ctx, q)
-		m.replies <- reply{r, q.Leave, err, time.Since(sent)}
+		took := time.Since(sent)
+		m.outcomes <- func() { m.take(reply{r, q.Leave, err, took}) }
 	}()
 }
 
-// take takes the outcome of the call.
-func (m *Member) take(r reply) {
-	m.calling = false
+// release makes the store free for the next call or query.
+func (m *Member) release() {
+	m.busy = false
 	for _, s := range m.oldStores {
 		s.Close()
 	}
 	m.oldStores = nil
+}
+
+// take takes the outcome of a call.
+func (m *Member) take(r reply) {
 	m.counters.add(r)
 	if (r.err == nil) != (m.lastError == nil) {
 		m.logStore(r.err)

@@ -19,6 +19,7 @@ type memoryStore struct {
 	ledger cluster.Ledger
 	clock  func() cluster.Time
 	away   bool // it does not answer
+	hangs  bool // it does not answer queries
 	calls  int
 }
 
@@ -33,6 +34,24 @@ func (s *memoryStore) Call(ctx context.Context, q *cluster.Request) (*cluster.Re
 		return nil, ctx.Err()
 	}
 	return s.ledger.Call(s.clock(), q), nil
+}
+
+func (s *memoryStore) Snapshot(ctx context.Context, keys ...string) (cluster.Snapshot, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.away || s.hangs {
+		s.mu.Unlock()
+		<-ctx.Done()
+		s.mu.Lock()
+		return cluster.Snapshot{}, ctx.Err()
+	}
+	return s.ledger.Snapshot(s.clock(), keys...), nil
+}
+
+func (s *memoryStore) Forget(_ context.Context, host string) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ledger.Forget(s.clock(), host), nil
 }
 
 func (s *memoryStore) Close() {}
@@ -100,6 +119,11 @@ func (oneName) Key(name string) (shaper.Key, int, bool) {
 func (oneName) Always() []string { return []string{"db"} }
 
 func startMembers(ctx context.Context, n int) (*memoryStore, []*fakePlane, []*Member) {
+	return startSome(ctx, n, n)
+}
+
+// startSome starts n of some hosts.
+func startSome(ctx context.Context, n, hosts int) (*memoryStore, []*fakePlane, []*Member) {
 	start := time.Now()
 	clock := func() cluster.Time { return cluster.FromDuration(time.Since(start)) + cluster.Second }
 	now := func() leaky.Time { return leaky.FromDuration(time.Since(start)) }
@@ -111,7 +135,7 @@ func startMembers(ctx context.Context, n int) (*memoryStore, []*fakePlane, []*Me
 		planes = append(planes, p)
 		members = append(members, Start(ctx, Options{
 			Host: cluster.HostOptions{
-				Params: cluster.Params{Hosts: n, Lease: cluster.Second, Step: cluster.Second / 2}, Name: string(rune('a' + i)), Start: 1,
+				Params: cluster.Params{Hosts: hosts, Lease: cluster.Second, Step: cluster.Second / 2}, Name: string(rune('a' + i)), Start: 1,
 			},
 			Interval: 100 * time.Millisecond, Store: store, Planes: []Plane{p}, Names: oneName{}, Clock: clock, Now: now,
 			Log: slog.New(slog.DiscardHandler),

@@ -12,6 +12,7 @@ import (
 type Counters struct {
 	Answered, Refused, Failed, TimedOut uint64
 	Epochs                              uint64 // changes of the epoch
+	Alone                               time.Duration
 	Took                                [len(TookBounds) + 1]uint64
 	TookSum                             time.Duration // of answered calls
 }

@@ -189,6 +189,14 @@ func (s unusableStore) Call(context.Context, *cluster.Request) (*cluster.Reply, 
 	return nil, s.err
 }
 
+// Snapshot returns the reason.
+func (s unusableStore) Snapshot(context.Context, ...string) (cluster.Snapshot, error) {
+	return cluster.Snapshot{}, s.err
+}
+
+// Forget returns the reason.
+func (s unusableStore) Forget(context.Context, string) (bool, error) { return false, s.err }
+
 // Close does nothing.
 func (s unusableStore) Close() {}
 
