@@ -153,7 +153,7 @@ func (s *server) serve(ctx context.Context) error {
 		return err
 	}
 	defer s.plane.close()
-	defer s.group.close()
+	defer s.group.stop()
 	close(s.ready)
 	s.reloads.Record(time.Since(s.startedAt))
 	s.log.Info("ready", "config", s.options.Config, "limits", policy.Len(), "listeners", len(l.Config.Listen),
@@ -218,18 +218,23 @@ func (s *server) serve(ctx context.Context) error {
 // applyToPlanes applies l, compiled to policy, to both planes, or to none. was is the current
 // configuration, or nil at the start.
 func (s *server) applyToPlanes(ctx context.Context, l *plan.Plan, policy *shaper.Policy, was *plan.Plan) error {
-	s.group.prepare(l.Config)
+	if err := s.group.prepare(l.Config); err != nil {
+		return err
+	}
 	change, err := s.plane.prepare(l, policy)
 	if err != nil {
+		s.group.cancel()
 		return err
 	}
 	undo, err := installRules(l, was)
 	if err != nil {
+		s.group.cancel()
 		change.cancel()
 		return err
 	}
 	// The packet plane's swap may fail, and the proxy's cannot once it is prepared.
 	if err := s.proxy.Apply(ctx, l.Config.Listen, policy, change.commit); err != nil {
+		s.group.cancel()
 		change.cancel()
 		return errors.Join(PermissionHint(err), undo())
 	}

@@ -3,9 +3,9 @@ package daemon
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -16,6 +16,7 @@ import (
 
 	"shaperd.dev/shaperd/cluster"
 	"shaperd.dev/shaperd/cluster/member"
+	"shaperd.dev/shaperd/cluster/peer"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
@@ -31,7 +32,9 @@ type group struct {
 	version string
 	file    *groupFile // nil without a state file
 
-	config  config.Shared // of member
+	server  *peer.Server  // nil while this daemon does not serve the ledger
+	opened  *peer.Server  // by prepare, or server
+	config  config.Shared // of member and server
 	member  *member.Member
 	keep    bool // programs use its shares when this daemon has ended
 	end     func()
@@ -46,12 +49,30 @@ func (s *server) newGroup() *group {
 	return g
 }
 
-// prepare makes the planes let nothing of shared limits pass if no host of them runs yet, before a policy
-// with such limits takes effect.
-func (g *group) prepare(c *config.Config) {
-	if g.config.Hosts == 0 && c.Shared.Hosts > 0 {
+// prepare does what may fail before c takes effect: it opens the port at which the ledger is served. If no
+// host runs yet, it makes the planes let nothing of shared limits pass. follow or cancel must be next.
+func (g *group) prepare(c *config.Config) (err error) {
+	s := &c.Shared
+	switch {
+	case s.Serve == "":
+		g.opened = nil
+	case g.server != nil && g.config.Serve == s.Serve:
+		g.opened = g.server
+	default:
+		g.opened, err = peer.Serve(peer.ServerOptions{Address: s.Serve, Files: sharedFiles(s), Hosts: s.Hosts, Clock: boottime, Log: g.log})
+	}
+	if err == nil && g.config.Hosts == 0 && s.Hosts > 0 {
 		g.setLease(shaper.Lease{})
 	}
+	return err
+}
+
+// cancel undoes prepare.
+func (g *group) cancel() {
+	if g.opened != nil && g.opened != g.server {
+		g.opened.Close()
+	}
+	g.opened = nil
 }
 
 func (g *group) setLease(l shaper.Lease) {
@@ -64,12 +85,18 @@ func (g *group) setLease(l shaper.Lease) {
 func (g *group) follow(ctx context.Context, c *config.Config) {
 	s, was := &c.Shared, &g.config
 	g.keep = keepsShares(c)
+	if g.server != nil && g.server != g.opened {
+		g.server.Close()
+	}
+	if g.server, g.opened = g.opened, nil; g.server != nil {
+		g.server.SetFiles(sharedFiles(s))
+	}
 	switch {
 	case g.member != nil && reflect.DeepEqual(s, was):
 		g.member.SetInfo(c.SharedDigest(), g.info(c))
 	case g.member != nil && len(s.Store) > 0 && sharedParams(s) == sharedParams(was) && hostName(s) == hostName(was) && s.Alone == was.Alone:
 		g.member.SetInfo(c.SharedDigest(), g.info(c))
-		g.member.SetStore(openStore(s), s.Interval)
+		g.member.SetStore(g.openStore(s), s.Interval)
 	default:
 		g.leave(ctx)
 		g.join(ctx, c)
@@ -95,7 +122,7 @@ func (g *group) join(ctx context.Context, c *config.Config) {
 			Params: sharedParams(s), Name: hostName(s), Start: saved.Start, Alone: cluster.Alone(s.Alone), Left: saved.Left,
 			Digest: c.SharedDigest(), Info: g.info(c),
 		},
-		Interval: s.Interval, Store: openStore(s), Planes: g.planes, Names: sharedNames{g.shaper},
+		Interval: s.Interval, Store: g.openStore(s), Planes: g.planes, Names: sharedNames{g.shaper},
 		Clock: boottime, Now: g.clock.Boot, Log: g.log, Joined: g.file.joined,
 	})
 	g.current.Store(g.member)
@@ -139,6 +166,14 @@ func (g *group) close() {
 	g.current.Store(nil)
 }
 
+// stop ends everything.
+func (g *group) stop() {
+	g.close()
+	if g.server != nil {
+		g.server.Close()
+	}
+}
+
 // hostInfo is what hosts tell each other.
 type hostInfo struct {
 	Version string            `json:"version"`
@@ -151,11 +186,12 @@ func (g *group) info(c *config.Config) string {
 }
 
 // sharedParams returns the parameters of the protocol. Steps of the ledger's clock, and times without
-// a call, of up to Step are ignored: half a lease, and more where hosts call rarely.
+// a call, of up to Step are ignored: half a lease, and more where hosts call rarely. Where several hosts
+// serve the ledger, more than one may be alive.
 func sharedParams(s *config.Shared) cluster.Params {
 	return cluster.Params{
 		Hosts: s.Hosts, Lease: cluster.FromDuration(s.Lease), Step: cluster.FromDuration(max(s.Lease/2, 5*s.Interval)),
-		Strict: s.Failover == config.FailoverStrict,
+		Strict: s.Failover == config.FailoverStrict || len(s.Store) > 1,
 	}
 }
 
@@ -177,28 +213,27 @@ func hostName(s *config.Shared) string {
 }
 
 // openStore returns the store of the ledger.
-func openStore(s *config.Shared) member.Store {
-	return unusableStore{fmt.Errorf("no store for %s", strings.Join(s.Store, ", "))}
+func (g *group) openStore(s *config.Shared) member.Store {
+	var addresses []string
+	for _, url := range s.Store {
+		if address, ok := strings.CutPrefix(url, "shaperd://"); ok {
+			addresses = append(addresses, address)
+		}
+	}
+	return peer.NewClient(addresses, sharedFiles(s), g.server, s.Serve)
 }
 
-// unusableStore is a store that cannot be used.
-type unusableStore struct{ err error }
-
-// Call returns the reason.
-func (s unusableStore) Call(context.Context, *cluster.Request) (*cluster.Reply, error) {
-	return nil, s.err
+func sharedFiles(s *config.Shared) peer.Files {
+	return peer.Files{CA: credential(s.CAFile), Cert: credential(s.CertFile), Key: credential(s.KeyFile)}
 }
 
-// Snapshot returns the reason.
-func (s unusableStore) Snapshot(context.Context, ...string) (cluster.Snapshot, error) {
-	return cluster.Snapshot{}, s.err
+// credential returns the path of a file in [shared], which may be the name of a credential.
+func credential(file string) string {
+	if file == "" || strings.Contains(file, "/") {
+		return file
+	}
+	return filepath.Join(os.Getenv("CREDENTIALS_DIRECTORY"), file)
 }
-
-// Forget returns the reason.
-func (s unusableStore) Forget(context.Context, string) (bool, error) { return false, s.err }
-
-// Close does nothing.
-func (s unusableStore) Close() {}
 
 // sharedNames names the shared buckets of the current policy.
 type sharedNames struct{ *shaper.Shaper }
