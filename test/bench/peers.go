@@ -147,7 +147,7 @@ func startToxiproxy(ctx context.Context, t task) (*running, error) {
 		return nil, err
 	}
 	r := &running{to: atProxy, process: p}
-	if err := p.awaitListening(ctx, netip.MustParseAddrPort(api), false); err != nil {
+	if err := p.AwaitListening(ctx, p.host, netip.MustParseAddrPort(api), false); err != nil {
 		_ = p.stop()
 		return nil, err
 	}
@@ -182,7 +182,7 @@ func startToxiproxy(ctx context.Context, t task) (*running, error) {
 		})
 	}
 	if err == nil {
-		err = p.awaitListening(ctx, atProxy, false)
+		err = p.AwaitListening(ctx, p.host, atProxy, false)
 	}
 	if err != nil {
 		_ = p.stop()

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -39,37 +37,6 @@ func startProcess(h *lab.Host, dir, name string, args ...string) (*process, erro
 		return nil, err
 	}
 	return &process{p, h, dir}, nil
-}
-
-// awaitListening waits until the host has a TCP listener or a UDP socket at an address.
-func (p *process) awaitListening(ctx context.Context, at netip.AddrPort, udp bool) error {
-	table, state := "/proc/thread-self/net/tcp", "0A" // TCP_LISTEN
-	if udp {
-		table, state = "/proc/thread-self/net/udp", "07" // TCP_CLOSE
-	}
-	a := at.Addr().As4()
-	want := fmt.Sprintf(": %02X%02X%02X%02X:%04X 00000000:0000 %s", a[3], a[2], a[1], a[0], at.Port(), state)
-	any := fmt.Sprintf(": 00000000:%04X 00000000:0000 %s", at.Port(), state)
-	for deadline := time.Now().Add(10 * time.Second); ; {
-		var sockets []byte
-		err := p.host.Do(func() (err error) { sockets, err = os.ReadFile(table); return err })
-		if err != nil {
-			return err
-		}
-		if bytes.Contains(sockets, []byte(want)) || bytes.Contains(sockets, []byte(any)) {
-			return nil
-		}
-		select {
-		case <-p.Exited():
-			return p.Errorf("it exited before it listened")
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(5 * time.Millisecond):
-		}
-		if time.Now().After(deadline) {
-			return p.Errorf("it did not listen within 10 s")
-		}
-	}
 }
 
 // count returns how often a text occurs in the program's output.

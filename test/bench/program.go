@@ -114,7 +114,7 @@ func startProxy(ctx context.Context, t task, dir, name string, args ...string) (
 	if err != nil {
 		return nil, err
 	}
-	if err := p.awaitListening(ctx, atProxy, t.udp); err != nil {
+	if err := p.AwaitListening(ctx, p.host, atProxy, t.udp); err != nil {
 		_ = p.stop()
 		return nil, err
 	}

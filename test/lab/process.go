@@ -1,7 +1,10 @@
 package lab
 
 import (
+	"bytes"
+	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -75,6 +78,37 @@ func (p *Process) AwaitExit(limit time.Duration) error {
 		return nil
 	case <-time.After(limit):
 		return fmt.Errorf("it still runs after %v", limit)
+	}
+}
+
+// AwaitListening waits until the program's host has a TCP listener or a UDP socket at an address.
+func (p *Process) AwaitListening(ctx context.Context, h *Host, at netip.AddrPort, udp bool) error {
+	table, state := "/proc/thread-self/net/tcp", "0A" // TCP_LISTEN
+	if udp {
+		table, state = "/proc/thread-self/net/udp", "07" // TCP_CLOSE
+	}
+	a := at.Addr().As4()
+	want := fmt.Sprintf(": %02X%02X%02X%02X:%04X 00000000:0000 %s", a[3], a[2], a[1], a[0], at.Port(), state)
+	any := fmt.Sprintf(": 00000000:%04X 00000000:0000 %s", at.Port(), state)
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		var sockets []byte
+		err := h.Do(func() (err error) { sockets, err = os.ReadFile(table); return err })
+		if err != nil {
+			return err
+		}
+		if bytes.Contains(sockets, []byte(want)) || bytes.Contains(sockets, []byte(any)) {
+			return nil
+		}
+		select {
+		case <-p.Exited():
+			return p.Errorf("it exited before it listened")
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(5 * time.Millisecond):
+		}
+		if time.Now().After(deadline) {
+			return p.Errorf("it did not listen within 10 s")
+		}
 	}
 }
 
