@@ -30,13 +30,14 @@ func (l *eventLog) addHot(key string, version int64) {
 }
 
 // addCold records that a bucket has become cold, and forgets those that did before version known,
-// which all hosts know. To a host that has not heard of it the bucket is hot, which is harmless.
+// which all hosts know, or that are too many. To a host that has not heard of it the bucket is hot,
+// which is harmless.
 func (l *eventLog) addCold(key string, version, known int64) {
 	delete(l.hotVersion, key)
 	l.coldVersion[key] = version
 	l.cold = append(l.cold, Event{version, key, true})
 	n := 0
-	for n < len(l.cold) && l.cold[n].Version < known {
+	for n < len(l.cold) && (l.cold[n].Version < known || len(l.cold)-n > maxBuckets) {
 		if l.current(&l.cold[n]) {
 			delete(l.coldVersion, l.cold[n].Key)
 		}

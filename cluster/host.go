@@ -106,7 +106,7 @@ func NewHost(o HostOptions, now Time) *Host {
 // Joined reports whether the host is in the group.
 func (h *Host) Joined() bool { return h.leased }
 
-// SetInfo replaces [HostOptions.Digest] and Info.
+// SetInfo replaces [HostOptions.Digest] and Info. Information that does not fit into a call is not told.
 func (h *Host) SetInfo(digest uint64, info string) {
 	h.Digest, h.Info, h.infoOld = digest, info, true
 }
@@ -124,8 +124,12 @@ func (h *Host) grace() Time {
 // floor is what this host may use alone. If the ledger knows of more hosts, there are more.
 func (h *Host) floor() int64 { return Whole / int64(max(h.Params.Hosts, h.others.Hosts)) }
 
-// Want says which parts of a bucket the host would use, and its weight beside others that want more.
+// Want says which parts of a bucket the host would use, and its weight beside others that want more. A
+// bucket with a key that no call may have stays cold.
 func (h *Host) Want(key string, want, weight int64) {
+	if !validKey(key) {
+		return
+	}
 	b := h.hot[key]
 	if b == nil {
 		if b = h.asked[key]; b == nil {
@@ -133,7 +137,7 @@ func (h *Host) Want(key string, want, weight int64) {
 			h.asked[key] = b
 		}
 	}
-	b.want, b.weight, b.toldIn = want, weight, 0
+	b.want, b.weight, b.toldIn = want, min(weight, MaxWeight), 0
 }
 
 // Lower gives back what the host has of a bucket beyond parts.
@@ -162,7 +166,7 @@ func (h *Host) Request(now Time, unsettled func(key string) bool) *Request {
 	if h.claim {
 		q.Gone = h.gone
 	}
-	if h.infoOld {
+	if h.infoOld && len(h.Info) <= MaxInfo {
 		q.Info = h.Info
 	}
 	var due []dueItem

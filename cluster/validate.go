@@ -2,49 +2,110 @@ package cluster
 
 import (
 	"fmt"
-	"regexp"
+	"strings"
 	"time"
 )
 
-// MaxKey is the maximum length of a bucket's key, in bytes.
-const MaxKey = 256
+// MaxName is the maximum length of a host's name in bytes, and MaxKey that of a bucket's key.
+const (
+	MaxName = 64
+	MaxKey  = 256
+)
 
-var hostPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
+// maxNumber is the maximum of numbers without a range of their own: scripts compute in floating point.
+const maxNumber = 1 << 52
 
-// Validate returns an error if q is no call that a [Host] would make: it came from another program, and
-// must not reach a ledger. It bounds what a ledger remembers of a host.
+// Validate returns an error if q is no call that a [Host] makes: it came from another program, and must
+// not reach a ledger. It bounds what a ledger remembers of a host.
 func (q *Request) Validate() error {
-	p := &q.Params
+	if err := q.Params.validate(); err != nil {
+		return err
+	}
 	switch {
-	case p.Hosts < 1 || p.Hosts > MaxHosts:
-		return fmt.Errorf("%d hosts: must be 1 to %d", p.Hosts, MaxHosts)
-	case p.Lease < 100*Millisecond || p.Lease > FromDuration(time.Hour):
-		return fmt.Errorf("a lease of %v: must be 100ms to 1h", p.Lease.Duration())
-	case p.Step < 10*Millisecond || p.Step > FromDuration(time.Hour):
-		return fmt.Errorf("a step of %v: must be 10ms to 1h", p.Step.Duration())
-	case !hostPattern.MatchString(q.Host):
-		return fmt.Errorf("host %.70q: must be 1 to 64 letters, digits, dots, dashes and underscores", q.Host)
-	case q.N < 1 || min(q.Start, q.Got, int64(q.GotAge), q.Epoch, q.Known) < 0:
-		return fmt.Errorf("a number of the call is negative")
+	case !validName(q.Host):
+		return fmt.Errorf("host %.80q: %s", q.Host, nameRule)
 	case len(q.Items) > MaxItems:
 		return fmt.Errorf("%d items: must be at most %d", len(q.Items), MaxItems)
 	case len(q.Info) > MaxInfo:
 		return fmt.Errorf("%d bytes of information about the host: must be at most %d", len(q.Info), MaxInfo)
-	case len(q.Gone) > p.Hosts:
-		return fmt.Errorf("%d hosts are gone, of %d", len(q.Gone), p.Hosts)
+	case len(q.Gone) > q.Params.Hosts:
+		return fmt.Errorf("%d hosts are gone: must be at most %d", len(q.Gone), q.Params.Hosts)
 	}
-	for _, it := range q.Items {
-		if it.Key == "" || len(it.Key) > MaxKey {
-			return fmt.Errorf("a key of %d bytes: must be 1 to %d", len(it.Key), MaxKey)
+	for _, field := range []struct {
+		name  string
+		value int64
+	}{
+		{"start", q.Start},
+		{"call", q.N},
+		{"call that was taken", q.Got},
+		{"age", int64(q.GotAge)},
+		{"epoch", q.Epoch},
+		{"version", q.Known},
+	} {
+		if err := checkRange(field.name, field.value, maxNumber); err != nil {
+			return err
 		}
-		if min(it.Has, it.Want, it.Weight) < 0 || max(it.Has, it.Want) > Whole || it.Weight > MaxWeight {
-			return fmt.Errorf("bucket %q: has %d, wants %d with weight %d: must be parts of %d, and at most %d", it.Key, it.Has, it.Want, it.Weight, Whole, MaxWeight)
+	}
+	for i := range q.Items {
+		if err := q.Items[i].validate(); err != nil {
+			return err
 		}
 	}
 	for _, g := range q.Gone {
-		if !hostPattern.MatchString(g.Host) {
-			return fmt.Errorf("host %.70q, which is gone: must be 1 to 64 letters, digits, dots, dashes and underscores", g.Host)
+		if !validName(g.Host) {
+			return fmt.Errorf("gone host %.80q: %s", g.Host, nameRule)
+		}
+		if err := checkRange("start of a gone host", g.Start, maxNumber); err != nil {
+			return err
+		}
+		if err := checkRange("call of a gone host", g.N, maxNumber); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+func (p *Params) validate() error {
+	switch {
+	case p.Hosts < 1 || p.Hosts > MaxHosts:
+		return fmt.Errorf("%d hosts: must be 1 to %d", p.Hosts, MaxHosts)
+	case p.Lease < 100*Millisecond || p.Lease > FromDuration(time.Hour):
+		return fmt.Errorf("lease of %d us: must be 100ms to 1h", p.Lease)
+	case p.Step < 10*Millisecond || p.Step > FromDuration(time.Hour):
+		return fmt.Errorf("step of %d us: must be 10ms to 1h", p.Step)
+	}
+	return nil
+}
+
+func (it *Item) validate() error {
+	if !validKey(it.Key) {
+		return fmt.Errorf("bucket %.80q: must be 1 to %d printable characters of ASCII, and no space", it.Key, MaxKey)
+	}
+	for _, err := range []error{
+		checkRange("parts in use", it.Has, Whole), checkRange("parts wanted", it.Want, Whole), checkRange("weight", it.Weight, MaxWeight),
+	} {
+		if err != nil {
+			return fmt.Errorf("bucket %q: %w", it.Key, err)
+		}
+	}
+	return nil
+}
+
+func checkRange(name string, n, most int64) error {
+	if n < 0 || n > most {
+		return fmt.Errorf("%s %d: must be 0 to %d", name, n, most)
+	}
+	return nil
+}
+
+const nameRule = "must be 1 to 64 letters, digits, dots, dashes and underscores"
+
+func validName(name string) bool {
+	return name != "" && len(name) <= MaxName && !strings.ContainsFunc(name, func(r rune) bool {
+		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '.' || r == '-' || r == '_')
+	})
+}
+
+func validKey(key string) bool {
+	return key != "" && len(key) <= MaxKey && !strings.ContainsFunc(key, func(r rune) bool { return r <= ' ' || r > '~' })
 }
