@@ -199,6 +199,17 @@ func (c *Client) Bypass(ctx context.Context, s SetBypass) (status Status, err er
 	return status, err
 }
 
+// Shared returns the state of the group of hosts that share limits.
+func (c *Client) Shared(ctx context.Context) (Shared, error) {
+	return get[Shared](ctx, c, "/shared", nil)
+}
+
+// ForgetHost tells the ledger that a host of the group is gone for good.
+func (c *Client) ForgetHost(ctx context.Context, host string) (s Shared, err error) {
+	err = c.call(ctx, responseTimeout, http.MethodDelete, "/shared/hosts/"+url.PathEscape(host), nil, nil, &s)
+	return s, err
+}
+
 // Reload loads the configuration again. Mistakes in its files are reported in the status, not
 // as an error.
 func (c *Client) Reload(ctx context.Context) (r ReloadStatus, err error) {

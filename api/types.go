@@ -18,6 +18,7 @@ type Status struct {
 
 	EndpointErrors []string     `json:"endpoint_errors,omitempty"` // why the metrics or the dashboard are not served
 	Reload         ReloadStatus `json:"reload"`
+	Shared         *Shared      `json:"shared,omitempty"` // unless no limits are shared
 	Overrides      []Override   `json:"overrides"`
 	Blocks         []Block      `json:"blocks"` // the first 100; GET /v1/blocks returns all
 	BlocksTotal    int          `json:"blocks_total"`
@@ -157,6 +158,8 @@ type Limit struct {
 	MaxConnections int     `json:"max_connections"`
 	MaxDelay       float64 `json:"max_delay_seconds"`
 	QueueTimeout   float64 `json:"queue_timeout_seconds"`
+
+	Shared *LimitShare `json:"shared,omitempty"` // of the above, what this host may use: hosts share the limit
 
 	// Traffic that left the buckets of the limit, or would have in mode "observe".
 	Bytes          Rates   `json:"bytes_rate"`

@@ -60,11 +60,14 @@ func (a ask) target(path string) string {
 	value, query, ok := strings.Cut(a.at, "?")
 	if value == "" {
 		value = "aa"
-		if strings.Contains(path, "{id}") {
+		switch {
+		case strings.Contains(path, "{id}"):
 			value = "1"
+		case strings.Contains(path, "{host}"):
+			value = "gw2"
 		}
 	}
-	path = strings.NewReplacer("{limit}", value, "{id}", value).Replace(path)
+	path = strings.NewReplacer("{limit}", value, "{id}", value, "{host}", value).Replace(path)
 	if ok {
 		path += "?" + query
 	}
@@ -111,6 +114,7 @@ func in(p param) param {
 
 var pathSchemas = map[string]object{
 	"limit": {"type": "string", "description": "The name of a limit."},
+	"host":  {"type": "string", "description": "The name of a host of the group."},
 	"id":    {"type": "integer", "minimum": 0, "description": "The ID of a connection."},
 }
 
@@ -191,6 +195,7 @@ var endpoints = map[string]endpoint{
 		},
 		asks: []ask{{at: "?source=192.0.2.1&to=tcp/1", code: 200}, rejected.query("source=x&to=x")},
 	},
+	"GET /v1/shared": {says: "The group of hosts that share limits", answer: api.Shared{}, asks: []ask{{code: 200}}},
 	"GET /v1/blocks": {says: "Blocked source prefixes", answer: []api.Block{}, asks: []ask{{code: 200}}},
 	"GET /v1/events": {
 		says: "Log records of the daemon", answer: []api.Event{}, query: map[string]param{"since": eventIDParam}, errors: []int{400},
@@ -255,6 +260,10 @@ var endpoints = map[string]endpoint{
 		asks: append(
 			invalidBodies(), ask{body: drain, code: 200}, ask{body: drain, err: ErrUnknown, code: 404, fine: true}, daemonFails.with(drain), whileStopping.with(drain),
 		),
+	},
+	"DELETE /v1/shared/hosts/{host}": {
+		says: "Tell the ledger that a host is gone for good: its part of shared limits is given to the others", answer: api.Shared{}, errors: []int{422, 500, 503},
+		asks: []ask{{code: 200}, rejected, daemonFails, whileStopping},
 	},
 	"POST /v1/reload": {
 		says: "Reload the configuration", answer: api.ReloadStatus{}, errors: []int{422, 500, 503}, instead: map[int]any{422: api.ReloadStatus{}},

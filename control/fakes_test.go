@@ -60,6 +60,15 @@ func (d *fakeDaemon) Unblock(_ context.Context, p netip.Prefix) error {
 
 func (d *fakeDaemon) Bypass(context.Context, bool, time.Duration) error { return d.record("bypass") }
 
+func (d *fakeDaemon) Shared() api.Shared { return fakes.Shared() }
+func (d *fakeDaemon) AddLedger(s *api.Shared) {
+	s.Ledger = &api.Ledger{Hosts: []api.SharedHost{{Name: "gw1", State: "counted", Age: 0.1}}}
+}
+
+func (d *fakeDaemon) ForgetHost(_ context.Context, host string) error {
+	return d.record("forget " + host)
+}
+
 func (d *fakeDaemon) Reload(context.Context) error { return d.record("reload") }
 
 func (d *fakeDaemon) DrainDownstream(context.Context, string, string, bool) error {

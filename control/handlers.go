@@ -31,7 +31,9 @@ func getOpenAPI(w http.ResponseWriter, _ *http.Request) {
 
 func (a *handlers) getLimit(w http.ResponseWriter, q *http.Request) {
 	if p, i := a.findLimit(w, q); i >= 0 {
-		writeJSON(w, http.StatusOK, a.limit(p, i))
+		l := a.limit(p, i)
+		l.Shared = a.limitShares()[l.Name]
+		writeJSON(w, http.StatusOK, l)
 	}
 }
 
@@ -218,6 +220,12 @@ func (a *handlers) setDownstream(w http.ResponseWriter, q *http.Request) {
 	}
 	if !writeError(w, a.Daemon.DrainDownstream(q.Context(), s.Listener, s.Downstream, s.Drained)) {
 		writeJSON(w, http.StatusOK, a.downstreams())
+	}
+}
+
+func (a *handlers) forgetHost(w http.ResponseWriter, q *http.Request) {
+	if !writeError(w, a.Daemon.ForgetHost(q.Context(), q.PathValue("host"))) {
+		writeJSON(w, http.StatusOK, a.shared())
 	}
 }
 

@@ -35,8 +35,8 @@ var update = flag.Bool("update", false, "write api/openapi.json")
 
 type object = map[string]any
 
-// Every route has an entry in endpoints, and openapi.json is generated from these, api/types.go and
-// routes.
+// Every route has an entry in endpoints, and openapi.json is generated from these, the types of
+// package api, and routes.
 func TestOpenAPI_UpToDate(t *testing.T) {
 	b, err := json.MarshalIndent(describe(t), "", "  ")
 	if err != nil {
@@ -296,11 +296,15 @@ func (s *schemas) of(t reflect.Type) object {
 	return ref
 }
 
-// comments returns the comments of api/types.go.
+// comments returns the comments of the types of package api.
 func comments(t *testing.T) map[string]string {
-	file, err := parser.ParseFile(token.NewFileSet(), "../api/types.go", nil, parser.ParseComments)
-	if err != nil {
-		t.Fatal(err)
+	var decls []ast.Decl
+	for _, path := range []string{"../api/types.go", "../api/shared.go"} {
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		decls = append(decls, file.Decls...)
 	}
 	text := func(groups ...*ast.CommentGroup) string {
 		for _, g := range groups {
@@ -311,7 +315,7 @@ func comments(t *testing.T) map[string]string {
 		return ""
 	}
 	all := map[string]string{}
-	for _, d := range file.Decls {
+	for _, d := range decls {
 		g, ok := d.(*ast.GenDecl)
 		if !ok || g.Tok != token.TYPE {
 			continue

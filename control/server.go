@@ -91,6 +91,10 @@ type Daemon interface {
 	Override(limit string) (set, inFiles map[string]string)
 	Config() any
 	Explain(ExplainRequest) (api.Explanation, error)
+	// Shared returns what this host knows of the group of hosts that share limits. AddLedger adds what
+	// the ledger knows; it may wait for the store, for some seconds at most.
+	Shared() api.Shared
+	AddLedger(*api.Shared)
 
 	SetLimit(ctx context.Context, limit string, set map[string]string, d time.Duration, untilReload bool) error
 	UnsetLimit(ctx context.Context, limit string, keys []string) error // without keys, all of them
@@ -100,6 +104,8 @@ type Daemon interface {
 	// DrainDownstream drains or enables a downstream of one listener, or of all if listener
 	// is "".
 	DrainDownstream(ctx context.Context, listener, downstream string, drained bool) error
+	// ForgetHost tells the ledger that a host is gone for good.
+	ForgetHost(ctx context.Context, host string) error
 	Reload(ctx context.Context) error
 	Stop(ctx context.Context)
 }
@@ -228,6 +234,7 @@ func (a *handlers) routes() []route {
 		{"GET /v1/connections", Reader, a.getConnections},
 		{"GET /v1/downstreams", Reader, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.downstreams()) }},
 		{"GET /v1/explain", Reader, a.getExplain},
+		{"GET /v1/shared", Reader, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.shared()) }},
 		{"GET /v1/blocks", Reader, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.blocks()) }},
 		{"GET /v1/events", Reader, a.getEvents},
 		{"GET /v1/history", Reader, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.Monitor.History()) }},
@@ -242,6 +249,7 @@ func (a *handlers) routes() []route {
 		{"PUT /v1/bypass", Admin, a.bypass},
 		{"DELETE /v1/connections/{id}", Admin, a.kill},
 		{"PATCH /v1/downstreams", Admin, a.setDownstream},
+		{"DELETE /v1/shared/hosts/{host}", Admin, a.forgetHost},
 		{"POST /v1/reload", Admin, a.reload},
 		{stopRoute, Admin, a.stop},
 

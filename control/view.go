@@ -88,8 +88,18 @@ func (v *view) status() api.Status {
 		s.Attachments = append(s.Attachments, packets.Attachments...)
 	}
 	v.Daemon.Describe(&s)
+	if shared := v.shared(); shared.State != "none" {
+		s.Shared = &shared
+	}
 	s.BlocksTotal = len(s.Blocks)
 	s.Blocks = s.Blocks[:min(len(s.Blocks), maxBlocks)]
+	return s
+}
+
+// shared returns the state of the group of hosts that share limits.
+func (v *view) shared() api.Shared {
+	s := v.Daemon.Shared()
+	v.Daemon.AddLedger(&s)
 	return s
 }
 
@@ -151,10 +161,11 @@ func UnavailableReason(downstreams []api.DownstreamStatus) string {
 }
 
 func (v *view) limits() []api.Limit {
-	policy := v.Shaper.Policy()
+	policy, shares := v.Shaper.Policy(), v.limitShares()
 	all := make([]api.Limit, policy.Len())
 	for i := range all {
 		all[i] = v.limit(policy, i)
+		all[i].Shared = shares[all[i].Name]
 	}
 	slices.SortStableFunc(all, func(a, b api.Limit) int { return cmp.Compare(a.Name, b.Name) })
 	return all
@@ -176,6 +187,19 @@ func (v *view) limit(p *shaper.Policy, i int) api.Limit {
 	out.Conformance.Unmonitored = l.Observe || l.Rate == 0 && l.Packets.N == 0
 	out.Conformance.Sampled = l.InPacketPlane() && !out.Single
 	return out
+}
+
+// limitShares returns what this host may use of shared limits, by their names.
+func (v *view) limitShares() map[string]*api.LimitShare {
+	shares := map[string]*api.LimitShare{}
+	for _, l := range v.Daemon.Shared().Limits {
+		share := &api.LimitShare{Share: l.ColdShare, Connections: l.HostConnections}
+		if l.Key == "all" && len(l.Buckets) > 0 {
+			share.Share = l.Buckets[0].Share
+		}
+		shares[l.Limit] = share
+	}
+	return shares
 }
 
 // sortKeys are the sort keys of limit keys and talkers, by their name in the API.

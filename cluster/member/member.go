@@ -74,10 +74,10 @@ type Member struct {
 	windowAt  cluster.Time // when the window ends
 	callAt    cluster.Time // when the next call is due
 	again     bool         // it is due at once
-	busy      bool    // the store is in use
-	queries   []query // of operators, that wait for the store
-	queried   bool    // the store was last used for a query
-	oldStores []Store // to be closed when the store is not in use
+	busy      bool         // the store is in use
+	queries   []query      // of operators, that wait for the store
+	queried   bool         // the store was last used for a query
+	oldStores []Store      // to be closed when the store is not in use
 	outcomes  chan func()
 	leaving   chan struct{} // closed when the ledger knows that the host has left; nil while it stays
 	left      bool

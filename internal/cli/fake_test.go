@@ -31,6 +31,7 @@ type fakeDaemon struct {
 	explain api.Explanation
 	events  []api.Event
 	reload  api.ReloadStatus
+	shared  api.Shared
 	changes []string // requests that change something: method and path
 }
 
@@ -106,6 +107,7 @@ func newFakeDaemon() *fakeDaemon {
 			{ID: 2, Time: fakeNow, Level: "error", Message: "reload", Attrs: map[string]string{"err": "a b\x1b", "n": ""}},
 		},
 		reload: api.ReloadStatus{OK: true, Duration: 0.0021},
+		shared: api.Shared{State: "none"},
 	}
 }
 
@@ -206,6 +208,14 @@ func (d *fakeDaemon) routes() http.Handler {
 		if r.PathValue("id") != "4711" {
 			respond(w, 404, api.Error{Message: "unknown connection " + r.PathValue("id")})
 		}
+	})
+	mux.Handle("GET /v1/shared", respondWith(&d.shared))
+	mux.HandleFunc("DELETE /v1/shared/hosts/{host}", func(w http.ResponseWriter, r *http.Request) {
+		if r.PathValue("host") == "gw1" {
+			respond(w, 422, api.Error{Message: `the ledger keeps the part of "gw1"`})
+			return
+		}
+		respond(w, 200, d.shared)
 	})
 	mux.HandleFunc("POST /v1/reload", func(w http.ResponseWriter, _ *http.Request) {
 		respond(w, map[bool]int{true: 200, false: 422}[d.reload.OK], d.reload)

@@ -73,10 +73,28 @@ func effectiveSummary(l api.Limit) string {
 	if l.Block {
 		s = "block"
 	}
+	if l.Shared != nil {
+		s += ", here " + hereText(l)
+	}
 	if len(l.Override) > 0 {
 		s += " (override: " + formatOverrides(l.Override) + ")"
 	}
 	return s
+}
+
+// hereText formats what this host may use of a shared limit: "31% = 24.8Mbit/s".
+func hereText(l api.Limit) string {
+	var all []string
+	if l.Rate > 0 || l.Packets > 0 {
+		all = append(all, term.Percent(l.Shared.Share)+" = "+ratesText(l.Rate*l.Shared.Share, l.Packets*l.Shared.Share))
+	}
+	if l.MaxConnections > 0 {
+		all = append(all, fmt.Sprintf("%d connections", l.Shared.Connections))
+	}
+	if all == nil {
+		all = append(all, term.Percent(l.Shared.Share)+" = "+term.PerSecond(l.NewConnections*l.Shared.Share)+" new connections")
+	}
+	return strings.Join(all, ", ")
 }
 
 func printLimit(p *term.Printer, l api.Limit) {

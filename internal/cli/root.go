@@ -24,6 +24,7 @@ import (
 
 // env is the environment of one run of the command. Tests replace parts of it.
 type env struct {
+	stdin          io.Reader // nil is none
 	stdout, stderr io.Writer
 	reload         <-chan os.Signal // triggers a reload; nil means SIGHUP
 	force          <-chan os.Signal // ends a drain at once; nil means a second SIGTERM or SIGINT
@@ -50,7 +51,7 @@ const (
 func Run(args []string, version string) int {
 	// One more than usual: the pacing thread keeps one for itself, see package pacer.
 	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
-	err := run(context.Background(), env{stdout: os.Stdout, stderr: os.Stderr, version: version}, args)
+	err := run(context.Background(), env{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, version: version}, args)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "shaperd: %v\n", err)
 	}
@@ -121,7 +122,7 @@ invalid command line, 3 when no daemon answers.`,
 	for group, verbs := range map[string][]*cobra.Command{
 		groupObserve: {
 			statusCommand(e), topCommand(e), limitsCommand(e), keysCommand(e), talkersCommand(e), connectionsCommand(e),
-			downstreamsCommand(e), explainCommand(e), blocksCommand(e), eventsCommand(e),
+			downstreamsCommand(e), sharedCommand(e), explainCommand(e), blocksCommand(e), eventsCommand(e),
 		},
 		groupControl: {
 			setCommand(e), unsetCommand(e), modeCommand(e, shaper.Observe), modeCommand(e, shaper.Enforce), blockCommand(e), unblockCommand(e),

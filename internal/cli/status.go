@@ -26,7 +26,8 @@ how much, and the most delayed sources; then listeners, downstreams, attachments
 overrides, blocks, and errors of the last reload.
 
 Exits with 1 when a listener has no downstream that is up, when the limits of an
-attachment are not enforced, or when conformance was violated in the last minute.`,
+attachment are not enforced, when conformance was violated in the last minute, or when
+this host is alone, or disagrees, with the others that share limits.`,
 		Example: `  shaperd status
   shaperd status --json | jq .conformance`,
 		Annotations: jsonAnnotations,
@@ -61,7 +62,7 @@ func statusError(s api.Status) error {
 	if s.Conformance != "conformant" {
 		return errors.New("conformance was violated in the last minute")
 	}
-	return nil
+	return sharedError(s.Shared)
 }
 
 // unenforcedAttachments returns the attachments whose limits are not enforced.
@@ -132,6 +133,9 @@ func printHeadlines(p *term.Printer, s api.Status, limits []api.Limit) {
 		if !a.Up && a.Interface != "" {
 			p.Line("%s", p.Red(unenforcedText(a)))
 		}
+	}
+	if s.Shared != nil {
+		printProblems(p, s.Shared)
 	}
 	if s.Bypass != nil {
 		p.Line("%s", p.Red(bypassText(s)))

@@ -67,6 +67,13 @@ func (m *top) header() []string {
 	if names := unavailableListeners(*s); len(names) > 0 {
 		lines = append(lines, reverse(" NO DOWNSTREAM IS UP at "+strings.Join(names, ", ")+" "))
 	}
+	if s.Shared != nil {
+		for _, problem := range s.Shared.Problems {
+			if problem.Severity == "critical" {
+				lines = append(lines, reverse(" "+problemText(problem)+" "))
+			}
+		}
+	}
 	if s.Bypass != nil {
 		lines = append(lines, reverse(" "+bypassText(*s)+" "))
 	}

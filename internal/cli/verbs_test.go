@@ -153,7 +153,7 @@ func TestVerbs_NoDaemon(t *testing.T) {
 	for _, args := range []string{
 		"status", "limits", "limits x", "keys --limit x", "talkers", "connections", "connections kill 1", "downstreams", "downstreams drain x",
 		"explain --source ::1 --to tcp/1", "set limit x rate=1MB/s", "unset limit x", "observe x", "enforce x", "block ::1", "unblock ::1", "blocks",
-		"bypass on", "reload", "stop", "events", "events --follow", "top", "status --json",
+		"bypass on", "reload", "stop", "events", "events --follow", "top", "status --json", "shared status", "shared forget x --yes",
 	} {
 		stdout, stderr, err := command(t, strings.Split(args, " ")...)
 		if exitCode(err) != exitNoDaemon || !strings.Contains(err.Error(), "no daemon answers at /nowhere/control.sock") || stdout+stderr != "" {
@@ -175,6 +175,7 @@ func TestVerbs_JSON(t *testing.T) {
 		"status", "limits", "limits watch", "keys --limit watch", "talkers", "connections", "connections kill 4711", "downstreams",
 		"downstreams drain 10.0.0.5:5432", "explain --source 192.0.2.7 --to tcp/5432", "set limit watch packets=1pps", "unset limit watch",
 		"observe watch", "enforce watch", "block ::1", "blocks", "unblock ::1", "bypass on", "bypass off", "reload", "events",
+		"shared status", "shared forget gw3 --yes",
 	} {
 		stdout, _, err := d.run(t, append(strings.Split(args, " "), "--json")...)
 		var v any

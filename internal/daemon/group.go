@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"encoding/json"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -39,6 +38,7 @@ type group struct {
 	keep    bool // programs use its shares when this daemon has ended
 	end     func()
 	current atomic.Pointer[member.Member] // member, for readers in other goroutines
+	ledger  ledgerCache
 }
 
 func (s *server) newGroup() *group {
@@ -93,9 +93,9 @@ func (g *group) follow(ctx context.Context, c *config.Config) {
 	}
 	switch {
 	case g.member != nil && reflect.DeepEqual(s, was):
-		g.member.SetInfo(c.SharedDigest(), g.info(c))
+		g.member.SetInfo(c.SharedDigest(), hostInfoText(g.version, c))
 	case g.member != nil && len(s.Store) > 0 && sharedParams(s) == sharedParams(was) && hostName(s) == hostName(was) && s.Alone == was.Alone:
-		g.member.SetInfo(c.SharedDigest(), g.info(c))
+		g.member.SetInfo(c.SharedDigest(), hostInfoText(g.version, c))
 		g.member.SetStore(g.openStore(s), s.Interval)
 	default:
 		g.leave(ctx)
@@ -120,7 +120,7 @@ func (g *group) join(ctx context.Context, c *config.Config) {
 	g.member = member.Start(ctx, member.Options{
 		Host: cluster.HostOptions{
 			Params: sharedParams(s), Name: hostName(s), Start: saved.Start, Alone: cluster.Alone(s.Alone), Left: saved.Left,
-			Digest: c.SharedDigest(), Info: g.info(c),
+			Digest: c.SharedDigest(), Info: hostInfoText(g.version, c),
 		},
 		Interval: s.Interval, Store: g.openStore(s), Planes: g.planes, Names: sharedNames{g.shaper},
 		Clock: boottime, Now: g.clock.Boot, Log: g.log, Joined: g.file.joined,
@@ -172,17 +172,6 @@ func (g *group) stop() {
 	if g.server != nil {
 		g.server.Close()
 	}
-}
-
-// hostInfo is what hosts tell each other.
-type hostInfo struct {
-	Version string            `json:"version"`
-	Limits  map[string]string `json:"limits"` // what all must agree on
-}
-
-func (g *group) info(c *config.Config) string {
-	text, _ := json.Marshal(hostInfo{g.version, c.SharedLimits()}) // strings always encode
-	return string(text)
 }
 
 // sharedParams returns the parameters of the protocol. Steps of the ledger's clock, and times without

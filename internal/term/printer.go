@@ -22,11 +22,16 @@ type Printer struct {
 func (p *Printer) Line(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
 
 // Red colors s if p colors. It is for problems, and nothing else.
-func (p *Printer) Red(s string) string {
+func (p *Printer) Red(s string) string { return p.paint("31", s) }
+
+// Yellow colors s if p colors. It is for what may become a problem.
+func (p *Printer) Yellow(s string) string { return p.paint("33", s) }
+
+func (p *Printer) paint(color, s string) string {
 	if !p.Color {
 		return s
 	}
-	return "\x1b[31m" + s + "\x1b[0m"
+	return "\x1b[" + color + "m" + s + "\x1b[0m"
 }
 
 // UseColor reports whether output to w may be colored.

@@ -1,0 +1,129 @@
+package daemon
+
+import (
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"slices"
+	"strings"
+
+	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/cluster"
+	"shaperd.dev/shaperd/shaper/config"
+)
+
+// hostInfo is what hosts tell each other, besides what the ledger needs.
+type hostInfo struct {
+	Version string            `json:"version"`
+	Limits  map[string]string `json:"limits,omitempty"` // what all must agree on, see [config.Config.SharedLimits]
+	Hashes  map[string]string `json:"hashes,omitempty"` // of Limits, if these are too long
+}
+
+// hostInfoText returns what the others are told about this host, in at most [cluster.MaxInfo] bytes.
+func hostInfoText(version string, c *config.Config) string {
+	limits := c.SharedLimits()
+	hashes := map[string]string{}
+	for name, text := range limits {
+		hashes[name] = hashText(text)
+	}
+	for _, info := range []hostInfo{{Version: version, Limits: limits}, {Version: version, Hashes: hashes}, {Version: version}} {
+		text, _ := json.Marshal(info) // strings always encode
+		if len(text) <= cluster.MaxInfo {
+			return string(text)
+		}
+	}
+	return ""
+}
+
+// parseInfo returns what a host told about itself; another version may tell something else.
+func parseInfo(text string) (info hostInfo) {
+	_ = json.Unmarshal([]byte(text), &info)
+	return info
+}
+
+func hashText(text string) string {
+	h := fnv.New32a()
+	h.Write([]byte(text))
+	return fmt.Sprintf("%x", h.Sum32())
+}
+
+// differences returns how the limits of a host, which are not the same as those here, differ from them.
+func differences(host string, here map[string]string, there hostInfo) (all []api.SharedDifference) {
+	names := slices.AppendSeq(slices.Collect(maps.Keys(here)), maps.Keys(there.Limits))
+	names = slices.AppendSeq(names, maps.Keys(there.Hashes))
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		d := api.SharedDifference{Host: host, Limit: name}
+		text, isHere := here[name]
+		other, isThere := there.Limits[name]
+		hash, hashed := there.Hashes[name]
+		switch {
+		case hashed && isHere:
+			if hash == hashText(text) {
+				continue
+			}
+		case hashed:
+			d.There = "shared"
+		case len(there.Limits)+len(there.Hashes) == 0 || isThere && text == other:
+			continue
+		case isHere && isThere:
+			d.Here, d.There = valuesWithout(text, other), valuesWithout(other, text)
+		default:
+			d.Here, d.There = text, other
+		}
+		all = append(all, d)
+	}
+	if all == nil {
+		all = append(all, api.SharedDifference{Host: host})
+	}
+	return all
+}
+
+// valuesWithout returns the values of a line that another one does not have, or all if there are none.
+func valuesWithout(line, other string) string {
+	has := strings.Split(other, "; ")
+	left := slices.DeleteFunc(strings.Split(line, "; "), func(v string) bool { return slices.Contains(has, v) })
+	if len(left) == 0 {
+		return line
+	}
+	return strings.Join(left, "; ")
+}
+
+// maxDisagreements is the maximum number of differences that are problems of their own.
+const maxDisagreements = 3
+
+// disagreements returns the problems that hosts of the group have different limits.
+func disagreements(s *api.Shared) (all []api.Problem) {
+	if s.State != sharedJoined {
+		return nil
+	}
+	add := func(format string, args ...any) {
+		all = append(all, api.Problem{Severity: critical, Title: "Hosts disagree", Text: fmt.Sprintf(format, args...)})
+	}
+	for i, d := range s.Differences {
+		name := fmt.Sprintf("limit %q", d.Limit)
+		if d.Limit == "[shared]" {
+			name = d.Limit
+		}
+		switch {
+		case i == maxDisagreements:
+			add("about %d more: see \"shaperd shared status\".", len(s.Differences)-i)
+			return all
+		case d.Limit == "":
+			add("about shared limits: those at %s are not the same as here.", d.Host)
+		case d.Here == "" && d.There == "":
+			add("about %s: it is not the same at %s as here.", name, d.Host)
+		case d.Here == "":
+			add("about %s: it is shared at %s, and not here.", name, d.Host)
+		case d.There == "":
+			add("about %s: it is shared here, and not at %s.", name, d.Host)
+		default:
+			add("about %s: here %s; at %s %s.", name, d.Here, d.Host, d.There)
+		}
+	}
+	if len(all) == 0 && s.Differing > 0 {
+		add("about shared limits: those of %d others are not the same as here.", s.Differing)
+	}
+	return all
+}

@@ -1,0 +1,98 @@
+package daemon
+
+import (
+	"cmp"
+	"slices"
+
+	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/cluster"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// maxShownBuckets is the maximum number of buckets of a limit that are shown: those of which this host has
+// most.
+const maxShownBuckets = 10
+
+// unkeyedShares returns the names of the buckets of shared limits of p that have no key.
+func unkeyedShares(p *shaper.Policy) (names []string) {
+	for i := range p.Len() {
+		l, id := p.Limit(i), p.State(i).ID
+		if !l.Shared || l.Key != 0 {
+			continue
+		}
+		if l.Rate > 0 || l.Packets.N > 0 {
+			names = append(names, p.ShareName(shaper.Key{Limit: id}))
+		}
+		if l.NewConnections.N > 0 {
+			names = append(names, p.ShareName(shaper.Key{Limit: id + 1}))
+		}
+	}
+	return names
+}
+
+// describeLimits adds the shared limits of p. cold are the parts of a bucket that is not hot; shares are those of
+// hot ones, and of the buckets of limits without key.
+func describeLimits(s *api.Shared, p *shaper.Policy, cold int64, shares []cluster.ShareStatus) {
+	byLimit := map[int]*api.SharedLimit{}
+	for i := range p.Len() {
+		l := p.Limit(i)
+		if !l.Shared {
+			continue
+		}
+		byLimit[i] = &api.SharedLimit{
+			Limit: l.Name, Key: l.Key.String(), Rate: float64(l.Rate) / 8, Packets: l.Packets.PerSecond(), NewConnections: l.NewConnections.PerSecond(),
+			MaxConnections: l.MaxConnections, HostConnections: l.MaxConnections / s.Hosts, ColdShare: ratio(cold), Buckets: []api.SharedBucket{},
+		}
+	}
+	for _, h := range shares {
+		key, i, err := p.ParseShareName(h.Key)
+		to := byLimit[i]
+		if err != nil || to == nil { // of an earlier policy, or of another host's
+			continue
+		}
+		if h.Hot {
+			to.HotBuckets++
+		}
+		if len(to.Buckets) < maxShownBuckets {
+			to.Buckets = append(to.Buckets, api.SharedBucket{
+				Name: h.Key, Key: p.DescribeKey(i, key), NewConnections: key.Limit != p.State(i).ID, Hot: h.Hot,
+				Share: ratio(h.Parts), Want: ratio(h.Want), Short: h.Short, Tight: h.Tight, Holders: []api.SharedHolder{},
+			})
+		}
+	}
+	for _, l := range byLimit {
+		s.Limits = append(s.Limits, *l)
+	}
+	slices.SortFunc(s.Limits, func(a, b api.SharedLimit) int { return cmp.Compare(a.Limit, b.Limit) })
+}
+
+// ratio is the fraction of the whole that parts are.
+func ratio(parts int64) float64 { return float64(parts) / shaper.Whole }
+
+// bucketNames returns the names of the buckets in s.
+func bucketNames(s *api.Shared) (names []string) {
+	for i := range s.Limits {
+		for j := range s.Limits[i].Buckets {
+			names = append(names, s.Limits[i].Buckets[j].Name)
+		}
+	}
+	return names
+}
+
+// describeHolders adds what the ledger gives hosts of the buckets in s.
+func describeHolders(s *api.Shared, shot *cluster.Snapshot) {
+	holders := map[string][]cluster.HolderStatus{}
+	for _, b := range shot.Buckets {
+		holders[b.Key] = b.Holders
+	}
+	for i := range s.Limits {
+		for j := range s.Limits[i].Buckets {
+			b := &s.Limits[i].Buckets[j]
+			for _, h := range holders[b.Name] {
+				b.Holders = append(b.Holders, api.SharedHolder{
+					Host: h.Host, Share: ratio(h.Parts) * float64(s.Live) / float64(s.Hosts), Want: ratio(h.Want), Weight: h.Weight,
+				})
+			}
+		}
+	}
+}

@@ -1,0 +1,122 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/cluster"
+	"shaperd.dev/shaperd/cluster/member"
+	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// sharedTimeout bounds how long a reader waits for the group.
+const sharedTimeout = 2 * time.Second
+
+// Shared returns what this host knows of its group, and what it may use of shared limits. It does not ask the
+// ledger.
+func (s *server) Shared() api.Shared {
+	l, _ := s.current()
+	c, p := &l.Config.Shared, s.shaper.Policy()
+	out := newShared(c)
+	if c.Hosts == 0 {
+		return out
+	}
+	names := unkeyedShares(p)
+	cold, shares := int64(0), make([]cluster.ShareStatus, len(names))
+	if out.State == sharedStatic {
+		cold = int64(shaper.Whole / c.Hosts)
+	}
+	for i, name := range names {
+		shares[i] = cluster.ShareStatus{Key: name, Parts: cold}
+	}
+	if m := s.group.current.Load(); m != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), sharedTimeout)
+		defer cancel()
+		status, known := m.Status(ctx)
+		ofNames, alsoKnown := m.Shares(ctx, names...)
+		if known && alsoKnown {
+			describeMember(&out, c, &status)
+			cold, shares = status.Cold, ofNames
+			for _, h := range status.Shares {
+				if !slices.Contains(names, h.Key) {
+					shares = append(shares, h)
+				}
+			}
+		}
+	}
+	describeLimits(&out, p, cold, shares)
+	return out
+}
+
+// AddLedger adds what the ledger knows of the group to what [server.Shared] returned, and the problems that
+// only it tells. It asks the store at most once a second, and not while that does not answer calls.
+func (s *server) AddLedger(to *api.Shared) {
+	l, _ := s.current()
+	m := s.group.current.Load()
+	switch {
+	case m == nil:
+	case to.StoreError != "":
+		to.LedgerError = to.StoreError
+	default:
+		shot, err := s.group.ledger.get(m, bucketNames(to))
+		if err != nil {
+			to.LedgerError = err.Error()
+			break
+		}
+		describeLedger(to, &shot, l.Config.SharedLimits(), l.Config.SharedDigest())
+		describeHolders(to, &shot)
+	}
+	to.Problems = append(to.Problems, disagreements(to)...)
+	slices.SortStableFunc(to.Problems, func(a, b api.Problem) int { return cmp.Compare(a.Severity, b.Severity) })
+}
+
+// ledgerCache has the last snapshot of the ledger, for all readers.
+type ledgerCache struct {
+	mu   sync.Mutex
+	of   *member.Member
+	at   time.Time
+	shot cluster.Snapshot
+	err  error
+}
+
+// snapshotAge is how old a snapshot may be.
+const snapshotAge = time.Second
+
+// get returns what the ledger knows, of buckets those with keys. A snapshot that others have asked for may lack
+// some.
+func (c *ledgerCache) get(m *member.Member, keys []string) (cluster.Snapshot, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.of != m || time.Since(c.at) >= snapshotAge {
+		ctx, cancel := context.WithTimeout(context.Background(), sharedTimeout)
+		defer cancel()
+		c.shot, c.err = m.Snapshot(ctx, keys...)
+		c.of, c.at = m, time.Now()
+	}
+	return c.shot, c.err
+}
+
+// ForgetHost tells the ledger that a host of the group is gone for good, so that the others may use its part.
+func (s *server) ForgetHost(ctx context.Context, host string) error {
+	m := s.group.current.Load()
+	if m == nil {
+		return &refusedError{errors.New("there is no ledger: [shared] has no store")}
+	}
+	done, err := m.Forget(ctx, host)
+	if err != nil {
+		return fmt.Errorf("tell the ledger: %w", err)
+	}
+	if !done {
+		return &refusedError{fmt.Errorf("the ledger keeps the part of %q: it has called lately, or may have while the ledger was another one, or all hosts "+
+			"that may exist are others; \"shaperd shared status\" lists them", host)}
+	}
+	s.log.Warn("host of the group forgotten by operator", append([]any{"host", host}, control.CallerAttrs(ctx)...)...)
+	return nil
+}
