@@ -237,10 +237,11 @@ func (c *call) count() {
 	if c.same {
 		m.over = q.Over
 	}
-	if quarantined && (c.claims || m.over) {
+	if quarantined {
 		spoken := len(s.gone)
 		for _, o := range s.members {
-			if o.claimed && !o.claiming || o.over {
+			// Who has claimed must know, too, how many are live in this epoch.
+			if o.claimed && !o.claiming && s.live(o, c.now) || o.over {
 				spoken++
 			}
 		}

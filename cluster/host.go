@@ -27,6 +27,7 @@ type Host struct {
 	renewedAt Time  // when the call was sent that renewed the lease
 
 	epoch, known int64
+	confirmed    int64 // what the ledger was told of known
 	leased       bool
 	claim        bool // the epoch has changed, and leases of the one before are to be claimed
 	counted      bool
@@ -41,8 +42,8 @@ type Host struct {
 	frozen   map[string]int64 // what it used of buckets that were hot
 	joined   bool             // it has been in the group since it started
 	joinedAt Time             // when it joined last
-	absent   bool             // it has told the ledger that it uses nothing, or there is no place for it
-	leaving  bool             // it has begun to tell that
+	absent   bool             // it uses nothing until it has joined: it had left, or there is no place for it
+	leaving  bool             // it tells the ledger that it uses nothing any more
 
 	problem   Refusal
 	others    Params // of the ledger that refused ours
@@ -83,6 +84,7 @@ type share struct {
 	version int64 // of the event that made it hot in this epoch; 0 is none
 	parts   int64 // what the ledger gave, before it is scaled by the hosts that are counted
 	held    int64 // the most that may still be in use
+	unsure  bool  // what is in use may be more than the ledger knows of
 	want    int64
 	weight  int64
 	toldIn  int64 // number of the call that told; 0 if it must be told
@@ -163,6 +165,11 @@ func (h *Host) Request(now Time, unsettled func(key string) bool) *Request {
 		Got: h.got, GotAge: now - h.gotSentAt, Epoch: h.epoch, Leased: h.leased, Claim: h.claim,
 		Over: !h.leased && now >= h.leaseEnd, Left: h.absent && !h.leased, Known: h.known, Digest: h.Digest,
 	}
+	if unsettled != nil {
+		h.holdBack(q, unsettled)
+	}
+	h.confirmed = max(h.confirmed, q.Known)
+	q.Known = h.confirmed
 	if h.claim {
 		q.Gone = h.gone
 	}
@@ -172,10 +179,11 @@ func (h *Host) Request(now Time, unsettled func(key string) bool) *Request {
 	var due []dueItem
 	for _, all := range []map[string]*share{h.hot, h.asked} {
 		for key, b := range all {
-			if b.held > b.parts && (unsettled == nil || !unsettled(key)) {
+			over := h.leased || now >= h.leaseEnd
+			if b.held > b.parts && over && (unsettled == nil || !unsettled(key)) {
 				b.held, b.toldIn = b.parts, 0
 			}
-			if b.toldIn == 0 || b.toldIn > h.got {
+			if b.version <= q.Known && (b.toldIn == 0 || b.toldIn > h.got) {
 				b.toldIn = 0 // the reply to a later call, which may have no room for it, does not confirm it
 				due = append(due, dueItem{key, b})
 			}
@@ -183,15 +191,30 @@ func (h *Host) Request(now Time, unsettled func(key string) bool) *Request {
 	}
 	q.More = h.claim && len(due) > MaxItems
 	for _, d := range h.firstDue(due) {
-		it := Item{Key: d.key, Has: d.held, Want: d.want, Weight: d.weight}
-		if !h.leased {
-			it.Has = 0
-		}
-		q.Items = append(q.Items, it)
+		q.Items = append(q.Items, Item{Key: d.key, Has: d.held, Want: d.want, Weight: d.weight})
 		d.toldIn = h.n
 	}
 	h.moreClaims = q.More
 	return q
+}
+
+// holdBack says nothing yet that is not true of what was admitted before and is still to leave.
+func (h *Host) holdBack(q *Request, unsettled func(key string) bool) {
+	if q.Over {
+		for key := range h.frozen {
+			q.Over = q.Over && !unsettled(key)
+		}
+	}
+	for key, b := range h.hot {
+		switch {
+		case !b.unsure:
+		case !unsettled(key):
+			b.unsure = false
+		default:
+			q.Leased = q.Leased && h.counted
+			q.Known = min(q.Known, b.version-1)
+		}
+	}
 }
 
 // askAgain asks again for what the host wants more of: a reply that was lost may have had it.
@@ -226,10 +249,10 @@ func (h *Host) firstDue(due []dueItem) []dueItem {
 // for.
 func (h *Host) Leave(now Time) *Request {
 	h.leave()
-	h.leaving, h.absent, h.changeAll = true, true, true
+	h.leaving, h.changeAll = true, true
 	h.n++
 	h.calling, h.sentAt = true, now
-	return &Request{Params: h.Params, Host: h.Name, Start: h.Start, N: h.n, Epoch: h.epoch, Leave: true}
+	return &Request{Params: h.Params, Host: h.Name, Start: h.Start, N: h.n, Epoch: h.epoch, Left: h.absent, Leave: true}
 }
 
 // endLease puts the host out if its lease is over.
@@ -251,7 +274,7 @@ func (h *Host) leave() {
 	h.frozen = map[string]int64{}
 	for key, b := range h.hot {
 		h.frozen[key] = h.scale(b.parts)
-		b.parts, b.held, b.toldIn = 0, 0, 0
+		b.parts, b.toldIn = 0, 0
 	}
 	h.changeAll = true
 }
@@ -289,7 +312,7 @@ func (h *Host) Reply(now Time, r *Reply) (again bool) {
 	h.calling = false
 	h.problem = r.Refused
 	if r.Refused != NotRefused {
-		return h.refused(r)
+		return h.refused(now, r)
 	}
 	h.endLease(now)
 	h.got, h.gotSentAt = r.N, h.sentAt
@@ -300,16 +323,18 @@ func (h *Host) Reply(now Time, r *Reply) (again bool) {
 		return true
 	case r.Resync || h.leased && h.claimSent && !h.moreClaims && !r.Renew:
 		h.leave()
-		h.known = 0
+		h.known, h.confirmed = 0, 0
 		h.forgetHot()
 		return true
 	}
 	if h.claimSent {
 		h.claim, again = h.moreClaims, h.moreClaims
+		h.beUnsure()
 	}
+	known := h.known
 	fresh := h.learn(r.Events)
-	again = again || len(fresh) > 0 || len(r.Events) > 0
-	again = h.take(r.Grants, fresh) || again
+	again = again || h.known > known
+	again = h.take(r, fresh) || again
 	live := r.Live
 	if !r.Counted {
 		live++
@@ -331,8 +356,15 @@ func (h *Host) Reply(now Time, r *Reply) (again bool) {
 	return again
 }
 
+// beUnsure notes that what was admitted until now may be more than the ledger knows of.
+func (h *Host) beUnsure() {
+	for _, b := range h.hot {
+		b.unsure = true
+	}
+}
+
 // refused takes a reply that says that the call was not processed.
-func (h *Host) refused(r *Reply) (again bool) {
+func (h *Host) refused(now Time, r *Reply) (again bool) {
 	switch r.Refused {
 	case RefusedParams:
 		h.leave()
@@ -351,9 +383,12 @@ func (h *Host) refused(r *Reply) (again bool) {
 			h.Start = r.Latest + 1 // the clock was set back since the last start
 			return true
 		}
-		if r.Latest > h.Start { // another host has this name
+		if r.Latest > h.Start { // another host has this name, or had it before the clock was set back
 			h.leave()
 			h.absent, h.changeAll = true, true
+			if now >= h.floorAt {
+				h.Start = r.Latest + 1
+			}
 		}
 	}
 	return false
@@ -361,7 +396,7 @@ func (h *Host) refused(r *Reply) (again bool) {
 
 // changeEpoch begins to speak to a ledger that knows nothing of this host.
 func (h *Host) changeEpoch(now Time, r *Reply) {
-	h.epoch, h.known = r.Epoch, 0
+	h.epoch, h.known, h.confirmed = r.Epoch, 0, 0
 	if !h.leased || !h.counted || r.Settled || h.Params.Strict || now >= h.renewedAt+h.lease() {
 		h.leave()
 		h.forgetHot()
@@ -405,10 +440,10 @@ func (h *Host) learn(events []Event) map[string]bool {
 			if inUse && h.leased {
 				b.parts = h.Params.Floor()
 			}
-			b.held = b.parts
+			b.held, b.unsure = b.parts, true
 			h.hot[e.Key], fresh[e.Key] = b, true
 		case b.version != 0 && b.version != e.Version: // it was cold in between
-			b.parts, b.toldIn = min(b.parts, h.Params.Floor()), 0
+			b.parts, b.toldIn, b.unsure = min(b.parts, h.Params.Floor()), 0, true
 			fresh[e.Key] = true
 		}
 		b.version = e.Version
@@ -417,8 +452,8 @@ func (h *Host) learn(events []Event) map[string]bool {
 }
 
 // take takes what the ledger gives. It returns whether there is something to confirm at once.
-func (h *Host) take(grants []Grant, fresh map[string]bool) (confirm bool) {
-	for _, g := range grants {
+func (h *Host) take(r *Reply, fresh map[string]bool) (confirm bool) {
+	for _, g := range r.Grants {
 		b := h.hot[g.Key]
 		if b == nil || fresh[g.Key] {
 			continue
@@ -427,6 +462,7 @@ func (h *Host) take(grants []Grant, fresh map[string]bool) (confirm bool) {
 		if g.Parts < b.parts {
 			b.toldIn, confirm = 0, true
 		}
+		b.unsure = b.unsure || g.Parts < b.held && !r.Counted
 		if g.Parts != b.parts {
 			b.parts, b.held = g.Parts, max(b.held, g.Parts)
 			h.changed[g.Key] = struct{}{}
@@ -446,6 +482,7 @@ func (h *Host) settle(now Time) bool {
 	if h.leased {
 		return false
 	}
+	h.beUnsure()
 	h.leased, h.joined, h.absent, h.changeAll = true, true, false, true
 	h.joinedAt = now
 	return true
@@ -468,7 +505,7 @@ func (h *Host) Lease() Lease {
 		l.Cold, l.Between = 0, 0
 	}
 	switch {
-	case h.absent && !h.leased:
+	case (h.absent || h.leaving) && !h.leased:
 		l = Lease{}
 	case h.Alone == AloneClosed:
 		l.Between, l.Alone = 0, 0

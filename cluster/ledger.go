@@ -169,22 +169,25 @@ func (l *Ledger) begin(now Time, p Params, last int64) {
 // refuse returns the reply to a call that must not be processed, or nil.
 func (s *state) refuse(now Time, q *Request) *Reply {
 	reply := &Reply{N: q.N, Start: q.Start, Epoch: s.epoch}
-	m, last := s.members[q.Host], s.gone[q.Host]
+	m := s.members[q.Host]
+	last, known := s.gone[q.Host]
 	if m != nil {
-		last.Start, last.N = m.start, m.n
+		last.Start, last.N, known = m.start, m.n, true
 	}
 	switch {
 	case q.Params != s.params:
 		reply.Refused, reply.Params = RefusedParams, s.params
 	case q.Start < last.Start || q.Start == last.Start && q.N <= last.N:
 		reply.Refused, reply.Latest = RefusedOld, last.Start
-	case m != nil && q.Start == m.start && q.Epoch != s.epoch && m.joined && !s.expired(m, now):
+	case m != nil && q.Epoch != s.epoch && !s.expired(m, now) && (m.joined && q.Start == m.start || q.Epoch != 0 && q.Start != m.start):
 		reply.Refused = RefusedMoved
 	case q.Leave && q.Epoch != s.epoch: // a call of long ago, perhaps: the host may have joined elsewhere since
 		reply.Refused = RefusedMoved
-	case m == nil && q.Left && now < s.settleAt && !s.isGone(q.Host):
+	case known || q.Left && q.Leave:
+		return nil
+	case q.Left && now < s.settleAt:
 		reply.Refused = RefusedUnsettled
-	case m == nil && !s.isGone(q.Host) && len(s.members)+len(s.gone) >= s.params.Hosts && (len(s.gone) == 0 || q.Leave):
+	case len(s.members)+len(s.gone) >= s.params.Hosts && (q.Leave || len(s.gone) == 0):
 		reply.Refused = RefusedTooMany
 	default:
 		return nil
@@ -222,8 +225,10 @@ func (s *state) knownByAll(but string, now Time) int64 {
 
 // leave makes the caller one that is gone: it uses nothing since before it called.
 func (s *state) leave(q *Request) *Reply {
+	if s.members[q.Host] != nil || !q.Left { // otherwise it had no place
+		s.gone[q.Host] = Gone{q.Host, q.Start, q.N}
+	}
 	delete(s.members, q.Host)
-	s.gone[q.Host] = Gone{q.Host, q.Start, q.N}
 	return &Reply{N: q.N, Start: q.Start, Epoch: s.epoch, Live: s.countLive(s.last)}
 }
 

@@ -67,7 +67,7 @@ func (m *machine) demandCalmly() {
 		if m == m.hog && i == 0 {
 			want = cluster.Whole
 		}
-		if want != m.wants[i] || m.chance(0.05) {
+		if want != m.wants[i] || m.chance(0.3) {
 			m.wants[i] = want
 			m.host.Want(key, want, 1)
 			m.host.Lower(key, want)

@@ -18,6 +18,7 @@ type machine struct {
 	begun    int64 // Start of the last time
 	left     bool  // in its state directory: it uses nothing until it has joined
 	leaving  bool
+	told     bool // its last call says so
 	off      bool // it stays off
 	replaced bool // for ever
 	joined   bool // as far as it was seen
@@ -44,7 +45,7 @@ func (m *machine) start() {
 	if m.begun > 1 && m.chance(0.1) {
 		m.begun -= m.random.Int64N(3) // the wall clock was set back
 	}
-	m.up, m.leaving, m.joined = true, false, false
+	m.up, m.leaving, m.told, m.joined = true, false, false, false
 	m.host = cluster.NewHost(cluster.HostOptions{
 		Params: m.params, Name: m.name, Start: m.begun, Alone: m.alone, Left: m.left,
 		Digest: m.random.Uint64N(2), Info: m.name,
@@ -77,6 +78,7 @@ func (m *machine) anyUnsettled() bool {
 func (m *machine) stop() {
 	m.up = false
 	m.host = nil
+	m.plane = plane{drain: m.plane.drain, parts: m.plane.parts, hot: m.plane.hot, rests: m.plane.rests}
 	clear(m.plane.rests)
 	clear(m.plane.hot)
 }
@@ -138,6 +140,7 @@ func (m *machine) send() {
 		return
 	}
 	var q *cluster.Request
+	m.told = m.leaving
 	if m.leaving {
 		q = m.host.Leave(now)
 	} else {
@@ -182,7 +185,7 @@ func (m *machine) deliver(r *cluster.Reply, process int) {
 	m.joined = joined
 	m.logf("%s takes %d: again %v, %+v", m.name, r.N, again, m.host.Status(now))
 	switch {
-	case m.leaving && answered && r.Refused == cluster.NotRefused && !again:
+	case m.told && answered && r.Refused == cluster.NotRefused && !again:
 		m.logf("%s has left", m.name)
 		m.gone = true
 		m.Leaves++

@@ -1,6 +1,10 @@
 package world
 
-import "shaperd.dev/shaperd/cluster"
+import (
+	"slices"
+
+	"shaperd.dev/shaperd/cluster"
+)
 
 // plane is what enforces the parts of a machine, as a plane of the daemon does: it knows nothing but
 // what it was told.
@@ -8,25 +12,27 @@ type plane struct {
 	lease cluster.Lease
 	parts []int64 // of hot buckets
 	hot   []bool
-	rests []rest
+	rests [][]rest
 	drain cluster.Time // how long units that were admitted may take to leave
 }
 
-// rest is what still leaves of a bucket that had more parts when it was admitted.
+// rest is what still leaves at the rate at which it was admitted.
 type rest struct {
 	parts int64
 	until cluster.Time
 }
 
 func newPlane(keys int) plane {
-	return plane{parts: make([]int64, keys), hot: make([]bool, keys), rests: make([]rest, keys)}
+	return plane{parts: make([]int64, keys), hot: make([]bool, keys), rests: make([][]rest, keys)}
 }
 
 // use returns what may leave of bucket i at now, by the machine's clock.
 func (p *plane) use(i int, now cluster.Time) int64 {
 	use := p.admits(i, now)
-	if r := &p.rests[i]; now < r.until {
-		use = max(use, r.parts)
+	for _, r := range p.rests[i] {
+		if now < r.until {
+			use = max(use, r.parts)
+		}
 	}
 	if now >= p.lease.End && now < p.lease.End+p.drain {
 		use = max(use, p.given(i))
@@ -53,7 +59,7 @@ func (p *plane) given(i int) int64 {
 }
 
 // unsettled reports whether more of bucket i may leave than is admitted.
-func (p *plane) unsettled(i int, now cluster.Time) bool { return now < p.rests[i].until }
+func (p *plane) unsettled(i int, now cluster.Time) bool { return p.use(i, now) > p.admits(i, now) }
 
 // apply tells the plane what the host may use now. What was in use goes on for up to drain.
 func (m *machine) apply() {
@@ -66,7 +72,7 @@ func (m *machine) apply() {
 	p := &m.plane
 	before := m.before[:0]
 	for i := range m.keys {
-		before = append(before, p.use(i, now))
+		before = append(before, p.admits(i, now))
 	}
 	m.before = before
 	inUse := func(i int) bool { return p.hot[i] && now < p.lease.AloneAt || m.inUse(i) }
@@ -93,8 +99,8 @@ func (m *machine) apply() {
 			m.fail("%s: its plane admits %d parts of %s, and its host says %d", m.name, use, key, want)
 		}
 		if use < before[i] && m.plane.drain > 0 && m.busyBefore[i] {
-			r := &p.rests[i]
-			r.parts, r.until = before[i], max(r.until, now+m.upTo(m.plane.drain))
+			p.rests[i] = slices.DeleteFunc(p.rests[i], func(r rest) bool { return now >= r.until })
+			p.rests[i] = append(p.rests[i], rest{before[i], now + m.upTo(p.drain)})
 		}
 	}
 }

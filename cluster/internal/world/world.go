@@ -139,7 +139,7 @@ func (w *world) addMachine(name string, alone cluster.Alone) *machine {
 		plane: newPlane(len(w.keys)), wants: make([]int64, len(w.keys)),
 	}
 	if w.chance(0.5) {
-		m.plane.drain = w.params.Lease * 0
+		m.plane.drain = w.params.Lease / 4
 	}
 	w.machines = append(w.machines, m)
 	return m
