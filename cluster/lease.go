@@ -1,0 +1,86 @@
+package cluster
+
+import (
+	"maps"
+	"slices"
+)
+
+// Lease is what a host may use at one time, and then. See [shaper.Lease].
+type Lease struct {
+	End, AloneAt         Time // by the host's clock
+	Cold, Between, Alone int64
+}
+
+// Lease returns the current lease, which changes with each reply.
+func (h *Host) Lease() Lease {
+	l := Lease{End: h.leaseEnd, AloneAt: h.floorAt, Cold: h.floor(), Between: h.floor(), Alone: h.floor()}
+	switch {
+	case h.leased:
+		l.End = h.renewedAt + h.lease()
+		l.AloneAt = l.End + h.grace()
+	case !h.joined:
+		l.Cold, l.Between = 0, 0
+	}
+	switch {
+	case (h.absent || h.leaving) && !h.leased:
+		l = Lease{}
+	case h.Alone == AloneClosed:
+		l.Between, l.Alone = 0, 0
+	case h.Alone == AloneOpen:
+		l.Between, l.Alone = Whole, Whole
+	}
+	return l
+}
+
+// Parts returns what the host uses of a bucket until its lease ends, and whether that is hot.
+func (h *Host) Parts(key string) (parts int64, hot bool) {
+	if h.leased {
+		if b := h.hot[key]; b != nil {
+			return h.scale(b.parts), true
+		}
+	} else if parts, hot := h.frozen[key]; hot {
+		return parts, true
+	}
+	return h.Lease().Cold, false
+}
+
+// Use returns what the host may use of a bucket at now.
+func (h *Host) Use(key string, now Time) int64 {
+	l := h.Lease()
+	parts, _ := h.Parts(key)
+	return l.use(parts, now)
+}
+
+// use is what may be used at now of a bucket of which parts were given.
+func (l *Lease) use(parts int64, now Time) int64 {
+	switch {
+	case now < l.End:
+		return parts
+	case now < l.AloneAt:
+		return min(parts, l.Between)
+	}
+	return l.Alone
+}
+
+// TakeChanges returns the hot buckets that may have changed since the last call, and those that may
+// have become cold. With all, buckets that are not among the first are cold.
+func (h *Host) TakeChanges() (hot, cold []string, all bool) {
+	all = h.changeAll
+	switch {
+	case all && h.leased:
+		hot = slices.Sorted(maps.Keys(h.hot))
+	case all:
+		hot = slices.Sorted(maps.Keys(h.frozen))
+	default:
+		for _, key := range slices.Sorted(maps.Keys(h.changed)) {
+			if _, is := h.Parts(key); is {
+				hot = append(hot, key)
+			} else {
+				cold = append(cold, key)
+			}
+		}
+	}
+	h.changeAll = false
+	clear(h.changed)
+	return hot, cold, all
+}

@@ -1,0 +1,112 @@
+package cluster
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+)
+
+// Request returns the next call, which is sent at now, and gives up on the last one. Of buckets for
+// which unsettled returns true, more than their current parts may still be in use. unsettled may be
+// nil.
+func (h *Host) Request(now Time, unsettled func(key string) bool) *Request {
+	h.endLease(now)
+	if h.calling {
+		h.askAgain()
+	}
+	h.n++
+	h.calling, h.sentAt, h.claimSent = true, now, h.claim
+	q := &Request{
+		Params: h.Params, Host: h.Name, Start: h.Start, N: h.n,
+		Got: h.got, GotAge: now - h.gotSentAt, Epoch: h.epoch, Leased: h.leased, Claim: h.claim,
+		Over: !h.leased && now >= h.leaseEnd, Left: h.absent && !h.leased, Known: h.known, Digest: h.Digest,
+	}
+	if unsettled != nil {
+		h.holdBack(q, unsettled)
+	}
+	h.confirmed = max(h.confirmed, q.Known)
+	q.Known = h.confirmed
+	if h.claim {
+		q.Gone = h.gone
+	}
+	if h.infoOld && len(h.Info) <= MaxInfo {
+		q.Info = h.Info
+	}
+	var due []dueItem
+	for _, all := range []map[string]*share{h.hot, h.asked} {
+		for key, b := range all {
+			over := h.leased || now >= h.leaseEnd
+			if b.held > b.parts && over && (unsettled == nil || !unsettled(key)) {
+				b.held, b.toldIn = b.parts, 0
+			}
+			if b.version <= q.Known && (b.toldIn == 0 || b.toldIn > h.got) {
+				b.toldIn = 0 // the reply to a later call, which may have no room for it, does not confirm it
+				due = append(due, dueItem{key, b})
+			}
+		}
+	}
+	q.More = h.claim && len(due) > MaxItems
+	for _, d := range h.firstDue(due) {
+		q.Items = append(q.Items, Item{Key: d.key, Has: d.held, Want: d.want, Weight: d.weight})
+		d.toldIn = h.n
+	}
+	h.moreClaims = q.More
+	return q
+}
+
+// holdBack says nothing yet that is not true of what was admitted before and is still to leave.
+func (h *Host) holdBack(q *Request, unsettled func(key string) bool) {
+	if q.Over {
+		for key := range h.frozen {
+			q.Over = q.Over && !unsettled(key)
+		}
+	}
+	for key, b := range h.hot {
+		switch {
+		case !b.unsure:
+		case !unsettled(key):
+			b.unsure = false
+		default:
+			q.Leased = q.Leased && h.counted
+			q.Known = min(q.Known, b.version-1)
+		}
+	}
+}
+
+// askAgain asks again for what the host wants more of: a reply that was lost may have had it.
+func (h *Host) askAgain() {
+	for _, b := range h.hot {
+		if b.want > b.parts {
+			b.toldIn = 0
+		}
+	}
+}
+
+// dueItem is a bucket of which something is to be told.
+type dueItem struct {
+	key string
+	*share
+}
+
+// firstDue returns what fits into a call, by key: first what is in use or wanted most.
+func (h *Host) firstDue(due []dueItem) []dueItem {
+	if len(due) > MaxItems {
+		slices.SortFunc(due, func(a, b dueItem) int {
+			return cmp.Or(cmp.Compare(max(b.held, b.want), max(a.held, a.want)), strings.Compare(a.key, b.key))
+		})
+		due = due[:MaxItems]
+	}
+	slices.SortFunc(due, func(a, b dueItem) int { return strings.Compare(a.key, b.key) })
+	return due
+}
+
+// Leave returns a call that tells the ledger that the host uses nothing from now on, until a host of
+// a later start has joined. It is repeated until a reply was taken that [Host.Reply] returns false
+// for.
+func (h *Host) Leave(now Time) *Request {
+	h.leave()
+	h.leaving, h.changeAll = true, true
+	h.n++
+	h.calling, h.sentAt = true, now
+	return &Request{Params: h.Params, Host: h.Name, Start: h.Start, N: h.n, Epoch: h.epoch, Left: h.absent, Leave: true}
+}
