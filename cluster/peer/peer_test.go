@@ -3,22 +3,13 @@ package peer
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"io"
 	"log/slog"
-	"math/big"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -26,59 +17,23 @@ import (
 	"go.uber.org/goleak"
 
 	"shaperd.dev/shaperd/cluster"
+	"shaperd.dev/shaperd/internal/testutil"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// authority signs certificates.
-type authority struct {
-	t    testing.TB
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-	dir  string
-}
+// authority signs certificates of hosts.
+type authority struct{ *testutil.Authority }
 
-func newAuthority(t testing.TB) *authority {
-	a := &authority{t: t, dir: t.TempDir()}
-	a.key, _ = ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &a.key.PublicKey, a.key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a.cert, _ = x509.ParseCertificate(der)
-	a.write("ca.pem", "CERTIFICATE", der)
-	return a
-}
-
-func (a *authority) write(name, kind string, der []byte) {
-	if err := os.WriteFile(filepath.Join(a.dir, name), pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
-		a.t.Fatal(err)
-	}
-}
+func newAuthority(t testing.TB) authority { return authority{testutil.NewAuthority(t)} }
 
 // issue returns the files of a host whose certificate is valid until notAfter.
-func (a *authority) issue(name string, notAfter time.Time) Files {
-	key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now().Add(-time.Hour), NotAfter: notAfter,
-		DNSNames: []string{name + ".example.net"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
-	}, a.cert, &key.PublicKey, a.key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	a.write(name+".pem", "CERTIFICATE", der)
-	keyDER, _ := x509.MarshalECPrivateKey(key)
-	a.write(name+".key", "EC PRIVATE KEY", keyDER)
-	in := func(file string) string { return filepath.Join(a.dir, file) }
-	return Files{in("ca.pem"), in(name + ".pem"), in(name + ".key")}
+func (a authority) issue(name string, notAfter time.Time) Files {
+	cert, key := a.Issue(name, notAfter)
+	return Files{a.CAFile, cert, key}
 }
 
-func (a *authority) host(name string) Files { return a.issue(name, time.Now().Add(time.Hour)) }
+func (a authority) host(name string) Files { return a.issue(name, time.Now().Add(time.Hour)) }
 
 // serve returns a server at a free port of 127.0.0.1, or at address.
 func serve(t testing.TB, files Files, address string) (s *Server, at string) {
@@ -155,7 +110,7 @@ func TestServer_RefusesStrangers(t *testing.T) {
 	a, stranger := newAuthority(t), newAuthority(t)
 	_, at := serve(t, a.host("gw1"), "")
 	mixed := stranger.host("gw2")
-	mixed.CA = filepath.Join(a.dir, "ca.pem") // trusts the server, which does not trust it
+	mixed.CA = a.CAFile // trusts the server, which does not trust it
 	for name, test := range map[string]struct {
 		files Files
 		host  string

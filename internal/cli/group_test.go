@@ -1,0 +1,123 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/testutil"
+)
+
+// gateway is one of three daemons that share a limit; the first one serves the ledger.
+type gateway struct {
+	*controlledDaemon
+	name, metrics, text string
+}
+
+// startGroup starts the daemons of a group, at real sockets.
+func startGroup(t *testing.T) []*gateway {
+	t.Helper()
+	authority := testutil.NewAuthority(t)
+	ledger := testutil.FreeAddr(t, "tcp")
+	var all []*gateway
+	for i, name := range []string{"gw1", "gw2", "gw3"} {
+		g := &gateway{name: name, metrics: testutil.FreeAddr(t, "tcp")}
+		cert, key := authority.Issue(name, time.Now().Add(time.Hour), ledger)
+		serve := ""
+		if i == 0 {
+			serve = fmt.Sprintf("serve = %q\n", ledger)
+		}
+		g.text = configText(testutil.FreeAddr(t, "tcp"), g.metrics, testutil.ServeTCP(t, testutil.Echo), "1MB/s") + `
+[[limit]]
+name = "total"
+rate = "80Mbit/s"
+max_connections = 100
+shared = true
+[shared]
+hosts = 3
+` + fmt.Sprintf("name = %q\nstore = [\"shaperd://%s\"]\n%sca_file = %q\ncert_file = %q\nkey_file = %q\n", name, ledger, serve, authority.CAFile, cert, key)
+		g.controlledDaemon = startControlled(t, writeConfig(t, "", g.text), "--state", filepath.Join(t.TempDir(), "state"))
+		all = append(all, g)
+	}
+	return all
+}
+
+// reloadWith makes g's configuration text.
+func (g *gateway) reloadWith(text string) {
+	g.t.Helper()
+	before := strings.Count(g.log.String(), "msg=reloaded")
+	writeConfig(g.t, g.config, text)
+	g.reload <- syscall.SIGHUP
+	testutil.WaitFor(g.t, "reload", func() bool { return strings.Count(g.log.String(), "msg=reloaded") > before })
+}
+
+func (g *gateway) shared() (s api.Shared) {
+	g.t.Helper()
+	out, _ := g.verb("shared", "status", "--json")
+	if err := json.Unmarshal([]byte(out), &s); err != nil {
+		g.t.Fatalf("%v: %s", err, out)
+	}
+	return s
+}
+
+// waitShared waits until ok returns true for the group as g knows it.
+func (g *gateway) waitShared(what string, ok func(*api.Shared) bool) {
+	g.t.Helper()
+	var last api.Shared
+	defer func() {
+		if g.t.Failed() {
+			text, _ := json.MarshalIndent(last, "", "  ")
+			g.t.Logf("%s: %s: %s", g.name, what, text)
+		}
+	}()
+	testutil.WaitFor(g.t, g.name+": "+what, func() bool {
+		last = g.shared()
+		return ok(&last)
+	})
+}
+
+func TestGroup(t *testing.T) {
+	t.Parallel()
+	all := startGroup(t)
+	for _, g := range all {
+		g.waitShared("joined", func(s *api.Shared) bool { return s.State == "joined" && s.Counted && s.Live == 3 && len(s.Problems) == 0 })
+	}
+	gw1, gw2, gw3 := all[0], all[1], all[2]
+	gw2.must("shared status", "gw2: joined for ", "group default; 3 of 3 hosts live\n", "\ngw2 (this host)  counted ", "\ntotal  connections  33 of 100", "\ntotal  all          ")
+	gw2.must("limits total", "80Mbit/s, queue 200ms, 100 connections", "shared by 3 hosts, here ", ", 33 connections; one bucket")
+
+	// Another rate at one host.
+	gw3.reloadWith(strings.Replace(gw3.text, "80Mbit/s", "90Mbit/s", 1))
+	gw1.waitShared("disagreement", func(s *api.Shared) bool { return len(s.Differences) == 1 && s.Differing == 1 })
+	out, err := gw1.verb("status")
+	if line := `HOSTS DISAGREE: about limit "total": here rate 80Mbit/s = 10MB/s; at gw3 rate 90Mbit/s = 11.25MB/s.` + "\n"; !strings.HasPrefix(out, line) || exitCode(err) != exitFailure {
+		t.Errorf("status: %v\n%s", err, out)
+	}
+	gw3.reloadWith(gw3.text)
+	gw1.waitShared("agreement", func(s *api.Shared) bool { return s.Differing == 0 && len(s.Problems) == 0 })
+
+	// A host that runs cannot be forgotten.
+	gw1.mustFail("shared forget gw2 --yes", `the ledger keeps the part of "gw2"`)
+
+	// One that stops in order is gone.
+	gw3.stop()
+	gw3.waitLog("msg=stopped")
+	gw1.waitShared("gw3 gone", func(s *api.Shared) bool { return s.Ledger != nil && s.Ledger.Hosts[2].State == "gone" && s.Live == 3 })
+	gw1.must("shared forget gw3 --yes", "gw3 is forgotten")
+	gw1.waitLog(`msg="host of the group forgotten by operator" host=gw3 uid=`)
+
+	// The ledger ends with its daemon.
+	gw1.stop()
+	gw1.waitLog("msg=stopped")
+	gw2.waitShared("alone", func(s *api.Shared) bool { return s.State == "alone" && s.StoreError != "" })
+	out, err = gw2.verb("status")
+	if !strings.HasPrefix(out, "ALONE: for ") || !strings.Contains(out, "This host lets 1/3 of each shared limit pass.\n") || exitCode(err) != exitFailure ||
+		err.Error() != "this host is alone, without the group of hosts that share limits" {
+		t.Errorf("status: %v\n%s", err, out)
+	}
+}
