@@ -10,6 +10,8 @@ type Shared struct {
 	Hosts int     `json:"hosts"`           // that may exist
 	Alone string  `json:"alone,omitempty"` // "share", "closed", "open": what this host uses of each limit while no ledger answers
 
+	Withdrawn bool `json:"withdrawn"` // alone = "open": this host lets the whole of each limit pass, and all together may exceed it
+
 	// What this host knows from the last answer of the ledger.
 	Counted   bool    `json:"counted"`   // the others count on this host
 	Live      int     `json:"live"`      // hosts that are counted, and those that are gone

@@ -10,6 +10,7 @@ import (
 
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/control/internal/fakes"
+	"shaperd.dev/shaperd/control/metrics"
 	"shaperd.dev/shaperd/control/monitor"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
@@ -64,6 +65,8 @@ func (d *fakeDaemon) Shared() api.Shared { return fakes.Shared() }
 func (d *fakeDaemon) AddLedger(s *api.Shared) {
 	s.Ledger = &api.Ledger{Hosts: []api.SharedHost{{Name: "gw1", State: "counted", Age: 0.1}}}
 }
+
+func (d *fakeDaemon) SharedMetrics() metrics.Shared { return fakes.SharedMetrics() }
 
 func (d *fakeDaemon) ForgetHost(_ context.Context, host string) error {
 	return d.record("forget " + host)

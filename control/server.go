@@ -22,6 +22,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/control/metrics"
 	"shaperd.dev/shaperd/control/monitor"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
@@ -83,7 +84,7 @@ func (o *Options) whenReady(h http.HandlerFunc) http.HandlerFunc {
 // The error of a change wraps [ErrUnknown] if there is no object of that name, and
 // [ErrRefused] if the change is invalid: the caller can do something about it.
 type Daemon interface {
-	Describe(*api.Status) // fills in the fields that it knows
+	metrics.Daemon
 	// Summary returns the effective values of a limit in words.
 	Summary(*shaper.Limit) string
 	// Override returns the values that operators set in a limit, and the file and line of each
@@ -164,9 +165,9 @@ const stopRoute = "POST /v1/stop"
 func newAPI(o *Options) http.Handler {
 	mux := http.NewServeMux()
 	a := &handlers{view: o.view()}
-	metrics := metricsHandler(o)
+	scrape := metricsHandler(o)
 	logLimit := rate.NewLimiter(1, 10)
-	for _, r := range append(a.routes(), route{"GET /metrics", Reader, metrics.ServeHTTP}) {
+	for _, r := range append(a.routes(), route{"GET /metrics", Reader, scrape.ServeHTTP}) {
 		if r.pattern != stopRoute {
 			r.handler = o.whenReady(r.handler)
 		}

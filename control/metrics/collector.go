@@ -37,6 +37,7 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	c.collectListeners(to, policy)
 	c.collectReloads(to)
 	c.collectOverrides(to)
+	c.collectShared(to)
 	b := c.Shaper.TableUsage()
 	to.gauge(bucketEntries, float64(b.Entries))
 	to.gauge(bucketCapacity, float64(b.Capacity))

@@ -43,6 +43,7 @@ type PacketStatus struct {
 // Daemon describes itself.
 type Daemon interface {
 	Describe(*api.Status) // fills in the fields that it knows
+	SharedMetrics() Shared
 }
 
 // Handler returns the handler of scrapes: the metrics of c, of the process, and of the Go runtime.

@@ -19,7 +19,8 @@ import (
 
 type daemon struct{}
 
-func (daemon) Describe(s *api.Status) {}
+func (daemon) Describe(s *api.Status)        {}
+func (daemon) SharedMetrics() metrics.Shared { return fakes.SharedMetrics() }
 
 // newCollector returns a collector of s and of fakes.
 func newCollector(t *testing.T, s *shaper.Shaper) *metrics.Collector {
@@ -65,9 +66,30 @@ shaperd_downstream_up{downstream="db.local:5432",listener="l"} 0
 # HELP shaperd_packet_buckets Buckets of the packet plane that have a backlog.
 # TYPE shaperd_packet_buckets gauge
 shaperd_packet_buckets 5
+# HELP shaperd_shared_alone_seconds_total Time for which this host was not in its group, or its lease had ended.
+# TYPE shaperd_shared_alone_seconds_total counter
+shaperd_shared_alone_seconds_total 1.5
+# HELP shaperd_shared_calls_total Calls to the ledger, by result.
+# TYPE shaperd_shared_calls_total counter
+shaperd_shared_calls_total{result="answered"} 9
+shaperd_shared_calls_total{result="failed"} 2
+shaperd_shared_calls_total{result="refused"} 1
+shaperd_shared_calls_total{result="timed-out"} 3
+# HELP shaperd_shared_joined 1 if this host is in its group and its lease has not ended, 0 if it is alone.
+# TYPE shaperd_shared_joined gauge
+shaperd_shared_joined 1
+# HELP shaperd_shared_share_ratio What this host may use of the limit, from 0 to 1; with a key, of each bucket that no host needs more of.
+# TYPE shaperd_shared_share_ratio gauge
+shaperd_shared_share_ratio{limit="aa"} 0.31
+shaperd_shared_share_ratio{limit="ab"} 0.5
+# HELP shaperd_shared_short Buckets of the limit of which this host should get more when others have given it back; with a key, of the ten that it has most of.
+# TYPE shaperd_shared_short gauge
+shaperd_shared_short{limit="aa"} 1
+shaperd_shared_short{limit="ab"} 0
 `
 	if err := promtest.CollectAndCompare(c, strings.NewReader(want), "shaperd_config_reload_success", "shaperd_config_reloads_total",
-		"shaperd_attachment_up", "shaperd_downstream_up", "shaperd_attachment_queue_drops_total", "shaperd_packet_buckets"); err != nil {
+		"shaperd_attachment_up", "shaperd_downstream_up", "shaperd_attachment_queue_drops_total", "shaperd_packet_buckets",
+		"shaperd_shared_alone_seconds_total", "shaperd_shared_calls_total", "shaperd_shared_joined", "shaperd_shared_share_ratio", "shaperd_shared_short"); err != nil {
 		t.Error(err)
 	}
 }

@@ -242,7 +242,7 @@ func TestDashboard(t *testing.T) {
 			fmt.Fprintf(&rules, "  - record: panel:%d:%s\n    expr: %s\n", p.ID, q.RefID, strings.NewReplacer(`\u003e`, ">", `\u003c`, "<", `\u0026`, "&").Replace(string(expr)))
 		}
 	}
-	if rows != 7 {
+	if rows != 8 {
 		t.Errorf("%d rows", rows)
 	}
 	// promtool checks the syntax of each query.

@@ -85,11 +85,22 @@ func TestGroup(t *testing.T) {
 	t.Parallel()
 	all := startGroup(t)
 	for _, g := range all {
-		g.waitShared("joined", func(s *api.Shared) bool { return s.State == "joined" && s.Counted && s.Live == 3 && len(s.Problems) == 0 })
+		g.waitShared("joined", func(s *api.Shared) bool {
+			return s.State == "joined" && s.Counted && s.Live == 3 && len(s.Problems) == 0
+		})
 	}
 	gw1, gw2, gw3 := all[0], all[1], all[2]
 	gw2.must("shared status", "gw2: joined for ", "group default; 3 of 3 hosts live\n", "\ngw2 (this host)  counted ", "\ntotal  connections  33 of 100", "\ntotal  all          ")
 	gw2.must("limits total", "80Mbit/s, queue 200ms, 100 connections", "shared by 3 hosts, here ", ", 33 connections; one bucket")
+	scraped := testutil.MustScrape(t, gw2.metrics)
+	for _, want := range []string{
+		"shaperd_shared_joined 1\n", "shaperd_shared_hosts 3\n", "shaperd_shared_live_hosts 3\n", "shaperd_shared_counted 1\n", "shaperd_shared_withdrawn 0\n",
+		`shaperd_shared_share_ratio{limit="total"} 0.3`, `shaperd_shared_calls_total{result="answered"} `, `shaperd_shared_call_seconds_bucket{le="0.001"} `,
+	} {
+		if !strings.Contains(scraped, want) {
+			t.Errorf("%s is not in the metrics", strings.TrimSpace(want))
+		}
+	}
 
 	// Another rate at one host.
 	gw3.reloadWith(strings.Replace(gw3.text, "80Mbit/s", "90Mbit/s", 1))
@@ -119,5 +130,8 @@ func TestGroup(t *testing.T) {
 	if !strings.HasPrefix(out, "ALONE: for ") || !strings.Contains(out, "This host lets 1/3 of each shared limit pass.\n") || exitCode(err) != exitFailure ||
 		err.Error() != "this host is alone, without the group of hosts that share limits" {
 		t.Errorf("status: %v\n%s", err, out)
+	}
+	if scraped := testutil.MustScrape(t, gw2.metrics); !strings.Contains(scraped, "shaperd_shared_joined 0\n") || strings.Contains(scraped, "shaperd_shared_alone_seconds_total 0\n") {
+		t.Error("the metrics do not say that it is alone")
 	}
 }

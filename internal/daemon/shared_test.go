@@ -310,7 +310,7 @@ func TestShared_Alone(t *testing.T) {
 				if regexp.MustCompile(`for 9(\.[01])?s: `).ReplaceAllString(got, "for 9s: ") != want {
 					t.Errorf("problems:\n%s\nwant:\n%s", got, want)
 				}
-				if s := a.state(); s.State != "alone" || s.Alone != alone || s.StoreError != "connection refused" || s.LedgerError != "connection refused" || s.Why == "" {
+				if s := a.state(); s.State != "alone" || s.Withdrawn != (alone == "open") || s.Alone != alone || s.StoreError != "connection refused" || s.LedgerError != "connection refused" || s.Why == "" {
 					t.Errorf("%+v", s)
 				}
 				if store.snapshots != asked {

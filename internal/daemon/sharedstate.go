@@ -65,6 +65,7 @@ func describeMember(s *api.Shared, c *config.Shared, m *member.Status) {
 	problem := api.Problem{Severity: critical, Title: "Alone", Text: fmt.Sprintf("for %s: %s. This host lets %s of each shared limit pass.", roughly(m.For.Duration()), s.Why, passes)}
 	switch {
 	case m.Cold == shaper.Whole && c.Hosts > 1:
+		s.Withdrawn = true
 		problem.Title = "Not limited together"
 		problem.Text = fmt.Sprintf("alone for %s: %s. With alone = \"open\" this host lets the whole of each shared limit pass, and all hosts together may exceed it.", roughly(m.For.Duration()), s.Why)
 	case m.LastError == "" && passing(m.Refused):

@@ -13,6 +13,7 @@ import (
 	"shaperd.dev/shaperd/cluster"
 	"shaperd.dev/shaperd/cluster/member"
 	"shaperd.dev/shaperd/control"
+	"shaperd.dev/shaperd/control/metrics"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -22,11 +23,28 @@ const sharedTimeout = 2 * time.Second
 // Shared returns what this host knows of its group, and what it may use of shared limits. It does not ask the
 // ledger.
 func (s *server) Shared() api.Shared {
+	shared, _ := s.shared()
+	return shared
+}
+
+// SharedMetrics returns the same with the counters of the calls to the ledger.
+func (s *server) SharedMetrics() metrics.Shared {
+	shared, c := s.shared()
+	m := metrics.Shared{Shared: shared}
+	if len(shared.Stores) > 0 {
+		m.Calls = map[string]uint64{"answered": c.Answered, "refused": c.Refused, "failed": c.Failed, "timed-out": c.TimedOut}
+		m.Epochs, m.Alone, m.TookBounds, m.Took, m.TookSum = c.Epochs, c.Alone, member.TookBounds[:], c.Took[:], c.TookSum
+	}
+	return m
+}
+
+// shared returns what this host knows of its group, and counts of its calls.
+func (s *server) shared() (out api.Shared, counters member.Counters) {
 	l, _ := s.current()
 	c, p := &l.Config.Shared, s.shaper.Policy()
-	out := newShared(c)
+	out = newShared(c)
 	if c.Hosts == 0 {
-		return out
+		return out, counters
 	}
 	names := unkeyedShares(p)
 	cold, shares := int64(0), make([]cluster.ShareStatus, len(names))
@@ -43,7 +61,7 @@ func (s *server) Shared() api.Shared {
 		ofNames, alsoKnown := m.Shares(ctx, names...)
 		if known && alsoKnown {
 			describeMember(&out, c, &status)
-			cold, shares = status.Cold, ofNames
+			cold, shares, counters = status.Cold, ofNames, status.Counters
 			for _, h := range status.Shares {
 				if !slices.Contains(names, h.Key) {
 					shares = append(shares, h)
@@ -52,7 +70,7 @@ func (s *server) Shared() api.Shared {
 		}
 	}
 	describeLimits(&out, p, cold, shares)
-	return out
+	return out, counters
 }
 
 // AddLedger adds what the ledger knows of the group to what [server.Shared] returned, and the problems that

@@ -1,6 +1,11 @@
 package fakes
 
-import "shaperd.dev/shaperd/api"
+import (
+	"time"
+
+	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/control/metrics"
+)
 
 // Shared is the state of a host that shares limits "aa" and "ab" with another one.
 func Shared() api.Shared {
@@ -16,5 +21,13 @@ func Shared() api.Shared {
 				{Name: "ab|source=192.0.2.0/24", Key: "source 192.0.2.0/24", Hot: true, Share: 0.9, Want: 1, Holders: []api.SharedHolder{}},
 			}},
 		},
+	}
+}
+
+// SharedMetrics is Shared with its counters.
+func SharedMetrics() metrics.Shared {
+	return metrics.Shared{
+		Shared: Shared(), Calls: map[string]uint64{"answered": 9, "refused": 1, "failed": 2, "timed-out": 3}, Epochs: 4, Alone: 1500 * time.Millisecond,
+		TookBounds: []time.Duration{time.Millisecond, time.Second}, Took: []uint64{8, 1, 0}, TookSum: 12 * time.Millisecond,
 	}
 }
