@@ -13,6 +13,7 @@ export GOFLAGS += -buildvcs=false
 export SHAPERD_BIN := $(CURDIR)/bin/shaperd
 
 asn := $(CURDIR)/build/asn
+valkey := $(CURDIR)/build/valkey
 vm := $(CURDIR)/build/vm
 packages = $(shell $(GO) list ./... | grep -v '/test/')
 
@@ -36,13 +37,20 @@ deps:
 asn: deps
 	shaper/asn/testdata/fetch.sh '$(asn)'
 
+# Valkey, fetched once. Tests of stores run with each of these servers.
+.PHONY: valkey
+valkey: deps
+	scripts/install-valkey '$(valkey)'
+
+export SHAPERD_REDIS_SERVERS := redis-server:$(valkey)/usr/bin/valkey-server
+
 # The kernels that tests boot, fetched once.
 .PHONY: vm-kernels
 vm-kernels: deps
 	test/vm/fetch.sh '$(vm)'
 
 .PHONY: unit
-unit: build asn
+unit: build asn valkey
 	SHAPERD_ASN_DATA='$(asn)' $(GO) test -shuffle=on -timeout 10m $(packages)
 
 # Tests of the built binary. They measure time and therefore run alone.
@@ -60,7 +68,7 @@ test-kernels: deps build vm-kernels
 test-long: race long fuzz-escape benchmarks-once
 
 .PHONY: race
-race: build asn
+race: build asn valkey
 	CGO_ENABLED=1 SHAPERD_ASN_DATA='$(asn)' $(GO) test -race -shuffle=on -timeout 15m $(packages)
 
 .PHONY: long
@@ -77,14 +85,14 @@ fuzz-escape:
 	$(GO) test -count=1 -timeout 3h -run '^TestEscape$$' -v ./bpf -escape.time='$(ESCAPETIME)'
 
 .PHONY: benchmarks-once
-benchmarks-once: asn race long
+benchmarks-once: asn valkey race long
 	SHAPERD_ASN_DATA='$(asn)' $(GO) test -run '^$$' -bench . -benchtime 1x -p 1 -timeout 10m $(packages)
 
 # Tests every package RUNS times while all cores are busy.
 RUNS ?= 20
 
 .PHONY: flaky
-flaky: deps build asn
+flaky: deps build asn valkey
 	RUNS='$(RUNS)' SHAPERD_ASN_DATA='$(asn)' scripts/flaky $(PACKAGES)
 
 # Compares shaperd with its peers. Needs root and an otherwise idle machine.
@@ -116,7 +124,7 @@ peers: deps
 
 # The Go benchmarks of the packages.
 .PHONY: gobench
-gobench:
+gobench: valkey
 	$(GO) test -run '^$$' -bench . -benchmem -benchtime '$(BENCHTIME)' -p 1 -timeout 60m $(packages)
 
 # Needs root.

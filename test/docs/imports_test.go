@@ -23,6 +23,7 @@ var allowed = map[string][]string{
 	"cluster/internal/world": {"cluster"},
 	"cluster/member":         {"cluster", "leaky", "shaper"},
 	"cluster/peer":           {"cluster"},
+	"cluster/redis":          {"cluster"},
 	"conn":                   {"conn/internal/fairq", "conn/internal/sock", "leaky", "leaky/pacer", "shaper", "shaper/topk"},
 	"conn/internal/fairq":    {"leaky"},
 	"conn/internal/sock":     nil,

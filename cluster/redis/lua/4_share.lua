@@ -1,0 +1,69 @@
+-- Shares of a bucket.
+
+local alive = {}
+for _, o in pairs(members) do
+  if not expired(o) then alive[o[OF]] = o end
+end
+
+-- Removes what is void, and returns where what the caller has begins, if it has something.
+local function purge(b)
+  local to, mine = 3, nil
+  for i = 3, #b, 4 do
+    if alive[b[i]] then
+      if b[i] == m[OF] then mine = to end
+      b[to], b[to + 1], b[to + 2], b[to + 3] = b[i], b[i + 1], b[i + 2], b[i + 3]
+      to = to + 4
+    end
+  end
+  for i = #b, to, -1 do b[i] = nil end
+  return mine
+end
+
+local function others(b, mine)
+  local parts = 0
+  for i = 3, #b, 4 do
+    if i ~= mine then parts = parts + b[i + 1] end
+  end
+  return parts
+end
+
+-- Returns the water level as a numerator and a denominator, or nothing if it is not limited. Who wants less than
+-- the level gets that and raises the level for the others, until there is nobody who wants less.
+local function level(b)
+  local list, n, left, weights = {}, 0, WHOLE, 0
+  for i = 3, #b, 4 do
+    if b[i + 2] > 0 then
+      n = n + 1
+      list[n] = i
+      weights = weights + b[i + 3]
+    end
+  end
+  local last
+  repeat
+    last = n
+    local num, den = left, weights
+    n = 0
+    for k = 1, last do
+      local i = list[k]
+      if b[i + 2] * den < num * b[i + 3] then
+        left, weights = left - b[i + 2], weights - b[i + 3]
+      else
+        n = n + 1
+        list[n] = i
+      end
+    end
+  until n == last
+  if n > 0 then return left, weights end
+end
+
+local function target(b, i, num, den)
+  if not num then return b[i + 2] end
+  return min(b[i + 2], floor(num * b[i + 3] / den))
+end
+
+local function markShort(key, b, mine)
+  local num, den = level(b)
+  for i = 3, #b, 4 do
+    if i ~= mine and b[i + 1] < target(b, i, num, den) then mark(b[i], key) end
+  end
+end

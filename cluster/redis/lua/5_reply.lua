@@ -1,0 +1,157 @@
+-- A call that is processed: what the host says, and the reply.
+
+-- read
+
+local function demote(key, b, share)
+  if now < s[SETTLE_AT] or now < b[2] + 30 * s[LEASE] then return end
+  for i = 3, #b, 4 do
+    if b[i + 1] > share or b[i + 2] > share then return end
+  end
+  call('HDEL', KEYS[2], key)
+  buckets[key], dirty[key] = false, nil
+  s[VERSION], s[BUCKETS], s[COLD] = s[VERSION] + 1, s[BUCKETS] - 1, s[COLD] + 1
+  call('ZREM', KEYS[3], key)
+  call('ZADD', KEYS[4], s[VERSION], key)
+  s[COLD] = s[COLD] - call('ZREMRANGEBYSCORE', KEYS[4], '-inf', '(' .. knownByAll(''))
+  if s[COLD] > MAX_BUCKETS then s[COLD] = s[COLD] - call('ZREM', KEYS[4], call('ZRANGE', KEYS[4], 0, 0)[1]) end
+end
+
+local cut, marked, list = false, {}, {}
+local share = floor(WHOLE / s[HOSTS])
+
+local function told(key)
+  if not marked[key] then
+    marked[key] = true
+    list[#list + 1] = key
+  end
+end
+
+local function item(key, has, want, weight)
+  local b = bucket(key)
+  if not b then
+    if want == 0 and (has == 0 or not claims) or s[BUCKETS] >= MAX_BUCKETS then return end
+    s[VERSION], s[BUCKETS] = s[VERSION] + 1, s[BUCKETS] + 1
+    s[COLD] = s[COLD] - call('ZREM', KEYS[4], key)
+    call('ZADD', KEYS[3], s[VERSION], key)
+    b = { s[VERSION], now }
+    buckets[key] = b
+  end
+  local mine = purge(b)
+  if not mine then
+    mine = #b + 1
+    b[mine], b[mine + 1], b[mine + 2], b[mine + 3] = m[OF], 0, 0, 0
+  end
+  local parts = b[mine + 1]
+  if claims then
+    has = max(0, min(has, WHOLE - others(b, mine)))
+  elseif not same or m[RESYNC] then
+    has = 0
+  elseif has > parts then
+    local may = parts
+    if wasLive and knewBefore < b[1] and b[1] <= known then may = share end
+    if has > may then has, cut = may, true end
+  end
+  want, weight = max(0, min(want, WHOLE)), max(1, min(weight, MAX_WEIGHT))
+  local free = has < parts or want < b[mine + 2] or weight < b[mine + 3]
+  b[mine + 1], b[mine + 2], b[mine + 3] = has, want, weight
+  if free then markShort(key, b, mine) end
+  if has > share or want > share then b[2] = now end
+  dirty[key] = true
+  told(key)
+  demote(key, b, share)
+end
+
+for _ = 1, number() do item(text(), number(), number(), number()) end
+
+-- count
+
+if not same or not leased or m[RESYNC] then
+  m[COUNTED] = false
+elseif not wasLive then
+  if cut or late or m[RETURNING] then
+    m[COUNTED] = false
+  elseif m[CLAIMED] and not m[CLAIMING] and quarantined then
+    m[COUNTED] = true
+  else
+    m[COUNTED] = settled and known >= knownByOthers
+  end
+end
+if same then m[OVER] = over end
+if quarantined and (claims or m[OVER]) then
+  local spoken = #s[GONE] / 3
+  for _, o in pairs(members) do
+    if o[CLAIMED] and not o[CLAIMING] or o[OVER] then spoken = spoken + 1 end
+  end
+  if spoken >= s[HOSTS] then s[SETTLE_AT] = now end
+end
+if live(m) then m[KNOWN] = m[GOOD] + 2 * s[LEASE] + KNOWLEDGE_LAG end
+
+-- reply
+
+local function events()
+  local page = {}
+  if m[SEEN] >= s[VERSION] then return page end
+  local hot = call('ZRANGEBYSCORE', KEYS[3], '(' .. m[SEEN], '+inf', 'WITHSCORES', 'LIMIT', 0, EVENT_PAGE)
+  local cold = call('ZRANGEBYSCORE', KEYS[4], '(' .. m[SEEN], '+inf', 'WITHSCORES', 'LIMIT', 0, EVENT_PAGE)
+  local h, c = 1, 1
+  while #page < 3 * EVENT_PAGE and (h < #hot or c < #cold) do
+    local n = #page
+    if h < #hot and (c > #cold or tonumber(hot[h + 1]) < tonumber(cold[c + 1])) then
+      page[n + 1], page[n + 2], page[n + 3] = hot[h], tonumber(hot[h + 1]), 0
+      h = h + 2
+    else
+      page[n + 1], page[n + 2], page[n + 3] = cold[c], tonumber(cold[c + 1]), 1
+      c = c + 2
+    end
+  end
+  return page
+end
+
+-- Returns the parts that the caller is given, and whether that is short and tight.
+local function grant(key, b, mine, lend)
+  local num, den = level(b)
+  local tight, parts, due = num ~= nil, b[mine + 1], target(b, mine, num, den)
+  if due <= parts then return due, false, tight end
+  local given, short = parts, true
+  if lend then
+    local free = WHOLE - others(b, mine)
+    if parts > floor(share / 4) then free = free - floor(SPARE * max(0, s[HOSTS] - (#b - 2) / 4) / s[HOSTS]) end
+    given = min(due, max(parts, free))
+    short = given < due - WHOLE / 256
+  end
+  if given ~= parts then
+    b[mine + 1], dirty[key] = given, true
+  end
+  if short then
+    for i = 3, #b, 4 do
+      if i ~= mine and b[i + 1] > target(b, i, num, den) then mark(b[i], key) end
+    end
+  end
+  return given, short, tight
+end
+
+if s[MARKS] > 0 then
+  local found = call('ZRANGEBYSCORE', KEYS[5], m[OF], m[OF])
+  if #found > 0 then
+    for _, entry in ipairs(found) do told(entry:sub(entry:find(' ', 1, true) + 1)) end
+    unmark(m[OF])
+  end
+end
+local knownNow, grants = knownByAll(''), {}
+for _, key in ipairs(list) do
+  local b = bucket(key)
+  local mine = b and purge(b)
+  if mine then
+    local parts, short, tight = grant(key, b, mine, settled and b[1] <= knownNow)
+    local n = #grants
+    grants[n + 1], grants[n + 2], grants[n + 3] = key, parts, bit(short) + 2 * bit(tight)
+  end
+end
+local differ = 0
+for _, o in pairs(members) do
+  if o[DIGEST] ~= digest then differ = differ + 1 end
+end
+local answer = reply { n = n, start = start, live = countLive(now), counted = live(m), settled = settled, resync = m[RESYNC],
+  renew = m[RENEWED], version = s[VERSION], differ = differ, askInfo = m[INFO] == '', events = events(), grants = grants, gone = s[GONE] }
+save(host)
+return answer
