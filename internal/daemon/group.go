@@ -16,6 +16,7 @@ import (
 	"shaperd.dev/shaperd/cluster"
 	"shaperd.dev/shaperd/cluster/member"
 	"shaperd.dev/shaperd/cluster/peer"
+	"shaperd.dev/shaperd/cluster/redis"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
@@ -203,13 +204,24 @@ func hostName(s *config.Shared) string {
 
 // openStore returns the store of the ledger.
 func (g *group) openStore(s *config.Shared) member.Store {
+	files := sharedFiles(s)
+	if !strings.HasPrefix(s.Store[0], "shaperd://") {
+		o := redis.Options{
+			URL: s.Store[0], CAFile: files.CA, CertFile: files.Cert, KeyFile: files.Key, Username: s.Username,
+			Prefix: s.Prefix, Group: s.Group, ClientName: "shaperd-" + hostName(s),
+		}
+		if s.PasswordFile != "" {
+			o.Password = redis.PasswordFile(credential(s.PasswordFile))
+		}
+		return redis.New(o)
+	}
 	var addresses []string
 	for _, url := range s.Store {
 		if address, ok := strings.CutPrefix(url, "shaperd://"); ok {
 			addresses = append(addresses, address)
 		}
 	}
-	return peer.NewClient(addresses, sharedFiles(s), g.server, s.Serve)
+	return peer.NewClient(addresses, files, g.server, s.Serve)
 }
 
 func sharedFiles(s *config.Shared) peer.Files {
