@@ -202,10 +202,7 @@ func findBinaries(shaperd, peers, asn string) (b binaries, err error) {
 	if b.asn, err = filepath.Abs(asn); err != nil {
 		return b, err
 	}
-	b.toxiproxy, b.naive = filepath.Join(peers, "toxiproxy"), filepath.Join(peers, "naive")
-	root := filepath.Join(peers, "haproxy")
-	lib := filepath.Join(root, "usr/lib/x86_64-linux-gnu")
-	b.haproxy3 = []string{filepath.Join(lib, "ld-linux-x86-64.so.2"), "--library-path", lib, filepath.Join(root, "usr/sbin/haproxy")}
+	b.toxiproxy, b.naive, b.haproxy3 = filepath.Join(peers, "toxiproxy"), filepath.Join(peers, "naive"), lab.HAProxy(peers)
 	for _, path := range []string{b.shaperd, b.toxiproxy, b.naive, b.haproxy3[0], b.haproxy3[3], "/usr/sbin/nginx", filepath.Join(b.asn, asnFiles[0])} {
 		if _, err := os.Stat(path); err != nil {
 			return b, fmt.Errorf("%w: run \"make bench\" to build and install it", err)

@@ -99,7 +99,7 @@ func (p panel) stack(windows [][len(sources)]int, per float64) {
 	for _, layer := range []struct {
 		upTo  int
 		class string
-	}{{greedy, "g"}, {1, "b"}, {0, "a"}} {
+	}{{greedy, "third"}, {1, "second"}, {0, "first"}} {
 		values := make([]float64, len(windows))
 		for i, bin := range windows {
 			for _, n := range bin[:layer.upTo+1] {
@@ -119,7 +119,7 @@ func (p panel) start(f figures) {
 
 // legend draws the colors of the sources. It returns its bottom edge.
 func legend(d *plot.Drawing, y, x float64) float64 {
-	for i, class := range []string{"a", "b", "g"} {
+	for i, class := range []string{"first", "second", "third"} {
 		d.Rect(x, y+10, 11, 11, class)
 		d.Text(x+16, y+20, "", "start", sources[i].name)
 		x += 86
