@@ -45,13 +45,15 @@ if other then
   refused = 3
 elseif start < lastStart or start == lastStart and n <= lastN then
   refused, latest = 1, lastStart
-elseif m and start == m[START] and not same and m[JOINED] and not expired(m) then
+elseif m and not same and not expired(m) and (m[JOINED] and start == m[START] or epoch ~= 0 and start ~= m[START]) then
   refused = 2
 elseif leave and not same then
   refused = 2
-elseif not m and left and now < s[SETTLE_AT] and not wasGone then
+elseif m or wasGone or left and leave then
+  refused = nil
+elseif left and now < s[SETTLE_AT] then
   refused = 5
-elseif not m and not wasGone and places() >= s[HOSTS] and (#s[GONE] == 0 or leave) then
+elseif places() >= s[HOSTS] and (leave or #s[GONE] == 0) then
   refused = 4
 end
 if refused then
@@ -60,7 +62,7 @@ if refused then
 end
 if leave then
   remove(host)
-  addGone(host, start, n)
+  if m or not left then addGone(host, start, n) end
   save(host)
   return reply { n = n, start = start, live = countLive(s[LAST]) }
 end

@@ -77,10 +77,10 @@ elseif not wasLive then
   end
 end
 if same then m[OVER] = over end
-if quarantined and (claims or m[OVER]) then
+if quarantined then
   local spoken = #s[GONE] / 3
   for _, o in pairs(members) do
-    if o[CLAIMED] and not o[CLAIMING] or o[OVER] then spoken = spoken + 1 end
+    if o[CLAIMED] and not o[CLAIMING] and live(o) or o[OVER] then spoken = spoken + 1 end
   end
   if spoken >= s[HOSTS] then s[SETTLE_AT] = now end
 end
