@@ -60,12 +60,23 @@ func (a *Authority) Issue(name string, notAfter time.Time, at ...string) (certFi
 	for _, addr := range at {
 		addresses = append(addresses, net.IP(netip.MustParseAddrPort(addr).Addr().AsSlice()))
 	}
-	key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now().Add(-time.Hour), NotAfter: notAfter,
-		DNSNames: []string{name + ".example.net"}, IPAddresses: addresses,
+	return a.Sign(name, func(c *x509.Certificate) { c.NotAfter, c.IPAddresses = notAfter, addresses })
+}
+
+// Sign returns the files of a certificate for name.example.net and 127.0.0.1, with changes, and of its key. It
+// replaces those of an earlier one for that name.
+func (a *Authority) Sign(name string, changes ...func(*x509.Certificate)) (certFile, keyFile string) {
+	a.t.Helper()
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		DNSNames: []string{name + ".example.net"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
-	}, a.cert, &key.PublicKey, a.key)
+	}
+	for _, change := range changes {
+		change(template)
+	}
+	key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &key.PublicKey, a.key)
 	if err != nil {
 		a.t.Fatal(err)
 	}

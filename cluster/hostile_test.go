@@ -1,0 +1,87 @@
+package cluster
+
+import (
+	"fmt"
+	"testing"
+
+	"shaperd.dev/shaperd/internal/testutil"
+)
+
+// TestLedger_HostileCalls has hosts send any valid calls, beside one that keeps to the rules. What the ledger
+// remembers stays bounded, and others are not given what it has given away.
+func TestLedger_HostileCalls(t *testing.T) {
+	random := testutil.Rand(t)
+	for range 20 {
+		l := Ledger{Run: "a"}
+		now := Second
+		p := testParams(1 + random.IntN(5))
+		honest := NewHost(HostOptions{Params: p, Name: "honest", Start: 1}, now)
+		last := &Reply{}
+		// number returns one that may mean something, or a limit.
+		number := func(most int64) int64 {
+			return max(0, min(most, []int64{0, 1, most, last.N, last.N + 1, last.Epoch, last.Version, random.Int64N(most + 1), random.Int64N(100), Whole / 2}[random.IntN(10)]))
+		}
+		flag := func() bool { return random.IntN(2) == 0 }
+		calls, refused := 0, 0
+		for n := range 2000 {
+			now += Time(random.Int64N(int64(Second / 5)))
+			if random.IntN(100) == 0 {
+				now += Time(random.Int64N(int64(5 * Second)))
+			}
+			if random.IntN(3) == 0 {
+				honest.Want("k0", Whole, 1)
+				honest.Reply(now, l.Call(now, honest.Request(now, nil)))
+				continue
+			}
+			q := &Request{
+				Params: p, Host: fmt.Sprintf("h%d", random.IntN(p.Hosts+2)), Start: number(3), N: int64(n + 1), Got: number(maxNumber), GotAge: Time(number(maxNumber)),
+				Epoch: last.Epoch, Leased: flag(), Claim: flag(), More: flag(), Over: flag(), Left: flag(), Leave: random.IntN(20) == 0,
+				Known: number(maxNumber), Digest: random.Uint64(),
+			}
+			if random.IntN(10) == 0 {
+				q.Epoch, q.N, q.Params = number(maxNumber), number(maxNumber), Params{Hosts: 1 + random.IntN(MaxHosts), Lease: p.Lease, Step: p.Step, Strict: flag()}
+			}
+			for range random.IntN(5) {
+				q.Items = append(q.Items, Item{fmt.Sprintf("k%d", random.IntN(10)), number(Whole), number(Whole), number(MaxWeight)})
+			}
+			for range random.IntN(min(3, q.Params.Hosts+1)) {
+				q.Gone = append(q.Gone, Gone{fmt.Sprintf("h%d", random.IntN(10)), number(maxNumber), number(maxNumber)})
+			}
+			if err := q.Validate(); err != nil {
+				t.Fatal(err)
+			}
+			r := l.Call(now, q)
+			calls++
+			if r.Refused != NotRefused {
+				refused++
+			}
+			last = r
+			checkBounds(t, &l, r)
+		}
+		if refused == 0 || refused == calls {
+			t.Errorf("%d of %d calls are refused", refused, calls)
+		}
+	}
+}
+
+func checkBounds(t *testing.T, l *Ledger, r *Reply) {
+	t.Helper()
+	s := l.state
+	if n := len(s.members) + len(s.gone); n > s.params.Hosts || r.Live > s.params.Hosts {
+		t.Fatalf("%d hosts of %d, %d live", n, s.params.Hosts, r.Live)
+	}
+	for _, g := range r.Grants {
+		if g.Parts < 0 || g.Parts > Whole {
+			t.Fatalf("grant %+v", g)
+		}
+	}
+	for key, b := range s.buckets {
+		// Who says to have learned twice that the bucket is hot may have its floor twice.
+		if sum := b.others(""); sum > Whole+s.params.Floor()*int64(s.params.Hosts) || len(b.holders) > s.params.Hosts+1 {
+			t.Fatalf("bucket %s: %d holders have %d parts", key, len(b.holders), sum)
+		}
+	}
+	if n := len(s.log.hotVersion); n != len(s.buckets) {
+		t.Fatalf("%d events of %d hot buckets", n, len(s.buckets))
+	}
+}
