@@ -1,210 +1,138 @@
 package peer
 
 import (
-	"bytes"
 	"context"
-	"crypto/tls"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io"
-	"net"
-	"net/http"
-	"strings"
+	"sync"
 	"time"
 
 	"shaperd.dev/shaperd/cluster"
 )
 
-// Client calls the ledger of one of several servers: the first of them that answers. When an earlier one
-// is back, it returns to it after a while. Each server has a ledger of its own, so with more than one
-// hosts must be [cluster.Params.Strict].
+// Client calls the ledger of its group at one of several servers: the first in the list that works. It
+// leaves a server that has not answered a call for a lease, and returns when that has answered
+// again for a while, so that the hosts of a group come together at the same one.
 //
-// It is not safe for concurrent use.
+// A Client is used by one goroutine at a time.
 type Client struct {
-	targets []*target
-	current int
-	probes  chan int // an earlier target that has been back for a while; nil while none is probed
-	stop    context.CancelFunc
+	ledgers []ledger
+
+	mu      sync.Mutex
+	choice  choice
+	host    string        // of the last call
+	timeout time.Duration // of the last call
+
+	stop     context.CancelFunc
+	watching sync.WaitGroup
 }
 
-// target is one server.
-type target struct {
-	address string
-	local   *Server // in this process, or nil
-	files   Files
-	http    *http.Client
+// ledger is the ledger of one server. Its methods may be called concurrently.
+type ledger interface {
+	Call(context.Context, *cluster.Request) (*cluster.Reply, error)
+	Snapshot(ctx context.Context, keys ...string) (cluster.Snapshot, error)
+	Forget(ctx context.Context, host string) (bool, error)
+	Ping(ctx context.Context, host string) error // checks that a call of host would be answered
+	Close()
 }
 
-// An earlier target must answer so many probes in a row, at this interval, before the client returns to it.
-const (
-	returnProbes  = 5
-	probeInterval = time.Second
-)
+// ClientOptions are the settings of a client.
+type ClientOptions struct {
+	Addresses []string // of the servers, each host:port, the preferred one first
+	Group     string
+	Files     Files
 
-// NewClient returns a client of the servers at addresses, each host:port, in the order of preference.
-// local, unless nil, is the one at localAddress.
-func NewClient(addresses []string, files Files, local *Server, localAddress string) *Client {
-	c := &Client{stop: func() {}}
-	for _, address := range addresses {
-		t := &target{address: address, files: files}
-		if local != nil && address == localAddress {
-			t.local = local
+	// Local, unless nil, is the server in this process, at LocalAddress: it is called without a
+	// connection.
+	Local        *Server
+	LocalAddress string
+}
+
+// NeedsStrict reports whether the hosts of a group that has its ledger at these addresses must be
+// [cluster.Params.Strict]: at several addresses, several ledgers may be alive at once.
+func NeedsStrict(addresses []string) bool { return len(addresses) > 1 }
+
+// pingInterval is the interval between pings of the servers that are preferred to the current one.
+const pingInterval = time.Second
+
+// NewClient returns a client. It connects with the first call.
+func NewClient(o ClientOptions) *Client {
+	c := &Client{choice: newChoice(len(o.Addresses), time.Now())}
+	for _, address := range o.Addresses {
+		if o.Local != nil && address == o.LocalAddress {
+			c.ledgers = append(c.ledgers, local{o.Local, o.Group})
 		} else {
-			t.http = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, Transport: &http.Transport{
-				DialTLSContext: t.dial, MaxConnsPerHost: 1, IdleConnTimeout: idleTimeout, DisableCompression: true,
-			}}
+			c.ledgers = append(c.ledgers, newRemote(address, o.Group, o.Files))
 		}
-		c.targets = append(c.targets, t)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	c.stop = stop
+	if len(c.ledgers) > 1 {
+		c.watching.Go(func() { c.watch(ctx) })
 	}
 	return c
 }
 
-// dial connects to t.
-func (t *target) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, err
-	}
-	config, err := t.files.client(host)
-	if err != nil {
-		return nil, err
-	}
-	return (&tls.Dialer{Config: config}).DialContext(ctx, network, address)
-}
-
-// Close closes the connections.
+// Close ends the connections. It must be called after the last call has returned.
 func (c *Client) Close() {
 	c.stop()
-	for _, t := range c.targets {
-		if t.http != nil {
-			t.http.CloseIdleConnections()
-		}
+	for _, l := range c.ledgers {
+		l.Close()
 	}
+	c.watching.Wait()
 }
 
-// Call makes one call. After an error the next one goes to the next server.
+// Call makes a call, once. ctx should have the deadline of a call.
 func (c *Client) Call(ctx context.Context, q *cluster.Request) (*cluster.Reply, error) {
-	c.returnToEarlier()
-	t := c.targets[c.current]
-	if t.local != nil {
-		return t.local.Call(ctx, q)
-	}
-	r := new(cluster.Reply)
-	if err := t.post(ctx, "call", q, r); err != nil {
-		c.moveOn()
-		return nil, err
-	}
-	return r, nil
+	c.mu.Lock()
+	current := c.choice.current
+	c.host, c.timeout = q.Host, q.Params.Timeout().Duration()
+	c.mu.Unlock()
+	r, err := c.ledgers[current].Call(ctx, q)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.choice.called(time.Now(), current, q.Params.Lease.Duration(), err == nil)
+	return r, err
 }
 
-// Snapshot asks the current server, see [cluster.Ledger.Snapshot].
-func (c *Client) Snapshot(ctx context.Context, keys ...string) (s cluster.Snapshot, err error) {
-	t := c.targets[c.current]
-	if t.local != nil {
-		return t.local.Snapshot(ctx, keys...)
-	}
-	return s, t.post(ctx, "snapshot", snapshotRequest{keys}, &s)
+// Snapshot asks the server that is called, see [cluster.Ledger.Snapshot].
+func (c *Client) Snapshot(ctx context.Context, keys ...string) (cluster.Snapshot, error) {
+	return c.current().Snapshot(ctx, keys...)
 }
 
-// Forget tells the current server, see [cluster.Ledger.Forget].
-func (c *Client) Forget(ctx context.Context, host string) (ok bool, err error) {
-	t := c.targets[c.current]
-	if t.local != nil {
-		return t.local.Forget(ctx, host)
-	}
-	return ok, t.post(ctx, "forget", forgetRequest{host}, &ok)
+// Forget tells the server that is called, see [cluster.Ledger.Forget].
+func (c *Client) Forget(ctx context.Context, host string) (bool, error) {
+	return c.current().Forget(ctx, host)
 }
 
-// moveOn goes on to the next target, and has earlier ones probed.
-func (c *Client) moveOn() {
-	c.current = (c.current + 1) % len(c.targets)
-	c.stop()
-	c.probes = nil
-	if c.current == 0 {
-		return
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	back := make(chan int, 1)
-	c.probes, c.stop = back, stop
-	go probe(ctx, c.targets[:c.current], back)
+func (c *Client) current() ledger {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ledgers[c.choice.current]
 }
 
-// returnToEarlier returns to an earlier target that has been back for a while.
-func (c *Client) returnToEarlier() {
-	select {
-	case c.current = <-c.probes:
-		c.stop()
-		c.probes = nil
-	default:
-	}
-}
-
-// probe sends the first of targets that answers returnProbes probes in a row to back, unless ctx ends.
-func probe(ctx context.Context, targets []*target, back chan<- int) {
-	tick := time.NewTicker(probeInterval)
+// watch pings the servers that are preferred to the current one, until ctx ends.
+func (c *Client) watch(ctx context.Context) {
+	tick := time.NewTicker(pingInterval)
 	defer tick.Stop()
-	for answered := make([]int, len(targets)); ; {
+	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		for i, t := range targets {
-			if !t.answers(ctx) {
-				answered[i] = 0
-			} else if answered[i]++; answered[i] == returnProbes {
-				back <- i
-				return
-			}
+		c.mu.Lock()
+		preferred, host, timeout := c.ledgers[:c.choice.current], c.host, c.timeout
+		c.mu.Unlock()
+		var pings sync.WaitGroup
+		for i, l := range preferred {
+			pings.Go(func() {
+				ctx, cancel := context.WithTimeout(ctx, timeout)
+				defer cancel()
+				err := l.Ping(ctx, host)
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				c.choice.pinged(time.Now(), i, err == nil)
+			})
 		}
+		pings.Wait()
 	}
-}
-
-func (t *target) answers(ctx context.Context) bool {
-	if t.local != nil {
-		return true
-	}
-	ctx, cancel := context.WithTimeout(ctx, probeInterval/2)
-	defer cancel()
-	var s cluster.Snapshot
-	return t.post(ctx, "snapshot", snapshotRequest{[]string{"-"}}, &s) == nil
-}
-
-// post makes a request, and decodes its reply. It is not repeated.
-func (t *target) post(ctx context.Context, what string, request, reply any) error {
-	body, err := json.Marshal(request)
-	if err != nil {
-		return err
-	}
-	err = t.roundTrip(ctx, what, body, reply)
-	if ctx.Err() != nil {
-		err = fmt.Errorf("no reply in time: %w", context.Cause(ctx))
-	}
-	if err != nil {
-		return fmt.Errorf("ledger at %s: %w", t.address, err)
-	}
-	return nil
-}
-
-func (t *target) roundTrip(ctx context.Context, what string, body []byte, reply any) error {
-	// GetBody stays nil: the transport cannot repeat the request.
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+t.address+"/v1/"+what, io.NopCloser(bytes.NewReader(body)))
-	if err != nil {
-		return err
-	}
-	r.ContentLength = int64(len(body))
-	response, err := t.http.Do(r)
-	if err != nil {
-		return errors.Unwrap(err) // of [url.Error], which repeats the address
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(http.MaxBytesReader(nil, response.Body, maxBody))
-	if err != nil {
-		return err
-	}
-	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %.200s", response.Status, strings.TrimSpace(string(text)))
-	}
-	return json.Unmarshal(text, reply)
 }

@@ -4,82 +4,106 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/tls"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
 	"sync"
 	"time"
 
-	"golang.org/x/net/netutil"
+	"golang.org/x/time/rate"
 
 	"shaperd.dev/shaperd/cluster"
 )
 
-// Server serves a ledger. Its methods are safe for concurrent use.
+// Server serves ledgers. Its methods are safe for concurrent use.
 type Server struct {
-	clock func() cluster.Time
-	http  http.Server
-	ended chan struct{}
+	bounds
+	clock    func() cluster.Time
+	listener *listener
+	http     http.Server
+	serving  sync.WaitGroup // the accept loop and the connections
 
-	mu     sync.Mutex
-	ledger cluster.Ledger
-	files  Files
+	mu      sync.Mutex
+	ledgers map[string]*cluster.Ledger // by group
+	files   Files
+	closed  bool
 }
 
 // ServerOptions are the settings of a server.
 type ServerOptions struct {
 	Address string // host:port
 	Files   Files
-	Hosts   int                 // of the group
-	Clock   func() cluster.Time // of the ledger: CLOCK_BOOTTIME
-	Log     *slog.Logger        // receives failed handshakes and calls
+	Hosts   int                 // that may exist, of all groups
+	Clock   func() cluster.Time // of the ledgers: CLOCK_BOOTTIME
+	Log     *slog.Logger        // receives failed handshakes, and calls that are refused
 }
 
-// Bounds of what a client can occupy.
+// bounds are the bounds of what clients can occupy.
+type bounds struct {
+	timeout   time.Duration // for a handshake, for a request to arrive, and for a reply to be taken
+	idle      time.Duration // without request
+	age       time.Duration // of a connection, at whose next request it ends
+	strangers int           // connections of clients that have not shown a certificate
+}
+
 const (
-	maxBody     = 1 << 20
-	readTimeout = 5 * time.Second
-	idleTimeout = time.Minute
+	idleTimeout = time.Minute // more than the interval between calls
+	maxBody     = 1 << 20     // bytes of a request, of which a valid one has less than half
+	maxHeader   = 8 << 10     // bytes
+	maxGroups   = 16
 )
 
-// Serve begins to serve a ledger that knows nothing yet. It fails if the address is not available or
-// a file cannot be used.
-func Serve(o ServerOptions) (*Server, error) {
-	if _, err := o.Files.certificate(); err != nil {
+var defaultBounds = bounds{timeout: 5 * time.Second, idle: idleTimeout, age: 10 * time.Minute, strangers: 256}
+
+// Serve begins to serve ledgers that know nothing. It fails if the address is not available or a file
+// cannot be used.
+func Serve(o ServerOptions) (*Server, error) { return serve(o, defaultBounds) }
+
+func serve(o ServerOptions, b bounds) (*Server, error) {
+	if _, err := o.Files.server(); err != nil {
 		return nil, fmt.Errorf("serve the ledger at %s: %w", o.Address, err)
 	}
-	if _, err := o.Files.authorities(); err != nil {
-		return nil, fmt.Errorf("serve the ledger at %s: %w", o.Address, err)
-	}
-	l, err := net.Listen("tcp", o.Address)
+	inner, err := net.Listen("tcp", o.Address)
 	if err != nil {
 		return nil, fmt.Errorf("serve the ledger at %s: %w", o.Address, err)
 	}
-	s := &Server{clock: o.Clock, ended: make(chan struct{}), ledger: cluster.Ledger{Run: rand.Text()}, files: o.Files}
-	mux := http.NewServeMux()
-	mux.HandleFunc("POST /v1/call", handle(s.call))
-	mux.HandleFunc("POST /v1/snapshot", handle(s.snapshot))
-	mux.HandleFunc("POST /v1/forget", handle(s.forget))
+	s := &Server{bounds: b, clock: o.Clock, ledgers: map[string]*cluster.Ledger{}, files: o.Files}
+	// A host has one connection, or two while it connects anew.
+	s.listener = &listener{Listener: inner, maxStrangers: b.strangers, maxHosts: 2*o.Hosts + 16}
+	refusals := &refusalLog{log: o.Log, limiter: rate.NewLimiter(rate.Every(10*time.Second), 10)}
 	s.http = http.Server{
-		Handler: mux, ReadTimeout: readTimeout, WriteTimeout: readTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: 8 << 10,
-		ErrorLog: slog.NewLogLogger(o.Log.Handler(), slog.LevelWarn), TLSNextProto: map[string]func(*http.Server, *tls.Conn, http.Handler){},
+		Handler:     s.handler(refusals),
+		ReadTimeout: b.timeout, WriteTimeout: b.timeout, IdleTimeout: b.idle, MaxHeaderBytes: maxHeader,
+		Protocols: new(http.Protocols),
+		ErrorLog:  log.New(refusals, "", 0),
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, sinceKey{}, connOf(c).since)
+		},
+		ConnState: func(c net.Conn, state http.ConnState) {
+			switch state {
+			case http.StateNew:
+				s.serving.Add(1)
+			case http.StateClosed:
+				s.serving.Done()
+			}
+			s.listener.setState(connOf(c), state)
+		},
 	}
-	// A host has one connection, and while it connects anew another one; operators have some more.
-	limited := netutil.LimitListener(l, 4*o.Hosts+16)
-	go func() {
-		defer close(s.ended)
-		_ = s.http.Serve(tls.NewListener(limited, s.tlsConfig())) // ends with Close
-	}()
+	s.http.Protocols.SetHTTP1(true)
+	s.serving.Go(func() { _ = s.http.Serve(tls.NewListener(s.listener, s.tlsConfig())) }) // ends with Close
 	return s, nil
 }
 
-// Close ends all connections. Calls in this process still work.
+// Close ends all connections, and returns when nothing is answered any more, in this process neither.
 func (s *Server) Close() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
 	_ = s.http.Close() // its error is that of closing the listener
-	<-s.ended
+	s.serving.Wait()
 }
 
 // SetFiles replaces the files that the next handshakes use.
@@ -102,70 +126,57 @@ func (s *Server) tlsConfig() *tls.Config {
 	}
 }
 
-// errForbidden is the error of a caller that a certificate does not name.
-var errForbidden = errors.New("the certificate of the caller does not name this host")
+// Errors of requests, besides those of their content.
+var (
+	errClosed    = errors.New("the server is closed")
+	errForbidden = errors.New("the certificate does not name this host")
+	errGroups    = fmt.Errorf("%d other groups use this server", maxGroups)
+)
 
-// handle returns a handler of requests in JSON.
-func handle[Q, R any](f func(*http.Request, *Q) (R, error)) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		var q Q
-		var reply R
-		err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(&q)
-		status := http.StatusBadRequest
-		if err == nil {
-			reply, err = f(r, &q)
-		}
-		if errors.Is(err, errForbidden) {
-			status = http.StatusForbidden
-		}
-		if err != nil {
-			http.Error(w, err.Error(), status)
-			return
-		}
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(reply) // the client is gone
+// with calls f with the ledger of a group, and the time.
+func (s *Server) with(group string, f func(*cluster.Ledger, cluster.Time)) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.ledgers[group]
+	switch {
+	case s.closed:
+		return errClosed
+	case l == nil && len(s.ledgers) == maxGroups:
+		return errGroups
+	case l == nil:
+		l = &cluster.Ledger{Run: rand.Text()}
+		s.ledgers[group] = l
 	}
+	f(l, s.clock())
+	return nil
 }
 
-func (s *Server) call(r *http.Request, q *cluster.Request) (*cluster.Reply, error) {
+// local is the ledger of a group in this process.
+type local struct {
+	server *Server
+	group  string
+}
+
+func (l local) Call(_ context.Context, q *cluster.Request) (r *cluster.Reply, err error) {
 	if err := q.Validate(); err != nil {
 		return nil, err
 	}
-	if c := r.TLS.PeerCertificates[0]; !speaksFor(c, q.Host) {
-		return nil, fmt.Errorf("%w: %q, but %q %q", errForbidden, q.Host, c.Subject.CommonName, c.DNSNames)
-	}
-	return s.Call(r.Context(), q)
+	err = l.server.with(l.group, func(l *cluster.Ledger, now cluster.Time) { r = l.Call(now, q) })
+	return r, err
 }
 
-type snapshotRequest struct{ Keys []string }
-
-func (s *Server) snapshot(r *http.Request, q *snapshotRequest) (cluster.Snapshot, error) {
-	return s.Snapshot(r.Context(), q.Keys...)
+func (l local) Snapshot(_ context.Context, keys ...string) (shot cluster.Snapshot, err error) {
+	err = l.server.with(l.group, func(l *cluster.Ledger, now cluster.Time) { shot = l.Snapshot(now, keys...) })
+	return shot, err
 }
 
-type forgetRequest struct{ Host string }
-
-func (s *Server) forget(r *http.Request, q *forgetRequest) (bool, error) {
-	return s.Forget(r.Context(), q.Host)
+func (l local) Forget(_ context.Context, host string) (ok bool, err error) {
+	err = l.server.with(l.group, func(l *cluster.Ledger, now cluster.Time) { ok = l.Forget(now, host) })
+	return ok, err
 }
 
-// Call is a call of a host in this process. It never fails.
-func (s *Server) Call(_ context.Context, q *cluster.Request) (*cluster.Reply, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.ledger.Call(s.clock(), q), nil
+func (l local) Ping(context.Context, string) error {
+	return l.server.with(l.group, func(*cluster.Ledger, cluster.Time) {})
 }
 
-// Snapshot is [cluster.Ledger.Snapshot]. It never fails.
-func (s *Server) Snapshot(_ context.Context, keys ...string) (cluster.Snapshot, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.ledger.Snapshot(s.clock(), keys...), nil
-}
-
-// Forget is [cluster.Ledger.Forget]. It never fails.
-func (s *Server) Forget(_ context.Context, host string) (bool, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.ledger.Forget(s.clock(), host), nil
-}
+func (l local) Close() {}

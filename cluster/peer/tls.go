@@ -4,9 +4,10 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
+
+	"shaperd.dev/shaperd/internal/safefile"
 )
 
 // Files are the names of PEM files: the certificates of the authorities of the group, and the
@@ -14,59 +15,52 @@ import (
 // renewed at any time.
 type Files struct{ CA, Cert, Key string }
 
-func (f *Files) certificate() (*tls.Certificate, error) {
-	c, err := tls.LoadX509KeyPair(f.Cert, f.Key)
-	if err != nil {
-		return nil, fmt.Errorf("load certificate: %w", err)
+// maxFile is the maximum size of a file in bytes.
+const maxFile = 1 << 20
+
+// load reads the files.
+func (f *Files) load() (authorities *x509.CertPool, own tls.Certificate, err error) {
+	texts := [3][]byte{}
+	for i, name := range []string{f.CA, f.Cert, f.Key} {
+		if texts[i], err = safefile.ReadRegular(name, maxFile); err != nil {
+			return nil, own, fmt.Errorf("read certificates: %w", err)
+		}
 	}
-	return &c, nil
+	authorities = x509.NewCertPool()
+	if !authorities.AppendCertsFromPEM(texts[0]) {
+		return nil, own, fmt.Errorf("read certificates: no certificate in %s", f.CA)
+	}
+	if own, err = tls.X509KeyPair(texts[1], texts[2]); err != nil {
+		return nil, own, fmt.Errorf("read certificates: %s with %s: %w", f.Cert, f.Key, err)
+	}
+	return authorities, own, nil
 }
 
-func (f *Files) authorities() (*x509.CertPool, error) {
-	text, err := os.ReadFile(f.CA)
-	if err != nil {
-		return nil, fmt.Errorf("load certificates of the authorities: %w", err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(text) {
-		return nil, fmt.Errorf("load certificates of the authorities: %s has none", f.CA)
-	}
-	return pool, nil
-}
-
-// server returns the configuration of a server's connection.
+// server returns the configuration of a connection to a server.
 func (f *Files) server() (*tls.Config, error) {
-	pool, err := f.authorities()
-	if err != nil {
-		return nil, err
-	}
-	own, err := f.certificate()
+	authorities, own, err := f.load()
 	if err != nil {
 		return nil, err
 	}
 	return &tls.Config{
-		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*own},
-		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
+		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{own},
+		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: authorities,
 		SessionTicketsDisabled: true, // the authorities may have changed since
 	}, nil
 }
 
-// client returns the configuration of a client of a server whose certificate is for host.
+// client returns the configuration of a connection of a client to a server whose certificate is for host.
 func (f *Files) client(host string) (*tls.Config, error) {
-	pool, err := f.authorities()
+	authorities, own, err := f.load()
 	if err != nil {
 		return nil, err
 	}
-	own, err := f.certificate()
-	if err != nil {
-		return nil, err
-	}
-	return &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: pool, Certificates: []tls.Certificate{*own}, ServerName: host}, nil
+	return &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: authorities, Certificates: []tls.Certificate{own}, ServerName: host}, nil
 }
 
-// speaksFor reports whether the holder of a certificate may call for a host.
-func speaksFor(c *x509.Certificate, host string) bool {
-	return strings.EqualFold(c.Subject.CommonName, host) || slices.ContainsFunc(c.DNSNames, func(name string) bool {
+// names reports whether a certificate is that of a host.
+func names(c *x509.Certificate, host string) bool {
+	return slices.ContainsFunc(c.DNSNames, func(name string) bool {
 		label, _, _ := strings.Cut(name, ".")
 		return strings.EqualFold(name, host) || strings.EqualFold(label, host)
 	})

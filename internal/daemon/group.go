@@ -181,7 +181,7 @@ func (g *group) stop() {
 func sharedParams(s *config.Shared) cluster.Params {
 	return cluster.Params{
 		Hosts: s.Hosts, Lease: cluster.FromDuration(s.Lease), Step: cluster.FromDuration(max(s.Lease/2, 5*s.Interval)),
-		Strict: s.Failover == config.FailoverStrict || len(s.Store) > 1,
+		Strict: s.Failover == config.FailoverStrict || peer.NeedsStrict(s.Store),
 	}
 }
 
@@ -221,7 +221,7 @@ func (g *group) openStore(s *config.Shared) member.Store {
 			addresses = append(addresses, address)
 		}
 	}
-	return peer.NewClient(addresses, files, g.server, s.Serve)
+	return peer.NewClient(peer.ClientOptions{Addresses: addresses, Group: s.Group, Files: files, Local: g.server, LocalAddress: s.Serve})
 }
 
 func sharedFiles(s *config.Shared) peer.Files {

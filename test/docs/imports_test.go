@@ -22,7 +22,7 @@ var allowed = map[string][]string{
 	"cluster":                nil,
 	"cluster/internal/world": {"cluster"},
 	"cluster/member":         {"cluster", "leaky", "shaper"},
-	"cluster/peer":           {"cluster"},
+	"cluster/peer":           {"cluster", "internal/safefile"},
 	"cluster/redis":          {"cluster"},
 	"conn":                   {"conn/internal/fairq", "conn/internal/sock", "leaky", "leaky/pacer", "shaper", "shaper/topk"},
 	"conn/internal/fairq":    {"leaky"},
