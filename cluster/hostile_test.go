@@ -85,3 +85,34 @@ func checkBounds(t *testing.T, l *Ledger, r *Reply) {
 		t.Fatalf("%d events of %d hot buckets", n, len(s.buckets))
 	}
 }
+
+// TestLedger_ManyBuckets has a host want ever more buckets.
+func TestLedger_ManyBuckets(t *testing.T) {
+	l := Ledger{Run: "a"}
+	now := Second
+	for n := range maxBuckets/MaxItems + 10 {
+		now += Millisecond
+		q := &Request{Params: testParams(3), Host: "h", Start: 1, N: int64(n + 1)}
+		for i := range MaxItems {
+			q.Items = append(q.Items, Item{Key: fmt.Sprintf("%d-%d", n, i), Want: Whole, Weight: 1})
+		}
+		l.Call(now, q)
+	}
+	if hot := l.Snapshot(now, "").Hot; hot != maxBuckets {
+		t.Errorf("%d buckets are hot; want the maximum, %d", hot, maxBuckets)
+	}
+	// Another host is told of all, page by page.
+	q := &Request{Params: testParams(3), Host: "other", Start: 1}
+	told := 0
+	for n := 1; n == 1 || told > 0 && told%eventPage == 0; n++ {
+		q.N = int64(n)
+		r := l.Call(now, q)
+		if told += len(r.Events); len(r.Events) == 0 {
+			break
+		}
+		q.Epoch, q.Known = r.Epoch, r.Events[len(r.Events)-1].Version
+	}
+	if told != maxBuckets {
+		t.Errorf("another host is told of %d buckets", told)
+	}
+}
