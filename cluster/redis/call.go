@@ -51,7 +51,7 @@ func (s *Store) callAt(ctx context.Context, now string, q *cluster.Request) (*cl
 	if err := q.Validate(); err != nil {
 		return nil, fmt.Errorf("call of the ledger: %w", err)
 	}
-	v, err := s.run(ctx, s.keys(), requestArgs(now, q))
+	v, err := s.run(ctx, s.target.keys(), requestArgs(now, q))
 	if err != nil {
 		return nil, err
 	}

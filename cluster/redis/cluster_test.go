@@ -50,7 +50,7 @@ func TestCluster(t *testing.T) {
 	onServers(t, func(t *testing.T, binary string) {
 		nodes := startCluster(t, binary)
 		s := openStore(t, Options{URL: "redis+cluster://" + nodes[0].address + "," + nodes[1].address})
-		keys := s.keys()
+		keys := s.target.keys()
 		c := newCaller(t, s)
 		before := c.mustCall()
 		slot := nodes[0].admin("CLUSTER", "KEYSLOT", keys[0]).(int64)
@@ -88,7 +88,7 @@ func TestCluster(t *testing.T) {
 func TestCluster_One(t *testing.T) {
 	sv := startServer(t, binaries()[0])
 	s := openStore(t, Options{URL: "redis+cluster://" + sv.address + "," + sv.address})
-	if _, err := s.run(within(t, 20*time.Second), s.keys(), nil); err == nil || !strings.Contains(err.Error(), "not a node of a cluster") {
+	if _, err := s.run(within(t, 20*time.Second), s.target.keys(), nil); err == nil || !strings.Contains(err.Error(), "not a node of a cluster") {
 		t.Error(err)
 	}
 }

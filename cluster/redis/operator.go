@@ -19,7 +19,7 @@ func (s *Store) forgetAt(ctx context.Context, now, host string) (bool, error) {
 	if host == "" || len(host) > cluster.MaxName {
 		return false, nil
 	}
-	v, err := s.run(ctx, s.keys(), []string{"forget", now, host})
+	v, err := s.run(ctx, s.target.keys(), []string{"forget", now, host})
 	return v == int64(1), err
 }
 
@@ -32,7 +32,7 @@ func (s *Store) Snapshot(ctx context.Context, keys ...string) (cluster.Snapshot,
 func (s *Store) snapshotAt(ctx context.Context, now string, keys []string) (cluster.Snapshot, error) {
 	keys = keys[:min(len(keys), cluster.MaxSnapshot)]
 	args := append([]string{"snapshot", now, strconv.Itoa(len(keys))}, keys...)
-	reply, err := s.run(ctx, s.keys(), args)
+	reply, err := s.run(ctx, s.target.keys(), args)
 	if err != nil {
 		return cluster.Snapshot{}, err
 	}

@@ -26,8 +26,8 @@ type Options struct {
 	// client, if it needs one.
 	CAFile, CertFile, KeyFile string
 
-	// Username is that of an ACL, or "". Password, unless nil, is called at each connect. An error
-	// of it must not contain the password.
+	// Username is that of an ACL, or "". Password, unless nil, is called at each connect, by several
+	// goroutines if several Sentinels ask for it. An error of it must not contain the password.
 	Username string
 	Password func() (string, error)
 

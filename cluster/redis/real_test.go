@@ -167,7 +167,7 @@ func TestReal_AnotherVersion(t *testing.T) {
 		const put = "redis.call('HSET', KEYS[1], '', cmsgpack.pack({2, tonumber(ARGV[1])}))"
 		q := cluster.Request{Params: testParams, Host: "gw1", Start: 1, N: 1}
 		for last, ok := range map[cluster.Time]bool{10 * cluster.Second: false, 7 * cluster.Second: true} {
-			admin("EVAL", put, "1", s.keys()[0], timeText(last))
+			admin("EVAL", put, "1", s.target.keys()[0], timeText(last))
 			_, err := s.callAt(within(t, 20*time.Second), timeText(10*cluster.Second), &q)
 			if (err == nil) != ok || err != nil && !strings.Contains(err.Error(), "another version") {
 				t.Errorf("used %v ago: %v", (10*cluster.Second - last).Duration(), err)
@@ -187,7 +187,7 @@ func TestReal_Forget(t *testing.T) {
 		if err != nil || len(shot.Gone) != 2 || len(shot.Hosts) != 1 || shot.Params != testParams {
 			t.Errorf("%+v, %v", shot, err)
 		}
-		if shot, err := openStore(t, s.Options).Snapshot(within(t, soon), "db"); err != nil || len(shot.Buckets) != 1 {
+		if shot, err := openStore(t, s.target.Options).Snapshot(within(t, soon), "db"); err != nil || len(shot.Buckets) != 1 {
 			t.Errorf("%+v, %v", shot, err)
 		}
 		if ok, err := s.Forget(within(t, soon), ""); ok || err != nil {

@@ -19,7 +19,7 @@ const confirmAfter = time.Second
 // Store is a ledger on a server. It connects with the first call, and again after an error. Its methods
 // may be used concurrently, and wait for each other: one request at a time is on its way.
 type Store struct {
-	*target
+	target  *target
 	mistake error         // in its options
 	free    chan struct{} // has an element while no request is on its way
 
@@ -140,7 +140,7 @@ func (s *Store) fail() {
 
 // ensure connects, or confirms that the connection is to the right server.
 func (s *Store) ensure(ctx context.Context) error {
-	if s.conn != nil && (s.master == "" || time.Since(s.confirmed) < confirmAfter) {
+	if s.conn != nil && (s.target.master == "" || time.Since(s.confirmed) < confirmAfter) {
 		return nil
 	}
 	if s.conn != nil && !s.confirm(ctx) {
@@ -169,27 +169,27 @@ func (s *Store) confirm(ctx context.Context) bool {
 		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/4)
 		defer cancel()
 	}
-	address, err := s.askSentinel(ctx, s.pick())
+	address, err := s.target.askSentinel(ctx, s.pick())
 	return err != nil || address == s.conn.address
 }
 
 // pick returns the address to try next.
-func (s *Store) pick() string { return s.addresses[s.next%len(s.addresses)] }
+func (s *Store) pick() string { return s.target.addresses[s.next%len(s.target.addresses)] }
 
 // find connects to the server that has the keys, as far as that is known.
 func (s *Store) find(ctx context.Context) (*conn, error) {
 	switch {
-	case s.master != "":
-		address, err := s.askSentinels(ctx)
+	case s.target.master != "":
+		address, err := s.target.askSentinels(ctx)
 		if err != nil {
 			return nil, err
 		}
-		return s.connect(ctx, address)
+		return s.target.connect(ctx, address)
 	case s.moved != "":
-		return s.connect(ctx, s.moved)
+		return s.target.connect(ctx, s.moved)
 	}
-	c, err := s.connect(ctx, s.pick())
-	if err == nil && s.cluster && !c.cluster {
+	c, err := s.target.connect(ctx, s.pick())
+	if err == nil && s.target.cluster && !c.cluster {
 		c.close()
 		return nil, fmt.Errorf("connect to %s: it is not a node of a cluster", c.address)
 	}

@@ -89,7 +89,7 @@ func (w *twin) Forget(now cluster.Time, host string) bool {
 func (w *twin) Save() any {
 	w.saves++
 	suffix := fmt.Sprint(" copy ", w.saves)
-	for _, key := range w.store.keys() {
+	for _, key := range w.store.target.keys() {
 		w.admin("COPY", key, key+suffix)
 	}
 	return savedTwin{w.ledger.Clone(), suffix}
@@ -103,7 +103,7 @@ type savedTwin struct {
 // Load puts another process with a saved state, or none, in the place of the server.
 func (w *twin) Load(state any, run string) {
 	saved, _ := state.(savedTwin)
-	for _, key := range w.store.keys() {
+	for _, key := range w.store.target.keys() {
 		if saved.ledger == nil || w.admin("COPY", key+saved.suffix, key, "REPLACE") == int64(0) {
 			w.admin("DEL", key)
 		}
@@ -140,7 +140,7 @@ return n`
 
 // checkMarks looks for marks that would be kept for ever.
 func (w *twin) checkMarks() {
-	keys := w.store.keys()
+	keys := w.store.target.keys()
 	if n := w.admin("EVAL", strayMarks, "2", keys[0], keys[4]); n != int64(0) {
 		w.t.Errorf("%d marks of nobody", n)
 	}
@@ -148,7 +148,7 @@ func (w *twin) checkMarks() {
 
 // evict removes one of the keys of the server, or a part of one, if it is not empty.
 func (w *twin) evict(i int, all bool, field string) (removed bool) {
-	key := w.store.keys()[i]
+	key := w.store.target.keys()[i]
 	n := int64(0)
 	switch {
 	case all:
@@ -161,7 +161,7 @@ func (w *twin) evict(i int, all bool, field string) (removed bool) {
 	if n == 0 {
 		return false
 	}
-	if w.admin("EXISTS", w.store.keys()[0]) == int64(0) {
+	if w.admin("EXISTS", w.store.target.keys()[0]) == int64(0) {
 		w.ledger = &cluster.Ledger{}
 	}
 	w.newEpoch()
