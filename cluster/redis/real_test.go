@@ -158,6 +158,29 @@ func TestReal_Replica(t *testing.T) {
 	})
 }
 
+// TestReal_ReplicaInBetween has a master be a replica between two calls: it may have lost what was written last.
+func TestReal_ReplicaInBetween(t *testing.T) {
+	onServers(t, func(t *testing.T, binary string) {
+		sv := startServer(t, binary)
+		admin := sv.admin(t)
+		s := openStore(t, Options{URL: "unix://" + sv.socket})
+		c := newCaller(t, s)
+		before := c.mustCall()
+		run := s.conn.run
+		admin("REPLICAOF", "127.0.0.1", "1")
+		admin("REPLICAOF", "NO", "ONE")
+		if after := c.mustCall(); after.Epoch <= before.Epoch || s.conn.run != run {
+			t.Errorf("epoch %d after %d, of processes %q and %q", after.Epoch, before.Epoch, s.conn.run, run)
+		}
+		again := c.mustCall()
+		admin("CONFIG", "SET", "replica-read-only", "no")
+		admin("REPLICAOF", "127.0.0.1", "1")
+		if _, err := c.call(); err == nil || !strings.Contains(err.Error(), "READONLY") {
+			t.Errorf("a replica that takes writes: %v, epoch %d", err, again.Epoch)
+		}
+	})
+}
+
 // TestReal_AnotherVersion has a ledger that was left by another version of shaperd.
 func TestReal_AnotherVersion(t *testing.T) {
 	onServers(t, func(t *testing.T, binary string) {

@@ -35,6 +35,11 @@ if not now then
   now = t[1] * 1000000 + t[2]
 end
 
+-- A process that was a replica for some time may have an old state: its name changes when it becomes a master.
+local replication = call('INFO', 'replication')
+if not replication:find('role:master', 1, true) then return redis.error_reply('READONLY the server is a replica') end
+run = run .. ' ' .. (replication:match('master_replid:(%x+)') or '')
+
 -- What the server has.
 
 local s, members = nil, {}
