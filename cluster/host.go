@@ -35,6 +35,7 @@ type Host struct {
 	frozen   map[string]int64 // what it used of buckets that were hot
 	joined   bool             // it has been in the group since it started
 	joinedAt Time             // when it joined last
+	rivalAt  Time             // when another host with its name was last seen; 0 is never
 	absent   bool             // it uses nothing until it has joined: it had left, or there is no place for it
 	leaving  bool             // it tells the ledger that it uses nothing any more
 

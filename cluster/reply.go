@@ -85,7 +85,7 @@ func (h *Host) refused(now Time, r *Reply) (again bool) {
 		}
 		if r.Latest > h.Start { // another host has this name, or had it before the clock was set back
 			h.leave()
-			h.absent, h.changeAll = true, true
+			h.absent, h.changeAll, h.rivalAt = true, true, now
 			if now >= h.floorAt {
 				h.Start = r.Latest + 1
 			}

@@ -11,6 +11,7 @@ type MemberStatus struct {
 	Counted bool // the others count on it
 	For     Time // since it joined and its lease has not ended, or since it is alone
 	Leaving bool
+	Rival   Time    // since another host with its name was last seen in the group; 0 if that was never
 	Refused Refusal // of the last call
 	Ledger  Params  // of the ledger, if Refused is RefusedParams
 	Live    int     // hosts that are counted, and those that are gone
@@ -44,6 +45,9 @@ func (h *Host) Status(now Time) MemberStatus {
 		Joined: h.leased, Counted: h.leased && h.counted && now < l.End, For: h.lasts(now), Leaving: h.leaving, Refused: h.problem,
 		Ledger: h.others, Live: h.live, Gone: h.gone, Differ: h.differ, Epoch: h.epoch, Age: now - h.renewedAt, Left: max(0, l.End-now),
 		Cold: l.use(l.Cold, now), Hot: len(h.hot),
+	}
+	if h.rivalAt != 0 {
+		s.Rival = max(1, now-h.rivalAt)
 	}
 	for key := range h.hot {
 		s.Shares = append(s.Shares, h.Share(key, now))

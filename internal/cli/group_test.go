@@ -127,8 +127,8 @@ func TestGroup(t *testing.T) {
 	gw1.waitLog("msg=stopped")
 	gw2.waitShared("alone", func(s *api.Shared) bool { return s.State == "alone" && s.StoreError != "" })
 	out, err = gw2.verb("status")
-	if !strings.HasPrefix(out, "ALONE: for ") || !strings.Contains(out, "This host lets 1/3 of each shared limit pass.\n") || exitCode(err) != exitFailure ||
-		err.Error() != "this host is alone, without the group of hosts that share limits" {
+	if !strings.HasPrefix(out, "ALONE: no ledger answers: ") || !strings.Contains(out, ", and lets 1/3 of each shared limit pass.\n") || exitCode(err) != exitFailure ||
+		err.Error() != "shared limits: alone" {
 		t.Errorf("status: %v\n%s", err, out)
 	}
 	if scraped := testutil.MustScrape(t, gw2.metrics); !strings.Contains(scraped, "shaperd_shared_joined 0\n") || strings.Contains(scraped, "shaperd_shared_alone_seconds_total 0\n") {

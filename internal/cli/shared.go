@@ -39,7 +39,7 @@ shared limit and wants of it. SHARE is of the values that are for all hosts toge
 A bucket is short when this host should get more of it, and tight when all hosts
 together want more than there is.
 
-Exits with 1 when this host is alone, or hosts disagree about limits.`,
+Exits with 1 when this host is alone, hosts disagree about limits, or two have one name.`,
 		Example: `  shaperd shared status
   shaperd shared status --json | jq '.ledger.hosts[] | select(.state == "absent") | .name'`,
 		Annotations: jsonAnnotations,
@@ -60,12 +60,8 @@ func sharedError(s *api.Shared) error {
 		return nil
 	}
 	for _, problem := range s.Problems {
-		switch {
-		case problem.Severity != "critical":
-		case s.State == "alone":
-			return errors.New("this host is alone, without the group of hosts that share limits")
-		default:
-			return errors.New("hosts that share limits disagree about them")
+		if problem.Severity == "critical" {
+			return fmt.Errorf("shared limits: %s", strings.ToLower(api.Printable(problem.Title)))
 		}
 	}
 	return nil

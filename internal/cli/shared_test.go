@@ -78,14 +78,14 @@ func TestSharedStatus(t *testing.T) {
 			return s
 		}(), exitFailure, []string{
 			"HOSTS DISAGREE: about x\n", "OTHERS", "total differs at gw2: here rate 80Mbit/s; there rate 90Mbit/s\n", "a limit differs at gw3: here ?; there ?\n",
-			"hosts that share limits disagree about them", "The ledger began 500ms ago and does not know yet what all hosts use.\n",
+			"shared limits: hosts disagree", "The ledger began 500ms ago and does not know yet what all hosts use.\n",
 		}, ""},
 		{"alone", api.Shared{
 			State: "alone", For: 12.34, Why: "no ledger answers: connection refused", Name: "gw1", Hosts: 4, Group: "default", Alone: "open", StoreError: "connection refused", LedgerError: "connection refused",
 			Problems: []api.Problem{{Severity: "critical", Title: "Not limited together", Text: "alone for 12s"}},
 		}, exitFailure, []string{
 			"NOT LIMITED TOGETHER: alone for 12s\ngw1: alone for 12.3s, group default\nlease: ended; alone = \"open\"",
-			"The hosts are not known: connection refused\n", "this host is alone",
+			"The hosts are not known: connection refused\n", "shared limits: not limited together",
 		}, "live"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

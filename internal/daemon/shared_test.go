@@ -198,7 +198,7 @@ func TestShared_Joined(t *testing.T) {
 		store := newLedger()
 		a, b := store.join(t, "a"), store.join(t, "b")
 		c := store.join(t, "c")
-		a.wantProblems(t, "warning Joining: for 0s: the ledger does not know yet what the others use. This host lets nothing of each shared limit pass.")
+		a.wantProblems(t, "warning Joining: the ledger does not know yet what the others use. This host has been alone for 0s, and lets nothing of each shared limit pass.")
 		p := b.shaper.Policy()
 		total := shaper.Key{Limit: p.State(p.Find("total")).ID}
 		source, _, err := p.ParseShareName("per-source/new|source=192.0.2.1/32")
@@ -293,10 +293,10 @@ func TestShared_HostsAway(t *testing.T) {
 
 func TestShared_Alone(t *testing.T) {
 	for alone, want := range map[string]string{
-		"share":  "critical Alone: for 9s: no ledger answers: connection refused. This host lets 1/3 of each shared limit pass.",
-		"closed": "critical Alone: for 9s: no ledger answers: connection refused. This host lets nothing of each shared limit pass.",
-		"open": `critical Not limited together: alone for 9s: no ledger answers: connection refused. With alone = "open" this host lets the whole of each shared limit pass, ` +
-			"and all hosts together may exceed it.",
+		"share":  "critical Alone: no ledger answers: connection refused. This host has been alone for 9s, and lets 1/3 of each shared limit pass.",
+		"closed": "critical Alone: no ledger answers: connection refused. This host has been alone for 9s, and lets nothing of each shared limit pass.",
+		"open": `critical Not limited together: no ledger answers: connection refused. This host has been alone for 9s, and with alone = "open" lets the whole of each shared limit pass: ` +
+			"all hosts together may exceed it.",
 	} {
 		t.Run(alone, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -307,7 +307,7 @@ func TestShared_Alone(t *testing.T) {
 				time.Sleep(9980 * time.Millisecond)
 				asked := store.snapshots
 				got := a.problems()
-				if regexp.MustCompile(`for 9(\.[01])?s: `).ReplaceAllString(got, "for 9s: ") != want {
+				if regexp.MustCompile(`for 9(\.[01])?s`).ReplaceAllString(got, "for 9s") != want {
 					t.Errorf("problems:\n%s\nwant:\n%s", got, want)
 				}
 				if s := a.state(); s.State != "alone" || s.Withdrawn != (alone == "open") || s.Alone != alone || s.StoreError != "connection refused" || s.LedgerError != "connection refused" || s.Why == "" {
@@ -325,7 +325,7 @@ func TestShared_Alone(t *testing.T) {
 }
 
 func TestShared_Refused(t *testing.T) {
-	const alone = "critical Alone: for "
+	const alone = "critical Alone: "
 	for _, test := range []struct {
 		name string
 		join func(t *testing.T, store *ledgerInMemory) *groupHost
@@ -336,11 +336,11 @@ func TestShared_Refused(t *testing.T) {
 			func(t *testing.T, store *ledgerInMemory) *groupHost {
 				return store.join(t, "d", "hosts = 3", "hosts = 4")
 			},
-			`the group has hosts = 3, and this host hosts = 4. This host lets 1/4 of each shared limit pass.`,
+			`the group has hosts = 3, and this host hosts = 4. This host has been alone for 5s, and lets 1/4 of each shared limit pass.`,
 		},
 		{
 			"too many", func(t *testing.T, store *ledgerInMemory) *groupHost { return store.join(t, "d") },
-			`hosts = 3, and there are as many without this one: raise it on all hosts, or "shaperd shared forget HOST" for one that is gone. This host lets nothing of each shared limit pass.`,
+			`hosts = 3, and there are as many without this one: raise it on all hosts, or "shaperd shared forget HOST" for one that is gone. This host has been alone for 5s, and lets nothing of each shared limit pass.`,
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -360,17 +360,29 @@ func TestShared_Refused(t *testing.T) {
 	}
 }
 
-// Two hosts have one name: the first one is out when the second has started, and says why.
+// Two hosts have one name, and are in the group in turns: both say so all the time.
 func TestShared_SameName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newLedger()
 		first := store.join(t, "a")
 		store.join(t, "b")
 		time.Sleep(3 * time.Second)
-		store.join(t, "a")
-		time.Sleep(5 * time.Second)
-		if got := first.problems(); !strings.Contains(got, `the ledger knows a later start of "a": another host has this name. This host lets nothing of each shared limit pass.`) {
-			t.Errorf("problems:\n%s", got)
+		second := store.join(t, "a")
+		time.Sleep(10 * time.Second)
+		joined := map[*groupHost]int{}
+		for range 30 {
+			time.Sleep(time.Second)
+			for _, h := range []*groupHost{first, second} {
+				if got := h.problems(); !strings.Contains(got, `critical Name used twice: another host was in the group as "a" `) {
+					t.Fatalf("problems:\n%s", got)
+				}
+				if h.Shared().State == "joined" {
+					joined[h]++
+				}
+			}
+		}
+		if joined[first] == 0 || joined[second] == 0 {
+			t.Errorf("they were not in turns in the group: %v", joined)
 		}
 	})
 }

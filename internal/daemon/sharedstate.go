@@ -51,6 +51,11 @@ func describeMember(s *api.Shared, c *config.Shared, m *member.Status) {
 	s.For, s.Counted, s.Live, s.Differing = m.For.Duration().Seconds(), m.Counted, m.Live, m.Differ
 	s.LeaseAge, s.LeaseLeft, s.Epoch, s.HotBuckets = m.Age.Duration().Seconds(), m.Left.Duration().Seconds(), m.Epoch, m.Hot
 	s.StoreError = m.LastError
+	// Two hosts with one name are in the group in turns, for some leases each.
+	if m.Rival != 0 && m.Rival.Duration() < 10*c.Lease+absentAfter {
+		s.Problems = append(s.Problems, api.Problem{Severity: critical, Title: "Name used twice", Text: fmt.Sprintf(
+			"another host was in the group as %q %s ago, and each puts the other out. Give it a name of its own in [shared].", hostName(c), roughly(m.Rival.Duration()))})
+	}
 	switch {
 	case m.Leaving:
 		s.State = sharedLeaving
@@ -61,13 +66,14 @@ func describeMember(s *api.Shared, c *config.Shared, m *member.Status) {
 	}
 	s.State = sharedAlone
 	s.Why = whyAlone(c, m)
-	passes := passText(m.Cold)
-	problem := api.Problem{Severity: critical, Title: "Alone", Text: fmt.Sprintf("for %s: %s. This host lets %s of each shared limit pass.", roughly(m.For.Duration()), s.Why, passes)}
+	problem := api.Problem{Severity: critical, Title: "Alone", Text: fmt.Sprintf("%s. This host has been alone for %s, and lets %s of each shared limit pass.",
+		s.Why, roughly(m.For.Duration()), passText(m.Cold))}
 	switch {
 	case m.Cold == shaper.Whole && c.Hosts > 1:
 		s.Withdrawn = true
 		problem.Title = "Not limited together"
-		problem.Text = fmt.Sprintf("alone for %s: %s. With alone = \"open\" this host lets the whole of each shared limit pass, and all hosts together may exceed it.", roughly(m.For.Duration()), s.Why)
+		problem.Text = fmt.Sprintf("%s. This host has been alone for %s, and with alone = \"open\" lets the whole of each shared limit pass: all hosts together may exceed it.",
+			s.Why, roughly(m.For.Duration()))
 	case m.LastError == "" && passing(m.Refused):
 		s.State, problem.Severity, problem.Title = sharedJoining, warning, "Joining"
 	}
@@ -90,7 +96,7 @@ func whyAlone(c *config.Shared, m *member.Status) string {
 	case m.Refused == cluster.RefusedTooMany:
 		return fmt.Sprintf("hosts = %d, and there are as many without this one: raise it on all hosts, or \"shaperd shared forget HOST\" for one that is gone", c.Hosts)
 	case m.Refused == cluster.RefusedOld:
-		return fmt.Sprintf("the ledger knows a later start of %q: another host has this name", hostName(c))
+		return fmt.Sprintf("the ledger knows a later start of %q", hostName(c))
 	case m.Refused == cluster.RefusedMoved:
 		return "its lease at another ledger has not ended"
 	case m.Refused == cluster.RefusedUnsettled:

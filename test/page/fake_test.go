@@ -23,7 +23,7 @@ type fake struct {
 }
 
 // scenarios are the scenarios, in the order of their screenshots.
-var scenarios = []string{"idle", "overload", "violated", "bypass", "observe", "trouble", "unavailable", "many", "empty", "disconnected", "slow"}
+var scenarios = []string{"idle", "overload", "violated", "bypass", "observe", "trouble", "unavailable", "many", "empty", "shared", "alone", "disconnected", "slow"}
 
 func (f *fake) handler() http.Handler {
 	mux := http.NewServeMux()
@@ -130,6 +130,8 @@ func (f *fake) at(t time.Time, i int) api.Live {
 		s.Bypass = &api.Bypass{Since: f.started.Add(3 * time.Hour), Until: &until}
 	case "observe":
 		s.Mode = "observe"
+	case "shared", "alone":
+		s.Shared = f.shared(t)
 	case "unavailable":
 		down := s.Listeners[0].Downstreams
 		for i := range down[:2] {
@@ -174,6 +176,19 @@ func (f *fake) limits(t time.Time) []api.Limit {
 		list[0].Rate, list[0].Summary = 2.5e6, "20Mbit/s, queue 1s, 100 connections, wait 5s"
 		list[3].Name, list[3].Override = nasty, map[string]string{"mode": nasty}
 		list[3].NewConnections = 2.0 / 3600
+		return list
+	case "shared", "alone":
+		list := f.fourLimits(t)
+		for _, l := range f.shared(t).Limits {
+			for i := range list {
+				if list[i].Name == l.Limit {
+					list[i].Shared = &api.LimitShare{Share: l.ColdShare, Connections: l.HostConnections}
+					list[i].Summary += ", shared by 4 hosts"
+				}
+			}
+		}
+		list[0].Shared.Share = f.shared(t).Limits[0].Buckets[0].Share
+		list[0].Bytes, list[0].InFlight = rates(10e6*list[0].Shared.Share*0.99), 25
 		return list
 	}
 	return f.fourLimits(t)

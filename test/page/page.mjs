@@ -67,6 +67,8 @@ const headlines = {
   unavailable: ['bad', 'No downstream is up at db.'],
   many: ['warn', 'Conformant. 48 limits throttle traffic.'],
   empty: ['info', 'No limits configured.'],
+  shared: ['warn', 'Conformant. 3 limits throttle traffic.'],
+  alone: ['bad', 'Not limited together.'],
 };
 
 // contrasts returns the contrast of texts with their background, by WCAG 2.2.
@@ -93,7 +95,7 @@ function contrasts(selectors) {
 }
 
 const textSelectors = ['#headline h1', '#headline dt', '#headline dd', '#headline small', '.notices strong', '.notices span', 'thead button', '.badge',
-  '.card .conformance', '.card .soft', '.card .override', 'figcaption span', '.figures dt', '.tabs button', '.level', '.events time', '.lead', '.alarm'];
+  '.card .conformance', '.card .soft', '.card .override', 'figcaption span', '.figures dt', '.tabs button', '.level', '.events time', '.lead', '.alarm', '#shared-table td', '#host-table td', '#host-table th'];
 
 // checkColors checks that the background is light or dark, and the contrast of the text.
 async function checkColors(page, name, scheme, must) {
@@ -273,6 +275,41 @@ await check('hostile text', 'trouble', desktop, async (page, must) => {
   }
   await page.click(`#overview tbody tr:last-child a`);
   must(await page.$eval('.card:last-child', (c) => c.matches(':target')), 'the link to its card is broken');
+});
+
+await check('shared', 'shared', desktop, async (page, must) => {
+  must(await page.isVisible('#shared') && await page.isVisible('#shared-link'), 'the section of shared limits is hidden');
+  must((await text(page, '#shared-vitals')).includes('Statejoinedfor 3 h'), `the state is "${await text(page, '#shared-vitals')}"`);
+  const limits = await column(page, '#shared-table', 3);
+  must(limits[0] === '25 of 100', `connections: ${limits[0]}`);
+  must(/^[\d.]+ % of 80 Mbit\/s = [\d.]+ Mbit\/s$/.test(limits[1]), `database: ${limits[1]}`);
+  must(limits.includes('25 % of 10 Mbit/s = 2.5 Mbit/s') && limits.includes('25 % of 5/s = 1.25/s new connections'), `cold buckets: ${limits}`);
+  must((await column(page, '#shared-table', 4))[1].startsWith('gw2 20 %, gw4 '), `others: ${await column(page, '#shared-table', 4)}`);
+  must((await column(page, '#host-table', 2)).join() === 'counted,counted,absent,gone', `hosts: ${await column(page, '#host-table', 2)}`);
+  must((await text(page, '#notices')).includes('Host awaygw3 has not called for 5m'), 'no notice names the host that is away');
+  must(/of [\d.]+ Mbit\/s/.test((await column(page, '#overview', 3))[0]) && !(await column(page, '#overview', 3))[0].includes('of 80 Mbit/s'), `the ceiling is ${await column(page, '#overview', 3)}`);
+  // The bars have a segment for each host, and follow it.
+  const bars = () => page.$$eval('#shared-table .shares', (l) => l.map((s) => [...s.children].map((r) => Number(r.getAttribute('width')))));
+  const [slots, database] = await bars();
+  must(slots.length === 1 && slots[0] === 25, `the bar of connections: ${slots}`);
+  must(database.length === 3 && database[1] === 20 && Math.abs(database.reduce((a, b) => a + b) - 95) < 0.01, `the bar of database: ${database}`);
+  await page.waitForFunction((was) => Number(document.querySelectorAll('#shared-table .shares')[1].children[0].getAttribute('width')) !== was, database[0], wait)
+    .catch(() => must(false, 'the bar does not change'));
+});
+
+await check('not shared', 'overload', desktop, async (page, must) => {
+  must(await page.isHidden('#shared') && await page.isHidden('#shared-link'), 'the section of shared limits is visible');
+});
+
+await check('alone', 'alone', desktop, async (page, must) => {
+  const why = await text(page, '#headline-detail');
+  must(why.startsWith(`No ledger answers: connection refused ${nasty}. This host has been alone for 1m13s, and with alone = "open"`) && why.endsWith('may exceed it.'), `the reason is "${why}"`);
+  must((await page.title()).startsWith('Not limited together'), 'the title does not show it');
+  const all = await text(page, '#notices');
+  must(all.includes(`Hosts disagreeabout limit ${nasty}`) && !all.includes('Not limited together'), `the notices are "${all}"`);
+  must((await column(page, '#shared-table', 3)).includes('100 % of 80 Mbit/s = 80 Mbit/s'), `shares: ${await column(page, '#shared-table', 3)}`);
+  must(await page.isHidden('#host-table') && (await text(page, '#hosts-unknown')).startsWith('The hosts are not known: connection refused'), 'hosts that are not known are shown');
+  must(await page.$$eval('main img, main script', (l) => l.length) === 0, 'text became markup');
 });
 
 await check('unavailable', 'unavailable', desktop, async (page, must) => {

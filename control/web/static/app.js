@@ -3,6 +3,7 @@
 import { span } from './chart.js';
 import { limitCards, limitTable, refusedRate } from './limits.js';
 import { bypassAlarm, daemon, downstreams, events, headline, notices, setUnknown, talkers } from './sections.js';
+import { sharedLimits } from './shared.js';
 import { clock, duration, setText, show } from './text.js';
 
 const byId = (id) => document.getElementById(id);
@@ -81,6 +82,7 @@ const showBypass = bypassAlarm();
 const showNotices = notices();
 const showTable = limitTable(byId('overview'), seriesOf);
 const showCards = limitCards(byId('cards'), seriesOf);
+const showShared = sharedLimits();
 const showTalkers = talkers();
 const showDownstreams = downstreams();
 const addEvents = events();
@@ -106,6 +108,7 @@ function renderRest() {
   setText(noLimits, limits.length === 0 ? 'No limits configured.' : 'No limit matches.');
   showTable(found);
   showCards(found, status);
+  showShared(status);
   showTalkers(live.talkers);
   showDownstreams(status);
   showDaemon(status);

@@ -1,6 +1,7 @@
 // The limits: a table of all, and a card with charts for each of them.
 
 import { Chart, sparkline } from './chart.js';
+import { part } from './shared.js';
 import { sortableTable } from './table.js';
 import {
   bits, bytesRate, count, el, facts, formatOverrides, keyed, overrideEnd, percent, perSecond, plural, seconds, setAttr, setText, show, size, sum, timeLeft,
@@ -41,13 +42,17 @@ function setBadge(e, l) {
   setText(e, text);
 }
 
-// primary returns the main quantity that l limits, and its series.
+// maxConnections returns how many connections in flight l allows at this host.
+const maxConnections = (l) => l.shared ? l.shared.connections : l.max_connections;
+
+// primary returns the main quantity that l limits, and its series. ceiling is that of this host; whole is that of all
+// hosts that share l, as what each had of it in the past is not recorded.
 function primary(l) {
-  if (l.rate > 0) return { series: 'rate', ceiling: l.rate, now: l.bytes_rate['1s'], format: bits };
-  if (l.packets > 0) return { series: 'packets', ceiling: l.packets, now: l.packets_rate['1s'], format: perSecond };
-  if (l.max_connections > 0) return { series: 'in_flight', ceiling: l.max_connections, now: l.in_flight, format: count };
-  if (l.new_connections > 0) return { series: 'admitted', ceiling: l.new_connections, now: l.admitted_rate['1s'], format: perSecond };
-  return { series: 'rate', ceiling: 0, now: l.bytes_rate['1s'], format: bits };
+  if (l.rate > 0) return { series: 'rate', whole: l.rate, ceiling: part(l, l.rate), now: l.bytes_rate['1s'], format: bits };
+  if (l.packets > 0) return { series: 'packets', whole: l.packets, ceiling: part(l, l.packets), now: l.packets_rate['1s'], format: perSecond };
+  if (l.max_connections > 0) return { series: 'in_flight', whole: l.max_connections, ceiling: maxConnections(l), now: l.in_flight, format: count };
+  if (l.new_connections > 0) return { series: 'admitted', whole: l.new_connections, ceiling: part(l, l.new_connections), now: l.admitted_rate['1s'], format: perSecond };
+  return { series: 'rate', whole: 0, ceiling: 0, now: l.bytes_rate['1s'], format: bits };
 }
 
 // ofCeiling formats a value with its ceiling, if the limit has one bucket.
@@ -59,7 +64,7 @@ function ofCeiling(l, now, ceiling, format) {
 // rate, and those that wait.
 function inFlight(l) {
   const parts = [];
-  if (l.max_connections > 0 || (l.new_connections > 0 && l.plane === 'proxy')) parts.push(ofCeiling(l, l.in_flight, l.max_connections, count));
+  if (l.max_connections > 0 || (l.new_connections > 0 && l.plane === 'proxy')) parts.push(ofCeiling(l, l.in_flight, maxConnections(l), count));
   if (l.waiting > 0) parts.push(`${count(l.waiting)} waiting`);
   return parts.join(', ') || '–';
 }
@@ -102,8 +107,8 @@ export function limitTable(table, seriesOf) {
           cell.append(svg);
           sparks.set(cell, draw);
         }
-        const { series, ceiling } = primary(l);
-        sparks.get(cell)(seriesOf(l.name).of(series), l.single ? ceiling : 0);
+        const { series, whole } = primary(l);
+        sparks.get(cell)(seriesOf(l.name).of(series), l.single ? whole : 0);
       },
     },
     {
@@ -222,13 +227,13 @@ function chartsOf(l) {
   const list = [];
   const rate = (name) => ({
     name, series: [{ key: 'rate', color: 'blue', scale: 8 }], format: bitsTick, minHeight: 1000,
-    now: ofCeiling(l, l.bytes_rate['1s'], l.rate, bits), ceiling: l.rate,
+    now: ofCeiling(l, l.bytes_rate['1s'], part(l, l.rate), bits), ceiling: l.rate,
   });
   if (l.rate > 0) list.push(rate('Rate'));
   if (l.packets > 0) {
     list.push({
       name: 'Packets', series: [{ key: 'packets', color: 'blue' }], format: perSecond, integer: true, minHeight: 1,
-      now: ofCeiling(l, l.packets_rate['1s'], l.packets, perSecond), ceiling: l.packets,
+      now: ofCeiling(l, l.packets_rate['1s'], part(l, l.packets), perSecond), ceiling: l.packets,
     });
   }
   if (l.max_connections > 0) {
@@ -241,7 +246,7 @@ function chartsOf(l) {
   if (l.new_connections > 0) {
     list.push({
       name: 'New connections', series: [{ key: 'admitted', color: 'green' }], format: perSecond, integer: true, minHeight: 1,
-      now: ofCeiling(l, l.admitted_rate['1s'], l.new_connections, perSecond), ceiling: l.new_connections,
+      now: ofCeiling(l, l.admitted_rate['1s'], part(l, l.new_connections), perSecond), ceiling: l.new_connections,
     });
   }
   if (list.length === 0) list.push(rate('Rate'));
@@ -263,10 +268,11 @@ function chartsOf(l) {
 function figures(l) {
   const rates = (r, format) => `${format(r['1s'])} · ${format(r['10s'])} · ${format(r['60s'])}`;
   const delay = (d) => d.count > 0 ? `${seconds(d.p50_seconds)} · ${seconds(d.p99_seconds)}` : 'none';
-  const list = [{
+  const list = l.shared ? [{ name: 'Share of this host', value: percent(l.shared.share), title: 'Of the rates of all hosts together; with a key, of a bucket that no host needs more of' }] : [];
+  list.push({
     name: 'Bytes, 1 · 10 · 60 s', value: rates(l.bytes_rate, bits),
     title: `${rates(l.bytes_rate, bytesRate)}; ${size(l.bytes_total)} in total`,
-  }];
+  });
   if (l.packets > 0 || l.plane === 'packet') {
     list.push({ name: 'Packets, 1 · 10 · 60 s', value: rates(l.packets_rate, perSecond), title: `${count(l.packets_total)} in total` });
   }

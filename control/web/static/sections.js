@@ -2,6 +2,7 @@
 // daemon itself. Each exported function returns a function that updates its section.
 
 import { anchor, isThrottling, isViolated, refusedRate, wouldBeThrottling } from './limits.js';
+import { criticalOf } from './shared.js';
 import { sortableTable } from './table.js';
 import {
   bits, bytesRate, clock, count, duration, el, facts, formatOverrides, keyed, overrideEnd, percent, perSecond, plural, seconds, setAttr, setText,
@@ -27,6 +28,10 @@ function stateOf(status, limits) {
   if (status.conformance === 'violated' || violated.length > 0) {
     return { tone: 'bad', short: 'violated', text: 'Conformance is violated.', detail: 'More traffic than allowed left in the last minute', limits: violated };
   }
+  const critical = criticalOf(status);
+  if (critical) {
+    return { tone: 'bad', short: critical.title, text: `${critical.title}.`, detail: sentence(critical.text), limits: [] };
+  }
   if (limits.length === 0) {
     return { tone: 'info', short: 'no limits', text: 'No limits configured.', detail: '', limits: [] };
   }
@@ -42,6 +47,9 @@ function stateOf(status, limits) {
   }
   return { tone: 'good', short: 'ok', text: 'Conformant. No traffic is throttled.', detail: '', limits: [] };
 }
+
+// sentence returns the text of a problem as a sentence without its full stop.
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1).replace(/\.$/, '');
 
 export function headline() {
   const detail = byId('headline-detail');
@@ -149,6 +157,9 @@ export function notices() {
     if (!status.reload.ok) {
       add('reload', 'bad', 'Reload failed', `At ${clock(status.reload.at)}. The configuration loaded at ${clock(status.reload.loaded)} stays effective.`, status.reload.errors);
     }
+    (status.shared?.problems ?? []).forEach((p, i) => {
+      if (p !== criticalOf(status)) add(`shared ${p.title} ${i}`, p.severity === 'critical' ? 'bad' : 'warn', p.title, p.text);
+    });
     if (status.mode === 'observe' && !status.bypass) {
       add('observe', 'info', 'Observe', 'The configuration only observes: limits count what they would do, and enforce nothing.');
     }
