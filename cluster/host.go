@@ -20,7 +20,8 @@ type Host struct {
 	renewedAt Time  // when the call was sent that renewed the lease
 
 	epoch, known int64
-	confirmed    int64 // what the ledger was told of known
+	told         int64 // what the last call told of known
+	confirmed    int64 // what the last call told whose reply was taken
 	leased       bool
 	claim        bool // the epoch has changed, and leases of the one before are to be claimed
 	counted      bool

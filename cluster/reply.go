@@ -15,7 +15,7 @@ func (h *Host) Reply(now Time, r *Reply) (again bool) {
 		return h.refused(now, r)
 	}
 	h.endLease(now)
-	h.got, h.gotSentAt = r.N, h.sentAt
+	h.got, h.gotSentAt, h.confirmed = r.N, h.sentAt, h.told
 	h.others = Params{}
 	switch {
 	case r.Epoch != h.epoch:

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"strings"
 )
@@ -24,8 +25,7 @@ func (h *Host) Request(now Time, unsettled func(key string) bool) *Request {
 	if unsettled != nil {
 		h.holdBack(q, unsettled)
 	}
-	h.confirmed = max(h.confirmed, q.Known)
-	q.Known = h.confirmed
+	q.Known = max(q.Known, h.confirmed)
 	if h.claim {
 		q.Gone = h.gone
 	}
@@ -46,11 +46,11 @@ func (h *Host) Request(now Time, unsettled func(key string) bool) *Request {
 		}
 	}
 	q.More = h.claim && len(due) > MaxItems
-	for _, d := range h.firstDue(due) {
+	for _, d := range h.firstDue(q, due) {
 		q.Items = append(q.Items, Item{Key: d.key, Has: d.held, Want: d.want, Weight: d.weight})
 		d.toldIn = h.n
 	}
-	h.moreClaims = q.More
+	h.moreClaims, h.told = q.More, q.Known
 	return q
 }
 
@@ -88,12 +88,21 @@ type dueItem struct {
 	*share
 }
 
-// firstDue returns what fits into a call, by key: first what is in use or wanted most.
-func (h *Host) firstDue(due []dueItem) []dueItem {
+// firstDue returns what fits into call q, by key: first what is in use of buckets that have just become
+// hot, since the ledger takes that only with the first call that knows of them; then what is in use or
+// wanted most.
+func (h *Host) firstDue(q *Request, due []dueItem) []dueItem {
 	if len(due) > MaxItems {
+		fresh := func(d dueItem) int64 {
+			if d.version > h.confirmed && d.held > 0 {
+				return d.version
+			}
+			return math.MaxInt64
+		}
 		slices.SortFunc(due, func(a, b dueItem) int {
-			return cmp.Or(cmp.Compare(max(b.held, b.want), max(a.held, a.want)), strings.Compare(a.key, b.key))
+			return cmp.Or(cmp.Compare(fresh(a), fresh(b)), cmp.Compare(max(b.held, b.want), max(a.held, a.want)), strings.Compare(a.key, b.key))
 		})
+		q.Known = min(q.Known, fresh(due[MaxItems])-1)
 		due = due[:MaxItems]
 	}
 	slices.SortFunc(due, func(a, b dueItem) int { return strings.Compare(a.key, b.key) })
