@@ -29,7 +29,7 @@ func (c *call) meet() {
 	case m == nil || m.start != q.Start || !c.same:
 		// The process before is gone, and with it what it had.
 		s.generation++
-		fresh := &member{start: q.Start, born: now, generation: s.generation, resync: c.same, returning: s.takeBack(q.Host, q.Left)}
+		fresh := &member{start: q.Start, born: now, generation: s.generation, resync: c.same, returning: s.takeBack(q.Host, q.Left, now)}
 		if m != nil {
 			fresh.digest, fresh.info = m.digest, m.info
 		}
@@ -66,7 +66,7 @@ func (c *call) meet() {
 	m.n, m.at = q.N, now
 	if c.claims {
 		m.claimed, m.claiming = true, q.More
-		s.claimGone(q.Gone)
+		s.claimGone(q.Gone, now)
 	}
 	// Leases that are not claimed yet must end before the epoch is settled.
 	m.renewed = c.same && !m.resync && (!q.Claim || m.claimed && !m.claiming)
@@ -83,7 +83,7 @@ func (c *call) meet() {
 // takeBack makes a host one that is not gone, and reports whether others may count its part as
 // theirs. A host that is new takes the place of one that is gone, and so does one for which there is
 // no other place: those that are away have theirs.
-func (s *state) takeBack(host string, left bool) bool {
+func (s *state) takeBack(host string, left bool, now Time) bool {
 	if s.members[host] != nil {
 		return s.members[host].returning
 	}
@@ -91,7 +91,7 @@ func (s *state) takeBack(host string, left bool) bool {
 		delete(s.gone, host)
 		return true
 	}
-	if len(s.gone) == 0 || !left && len(s.members)+len(s.gone) < s.params.Hosts {
+	if len(s.gone) == 0 || !left && s.places(now) < s.params.Hosts {
 		return false
 	}
 	delete(s.gone, s.goneList()[0].Host)
@@ -99,9 +99,9 @@ func (s *state) takeBack(host string, left bool) bool {
 }
 
 // claimGone remembers who was gone in the epoch before.
-func (s *state) claimGone(gone []Gone) {
+func (s *state) claimGone(gone []Gone, now Time) {
 	for _, g := range gone {
-		if s.members[g.Host] == nil && len(s.members)+len(s.gone) < s.params.Hosts {
+		if s.members[g.Host] == nil && s.places(now) < s.params.Hosts {
 			s.gone[g.Host] = g
 		}
 	}

@@ -187,7 +187,7 @@ func (s *state) refuse(now Time, q *Request) *Reply {
 		return nil
 	case q.Left && now < s.settleAt:
 		reply.Refused = RefusedUnsettled
-	case len(s.members)+len(s.gone) >= s.params.Hosts && (q.Leave || len(s.gone) == 0):
+	case s.places(now) >= s.params.Hosts && (q.Leave || len(s.gone) == 0):
 		reply.Refused = RefusedTooMany
 	default:
 		return nil
@@ -248,7 +248,7 @@ func (l *Ledger) Forget(now Time, host string) bool {
 		delete(s.members, host)
 		s.gone[host] = Gone{host, m.start, m.n}
 	case s.isGone(host):
-	case len(s.members)+len(s.gone) >= s.params.Hosts:
+	case s.places(now) >= s.params.Hosts:
 		return false
 	default:
 		s.gone[host] = Gone{Host: host}
@@ -256,14 +256,26 @@ func (l *Ledger) Forget(now Time, host string) bool {
 	return true
 }
 
+// places is the number of hosts that have a place: the members, and those that are gone. Whoever called
+// once and has never heard of this epoch is no member for longer than its call might be on its way: it
+// may have left since.
+func (s *state) places(now Time) int {
+	maps.DeleteFunc(s.members, func(_ string, m *member) bool { return !m.joined && s.expired(m, now) })
+	return len(s.members) + len(s.gone)
+}
+
 func (s *state) isGone(host string) bool {
 	_, gone := s.gone[host]
 	return gone
 }
 
-// countLive returns the number of hosts that are counted, and of those that are gone.
+// countLive returns the number of hosts that are counted, and of those that are gone. If another ledger
+// may be alive, a host that is gone may have joined that.
 func (s *state) countLive(now Time) int {
-	live := len(s.gone)
+	live := 0
+	if !s.params.Strict {
+		live = len(s.gone)
+	}
 	for _, m := range s.members {
 		if s.live(m, now) {
 			live++

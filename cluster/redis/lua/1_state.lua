@@ -127,13 +127,18 @@ local function firstGone()
   return first
 end
 
-local function places() return s[MEMBERS] + #s[GONE] / 3 end
-
 -- Members.
 
 local function expiry(p) return 2 * p[LEASE] + p[STEP] end
 local function expired(m) return now >= m[AT] + expiry(s) end
 local function live(m) return m[COUNTED] and m[GOOD] ~= 0 and now < m[GOOD] + s[LEASE] end
+
+local function places()
+  for name, m in pairs(members) do
+    if not m[JOINED] and expired(m) then remove(name) end
+  end
+  return s[MEMBERS] + #s[GONE] / 3
+end
 
 local function knownByAll(but)
   local version = s[VERSION]
@@ -144,7 +149,7 @@ local function knownByAll(but)
 end
 
 local function countLive(time)
-  local n = #s[GONE] / 3
+  local n = s[STRICT] and 0 or #s[GONE] / 3
   for _, m in pairs(members) do
     if m[COUNTED] and m[GOOD] ~= 0 and time < m[GOOD] + s[LEASE] then n = n + 1 end
   end
