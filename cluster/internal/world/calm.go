@@ -48,12 +48,12 @@ func (w *world) expectTogether(on []*machine) {
 		if w.Violation != "" {
 			return
 		}
-		s := m.host.Status(m.clock.at(w.now))
+		s := m.host.Status(m.time)
 		if !s.Joined || !s.Counted || s.Live < len(on) {
 			s.Shares = nil
 			w.fail("%s has not come into the group of %d: %+v", m.name, len(on), s)
 		}
-		use := m.plane.use(0, m.clock.at(w.now))
+		use := m.plane.use(0, m.time)
 		if want := cluster.Whole * int64(s.Live) / int64(w.params.Hosts) * 95 / 100; m == w.hog && use < want {
 			w.fail("%s, which alone wants all, may use %.3f instead of %.3f%s", m.name, parts(use), parts(want), w.describe(0))
 		}

@@ -12,15 +12,23 @@ func (w *world) check() {
 	floor := w.params.Floor()
 	for i := range w.keys {
 		var sum int64
+		var lent, cold *machine // that may use more than its floor, and that is counted and takes the bucket for cold
 		for _, m := range w.machines {
 			if !m.up {
 				continue
 			}
-			use := m.plane.use(i, m.clock.at(w.now))
+			use := m.plane.use(i, m.time)
 			sum += use
 			if use > floor {
 				w.AboveFloor++
+				lent = m
 			}
+			if !m.plane.hot[i] && m.counted && m.time < m.plane.lease.End {
+				cold = m
+			}
+		}
+		if lent != nil && cold != nil && !w.Split {
+			w.fail("%s may use more than its floor of %s, and %s takes it for cold%s", lent.name, w.keys[i], cold.name, w.describe(i))
 		}
 		w.Samples++
 		w.Sum += float64(sum) / float64(cluster.Whole)
@@ -28,6 +36,21 @@ func (w *world) check() {
 			w.Worst = sum
 			if sum > cluster.Whole+int64(len(w.machines)) {
 				w.fail("together hosts may use %.3f of %s%s", parts(sum), w.keys[i], w.describe(i))
+			}
+		}
+	}
+}
+
+// checkOldLeases fails if, now that an epoch is settled, a machine may use more than its floor by
+// what it got in one before.
+func (w *world) checkOldLeases(epoch int64) {
+	for _, m := range w.machines {
+		if !m.up || m.epoch >= epoch {
+			continue
+		}
+		for i := range w.keys {
+			if use := m.plane.admits(i, m.time); use > w.params.Floor() {
+				w.fail("epoch %d is settled, and %s may use %.3f of %s%s", epoch, m.name, parts(use), w.keys[i], w.describe(i))
 			}
 		}
 	}
@@ -42,7 +65,7 @@ func (w *world) describe(i int) string {
 		if !m.up {
 			continue
 		}
-		now := m.clock.at(w.now)
+		now := m.time
 		status := m.host.Status(now)
 		status.Shares = nil
 		fmt.Fprintf(&b, "\n  %s uses %.3f, admits %.3f, alone in %v, %+v", m.name, parts(m.plane.use(i, now)), parts(m.plane.admits(i, now)),

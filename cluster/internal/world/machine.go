@@ -9,7 +9,8 @@ type machine struct {
 	params cluster.Params
 	alone  cluster.Alone
 	clock  clock
-	server *server // that it calls
+	time   cluster.Time // that it shows now
+	server *server      // that it calls
 
 	host     *cluster.Host
 	plane    plane
@@ -18,11 +19,13 @@ type machine struct {
 	begun    int64 // Start of the last time
 	left     bool  // in its state directory: it uses nothing until it has joined
 	leaving  bool
-	told     bool // its last call says so
-	off      bool // it stays off
-	replaced bool // for ever
-	joined   bool // as far as it was seen
-	gone     bool // a ledger knows that it has left, or was forgotten, and it has not joined since
+	told     bool  // its last call says so
+	off      bool  // it stays off
+	replaced bool  // for ever
+	joined   bool  // as far as it was seen
+	counted  bool  // as the last reply says that it took
+	epoch    int64 // of that reply
+	gone     bool  // a ledger knows that it has left, or was forgotten, and it has not joined since
 	wants    []int64
 	aloneAt  cluster.Time // when what it may use rises
 
@@ -39,13 +42,13 @@ func (m *machine) start() {
 	if m.up || m.off {
 		return
 	}
-	now := m.clock.at(m.now)
+	now := m.time
 	m.process++
 	m.begun++
 	if m.begun > 1 && m.chance(0.1) {
 		m.begun -= m.random.Int64N(3) // the wall clock was set back
 	}
-	m.up, m.leaving, m.told, m.joined = true, false, false, false
+	m.up, m.leaving, m.told, m.joined, m.gone, m.counted, m.epoch = true, false, false, false, false, false, 0
 	m.host = cluster.NewHost(cluster.HostOptions{
 		Params: m.params, Name: m.name, Start: m.begun, Alone: m.alone, Left: m.left,
 		Digest: m.random.Uint64N(2), Info: m.name,
@@ -61,11 +64,11 @@ func (m *machine) start() {
 
 // inUse reports whether something of bucket i may be on its way.
 func (m *machine) inUse(i int) bool {
-	return m.wants[i] > 0 || m.plane.unsettled(i, m.clock.at(m.now))
+	return m.wants[i] > 0 || m.plane.unsettled(i, m.time)
 }
 
 func (m *machine) anyUnsettled() bool {
-	now := m.clock.at(m.now)
+	now := m.time
 	for i := range m.keys {
 		if m.plane.unsettled(i, now) {
 			return true
@@ -135,7 +138,7 @@ func (m *machine) changeDemand() {
 
 // send sends the next call if no reply is awaited.
 func (m *machine) send() {
-	now := m.clock.at(m.now)
+	now := m.time
 	if m.host.Awaits(now) {
 		return
 	}
@@ -150,7 +153,9 @@ func (m *machine) send() {
 	if m.leaving && m.anyUnsettled() {
 		return // only when nothing leaves any more
 	}
-	m.logf("%s calls %+v", m.name, q)
+	if m.Log != nil {
+		m.logf("%s calls %+v", m.name, *q)
+	}
 	copies := 1
 	if !m.calm && m.chance(0.02) {
 		copies = 2
@@ -172,18 +177,22 @@ func (m *machine) deliver(r *cluster.Reply, process int) {
 		m.pending = append(m.pending, func() { m.deliver(r, process) })
 		return
 	}
-	now := m.clock.at(m.now)
+	now := m.time
 	answered := m.host.Awaits(now)
 	again := m.host.Reply(now, r)
 	answered = answered && !m.host.Awaits(now)
 	m.apply()
-	joined := m.host.Status(now).Joined
-	if joined && !m.joined {
+	if answered && r.Refused == cluster.NotRefused {
+		m.counted, m.epoch = r.Counted, r.Epoch
+	}
+	if m.host.Joined() && !m.joined {
 		m.left, m.gone = false, false
 		m.Joins++
 	}
-	m.joined = joined
-	m.logf("%s takes %d: again %v, %+v", m.name, r.N, again, m.host.Status(now))
+	m.joined = m.host.Joined()
+	if m.Log != nil {
+		m.logf("%s takes %d: again %v, %+v", m.name, r.N, again, m.host.Status(now))
+	}
 	switch {
 	case m.told && answered && r.Refused == cluster.NotRefused && !again:
 		m.logf("%s has left", m.name)

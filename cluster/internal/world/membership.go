@@ -18,7 +18,7 @@ func (w *world) forget(m *machine, s *server, d cluster.Time) {
 		return
 	}
 	if m.up {
-		if m.host.Status(m.clock.at(w.now)).Counted && s.ledger.Forget(s.clock.at(w.now), m.name) {
+		if !w.Split && m.host.Status(m.time).Counted && s.ledger.Forget(s.clock.at(w.now), m.name) {
 			w.fail("the ledger forgets %s, which is counted", m.name)
 		}
 		if w.chance(0.5) {
@@ -61,9 +61,10 @@ func (w *world) configure(m *machine, d cluster.Time) {
 	})
 }
 
-// replace puts a machine with another name into the place of one that has left.
+// replace puts a machine with another name into the place of one that has left. (Of two ledgers, an
+// operator would have to tell the other one.)
 func (w *world) replace(m *machine) {
-	if m.up || !m.gone || m.replaced || len(w.machines) > 2*w.params.Hosts {
+	if m.up || !m.gone || m.replaced || w.Split || len(w.machines) > 2*w.params.Hosts {
 		return
 	}
 	m.off, m.replaced = true, true

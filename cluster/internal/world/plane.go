@@ -63,7 +63,7 @@ func (p *plane) unsettled(i int, now cluster.Time) bool { return p.use(i, now) >
 
 // apply tells the plane what the host may use now. What was in use goes on for up to drain.
 func (m *machine) apply() {
-	now := m.clock.at(m.now)
+	now := m.time
 	hot, cold, all := m.host.TakeChanges()
 	lease := m.host.Lease()
 	if !all && len(hot)+len(cold) == 0 && lease == m.plane.lease {

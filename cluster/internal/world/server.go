@@ -37,7 +37,12 @@ func (s *server) arrive(m *machine, q *cluster.Request, process int) {
 		s.epoch = r.Epoch
 		s.Epochs++
 	}
-	s.logf("  ledger answers %s: %+v", m.name, r)
+	if s.Log != nil {
+		s.logf("  ledger answers %s: %+v", m.name, *r)
+	}
+	if r.Settled && !s.Split {
+		s.checkOldLeases(r.Epoch)
+	}
 	if s.After != nil {
 		if wrong := s.After(s.ledger, now); wrong != "" {
 			s.fail("%s", wrong)

@@ -56,6 +56,26 @@ type Result struct {
 	Forgotten  int64
 }
 
+// Add adds what another schedule showed. The violation is not taken.
+func (r *Result) Add(o *Result) {
+	r.Worst = max(r.Worst, o.Worst)
+	r.Time += o.Time
+	r.Samples += o.Samples
+	r.Sum += o.Sum
+	r.AboveFloor += o.AboveFloor
+	r.Calls += o.Calls
+	r.Epochs += o.Epochs
+	r.Joins += o.Joins
+	r.Demotions += o.Demotions
+	r.Leaves += o.Leaves
+	r.Forgotten += o.Forgotten
+}
+
+func (r *Result) String() string {
+	return fmt.Sprintf("%.0f hours of a group, %d calls, %d epochs, %d joins, %d leaves, %d forgotten hosts, %d times a bucket was cold again, mean sum %.3f, worst %.4f",
+		r.Time.Duration().Hours(), r.Calls, r.Epochs, r.Joins, r.Leaves, r.Forgotten, r.Demotions, r.Sum/float64(max(1, r.Samples)), parts(r.Worst))
+}
+
 // world is one schedule.
 type world struct {
 	Options
@@ -141,6 +161,7 @@ func (w *world) addMachine(name string, alone cluster.Alone) *machine {
 	if w.chance(0.5) {
 		m.plane.drain = w.params.Lease / 4
 	}
+	m.time = m.clock.at(w.now)
 	w.machines = append(w.machines, m)
 	return m
 }
@@ -155,7 +176,7 @@ func (w *world) newRun() string {
 	return fmt.Sprintf("run%d", w.runs)
 }
 
-// run lets events happen for d, and checks before and after each.
+// run lets events happen for d, and checks after each.
 func (w *world) run(d cluster.Time) {
 	for end := w.now + d; w.events.first() <= end && w.Violation == ""; {
 		e := w.events.pop()
@@ -165,7 +186,8 @@ func (w *world) run(d cluster.Time) {
 	}
 }
 
-// passTo lets time pass to t, and checks at each instant at which what a machine may use rises.
+// passTo lets time pass to t, and checks at each instant at which a machine takes what it may use
+// alone. In between, what machines may use does not rise.
 func (w *world) passTo(t cluster.Time) {
 	for {
 		next := t
@@ -175,10 +197,13 @@ func (w *world) passTo(t cluster.Time) {
 			}
 		}
 		w.now = next
-		w.check()
+		for _, m := range w.machines {
+			m.time = m.clock.at(next)
+		}
 		if next == t {
 			return
 		}
+		w.check()
 	}
 }
 

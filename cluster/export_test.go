@@ -1,0 +1,20 @@
+package cluster
+
+import "fmt"
+
+// Overbooked returns the bucket of which hosts have more than the whole, and how much, or "". No hosts
+// claim more than they were given.
+func (l *Ledger) Overbooked(now Time) string {
+	for key, b := range l.state.buckets {
+		var sum int64
+		for name, h := range b.holders {
+			if m := l.state.members[name]; m != nil && h.generation == m.generation && !l.state.expired(m, now) {
+				sum += h.parts
+			}
+		}
+		if sum > Whole {
+			return fmt.Sprintf("%.3f of %s are booked", float64(sum)/float64(Whole), key)
+		}
+	}
+	return ""
+}
