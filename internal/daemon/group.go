@@ -3,11 +3,8 @@ package daemon
 import (
 	"context"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -16,7 +13,7 @@ import (
 	"shaperd.dev/shaperd/cluster"
 	"shaperd.dev/shaperd/cluster/member"
 	"shaperd.dev/shaperd/cluster/peer"
-	"shaperd.dev/shaperd/cluster/redis"
+	"shaperd.dev/shaperd/internal/sharing"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
@@ -60,7 +57,7 @@ func (g *group) prepare(c *config.Config) (err error) {
 	case g.server != nil && g.config.Serve == s.Serve:
 		g.opened = g.server
 	default:
-		g.opened, err = peer.Serve(peer.ServerOptions{Address: s.Serve, Files: sharedFiles(s), Hosts: s.Hosts, Clock: boottime, Log: g.log})
+		g.opened, err = peer.Serve(peer.ServerOptions{Address: s.Serve, Files: sharing.Files(s), Hosts: s.Hosts, Clock: boottime, Log: g.log})
 	}
 	if err == nil && g.config.Hosts == 0 && s.Hosts > 0 {
 		g.setLease(shaper.Lease{})
@@ -90,14 +87,14 @@ func (g *group) follow(ctx context.Context, c *config.Config) {
 		g.server.Close()
 	}
 	if g.server, g.opened = g.opened, nil; g.server != nil {
-		g.server.SetFiles(sharedFiles(s))
+		g.server.SetFiles(sharing.Files(s))
 	}
 	switch {
 	case g.member != nil && reflect.DeepEqual(s, was):
-		g.member.SetInfo(c.SharedDigest(), hostInfoText(g.version, c))
-	case g.member != nil && len(s.Store) > 0 && sharedParams(s) == sharedParams(was) && hostName(s) == hostName(was) && s.Alone == was.Alone:
-		g.member.SetInfo(c.SharedDigest(), hostInfoText(g.version, c))
-		g.member.SetStore(g.openStore(s), s.Interval)
+		g.member.SetInfo(c.SharedDigest(), sharing.InfoText(g.version, c))
+	case g.member != nil && len(s.Store) > 0 && sharing.Params(s) == sharing.Params(was) && sharing.HostName(s) == sharing.HostName(was) && s.Alone == was.Alone:
+		g.member.SetInfo(c.SharedDigest(), sharing.InfoText(g.version, c))
+		g.member.SetStore(sharing.OpenStore(s, g.server), s.Interval)
 	default:
 		g.leave(ctx)
 		g.join(ctx, c)
@@ -120,10 +117,10 @@ func (g *group) join(ctx context.Context, c *config.Config) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	g.member = member.Start(ctx, member.Options{
 		Host: cluster.HostOptions{
-			Params: sharedParams(s), Name: hostName(s), Start: saved.Start, Alone: cluster.Alone(s.Alone), Left: saved.Left,
-			Digest: c.SharedDigest(), Info: hostInfoText(g.version, c),
+			Params: sharing.Params(s), Name: sharing.HostName(s), Start: saved.Start, Alone: cluster.Alone(s.Alone), Left: saved.Left,
+			Digest: c.SharedDigest(), Info: sharing.InfoText(g.version, c),
 		},
-		Interval: s.Interval, Store: g.openStore(s), Planes: g.planes, Names: sharedNames{g.shaper},
+		Interval: s.Interval, Store: sharing.OpenStore(s, g.server), Planes: g.planes, Names: sharedNames{g.shaper},
 		Clock: boottime, Now: g.clock.Boot, Log: g.log, Joined: g.file.joined,
 	})
 	g.current.Store(g.member)
@@ -173,67 +170,6 @@ func (g *group) stop() {
 	if g.server != nil {
 		g.server.Close()
 	}
-}
-
-// sharedParams returns the parameters of the protocol. Steps of the ledger's clock, and times without
-// a call, of up to Step are ignored: half a lease, and more where hosts call rarely. Where several hosts
-// serve the ledger, more than one may be alive.
-func sharedParams(s *config.Shared) cluster.Params {
-	return cluster.Params{
-		Hosts: s.Hosts, Lease: cluster.FromDuration(s.Lease), Step: cluster.FromDuration(max(s.Lease/2, 5*s.Interval)),
-		Strict: s.Failover == config.FailoverStrict || peer.NeedsStrict(s.Store),
-	}
-}
-
-// hostName returns the name of this host in its group.
-func hostName(s *config.Shared) string {
-	if s.Name != "" {
-		return s.Name
-	}
-	name, err := os.Hostname()
-	if err != nil || name == "" {
-		return "localhost"
-	}
-	return strings.Map(func(r rune) rune {
-		if r == '.' || r == '_' || r == '-' || '0' <= r && r <= '9' || 'A' <= r && r <= 'Z' || 'a' <= r && r <= 'z' {
-			return r
-		}
-		return '-'
-	}, name)[:min(len(name), 64)]
-}
-
-// openStore returns the store of the ledger.
-func (g *group) openStore(s *config.Shared) member.Store {
-	files := sharedFiles(s)
-	if !strings.HasPrefix(s.Store[0], "shaperd://") {
-		o := redis.Options{
-			URL: s.Store[0], CAFile: files.CA, CertFile: files.Cert, KeyFile: files.Key, Username: s.Username,
-			Prefix: s.Prefix, Group: s.Group, ClientName: "shaperd-" + hostName(s),
-		}
-		if s.PasswordFile != "" {
-			o.Password = redis.PasswordFile(credential(s.PasswordFile))
-		}
-		return redis.New(o)
-	}
-	var addresses []string
-	for _, url := range s.Store {
-		if address, ok := strings.CutPrefix(url, "shaperd://"); ok {
-			addresses = append(addresses, address)
-		}
-	}
-	return peer.NewClient(peer.ClientOptions{Addresses: addresses, Group: s.Group, Files: files, Local: g.server, LocalAddress: s.Serve})
-}
-
-func sharedFiles(s *config.Shared) peer.Files {
-	return peer.Files{CA: credential(s.CAFile), Cert: credential(s.CertFile), Key: credential(s.KeyFile)}
-}
-
-// credential returns the path of a file in [shared], which may be the name of a credential.
-func credential(file string) string {
-	if file == "" || strings.Contains(file, "/") {
-		return file
-	}
-	return filepath.Join(os.Getenv("CREDENTIALS_DIRECTORY"), file)
 }
 
 // sharedNames names the shared buckets of the current policy.

@@ -20,6 +20,7 @@ import (
 	"shaperd.dev/shaperd/cluster/member"
 	"shaperd.dev/shaperd/control"
 	"shaperd.dev/shaperd/internal/plan"
+	"shaperd.dev/shaperd/internal/sharing"
 	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
@@ -146,7 +147,7 @@ func (s *ledgerInMemory) join(t *testing.T, name string, replace ...string) *gro
 	ctx, cancel := context.WithCancel(t.Context())
 	m := member.Start(ctx, member.Options{
 		Host: cluster.HostOptions{
-			Params: sharedParams(c), Name: name, Start: int64(s.now()), Alone: cluster.Alone(c.Alone), Digest: l.Config.SharedDigest(), Info: hostInfoText("1.0", l.Config),
+			Params: sharing.Params(c), Name: name, Start: int64(s.now()), Alone: cluster.Alone(c.Alone), Digest: l.Config.SharedDigest(), Info: sharing.InfoText("1.0", l.Config),
 		},
 		Interval: c.Interval, Store: s, Planes: []member.Plane{h.plane, &busyPlane{}}, Names: sharedNames{h.shaper},
 		Clock: s.now, Now: func() leaky.Time { return leaky.FromDuration(time.Since(s.start)) }, Log: h.server.log,
@@ -403,32 +404,6 @@ func TestShared_WithoutLedger(t *testing.T) {
 		}
 		if _, err := json.Marshal(h.state()); err != nil {
 			t.Error(err)
-		}
-	}
-}
-
-func TestHostInfo(t *testing.T) {
-	var text strings.Builder
-	for i := range 40 {
-		fmt.Fprintf(&text, "[[limit]]\nname = \"limit-%02d\"\nmatch = { source = [\"10.%d.0.0/16\"] }\nrate = \"8Mbit/s\"\nshared = true\n", i, i)
-	}
-	many, _ := newServer(t, sharedLimits+text.String()).current()
-	info := hostInfoText("1.0", many.Config)
-	if len(info) > cluster.MaxInfo || len(parseInfo(info).Hashes) != 42 && parseInfo(info).Version != "1.0" {
-		t.Errorf("%d bytes: %s", len(info), info)
-	}
-	here := map[string]string{"a": "rate 1; burst 2", "b": "rate 1", "c": "rate 1"}
-	for _, test := range []struct{ there, want string }{
-		{`{"version":"1","limits":{"a":"rate 3; burst 2","b":"rate 1","d":"rate 9"}}`, `[{h a rate 1 rate 3} {h c rate 1 } {h d  rate 9}]`},
-		{fmt.Sprintf(`{"hashes":{"a":%q,"b":"0","d":"0"}}`, hashText(here["a"])), `[{h b  } {h c rate 1 } {h d  shared}]`},
-		{`{"limits":{"a":"rate 1; burst 2; x y","b":"rate 1","c":"rate 1"}}`, `[{h a rate 1; burst 2 x y}]`},
-		{"", "[{h   }]"},
-		{"\x1b[31m{", "[{h   }]"},
-		{`{"limits":7}`, "[{h   }]"},
-		{`[]`, "[{h   }]"},
-	} {
-		if got := fmt.Sprint(differences("h", here, parseInfo(test.there))); got != test.want {
-			t.Errorf("%s: %s, want %s", test.there, got, test.want)
 		}
 	}
 }

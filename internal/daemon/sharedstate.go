@@ -10,6 +10,7 @@ import (
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/cluster"
 	"shaperd.dev/shaperd/cluster/member"
+	"shaperd.dev/shaperd/internal/sharing"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
 )
@@ -38,7 +39,7 @@ func newShared(c *config.Shared) api.Shared {
 	if c.Hosts == 0 {
 		return s
 	}
-	s.State, s.Group, s.Name, s.Hosts = sharedStatic, c.Group, hostName(c), c.Hosts
+	s.State, s.Group, s.Name, s.Hosts = sharedStatic, c.Group, sharing.HostName(c), c.Hosts
 	if len(c.Store) > 0 {
 		s.State, s.Alone = sharedJoining, c.Alone.String()
 		s.Stores = append(s.Stores, c.Store...)
@@ -54,7 +55,7 @@ func describeMember(s *api.Shared, c *config.Shared, m *member.Status) {
 	// Two hosts with one name are in the group in turns, for some leases each.
 	if m.Rival != 0 && m.Rival.Duration() < 10*c.Lease+absentAfter {
 		s.Problems = append(s.Problems, api.Problem{Severity: critical, Title: "Name used twice", Text: fmt.Sprintf(
-			"another host was in the group as %q %s ago, and each puts the other out. Give it a name of its own in [shared].", hostName(c), roughly(m.Rival.Duration()))})
+			"another host was in the group as %q %s ago, and each puts the other out. Give it a name of its own in [shared].", sharing.HostName(c), roughly(m.Rival.Duration()))})
 	}
 	switch {
 	case m.Leaving:
@@ -91,12 +92,12 @@ func whyAlone(c *config.Shared, m *member.Status) string {
 	case m.LastError != "":
 		return "no ledger answers: " + m.LastError
 	case m.Refused == cluster.RefusedParams:
-		there, here := paramsText(m.Ledger), paramsText(sharedParams(c))
-		return fmt.Sprintf("the group has %s, and this host %s", valuesWithout(there, here), valuesWithout(here, there))
+		there, here := paramsText(m.Ledger), paramsText(sharing.Params(c))
+		return fmt.Sprintf("the group has %s, and this host %s", sharing.ValuesWithout(there, here), sharing.ValuesWithout(here, there))
 	case m.Refused == cluster.RefusedTooMany:
 		return fmt.Sprintf("hosts = %d, and there are as many without this one: raise it on all hosts, or \"shaperd shared forget HOST\" for one that is gone", c.Hosts)
 	case m.Refused == cluster.RefusedOld:
-		return fmt.Sprintf("the ledger knows a later start of %q", hostName(c))
+		return fmt.Sprintf("the ledger knows a later start of %q", sharing.HostName(c))
 	case m.Refused == cluster.RefusedMoved:
 		return "its lease at another ledger has not ended"
 	case m.Refused == cluster.RefusedUnsettled:
@@ -157,7 +158,7 @@ func describeLedger(s *api.Shared, shot *cluster.Snapshot, here map[string]strin
 	kept := fmt.Sprintf("%s of each shared limit is kept for", partText(shot.Params.Hosts))
 	for i := range shot.Hosts {
 		h := &shot.Hosts[i]
-		info := parseInfo(h.Info)
+		info := sharing.ParseInfo(h.Info)
 		age := h.Age.Duration()
 		host := api.SharedHost{
 			Name: h.Name, State: "joining", Age: age.Seconds(), LeaseLeft: h.Lease.Duration().Seconds(), Differs: h.Digest != digest && h.Name != s.Name, Version: info.Version,
@@ -173,7 +174,7 @@ func describeLedger(s *api.Shared, shot *cluster.Snapshot, here map[string]strin
 				"%s has not called for %s, and %s it. If it is gone for good: \"shaperd shared forget %[1]s\"", h.Name, roughly(age), kept)})
 		}
 		if host.Differs && host.State != "absent" {
-			s.Differences = append(s.Differences, differences(h.Name, here, info)...)
+			s.Differences = append(s.Differences, sharing.Differences(h.Name, here, info)...)
 		}
 		l.Hosts = append(l.Hosts, host)
 	}

@@ -1,0 +1,91 @@
+package sharing
+
+import (
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"slices"
+	"strings"
+
+	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/cluster"
+	"shaperd.dev/shaperd/shaper/config"
+)
+
+// Info is what hosts tell each other, besides what the ledger needs.
+type Info struct {
+	Version string            `json:"version"`
+	Limits  map[string]string `json:"limits,omitempty"` // what all must agree on, see [config.Config.SharedLimits]
+	Hashes  map[string]string `json:"hashes,omitempty"` // of Limits, if these are too long
+}
+
+// InfoText returns what the others are told about this host, in at most [cluster.MaxInfo] bytes.
+func InfoText(version string, c *config.Config) string {
+	limits := c.SharedLimits()
+	hashes := map[string]string{}
+	for name, text := range limits {
+		hashes[name] = hashText(text)
+	}
+	for _, info := range []Info{{Version: version, Limits: limits}, {Version: version, Hashes: hashes}, {Version: version}} {
+		text, _ := json.Marshal(info) // strings always encode
+		if len(text) <= cluster.MaxInfo {
+			return string(text)
+		}
+	}
+	return ""
+}
+
+// ParseInfo returns what a host told about itself; another version may tell something else.
+func ParseInfo(text string) (info Info) {
+	_ = json.Unmarshal([]byte(text), &info)
+	return info
+}
+
+func hashText(text string) string {
+	h := fnv.New32a()
+	h.Write([]byte(text))
+	return fmt.Sprintf("%x", h.Sum32())
+}
+
+// Differences returns how the limits of a host, which are not the same as those here, differ from them.
+func Differences(host string, here map[string]string, there Info) (all []api.SharedDifference) {
+	names := slices.AppendSeq(slices.Collect(maps.Keys(here)), maps.Keys(there.Limits))
+	names = slices.AppendSeq(names, maps.Keys(there.Hashes))
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		d := api.SharedDifference{Host: host, Limit: name}
+		text, isHere := here[name]
+		other, isThere := there.Limits[name]
+		hash, hashed := there.Hashes[name]
+		switch {
+		case hashed && isHere:
+			if hash == hashText(text) {
+				continue
+			}
+		case hashed:
+			d.There = "shared"
+		case len(there.Limits)+len(there.Hashes) == 0 || isThere && text == other:
+			continue
+		case isHere && isThere:
+			d.Here, d.There = ValuesWithout(text, other), ValuesWithout(other, text)
+		default:
+			d.Here, d.There = text, other
+		}
+		all = append(all, d)
+	}
+	if all == nil {
+		all = append(all, api.SharedDifference{Host: host})
+	}
+	return all
+}
+
+// ValuesWithout returns the values of a line that another one does not have, or all if there are none.
+func ValuesWithout(line, other string) string {
+	has := strings.Split(other, "; ")
+	left := slices.DeleteFunc(strings.Split(line, "; "), func(v string) bool { return slices.Contains(has, v) })
+	if len(left) == 0 {
+		return line
+	}
+	return strings.Join(left, "; ")
+}

@@ -1,0 +1,53 @@
+package sharing
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"shaperd.dev/shaperd/cluster"
+	"shaperd.dev/shaperd/shaper/config"
+)
+
+// load returns the configuration of one of three hosts, with limits.
+func load(t *testing.T, limits string) *config.Config {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "shaperd.toml")
+	text := "[[listen]]\nname = \"db\"\naddress = [\"tcp://127.0.0.1:5432\"]\ndownstream = [\"127.0.0.1:5433\"]\n[shared]\nhosts = 3\n" + limits
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestInfo(t *testing.T) {
+	var text strings.Builder
+	for i := range 40 {
+		fmt.Fprintf(&text, "[[limit]]\nname = \"limit-%02d\"\nmatch = { source = [\"10.%d.0.0/16\"] }\nrate = \"8Mbit/s\"\nshared = true\n", i, i)
+	}
+	many := load(t, text.String())
+	info := InfoText("1.0", many)
+	if len(info) > cluster.MaxInfo || len(ParseInfo(info).Hashes) != 41 || ParseInfo(info).Version != "1.0" {
+		t.Errorf("%d bytes: %s", len(info), info)
+	}
+	here := map[string]string{"a": "rate 1; burst 2", "b": "rate 1", "c": "rate 1"}
+	for _, test := range []struct{ there, want string }{
+		{`{"version":"1","limits":{"a":"rate 3; burst 2","b":"rate 1","d":"rate 9"}}`, `[{h a rate 1 rate 3} {h c rate 1 } {h d  rate 9}]`},
+		{fmt.Sprintf(`{"hashes":{"a":%q,"b":"0","d":"0"}}`, hashText(here["a"])), `[{h b  } {h c rate 1 } {h d  shared}]`},
+		{`{"limits":{"a":"rate 1; burst 2; x y","b":"rate 1","c":"rate 1"}}`, `[{h a rate 1; burst 2 x y}]`},
+		{"", "[{h   }]"},
+		{"\x1b[31m{", "[{h   }]"},
+		{`{"limits":7}`, "[{h   }]"},
+		{`[]`, "[{h   }]"},
+	} {
+		if got := fmt.Sprint(Differences("h", here, ParseInfo(test.there))); got != test.want {
+			t.Errorf("%s: %s, want %s", test.there, got, test.want)
+		}
+	}
+}
