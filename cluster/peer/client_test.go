@@ -3,6 +3,7 @@ package peer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -159,6 +160,7 @@ func TestClient_ServerIsKilled(t *testing.T) {
 	if err := server.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	testutil.WaitFor(t, "the server stands still", func() bool { return standsStill(server.Process.Pid) })
 	_, before := r.counts()
 	result := make(chan error, 1)
 	start := time.Now()
@@ -171,6 +173,22 @@ func TestClient_ServerIsKilled(t *testing.T) {
 	if err := <-result; err == nil || errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 4*time.Second {
 		t.Errorf("after %v: %v", time.Since(start), err)
 	}
+}
+
+// standsStill reports whether all threads of a process have stopped: a signal takes effect some time after it was
+// sent.
+func standsStill(pid int) bool {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil || len(threads) == 0 {
+		return false
+	}
+	for _, thread := range threads {
+		// The state follows the name, which is in parentheses.
+		if text, err := os.ReadFile(thread); err != nil || !strings.Contains(string(text), ") T ") {
+			return false
+		}
+	}
+	return true
 }
 
 // TestClient_GoesOnAndReturns has the first of two servers stop, and start again.
