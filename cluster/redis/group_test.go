@@ -53,16 +53,38 @@ func (g *group) rounds(ctx context.Context, n int) error {
 	return nil
 }
 
+// fillAll makes hosts join, share a bucket of which one is to give something back, and another one that is cold again.
+func (g *group) fillAll(ctx context.Context) error {
+	if err := g.rounds(ctx, 5); err != nil {
+		return err
+	}
+	g.hosts[0].Want("old", 1, 1)
+	if err := g.rounds(ctx, 3); err != nil {
+		return err
+	}
+	if err := g.waitCold(ctx, "old"); err != nil {
+		return err
+	}
+	g.hosts[0].Want("db", cluster.Whole, 1)
+	if err := g.rounds(ctx, 3); err != nil {
+		return err
+	}
+	g.hosts[1].Want("db", cluster.Whole, 1)
+	g.now += 10 * cluster.Millisecond
+	_, err := g.store.callAt(ctx, timeText(g.now), g.hosts[1].Request(g.now, nil))
+	return err
+}
+
 // waitCold has all hosts want nothing of the bucket until it is cold.
-func (g *group) waitCold(ctx context.Context) error {
+func (g *group) waitCold(ctx context.Context, key string) error {
 	for range 100 {
 		for _, h := range g.hosts {
-			h.Want("db", 0, 1)
+			h.Want(key, 0, 1)
 		}
 		if err := g.round(ctx); err != nil {
 			return err
 		}
-		if _, hot := g.hosts[0].Parts("db"); !hot {
+		if _, hot := g.hosts[0].Parts(key); !hot {
 			return nil
 		}
 	}
@@ -93,7 +115,7 @@ func useEverything(t *testing.T, s *Store) error {
 		if want > 0 {
 			continue
 		}
-		if err := g.waitCold(ctx); err != nil {
+		if err := g.waitCold(ctx, "db"); err != nil {
 			return err
 		}
 	}

@@ -137,7 +137,7 @@ func newSchedule(w *twin, random *rand.Rand) *schedule {
 	}
 	p.offset = p.upTo(1e15)
 	p.pace = min([]cluster.Time{10, 30, 200}[random.IntN(3)]*cluster.Millisecond, p.params.Step)
-	p.stay, p.many = []int{15, 200}[random.IntN(2)], []int{30, 300}[random.IntN(2)]
+	p.stay, p.many = []int{15, 300}[random.IntN(2)], []int{10, 300}[random.IntN(2)]
 	for i := range 4 + random.IntN(4) {
 		p.keys = append(p.keys, fmt.Sprintf("limit/%d,%c", i, 'A'+i*7))
 	}
@@ -228,6 +228,9 @@ func (p *schedule) awaitBoundary() {
 			p.hostCalls(j)
 		}
 	}
+	if p.random.IntN(2) == 0 {
+		p.Forget(p.now(), p.hosts[i].Name)
+	}
 	for range p.hosts {
 		p.hostCalls(p.random.IntN(len(p.hosts)))
 	}
@@ -290,7 +293,7 @@ func (p *schedule) changeWants(h *scheduleHost) {
 func (p *schedule) mutate(q *cluster.Request) {
 	anything := []int64{0, 1, 2, q.N, q.N + 1, q.Start, q.Start + 1, q.Epoch, q.Epoch + 1, q.Known, q.Known + 3, int64(p.now()), maxNumber}
 	n := anything[p.random.IntN(len(anything))]
-	switch p.random.IntN(15) {
+	switch p.random.IntN(16) {
 	case 0:
 		q.N = n
 	case 1:
@@ -322,6 +325,8 @@ func (p *schedule) mutate(q *cluster.Request) {
 	case 13:
 		q.Left = !q.Left
 	case 14:
+		q.Start, q.Epoch = q.Start+1, n
+	case 15:
 		for range 1 + p.random.IntN(5) {
 			q.Items = append(q.Items[:len(q.Items):len(q.Items)], cluster.Item{
 				Key: p.keys[p.random.IntN(len(p.keys))], Has: p.random.Int64N(cluster.Whole + 1), Want: p.random.Int64N(cluster.Whole + 1),

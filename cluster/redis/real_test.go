@@ -114,6 +114,31 @@ func TestReal_LosesThings(t *testing.T) {
 	})
 }
 
+// TestReal_Evicted removes each key of a ledger, and a part of each.
+func TestReal_Evicted(t *testing.T) {
+	onServers(t, func(t *testing.T, binary string) {
+		sv := startServer(t, binary)
+		admin := sv.admin(t)
+		ctx := within(t, 20*time.Second)
+		for i, remove := range [][]string{{"HDEL", "gw1"}, {"HDEL", "db"}, {"ZREM", "db"}, {"ZREM", "old"}, {"ZREMRANGEBYRANK", "0", "0"}} {
+			for _, command := range [][]string{{"DEL"}, remove} {
+				admin("FLUSHALL")
+				g := newGroup(openStore(t, Options{URL: "unix://" + sv.socket}))
+				if err := g.fillAll(ctx); err != nil {
+					t.Fatal(err)
+				}
+				epoch, key := g.epoch, g.store.target.keys()[i]
+				if n := admin(append([]string{command[0], key}, command[1:]...)...); n != int64(1) {
+					t.Fatalf("%s: removed %v", key, n)
+				}
+				if err := g.round(ctx); err != nil || g.epoch <= epoch {
+					t.Errorf("%s after %s: %v, epoch %d after %d", key, command[0], err, g.epoch, epoch)
+				}
+			}
+		}
+	})
+}
+
 // TestReal_OutOfMemory has a server that takes no writes for some time.
 func TestReal_OutOfMemory(t *testing.T) {
 	onServers(t, func(t *testing.T, binary string) {

@@ -63,7 +63,7 @@ func (w *twin) Call(now cluster.Time, q *cluster.Request) *cluster.Reply {
 	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
 		w.t.Errorf("call %d at %d: %+v\n-ledger +script:\n%s", w.calls, now, q, diff)
 	}
-	w.seen.note(want, q.Claim && want.Renew)
+	w.seen.note(q, want)
 	if want.Epoch != w.epoch {
 		w.epoch = want.Epoch
 		w.seen["epochs"]++
@@ -180,7 +180,7 @@ func (c coverage) add(o coverage) {
 // missing returns what must be seen, and was not.
 func (c coverage) missing() (missing []string) {
 	for _, what := range []string{
-		"epochs", "claims", "counted", "refusal 1", "refusal 2", "refusal 3", "refusal 4", "refusal 5", "resync", "full page", "cold", "short",
+		"epochs", "claims", "parts of claims", "counted", "refusal 1", "refusal 2", "refusal 3", "refusal 4", "refusal 5", "resync", "full page", "cold", "short",
 		"tight", "gone", "forgotten", "differ", "eviction",
 	} {
 		if c[what] == 0 {
@@ -190,9 +190,9 @@ func (c coverage) missing() (missing []string) {
 	return missing
 }
 
-func (c coverage) note(r *cluster.Reply, claim bool) {
+func (c coverage) note(q *cluster.Request, r *cluster.Reply) {
 	for what, is := range map[string]bool{
-		"claims": claim, "counted": r.Counted, "resync": r.Resync, "full page": len(r.Events) == 256, "gone": len(r.Gone) > 0, "differ": r.Differ > 0,
+		"claims": q.Claim && r.Renew, "parts of claims": q.Claim && q.More && r.Refused == 0, "counted": r.Counted, "resync": r.Resync, "full page": len(r.Events) == 256, "gone": len(r.Gone) > 0, "differ": r.Differ > 0,
 		fmt.Sprintf("refusal %d", r.Refused): r.Refused != 0,
 	} {
 		if is {
