@@ -374,6 +374,6 @@ func (m *Member) planeLease(l cluster.Lease) shaper.Lease {
 	}
 	return shaper.Lease{
 		End: at(l.End), AloneAt: at(l.AloneAt) + leaky.Second/1000,
-		Cold: uint32(l.Cold), Between: uint32(l.Between), Alone: uint32(l.Alone),
+		Cold: uint32(l.Cold), Between: uint32(l.Between), Alone: uint32(l.Alone), Hosts: m.Options.Host.Params.Hosts,
 	}
 }

@@ -18,6 +18,7 @@ import (
 
 	sd "github.com/coreos/go-systemd/v22/daemon"
 
+	"shaperd.dev/shaperd/cluster/member"
 	"shaperd.dev/shaperd/conn"
 	"shaperd.dev/shaperd/control/monitor"
 	"shaperd.dev/shaperd/internal/logging"
@@ -124,9 +125,11 @@ func (s *server) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if s.proxy, err = conn.New(conn.Options{Shaper: s.shaper, Clock: s.clock, Log: s.log, TrafficLog: s.traffic}); err != nil {
+	s.group = s.newGroup()
+	if s.proxy, err = conn.New(conn.Options{Shaper: s.shaper, Clock: s.clock, Log: s.log, TrafficLog: s.traffic, OnShort: s.group.short}); err != nil {
 		return err
 	}
+	s.group.planes = []member.Plane{s.proxy}
 	if s.options.State != "" {
 		s.saver = newSaver(s.options.overridesPath(), s.log)
 		defer s.saver.close()
@@ -139,7 +142,6 @@ func (s *server) serve(ctx context.Context) error {
 	}
 	s.store.markStored(s.proxy.Inherit(fds))
 	s.plane = &packetPlane{shaper: s.shaper, clock: s.clock, proxy: s.proxy, log: s.log}
-	s.group = s.newGroup()
 	ctx, s.controller.stop = context.WithCancel(ctx)
 	defer s.controller.stop()
 	closeControl, err := s.serveControl(l.Config)

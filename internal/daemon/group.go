@@ -47,6 +47,13 @@ func (s *server) newGroup() *group {
 	return g
 }
 
+// short tells the member that a bucket has begun to delay units. Any goroutine may call it.
+func (g *group) short() {
+	if m := g.current.Load(); m != nil {
+		m.Short()
+	}
+}
+
 // prepare does what may fail before c takes effect: it opens the port at which the ledger is served. If no
 // host runs yet, it makes the planes let nothing of shared limits pass. follow or cancel must be next.
 func (g *group) prepare(c *config.Config) (err error) {
@@ -110,7 +117,7 @@ func (g *group) join(ctx context.Context, c *config.Config) {
 	}
 	if len(s.Store) == 0 {
 		floor := uint32(shaper.Whole / s.Hosts)
-		g.setLease(shaper.Lease{Cold: floor, Between: floor, Alone: floor})
+		g.setLease(shaper.Lease{Cold: floor, Between: floor, Alone: floor, Hosts: s.Hosts})
 		return
 	}
 	saved := g.file.begin(ctx)
