@@ -107,30 +107,3 @@ func recordRefusal(s *shaper.Shaper, at *shaper.LimitState, key shaper.Key, sour
 	at.Keys.TryAdd(key, did, now)
 	s.Record(source, did, now)
 }
-
-// observe charges a datagram, or bytes of a stream if packets is 0, to the limits of set, which only
-// observe. It ranks the key under each limit by what would have happened.
-func (p *Proxy) observe(f *shaper.Flow, r shaper.Route, set shaper.Set, bytes, packets uint64, now leaky.Time) {
-	policy := p.shaper.Policy()
-	var would shaper.Decision
-	if packets == 0 {
-		would = p.shaper.Observe(policy, f, r, set, bytes, now)
-	} else {
-		would = p.shaper.Decide(policy, f, r, set, bytes, packets, now)
-	}
-	for i := range set.All {
-		did := topk.Usage{Bytes: bytes}
-		if i == would.Limit {
-			did.Waited = would.Depart.Sub(now).Duration()
-		}
-		if would.Verdict == shaper.Refuse {
-			did.Bytes, did.Waited = 0, 0
-			if i == would.Limit {
-				did.Dropped = max(packets, 1)
-			}
-		}
-		if did != (topk.Usage{}) {
-			policy.State(i).Keys.TryAdd(policy.Key(i, f, r), did, now)
-		}
-	}
-}

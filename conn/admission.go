@@ -29,6 +29,8 @@ type admission struct {
 
 	policy      *shaper.Policy // current; see refresh
 	policySince leaky.Time     // when policy became current
+	hosts       int            // that share limits
+	sharing     *sharing
 	byKey       map[shaper.Key]*gate
 	quotas      map[*shaper.LimitState]*waitQuota
 	queues      map[string]*waitQueue           // by queueKey
@@ -74,9 +76,9 @@ type refusal struct {
 	poolFull   bool          // all downstreams are full; limit is the pool's
 }
 
-func newAdmission(s *shaper.Shaper, w *pacer.Wheel, clock func() leaky.Time) *admission {
+func newAdmission(sg *sharing) *admission {
 	return &admission{
-		shaper: s, wheel: w, clock: clock, policy: s.Policy(),
+		shaper: sg.shaper, wheel: sg.wheel, clock: sg.clock, sharing: sg, policy: sg.shaper.Policy(),
 		byKey: map[shaper.Key]*gate{}, quotas: map[*shaper.LimitState]*waitQuota{}, queues: map[string]*waitQueue{}, sources: map[netip.Addr]*admissionSource{},
 	}
 }
@@ -107,7 +109,7 @@ func (a *admission) admitOrQueue(w *waiter, now leaky.Time) {
 		return
 	}
 	for _, gt := range list {
-		gt.take(w.paid, shaper.None, 0, now, now)
+		a.take(gt, w.paid, shaper.None, 0, now, now)
 	}
 	a.grant(w, list, now)
 }
@@ -145,7 +147,7 @@ func (a *admission) tryAcquire(f *shaper.Flow, listen string, now leaky.Time) (s
 		return slots{}, gt.limit
 	}
 	for _, gt := range list {
-		gt.take(false, shaper.None, 0, now, now)
+		a.take(gt, false, shaper.None, 0, now, now)
 	}
 	return slots{admission: a, policy: a.policy, held: list}, nil
 }
@@ -168,7 +170,7 @@ func (a *admission) precheck(f *shaper.Flow, listen string, now leaky.Time, make
 			why = shaper.None
 		case len(gt.queued) > 0 || gt.reservedAgainst(nil, false): // waiters go first
 			why = cmp.Or(why, shaper.ByConnections)
-		case why == shaper.ByConnections && gt.inFlight == gt.limit.MaxConnections && makeRoom(&gt.flows):
+		case why == shaper.ByConnections && gt.inFlight == gt.slots && makeRoom(&gt.flows):
 			why = shaper.None
 			if gt.atRate(now) {
 				why = shaper.ByNewConnections
@@ -211,6 +213,22 @@ func (a *admission) refuse(w *waiter, gt *gate, why shaper.Reason, now leaky.Tim
 	if w.queue != nil {
 		a.dequeue(w, now)
 	}
+}
+
+// setHosts changes the number of hosts that share caps.
+func (a *admission) setHosts(hosts int, now leaky.Time) {
+	if hosts == a.hosts {
+		return
+	}
+	a.hosts = hosts
+	for _, gt := range a.byKey {
+		a.refresh(gt)
+		if slots := a.slotsOf(gt.limit); slots != gt.slots {
+			gt.slots = slots
+			a.freed = append(a.freed, gt)
+		}
+	}
+	a.run(now)
 }
 
 // swap changes to a new policy, which publish makes current everywhere else. Waiters keep their

@@ -25,7 +25,8 @@ type admissionRig struct {
 
 func newAdmissionRig(t testing.TB, limits ...shaper.Limit) *admissionRig {
 	r := &admissionRig{t: t, shaper: shaper.New(1000), wheel: new(pacer.Wheel), now: leaky.Second, in: map[*visitor]bool{}}
-	r.admission = newAdmission(r.shaper, r.wheel, func() leaky.Time { return r.now })
+	clock := func() leaky.Time { return r.now }
+	r.admission = newSharing(r.shaper, r.wheel, clock, clock).admission
 	r.swap(limits...)
 	return r
 }

@@ -163,6 +163,7 @@ func (c *change) swap(now leaky.Time) {
 	}
 	alike := !moved && p.shaper.Policy().CountsSameKeys(c.policy)
 	p.admission.swap(c.policy, func() { p.shaper.Swap(c.policy, now) }, now)
+	p.loop.sharing.reload(now)
 	if !alike {
 		p.sessions.each(func(s *session) { s.updateSlots(now) })
 		p.flowList.each(func(f *udpFlow) { f.updateSlots(now) })

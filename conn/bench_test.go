@@ -3,6 +3,7 @@ package conn
 import (
 	"io"
 	"net"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -16,7 +17,8 @@ import (
 func BenchmarkScheduler(b *testing.B) {
 	s := shaper.New(1000)
 	wheel, now := new(pacer.Wheel), leaky.Second
-	sc := newScheduler(s, wheel, func() leaky.Time { return now })
+	clock := func() leaky.Time { return now }
+	sc := newSharing(s, wheel, clock, clock).scheduler
 	p := policy(b, s,
 		shaper.Limit{Name: "all", Rate: 100e9, MaxDelay: time.Second},
 		shaper.Limit{Name: "per-source", Key: shaper.KeySource, Rate: 10e9, MaxDelay: time.Second})
@@ -122,6 +124,101 @@ func BenchmarkTCP(b *testing.B) {
 				c.Write(data)
 				if _, err := io.ReadFull(c, data[:1]); err != nil {
 					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkShares measures an update of the parts of 10,000 hot keys, a report of what they need, and
+// what a unit costs more whose limit hosts share.
+func BenchmarkShares(b *testing.B) {
+	const keys = 10_000
+	hot := func(b *testing.B) (*sharing, *leaky.Time, shaper.Shares) {
+		s := shaper.New(2 * keys)
+		wheel, now := new(pacer.Wheel), leaky.Second
+		clock := func() leaky.Time { return now }
+		sg := newSharing(s, wheel, clock, pacer.NewClock().Boot)
+		p := policy(b, s, shaper.Limit{Name: "all", Key: shaper.KeySource, Shared: true, Rate: 10e9, MaxDelay: time.Second})
+		s.Swap(p, 0)
+		shares := shaper.Shares{Lease: steady(shaper.Whole / 10)}
+		for i := range keys {
+			f := flowFrom("10.0.0.1", 1)
+			f.Source = netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})
+			shares.Given = append(shares.Given, shaper.KeyParts{Key: p.Key(0, f, p.Route(f)), Parts: shaper.Whole / 10})
+		}
+		sg.set(&shares)
+		return sg, &now, shares
+	}
+	b.Run("set", func(b *testing.B) {
+		sg, now, shares := hot(b)
+		b.ReportAllocs()
+		for b.Loop() {
+			for i := range shares.Given {
+				shares.Given[i].Parts ^= 1 << (i % 20)
+			}
+			*now += leaky.Second / 10
+			sg.set(&shares)
+		}
+	})
+	b.Run("reset", func(b *testing.B) {
+		sg, now, shares := hot(b)
+		shares.Reset = true
+		b.ReportAllocs()
+		for b.Loop() {
+			for i := range shares.Given {
+				shares.Given[i].Parts ^= 1 << (i % 20)
+			}
+			*now += leaky.Second / 10
+			sg.set(&shares)
+		}
+	})
+	b.Run("renew", func(b *testing.B) {
+		sg, now, shares := hot(b)
+		shares.Given = nil
+		b.ReportAllocs()
+		for b.Loop() {
+			*now += leaky.Second / 10
+			sg.set(&shares)
+		}
+	})
+	b.Run("demands", func(b *testing.B) {
+		sg, now, _ := hot(b)
+		var all []shaper.Demand
+		b.ReportAllocs()
+		for b.Loop() {
+			for _, sh := range sg.shares {
+				sg.use(sh, 1000, 1)
+			}
+			*now += leaky.Second / 10
+			span, more := sg.beginReport(), true
+			for all = all[:0]; more; {
+				all, more = sg.report(all, span, *now)
+			}
+			if len(all) != keys {
+				b.Fatalf("%d demands", len(all))
+			}
+		}
+	})
+	for name, shared := range map[string]bool{"unit, shared": true, "unit": false} {
+		b.Run(name, func(b *testing.B) {
+			s := shaper.New(1000)
+			wheel, now := new(pacer.Wheel), leaky.Second
+			clock := func() leaky.Time { return now }
+			sg := newSharing(s, wheel, clock, pacer.NewClock().Boot)
+			p := policy(b, s, shaper.Limit{Name: "all", Shared: shared, Rate: 100e9, MaxDelay: time.Second})
+			s.Swap(p, 0)
+			sg.set(&shaper.Shares{Lease: steady(shaper.Whole)})
+			sg.lease.End = leaky.Forever
+			f := flowFrom("10.0.0.1", 1)
+			u := &benchUnit{}
+			u.unit = unit{owner: u, path: sg.scheduler.newPath(pathSpec{policy: p, flow: f, route: p.Route(f), set: 1}), bytes: 1500, packets: 1}
+			b.ReportAllocs()
+			for b.Loop() {
+				sg.scheduler.submit(&u.unit, now)
+				for u.queued {
+					now, _ = wheel.Next()
+					wheel.Advance(now)
 				}
 			}
 		})

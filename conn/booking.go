@@ -28,7 +28,7 @@ type booking struct {
 // earliest returns when u could leave through q, at at or later: the bucket allows it, and u stays
 // clear of bookings that cannot be postponed. It does not account for what others use before then.
 func (q *queue) earliest(u *unit, at, now leaky.Time) leaky.Time {
-	at = max(at, q.bucket.Depart(q.shape, now))
+	at = max(at, q.depart(now))
 	if len(q.bookings) == 0 {
 		return at
 	}
@@ -83,6 +83,9 @@ func (sc *scheduler) book(u *unit, due, now leaky.Time) {
 		}
 	}
 	u.delayedAt |= 1 << u.bottleneck
+	if sh := u.path[u.bottleneck].share; sh != nil {
+		sc.sharing.wait(sh, due, now)
+	}
 	sc.lastBooking++
 	u.bookingSeq = sc.lastBooking
 	u.insertBookings(due)
@@ -151,7 +154,7 @@ func (q *queue) nextBooked(now leaky.Time) *unit {
 
 // postpone rebooks the units whose booking starts before q is ready for the next one.
 func (sc *scheduler) postpone(q *queue, now leaky.Time) {
-	for len(q.bookings) > 0 && q.bookings[0].from < q.bucket.Depart(q.shape, now) {
+	for len(q.bookings) > 0 && q.bookings[0].from < q.depart(now) {
 		u := q.bookings[0].unit
 		for i := range u.path {
 			if u.path[i].queue == q {

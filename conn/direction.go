@@ -36,6 +36,7 @@ type direction struct {
 	pieceSize  int    // bytes per write with kernel pacing
 	pacingRate uint64 // of dst's socket, bytes/s
 	lowat      int    // TCP_NOTSENT_LOWAT of dst's socket; 0 is the system's default
+	shares     uint64 // version of the shares in path for which all this was set
 
 	acks ackProgress
 }
@@ -168,9 +169,10 @@ func (d *direction) reroute(oldPolicy, policy *shaper.Policy, set shaper.Set, no
 
 // setGrant sets the grant of d from its current queues.
 func (d *direction) setGrant() {
+	d.shares = versionOf(d.unit.path)
 	grant := uint64(maxGrant)
-	for _, l := range d.unit.path {
-		grant = min(grant, l.shape.Bytes.Units(leaky.FromDuration(grantTime)))
+	for i := range d.unit.path {
+		grant = min(grant, d.unit.path[i].grantShape().Bytes.Units(leaky.FromDuration(grantTime)))
 	}
 	d.unit.grain = max(grant, minGrant)
 	d.unit.bytes = d.unit.grain
@@ -183,13 +185,14 @@ func (d *direction) setGrant() {
 func (d *direction) setPacing() {
 	d.pacedGrant, d.pieceSize = 0, 0
 	rate, grant, smooth := unpaced, uint64(scratchSize), false
-	for _, l := range d.unit.path {
-		if r := l.shape.Bytes.Units(leaky.Second); r < rate {
-			rate, smooth = r, l.shape.BytesBurst == 0
+	for i := range d.unit.path {
+		shape := d.unit.path[i].grantShape()
+		if r := shape.Bytes.Units(leaky.Second); r < rate {
+			rate, smooth = r, shape.BytesBurst == 0
 		}
 		// Less where max_delay is short: datagrams of the same bucket wait for a grant.
-		time := min(leaky.FromDuration(pacedTime), max(leaky.FromDuration(grantTime), l.shape.MaxDelay/4))
-		grant = min(grant, l.shape.Bytes.Units(time))
+		time := min(leaky.FromDuration(pacedTime), max(leaky.FromDuration(grantTime), shape.MaxDelay/4))
+		grant = min(grant, shape.Bytes.Units(time))
 	}
 	if smooth && d.unit.grain < spliceMin {
 		piece := max(int(d.unit.grain)/2, minGrant)

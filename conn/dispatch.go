@@ -39,6 +39,9 @@ func (a *admission) dispatch(list []*gate, now leaky.Time) {
 				a.armPacer(gt, now)
 			case why != shaper.None || gt.reservedAgainst(first, first.paid):
 				gt.dueAt = 0 // a waiter for a slot is not late
+				if gt.share != nil {
+					gt.share.waitsSince = 0
+				}
 			case next == nil || first.ticketAt(first.pos) < next.ticketAt(next.pos):
 				next = first
 			}
@@ -85,6 +88,7 @@ func (a *admission) moveTo(q *waitQueue, i int, why shaper.Reason, now leaky.Tim
 func (a *admission) serveHead(q *waitQueue, now leaky.Time) leaky.Time {
 	if slices.ContainsFunc(q.gates, func(gt *gate) bool { return !gt.shape.Packets.Unlimited() }) {
 		now = a.clock() // a connection charged to an earlier instant would be followed too soon
+		a.sharing.follow(now)
 	}
 	w := q.waiters.First()
 	for i, gt := range q.gates {
@@ -95,7 +99,7 @@ func (a *admission) serveHead(q *waitQueue, now leaky.Time) leaky.Time {
 		if gt.dueAt > 0 {
 			ready = gt.dueAt
 		}
-		gt.take(w.paid, why, waited, ready, now)
+		a.take(gt, w.paid, why, waited, ready, now)
 		if gt.reserved.queue != nil { // others may wait even though it has a free slot
 			a.freed = append(a.freed, gt)
 		}

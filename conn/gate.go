@@ -3,6 +3,7 @@
 package conn
 
 import (
+	"math"
 	"net/netip"
 	"slices"
 	"time"
@@ -16,15 +17,14 @@ import (
 // gate is the semaphore of one bucket key, and limits its rate of new connections. Sources take turns
 // at it.
 type gate struct {
+	pacing   // new connections
 	id       uint64
-	key      shaper.Key
 	state    *shaper.LimitState
 	quota    *waitQuota
-	policy   *shaper.Policy // of limit and shape
+	policy   *shaper.Policy // of limit and whole
 	limit    *shaper.Limit
-	pool     *pool        // of downstreams; nil at the gate of a limit
-	shape    *leaky.Shape // rate of new connections
-	bucket   leaky.Bucket // of new connections
+	pool     *pool // of downstreams; nil at the gate of a limit
+	slots    int   // maximum of inFlight; noCap at the gate of a pool
 	inFlight int
 	waiting  int
 	sources  map[netip.Addr]*gateSource       // that need the gate, wherever they wait
@@ -40,6 +40,9 @@ type gate struct {
 func (a *admission) gatesFor(f *shaper.Flow, r shaper.Route) (list []*gate) {
 	for i := range r.Limits().All {
 		if l := a.policy.Limit(i); l.MaxConnections != 0 || l.NewConnections.N != 0 {
+			if l.Shared {
+				a.sharing.follow(a.clock())
+			}
 			list = append(list, a.gateFor(i, l, gateKey(a.policy, i, f, r)))
 		}
 	}
@@ -65,9 +68,15 @@ func (a *admission) gateFor(i int, l *shaper.Limit, key shaper.Key) *gate {
 	if gt == nil {
 		state := a.policy.State(i)
 		a.lastGateID++
+		shape := a.policy.NewConnections(i)
 		gt = &gate{
-			id: a.lastGateID, key: key, state: state, policy: a.policy, quota: a.quotaFor(state), limit: l,
-			shape: a.policy.NewConnections(i), bucket: a.shaper.CheckOut(key, a.clock()),
+			pacing: pacing{key: key, whole: shape, shape: shape},
+			id:     a.lastGateID, state: state, policy: a.policy, quota: a.quotaFor(state), limit: l, slots: a.slotsOf(l),
+		}
+		if l.Shared {
+			a.sharing.checkOut(&gt.pacing, nil, gt, a.clock())
+		} else {
+			gt.bucket = a.shaper.CheckOut(key, a.clock())
 		}
 		gt.timer.Fire = func(now leaky.Time) { a.dispatch([]*gate{gt}, now); a.run(now) }
 		a.byKey[key] = gt
@@ -84,10 +93,26 @@ func (a *admission) refresh(gt *gate) {
 	}
 	gt.policy = a.policy
 	if i := a.policy.IndexOf(gt.state); i >= 0 {
-		shape := a.policy.NewConnections(i)
-		gt.bucket.Rescale(gt.shape, shape, a.policySince)
-		gt.limit, gt.shape, gt.quota = a.policy.Limit(i), shape, a.quotaFor(gt.state)
+		gt.limit, gt.quota = a.policy.Limit(i), a.quotaFor(gt.state)
+		gt.slots = a.slotsOf(gt.limit)
+		a.sharing.reshape(&gt.pacing, nil, gt, a.policy.NewConnections(i), gt.limit.Shared, a.policySince)
 	}
+}
+
+// noCap is the maximum in flight without a cap.
+const noCap = math.MaxInt
+
+// slotsOf returns how many connections of a key of l may be in flight at this host.
+func (a *admission) slotsOf(l *shaper.Limit) int {
+	switch {
+	case l.MaxConnections == 0:
+		return noCap
+	case !l.Shared:
+		return l.MaxConnections
+	case a.hosts == 0:
+		return 0
+	}
+	return l.MaxConnections / a.hosts
 }
 
 // quotaFor returns the quota of a limit. A missing one is created.
@@ -104,13 +129,13 @@ func (a *admission) quotaFor(state *shaper.LimitState) *waitQuota {
 func (a *admission) dropUnused(list []*gate, now leaky.Time) {
 	for _, gt := range list {
 		switch {
-		case gt.inFlight > 0 || len(gt.sources) > 0:
+		case gt.inFlight > 0 || len(gt.sources) > 0 || gt.share.held():
 		case gt.pool != nil:
 			delete(gt.pool.listener.pools, gt.pool.key)
 		case a.byKey[gt.key] == gt:
 			delete(a.byKey, gt.key)
 			a.refresh(gt)
-			a.shaper.CheckIn(gt.key, gt.bucket, now)
+			a.sharing.checkIn(&gt.pacing, now)
 		}
 	}
 }
@@ -158,15 +183,15 @@ func (gt *gate) atCap(now leaky.Time) bool {
 	if gt.pool != nil {
 		return gt.pool.full(now)
 	}
-	return gt.limit.MaxConnections > 0 && gt.inFlight >= gt.limit.MaxConnections
+	return gt.inFlight >= gt.slots
 }
 
-func (gt *gate) atRate(now leaky.Time) bool { return gt.bucket.Depart(gt.shape, now) > now }
+func (gt *gate) atRate(now leaky.Time) bool { return gt.depart(now) > now }
 
 // take takes a slot for a connection that waited here for reason why, and could pass from ready on.
 // A timer that fired late refunds the cost of up to one connection. A readmitted connection is neither
 // charged nor counted again.
-func (gt *gate) take(paid bool, why shaper.Reason, waited, ready, now leaky.Time) {
+func (a *admission) take(gt *gate, paid bool, why shaper.Reason, waited, ready, now leaky.Time) {
 	if gt.pool != nil {
 		return // see grant
 	}
@@ -177,18 +202,30 @@ func (gt *gate) take(paid bool, why shaper.Reason, waited, ready, now leaky.Time
 	case paid:
 		return
 	case full != shaper.None: // and the limit observes, or the gate would be shut
+		if gt.share != nil && full == shaper.ByNewConnections {
+			a.sharing.wait(gt.share, gt.depart(now), now)
+		}
 		gt.state.Connections.Add(verdict, full, 1)
 		return
 	case why == shaper.None:
 		verdict = shaper.Pass
 	}
 	gt.bucket.Charge(gt.shape, 0, 1, leaky.CatchUp(ready, now, gt.shape.Packets.Cost(1)))
+	if gt.share != nil {
+		a.sharing.use(gt.share, 0, 1)
+		if gt.limit.Observe {
+			gt.share.waitsSince = 0
+		}
+	}
 	gt.state.Connections.Add(verdict, why, 1)
 	gt.state.SlotWait.Observe(waited.Duration())
 }
 
 // retryAfter is when a new connection would be admitted, after those that wait.
 func (gt *gate) retryAfter(now leaky.Time) time.Duration {
+	if gt.shut() {
+		return gt.limit.QueueTimeout
+	}
 	b := gt.bucket
 	b.Charge(gt.shape, 0, uint64(gt.waiting), now)
 	return (b.Depart(gt.shape, now) - now).Duration()

@@ -133,6 +133,7 @@ func (p *Proxy) Buckets(i int, keys ...shaper.Key) []shaper.BucketState {
 		if i >= policy.Len() {
 			return
 		}
+		p.loop.sharing.follow(now)
 		for n, k := range keys {
 			all[n] = p.bucket(policy, i, k, now)
 		}
@@ -141,26 +142,35 @@ func (p *Proxy) Buckets(i int, keys ...shaper.Key) []shaper.BucketState {
 }
 
 func (p *Proxy) bucket(policy *shaper.Policy, i int, k shaper.Key, now leaky.Time) (b shaper.BucketState) {
-	shape := policy.Shape(i)
-	bucket, _ := p.shaper.Peek(k, now)
+	bucket, share := p.shaper.Peek(k, now)
 	if q := p.loop.scheduler.byKey[k]; q != nil {
-		bucket = q.bucket
+		p.loop.scheduler.refresh(q, now)
+		bucket, share = q.current(now)
 		b.Queued, b.QueuedBytes = q.grants+int(q.queuedPackets), q.queuedBytes
-		bucket.Charge(shape, q.queuedBytes, q.queuedPackets, now)
+		bucket.Charge(&share.Shape, q.queuedBytes, q.queuedPackets, now)
 	}
-	b.NextDeparture = bucket.Depart(shape, now).Sub(now).Duration()
-	b.BacklogBytes, b.BacklogPackets = bucket.Backlog(shape, now)
+	b.Parts = share.Parts
+	b.NextDeparture = share.Depart(&bucket, now).Sub(now).Duration()
+	b.BacklogBytes, b.BacklogPackets = bucket.Backlog(&share.Shape, now)
 	k.Limit++
-	shape = policy.NewConnections(i)
-	bucket, _ = p.shaper.Peek(k, now)
+	bucket, share = p.shaper.Peek(k, now)
 	if gt := p.admission.byKey[k]; gt != nil {
 		p.admission.refresh(gt)
 		b.InFlight, b.Waiting, b.Reserved = gt.inFlight, gt.waiting, gt.reservedAgainst(nil, false)
-		bucket = gt.bucket
-		bucket.Charge(shape, 0, uint64(gt.waiting), now)
+		bucket, share = gt.current(now)
+		bucket.Charge(&share.Shape, 0, uint64(gt.waiting), now)
 	}
-	b.NextAdmission = bucket.Depart(shape, now).Sub(now).Duration()
+	b.NewParts = share.Parts
+	b.NextAdmission = share.Depart(&bucket, now).Sub(now).Duration()
 	return b
+}
+
+// current returns the bucket of b and its share.
+func (b *pacing) current(now leaky.Time) (leaky.Bucket, leaky.Share) {
+	if b.share != nil {
+		return b.bucket, b.share.Share
+	}
+	return b.bucket, leaky.NewShare(b.shape, shaper.Whole, shaper.Whole, now)
 }
 
 // logAccess writes the access log record of a connection, before its state is freed.

@@ -27,6 +27,7 @@ type loop struct {
 	clock     *pacer.Clock
 	pacer     *pacer.Pacer
 	scheduler *scheduler
+	sharing   *sharing
 
 	epoll         int
 	wakeFD        int // eventfd; written with mu, which others need to read it
@@ -79,7 +80,8 @@ func newLoop(clock *pacer.Clock, s *shaper.Shaper) (*loop, error) {
 		memory:  memory{max: maxQueuedBytes, holders: map[netip.Addr]*holder{}},
 		done:    make(chan struct{}),
 	}
-	l.scheduler = newScheduler(s, &l.pacer.Wheel, clock.Now)
+	l.sharing = newSharing(s, &l.pacer.Wheel, clock.Now, clock.Boot)
+	l.scheduler = l.sharing.scheduler
 	var err error
 	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("create epoll: %w", err)

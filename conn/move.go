@@ -21,6 +21,9 @@ const (
 
 // send moves one grant.
 func (d *direction) send(now leaky.Time) (bytes, packets uint64, requeue bool) {
+	if d.shares != 0 && d.shares != versionOf(d.unit.path) {
+		d.setGrant()
+	}
 	d.sizeGrant()
 	grant := d.unit.bytes
 	if grant > d.unit.grain {

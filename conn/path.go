@@ -40,14 +40,7 @@ func (sc *scheduler) newPath(spec pathSpec) []hop {
 		if !hasQueue(p, i) {
 			continue
 		}
-		key := p.Key(i, spec.flow, spec.route)
-		q := sc.byKey[key]
-		if q == nil {
-			q = &queue{key: key, bucket: sc.shaper.CheckOut(key, sc.clock()), state: p.State(i), shape: p.Shape(i)}
-			q.timer.Fire = func(now leaky.Time) { sc.markRunnable(q); sc.run(now) }
-			sc.byKey[key] = q
-		}
-		sc.refresh(q, sc.clock())
+		q := sc.queueFor(p, i, p.Key(i, spec.flow, spec.route), sc.clock())
 		if p.Limit(i).Scheduling == shaper.ScheduleFIFO {
 			fifo |= 1 << len(list)
 		}
@@ -58,6 +51,34 @@ func (sc *scheduler) newPath(spec pathSpec) []hop {
 		path[i] = q.addFlow(spec.flow, fifo&(1<<i) != 0, spec.unverified, list[i+1:])
 	}
 	return path
+}
+
+// queueFor returns the queue of key, a key of limit i of p. A missing one is created.
+func (sc *scheduler) queueFor(p *shaper.Policy, i int, key shaper.Key, now leaky.Time) *queue {
+	q := sc.byKey[key]
+	if q == nil {
+		q = &queue{pacing: pacing{key: key, whole: p.Shape(i), shape: p.Shape(i)}, state: p.State(i)}
+		if p.Limit(i).Shared {
+			sc.sharing.checkOut(&q.pacing, q, nil, now)
+		} else {
+			q.bucket = sc.shaper.CheckOut(key, now)
+		}
+		q.timer.Fire = func(now leaky.Time) { sc.markRunnable(q); sc.run(now) }
+		sc.byKey[key] = q
+	}
+	sc.refresh(q, now)
+	return q
+}
+
+// dropUnused removes q if no flow needs it, and it is not held.
+func (sc *scheduler) dropUnused(q *queue, now leaky.Time) {
+	if q.refs > 0 || q.share.held() {
+		return
+	}
+	sc.wheel.Cancel(&q.timer)
+	delete(sc.byKey, q.key)
+	sc.refresh(q, now)
+	sc.sharing.checkIn(&q.pacing, now)
 }
 
 // hasQueue reports whether limit i of p queues units.
@@ -130,12 +151,8 @@ func (sc *scheduler) releasePath(path []hop, now leaky.Time) {
 	for i := range path {
 		q := path[i].queue
 		path[i].removeFlow()
-		if q.refs--; q.refs == 0 {
-			sc.wheel.Cancel(&q.timer)
-			delete(sc.byKey, q.key)
-			sc.refresh(q, now)
-			sc.shaper.CheckIn(q.key, q.bucket, now)
-		}
+		q.refs--
+		sc.dropUnused(q, now)
 	}
 }
 

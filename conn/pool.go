@@ -54,7 +54,8 @@ func (ln *listener) pool(to target, failed []*downstream) *gate {
 	if gt == nil {
 		gates.lastGateID++
 		gt = &gate{
-			id: gates.lastGateID, state: ln.poolState, quota: &ln.poolQuota, shape: &leaky.Shape{},
+			pacing: pacing{shape: &leaky.Shape{}},
+			id:     gates.lastGateID, state: ln.poolState, quota: &ln.poolQuota, slots: noCap,
 			limit: &shaper.Limit{Name: poolName, QueueTimeout: config.ConnectTimeout, MaxQueue: maxPoolWaiters},
 			pool:  &pool{ln, key, to, slices.Clone(failed)},
 		}

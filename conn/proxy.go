@@ -39,6 +39,8 @@ type Proxy struct {
 	// listMu protects:
 	lastListing uint64 // number of the last listing
 
+	demandMu sync.Mutex // serializes reports of demand
+
 	// The loop's thread owns:
 	admission    *admission
 	sessions     registry[*session]
@@ -51,7 +53,7 @@ type Proxy struct {
 	ackMonitor   ackMonitor
 }
 
-// Options are what a proxy needs. All fields are required.
+// Options are what a proxy needs. All fields are required, except OnShort.
 type Options struct {
 	Shaper *shaper.Shaper // whose policy the proxy enforces
 	Clock  *pacer.Clock
@@ -59,6 +61,10 @@ type Options struct {
 	// Log gets changes of state. TrafficLog gets the access log and, rate limited, what sources cause.
 	// The handlers of both must not block: the thread that moves bytes logs too.
 	Log, TrafficLog *slog.Logger
+
+	// OnShort is called when units have begun to wait for parts of a shared bucket, and when the last
+	// report was made they did not. It must not block: the thread that moves bytes calls it.
+	OnShort func()
 }
 
 // New returns a proxy. It listens after the first Apply, and must be closed.
@@ -75,7 +81,7 @@ func New(o Options) (*Proxy, error) {
 		flows: map[flowKey]*udpFlow{}, pendingByKey: map[flowKey]*pendingFlow{}, ackMonitor: ackMonitor{timeout: ackTimeout},
 	}
 	p.resolver = newResolver(p.trafficLog, func() { l.post(p.wakeAll) })
-	p.admission = newAdmission(o.Shaper, &l.pacer.Wheel, o.Clock.Now)
+	p.admission, l.sharing.onShort = l.sharing.admission, o.OnShort
 	go l.run()
 	return p, nil
 }
@@ -148,6 +154,7 @@ func (p *Proxy) Close() {
 		for _, ln := range p.listeners {
 			ln.stopProbes()
 		}
+		p.loop.runLater(p.loop.sharing.close) // after the sessions have left their queues
 	})
 	p.loop.stop()
 	if r := p.rejecter.Load(); r != nil {

@@ -14,14 +14,13 @@ import (
 // queue is the queue of one bucket. It exists while a flow needs it. Sources take turns in it, and so
 // do the flows of a source.
 type queue struct {
-	key        shaper.Key
-	policy     *shaper.Policy // of shape, see refresh
-	shape      *leaky.Shape
+	pacing
+	policy     *shaper.Policy // of whole, see refresh
 	state      *shaper.LimitState
-	sendReject bool // reply to the source of a refused datagram with an ICMP error
-	bucket     leaky.Bucket
+	sendReject bool        // reply to the source of a refused datagram with an ICMP error
+	observes   bool        // the limit only observes, and hosts share it: others have no queue
 	meter      leaky.Meter // of what left
-	refs       int
+	refs       int         // flows
 
 	root          fairq.Node[unit]
 	sources       map[netip.Addr]*sourceQueue
@@ -39,6 +38,9 @@ type queue struct {
 
 // full reports whether q cannot take another unit at now.
 func (q *queue) full(now leaky.Time) bool {
+	if q.shut() { // until nobody knows when: what would be full at the whole rate is full at any share
+		return max(q.whole.Cost(q.queuedBytes, q.queuedPackets)) > q.shape.MaxDelay
+	}
 	b := q.bucket
 	b.Charge(q.shape, q.queuedBytes, q.queuedPackets, now)
 	return b.Depart(q.shape, now)-now > q.shape.MaxDelay
@@ -47,6 +49,12 @@ func (q *queue) full(now leaky.Time) bool {
 // cost is how long q lets nothing leave after a unit of that size.
 func (q *queue) cost(bytes, packets uint64) leaky.Time {
 	return max(q.shape.Cost(bytes, packets))
+}
+
+// weight is what a unit of that size counts for among the sources of q. It is the cost, except if hosts
+// share the limit: a change of the share must not favor those that were served before it, or after.
+func (q *queue) weight(bytes, packets uint64) leaky.Time {
+	return max(q.whole.Cost(bytes, packets))
 }
 
 // addBacklog and subBacklog count a unit in q. The bytes of a grant are not counted: they wait at
@@ -94,17 +102,22 @@ func (sc *scheduler) refresh(q *queue, now leaky.Time) {
 	if i < 0 {
 		return // the limit was removed; connections of removed listeners keep it
 	}
-	next := policy.Shape(i)
-	changed := *next != *q.shape
-	if changed {
-		q.bucket.Rescale(q.shape, next, now)
-		q.meter = leaky.Meter{} // the old rate no longer applies
-		sc.markRunnable(q)
+	l := policy.Limit(i)
+	changed := sc.sharing.reshape(&q.pacing, q, nil, policy.Shape(i), l.Shared, now)
+	if q.observes && !l.Observe {
+		q.bucket.CapToBurst(q.shape, now)
 	}
-	q.shape, q.sendReject = next, policy.Limit(i).RefuseWith == shaper.RefuseReject
+	q.sendReject, q.observes = l.RefuseWith == shaper.RefuseReject, l.Observe
 	if changed {
-		sc.rebook(q, now)
+		sc.reshaped(q, now)
 	}
+}
+
+// reshaped is called when the shape of q has changed.
+func (sc *scheduler) reshaped(q *queue, now leaky.Time) {
+	q.meter = leaky.Meter{} // the old rate no longer applies
+	sc.rebook(q, now)
+	sc.markRunnable(q)
 }
 
 // fullDatagram is the least size for which lateness is compensated: that of a datagram that fills an

@@ -161,7 +161,7 @@ func (gt *gate) reservedAgainst(q *waitQueue, paid bool) bool {
 	if r == nil || r == q || r.gates[r.pos] == gt || q != nil && gt.isEarlier(q, r) {
 		return false
 	}
-	return gt.limit.MaxConnections > 0 && gt.inFlight+1 >= gt.limit.MaxConnections ||
+	return gt.inFlight+1 >= gt.slots ||
 		!paid && !r.paid && !gt.shape.Packets.Unlimited()
 }
 

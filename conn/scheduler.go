@@ -3,6 +3,8 @@
 package conn
 
 import (
+	"slices"
+
 	"shaperd.dev/shaperd/conn/internal/fairq"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
@@ -63,10 +65,11 @@ type scheduler struct {
 	work        []*queue // queues whose head may be able to move
 	running     bool     // run is on the stack
 	lastBooking uint64   // bookingSeq of the last unit booked
+	sharing     *sharing
 }
 
-func newScheduler(s *shaper.Shaper, w *pacer.Wheel, clock func() leaky.Time) *scheduler {
-	return &scheduler{shaper: s, wheel: w, clock: clock, byKey: map[shaper.Key]*queue{}}
+func newScheduler(sg *sharing) *scheduler {
+	return &scheduler{shaper: sg.shaper, wheel: sg.wheel, clock: sg.clock, byKey: map[shaper.Key]*queue{}, sharing: sg}
 }
 
 // submit enqueues u, which must have a path. It may leave or be refused before submit returns.
@@ -88,7 +91,7 @@ func (sc *scheduler) begin(u *unit, now leaky.Time) {
 func (sc *scheduler) enqueue(u *unit, now leaky.Time) {
 	h := &u.path[u.pos]
 	q := h.queue
-	u.enqueuedAt, u.cost = now, q.cost(u.bytes, u.packets)
+	u.enqueuedAt, u.cost = now, q.weight(u.bytes, u.packets)
 	for u.droppable && !u.accepted && q.full(now) {
 		longest := q.root.Longest(h.flowQueue, u.cost)
 		if longest == nil {
@@ -146,12 +149,18 @@ func (sc *scheduler) serve(q *queue, now leaky.Time) {
 			continue
 		}
 		h, last := &u.path[u.pos], u.pos+1 == len(u.path)
-		ready := q.bucket.Depart(q.shape, now)
+		ready := q.depart(now)
 		if last && q.blocked != nil {
 			ready = q.earliest(u, now, now)
 		}
 		if ready > now {
 			u.delayedAt |= 1 << u.pos
+			if q.share != nil {
+				sc.sharing.wait(q.share, ready, now)
+				if u.droppable {
+					ready = min(ready, u.deadline(q.shape)+1)
+				}
+			}
 			sc.armTimer(q, ready)
 			return
 		}
@@ -172,6 +181,9 @@ func (sc *scheduler) serve(q *queue, now leaky.Time) {
 		}
 		sc.depart(u, now)
 		return
+	}
+	if q.share != nil && len(q.bookings) == 0 {
+		q.share.waitsSince = 0
 	}
 	sc.armTimer(q, leaky.Never)
 }
@@ -203,6 +215,9 @@ func (sc *scheduler) depart(u *unit, now leaky.Time) {
 		// The thread may have been delayed since now was read, and the unit left later. If it were
 		// charged to the earlier instant, units after it would exceed the rate.
 		now = sc.clock()
+		if len(sc.sharing.shares) > 0 && slices.ContainsFunc(path, func(h hop) bool { return h.share != nil }) {
+			sc.sharing.follow(now)
+		}
 	}
 	var last leaky.Time
 	if paid > 0 {
@@ -218,6 +233,10 @@ func (sc *scheduler) depart(u *unit, now leaky.Time) {
 			}
 			charged := leaky.CatchUp(ready, now, slack)
 			q.bucket.Charge(q.shape, bytes, packets, charged)
+			if q.share != nil {
+				sc.sharing.use(q.share, bytes, packets)
+				cost = q.weight(bytes, packets)
+			}
 			q.state.Conformance.Record(q.meter.Record(q.shape, bytes, packets, slack, now))
 			h.usage.bytes += bytes
 			if paid > 0 && i == len(path)-1 {
@@ -319,5 +338,10 @@ func (sc *scheduler) leaveEarlier(u *unit, n int) {
 // expired reports whether u, a datagram, has waited far beyond max_delay because others went first.
 // The margin allows for a late thread, which would otherwise lose datagrams that it only delays.
 func (u *unit) expired(shape *leaky.Shape, now leaky.Time) bool {
-	return u.droppable && now.Sub(u.enqueuedAt) > u.cost+shape.MaxDelay+shape.MaxDelay/2+leaky.Second/50
+	return u.droppable && now > u.deadline(shape)
+}
+
+// deadline is when u expires.
+func (u *unit) deadline(shape *leaky.Shape) leaky.Time {
+	return u.enqueuedAt.Add(u.cost + shape.MaxDelay + shape.MaxDelay/2 + leaky.Second/50)
 }

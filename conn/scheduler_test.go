@@ -30,7 +30,8 @@ type rig struct {
 func newRig(t *testing.T, limits ...shaper.Limit) *rig {
 	s := shaper.New(1000)
 	r := &rig{t: t, shaper: s, wheel: new(pacer.Wheel), now: leaky.Second, departures: map[*queue]*sigma{}, refusedBy: map[string]int{}}
-	r.scheduler = newScheduler(s, r.wheel, func() leaky.Time { return r.now })
+	clock := func() leaky.Time { return r.now }
+	r.scheduler = newSharing(s, r.wheel, clock, clock).scheduler
 	r.policy = policy(t, s, limits...)
 	s.Swap(r.policy, 0)
 	return r

@@ -243,6 +243,9 @@ func (a *admission) unlink(q *waitQueue, now leaky.Time) {
 		a.wheel.Cancel(&gt.timer)
 		a.wheel.Cancel(&gt.relief)
 		gt.dueAt = 0
+		if gt.share != nil {
+			gt.share.waitsSince = 0
+		}
 	}
 }
 
@@ -286,8 +289,18 @@ func (src *gateSource) addWaiting(n int) {
 
 // armPacer schedules a dispatch at gt for when its rate allows the next connection.
 func (a *admission) armPacer(gt *gate, now leaky.Time) {
-	gt.dueAt = gt.bucket.Depart(gt.shape, now)
+	gt.dueAt = gt.depart(now)
+	if gt.share != nil {
+		a.sharing.wait(gt.share, gt.dueAt, now)
+	}
 	a.wheel.Schedule(&gt.timer, gt.dueAt)
+}
+
+// rearm is armPacer after a change of the share of gt, if something waits for its rate.
+func (a *admission) rearm(gt *gate, now leaky.Time) {
+	if gt.dueAt > 0 {
+		a.armPacer(gt, now)
+	}
 }
 
 // sourceKey is the source that w counts as.

@@ -52,6 +52,11 @@ type BucketState struct {
 	QueuedBytes                  uint64        // bytes of datagrams in the queue
 	NextDeparture                time.Duration // delay of a unit that is enqueued now
 	NextAdmission                time.Duration // delay of a new connection by new_connections
-	InFlight, Waiting            int           // connections
-	Reserved                     bool          // the free slot or admission is reserved for a waiter that also needs those of other limits
+
+	// Of a shared limit, Parts and NewParts are what this host may use of the bucket and of that of
+	// new connections. With 0 parts the delay is years.
+	Parts, NewParts uint32
+
+	InFlight, Waiting int  // connections
+	Reserved          bool // the free slot or admission is reserved for a waiter that also needs those of other limits
 }

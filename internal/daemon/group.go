@@ -187,10 +187,7 @@ func (n sharedNames) Name(k shaper.Key) string { return n.Policy().ShareName(k) 
 func (n sharedNames) Key(name string) (k shaper.Key, plane int, ok bool) {
 	p := n.Policy()
 	k, limit, err := p.ParseShareName(name)
-	if err == nil && p.Limit(limit).InPacketPlane() {
-		plane = 1
-	}
-	return k, plane, err == nil
+	return k, 0, err == nil && !p.Limit(limit).InPacketPlane()
 }
 
 func (n sharedNames) Always() []string { return n.Policy().UnkeyedShares() }

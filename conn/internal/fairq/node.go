@@ -158,6 +158,9 @@ func (n *Node[T]) Adjust(by leaky.Time) {
 	}
 }
 
+// Active returns how many children of n take turns.
+func (n *Node[T]) Active() int { return len(n.activeChildren) }
+
 // Suspended reports whether n takes no turns, even if it has units.
 func (n *Node[T]) Suspended() bool { return n.suspended }
 

@@ -1,0 +1,137 @@
+// Owner: the loop's thread, except for the methods of Proxy.
+
+package conn
+
+import (
+	"cmp"
+	"slices"
+
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+)
+
+const (
+	// shortAfter is how long units of a shared bucket must have waited without a break before it counts
+	// as short. Two packets that come together wait as well, at any share.
+	shortAfter = leaky.Second / 200
+
+	// maxListed bounds the buckets whose use is to be reported. If there are more, what they use is not
+	// counted, and they keep the parts of a cold one.
+	maxListed = 1 << 16
+
+	// maxDemands is the maximum number of buckets in a report.
+	maxDemands = 10_000
+
+	// reportBatch is how many buckets the loop looks at before bytes have their turn: 0.1 ms.
+	reportBatch = 1000
+)
+
+// Demands appends to all what has left of shared limits since the last call, and what waits: of
+// buckets that are hot, and of cold ones of which units wait, or of whose part more than 80 % were
+// used. Of a hot bucket that it leaves out, nothing has left and nothing waits. It returns the 10,000
+// heaviest at most, first those of which units wait, then those of which most has left.
+func (p *Proxy) Demands(all []shaper.Demand) []shaper.Demand {
+	p.demandMu.Lock()
+	defer p.demandMu.Unlock()
+	sg, own := p.loop.sharing, len(all)
+	var span leaky.Time
+	p.loop.call(func(leaky.Time) { span = sg.beginReport() })
+	for more := true; more; {
+		p.loop.call(func(now leaky.Time) {
+			all, more = sg.report(all, span, now)
+			for end := now + followSlice; p.shaper.Migrate() && now < end; now = p.loop.clock.Now() {
+			}
+		})
+	}
+	slices.SortFunc(all[own:], func(a, b shaper.Demand) int {
+		return cmp.Or(min(b.Waiting, 1)-min(a.Waiting, 1), cmp.Compare(b.Used, a.Used))
+	})
+	return all[:min(len(all), own+maxDemands)]
+}
+
+// beginReport begins a report, and returns the time since the last one.
+func (sg *sharing) beginReport() leaky.Time {
+	now := sg.clock()
+	span := now.Sub(sg.reportedAt)
+	sg.reportedAt = now
+	sg.reporting, sg.listed, sg.reported = sg.listed, sg.reporting[:0], 0
+	return span
+}
+
+// report appends what is to be reported of the next buckets, and reports whether there are more.
+func (sg *sharing) report(all []shaper.Demand, span, now leaky.Time) (_ []shaper.Demand, more bool) {
+	end := min(sg.reported+reportBatch, len(sg.reporting))
+	for ; sg.reported < end; sg.reported++ {
+		sh := sg.reporting[sg.reported]
+		sg.reporting[sg.reported] = nil
+		if !sh.listed { // its limit is gone
+			continue
+		}
+		sh.listed = false
+		used := max(sh.whole.Cost(sh.bytes, sh.packets))
+		d := shaper.Demand{Key: sh.key, Used: used}
+		sh.bytes, sh.packets = 0, 0
+		if sh.short = sh.isShort(now); sh.short {
+			d.Waiting = max(sh.waiting(), 1)
+			sg.list(sh) // to report when that ends
+		}
+		if sh.hot || sh.short || float64(used) > 0.8*float64(span)*float64(sh.Parts)/shaper.Whole {
+			all = append(all, d)
+		}
+		sg.dropUnused(sh, now)
+	}
+	return all, end < len(sg.reporting)
+}
+
+// list makes the next report look at sh.
+func (sg *sharing) list(sh *share) {
+	if !sh.listed && len(sg.listed) < maxListed {
+		sh.listed = true
+		sg.listed = append(sg.listed, sh)
+	}
+}
+
+// use counts what has left.
+func (sg *sharing) use(sh *share, bytes, packets uint64) {
+	sh.bytes += bytes
+	sh.packets += packets
+	sg.list(sh)
+}
+
+// wait records that a unit has to wait until due.
+func (sg *sharing) wait(sh *share, due, now leaky.Time) {
+	if sh.waitsSince == 0 {
+		sh.waitsSince = now
+	}
+	sg.list(sh)
+	if !sh.short && due.Sub(sh.waitsSince) >= shortAfter {
+		sh.short = true
+		if sg.onShort != nil {
+			sg.onShort()
+		}
+	}
+}
+
+// isShort reports whether units have been waiting for long. If the limit only observes, they wait while
+// its bucket would let none leave.
+func (sh *share) isShort(now leaky.Time) bool {
+	observes := sh.queue != nil && sh.queue.observes || sh.gate != nil && sh.gate.limit.Observe
+	if observes && sh.depart(now) <= now {
+		sh.waitsSince = 0
+	}
+	return sh.waitsSince != 0 && sh.depart(now).Sub(sh.waitsSince) >= shortAfter
+}
+
+// waiting is how many sources wait for the bucket, as far as the limit enforces.
+func (sh *share) waiting() int {
+	if sh.gate != nil {
+		return len(sh.gate.queued)
+	}
+	n := sh.queue.root.Active()
+	for _, b := range sh.queue.bookings {
+		if b.unit.path[b.unit.bottleneck].queue == sh.queue {
+			n++
+		}
+	}
+	return n
+}
