@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -111,6 +112,19 @@ func TestGroup(t *testing.T) {
 	}
 	gw3.reloadWith(gw3.text)
 	gw1.waitShared("agreement", func(s *api.Shared) bool { return s.Differing == 0 && len(s.Problems) == 0 })
+
+	// doctor asks the ledger itself. Other checks may fail on this host.
+	out, _ = gw2.verb("doctor", "--json", "--config", gw2.config)
+	if !regexp.MustCompile(`"name": "shared",\s*"state": "ok",\s*"text": "the ledger at shaperd://[0-9.:]+ answers in [0-9.]+[mµ]s, with 3 of 3 hosts"`).MatchString(out) {
+		t.Errorf("doctor:\n%s", out)
+	}
+	other := writeConfig(t, "", strings.Replace(gw2.text, "80Mbit/s", "90Mbit/s", 1))
+	out, _ = gw2.verb("doctor", "--json", "--config", other)
+	for _, want := range []string{`hosts disagree about limit \"total\": here rate 90Mbit/s = 11.25MB/s; at gw1 rate 80Mbit/s = 10MB/s.`, "at gw3", "the daemon has other shared limits than the configuration"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is not in:\n%s", want, out)
+		}
+	}
 
 	// A host that runs cannot be forgotten.
 	gw1.mustFail("shared forget gw2 --yes", `the ledger keeps the part of "gw2"`)

@@ -92,8 +92,7 @@ func whyAlone(c *config.Shared, m *member.Status) string {
 	case m.LastError != "":
 		return "no ledger answers: " + m.LastError
 	case m.Refused == cluster.RefusedParams:
-		there, here := paramsText(m.Ledger), paramsText(sharing.Params(c))
-		return fmt.Sprintf("the group has %s, and this host %s", sharing.ValuesWithout(there, here), sharing.ValuesWithout(here, there))
+		return sharing.ParamsDifference(m.Ledger, sharing.Params(c))
 	case m.Refused == cluster.RefusedTooMany:
 		return fmt.Sprintf("hosts = %d, and there are as many without this one: raise it on all hosts, or \"shaperd shared forget HOST\" for one that is gone", c.Hosts)
 	case m.Refused == cluster.RefusedOld:
@@ -104,16 +103,6 @@ func whyAlone(c *config.Shared, m *member.Status) string {
 		return "it had left, and the ledger does not know yet whose place it may take"
 	}
 	return "the ledger does not know yet what the others use"
-}
-
-// paramsText formats what all hosts of a group must agree on, as in the configuration.
-func paramsText(p cluster.Params) string {
-	failover := config.FailoverFast
-	if p.Strict {
-		failover = config.FailoverStrict
-	}
-	return fmt.Sprintf("hosts = %d; lease = %q; steps of the clock, half a lease or five intervals, of %s; failover = %q", p.Hosts,
-		config.FormatDuration(p.Lease.Duration()), config.FormatDuration(p.Step.Duration()), failover)
 }
 
 // passText formats what this host lets pass of each bucket.

@@ -56,6 +56,7 @@ var checks = []struct {
 	{"programs", true, (*doctor).checkForeign},
 	{"ports", true, (*doctor).ports},
 	{"downstreams", true, (*doctor).downstreams},
+	{"shared", true, (*doctor).shared},
 }
 
 // doctor checks a host and a configuration.

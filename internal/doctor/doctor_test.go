@@ -12,8 +12,10 @@ import (
 	"testing/fstest"
 	"time"
 
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/bpf"
 	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/config"
 )
 
 // fakeFiles is a fake file system, except below a real folder.
@@ -114,6 +116,9 @@ type hostSpec struct {
 
 	foreign    []bpf.Foreign
 	foreignErr error
+
+	ledgers  map[string]ledgerAnswer // by the host in the URL; others do not answer
+	problems []api.Problem           // of the daemon, about shared limits
 }
 
 func (p hostSpec) doctor(t *testing.T, text string) *doctor {
@@ -193,6 +198,14 @@ func (p hostSpec) doctor(t *testing.T, text string) *doctor {
 			return nil
 		},
 		systemctl: func(...string) (string, error) { return p.unit, nil },
+		askLedger: func(s *config.Shared) (ledgerAnswer, error) {
+			_, host, _ := strings.Cut(s.Store[0], "://")
+			if a, is := p.ledgers[host]; is {
+				return a, nil
+			}
+			return ledgerAnswer{}, errors.New("connection refused")
+		},
+		sharedOf: func(string) (api.Shared, error) { return api.Shared{Problems: p.problems}, nil },
 		resolve: func(string) error {
 			if p.unreachable {
 				return no

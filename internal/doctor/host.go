@@ -17,8 +17,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/bpf"
 	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/config"
 )
 
 // host is what doctor sees of a host. Tests replace it.
@@ -30,6 +32,8 @@ type host struct {
 	systemctl   func(args ...string) (string, error)
 	resolve     func(name string) error
 	dial        func(network, address string) error
+	askLedger   func(*config.Shared) (ledgerAnswer, error)
+	sharedOf    func(socket string) (api.Shared, error) // of the daemon
 }
 
 // Timeouts of doctor.
@@ -62,6 +66,8 @@ func thisHost(ctx context.Context) host {
 			}
 			return c.Close()
 		},
+		askLedger: func(s *config.Shared) (ledgerAnswer, error) { return askLedger(ctx, s) },
+		sharedOf:  func(socket string) (api.Shared, error) { return api.NewClient(socket).Shared(ctx) },
 	}
 }
 

@@ -68,7 +68,7 @@ func Differences(host string, here map[string]string, there Info) (all []api.Sha
 		case len(there.Limits)+len(there.Hashes) == 0 || isThere && text == other:
 			continue
 		case isHere && isThere:
-			d.Here, d.There = ValuesWithout(text, other), ValuesWithout(other, text)
+			d.Here, d.There = valuesWithout(text, other), valuesWithout(other, text)
 		default:
 			d.Here, d.There = text, other
 		}
@@ -80,12 +80,31 @@ func Differences(host string, here map[string]string, there Info) (all []api.Sha
 	return all
 }
 
-// ValuesWithout returns the values of a line that another one does not have, or all if there are none.
-func ValuesWithout(line, other string) string {
+// valuesWithout returns the values of a line that another one does not have, or all if there are none.
+func valuesWithout(line, other string) string {
 	has := strings.Split(other, "; ")
 	left := slices.DeleteFunc(strings.Split(line, "; "), func(v string) bool { return slices.Contains(has, v) })
 	if len(left) == 0 {
 		return line
 	}
 	return strings.Join(left, "; ")
+}
+
+// DifferenceText says what d is: "about limit "total": here rate 80Mbit/s; at gw2 rate 90Mbit/s."
+func DifferenceText(d api.SharedDifference) string {
+	name := fmt.Sprintf("limit %q", d.Limit)
+	if d.Limit == "[shared]" {
+		name = d.Limit
+	}
+	switch {
+	case d.Limit == "":
+		return fmt.Sprintf("about shared limits: those at %s are not the same as here.", d.Host)
+	case d.Here == "" && d.There == "":
+		return fmt.Sprintf("about %s: it is not the same at %s as here.", name, d.Host)
+	case d.Here == "":
+		return fmt.Sprintf("about %s: it is shared at %s, and not here.", name, d.Host)
+	case d.There == "":
+		return fmt.Sprintf("about %s: it is shared here, and not at %s.", name, d.Host)
+	}
+	return fmt.Sprintf("about %s: here %s; at %s %s.", name, d.Here, d.Host, d.There)
 }

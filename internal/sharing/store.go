@@ -3,6 +3,7 @@
 package sharing
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,6 +23,22 @@ func Params(s *config.Shared) cluster.Params {
 		Hosts: s.Hosts, Lease: cluster.FromDuration(s.Lease), Step: cluster.FromDuration(max(s.Lease/2, 5*s.Interval)),
 		Strict: s.Failover == config.FailoverStrict || peer.NeedsStrict(s.Store),
 	}
+}
+
+// ParamsDifference says how the parameters of the group differ from those of this host.
+func ParamsDifference(group, here cluster.Params) string {
+	there, own := paramsText(group), paramsText(here)
+	return fmt.Sprintf("the group has %s, and this host %s", valuesWithout(there, own), valuesWithout(own, there))
+}
+
+// paramsText formats what all hosts of a group must agree on, as in the configuration.
+func paramsText(p cluster.Params) string {
+	failover := config.FailoverFast
+	if p.Strict {
+		failover = config.FailoverStrict
+	}
+	return fmt.Sprintf("hosts = %d; lease = %q; steps of the clock, half a lease or five intervals, of %s; failover = %q", p.Hosts,
+		config.FormatDuration(p.Lease.Duration()), config.FormatDuration(p.Step.Duration()), failover)
 }
 
 // HostName returns the name of this host in its group.

@@ -42,7 +42,7 @@ var allowed = map[string][]string{
 	"internal/explain":       {"api", "shaper", "shaper/config"},
 	"internal/sharing":       {"api", "cluster", "cluster/member", "cluster/peer", "cluster/redis", "shaper/config"},
 	"internal/plan":          {"bpf", "conn/tproxy", "control", "shaper", "shaper/asn", "shaper/config"},
-	"internal/doctor":        {"bpf", "conn", "internal/plan", "shaper", "shaper/config"},
+	"internal/doctor":        {"api", "bpf", "cluster", "cluster/redis", "conn", "internal/plan", "internal/sharing", "shaper", "shaper/config"},
 	"internal/daemon":        {"api", "bpf", "cluster", "cluster/member", "cluster/peer", "conn", "conn/tproxy", "control", "control/metrics", "control/monitor", "internal/explain", "internal/logging", "internal/plan", "internal/safefile", "internal/sharing", "leaky", "leaky/pacer", "shaper", "shaper/config"},
 	"internal/cli":           {"api", "bpf", "conn/tproxy", "control", "internal/daemon", "internal/doctor", "internal/explain", "internal/plan", "internal/safefile", "internal/term", "shaper", "shaper/config"},
 	"cmd/shaperd":            {"internal/cli"},
