@@ -200,7 +200,7 @@ func BenchmarkShares(b *testing.B) {
 			}
 		}
 	})
-	for name, shared := range map[string]bool{"unit, shared": true, "unit": false} {
+	for name, shared := range map[string]bool{"shared unit": true, "unit": false} {
 		b.Run(name, func(b *testing.B) {
 			s := shaper.New(1000)
 			wheel, now := new(pacer.Wheel), leaky.Second

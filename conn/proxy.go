@@ -39,6 +39,7 @@ type Proxy struct {
 	// listMu protects:
 	lastListing uint64 // number of the last listing
 
+	sharesMu sync.Mutex // serializes changes of shares
 	demandMu sync.Mutex // serializes reports of demand
 
 	// The loop's thread owns:

@@ -55,8 +55,22 @@ func newSharing(s *shaper.Shaper, w *pacer.Wheel, clock, boot func() leaky.Time)
 // SetShares changes what p may use of shared limits. When it returns, nothing leaves any more that
 // needs more than that. Before the first call nothing leaves that is under a shared limit.
 func (p *Proxy) SetShares(s shaper.Shares) {
-	p.loop.call(func(leaky.Time) { p.loop.sharing.set(&s) })
+	p.sharesMu.Lock()
+	defer p.sharesMu.Unlock()
+	sg, rest := p.loop.sharing, s.Given
+	if s.Reset { // all buckets change at one instant
+		rest = nil
+	} else {
+		s.Given = nil
+	}
+	p.loop.call(func(leaky.Time) { sg.set(&s) })
+	for batch := range slices.Chunk(rest, givenBatch) {
+		p.loop.call(func(leaky.Time) { sg.give(batch, sg.clock()) })
+	}
 }
+
+// givenBatch is how many buckets get their parts before bytes have their turn: 0.2 ms.
+const givenBatch = 500
 
 // set puts s into effect.
 func (sg *sharing) set(s *shaper.Shares) {
@@ -68,21 +82,11 @@ func (sg *sharing) set(s *shaper.Shares) {
 	if s.Reset {
 		sg.given = make(map[shaper.Key]uint32, len(s.Given))
 	}
-	for _, g := range s.Given {
-		sg.given[g.Key] = g.Parts
-	}
 	for _, k := range s.Cold {
 		delete(sg.given, k)
 	}
-	if sg.setCold(now) || !leased || !sg.leased() {
-		sg.updateAll(now)
-	}
-	policy := sg.shaper.Policy()
-	for _, g := range s.Given {
-		if sh := sg.open(policy, g.Key, now); sh != nil {
-			sg.update(sh, now)
-		}
-	}
+	changed := sg.setCold(now) // before buckets return to the table
+	sg.give(s.Given, now)
 	for _, k := range s.Cold {
 		sg.cool(k, now)
 	}
@@ -93,8 +97,23 @@ func (sg *sharing) set(s *shaper.Shares) {
 			}
 		}
 	}
+	if changed || !leased || !sg.leased() {
+		sg.updateAll(now)
+	}
 	sg.arm(now)
 	sg.admission.setHosts(s.Lease.Hosts, now)
+}
+
+// give makes buckets hot, or changes the parts of hot ones.
+func (sg *sharing) give(given []shaper.KeyParts, now leaky.Time) {
+	policy := sg.shaper.Policy()
+	for _, g := range given {
+		sg.given[g.Key] = g.Parts
+		if sh := sg.open(policy, g.Key, now); sh != nil {
+			sh.hot = true
+			sg.setParts(sh, sg.lease.Parts(g.Parts, sg.at), now)
+		}
+	}
 }
 
 // follow changes parts if the lease has changed them, as of the instants at which it did.
@@ -167,8 +186,12 @@ func (sg *sharing) updateAll(now leaky.Time) {
 
 // update gives sh the parts that it has now.
 func (sg *sharing) update(sh *share, now leaky.Time) {
-	parts, hot := sg.parts(sh.key)
-	sh.hot = hot
+	var parts uint32
+	parts, sh.hot = sg.parts(sh.key)
+	sg.setParts(sh, parts, now)
+}
+
+func (sg *sharing) setParts(sh *share, parts uint32, now leaky.Time) {
 	if parts == sh.Parts {
 		return
 	}
