@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -41,11 +42,12 @@ func Binary() (string, error) {
 
 // DaemonOptions describe a daemon to start.
 type DaemonOptions struct {
-	Binary string              // its path; "" is [Binary]
-	Host   *Host               // where it runs; nil is this program's own namespace
-	Config string              // TOML
-	Args   []string            // of "run", besides --config
-	Stored map[string]*os.File // the descriptors that an earlier daemon stored
+	Binary  string              // its path; "" is [Binary]
+	Wrapper []string            // a command that executes the daemon, such as unshare
+	Host    *Host               // where it runs; nil is this program's own namespace
+	Config  string              // TOML
+	Args    []string            // of "run", besides --config
+	Stored  map[string]*os.File // the descriptors that an earlier daemon stored
 }
 
 // A Daemon is a running shaperd.
@@ -99,7 +101,7 @@ func (d *Daemon) start(o DaemonOptions) (err error) {
 		return err
 	}
 	// The shell execs the daemon, so that LISTEN_PID is the daemon's.
-	cmd := exec.Command("sh", append([]string{"-c", `LISTEN_PID=$$ exec "$0" "$@"`, o.Binary, "run", "--config", d.Config}, o.Args...)...)
+	cmd := exec.Command("sh", slices.Concat([]string{"-c", `LISTEN_PID=$$ exec "$@"`, "sh"}, o.Wrapper, []string{o.Binary, "run", "--config", d.Config}, o.Args)...)
 	cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+d.Notify.Path, "SHAPERD_CONTROL="+d.Control)
 	if len(o.Stored) > 0 {
 		var names []string
