@@ -132,6 +132,13 @@ gobench: valkey
 demo: deps build
 	$(GO) run ./test/demo
 
+# One limit over three gateways, beside what peers do. Needs root.
+.PHONY: demo-cluster
+demo-cluster: deps build
+	scripts/install-peers build/peers
+	$(GO) build -o build/peers/perhit ./test/demo/perhit
+	$(GO) run ./test/demo/cluster
+
 .PHONY: lint
 lint: format vet golangci generate
 

@@ -49,6 +49,8 @@ var allowed = map[string][]string{
 	"systemd":                nil,
 	"test/bench":             {"shaper/config", "test/lab", "test/lab/plot"},
 	"test/demo":              {"test/lab", "test/lab/plot"},
+	"test/demo/cluster":      {"test/lab", "test/lab/plot"},
+	"test/demo/perhit":       nil,
 	"test/docs":              nil,
 	"test/lab":               {"internal/testutil"},
 	"test/lab/plot":          nil,

@@ -11,7 +11,7 @@ func TestGroup_Static(t *testing.T) {
 	g := newGroup(t)
 	g.start(g.all()...)
 	g.load.setHot(0, 1, 2)
-	g.run(fault{name: "all hot", after: 1500 * time.Millisecond, least: 0.8})
+	g.run(fault{name: "all hot", after: 1500 * time.Millisecond, least: 0.5})
 	g.load.setHot(1)
 	g.run(fault{name: "one hot", after: 1500 * time.Millisecond, least: 0.25})
 }
