@@ -49,8 +49,11 @@ func TestSharedStatus(t *testing.T) {
 	}{
 		{"without [shared]", api.Shared{State: "none"}, 0, []string{"No limit is shared: the configuration has no [shared].\n"}, "HOST"},
 		{
-			"without a ledger", api.Shared{State: "static", Hosts: 3, Limits: sharedByThree().Limits[2:]}, 0,
-			[]string{"No ledger: this host, one of 3, always has 1/3 of each shared limit.\n", "quiet  all     25% of 5/s = 1.25/s new connections        cold"}, "HOST",
+			"without a ledger",
+			api.Shared{State: "static", Hosts: 3, Limits: sharedByThree().Limits[2:]},
+			0,
+			[]string{"No ledger: this host, one of 3, always has 1/3 of each shared limit.\n", "quiet  all     25% of 5/s = 1.25/s new connections        cold"},
+			"HOST",
 		},
 		{"joined", sharedByThree(), 0, []string{
 			"HOST AWAY: gw3 has not called for 5m, and 1/4 of each shared limit is kept for it.\n" +
