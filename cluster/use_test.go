@@ -13,7 +13,6 @@ type gateway struct {
 	arrives   float64 // of the whole rate
 	queued    float64 // microseconds at the whole rate
 	used      float64 // since the last sample
-	passed    float64
 	sampledAt Time
 	windowAt  Time
 	callAt    Time
