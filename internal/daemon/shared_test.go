@@ -206,7 +206,9 @@ func TestShared_Joined(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		b.plane.mu.Lock()
 		b.plane.keys = []shaper.Key{total, source}
+		b.plane.mu.Unlock()
 		time.Sleep(4 * time.Second)
 		for _, h := range []*groupHost{a, b, c} {
 			h.wantProblems(t)
