@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"shaperd.dev/shaperd/internal/testutil"
@@ -18,8 +19,9 @@ type fake struct {
 	address string
 	closed  chan int // a connection, when the client has closed it
 
+	conns atomic.Int32
+
 	mu    sync.Mutex
-	conns int
 	asked []string // "connection: command"
 }
 
@@ -32,10 +34,7 @@ func startFake(t testing.TB, answer func(conn int, command []string) string) *fa
 	}
 	f := &fake{address: l.Addr().String(), closed: make(chan int, 100)}
 	testutil.Serve(t, l.(*net.TCPListener), func(c *net.TCPConn) {
-		f.mu.Lock()
-		f.conns++
-		n := f.conns
-		f.mu.Unlock()
+		n := int(f.conns.Add(1))
 		f.serve(n, c, answer)
 		f.closed <- n
 	})

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -45,8 +46,8 @@ func TestSentinel_Majority(t *testing.T) {
 	names := func() *fake { return startSentinel(t, func() string { return b.address }) }
 	s := openStore(t, Options{URL: sentinelURL(addresses(old, silent, names(), names(), names())...)})
 	start := time.Now()
-	if v, err := try(t, s); err != nil || a.conns > 0 || b.conns != 1 {
-		t.Errorf("%v, %v; %d connections to the old master, %d to the new one", v, err, a.conns, b.conns)
+	if v, err := try(t, s); err != nil || a.conns.Load() > 0 || b.conns.Load() != 1 {
+		t.Errorf("%v, %v; %d connections to the old master, %d to the new one", v, err, a.conns.Load(), b.conns.Load())
 	}
 	if took := time.Since(start); took > soon/2 {
 		t.Errorf("took %v: waited for the Sentinel that is silent", took)
@@ -56,21 +57,23 @@ func TestSentinel_Majority(t *testing.T) {
 // TestSentinel_Confirm has Sentinels replace a master that they cannot reach, and that takes writes.
 func TestSentinel_Confirm(t *testing.T) {
 	a, b := startFake(t, likeRedis), startFake(t, likeRedis)
-	master := a.address
-	one, two := startSentinel(t, func() string { return master }), startSentinel(t, func() string { return master })
+	var master atomic.Value
+	master.Store(a.address)
+	named := func() string { return master.Load().(string) }
+	one, two := startSentinel(t, named), startSentinel(t, named)
 	s := openStore(t, Options{URL: sentinelURL(addresses(one, two)...)})
 	for range 5 {
 		if _, err := try(t, s); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if n := one.conns + two.conns; n != 2 || a.conns != 1 {
+	if n := one.conns.Load() + two.conns.Load(); n != 2 || a.conns.Load() != 1 {
 		t.Errorf("Sentinels were asked %d times for 5 calls", n)
 	}
-	master = b.address
+	master.Store(b.address)
 	s.confirmed = s.confirmed.Add(-confirmAfter)
-	if _, err := try(t, s); err != nil || b.conns != 1 {
-		t.Errorf("%v; %d connections to the new master", err, b.conns)
+	if _, err := try(t, s); err != nil || b.conns.Load() != 1 {
+		t.Errorf("%v; %d connections to the new master", err, b.conns.Load())
 	}
 }
 
@@ -88,8 +91,8 @@ func TestSentinel_AwayIsNoAnswer(t *testing.T) {
 	s := openStore(t, Options{URL: sentinelURL(one.address)})
 	for range 3 {
 		s.confirmed = time.Time{}
-		if _, err := try(t, s); err != nil || a.conns != 1 {
-			t.Errorf("%v; %d connections", err, a.conns)
+		if _, err := try(t, s); err != nil || a.conns.Load() != 1 {
+			t.Errorf("%v; %d connections", err, a.conns.Load())
 		}
 		silent = true
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -24,9 +25,9 @@ func try(t *testing.T, s *Store) (any, error) {
 // TestStore_AsksWhoAnswers checks that every connection begins with the question who answers, before anything else,
 // and that its calls have the answer.
 func TestStore_AsksWhoAnswers(t *testing.T) {
-	answers := 0
+	var answers atomic.Int32
 	f := startFake(t, evaluates(func(int) string {
-		if answers++; answers == 3 {
+		if answers.Add(1) == 3 {
 			return "close"
 		}
 		return ":1\r\n"
@@ -82,8 +83,8 @@ func TestStore_WrongServer(t *testing.T) {
 				t.Errorf("%q: no error", answer)
 			}
 		}
-		if f.conns != conns {
-			t.Errorf("%q: %d connections, want %d", answer, f.conns, conns)
+		if int(f.conns.Load()) != conns {
+			t.Errorf("%q: %d connections, want %d", answer, f.conns.Load(), conns)
 		}
 	}
 }
@@ -193,8 +194,8 @@ func TestStore_SilentAtConnect(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if f.conns != 2 {
-		t.Errorf("%d connections", f.conns)
+	if f.conns.Load() != 2 {
+		t.Errorf("%d connections", f.conns.Load())
 	}
 }
 
@@ -240,7 +241,7 @@ func TestStore_Moved(t *testing.T) {
 			t.Errorf("%v, %v", v, err)
 		}
 	}
-	if wrong.countAsked("EVALSHA") != 1 || right.conns != 1 {
+	if wrong.countAsked("EVALSHA") != 1 || right.conns.Load() != 1 {
 		t.Errorf("asked the first node:\n%s\nthe other:\n%s", wrong.all(), right.all())
 	}
 
