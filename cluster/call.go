@@ -19,6 +19,7 @@ type call struct {
 	knewBefore    int64 // version up to which the caller knew events before the call
 	knownByOthers int64 // version up to which all others know
 	cut           bool  // the host says that it uses more than it was given
+	untold        bool  // there was no room for slots that it has
 }
 
 // meet finds out who calls: a host that is known, one that joins, or one that was forgotten.
@@ -138,12 +139,16 @@ func (c *call) read() {
 		it := &c.q.Items[i]
 		b := s.buckets[it.Key]
 		if b == nil {
-			if it.Want == 0 && (it.Has == 0 || !c.claims) || len(s.buckets) >= maxBuckets {
+			if it.Want == 0 && (it.Has == 0 || !c.claims && !IsSlots(it.Key)) {
+				continue
+			}
+			if len(s.buckets) >= maxBuckets {
+				c.untold = c.untold || IsSlots(it.Key) && it.Has > 0
 				continue
 			}
 			s.version++
 			s.log.addHot(it.Key, s.version)
-			b = &bucket{version: s.version, wanted: c.now, holders: map[string]*holder{}}
+			b = &bucket{slots: IsSlots(it.Key), version: s.version, wanted: c.now, holders: map[string]*holder{}}
 			s.buckets[it.Key] = b
 		}
 		s.purge(b, c.now)
@@ -154,6 +159,7 @@ func (c *call) read() {
 		}
 		has := it.Has
 		switch {
+		case b.slots && c.same:
 		case c.claims:
 			has = max(0, min(has, Whole-b.others(c.q.Host)))
 		case !c.same || m.resync:
@@ -204,7 +210,10 @@ func (s *state) markShort(key string, b *bucket, but string) {
 func (s *state) purge(b *bucket, now Time) {
 	maps.DeleteFunc(b.holders, func(name string, h *holder) bool {
 		m := s.members[name]
-		return m == nil || h.generation != m.generation || s.expired(m, now)
+		if b.slots && m != nil && s.expired(m, now) {
+			h.want = min(h.want, h.parts) // it cannot take more
+		}
+		return m == nil || h.generation != m.generation || (!b.slots || mutant("slots-expire")) && s.expired(m, now)
 	})
 }
 
@@ -236,6 +245,7 @@ func (c *call) count() {
 	}
 	if c.same {
 		m.over = q.Over
+		m.told = !m.resync && (m.told || q.Told && !c.untold)
 	}
 	if quarantined {
 		spoken := len(s.gone)
@@ -268,6 +278,7 @@ func (c *call) reply() *Reply {
 		}
 	}
 	r.Events = s.log.after(m.version)
+	r.AllTold = s.allTold(c.now)
 	known := s.knownByAll("", c.now)
 	for _, key := range slices.Sorted(maps.Keys(m.marked)) {
 		b := s.buckets[key]
@@ -278,6 +289,9 @@ func (c *call) reply() *Reply {
 			continue
 		}
 		lend := c.settled && (b.version <= known || mutant("lend-before-known"))
+		if b.slots {
+			lend = r.AllTold && b.version <= m.version
+		}
 		r.Grants = append(r.Grants, s.grant(key, b, c.q.Host, lend))
 	}
 	m.marked = nil
@@ -300,7 +314,9 @@ func (s *state) grant(key string, b *bucket, host string, lend bool) Grant {
 		g.Parts, g.Short = h.parts, true
 	default:
 		free := Whole - b.others(host)
-		if h.parts > s.params.Floor()/4 {
+		if b.slots {
+			free = Whole - s.othersSlots(b, host)
+		} else if h.parts > s.params.Floor()/4 {
 			free -= spare * int64(max(0, s.params.Hosts-len(b.holders))) / int64(s.params.Hosts)
 		}
 		target := g.Parts

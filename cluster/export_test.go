@@ -8,11 +8,11 @@ func (l *Ledger) Overbooked(now Time) string {
 	for key, b := range l.state.buckets {
 		var sum int64
 		for name, h := range b.holders {
-			if m := l.state.members[name]; m != nil && h.generation == m.generation && !l.state.expired(m, now) {
+			if m := l.state.members[name]; m != nil && h.generation == m.generation && (b.slots || !l.state.expired(m, now)) {
 				sum += h.parts
 			}
 		}
-		if sum > Whole {
+		if sum > Whole && (!b.slots || sum > Whole+int64(len(l.state.members))) {
 			return fmt.Sprintf("%.3f of %s are booked", float64(sum)/float64(Whole), key)
 		}
 	}

@@ -9,11 +9,12 @@ package cluster
 type Host struct {
 	HostOptions
 
-	n          int64 // of the last call
-	calling    bool  // its reply is awaited
-	sentAt     Time  // of the last call
-	claimSent  bool  // the last call claimed leases
-	moreClaims bool  // and did not have room for all
+	n          int64  // of the last call
+	calling    bool   // its reply is awaited
+	sentAt     Time   // of the last call
+	claimSent  bool   // the last call claimed leases
+	moreClaims bool   // and did not have room for all
+	turn       string // up to this key buckets had their turn to be told
 
 	got       int64 // number of the last call whose reply was taken
 	gotSentAt Time  // when it was sent
@@ -37,6 +38,7 @@ type Host struct {
 	joined   bool             // it has been in the group since it started
 	joinedAt Time             // when it joined last
 	rivalAt  Time             // when another host with its name was last seen; 0 is never
+	roomy    bool             // it may have its floor of buckets of slots that are cold: it knows all hot ones
 	absent   bool             // it uses nothing until it has joined: it had left, or there is no place for it
 	leaving  bool             // it tells the ledger that it uses nothing any more
 
@@ -91,7 +93,7 @@ type share struct {
 func NewHost(o HostOptions, now Time) *Host {
 	h := &Host{
 		HostOptions: o, hot: map[string]*share{}, asked: map[string]*share{}, changed: map[string]struct{}{},
-		absent: o.Left, changeAll: true, infoOld: true,
+		absent: o.Left, changeAll: true, infoOld: true, roomy: mutant("slots-fresh-floor"),
 	}
 	h.leaseEnd, h.floorAt = now, now+h.lease()+h.grace()
 	if mutant("fresh-floor") {
@@ -139,7 +141,7 @@ func (h *Host) Want(key string, want, weight int64) {
 
 // Lower gives back what the host has of a bucket beyond parts.
 func (h *Host) Lower(key string, parts int64) {
-	if b := h.hot[key]; h.leased && b != nil && parts < b.parts {
+	if b := h.hot[key]; (h.leased || IsSlots(key)) && b != nil && parts < b.parts {
 		b.parts, b.toldIn = parts, 0
 		h.changed[key] = struct{}{}
 	}
@@ -153,6 +155,12 @@ func (h *Host) endLease(now Time) {
 	}
 }
 
+// stayAway makes the host use nothing until it has joined.
+func (h *Host) stayAway() {
+	h.absent, h.changeAll = true, true
+	h.giveSlots()
+}
+
 // leave puts the host out: it uses what it had until the lease ends.
 func (h *Host) leave() {
 	if !h.leased {
@@ -163,15 +171,21 @@ func (h *Host) leave() {
 	h.floorAt = h.leaseEnd + h.grace()
 	h.frozen = map[string]int64{}
 	for key, b := range h.hot {
-		h.frozen[key] = h.scale(b.parts)
-		b.parts, b.toldIn = 0, 0
+		if !IsSlots(key) {
+			h.frozen[key] = h.scale(b.parts)
+			b.parts, b.toldIn = 0, 0
+		}
 	}
 	h.changeAll = true
 }
 
-// forgetHot makes all buckets cold, and asks again for what the host wants.
+// forgetHot makes all buckets of rates cold, and asks again for what the host wants.
 func (h *Host) forgetHot() {
 	for key, b := range h.hot {
+		if IsSlots(key) {
+			b.version, b.toldIn = 0, 0
+			continue
+		}
 		if b.want > 0 {
 			h.asked[key] = b
 		}

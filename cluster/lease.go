@@ -9,6 +9,7 @@ import (
 type Lease struct {
 	End, AloneAt         Time // by the host's clock
 	Cold, Between, Alone int64
+	SlotsCold            int64 // of cold buckets of slots; these do not end with the lease
 }
 
 // Lease returns the current lease, which changes with each reply.
@@ -20,6 +21,9 @@ func (h *Host) Lease() Lease {
 		l.AloneAt = l.End + h.grace()
 	case !h.joined:
 		l.Cold, l.Between = 0, 0
+	}
+	if h.roomy {
+		l.SlotsCold = h.Params.slotsFloor()
 	}
 	switch {
 	case (h.absent || h.leaving) && !h.leased:
@@ -34,6 +38,12 @@ func (h *Host) Lease() Lease {
 
 // Parts returns what the host uses of a bucket until its lease ends, and whether that is hot.
 func (h *Host) Parts(key string) (parts int64, hot bool) {
+	if IsSlots(key) {
+		if b := h.hot[key]; b != nil {
+			return b.parts, true
+		}
+		return h.Lease().SlotsCold, false
+	}
 	if h.leased {
 		if b := h.hot[key]; b != nil {
 			return h.scale(b.parts), true
@@ -48,7 +58,18 @@ func (h *Host) Parts(key string) (parts int64, hot bool) {
 func (h *Host) Use(key string, now Time) int64 {
 	l := h.Lease()
 	parts, _ := h.Parts(key)
+	if IsSlots(key) {
+		return l.useSlots(parts, now)
+	}
 	return l.use(parts, now)
+}
+
+// useSlots is use for a bucket of slots.
+func (l *Lease) useSlots(parts int64, now Time) int64 {
+	if now >= l.AloneAt && (l.Alone == 0 || l.Alone == Whole) {
+		return l.Alone
+	}
+	return parts
 }
 
 // use is what may be used at now of a bucket of which parts were given.
@@ -70,7 +91,13 @@ func (h *Host) TakeChanges() (hot, cold []string, all bool) {
 	case all && h.leased:
 		hot = slices.Sorted(maps.Keys(h.hot))
 	case all:
-		hot = slices.Sorted(maps.Keys(h.frozen))
+		hot = slices.Collect(maps.Keys(h.frozen))
+		for key := range h.hot {
+			if IsSlots(key) {
+				hot = append(hot, key)
+			}
+		}
+		slices.Sort(hot)
 	default:
 		for _, key := range slices.Sorted(maps.Keys(h.changed)) {
 			if _, is := h.Parts(key); is {

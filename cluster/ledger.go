@@ -73,6 +73,7 @@ type member struct {
 	over      bool // it came without any
 	renewed   bool // its last call renewed the lease
 	resync    bool // what it had is void, and it may not know
+	told      bool // it has told all slots that it has
 
 	digest uint64
 	info   string
@@ -81,6 +82,7 @@ type member struct {
 
 // bucket is a hot bucket.
 type bucket struct {
+	slots   bool
 	version int64 // of its event
 	wanted  Time  // when a host last wanted or had more than its floor
 	holders map[string]*holder
@@ -291,7 +293,7 @@ func (s *state) goneList() []Gone {
 
 // demote makes a bucket cold if no host has more than its floor, or wants it.
 func (s *state) demote(key string, b *bucket, now Time) {
-	if now < s.settleAt || now < b.wanted+s.params.demoteAfter() {
+	if now < s.settleAt || now < b.wanted+s.params.demoteAfter() || b.slots && !s.allTold(now) {
 		return
 	}
 	for _, h := range b.holders {

@@ -60,6 +60,7 @@ type Request struct {
 	Over   bool  // no lease that the host had has not ended
 	Left   bool  // the host uses nothing of any bucket until it has joined
 	Known  int64 // all events up to this version are known
+	Told   bool  // all slots that the host has were told in this epoch
 
 	Items []Item // what is new about buckets; at most MaxItems
 
@@ -102,7 +103,8 @@ type Reply struct {
 
 	Live    int  // hosts that are counted, and those that are gone
 	Counted bool // the receiver is counted
-	Settled bool // in this epoch, nothing is in use that the ledger does not know of
+	Settled bool // in this epoch, nothing is in use that the ledger does not know of, but for slots
+	AllTold bool // nor are there slots that it does not know of
 	Resync  bool // the ledger has forgotten what the host has
 	Renew   bool // the lease is renewed, from when the call was sent
 

@@ -44,8 +44,13 @@ func (h *Host) Reply(now Time, r *Reply) (again bool) {
 	}
 	h.counted, h.gone, h.differ = r.Counted, r.Gone, r.Differ
 	h.infoOld = r.AskInfo
-	if r.Settled && h.known >= r.Version && len(r.Events) == 0 {
-		again = h.settle(now) || again
+	if h.known >= r.Version && len(r.Events) == 0 {
+		if r.AllTold {
+			h.settleSlots()
+		}
+		if r.Settled {
+			again = h.settle(now) || again
+		}
 	}
 	if r.Renew {
 		h.renewedAt = h.sentAt
@@ -72,7 +77,7 @@ func (h *Host) refused(now Time, r *Reply) (again bool) {
 		h.changeAll = true
 	case RefusedTooMany:
 		h.leave()
-		h.absent, h.changeAll = true, true
+		h.stayAway()
 	case RefusedMoved:
 		if h.leaving {
 			h.epoch = r.Epoch
@@ -85,7 +90,8 @@ func (h *Host) refused(now Time, r *Reply) (again bool) {
 		}
 		if r.Latest > h.Start { // another host has this name, or had it before the clock was set back
 			h.leave()
-			h.absent, h.changeAll, h.rivalAt = true, true, now
+			h.stayAway()
+			h.rivalAt = now
 			if now >= h.floorAt {
 				h.Start = r.Latest + 1
 			}
@@ -137,13 +143,13 @@ func (h *Host) learn(events []Event) map[string]bool {
 				b.want, b.weight, inUse = a.want, a.weight, true
 				delete(h.asked, e.Key)
 			}
-			if inUse && h.leased {
-				b.parts = h.Params.Floor()
+			if inUse {
+				b.parts = h.ownFloor(e.Key)
 			}
 			b.held, b.unsure = b.parts, true
 			h.hot[e.Key], fresh[e.Key] = b, true
 		case b.version != 0 && b.version != e.Version: // it was cold in between
-			b.parts, b.toldIn, b.unsure = min(b.parts, h.Params.Floor()), 0, true
+			b.parts, b.toldIn, b.unsure = min(b.parts, h.ownFloor(e.Key)), 0, true
 			fresh[e.Key] = true
 		}
 		b.version = e.Version
@@ -174,7 +180,7 @@ func (h *Host) take(r *Reply, fresh map[string]bool) (confirm bool) {
 // settle puts a host in the group that knows all hot buckets. It returns whether it was out.
 func (h *Host) settle(now Time) bool {
 	for key, b := range h.hot {
-		if b.version == 0 { // hot in the epoch before
+		if b.version == 0 && !IsSlots(key) { // hot in the epoch before
 			delete(h.hot, key)
 			h.changed[key] = struct{}{}
 		}

@@ -7,10 +7,13 @@ import (
 	"strings"
 )
 
-// Request returns the next call, which is sent at now, and gives up on the last one. Of buckets for
-// which unsettled returns true, more than their current parts may still be in use. unsettled may be
-// nil.
-func (h *Host) Request(now Time, unsettled func(key string) bool) *Request {
+// Request returns the next call, which is sent at now, and gives up on the last one. inUse returns the
+// most parts of a bucket that may still be in use at now, if they may be more than its current ones. It
+// may be nil: nothing is. For buckets of slots it must return what is in use.
+func (h *Host) Request(now Time, inUse func(key string) int64) *Request {
+	if inUse == nil {
+		inUse = func(string) int64 { return 0 }
+	}
 	h.endLease(now)
 	if h.calling {
 		h.askAgain()
@@ -22,9 +25,7 @@ func (h *Host) Request(now Time, unsettled func(key string) bool) *Request {
 		Got: h.got, GotAge: now - h.gotSentAt, Epoch: h.epoch, Leased: h.leased, Claim: h.claim,
 		Over: !h.leased && now >= h.leaseEnd, Left: h.absent && !h.leased, Known: h.known, Digest: h.Digest,
 	}
-	if unsettled != nil {
-		h.holdBack(q, unsettled)
-	}
+	h.holdBack(q, inUse)
 	q.Known = max(q.Known, h.confirmed)
 	if h.claim {
 		q.Gone = h.gone
@@ -35,9 +36,8 @@ func (h *Host) Request(now Time, unsettled func(key string) bool) *Request {
 	var due []dueItem
 	for _, all := range []map[string]*share{h.hot, h.asked} {
 		for key, b := range all {
-			over := h.leased || now >= h.leaseEnd
-			if b.held > b.parts && over && (unsettled == nil || !unsettled(key)) {
-				b.held, b.toldIn = b.parts, 0
+			if held := h.heldOf(key, b, now, inUse); held != b.held {
+				b.held, b.toldIn = held, 0
 			}
 			if b.version <= q.Known && (b.toldIn == 0 || b.toldIn > h.got) {
 				b.toldIn = 0 // the reply to a later call, which may have no room for it, does not confirm it
@@ -51,20 +51,32 @@ func (h *Host) Request(now Time, unsettled func(key string) bool) *Request {
 		d.toldIn = h.n
 	}
 	h.moreClaims, h.told = q.More, q.Known
+	q.Told = h.allSlotsTold()
 	return q
 }
 
+// heldOf returns the most that may be in use of a bucket.
+func (h *Host) heldOf(key string, b *share, now Time, inUse func(key string) int64) int64 {
+	switch {
+	case IsSlots(key):
+		return max(b.parts, inUse(key))
+	case b.held > b.parts && (h.leased || now >= h.leaseEnd):
+		return max(b.parts, min(b.held, inUse(key)))
+	}
+	return b.held
+}
+
 // holdBack says nothing yet that is not true of what was admitted before and is still to leave.
-func (h *Host) holdBack(q *Request, unsettled func(key string) bool) {
+func (h *Host) holdBack(q *Request, inUse func(key string) int64) {
 	if q.Over {
 		for key := range h.frozen {
-			q.Over = q.Over && !unsettled(key)
+			q.Over = q.Over && inUse(key) == 0
 		}
 	}
 	for key, b := range h.hot {
 		switch {
-		case !b.unsure:
-		case !unsettled(key):
+		case !b.unsure || IsSlots(key):
+		case inUse(key) == 0:
 			b.unsure = false
 		default:
 			q.Leased = q.Leased && h.counted
@@ -89,8 +101,8 @@ type dueItem struct {
 }
 
 // firstDue returns what fits into call q, by key: first what is in use of buckets that have just become
-// hot, since the ledger takes that only with the first call that knows of them; then what is in use or
-// wanted most.
+// hot, since the ledger takes that only with the first call that knows of them; then, as to one half,
+// what is in use or wanted most, and as to the other, all in turn.
 func (h *Host) firstDue(q *Request, due []dueItem) []dueItem {
 	if len(due) > MaxItems {
 		fresh := func(d dueItem) int64 {
@@ -102,8 +114,24 @@ func (h *Host) firstDue(q *Request, due []dueItem) []dueItem {
 		slices.SortFunc(due, func(a, b dueItem) int {
 			return cmp.Or(cmp.Compare(fresh(a), fresh(b)), cmp.Compare(max(b.held, b.want), max(a.held, a.want)), strings.Compare(a.key, b.key))
 		})
-		q.Known = min(q.Known, fresh(due[MaxItems])-1)
+		n := MaxItems / 2
+		for n < MaxItems && fresh(due[n]) < math.MaxInt64 {
+			n++
+		}
+		q.Known = min(q.Known, fresh(due[n])-1)
+		round := func(d dueItem) int {
+			if d.key > h.turn {
+				return 0
+			}
+			return 1
+		}
+		slices.SortFunc(due[n:], func(a, b dueItem) int {
+			return cmp.Or(round(a)-round(b), strings.Compare(a.key, b.key))
+		})
 		due = due[:MaxItems]
+		if n < MaxItems {
+			h.turn = due[MaxItems-1].key
+		}
 	}
 	slices.SortFunc(due, func(a, b dueItem) int { return strings.Compare(a.key, b.key) })
 	return due
@@ -114,6 +142,7 @@ func (h *Host) firstDue(q *Request, due []dueItem) []dueItem {
 // for.
 func (h *Host) Leave(now Time) *Request {
 	h.leave()
+	h.giveSlots()
 	h.leaving, h.changeAll = true, true
 	h.n++
 	h.calling, h.sentAt = true, now

@@ -75,7 +75,7 @@ func (l *Ledger) Snapshot(now Time, keys ...string) Snapshot {
 
 func (s *state) holderStatus(b *bucket, now Time) (list []HolderStatus) {
 	for host, h := range b.holders {
-		if m := s.members[host]; m != nil && h.generation == m.generation && !s.expired(m, now) {
+		if m := s.members[host]; m != nil && h.generation == m.generation && (b.slots || !s.expired(m, now)) {
 			list = append(list, HolderStatus{host, h.parts, h.want, h.weight})
 		}
 	}

@@ -286,7 +286,12 @@ func (m *Member) call(ctx context.Context, now cluster.Time) {
 		if m.resample {
 			m.sample(now)
 		}
-		q = m.host.Request(now, func(key string) bool { return m.unsettled[key] })
+		q = m.host.Request(now, func(key string) int64 {
+			if m.unsettled[key] {
+				return cluster.Whole
+			}
+			return 0
+		})
 	}
 	m.busy, m.queried, m.again = true, false, false
 	// Hosts must not call in step.

@@ -67,7 +67,7 @@ func (s *Store) callAt(ctx context.Context, now string, q *cluster.Request) (*cl
 
 // requestArgs returns the arguments of the script for a call.
 func requestArgs(now string, q *cluster.Request) []string {
-	args := make([]string, 0, 24+3*len(q.Gone)+4*len(q.Items))
+	args := make([]string, 0, 25+3*len(q.Gone)+4*len(q.Items))
 	number := func(ns ...int64) {
 		for _, n := range ns {
 			args = append(args, strconv.FormatInt(n, 10))
@@ -89,6 +89,7 @@ func requestArgs(now string, q *cluster.Request) []string {
 	number(q.Start, q.N, q.Got, int64(q.GotAge), q.Epoch)
 	flag(q.Leased, q.Claim, q.More, q.Over, q.Left, q.Leave)
 	number(q.Known)
+	flag(q.Told)
 	args = append(args, strconv.FormatUint(q.Digest, 16), q.Info)
 	number(int64(len(q.Gone)))
 	for _, g := range q.Gone {

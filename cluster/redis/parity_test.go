@@ -139,7 +139,7 @@ func newSchedule(w *twin, random *rand.Rand) *schedule {
 	p.pace = min([]cluster.Time{10, 30, 200}[random.IntN(3)]*cluster.Millisecond, p.params.Step)
 	p.stay, p.many = []int{15, 300}[random.IntN(2)], []int{10, 300}[random.IntN(2)]
 	for i := range 4 + random.IntN(4) {
-		p.keys = append(p.keys, fmt.Sprintf("limit/%d,%c", i, 'A'+i*7))
+		p.keys = append(p.keys, fmt.Sprintf("%slimit/%d,%c", []string{"", cluster.SlotsPrefix}[i%2], i, 'A'+i*7))
 	}
 	for i := range min(p.params.Hosts+random.IntN(4), len(names)) {
 		h := &scheduleHost{offset: p.upTo(1e12)}
@@ -245,7 +245,7 @@ func (p *schedule) hostCalls(i int) {
 		p.changeWants(h)
 	}
 	for range 4 {
-		q := h.Request(p.time+h.offset, func(string) bool { return p.random.IntN(4) == 0 })
+		q := h.Request(p.time+h.offset, func(string) int64 { return max(0, p.random.Int64N(4*cluster.Whole)-3*cluster.Whole) })
 		if p.random.IntN(p.stay) == 0 {
 			q = h.Leave(p.time + h.offset)
 		}
@@ -293,7 +293,7 @@ func (p *schedule) changeWants(h *scheduleHost) {
 func (p *schedule) mutate(q *cluster.Request) {
 	anything := []int64{0, 1, 2, q.N, q.N + 1, q.Start, q.Start + 1, q.Epoch, q.Epoch + 1, q.Known, q.Known + 3, int64(p.now()), maxNumber}
 	n := anything[p.random.IntN(len(anything))]
-	switch p.random.IntN(16) {
+	switch p.random.IntN(17) {
 	case 0:
 		q.N = n
 	case 1:
@@ -327,6 +327,8 @@ func (p *schedule) mutate(q *cluster.Request) {
 	case 14:
 		q.Start, q.Epoch = q.Start+1, n
 	case 15:
+		q.Told = !q.Told
+	case 16:
 		for range 1 + p.random.IntN(5) {
 			q.Items = append(q.Items[:len(q.Items):len(q.Items)], cluster.Item{
 				Key: p.keys[p.random.IntN(len(p.keys))], Has: p.random.Int64N(cluster.Whole + 1), Want: p.random.Int64N(cluster.Whole + 1),

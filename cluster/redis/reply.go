@@ -111,7 +111,7 @@ func parseReply(reply any) (*cluster.Reply, error) {
 		r.Params = p
 	}
 	r.Live = int(v.number(cluster.MaxHosts))
-	r.Counted, r.Settled, r.Resync, r.Renew = v.flag(), v.flag(), v.flag(), v.flag()
+	r.Counted, r.Settled, r.AllTold, r.Resync, r.Renew = v.flag(), v.flag(), v.flag(), v.flag(), v.flag()
 	r.Version, r.Differ, r.AskInfo = v.number(maxNumber), int(v.number(cluster.MaxHosts)), v.flag()
 	v.list(func(e *values) {
 		key, version, cold := e.text(), e.number(maxNumber), e.flag()

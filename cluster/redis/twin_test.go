@@ -181,7 +181,7 @@ func (c coverage) add(o coverage) {
 func (c coverage) missing() (missing []string) {
 	for _, what := range []string{
 		"epochs", "claims", "parts of claims", "counted", "refusal 1", "refusal 2", "refusal 3", "refusal 4", "refusal 5", "resync", "full page", "cold", "short",
-		"tight", "gone", "forgotten", "differ", "eviction",
+		"tight", "slots lent", "gone", "forgotten", "differ", "eviction",
 	} {
 		if c[what] == 0 {
 			missing = append(missing, what)
@@ -205,6 +205,9 @@ func (c coverage) note(q *cluster.Request, r *cluster.Reply) {
 		}
 	}
 	for _, g := range r.Grants {
+		if cluster.IsSlots(g.Key) && r.AllTold && !g.Short && g.Parts > cluster.Whole/2 {
+			c["slots lent"]++
+		}
 		if g.Short {
 			c["short"]++
 		}

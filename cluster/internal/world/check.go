@@ -19,19 +19,25 @@ func (w *world) check() {
 			}
 			use := m.plane.use(i, m.time)
 			sum += use
-			if use > floor {
-				w.AboveFloor++
+			if use > floor+1 {
 				lent = m
+				if cluster.IsSlots(w.keys[i]) {
+					w.SlotsLent++
+				} else {
+					w.AboveFloor++
+				}
 			}
 			if !m.plane.hot[i] && m.counted && m.time < m.plane.lease.End {
 				cold = m
 			}
 		}
-		if lent != nil && cold != nil && !w.Split {
+		if lent != nil && cold != nil && !w.Split && !cluster.IsSlots(w.keys[i]) {
 			w.fail("%s may use more than its floor of %s, and %s takes it for cold%s", lent.name, w.keys[i], cold.name, w.describe(i))
 		}
-		w.Samples++
-		w.Sum += float64(sum) / float64(cluster.Whole)
+		if !cluster.IsSlots(w.keys[i]) {
+			w.Samples++
+			w.Sum += float64(sum) / float64(cluster.Whole)
+		}
 		if sum > w.Worst {
 			w.Worst = sum
 			if sum > cluster.Whole+int64(len(w.machines)) {
@@ -48,8 +54,8 @@ func (w *world) checkOldLeases(epoch int64) {
 		if !m.up || m.epoch >= epoch {
 			continue
 		}
-		for i := range w.keys {
-			if use := m.plane.admits(i, m.time); use > w.params.Floor() {
+		for i, key := range w.keys {
+			if use := m.plane.admits(i, m.time); use > w.params.Floor() && !cluster.IsSlots(key) {
 				w.fail("epoch %d is settled, and %s may use %.3f of %s%s", epoch, m.name, parts(use), w.keys[i], w.describe(i))
 			}
 		}

@@ -64,13 +64,13 @@ func (m *machine) start() {
 
 // inUse reports whether something of bucket i may be on its way.
 func (m *machine) inUse(i int) bool {
-	return m.wants[i] > 0 || m.plane.unsettled(i, m.time)
+	return m.wants[i] > 0 || m.plane.slots[i] > 0 || m.plane.unsettled(i, m.time)
 }
 
 func (m *machine) anyUnsettled() bool {
 	now := m.time
 	for i := range m.keys {
-		if m.plane.unsettled(i, now) {
+		if m.plane.slots[i] > 0 || m.plane.unsettled(i, now) {
 			return true
 		}
 	}
@@ -81,7 +81,8 @@ func (m *machine) anyUnsettled() bool {
 func (m *machine) stop() {
 	m.up = false
 	m.host = nil
-	m.plane = plane{drain: m.plane.drain, parts: m.plane.parts, hot: m.plane.hot, rests: m.plane.rests}
+	m.plane = plane{drain: m.plane.drain, keys: m.plane.keys, parts: m.plane.parts, hot: m.plane.hot, rests: m.plane.rests, slots: m.plane.slots}
+	clear(m.plane.slots)
 	clear(m.plane.rests)
 	clear(m.plane.hot)
 }
@@ -92,6 +93,7 @@ func (m *machine) tick(process int) {
 		return
 	}
 	m.after(m.interval/2+m.upTo(m.interval), func() { m.tick(process) })
+	m.churn()
 	if m.now < m.pausedUntil {
 		return
 	}
@@ -144,10 +146,11 @@ func (m *machine) send() {
 	}
 	var q *cluster.Request
 	m.told = m.leaving
+	m.churn()
 	if m.leaving {
 		q = m.host.Leave(now)
 	} else {
-		q = m.host.Request(now, func(key string) bool { return m.plane.unsettled(m.index[key], now) })
+		q = m.host.Request(now, func(key string) int64 { return m.plane.inUse(m.index[key], now) })
 	}
 	m.apply()
 	if m.leaving && m.anyUnsettled() {

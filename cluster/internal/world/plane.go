@@ -10,9 +10,11 @@ import (
 // what it was told.
 type plane struct {
 	lease cluster.Lease
+	keys  []string
 	parts []int64 // of hot buckets
 	hot   []bool
 	rests [][]rest
+	slots []int64      // parts that are in use, of buckets of slots
 	drain cluster.Time // how long units that were admitted may take to leave
 }
 
@@ -22,13 +24,17 @@ type rest struct {
 	until cluster.Time
 }
 
-func newPlane(keys int) plane {
-	return plane{parts: make([]int64, keys), hot: make([]bool, keys), rests: make([][]rest, keys)}
+func newPlane(keys []string) plane {
+	n := len(keys)
+	return plane{keys: keys, parts: make([]int64, n), hot: make([]bool, n), rests: make([][]rest, n), slots: make([]int64, n)}
 }
 
 // use returns what may leave of bucket i at now, by the machine's clock.
 func (p *plane) use(i int, now cluster.Time) int64 {
 	use := p.admits(i, now)
+	if cluster.IsSlots(p.keys[i]) {
+		return max(use, p.slots[i])
+	}
 	for _, r := range p.rests[i] {
 		if now < r.until {
 			use = max(use, r.parts)
@@ -43,6 +49,11 @@ func (p *plane) use(i int, now cluster.Time) int64 {
 // admits returns what is admitted to bucket i at now.
 func (p *plane) admits(i int, now cluster.Time) int64 {
 	switch {
+	case cluster.IsSlots(p.keys[i]):
+		if now >= p.lease.AloneAt && p.lease.Alone == 0 {
+			return 0
+		}
+		return p.given(i)
 	case now < p.lease.End:
 		return p.given(i)
 	case now < p.lease.AloneAt:
@@ -52,14 +63,47 @@ func (p *plane) admits(i int, now cluster.Time) int64 {
 }
 
 func (p *plane) given(i int) int64 {
-	if p.hot[i] {
+	switch {
+	case p.hot[i]:
 		return p.parts[i]
+	case cluster.IsSlots(p.keys[i]):
+		return p.lease.SlotsCold
 	}
 	return p.lease.Cold
 }
 
 // unsettled reports whether more of bucket i may leave than is admitted.
 func (p *plane) unsettled(i int, now cluster.Time) bool { return p.use(i, now) > p.admits(i, now) }
+
+// inUse returns the most of bucket i that may be in use.
+func (p *plane) inUse(i int, now cluster.Time) int64 {
+	switch {
+	case cluster.IsSlots(p.keys[i]):
+		return p.slots[i]
+	case p.unsettled(i, now):
+		return cluster.Whole
+	}
+	return 0
+}
+
+// churn has connections end, and others begin as far as there are slots.
+func (m *machine) churn() {
+	for i, key := range m.keys {
+		if !cluster.IsSlots(key) {
+			continue
+		}
+		slots := &m.plane.slots[i]
+		if *slots > 0 && m.chance(0.3) {
+			*slots = m.random.Int64N(*slots)
+		}
+		if m.calm && m.wants[i] == 0 {
+			*slots = 0
+		}
+		if room := min(m.wants[i], m.plane.admits(i, m.time)) - *slots; room > 0 && m.chance(0.7) && !m.leaving {
+			*slots += m.random.Int64N(room + 1)
+		}
+	}
+}
 
 // apply tells the plane what the host may use now. What was in use goes on for up to drain.
 func (m *machine) apply() {
@@ -98,7 +142,7 @@ func (m *machine) apply() {
 		if want := m.host.Use(key, now); use != want {
 			m.fail("%s: its plane admits %d parts of %s, and its host says %d", m.name, use, key, want)
 		}
-		if use < before[i] && m.plane.drain > 0 && m.busyBefore[i] {
+		if use < before[i] && m.plane.drain > 0 && m.busyBefore[i] && !cluster.IsSlots(key) {
 			p.rests[i] = slices.DeleteFunc(p.rests[i], func(r rest) bool { return now >= r.until })
 			p.rests[i] = append(p.rests[i], rest{before[i], now + m.upTo(p.drain)})
 		}

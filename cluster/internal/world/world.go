@@ -45,9 +45,10 @@ type Result struct {
 	Worst     int64  // the largest sum of parts of one bucket
 
 	Time       cluster.Time // that passed
-	Samples    int64        // at which the sums were computed
+	Samples    int64        // at which the sums were computed, of rates
 	Sum        float64      // of the sums in all samples, as parts of the whole
-	AboveFloor int64        // times that a host could use more than its floor
+	AboveFloor int64        // times that a host could use more than its floor of a rate
+	SlotsLent  int64        // times that a host could use more than its floor of slots
 	Calls      int64
 	Epochs     int64
 	Joins      int64 // times that a host came into the group
@@ -63,6 +64,7 @@ func (r *Result) Add(o *Result) {
 	r.Samples += o.Samples
 	r.Sum += o.Sum
 	r.AboveFloor += o.AboveFloor
+	r.SlotsLent += o.SlotsLent
 	r.Calls += o.Calls
 	r.Epochs += o.Epochs
 	r.Joins += o.Joins
@@ -72,8 +74,8 @@ func (r *Result) Add(o *Result) {
 }
 
 func (r *Result) String() string {
-	return fmt.Sprintf("%.0f hours of a group, %d calls, %d epochs, %d joins, %d leaves, %d forgotten hosts, %d times a bucket was cold again, mean sum %.3f, worst %.4f",
-		r.Time.Duration().Hours(), r.Calls, r.Epochs, r.Joins, r.Leaves, r.Forgotten, r.Demotions, r.Sum/float64(max(1, r.Samples)), parts(r.Worst))
+	return fmt.Sprintf("%.0f hours of a group, %d calls, %d epochs, %d joins, %d leaves, %d forgotten hosts, %d times a bucket was cold again, mean sum %.3f, %d times slots were lent, worst %.4f",
+		r.Time.Duration().Hours(), r.Calls, r.Epochs, r.Joins, r.Leaves, r.Forgotten, r.Demotions, r.Sum/float64(max(1, r.Samples)), r.SlotsLent, parts(r.Worst))
 }
 
 // world is one schedule.
@@ -93,7 +95,7 @@ type world struct {
 	runs     int      // processes of ledgers that were started
 	calm     bool     // no more faults
 	busy     []bool   // buckets of which machines may want more than their floor
-	hog      *machine // while it is calm, it wants all of the first bucket, and others nothing
+	hog      *machine // while it is calm, it wants all of the first buckets, and others nothing
 }
 
 // Run runs one schedule.
@@ -115,12 +117,15 @@ func (w *world) build() {
 	lease := leases[w.random.IntN(len(leases))]
 	w.params = cluster.Params{Hosts: 2 + w.random.IntN(4), Lease: lease, Step: lease / 2, Strict: w.Strict}
 	w.interval = lease / 10
-	keys := 1 + w.random.IntN(3)
+	keys := 1 + w.random.IntN(4)
 	if w.chance(0.02) {
 		keys = 300 // more than fit into one call, and more events than fit into a reply
 	}
 	for i := range keys {
 		key := fmt.Sprintf("k%03d", i)
+		if i%2 == 1 {
+			key = cluster.SlotsPrefix + key
+		}
 		w.keys, w.index[key] = append(w.keys, key), i
 	}
 	w.busy = make([]bool, keys)
@@ -156,7 +161,7 @@ func (w *world) build() {
 func (w *world) addMachine(name string, alone cluster.Alone) *machine {
 	m := &machine{
 		world: w, name: name, alone: alone, params: w.params, server: w.servers[0], clock: w.clock(w.upTo(1000 * cluster.Second)),
-		plane: newPlane(len(w.keys)), wants: make([]int64, len(w.keys)),
+		plane: newPlane(w.keys), wants: make([]int64, len(w.keys)),
 	}
 	if w.chance(0.5) {
 		m.plane.drain = w.params.Lease / 4

@@ -20,7 +20,7 @@ local VERSION, GENERATION, MEMBERS, BUCKETS, COLD, MARKS, GONE = 11, 12, 13, 14,
 -- Fields of a member.
 local START, N, AT, BORN, GOT_AT, GOT_N, GOOD, KNOWN, OF, SEEN = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 local COUNTED, JOINED, HEARD, RETURNING, CLAIMED, CLAIMING, OVER = 11, 12, 13, 14, 15, 16, 17
-local RENEWED, RESYNC, DIGEST, INFO = 18, 19, 20, 21
+local RENEWED, RESYNC, TOLD, DIGEST, INFO = 18, 19, 20, 21, 22
 
 local at = 0
 local function text() at = at + 1 return ARGV[at] end
@@ -163,9 +163,19 @@ local function hasMembers()
   return false
 end
 
+local function allTold()
+  local n = s[STRICT] and 0 or #s[GONE] / 3
+  for _, m in pairs(members) do
+    if m[TOLD] and not m[RETURNING] and (not s[STRICT] or live(m) and now >= m[BORN] + expiry(s)) then n = n + 1 end
+  end
+  return n >= s[HOSTS]
+end
+
+local function isSlots(key) return key:byte(1) == 35 end -- '#'
+
 local function reply(t)
   return { t.n, t.start, t.latest or 0, s[EPOCH], t.refused or 0, s[HOSTS], s[LEASE], s[STEP], bit(s[STRICT]),
-    t.live or 0, bit(t.counted), bit(t.settled), bit(t.resync), bit(t.renew), t.version or 0, t.differ or 0, bit(t.askInfo),
+    t.live or 0, bit(t.counted), bit(t.settled), bit(t.allTold), bit(t.resync), bit(t.renew), t.version or 0, t.differ or 0, bit(t.askInfo),
     t.events or {}, t.grants or {}, t.gone or {} }
 end
 

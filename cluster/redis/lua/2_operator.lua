@@ -18,9 +18,9 @@ end
 
 if operation == 'snapshot' then
   if not s or s[FORMAT] ~= 1 or s[RUN] ~= run then return {} end
-  local names, hosts, list, keys = {}, {}, {}, {}
+  local names, away, hosts, list, keys = {}, {}, {}, {}, {}
   for name, m in pairs(members) do
-    if not expired(m) then names[m[OF]] = name end
+    names[m[OF]], away[m[OF]] = name, expired(m)
     hosts[#hosts + 1] = { name, now - m[AT], bit(live(m)), live(m) and m[GOOD] + s[LEASE] - now or 0, m[DIGEST], m[INFO] }
   end
   for i = 1, number() do keys[i] = text() end
@@ -30,7 +30,7 @@ if operation == 'snapshot' then
     if b then
       local holders = {}
       for i = 3, #b, 4 do
-        if names[b[i]] then holders[#holders + 1] = { names[b[i]], b[i + 1], b[i + 2], b[i + 3] } end
+        if names[b[i]] and (isSlots(key) or not away[b[i]]) then holders[#holders + 1] = { names[b[i]], b[i + 1], b[i + 2], b[i + 3] } end
       end
       list[#list + 1] = { key, holders }
     end

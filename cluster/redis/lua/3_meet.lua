@@ -3,7 +3,7 @@
 local p = { 1, 0, number(), number(), number(), flag() }
 local host, start, n, got, gotAge, epoch = text(), number(), number(), number(), number(), number()
 local leased, claim, more, over, left, leave = flag(), flag(), flag(), flag(), flag(), flag()
-local known, digest, info = number(), text(), text()
+local known, toldSlots, digest, info = number(), flag(), text(), text()
 
 local function stoodStill()
   local m = members[host]
@@ -96,7 +96,7 @@ end
 
 if not m or m[START] ~= start or not same then
   s[GENERATION] = s[GENERATION] + 1
-  local fresh = { start, 0, 0, now, 0, 0, 0, 0, s[GENERATION], 0, false, false, false, takeBack(), false, false, false, false, same, '', '' }
+  local fresh = { start, 0, 0, now, 0, 0, 0, 0, s[GENERATION], 0, false, false, false, takeBack(), false, false, false, false, same, false, '', '' }
   if m then
     fresh[DIGEST], fresh[INFO] = m[DIGEST], m[INFO]
     unmark(m[OF])

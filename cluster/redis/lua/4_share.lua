@@ -1,15 +1,17 @@
 -- Shares of a bucket.
 
-local alive = {}
+local alive, present = {}, {}
 for _, o in pairs(members) do
+  present[o[OF]] = o
   if not expired(o) then alive[o[OF]] = o end
 end
 
 -- Removes what is void, and returns where what the caller has begins, if it has something.
-local function purge(b)
+local function purge(b, slots)
   local to, mine = 3, nil
   for i = 3, #b, 4 do
-    if alive[b[i]] then
+    if alive[b[i]] or slots and present[b[i]] then
+      if not alive[b[i]] then b[i + 2] = min(b[i + 2], b[i + 1]) end -- it cannot take more
       if b[i] == m[OF] then mine = to end
       b[to], b[to + 1], b[to + 2], b[to + 3] = b[i], b[i + 1], b[i + 2], b[i + 3]
       to = to + 4
@@ -23,6 +25,21 @@ local function others(b, mine)
   local parts = 0
   for i = 3, #b, 4 do
     if i ~= mine then parts = parts + b[i + 1] end
+  end
+  return parts
+end
+
+local function slotsFloor() return math.ceil(WHOLE / s[HOSTS]) end
+
+local function othersSlots(b)
+  local has, parts = {}, 0
+  for i = 3, #b, 4 do has[b[i]] = b[i + 1] end
+  for _, o in pairs(members) do
+    if o ~= m then
+      local most = has[o[OF]] or 0
+      if o[SEEN] < b[1] then most = max(most, slotsFloor()) end
+      parts = parts + most
+    end
   end
   return parts
 end

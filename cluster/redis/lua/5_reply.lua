@@ -3,7 +3,7 @@
 -- read
 
 local function demote(key, b, share)
-  if now < s[SETTLE_AT] or now < b[2] + 30 * s[LEASE] then return end
+  if now < s[SETTLE_AT] or now < b[2] + 30 * s[LEASE] or isSlots(key) and not allTold() then return end
   for i = 3, #b, 4 do
     if b[i + 1] > share or b[i + 2] > share then return end
   end
@@ -16,7 +16,7 @@ local function demote(key, b, share)
   if s[COLD] > MAX_BUCKETS then s[COLD] = s[COLD] - call('ZREM', KEYS[4], call('ZRANGE', KEYS[4], 0, 0)[1]) end
 end
 
-local cut, marked, list = false, {}, {}
+local cut, untold, marked, list = false, false, {}, {}
 local share = floor(WHOLE / s[HOSTS])
 
 local function told(key)
@@ -27,26 +27,30 @@ local function told(key)
 end
 
 local function item(key, has, want, weight)
-  local b = bucket(key)
+  local b, slots = bucket(key), isSlots(key)
   if not b then
-    if want == 0 and (has == 0 or not claims) or s[BUCKETS] >= MAX_BUCKETS then return end
+    if want == 0 and (has == 0 or not claims and not slots) then return end
+    if s[BUCKETS] >= MAX_BUCKETS then
+      untold = untold or slots and has > 0
+      return
+    end
     s[VERSION], s[BUCKETS] = s[VERSION] + 1, s[BUCKETS] + 1
     s[COLD] = s[COLD] - call('ZREM', KEYS[4], key)
     call('ZADD', KEYS[3], s[VERSION], key)
     b = { s[VERSION], now }
     buckets[key] = b
   end
-  local mine = purge(b)
+  local mine = purge(b, slots)
   if not mine then
     mine = #b + 1
     b[mine], b[mine + 1], b[mine + 2], b[mine + 3] = m[OF], 0, 0, 0
   end
   local parts = b[mine + 1]
-  if claims then
+  if claims and not slots then
     has = max(0, min(has, WHOLE - others(b, mine)))
-  elseif not same or m[RESYNC] then
+  elseif not same or m[RESYNC] and not slots then
     has = 0
-  elseif has > parts then
+  elseif has > parts and not slots then
     local may = parts
     if wasLive and knewBefore < b[1] and b[1] <= known then may = share end
     if has > may then has, cut = may, true end
@@ -76,7 +80,10 @@ elseif not wasLive then
     m[COUNTED] = settled and known >= knownByOthers
   end
 end
-if same then m[OVER] = over end
+if same then
+  m[OVER] = over
+  m[TOLD] = not m[RESYNC] and (m[TOLD] or toldSlots and not untold)
+end
 if quarantined then
   local spoken = #s[GONE] / 3
   for _, o in pairs(members) do
@@ -114,8 +121,13 @@ local function grant(key, b, mine, lend)
   if due <= parts then return due, false, tight end
   local given, short = parts, true
   if lend then
-    local free = WHOLE - others(b, mine)
-    if parts > floor(share / 4) then free = free - floor(SPARE * max(0, s[HOSTS] - (#b - 2) / 4) / s[HOSTS]) end
+    local free
+    if isSlots(key) then
+      free = WHOLE - othersSlots(b)
+    else
+      free = WHOLE - others(b, mine)
+    end
+    if not isSlots(key) and parts > floor(share / 4) then free = free - floor(SPARE * max(0, s[HOSTS] - (#b - 2) / 4) / s[HOSTS]) end
     given = min(due, max(parts, free))
     short = given < due - WHOLE / 256
   end
@@ -137,12 +149,14 @@ if s[MARKS] > 0 then
     unmark(m[OF])
   end
 end
-local knownNow, grants = knownByAll(''), {}
+local knownNow, allHaveTold, grants = knownByAll(''), allTold(), {}
 for _, key in ipairs(list) do
-  local b = bucket(key)
-  local mine = b and purge(b)
+  local b, slots = bucket(key), isSlots(key)
+  local mine = b and purge(b, slots)
   if mine then
-    local parts, short, tight = grant(key, b, mine, settled and b[1] <= knownNow)
+    local lend = settled and b[1] <= knownNow
+    if slots then lend = allHaveTold and b[1] <= m[SEEN] end
+    local parts, short, tight = grant(key, b, mine, lend)
     local n = #grants
     grants[n + 1], grants[n + 2], grants[n + 3] = key, parts, bit(short) + 2 * bit(tight)
   end
@@ -151,7 +165,7 @@ local differ = 0
 for _, o in pairs(members) do
   if o[DIGEST] ~= digest then differ = differ + 1 end
 end
-local answer = reply { n = n, start = start, live = countLive(now), counted = live(m), settled = settled, resync = m[RESYNC],
+local answer = reply { n = n, start = start, live = countLive(now), counted = live(m), settled = settled, allTold = allHaveTold, resync = m[RESYNC],
   renew = m[RENEWED], version = s[VERSION], differ = differ, askInfo = m[INFO] == '', events = events(), grants = grants, gone = s[GONE] }
 save(host)
 return answer
