@@ -11,8 +11,7 @@ type Estimator struct {
 	interval    Time
 	usage       map[string]*usage
 	windowBegin Time
-	retryAt     Time // of the next call while something waits
-	retryGap    Time
+	retry       Retry
 }
 
 // usage is what a host uses of one bucket.
@@ -32,8 +31,6 @@ type usage struct {
 
 const (
 	shortSample = 10 * Millisecond
-	firstRetry  = 20 * Millisecond
-	lastRetry   = 100 * Millisecond
 	idleAfter   = 30 * Second  // a bucket without samples for so long is not in use
 	askAgain    = Second       // for what a host that is gone without a word had
 	tellAgain   = 120 * Second // lets the ledger make buckets cold that nobody wants
@@ -129,20 +126,7 @@ func (e *Estimator) Urgent(now Time) (call bool) {
 			call = call || u.want != before
 		}
 	}
-	switch {
-	case !short:
-		e.retryGap = e.interval / 5
-	case now >= e.retryAt:
-		e.retryGap = min(e.retryGap*5/4, e.interval)
-	}
-	if !waits || now < e.retryAt {
-		return call
-	}
-	e.retryAt = now + e.interval/2
-	if short {
-		e.retryAt = now + e.retryGap
-	}
-	return true
+	return e.retry.Due(now, e.interval, waits, short) || call
 }
 
 // isShort reports whether the ledger has less to give of a bucket than the host should get.

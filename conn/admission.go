@@ -29,7 +29,6 @@ type admission struct {
 
 	policy      *shaper.Policy // current; see refresh
 	policySince leaky.Time     // when policy became current
-	hosts       int            // that share limits
 	sharing     *sharing
 	byKey       map[shaper.Key]*gate
 	quotas      map[*shaper.LimitState]*waitQuota
@@ -141,8 +140,7 @@ func (a *admission) tryAcquire(f *shaper.Flow, listen string, now leaky.Time) (s
 	list := a.gatesFor(f, r)
 	if i, why := findShutOnArrival(list, false, now); why != shaper.None {
 		gt := list[i]
-		gt.state.Connections.Add(shaper.Refuse, why, 1)
-		recordRefusal(a.shaper, gt.state, gt.limitKey(), f.Source, now)
+		a.countRefusal(gt, why, f.Source, now)
 		a.dropUnused(list, now)
 		return slots{}, gt.limit
 	}
@@ -178,8 +176,7 @@ func (a *admission) precheck(f *shaper.Flow, listen string, now leaky.Time, make
 		}
 		if why != shaper.None {
 			if mayWait = gt.limit.QueueTimeout > 0 && gt.limit.MaxQueue > 0; !mayWait {
-				gt.state.Connections.Add(shaper.Refuse, why, 1)
-				recordRefusal(a.shaper, gt.state, gt.limitKey(), f.Source, now)
+				a.countRefusal(gt, why, f.Source, now)
 			}
 			return gt.limit, mayWait
 		}
@@ -203,8 +200,7 @@ func (a *admission) checkBlocks(f *shaper.Flow, r shaper.Route, now leaky.Time) 
 
 // refuse refuses w at gt, where it waits or would have to.
 func (a *admission) refuse(w *waiter, gt *gate, why shaper.Reason, now leaky.Time) {
-	gt.state.Connections.Add(shaper.Refuse, why, 1)
-	recordRefusal(a.shaper, gt.state, gt.limitKey(), w.flow.Source, now)
+	a.countRefusal(gt, why, w.flow.Source, now)
 	retry := gt.limit.QueueTimeout
 	if gt.limit.MaxConnections == 0 {
 		retry = gt.retryAfter(now)
@@ -215,20 +211,11 @@ func (a *admission) refuse(w *waiter, gt *gate, why shaper.Reason, now leaky.Tim
 	}
 }
 
-// setHosts changes the number of hosts that share caps.
-func (a *admission) setHosts(hosts int, now leaky.Time) {
-	if hosts == a.hosts {
-		return
-	}
-	a.hosts = hosts
-	for _, gt := range a.byKey {
-		a.refresh(gt)
-		if slots := a.slotsOf(gt.limit); slots != gt.slots {
-			gt.slots = slots
-			a.freed = append(a.freed, gt)
-		}
-	}
-	a.run(now)
+// countRefusal counts a connection of source that was refused at gt.
+func (a *admission) countRefusal(gt *gate, why shaper.Reason, source netip.Addr, now leaky.Time) {
+	gt.state.Connections.Add(shaper.Refuse, why, 1)
+	recordRefusal(a.shaper, gt.state, gt.limitKey(), source, now)
+	a.sharing.lending.miss(gt)
 }
 
 // swap changes to a new policy, which publish makes current everywhere else. Waiters keep their

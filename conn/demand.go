@@ -30,6 +30,10 @@ const (
 // buckets that are hot, and of cold ones of which units wait, or of whose part more than 80 % were
 // used. Of a hot bucket that it leaves out, nothing has left and nothing waits. It returns the 10,000
 // heaviest at most, first those of which units wait, then those of which most has left.
+//
+// Then come the pools of slots: all that are hot, all of which more is used than a host may have of a
+// cold one, and of the others 10,000 at most of which connections wait or were refused, or more than
+// 80 % of the slots are used.
 func (p *Proxy) Demands(all []shaper.Demand) []shaper.Demand {
 	p.demandMu.Lock()
 	defer p.demandMu.Unlock()
@@ -46,7 +50,12 @@ func (p *Proxy) Demands(all []shaper.Demand) []shaper.Demand {
 	slices.SortFunc(all[own:], func(a, b shaper.Demand) int {
 		return cmp.Or(min(b.Waiting, 1)-min(a.Waiting, 1), cmp.Compare(b.Used, a.Used))
 	})
-	return all[:min(len(all), own+maxDemands)]
+	all = all[:min(len(all), own+maxDemands)]
+	p.loop.call(func(leaky.Time) { sg.lending.beginReport() })
+	for more := true; more; {
+		p.loop.call(func(now leaky.Time) { all, more = sg.lending.report(all, now) })
+	}
+	return all
 }
 
 // beginReport begins a report, and returns the time since the last one.

@@ -77,6 +77,7 @@ func (q *waitQueue) findShut(now leaky.Time) (int, shaper.Reason) {
 func (a *admission) moveTo(q *waitQueue, i int, why shaper.Reason, now leaky.Time) {
 	a.unlink(q, now)
 	a.link(q, i, why, now)
+	a.sharing.lending.wait(q.gates[i])
 	a.armTimeout(q)
 	gt := q.gates[i]
 	for gt.quota.waiting > gt.limit.MaxQueue {

@@ -26,6 +26,7 @@ type gate struct {
 	pool     *pool // of downstreams; nil at the gate of a limit
 	slots    int   // maximum of inFlight; noCap at the gate of a pool
 	inFlight int
+	lent     *poolShare // nil unless hosts share the cap
 	waiting  int
 	sources  map[netip.Addr]*gateSource       // that need the gate, wherever they wait
 	queued   fairq.Heap[gateSource, byTicket] // sources that wait here
@@ -71,8 +72,9 @@ func (a *admission) gateFor(i int, l *shaper.Limit, key shaper.Key) *gate {
 		shape := a.policy.NewConnections(i)
 		gt = &gate{
 			pacing: pacing{key: key, whole: shape, shape: shape},
-			id:     a.lastGateID, state: state, policy: a.policy, quota: a.quotaFor(state), limit: l, slots: a.slotsOf(l),
+			id:     a.lastGateID, state: state, policy: a.policy, quota: a.quotaFor(state), limit: l,
 		}
+		a.setCap(gt)
 		if l.Shared {
 			a.sharing.checkOut(&gt.pacing, nil, gt, a.clock())
 		} else {
@@ -94,7 +96,7 @@ func (a *admission) refresh(gt *gate) {
 	gt.policy = a.policy
 	if i := a.policy.IndexOf(gt.state); i >= 0 {
 		gt.limit, gt.quota = a.policy.Limit(i), a.quotaFor(gt.state)
-		gt.slots = a.slotsOf(gt.limit)
+		a.setCap(gt)
 		a.sharing.reshape(&gt.pacing, nil, gt, a.policy.NewConnections(i), gt.limit.Shared, a.policySince)
 	}
 }
@@ -102,17 +104,19 @@ func (a *admission) refresh(gt *gate) {
 // noCap is the maximum in flight without a cap.
 const noCap = math.MaxInt
 
-// slotsOf returns how many connections of a key of l may be in flight at this host.
-func (a *admission) slotsOf(l *shaper.Limit) int {
+// setCap sets how many connections may be in flight at gt under its current limit.
+func (a *admission) setCap(gt *gate) {
+	lending := a.sharing.lending
+	lending.attach(gt)
 	switch {
-	case l.MaxConnections == 0:
-		return noCap
-	case !l.Shared:
-		return l.MaxConnections
-	case a.hosts == 0:
-		return 0
+	case gt.lent != nil:
+		gt.slots = lending.slotsOf(gt)
+		lending.list(gt.lent)
+	case gt.limit.MaxConnections > 0:
+		gt.slots = gt.limit.MaxConnections
+	default:
+		gt.slots = noCap
 	}
-	return l.MaxConnections / a.hosts
 }
 
 // quotaFor returns the quota of a limit. A missing one is created.
@@ -129,7 +133,7 @@ func (a *admission) quotaFor(state *shaper.LimitState) *waitQuota {
 func (a *admission) dropUnused(list []*gate, now leaky.Time) {
 	for _, gt := range list {
 		switch {
-		case gt.inFlight > 0 || len(gt.sources) > 0 || gt.share.held():
+		case gt.inFlight > 0 || len(gt.sources) > 0 || gt.share.held() || gt.lent.held():
 		case gt.pool != nil:
 			delete(gt.pool.listener.pools, gt.pool.key)
 		case a.byKey[gt.key] == gt:
@@ -186,7 +190,9 @@ func (gt *gate) atCap(now leaky.Time) bool {
 	return gt.inFlight >= gt.slots
 }
 
-func (gt *gate) atRate(now leaky.Time) bool { return gt.depart(now) > now }
+func (gt *gate) atRate(now leaky.Time) bool {
+	return gt.limit.NewConnections.N > 0 && gt.depart(now) > now
+}
 
 // take takes a slot for a connection that waited here for reason why, and could pass from ready on.
 // A timer that fired late refunds the cost of up to one connection. A readmitted connection is neither
@@ -198,6 +204,7 @@ func (a *admission) take(gt *gate, paid bool, why shaper.Reason, waited, ready, 
 	verdict, full := shaper.Delay, gt.exhausted(now)
 	gt.inFlight++
 	gt.state.InFlight.Add(1)
+	a.sharing.lending.use(gt, now)
 	switch {
 	case paid:
 		return

@@ -139,6 +139,15 @@ func (p *Proxy) Remaining() (connections, queued int) {
 	return int(p.openConns.Load()), queued
 }
 
+// EndAll resets the remaining TCP connections, and ends all UDP flows. After Shutdown no new ones begin.
+func (p *Proxy) EndAll() {
+	p.loop.call(func(now leaky.Time) {
+		p.pendingFlows.each(func(w *pendingFlow) { w.close(now) })
+		p.sessions.each(func(s *session) { s.abort(shaper.Stopped, now) })
+		p.flowList.each(func(f *udpFlow) { f.close(now) })
+	})
+}
+
 // Close resets the remaining connections and frees everything.
 func (p *Proxy) Close() {
 	p.mu.Lock()
@@ -149,9 +158,8 @@ func (p *Proxy) Close() {
 	}
 	p.ports = nil
 	p.closeInherited()
-	p.loop.call(func(now leaky.Time) {
-		p.sessions.each(func(s *session) { s.abort(shaper.Stopped, now) })
-		p.flowList.each(func(f *udpFlow) { f.close(now) })
+	p.EndAll()
+	p.loop.call(func(leaky.Time) {
 		for _, ln := range p.listeners {
 			ln.stopProbes()
 		}

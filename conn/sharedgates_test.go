@@ -117,36 +117,6 @@ func TestSharedNewConnections_SumOverHosts(t *testing.T) {
 	}
 }
 
-// Of a cap that hosts share each has its part, rounded down, and waiters take slots that are added.
-func TestSharedConnections(t *testing.T) {
-	r := newAdmissionRig(t, shaper.Limit{Name: "cap", Shared: true, MaxConnections: 10, QueueTimeout: time.Hour, MaxQueue: 1000})
-	for i := range 50 {
-		r.visit(fmt.Sprint("10.0.0.", i), func(*visitor) {})
-	}
-	for _, tt := range []struct{ hosts, want int }{{0, 0}, {4, 2}, {3, 3}, {11, 3}, {1, 10}, {2, 10}} {
-		lease := steady(shaper.Whole / 4)
-		lease.Hosts = tt.hosts
-		r.setShares(shaper.Shares{Lease: lease})
-		if n := len(r.in); n != tt.want {
-			t.Errorf("%d hosts: %d in flight, want %d", tt.hosts, n, tt.want)
-		}
-	}
-	for v := range r.in { // in flight beyond the cap: their slots go to nobody
-		delete(r.in, v)
-		v.release(r.now)
-		if n := len(r.in); n < 5 {
-			t.Fatalf("%d in flight, want no less than 5", n)
-		}
-		if len(r.in) == 5 {
-			break
-		}
-	}
-	r.sleep(time.Second)
-	if n := len(r.in); n != 5 {
-		t.Errorf("%d in flight, want 5 of 10 for one of two hosts", n)
-	}
-}
-
 // The bucket of a hot key stays with its gate, which keeps its share, while no connection needs it.
 func TestSharedNewConnections_HotWithoutConnections(t *testing.T) {
 	r := newAdmissionRig(t, shaper.Limit{Name: "new", Shared: true, NewConnections: shaper.Frequency{N: 100, Per: time.Second}, QueueTimeout: time.Minute, MaxQueue: 10})

@@ -24,6 +24,7 @@ type sharing struct {
 	boot      func() leaky.Time // the clock of leases: goes on while the machine is suspended
 	scheduler *scheduler
 	admission *admission
+	lending   *lending
 	onShort   func() // or nil
 
 	lease     shaper.Lease
@@ -33,7 +34,7 @@ type sharing struct {
 	given     map[shaper.Key]uint32 // parts of hot buckets, until the lease ends
 	shares    []*share              // of the buckets in use
 	end       pacer.Event           // when the lease changes parts
-	wake      pacer.Event           // runs the scheduler
+	wake      pacer.Event           // runs the scheduler and the admission
 
 	listed     []*share // that were used or waited for since the last report; at most maxListed
 	reporting  []*share // those of the report that is being made
@@ -44,28 +45,38 @@ type sharing struct {
 func newSharing(s *shaper.Shaper, w *pacer.Wheel, clock, boot func() leaky.Time) *sharing {
 	sg := &sharing{shaper: s, wheel: w, clock: clock, boot: boot, given: map[shaper.Key]uint32{}}
 	sg.scheduler, sg.admission = newScheduler(sg), newAdmission(sg)
+	sg.lending = &lending{sharing: sg, admission: sg.admission, given: map[shaper.Key]uint32{}}
 	sg.end.Fire = func(now leaky.Time) {
 		sg.follow(now)
 		sg.arm(now)
 	}
-	sg.wake.Fire = func(now leaky.Time) { sg.scheduler.run(now) }
+	sg.wake.Fire = func(now leaky.Time) {
+		sg.scheduler.run(now)
+		sg.admission.run(now)
+	}
 	return sg
 }
 
-// SetShares changes what p may use of shared limits. When it returns, nothing leaves any more that
-// needs more than that. Before the first call nothing leaves that is under a shared limit.
+// SetShares changes what p may use of shared limits. When it returns, nothing leaves and no connection is
+// admitted any more that needs more than that. Before the first call nothing is that is under a shared limit.
 func (p *Proxy) SetShares(s shaper.Shares) {
 	p.sharesMu.Lock()
 	defer p.sharesMu.Unlock()
-	sg, rest := p.loop.sharing, s.Given
+	sg, given, slots := p.loop.sharing, s.Given, s.Slots
 	if s.Reset { // all buckets change at one instant
-		rest = nil
+		given, slots = nil, nil
 	} else {
-		s.Given = nil
+		s.Given, s.Slots = nil, nil
 	}
 	p.loop.call(func(leaky.Time) { sg.set(&s) })
-	for batch := range slices.Chunk(rest, givenBatch) {
+	for batch := range slices.Chunk(given, givenBatch) {
 		p.loop.call(func(leaky.Time) { sg.give(batch, sg.clock()) })
+	}
+	for batch := range slices.Chunk(slots, givenBatch) {
+		p.loop.call(func(now leaky.Time) {
+			sg.lending.give(batch)
+			sg.admission.run(now)
+		})
 	}
 }
 
@@ -100,8 +111,9 @@ func (sg *sharing) set(s *shaper.Shares) {
 	if changed || !leased || !sg.leased() {
 		sg.updateAll(now)
 	}
+	sg.lending.set(s, now)
 	sg.arm(now)
-	sg.admission.setHosts(s.Lease.Hosts, now)
+	sg.admission.run(now)
 }
 
 // give makes buckets hot, or changes the parts of hot ones.
@@ -130,8 +142,10 @@ func (sg *sharing) follow(now leaky.Time) {
 		sg.at, sg.changedAt = next, max(sg.changedAt, now.Sub(boot-next))
 		sg.setCold(sg.changedAt)
 		sg.updateAll(sg.changedAt)
+		sg.lending.setTerms()
 	}
 	sg.arm(now)
+	sg.wheel.Schedule(&sg.wake, now)
 }
 
 // next is when the lease changes parts next.
@@ -270,11 +284,13 @@ func (sg *sharing) reload(now leaky.Time) {
 	for k := range sg.given {
 		sg.open(policy, k, now)
 	}
+	sg.lending.reload()
 	sg.wheel.Schedule(&sg.wake, now)
 }
 
 // close returns the buckets to the table that are only held.
 func (sg *sharing) close(now leaky.Time) {
+	sg.lending.close(now)
 	clear(sg.given)
 	for _, sh := range slices.Clone(sg.shares) {
 		sh.listed = false

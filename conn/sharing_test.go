@@ -15,7 +15,7 @@ import (
 
 // steady is a lease of a host that may use parts of each cold bucket, and of hot ones what it was given.
 func steady(parts uint32) shaper.Lease {
-	return shaper.Lease{End: leaky.Never, AloneAt: leaky.Never, Cold: parts, Between: parts, Alone: parts, Hosts: 1}
+	return shaper.Lease{End: leaky.Never, AloneAt: leaky.Never, Cold: parts, Between: parts, Alone: parts, Hosts: 1, SlotsCold: shaper.Whole}
 }
 
 // setShares changes what the host of r may use, and lets the units leave that may then.

@@ -76,6 +76,7 @@ func (s *slots) retake(f *shaper.Flow, r shaper.Route, now leaky.Time) {
 	for _, gt := range s.held {
 		gt.inFlight++
 		gt.state.InFlight.Add(1)
+		a.sharing.lending.use(gt, now)
 	}
 	old.free(now)
 }

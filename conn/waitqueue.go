@@ -101,6 +101,7 @@ func (a *admission) enqueue(w *waiter, list []*gate, i int, why shaper.Reason, n
 		a.armTimeout(q)
 	}
 	q.current().addWaiting(1)
+	a.sharing.lending.wait(q.current().gate)
 }
 
 // queueFor returns the queue of addr's connections that need list. A missing one is created.

@@ -80,6 +80,10 @@ func (l *Limit) InPacketPlane() bool { return len(l.Match.Attach) > 0 }
 // CountsConnections reports whether l caps or paces connections.
 func (l *Limit) CountsConnections() bool { return l.MaxConnections > 0 || l.NewConnections.N > 0 }
 
+// HasPool reports whether hosts share l's maximum of connections in flight and lend each other slots of it. At
+// attachments each has a fixed part.
+func (l *Limit) HasPool() bool { return l.Shared && l.MaxConnections > 0 && !l.InPacketPlane() }
+
 // shape returns the shape of the buckets of l.
 func (l *Limit) shape() leaky.Shape {
 	s := leaky.Shape{

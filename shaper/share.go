@@ -19,9 +19,10 @@ type Lease struct {
 
 	Cold, Between, Alone uint32 // parts, at most Whole
 
-	// Hosts is the number of hosts that may exist. Of each shared limit on connections in flight
-	// this host may have 1 / Hosts, rounded down; none if Hosts is 0. It does not end.
-	Hosts int
+	// Hosts is the number of hosts that may exist, and SlotsCold the parts of a pool of slots that
+	// no one has asked parts for. See Slots.
+	Hosts     int
+	SlotsCold uint32
 }
 
 // Parts returns what a bucket that was given parts may use at now.
@@ -40,7 +41,11 @@ type Shares struct {
 	Lease Lease      // of all shared buckets, those that are not named here too
 	Given []KeyParts // buckets that are not cold; others keep what they had
 	Cold  []Key      // buckets that are cold again
-	Reset bool       // all buckets are cold but those in Given
+	Reset bool       // all buckets and pools are cold but those in Given and Slots
+
+	// The same for pools of slots. Key.Limit is the ID of a limit's state.
+	Slots     []KeyParts
+	ColdSlots []Key
 }
 
 // KeyParts are the parts of one bucket. Key.Limit is the ID of a limit's state, or for its new
@@ -50,9 +55,10 @@ type KeyParts struct {
 	Parts uint32
 }
 
-// Demand is what a plane needs of one shared bucket.
+// Demand is what a plane needs of one shared bucket, or of one pool of slots.
 type Demand struct {
-	Key Key
+	Key   Key
+	Slots bool // it is of a pool of slots: Used and Unsettled are not set
 
 	// Used is the time that what has left since the last report takes at the whole rate, of
 	// bytes or of packets, whichever is longer.
@@ -64,4 +70,9 @@ type Demand struct {
 	// Unsettled is set while something is yet to leave that was admitted when the bucket had
 	// more parts.
 	Unsettled bool
+
+	// Held are the parts of the pool that connections in flight need. Want are those that would be
+	// used, with the connections that wait, and Spare how many more are wanted for connections that
+	// may come, unless other hosts need them.
+	Held, Want, Spare uint32
 }

@@ -4,6 +4,7 @@ package member
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"math/rand/v2"
 	"time"
@@ -24,17 +25,19 @@ type Store interface {
 
 // Plane enforces what this host may use of its shared buckets.
 type Plane interface {
-	// SetShares returns when nothing leaves any more under larger parts than these.
+	// SetShares returns when nothing leaves and no connection is admitted any more under larger parts
+	// than these.
 	SetShares(shaper.Shares)
-	// Demands appends what the plane needs of its buckets since it was last called.
+	// Demands appends what the plane needs of its buckets since it was last called. Pools of slots
+	// that are hot are always among them.
 	Demands([]shaper.Demand) []shaper.Demand
 }
 
-// Names translates the keys of buckets, which differ from host to host, to names, which do not. It is
-// safe for concurrent use.
+// Names translates the keys of buckets and pools of slots, which differ from host to host, to names, which do
+// not. Those of pools begin with [cluster.SlotsPrefix]. It is safe for concurrent use.
 type Names interface {
-	Name(shaper.Key) string
-	// Key returns the key of a bucket, and which of the planes has it; false if it has no such bucket.
+	Name(k shaper.Key, slots bool) string
+	// Key returns the key of a bucket or pool, and which of the planes has it; false if it has none such.
 	Key(name string) (key shaper.Key, plane int, ok bool)
 	// Always returns the names of buckets that are sampled even if they are idle: those of limits
 	// without key.
@@ -64,6 +67,7 @@ type Member struct {
 	// Owned by the goroutine of run.
 	host      *cluster.Host
 	estimator *cluster.Estimator
+	slots     *slotDemands
 	interval  cluster.Time
 	demands   []shaper.Demand
 	unsettled map[string]bool // buckets of which more than their parts may still be in use
@@ -79,7 +83,7 @@ type Member struct {
 	queried   bool         // the store was last used for a query
 	oldStores []Store      // to be closed when the store is not in use
 	outcomes  chan func()
-	leaving   chan struct{} // closed when the ledger knows that the host has left; nil while it stays
+	leaving   *leaving // nil while it stays
 	left      bool
 	joined    bool
 	counters  Counters
@@ -104,9 +108,15 @@ func Start(ctx context.Context, o Options) *Member {
 	}
 	now := m.Clock()
 	hostOptions := o.Host
-	hostOptions.InUse = func(key string) bool { return m.estimator.InUse(key) }
+	hostOptions.InUse = func(key string) bool {
+		if cluster.IsSlots(key) {
+			_, _, here := m.Names.Key(key)
+			return here
+		}
+		return m.estimator.InUse(key)
+	}
 	m.host = cluster.NewHost(hostOptions, now)
-	m.estimator = cluster.NewEstimator(m.host, m.interval, now)
+	m.estimator, m.slots = cluster.NewEstimator(m.host, m.interval, now), newSlotDemands(m.host)
 	m.steppedAt, m.sampledAt, m.windowAt = now, now, now+m.interval
 	m.callAt = now + cluster.Time(rand.Int64N(int64(m.interval)))
 	m.apply()
@@ -158,16 +168,25 @@ func (m *Member) do(ctx context.Context, f func()) bool {
 // Wait waits until m has ended.
 func (m *Member) Wait() { <-m.done }
 
-// Leave makes the planes let nothing of shared limits pass, and tells the ledger. It returns when the
-// ledger knows, or ctx ends.
-func (m *Member) Leave(ctx context.Context) error {
-	left := make(chan struct{})
-	if !m.do(ctx, func() { m.leaving = left }) {
+// leaving is the order to leave.
+type leaving struct {
+	ready func() bool // whether the ledger may be told; nil when it has returned true
+	done  chan error
+}
+
+// errInUse is the error of a member that must not leave.
+var errInUse = errors.New("this host still uses its part")
+
+// Leave makes the planes let nothing of shared limits pass any more, and tells the ledger, unless ready, which is
+// called in between, returns false. It returns when the ledger knows, or ctx ends.
+func (m *Member) Leave(ctx context.Context, ready func() bool) error {
+	order := &leaving{ready, make(chan error, 1)}
+	if !m.do(ctx, func() { m.leaving = order }) {
 		return context.Cause(ctx)
 	}
 	select {
-	case <-left:
-		return nil
+	case err := <-order.done:
+		return err
 	case <-m.done:
 		return context.Canceled
 	case <-ctx.Done():
@@ -225,9 +244,11 @@ func (m *Member) step(ctx context.Context, now cluster.Time, sample bool) {
 	}
 	if now >= m.windowAt {
 		m.estimator.EndWindow(now)
+		m.slots.endWindow(now)
 		m.windowAt = now + m.interval
 	}
 	urgent := m.estimator.Urgent(now)
+	urgent = m.slots.urgent(now, m.interval) || urgent
 	m.apply()
 	if m.busy || m.left {
 		return
@@ -258,11 +279,16 @@ func (m *Member) sample(now cluster.Time) {
 		m.demands = p.Demands(m.demands)
 	}
 	clear(m.unsettled)
+	m.slots.begin()
 	m.resample = false
 	seen := map[string]bool{}
 	for i := range m.demands {
 		d := &m.demands[i]
-		name := m.Names.Name(d.Key)
+		name := m.Names.Name(d.Key, d.Slots)
+		if d.Slots {
+			m.slots.add(now, name, *d)
+			continue
+		}
 		m.estimator.Sample(now, name, cluster.FromDuration(d.Used.Duration()), int64(d.Waiting))
 		seen[name] = true
 		if d.Unsettled {
@@ -282,16 +308,21 @@ func (m *Member) call(ctx context.Context, now cluster.Time) {
 	if m.leaving != nil {
 		q = m.host.Leave(now)
 		m.apply()
+		if ready := m.leaving.ready; ready != nil && !ready() {
+			m.leaving.done <- errInUse
+			m.left = true
+			return
+		}
+		m.leaving.ready = nil
 	} else {
 		if m.resample {
 			m.sample(now)
-		}
-		q = m.host.Request(now, func(key string) int64 {
-			if m.unsettled[key] {
-				return cluster.Whole
+			if m.slots.settle(now) {
+				m.apply()
+				m.sample(now)
 			}
-			return 0
-		})
+		}
+		q = m.host.Request(now, m.inUse)
 	}
 	m.busy, m.queried, m.again = true, false, false
 	// Hosts must not call in step.
@@ -305,6 +336,17 @@ func (m *Member) call(ctx context.Context, now cluster.Time) {
 		took := time.Since(sent)
 		m.outcomes <- func() { m.take(reply{r, q.Leave, err, took}) }
 	}()
+}
+
+// inUse returns the most parts of a bucket or pool that may still be in use.
+func (m *Member) inUse(key string) int64 {
+	switch {
+	case cluster.IsSlots(key):
+		return m.slots.held(key)
+	case m.unsettled[key]:
+		return cluster.Whole
+	}
+	return 0
 }
 
 // release makes the store free for the next call or query.
@@ -335,7 +377,7 @@ func (m *Member) take(r reply) {
 	}
 	m.apply()
 	if r.leave && !m.again {
-		close(m.leaving)
+		m.leaving.done <- nil
 		m.left = true
 	}
 }
@@ -353,12 +395,20 @@ func (m *Member) apply() {
 	for _, name := range hot {
 		if key, plane, ok := m.Names.Key(name); ok {
 			parts, _ := m.host.Parts(name)
-			shares[plane].Given = append(shares[plane].Given, shaper.KeyParts{Key: key, Parts: uint32(parts)})
+			given := &shares[plane].Given
+			if cluster.IsSlots(name) {
+				given = &shares[plane].Slots
+			}
+			*given = append(*given, shaper.KeyParts{Key: key, Parts: uint32(parts)})
 		}
 	}
 	for _, name := range cold {
 		if key, plane, ok := m.Names.Key(name); ok {
-			shares[plane].Cold = append(shares[plane].Cold, key)
+			cold := &shares[plane].Cold
+			if cluster.IsSlots(name) {
+				cold = &shares[plane].ColdSlots
+			}
+			*cold = append(*cold, key)
 		}
 	}
 	planeLease := m.planeLease(lease)
@@ -379,6 +429,7 @@ func (m *Member) planeLease(l cluster.Lease) shaper.Lease {
 	}
 	return shaper.Lease{
 		End: at(l.End), AloneAt: at(l.AloneAt) + leaky.Second/1000,
-		Cold: uint32(l.Cold), Between: uint32(l.Between), Alone: uint32(l.Alone), Hosts: m.Options.Host.Params.Hosts,
+		Cold: uint32(l.Cold), Between: uint32(l.Between), Alone: uint32(l.Alone),
+		Hosts: m.Options.Host.Params.Hosts, SlotsCold: uint32(l.SlotsCold),
 	}
 }

@@ -112,7 +112,7 @@ func (p *fakePlane) Demands(list []shaper.Demand) []shaper.Demand {
 
 type oneName struct{}
 
-func (oneName) Name(shaper.Key) string { return "db" }
+func (oneName) Name(shaper.Key, bool) string { return "db" }
 func (oneName) Key(name string) (shaper.Key, int, bool) {
 	return shaper.Key{Limit: 2}, 0, name == "db"
 }
@@ -198,7 +198,7 @@ func TestMember_LeavesAtOnce(t *testing.T) {
 		if use := planes[0].use(); use > shaper.Whole*6/10 {
 			t.Fatalf("one of two busy members uses %d parts", use)
 		}
-		if err := members[1].Leave(ctx); err != nil {
+		if err := members[1].Leave(ctx, func() bool { return true }); err != nil {
 			t.Fatal(err)
 		}
 		if use := planes[1].use(); use != 0 {

@@ -129,7 +129,7 @@ func (s *server) serve(ctx context.Context) error {
 	if s.proxy, err = conn.New(conn.Options{Shaper: s.shaper, Clock: s.clock, Log: s.log, TrafficLog: s.traffic, OnShort: s.group.short}); err != nil {
 		return err
 	}
-	s.group.planes = []member.Plane{s.proxy}
+	s.group.planes, s.group.slotsInUse = []member.Plane{s.proxy}, s.proxy.SharesSlots
 	if s.options.State != "" {
 		s.saver = newSaver(s.options.overridesPath(), s.log)
 		defer s.saver.close()
@@ -210,6 +210,7 @@ func (s *server) serve(ctx context.Context) error {
 			stop, hangups, requests, drained = nil, nil, nil, make(chan struct{})
 			go func() { s.drain(s.options.Force); close(drained) }()
 		case <-drained:
+			s.proxy.EndAll() // or this host would still use slots of shared limits
 			s.group.leave(commandCtx)
 			close(s.done)
 			return nil

@@ -29,6 +29,8 @@ type group struct {
 	version string
 	file    *groupFile // nil without a state file
 
+	slotsInUse func() bool // whether connections are in flight that count for shared limits
+
 	server  *peer.Server  // nil while this daemon does not serve the ledger
 	opened  *peer.Server  // by prepare, or server
 	config  config.Shared // of member and server
@@ -117,7 +119,7 @@ func (g *group) join(ctx context.Context, c *config.Config) {
 	}
 	if len(s.Store) == 0 {
 		floor := uint32(shaper.Whole / s.Hosts)
-		g.setLease(shaper.Lease{Cold: floor, Between: floor, Alone: floor, Hosts: s.Hosts})
+		g.setLease(shaper.Lease{Cold: floor, Between: floor, Alone: floor, Hosts: s.Hosts, SlotsCold: floor})
 		return
 	}
 	saved := g.file.begin(ctx)
@@ -143,18 +145,19 @@ func keepsShares(c *config.Config) bool {
 // leaveTimeout bounds how long the ledger is told that this host leaves.
 const leaveTimeout = time.Second
 
-// leave ends the member. The ledger is told that this host uses nothing, so that others may.
+// leave ends the member. If this host uses nothing any more, the ledger is told, so that others may. While
+// connections are in flight it looks like a crash: the next member says what is in use.
 func (g *group) leave(ctx context.Context) {
 	if g.member == nil {
 		return
 	}
-	// A host that is back uses nothing before it has joined if this file says so: others may
-	// use its part. So it is written first.
-	status, _ := g.member.Status(ctx)
-	if status.Joined && !g.keep && g.file.leave(ctx) {
+	if status, _ := g.member.Status(ctx); status.Joined && !g.keep && !g.slotsInUse() {
 		ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 		defer cancel()
-		if err := g.member.Leave(ctx); err != nil {
+		// A host that is back uses nothing before it has joined if the file says so: others may
+		// use its part. So it is written first.
+		ready := func() bool { return !g.slotsInUse() && g.file.leave(ctx) }
+		if err := g.member.Leave(ctx, ready); err != nil {
 			g.log.Warn("leaving the group of shared limits failed; the others keep this host's part for it", "err", err)
 		}
 	}
@@ -179,10 +182,15 @@ func (g *group) stop() {
 	}
 }
 
-// sharedNames names the shared buckets of the current policy.
+// sharedNames names the shared buckets and pools of the current policy.
 type sharedNames struct{ *shaper.Shaper }
 
-func (n sharedNames) Name(k shaper.Key) string { return n.Policy().ShareName(k) }
+func (n sharedNames) Name(k shaper.Key, slots bool) string {
+	if slots {
+		return n.Policy().SlotsName(k)
+	}
+	return n.Policy().ShareName(k)
+}
 
 func (n sharedNames) Key(name string) (k shaper.Key, plane int, ok bool) {
 	p := n.Policy()

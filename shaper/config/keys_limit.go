@@ -57,7 +57,7 @@ var limitKeys = keys{
 		field:    fieldOf(func(l *shaper.Limit) *bool { return &l.Shared }),
 		omitZero: true,
 		doc: "One bucket for all hosts of the group in `[shared]`, for each key: together they stay within the rates " +
-			"and caps. `max_connections` must be at least `hosts`. Listeners in `match` or `key` need the " +
+			"and caps. Hosts borrow slots of `max_connections` from each other, so it may be less than `hosts`. Listeners in `match` or `key` need the " +
 			"same names on all hosts. An override counts on its host alone: hosts share parts of a limit, and " +
 			"each applies its parts to its own values.",
 	},

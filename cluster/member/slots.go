@@ -1,0 +1,133 @@
+package member
+
+import (
+	"shaperd.dev/shaperd/cluster"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// slotDemands tells the host what it wants of pools of slots. It is to these what a [cluster.Estimator] is
+// to rates, except that the planes know what they need of a pool.
+type slotDemands struct {
+	host  *cluster.Host
+	pools map[string]*slotDemand
+	retry cluster.Retry
+}
+
+// slotDemand is what this host needs of one pool.
+type slotDemand struct {
+	shaper.Demand              // in the last sample; 0 if it was not in that
+	seenAt        cluster.Time // when it was last in a sample
+	told          int64        // that the host wants, and when
+	toldAt        cluster.Time
+	asked         bool // since connections began to wait
+	settled       bool // what the host has beyond what it wants was given back, since the pool became hot
+}
+
+const (
+	tellAgain   = 120 * cluster.Second // lets the ledger make pools cold that nobody wants
+	forgetAfter = 30 * cluster.Second  // a pool that no sample has had
+)
+
+func newSlotDemands(h *cluster.Host) *slotDemands {
+	return &slotDemands{host: h, pools: map[string]*slotDemand{}}
+}
+
+// begin begins a sample.
+func (s *slotDemands) begin() {
+	for _, u := range s.pools {
+		u.Demand = shaper.Demand{}
+	}
+}
+
+// add adds what a plane needs of a pool to the sample.
+func (s *slotDemands) add(now cluster.Time, name string, d shaper.Demand) {
+	u := s.pools[name]
+	if u == nil {
+		u = &slotDemand{}
+		s.pools[name] = u
+	}
+	u.Demand, u.seenAt = d, now
+	u.asked = u.asked && d.Waiting > 0
+}
+
+// held returns the parts of a pool that were in use in the last sample.
+func (s *slotDemands) held(name string) int64 {
+	if u := s.pools[name]; u != nil {
+		return int64(u.Held)
+	}
+	return 0
+}
+
+// wants returns what the host wants of a pool. What it wants for connections that may come it leaves to
+// others that need it.
+func (u *slotDemand) wants(tight bool) int64 {
+	if tight {
+		return int64(u.Want)
+	}
+	return min(int64(u.Want)+int64(u.Spare), cluster.Whole)
+}
+
+// settle gives back what the host has of pools that have just become hot, and does not want. It reports
+// whether that is anything.
+func (s *slotDemands) settle(now cluster.Time) (any bool) {
+	for name, u := range s.pools {
+		b := s.host.Share(name, now)
+		if b.Hot && !u.settled && u.wants(b.Tight) < b.Parts {
+			any = true
+			s.host.Lower(name, u.wants(b.Tight))
+		}
+		u.settled = b.Hot
+	}
+	return any
+}
+
+// endWindow tells the host what has changed.
+func (s *slotDemands) endWindow(now cluster.Time) {
+	for name, u := range s.pools {
+		if now-u.seenAt > forgetAfter {
+			s.host.Want(name, 0, 1)
+			delete(s.pools, name)
+			continue
+		}
+		b := s.host.Share(name, now)
+		want := u.wants(b.Tight)
+		cold := !b.Hot && u.told == 0 && want <= b.Parts // that is enough, and nobody need know
+		if !cold && (want > u.told || want < u.told-u.told/10 || now-u.toldAt > tellAgain) {
+			s.tell(now, name, u, want)
+		}
+		if b.Hot && want < b.Parts-b.Parts/10 {
+			s.host.Lower(name, want)
+		}
+	}
+}
+
+func (s *slotDemands) tell(now cluster.Time, name string, u *slotDemand, want int64) {
+	u.told, u.toldAt = want, now
+	s.host.Want(name, want, max(1, int64(u.Waiting)))
+}
+
+// urgent tells the host what cannot wait for the end of the window, and reports whether it should call at
+// once.
+func (s *slotDemands) urgent(now, interval cluster.Time) (call bool) {
+	var waits []string
+	short := false
+	for name, u := range s.pools {
+		b := s.host.Share(name, now)
+		switch {
+		case u.Waiting == 0 || b.Parts == cluster.Whole:
+		case !u.asked:
+			u.asked, call = true, true
+			s.tell(now, name, u, u.wants(b.Tight))
+		default:
+			waits, short = append(waits, name), short || b.Short || !b.Hot || !s.host.Joined()
+		}
+	}
+	if !s.retry.Due(now, interval, len(waits) > 0, short) {
+		return call
+	}
+	for _, name := range waits {
+		u := s.pools[name]
+		s.tell(now, name, u, u.wants(s.host.Share(name, now).Tight))
+	}
+	return true
+}

@@ -1,0 +1,26 @@
+package cluster
+
+// Retry decides when a host that waits for more calls again, instead of after an interval.
+type Retry struct {
+	at  Time // of the next call
+	gap Time
+}
+
+// Due reports whether a host should call at now, of which something waits. While the ledger has less to
+// give than the host should get, it calls soon at first, and then less and less often.
+func (r *Retry) Due(now, interval Time, waits, short bool) bool {
+	switch {
+	case !short:
+		r.gap = interval / 5
+	case now >= r.at:
+		r.gap = min(r.gap*5/4, interval)
+	}
+	if !waits || now < r.at {
+		return false
+	}
+	r.at = now + interval/2
+	if short {
+		r.at = now + r.gap
+	}
+	return true
+}

@@ -1,0 +1,290 @@
+// Owner: the loop's thread, except for the methods of Proxy.
+
+package conn
+
+import (
+	"maps"
+	"slices"
+
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// lending enforces how many slots this host may use of shared caps. Like the bucket of a hot key, the gate
+// of a pool that is hot stays while it is.
+type lending struct {
+	sharing   *sharing
+	admission *admission
+	terms     shaper.Lease          // what matters of the lease to slots
+	given     map[shaper.Key]uint32 // parts of hot pools, by the key of the gate
+
+	listed    []*poolShare // to be looked at by the next report
+	reporting []*poolShare // by the report that is being made
+	reported  int          // how many of them it has looked at
+	cold      int          // how many cold ones it has reported
+}
+
+// poolShare is what this host uses of the pool of a shared cap.
+type poolShare struct {
+	gate   *gate
+	hot    bool // parts were given
+	listed bool // in lending.listed or lending.reporting
+	short  bool // connections have waited, since the last report or when it was made
+	missed int  // connections refused at the cap since the last report
+	peak   peak // of slots that are used, or were missed
+}
+
+// held reports whether the gate is kept although no connection needs it.
+func (sh *poolShare) held() bool { return sh != nil && (sh.hot || sh.listed) }
+
+// pool returns the slots of which sh has a share.
+func (sh *poolShare) pool(hosts int) shaper.SlotPool {
+	return shaper.SlotPool{Most: sh.gate.limit.MaxConnections, Hosts: hosts}
+}
+
+// waiting is how many connections wait for a slot.
+func (sh *poolShare) waiting() int {
+	if gt := sh.gate; gt.inFlight >= gt.slots {
+		return gt.waiting
+	}
+	return 0
+}
+
+// nearlyUsed reports whether more than 80 % of the slots are used, and not just the only one.
+func (sh *poolShare) nearlyUsed() bool {
+	return sh.gate.inFlight > 1 && 10*sh.gate.inFlight > 8*sh.gate.slots
+}
+
+// overused reports whether more slots are used than a host may have of a cold pool. Connections were in
+// flight before the limit was shared, or had its present values.
+func (sh *poolShare) overused(hosts int) bool {
+	return hosts > 0 && sh.gate.inFlight > sh.pool(hosts).Slots(uint32((shaper.Whole+hosts-1)/hosts))
+}
+
+// attach gives gt, of a shared cap, a share of its pool, or takes that away if the cap is not shared any more.
+func (ld *lending) attach(gt *gate) {
+	switch has := gt.limit.HasPool(); {
+	case !has && gt.lent != nil:
+		gt.lent.listed = false
+		gt.lent = nil
+	case has && gt.lent == nil:
+		_, hot := ld.given[gt.key]
+		gt.lent = &poolShare{gate: gt, hot: hot}
+	}
+}
+
+// slotsOf returns how many connections may be in flight at gt, whose cap is shared.
+func (ld *lending) slotsOf(gt *gate) int {
+	parts, hot := ld.given[gt.key]
+	if !hot {
+		parts = ld.terms.SlotsCold
+	}
+	return ld.terms.Slots(gt.limit.MaxConnections, parts, 0)
+}
+
+// setTerms takes in the lease as it is now.
+func (ld *lending) setTerms() {
+	lease := &ld.sharing.lease
+	terms := shaper.Lease{AloneAt: leaky.Never, Hosts: lease.Hosts, SlotsCold: lease.SlotsCold}
+	if ld.sharing.at >= lease.AloneAt && (lease.Alone == 0 || lease.Alone == shaper.Whole) {
+		terms.AloneAt, terms.Alone = 0, lease.Alone
+	}
+	if terms == ld.terms {
+		return
+	}
+	ld.terms = terms
+	for _, gt := range ld.admission.byKey {
+		ld.update(gt)
+	}
+}
+
+// update gives gt the slots that it has now.
+func (ld *lending) update(gt *gate) {
+	ld.admission.refresh(gt)
+	if gt.lent == nil {
+		return
+	}
+	_, gt.lent.hot = ld.given[gt.key]
+	if n := ld.slotsOf(gt); n != gt.slots {
+		gt.slots = n
+		ld.admission.freed = append(ld.admission.freed, gt)
+	}
+	ld.list(gt.lent)
+}
+
+// set puts s into effect. Gates that have other slots are dispatched by the next run.
+func (ld *lending) set(s *shaper.Shares, now leaky.Time) {
+	var cold []shaper.Key
+	for _, k := range s.ColdSlots {
+		cold = append(cold, gateKeyOf(k))
+	}
+	if s.Reset {
+		cold = slices.AppendSeq(cold, maps.Keys(ld.given))
+	}
+	for _, k := range cold {
+		delete(ld.given, k)
+	}
+	ld.setTerms()
+	ld.give(s.Slots)
+	for _, k := range cold {
+		if gt := ld.admission.byKey[k]; gt != nil {
+			ld.update(gt)
+			ld.admission.dropUnused([]*gate{gt}, now)
+		}
+	}
+}
+
+// give makes pools hot, or changes the parts of hot ones.
+func (ld *lending) give(given []shaper.KeyParts) {
+	for _, g := range given {
+		k := gateKeyOf(g.Key)
+		ld.given[k] = g.Parts
+		ld.open(k)
+	}
+}
+
+// open updates the gate of a pool that is hot. If there is none, it makes one, unless the current policy has no
+// such gate here.
+func (ld *lending) open(k shaper.Key) {
+	gt, policy := ld.admission.byKey[k], ld.admission.policy
+	if gt == nil {
+		for i := range policy.Shared().All {
+			if l := policy.Limit(i); l.HasPool() && policy.State(i).ID+1 == k.Limit {
+				gt = ld.admission.gateFor(i, l, k)
+			}
+		}
+	}
+	if gt != nil {
+		ld.update(gt)
+	}
+}
+
+// use records that a connection has taken a slot of gt.
+func (ld *lending) use(gt *gate, now leaky.Time) {
+	if sh := gt.lent; sh != nil {
+		sh.peak.add(gt.inFlight, now)
+		ld.list(sh)
+	}
+}
+
+// wait records that connections wait at gt.
+func (ld *lending) wait(gt *gate) {
+	if sh := gt.lent; sh != nil {
+		ld.list(sh)
+		if sh.waiting() > 0 {
+			ld.beShort(sh)
+		}
+	}
+}
+
+// miss records that a connection was refused at gt.
+func (ld *lending) miss(gt *gate) {
+	if sh := gt.lent; sh != nil && gt.inFlight >= gt.slots {
+		sh.missed++
+		ld.list(sh)
+		ld.beShort(sh)
+	}
+}
+
+func (ld *lending) beShort(sh *poolShare) {
+	if !sh.short && ld.sharing.onShort != nil {
+		ld.sharing.onShort()
+	}
+	sh.short = true
+}
+
+// list makes the next report look at sh, if it may have to be reported. sh may be nil.
+func (ld *lending) list(sh *poolShare) {
+	switch {
+	case sh == nil || sh.listed:
+	case sh.hot || sh.overused(ld.terms.Hosts), len(ld.listed) < maxListed && (sh.nearlyUsed() || sh.gate.waiting > 0 || sh.missed > 0):
+		sh.listed = true
+		ld.listed = append(ld.listed, sh)
+	}
+}
+
+// beginReport begins a report.
+func (ld *lending) beginReport() {
+	ld.reporting, ld.listed, ld.reported, ld.cold = ld.listed, ld.reporting[:0], 0, 0
+}
+
+// report appends what is to be reported of the next pools, and reports whether there are more.
+func (ld *lending) report(all []shaper.Demand, now leaky.Time) (_ []shaper.Demand, more bool) {
+	end := min(ld.reported+reportBatch, len(ld.reporting))
+	for ; ld.reported < end; ld.reported++ {
+		sh := ld.reporting[ld.reported]
+		ld.reporting[ld.reported] = nil
+		if !sh.listed { // its limit is gone
+			continue
+		}
+		sh.listed = false
+		missed, over := sh.missed > 0, sh.overused(ld.terms.Hosts)
+		waits, nearly := missed || sh.waiting() > 0, sh.nearlyUsed()
+		d := sh.demand(ld.terms.Hosts, now)
+		sh.short = waits
+		switch {
+		case sh.hot || over:
+			all = append(all, d)
+		case (waits || nearly) && ld.cold < maxDemands:
+			ld.cold++
+			all = append(all, d)
+		}
+		ld.list(sh) // to report when that ends
+		ld.admission.dropUnused([]*gate{sh.gate}, now)
+	}
+	return all, end < len(ld.reporting)
+}
+
+// demand returns what is needed of the pool.
+func (sh *poolShare) demand(hosts int, now leaky.Time) shaper.Demand {
+	gt, pool := sh.gate, sh.pool(hosts)
+	sh.peak.add(gt.inFlight+sh.missed, now)
+	d := shaper.Demand{Key: gt.limitKey(), Slots: true, Held: pool.Parts(gt.inFlight)}
+	switch {
+	case gt.limit.Observe: // and keeps nobody from a slot
+		d.Held = pool.Parts(min(gt.inFlight, gt.slots))
+	case sh.waiting() > 0:
+		d.Waiting = len(gt.queued)
+	case sh.missed > 0:
+		d.Waiting = 1
+	}
+	sh.missed = 0
+	most := sh.peak.all()
+	d.Want = pool.Parts(sh.peak.recent() + sh.waiting())
+	d.Spare = pool.Parts(most+max(1, most/8)+sh.waiting()) - d.Want
+	return d
+}
+
+// reload makes gates for the hot pools of the current policy.
+func (ld *lending) reload() {
+	for k := range ld.given {
+		ld.open(k)
+	}
+}
+
+// close drops the gates that are only held.
+func (ld *lending) close(now leaky.Time) {
+	clear(ld.given)
+	for _, gt := range ld.admission.byKey {
+		if gt.lent != nil {
+			gt.lent.hot, gt.lent.listed = false, false
+			ld.admission.dropUnused([]*gate{gt}, now)
+		}
+	}
+}
+
+// SharesSlots reports whether connections or UDP flows are in flight that count for a shared limit.
+func (p *Proxy) SharesSlots() (used bool) {
+	p.loop.call(func(leaky.Time) {
+		for _, gt := range p.admission.byKey {
+			used = used || gt.lent != nil && gt.inFlight > 0
+		}
+	})
+	return used
+}
+
+// gateKeyOf returns the key of the gate of a pool.
+func gateKeyOf(k shaper.Key) shaper.Key {
+	k.Limit++
+	return k
+}

@@ -1,0 +1,242 @@
+package conn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"shaperd.dev/shaperd/cluster"
+	"shaperd.dev/shaperd/cluster/member"
+	"shaperd.dev/shaperd/internal/testutil"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// lender is a host whose gates lend and borrow slots. It is the plane of its member.
+type lender struct {
+	mu     sync.Mutex
+	rig    *admissionRig
+	start  time.Time
+	rnd    *rand.Rand
+	member *member.Member
+	stop   func()
+	load   int // connections that are in flight or wait
+}
+
+// do runs f when the gates have come to the present.
+func (l *lender) do(f func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.rig.until(leaky.Second + leaky.FromDuration(time.Since(l.start)))
+	f()
+}
+
+func (l *lender) SetShares(s shaper.Shares) { l.do(func() { l.rig.setShares(s) }) }
+
+func (l *lender) Demands(all []shaper.Demand) []shaper.Demand {
+	l.do(func() { all = append(all, l.rig.demands()...) })
+	return all
+}
+
+// churn ends some connections, and keeps up the load with new ones.
+func (l *lender) churn() {
+	l.do(func() {
+		for v := range l.rig.in {
+			if l.rnd.IntN(20) == 0 {
+				v.finish()
+			}
+		}
+		waiting := 0
+		for _, q := range l.rig.admission.queues {
+			waiting += q.len
+		}
+		for range l.load - len(l.rig.in) - waiting {
+			l.rig.visit(fmt.Sprint("10.0.0.", l.rnd.IntN(40)), nil)
+		}
+	})
+}
+
+func (l *lender) inFlight() (n int) {
+	l.do(func() { n = len(l.rig.in) })
+	return n
+}
+
+// lenders are hosts that share a cap.
+type lenders struct {
+	*testing.T
+	mu     sync.Mutex
+	ledger cluster.Ledger
+	away   bool
+	clock  func() cluster.Time
+	rnd    *rand.Rand
+	limit  shaper.Limit
+	hosts  []*lender
+	worst  int
+}
+
+func (s *lenders) Call(_ context.Context, q *cluster.Request) (*cluster.Reply, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.away {
+		return nil, errors.New("away")
+	}
+	return s.ledger.Call(s.clock(), q), nil
+}
+
+func (s *lenders) Snapshot(context.Context, ...string) (cluster.Snapshot, error) {
+	return cluster.Snapshot{}, errors.ErrUnsupported
+}
+
+func (s *lenders) Forget(context.Context, string) (bool, error) { return false, errors.ErrUnsupported }
+func (s *lenders) Close()                                       {}
+
+type onePool struct{ key shaper.Key }
+
+func (n onePool) Name(_ shaper.Key, slots bool) string {
+	return map[bool]string{true: "#cap", false: "cap"}[slots]
+}
+func (n onePool) Key(name string) (shaper.Key, int, bool) { return n.key, 0, name == "#cap" }
+func (onePool) Always() []string                          { return nil }
+
+// begin starts host i anew. Of a host that ran, all connections end.
+func (s *lenders) begin(i int) {
+	now := time.Now()
+	if s.hosts[i] != nil {
+		s.hosts[i].stop()
+	}
+	l := &lender{rig: newAdmissionRig(s, s.limit), start: now, rnd: s.rnd}
+	ctx, cancel := context.WithCancel(context.Background())
+	l.member = member.Start(ctx, member.Options{
+		Host: cluster.HostOptions{
+			Params: cluster.Params{Hosts: len(s.hosts), Lease: cluster.Second, Step: cluster.Second / 2}, Name: string(rune('a' + i)), Start: int64(s.clock()),
+		},
+		Interval: 100 * time.Millisecond, Store: s, Planes: []member.Plane{l}, Names: onePool{l.rig.poolKey(0)},
+		Clock: s.clock, Now: func() leaky.Time { return leaky.Second + leaky.FromDuration(time.Since(now)) }, Log: slog.New(slog.DiscardHandler),
+	})
+	l.rig.admission.sharing.onShort = l.member.Short
+	l.stop = func() { cancel(); l.member.Wait() }
+	s.hosts[i] = l
+}
+
+func startLenders(t *testing.T, hosts, most int) *lenders {
+	start := time.Now()
+	s := &lenders{
+		T: t, ledger: cluster.Ledger{Run: "a"}, rnd: testutil.Rand(t), hosts: make([]*lender, hosts),
+		clock: func() cluster.Time { return cluster.FromDuration(time.Since(start)) + cluster.Second },
+		limit: shaper.Limit{Name: "cap", Shared: true, MaxConnections: most, QueueTimeout: time.Hour, MaxQueue: 1000},
+	}
+	for i := range hosts {
+		s.begin(i)
+	}
+	return s
+}
+
+// run lets d pass, and checks all the time that no more are in flight than there may be.
+func (s *lenders) run(d time.Duration) {
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		sum := 0
+		for _, l := range s.hosts {
+			l.churn()
+			sum += l.inFlight()
+		}
+		if s.worst = max(s.worst, sum); sum > s.limit.MaxConnections {
+			s.Fatalf("%d in flight, more than %d", sum, s.limit.MaxConnections)
+		}
+	}
+}
+
+func (s *lenders) expect(what string, i, least int) {
+	s.Helper()
+	if n := s.hosts[i].inFlight(); n < least {
+		s.Errorf("%s: %d in flight at host %d, want %d at least", what, n, i, least)
+	}
+}
+
+func (s *lenders) setLoad(load ...int) {
+	for i, l := range s.hosts {
+		l.load = load[i]
+	}
+}
+
+func (s *lenders) setAway(away bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.away = away
+}
+
+func (s *lenders) end() {
+	for _, l := range s.hosts {
+		l.stop()
+	}
+}
+
+// Slots go where connections wait, and back, within a second, while there is a ledger; without one each host
+// keeps what it has.
+func TestLending_Group(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := startLenders(t, 3, 30)
+		defer s.end()
+		s.run(3 * time.Second)
+		s.setLoad(100, 0, 0)
+		s.run(time.Second)
+		s.expect("all load at one host", 0, 20)
+		s.setLoad(100, 100, 100)
+		s.run(time.Second)
+		for i := range s.hosts {
+			s.expect("load at all", i, 9)
+		}
+		s.setLoad(100, 100, 0)
+		s.run(time.Second)
+		s.setAway(true)
+		s.run(5 * time.Second)
+		s.expect("no ledger", 0, 10)
+		s.expect("no ledger", 1, 10)
+		s.setAway(false)
+		s.setLoad(0, 100, 0)
+		s.run(3 * time.Second)
+		s.expect("the load has moved", 1, 20)
+		s.begin(2)
+		s.setLoad(0, 100, 100)
+		s.run(3 * time.Second)
+		s.expect("after a restart", 1, 11)
+		s.expect("after a restart", 2, 11)
+	})
+}
+
+// Whatever happens to the hosts and the ledger, and however few slots there are, no more are in flight than
+// there may be.
+func TestLending_GroupNeverExceeds(t *testing.T) {
+	for _, most := range []int{1, 2, 7, 30, 200} {
+		t.Run(fmt.Sprint(most), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := startLenders(t, 2+most%3, most)
+				defer s.end()
+				rnd := s.rnd
+				for range 150 {
+					switch rnd.IntN(8) {
+					case 0:
+						s.begin(rnd.IntN(len(s.hosts)))
+					case 1:
+						s.setAway(!s.away)
+					case 2:
+						s.mu.Lock()
+						s.ledger = cluster.Ledger{Run: fmt.Sprint(rnd.Uint64())}
+						s.mu.Unlock()
+					default:
+						s.hosts[rnd.IntN(len(s.hosts))].load = rnd.IntN(3) * rnd.IntN(1+2*most)
+					}
+					s.run(time.Duration(rnd.IntN(600)) * time.Millisecond)
+				}
+				if s.worst < (85*most+99)/100 {
+					t.Errorf("at most %d of %d were in flight: the test exercises nothing", s.worst, most)
+				}
+			})
+		})
+	}
+}
