@@ -148,7 +148,9 @@ func (c *call) read() {
 			}
 			s.version++
 			s.log.addHot(it.Key, s.version)
-			b = &bucket{slots: IsSlots(it.Key), version: s.version, wanted: c.now, holders: map[string]*holder{}}
+			b = &bucket{
+				slots: IsSlots(it.Key), tickets: IsTickets(it.Key), version: s.version, wanted: c.now, holders: map[string]*holder{},
+			}
 			s.buckets[it.Key] = b
 		}
 		s.purge(b, c.now)
@@ -157,35 +159,46 @@ func (c *call) read() {
 			h = &holder{generation: m.generation}
 			b.holders[c.q.Host] = h
 		}
-		has := it.Has
-		switch {
-		case b.slots && c.same:
-		case c.claims:
-			has = max(0, min(has, Whole-b.others(c.q.Host)))
-		case !c.same || m.resync:
-			has = 0
-		case has > h.parts:
-			// What was a floor becomes parts when a counted host learns that the bucket is hot.
-			may := h.parts
-			if c.wasLive && c.knewBefore < b.version && b.version <= c.q.Known {
-				may = floor
-			}
-			if has > may {
-				has, c.cut = may, true
-			}
-		}
-		want, weight := max(0, min(it.Want, Whole)), max(1, min(it.Weight, MaxWeight))
-		free := has < h.parts || want < h.want || weight < h.weight
+		has, want, weight := c.has(b, h, it), max(0, min(it.Want, Whole)), max(1, min(it.Weight, MaxWeight))
+		free, begins := has < h.parts || want < h.want || weight < h.weight, h.want == 0
 		h.parts, h.want, h.weight = has, want, weight
-		if free {
-			s.markShort(it.Key, b, c.q.Host)
-		}
-		if h.parts > floor || h.want > floor {
+		if want > 0 && b.tickets || has > floor || want > floor {
 			b.wanted = c.now
 		}
-		m.mark(it.Key)
+		switch {
+		case b.tickets && begins:
+			b.queue(c.q.Host)
+		case free && !b.tickets:
+			s.markShort(it.Key, b, c.q.Host)
+		}
+		if !b.tickets {
+			m.mark(it.Key)
+		}
 		s.demote(it.Key, b, c.now)
 	}
+}
+
+// has returns what h counts to have of b, according to an item.
+func (c *call) has(b *bucket, h *holder, it *Item) int64 {
+	switch {
+	case b.tickets:
+		return 0
+	case b.slots && c.same:
+		return it.Has
+	case c.claims:
+		return max(0, min(it.Has, Whole-b.others(c.q.Host)))
+	case !c.same || c.m.resync:
+		return 0
+	case it.Has <= h.parts:
+		return it.Has
+	}
+	// What was a floor becomes parts when a counted host learns that the bucket is hot.
+	may := h.parts
+	if c.wasLive && c.knewBefore < b.version && b.version <= c.q.Known {
+		may = c.params.Floor()
+	}
+	c.cut = c.cut || it.Has > may
+	return min(it.Has, may)
 }
 
 // mark makes the next reply to m have a grant of a bucket.
@@ -295,6 +308,7 @@ func (c *call) reply() *Reply {
 		r.Grants = append(r.Grants, s.grant(key, b, c.q.Host, lend))
 	}
 	m.marked = nil
+	r.Sales = c.sellAll()
 	return r
 }
 

@@ -46,6 +46,7 @@ type Host struct {
 	others    Params // of the ledger that refused ours
 	infoOld   bool   // Info is to be told again
 	differ    int
+	tickets   []Ticket            // bought since TakeTickets
 	changed   map[string]struct{} // buckets whose parts have changed since TakeChanges
 	changeAll bool
 }
@@ -86,6 +87,7 @@ type share struct {
 	weight  int64
 	toldIn  int64 // number of the call that told; 0 if it must be told
 
+	every, burst Time // of tickets
 	short, tight bool // of the last grant
 }
 
@@ -167,6 +169,7 @@ func (h *Host) leave() {
 		return
 	}
 	h.leased, h.claim = false, false
+	h.dropTickets()
 	h.leaseEnd = h.renewedAt + h.lease()
 	h.floorAt = h.leaseEnd + h.grace()
 	h.frozen = map[string]int64{}

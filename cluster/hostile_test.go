@@ -42,7 +42,7 @@ func TestLedger_HostileCalls(t *testing.T) {
 				q.Epoch, q.N, q.Params = number(maxNumber), number(maxNumber), Params{Hosts: 1 + random.IntN(MaxHosts), Lease: p.Lease, Step: p.Step, Strict: flag()}
 			}
 			for range random.IntN(5) {
-				q.Items = append(q.Items, Item{fmt.Sprintf("k%d", random.IntN(10)), number(Whole), number(Whole), number(MaxWeight)})
+				q.Items = append(q.Items, Item{fmt.Sprintf("k%d", random.IntN(10)), number(Whole), number(Whole), number(MaxWeight), 0, 0})
 			}
 			for range random.IntN(min(3, q.Params.Hosts+1)) {
 				q.Gone = append(q.Gone, Gone{fmt.Sprintf("h%d", random.IntN(10)), number(maxNumber), number(maxNumber)})

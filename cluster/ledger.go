@@ -83,6 +83,8 @@ type member struct {
 // bucket is a hot bucket.
 type bucket struct {
 	slots   bool
+	tickets bool
+	at      Time  // of tickets: when the next unit may leave; 0 while some may not know that it is hot
 	version int64 // of its event
 	wanted  Time  // when a host last wanted or had more than its floor
 	holders map[string]*holder
@@ -91,6 +93,7 @@ type bucket struct {
 // holder is what a host has of a bucket, and wants.
 type holder struct {
 	parts, want, weight int64
+	turn                int64 // of tickets: who has the least is next
 	generation          int64
 }
 

@@ -76,6 +76,10 @@ type Item struct {
 	Has    int64 // parts in use, of the whole
 	Want   int64 // parts that would be used
 	Weight int64 // the host's weight beside others that want more: its waiting sources, 1 to MaxWeight
+
+	// Of a bucket of tickets, of which Want are wanted: the time from one unit to the next, and the burst as
+	// such a time. Otherwise 0.
+	Every, Burst Time
 }
 
 // MaxItems is the maximum number of items of a call, which bounds the time that a store needs for it.
@@ -111,6 +115,7 @@ type Reply struct {
 	Version int64 // of the newest event
 	Events  []Event
 	Grants  []Grant
+	Sales   []Sale
 
 	Gone    []Gone
 	Differ  int  // hosts with another digest

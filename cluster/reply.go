@@ -35,6 +35,7 @@ func (h *Host) Reply(now Time, r *Reply) (again bool) {
 	fresh := h.learn(r.Events)
 	again = again || h.known > known
 	again = h.take(r, fresh) || again
+	h.takeSales(now, r.Sales)
 	live := r.Live
 	if !r.Counted {
 		live++
@@ -103,6 +104,7 @@ func (h *Host) refused(now Time, r *Reply) (again bool) {
 // changeEpoch begins to speak to a ledger that knows nothing of this host.
 func (h *Host) changeEpoch(now Time, r *Reply) {
 	h.epoch, h.known, h.confirmed = r.Epoch, 0, 0
+	h.dropTickets()
 	if !h.leased || !h.counted || r.Settled || h.Params.Strict || now >= h.renewedAt+h.lease() {
 		h.leave()
 		h.forgetHot()
@@ -131,7 +133,7 @@ func (h *Host) learn(events []Event) map[string]bool {
 		case e.Cold && b != nil:
 			delete(h.hot, e.Key)
 			if b.want > 0 {
-				h.asked[e.Key] = &share{want: b.want, weight: b.weight}
+				h.asked[e.Key] = &share{want: b.want, weight: b.weight, every: b.every, burst: b.burst}
 			}
 			continue
 		case e.Cold:
@@ -140,7 +142,7 @@ func (h *Host) learn(events []Event) map[string]bool {
 			b = &share{weight: 1}
 			inUse := h.InUse == nil || h.InUse(e.Key)
 			if a := h.asked[e.Key]; a != nil {
-				b.want, b.weight, inUse = a.want, a.weight, true
+				b.want, b.weight, b.every, b.burst, inUse = a.want, a.weight, a.every, a.burst, true
 				delete(h.asked, e.Key)
 			}
 			if inUse {

@@ -24,6 +24,7 @@ func (p *Params) slotsFloor() int64 { return (Whole + int64(p.Hosts) - 1) / int6
 // ownFloor returns what this host may have had of a bucket until now, when it was cold.
 func (h *Host) ownFloor(key string) int64 {
 	switch {
+	case IsTickets(key):
 	case IsSlots(key) && h.roomy:
 		return h.Params.slotsFloor()
 	case !IsSlots(key) && h.leased:

@@ -81,8 +81,12 @@ func (it *Item) validate() error {
 	if !validKey(it.Key) {
 		return fmt.Errorf("bucket %.80q: must be 1 to %d printable characters of ASCII, and no space", it.Key, MaxKey)
 	}
+	if IsTickets(it.Key) && it.Want > 0 && it.Every == 0 {
+		return fmt.Errorf("bucket %q: tickets without a time between units", it.Key)
+	}
 	for _, err := range []error{
 		checkRange("parts in use", it.Has, Whole), checkRange("parts wanted", it.Want, Whole), checkRange("weight", it.Weight, MaxWeight),
+		checkRange("time between units", int64(it.Every), int64(MaxEvery)), checkRange("burst", int64(it.Burst), int64(MaxEvery)),
 	} {
 		if err != nil {
 			return fmt.Errorf("bucket %q: %w", it.Key, err)

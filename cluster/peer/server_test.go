@@ -339,24 +339,25 @@ func TestServer_Close(t *testing.T) {
 func TestProtocol(t *testing.T) {
 	q := cluster.Request{
 		Params: params, Host: "gw1", Start: 1, N: 2, Got: 3, GotAge: 4, Epoch: 5, Leased: true, Claim: true, More: true, Over: true, Left: true,
-		Known: 6, Told: true, Items: []cluster.Item{{Key: "db", Has: 7, Want: 8, Weight: 9}}, Digest: 1<<64 - 1, Info: "\x00é", Leave: true,
+		Known: 6, Told: true, Items: []cluster.Item{{Key: "db", Has: 7, Want: 8, Weight: 9, Every: 12, Burst: 13}}, Digest: 1<<64 - 1, Info: "\x00é", Leave: true,
 		Gone: []cluster.Gone{{Host: "gw2", Start: 10, N: 11}},
 	}
 	r := cluster.Reply{
 		N: 1, Start: 2, Latest: 3, Epoch: 4, Refused: cluster.RefusedParams, Params: params, Live: 5, Counted: true, Settled: true, AllTold: true, Resync: true,
 		Renew: true, Version: 6, Events: []cluster.Event{{Version: 7, Key: "db", Cold: true}},
-		Grants: []cluster.Grant{{Key: "db", Parts: 8, Short: true, Tight: true}}, Gone: q.Gone, Differ: 9, AskInfo: true,
+		Grants: []cluster.Grant{{Key: "db", Parts: 8, Short: true, Tight: true}}, Sales: []cluster.Sale{{Key: "@sms", N: 14, At: -15, Every: 16}},
+		Gone: q.Gone, Differ: 9, AskInfo: true,
 	}
 	for _, test := range []struct {
 		value any
 		want  string
 	}{
 		{q, `{"Params":{"Hosts":4,"Lease":20000000,"Step":1000000,"Strict":false},"Host":"gw1","Start":1,"N":2,"Got":3,"GotAge":4,"Epoch":5,` +
-			`"Leased":true,"Claim":true,"More":true,"Over":true,"Left":true,"Known":6,"Told":true,"Items":[{"Key":"db","Has":7,"Want":8,"Weight":9}],` +
+			`"Leased":true,"Claim":true,"More":true,"Over":true,"Left":true,"Known":6,"Told":true,"Items":[{"Key":"db","Has":7,"Want":8,"Weight":9,"Every":12,"Burst":13}],` +
 			`"Digest":18446744073709551615,"Info":"\u0000é","Leave":true,"Gone":[{"Host":"gw2","Start":10,"N":11}]}`},
 		{r, `{"N":1,"Start":2,"Latest":3,"Epoch":4,"Refused":3,"Params":{"Hosts":4,"Lease":20000000,"Step":1000000,"Strict":false},"Live":5,` +
 			`"Counted":true,"Settled":true,"AllTold":true,"Resync":true,"Renew":true,"Version":6,"Events":[{"Version":7,"Key":"db","Cold":true}],` +
-			`"Grants":[{"Key":"db","Parts":8,"Short":true,"Tight":true}],"Gone":[{"Host":"gw2","Start":10,"N":11}],"Differ":9,"AskInfo":true}`},
+			`"Grants":[{"Key":"db","Parts":8,"Short":true,"Tight":true}],"Sales":[{"Key":"@sms","N":14,"At":-15,"Every":16}],"Gone":[{"Host":"gw2","Start":10,"N":11}],"Differ":9,"AskInfo":true}`},
 	} {
 		if got := string(encode(t, test.value)); got != test.want {
 			t.Errorf("got  %s\nwant %s", got, test.want)

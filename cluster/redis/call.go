@@ -67,7 +67,7 @@ func (s *Store) callAt(ctx context.Context, now string, q *cluster.Request) (*cl
 
 // requestArgs returns the arguments of the script for a call.
 func requestArgs(now string, q *cluster.Request) []string {
-	args := make([]string, 0, 25+3*len(q.Gone)+4*len(q.Items))
+	args := make([]string, 0, 25+3*len(q.Gone)+6*len(q.Items))
 	number := func(ns ...int64) {
 		for _, n := range ns {
 			args = append(args, strconv.FormatInt(n, 10))
@@ -100,7 +100,7 @@ func requestArgs(now string, q *cluster.Request) []string {
 	for i := range q.Items {
 		it := &q.Items[i]
 		args = append(args, it.Key)
-		number(it.Has, it.Want, it.Weight)
+		number(it.Has, it.Want, it.Weight, int64(it.Every), int64(it.Burst))
 	}
 	return args
 }

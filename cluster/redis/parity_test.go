@@ -139,7 +139,7 @@ func newSchedule(w *twin, random *rand.Rand) *schedule {
 	p.pace = min([]cluster.Time{10, 30, 200}[random.IntN(3)]*cluster.Millisecond, p.params.Step)
 	p.stay, p.many = []int{15, 300}[random.IntN(2)], []int{10, 300}[random.IntN(2)]
 	for i := range 4 + random.IntN(4) {
-		p.keys = append(p.keys, fmt.Sprintf("%slimit/%d,%c", []string{"", cluster.SlotsPrefix}[i%2], i, 'A'+i*7))
+		p.keys = append(p.keys, fmt.Sprintf("%slimit/%d,%c", []string{"", cluster.SlotsPrefix, cluster.TicketsPrefix}[i%3], i, 'A'+i*7))
 	}
 	for i := range min(p.params.Hosts+random.IntN(4), len(names)) {
 		h := &scheduleHost{offset: p.upTo(1e12)}
@@ -203,7 +203,11 @@ func (p *schedule) step() {
 func (p *schedule) sleepQuietly() {
 	for _, h := range p.hosts {
 		for _, key := range p.keys {
-			h.Want(key, p.random.Int64N(p.params.Floor()+1), 1)
+			if !cluster.IsTickets(key) {
+				h.Want(key, p.random.Int64N(p.params.Floor()+1), 1)
+			} else {
+				h.WantTickets(key, 0, 1, cluster.Second, 0)
+			}
 		}
 		h.nextChange = p.time + 35*cluster.Second
 	}
@@ -277,7 +281,12 @@ func (p *schedule) changeWants(h *scheduleHost) {
 	for range 1 + p.random.IntN(2) {
 		key := p.keys[p.random.IntN(len(p.keys))]
 		want := []int64{0, p.random.Int64N(cluster.Whole), p.random.Int64N(2000), cluster.Whole}[p.random.IntN(4)]
-		h.Want(key, want, 1+p.random.Int64N(5)*p.random.Int64N(5))
+		weight := 1 + p.random.Int64N(5)*p.random.Int64N(5)
+		if cluster.IsTickets(key) {
+			h.WantTickets(key, p.random.Int64N(80)*p.random.Int64N(2), weight, 1+p.upTo(2*p.params.Lease), p.upTo(cluster.Second)*cluster.Time(p.random.IntN(2)))
+			continue
+		}
+		h.Want(key, want, weight)
 		if p.random.IntN(2) == 0 {
 			h.Lower(key, want)
 		}
@@ -333,6 +342,7 @@ func (p *schedule) mutate(q *cluster.Request) {
 			q.Items = append(q.Items[:len(q.Items):len(q.Items)], cluster.Item{
 				Key: p.keys[p.random.IntN(len(p.keys))], Has: p.random.Int64N(cluster.Whole + 1), Want: p.random.Int64N(cluster.Whole + 1),
 				Weight: p.random.Int64N(cluster.MaxWeight + 1),
+				Every:  1 + p.upTo(cluster.Second), Burst: p.upTo(cluster.Second),
 			})
 		}
 		q.Items = q.Items[:min(len(q.Items), cluster.MaxItems)]

@@ -121,6 +121,9 @@ func parseReply(reply any) (*cluster.Reply, error) {
 		key, parts, bits := g.text(), g.number(cluster.Whole), g.number(3)
 		r.Grants = append(r.Grants, cluster.Grant{Key: key, Parts: parts, Short: bits&1 != 0, Tight: bits&2 != 0})
 	})
+	v.list(func(l *values) {
+		r.Sales = append(r.Sales, cluster.Sale{Key: l.text(), N: l.number(cluster.MaxTickets), At: l.span(), Every: cluster.Time(l.number(maxNumber))})
+	})
 	r.Gone = v.gone()
 	if !v.done() {
 		return nil, fmt.Errorf("%w: not one of the script", errProtocol)

@@ -181,7 +181,7 @@ func (c coverage) add(o coverage) {
 func (c coverage) missing() (missing []string) {
 	for _, what := range []string{
 		"epochs", "claims", "parts of claims", "counted", "refusal 1", "refusal 2", "refusal 3", "refusal 4", "refusal 5", "resync", "full page", "cold", "short",
-		"tight", "slots lent", "gone", "forgotten", "differ", "eviction",
+		"tight", "slots lent", "tickets sold", "gone", "forgotten", "differ", "eviction",
 	} {
 		if c[what] == 0 {
 			missing = append(missing, what)
@@ -202,6 +202,11 @@ func (c coverage) note(q *cluster.Request, r *cluster.Reply) {
 	for _, e := range r.Events {
 		if e.Cold {
 			c["cold"]++
+		}
+	}
+	for _, sale := range r.Sales {
+		if sale.N > 0 {
+			c["tickets sold"]++
 		}
 	}
 	for _, g := range r.Grants {

@@ -26,6 +26,8 @@ func (w *world) settleDown() {
 	}
 	w.hog = on[w.random.IntN(len(on))]
 	w.run(w.params.Lease*10 + 10*cluster.Second)
+	w.startCount()
+	w.run(w.params.Lease * 20)
 	w.expectTogether(on)
 	if w.params.Lease > cluster.Second/2 || w.Violation != "" {
 		return
@@ -63,11 +65,15 @@ func (w *world) expectTogether(on []*machine) {
 }
 
 // hogged is how many of the first buckets the hog wants.
-const hogged = 2
+const hogged = 3
 
 // expectAll fails if m, which alone wants buckets, does not get them.
 func (w *world) expectAll(m *machine, live int) {
 	for i, key := range w.keys[:min(hogged, len(w.keys))] {
+		if r := w.rates[i]; r != nil {
+			w.expectUnits(m, r, live)
+			continue
+		}
 		want := cluster.Whole * int64(live) / int64(w.params.Hosts) * 95 / 100
 		if cluster.IsSlots(key) && live < w.params.Hosts {
 			want = 0 // a host that is away may have all
@@ -85,11 +91,16 @@ func (m *machine) demandCalmly() {
 		if m == m.hog && i < hogged {
 			want = cluster.Whole
 		}
+		if m.rates[i] != nil {
+			m.wants[i] = min(want, 10)
+			continue
+		}
 		if want != m.wants[i] || m.chance(0.3) {
 			m.wants[i] = want
 			m.host.Want(key, want, 1)
 			m.host.Lower(key, want)
 		}
 	}
+	m.wantTickets(0.3)
 	m.apply()
 }

@@ -81,8 +81,9 @@ func (m *machine) anyUnsettled() bool {
 func (m *machine) stop() {
 	m.up = false
 	m.host = nil
-	m.plane = plane{drain: m.plane.drain, keys: m.plane.keys, parts: m.plane.parts, hot: m.plane.hot, rests: m.plane.rests, slots: m.plane.slots}
+	m.plane = plane{drain: m.plane.drain, keys: m.plane.keys, parts: m.plane.parts, hot: m.plane.hot, rests: m.plane.rests, slots: m.plane.slots, tickets: m.plane.tickets}
 	clear(m.plane.slots)
+	clear(m.plane.tickets)
 	clear(m.plane.rests)
 	clear(m.plane.hot)
 }
@@ -117,6 +118,13 @@ func (m *machine) changeDemand() {
 		if !m.chance(changes) {
 			continue
 		}
+		if m.rates[i] != nil {
+			m.wants[i] = 0
+			if m.busy[i] {
+				m.wants[i] = m.random.Int64N(6)
+			}
+			continue
+		}
 		want := int64(0)
 		if kind := m.random.IntN(4); m.busy[i] && kind > 0 {
 			want = []int64{cluster.Whole / 4, cluster.Whole, cluster.Whole}[kind-1]
@@ -135,6 +143,7 @@ func (m *machine) changeDemand() {
 			m.host.Lower(key, want)
 		}
 	}
+	m.wantTickets(0.3)
 	m.apply()
 }
 
@@ -184,10 +193,10 @@ func (m *machine) deliver(r *cluster.Reply, process int) {
 	answered := m.host.Awaits(now)
 	again := m.host.Reply(now, r)
 	answered = answered && !m.host.Awaits(now)
-	m.apply()
 	if answered && r.Refused == cluster.NotRefused {
 		m.counted, m.epoch = r.Counted, r.Epoch
 	}
+	m.apply()
 	if m.host.Joined() && !m.joined {
 		m.left, m.gone = false, false
 		m.Joins++

@@ -9,13 +9,14 @@ import (
 // plane is what enforces the parts of a machine, as a plane of the daemon does: it knows nothing but
 // what it was told.
 type plane struct {
-	lease cluster.Lease
-	keys  []string
-	parts []int64 // of hot buckets
-	hot   []bool
-	rests [][]rest
-	slots []int64      // parts that are in use, of buckets of slots
-	drain cluster.Time // how long units that were admitted may take to leave
+	lease   cluster.Lease
+	keys    []string
+	parts   []int64 // of hot buckets
+	hot     []bool
+	rests   [][]rest
+	slots   []int64 // parts that are in use, of buckets of slots
+	tickets [][]*heldTicket
+	drain   cluster.Time // how long units that were admitted may take to leave
 }
 
 // rest is what still leaves at the rate at which it was admitted.
@@ -26,7 +27,7 @@ type rest struct {
 
 func newPlane(keys []string) plane {
 	n := len(keys)
-	return plane{keys: keys, parts: make([]int64, n), hot: make([]bool, n), rests: make([][]rest, n), slots: make([]int64, n)}
+	return plane{keys: keys, parts: make([]int64, n), hot: make([]bool, n), rests: make([][]rest, n), slots: make([]int64, n), tickets: make([][]*heldTicket, n)}
 }
 
 // use returns what may leave of bucket i at now, by the machine's clock.
@@ -40,7 +41,7 @@ func (p *plane) use(i int, now cluster.Time) int64 {
 			use = max(use, r.parts)
 		}
 	}
-	if now >= p.lease.End && now < p.lease.End+p.drain {
+	if now >= p.lease.End && now < p.lease.End+p.drain && !cluster.IsTickets(p.keys[i]) {
 		use = max(use, p.given(i))
 	}
 	return use
@@ -107,6 +108,7 @@ func (m *machine) churn() {
 
 // apply tells the plane what the host may use now. What was in use goes on for up to drain.
 func (m *machine) apply() {
+	defer m.takeTickets()
 	now := m.time
 	hot, cold, all := m.host.TakeChanges()
 	lease := m.host.Lease()
@@ -125,15 +127,16 @@ func (m *machine) apply() {
 	}
 	if all {
 		clear(p.hot)
+		clear(p.tickets)
 	}
 	for _, key := range cold {
-		p.hot[m.index[key]] = false
+		p.hot[m.index[key]], p.tickets[m.index[key]] = false, nil
 		m.Demotions++
 	}
 	for _, key := range hot {
 		i := m.index[key]
 		p.parts[i], _ = m.host.Parts(key)
-		p.hot[i] = true
+		p.hot[i], p.tickets[i] = true, nil
 	}
 	p.lease = lease
 	m.aloneAt = m.clock.when(lease.AloneAt)
@@ -142,7 +145,7 @@ func (m *machine) apply() {
 		if want := m.host.Use(key, now); use != want {
 			m.fail("%s: its plane admits %d parts of %s, and its host says %d", m.name, use, key, want)
 		}
-		if use < before[i] && m.plane.drain > 0 && m.busyBefore[i] && !cluster.IsSlots(key) {
+		if use < before[i] && m.plane.drain > 0 && m.busyBefore[i] && m.rates[i] == nil && !cluster.IsSlots(key) {
 			p.rests[i] = slices.DeleteFunc(p.rests[i], func(r rest) bool { return now >= r.until })
 			p.rests[i] = append(p.rests[i], rest{before[i], now + m.upTo(p.drain)})
 		}

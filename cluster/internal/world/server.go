@@ -43,6 +43,9 @@ func (s *server) arrive(m *machine, q *cluster.Request, process int) {
 	if r.Settled && !s.Split {
 		s.checkOldLeases(r.Epoch)
 	}
+	for i := range r.Sales {
+		s.sell(&r.Sales[i])
+	}
 	if s.After != nil {
 		if wrong := s.After(s.ledger, now); wrong != "" {
 			s.fail("%s", wrong)

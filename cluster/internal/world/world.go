@@ -54,6 +54,7 @@ type Result struct {
 	Joins      int64 // times that a host came into the group
 	Demotions  int64 // times that a host learned that a bucket is cold again
 	Leaves     int64 // hosts that have left
+	Departed   int64 // units that have left by ticket
 	Forgotten  int64
 }
 
@@ -70,12 +71,13 @@ func (r *Result) Add(o *Result) {
 	r.Joins += o.Joins
 	r.Demotions += o.Demotions
 	r.Leaves += o.Leaves
+	r.Departed += o.Departed
 	r.Forgotten += o.Forgotten
 }
 
 func (r *Result) String() string {
-	return fmt.Sprintf("%.0f hours of a group, %d calls, %d epochs, %d joins, %d leaves, %d forgotten hosts, %d times a bucket was cold again, mean sum %.3f, %d times slots were lent, worst %.4f",
-		r.Time.Duration().Hours(), r.Calls, r.Epochs, r.Joins, r.Leaves, r.Forgotten, r.Demotions, r.Sum/float64(max(1, r.Samples)), r.SlotsLent, parts(r.Worst))
+	return fmt.Sprintf("%.0f hours of a group, %d calls, %d epochs, %d joins, %d leaves, %d forgotten hosts, %d times a bucket was cold again, mean sum %.3f, %d times slots were lent, %d tickets used, worst %.4f",
+		r.Time.Duration().Hours(), r.Calls, r.Epochs, r.Joins, r.Leaves, r.Forgotten, r.Demotions, r.Sum/float64(max(1, r.Samples)), r.SlotsLent, r.Departed, parts(r.Worst))
 }
 
 // world is one schedule.
@@ -90,6 +92,7 @@ type world struct {
 	interval cluster.Time // between the calls of a host
 	keys     []string
 	index    map[string]int // of keys
+	rates    []*rate        // of keys that are of tickets
 	machines []*machine
 	servers  []*server
 	runs     int      // processes of ledgers that were started
@@ -123,10 +126,18 @@ func (w *world) build() {
 	}
 	for i := range keys {
 		key := fmt.Sprintf("k%03d", i)
-		if i%2 == 1 {
+		var r *rate
+		switch i % 3 {
+		case 1:
 			key = cluster.SlotsPrefix + key
+		case 2:
+			key = cluster.TicketsPrefix + key
+			r = &rate{every: lease/20 + w.upTo(2*lease)}
+			if w.chance(0.3) {
+				r.burst = w.upTo(3 * r.every)
+			}
 		}
-		w.keys, w.index[key] = append(w.keys, key), i
+		w.keys, w.index[key], w.rates = append(w.keys, key), i, append(w.rates, r)
 	}
 	w.busy = make([]bool, keys)
 	for i := range w.busy {
@@ -201,6 +212,7 @@ func (w *world) passTo(t cluster.Time) {
 				next = m.aloneAt
 			}
 		}
+		w.flow(next)
 		w.now = next
 		for _, m := range w.machines {
 			m.time = m.clock.at(next)

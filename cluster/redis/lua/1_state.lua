@@ -4,7 +4,7 @@
 --
 -- KEYS, all in one slot of a cluster:
 --   1 hash    '' -> state, name -> member
---   2 hash    key -> bucket: version, wanted, and of each holder: generation, parts, want, weight
+--   2 hash    key -> bucket
 --   3 zset    keys of hot buckets by the version of their event
 --   4 zset    keys of buckets that became cold, by the version of their event
 --   5 zset    'generation key' by generation: marked buckets of members
@@ -12,8 +12,10 @@
 
 local WHOLE, MAX_WEIGHT = 1048576, 65536
 local BACK_STEP, SLOW_REPLY, KNOWLEDGE_LAG = 20000, 50000, 100000
-local SPARE, EVENT_PAGE, MAX_BUCKETS, MAX_SNAPSHOT = WHOLE / 32, 256, 100000, 1000
+local SPARE, EVENT_PAGE, MAX_BUCKETS, MAX_SNAPSHOT, MAX_TICKETS = WHOLE / 32, 256, 100000, 1000, 64
 
+-- A bucket has its version, wanted and at, and SIZE fields of each holder: generation, parts, want, weight, turn.
+local FIRST, SIZE = 4, 5
 -- Fields of the state. Of later formats, the first two stay what they are.
 local FORMAT, LAST, HOSTS, LEASE, STEP, STRICT, RUN, EPOCH, BEGAN, SETTLE_AT = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 local VERSION, GENERATION, MEMBERS, BUCKETS, COLD, MARKS, GONE = 11, 12, 13, 14, 15, 16, 17
@@ -172,11 +174,12 @@ local function allTold()
 end
 
 local function isSlots(key) return key:byte(1) == 35 end -- '#'
+local function isTickets(key) return key:byte(1) == 64 end -- '@'
 
 local function reply(t)
   return { t.n, t.start, t.latest or 0, s[EPOCH], t.refused or 0, s[HOSTS], s[LEASE], s[STEP], bit(s[STRICT]),
     t.live or 0, bit(t.counted), bit(t.settled), bit(t.allTold), bit(t.resync), bit(t.renew), t.version or 0, t.differ or 0, bit(t.askInfo),
-    t.events or {}, t.grants or {}, t.gone or {} }
+    t.events or {}, t.grants or {}, t.sales or {}, t.gone or {} }
 end
 
 local function begin(p, last)

@@ -29,7 +29,7 @@ if operation == 'snapshot' then
     local b = bucket(key)
     if b then
       local holders = {}
-      for i = 3, #b, 4 do
+      for i = FIRST, #b, SIZE do
         if names[b[i]] and (isSlots(key) or not away[b[i]]) then holders[#holders + 1] = { names[b[i]], b[i + 1], b[i + 2], b[i + 3] } end
       end
       list[#list + 1] = { key, holders }

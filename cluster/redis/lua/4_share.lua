@@ -8,13 +8,13 @@ end
 
 -- Removes what is void, and returns where what the caller has begins, if it has something.
 local function purge(b, slots)
-  local to, mine = 3, nil
-  for i = 3, #b, 4 do
+  local to, mine = FIRST, nil
+  for i = FIRST, #b, SIZE do
     if alive[b[i]] or slots and present[b[i]] then
       if not alive[b[i]] then b[i + 2] = min(b[i + 2], b[i + 1]) end -- it cannot take more
       if b[i] == m[OF] then mine = to end
-      b[to], b[to + 1], b[to + 2], b[to + 3] = b[i], b[i + 1], b[i + 2], b[i + 3]
-      to = to + 4
+      for k = 0, SIZE - 1 do b[to + k] = b[i + k] end
+      to = to + SIZE
     end
   end
   for i = #b, to, -1 do b[i] = nil end
@@ -23,7 +23,7 @@ end
 
 local function others(b, mine)
   local parts = 0
-  for i = 3, #b, 4 do
+  for i = FIRST, #b, SIZE do
     if i ~= mine then parts = parts + b[i + 1] end
   end
   return parts
@@ -33,7 +33,7 @@ local function slotsFloor() return math.ceil(WHOLE / s[HOSTS]) end
 
 local function othersSlots(b)
   local has, parts = {}, 0
-  for i = 3, #b, 4 do has[b[i]] = b[i + 1] end
+  for i = FIRST, #b, SIZE do has[b[i]] = b[i + 1] end
   for _, o in pairs(members) do
     if o ~= m then
       local most = has[o[OF]] or 0
@@ -48,7 +48,7 @@ end
 -- the level gets that and raises the level for the others, until there is nobody who wants less.
 local function level(b)
   local list, n, left, weights = {}, 0, WHOLE, 0
-  for i = 3, #b, 4 do
+  for i = FIRST, #b, SIZE do
     if b[i + 2] > 0 then
       n = n + 1
       list[n] = i
@@ -80,7 +80,7 @@ end
 
 local function markShort(key, b, mine)
   local num, den = level(b)
-  for i = 3, #b, 4 do
+  for i = FIRST, #b, SIZE do
     if i ~= mine and b[i + 1] < target(b, i, num, den) then mark(b[i], key) end
   end
 end

@@ -4,7 +4,7 @@
 
 local function demote(key, b, share)
   if now < s[SETTLE_AT] or now < b[2] + 30 * s[LEASE] or isSlots(key) and not allTold() then return end
-  for i = 3, #b, 4 do
+  for i = FIRST, #b, SIZE do
     if b[i + 1] > share or b[i + 2] > share then return end
   end
   call('HDEL', KEYS[2], key)
@@ -16,7 +16,7 @@ local function demote(key, b, share)
   if s[COLD] > MAX_BUCKETS then s[COLD] = s[COLD] - call('ZREM', KEYS[4], call('ZRANGE', KEYS[4], 0, 0)[1]) end
 end
 
-local cut, untold, marked, list = false, false, {}, {}
+local cut, untold, marked, list, asked = false, false, {}, {}, {}
 local share = floor(WHOLE / s[HOSTS])
 
 local function told(key)
@@ -26,8 +26,17 @@ local function told(key)
   end
 end
 
-local function item(key, has, want, weight)
-  local b, slots = bucket(key), isSlots(key)
+-- Puts a host that begins to want tickets behind those that do.
+local function queue(b, mine)
+  local first
+  for i = FIRST, #b, SIZE do
+    if i ~= mine and b[i + 2] > 0 and (not first or b[i + 4] < first) then first = b[i + 4] end
+  end
+  if first then b[mine + 4] = max(b[mine + 4], first) end
+end
+
+local function item(key, has, want, weight, every, burst)
+  local b, slots, tickets = bucket(key), isSlots(key), isTickets(key)
   if not b then
     if want == 0 and (has == 0 or not claims and not slots) then return end
     if s[BUCKETS] >= MAX_BUCKETS then
@@ -37,16 +46,18 @@ local function item(key, has, want, weight)
     s[VERSION], s[BUCKETS] = s[VERSION] + 1, s[BUCKETS] + 1
     s[COLD] = s[COLD] - call('ZREM', KEYS[4], key)
     call('ZADD', KEYS[3], s[VERSION], key)
-    b = { s[VERSION], now }
+    b = { s[VERSION], now, 0 }
     buckets[key] = b
   end
   local mine = purge(b, slots)
   if not mine then
     mine = #b + 1
-    b[mine], b[mine + 1], b[mine + 2], b[mine + 3] = m[OF], 0, 0, 0
+    b[mine], b[mine + 1], b[mine + 2], b[mine + 3], b[mine + 4] = m[OF], 0, 0, 0, 0
   end
   local parts = b[mine + 1]
-  if claims and not slots then
+  if tickets then
+    has = 0
+  elseif claims and not slots then
     has = max(0, min(has, WHOLE - others(b, mine)))
   elseif not same or m[RESYNC] and not slots then
     has = 0
@@ -56,16 +67,21 @@ local function item(key, has, want, weight)
     if has > may then has, cut = may, true end
   end
   want, weight = max(0, min(want, WHOLE)), max(1, min(weight, MAX_WEIGHT))
-  local free = has < parts or want < b[mine + 2] or weight < b[mine + 3]
+  local free, begins = has < parts or want < b[mine + 2] or weight < b[mine + 3], b[mine + 2] == 0
   b[mine + 1], b[mine + 2], b[mine + 3] = has, want, weight
-  if free then markShort(key, b, mine) end
-  if has > share or want > share then b[2] = now end
+  if want > 0 and tickets or has > share or want > share then b[2] = now end
   dirty[key] = true
-  told(key)
+  if not tickets then
+    if free then markShort(key, b, mine) end
+    told(key)
+  else
+    if begins then queue(b, mine) end
+    asked[#asked + 1] = { key, every, burst }
+  end
   demote(key, b, share)
 end
 
-for _ = 1, number() do item(text(), number(), number(), number()) end
+for _ = 1, number() do item(text(), number(), number(), number(), number(), number()) end
 
 -- count
 
@@ -127,7 +143,7 @@ local function grant(key, b, mine, lend)
     else
       free = WHOLE - others(b, mine)
     end
-    if not isSlots(key) and parts > floor(share / 4) then free = free - floor(SPARE * max(0, s[HOSTS] - (#b - 2) / 4) / s[HOSTS]) end
+    if not isSlots(key) and parts > floor(share / 4) then free = free - floor(SPARE * max(0, s[HOSTS] - (#b - FIRST + 1) / SIZE) / s[HOSTS]) end
     given = min(due, max(parts, free))
     short = given < due - WHOLE / 256
   end
@@ -135,7 +151,7 @@ local function grant(key, b, mine, lend)
     b[mine + 1], dirty[key] = given, true
   end
   if short then
-    for i = 3, #b, 4 do
+    for i = FIRST, #b, SIZE do
       if i ~= mine and b[i + 1] > target(b, i, num, den) then mark(b[i], key) end
     end
   end
@@ -161,11 +177,46 @@ for _, key in ipairs(list) do
     grants[n + 1], grants[n + 2], grants[n + 3] = key, parts, bit(short) + 2 * bit(tight)
   end
 end
+local function sell(key, b, mine, every, burst)
+  local most = min(b[mine + 2], MAX_TICKETS)
+  for i = FIRST, #b, SIZE do
+    local o = alive[b[i]]
+    if i ~= mine and b[i + 2] > 0 and now < o[AT] + floor(s[LEASE] / 2) then
+      if b[i + 4] < b[mine + 4] then return 0 end
+      most = min(most, 1)
+    end
+  end
+  local count = countLive(now)
+  every = math.ceil(every * s[HOSTS] / count)
+  if b[3] == 0 then b[3] = now + every end
+  local at = max(b[3], now - burst)
+  local offset, n = at - now, 0
+  while n < most and at <= now + floor(s[LEASE] / 4) do
+    n, at = n + 1, at + every
+  end
+  if n > 0 then
+    b[3], b[mine + 2], b[mine + 4] = at, b[mine + 2] - n, b[mine + 4] + n * floor(WHOLE / b[mine + 3])
+  end
+  dirty[key] = true
+  return n, offset, every
+end
+
+local sales = {}
+for _, a in ipairs(asked) do
+  local key, b = a[1], bucket(a[1])
+  if b and settled and b[1] <= knownNow and live(m) then
+    local n, offset, every = sell(key, b, purge(b), a[2], a[3])
+    if n > 0 then
+      local k = #sales
+      sales[k + 1], sales[k + 2], sales[k + 3], sales[k + 4] = key, n, offset, every
+    end
+  end
+end
 local differ = 0
 for _, o in pairs(members) do
   if o[DIGEST] ~= digest then differ = differ + 1 end
 end
 local answer = reply { n = n, start = start, live = countLive(now), counted = live(m), settled = settled, allTold = allHaveTold, resync = m[RESYNC],
-  renew = m[RENEWED], version = s[VERSION], differ = differ, askInfo = m[INFO] == '', events = events(), grants = grants, gone = s[GONE] }
+  renew = m[RENEWED], version = s[VERSION], differ = differ, askInfo = m[INFO] == '', events = events(), grants = grants, sales = sales, gone = s[GONE] }
 save(host)
 return answer
