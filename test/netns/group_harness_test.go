@@ -35,7 +35,8 @@ type group struct {
 	star                *lab.Star
 	sources, downstream *host
 	gateways            [groupSize]*gateway
-	rate                int // bytes a second, of all gateways together
+	rate                int    // bytes a second, of all gateways together
+	more                string // of the configuration
 	load                *groupLoad
 	recorder            *recorder
 	meter               *excessMeter
@@ -114,12 +115,14 @@ downstream = ["%v"]
 
 [[limit]]
 name = "total"
+match = { listen = ["door"] }
 rate = "%dB/s"
 shared = true
 
+%s
 [shared]
 hosts = %d
-%s`, lab.MetricsAddr, unusedPinPath, at, at, groupDownstream, g.rate, groupSize, gw.shared)
+%s`, lab.MetricsAddr, unusedPinPath, at, at, groupDownstream, g.rate, g.more, groupSize, gw.shared)
 }
 
 // start starts the daemons of some gateways, which inherit the sockets of those before.

@@ -1,0 +1,253 @@
+package netns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	groupSlots    = 30 // connections in flight, of all gateways together
+	slotsPort     = 5433
+	slotClients   = 60                         // of each gateway, at most
+	ownSlots      = groupSlots / 2 / groupSize // that a gateway always has
+	mostSlots     = groupSlots - 2*ownSlots    // that one gateway can have
+	fairSlots     = groupSlots / groupSize     // of each gateway, if all have load
+	shortestVisit = 100 * time.Millisecond     // of a connection at the downstream
+	slotsFollow   = time.Second                // from a change of the load to slots where it is
+)
+
+// A slotsLoad keeps up connections through all gateways to a server that counts them, and ends them.
+type slotsLoad struct {
+	g     *group
+	group sync.WaitGroup
+
+	mu       sync.Mutex
+	changed  sync.Cond
+	clients  [groupSize]int // that connect through a gateway
+	inFlight [groupSize]int // as the server sees it
+	most     int            // at one time, of all
+	served   int
+	ended    bool
+}
+
+func (g *group) startSlots() *slotsLoad {
+	l := &slotsLoad{g: g}
+	l.changed.L = &l.mu
+	g.more = fmt.Sprintf(`[[listen]]
+name = "slots"
+address = ["tcp://0.0.0.0:%d"]
+downstream = ["%v"]
+
+[[limit]]
+name = "slots"
+match = { listen = ["slots"] }
+max_connections = %d
+max_queue = 10000
+queue_timeout = "60s"
+shared = true
+`, slotsPort, groupDownstream, groupSlots)
+	g.downstream.serveTCP(g.t, netip.AddrPortFrom(groupDownstream, slotsPort), l.serve)
+	for i := range groupSize {
+		for n := range slotClients {
+			l.group.Go(func() { l.visitAll(i, n) })
+		}
+	}
+	g.t.Cleanup(func() {
+		l.mu.Lock()
+		l.ended, l.clients = true, [groupSize]int{}
+		l.changed.Broadcast()
+		l.mu.Unlock()
+		l.group.Wait()
+	})
+	return l
+}
+
+// serve counts a connection until it ends it. So a gateway cannot have another one instead before it is counted
+// no more.
+func (l *slotsLoad) serve(c *net.TCPConn) {
+	from := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+	for i, gw := range l.g.gateways {
+		if gw.addr == from {
+			l.count(i, 1)
+			defer l.count(i, -1)
+		}
+	}
+	_, _ = c.Write([]byte{1})
+	_ = c.SetReadDeadline(time.Now().Add(shortestVisit + rand.N(2*shortestVisit)))
+	_, _ = io.Copy(io.Discard, c) // its gateway may be killed
+}
+
+func (l *slotsLoad) count(i, n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.inFlight[i] += n
+	sum := 0
+	for _, n := range l.inFlight {
+		sum += n
+	}
+	l.most = max(l.most, sum)
+	l.served += max(0, n)
+}
+
+// visitAll makes one connection after the other, while the n-th client of gateway i has work.
+func (l *slotsLoad) visitAll(i, n int) {
+	for {
+		l.mu.Lock()
+		for l.clients[i] <= n && !l.ended {
+			l.changed.Wait()
+		}
+		ended := l.ended
+		l.mu.Unlock()
+		if ended {
+			return
+		}
+		if err := l.visit(i, n); err != nil {
+			time.Sleep(20 * time.Millisecond) // its gateway is away
+		}
+	}
+}
+
+// visit makes a connection, and gives up if the client has no work before it is served.
+func (l *slotsLoad) visit(i, n int) error {
+	c, err := l.g.sources.Dial(context.Background(), groupSources[n%2], netip.AddrPortFrom(l.g.gateways[i].addr, slotsPort), time.Second)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for hello := make([]byte, 1); ; {
+		_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+		_, err := c.Read(hello)
+		if err == nil {
+			break
+		}
+		if !isTimeout(err) {
+			return err
+		}
+		l.mu.Lock()
+		idle := l.clients[i] <= n
+		l.mu.Unlock()
+		if idle {
+			return nil
+		}
+	}
+	_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
+	_, err = io.Copy(io.Discard, c)
+	return err
+}
+
+func isTimeout(err error) bool {
+	timeout, ok := errors.AsType[net.Error](err)
+	return ok && timeout.Timeout()
+}
+
+func (l *slotsLoad) set(clients ...int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	copy(l.clients[:], clients)
+	l.changed.Broadcast()
+}
+
+func (l *slotsLoad) now() [groupSize]int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.inFlight
+}
+
+// expect waits until at least so many are in flight through each gateway, and fails the test if that takes longer
+// than within.
+func (l *slotsLoad) expect(what string, within time.Duration, least ...int) {
+	l.g.t.Helper()
+	begin := time.Now()
+	var n [groupSize]int
+	for time.Since(begin) < within {
+		n = l.now()
+		if all := n[0] >= least[0] && n[1] >= least[1] && n[2] >= least[2]; all {
+			l.g.t.Logf("%-45s %v in flight after %v", what, n, time.Since(begin).Round(time.Millisecond))
+			return
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+	l.g.t.Errorf("%s: %v are in flight after %v, want %v at least", what, n, within, least)
+}
+
+// check fails the test if more were in flight than there may be, or hardly any were served, since it was last called.
+func (l *slotsLoad) check(what string) {
+	l.g.t.Helper()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.most > groupSlots {
+		l.g.t.Errorf("%s: %d connections were in flight, more than %d", what, l.most, groupSlots)
+	}
+	if l.served < 20 {
+		l.g.t.Errorf("%s: only %d connections were served", what, l.served)
+	}
+	l.g.t.Logf("%-45s at most %d in flight, %d served", what, l.most, l.served)
+	l.most, l.served = 0, 0
+	for _, n := range l.inFlight {
+		l.most += n
+	}
+}
+
+// TestGroup_Slots has gateways that share a maximum of connections in flight. The downstream counts them.
+func TestGroup_Slots(t *testing.T) {
+	g := newGroup(t)
+	r := g.useRedis()
+	l := g.startSlots()
+	g.start(g.all()...)
+	time.Sleep(4 * time.Second) // until the ledger knows what all use
+
+	l.set(50, 0, 0)
+	l.expect("all load at one gateway", slotsFollow, mostSlots*8/10, 0, 0)
+	time.Sleep(time.Second)
+	l.expect("and later", slotsFollow, mostSlots, 0, 0)
+	l.set(50, 50, 50)
+	l.expect("load at all", slotsFollow, fairSlots*8/10, fairSlots*8/10, fairSlots*8/10)
+	time.Sleep(time.Second)
+	l.check("load that moves")
+
+	must(t, r.Signal(unix.SIGSTOP))
+	time.Sleep(4 * time.Second)
+	l.expect("redis stopped", slotsFollow, fairSlots*8/10, fairSlots*8/10, fairSlots*8/10)
+	l.set(0, 50, 0)
+	time.Sleep(time.Second)
+	must(t, r.Signal(unix.SIGCONT))
+	l.expect("redis goes on, all load at one gateway", 6*time.Second, 0, mostSlots*8/10, 0)
+	l.check("redis stopped")
+
+	r.kill()
+	l.set(50, 50, 0)
+	time.Sleep(3 * time.Second)
+	r.start()
+	l.expect("redis is back, empty", 6*time.Second, fairSlots, fairSlots, 0)
+	l.set(50, 50, 50)
+	l.expect("load at all", 2*slotsFollow, fairSlots*8/10, fairSlots*8/10, fairSlots*8/10)
+	l.check("redis killed, back empty")
+
+	g.kill(g.gateways[1])
+	time.Sleep(500 * time.Millisecond)
+	l.set(50, 0, 50)
+	time.Sleep(2 * time.Second)
+	g.start(g.gateways[1])
+	l.expect("a gateway killed, and started again", 6*time.Second, fairSlots+2, 0, fairSlots+2)
+	l.check("a gateway killed")
+	l.set(50, 50, 50)
+	l.expect("load at all", 2*slotsFollow, fairSlots*8/10, fairSlots*8/10, fairSlots*8/10)
+
+	l.set(50, 0, 0)
+	g.drain(g.gateways[2])
+	l.expect("a gateway has left", 3*time.Second, mostSlots*8/10, 0, 0)
+	g.start(g.gateways[2])
+	l.set(50, 50, 50)
+	l.expect("and is back", 6*time.Second, fairSlots*8/10, fairSlots*8/10, fairSlots*8/10)
+	l.check("a gateway left, and came back")
+}
