@@ -35,35 +35,39 @@ func (p *Plane) bucket(i int, k shaper.Key, now leaky.Time) (b shaper.BucketStat
 	if !l.InPacketPlane() || l.Key&shaper.KeyConnection != 0 {
 		return b, false
 	}
-	shape, newConns := p.policy.Shape(i), p.policy.NewConnections(i)
+	shape := p.policy.Shape(i)
 	limit := encodeLimit(p.policy, i, p.numbers.limits[l.Name], p.kernel.Hashes)
-	key := p.kernel.hashKey(l.Key, &k, p.attachmentNumber(k.Origin))
-	var drainedAt [len(limit.Meter)]leaky.Time
+	key := p.kernel.hashKey(l.Key, &k, p.attachmentNumber(p.numbers.attachments, k.Origin))
+	var backlog, next [len(limit.Meter)]leaky.Time
 	for j := range limit.Meter {
-		if m := &limit.Meter[j]; m.Rate.Mult != 0 {
-			drainedAt[j] = p.kernel.drainTime(m, join(m, key), now)
+		switch m := &limit.Meter[j]; {
+		case m.Rate.Mult == 0:
+		case l.Shared:
+			backlog[j], next[j] = p.kernel.sharedBacklog(m, join(m, key), uint64(boottime()))
+		default:
+			backlog[j] = p.kernel.drainTime(m, join(m, key), now).Sub(now)
+			next[j] = backlog[j].Sub(leaky.Time(m.Burst))
 		}
 	}
-	var backlog, next [len(slotShifts{})]leaky.Time
 	for j, shift := range slotShiftsOf(p.policy, i) {
-		backlog[j], next[j] = drainedAt[j].Sub(now), drainedAt[j].Sub(now)
 		if shift != 0 {
 			backlog[j], next[j] = p.kernel.calendar(limit.Id, j, shift).backlog(now)
+			next[j] = next[j].Sub(leaky.Time(limit.Meter[j].Burst))
 		}
 	}
 	b.BacklogBytes = shape.Bytes.Units(backlog[meterBytes])
 	b.BacklogPackets = shape.Packets.Units(backlog[meterPackets])
-	b.NextDeparture = max(next[meterBytes].Sub(shape.BytesBurst), next[meterPackets].Sub(shape.PacketsBurst)).Duration()
-	b.NextAdmission = drainedAt[meterNew].Sub(newConns.PacketsBurst).Sub(now).Duration()
+	b.NextDeparture = max(next[meterBytes], next[meterPackets]).Duration()
+	b.NextAdmission = next[meterNew].Duration()
 	if l.MaxConnections > 0 {
 		b.InFlight = p.kernel.inFlight(join(&limit.Meter[meterNew], key))
 	}
 	return b, true
 }
 
-// attachmentNumber returns the number of the attachment that keys refer to by id.
-func (p *Plane) attachmentNumber(id uint16) uint32 {
-	for name, number := range p.numbers.attachments {
+// attachmentNumber returns the number, of those by name, of the attachment that keys refer to by id.
+func (p *Plane) attachmentNumber(numbers map[string]uint32, id uint16) uint32 {
+	for name, number := range numbers {
 		if p.shaper.AttachmentID(name) == id {
 			return number
 		}
@@ -119,17 +123,21 @@ func (k *kernel) lookup(meter, hash uint64) (until *uint64, ok bool) {
 }
 
 // lookupOrInsert returns the drain time of the bucket of a meter and a hash, and inserts the bucket if
-// necessary. It returns nil if the table is full.
-func (k *kernel) lookupOrInsert(meter, hash uint64, now leaky.Time) *uint64 {
+// necessary. It returns nil if the table is full. sharedNow is the time of the buckets of shared limits.
+func (k *kernel) lookupOrInsert(meter, hash uint64, now leaky.Time, sharedNow uint64) *uint64 {
 	if until, ok := k.lookup(meter, hash); ok {
 		return until
 	}
 	for _, line := range probeLines(hash, uint64(len(k.buckets))) {
 		l := &k.buckets[line]
 		for i := range l.Tag {
-			tag := atomic.LoadUint64(&l.Tag[i])
-			if (tag == 0 || atomic.LoadUint64(&l.DrainedAt[i]) <= uint64(now)) &&
+			tag, until, drained := atomic.LoadUint64(&l.Tag[i]), atomic.LoadUint64(&l.DrainedAt[i]), uint64(now)
+			if tag&sharedTag != 0 {
+				drained = sharedNow
+			}
+			if (tag == 0 || tag&neverEvicted == 0 && until <= drained) &&
 				atomic.CompareAndSwapUint64(&l.Tag[i], tag, meter|hash&tagHash) {
+				atomic.CompareAndSwapUint64(&l.DrainedAt[i], until, 0)
 				return &l.DrainedAt[i]
 			}
 		}

@@ -24,6 +24,7 @@ func (p *Plane) checkCapacity() {
 		p.updateAlarm("bucket capacity", counts.EvictedBacklogged+counts.InsertFailed,
 			`too many keys have a backlog: new keys inherit the backlog of those that they evict; raise "max_buckets" under [daemon]`)
 	}
+	p.updateAlarm("shared bucket capacity", p.lacking, "too many keys of shared limits are hot: all others have no more than these")
 	var refused uint64
 	for _, s := range p.lastCounters {
 		refused += s.ConnsMemoryFull

@@ -182,10 +182,15 @@ func (c *Change) Commit() error {
 	defer p.changeMu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	sharing := p.sharing
+	p.followPolicy(c.policy, c.numbers)
 	if err := p.kernel.installPolicy(c.policy, c.numbers, monotonic); err != nil {
+		p.sharing = sharing
+		p.reshare(true)
 		c.rollBack()
 		return err
 	}
+	p.reshare(true)
 	p.report("registry", p.kernel.save())  // the policy is active even if the next daemon will not know
 	p.report("counters", p.syncCounters()) // of limits that are removed
 	p.attachments, p.listeners, p.numbers, p.policy = c.attachments, c.listeners, c.numbers, c.policy

@@ -15,28 +15,36 @@ import (
 func monotonic() leaky.Time {
 	var ts unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // cannot fail
-	return leaky.Time(ts.Nano()-timeOffset()) * leaky.FromDuration(1)
+	return leaky.Time(ts.Nano()-timeOffsets()["monotonic"]) * leaky.Nanosecond
 }
 
-// timeOffset is the offset of CLOCK_MONOTONIC in the time namespace of this process, in ns
+// boottime returns the current time of CLOCK_BOOTTIME, as the programs read it: see share.h.
+func boottime() leaky.Time {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts) // cannot fail
+	return leaky.Time(ts.Nano()-timeOffsets()["boottime"]) * leaky.Nanosecond
+}
+
+// timeOffsets are the offsets of clocks in the time namespace of this process, in ns
 // (time_namespaces(7)).
-var timeOffset = sync.OnceValue(func() int64 {
+var timeOffsets = sync.OnceValue(func() map[string]int64 {
 	text, err := os.ReadFile("/proc/self/timens_offsets")
 	if err != nil {
-		return 0 // a kernel without time namespaces
+		return nil // a kernel without time namespaces
 	}
-	return parseTimeOffset(string(text))
+	return parseTimeOffsets(string(text))
 })
 
-func parseTimeOffset(text string) int64 {
+func parseTimeOffsets(text string) map[string]int64 {
+	offsets := map[string]int64{}
 	for line := range strings.Lines(text) {
 		var clock string
 		var seconds, nanos int64
-		if n, _ := fmt.Sscan(line, &clock, &seconds, &nanos); n == 3 && clock == "monotonic" {
-			return seconds*1e9 + nanos
+		if n, _ := fmt.Sscan(line, &clock, &seconds, &nanos); n == 3 {
+			offsets[clock] = seconds*1e9 + nanos
 		}
 	}
-	return 0
+	return offsets
 }
 
 // kernelRelease is the release of the running kernel.

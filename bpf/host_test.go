@@ -44,13 +44,13 @@ func TestTimeNamespace(t *testing.T) {
 	}
 }
 
-func TestParseTimeOffset(t *testing.T) {
-	for text, want := range map[string]int64{
-		"": 0, "monotonic           0         0\nboottime            0         0\n": 0,
-		"monotonic       -1000         5\nboottime            7         0\n": -1000e9 + 5,
+func TestParseTimeOffsets(t *testing.T) {
+	for text, want := range map[string][2]int64{
+		"": {}, "monotonic           0         0\nboottime            0         0\n": {},
+		"monotonic       -1000         5\nboottime            7         0\n": {-1000e9 + 5, 7e9},
 	} {
-		if got := parseTimeOffset(text); got != want {
-			t.Errorf("%q: %d, want %d", text, got, want)
+		if got := parseTimeOffsets(text); got["monotonic"] != want[0] || got["boottime"] != want[1] {
+			t.Errorf("%q: %v, want %d", text, got, want)
 		}
 	}
 }

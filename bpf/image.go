@@ -29,6 +29,7 @@ func newImage(p *shaper.Policy, n numbers, h hashes, bucketLines uint32) *image 
 	k.Calendars = uint64(p.Calendars())
 	k.ChargeOnArrival = uint64(p.ChargedOnArrival())
 	k.Blocks = uint64(p.Blocks())
+	k.Shared = uint64(p.Shared())
 	k.AlwaysEnforced = uint64(p.Always())
 	for protocol := range k.Protocol {
 		k.Protocol[protocol] = uint64(p.ProtocolSet(shaper.Protocol(protocol)))

@@ -18,13 +18,18 @@ import (
 type kernel struct {
 	kernelMaps
 	*registry
-	spec      *ebpf.CollectionSpec
-	buckets   []kernelBucketLine // this and the following slices are mapped from the kernel
-	floors    []uint64
-	slots     []uint64
-	calendars []kernelCalendar
-	owners    [][2]uint64 // owners of the monitors
-	monitors  []kernelMonitorPair
+	spec       *ebpf.CollectionSpec
+	buckets    []kernelBucketLine // this and the following slices are mapped from the kernel
+	floors     []uint64
+	slots      []uint64
+	calendars  []kernelCalendar
+	owners     [][2]uint64 // owners of the monitors
+	monitors   []kernelMonitorPair
+	leases     []kernelLeaseSlot
+	coldFloors []uint64
+	hotLines   []kernelHotLine
+	hotBuckets []kernelHotBucket
+	cooled     map[int]uint64 // when hot buckets became cold, by index; ticks of CLOCK_BOOTTIME
 
 	closedRetention time.Duration       // minimum time for which a closed connection stays in the map, when that is crowded
 	excess, claims  map[slotWord]uint32 // found by the last reconcile
@@ -46,7 +51,7 @@ func openKernel(pins string, keys int) (*kernel, error) {
 	spec.Maps[kernelMapBuckets].MaxEntries = lines
 	spec.Maps[kernelMapFloors].MaxEntries = lines
 	spec.Maps[kernelMapKeyQueued].MaxEntries += lines * uint32(len(kernelBucketLine{}.Tag))
-	k := &kernel{spec: spec}
+	k := &kernel{spec: spec, cooled: map[int]uint64{}}
 	for name := range k.byName() {
 		spec.Maps[name].Pinning = ebpf.PinByName
 	}
@@ -94,7 +99,19 @@ func (k *kernel) share() (err error) {
 	if k.owners, err = shared[[2]uint64](k.MonitorOwners, int(maxLimits)); err != nil {
 		return err
 	}
-	k.monitors, err = shared[kernelMonitorPair](k.Monitors, 1)
+	if k.monitors, err = shared[kernelMonitorPair](k.Monitors, 1); err != nil {
+		return err
+	}
+	if k.leases, err = shared[kernelLeaseSlot](k.Leases, 1); err != nil {
+		return err
+	}
+	if k.coldFloors, err = shared[uint64](k.ColdFloors, 1); err != nil {
+		return err
+	}
+	if k.hotLines, err = shared[kernelHotLine](k.HotTags, 1); err != nil {
+		return err
+	}
+	k.hotBuckets, err = shared[kernelHotBucket](k.kernelMaps.HotBuckets, 1)
 	return err
 }
 
@@ -123,6 +140,10 @@ func (k *kernel) close() {
 	unshare(k.calendars)
 	unshare(k.owners)
 	unshare(k.monitors)
+	unshare(k.leases)
+	unshare(k.coldFloors)
+	unshare(k.hotLines)
+	unshare(k.hotBuckets)
 	_ = k.store.Close()
 	_ = k.kernelMaps.Close()
 }

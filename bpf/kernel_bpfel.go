@@ -136,6 +136,27 @@ type kernelFragmentKey struct {
 	Transport   uint32
 }
 
+type kernelHotBucket struct {
+	_       structs.HostLayout
+	Value   uint64
+	Current uint64
+	Copy    [2]kernelHotShare
+	Hash    uint64
+	Pad     [3]uint64
+}
+
+type kernelHotLine struct {
+	_   structs.HostLayout
+	Tag [8]uint64
+}
+
+type kernelHotShare struct {
+	_         structs.HostLayout
+	Share     kernelShare
+	Floor     uint64
+	NotBefore uint64
+}
+
 type kernelInterfaceFlag uint32
 
 const (
@@ -152,6 +173,22 @@ const (
 	kernelKeyFieldKEY_ATTACH     kernelKeyField = 32
 )
 
+type kernelLease struct {
+	_       structs.HostLayout
+	End     uint64
+	AloneAt uint64
+	Between uint64
+	Alone   uint64
+	Hosts   uint64
+	Cold    kernelShare
+}
+
+type kernelLeaseSlot struct {
+	_       structs.HostLayout
+	Current uint64
+	Copy    [2]kernelLease
+}
+
 type kernelLimit struct {
 	_              structs.HostLayout
 	Meter          [3]kernelMeter
@@ -165,7 +202,7 @@ type kernelLimit struct {
 	KeyFields      uint32
 	Id             uint32
 	NoRst          uint32
-	Pad            uint32
+	Shared         uint32
 }
 
 type kernelLine struct {
@@ -279,6 +316,7 @@ type kernelPolicy struct {
 	Observed        uint64
 	Counted         uint64
 	Blocks          uint64
+	Shared          uint64
 	AlwaysEnforced  uint64
 	Source4         kernelSegments
 	Source6         kernelSegments
@@ -369,6 +407,7 @@ const (
 type kernelScratch struct {
 	_            structs.HostLayout
 	Now          uint64
+	Suspended    uint64
 	Ready        uint64
 	NotBefore    uint64
 	CalendarBase uint64
@@ -479,6 +518,19 @@ type kernelSegments struct {
 	Pad   uint32
 }
 
+type kernelShare struct {
+	_     structs.HostLayout
+	From  uint64
+	Vtime uint64
+	Parts uint64
+}
+
+type kernelSharedClock struct {
+	_       structs.HostLayout
+	Now     uint64
+	Stretch uint64
+}
+
 type kernelSlotBits uint32
 
 const (
@@ -516,8 +568,18 @@ type kernelTagBits uint32
 
 const (
 	kernelTagBitsTAG_METER_SHIFT kernelTagBits = 48
+	kernelTagBitsTAG_SHARED_BIT  kernelTagBits = 62
 	kernelTagBitsTAG_PINNED_BIT  kernelTagBits = 63
 )
+
+type kernelTerms struct {
+	_       structs.HostLayout
+	Share   kernelShare
+	End     uint64
+	AloneAt uint64
+	Between uint64
+	Alone   uint64
+}
 
 type kernelTuple struct {
 	_             structs.HostLayout
@@ -550,6 +612,7 @@ const (
 const (
 	kernelMapBuckets            = "buckets"
 	kernelMapCalendars          = "calendars"
+	kernelMapColdFloors         = "cold_floors"
 	kernelMapConnSlots          = "conn_slots"
 	kernelMapConnections        = "connections"
 	kernelMapDeferUntil         = "defer_until"
@@ -558,7 +621,10 @@ const (
 	kernelMapForgotten          = "forgotten"
 	kernelMapFragments          = "fragments"
 	kernelMapHeartbeats         = "heartbeats"
+	kernelMapHotBuckets         = "hot_buckets"
+	kernelMapHotTags            = "hot_tags"
 	kernelMapKeyQueued          = "key_queued"
+	kernelMapLeases             = "leases"
 	kernelMapLimitCounters      = "limit_counters"
 	kernelMapListeners          = "listeners"
 	kernelMapMonitorOwners      = "monitor_owners"
@@ -572,11 +638,13 @@ const (
 	kernelMapSampleLosses       = "sample_losses"
 	kernelMapSamples            = "samples"
 	kernelMapScratches          = "scratches"
+	kernelMapSharedClocks       = "shared_clocks"
 	kernelMapStaging            = "staging"
 	kernelMapSweepQueue         = "sweep_queue"
 	kernelMapSweepers           = "sweepers"
 	kernelMapTableCounts        = "table_counts"
 	kernelMapTables             = "tables"
+	kernelMapTermsInHand        = "terms_in_hand"
 	kernelProgShaperdReplies    = "shaperd_replies"
 	kernelProgShaperdSweep      = "shaperd_sweep"
 	kernelProgShaperdTc         = "shaperd_tc"
@@ -598,6 +666,7 @@ const (
 	kernelVarTestNow            = "test_now"
 	kernelVarTestSegments       = "test_segments"
 	kernelVarTestSources        = "test_sources"
+	kernelVarTestSuspended      = "test_suspended"
 	kernelVarTypesOfGo          = "types_of_go"
 	kernelVarUnderTest          = "under_test"
 )
@@ -657,6 +726,7 @@ type kernelProgramSpecs struct {
 type kernelMapSpecs struct {
 	Buckets       *ebpf.MapSpec `ebpf:"buckets"`
 	Calendars     *ebpf.MapSpec `ebpf:"calendars"`
+	ColdFloors    *ebpf.MapSpec `ebpf:"cold_floors"`
 	ConnSlots     *ebpf.MapSpec `ebpf:"conn_slots"`
 	Connections   *ebpf.MapSpec `ebpf:"connections"`
 	DeferUntil    *ebpf.MapSpec `ebpf:"defer_until"`
@@ -665,7 +735,10 @@ type kernelMapSpecs struct {
 	Forgotten     *ebpf.MapSpec `ebpf:"forgotten"`
 	Fragments     *ebpf.MapSpec `ebpf:"fragments"`
 	Heartbeats    *ebpf.MapSpec `ebpf:"heartbeats"`
+	HotBuckets    *ebpf.MapSpec `ebpf:"hot_buckets"`
+	HotTags       *ebpf.MapSpec `ebpf:"hot_tags"`
 	KeyQueued     *ebpf.MapSpec `ebpf:"key_queued"`
+	Leases        *ebpf.MapSpec `ebpf:"leases"`
 	LimitCounters *ebpf.MapSpec `ebpf:"limit_counters"`
 	Listeners     *ebpf.MapSpec `ebpf:"listeners"`
 	MonitorOwners *ebpf.MapSpec `ebpf:"monitor_owners"`
@@ -679,11 +752,13 @@ type kernelMapSpecs struct {
 	SampleLosses  *ebpf.MapSpec `ebpf:"sample_losses"`
 	Samples       *ebpf.MapSpec `ebpf:"samples"`
 	Scratches     *ebpf.MapSpec `ebpf:"scratches"`
+	SharedClocks  *ebpf.MapSpec `ebpf:"shared_clocks"`
 	Staging       *ebpf.MapSpec `ebpf:"staging"`
 	SweepQueue    *ebpf.MapSpec `ebpf:"sweep_queue"`
 	Sweepers      *ebpf.MapSpec `ebpf:"sweepers"`
 	TableCounts   *ebpf.MapSpec `ebpf:"table_counts"`
 	Tables        *ebpf.MapSpec `ebpf:"tables"`
+	TermsInHand   *ebpf.MapSpec `ebpf:"terms_in_hand"`
 }
 
 // kernelVariableSpecs contains global variables before they are loaded into the kernel.
@@ -706,6 +781,7 @@ type kernelVariableSpecs struct {
 	TestNow            *ebpf.VariableSpec `ebpf:"test_now"`
 	TestSegments       *ebpf.VariableSpec `ebpf:"test_segments"`
 	TestSources        *ebpf.VariableSpec `ebpf:"test_sources"`
+	TestSuspended      *ebpf.VariableSpec `ebpf:"test_suspended"`
 	TypesOfGo          *ebpf.VariableSpec `ebpf:"types_of_go"`
 	UnderTest          *ebpf.VariableSpec `ebpf:"under_test"`
 }
@@ -732,6 +808,7 @@ func (o *kernelObjects) Close() error {
 type kernelMaps struct {
 	Buckets       *ebpf.Map `ebpf:"buckets"`
 	Calendars     *ebpf.Map `ebpf:"calendars"`
+	ColdFloors    *ebpf.Map `ebpf:"cold_floors"`
 	ConnSlots     *ebpf.Map `ebpf:"conn_slots"`
 	Connections   *ebpf.Map `ebpf:"connections"`
 	DeferUntil    *ebpf.Map `ebpf:"defer_until"`
@@ -740,7 +817,10 @@ type kernelMaps struct {
 	Forgotten     *ebpf.Map `ebpf:"forgotten"`
 	Fragments     *ebpf.Map `ebpf:"fragments"`
 	Heartbeats    *ebpf.Map `ebpf:"heartbeats"`
+	HotBuckets    *ebpf.Map `ebpf:"hot_buckets"`
+	HotTags       *ebpf.Map `ebpf:"hot_tags"`
 	KeyQueued     *ebpf.Map `ebpf:"key_queued"`
+	Leases        *ebpf.Map `ebpf:"leases"`
 	LimitCounters *ebpf.Map `ebpf:"limit_counters"`
 	Listeners     *ebpf.Map `ebpf:"listeners"`
 	MonitorOwners *ebpf.Map `ebpf:"monitor_owners"`
@@ -754,17 +834,20 @@ type kernelMaps struct {
 	SampleLosses  *ebpf.Map `ebpf:"sample_losses"`
 	Samples       *ebpf.Map `ebpf:"samples"`
 	Scratches     *ebpf.Map `ebpf:"scratches"`
+	SharedClocks  *ebpf.Map `ebpf:"shared_clocks"`
 	Staging       *ebpf.Map `ebpf:"staging"`
 	SweepQueue    *ebpf.Map `ebpf:"sweep_queue"`
 	Sweepers      *ebpf.Map `ebpf:"sweepers"`
 	TableCounts   *ebpf.Map `ebpf:"table_counts"`
 	Tables        *ebpf.Map `ebpf:"tables"`
+	TermsInHand   *ebpf.Map `ebpf:"terms_in_hand"`
 }
 
 func (m *kernelMaps) Close() error {
 	return _KernelClose(
 		m.Buckets,
 		m.Calendars,
+		m.ColdFloors,
 		m.ConnSlots,
 		m.Connections,
 		m.DeferUntil,
@@ -773,7 +856,10 @@ func (m *kernelMaps) Close() error {
 		m.Forgotten,
 		m.Fragments,
 		m.Heartbeats,
+		m.HotBuckets,
+		m.HotTags,
 		m.KeyQueued,
+		m.Leases,
 		m.LimitCounters,
 		m.Listeners,
 		m.MonitorOwners,
@@ -787,11 +873,13 @@ func (m *kernelMaps) Close() error {
 		m.SampleLosses,
 		m.Samples,
 		m.Scratches,
+		m.SharedClocks,
 		m.Staging,
 		m.SweepQueue,
 		m.Sweepers,
 		m.TableCounts,
 		m.Tables,
+		m.TermsInHand,
 	)
 }
 
@@ -815,6 +903,7 @@ type kernelVariables struct {
 	TestNow            *ebpf.Variable `ebpf:"test_now"`
 	TestSegments       *ebpf.Variable `ebpf:"test_segments"`
 	TestSources        *ebpf.Variable `ebpf:"test_sources"`
+	TestSuspended      *ebpf.Variable `ebpf:"test_suspended"`
 	TypesOfGo          *ebpf.Variable `ebpf:"types_of_go"`
 	UnderTest          *ebpf.Variable `ebpf:"under_test"`
 }

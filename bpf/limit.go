@@ -35,11 +35,17 @@ func encodeLimit(p *shaper.Policy, i int, number uint32, h hashes) kernelLimit {
 		if l.Key == 0 {
 			k.Meter[meter].Tag |= neverEvicted
 		}
+		if l.Shared {
+			k.Meter[meter].Tag |= sharedTag
+		}
 	}
 	for meter, slots := range p.Slots(i) {
 		k.Meter[meter].SlotShift, k.Meter[meter].Unit = uint64(slots.Shift), uint64(slots.Unit)
 	}
 	k.Mask = [2][4]uint32{mask(96 + l.IPv4Prefix), mask(l.IPv6Prefix)}
+	if l.Shared {
+		k.Shared = 1
+	}
 	if l.RefuseWith == shaper.RefuseDrop {
 		k.NoRst = 1
 	}
@@ -76,10 +82,11 @@ const (
 	tagMeterShift = kernelTagBitsTAG_METER_SHIFT
 	tagHash       = 1<<tagMeterShift - 1
 	neverEvicted  = 1 << kernelTagBitsTAG_PINNED_BIT // set where the bucket is never evicted
+	sharedTag     = 1 << kernelTagBitsTAG_SHARED_BIT // set where hosts share the limit
 )
 
 // meterOf returns the number of the meter that a bucket's tag names.
-func meterOf(tag uint64) uint64 { return tag &^ neverEvicted >> tagMeterShift }
+func meterOf(tag uint64) uint64 { return tag &^ (neverEvicted | sharedTag) >> tagMeterShift }
 
 // meterNumber returns the number of a limit's meter in the bucket table. It is not 0.
 func meterNumber(limit uint32, meter int) uint64 {

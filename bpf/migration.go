@@ -62,7 +62,7 @@ func (k *kernel) migrate(c *migration, now leaky.Time) {
 	case c.newShift != 0:
 		k.calendar(c.limit, c.meter, c.newShift).reset(until)
 	default:
-		if bucket := k.lookupOrInsert(c.bucket.Tag, join(&c.bucket, [2]uint64{}), now); bucket != nil {
+		if bucket := k.lookupOrInsert(c.bucket.Tag, join(&c.bucket, [2]uint64{}), now, 0); bucket != nil {
 			atomic.StoreUint64(bucket, until)
 		}
 	}
@@ -83,7 +83,7 @@ func (k *kernel) finishMigration(c *migration) {
 	}
 	word := &k.calendar(c.limit, c.meter, c.newShift).From
 	if c.newShift == 0 {
-		if word = k.lookupOrInsert(c.bucket.Tag, join(&c.bucket, [2]uint64{}), c.at); word == nil {
+		if word = k.lookupOrInsert(c.bucket.Tag, join(&c.bucket, [2]uint64{}), c.at, 0); word == nil {
 			return
 		}
 	}

@@ -54,6 +54,8 @@ type Plane struct {
 	faults         map[string]string // current errors by subject; each is logged once
 	lastCounters   lastCounters
 	alarms         map[string]*capacityAlarm // by subject
+	sharing        sharing
+	lacking        uint64 // hot buckets of shared limits for which there was no room
 
 	heartbeatOnce, monitorOnce sync.Once
 	quit                       chan struct{}
@@ -116,8 +118,8 @@ func Open(o Options) (_ *Plane, err error) {
 	p := &Plane{
 		log: o.Log, shaper: o.Shaper, clock: o.Clock, dir: pinDir(o.PinPath, o.Keys), pinLock: pinLock, kernel: k, sampler: sampler,
 		points: map[attach.Point]*point{}, faults: map[string]string{}, lastCounters: lastCounters{}, alarms: map[string]*capacityAlarm{},
-		programs: programCache{},
-		quit:     make(chan struct{}),
+		programs: programCache{}, sharing: sharing{given: map[shaper.Key]uint32{}},
+		quit: make(chan struct{}),
 	}
 	p.stopLoops = sync.OnceFunc(func() {
 		close(p.quit)

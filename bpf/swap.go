@@ -105,28 +105,48 @@ func (k *kernel) freeSlot() (current map[uint32]uint32, free uint32, err error) 
 }
 
 // rescale keeps the backlog of each bucket, in units, when the rates of meters change from
-// the first to the second of a pair. Packets may be charged meanwhile, so the time is read
-// again for each bucket with a backlog: walking the table may take longer than any backlog.
+// the first to the second of a pair.
 func (k *kernel) rescale(meters map[uint64][2]leaky.Rate, now func() leaky.Time) {
-	begun := now()
+	lease := k.lease()
+	timeOf := func(s kernelShare) func() leaky.Time {
+		return func() leaky.Time {
+			s, _ := lease.advance(s, 0, 0, uint64(boottime()))
+			return leaky.Time(s.Vtime)
+		}
+	}
+	shared := timeOf(lease.Cold)
+	begun, sharedBegun := now(), shared()
 	for i := range k.buckets {
 		for j := range k.buckets[i].Tag {
-			change, ok := meters[meterOf(atomic.LoadUint64(&k.buckets[i].Tag[j]))]
-			if !ok {
-				continue
+			tag := atomic.LoadUint64(&k.buckets[i].Tag[j])
+			change, ok := meters[meterOf(tag)]
+			if ok && tag&sharedTag == 0 {
+				rescaleBucket(&k.buckets[i].DrainedAt[j], change, begun, now)
+			} else if ok {
+				rescaleBucket(&k.buckets[i].DrainedAt[j], change, sharedBegun, shared)
 			}
-			for {
-				until := atomic.LoadUint64(&k.buckets[i].DrainedAt[j])
-				if leaky.Time(until) <= begun {
-					break
-				}
-				now := now()
-				backlog := leaky.Time(until).Sub(now)
-				if backlog == 0 || atomic.CompareAndSwapUint64(&k.buckets[i].DrainedAt[j], until,
-					uint64(now.Add(change[0].Rescale(backlog, change[1])))) {
-					break
-				}
-			}
+		}
+	}
+	for i := range k.hotBuckets {
+		b := &k.hotBuckets[i]
+		if change, ok := meters[meterOf(*k.hotTag(i))]; ok {
+			rescaleBucket(&b.Value, change, 0, timeOf(b.share().Share))
+		}
+	}
+}
+
+// rescaleBucket rescales a bucket, unless it had drained at begun. Packets may be charged meanwhile, so the
+// time is read again for each bucket with a backlog: walking the table may take longer than any backlog.
+func rescaleBucket(bucket *uint64, change [2]leaky.Rate, begun leaky.Time, now func() leaky.Time) {
+	for {
+		until := atomic.LoadUint64(bucket)
+		if leaky.Time(until) <= begun {
+			return
+		}
+		now := now()
+		backlog := leaky.Time(until).Sub(now)
+		if backlog == 0 || atomic.CompareAndSwapUint64(bucket, until, uint64(now.Add(change[0].Rescale(backlog, change[1])))) {
+			return
 		}
 	}
 }

@@ -17,7 +17,7 @@ const (
 // by the same other buckets they leave in order of arrival, and a bucket of one number is
 // enough. Otherwise units that one limit delays must not hold up units that leave before
 // them: the bucket is a calendar if the limit has only one. A limit with many buckets
-// charges them on arrival.
+// charges them on arrival, and so does one that hosts share.
 func (p *Policy) planCharging() {
 	p.slots = make([][2]leaky.Slots, len(p.limits))
 	p.maxTotalDelay = make([]leaky.Time, len(p.limits))
@@ -37,7 +37,7 @@ func (p *Policy) planCharging() {
 		if p.chargedOnArrival&(1<<i) == 0 {
 			continue
 		}
-		if p.limits[i].Key == 0 {
+		if p.limits[i].Key == 0 && !p.limits[i].Shared {
 			p.chargedOnArrival &^= 1 << i
 			p.calendars |= 1 << i
 		}

@@ -21,7 +21,7 @@ __noinline int take_slot(const struct policy *p, struct scratch *s, __u32 number
 	__u64 hash[2], ret;
 	struct new_conn *nc;
 	struct counters *cnt;
-	__u32 n;
+	__u32 n, max;
 
 	if (!p || !s)
 		return SLOT_CONTENDED;
@@ -34,7 +34,10 @@ __noinline int take_slot(const struct policy *p, struct scratch *s, __u32 number
 	hash_key(p, l, &s->parser.packet, hash);
 	m = &l->meter[METER_NEW];
 	hash[0] = mix_hash(m, hash);
-	ret = slot_take(hash[0], nc->adopt ? SLOT_MAX : l->max_connections);
+	max = l->shared ? share_of_connections(l->max_connections) : l->max_connections;
+	if (nc->adopt)
+		max = SLOT_MAX;
+	ret = max ? slot_take(hash[0], max) : slot_return(SLOT_CAP_REACHED, NO_INDEX);
 	if (ret >> 32 == SLOT_CAP_REACHED && nc->observe) {
 		cnt->conns_over_cap++;
 		nc->over_cap |= 1ULL << (number % MAX_LIMITS);
@@ -163,7 +166,8 @@ static __always_inline int check_new_conns(const struct policy *p, struct scratc
 		return 0;
 	for (int i = 0; i < cfg.max_limits && rest; i++, rest &= rest - 1) {
 		__u32 number = lowest_bit(rest) % MAX_LIMITS;
-		__u64 depart = peek_new_conn(p, s, number);
+		__u64 depart =
+			p->limit[number].shared ? peek_shared(p, s, number | NEW_CONNS) : peek_new_conn(p, s, number);
 
 		if (depart && depart - read_once(&s->now) <= p->limit[number].queue_timeout) {
 			if (depart > s->new_conn.depart) {
@@ -190,7 +194,8 @@ __noinline int charge_new_conns(const struct policy *p, struct scratch *s, __u64
 	s->new_conn.delayed_by = 0;
 	for (int i = 0; i < cfg.max_limits && set; i++, set &= set - 1) {
 		__u32 number = lowest_bit(set) % MAX_LIMITS;
-		__u64 depart = charge_new_conn(p, s, number);
+		__u64 depart = p->limit[number].shared ? charge_shared(p, s, number | NEW_CONNS)
+						       : charge_new_conn(p, s, number);
 
 		s->new_conn.delayed_by |= (__u64)must_wait(s, depart) << number;
 		if (depart - read_once(&s->now) > p->limit[number].queue_timeout) {

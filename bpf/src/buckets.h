@@ -13,10 +13,13 @@
  * All CPUs use the table concurrently, without locks. A tag of 64 bits identifies a key: 16 bits
  * for the limit's meter, and 48 of a universal hash of the key with random multipliers. So no
  * attacker can find two keys that share a bucket, and of a million keys any two do so with a
- * probability of 1 in 100,000. */
+ * probability of 1 in 100,000.
+ *
+ * Buckets of limits that hosts share have a time of their own, see share.h. */
 #pragma once
 
 #include "policy.h"
+#include "share.h"
 
 #define LINE_BUCKETS 4
 
@@ -25,13 +28,31 @@ enum bucket_index {
 	NO_INDEX = ~0U,
 };
 
+#define HOT_INDEX (1U << 31) /* set in that of a hot bucket: the rest is its index in hot_buckets */
+
+/* Returns the index in hot_buckets of the bucket with an index, or NO_HOT. */
+static __always_inline __u32 hot_of(__u32 index)
+{
+	return index & HOT_INDEX && index != NO_INDEX ? index & ~HOT_INDEX : NO_HOT;
+}
+
+/* Returns the index of the hot bucket with a tag, or NO_INDEX. */
+static __always_inline __u32 hot_index(__u64 tag)
+{
+	__u32 hot = find_hot(tag);
+
+	return hot == NO_HOT ? NO_INDEX : HOT_INDEX | hot;
+}
+
 /* The bits of a tag: of the key's hash, then of the meter's number. */
 enum tag_bits {
 	TAG_METER_SHIFT = 48,
+	TAG_SHARED_BIT = 62, /* set where hosts share the limit */
 	TAG_PINNED_BIT = 63, /* set where the bucket is never evicted */
 };
 
 #define TAG_CLAIMED 1ULL /* the tag of an entry that changes owners; no meter has the number 0 */
+#define TAG_SHARED (1ULL << TAG_SHARED_BIT)
 #define TAG_PINNED (1ULL << TAG_PINNED_BIT)
 #define TAG_HASH_MASK ((1ULL << TAG_METER_SHIFT) - 1)
 
@@ -71,9 +92,10 @@ struct {
 	__type(value, struct table_count);
 } table_counts SEC(".maps");
 
-static __always_inline __u64 read_once(const __u64 *word)
+/* Returns the number of the meter that a tag names. */
+static __always_inline __u32 tag_meter(__u64 tag)
 {
-	return *(const volatile __u64 *)word;
+	return (tag & ~(TAG_PINNED | TAG_SHARED)) >> TAG_METER_SHIFT;
 }
 
 /* Returns the index of the bucket with a tag in line l, or NO_INDEX. */
@@ -121,6 +143,62 @@ static __always_inline __u64 max_backlog(__u64 backlog_bounds)
 						    << (backlog_bounds & ((1 << BACKLOG_SHIFT_BITS) - 1));
 }
 
+#define MAX_STRETCH 6
+
+/* The time of buckets of shared limits, as far as the table needs it. */
+struct shared_clock {
+	__u64 now;
+	__u64 stretch; /* the power of two by which it goes by more slowly, at most MAX_STRETCH */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct shared_clock);
+} shared_clocks SEC(".maps");
+
+/* Sets the CPU's clock of shared limits. */
+__noinline int set_shared_clock(void)
+{
+	__u32 zero = 0;
+	struct shared_clock *clock = bpf_map_lookup_elem(&shared_clocks, &zero);
+	__u64 floor = 0;
+	struct terms *t = load_terms(NO_HOT);
+
+	if (!clock || !t)
+		return 0;
+	advance_terms(t, boot_ticks(), 0, &floor);
+	clock->now = t->share.vtime;
+	clock->stretch = 0;
+	for (int i = 0; i < MAX_STRETCH; i++)
+		clock->stretch += t->share.parts << i < 1 << SHARE_SHIFT;
+	return 0;
+}
+
+static __always_inline struct shared_clock *get_shared_clock(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&shared_clocks, &zero);
+}
+
+/* When a bucket of a shared limit drains, about. */
+static __always_inline __u64 shared_drain_time(__u64 value, __u64 now)
+{
+	const struct shared_clock *clock = get_shared_clock();
+
+	return clock ? now + (time_sub(value, clock->now) << (clock->stretch & 7)) : ~0ULL;
+}
+
+/* An instant, not before now, in the time of shared limits. */
+static __always_inline __u64 shared_time(__u64 at, __u64 now)
+{
+	const struct shared_clock *clock = get_shared_clock();
+
+	return clock ? clock->now + ((at - now) >> (clock->stretch & 7)) : ~0ULL;
+}
+
 /* The backlog that a new key with two lines inherits. */
 __noinline __u64 inherited_backlog(__u64 tag, __u32 first, __u32 second, __u64 now, __u64 backlog_bounds)
 {
@@ -130,16 +208,22 @@ __noinline __u64 inherited_backlog(__u64 tag, __u32 first, __u32 second, __u64 n
 
 	if (tag & TAG_PINNED)
 		return 0;
-	return a && b ? time_min(time_max(read_once(a), read_once(b)), cap) : cap;
+	if (a && b)
+		cap = time_min(time_max(read_once(a), read_once(b)), cap);
+	if (tag & TAG_SHARED)
+		return cap > now ? shared_time(cap, now) : 0;
+	return cap;
 }
 
 /* When entry i of a line drains: 0 if it is empty, ~0 if it cannot be evicted. */
-static __always_inline __u64 drain_time(const struct bucket_line *l, __u32 i)
+static __always_inline __u64 drain_time(const struct bucket_line *l, __u32 i, __u64 now)
 {
 	__u64 tag = read_once(&l->tag[i]);
 
 	if (tag & TAG_PINNED || tag == TAG_CLAIMED)
 		return ~0ULL;
+	if (tag & TAG_SHARED)
+		return shared_drain_time(read_once(&l->drained_at[i]), now) | 1;
 	return tag ? read_once(&l->drained_at[i]) | 1 : 0;
 }
 
@@ -154,7 +238,7 @@ __noinline __u32 line_victim(__u32 line, __u64 now)
 	if (!l)
 		return 0;
 	for (__u32 i = 0; i < LINE_BUCKETS; i++) {
-		__u64 drained_at = drain_time(l, i);
+		__u64 drained_at = drain_time(l, i, now);
 
 		drained += drained_at <= now;
 		if (drained_at < soonest) {
@@ -210,6 +294,8 @@ __noinline int evict(__u32 index, __u64 old, __u64 until, __u64 now, __u64 backl
 	/* The predecessor may have been charged up to now. An empty entry may have been charged
 	 * since it was emptied, by a CPU that is about to refund it, or finds its key there again. */
 	old_time = __sync_lock_test_and_set(drained_at, until) | 1;
+	if (old & TAG_SHARED)
+		old_time = shared_drain_time(old_time, now);
 	if (!old && old_time > now) {
 		bucket_raise(drained_at, now);
 		__sync_fetch_and_add(drained_at, time_min(old_time - now, max_backlog(backlog_bounds)));
@@ -222,20 +308,28 @@ __noinline int evict(__u32 index, __u64 old, __u64 until, __u64 now, __u64 backl
 	return 0;
 }
 
-/* Returns the entry for a new key: the one that drains first, in the line with more room. */
+/* When the entry at an index drains. */
+__noinline __u64 drain_time_at(__u32 index, __u64 now)
+{
+	__u32 line = index / LINE_BUCKETS;
+	const struct bucket_line *l = bpf_map_lookup_elem(&buckets, &line);
+
+	return l ? drain_time(l, index % LINE_BUCKETS, now) : ~0ULL;
+}
+
+/* Returns the index of the entry for a new key: the one that drains first, in the line with more
+ * room. */
 static __always_inline __u32 pick_victim(__u32 first, __u32 second, __u64 now)
 {
-	const struct bucket_line *a = bpf_map_lookup_elem(&buckets, &first);
-	const struct bucket_line *b = bpf_map_lookup_elem(&buckets, &second);
 	__u32 a_victim = line_victim(first, now), b_victim = line_victim(second, now);
+	__u32 a = first * LINE_BUCKETS + a_victim % LINE_BUCKETS, b = second * LINE_BUCKETS + b_victim % LINE_BUCKETS;
 
-	if (!a || !b)
-		return NO_INDEX;
-	if (b_victim / LINE_BUCKETS > a_victim / LINE_BUCKETS ||
-	    (b_victim / LINE_BUCKETS == 0 && a_victim / LINE_BUCKETS == 0 &&
-	     drain_time(b, b_victim % LINE_BUCKETS) < drain_time(a, a_victim % LINE_BUCKETS)))
-		return second * LINE_BUCKETS + b_victim % LINE_BUCKETS;
-	return first * LINE_BUCKETS + a_victim % LINE_BUCKETS;
+	if (b_victim / LINE_BUCKETS > a_victim / LINE_BUCKETS)
+		return b;
+	if (b_victim / LINE_BUCKETS == 0 && a_victim / LINE_BUCKETS == 0 &&
+	    drain_time_at(b, now) < drain_time_at(a, now))
+		return b;
+	return a;
 }
 
 /* Removes all buckets with a tag except the one at index. */
@@ -261,7 +355,7 @@ __noinline __u32 bucket_insert(__u64 tag, __u32 first, __u32 second, __u64 now, 
 	if (!l)
 		return NO_INDEX;
 	old = read_once(&l->tag[i]);
-	until = drain_time(l, i);
+	until = drain_time_at(index, now);
 	if (until == ~0ULL || old == tag) /* just inserted by another CPU */
 		return NO_INDEX;
 	if (until > now)
@@ -271,7 +365,7 @@ __noinline __u32 bucket_insert(__u64 tag, __u32 first, __u32 second, __u64 now, 
 	until = inherited_backlog(tag, first, second, now, backlog_bounds);
 	evict(index, old, until, now, backlog_bounds);
 	__sync_lock_test_and_set(&l->tag[i], tag);
-	until = time_max(now, until);
+	until = time_max(tag & TAG_SHARED ? shared_time(now, now) : now, until);
 	/* Another CPU may have inserted the tag elsewhere at the same time. The later one in the
 	 * lines gives way to the earlier one, and the earlier one removes those after it: so no
 	 * two remove each other. A bucket that is removed may have been charged already. */
@@ -302,8 +396,10 @@ __noinline __u32 bucket_get(__u64 tag, __u32 first, __u32 second, __u64 now, __u
 		index = find_tag(a, first, tag);
 		if (index == NO_INDEX)
 			index = find_tag(b, second, tag);
-		if (index == NO_INDEX)
-			index = bucket_insert(tag, first, second, now, backlog_bounds);
+		if (index != NO_INDEX)
+			break;
+		set_shared_clock();
+		index = bucket_insert(tag, first, second, now, backlog_bounds);
 	}
 	count = bpf_map_lookup_elem(&table_counts, &zero);
 	if (index == NO_INDEX && count)

@@ -3,21 +3,7 @@
 #pragma once
 
 #include "calendar.h"
-#include "counters.h"
-#include "key.h"
-#include "conformance.h"
-
-/* Returned when the table has no room for a bucket: it never drains. */
-#define NO_BUCKET (~0ULL)
-
-/* Added to a limit's number to select its meter of new connections, instead of those of bytes and
- * packets. */
-#define NEW_CONNS MAX_LIMITS
-
-static __always_inline int meter_applies(__u32 number, int meter)
-{
-	return !(number & NEW_CONNS) == (meter != METER_NEW);
-}
+#include "charge_shared.h"
 
 /* Looks up the buckets of limit number for the scratch's packet, and returns when they let it
  * leave, or 0 when the table has no room for one of them. Charges nothing. */
@@ -52,16 +38,6 @@ static __always_inline __u64 lookup_and_peek(const struct policy *p, struct scra
 			depart = time_max(depart, bucket_depart(read_once(bucket), m->burst, read_once(&s->now)));
 	}
 	return depart;
-}
-
-/* The time that is charged. In general it is the packet's departure. It is its arrival where
- * packets are policed, as they leave now, and under limits with many buckets whose packets other
- * limits may delay for longer. */
-static __always_inline __u64 charge_time(const struct policy *p, const struct scratch *s, __u32 number)
-{
-	if (number & NEW_CONNS || cfg.mode == MODE_POLICE || p->charge_on_arrival >> number % MAX_LIMITS & 1)
-		return read_once(&s->now);
-	return read_once(&s->decision.depart);
 }
 
 /* Charges a bucket where charge failed: it was evicted for another key, of this packet or on
@@ -159,6 +135,10 @@ __noinline int refund(const struct policy *p, struct scratch *s, __u32 number)
 		count_admitted(l, s, c->delays & 1, -1);
 		return 0;
 	}
+	if (l->shared) {
+		refund_shared(p, s, number);
+		goto refunded;
+	}
 #pragma unroll
 	for (int j = 0; j < METERS; j++) {
 		__u64 *bucket;
@@ -171,6 +151,7 @@ __noinline int refund(const struct policy *p, struct scratch *s, __u32 number)
 		if (bucket)
 			bucket_refund(bucket, c->cost[j]);
 	}
+refunded:
 	if (!(number & NEW_CONNS))
 		count_admitted(l, s, c->delays & 1, -1);
 	return 0;

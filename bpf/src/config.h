@@ -37,6 +37,7 @@ static __always_inline __u32 ifindex_of(const volatile struct __sk_buff *skb)
 /* For tests only: they set the time and read the decision. */
 const volatile __u32 under_test;
 volatile __u64 test_now;
+volatile __u64 test_suspended; /* ns that the machine was suspended */
 
 /* The current time, in ns and in ticks. */
 static __always_inline __u64 now_ns(void)
@@ -47,4 +48,10 @@ static __always_inline __u64 now_ns(void)
 static __always_inline __u64 now_ticks(void)
 {
 	return now_ns() * TICKS_PER_NANO;
+}
+
+/* The current time by CLOCK_BOOTTIME, in ticks. */
+static __always_inline __u64 boot_ticks(void)
+{
+	return (under_test ? test_now + test_suspended : bpf_ktime_get_boot_ns()) * TICKS_PER_NANO;
 }

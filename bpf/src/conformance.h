@@ -129,7 +129,7 @@ static __always_inline void monitor_overtaken(const struct limit *l, __u32 meter
 /* The same for a bucket of which only the tag is known. */
 static __always_inline void monitor_refund(__u64 tag, __u64 cost)
 {
-	__u32 number = ((tag & ~TAG_PINNED) >> TAG_METER_SHIFT) - 1, i = number / METERS;
+	__u32 number = tag_meter(tag) - 1, i = number / METERS;
 	struct monitor_pair *pair = bpf_map_lookup_elem(&monitors, &i);
 
 	if (pair && number % METERS < MONITORED_METERS)

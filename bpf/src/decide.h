@@ -194,7 +194,7 @@ __noinline int check_limits(const struct policy *p, struct scratch *s, __u64 set
 	s->booked[0] = s->booked[1] = 0;
 	for (int i = 0; i < cfg.max_limits && set; i++, set &= set - 1) {
 		__u32 number = lowest_bit(set) % MAX_LIMITS;
-		__u64 depart = lookup_and_peek(p, s, number);
+		__u64 depart = p->limit[number].shared ? peek_shared(p, s, number) : lookup_and_peek(p, s, number);
 
 		if (!depart || depart - read_once(&s->now) > p->limit[number].max_delay) {
 			refuse(d, number, depart ? REASON_QUEUE_FULL : REASON_MEMORY_FULL, depart ?: s->now);
@@ -222,7 +222,7 @@ __noinline int charge_all(const struct policy *p, struct scratch *s, __u64 set)
 		return 0;
 	for (int i = 0; i < cfg.max_limits && set; i++, set &= set - 1) {
 		__u32 number = lowest_bit(set) % MAX_LIMITS;
-		__u64 depart = charge(p, s, number, owners);
+		__u64 depart = p->limit[number].shared ? charge_shared(p, s, number) : charge(p, s, number, owners);
 
 		if (depart > s->decision.depart)
 			overtook |= charge_overtaken(p, s, number, depart);

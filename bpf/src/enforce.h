@@ -203,6 +203,8 @@ static __always_inline int enforce(void *ctx, int xdp, struct scratch *s, __u32 
 	if (!set)
 		return 0;
 	s->now = now_ticks();
+	if (set & p->shared)
+		s->suspended = boot_ticks() - s->now;
 	clear_new_conn(nc);
 	nc->conn.interface = interface_key(xdp ? ((volatile struct xdp_md *)ctx)->ingress_ifindex : ifindex_of(ctx));
 	blocked = !!(set & blocking_limits(p));

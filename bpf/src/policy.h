@@ -39,7 +39,7 @@ struct meter {
 	__u64 burst;	      /* ticks */
 	__u64 backlog_bounds; /* bounds of a new key's backlog and of any key's: see max_backlog */
 	__u64 hash[2];	      /* of the meter, plus a key's words */
-	__u64 tag; /* the meter's number at TAG_METER_SHIFT of a bucket's tag; with TAG_PINNED where all keys share one bucket */
+	__u64 tag; /* the meter's number at TAG_METER_SHIFT of a bucket's tag; with TAG_PINNED where all keys share one bucket, and TAG_SHARED where hosts share the limit */
 	__u64 slot_shift; /* of calendars: a slot is 2^slot_shift ticks wide */
 	__u64 unit;	  /* cost of an ordinary unit, ticks */
 };
@@ -58,7 +58,7 @@ struct limit {
 	__u32 key_fields; /* enum key_field */
 	__u32 id;	  /* limit ID: index into limit_counters and others, and the same in later policies */
 	__u32 no_rst;	  /* drop a refused SYN, do not answer with an RST */
-	__u32 pad;
+	__u32 shared;	  /* between hosts */
 };
 
 /* Numbers divided into segments, from one start to the next, the first at 0. With no lines, all
@@ -81,6 +81,7 @@ struct policy {
 	__u64 observed;
 	__u64 counted;	       /* limits with max_connections or new_connections */
 	__u64 blocks;	       /* limits that refuse everything they match */
+	__u64 shared;	       /* limits that hosts share */
 	__u64 always_enforced; /* limits that attachments enforce even if they observe */
 	struct segments source4, source6, destination4, destination6, port;
 	__u32 table;	    /* index into tables */

@@ -40,14 +40,14 @@ struct {
 } queue_counts SEC(".maps");
 
 /* The packets of a key in a queue: by the index of its bucket, then by limit ID for keys without
- * one. There are two generations: the new one becomes the old one when all packets of that have
+ * one, and for hot buckets. There are two generations: the new one becomes the old one when all packets of that have
  * left.
  *
  *	63..56   55..32                         31..16         15..0
  *	owner    when the old ones have left    old            new, packets */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_LIMIT_IDS);
+	__uint(max_entries, MAX_LIMIT_IDS + HOT_LINES * HOT_TAGS);
 	__type(key, __u32);
 	__type(value, __u64);
 } key_queued SEC(".maps");
@@ -153,6 +153,8 @@ static __always_inline __u64 *key_queued_of(const struct policy *p, const struct
 	*owner = 0;
 	if (meter < METERS && c->index[meter] != NO_INDEX) {
 		index = c->index[meter];
+		if (index & HOT_INDEX)
+			index = p->bucket_lines * LINE_BUCKETS + MAX_LIMIT_IDS + hot_of(index);
 		*owner = c->hash[meter] & 0xff;
 	}
 	return bpf_map_lookup_elem(&key_queued, &index);

@@ -51,7 +51,7 @@ struct charge {
 	__u64 cost[METERS];
 	__u64 hash[METERS];
 	__u64 depart[METERS]; /* departure time by the bucket, ticks */
-	__u32 index[METERS];  /* of the bucket; NO_INDEX where nothing is charged */
+	__u32 index[METERS];  /* of the bucket; NO_INDEX where nothing is charged; see HOT_INDEX */
 	__u32 delays;	      /* the limit delays the packet */
 	struct booking booking[METER_NEW];
 };
@@ -59,6 +59,7 @@ struct charge {
 /* What does not fit onto the stack. A program is not interrupted by another one on the same CPU. */
 struct scratch {
 	__u64 now;		 /* ticks */
+	__u64 suspended;	 /* by how much CLOCK_BOOTTIME is ahead of it, where hosts share a limit that matches */
 	__u64 ready;		 /* departure time by the limits without calendars */
 	__u64 not_before;	 /* earliest departure in the calendar in hand */
 	__u64 calendar_base;	 /* the calendar in hand is taken up to here */

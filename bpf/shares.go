@@ -1,0 +1,126 @@
+// Owner: Plane.mu.
+
+package bpf
+
+import (
+	"shaperd.dev/shaperd/shaper"
+)
+
+// sharing is what the plane has told the programs of shared limits.
+type sharing struct {
+	given  map[shaper.Key]uint32  // parts of hot buckets
+	limits map[uint32]sharedLimit // those of the policy, by the ID of their states
+	meters map[uint64]sharedMeter // of these limits, by number
+}
+
+// sharedLimit is a shared limit as the programs have it.
+type sharedLimit struct {
+	kernelLimit
+	key         shaper.Fields
+	attachments map[string]uint32 // their numbers
+}
+
+// SetShares changes what packets may use of shared limits. When it returns, no packet passes any more
+// that needs more than that. Packets that were enqueued before leave when they would have left. Before
+// the first call that any daemon has made with these maps no packet passes that is under a shared limit.
+func (p *Plane) SetShares(s shaper.Shares) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.kernel == nil {
+		return
+	}
+	sg := &p.sharing
+	c := shareChange{lease: p.kernelLease(&s.Lease), hot: map[uint64]hotParts{}, reset: s.Reset, meters: sg.meters}
+	if s.Reset {
+		sg.given = map[shaper.Key]uint32{}
+	}
+	for _, k := range s.Cold {
+		delete(sg.given, k)
+		for tag := range p.tagsOf(k) {
+			c.cold = append(c.cold, tag)
+		}
+	}
+	for _, g := range s.Given {
+		sg.given[g.Key] = g.Parts
+		for tag, hash := range p.tagsOf(g.Key) {
+			c.hot[tag] = hotParts{uint64(g.Parts), hash}
+		}
+	}
+	p.setShares(&c)
+}
+
+func (p *Plane) setShares(c *shareChange) {
+	p.lacking += uint64(p.kernel.setShares(c, monotonic(), uint64(boottime())))
+}
+
+// kernelLease returns l by the clock of the programs.
+func (p *Plane) kernelLease(l *shaper.Lease) kernelLease {
+	ahead := boottime() - p.clock.Boot() // read in this order: the lease does not last longer than it should
+	return kernelLease{
+		End: uint64(l.End.Add(ahead)), AloneAt: uint64(l.AloneAt.Add(ahead)),
+		Between: uint64(l.Between), Alone: uint64(l.Alone), Hosts: uint64(l.Hosts),
+		Cold: kernelShare{Parts: uint64(l.Cold)},
+	}
+}
+
+// tagsOf yields the tags of the buckets of a key, with the hashes of their meters and keys; none if the
+// policy does not have its limit here.
+func (p *Plane) tagsOf(k shaper.Key) func(yield func(tag, hash uint64) bool) {
+	l, ok := p.sharing.limits[k.Limit&^1]
+	if !ok {
+		return func(func(tag, hash uint64) bool) {}
+	}
+	return l.tags(p.kernel.hashKey(l.key, &k, p.attachmentNumber(l.attachments, k.Origin)), k.Limit&1 != 0)
+}
+
+// tags yields the tags of the buckets of a key that has a hash, and the hashes with those of the meters.
+func (l *sharedLimit) tags(key [2]uint64, newConns bool) func(yield func(tag, hash uint64) bool) {
+	return func(yield func(tag, hash uint64) bool) {
+		for j := range l.Meter {
+			m := &l.Meter[j]
+			if m.Rate.Mult == 0 || (j == int(meterNew)) != newConns {
+				continue
+			}
+			if hash := join(m, key); !yield(m.Tag|hash&tagHash, hash) {
+				return
+			}
+		}
+	}
+}
+
+// followPolicy gives the buckets of a policy that is about to take effect what they may use. Those of the
+// one before keep what they have.
+func (p *Plane) followPolicy(policy *shaper.Policy, n numbers) {
+	sg, before := &p.sharing, p.sharing.meters
+	sg.limits, sg.meters = map[uint32]sharedLimit{}, map[uint64]sharedMeter{}
+	for i := range policy.Shared().All {
+		l := policy.Limit(i)
+		if !l.InPacketPlane() {
+			continue
+		}
+		k := encodeLimit(policy, i, n.limits[l.Name], p.kernel.Hashes)
+		sg.limits[policy.State(i).ID] = sharedLimit{k, l.Key, n.attachments}
+		for j := range k.Meter {
+			m := sharedMeter{rate: [2]uint64{k.Meter[j].Rate.Mult, k.Meter[j].Rate.Shift}, burst: k.Meter[j].Burst, maxDelay: k.MaxDelay}
+			if j == int(meterNew) {
+				m.maxDelay = k.QueueTimeout
+			}
+			number := meterOf(k.Meter[j].Tag)
+			if sg.meters[number] = m; before[number] != m {
+				p.kernel.withdrawCredit(number, uint64(boottime()))
+			}
+		}
+	}
+	p.reshare(false)
+}
+
+// reshare tells the programs again what was given. If it is all, other buckets are cold again.
+func (p *Plane) reshare(all bool) {
+	c := shareChange{lease: p.kernel.lease(), hot: map[uint64]hotParts{}, reset: all, meters: p.sharing.meters}
+	for k, parts := range p.sharing.given {
+		for tag, hash := range p.tagsOf(k) {
+			c.hot[tag] = hotParts{uint64(parts), hash}
+		}
+	}
+	p.setShares(&c)
+}

@@ -1,0 +1,94 @@
+package bpf
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// TestSetShares follows what a plane's packets may use, when it is told and when nobody tells.
+func TestSetShares(t *testing.T) {
+	w, p := newWire(t, "share"), openPlane(t)
+	l := shaper.Limit{
+		Name: "per-source", Match: shaper.Match{Attach: []string{"here"}}, Key: shaper.KeySource, IPv4Prefix: 32, IPv6Prefix: 64,
+		Packets: perSecond(1e6), BurstPackets: 100, Shared: true,
+	}
+	a := shaper.Attachment{Name: "here", Interfaces: []string{"share0"}, Mode: shaper.AttachPolice, OnStop: shaper.StopKeep}
+	p.apply([]shaper.Limit{l}, a)
+	lease := func(d time.Duration, alone uint32) shaper.Lease {
+		end := p.clock.Boot() + leaky.FromDuration(d)
+		return shaper.Lease{End: end, AloneAt: end, Cold: shaper.Whole, Alone: alone}
+	}
+	set := func(s shaper.Shares) {
+		p.SetShares(s)
+		time.Sleep(time.Millisecond) // parts that grow bring no credit
+	}
+	key := shaper.Key{Limit: p.policy.State(0).ID, Source: [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: 1}}
+
+	w.want(p, 1, 10, 0) // before the first call
+	set(shaper.Shares{Lease: lease(time.Hour, 0)})
+	w.want(p, 1, 10, 10)
+	set(shaper.Shares{Lease: lease(time.Hour, 0), Given: []shaper.KeyParts{{Key: key, Parts: 0}}})
+	w.want(p, 1, 10, 0)
+	w.want(p, 2, 10, 10)
+	l.Name = "other"
+	p.apply([]shaper.Limit{l}, a)
+	key.Limit = p.policy.State(0).ID
+	time.Sleep(time.Millisecond)
+	w.want(p, 1, 10, 10)
+	set(shaper.Shares{Lease: lease(time.Hour, 0), Given: []shaper.KeyParts{{Key: key, Parts: 0}}})
+	l.BurstPackets = 200
+	p.apply([]shaper.Limit{l}, a)
+	w.want(p, 1, 10, 0)
+	set(shaper.Shares{Lease: lease(time.Hour, 0), Cold: []shaper.Key{key}})
+	w.want(p, 1, 10, 10)
+	set(shaper.Shares{Lease: lease(time.Hour, 0), Given: []shaper.KeyParts{{Key: key, Parts: 0}}})
+	set(shaper.Shares{Lease: lease(100*time.Millisecond, 0), Reset: true})
+	w.want(p, 1, 10, 10)
+	p.crash()
+	time.Sleep(100 * time.Millisecond)
+	w.want(p, 1, 10, 0)
+	p.open()
+	w.want(p, 1, 10, 0)
+	set(shaper.Shares{Lease: lease(0, shaper.Whole)})
+	w.want(p, 1, 10, 10)
+}
+
+// TestSetShares_Connections admits connections in flight and new ones under limits that two hosts share.
+func TestSetShares_Connections(t *testing.T) {
+	b := newBench(t, kernelConfig{Mode: programModes[shaper.AttachPolice], Ethernet: 1, Keep: 1})
+	limit := shaper.Limit{Name: "connections", Match: shaper.Match{Attach: []string{"here"}}, Shared: true}
+	dials := func(from, n int) (admitted int) {
+		for i := range n {
+			now := uint64(time.Hour) + uint64(from+i)*uint64(time.Millisecond)
+			if action, _, _ := b.run(t, &sample{data: dial(fmt.Sprint("10.0.0.1:", 1000+from+i)).nextSegment(client, syn, 0)}, now, (*bench).tc); action == tcNext {
+				admitted++
+			}
+		}
+		return admitted
+	}
+	lease := func(hosts uint64, at time.Duration) {
+		boot := uint64(leaky.FromDuration(time.Hour + at))
+		b.kernel.setShares(&shareChange{lease: kernelLease{End: boot + 1<<50, AloneAt: boot + 1<<50, Hosts: hosts, Cold: kernelShare{Parts: shaper.Whole / 2}}}, leaky.Time(boot), boot)
+	}
+	limit.MaxConnections = 5
+	b.loadLimits(t, []shaper.Limit{limit}, nil)
+	for _, c := range []struct {
+		hosts uint64
+		want  int
+	}{{0, 0}, {2, 2}, {1, 3}} {
+		lease(c.hosts, 0)
+		if got := dials(100*int(c.hosts), 10); got != c.want {
+			t.Errorf("%d more connections with %d hosts, want %d", got, c.hosts, c.want)
+		}
+	}
+	limit.MaxConnections, limit.NewConnections = 0, perSecond(10)
+	b.loadLimits(t, []shaper.Limit{limit}, nil)
+	lease(2, 500*time.Millisecond)
+	if got := dials(1000, 2000); got < 10 || got > 11 { // of 20, in 2 s
+		t.Errorf("%d new connections", got)
+	}
+}
