@@ -239,7 +239,9 @@ func (ld *lending) report(all []shaper.Demand, now leaky.Time) (_ []shaper.Deman
 func (sh *poolShare) demand(hosts int, now leaky.Time) shaper.Demand {
 	gt, pool := sh.gate, sh.pool(hosts)
 	sh.peak.add(gt.inFlight+sh.missed, now)
-	d := shaper.Demand{Key: gt.limitKey(), Slots: true, Held: pool.Parts(gt.inFlight)}
+	d := shaper.Demand{
+		Key: gt.limitKey(), Slots: true, Held: pool.Parts(gt.inFlight), Fit: pool.Parts(gt.slots), Next: pool.Parts(gt.slots + 1),
+	}
 	switch {
 	case gt.limit.Observe: // and keeps nobody from a slot
 		d.Held = pool.Parts(min(gt.inFlight, gt.slots))

@@ -27,6 +27,7 @@ type lender struct {
 	member *member.Member
 	stop   func()
 	load   int // connections that are in flight or wait
+	served int // that have ended
 }
 
 // do runs f when the gates have come to the present.
@@ -50,6 +51,7 @@ func (l *lender) churn() {
 		for v := range l.rig.in {
 			if l.rnd.IntN(20) == 0 {
 				v.finish()
+				l.served++
 			}
 		}
 		waiting := 0
@@ -78,6 +80,7 @@ type lenders struct {
 	limit  shaper.Limit
 	hosts  []*lender
 	worst  int
+	used   []int // in flight, at each time
 }
 
 func (s *lenders) Call(_ context.Context, q *cluster.Request) (*cluster.Reply, error) {
@@ -145,6 +148,7 @@ func (s *lenders) run(d time.Duration) {
 			l.churn()
 			sum += l.inFlight()
 		}
+		s.used = append(s.used, sum)
 		if s.worst = max(s.worst, sum); sum > s.limit.MaxConnections {
 			s.Fatalf("%d in flight, more than %d", sum, s.limit.MaxConnections)
 		}
@@ -207,6 +211,46 @@ func TestLending_Group(t *testing.T) {
 		s.expect("after a restart", 1, 11)
 		s.expect("after a restart", 2, 11)
 	})
+}
+
+// Fewer slots than hosts, or hardly more, are all used, and each host has its turn.
+func TestLending_FewSlots(t *testing.T) {
+	for _, most := range []int{1, 2, 3, 4, 5, 8, 30} {
+		for hosts := 2; hosts <= 4; hosts++ {
+			t.Run(fmt.Sprintf("%d slots of %d hosts", most, hosts), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := startLenders(t, hosts, most)
+					defer s.end()
+					s.run(3 * time.Second)
+					for _, l := range s.hosts {
+						l.load = 20
+					}
+					s.run(3 * time.Second)
+					s.used = nil
+					for _, l := range s.hosts {
+						l.served = 0
+					}
+					s.run(30 * time.Second)
+					sum := 0
+					for _, n := range s.used {
+						sum += n
+					}
+					if use := float64(sum) / float64(len(s.used)*most); use < 0.4 {
+						t.Errorf("%.0f %% of the slots were used", 100*use)
+					}
+					all := 0
+					for _, l := range s.hosts {
+						all += l.served
+					}
+					for i, l := range s.hosts {
+						if l.served < all/hosts/6 {
+							t.Errorf("host %d served %d of %d connections", i, l.served, all)
+						}
+					}
+				})
+			})
+		}
+	}
 }
 
 // Whatever happens to the hosts and the ledger, and however few slots there are, no more are in flight than

@@ -75,4 +75,8 @@ type Demand struct {
 	// used, with the connections that wait, and Spare how many more are wanted for connections that
 	// may come, unless other hosts need them.
 	Held, Want, Spare uint32
+
+	// Fit are the least parts with which this host has as many slots as now, and Next those with which
+	// it has one more.
+	Fit, Next uint32
 }

@@ -124,24 +124,33 @@ func startMembers(ctx context.Context, n int) (*memoryStore, []*fakePlane, []*Me
 
 // startSome starts n of some hosts.
 func startSome(ctx context.Context, n, hosts int) (*memoryStore, []*fakePlane, []*Member) {
+	var store *memoryStore
+	var planes []*fakePlane
+	members := startThese(ctx, n, hosts, func(o *Options, p *fakePlane) {
+		store, planes = o.Store.(*memoryStore), append(planes, p)
+	})
+	return store, planes, members
+}
+
+// startThese starts n of some hosts, with one ledger. change is called with the options of each, and its plane.
+func startThese(ctx context.Context, n, hosts int, change func(*Options, *fakePlane)) (members []*Member) {
 	start := time.Now()
 	clock := func() cluster.Time { return cluster.FromDuration(time.Since(start)) + cluster.Second }
 	now := func() leaky.Time { return leaky.FromDuration(time.Since(start)) }
 	store := &memoryStore{ledger: cluster.Ledger{Run: "a"}, clock: clock}
-	var planes []*fakePlane
-	var members []*Member
 	for i := range n {
 		p := &fakePlane{now: now}
-		planes = append(planes, p)
-		members = append(members, Start(ctx, Options{
+		o := Options{
 			Host: cluster.HostOptions{
 				Params: cluster.Params{Hosts: hosts, Lease: cluster.Second, Step: cluster.Second / 2}, Name: string(rune('a' + i)), Start: 1,
 			},
 			Interval: 100 * time.Millisecond, Store: store, Planes: []Plane{p}, Names: oneName{}, Clock: clock, Now: now,
 			Log: slog.New(slog.DiscardHandler),
-		}))
+		}
+		change(&o, p)
+		members = append(members, Start(ctx, o))
 	}
-	return store, planes, members
+	return members
 }
 
 func TestMember_GetsTheWholeAndFallsBackToItsFloor(t *testing.T) {

@@ -20,6 +20,7 @@ type slotDemand struct {
 	told          int64        // that the host wants, and when
 	toldAt        cluster.Time
 	asked         bool // since connections began to wait
+	turn          turn
 	settled       bool // what the host has beyond what it wants was given back, since the pool became hot
 }
 
@@ -58,13 +59,23 @@ func (s *slotDemands) held(name string) int64 {
 	return 0
 }
 
-// wants returns what the host wants of a pool. What it wants for connections that may come it leaves to
-// others that need it.
-func (u *slotDemand) wants(tight bool) int64 {
-	if tight {
-		return int64(u.Want)
+// wants returns what the host wants of a pool, of which it has b. What it wants for connections that may come it
+// leaves to others that need it.
+func (u *slotDemand) wants(now cluster.Time, b cluster.ShareStatus) int64 {
+	want := int64(u.Want)
+	if !b.Tight {
+		want = min(want+int64(u.Spare), cluster.Whole)
 	}
-	return min(int64(u.Want)+int64(u.Spare), cluster.Whole)
+	if u.turn.away(now) {
+		want = min(want, int64(u.Fit))
+	}
+	return want
+}
+
+// fraction reports whether some of the parts that the host has, and would use, are too few for a slot. Of a large
+// pool that does not matter.
+func (u *slotDemand) fraction(b cluster.ShareStatus) bool {
+	return b.Hot && b.Tight && !b.Short && u.Waiting > 0 && b.Parts > int64(u.Fit) && int64(u.Next-u.Fit) > cluster.Whole/64
 }
 
 // settle gives back what the host has of pools that have just become hot, and does not want. It reports
@@ -72,9 +83,9 @@ func (u *slotDemand) wants(tight bool) int64 {
 func (s *slotDemands) settle(now cluster.Time) (any bool) {
 	for name, u := range s.pools {
 		b := s.host.Share(name, now)
-		if b.Hot && !u.settled && u.wants(b.Tight) < b.Parts {
+		if want := u.wants(now, b); b.Hot && !u.settled && want < b.Parts {
 			any = true
-			s.host.Lower(name, u.wants(b.Tight))
+			s.host.Lower(name, want)
 		}
 		u.settled = b.Hot
 	}
@@ -90,7 +101,7 @@ func (s *slotDemands) endWindow(now cluster.Time) {
 			continue
 		}
 		b := s.host.Share(name, now)
-		want := u.wants(b.Tight)
+		want := u.wants(now, b)
 		cold := !b.Hot && u.told == 0 && want <= b.Parts // that is enough, and nobody need know
 		if !cold && (want > u.told || want < u.told-u.told/10 || now-u.toldAt > tellAgain) {
 			s.tell(now, name, u, want)
@@ -113,11 +124,16 @@ func (s *slotDemands) urgent(now, interval cluster.Time) (call bool) {
 	short := false
 	for name, u := range s.pools {
 		b := s.host.Share(name, now)
+		changed := u.turn.next(now, b.Parts, u.fraction(b))
 		switch {
-		case u.Waiting == 0 || b.Parts == cluster.Whole:
-		case !u.asked:
+		case changed && u.turn.away(now):
+			call = true
+			s.tell(now, name, u, u.wants(now, b))
+			s.host.Lower(name, u.wants(now, b))
+		case u.Waiting == 0 || b.Parts == cluster.Whole || u.turn.away(now):
+		case !u.asked || changed:
 			u.asked, call = true, true
-			s.tell(now, name, u, u.wants(b.Tight))
+			s.tell(now, name, u, u.wants(now, b))
 		default:
 			waits, short = append(waits, name), short || b.Short || !b.Hot || !s.host.Joined()
 		}
@@ -127,7 +143,7 @@ func (s *slotDemands) urgent(now, interval cluster.Time) (call bool) {
 	}
 	for _, name := range waits {
 		u := s.pools[name]
-		s.tell(now, name, u, u.wants(s.host.Share(name, now).Tight))
+		s.tell(now, name, u, u.wants(now, s.host.Share(name, now)))
 	}
 	return true
 }
