@@ -76,6 +76,19 @@ long: build race
 	$(GO) test -count=1 -p 1 -timeout 15m -run '^TestLong' ./test/...
 	$(GO) test -count=1 -timeout 15m -run '^TestParity$$' ./bpf -policies 200
 
+# Leaves out each rule of shared limits that has a mutant, and expects the checks to find that.
+.PHONY: mutants
+mutants:
+	$(GO) vet -tags mutants ./cluster
+	$(GO) test -count=1 -tags mutants -timeout 10m -run '^TestMutants' -v ./cluster
+
+# Random schedules of faults for hosts that share limits, and a deep search: 40 minutes on two cores.
+SCHEDULES ?= 100000
+
+.PHONY: check-cluster
+check-cluster:
+	$(GO) test -count=1 -timeout 0 -run '^(TestCheck|TestSearch)$$' -v ./cluster -check.schedules '$(SCHEDULES)' -search.depth 5
+
 # Random packets through a router with limits, for ESCAPETIME per kind of limit: exactly the
 # packets that arrive must have been charged.
 ESCAPETIME ?= 12s

@@ -30,7 +30,7 @@ func (c *call) meet() {
 	case m == nil || m.start != q.Start || !c.same:
 		// The process before is gone, and with it what it had.
 		s.generation++
-		fresh := &member{start: q.Start, born: now, generation: s.generation, resync: c.same, returning: s.takeBack(q.Host, q.Left, now)}
+		fresh := &member{start: q.Start, born: now, generation: s.generation, resync: c.same && !mutant("no-resync-at-start"), returning: s.takeBack(q.Host, q.Left, now)}
 		if m != nil {
 			fresh.digest, fresh.info = m.digest, m.info
 		}
@@ -38,8 +38,8 @@ func (c *call) meet() {
 		s.members[q.Host] = m
 	case s.expired(m, now):
 		s.generation++
-		m.generation, m.resync = s.generation, true
-	case m.resync && q.Got == m.n:
+		m.generation, m.resync = s.generation, !mutant("no-resync")
+	case m.resync && (q.Got == m.n || mutant("resync-once")):
 		m.resync = false // the host knows
 	}
 	c.m, c.wasLive = m, s.live(m, now)
@@ -58,7 +58,7 @@ func (c *call) meet() {
 	}
 
 	quarantined := now < s.settleAt
-	late := s.params.Strict && now < m.born+s.params.expiry()
+	late := s.late(m, now)
 	c.settled = !quarantined
 	if c.same && (!m.heard && !m.claimed || m.returning || late) {
 		c.settled = false
@@ -102,10 +102,15 @@ func (s *state) takeBack(host string, left bool, now Time) bool {
 // claimGone remembers who was gone in the epoch before.
 func (s *state) claimGone(gone []Gone, now Time) {
 	for _, g := range gone {
-		if s.members[g.Host] == nil && s.places(now) < s.params.Hosts {
+		if s.members[g.Host] == nil && s.places(now) < s.params.Hosts || mutant("gone-anyway") {
 			s.gone[g.Host] = g
 		}
 	}
+}
+
+// late reports whether m may have a lease of another ledger that has not ended.
+func (s *state) late(m *member, now Time) bool {
+	return s.params.Strict && now < m.born+s.params.expiry() && !mutant("strict-at-once")
 }
 
 // heardSince reports whether all hosts that were counted when m joined have called since.
@@ -120,9 +125,6 @@ func (s *state) heardSince(host string, m *member, now Time) bool {
 
 // countedBy reports whether a host may count the part of m, which was gone, as its own.
 func (s *state) countedBy(host string, m *member, now Time) bool {
-	if mutant("return-at-once") {
-		return false
-	}
 	for name, o := range s.members {
 		if name != host && now < o.known && o.gotAt < m.born {
 			return true
@@ -194,8 +196,11 @@ func (c *call) has(b *bucket, h *holder, it *Item) int64 {
 	}
 	// What was a floor becomes parts when a counted host learns that the bucket is hot.
 	may := h.parts
-	if c.wasLive && c.knewBefore < b.version && b.version <= c.q.Known {
+	if (c.wasLive || mutant("floor-uncounted")) && c.knewBefore < b.version && b.version <= c.q.Known {
 		may = c.params.Floor()
+	}
+	if mutant("believe-has") {
+		return it.Has
 	}
 	c.cut = c.cut || it.Has > may
 	return min(it.Has, may)
@@ -244,17 +249,17 @@ func (b *bucket) others(but string) (parts int64) {
 func (c *call) count() {
 	s, m, q := c.state, c.m, c.q
 	quarantined := c.now < s.settleAt
-	late := s.params.Strict && c.now < m.born+s.params.expiry()
+	late := s.late(m, c.now)
 	switch {
-	case !c.same || !q.Leased || m.resync:
+	case !c.same || !q.Leased && !mutant("count-unleased") || m.resync:
 		m.counted = false
 	case c.wasLive:
-	case c.cut || late || m.returning:
+	case c.cut && !mutant("count-cut") || late || m.returning:
 		m.counted = false
 	case m.claimed && !m.claiming && quarantined:
 		m.counted = true
 	default:
-		m.counted = c.settled && q.Known >= c.knownByOthers
+		m.counted = c.settled && (q.Known >= c.knownByOthers || mutant("count-ignorant"))
 	}
 	if c.same {
 		m.over = q.Over
@@ -264,7 +269,7 @@ func (c *call) count() {
 		spoken := len(s.gone)
 		for _, o := range s.members {
 			// Who has claimed must know, too, how many are live in this epoch.
-			if o.claimed && !o.claiming && s.live(o, c.now) || o.over {
+			if o.claimed && !o.claiming && (s.live(o, c.now) || mutant("spoken-uncounted")) || o.over {
 				spoken++
 			}
 		}
@@ -274,6 +279,9 @@ func (c *call) count() {
 	}
 	if s.live(m, c.now) {
 		m.known = m.good + 2*s.params.Lease + knowledgeLag
+		if mutant("known-while-live") {
+			m.known = m.good + s.params.Lease
+		}
 	}
 }
 
@@ -301,7 +309,7 @@ func (c *call) reply() *Reply {
 		if s.purge(b, c.now); b.holders[c.q.Host] == nil {
 			continue
 		}
-		lend := c.settled && (b.version <= known || mutant("lend-before-known"))
+		lend := (c.settled || mutant("lend-unsettled")) && (b.version <= known || mutant("lend-before-known"))
 		if b.slots {
 			lend = r.AllTold && b.version <= m.version
 		}
@@ -335,9 +343,14 @@ func (s *state) grant(key string, b *bucket, host string, lend bool) Grant {
 		}
 		target := g.Parts
 		g.Parts = min(target, max(h.parts, free))
+		if mutant("lend-in-use") {
+			g.Parts = target
+		}
 		g.Short = g.Parts < target-Whole/256
 	}
-	h.parts = g.Parts
+	if !mutant("increase-unbooked") {
+		h.parts = g.Parts
+	}
 	if g.Short {
 		for name, o := range b.holders {
 			if name != host && o.parts > level.target(o) {

@@ -31,9 +31,9 @@ func TestCheck(t *testing.T) {
 		share     int // of the schedules
 		configure func(*world.Options)
 	}{
-		{"fast", 1, func(*world.Options) {}},
-		{"strict", 5, func(o *world.Options) { o.Strict = true }},
-		{"strict, two ledgers", 5, func(o *world.Options) { o.Strict, o.Split = true, true }},
+		{"fast", 1, fast},
+		{"strict", 5, strict},
+		{"strict, two ledgers", 5, split},
 	} {
 		t.Run(alive.name, func(t *testing.T) {
 			n := *schedules / alive.share / slowdown
@@ -53,6 +53,10 @@ func TestCheck(t *testing.T) {
 		})
 	}
 }
+
+func fast(*world.Options)     {}
+func strict(o *world.Options) { o.Strict = true }
+func split(o *world.Options)  { o.Strict, o.Split = true, true }
 
 // expectWork fails if schedules were safe because nothing happened in them.
 func expectWork(t *testing.T, n int, r *world.Result) {
@@ -80,13 +84,14 @@ type finding struct {
 	sum        world.Result
 	violations []string // of the first schedules
 	seeds      []uint64 // of all
+	broken     map[uint64]world.Invariant
 }
 
 // check runs n schedules on all processors, from the first seed, until so many have failed.
 func check(n, failures int, configure func(*world.Options)) finding {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	var found finding
+	found := finding{broken: map[uint64]world.Invariant{}}
 	next := *firstSeed
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
@@ -104,6 +109,7 @@ func check(n, failures int, configure func(*world.Options)) finding {
 				found.sum.Add(&r)
 				if r.Violation != "" {
 					found.seeds = append(found.seeds, seed)
+					found.broken[seed] = r.Broken
 					if len(found.violations) < 10 {
 						found.violations = append(found.violations, r.Violation)
 					}

@@ -19,14 +19,14 @@ func (h *Host) Lease() Lease {
 	case h.leased:
 		l.End = h.renewedAt + h.lease()
 		l.AloneAt = l.End + h.grace()
-	case !h.joined:
+	case !h.joined && !mutant("cold-unjoined"):
 		l.Cold, l.Between = 0, 0
 	}
 	if h.roomy {
 		l.SlotsCold = h.Params.slotsFloor()
 	}
 	switch {
-	case (h.absent || h.leaving) && !h.leased:
+	case (h.absent && !mutant("absent-floor") || h.leaving && !mutant("leaving-floor")) && !h.leased:
 		l = Lease{}
 	case h.Alone == AloneClosed:
 		l.Between, l.Alone = 0, 0
@@ -75,7 +75,7 @@ func (l *Lease) useSlots(parts int64, now Time) int64 {
 // use is what may be used at now of a bucket of which parts were given.
 func (l *Lease) use(parts int64, now Time) int64 {
 	switch {
-	case now < l.End:
+	case now < l.End || now < l.AloneAt && mutant("parts-in-grace"):
 		return parts
 	case now < l.AloneAt:
 		return min(parts, l.Between)

@@ -124,7 +124,7 @@ func (l *Ledger) beginEpochIfNeeded(now Time, q *Request) {
 		l.begin(now, q.Params, 0)
 	case s.run != l.Run && !mutant("no-epoch"):
 		l.begin(now, s.params, s.epoch)
-	case (now < s.last-backStep || now > s.last+s.params.Step || s.stoodStill(now, q)) && !mutant("no-gap-rule"):
+	case now < s.last-backStep || now > s.last+s.params.Step && !mutant("clock-ahead") || s.stoodStill(now, q):
 		l.begin(now, s.params, s.epoch)
 	}
 	// Hosts with other parameters are alone until the last one with these has gone.
@@ -137,7 +137,7 @@ func (l *Ledger) beginEpochIfNeeded(now Time, q *Request) {
 // ledger and its clock stood still.
 func (s *state) stoodStill(now Time, q *Request) bool {
 	m := s.members[q.Host]
-	if m == nil || m.start != q.Start || q.N <= m.n || q.Epoch != s.epoch || q.Got == 0 {
+	if m == nil || m.start != q.Start || q.N <= m.n || q.Epoch != s.epoch || q.Got == 0 || mutant("stood-still") {
 		return false
 	}
 	at := m.at
@@ -152,7 +152,7 @@ func (s *state) stoodStill(now Time, q *Request) bool {
 
 func (s *state) hasMembers(now Time) bool {
 	for _, m := range s.members {
-		if !s.expired(m, now) {
+		if !s.expired(m, now) && !mutant("params-at-once") {
 			return true
 		}
 	}
@@ -166,8 +166,13 @@ func (l *Ledger) begin(now Time, p Params, last int64) {
 		log:     newEventLog(),
 		members: map[string]*member{}, buckets: map[string]*bucket{}, gone: map[string]Gone{},
 	}
-	if mutant("no-quarantine") {
+	switch {
+	case mutant("no-quarantine"):
 		l.state.settleAt = now
+	case mutant("quarantine-without-step"):
+		l.state.settleAt -= p.Step
+	case mutant("repeated-epoch"):
+		l.state.epoch = last + 1
 	}
 }
 
@@ -180,9 +185,9 @@ func (s *state) refuse(now Time, q *Request) *Reply {
 		last.Start, last.N, known = m.start, m.n, true
 	}
 	switch {
-	case q.Params != s.params:
+	case q.Params != s.params && !mutant("any-params"):
 		reply.Refused, reply.Params = RefusedParams, s.params
-	case q.Start < last.Start || q.Start == last.Start && q.N <= last.N:
+	case (q.Start < last.Start || q.Start == last.Start && q.N <= last.N) && !mutant("old-calls"):
 		reply.Refused, reply.Latest = RefusedOld, last.Start
 	case m != nil && q.Epoch != s.epoch && !s.expired(m, now) && (m.joined && q.Start == m.start || q.Epoch != 0 && q.Start != m.start):
 		reply.Refused = RefusedMoved
@@ -242,12 +247,12 @@ func (s *state) leave(q *Request) *Reply {
 // the epoch before, or there are Params.Hosts others.
 func (l *Ledger) Forget(now Time, host string) bool {
 	s := l.state
-	if s == nil || s.run != l.Run || now < s.last-backStep || now > s.last+s.params.Step || now < s.settleAt {
+	if s == nil || s.run != l.Run || now < s.last-backStep || now > s.last+s.params.Step || now < s.settleAt && !mutant("forget-unsettled") {
 		return false
 	}
 	m := s.members[host]
 	switch {
-	case m != nil && (!s.expired(m, now) || now < m.known):
+	case m != nil && (!s.expired(m, now) || now < m.known) && !mutant("forget-counted"):
 		return false
 	case m != nil:
 		delete(s.members, host)
@@ -278,7 +283,7 @@ func (s *state) isGone(host string) bool {
 // may be alive, a host that is gone may have joined that.
 func (s *state) countLive(now Time) int {
 	live := 0
-	if !s.params.Strict {
+	if !s.params.Strict || mutant("gone-in-strict") {
 		live = len(s.gone)
 	}
 	for _, m := range s.members {

@@ -21,7 +21,7 @@ func (h *Host) Reply(now Time, r *Reply) (again bool) {
 	case r.Epoch != h.epoch:
 		h.changeEpoch(now, r)
 		return true
-	case r.Resync || h.leased && h.claimSent && !h.moreClaims && !r.Renew:
+	case r.Resync && !mutant("ignore-resync") || h.leased && h.claimSent && !h.moreClaims && !r.Renew:
 		h.leave()
 		h.known, h.confirmed = 0, 0
 		h.forgetHot()
@@ -49,7 +49,7 @@ func (h *Host) Reply(now Time, r *Reply) (again bool) {
 		if r.AllTold {
 			h.settleSlots()
 		}
-		if r.Settled {
+		if r.Settled || mutant("join-unsettled") {
 			again = h.settle(now) || again
 		}
 	}
@@ -190,7 +190,9 @@ func (h *Host) settle(now Time) bool {
 	if h.leased {
 		return false
 	}
-	h.beUnsure()
+	if !mutant("join-sure") {
+		h.beUnsure()
+	}
 	h.leased, h.joined, h.absent, h.changeAll = true, true, false, true
 	h.joinedAt = now
 	return true

@@ -39,7 +39,7 @@ func (h *Host) Request(now Time, inUse func(key string) int64) *Request {
 			if held := h.heldOf(key, b, now, inUse); held != b.held {
 				b.held, b.toldIn = held, 0
 			}
-			if b.version <= q.Known && (b.toldIn == 0 || b.toldIn > h.got) {
+			if b.version <= q.Known && (b.toldIn == 0 || b.toldIn > h.got && !mutant("tell-once")) {
 				b.toldIn = 0 // the reply to a later call, which may have no room for it, does not confirm it
 				due = append(due, dueItem{key, b})
 			}
@@ -60,6 +60,8 @@ func (h *Host) heldOf(key string, b *share, now Time, inUse func(key string) int
 	switch {
 	case IsSlots(key):
 		return max(b.parts, inUse(key))
+	case mutant("tell-at-once"):
+		return b.parts
 	case b.held > b.parts && (h.leased || now >= h.leaseEnd):
 		return max(b.parts, min(b.held, inUse(key)))
 	}
@@ -70,7 +72,7 @@ func (h *Host) heldOf(key string, b *share, now Time, inUse func(key string) int
 func (h *Host) holdBack(q *Request, inUse func(key string) int64) {
 	if q.Over {
 		for key := range h.frozen {
-			q.Over = q.Over && inUse(key) == 0
+			q.Over = q.Over && (inUse(key) == 0 || mutant("over-unsettled"))
 		}
 	}
 	for key, b := range h.hot {
@@ -79,7 +81,7 @@ func (h *Host) holdBack(q *Request, inUse func(key string) int64) {
 		case inUse(key) == 0:
 			b.unsure = false
 		default:
-			q.Leased = q.Leased && h.counted
+			q.Leased = q.Leased && (h.counted || mutant("leased-unsure"))
 			q.Known = min(q.Known, b.version-1)
 		}
 	}

@@ -1,6 +1,10 @@
 package world
 
-import "shaperd.dev/shaperd/cluster"
+import (
+	"slices"
+
+	"shaperd.dev/shaperd/cluster"
+)
 
 // settleDown has all faults end, and looks whether hosts find together, follow demand, and make
 // buckets cold again.
@@ -24,15 +28,19 @@ func (w *world) settleDown() {
 		m.start()
 		on = append(on, m)
 	}
-	w.hog = on[w.random.IntN(len(on))]
-	w.run(w.params.Lease*10 + 10*cluster.Second)
+	w.eager = on
+	w.run(together(w.params))
+	w.expectTogether(on)
+	w.eager = []*machine{on[w.random.IntN(len(on))]}
+	w.run(followed(w.params))
+	w.expectTogether(on)
 	w.startCount()
 	w.run(w.params.Lease * 20)
-	w.expectTogether(on)
+	w.expectUnits()
 	if w.params.Lease > cluster.Second/2 || w.Violation != "" {
 		return
 	}
-	w.hog = nil
+	w.eager = nil
 	w.run(w.params.Lease*30 + 5*cluster.Second)
 	for _, m := range on {
 		for _, key := range w.keys {
@@ -40,55 +48,57 @@ func (w *world) settleDown() {
 				continue // a host that is away may have some
 			}
 			if _, hot := m.host.Parts(key); hot {
-				w.fail("%s is still hot at %s", key, m.name)
+				w.fail(Cold, "%s is still hot at %s", key, m.name)
 				return
 			}
 		}
 	}
 }
 
-// expectTogether fails if not all machines are in the group, or the one that wants all has less.
+// together is how long after the last fault all hosts are in the group and use what there is: messages are late by up
+// to 4 s, and the ledger may have to wait for hosts with twice the lease. followed is how long it takes after a change
+// of demand.
+func together(p cluster.Params) cluster.Time { return 10*p.Lease + 5*cluster.Second }
+func followed(p cluster.Params) cluster.Time { return 2*p.Lease + cluster.Second }
+
+// expectTogether fails if not all machines are in the group, or those that want all have less.
 func (w *world) expectTogether(on []*machine) {
 	for _, m := range on {
 		if w.Violation != "" {
 			return
 		}
-		s := m.host.Status(m.time)
-		if !s.Joined || !s.Counted || s.Live < len(on) {
+		if s := m.host.Status(m.time); !s.Joined || !s.Counted || s.Live < len(on) {
 			s.Shares = nil
-			w.fail("%s has not come into the group of %d: %+v", m.name, len(on), s)
-		}
-		if m == w.hog {
-			w.expectAll(m, s.Live)
+			w.fail(Group, "%s has not come into the group of %d: %+v", m.name, len(on), s)
 		}
 	}
-}
-
-// hogged is how many of the first buckets the hog wants.
-const hogged = 3
-
-// expectAll fails if m, which alone wants buckets, does not get them.
-func (w *world) expectAll(m *machine, live int) {
-	for i, key := range w.keys[:min(hogged, len(w.keys))] {
-		if r := w.rates[i]; r != nil {
-			w.expectUnits(m, r, live)
+	live := on[0].host.Status(on[0].time).Live
+	for i, key := range w.keys[:min(wanted, len(w.keys))] {
+		if w.rates[i] != nil {
 			continue
+		}
+		var use int64
+		for _, m := range w.eager {
+			use += m.plane.admits(i, m.time)
 		}
 		want := cluster.Whole * int64(live) / int64(w.params.Hosts) * 95 / 100
 		if cluster.IsSlots(key) && live < w.params.Hosts {
 			want = 0 // a host that is away may have all
 		}
-		if use := m.plane.admits(i, m.time); use < want {
-			w.fail("%s, which alone wants all, may use %.3f instead of %.3f of %s%s", m.name, parts(use), parts(want), key, w.describe(i))
+		if use < want {
+			w.fail(Use, "%d hosts want all, and may use %.3f instead of %.3f of %s%s", len(w.eager), parts(use), parts(want), key, w.describe(i))
 		}
 	}
 }
+
+// wanted is how many of the first buckets the eager want.
+const wanted = 3
 
 // demandCalmly tells the host what the machine wants while it is calm, from time to time again.
 func (m *machine) demandCalmly() {
 	for i, key := range m.keys {
 		want := int64(0)
-		if m == m.hog && i < hogged {
+		if i < wanted && slices.Contains(m.eager, m) {
 			want = cluster.Whole
 		}
 		if m.rates[i] != nil {

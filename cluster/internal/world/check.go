@@ -32,7 +32,7 @@ func (w *world) check() {
 			}
 		}
 		if lent != nil && cold != nil && !w.Split && !cluster.IsSlots(w.keys[i]) {
-			w.fail("%s may use more than its floor of %s, and %s takes it for cold%s", lent.name, w.keys[i], cold.name, w.describe(i))
+			w.fail(Lent, "%s may use more than its floor of %s, and %s takes it for cold%s", lent.name, w.keys[i], cold.name, w.describe(i))
 		}
 		if !cluster.IsSlots(w.keys[i]) {
 			w.Samples++
@@ -41,7 +41,7 @@ func (w *world) check() {
 		if sum > w.Worst {
 			w.Worst = sum
 			if sum > cluster.Whole+int64(len(w.machines)) {
-				w.fail("together hosts may use %.3f of %s%s", parts(sum), w.keys[i], w.describe(i))
+				w.fail(Sum, "together hosts may use %.3f of %s%s", parts(sum), w.keys[i], w.describe(i))
 			}
 		}
 	}
@@ -56,7 +56,7 @@ func (w *world) checkOldLeases(epoch int64) {
 		}
 		for i, key := range w.keys {
 			if use := m.plane.admits(i, m.time); use > w.params.Floor() && !cluster.IsSlots(key) {
-				w.fail("epoch %d is settled, and %s may use %.3f of %s%s", epoch, m.name, parts(use), w.keys[i], w.describe(i))
+				w.fail(Epoch, "epoch %d is settled, and %s may use %.3f of %s%s", epoch, m.name, parts(use), w.keys[i], w.describe(i))
 			}
 		}
 	}

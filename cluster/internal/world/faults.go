@@ -2,19 +2,48 @@ package world
 
 import "shaperd.dev/shaperd/cluster"
 
-// fault makes something fail, for up to a second or 15, and the next one follow.
+// howLong returns for how long something fails: up to a second or 15, or until about when something ends
+// that a ledger or a host counts from their last call.
+func (w *world) howLong() cluster.Time {
+	l, g := w.params.Lease, w.params.Step
+	switch {
+	case w.chance(0.3):
+		ends := []cluster.Time{l, l + g, 2 * l, 2*l + g, 2*l + 2*g}
+		return max(1, ends[w.random.IntN(len(ends))]+w.upTo(l/4)-l/8)
+	case w.chance(0.5):
+		return w.upTo(15 * cluster.Second)
+	}
+	return w.upTo(cluster.Second)
+}
+
+// The kinds of faults are 0 to moveSides.
+const moveSides = 16
+
+// chooseFaults chooses what fails in this schedule, and how often: some mistakes show only where many other things
+// do not happen.
+func (w *world) chooseFaults() {
+	for kind := range moveSides {
+		if w.chance(0.5) {
+			w.faults = append(w.faults, kind)
+		}
+	}
+	if w.Split || len(w.faults) == 0 {
+		w.faults = append(w.faults, moveSides, moveSides)
+	}
+	w.pace = []cluster.Time{cluster.Second, 3 * cluster.Second, 6 * cluster.Second}[w.random.IntN(3)]
+	w.loss = []float64{0.005, 0.02, 0.1}[w.random.IntN(3)]
+}
+
+// fault makes something fail, and the next one follow.
 func (w *world) fault() {
 	if w.calm {
 		return
 	}
-	w.after(w.upTo(3*cluster.Second), w.fault)
+	w.after(w.upTo(w.pace), w.fault)
 	m := w.machines[w.random.IntN(len(w.machines))]
 	s := w.servers[w.random.IntN(len(w.servers))]
-	long := w.upTo(cluster.Second)
-	if w.chance(0.4) {
-		long = w.upTo(15 * cluster.Second)
-	}
-	switch w.random.IntN(17) {
+	long := w.howLong()
+	switch w.faults[w.random.IntN(len(w.faults))] {
 	case 0:
 		w.logf("%s crashes for %v", m.name, long.Duration())
 		w.crash(m, long)
@@ -43,6 +72,9 @@ func (w *world) fault() {
 		s.pause(long, true)
 	case 10:
 		step := w.upTo(20*cluster.Second) - 8*cluster.Second
+		if w.chance(0.5) { // one that may pass unnoticed
+			step = w.upTo(w.params.Step+w.params.Lease/8) - w.params.Lease/16
+		}
 		w.logf("clock of the ledger steps by %v", step.Duration())
 		s.clock.offset += step
 	case 11:
@@ -60,7 +92,7 @@ func (w *world) fault() {
 		w.configure(m, long)
 	case 15:
 		w.replace(m)
-	case 16:
+	case moveSides:
 		w.moveSides(m)
 	}
 	for i := range w.busy {

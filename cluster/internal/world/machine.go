@@ -172,21 +172,21 @@ func (m *machine) send() {
 	if !m.calm && m.chance(0.02) {
 		copies = 2
 	}
-	server, process := m.server, m.process
+	server := m.server
 	for range copies {
 		if m.cutTo <= m.now && !m.lost() {
-			m.after(m.latency(), func() { server.arrive(m, q, process) })
+			m.after(m.latency(), func() { server.arrive(m, q) })
 		}
 	}
 }
 
-// deliver gives the host a reply.
-func (m *machine) deliver(r *cluster.Reply, process int) {
-	if !m.up || m.process != process {
+// deliver gives the host a reply, which may be one to a process before.
+func (m *machine) deliver(r *cluster.Reply) {
+	if !m.up {
 		return
 	}
 	if m.now < m.pausedUntil {
-		m.pending = append(m.pending, func() { m.deliver(r, process) })
+		m.pending = append(m.pending, func() { m.deliver(r) })
 		return
 	}
 	now := m.time
@@ -211,7 +211,7 @@ func (m *machine) deliver(r *cluster.Reply, process int) {
 		m.gone = true
 		m.Leaves++
 		m.stop()
-		m.after(m.upTo(10*cluster.Second), m.start)
+		m.after(m.howLong()/2, m.start)
 	case again && m.chance(0.8):
 		m.send()
 	}
@@ -262,4 +262,4 @@ func (w *world) latency() cluster.Time {
 	return w.upTo(4 * cluster.Second)
 }
 
-func (w *world) lost() bool { return !w.calm && w.chance(0.02) }
+func (w *world) lost() bool { return !w.calm && w.chance(w.loss) }

@@ -19,7 +19,7 @@ func (w *world) forget(m *machine, s *server, d cluster.Time) {
 	}
 	if m.up {
 		if !w.Split && m.host.Status(m.time).Counted && s.ledger.Forget(s.clock.at(w.now), m.name) {
-			w.fail("the ledger forgets %s, which is counted", m.name)
+			w.fail(Forgotten, "the ledger forgets %s, which is counted", m.name)
 		}
 		if w.chance(0.5) {
 			return
@@ -49,8 +49,8 @@ func (w *world) configure(m *machine, d cluster.Time) {
 	if w.chance(0.5) {
 		m.params.Hosts++
 	} else {
-		m.params.Lease *= 2
-		m.params.Step *= 2
+		m.params.Lease = w.params.Lease * 2 / cluster.Time(1+2*w.random.IntN(2)) // not less than half: see the promise
+		m.params.Step = m.params.Lease / 2
 	}
 	w.logf("%s has wrong parameters", m.name)
 	w.crash(m, w.upTo(cluster.Second))

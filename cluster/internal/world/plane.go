@@ -143,7 +143,7 @@ func (m *machine) apply() {
 	for i, key := range m.keys {
 		use := p.admits(i, now)
 		if want := m.host.Use(key, now); use != want {
-			m.fail("%s: its plane admits %d parts of %s, and its host says %d", m.name, use, key, want)
+			m.fail(Plane, "%s: its plane admits %d parts of %s, and its host says %d", m.name, use, key, want)
 		}
 		if use < before[i] && m.plane.drain > 0 && m.busyBefore[i] && m.rates[i] == nil && !cluster.IsSlots(key) {
 			p.rests[i] = slices.DeleteFunc(p.rests[i], func(r rest) bool { return now >= r.until })

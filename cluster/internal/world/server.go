@@ -15,10 +15,10 @@ type server struct {
 	pending     []func()
 }
 
-// arrive processes a call of a process of a machine.
-func (s *server) arrive(m *machine, q *cluster.Request, process int) {
+// arrive processes a call of a machine.
+func (s *server) arrive(m *machine, q *cluster.Request) {
 	if s.now < s.pausedUntil {
-		s.pending = append(s.pending, func() { s.arrive(m, q, process) })
+		s.pending = append(s.pending, func() { s.arrive(m, q) })
 		return
 	}
 	if !s.up {
@@ -48,13 +48,13 @@ func (s *server) arrive(m *machine, q *cluster.Request, process int) {
 	}
 	if s.After != nil {
 		if wrong := s.After(s.ledger, now); wrong != "" {
-			s.fail("%s", wrong)
+			s.fail(Books, "%s", wrong)
 		}
 	}
 	if m.cutFrom > s.now || s.lost() {
 		return
 	}
-	s.after(s.latency(), func() { m.deliver(r, process) })
+	s.after(s.latency(), func() { m.deliver(r) })
 }
 
 // pause makes the server stand still, and its clock too if frozen.

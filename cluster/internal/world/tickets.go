@@ -18,7 +18,7 @@ func (w *world) flow(t cluster.Time) {
 			continue
 		}
 		units := float64(t-w.now) / float64(r.every)
-		const fast = 1.004 // as a clock may be
+		const fast = 1.0101 // as a clock may be
 		r.left, r.meant = max(0, r.left-fast*units), max(0, r.meant-fast*units)
 		for _, m := range w.machines {
 			if m.up {
@@ -46,7 +46,7 @@ func (s *server) sell(sale *cluster.Sale) {
 				return
 			}
 			if r.meant++; r.meant > w.most(r) {
-				w.fail("%.1f units too many of %s were sold%s", r.meant, w.keys[i], w.describe(i))
+				w.fail(Sum, "%.1f units too many of %s were sold%s", r.meant, w.keys[i], w.describe(i))
 			}
 		})
 	}
@@ -59,7 +59,7 @@ func (w *world) depart(i int) {
 	r.departed++
 	w.Departed++
 	if r.left > w.most(r)+float64(w.params.Timeout())/float64(r.every) {
-		w.fail("%.1f units too many of %s have left%s", r.left, w.keys[i], w.describe(i))
+		w.fail(Sum, "%.1f units too many of %s have left%s", r.left, w.keys[i], w.describe(i))
 	}
 }
 
@@ -72,11 +72,18 @@ func (w *world) startCount() {
 	}
 }
 
-// expectUnits fails if units of m, which alone wants tickets, have not left at the rate of the hosts that are counted.
-func (w *world) expectUnits(m *machine, r *rate, live int) {
-	most := float64(w.now-r.countedAt) / float64(r.every) * float64(live) / float64(w.params.Hosts)
-	if float64(r.departed) < 0.85*most-2 {
-		w.fail("of %s, which alone wants tickets, %d units have left where %.1f could", m.name, r.departed, most)
+// expectUnits fails if units of those that want tickets have not left at the rate of the hosts that are counted.
+func (w *world) expectUnits() {
+	m := w.eager[0]
+	for i, r := range w.rates[:min(wanted, len(w.rates))] {
+		if r == nil || w.Violation != "" {
+			continue
+		}
+		live := m.host.Status(m.time).Live
+		most := float64(w.now-r.countedAt) / float64(r.every) * float64(live) / float64(w.params.Hosts)
+		if float64(r.departed) < 0.85*most-2 {
+			w.fail(Use, "of %s, which alone wants %s, %d units have left where %.1f could", m.name, w.keys[i], r.departed, most)
+		}
 	}
 }
 
@@ -119,7 +126,7 @@ func (m *machine) useTicket(i int, t *heldTicket) {
 		}
 		m.plane.tickets[i] = append(m.plane.tickets[i][:k:k], m.plane.tickets[i][k+1:]...)
 		if t.epoch != m.epoch {
-			m.fail("%s has a ticket of %s, of epoch %d, in epoch %d", m.name, m.keys[i], t.epoch, m.epoch)
+			m.fail(Epoch, "%s has a ticket of %s, of epoch %d, in epoch %d", m.name, m.keys[i], t.epoch, m.epoch)
 		}
 		if m.wants[i] > 0 && m.time < m.plane.lease.End && m.time < t.Until {
 			m.wants[i]--

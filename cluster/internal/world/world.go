@@ -31,6 +31,7 @@ type Options struct {
 	Length cluster.Time // of the faults
 	Strict bool         // see cluster.Params
 	Split  bool         // two ledgers are alive at once
+	Many   bool         // buckets, as in some of the others
 	New    func(run string) Ledger
 
 	// After is called after each call, if it is not nil. It returns what is wrong, or "".
@@ -39,10 +40,27 @@ type Options struct {
 	Log func(line string)
 }
 
+// Invariant is something that no schedule may violate.
+type Invariant string
+
+// The invariants.
+const (
+	Sum       Invariant = "sum"       // hosts together may use no more than there is
+	Lent      Invariant = "lent"      // no host takes a bucket for cold of which another may use more than its floor
+	Epoch     Invariant = "epoch"     // once an epoch is settled, nobody may use more than its floor by one before
+	Forgotten Invariant = "forgotten" // no host is forgotten that is counted
+	Plane     Invariant = "plane"     // a plane admits what its host says
+	Group     Invariant = "group"     // when faults have ended, hosts find together
+	Use       Invariant = "use"       // and use what they want
+	Cold      Invariant = "cold"      // and buckets become cold
+	Books     Invariant = "ledger"    // what Options.After looks at
+)
+
 // Result is what a schedule showed.
 type Result struct {
-	Violation string // the first one, or ""
-	Worst     int64  // the largest sum of parts of one bucket
+	Violation string    // the first one, or ""
+	Broken    Invariant // that it violates
+	Worst     int64     // the largest sum of parts of one bucket
 
 	Time       cluster.Time // that passed
 	Samples    int64        // at which the sums were computed, of rates
@@ -95,10 +113,13 @@ type world struct {
 	rates    []*rate        // of keys that are of tickets
 	machines []*machine
 	servers  []*server
-	runs     int      // processes of ledgers that were started
-	calm     bool     // no more faults
-	busy     []bool   // buckets of which machines may want more than their floor
-	hog      *machine // while it is calm, it wants all of the first buckets, and others nothing
+	runs     int          // processes of ledgers that were started
+	calm     bool         // no more faults
+	faults   []int        // kinds of those that happen
+	pace     cluster.Time // the longest time between two
+	loss     float64      // of messages
+	busy     []bool       // buckets of which machines may want more than their floor
+	eager    []*machine   // while it is calm, these want all of the first buckets, and others nothing
 }
 
 // Run runs one schedule.
@@ -121,9 +142,13 @@ func (w *world) build() {
 	w.params = cluster.Params{Hosts: 2 + w.random.IntN(4), Lease: lease, Step: lease / 2, Strict: w.Strict}
 	w.interval = lease / 10
 	keys := 1 + w.random.IntN(4)
-	if w.chance(0.02) {
-		keys = 300 // more than fit into one call, and more events than fit into a reply
+	switch r := w.random.IntN(100); {
+	case r < 3 || w.Many:
+		keys = 110 // more than fit into one call
+	case r < 4:
+		keys = 300 // and more events than fit into a reply
 	}
+	w.chooseFaults()
 	for i := range keys {
 		key := fmt.Sprintf("k%03d", i)
 		var r *rate
@@ -182,9 +207,9 @@ func (w *world) addMachine(name string, alone cluster.Alone) *machine {
 	return m
 }
 
-// clock returns a clock that is at most 0.4 % fast or slow.
+// clock returns a clock that is at most 1 % fast or slow.
 func (w *world) clock(offset cluster.Time) clock {
-	return clock{offset: offset, ppm: w.random.Int64N(8001) - 4000}
+	return clock{offset: offset, ppm: w.random.Int64N(20001) - 10000}
 }
 
 func (w *world) newRun() string {
@@ -238,8 +263,9 @@ func (w *world) logf(format string, args ...any) {
 }
 
 // fail records what is wrong. The schedule ends.
-func (w *world) fail(format string, args ...any) {
+func (w *world) fail(broken Invariant, format string, args ...any) {
 	if w.Violation == "" {
+		w.Broken = broken
 		w.Violation = fmt.Sprintf("seed %d at %.3f s: ", w.Seed, float64(w.now)/float64(cluster.Second)) + fmt.Sprintf(format, args...)
 		w.logf("%s", w.Violation)
 	}

@@ -1,0 +1,44 @@
+//go:build mutants
+
+package cluster
+
+import (
+	"testing"
+	"time"
+)
+
+// SetMutant leaves a rule out, or none if name is "".
+func SetMutant(name string) { currentMutant = name }
+
+// SearchMutants are rules that no call of TestSearch may do without.
+var SearchMutants = []string{
+	"cold-unjoined", "decrease-at-once", "fresh-floor", "increase-unbooked", "lease-from-reply", "lend-in-use", "lend-unsettled", "no-grace",
+	"no-quarantine", "parts-in-grace", "quarantine-without-step", "short-regrant",
+}
+
+// TestMutants_Search leaves out each of these rules, and searches.
+func TestMutants_Search(t *testing.T) {
+	defer SetMutant("")
+	for _, name := range SearchMutants {
+		began := time.Now()
+		states, found := searchWithout(name)
+		if found == "" {
+			t.Errorf("%s is not found in %d states", name, states)
+			continue
+		}
+		t.Logf("%-24s | %7d states | %.1f s", name, states, time.Since(began).Seconds())
+	}
+}
+
+func searchWithout(name string) (states int, found string) {
+	for _, begin := range beginnings {
+		SetMutant(name)
+		s := newSearch(*searchDepth, *searchFaults)
+		found = s.run(begin.node())
+		states += len(s.seen)
+		if found != "" {
+			return states, found
+		}
+	}
+	return states, ""
+}
